@@ -1,0 +1,8 @@
+"""Drafting methods: frozen dataclasses with init, extend, propose, update."""
+
+from specsample.drafters.chain import Chain
+from specsample.drafters.ngram import Ngram
+from specsample.drafters.none import NoDraft
+from specsample.drafters.skip import Skip
+
+__all__ = ['Chain', 'Ngram', 'NoDraft', 'Skip']

@@ -1,0 +1,24 @@
+"""No drafter: K = 0, autoregressive decoding in the same loop.
+
+Every baseline is this drafter, so a speedup compares like with like.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specsample.drafters import stateless
+from specsample.types import Draft, DraftLaw
+
+
+@dataclasses.dataclass(frozen=True)
+class NoDraft(stateless.Stateless):
+  """Proposes nothing; each round emits one token of the target."""
+
+  num_draft_tokens = 0
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`: an empty draft."""
+    del params, draw, warp, length
+    empty = jnp.zeros((tokens.shape[0], 0), jnp.int32)
+    return Draft(tokens=empty, probs=None, law=DraftLaw.POINT_MASS), state

@@ -1,0 +1,68 @@
+"""Drafts with some of the target's own layers: no further weights.
+
+Zhang et al., 2309.08168 (Draft & Verify), with the layers given.
+"""
+
+import dataclasses
+from typing import Any
+
+from specsample.drafters import chain
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Skip:
+  """A `Chain` whose model is the target with only `layers` (from 0) left.
+
+  `model` is the target's; it offers `keep_layers` and `keep_params`.
+  """
+
+  model: Any
+  layers: tuple[int, ...]
+  num_draft_tokens: int
+  feature_layers = ()
+
+  def __post_init__(self):
+    """Refuses layers that the model does not have."""
+    num_layers = self.model.num_layers
+    if not self.layers or not all(0 <= i < num_layers for i in self.layers):
+      raise ValueError(
+        f'skip drafts with layers {self.layers}, but the model has layers 0 to '
+        f'{num_layers - 1}: name at least one of them'
+      )
+
+  @property
+  def vocab_size(self) -> int:
+    """The target's own."""
+    return self.model.vocab_size
+
+  @property
+  def _chain(self) -> chain.Chain:
+    return chain.Chain(
+      model=self.model.keep_layers(self.layers),
+      num_draft_tokens=self.num_draft_tokens,
+    )
+
+  def _params(self, params):
+    return {'drafter': self.model.keep_params(params['target'], self.layers)}
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    return self._chain.init(self._params(params), batch_size, max_length)
+
+  def extend(self, params, tokens, count, output, state):
+    """See `types.Drafter`."""
+    return self._chain.extend(
+      self._params(params), tokens, count, output, state
+    )
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`."""
+    return self._chain.propose(
+      self._params(params), draw, warp, tokens, length, state
+    )
+
+  def update(self, params, tokens, length, output, verdict, state):
+    """See `types.Drafter`."""
+    return self._chain.update(
+      self._params(params), tokens, length, output, verdict, state
+    )

@@ -1,0 +1,168 @@
+"""Building blocks of decoder-only transformers, as thin Flax NNX modules.
+
+Modules hold parameters and read them; caches come in and go out as values.
+Weights are [in, out], activations rows [B * T, D]: a batch-1 product with a
+leading batch axis takes a slow path on the CPU backend.
+"""
+
+import dataclasses
+import math
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from specsample.models import cache as cache_lib
+from specsample.types import Array
+
+
+def _weight(shape: tuple[int, ...], rngs: nnx.Rngs, dtype) -> nnx.Param:
+  scale = 1 / math.sqrt(shape[0])
+  value = scale * jax.random.normal(rngs.params(), shape, jnp.float32)
+  return nnx.Param(value.astype(dtype))
+
+
+class Linear(nnx.Module):
+  """x @ kernel (+ bias), accumulated in float32."""
+
+  def __init__(self, in_dim, out_dim, *, bias=False, rngs, dtype):
+    self.kernel = _weight((in_dim, out_dim), rngs, dtype)
+    self.bias = nnx.Param(jnp.zeros(out_dim, dtype)) if bias else None
+
+  def __call__(self, x: Array) -> Array:
+    y = jnp.einsum('rd,df->rf', x, self.kernel[...])
+    return y if self.bias is None else y + self.bias[...]
+
+
+class RMSNorm(nnx.Module):
+  """Root-mean-square normalisation, computed in float32."""
+
+  def __init__(self, dim, eps, dtype):
+    self.scale = nnx.Param(jnp.ones(dim, dtype))
+    self.eps = eps
+
+  def __call__(self, x: Array) -> Array:
+    wide = x.astype(jnp.float32)
+    variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    normed = wide * jax.lax.rsqrt(variance + self.eps)
+    return normed.astype(x.dtype) * self.scale[...]
+
+
+class GatedMLP(nnx.Module):
+  """SwiGLU feed-forward (Shazeer, 2002.05202)."""
+
+  def __init__(self, dim, hidden_dim, *, rngs, dtype):
+    self.gate = Linear(dim, hidden_dim, rngs=rngs, dtype=dtype)
+    self.up = Linear(dim, hidden_dim, rngs=rngs, dtype=dtype)
+    self.down = Linear(hidden_dim, dim, rngs=rngs, dtype=dtype)
+
+  def __call__(self, x: Array) -> Array:
+    return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearRope:
+  """Positions divided by `factor` (Chen et al., 2306.15595)."""
+
+  factor: float
+
+  def __call__(self, frequencies: Array) -> Array:
+    return frequencies / self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Rope:
+  """Llama 3.1's scaling: low frequencies divided, high ones kept."""
+
+  factor: float
+  low_freq_factor: float
+  high_freq_factor: float
+  original_max_length: int
+
+  def __call__(self, frequencies: Array) -> Array:
+    wavelengths = 2 * math.pi / frequencies
+    ratio = self.original_max_length / wavelengths
+    kept = (ratio - self.low_freq_factor) / (
+      self.high_freq_factor - self.low_freq_factor
+    )
+    kept = jnp.clip(kept, 0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / self.factor
+
+
+def rope_tables(
+  positions: Array, head_dim: int, theta: float, scaling=None
+) -> tuple[Array, Array]:
+  """Cosines and sines [..., head_dim / 2] of rotary positions (2104.09864)."""
+  exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+  frequencies = theta**-exponents
+  if scaling is not None:
+    frequencies = scaling(frequencies)
+  angles = positions[..., None].astype(jnp.float32) * frequencies
+  return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+  """Rotates heads x [B, T, H, head_dim] by tables [B, T, head_dim / 2].
+
+  The two halves of a head are rotated against each other (Hugging Face's
+  layout, not the interleaved one of the paper).
+  """
+  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  cos, sin = cos[:, :, None], sin[:, :, None]
+  rotated = jnp.concatenate(
+    [first * cos - second * sin, second * cos + first * sin], axis=-1
+  )
+  return rotated.astype(x.dtype)
+
+
+def causal_mask(
+  length: Array, num_new: int, size: int, window: int | None = None
+) -> Array:
+  """Which cache entries each of `num_new` tokens behind length [B] sees.
+
+  Returns [B, T, S] bool: itself and what is before it, at most `window`.
+  """
+  positions = length[:, None, None] + jnp.arange(num_new)[:, None]
+  entries = jnp.arange(size)
+  mask = entries <= positions
+  if window is not None:
+    mask &= entries > positions - window
+  return mask
+
+
+class Attention(nnx.Module):
+  """Grouped-query attention over a cache (Ainslie et al., 2305.13245)."""
+
+  def __init__(
+    self, dim, num_heads, num_kv_heads, head_dim, *, bias=False, rngs, dtype
+  ):
+    linear = lambda i, o, bias: Linear(i, o, bias=bias, rngs=rngs, dtype=dtype)
+    self.query = linear(dim, num_heads * head_dim, bias)
+    self.key = linear(dim, num_kv_heads * head_dim, bias)
+    self.value = linear(dim, num_kv_heads * head_dim, bias)
+    self.out = linear(num_heads * head_dim, dim, False)
+    self.num_kv_heads = num_kv_heads
+    self.head_dim = head_dim
+
+  def __call__(self, x, rope, mask, keys, values, length):
+    """x [B * T, D], rope tables, mask [B, T, S], one layer's cache leaves.
+
+    Returns the layer's output [B * T, D] and the leaves with T more entries.
+    """
+    batch, num_new, size = mask.shape
+    heads = lambda y: y.reshape(batch, num_new, -1, self.head_dim)
+    query = rotate(heads(self.query(x)), *rope)
+    key = rotate(heads(self.key(x)), *rope)
+    keys = cache_lib.write(keys, key, length)
+    values = cache_lib.write(values, heads(self.value(x)), length)
+
+    query = query.reshape(
+      batch, num_new, self.num_kv_heads, -1, self.head_dim
+    ) / math.sqrt(self.head_dim)
+    scores = jnp.einsum(
+      'btkgh,bskh->bkgts', query, keys, preferred_element_type=jnp.float32
+    )
+    scores = jnp.where(mask[:, None, None], scores, -1e30)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    mixed = jnp.einsum('bkgts,bskh->btkgh', weights, values)
+    return self.out(mixed.reshape(batch * num_new, -1)), keys, values

@@ -1,0 +1,185 @@
+"""The Llama family: Llama 2 and 3, SmolLM2, Mistral.
+
+Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825.
+"""
+
+import dataclasses
+import functools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from specsample.models import cache as cache_lib
+from specsample.models import layers
+from specsample.types import Array, ModelOutput, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Llama:
+  """A Llama decoder, as a `types.Model`. Sizes are in elements."""
+
+  vocab_size: int
+  num_layers: int
+  dim: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  mlp_dim: int
+  max_length: int
+  rope_theta: float = 10_000.0
+  rope_scaling: layers.LinearRope | layers.Llama3Rope | None = None
+  norm_eps: float = 1e-5
+  tie_embeddings: bool = False
+  attention_bias: bool = False
+  sliding_window: int | None = None
+  dtype: str = 'float32'
+
+  def init(self, key: Array) -> Params:
+    """Random parameters: nested dictionaries of arrays in `dtype`."""
+    network = _Network(self, nnx.Rngs(params=key))
+    return nnx.to_pure_dict(nnx.split(network)[1])
+
+  def abstract_params(self) -> Params:
+    """The parameters' shapes and dtypes, nothing allocated."""
+    return jax.eval_shape(self.init, jax.random.key(0))
+
+  def init_cache(self, batch_size: int, max_length: int) -> cache_lib.KVCache:
+    """See `types.Model`."""
+    return cache_lib.init(
+      batch_size,
+      max_length,
+      self.num_layers,
+      self.num_kv_heads,
+      self.head_dim,
+      jnp.dtype(self.dtype),
+    )
+
+  def apply(
+    self,
+    params: Params,
+    tokens: Array,
+    cache: cache_lib.KVCache,
+    features: tuple[int, ...] = (),
+  ) -> tuple[ModelOutput, cache_lib.KVCache]:
+    """See `types.Model`; feature i is the output of layer i, from 0."""
+    network = nnx.merge(_graph(self), params)
+    return network(tokens, cache, features)
+
+  def commit(
+    self, cache: cache_lib.KVCache, length: Array
+  ) -> cache_lib.KVCache:
+    """See `types.Model`."""
+    return cache_lib.commit(cache, length)
+
+  def embed(self, params: Params, ids: Array) -> Array:
+    """See `types.Model`."""
+    return nnx.merge(_graph(self), params).embed(ids)
+
+  def unembed(self, params: Params, hidden: Array) -> Array:
+    """See `types.Model`."""
+    return nnx.merge(_graph(self), params).unembed(hidden)
+
+  def keep_layers(self, indices: tuple[int, ...]) -> 'Llama':
+    """The same model with a subset of its layers; see `keep_params`."""
+    return dataclasses.replace(self, num_layers=len(indices))
+
+  def keep_params(self, params: Params, indices: tuple[int, ...]) -> Params:
+    """The parameters of `keep_layers(indices)`, shared, nothing copied."""
+    kept = {i: params['layers'][index] for i, index in enumerate(indices)}
+    return params | {'layers': kept}
+
+
+class _Layer(nnx.Module):
+  def __init__(self, config: Llama, rngs):
+    dtype = jnp.dtype(config.dtype)
+    self.attention_norm = layers.RMSNorm(config.dim, config.norm_eps, dtype)
+    self.attention = layers.Attention(
+      config.dim,
+      config.num_heads,
+      config.num_kv_heads,
+      config.head_dim,
+      bias=config.attention_bias,
+      rngs=rngs,
+      dtype=dtype,
+    )
+    self.mlp_norm = layers.RMSNorm(config.dim, config.norm_eps, dtype)
+    self.mlp = layers.GatedMLP(
+      config.dim, config.mlp_dim, rngs=rngs, dtype=dtype
+    )
+
+  def __call__(self, x, rope, mask, keys, values, length):
+    attended, keys, values = self.attention(
+      self.attention_norm(x), rope, mask, keys, values, length
+    )
+    x = x + attended
+    return x + self.mlp(self.mlp_norm(x)), keys, values
+
+
+class _Network(nnx.Module):
+  def __init__(self, config: Llama, rngs):
+    dtype = jnp.dtype(config.dtype)
+    # [D, V] also for the lookup: tied weights exist once, and the product
+    # that reads all of them gets the fast layout.
+    vocabulary = lambda: (
+      layers.Linear(
+        config.dim, config.vocab_size, rngs=rngs, dtype=dtype
+      ).kernel
+    )
+    self.embedding = vocabulary()
+    self.unembedding = None if config.tie_embeddings else vocabulary()
+    self.layers = nnx.List(
+      [_Layer(config, rngs) for _ in range(config.num_layers)]
+    )
+    self.norm = layers.RMSNorm(config.dim, config.norm_eps, dtype)
+    self.config = config
+
+  def embed(self, ids):
+    columns = jnp.take(self.embedding[...], ids.reshape(-1), axis=1)
+    return columns.T.reshape(*ids.shape, -1)
+
+  def unembed(self, hidden):
+    kernel = self.embedding if self.unembedding is None else self.unembedding
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    logits = jnp.einsum(
+      'rd,dv->rv', rows, kernel[...], preferred_element_type=jnp.float32
+    )
+    return logits.reshape(*hidden.shape[:-1], -1)
+
+  def __call__(self, tokens, cache, features):
+    config = self.config
+    batch, num_new = tokens.shape
+    positions = cache.length[:, None] + jnp.arange(num_new)
+    rope = layers.rope_tables(
+      positions, config.head_dim, config.rope_theta, config.rope_scaling
+    )
+    mask = layers.causal_mask(
+      cache.length, num_new, cache.keys[0].shape[1], config.sliding_window
+    )
+    x = self.embed(tokens).reshape(batch * num_new, -1)
+    keys, values, outputs = [], [], []
+    for layer, layer_keys, layer_values in zip(
+      self.layers, cache.keys, cache.values, strict=True
+    ):
+      x, layer_keys, layer_values = layer(
+        x, rope, mask, layer_keys, layer_values, cache.length
+      )
+      keys.append(layer_keys)
+      values.append(layer_values)
+      outputs.append(x)
+    unflatten = lambda y: y.reshape(batch, num_new, -1)
+    hidden = unflatten(self.norm(x))
+    output = ModelOutput(
+      logits=self.unembed(hidden),
+      hidden=hidden,
+      features=tuple(unflatten(outputs[i]) for i in features),
+    )
+    return output, cache_lib.KVCache(
+      keys=tuple(keys), values=tuple(values), length=cache.length + num_new
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _graph(config: Llama):
+  network = nnx.eval_shape(lambda: _Network(config, nnx.Rngs(0)))
+  return nnx.split(network)[0]

@@ -1,0 +1,207 @@
+"""From logits to the distribution that is really sampled.
+
+Baseline, drafter and verifier all call the one `warp` here, so that the
+distribution a draft is tested against is the one it was drawn from.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import types
+from specsample.types import Array, TokenCounts
+
+
+@types.pytree
+class Sampling:
+  """Sampling settings: scalars, or one value a row [B].
+
+  A setting left at None is not compiled at all. The order is that of Hugging
+  Face: penalties and bias, temperature, top-k, top-p, min-p; tokens tied with
+  the last one kept by top-k or top-p are kept too.
+  """
+
+  # 0 takes the most likely token: the limit, as a one-hot distribution.
+  temperature: Array | float = 0.0
+  # Keeps the k most likely tokens; 0 keeps all.
+  top_k: Array | int | None = None
+  # Keeps the smallest set of that mass, in (0, 1] (Holtzman et al., 1904.09751).
+  top_p: Array | float | None = None
+  # Keeps tokens at least that likely relative to the best one, in [0, 1].
+  min_p: Array | float | None = None
+  # Divides positive and multiplies negative logits of every token that the
+  # prompt or the output holds, > 0 (Keskar et al., 1909.05858).
+  repetition_penalty: Array | float | None = None
+  # Subtracted once from the logit of every emitted token.
+  presence_penalty: Array | float | None = None
+  # Subtracted from a token's logit for each time it was emitted.
+  frequency_penalty: Array | float | None = None
+  # [V] or [B, V], added to the logits; -inf forbids a token.
+  logit_bias: Array | None = None
+
+  @property
+  def penalised(self) -> bool:
+    """Whether tokens have to be counted."""
+    return not (
+      self.repetition_penalty is None
+      and self.presence_penalty is None
+      and self.frequency_penalty is None
+    )
+
+
+# What a value must satisfy: (inclusive lower bound, exclusive one, upper bound).
+_RANGES = {
+  'temperature': (lambda x: x >= 0, 'finite and at least 0; 0 is greedy'),
+  'top_k': (lambda x: x >= 0, 'at least 0; 0 or None keeps every token'),
+  'top_p': (lambda x: (x > 0) & (x <= 1), 'in (0, 1]; 1 keeps every token'),
+  'min_p': (lambda x: (x >= 0) & (x <= 1), 'in [0, 1]; 0 keeps every token'),
+  'repetition_penalty': (lambda x: x > 0, 'above 0; 1 changes nothing'),
+  'presence_penalty': (np.isfinite, 'finite; 0 changes nothing'),
+  'frequency_penalty': (np.isfinite, 'finite; 0 changes nothing'),
+}
+
+
+def per_row(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
+  """Checks the settings and gives every row its own: leaves [B] or [B, V].
+
+  Runs on the host; values that are being traced are passed on unchecked.
+
+  Raises:
+    ValueError: a value out of range or a shape that fits no batch.
+  """
+  rows = {}
+  for name, (holds, expected) in _RANGES.items():
+    value = getattr(sampling, name)
+    if value is None:
+      continue
+    if not isinstance(value, jax.core.Tracer):
+      value = np.asarray(value)
+      if value.dtype.kind not in 'iuf':
+        raise ValueError(f'{name} must be a number, got {value!r}')
+      if not (np.all(np.isfinite(value)) and np.all(holds(value))):
+        raise ValueError(f'{name} is {value.tolist()}: it must be {expected}')
+      dtype = np.int32 if name == 'top_k' else np.float32
+      value = value.astype(dtype)
+    rows[name] = _broadcast(name, value, (batch_size,))
+  if sampling.logit_bias is not None:
+    bias = sampling.logit_bias
+    if not isinstance(bias, jax.core.Tracer):
+      bias = np.asarray(bias, np.float32)
+      if np.isnan(bias).any() or np.isposinf(bias).any():
+        raise ValueError(
+          'logit_bias holds NaN or +inf: use a large finite value, or -inf to '
+          'forbid a token'
+        )
+    rows['logit_bias'] = _broadcast(
+      'logit_bias', bias, (batch_size, vocab_size)
+    )
+  return Sampling(**rows)
+
+
+def _broadcast(name, value, shape):
+  xp = jnp if isinstance(value, jax.core.Tracer) else np
+  try:
+    return xp.broadcast_to(value, shape)
+  except ValueError as error:
+    raise ValueError(
+      f'{name} has shape {value.shape}, which does not broadcast to {shape}: '
+      'give one value, or one a row'
+    ) from error
+
+
+def warp(
+  sampling: Sampling,
+  counts: TokenCounts | None,
+  logits: Array,
+  drafted: Array,
+) -> Array:
+  """The distribution that is sampled from, for one row and one position.
+
+  Args:
+    sampling: the row's settings, scalar leaves.
+    counts: occurrences [V] of the tokens so far; None where none is needed.
+    logits: [V], any float dtype; computed on in float32 at least.
+    drafted: [n] int32, tokens drafted since `counts`, -1 for none: they count
+      as emitted.
+
+  Returns:
+    Probabilities [V], float32 (float64 for float64 logits).
+  """
+  logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+  if counts is not None:
+    logits = _penalise(sampling, counts, logits, drafted)
+  if sampling.logit_bias is not None:
+    logits = logits + sampling.logit_bias
+  greedy = jnp.equal(sampling.temperature, 0)
+  temperature = jnp.where(greedy, 1, sampling.temperature)
+  # Shifted before it is scaled: a tiny temperature must not give inf - inf.
+  shifted = (logits - jnp.max(logits)) / temperature.astype(logits.dtype)
+  best = jax.nn.one_hot(jnp.argmax(logits), logits.size, dtype=logits.dtype)
+  probs = jnp.where(greedy, best, jax.nn.softmax(shifted))
+  if sampling.top_k is not None:
+    probs = _normalise(jnp.where(_top_k(probs, sampling.top_k), probs, 0))
+  if sampling.top_p is not None:
+    probs = _normalise(jnp.where(_top_p(probs, sampling.top_p), probs, 0))
+  if sampling.min_p is not None:
+    kept = probs >= sampling.min_p * jnp.max(probs)
+    probs = _normalise(jnp.where(kept, probs, 0))
+  return probs
+
+
+def draw(key: Array, probs: Array) -> Array:
+  """One index of probs [V] (unnormalised is fine), by the Gumbel-max trick.
+
+  The argmax of log probabilities plus noise: a function of `key` and `probs`
+  alone, computable shard by shard over the vocabulary.
+  """
+  noise = jax.random.gumbel(key, probs.shape, probs.dtype)
+  return jnp.argmax(jnp.log(probs) + noise).astype(jnp.int32)
+
+
+def _penalise(sampling, counts, logits, drafted):
+  is_token = (drafted >= 0).astype(counts.generated.dtype)
+  generated = counts.generated.at[jnp.maximum(drafted, 0)].add(is_token)
+  if sampling.repetition_penalty is not None:
+    penalty = sampling.repetition_penalty
+    scaled = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    logits = jnp.where(counts.prompt + generated > 0, scaled, logits)
+  if sampling.presence_penalty is not None:
+    logits = logits - sampling.presence_penalty * (generated > 0)
+  if sampling.frequency_penalty is not None:
+    logits = logits - sampling.frequency_penalty * generated
+  return logits
+
+
+def _normalise(probs):
+  return probs / jnp.sum(probs)
+
+
+def _top_k(probs, k):
+  enough = lambda kept: jnp.sum(kept) >= k
+  return (k == 0) | _smallest_set(probs, enough)
+
+
+def _top_p(probs, p):
+  enough = lambda kept: jnp.sum(jnp.where(kept, probs, 0)) >= p
+  return (p >= 1) | _smallest_set(probs, enough)
+
+
+def _smallest_set(probs, enough):
+  """The mask of the smallest set {probs >= threshold} that is `enough`.
+
+  Bisection on the bits of the threshold: floats in [0, 1] are ordered as their
+  bits, so no sort is needed, and on a sharded vocabulary each step is a scalar
+  all-reduce.
+  """
+  integer = jnp.uint64 if probs.dtype == jnp.float64 else jnp.uint32
+  bits = jax.lax.bitcast_convert_type(probs, integer)
+  num_bits = 8 * probs.dtype.itemsize - 2  # the sign and the top exponent bit
+
+  def body(i, threshold):
+    step = jnp.left_shift(
+      jnp.ones((), integer), (num_bits - 1 - i).astype(integer)
+    )
+    raised = threshold | step
+    return jnp.where(enough(bits >= raised), raised, threshold)
+
+  return bits >= jax.lax.fori_loop(0, num_bits, body, jnp.zeros((), integer))

@@ -1,0 +1,50 @@
+"""The coupled rule: drafter and target share Gumbel noise by position.
+
+Both take argmax(log probability + noise[position]); a draft is kept while the
+two agree. What is emitted is always the target's choice, so the output equals
+plain sampling under the same key for any drafter and any K (Daliri et al.,
+2408.07978).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sampling
+from specsample import types
+from specsample.types import Array, Draft, Law, Verdict
+from specsample.verify import chain as chain_lib
+from specsample.verify import rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Coupled:
+  """Keeps drafts while they equal the target's own draw at their position."""
+
+  lossless = True
+  positional = True
+  draft_laws = frozenset(types.DraftLaw)
+
+  def law(self, draft: Draft, target_probs: Array) -> Law:
+    """The distribution of the verdict of a draft that saw no noise.
+
+    For a point mass only: drafts drawn with the shared noise determine the
+    verdict together with that noise, not by their values alone.
+
+    Raises:
+      ValueError: a sampled draft.
+    """
+    rule.check_law('coupled.law', draft, frozenset([types.DraftLaw.POINT_MASS]))
+    return chain_lib.Chain().law(draft, target_probs)
+
+  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
+    """The verdict under noise keys [K + 1], one a position."""
+    rule.check_law('coupled', draft, self.draft_laws)
+    chosen = jax.vmap(sampling.draw)(key, target_probs)
+    agrees = (chosen[:-1] == draft.tokens).astype(jnp.int32)
+    num_accepted = jnp.sum(jnp.cumprod(agrees))
+    return Verdict(num_accepted=num_accepted, next_token=chosen[num_accepted])
+
+
+coupled = Coupled()
