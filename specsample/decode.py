@@ -268,6 +268,13 @@ def _check_request(
       ' expected [B, P] and [B] (pad_prompts makes both)'
     )
   batch, width = np.shape(prompts)
+  if request_ids is None:
+    request_ids = np.arange(batch, dtype=np.int32)
+  if np.shape(request_ids) != (batch,):
+    raise ValueError(
+      f'request_ids have shape {np.shape(request_ids)}: give one integer a '
+      f'prompt, [{batch}]'
+    )
   room = width + max_new_tokens if max_length is None else max_length
   capacity = min(room, model.max_length)
   traced = any(isinstance(x, jax.core.Tracer) for x in (prompts, lengths))
@@ -287,9 +294,7 @@ def _check_request(
       limit > capacity, StopReason.CACHE_FULL, StopReason.MAX_NEW_TOKENS
     ).astype(np.int32),
     key=key,
-    request_id=(
-      np.arange(batch, dtype=np.int32) if request_ids is None else request_ids
-    ),
+    request_id=request_ids,
     sampling=sampling_lib.per_row(sampling, batch, model.vocab_size),
     width=min(width, slots),
   )

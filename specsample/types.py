@@ -14,7 +14,7 @@ them over the batch.
 from collections.abc import Callable
 import dataclasses
 import enum
-from typing import Any, Protocol, dataclass_transform
+from typing import Any, dataclass_transform, Protocol
 
 import jax
 

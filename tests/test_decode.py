@@ -1,0 +1,260 @@
+"""The round: stops, bookkeeping, penalties, what is counted."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import types
+from specsample import verify
+from specsample.testing import hash_model
+from specsample.types import ModelOutput, Origin, StopReason
+
+VOCAB = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(hash_model.HashModel):
+  """After token t comes (t + 1) % VOCAB, with certainty."""
+
+  vocab_size: int = VOCAB
+
+  def apply(self, params, tokens, cache, features=()):
+    output, cache = super().apply(params, tokens, cache, features)
+    logits = 50.0 * jax.nn.one_hot((tokens + 1) % VOCAB, VOCAB)
+    return dataclasses.replace(output, logits=logits), cache
+
+
+TARGET = Counting()
+PERFECT = drafters.Chain(model=TARGET, num_draft_tokens=4)
+PARAMS = {'target': {}, 'drafter': {}}
+
+
+def generate(prompts, **kwargs) -> types.Output:
+  padded, lengths = specsample.pad_prompts(prompts)
+  settings = {
+    'model': TARGET,
+    'drafter': PERFECT,
+    'verify': verify.chain,
+    'sampling': specsample.Sampling(temperature=0.0),
+    'max_new_tokens': 10,
+  } | kwargs
+  output = specsample.generate(
+    PARAMS, padded, lengths, jax.random.key(0), **settings
+  )
+  return jax.device_get(output)
+
+
+def test_eos_inside_an_accepted_run_cuts_it():
+  output = generate([[1]], stop=specsample.Stop(eos_ids=(4, 30)))
+  assert output.tokens[0].tolist() == [2, 3, 4] + [0] * 7
+  assert output.lengths[0] == 3
+  assert output.stop_reason[0] == StopReason.EOS
+  assert output.rounds[0] == 1
+  assert output.proposed[0].tolist() == [0, 0, 0, 0, 1]
+  assert output.accepted[0].tolist() == [0, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize('drafter', [drafters.NoDraft(), PERFECT])
+def test_stop_sequence_may_span_rounds(drafter):
+  # The first round emits 2..6, so that 5, 6, 7 ends in the second.
+  stop = specsample.Stop(sequences=((5, 6, 7), (20,)))
+  output = generate([[1]], drafter=drafter, stop=stop)
+  assert output.tokens[0, : output.lengths[0]].tolist() == [2, 3, 4, 5, 6, 7]
+  assert output.stop_reason[0] == StopReason.SEQUENCE
+
+
+def test_stop_sequence_that_begins_in_the_prompt_does_not_count():
+  stop = specsample.Stop(sequences=((1, 2),))
+  output = generate([[0, 1]], stop=stop, max_new_tokens=4)
+  assert output.tokens[0].tolist() == [2, 3, 4, 5]
+  assert output.stop_reason[0] == StopReason.MAX_NEW_TOKENS
+
+
+def test_eos_wins_over_the_length_limit():
+  output = generate([[1]], stop=specsample.Stop(eos_ids=(3,)), max_new_tokens=2)
+  assert output.stop_reason[0] == StopReason.EOS
+
+
+@pytest.mark.parametrize('max_new_tokens', range(1, 8))
+def test_drafts_are_clamped_to_what_remains(max_new_tokens):
+  output = generate([[1], [7, 8]], max_new_tokens=max_new_tokens)
+  assert output.lengths.tolist() == [max_new_tokens] * 2
+  assert (output.stop_reason == StopReason.MAX_NEW_TOKENS).all()
+  first = min(4, max_new_tokens - 1)
+  assert output.proposed[0, first] >= 1
+  drafted = (output.proposed * np.arange(5)).sum(axis=1)
+  assert (drafted + output.rounds == max_new_tokens).all()
+
+
+def test_full_cache_stops_its_row():
+  output = generate([[1], [1, 2, 3]], max_length=8)
+  assert output.lengths.tolist() == [7, 5]
+  assert (output.stop_reason == StopReason.CACHE_FULL).all()
+
+
+def test_models_context_is_a_limit():
+  small = dataclasses.replace(TARGET, max_length=6)
+  output = generate([[1, 2]], model=small)
+  assert output.tokens[0, :4].tolist() == [3, 4, 5, 6]
+  assert output.stop_reason[0] == StopReason.CACHE_FULL
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Given:
+  """Drafts the same tokens every round, as a point mass."""
+
+  tokens: tuple[int, ...]
+  feature_layers = ()
+  vocab_size = None
+
+  @property
+  def num_draft_tokens(self):
+    return len(self.tokens)
+
+  def init(self, params, batch_size, max_length):
+    return jnp.zeros(batch_size, jnp.int32)
+
+  def extend(self, params, tokens, count, output, state):
+    return state + count
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    drafted = jnp.broadcast_to(
+      jnp.asarray(self.tokens), (tokens.shape[0], len(self.tokens))
+    )
+    law = types.DraftLaw.POINT_MASS
+    return types.Draft(tokens=drafted, probs=None, law=law), state
+
+  def update(self, params, tokens, length, output, verdict, state):
+    return state + verdict.num_accepted + 1
+
+
+def test_origin_and_round_of_every_token():
+  # 2 and 3 are right; 9 is corrected to 4; then 2 is corrected to 5.
+  output = generate([[1]], drafter=Given(tokens=(2, 3, 9)), max_new_tokens=5)
+  assert output.tokens[0].tolist() == [2, 3, 4, 5, 6]
+  assert output.origin[0].tolist() == [
+    Origin.ACCEPTED,
+    Origin.ACCEPTED,
+    Origin.CORRECTION,
+    Origin.CORRECTION,
+    Origin.BONUS,  # nothing was left to draft for
+  ]
+  assert output.emit_round[0].tolist() == [0, 0, 0, 1, 2]
+  assert output.proposed[0].tolist() == [1, 1, 0, 1]
+  assert output.accepted[0].tolist() == [2, 0, 1, 0]
+  stats = specsample.stats.of(output)
+  assert stats.tokens_per_round == pytest.approx(5 / 3)
+  assert stats.acceptance_by_position == (0.5, 1.0, 0.0)
+
+
+def test_bonus_follows_a_whole_draft():
+  output = generate([[1]], drafter=Given(tokens=(2, 3)), max_new_tokens=3)
+  assert output.origin[0].tolist() == [
+    Origin.ACCEPTED,
+    Origin.ACCEPTED,
+    Origin.BONUS,
+  ]
+
+
+def test_prefill_counts_every_prompt_token_but_the_pending():
+  prompts = [[1] * 300, [2], [3] * 129]
+  padded, lengths = specsample.pad_prompts(prompts)
+  state = specsample.prefill(
+    PARAMS,
+    padded,
+    lengths,
+    jax.random.key(0),
+    model=TARGET,
+    drafter=Given(tokens=(1,)),
+    sampling=specsample.Sampling(),
+    max_new_tokens=4,
+  )
+  assert state.draft.tolist() == [299, 0, 128]
+  assert state.cache.length.tolist() == [299, 0, 128]
+
+
+def test_chunked_prefill_equals_one_pass():
+  model = hash_model.HashModel(vocab_size=VOCAB)
+  prompts = [list(np.arange(n) % VOCAB) for n in (300, 128, 129, 2)]
+  padded, lengths = specsample.pad_prompts(prompts)
+  state = specsample.prefill(
+    PARAMS,
+    padded,
+    lengths,
+    jax.random.key(0),
+    model=model,
+    drafter=drafters.NoDraft(),
+    sampling=specsample.Sampling(),
+    max_new_tokens=4,
+  )
+  _, cache = model.apply({}, padded, model.init_cache(4, padded.shape[1]))
+  for row, length in enumerate(lengths):
+    np.testing.assert_array_equal(
+      state.cache.hashes[row, :length], cache.hashes[row, :length]
+    )
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_log_probs_are_the_unwarped_targets(temperature):
+  model = hash_model.HashModel(vocab_size=VOCAB)
+  drafter = drafters.Chain(
+    model=dataclasses.replace(model, noise=0.2), num_draft_tokens=3
+  )
+  prompt = [3, 1, 4]
+  output = generate(
+    [prompt],
+    model=model,
+    drafter=drafter,
+    sampling=specsample.Sampling(temperature=temperature, top_k=4),
+  )
+  sequence = jnp.asarray([prompt + output.tokens[0].tolist()])
+  scored: ModelOutput
+  scored, _ = model.apply({}, sequence, model.init_cache(1, sequence.size))
+  log_probs = jax.nn.log_softmax(scored.logits[0, 2:-1])
+  expected = log_probs[np.arange(10), output.tokens[0]]
+  np.testing.assert_allclose(output.log_probs[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'penalty',
+  [
+    {'repetition_penalty': 1.5},
+    {'presence_penalty': 0.8},
+    {'frequency_penalty': 0.4},
+    {'repetition_penalty': [1.0, 2.0], 'frequency_penalty': [0.5, 0.0]},
+  ],
+)
+def test_penalties_count_along_the_draft(penalty):
+  model = hash_model.HashModel(vocab_size=5, scale=1.5)
+  drafter = drafters.Chain(
+    model=dataclasses.replace(model, noise=0.1), num_draft_tokens=5
+  )
+  run = lambda drafter, temperature, rule: generate(
+    [[1, 2], [4]],
+    model=model,
+    drafter=drafter,
+    verify=rule,
+    sampling=specsample.Sampling(temperature=temperature, **penalty),
+    max_new_tokens=40,
+  )
+  for temperature in (0.0, 1.0):
+    plain = run(drafters.NoDraft(), temperature, verify.coupled)
+    output = run(drafter, temperature, verify.coupled)
+    np.testing.assert_array_equal(output.tokens, plain.tokens)
+    assert output.rounds.sum() < plain.rounds.sum()
+
+
+def test_done_rows_stay_as_they_are():
+  output = generate(
+    [[1], [3]], stop=specsample.Stop(eos_ids=(5,)), max_new_tokens=30
+  )
+  alone = generate([[3]], stop=specsample.Stop(eos_ids=(5,)), max_new_tokens=30)
+  for field in dataclasses.fields(output):
+    np.testing.assert_array_equal(
+      getattr(output, field.name)[1], getattr(alone, field.name)[0]
+    )
