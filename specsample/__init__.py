@@ -3,16 +3,19 @@
 from specsample import drafters
 from specsample import stats
 from specsample import verify
-from specsample.decode import Stop
 from specsample.decode import advance
 from specsample.decode import finish
 from specsample.decode import generate
-from specsample.decode import pad_prompts
 from specsample.decode import prefill
+from specsample.loading import load
+from specsample.loading import Loaded
+from specsample.request import pad_prompts
 from specsample.sampling import Sampling
+from specsample.stopping import Stop
 from specsample.types import Origin, Output, StopReason
 
 __all__ = [
+  'Loaded',
   'Origin',
   'Output',
   'Sampling',
@@ -22,6 +25,7 @@ __all__ = [
   'drafters',
   'finish',
   'generate',
+  'load',
   'pad_prompts',
   'prefill',
   'stats',

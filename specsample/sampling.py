@@ -25,7 +25,7 @@ class Sampling:
   temperature: Array | float = 0.0
   # Keeps the k most likely tokens; 0 keeps all.
   top_k: Array | int | None = None
-  # Keeps the smallest set of that mass, in (0, 1] (Holtzman et al., 1904.09751).
+  # Keeps the smallest set of that mass, in (0, 1] (Holtzman, 1904.09751).
   top_p: Array | float | None = None
   # Keeps tokens at least that likely relative to the best one, in [0, 1].
   min_p: Array | float | None = None
@@ -49,7 +49,7 @@ class Sampling:
     )
 
 
-# What a value must satisfy: (inclusive lower bound, exclusive one, upper bound).
+# What each value must satisfy, as a test and in words.
 _RANGES = {
   'temperature': (lambda x: x >= 0, 'finite and at least 0; 0 is greedy'),
   'top_k': (lambda x: x >= 0, 'at least 0; 0 or None keeps every token'),

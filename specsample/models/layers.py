@@ -71,6 +71,16 @@ class LinearRope:
 
 
 @dataclasses.dataclass(frozen=True)
+class FactorRope:
+  """Each frequency divided by its own factor, as GGUF files store scaling."""
+
+  factors: tuple[float, ...]  # head_dim / 2
+
+  def __call__(self, frequencies: Array) -> Array:
+    return frequencies / jnp.asarray(self.factors)
+
+
+@dataclasses.dataclass(frozen=True)
 class Llama3Rope:
   """Llama 3.1's scaling: low frequencies divided, high ones kept."""
 

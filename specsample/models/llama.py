@@ -28,7 +28,9 @@ class Llama:
   mlp_dim: int
   max_length: int
   rope_theta: float = 10_000.0
-  rope_scaling: layers.LinearRope | layers.Llama3Rope | None = None
+  rope_scaling: (
+    layers.LinearRope | layers.FactorRope | layers.Llama3Rope | None
+  ) = None
   norm_eps: float = 1e-5
   tie_embeddings: bool = False
   attention_bias: bool = False

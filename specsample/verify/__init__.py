@@ -3,5 +3,6 @@
 from specsample.verify.block import block
 from specsample.verify.chain import chain
 from specsample.verify.coupled import coupled
+from specsample.verify.synthetic import Synthetic
 
-__all__ = ['block', 'chain', 'coupled']
+__all__ = ['Synthetic', 'block', 'chain', 'coupled']

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from specsample import sampling
 from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
-from specsample.verify import chain as chain_lib
 from specsample.verify import rule
+from specsample.verify.chain import chain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Coupled:
       ValueError: a sampled draft.
     """
     rule.check_law('coupled.law', draft, frozenset([types.DraftLaw.POINT_MASS]))
-    return chain_lib.Chain().law(draft, target_probs)
+    return chain.law(draft, target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
     """The verdict under noise keys [K + 1], one a position."""

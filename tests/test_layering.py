@@ -1,0 +1,188 @@
+"""Dependencies run one way: every import, held to the library's layers."""
+
+import ast
+from collections.abc import Iterator
+import graphlib
+import pathlib
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# A module imports modules of the layers above its own line, and of its own
+# package no higher than its own line. The longest matching name counts.
+_LAYERS = (
+  ('types',),
+  ('sharding', 'files', 'chat'),
+  ('sampling', 'streams', 'tree', 'stats', 'cost', 'text'),
+  ('verify', 'models.layers', 'models.cache', 'tokenizer_files'),
+  ('models', 'drafters'),
+  ('stopping',),
+  ('request', 'step'),
+  ('decode',),
+  ('training',),
+  ('testing',),
+  ('',),  # specsample/__init__.py
+)
+# The loop works for every model, drafter and verifier, so it knows none.
+_LOOP = {'decode', 'request', 'step', 'stopping'}
+_LOOP_IMPORTS = _LOOP | {'types', 'sampling', 'sharding', 'streams', 'stats'}
+# What a user of the library alone never has to install, and what uses it.
+_ONLY_OUTSIDE = {
+  *('absl', 'datasets', 'gin', 'matplotlib', 'rich', 'torch', 'transformers'),
+  *('colab', 'experiments', 'tests'),
+}
+
+
+def _module(path: pathlib.Path) -> str:
+  parts = path.relative_to(_ROOT).with_suffix('').parts
+  return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
+
+
+_FILES = {
+  _module(path): path
+  for package in ('specsample', 'experiments')
+  for path in sorted((_ROOT / package).rglob('*.py'))
+}
+_LIBRARY = [name for name in _FILES if name.split('.')[0] == 'specsample']
+
+
+def _imports(module: str, source: str, is_package: bool) -> Iterator[str]:
+  """Full names of all that is imported, also inside functions."""
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      keep = len(module.split('.')) - node.level + is_package
+      above = module.split('.')[:keep] if node.level else []
+      base = [*above, *([node.module] if node.module else [])]
+      yield from ('.'.join([*base, alias.name]) for alias in node.names)
+
+
+def _layer(name: str) -> tuple[int, str] | None:
+  """Index and name of the layer's entry for a full name of the library."""
+  if name == 'specsample':
+    return len(_LAYERS) - 1, ''
+  matches = [
+    (len(entry), index, entry)
+    for index, entries in enumerate(_LAYERS)
+    for entry in entries
+    if entry and f'{name}.'.startswith(f'specsample.{entry}.')
+  ]
+  return max(matches)[1:] if matches else None
+
+
+def _violations(module: str, source: str, is_package=False) -> list[str]:
+  """What a library module of that name and source may not import."""
+  own = _layer(module)
+  if own is None:
+    return [f'{module} has no place in _LAYERS: give it one']
+  found = []
+  for name in _imports(module, source, is_package):
+    package = name.split('.')[0]
+    if package in _ONLY_OUTSIDE:
+      found.append(f'{module} imports {name}, which the library does without')
+    if package != 'specsample':
+      continue
+    target = _layer(name)
+    if target is None:
+      found.append(f'{module} imports {name}: import the module it is from')
+    elif own[1] in _LOOP and target[1] not in _LOOP_IMPORTS:
+      found.append(f'{module} imports {name}, but is to work with any')
+    elif target[0] > own[0] or (
+      target[0] == own[0] and name.split('.')[1] != module.split('.')[1]
+    ):
+      found.append(f'{module} imports {name} of a layer that is not below it')
+  return found
+
+
+@pytest.mark.parametrize('module', _LIBRARY)
+def test_modules_import_lower_layers_only(module):
+  path = _FILES[module]
+  is_package = path.name == '__init__.py'
+  violations = _violations(module, path.read_text('utf-8'), is_package)
+  assert not violations
+
+
+def test_every_part_of_the_core_was_read():
+  core = 'types sampling streams stats decode verify drafters models testing'
+  assert {f'specsample.{part}' for part in core.split()} <= set(_LIBRARY)
+  assert any(name.startswith('experiments.') for name in _FILES)
+
+
+def test_no_import_is_circular():
+  graph = {}
+  for module, path in _FILES.items():
+    names = _imports(module, path.read_text('utf-8'), path.stem == '__init__')
+    # `from specsample.types import Array` names an object of a module.
+    graph[module] = {
+      name if name in _FILES else name.rpartition('.')[0] for name in names
+    } & _FILES.keys()
+  order = tuple(graphlib.TopologicalSorter(graph).static_order())
+  assert len(order) == len(_FILES)
+
+
+def test_experiments_do_not_import_tests():
+  for module in _FILES.keys() - set(_LIBRARY):
+    names = _imports(module, _FILES[module].read_text('utf-8'), False)
+    assert not [name for name in names if name.split('.')[0] == 'tests']
+
+
+@pytest.mark.parametrize(
+  ('module', 'source'),
+  [
+    ('decode', 'from specsample.verify import chain'),
+    ('decode', 'from specsample.drafters.ngram import Ngram'),
+    ('decode', 'from specsample.models import cache'),
+    ('decode', 'from specsample import text'),
+    ('decode', 'from . import verify'),
+    ('types', 'from specsample import sampling'),
+    ('streams', 'import specsample.sampling'),
+    ('verify.chain', 'from specsample.models import layers'),
+    ('verify.chain', 'from ..drafters import chain'),
+    ('models.layers', 'from specsample.models import llama'),
+    ('models.llama', 'from specsample import drafters'),
+    ('drafters.ngram', 'from specsample.models import llama'),
+    ('drafters.ngram', 'from specsample import decode'),
+    ('drafters.ngram', 'def f():\n  from specsample.training import losses'),
+    ('verify.block', 'from specsample import testing'),
+    ('verify.block', 'import specsample'),
+    ('verify.block', 'from specsample import Output'),
+    ('brand_new', 'import jax'),
+    ('text', 'import torch.nn'),
+    ('text', 'def f():\n  from transformers import AutoTokenizer'),
+    ('stats', 'from matplotlib import pyplot'),
+    ('models.checkpoint', 'from absl import logging'),
+    ('drafters.ngram', 'import gin'),
+    ('decode', 'if True:\n  import rich.progress as progress'),
+    ('testing.hash_model', 'from experiments import cli'),
+  ],
+)
+def test_a_forbidden_import_is_found(module, source):
+  assert len(_violations(f'specsample.{module}', source)) == 1
+
+
+@pytest.mark.parametrize(
+  ('module', 'source'),
+  [
+    ('decode', 'from specsample import sampling as s, streams, types'),
+    ('decode', 'from specsample.stats import tokens'),
+    ('decode', 'from .types import Array'),
+    ('sampling', 'from specsample import sharding'),
+    ('verify.chain', 'from specsample.verify import rule'),
+    ('verify.chain', 'from . import rule\nfrom ..types import Array'),
+    ('models.llama', 'from specsample.models import cache, layers'),
+    ('drafters.medusa', 'from specsample.models import layers'),
+    ('training.losses', 'from specsample.drafters.eagle import Eagle'),
+    ('testing.tiny', 'from specsample.models.llama import Llama'),
+    ('text', 'import tokenizers\nimport richer'),
+  ],
+)
+def test_an_allowed_import_is_not(module, source):
+  assert not _violations(f'specsample.{module}', source)
+
+
+def test_a_package_imports_its_own_modules():
+  source = 'from .chain import chain\nfrom specsample.verify.block import block'
+  assert not _violations('specsample.verify', source, is_package=True)
+  assert _violations('specsample.verify', 'from ..decode import x', True)
