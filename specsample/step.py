@@ -87,8 +87,8 @@ def propose(
   def draw(probs, position):
     if verify.positional:
       keys = jax.vmap(streams.position_key)(state.key, position)
-    else:
-      keys = jax.vmap(streams.draft_key)(round_keys, position)
+      return jax.vmap(sampling_lib.draw_coupled)(keys, probs)
+    keys = jax.vmap(streams.draft_key)(round_keys, position)
     return jax.vmap(sampling_lib.draw)(keys, probs)
 
   draft, draft_state = drafter.propose(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 import transformers
 
@@ -182,13 +183,30 @@ def test_refuses(settings, value):
     sampling.per_row(sampling.Sampling(**settings), 2, VOCAB)
 
 
-def test_draw_follows_the_distribution():
-  probs = jnp.asarray([0.5, 0.0, 0.3, 0.2])
+@pytest.mark.parametrize('vocab', [4, 1000])
+@pytest.mark.parametrize('draw', [sampling.draw, sampling.draw_coupled])
+def test_draw_follows_the_distribution(draw, vocab):
+  probs = np.random.default_rng(1).dirichlet(np.full(vocab, 0.3))
+  probs[vocab // 2 :: 3] = 0
+  probs = jnp.asarray(probs / probs.sum(), jnp.float32)
   keys = jax.random.split(jax.random.key(0), 20_000)
-  drawn = jax.vmap(sampling.draw, (0, None))(keys, probs)
-  observed = np.bincount(drawn, minlength=4)
-  assert observed[1] == 0
-  expected = 20_000 * np.asarray(probs)
+  drawn = jax.jit(jax.vmap(draw, (0, None)))(keys, probs)
+  observed = np.bincount(drawn, minlength=vocab)
+  assert observed.size == vocab
+  assert not observed[np.asarray(probs) == 0].any()
+  expected = 20_000 * np.asarray(probs, float)
+  # Cells of at least five; the rest are one cell.
+  rare = expected < 5
+  observed = np.append(observed[~rare], observed[rare].sum())
+  expected = np.append(expected[~rare], expected[rare].sum())
   kept = expected > 0
-  chi2 = np.sum((observed - expected)[kept] ** 2 / expected[kept])
-  assert chi2 < 27.6  # 2 degrees of freedom, p = 1e-6
+  statistic = np.sum((observed - expected)[kept] ** 2 / expected[kept])
+  assert statistic < scipy.stats.chi2.isf(1e-6, kept.sum() - 1)
+
+
+@pytest.mark.parametrize('vocab', [3, 300])
+def test_draw_of_one_hot_is_certain(vocab):
+  probs = jax.nn.one_hot(vocab - 2, vocab)
+  keys = jax.random.split(jax.random.key(0), 1000)
+  for draw in (sampling.draw, sampling.draw_coupled):
+    assert (jax.vmap(draw, (0, None))(keys, probs) == vocab - 2).all()

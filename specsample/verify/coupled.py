@@ -41,7 +41,7 @@ class Coupled:
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
     """The verdict under noise keys [K + 1], one a position."""
     rule.check_law('coupled', draft, self.draft_laws)
-    chosen = jax.vmap(sampling.draw)(key, target_probs)
+    chosen = jax.vmap(sampling.draw_coupled)(key, target_probs)
     agrees = (chosen[:-1] == draft.tokens).astype(jnp.int32)
     num_accepted = jnp.sum(jnp.cumprod(agrees))
     return Verdict(num_accepted=num_accepted, next_token=chosen[num_accepted])

@@ -59,7 +59,7 @@ def normalise(weights: Array, fallback: Array) -> Array:
 
 def draw(key: Array, draft: Draft, law: Law) -> Verdict:
   """One draw of (stop, next token) from a law."""
-  num_accepted = _draw_index(streams.accept_key(key), law.stop)
+  num_accepted = sampling.draw(streams.accept_key(key), law.stop)
   num_drafted = jnp.sum(draft.tokens >= 0)
   next_key = jnp.where(
     num_accepted < num_drafted,
@@ -68,12 +68,3 @@ def draw(key: Array, draft: Draft, law: Law) -> Verdict:
   )
   next_token = sampling.draw(next_key, law.next[num_accepted])
   return Verdict(num_accepted=num_accepted, next_token=next_token)
-
-
-def _draw_index(key: Array, probs: Array) -> Array:
-  # Inverse distribution function. The uniform is scaled by the last partial
-  # sum, which it then never reaches, so rounding cannot select index K + 1 or
-  # an index of probability 0.
-  cumulative = jnp.cumsum(probs)
-  uniform = jax.random.uniform(key, dtype=probs.dtype) * cumulative[-1]
-  return jnp.sum(cumulative <= uniform).astype(jnp.int32)
