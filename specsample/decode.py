@@ -26,8 +26,6 @@ from specsample.types import (
   Verifier,
 )
 
-# Bounds the attention scores of a prefill: this many tokens against the cache.
-_PREFILL_CHUNK = 128
 _NO_STOP = Stop()
 
 
@@ -202,11 +200,9 @@ def _generate(params, request, *, model, drafter, verify, stop, max_new_tokens):
 
 def _prefill(params, request, *, model, drafter):
   batch, slots = request.tokens.shape
-  chunk = min(_PREFILL_CHUNK, request.width)
+  chunk = request.chunk
   # All but the last token, which stays pending.
   fed = request.prompt_length - 1
-  # The last chunk may reach past the prompts.
-  tokens = jnp.pad(request.tokens[:, : request.width], ((0, 0), (0, chunk)))
 
   def cond(carry):
     start, *_ = carry
@@ -214,7 +210,7 @@ def _prefill(params, request, *, model, drafter):
 
   def next_chunk(carry):
     start, cache, draft = carry
-    inputs = jax.lax.dynamic_slice(tokens, (0, start), (batch, chunk))
+    inputs = jax.lax.dynamic_slice(request.tokens, (0, start), (batch, chunk))
     output, cache = model.apply(
       params['target'], inputs, cache, features=drafter.feature_layers
     )

@@ -9,6 +9,8 @@ from specsample import types
 from specsample.sampling import Sampling
 from specsample.types import Array, Drafter, Model, StopReason
 
+# Bounds the attention scores of a prefill: this many tokens against the cache.
+PREFILL_CHUNK = 128
 _SMALLEST_BUCKET = 64
 
 
@@ -38,15 +40,14 @@ def pad_prompts(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 class Request:
   """The checked arguments of one batch, on the device."""
 
-  tokens: Array  # [B, S] int32, S = capacity + K + 1
+  tokens: Array  # [B, S] int32
   prompt_length: Array  # [B] int32
   limit: Array  # [B] int32
   limit_reason: Array  # [B] int32
   key: Array  # []
   request_id: Array  # [B] int32
   sampling: Sampling  # leaves [B]
-  # The longest prompt's padded width: no chunk starts behind it.
-  width: int = types.static()
+  chunk: int = types.static()  # tokens a prefill pass takes in
 
 
 def check(
@@ -90,7 +91,10 @@ def check(
     prompts, lengths = jax.device_get((prompts, lengths))
     prompts, lengths = np.asarray(prompts), np.asarray(lengths)
     _check_prompts(prompts, lengths, capacity, model)
-  slots = capacity + drafter.num_draft_tokens + 1
+  # Room for one round behind the last kept token, and for whole chunks.
+  chunk = min(PREFILL_CHUNK, width)
+  num_chunks = -(-min(width, capacity) // chunk)
+  slots = max(capacity + drafter.num_draft_tokens + 1, num_chunks * chunk)
   kept = prompts[:, :slots].astype(np.int32)
   limit = lengths + max_new_tokens
   request = Request(
@@ -103,7 +107,7 @@ def check(
     key=key,
     request_id=request_ids,
     sampling=sampling_lib.per_row(sampling, batch, model.vocab_size),
-    width=min(width, slots),
+    chunk=chunk,
   )
   # An explicit transfer, so that none is left for the compiled part.
   return request if traced else jax.device_put(request)

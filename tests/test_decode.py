@@ -199,6 +199,15 @@ def test_chunked_prefill_equals_one_pass():
     )
 
 
+def test_cache_smaller_than_the_bucket_holds_whole_chunks():
+  model = hash_model.HashModel(vocab_size=VOCAB)
+  prompts = [list(np.arange(300) % VOCAB)]
+  short = generate(prompts, model=model, max_length=303)
+  long = generate(prompts, model=model)
+  assert short.lengths[0] == 3
+  np.testing.assert_array_equal(short.tokens[0, :3], long.tokens[0, :3])
+
+
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 def test_log_probs_are_the_unwarped_targets(temperature):
   model = hash_model.HashModel(vocab_size=VOCAB)

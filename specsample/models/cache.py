@@ -4,6 +4,8 @@ Layers are separate leaves of a tuple because a loop carry of stacked layers is
 copied whole at every step (measured: 50 times slower on a CPU).
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -15,8 +17,8 @@ from specsample.types import Array
 class KVCache:
   """Keys and values of the tokens so far; later entries are garbage."""
 
-  keys: tuple[Array, ...]  # L of [B, S, H, head_dim], H key-value heads
-  values: tuple[Array, ...]  # L of [B, S, H, head_dim]
+  keys: tuple[Array, ...]  # L of [B, H, S, head_dim], H key-value heads
+  values: tuple[Array, ...]  # L of [B, H, S, head_dim]
   length: Array  # [B] int32, tokens kept
 
 
@@ -29,7 +31,7 @@ def init(
   dtype: jnp.dtype,
 ) -> KVCache:
   """An empty cache."""
-  shape = (batch_size, max_length, num_heads, head_dim)
+  shape = (batch_size, num_heads, max_length, head_dim)
   empty = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
   return KVCache(
     keys=empty(),
@@ -38,16 +40,39 @@ def init(
   )
 
 
-def write(buffer: Array, update: Array, start: Array) -> Array:
-  """Writes update [B, T, ...] into buffer [B, S, ...] from row start [B] on.
+def append(
+  cache: KVCache, keys: Sequence[Array], values: Sequence[Array], after: Array
+) -> KVCache:
+  """Writes L of [B, H, T, head_dim] behind each row's kept tokens.
 
-  The caller leaves room for T entries: a start past S - T is moved back.
+  `after` [B, D] is a result of the layers that read the cache. Adding 0 times
+  it makes the writes wait for those reads; without an order between the two,
+  the CPU backend copies every leaf at every step (measured: 2.5 of 20 ms).
   """
+  wait = (0 * after[:, :1, None, None]).astype(keys[0].dtype)
 
-  def write_row(buffer, update, start):
-    origin = (start,) + (0,) * (buffer.ndim - 1)
-    return jax.lax.dynamic_update_slice(buffer, update, origin)
+  def write_all(buffers, updates):
+    return tuple(
+      write(buffer, update + wait, cache.length, axis=1)
+      for buffer, update in zip(buffers, updates, strict=True)
+    )
 
+  return KVCache(
+    keys=write_all(cache.keys, keys),
+    values=write_all(cache.values, values),
+    length=cache.length + keys[0].shape[2],
+  )
+
+
+def write(buffer: Array, update: Array, start: Array, axis: int = 0) -> Array:
+  """Writes updates of T entries into buffer rows [B, ...] from start [B] on.
+
+  `axis` is that of the entries in a row. The caller leaves room for T of them:
+  a start too far behind is moved back.
+  """
+  write_row = lambda buffer, update, start: jax.lax.dynamic_update_slice_in_dim(
+    buffer, update, start, axis
+  )
   if buffer.shape[0] == 1:  # mapped, the update becomes a slower scatter
     return write_row(buffer[0], update[0], start[0])[None]
   return jax.vmap(write_row)(buffer, update, start)

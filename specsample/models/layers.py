@@ -12,7 +12,6 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from specsample.models import cache as cache_lib
 from specsample.types import Array
 
 
@@ -128,15 +127,20 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 def causal_mask(
   length: Array, num_new: int, size: int, window: int | None = None
 ) -> Array:
-  """Which cache entries each of `num_new` tokens behind length [B] sees.
+  """What each of `num_new` tokens behind length [B] cached ones may see.
 
-  Returns [B, T, S] bool: itself and what is before it, at most `window`.
+  Returns [B, T, S + T] bool: of a cache of S entries the first `length`, of
+  the new tokens itself and those before it; at most `window` tokens back.
   """
-  positions = length[:, None, None] + jnp.arange(num_new)[:, None]
-  entries = jnp.arange(size)
-  mask = entries <= positions
+  new = jnp.arange(num_new)
+  positions = length[:, None] + new  # [B, T]
+  entries = jnp.broadcast_to(jnp.arange(size), (length.size, size))
+  is_cached = entries < length[:, None]
+  seen_at = jnp.concatenate([entries, positions], axis=1)[:, None]
+  exists = jnp.pad(is_cached, ((0, 0), (0, num_new)), constant_values=True)
+  mask = exists[:, None] & (seen_at <= positions[..., None])
   if window is not None:
-    mask &= entries > positions - window
+    mask &= seen_at > positions[..., None] - window
   return mask
 
 
@@ -154,25 +158,36 @@ class Attention(nnx.Module):
     self.num_kv_heads = num_kv_heads
     self.head_dim = head_dim
 
-  def __call__(self, x, rope, mask, keys, values, length):
-    """x [B * T, D], rope tables, mask [B, T, S], one layer's cache leaves.
+  def __call__(self, x, rope, mask, keys, values):
+    """x [B * T, D], rope tables, mask [B, T, S + T], one layer's cache leaves.
 
-    Returns the layer's output [B * T, D] and the leaves with T more entries.
+    Returns the layer's output [B * T, D], and the keys and values
+    [B, H, T, head_dim] of the new tokens, which are not in the cache yet.
     """
-    batch, num_new, size = mask.shape
+    batch, num_new, _ = mask.shape
+    size = keys.shape[2]
     heads = lambda y: y.reshape(batch, num_new, -1, self.head_dim)
-    query = rotate(heads(self.query(x)), *rope)
-    key = rotate(heads(self.key(x)), *rope)
-    keys = cache_lib.write(keys, key, length)
-    values = cache_lib.write(values, heads(self.value(x)), length)
+    query = rotate(heads(self.query(x)), *rope) / math.sqrt(self.head_dim)
+    new_keys = jnp.swapaxes(rotate(heads(self.key(x)), *rope), 1, 2)
+    new_values = jnp.swapaxes(heads(self.value(x)), 1, 2)
 
-    query = query.reshape(
-      batch, num_new, self.num_kv_heads, -1, self.head_dim
-    ) / math.sqrt(self.head_dim)
-    scores = jnp.einsum(
-      'btkgh,bskh->bkgts', query, keys, preferred_element_type=jnp.float32
+    # The queries of a group are rows of one product with their head's keys.
+    query = query.reshape(batch, num_new, self.num_kv_heads, -1, self.head_dim)
+    group = query.shape[3]
+    query = query.transpose(0, 2, 3, 1, 4).reshape(
+      batch, self.num_kv_heads, group * num_new, self.head_dim
     )
-    scores = jnp.where(mask[:, None, None], scores, -1e30)
+    score = lambda k: jnp.einsum(
+      'bkqh,bksh->bkqs', query, k, preferred_element_type=jnp.float32
+    )
+    scores = jnp.concatenate([score(keys), score(new_keys)], axis=-1)
+    mask = jnp.tile(mask, (1, group, 1))[:, None]
+    scores = jnp.where(mask, scores, -1e30)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    mixed = jnp.einsum('bkgts,bskh->btkgh', weights, values)
-    return self.out(mixed.reshape(batch * num_new, -1)), keys, values
+    mix = lambda w, v: jnp.einsum('bkqs,bksh->bkqh', w, v)
+    mixed = mix(weights[..., :size], values)
+    mixed += mix(weights[..., size:], new_values)
+
+    mixed = mixed.reshape(batch, -1, num_new, self.head_dim)
+    mixed = jnp.swapaxes(mixed, 1, 2).reshape(batch * num_new, -1)
+    return self.out(mixed), new_keys, new_values

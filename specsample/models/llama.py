@@ -110,12 +110,12 @@ class _Layer(nnx.Module):
       config.dim, config.mlp_dim, rngs=rngs, dtype=dtype
     )
 
-  def __call__(self, x, rope, mask, keys, values, length):
-    attended, keys, values = self.attention(
-      self.attention_norm(x), rope, mask, keys, values, length
+  def __call__(self, x, rope, mask, keys, values):
+    attended, new_keys, new_values = self.attention(
+      self.attention_norm(x), rope, mask, keys, values
     )
     x = x + attended
-    return x + self.mlp(self.mlp_norm(x)), keys, values
+    return x + self.mlp(self.mlp_norm(x)), new_keys, new_values
 
 
 class _Network(nnx.Module):
@@ -156,18 +156,16 @@ class _Network(nnx.Module):
       positions, config.head_dim, config.rope_theta, config.rope_scaling
     )
     mask = layers.causal_mask(
-      cache.length, num_new, cache.keys[0].shape[1], config.sliding_window
+      cache.length, num_new, cache.keys[0].shape[2], config.sliding_window
     )
     x = self.embed(tokens).reshape(batch * num_new, -1)
-    keys, values, outputs = [], [], []
-    for layer, layer_keys, layer_values in zip(
+    new_keys, new_values, outputs = [], [], []
+    for layer, keys, values in zip(
       self.layers, cache.keys, cache.values, strict=True
     ):
-      x, layer_keys, layer_values = layer(
-        x, rope, mask, layer_keys, layer_values, cache.length
-      )
-      keys.append(layer_keys)
-      values.append(layer_values)
+      x, layer_keys, layer_values = layer(x, rope, mask, keys, values)
+      new_keys.append(layer_keys)
+      new_values.append(layer_values)
       outputs.append(x)
     unflatten = lambda y: y.reshape(batch, num_new, -1)
     hidden = unflatten(self.norm(x))
@@ -176,9 +174,8 @@ class _Network(nnx.Module):
       hidden=hidden,
       features=tuple(unflatten(outputs[i]) for i in features),
     )
-    return output, cache_lib.KVCache(
-      keys=tuple(keys), values=tuple(values), length=cache.length + num_new
-    )
+    cache = cache_lib.append(cache, new_keys, new_values, after=hidden[:, 0])
+    return output, cache
 
 
 @functools.lru_cache(maxsize=64)
