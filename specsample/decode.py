@@ -17,6 +17,7 @@ from specsample.sampling import Sampling
 from specsample.stopping import Stop
 from specsample.types import (
   Array,
+  ArrayLike,
   DecodeState,
   Drafter,
   Model,
@@ -26,22 +27,20 @@ from specsample.types import (
   Verifier,
 )
 
-_NO_STOP = Stop()
-
 
 def generate(
   params: Params,
-  prompts: Array,
-  lengths: Array,
+  prompts: ArrayLike,
+  lengths: ArrayLike,
   key: Array,
   *,
-  request_ids: Array | None = None,
+  request_ids: ArrayLike | None = None,
   model: Model,
   drafter: Drafter,
   verify: Verifier,
   sampling: Sampling,
   max_new_tokens: int,
-  stop: Stop = _NO_STOP,
+  stop: Stop = Stop(),
   max_length: int | None = None,
 ) -> Output:
   """Continues a batch of prompts, distributed as the target alone.
@@ -88,11 +87,11 @@ def generate(
 
 def prefill(
   params: Params,
-  prompts: Array,
-  lengths: Array,
+  prompts: ArrayLike,
+  lengths: ArrayLike,
   key: Array,
   *,
-  request_ids: Array | None = None,
+  request_ids: ArrayLike | None = None,
   model: Model,
   drafter: Drafter,
   sampling: Sampling,

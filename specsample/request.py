@@ -1,5 +1,7 @@
 """The arguments of `generate`, checked on the host and put on the device."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,10 +53,10 @@ class Request:
 
 
 def check(
-  prompts: Array,
-  lengths: Array,
+  prompts: Any,
+  lengths: Any,
   key: Array,
-  request_ids: Array | None,
+  request_ids: Any,
   *,
   model: Model,
   drafter: Drafter,

@@ -4,13 +4,15 @@ Baseline, drafter and verifier all call the one `warp` here, so that the
 distribution a draft is tested against is the one it was drawn from.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specsample import types
-from specsample.types import Array, TokenCounts
-
+from specsample.types import Array, ArrayLike, TokenCounts
 
 _BLOCK = 256
 
@@ -25,22 +27,22 @@ class Sampling:
   """
 
   # 0 takes the most likely token: the limit, as a one-hot distribution.
-  temperature: Array | float = 0.0
+  temperature: ArrayLike | float = 0.0
   # Keeps the k most likely tokens; 0 keeps all.
-  top_k: Array | int | None = None
+  top_k: ArrayLike | float | None = None
   # Keeps the smallest set of that mass, in (0, 1] (Holtzman, 1904.09751).
-  top_p: Array | float | None = None
+  top_p: ArrayLike | float | None = None
   # Keeps tokens at least that likely relative to the best one, in [0, 1].
-  min_p: Array | float | None = None
+  min_p: ArrayLike | float | None = None
   # Divides positive and multiplies negative logits of every token that the
   # prompt or the output holds, > 0 (Keskar et al., 1909.05858).
-  repetition_penalty: Array | float | None = None
+  repetition_penalty: ArrayLike | float | None = None
   # Subtracted once from the logit of every emitted token.
-  presence_penalty: Array | float | None = None
+  presence_penalty: ArrayLike | float | None = None
   # Subtracted from a token's logit for each time it was emitted.
-  frequency_penalty: Array | float | None = None
+  frequency_penalty: ArrayLike | float | None = None
   # [V] or [B, V], added to the logits; -inf forbids a token.
-  logit_bias: Array | None = None
+  logit_bias: ArrayLike | None = None
 
   @property
   def penalised(self) -> bool:
@@ -53,7 +55,7 @@ class Sampling:
 
 
 # What each value must satisfy, as a test and in words.
-_RANGES = {
+_RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
   'temperature': (lambda x: x >= 0, 'finite and at least 0; 0 is greedy'),
   'top_k': (lambda x: x >= 0, 'at least 0; 0 or None keeps every token'),
   'top_p': (lambda x: (x > 0) & (x <= 1), 'in (0, 1]; 1 keeps every token'),

@@ -17,8 +17,11 @@ import enum
 from typing import Any, dataclass_transform, Protocol
 
 import jax
+import numpy as np
 
 Array = jax.Array
+# An argument that may still be on the host.
+ArrayLike = jax.Array | np.ndarray
 # Nested dictionaries of arrays: {'target': ..., 'drafter': ...} at the top.
 Params = Any
 # A pytree of arrays that a model or drafter owns; decode never looks inside.

@@ -37,6 +37,14 @@ class Llama:
   sliding_window: int | None = None
   dtype: str = 'float32'
 
+  def __post_init__(self):
+    """Refuses heads that cannot be shared out."""
+    if self.num_heads % self.num_kv_heads:
+      raise ValueError(
+        f'num_heads is {self.num_heads} and num_kv_heads {self.num_kv_heads}: '
+        'each key-value head serves the same number of heads'
+      )
+
   def init(self, key: Array) -> Params:
     """Random parameters: nested dictionaries of arrays in `dtype`."""
     network = _Network(self, nnx.Rngs(params=key))
@@ -44,7 +52,7 @@ class Llama:
 
   def abstract_params(self) -> Params:
     """The parameters' shapes and dtypes, nothing allocated."""
-    return jax.eval_shape(self.init, jax.random.key(0))
+    return nnx.to_pure_dict(_abstract(self)[1])
 
   def init_cache(self, batch_size: int, max_length: int) -> cache_lib.KVCache:
     """See `types.Model`."""
@@ -65,7 +73,7 @@ class Llama:
     features: tuple[int, ...] = (),
   ) -> tuple[ModelOutput, cache_lib.KVCache]:
     """See `types.Model`; feature i is the output of layer i, from 0."""
-    network = nnx.merge(_graph(self), params)
+    network = nnx.merge(_abstract(self)[0], params)
     return network(tokens, cache, features)
 
   def commit(
@@ -76,11 +84,11 @@ class Llama:
 
   def embed(self, params: Params, ids: Array) -> Array:
     """See `types.Model`."""
-    return nnx.merge(_graph(self), params).embed(ids)
+    return nnx.merge(_abstract(self)[0], params).embed(ids)
 
   def unembed(self, params: Params, hidden: Array) -> Array:
     """See `types.Model`."""
-    return nnx.merge(_graph(self), params).unembed(hidden)
+    return nnx.merge(_abstract(self)[0], params).unembed(hidden)
 
   def keep_layers(self, indices: tuple[int, ...]) -> 'Llama':
     """The same model with a subset of its layers; see `keep_params`."""
@@ -179,6 +187,6 @@ class _Network(nnx.Module):
 
 
 @functools.lru_cache(maxsize=64)
-def _graph(config: Llama):
+def _abstract(config: Llama):
   network = nnx.eval_shape(lambda: _Network(config, nnx.Rngs(0)))
-  return nnx.split(network)[0]
+  return nnx.split(network)

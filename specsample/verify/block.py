@@ -40,7 +40,7 @@ class Block:
       joint[:-1, None] * target_probs[:-1] - draft_probs, 0
     )
     mass = jnp.sum(residual, axis=-1)
-    room = mass + 1 - joint[:-1]
+    room = mass + (1 - joint[:-1])  # at least the mass, in floats too
     passes = jnp.where(room == 0, 1, rule.ratio(mass, room))
     # The empty prefix always passes; the whole draft's last test is its ratio.
     passes = jnp.concatenate([passes, joint[-1:]]).at[0].set(1)

@@ -52,7 +52,7 @@ def ratio(numerator: Array, denominator: Array) -> Array:
 
 
 def normalise(weights: Array, fallback: Array) -> Array:
-  """Weights [..., V] scaled to sum 1; the fallback's rows where they sum to 0."""
+  """Weights [..., V] scaled to sum 1; rows that sum to 0 are the fallback's."""
   mass = jnp.sum(weights, axis=-1, keepdims=True)
   return jnp.where(mass > 0, ratio(weights, mass), fallback)
 

@@ -1,0 +1,148 @@
+"""Llama models in GGUF files; `gguf_file` reads the format."""
+
+import functools
+import os
+import re
+from typing import Any
+
+import numpy as np
+
+from specsample.models import checkpoint
+from specsample.models import gguf_file
+from specsample.models import layers
+from specsample.models import llama
+from specsample.types import Params
+
+_NAMES = {
+  'embedding': 'token_embd.weight',
+  'unembedding': 'output.weight',
+  'norm.scale': 'output_norm.weight',
+  'layers.{}.attention_norm.scale': 'blk.{}.attn_norm.weight',
+  'layers.{}.attention.query.kernel': 'blk.{}.attn_q.weight',
+  'layers.{}.attention.query.bias': 'blk.{}.attn_q.bias',
+  'layers.{}.attention.key.kernel': 'blk.{}.attn_k.weight',
+  'layers.{}.attention.key.bias': 'blk.{}.attn_k.bias',
+  'layers.{}.attention.value.kernel': 'blk.{}.attn_v.weight',
+  'layers.{}.attention.value.bias': 'blk.{}.attn_v.bias',
+  'layers.{}.attention.out.kernel': 'blk.{}.attn_output.weight',
+  'layers.{}.mlp_norm.scale': 'blk.{}.ffn_norm.weight',
+  'layers.{}.mlp.gate.kernel': 'blk.{}.ffn_gate.weight',
+  'layers.{}.mlp.up.kernel': 'blk.{}.ffn_up.weight',
+  'layers.{}.mlp.down.kernel': 'blk.{}.ffn_down.weight',
+}
+# Llama 3.1's divisors of the rotary frequencies: configuration, no parameter.
+_ROPE_FACTORS = 'rope_freqs.weight'
+
+
+def load(
+  path: str | os.PathLike[str], dtype: str
+) -> tuple[llama.Llama, Params, dict[str, Any]]:
+  """The model, its parameters dequantised to `dtype`, and the metadata.
+
+  Raises:
+    ValueError: the file is damaged, or holds no model of the Llama family.
+  """
+  checkpoint.check_dtype(dtype)
+  with gguf_file.Reader(path) as reader:
+    model = _model(reader, dtype)
+    tensors = checkpoint.TensorFile(
+      origin=str(path),
+      shapes=reader.shapes,
+      read=lambda name: _heads_split(name, reader.read(name), model),
+    )
+    params = checkpoint.fill(model, tensors, _NAMES, ignored={_ROPE_FACTORS})
+    return model, params, reader.metadata
+
+
+def _heads_split(name: str, values: np.ndarray, model: llama.Llama):
+  """Orders the rows of query and key heads as `layers.rotate` takes them.
+
+  GGUF interleaves the two halves of a head that are rotated together.
+  """
+  match = re.search(r'\.attn_([qk])\.', name)
+  if match is None:
+    return values
+  heads = model.num_heads if match[1] == 'q' else model.num_kv_heads
+  pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+  return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+def _model(reader: gguf_file.Reader, dtype: str) -> llama.Llama:
+  metadata, shapes, origin = reader.metadata, reader.shapes, str(reader.path)
+  architecture = metadata.get('general.architecture')
+  if architecture != 'llama':
+    raise ValueError(
+      f"{origin}: architecture {architecture!r} is not supported, 'llama' "
+      '(Llama, SmolLM2, Mistral) is'
+    )
+  if metadata.get('split.count', 0) not in (0, 1):
+    raise ValueError(
+      f'{origin} is one of {metadata["split.count"]} parts: join them with '
+      '`llama-gguf-split --merge`'
+    )
+  config = {
+    key.removeprefix('llama.'): value
+    for key, value in metadata.items()
+    if key.startswith('llama.')
+  }
+  if config.get('expert_count', 0):
+    raise ValueError(
+      f'{origin} is a mixture of {config["expert_count"]} experts, which is '
+      'not supported: load a dense model'
+    )
+  size = functools.partial(checkpoint.size, config, origin=origin)
+  number = functools.partial(checkpoint.number, config, origin=origin)
+  num_heads = size('attention.head_count')
+  head_dim = size(
+    'attention.key_length', default=size('embedding_length') // num_heads
+  )
+  # llama.vocab_size is optional.
+  tokens = metadata.get('tokenizer.ggml.tokens')
+  window = 'attention.sliding_window'
+  return llama.Llama(
+    vocab_size=len(tokens) if isinstance(tokens, list) else size('vocab_size'),
+    num_layers=size('block_count'),
+    dim=size('embedding_length'),
+    num_heads=num_heads,
+    num_kv_heads=size('attention.head_count_kv', default=num_heads),
+    head_dim=head_dim,
+    mlp_dim=size('feed_forward_length'),
+    max_length=size('context_length'),
+    rope_theta=number('rope.freq_base', default=10_000.0),
+    rope_scaling=_rope_scaling(config, head_dim, reader),
+    norm_eps=number('attention.layer_norm_rms_epsilon', default=1e-5),
+    tie_embeddings='output.weight' not in shapes,
+    attention_bias='blk.0.attn_q.bias' in shapes,
+    sliding_window=size(window) if window in config else None,
+    dtype=dtype,
+  )
+
+
+def _rope_scaling(config, head_dim, reader):
+  rotated = config.get('rope.dimension_count', head_dim)
+  if rotated != head_dim:
+    raise ValueError(
+      f'{reader.path}: {rotated} of {head_dim} dimensions are rotated, which '
+      'is not supported: load a model that rotates all'
+    )
+  if _ROPE_FACTORS in reader.shapes:
+    factors = reader.read(_ROPE_FACTORS)
+    if factors.shape != (head_dim // 2,):
+      raise ValueError(
+        f'{reader.path}: {_ROPE_FACTORS} has shape {factors.shape}, expected '
+        f'{(head_dim // 2,)}: convert the model again'
+      )
+    return layers.FactorRope(factors=tuple(factors.tolist()))
+  # The first is how the factor was called before there were types.
+  keys = ('rope.scale_linear', 'rope.scaling.factor')
+  key = next((key for key in keys if key in config), None)
+  kind = config.get('rope.scaling.type', 'linear' if key else 'none')
+  if kind == 'none':
+    return None
+  if kind != 'linear' or key is None:
+    raise ValueError(
+      f"{reader.path}: rope scaling {kind!r} is not supported: 'linear' with "
+      "a factor and Llama 3.1's factors are"
+    )
+  factor = checkpoint.number(config, key, origin=str(reader.path))
+  return layers.LinearRope(factor=factor)

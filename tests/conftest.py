@@ -1,0 +1,66 @@
+"""What several test files share."""
+
+import gguf
+import jax
+import numpy as np
+import pytest
+
+import specsample
+from specsample.models import layers
+from specsample.models import llama
+
+
+@pytest.fixture(scope='session')
+def smollm2():
+  """SmolLM2-135M-Instruct in float32, read once a session."""
+  return specsample.load('smollm2-135m-instruct')
+
+
+@pytest.fixture(scope='session')
+def tiny_llama():
+  """A Llama model of two layers and its random parameters."""
+  model = llama.Llama(
+    vocab_size=96,
+    num_layers=2,
+    dim=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    mlp_dim=96,
+    max_length=128,
+    rope_scaling=layers.LinearRope(factor=2.0),
+    # As float32, because that is how GGUF stores it.
+    norm_eps=float(np.float32(1e-5)),
+  )
+
+  @jax.jit
+  def init(key):
+    # Noise, because norms of ones would hide that they are not applied.
+    params = model.init(key)
+    keys = iter(jax.random.split(key, len(jax.tree.leaves(params))))
+    noise = lambda leaf: 0.1 * jax.random.normal(next(keys), leaf.shape)
+    return jax.tree.map(lambda leaf: leaf + noise(leaf), params)
+
+  return model, init(jax.random.key(0))
+
+
+@pytest.fixture(scope='session')
+def write_gguf():
+  """The function `_write_gguf`."""
+  return _write_gguf
+
+
+def _write_gguf(path, metadata=(), tensors=(), kinds=()):
+  """Writes metadata and tensors [out, in], some as a quantised kind."""
+  metadata = dict(metadata)
+  writer = gguf.GGUFWriter(path, metadata.pop('general.architecture', 'llama'))
+  for key, value in metadata.items():
+    writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+  for name, values in dict(tensors).items():
+    kind = dict(kinds).get(name, gguf.GGMLQuantizationType.F32)
+    stored = gguf.quantize(np.asarray(values, np.float32), kind)
+    writer.add_tensor(name, stored, raw_dtype=kind)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()

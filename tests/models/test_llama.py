@@ -1,0 +1,316 @@
+"""The Llama family against `transformers` on random tiny models."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import specsample
+
+_SIZES = {
+  'vocab_size': 131,
+  'hidden_size': 32,
+  'num_hidden_layers': 3,
+  'num_attention_heads': 4,
+  'num_key_value_heads': 2,
+  'intermediate_size': 48,
+  'max_position_embeddings': 256,
+  # Wide enough for logits that tell a wrong model from a right one.
+  'initializer_range': 0.3,
+}
+_CONFIGS = {
+  'grouped': transformers.LlamaConfig(**_SIZES),
+  'tied': transformers.LlamaConfig(**_SIZES, tie_word_embeddings=True),
+  'one_head_each': transformers.LlamaConfig(
+    **_SIZES | {'num_key_value_heads': 4, 'rms_norm_eps': 1e-3}
+  ),
+  'wide_heads': transformers.LlamaConfig(**_SIZES, head_dim=12),
+  'linear': transformers.LlamaConfig(
+    **_SIZES,
+    rope_parameters={
+      'rope_type': 'linear',
+      'factor': 4.0,
+      'rope_theta': 5_000.0,
+    },
+  ),
+  'llama3': transformers.LlamaConfig(
+    **_SIZES,
+    rope_parameters={
+      'rope_type': 'llama3',
+      'factor': 8.0,
+      'low_freq_factor': 1.0,
+      'high_freq_factor': 4.0,
+      'original_max_position_embeddings': 64,
+      'rope_theta': 500.0,
+    },
+  ),
+  'window': transformers.MistralConfig(**_SIZES, sliding_window=7),
+  'no_window': transformers.MistralConfig(**_SIZES, sliding_window=None),
+}
+_BATCH, _LENGTH = 2, 48
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _one_torch_thread():
+  """Several wait for each other busily, also where others need the cores."""
+  before = torch.get_num_threads()
+  torch.set_num_threads(1)
+  yield
+  torch.set_num_threads(before)
+
+
+def _reference(name):
+  """A random transformers model, its norms not all ones."""
+  torch.manual_seed(0)
+  config = _CONFIGS[name]
+  config._attn_implementation = 'eager'
+  model = transformers.AutoModelForCausalLM.from_config(config).eval()
+  with torch.no_grad():
+    for key, value in model.named_parameters():
+      if 'norm' in key:
+        value.uniform_(0.5, 1.5)
+  return model
+
+
+@pytest.fixture(scope='module', params=list(_CONFIGS))
+def pair(request, tmp_path_factory):
+  """A model and its parameters as loaded, and what transformers computes."""
+  folder = tmp_path_factory.mktemp(request.param)
+  reference = _reference(request.param)
+  reference.save_pretrained(folder)
+  tokens = torch.randint(0, _SIZES['vocab_size'], (_BATCH, _LENGTH))
+  with torch.no_grad():
+    outputs = reference(tokens, output_hidden_states=True)
+  loaded = specsample.load(folder)
+  return loaded.model, loaded.params, tokens.numpy(), outputs
+
+
+def _apply(model):
+  return jax.jit(model.apply, static_argnames='features')
+
+
+def _close(found, expected):
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+def test_prefill_equals_transformers(pair):
+  model, params, tokens, outputs = pair
+  logits = outputs.logits.numpy()
+  assert np.std(logits) > 0.5
+  cache = model.init_cache(_BATCH, _LENGTH)
+  found, _ = _apply(model)(params, tokens, cache, features=(0, 1))
+  _close(found.logits, logits)
+  _close(found.hidden, outputs.hidden_states[-1].numpy())
+  for i in range(2):
+    _close(found.features[i], outputs.hidden_states[i + 1].numpy())
+
+
+def test_decoding_over_wrong_drafts_equals_transformers(pair):
+  model, params, tokens, outputs = pair
+  apply = _apply(model)
+  cache = model.init_cache(_BATCH, _LENGTH + 2)
+  for position in range(_LENGTH):
+    inputs = np.stack([tokens[:, position]] * 3, axis=1)
+    inputs[:, 1:] = (inputs[:, 1:] + 5 + position) % model.vocab_size
+    found, cache = apply(params, inputs, cache)
+    _close(found.logits[:, 0], outputs.logits[:, position].numpy())
+    cache = model.commit(cache, jnp.full(_BATCH, position + 1))
+
+
+def test_embed_and_unembed_are_the_ends_of_the_network(pair):
+  model, params, tokens, outputs = pair
+  embedded = model.embed(params, jnp.asarray(tokens))
+  _close(embedded, outputs.hidden_states[0].numpy())
+  last = jnp.asarray(outputs.hidden_states[-1].numpy())
+  _close(model.unembed(params, last), outputs.logits.numpy())
+
+
+def test_a_subset_of_layers_equals_transformers(tmp_path):
+  reference = _reference('grouped')
+  reference.save_pretrained(tmp_path)
+  loaded = specsample.load(tmp_path)
+  reference.model.layers = torch.nn.ModuleList(
+    [reference.model.layers[i] for i in (0, 2)]
+  )
+  tokens = torch.randint(0, _SIZES['vocab_size'], (_BATCH, _LENGTH))
+  with torch.no_grad():
+    logits = reference(tokens, use_cache=False).logits.numpy()
+  model = loaded.model.keep_layers((0, 2))
+  params = loaded.model.keep_params(loaded.params, (0, 2))
+  cache = model.init_cache(_BATCH, _LENGTH)
+  _close(_apply(model)(params, tokens.numpy(), cache)[0].logits, logits)
+
+
+def test_bfloat16_errs_no_more_than_transformers(tmp_path):
+  reference = _reference('llama3')
+  reference.save_pretrained(tmp_path)
+  loaded = specsample.load(tmp_path, dtype='bfloat16')
+  leaves = jax.tree.leaves(loaded.params)
+  assert all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
+  tokens = torch.randint(0, _SIZES['vocab_size'], (_BATCH, _LENGTH))
+  with torch.no_grad():
+    exact = reference(tokens).logits.numpy()
+    rounded = reference.bfloat16()(tokens).logits.float().numpy()
+  cache = loaded.model.init_cache(_BATCH, _LENGTH)
+  found, cache = _apply(loaded.model)(loaded.params, tokens.numpy(), cache)
+  assert cache.keys[0].dtype == jnp.bfloat16
+  error = lambda logits: np.sqrt(np.mean((logits - exact) ** 2))
+  assert error(np.asarray(found.logits)) < 1.5 * error(rounded)
+
+
+def test_configurations_of_older_transformers_mean_the_same(tmp_path):
+  for name, spelling in (('linear', 'type'), ('llama3', 'rope_type')):
+    folder = tmp_path / name
+    _reference(name).save_pretrained(folder)
+    expected = specsample.load(folder).model
+    assert expected.rope_scaling is not None
+    config = json.loads((folder / 'config.json').read_text())
+    rope = config.pop('rope_parameters')
+    config['rope_theta'] = rope.pop('rope_theta')
+    config['rope_scaling'] = {spelling: rope.pop('rope_type')} | rope
+    (folder / 'config.json').write_text(json.dumps(config))
+    assert specsample.load(folder).model == expected
+
+
+@pytest.mark.parametrize('window', [None, 11])
+def test_commit_then_continue_equals_a_fresh_prefill(tiny_llama, window):
+  model, params = tiny_llama
+  model = dataclasses.replace(model, sliding_window=window)
+  apply = _apply(model)
+  batch, fed, size = 4, 9, 40
+  rng = np.random.default_rng(0)
+  draw = lambda count: rng.integers(0, model.vocab_size, (batch, count))
+  for _ in range(3):
+    cache = model.init_cache(batch, size)
+    rows = [[] for _ in range(batch)]
+    for _ in range(3):
+      tokens, kept = draw(fed), rng.integers(0, fed + 1, batch)
+      _, cache = apply(params, tokens, cache)
+      for row, new, count in zip(rows, tokens, kept, strict=True):
+        row += new[:count].tolist()
+      cache = model.commit(cache, jnp.asarray([len(row) for row in rows]))
+    continuation = draw(fed)
+    found = apply(params, continuation, cache)[0].logits
+    for i, row in enumerate(rows):
+      whole = np.zeros((1, size), np.int32)
+      whole[0, : len(row) + fed] = [*row, *continuation[i]]
+      fresh, _ = apply(params, whole, model.init_cache(1, size))
+      _close(found[i], fresh.logits[0, len(row) : len(row) + fed])
+
+
+def test_a_token_changes_no_logits_before_it(tiny_llama):
+  model, params = tiny_llama
+  length, changed = 24, 10
+  tokens = np.arange(length)[None] % model.vocab_size
+  other = tokens.copy()
+  other[0, changed] += 1
+  logits = functools.partial(_logits, model, params)
+  difference = np.abs(logits(tokens) - logits(other)).max(axis=-1)
+  assert (difference[:changed] == 0).all()
+  assert (difference[changed:] > 1e-3).all()
+
+
+def test_a_window_ends_where_it_says(tiny_llama):
+  model, params = tiny_llama
+  # One layer: two pass a token on over two windows.
+  model = dataclasses.replace(model, num_layers=1, sliding_window=5)
+  params = params | {'layers': {0: params['layers'][0]}}
+  tokens = np.arange(24)[None]
+  other = tokens.copy()
+  other[0, 10] += 1
+  logits = functools.partial(_logits, model, params)
+  difference = np.abs(logits(tokens) - logits(other)).max(axis=-1)
+  assert np.flatnonzero(difference > 1e-5).tolist() == [10, 11, 12, 13, 14]
+
+
+def _logits(model, params, tokens):
+  cache = model.init_cache(*tokens.shape)
+  return np.asarray(_apply(model)(params, tokens, cache)[0].logits[0])
+
+
+_PROMPTS = (
+  'What is the capital of France?',
+  'Write a haiku about the sea.',
+  'List the first ten prime numbers, separated by commas.',
+)
+
+
+def test_greedy_text_of_smollm2_equals_transformers(smollm2):
+  model, params, tokenizer = smollm2.model, smollm2.params, smollm2.tokenizer
+  reference = _transformers_smollm2(model, params)
+  num_new = 32
+  prompts = [
+    tokenizer.encode_chat([{'role': 'user', 'content': prompt}])
+    for prompt in _PROMPTS
+  ]
+  padded, lengths = specsample.pad_prompts(prompts)
+  found = specsample.generate(
+    {'target': params},
+    padded,
+    lengths,
+    jax.random.key(0),
+    model=model,
+    drafter=specsample.drafters.NoDraft(),
+    verify=specsample.verify.chain,
+    sampling=specsample.Sampling(),
+    max_new_tokens=num_new,
+    stop=specsample.Stop(eos_ids=tokenizer.eos_ids),
+  )
+  for i, prompt in enumerate(prompts):
+    expected = reference.generate(
+      torch.tensor([prompt]),
+      attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+      max_new_tokens=num_new,
+      do_sample=False,
+      eos_token_id=list(tokenizer.eos_ids),
+      pad_token_id=0,
+    )[0, len(prompt) :]
+    tokens = np.asarray(found.tokens[i, : found.lengths[i]])
+    assert tokens.tolist() == expected.tolist()
+  # Equally scrambled weights would agree as well.
+  assert 'Paris' in tokenizer.decode(found.tokens[0, : found.lengths[0]])
+
+
+def _transformers_smollm2(model, params):
+  config = transformers.LlamaConfig(
+    vocab_size=model.vocab_size,
+    hidden_size=model.dim,
+    num_hidden_layers=model.num_layers,
+    num_attention_heads=model.num_heads,
+    num_key_value_heads=model.num_kv_heads,
+    intermediate_size=model.mlp_dim,
+    max_position_embeddings=model.max_length,
+    rms_norm_eps=model.norm_eps,
+    rope_parameters={'rope_type': 'default', 'rope_theta': model.rope_theta},
+    tie_word_embeddings=True,
+  )
+  state = {
+    'model.embed_tokens.weight': params['embedding'],
+    'model.norm.weight': params['norm']['scale'],
+  }
+  for i, layer in params['layers'].items():
+    prefix = f'model.layers.{i}.'
+    state |= {
+      prefix + 'input_layernorm.weight': layer['attention_norm']['scale'],
+      prefix + 'post_attention_layernorm.weight': layer['mlp_norm']['scale'],
+    }
+    for ours, theirs in zip(
+      ('query', 'key', 'value', 'out'), 'qkvo', strict=True
+    ):
+      kernel = layer['attention'][ours]['kernel']
+      state[f'{prefix}self_attn.{theirs}_proj.weight'] = kernel
+    for name in ('gate', 'up', 'down'):
+      state[f'{prefix}mlp.{name}_proj.weight'] = layer['mlp'][name]['kernel']
+  tensors = {
+    name: torch.from_numpy(np.array(values).T) for name, values in state.items()
+  }
+  reference = transformers.LlamaForCausalLM(config)
+  reference.load_state_dict(tensors, strict=False)
+  reference.tie_weights()
+  return reference.eval()
