@@ -1,0 +1,21 @@
+"""For tests of drafters and verifiers: enumerable models and assertions."""
+
+from specsample.testing.assertions import assert_batch_invariant
+from specsample.testing.assertions import assert_equals_plain_sampling
+from specsample.testing.assertions import assert_exact
+from specsample.testing.assertions import assert_follows_target
+from specsample.testing.assertions import assert_greedy_equal
+from specsample.testing.hash_model import HashModel
+from specsample.testing.sample import Group
+from specsample.testing.tiny import tiny_llama
+
+__all__ = [
+  'Group',
+  'HashModel',
+  'assert_batch_invariant',
+  'assert_equals_plain_sampling',
+  'assert_exact',
+  'assert_follows_target',
+  'assert_greedy_equal',
+  'tiny_llama',
+]

@@ -1,0 +1,207 @@
+"""The proposals and targets over which a rule is enumerated."""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+
+import numpy as np
+
+from specsample import drafters
+from specsample.sampling import Sampling
+from specsample.testing import conditional as conditional_lib
+from specsample.testing import drafted
+from specsample.testing import proposal as proposal_lib
+from specsample.testing.conditional import Conditional
+from specsample.testing.hash_model import HashModel
+from specsample.testing.proposal import Cut
+from specsample.testing.proposal import Proposal
+from specsample.types import DraftLaw, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One target, one way of drafting, and for how many rounds to follow them."""
+
+  name: str
+  law: DraftLaw
+  vocab_size: int
+  num_draft_tokens: int
+  rounds: tuple[int, ...]
+  proposal: Proposal
+  target: Conditional
+
+
+PROMPT = (1, 0, 1)  # with an n-gram to find
+_PLAIN = Sampling(temperature=1.0)
+
+
+def standard_cases() -> Iterator[Case]:
+  """All that every rule is held against: K = 1..3, V = 2..4, 2 and 3 rounds.
+
+  Only V = 4 with K = 3 has too many strings for a third round (4 ** 12).
+  """
+  for vocab_size, num_draft_tokens in _SHAPES:
+    rounds = (2,) if (vocab_size, num_draft_tokens) == (4, 3) else (2, 3)
+    scenes = _SCENES if num_draft_tokens == 2 else _SCENES[:_EVERYWHERE]
+    for scene in scenes:
+      yield from _scene_cases(scene, vocab_size, num_draft_tokens, rounds)
+  yield from _worked_example()
+  yield from drafter_cases()
+
+
+def drafter_cases() -> Iterator[Case]:
+  """The shipped drafters, followed through their own `propose`."""
+  target = HashModel(vocab_size=3)
+  params: Params = {'target': {}, 'drafter': {}}
+  other = dataclasses.replace(target, noise=0.5)
+  point_mass, sampled = DraftLaw.POINT_MASS, DraftLaw.SAMPLED
+  for name, drafter, law in (
+    ('NoDraft', drafters.NoDraft(), point_mass),
+    ('Ngram', drafters.Ngram(num_draft_tokens=2, min_ngram=1), point_mass),
+    ('Chain', drafters.Chain(model=other, num_draft_tokens=2), sampled),
+    (
+      'Skip',
+      drafters.Skip(model=target, layers=(0,), num_draft_tokens=2),
+      sampled,
+    ),
+  ):
+    for setting, sampling in (
+      ('top-p', Sampling(temperature=0.8, top_p=0.9)),
+      (
+        'penalties',
+        Sampling(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.5),
+      ),
+    ):
+      yield Case(
+        name=f'drafters.{name}, {setting}',
+        law=law,
+        vocab_size=target.vocab_size,
+        num_draft_tokens=drafter.num_draft_tokens,
+        rounds=(2, 3),
+        proposal=drafted.from_drafter(
+          drafter, params, target, PROMPT, sampling, rounds=3
+        ),
+        target=_table(target, sampling),
+      )
+
+
+def after_the_draw(threshold: float) -> Cut:
+  """Drafts on while the drawn tokens were likely; judged by the token before.
+
+  Non-anticipating: token i is kept, however unlikely, if those before it were
+  likely enough.
+  """
+
+  def cut(tokens, probs):
+    drawn = np.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
+    sure = np.cumprod(drawn >= threshold, axis=-1)
+    return 1 + sure[..., :-1].sum(axis=-1)
+
+  return cut
+
+
+def before_the_draw(threshold: float) -> Cut:
+  """Drafts on while the best token is likely: known before one is drawn."""
+
+  def cut(tokens, probs):
+    del tokens
+    return np.cumprod(probs.max(axis=-1) >= threshold, axis=-1).sum(axis=-1)
+
+  return cut
+
+
+def _worked_example():
+  """Sun et al.'s example: 10/9 drafts kept token by token, 11/9 as a block."""
+  context_free = lambda *probs: lambda t, _: np.tile(probs, (2**t, 1))
+  yield Case(
+    name='worked example',
+    law=DraftLaw.SAMPLED,
+    vocab_size=2,
+    num_draft_tokens=2,
+    rounds=(2, 3),
+    proposal=proposal_lib.sampled(context_free(2 / 3, 1 / 3), 2),
+    target=context_free(1 / 3, 2 / 3),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scene:
+  name: str
+  target: Sampling = _PLAIN
+  draft: Sampling = _PLAIN
+  noise: float = 0.5
+  draft_scale: float = 4.0
+  cut: Cut = proposal_lib.keep_all
+
+
+def _both(name, sampling):
+  return _Scene(name, sampling, sampling)
+
+
+def _forbid(*ids):
+  """A bias for the vocabularies of up to four ids, cut to size later."""
+  return Sampling(temperature=1.0, logit_bias=_bias(ids))
+
+
+def _bias(ids):
+  return tuple(-np.inf if i in ids else 0.0 for i in range(4))
+
+
+_SCENES = (
+  _Scene('plain'),
+  _both('temperature and top-k', Sampling(temperature=0.6, top_k=2)),
+  _both('greedy', Sampling(temperature=0.0)),
+  _Scene('cut after the draw', cut=after_the_draw(0.4)),
+  _both('top-p', Sampling(temperature=0.8, top_p=0.7)),
+  _both('min-p', Sampling(temperature=1.5, min_p=0.5)),
+  _both(
+    'penalties',
+    Sampling(
+      temperature=1.0,
+      repetition_penalty=1.3,
+      presence_penalty=0.5,
+      frequency_penalty=0.4,
+    ),
+  ),
+  _Scene('greedy target', target=Sampling(temperature=0.0)),
+  _Scene('greedy draft', draft=Sampling(temperature=0.0)),
+  _Scene('draft = target', noise=0.0),
+  _Scene('least likely drafts', draft_scale=-8.0),
+  _Scene('zeros', target=_forbid(0), draft=_forbid(1)),
+  _Scene('disjoint', target=_forbid(0, 2), draft=_forbid(1, 3)),
+  _Scene('cut before the draw', cut=before_the_draw(0.5)),
+)
+_EVERYWHERE = 4  # so many scenes, from the first, at every V and K
+_SHAPES = [(v, k) for v in (2, 3, 4) for k in (1, 2, 3)]
+
+
+def _scene_cases(scene, vocab_size, num_draft_tokens, rounds):
+  model = HashModel(vocab_size=vocab_size)
+  other = dataclasses.replace(model, noise=scene.noise, scale=scene.draft_scale)
+  target, draft = _table(model, scene.target), _table(other, scene.draft)
+  for law, propose in (
+    (DraftLaw.SAMPLED, proposal_lib.sampled),
+    (DraftLaw.POINT_MASS, proposal_lib.most_likely),
+  ):
+    yield Case(
+      name=scene.name,
+      law=law,
+      vocab_size=vocab_size,
+      num_draft_tokens=num_draft_tokens,
+      rounds=rounds,
+      proposal=propose(draft, num_draft_tokens, scene.cut),
+      target=target,
+    )
+
+
+def _table(model, sampling):
+  if sampling.logit_bias is not None:
+    bias = np.asarray(sampling.logit_bias[: model.vocab_size])
+    sampling = dataclasses.replace(sampling, logit_bias=bias)
+    return conditional_lib.from_model(model, {}, PROMPT, sampling)
+  return _cached_table(model, sampling)
+
+
+@functools.cache
+def _cached_table(model, sampling):
+  return conditional_lib.from_model(model, {}, PROMPT, sampling)

@@ -1,0 +1,191 @@
+"""The distribution after every string of tokens, as float64 tables.
+
+The strings of t tokens are indexed in lexicographic order, 0 .. V^t - 1; a
+fixed prompt stands before them.
+"""
+
+from collections.abc import Callable
+import functools
+
+import jax
+import numpy as np
+
+from specsample import sampling as sampling_lib
+from specsample import types
+from specsample.sampling import Sampling
+from specsample.types import Model, Params, TokenCounts
+
+# conditional(t, committed) -> [V^t, V] float64: the distribution after every
+# string of t tokens, of which the first `committed` were emitted in earlier
+# rounds and the others are drafts of this one.
+Conditional = Callable[[int, int], np.ndarray]
+
+_BLOCK = 2048  # rows of a compiled call: one shape whatever there is to do
+
+
+def strings(vocab_size: int, length: int) -> np.ndarray:
+  """All strings [V^length, length] int32, in lexicographic order."""
+  number = np.arange(vocab_size**length)[:, None]
+  place = vocab_size ** np.arange(length - 1, -1, -1)
+  return (number // place % vocab_size).astype(np.int32)
+
+
+def index(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+  """The index [...] of strings of tokens [..., t]; -1 reads as token 0."""
+  place = vocab_size ** np.arange(tokens.shape[-1] - 1, -1, -1)
+  return np.maximum(tokens, 0) @ place.astype(np.int64)
+
+
+def along(
+  conditional: Conditional, t: int, tokens: np.ndarray, count: int
+) -> np.ndarray:
+  """The distributions [n, D, count, V] after 0 .. count - 1 drafted tokens.
+
+  Args:
+    conditional: the tables.
+    t: the length of the n strings that the drafts follow, n = V^t.
+    tokens: [n, D, K] int32, at least count - 1 of them.
+    count: how many distributions.
+  """
+  rows = []
+  for i in range(count):
+    table = conditional(t + i, t)
+    vocab_size = table.shape[-1]
+    table = table.reshape(len(tokens), -1, vocab_size)
+    path = index(tokens[..., :i], vocab_size)
+    rows.append(table[np.arange(len(tokens))[:, None], path])
+  return np.stack(rows, axis=2)
+
+
+def from_model(
+  model: Model,
+  params: Params,
+  prompt: tuple[int, ...],
+  sampling: Sampling = Sampling(temperature=1.0),
+) -> Conditional:
+  """The distributions that `sampling` makes of a model's logits.
+
+  The logits are the model's own; from there on everything is float64. The
+  penalties count committed tokens and drafts apart, as `decode` does.
+
+  Args:
+    model: any model.
+    params: its own tree (what params['target'] holds).
+    prompt: at least one token.
+    sampling: scalar settings, or [V] for the bias.
+  """
+
+  @functools.cache
+  def logits(t):
+    return _logits_after_all(model, params, prompt, t)
+
+  @functools.cache
+  def conditional(t, committed):
+    tokens = strings(model.vocab_size, t)
+    emitted, drafted = np.split(tokens, [committed], axis=1)
+    counts = None
+    if sampling.penalised:
+      counts = count_tokens(prompt, emitted, model.vocab_size)
+    return warp(sampling, counts, logits(t), drafted)
+
+  if sampling.penalised:
+    return conditional
+  return lambda t, committed: conditional(t, t)
+
+
+def ending(conditional: Conditional, eos_id: int) -> Conditional:
+  """The same distributions, but after `eos_id` comes nothing but `eos_id`."""
+
+  def ended(t, committed):
+    table = conditional(t, committed)
+    vocab_size = table.shape[-1]
+    is_over = (strings(vocab_size, t) == eos_id).any(axis=1, keepdims=True)
+    return np.where(is_over, np.eye(vocab_size)[eos_id], table)
+
+  return ended
+
+
+def joint_law(conditional: Conditional, length: int) -> np.ndarray:
+  """The law [V^length] of the first `length` tokens of plain sampling."""
+  law = np.ones(1)
+  for t in range(length):
+    law = (law[:, None] * conditional(t, t)).reshape(-1)
+  return law
+
+
+def total_variation(law: np.ndarray, other: np.ndarray) -> float:
+  """The largest difference in the probability of any event, in [0, 1]."""
+  return float(np.abs(law - other).sum() / 2)
+
+
+def count_tokens(
+  prompt: tuple[int, ...], generated: np.ndarray, vocab_size: int
+) -> TokenCounts:
+  """What the penalties count: prompt [V], and [n, V] of generated [n, t]."""
+  count = lambda tokens: (
+    np.asarray(tokens)[..., None] == np.arange(vocab_size)
+  ).sum(axis=-2)
+  return TokenCounts(prompt=count(prompt), generated=count(generated))
+
+
+def warp(
+  sampling: Sampling,
+  counts: TokenCounts | None,
+  logits: np.ndarray,
+  drafted: np.ndarray,
+) -> np.ndarray:
+  """`sampling.warp` in float64, for logits [n, V] and drafted [n, i]."""
+  # Without penalties the drafts do not matter, and they would be a new shape.
+  drafted = drafted if counts is not None else drafted[:, :0]
+  drafted = np.pad(drafted, ((0, 0), (1, 0)), constant_values=-1)
+  prompt = None if counts is None else counts.prompt
+  generated = None if counts is None else counts.generated
+  with jax.enable_x64(True):
+    return in_blocks(
+      lambda *rows: _warp_block(sampling, prompt, *rows),
+      (generated, logits.astype(np.float64), drafted),
+    )
+
+
+def in_blocks(function, arrays):
+  """function(*arrays) of arrays [n, ...], in calls of one fixed size."""
+  leaves, tree = jax.tree.flatten(arrays)
+  size = len(leaves[0])
+  results = []
+  for start in range(0, size, _BLOCK):
+    block = [leaf[start : start + _BLOCK] for leaf in leaves]
+    pad = _BLOCK - len(block[0])
+    block = [np.pad(x, ((0, pad),) + ((0, 0),) * (x.ndim - 1)) for x in block]
+    results.append(jax.device_get(function(*jax.tree.unflatten(tree, block))))
+  return jax.tree.map(lambda *x: np.concatenate(x)[:size], *results)
+
+
+@jax.jit
+def _warp_block(sampling, prompt, generated, logits, drafted):
+  def row(generated, logits, drafted):
+    counts = None
+    if generated is not None:
+      counts = types.TokenCounts(prompt=prompt, generated=generated)
+    return sampling_lib.warp(sampling, counts, logits, drafted)
+
+  return jax.vmap(row)(generated, logits, drafted)
+
+
+def _logits_after_all(model, params, prompt, t):
+  tokens = strings(model.vocab_size, t)
+  head = np.broadcast_to(np.asarray(prompt), (len(tokens), len(prompt)))
+  tokens = np.concatenate([head, tokens], axis=1).astype(np.int32)
+  last = tokens.shape[1] - 1
+  # What is fed behind a token does not change its logits.
+  width = -(-tokens.shape[1] // 16) * 16
+  padded = np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
+  return in_blocks(
+    lambda rows: _last_logits(model, params, rows, last), (padded,)
+  )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _last_logits(model, params, tokens, last):
+  cache = model.init_cache(*tokens.shape)
+  output, _ = model.apply(params, tokens, cache)
+  return output.logits[:, last]

@@ -1,0 +1,156 @@
+"""What a drafter's own `propose` draws, with its exact probabilities."""
+
+import dataclasses
+import functools
+
+import jax
+from jax.experimental import io_callback
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import sampling as sampling_lib
+from specsample.sampling import Sampling
+from specsample.testing import conditional as conditional_lib
+from specsample.testing.proposal import Drafts
+from specsample.testing.proposal import Proposal
+from specsample.types import Array, Draft, Drafter, DraftLaw, Model, Params
+
+
+def from_drafter(
+  drafter: Drafter,
+  params: Params,
+  model: Model,
+  prompt: tuple[int, ...],
+  sampling: Sampling = Sampling(temperature=1.0),
+  *,
+  rounds: int,
+) -> Proposal:
+  """The drafts of a drafter, each weighed by how it was really drawn.
+
+  Its `draw` is answered with every token in turn, and the weight of a draft is
+  the product of the probabilities that `draw` was given, whatever `probs` of
+  the Draft says. The drafter takes the prompt and the string in as one prefill.
+
+  Args:
+    drafter: one that draws a chain, or draws nothing.
+    params: the whole tree, with the target's under 'target'.
+    model: the target, whose outputs some drafters read.
+    prompt: at least one token.
+    sampling: scalar settings, or [V] for the bias.
+    rounds: how many will be enumerated.
+  """
+  num_drafts = drafter.num_draft_tokens
+  paths = conditional_lib.strings(model.vocab_size, num_drafts)
+  lengths = np.arange((rounds - 1) * (num_drafts + 1) + 1)
+  ends = np.cumsum(model.vocab_size**lengths)
+
+  @functools.cache
+  def everything():
+    rows = _Rows.of(model.vocab_size, prompt, lengths, paths)
+    draft, weights = _propose(drafter, params, model, sampling, rows)
+    tokens = np.asarray(draft.tokens).reshape(ends[-1], *paths.shape)
+    if draft.law is DraftLaw.POINT_MASS:
+      # The same on every path: nothing was drawn.
+      tokens = tokens[:, :1]
+      return Drafts(tokens, None, np.ones(tokens.shape[:2]), draft.law)
+    return Drafts(
+      tokens=tokens,
+      probs=np.asarray(draft.probs).reshape(*tokens.shape, -1),
+      weights=weights.reshape(tokens.shape[:2]),
+      law=draft.law,
+    )
+
+  def propose(t):
+    drafts = everything()
+    rows = slice(ends[t] - model.vocab_size**t, ends[t])
+    return dataclasses.replace(
+      drafts,
+      tokens=drafts.tokens[rows],
+      probs=None if drafts.probs is None else drafts.probs[rows],
+      weights=drafts.weights[rows],
+    )
+
+  return propose
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+  """A ragged batch: every string of some lengths, times every path of K."""
+
+  prompt: tuple[int, ...]
+  tokens: np.ndarray  # [n, P + t] int32, the prompt first, -1 at the end
+  forced: np.ndarray  # [n, K] int32
+
+  @classmethod
+  def of(cls, vocab_size, prompt, lengths, paths):
+    def padded(length):
+      strings = conditional_lib.strings(vocab_size, length)
+      behind = np.full((len(strings), lengths[-1] - length), -1, np.int32)
+      head = np.tile(np.asarray(prompt, np.int32), (len(strings), 1))
+      return np.concatenate([head, strings, behind], axis=1)
+
+    tokens = np.concatenate([padded(length) for length in lengths])
+    return cls(
+      prompt=prompt,
+      tokens=np.repeat(tokens, len(paths), axis=0),
+      forced=np.tile(paths, (len(tokens), 1)),
+    )
+
+
+def _propose(
+  drafter, params, model, sampling, rows
+) -> tuple[Draft, np.ndarray]:
+  """The draft of each row and the probability [n] that it is drawn."""
+  count, width = rows.tokens.shape
+  room = width + drafter.num_draft_tokens + 1
+  lengths = (rows.tokens >= 0).sum(axis=1, dtype=np.int32)
+  tokens = np.pad(np.maximum(rows.tokens, 0), ((0, 0), (0, room - width)))
+  drawn: list[Array] = []
+
+  def draw(probs, position):
+    column = (position - lengths)[:, None]
+    forced = jnp.take_along_axis(jnp.asarray(rows.forced), column, axis=1)
+    chosen = jnp.take_along_axis(probs, forced, axis=1)[:, 0]
+    # A callback is outside of enable_x64 and would get the floats rounded.
+    bits = jax.lax.bitcast_convert_type(chosen.astype(jnp.float64), jnp.uint32)
+    io_callback(drawn.append, None, bits)
+    return forced[:, 0]
+
+  @jax.jit
+  def take_in(params):
+    output, _ = model.apply(
+      params['target'],
+      tokens[:, :width],
+      model.init_cache(count, room),
+      features=drafter.feature_layers,
+    )
+    state = drafter.init(params, count, room)
+    return drafter.extend(params, tokens[:, :width], lengths - 1, output, state)
+
+  @jax.jit
+  def propose(params, state):
+    warp = _warp(sampling, rows, model.vocab_size)
+    draft, _ = drafter.propose(params, draw, warp, tokens, lengths, state)
+    return draft
+
+  state = take_in(params)
+  with jax.enable_x64(True):
+    draft = jax.device_get(propose(params, state))
+    jax.effects_barrier()
+  weights = np.ones(count)
+  for bits in drawn:
+    weights *= np.ascontiguousarray(bits).view(np.float64)[:, 0]
+  return draft, weights
+
+
+def _warp(sampling, rows, vocab_size):
+  counts = None
+  if sampling.penalised:
+    emitted = rows.tokens[:, len(rows.prompt) :]
+    counts = conditional_lib.count_tokens(rows.prompt, emitted, vocab_size)
+    prompt = jnp.broadcast_to(counts.prompt, counts.generated.shape)
+    counts = dataclasses.replace(counts, prompt=prompt)
+  warp = jax.vmap(sampling_lib.warp, (None, 0, 0, 0))
+  return lambda logits, drafted: warp(
+    sampling, counts, logits.astype(jnp.float64), drafted
+  )

@@ -1,0 +1,133 @@
+"""The exact law of several rounds of draft, verify, emit, in float64.
+
+What is enumerated is the shipped code: `.law` of a rule, `sampling.warp`, and
+`propose` of a drafter (`drafted.from_drafter`).
+"""
+
+import functools
+
+import jax
+import numpy as np
+
+from specsample.testing import conditional as conditional_lib
+from specsample.testing.conditional import Conditional
+from specsample.testing.proposal import Drafts
+from specsample.testing.proposal import Proposal
+from specsample.types import Draft, Law, Verifier
+
+
+class Enumeration:
+  """Speculative decoding from the prompt on, every outcome of every round."""
+
+  def __init__(self, verify: Verifier, proposal: Proposal, target: Conditional):
+    """Takes what decides the law; nothing is computed yet.
+
+    Args:
+      verify: a rule with a `.law` for these drafts.
+      proposal: the drafts after every string.
+      target: the distributions they are verified against.
+    """
+    self._verify = verify
+    self._proposal = proposal
+    self._target = target
+    self._emissions: dict[int, list[np.ndarray]] = {}
+
+  def emissions(self, t: int) -> list[np.ndarray]:
+    """One round's law after every string of t tokens.
+
+    Returns:
+      K + 1 arrays; [V^t, V^i, V], the i-th, is the probability of keeping
+      just these i drafts and then emitting this token.
+    """
+    if t not in self._emissions:
+      self._emissions[t] = self._round(t)
+    return self._emissions[t]
+
+  def joint_law(self, rounds: int) -> np.ndarray:
+    """The law of the first rounds * (K + 1) tokens.
+
+    So many come of the given number of rounds at most; strings that are still
+    shorter then are completed by the target itself.
+    """
+    pending = self._after(rounds)
+    longest = max(pending)
+    law = np.zeros(1)
+    for t in range(longest):
+      law = law + pending.get(t, 0)
+      law = (law[:, None] * self._target(t, t)).reshape(-1)
+    return law + pending[longest]
+
+  def error(self, rounds: int) -> tuple[float, float]:
+    """How far `joint_law` is from plain sampling of the same target.
+
+    Returns:
+      The largest absolute difference in the probability of a string, and the
+      total variation distance.
+    """
+    law = self.joint_law(rounds)
+    length = rounds * len(self.emissions(0))
+    plain = conditional_lib.joint_law(self._target, length)
+    difference = float(np.abs(law - plain).max())
+    return difference, conditional_lib.total_variation(law, plain)
+
+  def num_accepted(self, round: int = 0) -> np.ndarray:
+    """The distribution [K + 1] of how many drafts one round keeps."""
+    kept = np.zeros(len(self.emissions(0)))
+    for t, mass in self._after(round).items():
+      for i, emission in enumerate(self.emissions(t)):
+        kept[i] += mass @ emission.sum(axis=(1, 2))
+    return kept
+
+  def expected_accepted(self) -> float:
+    """The mean number of drafts that the first round keeps."""
+    law = self.num_accepted()
+    return float(law @ np.arange(law.size))
+
+  def _after(self, rounds):
+    """The strings' probabilities [V^t] after some rounds, by their length t."""
+    pending = {0: np.ones(1)}
+    for _ in range(rounds):
+      longer: dict[int, np.ndarray] = {}
+      for t, mass in pending.items():
+        for i, emission in enumerate(self.emissions(t)):
+          emitted = (mass[:, None, None] * emission).reshape(-1)
+          longer[t + i + 1] = longer.get(t + i + 1, 0) + emitted
+      pending = longer
+    return pending
+
+  def _round(self, t):
+    drafts = self._proposal(t)
+    count, _, num_drafts = drafts.tokens.shape
+    target_probs = conditional_lib.along(
+      self._target, t, drafts.tokens, num_drafts + 1
+    )
+    vocab_size = target_probs.shape[-1]
+    law = _laws(self._verify, drafts, target_probs)
+    mass = drafts.weights[..., None, None] * law.stop[..., None] * law.next
+    row = np.arange(count)[:, None]
+    emissions = []
+    for i in range(num_drafts + 1):
+      kept = conditional_lib.index(drafts.tokens[..., :i], vocab_size)
+      emission = np.zeros((count, vocab_size**i, vocab_size))
+      np.add.at(emission, (row, kept), mass[:, :, i])
+      emissions.append(emission)
+    return emissions
+
+
+def _laws(verify: Verifier, drafts: Drafts, target_probs: np.ndarray) -> Law:
+  grid = drafts.tokens.shape[:2]
+  flatten = lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+  probs = None if drafts.probs is None else flatten(drafts.probs)
+  with jax.enable_x64(True):
+    law = conditional_lib.in_blocks(
+      lambda tokens, probs, target_probs: _law_block(
+        verify, Draft(tokens=tokens, probs=probs, law=drafts.law), target_probs
+      ),
+      (flatten(drafts.tokens), probs, flatten(target_probs)),
+    )
+  return jax.tree.map(lambda x: x.reshape(*grid, *x.shape[1:]), law)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _law_block(verify, draft, target_probs):
+  return jax.vmap(verify.law)(draft, target_probs)

@@ -1,0 +1,149 @@
+"""A random language model whose distribution is a hash of the whole prefix.
+
+Any mistake in a cache, a position or a batch changes its logits, and they are
+the same bits whatever the batch, padding, chunking or sharding: integer
+hashing, one conversion to float32 and one product.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import types
+from specsample.models import cache as cache_lib
+from specsample.types import Array, ModelOutput, Params
+
+
+@types.pytree
+class HashCache:
+  """The hash of every prefix; entries behind `length` are stale."""
+
+  # [B, S + 1] uint32; entry i is the hash of the first i tokens.
+  hashes: Array
+  length: Array  # [B] int32, tokens kept
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HashModel:
+  """A `types.Model` of no parameters (give {}), for tests and enumeration.
+
+  A model that differs only in `noise`, `noise_seed` or `scale` sees the same
+  hashes and so is correlated with this one: a drafter for it.
+  """
+
+  vocab_size: int
+  seed: int = 0
+  # Logits are spread uniformly over [0, scale): 0 is a uniform distribution,
+  # and below 0 the least likely tokens become the most likely.
+  scale: float = 4.0
+  # The share of the logits that comes from `noise_seed`, in steps of 1 / 256.
+  noise: float = 0.0
+  noise_seed: int = 1
+  # So many of the last ids are no tokens: their logits are -inf.
+  padding: int = 0
+  # Leaving layers out (see `keep_layers`) adds noise.
+  num_layers: int = 4
+  max_length: int = 4096
+
+  def __post_init__(self):
+    """Refuses values out of range."""
+    if not 0 <= self.noise <= 1:
+      raise ValueError(f'noise is {self.noise}: it must be in [0, 1]')
+    if not 0 <= self.padding < self.vocab_size:
+      raise ValueError(
+        f'padding is {self.padding}: of {self.vocab_size} ids it must leave at '
+        'least one token'
+      )
+
+  def init_cache(self, batch_size: int, max_length: int) -> HashCache:
+    """See `types.Model`."""
+    return HashCache(
+      hashes=jnp.full((batch_size, max_length + 1), _seed_hash(self.seed)),
+      length=jnp.zeros(batch_size, jnp.int32),
+    )
+
+  def apply(
+    self,
+    params: Params,
+    tokens: Array,
+    cache: HashCache,
+    features: tuple[int, ...] = (),
+  ) -> tuple[ModelOutput, HashCache]:
+    """See `types.Model`; every feature is the hidden vector."""
+
+    def extend(prefix, token):
+      prefix = _mix(prefix * _PREFIX + (token.astype(jnp.uint32) + 1) * _TOKEN)
+      return prefix, prefix
+
+    start = jnp.take_along_axis(cache.hashes, cache.length[:, None], axis=1)
+    _, hashes = jax.lax.scan(extend, start[:, 0], tokens.T)
+    hashes = hashes.T
+    hidden = jnp.stack([hashes >> 16, hashes & 0xFFFF], axis=-1)
+    hidden = hidden.astype(jnp.float32)
+    output = ModelOutput(
+      logits=self.unembed(params, hidden),
+      hidden=hidden,
+      features=(hidden,) * len(features),
+    )
+    cache = HashCache(
+      hashes=cache_lib.write(cache.hashes, hashes, cache.length + 1),
+      length=cache.length + tokens.shape[1],
+    )
+    return output, cache
+
+  def commit(self, cache: HashCache, length: Array) -> HashCache:
+    """See `types.Model`."""
+    return HashCache(hashes=cache.hashes, length=length)
+
+  def embed(self, params: Params, ids: Array) -> Array:
+    """See `types.Model`: the id itself, beside a 0."""
+    del params
+    ids = ids.astype(jnp.float32)
+    return jnp.stack([ids, jnp.zeros_like(ids)], axis=-1)
+
+  def unembed(self, params: Params, hidden: Array) -> Array:
+    """See `types.Model`: hidden [..., 2] is the hash, in two halves."""
+    del params
+    high, low = jnp.moveaxis(hidden.astype(jnp.uint32), -1, 0)
+    prefix = (high << 16 | low)[..., None]
+    weight = round(256 * self.noise)
+    own = _mix(prefix ^ self._token_hashes(self.seed)) >> 16
+    other = _mix(prefix ^ self._token_hashes(self.noise_seed)) >> 16
+    # Below 2 ** 24, hence exact in float32.
+    level = own * (256 - weight) + other * weight
+    logits = level.astype(jnp.float32) * np.float32(self.scale / 2**24)
+    is_token = np.arange(self.vocab_size) < self.vocab_size - self.padding
+    return jnp.where(is_token, logits, -np.inf)
+
+  def keep_layers(self, indices: tuple[int, ...]) -> 'HashModel':
+    """The noisier model that is left of `indices` of the layers."""
+    return dataclasses.replace(
+      self, noise=1 - len(indices) / self.num_layers, num_layers=len(indices)
+    )
+
+  def keep_params(self, params: Params, indices: tuple[int, ...]) -> Params:
+    """The parameters of `keep_layers(indices)`: none, as before."""
+    del indices
+    return params
+
+  def _token_hashes(self, seed):
+    ids = np.arange(self.vocab_size, dtype=np.uint32)
+    return _mix(ids * _TOKEN + _seed_hash(seed))
+
+
+# Odd, so that neither product loses a bit of what it multiplies.
+_PREFIX = np.uint32(0xCC9E2D51)
+_TOKEN = np.uint32(0x9E3779B1)
+
+
+def _mix(x):
+  """The finalizer of MurmurHash3: a bijection of 32 bits."""
+  x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+  x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
+  return x ^ (x >> 16)
+
+
+def _seed_hash(seed):
+  return _mix(np.asarray([seed + 1], np.uint32))[0]

@@ -1,0 +1,92 @@
+"""All drafts that can follow a string, with their probabilities."""
+
+from collections.abc import Callable
+import dataclasses
+
+import numpy as np
+
+from specsample.testing import conditional as conditional_lib
+from specsample.testing.conditional import Conditional
+from specsample.types import DraftLaw
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafts:
+  """The D drafts that can follow each of n strings."""
+
+  tokens: np.ndarray  # [n, D, K] int32, -1 where nothing was drafted
+  probs: np.ndarray | None  # [n, D, K, V], what the verifier is told
+  weights: np.ndarray  # [n, D], the probability that this draft is drawn
+  law: DraftLaw
+
+
+# proposal(t) -> the drafts after every string of t tokens.
+Proposal = Callable[[int], Drafts]
+# cut(tokens [..., K], probs [..., K, V]) -> how many tokens [...] are kept.
+Cut = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def keep_all(tokens: np.ndarray, probs: np.ndarray) -> np.ndarray:
+  """The `Cut` that cuts nothing."""
+  del probs
+  return np.full(tokens.shape[:-1], tokens.shape[-1])
+
+
+def sampled(
+  draft: Conditional, num_draft_tokens: int, cut: Cut = keep_all
+) -> Proposal:
+  """Draws every token from `draft`, given those before it.
+
+  Args:
+    draft: the distributions, which the verifier is told.
+    num_draft_tokens: K.
+    cut: shortens the draft. Non-anticipating: whether token i is kept depends
+      on the tokens before i and the distributions up to i.
+  """
+
+  def propose(t):
+    vocab_size = draft(0, 0).shape[-1]
+    paths = conditional_lib.strings(vocab_size, num_draft_tokens)
+    tokens = np.broadcast_to(paths, (vocab_size**t, *paths.shape))
+    probs = conditional_lib.along(draft, t, tokens, num_draft_tokens)
+    drawn = np.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
+    kept = np.arange(num_draft_tokens) < cut(tokens, probs)[..., None]
+    return Drafts(
+      tokens=np.where(kept, tokens, -1),
+      probs=np.where(kept[..., None], probs, 0),
+      weights=drawn.prod(axis=-1),
+      law=DraftLaw.SAMPLED,
+    )
+
+  return propose
+
+
+def most_likely(
+  draft: Conditional, num_draft_tokens: int, cut: Cut = keep_all
+) -> Proposal:
+  """A point mass: each token is the most likely one after those before it.
+
+  Args:
+    draft: the distributions; num_draft_tokens: K.
+    cut: shortens the draft; of a point mass any choice is non-anticipating.
+  """
+
+  def propose(t):
+    vocab_size = draft(0, 0).shape[-1]
+    path = np.arange(vocab_size**t)
+    tokens, probs = [], []
+    for i in range(num_draft_tokens):
+      probs.append(draft(t + i, t)[path])
+      tokens.append(probs[-1].argmax(axis=-1))
+      path = path * vocab_size + tokens[-1]
+    drafted = np.stack(tokens, axis=-1).astype(np.int32)[:, None]
+    num_kept = cut(drafted, np.stack(probs, axis=-2)[:, None])
+    kept = np.arange(num_draft_tokens) < num_kept[..., None]
+    return Drafts(
+      tokens=np.where(kept, drafted, -1),
+      probs=None,
+      weights=np.ones(drafted.shape[:2]),
+      law=DraftLaw.POINT_MASS,
+    )
+
+  return propose

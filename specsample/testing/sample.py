@@ -1,0 +1,216 @@
+"""The compiled loop itself, run often and compared with an exact law."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+
+from specsample import decode
+from specsample.sampling import Sampling
+from specsample.stopping import Stop
+from specsample.testing import chi_square
+from specsample.testing import conditional as conditional_lib
+from specsample.types import (
+  Array,
+  Drafter,
+  Model,
+  Origin,
+  Output,
+  Params,
+  Verifier,
+)
+
+# Rows of one call: large enough to be fast, small enough to compile fast.
+_ROWS = 4096
+_NO_STOP = Stop()
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Rows that are samples of one law."""
+
+  prompt: tuple[int, ...]
+  sampling: Sampling  # scalars
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+  """Rows of several groups, mixed in every batch: row i is of group i % G."""
+
+  tokens: np.ndarray  # [n, M] int32, -1 after a row's length
+  accepted: np.ndarray  # [n, M], drafts kept in each round
+  num_groups: int
+
+  def of_group(self, group: int) -> 'Sample':
+    """The rows of one group."""
+    rows = slice(group, None, self.num_groups)
+    return Sample(self.tokens[rows], self.accepted[rows], 1)
+
+
+def draw(
+  params: Params,
+  groups: tuple[Group, ...],
+  key: Array,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  num_tokens: int,
+  num_rows: int,
+  stop: Stop = _NO_STOP,
+) -> Sample:
+  """Generates at least `num_rows` independent rows of `num_tokens` tokens.
+
+  One key, a request id a row; the batches mix prompts of all lengths and all
+  settings of the groups.
+  """
+  sampling = mix([group.sampling for group in groups])
+  width = max(len(group.prompt) for group in groups)
+  size = _ROWS - _ROWS % len(groups)
+  group_of_row = np.arange(size) % len(groups)
+  prompts = np.asarray(
+    [group.prompt + (0,) * (width - len(group.prompt)) for group in groups]
+  )
+  lengths = np.asarray([len(group.prompt) for group in groups])
+  rows = jax.tree.map(lambda x: np.asarray(x)[group_of_row], sampling)
+
+  def batch(start) -> Output:
+    output = decode.generate(
+      params,
+      prompts[group_of_row],
+      lengths[group_of_row],
+      key,
+      request_ids=start + np.arange(size, dtype=np.int32),
+      model=model,
+      drafter=drafter,
+      verify=verify,
+      sampling=rows,
+      max_new_tokens=num_tokens,
+      stop=stop,
+    )
+    return jax.device_get(output)
+
+  outputs = [batch(start) for start in range(0, num_rows, size)]
+  joined = jax.tree.map(lambda *x: np.concatenate(x), *outputs)
+  emitted = np.arange(num_tokens) < joined.lengths[:, None]
+  kept = emitted & (joined.origin == Origin.ACCEPTED)
+  in_round = joined.emit_round[..., None] == np.arange(num_tokens)
+  return Sample(
+    tokens=np.where(emitted, joined.tokens, -1),
+    accepted=(kept[..., None] & in_round).sum(axis=1),
+    num_groups=len(groups),
+  )
+
+
+def mix(samplings: list[Sampling]) -> Sampling:
+  """One `Sampling` with leaves [G]; what some leave out is neutral there."""
+  leaves: dict[str, np.ndarray] = {}
+  for field in dataclasses.fields(Sampling):
+    values = [vars(sampling)[field.name] for sampling in samplings]
+    if any(value is not None for value in values):
+      neutral = _NEUTRAL.get(field.name, 0.0)
+      leaves[field.name] = np.asarray(
+        [neutral if value is None else value for value in values]
+      )
+  return Sampling(**leaves)
+
+
+_NEUTRAL = {'top_k': 0, 'top_p': 1.0, 'repetition_penalty': 1.0}
+
+
+def laws(
+  model: Model,
+  params: Params,
+  groups: tuple[Group, ...],
+  num_tokens: int,
+  eos_id: int | None = None,
+) -> list[np.ndarray]:
+  """The exact law [V^M] of each group's first tokens.
+
+  Args:
+    model: the target; params: its own tree.
+    groups: the rows; num_tokens: M.
+    eos_id: after it, a string goes on with nothing else.
+  """
+  tables = [
+    conditional_lib.from_model(model, params, group.prompt, group.sampling)
+    for group in groups
+  ]
+  if eos_id is not None:
+    tables = [conditional_lib.ending(table, eos_id) for table in tables]
+  return [conditional_lib.joint_law(table, num_tokens) for table in tables]
+
+
+def compare(
+  sample: Sample, laws: list[np.ndarray], eos_id: int = 0
+) -> chi_square.ChiSquare:
+  """Tests a sample's tokens against the law of each group.
+
+  Args:
+    sample: from `draw`.
+    laws: from `laws`, with the same groups and number of tokens.
+    eos_id: what stands for the missing tokens of a row that stopped.
+  """
+  num_tokens = sample.tokens.shape[1]
+
+  def group(number):
+    law = laws[number]
+    vocab_size = round(law.size ** (1 / num_tokens))
+    tokens = sample.of_group(number).tokens
+    cells = conditional_lib.index(
+      np.where(tokens < 0, eos_id, tokens), vocab_size
+    )
+    return np.bincount(cells, minlength=law.size), law
+
+  return chi_square.test(group(number) for number in range(len(laws)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Acceptance:
+  """Drafts kept in a round: their mean, and what the law predicts."""
+
+  measured: float
+  predicted: float
+  # The standard error of `measured` under the law.
+  error: float
+  THRESHOLD = 5.0
+
+  @property
+  def statistic(self) -> float:
+    """The difference in standard errors; 5 occur by chance in 2e6 samples."""
+    return abs(self.measured - self.predicted) / self.error
+
+  @property
+  def passed(self) -> bool:
+    """Whether the two agree."""
+    return self.statistic <= self.THRESHOLD
+
+
+def acceptance(
+  sample: Sample, laws: list[np.ndarray], round: int = 0
+) -> Acceptance:
+  """Compares how many drafts a round keeps with its exact law, group by group.
+
+  Args:
+    sample: from `draw`, with (K + 1) * (round + 1) tokens at least: what is
+      drafted at a row's end is less.
+    laws: the distribution [K + 1] of the number of kept drafts, of each group.
+    round: from 0.
+  """
+  measured, predicted, variance = 0.0, 0.0, 0.0
+  size = len(sample.tokens)
+  for number, law in enumerate(laws):
+    kept = sample.of_group(number).accepted[:, round]
+    count = np.arange(law.size)
+    mean = law @ count
+    measured += float(kept.sum())
+    predicted += float(kept.size * mean)
+    variance += float(kept.size * (law @ (count - mean) ** 2))
+  # Greedy rows alone have no variance; then not one draft may be missing.
+  error = max(math.sqrt(variance), 1 / (2 * Acceptance.THRESHOLD)) / size
+  return Acceptance(
+    measured=measured / size,
+    predicted=predicted / size,
+    error=error,
+  )
