@@ -1,0 +1,282 @@
+"""What the certificate holds, and how each entry is found."""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+import gin
+import jax
+import numpy as np
+
+from experiments import progress as progress_lib
+from experiments import statistical
+from experiments.planted import bugs
+from specsample import decode
+from specsample import drafters
+from specsample import verify
+from specsample.sampling import Sampling
+from specsample.testing import acceptance
+from specsample.testing import assertions
+from specsample.testing import cases as cases_lib
+from specsample.testing import conditional as conditional_lib
+from specsample.testing import enumerate as enumerate_lib
+from specsample.testing.cases import Case
+from specsample.testing.hash_model import HashModel
+from specsample.types import Drafter, DraftLaw, Verifier
+
+Record = dict[str, Any]
+# An entry's description, and how to find it.
+Work = tuple[str, Callable[[], list[Record]]]
+
+TOLERANCE = 1e-12
+SECTIONS = ('cases', 'lossy', 'statistical', 'planted_bugs')
+
+_LAW = {
+  'chain': acceptance.chain,
+  'block': acceptance.block,
+  # For point masses, which are all that its law takes, it is the token rule.
+  'coupled': acceptance.chain,
+}
+_SYNTHETIC = verify.Synthetic(rate=0.8)
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """How much is done. Fewer rows find coarser errors only, and say so."""
+
+  num_rows: int = 131072  # of each statistical entry
+  num_keys: int = 256  # for which coupled is compared with plain sampling
+  seed: int = 0
+  # A certificate without all of them is incomplete, and says so.
+  sections: tuple[str, ...] = SECTIONS
+
+  def __post_init__(self):
+    """Refuses what is out of range."""
+    unknown = set(self.sections) - set(SECTIONS)
+    if unknown or not self.sections:
+      raise ValueError(f'sections are {self.sections}: name some of {SECTIONS}')
+    if self.num_rows < 4096:
+      raise ValueError(
+        f'num_rows is {self.num_rows}: less than 4096 detects next to nothing'
+      )
+    if self.num_keys < 1:
+      raise ValueError(f'num_keys is {self.num_keys}: compare at least one')
+
+
+def build(plan: Plan, progress: progress_lib.Bar) -> Record:
+  """Finds every entry: {section: [records], 'passed': ..., 'complete': ...}."""
+  work = {
+    'cases': _cases,
+    'lossy': _lossy,
+    'statistical': _statistical,
+    'planted_bugs': _planted_bugs,
+  }
+  todo = [(name, *item) for name in plan.sections for item in work[name](plan)]
+  certificate: Record = {name: [] for name in SECTIONS}
+  with progress(len(todo)) as step:
+    for section, description, find in todo:
+      step(f'{section}: {description}')
+      certificate[section] += map(_finite, find())
+  records = [record for name in SECTIONS for record in certificate[name]]
+  return certificate | {
+    'not_applicable': [
+      {'name': name, 'reason': reason}
+      for name, reason in bugs.NOT_APPLICABLE.items()
+    ],
+    'complete': set(plan.sections) == set(SECTIONS),
+    'passed': bool(records) and all(passed(record) for record in records),
+  }
+
+
+def passed(record: Record) -> bool:
+  """Whether an entry says what it should."""
+  return record['caught'] if 'caught' in record else record['passed']
+
+
+def _finite(record: Record) -> Record:
+  """JSON has no NaN; what is not a number has not passed either."""
+  is_number = lambda x: not isinstance(x, float) or math.isfinite(x)
+  return {name: x if is_number(x) else None for name, x in record.items()}
+
+
+def _cases(plan) -> Iterator[Work]:
+  shape = lambda case: (case.vocab_size, case.num_draft_tokens)
+  for size, group in itertools.groupby(cases_lib.standard_cases(), shape):
+    yield (
+      'enumeration, V = {}, K = {}'.format(*size),
+      functools.partial(_enumerate_all, list(group)),
+    )
+  for drafter, model in _coupled_drafters():
+    yield (
+      f'coupled, {type(drafter).__name__}, {plan.num_keys} keys',
+      functools.partial(_count_mismatches, plan, drafter, model),
+    )
+
+
+def _enumerate_all(cases: list[Case]) -> list[Record]:
+  return [
+    record
+    for case in cases
+    for name, verifier in statistical.VERIFIERS.items()
+    # Shared noise decides a sampled draft: its mismatches are counted.
+    if not (verifier.positional and case.law is DraftLaw.SAMPLED)
+    for record in enumerate_case(name, verifier, case)
+  ]
+
+
+def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
+  """The records of a lossless rule on one case, one for each depth."""
+  enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
+  expected = enumeration.expected_accepted()
+  predicted = float(_LAW[name](case.proposal, case.target).sum())
+  records = []
+  for rounds in case.rounds:
+    error, variation = enumeration.error(rounds)
+    records.append(
+      {
+        'verifier': name,
+        'law': case.law.value,
+        'rounds': rounds,
+        'max_error': error,
+        'total_variation': variation,
+        'expected_accepted': expected,
+        'predicted_accepted': predicted,
+        'case': case.name,
+        'vocab_size': case.vocab_size,
+        'num_draft_tokens': case.num_draft_tokens,
+        'passed': verifier.lossless
+        and error < TOLERANCE
+        and variation < TOLERANCE
+        and abs(expected - predicted) < TOLERANCE,
+      }
+    )
+  return records
+
+
+_MODEL = HashModel(vocab_size=8)
+_SAMPLING = Sampling(temperature=0.8, top_p=0.95)
+_PROMPT = (3, 1, 4, 1)
+
+
+def _coupled_drafters() -> Iterator[tuple[Drafter, HashModel]]:
+  """Drafters, and the model that each draws from."""
+  other = dataclasses.replace(_MODEL, noise=0.4)
+  yield drafters.Chain(model=other, num_draft_tokens=3), other
+  layers = (0, 2)
+  yield (
+    drafters.Skip(model=_MODEL, layers=layers, num_draft_tokens=3),
+    _MODEL.keep_layers(layers),
+  )
+
+
+def _count_mismatches(plan, drafter, model) -> list[Record]:
+  """Coupled decoding against plain sampling, a key a row."""
+  target, draft = (
+    conditional_lib.from_model(model, {}, _PROMPT, _SAMPLING)
+    for model in (_MODEL, model)
+  )
+  kept = acceptance.coupled(draft, target, drafter.num_draft_tokens)
+  run = lambda drafter: decode.generate(
+    {'target': {}, 'drafter': {}},
+    np.tile(_PROMPT, (plan.num_keys, 1)),
+    np.full(plan.num_keys, len(_PROMPT)),
+    jax.random.key(plan.seed),
+    model=_MODEL,
+    drafter=drafter,
+    verify=verify.coupled,
+    sampling=_SAMPLING,
+    max_new_tokens=32,
+  )
+  drafted, plain = run(drafter), run(drafters.NoDraft())
+  mismatches = assertions.count_mismatches(drafted, plain)
+  return [
+    {
+      'verifier': 'coupled',
+      'law': DraftLaw.SAMPLED.value,
+      'rounds': int(drafted.rounds.min()),
+      'max_error': mismatches,
+      'expected_accepted': float(kept.sum()),
+      'case': f'drafters.{type(drafter).__name__}, tokens that differ from '
+      'plain sampling',
+      'vocab_size': _MODEL.vocab_size,
+      'num_draft_tokens': drafter.num_draft_tokens,
+      'keys': plan.num_keys,
+      'tokens': int(plain.lengths.sum()),
+      'passed': mismatches == 0 and int(drafted.rounds.min()) >= 2,
+    }
+  ]
+
+
+def _lossy(plan) -> Iterator[Work]:
+  del plan
+  for case in cases_lib.standard_cases():
+    if case.name == 'plain' and case.num_draft_tokens == 2:
+      yield (
+        f'synthetic, {case.law.value}, V = {case.vocab_size}',
+        functools.partial(_measure_synthetic, case),
+      )
+
+
+def _measure_synthetic(case) -> list[Record]:
+  enumeration = enumerate_lib.Enumeration(
+    _SYNTHETIC, case.proposal, case.target
+  )
+  error, variation = enumeration.error(2)
+  rate = _SYNTHETIC.rate
+  predicted = sum(rate**i for i in range(1, case.num_draft_tokens + 1))
+  expected = enumeration.expected_accepted()
+  return [
+    {
+      'verifier': 'synthetic',
+      'rate': rate,
+      'law': case.law.value,
+      'rounds': 2,
+      'max_error': error,
+      'total_variation': variation,
+      'expected_accepted': expected,
+      'predicted_accepted': predicted,
+      'case': case.name,
+      'vocab_size': case.vocab_size,
+      'num_draft_tokens': case.num_draft_tokens,
+      # Its error shows that the enumeration would notice.
+      'passed': not _SYNTHETIC.lossless
+      and error > TOLERANCE
+      and abs(expected - predicted) < TOLERANCE,
+    }
+  ]
+
+
+def _statistical(plan) -> Iterator[Work]:
+  for draw in statistical.draws():
+    yield (
+      draw.name,
+      functools.partial(_measure_draw, draw, plan),
+    )
+
+
+def _measure_draw(draw, plan):
+  return [statistical.measure(draw, plan.num_rows, plan.seed)]
+
+
+def _planted_bugs(plan) -> Iterator[Work]:
+  del plan
+  for bug in bugs.BUGS:
+    yield bug.name, functools.partial(_catch, bug)
+
+
+def _catch(bug) -> list[Record]:
+  planted, shipped = bug.planted(), bug.shipped()
+  return [
+    {
+      'name': bug.name,
+      'caught': planted.alarm and not shipped.alarm,
+      'statistic': planted.statistic,
+      'threshold': planted.threshold,
+      'shipped_statistic': shipped.statistic,
+      'detector': planted.detector,
+    }
+  ]

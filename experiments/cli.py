@@ -1,0 +1,67 @@
+"""How every command ends: a result, or one line that says what to do."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import os
+import sys
+from typing import NoReturn
+
+from absl import app
+from absl import flags
+from absl import logging
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def run(main: Callable[[], None], interrupted: str = 'interrupted') -> None:
+  """Parses the flags and runs `main`.
+
+  Args:
+    main: the command, which reads its flags itself.
+    interrupted: the line after a Ctrl-C.
+  """
+
+  def guarded(argv: list[str]) -> None:
+    if argv[1:]:
+      fail(f'unexpected argument {argv[1]!r}: --help lists the flags')
+    try:
+      main()
+    except KeyboardInterrupt:
+      fail(interrupted, INTERRUPTED)
+    except BrokenPipeError:
+      # The reader has gone; Python would complain again when it flushes.
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      sys.exit(1)
+
+  # Of what the libraries log only warnings belong on a user's terminal.
+  logging.set_verbosity(logging.WARNING)
+  app.run(guarded, flags_parser=_parse_flags)
+
+
+def fail(message: str, code: int = BAD_INPUT) -> NoReturn:
+  """Ends the command with one line on standard error."""
+  print(' '.join(str(message).split()), file=sys.stderr)
+  sys.exit(code)
+
+
+@contextlib.contextmanager
+def bad_input() -> Iterator[None]:
+  """Makes an error about what the user gave one line and exit code 2."""
+  try:
+    yield
+  except (
+    ValueError,
+    TypeError,
+    LookupError,
+    OSError,
+    ImportError,
+  ) as error:
+    fail(str(error))
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as error:
+    fail(f'{error} (--help lists the flags)')

@@ -1,0 +1,62 @@
+"""The gin configuration of a command: files, then bindings over them."""
+
+import pathlib
+import tokenize
+
+from absl import flags
+import gin
+
+from experiments import cli
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def define_flags(default: str) -> None:
+  """Defines --gin_file, whose default is a file of the repository, and
+  --gin_bindings."""
+  flags.DEFINE_multi_string(
+    'gin_file', [default], 'A gin file; repeat it to read several in order.'
+  )
+  flags.DEFINE_multi_string(
+    'gin_bindings',
+    [],
+    "A setting over those of the files, as 'Ngram.num_draft_tokens = 4'; "
+    'repeatable.',
+  )
+
+
+def parse() -> None:
+  """Reads the flags' configuration; a fault is one line and exit code 2.
+
+  Relative paths are looked up from the working directory, then from the
+  repository.
+  """
+  gin.add_config_file_search_path(str(_ROOT))
+  try:
+    gin.parse_config_files_and_bindings(
+      flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
+    )
+  except tokenize.TokenError as error:
+    cli.fail(f'gin: {error.args[0]}: a bracket or a quote is not closed')
+  except (
+    ValueError,
+    TypeError,
+    SyntaxError,
+    NameError,
+    AttributeError,
+    ImportError,
+    OSError,
+  ) as error:
+    cli.fail(f'gin: {error}')
+
+
+def name() -> str:
+  """What the configuration is called: its last file, without the folder."""
+  return pathlib.Path(flags.FLAGS.gin_file[-1]).stem
+
+
+def find(path: str) -> str:
+  """The path, in the repository if nothing is there from the working folder."""
+  in_repository = _ROOT / path
+  use_repository = not pathlib.Path(path).exists() and in_repository.exists()
+  return str(in_repository) if use_repository else path

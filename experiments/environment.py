@@ -1,0 +1,89 @@
+"""Where a number was measured: what every result file records."""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import jax
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_PACKAGES = ('specsample', 'jax', 'jaxlib', 'flax', 'numpy')
+
+
+def enable_compilation_cache() -> None:
+  """Keeps compiled programs in the user's cache folder between runs."""
+  home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  cache = pathlib.Path(home) / 'specsample' / 'jax'
+  jax.config.update('jax_compilation_cache_dir', str(cache))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+
+
+def hardware() -> dict[str, Any]:
+  """The devices that computed, and the machine around them."""
+  devices = jax.devices()
+  return {
+    'platform': devices[0].platform,
+    'device': devices[0].device_kind,
+    'device_count': len(devices),
+    'cpu': _cpu_name(),
+    'cpu_cores': len(os.sched_getaffinity(0))
+    if hasattr(os, 'sched_getaffinity')
+    else os.cpu_count(),
+    'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
+  }
+
+
+def versions() -> dict[str, str]:
+  """Python's version and those of the packages that computed."""
+  packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+  return {'python': platform.python_version()} | packages
+
+
+def git_commit() -> str | None:
+  """The commit of the code, '-dirty' added where files differ from it."""
+  commit = _git('rev-parse', 'HEAD')
+  if commit is None:
+    return None
+  return commit + ('-dirty' if _git('status', '--porcelain') else '')
+
+
+def command() -> str:
+  """The command line, as it can be typed again."""
+  return shlex.join(['python', *sys.orig_argv[1:]])
+
+
+def describe() -> dict[str, Any]:
+  """The fields of the above, as the result files have them."""
+  return {
+    'hardware': hardware(),
+    'versions': versions(),
+    'git_commit': git_commit(),
+    'command': command(),
+  }
+
+
+def _cpu_name() -> str:
+  try:
+    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+  except OSError:
+    lines = []
+  names = [line.partition(':')[2] for line in lines if 'model name' in line]
+  return names[0].strip() if names else platform.processor()
+
+
+def _git(*arguments: str) -> str | None:
+  try:
+    done = subprocess.run(
+      ['git', '-C', str(_ROOT), *arguments],
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+  except (OSError, subprocess.CalledProcessError):
+    return None
+  return done.stdout.strip()

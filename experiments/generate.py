@@ -1,0 +1,80 @@
+"""Decodes one prompt, streaming the text as it comes.
+
+  python -m experiments.generate --chat --prompt='Why is the sky blue?'
+  python -m experiments.generate --chat --prompt='...' --drafter=skip --show
+
+The text goes to standard output, alone where that is no terminal; the metrics
+and all else go to standard error. --show prints a line a round instead, each
+token coloured by its origin: accepted draft, correction or bonus.
+"""
+
+import dataclasses
+import pathlib
+
+from absl import flags
+
+from experiments import cli
+from experiments import config
+from experiments import environment
+from experiments import generation
+from experiments import results
+from experiments import terminal
+
+config.define_flags('configs/runs/generate.gin')
+flags.adopt_module_key_flags(config)
+_PROMPT = flags.DEFINE_string('prompt', '', 'What to continue, or to answer.')
+_CHAT = flags.DEFINE_bool('chat', False, 'Answer the prompt in a chat.')
+_DRAFTER = flags.DEFINE_string('drafter', 'ngram', 'none, ngram, skip, ...')
+_NUM_DRAFT_TOKENS = flags.DEFINE_integer(
+  'num_draft_tokens',
+  None,
+  "K, drafts a round; default the drafter's own.",
+  lower_bound=0,
+)
+_TEMPERATURE = flags.DEFINE_float(
+  'temperature', 0.0, '0 is greedy.', lower_bound=0
+)
+_MAX_NEW_TOKENS = flags.DEFINE_integer(
+  'max_new_tokens', 128, 'At most so many tokens.', lower_bound=1
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Fixes the tokens that are drawn.')
+_SHOW = flags.DEFINE_bool('show', False, 'Show the rounds, by colour.')
+_OUT = flags.DEFINE_string('out', None, 'Folder for generate.json.')
+flags.register_validator(
+  'prompt',
+  lambda prompt: bool(prompt.strip()),
+  'give a prompt that is not empty',
+)
+
+
+def main() -> None:
+  """Checks everything, then decodes and shows."""
+  config.parse()
+  environment.enable_compilation_cache()
+  with cli.bad_input():
+    if _OUT.value:
+      pathlib.Path(_OUT.value).mkdir(parents=True, exist_ok=True)
+    generator = generation.Generator()
+    method = generator.method(_DRAFTER.value, _NUM_DRAFT_TOKENS.value)
+    target = generator.load()
+    tokens = generation.encode(target.tokenizer, _PROMPT.value, _CHAT.value)
+    state = generation.begin(
+      target,
+      method,
+      tokens,
+      sampling=dataclasses.replace(
+        generator.sampling, temperature=_TEMPERATURE.value
+      ),
+      max_new_tokens=_MAX_NEW_TOKENS.value,
+      seed=_SEED.value,
+    )
+  rounds = generation.rounds(target, method, state)
+  shown = terminal.show(rounds, target.tokenizer, by_round=_SHOW.value)
+  if _OUT.value:
+    path = pathlib.Path(_OUT.value) / 'generate.json'
+    result = generation.result(_PROMPT.value, shown, target.tokenizer)
+    results.write_json(path, environment.describe() | result)
+
+
+if __name__ == '__main__':
+  cli.run(main)

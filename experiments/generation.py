@@ -1,0 +1,179 @@
+"""One prompt, decoded round by round as it is shown."""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import math
+import time
+from typing import Any
+
+import gin
+import jax
+
+from experiments import methods as methods_lib
+import specsample
+from specsample import text as text_lib
+from specsample.types import DecodeState
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Generator:
+  """What `generate` decodes with. Nothing is loaded before it is called for."""
+
+  load: Callable[[], specsample.Loaded]
+  methods: dict[str, Callable[[], methods_lib.Method]]
+  sampling: specsample.Sampling = specsample.Sampling()
+
+  def method(
+    self, name: str, num_draft_tokens: int | None
+  ) -> methods_lib.Method:
+    """The method of that name, with its own K where None is given.
+
+    Raises:
+      ValueError: there is no such method, or it drafts nothing.
+    """
+    if name not in self.methods:
+      raise ValueError(
+        f'--drafter={name} is unknown: choose one of {", ".join(self.methods)}'
+      )
+    method = self.methods[name]()
+    drafter: Any = method.drafter  # a dataclass, which the protocol leaves open
+    if num_draft_tokens is None or num_draft_tokens == drafter.num_draft_tokens:
+      return method
+    if drafter.num_draft_tokens == 0:
+      raise ValueError(
+        f'--num_draft_tokens={num_draft_tokens}, but --drafter={name} drafts '
+        'nothing: choose another drafter, or leave it out'
+      )
+    if num_draft_tokens == 0:
+      drafter = specsample.drafters.NoDraft()
+    else:
+      drafter = dataclasses.replace(drafter, num_draft_tokens=num_draft_tokens)
+    return dataclasses.replace(method, drafter=drafter)
+
+
+def encode(tokenizer: text_lib.Tokenizer, prompt: str, chat: bool) -> list[int]:
+  """The tokens of a prompt, plain or as the one user turn of a chat."""
+  if chat:
+    return tokenizer.encode_chat([{'role': 'user', 'content': prompt}])
+  return tokenizer.encode(prompt)
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+  """The tokens of one round, and the counts up to it."""
+
+  tokens: list[int]
+  origins: list[specsample.Origin]
+  stats: specsample.stats.Stats
+  stop_reason: specsample.StopReason
+  seconds: float  # since the first round began
+
+
+def begin(
+  target: specsample.Loaded,
+  method: methods_lib.Method,
+  tokens: list[int],
+  *,
+  sampling: specsample.Sampling,
+  max_new_tokens: int,
+  seed: int,
+) -> DecodeState:
+  """Takes the prompt in; ValueError for what cannot be decoded."""
+  prompts, lengths = specsample.pad_prompts([tokens])
+  return specsample.prefill(
+    methods_lib.all_params(target, method),
+    prompts,
+    lengths,
+    jax.random.key(seed),
+    model=target.model,
+    drafter=method.drafter,
+    sampling=sampling,
+    max_new_tokens=max_new_tokens,
+  )
+
+
+def rounds(
+  target: specsample.Loaded, method: methods_lib.Method, state: DecodeState
+) -> Iterator[Round]:
+  """Decodes until the row stops; the given state is used up."""
+
+  def advance(state, max_rounds):
+    return specsample.advance(
+      methods_lib.all_params(target, method),
+      state,
+      model=target.model,
+      drafter=method.drafter,
+      verify=method.verify,
+      stop=specsample.Stop(eos_ids=target.tokenizer.eos_ids),
+      max_rounds=max_rounds,
+    )
+
+  # No round is run, but the first one need not wait for the compiler.
+  state = jax.block_until_ready(advance(state, 0))
+  start = time.perf_counter()
+  prompt_length = shown = int(state.length[0])
+  done = False
+  while not done:
+    state = advance(state, 1)
+    row = {name: x[0] for name, x in jax.device_get(_shown(state)).items()}
+    length, done = int(row['length']), bool(row['done'])
+    yield Round(
+      tokens=row['tokens'][shown:length].tolist(),
+      origins=[specsample.Origin(i) for i in row['origin'][shown:length]],
+      stats=specsample.stats.Stats(
+        tokens=length - prompt_length,
+        rounds=int(row['round']),
+        proposed=tuple(row['proposed'].tolist()),
+        accepted=tuple(row['accepted'].tolist()),
+      ),
+      stop_reason=specsample.StopReason(int(row['stop_reason'])),
+      seconds=time.perf_counter() - start,
+    )
+    shown = length
+
+
+def _shown(state: DecodeState) -> dict[str, jax.Array]:
+  names = (
+    'length',
+    'done',
+    'tokens',
+    'origin',
+    'round',
+    'proposed',
+    'accepted',
+    'stop_reason',
+  )
+  return {name: getattr(state, name) for name in names}
+
+
+def metrics(last: Round) -> dict[str, Any]:
+  """Of a generation, by its last round; the prefill's time is left out."""
+  stats = last.stats
+  return {
+    'tokens': stats.tokens,
+    'rounds': stats.rounds,
+    'tokens_per_round': stats.tokens_per_round,
+    'acceptance_by_position': [
+      None if math.isnan(share) else share
+      for share in stats.acceptance_by_position
+    ],
+    'seconds': last.seconds,
+    'ms_per_token': 1e3 * last.seconds / stats.tokens,
+    'stop_reason': last.stop_reason.name.lower(),
+  }
+
+
+def result(
+  prompt: str, shown: Sequence[Round], tokenizer: text_lib.Tokenizer
+) -> dict[str, Any]:
+  """The content of generate.json."""
+  tokens = [token for one in shown for token in one.tokens]
+  return {
+    'gin_config': gin.operative_config_str(),
+    'prompt': prompt,
+    'text': tokenizer.decode(tokens),
+    'tokens': tokens,
+    'origins': [origin.name.lower() for one in shown for origin in one.origins],
+    'metrics': metrics(shown[-1]),
+  }

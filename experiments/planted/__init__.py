@@ -1,0 +1,1 @@
+"""Known mistakes, planted to show that the exactness suite finds them."""

@@ -1,0 +1,228 @@
+"""Known mistakes of speculative sampling, each with what detects it.
+
+A bug is caught if the detector alarms on it, and not on the shipped code.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+
+from experiments.planted import detectors
+from experiments.planted import drafters
+from experiments.planted import loop
+from experiments.planted import rules
+from experiments.planted.detectors import Reading
+from specsample import verify
+from specsample.drafters import Chain
+from specsample.sampling import Sampling
+from specsample.testing.hash_model import HashModel
+from specsample.testing.sample import Group
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug:
+  """A mistake: one detector's reading with it and without."""
+
+  name: str
+  planted: Callable[[], Reading]
+  shipped: Callable[[], Reading]
+
+
+# They need what is not there yet, and come with it.
+NOT_APPLICABLE = {
+  'a tree mask through which a node sees its sibling': (
+    'a Draft is a chain: there is no tree, and the mask is causal'
+  ),
+  'beam candidates treated as samples': (
+    'a Draft is a single chain, a point mass or sampled: no drafter searches '
+    'a beam'
+  ),
+}
+
+_ONE_PROMPT = (Group((1, 0, 1), detectors.PLAIN),)
+_RAGGED = (
+  *_ONE_PROMPT,
+  Group((0, 1, 2, 2, 0), Sampling(temperature=0.6, top_k=2)),
+  Group((2, 1), Sampling(temperature=0.0)),
+)
+_PENALISED = (
+  Group(
+    (1, 0, 1),
+    Sampling(temperature=1.0, repetition_penalty=1.5, frequency_penalty=1.0),
+  ),
+)
+_TOP_P = Sampling(temperature=0.5, top_p=0.8)
+_PADDED = HashModel(vocab_size=4, padding=1)
+_PADDED_CHAIN = Chain(
+  model=dataclasses.replace(_PADDED, noise=0.6), num_draft_tokens=2
+)
+# Rejects often, and leaves several tokens to choose from.
+_WIDE = HashModel(vocab_size=4)
+_CONTRARY = Chain(
+  model=dataclasses.replace(_WIDE, scale=-4.0), num_draft_tokens=1
+)
+
+
+def _bug(name, detector, planted, shipped) -> Bug:
+  """One detector, given what the two versions differ in."""
+  return Bug(
+    name,
+    functools.partial(detector, **planted),
+    functools.partial(detector, **shipped),
+  )
+
+
+def _rule(name, verifier, shipped) -> Bug:
+  return _bug(
+    name,
+    detectors.enumerated,
+    {'verifier': verifier},
+    {'verifier': shipped},
+  )
+
+
+def _declared(name, drawn, declared, sampling=detectors.PLAIN) -> Bug:
+  as_given = drafters.as_given
+  version = lambda drawn, declared: {
+    'drafter': drafters.Misdeclared(
+      inner=detectors.CHAIN, drawn=drawn, declared=declared
+    )
+  }
+  return _bug(
+    name,
+    functools.partial(
+      detectors.enumerated, verifier=verify.chain, sampling=sampling
+    ),
+    version(drawn, declared),
+    version(as_given, as_given),
+  )
+
+
+def _loop(name, groups, mistake, **both) -> Bug:
+  marked = loop.Marked(vocab_size=3, mark=mistake.__name__)
+  return _bug(
+    name,
+    functools.partial(detectors.sampled, groups, **both),
+    {'mistake': mistake, 'model': marked},
+    {},
+  )
+
+
+BUGS = (
+  _bug(
+    'shared noise between draft and residual',
+    functools.partial(
+      detectors.sampled,
+      _ONE_PROMPT,
+      model=_WIDE,
+      reference=_WIDE,
+      drafter=_CONTRARY,
+      num_tokens=2,
+    ),
+    {'verifier': rules.SharedNoise(prompt_length=3)},
+    {'verifier': verify.chain},
+  ),
+  _rule(
+    'residual = p instead of (p - q)+', rules.PlainResidual(), verify.chain
+  ),
+  _rule(
+    'token residual in block mode', rules.TokenResidualInBlock(), verify.block
+  ),
+  _rule(
+    'stopping at the first failed h_i in block mode',
+    rules.BlockStopsAtFirst(),
+    verify.block,
+  ),
+  _rule(
+    'an uncapped last ratio in block mode',
+    rules.UncappedLastRatio(),
+    verify.block,
+  ),
+  _declared(
+    'temperature after top-p on one side',
+    drafters.as_given,
+    drafters.top_p_first(_TOP_P),
+    _TOP_P,
+  ),
+  _declared(
+    'q from raw logits with processed sampling',
+    drafters.as_given,
+    drafters.raw,
+    _TOP_P,
+  ),
+  _declared(
+    'a token sampled from bf16 logits and verified with float32 probabilities',
+    drafters.from_bfloat16,
+    drafters.as_given,
+  ),
+  _declared(
+    'argmax drafts declared with a softmax law',
+    drafters.argmax,
+    drafters.as_given,
+  ),
+  _bug(
+    'a drafted token left out for its own low probability',
+    functools.partial(detectors.enumerated, verify.chain),
+    {
+      'drafter': drafters.CutsBeforeTheToken(
+        inner=detectors.CHAIN, threshold=0.3
+      )
+    },
+    {'drafter': detectors.CHAIN},
+  ),
+  _loop(
+    'greedy rows mishandled in a mixed batch',
+    _RAGGED,
+    loop.greedy_decided_by_batch,
+  ),
+  _rule(
+    'the bonus token drawn after a rejection',
+    rules.BonusAfterRejection(),
+    verify.chain,
+  ),
+  _bug(
+    'the bonus token skipped on full acceptance',
+    detectors.tokens_given_away,
+    {'verifier': rules.SkippedBonus()},
+    {'verifier': verify.chain},
+  ),
+  _bug(
+    "the drafter's cache missing the last accepted token",
+    detectors.second_round,
+    {'drafter': drafters.ForgetsLastAccepted(inner=detectors.CHAIN)},
+    {'drafter': detectors.CHAIN},
+  ),
+  _bug(
+    'one length for all rows of a ragged batch',
+    functools.partial(detectors.sampled, _RAGGED),
+    {'model': loop.OneLength(vocab_size=3)},
+    {},
+  ),
+  _loop(
+    'uniforms reused across rounds',
+    _RAGGED,
+    loop.reused_uniforms,
+  ),
+  _loop(
+    'tokens after an EOS inside an accepted run',
+    _RAGGED,
+    loop.stops_at_the_last_token_only,
+    eos_id=2,
+  ),
+  _loop(
+    'penalties updated once a round instead of once a token',
+    _PENALISED,
+    loop.penalties_once_a_round,
+  ),
+  _bug(
+    'probability on padded vocabulary',
+    functools.partial(
+      detectors.sampled,
+      _ONE_PROMPT,
+      reference=_PADDED,
+      drafter=_PADDED_CHAIN,
+    ),
+    {'model': dataclasses.replace(_PADDED, padding=0)},
+    {'model': _PADDED},
+  ),
+)

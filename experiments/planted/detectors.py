@@ -1,0 +1,159 @@
+"""Detectors: each turns one version of the code into a statistic.
+
+What they have in common with the tests of the shipped code is everything but
+the component that is exchanged.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import functools
+
+import jax
+
+from specsample import drafters
+from specsample import verify
+from specsample.sampling import Sampling
+from specsample.stopping import Stop
+from specsample.testing import acceptance
+from specsample.testing import cases
+from specsample.testing import conditional as conditional_lib
+from specsample.testing import drafted
+from specsample.testing import enumerate as enumerate_lib
+from specsample.testing import proposal as proposal_lib
+from specsample.testing import sample as sample_lib
+from specsample.testing.hash_model import HashModel
+from specsample.testing.sample import Group
+from specsample.types import Drafter, Model, Verifier
+
+PLAIN = Sampling(temperature=1.0)
+MODEL = HashModel(vocab_size=3)
+# Of whose drafts about half are accepted.
+CHAIN = drafters.Chain(
+  model=dataclasses.replace(MODEL, noise=0.6), num_draft_tokens=2
+)
+
+_TOLERANCE = 1e-12
+_NUM_ROWS = 32768
+_PARAMS: dict[str, dict] = {'target': {}, 'drafter': {}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+  """A statistic, and what the shipped code stays below."""
+
+  statistic: float
+  threshold: float
+  detector: str
+
+  @property
+  def alarm(self) -> bool:
+    """Whether the detector says that something is wrong."""
+    return self.statistic > self.threshold
+
+
+@functools.cache
+def enumerated(
+  verifier: Verifier, drafter: Drafter = CHAIN, sampling: Sampling = PLAIN
+) -> Reading:
+  """The largest error in the probability of a string, after two rounds."""
+  enumeration = enumerate_lib.Enumeration(
+    verifier,
+    drafted.from_drafter(
+      drafter, _PARAMS, MODEL, cases.PROMPT, sampling, rounds=2
+    ),
+    conditional_lib.from_model(MODEL, {}, cases.PROMPT, sampling),
+  )
+  error, _ = enumeration.error(2)
+  return Reading(error, _TOLERANCE, 'exact enumeration, largest error')
+
+
+def tokens_given_away(verifier: Verifier) -> Reading:
+  """How far a round is from E[tokens] = 1 + sum of products of min."""
+  target, proposal = _tables()
+  enumeration = enumerate_lib.Enumeration(verifier, proposal, target)
+  ideal = acceptance.chain(proposal, target).sum()
+  return Reading(
+    float(abs(ideal - enumeration.expected_accepted())),
+    _TOLERANCE,
+    'exact enumeration, tokens a round',
+  )
+
+
+@functools.cache
+def sampled(
+  groups: tuple[Group, ...],
+  *,
+  mistake: Callable[[], contextlib.AbstractContextManager] = (
+    contextlib.nullcontext
+  ),
+  model: Model = MODEL,
+  reference: Model = MODEL,
+  drafter: Drafter = CHAIN,
+  verifier: Verifier = verify.chain,
+  num_tokens: int = 5,
+  eos_id: int | None = None,
+) -> Reading:
+  """Chi-square of the compiled loop's tokens against the exact law.
+
+  Args:
+    groups: the rows of the batch.
+    mistake: is entered while the loop is compiled and runs.
+    model: the target that runs; reference: the one whose law is expected.
+    drafter, verifier: what runs.
+    num_tokens: how many tokens of a row; eos_id: stops a row.
+  """
+  # Before the mistake: the law would be computed with it.
+  laws = sample_lib.laws(reference, {}, groups, num_tokens, eos_id)
+  with mistake():
+    sample = sample_lib.draw(
+      _PARAMS,
+      groups,
+      jax.random.key(7),
+      model=model,
+      drafter=drafter,
+      verify=verifier,
+      num_tokens=num_tokens,
+      num_rows=_NUM_ROWS,
+      stop=Stop(eos_ids=() if eos_id is None else (eos_id,)),
+    )
+  result = sample_lib.compare(sample, laws, eos_id or 0)
+  return Reading(
+    result.statistic,
+    result.threshold,
+    f'chi-square of {num_tokens} tokens in {result.samples} rows',
+  )
+
+
+@functools.cache
+def second_round(drafter: Drafter) -> Reading:
+  """The loop's acceptance in round 2 against that of a drafter of full sight.
+
+  In standard errors. Exactness does not suffer from what a drafter forgets.
+  """
+  target, proposal = _tables()
+  law = enumerate_lib.Enumeration(verify.chain, proposal, target).num_accepted(
+    round=1
+  )
+  sample = sample_lib.draw(
+    _PARAMS,
+    (Group(cases.PROMPT, PLAIN),),
+    jax.random.key(7),
+    model=MODEL,
+    drafter=drafter,
+    verify=verify.chain,
+    num_tokens=2 * (drafter.num_draft_tokens + 1),
+    num_rows=_NUM_ROWS,
+  )
+  result = sample_lib.acceptance(sample, [law], round=1)
+  return Reading(
+    result.statistic,
+    result.THRESHOLD,
+    f'acceptance of round 2 in {len(sample.tokens)} rows, standard errors',
+  )
+
+
+def _tables():
+  draft = conditional_lib.from_model(CHAIN.model, {}, cases.PROMPT)
+  target = conditional_lib.from_model(MODEL, {}, cases.PROMPT)
+  return target, proposal_lib.sampled(draft, CHAIN.num_draft_tokens)

@@ -1,0 +1,169 @@
+"""Drafters with one mistake each."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specsample import drafters
+from specsample import sampling as sampling_lib
+from specsample import types
+from specsample.sampling import Sampling
+from specsample.types import Array, DraftLaw, Warp
+
+# Makes another warp of the one that the loop gives.
+Rewarp = Callable[[Warp], Warp]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Wrapper:
+  """Forwards everything; each mistake is an override."""
+
+  inner: drafters.Chain
+  feature_layers = ()
+
+  @property
+  def num_draft_tokens(self) -> int:
+    return self.inner.num_draft_tokens
+
+  @property
+  def vocab_size(self) -> int | None:
+    return self.inner.vocab_size
+
+  def init(self, params, batch_size, max_length):
+    return self.inner.init(params, batch_size, max_length)
+
+  def extend(self, params, tokens, count, output, state):
+    return self.inner.extend(params, tokens, count, output, state)
+
+  def propose(self, params, draw, warp, tokens, length, state) -> Any:
+    return self.inner.propose(params, draw, warp, tokens, length, state)
+
+  def update(self, params, tokens, length, output, verdict, state):
+    return self.inner.update(params, tokens, length, output, verdict, state)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Misdeclared(_Wrapper):
+  """Draws from one distribution and tells the verifier of another."""
+
+  drawn: Rewarp
+  declared: Rewarp
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    drawn, _ = self.inner.propose(
+      params, draw, self.drawn(warp), tokens, length, state
+    )
+
+    def repeat(probs, position):
+      del probs
+      column = (position - length)[:, None]
+      return jnp.take_along_axis(drawn.tokens, column, axis=1)[:, 0]
+
+    return self.inner.propose(
+      params, repeat, self.declared(warp), tokens, length, state
+    )
+
+
+def as_given(warp: Warp) -> Warp:
+  """The distribution that the loop asks for."""
+  return warp
+
+
+def raw(warp: Warp) -> Warp:
+  """The softmax of the logits, unprocessed."""
+  del warp
+  return _warp(Sampling(temperature=1.0))
+
+
+def from_bfloat16(warp: Warp) -> Warp:
+  """What the loop asks for, of logits rounded to bfloat16."""
+  return lambda logits, drafted: warp(logits.astype(jnp.bfloat16), drafted)
+
+
+def argmax(warp: Warp) -> Warp:
+  """All mass on the most likely token."""
+
+  def one_hot(logits, drafted):
+    probs = warp(logits, drafted)
+    best = jnp.argmax(probs, axis=-1)
+    return jax.nn.one_hot(best, probs.shape[-1], dtype=probs.dtype)
+
+  return one_hot
+
+
+def top_p_first(sampling: Sampling) -> Rewarp:
+  """Cuts to `top_p` before the temperature is applied, not after."""
+  cut = _warp(Sampling(temperature=1.0, top_p=sampling.top_p))
+  heat = _warp(Sampling(temperature=sampling.temperature))
+
+  def rewarp(warp):
+    del warp
+    return lambda logits, drafted: heat(jnp.log(cut(logits, drafted)), drafted)
+
+  return rewarp
+
+
+def _warp(sampling):
+  return lambda logits, drafted: jax.vmap(
+    lambda logits, drafted: sampling_lib.warp(sampling, None, logits, drafted)
+  )(logits.astype(jnp.result_type(float)), drafted)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CutsBeforeTheToken(_Wrapper):
+  """Leaves out a drawn token, and all after it, that was not likely enough.
+
+  Whether token i is drafted then depends on token i.
+  """
+
+  threshold: float
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, state = super().propose(params, draw, warp, tokens, length, state)
+    drawn = jnp.take_along_axis(draft.probs, draft.tokens[..., None], axis=-1)
+    keep = jnp.cumprod(drawn[..., 0] >= self.threshold, axis=1) > 0
+    draft = types.Draft(
+      tokens=jnp.where(keep, draft.tokens, -1),
+      probs=jnp.where(keep[..., None], draft.probs, 0),
+      law=DraftLaw.SAMPLED,
+    )
+    return draft, state
+
+
+@types.pytree
+class _Forgetful:
+  inner: types.DrafterState
+  missing: Array  # [B] bool, the last draft of the round before was accepted
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForgetsLastAccepted(_Wrapper):
+  """After a draft that was accepted whole, its last token is not in the cache.
+
+  It was drawn but never fed: what is there instead reads as token 0.
+  """
+
+  def init(self, params, batch_size, max_length):
+    return _Forgetful(
+      inner=super().init(params, batch_size, max_length),
+      missing=jnp.zeros(batch_size, bool),
+    )
+
+  def extend(self, params, tokens, count, output, state):
+    inner = super().extend(params, tokens, count, output, state.inner)
+    return dataclasses.replace(state, inner=inner)
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    before_pending = jnp.arange(tokens.shape[1]) == length[:, None] - 2
+    seen = jnp.where(state.missing[:, None] & before_pending, 0, tokens)
+    draft, inner = super().propose(
+      params, draw, warp, seen, length, state.inner
+    )
+    return draft, dataclasses.replace(state, inner=inner)
+
+  def update(self, params, tokens, length, output, verdict, state):
+    missing = verdict.num_accepted == self.num_draft_tokens
+    return dataclasses.replace(state, missing=missing)

@@ -1,0 +1,91 @@
+"""Mistakes in the model's cache and in the loop itself.
+
+Those that no broken component can make replace one small function of the
+library while a `with` block lasts; the loop has to be compiled in it, for a
+model of its own (`Marked`).
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import sampling as sampling_lib
+from specsample import stopping
+from specsample import streams
+from specsample.testing.hash_model import HashModel
+from specsample.types import StopReason
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneLength(HashModel):
+  """Keeps as much of every row's cache as of the longest row's."""
+
+  def commit(self, cache, length):
+    longest = jnp.broadcast_to(jnp.max(length), length.shape)
+    return super().commit(cache, longest)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Marked(HashModel):
+  """The same model, but what is compiled for it serves no other mark."""
+
+  mark: str
+
+
+@contextlib.contextmanager
+def _replaced(
+  module: ModuleType, name: str, function: Callable[..., Any]
+) -> Iterator[None]:
+  shipped = vars(module)[name]
+  setattr(module, name, function)
+  try:
+    yield
+  finally:
+    setattr(module, name, shipped)
+
+
+def reused_uniforms():
+  """Every round of a row draws the same bits."""
+  return _replaced(streams, 'round_key', lambda row_key, round: row_key)
+
+
+def greedy_decided_by_batch():
+  """Rows at temperature 0 sample at 1 as soon as another row samples."""
+  shipped = sampling_lib.per_row
+
+  def per_row(sampling, batch_size, vocab_size):
+    rows = shipped(sampling, batch_size, vocab_size)
+    temperature = np.asarray(rows.temperature)
+    if temperature.any():
+      temperature = np.where(temperature == 0, 1, temperature)
+    return dataclasses.replace(rows, temperature=temperature)
+
+  return _replaced(sampling_lib, 'per_row', per_row)
+
+
+def penalties_once_a_round():
+  """Tokens drafted in this round are not counted."""
+  shipped = sampling_lib.warp
+
+  def warp(sampling, counts, logits, drafted):
+    return shipped(sampling, counts, logits, jnp.full_like(drafted, -1))
+
+  return _replaced(sampling_lib, 'warp', warp)
+
+
+def stops_at_the_last_token_only():
+  """An EOS inside an accepted run is not noticed."""
+  shipped = stopping.reasons
+
+  def reasons(state, tokens, stop):
+    # Behind the accepted run there are only copies of the token after it.
+    equal = tokens == tokens[:, -1:]
+    is_last = jnp.cumprod(equal[:, ::-1], axis=1)[:, ::-1] > 0
+    return jnp.where(is_last, shipped(state, tokens, stop), StopReason.RUNNING)
+
+  return _replaced(stopping, 'reasons', reasons)

@@ -1,0 +1,153 @@
+"""Verification rules with one mistake each; they claim to be lossless."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specsample import sampling
+from specsample import streams
+from specsample import types
+from specsample import verify
+from specsample.types import Array, Draft, Law, Verdict
+from specsample.verify import rule
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+  lossless = True
+  positional = False
+  draft_laws = frozenset(types.DraftLaw)
+
+  def law(self, draft: Draft, target_probs: Array) -> Law:
+    raise NotImplementedError
+
+  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
+    return rule.draw(key, draft, self.law(draft, target_probs))
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainResidual(_Rule):
+  """After a rejection the target's own distribution, the draft left in."""
+
+  def law(self, draft, target_probs):
+    law = verify.chain.law(draft, target_probs)
+    return dataclasses.replace(law, next=target_probs)
+
+
+@dataclasses.dataclass(frozen=True)
+class BonusAfterRejection(_Rule):
+  """Every next token comes from the last distribution, the bonus token's."""
+
+  def law(self, draft, target_probs):
+    law = verify.chain.law(draft, target_probs)
+    bonus = jnp.broadcast_to(target_probs[-1], target_probs.shape)
+    return dataclasses.replace(law, next=bonus)
+
+
+@dataclasses.dataclass(frozen=True)
+class SkippedBonus(_Rule):
+  """A draft that was accepted whole ends its round: K tokens, not K + 1.
+
+  Nothing is wrong with the distribution, but a token of each such round is
+  given away.
+  """
+
+  def law(self, draft, target_probs):
+    law = verify.chain.law(draft, target_probs)
+    last_draft = rule.draft_probs(
+      dataclasses.replace(draft, probs=None), target_probs
+    )[-1]
+    stop = law.stop[-2] + law.stop[-1]
+    mixed = law.stop[-2] * law.next[-2] + law.stop[-1] * last_draft
+    return Law(
+      stop=law.stop.at[-2].set(stop).at[-1].set(0),
+      next=law.next.at[-2].set(rule.normalise(mixed, target_probs[-2])),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenResidualInBlock(_Rule):
+  """Block's decision with the token rule's residual, not scaled by r_i."""
+
+  def law(self, draft, target_probs):
+    law = verify.block.law(draft, target_probs)
+    residual = verify.chain.law(draft, target_probs).next
+    return dataclasses.replace(law, next=residual)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockStopsAtFirst(_Rule):
+  """Block's tests, but the first that fails ends the draft."""
+
+  def law(self, draft, target_probs):
+    law = verify.block.law(draft, target_probs)
+    joint, _ = _joint_ratios(draft, target_probs)
+    passes = _block_tests(draft, target_probs, joint, joint[-1:])
+    reached = jnp.cumprod(passes)
+    fails_next = 1 - jnp.append(passes[1:], 0)
+    return dataclasses.replace(law, stop=reached * fails_next)
+
+
+@dataclasses.dataclass(frozen=True)
+class UncappedLastRatio(_Rule):
+  """Block, but the last test is of the product of all ratios, uncapped.
+
+  An early ratio above 1 pays for a later one below, as in the hierarchical
+  rule of 2601.05724.
+  """
+
+  def law(self, draft, target_probs):
+    law = verify.block.law(draft, target_probs)
+    joint, ratios = _joint_ratios(draft, target_probs)
+    last = jnp.minimum(jnp.prod(ratios), 1)
+    passes = _block_tests(draft, target_probs, joint, last[None])
+    fails_after = jnp.cumprod((1 - passes)[::-1])[::-1]
+    stop = passes * jnp.append(fails_after[1:], 1)
+    return dataclasses.replace(law, stop=stop)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedNoise(_Rule):
+  """The residual is drawn with the noise that drew the rejected draft.
+
+  For rows whose prompts have `prompt_length` tokens, in the first round.
+  """
+
+  prompt_length: int
+
+  def law(self, draft, target_probs):
+    return verify.chain.law(draft, target_probs)
+
+  def __call__(self, key, draft, target_probs):
+    verdict = verify.chain(key, draft, target_probs)
+    num_accepted = verdict.num_accepted
+    noise = streams.draft_key(key, self.prompt_length + num_accepted)
+    residual = self.law(draft, target_probs).next[num_accepted]
+    next_token = jnp.where(
+      num_accepted < draft.tokens.size,
+      sampling.draw(noise, residual),
+      verdict.next_token,
+    )
+    return dataclasses.replace(verdict, next_token=next_token)
+
+
+def _joint_ratios(draft, target_probs):
+  """Block's capped products [K + 1] and the ratios [K] themselves."""
+  ratios = rule.ratio(
+    rule.of_tokens(target_probs[:-1], draft.tokens),
+    rule.of_tokens(rule.draft_probs(draft, target_probs), draft.tokens),
+  )
+  joint = [jnp.ones((), ratios.dtype)]
+  for ratio in ratios:
+    joint.append(jnp.minimum(joint[-1] * ratio, 1))
+  return jnp.stack(joint), ratios
+
+
+def _block_tests(draft, target_probs, joint, last):
+  """The probability [K + 1] that the test of each prefix succeeds."""
+  draft_probs = rule.draft_probs(draft, target_probs)
+  residual = jnp.maximum(joint[:-1, None] * target_probs[:-1] - draft_probs, 0)
+  mass = residual.sum(axis=-1)
+  room = mass + (1 - joint[:-1])
+  passes = jnp.where(room == 0, 1, rule.ratio(mass, room))
+  return jnp.concatenate([passes, last]).at[0].set(1)

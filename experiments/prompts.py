@@ -1,0 +1,104 @@
+"""Prompts from a file: Spec-Bench's format, JSON lines, or plain text.
+
+  {"question_id": 81, "category": "writing", "turns": ["...", "..."]}
+  {"prompt": "...", "id": "...", "category": "..."}     (the last two optional)
+  a prompt a line
+
+Blank lines are skipped. Of a conversation the first turn is taken. A file is
+read as JSON lines if it is called so (.jsonl, .json) or starts with a brace.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+_NO_CATEGORY = 'none'
+# The category of the row over all prompts.
+_RESERVED = 'overall'
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """One prompt, and where it came from."""
+
+  id: str
+  category: str
+  text: str
+  line: int  # from 1
+
+
+def read(path: str, limit: int | None = None) -> list[Prompt]:
+  """Reads the first `limit` prompts; None reads all.
+
+  Raises:
+    ValueError: the file, its line and what is wrong with it.
+  """
+  prompts = _parse(path, _read_lines(path))
+  if not prompts:
+    raise ValueError(f'{path} holds no prompt: it is empty')
+  return prompts[:limit]
+
+
+def name(path: str) -> str:
+  """What the prompts are called in a table: the file's name."""
+  return pathlib.Path(path).stem
+
+
+def _read_lines(path: str) -> list[str]:
+  try:
+    data = pathlib.Path(path).read_bytes()
+  except OSError as error:
+    raise ValueError(
+      f'{path}: {error.strerror}: give a readable file'
+    ) from error
+  try:
+    # Not splitlines, which also splits at a form feed inside a prompt.
+    return data.decode('utf-8-sig').split('\n')
+  except UnicodeDecodeError as error:
+    line = data[: error.start].count(b'\n') + 1
+    raise ValueError(
+      f'{path}, line {line}: not UTF-8 ({error.reason}): save it as UTF-8'
+    ) from error
+
+
+def _parse(path: str, lines: list[str]) -> list[Prompt]:
+  numbered = [(i, line.strip()) for i, line in enumerate(lines, 1)]
+  numbered = [(i, line) for i, line in numbered if line]
+  named_json = pathlib.Path(path).suffix in ('.jsonl', '.json')
+  if not (named_json or (numbered and numbered[0][1].startswith('{'))):
+    return [Prompt(str(i), _NO_CATEGORY, line, i) for i, line in numbered]
+  prompts = []
+  for i, line in numbered:
+    try:
+      prompts.append(_from_json(json.loads(line), i))
+    except ValueError as error:
+      raise ValueError(f'{path}, line {i}: {error}') from error
+  return prompts
+
+
+def _from_json(record: Any, line: int) -> Prompt:
+  if not isinstance(record, dict):
+    raise ValueError('expected a JSON object with "prompt" or "turns"')
+  if 'turns' in record:
+    turns = record['turns']
+    if not (isinstance(turns, list) and turns):
+      raise ValueError('"turns" must be a list of at least one text')
+    text = turns[0]
+  elif 'prompt' in record:
+    text = record['prompt']
+  else:
+    raise ValueError('no "prompt" and no "turns"')
+  if not isinstance(text, str) or not text.strip():
+    raise ValueError(f'the prompt is {text!r}: it must be a text, not empty')
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError('the prompt holds half of a surrogate pair') from error
+  category = record.get('category', _NO_CATEGORY)
+  if not isinstance(category, str) or category == _RESERVED:
+    raise ValueError(
+      f'"category" is {category!r}: it must be a text other than {_RESERVED!r}'
+    )
+  identity = record.get('question_id', record.get('id', line))
+  return Prompt(str(identity), category, text, line)

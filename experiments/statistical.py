@@ -1,0 +1,225 @@
+"""The compiled loop against exact laws: which combinations, which numbers."""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from specsample import drafters
+from specsample import verify
+from specsample.sampling import Sampling
+from specsample.stopping import Stop
+from specsample.testing import acceptance
+from specsample.testing import chi_square
+from specsample.testing import conditional as conditional_lib
+from specsample.testing import drafted
+from specsample.testing import proposal as proposal_lib
+from specsample.testing import sample as sample_lib
+from specsample.testing import tiny
+from specsample.testing.hash_model import HashModel
+from specsample.testing.sample import Group
+from specsample.types import Drafter, DraftLaw, Model, Params, Verifier
+
+VERIFIERS: dict[str, Verifier] = {
+  'chain': verify.chain,
+  'block': verify.block,
+  'coupled': verify.coupled,
+}
+NUM_TOKENS = 4  # with K = 2, at least two rounds
+_EOS_ID = 2
+
+_MODEL = HashModel(vocab_size=3)
+_PROMPTS = ((1, 0, 1), (2, 2, 0, 1, 2))
+_MIXED = tuple(
+  Group(prompt, sampling)
+  for prompt in _PROMPTS
+  for sampling in (
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.7, top_k=2),
+    Sampling(temperature=1.3, top_p=0.8),
+    Sampling(temperature=0.0),
+  )
+)
+_PENALISED = tuple(
+  Group(prompt, sampling)
+  for prompt in _PROMPTS
+  for sampling in (
+    Sampling(temperature=1.0, repetition_penalty=1.5),
+    Sampling(temperature=1.0, presence_penalty=0.7, frequency_penalty=-0.4),
+  )
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Draw:
+  """One combination that is sampled."""
+
+  drafter_name: str
+  drafter: Drafter
+  verifier_name: str
+  law: DraftLaw
+  settings: str
+  groups: tuple[Group, ...]
+  model: Model = _MODEL
+  params: Params = dataclasses.field(
+    default_factory=lambda: {'target': {}, 'drafter': {}}
+  )
+  # What the drafter samples from, if it does: a model and its parameters.
+  drafts_from: Callable[[], tuple[Model, Params]] | None = None
+  eos_id: int | None = None
+
+  @property
+  def name(self) -> str:
+    """What is sampled, in words."""
+    return f'{self.drafter_name} + {self.verifier_name}, {self.settings}'
+
+
+def draws() -> Iterator[Draw]:
+  """Every drafter with every verifier, and a drafter that does its worst."""
+  for name in VERIFIERS:
+    mixed = functools.partial(
+      Draw, verifier_name=name, settings='mixed batch', groups=_MIXED
+    )
+    yield mixed(
+      drafter_name='NoDraft',
+      drafter=drafters.NoDraft(),
+      law=DraftLaw.POINT_MASS,
+    )
+    yield mixed(
+      drafter_name='Ngram',
+      drafter=drafters.Ngram(num_draft_tokens=2, min_ngram=1),
+      law=DraftLaw.POINT_MASS,
+    )
+    yield _chain(mixed, 'Chain', noise=0.5)
+    yield _skip(mixed, 'Skip', _MODEL, {})
+    yield _chain(
+      functools.partial(
+        mixed,
+        settings='penalties, an EOS',
+        groups=_PENALISED,
+        eos_id=_EOS_ID,
+      ),
+      'Chain',
+      noise=0.5,
+    )
+    yield _chain(mixed, 'Chain of the least likely tokens', scale=-8.0)
+  llama = tiny.tiny_llama(vocab_size=3)
+  # Larger than at initialisation, where leaving a layer out hardly matters.
+  params = jax.tree.map(lambda leaf: 1.6 * leaf, llama.init(jax.random.key(0)))
+  yield _skip(
+    functools.partial(
+      Draw,
+      verifier_name='block',
+      settings='mixed batch, tiny Llama',
+      groups=_MIXED,
+      model=llama,
+    ),
+    'Skip',
+    llama,
+    params,
+  )
+
+
+def _chain(draw, name, **changes):
+  model = dataclasses.replace(_MODEL, **changes)
+  return draw(
+    drafter_name=name,
+    drafter=drafters.Chain(model=model, num_draft_tokens=2),
+    law=DraftLaw.SAMPLED,
+    drafts_from=lambda: (model, {}),
+  )
+
+
+def _skip(draw, name, model, params):
+  layers = (0,)
+  return draw(
+    drafter_name=name,
+    drafter=drafters.Skip(model=model, layers=layers, num_draft_tokens=2),
+    law=DraftLaw.SAMPLED,
+    params={'target': params},
+    drafts_from=lambda: (
+      model.keep_layers(layers),
+      model.keep_params(params, layers),
+    ),
+  )
+
+
+def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
+  """Samples one combination; what the certificate says of it."""
+  sample = sample_lib.draw(
+    draw.params,
+    draw.groups,
+    jax.random.key(seed),
+    model=draw.model,
+    drafter=draw.drafter,
+    verify=VERIFIERS[draw.verifier_name],
+    num_tokens=NUM_TOKENS,
+    num_rows=num_rows,
+    stop=Stop(eos_ids=() if draw.eos_id is None else (draw.eos_id,)),
+  )
+  laws = sample_lib.laws(
+    draw.model,
+    draw.params['target'],
+    draw.groups,
+    NUM_TOKENS,
+    draw.eos_id,
+  )
+  tokens = sample_lib.compare(sample, laws, draw.eos_id or 0)
+  record = {
+    'drafter': draw.drafter_name,
+    'verifier': draw.verifier_name,
+    'law': draw.law.value,
+    'settings': draw.settings,
+    'num_tokens': NUM_TOKENS,
+    'samples': tokens.samples,
+    'statistic': tokens.statistic,
+    'threshold': tokens.threshold,
+    'dof': tokens.dof,
+    'alpha': chi_square.ALPHA,
+    'power': chi_square.POWER,
+    'detectable_total_variation': tokens.detectable,
+    'passed': tokens.passed,
+  }
+  # A stop token in the first round cuts what is kept of it.
+  if draw.eos_id is not None:
+    return record
+  kept = sample_lib.acceptance(
+    sample, [acceptance.law(_kept(draw, group)) for group in draw.groups]
+  )
+  return record | {
+    'accepted': kept.measured,
+    'predicted_accepted': kept.predicted,
+    'standard_error': kept.error,
+    'acceptance_statistic': kept.statistic,
+    'acceptance_threshold': kept.THRESHOLD,
+    'passed': tokens.passed and kept.passed,
+  }
+
+
+def _kept(draw: Draw, group: Group) -> np.ndarray:
+  """The theory: the probability [K] of keeping at least i drafts."""
+  target = conditional_lib.from_model(
+    draw.model, draw.params['target'], group.prompt, group.sampling
+  )
+  num_drafts = draw.drafter.num_draft_tokens
+  if draw.drafts_from is None:
+    proposal = drafted.from_drafter(
+      draw.drafter,
+      draw.params,
+      draw.model,
+      group.prompt,
+      group.sampling,
+      rounds=1,
+    )
+    return acceptance.chain(proposal, target)
+  draft = conditional_lib.from_model(
+    *draw.drafts_from(), group.prompt, group.sampling
+  )
+  if draw.verifier_name == 'coupled':
+    return acceptance.coupled(draft, target, num_drafts)
+  rule = {'chain': acceptance.chain, 'block': acceptance.block}
+  proposal = proposal_lib.sampled(draft, num_drafts)
+  return rule[draw.verifier_name](proposal, target)

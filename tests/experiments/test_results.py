@@ -1,0 +1,153 @@
+import csv
+import dataclasses
+import json
+
+import pytest
+
+from experiments import results
+from specsample import stats
+
+
+def _generation(seconds, tokens=100):
+  return results.Generation(
+    category='a',
+    prompt_tokens=10,
+    tokens=list(range(tokens)),
+    log_probs=[-1.0] * tokens,
+    seconds=seconds,
+    stats=stats.Stats(tokens, 50, (0, 50), (0, 50)),
+  )
+
+
+def _row(**changes):
+  values = {
+    'method': 'ngram',
+    'drafter': 'ngram',
+    'verifier': 'chain',
+    'law': 'point_mass',
+    'lossless': True,
+    'benchmark': 'prompts',
+    'category': 'overall',
+    'num_draft_tokens': 2,
+    'temperature': 0.0,
+    'batch_size': 1,
+    'prompts': 2,
+    'tokens': 256,
+    'rounds': 128,
+    'tokens_per_round': 2.0,
+    'acceptance_by_position': [0.75, None],
+    'ms_per_token': 16.25,
+    'speedup': 1.5,
+    'speedup_ci95': [1.25, 1.75],
+    'draft_ms': 0.5,
+    'verify_ms': 20.0,
+    'overhead_ms': None,
+    'percent_of_roofline': 71.0,
+  }
+  return results.Row(**values | changes)
+
+
+def test_speedup_is_the_ratio_of_seconds_a_token():
+  baseline = [_generation(3.0), _generation(1.0)]
+  runs = [_generation(1.0, tokens=50), _generation(1.0)]
+  # 4 s for 200 tokens against 2 s for 150.
+  assert results.speedup(runs, baseline) == pytest.approx(1.5)
+
+
+def test_a_constant_ratio_has_an_interval_of_no_width():
+  baseline = [_generation(s) for s in (1.0, 2.0, 5.0, 9.0)]
+  runs = [_generation(s / 2) for s in (1.0, 2.0, 5.0, 9.0)]
+  low, high = results.speedup_interval(runs, baseline)
+  assert low == pytest.approx(2)
+  assert high == pytest.approx(2)
+
+
+def test_the_interval_is_that_of_all_resamples():
+  # Of two prompts a resample takes both (half of the time), the first twice or
+  # the second twice (a quarter each): 2.5% and 97.5% are the extremes.
+  baseline = [_generation(1.0), _generation(1.0)]
+  runs = [_generation(1.0), _generation(0.5)]
+  assert results.speedup_interval(runs, baseline) == pytest.approx([1, 2])
+  assert results.speedup_interval(runs[:1], baseline[:1]) is None
+
+
+def test_the_interval_is_paired_and_repeatable():
+  # Times that differ between prompts, but little between methods.
+  seconds = [1.0, 3.0, 8.0, 2.0, 20.0, 5.0]
+  factors = [1.4, 1.6, 1.5, 1.45, 1.55, 1.5]
+  baseline = [_generation(s) for s in seconds]
+  runs = [_generation(s / f) for s, f in zip(seconds, factors, strict=True)]
+  low, high = results.speedup_interval(runs, baseline)
+  assert 1.4 <= low < results.speedup(runs, baseline) < high <= 1.6
+  assert results.speedup_interval(runs, baseline) == [low, high]
+
+
+def test_measured_fields():
+  counts = stats.Stats(5, 2, (0, 0, 2), (0, 1, 1))
+  runs = [_generation(0.1, tokens=5), _generation(0.2, tokens=5)]
+  runs = [dataclasses.replace(run, stats=counts) for run in runs]
+  fields = results.measured(runs, None)
+  assert fields['prompts'] == 2
+  assert fields['tokens'] == 10
+  assert fields['rounds'] == 4
+  assert fields['tokens_per_round'] == 2.5
+  assert fields['acceptance_by_position'] == [1.0, 0.5]
+  assert fields['ms_per_token'] == pytest.approx(30)
+  assert fields['speedup'] is None
+  assert fields['speedup_ci95'] is None
+
+
+def test_a_position_never_drafted_has_no_share():
+  counts = stats.Stats(5, 5, (5, 0, 0), (5, 0, 0))
+  run = dataclasses.replace(_generation(1.0, tokens=5), stats=counts)
+  fields = results.measured([run], [run])
+  assert fields['acceptance_by_position'] == [None, None]
+  assert fields['speedup'] == 1
+
+
+@pytest.mark.parametrize(
+  ('tokens', 'log_prob', 'expected'),
+  [
+    ([1, 2, 3], -1.0, results.Mismatches(0, 0)),
+    ([1, 7, 8], -1.00005, results.Mismatches(1, 0)),
+    ([1, 7, 8], -1.001, results.Mismatches(0, 1)),
+    ([1, 2], -1.0, results.Mismatches(0, 1)),  # stopped early
+  ],
+)
+def test_mismatches_are_ties_or_errors(tokens, log_prob, expected):
+  base = dataclasses.replace(_generation(1.0, tokens=3), tokens=[1, 2, 3])
+  run = dataclasses.replace(
+    base, tokens=tokens, log_probs=[log_prob] * len(tokens)
+  )
+  assert results.mismatches([run, base], [base, base]) == expected
+
+
+def test_a_generation_survives_json():
+  generation = _generation(0.25)
+  text = json.dumps(generation.to_json())
+  assert results.Generation.from_json(json.loads(text)) == generation
+
+
+def test_csv_and_json_hold_the_same(tmp_path):
+  rows = [_row(), _row(category='a, "b"', speedup=None, speedup_ci95=None)]
+  results.write_csv(tmp_path / 'results.csv', rows)
+  with (tmp_path / 'results.csv').open(newline='') as file:
+    read = list(csv.DictReader(file))
+  texts = {f.name for f in dataclasses.fields(results.Row) if f.type is str}
+  values = [
+    {
+      name: cell if name in texts else json.loads(cell or 'null')
+      for name, cell in line.items()
+    }
+    for line in read
+  ]
+  assert values == [dataclasses.asdict(row) for row in rows]
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path):
+  path = tmp_path / 'result.json'
+  results.write_json(path, {'a': 1})
+  with pytest.raises(ValueError, match='not JSON compliant'):
+    results.write_json(path, {'a': float('nan')})
+  assert json.loads(path.read_text()) == {'a': 1}
+  assert [file.name for file in tmp_path.iterdir()] == ['result.json']
