@@ -1,0 +1,217 @@
+"""What `benchmark` measures: one model, one drafter, one machine."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import resource
+import statistics
+import sys
+from typing import Any
+
+import gin
+import jax
+
+from experiments import measure as measure_lib
+from experiments import methods as methods_lib
+from experiments import peer
+from experiments import progress as progress_lib
+import specsample
+from specsample.types import Model, Params
+
+# Tokens fed in one pass: a draft of 0, 1, 2, 4, 8 or 16, and the pending one.
+_ROWS = (1, 2, 3, 5, 9, 17)
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Benchmark:
+  """What is measured. The prompt is a text, or ids 1, 2, 3, ... without one."""
+
+  model: Model
+  params: Params
+  method: methods_lib.Method
+  prompt: str | None = None
+  loaded: specsample.Loaded | None = None  # with a tokenizer for the prompt
+  prompt_length: int = 64
+  max_new_tokens: int = 128
+  repeats: int = 5
+
+  def prompt_tokens(self) -> list[int]:
+    """The one prompt, as the model reads it."""
+    if self.prompt is None or self.loaded is None:
+      return [
+        1 + i % (self.model.vocab_size - 1) for i in range(self.prompt_length)
+      ]
+    tokenizer = self.loaded.tokenizer
+    return tokenizer.encode_chat([{'role': 'user', 'content': self.prompt}])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+  """benchmark.json, without where it was measured. None: not measured."""
+
+  t_ms: dict[str, float]  # a pass of the target over so many tokens
+  ar_tokens_per_s: float  # prefill included, as are the next two
+  speculative_tokens_per_s: float
+  transformers_tokens_per_s: float | None
+  ar_ms_per_token: float  # prefill left out
+  copy_gb_per_s: float
+  percent_of_roofline: float  # of autoregressive decoding
+  draft_ms: float
+  verify_ms: float
+  overhead_ms: float
+  overhead_percent: float
+  tokens_per_round: float
+  weight_bytes: int
+  cache_bytes: int
+  peak_rss_bytes: int
+  peak_device_bytes: int | None
+  drafter: str
+  verifier: str
+  lossless: bool
+  num_draft_tokens: int
+  prompt_tokens: int
+  max_new_tokens: int
+  synthetic: bool  # drafts were kept at a stated rate, not by a lossless rule
+
+
+def measure(benchmark: Benchmark, progress: progress_lib.Bar) -> Measured:
+  """Measures everything, the memory first: it only ever grows."""
+  prompt = benchmark.prompt_tokens()
+  plain = methods_lib.Method(specsample.drafters.NoDraft())
+  speculative = benchmark.method
+  with progress(6) as step:
+    step('autoregressive decoding: memory')
+    generate = functools.partial(_generate, benchmark, prompt)
+    cache_bytes = measure_lib.cache_bytes(
+      benchmark.model, _cache_length(benchmark, prompt)
+    )
+    jax.block_until_ready(generate(plain))
+    peak_rss, peak_device = _peak_memory()
+
+    step('copy bandwidth')
+    copy = measure_lib.copy_bandwidth()
+
+    step('autoregressive, speculative and transformers, in turns')
+    decoders: dict[str, Callable[[], Any]] = {
+      'autoregressive': lambda: generate(plain),
+      'speculative': lambda: generate(speculative),
+    }
+    transformers_generate = None
+    if benchmark.loaded is not None:
+      transformers_generate = peer.generator(
+        benchmark.loaded, prompt, benchmark.max_new_tokens
+      )
+    if transformers_generate is not None:
+      decoders['transformers'] = transformers_generate
+    seconds = _in_turns(decoders, benchmark.repeats)
+    stats = specsample.stats.of(generate(speculative))
+
+    step('autoregressive decoding without the prefill')
+    parts = functools.partial(_parts, benchmark, prompt)
+    ar_draft_ms, ar_verify_ms, ar_rest_ms = parts(plain)
+    ar_ms = ar_draft_ms + ar_verify_ms + ar_rest_ms
+
+    step('parts of a speculative round')
+    draft_ms, verify_ms, rest_ms = parts(speculative)
+    round_ms = draft_ms + verify_ms + rest_ms
+
+    step('passes over 1 to 17 tokens')
+    t_ms = measure_lib.pass_ms(
+      {'target': benchmark.params},
+      benchmark.model,
+      _ROWS,
+      length=len(prompt),
+      max_length=_cache_length(benchmark, prompt),
+    )
+
+  weight_bytes = measure_lib.weight_bytes({'target': benchmark.params})
+  count = benchmark.max_new_tokens
+  transformers_seconds = seconds.get('transformers')
+  return Measured(
+    t_ms={str(rows): ms for rows, ms in t_ms.items()},
+    ar_tokens_per_s=count / seconds['autoregressive'],
+    speculative_tokens_per_s=stats.tokens / seconds['speculative'],
+    transformers_tokens_per_s=(
+      count / transformers_seconds if transformers_seconds else None
+    ),
+    ar_ms_per_token=ar_ms,
+    copy_gb_per_s=copy / 1e9,
+    percent_of_roofline=1e5 * (weight_bytes + cache_bytes) / copy / ar_ms,
+    draft_ms=draft_ms,
+    verify_ms=verify_ms,
+    overhead_ms=rest_ms,
+    overhead_percent=100 * rest_ms / round_ms,
+    tokens_per_round=stats.tokens_per_round,
+    weight_bytes=weight_bytes,
+    cache_bytes=cache_bytes,
+    peak_rss_bytes=peak_rss,
+    peak_device_bytes=peak_device,
+    drafter=methods_lib.file_name(speculative.drafter),
+    verifier=methods_lib.file_name(speculative.verify),
+    lossless=speculative.verify.lossless,
+    num_draft_tokens=speculative.drafter.num_draft_tokens,
+    prompt_tokens=len(prompt),
+    max_new_tokens=count,
+    synthetic=isinstance(speculative.verify, specsample.verify.Synthetic),
+  )
+
+
+def _generate(benchmark, prompt, method):
+  prompts, lengths = specsample.pad_prompts([prompt])
+  return specsample.generate(
+    _params(benchmark, method),
+    prompts,
+    lengths,
+    jax.random.key(0),
+    model=benchmark.model,
+    drafter=method.drafter,
+    verify=method.verify,
+    sampling=specsample.Sampling(temperature=0.0),
+    max_new_tokens=benchmark.max_new_tokens,
+  )
+
+
+def _parts(benchmark, prompt, method):
+  prompts, lengths = specsample.pad_prompts([prompt])
+  return measure_lib.round_parts(
+    _params(benchmark, method),
+    prompts,
+    lengths,
+    model=benchmark.model,
+    drafter=method.drafter,
+    verify=method.verify,
+    sampling=specsample.Sampling(temperature=0.0),
+    max_new_tokens=benchmark.max_new_tokens,
+  )
+
+
+def _params(benchmark, method):
+  params = {'target': benchmark.params}
+  if method.params is not None:
+    params['drafter'] = method.params
+  return params
+
+
+def _cache_length(benchmark, prompt):
+  padded, _ = specsample.pad_prompts([prompt])
+  return padded.shape[1] + benchmark.max_new_tokens
+
+
+def _in_turns(decoders, repeats):
+  """Median seconds of each; their first calls, which compile, left out."""
+  times: dict[str, list[float]] = {name: [] for name in decoders}
+  for repeat in range(repeats + 1):
+    for name, decode in decoders.items():
+      _, elapsed = measure_lib.seconds(decode)
+      if repeat:
+        times[name].append(elapsed)
+  return {name: statistics.median(elapsed) for name, elapsed in times.items()}
+
+
+def _peak_memory():
+  """Peak bytes so far, of the process and, where it is known, of the device."""
+  unit = 1 if sys.platform == 'darwin' else 1024
+  process = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  device = jax.devices()[0].memory_stats() or {}
+  return process, device.get('peak_bytes_in_use')

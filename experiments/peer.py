@@ -1,0 +1,99 @@
+"""The same weights in `transformers`, to measure beside ours."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import specsample
+
+
+def generator(
+  loaded: specsample.Loaded, prompt: list[int], max_new_tokens: int
+) -> Callable[[], Any] | None:
+  """A call of transformers' eager greedy `generate`; None without torch.
+
+  It decodes exactly `max_new_tokens` tokens, in float32, on all cores.
+  """
+  try:
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+  except ImportError:
+    return None
+  transformers.logging.set_verbosity_error()
+  model = llama(loaded)
+  tokens = torch.tensor([prompt])
+
+  def generate():
+    with torch.inference_mode():
+      return model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=max_new_tokens,
+      ).numpy()
+
+  return generate
+
+
+def llama(loaded: specsample.Loaded) -> Any:
+  """A transformers.LlamaForCausalLM of our parameters."""
+  import torch  # noqa: PLC0415
+  import transformers  # noqa: PLC0415
+
+  ours = loaded.model
+  if ours.rope_scaling is not None or ours.sliding_window is not None:
+    raise ValueError(
+      f'{ours} has scaled positions or a window, which this comparison does '
+      'not build: leave benchmark.loaded out'
+    )
+  config = transformers.LlamaConfig(
+    vocab_size=ours.vocab_size,
+    hidden_size=ours.dim,
+    intermediate_size=ours.mlp_dim,
+    num_hidden_layers=ours.num_layers,
+    num_attention_heads=ours.num_heads,
+    num_key_value_heads=ours.num_kv_heads,
+    head_dim=ours.head_dim,
+    max_position_embeddings=ours.max_length,
+    rms_norm_eps=ours.norm_eps,
+    rope_theta=ours.rope_theta,
+    rope_parameters={'rope_type': 'default', 'rope_theta': ours.rope_theta},
+    tie_word_embeddings=ours.tie_embeddings,
+    attention_bias=ours.attention_bias,
+    pad_token_id=0,
+    bos_token_id=None,
+    eos_token_id=None,
+  )
+  model = transformers.LlamaForCausalLM(config).eval()
+  to_torch = lambda array: torch.tensor(np.asarray(array, np.float32))
+  state = {
+    'model.embed_tokens.weight': to_torch(loaded.params['embedding']).T,
+    'model.norm.weight': to_torch(loaded.params['norm']['scale']),
+  }
+  if not ours.tie_embeddings:
+    state['lm_head.weight'] = to_torch(loaded.params['unembedding']).T
+  for i, layer in loaded.params['layers'].items():
+    prefix = f'model.layers.{i}'
+    names = {
+      'self_attn.q_proj': layer['attention']['query'],
+      'self_attn.k_proj': layer['attention']['key'],
+      'self_attn.v_proj': layer['attention']['value'],
+      'self_attn.o_proj': layer['attention']['out'],
+      'mlp.gate_proj': layer['mlp']['gate'],
+      'mlp.up_proj': layer['mlp']['up'],
+      'mlp.down_proj': layer['mlp']['down'],
+    }
+    for name, linear in names.items():
+      state[f'{prefix}.{name}.weight'] = to_torch(linear['kernel']).T
+      if 'bias' in linear:
+        state[f'{prefix}.{name}.bias'] = to_torch(linear['bias'])
+    state[f'{prefix}.input_layernorm.weight'] = to_torch(
+      layer['attention_norm']['scale']
+    )
+    state[f'{prefix}.post_attention_layernorm.weight'] = to_torch(
+      layer['mlp_norm']['scale']
+    )
+  model.load_state_dict(state, strict=not ours.tie_embeddings)
+  return model

@@ -1,0 +1,69 @@
+"""What a benchmark leaves: a summary in the terminal, and benchmark.json."""
+
+import dataclasses
+import pathlib
+
+import gin
+
+from experiments import benchmarking
+from experiments import environment
+from experiments import report
+from experiments import results
+
+
+def write(out: pathlib.Path, measured: benchmarking.Measured) -> None:
+  """Writes benchmark.json."""
+  described = environment.describe()
+  config = {'gin_config': gin.operative_config_str()}
+  results.write_json(
+    out / 'benchmark.json', dataclasses.asdict(measured) | described | config
+  )
+
+
+def show(out: pathlib.Path, measured: benchmarking.Measured) -> None:
+  """Prints the summary."""
+  console = report.console()
+  for line in lines(measured):
+    console.print(line)
+  console.print(f'\nbenchmark.json is in {out}')
+
+
+def lines(measured: benchmarking.Measured) -> list[str]:
+  """The summary, a fact a line."""
+  base = measured.t_ms['1']
+  passes = ', '.join(
+    f't({n}) {ms:.1f}' + (f' ({ms / base:.2f}x)' if n != '1' else '')
+    for n, ms in measured.t_ms.items()
+  )
+  synthetic = ''
+  if measured.synthetic:
+    synthetic = ' [SYNTHETIC acceptance: no text, a hardware study]'
+  speedup = measured.speculative_tokens_per_s / measured.ar_tokens_per_s
+  shown = [
+    f'a pass of the target, ms: {passes}',
+    f'autoregressive: {measured.ar_tokens_per_s:.1f} tokens/s, '
+    f'{measured.ar_ms_per_token:.2f} ms a token without the prefill, '
+    f'{measured.percent_of_roofline:.0f}% of the roofline '
+    f'(copy: {measured.copy_gb_per_s:.1f} GB/s)',
+  ]
+  if measured.transformers_tokens_per_s is not None:
+    ratio = measured.ar_tokens_per_s / measured.transformers_tokens_per_s
+    shown.append(
+      f'transformers: {measured.transformers_tokens_per_s:.1f} tokens/s; '
+      f'autoregressive is {ratio:.2f}x that'
+    )
+  shown += [
+    f'{measured.drafter}, K = {measured.num_draft_tokens}, '
+    f'{measured.verifier}: {measured.speculative_tokens_per_s:.1f} tokens/s '
+    f'({speedup:.2f}x), {measured.tokens_per_round:.2f} tokens a round'
+    f'{synthetic}',
+    f'a round, ms: draft {measured.draft_ms:.2f}, verify '
+    f'{measured.verify_ms:.2f}, the rest {measured.overhead_ms:.2f} '
+    f'({measured.overhead_percent:.1f}%)',
+    f'memory, MB: weights {measured.weight_bytes / 1e6:.0f}, cache '
+    f'{measured.cache_bytes / 1e6:.0f}, peak of the process '
+    f'{measured.peak_rss_bytes / 1e6:.0f}',
+  ]
+  if measured.peak_device_bytes is not None:
+    shown[-1] += f', of the device {measured.peak_device_bytes / 1e6:.0f}'
+  return shown
