@@ -17,6 +17,7 @@ _LAYERS = (
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'text'),
   ('verify', 'models.layers', 'models.cache', 'tokenizer_files'),
   ('models', 'drafters'),
+  ('loading',),
   ('stopping',),
   ('request', 'step'),
   ('decode',),

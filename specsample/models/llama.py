@@ -7,7 +7,6 @@ import dataclasses
 import functools
 
 from flax import nnx
-import jax
 import jax.numpy as jnp
 
 from specsample.models import cache as cache_lib

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Lints, type-checks and tests. Arguments go to pytest, for example
+#   ./test.sh tests/verify -k block
+# pytest runs last and whatever came before it; the exit status is that of the
+# first step that failed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+# shellcheck source=.ci/environment.sh
+source .ci/environment.sh
+
+environment test
+# Ahead of a TPU or GPU that may be there; JAX_PLATFORMS=cuda,cpu chooses it.
+export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
+# Most of the time goes to compiling what an earlier run compiled too.
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.3
+
+status=0
+failed=''
+
+step() {
+  local name="$1" code=0
+  shift
+  say "$name"
+  "$PYTHON_IN_VENV" -m "$@" || code=$?
+  if ((code)); then
+    failed+="${failed:+, }$name"
+    if ((!status)); then status=$code; fi
+  fi
+}
+
+step 'lint (ruff check)' ruff check --output-format=concise .
+step 'format (ruff format --check)' ruff format --check \
+  --output-format=concise .
+step 'types (mypy)' mypy
+if ((status)); then
+  say "FAILED: $failed; the tests run, and the exit status will be $status"
+fi
+step 'tests (pytest)' pytest "$@"
+exit "$status"

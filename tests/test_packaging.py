@@ -1,0 +1,224 @@
+"""What a user installs: the wheel, its dependencies, and what README names."""
+
+import ast
+import importlib.metadata
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+from packaging import requirements
+from packaging import utils
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_PYPROJECT = tomllib.loads((_ROOT / 'pyproject.toml').read_text('utf-8'))
+_PROJECT = _PYPROJECT['project']
+
+
+def _run(*command, **kwargs) -> str:
+  environment = os.environ | {'PYTHONPATH': '', 'PYTHONSAFEPATH': '1'}
+  result = subprocess.run(
+    [str(argument) for argument in command],
+    env=environment | kwargs.pop('env', {}),
+    stdin=subprocess.DEVNULL,
+    capture_output=True,
+    text=True,
+    check=False,
+    **kwargs,
+  )
+  assert result.returncode == 0, result.stdout + result.stderr
+  return result.stdout
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory) -> pathlib.Path:
+  # From a copy, so that building leaves nothing behind in the working tree.
+  source = tmp_path_factory.mktemp('source')
+  for name in ('pyproject.toml', 'README.md', 'LICENSE'):
+    shutil.copy(_ROOT / name, source)
+  ignore = shutil.ignore_patterns('__pycache__')
+  for name in ('specsample', 'experiments', 'tests'):
+    shutil.copytree(_ROOT / name, source / name, ignore=ignore)
+  target = tmp_path_factory.mktemp('wheel')
+  pip = (sys.executable, '-m', 'pip', '--disable-pip-version-check', 'wheel')
+  options = ('--no-build-isolation', '--no-deps', '--no-index')
+  _run(*pip, *options, '--wheel-dir', target, source)
+  (built,) = target.glob('*.whl')
+  return built
+
+
+def test_wheel_holds_the_library_and_nothing_else(wheel):
+  names = set(zipfile.ZipFile(wheel).namelist())
+  assert {'specsample/__init__.py', 'specsample/py.typed'} <= names
+  packages = {name.split('/')[0] for name in names}
+  info = f'specsample-{_PROJECT["version"]}.dist-info'
+  assert packages == {'specsample', info}
+  assert f'{info}/licenses/LICENSE' in names
+  sources = (_ROOT / 'specsample').rglob('*.py')
+  assert {path.relative_to(_ROOT).as_posix() for path in sources} <= names
+
+
+# Imports every module of the installed library while nothing can be imported
+# that a plain `pip install specsample` would not have installed.
+_IMPORT_ALL = """
+import importlib, pathlib, pkgutil, sys
+
+target, blocked = sys.argv[1], set(sys.argv[2:])
+
+class Block:
+  def find_spec(self, name, path=None, target=None):
+    if name.partition('.')[0] in blocked:
+      raise ModuleNotFoundError(f'blocked: {name}', name=name)
+
+sys.meta_path.insert(0, Block())
+sys.path.insert(0, target)
+import specsample
+assert pathlib.Path(specsample.__file__).is_relative_to(target), specsample
+for module in pkgutil.walk_packages(specsample.__path__, 'specsample.'):
+  importlib.import_module(module.name)
+print(len([name for name in sys.modules if name.startswith('specsample.')]))
+"""
+
+
+def test_wheel_imports_without_the_extras(wheel, tmp_path):
+  pip = (sys.executable, '-m', 'pip', '--disable-pip-version-check', 'install')
+  _run(*pip, '--no-deps', '--no-index', '--target', tmp_path, wheel)
+  needed = _closure(_PROJECT['dependencies'])
+  blocked = [
+    package
+    for package, owners in importlib.metadata.packages_distributions().items()
+    if needed.isdisjoint(map(utils.canonicalize_name, owners))
+    and package != 'specsample'
+  ]
+  assert {'gin', 'matplotlib', 'torch', 'transformers'} <= set(blocked)
+  output = _run(
+    *(sys.executable, '-c', _IMPORT_ALL, tmp_path, *blocked),
+    cwd=tmp_path,
+    env={'JAX_PLATFORMS': 'cpu'},
+  )
+  modules = list((_ROOT / 'specsample').rglob('*.py'))
+  assert int(output.split()[-1]) == len(modules) - 1  # but for the package
+
+
+def _closure(roots: list[str]) -> set[str]:
+  """Names of the distributions that installing `roots` installs."""
+  found = set()
+  pending = [(root, '') for root in roots]
+  while pending:
+    text, extra = pending.pop()
+    requirement = requirements.Requirement(text)
+    if requirement.marker and not requirement.marker.evaluate({'extra': extra}):
+      continue
+    name = utils.canonicalize_name(requirement.name)
+    for wanted in {'', *requirement.extras} - {
+      e for n, e in found if n == name
+    }:
+      found.add((name, wanted))
+      requires = importlib.metadata.requires(name) or []
+      pending.extend((text, wanted) for text in requires)
+  return {name for name, _ in found}
+
+
+def _imported_distributions(package: str) -> set[str]:
+  owners = importlib.metadata.packages_distributions()
+  names = set()
+  for path in (_ROOT / package).rglob('*.py'):
+    for node in ast.walk(ast.parse(path.read_text('utf-8'))):
+      if isinstance(node, ast.Import):
+        names |= {alias.name.split('.')[0] for alias in node.names}
+      elif isinstance(node, ast.ImportFrom) and not node.level:
+        names.add((node.module or '').split('.')[0])
+  names -= {*sys.stdlib_module_names, 'specsample', 'experiments'}
+  return {utils.canonicalize_name(owners[name][0]) for name in names}
+
+
+def _names(listed: list[str]) -> set[str]:
+  parsed = [requirements.Requirement(text) for text in listed]
+  return {utils.canonicalize_name(requirement.name) for requirement in parsed}
+
+
+def test_dependencies_are_what_the_library_imports():
+  assert _imported_distributions('specsample') == _names(
+    _PROJECT['dependencies']
+  )
+
+
+def test_experiments_import_declared_packages_only():
+  extras = _PROJECT['optional-dependencies']
+  declared = _PROJECT['dependencies'] + extras['experiments'] + extras['test']
+  assert _imported_distributions('experiments') <= _names(declared)
+
+
+def test_citation_names_this_version():
+  text = (_ROOT / 'CITATION.cff').read_text('utf-8')
+  fields = dict(re.findall(r'^([a-z-]+): *(.*)$', text, re.MULTILINE))
+  assert fields['version'] == _PROJECT['version']
+  assert fields['license'] == _PROJECT['license']
+  assert {'cff-version', 'title', 'message', 'authors'} <= fields.keys()
+
+
+@pytest.mark.parametrize('name', ['run.sh', 'test.sh', '.ci/run'])
+def test_scripts_are_executable_and_parse(name):
+  assert os.access(_ROOT / name, os.X_OK)
+  _run('bash', '-n', _ROOT / name)
+
+
+def test_readme_is_short_and_gives_the_two_commands():
+  lines = (_ROOT / 'README.md').read_text('utf-8').splitlines()
+  assert len(lines) <= 120
+  assert {'./run.sh', './test.sh'} <= {
+    word for line in lines for word in line.replace('`', ' ').split()
+  }
+
+
+@pytest.mark.parametrize('document', ['README.md', 'CONTRIBUTING.md'])
+def test_documents_name_files_that_exist(document):
+  text = (_ROOT / document).read_text('utf-8')
+  assert not _missing_files(text)
+
+
+def test_readme_example_prints_a_reply(capsys):
+  text = (_ROOT / 'README.md').read_text('utf-8')
+  (example,) = re.findall(r'```python\n(.*?)```', text, re.DOTALL)
+  assert len([line for line in example.splitlines() if line]) <= 12
+  exec(compile(example, 'README.md', 'exec'), {})
+  assert re.search(r'\w+ \w+', capsys.readouterr().out)
+
+
+def test_a_missing_file_is_found():
+  text = (
+    'See [it](nowhere.md#a), `gone.py`, `verify/no.py` and `configs/no/`. Run'
+  )
+  text += ' `python -m experiments.nothing --gin_file=configs/nothing.gin`.'
+  assert _missing_files(text) == {
+    *('nowhere.md', 'gone.py', 'verify/no.py', 'configs/no/'),
+    *('experiments/nothing.py', 'configs/nothing.gin'),
+  }
+
+
+def _missing_files(markdown: str) -> set[str]:
+  links = re.findall(r'\]\((?!\w+:|#)([^)#\s]+)', markdown)
+  quoted = re.findall(r'`([^`\s]+)`', markdown)
+  paths = [
+    name
+    for name in quoted
+    if re.fullmatch(r'[\w.-]+(/[\w.-]+)*(/|\.(py|sh|gin|toml|md|ipynb))', name)
+    and not name.startswith('results/')
+  ]
+  modules = re.findall(r'python -m (experiments\.[\w.]+)', markdown)
+  configs = re.findall(r'configs/[\w/-]+\.gin', markdown)
+  named = {*links, *paths, *configs}
+  named |= {module.replace('.', '/') + '.py' for module in modules}
+  # A name without a folder stands in a table that names the folder above it.
+  return {
+    name
+    for name in named
+    if not (_ROOT / name).exists()
+    and not (_ROOT / 'specsample' / name).exists()
+    and ('/' in name or not list((_ROOT / 'specsample').rglob(name)))
+  }
