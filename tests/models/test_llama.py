@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from experiments import peer
 import specsample
 
 _SIZES = {
@@ -243,7 +244,7 @@ _PROMPTS = (
 
 def test_greedy_text_of_smollm2_equals_transformers(smollm2):
   model, params, tokenizer = smollm2.model, smollm2.params, smollm2.tokenizer
-  reference = _transformers_smollm2(model, params)
+  reference = peer.llama(smollm2)
   num_new = 32
   prompts = [
     tokenizer.encode_chat([{'role': 'user', 'content': prompt}])
@@ -275,42 +276,3 @@ def test_greedy_text_of_smollm2_equals_transformers(smollm2):
     assert tokens.tolist() == expected.tolist()
   # Equally scrambled weights would agree as well.
   assert 'Paris' in tokenizer.decode(found.tokens[0, : found.lengths[0]])
-
-
-def _transformers_smollm2(model, params):
-  config = transformers.LlamaConfig(
-    vocab_size=model.vocab_size,
-    hidden_size=model.dim,
-    num_hidden_layers=model.num_layers,
-    num_attention_heads=model.num_heads,
-    num_key_value_heads=model.num_kv_heads,
-    intermediate_size=model.mlp_dim,
-    max_position_embeddings=model.max_length,
-    rms_norm_eps=model.norm_eps,
-    rope_parameters={'rope_type': 'default', 'rope_theta': model.rope_theta},
-    tie_word_embeddings=True,
-  )
-  state = {
-    'model.embed_tokens.weight': params['embedding'],
-    'model.norm.weight': params['norm']['scale'],
-  }
-  for i, layer in params['layers'].items():
-    prefix = f'model.layers.{i}.'
-    state |= {
-      prefix + 'input_layernorm.weight': layer['attention_norm']['scale'],
-      prefix + 'post_attention_layernorm.weight': layer['mlp_norm']['scale'],
-    }
-    for ours, theirs in zip(
-      ('query', 'key', 'value', 'out'), 'qkvo', strict=True
-    ):
-      kernel = layer['attention'][ours]['kernel']
-      state[f'{prefix}self_attn.{theirs}_proj.weight'] = kernel
-    for name in ('gate', 'up', 'down'):
-      state[f'{prefix}mlp.{name}_proj.weight'] = layer['mlp'][name]['kernel']
-  tensors = {
-    name: torch.from_numpy(np.array(values).T) for name, values in state.items()
-  }
-  reference = transformers.LlamaForCausalLM(config)
-  reference.load_state_dict(tensors, strict=False)
-  reference.tie_weights()
-  return reference.eval()

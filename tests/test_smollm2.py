@@ -1,0 +1,133 @@
+"""The real model: every drafter, exact, alone and in a ragged batch."""
+
+import jax
+import numpy as np
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import verify
+
+_QUESTIONS = (
+  'Repeat after me, word for word: the cat sat on the mat, the cat sat on it.',
+  'Why is the sky blue?',
+  'Count from one to twelve in words, then count from one to twelve again.',
+)
+_NEW_TOKENS = 24
+_SAMPLING = specsample.Sampling(temperature=0.8, top_p=0.95)
+
+
+@pytest.fixture(scope='module')
+def methods(smollm2):
+  """A drafter of each kind, its rule and the whole parameter tree."""
+  target = {'target': smollm2.params}
+  model = smollm2.model
+  layers = (*range(26), 28, 29)
+  with_draft_model = target | {
+    'drafter': model.keep_params(smollm2.params, layers)
+  }
+  return {
+    'ngram': (
+      drafters.Ngram(num_draft_tokens=4),
+      verify.chain,
+      target,
+    ),
+    'skip': (
+      drafters.Skip(model=model, layers=layers, num_draft_tokens=3),
+      verify.block,
+      target,
+    ),
+    'chain': (
+      drafters.Chain(model=model.keep_layers(layers), num_draft_tokens=2),
+      verify.chain,
+      with_draft_model,
+    ),
+  }
+
+
+@pytest.fixture(scope='module')
+def prompts(smollm2):
+  return [
+    smollm2.tokenizer.encode_chat([{'role': 'user', 'content': question}])
+    for question in _QUESTIONS
+  ]
+
+
+def _generate(smollm2, prompts, params=None, request_ids=None, **settings):
+  padded, lengths = specsample.pad_prompts(prompts)
+  arguments = {
+    'model': smollm2.model,
+    'drafter': drafters.NoDraft(),
+    'verify': verify.chain,
+    'sampling': specsample.Sampling(temperature=0.0),
+    'max_new_tokens': _NEW_TOKENS,
+    'stop': specsample.Stop(eos_ids=smollm2.tokenizer.eos_ids),
+  }
+  output = specsample.generate(
+    params or {'target': smollm2.params},
+    padded,
+    lengths,
+    jax.random.key(0),
+    request_ids=request_ids,
+    **(arguments | settings),
+  )
+  return jax.device_get(output)
+
+
+@pytest.fixture(scope='module')
+def greedy(smollm2, prompts):
+  return _generate(smollm2, prompts)
+
+
+@pytest.mark.parametrize('method', ['ngram', 'skip', 'chain'])
+def test_greedy_equals_autoregressive(
+  smollm2, prompts, greedy, methods, method
+):
+  drafter, rule, params = methods[method]
+  output = _generate(smollm2, prompts, params, drafter=drafter, verify=rule)
+  np.testing.assert_array_equal(output.tokens, greedy.tokens)
+  np.testing.assert_array_equal(output.lengths, greedy.lengths)
+  np.testing.assert_allclose(output.log_probs, greedy.log_probs, atol=1e-3)
+  # A drafter whose every draft is refused would pass the above as well.
+  assert specsample.stats.of(output).tokens_per_round > 1.1
+  assert len(set(output.rounds.tolist())) > 1  # ragged
+
+
+@pytest.mark.parametrize('method', ['ngram', 'skip'])
+def test_coupled_equals_plain_sampling(smollm2, prompts, methods, method):
+  drafter, _, params = methods[method]
+  settings = {'sampling': _SAMPLING, 'verify': verify.coupled}
+  plain = _generate(smollm2, prompts, **settings)
+  output = _generate(smollm2, prompts, params, drafter=drafter, **settings)
+  np.testing.assert_array_equal(output.tokens, plain.tokens)
+  np.testing.assert_array_equal(output.lengths, plain.lengths)
+  assert specsample.stats.of(output).tokens_per_round > 1
+
+
+def test_row_is_the_same_alone_padded_and_permuted(smollm2, prompts, methods):
+  drafter, _, _ = methods['ngram']
+  settings = {'sampling': _SAMPLING, 'drafter': drafter}
+  together = _generate(smollm2, prompts, **settings)
+  order = np.asarray([2, 0, 1], np.int32)
+  permuted = _generate(
+    smollm2, [prompts[i] for i in order], request_ids=order, **settings
+  )
+  # Longer than the bucket of the others, which are padded to it.
+  long = prompts[1] * 4
+  assert len(specsample.pad_prompts([long])[0][0]) > len(
+    specsample.pad_prompts(prompts)[0][0]
+  )
+  padded = _generate(smollm2, [*prompts, long], **settings)
+  for i, row in enumerate(together.tokens):
+    alone = _generate(
+      smollm2,
+      [prompts[i]],
+      request_ids=np.asarray([i], np.int32),
+      **settings,
+    )
+    for other in (
+      alone.tokens[0],
+      padded.tokens[i],
+      permuted.tokens[order.tolist().index(i)],
+    ):
+      np.testing.assert_array_equal(other, row)
