@@ -1,0 +1,68 @@
+"""The claim of the library: the output is distributed as the target alone.
+
+`python -m experiments.certify` does the same with more rows, and writes it
+down. That these tests can fail is what test_planted_bugs.py shows.
+"""
+
+import collections
+import functools
+
+import pytest
+
+from experiments import certificate
+from experiments import statistical
+from specsample.testing import cases as cases_lib
+from specsample.types import DraftLaw
+
+_BY_SHAPE = collections.defaultdict(list)
+for _case in cases_lib.standard_cases():
+  _shape = f'V={_case.vocab_size}-K={_case.num_draft_tokens}'
+  _BY_SHAPE[_shape].append(_case)
+_DRAWS = {draw.name: draw for draw in statistical.draws()}
+
+
+@functools.cache
+def _measure(name):
+  return statistical.measure(_DRAWS[name], num_rows=32768, seed=1)
+
+
+@pytest.mark.parametrize('shape', _BY_SHAPE)
+@pytest.mark.parametrize('name', statistical.VERIFIERS)
+def test_every_sequence_has_the_targets_probability(name, shape):
+  verifier = statistical.VERIFIERS[name]
+  laws = {DraftLaw.POINT_MASS} if verifier.positional else set(DraftLaw)
+  records = [
+    record
+    for case in _BY_SHAPE[shape]
+    if case.law in laws
+    for record in certificate.enumerate_case(name, verifier, case)
+  ]
+  # Of probabilities, and of how many drafts are kept against the theory.
+  assert [record for record in records if not record['passed']] == []
+  assert {record['law'] for record in records} <= {law.value for law in laws}
+  assert min(record['rounds'] for record in records) >= 2
+
+
+def test_every_law_is_enumerated_under_every_rule_that_takes_it():
+  laws = {case.law for cases in _BY_SHAPE.values() for case in cases}
+  assert laws == set(DraftLaw)
+
+
+@pytest.mark.parametrize('name', _DRAWS)
+def test_compiled_loop_follows_the_target(name):
+  record = _measure(name)
+  assert record['passed'], record
+  # Else a pass would mean little.
+  assert record['detectable_total_variation'] < 0.1
+
+
+def test_an_adversarial_drafter_is_kept_as_often_as_the_theory_says():
+  adversarial = [_measure(name) for name in _DRAWS if 'least likely' in name]
+  assert len(adversarial) == len(statistical.VERIFIERS)
+  for record in adversarial:
+    assert record['acceptance_statistic'] <= record['acceptance_threshold']
+  friendly = [
+    _measure(f'Chain + {name}, mixed batch') for name in statistical.VERIFIERS
+  ]
+  kept = lambda records: [record['accepted'] for record in records]
+  assert max(kept(adversarial)) < min(kept(friendly))
