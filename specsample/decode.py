@@ -45,6 +45,8 @@ def generate(
 ) -> Output:
   """Continues a batch of prompts, distributed as the target alone.
 
+  (So with every lossless `verify`; `Synthetic` is not.)
+
   Args:
     params: {'target': ..., 'drafter': ...}; no 'drafter' where it has none.
     prompts: [B, P] int32, of which `pad_prompts` makes few shapes.
@@ -59,11 +61,15 @@ def generate(
     max_length: room for so many tokens in the cache, prompt included; default
       P + max_new_tokens. A row that fills it, or the model's own limit, stops.
 
+  Returns:
+    The emitted tokens and what is known of each, on the device.
+
   Raises:
     ValueError: an argument out of range, before anything is compiled.
   """
   stop.check(model.vocab_size)
   request = request_lib.check(
+    params,
     prompts,
     lengths,
     key,
@@ -101,9 +107,11 @@ def prefill(
   """Takes the prompts in, chunk by chunk; arguments as `generate`'s.
 
   A row of a running batch is refilled by prefilling a batch of one with the
-  same `max_length` and writing its leaves over that row's.
+  same `max_length` (given, not the default) and writing its leaves over that
+  row's.
   """
   request = request_lib.check(
+    params,
     prompts,
     lengths,
     key,
@@ -129,13 +137,28 @@ def advance(
   model: Model,
   drafter: Drafter,
   verify: Verifier,
-  stop: Stop,
+  stop: Stop = Stop(),
   max_rounds: Array | int,
 ) -> DecodeState:
   """Runs up to `max_rounds` more rounds, until every row is done.
 
-  The given state's buffers are donated: use the returned one.
+  Args:
+    params: as `generate`'s.
+    state: from `prefill`. Its buffers are donated: use the returned one.
+    model, drafter: as in `prefill`. verify, stop: as `generate`'s.
+    max_rounds: int32; may differ from call to call without a new executable.
+
+  Raises:
+    ValueError: the drafter proposes another number of tokens than the one of
+      `prefill`, which left room for its own; a stop token that does not exist.
   """
+  stop.check(model.vocab_size)
+  num_draft_tokens = state.proposed.shape[1] - 1
+  if num_draft_tokens != drafter.num_draft_tokens:
+    raise ValueError(
+      f'the drafter proposes {drafter.num_draft_tokens} tokens a round, but '
+      f'the state was made for {num_draft_tokens}: prefill with this drafter'
+    )
   body = functools.partial(
     step.step, params, model=model, drafter=drafter, verify=verify, stop=stop
   )
@@ -156,8 +179,11 @@ def advance(
 
 @functools.partial(jax.jit, static_argnames=('max_new_tokens',))
 def finish(state: DecodeState, *, max_new_tokens: int) -> Output:
-  """The emitted tokens of each row, moved to the front: M = max_new_tokens."""
-  lengths = state.length - state.prompt_length
+  """The emitted tokens of each row, moved to the front.
+
+  At most M = max_new_tokens of them: the first, where a row has more.
+  """
+  lengths = jnp.minimum(state.length - state.prompt_length, max_new_tokens)
   offsets = jnp.arange(max_new_tokens)
   columns = state.prompt_length[:, None] + offsets
   emitted = offsets < lengths[:, None]

@@ -1,5 +1,7 @@
 """The arguments of `generate`, checked on the host and put on the device."""
 
+from collections.abc import Sequence
+import operator
 from typing import Any
 
 import jax
@@ -9,33 +11,42 @@ import numpy as np
 from specsample import sampling as sampling_lib
 from specsample import types
 from specsample.sampling import Sampling
-from specsample.types import Array, Drafter, Model, StopReason
+from specsample.types import Array, Drafter, Model, Params, StopReason
 
 # Bounds the attention scores of a prefill: this many tokens against the cache.
 PREFILL_CHUNK = 128
 _SMALLEST_BUCKET = 64
 
 
-def pad_prompts(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+def pad_prompts(
+  prompts: Sequence[Sequence[int]],
+) -> tuple[np.ndarray, np.ndarray]:
   """Pads token lists to a bucket: a power of two, at least 64.
 
   Returns:
     prompts [B, P] int32, padded with 0, and lengths [B] int32.
 
   Raises:
-    ValueError: no prompt, or an empty one.
+    ValueError: no prompt, an empty one, or one of no token ids.
   """
-  lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
-  if not prompts or not lengths.all():
+  rows = [np.asarray(prompt) for prompt in prompts]
+  sizes = [row.size for row in rows]
+  if not all(sizes) or not rows:
     raise ValueError(
-      f'prompts have lengths {lengths.tolist()}: give at least one prompt, '
-      'each of at least one token (a BOS token, say)'
+      f'prompts have lengths {sizes}: give at least one prompt, each of at '
+      'least one token (a BOS token, say)'
     )
-  bucket = max(_SMALLEST_BUCKET, 1 << int(lengths.max() - 1).bit_length())
-  padded = np.zeros((len(prompts), bucket), np.int32)
-  for row, prompt in zip(padded, prompts, strict=True):
-    row[: len(prompt)] = prompt
-  return padded, lengths
+  bucket = max(_SMALLEST_BUCKET, 1 << (max(sizes) - 1).bit_length())
+  padded = np.zeros((len(rows), bucket), np.int32)
+  for padded_row, row in zip(padded, rows, strict=True):
+    is_ids = row.ndim == 1 and row.dtype.kind in 'iu'
+    if not (is_ids and np.array_equal(row.astype(np.int32), row)):
+      raise ValueError(
+        f'a prompt is {row.tolist()!r}: give a list of token ids for each, '
+        '[[1, 2, 3], [4, 5]]'
+      )
+    padded_row[: row.size] = row
+  return padded, np.asarray(sizes, np.int32)
 
 
 @types.pytree
@@ -46,13 +57,14 @@ class Request:
   prompt_length: Array  # [B] int32
   limit: Array  # [B] int32
   limit_reason: Array  # [B] int32
-  key: Array  # []
+  key: Array  # a PRNG key
   request_id: Array  # [B] int32
-  sampling: Sampling  # leaves [B]
+  sampling: Sampling  # leaves [B]; the bias [B, V]
   chunk: int = types.static()  # tokens a prefill pass takes in
 
 
 def check(
+  params: Params,
   prompts: Any,
   lengths: Any,
   key: Array,
@@ -71,63 +83,108 @@ def check(
   Raises:
     ValueError: what does not fit, and the remedy.
   """
-  _check_settings(model, drafter, max_new_tokens)
+  _check_params(params)
+  _check_key(key)
+  _check_drafter(model, drafter)
+  max_new_tokens = _count('max_new_tokens', max_new_tokens)
   if np.ndim(prompts) != 2 or np.shape(lengths) != np.shape(prompts)[:1]:
     raise ValueError(
       f'prompts have shape {np.shape(prompts)} and lengths {np.shape(lengths)}:'
       ' expected [B, P] and [B] (pad_prompts makes both)'
     )
   batch, width = np.shape(prompts)
-  if request_ids is None:
-    request_ids = np.arange(batch, dtype=np.int32)
-  if np.shape(request_ids) != (batch,):
-    raise ValueError(
-      f'request_ids have shape {np.shape(request_ids)}: give one integer a '
-      f'prompt, [{batch}]'
-    )
-  room = width + max_new_tokens if max_length is None else max_length
-  capacity = min(room, model.max_length)
+  if max_length is None:
+    capacity = min(width + max_new_tokens, model.max_length)
+    longest = min(width, capacity)
+  else:
+    # Whatever P is: rows of one max_length can take each other's place.
+    capacity = min(_count('max_length', max_length), model.max_length)
+    longest = capacity
+  # Room for one round behind the last kept token, and for whole chunks.
+  chunk_ends = -(-longest // PREFILL_CHUNK) * PREFILL_CHUNK
+  slots = max(capacity + drafter.num_draft_tokens + 1, chunk_ends)
+
   traced = any(isinstance(x, jax.core.Tracer) for x in (prompts, lengths))
   xp = jnp if traced else np
   if not traced:
     prompts, lengths = jax.device_get((prompts, lengths))
     prompts, lengths = np.asarray(prompts), np.asarray(lengths)
     _check_prompts(prompts, lengths, capacity, model)
-  # Room for one round behind the last kept token, and for whole chunks.
-  chunk = min(PREFILL_CHUNK, width)
-  num_chunks = -(-min(width, capacity) // chunk)
-  slots = max(capacity + drafter.num_draft_tokens + 1, num_chunks * chunk)
-  kept = prompts[:, :slots].astype(np.int32)
-  limit = lengths + max_new_tokens
+  # What pads a prompt may be no token at all, -100 for one.
+  is_token = xp.arange(width) < xp.asarray(lengths)[:, None]
+  kept = xp.where(is_token, xp.asarray(prompts), 0)[:, :slots].astype(np.int32)
+  lengths = xp.asarray(lengths).astype(np.int32)
+  limit = lengths + min(max_new_tokens, capacity)
   request = Request(
     tokens=xp.pad(kept, ((0, 0), (0, slots - kept.shape[1]))),
-    prompt_length=lengths.astype(np.int32),
+    prompt_length=lengths,
     limit=xp.minimum(limit, capacity).astype(np.int32),
     limit_reason=xp.where(
       limit > capacity, StopReason.CACHE_FULL, StopReason.MAX_NEW_TOKENS
     ).astype(np.int32),
     key=key,
-    request_id=request_ids,
+    request_id=_request_ids(request_ids, batch),
     sampling=sampling_lib.per_row(sampling, batch, model.vocab_size),
-    chunk=chunk,
+    chunk=min(PREFILL_CHUNK, width),
   )
   # An explicit transfer, so that none is left for the compiled part.
   return request if traced else jax.device_put(request)
 
 
-def _check_settings(model, drafter, max_new_tokens):
+def _count(name, value):
+  try:
+    count = operator.index(value)
+  except TypeError as error:
+    raise ValueError(f'{name} is {value!r}: give an integer') from error
+  if count < 1:
+    raise ValueError(f'{name} is {count}: ask for at least 1')
+  return count
+
+
+def _check_drafter(model, drafter):
   if drafter.num_draft_tokens < 0:
     raise ValueError(
       f'num_draft_tokens is {drafter.num_draft_tokens}: draft at least 0 '
       'tokens a round'
     )
-  if max_new_tokens < 1:
-    raise ValueError(f'max_new_tokens is {max_new_tokens}: ask for at least 1')
   if drafter.vocab_size not in (None, model.vocab_size):
     raise ValueError(
       f'the target has {model.vocab_size} tokens and the drafter '
       f'{drafter.vocab_size}: draft with a model of the same vocabulary'
     )
+
+
+def _check_params(params):
+  if not (isinstance(params, dict) and 'target' in params):
+    given = sorted(params) if isinstance(params, dict) else type(params)
+    raise ValueError(
+      f"params holds {given}: give {{'target': ...}}, the target's parameters "
+      "by that name, and those of a drafter as 'drafter'"
+    )
+
+
+def _check_key(key):
+  is_key = isinstance(key, jax.Array) and (
+    jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    or (key.dtype == jnp.uint32 and key.shape == (2,))
+  )
+  if not is_key:
+    raise ValueError(f'key is {key!r}: make one with jax.random.key(seed)')
+
+
+def _request_ids(request_ids, batch):
+  if isinstance(request_ids, jax.core.Tracer):
+    return request_ids
+  if request_ids is None:
+    return np.arange(batch, dtype=np.int32)
+  given = np.asarray(jax.device_get(request_ids))
+  cast = given.astype(np.int32)
+  if given.shape != (batch,) or not np.array_equal(cast, given):
+    raise ValueError(
+      f'request_ids are {given.tolist()}: give one integer below 2**31 a '
+      f'prompt, [{batch}]'
+    )
+  return cast
 
 
 def _check_prompts(prompts, lengths, capacity, model):
@@ -136,6 +193,8 @@ def _check_prompts(prompts, lengths, capacity, model):
     raise ValueError(
       f'prompts are {prompts.dtype}: give integer token ids, int32'
     )
+  if lengths.dtype.kind not in 'iu':
+    raise ValueError(f'lengths are {lengths.dtype}: give integers, int32')
   if batch == 0 or lengths.min() < 1:
     raise ValueError(
       f'prompt lengths are {lengths.tolist()}: a prompt needs at least one '

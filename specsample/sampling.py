@@ -57,7 +57,10 @@ class Sampling:
 # What each value must satisfy, as a test and in words.
 _RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
   'temperature': (lambda x: x >= 0, 'finite and at least 0; 0 is greedy'),
-  'top_k': (lambda x: x >= 0, 'at least 0; 0 or None keeps every token'),
+  'top_k': (
+    lambda x: x >= 0,
+    'an integer from 0 to 2**31 - 1; 0 or None keeps every token',
+  ),
   'top_p': (lambda x: (x > 0) & (x <= 1), 'in (0, 1]; 1 keeps every token'),
   'min_p': (lambda x: (x >= 0) & (x <= 1), 'in [0, 1]; 0 keeps every token'),
   'repetition_penalty': (lambda x: x > 0, 'above 0; 1 changes nothing'),
@@ -77,30 +80,49 @@ def per_row(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
   rows = {}
   for name, (holds, expected) in _RANGES.items():
     value = getattr(sampling, name)
-    if value is None:
+    if value is None and name != 'temperature':
       continue
     if not isinstance(value, jax.core.Tracer):
-      value = np.asarray(value)
-      if value.dtype.kind not in 'iuf':
-        raise ValueError(f'{name} must be a number, got {value!r}')
-      if not (np.all(np.isfinite(value)) and np.all(holds(value))):
-        raise ValueError(f'{name} is {value.tolist()}: it must be {expected}')
-      dtype = np.int32 if name == 'top_k' else np.float32
-      value = value.astype(dtype)
+      value = _check(name, value, holds, expected)
     rows[name] = _broadcast(name, value, (batch_size,))
   if sampling.logit_bias is not None:
     bias = sampling.logit_bias
     if not isinstance(bias, jax.core.Tracer):
-      bias = np.asarray(bias, np.float32)
-      if np.isnan(bias).any() or np.isposinf(bias).any():
-        raise ValueError(
-          'logit_bias holds NaN or +inf: use a large finite value, or -inf to '
-          'forbid a token'
-        )
+      bias = _check_bias(bias)
     rows['logit_bias'] = _broadcast(
       'logit_bias', bias, (batch_size, vocab_size)
     )
   return Sampling(**rows)
+
+
+def _check(name, value, holds, expected):
+  given = np.asarray(jax.device_get(value))
+  if given.dtype.kind not in 'iuf':
+    raise ValueError(f'{name} is {value!r}: it must be a number')
+  with np.errstate(over='ignore'):
+    cast = given.astype(np.int32 if name == 'top_k' else np.float32)
+  # What is tested is what will be computed with: 1e-50 is 0 by then.
+  exact = name != 'top_k' or np.array_equal(cast, given)
+  if not (exact and np.all(np.isfinite(cast)) and np.all(holds(cast))):
+    raise ValueError(f'{name} is {given.tolist()}: it must be {expected}')
+  return cast
+
+
+def _check_bias(bias):
+  bias = np.asarray(jax.device_get(bias))
+  if bias.dtype.kind not in 'iuf':
+    raise ValueError(
+      f'logit_bias is {bias}: give an array with a number for each token'
+    )
+  bias = bias.astype(np.float32)
+  if np.isnan(bias).any() or np.isposinf(bias).any():
+    raise ValueError(
+      'logit_bias holds NaN or +inf: use a large finite value, or -inf to '
+      'forbid a token'
+    )
+  if np.isneginf(bias).all(axis=-1).any():
+    raise ValueError('logit_bias is -inf for every token: allow at least one')
+  return bias
 
 
 def _broadcast(name, value, shape):
@@ -130,7 +152,8 @@ def warp(
       as emitted.
 
   Returns:
-    Probabilities [V], float32 (float64 for float64 logits).
+    Probabilities [V], float32 (float64 for float64 logits). All NaN where
+    there is no distribution: a logit is NaN or +inf, or every one is -inf.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   if counts is not None:
@@ -140,9 +163,11 @@ def warp(
   greedy = jnp.equal(sampling.temperature, 0)
   temperature = jnp.where(greedy, 1, sampling.temperature)
   # Shifted before it is scaled: a tiny temperature must not give inf - inf.
-  shifted = (logits - jnp.max(logits)) / temperature.astype(logits.dtype)
+  largest = jnp.max(logits)
+  shifted = (logits - largest) / temperature.astype(logits.dtype)
   best = jax.nn.one_hot(jnp.argmax(logits), logits.size, dtype=logits.dtype)
   probs = jnp.where(greedy, best, jax.nn.softmax(shifted))
+  probs = jnp.where(jnp.isfinite(largest), probs, jnp.nan)
   if sampling.top_k is not None:
     probs = _normalise(jnp.where(_top_k(probs, sampling.top_k), probs, 0))
   if sampling.top_p is not None:
@@ -153,8 +178,15 @@ def warp(
   return probs
 
 
+def is_distribution(probs: Array) -> Array:
+  """Whether rows [..., V] that `warp` returned are distributions [...]."""
+  return ~jnp.isnan(probs[..., 0])
+
+
 def draw(key: Array, probs: Array) -> Array:
   """One index of probs [V] (unnormalised is fine), by inverse distribution.
+
+  int32; of zeros alone it is 0.
 
   First a block of the vocabulary is drawn by its mass, then a token of the
   block: two uniforms, where noise for every token would cost as much as a
@@ -169,20 +201,24 @@ def draw(key: Array, probs: Array) -> Array:
 
 
 def draw_coupled(key: Array, probs: Array) -> Array:
-  """One index of probs [V]: argmax(log probs + Gumbel noise).
+  """One index of probs [V]: argmax(log probs + Gumbel noise), int32.
 
   Under one key, similar distributions mostly give the same index.
   """
-  noise = jax.random.gumbel(key, probs.shape, probs.dtype)
+  # With the default noise of 23 bits, a draw in a hundred over 128k equally
+  # likely tokens is a tie for the largest, which the lower index wins.
+  noise = jax.random.gumbel(key, probs.shape, probs.dtype, mode='high')
   return jnp.argmax(jnp.log(probs) + noise).astype(jnp.int32)
 
 
 def _draw(key, weights):
-  # The uniform is scaled by the last partial sum, which it then never reaches,
-  # so rounding selects neither an index behind the last nor one of weight 0.
-  cumulative = jnp.cumsum(weights)
-  uniform = jax.random.uniform(key, dtype=weights.dtype) * cumulative[-1]
-  return jnp.sum(cumulative <= uniform).astype(jnp.int32)
+  # The uniform is scaled by the largest partial sum, which it then never
+  # reaches, and only where weights are positive is there one, so rounding
+  # selects neither an index behind the last nor one of weight 0. (Partial sums
+  # need not increase: some backends add in a tree.)
+  cumulative = jnp.where(weights > 0, jnp.cumsum(weights), 0)
+  uniform = jax.random.uniform(key, dtype=weights.dtype) * jnp.max(cumulative)
+  return jnp.argmax(cumulative > uniform).astype(jnp.int32)
 
 
 def _penalise(sampling, counts, logits, drafted):

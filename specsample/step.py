@@ -44,9 +44,13 @@ def step(
   draft, draft_state = propose(params, state, drafter=drafter, verify=verify)
   output, cache = score(params, state, draft, model=model, drafter=drafter)
 
-  valid = jnp.isfinite(jnp.max(output.logits, axis=-1))  # [B, K + 1]
-  draft = _shorten(draft, jnp.sum(jnp.cumprod(valid, axis=1), axis=1))
-  verdict = _judge(state, draft, output.logits, verify)
+  target_probs = _target_probs(state, draft, output.logits)
+  valid = sampling_lib.is_distribution(target_probs)  # [B, K + 1]
+  # A rule looks at all positions at once: of those without a distribution it
+  # must see neither the draft nor a NaN.
+  draft = _shorten(draft, _num_leading(valid))
+  target_probs = jnp.where(valid[..., None], target_probs, 0)
+  verdict = _judge(state, draft, target_probs, verify)
   emission = _emit(state, draft, verdict, valid, stop)
 
   append = lambda buffer, values: _append(
@@ -95,7 +99,11 @@ def propose(
     params, draw, _warp(state), state.tokens, state.length, state.draft
   )
   # A round emits one token more than it keeps drafts.
-  return _shorten(draft, state.limit - state.length - 1), draft_state
+  count = state.limit - state.length - 1
+  if draft.probs is not None:
+    valid = sampling_lib.is_distribution(draft.probs)
+    count = jnp.minimum(count, _num_leading(valid))
+  return _shorten(draft, count), draft_state
 
 
 def score(
@@ -114,17 +122,20 @@ def score(
   )
 
 
-def _judge(state, draft, logits, verify) -> Verdict:
-  """The verdict [B] on the draft under target logits [B, K + 1, V]."""
+def _target_probs(state, draft, logits):
+  """The distributions [B, K + 1, V] of logits after 0 to K drafts."""
   num_nodes = logits.shape[1]
   # prefixes[:, i]: the drafts before node i, what its penalties count.
   before = jnp.tri(num_nodes, num_nodes - 1, -1, dtype=bool)
   prefixes = jnp.where(before, draft.tokens[:, None], -1)
-  warp = jax.vmap(_warp(state), in_axes=1, out_axes=1)
-  target_probs = warp(logits, prefixes)
+  return jax.vmap(_warp(state), in_axes=1, out_axes=1)(logits, prefixes)
+
+
+def _judge(state, draft, target_probs, verify) -> Verdict:
+  """The verdict [B] on the draft under target_probs [B, K + 1, V]."""
   keys = _round_keys(state)
   if verify.positional:
-    positions = state.length[:, None] + jnp.arange(num_nodes)
+    positions = state.length[:, None] + jnp.arange(target_probs.shape[1])
     position_keys = jax.vmap(streams.position_key, (None, 0))
     keys = jax.vmap(position_keys)(state.key, positions)
   return jax.vmap(verify)(keys, draft, target_probs)
@@ -138,6 +149,11 @@ def _warp(state) -> Warp:
   return lambda logits, drafted: jax.vmap(sampling_lib.warp)(
     state.sampling, state.counts, logits, drafted
   )
+
+
+def _num_leading(valid):
+  """How many of each row's [B, n] flags are set before one is not."""
+  return jnp.sum(jnp.cumprod(valid, axis=1), axis=1)
 
 
 def _num_drafted(draft):

@@ -1,6 +1,8 @@
 """What ends a row besides its length: EOS ids and token sequences."""
 
+from collections.abc import Sequence
 import dataclasses
+import operator
 
 import jax.numpy as jnp
 
@@ -11,12 +13,29 @@ from specsample.types import Array, DecodeState, StopReason
 class Stop:
   """What ends a row besides its length. The stop itself is emitted too."""
 
-  eos_ids: tuple[int, ...] = ()
+  eos_ids: Sequence[int] = ()
   # Token sequences; one that begins in the prompt does not count.
-  sequences: tuple[tuple[int, ...], ...] = ()
+  sequences: Sequence[Sequence[int]] = ()
+
+  def __post_init__(self):
+    """Makes tuples of lists; refuses what holds no integers."""
+    try:
+      ids = tuple(map(operator.index, self.eos_ids))
+      sequences = tuple(
+        tuple(map(operator.index, sequence)) for sequence in self.sequences
+      )
+    except TypeError as error:
+      raise ValueError(
+        f'eos_ids are {self.eos_ids!r} and sequences {self.sequences!r}: give '
+        'token ids, (2,), and sequences of them, ((5, 6), (7,))'
+      ) from error
+    if not all(sequences):
+      raise ValueError('a stop sequence is empty: it would match everywhere')
+    object.__setattr__(self, 'eos_ids', ids)
+    object.__setattr__(self, 'sequences', sequences)
 
   def check(self, vocab_size: int) -> None:
-    """Raises ValueError for ids outside the vocabulary and empty sequences."""
+    """Raises ValueError for ids outside the vocabulary."""
     for sequence in (self.eos_ids, *self.sequences):
       outside = [i for i in sequence if not 0 <= i < vocab_size]
       if outside:
@@ -24,8 +43,6 @@ class Stop:
           f'a stop token has id {outside[0]}, outside the vocabulary of '
           f"{vocab_size}: was it made by another model's tokenizer?"
         )
-    if not all(self.sequences):
-      raise ValueError('a stop sequence is empty: it would match everywhere')
 
 
 def reasons(state: DecodeState, tokens: Array, stop: Stop) -> Array:

@@ -166,7 +166,7 @@ class Output:
   tokens: Array  # [B, M] int32, 0 after a row's length
   lengths: Array  # [B] int32, emitted tokens, the stop token counted in
   log_probs: Array  # [B, M] float32, of the target before warping
-  origin: Array  # [B, M] int8, an Origin
+  origin: Array  # [B, M] int8, an Origin, 0 after a row's length
   emit_round: Array  # [B, M] int32
   rounds: Array  # [B] int32, passes of the target
   proposed: Array  # [B, K + 1] int32, rounds that drafted i tokens

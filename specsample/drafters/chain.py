@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import types
+from specsample.drafters import settings
 from specsample.types import Array, Draft, DraftLaw, Model
 
 
@@ -28,6 +29,10 @@ class Chain:
   num_draft_tokens: int
   feature_layers = ()
 
+  def __post_init__(self):
+    """Refuses an empty draft."""
+    settings.check_num_draft_tokens(self.num_draft_tokens)
+
   @property
   def vocab_size(self) -> int:
     """The draft model's vocabulary, which has to be the target's."""
@@ -44,7 +49,7 @@ class Chain:
   def extend(self, params, tokens, count, output, state):
     """See `types.Drafter`: the chunk goes into the draft model's cache."""
     del output
-    _, cache = self.model.apply(params['drafter'], tokens, state.cache)
+    _, cache = self.model.apply(_own(params), tokens, state.cache)
     length = state.length + count
     return ChainState(cache=self.model.commit(cache, length), length=length)
 
@@ -55,7 +60,7 @@ class Chain:
     draft model, so the first pass always feeds the last two tokens; for the
     other rows it rewrites an entry with the same values.
     """
-    params = params['drafter']
+    params = _own(params)
     start = jnp.maximum(length - 2, 0)
     last_two = jax.vmap(lambda row, i: jax.lax.dynamic_slice(row, (i,), (2,)))(
       tokens, start
@@ -96,3 +101,12 @@ class Chain:
     """See `types.Drafter`: `propose` starts from the committed tokens."""
     del params, tokens, length, output, verdict
     return state
+
+
+def _own(params):
+  if 'drafter' not in params:
+    raise ValueError(
+      f"params holds {sorted(params)}, and Chain reads params['drafter']: put "
+      "the draft model's parameters there"
+    )
+  return params['drafter']

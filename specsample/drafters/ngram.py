@@ -8,6 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specsample.drafters import settings
 from specsample.drafters import stateless
 from specsample.types import Array, Draft, DraftLaw
 
@@ -26,7 +27,8 @@ class Ngram(stateless.Stateless):
   min_ngram: int = 2
 
   def __post_init__(self):
-    """Refuses an empty range of lengths."""
+    """Refuses an empty draft and an empty range of lengths."""
+    settings.check_num_draft_tokens(self.num_draft_tokens)
     if not 1 <= self.min_ngram <= self.max_ngram:
       raise ValueError(
         f'min_ngram is {self.min_ngram} and max_ngram {self.max_ngram}: they '

@@ -3,10 +3,12 @@
 Zhang et al., 2309.08168 (Draft & Verify), with the layers given.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
 from specsample.drafters import chain
+from specsample.drafters import settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,18 +19,21 @@ class Skip:
   """
 
   model: Any
-  layers: tuple[int, ...]
+  layers: Sequence[int]
   num_draft_tokens: int
   feature_layers = ()
 
   def __post_init__(self):
-    """Refuses layers that the model does not have."""
+    """Refuses layers that the model does not have, and an empty draft."""
+    layers = tuple(self.layers)
     num_layers = self.model.num_layers
-    if not self.layers or not all(0 <= i < num_layers for i in self.layers):
+    if not layers or not all(i in range(num_layers) for i in layers):
       raise ValueError(
-        f'skip drafts with layers {self.layers}, but the model has layers 0 to '
+        f'skip drafts with layers {layers}, but the model has layers 0 to '
         f'{num_layers - 1}: name at least one of them'
       )
+    object.__setattr__(self, 'layers', layers)
+    settings.check_num_draft_tokens(self.num_draft_tokens)
 
   @property
   def vocab_size(self) -> int:

@@ -83,6 +83,17 @@ def number(
   return float(value)
 
 
+def flag(config: Mapping[str, Any], key: str, *, origin: str) -> bool:
+  """A truth value of a configuration, False where it has none."""
+  value = _value(config, key, False)
+  if type(value) is not bool:
+    raise ValueError(
+      f'{origin}: {key} is {value!r}, expected true or false: the file is '
+      'damaged, or of another architecture'
+    )
+  return value
+
+
 def _value(config, key, default):
   value = config.get(key)
   return default if value is None else value

@@ -25,6 +25,7 @@ _NAMES = {
   'layers.{}.attention.value.kernel': 'blk.{}.attn_v.weight',
   'layers.{}.attention.value.bias': 'blk.{}.attn_v.bias',
   'layers.{}.attention.out.kernel': 'blk.{}.attn_output.weight',
+  'layers.{}.attention.out.bias': 'blk.{}.attn_output.bias',
   'layers.{}.mlp_norm.scale': 'blk.{}.ffn_norm.weight',
   'layers.{}.mlp.gate.kernel': 'blk.{}.ffn_gate.weight',
   'layers.{}.mlp.up.kernel': 'blk.{}.ffn_up.weight',

@@ -90,6 +90,8 @@ class Reader:
       self.metadata[key] = self._value(self._scalar('I'))
     infos = {self._string(): self._tensor_info() for _ in range(num_tensors)}
     alignment = self.metadata.get('general.alignment', 32)
+    if type(alignment) is not int or alignment < 1:
+      raise ValueError(f'general.alignment is {alignment!r}')
     start = -(-self._file.tell() // alignment) * alignment
     self._tensors = {
       name: dataclasses.replace(info, offset=start + info.offset)

@@ -40,6 +40,7 @@ _NAMES = {
   'layers.{}.attention.value.kernel': 'model.layers.{}.self_attn.v_proj.weight',
   'layers.{}.attention.value.bias': 'model.layers.{}.self_attn.v_proj.bias',
   'layers.{}.attention.out.kernel': 'model.layers.{}.self_attn.o_proj.weight',
+  'layers.{}.attention.out.bias': 'model.layers.{}.self_attn.o_proj.bias',
   'layers.{}.mlp_norm.scale': (
     'model.layers.{}.post_attention_layernorm.weight'
   ),
@@ -162,6 +163,7 @@ def _model(
         f'{origin}: {key} is {config[key]!r}, supported is {supported!r} only'
       )
   size = functools.partial(checkpoint.size, config, origin=origin)
+  flag = functools.partial(checkpoint.flag, config, origin=origin)
   num_heads = size('num_attention_heads')
   # 4096 is what transformers takes where a Mistral model does not say.
   window = config.get('sliding_window', 4096) if family == 'mistral' else None
@@ -178,9 +180,11 @@ def _model(
     norm_eps=checkpoint.number(
       config, 'rms_norm_eps', origin=origin, default=1e-6
     ),
-    tie_embeddings=bool(config.get('tie_word_embeddings', False)),
-    attention_bias=bool(config.get('attention_bias', False)),
-    sliding_window=window and size('sliding_window', default=window),
+    tie_embeddings=flag('tie_word_embeddings'),
+    attention_bias=flag('attention_bias'),
+    sliding_window=None
+    if window is None
+    else size('sliding_window', default=window),
     dtype=dtype,
   )
 
@@ -192,6 +196,11 @@ def _rope(config: dict[str, Any], origin: str) -> dict[str, Any]:
   whose rope_type was once called type.
   """
   rope = config.get('rope_parameters') or config.get('rope_scaling') or {}
+  if not isinstance(rope, dict):
+    raise ValueError(
+      f'{origin}: the rope parameters are {rope!r}, expected an object: the '
+      'file is damaged, or of another architecture'
+    )
   rope = {'rope_theta': config.get('rope_theta', 10_000.0)} | rope
   number = functools.partial(checkpoint.number, rope, origin=origin)
   kind = rope.get('rope_type', rope.get('type', 'default'))

@@ -22,7 +22,7 @@ def _weight(shape: tuple[int, ...], rngs: nnx.Rngs, dtype) -> nnx.Param:
 
 
 class Linear(nnx.Module):
-  """x @ kernel (+ bias), accumulated in float32."""
+  """x @ kernel (+ bias), in the dtype of both."""
 
   def __init__(self, in_dim, out_dim, *, bias=False, rngs, dtype):
     self.kernel = _weight((in_dim, out_dim), rngs, dtype)
@@ -150,11 +150,11 @@ class Attention(nnx.Module):
   def __init__(
     self, dim, num_heads, num_kv_heads, head_dim, *, bias=False, rngs, dtype
   ):
-    linear = lambda i, o, bias: Linear(i, o, bias=bias, rngs=rngs, dtype=dtype)
-    self.query = linear(dim, num_heads * head_dim, bias)
-    self.key = linear(dim, num_kv_heads * head_dim, bias)
-    self.value = linear(dim, num_kv_heads * head_dim, bias)
-    self.out = linear(num_heads * head_dim, dim, False)
+    linear = lambda i, o: Linear(i, o, bias=bias, rngs=rngs, dtype=dtype)
+    self.query = linear(dim, num_heads * head_dim)
+    self.key = linear(dim, num_kv_heads * head_dim)
+    self.value = linear(dim, num_kv_heads * head_dim)
+    self.out = linear(num_heads * head_dim, dim)
     self.num_kv_heads = num_kv_heads
     self.head_dim = head_dim
 
@@ -184,10 +184,12 @@ class Attention(nnx.Module):
     mask = jnp.tile(mask, (1, group, 1))[:, None]
     scores = jnp.where(mask, scores, -1e30)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    mix = lambda w, v: jnp.einsum('bkqs,bksh->bkqh', w, v)
+    mix = lambda w, v: jnp.einsum(
+      'bkqs,bksh->bkqh', w, v, preferred_element_type=jnp.float32
+    )
     mixed = mix(weights[..., :size], values)
     mixed += mix(weights[..., size:], new_values)
 
-    mixed = mixed.reshape(batch, -1, num_new, self.head_dim)
+    mixed = mixed.astype(x.dtype).reshape(batch, -1, num_new, self.head_dim)
     mixed = jnp.swapaxes(mixed, 1, 2).reshape(batch * num_new, -1)
     return self.out(mixed), new_keys, new_values

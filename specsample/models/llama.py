@@ -32,16 +32,21 @@ class Llama:
   ) = None
   norm_eps: float = 1e-5
   tie_embeddings: bool = False
-  attention_bias: bool = False
+  attention_bias: bool = False  # of all four of its products
   sliding_window: int | None = None
   dtype: str = 'float32'
 
   def __post_init__(self):
-    """Refuses heads that cannot be shared out."""
-    if self.num_heads % self.num_kv_heads:
+    """Refuses heads that cannot be shared out, and an empty window."""
+    if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
       raise ValueError(
         f'num_heads is {self.num_heads} and num_kv_heads {self.num_kv_heads}: '
         'each key-value head serves the same number of heads'
+      )
+    if self.sliding_window is not None and self.sliding_window < 1:
+      raise ValueError(
+        f'sliding_window is {self.sliding_window}: a token sees at least '
+        'itself; None is no window'
       )
 
   def init(self, key: Array) -> Params:
@@ -72,6 +77,12 @@ class Llama:
     features: tuple[int, ...] = (),
   ) -> tuple[ModelOutput, cache_lib.KVCache]:
     """See `types.Model`; feature i is the output of layer i, from 0."""
+    found = params['embedding'].dtype
+    if found != jnp.dtype(self.dtype):
+      raise ValueError(
+        f'the parameters are {found} and the model computes in {self.dtype}: '
+        'load both with one dtype'
+      )
     network = nnx.merge(_abstract(self)[0], params)
     return network(tokens, cache, features)
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from specsample import decode
+from specsample import sampling as sampling_lib
 from specsample.drafters import NoDraft
 from specsample.sampling import Sampling
 from specsample.testing import cases as cases_lib
@@ -194,9 +195,7 @@ def assert_batch_invariant(
   """
   batch, width = np.shape(prompts)
   room = 2 * width + max_new_tokens
-  rows = jax.tree.map(
-    lambda leaf: np.broadcast_to(leaf, (batch, *np.shape(leaf)[1:])), sampling
-  )
+  rows = sampling_lib.per_row(sampling, batch, model.vocab_size)
 
   def run(chosen, padding):
     take = lambda leaf: np.asarray(leaf)[chosen]

@@ -108,8 +108,9 @@ def mix(samplings: list[Sampling]) -> Sampling:
   leaves: dict[str, np.ndarray] = {}
   for field in dataclasses.fields(Sampling):
     values = [vars(sampling)[field.name] for sampling in samplings]
-    if any(value is not None for value in values):
-      neutral = _NEUTRAL.get(field.name, 0.0)
+    shapes = [np.shape(value) for value in values if value is not None]
+    if shapes:
+      neutral = np.full(shapes[0], _NEUTRAL.get(field.name, 0.0))
       leaves[field.name] = np.asarray(
         [neutral if value is None else value for value in values]
       )

@@ -173,6 +173,7 @@ def test_biases_are_read_in_the_order_of_their_heads(
     'q': model.num_heads * model.head_dim,
     'k': model.num_kv_heads * model.head_dim,
     'v': model.num_kv_heads * model.head_dim,
+    'output': model.dim,
   }
   biases = [
     {name: rng.normal(size=width) for name, width in widths.items()}
@@ -187,12 +188,18 @@ def test_biases_are_read_in_the_order_of_their_heads(
     tensors[f'blk.{i}.attn_q.bias'] = query[:, 0]
     tensors[f'blk.{i}.attn_k.bias'] = key[:, 0]
     tensors[f'blk.{i}.attn_v.bias'] = bias['v']
+    tensors[f'blk.{i}.attn_output.bias'] = bias['output']
   write_gguf(tmp_path / 'model.gguf', metadata, tensors)
   loaded = specsample.load(tmp_path / 'model.gguf')
   assert loaded.model.attention_bias
   for i, bias in enumerate(biases):
     found = loaded.params['layers'][i]['attention']
-    for ours, theirs in (('query', 'q'), ('key', 'k'), ('value', 'v')):
+    for ours, theirs in (
+      ('query', 'q'),
+      ('key', 'k'),
+      ('value', 'v'),
+      ('out', 'output'),
+    ):
       np.testing.assert_array_equal(
         found[ours]['bias'], bias[theirs].astype(np.float32)
       )

@@ -117,7 +117,13 @@ def folder(tmp_path):
       {'model_type': 'mistral', 'sliding_window': -1},
       ['sliding_window is -1'],
     ),
-    ({'attention_bias': True}, ['6 tensors', 'q_proj.bias', 'missing']),
+    (
+      {'model_type': 'mistral', 'sliding_window': 0},
+      ['sliding_window is 0'],
+    ),
+    ({'attention_bias': True}, ['8 tensors', '_proj.bias', 'missing']),
+    ({'tie_word_embeddings': 'false'}, ["tie_word_embeddings is 'false'"]),
+    ({'rope_parameters': 5}, ['rope parameters are 5']),
   ],
 )
 def test_a_configuration_that_does_not_fit_is_named(folder, changes, words):

@@ -31,6 +31,7 @@ _CONFIGS = {
   'one_head_each': transformers.LlamaConfig(
     **_SIZES | {'num_key_value_heads': 4, 'rms_norm_eps': 1e-3}
   ),
+  'biased': transformers.LlamaConfig(**_SIZES, attention_bias=True),
   'wide_heads': transformers.LlamaConfig(**_SIZES, head_dim=12),
   'linear': transformers.LlamaConfig(
     **_SIZES,
@@ -67,7 +68,7 @@ def _one_torch_thread():
 
 
 def _reference(name):
-  """A random transformers model, its norms not all ones."""
+  """A random transformers model, its norms not ones and its biases not 0."""
   torch.manual_seed(0)
   config = _CONFIGS[name]
   config._attn_implementation = 'eager'
@@ -76,6 +77,8 @@ def _reference(name):
     for key, value in model.named_parameters():
       if 'norm' in key:
         value.uniform_(0.5, 1.5)
+      elif 'bias' in key:
+        value.uniform_(-0.5, 0.5)
   return model
 
 

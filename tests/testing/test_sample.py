@@ -47,6 +47,9 @@ def test_settings_that_are_left_out_are_neutral():
   np.testing.assert_array_equal(mixed.top_p, [0.9, 1])
   np.testing.assert_array_equal(mixed.repetition_penalty, [1, 2])
   assert mixed.top_k is None
+  bias = np.asarray([0, -1, 2])
+  mixed = sample_lib.mix([Sampling(), Sampling(logit_bias=bias)])
+  np.testing.assert_array_equal(mixed.logit_bias, [[0, 0, 0], bias])
 
 
 def test_rows_are_those_of_their_group(sample):
