@@ -15,8 +15,11 @@ from experiments import benchmarking
 from experiments import cli
 from experiments import config
 from experiments import environment
+from experiments import methods
+from experiments import peer
 from experiments import progress
 from experiments import summary
+import specsample
 
 config.define_flags('configs/runs/benchmark.gin')
 flags.adopt_module_key_flags(config)
@@ -32,10 +35,21 @@ def main() -> None:
   config.parse()
   environment.enable_compilation_cache()
   out = pathlib.Path(_OUT.value or f'results/{config.name()}')
+  baseline_rss = benchmarking.peak_rss()
   with cli.bad_input():
     benchmark = benchmarking.Benchmark()
-    out.mkdir(parents=True, exist_ok=True)
-  measured = benchmarking.measure(benchmark, progress.bar)
+    if benchmark.loaded is not None:
+      peer.check(benchmark.loaded)
+    methods.check(
+      benchmark.method,
+      [benchmark.prompt_tokens()],
+      model=benchmark.model,
+      target=benchmark.params,
+      sampling=specsample.Sampling(),
+      max_new_tokens=benchmark.max_new_tokens,
+    )
+    cli.make_folder(out)
+  measured = benchmarking.measure(benchmark, baseline_rss, progress.bar)
   summary.write(out, measured)
   summary.show(out, measured)
 

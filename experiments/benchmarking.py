@@ -36,6 +36,15 @@ class Benchmark:
   max_new_tokens: int = 128
   repeats: int = 5
 
+  def __post_init__(self):
+    """Refuses to measure nothing."""
+    if self.repeats < 1:
+      raise ValueError(f'Benchmark.repeats is {self.repeats}: give at least 1')
+    if self.prompt_length < 1:
+      raise ValueError(
+        f'Benchmark.prompt_length is {self.prompt_length}: give at least 1'
+      )
+
   def prompt_tokens(self) -> list[int]:
     """The one prompt, as the model reads it."""
     if self.prompt is None or self.loaded is None:
@@ -64,7 +73,8 @@ class Measured:
   tokens_per_round: float
   weight_bytes: int
   cache_bytes: int
-  peak_rss_bytes: int
+  peak_rss_bytes: int  # of the process, by the end of autoregressive decoding
+  baseline_rss_bytes: int  # of that, what it held before there was a model
   peak_device_bytes: int | None
   drafter: str
   verifier: str
@@ -75,8 +85,16 @@ class Measured:
   synthetic: bool  # drafts were kept at a stated rate, not by a lossless rule
 
 
-def measure(benchmark: Benchmark, progress: progress_lib.Bar) -> Measured:
-  """Measures everything, the memory first: it only ever grows."""
+def measure(
+  benchmark: Benchmark, baseline_rss: int, progress: progress_lib.Bar
+) -> Measured:
+  """Measures everything, the memory first: it only ever grows.
+
+  Args:
+    benchmark: what is measured.
+    baseline_rss: `peak_rss` before the benchmark was made.
+    progress: shows it, see `progress.bar`.
+  """
   prompt = benchmark.prompt_tokens()
   plain = methods_lib.Method(specsample.drafters.NoDraft())
   speculative = benchmark.method
@@ -87,7 +105,9 @@ def measure(benchmark: Benchmark, progress: progress_lib.Bar) -> Measured:
       benchmark.model, _cache_length(benchmark, prompt)
     )
     jax.block_until_ready(generate(plain))
-    peak_rss, peak_device = _peak_memory()
+    peak = peak_rss()
+    memory = jax.devices()[0].memory_stats() or {}
+    peak_device = memory.get('peak_bytes_in_use')
 
     step('copy bandwidth')
     copy = measure_lib.copy_bandwidth()
@@ -145,7 +165,8 @@ def measure(benchmark: Benchmark, progress: progress_lib.Bar) -> Measured:
     tokens_per_round=stats.tokens_per_round,
     weight_bytes=weight_bytes,
     cache_bytes=cache_bytes,
-    peak_rss_bytes=peak_rss,
+    peak_rss_bytes=peak,
+    baseline_rss_bytes=baseline_rss,
     peak_device_bytes=peak_device,
     drafter=methods_lib.file_name(speculative.drafter),
     verifier=methods_lib.file_name(speculative.verify),
@@ -160,7 +181,7 @@ def measure(benchmark: Benchmark, progress: progress_lib.Bar) -> Measured:
 def _generate(benchmark, prompt, method):
   prompts, lengths = specsample.pad_prompts([prompt])
   return specsample.generate(
-    _params(benchmark, method),
+    methods_lib.all_params(benchmark.params, method),
     prompts,
     lengths,
     jax.random.key(0),
@@ -175,7 +196,7 @@ def _generate(benchmark, prompt, method):
 def _parts(benchmark, prompt, method):
   prompts, lengths = specsample.pad_prompts([prompt])
   return measure_lib.round_parts(
-    _params(benchmark, method),
+    methods_lib.all_params(benchmark.params, method),
     prompts,
     lengths,
     model=benchmark.model,
@@ -184,13 +205,6 @@ def _parts(benchmark, prompt, method):
     sampling=specsample.Sampling(temperature=0.0),
     max_new_tokens=benchmark.max_new_tokens,
   )
-
-
-def _params(benchmark, method):
-  params = {'target': benchmark.params}
-  if method.params is not None:
-    params['drafter'] = method.params
-  return params
 
 
 def _cache_length(benchmark, prompt):
@@ -209,9 +223,7 @@ def _in_turns(decoders, repeats):
   return {name: statistics.median(elapsed) for name, elapsed in times.items()}
 
 
-def _peak_memory():
-  """Peak bytes so far, of the process and, where it is known, of the device."""
+def peak_rss() -> int:
+  """The most bytes that this process has held in memory so far."""
   unit = 1 if sys.platform == 'darwin' else 1024
-  process = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  device = jax.devices()[0].memory_stats() or {}
-  return process, device.get('peak_bytes_in_use')
+  return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -39,7 +39,7 @@ def main() -> None:
   out = pathlib.Path(_OUT.value or f'results/{config.name()}')
   with cli.bad_input():
     plan = certificate_lib.Plan()
-    out.mkdir(parents=True, exist_ok=True)
+    cli.make_folder(out)
   certificate = certificate_lib.build(plan, progress.bar)
   described = environment.describe() | {
     'gin_config': gin.operative_config_str()

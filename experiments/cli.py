@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 import contextlib
 import os
+import pathlib
 import sys
 from typing import NoReturn
 
@@ -41,8 +42,18 @@ def run(main: Callable[[], None], interrupted: str = 'interrupted') -> None:
 
 def fail(message: str, code: int = BAD_INPUT) -> NoReturn:
   """Ends the command with one line on standard error."""
-  print(' '.join(str(message).split()), file=sys.stderr)
+  print(' '.join(message.split()), file=sys.stderr)
   sys.exit(code)
+
+
+def make_folder(path: pathlib.Path) -> None:
+  """Makes the folder of --out; ValueError where that cannot be."""
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(
+      f'--out={path}: {error.strerror}: give a folder that can be written'
+    ) from error
 
 
 @contextlib.contextmanager
@@ -57,7 +68,8 @@ def bad_input() -> Iterator[None]:
     OSError,
     ImportError,
   ) as error:
-    fail(str(error))
+    # gin appends a line for each call that led there.
+    fail(str(error).partition('\n  In call to configurable')[0])
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

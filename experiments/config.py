@@ -4,6 +4,7 @@ import pathlib
 import tokenize
 
 from absl import flags
+from absl import logging
 import gin
 
 from experiments import cli
@@ -32,6 +33,11 @@ def parse() -> None:
   repository.
   """
   gin.add_config_file_search_path(str(_ROOT))
+  for path in flags.FLAGS.gin_file:
+    if not pathlib.Path(find(path)).is_file():
+      cli.fail(f'--gin_file={path} is no file: configs/runs/ has those to read')
+  # gin logs each place where an included file is not; its error says it too.
+  logging.set_verbosity(logging.FATAL)
   try:
     gin.parse_config_files_and_bindings(
       flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
@@ -47,7 +53,11 @@ def parse() -> None:
     ImportError,
     OSError,
   ) as error:
-    cli.fail(f'gin: {error}')
+    # For an unknown macro gin gives the whole configuration.
+    reason = str(error).partition(' in config string:')[0]
+    cli.fail(f'gin: {reason} (the files in configs/ show what can be set)')
+  finally:
+    logging.set_verbosity(logging.WARNING)
 
 
 def name() -> str:

@@ -49,7 +49,8 @@ def main() -> None:
     prompts = prompts_lib.read(path, _LIMIT.value)
     evaluation = evaluation_lib.Evaluation()
     tokens = [evaluation.encode(path, prompt) for prompt in prompts]
-    out.mkdir(parents=True, exist_ok=True)
+    evaluation.check(tokens)
+    cli.make_folder(out)
     journal = journal_lib.Journal(
       out / 'journal.jsonl', evaluation_lib.header(evaluation, prompts)
     )

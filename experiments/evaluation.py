@@ -36,14 +36,24 @@ class Evaluation:
   chat: bool = True  # whether a prompt is one user turn of a chat
   seed: int = 0
 
+  def __post_init__(self):
+    """Refuses an empty comparison."""
+    if not self.methods:
+      raise ValueError('Evaluation.methods is empty: name at least one')
+
   def encode(self, path: str, prompt: prompts_lib.Prompt) -> list[int]:
     """The prompt's tokens.
 
     Raises:
-      ValueError: more of them than the model takes.
+      ValueError: there is none, or more of them than the model takes.
     """
     tokens = generation.encode(self.target.tokenizer, prompt.text, self.chat)
     room = self.target.model.max_length
+    if not tokens:
+      raise ValueError(
+        f'{path}, line {prompt.line}: the tokenizer knows nothing of the '
+        f'prompt {prompt.text!r}: correct it'
+      )
     if len(tokens) >= room:
       raise ValueError(
         f'{path}, line {prompt.line}: a prompt of {len(tokens)} tokens, but '
@@ -51,13 +61,29 @@ class Evaluation:
       )
     return tokens
 
+  def check(self, tokens: Sequence[list[int]]) -> None:
+    """Refuses settings that cannot decode the prompts' tokens.
+
+    Raises:
+      ValueError: names the setting.
+    """
+    for method in self.methods.values():
+      methods_lib.check(
+        method,
+        tokens,
+        model=self.target.model,
+        target=self.target.params,
+        sampling=self.sampling,
+        max_new_tokens=self.max_new_tokens,
+      )
+
   def generate(
     self, method: methods_lib.Method, prompt: list[int], request_id: int
   ) -> specsample.Output:
     """Decodes one prompt; `request_id` selects its random stream."""
     tokens, lengths = specsample.pad_prompts([prompt])
     return specsample.generate(
-      methods_lib.all_params(self.target, method),
+      methods_lib.all_params(self.target.params, method),
       tokens,
       lengths,
       jax.random.key(self.seed),
@@ -166,7 +192,7 @@ def _generation(generate, category, prompt_tokens):
 
 
 def _parts(evaluation, method, tokens):
-  params = methods_lib.all_params(evaluation.target, method)
+  params = methods_lib.all_params(evaluation.target.params, method)
   prompts, lengths = specsample.pad_prompts([tokens])
   common = {
     'model': evaluation.target.model,

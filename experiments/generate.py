@@ -17,6 +17,7 @@ from experiments import cli
 from experiments import config
 from experiments import environment
 from experiments import generation
+from experiments import methods
 from experiments import results
 from experiments import terminal
 
@@ -52,20 +53,30 @@ def main() -> None:
   config.parse()
   environment.enable_compilation_cache()
   with cli.bad_input():
-    if _OUT.value:
-      pathlib.Path(_OUT.value).mkdir(parents=True, exist_ok=True)
     generator = generation.Generator()
     method = generator.method(_DRAFTER.value, _NUM_DRAFT_TOKENS.value)
     target = generator.load()
     tokens = generation.encode(target.tokenizer, _PROMPT.value, _CHAT.value)
+    sampling = dataclasses.replace(
+      generator.sampling, temperature=_TEMPERATURE.value
+    )
+    max_new_tokens = _MAX_NEW_TOKENS.value
+    methods.check(
+      method,
+      [tokens],
+      model=target.model,
+      target=target.params,
+      sampling=sampling,
+      max_new_tokens=max_new_tokens,
+    )
+    if _OUT.value:
+      cli.make_folder(pathlib.Path(_OUT.value))
     state = generation.begin(
       target,
       method,
       tokens,
-      sampling=dataclasses.replace(
-        generator.sampling, temperature=_TEMPERATURE.value
-      ),
-      max_new_tokens=_MAX_NEW_TOKENS.value,
+      sampling=sampling,
+      max_new_tokens=max_new_tokens,
       seed=_SEED.value,
     )
   rounds = generation.rounds(target, method, state)

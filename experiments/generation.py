@@ -82,7 +82,7 @@ def begin(
   """Takes the prompt in; ValueError for what cannot be decoded."""
   prompts, lengths = specsample.pad_prompts([tokens])
   return specsample.prefill(
-    methods_lib.all_params(target, method),
+    methods_lib.all_params(target.params, method),
     prompts,
     lengths,
     jax.random.key(seed),
@@ -100,7 +100,7 @@ def rounds(
 
   def advance(state, max_rounds):
     return specsample.advance(
-      methods_lib.all_params(target, method),
+      methods_lib.all_params(target.params, method),
       state,
       model=target.model,
       drafter=method.drafter,

@@ -1,10 +1,13 @@
 """A decoding method as the gin files put it together."""
 
+from collections.abc import Sequence
 import dataclasses
 
 import gin
+import jax
 
 import specsample
+from specsample import request
 from specsample.types import Drafter, Model, Params, Verifier
 
 # The method that every speedup is measured against.
@@ -41,11 +44,46 @@ def params(loaded: specsample.Loaded) -> Params:
   return loaded.params
 
 
-def all_params(target: specsample.Loaded, method: Method) -> Params:
-  """The tree that `specsample.generate` takes."""
+def all_params(target: Params, method: Method) -> Params:
+  """The tree that `specsample.generate` takes, given the target's."""
   if method.params is None:
-    return {'target': target.params}
-  return {'target': target.params, 'drafter': method.params}
+    return {'target': target}
+  return {'target': target, 'drafter': method.params}
+
+
+def check(
+  method: Method,
+  tokens: Sequence[list[int]],
+  *,
+  model: Model,
+  target: Params,
+  sampling: specsample.Sampling,
+  max_new_tokens: int,
+) -> None:
+  """Refuses what `specsample.generate` would, before anything is compiled.
+
+  Args:
+    method: how to decode them.
+    tokens: the prompts.
+    model: the target. target: its parameters.
+    sampling: as `specsample.generate` takes it, as is max_new_tokens.
+
+  Raises:
+    ValueError: a setting out of range, or a prompt that does not fit.
+  """
+  prompts, lengths = specsample.pad_prompts(list(tokens))
+  request.check(
+    params=all_params(target, method),
+    prompts=prompts,
+    lengths=lengths,
+    key=jax.random.key(0),
+    request_ids=None,
+    model=model,
+    drafter=method.drafter,
+    sampling=sampling,
+    max_new_tokens=max_new_tokens,
+    max_length=None,
+  )
 
 
 def file_name(component: Drafter | Verifier) -> str:

@@ -1,6 +1,7 @@
 """The same weights in `transformers`, to measure beside ours."""
 
 from collections.abc import Callable
+import importlib.util
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,27 @@ import numpy as np
 import specsample
 
 
+def check(loaded: specsample.Loaded) -> None:
+  """Refuses a model that `llama` cannot build, where there is torch for it.
+
+  Raises:
+    ValueError: its positions are scaled, or it attends to a window.
+  """
+  ours = loaded.model
+  unknown = ours.rope_scaling is not None or ours.sliding_window is not None
+  if unknown and importlib.util.find_spec('torch'):
+    raise ValueError(
+      f'{ours} has scaled positions or a window, which the comparison with '
+      'transformers does not build: bind Benchmark.loaded = None'
+    )
+
+
 def generator(
   loaded: specsample.Loaded, prompt: list[int], max_new_tokens: int
 ) -> Callable[[], Any] | None:
   """A call of transformers' eager greedy `generate`; None without torch.
 
+  `check` says whether it can be built.
   It decodes exactly `max_new_tokens` tokens, in float32, on all cores.
   """
   try:
@@ -42,12 +59,8 @@ def llama(loaded: specsample.Loaded) -> Any:
   import torch  # noqa: PLC0415
   import transformers  # noqa: PLC0415
 
+  check(loaded)
   ours = loaded.model
-  if ours.rope_scaling is not None or ours.sliding_window is not None:
-    raise ValueError(
-      f'{ours} has scaled positions or a window, which this comparison does '
-      'not build: leave benchmark.loaded out'
-    )
   config = transformers.LlamaConfig(
     vocab_size=ours.vocab_size,
     hidden_size=ours.dim,

@@ -36,7 +36,7 @@ def read(path: str, limit: int | None = None) -> list[Prompt]:
   """
   prompts = _parse(path, _read_lines(path))
   if not prompts:
-    raise ValueError(f'{path} holds no prompt: it is empty')
+    raise ValueError(f'{path} holds no prompt: write one a line')
   return prompts[:limit]
 
 
@@ -73,7 +73,7 @@ def _parse(path: str, lines: list[str]) -> list[Prompt]:
     try:
       prompts.append(_from_json(json.loads(line), i))
     except ValueError as error:
-      raise ValueError(f'{path}, line {i}: {error}') from error
+      raise ValueError(f'{path}, line {i}: {error}: correct it') from error
   return prompts
 
 

@@ -9,6 +9,7 @@ import gin
 import rich.box
 import rich.console
 import rich.table
+import rich.text
 
 from experiments import environment
 from experiments import methods as methods_lib
@@ -44,14 +45,15 @@ def show(out: pathlib.Path, table: table_lib.Table) -> None:
   rows = table.rows()
   overall = [row for row in rows if row.category == table_lib.OVERALL]
   shown = console()
-  shown.print(f'\n[bold]{_title(overall[0])}[/]\n')
+  # As a Text: a name may hold what rich takes for markup.
+  shown.print(rich.text.Text(f'\n{_title(overall[0])}\n', 'bold'))
   shown.print(_overall_table(overall))
   if len(overall) < len(rows):
     shown.print('Speedup (and tokens a round) by category\n')
     shown.print(_category_table(rows))
   for line in _mismatch_lines(table.mismatches()):
     shown.print(line)
-  shown.print(f'\nresult.json, results.csv and results.png are in {out}')
+  print(f'\nresult.json, results.csv and results.png are in {out}')
 
 
 def _title(row: results.Row) -> str:
@@ -102,7 +104,7 @@ def _category_table(rows: Sequence[results.Row]) -> rich.table.Table:
     in_category = [cells[category, name] for name in shown]
     prompts = next(row.prompts for row in rows if row.category == category)
     table.add_row(
-      category,
+      rich.text.Text(category),
       str(prompts),
       *(
         f'{_number(row.speedup, ".2f", "x")} ({row.tokens_per_round:.2f})'

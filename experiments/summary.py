@@ -7,7 +7,6 @@ import gin
 
 from experiments import benchmarking
 from experiments import environment
-from experiments import report
 from experiments import results
 
 
@@ -22,10 +21,9 @@ def write(out: pathlib.Path, measured: benchmarking.Measured) -> None:
 
 def show(out: pathlib.Path, measured: benchmarking.Measured) -> None:
   """Prints the summary."""
-  console = report.console()
   for line in lines(measured):
-    console.print(line)
-  console.print(f'\nbenchmark.json is in {out}')
+    print(line)
+  print(f'\nbenchmark.json is in {out}')
 
 
 def lines(measured: benchmarking.Measured) -> list[str]:
@@ -62,7 +60,8 @@ def lines(measured: benchmarking.Measured) -> list[str]:
     f'({measured.overhead_percent:.1f}%)',
     f'memory, MB: weights {measured.weight_bytes / 1e6:.0f}, cache '
     f'{measured.cache_bytes / 1e6:.0f}, peak of the process '
-    f'{measured.peak_rss_bytes / 1e6:.0f}',
+    f'{measured.peak_rss_bytes / 1e6:.0f} (before the model was loaded '
+    f'{measured.baseline_rss_bytes / 1e6:.0f})',
   ]
   if measured.peak_device_bytes is not None:
     shown[-1] += f', of the device {measured.peak_device_bytes / 1e6:.0f}'

@@ -142,7 +142,8 @@ class RoundView:
     return self._stream.push(tokens).replace('\n', '⏎')
 
   def _print(self, head: str, line: rich.text.Text) -> None:
-    self._console.print(rich.text.Text(head, 'dim') + line, soft_wrap=True)
+    text = rich.text.Text.assemble((head, 'dim'), line)
+    self._console.print(text, soft_wrap=True)
 
 
 def _join(parts, separator):

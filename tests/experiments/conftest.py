@@ -1,0 +1,236 @@
+"""The commands as a user starts them, on a tiny model of random weights."""
+
+from collections.abc import Sequence
+import dataclasses
+import json
+import os
+import pathlib
+import string
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+import tokenizers
+
+import specsample
+from specsample import text
+from specsample import tokenizer_files
+
+# Seconds, where a command takes at most ten on two cores.
+_TIMEOUT = 300
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Some are what a terminal library would read as markup.
+_END = '<|end|>'
+_TEXT = (*string.digits, *string.ascii_letters, *string.punctuation, *' \né')
+_TOKENS = (_END, *_TEXT, '[bold]', '[/]', ':smile:', ' the')
+_CONFIG = {
+  'model_type': 'llama',
+  'vocab_size': len(_TOKENS),
+  'num_hidden_layers': 2,
+  'hidden_size': 48,
+  'num_attention_heads': 4,
+  'num_key_value_heads': 2,
+  'intermediate_size': 64,
+  'max_position_embeddings': 512,
+}
+_TEMPLATE = (
+  '{% for message in messages %}{{ message.role }}: {{ message.content }}\n'
+  '{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}'
+)
+
+
+@pytest.fixture(scope='session')
+def checkpoint(tmp_path_factory):
+  """A folder with a tiny Llama model, its tokenizer and a chat template."""
+  folder = tmp_path_factory.mktemp('tiny')
+  (folder / 'config.json').write_text(json.dumps(_CONFIG))
+  safetensors.save_file(_weights(), folder / 'model.safetensors')
+  vocabulary = {token: i for i, token in enumerate(_TOKENS)}
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+  backend.decoder = tokenizers.decoders.Fuse()
+  tokenizer = text.Tokenizer(
+    backend=backend,
+    named_tokens={'eos_token': _END},
+    chat_template=_TEMPLATE,
+  )
+  tokenizer_files.save(tokenizer, folder)
+  return folder
+
+
+def _weights():
+  rng = np.random.default_rng(0)
+  dim, mlp_dim = _CONFIG['hidden_size'], _CONFIG['intermediate_size']
+  draw = lambda rows, columns: (
+    rng.normal(size=(rows, columns)) / np.sqrt(columns)
+  )
+  weights = {
+    'model.embed_tokens': draw(len(_TOKENS), dim) * np.sqrt(dim),
+    'model.norm': np.ones(dim),
+    'lm_head': draw(len(_TOKENS), dim),
+  }
+  # Its logit is always 0, never the largest: no text ends early.
+  weights['lm_head'][_TOKENS.index(_END)] = 0
+  for i in range(_CONFIG['num_hidden_layers']):
+    layer = {
+      'self_attn.q_proj': draw(dim, dim),
+      'self_attn.k_proj': draw(dim // 2, dim),
+      'self_attn.v_proj': draw(dim // 2, dim),
+      'self_attn.o_proj': draw(dim, dim),
+      'mlp.gate_proj': draw(mlp_dim, dim),
+      'mlp.up_proj': draw(mlp_dim, dim),
+      'mlp.down_proj': draw(dim, mlp_dim),
+      'input_layernorm': np.ones(dim),
+      'post_attention_layernorm': np.ones(dim),
+    }
+    weights |= {f'model.layers.{i}.{name}': x for name, x in layer.items()}
+  return {f'{name}.weight': x.astype('f') for name, x in weights.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """How a command ended."""
+
+  code: int
+  out: str
+  err: str
+
+
+@pytest.fixture(scope='session')
+def commands(tmp_path_factory):
+  """Starts the commands; what they compile is kept with the tests' own."""
+  cache = os.environ.get('JAX_COMPILATION_CACHE_DIR')
+  return Commands(cache or str(tmp_path_factory.mktemp('cache')))
+
+
+@pytest.fixture(scope='session')
+def tiny(checkpoint):
+  """Flags that put the tiny model in place of the default."""
+  binding = f"target/specsample.load.name_or_path = '{checkpoint}'"
+  return (f'--gin_bindings={binding}',)
+
+
+@pytest.fixture(scope='session')
+def tiny_methods(tiny):
+  """As `tiny`, with drafters for it."""
+  bindings = (
+    'Ngram.num_draft_tokens = 4',
+    'Skip.num_draft_tokens = 2',
+    'Skip.layers = (0,)',
+  )
+  return (*tiny, *(f'--gin_bindings={binding}' for binding in bindings))
+
+
+@pytest.fixture(scope='session')
+def greedy(checkpoint):
+  """The function that continues a prompt with the tiny model: tokens, text."""
+  loaded = specsample.load(checkpoint)
+
+  def generate(prompt, max_new_tokens, chat=False):
+    tokens = loaded.tokenizer.encode(prompt)
+    if chat:
+      message = {'role': 'user', 'content': prompt}
+      tokens = loaded.tokenizer.encode_chat([message])
+    prompts, lengths = specsample.pad_prompts([tokens])
+    output = specsample.generate(
+      {'target': loaded.params},
+      prompts,
+      lengths,
+      jax.random.key(0),
+      model=loaded.model,
+      drafter=specsample.drafters.NoDraft(),
+      verify=specsample.verify.chain,
+      sampling=specsample.Sampling(),
+      max_new_tokens=max_new_tokens,
+    )
+    tokens = np.asarray(output.tokens)[0].tolist()
+    return tokens, loaded.tokenizer.decode(tokens)
+
+  return generate
+
+
+# Runs commands one after another, each in a fork of a process that has imported
+# what they all need: an import takes longer than most of them do.
+_IN_FORKS = """
+import gc, json, os, runpy, sys, tempfile
+from experiments import benchmarking, certificate_table, report, terminal
+from specsample.models import huggingface
+
+gc.freeze()  # or each fork would copy all of it as it ends
+outcomes = []
+for name, *arguments in json.load(sys.stdin):
+  with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    child = os.fork()
+    if not child:
+      os.dup2(out.fileno(), 1)
+      os.dup2(err.fileno(), 2)
+      sys.argv = [name, *arguments]
+      runpy.run_module(f'experiments.{name}', run_name='__main__')
+      sys.exit()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    texts = [os.pread(f.fileno(), 1 << 20, 0).decode() for f in (out, err)]
+    outcomes.append([code, *texts])
+json.dump(outcomes, sys.stdout)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Commands:
+  """Runs `python -m experiments.<name>` from the root of the repository."""
+
+  cache: str
+
+  def start(self, name: str, *arguments: str, **options) -> subprocess.Popen:
+    """A running command, with what `subprocess.Popen` takes as options."""
+    return self._start('-m', f'experiments.{name}', *arguments, **options)
+
+  def run(self, name: str, *arguments: str) -> Outcome:
+    """A finished command."""
+    return self.finish(self.start(name, *arguments))
+
+  def finish(
+    self, process: subprocess.Popen, stdin: bytes | None = None
+  ) -> Outcome:
+    """How a running command ends."""
+    try:
+      out, err = process.communicate(stdin, _TIMEOUT)
+    finally:
+      process.kill()
+    return Outcome(process.returncode, out.decode(), err.decode())
+
+  def run_in_forks(self, calls: Sequence[Sequence[str]]) -> list[Outcome]:
+    """Many finished commands (name, *arguments) for one start of Python."""
+    process = self._start('-c', _IN_FORKS, stdin=subprocess.PIPE)
+    all_ended = self.finish(process, json.dumps(calls).encode())
+    assert all_ended.code == 0, all_ended.err
+    return [Outcome(*values) for values in json.loads(all_ended.out)]
+
+  def cached(self) -> list[pathlib.Path]:
+    """The programs that have been compiled, by their files."""
+    return list(pathlib.Path(self.cache).rglob('jit_*'))
+
+  def _start(self, *arguments, **options):
+    defaults = {
+      'stdin': subprocess.DEVNULL,
+      'stdout': subprocess.PIPE,
+      'stderr': subprocess.PIPE,
+    }
+    # What rich looks at, and what this session was started with.
+    environment = {
+      name: value
+      for name, value in os.environ.items()
+      if name not in ('COLUMNS', 'FORCE_COLOR', 'NO_COLOR')
+    }
+    environment |= {
+      'JAX_PLATFORMS': 'cpu',
+      'TERM': 'xterm-256color',
+      'XDG_CACHE_HOME': self.cache,
+    }
+    return subprocess.Popen(
+      [sys.executable, *arguments],
+      cwd=_ROOT,
+      env=environment,
+      **defaults | options,
+    )

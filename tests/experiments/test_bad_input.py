@@ -1,0 +1,230 @@
+"""Every command, given what it cannot use, ends with one line that says so.
+
+The line names the value and the remedy, the exit code is 2, nothing has been
+compiled and nothing is left behind.
+"""
+
+import dataclasses
+import json
+import re
+import shutil
+
+import pytest
+
+# Flags, and what the line has to hold, in that order. The words in capitals
+# stand for the folder of `files`, a setting and a prompt of 600 tokens, where
+# the tiny model takes 512.
+_EVALUATE = {
+  '--prompts=FOLDER/nowhere.jsonl': (
+    'nowhere.jsonl: No such file ... give a readable file'
+  ),
+  '--prompts=FOLDER/empty.jsonl': 'empty.jsonl holds no prompt ... write one',
+  '--prompts=FOLDER/seven.jsonl': (
+    'seven.jsonl, line 7: Unterminated string ... correct it'
+  ),
+  '--prompts=FOLDER/long.txt': (
+    'long.txt, line 2: a prompt of 618 tokens ... 512 ... shorten it'
+  ),
+  '--limit=0': '--limit=0 ... not a positive ... --help',
+  '--limit=x': '--limit=x ... --help',
+  '--gin_bindings=Nothing.at_all = 3': (
+    "No configurable matching 'Nothing' ... configs/"
+  ),
+  '--gin_bindings=Evaluation.nothing = 3': (
+    "a parameter named 'nothing' ... configs/"
+  ),
+  '--gin_bindings=Evaluation.target = %NOTHING': (
+    "'NOTHING/gin.macro' ... configs/"
+  ),
+  '--gin_bindings=Evaluation.max_new_tokens = (3': (
+    'a bracket or a quote is not closed'
+  ),
+  '--gin_file=FOLDER/malformed.gin': 'malformed.gin, line 2 ... configs/',
+  '--gin_file=configs/nothing.gin': (
+    '--gin_file=configs/nothing.gin is no file ... configs/runs/'
+  ),
+  '--gin_file=FOLDER/includes.gin': (
+    'Unable to open file: nothing.gin ... includes.gin", line 1 ... configs/'
+  ),
+  'more.jsonl': "'more.jsonl' ... --help",
+  '--promts=a': "'promts' ... --help",
+  '--gin_bindings=Evaluation.methods = {}': (
+    'Evaluation.methods is empty ... name at least one'
+  ),
+  '--gin_bindings=Evaluation.max_new_tokens = 0': (
+    'max_new_tokens is 0 ... at least 1'
+  ),
+  '--gin_bindings=Ngram.num_draft_tokens = -1': (
+    'num_draft_tokens is -1 ... draft at least'
+  ),
+  '--gin_bindings=Sampling.temperature = -1.0': (
+    'temperature is -1.0 ... at least 0'
+  ),
+  '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
+  '--gin_bindings=Skip.layers = (0, 7)': (
+    'layers (0, 7) ... layers 0 to 1: name at least one'
+  ),
+  "--gin_bindings=TARGET = 'nowhere'": (
+    "'nowhere' is no file ... check the path"
+  ),
+  "--gin_bindings=TARGET = 'FOLDER/model.onnx'": (
+    'model.onnx is no GGUF file ... give a .gguf file'
+  ),
+  "--gin_bindings=TARGET = 'FOLDER/model.bin'": (
+    'model.bin may be a pickle ... safe_serialization'
+  ),
+  "--gin_bindings=TARGET = 'FOLDER/model'": (
+    'pytorch_model.bin may be a pickle ... safe_serialization'
+  ),
+  '--out=FOLDER/long.txt': '--out= ... long.txt: File exists ... give a folder',
+}
+_GENERATE = {
+  '--prompt=': '--prompt= ... not empty',
+  '--prompt= \n': '--prompt= ... not empty',
+  '--prompt=€': 'lengths [0] ... at least one',
+  '--prompt=LONG': 'a prompt of 600 tokens ... 512 ... shorten it',
+  '--num_draft_tokens=-1': (
+    '--num_draft_tokens=-1 ... not a non-negative ... --help'
+  ),
+  '--drafter=none --num_draft_tokens=3': (
+    '--num_draft_tokens=3 ... --drafter=none ... choose another drafter'
+  ),
+  '--drafter=unknown': (
+    '--drafter=unknown is unknown: choose one of none, ngram, skip'
+  ),
+  '--temperature=-1': '--temperature=-1 ... not a non-negative ... --help',
+  '--temperature=nan': 'temperature is nan ... finite and at least 0',
+  '--max_new_tokens=0': '--max_new_tokens=0 ... not a positive ... --help',
+  'Hello': "'Hello' ... --help",
+  '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
+  "--gin_bindings=TARGET = 'FOLDER/model.bin'": (
+    'model.bin may be a pickle ... safe_serialization'
+  ),
+}
+_BENCHMARK = {
+  '--prompts=a': "'prompts' ... --help",
+  '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
+  '--gin_bindings=Benchmark.max_new_tokens = 0': (
+    'max_new_tokens is 0 ... at least 1'
+  ),
+  "--gin_bindings=Benchmark.prompt = 'LONG'": (
+    'a prompt of 618 tokens ... shorten it'
+  ),
+  '--gin_bindings=Ngram.num_draft_tokens = -1': (
+    'num_draft_tokens is -1 ... draft at least'
+  ),
+  "--gin_bindings=TARGET = 'nowhere'": (
+    "'nowhere' is no file ... check the path"
+  ),
+  "--gin_bindings=TARGET = 'FOLDER/scaled'": (
+    'LinearRope(factor=2.0) ... scaled positions ... Benchmark.loaded = None'
+  ),
+}
+_CERTIFY = {
+  'all': "'all' ... --help",
+  '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
+  '--gin_bindings=Plan.num_rows = 5': 'num_rows is 5 ... 4096',
+}
+_CASES = {
+  f'{command} {flags}': (command, flags, expected)
+  for command, cases in {
+    'evaluate': _EVALUATE,
+    'generate': _GENERATE,
+    'benchmark': _BENCHMARK,
+    'certify': _CERTIFY,
+  }.items()
+  for flags, expected in cases.items()
+}
+_LONG = 'x' * 600
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory, checkpoint):
+  """A folder of files that no command can use."""
+  folder = tmp_path_factory.mktemp('files')
+  prompt = '{"prompt": "a"}\n'
+  config = json.loads((checkpoint / 'config.json').read_text())
+  scaling = {'rope_type': 'linear', 'factor': 2.0}
+  pickle = 'cos\nabort\n(tR.'
+  texts = {
+    'empty.jsonl': '\n',
+    'seven.jsonl': 6 * prompt + '{"prompt": "cut off\n' + prompt,
+    'long.txt': f'short\n{_LONG}\n',
+    'malformed.gin': 'import gin\nEvaluation.max_new_tokens = = 3\n',
+    'includes.gin': "include 'nothing.gin'\n",
+    'model.onnx': '',
+    'model.bin': pickle,
+    'model/pytorch_model.bin': pickle,
+    'model/config.json': json.dumps(config),
+    'scaled/config.json': json.dumps(config | {'rope_scaling': scaling}),
+  }
+  (folder / 'model').mkdir()
+  shutil.copytree(checkpoint, folder / 'scaled')
+  for name, text in texts.items():
+    (folder / name).write_text(text)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def commands_here(commands, tmp_path_factory):
+  """The commands, with a compilation cache that is empty at first."""
+  cache = tmp_path_factory.mktemp('cache')
+  return dataclasses.replace(commands, cache=str(cache))
+
+
+@pytest.fixture(scope='module')
+def outcomes(files, commands_here, tiny, tiny_methods):
+  """How each case ended, what it left, and the programs it compiled."""
+  own = {
+    'evaluate': [*tiny_methods, '--limit=2'],
+    'generate': [*tiny_methods, '--prompt=Hello'],
+    'benchmark': tiny,
+    'certify': [],
+  }
+  stands_for = {
+    'FOLDER': str(files),
+    'LONG': _LONG,
+    'TARGET': 'target/specsample.load.name_or_path',
+  }
+  calls = []
+  for i, (command, flags, _) in enumerate(_CASES.values()):
+    for word, meaning in stands_for.items():
+      flags = flags.replace(word, meaning)
+    out = f'--out={files / "results" / str(i)}'
+    calls.append([command, *own[command], out, *re.split(' (?=--)', flags)])
+  before = set(files.rglob('*'))
+  ended = commands_here.run_in_forks(calls)
+  left = set(files.rglob('*')) - before
+  return dict(zip(_CASES, ended, strict=True)), left, _programs(commands_here)
+
+
+def _programs(commands):
+  """Those of the decoding loop that the compilation cache holds."""
+  cached = {path.name.partition('-')[0] for path in commands.cached()}
+  loop = {'_generate', '_prefill', 'advance', '_draft_rounds', '_target_rounds'}
+  return {name for name in loop if f'jit_{name}' in cached}
+
+
+@pytest.mark.parametrize('case', _CASES)
+def test_one_line_says_what_to_do(outcomes, case):
+  outcome = outcomes[0][case]
+  _, _, expected = _CASES[case]
+  assert outcome.code == 2, outcome.err
+  assert outcome.out == ''
+  pattern = '.*'.join(map(re.escape, expected.split(' ... ')))
+  assert re.fullmatch(f'.*{pattern}.*\n', outcome.err), outcome.err
+
+
+def test_nothing_is_left(outcomes):
+  _, left, _ = outcomes
+  assert left == set()
+
+
+def test_nothing_is_compiled(outcomes, commands_here, tiny):
+  _, _, programs = outcomes
+  assert programs == set()
+  # And what is compiled would have been seen.
+  flags = ['--prompt=Hello', '--max_new_tokens=2']
+  (outcome,) = commands_here.run_in_forks([['generate', *tiny, *flags]])
+  assert outcome.code == 0, outcome.err
+  assert _programs(commands_here) == {'_prefill', 'advance'}

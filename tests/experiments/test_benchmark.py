@@ -1,0 +1,129 @@
+"""What `python -m experiments.benchmark` prints and leaves."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+import specsample
+
+_ROWS = ('1', '2', '3', '5', '9', '17')
+_NEW_TOKENS = 96
+_FEW = (
+  f'--gin_bindings=Benchmark.max_new_tokens = {_NEW_TOKENS}',
+  '--gin_bindings=Benchmark.repeats = 1',
+)
+_TIMES = (
+  *('ar_tokens_per_s', 'speculative_tokens_per_s', 'ar_ms_per_token'),
+  *('copy_gb_per_s', 'percent_of_roofline', 'draft_ms', 'verify_ms'),
+)
+# The rest of a round is a difference of two times: on a model as small as this
+# one it can be below 0.
+_DIFFERENCES = ('overhead_ms', 'overhead_percent')
+
+
+@pytest.fixture(scope='module')
+def real(tiny, commands, tmp_path_factory):
+  """A checkpoint with a tokenizer, beside transformers."""
+  out = tmp_path_factory.mktemp('real')
+  prompt = "--gin_bindings=Benchmark.prompt = 'Why is the sky blue?'"
+  return _run(commands, out, *tiny, *_FEW, prompt)
+
+
+@pytest.fixture(scope='module')
+def synthetic(checkpoint, commands, tmp_path_factory):
+  """The shipped hardware study, in the checkpoint's shape."""
+  out = tmp_path_factory.mktemp('synthetic')
+  model = specsample.load(checkpoint).model
+  target = {
+    field.name: getattr(model, field.name)
+    for field in dataclasses.fields(model)
+  }
+  sizes = {'target': target, 'draft': target | {'num_layers': 1}}
+  bindings = [
+    f'--gin_bindings={scope}/Llama.{name} = {value!r}'
+    for scope, values in sizes.items()
+    for name, value in values.items()
+  ]
+  study = '--gin_file=configs/runs/benchmark_8b.gin'
+  return _run(commands, out, study, *bindings, *_FEW)
+
+
+def _run(commands, out, *flags):
+  outcome = commands.run('benchmark', *flags, f'--out={out}')
+  assert outcome.code == 0, outcome.err
+  assert [path.name for path in out.iterdir()] == ['benchmark.json']
+  return outcome, json.loads((out / 'benchmark.json').read_text())
+
+
+@pytest.mark.parametrize('name', ['real', 'synthetic'])
+def test_json_holds_every_measurement(name, request):
+  _, measured = request.getfixturevalue(name)
+  assert tuple(measured['t_ms']) == _ROWS
+  assert all(ms > 0 for ms in measured['t_ms'].values())
+  assert all(measured[time] > 0 for time in _TIMES)
+  assert all(isinstance(measured[name], float) for name in _DIFFERENCES)
+  parts = ('draft_ms', 'verify_ms', 'overhead_ms')
+  share = measured['overhead_ms'] / sum(measured[part] for part in parts)
+  assert measured['overhead_percent'] == pytest.approx(100 * share)
+  assert measured['weight_bytes'] < measured['peak_rss_bytes']
+  assert 1 <= measured['tokens_per_round'] <= measured['num_draft_tokens'] + 1
+  described = {'hardware', 'versions', 'git_commit', 'command', 'gin_config'}
+  assert described < measured.keys()
+  assert f'Benchmark.max_new_tokens = {_NEW_TOKENS}' in measured['gin_config']
+
+
+def test_bytes_are_those_of_the_model(real, synthetic, checkpoint):
+  model = specsample.load(checkpoint).model
+  # A pass reads all but the embedding, of which it takes one row a token.
+  file = (checkpoint / 'model.safetensors').read_bytes()
+  header = 8 + int.from_bytes(file[:8], 'little')
+  weights = len(file) - header - 4 * model.vocab_size * model.dim
+  # Keys and values of the prompt's bucket and the new tokens, and a length.
+  token = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+  cache = 4 * (token * (64 + _NEW_TOKENS) + 1)
+  for _, measured in (real, synthetic):
+    assert measured['weight_bytes'] == weights
+    assert measured['cache_bytes'] == cache
+
+
+def test_the_same_weights_run_in_transformers(real, synthetic):
+  outcome, measured = real
+  assert measured['transformers_tokens_per_s'] > 0
+  assert re.search(r'^transformers: \d+\.\d tokens/s;', outcome.out, re.M)
+  assert synthetic[1]['transformers_tokens_per_s'] is None
+  assert 'transformers' not in synthetic[0].out
+
+
+def test_a_lossless_method_is_not_called_synthetic(real):
+  outcome, measured = real
+  assert (measured['drafter'], measured['verifier']) == ('ngram', 'chain')
+  assert (measured['lossless'], measured['synthetic']) == (True, False)
+  assert 'synthetic' not in outcome.out.lower()
+
+
+def test_stated_acceptance_says_synthetic(synthetic):
+  outcome, measured = synthetic
+  assert (measured['drafter'], measured['verifier']) == ('chain', 'synthetic')
+  assert (measured['lossless'], measured['synthetic']) == (False, True)
+  assert measured['num_draft_tokens'] == 4
+  (line,) = re.findall(r'^chain, K = 4, synthetic: .*', outcome.out, re.M)
+  assert '[SYNTHETIC acceptance: no text, a hardware study]' in line
+
+
+def test_terminal_gets_the_summary(real):
+  outcome, measured = real
+  assert '\x1b' not in outcome.out
+  passes, *_ = outcome.out.splitlines()
+  assert re.findall(r't\((\d+)\)', passes) == list(_ROWS)
+  assert re.search(
+    r'^autoregressive: .*% of the roofline \(copy: .* GB/s\)$',
+    outcome.out,
+    re.M,
+  )
+  kept = measured['tokens_per_round']
+  assert f'{kept:.2f} tokens a round' in outcome.out
+  assert re.search(r'^benchmark.json is in .*\n\Z', outcome.out, re.M)
+  steps = outcome.err.splitlines()
+  assert [step[:5] for step in steps] == [f'[{i}/6]' for i in range(1, 7)]

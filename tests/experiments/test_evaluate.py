@@ -1,0 +1,248 @@
+"""What `python -m experiments.evaluate` prints and leaves."""
+
+import csv
+import dataclasses
+import importlib.metadata
+import json
+import pathlib
+import re
+import shlex
+import struct
+import subprocess
+
+import pytest
+
+_NEW_TOKENS = 96  # in the other files too: what is compiled serves them all
+_NEW_TOKENS_FLAG = f'--gin_bindings=Evaluation.max_new_tokens = {_NEW_TOKENS}'
+_QUESTIONS = (
+  ('writing', 'Write a line.'),
+  ('[qa]', 'Why is the sky blue?'),  # rich would take it for markup
+  ('writing', 'And another one.'),
+  ('[qa]', 'What is 2 + 2?'),
+)
+_METHODS = ('autoregressive', 'ngram', 'skip')
+_FIELDS = (
+  *('method', 'drafter', 'verifier', 'law', 'lossless', 'benchmark'),
+  *('category', 'num_draft_tokens', 'temperature', 'batch_size', 'prompts'),
+  *('tokens', 'rounds', 'tokens_per_round', 'acceptance_by_position'),
+  *('ms_per_token', 'speedup', 'speedup_ci95', 'draft_ms', 'verify_ms'),
+  *('overhead_ms', 'percent_of_roofline'),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """An evaluation: how it was called, how it ended and its folder."""
+
+  arguments: list
+  outcome: object
+  folder: object
+
+  @property
+  def result(self):
+    return json.loads((self.folder / 'result.json').read_text())
+
+  def rows(self, category):
+    return {
+      row['method']: row
+      for row in self.result['rows']
+      if row['category'] == category
+    }
+
+  def tokens(self, method):
+    """By prompt, from the journal."""
+    lines = (self.folder / 'journal.jsonl').read_text().splitlines()
+    records = [json.loads(line) for line in lines[1:]]
+    of_method = [r for r in records if r['key'][:2] == ['generation', method]]
+    return [record['value']['tokens'] for record in of_method]
+
+
+@pytest.fixture(scope='module')
+def run(tiny_methods, commands, tmp_path_factory):
+  """The methods of quickstart.gin over a file in Spec-Bench's format."""
+  folder = tmp_path_factory.mktemp('evaluate')
+  with (folder / 'spec_bench.jsonl').open('w') as file:
+    for i, (category, text) in enumerate(_QUESTIONS, 81):
+      turns = {'category': category, 'turns': [text, 'And then?']}
+      file.write(json.dumps({'question_id': i} | turns) + '\n')
+  arguments = [
+    *tiny_methods,
+    _NEW_TOKENS_FLAG,
+    f'--prompts={folder / "spec_bench.jsonl"}',
+    f'--out={folder / "out"}',
+  ]
+  outcome = commands.run('evaluate', *arguments)
+  assert outcome.code == 0, outcome.err
+  return Run(arguments, outcome, folder / 'out')
+
+
+@pytest.fixture(scope='module')
+def others(tiny_methods, commands, tmp_path_factory):
+  """Two prompts of plain text; and JSON lines, drawn, without a baseline."""
+  folder = tmp_path_factory.mktemp('others')
+  (folder / 'plain.txt').write_text('One.\n\nTwo.\nThree.\n')
+  (folder / 'prompts.jsonl').write_text('{"prompt": "One", "category": "a"}\n')
+  common = ['evaluate', *tiny_methods, _NEW_TOKENS_FLAG]
+  calls = [
+    [*common, f'--prompts={folder / "plain.txt"}', '--limit=2'],
+    [
+      *common,
+      f'--prompts={folder / "prompts.jsonl"}',
+      '--gin_bindings=Sampling.temperature = 1.0',
+      "--gin_bindings=Evaluation.methods = {'skip': @skip/Method()}",
+    ],
+  ]
+  calls = [[*call, f'--out={folder}/{i}'] for i, call in enumerate(calls)]
+  outcomes = commands.run_in_forks(calls)
+  assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+  return [Run(calls[i], outcomes[i], folder / str(i)) for i in range(2)]
+
+
+def test_result_says_where_and_how(run, checkpoint):
+  result = run.result
+  assert result.keys() == {
+    *('hardware', 'versions', 'git_commit', 'command', 'gin_config', 'rows')
+  }
+  assert result['hardware']['platform'] == 'cpu'
+  assert result['hardware']['memory_bytes'] > 1 << 28
+  for package in ('jax', 'flax', 'numpy'):
+    version = importlib.metadata.version(package)
+    assert result['versions'][package] == version
+  git = ['git', '-C', pathlib.Path(__file__).parent, 'rev-parse', 'HEAD']
+  head = subprocess.run(git, capture_output=True, text=True, check=False)
+  commit = (result['git_commit'] or '').removesuffix('-dirty')
+  assert commit == head.stdout.strip()  # nothing outside a repository
+  expected = ['python', '-m', 'experiments.evaluate', *run.arguments]
+  assert shlex.split(result['command']) == expected
+  assert f"specsample.load.name_or_path = '{checkpoint}'" in re.sub(
+    r' = \\\n\s+', ' = ', result['gin_config']
+  )
+  assert f'max_new_tokens = {_NEW_TOKENS}' in result['gin_config']
+
+
+def test_rows_are_methods_by_categories(run):
+  rows = run.result['rows']
+  assert all(tuple(row) == _FIELDS for row in rows)
+  assert [(row['method'], row['category']) for row in rows] == [
+    (method, category)
+    for category in ('overall', 'writing', '[qa]')
+    for method in _METHODS
+  ]
+  for method, row in run.rows('overall').items():
+    parts = [run.rows(category)[method] for category in ('writing', '[qa]')]
+    for count in ('prompts', 'tokens', 'rounds'):
+      assert row[count] == sum(part[count] for part in parts)
+    assert row['prompts'] == len(_QUESTIONS)
+    assert row['tokens'] == len(_QUESTIONS) * _NEW_TOKENS
+    assert row['tokens_per_round'] == row['tokens'] / row['rounds']
+    assert len(row['acceptance_by_position']) == row['num_draft_tokens']
+    assert (row['benchmark'], row['batch_size']) == ('spec_bench', 1)
+    assert (row['temperature'], row['lossless']) == (0, True)
+    assert row['verifier'] == 'chain'
+    # Timed over one prompt, not by category.
+    times = ('draft_ms', 'verify_ms', 'overhead_ms')
+    assert all(isinstance(row[name], float) for name in times)
+    assert all(part[name] is None for part in parts for name in times)
+
+
+def test_methods_are_those_of_the_configuration(run):
+  rows = run.rows('overall')
+  assert {
+    method: (row['drafter'], row['num_draft_tokens'])
+    for method, row in rows.items()
+  } == {
+    'autoregressive': ('none', 0),
+    'ngram': ('ngram', 4),
+    'skip': ('skip', 2),
+  }
+  assert rows['ngram']['law'] == 'point_mass'
+  assert rows['autoregressive']['tokens_per_round'] == 1
+  assert rows['skip']['tokens_per_round'] > 1
+
+
+def test_speedups_are_over_the_autoregressive_row(run):
+  for category in ('overall', 'writing', '[qa]'):
+    rows = run.rows(category)
+    baseline = rows['autoregressive']
+    assert baseline['speedup'] == 1
+    assert baseline['speedup_ci95'] == [1, 1]
+    for row in rows.values():
+      ratio = baseline['ms_per_token'] / row['ms_per_token']
+      assert row['speedup'] == pytest.approx(ratio)
+      low, high = row['speedup_ci95']
+      assert 0 < low <= high
+      assert row['percent_of_roofline'] > 0
+
+
+def test_greedy_tokens_are_those_of_the_library(run, greedy):
+  expected = [greedy(text, _NEW_TOKENS, chat=True)[0] for _, text in _QUESTIONS]
+  found = {method: run.tokens(method) for method in _METHODS}
+  assert found == dict.fromkeys(_METHODS, expected)
+
+
+def test_terminal_gets_the_table_and_the_comparison(run):
+  out = run.outcome.out
+  assert '\x1b' not in out
+  assert 'spec_bench: 4 prompts, 384 tokens, batch 1, temperature 0' in out
+  for method in _METHODS:
+    assert re.search(rf'^ *{method} +\d+ +\d+\.\d\d', out, re.MULTILINE)
+  for category in ('overall', 'writing', r'\[qa\]'):
+    assert re.search(rf'^ *{category} +\d +\d+\.\d\dx', out, re.MULTILINE)
+  for method in _METHODS[1:]:
+    assert f'\n{method}: every output equals autoregressive\n' in out
+  assert out.endswith(f'results.png are in {run.folder}\n')
+  # Where it has not run before, matplotlib says that it lists the fonts.
+  lines = run.outcome.err.splitlines()
+  steps = [line for line in lines if 'font cache' not in line]
+  total = len(steps)
+  assert total == 1 + len(_METHODS) * (1 + len(_QUESTIONS) + 1)
+  for i, step in enumerate(steps, 1):
+    assert re.match(rf'\[{i}/{total}\] \w', step)
+
+
+def test_csv_holds_the_rows(run, others):
+  for one in (run, others[1]):
+    with (one.folder / 'results.csv').open(newline='') as file:
+      lines = list(csv.DictReader(file))
+    first = one.result['rows'][0]
+    texts = {name for name in first if isinstance(first[name], str)}
+    assert [
+      {
+        name: cell if name in texts else json.loads(cell or 'null')
+        for name, cell in line.items()
+      }
+      for line in lines
+    ] == one.result['rows']
+
+
+def test_figure_is_a_png(run, others):
+  for one in (run, *others):
+    data = (one.folder / 'results.png').read_bytes()
+    assert data[:16] == b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'
+    width, height = struct.unpack('>II', data[16:24])
+    assert 1000 < width < 4000 and 300 < height < 2000
+    assert data.endswith(b'IEND\xaeB`\x82')
+    assert len(data) > 10_000
+
+
+def test_plain_text_up_to_a_limit(others):
+  plain, _ = others
+  rows = plain.rows('overall')
+  assert rows.keys() == set(_METHODS)
+  assert {row['prompts'] for row in rows.values()} == {2}
+  assert {row['benchmark'] for row in rows.values()} == {'plain'}
+  assert len(plain.rows('none')) == len(_METHODS)
+
+
+def test_without_a_baseline_there_is_no_speedup(others):
+  _, drawn = others
+  (row,) = drawn.rows('overall').values()
+  assert (row['method'], row['law']) == ('skip', 'sampled')
+  assert (row['temperature'], row['prompts'], row['tokens']) == (
+    1,
+    1,
+    _NEW_TOKENS,
+  )
+  assert (row['speedup'], row['speedup_ci95']) == (None, None)
+  assert drawn.rows('a').keys() == {'skip'}
+  assert 'equals autoregressive' not in drawn.outcome.out

@@ -1,0 +1,163 @@
+"""An evaluation that is killed, interrupted, doubled or changed."""
+
+import dataclasses
+import json
+import os
+import signal
+import time
+
+import pytest
+
+_PROMPTS = 10
+_NEW_TOKENS = 96
+_METHODS = ('autoregressive', 'ngram')
+_KEYS = {
+  ('copy_bandwidth',),
+  *(('generation', name, i) for name in _METHODS for i in range(_PROMPTS)),
+  *(('parts', name) for name in _METHODS),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+  """How runs ended, and the files of their one folder at some moments."""
+
+  ended: dict
+  files: dict
+
+
+@pytest.fixture(scope='module')
+def story(commands, tiny_methods, tmp_path_factory):
+  """One folder of results, and all that happens to it."""
+  folder = tmp_path_factory.mktemp('resume')
+  out = folder / 'out'
+  lines = [f'Is {i} an even number?\n' for i in range(_PROMPTS)]
+  (folder / 'prompts.txt').write_text(''.join(lines))
+  methods = ', '.join(f"'{name}': @{name}/Method()" for name in _METHODS)
+  call = [
+    'evaluate',
+    *tiny_methods,
+    f'--gin_bindings=Evaluation.methods = {{{methods}}}',
+    f'--gin_bindings=Evaluation.max_new_tokens = {_NEW_TOKENS}',
+    f'--prompts={folder / "prompts.txt"}',
+    f'--out={out}',
+  ]
+  ended, files = {}, {}
+
+  def look(moment):
+    files[moment] = {path.name: path.read_bytes() for path in out.iterdir()}
+
+  # Ctrl-C reaches a child only where its parent does not ignore it.
+  handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+  first = commands.start(*call)
+  try:
+    _wait_for_units(out, 6, first)
+    first.send_signal(signal.SIGSTOP)
+    os.waitpid(first.pid, os.WUNTRACED)
+    look('stopped')
+    ended['doubled'] = commands.run(*call)
+    look('doubled')
+  finally:
+    first.kill()
+    first.communicate()
+  look('killed')
+  second = commands.start(*call)
+  _wait_for_units(out, 12, second)
+  second.send_signal(signal.SIGINT)
+  ended['interrupted'] = commands.finish(second)
+  look('interrupted')
+  signal.signal(signal.SIGINT, handler)
+  ended['finished'] = commands.run(*call)
+  look('finished')
+  more = '--gin_bindings=Evaluation.max_new_tokens = 97'
+  ended['changed'] = commands.run(*call, more)
+  look('changed')
+  return Story(ended, files)
+
+
+def _wait_for_units(out, count, process):
+  journal = out / 'journal.jsonl'
+  deadline = time.monotonic() + 300
+  while not journal.exists() or journal.read_bytes().count(b'\n') <= count:
+    assert process.poll() is None, process.stderr.read().decode()
+    assert time.monotonic() < deadline
+    time.sleep(0.002)
+
+
+def _records(files):
+  """The whole lines of the journal, the first of which describes the run."""
+  return files['journal.jsonl'].split(b'\n')[:-1]
+
+
+def _keys(files):
+  return [tuple(json.loads(line)['key']) for line in _records(files)[1:]]
+
+
+def test_a_second_run_is_refused_while_the_first_goes_on(story):
+  assert story.ended['doubled'].code == 2
+  (line,) = story.ended['doubled'].err.splitlines()
+  assert 'journal.jsonl is in use by another run' in line
+  assert 'give another --out' in line
+  assert story.ended['doubled'].out == ''
+  assert story.files['doubled'] == story.files['stopped']
+
+
+def test_a_kill_leaves_what_was_done(story):
+  assert set(story.files['killed']) == {'journal.jsonl'}
+  assert 6 <= len(_keys(story.files['killed'])) < len(_KEYS)
+
+
+def test_an_interruption_is_one_line(story):
+  assert story.ended['interrupted'].code == 130
+  lines = story.ended['interrupted'].err.splitlines()
+  assert [line for line in lines if not line.startswith('[')] == [
+    'interrupted: the same command goes on from here'
+  ]
+  assert story.ended['interrupted'].out == ''
+  assert set(story.files['interrupted']) == {'journal.jsonl'}
+  assert 12 <= len(_keys(story.files['interrupted'])) < len(_KEYS)
+
+
+def test_nothing_is_done_twice_and_nothing_is_lost(story):
+  killed, interrupted, finished = (
+    _records(story.files[moment])
+    for moment in ('killed', 'interrupted', 'finished')
+  )
+  assert interrupted[: len(killed)] == killed
+  assert finished[: len(interrupted)] == interrupted
+  keys = _keys(story.files['finished'])
+  assert len(keys) == len(set(keys))
+  assert set(keys) == _KEYS
+  # Warm-ups apart, a step is a unit that was missing.
+  for before, run in (('killed', 'interrupted'), ('interrupted', 'finished')):
+    missing = _KEYS - set(_keys(story.files[before]))
+    lines = story.ended[run].err.splitlines()
+    steps = [line.partition('] ')[::2] for line in lines]
+    total = int(steps[0][0].partition('/')[2])
+    warm_ups = [step for _, step in steps if step.startswith('warm-up')]
+    assert total - len(warm_ups) == len(missing)
+
+
+def test_the_result_is_of_all_prompts(story):
+  assert story.ended['finished'].code == 0, story.ended['finished'].err
+  assert set(story.files['finished']) == {
+    *('journal.jsonl', 'result.json', 'results.csv', 'results.png')
+  }
+  rows = json.loads(story.files['finished']['result.json'])['rows']
+  overall = [row for row in rows if row['category'] == 'overall']
+  assert [row['method'] for row in overall] == list(_METHODS)
+  for row in overall:
+    assert row['prompts'] == _PROMPTS
+    assert row['tokens'] == _PROMPTS * _NEW_TOKENS
+  assert (
+    'ngram: every output equals autoregressive' in story.ended['finished'].out
+  )
+
+
+def test_another_configuration_is_refused(story):
+  assert story.ended['changed'].code == 2
+  (line,) = story.ended['changed'].err.splitlines()
+  assert 'belongs to a run with another configuration' in line
+  assert 'give another --out, or delete the file' in line
+  assert story.ended['changed'].out == ''
+  assert story.files['changed'] == story.files['finished']
