@@ -200,7 +200,7 @@ def _parts(evaluation, method, tokens):
     'verify': method.verify,
     'sampling': evaluation.sampling,
   }
-  draft_ms, verify_ms, overhead_ms = measure.round_parts(
+  times = measure.round_times(
     params,
     prompts,
     lengths,
@@ -209,8 +209,8 @@ def _parts(evaluation, method, tokens):
   )
   law = measure.draft_law(params, prompts, lengths, **common)
   return {
-    'draft_ms': draft_ms,
-    'verify_ms': verify_ms,
-    'overhead_ms': overhead_ms,
+    'draft_ms': times.draft_ms,
+    'verify_ms': times.verify_ms,
+    'overhead_ms': times.overhead_ms,
     'law': law.value,
   }

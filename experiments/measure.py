@@ -73,7 +73,17 @@ def cache_bytes(model: Model, length: int) -> int:
   return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
 
 
-def round_parts(
+@dataclasses.dataclass(frozen=True)
+class RoundTimes:
+  """Milliseconds of a round and its parts."""
+
+  draft_ms: float
+  verify_ms: float  # the target's pass
+  overhead_ms: float  # the rest, which noise can make negative
+  least_ms: float  # of whole rounds, the fastest that was seen
+
+
+def round_times(
   params: Params,
   prompts: ArrayLike,
   lengths: ArrayLike,
@@ -83,15 +93,14 @@ def round_parts(
   verify: Verifier,
   sampling: specsample.Sampling,
   max_new_tokens: int,
-  rounds: int = 8,
-  repeats: int = 9,
-) -> tuple[float, float, float]:
-  """Milliseconds of drafting, of the target's pass, and of the rest of a round.
+  rounds: int = 4,
+  repeats: int = 25,
+) -> RoundTimes:
+  """Times drafting alone, the target over K + 1 tokens alone, a whole round.
 
-  Each of the three, drafting alone, the target over K + 1 tokens alone and the
-  whole round, is a compiled loop of `rounds`; in turns, the least of `repeats`,
-  since whatever else the machine does only adds. The rest is the whole less the
-  other two, so its noise is theirs: it can come out below 0.
+  Each is a compiled loop of `rounds`; they take turns, `repeats` times. Parts
+  are medians; the rest is that of the whole less the two parts just before it,
+  when the machine was as fast or slow.
   """
   start = functools.partial(
     specsample.prefill,
@@ -118,20 +127,24 @@ def round_parts(
     verify=verify,
     stop=specsample.Stop(),
   )
-  draft_times, score_times, round_times = [], [], []
+  times = []
   for repeat in range(repeats + 1):
     state = jax.block_until_ready(start())
     state, draft_time = seconds(draft, state, rounds=rounds)
     state, score_time = seconds(score, state, rounds=rounds)
     state, round_time = seconds(decode, state, max_rounds=rounds)
     if repeat:  # the first one compiles
-      draft_times.append(draft_time / rounds)
-      score_times.append(score_time / rounds)
-      round_times.append(round_time / int(state.round.max()))
-  draft_ms = 1e3 * min(draft_times)
-  verify_ms = 1e3 * min(score_times)
-  round_ms = 1e3 * min(round_times)
-  return draft_ms, verify_ms, round_ms - draft_ms - verify_ms
+      done = int(state.round.max())
+      times.append(
+        (draft_time / rounds, score_time / rounds, round_time / done)
+      )
+  draft_ms, verify_ms, round_ms = 1e3 * np.asarray(times).T
+  return RoundTimes(
+    draft_ms=float(np.median(draft_ms)),
+    verify_ms=float(np.median(verify_ms)),
+    overhead_ms=float(np.median(round_ms - draft_ms - verify_ms)),
+    least_ms=float(np.min(round_ms)),
+  )
 
 
 def pass_ms(
@@ -141,8 +154,8 @@ def pass_ms(
   *,
   length: int,
   max_length: int,
-  passes: int = 8,
-  repeats: int = 9,
+  passes: int = 4,
+  repeats: int = 25,
 ) -> dict[int, float]:
   """Milliseconds of one pass of the target over so many tokens, by size.
 
