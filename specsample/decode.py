@@ -1,14 +1,16 @@
 """Draft and verify until done: the one compiled loop over decoding steps.
 
-`generate` composes `prefill`, `advance` and `finish`; streaming, refilling and
-online updates use the parts. The model, drafter, verifier and stop conditions
-are static, so that each combination is one executable per bucket of prompts.
+`generate` is `prefill`, `advance` and `finish`, each compiled for itself (one
+program took 100 MB more memory to compile); streaming, refilling and online
+updates use the parts. The model, drafter, verifier and stop conditions are
+static, so that each combination is one executable per bucket of prompts.
 """
 
 import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specsample import request as request_lib
 from specsample import step
@@ -68,27 +70,29 @@ def generate(
     ValueError: an argument out of range, before anything is compiled.
   """
   stop.check(model.vocab_size)
-  request = request_lib.check(
+  state = prefill(
     params,
     prompts,
     lengths,
     key,
-    request_ids,
+    request_ids=request_ids,
     model=model,
     drafter=drafter,
     sampling=sampling,
     max_new_tokens=max_new_tokens,
     max_length=max_length,
   )
-  return _generate(
+  state = advance(
     params,
-    request,
+    state,
     model=model,
     drafter=drafter,
     verify=verify,
     stop=stop,
-    max_new_tokens=max_new_tokens,
+    # Never so many, each emits a token; an explicit transfer, as the request's.
+    max_rounds=jax.device_put(np.int32(state.tokens.shape[1])),
   )
+  return finish(state, max_new_tokens=max_new_tokens)
 
 
 def prefill(
@@ -122,7 +126,7 @@ def prefill(
     max_new_tokens=max_new_tokens,
     max_length=max_length,
   )
-  return _prefill_jit(params, request, model=model, drafter=drafter)
+  return _prefill(params, request, model=model, drafter=drafter)
 
 
 @functools.partial(
@@ -205,24 +209,7 @@ def finish(state: DecodeState, *, max_new_tokens: int) -> Output:
   )
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=('model', 'drafter', 'verify', 'stop', 'max_new_tokens'),
-)
-def _generate(params, request, *, model, drafter, verify, stop, max_new_tokens):
-  state = _prefill(params, request, model=model, drafter=drafter)
-  state = advance(
-    params,
-    state,
-    model=model,
-    drafter=drafter,
-    verify=verify,
-    stop=stop,
-    max_rounds=max_new_tokens,
-  )
-  return finish(state, max_new_tokens=max_new_tokens)
-
-
+@functools.partial(jax.jit, static_argnames=('model', 'drafter'))
 def _prefill(params, request, *, model, drafter):
   batch, slots = request.tokens.shape
   chunk = request.chunk
@@ -290,6 +277,3 @@ def _prefill(params, request, *, model, drafter):
     cache=cache,
     draft=draft,
   )
-
-
-_prefill_jit = jax.jit(_prefill, static_argnames=('model', 'drafter'))

@@ -69,10 +69,10 @@ def generate(prompts=PROMPTS, params=PARAMS, **kwargs):
   ],
 )
 def test_refuses(kwargs, message):
-  before = decode._generate._cache_size()
+  before = decode._prefill._cache_size()
   with pytest.raises(ValueError, match=message):
     generate(**kwargs)
-  assert decode._generate._cache_size() == before
+  assert decode._prefill._cache_size() == before
 
 
 def test_refuses_a_prompt_over_the_models_context():
