@@ -10,6 +10,13 @@ from specsample.models import layers
 from specsample.models import llama
 
 
+@pytest.fixture(scope='module', autouse=True)
+def _drop_executables():
+  """Drops what a file compiled, or Linux's limit of 65530 mappings is hit."""
+  yield
+  jax.clear_caches()
+
+
 @pytest.fixture(scope='session')
 def smollm2():
   """SmolLM2-135M-Instruct in float32, read once a session."""
