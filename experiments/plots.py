@@ -65,7 +65,9 @@ def _draw_speedup(axes, rows, colors):
     error_kw={'capsize': 3, 'elinewidth': 1.2},
   )
   for i, (value, (_, high)) in enumerate(zip(values, bounds, strict=True)):
-    axes.text(max(value, high) + 0.03, i, f'{value:.2f}x', va='center')
+    label = axes.text(max(value, high) + 0.03, i, f'{value:.2f}x', va='center')
+    # Readable across the line at 1.
+    label.set_bbox({'facecolor': 'white', 'edgecolor': 'none', 'pad': 1})
   axes.set(xlim=(0, 1.25 * max(high for _, high in bounds)))
   axes.axvline(1, color='black', linewidth=0.8, linestyle=':')
   axes.invert_yaxis()
