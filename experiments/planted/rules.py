@@ -1,5 +1,6 @@
 """Verification rules with one mistake each; they claim to be lossless."""
 
+import abc
 import dataclasses
 
 import jax.numpy as jnp
@@ -13,13 +14,14 @@ from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rule:
+class _Rule(abc.ABC):
   lossless = True
   positional = False
   draft_laws = frozenset(types.DraftLaw)
 
+  @abc.abstractmethod
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    raise NotImplementedError
+    """See `types.Verifier`."""
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
     return rule.draw(key, draft, self.law(draft, target_probs))
