@@ -36,12 +36,9 @@ class Chain:
       ),
       1,
     )
-    one = jnp.ones(1, accept.dtype)
-    reached = jnp.cumprod(jnp.concatenate([one, accept]))
-    stop = reached * (1 - jnp.concatenate([accept, 0 * one]))
     residual = jnp.maximum(target_probs[:-1] - draft_probs, 0)
     return Law(
-      stop=stop,
+      stop=rule.stop_at_rejection(accept),
       next=jnp.concatenate(
         [rule.normalise(residual, target_probs[:-1]), target_probs[-1:]]
       ),

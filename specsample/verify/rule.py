@@ -51,6 +51,16 @@ def ratio(numerator: Array, denominator: Array) -> Array:
   return jnp.where(is_zero, 0, numerator / jnp.where(is_zero, 1, denominator))
 
 
+def stop_at_rejection(accept: Array) -> Array:
+  """Probabilities [K + 1] of how many drafts precede the first rejected one.
+
+  `accept` [K] are those of accepting each draft once it is reached.
+  """
+  one = jnp.ones(1, accept.dtype)
+  reached = jnp.cumprod(jnp.concatenate([one, accept]))
+  return reached * (1 - jnp.concatenate([accept, 0 * one]))
+
+
 def normalise(weights: Array, fallback: Array) -> Array:
   """Weights [..., V] scaled to sum 1; rows that sum to 0 are the fallback's."""
   mass = jnp.sum(weights, axis=-1, keepdims=True)

@@ -43,10 +43,7 @@ class Synthetic:
     rule.check_law('synthetic', draft, self.draft_laws)
     accept = jnp.where(draft.tokens >= 0, self.rate, 0)
     accept = accept.astype(target_probs.dtype)
-    one = jnp.ones(1, accept.dtype)
-    reached = jnp.cumprod(jnp.concatenate([one, accept]))
-    stop = reached * (1 - jnp.concatenate([accept, 0 * one]))
-    return Law(stop=stop, next=target_probs)
+    return Law(stop=rule.stop_at_rejection(accept), next=target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
     """See `types.Verifier`."""
