@@ -10,6 +10,7 @@ from typing import Any
 import gin
 import jax
 
+from experiments import generation
 from experiments import measure as measure_lib
 from experiments import methods as methods_lib
 from experiments import peer
@@ -50,8 +51,7 @@ class Benchmark:
       return [
         1 + i % (self.model.vocab_size - 1) for i in range(self.prompt_length)
       ]
-    tokenizer = self.loaded.tokenizer
-    return tokenizer.encode_chat([{'role': 'user', 'content': self.prompt}])
+    return generation.encode(self.loaded.tokenizer, self.prompt, chat=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
