@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import request as request_lib
+from specsample import sharding
 from specsample import step
 from specsample import streams
 from specsample.sampling import Sampling
@@ -92,7 +93,8 @@ def generate(
     # Never so many, each emits a token; an explicit transfer, as the request's.
     max_rounds=jax.device_put(np.int32(state.tokens.shape[1])),
   )
-  return finish(state, max_new_tokens=max_new_tokens)
+  batch = np.shape(prompts)[0]
+  return finish(state, max_new_tokens=max_new_tokens, batch_size=batch)
 
 
 def prefill(
@@ -181,11 +183,19 @@ def advance(
   return state
 
 
-@functools.partial(jax.jit, static_argnames=('max_new_tokens',))
-def finish(state: DecodeState, *, max_new_tokens: int) -> Output:
+@functools.partial(jax.jit, static_argnames=('max_new_tokens', 'batch_size'))
+def finish(
+  state: DecodeState, *, max_new_tokens: int, batch_size: int | None = None
+) -> Output:
   """The emitted tokens of each row, moved to the front.
 
-  At most M = max_new_tokens of them: the first, where a row has more.
+  Whole on every device of a mesh, so that every host can read them.
+
+  Args:
+    state: as `advance` returned it.
+    max_new_tokens: M, at most so many a row: the first, where it has more.
+    batch_size: only the first so many rows; default all, those included that
+      fill up a batch which the mesh does not divide evenly.
   """
   lengths = jnp.minimum(state.length - state.prompt_length, max_new_tokens)
   offsets = jnp.arange(max_new_tokens)
@@ -196,7 +206,7 @@ def finish(state: DecodeState, *, max_new_tokens: int) -> Output:
     values = jnp.take_along_axis(buffer, columns, axis=1, mode='clip')
     return jnp.where(emitted, values, 0)
 
-  return Output(
+  output = Output(
     tokens=emissions(state.tokens),
     lengths=lengths,
     log_probs=emissions(state.log_probs),
@@ -207,6 +217,7 @@ def finish(state: DecodeState, *, max_new_tokens: int) -> Output:
     accepted=state.accepted,
     stop_reason=state.stop_reason,
   )
+  return jax.tree.map(lambda x: x[:batch_size], sharding.replicate(output))
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'drafter'))
@@ -244,7 +255,9 @@ def _prefill(params, request, *, model, drafter):
   counts = None
   if request.sampling.penalised:
     is_token = jnp.arange(slots) < request.prompt_length[:, None]
-    generated = jnp.zeros((batch, model.vocab_size), jnp.int32)
+    generated = sharding.zeros(
+      (batch, model.vocab_size), jnp.int32, 'batch', None
+    )
     add = jax.vmap(lambda row, tokens, weights: row.at[tokens].add(weights))
     counts = TokenCounts(
       prompt=add(generated, request.tokens, is_token.astype(jnp.int32)),
@@ -253,9 +266,11 @@ def _prefill(params, request, *, model, drafter):
   row_keys = jax.vmap(streams.row_key, (None, 0))(
     request.key, request.request_id
   )
-  per_row = lambda dtype: jnp.zeros(batch, dtype)
-  per_token = lambda dtype: jnp.zeros((batch, slots), dtype)
-  histogram = jnp.zeros((batch, drafter.num_draft_tokens + 1), jnp.int32)
+  per_row = lambda dtype: sharding.zeros((batch,), dtype, 'batch')
+  table = lambda width, dtype: sharding.zeros(
+    (batch, width), dtype, 'batch', None
+  )
+  histogram = table(drafter.num_draft_tokens + 1, jnp.int32)
   return DecodeState(
     key=row_keys,
     request_id=request.request_id,
@@ -263,13 +278,14 @@ def _prefill(params, request, *, model, drafter):
     length=request.prompt_length,
     limit=request.limit,
     limit_reason=request.limit_reason,
-    done=per_row(bool),
+    # Rows that only fill up the batch may emit nothing.
+    done=request.limit <= request.prompt_length,
     stop_reason=per_row(jnp.int32),
     round=per_row(jnp.int32),
     tokens=request.tokens,
-    log_probs=per_token(jnp.float32),
-    origin=per_token(jnp.int8),
-    emit_round=per_token(jnp.int32),
+    log_probs=table(slots, jnp.float32),
+    origin=table(slots, jnp.int8),
+    emit_round=table(slots, jnp.int32),
     proposed=histogram,
     accepted=histogram,
     sampling=request.sampling,

@@ -1,6 +1,7 @@
 """The arguments of `generate`, checked on the host and put on the device."""
 
 from collections.abc import Sequence
+import dataclasses
 import operator
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import sampling as sampling_lib
+from specsample import sharding
 from specsample import types
 from specsample.sampling import Sampling
 from specsample.types import Array, Drafter, Model, Params, StopReason
@@ -127,8 +129,24 @@ def check(
     sampling=sampling_lib.per_row(sampling, batch, model.vocab_size),
     chunk=min(PREFILL_CHUNK, width),
   )
-  # An explicit transfer, so that none is left for the compiled part.
-  return request if traced else jax.device_put(request)
+  return request if traced else _on_devices(request)
+
+
+def _on_devices(request):
+  """An explicit transfer, so that none is left for the compiled part.
+
+  Rows that are done from the start fill up what the mesh divides the batch by.
+  """
+  key = sharding.place(request.key, ())
+  rows = dataclasses.replace(request, key=None)
+  missing = -request.prompt_length.size % sharding.batch_parts()
+  if missing:
+    # The last row once more, which may emit nothing.
+    fill = lambda x: np.concatenate([x, np.repeat(x[-1:], missing, axis=0)])
+    rows = jax.tree.map(fill, rows)
+    rows.limit[-missing:] = 0
+  axes = jax.tree.map(lambda x: ('batch', *[None] * (x.ndim - 1)), rows)
+  return dataclasses.replace(sharding.place(rows, axes), key=key)
 
 
 def _count(name, value):

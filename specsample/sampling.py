@@ -5,16 +5,21 @@ distribution a draft is tested against is the one it was drawn from.
 """
 
 from collections.abc import Callable
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import sharding
 from specsample import types
 from specsample.types import Array, ArrayLike, TokenCounts
 
-_BLOCK = 256
+# A larger vocabulary is drawn from in two steps: a block, a token of the block.
+# Of the sizes that models have almost all have this many equal blocks.
+_NUM_BLOCKS = 256
+_FEWEST_BLOCKS = 16
 
 
 @types.pytree
@@ -159,13 +164,15 @@ def warp(
   if counts is not None:
     logits = _penalise(sampling, counts, logits, drafted)
   if sampling.logit_bias is not None:
-    logits = logits + sampling.logit_bias
+    vocab = sharding.Axis('vocab', logits.size)
+    logits = logits + sharding.constrain(sampling.logit_bias, vocab)
   greedy = jnp.equal(sampling.temperature, 0)
   temperature = jnp.where(greedy, 1, sampling.temperature)
   # Shifted before it is scaled: a tiny temperature must not give inf - inf.
   largest = jnp.max(logits)
   shifted = (logits - largest) / temperature.astype(logits.dtype)
-  best = jax.nn.one_hot(jnp.argmax(logits), logits.size, dtype=logits.dtype)
+  is_best = sharding.vocab_ids(logits.size) == _first(logits == largest)
+  best = is_best.astype(logits.dtype)
   probs = jnp.where(greedy, best, jax.nn.softmax(shifted))
   probs = jnp.where(jnp.isfinite(largest), probs, jnp.nan)
   if sampling.top_k is not None:
@@ -180,7 +187,7 @@ def warp(
 
 def is_distribution(probs: Array) -> Array:
   """Whether rows [..., V] that `warp` returned are distributions [...]."""
-  return ~jnp.isnan(probs[..., 0])
+  return ~jnp.isnan(sharding.pick(probs, jnp.zeros((), jnp.int32)))
 
 
 def draw(key: Array, probs: Array) -> Array:
@@ -190,14 +197,22 @@ def draw(key: Array, probs: Array) -> Array:
 
   First a block of the vocabulary is drawn by its mass, then a token of the
   block: two uniforms, where noise for every token would cost as much as a
-  tenth of a small model's pass.
+  tenth of a small model's pass. Of a divided vocabulary the masses are
+  gathered, and the one block.
   """
-  if probs.size <= _BLOCK:
+  size = probs.size
+  if size <= _NUM_BLOCKS:
     return _draw(key, probs)
+  num_blocks = math.gcd(size, _NUM_BLOCKS)
+  if num_blocks < _FEWEST_BLOCKS:
+    num_blocks = -(-size // _NUM_BLOCKS)
+    probs = jnp.pad(sharding.constrain(probs, None), (0, -size % num_blocks))
+  axis = sharding.Axis('vocab', num_blocks)
+  blocks = sharding.reshape(probs, (num_blocks, -1), axis, None)
   block_key, token_key = jax.random.split(key)
-  blocks = jnp.pad(probs, (0, -probs.size % _BLOCK)).reshape(-1, _BLOCK)
   block = _draw(block_key, jnp.sum(blocks, axis=1))
-  return block * _BLOCK + _draw(token_key, blocks[block])
+  of_block = sharding.row(blocks, block, axis)
+  return block * blocks.shape[1] + _draw(token_key, of_block)
 
 
 def draw_coupled(key: Array, probs: Array) -> Array:
@@ -208,7 +223,8 @@ def draw_coupled(key: Array, probs: Array) -> Array:
   # With the default noise of 23 bits, a draw in a hundred over 128k equally
   # likely tokens is a tie for the largest, which the lower index wins.
   noise = jax.random.gumbel(key, probs.shape, probs.dtype, mode='high')
-  return jnp.argmax(jnp.log(probs) + noise).astype(jnp.int32)
+  scores = jnp.log(probs) + noise
+  return _first(scores == jnp.max(scores))
 
 
 def _draw(key, weights):
@@ -216,18 +232,30 @@ def _draw(key, weights):
   # reaches, and only where weights are positive is there one, so rounding
   # selects neither an index behind the last nor one of weight 0. (Partial sums
   # need not increase: some backends add in a tree.)
+  weights = sharding.constrain(weights, None)
   cumulative = jnp.where(weights > 0, jnp.cumsum(weights), 0)
   uniform = jax.random.uniform(key, dtype=weights.dtype) * jnp.max(cumulative)
   return jnp.argmax(cumulative > uniform).astype(jnp.int32)
 
 
+def _first(flags):
+  """The first index [] of flags [V] that is set, V if none is.
+
+  As a minimum, which a divided vocabulary has by parts, as argmax has not.
+  """
+  return jnp.min(jnp.where(flags, sharding.vocab_ids(flags.size), flags.size))
+
+
 def _penalise(sampling, counts, logits, drafted):
   is_token = (drafted >= 0).astype(counts.generated.dtype)
   generated = counts.generated.at[jnp.maximum(drafted, 0)].add(is_token)
+  vocab = sharding.Axis('vocab', logits.size)
+  generated = sharding.constrain(generated, vocab)
+  prompt = sharding.constrain(counts.prompt, vocab)
   if sampling.repetition_penalty is not None:
     penalty = sampling.repetition_penalty
     scaled = jnp.where(logits > 0, logits / penalty, logits * penalty)
-    logits = jnp.where(counts.prompt + generated > 0, scaled, logits)
+    logits = jnp.where(prompt + generated > 0, scaled, logits)
   if sampling.presence_penalty is not None:
     logits = logits - sampling.presence_penalty * (generated > 0)
   if sampling.frequency_penalty is not None:
@@ -267,4 +295,6 @@ def _smallest_set(probs, enough):
     raised = threshold | step
     return jnp.where(enough(bits >= raised), raised, threshold)
 
-  return bits >= jax.lax.fori_loop(0, num_bits, body, jnp.zeros((), integer))
+  # Not a constant: mapped over a divided batch, a loop takes none.
+  zero = jnp.max(bits) ^ jnp.max(bits)
+  return bits >= jax.lax.fori_loop(0, num_bits, body, zero)

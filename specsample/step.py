@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sampling as sampling_lib
+from specsample import sharding
 from specsample import stopping
 from specsample import streams
 from specsample import types
@@ -252,5 +253,5 @@ def _count(counts, emission):
 def _log_probs(logits, tokens):
   """The log-probability [B, n] of tokens [B, n] under logits [B, n, V]."""
   logits = logits.astype(jnp.float32)
-  chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+  chosen = sharding.pick(logits, tokens)
   return chosen - jax.nn.logsumexp(logits, axis=-1)

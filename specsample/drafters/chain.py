@@ -8,6 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specsample import sharding
 from specsample import types
 from specsample.drafters import settings
 from specsample.types import Array, Draft, DraftLaw, Model
@@ -43,7 +44,7 @@ class Chain:
     del params
     return ChainState(
       cache=self.model.init_cache(batch_size, max_length),
-      length=jnp.zeros(batch_size, jnp.int32),
+      length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
     )
 
   def extend(self, params, tokens, count, output, state):
@@ -74,6 +75,7 @@ class Chain:
     cache = self.model.commit(cache, length)
 
     nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
+    nothing = sharding.constrain(nothing, 'batch', None)
 
     def draft_one(logits, drafted, i):
       probs = warp(logits, drafted)

@@ -7,6 +7,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specsample import sharding
 from specsample.drafters import stateless
 from specsample.types import Draft, DraftLaw
 
@@ -20,5 +21,5 @@ class NoDraft(stateless.Stateless):
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`: an empty draft."""
     del params, draw, warp, length
-    empty = jnp.zeros((tokens.shape[0], 0), jnp.int32)
+    empty = sharding.zeros((tokens.shape[0], 0), jnp.int32, 'batch', None)
     return Draft(tokens=empty, probs=None, law=DraftLaw.POINT_MASS), state

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from specsample import sharding
 from specsample import types
 from specsample.types import Array
 
@@ -32,11 +33,14 @@ def init(
 ) -> KVCache:
   """An empty cache."""
   shape = (batch_size, num_heads, max_length, head_dim)
-  empty = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
+  axes = ('batch', sharding.Axis('kv_heads', num_heads), None, None)
+  empty = lambda: tuple(
+    sharding.zeros(shape, dtype, *axes) for _ in range(num_layers)
+  )
   return KVCache(
     keys=empty(),
     values=empty(),
-    length=jnp.zeros(batch_size, jnp.int32),
+    length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
   )
 
 

@@ -6,30 +6,39 @@ leading batch axis takes a slow path on the CPU backend.
 """
 
 import dataclasses
+import functools
 import math
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import sharding
 from specsample.types import Array
 
 
-def _weight(shape: tuple[int, ...], rngs: nnx.Rngs, dtype) -> nnx.Param:
+def _weight(shape, axes, rngs: nnx.Rngs, dtype) -> nnx.Param:
   scale = 1 / math.sqrt(shape[0])
   value = scale * jax.random.normal(rngs.params(), shape, jnp.float32)
-  return nnx.Param(value.astype(dtype))
+  return nnx.Param(value.astype(dtype), axes=axes)
 
 
 class Linear(nnx.Module):
-  """x @ kernel (+ bias), in the dtype of both."""
+  """x @ kernel (+ bias), in the dtype of both.
 
-  def __init__(self, in_dim, out_dim, *, bias=False, rngs, dtype):
-    self.kernel = _weight((in_dim, out_dim), rngs, dtype)
-    self.bias = nnx.Param(jnp.zeros(out_dim, dtype)) if bias else None
+  `axes` are the `sharding.Axes` of the input and the output.
+  """
+
+  def __init__(self, in_dim, out_dim, *, axes, bias=False, rngs, dtype):
+    self.kernel = _weight((in_dim, out_dim), axes, rngs, dtype)
+    zeros = lambda: nnx.Param(jnp.zeros(out_dim, dtype), axes=axes[1:])
+    self.bias = zeros() if bias else None
+    self.out_axis = axes[1]
 
   def __call__(self, x: Array) -> Array:
-    y = jnp.einsum('rd,df->rf', x, self.kernel[...])
+    y = sharding.einsum(
+      'rd,df->rf', x, self.kernel[...], axes=('batch', self.out_axis)
+    )
     return y if self.bias is None else y + self.bias[...]
 
 
@@ -37,7 +46,7 @@ class RMSNorm(nnx.Module):
   """Root-mean-square normalisation, computed in float32."""
 
   def __init__(self, dim, eps, dtype):
-    self.scale = nnx.Param(jnp.ones(dim, dtype))
+    self.scale = nnx.Param(jnp.ones(dim, dtype), axes=(None,))
     self.eps = eps
 
   def __call__(self, x: Array) -> Array:
@@ -51,9 +60,11 @@ class GatedMLP(nnx.Module):
   """SwiGLU feed-forward (Shazeer, 2002.05202)."""
 
   def __init__(self, dim, hidden_dim, *, rngs, dtype):
-    self.gate = Linear(dim, hidden_dim, rngs=rngs, dtype=dtype)
-    self.up = Linear(dim, hidden_dim, rngs=rngs, dtype=dtype)
-    self.down = Linear(hidden_dim, dim, rngs=rngs, dtype=dtype)
+    width = sharding.Axis('mlp', hidden_dim)
+    linear = functools.partial(Linear, rngs=rngs, dtype=dtype)
+    self.gate = linear(dim, hidden_dim, axes=(None, width))
+    self.up = linear(dim, hidden_dim, axes=(None, width))
+    self.down = linear(hidden_dim, dim, axes=(width, None))
 
   def __call__(self, x: Array) -> Array:
     return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
@@ -135,6 +146,7 @@ def causal_mask(
   new = jnp.arange(num_new)
   positions = length[:, None] + new  # [B, T]
   entries = jnp.broadcast_to(jnp.arange(size), (length.size, size))
+  entries = sharding.constrain(entries, 'batch', None)
   is_cached = entries < length[:, None]
   seen_at = jnp.concatenate([entries, positions], axis=1)[:, None]
   exists = jnp.pad(is_cached, ((0, 0), (0, num_new)), constant_values=True)
@@ -150,11 +162,18 @@ class Attention(nnx.Module):
   def __init__(
     self, dim, num_heads, num_kv_heads, head_dim, *, bias=False, rngs, dtype
   ):
-    linear = lambda i, o: Linear(i, o, bias=bias, rngs=rngs, dtype=dtype)
-    self.query = linear(dim, num_heads * head_dim)
-    self.key = linear(dim, num_kv_heads * head_dim)
-    self.value = linear(dim, num_kv_heads * head_dim)
-    self.out = linear(num_heads * head_dim, dim)
+    self.kv_axis = sharding.Axis('kv_heads', num_kv_heads)
+    self.group_axis = sharding.Axis(
+      'heads_of_kv', num_heads // num_kv_heads, within=self.kv_axis
+    )
+    heads = [self.kv_axis, self.group_axis]
+    linear = functools.partial(Linear, bias=bias, rngs=rngs, dtype=dtype)
+    self.query = linear(dim, num_heads * head_dim, axes=(None, heads))
+    kv_dim = num_kv_heads * head_dim
+    self.key = linear(dim, kv_dim, axes=(None, self.kv_axis))
+    self.value = linear(dim, kv_dim, axes=(None, self.kv_axis))
+    self.out = linear(num_heads * head_dim, dim, axes=(heads, None))
+    self.num_heads = num_heads
     self.num_kv_heads = num_kv_heads
     self.head_dim = head_dim
 
@@ -166,16 +185,27 @@ class Attention(nnx.Module):
     """
     batch, num_new, _ = mask.shape
     size = keys.shape[2]
-    heads = lambda y: y.reshape(batch, num_new, -1, self.head_dim)
-    query = rotate(heads(self.query(x)), *rope) / math.sqrt(self.head_dim)
-    new_keys = jnp.swapaxes(rotate(heads(self.key(x)), *rope), 1, 2)
-    new_values = jnp.swapaxes(heads(self.value(x)), 1, 2)
+    num_kv_heads, head_dim = self.num_kv_heads, self.head_dim
+    kv, heads_of_kv = self.kv_axis, self.group_axis
+    group = self.num_heads // num_kv_heads
+    heads = lambda y, axis: sharding.reshape(
+      y, (batch, num_new, -1, head_dim), 'batch', None, axis, None
+    )
+    query = heads(self.query(x), [kv, heads_of_kv])
+    query = rotate(query, *rope) / math.sqrt(head_dim)
+    new_keys = jnp.swapaxes(rotate(heads(self.key(x), kv), *rope), 1, 2)
+    new_values = jnp.swapaxes(heads(self.value(x), kv), 1, 2)
 
     # The queries of a group are rows of one product with their head's keys.
-    query = query.reshape(batch, num_new, self.num_kv_heads, -1, self.head_dim)
-    group = query.shape[3]
-    query = query.transpose(0, 2, 3, 1, 4).reshape(
-      batch, self.num_kv_heads, group * num_new, self.head_dim
+    query = sharding.reshape(
+      query,
+      (batch, num_new, num_kv_heads, group, head_dim),
+      *('batch', None, kv, heads_of_kv, None),
+    )
+    query = sharding.reshape(
+      query.transpose(0, 2, 3, 1, 4),
+      (batch, num_kv_heads, group * num_new, head_dim),
+      *('batch', kv, heads_of_kv, None),
     )
     score = lambda k: jnp.einsum(
       'bkqh,bksh->bkqs', query, k, preferred_element_type=jnp.float32
@@ -190,6 +220,14 @@ class Attention(nnx.Module):
     mixed = mix(weights[..., :size], values)
     mixed += mix(weights[..., size:], new_values)
 
-    mixed = mixed.astype(x.dtype).reshape(batch, -1, num_new, self.head_dim)
-    mixed = jnp.swapaxes(mixed, 1, 2).reshape(batch * num_new, -1)
+    mixed = sharding.reshape(
+      mixed.astype(x.dtype),
+      (batch, num_kv_heads, group, num_new, head_dim),
+      *('batch', kv, heads_of_kv, None, None),
+    )
+    mixed = sharding.reshape(
+      mixed.transpose(0, 3, 1, 2, 4),
+      (batch * num_new, num_kv_heads * group * head_dim),
+      *('batch', [kv, heads_of_kv]),
+    )
     return self.out(mixed), new_keys, new_values

@@ -7,8 +7,10 @@ import dataclasses
 import functools
 
 from flax import nnx
+import jax
 import jax.numpy as jnp
 
+from specsample import sharding
 from specsample.models import cache as cache_lib
 from specsample.models import layers
 from specsample.types import Array, ModelOutput, Params
@@ -57,6 +59,10 @@ class Llama:
   def abstract_params(self) -> Params:
     """The parameters' shapes and dtypes, nothing allocated."""
     return nnx.to_pure_dict(_abstract(self)[1])
+
+  def param_axes(self) -> Params:
+    """The `sharding.Axes` of each parameter's axes, a tuple each."""
+    return nnx.to_pure_dict(_param_axes(self))
 
   def init_cache(self, batch_size: int, max_length: int) -> cache_lib.KVCache:
     """See `types.Model`."""
@@ -141,9 +147,14 @@ class _Network(nnx.Module):
     dtype = jnp.dtype(config.dtype)
     # [D, V] also for the lookup: tied weights exist once, and the product
     # that reads all of them gets the fast layout.
+    self.vocab_axis = sharding.Axis('vocab', config.vocab_size)
     vocabulary = lambda: (
       layers.Linear(
-        config.dim, config.vocab_size, rngs=rngs, dtype=dtype
+        config.dim,
+        config.vocab_size,
+        axes=(None, self.vocab_axis),
+        rngs=rngs,
+        dtype=dtype,
       ).kernel
     )
     self.embedding = vocabulary()
@@ -155,14 +166,17 @@ class _Network(nnx.Module):
     self.config = config
 
   def embed(self, ids):
-    columns = jnp.take(self.embedding[...], ids.reshape(-1), axis=1)
-    return columns.T.reshape(*ids.shape, -1)
+    return sharding.lookup(self.embedding[...], ids, self.vocab_axis)
 
   def unembed(self, hidden):
     kernel = self.embedding if self.unembedding is None else self.unembedding
     rows = hidden.reshape(-1, hidden.shape[-1])
-    logits = jnp.einsum(
-      'rd,dv->rv', rows, kernel[...], preferred_element_type=jnp.float32
+    logits = sharding.einsum(
+      'rd,dv->rv',
+      rows,
+      kernel[...],
+      axes=('batch', self.vocab_axis),
+      preferred_element_type=jnp.float32,
     )
     return logits.reshape(*hidden.shape[:-1], -1)
 
@@ -200,3 +214,11 @@ class _Network(nnx.Module):
 def _abstract(config: Llama):
   network = nnx.eval_shape(lambda: _Network(config, nnx.Rngs(0)))
   return nnx.split(network)
+
+
+@functools.lru_cache(maxsize=64)
+def _param_axes(config: Llama):
+  axes = lambda param: param.replace(param.get_metadata('axes'))
+  return jax.tree.map(
+    axes, _abstract(config)[1], is_leaf=lambda x: isinstance(x, nnx.Variable)
+  )

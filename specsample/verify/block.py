@@ -5,7 +5,6 @@ Never keeps fewer tokens in expectation than the token rule.
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
 from specsample import types
@@ -43,9 +42,12 @@ class Block:
     room = mass + (1 - joint[:-1])  # at least the mass, in floats too
     passes = jnp.where(room == 0, 1, rule.ratio(mass, room))
     # The empty prefix always passes; the whole draft's last test is its ratio.
-    passes = jnp.concatenate([passes, joint[-1:]]).at[0].set(1)
-    fails_after = jnp.cumprod((1 - passes)[::-1])[::-1]
-    stop = passes * jnp.append(fails_after[1:], 1)
+    passes = jnp.concatenate([passes, joint[-1:]])
+    passes = jnp.where(jnp.arange(passes.size) == 0, 1, passes)
+    # Not a reversed cumulative product: mapped over a divided batch, there is
+    # none.
+    is_later = ~jnp.tri(passes.size, dtype=bool)
+    stop = passes * jnp.prod(jnp.where(is_later, 1 - passes, 1), axis=1)
     return Law(
       stop=stop,
       next=jnp.concatenate(
@@ -62,11 +64,10 @@ block = Block()
 
 
 def _joint_ratios(ratios: Array) -> Array:
-  def step(joint, ratio):
-    joint = jnp.minimum(joint * ratio, 1)
-    return joint, joint
-
-  one = jnp.ones((), ratios.dtype)
   finite = jnp.minimum(ratios, jnp.finfo(ratios.dtype).max)  # 0 * inf is NaN
-  _, joint = jax.lax.scan(step, one, finite)
-  return jnp.concatenate([one[None], joint])
+  joint = jnp.ones(1, ratios.dtype)
+  joints = [joint]
+  for i in range(ratios.size):
+    joint = jnp.minimum(joint * finite[i : i + 1], 1)
+    joints.append(joint)
+  return jnp.concatenate(joints)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sampling
+from specsample import sharding
 from specsample import streams
 from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
@@ -41,8 +42,8 @@ def draft_probs(draft: Draft, target_probs: Array) -> Array:
 
 def of_tokens(probs: Array, tokens: Array) -> Array:
   """The probability [K] of each of tokens [K]; 0 for token -1."""
-  chosen = jnp.take_along_axis(probs, jnp.maximum(tokens, 0)[:, None], axis=1)
-  return jnp.where(tokens >= 0, chosen[:, 0], 0)
+  chosen = sharding.pick(probs, jnp.maximum(tokens, 0))
+  return jnp.where(tokens >= 0, chosen, 0)
 
 
 def ratio(numerator: Array, denominator: Array) -> Array:
@@ -76,5 +77,6 @@ def draw(key: Array, draft: Draft, law: Law) -> Verdict:
     streams.residual_key(key),
     streams.bonus_key(key),
   )
-  next_token = sampling.draw(next_key, law.next[num_accepted])
+  probs = sharding.row(law.next, num_accepted, None)
+  next_token = sampling.draw(next_key, probs)
   return Verdict(num_accepted=num_accepted, next_token=next_token)

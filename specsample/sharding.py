@@ -1,0 +1,355 @@
+"""Where arrays live on a mesh: the only file that names its axes.
+
+Code says what the axes of an array mean; `rules` say over which axes of the
+mesh a meaning is divided. Everything here works without a mesh, where it costs
+nothing, and with one (`jax.set_mesh`) of Explicit or Auto axes. Under Explicit
+axes a sharding is part of an array's type, so that one that drifts in a loop is
+an error when it is traced.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import logging
+import math
+from typing import Any
+
+import jax
+from jax.experimental import mesh_utils
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec
+import numpy as np
+
+from specsample.types import Array, ArrayLike
+
+_logger = logging.getLogger(__name__)
+
+Rules = tuple[tuple[str, tuple[str, ...]], ...]
+
+# The weights as in Megatron-LM (Shoeybi et al., 1909.08053): the products into
+# heads and into the feed-forward's width are divided by columns, those back by
+# rows, so that each pair needs one all-reduce. What is left over where there
+# are more devices than key-value heads divides the query heads of each.
+DEFAULT_RULES: Rules = (
+  ('batch', ('data',)),
+  ('kv_heads', ('model',)),
+  ('heads_of_kv', ('model',)),
+  ('mlp', ('model',)),
+  ('vocab', ('model',)),
+)
+
+# `with sharding.rules(other): ...`; what is compiled under one set of rules is
+# not used under another.
+rules = jax.make_user_context(default_value=DEFAULT_RULES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+  """What an axis of an array means.
+
+  Of the mesh axes of its rule it takes those that divide it evenly; what is
+  left over is replicated, with one line of log.
+  """
+
+  name: str
+  size: int | None = None  # None is divided by any number
+  # The axis before this one in a merged axis, as heads [K, G] are. It is
+  # divided first, and this one only where that has been divided to the end.
+  within: 'Axis | None' = None
+
+
+# None is not divided; a list is one axis merged of several.
+Axes = Axis | str | None | list[Axis]
+
+
+def make_mesh(
+  data: int = 1,
+  model: int = 1,
+  *,
+  num_slices: int = 1,
+  explicit: bool = True,
+  devices: Sequence[Any] | None = None,
+) -> jax.sharding.Mesh:
+  """A mesh of data x model devices, to be entered by `jax.set_mesh`.
+
+  Its axes are 'data' and, for each prime factor of `model`, one 'model_i', so
+  that an axis which not all of them divide can take some. Rules may say 'model'
+  for all of them.
+
+  Args:
+    data: how many ways the batch is divided.
+    model: how many ways the weights, the caches and the vocabulary are.
+    num_slices: of TPUs that a data-centre network connects; `data` is divided
+      over them, so that `model` stays within one.
+    explicit: axes of type Explicit, else Auto.
+    devices: which ones; default all.
+
+  Raises:
+    ValueError: data x model is not the number of devices, or the slices do not
+      divide `data` or are not there.
+  """
+  devices = jax.devices() if devices is None else devices
+  if data < 1 or model < 1 or data * model != len(devices):
+    raise ValueError(
+      f'a mesh of {data} x {model} needs {data * model} devices, and there are '
+      f'{len(devices)}: choose data and model so that their product is that'
+    )
+  if num_slices < 1 or data % num_slices:
+    raise ValueError(
+      f'num_slices is {num_slices} and data {data}: the slices hold equal '
+      'parts of the data axis, choose a multiple for data'
+    )
+  if num_slices == 1:
+    grid = mesh_utils.create_device_mesh(
+      (data, model), devices, allow_split_physical_axes=True
+    )
+  else:
+    grid = mesh_utils.create_hybrid_device_mesh(
+      (data // num_slices, model),
+      (num_slices, 1),
+      devices,
+      allow_split_physical_axes=True,
+    )
+  factors = _prime_factors(model)
+  names = ('data', *(f'model_{i}' for i in range(len(factors))))
+  kind = AxisType.Explicit if explicit else AxisType.Auto
+  return jax.sharding.Mesh(
+    grid.reshape(data, *factors), names, axis_types=(kind,) * len(names)
+  )
+
+
+def spec(*axes: Axes) -> PartitionSpec:
+  """How an array with these axes is divided over the mesh that is set."""
+  return PartitionSpec(*(_mesh_axes(axis) or None for axis in axes))
+
+
+def is_divided(axis: Axes) -> bool:
+  """Whether more than one part is made of the axis."""
+  return _num_parts(axis) > 1
+
+
+def batch_parts() -> int:
+  """How many ways a batch is divided; its rows have to be a multiple."""
+  return _num_parts('batch')
+
+
+def constrain(x: ArrayLike, *axes: Axes) -> Array:
+  """The same array, divided as its axes say."""
+  mesh = _mesh()
+  if mesh is None:
+    return x
+  if mesh.are_all_axes_explicit:
+    return jax.sharding.reshard(x, spec(*axes))
+  return jax.lax.with_sharding_constraint(x, spec(*axes))
+
+
+def einsum(subscripts: str, *operands: Array, axes: Sequence[Axes], **kwargs):
+  """`jnp.einsum` whose result is divided as its axes say.
+
+  Of a sum over a divided axis this is where the all-reduce is.
+  """
+  mesh = _mesh()
+  if mesh is None:
+    return jnp.einsum(subscripts, *operands, **kwargs)
+  if mesh.are_all_axes_explicit:
+    return jnp.einsum(subscripts, *operands, out_sharding=spec(*axes), **kwargs)
+  return constrain(jnp.einsum(subscripts, *operands, **kwargs), *axes)
+
+
+def reshape(x: Array, shape: Sequence[int], *axes: Axes) -> Array:
+  """`jnp.reshape` into axes whose division JAX could not tell."""
+  mesh = _mesh()
+  if mesh is None:
+    return x.reshape(shape)
+  if mesh.are_all_axes_explicit:
+    return jnp.reshape(x, shape, out_sharding=spec(*axes))
+  return constrain(x.reshape(shape), *axes)
+
+
+def zeros(shape: Sequence[int], dtype: Any, *axes: Axes) -> Array:
+  """`jnp.zeros`, divided as the axes say."""
+  mesh = _mesh()
+  if mesh is None:
+    return jnp.zeros(shape, dtype)
+  if mesh.are_all_axes_explicit:
+    return jnp.zeros(shape, dtype, out_sharding=spec(*axes))
+  return constrain(jnp.zeros(shape, dtype), *axes)
+
+
+def vocab_ids(vocab_size: int) -> Array:
+  """All token ids [V] int32, divided as logits are."""
+  return constrain(jnp.arange(vocab_size), Axis('vocab', vocab_size))
+
+
+def lookup(table: Array, ids: Array, vocab: Axis) -> Array:
+  """Columns of table [D, V] as [..., D], looked up where they live.
+
+  Args:
+    table: divided over `vocab`, its second axis, and nothing else.
+    ids: [B, ...] int32, in the vocabulary.
+    vocab: the axis.
+  """
+  if _mesh() is None:
+    return _columns(table, ids)
+  names = _mesh_axes(vocab)
+
+  def own_columns(table, ids):
+    if not names:
+      return _columns(table, ids)
+    size = table.shape[1]
+    ids = ids - jax.lax.axis_index(names) * size
+    is_here = (ids >= 0) & (ids < size)
+    found = _columns(table, jnp.clip(ids, 0, size - 1))
+    return jax.lax.psum(jnp.where(is_here[..., None], found, 0), names)
+
+  others = [None] * (ids.ndim - 1)
+  return jax.shard_map(
+    own_columns,
+    in_specs=(spec(None, vocab), spec('batch', *others)),
+    out_specs=spec('batch', *others, None),
+  )(table, constrain(ids, 'batch', *others))
+
+
+def pick(x: Array, index: Array) -> Array:
+  """x[index] along the last axis of x [..., V], for one index [...] a row.
+
+  One index [] is that of all rows. Of a divided vocabulary a scalar a row is
+  gathered.
+  """
+  if not is_divided(Axis('vocab', x.shape[-1])):
+    index = jnp.broadcast_to(index, x.shape[:-1])
+    return jnp.take_along_axis(x, index[..., None], axis=-1)[..., 0]
+  here = jnp.arange(x.shape[-1]) == index[..., None]
+  return jnp.sum(jnp.where(here, x, 0), axis=-1)
+
+
+def row(x: Array, index: Array, axis: Axes) -> Array:
+  """x[index] of x [N, ...] along its first axis, for one index []."""
+  if not is_divided(axis):
+    return jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
+  here = jnp.arange(x.shape[0]) == index
+  return jnp.sum(jnp.where(here[:, None], x, 0), axis=0)
+
+
+def replicate(tree: Any) -> Any:
+  """Every array whole on every device."""
+  return jax.tree.map(lambda x: constrain(x, *[None] * x.ndim), tree)
+
+
+def of(*axes: Axes) -> jax.sharding.Sharding:
+  """The sharding of an array with these axes, to give to JAX from outside.
+
+  The first device's where no mesh is set.
+  """
+  mesh = jax.sharding.get_mesh()
+  if mesh.empty:
+    return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return jax.NamedSharding(mesh, spec(*axes))
+
+
+def of_tree(axes: Any) -> Any:
+  """A tree of shardings, from one with a tuple of axes for each array."""
+  is_axes = lambda x: isinstance(x, tuple)
+  return jax.tree.map(lambda leaf: of(*leaf), axes, is_leaf=is_axes)
+
+
+def place(tree: Any, axes: Any) -> Any:
+  """Puts arrays on the mesh that is set, or on the device where none is.
+
+  Args:
+    tree: of arrays, on the host or on devices. With several hosts each of them
+      gives the same values, and keeps its parts.
+    axes: the same tree, with a tuple of axes for each array.
+  """
+  if jax.sharding.get_mesh().empty:
+    return jax.device_put(tree)
+  return jax.tree.map(_put, tree, of_tree(axes))
+
+
+def _put(x, sharding):
+  if sharding.is_fully_addressable:
+    return jax.device_put(x, sharding)
+  if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    data = _put(jax.random.key_data(x), sharding)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+  values = np.asarray(x)
+  return jax.make_array_from_callback(
+    values.shape, sharding, lambda index: values[index]
+  )
+
+
+def _columns(table, ids):
+  flat = jnp.take(table, ids.reshape(-1), axis=1)
+  return flat.T.reshape(*ids.shape, -1)
+
+
+def _mesh():
+  """The mesh that is set, None where there is none (or within shard_map)."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return None if mesh.empty or mesh.are_all_axes_manual else mesh
+
+
+def _num_parts(axis):
+  mesh = _mesh()
+  return math.prod(mesh.shape[name] for name in _mesh_axes(axis)) if mesh else 1
+
+
+def _mesh_axes(axis: Axes) -> tuple[str, ...]:
+  mesh = _mesh()
+  if mesh is None or axis is None:
+    return ()
+  if isinstance(axis, str):
+    axis = Axis(axis)
+  parts = axis if isinstance(axis, list) else [axis]
+  sizes = tuple(mesh.shape.items())
+  return sum((_divide(part, rules.value, sizes) for part in parts), ())
+
+
+@functools.cache
+def _divide(axis: Axis, rules: Rules, mesh: tuple) -> tuple[str, ...]:
+  """The mesh axes that divide the axis; cached, so that it logs once."""
+  sizes: Mapping[str, int] = dict(mesh)
+  names = _rule(axis.name, rules, sizes)
+  if axis.within is not None:
+    outer = _divide(axis.within, rules, mesh)
+    if math.prod(sizes[name] for name in outer) != axis.within.size:
+      return ()
+    names = tuple(name for name in names if name not in outer)
+  taken: tuple[str, ...] = ()
+  parts = 1
+  for name in names:
+    if axis.size is None or axis.size % (parts * sizes[name]) == 0:
+      taken += (name,)
+      parts *= sizes[name]
+  wanted = math.prod(sizes[name] for name in names)
+  if parts < wanted:
+    _logger.warning(
+      '%s %s do not divide evenly over %d devices: %d parts on %d devices each',
+      axis.size,
+      axis.name,
+      wanted,
+      parts,
+      wanted // parts,
+    )
+  return taken
+
+
+def _rule(name, rules, sizes):
+  """The mesh axes that the rules give a name, 'model' for all 'model_i'."""
+  return tuple(
+    mesh_axis
+    for wanted in dict(rules).get(name, ())
+    for mesh_axis in sizes
+    if mesh_axis == wanted or mesh_axis.startswith(f'{wanted}_')
+  )
+
+
+def _prime_factors(number):
+  factors, divisor = [], 2
+  while number > 1:
+    while number % divisor == 0:
+      factors.append(divisor)
+      number //= divisor
+    divisor += 1
+  return factors
