@@ -1,6 +1,7 @@
 """Exact speculative sampling in JAX."""
 
 from specsample import drafters
+from specsample import sharding
 from specsample import stats
 from specsample import verify
 from specsample.decode import advance
@@ -28,6 +29,7 @@ __all__ = [
   'load',
   'pad_prompts',
   'prefill',
+  'sharding',
   'stats',
   'verify',
 ]

@@ -222,7 +222,13 @@ def draw_coupled(key: Array, probs: Array) -> Array:
   """
   # With the default noise of 23 bits, a draw in a hundred over 128k equally
   # likely tokens is a tie for the largest, which the lower index wins.
-  noise = jax.random.gumbel(key, probs.shape, probs.dtype, mode='high')
+  noise = jax.random.gumbel(
+    key,
+    probs.shape,
+    probs.dtype,
+    mode='high',
+    out_sharding=sharding.of_new(sharding.Axis('vocab', probs.size)),
+  )
   scores = jnp.log(probs) + noise
   return _first(scores == jnp.max(scores))
 
@@ -268,12 +274,12 @@ def _normalise(probs):
 
 
 def _top_k(probs, k):
-  enough = lambda kept: jnp.sum(kept) >= k
+  enough = lambda kept: jnp.sum(kept, axis=-1) >= k
   return (k == 0) | _smallest_set(probs, enough)
 
 
 def _top_p(probs, p):
-  enough = lambda kept: jnp.sum(jnp.where(kept, probs, 0)) >= p
+  enough = lambda kept: jnp.sum(jnp.where(kept, probs, 0), axis=-1) >= p
   return (p >= 1) | _smallest_set(probs, enough)
 
 
@@ -281,20 +287,25 @@ def _smallest_set(probs, enough):
   """The mask of the smallest set {probs >= threshold} that is `enough`.
 
   Bisection on the bits of the threshold: floats in [0, 1] are ordered as their
-  bits, so no sort is needed, and on a sharded vocabulary each step is a scalar
-  all-reduce.
+  bits, so no sort is needed, and a divided vocabulary is not gathered.
+  `enough` takes masks [n, V] and returns [n].
   """
   integer = jnp.uint64 if probs.dtype == jnp.float64 else jnp.uint32
   bits = jax.lax.bitcast_convert_type(probs, integer)
   num_bits = 8 * probs.dtype.itemsize - 2  # the sign and the top exponent bit
+  # Of a divided vocabulary each step waits for an all-reduce, so there are
+  # fewer that try more thresholds.
+  is_divided = sharding.is_divided(sharding.Axis('vocab', probs.size))
+  step_bits = 3 if is_divided else 1
+  num_steps = -(-num_bits // step_bits)
+  digits = jnp.arange(1, 1 << step_bits, dtype=integer)
 
   def body(i, threshold):
-    step = jnp.left_shift(
-      jnp.ones((), integer), (num_bits - 1 - i).astype(integer)
-    )
-    raised = threshold | step
-    return jnp.where(enough(bits >= raised), raised, threshold)
+    shift = (step_bits * (num_steps - 1 - i)).astype(integer)
+    raised = threshold | (digits << shift)
+    digit = jnp.sum(enough(bits >= raised[:, None]), dtype=integer)
+    return threshold | (digit << shift)
 
   # Not a constant: mapped over a divided batch, a loop takes none.
   zero = jnp.max(bits) ^ jnp.max(bits)
-  return bits >= jax.lax.fori_loop(0, num_bits, body, zero)
+  return bits >= jax.lax.fori_loop(0, num_steps, body, zero)

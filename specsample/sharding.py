@@ -7,7 +7,7 @@ axes a sharding is part of an array's type, so that one that drifts in a loop is
 an error when it is traced.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import logging
@@ -138,7 +138,7 @@ def constrain(x: ArrayLike, *axes: Axes) -> Array:
   """The same array, divided as its axes say."""
   mesh = _mesh()
   if mesh is None:
-    return x
+    return jnp.asarray(x)
   if mesh.are_all_axes_explicit:
     return jax.sharding.reshard(x, spec(*axes))
   return jax.lax.with_sharding_constraint(x, spec(*axes))
@@ -169,12 +169,16 @@ def reshape(x: Array, shape: Sequence[int], *axes: Axes) -> Array:
 
 def zeros(shape: Sequence[int], dtype: Any, *axes: Axes) -> Array:
   """`jnp.zeros`, divided as the axes say."""
+  return constrain(jnp.zeros(shape, dtype, out_sharding=of_new(*axes)), *axes)
+
+
+def of_new(*axes: Axes) -> PartitionSpec | None:
+  """The `out_sharding` of JAX's functions that make an array of nothing.
+
+  None without Explicit axes, which alone take one.
+  """
   mesh = _mesh()
-  if mesh is None:
-    return jnp.zeros(shape, dtype)
-  if mesh.are_all_axes_explicit:
-    return jnp.zeros(shape, dtype, out_sharding=spec(*axes))
-  return constrain(jnp.zeros(shape, dtype), *axes)
+  return spec(*axes) if mesh and mesh.are_all_axes_explicit else None
 
 
 def vocab_ids(vocab_size: int) -> Array:
@@ -250,8 +254,13 @@ def of(*axes: Axes) -> jax.sharding.Sharding:
 
 def of_tree(axes: Any) -> Any:
   """A tree of shardings, from one with a tuple of axes for each array."""
+  return map_axes(lambda leaf: of(*leaf), axes)
+
+
+def map_axes(function: Callable[[tuple], Any], axes: Any) -> Any:
+  """A tree with a tuple of axes for each array, mapped leaf by leaf."""
   is_axes = lambda x: isinstance(x, tuple)
-  return jax.tree.map(lambda leaf: of(*leaf), axes, is_leaf=is_axes)
+  return jax.tree.map(function, axes, is_leaf=is_axes)
 
 
 def place(tree: Any, axes: Any) -> Any:
@@ -325,12 +334,13 @@ def _divide(axis: Axis, rules: Rules, mesh: tuple) -> tuple[str, ...]:
   wanted = math.prod(sizes[name] for name in names)
   if parts < wanted:
     _logger.warning(
-      '%s %s do not divide evenly over %d devices: %d parts on %d devices each',
-      axis.size,
+      '%s of %d is not divided evenly by %d devices: %s',
       axis.name,
+      axis.size,
       wanted,
-      parts,
-      wanted // parts,
+      f'in {parts} parts, each on {wanted // parts} devices'
+      if parts > 1
+      else 'replicated',
     )
   return taken
 
@@ -341,7 +351,8 @@ def _rule(name, rules, sizes):
     mesh_axis
     for wanted in dict(rules).get(name, ())
     for mesh_axis in sizes
-    if mesh_axis == wanted or mesh_axis.startswith(f'{wanted}_')
+    if sizes[mesh_axis] > 1
+    and (mesh_axis == wanted or mesh_axis.startswith(f'{wanted}_'))
   )
 
 

@@ -207,6 +207,10 @@ class Attention(nnx.Module):
       (batch, num_kv_heads, group * num_new, head_dim),
       *('batch', kv, heads_of_kv, None),
     )
+    if query.shape[2] == 1:
+      # Of a single row the TPU compiler makes no matrix product, and lays the
+      # whole cache out anew for what it makes instead.
+      query = jnp.repeat(query, 2, axis=2)
     score = lambda k: jnp.einsum(
       'bkqh,bksh->bkqs', query, k, preferred_element_type=jnp.float32
     )
@@ -219,6 +223,7 @@ class Attention(nnx.Module):
     )
     mixed = mix(weights[..., :size], values)
     mixed += mix(weights[..., size:], new_values)
+    mixed = mixed[:, :, : group * num_new]
 
     mixed = sharding.reshape(
       mixed.astype(x.dtype),

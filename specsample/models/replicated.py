@@ -1,0 +1,78 @@
+"""A model that every device of a mesh holds whole."""
+
+import dataclasses
+from typing import Any
+
+from specsample import sharding
+from specsample.types import Array, Cache, ModelOutput, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicated:
+  """`model`, divided over the batch only.
+
+  For a drafter so small that the all-reduces of its layers would take longer
+  than to read its weights on every device. Its logits are cut to what each
+  device has of the target's vocabulary.
+  """
+
+  model: Any
+
+  @property
+  def vocab_size(self) -> int:
+    """See `types.Model`."""
+    return self.model.vocab_size
+
+  @property
+  def max_length(self) -> int:
+    """See `types.Model`."""
+    return self.model.max_length
+
+  def param_axes(self) -> Params:
+    """The `sharding.Axes` of each parameter: it is divided over none."""
+    whole = lambda axes: (None,) * len(axes)
+    return sharding.map_axes(whole, self.model.param_axes())
+
+  def init_cache(self, batch_size: int, max_length: int) -> Cache:
+    """See `types.Model`."""
+    with _replicated():
+      return self.model.init_cache(batch_size, max_length)
+
+  def apply(
+    self,
+    params: Params,
+    tokens: Array,
+    cache: Cache,
+    features: tuple[int, ...] = (),
+  ) -> tuple[ModelOutput, Cache]:
+    """See `types.Model`."""
+    with _replicated():
+      output, cache = self.model.apply(params, tokens, cache, features)
+    logits = self._divide(output.logits)
+    return dataclasses.replace(output, logits=logits), cache
+
+  def commit(self, cache: Cache, length: Array) -> Cache:
+    """See `types.Model`."""
+    return self.model.commit(cache, length)
+
+  def embed(self, params: Params, ids: Array) -> Array:
+    """See `types.Model`."""
+    with _replicated():
+      return self.model.embed(params, ids)
+
+  def unembed(self, params: Params, hidden: Array) -> Array:
+    """See `types.Model`."""
+    with _replicated():
+      logits = self.model.unembed(params, hidden)
+    return self._divide(logits)
+
+  def _divide(self, logits):
+    vocab = sharding.Axis('vocab', self.vocab_size)
+    others = [None] * (logits.ndim - 2)
+    return sharding.constrain(logits, 'batch', *others, vocab)
+
+
+def _replicated():
+  """Of the rules that are in force only the batch's."""
+  batch = tuple(rule for rule in sharding.rules.value if rule[0] == 'batch')
+  return sharding.rules(batch)

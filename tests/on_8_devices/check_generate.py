@@ -1,0 +1,138 @@
+"""A sharded model gives the unsharded tokens, for every drafter and rule."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import sharding
+from specsample import verify
+from specsample.models import llama
+from specsample.models import replicated
+
+# More than 256 tokens: those are drawn in two steps. Fewer key-value heads than
+# 4 or 8 devices, and for the draft model as many as query heads.
+TARGET = llama.Llama(
+  vocab_size=320,
+  num_layers=1,
+  dim=32,
+  num_heads=8,
+  num_kv_heads=2,
+  head_dim=8,
+  mlp_dim=48,
+  max_length=128,
+)
+DRAFT = llama.Llama(
+  vocab_size=320,
+  num_layers=1,
+  dim=16,
+  num_heads=4,
+  num_kv_heads=4,
+  head_dim=8,
+  mlp_dim=24,
+  max_length=128,
+)
+WHOLE = replicated.Replicated(DRAFT)
+DRAFTERS = {
+  'none': drafters.NoDraft(),
+  'ngram': drafters.Ngram(num_draft_tokens=3, min_ngram=1),
+  'skip': drafters.Skip(model=TARGET, layers=(0,), num_draft_tokens=3),
+  'chain': drafters.Chain(model=DRAFT, num_draft_tokens=3),
+  'chain of a replicated model': drafters.Chain(
+    model=WHOLE, num_draft_tokens=3
+  ),
+}
+RULES = {
+  'chain': verify.chain,
+  'block': verify.block,
+  'coupled': verify.coupled,
+  'synthetic': verify.Synthetic(rate=0.6),
+}
+BIAS = np.zeros(TARGET.vocab_size, np.float32)
+BIAS[::7] = 2
+SAMPLINGS = {
+  'filters': specsample.Sampling(
+    temperature=1.0, top_k=50, top_p=0.9, min_p=0.01
+  ),
+  'greedy': specsample.Sampling(),
+  'penalties': specsample.Sampling(
+    temperature=0.7,
+    repetition_penalty=1.2,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias=BIAS,
+  ),
+}
+# Three rows: two, four and eight parts of the batch do not hold as many each.
+PROMPTS, LENGTHS = specsample.pad_prompts([[1, 2, 3, 1, 2, 3], [5], [7, 8, 7]])
+
+
+@functools.cache
+def host_params():
+  make = lambda model, seed: jax.device_get(model.init(jax.random.key(seed)))
+  return {'target': make(TARGET, 0), 'drafter': make(DRAFT, 1)}
+
+
+def generate(params, drafter, rule, sampling):
+  return jax.device_get(
+    specsample.generate(
+      params,
+      PROMPTS,
+      LENGTHS,
+      jax.random.key(0),
+      model=TARGET,
+      drafter=DRAFTERS[drafter],
+      verify=RULES[rule],
+      sampling=SAMPLINGS[sampling],
+      max_new_tokens=12,
+    )
+  )
+
+
+@functools.cache
+def unsharded(*case):
+  return generate(host_params(), *case)
+
+
+def sharded(mesh, drafter, rule, sampling):
+  draft = WHOLE if 'replicated' in drafter else DRAFT
+  with jax.set_mesh(mesh):
+    axes = {'target': TARGET.param_axes(), 'drafter': draft.param_axes()}
+    params = {
+      name: sharding.place(host_params()[name], axes[name]) for name in axes
+    }
+    return generate(params, drafter, rule, sampling)
+
+
+def check_equal(found, expected):
+  for name in ('tokens', 'lengths', 'origin', 'accepted', 'stop_reason'):
+    np.testing.assert_array_equal(
+      getattr(found, name), getattr(expected, name), name
+    )
+  np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4)
+
+
+@pytest.mark.parametrize('rule', ['chain', 'block', 'coupled'])
+@pytest.mark.parametrize('drafter', ['none', 'ngram', 'skip', 'chain'])
+def test_tokens_are_those_of_one_device(mesh, drafter, rule):
+  case = (drafter, rule, 'filters')
+  check_equal(sharded(mesh, *case), unsharded(*case))
+
+
+@pytest.mark.parametrize(
+  'case',
+  [
+    ('chain', 'synthetic', 'filters'),
+    ('chain', 'chain', 'greedy'),
+    ('chain', 'chain', 'penalties'),
+    ('chain of a replicated model', 'chain', 'filters'),
+  ],
+  ids='-'.join,
+)
+@pytest.mark.parametrize('shape, explicit', [((2, 4), True), ((1, 8), False)])
+def test_tokens_are_those_of_one_device_with(shape, explicit, case):
+  mesh = sharding.make_mesh(*shape, explicit=explicit)
+  check_equal(sharded(mesh, *case), unsharded(*case))
