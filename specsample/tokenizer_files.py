@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 import os
-import pathlib
 from typing import Any
 
+from etils import epath
 import tokenizers
 from tokenizers import decoders
 from tokenizers import models
@@ -45,7 +45,7 @@ _SPLITS = {
 }
 
 
-def load(folder: str | os.PathLike[str]) -> text.Tokenizer | None:
+def load(path: str | os.PathLike[str]) -> text.Tokenizer | None:
   """The tokenizer in a folder, None where there is no tokenizer.json.
 
   Beside it these are read, as far as they are there: tokenizer_config.json,
@@ -55,24 +55,24 @@ def load(folder: str | os.PathLike[str]) -> text.Tokenizer | None:
   Raises:
     ValueError: a file that is damaged.
   """
-  folder = pathlib.Path(folder)
-  path = folder / 'tokenizer.json'
-  if not path.exists():
+  folder = files.at(path)
+  source = folder / 'tokenizer.json'
+  if not source.exists():
     return None
   try:
-    backend = tokenizers.Tokenizer.from_file(str(path))
+    backend = tokenizers.Tokenizer.from_buffer(source.read_bytes())
   except Exception as error:  # The package raises nothing narrower.
     raise ValueError(
-      f'{path} is no tokenizer ({error}): download it again'
+      f'{source} is no tokenizer ({error}): download it again'
     ) from error
   # Settings of somebody's training run, not of the model.
   backend.no_truncation()
   backend.no_padding()
 
-  path = folder / 'tokenizer_config.json'
-  config = _read(folder / 'special_tokens_map.json') | _read(path)
+  source = folder / 'tokenizer_config.json'
+  config = _read(folder / 'special_tokens_map.json') | _read(source)
   named_tokens = {
-    name: _content(path, name, config[name])
+    name: _content(source, name, config[name])
     for name in _NAMED_TOKENS
     if config.get(name) is not None
   }
@@ -87,9 +87,11 @@ def load(folder: str | os.PathLike[str]) -> text.Tokenizer | None:
   )
 
 
-def save(tokenizer: text.Tokenizer, folder: pathlib.Path) -> None:
-  """Writes files that `load` and `transformers` read."""
-  tokenizer.backend.save(str(folder / 'tokenizer.json'))
+def save(tokenizer: text.Tokenizer, path: str | os.PathLike[str]) -> None:
+  """Writes files into a folder that `load` and `transformers` read."""
+  folder = files.at(path)
+  backend = tokenizer.backend.to_str(pretty=True)
+  (folder / 'tokenizer.json').write_bytes(backend.encode())
   config = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
     'chat_template': tokenizer.chat_template,
@@ -237,7 +239,7 @@ def _read(path):
   return files.read_json(path) if path.exists() else {}
 
 
-def _content(path: pathlib.Path, name: str, token: Any) -> str:
+def _content(path: epath.Path, name: str, token: Any) -> str:
   """A token that is configured as a string, or as an object around it."""
   content = token.get('content') if isinstance(token, dict) else token
   if not isinstance(content, str):
@@ -245,7 +247,7 @@ def _content(path: pathlib.Path, name: str, token: Any) -> str:
   return content
 
 
-def _eos_ids(path: pathlib.Path) -> set[int]:
+def _eos_ids(path: epath.Path) -> set[int]:
   value = _read(path).get('eos_token_id')
   if value is None:
     return set()
@@ -258,7 +260,7 @@ def _eos_ids(path: pathlib.Path) -> set[int]:
 def _chat_template(folder, config):
   path = folder / 'chat_template.jinja'
   if path.exists():
-    return path.read_text(encoding='utf-8')
+    return path.read_bytes().decode('utf-8')
   template = config.get('chat_template')
   if isinstance(template, list):  # Several by name, of which one is for chat.
     named = {entry.get('name'): entry.get('template') for entry in template}

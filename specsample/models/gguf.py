@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from specsample.models import checkpoint
+from specsample.models import config as config_lib
 from specsample.models import gguf_file
 from specsample.models import layers
 from specsample.models import llama
+from specsample.models import tensors
 from specsample.types import Params
 
 _NAMES = {
@@ -40,18 +41,20 @@ def load(
 ) -> tuple[llama.Llama, Params, dict[str, Any]]:
   """The model, its parameters dequantised to `dtype`, and the metadata.
 
+  On a mesh each process dequantises every tensor whole, and keeps its parts.
+
   Raises:
     ValueError: the file is damaged, or holds no model of the Llama family.
   """
-  checkpoint.check_dtype(dtype)
+  config_lib.check_dtype(dtype)
   with gguf_file.Reader(path) as reader:
     model = _model(reader, dtype)
-    tensors = checkpoint.TensorFile(
+    file = tensors.TensorFile(
       origin=str(path),
       shapes=reader.shapes,
-      read=lambda name: _heads_split(name, reader.read(name), model),
+      open=lambda name: _heads_split(name, reader.read(name), model),
     )
-    params = checkpoint.fill(model, tensors, _NAMES, ignored={_ROPE_FACTORS})
+    params = tensors.fill(model, file, _NAMES, ignored={_ROPE_FACTORS})
     return model, params, reader.metadata
 
 
@@ -91,8 +94,8 @@ def _model(reader: gguf_file.Reader, dtype: str) -> llama.Llama:
       f'{origin} is a mixture of {config["expert_count"]} experts, which is '
       'not supported: load a dense model'
     )
-  size = functools.partial(checkpoint.size, config, origin=origin)
-  number = functools.partial(checkpoint.number, config, origin=origin)
+  size = functools.partial(config_lib.size, config, origin=origin)
+  number = functools.partial(config_lib.number, config, origin=origin)
   num_heads = size('attention.head_count')
   head_dim = size(
     'attention.key_length', default=size('embedding_length') // num_heads
@@ -145,5 +148,5 @@ def _rope_scaling(config, head_dim, reader):
       f"{reader.path}: rope scaling {kind!r} is not supported: 'linear' with "
       "a factor and Llama 3.1's factors are"
     )
-  factor = checkpoint.number(config, key, origin=str(reader.path))
+  factor = config_lib.number(config, key, origin=str(reader.path))
   return layers.LinearRope(factor=factor)

@@ -1,17 +1,18 @@
 """Llama models in Hugging Face's layout: config.json and safetensors."""
 
-import contextlib
+from concurrent import futures
 import functools
 import os
-import pathlib
 from typing import Any
 
-import safetensors
+from etils import epath
 
 from specsample import files
-from specsample.models import checkpoint
+from specsample.models import config as config_lib
 from specsample.models import layers
 from specsample.models import llama
+from specsample.models import safetensors_file
+from specsample.models import tensors
 from specsample.types import Params
 
 # Files of a hub repository that `load` and the tokenizer read.
@@ -48,19 +49,22 @@ _NAMES = {
   'layers.{}.mlp.up.kernel': 'model.layers.{}.mlp.up_proj.weight',
   'layers.{}.mlp.down.kernel': 'model.layers.{}.mlp.down_proj.weight',
 }
-_DTYPES = ('F64', 'F32', 'F16', 'BF16')
+# Headers that are asked of a bucket at a time.
+_NUM_THREADS = 16
 
 
 def load(
-  folder: str | os.PathLike[str], dtype: str
+  path: str | os.PathLike[str], dtype: str
 ) -> tuple[llama.Llama, Params]:
   """The model in a folder and its parameters as `dtype`.
+
+  On a mesh each process reads the parts that its devices hold.
 
   Raises:
     ValueError: files are missing or damaged, or hold no model of the family.
   """
-  checkpoint.check_dtype(dtype)
-  folder = pathlib.Path(folder)
+  config_lib.check_dtype(dtype)
+  folder = files.at(path)
   model = _model(files.read_json(folder / 'config.json'), folder, dtype)
   # Computed from the configuration now, but stored by old checkpoints; and a
   # tied unembedding is sometimes stored all the same.
@@ -70,41 +74,30 @@ def load(
   }
   if model.tie_embeddings:
     ignored.add(_NAMES['unembedding'])
-  with contextlib.ExitStack() as stack:
-    tensors = _open(folder, stack)
-    return model, checkpoint.fill(model, tensors, _NAMES, ignored=ignored)
+  return model, tensors.fill(model, _open(folder), _NAMES, ignored=ignored)
 
 
-def _open(
-  folder: pathlib.Path, stack: contextlib.ExitStack
-) -> checkpoint.TensorFile:
-  shards: dict[str, Any] = {}
-  for path in _shard_paths(folder):
-    try:
-      # Read, not mapped: mapped pages count as memory.
-      shard = stack.enter_context(
-        safetensors.safe_open(path, framework='numpy', backend='pread')
-      )
-    except (safetensors.SafetensorError, OSError) as error:
+def _open(folder: epath.Path) -> tensors.TensorFile:
+  found: dict[str, safetensors_file.Tensor] = {}
+  with futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
+    paths = _shard_paths(folder)
+    for header in pool.map(safetensors_file.read_header, paths):
+      found |= header
+  for name, tensor in found.items():
+    if tensor.kind not in safetensors_file.DTYPES:
       raise ValueError(
-        f'{path} is no complete safetensors file ({error}): download it again'
-      ) from error
-    shards |= dict.fromkeys(shard.keys(), shard)
-  slices = {name: shard.get_slice(name) for name, shard in shards.items()}
-  for name, entry in slices.items():
-    if entry.get_dtype() not in _DTYPES:
-      raise ValueError(
-        f'{folder}: tensor {name} is stored as {entry.get_dtype()}, supported '
-        f'are {", ".join(_DTYPES)}: load a version that is not quantised'
+        f'{folder}: tensor {name} is stored as {tensor.kind}, supported are '
+        f'{", ".join(safetensors_file.DTYPES)}: load a version that is not '
+        'quantised'
       )
-  return checkpoint.TensorFile(
+  return tensors.TensorFile(
     origin=str(folder),
-    shapes={name: tuple(entry.get_shape()) for name, entry in slices.items()},
-    read=lambda name: shards[name].get_tensor(name),
+    shapes={name: tensor.shape for name, tensor in found.items()},
+    open=found.__getitem__,
   )
 
 
-def _shard_paths(folder: pathlib.Path) -> list[pathlib.Path]:
+def _shard_paths(folder: epath.Path) -> list[epath.Path]:
   single = folder / 'model.safetensors'
   if single.exists():
     return [single]
@@ -114,17 +107,19 @@ def _shard_paths(folder: pathlib.Path) -> list[pathlib.Path]:
   shard_of = files.read_json(index).get('weight_map')
   if not isinstance(shard_of, dict) or not shard_of:
     raise ValueError(f'{index} has no weight_map: download it again')
-  paths = [folder / name for name in sorted(set(shard_of.values()))]
-  absent = [path.name for path in paths if not path.exists()]
+  # Listed at once, because a bucket answers a question in some 50 ms.
+  present = {path.name for path in folder.iterdir()}
+  names = sorted(set(shard_of.values()))
+  absent = [name for name in names if name not in present]
   if absent:
     raise ValueError(
       f'{folder} lacks {", ".join(absent)}, which {index.name} names: download '
       'what is missing'
     )
-  return paths
+  return [folder / name for name in names]
 
 
-def _without_weights(folder: pathlib.Path) -> str:
+def _without_weights(folder: epath.Path) -> str:
   for path in sorted(folder.iterdir()):
     if path.suffix in PICKLE_SUFFIXES:
       return pickle_message(path)
@@ -134,7 +129,7 @@ def _without_weights(folder: pathlib.Path) -> str:
   )
 
 
-def pickle_message(path: pathlib.Path) -> str:
+def pickle_message(path: epath.Path) -> str:
   """Why a pickle is refused, and what to do."""
   return (
     f'{path} may be a pickle, which can run any code when it is read: convert '
@@ -144,7 +139,7 @@ def pickle_message(path: pathlib.Path) -> str:
 
 
 def _model(
-  config: dict[str, Any], folder: pathlib.Path, dtype: str
+  config: dict[str, Any], folder: epath.Path, dtype: str
 ) -> llama.Llama:
   origin = str(folder / 'config.json')
   family = config.get('model_type')
@@ -162,8 +157,8 @@ def _model(
       raise ValueError(
         f'{origin}: {key} is {config[key]!r}, supported is {supported!r} only'
       )
-  size = functools.partial(checkpoint.size, config, origin=origin)
-  flag = functools.partial(checkpoint.flag, config, origin=origin)
+  size = functools.partial(config_lib.size, config, origin=origin)
+  flag = functools.partial(config_lib.flag, config, origin=origin)
   num_heads = size('num_attention_heads')
   # 4096 is what transformers takes where a Mistral model does not say.
   window = config.get('sliding_window', 4096) if family == 'mistral' else None
@@ -177,7 +172,7 @@ def _model(
     mlp_dim=size('intermediate_size'),
     max_length=size('max_position_embeddings'),
     **_rope(config, origin),
-    norm_eps=checkpoint.number(
+    norm_eps=config_lib.number(
       config, 'rms_norm_eps', origin=origin, default=1e-6
     ),
     tie_embeddings=flag('tie_word_embeddings'),
@@ -202,7 +197,7 @@ def _rope(config: dict[str, Any], origin: str) -> dict[str, Any]:
       'file is damaged, or of another architecture'
     )
   rope = {'rope_theta': config.get('rope_theta', 10_000.0)} | rope
-  number = functools.partial(checkpoint.number, rope, origin=origin)
+  number = functools.partial(config_lib.number, rope, origin=origin)
   kind = rope.get('rope_type', rope.get('type', 'default'))
   scaling: layers.LinearRope | layers.Llama3Rope | None = None
   if kind == 'linear':
@@ -212,7 +207,7 @@ def _rope(config: dict[str, Any], origin: str) -> dict[str, Any]:
       factor=number('factor'),
       low_freq_factor=number('low_freq_factor'),
       high_freq_factor=number('high_freq_factor'),
-      original_max_length=checkpoint.size(
+      original_max_length=config_lib.size(
         rope, 'original_max_position_embeddings', origin=origin
       ),
     )

@@ -1,0 +1,113 @@
+"""The safetensors format: arrays of which parts are read, here or in a bucket.
+
+A header of JSON says where in the file each array is. The format's own package
+reads local files only.
+"""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from etils import epath
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import files
+
+# By the format's names.
+DTYPES = {
+  'F64': np.dtype('<f8'),
+  'F32': np.dtype('<f4'),
+  'F16': np.dtype('<f2'),
+  'BF16': np.dtype(jnp.bfloat16),
+}
+# What the format allows a header, so that a damaged length is no request for
+# all memory.
+_MAX_HEADER_BYTES = 100_000_000
+# Rows are read in blocks of this size where parts of them are wanted.
+_BLOCK_BYTES = 32 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+  """An array in a file; indexing by a slice of each axis reads that part."""
+
+  path: epath.Path
+  kind: str  # the dtype's name in the format
+  shape: tuple[int, ...]
+  offset: int  # of its first byte in the file
+
+  def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+    """The part of the array, whose rows alone are read."""
+    rows, *columns = index
+    first, last, _ = rows.indices(self.shape[0])
+    sizes = [
+      len(range(*part.indices(size)))
+      for part, size in zip(columns, self.shape[1:], strict=True)
+    ]
+    if tuple(sizes) == self.shape[1:]:
+      return self._rows(first, last)
+    values = np.empty((last - first, *sizes), DTYPES[self.kind])
+    step = max(1, _BLOCK_BYTES // self._row_bytes)
+    for start in range(first, last, step):
+      block = self._rows(start, min(start + step, last))
+      values[start - first :][: len(block)] = block[:, *columns]
+    return values
+
+  def _rows(self, first, last):
+    values = np.empty((last - first, *self.shape[1:]), DTYPES[self.kind])
+    files.read_into(
+      self.path,
+      self.offset + first * self._row_bytes,
+      values.reshape(-1).view(np.uint8).data,
+    )
+    return values
+
+  @property
+  def _row_bytes(self):
+    return math.prod(self.shape[1:]) * DTYPES[self.kind].itemsize
+
+
+def read_header(path: epath.Path) -> dict[str, Tensor]:
+  """The arrays in a file by name; those not of `DTYPES` cannot be read.
+
+  Raises:
+    ValueError: it is no safetensors file, or damaged.
+  """
+  try:
+    size = files.size(path)
+    start = 8 + int.from_bytes(_read(path, 0, 8), 'little')
+    if start > min(size, _MAX_HEADER_BYTES):
+      raise ValueError(f'its header ends at byte {start} of {size}')
+    header = json.loads(_read(path, 8, start))
+    header.pop('__metadata__', None)
+    return {
+      name: _tensor(path, name, entry, start, size)
+      for name, entry in header.items()
+    }
+  except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    raise ValueError(
+      f'{path} is no complete safetensors file ({error}): download it again'
+    ) from error
+
+
+def _read(path, start, stop):
+  buffer = bytearray(stop - start)
+  files.read_into(path, start, memoryview(buffer))
+  return buffer
+
+
+def _tensor(path, name: str, entry: dict[str, Any], start: int, size: int):
+  first, last = entry['data_offsets']
+  shape = tuple(entry['shape'])
+  tensor = Tensor(path, entry['dtype'], shape, start + first)
+  if any(type(number) is not int or number < 0 for number in (first, *shape)):
+    raise ValueError(f'tensor {name} has shape {shape} at {first}')
+  if start + last > size:
+    raise ValueError(f'tensor {name} ends at byte {start + last} of {size}')
+  if tensor.kind in DTYPES:
+    expected = math.prod(shape) * DTYPES[tensor.kind].itemsize
+    if last - first != expected:
+      raise ValueError(f'tensor {name} has {last - first} bytes of {expected}')
+  return tensor

@@ -1,0 +1,162 @@
+"""Filling a model with the named tensors of a foreign format.
+
+`gguf` and `huggingface` read theirs into a `TensorFile`; `fill` checks it
+against what the model expects before any weight is read.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+import dataclasses
+import math
+import re
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from specsample import sharding
+from specsample.models import llama
+from specsample.types import Array, Params
+
+Index = tuple[slice, ...]
+
+
+class Tensor(Protocol):
+  """A tensor of which parts can be read; an array is one."""
+
+  def __getitem__(self, index: Index, /) -> np.ndarray:
+    """The part at a slice of each axis."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorFile:
+  """Tensors by name, read one at a time; matrices are [out, in]."""
+
+  origin: str  # the file or folder, for messages
+  shapes: dict[str, tuple[int, ...]]
+  open: Callable[[str], Tensor]
+
+
+def fill(
+  model: llama.Llama,
+  tensors: TensorFile,
+  names: Mapping[str, str],
+  ignored: Collection[str] = (),
+) -> Params:
+  """The model's parameters, read from `tensors`, the largest first.
+
+  On a mesh each process reads what its devices hold, once. One tensor at a time
+  is in host memory besides the parameters, and the largest while there are few
+  of those: at most three times its size.
+
+  Args:
+    model: says which parameters there are, their shapes, dtype and axes.
+    tensors: where their values are.
+    names: the name in the file of each parameter, '{}' for a layer's number.
+    ignored: names that may be in the file and are not read.
+
+  Raises:
+    ValueError: tensors that are missing, unknown or of another shape.
+  """
+  expected, treedef = jax.tree_util.tree_flatten_with_path(
+    model.abstract_params()
+  )
+  axes = jax.tree.leaves(
+    model.param_axes(), is_leaf=lambda leaf: isinstance(leaf, tuple)
+  )
+  sources = [_source_name(path, names) for path, _ in expected]
+  _check_names(set(sources), set(ignored), tensors)
+  for source, (_, leaf) in zip(sources, expected, strict=True):
+    shape = leaf.shape[::-1]
+    found = tensors.shapes[source]
+    if found != shape:
+      raise ValueError(
+        f'{tensors.origin}: tensor {source} has shape {found}, expected '
+        f'{shape} from the configuration: one of them is of another model'
+      )
+
+  leaves: list[Any] = [None] * len(sources)
+  by_size = lambda i: -math.prod(tensors.shapes[sources[i]])
+  for i in sorted(range(len(sources)), key=by_size):
+    place = _on_device if jax.sharding.get_mesh().empty else _on_mesh
+    leaves[i] = place(tensors, sources[i], expected[i][1], axes[i])
+  return jax.tree_util.tree_unflatten(treedef, leaves)
+
+
+def key(path: tuple[Any, ...]) -> str:
+  """The name of a parameter, from its path in the tree."""
+  return '.'.join(str(entry.key) for entry in path)
+
+
+def _on_device(tensors, source, leaf, axes) -> Array:
+  del axes
+  everything = (slice(None),) * leaf.ndim
+  values = tensors.open(source)[everything].astype(leaf.dtype, copy=False)
+  # The transfer transposes; waiting for it lets go of the file's layout.
+  return jax.device_put(values.T).block_until_ready()
+
+
+def _on_mesh(tensors, source, leaf, axes) -> Array:
+  tensor = tensors.open(source)
+  parts: dict[str, np.ndarray] = {}
+
+  def read(index):
+    # By its text, because slices have no hash before Python 3.12. Devices that
+    # hold the same part share what was read.
+    name = str(index)
+    if name not in parts:
+      values = tensor[index[::-1]]
+      parts[name] = values.astype(leaf.dtype, copy=False).T
+    return parts[name]
+
+  wanted = sharding.of(*axes)
+  array = jax.make_array_from_callback(
+    leaf.shape, _by_rows(wanted, leaf.shape, axes), read, dtype=leaf.dtype
+  )
+  return jax.device_put(array, wanted).block_until_ready()
+
+
+def _by_rows(wanted, shape, axes):
+  """A sharding whose parts are whole rows [out] of a file's matrix [out, in].
+
+  Where parts of every row are wanted, each process would read the whole matrix
+  to cut them out. Rows are read instead, and exchanged between the devices.
+  """
+  if len(shape) < 2:
+    return wanted
+  num_parts = [
+    size // part
+    for size, part in zip(shape, wanted.shard_shape(shape), strict=True)
+  ]
+  if num_parts[0] == 1 or num_parts[1] > 1 or shape[1] % num_parts[0]:
+    return wanted
+  return sharding.of(*axes[::-1])
+
+
+def _source_name(path, names):
+  name = key(path)
+  layer = re.match(r'layers\.(\d+)\.', name)
+  if layer is None:
+    return names[name]
+  return names[f'layers.{{}}.{name[layer.end() :]}'].format(layer[1])
+
+
+def _check_names(expected, ignored, tensors):
+  found, origin = set(tensors.shapes), tensors.origin
+  missing, unknown = expected - found, found - expected - ignored
+  if missing:
+    raise ValueError(
+      f'{origin}: {_enumerate(missing)} missing: the checkpoint is '
+      'incomplete, or of another architecture'
+    )
+  if unknown:
+    raise ValueError(
+      f'{origin}: {_enumerate(unknown)} unknown to the model: the '
+      'checkpoint is of an architecture that only resembles it'
+    )
+
+
+def _enumerate(names):
+  shown = sorted(names)[:8]
+  if len(names) > len(shown):
+    shown.append(f'and {len(names) - len(shown)} more')
+  return f'{len(names)} tensors ({", ".join(shown)})'

@@ -1,0 +1,96 @@
+"""Parts of arrays in safetensors files, against the format's own package."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from specsample import files
+from specsample.models import safetensors_file
+
+
+@pytest.fixture
+def arrays():
+  rng = np.random.default_rng(0)
+  return {
+    'vector': rng.normal(size=7).astype(np.float16),
+    'matrix': rng.normal(size=(11, 6)),
+    'half': rng.normal(size=(5, 4)).astype(ml_dtypes.bfloat16),
+    'empty': np.zeros((0, 3), np.float32),
+    'ids': np.arange(3),
+  }
+
+
+@pytest.fixture
+def path(tmp_path, arrays):
+  path = tmp_path / 'model.safetensors'
+  safetensors.numpy.save_file(arrays, path, metadata={'format': 'np'})
+  return path
+
+
+@pytest.mark.parametrize('block_bytes', [1, 100, 2**20])
+def test_parts_are_those_of_the_array(path, arrays, block_bytes, monkeypatch):
+  monkeypatch.setattr(safetensors_file, '_BLOCK_BYTES', block_bytes)
+  found = safetensors_file.read_header(files.at(path))
+  assert {name: entry.shape for name, entry in found.items()} == {
+    name: array.shape for name, array in arrays.items()
+  }
+  slices = [slice(None), slice(0, 3), slice(2, 4), slice(3, None)]
+  for name in ('vector', 'matrix', 'half', 'empty'):
+    for rows in slices:
+      for columns in slices:
+        index = (rows, columns)[: arrays[name].ndim]
+        part = found[name][index]
+        assert part.dtype == arrays[name].dtype
+        np.testing.assert_array_equal(part, arrays[name][index])
+  assert found['ids'].kind == 'I64'
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    ({'data_offsets': [0, 10**9]}, 'ends at byte 1000000'),
+    ({'data_offsets': [0, 16]}, 'has 16 bytes of 20'),
+    ({'data_offsets': [-4, 16]}, 'at -4'),
+    ({'data_offsets': 20}, 'int'),
+    ({'shape': [5, 2]}, 'has 20 bytes of 40'),
+    ({'shape': [-5]}, r'shape \(-5,\)'),
+    ({'shape': None}, 'NoneType'),
+  ],
+)
+def test_a_damaged_entry_is_found(tmp_path, change, words):
+  entry = {'dtype': 'F32', 'shape': [5], 'data_offsets': [0, 20]}
+  path = tmp_path / 'model.safetensors'
+
+  def write(entry):
+    header = json.dumps({'x': entry}).encode()
+    start = len(header).to_bytes(8, 'little')
+    path.write_bytes(start + header + np.arange(5, dtype='<f4').tobytes())
+
+  write(entry)
+  (tensor,) = safetensors_file.read_header(files.at(path)).values()
+  np.testing.assert_array_equal(tensor[slice(1, 3),], [1, 2])
+  write(entry | change)
+  with pytest.raises(ValueError, match=words) as caught:
+    safetensors_file.read_header(files.at(path))
+  assert f'{path} is no complete safetensors file' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  'content',
+  [
+    b'',
+    b'\x02',
+    b'\xff' * 100,
+    b'\x08' + bytes(7) + b'no JSON.',
+    b'\x02' + bytes(7) + b'[]',
+    b'\x07' + bytes(7) + b'{"x":1}',
+  ],
+)
+def test_a_damaged_header_is_found(tmp_path, content):
+  path = tmp_path / 'model.safetensors'
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match='no complete safetensors file'):
+    safetensors_file.read_header(files.at(path))

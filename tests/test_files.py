@@ -1,0 +1,161 @@
+"""Paths of buckets (gs://), and models that are read from there."""
+
+import importlib
+import itertools
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import transformers
+
+import specsample
+from specsample import files
+from specsample import tokenizer_files
+from specsample.models import checkpoint
+from specsample.models import llama
+from tests import bucket
+
+
+@pytest.fixture
+def served(tmp_path):
+  """A bucket gs://bucket; the list of what is read from it."""
+  (tmp_path / 'bucket').mkdir()
+  return bucket.make(tmp_path).served
+
+
+def test_any_part_of_a_file_is_read(served, tmp_path, monkeypatch):
+  monkeypatch.setattr(files, '_PART_BYTES', 7)
+  monkeypatch.setattr(files, '_NUM_PARTS', 3)
+  content = np.random.default_rng(0).bytes(200)
+  local = tmp_path / 'bucket' / 'file'
+  local.write_bytes(content)
+  for path in (files.at(local), files.at('gs://bucket/file')):
+    assert files.size(path) == 200
+    for start, stop in ((0, 200), (13, 13), (13, 14), (0, 42), (41, 187)):
+      buffer = bytearray(stop - start)
+      files.read_into(path, start, memoryview(buffer))
+      assert bytes(buffer) == content[start:stop]
+    with pytest.raises(ValueError, match='file ends at byte 200 of 201'):
+      files.read_into(path, 100, memoryview(bytearray(101)))
+  assert max(stop - start for _, start, stop in served) == 7
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory, smollm2):
+  """A tiny model of transformers in several files, and a tokenizer."""
+  folder = tmp_path_factory.mktemp('model')
+  config = transformers.LlamaConfig(
+    vocab_size=smollm2.tokenizer.vocab_size,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=8,
+  )
+  tokenizer_files.save(smollm2.tokenizer, folder)
+  model = transformers.LlamaForCausalLM(config)
+  model.save_pretrained(folder, max_shard_size='1MB')
+  return folder
+
+
+def test_a_folder_in_a_bucket_is_loaded(folder, served, tmp_path):
+  shutil.copytree(folder, tmp_path / 'bucket' / 'model')
+  expected = specsample.load(folder)
+  loaded = specsample.load('gs://bucket/model')
+  assert loaded.model == expected.model
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, expected.params)
+  assert loaded.tokenizer.encode('Hello') == expected.tokenizer.encode('Hello')
+  # Every byte of the weights, and none twice.
+  weights = sorted(folder.glob('*.safetensors'))
+  assert len(weights) > 2
+  for path in weights:
+    parts = sorted(part[1:] for part in served if part[0] == path.name)
+    assert parts[0][0] == 0 and parts[-1][1] == path.stat().st_size
+    for (_, stop), (start, _) in itertools.pairwise(parts):
+      assert start == stop
+
+
+def test_a_missing_file_of_a_bucket_is_named(folder, served, tmp_path):
+  shutil.copytree(folder, tmp_path / 'bucket' / 'model')
+  lost = sorted((tmp_path / 'bucket' / 'model').glob('*.safetensors'))[1]
+  lost.unlink()
+  with pytest.raises(ValueError, match=f'lacks {lost.name}'):
+    specsample.load('gs://bucket/model')
+  assert not served
+
+
+def test_what_is_not_in_the_bucket_is_named(served):
+  with pytest.raises(ValueError, match='gs://bucket/model is not there'):
+    specsample.load('gs://bucket/model')
+  assert not served
+
+
+def test_a_gguf_file_in_a_bucket_is_refused(served, tmp_path):
+  (tmp_path / 'bucket' / 'model.gguf').write_bytes(b'GGUF')
+  with pytest.raises(ValueError, match='copy it there, or load a folder'):
+    specsample.load('gs://bucket/model.gguf')
+  assert not served
+
+
+def test_a_folder_whose_saving_was_interrupted_is_refused(served, tmp_path):
+  params = tmp_path / 'bucket' / 'model' / 'params'
+  params.mkdir(parents=True)
+  (params / 'manifest.ocdbt').write_bytes(b'')
+  with pytest.raises(ValueError, match='saved to the end'):
+    specsample.load('gs://bucket/model')
+  assert not served
+
+
+def test_a_folder_of_a_bucket_is_not_overwritten(served, tmp_path):
+  (tmp_path / 'bucket' / 'model').mkdir()
+  model = llama.Llama(
+    vocab_size=8,
+    num_layers=1,
+    dim=4,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=4,
+    mlp_dim=4,
+    max_length=8,
+  )
+  params = model.init(jax.random.key(0))
+  with pytest.raises(ValueError, match='gs://bucket/model exists'):
+    checkpoint.save('gs://bucket/model', model, params)
+  assert not list((tmp_path / 'bucket' / 'model').iterdir())
+  assert not served
+
+
+def test_json_is_kept_in_a_bucket(served, tmp_path):
+  content = {'text': 'Grüße 🤗', 'numbers': [1, 2.5]}
+  files.write_json(files.at('gs://bucket/folder/file.json'), content)
+  stored = tmp_path / 'bucket' / 'folder' / 'file.json'
+  assert json.loads(stored.read_text('utf-8')) == content
+  assert files.read_json(files.at('gs://bucket/folder/file.json')) == content
+  with pytest.raises(ValueError, match=r'gs://bucket/none\.json cannot be'):
+    files.read_json(files.at('gs://bucket/none.json'))
+  assert not served  # It is opened, not asked for in parts.
+
+
+def test_a_bucket_that_cannot_be_reached_is_named(tmp_path):
+  bucket.make(tmp_path).error = RuntimeError('Anonymous caller\n has no access')
+  with pytest.raises(ValueError) as caught:
+    specsample.load('gs://bucket/model')
+  for word in ('gs://bucket/model', 'caller has no access', 'credentials'):
+    assert word in str(caught.value)
+
+
+def test_the_package_that_is_missing_is_named(monkeypatch):
+  # Not by attribute, which is a table of the same name.
+  registry = importlib.import_module('fsspec.registry')
+  missing = {'class': 'no_such_package.FileSystem', 'err': 'Install it'}
+  monkeypatch.setitem(registry.known_implementations, 'gs', missing)
+  monkeypatch.delitem(registry._registry, 'gs', raising=False)
+  with pytest.raises(ValueError, match=r"pip install 'specsample\[gcs\]'"):
+    specsample.load('gs://bucket/model')
+
+
+@pytest.mark.parametrize('path', ['s3://bucket/model', 'http://host/model'])
+def test_other_remote_paths_are_refused(path):
+  with pytest.raises(ValueError, match='of remote paths those of gs://'):
+    specsample.load(path)
