@@ -36,5 +36,7 @@ step 'types (mypy)' mypy
 if ((status)); then
   say "FAILED: $failed; the tests run, and the exit status will be $status"
 fi
-step 'tests (pytest)' pytest "$@"
+# Two processes, each of which takes whole files: what the tests of a file share
+# is compiled once.
+step 'tests (pytest)' pytest -n 2 --dist loadscope --no-loadscope-reorder "$@"
 exit "$status"

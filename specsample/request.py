@@ -18,6 +18,9 @@ from specsample.types import Array, Drafter, Model, Params, StopReason
 # Bounds the attention scores of a prefill: this many tokens against the cache.
 PREFILL_CHUNK = 128
 _SMALLEST_BUCKET = 64
+# A TPU tiles a bfloat16 cache by so many tokens. Of another length, the caches
+# would be laid out anew before the loop.
+_SLOT_MULTIPLE = 16
 
 
 def pad_prompts(
@@ -105,6 +108,7 @@ def check(
   # Room for one round behind the last kept token, and for whole chunks.
   chunk_ends = -(-longest // PREFILL_CHUNK) * PREFILL_CHUNK
   slots = max(capacity + drafter.num_draft_tokens + 1, chunk_ends)
+  slots = -(-slots // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
 
   traced = any(isinstance(x, jax.core.Tracer) for x in (prompts, lengths))
   xp = jnp if traced else np
