@@ -7,39 +7,50 @@ Prints a summary and writes benchmark.json to --out. This file only wires:
 benchmarking.py measures, summary.py writes.
 """
 
-import pathlib
-
 from absl import flags
 
 from experiments import benchmarking
 from experiments import cli
 from experiments import config
+from experiments import distributed
 from experiments import environment
+from experiments import mesh
 from experiments import methods
 from experiments import peer
 from experiments import progress
 from experiments import summary
 import specsample
+from specsample import files
 
 config.define_flags('configs/runs/benchmark.gin')
 flags.adopt_module_key_flags(config)
+distributed.define_flags()
+flags.adopt_module_key_flags(distributed)
 _OUT = flags.DEFINE_string(
   'out',
   None,
-  'Folder of benchmark.json; default results/<name of the gin file>.',
+  'Folder of benchmark.json, here or in a bucket (gs://); default '
+  'results/<name of the gin file>.',
 )
 
 
 def main() -> None:
   """Measures, prints, writes."""
   config.parse()
-  environment.enable_compilation_cache()
-  out = pathlib.Path(_OUT.value or f'results/{config.name()}')
-  baseline_rss = benchmarking.peak_rss()
   with cli.bad_input():
+    distributed.start()
+  environment.enable_compilation_cache()
+  baseline_rss = benchmarking.peak_rss()
+  with mesh.configured():
+    _benchmark(baseline_rss)
+
+
+def _benchmark(baseline_rss: int) -> None:
+  with cli.bad_input():
+    out = files.at(_OUT.value or f'results/{config.name()}')
     benchmark = benchmarking.Benchmark()
-    if benchmark.loaded is not None:
-      peer.check(benchmark.loaded)
+    if benchmark.peer is not None:
+      peer.check(benchmark.peer)
     methods.check(
       benchmark.method,
       [benchmark.prompt_tokens()],
@@ -50,8 +61,9 @@ def main() -> None:
     )
     cli.make_folder(out)
   measured = benchmarking.measure(benchmark, baseline_rss, progress.bar)
-  summary.write(out, measured)
-  summary.show(out, measured)
+  if distributed.is_first():
+    summary.write(out, measured)
+    summary.show(out, measured)
 
 
 if __name__ == '__main__':

@@ -15,6 +15,7 @@ from experiments import measure as measure_lib
 from experiments import methods as methods_lib
 from experiments import peer
 from experiments import progress as progress_lib
+from experiments import roofline as roofline_lib
 import specsample
 from specsample.types import Model, Params
 
@@ -45,6 +46,11 @@ class Benchmark:
         f'Benchmark.prompt_length is {self.prompt_length}: give at least 1'
       )
 
+  @property
+  def peer(self) -> specsample.Loaded | None:
+    """What transformers is measured with; under a mesh it is not."""
+    return self.loaded if jax.sharding.get_mesh().empty else None
+
   def prompt_tokens(self) -> list[int]:
     """The one prompt, as the model reads it."""
     if self.prompt is None or self.loaded is None:
@@ -63,14 +69,14 @@ class Measured:
   speculative_tokens_per_s: float
   transformers_tokens_per_s: float | None
   ar_ms_per_token: float  # prefill left out
-  copy_gb_per_s: float
+  copy_gb_per_s: float  # of one device
   percent_of_roofline: float  # of autoregressive decoding
   draft_ms: float
   verify_ms: float
   overhead_ms: float
   overhead_percent: float
   tokens_per_round: float
-  weight_bytes: int
+  weight_bytes: int  # without a mesh's copies, as the next
   cache_bytes: int
   peak_rss_bytes: int  # of the process, by the end of autoregressive decoding
   baseline_rss_bytes: int  # of that, what it held before there was a model
@@ -100,12 +106,12 @@ def measure(
   with progress(6) as step:
     step('autoregressive decoding: memory')
     generate = functools.partial(_generate, benchmark, prompt)
-    cache_bytes = measure_lib.cache_bytes(
+    cache_bytes = roofline_lib.cache_bytes(
       benchmark.model, _cache_length(benchmark, prompt)
     )
     jax.block_until_ready(generate(plain))
     peak = peak_rss()
-    memory = jax.devices()[0].memory_stats() or {}
+    memory = jax.local_devices()[0].memory_stats() or {}
     peak_device = memory.get('peak_bytes_in_use')
 
     step('copy bandwidth')
@@ -117,9 +123,9 @@ def measure(
       'speculative': lambda: generate(speculative),
     }
     transformers_generate = None
-    if benchmark.loaded is not None:
+    if benchmark.peer is not None:
       transformers_generate = peer.generator(
-        benchmark.loaded, prompt, benchmark.max_new_tokens
+        benchmark.peer, prompt, benchmark.max_new_tokens
       )
     if transformers_generate is not None:
       decoders['transformers'] = transformers_generate
@@ -146,7 +152,8 @@ def measure(
 
   # The machine's best, as the decoding is: it may be slower for a while.
   copy = max(copies)
-  weight_bytes = measure_lib.weight_bytes({'target': benchmark.params})
+  target = {'target': benchmark.params}
+  roofline = roofline_lib.Roofline.of(target, benchmark.model, copy)
   count = benchmark.max_new_tokens
   transformers_seconds = seconds.get('transformers')
   return Measured(
@@ -158,13 +165,13 @@ def measure(
     ),
     ar_ms_per_token=ar_ms,
     copy_gb_per_s=copy / 1e9,
-    percent_of_roofline=1e5 * (weight_bytes + cache_bytes) / copy / ar_ms,
+    percent_of_roofline=1e5 * roofline.seconds(1, cache_bytes) / ar_ms,
     draft_ms=parts.draft_ms,
     verify_ms=parts.verify_ms,
     overhead_ms=parts.overhead_ms,
     overhead_percent=100 * parts.overhead_ms / parts_ms,
     tokens_per_round=stats.tokens_per_round,
-    weight_bytes=weight_bytes,
+    weight_bytes=roofline_lib.weight_bytes(target),
     cache_bytes=cache_bytes,
     peak_rss_bytes=peak,
     baseline_rss_bytes=baseline_rss,

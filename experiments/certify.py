@@ -9,7 +9,6 @@ certificate.json to --out, and exits with 1 if an entry fails. This file only
 wires: certificate.py finds the entries.
 """
 
-import pathlib
 import sys
 
 from absl import flags
@@ -22,13 +21,15 @@ from experiments import config
 from experiments import environment
 from experiments import progress
 from experiments import results
+from specsample import files
 
 config.define_flags('configs/runs/certify.gin')
 flags.adopt_module_key_flags(config)
 _OUT = flags.DEFINE_string(
   'out',
   None,
-  'Folder of certificate.json; default results/<name of the gin file>.',
+  'Folder of certificate.json, here or in a bucket (gs://); default '
+  'results/<name of the gin file>.',
 )
 
 
@@ -36,8 +37,8 @@ def main() -> None:
   """Finds every entry, writes and prints them."""
   config.parse()
   environment.enable_compilation_cache()
-  out = pathlib.Path(_OUT.value or f'results/{config.name()}')
   with cli.bad_input():
+    out = files.at(_OUT.value or f'results/{config.name()}')
     plan = certificate_lib.Plan()
     cli.make_folder(out)
   certificate = certificate_lib.build(plan, progress.bar)

@@ -11,6 +11,9 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from experiments import distributed
+from specsample import files
+
 BAD_INPUT = 2
 INTERRUPTED = 130
 
@@ -26,14 +29,15 @@ def run(main: Callable[[], None], interrupted: str = 'interrupted') -> None:
   def guarded(argv: list[str]) -> None:
     if argv[1:]:
       fail(f'unexpected argument {argv[1]!r}: --help lists the flags')
-    try:
-      main()
-    except KeyboardInterrupt:
-      fail(interrupted, INTERRUPTED)
-    except BrokenPipeError:
-      # The reader has gone; Python would complain again when it flushes.
-      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-      sys.exit(1)
+    with distributed.all_end():
+      try:
+        main()
+      except KeyboardInterrupt:
+        fail(interrupted, INTERRUPTED)
+      except BrokenPipeError:
+        # The reader has gone; Python would complain again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
   # Of what the libraries log only warnings belong on a user's terminal.
   logging.set_verbosity(logging.WARNING)
@@ -46,13 +50,23 @@ def fail(message: str, code: int = BAD_INPUT) -> NoReturn:
   sys.exit(code)
 
 
-def make_folder(path: pathlib.Path) -> None:
-  """Makes the folder of --out; ValueError where that cannot be."""
+def make_folder(path: pathlib.PurePath) -> None:
+  """Makes the folder of --out, in process 0; ValueError where that cannot be.
+
+  Args:
+    path: a `pathlib.Path` or, of a bucket too, an `epath.Path`.
+  """
+  if not distributed.is_first():
+    return
+  folder = files.at(path)
+  if files.is_remote(folder):
+    files.is_folder(folder)  # says what is wrong with a bucket
   try:
-    path.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise ValueError(
-      f'--out={path}: {error.strerror}: give a folder that can be written'
+      f'--out={path}: {error.strerror or error}: give a folder that can be '
+      'written'
     ) from error
 
 

@@ -11,25 +11,38 @@ from typing import Any
 
 import jax
 
+from experiments import cli
+from specsample import files
+
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PACKAGES = ('specsample', 'jax', 'jaxlib', 'flax', 'numpy')
 
 
 def enable_compilation_cache() -> None:
-  """Keeps compiled programs in the user's cache folder between runs."""
-  home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
-  cache = pathlib.Path(home) / 'specsample' / 'jax'
-  jax.config.update('jax_compilation_cache_dir', str(cache))
+  """Keeps compiled programs between runs.
+
+  In the folder that JAX_COMPILATION_CACHE_DIR names, which may be of a bucket
+  (gs://) for all hosts to read, or else in the user's cache folder.
+  """
+  folder = os.environ.get('JAX_COMPILATION_CACHE_DIR')
+  if folder:
+    with cli.bad_input():
+      files.at(folder)
+  else:
+    home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+    folder = str(pathlib.Path(home) / 'specsample' / 'jax')
+  jax.config.update('jax_compilation_cache_dir', folder)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
 def hardware() -> dict[str, Any]:
-  """The devices that computed, and the machine around them."""
+  """The devices that computed, and the machine around them (process 0's)."""
   devices = jax.devices()
   return {
     'platform': devices[0].platform,
     'device': devices[0].device_kind,
     'device_count': len(devices),
+    'process_count': jax.process_count(),
     'cpu': _cpu_name(),
     'cpu_cores': len(os.sched_getaffinity(0))
     if hasattr(os, 'sched_getaffinity')

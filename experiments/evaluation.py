@@ -10,6 +10,7 @@ import gin
 import jax
 import numpy as np
 
+from experiments import distributed
 from experiments import environment
 from experiments import generation
 from experiments import journal as journal_lib
@@ -20,14 +21,19 @@ from experiments import prompts as prompts_lib
 from experiments import results
 import specsample
 
-# The journal's keys: this one, ('generation', method, i), ('parts', method).
+# The journal's keys: this one, ('generation', method, batch) and
+# ('parts', method).
 COPY = ('copy_bandwidth',)
 
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Evaluation:
-  """What is compared. Every prompt is decoded alone: batch size 1."""
+  """What is compared, and how many prompts are decoded at once.
+
+  Under a mesh the rows of a batch are divided over its data axis. A prompt's
+  tokens do not depend on the batch.
+  """
 
   target: specsample.Loaded
   methods: dict[str, methods_lib.Method]
@@ -35,11 +41,18 @@ class Evaluation:
   max_new_tokens: int = 128
   chat: bool = True  # whether a prompt is one user turn of a chat
   seed: int = 0
+  batch_size: int = 1
+  repeats: int = 25  # how often the parts of a round are timed
 
   def __post_init__(self):
-    """Refuses an empty comparison."""
+    """Refuses an empty comparison, an empty batch and no time at all."""
     if not self.methods:
       raise ValueError('Evaluation.methods is empty: name at least one')
+    for name in ('batch_size', 'repeats'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f'Evaluation.{name} is {getattr(self, name)}: give at least 1'
+        )
 
   def encode(self, path: str, prompt: prompts_lib.Prompt) -> list[int]:
     """The prompt's tokens.
@@ -77,17 +90,27 @@ class Evaluation:
         max_new_tokens=self.max_new_tokens,
       )
 
+  def batches(self, num_prompts: int) -> list[range]:
+    """The prompts, by number, that are decoded at once."""
+    return [
+      range(start, min(start + self.batch_size, num_prompts))
+      for start in range(0, num_prompts, self.batch_size)
+    ]
+
   def generate(
-    self, method: methods_lib.Method, prompt: list[int], request_id: int
+    self,
+    method: methods_lib.Method,
+    prompts: Sequence[list[int]],
+    request_ids: Sequence[int],
   ) -> specsample.Output:
-    """Decodes one prompt; `request_id` selects its random stream."""
-    tokens, lengths = specsample.pad_prompts([prompt])
+    """Decodes prompts at once; a request id selects a prompt's stream."""
+    tokens, lengths = specsample.pad_prompts(prompts)
     return specsample.generate(
       methods_lib.all_params(self.target.params, method),
       tokens,
       lengths,
       jax.random.key(self.seed),
-      request_ids=np.asarray([request_id], np.int32),
+      request_ids=np.asarray(request_ids, np.int32),
       model=self.target.model,
       drafter=method.drafter,
       verify=method.verify,
@@ -125,6 +148,13 @@ def header(
   }
 
 
+def shared(header: dict[str, Any]) -> dict[str, str]:
+  """What of a header all processes of a run have in common."""
+  return {
+    name: repr(value) for name, value in header.items() if name != 'hardware'
+  }
+
+
 def units(
   evaluation: Evaluation,
   prompts: Sequence[prompts_lib.Prompt],
@@ -132,22 +162,28 @@ def units(
 ) -> Iterator[Unit]:
   """All the work, `tokens` being the prompts as the model reads them.
 
-  The methods take turns at each prompt, so that a machine that slows down
-  slows them all.
+  The methods take turns at each batch, so that a machine that slows down slows
+  them all.
   """
   yield Unit('memory', COPY, _copy_bandwidth)
-  for i, (prompt, row) in enumerate(zip(prompts, tokens, strict=True)):
-    padded, _ = specsample.pad_prompts([row])
+  for i, batch in enumerate(evaluation.batches(len(prompts))):
+    rows = [tokens[j] for j in batch]
+    padded, _ = specsample.pad_prompts(rows)
+    label = f'prompt {batch[0] + 1}'
+    if len(batch) > 1:
+      label = f'prompts {batch[0] + 1} to {batch[-1] + 1}'
     for name, method in evaluation.methods.items():
-      generate = functools.partial(evaluation.generate, method, row, i)
+      generate = functools.partial(evaluation.generate, method, rows, batch)
       yield Unit(
-        f'prompt {i + 1} of {len(prompts)}, {name}',
+        f'{label} of {len(prompts)}, {name}',
         ('generation', name, i),
-        functools.partial(_generation, generate, prompt.category, len(row)),
+        functools.partial(
+          _generations, generate, i, [prompts[j].category for j in batch], rows
+        ),
         program=(name, padded.shape),
         warm_up=generate,
       )
-  typical = sorted(tokens, key=len)[len(tokens) // 2]
+  typical = _middle(sorted(tokens, key=len), evaluation.batch_size)
   for name, method in evaluation.methods.items():
     yield Unit(
       f'parts of a round, {name}',
@@ -158,11 +194,20 @@ def units(
 
 def run(
   work: Sequence[Unit],
-  journal: journal_lib.Journal,
+  journal: journal_lib.Journal | None,
   progress: progress_lib.Bar,
 ) -> None:
-  """Does what the journal lacks; `progress` shows it, see `progress.bar`."""
-  missing = [unit for unit in work if unit.key not in journal]
+  """Does what the journal lacks; `progress` shows it, see `progress.bar`.
+
+  Of several processes the first has the journal. The others, None here, do the
+  same units in the same order.
+  """
+  lacks = distributed.from_first(
+    np.asarray(
+      [journal is not None and unit.key not in journal for unit in work]
+    )
+  )
+  missing = [unit for unit, lack in zip(work, lacks, strict=True) if lack]
   # The first unit of each program warms it up.
   programs = {unit.program: unit for unit in reversed(missing) if unit.program}
   with progress(len(programs) + len(missing)) as step:
@@ -171,46 +216,61 @@ def run(
       jax.block_until_ready(unit.warm_up())
     for unit in missing:
       step(unit.label)
-      journal.add(unit.key, unit.run())
+      value = unit.run()
+      if journal is not None:
+        journal.add(unit.key, value)
 
 
 def _copy_bandwidth():
   return {'bytes_per_second': measure.copy_bandwidth()}
 
 
-def _generation(generate, category, prompt_tokens):
+def _generations(generate, batch, categories, prompts):
   output, seconds = measure.seconds(generate)
-  length = int(output.lengths[0])
-  return results.Generation(
-    category=category,
-    prompt_tokens=prompt_tokens,
-    tokens=np.asarray(output.tokens)[0, :length].tolist(),
-    log_probs=np.asarray(output.log_probs)[0, :length].tolist(),
-    seconds=seconds,
-    stats=specsample.stats.of(output),
-  ).to_json()
+  output = jax.tree.map(np.asarray, output)
+  total = int(output.lengths.sum())
+  generations = []
+  for i, (category, prompt) in enumerate(zip(categories, prompts, strict=True)):
+    length = int(output.lengths[i])
+    share = length / total if total else 1 / len(prompts)
+    generation = results.Generation(
+      batch=batch,
+      category=category,
+      prompt_tokens=len(prompt),
+      tokens=output.tokens[i, :length].tolist(),
+      log_probs=output.log_probs[i, :length].tolist(),
+      seconds=seconds * share,
+      stats=specsample.stats.of(
+        jax.tree.map(lambda x, i=i: x[i : i + 1], output)
+      ),
+    )
+    generations.append(generation.to_json())
+  return {'generations': generations}
+
+
+def _middle(rows, size):
+  """`size` of them, as many before as behind the middle one."""
+  start = max(0, min(len(rows) // 2 - size // 2, len(rows) - size))
+  return rows[start : start + size]
 
 
 def _parts(evaluation, method, tokens):
   params = methods_lib.all_params(evaluation.target.params, method)
-  prompts, lengths = specsample.pad_prompts([tokens])
-  common = {
-    'model': evaluation.target.model,
-    'drafter': method.drafter,
-    'verify': method.verify,
-    'sampling': evaluation.sampling,
-  }
+  prompts, lengths = specsample.pad_prompts(tokens)
   times = measure.round_times(
     params,
     prompts,
     lengths,
+    model=evaluation.target.model,
+    drafter=method.drafter,
+    verify=method.verify,
+    sampling=evaluation.sampling,
     max_new_tokens=evaluation.max_new_tokens,
-    **common,
+    repeats=evaluation.repeats,
   )
-  law = measure.draft_law(params, prompts, lengths, **common)
   return {
     'draft_ms': times.draft_ms,
     'verify_ms': times.verify_ms,
     'overhead_ms': times.overhead_ms,
-    'law': law.value,
+    'law': times.law.value,
   }

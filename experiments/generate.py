@@ -9,20 +9,24 @@ token coloured by its origin: accepted draft, correction or bonus.
 """
 
 import dataclasses
-import pathlib
 
 from absl import flags
 
 from experiments import cli
 from experiments import config
+from experiments import distributed
 from experiments import environment
 from experiments import generation
+from experiments import mesh
 from experiments import methods
 from experiments import results
 from experiments import terminal
+from specsample import files
 
 config.define_flags('configs/runs/generate.gin')
 flags.adopt_module_key_flags(config)
+distributed.define_flags()
+flags.adopt_module_key_flags(distributed)
 _PROMPT = flags.DEFINE_string('prompt', '', 'What to continue, or to answer.')
 _CHAT = flags.DEFINE_bool('chat', False, 'Answer the prompt in a chat.')
 _DRAFTER = flags.DEFINE_string('drafter', 'ngram', 'none, ngram, skip, ...')
@@ -40,7 +44,9 @@ _MAX_NEW_TOKENS = flags.DEFINE_integer(
 )
 _SEED = flags.DEFINE_integer('seed', 0, 'Fixes the tokens that are drawn.')
 _SHOW = flags.DEFINE_bool('show', False, 'Show the rounds, by colour.')
-_OUT = flags.DEFINE_string('out', None, 'Folder for generate.json.')
+_OUT = flags.DEFINE_string(
+  'out', None, 'Folder for generate.json, here or in a bucket (gs://).'
+)
 flags.register_validator(
   'prompt',
   lambda prompt: bool(prompt.strip()),
@@ -51,8 +57,16 @@ flags.register_validator(
 def main() -> None:
   """Checks everything, then decodes and shows."""
   config.parse()
-  environment.enable_compilation_cache()
   with cli.bad_input():
+    distributed.start()
+  environment.enable_compilation_cache()
+  with mesh.configured():
+    _generate()
+
+
+def _generate() -> None:
+  with cli.bad_input():
+    out = files.at(_OUT.value) if _OUT.value else None
     generator = generation.Generator()
     method = generator.method(_DRAFTER.value, _NUM_DRAFT_TOKENS.value)
     target = generator.load()
@@ -69,8 +83,8 @@ def main() -> None:
       sampling=sampling,
       max_new_tokens=max_new_tokens,
     )
-    if _OUT.value:
-      cli.make_folder(pathlib.Path(_OUT.value))
+    if out is not None:
+      cli.make_folder(out)
     state = generation.begin(
       target,
       method,
@@ -80,11 +94,14 @@ def main() -> None:
       seed=_SEED.value,
     )
   rounds = generation.rounds(target, method, state)
+  if not distributed.is_first():
+    for _ in rounds:
+      pass
+    return
   shown = terminal.show(rounds, target.tokenizer, by_round=_SHOW.value)
-  if _OUT.value:
-    path = pathlib.Path(_OUT.value) / 'generate.json'
+  if out is not None:
     result = generation.result(_PROMPT.value, shown, target.tokenizer)
-    results.write_json(path, environment.describe() | result)
+    results.write_json(out / 'generate.json', environment.describe() | result)
 
 
 if __name__ == '__main__':

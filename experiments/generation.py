@@ -8,9 +8,12 @@ from typing import Any
 
 import gin
 import jax
+import numpy as np
 
+from experiments import distributed
 from experiments import methods as methods_lib
 import specsample
+from specsample import sharding
 from specsample import text as text_lib
 from specsample.types import DecodeState
 
@@ -112,11 +115,11 @@ def rounds(
   # No round is run, but the first one need not wait for the compiler.
   state = jax.block_until_ready(advance(state, 0))
   start = time.perf_counter()
-  prompt_length = shown = int(state.length[0])
+  prompt_length = shown = int(_first_row(state)['length'])
   done = False
   while not done:
     state = advance(state, 1)
-    row = {name: x[0] for name, x in jax.device_get(_shown(state)).items()}
+    row = _first_row(state)
     length, done = int(row['length']), bool(row['done'])
     yield Round(
       tokens=row['tokens'][shown:length].tolist(),
@@ -133,7 +136,8 @@ def rounds(
     shown = length
 
 
-def _shown(state: DecodeState) -> dict[str, jax.Array]:
+def _first_row(state: DecodeState) -> dict[str, np.ndarray]:
+  """What is shown of it, on the host."""
   names = (
     'length',
     'done',
@@ -144,7 +148,14 @@ def _shown(state: DecodeState) -> dict[str, jax.Array]:
     'accepted',
     'stop_reason',
   )
-  return {name: getattr(state, name) for name in names}
+  shown = {name: getattr(state, name) for name in names}
+  if distributed.is_on():
+    shown = _replicate(shown)
+  return {name: x[0] for name, x in jax.device_get(shown).items()}
+
+
+# Of an array that no host holds whole, each gets a whole one.
+_replicate = jax.jit(sharding.replicate)
 
 
 def metrics(last: Round) -> dict[str, Any]:

@@ -1,42 +1,50 @@
-"""What a run has finished, on disk: killed, it goes on where it was.
+"""What a run has finished, kept: killed, it goes on where it was.
 
-One JSON object a line. The first says what is being measured; every further
-one is a finished unit, written through to the disk before the next begins.
+The header says what is being measured. Every further record is a finished unit,
+kept before the next begins: a line of a local file, an object of a bucket.
 """
 
+from concurrent import futures
 import fcntl
 import json
 import os
 import pathlib
-from typing import Any
+from typing import Any, Protocol
+import urllib.parse
+
+from etils import epath
+
+from specsample import files
+
+_NUM_READERS = 32
+_HEADER = 'header.json'
 
 
 class Journal:
-  """An append-only file of finished units, each with a key of its own."""
+  """Finished units, each with a key of its own."""
 
-  def __init__(self, path: pathlib.Path, header: dict[str, Any]):
-    """Opens or begins the journal at `path`.
+  def __init__(self, folder: pathlib.PurePath, header: dict[str, Any]):
+    """Opens or begins the journal in `folder`, which may be of a bucket.
 
-    A last line that a kill tore apart is dropped.
+    It is journal.jsonl, in a bucket a folder `journal`.
 
     Raises:
       ValueError: the journal there is damaged, in use, or of another run.
     """
-    self._path = path
+    self._store: _Store
+    if files.is_remote(folder):
+      self._store = _Objects(files.at(folder) / 'journal')
+    else:
+      self._store = _Lines(folder / 'journal.jsonl')
     self._entries: dict[tuple, dict[str, Any]] = {}
-    self._file = open(path, 'a+b')  # noqa: SIM115 (closed by `close`)
-    self._lock()
-    self._file.seek(0)
-    lines = self._file.read().split(b'\n')[:-1]
-    records = [self._load(i, line) for i, line in enumerate(lines, 1)]
-    if records:
+    found, records = self._store.read()
+    if found is None:
+      self._store.begin(header)
+    else:
       # Compared as it is read back: tuples are lists there.
-      self._check_header(records[0], json.loads(json.dumps(header)))
-    for record in records[1:]:
+      self._check_header(found, json.loads(json.dumps(header)))
+    for record in records:
       self._entries[tuple(record['key'])] = record['value']
-    self._file.truncate(sum(len(line) + 1 for line in lines))
-    if not records:
-      self._write(header)
 
   def __contains__(self, key: tuple) -> bool:
     return key in self._entries
@@ -48,38 +56,15 @@ class Journal:
     return len(self._entries)
 
   def add(self, key: tuple, value: dict[str, Any]) -> None:
-    """Records a finished unit; returns when it is on the disk."""
+    """Records a finished unit; returns when it is kept."""
     if key in self._entries:
-      raise ValueError(f'{key} is in {self._path} already')
-    self._write({'key': key, 'value': value})
+      raise ValueError(f'{key} is in {self._store} already')
+    self._store.add({'key': key, 'value': value})
     self._entries[key] = value
 
   def close(self) -> None:
-    """Lets another run have the file."""
-    self._file.close()
-
-  def _write(self, record: dict[str, Any]) -> None:
-    self._file.write(json.dumps(record).encode() + b'\n')
-    self._file.flush()
-    os.fsync(self._file.fileno())
-
-  def _lock(self) -> None:
-    try:
-      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      raise ValueError(
-        f'{self._path} is in use by another run: wait for it, or give another '
-        '--out'
-      ) from error
-
-  def _load(self, number: int, line: bytes) -> dict[str, Any]:
-    try:
-      return json.loads(line)
-    except ValueError as error:
-      raise ValueError(
-        f'{self._path}, line {number} is damaged: delete the file to measure '
-        'anew'
-      ) from error
+    """Lets another run have it."""
+    self._store.close()
 
   def _check_header(self, found, expected) -> None:
     different = [
@@ -89,6 +74,122 @@ class Journal:
     ]
     if different:
       raise ValueError(
-        f'{self._path} belongs to a run with another {", ".join(different)}: '
+        f'{self._store} belongs to a run with another {", ".join(different)}: '
         'give another --out, or delete the file to measure anew'
       )
+
+
+class _Store(Protocol):
+  """Where the records are."""
+
+  def read(self) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """The header, None where there is nothing yet, and the records."""
+
+  def begin(self, header: dict[str, Any]) -> None:
+    """Keeps the header."""
+
+  def add(self, record: dict[str, Any]) -> None:
+    """Keeps one more record."""
+
+  def close(self) -> None:
+    """Frees what was opened."""
+
+
+class _Lines:
+  """A JSON object a line, written through to the disk."""
+
+  def __init__(self, path: pathlib.PurePath):
+    self._path = path
+    self._file = open(path, 'a+b')  # noqa: SIM115 (closed by `close`)
+    try:
+      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      raise ValueError(
+        f'{path} is in use by another run: wait for it, or give another --out'
+      ) from error
+
+  def __str__(self) -> str:
+    return str(self._path)
+
+  def read(self):
+    """See `_Store`; a last line that a kill tore apart is dropped."""
+    self._file.seek(0)
+    lines = self._file.read().split(b'\n')[:-1]
+    records = [
+      _load(f'{self._path}, line {i}', line) for i, line in enumerate(lines, 1)
+    ]
+    self._file.truncate(sum(len(line) + 1 for line in lines))
+    return (records[0], records[1:]) if records else (None, [])
+
+  def begin(self, header):
+    """See `_Store`."""
+    self.add(header)
+
+  def add(self, record):
+    """See `_Store`."""
+    self._file.write(json.dumps(record).encode() + b'\n')
+    self._file.flush()
+    os.fsync(self._file.fileno())
+
+  def close(self):
+    """See `_Store`."""
+    self._file.close()
+
+
+class _Objects:
+  """A JSON object each, which appears in the bucket when it is complete."""
+
+  def __init__(self, folder: epath.Path):
+    self._folder = folder
+
+  def __str__(self) -> str:
+    return str(self._folder)
+
+  def read(self):
+    """See `_Store`."""
+    names = []
+    if files.is_folder(self._folder):
+      names = [path.name for path in self._folder.iterdir()]
+    if not names:
+      return None, []
+    if _HEADER not in names:
+      raise ValueError(
+        f'{self._folder} holds no {_HEADER}: give another --out, or delete the '
+        'folder to measure anew'
+      )
+    units = sorted(
+      name for name in names if name.endswith('.json') and name != _HEADER
+    )
+    # Each takes as long as a way to the bucket and back.
+    with futures.ThreadPoolExecutor(_NUM_READERS) as pool:
+      header, *records = pool.map(self._read, [_HEADER, *units])
+    return header, records
+
+  def begin(self, header):
+    """See `_Store`."""
+    self._write(_HEADER, header)
+
+  def add(self, record):
+    """See `_Store`."""
+    parts = [urllib.parse.quote(str(part), safe='') for part in record['key']]
+    self._write(','.join(parts) + '.json', record)
+
+  def close(self):
+    """See `_Store`."""
+
+  def _read(self, name):
+    path = self._folder / name
+    return _load(str(path), path.read_bytes())
+
+  def _write(self, name, content):
+    self._folder.mkdir(parents=True, exist_ok=True)
+    (self._folder / name).write_bytes(json.dumps(content).encode())
+
+
+def _load(where: str, text: bytes) -> dict[str, Any]:
+  try:
+    return json.loads(text)
+  except ValueError as error:
+    raise ValueError(
+      f'{where} is damaged: delete the file to measure anew'
+    ) from error

@@ -1,9 +1,10 @@
-"""Times on the device: a generation, the parts of a round, the memory.
+"""Times on the devices: a generation, the parts of a round, the memory.
 
 Nothing is compiled inside a timed region.
 """
 
 from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import functools
 import time
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import specsample
+from specsample import sharding
 from specsample import step
 from specsample.types import (
   ArrayLike,
@@ -36,11 +38,19 @@ def seconds(function: Callable[..., Any], *args, **kwargs) -> tuple[Any, float]:
 
 
 def copy_bandwidth(repeats: int = 5) -> float:
-  """Bytes read and written a second by a large copy on this machine.
+  """Bytes read and written a second by a large copy on one device.
 
-  The larger of a compiled copy on the device and, where that is the host's
-  CPU, one of numpy's.
+  That is this process's first one, also under a mesh. The larger of a compiled
+  copy there and, where it is the host's CPU, one of numpy's. Processes that
+  share a machine measure at the same time, and share its bandwidth.
   """
+  one = sharding.make_mesh(devices=jax.local_devices()[:1])
+  is_mesh = not jax.sharding.get_mesh().empty
+  with jax.set_mesh(one) if is_mesh else contextlib.nullcontext():
+    return _copy_bandwidth(repeats)
+
+
+def _copy_bandwidth(repeats):
   host = np.ones(_COPY_BYTES // 4, np.float32)
   source = jnp.asarray(host)
   # Donated, the second array is reused, as numpy's is: no fresh pages.
@@ -58,21 +68,6 @@ def copy_bandwidth(repeats: int = 5) -> float:
   return 2 * host.nbytes / min(times)
 
 
-def weight_bytes(params: Params) -> int:
-  """Bytes of the target's weights that one pass has to read."""
-  target = params['target']
-  total = sum(leaf.nbytes for leaf in jax.tree.leaves(target))
-  if 'unembedding' in target:  # then of the other table a row a token is read
-    total -= target['embedding'].nbytes
-  return total
-
-
-def cache_bytes(model: Model, length: int) -> int:
-  """Bytes of the cache of one sequence of `length` tokens."""
-  cache = jax.eval_shape(lambda: model.init_cache(1, length))
-  return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
-
-
 @dataclasses.dataclass(frozen=True)
 class RoundTimes:
   """Milliseconds of a round and its parts."""
@@ -81,6 +76,7 @@ class RoundTimes:
   verify_ms: float  # the target's pass
   overhead_ms: float  # the rest, which noise can make negative
   least_ms: float  # of whole rounds, the fastest that was seen
+  law: DraftLaw  # of the drafts
 
 
 def round_times(
@@ -134,7 +130,7 @@ def round_times(
     state, score_time = seconds(score, state, rounds=rounds)
     state, round_time = seconds(decode, state, max_rounds=rounds)
     if repeat:  # the first one compiles
-      done = int(state.round.max())
+      done = int(_most_rounds(state))
       times.append(
         (draft_time / rounds, score_time / rounds, round_time / done)
       )
@@ -144,6 +140,7 @@ def round_times(
     verify_ms=float(np.median(verify_ms)),
     overhead_ms=float(np.median(round_ms - draft_ms - verify_ms)),
     least_ms=float(np.min(round_ms)),
+    law=_law(params, state, drafter, verify),
   )
 
 
@@ -159,8 +156,9 @@ def pass_ms(
 ) -> dict[int, float]:
   """Milliseconds of one pass of the target over so many tokens, by size.
 
-  They follow `length` tokens in a cache of `max_length`. Compiled loops of
-  `passes`, the sizes in turns, the least of `repeats`.
+  They follow `length` tokens in a cache of `max_length`, of one row in each
+  part of the mesh's data axis. Compiled loops of `passes`, the sizes in turns,
+  the least of `repeats`.
   """
   times: dict[int, list[float]] = {size: [] for size in sizes}
   for repeat in range(repeats + 1):
@@ -179,33 +177,16 @@ def pass_ms(
   return {size: min(elapsed) for size, elapsed in times.items()}
 
 
-def draft_law(
-  params: Params,
-  prompts: ArrayLike,
-  lengths: ArrayLike,
-  *,
-  model: Model,
-  drafter: Drafter,
-  verify: Verifier,
-  sampling: specsample.Sampling,
-) -> DraftLaw:
-  """How the drafter's tokens come about; nothing is computed."""
-
-  def propose(params):
-    state = specsample.prefill(
-      params,
-      prompts,
-      lengths,
-      jax.random.key(0),
-      model=model,
-      drafter=drafter,
-      sampling=sampling,
-      max_new_tokens=1,
-    )
-    return step.propose(params, state, drafter=drafter, verify=verify)
-
-  draft, _ = jax.eval_shape(propose, params)
+def _law(params, state, drafter, verify):
+  """How the drafts come about; nothing is computed."""
+  propose = functools.partial(step.propose, drafter=drafter, verify=verify)
+  draft, _ = jax.eval_shape(propose, params, state)
   return draft.law
+
+
+@jax.jit
+def _most_rounds(state):
+  return sharding.replicate(jnp.max(state.round))
 
 
 @functools.partial(
@@ -254,8 +235,9 @@ def _target_rounds(params, state, *, model, drafter, rounds):
   jax.jit, static_argnames=('model', 'num_tokens', 'max_length')
 )
 def _passes(params, length, *, model, num_tokens, max_length, passes):
-  inputs = jnp.ones((1, num_tokens), jnp.int32)
-  length = jnp.full(1, length)
+  rows = sharding.batch_parts()
+  inputs = 1 + sharding.zeros((rows, num_tokens), jnp.int32, 'batch', None)
+  length += sharding.zeros((rows,), jnp.int32, 'batch')
 
   def body(_, carry):
     inputs, cache = carry
@@ -264,5 +246,5 @@ def _passes(params, length, *, model, num_tokens, max_length, passes):
     moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
     return inputs + moved[:, None], model.commit(cache, length)
 
-  cache = model.commit(model.init_cache(1, max_length), length)
+  cache = model.commit(model.init_cache(rows, max_length), length)
   return jax.lax.fori_loop(0, passes, body, (inputs, cache))[0]

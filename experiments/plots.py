@@ -22,7 +22,9 @@ _COLORS = (
 )
 
 
-def draw(path: pathlib.Path, rows: Sequence[results.Row], title: str) -> None:
+def draw(
+  path: pathlib.PurePath, rows: Sequence[results.Row], title: str
+) -> None:
   """Draws tokens a round, speedup and acceptance of the overall rows."""
   figure = matplotlib.figure.Figure((11, 3.8), layout='constrained')
   tokens, speedup, acceptance = figure.subplots(1, 3)

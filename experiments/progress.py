@@ -7,6 +7,8 @@ import sys
 import rich.console
 import rich.progress
 
+from experiments import distributed
+
 Step = Callable[[str], None]
 Bar = Callable[[int], contextlib.AbstractContextManager[Step]]
 
@@ -15,8 +17,12 @@ Bar = Callable[[int], contextlib.AbstractContextManager[Step]]
 def bar(total: int) -> Iterator[Step]:
   """A progress bar of `total` steps; a line a step where there is no terminal.
 
-  Yields a function that is called with a step's description before it begins.
+  Of several processes only the first one shows it. Yields a function that is
+  called with a step's description before it begins.
   """
+  if not distributed.is_first():
+    yield lambda _: None
+    return
   if not sys.stderr.isatty():
     yield _printer(total)
     return

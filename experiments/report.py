@@ -27,7 +27,7 @@ def console() -> rich.console.Console:
   return rich.console.Console(width=width, highlight=False)
 
 
-def write(out: pathlib.Path, table: table_lib.Table) -> None:
+def write(out: pathlib.PurePath, table: table_lib.Table) -> None:
   """Writes result.json, results.csv and results.png."""
   rows = table.rows()
   result = environment.describe() | {
@@ -40,7 +40,7 @@ def write(out: pathlib.Path, table: table_lib.Table) -> None:
   plots.draw(out / 'results.png', overall, _title(overall[0]))
 
 
-def show(out: pathlib.Path, table: table_lib.Table) -> None:
+def show(out: pathlib.PurePath, table: table_lib.Table) -> None:
   """Prints the tables, and what comparing the outputs found."""
   rows = table.rows()
   overall = [row for row in rows if row.category == table_lib.OVERALL]

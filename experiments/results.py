@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from specsample import files
 from specsample import stats
 
 # Two log-probabilities closer than that are a tie in float32.
@@ -19,8 +20,13 @@ _TIE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-  """One prompt, decoded by one method."""
+  """One prompt, decoded by one method.
 
+  Prompts of a batch are decoded at once: its seconds are shared out by their
+  tokens, so that each of its tokens costs the same.
+  """
+
+  batch: int  # which one, from 0; with batch size 1 the prompt's number
   category: str
   prompt_tokens: int
   tokens: list[int]
@@ -45,7 +51,10 @@ class Generation:
 class Row:
   """One line of result.json: a method over the prompts of a category.
 
-  Times are milliseconds; what was not measured is None.
+  Times are milliseconds; what was not measured is None. Of batches, the time a
+  token is the seconds of the batches over all of their tokens (throughput, not
+  what one prompt waits), the speedup is a ratio of two of those, its interval
+  resamples batches, and the parts of a round are those of a whole batch.
   """
 
   method: str
@@ -119,26 +128,27 @@ def speedup_interval(
   *,
   resamples: int = 2000,
 ) -> list[float] | None:
-  """The 95% interval of `speedup`: a bootstrap over prompts, paired.
+  """The 95% interval of `speedup`: a bootstrap over batches, paired.
 
-  None for a single prompt, which says nothing about others.
+  (Over prompts, where batches hold one.) None for a single batch, which says
+  nothing about others.
   """
-  if len(runs) < 2:
+  table = _table(runs, baseline)
+  count = len(table)
+  if count < 2:
     return None
-  chosen = np.random.default_rng(0).integers(
-    len(runs), size=(resamples, len(runs))
-  )
-  speedups = _speedups(_table(runs, baseline)[chosen])
+  chosen = np.random.default_rng(0).integers(count, size=(resamples, count))
+  speedups = _speedups(table[chosen])
   return [float(x) for x in np.percentile(speedups, [2.5, 97.5])]
 
 
 def _table(runs, baseline):
-  return np.asarray(
-    [
-      (base.seconds, len(base.tokens), run.seconds, len(run.tokens))
-      for run, base in zip(runs, baseline, strict=True)
-    ]
-  )
+  """Seconds and tokens of both, a row a batch."""
+  batches: dict[int, np.ndarray] = {}
+  for run, base in zip(runs, baseline, strict=True):
+    row = (base.seconds, len(base.tokens), run.seconds, len(run.tokens))
+    batches[run.batch] = batches.get(run.batch, 0) + np.asarray(row)
+  return np.stack(list(batches.values()))
 
 
 def _speedups(tables):
@@ -169,13 +179,13 @@ def _is_tie(run: Generation, base: Generation) -> bool:
   return abs(run.log_probs[parting] - base.log_probs[parting]) < _TIE
 
 
-def write_json(path: pathlib.Path, value: Any) -> None:
+def write_json(path: pathlib.PurePath, value: Any) -> None:
   """Writes a JSON file, whole or not at all."""
   text = json.dumps(value, indent=2, allow_nan=False)
   write(path, (text + '\n').encode())
 
 
-def write_csv(path: pathlib.Path, rows: Sequence[Row]) -> None:
+def write_csv(path: pathlib.PurePath, rows: Sequence[Row]) -> None:
   """Writes the rows; a cell that is no text holds its JSON, None is empty."""
   names = [field.name for field in dataclasses.fields(Row)]
   text = io.StringIO()
@@ -193,8 +203,15 @@ def _cell(value: Any) -> str:
   return value if isinstance(value, str) else json.dumps(value)
 
 
-def write(path: pathlib.Path, data: bytes) -> None:
-  """Writes a file that appears under its name only when it is complete."""
+def write(path: pathlib.PurePath, data: bytes) -> None:
+  """Writes a file that appears under its name only when it is complete.
+
+  `path` is a `pathlib.Path` or, of a bucket too, an `epath.Path`.
+  """
+  if files.is_remote(path):
+    # There an object appears when all of it has arrived.
+    files.at(path).write_bytes(data)
+    return
   partial = path.with_name(f'.{path.name}.partial')
   with open(partial, 'wb') as file:
     file.write(data)

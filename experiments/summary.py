@@ -10,7 +10,7 @@ from experiments import environment
 from experiments import results
 
 
-def write(out: pathlib.Path, measured: benchmarking.Measured) -> None:
+def write(out: pathlib.PurePath, measured: benchmarking.Measured) -> None:
   """Writes benchmark.json."""
   described = environment.describe()
   config = {'gin_config': gin.operative_config_str()}
@@ -19,7 +19,7 @@ def write(out: pathlib.Path, measured: benchmarking.Measured) -> None:
   )
 
 
-def show(out: pathlib.Path, measured: benchmarking.Measured) -> None:
+def show(out: pathlib.PurePath, measured: benchmarking.Measured) -> None:
   """Prints the summary."""
   for line in lines(measured):
     print(line)

@@ -1,16 +1,18 @@
 """From the journal of an evaluation to its rows."""
 
 import dataclasses
+import functools
+import itertools
 from typing import Any
 
 from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
-from experiments import measure
 from experiments import methods as methods_lib
 from experiments import results
+from experiments import roofline as roofline_lib
 
 OVERALL = 'overall'
-# What is timed over a typical prompt, not over those of a category.
+# What is timed over typical prompts, not over those of a category.
 _NO_PARTS = {'draft_ms': None, 'verify_ms': None, 'overhead_ms': None}
 
 
@@ -38,8 +40,9 @@ class Table:
       benchmark,
       generations={
         name: [
-          results.Generation.from_json(journal['generation', name, i])
-          for i in range(num_prompts)
+          results.Generation.from_json(record)
+          for i in range(len(evaluation.batches(num_prompts)))
+          for record in journal['generation', name, i]['generations']
         ]
         for name in evaluation.methods
       },
@@ -85,11 +88,11 @@ class Table:
       category=category,
       num_draft_tokens=method.drafter.num_draft_tokens,
       temperature=float(self.evaluation.sampling.temperature),
-      batch_size=1,
+      batch_size=self.evaluation.batch_size,
       draft_ms=parts['draft_ms'],
       verify_ms=parts['verify_ms'],
       overhead_ms=parts['overhead_ms'],
-      percent_of_roofline=self._percent_of_roofline(runs),
+      percent_of_roofline=self._percent_of_roofline(name, category),
       **results.measured(runs, baseline),
     )
 
@@ -100,17 +103,48 @@ class Table:
       if category in (OVERALL, run.category)
     ]
 
-  def _percent_of_roofline(self, runs) -> float:
-    """Reading weights and cache once a round, over what a round took.
+  def _percent_of_roofline(self, name, category) -> float:
+    """Reading weights and caches once a round, over what a round took.
 
     The prefill's time is in the rounds', so this errs to the low side.
     """
+    pairs = zip(self.generations[name], self._least_seconds[name], strict=True)
+    seconds, least = zip(
+      *(
+        (run.seconds, least)
+        for run, least in pairs
+        if category in (OVERALL, run.category)
+      ),
+      strict=True,
+    )
+    return 100 * sum(least) / sum(seconds)
+
+  @functools.cached_property
+  def _least_seconds(self) -> dict[str, list[float]]:
+    """Of each generation; those of a batch share its seconds' alike."""
     target = self.evaluation.target
-    weights = measure.weight_bytes({'target': target.params})
-    ideal = 0.0
-    for run in runs:
-      # The middle of the generation stands for all of it.
-      length = run.prompt_tokens + len(run.tokens) // 2
-      cache = measure.cache_bytes(target.model, length)
-      ideal += run.stats.rounds * (weights + cache) / self.copy_bandwidth
-    return 100 * ideal / sum(run.seconds for run in runs)
+    roofline = roofline_lib.Roofline.of(
+      {'target': target.params}, target.model, self.copy_bandwidth
+    )
+
+    def of_batch(runs):
+      caches = 0
+      for run in runs:
+        # The middle of the generation stands for all of it.
+        length = run.prompt_tokens + len(run.tokens) // 2
+        read = roofline_lib.cache_bytes(target.model, length)
+        caches += run.stats.rounds * read
+      # One pass of the target serves all rows.
+      passes = max(run.stats.rounds for run in runs)
+      return roofline.seconds(passes, caches) / sum(run.seconds for run in runs)
+
+    least = {}
+    for name, generations in self.generations.items():
+      batches = itertools.groupby(generations, lambda run: run.batch)
+      least[name] = [
+        ratio * run.seconds
+        for runs in (list(runs) for _, runs in batches)
+        for ratio in [of_batch(runs)]
+        for run in runs
+      ]
+    return least

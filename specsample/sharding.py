@@ -100,6 +100,12 @@ def make_mesh(
       f'num_slices is {num_slices} and data {data}: the slices hold equal '
       'parts of the data axis, choose a multiple for data'
     )
+  slices = {getattr(device, 'slice_index', 0) for device in devices}
+  if num_slices > 1 and len(slices) != num_slices:
+    raise ValueError(
+      f'num_slices is {num_slices}, and the devices are of {len(slices)} '
+      'slices: give the number of slices that there are'
+    )
   if num_slices == 1:
     grid = mesh_utils.create_device_mesh(
       (data, model), devices, allow_split_physical_axes=True

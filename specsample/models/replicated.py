@@ -28,6 +28,14 @@ class Replicated:
     """See `types.Model`."""
     return self.model.max_length
 
+  def init(self, key: Array) -> Params:
+    """Random parameters."""
+    return self.model.init(key)
+
+  def abstract_params(self) -> Params:
+    """The parameters' shapes and dtypes, nothing allocated."""
+    return self.model.abstract_params()
+
   def param_axes(self) -> Params:
     """The `sharding.Axes` of each parameter: it is divided over none."""
     whole = lambda axes: (None,) * len(axes)

@@ -106,6 +106,22 @@ def commands(tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
+def cpu_devices():
+  """The function that gives the variables of a process with many devices."""
+
+  def variables(count):
+    flags = (
+      f'--xla_force_host_platform_device_count={count}',
+      # Nearly all of the time goes to the compiler.
+      '--xla_backend_optimization_level=0',
+      '--xla_llvm_disable_expensive_passes=true',
+    )
+    return {'XLA_FLAGS': ' '.join(flags)}
+
+  return variables
+
+
+@pytest.fixture(scope='session')
 def tiny(checkpoint):
   """Flags that put the tiny model in place of the default."""
   binding = f"target/specsample.load.name_or_path = '{checkpoint}'"
@@ -183,7 +199,10 @@ class Commands:
   cache: str
 
   def start(self, name: str, *arguments: str, **options) -> subprocess.Popen:
-    """A running command, with what `subprocess.Popen` takes as options."""
+    """A running command.
+
+    With environment `variables`, and what `subprocess.Popen` takes as options.
+    """
     return self._start('-m', f'experiments.{name}', *arguments, **options)
 
   def run(self, name: str, *arguments: str) -> Outcome:
@@ -200,9 +219,14 @@ class Commands:
       process.kill()
     return Outcome(process.returncode, out.decode(), err.decode())
 
-  def run_in_forks(self, calls: Sequence[Sequence[str]]) -> list[Outcome]:
-    """Many finished commands (name, *arguments) for one start of Python."""
-    process = self._start('-c', _IN_FORKS, stdin=subprocess.PIPE)
+  def run_in_forks(
+    self, calls: Sequence[Sequence[str]], **options
+  ) -> list[Outcome]:
+    """Many finished commands (name, *arguments) for one start of Python.
+
+    Options as `start`'s.
+    """
+    process = self._start('-c', _IN_FORKS, stdin=subprocess.PIPE, **options)
     all_ended = self.finish(process, json.dumps(calls).encode())
     assert all_ended.code == 0, all_ended.err
     return [Outcome(*values) for values in json.loads(all_ended.out)]
@@ -211,8 +235,9 @@ class Commands:
     """The programs that have been compiled, by their files."""
     return list(pathlib.Path(self.cache).rglob('jit_*'))
 
-  def _start(self, *arguments, **options):
+  def _start(self, *arguments, variables=(), **options):
     defaults = {
+      'cwd': _ROOT,
       'stdin': subprocess.DEVNULL,
       'stdout': subprocess.PIPE,
       'stderr': subprocess.PIPE,
@@ -221,7 +246,11 @@ class Commands:
     environment = {
       name: value
       for name, value in os.environ.items()
-      if name not in ('COLUMNS', 'FORCE_COLOR', 'NO_COLOR')
+      if name
+      not in (
+        *('COLUMNS', 'FORCE_COLOR', 'NO_COLOR'),
+        *('JAX_COMPILATION_CACHE_DIR', 'XLA_FLAGS'),
+      )
     }
     environment |= {
       'JAX_PLATFORMS': 'cpu',
@@ -230,7 +259,6 @@ class Commands:
     }
     return subprocess.Popen(
       [sys.executable, *arguments],
-      cwd=_ROOT,
-      env=environment,
+      env=environment | dict(variables),
       **defaults | options,
     )

@@ -77,6 +77,9 @@ _EVALUATE = {
     'pytorch_model.bin may be a pickle ... safe_serialization'
   ),
   '--out=FOLDER/long.txt': '--out= ... long.txt: File exists ... give a folder',
+  '--out=s3://bucket/run': 's3://bucket/run ... those of gs:// are supported',
+  '--gin_bindings=Evaluation.repeats = 0': 'Evaluation.repeats is 0: give at',
+  '--gin_bindings=Mesh.data = 2': 'a mesh of 2 x 1 needs 2 devices, and there',
 }
 _GENERATE = {
   '--prompt=': '--prompt= ... not empty',

@@ -54,7 +54,11 @@ class Run:
     lines = (self.folder / 'journal.jsonl').read_text().splitlines()
     records = [json.loads(line) for line in lines[1:]]
     of_method = [r for r in records if r['key'][:2] == ['generation', method]]
-    return [record['value']['tokens'] for record in of_method]
+    return [
+      generation['tokens']
+      for record in of_method
+      for generation in record['value']['generations']
+    ]
 
 
 @pytest.fixture(scope='module')

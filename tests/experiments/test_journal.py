@@ -6,7 +6,7 @@ HEADER = {'configuration': 'a = 1', 'shape': (1, 2)}
 
 
 def _open(path, header=HEADER):
-  return journal.Journal(path / 'journal.jsonl', header)
+  return journal.Journal(path, header)
 
 
 def test_what_was_added_is_there_again(tmp_path):

@@ -8,8 +8,9 @@ from experiments import results
 from specsample import stats
 
 
-def _generation(seconds, tokens=100):
+def _generation(seconds, tokens=100, batch=0):
   return results.Generation(
+    batch=batch,
     category='a',
     prompt_tokens=10,
     tokens=list(range(tokens)),
@@ -17,6 +18,11 @@ def _generation(seconds, tokens=100):
     seconds=seconds,
     stats=stats.Stats(tokens, 50, (0, 50), (0, 50)),
   )
+
+
+def _generations(*seconds):
+  """A batch each."""
+  return [_generation(s, batch=i) for i, s in enumerate(seconds)]
 
 
 def _row(**changes):
@@ -48,15 +54,15 @@ def _row(**changes):
 
 
 def test_speedup_is_the_ratio_of_seconds_a_token():
-  baseline = [_generation(3.0), _generation(1.0)]
-  runs = [_generation(1.0, tokens=50), _generation(1.0)]
+  baseline = _generations(3.0, 1.0)
+  runs = [_generation(1.0, tokens=50), _generation(1.0, batch=1)]
   # 4 s for 200 tokens against 2 s for 150.
   assert results.speedup(runs, baseline) == pytest.approx(1.5)
 
 
 def test_a_constant_ratio_has_an_interval_of_no_width():
-  baseline = [_generation(s) for s in (1.0, 2.0, 5.0, 9.0)]
-  runs = [_generation(s / 2) for s in (1.0, 2.0, 5.0, 9.0)]
+  baseline = _generations(1.0, 2.0, 5.0, 9.0)
+  runs = _generations(0.5, 1.0, 2.5, 4.5)
   low, high = results.speedup_interval(runs, baseline)
   assert low == pytest.approx(2)
   assert high == pytest.approx(2)
@@ -65,8 +71,8 @@ def test_a_constant_ratio_has_an_interval_of_no_width():
 def test_the_interval_is_that_of_all_resamples():
   # Of two prompts a resample takes both (half of the time), the first twice or
   # the second twice (a quarter each): 2.5% and 97.5% are the extremes.
-  baseline = [_generation(1.0), _generation(1.0)]
-  runs = [_generation(1.0), _generation(0.5)]
+  baseline = _generations(1.0, 1.0)
+  runs = _generations(1.0, 0.5)
   assert results.speedup_interval(runs, baseline) == pytest.approx([1, 2])
   assert results.speedup_interval(runs[:1], baseline[:1]) is None
 
@@ -75,11 +81,26 @@ def test_the_interval_is_paired_and_repeatable():
   # Times that differ between prompts, but little between methods.
   seconds = [1.0, 3.0, 8.0, 2.0, 20.0, 5.0]
   factors = [1.4, 1.6, 1.5, 1.45, 1.55, 1.5]
-  baseline = [_generation(s) for s in seconds]
-  runs = [_generation(s / f) for s, f in zip(seconds, factors, strict=True)]
+  baseline = _generations(*seconds)
+  ratios = [s / f for s, f in zip(seconds, factors, strict=True)]
+  runs = _generations(*ratios)
   low, high = results.speedup_interval(runs, baseline)
   assert 1.4 <= low < results.speedup(runs, baseline) < high <= 1.6
   assert results.speedup_interval(runs, baseline) == [low, high]
+
+
+def test_the_interval_resamples_whole_batches():
+  # As above, of two batches with two prompts each.
+  baseline = _generations(0.5, 0.5, 0.5, 0.5)
+  runs = _generations(0.5, 0.5, 0.25, 0.25)
+  in_pairs = lambda generations: [
+    dataclasses.replace(generation, batch=i // 2)
+    for i, generation in enumerate(generations)
+  ]
+  baseline, runs = in_pairs(baseline), in_pairs(runs)
+  assert results.speedup(runs, baseline) == pytest.approx(4 / 3)
+  assert results.speedup_interval(runs, baseline) == pytest.approx([1, 2])
+  assert results.speedup_interval(runs[:2], baseline[:2]) is None
 
 
 def test_measured_fields():

@@ -1,0 +1,263 @@
+"""Compiles prefill and decoding loop for TPUs that are not there.
+
+From shapes alone: nothing is allocated and no weight is read.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import math
+import re
+import time
+
+import gin
+import jax
+from jax.experimental import topologies
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import chips
+from experiments import compiled as compiled_lib
+from experiments import hlo_counts
+import specsample
+from specsample import decode
+from specsample import request as request_lib
+from specsample import sharding
+from specsample.models import llama
+from specsample.types import Drafter, Params, Verifier
+
+# How the compiler says that a program does not fit: what it needs, 26.44G.
+_NEEDED = re.compile(r'(?:temporaries \(|Used )([\d.]+)([KMGT]?)')
+_UNITS = {'': 1, 'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class CompileTpu:
+  """What is compiled, and for which mesh of a topology's devices."""
+
+  model: llama.Llama
+  drafter: Drafter
+  draft_model: llama.Llama | None = None  # of params['drafter']
+  verify: Verifier = specsample.verify.chain
+  sampling: specsample.Sampling = specsample.Sampling()
+  batch_size: int = 1
+  prompt_length: int = 128
+  max_length: int = 2048  # of prompt and output: the caches have room for it
+  topologies: tuple[str, ...] = ()
+  data: int = 1  # what is left of the devices divides the model
+  explicit: bool = True
+  rules: sharding.Rules = sharding.DEFAULT_RULES
+
+  def __post_init__(self):
+    """Refuses batches and meshes of nothing."""
+    for name in ('batch_size', 'prompt_length', 'data'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f'CompileTpu.{name} is {getattr(self, name)}: give at least 1'
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Target:
+  """A topology and what a batch looks like on it."""
+
+  topology: str
+  chip: chips.Chip
+  mesh: jax.sharding.Mesh
+  request: request_lib.Request  # on the host
+
+
+def target(topology: str, config: CompileTpu) -> Target:
+  """The mesh of a topology, and the checked arguments of a batch.
+
+  Raises:
+    ValueError: there is no such topology, its devices make no such mesh, or
+      `specsample.generate` would refuse the arguments.
+  """
+  chip = chips.of(topology)
+  try:
+    devices = topologies.get_topology_desc(
+      platform='tpu', topology_name=topology, **chip.options
+    ).devices
+  except jax.errors.JaxRuntimeError as error:
+    raise ValueError(
+      f'the compiler does not take topology {topology!r}: {error}: '
+      f'choose another shape, such as {topology.partition(":")[0]}:'
+      f'{chip.example}'
+    ) from error
+  mesh = sharding.make_mesh(
+    config.data,
+    len(devices) // config.data,
+    explicit=config.explicit,
+    devices=devices,
+  )
+  return on(mesh, config, topology=topology, chip=chip)
+
+
+def on(
+  mesh: jax.sharding.Mesh,
+  config: CompileTpu,
+  *,
+  topology: str,
+  chip: chips.Chip,
+) -> Target:
+  """As `target`, on a mesh that is there."""
+  with jax.set_mesh(mesh), sharding.rules(config.rules):
+    num_parts = sharding.batch_parts()
+  # Without the mesh: nothing can be put on devices that are not there.
+  rows = -(-config.batch_size // num_parts) * num_parts
+  request = request_lib.check(
+    {'target': None},
+    np.zeros((rows, config.prompt_length), np.int32),
+    np.full((rows,), config.prompt_length, np.int32),
+    jax.random.key(0),
+    None,
+    model=config.model,
+    drafter=config.drafter,
+    sampling=config.sampling,
+    max_new_tokens=config.max_length,
+    max_length=config.max_length,
+  )
+  return Target(topology=topology, chip=chip, mesh=mesh, request=request)
+
+
+def run(
+  target: Target, config: CompileTpu, step: Callable[[str], None]
+) -> tuple[compiled_lib.Compiled, str | None]:
+  """Compiles both programs.
+
+  Args:
+    target: what for.
+    config: what.
+    step: is called with a description of each of the two before it begins.
+
+  Returns:
+    What is known of them, and the HLO of the loop if it fits.
+  """
+  start = time.perf_counter()
+  elapsed = lambda: round(time.perf_counter() - start, 1)
+  with jax.set_mesh(target.mesh), sharding.rules(config.rules):
+    params = _params(config)
+    step(f'{target.topology}: prefill')
+    request = _abstract(target.request)
+    lowered = decode._prefill.lower(
+      params, request, model=config.model, drafter=config.drafter
+    )
+    prefill = _compile(lowered, (params, request), target.chip)
+    if isinstance(prefill, _TooLarge):
+      return prefill.compiled(target, elapsed()), None
+    step(f'{target.topology}: decoding loop')
+    state = _structs(lowered.out_info, prefill.output_shardings)
+    lowered = decode.advance.lower(
+      params,
+      state,
+      model=config.model,
+      drafter=config.drafter,
+      verify=config.verify,
+      max_rounds=jax.ShapeDtypeStruct((), jnp.int32),
+    )
+    loop = _compile(lowered, (params, state), target.chip)
+    if isinstance(loop, _TooLarge):
+      return loop.compiled(target, elapsed()), None
+  seconds = elapsed()
+  text = loop.as_text()
+  counts = hlo_counts.count(text, config.model.vocab_size)
+  memory = loop.memory_analysis()
+  peak = max(_peak(memory), _peak(prefill.memory_analysis()))
+  compiled = compiled_lib.Compiled(
+    topology=target.topology,
+    devices=target.mesh.size,
+    hbm_bytes_per_device=target.chip.hbm_bytes,
+    argument_bytes=memory.argument_size_in_bytes,
+    temp_bytes=memory.temp_size_in_bytes,
+    peak_bytes=peak,
+    fits=peak <= target.chip.hbm_bytes,
+    collectives=[dataclasses.asdict(one) for one in counts.collectives],
+    host_transfers=counts.host_transfers,
+    vocab_all_gathers=counts.vocab_all_gathers,
+    flops_per_round=counts.flops,
+    bytes_per_round=counts.memory_bytes,
+    weight_copies_per_round=counts.weight_copies,
+    roofline_seconds_per_round=target.chip.seconds(
+      counts.flops, counts.memory_bytes, counts.sent_bytes
+    ),
+    compile_seconds=seconds,
+  )
+  return compiled, text
+
+
+@dataclasses.dataclass(frozen=True)
+class _TooLarge:
+  """A program that the compiler refuses for its memory."""
+
+  argument_bytes: int
+  peak_bytes: int | None
+
+  def compiled(self, target, seconds):
+    peak = self.peak_bytes
+    return compiled_lib.Compiled(
+      topology=target.topology,
+      devices=target.mesh.size,
+      hbm_bytes_per_device=target.chip.hbm_bytes,
+      argument_bytes=self.argument_bytes,
+      temp_bytes=None if peak is None else peak - self.argument_bytes,
+      peak_bytes=peak,
+      fits=False,
+      compile_seconds=seconds,
+    )
+
+
+def _compile(lowered, arguments, chip):
+  argument_bytes = sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves(arguments)
+  )
+  if argument_bytes > chip.hbm_bytes:
+    # The compiler would look for ways to save memory for long.
+    return _TooLarge(argument_bytes, None)
+  try:
+    return lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    needed = _NEEDED.search(str(error))
+    peak = int(float(needed[1]) * _UNITS[needed[2]]) if needed else None
+    return _TooLarge(argument_bytes, peak)
+
+
+def _peak(memory):
+  return (
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.temp_size_in_bytes
+    + memory.generated_code_size_in_bytes
+  )
+
+
+def _params(config) -> Params:
+  models = {'target': config.model}
+  if config.draft_model is not None:
+    models['drafter'] = config.draft_model
+  return {
+    name: _structs(
+      model.abstract_params(), sharding.of_tree(model.param_axes())
+    )
+    for name, model in models.items()
+  }
+
+
+def _abstract(request):
+  """The request as `specsample.prefill` would place it on the mesh."""
+  rows = dataclasses.replace(request, key=None)
+  axes = jax.tree.map(lambda x: ('batch', *[None] * (x.ndim - 1)), rows)
+  key = jax.ShapeDtypeStruct((), request.key.dtype, sharding=sharding.of())
+  rows = _structs(rows, sharding.of_tree(axes))
+  return dataclasses.replace(rows, key=key)
+
+
+def _structs(tree, shardings):
+  struct = lambda x, place: jax.ShapeDtypeStruct(
+    x.shape, x.dtype, sharding=place
+  )
+  return jax.tree.map(struct, tree, shardings)

@@ -1,0 +1,78 @@
+"""Compiles a configuration for TPUs that are not there, and says what it needs.
+
+  python -m experiments.compile_tpu --topology=v4:2x2x4
+  python -m experiments.compile_tpu --gin_file=configs/runs/pod_llama_70b.gin
+
+Writes compile.json to --out, an object a topology: whether it fits, what its
+devices communicate, its roofline. Ends with exit code 1 if one does not fit.
+This file only wires: compilation.py compiles, hlo_counts.py counts.
+"""
+
+import dataclasses
+import sys
+
+from absl import flags
+
+from experiments import chips
+from experiments import cli
+from experiments import compilation
+from experiments import config
+from experiments import progress
+from experiments import results
+from experiments import tpu_environment
+from specsample import files
+
+config.define_flags('configs/runs/pod_chinchilla_v4.gin')
+flags.adopt_module_key_flags(config)
+_TOPOLOGY = flags.DEFINE_multi_string(
+  'topology',
+  None,
+  "A chip and how many there are along each axis, 'v5e:4x4'; repeatable. "
+  'Default: those of the configuration.',
+)
+_OUT = flags.DEFINE_string(
+  'out',
+  None,
+  'Folder of compile.json, here or in a bucket (gs://); default '
+  'results/<name of the gin file>.',
+)
+_DUMP_HLO = flags.DEFINE_string(
+  'dump_hlo', None, "Folder for the HLO of each topology's decoding loop."
+)
+
+_DOES_NOT_FIT = 1
+
+
+def main() -> None:
+  """Compiles for one topology after the other, writing what is known so far."""
+  config.parse()
+  with cli.bad_input():
+    out = files.at(_OUT.value or f'results/{config.name()}')
+    hlo = files.at(_DUMP_HLO.value) if _DUMP_HLO.value else None
+    setup = compilation.CompileTpu()
+    topologies = _TOPOLOGY.value or setup.topologies
+    chips.check(topologies)
+    tpu_environment.enter('experiments.compile_tpu')
+    targets = [compilation.target(name, setup) for name in topologies]
+    for folder in (out, hlo) if hlo else (out,):
+      cli.make_folder(folder)
+  compiled = []
+  with cli.bad_input(), progress.bar(2 * len(targets)) as step:
+    for target in targets:
+      one, text = compilation.run(target, setup, step)
+      compiled.append(one)
+      results.write_json(
+        out / 'compile.json', [dataclasses.asdict(one) for one in compiled]
+      )
+      if hlo and text is not None:
+        name = target.topology.replace(':', '_')
+        results.write(hlo / f'{name}.hlo', text.encode())
+  for one in compiled:
+    print(one.summary())
+  print(f'\ncompile.json is in {out}')
+  if not all(one.fits for one in compiled):
+    sys.exit(_DOES_NOT_FIT)
+
+
+if __name__ == '__main__':
+  cli.run(main)

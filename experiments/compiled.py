@@ -1,0 +1,51 @@
+"""What `compile_tpu` finds out about a program."""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+  """One object of compile.json: all of one device, and of one round.
+
+  Arguments and temporaries are those of the decoding loop, whose arguments hold
+  the caches; the peak is the larger one of the loop's and the prefill's. Of a
+  program that the compiler refuses for its memory the fields say what that one
+  would need, its results among the temporaries, as far as it is known; what
+  could not be counted is None.
+  """
+
+  topology: str
+  devices: int
+  hbm_bytes_per_device: int
+  argument_bytes: int
+  temp_bytes: int | None
+  peak_bytes: int | None
+  fits: bool
+  collectives: list[dict[str, Any]] | None = None
+  host_transfers: int | None = None
+  vocab_all_gathers: int | None = None
+  flops_per_round: int | None = None
+  bytes_per_round: int | None = None
+  weight_copies_per_round: int | None = None
+  roofline_seconds_per_round: float | None = None
+  compile_seconds: float
+
+  def summary(self) -> str:
+    """A line of the above, for the terminal."""
+    gib = lambda size: f'{(size or 0) / (1 << 30):.2f}'
+    if not self.fits:
+      least = self.peak_bytes or self.argument_bytes
+      return (
+        f'{self.topology}: DOES NOT FIT: a device needs at least {gib(least)} '
+        f'GiB and has {gib(self.hbm_bytes_per_device)}'
+      )
+    sums = sum(one['per_round'] for one in self.collectives or ())
+    return (
+      f'{self.topology}: fits: {gib(self.peak_bytes)} of '
+      f'{gib(self.hbm_bytes_per_device)} GiB a device, {gib(self.temp_bytes)} '
+      f'temporary; a round: {sums} collectives ({self.vocab_all_gathers} of a '
+      f'vocabulary), {self.host_transfers} host transfers, '
+      f'{self.weight_copies_per_round} copies of weights, at least '
+      f'{1e3 * (self.roofline_seconds_per_round or 0):.2f} ms'
+    )

@@ -1,0 +1,267 @@
+"""Several processes, usually on several hosts, that run one command together.
+
+Each is started with the same flags. All compute; only the first one, process 0,
+writes files and to the terminal. When one ends early all end: the same command
+goes on from the last finished piece of work.
+"""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+from absl import flags
+from absl import logging
+import gin
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+
+# Given, these say what JAX would otherwise find out from the cluster.
+_PLACES = ('coordinator_address', 'num_processes', 'process_id')
+_OWN_FLAGS = (
+  *('distributed', *_PLACES, 'initialization_timeout', 'heartbeat_timeout'),
+)
+_LOST = 1
+# Of errors between processes; others are faults of this one.
+_COMMUNICATION = ('Gloo', 'NCCL', 'UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED')
+
+
+def define_flags() -> None:
+  """Defines --distributed and what belongs to it."""
+  flags.DEFINE_bool(
+    'distributed',
+    False,
+    'Run with other processes, each started with the same flags. On Cloud TPU, '
+    'GKE and Slurm JAX finds them; elsewhere give the next three.',
+  )
+  flags.DEFINE_string(
+    'coordinator_address', None, 'host:port of process 0, free there.'
+  )
+  flags.DEFINE_integer(
+    'num_processes', None, 'How many processes there are.', lower_bound=1
+  )
+  flags.DEFINE_integer(
+    'process_id', None, 'Which one this is, from 0.', lower_bound=0
+  )
+  flags.DEFINE_integer(
+    'initialization_timeout',
+    60,
+    'Seconds within which all processes have to come together.',
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    'heartbeat_timeout',
+    100,
+    'Seconds after which a silent process counts as dead, and all end.',
+    lower_bound=1,
+  )
+  flags.register_validator(
+    'coordinator_address',
+    lambda value: value is None or value.rpartition(':')[2].isdigit(),
+    'give host:port',
+  )
+
+
+def start() -> None:
+  """Joins the other processes, if the flags ask for it.
+
+  Before any other use of JAX. Where they do not come together in time, the
+  process ends with one line and exit code 2.
+
+  Raises:
+    ValueError: the flags fit no cluster or not each other, or the processes
+      were not all started with the same ones.
+  """
+  values = flags.FLAGS.flag_values_dict()
+  places = {name: values[name] for name in _PLACES}
+  if not values['distributed'] and not any(
+    place is not None for place in places.values()
+  ):
+    return
+  # JAX would take a SIGTERM for its own use, and the process would go on.
+  jax.config.update('jax_enable_preemption_service', False)
+  timeout = values['initialization_timeout']
+  # JAX ends a process that waits in vain by an abort; this comes before it.
+  watch = threading.Timer(timeout, _give_up, [timeout, places])
+  watch.daemon = True
+  watch.start()
+  try:
+    jax.distributed.initialize(
+      **places,
+      initialization_timeout=2 * timeout + 60,
+      heartbeat_timeout_seconds=values['heartbeat_timeout'],
+    )
+  except (ValueError, RuntimeError) as error:
+    raise ValueError(
+      f'--distributed: {str(error).rstrip(".")}: give --coordinator_address, '
+      '--num_processes and --process_id, where JAX does not find them by itself'
+    ) from error
+  finally:
+    watch.cancel()
+  _last_words.prepare(_lost())
+  if not is_first():
+    logging.set_verbosity(logging.ERROR)
+  _only_first_writes()
+  given = {
+    name: value
+    for name, value in values.items()
+    if flags.FLAGS[name].present and name not in _OWN_FLAGS
+  }
+  check_same(
+    {
+      'command line': repr(sorted(given.items())),
+      'configuration': gin.config_str(),
+    }
+  )
+
+
+def is_on() -> bool:
+  """Whether this process runs with others."""
+  return jax.distributed.is_initialized()
+
+
+def is_first() -> bool:
+  """Whether this process writes: it is process 0, or the only one."""
+  return not is_on() or jax.process_index() == 0
+
+
+def from_first(values: np.ndarray) -> np.ndarray:
+  """The integers of process 0, on all; every process gives as many."""
+  if not is_on():
+    return values
+  found = multihost_utils.broadcast_one_to_all(values.astype(np.int32))
+  return np.asarray(found).astype(values.dtype)
+
+
+def check_same(texts: Mapping[str, str]) -> None:
+  """Refuses processes that differ, before they wait for each other forever.
+
+  Args:
+    texts: what has to be the same on all, by what it is called.
+
+  Raises:
+    ValueError: in every process; names the first that differs, and in what.
+  """
+  if not is_on():
+    return
+  digests = np.asarray(
+    [list(hashlib.sha256(text.encode()).digest()) for text in texts.values()],
+    np.int32,
+  )
+  of_all = np.asarray(multihost_utils.process_allgather(digests))
+  differs = np.any(of_all != of_all[0], axis=2)  # [processes, texts]
+  for process, row in enumerate(differs):
+    names = [
+      name for name, is_other in zip(texts, row, strict=True) if is_other
+    ]
+    if names:
+      raise ValueError(
+        f'process {process} has another {", ".join(names)} than process 0: '
+        'start all with the same command, the same code and the same files'
+      )
+
+
+@contextlib.contextmanager
+def all_end() -> Iterator[None]:
+  """Ends with the others; after an error at once, so that they end too.
+
+  Left to Python, an error would first wait for all others to come to their end.
+  """
+  try:
+    yield
+  except BaseException as error:
+    if not is_on():
+      raise
+    code = _exit_code(error)
+    sys.stdout.flush()
+    with contextlib.suppress(RuntimeError):  # of devices that do not start
+      if is_first():
+        # Without it the others die, who may be about to say what is wrong.
+        time.sleep(1)
+    _last_words.cancel()
+    sys.stderr.flush()
+    os._exit(code)
+  if is_on():
+    jax.distributed.shutdown()
+    _last_words.cancel()
+
+
+class _LastWords:
+  """A line on standard error in case that this process dies.
+
+  When another process is lost JAX aborts this one: by then nothing here can
+  print any more. So a shell waits for a word that it is over, or for the end.
+  """
+
+  def __init__(self):
+    self._shell: subprocess.Popen | None = None
+
+  def prepare(self, line: str) -> None:
+    """What is said."""
+    self._shell = subprocess.Popen(
+      ['sh', '-c', 'read word || printf "%s\\n" "$1" >&2', 'sh', line],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.DEVNULL,
+    )
+    # Instead of a stack trace of Python, which absl asks for.
+    signal.signal(signal.SIGABRT, signal.SIG_DFL)
+
+  def cancel(self) -> None:
+    """Says nothing."""
+    if self._shell is not None:
+      self._shell.communicate(b'over\n')
+
+
+_last_words = _LastWords()
+
+
+def _exit_code(error: BaseException) -> int:
+  if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+    return error.code or 0
+  reason = ' '.join(str(error).split())
+  if any(word in reason for word in _COMMUNICATION):
+    print(f'{_lost()} ({reason[:200]})', file=sys.stderr)
+  else:
+    traceback.print_exception(error)
+  return _LOST
+
+
+def _lost():
+  return (
+    f'process {jax.process_index()} of {jax.process_count()} ended early, as '
+    'all do when one is lost: start the same command again on each host'
+  )
+
+
+def _give_up(timeout, places):
+  known = ', '.join(
+    f'--{name}={value}' for name, value in places.items() if value is not None
+  )
+  print(
+    f'{known or "--distributed"}: not all processes came together within '
+    f'{timeout} s: start each of them, and check that process 0 can be reached '
+    'there and that the numbers are right',
+    file=sys.stderr,
+    flush=True,
+  )
+  os._exit(2)
+
+
+def _only_first_writes():
+  """Keeps standard output for what process 0 prints.
+
+  What C++ libraries print there goes to standard error (Gloo greets).
+  """
+  kept = (
+    os.dup(1) if jax.process_index() == 0 else os.open(os.devnull, os.O_WRONLY)
+  )
+  sys.stdout.flush()
+  sys.stdout = os.fdopen(kept, 'w')
+  os.dup2(2, 1)

@@ -1,0 +1,155 @@
+"""The commands on a mesh of 8 devices: what they give, and what they refuse."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import mesh
+from specsample import sharding
+
+_MESH = ('--gin_bindings=Mesh.data = 4', '--gin_bindings=Mesh.model = 2')
+_NEW_TOKENS = 24
+_REFUSED = {
+  'Mesh.data = 3': 'a mesh of 3 x 1 needs 3 devices, and there are 8',
+  'Mesh.model = 0': 'a mesh of 1 x 0 needs 0 devices',
+  'Mesh.data = 8\nMesh.num_slices = 3': 'num_slices is 3 and data 8',
+  "Mesh.rules = (('batch', 'data'),)": (
+    "Mesh.rules holds ('batch', 'data'): give pairs as ('batch', ('data',))"
+  ),
+  "Mesh.rules = (('batch', ('rows',)),)": "with mesh axes 'data', 'model'",
+  'Evaluation.batch_size = 0': 'Evaluation.batch_size is 0: give at least 1',
+}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A folder with prompts of two categories."""
+  folder = tmp_path_factory.mktemp('mesh')
+  prompts = [
+    {'prompt': 'What is ' + i * '2 + ' + '2?', 'category': f'{i > 2}'}
+    for i in range(6)
+  ]
+  lines = [json.dumps(prompt) + '\n' for prompt in prompts]
+  (folder / 'prompts.jsonl').write_text(''.join(lines))
+  return folder
+
+
+@pytest.fixture(scope='module')
+def outcomes(commands, tiny_methods, cpu_devices, folder):
+  """The same evaluation with and without a mesh, a generation, and faults."""
+  evaluate = (
+    *('evaluate', *tiny_methods, f'--prompts={folder / "prompts.jsonl"}'),
+    f'--gin_bindings=Evaluation.max_new_tokens = {_NEW_TOKENS}',
+    '--gin_bindings=Evaluation.repeats = 1',
+    "--gin_bindings=Evaluation.methods = {'ngram': @ngram/Method()}",
+    '--gin_bindings=Sampling.temperature = 1.0',
+  )
+  in_batches = (*_MESH, '--gin_bindings=Evaluation.batch_size = 4')
+  generate = ('generate', *tiny_methods, f'--max_new_tokens={_NEW_TOKENS}')
+  calls = {
+    'alone': (*evaluate, f'--out={folder / "alone"}'),
+    'batches': (*evaluate, *in_batches, f'--out={folder / "batches"}'),
+    'generate': (*generate, *_MESH, '--prompt=Hello'),
+  }
+  for binding in _REFUSED:
+    flag = f'--gin_bindings={binding}'
+    calls[binding] = (*evaluate, flag, f'--out={folder / "refused"}')
+  ended = commands.run_in_forks(list(calls.values()), variables=cpu_devices(8))
+  return dict(zip(calls, ended, strict=True))
+
+
+def _generations(folder):
+  lines = (folder / 'journal.jsonl').read_text().splitlines()
+  records = [json.loads(line) for line in lines[1:]]
+  return [
+    record['value']['generations']
+    for record in records
+    if record['key'][0] == 'generation'
+  ]
+
+
+def test_batches_over_the_data_axis_have_the_tokens_of_one_device(
+  outcomes, folder
+):
+  for name in ('alone', 'batches'):
+    assert outcomes[name].code == 0, outcomes[name].err
+  alone = _generations(folder / 'alone')
+  batches = _generations(folder / 'batches')
+  assert [len(batch) for batch in alone] == [1] * 6
+  assert [len(batch) for batch in batches] == [4, 2]
+  tokens = lambda batches: [row['tokens'] for batch in batches for row in batch]
+  assert tokens(batches) == tokens(alone)
+  # Drawn, and each from a stream of its own.
+  assert len({tuple(row) for row in tokens(alone)}) == 6
+
+
+def test_seconds_of_a_batch_are_shared_by_tokens(outcomes, folder):
+  del outcomes
+  for batch in _generations(folder / 'batches'):
+    costs = [row['seconds'] / len(row['tokens']) for row in batch]
+    assert costs == pytest.approx([costs[0]] * len(batch))
+  rows = json.loads((folder / 'batches' / 'result.json').read_text())['rows']
+  assert [row['category'] for row in rows] == ['overall', 'False', 'True']
+  seconds = [row['ms_per_token'] * row['tokens'] for row in rows]
+  assert seconds[0] == pytest.approx(seconds[1] + seconds[2])
+  for row in rows:
+    assert row['batch_size'] == 4
+    assert row['percent_of_roofline'] > 0
+
+
+def test_a_generation_on_a_mesh_is_that_of_one_device(outcomes, greedy):
+  outcome = outcomes['generate']
+  assert outcome.code == 0, outcome.err
+  assert outcome.out == greedy('Hello', _NEW_TOKENS)[1] + '\n'
+
+
+@pytest.mark.parametrize('binding', _REFUSED)
+def test_a_mesh_that_cannot_be_is_one_line(outcomes, folder, binding):
+  outcome = outcomes[binding]
+  assert outcome.code == 2, outcome.err
+  assert outcome.out == ''
+  (line,) = outcome.err.splitlines()
+  assert re.search(re.escape(_REFUSED[binding]), line), line
+  assert not (folder / 'refused').exists()
+
+
+def test_one_device_is_no_mesh():
+  with mesh.Mesh().set():
+    assert jax.sharding.get_mesh().empty
+
+
+def test_rules_hold_within_the_mesh_only():
+  own = (('batch', ('data',)), ('vocab', ()))
+  (device,) = jax.devices()[:1]
+  entered = mesh.entered(sharding.make_mesh(devices=[device]), own)
+  with entered:
+    assert sharding.rules.value == own
+    assert not jax.sharding.get_mesh().empty
+  assert sharding.rules.value == sharding.DEFAULT_RULES
+  assert jax.sharding.get_mesh().empty
+
+
+@dataclasses.dataclass(frozen=True)
+class _Device:
+  """What `make_mesh` asks of a device of a slice."""
+
+  id: int
+  slice_index: int
+  process_index: int
+  platform: str = 'cpu'
+  device_kind: str = 'cpu'
+
+
+def test_slices_divide_the_data_axis():
+  # Two slices of two hosts with two devices each, in any order.
+  devices = [_Device(i, i // 4, i // 2) for i in range(8)]
+  shuffled = [devices[i] for i in (5, 0, 7, 2, 1, 4, 3, 6)]
+  grid = sharding.make_mesh(4, 2, num_slices=2, devices=shuffled).devices
+  slices = np.vectorize(lambda device: device.slice_index)(grid)
+  assert grid.shape == (4, 2)
+  assert slices.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+  assert {device.id for device in grid.flat} == set(range(8))

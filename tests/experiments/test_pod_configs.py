@@ -1,0 +1,61 @@
+"""The configurations of `compile_tpu` have the sizes that they name."""
+
+import dataclasses
+import math
+import pathlib
+
+import gin
+import jax
+import pytest
+
+from experiments import compilation
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Of the Llamas as published, all weights counted; of Chinchilla and its drafter
+# to the digits that the papers give.
+_PARAMETERS = {
+  'pod_chinchilla_v4': (
+    pytest.approx(70e9, rel=0.01),
+    pytest.approx(4e9, rel=0.01),
+  ),
+  'pod_llama_70b': (70_553_706_496, 1_235_814_400),
+  'pod_llama_405b': (405_853_388_800, 8_030_261_248),
+}
+_TOPOLOGIES = {
+  'pod_chinchilla_v4': ('v4:2x2x4',),
+  'pod_llama_70b': ('v5e:4x4', 'v6e:4x4', 'v5p:2x2x4'),
+  'pod_llama_405b': ('v5p:4x4x4',),
+}
+
+
+@pytest.fixture(params=_PARAMETERS)
+def configured(request):
+  """A configuration's name and what it sets up."""
+  gin.clear_config()
+  gin.add_config_file_search_path(str(_ROOT))
+  gin.parse_config_file(f'configs/runs/{request.param}.gin')
+  yield request.param, compilation.CompileTpu()
+  gin.clear_config()
+
+
+def _num_parameters(model):
+  """Of a model whose layers are alike, from those of none and of one."""
+  none, one = (
+    sum(
+      math.prod(leaf.shape)
+      for leaf in jax.tree.leaves(
+        dataclasses.replace(model, num_layers=num_layers).abstract_params()
+      )
+    )
+    for num_layers in (0, 1)
+  )
+  return none + model.num_layers * (one - none)
+
+
+def test_sizes_are_those_of_the_named_models(configured):
+  name, config = configured
+  found = _num_parameters(config.model), _num_parameters(config.draft_model)
+  assert found == _PARAMETERS[name]
+  assert config.drafter.model == config.draft_model
+  assert config.topologies == _TOPOLOGIES[name]
+  assert config.model.dtype == config.draft_model.dtype == 'bfloat16'

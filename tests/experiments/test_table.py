@@ -1,0 +1,97 @@
+"""Rows of a table from generations that were made up."""
+
+import pytest
+
+from experiments import evaluation
+from experiments import methods
+from experiments import random_weights
+from experiments import results
+from experiments import table
+import specsample
+from specsample import stats
+from specsample.models import llama
+
+_MODEL = llama.Llama(
+  vocab_size=10,
+  num_layers=1,
+  dim=4,
+  num_heads=2,
+  num_kv_heads=1,
+  head_dim=2,
+  mlp_dim=8,
+  max_length=64,
+  tie_embeddings=True,
+)
+_BANDWIDTH = 1e6
+
+
+@pytest.fixture
+def in_batches():
+  """Three prompts, two of them in one batch; the method's and a baseline's."""
+
+  def generation(batch, category, seconds, tokens, rounds):
+    return results.Generation(
+      batch=batch,
+      category=category,
+      prompt_tokens=6,
+      tokens=[1] * tokens,
+      log_probs=[-1.0] * tokens,
+      seconds=seconds,
+      stats=stats.Stats(tokens, rounds, (0, rounds), (rounds, 0)),
+    )
+
+  target = specsample.Loaded(_MODEL, random_weights.params(_MODEL), None)
+  of_method = [
+    generation(0, 'a', 0.2, 8, 5),
+    generation(0, 'b', 0.1, 4, 3),
+    generation(1, 'b', 0.3, 12, 7),
+  ]
+  baseline = [
+    generation(0, 'a', 0.4, 8, 8),
+    generation(0, 'b', 0.2, 4, 4),
+    generation(1, 'b', 0.6, 12, 12),
+  ]
+  parts = {'draft_ms': 1, 'verify_ms': 2, 'overhead_ms': 3, 'law': 'sampled'}
+  names = ('autoregressive', 'ngram')
+  method = methods.Method(specsample.drafters.Ngram(num_draft_tokens=1))
+  return table.Table(
+    evaluation.Evaluation(
+      target=target, methods=dict.fromkeys(names, method), batch_size=2
+    ),
+    'benchmark',
+    dict(zip(names, (baseline, of_method), strict=True)),
+    dict.fromkeys(names, parts),
+    _BANDWIDTH,
+  )
+
+
+def _row(rows, method, category):
+  (row,) = (r for r in rows if (r.method, r.category) == (method, category))
+  return row
+
+
+def test_one_pass_of_the_target_serves_a_batch(in_batches):
+  rows = in_batches.rows()
+  # Embedding, attention (2 of 4 x 4, 2 of 4 x 2), three of 4 x 8, three norms.
+  weights = 4 * (40 + 2 * 16 + 2 * 8 + 3 * 32 + 3 * 4)
+  # Keys and values of two numbers at the middle of the generation, a length.
+  cache = lambda tokens: 4 * (2 * 2 * (6 + tokens // 2) + 1)
+  first = 5 * weights + 5 * cache(8) + 3 * cache(4)
+  second = 7 * weights + 7 * cache(12)
+  expected = lambda ideal, seconds: 100 * ideal / _BANDWIDTH / seconds
+  percent = lambda category: _row(rows, 'ngram', category).percent_of_roofline
+  assert percent('overall') == pytest.approx(expected(first + second, 0.6))
+  # A category has its part of the batch's seconds, of what is needed too.
+  assert percent('a') == pytest.approx(expected(first * 2 / 3, 0.2))
+  assert percent('b') == pytest.approx(expected(first / 3 + second, 0.4))
+
+
+def test_time_a_token_is_that_of_the_batches(in_batches):
+  row = _row(in_batches.rows(), 'ngram', 'overall')
+  assert row.batch_size == 2
+  assert (row.prompts, row.tokens, row.rounds) == (3, 24, 15)
+  assert row.ms_per_token == pytest.approx(1e3 * 0.6 / 24)
+  assert row.speedup == pytest.approx(2)
+  # Two batches, which the method doubles alike.
+  assert row.speedup_ci95 == pytest.approx([2, 2])
+  assert _row(in_batches.rows(), 'ngram', 'a').speedup_ci95 is None

@@ -1,0 +1,128 @@
+"""`compile_tpu`'s numbers, for these devices, against what can be known."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import chips
+from experiments import compilation
+import specsample
+from specsample import drafters
+from specsample import sharding
+from specsample.models import llama
+
+_K = 4
+_TARGET = llama.Llama(
+  vocab_size=512,
+  num_layers=2,
+  dim=256,
+  num_heads=8,
+  num_kv_heads=8,
+  head_dim=32,
+  mlp_dim=768,
+  max_length=256,
+)
+_DRAFT = dataclasses.replace(_TARGET, num_layers=1, dim=128, mlp_dim=384)
+_CONFIG = compilation.CompileTpu(
+  model=_TARGET,
+  draft_model=_DRAFT,
+  drafter=drafters.Chain(model=_DRAFT, num_draft_tokens=_K),
+  sampling=specsample.Sampling(temperature=1.0, top_p=0.8),
+  prompt_length=16,
+  max_length=64,
+)
+_CHIP = chips.of('v5e:2x4')
+
+
+def _target(config, chip):
+  mesh = sharding.make_mesh(config.data, 8 // config.data)
+  return compilation.on(mesh, config, topology='cpu', chip=chip)
+
+
+@pytest.fixture(scope='module')
+def compiled():
+  """What is known of one row on a mesh of 1 x 8, and the loop's HLO."""
+  return compilation.run(_target(_CONFIG, _CHIP), _CONFIG, lambda step: None)
+
+
+def test_the_arguments_are_those_of_generate(compiled):
+  counted, _ = compiled
+  params = {'target': _TARGET, 'drafter': _DRAFT}
+  with jax.set_mesh(sharding.make_mesh(1, 8)):
+    placed = {
+      name: sharding.place(
+        jax.jit(model.init)(jax.random.key(0)), model.param_axes()
+      )
+      for name, model in params.items()
+    }
+    state = specsample.prefill(
+      placed,
+      np.zeros((1, 16), np.int32),
+      np.full((1,), 16, np.int32),
+      jax.random.key(0),
+      model=_TARGET,
+      drafter=_CONFIG.drafter,
+      sampling=_CONFIG.sampling,
+      max_new_tokens=64,
+      max_length=64,
+    )
+  held = sum(
+    leaf.addressable_shards[0].data.nbytes
+    for leaf in jax.tree.leaves((placed, state))
+  )
+  # And the number of rounds.
+  assert counted.argument_bytes == held + 4
+
+
+def test_operations_are_those_of_the_products(compiled):
+  counted, _ = compiled
+  per_token = lambda model: (
+    model.num_layers
+    * (
+      4 * model.dim * model.num_heads * model.head_dim
+      + 3 * model.dim * model.mlp_dim
+    )
+    + model.dim * model.vocab_size
+  )
+  # The draft model sees two tokens in its first pass, then one in each.
+  products = (_K + 1) * (per_token(_TARGET) + per_token(_DRAFT))
+  assert 1 <= 8 * counted.flops_per_round / (2 * products) < 1.25
+
+
+def test_a_layer_is_summed_twice_a_pass_and_a_lookup_once(compiled):
+  counted, _ = compiled
+  sums = {
+    one['bytes']: one['per_round']
+    for one in counted.collectives
+    if one['op'] == 'all-reduce'
+  }
+  size = lambda model, tokens: 4 * tokens * model.dim
+  assert sums[size(_TARGET, _K + 1)] == 2 * _TARGET.num_layers + 1
+  of_a_draft_pass = 2 * _DRAFT.num_layers + 1
+  assert sums[size(_DRAFT, 2)] == of_a_draft_pass
+  assert sums[size(_DRAFT, 1)] == (_K - 1) * of_a_draft_pass
+
+
+def test_no_vocabulary_is_gathered_and_no_host_asked(compiled):
+  counted, text = compiled
+  assert counted.vocab_all_gathers == counted.host_transfers == 0
+  # Logits are there, divided by 8.
+  assert 'f32[5,64]' in text
+
+
+def test_what_does_not_fit_is_not_compiled():
+  chip = dataclasses.replace(_CHIP, hbm_bytes=1 << 10)
+  counted, text = compilation.run(
+    _target(_CONFIG, chip), _CONFIG, lambda step: None
+  )
+  assert not counted.fits
+  assert counted.argument_bytes > counted.hbm_bytes_per_device == 1 << 10
+  assert counted.collectives is None
+  assert text is None
+
+
+def test_rows_fill_up_a_batch():
+  config = dataclasses.replace(_CONFIG, batch_size=3, data=2)
+  assert _target(config, _CHIP).request.tokens.shape[0] == 4

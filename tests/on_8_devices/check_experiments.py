@@ -1,0 +1,99 @@
+"""What the experiments make and measure on a mesh."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import measure
+from experiments import random_weights
+from experiments import roofline
+import specsample
+from specsample import sharding
+from specsample import types
+from specsample.models import llama
+
+_MODEL = llama.Llama(
+  vocab_size=96,
+  num_layers=1,
+  dim=64,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=16,
+  mlp_dim=96,
+  max_length=256,
+)
+
+
+@pytest.mark.parametrize(('data', 'explicit'), [(1, True), (4, False)])
+def test_random_weights_are_the_same_on_every_mesh(data, explicit):
+  expected = random_weights.params(_MODEL)
+  with jax.set_mesh(sharding.make_mesh(data, 8 // data, explicit=explicit)):
+    params = random_weights.params(_MODEL)
+    shardings = sharding.of_tree(_MODEL.param_axes())
+
+  def check(array, whole, expected_sharding):
+    assert array.sharding == expected_sharding
+    np.testing.assert_array_equal(array, whole)
+
+  jax.tree.map(check, params, expected, shardings)
+
+
+def test_a_device_makes_its_part_of_the_weights():
+  whole = sum(x.nbytes for x in jax.tree.leaves(random_weights.params(_MODEL)))
+  with jax.set_mesh(sharding.make_mesh(1, 8)):
+    init = random_weights.initializer(_MODEL)
+    used = init.lower(jax.random.key(0)).compile().memory_analysis()
+  assert used.temp_size_in_bytes + used.output_size_in_bytes < whole
+
+
+@pytest.mark.parametrize('explicit', [True, False])
+def test_roofline_counts_what_each_device_reads(explicit):
+  with jax.set_mesh(sharding.make_mesh(2, 4, explicit=explicit)):
+    params = {'target': random_weights.params(_MODEL)}
+    found = roofline.Roofline.of(params, _MODEL, copy_bandwidth=100.0)
+    cache = roofline.cache_bytes(_MODEL, length=10)
+  assert cache == 4 * (2 * 10 * 2 * 16 + 1)  # and the length
+  # Of the attention 4 query heads of 16; 2 key-value heads, on two devices
+  # each; the feed-forward's three; the unembedding; three norms.
+  in_four = 2 * 64 * 64 + 3 * 64 * 96 + 64 * 96
+  in_two = 2 * 64 * 32
+  whole = 3 * 64
+  data = 2
+  assert found.weight_bytes == 4 * data * (in_four + 2 * in_two + 4 * whole)
+  assert found.cache_copies == pytest.approx(2, rel=0.02)
+  # The devices of a process share the memory of the CPU.
+  assert found.bytes_per_second == 100
+  assert found.seconds(3, 50) == pytest.approx(
+    (3 * found.weight_bytes + found.cache_copies * 50) / 100
+  )
+
+
+def test_without_a_mesh_one_device_reads_all():
+  params = {'target': random_weights.params(_MODEL)}
+  found = roofline.Roofline.of(params, _MODEL, copy_bandwidth=100.0)
+  assert found.weight_bytes == roofline.weight_bytes(params)
+  assert (found.cache_copies, found.bytes_per_second) == (1, 100)
+
+
+def test_parts_of_a_round_are_timed():
+  with jax.set_mesh(sharding.make_mesh(2, 4)):
+    params = {'target': random_weights.params(_MODEL)}
+    prompts, lengths = specsample.pad_prompts([[1, 2, 1, 2], [3], [4, 5]])
+    times = measure.round_times(
+      params,
+      prompts,
+      lengths,
+      model=_MODEL,
+      drafter=specsample.drafters.Ngram(num_draft_tokens=2),
+      verify=specsample.verify.chain,
+      sampling=specsample.Sampling(),
+      max_new_tokens=16,
+      repeats=1,
+    )
+    passes = measure.pass_ms(
+      params, _MODEL, (1, 3), length=4, max_length=32, repeats=1
+    )
+  assert times.law == types.DraftLaw.POINT_MASS
+  assert min(times.draft_ms, times.verify_ms, times.least_ms) > 0
+  assert passes.keys() == {1, 3}
+  assert min(passes.values()) > 0

@@ -1,0 +1,235 @@
+"""sharding.py itself, and what the compiler makes of a divided vocabulary."""
+
+import dataclasses
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import hlo_counts
+import specsample
+from specsample import decode
+from specsample import drafters
+from specsample import sharding
+from specsample import verify
+from specsample.models import llama
+
+MODEL = llama.Llama(
+  vocab_size=1056,
+  num_layers=1,
+  dim=32,
+  num_heads=8,
+  num_kv_heads=2,
+  head_dim=8,
+  mlp_dim=48,
+  max_length=128,
+)
+SAMPLING = specsample.Sampling(
+  temperature=1.0, top_k=50, top_p=0.9, repetition_penalty=1.1
+)
+
+
+def shapes_on_devices(x):
+  return {shard.data.shape for shard in x.addressable_shards}
+
+
+def setup(mesh, model=MODEL, num_rows=2):
+  """Placed parameters of a target and a draft model, and prefill arguments."""
+  with jax.set_mesh(mesh):
+    params = sharding.place(model.init(jax.random.key(0)), model.param_axes())
+  prompts, lengths = specsample.pad_prompts([[1, 2, 3]] * num_rows)
+  arguments = ({'target': params, 'drafter': params}, prompts, lengths)
+  settings = {
+    'model': model,
+    'drafter': drafters.Chain(model=model, num_draft_tokens=3),
+  }
+  return arguments, settings
+
+
+def counts_of_a_round(mesh, rule):
+  arguments, settings = setup(mesh)
+  with jax.set_mesh(mesh):
+    state = decode.prefill(
+      *arguments,
+      jax.random.key(0),
+      sampling=SAMPLING,
+      max_new_tokens=8,
+      **settings,
+    )
+    lowered = decode.advance.lower(
+      arguments[0], state, verify=rule, max_rounds=8, **settings
+    )
+  return hlo_counts.count(lowered.compile().as_text(), MODEL.vocab_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sorting:
+  """Chain verification of distributions that are sorted once for nothing."""
+
+  lossless = True
+  positional = False
+  draft_laws = verify.chain.draft_laws
+
+  def __call__(self, key, draft, target_probs):
+    target_probs = sharding.constrain(target_probs, None, None)
+    order = jnp.argsort(target_probs, axis=-1)
+    rank = jnp.argsort(order, axis=-1)
+    ordered = jnp.take_along_axis(target_probs, order, axis=-1)
+    target_probs = jnp.take_along_axis(ordered, rank, axis=-1)
+    vocab = sharding.Axis('vocab', target_probs.shape[-1])
+    target_probs = sharding.constrain(target_probs, None, vocab)
+    return verify.chain(key, draft, target_probs)
+
+
+@pytest.mark.parametrize(
+  'rule, shape, explicit',
+  [
+    (verify.chain, (1, 8), True),
+    (verify.chain, (2, 4), False),
+    (verify.block, (2, 4), True),
+    (verify.block, (1, 8), False),
+    (verify.coupled, (2, 4), True),
+  ],
+)
+def test_no_round_gathers_a_vocabulary(rule, shape, explicit):
+  mesh = sharding.make_mesh(*shape, explicit=explicit)
+  counts = counts_of_a_round(mesh, rule)
+  assert counts.collectives
+  assert counts.vocab_all_gathers == 0
+  assert counts.host_transfers == 0
+
+
+def test_a_rule_that_gathers_the_vocabulary_is_found():
+  mesh = sharding.make_mesh(1, 8, explicit=False)
+  assert counts_of_a_round(mesh, Sorting()).vocab_all_gathers > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Drifting:
+  """A model whose cache is not divided any more once it was written to."""
+
+  model: llama.Llama
+
+  def __getattr__(self, name):
+    return getattr(self.model, name)
+
+  def commit(self, cache, length):
+    whole = lambda leaf: sharding.constrain(leaf, *[None] * leaf.ndim)
+    keys = tuple(whole(leaf) for leaf in cache.keys)
+    return dataclasses.replace(cache, keys=keys, length=length)
+
+
+def test_a_carry_whose_sharding_drifts_is_an_error_when_traced():
+  mesh = sharding.make_mesh(2, 4)
+  arguments, settings = setup(mesh)
+  settings['model'] = Drifting(MODEL)
+  settings['drafter'] = drafters.NoDraft()
+  with jax.set_mesh(mesh), pytest.raises(TypeError, match=r'keys\[0\]'):
+    decode.prefill(
+      *arguments,
+      jax.random.key(0),
+      sampling=SAMPLING,
+      max_new_tokens=8,
+      **settings,
+    )
+
+
+@pytest.mark.parametrize('data, model, explicit', [(2, 4, True), (1, 8, False)])
+def test_weights_and_caches_are_in_equal_parts(data, model, explicit):
+  mesh = sharding.make_mesh(data, model, explicit=explicit)
+  arguments, settings = setup(mesh, num_rows=8)
+  with jax.set_mesh(mesh):
+    state = decode.prefill(
+      *arguments,
+      jax.random.key(0),
+      sampling=SAMPLING,
+      max_new_tokens=8,
+      **settings,
+    )
+  target = arguments[0]['target']
+  attention = target['layers'][0]['attention']
+  part = lambda name: shapes_on_devices(attention[name]['kernel'])
+  assert shapes_on_devices(target['embedding']) == {(32, 1056 // model)}
+  assert part('query') == {(32, 64 // model)}
+  assert part('key') == {(32, 16 // MODEL.num_kv_heads)}
+  assert part('out') == {(64 // model, 32)}
+  cache = state.cache.keys[0]
+  assert shapes_on_devices(cache) == {(8 // data, 1, *cache.shape[2:])}
+
+
+@pytest.mark.parametrize('kv_heads', [1, 2, 3, 4, 6, 8, 12])
+@pytest.mark.parametrize('group', [1, 2, 3, 4, 8])
+@pytest.mark.parametrize('model', [2, 4, 6, 8])
+def test_a_head_is_never_cut(kv_heads, group, model):
+  """The parts of the merged axis are those of the two axes, in that order."""
+  kv = sharding.Axis('kv_heads', kv_heads)
+  of_kv = sharding.Axis('heads_of_kv', group, within=kv)
+  devices = jax.devices()[:model]
+  with jax.set_mesh(sharding.make_mesh(1, model, devices=devices)):
+    heads = np.arange(kv_heads * group)
+    merged = jax.device_put(heads, sharding.of([kv, of_kv]))
+    apart = jax.device_put(
+      heads.reshape(kv_heads, group), sharding.of(kv, of_kv)
+    )
+  of_device = lambda x: {
+    shard.device: sorted(np.ravel(shard.data)) for shard in x.addressable_shards
+  }
+  assert of_device(merged) == of_device(apart)
+
+
+def test_what_does_not_divide_is_logged_once(caplog):
+  with (
+    caplog.at_level(logging.WARNING),
+    jax.set_mesh(sharding.make_mesh(1, 8)),
+  ):
+    for _ in range(2):
+      assert not sharding.is_divided(sharding.Axis('vocab', 50257))
+      assert sharding.is_divided(sharding.Axis('vocab', 50258))
+  assert [record.getMessage() for record in caplog.records] == [
+    'vocab of 50257 is not divided evenly by 8 devices: replicated',
+    'vocab of 50258 is not divided evenly by 8 devices: in 2 parts, '
+    'each on 4 devices',
+  ]
+
+
+def test_rules_can_be_replaced():
+  """Under rules that divide the batch alone, the vocabulary is whole."""
+  vocab = sharding.Axis('vocab', 96)
+  with jax.set_mesh(sharding.make_mesh(2, 4)):
+    assert sharding.is_divided(vocab)
+    with sharding.rules((('batch', ('data',)),)):
+      assert not sharding.is_divided(vocab)
+      assert sharding.batch_parts() == 2
+    with sharding.rules((('batch', ('data', 'model')),)):
+      assert sharding.batch_parts() == 8
+
+
+def test_lookup_is_take(mesh):
+  table = np.random.default_rng(0).normal(size=(4, 48)).astype(np.float32)
+  ids = np.random.default_rng(1).integers(48, size=(8, 3)).astype(np.int32)
+  vocab = sharding.Axis('vocab', 48)
+  with jax.set_mesh(mesh):
+    table_there = sharding.place(table, (None, vocab))
+    ids_there = sharding.place(ids, ('batch', None))
+    look_up = jax.jit(sharding.lookup, static_argnums=2)
+    found = look_up(table_there, ids_there, vocab)
+  np.testing.assert_array_equal(found, table.T[ids])
+
+
+@pytest.mark.parametrize('data, model', [(3, 2), (0, 8), (-1, -8), (8, 2)])
+def test_a_mesh_of_another_number_of_devices_is_refused(data, model):
+  with pytest.raises(ValueError, match='there are 8'):
+    sharding.make_mesh(data, model)
+
+
+@pytest.mark.parametrize('num_slices', [0, 3])
+def test_slices_that_do_not_divide_the_batch_are_refused(num_slices):
+  with pytest.raises(ValueError, match='choose a multiple'):
+    sharding.make_mesh(2, 4, num_slices=num_slices)
+
+
+def test_slices_that_are_not_there_are_refused():
+  with pytest.raises(ValueError, match='of 1 slices: give the number'):
+    sharding.make_mesh(2, 4, num_slices=2)

@@ -1,0 +1,127 @@
+"""`compile_tpu` from end to end, with TPU's compiler.
+
+Not among the ordinary tests: the first time it downloads libtpu (0.2 GB).
+
+  python -m pytest -o python_files='check_*.py' tests/with_libtpu
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_FIELDS = [
+  *('topology', 'devices', 'hbm_bytes_per_device', 'argument_bytes'),
+  *('temp_bytes', 'peak_bytes', 'fits', 'collectives', 'host_transfers'),
+  *('vocab_all_gathers', 'flops_per_round', 'bytes_per_round'),
+  *('weight_copies_per_round', 'roofline_seconds_per_round'),
+  'compile_seconds',
+]
+# The pair of the default configuration with few layers.
+_FEW_LAYERS = (
+  '--gin_bindings=target/llama.Llama.num_layers = 4',
+  '--gin_bindings=draft/llama.Llama.num_layers = 1',
+)
+# What a pass multiplies with, in bfloat16: layers and unembedding.
+_TARGET_BYTES = 2 * 8192 * (4 * (4 * 8192 + 3 * 24576) + 32000)
+_DRAFT_BYTES = 2 * 6144 * (4 * 6144 + 3 * 16384 + 32000)
+_K = 4
+_ON_CHIP_BYTES = 128 << 20  # of a v4 or v5e, which may keep as many weights
+
+
+def _run(*flags):
+  command = [sys.executable, '-m', 'experiments.compile_tpu', *flags]
+  return subprocess.run(
+    command,
+    cwd=_ROOT,
+    env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """What the command writes for two topologies."""
+  out = tmp_path_factory.mktemp('out')
+  topologies = ('--topology=v4:2x2x4', '--topology=v5e:4x4')
+  done = _run(*_FEW_LAYERS, *topologies, f'--out={out}', f'--dump_hlo={out}')
+  assert done.returncode == 0, done.stderr
+  assert [line.partition(' ')[2] for line in done.stderr.splitlines()] == [
+    'v4:2x2x4: prefill',
+    'v4:2x2x4: decoding loop',
+    'v5e:4x4: prefill',
+    'v5e:4x4: decoding loop',
+  ]
+  return out
+
+
+@pytest.fixture(params=[0, 1], ids=['v4', 'v5e'])
+def compiled(folder, request):
+  """One topology's object of compile.json."""
+  return json.loads((folder / 'compile.json').read_text())[request.param]
+
+
+def test_the_fields_are_those_that_are_promised(compiled):
+  assert list(compiled) == _FIELDS
+  assert compiled['devices'] == 16
+  for one in compiled['collectives']:
+    assert list(one) == ['op', 'bytes', 'per_round']
+
+
+def test_it_fits_and_moves_no_more_than_it_has_to(compiled):
+  assert compiled['fits']
+  assert compiled['peak_bytes'] < compiled['hbm_bytes_per_device']
+  assert compiled['temp_bytes'] < compiled['argument_bytes'] / 10
+  assert compiled['host_transfers'] == 0
+  assert compiled['vocab_all_gathers'] == 0
+  assert compiled['weight_copies_per_round'] == 0
+
+
+def test_bytes_and_operations_are_those_of_weights_and_products(compiled):
+  least = (_TARGET_BYTES + _DRAFT_BYTES) / 16 - _ON_CHIP_BYTES
+  most = (_TARGET_BYTES + _K * _DRAFT_BYTES) / 16
+  assert least < compiled['bytes_per_round'] < most
+  operations = (_K + 1) * (_TARGET_BYTES + _DRAFT_BYTES) / 16
+  assert 1 <= compiled['flops_per_round'] / operations < 1.1
+
+
+def test_the_hlo_is_left(folder):
+  names = {path.name for path in folder.glob('*.hlo')}
+  assert names == {'v4_2x2x4.hlo', 'v5e_4x4.hlo'}
+
+
+@pytest.mark.parametrize(
+  'binding',
+  [
+    # More weights than memory, which is known before anything is compiled.
+    'target/llama.Llama.num_layers = 80',
+    # Caches that the compiler refuses.
+    'CompileTpu.batch_size = 2600',
+  ],
+)
+def test_what_does_not_fit_ends_with_exit_code_1(tmp_path, binding):
+  topology = '--topology=v5e:2x2'
+  flags = (*_FEW_LAYERS, f'--gin_bindings={binding}', f'--out={tmp_path}')
+  done = _run(*flags, topology)
+  assert done.returncode == 1, done.stderr
+  assert 'v5e:2x2: DOES NOT FIT' in done.stdout
+  (compiled,) = json.loads((tmp_path / 'compile.json').read_text())
+  assert list(compiled) == _FIELDS
+  assert not compiled['fits']
+  needs = compiled['peak_bytes'] or compiled['argument_bytes']
+  assert needs > compiled['hbm_bytes_per_device'] == 16 << 30
+
+
+def test_a_topology_that_the_compiler_refuses_is_one_line(tmp_path):
+  done = _run('--topology=v5e:3x3', f'--out={tmp_path / "out"}')
+  assert done.returncode == 2
+  (line,) = done.stderr.splitlines()
+  assert "'v5e:3x3'" in line
+  assert 'such as v5e:4x4' in line
+  assert not (tmp_path / 'out').exists()
