@@ -139,7 +139,8 @@ def run(
   with jax.set_mesh(target.mesh), sharding.rules(config.rules):
     params = _params(config)
     step(f'{target.topology}: prefill')
-    request = _abstract(target.request)
+    axes = request_lib.axes(target.request)
+    request = _structs(target.request, sharding.of_tree(axes))
     lowered = decode._prefill.lower(
       params, request, model=config.model, drafter=config.drafter
     )
@@ -245,15 +246,6 @@ def _params(config) -> Params:
     )
     for name, model in models.items()
   }
-
-
-def _abstract(request):
-  """The request as `specsample.prefill` would place it on the mesh."""
-  rows = dataclasses.replace(request, key=None)
-  axes = jax.tree.map(lambda x: ('batch', *[None] * (x.ndim - 1)), rows)
-  key = jax.ShapeDtypeStruct((), request.key.dtype, sharding=sharding.of())
-  rows = _structs(rows, sharding.of_tree(axes))
-  return dataclasses.replace(rows, key=key)
 
 
 def _structs(tree, shardings):

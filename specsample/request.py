@@ -68,6 +68,12 @@ class Request:
   chunk: int = types.static()  # tokens a prefill pass takes in
 
 
+def axes(request: Request) -> Request:
+  """The `sharding.Axes` of each array of a request, in its place."""
+  of_rows = lambda x: ('batch', *[None] * (x.ndim - 1))
+  return dataclasses.replace(jax.tree.map(of_rows, request), key=())
+
+
 def check(
   params: Params,
   prompts: Any,
@@ -141,16 +147,14 @@ def _on_devices(request):
 
   Rows that are done from the start fill up what the mesh divides the batch by.
   """
-  key = sharding.place(request.key, ())
-  rows = dataclasses.replace(request, key=None)
   missing = -request.prompt_length.size % sharding.batch_parts()
   if missing:
     # The last row once more, which may emit nothing.
     fill = lambda x: np.concatenate([x, np.repeat(x[-1:], missing, axis=0)])
-    rows = jax.tree.map(fill, rows)
+    rows = jax.tree.map(fill, dataclasses.replace(request, key=None))
     rows.limit[-missing:] = 0
-  axes = jax.tree.map(lambda x: ('batch', *[None] * (x.ndim - 1)), rows)
-  return dataclasses.replace(sharding.place(rows, axes), key=key)
+    request = dataclasses.replace(rows, key=request.key)
+  return sharding.place(request, axes(request))
 
 
 def _count(name, value):

@@ -5,8 +5,10 @@ Weights are [in, out], activations rows [B * T, D]: a batch-1 product with a
 leading batch axis takes a slow path on the CPU backend.
 """
 
+from collections.abc import Iterator
 import dataclasses
 import functools
+import itertools
 import math
 
 from flax import nnx
@@ -17,9 +19,18 @@ from specsample import sharding
 from specsample.types import Array
 
 
-def _weight(shape, axes, rngs: nnx.Rngs, dtype) -> nnx.Param:
+def random_keys(key: Array) -> Iterator[Array]:
+  """A key for each weight in turn.
+
+  (`nnx.Rngs` counts in an array, and takes seconds to trace for 80 layers.)
+  """
+  for count in itertools.count():
+    yield jax.random.fold_in(key, count)
+
+
+def _weight(shape, axes, keys, dtype) -> nnx.Param:
   scale = 1 / math.sqrt(shape[0])
-  value = scale * jax.random.normal(rngs.params(), shape, jnp.float32)
+  value = scale * jax.random.normal(next(keys), shape, jnp.float32)
   return nnx.Param(value.astype(dtype), axes=axes)
 
 
@@ -29,8 +40,8 @@ class Linear(nnx.Module):
   `axes` are the `sharding.Axes` of the input and the output.
   """
 
-  def __init__(self, in_dim, out_dim, *, axes, bias=False, rngs, dtype):
-    self.kernel = _weight((in_dim, out_dim), axes, rngs, dtype)
+  def __init__(self, in_dim, out_dim, *, axes, bias=False, keys, dtype):
+    self.kernel = _weight((in_dim, out_dim), axes, keys, dtype)
     zeros = lambda: nnx.Param(jnp.zeros(out_dim, dtype), axes=axes[1:])
     self.bias = zeros() if bias else None
     self.out_axis = axes[1]
@@ -59,9 +70,9 @@ class RMSNorm(nnx.Module):
 class GatedMLP(nnx.Module):
   """SwiGLU feed-forward (Shazeer, 2002.05202)."""
 
-  def __init__(self, dim, hidden_dim, *, rngs, dtype):
+  def __init__(self, dim, hidden_dim, *, keys, dtype):
     width = sharding.Axis('mlp', hidden_dim)
-    linear = functools.partial(Linear, rngs=rngs, dtype=dtype)
+    linear = functools.partial(Linear, keys=keys, dtype=dtype)
     self.gate = linear(dim, hidden_dim, axes=(None, width))
     self.up = linear(dim, hidden_dim, axes=(None, width))
     self.down = linear(hidden_dim, dim, axes=(width, None))
@@ -160,14 +171,14 @@ class Attention(nnx.Module):
   """Grouped-query attention over a cache (Ainslie et al., 2305.13245)."""
 
   def __init__(
-    self, dim, num_heads, num_kv_heads, head_dim, *, bias=False, rngs, dtype
+    self, dim, num_heads, num_kv_heads, head_dim, *, bias=False, keys, dtype
   ):
     self.kv_axis = sharding.Axis('kv_heads', num_kv_heads)
     self.group_axis = sharding.Axis(
       'heads_of_kv', num_heads // num_kv_heads, within=self.kv_axis
     )
     heads = [self.kv_axis, self.group_axis]
-    linear = functools.partial(Linear, bias=bias, rngs=rngs, dtype=dtype)
+    linear = functools.partial(Linear, bias=bias, keys=keys, dtype=dtype)
     self.query = linear(dim, num_heads * head_dim, axes=(None, heads))
     kv_dim = num_kv_heads * head_dim
     self.key = linear(dim, kv_dim, axes=(None, self.kv_axis))

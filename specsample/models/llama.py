@@ -53,7 +53,7 @@ class Llama:
 
   def init(self, key: Array) -> Params:
     """Random parameters: nested dictionaries of arrays in `dtype`."""
-    network = _Network(self, nnx.Rngs(params=key))
+    network = _Network(self, layers.random_keys(key))
     return nnx.to_pure_dict(nnx.split(network)[1])
 
   def abstract_params(self) -> Params:
@@ -117,7 +117,7 @@ class Llama:
 
 
 class _Layer(nnx.Module):
-  def __init__(self, config: Llama, rngs):
+  def __init__(self, config: Llama, keys):
     dtype = jnp.dtype(config.dtype)
     self.attention_norm = layers.RMSNorm(config.dim, config.norm_eps, dtype)
     self.attention = layers.Attention(
@@ -126,12 +126,12 @@ class _Layer(nnx.Module):
       config.num_kv_heads,
       config.head_dim,
       bias=config.attention_bias,
-      rngs=rngs,
+      keys=keys,
       dtype=dtype,
     )
     self.mlp_norm = layers.RMSNorm(config.dim, config.norm_eps, dtype)
     self.mlp = layers.GatedMLP(
-      config.dim, config.mlp_dim, rngs=rngs, dtype=dtype
+      config.dim, config.mlp_dim, keys=keys, dtype=dtype
     )
 
   def __call__(self, x, rope, mask, keys, values):
@@ -143,7 +143,7 @@ class _Layer(nnx.Module):
 
 
 class _Network(nnx.Module):
-  def __init__(self, config: Llama, rngs):
+  def __init__(self, config: Llama, keys):
     dtype = jnp.dtype(config.dtype)
     # [D, V] also for the lookup: tied weights exist once, and the product
     # that reads all of them gets the fast layout.
@@ -153,14 +153,14 @@ class _Network(nnx.Module):
         config.dim,
         config.vocab_size,
         axes=(None, self.vocab_axis),
-        rngs=rngs,
+        keys=keys,
         dtype=dtype,
       ).kernel
     )
     self.embedding = vocabulary()
     self.unembedding = None if config.tie_embeddings else vocabulary()
     self.layers = nnx.List(
-      [_Layer(config, rngs) for _ in range(config.num_layers)]
+      [_Layer(config, keys) for _ in range(config.num_layers)]
     )
     self.norm = layers.RMSNorm(config.dim, config.norm_eps, dtype)
     self.config = config
@@ -212,7 +212,9 @@ class _Network(nnx.Module):
 
 @functools.lru_cache(maxsize=64)
 def _abstract(config: Llama):
-  network = nnx.eval_shape(lambda: _Network(config, nnx.Rngs(0)))
+  network = nnx.eval_shape(
+    lambda: _Network(config, layers.random_keys(jax.random.key(0)))
+  )
   return nnx.split(network)
 
 

@@ -40,7 +40,7 @@ def synthetic(checkpoint, commands, tmp_path_factory):
     field.name: getattr(model, field.name)
     for field in dataclasses.fields(model)
   }
-  sizes = {'target': target, 'draft': target | {'num_layers': 1}}
+  sizes = {'llama_8b': target, 'llama_1b': target | {'num_layers': 1}}
   bindings = [
     f'--gin_bindings={scope}/Llama.{name} = {value!r}'
     for scope, values in sizes.items()
