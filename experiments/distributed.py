@@ -52,7 +52,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer(
     'initialization_timeout',
-    60,
+    50,
     'Seconds within which all processes have to come together.',
     lower_bound=1,
   )

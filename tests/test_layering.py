@@ -28,6 +28,8 @@ _LAYERS = (
 # The loop works for every model, drafter and verifier, so it knows none.
 _LOOP = {'decode', 'request', 'step', 'stopping'}
 _LOOP_IMPORTS = _LOOP | {'types', 'sampling', 'sharding', 'streams', 'stats'}
+# Everything else says what the axes of an array mean, not where they are.
+_OF_A_MESH = ('PartitionSpec', 'NamedSharding', 'shard_map')
 # What a user of the library alone never has to install, and what uses it.
 _ONLY_OUTSIDE = {
   *('absl', 'datasets', 'gin', 'matplotlib', 'rich', 'torch', 'transformers'),
@@ -109,6 +111,15 @@ def test_every_part_of_the_core_was_read():
   core = 'types sampling streams stats decode verify drafters models testing'
   assert {f'specsample.{part}' for part in core.split()} <= set(_LIBRARY)
   assert any(name.startswith('experiments.') for name in _FILES)
+
+
+def test_sharding_alone_names_the_axes_of_a_mesh():
+  users = {
+    module
+    for module, path in _FILES.items()
+    if any(name in path.read_text('utf-8') for name in _OF_A_MESH)
+  }
+  assert users == {'specsample.sharding'}
 
 
 def test_no_import_is_circular():
