@@ -45,12 +45,13 @@ class CompileTpu:
   max_length: int = 2048  # of prompt and output: the caches have room for it
   topologies: tuple[str, ...] = ()
   data: int = 1  # what is left of the devices divides the model
+  num_slices: int = 1  # of the topology, `data` is divided over them
   explicit: bool = True
   rules: sharding.Rules = sharding.DEFAULT_RULES
 
   def __post_init__(self):
     """Refuses batches and meshes of nothing."""
-    for name in ('batch_size', 'prompt_length', 'data'):
+    for name in ('batch_size', 'prompt_length', 'data', 'num_slices'):
       if getattr(self, name) < 1:
         raise ValueError(
           f'CompileTpu.{name} is {getattr(self, name)}: give at least 1'
@@ -77,7 +78,10 @@ def target(topology: str, config: CompileTpu) -> Target:
   chip = chips.of(topology)
   try:
     devices = topologies.get_topology_desc(
-      platform='tpu', topology_name=topology, **chip.options
+      platform='tpu',
+      topology_name=topology,
+      num_slices=config.num_slices,
+      **chip.options,
     ).devices
   except jax.errors.JaxRuntimeError as error:
     raise ValueError(
@@ -88,6 +92,7 @@ def target(topology: str, config: CompileTpu) -> Target:
   mesh = sharding.make_mesh(
     config.data,
     len(devices) // config.data,
+    num_slices=config.num_slices,
     explicit=config.explicit,
     devices=devices,
   )

@@ -125,3 +125,16 @@ def test_a_topology_that_the_compiler_refuses_is_one_line(tmp_path):
   assert "'v5e:3x3'" in line
   assert 'such as v5e:4x4' in line
   assert not (tmp_path / 'out').exists()
+
+
+def test_slices_divide_the_batch(tmp_path):
+  slices = [
+    f'--gin_bindings=CompileTpu.{name} = 2'
+    for name in ('num_slices', 'data', 'batch_size')
+  ]
+  out = f'--out={tmp_path}'
+  done = _run(*_FEW_LAYERS, *slices, '--topology=v4:2x2x2', out)
+  assert done.returncode == 0, done.stderr
+  (compiled,) = json.loads((tmp_path / 'compile.json').read_text())
+  assert compiled['devices'] == 2 * 8
+  assert compiled['vocab_all_gathers'] == 0
