@@ -1,0 +1,1 @@
+"""Training of drafters: losses, objectives and a step, all pure."""

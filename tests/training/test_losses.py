@@ -1,0 +1,127 @@
+"""The losses against their definitions, in numpy and float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specsample.training import losses
+
+_SHAPE = (3, 5, 7)
+
+
+def _softmax(logits):
+  weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+  return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _random(seed, shape=_SHAPE):
+  return np.random.default_rng(seed).normal(size=shape) * 2
+
+
+_DRAFT, _TARGET = _random(0), _random(1)
+
+
+def _kl(probs, other):
+  return (probs * np.log(probs / other)).sum(axis=-1)
+
+
+def _jsd(target, draft, weight=0.5):
+  mixture = weight * target + (1 - weight) * draft
+  return weight * _kl(target, mixture) + (1 - weight) * _kl(draft, mixture)
+
+
+_DEFINITIONS = {
+  losses.forward_kl: _kl,
+  losses.reverse_kl: lambda target, draft: _kl(draft, target),
+  losses.jsd: _jsd,
+  losses.total_variation: lambda target, draft: (
+    np.abs(target - draft).sum(axis=-1) / 2
+  ),
+}
+
+
+@pytest.mark.parametrize('loss', _DEFINITIONS)
+def test_is_its_definition(loss):
+  target, draft = _softmax(_TARGET), _softmax(_DRAFT)
+  expected = _DEFINITIONS[loss](target, draft)
+  found = loss(jnp.asarray(_DRAFT), jnp.log(target))
+  assert found.shape == _SHAPE[:-1]
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  # Of a distribution from itself.
+  zero = loss(jnp.asarray(_TARGET), jnp.log(target))
+  np.testing.assert_allclose(zero, 0, atol=1e-6)
+
+
+def test_cross_entropy_is_minus_the_log_probability_of_the_token():
+  tokens = np.random.default_rng(2).integers(_SHAPE[-1], size=_SHAPE[:-1])
+  found = losses.cross_entropy(jnp.asarray(_DRAFT), jnp.asarray(tokens))
+  probs = np.take_along_axis(_softmax(_DRAFT), tokens[..., None], axis=-1)
+  np.testing.assert_allclose(found, -np.log(probs[..., 0]), rtol=1e-5)
+
+
+def test_teacher_gradient_is_that_of_cross_entropy_with_its_distribution():
+  target = _softmax(_TARGET)
+  soft = jax.grad(
+    lambda logits: losses.forward_kl(logits, jnp.log(target)).sum()
+  )(jnp.asarray(_DRAFT))
+  np.testing.assert_allclose(soft, _softmax(_DRAFT) - target, atol=1e-6)
+
+
+def test_jsd_with_another_weight():
+  target, draft = _softmax(_TARGET), _softmax(_DRAFT)
+  found = losses.jsd(jnp.asarray(_DRAFT), jnp.log(target), 0.1)
+  np.testing.assert_allclose(found, _jsd(target, draft, 0.1), rtol=1e-4)
+  with pytest.raises(ValueError, match=r'weight is 1.0: .* between 0 and 1'):
+    losses.jsd(jnp.asarray(_DRAFT), jnp.log(target), 1.0)
+
+
+@pytest.mark.parametrize(
+  'loss', [losses.reverse_kl, losses.jsd, losses.total_variation]
+)
+def test_of_a_part_of_the_vocabulary_is_that_of_a_draft_with_zeros(loss):
+  target = _softmax(_TARGET)
+  kept = np.asarray([0, 2, 3, 6])
+  draft = np.zeros(_SHAPE)
+  draft[..., kept] = _softmax(_DRAFT[..., kept])
+  with np.errstate(all='ignore'):
+    term = lambda probs, other: np.nan_to_num(probs * np.log(probs / other))
+    mixture = (target + draft) / 2
+    expected = {
+      losses.reverse_kl: term(draft, target).sum(axis=-1),
+      losses.jsd: (term(target, mixture) + term(draft, mixture)).sum(-1) / 2,
+      losses.total_variation: np.abs(target - draft).sum(axis=-1) / 2,
+    }[loss]
+  found = loss(jnp.asarray(_DRAFT[..., kept]), jnp.log(target[..., kept]))
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('loss', _DEFINITIONS)
+def test_tokens_that_cannot_be_have_no_part_in_value_or_gradient(loss):
+  padded = lambda logits: jnp.pad(
+    jnp.asarray(logits), ((0, 0), (0, 0), (0, 2)), constant_values=-jnp.inf
+  )
+  log_probs = jnp.log(_softmax(_TARGET))
+  value = lambda logits, target: loss(logits, target).sum()
+  expected = jax.value_and_grad(value)(jnp.asarray(_DRAFT), log_probs)
+  found = jax.value_and_grad(value)(padded(_DRAFT), padded(log_probs))
+  np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+  np.testing.assert_allclose(found[1][..., :-2], expected[1], atol=1e-6)
+  np.testing.assert_array_equal(found[1][..., -2:], 0)
+
+
+def test_bfloat16_logits_are_computed_on_in_float32():
+  rounded = jnp.asarray(_DRAFT, jnp.bfloat16)
+  log_probs = jnp.log(_softmax(_TARGET))
+  for loss in _DEFINITIONS:
+    found = loss(rounded, log_probs)
+    assert found.dtype == jnp.float32
+    expected = loss(rounded.astype(jnp.float32), log_probs)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_masked_mean_reads_nothing_where_the_mask_is_not_set():
+  values = jnp.asarray([[1.0, jnp.inf, 2.0], [jnp.nan, 6.0, jnp.nan]])
+  mask = jnp.asarray([[1, 0, 1], [0, 1, 0]], bool)
+  assert losses.masked_mean(values, mask) == 3
+  assert losses.masked_mean(values, jnp.zeros_like(mask)) == 0
