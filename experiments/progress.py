@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 import contextlib
+import datetime
 import sys
+import time
 
 import rich.console
 import rich.progress
@@ -55,3 +57,57 @@ def _printer(total: int) -> Step:
     print(f'[{begun}/{total}] {description}', file=sys.stderr, flush=True)
 
   return step
+
+
+# Says how many units are done by now, and what is under way.
+Meter = Callable[[int, str], None]
+# Seconds between two lines where there is no terminal.
+_LINE_SECONDS = 30
+
+
+@contextlib.contextmanager
+def meter(total: int, done: int, unit: str) -> Iterator[Meter]:
+  """A bar of `total` units with their rate and the time left.
+
+  A line now and then where there is no terminal. The rate is of this run, which
+  began with `done` units.
+  """
+  begin = last_line = time.monotonic()
+  before = done
+
+  def describe(done: int, description: str) -> str:
+    seconds = time.monotonic() - begin
+    rate = (done - before) / seconds if seconds else 0
+    parts = [f'{done:,}/{total:,} {unit}']
+    if rate:
+      left = datetime.timedelta(seconds=round(max(total - done, 0) / rate))
+      parts += [f'{rate:,.0f} {unit}/s', f'{left} left']
+    return ', '.join([*parts, description])
+
+  if not distributed.is_first():
+    yield lambda _, __: None
+    return
+  if not sys.stderr.isatty():
+
+    def line(done: int, description: str) -> None:
+      nonlocal last_line
+      if time.monotonic() - last_line >= _LINE_SECONDS:
+        last_line = time.monotonic()
+        print(describe(done, description), file=sys.stderr, flush=True)
+
+    yield line
+    return
+  shown = rich.progress.Progress(
+    rich.progress.BarColumn(bar_width=24),
+    rich.progress.TextColumn('{task.description}', markup=False),
+    console=rich.console.Console(stderr=True),
+    transient=True,
+  )
+  with shown:
+    task = shown.add_task('', total=total)
+
+    def move(done: int, description: str) -> None:
+      text = describe(done, description)
+      shown.update(task, completed=done, description=text)
+
+    yield move

@@ -213,8 +213,13 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
     files.at(path).write_bytes(data)
     return
   partial = path.with_name(f'.{path.name}.partial')
-  with open(partial, 'wb') as file:
-    file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(partial, path)
+  try:
+    with open(partial, 'wb') as file:
+      file.write(data)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(partial, path)
+  except OSError:
+    # Of a full disk it would take the last that is left.
+    pathlib.Path(partial).unlink(missing_ok=True)
+    raise

@@ -242,6 +242,21 @@ def row(x: Array, index: Array, axis: Axes) -> Array:
   return jnp.sum(jnp.where(here[:, None], x, 0), axis=0)
 
 
+def write_rows(x: Array, rows: Array, new: Array) -> Array:
+  """x [B, ...] with new [n, ...] written over its rows with numbers [n].
+
+  A number that is too large is no row. The other axes of both are divided
+  alike; the new rows are gathered first.
+  """
+  mesh = _mesh()
+  if mesh is None or not mesh.are_all_axes_explicit:
+    return x.at[rows].set(new, mode='drop')
+  of_row = jax.typeof(new).sharding.spec[1:]
+  new = jax.sharding.reshard(new, PartitionSpec(None, *of_row))
+  own = jax.typeof(x).sharding.spec
+  return x.at[rows].set(new, mode='drop', out_sharding=own)
+
+
 def replicate(tree: Any) -> Any:
   """Every array whole on every device."""
   return jax.tree.map(lambda x: constrain(x, *[None] * x.ndim), tree)

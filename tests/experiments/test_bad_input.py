@@ -128,6 +128,38 @@ _CERTIFY = {
   '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
   '--gin_bindings=Plan.num_rows = 5': 'num_rows is 5 ... 4096',
 }
+_MAKE_DATA = {
+  '--tokens=0': '--tokens=0 ... not a positive ... --help',
+  '--prompts=FOLDER/nowhere.jsonl': (
+    'nowhere.jsonl: No such file ... give a readable file'
+  ),
+  '--exclude=FOLDER/seven.jsonl': (
+    'seven.jsonl, line 7: Unterminated string ... correct it'
+  ),
+  '--out=FOLDER/long.txt': '--out= ... long.txt: File exists ... give a folder',
+  '--gin_bindings=Synthesis.user_turns = 0': (
+    'Synthesis.user_turns is 0: give at least 1'
+  ),
+  '--gin_bindings=Synthesis.greedy_share = 1.5': (
+    'Synthesis.greedy_share is 1.5: give from 0 to 1'
+  ),
+  '--gin_bindings=Synthesis.temperatures = (0.5, 0)': (
+    'Synthesis.temperatures is (0.5, 0): give some above 0'
+  ),
+  '--gin_bindings=Synthesis.openings = ()': (
+    'Synthesis.openings is (): give some, or opened_share = 0'
+  ),
+  '--gin_bindings=Synthesis.max_prompt_tokens = 20': (
+    'max_prompt_tokens is 20: give more than ... chat template'
+  ),
+  '--gin_bindings=Synthesis.max_answer_tokens = 500': (
+    'make 692, and the model takes 512: lower one of them'
+  ),
+  '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
+  "--gin_bindings=TARGET = 'FOLDER/model.bin'": (
+    'model.bin may be a pickle ... safe_serialization'
+  ),
+}
 _CASES = {
   f'{command} {flags}': (command, flags, expected)
   for command, cases in {
@@ -135,6 +167,7 @@ _CASES = {
     'generate': _GENERATE,
     'benchmark': _BENCHMARK,
     'certify': _CERTIFY,
+    'make_data': _MAKE_DATA,
   }.items()
   for flags, expected in cases.items()
 }
@@ -183,6 +216,7 @@ def outcomes(files, commands_here, tiny, tiny_methods):
     'generate': [*tiny_methods, '--prompt=Hello'],
     'benchmark': tiny,
     'certify': [],
+    'make_data': tiny,
   }
   stands_for = {
     'FOLDER': str(files),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from experiments import measure
+from experiments import pool as pool_lib
 from experiments import random_weights
 from experiments import roofline
 import specsample
@@ -97,3 +98,29 @@ def test_parts_of_a_round_are_timed():
   assert min(times.draft_ms, times.verify_ms, times.least_ms) > 0
   assert passes.keys() == {1, 3}
   assert min(passes.values()) > 0
+
+
+def test_rows_that_take_turns_are_continued_the_same_on_a_mesh():
+  jobs = [
+    pool_lib.Job(i, tuple(range(1, 4 + i)), (0.0, 1.0)[i % 2], 3 + i % 4)
+    for i in range(7)
+  ]
+
+  def run():
+    finished = []
+    pool = pool_lib.Pool(
+      target=specsample.Loaded(_MODEL, random_weights.params(_MODEL), None),
+      sampling=specsample.Sampling(),
+      stop=specsample.Stop(),
+      max_length=32,
+      batch_size=3,  # and in a group 2: four parts divide neither
+      group_size=2,
+      rounds=2,
+    )
+    pool.run(jobs, jax.random.key(0), finished.append, lambda _: False)
+    return finished
+
+  expected = run()
+  assert len(expected) == len(jobs)
+  with jax.set_mesh(sharding.make_mesh(4, 2)):
+    assert run() == expected

@@ -218,6 +218,20 @@ def test_lookup_is_take(mesh):
   np.testing.assert_array_equal(found, table.T[ids])
 
 
+def test_rows_are_written_where_they_are(mesh):
+  old = np.arange(8 * 4 * 3.0).reshape(8, 4, 3)
+  new = -np.arange(8 * 4 * 3.0).reshape(8, 4, 3)
+  rows = np.asarray([5, 0, 99, 7, 99, 99, 99, 99])
+  expected = old.copy()
+  expected[[5, 0, 7]] = new[[0, 1, 3]]
+  axes = ('batch', sharding.Axis('kv_heads', 4), None)
+  with jax.set_mesh(mesh):
+    arrays = [sharding.place(x.astype('f'), axes) for x in (old, new)]
+    found = jax.jit(sharding.write_rows)(arrays[0], rows, arrays[1])
+    assert found.sharding == arrays[0].sharding
+  np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize('data, model', [(3, 2), (0, 8), (-1, -8), (8, 2)])
 def test_a_mesh_of_another_number_of_devices_is_refused(data, model):
   with pytest.raises(ValueError, match='there are 8'):

@@ -1,0 +1,240 @@
+"""A folder of shards and its manifest: data that grows by the same command.
+
+manifest.json says what the shards hold: the target by its fingerprint, the
+settings, and of each shard what it took to make it. A shard is in the data set
+when its file is there; the manifest is brought up to date after it.
+"""
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from experiments import dialogues as dialogues_lib
+from experiments import environment
+from experiments.dialogues import Dialogue
+from specsample import files
+
+_MANIFEST = 'manifest.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+  """What all shards of a folder have in common."""
+
+  target: str  # the fingerprint of its parameters
+  vocab_size: int
+  settings: dict[str, Any]  # JSON
+
+  def header(self, number: int) -> dict[str, Any]:
+    """Of a shard, by its number."""
+    settings = json.dumps(self.settings, sort_keys=True)
+    return {
+      'format': dialogues_lib.FORMAT,
+      'target': self.target,
+      'settings': hashlib.sha256(settings.encode()).hexdigest(),
+      'number': number,
+    }
+
+  def to_json(self) -> dict[str, Any]:
+    """As the manifest has it."""
+    return {'format': dialogues_lib.FORMAT, **dataclasses.asdict(self)}
+
+
+def shard_path(folder: pathlib.PurePath, number: int):
+  """The file of a shard."""
+  return files.at(folder) / f'shard-{number:05}.npz'
+
+
+class Folder:
+  """Where shards are made. One run at a time."""
+
+  def __init__(self, folder: pathlib.PurePath, identity: Identity):
+    """Opens a folder or begins one.
+
+    Raises:
+      ValueError: it is in use, or holds data of another target or of other
+        settings, or its manifest is damaged.
+    """
+    self._folder = files.at(folder)
+    self._identity = identity
+    self._lock = _lock(self._folder)
+    self._shards: dict[int, dict[str, Any]] = {}
+    path = self._folder / _MANIFEST
+    if path.exists():
+      manifest = files.read_json(path)
+      _check_same(path, manifest, identity)
+      self._shards = dict(enumerate(manifest['shards']))
+    else:
+      if shard_path(folder, 0).exists():
+        raise ValueError(
+          f'{path} is missing beside its shards: give another --out'
+        )
+      self._update()
+
+  def read(self, number: int) -> list[Dialogue] | None:
+    """The dialogues of a shard, None if it has not been made.
+
+    Raises:
+      ValueError: it is damaged or does not belong here.
+    """
+    path = shard_path(self._folder, number)
+    if not path.exists():
+      return None
+    found = dialogues_lib.read(path, self._identity.header(number))
+    if number not in self._shards:  # the run ended before it was noted
+      self._note(number, found, {})
+    return found
+
+  def add(
+    self, number: int, found: list[Dialogue], notes: dict[str, Any]
+  ) -> None:
+    """Keeps a shard; returns when it is on the disk.
+
+    Raises:
+      ValueError: it cannot be written; what was there stays.
+    """
+    header = self._identity.header(number)
+    dialogues_lib.write(shard_path(self._folder, number), header, found)
+    self._note(number, found, notes)
+
+  def close(self) -> None:
+    """Lets another run have it."""
+    if self._lock is not None:
+      os.close(self._lock)
+
+  def _note(self, number, found, notes) -> None:
+    self._shards[number] = {
+      'dialogues': len(found),
+      'answer_tokens': dialogues_lib.answer_tokens(found),
+      **notes,
+    }
+    self._update()
+
+  def _update(self) -> None:
+    shards = [self._shards[i] for i in sorted(self._shards)]
+    timed = [shard for shard in shards if 'seconds' in shard]
+    tokens = lambda shards: sum(shard['answer_tokens'] for shard in shards)
+    seconds = sum(shard['seconds'] for shard in timed)
+    content = {
+      **self._identity.to_json(),
+      'answer_tokens': tokens(shards),
+      'answer_tokens_per_second': tokens(timed) / seconds if seconds else None,
+      **environment.describe(),
+      'shards': shards,
+    }
+    text = json.dumps(content, indent=1, allow_nan=False)
+    dialogues_lib.keep(self._folder / _MANIFEST, f'{text}\n'.encode())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Data:
+  """All dialogues of a folder."""
+
+  identity: Identity
+  shards: list[list[Dialogue]]
+
+  def split(self, held_out_every: int) -> tuple[list[Dialogue], list[Dialogue]]:
+    """The dialogues to train on, and those of each n-th shard, held out.
+
+    From shard 0 on, so that no shard changes sides as the data grow.
+
+    Raises:
+      ValueError: nothing is left to train on.
+    """
+    if held_out_every < 2 or len(self.shards) < 2:
+      raise ValueError(
+        f'of {len(self.shards)} shards each {held_out_every}th is held out, '
+        'which leaves none to train on: make more data, or hold out each 2nd '
+        'shard or fewer'
+      )
+    train: list[Dialogue] = []
+    held_out: list[Dialogue] = []
+    for number, shard in enumerate(self.shards):
+      (train if number % held_out_every else held_out).extend(shard)
+    return train, held_out
+
+
+def load(path: str | os.PathLike[str], target: str) -> Data:
+  """Reads the data that the target with that fingerprint wrote.
+
+  Raises:
+    ValueError: nothing is there, it is of another target, or a shard is
+      missing, damaged or of another folder.
+  """
+  folder = files.at(path)
+  manifest_path = folder / _MANIFEST
+  if not manifest_path.exists():
+    raise ValueError(f'{manifest_path} is not there: make_data --out writes it')
+  manifest = files.read_json(manifest_path)
+  try:
+    identity = Identity(
+      *(manifest[name] for name in ('target', 'vocab_size', 'settings'))
+    )
+    numbers = range(len(manifest['shards']))
+  except (KeyError, TypeError) as error:
+    raise ValueError(
+      f'{manifest_path} is no manifest of make_data: {error}'
+    ) from error
+  if identity.target != target:
+    raise ValueError(
+      f'{folder} was written by target {identity.target}, and this one is '
+      f'{target}: make data for this target'
+    )
+  shards = []
+  for number in numbers:
+    shard = shard_path(folder, number)
+    if not shard.exists():
+      raise ValueError(
+        f'{shard} is missing: the same make_data command makes it'
+      )
+    found = dialogues_lib.read(shard, identity.header(number))
+    for dialogue in found:
+      if (
+        not 0
+        <= dialogue.tokens.min()
+        <= dialogue.tokens.max()
+        < (identity.vocab_size)
+      ):
+        raise ValueError(f'{shard} holds no token ids of this target')
+    shards.append(found)
+  if not shards:
+    raise ValueError(f'{folder} holds no shard yet: make_data goes on there')
+  return Data(identity, shards)
+
+
+def _check_same(path, manifest, identity) -> None:
+  expected = json.loads(json.dumps(identity.to_json()))
+  flat = lambda content: {
+    **{name: content.get(name) for name in expected if name != 'settings'},
+    **(content.get('settings') or {}),
+  }
+  found, wanted = flat(manifest), flat(expected)
+  different = [
+    name
+    for name in sorted(found.keys() | wanted.keys())
+    if found.get(name) != wanted.get(name)
+  ]
+  if different or not isinstance(manifest.get('shards'), list):
+    names = ', '.join(different) or 'kind'
+    raise ValueError(
+      f'{path} belongs to data with another {names}: give another --out, or '
+      'the settings that it was begun with'
+    )
+
+
+def _lock(folder) -> int | None:
+  if files.is_remote(folder):
+    return None
+  lock = os.open(folder, os.O_RDONLY)
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    os.close(lock)
+    raise ValueError(
+      f'{folder} is in use by another run: wait for it, or give another --out'
+    ) from error
+  return lock

@@ -1,0 +1,382 @@
+"""Data as the command makes it: what is in them, and how they grow."""
+
+import dataclasses
+import json
+import os
+import resource
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+from experiments import batches
+from experiments import data_folder
+from experiments import filters
+from experiments.dialogues import Source
+import specsample
+from specsample.models import fingerprint
+
+_TURNS = 24
+_SETTINGS = {
+  'user_turns': _TURNS,
+  'prompts_per_shard': 4,
+  'openings': ('What', 'Why'),
+  'opened_share': 0.25,
+  'max_prompt_tokens': 128,
+  'max_answer_tokens': 48,
+  'batch_size': 8,
+}
+_QUESTIONS = [
+  'Is 7 odd?',
+  'Is 8 odd?',
+  'IS 7, odd',  # a duplicate
+  'Who excluded this?',
+  'And 9?',
+  'x' * 200,  # too long
+]
+_TOKENS = 4000
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+  """The prompts, and the one that is excluded."""
+  folder = tmp_path_factory.mktemp('files')
+  (folder / 'prompts.txt').write_text('\n'.join(_QUESTIONS))
+  (folder / 'exclude.txt').write_text('Who excluded this?\n')
+  return folder
+
+
+@pytest.fixture(scope='module')
+def flags(tiny, files):
+  """Of all calls, but for --out and --tokens."""
+  return (
+    *tiny,
+    *(
+      f'--gin_bindings=Synthesis.{name} = {value!r}'
+      for name, value in _SETTINGS.items()
+    ),
+    "--gin_bindings=target/specsample.load.dtype = 'float32'",
+    f'--prompts={files / "prompts.txt"}',
+    f'--exclude={files / "exclude.txt"}',
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+  """A folder of data, and how the command ended that made it."""
+
+  folder: object
+  ended: object
+
+  def files(self):
+    """The shards' content, by their names."""
+    return {path.name: path.read_bytes() for path in self.folder.glob('s*')}
+
+
+@pytest.fixture(scope='module')
+def made(commands, flags, tmp_path_factory):
+  """Data of one undisturbed run."""
+  folder = tmp_path_factory.mktemp('made') / 'data'
+  ended = commands.run(
+    'make_data', *flags, f'--out={folder}', f'--tokens={_TOKENS}'
+  )
+  assert ended.code == 0, ended.err
+  return Made(folder, ended)
+
+
+@pytest.fixture(scope='module')
+def target(checkpoint):
+  return specsample.load(checkpoint)
+
+
+@pytest.fixture(scope='module')
+def data(made, target):
+  return data_folder.load(made.folder, fingerprint.of(target.params))
+
+
+@pytest.fixture(scope='module')
+def all_dialogues(data):
+  return [dialogue for shard in data.shards for dialogue in shard]
+
+
+def _turn(target, dialogue):
+  """The user's words."""
+  prompt = target.tokenizer.decode(dialogue.tokens[: dialogue.answer])
+  assert prompt.startswith('user: ')
+  assert prompt.endswith('\nassistant: ')
+  return prompt[len('user: ') : -len('\nassistant: ')]
+
+
+def test_there_are_as_many_tokens_as_asked_for(made, all_dialogues, data):
+  answers = [d.tokens.size - d.answer for d in all_dialogues]
+  assert sum(answers) >= _TOKENS
+  last = sum(d.tokens.size - d.answer for d in data.shards[-1])
+  assert sum(answers) - last < _TOKENS
+  assert made.ended.out == (
+    f'{sum(answers):,} tokens of answers in {len(data.shards)} shards: '
+    f'{made.folder}\n'
+  )
+  manifest = json.loads((made.folder / 'manifest.json').read_text())
+  assert manifest['answer_tokens'] == sum(answers)
+  for shard, notes in zip(data.shards, manifest['shards'], strict=True):
+    ends = notes['ends']
+    assert notes['dialogues'] == len(shard)
+    assert sum(n for end, n in ends.items() if 'kept' in end) == len(shard)
+    assert sum(ends.values()) == _TURNS
+  assert set(made.files()) == {
+    f'shard-{i:05}.npz' for i in range(len(data.shards))
+  }
+
+
+def test_a_greedy_answer_is_the_models_own(all_dialogues, target, greedy):
+  answers = [d for d in all_dialogues if d.temperature == 0][:4]
+  for dialogue in answers:
+    answer = dialogue.tokens[dialogue.answer :]
+    turn = _turn(target, dialogue)
+    tokens, _ = greedy(turn, _SETTINGS['max_answer_tokens'], chat=True)
+    assert answer.tolist() == tokens[: answer.size]
+    chat = target.tokenizer.encode_chat([{'role': 'user', 'content': turn}])
+    assert dialogue.tokens[: dialogue.answer].tolist() == chat
+
+
+def test_shares_are_as_set(all_dialogues, made):
+  # Of 4 temperatures the greedy one for half of the jobs.
+  temperatures = np.asarray([d.temperature for d in all_dialogues])
+  found, counts = np.unique(temperatures.round(3), return_counts=True)
+  np.testing.assert_allclose(found, [0, 0.4, 0.7, 1.0], atol=1e-6)
+  assert 0.35 < counts[0] / counts.sum() < 0.65
+  sources = {d.source for d in all_dialogues}
+  assert sources == {Source.SAMPLED, Source.OPENED, Source.PROMPT}
+
+
+def test_turns_of_the_file_are_answered_once(all_dialogues, data, target):
+  of_file = [d for d in all_dialogues if d.source == Source.PROMPT]
+  assert [_turn(target, d) for d in of_file] == [
+    'Is 7 odd?',
+    'Is 8 odd?',
+    'And 9?',
+  ]
+  # The fourth question ends the first shard's.
+  assert sum(d.source == Source.PROMPT for d in data.shards[0]) == 2
+
+
+def test_opened_turns_begin_with_the_opening(all_dialogues, target):
+  opened = [d for d in all_dialogues if d.source == Source.OPENED]
+  first = {_turn(target, d)[:3] for d in opened}
+  assert first == {'Wha', 'Why'}
+
+
+def test_no_turn_is_there_twice(all_dialogues, target):
+  turns = [_turn(target, d) for d in all_dialogues]
+  assert len({' '.join(filters.words(turn)) for turn in turns}) == len(turns)
+  assert [d.turn for d in all_dialogues] == [filters.digest(t) for t in turns]
+  assert not any(filters.loops(target.tokenizer.encode(t)) for t in turns)
+  assert all(turn.strip() for turn in turns)
+
+
+def test_an_answer_ends_soon_after_it_begins_to_loop(all_dialogues):
+  answers = [d.tokens[d.answer :].tolist() for d in all_dialogues]
+  looping = [answer for answer in answers if filters.loops(answer)]
+  assert looping, 'a random model loops'
+  for answer in looping:
+    assert not filters.loops(answer[:-8])  # as often as it is looked at
+
+
+def test_a_killed_run_goes_on_to_the_same_files(
+  commands, flags, made, tmp_path
+):
+  call = ['make_data', *flags, f'--out={tmp_path}', f'--tokens={_TOKENS}']
+  process = commands.start(*call)
+  deadline = time.monotonic() + 300
+  while not (tmp_path / 'shard-00001.npz').exists():
+    assert process.poll() is None, process.stderr.read().decode()
+    assert time.monotonic() < deadline
+    time.sleep(0.001)
+  process.kill()
+  process.communicate()
+  killed = Made(tmp_path, None).files()
+  assert 2 <= len(killed) < len(made.files())
+  ended = commands.run(*call)
+  assert ended.code == 0, ended.err
+  assert Made(tmp_path, ended).files() == made.files()
+  assert ended.out.partition(':')[0] == made.ended.out.partition(':')[0]
+
+
+def test_more_tokens_take_one_command(commands, flags, made, tmp_path):
+  fewer = tmp_path / 'data'
+  shutil.copytree(made.folder, fewer)
+  names = sorted(made.files())
+  # As after a kill between a shard and the manifest, and in another.
+  manifest = json.loads((fewer / 'manifest.json').read_text())
+  kept = manifest | {'shards': manifest['shards'][:1]}
+  (fewer / 'manifest.json').write_text(json.dumps(kept))
+  for name in names[2:]:
+    (fewer / name).unlink()
+  (fewer / f'.{names[2]}.partial').write_bytes(b'cut off')
+  ended = commands.run(
+    'make_data', *flags, f'--out={fewer}', f'--tokens={_TOKENS}'
+  )
+  assert ended.code == 0, ended.err
+  assert Made(fewer, ended).files() == made.files()
+  again = json.loads((fewer / 'manifest.json').read_text())
+  assert again['answer_tokens'] == manifest['answer_tokens']
+
+
+@pytest.fixture(scope='module')
+def refusals(commands, flags, made, tmp_path_factory):
+  """How the command ended on copies of the data, and whether they changed."""
+  parent = tmp_path_factory.mktemp('refused')
+  names = sorted(made.files())
+  calls = {}
+
+  def case(name, *more):
+    folder = parent / name
+    shutil.copytree(made.folder, folder)
+    out = f'--out={folder}'
+    calls[name] = ['make_data', *flags, *more, out, '--tokens=9999']
+    return folder
+
+  case('seed', '--gin_bindings=Synthesis.seed = 1')
+  case('prompts', '--prompts=')
+  case('bfloat16', "--gin_bindings=target/specsample.load.dtype = 'bfloat16'")
+  folder = case('truncated')
+  whole = (folder / names[1]).read_bytes()
+  (folder / names[1]).write_bytes(whole[: len(whole) // 2])
+  folder = case('flipped')
+  middle = len(whole) // 2
+  flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
+  (folder / names[1]).write_bytes(flipped)
+  folder = case('moved')
+  shutil.copy(folder / names[0], folder / names[1])
+  folder = case('manifest')
+  (folder / 'manifest.json').write_text('{"format": ')
+  folder = case('unlisted')
+  (folder / 'manifest.json').unlink()
+  read = lambda: {
+    path: path.read_bytes() for path in parent.rglob('*') if path.is_file()
+  }
+  before = read()
+  ended = commands.run_in_forks(list(calls.values()))
+  assert read() == before
+  return dict(zip(calls, ended, strict=True))
+
+
+@pytest.mark.parametrize(
+  ('case', 'expected'),
+  [
+    ('seed', 'belongs to data with another seed: give another --out'),
+    ('prompts', 'belongs to data with another prompts'),
+    ('bfloat16', 'belongs to data with another dtype'),
+    ('truncated', 'shard-00001.npz is damaged'),
+    ('flipped', 'shard-00001.npz is damaged'),
+    ('moved', 'shard-00001.npz is of another number'),
+    ('manifest', 'manifest.json cannot be read'),
+    ('unlisted', 'manifest.json is missing beside its shards'),
+  ],
+)
+def test_what_does_not_belong_is_refused(refusals, case, expected):
+  outcome = refusals[case]
+  assert outcome.code == 2
+  assert outcome.out == ''
+  (line,) = outcome.err.splitlines()
+  assert expected in line
+
+
+def test_a_full_disk_leaves_what_was_there(commands, flags, made, tmp_path):
+  """As a limit on the size of a file, which a shard exceeds."""
+  for name in ('manifest.json', 'shard-00000.npz'):
+    shutil.copy(made.folder / name, tmp_path)
+  manifest = json.loads((tmp_path / 'manifest.json').read_text())
+  few = manifest | {'shards': manifest['shards'][:1]}
+  (tmp_path / 'manifest.json').write_text(json.dumps(few))
+  before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+  limit = len(made.files()['shard-00001.npz']) - 1
+  process = commands.start(
+    *('make_data', *flags, f'--out={tmp_path}', f'--tokens={_TOKENS}')
+  )
+  resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+  ended = commands.finish(process)
+  assert ended.code == 2
+  (line,) = ended.err.splitlines()
+  assert 'shard-00001.npz cannot be written (File too large)' in line
+  assert 'the same command goes on' in line
+  after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+  assert after == before
+
+
+def test_two_runs_do_not_share_a_folder(data, tmp_path):
+  first = data_folder.Folder(tmp_path, data.identity)
+  with pytest.raises(ValueError, match='in use by another run'):
+    data_folder.Folder(tmp_path, data.identity)
+  first.close()
+  data_folder.Folder(tmp_path, data.identity).close()
+
+
+def test_data_of_another_target_are_refused(made, tmp_path):
+  with pytest.raises(ValueError, match=r'was written by target .* make data'):
+    data_folder.load(made.folder, 'another')
+  with pytest.raises(ValueError, match=r'manifest\.json is not there'):
+    data_folder.load(tmp_path, 'another')
+
+
+def test_a_missing_shard_is_named(made, data, tmp_path):
+  folder = shutil.copytree(made.folder, tmp_path / 'data')
+  os.unlink(folder / 'shard-00001.npz')
+  with pytest.raises(ValueError, match=r'shard-00001\.npz is missing'):
+    data_folder.load(folder, data.identity.target)
+
+
+def test_each_nth_shard_is_held_out(data):
+  train, held_out = data.split(3)
+  expected = [d for shard in data.shards[::3] for d in shard]
+  assert held_out == expected
+  assert {*train, *held_out} == {d for shard in data.shards for d in shard}
+  assert not set(train) & set(held_out)
+  with pytest.raises(ValueError, match='leaves none to train on'):
+    data.split(1)
+
+
+def test_an_epoch_has_every_dialogue_once(all_dialogues):
+  loader = batches.Batches(
+    dialogues=all_dialogues, batch_size=5, max_length=128, width_multiple=16
+  )
+  rows = lambda found: sorted(
+    batch.tokens[i, :n].tolist()
+    for batch in found
+    for i, n in enumerate(batch.length)
+    if n
+  )
+  usable = [d for d in all_dialogues if d.answer < 128]
+  expected = sorted(d.tokens[:128].tolist() for d in usable)
+  steps = loader.per_epoch
+  assert rows(loader[i] for i in range(steps)) == expected
+  assert rows(loader[i] for i in range(steps, 2 * steps)) == expected
+  assert rows(loader.once()) == expected
+  assert loader[0].tokens.tolist() != loader[steps].tokens.tolist()
+  # Another reader of the same data is given the same batch.
+  again = dataclasses.replace(loader)[steps + 1]
+  np.testing.assert_array_equal(again.tokens, loader[steps + 1].tokens)
+
+
+def test_a_batch_marks_the_answers(all_dialogues):
+  (batch,) = batches.Batches(
+    dialogues=all_dialogues[:3], batch_size=4, width_multiple=32
+  ).once()
+  order = sorted(all_dialogues[:3], key=lambda d: d.tokens.size)
+  longest = order[-1].tokens.size
+  assert batch.tokens.shape == (4, -(-longest // 32) * 32)
+  assert batch.length.tolist() == [*(d.tokens.size for d in order), 0]
+  for row, mask, dialogue in zip(
+    batch.tokens, batch.is_answer, order, strict=False
+  ):
+    answer = dialogue.tokens[dialogue.answer :]
+    np.testing.assert_array_equal(row[mask], answer)
+    assert mask.argmax() == dialogue.answer
+  assert not batch.is_answer[3].any()
+
+
+def test_dialogues_whose_answer_is_cut_off_are_left_out(all_dialogues):
+  shortest = min(d.answer for d in all_dialogues)
+  with pytest.raises(ValueError, match=r'no answer of .* begins within'):
+    batches.Batches(dialogues=all_dialogues, batch_size=2, max_length=shortest)
