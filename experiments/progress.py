@@ -72,7 +72,8 @@ def meter(total: int, done: int, unit: str) -> Iterator[Meter]:
   A line now and then where there is no terminal. The rate is of this run, which
   began with `done` units.
   """
-  begin = last_line = time.monotonic()
+  begin = time.monotonic()
+  next_line = begin
   before = done
 
   def describe(done: int, description: str) -> str:
@@ -90,9 +91,9 @@ def meter(total: int, done: int, unit: str) -> Iterator[Meter]:
   if not sys.stderr.isatty():
 
     def line(done: int, description: str) -> None:
-      nonlocal last_line
-      if time.monotonic() - last_line >= _LINE_SECONDS:
-        last_line = time.monotonic()
+      nonlocal next_line
+      if time.monotonic() >= next_line:
+        next_line = time.monotonic() + _LINE_SECONDS
         print(describe(done, description), file=sys.stderr, flush=True)
 
     yield line

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import resource
 import shutil
 import time
@@ -117,6 +118,8 @@ def test_there_are_as_many_tokens_as_asked_for(made, all_dialogues, data):
     f'{sum(answers):,} tokens of answers in {len(data.shards)} shards: '
     f'{made.folder}\n'
   )
+  first, *_ = made.ended.err.splitlines()
+  assert re.fullmatch(r'[\d,]+/4,000 tokens.*, shard 0', first)
   manifest = json.loads((made.folder / 'manifest.json').read_text())
   assert manifest['answer_tokens'] == sum(answers)
   for shard, notes in zip(data.shards, manifest['shards'], strict=True):
