@@ -29,6 +29,8 @@ def random_keys(key: Array) -> Iterator[Array]:
 
 
 def _weight(shape, axes, keys, dtype) -> nnx.Param:
+  if keys is None:
+    return nnx.Param(jnp.zeros(shape, dtype), axes=axes)
   scale = 1 / math.sqrt(shape[0])
   value = scale * jax.random.normal(next(keys), shape, jnp.float32)
   return nnx.Param(value.astype(dtype), axes=axes)
@@ -37,7 +39,8 @@ def _weight(shape, axes, keys, dtype) -> nnx.Param:
 class Linear(nnx.Module):
   """x @ kernel (+ bias), in the dtype of both.
 
-  `axes` are the `sharding.Axes` of the input and the output.
+  `axes` are the `sharding.Axes` of the input and the output. Without `keys`
+  the kernel is 0.
   """
 
   def __init__(self, in_dim, out_dim, *, axes, bias=False, keys, dtype):
@@ -247,3 +250,33 @@ class Attention(nnx.Module):
       *('batch', [kv, heads_of_kv]),
     )
     return self.out(mixed), new_keys, new_values
+
+
+class DecoderLayer(nnx.Module):
+  """Attention and feed-forward behind norms, each added to its input.
+
+  `config` has the fields of `llama.Llama`.
+  """
+
+  def __init__(self, config, keys):
+    dtype = jnp.dtype(config.dtype)
+    self.attention_norm = RMSNorm(config.dim, config.norm_eps, dtype)
+    self.attention = Attention(
+      config.dim,
+      config.num_heads,
+      config.num_kv_heads,
+      config.head_dim,
+      bias=config.attention_bias,
+      keys=keys,
+      dtype=dtype,
+    )
+    self.mlp_norm = RMSNorm(config.dim, config.norm_eps, dtype)
+    self.mlp = GatedMLP(config.dim, config.mlp_dim, keys=keys, dtype=dtype)
+
+  def __call__(self, x, rope, mask, keys, values):
+    """As `Attention`, on the rows x [B * T, D] of the layer before."""
+    attended, new_keys, new_values = self.attention(
+      self.attention_norm(x), rope, mask, keys, values
+    )
+    x = x + attended
+    return x + self.mlp(self.mlp_norm(x)), new_keys, new_values

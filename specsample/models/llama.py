@@ -4,15 +4,14 @@ Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825.
 """
 
 import dataclasses
-import functools
 
 from flax import nnx
-import jax
 import jax.numpy as jnp
 
 from specsample import sharding
 from specsample.models import cache as cache_lib
 from specsample.models import layers
+from specsample.models import network
 from specsample.types import Array, ModelOutput, Params
 
 
@@ -53,16 +52,15 @@ class Llama:
 
   def init(self, key: Array) -> Params:
     """Random parameters: nested dictionaries of arrays in `dtype`."""
-    network = _Network(self, layers.random_keys(key))
-    return nnx.to_pure_dict(nnx.split(network)[1])
+    return network.init(_Network, self, key)
 
   def abstract_params(self) -> Params:
     """The parameters' shapes and dtypes, nothing allocated."""
-    return nnx.to_pure_dict(_abstract(self)[1])
+    return network.abstract_params(_Network, self)
 
   def param_axes(self) -> Params:
     """The `sharding.Axes` of each parameter's axes, a tuple each."""
-    return nnx.to_pure_dict(_param_axes(self))
+    return network.param_axes(_Network, self)
 
   def init_cache(self, batch_size: int, max_length: int) -> cache_lib.KVCache:
     """See `types.Model`."""
@@ -89,8 +87,7 @@ class Llama:
         f'the parameters are {found} and the model computes in {self.dtype}: '
         'load both with one dtype'
       )
-    network = nnx.merge(_abstract(self)[0], params)
-    return network(tokens, cache, features)
+    return network.merge(_Network, self, params)(tokens, cache, features)
 
   def commit(
     self, cache: cache_lib.KVCache, length: Array
@@ -100,11 +97,11 @@ class Llama:
 
   def embed(self, params: Params, ids: Array) -> Array:
     """See `types.Model`."""
-    return nnx.merge(_abstract(self)[0], params).embed(ids)
+    return network.merge(_Network, self, params).embed(ids)
 
   def unembed(self, params: Params, hidden: Array) -> Array:
     """See `types.Model`."""
-    return nnx.merge(_abstract(self)[0], params).unembed(hidden)
+    return network.merge(_Network, self, params).unembed(hidden)
 
   def keep_layers(self, indices: tuple[int, ...]) -> 'Llama':
     """The same model with a subset of its layers; see `keep_params`."""
@@ -114,32 +111,6 @@ class Llama:
     """The parameters of `keep_layers(indices)`, shared, nothing copied."""
     kept = {i: params['layers'][index] for i, index in enumerate(indices)}
     return params | {'layers': kept}
-
-
-class _Layer(nnx.Module):
-  def __init__(self, config: Llama, keys):
-    dtype = jnp.dtype(config.dtype)
-    self.attention_norm = layers.RMSNorm(config.dim, config.norm_eps, dtype)
-    self.attention = layers.Attention(
-      config.dim,
-      config.num_heads,
-      config.num_kv_heads,
-      config.head_dim,
-      bias=config.attention_bias,
-      keys=keys,
-      dtype=dtype,
-    )
-    self.mlp_norm = layers.RMSNorm(config.dim, config.norm_eps, dtype)
-    self.mlp = layers.GatedMLP(
-      config.dim, config.mlp_dim, keys=keys, dtype=dtype
-    )
-
-  def __call__(self, x, rope, mask, keys, values):
-    attended, new_keys, new_values = self.attention(
-      self.attention_norm(x), rope, mask, keys, values
-    )
-    x = x + attended
-    return x + self.mlp(self.mlp_norm(x)), new_keys, new_values
 
 
 class _Network(nnx.Module):
@@ -160,7 +131,7 @@ class _Network(nnx.Module):
     self.embedding = vocabulary()
     self.unembedding = None if config.tie_embeddings else vocabulary()
     self.layers = nnx.List(
-      [_Layer(config, keys) for _ in range(config.num_layers)]
+      [layers.DecoderLayer(config, keys) for _ in range(config.num_layers)]
     )
     self.norm = layers.RMSNorm(config.dim, config.norm_eps, dtype)
     self.config = config
@@ -208,19 +179,3 @@ class _Network(nnx.Module):
     )
     cache = cache_lib.append(cache, new_keys, new_values, after=hidden[:, 0])
     return output, cache
-
-
-@functools.lru_cache(maxsize=64)
-def _abstract(config: Llama):
-  network = nnx.eval_shape(
-    lambda: _Network(config, layers.random_keys(jax.random.key(0)))
-  )
-  return nnx.split(network)
-
-
-@functools.lru_cache(maxsize=64)
-def _param_axes(config: Llama):
-  axes = lambda param: param.replace(param.get_metadata('axes'))
-  return jax.tree.map(
-    axes, _abstract(config)[1], is_leaf=lambda x: isinstance(x, nnx.Variable)
-  )

@@ -1,0 +1,67 @@
+"""Networks of Flax NNX as pure functions of trees of arrays.
+
+A network is a class that is made of a configuration, a frozen dataclass, and
+an iterator of PRNG keys (`layers.random_keys`). Its variables name the axes of
+their arrays in the metadata `axes`.
+"""
+
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+
+from specsample.models import layers
+from specsample.types import Array, Params
+
+
+class Buffer(nnx.Variable):
+  """An array among the parameters that is not trained, such as a map of ids."""
+
+
+def init(network: Any, config: Any, key: Array) -> Params:
+  """Random parameters: nested dictionaries of arrays."""
+  made = network(config, layers.random_keys(key))
+  return nnx.to_pure_dict(nnx.split(made)[1])
+
+
+def abstract_params(network: Any, config: Any) -> Params:
+  """The parameters' shapes and dtypes, nothing allocated."""
+  return nnx.to_pure_dict(_abstract(network, config)[1])
+
+
+def param_axes(network: Any, config: Any) -> Params:
+  """The `sharding.Axes` of each parameter's axes, a tuple each."""
+  return _of_variables(
+    network, config, lambda variable: variable.get_metadata('axes')
+  )
+
+
+def is_trained(network: Any, config: Any) -> Params:
+  """Whether each parameter is trained: a tree of bool."""
+  return _of_variables(
+    network, config, lambda variable: not isinstance(variable, Buffer)
+  )
+
+
+def merge(network: Any, config: Any, params: Params) -> Any:
+  """The network with these parameters."""
+  return nnx.merge(_abstract(network, config)[0], params)
+
+
+@functools.lru_cache(maxsize=64)
+def _abstract(network, config):
+  return nnx.split(
+    nnx.eval_shape(
+      lambda: network(config, layers.random_keys(jax.random.key(0)))
+    )
+  )
+
+
+def _of_variables(network, config, function):
+  values = jax.tree.map(
+    lambda variable: variable.replace(function(variable)),
+    _abstract(network, config)[1],
+    is_leaf=lambda x: isinstance(x, nnx.Variable),
+  )
+  return nnx.to_pure_dict(values)
