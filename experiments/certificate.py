@@ -22,10 +22,14 @@ from specsample.testing import acceptance
 from specsample.testing import assertions
 from specsample.testing import cases as cases_lib
 from specsample.testing import conditional as conditional_lib
+from specsample.testing import drafted
 from specsample.testing import enumerate as enumerate_lib
+from specsample.testing import trained
 from specsample.testing.cases import Case
+from specsample.testing.conditional import Conditional
 from specsample.testing.hash_model import HashModel
-from specsample.types import Drafter, DraftLaw, Verifier
+from specsample.testing.trained import Trained
+from specsample.types import DraftLaw, Verifier
 
 Record = dict[str, Any]
 # An entry's description, and how to find it.
@@ -110,10 +114,10 @@ def _cases(plan) -> Iterator[Work]:
       'enumeration, V = {}, K = {}'.format(*size),
       functools.partial(_enumerate_all, list(group)),
     )
-  for drafter, model in _coupled_drafters():
+  for scene, draft in _coupled_drafters():
     yield (
-      f'coupled, {type(drafter).__name__}, {plan.num_keys} keys',
-      functools.partial(_count_mismatches, plan, drafter, model),
+      f'coupled, {scene.name}, {plan.num_keys} keys',
+      functools.partial(_count_mismatches, plan, scene, draft),
     )
 
 
@@ -162,51 +166,64 @@ _SAMPLING = Sampling(temperature=0.8, top_p=0.95)
 _PROMPT = (3, 1, 4, 1)
 
 
-def _coupled_drafters() -> Iterator[tuple[Drafter, HashModel]]:
-  """Drafters, and the model that each draws from."""
+def _coupled_drafters() -> Iterator[tuple[Trained, Callable[[], Conditional]]]:
+  """Drafters, and what each draws from behind the prompt."""
+  table = lambda model: conditional_lib.from_model(
+    model, {}, _PROMPT, _SAMPLING
+  )
+  of_hash = lambda drafter: Trained(
+    type(drafter).__name__, _MODEL, drafter, {'target': {}, 'drafter': {}}
+  )
   other = dataclasses.replace(_MODEL, noise=0.4)
-  yield drafters.Chain(model=other, num_draft_tokens=3), other
+  chain = drafters.Chain(model=other, num_draft_tokens=3)
+  yield of_hash(chain), lambda: table(other)
   layers = (0, 2)
-  yield (
-    drafters.Skip(model=_MODEL, layers=layers, num_draft_tokens=3),
-    _MODEL.keep_layers(layers),
+  skip = drafters.Skip(model=_MODEL, layers=layers, num_draft_tokens=3)
+  yield of_hash(skip), lambda: table(_MODEL.keep_layers(layers))
+  for heads in trained.heads(_MODEL.vocab_size):
+    yield heads, functools.partial(_drawn_from, heads)
+
+
+def _drawn_from(scene: Trained) -> Conditional:
+  return drafted.conditional(
+    drafted.from_drafter(
+      scene.drafter, scene.params, scene.model, _PROMPT, _SAMPLING, rounds=1
+    )
   )
 
 
-def _count_mismatches(plan, drafter, model) -> list[Record]:
+def _count_mismatches(plan, scene, draft) -> list[Record]:
   """Coupled decoding against plain sampling, a key a row."""
-  target, draft = (
-    conditional_lib.from_model(model, {}, _PROMPT, _SAMPLING)
-    for model in (_MODEL, model)
+  target = conditional_lib.from_model(
+    scene.model, scene.params['target'], _PROMPT, _SAMPLING
   )
-  kept = acceptance.coupled(draft, target, drafter.num_draft_tokens)
+  kept = acceptance.coupled(draft(), target, scene.drafter.num_draft_tokens)
   run = lambda drafter: decode.generate(
-    {'target': {}, 'drafter': {}},
+    scene.params,
     np.tile(_PROMPT, (plan.num_keys, 1)),
     np.full(plan.num_keys, len(_PROMPT)),
     jax.random.key(plan.seed),
-    model=_MODEL,
+    model=scene.model,
     drafter=drafter,
     verify=verify.coupled,
     sampling=_SAMPLING,
     max_new_tokens=32,
   )
-  drafted, plain = run(drafter), run(drafters.NoDraft())
-  mismatches = assertions.count_mismatches(drafted, plain)
+  result, plain = run(scene.drafter), run(drafters.NoDraft())
+  mismatches = assertions.count_mismatches(result, plain)
   return [
     {
       'verifier': 'coupled',
       'law': DraftLaw.SAMPLED.value,
-      'rounds': int(drafted.rounds.min()),
+      'rounds': int(result.rounds.min()),
       'max_error': mismatches,
       'expected_accepted': float(kept.sum()),
-      'case': f'drafters.{type(drafter).__name__}, tokens that differ from '
-      'plain sampling',
-      'vocab_size': _MODEL.vocab_size,
-      'num_draft_tokens': drafter.num_draft_tokens,
+      'case': f'drafters.{scene.name}, tokens that differ from plain sampling',
+      'vocab_size': scene.model.vocab_size,
+      'num_draft_tokens': scene.drafter.num_draft_tokens,
       'keys': plan.num_keys,
       'tokens': int(plain.lengths.sum()),
-      'passed': mismatches == 0 and int(drafted.rounds.min()) >= 2,
+      'passed': mismatches == 0 and int(result.rounds.min()) >= 2,
     }
   ]
 

@@ -19,6 +19,7 @@ from specsample.testing import drafted
 from specsample.testing import proposal as proposal_lib
 from specsample.testing import sample as sample_lib
 from specsample.testing import tiny
+from specsample.testing import trained
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
 from specsample.types import Drafter, DraftLaw, Model, Params, Verifier
@@ -67,7 +68,7 @@ class Draw:
   params: Params = dataclasses.field(
     default_factory=lambda: {'target': {}, 'drafter': {}}
   )
-  # What the drafter samples from, if it does: a model and its parameters.
+  # The model that the drafter samples from and its parameters, if it has one.
   drafts_from: Callable[[], tuple[Model, Params]] | None = None
   eos_id: int | None = None
 
@@ -106,17 +107,24 @@ def draws() -> Iterator[Draw]:
       noise=0.5,
     )
     yield _chain(mixed, 'Chain of the least likely tokens', scale=-8.0)
+    for heads in trained.heads(vocab_size=3):
+      if heads.model == _MODEL:
+        yield _heads(mixed, heads)
+  # Of the rest, the rules see no more than probabilities.
+  of_llama = functools.partial(
+    Draw,
+    verifier_name='block',
+    settings='mixed batch, tiny Llama',
+    groups=_MIXED,
+  )
+  for heads in trained.heads(vocab_size=3):
+    if heads.model != _MODEL:
+      yield _heads(of_llama, heads)
   llama = tiny.tiny_llama(vocab_size=3)
   # Larger than at initialisation, where leaving a layer out hardly matters.
   params = jax.tree.map(lambda leaf: 1.6 * leaf, llama.init(jax.random.key(0)))
   yield _skip(
-    functools.partial(
-      Draw,
-      verifier_name='block',
-      settings='mixed batch, tiny Llama',
-      groups=_MIXED,
-      model=llama,
-    ),
+    functools.partial(of_llama, model=llama),
     'Skip',
     llama,
     params,
@@ -144,6 +152,16 @@ def _skip(draw, name, model, params):
       model.keep_layers(layers),
       model.keep_params(params, layers),
     ),
+  )
+
+
+def _heads(draw, heads):
+  return draw(
+    drafter_name=heads.name,
+    drafter=heads.drafter,
+    law=DraftLaw.SAMPLED,
+    model=heads.model,
+    params=heads.params,
   )
 
 
@@ -214,12 +232,15 @@ def _kept(draw: Draw, group: Group) -> np.ndarray:
       group.sampling,
       rounds=1,
     )
+    draft = drafted.conditional(proposal)
+  else:
+    draft = conditional_lib.from_model(
+      *draw.drafts_from(), group.prompt, group.sampling
+    )
+    proposal = proposal_lib.sampled(draft, num_drafts)
+  if draw.law is DraftLaw.POINT_MASS:
     return acceptance.chain(proposal, target)
-  draft = conditional_lib.from_model(
-    *draw.drafts_from(), group.prompt, group.sampling
-  )
   if draw.verifier_name == 'coupled':
     return acceptance.coupled(draft, target, num_drafts)
   rule = {'chain': acceptance.chain, 'block': acceptance.block}
-  proposal = proposal_lib.sampled(draft, num_drafts)
   return rule[draw.verifier_name](proposal, target)

@@ -193,6 +193,10 @@ class Model(Protocol):
     """V; every id below it is a real token."""
 
   @property
+  def dim(self) -> int:
+    """D, of the vectors that `unembed` reads."""
+
+  @property
   def max_length(self) -> int:
     """The longest sequence the model was made for."""
 

@@ -5,12 +5,16 @@ import operator
 
 def check_num_draft_tokens(num_draft_tokens: int) -> None:
   """Raises ValueError unless K is an integer of at least 1."""
-  try:
-    is_count = operator.index(num_draft_tokens) >= 1
-  except TypeError:
-    is_count = False
-  if not is_count:
+  if not is_count(num_draft_tokens):
     raise ValueError(
       f'num_draft_tokens is {num_draft_tokens!r}: draft at least 1 token a '
       'round; NoDraft() decodes without drafts'
     )
+
+
+def is_count(value: int) -> bool:
+  """Whether a value is an integer of at least 1."""
+  try:
+    return operator.index(value) >= 1
+  except TypeError:
+    return False

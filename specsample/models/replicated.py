@@ -24,6 +24,11 @@ class Replicated:
     return self.model.vocab_size
 
   @property
+  def dim(self) -> int:
+    """See `types.Model`."""
+    return self.model.dim
+
+  @property
   def max_length(self) -> int:
     """See `types.Model`."""
     return self.model.max_length

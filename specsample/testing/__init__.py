@@ -8,6 +8,7 @@ from specsample.testing.assertions import assert_greedy_equal
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
 from specsample.testing.tiny import tiny_llama
+from specsample.testing.trained import with_noise
 
 __all__ = [
   'Group',
@@ -18,4 +19,5 @@ __all__ = [
   'assert_follows_target',
   'assert_greedy_equal',
   'tiny_llama',
+  'with_noise',
 ]

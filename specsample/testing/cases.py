@@ -11,10 +11,12 @@ from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import drafted
 from specsample.testing import proposal as proposal_lib
+from specsample.testing import trained
 from specsample.testing.conditional import Conditional
 from specsample.testing.hash_model import HashModel
 from specsample.testing.proposal import Cut
 from specsample.testing.proposal import Proposal
+from specsample.testing.trained import Trained
 from specsample.types import DraftLaw, Params
 
 
@@ -55,15 +57,24 @@ def drafter_cases() -> Iterator[Case]:
   params: Params = {'target': {}, 'drafter': {}}
   other = dataclasses.replace(target, noise=0.5)
   point_mass, sampled = DraftLaw.POINT_MASS, DraftLaw.SAMPLED
-  for name, drafter, law in (
-    ('NoDraft', drafters.NoDraft(), point_mass),
-    ('Ngram', drafters.Ngram(num_draft_tokens=2, min_ngram=1), point_mass),
-    ('Chain', drafters.Chain(model=other, num_draft_tokens=2), sampled),
+  of_hash = lambda name, drafter: Trained(name, target, drafter, params)
+  for scene, law in (
+    (of_hash('NoDraft', drafters.NoDraft()), point_mass),
     (
-      'Skip',
-      drafters.Skip(model=target, layers=(0,), num_draft_tokens=2),
+      of_hash('Ngram', drafters.Ngram(num_draft_tokens=2, min_ngram=1)),
+      point_mass,
+    ),
+    (
+      of_hash('Chain', drafters.Chain(model=other, num_draft_tokens=2)),
       sampled,
     ),
+    (
+      of_hash(
+        'Skip', drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
+      ),
+      sampled,
+    ),
+    *((heads, sampled) for heads in trained.heads(vocab_size=3)),
   ):
     for setting, sampling in (
       ('top-p', Sampling(temperature=0.8, top_p=0.9)),
@@ -73,15 +84,17 @@ def drafter_cases() -> Iterator[Case]:
       ),
     ):
       yield Case(
-        name=f'drafters.{name}, {setting}',
+        name=f'drafters.{scene.name}, {setting}',
         law=law,
-        vocab_size=target.vocab_size,
-        num_draft_tokens=drafter.num_draft_tokens,
+        vocab_size=scene.model.vocab_size,
+        num_draft_tokens=scene.drafter.num_draft_tokens,
         rounds=(2, 3),
         proposal=drafted.from_drafter(
-          drafter, params, target, PROMPT, sampling, rounds=3
+          scene.drafter, scene.params, scene.model, PROMPT, sampling, rounds=3
         ),
-        target=_table(target, sampling),
+        target=conditional_lib.from_model(
+          scene.model, scene.params['target'], PROMPT, sampling
+        ),
       )
 
 

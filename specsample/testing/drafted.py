@@ -11,6 +11,7 @@ import numpy as np
 from specsample import sampling as sampling_lib
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
+from specsample.testing.conditional import Conditional
 from specsample.testing.proposal import Drafts
 from specsample.testing.proposal import Proposal
 from specsample.types import Array, Draft, Drafter, DraftLaw, Model, Params
@@ -71,6 +72,20 @@ def from_drafter(
     )
 
   return propose
+
+
+def conditional(proposal: Proposal) -> Conditional:
+  """What the drafts after the prompt are drawn from, if all K tokens are drawn.
+
+  Of strings of fewer than K tokens, all of them drafted.
+  """
+
+  def table(t, committed):
+    del committed
+    probs = np.asarray(proposal(0).probs)[0]  # [V^K, K, V], the paths in order
+    return probs[:: len(probs) // probs.shape[-1] ** t, t]
+
+  return table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,6 +46,7 @@ class HashModel:
   # Leaving layers out (see `keep_layers`) adds noise.
   num_layers: int = 4
   max_length: int = 4096
+  dim = 2
 
   def __post_init__(self):
     """Refuses values out of range."""

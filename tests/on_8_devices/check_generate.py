@@ -9,7 +9,9 @@ import pytest
 import specsample
 from specsample import drafters
 from specsample import sharding
+from specsample import testing
 from specsample import verify
+from specsample.drafters import vocabulary
 from specsample.models import llama
 from specsample.models import replicated
 
@@ -44,7 +46,15 @@ DRAFTERS = {
   'chain of a replicated model': drafters.Chain(
     model=WHOLE, num_draft_tokens=3
   ),
+  'medusa': drafters.Medusa(model=TARGET, num_draft_tokens=3, num_layers=2),
+  'hydra': drafters.Hydra(
+    model=TARGET,
+    num_draft_tokens=3,
+    draft_vocab_size=40,
+    prefix_attention=True,
+  ),
 }
+HEADS = ('medusa', 'hydra')
 RULES = {
   'chain': verify.chain,
   'block': verify.block,
@@ -71,9 +81,24 @@ PROMPTS, LENGTHS = specsample.pad_prompts([[1, 2, 3, 1, 2, 3], [5], [7, 8, 7]])
 
 
 @functools.cache
-def host_params():
-  make = lambda model, seed: jax.device_get(model.init(jax.random.key(seed)))
-  return {'target': make(TARGET, 0), 'drafter': make(DRAFT, 1)}
+def host_params(drafter):
+  target = TARGET.init(jax.random.key(0))
+  if drafter in HEADS:
+    heads = DRAFTERS[drafter]
+    size = heads.draft_vocab_size
+    d2t = None if size is None else 7 * np.arange(size)
+    own = heads.init_params(jax.random.key(1), target, d2t)
+    own = testing.with_noise(own, jax.random.key(2))
+  else:
+    own = DRAFT.init(jax.random.key(1))
+  return jax.device_get({'target': target, 'drafter': own})
+
+
+def param_axes(drafter):
+  """The axes of the tree that `host_params` returns."""
+  own = DRAFTERS[drafter] if drafter in HEADS else DRAFT
+  own = WHOLE if 'replicated' in drafter else own
+  return {'target': TARGET.param_axes(), 'drafter': own.param_axes()}
 
 
 def generate(params, drafter, rule, sampling):
@@ -94,16 +119,13 @@ def generate(params, drafter, rule, sampling):
 
 @functools.cache
 def unsharded(*case):
-  return generate(host_params(), *case)
+  return generate(host_params(case[0]), *case)
 
 
 def sharded(mesh, drafter, rule, sampling):
-  draft = WHOLE if 'replicated' in drafter else DRAFT
+  params = host_params(drafter)
   with jax.set_mesh(mesh):
-    axes = {'target': TARGET.param_axes(), 'drafter': draft.param_axes()}
-    params = {
-      name: sharding.place(host_params()[name], axes[name]) for name in axes
-    }
+    params = sharding.place(params, param_axes(drafter))
     return generate(params, drafter, rule, sampling)
 
 
@@ -116,7 +138,9 @@ def check_equal(found, expected):
 
 
 @pytest.mark.parametrize('rule', ['chain', 'block', 'coupled'])
-@pytest.mark.parametrize('drafter', ['none', 'ngram', 'skip', 'chain'])
+@pytest.mark.parametrize(
+  'drafter', ['none', 'ngram', 'skip', 'chain', 'medusa', 'hydra']
+)
 def test_tokens_are_those_of_one_device(mesh, drafter, rule):
   case = (drafter, rule, 'filters')
   check_equal(sharded(mesh, *case), unsharded(*case))
@@ -129,6 +153,8 @@ def test_tokens_are_those_of_one_device(mesh, drafter, rule):
     ('chain', 'chain', 'greedy'),
     ('chain', 'chain', 'penalties'),
     ('chain of a replicated model', 'chain', 'filters'),
+    ('medusa', 'chain', 'penalties'),
+    ('hydra', 'chain', 'penalties'),
   ],
   ids='-'.join,
 )
@@ -136,3 +162,16 @@ def test_tokens_are_those_of_one_device(mesh, drafter, rule):
 def test_tokens_are_those_of_one_device_with(shape, explicit, case):
   mesh = sharding.make_mesh(*shape, explicit=explicit)
   check_equal(sharded(mesh, *case), unsharded(*case))
+
+
+def test_a_draft_vocabulary_is_cut_out_of_a_divided_target(mesh):
+  d2t = 7 * np.arange(40)
+  with jax.set_mesh(mesh):
+    params = host_params('hydra')
+    target = sharding.place(params['target'], TARGET.param_axes())
+    cut = vocabulary.of_target(TARGET, target, d2t)
+    axes = DRAFTERS['hydra'].param_axes()['vocabulary']
+    assert cut['unembedding'].sharding == sharding.of(*axes['unembedding'])
+  np.testing.assert_allclose(
+    cut['unembedding'], params['target']['unembedding'][:, d2t], rtol=1e-6
+  )

@@ -1,0 +1,149 @@
+"""Drafts with heads that read the tokens drafted before theirs.
+
+Ankner et al., 2402.05109 (Hydra and Hydra++), as a chain.
+"""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.drafters import heads
+from specsample.drafters import prefix
+from specsample.drafters import vocabulary
+from specsample.models import cache as cache_lib
+from specsample.models import layers
+from specsample.types import Array, Draft, DraftLaw, Params
+
+
+class _Head(nnx.Module):
+  """Head i: of the hidden vector and i + 1 embeddings, the pending one's first.
+
+  As in Medusa but for the first layer, which reads all of them.
+  """
+
+  def __init__(self, config, i, keys):
+    dim = config.model.dim
+    self.width = sharding.Axis('mlp', dim)
+    self.read = layers.Linear(
+      (i + 2) * dim,
+      dim,
+      axes=(None, self.width),
+      bias=True,
+      keys=keys,
+      dtype=jnp.float32,
+    )
+    self.blocks = nnx.List(
+      [heads.ResidualBlock(dim) for _ in range(config.num_layers - 1)]
+    )
+    self.project = heads.Projection(dim)
+
+  def __call__(self, hidden, embeddings):
+    read = self.read(jnp.concatenate([hidden, *embeddings], axis=1))
+    x = sharding.constrain(hidden, 'batch', self.width) + jax.nn.silu(read)
+    for block in self.blocks:
+      x = block(x)
+    return self.project(x)
+
+
+class _Network(nnx.Module):
+  def __init__(self, config, keys):
+    self.heads = nnx.List(
+      [_Head(config, i, keys) for i in range(config.num_draft_tokens)]
+    )
+    self.vocabulary = vocabulary.make(config)
+    self.prefix = (
+      prefix.PrefixLayer(config.model, keys)
+      if config.prefix_attention
+      else None
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hydra(heads.Heads):
+  """Draws token i from head i, given the pending token and the i before it.
+
+  Hydra++ has four layers a head and `prefix_attention`: a decoder layer of the
+  target's own kind between the target and the heads, over the hidden vectors of
+  all tokens before the pending one.
+  """
+
+  prefix_attention: bool = False
+  _network = _Network
+
+  def __post_init__(self):
+    """Refuses a target of whose layers none can be made."""
+    super().__post_init__()
+    if self.prefix_attention and not hasattr(self.model, 'num_kv_heads'):
+      raise ValueError(
+        f'prefix_attention is a layer of the target, which is {self.model}: it '
+        'can be one of the Llama family'
+      )
+
+  def vectors(
+    self, params: Params, tokens: Array, hidden: Array
+  ) -> list[Array]:
+    """What the unembedding reads: K of [B, T, D], one for each head.
+
+    Args:
+      params: the whole tree.
+      tokens: [B, T], which go on as the heads are to read them.
+      hidden: [B, T, D], the target's, of all of them.
+
+    Returns:
+      Vectors [b, t] follow from hidden[b, : t + 1] and, for head i, from
+      tokens[b, t + 1 : t + i + 2]; where those run out, from zeros.
+    """
+    network = self.merge(params)
+    if network.prefix is not None:
+      batch, size = tokens.shape
+      empty = prefix.init_cache(self.model, batch, size, hidden.dtype)
+      hidden, _ = network.prefix(hidden, empty)
+    embedded = self.model.embed(params['target'], tokens)
+    behind = lambda i: jnp.pad(embedded, ((0, 0), (0, i), (0, 0)))[:, i:]
+    rows = lambda x: x.reshape(-1, x.shape[-1])
+    embeddings = [rows(behind(i + 1)) for i in range(self.num_draft_tokens)]
+    return [
+      head(rows(hidden), embeddings[: i + 1]).reshape(hidden.shape)
+      for i, head in enumerate(network.heads)
+    ]
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    state = super().init(params, batch_size, max_length)
+    if not self.prefix_attention:
+      return state
+    cache = prefix.init_cache(
+      self.model, batch_size, max_length, state.hidden.dtype
+    )
+    return dataclasses.replace(state, cache=cache)
+
+  def _take_in(self, params, hidden, length, state):
+    heads.check_dtype(hidden, state)
+    if self.prefix_attention:
+      hidden, cache = self.merge(params).prefix(hidden, state.cache)
+      cache = cache_lib.commit(cache, length)
+      state = dataclasses.replace(state, cache=cache)
+    return heads.take_in(state, hidden, length)
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`."""
+    embed = lambda ids: self.model.embed(params['target'], ids)
+    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    embeddings = [embed(pending[:, 0])]
+    nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
+    drafted = sharding.constrain(nothing, 'batch', None)
+    rows = []
+    for i, head in enumerate(self.merge(params).heads):
+      vector = head(state.hidden, embeddings)
+      probs = warp(self.target_logits(params, vector), drafted)
+      token = draw(probs, length + i)
+      drafted = drafted.at[:, i].set(token)
+      embeddings.append(embed(token))
+      rows.append(probs)
+    draft = Draft(
+      tokens=drafted, probs=jnp.stack(rows, axis=1), law=DraftLaw.SAMPLED
+    )
+    return draft, state

@@ -1,0 +1,62 @@
+"""A decoder layer between a target and the heads that read it.
+
+The prefix attention of Hydra++ (Ankner et al., 2402.05109).
+"""
+
+import dataclasses
+from typing import Any
+
+from flax import nnx
+import jax.numpy as jnp
+
+from specsample.models import cache as cache_lib
+from specsample.models import layers
+from specsample.types import Array
+
+
+class PrefixLayer(nnx.Module):
+  """One layer of the target's shape over its last hidden vectors.
+
+  `model` is the target, of the Llama family. At first it is the identity. There
+  is no norm behind it: that would undo the scale that the unembedding expects.
+  """
+
+  def __init__(self, model: Any, keys):
+    self.config = dataclasses.replace(model, dtype='float32')
+    self.layer = layers.DecoderLayer(self.config, keys)
+    for linear in (self.layer.attention.out, self.layer.mlp.down):
+      linear.kernel = nnx.Param(
+        jnp.zeros_like(linear.kernel[...]),
+        axes=linear.kernel.get_metadata('axes'),
+      )
+
+  def __call__(
+    self, hidden: Array, cache: cache_lib.KVCache
+  ) -> tuple[Array, cache_lib.KVCache]:
+    """The output for hidden [B, T, D] behind the cache, and the new cache."""
+    config = self.config
+    batch, num_new, dim = hidden.shape
+    rope = layers.rope_tables(
+      cache.length[:, None] + jnp.arange(num_new),
+      config.head_dim,
+      config.rope_theta,
+      config.rope_scaling,
+    )
+    mask = layers.causal_mask(
+      cache.length, num_new, cache.keys[0].shape[2], config.sliding_window
+    )
+    rows, keys, values = self.layer(
+      hidden.reshape(-1, dim), rope, mask, cache.keys[0], cache.values[0]
+    )
+    output = rows.reshape(batch, num_new, dim)
+    cache = cache_lib.append(cache, [keys], [values], after=output[:, 0])
+    return output, cache
+
+
+def init_cache(
+  model: Any, batch_size: int, max_length: int, dtype: jnp.dtype
+) -> cache_lib.KVCache:
+  """An empty cache of the one layer."""
+  return cache_lib.init(
+    batch_size, max_length, 1, model.num_kv_heads, model.head_dim, dtype
+  )

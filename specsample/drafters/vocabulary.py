@@ -1,0 +1,107 @@
+"""A draft vocabulary: the tokens, few of the target's, that a drafter proposes.
+
+The unembedding is a fifth of a small model's bytes; of the columns of the
+tokens that the target mostly writes it is a fraction of that (FR-Spec, Zhao et
+al., 2502.14856; EAGLE-3, 2503.01840).
+"""
+
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import sharding
+from specsample.models import network
+from specsample.types import Array, ArrayLike, Model, Params
+
+
+class DraftVocabulary(nnx.Module):
+  """Which tokens, and their columns of the target's unembedding.
+
+  `d2t` [V'] are the ids in the target's vocabulary, `unembedding` is [D, V'].
+  Neither is trained.
+  """
+
+  def __init__(self, dim: int, size: int):
+    self.axis = sharding.Axis('vocab', size)
+    self.d2t = network.Buffer(jnp.arange(size), axes=(None,))
+    self.unembedding = network.Buffer(
+      jnp.zeros((dim, size)), axes=(None, self.axis)
+    )
+
+  def __call__(self, rows: Array) -> Array:
+    """Logits [n, V'] of rows [n, D]."""
+    return sharding.einsum(
+      'rd,dv->rv',
+      rows,
+      self.unembedding[...],
+      axes=('batch', self.axis),
+      preferred_element_type=jnp.float32,
+    )
+
+  def to_target(self, logits: Array, vocab_size: int) -> Array:
+    """The logits [n, V] of the target's tokens: -inf where none is drafted."""
+    logits = sharding.constrain(logits, 'batch', None)
+    nothing = sharding.zeros(
+      (logits.shape[0], vocab_size), logits.dtype, 'batch', None
+    )
+    write = lambda row, values: row.at[self.d2t[...]].set(values)
+    wide = jax.vmap(write)(nothing - jnp.inf, logits)
+    vocab = sharding.Axis('vocab', vocab_size)
+    return sharding.constrain(wide, 'batch', vocab)
+
+
+def make(config: Any) -> DraftVocabulary | None:
+  """That of a drafter with `draft_vocab_size`, None where it is None."""
+  if config.draft_vocab_size is None:
+    return None
+  return DraftVocabulary(config.model.dim, config.draft_vocab_size)
+
+
+def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
+  """The parameters of a `DraftVocabulary`, cut out of the target's: float32.
+
+  Args:
+    model: the target. target_params: its parameters.
+    d2t: [V'] integers, ids of the target's vocabulary, each at most once.
+
+  Raises:
+    ValueError: d2t is not that.
+  """
+  ids = np.asarray(d2t)
+  check_d2t(ids, model.vocab_size)
+
+  @jax.jit
+  def columns(target_params, ids):
+    # Logits are linear in the hidden vector: those of each unit vector.
+    units = sharding.constrain(jnp.eye(model.dim), 'batch', None)
+    table = model.unembed(target_params, units)
+    table = sharding.constrain(table, None, None)
+    return sharding.constrain(
+      jnp.take(table, ids, axis=1), None, sharding.Axis('vocab', ids.size)
+    )
+
+  ids = ids.astype(np.int32)
+  return {
+    'd2t': jnp.asarray(ids),
+    'unembedding': columns(target_params, ids),
+  }
+
+
+def check_d2t(ids: np.ndarray, vocab_size: int) -> None:
+  """Raises ValueError unless ids name tokens of the target, each once."""
+  if ids.ndim != 1 or not ids.size or ids.dtype.kind not in 'iu':
+    raise ValueError(
+      f'd2t is {ids.dtype} of shape {ids.shape}: give the ids of the tokens '
+      'to draft as a list of integers'
+    )
+  outside = ids[(ids < 0) | (ids >= vocab_size)]
+  if outside.size:
+    raise ValueError(
+      f'd2t holds id {outside[0]}, outside the vocabulary of {vocab_size}: '
+      "was it made for another model's tokenizer?"
+    )
+  if np.unique(ids).size < ids.size:
+    raise ValueError('d2t names a token twice: name each at most once')

@@ -1,0 +1,82 @@
+"""Drafters that have weights, on small targets: noise stands for training."""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import drafters
+from specsample.testing import tiny
+from specsample.testing.hash_model import HashModel
+from specsample.types import Array, Drafter, Model, Params
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trained:
+  """A target, a drafter for it and the parameters of both."""
+
+  name: str
+  model: Model
+  drafter: Drafter
+  params: Params
+
+
+def with_noise(params: Params, key: Array, scale: float = 0.1) -> Params:
+  """Adds normal noise to every array of floats, all alike before training."""
+  leaves, tree = jax.tree.flatten(params)
+  keys = jax.random.split(key, len(leaves))
+  is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+  noise = lambda x, key: scale * jax.random.normal(key, x.shape)
+  noisy = [
+    x + noise(x, key) if is_float(x) else x
+    for x, key in zip(leaves, keys, strict=True)
+  ]
+  return jax.tree.unflatten(tree, noisy)
+
+
+def heads(vocab_size: int) -> Iterator[Trained]:
+  """Medusa, Hydra and Hydra++ with K = 2.
+
+  The first two draft every second token, from a hash model's hidden vectors,
+  which are the hashes. The third drafts every token, from a Llama's.
+  """
+  hashes = HashModel(vocab_size=vocab_size)
+  some = (vocab_size + 1) // 2
+  for cls in (drafters.Medusa, drafters.Hydra):
+    drafter = cls(model=hashes, num_draft_tokens=2, draft_vocab_size=some)
+    yield Trained(cls.__name__, hashes, drafter, _of_hashes(drafter))
+  llama = tiny.tiny_llama(vocab_size=vocab_size)
+  plus = drafters.Hydra(
+    model=llama, num_draft_tokens=2, num_layers=2, prefix_attention=True
+  )
+  yield Trained('Hydra++', llama, plus, _of_llama(plus))
+
+
+@functools.cache
+def _of_hashes(drafter):
+  size = drafter.draft_vocab_size
+  # From the last token, every second.
+  d2t = drafter.model.vocab_size - 1 - 2 * np.arange(size)
+  params = with_noise(
+    drafter.init_params(jax.random.key(0), {}, d2t), jax.random.key(1)
+  )
+  # A hidden vector is two numbers up to 2 ** 16, an embedding one up to V.
+  unembedding = jax.random.normal(jax.random.key(2), (2, size)) / 2**16
+  params['vocabulary']['unembedding'] = unembedding
+  for head in params['heads'].values():
+    if 'read' in head:
+      kernel = head['read']['kernel']
+      head['read']['kernel'] = kernel.at[2:].multiply(2**17)
+  return {'target': {}, 'drafter': params}
+
+
+@functools.cache
+def _of_llama(drafter):
+  target = drafter.model.init(jax.random.key(0))
+  # As large as hidden vectors, so that it matters which token was drafted.
+  target['embedding'] *= np.sqrt(drafter.model.dim)
+  params = with_noise(drafter.init_params(jax.random.key(1)), jax.random.key(2))
+  return {'target': target, 'drafter': params}
