@@ -5,6 +5,7 @@ the hidden vector of the token before the pending one: the pending token has not
 been through the target yet.
 """
 
+import abc
 from collections.abc import Callable
 import dataclasses
 from typing import Any, ClassVar
@@ -65,7 +66,7 @@ class Projection(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Heads:
+class Heads(abc.ABC):
   """The parts of `types.Drafter` that are the same for all kinds of heads.
 
   Attributes:
@@ -97,6 +98,22 @@ class Heads:
         f'draft_vocab_size is {size}: draft at least 1 and at most the '
         f"target's {self.model.vocab_size} tokens, None for all of them"
       )
+
+  @abc.abstractmethod
+  def vectors(
+    self, params: Params, tokens: Array, hidden: Array
+  ) -> list[Array]:
+    """What the unembedding reads: K of [B, T, D], one for each head.
+
+    Args:
+      params: the whole tree.
+      tokens: [B, T], which go on as the heads are to read them.
+      hidden: [B, T, D], the target's, of all of them.
+
+    Returns:
+      Vectors [b, t] follow from hidden[b, : t + 1] and, for head i, from
+      tokens[b, t + 1 : t + i + 2]; where those run out, from zeros.
+    """
 
   @property
   def vocab_size(self) -> int:
@@ -166,6 +183,18 @@ class Heads:
       return logits
     rows = own.to_target(logits.reshape(-1, logits.shape[-1]), self.vocab_size)
     return rows.reshape(*vectors.shape[:-1], -1)
+
+  def of_drafted(self, params: Params, values: Array) -> Array:
+    """The values [..., V'] of the tokens drafted, out of [..., V]."""
+    own = self.merge(params).vocabulary
+    return values if own is None else own.of_drafted(values)
+
+  def draft_ids(self, params: Params, tokens: Array) -> tuple[Array, Array]:
+    """Where tokens [...] are among those drafted, and whether they are."""
+    own = self.merge(params).vocabulary
+    if own is None:
+      return tokens, jnp.ones_like(tokens, bool)
+    return own.draft_ids(tokens, self.vocab_size)
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""

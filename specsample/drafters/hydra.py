@@ -85,17 +85,7 @@ class Hydra(heads.Heads):
   def vectors(
     self, params: Params, tokens: Array, hidden: Array
   ) -> list[Array]:
-    """What the unembedding reads: K of [B, T, D], one for each head.
-
-    Args:
-      params: the whole tree.
-      tokens: [B, T], which go on as the heads are to read them.
-      hidden: [B, T, D], the target's, of all of them.
-
-    Returns:
-      Vectors [b, t] follow from hidden[b, : t + 1] and, for head i, from
-      tokens[b, t + 1 : t + i + 2]; where those run out, from zeros.
-    """
+    """See `heads.Heads`."""
     network = self.merge(params)
     if network.prefix is not None:
       batch, size = tokens.shape

@@ -50,13 +50,7 @@ class Medusa(heads.Heads):
   def vectors(
     self, params: Params, tokens: Array, hidden: Array
   ) -> list[Array]:
-    """What the unembedding reads: K of [B, T, D], one for each head.
-
-    Args:
-      params: the whole tree.
-      tokens: [B, T], not read.
-      hidden: [B, T, D], the target's, of the tokens before the pending ones.
-    """
+    """See `heads.Heads`; the tokens are not read."""
     del tokens
     rows = hidden.reshape(-1, hidden.shape[-1])
     return [

@@ -52,6 +52,22 @@ class DraftVocabulary(nnx.Module):
     vocab = sharding.Axis('vocab', vocab_size)
     return sharding.constrain(wide, 'batch', vocab)
 
+  def of_drafted(self, values: Array) -> Array:
+    """The values [..., V'] of the tokens drafted, out of [..., V]."""
+    others = [None] * (values.ndim - 2)
+    values = sharding.constrain(values, 'batch', *others, None)
+    values = jnp.take(values, self.d2t[...], axis=-1)
+    return sharding.constrain(values, 'batch', *others, self.axis)
+
+  def draft_ids(self, tokens: Array, vocab_size: int) -> tuple[Array, Array]:
+    """Where tokens [...] are in `d2t`, and whether they are; 0 if not."""
+    d2t = self.d2t[...]
+    index = jnp.full(vocab_size, -1).at[d2t].set(jnp.arange(d2t.size))
+    others = [None] * (tokens.ndim - 1)
+    places = sharding.of_new('batch', *others)
+    found = index.at[tokens].get(out_sharding=places)
+    return jnp.maximum(found, 0), found >= 0
+
 
 def make(config: Any) -> DraftVocabulary | None:
   """That of a drafter with `draft_vocab_size`, None where it is None."""

@@ -1,0 +1,129 @@
+"""One step of training, on any objective: float32 weights, any compute dtype.
+
+Parameters are the whole tree {'target': ..., 'drafter': ...}. What is trained
+of it is in the state; the rest, `frozen`, is given to every step. In either of
+the two trees None stands for what is in the other.
+"""
+
+from collections.abc import Callable, Mapping
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from specsample import types
+from specsample.types import Array, Params
+
+# batch: arrays with the batch axis first, {'tokens': [B, T], ...}.
+Batch = Mapping[str, Array]
+# objective(params, batch) -> the loss [] and what to report of the batch.
+Objective = Callable[[Params, Batch], tuple[Array, dict[str, Array]]]
+
+
+@types.pytree
+class TrainState:
+  """What a step changes; a checkpoint of it is all that a run needs."""
+
+  step: Array  # [] int32, steps taken
+  trained: Params  # float32, None where a parameter is frozen
+  optimizer: Any  # the optimizer's own state
+
+
+def init(
+  params: Params, is_trained: Params, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, Params]:
+  """The state before the first step, and what is frozen.
+
+  Args:
+    params: the whole tree. What is trained is copied to float32, divided as it
+      is; what is not is taken over, and not donated by any step.
+    is_trained: the same tree, of bool.
+    optimizer: of optax.
+
+  Raises:
+    ValueError: nothing is trained.
+  """
+  copy = lambda x: jnp.array(x, jnp.float32, copy=True)
+  trained = jax.tree.map(
+    lambda x, y: copy(x) if y else None, params, is_trained
+  )
+  frozen = jax.tree.map(lambda x, y: None if y else x, params, is_trained)
+  if not jax.tree.leaves(trained):
+    raise ValueError(
+      'is_trained is False for every parameter: say which ones to train'
+    )
+  state = TrainState(
+    step=jnp.zeros((), jnp.int32),
+    trained=trained,
+    optimizer=optimizer.init(trained),
+  )
+  return state, frozen
+
+
+def join(trained: Params, frozen: Params, dtype: Any = None) -> Params:
+  """The whole tree again, what is trained as `dtype` (None: as it is)."""
+  cast = lambda x: x if dtype is None else x.astype(dtype)
+  return jax.tree.map(
+    lambda x, y: y if x is None else cast(x),
+    trained,
+    frozen,
+    is_leaf=lambda x: x is None,
+  )
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('objective', 'optimizer', 'dtype'),
+  donate_argnames=('state',),
+)
+def train_step(
+  state: TrainState,
+  frozen: Params,
+  batch: Batch,
+  *,
+  objective: Objective,
+  optimizer: optax.GradientTransformation,
+  dtype: str = 'float32',
+) -> tuple[TrainState, dict[str, Array]]:
+  """Takes one step down the gradient of `objective`.
+
+  A step whose loss or gradient is no number changes nothing but the count.
+
+  Args:
+    state: from `init` or the step before. Its buffers are donated.
+    frozen: from `init`.
+    batch: what the objective reads.
+    objective, optimizer: static; the same objects in every step.
+    dtype: that of the computation, the target's own: 'float32', 'bfloat16'.
+
+  Returns:
+    The state, and what the objective reports with `loss`, the norm of the
+    gradient `gradient_norm` and whether the step was taken, `is_finite`.
+  """
+
+  def loss_of(trained):
+    return objective(join(trained, frozen, dtype), batch)
+
+  (loss, report), gradient = jax.value_and_grad(loss_of, has_aux=True)(
+    state.trained
+  )
+  squares = (jnp.sum(jnp.square(x)) for x in jax.tree.leaves(gradient))
+  norm = jnp.sqrt(sum(squares))
+  is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+  updates, optimizer_state = optimizer.update(
+    gradient, state.optimizer, state.trained
+  )
+  new = (optax.apply_updates(state.trained, updates), optimizer_state)
+  old = (state.trained, state.optimizer)
+  keep = lambda new, old: jnp.where(is_finite, new, old)
+  trained, optimizer_state = jax.tree.map(keep, new, old)
+  state = TrainState(
+    step=state.step + 1, trained=trained, optimizer=optimizer_state
+  )
+  return state, report | {
+    'loss': loss,
+    'gradient_norm': norm,
+    'is_finite': is_finite,
+  }

@@ -1,0 +1,119 @@
+"""A step of training: what changes, in which dtype, and what a NaN does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from specsample.training import step
+
+_SGD = optax.sgd(0.5)
+_IS_TRAINED = {'target': {'w': False}, 'drafter': {'u': True, 'ids': False}}
+_TARGET = np.asarray([[1.0, 2.0], [3.0, -1.0]], np.float32)
+_BATCH = {'x': np.asarray([[1.0, -2.0], [0.5, 1.0]], np.float32)}
+
+
+def _params():
+  return {
+    'target': {'w': jnp.asarray(_TARGET)},
+    'drafter': {'u': jnp.full((2, 2), 0.25), 'ids': jnp.arange(2)},
+  }
+
+
+def _objective(params, batch):
+  drafter = params['drafter']
+  x = batch['x'].astype(drafter['u'].dtype)
+  error = (x @ drafter['u'])[:, drafter['ids']] - x @ params['target']['w']
+  loss = jnp.mean(jnp.square(error.astype(jnp.float32)))
+  return loss, {'is_half': drafter['u'].dtype == jnp.bfloat16}
+
+
+def _step(state, frozen, batch=_BATCH, **settings):
+  return step.train_step(
+    state, frozen, batch, objective=_objective, optimizer=_SGD, **settings
+  )
+
+
+def test_is_a_step_down_the_gradient_of_what_is_trained():
+  params = _params()
+  state, frozen = step.init(params, _IS_TRAINED, _SGD)
+  state, report = _step(state, frozen)
+  x, u = _BATCH['x'], np.full((2, 2), 0.25)
+  error = x @ u - x @ _TARGET
+  gradient = 2 * x.T @ error / error.size
+  np.testing.assert_allclose(
+    state.trained['drafter']['u'], u - 0.5 * gradient, rtol=1e-6
+  )
+  np.testing.assert_allclose(report['loss'], np.mean(error**2), rtol=1e-6)
+  np.testing.assert_allclose(
+    report['gradient_norm'], np.linalg.norm(gradient), rtol=1e-6
+  )
+  assert state.step == 1
+  # Nothing that was given is gone.
+  np.testing.assert_array_equal(params['drafter']['u'], 0.25)
+  whole = step.join(state.trained, frozen)
+  assert whole['target']['w'] is params['target']['w']
+  assert whole['drafter']['ids'] is params['drafter']['ids']
+  assert jax.tree.structure(whole) == jax.tree.structure(params)
+
+
+def test_computes_in_bfloat16_on_float32_weights():
+  half = jax.tree.map(
+    lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, _params()
+  )
+  optimizer = optax.sgd(1e-5)
+  state, frozen = step.init(half, _IS_TRAINED, optimizer)
+  for _ in range(3):
+    state, report = step.train_step(
+      state,
+      frozen,
+      _BATCH,
+      objective=_objective,
+      optimizer=optimizer,
+      dtype='bfloat16',
+    )
+  assert report['is_half']
+  moved = np.abs(np.asarray(state.trained['drafter']['u']) - 0.25)
+  assert state.trained['drafter']['u'].dtype == jnp.float32
+  # Less than a bfloat16 of that size can say, and not lost.
+  assert 0 < moved.max() < 2**-10
+
+
+def test_the_loss_falls():
+  state, frozen = step.init(_params(), _IS_TRAINED, _SGD)
+  found = []
+  for _ in range(40):
+    state, report = _step(state, frozen)
+    found.append(float(report['loss']))
+  assert found[-1] < 0.01 * found[0]
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_a_loss_that_is_no_number_changes_no_weight(value):
+  state, frozen = step.init(_params(), _IS_TRAINED, _SGD)
+  state, report = _step(state, frozen)
+  assert report['is_finite']
+  before = jax.device_get(state)
+  bad = {'x': np.full((2, 2), value, np.float32)}
+  state, report = _step(state, frozen, bad)
+  assert not report['is_finite']
+  assert state.step == 2
+  np.testing.assert_array_equal(
+    state.trained['drafter']['u'], before.trained['drafter']['u']
+  )
+
+
+def test_steps_are_one_executable():
+  state, frozen = step.init(_params(), _IS_TRAINED, _SGD)
+  state, _ = _step(state, frozen)
+  size = step.train_step._cache_size()
+  for _ in range(3):
+    state, _ = _step(state, frozen)
+  assert step.train_step._cache_size() == size
+
+
+def test_that_nothing_is_trained_is_refused():
+  nothing = jax.tree.map(lambda _: False, _IS_TRAINED)
+  with pytest.raises(ValueError, match='False for every parameter'):
+    step.init(_params(), nothing, _SGD)
