@@ -21,9 +21,9 @@ TeacherLoss = Callable[[Array, Array], Array]
 class HeadsObjective:
   """The losses of all heads at all positions, as a `step.Objective`.
 
-  A batch holds `tokens` [B, T] int32, any documents one behind the other, and
-  `mask` [B, T] bool, set where the target wrote the token: those are learned.
-  It may hold `hidden` [B, T, D], the target's vectors, found before.
+  A batch holds `tokens` [B, T] int32, a document a row, and `mask` [B, T] bool,
+  set where the target wrote the token: those are learned. It may hold `hidden`
+  [B, T, D], the target's vectors, found before.
 
   Medusa-1 is the default (Cai et al., 2401.10774, equation 1), Medusa-2 has a
   `target_weight` and a target that is trained. Hydra++ learns from the teacher

@@ -32,24 +32,32 @@ class TrainState:
 
 
 def init(
-  params: Params, is_trained: Params, optimizer: optax.GradientTransformation
+  params: Params,
+  is_trained: Params,
+  optimizer: optax.GradientTransformation,
+  dtype: str = 'float32',
 ) -> tuple[TrainState, Params]:
   """The state before the first step, and what is frozen.
 
   Args:
     params: the whole tree. What is trained is copied to float32, divided as it
-      is; what is not is taken over, and not donated by any step.
+      is; what is not becomes `dtype`, and no step donates it.
     is_trained: the same tree, of bool.
     optimizer: of optax.
+    dtype: that of the computation, the target's own: 'float32', 'bfloat16'.
 
   Raises:
     ValueError: nothing is trained.
   """
-  copy = lambda x: jnp.array(x, jnp.float32, copy=True)
+  is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+  master = lambda x: jnp.array(x, jnp.float32, copy=True)
+  cast = lambda x: x.astype(dtype) if is_float(x) else x
   trained = jax.tree.map(
-    lambda x, y: copy(x) if y else None, params, is_trained
+    lambda x, own: master(x) if own else None, params, is_trained
   )
-  frozen = jax.tree.map(lambda x, y: None if y else x, params, is_trained)
+  frozen = jax.tree.map(
+    lambda x, own: None if own else cast(x), params, is_trained
+  )
   if not jax.tree.leaves(trained):
     raise ValueError(
       'is_trained is False for every parameter: say which ones to train'
@@ -96,7 +104,7 @@ def train_step(
     frozen: from `init`.
     batch: what the objective reads.
     objective, optimizer: static; the same objects in every step.
-    dtype: that of the computation, the target's own: 'float32', 'bfloat16'.
+    dtype: as in `init`.
 
   Returns:
     The state, and what the objective reports with `loss`, the norm of the

@@ -63,7 +63,7 @@ def test_computes_in_bfloat16_on_float32_weights():
     lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, _params()
   )
   optimizer = optax.sgd(1e-5)
-  state, frozen = step.init(half, _IS_TRAINED, optimizer)
+  state, frozen = step.init(half, _IS_TRAINED, optimizer, 'bfloat16')
   for _ in range(3):
     state, report = step.train_step(
       state,
@@ -78,6 +78,12 @@ def test_computes_in_bfloat16_on_float32_weights():
   assert state.trained['drafter']['u'].dtype == jnp.float32
   # Less than a bfloat16 of that size can say, and not lost.
   assert 0 < moved.max() < 2**-10
+
+
+def test_what_is_frozen_is_held_as_it_is_computed_with():
+  _, frozen = step.init(_params(), _IS_TRAINED, _SGD, 'bfloat16')
+  assert frozen['target']['w'].dtype == jnp.bfloat16
+  assert frozen['drafter']['ids'].dtype == jnp.int32
 
 
 def test_the_loss_falls():
