@@ -42,8 +42,9 @@ class Synthesis:
   # Of the answers so many are greedy, the others at one of these.
   greedy_share: float = 0.5
   temperatures: Sequence[float] = (0.4, 0.7, 1.0)
-  max_prompt_tokens: int = 192  # the template's counted in
-  max_answer_tokens: int = 224
+  # Of a cache's 256 slots one is left for the token that is pending.
+  max_prompt_tokens: int = 127  # the template's counted in
+  max_answer_tokens: int = 128
   batch_size: int = 48
 
   def __post_init__(self):
