@@ -83,12 +83,12 @@ def _open(folder: epath.Path) -> tensors.TensorFile:
     paths = _shard_paths(folder)
     for header in pool.map(safetensors_file.read_header, paths):
       found |= header
+  supported = safetensors_file.WEIGHT_DTYPES
   for name, tensor in found.items():
-    if tensor.kind not in safetensors_file.DTYPES:
+    if tensor.kind not in supported:
       raise ValueError(
         f'{folder}: tensor {name} is stored as {tensor.kind}, supported are '
-        f'{", ".join(safetensors_file.DTYPES)}: load a version that is not '
-        'quantised'
+        f'{", ".join(supported)}: load a version that is not quantised'
       )
   return tensors.TensorFile(
     origin=str(folder),

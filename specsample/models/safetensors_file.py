@@ -1,9 +1,10 @@
 """The safetensors format: arrays of which parts are read, here or in a bucket.
 
 A header of JSON says where in the file each array is. The format's own package
-reads local files only.
+reads and writes local files only.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import json
 import math
@@ -15,13 +16,15 @@ import numpy as np
 
 from specsample import files
 
-# By the format's names.
-DTYPES = {
+# By the format's names: what weights that are not quantised are stored as, and
+# what can be read.
+WEIGHT_DTYPES = {
   'F64': np.dtype('<f8'),
   'F32': np.dtype('<f4'),
   'F16': np.dtype('<f2'),
   'BF16': np.dtype(jnp.bfloat16),
 }
+DTYPES = WEIGHT_DTYPES | {'I32': np.dtype('<i4')}
 # What the format allows a header, so that a damaged length is no request for
 # all memory.
 _MAX_HEADER_BYTES = 100_000_000
@@ -90,6 +93,39 @@ def read_header(path: epath.Path) -> dict[str, Tensor]:
     raise ValueError(
       f'{path} is no complete safetensors file ({error}): download it again'
     ) from error
+
+
+def write(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
+  """Writes arrays of `DTYPES`, by name, as one file.
+
+  Raises:
+    ValueError: an array of another dtype.
+  """
+  kinds = {dtype: kind for kind, dtype in DTYPES.items()}
+  # The widest first, so that each begins at a multiple of its width.
+  ordered = sorted(
+    arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])
+  )
+  header: dict[str, Any] = {'__metadata__': {'format': 'np'}}
+  offset = 0
+  for name, array in ordered:
+    if array.dtype not in kinds:
+      raise ValueError(
+        f'tensor {name} is {array.dtype}, and what is written is '
+        f'{", ".join(map(str, kinds))}: convert it'
+      )
+    header[name] = {
+      'dtype': kinds[array.dtype],
+      'shape': array.shape,
+      'data_offsets': (offset, offset + array.nbytes),
+    }
+    offset += array.nbytes
+  content = json.dumps(header).encode()
+  content += b' ' * (-len(content) % 8)
+  with path.open('wb') as file:
+    file.write(len(content).to_bytes(8, 'little') + content)
+    for _, array in ordered:
+      file.write(array.tobytes())
 
 
 def _read(path, start, stop):

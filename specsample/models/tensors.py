@@ -87,6 +87,14 @@ def key(path: tuple[Any, ...]) -> str:
   return '.'.join(str(entry.key) for entry in path)
 
 
+def listed(names: Collection[str]) -> str:
+  """How many tensors there are and the first of their names, for messages."""
+  shown = sorted(names)[:8]
+  if len(names) > len(shown):
+    shown.append(f'and {len(names) - len(shown)} more')
+  return f'{len(names)} tensors ({", ".join(shown)})'
+
+
 def _on_device(tensors, source, leaf, axes) -> Array:
   del axes
   everything = (slice(None),) * leaf.ndim
@@ -145,18 +153,11 @@ def _check_names(expected, ignored, tensors):
   missing, unknown = expected - found, found - expected - ignored
   if missing:
     raise ValueError(
-      f'{origin}: {_enumerate(missing)} missing: the checkpoint is '
+      f'{origin}: {listed(missing)} missing: the checkpoint is '
       'incomplete, or of another architecture'
     )
   if unknown:
     raise ValueError(
-      f'{origin}: {_enumerate(unknown)} unknown to the model: the '
+      f'{origin}: {listed(unknown)} unknown to the model: the '
       'checkpoint is of an architecture that only resembles it'
     )
-
-
-def _enumerate(names):
-  shown = sorted(names)[:8]
-  if len(names) > len(shown):
-    shown.append(f'and {len(names) - len(shown)} more')
-  return f'{len(names)} tensors ({", ".join(shown)})'

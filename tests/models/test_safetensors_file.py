@@ -48,6 +48,29 @@ def test_parts_are_those_of_the_array(path, arrays, block_bytes, monkeypatch):
   assert found['ids'].kind == 'I64'
 
 
+def test_what_is_written_is_what_the_package_reads(tmp_path, arrays):
+  path = tmp_path / 'model.safetensors'
+  ids = np.arange(3, dtype=np.int32)
+  written = arrays | {'ids': ids, 'columns': arrays['matrix'].T[:, ::2]}
+  safetensors_file.write(files.at(path), written)
+  found = safetensors.numpy.load_file(path)
+  assert found.keys() == written.keys()
+  for name, array in written.items():
+    assert found[name].dtype == array.dtype
+    np.testing.assert_array_equal(found[name], array)
+  tensor = safetensors_file.read_header(files.at(path))['ids']
+  np.testing.assert_array_equal(tensor[slice(1, 3),], ids[1:])
+
+
+def test_an_array_of_no_supported_dtype_is_not_written(tmp_path, arrays):
+  path = tmp_path / 'model.safetensors'
+  with pytest.raises(
+    ValueError, match='tensor ids is int64, and what is writt'
+  ):
+    safetensors_file.write(files.at(path), arrays)
+  assert not path.exists()
+
+
 @pytest.mark.parametrize(
   ('change', 'words'),
   [
