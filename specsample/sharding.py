@@ -125,6 +125,11 @@ def make_mesh(
   )
 
 
+def no_mesh() -> Any:
+  """`with sharding.no_mesh(): ...`, where a single shard is an array itself."""
+  return jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ()))
+
+
 def spec(*axes: Axes) -> PartitionSpec:
   """How an array with these axes is divided over the mesh that is set."""
   return PartitionSpec(*(_mesh_axes(axis) or None for axis in axes))

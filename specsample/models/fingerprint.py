@@ -6,6 +6,7 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
+from specsample import sharding
 from specsample.types import Params
 
 _LENGTH = 16
@@ -18,7 +19,8 @@ def of(params: Params) -> str:
   rounded to bfloat16: the same for both dtypes and on every mesh.
   """
   leaves = jax.tree_util.tree_leaves_with_path(params)
-  values = np.asarray([_first(leaf) for _, leaf in leaves], np.float32)
+  with sharding.no_mesh():
+    values = np.asarray([_first(leaf) for _, leaf in leaves], np.float32)
   if jax.process_count() > 1:
     values = np.nanmax(multihost_utils.process_allgather(values), axis=0)
   digest = hashlib.sha256()
