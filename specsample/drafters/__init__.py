@@ -1,10 +1,19 @@
 """Drafting methods: frozen dataclasses with init, extend, propose, update."""
 
 from specsample.drafters.chain import Chain
+from specsample.drafters.draft_model import DraftModel
 from specsample.drafters.hydra import Hydra
 from specsample.drafters.medusa import Medusa
 from specsample.drafters.ngram import Ngram
 from specsample.drafters.none import NoDraft
 from specsample.drafters.skip import Skip
 
-__all__ = ['Chain', 'Hydra', 'Medusa', 'Ngram', 'NoDraft', 'Skip']
+__all__ = [
+  'Chain',
+  'DraftModel',
+  'Hydra',
+  'Medusa',
+  'Ngram',
+  'NoDraft',
+  'Skip',
+]

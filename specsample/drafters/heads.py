@@ -6,9 +6,7 @@ been through the target yet.
 """
 
 import abc
-from collections.abc import Callable
 import dataclasses
-from typing import Any, ClassVar
 
 from flax import nnx
 import jax
@@ -17,10 +15,9 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample import types
 from specsample.drafters import settings
-from specsample.drafters import vocabulary
+from specsample.drafters import trainable
 from specsample.models import layers
-from specsample.models import network
-from specsample.types import Array, ArrayLike, Params
+from specsample.types import Array, Params
 
 
 @types.pytree
@@ -66,37 +63,21 @@ class Projection(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Heads(abc.ABC):
+class Heads(trainable.Trainable, abc.ABC):
   """The parts of `types.Drafter` that are the same for all kinds of heads.
 
-  Attributes:
-    model: the target.
-    num_draft_tokens: K, a head for each.
-    num_layers: of each head.
-    draft_vocab_size: V' of a `vocabulary.DraftVocabulary`; None drafts all
-      tokens, with the target's own unembedding.
+  There is a head for each of the K tokens, of `num_layers` layers. The network
+  holds them as `heads`.
   """
 
-  model: Any
-  num_draft_tokens: int
   num_layers: int = 1
-  draft_vocab_size: int | None = None
-  feature_layers = ()
-  # Made of (self, keys); holds the heads and `vocabulary`, None for all tokens.
-  _network: ClassVar[Callable[..., Any]]
 
   def __post_init__(self):
-    """Refuses an empty draft, heads without layers and too many tokens."""
-    settings.check_num_draft_tokens(self.num_draft_tokens)
+    """Refuses heads without layers, and what `Trainable` refuses."""
+    super().__post_init__()
     if not settings.is_count(self.num_layers):
       raise ValueError(
         f'num_layers is {self.num_layers!r}: a head has at least 1 layer'
-      )
-    size = self.draft_vocab_size
-    if size is not None and not 1 <= size <= self.model.vocab_size:
-      raise ValueError(
-        f'draft_vocab_size is {size}: draft at least 1 and at most the '
-        f"target's {self.model.vocab_size} tokens, None for all of them"
       )
 
   @abc.abstractmethod
@@ -115,92 +96,10 @@ class Heads(abc.ABC):
       tokens[b, t + 1 : t + i + 2]; where those run out, from zeros.
     """
 
-  @property
-  def vocab_size(self) -> int:
-    """The target's own."""
-    return self.model.vocab_size
-
-  def init_params(
-    self,
-    key: Array,
-    target_params: Params = None,
-    d2t: ArrayLike | None = None,
-  ) -> Params:
-    """Parameters before training, in float32.
-
-    Args:
-      key: a PRNG key.
-      target_params, d2t: the draft vocabulary's, as `vocabulary.of_target`.
-
-    Raises:
-      ValueError: d2t is not of draft_vocab_size tokens of the target.
-    """
-    if (None if d2t is None else len(d2t)) != self.draft_vocab_size:
-      raise ValueError(
-        f'd2t names {d2t if d2t is None else len(d2t)} tokens and '
-        f'draft_vocab_size is {self.draft_vocab_size}: name as many'
-      )
-    params = network.init(self._network, self, key)
-    if d2t is not None:
-      cut = vocabulary.of_target(self.model, target_params, d2t)
-      params['vocabulary'] = cut
-    return params
-
-  def abstract_params(self) -> Params:
-    """The parameters' shapes and dtypes, nothing allocated."""
-    return network.abstract_params(self._network, self)
-
-  def param_axes(self) -> Params:
-    """The `sharding.Axes` of each parameter's axes, a tuple each."""
-    return network.param_axes(self._network, self)
-
-  def is_trained(self) -> Params:
-    """Whether each parameter is trained, or a part of the target: bool."""
-    return network.is_trained(self._network, self)
-
-  def merge(self, params: Params) -> Any:
-    """The network, given the whole tree of parameters."""
-    if 'drafter' not in params:
-      raise ValueError(
-        f'params holds {sorted(params)}, and {type(self).__name__} reads '
-        "params['drafter']: put the heads' parameters there"
-      )
-    return network.merge(self._network, self, params['drafter'])
-
-  def logits(self, params: Params, vectors: Array) -> Array:
-    """Logits [..., V'] (all V without a draft vocabulary) of [..., D]."""
-    own = self.merge(params).vocabulary
-    if own is None:
-      return self.model.unembed(params['target'], vectors)
-    rows = own(vectors.reshape(-1, vectors.shape[-1]))
-    return rows.reshape(*vectors.shape[:-1], -1)
-
-  def target_logits(self, params: Params, vectors: Array) -> Array:
-    """Logits [..., V] of vectors [..., D]: -inf where nothing is drafted."""
-    own = self.merge(params).vocabulary
-    logits = self.logits(params, vectors)
-    if own is None:
-      return logits
-    rows = own.to_target(logits.reshape(-1, logits.shape[-1]), self.vocab_size)
-    return rows.reshape(*vectors.shape[:-1], -1)
-
-  def of_drafted(self, params: Params, values: Array) -> Array:
-    """The values [..., V'] of the tokens drafted, out of [..., V]."""
-    own = self.merge(params).vocabulary
-    return values if own is None else own.of_drafted(values)
-
-  def draft_ids(self, params: Params, tokens: Array) -> tuple[Array, Array]:
-    """Where tokens [...] are among those drafted, and whether they are."""
-    own = self.merge(params).vocabulary
-    if own is None:
-      return tokens, jnp.ones_like(tokens, bool)
-    return own.draft_ids(tokens, self.vocab_size)
-
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
     del max_length
-    self.merge(params)  # says what is missing
-    dtype = jax.tree.leaves(params['drafter']['heads'])[0].dtype
+    dtype = jax.tree.leaves(self.own(params)['heads'])[0].dtype
     return HeadsState(
       hidden=sharding.zeros((batch_size, self.model.dim), dtype, 'batch', None),
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),

@@ -82,14 +82,18 @@ class Hydra(heads.Heads):
         'can be one of the Llama family'
       )
 
+  @property
+  def reads_prompt(self) -> bool:
+    """See `trainable.Trainable`."""
+    return self.prefix_attention
+
   def vectors(
     self, params: Params, tokens: Array, hidden: Array
   ) -> list[Array]:
     """See `heads.Heads`."""
     network = self.merge(params)
     if network.prefix is not None:
-      batch, size = tokens.shape
-      empty = prefix.init_cache(self.model, batch, size, hidden.dtype)
+      empty = prefix.init_cache(self.model, len(tokens), 0, hidden.dtype)
       hidden, _ = network.prefix(hidden, empty)
     embedded = self.model.embed(params['target'], tokens)
     behind = lambda i: jnp.pad(embedded, ((0, 0), (0, i), (0, 0)))[:, i:]

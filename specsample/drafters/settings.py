@@ -1,5 +1,6 @@
 """Checks that drafters make of their settings when they are made."""
 
+from collections.abc import Sequence
 import operator
 
 
@@ -18,3 +19,14 @@ def is_count(value: int) -> bool:
     return operator.index(value) >= 1
   except TypeError:
     return False
+
+
+def check_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+  """The layers; raises ValueError unless they are some of num_layers."""
+  layers = tuple(layers)
+  if not layers or not all(i in range(num_layers) for i in layers):
+    raise ValueError(
+      f'layers are {layers}, but the target has layers 0 to {num_layers - 1}: '
+      'name at least one of them'
+    )
+  return layers

@@ -25,13 +25,7 @@ class Skip:
 
   def __post_init__(self):
     """Refuses layers that the model does not have, and an empty draft."""
-    layers = tuple(self.layers)
-    num_layers = self.model.num_layers
-    if not layers or not all(i in range(num_layers) for i in layers):
-      raise ValueError(
-        f'skip drafts with layers {layers}, but the model has layers 0 to '
-        f'{num_layers - 1}: name at least one of them'
-      )
+    layers = settings.check_layers(self.layers, self.model.num_layers)
     object.__setattr__(self, 'layers', layers)
     settings.check_num_draft_tokens(self.num_draft_tokens)
 

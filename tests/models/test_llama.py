@@ -208,6 +208,15 @@ def test_commit_then_continue_equals_a_fresh_prefill(tiny_llama, window):
       _close(found[i], fresh.logits[0, len(row) : len(row) + fed])
 
 
+def test_whole_sequences_need_no_cache(tiny_llama):
+  model, params = tiny_llama
+  tokens = np.arange(2 * 12).reshape(2, 12) % model.vocab_size
+  output, cache = _apply(model)(params, tokens, model.init_cache(2, 0))
+  expected, _ = _apply(model)(params, tokens, model.init_cache(2, 12))
+  _close(output.logits, expected.logits)
+  np.testing.assert_array_equal(cache.length, 0)
+
+
 def test_a_token_changes_no_logits_before_it(tiny_llama):
   model, params = tiny_llama
   length, changed = 24, 10

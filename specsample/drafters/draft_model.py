@@ -1,0 +1,188 @@
+"""Drafts with a small model that begins as a few of the target's layers.
+
+A draft model of the target's own kind (Leviathan et al., 2211.17192), which
+shares its embedding and is distilled from it (Zhou et al., 2310.08461).
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from specsample.drafters import chain
+from specsample.drafters import settings
+from specsample.drafters import trainable
+from specsample.drafters import vocabulary
+from specsample.models import layers
+from specsample.types import Array, Cache, ModelOutput, Params
+
+
+class _Network(nnx.Module):
+  """The parameters; `Decoder` runs them as the target's own kind of model."""
+
+  def __init__(self, config, keys):
+    model = dataclasses.replace(config.model, dtype='float32')
+    self.layers = nnx.List(
+      [layers.DecoderLayer(model, keys) for _ in config.layers]
+    )
+    self.norm = layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
+    self.vocabulary = vocabulary.make(config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftModel(trainable.Trainable):
+  """A `Chain` of a decoder with layers and a last norm of its own.
+
+  Before training they are `layers` (from 0) and the norm of the target, which
+  is of the Llama family. The embedding is the target's, and so is the
+  unembedding, cut to the draft vocabulary if there is one.
+  """
+
+  layers: Sequence[int]
+  _network = _Network
+
+  def __post_init__(self):
+    """Refuses layers that the target does not have; see `Trainable`."""
+    super().__post_init__()
+    if not hasattr(self.model, 'num_kv_heads'):
+      raise ValueError(
+        f'a draft model begins as layers of the target, which is {self.model}: '
+        'it can be one of the Llama family'
+      )
+    of_target = settings.check_layers(self.layers, self.model.num_layers)
+    object.__setattr__(self, 'layers', of_target)
+
+  @property
+  def reads_prompt(self) -> bool:
+    """See `Trainable`."""
+    return True
+
+  @property
+  def decoder(self) -> 'Decoder':
+    """The draft model by itself."""
+    return Decoder(self)
+
+  def vectors(self, params: Params, tokens: Array) -> Array:
+    """What the unembedding reads: [B, T, D] for sequences [B, T]."""
+    empty = self.decoder.init_cache(tokens.shape[0], 0)
+    return self.decoder.run(params, tokens, empty)[0].hidden
+
+  def _begin(self, key, target_params):
+    del key
+    if target_params is None:
+      raise ValueError(
+        "a draft model begins as layers of the target: give the target's "
+        'parameters'
+      )
+    of_target = self.model.keep_params(target_params, self.layers)
+    return jax.tree.map(lambda x: jnp.array(x, jnp.float32), _own(of_target))
+
+  @property
+  def _chain(self):
+    return chain.Chain(
+      model=self.decoder, num_draft_tokens=self.num_draft_tokens
+    )
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    self.own(params)  # says what is missing
+    return self._chain.init({'drafter': params}, batch_size, max_length)
+
+  def extend(self, params, tokens, count, output, state):
+    """See `types.Drafter`."""
+    return self._chain.extend({'drafter': params}, tokens, count, output, state)
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`."""
+    return self._chain.propose(
+      {'drafter': params}, draw, warp, tokens, length, state
+    )
+
+  def update(self, params, tokens, length, output, verdict, state):
+    """See `types.Drafter`."""
+    return self._chain.update(
+      {'drafter': params}, tokens, length, output, verdict, state
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+  """A draft model as a `types.Model`, of the whole tree of parameters.
+
+  Its logits are -inf for tokens outside of the draft vocabulary.
+  """
+
+  drafter: DraftModel
+
+  @property
+  def vocab_size(self) -> int:
+    """See `types.Model`."""
+    return self.drafter.model.vocab_size
+
+  @property
+  def dim(self) -> int:
+    """See `types.Model`."""
+    return self.drafter.model.dim
+
+  @property
+  def max_length(self) -> int:
+    """See `types.Model`."""
+    return self.drafter.model.max_length
+
+  @property
+  def _model(self) -> Any:
+    return self.drafter.model.keep_layers(self.drafter.layers)
+
+  def init_cache(self, batch_size: int, max_length: int) -> Cache:
+    """See `types.Model`."""
+    return self._model.init_cache(batch_size, max_length)
+
+  def apply(
+    self,
+    params: Params,
+    tokens: Array,
+    cache: Cache,
+    features: tuple[int, ...] = (),
+  ) -> tuple[ModelOutput, Cache]:
+    """See `types.Model`."""
+    output, cache = self.run(params, tokens, cache, features)
+    logits = self.drafter.target_logits(params, output.hidden)
+    return dataclasses.replace(output, logits=logits), cache
+
+  def run(
+    self,
+    params: Params,
+    tokens: Array,
+    cache: Cache,
+    features: tuple[int, ...] = (),
+  ) -> tuple[ModelOutput, Cache]:
+    """As `apply`, with the target's logits of the hidden vectors."""
+    own = self.drafter.own(params)
+    found = own['norm']['scale'].dtype
+    if found != jnp.dtype(self._model.dtype):
+      raise ValueError(
+        f'the target computes in {self._model.dtype} and the weights of the '
+        f'draft model are {found}: load both with one dtype'
+      )
+    decoder = params['target'] | _own(own)
+    return self._model.apply(decoder, tokens, cache, features)
+
+  def commit(self, cache: Cache, length: Array) -> Cache:
+    """See `types.Model`."""
+    return self._model.commit(cache, length)
+
+  def embed(self, params: Params, ids: Array) -> Array:
+    """See `types.Model`."""
+    return self.drafter.model.embed(params['target'], ids)
+
+  def unembed(self, params: Params, hidden: Array) -> Array:
+    """See `types.Model`."""
+    return self.drafter.target_logits(params, hidden)
+
+
+def _own(params):
+  """What a draft model does not share with its target."""
+  return {name: params[name] for name in ('layers', 'norm')}

@@ -1,0 +1,137 @@
+"""What drafters have in common that are trained for one target."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from specsample.drafters import settings
+from specsample.drafters import vocabulary
+from specsample.models import network
+from specsample.types import Array, ArrayLike, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trainable:
+  """A drafter with parameters of its own, beside those of its target.
+
+  Attributes:
+    model: the target.
+    num_draft_tokens: K.
+    draft_vocab_size: V' of a `vocabulary.DraftVocabulary`; None drafts all
+      tokens, with the target's own unembedding.
+  """
+
+  model: Any
+  num_draft_tokens: int
+  draft_vocab_size: int | None = None
+  feature_layers = ()
+  # Made of (self, keys); has a `vocabulary`, None for all tokens.
+  _network: ClassVar[Callable[..., Any]]
+
+  def __post_init__(self):
+    """Refuses an empty draft and a vocabulary larger than the target's."""
+    settings.check_num_draft_tokens(self.num_draft_tokens)
+    size = self.draft_vocab_size
+    if size is not None and not 1 <= size <= self.model.vocab_size:
+      raise ValueError(
+        f'draft_vocab_size is {size}: draft at least 1 and at most the '
+        f"target's {self.model.vocab_size} tokens, None for all of them"
+      )
+
+  @property
+  def vocab_size(self) -> int:
+    """The target's own."""
+    return self.model.vocab_size
+
+  @property
+  def reads_prompt(self) -> bool:
+    """Whether drafts follow from more than the last two tokens."""
+    return False
+
+  def init_params(
+    self,
+    key: Array,
+    target_params: Params = None,
+    d2t: ArrayLike | None = None,
+  ) -> Params:
+    """Parameters before training, in float32.
+
+    Args:
+      key: a PRNG key.
+      target_params: the target's.
+      d2t: the tokens of the draft vocabulary, as `vocabulary.of_target`.
+
+    Raises:
+      ValueError: d2t is not of draft_vocab_size tokens of the target.
+    """
+    if (None if d2t is None else len(d2t)) != self.draft_vocab_size:
+      raise ValueError(
+        f'd2t names {d2t if d2t is None else len(d2t)} tokens and '
+        f'draft_vocab_size is {self.draft_vocab_size}: name as many'
+      )
+    params = self._begin(key, target_params)
+    if d2t is not None:
+      cut = vocabulary.of_target(self.model, target_params, d2t)
+      params['vocabulary'] = cut
+    return params
+
+  def _begin(self, key, target_params):
+    """The parameters but for the vocabulary's."""
+    del target_params
+    return network.init(self._network, self, key)
+
+  def abstract_params(self) -> Params:
+    """The parameters' shapes and dtypes, nothing allocated."""
+    return network.abstract_params(self._network, self)
+
+  def param_axes(self) -> Params:
+    """The `sharding.Axes` of each parameter's axes, a tuple each."""
+    return network.param_axes(self._network, self)
+
+  def is_trained(self) -> Params:
+    """Whether each parameter is trained, or a part of the target: bool."""
+    return network.is_trained(self._network, self)
+
+  def merge(self, params: Params) -> Any:
+    """The network, given the whole tree of parameters."""
+    return network.merge(self._network, self, self.own(params))
+
+  def own(self, params: Params) -> Params:
+    """The drafter's part of the whole tree of parameters."""
+    if 'drafter' not in params:
+      raise ValueError(
+        f'params holds {sorted(params)}, and {type(self).__name__} reads '
+        "params['drafter']: put its parameters there"
+      )
+    return params['drafter']
+
+  def logits(self, params: Params, vectors: Array) -> Array:
+    """Logits [..., V'] (all V without a draft vocabulary) of [..., D]."""
+    own = self.merge(params).vocabulary
+    if own is None:
+      return self.model.unembed(params['target'], vectors)
+    rows = own(vectors.reshape(-1, vectors.shape[-1]))
+    return rows.reshape(*vectors.shape[:-1], -1)
+
+  def target_logits(self, params: Params, vectors: Array) -> Array:
+    """Logits [..., V] of vectors [..., D]: -inf where nothing is drafted."""
+    own = self.merge(params).vocabulary
+    logits = self.logits(params, vectors)
+    if own is None:
+      return logits
+    rows = own.to_target(logits.reshape(-1, logits.shape[-1]), self.vocab_size)
+    return rows.reshape(*vectors.shape[:-1], -1)
+
+  def of_drafted(self, params: Params, values: Array) -> Array:
+    """The values [..., V'] of the tokens drafted, out of [..., V]."""
+    own = self.merge(params).vocabulary
+    return values if own is None else own.of_drafted(values)
+
+  def draft_ids(self, params: Params, tokens: Array) -> tuple[Array, Array]:
+    """Where tokens [...] are among those drafted, and whether they are."""
+    own = self.merge(params).vocabulary
+    if own is None:
+      return tokens, jnp.ones_like(tokens, bool)
+    return own.draft_ids(tokens, self.vocab_size)
