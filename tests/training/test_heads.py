@@ -57,6 +57,7 @@ def _by_hand(drafter, params, batch):
   entropies, divergences, correct, kept = (
     [[] for _ in range(_K)] for _ in range(4)
   )
+  matches = np.zeros((_K, *tokens.shape), bool)
   for b, t in np.ndindex(tokens.shape):
     hits, learns = [], []
     # The token at t + 1 is pending; head i drafts the one at t + 2 + i.
@@ -69,6 +70,7 @@ def _by_hand(drafter, params, batch):
       draft, token = drafts[i][b, t], tokens[b, place]
       hits.append(kept_ids[draft.argmax()] == token)
       correct[i].append(hits[-1])
+      matches[i, b, t + 1] = hits[-1]
       if all(learns):
         kept[i].append(all(hits))
       if token in kept_ids:
@@ -76,7 +78,8 @@ def _by_hand(drafter, params, batch):
       target = teacher[b, place - 1, kept_ids]
       divergences[i].append((np.exp(target) * (target - draft)).sum())
   mean = lambda lists: np.asarray([np.mean(values) for values in lists])
-  return mean(entropies), mean(divergences), mean(correct), mean(kept)
+  means = [mean(x) for x in (entropies, divergences, correct, kept)]
+  return *means, matches
 
 
 @pytest.mark.parametrize('drafter', [_MEDUSA, _HYDRA], ids=['medusa', 'hydra'])
@@ -86,12 +89,17 @@ def test_every_head_learns_the_token_it_drafts(drafter):
     drafter=drafter, decay=0.5, token_weight=2.0, teacher_weight=3.0
   )
   loss, report = jax.jit(objective)(params, _BATCH)
-  entropy, divergence, correct, kept = _by_hand(drafter, params, _BATCH)
+  expected = _by_hand(drafter, params, _BATCH)
+  entropy, divergence, correct, kept, matches = expected
   of_heads = 2 * entropy + 3 * divergence
   np.testing.assert_allclose(report['head_loss'], of_heads, rtol=1e-4)
   np.testing.assert_allclose(loss, of_heads @ [1, 0.5, 0.25], rtol=1e-4)
   np.testing.assert_allclose(report['correct'], correct, atol=1e-6)
   np.testing.assert_allclose(report['kept'], kept, atol=1e-6)
+  found = np.asarray(jax.jit(objective.matches)(params, _BATCH))
+  assert matches.any()
+  # Without a token before the pending one, zeros stand for its vector.
+  np.testing.assert_array_equal(found[:, :, 1:], matches[:, :, 1:])
 
 
 def test_hidden_vectors_may_be_found_before():

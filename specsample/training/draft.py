@@ -1,0 +1,50 @@
+"""What a draft model is trained for, on given texts or on its own."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from specsample.drafters import draft_model
+from specsample.training import supervision
+from specsample.training.step import Batch
+from specsample.types import Array, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftObjective(supervision.Supervision):
+  """The losses of a draft model at all positions: an `objective.Objective`.
+
+  Distillation (DistillSpec, Zhou et al., 2310.08461) is token_weight = 0 and
+  teacher_weight = 1; `on_policy.resample` gives the texts of its best recipes.
+  """
+
+  drafter: draft_model.DraftModel
+
+  def __call__(
+    self, params: Params, batch: Batch
+  ) -> tuple[Array, dict[str, Array]]:
+    """The loss [], and a report from `supervision.acceptance`."""
+    loss, match = self._compare(params, batch)
+    learned = supervision.drafts(batch['mask'], self.drafter.num_draft_tokens)
+    return loss, supervision.acceptance(match, learned)
+
+  def matches(self, params: Params, batch: Batch) -> Array:
+    """See `objective.Objective`."""
+    _, match = self._compare(params, batch)
+    mask = batch['mask']
+    return match & supervision.drafts(mask, self.drafter.num_draft_tokens)
+
+  def _compare(self, params, batch):
+    tokens, mask = batch['tokens'], batch['mask']
+    teacher = None
+    if self.teacher_weight:
+      teacher = self.teacher(params, self.hidden(params, batch))
+    vectors = self.drafter.vectors(params, tokens)
+    # Recomputed for the gradient, as the logits of heads are.
+    compare = jax.checkpoint(functools.partial(self.compare, 1))
+    loss, match = compare(params, vectors, teacher, tokens, mask)
+    # Behind drafts that all came, a draft is what it is behind the text.
+    came = jnp.pad(match, ((0, 0), (1, 0)))[:, :-1]
+    return loss, supervision.drafts(came, self.drafter.num_draft_tokens)
