@@ -8,6 +8,9 @@ from specsample.decode import advance
 from specsample.decode import finish
 from specsample.decode import generate
 from specsample.decode import prefill
+from specsample.drafter_files import load_drafter
+from specsample.drafter_files import LoadedDrafter
+from specsample.drafter_files import save_drafter
 from specsample.loading import load
 from specsample.loading import Loaded
 from specsample.request import pad_prompts
@@ -17,6 +20,7 @@ from specsample.types import Origin, Output, StopReason
 
 __all__ = [
   'Loaded',
+  'LoadedDrafter',
   'Origin',
   'Output',
   'Sampling',
@@ -27,8 +31,10 @@ __all__ = [
   'finish',
   'generate',
   'load',
+  'load_drafter',
   'pad_prompts',
   'prefill',
+  'save_drafter',
   'sharding',
   'stats',
   'verify',

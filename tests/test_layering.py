@@ -19,6 +19,8 @@ _LAYERS = (
   ('models.layers', 'models.cache', 'models.network'),
   ('models', 'drafters'),
   ('loading',),
+  ('drafter_card',),
+  ('drafter_files',),
   ('stopping',),
   ('request', 'step'),
   ('decode',),

@@ -11,9 +11,13 @@ import sys
 import tomllib
 import zipfile
 
+import jax
 from packaging import requirements
 from packaging import utils
 import pytest
+
+import specsample
+from specsample import testing
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PYPROJECT = tomllib.loads((_ROOT / 'pyproject.toml').read_text('utf-8'))
@@ -35,6 +39,13 @@ def _run(*command, **kwargs) -> str:
   return result.stdout
 
 
+def _target_and_medusa():
+  model = testing.tiny_llama()
+  target = specsample.Loaded(model, model.init(jax.random.key(0)), None)
+  medusa = specsample.drafters.Medusa(model=model, num_draft_tokens=2)
+  return target, medusa
+
+
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory) -> pathlib.Path:
   # From a copy, so that building leaves nothing behind in the working tree.
@@ -42,8 +53,16 @@ def wheel(tmp_path_factory) -> pathlib.Path:
   for name in ('pyproject.toml', 'README.md', 'LICENSE'):
     shutil.copy(_ROOT / name, source)
   ignore = shutil.ignore_patterns('__pycache__')
-  for name in ('specsample', 'experiments', 'tests'):
+  for name in ('specsample', 'checkpoints', 'experiments', 'tests'):
     shutil.copytree(_ROOT / name, source / name, ignore=ignore)
+  target, drafter = _target_and_medusa()
+  specsample.save_drafter(
+    source / 'checkpoints' / 'tiny-llama' / 'medusa',
+    drafter,
+    drafter.init_params(jax.random.key(1)),
+    target=target,
+    card={},
+  )
   target = tmp_path_factory.mktemp('wheel')
   pip = (sys.executable, '-m', 'pip', '--disable-pip-version-check', 'wheel')
   options = ('--no-build-isolation', '--no-deps', '--no-index')
@@ -61,6 +80,19 @@ def test_wheel_holds_the_library_and_nothing_else(wheel):
   assert f'{info}/licenses/LICENSE' in names
   sources = (_ROOT / 'specsample').rglob('*.py')
   assert {path.relative_to(_ROOT).as_posix() for path in sources} <= names
+  shipped = [p for p in (_ROOT / 'checkpoints').rglob('*') if p.is_file()]
+  assert {
+    f'specsample/{path.relative_to(_ROOT).as_posix()}' for path in shipped
+  } <= names
+
+
+@pytest.fixture(scope='module')
+def installed(wheel, tmp_path_factory) -> pathlib.Path:
+  """The folder that holds the installed library."""
+  folder = tmp_path_factory.mktemp('installed')
+  pip = (sys.executable, '-m', 'pip', '--disable-pip-version-check', 'install')
+  _run(*pip, '--no-deps', '--no-index', '--target', folder, wheel)
+  return folder
 
 
 # Imports every module of the installed library while nothing can be imported
@@ -85,9 +117,7 @@ print(len([name for name in sys.modules if name.startswith('specsample.')]))
 """
 
 
-def test_wheel_imports_without_the_extras(wheel, tmp_path):
-  pip = (sys.executable, '-m', 'pip', '--disable-pip-version-check', 'install')
-  _run(*pip, '--no-deps', '--no-index', '--target', tmp_path, wheel)
+def test_wheel_imports_without_the_extras(installed):
   needed = _closure(_PROJECT['dependencies'])
   blocked = [
     package
@@ -97,12 +127,35 @@ def test_wheel_imports_without_the_extras(wheel, tmp_path):
   ]
   assert {'gin', 'matplotlib', 'torch', 'transformers'} <= set(blocked)
   output = _run(
-    *(sys.executable, '-c', _IMPORT_ALL, tmp_path, *blocked),
-    cwd=tmp_path,
+    *(sys.executable, '-c', _IMPORT_ALL, installed, *blocked),
+    cwd=installed,
     env={'JAX_PLATFORMS': 'cpu'},
   )
   modules = list((_ROOT / 'specsample').rglob('*.py'))
   assert int(output.split()[-1]) == len(modules) - 1  # but for the package
+
+
+_LOAD_MEDUSA = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import jax
+import specsample
+from specsample import testing
+assert pathlib.Path(specsample.__file__).is_relative_to(sys.argv[1])
+model = testing.tiny_llama()
+target = specsample.Loaded(model, model.init(jax.random.key(0)), None)
+print(specsample.load_drafter('tiny-llama/medusa', target))
+"""
+
+
+def test_wheel_has_the_drafters_by_name(installed):
+  output = _run(
+    *(sys.executable, '-c', _LOAD_MEDUSA, installed),
+    cwd=installed,
+    env={'JAX_PLATFORMS': 'cpu'},
+  )
+  _, medusa = _target_and_medusa()
+  assert output == f'LoadedDrafter(drafter={medusa})\n'
 
 
 def _closure(roots: list[str]) -> set[str]:

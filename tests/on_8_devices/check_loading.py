@@ -1,6 +1,7 @@
 """Weights that are read and saved by the devices that hold them."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -174,6 +175,35 @@ def test_what_is_saved_fits_any_mesh(folder, whole, tmp_path):
       _assert_placed(specsample.load(tmp_path / 'saved'), whole)
 
 
+@pytest.mark.parametrize('mesh', [(2, 4), (1, 8), (2, 4, False)])
+def test_a_mesh_holds_a_drafter_of_one_device(whole, tmp_path, mesh):
+  hydra = specsample.drafters.Hydra(
+    model=whole.model,
+    num_draft_tokens=2,
+    draft_vocab_size=24,
+    prefix_attention=True,
+  )
+  own = hydra.init_params(jax.random.key(0), whole.params, 2 * np.arange(24))
+  save = lambda folder, params, target: specsample.save_drafter(
+    folder, hydra, params, target=target, card={}
+  )
+  save(tmp_path / 'one', own, whole)
+  expected = specsample.load_drafter(tmp_path / 'one', whole).params
+  with _mesh(*mesh):
+    placed = sharding.place(whole.params, whole.model.param_axes())
+    target = dataclasses.replace(whole, params=placed)
+    loaded = specsample.load_drafter(tmp_path / 'one', target)
+    found = jax.tree.map(lambda leaf: leaf.sharding, loaded.params)
+    assert found == sharding.of_tree(hydra.param_axes())
+    save(tmp_path / 'mesh', loaded.params, target)
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, expected)
+  one, other = (
+    (tmp_path / name / 'drafter.safetensors').read_bytes()
+    for name in ('one', 'mesh')
+  )
+  assert one == other
+
+
 _PEAK = """
 import resource
 import sys
@@ -243,5 +273,5 @@ def test_two_processes_share_the_work(folder, whole, tmp_path):
     size = sum(path.stat().st_size for path in folder.glob('*.safetensors'))
     assert int(output.split()[-1]) < 0.55 * size
   # What failed has left nothing behind.
-  assert os.listdir(tmp_path) == ['saved']
+  assert sorted(os.listdir(tmp_path)) == ['drafter', 'saved']
   _assert_placed(specsample.load(tmp_path / 'saved'), whole)

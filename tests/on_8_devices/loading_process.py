@@ -32,6 +32,15 @@ def _raised(action) -> str:
   raise AssertionError('nothing was raised')
 
 
+def _check_drafter(loaded, medusa, params, folder):
+  placed = sharding.place(params, medusa.param_axes())
+  specsample.save_drafter(folder, medusa, placed, target=loaded, card={})
+  again = specsample.load_drafter(folder, loaded).params
+  assert not again['vocabulary']['unembedding'].is_fully_addressable
+  # Before training, heads are the identity, which bfloat16 holds.
+  jax.tree.map(_assert_equal, again, params)
+
+
 def main():
   address, number, source, target = sys.argv[1:]
   jax.distributed.initialize(
@@ -40,7 +49,14 @@ def main():
   assert len(jax.local_devices()) == 4 and jax.device_count() == 8
   source, target = pathlib.Path(source), pathlib.Path(target)
   with jax.default_device(jax.local_devices()[0]):
-    expected = jax.device_get(specsample.load(source).params)
+    whole = specsample.load(source)
+    medusa = specsample.drafters.Medusa(
+      model=whole.model, num_draft_tokens=2, draft_vocab_size=24
+    )
+    heads = medusa.init_params(
+      jax.random.key(0), whole.params, 2 * np.arange(24)
+    )
+    expected, heads = jax.device_get((whole.params, heads))
   served = bucket.make(source.parents[1]).served
 
   with jax.set_mesh(sharding.make_mesh(1, 8)):
@@ -59,6 +75,7 @@ def main():
     assert target.exists()
     exists = _raised(lambda: checkpoint.save(target, model, params))
     assert ('saved exists' in exists) == (number == '0'), exists
+    _check_drafter(loaded, medusa, heads, target.with_name('drafter'))
   with jax.set_mesh(sharding.make_mesh(2, 4)):
     restored = specsample.load(target)
     jax.tree.map(_assert_equal, restored.params, expected)

@@ -1,0 +1,200 @@
+"""Trained drafters as the library saves them.
+
+A folder holds drafter.safetensors, bfloat16, its tensors named by their paths
+in the tree of parameters, and card.json (`drafter_card`). The columns of a
+draft vocabulary are the target's: they are cut out of it again, not stored.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from specsample import drafter_card
+from specsample import files
+from specsample import loading
+from specsample import sharding
+from specsample.drafters import trainable
+from specsample.drafters import vocabulary
+from specsample.models import fingerprint
+from specsample.models import safetensors_file
+from specsample.models import tensors
+from specsample.types import Params
+
+_NAME = 'drafter.safetensors'
+_D2T = 'vocabulary.d2t'
+_UNEMBEDDING = 'vocabulary.unembedding'
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedDrafter:
+  """A drafter, its parameters (params['drafter']) and its card."""
+
+  drafter: Any  # a `types.Drafter` and `trainable.Trainable`
+  params: Params = dataclasses.field(repr=False)
+  card: dict[str, Any] = dataclasses.field(repr=False)
+
+
+def save_drafter(
+  path: str | os.PathLike[str],
+  drafter: trainable.Trainable,
+  params: Params,
+  *,
+  target: loading.Loaded | str,
+  card: Mapping[str, Any],
+) -> None:
+  """Writes a folder that `load_drafter` reads, whole or not at all.
+
+  Several processes all call it, and the first one writes.
+
+  Args:
+    path: the folder, not there yet; of gs:// too.
+    drafter: Medusa, Hydra or DraftModel.
+    params: its own, of any floating dtype: rounded to bfloat16.
+    target: what it was trained for, or its `models.fingerprint`.
+    card: what else is to be known, in JSON's types: the target's name as
+      'target', the data, the tokens seen, the recipe, the acceptance. The
+      library's own entries, as of a card that was loaded, are replaced.
+
+  Raises:
+    ValueError: `path` exists, the parameters are not the drafter's, or the card
+      holds what JSON cannot.
+  """
+  if isinstance(target, loading.Loaded):
+    target = fingerprint.of(target.params)
+  content = drafter_card.make(drafter, target, card)
+  found = _by_name(params)
+  different = _differences(
+    {name: x.shape for name, x in _by_name(drafter.abstract_params()).items()},
+    {name: x.shape for name, x in found.items()},
+  )
+  if different:
+    raise ValueError(f'params: {different}: give those of {drafter}')
+  arrays = {
+    name: _to_host(leaf).astype(safetensors_file.DTYPES[_kind(name)])
+    for name, leaf in found.items()
+    if name != _UNEMBEDDING
+  }
+  with files.new_folder(path) as folder:
+
+    def write():
+      safetensors_file.write(folder / _NAME, arrays)
+      # The last, because it says that the other is there.
+      files.write_json(folder / drafter_card.NAME, content)
+
+    files.on_first_process(write)
+
+
+def load_drafter(
+  name_or_path: str | os.PathLike[str],
+  target: loading.Loaded,
+  num_draft_tokens: int | None = None,
+) -> LoadedDrafter:
+  """Loads a trained drafter for a target, onto the mesh that is set.
+
+  Args:
+    name_or_path: of those that the library ships, 'smollm2-135m-instruct/hydra'
+      for one; or a folder that `save_drafter` wrote, of gs:// too.
+    target: what it was trained for. Its dtype is that of the parameters.
+    num_draft_tokens: K, None for what it was trained with. Of heads the first K
+      are loaded.
+
+  Raises:
+    ValueError: nothing is there, it is damaged, it is for another target, or it
+      has fewer heads than K.
+  """
+  folder = drafter_card.find(os.fspath(name_or_path))
+  card = drafter_card.read(folder)
+  trained = drafter_card.drafter_of(card, folder, target)
+  stored = _open(folder / _NAME, trained)
+  drafter = trained
+  if num_draft_tokens is not None:
+    drafter = dataclasses.replace(trained, num_draft_tokens=num_draft_tokens)
+  wanted = _by_name(drafter.abstract_params())
+  if wanted.keys() - {_UNEMBEDDING} - stored.keys():
+    raise ValueError(
+      f'num_draft_tokens is {num_draft_tokens}, and {folder} has heads for '
+      f'{trained.num_draft_tokens}: give at most that, or train more'
+    )
+  axes = _by_name(drafter.param_axes())
+  dtype = target.model.dtype
+  params = {}
+  for name in filter(stored.__contains__, wanted):
+    values = stored[name][(slice(None),) * len(stored[name].shape)]
+    if name == _D2T:
+      unembedding = _unembedding(folder / _NAME, target, values)
+      params[_UNEMBEDDING] = jax.device_put(
+        unembedding.astype(dtype), sharding.of(*axes[_UNEMBEDDING])
+      )
+    else:
+      values = values.astype(dtype)
+    params[name] = sharding.place(values, axes[name])
+  in_tree = jax.tree_util.tree_map_with_path(
+    lambda path, _: params[tensors.key(path)], drafter.abstract_params()
+  )
+  return LoadedDrafter(drafter, in_tree, card)
+
+
+def _open(path, drafter):
+  """The tensors of a file, which are those of the drafter."""
+  drafter_card.check_present(path)
+  stored = safetensors_file.read_header(path)
+  expected = _by_name(drafter.abstract_params())
+  expected.pop(_UNEMBEDDING, None)
+  different = _differences(
+    {name: f'{_kind(name)} {x.shape}' for name, x in expected.items()},
+    {name: f'{tensor.kind} {tensor.shape}' for name, tensor in stored.items()},
+  )
+  if different:
+    raise ValueError(
+      f'{path}: {different}, for num_draft_tokens = {drafter.num_draft_tokens} '
+      f'and the other settings of {drafter_card.NAME}: one of the two files is '
+      'damaged or of another drafter, save both again'
+    )
+  return stored
+
+
+def _unembedding(path, target, d2t):
+  try:
+    cut = vocabulary.of_target(target.model, target.params, d2t)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+  return cut['unembedding']
+
+
+def _differences(expected, found):
+  """How two dicts of what tensors are differ, '' if they do not."""
+  missing = expected.keys() - found.keys()
+  unknown = found.keys() - expected.keys()
+  parts = [f'{tensors.listed(missing)} missing'] if missing else []
+  parts += [f'{tensors.listed(unknown)} unknown'] if unknown else []
+  parts += [
+    f'tensor {name} is {found[name]}, expected is {expected[name]}'
+    for name in sorted(expected.keys() & found.keys())
+    if found[name] != expected[name]
+  ]
+  return '; '.join(parts)
+
+
+def _by_name(tree):
+  """The leaves of a tree of parameters, or of their axes, by their names."""
+  is_axes = lambda x: isinstance(x, tuple)
+  leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_axes)
+  return {tensors.key(path): leaf for path, leaf in leaves}
+
+
+def _kind(name):
+  return 'I32' if name == _D2T else 'BF16'
+
+
+def _to_host(leaf):
+  if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+    leaf = _replicate(leaf)
+  return np.asarray(leaf)
+
+
+# Of an array that no host holds whole, each gets a whole one.
+_replicate = jax.jit(sharding.replicate)
