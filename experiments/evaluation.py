@@ -20,6 +20,7 @@ from experiments import progress as progress_lib
 from experiments import prompts as prompts_lib
 from experiments import results
 import specsample
+from specsample.models import fingerprint
 
 # The journal's keys: this one, ('generation', method, batch) and
 # ('parts', method).
@@ -142,6 +143,11 @@ def header(
     'configuration': gin.config_str(),
     'prompts or limit': hashlib.sha256(texts.encode()).hexdigest(),
     'model': repr(evaluation.target.model),
+    'drafter weights': {
+      name: fingerprint.of(method.params)
+      for name, method in evaluation.methods.items()
+      if method.params is not None
+    },
     'git commit': described['git_commit'],
     'versions': described['versions'],
     'hardware': described['hardware'],

@@ -50,6 +50,11 @@ class Generator:
       )
     if num_draft_tokens == 0:
       drafter = specsample.drafters.NoDraft()
+    elif method.load is not None:
+      loaded = method.load(num_draft_tokens)
+      return dataclasses.replace(
+        method, drafter=loaded.drafter, params=loaded.params
+      )
     else:
       drafter = dataclasses.replace(drafter, num_draft_tokens=num_draft_tokens)
     return dataclasses.replace(method, drafter=drafter)

@@ -1,7 +1,8 @@
 """A decoding method as the gin files put it together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 
 import gin
 import jax
@@ -30,6 +31,18 @@ class Method:
   drafter: Drafter
   verify: Verifier = specsample.verify.chain
   params: Params = None  # None for a drafter without parameters of its own
+  # Of a drafter whose parameters depend on K: loads it with another.
+  load: Callable[[int], specsample.LoadedDrafter] | None = None
+
+
+@gin.configurable
+def trained(
+  name: str, target: specsample.Loaded, num_draft_tokens: int | None = None
+) -> Method:
+  """The method of a trained drafter, as `specsample.load_drafter` finds it."""
+  load = functools.partial(specsample.load_drafter, name, target)
+  loaded = load(num_draft_tokens)
+  return Method(drafter=loaded.drafter, params=loaded.params, load=load)
 
 
 @gin.configurable

@@ -14,6 +14,11 @@ import pytest
 # Flags, and what the line has to hold, in that order. The words in capitals
 # stand for the folder of `files`, a setting and a prompt of 600 tokens, where
 # the tiny model takes 512.
+_MEDUSA = (
+  '--gin_file=configs/runs/quickstart.gin '
+  '--gin_file=configs/drafters/medusa.gin '
+  "--gin_bindings=Evaluation.methods = {'medusa': @medusa/trained()}"
+)
 _EVALUATE = {
   '--prompts=FOLDER/nowhere.jsonl': (
     'nowhere.jsonl: No such file ... give a readable file'
@@ -62,7 +67,7 @@ _EVALUATE = {
   ),
   '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
   '--gin_bindings=Skip.layers = (0, 7)': (
-    'layers (0, 7) ... layers 0 to 1: name at least one'
+    'layers are (0, 7) ... layers 0 to 1: name at least one'
   ),
   "--gin_bindings=TARGET = 'nowhere'": (
     "'nowhere' is no file ... check the path"
@@ -80,6 +85,13 @@ _EVALUATE = {
   '--out=s3://bucket/run': 's3://bucket/run ... those of gs:// are supported',
   '--gin_bindings=Evaluation.repeats = 0': 'Evaluation.repeats is 0: give at',
   '--gin_bindings=Mesh.data = 2': 'a mesh of 2 x 1 needs 2 devices, and there',
+  f"{_MEDUSA} --gin_bindings=medusa/trained.name = 'FOLDER/nowhere'": (
+    "nowhere' is no folder and no drafter ... give the folder ... or one of ["
+  ),
+  f"{_MEDUSA} --gin_bindings=medusa/trained.name = 'FOLDER/drafter'": (
+    'drafter was trained for another (0123), and this target is ... load that '
+    'one, or train'
+  ),
 }
 _GENERATE = {
   '--prompt=': '--prompt= ... not empty',
@@ -102,6 +114,13 @@ _GENERATE = {
   '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
   "--gin_bindings=TARGET = 'FOLDER/model.bin'": (
     'model.bin may be a pickle ... safe_serialization'
+  ),
+  "--drafter=hydra --gin_bindings=hydra/trained.name = 'FOLDER/drafter'": (
+    'drafter was trained for another (0123), and this target is ... load that '
+    'one, or train'
+  ),
+  "--drafter=draft --gin_bindings=draft/trained.name = 'FOLDER/model.bin'": (
+    'model.bin may be a pickle ... give a folder that save_drafter wrote'
   ),
 }
 _BENCHMARK = {
@@ -153,7 +172,7 @@ _MAKE_DATA = {
     'max_prompt_tokens is 20: give more than ... chat template'
   ),
   '--gin_bindings=Synthesis.max_answer_tokens = 500': (
-    'make 692, and the model takes 512: lower one of them'
+    'make 627, and the model takes 512: lower one of them'
   ),
   '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
   "--gin_bindings=TARGET = 'FOLDER/model.bin'": (
@@ -182,19 +201,22 @@ def files(tmp_path_factory, checkpoint):
   config = json.loads((checkpoint / 'config.json').read_text())
   scaling = {'rope_type': 'linear', 'factor': 2.0}
   pickle = 'cos\nabort\n(tR.'
+  card = {'format': 1, 'kind': 'hydra', 'settings': {}, 'target': 'another'}
   texts = {
     'empty.jsonl': '\n',
     'seven.jsonl': 6 * prompt + '{"prompt": "cut off\n' + prompt,
     'long.txt': f'short\n{_LONG}\n',
     'malformed.gin': 'import gin\nEvaluation.max_new_tokens = = 3\n',
     'includes.gin': "include 'nothing.gin'\n",
+    'drafter/card.json': json.dumps(card | {'fingerprint': '0123'}),
     'model.onnx': '',
     'model.bin': pickle,
     'model/pytorch_model.bin': pickle,
     'model/config.json': json.dumps(config),
     'scaled/config.json': json.dumps(config | {'rope_scaling': scaling}),
   }
-  (folder / 'model').mkdir()
+  for name in ('drafter', 'model'):
+    (folder / name).mkdir()
   shutil.copytree(checkpoint, folder / 'scaled')
   for name, text in texts.items():
     (folder / name).write_text(text)
