@@ -180,8 +180,8 @@ def _coupled_drafters() -> Iterator[tuple[Trained, Callable[[], Conditional]]]:
   layers = (0, 2)
   skip = drafters.Skip(model=_MODEL, layers=layers, num_draft_tokens=3)
   yield of_hash(skip), lambda: table(_MODEL.keep_layers(layers))
-  for heads in trained.heads(_MODEL.vocab_size):
-    yield heads, functools.partial(_drawn_from, heads)
+  for scene in trained.scenes(_MODEL.vocab_size):
+    yield scene, functools.partial(_drawn_from, scene)
 
 
 def _drawn_from(scene: Trained) -> Conditional:

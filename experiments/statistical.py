@@ -107,9 +107,9 @@ def draws() -> Iterator[Draw]:
       noise=0.5,
     )
     yield _chain(mixed, 'Chain of the least likely tokens', scale=-8.0)
-    for heads in trained.heads(vocab_size=3):
-      if heads.model == _MODEL:
-        yield _heads(mixed, heads)
+    for scene in trained.scenes(vocab_size=3):
+      if scene.model == _MODEL:
+        yield _trained(mixed, scene)
   # Of the rest, the rules see no more than probabilities.
   of_llama = functools.partial(
     Draw,
@@ -117,9 +117,9 @@ def draws() -> Iterator[Draw]:
     settings='mixed batch, tiny Llama',
     groups=_MIXED,
   )
-  for heads in trained.heads(vocab_size=3):
-    if heads.model != _MODEL:
-      yield _heads(of_llama, heads)
+  for scene in trained.scenes(vocab_size=3):
+    if scene.model != _MODEL:
+      yield _trained(of_llama, scene)
   llama = tiny.tiny_llama(vocab_size=3)
   # Larger than at initialisation, where leaving a layer out hardly matters.
   params = jax.tree.map(lambda leaf: 1.6 * leaf, llama.init(jax.random.key(0)))
@@ -155,13 +155,13 @@ def _skip(draw, name, model, params):
   )
 
 
-def _heads(draw, heads):
+def _trained(draw, scene):
   return draw(
-    drafter_name=heads.name,
-    drafter=heads.drafter,
+    drafter_name=scene.name,
+    drafter=scene.drafter,
     law=DraftLaw.SAMPLED,
-    model=heads.model,
-    params=heads.params,
+    model=scene.model,
+    params=scene.params,
   )
 
 

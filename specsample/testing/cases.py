@@ -74,7 +74,7 @@ def drafter_cases() -> Iterator[Case]:
       ),
       sampled,
     ),
-    *((heads, sampled) for heads in trained.heads(vocab_size=3)),
+    *((scene, sampled) for scene in trained.scenes(vocab_size=3)),
   ):
     for setting, sampling in (
       ('top-p', Sampling(temperature=0.8, top_p=0.9)),

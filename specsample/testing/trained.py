@@ -37,11 +37,11 @@ def with_noise(params: Params, key: Array, scale: float = 0.1) -> Params:
   return jax.tree.unflatten(tree, noisy)
 
 
-def heads(vocab_size: int) -> Iterator[Trained]:
-  """Medusa, Hydra and Hydra++ with K = 2.
+def scenes(vocab_size: int) -> Iterator[Trained]:
+  """Medusa, Hydra, Hydra++ and a draft model with K = 2.
 
-  The first two draft every second token, from a hash model's hidden vectors,
-  which are the hashes. The third drafts every token, from a Llama's.
+  The first two read a hash model's hidden vectors, which are the hashes; the
+  targets of the others are Llamas. All but Hydra++ draft every second token.
   """
   hashes = HashModel(vocab_size=vocab_size)
   some = (vocab_size + 1) // 2
@@ -53,15 +53,18 @@ def heads(vocab_size: int) -> Iterator[Trained]:
     model=llama, num_draft_tokens=2, num_layers=2, prefix_attention=True
   )
   yield Trained('Hydra++', llama, plus, _of_llama(plus))
+  draft_model = drafters.DraftModel(
+    model=llama, num_draft_tokens=2, layers=(1,), draft_vocab_size=some
+  )
+  yield Trained('DraftModel', llama, draft_model, _of_llama(draft_model))
 
 
 @functools.cache
 def _of_hashes(drafter):
   size = drafter.draft_vocab_size
-  # From the last token, every second.
-  d2t = drafter.model.vocab_size - 1 - 2 * np.arange(size)
   params = with_noise(
-    drafter.init_params(jax.random.key(0), {}, d2t), jax.random.key(1)
+    drafter.init_params(jax.random.key(0), {}, _every_second(drafter)),
+    jax.random.key(1),
   )
   # A hidden vector is two numbers up to 2 ** 16, an embedding one up to V.
   unembedding = jax.random.normal(jax.random.key(2), (2, size)) / 2**16
@@ -78,5 +81,16 @@ def _of_llama(drafter):
   target = drafter.model.init(jax.random.key(0))
   # As large as hidden vectors, so that it matters which token was drafted.
   target['embedding'] *= np.sqrt(drafter.model.dim)
-  params = with_noise(drafter.init_params(jax.random.key(1)), jax.random.key(2))
+  params = with_noise(
+    drafter.init_params(jax.random.key(1), target, _every_second(drafter)),
+    jax.random.key(2),
+  )
   return {'target': target, 'drafter': params}
+
+
+def _every_second(drafter):
+  """From the last token, as many as are drafted; None for all."""
+  size = drafter.draft_vocab_size
+  if size is None:
+    return None
+  return drafter.model.vocab_size - 1 - 2 * np.arange(size)

@@ -53,8 +53,11 @@ DRAFTERS = {
     draft_vocab_size=40,
     prefix_attention=True,
   ),
+  'draft model': drafters.DraftModel(
+    model=TARGET, num_draft_tokens=3, layers=(0,), draft_vocab_size=40
+  ),
 }
-HEADS = ('medusa', 'hydra')
+TRAINED = ('medusa', 'hydra', 'draft model')
 RULES = {
   'chain': verify.chain,
   'block': verify.block,
@@ -83,11 +86,11 @@ PROMPTS, LENGTHS = specsample.pad_prompts([[1, 2, 3, 1, 2, 3], [5], [7, 8, 7]])
 @functools.cache
 def host_params(drafter):
   target = TARGET.init(jax.random.key(0))
-  if drafter in HEADS:
-    heads = DRAFTERS[drafter]
-    size = heads.draft_vocab_size
+  if drafter in TRAINED:
+    trained = DRAFTERS[drafter]
+    size = trained.draft_vocab_size
     d2t = None if size is None else 7 * np.arange(size)
-    own = heads.init_params(jax.random.key(1), target, d2t)
+    own = trained.init_params(jax.random.key(1), target, d2t)
     own = testing.with_noise(own, jax.random.key(2))
   else:
     own = DRAFT.init(jax.random.key(1))
@@ -96,7 +99,7 @@ def host_params(drafter):
 
 def param_axes(drafter):
   """The axes of the tree that `host_params` returns."""
-  own = DRAFTERS[drafter] if drafter in HEADS else DRAFT
+  own = DRAFTERS[drafter] if drafter in TRAINED else DRAFT
   own = WHOLE if 'replicated' in drafter else own
   return {'target': TARGET.param_axes(), 'drafter': own.param_axes()}
 
@@ -144,8 +147,8 @@ def test_tokens_are_those_of_one_device(mesh, drafter, rule):
   check_equal(sharded(mesh, *case), unsharded(*case))
 
 
-@pytest.mark.parametrize('drafter', HEADS)
-def test_tokens_of_heads_are_those_of_one_device(mesh, drafter):
+@pytest.mark.parametrize('drafter', TRAINED)
+def test_tokens_of_trained_drafters_are_those_of_one_device(mesh, drafter):
   case = (drafter, 'block', 'filters')
   check_equal(sharded(mesh, *case), unsharded(*case))
 
@@ -159,6 +162,7 @@ def test_tokens_of_heads_are_those_of_one_device(mesh, drafter):
     ('chain of a replicated model', 'chain', 'filters'),
     ('medusa', 'chain', 'penalties'),
     ('hydra', 'coupled', 'penalties'),
+    ('draft model', 'chain', 'penalties'),
   ],
   ids='-'.join,
 )
@@ -166,6 +170,17 @@ def test_tokens_of_heads_are_those_of_one_device(mesh, drafter):
 def test_tokens_are_those_of_one_device_with(shape, explicit, case):
   mesh = sharding.make_mesh(*shape, explicit=explicit)
   check_equal(sharded(mesh, *case), unsharded(*case))
+
+
+def test_a_draft_model_is_copied_out_of_a_divided_target(mesh):
+  drafter = DRAFTERS['draft model']
+  with jax.set_mesh(mesh):
+    target = host_params('draft model')['target']
+    target = sharding.place(target, TARGET.param_axes())
+    own = drafter.init_params(jax.random.key(0), target, 7 * np.arange(40))
+    axes = drafter.param_axes()['layers'][0]
+    found = jax.tree.map(lambda x: x.sharding, own['layers'][0])
+    assert found == sharding.of_tree(axes)
 
 
 def test_a_draft_vocabulary_is_cut_out_of_a_divided_target(mesh):

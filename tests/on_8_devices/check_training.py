@@ -11,7 +11,9 @@ from specsample import drafters
 from specsample import sharding
 from specsample import testing
 from specsample.models import llama
+from specsample.training import draft
 from specsample.training import heads
+from specsample.training import on_policy
 from specsample.training import step
 
 TARGET = llama.Llama(
@@ -36,6 +38,12 @@ OBJECTIVES = {
       num_layers=2,
       draft_vocab_size=24,
       prefix_attention=True,
+    ),
+    teacher_weight=1.0,
+  ),
+  'draft model': draft.DraftObjective(
+    drafter=drafters.DraftModel(
+      model=TARGET, num_draft_tokens=2, layers=(0,), draft_vocab_size=24
     ),
     teacher_weight=1.0,
   ),
@@ -100,4 +108,30 @@ def test_step_is_that_of_one_device(mesh, name):
   )
   moved = lambda x, y: np.abs(x - y).max() if x.dtype.kind == 'f' else 0
   tree = jax.tree.map(moved, found[0], params)
-  assert max(jax.tree.leaves(tree['drafter']['heads'])) > 1e-3
+  assert max(jax.tree.leaves(tree['drafter'])) > 1e-3
+
+
+@functools.cache
+def written(mesh):
+  params = host_params('draft model')
+  objective = OBJECTIVES['draft model']
+  batch = BATCH
+  if mesh is not None:
+    axes = {
+      'target': TARGET.param_axes(),
+      'drafter': objective.drafter.param_axes(),
+    }
+    params = sharding.place(params, axes)
+    batch = sharding.place(BATCH, dict.fromkeys(BATCH, ('batch', None)))
+  return jax.device_get(
+    on_policy.resample(
+      params, batch, jax.random.key(0), drafter=objective.drafter
+    )
+  )
+
+
+def test_own_texts_are_those_of_one_device(mesh):
+  expected = written(None)
+  with jax.set_mesh(mesh):
+    found = written(mesh)
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
