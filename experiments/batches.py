@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.dialogues import Dialogue
@@ -17,24 +18,58 @@ from experiments.dialogues import Dialogue
 _SORTED_TOGETHER = 32
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
-  """One step's tokens; a row of length 0 only fills up the batch."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Example:
+  """A dialogue as it is learned."""
 
-  tokens: np.ndarray  # [B, T] int32, 0 after a row's length
-  length: np.ndarray  # [B] int32
-  is_answer: np.ndarray  # [B, T] bool, the tokens that are to be predicted
+  tokens: np.ndarray  # [n] int32
+  answer: int  # the index at which the answer begins
+  # [n, D] bfloat16, the target's last hidden vectors; None if not at hand.
+  hidden: np.ndarray | None = None
+
+
+def example(
+  dialogue: Dialogue, hidden: np.ndarray | None, whole: bool
+) -> Example:
+  """An example of a dialogue; of `hidden` vectors [n, D], if they are at hand.
+
+  Unless the `whole` of it is read it begins where heads draft the answer's
+  first token: they have been given the token before it, and the vector of the
+  one before that.
+  """
+  start = 0 if whole else max(dialogue.answer - 2, 0)
+  return Example(
+    tokens=dialogue.tokens[start:],
+    answer=dialogue.answer - start,
+    hidden=None if hidden is None else hidden[start:],
+  )
+
+
+def pad(
+  rows: Sequence[np.ndarray], batch_size: int, width_multiple: int
+) -> np.ndarray:
+  """Rows of tokens as an array [batch_size, T] int32, 0 where there is none."""
+  longest = max(row.size for row in rows)
+  width = -(-longest // width_multiple) * width_multiple
+  tokens = np.zeros((batch_size, width), np.int32)
+  for i, row in enumerate(rows):
+    tokens[i, : row.size] = row
+  return tokens
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Batches:
-  """The batches of an endless run over some dialogues.
+  """The batches of an endless run over some examples.
+
+  A batch is {'tokens': [B, T] int32, 'mask': [B, T] bool}, where `mask` is set
+  for the tokens of answers, and has 'hidden' [B, T, D] bfloat16 where the
+  examples have. Rows that fill it up are masked whole.
 
   T is a multiple of `width_multiple`, so that there are few shapes, up to
-  `max_length`, where longer dialogues are cut off.
+  `max_length`, where longer examples are cut off.
   """
 
-  dialogues: Sequence[Dialogue]
+  examples: Sequence[Example]
   batch_size: int
   max_length: int = 512
   width_multiple: int = 64
@@ -53,22 +88,22 @@ class Batches:
       )
     if not self._usable:
       raise ValueError(
-        f'no answer of {len(self.dialogues)} dialogues begins within '
+        f'no answer of {len(self.examples)} dialogues begins within '
         f'max_length, {self.max_length} tokens: raise it, or make more data'
       )
 
   @property
   def per_epoch(self) -> int:
-    """Batches until each dialogue has been seen once."""
+    """Batches until each example has been seen once."""
     return -(-len(self._usable) // self.batch_size)
 
-  def __getitem__(self, step: int) -> Batch:
+  def __getitem__(self, step: int) -> dict[str, np.ndarray]:
     """The batch of a step, from 0; in each epoch another order."""
     epoch, index = divmod(step, self.per_epoch)
     return self._batch(self._epoch(epoch)[index])
 
-  def once(self) -> Iterator[Batch]:
-    """Each dialogue once, from the shortest on: to evaluate."""
+  def once(self) -> Iterator[dict[str, np.ndarray]]:
+    """Each example once, from the shortest on: to evaluate."""
     order = self._by_length(np.asarray(self._usable))
     for start in range(0, len(order), self.batch_size):
       yield self._batch(order[start : start + self.batch_size])
@@ -77,13 +112,13 @@ class Batches:
   def _usable(self) -> list[int]:
     return [
       i
-      for i, dialogue in enumerate(self.dialogues)
-      if dialogue.answer < self.max_length
+      for i, example in enumerate(self.examples)
+      if example.answer < self.max_length
     ]
 
   @functools.lru_cache(maxsize=2)  # noqa: B019 (lives as long as the run)
   def _epoch(self, epoch: int) -> list[np.ndarray]:
-    """The dialogues of each batch."""
+    """The examples of each batch."""
     rng = np.random.default_rng([self.seed, epoch])
     order = rng.permutation(self._usable)
     together = _SORTED_TOGETHER * self.batch_size
@@ -96,19 +131,23 @@ class Batches:
     return [batches[i] for i in rng.permutation(len(batches))]
 
   def _by_length(self, indices: np.ndarray) -> np.ndarray:
-    lengths = [self.dialogues[i].tokens.size for i in indices]
+    lengths = [self.examples[i].tokens.size for i in indices]
     return indices[np.argsort(lengths, kind='stable')]
 
-  def _batch(self, indices: np.ndarray) -> Batch:
-    rows = [self.dialogues[i] for i in indices]
-    longest = max(row.tokens.size for row in rows)
-    width = -(-longest // self.width_multiple) * self.width_multiple
-    width = min(width, self.max_length)
-    tokens = np.zeros((self.batch_size, width), np.int32)
-    is_answer = np.zeros(tokens.shape, bool)
-    length = np.zeros(self.batch_size, np.int32)
+  def _batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    rows = [self.examples[i] for i in indices]
+    tokens = pad(
+      [row.tokens[: self.max_length] for row in rows],
+      self.batch_size,
+      self.width_multiple,
+    )[:, : self.max_length]
+    batch = {'tokens': tokens, 'mask': np.zeros(tokens.shape, bool)}
+    if rows[0].hidden is not None:
+      dim = rows[0].hidden.shape[1]
+      batch['hidden'] = np.zeros((*tokens.shape, dim), jnp.bfloat16)
     for i, row in enumerate(rows):
-      length[i] = min(row.tokens.size, width)
-      tokens[i, : length[i]] = row.tokens[: length[i]]
-      is_answer[i, row.answer : length[i]] = True
-    return Batch(tokens, length, is_answer)
+      length = min(row.tokens.size, tokens.shape[1])
+      batch['mask'][i, row.answer : length] = True
+      if row.hidden is not None:
+        batch['hidden'][i, :length] = row.hidden[:length]
+    return batch

@@ -136,14 +136,22 @@ class Data:
 
   identity: Identity
   shards: list[list[Dialogue]]
+  manifest: dict[str, Any]  # how they were made
 
-  def split(self, held_out_every: int) -> tuple[list[Dialogue], list[Dialogue]]:
-    """The dialogues to train on, and those of each n-th shard, held out.
+  def numbers(self, held_out_every: int) -> tuple[list[int], list[int]]:
+    """The numbers of the shards to train on, and of those held out."""
+    every = range(len(self.shards))
+    held_out = every[::held_out_every]
+    return [i for i in every if i not in held_out], list(held_out)
 
-    From shard 0 on, so that no shard changes sides as the data grow.
+  def first(self, num_tokens: int | None, held_out_every: int) -> 'Data':
+    """The first shards, until those to train on have so many answer tokens.
+
+    Shards 0, n, 2 n, ... are held out, so that none changes sides as the data
+    grow. Without `num_tokens` it is all of them.
 
     Raises:
-      ValueError: nothing is left to train on.
+      ValueError: nothing is left to train on, or there are fewer tokens.
     """
     if held_out_every < 2 or len(self.shards) < 2:
       raise ValueError(
@@ -151,11 +159,27 @@ class Data:
         'which leaves none to train on: make more data, or hold out each 2nd '
         'shard or fewer'
       )
-    train: list[Dialogue] = []
-    held_out: list[Dialogue] = []
+    found, count = 0, 0
     for number, shard in enumerate(self.shards):
-      (train if number % held_out_every else held_out).extend(shard)
-    return train, held_out
+      if num_tokens is not None and count >= num_tokens:
+        break
+      found = number + 1
+      if number % held_out_every:
+        count += dialogues_lib.answer_tokens(shard)
+    if num_tokens is not None and count < num_tokens:
+      raise ValueError(
+        f'{num_tokens:,} tokens were asked for, and of the data {count:,} are '
+        'to train on: make more data, or train on fewer'
+      )
+    return dataclasses.replace(self, shards=self.shards[:found])
+
+  def digest(self) -> str:
+    """Hexadecimal digits that other dialogues would not have."""
+    found = hashlib.sha256()
+    for shard in self.shards:
+      for dialogue in shard:
+        found.update(dialogue.tokens.tobytes())
+    return found.hexdigest()[:16]
 
 
 def load(path: str | os.PathLike[str], target: str) -> Data:
@@ -203,7 +227,7 @@ def load(path: str | os.PathLike[str], target: str) -> Data:
     shards.append(found)
   if not shards:
     raise ValueError(f'{folder} holds no shard yet: make_data goes on there')
-  return Data(identity, shards)
+  return Data(identity, shards, manifest)
 
 
 def _check_same(path, manifest, identity) -> None:

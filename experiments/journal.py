@@ -52,6 +52,10 @@ class Journal:
   def __getitem__(self, key: tuple) -> dict[str, Any]:
     return self._entries[key]
 
+  def of(self, kind: str) -> list[dict[str, Any]]:
+    """The units whose keys begin with `kind`, as they were finished."""
+    return [value for key, value in self._entries.items() if key[0] == kind]
+
   def __len__(self) -> int:
     return len(self._entries)
 

@@ -201,7 +201,10 @@ class Model(Protocol):
     """The longest sequence the model was made for."""
 
   def init_cache(self, batch_size: int, max_length: int) -> Cache:
-    """An empty cache with room for `max_length` tokens a row."""
+    """An empty cache with room for `max_length` tokens a row.
+
+    With room for none, `apply` reads whole sequences and leaves it empty.
+    """
 
   def apply(
     self,

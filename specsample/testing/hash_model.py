@@ -47,6 +47,7 @@ class HashModel:
   num_layers: int = 4
   max_length: int = 4096
   dim = 2
+  dtype = 'float32'
 
   def __post_init__(self):
     """Refuses values out of range."""
@@ -88,6 +89,8 @@ class HashModel:
       hidden=hidden,
       features=(hidden,) * len(features),
     )
+    if cache.hashes.shape[1] == 1:  # room for no token
+      return output, cache
     cache = HashCache(
       hashes=cache_lib.write(cache.hashes, hashes, cache.length + 1),
       length=cache.length + tokens.shape[1],

@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 
-from experiments import batches
 from experiments import data_folder
 from experiments import filters
 from experiments.dialogues import Source
@@ -301,7 +300,7 @@ def test_a_full_disk_leaves_what_was_there(commands, flags, made, tmp_path):
   resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
   ended = commands.finish(process)
   assert ended.code == 2
-  (line,) = ended.err.splitlines()
+  *_, line = ended.err.splitlines()
   assert 'shard-00001.npz cannot be written (File too large)' in line
   assert 'the same command goes on' in line
   after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -331,55 +330,20 @@ def test_a_missing_shard_is_named(made, data, tmp_path):
 
 
 def test_each_nth_shard_is_held_out(data):
-  train, held_out = data.split(3)
-  expected = [d for shard in data.shards[::3] for d in shard]
-  assert held_out == expected
-  assert {*train, *held_out} == {d for shard in data.shards for d in shard}
-  assert not set(train) & set(held_out)
+  train, held_out = data.numbers(3)
+  assert held_out == [*range(0, len(data.shards), 3)]
+  assert sorted(train + held_out) == [*range(len(data.shards))]
   with pytest.raises(ValueError, match='leaves none to train on'):
-    data.split(1)
+    data.first(None, 1)
 
 
-def test_an_epoch_has_every_dialogue_once(all_dialogues):
-  loader = batches.Batches(
-    dialogues=all_dialogues, batch_size=5, max_length=128, width_multiple=16
-  )
-  rows = lambda found: sorted(
-    batch.tokens[i, :n].tolist()
-    for batch in found
-    for i, n in enumerate(batch.length)
-    if n
-  )
-  usable = [d for d in all_dialogues if d.answer < 128]
-  expected = sorted(d.tokens[:128].tolist() for d in usable)
-  steps = loader.per_epoch
-  assert rows(loader[i] for i in range(steps)) == expected
-  assert rows(loader[i] for i in range(steps, 2 * steps)) == expected
-  assert rows(loader.once()) == expected
-  assert loader[0].tokens.tolist() != loader[steps].tokens.tolist()
-  # Another reader of the same data is given the same batch.
-  again = dataclasses.replace(loader)[steps + 1]
-  np.testing.assert_array_equal(again.tokens, loader[steps + 1].tokens)
-
-
-def test_a_batch_marks_the_answers(all_dialogues):
-  (batch,) = batches.Batches(
-    dialogues=all_dialogues[:3], batch_size=4, width_multiple=32
-  ).once()
-  order = sorted(all_dialogues[:3], key=lambda d: d.tokens.size)
-  longest = order[-1].tokens.size
-  assert batch.tokens.shape == (4, -(-longest // 32) * 32)
-  assert batch.length.tolist() == [*(d.tokens.size for d in order), 0]
-  for row, mask, dialogue in zip(
-    batch.tokens, batch.is_answer, order, strict=False
-  ):
-    answer = dialogue.tokens[dialogue.answer :]
-    np.testing.assert_array_equal(row[mask], answer)
-    assert mask.argmax() == dialogue.answer
-  assert not batch.is_answer[3].any()
-
-
-def test_dialogues_whose_answer_is_cut_off_are_left_out(all_dialogues):
-  shortest = min(d.answer for d in all_dialogues)
-  with pytest.raises(ValueError, match=r'no answer of .* begins within'):
-    batches.Batches(dialogues=all_dialogues, batch_size=2, max_length=shortest)
+def test_the_first_shards_have_as_many_tokens_as_asked_for(data):
+  assert data.first(None, 2).shards == data.shards
+  sizes = [sum(d.tokens.size - d.answer for d in x) for x in data.shards]
+  # Shards 0 and 2 are held out.
+  assert len(data.first(sizes[1], 2).shards) == 2
+  first = data.first(sizes[1] + 1, 2)
+  assert first.shards == data.shards[:4]
+  assert first.digest() != data.first(sizes[1], 2).digest()
+  with pytest.raises(ValueError, match='make more data'):
+    data.first(sum(sizes), 2)

@@ -1,0 +1,100 @@
+"""What a trained drafter's card says of how it came about."""
+
+import os
+from typing import Any
+
+import gin
+
+from experiments import data_folder
+from experiments import dialogues as dialogues_lib
+from experiments import environment
+from experiments import trainer as trainer_lib
+
+
+def of(trainer: trainer_lib.Trainer, data: data_folder.Data) -> dict[str, Any]:
+  """The card of a run that is through, as JSON; rates are of wall time.
+
+  Args:
+    trainer: after its last step.
+    data: all that the run had.
+  """
+  making = data.manifest
+  training = trainer.training
+  reports = trainer.journal.of(trainer_lib.TRAIN)
+  evaluations = trainer.journal.of(trainer_lib.HELD_OUT)
+  seconds = sum(report['seconds'] for report in reports)
+  seen = sum(report['answer_tokens'] for report in reports)
+  train, held_out = data.numbers(training.held_out_every)
+  tokens = lambda numbers: sum(
+    dialogues_lib.answer_tokens(data.shards[i]) for i in numbers
+  )
+  final = evaluations[-1]
+  return {
+    'target': _target_name(),
+    'data': {
+      'what': 'dialogues that the target wrote by itself, make_data',
+      'digest': data.digest(),
+      'dialogues': sum(len(data.shards[i]) for i in train),
+      'answer_tokens': tokens(train),
+      'held_out_answer_tokens': tokens(held_out),
+      'answer_tokens_per_second': making['answer_tokens_per_second'],
+      'hardware': making['hardware'],
+      'command': making['command'],
+      'settings': {
+        name: value
+        for name, value in data.identity.settings.items()
+        if name not in ('openings', 'template')
+      },
+    },
+    'training': {
+      'steps': trainer.num_steps,
+      'epochs': trainer.num_steps / trainer.steps_per_epoch,
+      'answer_tokens_seen': seen,
+      'answer_tokens_per_second': seen / seconds,
+      'hours': seconds / 3600,
+      'settings': training.settings(),
+      'configuration': gin.operative_config_str(),
+      **environment.describe(),
+    },
+    'held_out': {
+      'what': "the target's greedy answers, decoded greedily",
+      'answer_tokens': final['tokens'],
+      'loss': final['loss'],
+      'tokens_per_round': final['tokens_per_round'],
+      'acceptance_by_position': final['acceptance_by_position'],
+      'by_answer_tokens_seen': _curve(reports, evaluations),
+    },
+  }
+
+
+def text(card: dict[str, Any], folder: os.PathLike[str]) -> str:
+  """A few lines of it."""
+  data, training = card['data'], card['training']
+  held_out = card['held_out']
+  shares = ' '.join(f'{x:.3f}' for x in held_out['acceptance_by_position'])
+  return (
+    f'{training["answer_tokens_seen"]:,} tokens of answers seen '
+    f'({data["answer_tokens"]:,} of them different) in '
+    f'{training["hours"]:.2f} h, {training["answer_tokens_per_second"]:,.0f} a '
+    'second\n'
+    f'held out, greedy: {held_out["tokens_per_round"]:.3f} tokens a round, '
+    f'acceptance by position {shares}\n'
+    f'{folder}'
+  )
+
+
+def _target_name():
+  """As the configuration has it, None where it does not say."""
+  try:
+    return gin.query_parameter('target/specsample.load.name_or_path')
+  except ValueError:
+    return None
+
+
+def _curve(reports, evaluations):
+  """Pairs of tokens seen and tokens a round."""
+  seen, total = {}, 0
+  for report in reports:
+    total += report['answer_tokens']
+    seen[report['step']] = total
+  return [[seen[x['step']], x['tokens_per_round']] for x in evaluations]

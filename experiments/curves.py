@@ -1,0 +1,76 @@
+"""The curves of a training run, as a PNG."""
+
+from collections.abc import Mapping, Sequence
+import io
+import pathlib
+from typing import Any
+
+import matplotlib.figure
+import matplotlib.ticker
+
+from experiments import results
+
+_TRAIN, _HELD_OUT = '#767676', '#0072B2'
+# By position, light to dark.
+_SHADES = ('#009E73', '#0072B2', '#D55E00', '#CC79A7', '#E69F00', '#56B4E9')
+
+
+def draw(
+  path: pathlib.PurePath,
+  train: Sequence[Mapping[str, Any]],
+  held_out: Sequence[Mapping[str, Any]],
+  title: str,
+) -> None:
+  """Draws the losses, and on what is held out tokens a round and acceptance.
+
+  Args:
+    path: of the image.
+    train, held_out: the journal's records of each kind, in order.
+    title: above all of it.
+  """
+  figure = matplotlib.figure.Figure((11, 3.8), layout='constrained')
+  losses, rounds, acceptance = figure.subplots(1, 3)
+  seen, total = {}, 0
+  for record in train:
+    total += record['answer_tokens']
+    seen[record['step']] = total
+  at = [seen[record['step']] for record in held_out]
+  losses.plot(
+    list(seen.values()),
+    [record['loss'] for record in train],
+    color=_TRAIN,
+    linewidth=1,
+    label='training',
+  )
+  losses.plot(
+    at,
+    [record['loss'] for record in held_out],
+    'o-',
+    color=_HELD_OUT,
+    label='held out',
+  )
+  losses.set_title('Loss')
+  losses.legend(frameon=False)
+  rounds.plot(
+    at,
+    [record['tokens_per_round'] for record in held_out],
+    'o-',
+    color=_HELD_OUT,
+  )
+  rounds.set_title('Tokens a round, greedy, held out')
+  shares = [record['acceptance_by_position'] for record in held_out]
+  for i, values in enumerate(zip(*shares, strict=True)):
+    acceptance.plot(
+      at, values, 'o-', color=_SHADES[i % len(_SHADES)], label=f'{i + 1}'
+    )
+  acceptance.set_title('Acceptance by position, held out')
+  acceptance.set_ylim(0, 1)
+  acceptance.legend(frameon=False, title='position')
+  for axes in (losses, rounds, acceptance):
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.set_xlabel('tokens of answers seen')
+    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=''))
+  figure.suptitle(title, fontsize=10)
+  image = io.BytesIO()
+  figure.savefig(image, format='png', dpi=150)
+  results.write(path, image.getvalue())

@@ -1,0 +1,140 @@
+"""Trains a drafter on the data that its target wrote.
+
+  python -m experiments.make_data --out=data/smollm2
+  python -m experiments.train --data=data/smollm2   # Hydra
+  python -m experiments.train --data=... --gin_file=configs/runs/train_draft.gin
+
+Writes the drafter and its card to --out/drafter, for `specsample.load_drafter`,
+the metrics as JSON lines and the curves as PNG. Checkpoints there let the same
+command go on after an interruption. This file only wires: training.py has the
+settings, trainer.py the loop.
+"""
+
+import pathlib
+
+from absl import flags
+import gin
+import jax
+
+from experiments import card
+from experiments import cli
+from experiments import config
+from experiments import curves
+from experiments import data_folder
+from experiments import environment
+from experiments import features
+from experiments import journal as journal_lib
+from experiments import mesh
+from experiments import train_state
+from experiments import trainer as trainer_lib
+from experiments import training as training_lib
+import specsample
+from specsample import files
+from specsample.models import checkpoint
+from specsample.models import fingerprint
+from specsample.types import Params
+
+config.define_flags('configs/runs/train_hydra.gin')
+flags.adopt_module_key_flags(config)
+_DATA = flags.DEFINE_string(
+  'data', None, 'Folder that make_data wrote with the target.', required=True
+)
+_OUT = flags.DEFINE_string(
+  'out', None, 'Folder of the run; default results/<name of the gin file>.'
+)
+
+
+def main() -> None:
+  """Checks everything, then trains from where the last run was."""
+  config.parse()
+  environment.enable_compilation_cache()
+  with mesh.configured():
+    _train()
+
+
+def _train() -> None:
+  with cli.bad_input():
+    out = files.at(_OUT.value or f'results/{config.name()}')
+    training = training_lib.Training()
+    target = training.target
+    data = data_folder.load(_DATA.value, fingerprint.of(target.params))
+    data = data.first(training.max_tokens, training.held_out_every)
+    cli.make_folder(out)
+    journal = journal_lib.Journal(out, _header(training, data))
+    split = training_lib.Split.of(training, data, None)
+    for examples in (split.train, split.held_out):
+      trainer_lib.batches_of(training, examples)  # says if they are too long
+    if training.cache_hidden:
+      hidden = features.read(_DATA.value, data, target)
+      split = training_lib.Split.of(training, data, hidden)
+    d2t = training_lib.draft_vocabulary(
+      split.train,
+      training.objective.drafter.draft_vocab_size,
+      target.model.vocab_size,
+    )
+    own = training.objective.drafter.init_params(
+      jax.random.key(training.seed), target.params, d2t
+    )
+    trainer = trainer_lib.Trainer(
+      training=training,
+      split=split,
+      params={'target': target.params, 'drafter': own},
+      journal=journal,
+      checkpoints=train_state.Checkpoints(out / 'checkpoints'),
+    )
+    try:
+      params = trainer.run()
+    except trainer_lib.LossError as error:
+      cli.fail(
+        f'{error}: stopped; {out / "checkpoints"} has the last good state. '
+        'Lower Training.learning_rate, and give another --out',
+        1,
+      )
+    _write(out, trainer, params, data)
+
+
+def _write(
+  out: pathlib.PurePath,
+  trainer: trainer_lib.Trainer,
+  params: Params,
+  data: data_folder.Data,
+) -> None:
+  """The curves, the target if it was trained, and last the drafter."""
+  training = trainer.training
+  target, drafter = training.target, training.objective.drafter
+  content = card.of(trainer, data)
+  curves.draw(
+    out / 'curves.png',
+    trainer.journal.of(trainer_lib.TRAIN),
+    trainer.journal.of(trainer_lib.HELD_OUT),
+    f'{type(drafter).__name__}, K = {drafter.num_draft_tokens}',
+  )
+  if training.trains_target and not files.is_folder(out / 'target'):
+    checkpoint.save(
+      out / 'target', target.model, params['target'], target.optional_tokenizer
+    )
+  folder = out / 'drafter'
+  if not files.is_folder(folder):
+    specsample.save_drafter(
+      folder,
+      drafter,
+      params['drafter'],
+      target=fingerprint.of(params['target']),
+      card=content,
+    )
+  print(card.text(content, folder))
+
+
+def _header(training, data):
+  """What a run that goes on must have in common with the one before."""
+  return {
+    'configuration': gin.config_str(),
+    'target': data.identity.target,
+    'data': data.digest(),
+    'versions': environment.versions(),
+    'git commit': environment.git_commit(),
+  }
+
+
+if __name__ == '__main__':
+  cli.run(main, 'interrupted: the same command goes on from here')

@@ -1,0 +1,68 @@
+"""Checkpoints of a training run, of which the last whole one is found again."""
+
+import pathlib
+
+import jax
+import orbax.checkpoint as ocp
+
+from specsample import files
+from specsample.training.step import TrainState
+
+
+class Checkpoints:
+  """Two of them are kept; one that is being written is none yet."""
+
+  def __init__(self, folder: pathlib.PurePath):
+    """Opens the folder, or makes it."""
+    self._folder = files.absolute(folder)
+    self._manager = ocp.CheckpointManager(
+      self._folder,
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=2,
+        cleanup_tmp_directories=True,
+        enable_async_checkpointing=False,
+      ),
+    )
+
+  def restore(self, like: TrainState) -> TrainState | None:
+    """The last state, divided as `like` is; None where there is none yet.
+
+    Raises:
+      ValueError: it is damaged, or of another run.
+    """
+    step = self._manager.latest_step()
+    if step is None:
+      return None
+    shape = lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=x.sharding
+    )
+    try:
+      return self._manager.restore(
+        step, args=ocp.args.StandardRestore(jax.tree.map(shape, like))
+      )
+    except (OSError, KeyError, ValueError, TypeError) as error:
+      raise ValueError(
+        f'{self._folder / str(step)} is damaged, or of another run ({error}): '
+        'delete it to go on from the one before, or give another --out'
+      ) from error
+
+  def save(self, state: TrainState) -> None:
+    """Keeps a state; returns when it is on the disk.
+
+    Raises:
+      ValueError: it cannot be written; the last one stays.
+    """
+    step = int(state.step)
+    try:
+      self._manager.save(step, args=ocp.args.StandardSave(state))
+    except (OSError, ValueError) as error:
+      last = self._manager.latest_step()
+      kept = 'none is there yet' if last is None else f'that of step {last} is'
+      raise ValueError(
+        f'the checkpoint of step {step} cannot be written to {self._folder} '
+        f'({error}), {kept}: make room, and the same command goes on from there'
+      ) from error
+
+  def close(self) -> None:
+    """Frees what was opened."""
+    self._manager.close()

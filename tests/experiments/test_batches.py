@@ -1,0 +1,98 @@
+"""Batches of examples: what is in them, and in which order."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import batches
+from experiments import dialogues
+
+
+def _dialogue(size, answer):
+  tokens = np.arange(size, dtype=np.int32) + 100 * size
+  return dialogues.Dialogue(
+    tokens, answer, 0.0, dialogues.Source.SAMPLED, True, 0
+  )
+
+
+_DIALOGUES = [
+  _dialogue(size, answer)
+  for size, answer in zip(range(20, 64, 2), range(3, 25), strict=True)
+]
+_EXAMPLES = [batches.example(d, None, whole=True) for d in _DIALOGUES]
+
+
+def test_an_epoch_has_every_example_once():
+  loader = batches.Batches(
+    examples=_EXAMPLES, batch_size=5, max_length=48, width_multiple=16
+  )
+  rows = lambda found: sorted(
+    row[row > 0].tolist()
+    for batch in found
+    for row in batch['tokens']
+    if row.any()
+  )
+  expected = sorted(x.tokens[:48].tolist() for x in _EXAMPLES)
+  steps = loader.per_epoch
+  assert steps == -(-len(_EXAMPLES) // 5)
+  assert rows(loader[i] for i in range(steps)) == expected
+  assert rows(loader[i] for i in range(steps, 2 * steps)) == expected
+  assert rows(loader.once()) == expected
+  first = lambda epoch: [
+    loader[epoch * steps + i]['tokens'][0, 0] for i in range(steps)
+  ]
+  assert first(0) != first(1)
+  # Another reader of the same data is given the same batch.
+  again = dataclasses.replace(loader)[steps + 1]
+  np.testing.assert_array_equal(again['tokens'], loader[steps + 1]['tokens'])
+
+
+def test_a_batch_marks_the_answers():
+  (batch,) = batches.Batches(
+    examples=_EXAMPLES[:3], batch_size=4, width_multiple=32
+  ).once()
+  assert batch.keys() == {'tokens', 'mask'}
+  assert batch['tokens'].shape == (4, 32)
+  for row, mask, example in zip(
+    batch['tokens'], batch['mask'], _EXAMPLES[:3], strict=False
+  ):
+    np.testing.assert_array_equal(row[mask], example.tokens[example.answer :])
+    assert mask.argmax() == example.answer
+  assert not batch['mask'][3].any()
+
+
+def test_vectors_stay_with_their_tokens():
+  hidden = np.arange(40, dtype=jnp.bfloat16).reshape(20, 2)
+  dialogue = _dialogue(20, 9)
+  example = batches.example(dialogue, hidden, whole=False)
+  # The token before the answer is pending, and the one before it read.
+  assert example.tokens.tolist() == dialogue.tokens[7:].tolist()
+  assert example.answer == 2
+  (batch,) = batches.Batches(
+    examples=[example], batch_size=1, width_multiple=16
+  ).once()
+  assert batch['hidden'].dtype == jnp.bfloat16
+  np.testing.assert_array_equal(batch['hidden'][0, :13], hidden[7:])
+  assert not batch['hidden'][0, 13:].any()
+  whole = batches.example(dialogue, hidden, whole=True)
+  np.testing.assert_array_equal(whole.tokens, dialogue.tokens)
+  np.testing.assert_array_equal(whole.hidden, hidden)
+
+
+def test_an_answer_at_the_beginning_is_not_cut():
+  example = batches.example(_dialogue(20, 1), None, whole=False)
+  assert (example.tokens.size, example.answer) == (20, 1)
+
+
+def test_examples_whose_answer_is_cut_off_are_left_out():
+  with pytest.raises(ValueError, match=r'no answer of 22 .* begins within'):
+    batches.Batches(examples=_EXAMPLES, batch_size=2, max_length=3)
+  loader = batches.Batches(examples=_EXAMPLES, batch_size=2, max_length=5)
+  assert loader.per_epoch == 1
+
+
+def test_empty_batches_are_refused():
+  with pytest.raises(ValueError, match='batch_size is 0'):
+    batches.Batches(examples=_EXAMPLES, batch_size=0)

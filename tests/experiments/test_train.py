@@ -1,0 +1,310 @@
+"""Training as the command does it: what it leaves, and what interrupts it."""
+
+import dataclasses
+import json
+import pathlib
+import resource
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from experiments import batches
+from experiments import data_folder
+from experiments import dialogues
+from experiments import training as training_lib
+import specsample
+from specsample.models import fingerprint
+
+_SETTINGS = {
+  'epochs': 12.5,
+  'batch_size': 4,
+  'learning_rate': 0.01,
+  'held_out_every': 3,
+  'report_every': 5,
+  'evaluations': 3,
+}
+_NUM_STEPS = 75  # of 6 batches an epoch
+
+
+@pytest.fixture(scope='module')
+def target(checkpoint):
+  return specsample.load(checkpoint)
+
+
+@pytest.fixture(scope='module')
+def data(target, tmp_path_factory):
+  """A folder of data in which each token follows from the one before."""
+  folder = tmp_path_factory.mktemp('train') / 'data'
+  folder.mkdir()
+  _write_data(folder, target)
+  return folder
+
+
+def _write_data(folder, target, num_shards=3):
+  vocab_size = target.model.vocab_size
+  identity = data_folder.Identity(
+    target=fingerprint.of(target.params), vocab_size=vocab_size, settings={}
+  )
+  written = data_folder.Folder(folder, identity)
+  rng = np.random.default_rng(0)
+  for number in range(num_shards):
+    shard = []
+    for _ in range(12):
+      tokens = [int(rng.integers(vocab_size))]
+      while len(tokens) < 40:
+        tokens.append((3 * tokens[-1] + 1) % 32)
+      shard.append(
+        dialogues.Dialogue(
+          np.asarray(tokens, np.int32), 8, 0.0, dialogues.Source(0), True, 0
+        )
+      )
+    written.add(number, shard, {'seconds': 1.0})
+  written.close()
+
+
+@pytest.fixture(scope='module')
+def flags(tiny, data):
+  """The function that gives those of a configuration."""
+
+  def of(name, out, **settings):
+    size = 'DraftModel' if name == 'draft' else name.split('_')[0].capitalize()
+    return (
+      f'--gin_file=configs/runs/train_{name}.gin',
+      *tiny,
+      *(
+        f'--gin_bindings=Training.{key} = {value!r}'
+        for key, value in (_SETTINGS | settings).items()
+      ),
+      f'--gin_bindings={size}.draft_vocab_size = 48',
+      f'--gin_bindings={size}.num_draft_tokens = 2',
+      *(['--gin_bindings=DraftModel.layers = (1,)'] if name == 'draft' else []),
+      f'--data={data}',
+      f'--out={out}',
+    )
+
+  return of
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A folder that the command wrote, and how it ended."""
+
+  folder: pathlib.Path
+  ended: object
+
+  def journal(self):
+    """The records without what the clock said."""
+    lines = (self.folder / 'journal.jsonl').read_text().splitlines()
+    records = [json.loads(line) for line in lines[1:]]
+    for record in records:
+      del record['value']['seconds']
+    return records
+
+  def of(self, kind):
+    """The values of one kind of record."""
+    return [r['value'] for r in self.journal() if r['key'][0] == kind]
+
+  def weights(self):
+    """The bytes of the drafter."""
+    return (self.folder / 'drafter' / 'drafter.safetensors').read_bytes()
+
+
+@pytest.fixture(scope='module')
+def hydra(commands, flags, tmp_path_factory):
+  """An undisturbed run."""
+  return _train(commands, flags, 'hydra', tmp_path_factory.mktemp('hydra'))
+
+
+def _train(commands, flags, name, folder, **settings):
+  ended = commands.run('train', *flags(name, folder / 'run', **settings))
+  assert ended.code == 0, ended.err
+  return Run(folder / 'run', ended)
+
+
+def test_the_loss_falls_and_acceptance_rises(hydra):
+  train = hydra.of('train')
+  assert [x['step'] for x in train] == [*range(5, _NUM_STEPS + 1, 5)]
+  assert train[-1]['loss'] < 0.5 * train[0]['loss']
+  held_out = hydra.of('held out')
+  assert [x['step'] for x in held_out] == [25, 50, 75]
+  assert held_out[-1]['loss'] < held_out[0]['loss']
+  assert held_out[-1]['tokens_per_round'] > 1.8
+  assert hydra.ended.out.splitlines()[-1] == str(hydra.folder / 'drafter')
+
+
+def test_curves_are_drawn(hydra):
+  image = (hydra.folder / 'curves.png').read_bytes()
+  assert image.startswith(b'\x89PNG')
+
+
+def test_the_card_says_how_it_was_trained(hydra, target):
+  card = json.loads((hydra.folder / 'drafter' / 'card.json').read_text())
+  last = hydra.of('held out')[-1]
+  assert card['fingerprint'] == fingerprint.of(target.params)
+  held_out = card['held_out']
+  assert held_out['tokens_per_round'] == last['tokens_per_round']
+  assert held_out['acceptance_by_position'] == last['acceptance_by_position']
+  seen = sum(x['answer_tokens'] for x in hydra.of('train'))
+  assert card['training']['answer_tokens_seen'] == seen
+  assert held_out['by_answer_tokens_seen'][-1][0] == seen
+  assert card['data']['dialogues'] == 24
+  assert card['data']['answer_tokens'] == 24 * 32
+
+
+@pytest.mark.parametrize('name', ['medusa', 'draft', 'hydra_plus', 'medusa_2'])
+def test_every_configuration_trains(commands, flags, name, tmp_path):
+  settings = {'on_policy_share': 0.5} if name == 'draft' else {}
+  run = _train(commands, flags, name, tmp_path, epochs=3, **settings)
+  train = run.of('train')
+  assert train[-1]['loss'] < train[0]['loss']
+  if name == 'medusa_2':
+    trained = specsample.load(run.folder / 'target')
+    specsample.load_drafter(run.folder / 'drafter', trained)
+
+
+def test_a_killed_run_gives_the_same_curve_and_weights(
+  commands, flags, hydra, tmp_path
+):
+  call = ['train', *flags('hydra', tmp_path / 'run', checkpoint_seconds=1e-3)]
+  process = commands.start(*call)
+  deadline = time.monotonic() + 300
+  journal = tmp_path / 'run' / 'journal.jsonl'
+  count = lambda: journal.read_text().count('\n') if journal.exists() else 0
+  while count() < 5:
+    assert process.poll() is None, process.stderr.read().decode()
+    assert time.monotonic() < deadline
+    time.sleep(0.001)
+  process.kill()
+  process.communicate()
+  killed = Run(tmp_path / 'run', None)
+  assert 4 <= len(killed.journal()) < len(hydra.journal())
+  ended = commands.run(*call)
+  assert ended.code == 0, ended.err
+  assert killed.journal() == hydra.journal()
+  assert killed.weights() == hydra.weights()
+
+
+def test_a_finished_run_is_not_done_again(commands, flags, hydra):
+  before = hydra.weights()
+  ended = commands.run('train', *flags('hydra', hydra.folder))
+  assert ended.code == 0
+  assert ended.out == hydra.ended.out
+  assert hydra.weights() == before
+
+
+def test_ctrl_c_leaves_one_line(commands, flags, tmp_path):
+  process = commands.start('train', *flags('hydra', tmp_path / 'run'))
+  journal = tmp_path / 'run' / 'journal.jsonl'
+  while not journal.exists():
+    assert process.poll() is None
+    time.sleep(0.01)
+  process.send_signal(signal.SIGINT)
+  ended = commands.finish(process)
+  assert ended.code == 130
+  assert ended.err.splitlines()[-1] == (
+    'interrupted: the same command goes on from here'
+  )
+
+
+def test_a_loss_that_is_no_number_stops_the_run(commands, flags, tmp_path):
+  out = tmp_path / 'run'
+  ended = commands.run(
+    'train', *flags('medusa', out, learning_rate=1e38, clip_norm=1e38)
+  )
+  assert ended.code == 1
+  *_, line = ended.err.splitlines()
+  assert line.startswith('the loss of step ')
+  assert 'has the last good state' in line
+  assert not (out / 'drafter').exists()
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(commands, flags, tmp_path):
+  """As a limit on the size of a file, which comes after some checkpoints."""
+  call = ['train', *flags('hydra', tmp_path / 'run', checkpoint_seconds=1e-3)]
+  process = commands.start(*call)
+  folder = tmp_path / 'run' / 'checkpoints'
+  steps = lambda: [p.name for p in folder.iterdir() if p.name.isdigit()]
+  while not (folder.exists() and steps()):
+    assert process.poll() is None, process.stderr.read().decode()
+    time.sleep(0.001)
+  resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+  ended = commands.finish(process)
+  assert ended.code == 2
+  *_, line = ended.err.splitlines()
+  assert 'cannot be written' in line
+  assert 'the same command goes on' in line
+  assert steps()
+  ended = commands.run(*call)
+  assert ended.code == 0, ended.err
+
+
+@pytest.fixture(scope='module')
+def refusals(commands, flags, data, hydra, target, tmp_path_factory):
+  """How the command ends on what it cannot use."""
+  parent = tmp_path_factory.mktemp('refused')
+  calls = {}
+
+  def case(name, configuration='hydra', out=None, more=(), **settings):
+    folder = parent / name
+    shutil.copytree(data, folder)
+    call = flags(configuration, out or parent / f'{name}-run', **settings)
+    calls[name] = ['train', *call, f'--data={folder}', *more]
+    return folder
+
+  (case('empty') / 'shard-00001.npz').write_bytes(b'')
+  shard = case('truncated') / 'shard-00002.npz'
+  shard.write_bytes(shard.read_bytes()[:-100])
+  manifest = case('another target') / 'manifest.json'
+  content = json.loads(manifest.read_text())
+  manifest.write_text(json.dumps(content | {'target': '0' * 16}))
+  shutil.rmtree(case('nothing'))
+  few = case('one shard')
+  for number in (1, 2):
+    (few / f'shard-{number:05}.npz').unlink()
+  kept = content | {'shards': content['shards'][:1]}
+  (few / 'manifest.json').write_text(json.dumps(kept))
+  case('too many tokens', max_tokens=10**6)
+  case('settings', out=hydra.folder, learning_rate=0.02)
+  case('on policy', on_policy_share=0.5)
+  case('negative', learning_rate=-1.0)
+  case('vocabulary', more=['--gin_bindings=Hydra.draft_vocab_size = 1000000'])
+  case('max_length', max_length=2)
+  ended = commands.run_in_forks(list(calls.values()))
+  return dict(zip(calls, ended, strict=True))
+
+
+@pytest.mark.parametrize(
+  ('case', 'expected'),
+  [
+    ('empty', 'shard-00001.npz is damaged'),
+    ('truncated', 'shard-00002.npz is damaged'),
+    ('another target', 'was written by target 0000000000000000'),
+    ('nothing', 'manifest.json is not there: make_data --out writes it'),
+    ('one shard', 'which leaves none to train on'),
+    ('too many tokens', '1,000,000 tokens were asked for, and of the data 768'),
+    ('settings', 'belongs to a run with another configuration'),
+    ('on policy', 'Hydra is no model that could write answers'),
+    ('negative', 'Training.learning_rate is -1.0: give above 0'),
+    ('vocabulary', 'draft_vocab_size is 1000000'),
+    ('max_length', 'begins within max_length, 2 tokens'),
+  ],
+)
+def test_what_cannot_be_used_is_refused(refusals, case, expected):
+  outcome = refusals[case]
+  assert outcome.code == 2
+  assert outcome.out == ''
+  (line,) = outcome.err.splitlines()
+  assert expected in line
+
+
+def test_draft_vocabulary_is_of_the_answers_most_frequent_tokens():
+  example = lambda *answer: batches.Example(np.asarray([9, 9, *answer]), 2)
+  found = training_lib.draft_vocabulary(
+    [example(4, 4, 7), example(7, 4, 2, 0)], 3, 10
+  )
+  # 0 and 2 came once each: the lower one is taken.
+  assert found.tolist() == [0, 4, 7]
+  assert training_lib.draft_vocabulary([example(1)], None, 10) is None
