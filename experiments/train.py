@@ -132,7 +132,6 @@ def _header(training, data):
     'target': data.identity.target,
     'data': data.digest(),
     'versions': environment.versions(),
-    'git commit': environment.git_commit(),
   }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import time
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from experiments import journal as journal_lib
 from experiments import progress
 from experiments import train_state
 from experiments import training as training_lib
+from specsample import drafters
 from specsample.training import on_policy
 from specsample.training import step as step_lib
 from specsample.types import Params
@@ -162,7 +163,7 @@ class Trainer:
       step_lib.join(state.trained, frozen, self._dtype),
       placed,
       jax.random.key(int(rng.integers(2**31))),
-      drafter=self.training.objective.drafter,
+      drafter=cast(drafters.DraftModel, self.training.objective.drafter),
       temperature=self.training.on_policy_temperature,
       end_ids=self.training.target.tokenizer.eos_ids,
     )

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from specsample.drafters import draft_model
-from specsample.training import supervision
+from specsample.training import objective
 from specsample.training.step import Batch
 from specsample.types import Array, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DraftObjective(supervision.Supervision):
+class DraftObjective(objective.Objective):
   """The losses of a draft model at all positions: an `objective.Objective`.
 
   Distillation (DistillSpec, Zhou et al., 2310.08461) is token_weight = 0 and
@@ -25,16 +25,16 @@ class DraftObjective(supervision.Supervision):
   def __call__(
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
-    """The loss [], and a report from `supervision.acceptance`."""
+    """The loss [], and a report from `objective.acceptance`."""
     loss, match = self._compare(params, batch)
-    learned = supervision.drafts(batch['mask'], self.drafter.num_draft_tokens)
-    return loss, supervision.acceptance(match, learned)
+    learned = objective.drafts(batch['mask'], self.drafter.num_draft_tokens)
+    return loss, objective.acceptance(match, learned)
 
   def matches(self, params: Params, batch: Batch) -> Array:
     """See `objective.Objective`."""
     _, match = self._compare(params, batch)
     mask = batch['mask']
-    return match & supervision.drafts(mask, self.drafter.num_draft_tokens)
+    return match & objective.drafts(mask, self.drafter.num_draft_tokens)
 
   def _compare(self, params, batch):
     tokens, mask = batch['tokens'], batch['mask']
@@ -47,4 +47,4 @@ class DraftObjective(supervision.Supervision):
     loss, match = compare(params, vectors, teacher, tokens, mask)
     # Behind drafts that all came, a draft is what it is behind the text.
     came = jnp.pad(match, ((0, 0), (1, 0)))[:, :-1]
-    return loss, supervision.drafts(came, self.drafter.num_draft_tokens)
+    return loss, objective.drafts(came, self.drafter.num_draft_tokens)

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 
 from specsample.drafters import heads
 from specsample.training import losses
-from specsample.training import supervision
+from specsample.training import objective
 from specsample.training.step import Batch
 from specsample.types import Array, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HeadsObjective(supervision.Supervision):
+class HeadsObjective(objective.Objective):
   """The losses of all heads at all positions: an `objective.Objective`.
 
   Medusa-1 is the default (Cai et al., 2401.10774, equation 1), Medusa-2 has a
@@ -36,23 +36,23 @@ class HeadsObjective(supervision.Supervision):
   ) -> tuple[Array, dict[str, Array]]:
     """The loss [] and a report of the heads, [K] each.
 
-    `head_loss` is their losses; the rest is from `supervision.acceptance`.
+    `head_loss` is their losses; the rest is from `objective.acceptance`.
     """
     hidden = self.hidden(params, batch)
     of_heads, match = self._compare(params, batch, hidden)
     loss = sum(self.decay**i * loss for i, loss in enumerate(of_heads))
     if self.target_weight:
       loss += self.target_weight * self._of_target(params, hidden, batch)
-    learned = supervision.drafts(batch['mask'], self.drafter.num_draft_tokens)
+    learned = objective.drafts(batch['mask'], self.drafter.num_draft_tokens)
     # The first token is behind no vector that a head could read.
-    accepted = supervision.acceptance(match[..., 1:], learned[..., 1:])
+    accepted = objective.acceptance(match[..., 1:], learned[..., 1:])
     return loss, {'head_loss': jnp.stack(of_heads)} | accepted
 
   def matches(self, params: Params, batch: Batch) -> Array:
     """See `objective.Objective`."""
     _, match = self._compare(params, batch, self.hidden(params, batch))
     mask = batch['mask']
-    return match & supervision.drafts(mask, self.drafter.num_draft_tokens)
+    return match & objective.drafts(mask, self.drafter.num_draft_tokens)
 
   def _compare(self, params, batch, hidden):
     """The losses of the heads, a list, and [K, B, T] what came."""
@@ -73,6 +73,6 @@ class HeadsObjective(supervision.Supervision):
   def _of_target(self, params, hidden, batch):
     logits = self.drafter.model.unembed(params['target'], hidden)
     tokens, mask = (
-      supervision.behind(batch[name], 1) for name in ('tokens', 'mask')
+      objective.behind(batch[name], 1) for name in ('tokens', 'mask')
     )
     return losses.masked_mean(losses.cross_entropy(logits, tokens), mask)

@@ -1,41 +1,137 @@
-"""What a drafter is trained for, as the trainer takes it."""
+"""What drafters learn of a text that the target wrote: its tokens, its law."""
 
-from typing import Any, ClassVar, Protocol
+import abc
+from collections.abc import Callable
+import dataclasses
 
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.drafters import trainable
+from specsample.training import losses
 from specsample.training.step import Batch
 from specsample.types import Array, Params
 
+# loss(logits [..., V], target_log_probs [..., V]) -> [...].
+TeacherLoss = Callable[[Array, Array], Array]
 
-class Objective(Protocol):
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective(abc.ABC):
   """A loss of the whole tree of parameters, on a batch of documents.
 
   A batch holds `tokens` [B, T] int32, a document a row, and `mask` [B, T] bool,
   set where the target wrote the token: those are learned. It may hold `hidden`
   [B, T, D], the target's vectors, found before.
 
-  Implementations are frozen dataclasses of static configuration.
+  Attributes:
+    drafter: what is trained.
+    token_weight: of the cross-entropy of the tokens.
+    teacher_weight: of `teacher_loss` against the target's distribution.
+    teacher_loss: one of `losses`.
   """
 
-  # So that a type checker takes `dataclasses.fields` of one.
-  __dataclass_fields__: ClassVar[dict[str, Any]]
+  drafter: trainable.Trainable
+  token_weight: float = 1.0
+  teacher_weight: float = 0.0
+  teacher_loss: TeacherLoss = losses.forward_kl
 
-  @property
-  def drafter(self) -> Any:
-    """The `types.Drafter` that is trained."""
-
-  @property
-  def reads_prompt(self) -> bool:
-    """Whether more is read than a row's `hidden` from two tokens before the
-    mask on."""
-
+  @abc.abstractmethod
   def __call__(
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
-    """The loss [], and a report of the batch."""
+    """The loss [], and a report of the batch, as `acceptance` at least."""
 
+  @abc.abstractmethod
   def matches(self, params: Params, batch: Batch) -> Array:
     """Where drafts would be right, [K, B, T] bool.
 
     At [i, b, t], with token t pending: whether the most likely draft i is token
     t + 1 + i, given those before it, and that token is one to learn.
     """
+
+  @property
+  def reads_prompt(self) -> bool:
+    """Whether more is read than a row's `hidden` from two tokens before the
+    mask on."""
+    return self.drafter.reads_prompt
+
+  def hidden(self, params: Params, batch: Batch) -> Array:
+    """The target's vectors [B, T, D]."""
+    if 'hidden' in batch:
+      return batch['hidden'].astype(self.drafter.model.dtype)
+    tokens = batch['tokens']
+    model = self.drafter.model
+    empty = model.init_cache(tokens.shape[0], 0)
+    return model.apply(params['target'], tokens, empty)[0].hidden
+
+  def teacher(self, params: Params, hidden: Array) -> Array:
+    """The target's log-probabilities [B, T, V'] of the tokens drafted."""
+    logits = self.drafter.model.unembed(params['target'], hidden)
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    log_probs = self.drafter.of_drafted(params, log_probs)
+    return jax.lax.stop_gradient(log_probs)
+
+  def compare(
+    self,
+    ahead: int,
+    params: Params,
+    vectors: Array,
+    teacher: Array | None,
+    tokens: Array,
+    mask: Array,
+  ) -> tuple[Array, Array]:
+    """The loss [], and where [B, T] the most likely token came.
+
+    Args:
+      ahead: vectors[:, t] are to predict tokens[:, t + ahead].
+      params: the whole tree.
+      vectors: [B, T, D], what the unembedding reads.
+      teacher: from `teacher`, None without its loss.
+      tokens, mask: the batch's.
+    """
+    logits = self.drafter.logits(params, vectors)
+    learned = behind(mask, ahead)
+    ids, is_drafted = self.drafter.draft_ids(params, behind(tokens, ahead))
+    best = jnp.max(logits, axis=-1)
+    match = is_drafted & (sharding.pick(logits, ids) == best)
+    loss = jnp.zeros(())
+    if self.token_weight:
+      values = losses.cross_entropy(logits, ids)
+      mean = losses.masked_mean(values, learned & is_drafted)
+      loss += self.token_weight * mean
+    if teacher is not None:
+      values = self.teacher_loss(logits, behind(teacher, ahead - 1))
+      loss += self.teacher_weight * losses.masked_mean(values, learned)
+    return loss, match
+
+
+def acceptance(match: Array, learned: Array) -> dict[str, Array]:
+  """How often drafts are kept at temperature 0, [K] each.
+
+  `correct`: how often the most likely token i is the one that came; `kept`, how
+  often all up to it are. 1 + the sum of `kept` is how many tokens a round would
+  give.
+
+  Args:
+    match: [K, B, T], whether draft i is the token that came, as
+      `Objective.matches`.
+    learned: [K, B, T], whether that is a token to learn.
+  """
+  mean = jax.vmap(losses.masked_mean)
+  return {
+    'correct': mean(match, learned),
+    'kept': mean(jnp.cumprod(match, axis=0), jnp.cumprod(learned, axis=0) > 0),
+  }
+
+
+def drafts(x: Array, num_draft_tokens: int) -> Array:
+  """x [B, T] of each of the K tokens behind a pending one: [K, B, T]."""
+  return jnp.stack([behind(x, i + 1) for i in range(num_draft_tokens)])
+
+
+def behind(x: Array, count: int) -> Array:
+  """x [B, T, ...] moved `count` positions to the front; behind it zeros."""
+  padding = ((0, 0), (0, count)) + ((0, 0),) * (x.ndim - 2)
+  return jnp.pad(x, padding)[:, count:]
