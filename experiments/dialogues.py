@@ -40,6 +40,9 @@ class Dialogue:
   source: Source
   ended: bool  # the answer has its end, and was not cut
   turn: int  # 64 bits of the user's words, `filters.digest`
+  # [n, D] bfloat16, the target's last hidden vectors, the last of them 0. Of a
+  # dialogue that has just been made; in files of their own (`features`).
+  hidden: np.ndarray | None = None
 
 
 def encode(header: dict[str, Any], dialogues: Sequence[Dialogue]) -> bytes:

@@ -1,13 +1,16 @@
 """The target's last hidden vectors of all dialogues, kept beside them.
 
-They are the same in every epoch and for every drafter that reads them, and the
-pass that finds them costs more than a step of training small heads.
+They are the same in every epoch and for every drafter that reads them. The
+target had them when it wrote the dialogues; a pass that finds them again costs
+more than a step of training small heads.
 """
 
 from collections.abc import Sequence
 import functools
 import io
+import pathlib
 
+from etils import epath
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,8 +45,8 @@ def read(
   Raises:
     ValueError: a file there is damaged, or cannot be written.
   """
-  paths = [_path(folder, number) for number in range(len(data.shards))]
-  missing = [i for i, path in enumerate(paths) if not path.exists()]
+  paths = [path(folder, number) for number in range(len(data.shards))]
+  missing = [i for i, file in enumerate(paths) if not file.exists()]
   sizes = [sum(d.tokens.size for d in shard) for shard in data.shards]
   done = 0
   total = sum(sizes[i] for i in missing)
@@ -54,17 +57,31 @@ def read(
       _write(paths[i], _of_shard(data.shards[i], target, watch))
       done += sizes[i]
   return [
-    _read(path, shard, target.model.dim)
-    for path, shard in zip(paths, data.shards, strict=True)
+    _read(file, shard, target.model.dim)
+    for file, shard in zip(paths, data.shards, strict=True)
   ]
 
 
-def _path(folder, number):
-  shard = data_folder.shard_path(folder, number)
+def write(
+  folder: pathlib.PurePath, number: int, shard: Sequence[Dialogue]
+) -> None:
+  """Keeps the vectors of dialogues that have just been made.
+
+  Raises:
+    ValueError: they cannot be written, or the folder is in a bucket.
+  """
+  vectors = [d.hidden for d in shard if d.hidden is not None]
+  _write(path(folder, number), np.concatenate(vectors))
+
+
+def path(folder: pathlib.PurePath | str, number: int) -> epath.Path:
+  """The file of a shard's vectors; ValueError in a bucket."""
+  shard = data_folder.shard_path(files.at(folder), number)
   if files.is_remote(shard):
     raise ValueError(
       f'{folder} is in a bucket, and hidden vectors are kept on a local disk: '
-      'copy the data there, or set Training.cache_hidden = False'
+      'copy the data there, or set Training.cache_hidden = False and '
+      'Synthesis.keep_hidden = False'
     )
   return shard.with_name(f'{shard.stem}-hidden.npy')
 
@@ -102,25 +119,25 @@ def _show(meter, before, number, count):
   meter(before + count, f'hidden vectors of shard {number}')
 
 
-def _write(path, vectors):
+def _write(file, vectors):
   content = io.BytesIO()
   # numpy has no bfloat16 of its own.
   np.save(content, vectors.view(np.uint16), allow_pickle=False)
-  dialogues_lib.keep(path, content.getvalue())
+  dialogues_lib.keep(file, content.getvalue())
 
 
-def _read(path, shard: Sequence[Dialogue], dim):
+def _read(file, shard: Sequence[Dialogue], dim):
   try:
-    vectors = np.load(path, mmap_mode='r', allow_pickle=False)
+    vectors = np.load(file, mmap_mode='r', allow_pickle=False)
   except (OSError, ValueError, EOFError) as error:
     raise ValueError(
-      f'{path} is damaged ({error}): delete it, and the same command makes it '
+      f'{file} is damaged ({error}): delete it, and the same command makes it '
       'anew'
     ) from error
   sizes = [dialogue.tokens.size for dialogue in shard]
   if vectors.shape != (sum(sizes), dim) or vectors.dtype != np.uint16:
     raise ValueError(
-      f'{path} has vectors {vectors.dtype} {vectors.shape}, and its shard '
+      f'{file} has vectors {vectors.dtype} {vectors.shape}, and its shard '
       f'{(sum(sizes), dim)}: delete it, and the same command makes it anew'
     )
   return np.split(vectors.view(jnp.bfloat16), np.cumsum(sizes)[:-1])

@@ -22,6 +22,7 @@ from experiments import config
 from experiments import data_folder
 from experiments import dialogues as dialogues_lib
 from experiments import environment
+from experiments import features
 from experiments import filters
 from experiments import mesh
 from experiments import progress
@@ -70,6 +71,8 @@ def _make_data() -> None:
     excluded = [prompt.text for prompt in _read(_EXCLUDE.value)]
     synthesis = synthesis_lib.Synthesis()
     synthesis.check()
+    if synthesis.keep_hidden:
+      features.path(out, 0)  # says if there is no place for them
     settings = synthesis.settings() | {
       'prompts': _digest([prompt.text for prompt in prompts]),
       'exclude': _digest(excluded),
@@ -122,6 +125,8 @@ def _fill(
         )
       seconds = round(time.monotonic() - begin, 1)
       with cli.bad_input():
+        if synthesis.keep_hidden:
+          features.write(files.at(_OUT.value), number, found)
         folder.add(number, found, {'seconds': seconds, 'ends': ends})
       while read():
         pass

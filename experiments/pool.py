@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import recorder
 import specsample
 from specsample import sharding
 from specsample.types import DecodeState
 
 # Prompts are padded to a multiple of this: one executable each.
 _WIDTH_MULTIPLE = 32
-_DRAFTER = specsample.drafters.NoDraft()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Continuation:
   job: Job
   tokens: list[int]  # the stop counted in
   stop_reason: specsample.StopReason  # RUNNING where `is_over` ended it
+  # [n, D] bfloat16, the target's last hidden vectors of prompt and tokens but
+  # for the last token, which it was not given.
+  hidden: np.ndarray
 
 
 # A job that follows from a finished one, or None.
@@ -83,16 +86,25 @@ class Pool:
         if not reason and not is_over(tokens):
           continue
         del running[row]
-        following = then(Continuation(job, tokens, reason))
+        hidden = self._hidden(state, row, len(job.prompt) + len(tokens) - 1)
+        following = then(Continuation(job, tokens, reason, hidden))
         if following is not None:
           waiting.append(following)
+
+  @property
+  def _drafter(self) -> recorder.Recorder:
+    return recorder.Recorder(dim=self.target.model.dim)
+
+  def _hidden(self, state: DecodeState, row: int, size: int) -> np.ndarray:
+    # Cut on the host: of each length it would be a program of its own.
+    return np.asarray(_row(state.draft.hidden, row))[:size]
 
   def _advance(self, state: DecodeState) -> DecodeState:
     return specsample.advance(
       {'target': self.target.params},
       state,
       model=self.target.model,
-      drafter=_DRAFTER,
+      drafter=self._drafter,
       verify=specsample.verify.chain,
       stop=self.stop,
       max_rounds=self.rounds,
@@ -128,7 +140,7 @@ class Pool:
       key,
       request_ids=np.asarray([job.number for job in jobs], np.int32),
       model=self.target.model,
-      drafter=_DRAFTER,
+      drafter=self._drafter,
       sampling=dataclasses.replace(
         self.sampling,
         temperature=np.asarray([job.temperature for job in jobs], np.float32),
@@ -189,6 +201,12 @@ class _Rows:
     begin, end = self.prompt_length[row], self.length[row]
     reason = specsample.StopReason(int(self.stop_reason[row]))
     return self.tokens[row, begin:end].tolist(), reason
+
+
+@jax.jit
+def _row(x, row):
+  whole = sharding.constrain(x, *[None] * x.ndim)
+  return jax.lax.dynamic_index_in_dim(whole, row, keepdims=False)
 
 
 # On several hosts each gets all of it.

@@ -142,13 +142,19 @@ class Shard:
     elif done.stop_reason == StopReason.INVALID_LOGITS:
       self._drop('answer of invalid logits')
     else:
+      whole = np.asarray([*turn.prompt, *tokens], np.int32)
+      hidden = np.zeros((whole.size, *done.hidden.shape[1:]), done.hidden.dtype)
+      # The last token was not given to the target.
+      given = min(whole.size - 1, len(done.hidden))
+      hidden[:given] = done.hidden[:given]
       self._found[index] = Dialogue(
-        tokens=np.asarray([*turn.prompt, *tokens], np.int32),
+        tokens=whole,
         answer=len(turn.prompt),
         temperature=self._plans[index].temperature,
         source=turn.source,
         ended=ended,
         turn=turn.digest,
+        hidden=hidden,
       )
       looped = done.stop_reason == StopReason.RUNNING
       cut = 'kept, cut at a loop' if looped else 'kept, cut at the limit'

@@ -46,6 +46,9 @@ class Synthesis:
   max_prompt_tokens: int = 127  # the template's counted in
   max_answer_tokens: int = 128
   batch_size: int = 48
+  # Whether the target's hidden vectors are kept too, for training: 2 bytes x
+  # its width x the tokens of the dialogues, on the disk.
+  keep_hidden: bool = True
 
   def __post_init__(self):
     """Refuses what gives no dialogue; ValueError names the setting."""
@@ -103,7 +106,7 @@ class Synthesis:
     own = {
       field.name: getattr(self, field.name)
       for field in dataclasses.fields(self)
-      if field.name not in ('target', 'sampling', 'batch_size')
+      if field.name not in ('target', 'sampling', 'batch_size', 'keep_hidden')
     }
     sampling = {
       name: np.asarray(value).tolist()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from experiments import data_folder
+from experiments import features
 from experiments import filters
 from experiments.dialogues import Source
 import specsample
@@ -71,7 +72,9 @@ class Made:
 
   def files(self):
     """The shards' content, by their names."""
-    return {path.name: path.read_bytes() for path in self.folder.glob('s*')}
+    return {
+      path.name: path.read_bytes() for path in self.folder.glob('shard-*.npz')
+    }
 
 
 @pytest.fixture(scope='module')
@@ -140,6 +143,24 @@ def test_a_greedy_answer_is_the_models_own(all_dialogues, target, greedy):
     assert answer.tolist() == tokens[: answer.size]
     chat = target.tokenizer.encode_chat([{'role': 'user', 'content': turn}])
     assert dialogue.tokens[: dialogue.answer].tolist() == chat
+
+
+def test_the_targets_vectors_are_beside_the_dialogues(made, data, target):
+  kept = features.read(made.folder, data, target)
+  for path in made.folder.glob('*-hidden.npy'):
+    path.unlink()
+  again = features.read(made.folder, data, target)
+  for shard, other in zip(kept, again, strict=True):
+    for vectors, expected in zip(shard, other, strict=True):
+      wide = lambda x: x[:-1].astype(np.float32)
+      np.testing.assert_allclose(
+        wide(vectors), wide(expected), rtol=0.02, atol=0.02
+      )
+  path = features.path(made.folder, 0)
+  path.write_bytes(path.read_bytes()[:-10])
+  with pytest.raises(ValueError, match=r'hidden\.npy is damaged'):
+    features.read(made.folder, data, target)
+  path.unlink()
 
 
 def test_shares_are_as_set(all_dialogues, made):
@@ -285,7 +306,10 @@ def test_what_does_not_belong_is_refused(refusals, case, expected):
   assert expected in line
 
 
-def test_a_full_disk_leaves_what_was_there(commands, flags, made, tmp_path):
+@pytest.mark.parametrize('keep_hidden', [False, True])
+def test_a_full_disk_leaves_what_was_there(
+  commands, flags, made, tmp_path, keep_hidden
+):
   """As a limit on the size of a file, which a shard exceeds."""
   for name in ('manifest.json', 'shard-00000.npz'):
     shutil.copy(made.folder / name, tmp_path)
@@ -295,13 +319,15 @@ def test_a_full_disk_leaves_what_was_there(commands, flags, made, tmp_path):
   before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
   limit = len(made.files()['shard-00001.npz']) - 1
   process = commands.start(
-    *('make_data', *flags, f'--out={tmp_path}', f'--tokens={_TOKENS}')
+    *('make_data', *flags, f'--out={tmp_path}', f'--tokens={_TOKENS}'),
+    f'--gin_bindings=Synthesis.keep_hidden = {keep_hidden}',
   )
   resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
   ended = commands.finish(process)
   assert ended.code == 2
   *_, line = ended.err.splitlines()
-  assert 'shard-00001.npz cannot be written (File too large)' in line
+  name = 'shard-00001-hidden.npy' if keep_hidden else 'shard-00001.npz'
+  assert f'{name} cannot be written (File too large)' in line
   assert 'the same command goes on' in line
   after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
   assert after == before

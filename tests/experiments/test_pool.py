@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -88,6 +89,14 @@ def test_a_job_is_continued_as_if_alone(sizes):
     StopReason.SEQUENCE,
     StopReason.MAX_NEW_TOKENS,
   }
+
+
+def test_the_targets_vectors_are_kept():
+  for done in _run(_JOBS, batch_size=4, group_size=2):
+    tokens = np.asarray([[*done.job.prompt, *done.tokens]])
+    output, _ = _MODEL.apply({}, tokens, _MODEL.init_cache(1, 0))
+    expected = output.hidden[0, :-1].astype(jnp.bfloat16)
+    np.testing.assert_array_equal(done.hidden, expected)
 
 
 def test_a_finished_job_may_be_followed_by_another():

@@ -1,0 +1,51 @@
+"""Keeps what drafters are trained on while the target writes it."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specsample import drafters
+from specsample import sharding
+from specsample import types
+from specsample.models import cache as cache_lib
+from specsample.types import Array
+
+
+@types.pytree
+class Recorded:
+  """The target's last hidden vectors of the tokens before the pending one."""
+
+  hidden: Array  # [B, S, D] bfloat16
+  length: Array  # [B] int32, how many they are
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recorder(drafters.NoDraft):
+  """Drafts nothing; its state is a `Recorded` of vectors [dim]."""
+
+  dim: int
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    del params
+    return Recorded(
+      hidden=sharding.zeros(
+        (batch_size, max_length, self.dim), jnp.bfloat16, 'batch', None, None
+      ),
+      length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
+    )
+
+  def extend(self, params, tokens, count, output, state):
+    """See `types.Drafter`."""
+    del params, tokens
+    return self._record(output.hidden, state.length + count, state)
+
+  def update(self, params, tokens, length, output, verdict, state):
+    """See `types.Drafter`."""
+    del params, tokens, verdict
+    return self._record(output.hidden, length - 1, state)
+
+  def _record(self, hidden, length, state):
+    hidden = hidden.astype(state.hidden.dtype)
+    written = cache_lib.write(state.hidden, hidden, state.length)
+    return Recorded(hidden=written, length=length)
