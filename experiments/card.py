@@ -10,6 +10,11 @@ from experiments import dialogues as dialogues_lib
 from experiments import environment
 from experiments import trainer as trainer_lib
 
+_HELD_OUT = "greedy decoding of the target's greedy answers"
+_HELD_OUT_OF_NEW = (
+  'greedy answers of the target before it was trained, as if it wrote them'
+)
+
 
 def of(trainer: trainer_lib.Trainer, data: data_folder.Data) -> dict[str, Any]:
   """The card of a run that is through, as JSON; rates are of wall time.
@@ -22,6 +27,7 @@ def of(trainer: trainer_lib.Trainer, data: data_folder.Data) -> dict[str, Any]:
   training = trainer.training
   reports = trainer.journal.of(trainer_lib.TRAIN)
   evaluations = trainer.journal.of(trainer_lib.HELD_OUT)
+  hidden = trainer.journal.of(trainer_lib.HIDDEN)
   seconds = sum(report['seconds'] for report in reports)
   seen = sum(report['answer_tokens'] for report in reports)
   train, held_out = data.numbers(training.held_out_every)
@@ -32,7 +38,7 @@ def of(trainer: trainer_lib.Trainer, data: data_folder.Data) -> dict[str, Any]:
   return {
     'target': _target_name(),
     'data': {
-      'what': 'dialogues that the target wrote by itself, make_data',
+      'what': 'dialogues of which the target wrote the answers, make_data',
       'digest': data.digest(),
       'dialogues': sum(len(data.shards[i]) for i in train),
       'answer_tokens': tokens(train),
@@ -56,8 +62,13 @@ def of(trainer: trainer_lib.Trainer, data: data_folder.Data) -> dict[str, Any]:
       'configuration': gin.operative_config_str(),
       **environment.describe(),
     },
+    # Where they were not kept when the dialogues were written.
+    'hidden_vectors': [
+      x | {'tokens_per_second': x['tokens'] / x['seconds']} for x in hidden
+    ],
     'held_out': {
-      'what': "the target's greedy answers, decoded greedily",
+      'what': _HELD_OUT_OF_NEW if training.trains_target else _HELD_OUT,
+      'answer_tokens_per_second': final['tokens'] / final['seconds'],
       'answer_tokens': final['tokens'],
       'loss': final['loss'],
       'tokens_per_round': final['tokens_per_round'],
@@ -71,7 +82,9 @@ def text(card: dict[str, Any], folder: os.PathLike[str]) -> str:
   """A few lines of it."""
   data, training = card['data'], card['training']
   held_out = card['held_out']
-  shares = ' '.join(f'{x:.3f}' for x in held_out['acceptance_by_position'])
+  shares = ' '.join(
+    '-' if x is None else f'{x:.3f}' for x in held_out['acceptance_by_position']
+  )
   return (
     f'{training["answer_tokens_seen"]:,} tokens of answers seen '
     f'({data["answer_tokens"]:,} of them different) in '
@@ -93,8 +106,5 @@ def _target_name():
 
 def _curve(reports, evaluations):
   """Pairs of tokens seen and tokens a round."""
-  seen, total = {}, 0
-  for report in reports:
-    total += report['answer_tokens']
-    seen[report['step']] = total
+  seen = trainer_lib.seen(reports)
   return [[seen[x['step']], x['tokens_per_round']] for x in evaluations]

@@ -9,6 +9,7 @@ import matplotlib.figure
 import matplotlib.ticker
 
 from experiments import results
+from experiments import trainer
 
 _TRAIN, _HELD_OUT = '#767676', '#0072B2'
 # By position, light to dark.
@@ -30,10 +31,7 @@ def draw(
   """
   figure = matplotlib.figure.Figure((11, 3.8), layout='constrained')
   losses, rounds, acceptance = figure.subplots(1, 3)
-  seen, total = {}, 0
-  for record in train:
-    total += record['answer_tokens']
-    seen[record['step']] = total
+  seen = trainer.seen(train)
   at = [seen[record['step']] for record in held_out]
   losses.plot(
     list(seen.values()),

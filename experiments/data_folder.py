@@ -15,6 +15,8 @@ from typing import Any
 
 from experiments import dialogues as dialogues_lib
 from experiments import environment
+from experiments import results
+from experiments import template as template_lib
 from experiments.dialogues import Dialogue
 from specsample import files
 
@@ -127,7 +129,7 @@ class Folder:
       'shards': shards,
     }
     text = json.dumps(content, indent=1, allow_nan=False)
-    dialogues_lib.keep(self._folder / _MANIFEST, f'{text}\n'.encode())
+    results.write(self._folder / _MANIFEST, f'{text}\n'.encode())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,39 +141,43 @@ class Data:
   manifest: dict[str, Any]  # how they were made
 
   def numbers(self, held_out_every: int) -> tuple[list[int], list[int]]:
-    """The numbers of the shards to train on, and of those held out."""
+    """The numbers of the shards to train on, and of those held out.
+
+    Those are 0, n, 2 n, ..., so that none changes sides as the data grow.
+    """
     every = range(len(self.shards))
     held_out = every[::held_out_every]
     return [i for i in every if i not in held_out], list(held_out)
 
   def first(self, num_tokens: int | None, held_out_every: int) -> 'Data':
-    """The first shards, until those to train on have so many answer tokens.
+    """The first shards to train on that have so many answer tokens, or all.
 
-    Shards 0, n, 2 n, ... are held out, so that none changes sides as the data
-    grow. Without `num_tokens` it is all of them.
+    Of the others nothing is left; what is held out stays, whatever the number.
 
     Raises:
       ValueError: nothing is left to train on, or there are fewer tokens.
     """
-    if held_out_every < 2 or len(self.shards) < 2:
+    train, held_out = self.numbers(held_out_every)
+    if held_out_every < 2 or not train:
       raise ValueError(
         f'of {len(self.shards)} shards each {held_out_every}th is held out, '
         'which leaves none to train on: make more data, or hold out each 2nd '
         'shard or fewer'
       )
-    found, count = 0, 0
-    for number, shard in enumerate(self.shards):
-      if num_tokens is not None and count >= num_tokens:
-        break
-      found = number + 1
-      if number % held_out_every:
-        count += dialogues_lib.answer_tokens(shard)
-    if num_tokens is not None and count < num_tokens:
+    if num_tokens is None:
+      return self
+    kept, count = set(held_out), 0
+    for number in train:
+      if count < num_tokens:
+        kept.add(number)
+        count += dialogues_lib.answer_tokens(self.shards[number])
+    if count < num_tokens:
       raise ValueError(
         f'{num_tokens:,} tokens were asked for, and of the data {count:,} are '
         'to train on: make more data, or train on fewer'
       )
-    return dataclasses.replace(self, shards=self.shards[:found])
+    shards = [x if i in kept else [] for i, x in enumerate(self.shards)]
+    return dataclasses.replace(self, shards=shards)
 
   def digest(self) -> str:
     """Hexadecimal digits that other dialogues would not have."""
@@ -182,12 +188,19 @@ class Data:
     return found.hexdigest()[:16]
 
 
-def load(path: str | os.PathLike[str], target: str) -> Data:
-  """Reads the data that the target with that fingerprint wrote.
+def load(
+  path: str | os.PathLike[str], target: str, template: template_lib.Template
+) -> Data:
+  """Reads the data that a target wrote.
+
+  Args:
+    path: of the folder.
+    target: the fingerprint of its parameters.
+    template: of its tokenizer.
 
   Raises:
-    ValueError: nothing is there, it is of another target, or a shard is
-      missing, damaged or of another folder.
+    ValueError: nothing is there, it is of another target or tokenizer, or a
+      shard is missing, damaged or of another folder.
   """
   folder = files.at(path)
   manifest_path = folder / _MANIFEST
@@ -207,6 +220,11 @@ def load(path: str | os.PathLike[str], target: str) -> Data:
     raise ValueError(
       f'{folder} was written by target {identity.target}, and this one is '
       f'{target}: make data for this target'
+    )
+  if identity.settings.get('template') != _as_json(template):
+    raise ValueError(
+      f'{folder} was written with another tokenizer or chat template than this '
+      "target's: make data for this one"
     )
   shards = []
   for number in numbers:
@@ -228,6 +246,10 @@ def load(path: str | os.PathLike[str], target: str) -> Data:
   if not shards:
     raise ValueError(f'{folder} holds no shard yet: make_data goes on there')
   return Data(identity, shards, manifest)
+
+
+def _as_json(template):
+  return json.loads(json.dumps(dataclasses.asdict(template)))
 
 
 def _check_same(path, manifest, identity) -> None:

@@ -71,19 +71,8 @@ def write(
   header: dict[str, Any],
   dialogues: Sequence[Dialogue],
 ) -> None:
-  """Writes a shard, whole or not at all; ValueError where that cannot be."""
-  keep(path, encode(header, dialogues))
-
-
-def keep(path: pathlib.PurePath, data: bytes) -> None:
-  """`results.write`, whose error leaves nothing and says how to go on."""
-  try:
-    results.write(path, data)
-  except OSError as error:
-    raise ValueError(
-      f'{path} cannot be written ({error.strerror or error}): make room, and '
-      'the same command goes on from what is there'
-    ) from error
+  """Writes a shard, as `results.write`."""
+  results.write(path, encode(header, dialogues))
 
 
 def read(path: epath.Path, header: dict[str, Any]) -> list[Dialogue]:
@@ -96,6 +85,8 @@ def read(path: epath.Path, header: dict[str, Any]) -> list[Dialogue]:
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
       columns = {name: file[name] for name in file.files}
     found = json.loads(columns.pop('header').tobytes())
+    if not isinstance(found, dict):
+      raise ValueError('its header is no object')
     dialogues = list(_rows(columns)) if found == header else []
   except (
     OSError,

@@ -15,7 +15,10 @@ from experiments import cli
 from specsample import files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_PACKAGES = ('specsample', 'jax', 'jaxlib', 'flax', 'numpy')
+_PACKAGES = (
+  *('specsample', 'jax', 'jaxlib', 'flax', 'numpy'),
+  *('optax', 'orbax-checkpoint'),
+)
 
 
 def enable_compilation_cache() -> None:

@@ -17,8 +17,8 @@ import numpy as np
 
 from experiments import batches
 from experiments import data_folder
-from experiments import dialogues as dialogues_lib
 from experiments import progress
+from experiments import results
 from experiments.dialogues import Dialogue
 import specsample
 from specsample import files
@@ -31,7 +31,7 @@ _AXES = ('batch', None)
 
 def read(
   folder: str, data: data_folder.Data, target: specsample.Loaded
-) -> list[list[np.ndarray]]:
+) -> tuple[list[list[np.ndarray]], int]:
   """Vectors [n, D] bfloat16 of each dialogue of each shard.
 
   Those of a shard are found once, and kept in `folder`, whole or not at all;
@@ -42,11 +42,18 @@ def read(
     data: what is in it.
     target: which wrote it.
 
+  Returns:
+    The vectors, and of how many tokens they had to be found.
+
   Raises:
     ValueError: a file there is damaged, or cannot be written.
   """
   paths = [path(folder, number) for number in range(len(data.shards))]
-  missing = [i for i, file in enumerate(paths) if not file.exists()]
+  missing = [
+    i
+    for i, (file, shard) in enumerate(zip(paths, data.shards, strict=True))
+    if shard and not file.exists()
+  ]
   sizes = [sum(d.tokens.size for d in shard) for shard in data.shards]
   done = 0
   total = sum(sizes[i] for i in missing)
@@ -56,10 +63,11 @@ def read(
       watch(0)
       _write(paths[i], _of_shard(data.shards[i], target, watch))
       done += sizes[i]
-  return [
-    _read(file, shard, target.model.dim)
+  found = [
+    _read(file, shard, target.model.dim) if shard else []
     for file, shard in zip(paths, data.shards, strict=True)
   ]
+  return found, total
 
 
 def write(
@@ -123,7 +131,7 @@ def _write(file, vectors):
   content = io.BytesIO()
   # numpy has no bfloat16 of its own.
   np.save(content, vectors.view(np.uint16), allow_pickle=False)
-  dialogues_lib.keep(file, content.getvalue())
+  results.write(file, content.getvalue())
 
 
 def _read(file, shard: Sequence[Dialogue], dim):

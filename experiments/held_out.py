@@ -5,7 +5,7 @@ pass over the answer gives every draft that would be right, and going through
 them round by round what decoding would count, without decoding.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import functools
 from typing import Any
 
@@ -21,6 +21,7 @@ def evaluate(
   params: Any,
   batches: Iterable[Mapping[str, np.ndarray]],
   objective: objective_lib.Objective,
+  eos_ids: Sequence[int] = (),
 ) -> tuple[float, stats_lib.Stats]:
   """The mean loss, and the counts of greedy decoding.
 
@@ -28,36 +29,44 @@ def evaluate(
     params: the whole tree, in the dtype of the computation.
     batches: of greedy answers.
     objective: what is trained for.
+    eos_ids: the tokens that end an answer; others end at their limit.
   """
   losses, weights, counts = [], [], []
   for batch in batches:
     loss, matches = _evaluate(params, place(batch), objective=objective)
     losses.append(float(loss))
     weights.append(batch['mask'].sum())
-    counts.append(replay(np.asarray(matches), batch['mask']))
+    last = batch['tokens'].shape[1] - 1 - batch['mask'][:, ::-1].argmax(axis=1)
+    ends = np.take_along_axis(batch['tokens'], last[:, None], axis=1)[:, 0]
+    ended = np.isin(ends, eos_ids)
+    counts.append(replay(np.asarray(matches), batch['mask'], ended))
   total = functools.reduce(lambda a, b: a + b, counts)
   return float(np.average(losses, weights=weights)), total
 
 
-def replay(matches: np.ndarray, mask: np.ndarray) -> stats_lib.Stats:
+def replay(
+  matches: np.ndarray, mask: np.ndarray, ended: np.ndarray
+) -> stats_lib.Stats:
   """Counts the rounds in which greedy decoding writes the answers.
 
   Args:
     matches: [K, B, T] bool, as `objective.Objective.matches`.
     mask: [B, T] bool, the tokens of the answers, one run a row.
+    ended: [B] bool, whether the last of them is an end, and not at the limit.
   """
   num_drafts = len(matches)
   leading = np.cumprod(matches, axis=0, dtype=np.int32).sum(axis=0)
   proposed = np.zeros(num_drafts + 1, int)
   accepted = np.zeros(num_drafts + 1, int)
-  for kept, row in zip(leading, mask, strict=True):
+  for kept, row, is_end in zip(leading, mask, ended, strict=True):
     (answer,) = np.nonzero(row)
     if not answer.size:
       continue  # it only fills up the batch
     pending, last = answer[0] - 1, answer[-1]
     while pending < last:
-      # A round emits one token more than it keeps drafts.
-      drafted = min(num_drafts, last - pending - 1)
+      # Up to a limit, where a round emits one token more than it keeps drafts.
+      room = num_drafts if is_end else last - pending - 1
+      drafted = min(num_drafts, room)
       emitted = min(kept[pending], drafted)
       proposed[drafted] += 1
       accepted[emitted] += 1

@@ -53,8 +53,9 @@ class Journal:
     return self._entries[key]
 
   def of(self, kind: str) -> list[dict[str, Any]]:
-    """The units whose keys begin with `kind`, as they were finished."""
-    return [value for key, value in self._entries.items() if key[0] == kind]
+    """The units whose keys begin with `kind`, by what follows there."""
+    keys = sorted(key for key in self._entries if key[0] == kind)
+    return [self._entries[key] for key in keys]
 
   def __len__(self) -> int:
     return len(self._entries)
@@ -131,9 +132,15 @@ class _Lines:
 
   def add(self, record):
     """See `_Store`."""
-    self._file.write(json.dumps(record).encode() + b'\n')
-    self._file.flush()
-    os.fsync(self._file.fileno())
+    try:
+      self._file.write(json.dumps(record).encode() + b'\n')
+      self._file.flush()
+      os.fsync(self._file.fileno())
+    except OSError as error:
+      raise ValueError(
+        f'{self._path} cannot be written ({error.strerror or error}): make '
+        'room, and the same command goes on from what is there'
+      ) from error
 
   def close(self):
     """See `_Store`."""

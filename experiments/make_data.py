@@ -131,6 +131,9 @@ def _fill(
       while read():
         pass
   print(f'{num_tokens:,} tokens of answers in {number} shards: {_OUT.value}')
+  left = len(prompts) - number * synthesis.prompts_per_shard
+  if left > 0:
+    print(f'{left:,} prompts have had no turn yet: raise --tokens')
 
 
 def _read(path: str | None) -> list[prompts_lib.Prompt]:

@@ -207,19 +207,26 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
   """Writes a file that appears under its name only when it is complete.
 
   `path` is a `pathlib.Path` or, of a bucket too, an `epath.Path`.
+
+  Raises:
+    ValueError: it cannot be written; nothing stays behind.
   """
   if files.is_remote(path):
     # There an object appears when all of it has arrived.
     files.at(path).write_bytes(data)
     return
-  partial = path.with_name(f'.{path.name}.partial')
+  # Another process may be writing the same file.
+  partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
   try:
     with open(partial, 'wb') as file:
       file.write(data)
       file.flush()
       os.fsync(file.fileno())
     os.replace(partial, path)
-  except OSError:
+  except OSError as error:
     # Of a full disk it would take the last that is left.
     pathlib.Path(partial).unlink(missing_ok=True)
-    raise
+    raise ValueError(
+      f'{path} cannot be written ({error.strerror or error}): make room, and '
+      'the same command goes on from what is there'
+    ) from error

@@ -85,7 +85,9 @@ class Synthesis:
     Raises:
       ValueError: names the setting.
     """
-    sampling_lib.per_row(self.sampling, 1, self.target.model.vocab_size)
+    for temperature in (*self.temperatures, self.user_temperature):
+      sampling = dataclasses.replace(self.sampling, temperature=temperature)
+      sampling_lib.per_row(sampling, 1, self.target.model.vocab_size)
     fixed = max(map(len, self._openings())) + len(self._template().after)
     _require(
       'max_prompt_tokens',

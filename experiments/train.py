@@ -11,6 +11,7 @@ settings, trainer.py the loop.
 """
 
 import pathlib
+import time
 
 from absl import flags
 import gin
@@ -25,6 +26,7 @@ from experiments import environment
 from experiments import features
 from experiments import journal as journal_lib
 from experiments import mesh
+from experiments import template as template_lib
 from experiments import train_state
 from experiments import trainer as trainer_lib
 from experiments import training as training_lib
@@ -57,7 +59,11 @@ def _train() -> None:
     out = files.at(_OUT.value or f'results/{config.name()}')
     training = training_lib.Training()
     target = training.target
-    data = data_folder.load(_DATA.value, fingerprint.of(target.params))
+    data = data_folder.load(
+      _DATA.value,
+      fingerprint.of(target.params),
+      template_lib.Template.of(target.tokenizer),
+    )
     data = data.first(training.max_tokens, training.held_out_every)
     cli.make_folder(out)
     journal = journal_lib.Journal(out, _header(training, data))
@@ -65,7 +71,7 @@ def _train() -> None:
     for examples in (split.train, split.held_out):
       trainer_lib.batches_of(training, examples)  # says if they are too long
     if training.cache_hidden:
-      hidden = features.read(_DATA.value, data, target)
+      hidden = _read_hidden(data, target, journal)
       split = training_lib.Split.of(training, data, hidden)
     d2t = training_lib.draft_vocabulary(
       split.train,
@@ -86,11 +92,24 @@ def _train() -> None:
       params = trainer.run()
     except trainer_lib.LossError as error:
       cli.fail(
-        f'{error}: stopped; {out / "checkpoints"} has the last good state. '
-        'Lower Training.learning_rate, and give another --out',
+        f'{error}: stopped; of the checkpoints in {out / "checkpoints"} '
+        f'{trainer.checkpoints.last}. Lower Training.learning_rate, and give '
+        'another --out',
         1,
       )
     _write(out, trainer, params, data)
+
+
+def _read_hidden(data, target, journal):
+  """The target's vectors; how long it took to find them is noted."""
+  begin = time.monotonic()
+  hidden, num_tokens = features.read(_DATA.value, data, target)
+  if num_tokens and (trainer_lib.HIDDEN,) not in journal:
+    seconds = round(time.monotonic() - begin, 3)
+    journal.add(
+      (trainer_lib.HIDDEN,), {'tokens': num_tokens, 'seconds': seconds}
+    )
+  return hidden
 
 
 def _write(
@@ -127,11 +146,14 @@ def _write(
 
 def _header(training, data):
   """What a run that goes on must have in common with the one before."""
+  described = environment.describe()
   return {
     'configuration': gin.config_str(),
     'target': data.identity.target,
     'data': data.digest(),
-    'versions': environment.versions(),
+    **{
+      name: described[name] for name in ('versions', 'hardware', 'git_commit')
+    },
   }
 
 

@@ -56,13 +56,13 @@ class Checkpoints:
     try:
       self._manager.save(step, args=ocp.args.StandardSave(state))
     except (OSError, ValueError) as error:
-      last = self._manager.latest_step()
-      kept = 'none is there yet' if last is None else f'that of step {last} is'
       raise ValueError(
         f'the checkpoint of step {step} cannot be written to {self._folder} '
-        f'({error}), {kept}: make room, and the same command goes on from there'
+        f'({error}); {self.last}: make room, and the same command goes on'
       ) from error
 
-  def close(self) -> None:
-    """Frees what was opened."""
-    self._manager.close()
+  @property
+  def last(self) -> str:
+    """Which one a run would go on from, in words."""
+    step = self._manager.latest_step()
+    return 'none is there' if step is None else f'that of step {step} is there'

@@ -4,7 +4,7 @@ The same run gives the same numbers however often it was interrupted: step i
 reads batch i and a key of its own, and what a kill lost is computed again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import functools
 import time
@@ -25,12 +25,13 @@ from specsample.training import on_policy
 from specsample.training import step as step_lib
 from specsample.types import Params
 
-# The journal's keys: ('train', step) and ('held out', step).
-TRAIN, HELD_OUT = 'train', 'held out'
+# The journal's keys: ('train', step), ('held out', step) and, for the time that
+# it took to find them, ('hidden vectors',).
+TRAIN, HELD_OUT, HIDDEN = 'train', 'held out', 'hidden vectors'
 
 
 class LossError(Exception):
-  """The loss, or its gradient, is no number."""
+  """The loss, its gradient or what follows from it is no number."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,8 +68,14 @@ class Trainer:
     )
     state = self.checkpoints.restore(state) or state
     first = int(state.step)
+    if first and (TRAIN, first) not in self.journal:
+      raise ValueError(
+        f'the checkpoint of step {first} is of a run that the journal does not '
+        'know: delete the folder checkpoints too, or give another --out'
+      )
     saved_at = time.monotonic()
     with progress.meter(self.num_steps, first, 'steps') as meter:
+      meter(first, 'compiling')
       while int(state.step) < self.num_steps:
         state = self._report(state, frozen, meter)
         is_last = int(state.step) == self.num_steps
@@ -89,12 +96,12 @@ class Trainer:
     reports: list[Mapping[str, Any]] = []
     num_tokens = 0
     for number in range(first, first + training.report_every):
-      batch = self._batches[number]
+      batch = self._given(number, state, frozen)
       num_tokens += int(batch['mask'].sum())
       state, report = step_lib.train_step(
         state,
         frozen,
-        self._given(number, batch, state, frozen),
+        held_out.place(batch),
         objective=training.objective,
         optimizer=self._optimizer,
         dtype=self._dtype,
@@ -131,8 +138,15 @@ class Trainer:
   def _evaluate(self, step: int, params: Params) -> None:
     begin = time.monotonic()
     loss, stats = held_out.evaluate(
-      params, self._held_out.once(), self.training.objective
+      params,
+      self._held_out.once(),
+      self.training.objective,
+      self.training.target.tokenizer.eos_ids,
     )
+    if not np.isfinite(loss):
+      raise LossError(
+        f'after step {step} the loss of what is held out is {loss}'
+      )
     self._write(
       (HELD_OUT, step),
       {
@@ -152,16 +166,15 @@ class Trainer:
     if key not in self.journal:
       self.journal.add(key, value)
 
-  def _given(self, number, batch, state, frozen):
+  def _given(self, number, state, frozen):
     """What a step reads: the batch, or what the draft model makes of it."""
-    placed = held_out.place(batch)
-    share = self.training.on_policy_share
+    batch = self._batches[number]
     rng = np.random.default_rng([self.training.seed, number])
-    if rng.random() >= share:
-      return placed
+    if rng.random() >= self.training.on_policy_share:
+      return batch
     return on_policy.resample(
       step_lib.join(state.trained, frozen, self._dtype),
-      placed,
+      held_out.place(batch),
       jax.random.key(int(rng.integers(2**31))),
       drafter=cast(drafters.DraftModel, self.training.objective.drafter),
       temperature=self.training.on_policy_temperature,
@@ -215,9 +228,19 @@ def batches_of(
   )
 
 
+def seen(reports: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+  """Tokens of answers seen by each step that has a report."""
+  found: dict[int, int] = {}
+  total = 0
+  for report in reports:
+    total += report['answer_tokens']
+    found[report['step']] = total
+  return found
+
+
 def _check(report, step):
   if not report['is_finite']:
     raise LossError(
-      f'the loss of step {step} is {float(report["loss"])}, its gradient '
-      f'{float(report["gradient_norm"])} long'
+      f'step {step} cannot be taken: the loss is {float(report["loss"])}, the '
+      f'gradient {float(report["gradient_norm"])} long, the update no number'
     )

@@ -13,7 +13,17 @@ from experiments import batches as batches_lib
 from experiments import data_folder
 import specsample
 from specsample import drafters
+from specsample.training import losses
 from specsample.training import objective as objective_lib
+
+# So that a binding can name them: DraftObjective.teacher_loss = @losses.jsd
+for _loss in (
+  losses.forward_kl,
+  losses.reverse_kl,
+  losses.jsd,
+  losses.total_variation,
+):
+  gin.external_configurable(_loss, module='losses')
 
 
 @gin.configurable
@@ -40,7 +50,7 @@ class Training:
   # leaves it as it is, and its distribution with it.
   target_learning_rate: float | None = None
   target_warmup: float = 0.25  # the share of the steps before it does
-  # Of answers: the first shards of the data, until they have so many.
+  # Of answers to train on: the first shards that have so many, None for all.
   max_tokens: int | None = None
   # Shards 0, n, 2 n, ... are held out; of their greedy answers so many count.
   held_out_every: int = 16
@@ -182,9 +192,8 @@ def draft_vocabulary(
 def _schedule(peak, start, warmup, num_steps):
   """0 up to step `start`, then a warmup and a cosine."""
   length = max(num_steps - start, 2)
-  rising = optax.warmup_cosine_decay_schedule(
-    0.0, peak, min(max(round(warmup * length), 1), length - 1), length
-  )
+  rise = min(max(round(warmup * length), 1), length - 1)
+  rising = optax.warmup_cosine_decay_schedule(peak / rise, peak, rise, length)
   return optax.join_schedules([optax.constant_schedule(0.0), rising], [start])
 
 

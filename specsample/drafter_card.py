@@ -22,7 +22,13 @@ from specsample.models import huggingface
 # The file that marks a folder as a drafter that was written wholly.
 NAME = 'card.json'
 # By the types that JSON gives.
-OWN = {'format': int, 'kind': str, 'settings': dict, 'fingerprint': str}
+OWN = {
+  'format': int,
+  'kind': str,
+  'settings': dict,
+  'fingerprint': str,  # of the target
+  'sha256': str,  # of the file of weights
+}
 _FORMAT = 1
 _KINDS: dict[str, Any] = {
   'draft_model': drafters.DraftModel,

@@ -7,6 +7,7 @@ draft vocabulary are the target's: they are cut out of it again, not stored.
 
 from collections.abc import Mapping
 import dataclasses
+import hashlib
 import os
 from typing import Any
 
@@ -83,7 +84,8 @@ def save_drafter(
     def write():
       safetensors_file.write(folder / _NAME, arrays)
       # The last, because it says that the other is there.
-      files.write_json(folder / drafter_card.NAME, content)
+      own = {'sha256': _sha256(folder / _NAME)}
+      files.write_json(folder / drafter_card.NAME, content | own)
 
     files.on_first_process(write)
 
@@ -110,6 +112,11 @@ def load_drafter(
   card = drafter_card.read(folder)
   trained = drafter_card.drafter_of(card, folder, target)
   stored = _open(folder / _NAME, trained)
+  if _sha256(folder / _NAME) != card['sha256']:
+    raise ValueError(
+      f'{folder / _NAME} holds other weights than {drafter_card.NAME} was '
+      'written for: one of the two is damaged or of another drafter'
+    )
   drafter = trained
   if num_draft_tokens is not None:
     drafter = dataclasses.replace(trained, num_draft_tokens=num_draft_tokens)
@@ -163,6 +170,10 @@ def _unembedding(path, target, d2t):
   except ValueError as error:
     raise ValueError(f'{path}: {error}') from error
   return cut['unembedding']
+
+
+def _sha256(path):
+  return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _differences(expected, found):

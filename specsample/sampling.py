@@ -230,7 +230,8 @@ def draw_coupled(key: Array, probs: Array) -> Array:
     out_sharding=sharding.of_new(sharding.Axis('vocab', probs.size)),
   )
   scores = jnp.log(probs) + noise
-  return _first(scores == jnp.max(scores))
+  # Of no distribution, NaN, it is some index still.
+  return jnp.minimum(_first(scores == jnp.max(scores)), probs.size - 1)
 
 
 def _draw(key, weights):

@@ -4,7 +4,7 @@ Letters used for array dimensions everywhere in the library:
 
   B batch    T tokens fed at once    S sequence buffer    K drafted tokens
   N draft nodes (N = K on a chain)   V vocabulary         D model width
-  L layers   M new tokens at most
+  L layers   M new tokens at most    V' tokens that are drafted, of V
 
 `target` is the model whose distribution is reproduced, `draft` the guess.
 Arrays are written for one sequence where a docstring says so; `decode` maps
@@ -195,6 +195,10 @@ class Model(Protocol):
   @property
   def dim(self) -> int:
     """D, of the vectors that `unembed` reads."""
+
+  @property
+  def dtype(self) -> str:
+    """That of the computation: 'float32' or 'bfloat16'."""
 
   @property
   def max_length(self) -> int:

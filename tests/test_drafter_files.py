@@ -1,6 +1,7 @@
 """Trained drafters, saved and loaded: the same, or an error that says why."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -180,7 +181,8 @@ def test_a_drafter_that_was_loaded_is_saved_again(saved, tmp_path):
   _assert_equal(again.params, loaded.params)
   assert again.drafter == loaded.drafter
   settings = loaded.card['settings'] | {'num_draft_tokens': 1}
-  assert again.card == loaded.card | {'settings': settings}
+  new = {'settings': settings, 'sha256': again.card['sha256']}
+  assert again.card == loaded.card | new
 
 
 def test_shipped_drafters_have_names(saved, tmp_path, monkeypatch):
@@ -218,11 +220,21 @@ def _edit_settings(folder, **changes):
   _edit_card(folder, settings=card['settings'] | changes)
 
 
-def _edit_arrays(folder, edit):
+def _edit_arrays(folder, edit, is_noted=False):
+  """Edits the weights, and their hash in the card if `is_noted`."""
   path = folder / 'drafter.safetensors'
   arrays = safetensors.numpy.load_file(path)
   edit(arrays)
   safetensors.numpy.save_file(arrays, path)
+  if is_noted:
+    digits = hashlib.sha256(path.read_bytes()).hexdigest()
+    _edit_card(folder, sha256=digits)
+
+
+def _flip(path):
+  data = bytearray(path.read_bytes())
+  data[-1] ^= 1
+  path.write_bytes(data)
 
 
 def _cut(path, size):
@@ -261,6 +273,10 @@ _DAMAGES = {
       os.remove(folder / 'card.json'),
     ),
     r'medusa_lm_head\.pt may be a pickle, which can run any code',
+  ),
+  'other weights of the same shapes': (
+    lambda folder: _flip(folder / 'drafter.safetensors'),
+    r'holds other weights than card\.json was written for',
   ),
   'another format': (
     lambda folder: _edit_card(folder, format=2),
@@ -312,7 +328,9 @@ _DAMAGES = {
   ),
   'd2t outside': (
     lambda folder: _edit_arrays(
-      folder, lambda arrays: arrays['vocabulary.d2t'].__setitem__(1, 8)
+      folder,
+      lambda arrays: arrays['vocabulary.d2t'].__setitem__(1, 8),
+      is_noted=True,
     ),
     r'drafter\.safetensors: d2t holds id 8, outside the vocabulary of 8',
   ),

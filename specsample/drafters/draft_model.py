@@ -123,6 +123,11 @@ class Decoder:
     return self.drafter.model.vocab_size
 
   @property
+  def dtype(self) -> str:
+    """See `types.Model`."""
+    return self._model.dtype
+
+  @property
   def dim(self) -> int:
     """See `types.Model`."""
     return self.drafter.model.dim

@@ -76,6 +76,10 @@ class Hydra(heads.Heads):
   def __post_init__(self):
     """Refuses a target of whose layers none can be made."""
     super().__post_init__()
+    if not isinstance(self.prefix_attention, bool):
+      raise ValueError(
+        f'prefix_attention is {self.prefix_attention!r}: give True or False'
+      )
     if self.prefix_attention and not hasattr(self.model, 'num_kv_heads'):
       raise ValueError(
         f'prefix_attention is a layer of the target, which is {self.model}: it '

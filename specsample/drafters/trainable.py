@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
+from specsample import sharding
 from specsample.drafters import settings
 from specsample.drafters import vocabulary
 from specsample.models import network
@@ -34,9 +35,10 @@ class Trainable:
     """Refuses an empty draft and a vocabulary larger than the target's."""
     settings.check_num_draft_tokens(self.num_draft_tokens)
     size = self.draft_vocab_size
-    if size is not None and not 1 <= size <= self.model.vocab_size:
+    is_size = size is None or settings.is_count(size)
+    if not is_size or (size is not None and size > self.model.vocab_size):
       raise ValueError(
-        f'draft_vocab_size is {size}: draft at least 1 and at most the '
+        f'draft_vocab_size is {size!r}: draft at least 1 and at most the '
         f"target's {self.model.vocab_size} tokens, None for all of them"
       )
 
@@ -56,26 +58,32 @@ class Trainable:
     target_params: Params = None,
     d2t: ArrayLike | None = None,
   ) -> Params:
-    """Parameters before training, in float32.
+    """Parameters before training, in float32, divided over the mesh.
 
     Args:
       key: a PRNG key.
-      target_params: the target's.
+      target_params: the target's, which a draft vocabulary and a draft model
+        are made of.
       d2t: the tokens of the draft vocabulary, as `vocabulary.of_target`.
 
     Raises:
-      ValueError: d2t is not of draft_vocab_size tokens of the target.
+      ValueError: d2t is not of draft_vocab_size tokens of the target, or the
+        target's parameters are missing.
     """
     if (None if d2t is None else len(d2t)) != self.draft_vocab_size:
       raise ValueError(
         f'd2t names {d2t if d2t is None else len(d2t)} tokens and '
         f'draft_vocab_size is {self.draft_vocab_size}: name as many'
       )
+    if d2t is not None and target_params is None:
+      raise ValueError(
+        "a draft vocabulary is cut out of the target's: give target_params"
+      )
     params = self._begin(key, target_params)
     if d2t is not None:
       cut = vocabulary.of_target(self.model, target_params, d2t)
       params['vocabulary'] = cut
-    return params
+    return sharding.place(params, self.param_axes())
 
   def _begin(self, key, target_params):
     """The parameters but for the vocabulary's."""

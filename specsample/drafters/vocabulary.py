@@ -5,6 +5,7 @@ tokens that the target mostly writes it is a fraction of that (FR-Spec, Zhao et
 al., 2502.14856; EAGLE-3, 2503.01840).
 """
 
+import math
 from typing import Any
 
 from flax import nnx
@@ -15,6 +16,9 @@ import numpy as np
 from specsample import sharding
 from specsample.models import network
 from specsample.types import Array, ArrayLike, Model, Params
+
+# Of the target's [D, V] so many rows at a time.
+_UNIT_VECTORS = 64
 
 
 class DraftVocabulary(nnx.Module):
@@ -80,7 +84,7 @@ def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
   """The parameters of a `DraftVocabulary`, cut out of the target's: float32.
 
   Args:
-    model: the target. target_params: its parameters.
+    model: the target, whose `unembed` is linear. target_params: its parameters.
     d2t: [V'] integers, ids of the target's vocabulary, each at most once.
 
   Raises:
@@ -89,21 +93,31 @@ def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
   ids = np.asarray(d2t)
   check_d2t(ids, model.vocab_size)
 
+  num_rows = math.gcd(model.dim, _UNIT_VECTORS)
+
   @jax.jit
   def columns(target_params, ids):
-    # Logits are linear in the hidden vector: those of each unit vector.
-    units = sharding.constrain(jnp.eye(model.dim), 'batch', None)
-    table = model.unembed(target_params, units)
-    table = sharding.constrain(table, None, None)
+    # The logits of each unit vector, of a few at a time: [D, V] may be large.
+    def of_block(first):
+      units = jax.nn.one_hot(first + jnp.arange(num_rows), model.dim)
+      logits = model.unembed(
+        target_params, sharding.constrain(units, None, None)
+      )
+      return jnp.take(sharding.constrain(logits, None, None), ids, axis=1)
+
+    firsts = sharding.constrain(jnp.arange(0, model.dim, num_rows), None)
+    blocks = jax.lax.map(of_block, firsts)
     return sharding.constrain(
-      jnp.take(table, ids, axis=1), None, sharding.Axis('vocab', ids.size)
+      blocks.reshape(model.dim, -1), None, sharding.Axis('vocab', ids.size)
     )
 
   ids = ids.astype(np.int32)
-  return {
-    'd2t': jnp.asarray(ids),
-    'unembedding': columns(target_params, ids),
-  }
+  # What rounds on an accelerator otherwise is the sum of one number and zeros.
+  with jax.default_matmul_precision('highest'):
+    return {
+      'd2t': jnp.asarray(ids),
+      'unembedding': columns(target_params, ids),
+    }
 
 
 def check_d2t(ids: np.ndarray, vocab_size: int) -> None:

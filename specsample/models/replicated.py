@@ -29,6 +29,11 @@ class Replicated:
     return self.model.dim
 
   @property
+  def dtype(self) -> str:
+    """See `types.Model`."""
+    return self.model.dtype
+
+  @property
   def max_length(self) -> int:
     """See `types.Model`."""
     return self.model.max_length

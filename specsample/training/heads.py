@@ -31,6 +31,14 @@ class HeadsObjective(objective.Objective):
   decay: float = 0.8
   target_weight: float = 0.0
 
+  def __post_init__(self):
+    """Refuses to train a target apart from what is cut out of it."""
+    if self.target_weight and self.drafter.draft_vocab_size is not None:
+      raise ValueError(
+        f'target_weight is {self.target_weight}, and the draft vocabulary has '
+        'columns of the target as it was: set draft_vocab_size = None'
+      )
+
   def __call__(
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
@@ -38,6 +46,11 @@ class HeadsObjective(objective.Objective):
 
     `head_loss` is their losses; the rest is from `objective.acceptance`.
     """
+    if self.target_weight and 'hidden' in batch:
+      raise ValueError(
+        f'target_weight is {self.target_weight}, and the hidden vectors of the '
+        'batch are of the target as it was: leave them out'
+      )
     hidden = self.hidden(params, batch)
     of_heads, match = self._compare(params, batch, hidden)
     loss = sum(self.decay**i * loss for i, loss in enumerate(of_heads))

@@ -19,7 +19,7 @@ from specsample.types import Array, Params
 # batch: arrays with the batch axis first, {'tokens': [B, T], ...}.
 Batch = Mapping[str, Array]
 # objective(params, batch) -> the loss [] and what to report of the batch.
-Objective = Callable[[Params, Batch], tuple[Array, dict[str, Array]]]
+LossFunction = Callable[[Params, Batch], tuple[Array, dict[str, Array]]]
 
 
 @types.pytree
@@ -91,13 +91,13 @@ def train_step(
   frozen: Params,
   batch: Batch,
   *,
-  objective: Objective,
+  objective: LossFunction,
   optimizer: optax.GradientTransformation,
   dtype: str = 'float32',
 ) -> tuple[TrainState, dict[str, Array]]:
   """Takes one step down the gradient of `objective`.
 
-  A step whose loss or gradient is no number changes nothing but the count.
+  A step whose loss, gradient or update is no number changes only the count.
 
   Args:
     state: from `init` or the step before. Its buffers are donated.
@@ -119,10 +119,11 @@ def train_step(
   )
   squares = (jnp.sum(jnp.square(x)) for x in jax.tree.leaves(gradient))
   norm = jnp.sqrt(sum(squares))
-  is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
   updates, optimizer_state = optimizer.update(
     gradient, state.optimizer, state.trained
   )
+  is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+  is_finite &= jnp.isfinite(optax.tree.sum(updates))
   new = (optax.apply_updates(state.trained, updates), optimizer_state)
   old = (state.trained, state.optimizer)
   keep = lambda new, old: jnp.where(is_finite, new, old)

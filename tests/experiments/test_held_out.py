@@ -24,7 +24,7 @@ def _objective(drafter):
   return heads.HeadsObjective(drafter=drafter)
 
 
-def _generate(case, drafter):
+def _generate(case, drafter, eos_ids):
   prompts = np.random.default_rng(0).integers(
     _VOCAB_SIZE, size=(6, _PROMPT_LENGTH)
   )
@@ -38,22 +38,26 @@ def _generate(case, drafter):
     verify=specsample.verify.chain,
     sampling=specsample.Sampling(temperature=0.0),
     max_new_tokens=_NEW_TOKENS,
+    stop=specsample.Stop(eos_ids=eos_ids),
   )
 
 
+@pytest.mark.parametrize('eos_ids', [(), (3,)])
 @pytest.mark.parametrize('name', _DRAFTERS)
-def test_counts_are_those_of_decoding(name):
+def test_counts_are_those_of_decoding(name, eos_ids):
   case = _DRAFTERS[name]
-  prompts, output = _generate(case, case.drafter)
+  prompts, output = _generate(case, case.drafter, eos_ids)
   tokens = np.concatenate([prompts, output.tokens], axis=1)
-  mask = np.broadcast_to(
-    np.arange(tokens.shape[1]) >= _PROMPT_LENGTH, tokens.shape
-  )
+  index = np.arange(tokens.shape[1]) - _PROMPT_LENGTH
+  mask = (index >= 0) & (index < output.lengths[:, None])
   # A row without an answer fills up the batch.
   tokens = np.pad(tokens, ((0, 1), (0, 3)))
   mask = np.pad(mask, ((0, 1), (0, 3)))
   loss, stats = held_out.evaluate(
-    case.params, [{'tokens': tokens, 'mask': mask}], _objective(case.drafter)
+    case.params,
+    [{'tokens': tokens, 'mask': mask}],
+    _objective(case.drafter),
+    eos_ids,
   )
   assert np.isfinite(loss)
   assert stats == specsample.stats.of(output)
@@ -69,9 +73,14 @@ def test_replay_goes_from_round_to_round():
   matches[1, 0, [1, 3]] = True
   # Pending 1: both kept, emits 3; pending 4: one kept, emits 2; pending 6: the
   # limit leaves no room for a draft.
-  stats = held_out.replay(matches, mask)
+  stats = held_out.replay(matches, mask, np.asarray([False]))
   assert stats == specsample.stats.Stats(
     tokens=6, rounds=3, proposed=(1, 0, 2), accepted=(1, 1, 1)
+  )
+  # At an end there is room for more.
+  stats = held_out.replay(matches, mask, np.asarray([True]))
+  assert stats == specsample.stats.Stats(
+    tokens=6, rounds=3, proposed=(0, 0, 3), accepted=(0, 2, 1)
   )
 
 

@@ -14,6 +14,7 @@ import pytest
 from experiments import data_folder
 from experiments import features
 from experiments import filters
+from experiments import template
 from experiments.dialogues import Source
 import specsample
 from specsample.models import fingerprint
@@ -95,7 +96,11 @@ def target(checkpoint):
 
 @pytest.fixture(scope='module')
 def data(made, target):
-  return data_folder.load(made.folder, fingerprint.of(target.params))
+  return data_folder.load(
+    made.folder,
+    fingerprint.of(target.params),
+    template.Template.of(target.tokenizer),
+  )
 
 
 @pytest.fixture(scope='module')
@@ -146,10 +151,12 @@ def test_a_greedy_answer_is_the_models_own(all_dialogues, target, greedy):
 
 
 def test_the_targets_vectors_are_beside_the_dialogues(made, data, target):
-  kept = features.read(made.folder, data, target)
+  kept, num_found = features.read(made.folder, data, target)
+  assert not num_found
   for path in made.folder.glob('*-hidden.npy'):
     path.unlink()
-  again = features.read(made.folder, data, target)
+  again, num_found = features.read(made.folder, data, target)
+  assert num_found == sum(d.tokens.size for x in data.shards for d in x)
   for shard, other in zip(kept, again, strict=True):
     for vectors, expected in zip(shard, other, strict=True):
       wide = lambda x: x[:-1].astype(np.float32)
@@ -343,16 +350,20 @@ def test_two_runs_do_not_share_a_folder(data, tmp_path):
 
 def test_data_of_another_target_are_refused(made, tmp_path):
   with pytest.raises(ValueError, match=r'was written by target .* make data'):
-    data_folder.load(made.folder, 'another')
+    data_folder.load(made.folder, 'another', None)
   with pytest.raises(ValueError, match=r'manifest\.json is not there'):
-    data_folder.load(tmp_path, 'another')
+    data_folder.load(tmp_path, 'another', None)
 
 
 def test_a_missing_shard_is_named(made, data, tmp_path):
   folder = shutil.copytree(made.folder, tmp_path / 'data')
   os.unlink(folder / 'shard-00001.npz')
   with pytest.raises(ValueError, match=r'shard-00001\.npz is missing'):
-    data_folder.load(folder, data.identity.target)
+    data_folder.load(
+      folder,
+      data.identity.target,
+      template.Template(**data.identity.settings['template']),
+    )
 
 
 def test_each_nth_shard_is_held_out(data):
@@ -367,9 +378,10 @@ def test_the_first_shards_have_as_many_tokens_as_asked_for(data):
   assert data.first(None, 2).shards == data.shards
   sizes = [sum(d.tokens.size - d.answer for d in x) for x in data.shards]
   # Shards 0 and 2 are held out.
-  assert len(data.first(sizes[1], 2).shards) == 2
-  first = data.first(sizes[1] + 1, 2)
-  assert first.shards == data.shards[:4]
-  assert first.digest() != data.first(sizes[1], 2).digest()
+  few, more = data.first(sizes[1], 2), data.first(sizes[1] + 1, 2)
+  assert few.shards[:4] == [*data.shards[:3], []]
+  assert more.shards[:4] == data.shards[:4]
+  assert more.shards[::2] == few.shards[::2] == data.shards[::2]
+  assert few.digest() != more.digest()
   with pytest.raises(ValueError, match='make more data'):
     data.first(sum(sizes), 2)
