@@ -51,6 +51,8 @@ class DraftVocabulary(nnx.Module):
     nothing = sharding.zeros(
       (logits.shape[0], vocab_size), logits.dtype, 'batch', None
     )
+    # The CPU backend cannot run a bfloat16 product whose result is scattered.
+    logits = jax.lax.optimization_barrier(logits)
     write = lambda row, values: row.at[self.d2t[...]].set(values)
     wide = jax.vmap(write)(nothing - jnp.inf, logits)
     vocab = sharding.Axis('vocab', vocab_size)

@@ -157,25 +157,6 @@ def test_training_sees_what_drafting_sees(name):
     np.testing.assert_allclose(draft.probs, trained[:, t], atol=1e-5)
 
 
-def test_where_no_draft_is_allowed_the_target_goes_on_alone():
-  bias = np.zeros(8)
-  bias[_D2T] = -np.inf
-  run = lambda drafter: specsample.generate(
-    _params('medusa'),
-    _PROMPTS,
-    _LENGTHS,
-    jax.random.key(0),
-    model=_TARGET,
-    drafter=drafter,
-    verify=verify.block,
-    sampling=Sampling(logit_bias=bias),
-    max_new_tokens=8,
-  )
-  drafted, plain = run(_DRAFTERS['medusa']), run(drafters.NoDraft())
-  np.testing.assert_array_equal(drafted.tokens, plain.tokens)
-  np.testing.assert_array_equal(drafted.proposed[:, 0], 8)
-
-
 def test_a_target_of_another_dtype_is_refused():
   params = _params('hydra')
   half = dataclasses.replace(_TARGET, dtype='bfloat16')
