@@ -132,11 +132,6 @@ class Trainable:
     rows = own.to_target(logits.reshape(-1, logits.shape[-1]), self.vocab_size)
     return rows.reshape(*vectors.shape[:-1], -1)
 
-  def of_drafted(self, params: Params, values: Array) -> Array:
-    """The values [..., V'] of the tokens drafted, out of [..., V]."""
-    own = self.merge(params).vocabulary
-    return values if own is None else own.of_drafted(values)
-
   def draft_ids(self, params: Params, tokens: Array) -> tuple[Array, Array]:
     """Where tokens [...] are among those drafted, and whether they are."""
     own = self.merge(params).vocabulary

@@ -58,13 +58,6 @@ class DraftVocabulary(nnx.Module):
     vocab = sharding.Axis('vocab', vocab_size)
     return sharding.constrain(wide, 'batch', vocab)
 
-  def of_drafted(self, values: Array) -> Array:
-    """The values [..., V'] of the tokens drafted, out of [..., V]."""
-    others = [None] * (values.ndim - 2)
-    values = sharding.constrain(values, 'batch', *others, None)
-    values = jnp.take(values, self.d2t[...], axis=-1)
-    return sharding.constrain(values, 'batch', *others, self.axis)
-
   def draft_ids(self, tokens: Array, vocab_size: int) -> tuple[Array, Array]:
     """Where tokens [...] are in `d2t`, and whether they are; 0 if not."""
     d2t = self.d2t[...]

@@ -1,9 +1,7 @@
 """What a draft model is trained for, on given texts or on its own."""
 
 import dataclasses
-import functools
 
-import jax
 import jax.numpy as jnp
 
 from specsample.drafters import draft_model
@@ -42,9 +40,7 @@ class DraftObjective(objective.Objective):
     if self.teacher_weight:
       teacher = self.teacher(params, self.hidden(params, batch))
     vectors = self.drafter.vectors(params, tokens)
-    # Recomputed for the gradient, as the logits of heads are.
-    compare = jax.checkpoint(functools.partial(self.compare, 1))
-    loss, match = compare(params, vectors, teacher, tokens, mask)
+    loss, match = self.comparison(1)(params, vectors, teacher, tokens, mask)
     # Behind drafts that all came, a draft is what it is behind the text.
     came = jnp.pad(match, ((0, 0), (1, 0)))[:, :-1]
     return loss, objective.drafts(came, self.drafter.num_draft_tokens)

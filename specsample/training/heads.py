@@ -1,9 +1,7 @@
 """What heads on hidden vectors are trained for, as Medusa and Hydra are."""
 
 import dataclasses
-import functools
 
-import jax
 import jax.numpy as jnp
 
 from specsample.drafters import heads
@@ -74,9 +72,9 @@ class HeadsObjective(objective.Objective):
     of_heads, matches = [], []
     for i, vectors in enumerate(self.drafter.vectors(params, tokens, hidden)):
       # Head i at position t drafts token t + i + 2: the next one is pending.
-      # Recomputed for the gradient: the logits of all heads are too many.
-      of_head = jax.checkpoint(functools.partial(self.compare, i + 2))
-      loss, match = of_head(params, vectors, teacher, tokens, mask)
+      loss, match = self.comparison(i + 2)(
+        params, vectors, teacher, tokens, mask
+      )
       of_heads.append(loss)
       matches.append(match)
     # By the place of the pending token.

@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Callable
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +31,15 @@ class Objective(abc.ABC):
     token_weight: of the cross-entropy of the tokens.
     teacher_weight: of `teacher_loss` against the target's distribution.
     teacher_loss: one of `losses`.
+    recompute: whether logits are computed again for the gradient, not kept: of
+      heads they are K x B x T x V' numbers.
   """
 
   drafter: trainable.Trainable
   token_weight: float = 1.0
   teacher_weight: float = 0.0
   teacher_loss: TeacherLoss = losses.forward_kl
+  recompute: bool = False
 
   @abc.abstractmethod
   def __call__(
@@ -67,11 +71,19 @@ class Objective(abc.ABC):
     return model.apply(params['target'], tokens, empty)[0].hidden
 
   def teacher(self, params: Params, hidden: Array) -> Array:
-    """The target's log-probabilities [B, T, V'] of the tokens drafted."""
-    logits = self.drafter.model.unembed(params['target'], hidden)
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    log_probs = self.drafter.of_drafted(params, log_probs)
-    return jax.lax.stop_gradient(log_probs)
+    """The target's log-probabilities [B, T, V'] among the tokens drafted.
+
+    The best that a draft of those can be is the target's distribution given
+    that it is one of them. (That of all tokens would cost the whole product
+    with the unembedding, more than the rest of a small drafter's step.)
+    """
+    logits = self.drafter.logits(params, hidden)
+    return jax.lax.stop_gradient(jax.nn.log_softmax(logits.astype(jnp.float32)))
+
+  def comparison(self, ahead: int) -> Callable[..., tuple[Array, Array]]:
+    """`compare` as the gradient is to be taken of it."""
+    compare = functools.partial(self.compare, ahead)
+    return jax.checkpoint(compare) if self.recompute else compare
 
   def compare(
     self,

@@ -33,10 +33,10 @@ _BATCH = {
 def _params():
   target = jax.tree.map(lambda x: 2 * x, _TARGET.init(jax.random.key(3)))
   own = _DRAFTER.init_params(jax.random.key(1), target, _D2T)
-  return {
-    'target': target,
-    'drafter': testing.with_noise(own, jax.random.key(2)),
-  }
+  noisy = testing.with_noise(own, jax.random.key(4))
+  # The columns of the draft vocabulary are the target's.
+  kept = {name: own[name] for name in own if name == 'vocabulary'}
+  return {'target': target, 'drafter': noisy | kept}
 
 
 def _log_softmax(logits):
@@ -64,7 +64,7 @@ def _by_hand(params, batch):
   """Sums and counts over the positions that are learned from."""
   tokens, mask = batch['tokens'], batch['mask']
   hidden = _hidden(params, tokens)
-  teacher = _log_softmax(_TARGET.unembed(params['target'], hidden))
+  teacher = _log_softmax(_TARGET.unembed(params['target'], hidden)[..., _D2T])
   drafts = _log_softmax(_draft_logits(params, tokens))
   entropies, divergences = [], []
   correct, kept = ([[] for _ in range(_K)] for _ in range(2))
@@ -87,7 +87,7 @@ def _by_hand(params, batch):
       token, log_probs = tokens[b, t + 1], drafts[b, t]
       if token in _D2T:
         entropies.append(-log_probs[_D2T.tolist().index(token)])
-      target = teacher[b, t, _D2T]
+      target = teacher[b, t]
       divergences.append((np.exp(target) * (target - log_probs)).sum())
   mean = lambda lists: np.asarray([np.mean(values) for values in lists])
   loss = 2 * np.mean(entropies) + 3 * np.mean(divergences)

@@ -34,10 +34,10 @@ def _params(drafter):
   target = _TARGET.init(jax.random.key(0))
   d2t = None if drafter.draft_vocab_size is None else _D2T
   own = drafter.init_params(jax.random.key(1), target, d2t)
-  return {
-    'target': target,
-    'drafter': testing.with_noise(own, jax.random.key(2)),
-  }
+  noisy = testing.with_noise(own, jax.random.key(2))
+  # The columns of the draft vocabulary are the target's.
+  kept = {name: own[name] for name in own if name == 'vocabulary'}
+  return {'target': target, 'drafter': noisy | kept}
 
 
 def _log_softmax(logits):
@@ -50,10 +50,11 @@ def _by_hand(drafter, params, batch):
   tokens, mask = batch['tokens'], batch['mask']
   cache = _TARGET.init_cache(*tokens.shape)
   hidden = _TARGET.apply(params['target'], tokens, cache)[0].hidden
-  teacher = _log_softmax(_TARGET.unembed(params['target'], hidden))
+  kept_ids = np.arange(_V) if drafter == _MEDUSA else _D2T
+  logits = _TARGET.unembed(params['target'], hidden)
+  teacher = _log_softmax(logits[..., kept_ids])
   vectors = drafter.vectors(params, tokens, hidden)
   drafts = [_log_softmax(drafter.logits(params, x)) for x in vectors]
-  kept_ids = np.arange(_V) if drafter == _MEDUSA else _D2T
   entropies, divergences, correct, kept = (
     [[] for _ in range(_K)] for _ in range(4)
   )
@@ -75,7 +76,7 @@ def _by_hand(drafter, params, batch):
         kept[i].append(all(hits))
       if token in kept_ids:
         entropies[i].append(-draft[kept_ids.tolist().index(token)])
-      target = teacher[b, place - 1, kept_ids]
+      target = teacher[b, place - 1]
       divergences[i].append((np.exp(target) * (target - draft)).sum())
   mean = lambda lists: np.asarray([np.mean(values) for values in lists])
   means = [mean(x) for x in (entropies, divergences, correct, kept)]
