@@ -9,6 +9,7 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -149,10 +150,18 @@ class Data:
     held_out = every[::held_out_every]
     return [i for i in every if i not in held_out], list(held_out)
 
-  def first(self, num_tokens: int | None, held_out_every: int) -> 'Data':
-    """The first shards to train on that have so many answer tokens, or all.
+  def first(
+    self, num_tokens: int | None, held_out_every: int, num_answers: int
+  ) -> 'Data':
+    """What a run reads, which is the same however the data grow.
 
-    Of the others nothing is left; what is held out stays, whatever the number.
+    Of the other shards nothing is left.
+
+    Args:
+      num_tokens: of answers to train on: the first shards that have so many.
+        None for all.
+      held_out_every: as in `numbers`.
+      num_answers: greedy ones held out: the first shards that have so many.
 
     Raises:
       ValueError: nothing is left to train on, or there are fewer tokens.
@@ -164,20 +173,26 @@ class Data:
         'which leaves none to train on: make more data, or hold out each 2nd '
         'shard or fewer'
       )
-    if num_tokens is None:
-      return self
-    kept, count = set(held_out), 0
-    for number in train:
-      if count < num_tokens:
-        kept.add(number)
-        count += dialogues_lib.answer_tokens(self.shards[number])
-    if count < num_tokens:
+    num_greedy = lambda shard: sum(d.temperature == 0 for d in shard)
+    limit = math.inf if num_tokens is None else num_tokens
+    kept, count = self._until(train, limit, dialogues_lib.answer_tokens)
+    if num_tokens is not None and count < num_tokens:
       raise ValueError(
         f'{num_tokens:,} tokens were asked for, and of the data {count:,} are '
         'to train on: make more data, or train on fewer'
       )
+    kept |= self._until(held_out, num_answers, num_greedy)[0]
     shards = [x if i in kept else [] for i, x in enumerate(self.shards)]
     return dataclasses.replace(self, shards=shards)
+
+  def _until(self, numbers, limit, count):
+    """The first of these shards that have `limit`, and how many they have."""
+    kept, total = set(), 0
+    for number in numbers:
+      if total < limit:
+        kept.add(number)
+        total += count(self.shards[number])
+    return kept, total
 
   def digest(self) -> str:
     """Hexadecimal digits that other dialogues would not have."""

@@ -64,7 +64,9 @@ def _train() -> None:
       fingerprint.of(target.params),
       template_lib.Template.of(target.tokenizer),
     )
-    data = data.first(training.max_tokens, training.held_out_every)
+    data = data.first(
+      training.max_tokens, training.held_out_every, training.held_out_answers
+    )
     cli.make_folder(out)
     journal = journal_lib.Journal(out, _header(training, data))
     split = training_lib.Split.of(training, data, None)

@@ -171,9 +171,7 @@ class Split:
         'none of the answers held out is greedy: make more data, with a '
         'Synthesis.greedy_share above 0'
       )
-    # Of all shards alike.
-    every = max(1, len(held_out) // training.held_out_answers)
-    return cls(train, held_out[::every][: training.held_out_answers])
+    return cls(train, held_out[: training.held_out_answers])
 
 
 def draft_vocabulary(

@@ -371,17 +371,21 @@ def test_each_nth_shard_is_held_out(data):
   assert held_out == [*range(0, len(data.shards), 3)]
   assert sorted(train + held_out) == [*range(len(data.shards))]
   with pytest.raises(ValueError, match='leaves none to train on'):
-    data.first(None, 1)
+    data.first(None, 1, 1)
 
 
-def test_the_first_shards_have_as_many_tokens_as_asked_for(data):
-  assert data.first(None, 2).shards == data.shards
+def test_the_first_shards_have_as_many_as_asked_for(data):
+  assert data.first(None, 2, 10**6).shards == data.shards
   sizes = [sum(d.tokens.size - d.answer for d in x) for x in data.shards]
+  greedy = [sum(d.temperature == 0 for d in x) for x in data.shards]
+  assert min(greedy) > 0
   # Shards 0 and 2 are held out.
-  few, more = data.first(sizes[1], 2), data.first(sizes[1] + 1, 2)
-  assert few.shards[:4] == [*data.shards[:3], []]
-  assert more.shards[:4] == data.shards[:4]
-  assert more.shards[::2] == few.shards[::2] == data.shards[::2]
+  few = data.first(sizes[1], 2, greedy[0])
+  assert few.shards == [*data.shards[:2], *[[] for _ in data.shards[2:]]]
+  more = data.first(sizes[1] + 1, 2, greedy[0] + 1)
+  assert more.shards == [*data.shards[:4], *[[] for _ in data.shards[4:]]]
   assert few.digest() != more.digest()
+  grown = dataclasses.replace(data, shards=data.shards * 2)
+  assert grown.first(sizes[1], 2, greedy[0]).digest() == few.digest()
   with pytest.raises(ValueError, match='make more data'):
-    data.first(sum(sizes), 2)
+    data.first(sum(sizes), 2, 1)

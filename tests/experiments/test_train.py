@@ -195,6 +195,32 @@ def test_a_killed_run_gives_the_same_curve_and_weights(
   assert killed.weights() == hydra.weights()
 
 
+def test_a_mesh_gives_the_same_curve(
+  commands, flags, hydra, cpu_devices, tmp_path
+):
+  """In two parts: a checkpoint is read back to where its parts were."""
+  mesh = ('--gin_bindings=Mesh.data = 2', '--gin_bindings=Mesh.model = 4')
+  call = flags('hydra', tmp_path / 'run', checkpoint_seconds=0.0)
+  start = lambda: commands.start(
+    'train', *call, *mesh, variables=cpu_devices(8)
+  )
+  process = start()
+  folder = tmp_path / 'run' / 'checkpoints'
+  while not (folder.exists() and any(p.name == '10' for p in folder.iterdir())):
+    assert process.poll() is None, process.stderr.read().decode()
+    time.sleep(0.001)
+  process.kill()
+  process.communicate()
+  ended = commands.finish(start())
+  assert ended.code == 0, ended.err
+  run = Run(tmp_path / 'run', ended)
+  losses = lambda run, kind: [x['loss'] for x in run.of(kind)]
+  for kind in ('train', 'held out'):
+    np.testing.assert_allclose(
+      losses(run, kind), losses(hydra, kind), rtol=0.02
+    )
+
+
 def test_a_finished_run_is_not_done_again(commands, flags, hydra):
   before = hydra.weights()
   ended = commands.run('train', *flags('hydra', hydra.folder))

@@ -123,4 +123,9 @@ def test_rows_that_take_turns_are_continued_the_same_on_a_mesh():
   expected = run()
   assert len(expected) == len(jobs)
   with jax.set_mesh(sharding.make_mesh(4, 2)):
-    assert run() == expected
+    found = run()
+  for done, alone in zip(found, expected, strict=True):
+    assert (done.job, done.tokens) == (alone.job, alone.tokens)
+    np.testing.assert_allclose(
+      *(x.hidden.astype(np.float32) for x in (done, alone)), atol=0.05
+    )
