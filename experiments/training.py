@@ -39,7 +39,7 @@ class Training:
   epochs: float = 4.0
   batch_size: int = 16
   max_length: int = 256  # of an example; longer ones are cut off
-  width_multiple: int = 64  # batches are that wide, or twice, ...
+  width_multiple: int = 32  # batches are that wide, or twice, ...
   seed: int = 0  # of the order, the first weights and what is sampled
   learning_rate: float = 1e-3
   warmup: float = 0.02  # the share of the steps in which it rises
