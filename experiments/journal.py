@@ -5,6 +5,7 @@ kept before the next begins: a line of a local file, an object of a bucket.
 """
 
 from concurrent import futures
+import errno
 import fcntl
 import json
 import os
@@ -105,7 +106,8 @@ class _Lines:
 
   def __init__(self, path: pathlib.PurePath):
     self._path = path
-    self._file = open(path, 'a+b')  # noqa: SIM115 (closed by `close`)
+    # Without a buffer, which would be written again at the end of the process.
+    self._file = open(path, 'a+b', buffering=0)  # noqa: SIM115 (see `close`)
     try:
       fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -132,9 +134,10 @@ class _Lines:
 
   def add(self, record):
     """See `_Store`."""
+    line = json.dumps(record).encode() + b'\n'
     try:
-      self._file.write(json.dumps(record).encode() + b'\n')
-      self._file.flush()
+      if self._file.write(line) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
       os.fsync(self._file.fileno())
     except OSError as error:
       raise ValueError(

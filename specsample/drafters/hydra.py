@@ -4,6 +4,8 @@ Ankner et al., 2402.05109 (Hydra and Hydra++), as a chain.
 """
 
 import dataclasses
+import functools
+import math
 
 from flax import nnx
 import jax
@@ -68,9 +70,13 @@ class Hydra(heads.Heads):
   Hydra++ has four layers a head and `prefix_attention`: a decoder layer of the
   target's own kind between the target and the heads, over the hidden vectors of
   all tokens before the pending one.
+
+  Embeddings are multiplied by `embedding_scale`, 1 in the paper. Where they are
+  much smaller than hidden vectors it takes heads long to learn to read them.
   """
 
   prefix_attention: bool = False
+  embedding_scale: float = 1.0
   _network = _Network
 
   def __post_init__(self):
@@ -79,6 +85,10 @@ class Hydra(heads.Heads):
     if not isinstance(self.prefix_attention, bool):
       raise ValueError(
         f'prefix_attention is {self.prefix_attention!r}: give True or False'
+      )
+    if not 0 < self.embedding_scale < math.inf:
+      raise ValueError(
+        f'embedding_scale is {self.embedding_scale!r}: give a number above 0'
       )
     if self.prefix_attention and not hasattr(self.model, 'num_kv_heads'):
       raise ValueError(
@@ -99,7 +109,7 @@ class Hydra(heads.Heads):
     if network.prefix is not None:
       empty = prefix.init_cache(self.model, len(tokens), 0, hidden.dtype)
       hidden, _ = network.prefix(hidden, empty)
-    embedded = self.model.embed(params['target'], tokens)
+    embedded = self._embed(params, tokens)
     behind = lambda i: jnp.pad(embedded, ((0, 0), (0, i), (0, 0)))[:, i:]
     rows = lambda x: x.reshape(-1, x.shape[-1])
     embeddings = [rows(behind(i + 1)) for i in range(self.num_draft_tokens)]
@@ -126,9 +136,13 @@ class Hydra(heads.Heads):
       state = dataclasses.replace(state, cache=cache)
     return heads.take_in(state, hidden, length)
 
+  def _embed(self, params, ids):
+    embedded = self.model.embed(params['target'], ids)
+    return embedded * jnp.asarray(self.embedding_scale, embedded.dtype)
+
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
-    embed = lambda ids: self.model.embed(params['target'], ids)
+    embed = functools.partial(self._embed, params)
     pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
     embeddings = [embed(pending[:, 0])]
     nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)

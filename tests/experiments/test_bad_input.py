@@ -208,7 +208,9 @@ def files(tmp_path_factory, checkpoint):
     'long.txt': f'short\n{_LONG}\n',
     'malformed.gin': 'import gin\nEvaluation.max_new_tokens = = 3\n',
     'includes.gin': "include 'nothing.gin'\n",
-    'drafter/card.json': json.dumps(card | {'fingerprint': '0123'}),
+    'drafter/card.json': json.dumps(
+      card | {'fingerprint': '0123', 'sha256': ''}
+    ),
     'model.onnx': '',
     'model.bin': pickle,
     'model/pytorch_model.bin': pickle,

@@ -230,9 +230,10 @@ def test_a_finished_run_is_not_done_again(commands, flags, hydra):
 
 
 def test_ctrl_c_leaves_one_line(commands, flags, tmp_path):
-  process = commands.start('train', *flags('hydra', tmp_path / 'run'))
+  call = flags('hydra', tmp_path / 'run', epochs=1000)
+  process = commands.start('train', *call)
   journal = tmp_path / 'run' / 'journal.jsonl'
-  while not journal.exists():
+  while not (journal.exists() and '["train", 5]' in journal.read_text()):
     assert process.poll() is None
     time.sleep(0.01)
   process.send_signal(signal.SIGINT)
