@@ -14,7 +14,9 @@ import pytest
 from experiments import data_folder
 from experiments import features
 from experiments import filters
+from experiments import prompts
 from experiments import template
+from experiments import text_prompts
 from experiments.dialogues import Source
 import specsample
 from specsample.models import fingerprint
@@ -389,3 +391,44 @@ def test_the_first_shards_have_as_many_as_asked_for(data):
   assert grown.first(sizes[1], 2, greedy[0]).digest() == few.digest()
   with pytest.raises(ValueError, match='make more data'):
     data.first(sum(sizes), 2, 1)
+
+
+def test_prompts_are_about_the_targets_own_texts(
+  commands, tiny, made, all_dialogues, target, tmp_path
+):
+  out = tmp_path / 'new' / 'prompts.jsonl'
+  templates = ('Sum up: {text}', '{text} So, {question}')
+  call = (
+    *('make_prompts', *tiny, f'--data={made.folder}', f'--out={out}'),
+    f'--gin_bindings=Prompts.templates = {templates!r}',
+    '--gin_bindings=Prompts.max_question_tokens = 100',
+    '--count=9',
+  )
+  ended = commands.run(*call)
+  if not any(_turn(target, d).endswith('?') for d in all_dialogues):
+    pytest.fail('the data hold no question to ask')
+  assert ended.code == 0, ended.err
+  assert ended.out == f'9 prompts: {out}\n'
+  answers = {
+    target.tokenizer.decode(d.tokens[d.answer :].tolist()).strip()
+    for d in all_dialogues
+  }
+  read = prompts.read(str(out))
+  assert [x.category for x in read[:3]] == [f'template {i}' for i in (0, 1, 0)]
+  for prompt in read[::2]:
+    text = prompt.text.removeprefix('Sum up: ')
+    assert all(part in answers for part in text.split('\n\n'))
+  assert all(x.text.endswith('?') for x in read[1::2])
+
+
+@pytest.mark.parametrize(
+  ('templates', 'message'),
+  [
+    ((), 'Prompts.templates is empty'),
+    (('What?',), r"holds 'What\?': add {text}"),
+    (('{text} {answer}',), r"\('answer'\): of braces it may have {text} and"),
+  ],
+)
+def test_templates_without_a_place_for_a_text_are_refused(templates, message):
+  with pytest.raises(ValueError, match=message):
+    text_prompts.Prompts(target=None, templates=templates)

@@ -1,0 +1,58 @@
+"""Makes prompts about texts that the target wrote, for make_data to answer.
+
+  python -m experiments.make_prompts --data=data/smollm2 --out=prompts.jsonl
+  python -m experiments.make_data --prompts=prompts.jsonl --out=data/texts
+
+By itself a model mostly asks short questions. Here its own answers become the
+texts that it is to summarise or to answer from: prompts of a few hundred tokens
+whose answers repeat parts of them.
+"""
+
+import json
+import pathlib
+
+from absl import flags
+
+from experiments import cli
+from experiments import config
+from experiments import data_folder
+from experiments import results
+from experiments import template as template_lib
+from experiments import text_prompts
+from specsample.models import fingerprint
+
+config.define_flags('configs/runs/prompts.gin')
+flags.adopt_module_key_flags(config)
+_DATA = flags.DEFINE_string(
+  'data', None, 'Folder that make_data wrote with the target.', required=True
+)
+_OUT = flags.DEFINE_string(
+  'out', None, 'The file of prompts, JSON lines.', required=True
+)
+_COUNT = flags.DEFINE_integer(
+  'count', 10_000, 'How many prompts.', lower_bound=1
+)
+
+
+def main() -> None:
+  """Reads the data and writes the prompts, whole or not at all."""
+  config.parse()
+  with cli.bad_input():
+    prompts = text_prompts.Prompts()
+    target = prompts.target
+    data = data_folder.load(
+      _DATA.value,
+      fingerprint.of(target.params),
+      template_lib.Template.of(target.tokenizer),
+    )
+    dialogues = [dialogue for shard in data.shards for dialogue in shard]
+    made = prompts.make(dialogues, _COUNT.value)
+    lines = [json.dumps(x, ensure_ascii=False) for x in made]
+    out = pathlib.Path(_OUT.value)
+    cli.make_folder(out.parent)
+    results.write(out, ('\n'.join(lines) + '\n').encode())
+  print(f'{len(lines):,} prompts: {out}')
+
+
+if __name__ == '__main__':
+  cli.run(main)
