@@ -19,7 +19,9 @@ from experiments import environment
 from experiments import results
 from experiments import template as template_lib
 from experiments.dialogues import Dialogue
+import specsample
 from specsample import files
+from specsample.models import fingerprint
 
 _MANIFEST = 'manifest.json'
 
@@ -261,6 +263,15 @@ def load(
   if not shards:
     raise ValueError(f'{folder} holds no shard yet: make_data goes on there')
   return Data(identity, shards, manifest)
+
+
+def load_for(path: str | os.PathLike[str], target: specsample.Loaded) -> Data:
+  """`load`, of what this target wrote."""
+  return load(
+    path,
+    fingerprint.of(target.params),
+    template_lib.Template.of(target.tokenizer),
+  )
 
 
 def _as_json(template):

@@ -17,9 +17,7 @@ from experiments import cli
 from experiments import config
 from experiments import data_folder
 from experiments import results
-from experiments import template as template_lib
 from experiments import text_prompts
-from specsample.models import fingerprint
 
 config.define_flags('configs/runs/prompts.gin')
 flags.adopt_module_key_flags(config)
@@ -39,12 +37,7 @@ def main() -> None:
   config.parse()
   with cli.bad_input():
     prompts = text_prompts.Prompts()
-    target = prompts.target
-    data = data_folder.load(
-      _DATA.value,
-      fingerprint.of(target.params),
-      template_lib.Template.of(target.tokenizer),
-    )
+    data = data_folder.load_for(_DATA.value, prompts.target)
     dialogues = [dialogue for shard in data.shards for dialogue in shard]
     made = prompts.make(dialogues, _COUNT.value)
     lines = [json.dumps(x, ensure_ascii=False) for x in made]

@@ -26,7 +26,6 @@ from experiments import environment
 from experiments import features
 from experiments import journal as journal_lib
 from experiments import mesh
-from experiments import template as template_lib
 from experiments import train_state
 from experiments import trainer as trainer_lib
 from experiments import training as training_lib
@@ -59,11 +58,7 @@ def _train() -> None:
     out = files.at(_OUT.value or f'results/{config.name()}')
     training = training_lib.Training()
     target = training.target
-    data = data_folder.load(
-      _DATA.value,
-      fingerprint.of(target.params),
-      template_lib.Template.of(target.tokenizer),
-    )
+    data = data_folder.load_for(_DATA.value, target)
     data = data.first(
       training.max_tokens, training.held_out_every, training.held_out_answers
     )
