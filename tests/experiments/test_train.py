@@ -314,8 +314,8 @@ def test_a_full_disk_leaves_the_last_checkpoint(commands, flags, tmp_path):
   resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
   ended = commands.finish(process)
   assert ended.code == 2
-  *_, line = ended.err.splitlines()
-  assert 'cannot be written' in line
+  # Now and then orbax's threads complain behind it, as the process ends.
+  (line,) = [x for x in ended.err.splitlines() if 'cannot be written' in x]
   assert 'the same command goes on' in line
   assert steps()
   ended = commands.run(*call)
