@@ -14,6 +14,8 @@ import numpy as np
 
 from experiments.dialogues import Dialogue
 
+# What heads read of the tokens before an answer.
+_BEFORE_ANSWER = 2
 # So many batches are sorted by length together.
 _SORTED_TOGETHER = 32
 
@@ -37,7 +39,7 @@ def example(
   first token: they have been given the token before it, and the vector of the
   one before that.
   """
-  start = 0 if whole else max(dialogue.answer - 2, 0)
+  start = 0 if whole else max(dialogue.answer - _BEFORE_ANSWER, 0)
   return Example(
     tokens=dialogue.tokens[start:],
     answer=dialogue.answer - start,
@@ -63,7 +65,8 @@ class Batches:
 
   A batch is {'tokens': [B, T] int32, 'mask': [B, T] bool}, where `mask` is set
   for the tokens of answers, and has 'hidden' [B, T, D] bfloat16 where the
-  examples have. Rows that fill it up are masked whole.
+  examples have. Where that is narrower it has `places` [B, A] int32 too, see
+  `specsample.training.objective.crop`. Rows that fill it up are masked whole.
 
   T is a multiple of `width_multiple`, so that there are few shapes, up to
   `max_length`, where longer examples are cut off.
@@ -100,7 +103,7 @@ class Batches:
   def __getitem__(self, step: int) -> dict[str, np.ndarray]:
     """The batch of a step, from 0; in each epoch another order."""
     epoch, index = divmod(step, self.per_epoch)
-    return self._batch(self._epoch(epoch)[index])
+    return self._with_places(self._batch(self._epoch(epoch)[index]))
 
   def once(self) -> Iterator[dict[str, np.ndarray]]:
     """Each example once, from the shortest on: to evaluate."""
@@ -129,6 +132,17 @@ class Batches:
         part, range(self.batch_size, len(part), self.batch_size)
       )
     return [batches[i] for i in rng.permutation(len(batches))]
+
+  def _with_places(self, batch):
+    """The batch with the places of its answers."""
+    mask = batch['mask']
+    starts = np.maximum(mask.argmax(axis=1) - _BEFORE_ANSWER, 0)
+    sizes = mask.sum(axis=1) + np.minimum(mask.argmax(axis=1), _BEFORE_ANSWER)
+    width = -(-sizes.max() // self.width_multiple) * self.width_multiple
+    if width >= mask.shape[1]:
+      return batch
+    places = starts[:, None] + np.arange(width)
+    return batch | {'places': places.astype(np.int32)}
 
   def _by_length(self, indices: np.ndarray) -> np.ndarray:
     lengths = [self.examples[i].tokens.size for i in indices]

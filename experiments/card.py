@@ -1,5 +1,6 @@
 """What a trained drafter's card says of how it came about."""
 
+from collections.abc import Sequence
 import os
 from typing import Any
 
@@ -16,41 +17,31 @@ _HELD_OUT_OF_NEW = (
 )
 
 
-def of(trainer: trainer_lib.Trainer, data: data_folder.Data) -> dict[str, Any]:
+def of(
+  trainer: trainer_lib.Trainer, data: Sequence[data_folder.Data]
+) -> dict[str, Any]:
   """The card of a run that is through, as JSON; rates are of wall time.
 
   Args:
     trainer: after its last step.
     data: all that the run had.
   """
-  making = data.manifest
   training = trainer.training
   reports = trainer.journal.of(trainer_lib.TRAIN)
   evaluations = trainer.journal.of(trainer_lib.HELD_OUT)
   hidden = trainer.journal.of(trainer_lib.HIDDEN)
   seconds = sum(report['seconds'] for report in reports)
   seen = sum(report['answer_tokens'] for report in reports)
-  train, held_out = data.numbers(training.held_out_every)
-  tokens = lambda numbers: sum(
-    dialogues_lib.answer_tokens(data.shards[i]) for i in numbers
-  )
+  folders = [_folder(part, training.held_out_every) for part in data]
+  total = lambda name: sum(folder[name] for folder in folders)
   final = evaluations[-1]
   return {
     'target': _target_name(),
     'data': {
       'what': 'dialogues of which the target wrote the answers, make_data',
-      'digest': data.digest(),
-      'dialogues': sum(len(data.shards[i]) for i in train),
-      'answer_tokens': tokens(train),
-      'held_out_answer_tokens': tokens(held_out),
-      'answer_tokens_per_second': making['answer_tokens_per_second'],
-      'hardware': making['hardware'],
-      'command': making['command'],
-      'settings': {
-        name: value
-        for name, value in data.identity.settings.items()
-        if name not in ('openings', 'template')
-      },
+      'dialogues': total('dialogues'),
+      'answer_tokens': total('answer_tokens'),
+      'folders': folders,
     },
     'training': {
       'steps': trainer.num_steps,
@@ -94,6 +85,29 @@ def text(card: dict[str, Any], folder: os.PathLike[str]) -> str:
     f'acceptance by position {shares}\n'
     f'{folder}'
   )
+
+
+def _folder(data, held_out_every):
+  """What was read of a folder, and how that was made."""
+  train, held_out = data.numbers(held_out_every)
+  tokens = lambda numbers: sum(
+    dialogues_lib.answer_tokens(data.shards[i]) for i in numbers
+  )
+  making = data.manifest
+  return {
+    'digest': data.digest(),
+    'dialogues': sum(len(data.shards[i]) for i in train),
+    'answer_tokens': tokens(train),
+    'held_out_answer_tokens': tokens(held_out),
+    'answer_tokens_per_second': making['answer_tokens_per_second'],
+    'hardware': making['hardware'],
+    'command': making['command'],
+    'settings': {
+      name: value
+      for name, value in data.identity.settings.items()
+      if name not in ('openings', 'template')
+    },
+  }
 
 
 def _target_name():

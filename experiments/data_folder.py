@@ -139,6 +139,7 @@ class Folder:
 class Data:
   """All dialogues of a folder."""
 
+  folder: pathlib.PurePath
   identity: Identity
   shards: list[list[Dialogue]]
   manifest: dict[str, Any]  # how they were made
@@ -262,7 +263,7 @@ def load(
     shards.append(found)
   if not shards:
     raise ValueError(f'{folder} holds no shard yet: make_data goes on there')
-  return Data(identity, shards, manifest)
+  return Data(folder, identity, shards, manifest)
 
 
 def load_for(path: str | os.PathLike[str], target: specsample.Loaded) -> Data:

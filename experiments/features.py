@@ -30,16 +30,15 @@ _AXES = ('batch', None)
 
 
 def read(
-  folder: str, data: data_folder.Data, target: specsample.Loaded
+  data: data_folder.Data, target: specsample.Loaded
 ) -> tuple[list[list[np.ndarray]], int]:
   """Vectors [n, D] bfloat16 of each dialogue of each shard.
 
-  Those of a shard are found once, and kept in `folder`, whole or not at all;
-  they are read from there as they are needed.
+  Those of a shard are found once, and kept beside it, whole or not at all; they
+  are read from there as they are needed.
 
   Args:
-    folder: of the data, here and not in a bucket.
-    data: what is in it.
+    data: of a folder here and not in a bucket.
     target: which wrote it.
 
   Returns:
@@ -48,7 +47,7 @@ def read(
   Raises:
     ValueError: a file there is damaged, or cannot be written.
   """
-  paths = [path(folder, number) for number in range(len(data.shards))]
+  paths = [path(data.folder, number) for number in range(len(data.shards))]
   missing = [
     i
     for i, (file, shard) in enumerate(zip(paths, data.shards, strict=True))

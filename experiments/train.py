@@ -2,7 +2,8 @@
 
   python -m experiments.make_data --out=data/smollm2
   python -m experiments.train --data=data/smollm2   # Hydra
-  python -m experiments.train --data=... --gin_file=configs/runs/train_draft.gin
+  python -m experiments.train --gin_file=configs/runs/train_draft.gin \
+    --data=data/smollm2 --data=data/texts
 
 Writes the drafter and its card to --out/drafter, for `specsample.load_drafter`,
 the metrics as JSON lines and the curves as PNG. Checkpoints there let the same
@@ -10,6 +11,7 @@ command go on after an interruption. This file only wires: training.py has the
 settings, trainer.py the loop.
 """
 
+from collections.abc import Sequence
 import pathlib
 import time
 
@@ -37,8 +39,11 @@ from specsample.types import Params
 
 config.define_flags('configs/runs/train_hydra.gin')
 flags.adopt_module_key_flags(config)
-_DATA = flags.DEFINE_string(
-  'data', None, 'Folder that make_data wrote with the target.', required=True
+_DATA = flags.DEFINE_multi_string(
+  'data',
+  None,
+  'Folder that make_data wrote with the target; may be given several times.',
+  required=True,
 )
 _OUT = flags.DEFINE_string(
   'out', None, 'Folder of the run; default results/<name of the gin file>.'
@@ -58,17 +63,14 @@ def _train() -> None:
     out = files.at(_OUT.value or f'results/{config.name()}')
     training = training_lib.Training()
     target = training.target
-    data = data_folder.load_for(_DATA.value, target)
-    data = data.first(
-      training.max_tokens, training.held_out_every, training.held_out_answers
-    )
+    data = _read_data(training)
     cli.make_folder(out)
     journal = journal_lib.Journal(out, _header(training, data))
     split = training_lib.Split.of(training, data, None)
     for examples in (split.train, split.held_out):
       trainer_lib.batches_of(training, examples)  # says if they are too long
     if training.cache_hidden:
-      hidden = _read_hidden(data, target, journal)
+      hidden = [_read_hidden(part, target, journal) for part in data]
       split = training_lib.Split.of(training, data, hidden)
     d2t = training_lib.draft_vocabulary(
       split.train,
@@ -97,15 +99,28 @@ def _train() -> None:
     _write(out, trainer, params, data)
 
 
+def _read_data(training):
+  """What is read of each folder, which is the same however it grows."""
+  for folder in _DATA.value:
+    if _DATA.value.count(folder) > 1:
+      raise ValueError(f'--data names {folder} twice: give each folder once')
+  first = lambda data: data.first(
+    training.max_tokens, training.held_out_every, training.held_out_answers
+  )
+  return [
+    first(data_folder.load_for(folder, training.target))
+    for folder in _DATA.value
+  ]
+
+
 def _read_hidden(data, target, journal):
   """The target's vectors; how long it took to find them is noted."""
   begin = time.monotonic()
-  hidden, num_tokens = features.read(_DATA.value, data, target)
-  if num_tokens and (trainer_lib.HIDDEN,) not in journal:
+  hidden, num_tokens = features.read(data, target)
+  key = (trainer_lib.HIDDEN, data.digest())
+  if num_tokens and key not in journal:
     seconds = round(time.monotonic() - begin, 3)
-    journal.add(
-      (trainer_lib.HIDDEN,), {'tokens': num_tokens, 'seconds': seconds}
-    )
+    journal.add(key, {'tokens': num_tokens, 'seconds': seconds})
   return hidden
 
 
@@ -113,7 +128,7 @@ def _write(
   out: pathlib.PurePath,
   trainer: trainer_lib.Trainer,
   params: Params,
-  data: data_folder.Data,
+  data: Sequence[data_folder.Data],
 ) -> None:
   """The curves, the target if it was trained, and last the drafter."""
   training = trainer.training
@@ -146,8 +161,8 @@ def _header(training, data):
   described = environment.describe()
   return {
     'configuration': gin.config_str(),
-    'target': data.identity.target,
-    'data': data.digest(),
+    'target': fingerprint.of(training.target.params),
+    'data': [part.digest() for part in data],
     **{
       name: described[name] for name in ('versions', 'hardware', 'git_commit')
     },

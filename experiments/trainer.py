@@ -26,7 +26,7 @@ from specsample.training import step as step_lib
 from specsample.types import Params
 
 # The journal's keys: ('train', step), ('held out', step) and, for the time that
-# it took to find them, ('hidden vectors',).
+# it took to find those of a folder, ('hidden vectors', digest of the data).
 TRAIN, HELD_OUT, HIDDEN = 'train', 'held out', 'hidden vectors'
 
 

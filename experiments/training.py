@@ -50,9 +50,11 @@ class Training:
   # leaves it as it is, and its distribution with it.
   target_learning_rate: float | None = None
   target_warmup: float = 0.25  # the share of the steps before it does
-  # Of answers to train on: the first shards that have so many, None for all.
+  # Of each folder's answers to train on: the first shards that have so many,
+  # None for all.
   max_tokens: int | None = None
-  # Shards 0, n, 2 n, ... are held out; of their greedy answers so many count.
+  # Of each folder shards 0, n, 2 n, ... are held out; of their greedy answers
+  # so many count.
   held_out_every: int = 16
   held_out_answers: int = 256
   # Whether the target's vectors are found once and kept beside the data.
@@ -147,15 +149,27 @@ class Split:
   def of(
     cls,
     training: Training,
-    data: data_folder.Data,
-    hidden: list[list[np.ndarray]] | None,
+    data: Sequence[data_folder.Data],
+    hidden: Sequence[list[list[np.ndarray]]] | None,
   ) -> 'Split':
-    """Of all the data, with the target's vectors [n, D] of each dialogue of
-    each shard, once they are at hand.
+    """Of the data of all folders, with the target's vectors [n, D] of each
+    dialogue of each shard of each, once they are at hand.
 
     Raises:
-      ValueError: no answer held out is greedy.
+      ValueError: of a folder no answer held out is greedy.
     """
+    vectors = [None] * len(data) if hidden is None else hidden
+    parts = [
+      cls._of_folder(training, part, found)
+      for part, found in zip(data, vectors, strict=True)
+    ]
+    return cls(
+      [example for part in parts for example in part.train],
+      [example for part in parts for example in part.held_out],
+    )
+
+  @classmethod
+  def _of_folder(cls, training, data, hidden):
     whole = training.objective.reads_prompt or not training.cache_hidden
     train, held_out = [], []
     for number, shard in enumerate(data.shards):
@@ -168,8 +182,8 @@ class Split:
           held_out.append(example)
     if not held_out:
       raise ValueError(
-        'none of the answers held out is greedy: make more data, with a '
-        'Synthesis.greedy_share above 0'
+        f'none of the answers held out of {data.folder} is greedy: make more '
+        'data, with a Synthesis.greedy_share above 0'
       )
     return cls(train, held_out[: training.held_out_answers])
 

@@ -1,6 +1,7 @@
 """What a draft model is trained for, on given texts or on its own."""
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 
@@ -24,23 +25,23 @@ class DraftObjective(objective.Objective):
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
     """The loss [], and a report from `objective.acceptance`."""
-    loss, match = self._compare(params, batch)
-    learned = objective.drafts(batch['mask'], self.drafter.num_draft_tokens)
+    loss, match, mask = self._compare(params, batch)
+    learned = objective.drafts(mask, self.drafter.num_draft_tokens)
     return loss, objective.acceptance(match, learned)
 
   def matches(self, params: Params, batch: Batch) -> Array:
     """See `objective.Objective`."""
-    _, match = self._compare(params, batch)
-    mask = batch['mask']
+    _, match, mask = self._compare(params, batch)
     return match & objective.drafts(mask, self.drafter.num_draft_tokens)
 
   def _compare(self, params, batch):
-    tokens, mask = batch['tokens'], batch['mask']
+    crop = functools.partial(objective.crop, batch)
+    tokens, mask = crop(batch['tokens']), crop(batch['mask'])
     teacher = None
     if self.teacher_weight:
-      teacher = self.teacher(params, self.hidden(params, batch))
-    vectors = self.drafter.vectors(params, tokens)
+      teacher = self.teacher(params, crop(self.hidden(params, batch)))
+    vectors = crop(self.drafter.vectors(params, batch['tokens']))
     loss, match = self.comparison(1)(params, vectors, teacher, tokens, mask)
     # Behind drafts that all came, a draft is what it is behind the text.
     came = jnp.pad(match, ((0, 0), (1, 0)))[:, :-1]
-    return loss, objective.drafts(came, self.drafter.num_draft_tokens)
+    return loss, objective.drafts(came, self.drafter.num_draft_tokens), mask

@@ -1,6 +1,7 @@
 """What heads on hidden vectors are trained for, as Medusa and Hydra are."""
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 
@@ -50,27 +51,30 @@ class HeadsObjective(objective.Objective):
         'batch are of the target as it was: leave them out'
       )
     hidden = self.hidden(params, batch)
-    of_heads, match = self._compare(params, batch, hidden)
+    of_heads, match, mask = self._compare(params, batch, hidden)
     loss = sum(self.decay**i * loss for i, loss in enumerate(of_heads))
     if self.target_weight:
       loss += self.target_weight * self._of_target(params, hidden, batch)
-    learned = objective.drafts(batch['mask'], self.drafter.num_draft_tokens)
+    learned = objective.drafts(mask, self.drafter.num_draft_tokens)
     # The first token is behind no vector that a head could read.
     accepted = objective.acceptance(match[..., 1:], learned[..., 1:])
     return loss, {'head_loss': jnp.stack(of_heads)} | accepted
 
   def matches(self, params: Params, batch: Batch) -> Array:
     """See `objective.Objective`."""
-    _, match = self._compare(params, batch, self.hidden(params, batch))
-    mask = batch['mask']
+    _, match, mask = self._compare(params, batch, self.hidden(params, batch))
     return match & objective.drafts(mask, self.drafter.num_draft_tokens)
 
   def _compare(self, params, batch, hidden):
-    """The losses of the heads, a list, and [K, B, T] what came."""
-    tokens, mask = batch['tokens'], batch['mask']
-    teacher = self.teacher(params, hidden) if self.teacher_weight else None
+    """The losses of the heads, a list, [K, B, T] what came, and the mask."""
+    crop = functools.partial(objective.crop, batch)
+    of_all = self.drafter.vectors(params, batch['tokens'], hidden)
+    tokens, mask = crop(batch['tokens']), crop(batch['mask'])
+    teacher = (
+      self.teacher(params, crop(hidden)) if self.teacher_weight else None
+    )
     of_heads, matches = [], []
-    for i, vectors in enumerate(self.drafter.vectors(params, tokens, hidden)):
+    for i, vectors in enumerate(map(crop, of_all)):
       # Head i at position t drafts token t + i + 2: the next one is pending.
       loss, match = self.comparison(i + 2)(
         params, vectors, teacher, tokens, mask
@@ -79,7 +83,7 @@ class HeadsObjective(objective.Objective):
       matches.append(match)
     # By the place of the pending token.
     match = jnp.pad(jnp.stack(matches), ((0, 0), (0, 0), (1, 0)))
-    return of_heads, match[..., :-1]
+    return of_heads, match[..., :-1], mask
 
   def _of_target(self, params, hidden, batch):
     logits = self.drafter.model.unembed(params['target'], hidden)

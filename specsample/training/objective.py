@@ -24,7 +24,7 @@ class Objective(abc.ABC):
 
   A batch holds `tokens` [B, T] int32, a document a row, and `mask` [B, T] bool,
   set where the target wrote the token: those are learned. It may hold `hidden`
-  [B, T, D], the target's vectors, found before.
+  [B, T, D], the target's vectors, found before, and `places`, see `crop`.
 
   Attributes:
     drafter: what is trained.
@@ -136,6 +136,19 @@ def acceptance(match: Array, learned: Array) -> dict[str, Array]:
     'correct': mean(match, learned),
     'kept': mean(jnp.cumprod(match, axis=0), jnp.cumprod(learned, axis=0) > 0),
   }
+
+
+def crop(batch: Batch, x: Array) -> Array:
+  """x [B, T, ...] at the `places` [B, A] of a batch that has them.
+
+  Those of a row follow each other, from two tokens before its answer up to the
+  end; from T on x is 0. Of a long prompt no logits are computed so.
+  """
+  if 'places' not in batch:
+    return x
+  places = batch['places']
+  places = places.reshape(places.shape + (1,) * (x.ndim - 2))
+  return jnp.take_along_axis(x, places, axis=1, mode='fill', fill_value=0)
 
 
 def drafts(x: Array, num_draft_tokens: int) -> Array:

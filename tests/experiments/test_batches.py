@@ -81,6 +81,28 @@ def test_vectors_stay_with_their_tokens():
   np.testing.assert_array_equal(whole.hidden, hidden)
 
 
+def test_a_step_names_the_places_of_the_answers():
+  examples = [
+    batches.example(_dialogue(size, answer), None, whole=True)
+    for size, answer in [(40, 30), (60, 1), (64, 60), (58, 40)]
+  ]
+  of = lambda few, **settings: batches.Batches(
+    examples=few, batch_size=len(few), width_multiple=8, **settings
+  )
+  few = of([examples[0], *examples[2:]])[0]
+  assert few['tokens'].shape == (3, 64)
+  assert few['places'].shape == (3, 24)
+  for row, mask in zip(few['places'], few['mask'], strict=True):
+    np.testing.assert_array_equal(np.diff(row), 1)
+    assert row[0] == mask.argmax() - 2
+    assert set(np.flatnonzero(mask)) <= set(row)
+  # Nothing is saved where one of the answers is as long as the batch is wide.
+  assert 'places' not in of(examples)[0]
+  # Of what is cut off no place is read.
+  cut = of([examples[3]], max_length=48)[0]
+  assert cut['places'].tolist() == [[*range(38, 54)]]
+
+
 def test_an_answer_at_the_beginning_is_not_cut():
   example = batches.example(_dialogue(20, 1), None, whole=False)
   assert (example.tokens.size, example.answer) == (20, 1)

@@ -153,11 +153,11 @@ def test_a_greedy_answer_is_the_models_own(all_dialogues, target, greedy):
 
 
 def test_the_targets_vectors_are_beside_the_dialogues(made, data, target):
-  kept, num_found = features.read(made.folder, data, target)
+  kept, num_found = features.read(data, target)
   assert not num_found
   for path in made.folder.glob('*-hidden.npy'):
     path.unlink()
-  again, num_found = features.read(made.folder, data, target)
+  again, num_found = features.read(data, target)
   assert num_found == sum(d.tokens.size for x in data.shards for d in x)
   for shard, other in zip(kept, again, strict=True):
     for vectors, expected in zip(shard, other, strict=True):
@@ -168,7 +168,7 @@ def test_the_targets_vectors_are_beside_the_dialogues(made, data, target):
   path = features.path(made.folder, 0)
   path.write_bytes(path.read_bytes()[:-10])
   with pytest.raises(ValueError, match=r'hidden\.npy is damaged'):
-    features.read(made.folder, data, target)
+    features.read(data, target)
   path.unlink()
 
 

@@ -75,7 +75,7 @@ def _write_data(folder, target, num_shards=3):
 def flags(tiny, data):
   """The function that gives those of a configuration."""
 
-  def of(name, out, **settings):
+  def of(name, out, folders=(data,), **settings):
     size = 'DraftModel' if name == 'draft' else name.split('_')[0].capitalize()
     return (
       f'--gin_file=configs/runs/train_{name}.gin',
@@ -88,7 +88,7 @@ def flags(tiny, data):
       f'{None if name == "medusa_2" else 48}',
       f'--gin_bindings={size}.num_draft_tokens = 2',
       *(['--gin_bindings=DraftModel.layers = (1,)'] if name == 'draft' else []),
-      f'--data={data}',
+      *(f'--data={folder}' for folder in folders),
       f'--out={out}',
     )
 
@@ -109,7 +109,7 @@ class Run:
     for record in records:
       del record['value']['seconds']
     # Only the first run on some data finds them.
-    return [x for x in records if x['key'] != ['hidden vectors']]
+    return [x for x in records if x['key'][0] != 'hidden vectors']
 
   def of(self, kind):
     """The values of one kind of record."""
@@ -171,6 +171,22 @@ def test_every_configuration_trains(commands, flags, name, tmp_path):
   if name == 'medusa_2':
     trained = specsample.load(run.folder / 'target')
     specsample.load_drafter(run.folder / 'drafter', trained)
+
+
+def test_several_folders_are_one_run(commands, flags, data, target, tmp_path):
+  more = tmp_path / 'more'
+  more.mkdir()
+  _write_data(more, target, num_shards=4)
+  run = _train(
+    commands, flags, 'medusa', tmp_path, folders=[data, more], epochs=1
+  )
+  card = json.loads((run.folder / 'drafter' / 'card.json').read_text())
+  assert card['data']['answer_tokens'] == (24 + 24) * 32
+  found = [
+    folder['held_out_answer_tokens'] for folder in card['data']['folders']
+  ]
+  assert found == [12 * 32, 24 * 32]
+  assert card['held_out']['answer_tokens'] == sum(found)
 
 
 def test_a_killed_run_gives_the_same_curve_and_weights(
@@ -257,20 +273,20 @@ def test_a_loss_that_is_no_number_stops_the_run(commands, flags, tmp_path):
 
 
 def test_a_gradient_that_is_no_number_is_named_by_its_step(
-  commands, flags, hydra, tmp_path
+  commands, flags, hydra, data, tmp_path
 ):
   """As a run that goes on with vectors that a broken disk spoilt."""
   out = tmp_path / 'run'
-  call = flags('hydra', out, epochs=2.5, report_every=1, checkpoint_seconds=0.0)
-  data = tmp_path / 'data'
-  folder = call[-2].partition('=')[2]
-  shutil.copytree(folder, data)
-  path = data / 'shard-00001-hidden.npy'
+  folder = tmp_path / 'data'
+  settings = {'epochs': 2.5, 'report_every': 1, 'checkpoint_seconds': 0.0}
+  call = flags('hydra', out, [folder], **settings)
+  shutil.copytree(data, folder)
+  path = folder / 'shard-00001-hidden.npy'
   vectors = np.load(path)
   dialogue = 40
   vectors[5 * dialogue + 20] = 0x7FC0  # NaN in bfloat16
   np.save(path, vectors)
-  ended = commands.run('train', *call, f'--data={data}')
+  ended = commands.run('train', *call)
   assert ended.code == 1
   *_, line = ended.err.splitlines()
   found = re.match(r'step (\d+) cannot be taken: the loss is nan', line)
@@ -331,8 +347,9 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
   def case(name, configuration='hydra', out=None, more=(), **settings):
     folder = parent / name
     shutil.copytree(data, folder)
-    call = flags(configuration, out or parent / f'{name}-run', **settings)
-    calls[name] = ['train', *call, f'--data={folder}', *more]
+    out = out or parent / f'{name}-run'
+    call = flags(configuration, out, [folder], **settings)
+    calls[name] = ['train', *call, *more]
     return folder
 
   (case('empty') / 'shard-00001.npz').write_bytes(b'')
@@ -355,6 +372,7 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
   case('negative', learning_rate=-1.0)
   case('vocabulary', more=['--gin_bindings=Hydra.draft_vocab_size = 1000000'])
   case('max_length', max_length=2)
+  case('twice', more=[f'--data={parent / "twice"}'])
   ended = commands.run_in_forks(list(calls.values()))
   return dict(zip(calls, ended, strict=True))
 
@@ -377,6 +395,7 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
     ('negative', 'Training.learning_rate is -1.0: give above 0'),
     ('vocabulary', 'draft_vocab_size is 1000000'),
     ('max_length', 'begins within max_length, 2 tokens'),
+    ('twice', 'twice: give each folder once'),
   ],
 )
 def test_what_cannot_be_used_is_refused(refusals, case, expected):

@@ -122,6 +122,26 @@ def test_hidden_vectors_may_be_found_before():
   assert abs(others - found) > 1e-3
 
 
+def test_what_is_not_learned_may_be_left_out():
+  params = _params()
+  objective = draft.DraftObjective(drafter=_DRAFTER, teacher_weight=1.0)
+  of = jax.jit(jax.value_and_grad(objective, has_aux=True, allow_int=True))
+  rows = np.arange(_T) - np.asarray([[6], [3], [5], [1]])
+  batch = _BATCH | {'mask': (rows >= 0) & (rows < 4)}
+  places = np.asarray([[4], [1], [3], [0]]) + np.arange(7)
+  whole = of(params, batch)
+  few = of(params, batch | {'places': places})
+  assert jax.tree.all(
+    jax.tree.map(
+      lambda x, y: (
+        x.dtype == jax.dtypes.float0 or np.allclose(x, y, rtol=1e-4, atol=1e-6)
+      ),
+      few,
+      whole,
+    )
+  )
+
+
 def test_only_learned_tokens_are_learned():
   params = _params()
   objective = draft.DraftObjective(drafter=_DRAFTER, teacher_weight=1.0)

@@ -114,6 +114,30 @@ def test_hidden_vectors_may_be_found_before():
   assert abs(others - found) > 1e-3
 
 
+@pytest.mark.parametrize('prefix', [False, True])
+def test_what_is_not_learned_may_be_left_out(prefix):
+  drafter = dataclasses.replace(_HYDRA, prefix_attention=prefix)
+  params = _params(drafter)
+  objective = heads.HeadsObjective(drafter=drafter, teacher_weight=1.0)
+  of = jax.jit(jax.value_and_grad(objective, has_aux=True, allow_int=True))
+  rows = np.arange(_T) - np.asarray([[6], [5], [6]])
+  batch = _BATCH | {'mask': (rows >= 0) & (rows < 4)}
+  # From where the last head drafts an answer's first token; the last of a row's
+  # places may be behind its end.
+  places = np.asarray([[2], [1], [2]]) + np.arange(9)
+  whole = of(params, batch)
+  few = of(params, batch | {'places': places})
+  assert jax.tree.all(
+    jax.tree.map(
+      lambda x, y: (
+        x.dtype == jax.dtypes.float0 or np.allclose(x, y, rtol=1e-4, atol=1e-6)
+      ),
+      few,
+      whole,
+    )
+  )
+
+
 def test_a_target_that_is_trained_has_its_own_loss():
   params = _params(_MEDUSA)
   alone = heads.HeadsObjective(drafter=_MEDUSA)
