@@ -52,6 +52,7 @@ OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 BATCH = {
   'tokens': np.random.default_rng(0).integers(64, size=(8, 12)),
   'mask': np.random.default_rng(1).random((8, 12)) < 0.7,
+  'places': np.arange(8)[:, None] % 3 + np.arange(10),
 }
 
 
