@@ -37,7 +37,7 @@ class Training:
   target: specsample.Loaded
   objective: objective_lib.Objective  # which has the drafter
   epochs: float = 4.0
-  batch_size: int = 16
+  batch_size: int = 8
   max_length: int = 256  # of an example; longer ones are cut off
   width_multiple: int = 32  # batches are that wide, or twice, ...
   seed: int = 0  # of the order, the first weights and what is sampled
@@ -62,7 +62,7 @@ class Training:
   # DistillSpec: the share of steps on what the draft model itself writes.
   on_policy_share: float = 0.0
   on_policy_temperature: float = 1.0
-  report_every: int = 25  # steps between two lines of metrics
+  report_every: int = 50  # steps between two lines of metrics
   evaluations: int = 8  # on what is held out
   checkpoint_seconds: float = 60.0
 

@@ -140,6 +140,12 @@ def tiny_methods(tiny):
 
 
 @pytest.fixture(scope='session')
+def tiny_evaluate(tiny_methods):
+  """As `tiny_methods`, for the methods that need no training."""
+  return ('--gin_file=configs/runs/evaluate.gin', *tiny_methods)
+
+
+@pytest.fixture(scope='session')
 def greedy(checkpoint):
   """The function that continues a prompt with the tiny model: tokens, text."""
   loaded = specsample.load(checkpoint)

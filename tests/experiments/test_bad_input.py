@@ -233,10 +233,10 @@ def commands_here(commands, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def outcomes(files, commands_here, tiny, tiny_methods):
+def outcomes(files, commands_here, tiny, tiny_methods, tiny_evaluate):
   """How each case ended, what it left, and the programs it compiled."""
   own = {
-    'evaluate': [*tiny_methods, '--limit=2'],
+    'evaluate': [*tiny_evaluate, '--limit=2'],
     'generate': [*tiny_methods, '--prompt=Hello'],
     'benchmark': tiny,
     'certify': [],

@@ -92,11 +92,16 @@ def test_files_are_written_to_a_bucket(folder):
 
 
 def test_an_evaluation_goes_on_from_a_bucket(
-  commands, tiny_methods, greedy, tmp_path
+  commands, tiny_evaluate, greedy, tmp_path
 ):
   (tmp_path / 'prompts.txt').write_text('One.\nTwo.\nThree.\n')
   call = (
-    *('evaluate', *tiny_methods, f'--prompts={tmp_path / "prompts.txt"}', _OUT),
+    *(
+      'evaluate',
+      *tiny_evaluate,
+      f'--prompts={tmp_path / "prompts.txt"}',
+      _OUT,
+    ),
     f'--gin_bindings=Evaluation.max_new_tokens = {_NEW_TOKENS}',
     '--gin_bindings=Evaluation.repeats = 1',
     "--gin_bindings=Evaluation.methods = {'ngram': @ngram/Method()}",

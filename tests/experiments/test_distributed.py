@@ -35,7 +35,7 @@ class Run:
 
 
 @pytest.fixture(scope='module')
-def runs(commands, tiny_methods, cpu_devices, tmp_path_factory):
+def runs(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
   """The same command twice: process 1 is killed, then both go on."""
   prompts = tmp_path_factory.mktemp('prompts') / 'prompts.txt'
   prompts.write_text('\n'.join(_PROMPTS))
@@ -49,7 +49,7 @@ def runs(commands, tiny_methods, cpu_devices, tmp_path_factory):
     'Evaluation.repeats = 1',
   )
   call = (
-    *('evaluate', *tiny_methods, f'--prompts={prompts}', '--out=out'),
+    *('evaluate', *tiny_evaluate, f'--prompts={prompts}', '--out=out'),
     *(f'--gin_bindings={binding}' for binding in bindings),
   )
   options = {'variables': cpu_devices(4)}

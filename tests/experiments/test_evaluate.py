@@ -62,15 +62,15 @@ class Run:
 
 
 @pytest.fixture(scope='module')
-def run(tiny_methods, commands, tmp_path_factory):
-  """The methods of quickstart.gin over a file in Spec-Bench's format."""
+def run(tiny_evaluate, commands, tmp_path_factory):
+  """The methods of evaluate.gin over a file in Spec-Bench's format."""
   folder = tmp_path_factory.mktemp('evaluate')
   with (folder / 'spec_bench.jsonl').open('w') as file:
     for i, (category, text) in enumerate(_QUESTIONS, 81):
       turns = {'category': category, 'turns': [text, 'And then?']}
       file.write(json.dumps({'question_id': i} | turns) + '\n')
   arguments = [
-    *tiny_methods,
+    *tiny_evaluate,
     _NEW_TOKENS_FLAG,
     f'--prompts={folder / "spec_bench.jsonl"}',
     f'--out={folder / "out"}',
@@ -81,12 +81,12 @@ def run(tiny_methods, commands, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def others(tiny_methods, commands, tmp_path_factory):
+def others(tiny_evaluate, commands, tmp_path_factory):
   """Two prompts of plain text; and JSON lines, drawn, without a baseline."""
   folder = tmp_path_factory.mktemp('others')
   (folder / 'plain.txt').write_text('One.\n\nTwo.\nThree.\n')
   (folder / 'prompts.jsonl').write_text('{"prompt": "One", "category": "a"}\n')
-  common = ['evaluate', *tiny_methods, _NEW_TOKENS_FLAG]
+  common = ['evaluate', *tiny_evaluate, _NEW_TOKENS_FLAG]
   calls = [
     [*common, f'--prompts={folder / "plain.txt"}', '--limit=2'],
     [

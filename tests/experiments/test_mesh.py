@@ -39,10 +39,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def outcomes(commands, tiny_methods, cpu_devices, folder):
+def outcomes(commands, tiny_methods, tiny_evaluate, cpu_devices, folder):
   """The same evaluation with and without a mesh, a generation, and faults."""
   evaluate = (
-    *('evaluate', *tiny_methods, f'--prompts={folder / "prompts.jsonl"}'),
+    *('evaluate', *tiny_evaluate, f'--prompts={folder / "prompts.jsonl"}'),
     f'--gin_bindings=Evaluation.max_new_tokens = {_NEW_TOKENS}',
     '--gin_bindings=Evaluation.repeats = 1',
     "--gin_bindings=Evaluation.methods = {'ngram': @ngram/Method()}",

@@ -27,7 +27,7 @@ class Story:
 
 
 @pytest.fixture(scope='module')
-def story(commands, tiny_methods, tmp_path_factory):
+def story(commands, tiny_evaluate, tmp_path_factory):
   """One folder of results, and all that happens to it."""
   folder = tmp_path_factory.mktemp('resume')
   out = folder / 'out'
@@ -36,7 +36,7 @@ def story(commands, tiny_methods, tmp_path_factory):
   methods = ', '.join(f"'{name}': @{name}/Method()" for name in _METHODS)
   call = [
     'evaluate',
-    *tiny_methods,
+    *tiny_evaluate,
     f'--gin_bindings=Evaluation.methods = {{{methods}}}',
     f'--gin_bindings=Evaluation.max_new_tokens = {_NEW_TOKENS}',
     f'--prompts={folder / "prompts.txt"}',

@@ -51,7 +51,7 @@ def test_methods_are_compared_by_name(save, tiny, commands, tmp_path):
   path, out = tmp_path / 'medusa', tmp_path / 'out'
   call = [
     'evaluate',
-    '--gin_file=configs/runs/quickstart.gin',
+    '--gin_file=configs/runs/evaluate.gin',
     '--gin_file=configs/drafters/medusa.gin',
     *tiny,
     *save(path, 1),
