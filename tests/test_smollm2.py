@@ -14,6 +14,7 @@ _QUESTIONS = (
   'Count from one to twelve in words, then count from one to twelve again.',
 )
 _NEW_TOKENS = 24
+_TRAINED = ('draft', 'hydra', 'medusa')
 _SAMPLING = specsample.Sampling(temperature=0.8, top_p=0.95)
 
 
@@ -26,7 +27,12 @@ def methods(smollm2):
   with_draft_model = target | {
     'drafter': model.keep_params(smollm2.params, layers)
   }
-  return {
+  trained = {}
+  for name in _TRAINED:
+    loaded = specsample.load_drafter(f'smollm2-135m-instruct/{name}', smollm2)
+    params = target | {'drafter': loaded.params}
+    trained[name] = (loaded.drafter, verify.block, params)
+  return trained | {
     'ngram': (
       drafters.Ngram(num_draft_tokens=4),
       verify.chain,
@@ -79,7 +85,7 @@ def greedy(smollm2, prompts):
   return _generate(smollm2, prompts)
 
 
-@pytest.mark.parametrize('method', ['ngram', 'skip', 'chain'])
+@pytest.mark.parametrize('method', ['ngram', 'skip', 'chain', *_TRAINED])
 def test_greedy_equals_autoregressive(
   smollm2, prompts, greedy, methods, method
 ):
@@ -93,7 +99,7 @@ def test_greedy_equals_autoregressive(
   assert len(set(output.rounds.tolist())) > 1  # ragged
 
 
-@pytest.mark.parametrize('method', ['ngram', 'skip'])
+@pytest.mark.parametrize('method', ['ngram', 'skip', 'hydra'])
 def test_coupled_equals_plain_sampling(smollm2, prompts, methods, method):
   drafter, _, params = methods[method]
   settings = {'sampling': _SAMPLING, 'verify': verify.coupled}

@@ -1,0 +1,57 @@
+"""The files in checkpoints/: small, and cards that say how they came about."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[1] / 'checkpoints'
+_TARGET = 'smollm2-135m-instruct'
+_NAMES = sorted(
+  path.parent.name for path in _ROOT.glob(f'{_TARGET}/*/card.json')
+)
+_LARGEST = 40e6  # bytes of all of them
+_ABSOLUTE_PATH = re.compile(r'(^|[\s=])/\w')
+_each = pytest.mark.parametrize('name', _NAMES)
+
+
+def _card(name):
+  return json.loads((_ROOT / _TARGET / name / 'card.json').read_text())
+
+
+def _texts(value):
+  """All texts in some JSON."""
+  if isinstance(value, dict):
+    value = [*value, *value.values()]
+  if isinstance(value, list):
+    return [text for item in value for text in _texts(item)]
+  return [value] if isinstance(value, str) else []
+
+
+def test_all_kinds_ship_and_are_small():
+  assert _NAMES == ['draft', 'hydra', 'medusa']
+  paths = [path for path in _ROOT.rglob('*') if path.is_file()]
+  assert sum(path.stat().st_size for path in paths) <= _LARGEST
+
+
+@_each
+def test_the_card_says_what_it_is_made_of(name):
+  card = _card(name)
+  held_out = card['held_out']
+  assert held_out['tokens_per_round'] > 1.2
+  assert len(held_out['acceptance_by_position']) == 4
+  assert len(held_out['by_answer_tokens_seen']) >= 4
+  assert card['training']['answer_tokens_per_second'] > 0
+  assert card['training']['hours'] > 0
+  for folder in card['data']['folders']:
+    assert folder['answer_tokens'] > 10_000
+    assert folder['answer_tokens_per_second'] > 0
+    # No question of the tables.
+    assert folder['settings']['exclude']
+
+
+@_each
+def test_the_card_names_no_folder_of_a_machine(name):
+  found = [text for text in _texts(_card(name)) if _ABSOLUTE_PATH.search(text)]
+  assert not found
