@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import signal
 import string
 import subprocess
 import sys
@@ -209,7 +210,13 @@ class Commands:
 
     With environment `variables`, and what `subprocess.Popen` takes as options.
     """
-    return self._start('-m', f'experiments.{name}', *arguments, **options)
+    # Ctrl-C reaches a child only where its parent does not ignore it, as what a
+    # script runs in the background does.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+      return self._start('-m', f'experiments.{name}', *arguments, **options)
+    finally:
+      signal.signal(signal.SIGINT, handler)
 
   def run(self, name: str, *arguments: str) -> Outcome:
     """A finished command."""
