@@ -221,7 +221,7 @@ class Model(Protocol):
 
     Returns the output and a cache that holds all T tokens of every row;
     `commit` then says how many of them stay. `features` names layers whose
-    outputs are returned too.
+    outputs are returned too, -1 the embedding; ValueError if one is missing.
     """
 
   def commit(self, cache: Cache, length: Array) -> Cache:

@@ -21,6 +21,23 @@ def is_count(value: int) -> bool:
     return False
 
 
+def check_features(features: Sequence[int], num_layers: int) -> tuple[int, ...]:
+  """The features; raises ValueError unless a target has them.
+
+  Args:
+    features: layers whose outputs are read, -1 for the embedding.
+    num_layers: of the target.
+  """
+  features = tuple(features)
+  missing = [i for i in features if i not in range(-1, num_layers)]
+  if missing or not features:
+    raise ValueError(
+      f'feature_layers are {features}, and the target has layers 0 to '
+      f'{num_layers - 1}: name some of them, or -1 for its embedding'
+    )
+  return features
+
+
 def check_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
   """The layers; raises ValueError unless they are some of num_layers."""
   layers = tuple(layers)

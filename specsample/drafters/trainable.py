@@ -27,7 +27,6 @@ class Trainable:
   model: Any
   num_draft_tokens: int
   draft_vocab_size: int | None = None
-  feature_layers = ()
   # Made of (self, keys); has a `vocabulary`, None for all tokens.
   _network: ClassVar[Callable[..., Any]]
 
@@ -41,6 +40,11 @@ class Trainable:
         f'draft_vocab_size is {size!r}: draft at least 1 and at most the '
         f"target's {self.model.vocab_size} tokens, None for all of them"
       )
+
+  @property
+  def feature_layers(self) -> tuple[int, ...]:
+    """See `types.Drafter`; none, besides the target's hidden vectors."""
+    return ()
 
   @property
   def vocab_size(self) -> int:

@@ -174,18 +174,28 @@ class Attention(nnx.Module):
   """Grouped-query attention over a cache (Ainslie et al., 2305.13245)."""
 
   def __init__(
-    self, dim, num_heads, num_kv_heads, head_dim, *, bias=False, keys, dtype
+    self,
+    dim,
+    num_heads,
+    num_kv_heads,
+    head_dim,
+    *,
+    in_dim=None,  # of what it reads, if it is not `dim`
+    bias=False,
+    keys,
+    dtype,
   ):
+    in_dim = dim if in_dim is None else in_dim
     self.kv_axis = sharding.Axis('kv_heads', num_kv_heads)
     self.group_axis = sharding.Axis(
       'heads_of_kv', num_heads // num_kv_heads, within=self.kv_axis
     )
     heads = [self.kv_axis, self.group_axis]
     linear = functools.partial(Linear, bias=bias, keys=keys, dtype=dtype)
-    self.query = linear(dim, num_heads * head_dim, axes=(None, heads))
+    self.query = linear(in_dim, num_heads * head_dim, axes=(None, heads))
     kv_dim = num_kv_heads * head_dim
-    self.key = linear(dim, kv_dim, axes=(None, self.kv_axis))
-    self.value = linear(dim, kv_dim, axes=(None, self.kv_axis))
+    self.key = linear(in_dim, kv_dim, axes=(None, self.kv_axis))
+    self.value = linear(in_dim, kv_dim, axes=(None, self.kv_axis))
     self.out = linear(num_heads * head_dim, dim, axes=(heads, None))
     self.num_heads = num_heads
     self.num_kv_heads = num_kv_heads

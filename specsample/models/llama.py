@@ -80,7 +80,15 @@ class Llama:
     cache: cache_lib.KVCache,
     features: tuple[int, ...] = (),
   ) -> tuple[ModelOutput, cache_lib.KVCache]:
-    """See `types.Model`; feature i is the output of layer i, from 0."""
+    """See `types.Model`."""
+    there = range(-1, self.num_layers)
+    missing = [i for i in features if i not in there]
+    if missing:
+      raise ValueError(
+        f'features are {features}, and the model has no layer {missing[0]}: '
+        f'name outputs of layers 0 to {self.num_layers - 1}, or the embedding '
+        'as -1'
+      )
     found = params['embedding'].dtype
     if found != jnp.dtype(self.dtype):
       raise ValueError(
@@ -162,7 +170,8 @@ class _Network(nnx.Module):
       cache.length, num_new, cache.keys[0].shape[2], config.sliding_window
     )
     x = self.embed(tokens).reshape(batch * num_new, -1)
-    new_keys, new_values, outputs = [], [], []
+    # By the layer that they enter: outputs[i + 1] is that of layer i.
+    new_keys, new_values, outputs = [], [], [x]
     for layer, keys, values in zip(
       self.layers, cache.keys, cache.values, strict=True
     ):
@@ -175,7 +184,7 @@ class _Network(nnx.Module):
     output = ModelOutput(
       logits=self.unembed(hidden),
       hidden=hidden,
-      features=tuple(unflatten(outputs[i]) for i in features),
+      features=tuple(unflatten(outputs[i + 1]) for i in features),
     )
     cache = cache_lib.append(cache, new_keys, new_values, after=hidden[:, 0])
     return output, cache

@@ -108,11 +108,13 @@ def test_prefill_equals_transformers(pair):
   logits = outputs.logits.numpy()
   assert np.std(logits) > 0.5
   cache = model.init_cache(_BATCH, _LENGTH)
-  found, _ = _apply(model)(params, tokens, cache, features=(0, 1))
+  found, _ = _apply(model)(params, tokens, cache, features=(-1, 0, 1))
   _close(found.logits, logits)
   _close(found.hidden, outputs.hidden_states[-1].numpy())
-  for i in range(2):
-    _close(found.features[i], outputs.hidden_states[i + 1].numpy())
+  for feature, entering in zip(
+    found.features, outputs.hidden_states[:3], strict=True
+  ):
+    _close(feature, entering.numpy())
 
 
 def test_decoding_over_wrong_drafts_equals_transformers(pair):

@@ -1,0 +1,43 @@
+"""The outputs of single layers, which drafters read."""
+
+import jax
+import numpy as np
+import pytest
+
+from specsample import testing
+from specsample.models import replicated
+
+_MODEL = testing.tiny_llama(num_layers=3)
+_TOKENS = np.arange(8).reshape(2, 4)
+_models = pytest.mark.parametrize(
+  'model', [_MODEL, replicated.Replicated(_MODEL)], ids=['itself', 'replicated']
+)
+
+
+@_models
+def test_features_are_outputs_of_layers_and_the_embedding(model):
+  params = _MODEL.init(jax.random.key(0))
+  empty = model.init_cache(2, 4)
+  output, _ = model.apply(params, _TOKENS, empty, features=(2, -1, 0))
+  last, embedded, first = output.features
+  np.testing.assert_allclose(embedded, model.embed(params, _TOKENS))
+  scale = np.sqrt(np.square(last).mean(axis=-1, keepdims=True) + 1e-5)
+  np.testing.assert_allclose(output.hidden, last / scale, rtol=1e-4)
+  # A model that ends behind layer 0, with its input as the last vectors.
+  short = _MODEL.keep_layers((0,))
+  other, _ = short.apply(
+    _MODEL.keep_params(params, (0,)), _TOKENS, short.init_cache(2, 4)
+  )
+  scale = np.sqrt(np.square(first).mean(axis=-1, keepdims=True) + 1e-5)
+  np.testing.assert_allclose(other.hidden, first / scale, rtol=1e-4)
+
+
+@_models
+@pytest.mark.parametrize('missing', [3, -2])
+def test_a_layer_that_is_not_there_is_refused(model, missing):
+  apply = jax.jit(model.apply, static_argnames='features')
+  params = _MODEL.init(jax.random.key(0))
+  with pytest.raises(
+    ValueError, match=f'{missing}: name outputs of layers 0 to 2'
+  ):
+    apply(params, _TOKENS, model.init_cache(2, 4), features=(0, missing))
