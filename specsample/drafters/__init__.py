@@ -2,6 +2,8 @@
 
 from specsample.drafters.chain import Chain
 from specsample.drafters.draft_model import DraftModel
+from specsample.drafters.eagle import Eagle
+from specsample.drafters.eagle import Eagle3
 from specsample.drafters.hydra import Hydra
 from specsample.drafters.medusa import Medusa
 from specsample.drafters.ngram import Ngram
@@ -11,6 +13,8 @@ from specsample.drafters.skip import Skip
 __all__ = [
   'Chain',
   'DraftModel',
+  'Eagle',
+  'Eagle3',
   'Hydra',
   'Medusa',
   'Ngram',

@@ -1,0 +1,131 @@
+"""Drafts with one layer that goes on from the target's features.
+
+EAGLE (Li et al., 2401.15077; as a chain also EAGLE-2, 2406.16858) and EAGLE-3
+(Li et al., 2503.01840).
+"""
+
+import dataclasses
+
+from flax import nnx
+import jax.numpy as jnp
+
+from specsample.drafters import feature_chain
+from specsample.drafters import vocabulary
+from specsample.models import layers
+from specsample.types import Array, ModelOutput, Params
+
+
+class _Layer(nnx.Module):
+  """A layer of the target's shape without a norm before its attention."""
+
+  def __init__(self, config, keys, in_dim):
+    self.attention = layers.Attention(
+      config.dim,
+      config.num_heads,
+      config.num_kv_heads,
+      config.head_dim,
+      in_dim=in_dim,
+      bias=config.attention_bias,
+      keys=keys,
+      dtype=jnp.float32,
+    )
+    self.mlp_norm = layers.RMSNorm(config.dim, config.norm_eps, jnp.float32)
+    self.mlp = layers.GatedMLP(
+      config.dim, config.mlp_dim, keys=keys, dtype=jnp.float32
+    )
+
+  def __call__(self, x, read, *context):
+    attended, new_keys, new_values = self.attention(read, *context)
+    x = x + attended
+    return x + self.mlp(self.mlp_norm(x)), new_keys, new_values
+
+
+class _Eagle(nnx.Module):
+  def __init__(self, config, keys):
+    dim = config.model.dim
+    self.project = feature_chain.Joined(2, dim, config.bias, keys)
+    self.layer = _Layer(config.model, keys, dim)
+    self.vocabulary = vocabulary.make(config)
+
+  def __call__(self, embedded, features, *context):
+    x = self.project(embedded, features)
+    return self.layer(x, x, *context)
+
+  def read(self, rows):
+    return rows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle(feature_chain.FeatureChain):
+  """EAGLE-1 and 2: each output is a guess of the target's next hidden vector.
+
+  A projection of [embedding of the next token; hidden vector], with `bias`,
+  goes through one layer of the target's shape.
+  """
+
+  bias: bool = True
+  _network = _Eagle
+
+  def features(self, params: Params, output: ModelOutput) -> Array:
+    """See `feature_chain.FeatureChain`: the hidden vectors."""
+    del params
+    return output.hidden
+
+
+class _Eagle3(nnx.Module):
+  def __init__(self, config, keys):
+    dim, eps = config.model.dim, config.model.norm_eps
+    num_features = len(config.feature_layers)
+    self.project = feature_chain.Joined(num_features, dim, False, keys)
+    self.embedding_norm = layers.RMSNorm(dim, eps, jnp.float32)
+    self.feature_norm = layers.RMSNorm(dim, eps, jnp.float32)
+    self.layer = _Layer(config.model, keys, 2 * dim)
+    self.norm = layers.RMSNorm(dim, eps, jnp.float32)
+    self.vocabulary = vocabulary.make(config)
+
+  def __call__(self, embedded, features, *context):
+    normed = [self.embedding_norm(embedded), self.feature_norm(features)]
+    read = jnp.concatenate(normed, axis=1)
+    return self.layer(features, read, *context)
+
+  def read(self, rows):
+    return self.norm(rows)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3(feature_chain.FeatureChain):
+  """EAGLE-3: goes on from outputs of three layers, projected to one vector.
+
+  The attention reads [norm of the embedding; norm of the vector], and the
+  vector itself goes around it. The norm before the unembedding, at first the
+  target's own, is not in what is fed back.
+
+  Attributes:
+    feature_layers: of the target of L layers, -1 for its embedding; by default
+      what enters layers 2, L // 2 and L - 3, as in the paper's code.
+  """
+
+  feature_layers: tuple[int, ...] = ()
+  _network = _Eagle3
+
+  def __post_init__(self):
+    """Fills in the layers, and refuses those that the target has not."""
+    if not self.feature_layers and hasattr(self.model, 'num_layers'):
+      size = self.model.num_layers
+      chosen = (1, size // 2 - 1, size - 4)
+      object.__setattr__(self, 'feature_layers', chosen)
+    object.__setattr__(self, 'feature_layers', tuple(self.feature_layers))
+    super().__post_init__()
+
+  def features(self, params: Params, output: ModelOutput) -> Array:
+    """See `feature_chain.FeatureChain`."""
+    rows = [x.reshape(-1, x.shape[-1]) for x in output.features]
+    fused = self.merge(params).project(*rows)
+    return fused.reshape(output.hidden.shape)
+
+  def _begin(self, key, target_params):
+    params = super()._begin(key, target_params)
+    if target_params is not None:
+      scale = jnp.array(target_params['norm']['scale'], jnp.float32)
+      params['norm'] = {'scale': scale}
+    return params
