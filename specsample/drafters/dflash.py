@@ -1,0 +1,296 @@
+"""Drafts a block of tokens in one pass over masks.
+
+Chen et al., 2602.06036 (DFlash), as a chain.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.drafters import settings
+from specsample.drafters import trainable
+from specsample.drafters import vocabulary
+from specsample.models import cache as cache_lib
+from specsample.models import layers
+from specsample.types import Array, Draft, DraftLaw, Params
+
+
+class Network(nnx.Module):
+  """A small decoder whose context are keys and values of the target's features.
+
+  What stands for a token that is not known yet is a vector of its own. (The
+  paper takes an unused id of the target's vocabulary; not every target has one,
+  and the embedding of one that was never trained is as good as any. Loading
+  such a drafter is copying that embedding.)
+  """
+
+  def __init__(self, config, keys):
+    model = dataclasses.replace(config.model, dtype='float32')
+    norm = lambda: layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
+    size = len(config.feature_layers) * model.dim
+    self.width = sharding.Axis('mlp', size)
+    self.fuse = layers.Linear(
+      size, model.dim, axes=(self.width, None), keys=keys, dtype=jnp.float32
+    )
+    self.fused_norm = norm()
+    scale = model.dim**-0.5  # that of an embedding before training
+    mask = scale * jax.random.normal(next(keys), (model.dim,))
+    self.mask = nnx.Param(mask, axes=(None,))
+    self.layers = nnx.List(
+      [layers.DecoderLayer(model, keys) for _ in range(config.num_layers)]
+    )
+    self.norm = norm()
+    self.vocabulary = vocabulary.make(config)
+    self.config = model
+
+  def context(
+    self, features: Sequence[Array], start: Array
+  ) -> tuple[list[Array], list[Array]]:
+    """Keys and values, one of [B, H, T, head_dim] for each layer.
+
+    Args:
+      features: [B, T, D] each, of one layer of the target each.
+      start: [B] int32, the position of the first of the T tokens.
+    """
+    num_new = features[0].shape[1]
+    rows = jnp.concatenate(features, axis=-1)
+    rows = rows.reshape(-1, rows.shape[-1])
+    rows = sharding.constrain(rows, 'batch', self.width)
+    fused = self.fused_norm(self.fuse(rows))
+    rope = self._rope(start[:, None] + jnp.arange(num_new))
+    keys, values = [], []
+    for layer in self.layers:
+      attention = layer.attention
+      heads = _heads(attention.key(fused), attention, num_new)
+      keys.append(jnp.swapaxes(layers.rotate(heads, *rope), 1, 2))
+      heads = _heads(attention.value(fused), attention, num_new)
+      values.append(jnp.swapaxes(heads, 1, 2))
+    return keys, values
+
+  def __call__(
+    self,
+    first: Array,
+    start: Array,
+    num_masks: int,
+    keys: Sequence[Array],
+    values: Sequence[Array],
+  ) -> Array:
+    """What the unembedding reads of each mask: [B, n, K, D].
+
+    Args:
+      first: [B, n, D], embeddings of the first tokens of n blocks a row.
+      start: [B, n] int32, their positions. A block sees the context before.
+      num_masks: K.
+      keys, values: of the context, as from `context`.
+    """
+    batch, num_blocks, dim = first.shape
+    shape = (batch, num_blocks, num_masks, dim)
+    masks = jnp.broadcast_to(self.mask[...].astype(first.dtype), shape)
+    masks = sharding.constrain(masks, 'batch', None, None, None)
+    block = jnp.concatenate([first[:, :, None], masks], axis=2)
+    size = num_masks + 1
+    positions = (start[..., None] + jnp.arange(size)).reshape(batch, -1)
+    rope = self._rope(positions)
+    mask = block_mask(start, size, keys[0].shape[2])
+    x = block.reshape(-1, dim)
+    for layer, layer_keys, layer_values in zip(
+      self.layers, keys, values, strict=True
+    ):
+      x, _, _ = layer(x, rope, mask, layer_keys, layer_values)
+    return self.norm(x).reshape(batch, num_blocks, size, dim)[:, :, 1:]
+
+  def _rope(self, positions):
+    config = self.config
+    return layers.rope_tables(
+      positions, config.head_dim, config.rope_theta, config.rope_scaling
+    )
+
+
+def block_mask(start: Array, size: int, num_entries: int) -> Array:
+  """What the tokens of n blocks may see: [B, T, S + T] bool, T = n * size.
+
+  Of S entries of context those before their block, and all of their own block.
+
+  Args:
+    start: [B, n] int32, the positions of the blocks.
+    size: tokens of a block.
+    num_entries: S.
+  """
+  batch, num_blocks = start.shape
+  before = jnp.arange(num_entries) < start[..., None, None]  # [B, n, 1, S]
+  before = jnp.tile(before, (1, 1, size, 1)).reshape(batch, -1, num_entries)
+  block = jnp.arange(num_blocks * size) // size
+  own = jnp.broadcast_to(
+    block[:, None] == block, (batch, block.size, block.size)
+  )
+  own = sharding.constrain(own, 'batch', None, None)
+  return jnp.concatenate([before, own], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DFlash(trainable.Trainable):
+  """Draws all K tokens from one pass over [pending token, mask, ..., mask].
+
+  No draft sees the token drawn before it, as in Medusa; but each mask sees the
+  others, and through `num_layers` layers of the target's own kind all features
+  that the target had of the tokens before the pending one, each as its own key
+  and value. The embedding is the target's, and so is the unembedding.
+
+  Attributes:
+    feature_layers: of the target, whose outputs are read; -1 its embedding.
+    num_layers: of the draft network.
+  """
+
+  feature_layers: Sequence[int] = ()
+  num_layers: int = 2
+  _network = Network
+
+  def __post_init__(self):
+    """Refuses layers that the target does not have; see `Trainable`."""
+    super().__post_init__()
+    if not hasattr(self.model, 'num_kv_heads'):
+      raise ValueError(
+        f'the draft network has layers as the target, which is {self.model}: '
+        'it can be one of the Llama family'
+      )
+    if not settings.is_count(self.num_layers):
+      raise ValueError(
+        f'num_layers is {self.num_layers!r}: the draft network has at least 1'
+      )
+    of_target = settings.check_features(
+      self.feature_layers, self.model.num_layers
+    )
+    object.__setattr__(self, 'feature_layers', of_target)
+
+  @property
+  def reads_prompt(self) -> bool:
+    """See `Trainable`."""
+    return True
+
+  def context(
+    self, params: Params, features: Sequence[Array]
+  ) -> cache_lib.KVCache:
+    """What blocks see of sequences with features [B, T, D] each."""
+    batch, length, _ = features[0].shape
+    start = sharding.zeros((batch,), jnp.int32, 'batch')
+    keys, values = self.merge(params).context(features, start)
+    return cache_lib.KVCache(
+      keys=tuple(keys), values=tuple(values), length=start + length
+    )
+
+  def vectors(
+    self,
+    params: Params,
+    first: Array,
+    start: Array,
+    context: cache_lib.KVCache,
+  ) -> Array:
+    """What the unembedding reads: [B, n, K, D], of n blocks a row.
+
+    Args:
+      params: the whole tree.
+      first: [B, n] int32, the pending tokens.
+      start: [B, n] int32, their positions.
+      context: of the tokens before them, and of others that they do not see.
+    """
+    return self.merge(params)(
+      self.model.embed(params['target'], first),
+      start,
+      self.num_draft_tokens,
+      context.keys,
+      context.values,
+    )
+
+  def given(self, params: Params, logits: Array, previous: Array) -> Array:
+    """Logits [..., V'] given the tokens before, [...]: here the same."""
+    del params, previous
+    return logits
+
+  def _begin(self, key, target_params):
+    if target_params is None:
+      raise ValueError(
+        "the last norm begins as the target's: give the target's parameters"
+      )
+    params = super()._begin(key, target_params)
+    # The unembedding, which is not trained, is made for what it gives.
+    scale = jnp.array(target_params['norm']['scale'], jnp.float32)
+    return params | {'norm': {'scale': scale}}
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    dtype = self.own(params)['mask'].dtype
+    num_new = self.num_draft_tokens + 1
+    if max_length < num_new:
+      raise ValueError(
+        f'num_draft_tokens is {self.num_draft_tokens}, and a cache of '
+        f'{max_length} tokens has no room for the {num_new} of a round: lower '
+        'it, or raise max_length'
+      )
+    model = self.model
+    return cache_lib.init(
+      *(batch_size, max_length, self.num_layers),
+      *(model.num_kv_heads, model.head_dim, dtype),
+    )
+
+  def extend(self, params, tokens, count, output, state):
+    """See `types.Drafter`: the features of the chunk become context."""
+    del tokens
+    return self._take_in(params, output, state.length + count, state)
+
+  def update(self, params, tokens, length, output, verdict, state):
+    """See `types.Drafter`: context are the features of what was kept."""
+    del tokens, verdict
+    return self._take_in(params, output, length - 1, state)
+
+  def _take_in(self, params, output, length, state):
+    found, own = output.features[0], self.own(params)['mask'].dtype
+    if found.dtype != own:
+      raise ValueError(
+        f'the target computes in {found.dtype} and the weights of the drafter '
+        f'are {own}: load both with one dtype'
+      )
+    keys, values = self.merge(params).context(output.features, state.length)
+    state = cache_lib.append(state, keys, values, after=found[:, 0])
+    return cache_lib.commit(state, length)
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`: nothing of the block stays in the state."""
+    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    vectors = self.vectors(params, pending, length[:, None] - 1, state)[:, 0]
+    logits = self.logits(params, vectors)  # [B, K, V'], in one product
+    nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
+    nothing = sharding.constrain(nothing, 'batch', None)
+
+    def body(carry, i):
+      drafted, previous = carry
+      row = jax.lax.dynamic_index_in_dim(logits, i, axis=1, keepdims=False)
+      row = self._widen(params, self.given(params, row, previous))
+      probs = warp(row, drafted)
+      token = draw(probs, length + i)
+      return (drafted.at[:, i].set(token), token), probs
+
+    (drafted, _), probs = jax.lax.scan(
+      body, (nothing, pending[:, 0]), jnp.arange(self.num_draft_tokens)
+    )
+    draft = Draft(
+      tokens=drafted, probs=jnp.swapaxes(probs, 0, 1), law=DraftLaw.SAMPLED
+    )
+    return draft, state
+
+  def _widen(self, params, logits):
+    """Logits [B, V] of all tokens, from [B, V'] of those drafted."""
+    own = self.merge(params).vocabulary
+    return logits if own is None else own.to_target(logits, self.vocab_size)
+
+
+def _heads(rows, attention, num_new):
+  """Rows [B * T, H * head_dim] as [B, T, H, head_dim]."""
+  return sharding.reshape(
+    rows,
+    (rows.shape[0] // num_new, num_new, -1, attention.head_dim),
+    *('batch', None, attention.kv_axis, None),
+  )

@@ -1,0 +1,120 @@
+"""Drafts as DFlash does, each token given the one before it.
+
+DSpark, as DeepSeek's DeepSpec trains it: a term of low rank makes of a block of
+independent tokens a Markov chain, and a small head says how far to trust it.
+"""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.drafters import dflash
+from specsample.drafters import settings
+from specsample.models import layers
+from specsample.types import Array, Params
+
+
+class _Markov(nnx.Module):
+  """W1[x] W2^T, at first 0: what token x says of the one behind it.
+
+  Both are [rank, V'], divided over the tokens. Nothing is said behind a token
+  that is never drafted: only a pending one can be that.
+  """
+
+  def __init__(self, rank, size, keys):
+    self.axis = sharding.Axis('vocab', size)
+    axes = (None, self.axis)
+    before = jax.random.normal(next(keys), (rank, size)) * rank**-0.5
+    self.before = nnx.Param(before, axes=axes)
+    self.behind = nnx.Param(jnp.zeros((rank, size)), axes=axes)
+
+  def embed(self, ids: Array, is_drafted: Array) -> Array:
+    """W1[x], [..., rank]."""
+    found = sharding.lookup(self.before[...], ids, self.axis)
+    return jnp.where(is_drafted[..., None], found, 0)
+
+  def __call__(self, embedded: Array) -> Array:
+    """Logits [n, V'] to be added, of rows [n, rank]."""
+    return sharding.einsum(
+      'rd,dv->rv',
+      embedded,
+      self.behind[...],
+      axes=('batch', self.axis),
+      preferred_element_type=jnp.float32,
+    )
+
+
+class _Network(dflash.Network):
+  def __init__(self, config, keys):
+    super().__init__(config, keys)
+    size = config.draft_vocab_size or config.model.vocab_size
+    self.markov = _Markov(config.rank, size, keys)
+    # At first it says 1/2 of everything.
+    self.confidence = layers.Linear(
+      config.model.dim + config.rank,
+      1,
+      axes=(None, None),
+      bias=True,
+      keys=None,
+      dtype=jnp.float32,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DSpark(dflash.DFlash):
+  """Draws token i given token i - 1, at the cost of one product [rank, V'].
+
+  logits_i = U_i + W1[x_{i - 1}] W2^T, where U_i are those of DFlash. What is
+  drawn from is what follows from that, so the law is SAMPLED as any.
+
+  Attributes:
+    rank: of the term.
+  """
+
+  rank: int = 256
+  _network = _Network
+
+  def __post_init__(self):
+    """Refuses an empty term; see `DFlash`."""
+    super().__post_init__()
+    if not settings.is_count(self.rank):
+      raise ValueError(
+        f'rank is {self.rank!r}: give at least 1; DFlash has no such term'
+      )
+
+  def given(self, params: Params, logits: Array, previous: Array) -> Array:
+    """Logits [..., V'] given the tokens before, [...]."""
+    embedded = self._embed(params, previous)
+    rows = embedded.reshape(-1, self.rank)
+    term = self.merge(params).markov(rows)
+    return logits + term.reshape(logits.shape)
+
+  def confidence_logits(
+    self, params: Params, vectors: Array, previous: Array
+  ) -> Array:
+    """As `confidence`, before the sigmoid."""
+    read = jnp.concatenate([vectors, self._embed(params, previous)], axis=-1)
+    rows = self.merge(params).confidence(read.reshape(-1, read.shape[-1]))
+    return rows.reshape(previous.shape).astype(jnp.float32)
+
+  def confidence(
+    self, params: Params, vectors: Array, previous: Array
+  ) -> Array:
+    """How likely drafts are to be kept if those before are, [...] in (0, 1).
+
+    Trained towards 1 - TV(target, draft). A draft may be cut where it is low:
+    it is a function of the tokens before, and not of the one drawn.
+
+    Args:
+      params: the whole tree.
+      vectors: [..., D], from `vectors`.
+      previous: [...] int32, the tokens before the drafts.
+    """
+    return jax.nn.sigmoid(self.confidence_logits(params, vectors, previous))
+
+  def _embed(self, params, previous):
+    ids, is_drafted = self.draft_ids(params, previous)
+    return self.merge(params).markov.embed(ids, is_drafted)

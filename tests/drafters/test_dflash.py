@@ -1,0 +1,348 @@
+"""DFlash and DSpark: a block in one pass over masks."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import testing
+from specsample import verify
+from specsample.sampling import Sampling
+from specsample.types import DraftLaw
+
+_V, _K = 12, 3
+_TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
+_D2T = np.asarray([6, 1, 11, 4, 3, 0, 9])
+_SOME = {
+  'model': _TARGET,
+  'num_draft_tokens': _K,
+  'feature_layers': (0, 2),
+  'draft_vocab_size': _D2T.size,
+}
+_DRAFTERS = {
+  'dflash': drafters.DFlash(**_SOME),
+  'dspark': drafters.DSpark(rank=5, **_SOME),
+}
+_PROMPTS = np.arange(4 * 6).reshape(4, 6) % _V
+_LENGTHS = np.asarray([6, 2, 5, 1])
+_each = pytest.mark.parametrize('name', _DRAFTERS)
+
+
+@functools.cache
+def _params(name):
+  # Larger than at initialisation, where tokens hardly matter.
+  target = jax.tree.map(lambda x: 1.6 * x, _TARGET.init(jax.random.key(0)))
+  own = _DRAFTERS[name].init_params(jax.random.key(1), target, _D2T)
+  noisy = testing.with_noise(own, jax.random.key(2), 0.3)
+  return {'target': target, 'drafter': noisy}
+
+
+def _check(assertion, name, *arguments, **changes):
+  settings = {
+    'model': _TARGET,
+    'drafter': _DRAFTERS[name],
+    'verify': verify.block,
+    'max_new_tokens': 16,
+  }
+  assertion(
+    _params(name), _PROMPTS, _LENGTHS, *arguments, **(settings | changes)
+  )
+
+
+@_each
+def test_greedy_output_is_the_targets_own(name):
+  _check(testing.assert_greedy_equal, name)
+
+
+@_each
+def test_rows_are_the_same_in_any_batch(name):
+  mixed = Sampling(temperature=np.asarray([1.0, 0.0, 0.5, 1.5]), top_k=6)
+  _check(
+    testing.assert_batch_invariant, name, jax.random.key(2), sampling=mixed
+  )
+
+
+def _features(params, tokens):
+  """The target's features of whole sequences, afresh."""
+  empty = _TARGET.init_cache(len(tokens), 0)
+  return _TARGET.apply(params['target'], tokens, empty, features=(0, 2))[0]
+
+
+def _propose(name, sequence, draw):
+  """The draft behind one sequence, prefilled at once."""
+  params, drafter = _params(name), _DRAFTERS[name]
+  tokens = np.zeros((1, 16), np.int32)
+  tokens[0, : len(sequence)] = sequence
+
+  @jax.jit
+  def propose(params, tokens, length):
+    state = drafter.init(params, 1, 16)
+    output = _features(params, tokens)
+    state = drafter.extend(params, tokens, length - 1, output, state)
+    warp = lambda logits, drafted: jax.nn.softmax(logits)
+    return drafter.propose(params, draw, warp, tokens, length, state)
+
+  return propose(params, tokens, np.asarray([len(sequence)]))
+
+
+def _norm(x, scale):
+  return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * scale
+
+
+def _silu(x):
+  return x / (1 + np.exp(-x))
+
+
+def _softmax(x):
+  weights = np.exp(x - x.max())
+  return weights / weights.sum()
+
+
+def _rotate(head, position):
+  half = head.size // 2
+  angles = position * 10_000.0 ** (-np.arange(half) / half)
+  first, second = head[:half], head[half:]
+  return np.concatenate(
+    [
+      first * np.cos(angles) - second * np.sin(angles),
+      second * np.cos(angles) + first * np.sin(angles),
+    ]
+  )
+
+
+def _by_hand(params, sequence):
+  """The vectors [K, D] of the masks behind a sequence, by loops in float64."""
+  to_numpy = lambda tree: jax.tree.map(lambda x: np.asarray(x, float), tree)
+  target, own = to_numpy(params['target']), to_numpy(params['drafter'])
+  pending = len(sequence) - 1
+  features = _features(params, np.asarray([sequence])).features
+  features = np.concatenate(features, axis=-1)[0][:pending].astype(float)
+  fused = features @ own['fuse']['kernel']
+  fused = _norm(fused, own['fused_norm']['scale'])
+  x = [target['embedding'][:, sequence[-1]]] + [own['mask']] * _K
+  for layer in own['layers'].values():
+    attention = {n: w['kernel'] for n, w in layer['attention'].items()}
+    normed = [_norm(row, layer['attention_norm']['scale']) for row in x]
+    # Each with its position: the context, then the block.
+    seen = [*enumerate(fused), *enumerate(normed, start=pending)]
+    attended = []
+    for i, row in enumerate(normed):
+      query = (row @ attention['query']).reshape(4, 8)
+      heads = []
+      for h in range(4):
+        of_kv = slice(8 * (h // 2), 8 * (h // 2) + 8)
+        rotated = _rotate(query[h], pending + i)
+        scores = [
+          rotated @ _rotate((y @ attention['key'])[of_kv], position) / 8**0.5
+          for position, y in seen
+        ]
+        values = np.stack([(y @ attention['value'])[of_kv] for _, y in seen])
+        heads.append(_softmax(np.asarray(scores)) @ values)
+      attended.append(np.concatenate(heads) @ attention['out'])
+    x = [row + added for row, added in zip(x, attended, strict=True)]
+    mlp = {n: w['kernel'] for n, w in layer['mlp'].items()}
+    normed = [_norm(row, layer['mlp_norm']['scale']) for row in x]
+    x = [
+      row + (_silu(y @ mlp['gate']) * (y @ mlp['up'])) @ mlp['down']
+      for row, y in zip(x, normed, strict=True)
+    ]
+  return _norm(np.stack(x[1:]), own['norm']['scale'])
+
+
+def _by_hand_probs(name, sequence, drafted):
+  """The probabilities [K, V] that the drafts were drawn from."""
+  params = _params(name)
+  own = jax.tree.map(lambda x: np.asarray(x, float), params['drafter'])
+  logits = _by_hand(params, sequence) @ own['vocabulary']['unembedding']
+  probs = np.zeros((_K, _V))
+  for i, before in enumerate([sequence[-1], *drafted[:-1]]):
+    if name == 'dspark' and before in _D2T:
+      column = own['markov']['before'][:, _D2T.tolist().index(before)]
+      logits[i] += column @ own['markov']['behind']
+    probs[i, _D2T] = _softmax(logits[i])
+  return probs
+
+
+@pytest.mark.parametrize('sequence', [[5], [6], [3, 1, 4, 1, 5, 9, 2, 6]])
+@_each
+def test_drafts_are_those_of_a_pass_worked_out_by_hand(name, sequence):
+  # The second most likely, so that no argmax can take its place.
+  second = lambda probs, position: probs.argsort(axis=-1)[:, -2].astype('int32')
+  draft, _ = _propose(name, sequence, second)
+  assert draft.law is DraftLaw.SAMPLED
+  drafted = np.asarray(draft.tokens[0]).tolist()
+  expected = _by_hand_probs(name, sequence, drafted)
+  np.testing.assert_allclose(draft.probs[0], expected, atol=2e-5)
+  assert drafted == expected.argsort()[:, -2].tolist()
+
+
+@_each
+def test_drafts_hang_on_context_and_on_each_other_only_in_dspark(name):
+  probs = lambda sequence, token: np.asarray(
+    _propose(
+      name, sequence, lambda probs, _: jnp.full(len(probs), token, jnp.int32)
+    )[0].probs[0]
+  )
+  found = probs([3, 1, 4], 1)
+  assert np.abs(found - probs([2, 1, 4], 1)).max() > 1e-3
+  others = probs([3, 1, 4], 6)
+  np.testing.assert_array_equal(found[0], others[0])
+  if name == 'dflash':
+    np.testing.assert_array_equal(found, others)
+  else:
+    assert np.abs(found - others)[1:].max() > 1e-3
+
+
+@_each
+def test_a_round_leaves_the_context_of_what_was_kept(name):
+  params, drafter = _params(name), _DRAFTERS[name]
+  prompts = np.tile(_PROMPTS, (8, 1))
+  state = specsample.prefill(
+    params,
+    prompts,
+    np.tile(_LENGTHS, 8),
+    jax.random.key(0),
+    model=_TARGET,
+    drafter=drafter,
+    sampling=Sampling(temperature=1.0),
+    max_new_tokens=24,
+  )
+
+  @jax.jit
+  def afresh(params, tokens):
+    return drafter.context(params, _features(params, tokens).features)
+
+  kept = set()
+  for _ in range(3):
+    state = specsample.advance(
+      params,
+      state,
+      model=_TARGET,
+      drafter=drafter,
+      verify=verify.chain,
+      max_rounds=1,
+    )
+    kept |= set(np.flatnonzero(np.asarray(state.accepted).any(axis=0)))
+    expected = afresh(params, state.tokens)
+    for row, length in enumerate(np.asarray(state.length)):
+      # The last token is pending.
+      assert state.draft.length[row] == length - 1
+      jax.tree.map(
+        lambda x, y, row=row, end=length - 1: np.testing.assert_allclose(
+          x[row, :, :end], y[row, :, :end], atol=1e-4
+        ),
+        (state.draft.keys, state.draft.values),
+        (expected.keys, expected.values),
+      )
+  assert kept == set(range(_K + 1))
+
+
+@_each
+def test_blocks_of_a_batch_are_those_of_decoding(name):
+  params, drafter = _params(name), _DRAFTERS[name]
+  tokens = np.asarray([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3]])
+  start = np.asarray([[0, 4, 7]])
+
+  @jax.jit
+  def blocks(params):
+    context = drafter.context(params, _features(params, tokens).features)
+    first = jnp.take_along_axis(jnp.asarray(tokens), start, axis=1)
+    return drafter.vectors(params, first, start, context)
+
+  found = blocks(params)[0]
+  for vectors, place in zip(found, start[0], strict=True):
+    expected = _by_hand(params, tokens[0, : place + 1].tolist())
+    np.testing.assert_allclose(vectors, expected, atol=1e-4)
+
+
+def test_confidence_is_a_sigmoid_of_what_is_known_before_the_draw():
+  params, drafter = _params('dspark'), _DRAFTERS['dspark']
+  vectors = np.random.default_rng(0).normal(size=(2, _K, _TARGET.dim))
+  previous = np.asarray([[5, 6, 1], [9, 2, 0]])
+  found = drafter.confidence(params, vectors.astype(np.float32), previous)
+  own = jax.tree.map(lambda x: np.asarray(x, float), params['drafter'])
+  for b, k in np.ndindex(2, _K):
+    embedded = np.zeros(5)
+    if previous[b, k] in _D2T:
+      index = _D2T.tolist().index(previous[b, k])
+      embedded = own['markov']['before'][:, index]
+    read = np.concatenate([vectors[b, k], embedded])
+    score = read @ own['confidence']['kernel'] + own['confidence']['bias']
+    np.testing.assert_allclose(found[b, k], 1 / (1 + np.exp(-score)), rtol=1e-4)
+
+
+@_each
+def test_all_but_the_targets_part_is_trained(name):
+  drafter = _DRAFTERS[name]
+  shapes = lambda tree: jax.tree.map(lambda x: x.shape, tree)
+  assert shapes(drafter.abstract_params()) == shapes(_params(name)['drafter'])
+  trained = drafter.is_trained()
+  assert not any(jax.tree.leaves(trained.pop('vocabulary')))
+  assert all(jax.tree.leaves(trained))
+
+
+def test_the_last_norm_begins_as_the_targets():
+  params = _params('dflash')
+  own = _DRAFTERS['dflash'].init_params(
+    jax.random.key(1), params['target'], _D2T
+  )
+  np.testing.assert_array_equal(
+    own['norm']['scale'], params['target']['norm']['scale']
+  )
+
+
+def test_a_target_of_another_dtype_is_refused():
+  params = _params('dflash')
+  half = dataclasses.replace(_TARGET, dtype='bfloat16')
+  cast = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params['target'])
+  with pytest.raises(ValueError, match=r'bfloat16 and .* float32: load both'):
+    specsample.generate(
+      params | {'target': cast},
+      _PROMPTS,
+      _LENGTHS,
+      jax.random.key(0),
+      model=half,
+      drafter=dataclasses.replace(_DRAFTERS['dflash'], model=half),
+      verify=verify.block,
+      sampling=Sampling(),
+      max_new_tokens=4,
+    )
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'feature_layers': ()}, r'feature_layers are \(\), and the target has'),
+    ({'feature_layers': (0, 3)}, r'are \(0, 3\), .* has layers 0 to 2'),
+    ({'num_layers': 0}, 'num_layers is 0'),
+    ({'num_draft_tokens': 0}, 'num_draft_tokens is 0'),
+    ({'rank': 0}, 'rank is 0: give at least 1'),
+    (
+      {'model': testing.HashModel(vocab_size=8), 'draft_vocab_size': None},
+      'layers as the target, which is HashModel',
+    ),
+  ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(_DRAFTERS['dspark'], **settings)
+
+
+def test_a_block_that_does_not_fit_the_cache_is_refused():
+  with pytest.raises(
+    ValueError, match='num_draft_tokens is 3, and a cache of 3 tokens has no'
+  ):
+    _DRAFTERS['dflash'].init(_params('dflash'), 1, 3)
+
+
+def test_parameters_that_are_missing_are_named():
+  with pytest.raises(ValueError, match=r"\['target'\], and DFlash reads"):
+    _DRAFTERS['dflash'].init({'target': {}}, 1, 8)
+  whole = dataclasses.replace(_DRAFTERS['dflash'], draft_vocab_size=None)
+  with pytest.raises(ValueError, match="give the target's parameters"):
+    whole.init_params(jax.random.key(0))
