@@ -1,7 +1,9 @@
 """Drafting methods: frozen dataclasses with init, extend, propose, update."""
 
 from specsample.drafters.chain import Chain
+from specsample.drafters.dflash import DFlash
 from specsample.drafters.draft_model import DraftModel
+from specsample.drafters.dspark import DSpark
 from specsample.drafters.eagle import Eagle
 from specsample.drafters.eagle import Eagle3
 from specsample.drafters.hydra import Hydra
@@ -12,6 +14,8 @@ from specsample.drafters.skip import Skip
 
 __all__ = [
   'Chain',
+  'DFlash',
+  'DSpark',
   'DraftModel',
   'Eagle',
   'Eagle3',

@@ -1,0 +1,206 @@
+"""What block-parallel drafters are trained for, as DFlash is."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.drafters import dflash
+from specsample.models import cache as cache_lib
+from specsample.training import losses
+from specsample.training import objective
+from specsample.training.step import Batch
+from specsample.types import Array, Params
+
+# Odd, so that no bit of what they multiply is lost.
+_ROW = 0x9E3779B1
+_BATCH = 0x85EBCA6B
+
+
+class Text(NamedTuple):
+  """What blocks are made of, and what they see."""
+
+  tokens: Array  # [B, T] int32
+  hidden: Array  # [B, T, D], the target's last
+  context: cache_lib.KVCache  # of the T tokens
+
+
+class Drafted(NamedTuple):
+  """The drafts of n blocks a row, and what the target says of them."""
+
+  vectors: Array  # [B, n, K, D]
+  before: Array  # [B, n, K] int32, the tokens before the drafts
+  logits: Array  # [B, n, K, V']
+  ids: Array  # [B, n, K] int32, the tokens that came, of the V'
+  is_drafted: Array  # [B, n, K] bool, whether they are among them
+  hidden: Array  # [B, n, K, D], the target's of the tokens before
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DFlashObjective(objective.Objective):
+  """The losses of a few blocks a document: an `objective.Objective`.
+
+  Of each document `num_blocks` places are drawn, evenly among those with a
+  token to learn behind them. The weight of draft i, from 0, is
+  exp(-i / gamma), because a draft counts only if all before it are kept. The
+  paper has gamma = 4 for 7 drafts and 7 for 15.
+
+  A batch may hold `features` [B, T, n * D], those of the drafter's n layers,
+  found before.
+
+  Attributes:
+    drafter: DFlash.
+    gamma: of the weights.
+    num_blocks: of a document. `matches` takes as many at a time.
+  """
+
+  drafter: dflash.DFlash
+  gamma: float = 4.0
+  num_blocks: int = 8
+
+  def __post_init__(self):
+    """Refuses to learn of no block, or of none of its tokens."""
+    if self.num_blocks < 1 or not self.gamma > 0:
+      raise ValueError(
+        f'num_blocks is {self.num_blocks} and gamma {self.gamma}: give at '
+        'least 1 block, and a gamma above 0'
+      )
+
+  def __call__(
+    self, params: Params, batch: Batch
+  ) -> tuple[Array, dict[str, Array]]:
+    """The loss [], and a report from `objective.acceptance`."""
+    tokens, mask = batch['tokens'], batch['mask']
+    start, exists = starts(tokens, mask, self.num_blocks)
+    learned = at(mask, self._index(start) + 1) & exists[..., None]
+
+    def compare(params, text, start, learned):
+      drafted = self._draft(params, text, start)
+      return self.loss(params, drafted, learned), _came(drafted)
+
+    compare = jax.checkpoint(compare) if self.recompute else compare
+    loss, came = compare(params, self._read(params, batch), start, learned)
+    of_drafts = lambda x: jnp.moveaxis(x, -1, 0)
+    return loss, objective.acceptance(of_drafts(came), of_drafts(learned))
+
+  def matches(self, params: Params, batch: Batch) -> Array:
+    """See `objective.Objective`; a few places at a time."""
+    text = self._read(params, batch)
+    num_rows, width = text.tokens.shape
+    num_chunks = -(-width // self.num_blocks)
+
+    def of_chunk(first):
+      # What is too many in the last chunk is cut off.
+      start = jnp.minimum(first + jnp.arange(self.num_blocks), width - 1)
+      start = jnp.broadcast_to(start, (num_rows, self.num_blocks))
+      start = sharding.constrain(start, 'batch', None)
+      return _came(self._draft(params, text, start))
+
+    found = jax.lax.map(of_chunk, jnp.arange(num_chunks) * self.num_blocks)
+    num_drafts = self.drafter.num_draft_tokens
+    found = jnp.transpose(found, (3, 1, 0, 2)).reshape(num_drafts, num_rows, -1)
+    return found[..., :width] & objective.drafts(batch['mask'], num_drafts)
+
+  def loss(self, params: Params, drafted: Drafted, learned: Array) -> Array:
+    """The loss [], of the drafts that are learned, [B, n, K] bool."""
+    loss = jnp.zeros(())
+    if self.token_weight:
+      values = losses.cross_entropy(drafted.logits, drafted.ids)
+      mean = self.mean(values, learned & drafted.is_drafted)
+      loss += self.token_weight * mean
+    if self.teacher_weight:
+      teacher = self.teacher(params, drafted.hidden)
+      values = self.teacher_loss(drafted.logits, teacher)
+      loss += self.teacher_weight * self.mean(values, learned)
+    return loss
+
+  def mean(self, values: Array, learned: Array) -> Array:
+    """The weighted mean [] of values [B, n, K] where they are learned."""
+    weights = jnp.exp(-jnp.arange(values.shape[-1]) / self.gamma)
+    weights = jnp.where(learned, weights, 0)
+    values = jnp.where(learned, values, 0)
+    return jnp.sum(weights * values) / jnp.maximum(jnp.sum(weights), 1e-9)
+
+  def _read(self, params, batch):
+    drafter, tokens = self.drafter, batch['tokens']
+    dim = drafter.model.dim
+    if 'features' in batch:
+      found = batch['features'].astype(drafter.model.dtype)
+      num_layers = len(drafter.feature_layers)
+      features = [
+        found[..., i * dim : (i + 1) * dim] for i in range(num_layers)
+      ]
+      hidden = self.hidden(params, batch)
+    else:
+      output, _ = drafter.model.apply(
+        params['target'],
+        tokens,
+        drafter.model.init_cache(tokens.shape[0], 0),
+        features=drafter.feature_layers,
+      )
+      features, hidden = output.features, output.hidden
+      if 'hidden' in batch:
+        hidden = self.hidden(params, batch)
+    return Text(tokens, hidden, drafter.context(params, features))
+
+  def _draft(self, params, text, start) -> Drafted:
+    drafter = self.drafter
+    index = self._index(start)
+    before, came = at(text.tokens, index), at(text.tokens, index + 1)
+    vectors = drafter.vectors(params, before[..., 0], start, text.context)
+    logits = drafter.given(params, drafter.logits(params, vectors), before)
+    ids, is_drafted = drafter.draft_ids(params, came)
+    hidden = at(text.hidden, index)
+    return Drafted(vectors, before, logits, ids, is_drafted, hidden)
+
+  def _index(self, start):
+    """The places [B, n, K] of the tokens before the drafts."""
+    return start[..., None] + jnp.arange(self.drafter.num_draft_tokens)
+
+
+def starts(tokens: Array, mask: Array, num_blocks: int) -> tuple[Array, Array]:
+  """Pending tokens of a document: [B, n] int32, and whether there are as many.
+
+  They are evenly spaced among those with a token to learn behind them, from one
+  that follows from all tokens of the batch: of a document that comes again in
+  another batch others are taken.
+
+  Args:
+    tokens: [B, T] int32.
+    mask: [B, T] bool, the tokens to learn.
+    num_blocks: n.
+  """
+  count = jnp.cumsum(objective.behind(mask, 1), axis=1)  # [B, T]
+  total = count[:, -1:]
+  bits = tokens.astype(jnp.uint32)
+  of_row = jnp.sum(bits * (jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1), 1)
+  mixed = of_row * jnp.uint32(_ROW) ^ jnp.sum(of_row) * jnp.uint32(_BATCH)
+  mixed = (mixed ^ mixed >> 15) * jnp.uint32(_ROW)
+  offset = (mixed >> 8).astype(jnp.float32) / 2**24  # in [0, 1)
+  # Where all can be taken, they are.
+  step = jnp.maximum(total, num_blocks) / num_blocks
+  which = (jnp.arange(num_blocks) + offset[:, None]) * step
+  which = jnp.floor(which).astype(jnp.int32)
+  exists = which < total
+  place = jnp.sum(count[:, None] <= which[..., None], axis=-1)
+  return jnp.minimum(place, tokens.shape[1] - 1).astype(jnp.int32), exists
+
+
+def at(x: Array, index: Array) -> Array:
+  """x [B, T, ...] at index [B, n, K] along T: [B, n, K, ...]; behind it 0."""
+  more = (1,) * (x.ndim - 2)
+  flat = index.reshape(index.shape[0], -1, *more)
+  inside = flat < x.shape[1]
+  found = jnp.take_along_axis(x, jnp.minimum(flat, x.shape[1] - 1), axis=1)
+  found = jnp.where(inside, found, jnp.zeros_like(found))
+  return found.reshape(*index.shape, *x.shape[2:])
+
+
+def _came(drafted):
+  """Where the most likely token is the one that came, [B, n, K] bool."""
+  best = jnp.max(drafted.logits, axis=-1)
+  return drafted.is_drafted & (
+    sharding.pick(drafted.logits, drafted.ids) == best
+  )

@@ -1,0 +1,52 @@
+"""What DSpark is trained for: its drafts, and how far to trust them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specsample.drafters import dspark
+from specsample.training import dflash
+from specsample.training import losses
+from specsample.training.objective import TeacherLoss
+from specsample.types import Array, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DSparkObjective(dflash.DFlashObjective):
+  """As `DFlashObjective`, each draft given the token that came before it.
+
+  The confidence learns 1 - TV(target, draft), how likely a draft is kept. It
+  only reads: what is drafted does not change for it. (The two are compared
+  among the tokens drafted, as the teacher's loss does.)
+
+  Attributes:
+    drafter: DSpark.
+    confidence_weight: of the cross-entropy of the confidence.
+  """
+
+  drafter: dspark.DSpark
+  token_weight: float = 0.1
+  teacher_weight: float = 1.8
+  teacher_loss: TeacherLoss = losses.total_variation
+  confidence_weight: float = 1.0
+
+  def loss(
+    self, params: Params, drafted: dflash.Drafted, learned: Array
+  ) -> Array:
+    """See `DFlashObjective`."""
+    loss = super().loss(params, drafted, learned)
+    if not self.confidence_weight:
+      return loss
+    # Only the head learns of what follows.
+    fixed = jax.lax.stop_gradient((params, drafted))
+    own = params['drafter']['confidence']
+    fixed_params, drafted = fixed
+    head = {**fixed_params['drafter'], 'confidence': own}
+    found = self.drafter.confidence_logits(
+      {**fixed_params, 'drafter': head}, drafted.vectors, drafted.before
+    )
+    teacher = self.teacher(fixed_params, drafted.hidden)
+    kept = 1 - losses.total_variation(drafted.logits, teacher)
+    values = jnp.logaddexp(0, found) - kept * found
+    return loss + self.confidence_weight * self.mean(values, learned)

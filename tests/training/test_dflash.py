@@ -1,0 +1,304 @@
+"""The objectives of block-parallel drafters, against loops over blocks."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import testing
+from specsample import verify
+from specsample.training import dflash
+from specsample.training import dspark
+from specsample.training import step
+
+_V, _K, _T = 16, 3, 10
+_TARGET = testing.tiny_llama(vocab_size=_V)
+_D2T = np.asarray([9, 3, 4, 0, 12, 7])
+_SOME = {
+  'model': _TARGET,
+  'num_draft_tokens': _K,
+  'feature_layers': (0, 1),
+  'num_layers': 1,
+  'draft_vocab_size': _D2T.size,
+}
+_DFLASH = drafters.DFlash(**_SOME)
+_DSPARK = drafters.DSpark(rank=4, **_SOME)
+_RNG = np.random.default_rng(0)
+_BATCH = {
+  'tokens': _RNG.integers(_V, size=(4, _T)),
+  'mask': _RNG.random((4, _T)) < 0.7,
+}
+_OBJECTIVES = {
+  'dflash': dflash.DFlashObjective(
+    drafter=_DFLASH,
+    token_weight=2.0,
+    teacher_weight=3.0,
+    gamma=1.5,
+    num_blocks=3,
+  ),
+  'dspark': dspark.DSparkObjective(
+    drafter=_DSPARK,
+    token_weight=2.0,
+    teacher_weight=3.0,
+    confidence_weight=4.0,
+    num_blocks=3,
+    recompute=True,
+  ),
+}
+
+
+@functools.cache
+def _params(drafter):
+  target = jax.tree.map(lambda x: 2 * x, _TARGET.init(jax.random.key(3)))
+  own = drafter.init_params(jax.random.key(1), target, _D2T)
+  noisy = testing.with_noise(own, jax.random.key(4), 0.3)
+  # The columns of the draft vocabulary are the target's.
+  return {
+    'target': target,
+    'drafter': noisy | {'vocabulary': own['vocabulary']},
+  }
+
+
+def _log_softmax(logits):
+  wide = np.asarray(logits, np.float64)
+  return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of_target(drafter, params, tokens):
+  empty = _TARGET.init_cache(len(tokens), 0)
+  layers = drafter.feature_layers
+  return _TARGET.apply(params['target'], tokens, empty, features=layers)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _draft(drafter, params, tokens, length, forced):
+  """The probabilities [K, V] and the vectors behind a row, as in decoding."""
+  output = _of_target(drafter, params, tokens)
+  state = drafter.init(params, 1, tokens.shape[1])
+  state = drafter.extend(params, tokens, length - 1, output, state)
+  warp = lambda logits, drafted: jax.nn.softmax(logits)
+  draw = lambda probs, position: forced[position]
+  draft, _ = drafter.propose(params, draw, warp, tokens, length, state)
+  pending = tokens[:, length[0] - 1][:, None]
+  vectors = drafter.vectors(params, pending, length[:, None] - 1, state)
+  return draft.probs[0], vectors[0, 0]
+
+
+def _by_hand(drafter, params, batch, blocks):
+  """Means over the drafts of blocks [(row, place of the pending token)].
+
+  Returns the weighted means of cross-entropy, KL, total variation and
+  confidence's cross-entropy, and [K] how many drafts came of those learned.
+  """
+  tokens, mask = batch['tokens'], batch['mask']
+  hidden = _of_target(drafter, params, tokens).hidden
+  teacher = _log_softmax(_TARGET.unembed(params['target'], hidden)[..., _D2T])
+  sums, weights = np.zeros(4), np.zeros(4)
+  correct: list[list[bool]] = [[] for _ in range(_K)]
+  for row, place in blocks:
+    padded = np.pad(tokens[row], (0, _K + 1))
+    probs, vectors = _draft(
+      drafter, params, padded[None, : _T + 1], np.asarray([place + 1]), padded
+    )
+    for i in range(_K):
+      if place + 1 + i >= _T or not mask[row, place + 1 + i]:
+        continue
+      weight = np.exp(-i / _gamma(drafter))
+      came = padded[place + 1 + i]
+      draft = np.asarray(probs[i], np.float64)[_D2T]
+      target = np.exp(teacher[row, place + i])
+      correct[i].append(_D2T[draft.argmax()] == came)
+      variation = np.abs(draft - target).sum() / 2
+      values = [0, (target * np.log(target / draft)).sum(), variation, 0]
+      counts = np.full(4, weight)
+      if came in _D2T:
+        values[0] = -np.log(probs[i, came])
+      else:
+        counts[0] = 0
+      if drafter == _DSPARK:
+        before = padded[place + i : place + i + 1]
+        trust = drafter.confidence(params, vectors[i : i + 1], before)[0]
+        values[3] = -(1 - variation) * np.log(trust)
+        values[3] -= variation * np.log(1 - trust)
+      sums += counts * values
+      weights += counts
+  return sums / weights, np.asarray([np.mean(found) for found in correct])
+
+
+def _gamma(drafter):
+  name = 'dspark' if drafter == _DSPARK else 'dflash'
+  return _OBJECTIVES[name].gamma
+
+
+@pytest.mark.parametrize('name', _OBJECTIVES)
+def test_drafts_of_some_blocks_are_learned(name):
+  objective = _OBJECTIVES[name]
+  params = _params(objective.drafter)
+  loss, report = jax.jit(objective)(params, _BATCH)
+  start, exists = dflash.starts(_BATCH['tokens'], _BATCH['mask'], 3)
+  assert exists.all()
+  blocks = [(b, int(start[b, j])) for b, j in np.ndindex(start.shape)]
+  means, correct = _by_hand(objective.drafter, params, _BATCH, blocks)
+  entropy, divergence, variation, confidence = means
+  expected = 2 * entropy + 3 * divergence
+  if name == 'dspark':
+    expected = 2 * entropy + 3 * variation + 4 * confidence
+  np.testing.assert_allclose(loss, expected, rtol=1e-4)
+  np.testing.assert_allclose(report['correct'], correct, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', _OBJECTIVES)
+def test_matches_are_those_of_every_place(name):
+  objective = _OBJECTIVES[name]
+  params = _params(objective.drafter)
+  tokens, mask = _BATCH['tokens'], _BATCH['mask']
+  expected = np.zeros((_K, *tokens.shape), bool)
+  for b, t in np.ndindex(tokens.shape):
+    padded = np.pad(tokens[b], (0, _K + 1))
+    probs, _ = _draft(
+      objective.drafter,
+      params,
+      padded[None, : _T + 1],
+      np.asarray([t + 1]),
+      padded,
+    )
+    for i in range(_K):
+      if t + 1 + i < _T and mask[b, t + 1 + i]:
+        expected[i, b, t] = probs[i].argmax() == tokens[b, t + 1 + i]
+  assert expected.any()
+  # Three places at a time, and the last alone.
+  found = jax.jit(objective.matches)(params, _BATCH)
+  np.testing.assert_array_equal(found, expected)
+
+
+def test_blocks_begin_evenly_where_there_is_something_to_learn():
+  tokens = _RNG.integers(_V, size=(64, 40))
+  mask = np.arange(40) >= 10
+  mask = np.tile(mask, (64, 1))
+  mask[1] = np.arange(40) == 7
+  mask[2] = False
+  find = jax.jit(dflash.starts, static_argnums=2)
+  start, exists = jax.device_get(find(tokens, mask, 5))
+  assert exists.sum(axis=1).tolist() == [5, 1, 0] + [5] * 61
+  assert start[1, 0] == 6
+  usable = np.delete(np.arange(64), [1, 2])
+  assert start[usable].min() == 9
+  assert start[usable].max() == 38
+  assert set(np.diff(start[usable], axis=1).ravel()) == {6}
+  # Other rows of the batch, and other places are taken.
+  others, _ = find(tokens[:32], mask[:32], 5)
+  assert (start[3:32] != others[3:]).any(axis=1).mean() > 0.5
+  again, _ = find(tokens, mask, 5)
+  np.testing.assert_array_equal(start, again)
+
+
+def test_features_may_be_found_before():
+  objective = dataclasses.replace(_OBJECTIVES['dflash'], num_blocks=2)
+  params = _params(_DFLASH)
+  output = _of_target(_DFLASH, params, _BATCH['tokens'])
+  known = {
+    'hidden': output.hidden,
+    'features': jnp.concatenate(output.features, axis=-1),
+  }
+  compare = jax.jit(objective)
+  found, _ = compare(params, _BATCH | known)
+  np.testing.assert_allclose(found, compare(params, _BATCH)[0], rtol=1e-5)
+  for name, values in known.items():
+    others, _ = compare(params, _BATCH | known | {name: values[::-1]})
+    assert abs(others - found) > 1e-3
+
+
+@pytest.mark.parametrize('name', _OBJECTIVES)
+def test_what_is_masked_out_has_no_gradient(name):
+  objective = _OBJECTIVES[name]
+  params = _params(objective.drafter)
+  nothing = _BATCH | {'mask': np.zeros((4, _T), bool)}
+  gradient = jax.jit(
+    jax.grad(
+      lambda own: objective(params | {'drafter': own}, nothing)[0],
+      allow_int=True,
+    )
+  )(params['drafter'])
+  del gradient['vocabulary']
+  for leaf in jax.tree.leaves(gradient):
+    np.testing.assert_array_equal(leaf, 0)
+
+
+def test_drafts_do_not_change_for_the_confidence():
+  alone = dataclasses.replace(
+    _OBJECTIVES['dspark'], token_weight=0.0, teacher_weight=0.0
+  )
+  params = _params(_DSPARK)
+  gradient = jax.jit(
+    jax.grad(
+      lambda own: alone(params | {'drafter': own}, _BATCH)[0], allow_int=True
+    )
+  )(params['drafter'])
+  del gradient['vocabulary']
+  head = gradient.pop('confidence')
+  assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(head))
+  for leaf in jax.tree.leaves(gradient):
+    np.testing.assert_array_equal(leaf, 0)
+
+
+@pytest.mark.parametrize('name', _OBJECTIVES)
+def test_losses_fall_and_drafts_are_kept(name):
+  target = _params(_DFLASH)['target']
+  settings = {**_SOME, 'draft_vocab_size': None}
+  kind = {'dflash': drafters.DFlash, 'dspark': drafters.DSpark}[name]
+  drafter = kind(**settings)
+  objective = {
+    'dflash': dflash.DFlashObjective(drafter=drafter),
+    'dspark': dspark.DSparkObjective(drafter=drafter),
+  }[name]
+  params = {
+    'target': target,
+    'drafter': drafter.init_params(jax.random.key(1), target),
+  }
+  is_trained = {
+    'target': jax.tree.map(lambda _: False, target),
+    'drafter': drafter.is_trained(),
+  }
+  optimizer = optax.adam(3e-3)
+  text = _greedy_text(target)
+  batch = {'tokens': text, 'mask': np.ones(text.shape, bool)}
+  state, frozen = step.init(params, is_trained, optimizer)
+  reports = []
+  for _ in range(60):
+    state, report = step.train_step(
+      state, frozen, batch, objective=objective, optimizer=optimizer
+    )
+    reports.append(jax.device_get(report))
+  first, last = reports[0], reports[-1]
+  assert last['loss'] < 0.8 * first['loss']
+  assert last['kept'].sum() > first['kept'].sum() + 0.3
+
+
+def _greedy_text(target):
+  """What the target writes behind one random token a row."""
+  prompts = np.random.default_rng(1).integers(_V, size=(64, 1))
+  output = specsample.generate(
+    {'target': target},
+    prompts,
+    np.ones(64, int),
+    jax.random.key(0),
+    model=_TARGET,
+    drafter=drafters.NoDraft(),
+    verify=verify.chain,
+    sampling=specsample.Sampling(),
+    max_new_tokens=23,
+  )
+  return jnp.concatenate([prompts, output.tokens], axis=1)
+
+
+@pytest.mark.parametrize('settings', [{'num_blocks': 0}, {'gamma': 0.0}])
+def test_settings_that_learn_nothing_are_refused(settings):
+  with pytest.raises(ValueError, match='give at least 1 block, and a gamma'):
+    dataclasses.replace(_OBJECTIVES['dflash'], **settings)
