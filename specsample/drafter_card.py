@@ -31,7 +31,9 @@ OWN = {
 }
 _FORMAT = 1
 _KINDS: dict[str, Any] = {
+  'dflash': drafters.DFlash,
   'draft_model': drafters.DraftModel,
+  'dspark': drafters.DSpark,
   'hydra': drafters.Hydra,
   'medusa': drafters.Medusa,
 }

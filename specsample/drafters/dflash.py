@@ -145,7 +145,7 @@ class DFlash(trainable.Trainable):
     num_layers: of the draft network.
   """
 
-  feature_layers: Sequence[int] = ()
+  feature_layers: tuple[int, ...] = ()
   num_layers: int = 2
   _network = Network
 

@@ -38,10 +38,11 @@ def with_noise(params: Params, key: Array, scale: float = 0.1) -> Params:
 
 
 def scenes(vocab_size: int) -> Iterator[Trained]:
-  """Medusa, Hydra, Hydra++ and a draft model with K = 2.
+  """A drafter of every kind that is trained, with K = 2.
 
   The first two read a hash model's hidden vectors, which are the hashes; the
-  targets of the others are Llamas. All but Hydra++ draft every second token.
+  targets of the others are Llamas. All but Hydra++ and DSpark draft every second
+  token.
   """
   hashes = HashModel(vocab_size=vocab_size)
   some = (vocab_size + 1) // 2
@@ -57,6 +58,11 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
     model=llama, num_draft_tokens=2, layers=(1,), draft_vocab_size=some
   )
   yield Trained('DraftModel', llama, draft_model, _of_llama(draft_model))
+  block = {'model': llama, 'num_draft_tokens': 2, 'feature_layers': (0, 1)}
+  dflash = drafters.DFlash(**block, num_layers=1, draft_vocab_size=some)
+  yield Trained('DFlash', llama, dflash, _of_llama(dflash))
+  dspark = drafters.DSpark(**block, num_layers=1, rank=4)
+  yield Trained('DSpark', llama, dspark, _of_llama(dspark))
 
 
 @functools.cache

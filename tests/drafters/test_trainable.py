@@ -13,7 +13,9 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample import verify
+from specsample.training import dflash
 from specsample.training import draft
+from specsample.training import dspark
 from specsample.training import heads
 from specsample.training import step
 
@@ -25,6 +27,15 @@ _DRAFTERS = {
   'hydra': drafters.Hydra(model=_TARGET, num_draft_tokens=_K),
   'hydra++': drafters.Hydra(model=_TARGET, prefix_attention=True, **_SOME),
   'draft_model': drafters.DraftModel(model=_TARGET, layers=(1,), **_SOME),
+  'dflash': drafters.DFlash(model=_TARGET, feature_layers=(0, 1), **_SOME),
+  'dspark': drafters.DSpark(
+    model=_TARGET, feature_layers=(0, 1), num_draft_tokens=_K, rank=4
+  ),
+}
+_OBJECTIVES = {
+  'draft_model': draft.DraftObjective,
+  'dflash': dflash.DFlashObjective,
+  'dspark': dspark.DSparkObjective,
 }
 _D2T = np.asarray([6, 1, 4, 3, 0])
 _PROMPTS = np.arange(4 * 6).reshape(4, 6) % _V
@@ -73,7 +84,7 @@ def test_greedy_tokens_are_the_targets_own_in_bfloat16(name):
 @_each
 def test_a_step_is_taken_in_bfloat16(name):
   target, drafter, params = _scene(name, 'bfloat16')
-  kind = draft.DraftObjective if name == 'draft_model' else heads.HeadsObjective
+  kind = _OBJECTIVES.get(name, heads.HeadsObjective)
   is_trained = {
     'target': jax.tree.map(lambda _: False, params['target']),
     'drafter': drafter.is_trained(),
@@ -126,7 +137,7 @@ def test_where_no_draft_is_allowed_the_target_goes_on_alone(name, rule):
     np.testing.assert_array_equal(output.tokens, plain.tokens)
 
 
-@pytest.mark.parametrize('name', ['hydra++', 'draft_model'])
+@pytest.mark.parametrize('name', ['hydra++', 'draft_model', 'dspark'])
 def test_a_row_of_a_running_batch_can_be_refilled(name):
   target, drafter, params = _scene(name)
   static = {

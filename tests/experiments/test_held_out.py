@@ -9,7 +9,9 @@ import pytest
 from experiments import held_out
 import specsample
 from specsample.testing import trained
+from specsample.training import dflash
 from specsample.training import draft
+from specsample.training import dspark
 from specsample.training import heads
 
 _VOCAB_SIZE = 5
@@ -21,6 +23,10 @@ _DRAFTERS = {case.name: case for case in trained.scenes(_VOCAB_SIZE)}
 def _objective(drafter):
   if isinstance(drafter, specsample.drafters.DraftModel):
     return draft.DraftObjective(drafter=drafter)
+  if isinstance(drafter, specsample.drafters.DSpark):
+    return dspark.DSparkObjective(drafter=drafter)
+  if isinstance(drafter, specsample.drafters.DFlash):
+    return dflash.DFlashObjective(drafter=drafter)
   return heads.HeadsObjective(drafter=drafter)
 
 

@@ -56,8 +56,19 @@ DRAFTERS = {
   'draft model': drafters.DraftModel(
     model=TARGET, num_draft_tokens=3, layers=(0,), draft_vocab_size=40
   ),
+  'dflash': drafters.DFlash(
+    model=TARGET, num_draft_tokens=3, feature_layers=(0,), num_layers=1
+  ),
+  'dspark': drafters.DSpark(
+    model=TARGET,
+    num_draft_tokens=3,
+    feature_layers=(-1, 0),
+    num_layers=1,
+    draft_vocab_size=40,
+    rank=8,
+  ),
 }
-TRAINED = ('medusa', 'hydra', 'draft model')
+TRAINED = ('medusa', 'hydra', 'draft model', 'dflash', 'dspark')
 RULES = {
   'chain': verify.chain,
   'block': verify.block,
@@ -163,6 +174,7 @@ def test_tokens_of_trained_drafters_are_those_of_one_device(mesh, drafter):
     ('medusa', 'chain', 'penalties'),
     ('hydra', 'coupled', 'penalties'),
     ('draft model', 'chain', 'penalties'),
+    ('dspark', 'coupled', 'penalties'),
   ],
   ids='-'.join,
 )

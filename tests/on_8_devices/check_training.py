@@ -12,6 +12,7 @@ from specsample import sharding
 from specsample import testing
 from specsample.models import llama
 from specsample.training import draft
+from specsample.training import dspark
 from specsample.training import heads
 from specsample.training import on_policy
 from specsample.training import step
@@ -46,6 +47,17 @@ OBJECTIVES = {
       model=TARGET, num_draft_tokens=2, layers=(0,), draft_vocab_size=24
     ),
     teacher_weight=1.0,
+  ),
+  'dspark': dspark.DSparkObjective(
+    drafter=drafters.DSpark(
+      model=TARGET,
+      num_draft_tokens=2,
+      feature_layers=(-1, 0),
+      num_layers=1,
+      draft_vocab_size=24,
+      rank=8,
+    ),
+    num_blocks=3,
   ),
 }
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
