@@ -8,11 +8,13 @@ from specsample.drafters.eagle import Eagle
 from specsample.drafters.eagle import Eagle3
 from specsample.drafters.hydra import Hydra
 from specsample.drafters.medusa import Medusa
+from specsample.drafters.mtp import MTP
 from specsample.drafters.ngram import Ngram
 from specsample.drafters.none import NoDraft
 from specsample.drafters.skip import Skip
 
 __all__ = [
+  'MTP',
   'Chain',
   'DFlash',
   'DSpark',

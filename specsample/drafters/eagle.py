@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from specsample.drafters import feature_chain
 from specsample.drafters import vocabulary
 from specsample.models import layers
-from specsample.types import Array, ModelOutput, Params
+from specsample.types import Array, Params
 
 
 class _Layer(nnx.Module):
@@ -66,10 +66,12 @@ class Eagle(feature_chain.FeatureChain):
   bias: bool = True
   _network = _Eagle
 
-  def features(self, params: Params, output: ModelOutput) -> Array:
+  def features(
+    self, params: Params, hidden: Array, of_layers: tuple[Array, ...]
+  ) -> Array:
     """See `feature_chain.FeatureChain`: the hidden vectors."""
-    del params
-    return output.hidden
+    del params, of_layers
+    return hidden
 
 
 class _Eagle3(nnx.Module):
@@ -117,15 +119,13 @@ class Eagle3(feature_chain.FeatureChain):
     object.__setattr__(self, 'feature_layers', tuple(self.feature_layers))
     super().__post_init__()
 
-  def features(self, params: Params, output: ModelOutput) -> Array:
+  def features(
+    self, params: Params, hidden: Array, of_layers: tuple[Array, ...]
+  ) -> Array:
     """See `feature_chain.FeatureChain`."""
-    rows = [x.reshape(-1, x.shape[-1]) for x in output.features]
-    fused = self.merge(params).project(*rows)
-    return fused.reshape(output.hidden.shape)
+    rows = [x.reshape(-1, x.shape[-1]) for x in of_layers]
+    return self.merge(params).project(*rows).reshape(hidden.shape)
 
   def _begin(self, key, target_params):
     params = super()._begin(key, target_params)
-    if target_params is not None:
-      scale = jnp.array(target_params['norm']['scale'], jnp.float32)
-      params['norm'] = {'scale': scale}
-    return params
+    return feature_chain.with_norm_of(params, target_params)

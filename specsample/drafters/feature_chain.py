@@ -19,7 +19,7 @@ from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.models import cache as cache_lib
 from specsample.models import layers
-from specsample.types import Array, Draft, DraftLaw, ModelOutput, Params
+from specsample.types import Array, Draft, DraftLaw, Params
 
 
 @types.pytree
@@ -56,8 +56,16 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       settings.check_features(self.feature_layers, self.model.num_layers)
 
   @abc.abstractmethod
-  def features(self, params: Params, output: ModelOutput) -> Array:
-    """What is read of the target's output: [B, T, D]."""
+  def features(
+    self, params: Params, hidden: Array, of_layers: tuple[Array, ...]
+  ) -> Array:
+    """What is read of the target, [B, T, D].
+
+    Args:
+      params: the whole tree.
+      hidden: [B, T, D], its hidden vectors.
+      of_layers: [B, T, D] each, the outputs of `feature_layers`.
+    """
 
   @property
   def reads_prompt(self) -> bool:
@@ -185,11 +193,11 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       output, cache = self._run(params, drafted[:, i, None], output, cache)
       return (output, drafted, cache), probs
 
-    last = self.num_draft_tokens - 1
+    end = self.num_draft_tokens - 1
     (output, drafted, cache), probs = jax.lax.scan(
-      body, (output, nothing, committed), jnp.arange(last)
+      body, (output, nothing, committed), jnp.arange(end)
     )
-    drafted, last_probs = draft_one(output, drafted, last)
+    drafted, last_probs = draft_one(output, drafted, end)
     probs = jnp.concatenate([probs, last_probs[None]])
     draft = Draft(
       tokens=drafted, probs=jnp.swapaxes(probs, 0, 1), law=DraftLaw.SAMPLED
@@ -227,7 +235,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
         f'the target computes in {output.hidden.dtype} and the weights of the '
         f'drafter are {state.features.dtype}: load both with one dtype'
       )
-    return self.features(params, output)
+    return self.features(params, output.hidden, output.features)
 
   def _rope(self, positions):
     model = self.model
@@ -257,6 +265,14 @@ class Joined(nnx.Module):
   def __call__(self, *vectors: Array) -> Array:
     joined = jnp.concatenate(vectors, axis=1)
     return self.linear(sharding.constrain(joined, 'batch', self.axis))
+
+
+def with_norm_of(params: Params, target_params: Params) -> Params:
+  """A drafter's parameters with the target's last norm, if that is given."""
+  if target_params is None:
+    return params
+  scale = jnp.array(target_params['norm']['scale'], jnp.float32)
+  return params | {'norm': {'scale': scale}}
 
 
 def _step_mask(step: int, size: int, window: int | None) -> Array:

@@ -1,0 +1,121 @@
+"""What drafters that go on from the target's features are trained for."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specsample.drafters import feature_chain
+from specsample.drafters import settings
+from specsample.training import losses
+from specsample.training import objective
+from specsample.training.step import Batch
+from specsample.types import Array, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureObjective(objective.Objective):
+  """The losses of unrolled drafts at all positions: an `objective.Objective`.
+
+  Draft i is made of the outputs of the drafts before it, as in decoding
+  ("training-time test"), behind tokens that are the batch's. Published recipes:
+
+    EAGLE-3 (Li et al., 2503.01840): the default, soft labels.
+    EAGLE-1 (Li et al., 2401.15077, section 4.2): num_steps = 1,
+      teacher_weight = 0.1, feature_weight = 1; the noise that it adds to the
+      features is left out.
+    Multi-token prediction (DeepSeek-V3, 2412.19437, equations 24 and 25) with
+      weight w: token_weight = w / num_steps, teacher_weight = 0, decay = 1.
+
+  A batch may hold `features` [B, T, n * D], the outputs of the drafter's
+  `feature_layers` one behind the other, found before.
+
+  Attributes:
+    drafter: Eagle, Eagle3 or MTP.
+    num_steps: how many drafts are learned.
+    decay: the weight of draft i is decay ** i, from 0 (0.8 in EAGLE-3's code).
+    feature_weight: of the smooth L1 distance between what `vectors` are and the
+      target's hidden vectors.
+  """
+
+  drafter: feature_chain.FeatureChain
+  num_steps: int = 5
+  decay: float = 0.8
+  feature_weight: float = 0.0
+  token_weight: float = 0.0
+  teacher_weight: float = 1.0
+
+  def __post_init__(self):
+    """Refuses to learn no draft."""
+    if not settings.is_count(self.num_steps):
+      raise ValueError(
+        f'num_steps is {self.num_steps!r}: learn at least 1 draft'
+      )
+
+  def __call__(
+    self, params: Params, batch: Batch
+  ) -> tuple[Array, dict[str, Array]]:
+    """The loss [] and a report of the drafts.
+
+    `draft_loss` [num_steps] are their losses; the rest is from
+    `objective.acceptance`, of as many drafts as are learned, K at most.
+    """
+    of_drafts, match = self._compare(params, batch, self.num_steps)
+    loss = sum(self.decay**i * loss for i, loss in enumerate(of_drafts))
+    match = match[: self.drafter.num_draft_tokens]
+    learned = objective.drafts(batch['mask'], len(match))
+    # The first token is behind no feature.
+    accepted = objective.acceptance(match[..., 1:], learned[..., 1:])
+    return loss, {'draft_loss': jnp.stack(of_drafts)} | accepted
+
+  def matches(self, params: Params, batch: Batch) -> Array:
+    """See `objective.Objective`."""
+    num_drafts = self.drafter.num_draft_tokens
+    _, match = self._compare(params, batch, num_drafts)
+    return match & objective.drafts(batch['mask'], num_drafts)
+
+  def _compare(self, params, batch, num_steps):
+    """The losses of the drafts, a list, and [num_steps, B, T] what came."""
+    tokens, mask = batch['tokens'], batch['mask']
+    hidden, of_layers = self._of_target(params, batch)
+    teacher = self.teacher(params, hidden) if self.teacher_weight else None
+    features = self.drafter.features(params, hidden, of_layers)
+    outputs = self.drafter.outputs(params, tokens, features, num_steps)
+    of_drafts, matches = [], []
+    for i, x in enumerate(outputs):
+      # Draft i behind features up to token t is token t + i + 2.
+      vectors = self.drafter.vectors(params, x)
+      loss, match = self.comparison(i + 2)(
+        params, vectors, teacher, tokens, mask
+      )
+      if self.feature_weight:
+        distance = smooth_l1(vectors, objective.behind(hidden, i + 1))
+        learned = objective.behind(mask, i + 2)
+        mean = losses.masked_mean(distance, learned)
+        loss += self.feature_weight * mean
+      of_drafts.append(loss)
+      matches.append(match)
+    # By the place of the pending token.
+    match = jnp.pad(jnp.stack(matches), ((0, 0), (0, 0), (1, 0)))
+    return of_drafts, match[..., :-1]
+
+  def _of_target(self, params, batch):
+    """Its hidden vectors and features, found before or now."""
+    model, layers = self.drafter.model, self.drafter.feature_layers
+    if not layers:
+      return self.hidden(params, batch), ()
+    if 'hidden' in batch and 'features' in batch:
+      stored = batch['features'].astype(model.dtype)
+      split = jnp.split(stored, len(layers), axis=-1)
+      return self.hidden(params, batch), tuple(split)
+    tokens = batch['tokens']
+    empty = model.init_cache(tokens.shape[0], 0)
+    output, _ = model.apply(params['target'], tokens, empty, layers)
+    return output.hidden, output.features
+
+
+def smooth_l1(vectors: Array, others: Array) -> Array:
+  """The mean over D of x^2 / 2, |x| - 1 / 2 from 1 on: [...] of [..., D]."""
+  distance = jnp.abs(vectors.astype(jnp.float32) - others.astype(jnp.float32))
+  small = distance < 1
+  value = jnp.where(small, jnp.square(distance) / 2, distance - 0.5)
+  return jnp.mean(value, axis=-1)

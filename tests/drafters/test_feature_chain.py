@@ -1,0 +1,292 @@
+"""EAGLE and multi-token prediction: what holds for all that read features."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import testing
+from specsample import verify
+from specsample.sampling import Sampling
+from specsample.types import DraftLaw
+from tests.drafters import features_by_hand
+
+_V, _K = 12, 3
+_TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
+_D2T = np.asarray([6, 1, 11, 4, 3, 0, 9])
+_SOME = {'num_draft_tokens': _K, 'draft_vocab_size': _D2T.size}
+_DRAFTERS = {
+  'eagle': drafters.Eagle(model=_TARGET, **_SOME),
+  'eagle3': drafters.Eagle3(
+    model=_TARGET, num_draft_tokens=_K, feature_layers=(-1, 1, 0)
+  ),
+  'mtp': drafters.MTP(model=_TARGET, **_SOME),
+}
+_TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+_PROMPTS = np.arange(4 * 6).reshape(4, 6) % _V
+_LENGTHS = np.asarray([6, 2, 5, 1])
+_each = pytest.mark.parametrize('name', _DRAFTERS)
+
+
+@functools.cache
+def _params(name, dtype='float32'):
+  drafter = _DRAFTERS[name]
+  # Larger than at initialisation, where one layer hardly matters.
+  target = jax.tree.map(lambda x: 1.6 * x, _TARGET.init(jax.random.key(0)))
+  d2t = None if drafter.draft_vocab_size is None else _D2T
+  own = drafter.init_params(jax.random.key(1), target, d2t)
+  own = testing.with_noise(own, jax.random.key(2))
+  cast = lambda x: x.astype(dtype) if x.dtype == jnp.float32 else x
+  return jax.tree.map(cast, {'target': target, 'drafter': own})
+
+
+def _as(drafter, **changes):
+  model = dataclasses.replace(drafter.model, **changes)
+  return dataclasses.replace(drafter, model=model)
+
+
+@functools.partial(jax.jit, static_argnames='drafter')
+def _read(params, tokens, *, drafter):
+  """The target's output of whole sequences."""
+  model = drafter.model
+  empty = model.init_cache(tokens.shape[0], 0)
+  return model.apply(params['target'], tokens, empty, drafter.feature_layers)[0]
+
+
+@functools.partial(jax.jit, static_argnames=('drafter', 'draw'))
+def _propose(params, tokens, length, *, drafter, draw):
+  """The draft behind the first length [B], prefilled at once."""
+  output = _read(params, tokens, drafter=drafter)
+  state = drafter.init(params, *tokens.shape)
+  state = drafter.extend(params, tokens, length - 1, output, state)
+  warp = lambda logits, drafted: jax.nn.softmax(logits)
+  return drafter.propose(params, draw, warp, tokens, length, state)
+
+
+def _second(probs, position):
+  """The second most likely, so that no argmax can take its place."""
+  del position
+  return jnp.argsort(probs, axis=-1)[:, -2].astype(jnp.int32)
+
+
+def _forced(probs, position):
+  del probs
+  return jnp.asarray(_TEXT)[position]
+
+
+def _probs(params, drafter, vectors):
+  """The probabilities of all tokens, of vectors [n, D]."""
+  own = params['drafter']
+  if drafter.draft_vocab_size is None:
+    logits = _TARGET.unembed(params['target'], jnp.asarray(vectors))
+    return jax.nn.softmax(logits)
+  logits = vectors @ own['vocabulary']['unembedding']
+  nothing = jnp.zeros((len(vectors), _V))
+  return nothing.at[:, _D2T].set(jax.nn.softmax(logits))
+
+
+@pytest.mark.parametrize('window', [None, 3])
+@_each
+def test_drafts_are_those_worked_out_by_hand(name, window):
+  params, drafter = _params(name), _as(_DRAFTERS[name], sliding_window=window)
+  lengths = np.asarray([2, 8])
+  tokens = np.tile(_TEXT, (2, 1))
+  draft, _ = _propose(params, tokens, lengths, drafter=drafter, draw=_second)
+  assert draft.law is DraftLaw.SAMPLED
+  output = _read(params, tokens[:1], drafter=drafter)
+  for length, drafted, probs in zip(
+    lengths, np.asarray(draft.tokens), draft.probs, strict=True
+  ):
+    text = np.concatenate([_TEXT[:length], drafted])
+    vectors = features_by_hand.vectors(
+      params, drafter, output, text, length, _K
+    )
+    expected = np.asarray(_probs(params, drafter, vectors))
+    np.testing.assert_allclose(probs, expected, atol=1e-5)
+    np.testing.assert_array_equal(drafted, expected.argsort(axis=-1)[:, -2])
+
+
+@pytest.mark.parametrize('window', [None, 3])
+@_each
+def test_training_sees_what_drafting_sees(name, window):
+  params, drafter = _params(name), _as(_DRAFTERS[name], sliding_window=window)
+  text = np.asarray([_TEXT])
+  output = _read(params, text, drafter=drafter)
+  features = drafter.features(params, output.hidden, output.features)
+  outputs = drafter.outputs(params, jnp.asarray(text), features, _K)
+  vectors = jnp.stack([drafter.vectors(params, x)[0] for x in outputs])
+  trained = jax.nn.softmax(drafter.target_logits(params, vectors))
+  # A row for every length; the last tokens are drafts.
+  lengths = np.arange(2, text.size - _K + 1)
+  draft, _ = _propose(
+    params,
+    np.tile(text, (lengths.size, 1)),
+    lengths,
+    drafter=drafter,
+    draw=_forced,
+  )
+  expected = jnp.swapaxes(trained[:, lengths - 2], 0, 1)
+  np.testing.assert_allclose(draft.probs, expected, atol=1e-5)
+
+
+def _cache_error(drafter, name, num_rounds):
+  """How far the cache is from one that is made afresh, in its deviations."""
+  params = _params(name, drafter.model.dtype)
+  # Longer than a chunk of the prefill, as long as one, and by one longer.
+  prompts = np.random.default_rng(0).integers(_V, size=(5, 70))
+  static = {'model': drafter.model, 'drafter': drafter}
+  state = specsample.prefill(
+    params,
+    prompts,
+    np.asarray([70, 64, 65, 2, 1]),
+    jax.random.key(0),
+    sampling=Sampling(temperature=4.0),
+    max_new_tokens=24,
+    **static,
+  )
+  state = specsample.advance(
+    params, state, verify=verify.chain, max_rounds=num_rounds, **static
+  )
+  kept = np.asarray(state.accepted).sum(axis=0)
+  assert not num_rounds or (kept[0] and kept[1:].any())
+  assert not np.asarray(state.done).any()
+  # The round that follows makes the entries of the last kept drafts.
+  found = _next_cache(params, state, drafter=drafter)
+  _, fresh = _propose(
+    params,
+    state.tokens,
+    state.length,
+    drafter=_as(_DRAFTERS[name], dtype=drafter.model.dtype),
+    draw=_second,
+  )
+  np.testing.assert_array_equal(found.length, state.length - 1)
+  size = found.keys[0].shape[2]
+  is_entry = np.arange(size) < np.asarray(found.length)[:, None]
+  errors = []
+  for ours, expected in (
+    (found.keys[0], fresh.cache.keys[0]),
+    (found.values[0], fresh.cache.values[0]),
+  ):
+    ours, expected = (
+      np.asarray(x, np.float64).swapaxes(1, 2)[is_entry]
+      for x in (ours, expected)
+    )
+    errors.append(np.abs(ours - expected).max() / expected.std())
+  return max(errors)
+
+
+@functools.partial(jax.jit, static_argnames='drafter')
+def _next_cache(params, state, *, drafter):
+  warp = lambda logits, drafted: jax.nn.softmax(logits)
+  _, after = drafter.propose(
+    params, _second, warp, state.tokens, state.length, state.draft
+  )
+  return after.cache
+
+
+# The passes of a target differ in the last bits by how many tokens they read.
+_TOLERANCES = {'float32': 1e-3, 'bfloat16': 0.1}
+
+
+@pytest.mark.parametrize('num_rounds', [0, 6])
+@pytest.mark.parametrize('dtype', _TOLERANCES)
+@_each
+def test_the_cache_is_of_the_targets_own_features(name, dtype, num_rounds):
+  drafter = _as(_DRAFTERS[name], dtype=dtype)
+  assert _cache_error(drafter, name, num_rounds) < _TOLERANCES[dtype]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _KeepsGuesses(drafters.Eagle):
+  """Makes the entries of kept drafts of its outputs, as it drew them."""
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    index = state.cache.length[:, None] + 1 + jnp.arange(_K + 1)
+    new = jnp.take_along_axis(tokens, index, axis=1)
+    outputs, _ = self._run(params, new, state.features, state.cache)
+    guesses = jnp.concatenate([state.features[:, :1], outputs[:, :-1]], axis=1)
+    state = dataclasses.replace(state, features=guesses)
+    return super().propose(params, draw, warp, tokens, length, state)
+
+
+def test_a_cache_of_guesses_is_noticed():
+  model = dataclasses.replace(_TARGET, dtype='bfloat16')
+  drafter = _KeepsGuesses(model=model, **_SOME)
+  assert _cache_error(drafter, 'eagle', 6) > 5 * _TOLERANCES['bfloat16']
+
+
+@_each
+def test_greedy_output_is_the_targets_own(name):
+  testing.assert_greedy_equal(
+    _params(name),
+    _PROMPTS,
+    _LENGTHS,
+    model=_TARGET,
+    drafter=_DRAFTERS[name],
+    verify=verify.chain,
+    max_new_tokens=16,
+  )
+
+
+@_each
+def test_rows_are_the_same_in_any_batch(name):
+  testing.assert_batch_invariant(
+    _params(name),
+    _PROMPTS,
+    _LENGTHS,
+    jax.random.key(2),
+    model=_TARGET,
+    drafter=_DRAFTERS[name],
+    verify=verify.block,
+    sampling=Sampling(temperature=np.asarray([1.0, 0.0, 0.5, 1.5]), top_k=6),
+    max_new_tokens=12,
+  )
+
+
+def test_eagle3_reads_the_papers_layers_by_default():
+  deep = testing.tiny_llama(num_layers=30)
+  drafter = drafters.Eagle3(model=deep, num_draft_tokens=4)
+  # What enters layers 2, 15 and 27.
+  assert drafter.feature_layers == (1, 14, 26)
+
+
+@pytest.mark.parametrize('name', ['eagle3', 'mtp'])
+def test_the_last_norm_begins_as_the_targets(name):
+  target = {**_params(name)['target'], 'norm': {'scale': np.arange(16.0)}}
+  drafter = dataclasses.replace(_DRAFTERS[name], draft_vocab_size=None)
+  own = drafter.init_params(jax.random.key(0), target)
+  np.testing.assert_array_equal(own['norm']['scale'], np.arange(16.0))
+
+
+@pytest.mark.parametrize(
+  ('layers', 'message'),
+  [
+    ((0, 3), r'\(0, 3\), and the target has layers 0 to 2'),
+    ((-2,), 'name some of them, or -1'),
+    # One layer is too few for those of the paper.
+    ((), r'\(1, -1, -3\)'),
+  ],
+)
+def test_layers_that_the_target_has_not_are_refused(layers, message):
+  model = _TARGET if layers else dataclasses.replace(_TARGET, num_layers=1)
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(_DRAFTERS['eagle3'], model=model, feature_layers=layers)
+
+
+@_each
+def test_a_target_without_layers_is_refused(name):
+  with pytest.raises(ValueError, match='a layer of the target, which is Hash'):
+    dataclasses.replace(_DRAFTERS[name], model=testing.HashModel(vocab_size=_V))
+
+
+@_each
+def test_a_target_of_another_dtype_is_refused(name):
+  half = _as(_DRAFTERS[name], dtype='bfloat16')
+  params = {**_params(name), 'target': _params(name, 'bfloat16')['target']}
+  with pytest.raises(ValueError, match=r'bfloat16 and .* float32: load both'):
+    _propose(params, _PROMPTS, _LENGTHS, drafter=half, draw=_second)
