@@ -98,7 +98,9 @@ class DSpark(dflash.DFlash):
     """As `confidence`, before the sigmoid."""
     read = jnp.concatenate([vectors, self._embed(params, previous)], axis=-1)
     rows = self.merge(params).confidence(read.reshape(-1, read.shape[-1]))
-    return rows.reshape(previous.shape).astype(jnp.float32)
+    axes = ('batch', *[None] * (previous.ndim - 1))
+    rows = sharding.reshape(rows, previous.shape, *axes)
+    return rows.astype(jnp.float32)
 
   def confidence(
     self, params: Params, vectors: Array, previous: Array

@@ -41,8 +41,7 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
   """A drafter of every kind that is trained, with K = 2.
 
   The first two read a hash model's hidden vectors, which are the hashes; the
-  targets of the others are Llamas. All but Hydra++ and DSpark draft every second
-  token.
+  targets of the others are Llamas. Some draft every second token.
   """
   hashes = HashModel(vocab_size=vocab_size)
   some = (vocab_size + 1) // 2
@@ -63,6 +62,13 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
   yield Trained('DFlash', llama, dflash, _of_llama(dflash))
   dspark = drafters.DSpark(**block, num_layers=1, rank=4)
   yield Trained('DSpark', llama, dspark, _of_llama(dspark))
+  eagle3 = drafters.Eagle3(
+    model=llama, num_draft_tokens=2, feature_layers=(-1, 0, 1)
+  )
+  yield Trained('EAGLE-3', llama, eagle3, _of_llama(eagle3))
+  for name, cls in (('EAGLE', drafters.Eagle), ('MTP', drafters.MTP)):
+    chain = cls(model=llama, num_draft_tokens=2, draft_vocab_size=some)
+    yield Trained(name, llama, chain, _of_llama(chain))
 
 
 @functools.cache

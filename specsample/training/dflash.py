@@ -190,12 +190,13 @@ def starts(tokens: Array, mask: Array, num_blocks: int) -> tuple[Array, Array]:
 
 def at(x: Array, index: Array) -> Array:
   """x [B, T, ...] at index [B, n, K] along T: [B, n, K, ...]; behind it 0."""
-  more = (1,) * (x.ndim - 2)
-  flat = index.reshape(index.shape[0], -1, *more)
+  flat = index.reshape(index.shape[0], -1)
+  flat = flat.reshape(*flat.shape, *(1,) * (x.ndim - 2))
   inside = flat < x.shape[1]
   found = jnp.take_along_axis(x, jnp.minimum(flat, x.shape[1] - 1), axis=1)
   found = jnp.where(inside, found, jnp.zeros_like(found))
-  return found.reshape(*index.shape, *x.shape[2:])
+  axes = ('batch', *[None] * x.ndim)
+  return sharding.reshape(found, (*index.shape, *x.shape[2:]), *axes)
 
 
 def _came(drafted):
