@@ -34,8 +34,11 @@ _KINDS: dict[str, Any] = {
   'dflash': drafters.DFlash,
   'draft_model': drafters.DraftModel,
   'dspark': drafters.DSpark,
+  'eagle': drafters.Eagle,
+  'eagle3': drafters.Eagle3,
   'hydra': drafters.Hydra,
   'medusa': drafters.Medusa,
+  'mtp': drafters.MTP,
 }
 # Where the drafters are that the library ships: in an installed package, in the
 # repository.

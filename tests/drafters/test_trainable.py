@@ -16,6 +16,7 @@ from specsample import verify
 from specsample.training import dflash
 from specsample.training import draft
 from specsample.training import dspark
+from specsample.training import eagle
 from specsample.training import heads
 from specsample.training import step
 
@@ -31,11 +32,17 @@ _DRAFTERS = {
   'dspark': drafters.DSpark(
     model=_TARGET, feature_layers=(0, 1), num_draft_tokens=_K, rank=4
   ),
+  'eagle': drafters.Eagle(model=_TARGET, num_draft_tokens=_K),
+  'eagle3': drafters.Eagle3(model=_TARGET, feature_layers=(-1, 0, 1), **_SOME),
+  'mtp': drafters.MTP(model=_TARGET, num_draft_tokens=_K),
 }
 _OBJECTIVES = {
   'draft_model': draft.DraftObjective,
   'dflash': dflash.DFlashObjective,
   'dspark': dspark.DSparkObjective,
+  'eagle': eagle.FeatureObjective,
+  'eagle3': eagle.FeatureObjective,
+  'mtp': eagle.FeatureObjective,
 }
 _D2T = np.asarray([6, 1, 4, 3, 0])
 _PROMPTS = np.arange(4 * 6).reshape(4, 6) % _V
@@ -137,7 +144,7 @@ def test_where_no_draft_is_allowed_the_target_goes_on_alone(name, rule):
     np.testing.assert_array_equal(output.tokens, plain.tokens)
 
 
-@pytest.mark.parametrize('name', ['hydra++', 'draft_model', 'dspark'])
+@pytest.mark.parametrize('name', ['hydra++', 'draft_model', 'dspark', 'eagle3'])
 def test_a_row_of_a_running_batch_can_be_refilled(name):
   target, drafter, params = _scene(name)
   static = {

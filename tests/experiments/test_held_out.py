@@ -8,10 +8,12 @@ import pytest
 
 from experiments import held_out
 import specsample
+from specsample.drafters import feature_chain
 from specsample.testing import trained
 from specsample.training import dflash
 from specsample.training import draft
 from specsample.training import dspark
+from specsample.training import eagle
 from specsample.training import heads
 
 _VOCAB_SIZE = 5
@@ -27,6 +29,8 @@ def _objective(drafter):
     return dspark.DSparkObjective(drafter=drafter)
   if isinstance(drafter, specsample.drafters.DFlash):
     return dflash.DFlashObjective(drafter=drafter)
+  if isinstance(drafter, feature_chain.FeatureChain):
+    return eagle.FeatureObjective(drafter=drafter)
   return heads.HeadsObjective(drafter=drafter)
 
 

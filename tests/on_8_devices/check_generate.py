@@ -67,8 +67,19 @@ DRAFTERS = {
     draft_vocab_size=40,
     rank=8,
   ),
+  'eagle': drafters.Eagle(model=TARGET, num_draft_tokens=3),
+  'eagle-3': drafters.Eagle3(
+    model=TARGET,
+    num_draft_tokens=3,
+    feature_layers=(-1, 0, 0),
+    draft_vocab_size=40,
+  ),
+  'mtp': drafters.MTP(model=TARGET, num_draft_tokens=3),
 }
-TRAINED = ('medusa', 'hydra', 'draft model', 'dflash', 'dspark')
+TRAINED = (
+  *('medusa', 'hydra', 'draft model', 'dflash', 'dspark'),
+  *('eagle', 'eagle-3', 'mtp'),
+)
 RULES = {
   'chain': verify.chain,
   'block': verify.block,
@@ -175,6 +186,7 @@ def test_tokens_of_trained_drafters_are_those_of_one_device(mesh, drafter):
     ('hydra', 'coupled', 'penalties'),
     ('draft model', 'chain', 'penalties'),
     ('dspark', 'coupled', 'penalties'),
+    ('eagle-3', 'coupled', 'penalties'),
   ],
   ids='-'.join,
 )

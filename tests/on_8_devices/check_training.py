@@ -13,6 +13,7 @@ from specsample import testing
 from specsample.models import llama
 from specsample.training import draft
 from specsample.training import dspark
+from specsample.training import eagle
 from specsample.training import heads
 from specsample.training import on_policy
 from specsample.training import step
@@ -58,6 +59,15 @@ OBJECTIVES = {
       rank=8,
     ),
     num_blocks=3,
+  ),
+  'eagle-3': eagle.FeatureObjective(
+    drafter=drafters.Eagle3(
+      model=TARGET,
+      num_draft_tokens=2,
+      feature_layers=(-1, 0, 0),
+      draft_vocab_size=24,
+    ),
+    num_steps=3,
   ),
 }
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
