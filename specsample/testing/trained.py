@@ -57,10 +57,21 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
     model=llama, num_draft_tokens=2, layers=(1,), draft_vocab_size=some
   )
   yield Trained('DraftModel', llama, draft_model, _of_llama(draft_model))
-  block = {'model': llama, 'num_draft_tokens': 2, 'feature_layers': (0, 1)}
-  dflash = drafters.DFlash(**block, num_layers=1, draft_vocab_size=some)
+  dflash = drafters.DFlash(
+    model=llama,
+    num_draft_tokens=2,
+    feature_layers=(0, 1),
+    num_layers=1,
+    draft_vocab_size=some,
+  )
   yield Trained('DFlash', llama, dflash, _of_llama(dflash))
-  dspark = drafters.DSpark(**block, num_layers=1, rank=4)
+  dspark = drafters.DSpark(
+    model=llama,
+    num_draft_tokens=2,
+    feature_layers=(0, 1),
+    num_layers=1,
+    rank=4,
+  )
   yield Trained('DSpark', llama, dspark, _of_llama(dspark))
   eagle3 = drafters.Eagle3(
     model=llama, num_draft_tokens=2, feature_layers=(-1, 0, 1)
