@@ -29,6 +29,13 @@ _SETTINGS = {
   'evaluations': 3,
 }
 _NUM_STEPS = 75  # of 6 batches an epoch
+# What is not the configuration's name, capitalised.
+_CLASSES = {'draft': 'DraftModel', 'dflash': 'DFlash', 'dspark': 'DSpark'}
+_FOR_TWO_LAYERS = {
+  'draft': ('DraftModel.layers = (1,)',),
+  'dflash': ('DFlash.feature_layers = (0, 1)',),
+  'dspark': ('DSpark.feature_layers = (0, 1)', 'DSpark.rank = 8'),
+}
 
 
 @pytest.fixture(scope='module')
@@ -76,7 +83,7 @@ def flags(tiny, data):
   """The function that gives those of a configuration."""
 
   def of(name, out, folders=(data,), **settings):
-    size = 'DraftModel' if name == 'draft' else name.split('_')[0].capitalize()
+    size = _CLASSES.get(name, name.split('_')[0].capitalize())
     return (
       f'--gin_file=configs/runs/train_{name}.gin',
       *tiny,
@@ -87,7 +94,7 @@ def flags(tiny, data):
       f'--gin_bindings={size}.draft_vocab_size = '
       f'{None if name == "medusa_2" else 48}',
       f'--gin_bindings={size}.num_draft_tokens = 2',
-      *(['--gin_bindings=DraftModel.layers = (1,)'] if name == 'draft' else []),
+      *(f'--gin_bindings={more}' for more in _FOR_TWO_LAYERS.get(name, ())),
       *(f'--data={folder}' for folder in folders),
       f'--out={out}',
     )
@@ -162,7 +169,9 @@ def test_the_card_says_how_it_was_trained(hydra, target):
   assert card['data']['answer_tokens'] == 24 * 32
 
 
-@pytest.mark.parametrize('name', ['medusa', 'draft', 'hydra_plus', 'medusa_2'])
+@pytest.mark.parametrize(
+  'name', ['medusa', 'draft', 'hydra_plus', 'medusa_2', 'dflash', 'dspark']
+)
 def test_every_configuration_trains(commands, flags, name, tmp_path):
   settings = {'on_policy_share': 0.5} if name == 'draft' else {}
   run = _train(commands, flags, name, tmp_path, epochs=3, **settings)
