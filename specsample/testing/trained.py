@@ -77,8 +77,8 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
     model=llama, num_draft_tokens=2, feature_layers=(-1, 0, 1)
   )
   yield Trained('EAGLE-3', llama, eagle3, _of_llama(eagle3))
-  for name, cls in (('EAGLE', drafters.Eagle), ('MTP', drafters.MTP)):
-    chain = cls(model=llama, num_draft_tokens=2, draft_vocab_size=some)
+  for name, kind in (('EAGLE', drafters.Eagle), ('MTP', drafters.MTP)):
+    chain = kind(model=llama, num_draft_tokens=2, draft_vocab_size=some)
     yield Trained(name, llama, chain, _of_llama(chain))
 
 
