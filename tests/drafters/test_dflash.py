@@ -59,6 +59,24 @@ def test_greedy_output_is_the_targets_own(name):
   _check(testing.assert_greedy_equal, name)
 
 
+def test_sixteen_tokens_of_all_are_drafted_at_once():
+  drafter = drafters.DSpark(
+    model=_TARGET, num_draft_tokens=16, feature_layers=(-1,), rank=3
+  )
+  target = _params('dspark')['target']
+  own = drafter.init_params(jax.random.key(1), target)
+  own = testing.with_noise(own, jax.random.key(2), 0.3)
+  testing.assert_greedy_equal(
+    {'target': target, 'drafter': own},
+    _PROMPTS,
+    _LENGTHS,
+    model=_TARGET,
+    drafter=drafter,
+    verify=verify.chain,
+    max_new_tokens=24,
+  )
+
+
 @_each
 def test_rows_are_the_same_in_any_batch(name):
   mixed = Sampling(temperature=np.asarray([1.0, 0.0, 0.5, 1.5]), top_k=6)
