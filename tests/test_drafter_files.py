@@ -38,6 +38,19 @@ _DRAFTERS = {
   'draft_model': drafters.DraftModel(
     model=_MODEL, num_draft_tokens=_K, layers=(1,), draft_vocab_size=5
   ),
+  'dspark': drafters.DSpark(
+    model=_MODEL,
+    num_draft_tokens=_K,
+    feature_layers=(0, 1),
+    draft_vocab_size=5,
+    rank=4,
+  ),
+  'eagle3': drafters.Eagle3(
+    model=_MODEL,
+    num_draft_tokens=_K,
+    feature_layers=(-1, 0, 1),
+    draft_vocab_size=5,
+  ),
 }
 _CARD = {'target': 'tiny', 'tokens': 12, 'held_out': {'acceptance': [0.5, 0.1]}}
 _each = pytest.mark.parametrize('name', _DRAFTERS)
@@ -287,8 +300,8 @@ _DAMAGES = {
     'fingerprint is None, expected str: the file is damaged',
   ),
   'unknown kind': (
-    lambda folder: _edit_card(folder, kind='eagle'),
-    r"eagle with .* is none of \['draft_model', 'hydra', 'medusa'\]",
+    lambda folder: _edit_card(folder, kind='lookahead'),
+    r"lookahead with .* is none of \['dflash', .*'medusa', 'mtp'\]",
   ),
   'unknown setting': (
     lambda folder: _edit_settings(folder, num_trees=2),
