@@ -33,8 +33,8 @@ _DRAFTERS = {
     model=_TARGET, feature_layers=(0, 1), num_draft_tokens=_K, rank=4
   ),
   'eagle': drafters.Eagle(model=_TARGET, num_draft_tokens=_K),
-  'eagle3': drafters.Eagle3(model=_TARGET, feature_layers=(-1, 0, 1), **_SOME),
-  'mtp': drafters.MTP(model=_TARGET, num_draft_tokens=_K),
+  'eagle3': drafters.Eagle3(model=_TARGET, feature_layers=(1, 0, -1), **_SOME),
+  'mtp': drafters.MTP(model=_TARGET, **_SOME),
 }
 _OBJECTIVES = {
   'draft_model': draft.DraftObjective,
