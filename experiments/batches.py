@@ -5,7 +5,7 @@ a kill takes up where it was. A row holds one dialogue, because a model's pass
 has no mask between two; rows of a batch are of similar length instead.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 
@@ -26,14 +26,14 @@ class Example:
 
   tokens: np.ndarray  # [n] int32
   answer: int  # the index at which the answer begins
-  # [n, D] bfloat16, the target's last hidden vectors; None if not at hand.
-  hidden: np.ndarray | None = None
+  # The target's, [n, ...] bfloat16 each, those that are at hand.
+  vectors: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 def example(
-  dialogue: Dialogue, hidden: np.ndarray | None, whole: bool
+  dialogue: Dialogue, vectors: Mapping[str, np.ndarray], whole: bool
 ) -> Example:
-  """An example of a dialogue; of `hidden` vectors [n, D], if they are at hand.
+  """An example of a dialogue, with those vectors [n, ...] that are at hand.
 
   Unless the `whole` of it is read it begins where heads draft the answer's
   first token: they have been given the token before it, and the vector of the
@@ -43,7 +43,7 @@ def example(
   return Example(
     tokens=dialogue.tokens[start:],
     answer=dialogue.answer - start,
-    hidden=None if hidden is None else hidden[start:],
+    vectors={name: found[start:] for name, found in vectors.items()},
   )
 
 
@@ -64,8 +64,8 @@ class Batches:
   """The batches of an endless run over some examples.
 
   A batch is {'tokens': [B, T] int32, 'mask': [B, T] bool}, where `mask` is set
-  for the tokens of answers, and has 'hidden' [B, T, D] bfloat16 where the
-  examples have. Where that is narrower it has `places` [B, A] int32 too, see
+  for the tokens of answers, and has the vectors that the examples have, [B, T,
+  ...] bfloat16. Where that is narrower it has `places` [B, A] int32 too, see
   `specsample.training.objective.crop`. Rows that fill it up are masked whole.
 
   T is a multiple of `width_multiple`, so that there are few shapes, up to
@@ -156,12 +156,12 @@ class Batches:
       self.width_multiple,
     )[:, : self.max_length]
     batch = {'tokens': tokens, 'mask': np.zeros(tokens.shape, bool)}
-    if rows[0].hidden is not None:
-      dim = rows[0].hidden.shape[1]
-      batch['hidden'] = np.zeros((*tokens.shape, dim), jnp.bfloat16)
+    for name, found in rows[0].vectors.items():
+      shape = (*tokens.shape, *found.shape[1:])
+      batch[name] = np.zeros(shape, jnp.bfloat16)
     for i, row in enumerate(rows):
       length = min(row.tokens.size, tokens.shape[1])
       batch['mask'][i, row.answer : length] = True
-      if row.hidden is not None:
-        batch['hidden'][i, :length] = row.hidden[:length]
+      for name, found in row.vectors.items():
+        batch[name][i, :length] = found[:length]
     return batch

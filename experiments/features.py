@@ -1,11 +1,14 @@
-"""The target's last hidden vectors of all dialogues, kept beside them.
+"""The target's vectors of all dialogues, kept beside them.
+
+Its last hidden vectors, and for drafters that read more of it the outputs of
+some layers.
 
 They are the same in every epoch and for every drafter that reads them. The
 target had them when it wrote the dialogues; a pass that finds them again costs
 more than a step of training small heads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import functools
 import io
 import pathlib
@@ -28,11 +31,17 @@ _BATCH_SIZE = 16
 _WIDTH_MULTIPLE = 64
 _AXES = ('batch', None)
 
+# Of a dialogue: 'hidden' [n, D] and, of L layers, 'features' [n, L * D], one
+# behind the other; bfloat16.
+Vectors = Mapping[str, np.ndarray]
+
 
 def read(
-  data: data_folder.Data, target: specsample.Loaded
-) -> tuple[list[list[np.ndarray]], int]:
-  """Vectors [n, D] bfloat16 of each dialogue of each shard.
+  data: data_folder.Data,
+  target: specsample.Loaded,
+  layers: tuple[int, ...] = (),
+) -> tuple[list[list[Vectors]], int]:
+  """The vectors of each dialogue of each shard.
 
   Those of a shard are found once, and kept beside it, whole or not at all; they
   are read from there as they are needed.
@@ -40,6 +49,7 @@ def read(
   Args:
     data: of a folder here and not in a bucket.
     target: which wrote it.
+    layers: whose outputs are read too, as `types.Model.apply` numbers them.
 
   Returns:
     The vectors, and of how many tokens they had to be found.
@@ -47,32 +57,38 @@ def read(
   Raises:
     ValueError: a file there is damaged, or cannot be written.
   """
-  paths = [path(data.folder, number) for number in range(len(data.shards))]
-  missing = [
-    i
-    for i, (file, shard) in enumerate(zip(paths, data.shards, strict=True))
-    if shard and not file.exists()
+  files_of = [
+    _paths(data.folder, number, layers) for number in range(len(data.shards))
   ]
+  missing = {
+    i: [name for name, file in names.items() if not file.exists()]
+    for i, (names, shard) in enumerate(zip(files_of, data.shards, strict=True))
+    if shard
+  }
+  missing = {i: names for i, names in missing.items() if names}
   sizes = [sum(d.tokens.size for d in shard) for shard in data.shards]
   done = 0
   total = sum(sizes[i] for i in missing)
   with progress.meter(total, 0, 'tokens') as meter:
-    for i in missing:
+    for i, names in missing.items():
       watch = functools.partial(_show, meter, done, i)
       watch(0)
-      _write(paths[i], _of_shard(data.shards[i], target, watch))
+      found = _of_shard(data.shards[i], target, layers, names, watch)
+      for name, vectors in found.items():
+        _write(files_of[i][name], vectors)
       done += sizes[i]
-  found = [
-    _read(file, shard, target.model.dim) if shard else []
-    for file, shard in zip(paths, data.shards, strict=True)
-  ]
-  return found, total
+  dim = target.model.dim
+  widths = {'hidden': dim, 'features': len(layers) * dim}
+  return [
+    _read(names, shard, widths) if shard else []
+    for names, shard in zip(files_of, data.shards, strict=True)
+  ], total
 
 
 def write(
   folder: pathlib.PurePath, number: int, shard: Sequence[Dialogue]
 ) -> None:
-  """Keeps the vectors of dialogues that have just been made.
+  """Keeps the hidden vectors of dialogues that have just been made.
 
   Raises:
     ValueError: they cannot be written, or the folder is in a bucket.
@@ -81,7 +97,9 @@ def write(
   _write(path(folder, number), np.concatenate(vectors))
 
 
-def path(folder: pathlib.PurePath | str, number: int) -> epath.Path:
+def path(
+  folder: pathlib.PurePath | str, number: int, kind: str = 'hidden'
+) -> epath.Path:
   """The file of a shard's vectors; ValueError in a bucket."""
   shard = data_folder.shard_path(files.at(folder), number)
   if files.is_remote(shard):
@@ -90,14 +108,24 @@ def path(folder: pathlib.PurePath | str, number: int) -> epath.Path:
       'copy the data there, or set Training.cache_hidden = False and '
       'Synthesis.keep_hidden = False'
     )
-  return shard.with_name(f'{shard.stem}-hidden.npy')
+  return shard.with_name(f'{shard.stem}-{kind}.npy')
 
 
-def _of_shard(shard, target, watch):
-  """All vectors [N, D], one dialogue behind the other."""
+def _paths(folder, number, layers) -> dict[str, epath.Path]:
+  kinds = {'hidden': 'hidden'}
+  if layers:
+    kinds['features'] = '-'.join(['layers', *map(str, layers)])
+  return {name: path(folder, number, kind) for name, kind in kinds.items()}
+
+
+def _of_shard(shard, target, layers, names, watch) -> dict[str, np.ndarray]:
+  """Those of the names, one dialogue behind the other."""
   model = target.model
   starts = np.cumsum([0, *(dialogue.tokens.size for dialogue in shard)])
-  vectors = np.empty((starts[-1], model.dim), jnp.bfloat16)
+  widths = {'hidden': model.dim, 'features': len(layers) * model.dim}
+  vectors = {
+    name: np.empty((starts[-1], widths[name]), jnp.bfloat16) for name in names
+  }
   order = np.argsort([d.tokens.size for d in shard], kind='stable')
   done = 0
   for first in range(0, len(order), _BATCH_SIZE):
@@ -105,21 +133,26 @@ def _of_shard(shard, target, watch):
     tokens = batches.pad(
       [shard[i].tokens for i in rows], _BATCH_SIZE, _WIDTH_MULTIPLE
     )
-    found = np.asarray(
-      _hidden(target.params, sharding.place(tokens, _AXES), model=model)
-    )
-    for i, row in zip(rows, found, strict=False):
-      size = shard[i].tokens.size
-      vectors[starts[i] : starts[i + 1]] = row[:size]
-      done += size
+    tokens = sharding.place(tokens, _AXES)
+    found = _vectors(target.params, tokens, model=model, layers=layers)
+    for name in names:
+      for i, row in zip(rows, np.asarray(found[name]), strict=False):
+        vectors[name][starts[i] : starts[i + 1]] = row[: shard[i].tokens.size]
+    done += sum(shard[i].tokens.size for i in rows)
     watch(done)
   return vectors
 
 
-@functools.partial(jax.jit, static_argnames=('model',))
-def _hidden(params, tokens, *, model):
-  output, _ = model.apply(params, tokens, model.init_cache(len(tokens), 0))
-  return sharding.replicate(output.hidden.astype(jnp.bfloat16))
+@functools.partial(jax.jit, static_argnames=('model', 'layers'))
+def _vectors(params, tokens, *, model, layers):
+  empty = model.init_cache(len(tokens), 0)
+  output, _ = model.apply(params, tokens, empty, layers)
+  found = {'hidden': output.hidden}
+  if layers:
+    found['features'] = jnp.concatenate(output.features, axis=-1)
+  return sharding.replicate(
+    {name: x.astype(jnp.bfloat16) for name, x in found.items()}
+  )
 
 
 def _show(meter, before, number, count):
@@ -133,7 +166,25 @@ def _write(file, vectors):
   results.write(file, content.getvalue())
 
 
-def _read(file, shard: Sequence[Dialogue], dim):
+def _read(
+  names: Mapping[str, epath.Path],
+  shard: Sequence[Dialogue],
+  widths: Mapping[str, int],
+) -> list[Vectors]:
+  sizes = [dialogue.tokens.size for dialogue in shard]
+  columns = {
+    name: np.split(
+      _load(file, (sum(sizes), widths[name])), np.cumsum(sizes)[:-1]
+    )
+    for name, file in names.items()
+  }
+  return [
+    dict(zip(columns, row, strict=True))
+    for row in zip(*columns.values(), strict=True)
+  ]
+
+
+def _load(file, shape) -> np.ndarray:
   try:
     vectors = np.load(file, mmap_mode='r', allow_pickle=False)
   except (OSError, ValueError, EOFError) as error:
@@ -141,10 +192,9 @@ def _read(file, shard: Sequence[Dialogue], dim):
       f'{file} is damaged ({error}): delete it, and the same command makes it '
       'anew'
     ) from error
-  sizes = [dialogue.tokens.size for dialogue in shard]
-  if vectors.shape != (sum(sizes), dim) or vectors.dtype != np.uint16:
+  if vectors.shape != shape or vectors.dtype != np.uint16:
     raise ValueError(
       f'{file} has vectors {vectors.dtype} {vectors.shape}, and its shard '
-      f'{(sum(sizes), dim)}: delete it, and the same command makes it anew'
+      f'{shape}: delete it, and the same command makes it anew'
     )
-  return np.split(vectors.view(jnp.bfloat16), np.cumsum(sizes)[:-1])
+  return vectors.view(jnp.bfloat16)

@@ -70,8 +70,8 @@ def _train() -> None:
     for examples in (split.train, split.held_out):
       trainer_lib.batches_of(training, examples)  # says if they are too long
     if training.cache_hidden:
-      hidden = [_read_hidden(part, target, journal) for part in data]
-      split = training_lib.Split.of(training, data, hidden)
+      vectors = [_read_vectors(training, part, journal) for part in data]
+      split = training_lib.Split.of(training, data, vectors)
     d2t = training_lib.draft_vocabulary(
       split.train,
       training.objective.drafter.draft_vocab_size,
@@ -113,15 +113,17 @@ def _read_data(training):
   ]
 
 
-def _read_hidden(data, target, journal):
+def _read_vectors(training, data, journal):
   """The target's vectors; how long it took to find them is noted."""
   begin = time.monotonic()
-  hidden, num_tokens = features.read(data, target)
+  vectors, num_tokens = features.read(
+    data, training.target, training.objective.drafter.feature_layers
+  )
   key = (trainer_lib.HIDDEN, data.digest())
   if num_tokens and key not in journal:
     seconds = round(time.monotonic() - begin, 3)
     journal.add(key, {'tokens': num_tokens, 'seconds': seconds})
-  return hidden
+  return vectors
 
 
 def _write(

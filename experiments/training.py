@@ -11,6 +11,7 @@ import optax
 
 from experiments import batches as batches_lib
 from experiments import data_folder
+from experiments import features
 import specsample
 from specsample import drafters
 from specsample.training import losses
@@ -150,18 +151,17 @@ class Split:
     cls,
     training: Training,
     data: Sequence[data_folder.Data],
-    hidden: Sequence[list[list[np.ndarray]]] | None,
+    vectors: Sequence[list[list[features.Vectors]]] | None,
   ) -> 'Split':
-    """Of the data of all folders, with the target's vectors [n, D] of each
-    dialogue of each shard of each, once they are at hand.
+    """Of the data of all folders, with the target's vectors of each dialogue
+    of each shard of each, once they are at hand.
 
     Raises:
       ValueError: of a folder no answer held out is greedy.
     """
-    vectors = [None] * len(data) if hidden is None else hidden
     parts = [
       cls._of_folder(training, part, found)
-      for part, found in zip(data, vectors, strict=True)
+      for part, found in zip(data, vectors or [None] * len(data), strict=True)
     ]
     return cls(
       [example for part in parts for example in part.train],
@@ -169,12 +169,12 @@ class Split:
     )
 
   @classmethod
-  def _of_folder(cls, training, data, hidden):
+  def _of_folder(cls, training, data, vectors):
     whole = training.objective.reads_prompt or not training.cache_hidden
     train, held_out = [], []
     for number, shard in enumerate(data.shards):
-      vectors = [None] * len(shard) if hidden is None else hidden[number]
-      for dialogue, found in zip(shard, vectors, strict=True):
+      of_shard = [{}] * len(shard) if vectors is None else vectors[number]
+      for dialogue, found in zip(shard, of_shard, strict=True):
         example = batches_lib.example(dialogue, found, whole)
         if number % training.held_out_every:
           train.append(example)

@@ -7,6 +7,7 @@ for a feature that the target has not given yet (EAGLE, Li et al., 2401.15077).
 """
 
 import abc
+from collections.abc import Callable
 import dataclasses
 
 from flax import nnx
@@ -73,7 +74,12 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return True
 
   def outputs(
-    self, params: Params, tokens: Array, features: Array, num_steps: int
+    self,
+    params: Params,
+    tokens: Array,
+    features: Array,
+    num_steps: int,
+    pick: Callable[[Array], Array] = lambda x: x,
   ) -> list[Array]:
     """What decoding would have behind every prefix, if all drafts were right.
 
@@ -82,9 +88,11 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       tokens: [B, T].
       features: [B, T, D], from `features`.
       num_steps: n.
+      pick: takes the places that drafts are wanted at, [B, A, ...] of [B, T,
+        ...]; by default all. What lies behind T is 0 there.
 
     Returns:
-      n of [B, T, D]. At [b, t], number i is of the entry of token t + i, made
+      n of [B, A, D]. At place t, number i is of the entry of token t + i, made
       of features up to token t and of outputs behind it; `vectors` of it are
       for token t + i + 2. Where tokens run out it is of zeros.
     """
@@ -93,15 +101,16 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     embedded = self.model.embed(params['target'], tokens)
     cache = self._cache(batch, 0, features.dtype)
     keys, values = cache.keys[0], cache.values[0]
+    roots = jnp.broadcast_to(jnp.arange(size), (batch, size))
+    roots = all_roots = sharding.constrain(roots, 'batch', None)
     found = []
     for i in range(num_steps):
-      positions = jnp.broadcast_to(jnp.arange(size) + i, (batch, size))
-      mask = _step_mask(i, size, self.model.sliding_window)
-      mask = jnp.broadcast_to(mask, (batch, *mask.shape))
+      mask = _step_mask(i, roots, size, self.model.sliding_window)
+      behind = _behind(embedded, i + 1)
       rows, new_keys, new_values = network(
-        _rows(_behind(embedded, i + 1)),
+        _rows(pick(behind) if i else behind),
         _rows(features),
-        self._rope(sharding.constrain(positions, 'batch', None)),
+        self._rope(roots + i),
         sharding.constrain(mask, 'batch', None, None),
         keys,
         values,
@@ -109,6 +118,9 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       keys = jnp.concatenate([keys, new_keys], axis=2)
       values = jnp.concatenate([values, new_values], axis=2)
       features = rows.reshape(features.shape)
+      if i == 0:
+        # Every entry is seen from the first step on, those picked go on.
+        features, roots = pick(features), pick(all_roots)
       found.append(features)
     return found
 
@@ -275,17 +287,20 @@ def with_norm_of(params: Params, target_params: Params) -> Params:
   return params | {'norm': {'scale': scale}}
 
 
-def _step_mask(step: int, size: int, window: int | None) -> Array:
-  """What the entries of a step see [T, (step + 1) * T], by their roots.
+def _step_mask(step: int, roots: Array, size: int, window: int | None) -> Array:
+  """What the entries of a step see [B, A, T + step * A], by their roots [B, A].
 
   The root is the last token whose feature was the target's. Of the first step
   an entry sees those up to its root, of every later one that of its root.
   """
-  ahead = jnp.arange(size) - jnp.arange(size)[:, None]
+  ahead = jnp.arange(size) - roots[..., None]
   near = lambda back: True if window is None else back < window
+  own = jnp.broadcast_to(
+    jnp.eye(roots.shape[1], dtype=bool), (*roots.shape, roots.shape[1])
+  )
   seen = [(ahead <= 0) & near(step - ahead)]
-  seen += [(ahead == 0) & near(step - i) for i in range(1, step + 1)]
-  return jnp.concatenate(seen, axis=1)
+  seen += [own & near(step - i) for i in range(1, step + 1)]
+  return jnp.concatenate(seen, axis=2)
 
 
 def _behind(x, count):

@@ -1,6 +1,7 @@
 """What drafters that go on from the target's features are trained for."""
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 
@@ -59,10 +60,10 @@ class FeatureObjective(objective.Objective):
     `draft_loss` [num_steps] are their losses; the rest is from
     `objective.acceptance`, of as many drafts as are learned, K at most.
     """
-    of_drafts, match = self._compare(params, batch, self.num_steps)
+    of_drafts, match, mask = self._compare(params, batch, self.num_steps)
     loss = sum(self.decay**i * loss for i, loss in enumerate(of_drafts))
     match = match[: self.drafter.num_draft_tokens]
-    learned = objective.drafts(batch['mask'], len(match))
+    learned = objective.drafts(mask, len(match))
     # The first token is behind no feature.
     accepted = objective.acceptance(match[..., 1:], learned[..., 1:])
     return loss, {'draft_loss': jnp.stack(of_drafts)} | accepted
@@ -70,16 +71,21 @@ class FeatureObjective(objective.Objective):
   def matches(self, params: Params, batch: Batch) -> Array:
     """See `objective.Objective`."""
     num_drafts = self.drafter.num_draft_tokens
-    _, match = self._compare(params, batch, num_drafts)
-    return match & objective.drafts(batch['mask'], num_drafts)
+    _, match, mask = self._compare(params, batch, num_drafts)
+    return match & objective.drafts(mask, num_drafts)
 
   def _compare(self, params, batch, num_steps):
-    """The losses of the drafts, a list, and [num_steps, B, T] what came."""
-    tokens, mask = batch['tokens'], batch['mask']
+    """The losses of the drafts, a list, [num_steps, B, T] what came, and the
+    mask."""
+    crop = functools.partial(objective.crop, batch)
     hidden, of_layers = self._of_target(params, batch)
-    teacher = self.teacher(params, hidden) if self.teacher_weight else None
     features = self.drafter.features(params, hidden, of_layers)
-    outputs = self.drafter.outputs(params, tokens, features, num_steps)
+    outputs = self.drafter.outputs(
+      params, batch['tokens'], features, num_steps, crop
+    )
+    tokens, mask = crop(batch['tokens']), crop(batch['mask'])
+    hidden = crop(hidden)
+    teacher = self.teacher(params, hidden) if self.teacher_weight else None
     of_drafts, matches = [], []
     for i, x in enumerate(outputs):
       # Draft i behind features up to token t is token t + i + 2.
@@ -96,7 +102,7 @@ class FeatureObjective(objective.Objective):
       matches.append(match)
     # By the place of the pending token.
     match = jnp.pad(jnp.stack(matches), ((0, 0), (0, 0), (1, 0)))
-    return of_drafts, match[..., :-1]
+    return of_drafts, match[..., :-1], mask
 
   def _of_target(self, params, batch):
     """Its hidden vectors and features, found before or now."""

@@ -21,7 +21,7 @@ _DIALOGUES = [
   _dialogue(size, answer)
   for size, answer in zip(range(20, 64, 2), range(3, 25), strict=True)
 ]
-_EXAMPLES = [batches.example(d, None, whole=True) for d in _DIALOGUES]
+_EXAMPLES = [batches.example(d, {}, whole=True) for d in _DIALOGUES]
 
 
 def test_an_epoch_has_every_example_once():
@@ -66,7 +66,7 @@ def test_a_batch_marks_the_answers():
 def test_vectors_stay_with_their_tokens():
   hidden = np.arange(40, dtype=jnp.bfloat16).reshape(20, 2)
   dialogue = _dialogue(20, 9)
-  example = batches.example(dialogue, hidden, whole=False)
+  example = batches.example(dialogue, {'hidden': hidden}, whole=False)
   # The token before the answer is pending, and the one before it read.
   assert example.tokens.tolist() == dialogue.tokens[7:].tolist()
   assert example.answer == 2
@@ -76,14 +76,14 @@ def test_vectors_stay_with_their_tokens():
   assert batch['hidden'].dtype == jnp.bfloat16
   np.testing.assert_array_equal(batch['hidden'][0, :13], hidden[7:])
   assert not batch['hidden'][0, 13:].any()
-  whole = batches.example(dialogue, hidden, whole=True)
+  whole = batches.example(dialogue, {'hidden': hidden}, whole=True)
   np.testing.assert_array_equal(whole.tokens, dialogue.tokens)
-  np.testing.assert_array_equal(whole.hidden, hidden)
+  np.testing.assert_array_equal(whole.vectors['hidden'], hidden)
 
 
 def test_a_step_names_the_places_of_the_answers():
   examples = [
-    batches.example(_dialogue(size, answer), None, whole=True)
+    batches.example(_dialogue(size, answer), {}, whole=True)
     for size, answer in [(40, 30), (60, 1), (64, 60), (58, 40)]
   ]
   of = lambda few, **settings: batches.Batches(
@@ -104,7 +104,7 @@ def test_a_step_names_the_places_of_the_answers():
 
 
 def test_an_answer_at_the_beginning_is_not_cut():
-  example = batches.example(_dialogue(20, 1), None, whole=False)
+  example = batches.example(_dialogue(20, 1), {}, whole=False)
   assert (example.tokens.size, example.answer) == (20, 1)
 
 

@@ -161,7 +161,7 @@ def test_the_targets_vectors_are_beside_the_dialogues(made, data, target):
   assert num_found == sum(d.tokens.size for x in data.shards for d in x)
   for shard, other in zip(kept, again, strict=True):
     for vectors, expected in zip(shard, other, strict=True):
-      wide = lambda x: x[:-1].astype(np.float32)
+      wide = lambda x: x['hidden'][:-1].astype(np.float32)
       np.testing.assert_allclose(
         wide(vectors), wide(expected), rtol=0.02, atol=0.02
       )
@@ -170,6 +170,27 @@ def test_the_targets_vectors_are_beside_the_dialogues(made, data, target):
   with pytest.raises(ValueError, match=r'hidden\.npy is damaged'):
     features.read(data, target)
   path.unlink()
+
+
+def test_outputs_of_layers_are_found_once(made, data, target):
+  layers = (-1, 0)
+  _, num_found = features.read(data, target, layers)
+  assert num_found
+  found, num_found = features.read(data, target, layers)
+  assert not num_found
+  dialogue, vectors = data.shards[0][0], found[0][0]
+  tokens = dialogue.tokens[None]
+  empty = target.model.init_cache(*tokens.shape)
+  output, _ = target.model.apply(target.params, tokens, empty, layers)
+  np.testing.assert_allclose(
+    vectors['features'].astype(np.float32),
+    np.concatenate(output.features, axis=-1)[0],
+    rtol=0.01,
+    atol=0.01,
+  )
+  assert vectors['hidden'].shape == output.hidden[0].shape
+  for path in made.folder.glob('*-layers-*.npy'):
+    path.unlink()
 
 
 def test_shares_are_as_set(all_dialogues, made):

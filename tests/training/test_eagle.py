@@ -169,6 +169,29 @@ def test_what_it_reads_may_be_found_before(name):
 
 
 @_each
+def test_what_is_not_learned_may_be_left_out(name):
+  params, objective = _params(name), _OBJECTIVES[name]
+  of = jax.jit(jax.value_and_grad(objective, has_aux=True, allow_int=True))
+  first = np.asarray([6, 5, 6, 7, 6, 5, 7, 6])[:, None]
+  rows = np.arange(_T) - first
+  batch = _BATCH | {'mask': (rows >= 0) & (rows < 3)}
+  # From where the last draft is an answer's first token; the last of a row's
+  # places may be behind its end.
+  places = first - 5 + np.arange(8)
+  whole = of(params, batch)
+  few = of(params, batch | {'places': places})
+  assert jax.tree.all(
+    jax.tree.map(
+      lambda x, y: (
+        x.dtype == jax.dtypes.float0 or np.allclose(x, y, rtol=1e-4, atol=1e-6)
+      ),
+      few,
+      whole,
+    )
+  )
+
+
+@_each
 def test_only_tokens_that_are_learned_and_before_them_matter(name):
   params = _params(name)
   mask = np.zeros((8, _T), bool)
