@@ -22,6 +22,7 @@ import specsample
 from specsample import decode
 from specsample import request as request_lib
 from specsample import sharding
+from specsample.drafters import trainable
 from specsample.models import llama
 from specsample.types import Drafter, Params, Verifier
 
@@ -242,15 +243,22 @@ def _peak(memory):
 
 
 def _params(config) -> Params:
-  models = {'target': config.model}
+  of = lambda owner: _structs(
+    owner.abstract_params(), sharding.of_tree(owner.param_axes())
+  )
+  params = {'target': of(config.model)}
   if config.draft_model is not None:
-    models['drafter'] = config.draft_model
-  return {
-    name: _structs(
-      model.abstract_params(), sharding.of_tree(model.param_axes())
-    )
-    for name, model in models.items()
-  }
+    params['drafter'] = of(config.draft_model)
+  elif isinstance(config.drafter, trainable.Trainable):
+    # `load_drafter` gives them the target's dtype.
+    params['drafter'] = _cast(of(config.drafter), config.model.dtype)
+  return params
+
+
+def _cast(tree, dtype):
+  is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+  cast = lambda x: x.update(dtype=jnp.dtype(dtype)) if is_float(x) else x
+  return jax.tree.map(cast, tree)
 
 
 def _structs(tree, shardings):
