@@ -159,9 +159,10 @@ class Split:
     Raises:
       ValueError: of a folder no answer held out is greedy.
     """
+    of_folders: Sequence[Any] = vectors or [None] * len(data)
     parts = [
       cls._of_folder(training, part, found)
-      for part, found in zip(data, vectors or [None] * len(data), strict=True)
+      for part, found in zip(data, of_folders, strict=True)
     ]
     return cls(
       [example for part in parts for example in part.train],

@@ -7,8 +7,9 @@ for a feature that the target has not given yet (EAGLE, Li et al., 2401.15077).
 """
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
+from typing import Any
 
 from flax import nnx
 import jax
@@ -27,8 +28,11 @@ from specsample.types import Array, Draft, DraftLaw, Params
 class FeatureState:
   """What is known of the tokens before the pending one."""
 
-  cache: cache_lib.KVCache  # of the entries that are made of features
-  features: Array  # [B, K + 1, D], of the first tokens that have no entry
+  # Of each module, of the entries whose tokens are known.
+  caches: tuple[cache_lib.KVCache, ...]
+  # What each module reads for its next entries: [B, K + 1, D] of the target,
+  # [B, 1, D] of the module before.
+  features: tuple[Array, ...]
   length: Array  # [B] int32, tokens whose features are known
 
 
@@ -36,13 +40,17 @@ class FeatureState:
 class FeatureChain(trainable.Trainable, abc.ABC):
   """The parts of `types.Drafter` that are the same for all networks.
 
-  A network has `project`, a linear map of the features or of what is joined
-  with them. It is called with rows of embeddings and features [B * T, D], and
-  as `layers.DecoderLayer` then; it returns as that does. `read` turns outputs
-  [B * T, D] into what the unembedding reads.
+  A module of a network is called with rows of embeddings and features
+  [B * T, D], and as `layers.DecoderLayer` then; it returns as that does. Its
+  `read` turns outputs [B * T, D] into what the unembedding reads.
 
-  In the cache are entries made of the target's own features only: those of a
-  round's kept drafts are made in the next round, in the pass that begins it.
+  Most have one module. Where there are more, each goes on from the outputs of
+  the one before, a token further: entry t of module i is of token t + i + 1,
+  its output is read for token t + i + 2. The last makes all drafts that follow.
+
+  In the caches are entries made of the target's own features and of kept tokens
+  only: those of a round's kept drafts are made in the next round, in the passes
+  that begin it.
   """
 
   def __post_init__(self):
@@ -55,6 +63,15 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       )
     if self.feature_layers:
       settings.check_features(self.feature_layers, self.model.num_layers)
+
+  @property
+  def num_modules(self) -> int:
+    """How many modules there are."""
+    return 1
+
+  def modules(self, params: Params) -> Sequence[Any]:
+    """The modules, of which no more than K draft."""
+    return [self.merge(params)]
 
   @abc.abstractmethod
   def features(
@@ -97,134 +114,165 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       for token t + i + 2. Where tokens run out it is of zeros.
     """
     batch, size = tokens.shape
-    network = self.merge(params)
     embedded = self.model.embed(params['target'], tokens)
-    cache = self._cache(batch, 0, features.dtype)
-    keys, values = cache.keys[0], cache.values[0]
-    roots = jnp.broadcast_to(jnp.arange(size), (batch, size))
-    roots = all_roots = sharding.constrain(roots, 'batch', None)
+    empty = self._cache(batch, 0, features.dtype)
+    keys, values = empty.keys[0], empty.values[0]
+    all_roots = jnp.broadcast_to(jnp.arange(size), (batch, size))
+    roots = all_roots = sharding.constrain(all_roots, 'batch', None)
+    end = min(self.num_modules, num_steps) - 1
+    modules = self.modules(params)
     found = []
     for i in range(num_steps):
-      mask = _step_mask(i, roots, size, self.model.sliding_window)
+      # Drafts of the last module follow drafts of its own.
+      step = max(0, i - end)
+      mask = _step_mask(step, roots, size, self.model.sliding_window)
       behind = _behind(embedded, i + 1)
-      rows, new_keys, new_values = network(
-        _rows(pick(behind) if i else behind),
+      rows, new_keys, new_values = modules[min(i, end)](
+        _rows(pick(behind) if step else behind),
         _rows(features),
-        self._rope(roots + i),
+        self._rope(roots + step),
         sharding.constrain(mask, 'batch', None, None),
         keys,
         values,
       )
-      keys = jnp.concatenate([keys, new_keys], axis=2)
-      values = jnp.concatenate([values, new_values], axis=2)
       features = rows.reshape(features.shape)
-      if i == 0:
-        # Every entry is seen from the first step on, those picked go on.
+      if i >= end:
+        keys = jnp.concatenate([keys, new_keys], axis=2)
+        values = jnp.concatenate([values, new_values], axis=2)
+      if i == end:
+        # Every entry is seen by those behind it, those picked go on.
         features, roots = pick(features), pick(all_roots)
-      found.append(features)
+      found.append(features if i >= end else pick(features))
     return found
 
-  def vectors(self, params: Params, outputs: Array) -> Array:
-    """What the unembedding reads of outputs [..., D]."""
-    return self.merge(params).read(_rows(outputs)).reshape(outputs.shape)
+  def vectors(self, params: Params, outputs: Array, number: int) -> Array:
+    """What the unembedding reads of outputs [..., D], for draft `number`."""
+    modules = self.modules(params)
+    module = modules[min(number, len(modules) - 1)]
+    return module.read(_rows(outputs)).reshape(outputs.shape)
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
-    dtype = self.own(params)['project']['linear']['kernel'].dtype
-    shape = (batch_size, self.num_draft_tokens + 1, self.model.dim)
+    dtype = jax.tree.leaves(self.own(params))[0].dtype
+    num_used = min(self.num_modules, self.num_draft_tokens)
+    sizes = [self.num_draft_tokens + 1] + [1] * (num_used - 1)
+    zeros = lambda size: sharding.zeros(
+      (batch_size, size, self.model.dim), dtype, 'batch', None, None
+    )
     return FeatureState(
-      cache=self._cache(batch_size, max_length, dtype),
-      features=sharding.zeros(shape, dtype, 'batch', None, None),
+      caches=tuple(
+        self._cache(batch_size, max_length, dtype) for _ in range(num_used)
+      ),
+      features=tuple(map(zeros, sizes)),
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
     )
 
   def extend(self, params, tokens, count, output, state):
     """See `types.Drafter`: the last token's entry waits for the next token."""
-    features = self._features(params, output, state)
-    held = state.features[:, :1]
-    # With token j of the chunk comes the feature before it, but for the first
-    # token of all.
-    index = jnp.arange(tokens.shape[1]) + (state.length == 0)[:, None]
-    index = jnp.minimum(index, tokens.shape[1] - 1)
-    before = jnp.concatenate([held, features[:, :-1]], axis=1)
-    _, cache = self._run(
-      params,
-      jnp.take_along_axis(tokens, index, axis=1),
-      jnp.take_along_axis(before, index[..., None], axis=1),
-      state.cache,
-    )
-    length = state.length + count
-    cache = cache_lib.commit(cache, jnp.maximum(length - 1, 0))
-    last = jnp.maximum(count - 1, 0)[:, None, None]
-    last = jnp.take_along_axis(features, last, axis=1)
-    last = jnp.where((count > 0)[:, None, None], last, held)
+    before = self._features(params, output, state)
+    place = jnp.arange(tokens.shape[1])
+    last_place = tokens.shape[1] - 1
+    # Of what a module reads, before and after the chunk.
+    known, length = state.length, state.length + count
+    caches, kept = [], []
+    for i, cache in enumerate(state.caches):
+      held = state.features[i][:, :1]
+      before = jnp.concatenate([held, before], axis=1)
+      kept.append(_take(before, (length - known)[:, None]))
+      index = cache.length[:, None] + 1 + i + place - state.length[:, None]
+      before, cache = self._run(
+        params,
+        i,
+        jnp.take_along_axis(tokens, jnp.minimum(index, last_place), axis=1),
+        _take(before, (known == 0)[:, None] + place),
+        cache,
+      )
+      known, length = _entries(known), _entries(length)
+      caches.append(cache_lib.commit(cache, length))
+    of_target = jnp.concatenate([kept[0], state.features[0][:, 1:]], axis=1)
     return FeatureState(
-      cache=cache,
-      features=jnp.concatenate([last, state.features[:, 1:]], axis=1),
-      length=length,
+      caches=tuple(caches),
+      features=(of_target, *kept[1:]),
+      length=state.length + count,
     )
 
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`: keeps the features for the next round."""
     del tokens, verdict
     features = self._features(params, output, state)
-    return dataclasses.replace(state, features=features, length=length - 1)
+    return dataclasses.replace(
+      state, features=(features, *state.features[1:]), length=length - 1
+    )
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: one pass of K + 1 entries, then one a token.
+    """See `types.Drafter`: a pass of at least K + 1 entries, then one a token.
 
     Behind a prompt of one token there is no feature yet, and zeros stand for
     it.
     """
-    first = state.cache.length[:, None]
-    index = first + 1 + jnp.arange(self.num_draft_tokens + 1)
-    # Entries of tokens that are not there yet are dropped.
-    index = jnp.minimum(index, length[:, None] - 1)
-    outputs, cache = self._run(
-      params,
-      jnp.take_along_axis(tokens, index, axis=1),
-      state.features,
-      state.cache,
-    )
-    last = jnp.maximum(length[:, None] - 2 - first, 0)
-    output = jnp.take_along_axis(outputs, last[..., None], axis=1)
-    committed = cache_lib.commit(cache, length - 1)
+    shape = (tokens.shape[0], self.num_draft_tokens)
+    drafted = sharding.constrain(jnp.full(shape, -1, jnp.int32), 'batch', None)
 
-    nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
-    nothing = sharding.constrain(nothing, 'batch', None)
-
-    def draft_one(output, drafted, i):
-      vectors = self.vectors(params, output)[:, 0]
+    def draft_one(output, drafted, i, number):
+      vectors = self.vectors(params, output, number)[:, 0]
       probs = warp(self.target_logits(params, vectors), drafted)
       token = draw(probs, length + i)
       return drafted.at[:, i].set(token), probs
 
+    # Of what a module reads: where its first is, and how many are kept.
+    before, known = state.features[0], state.caches[0].length + 1
+    last, end = len(state.caches) - 1, self.num_draft_tokens - 1
+    caches: list[cache_lib.KVCache] = []
+    kept, of_drafts = [], []
+    for i, cache in enumerate(state.caches):
+      if i:
+        before = jnp.concatenate([state.features[i], before], axis=1)
+        kept.append(_take(before, (caches[-1].length - known)[:, None]))
+      place = jnp.arange(before.shape[1])
+      index = jnp.minimum((known == 0)[:, None] + place, place[-1])
+      start = cache.length
+      new = _behind_drafts(
+        tokens, length, drafted[:, :i], start[:, None] + 1 + i + place
+      )
+      before, cache = self._run(params, i, new, _take(before, index), cache)
+      output = _take(before, jnp.maximum(length - 2 - start, 0)[:, None])
+      caches.append(cache_lib.commit(cache, jnp.maximum(length - 1 - i, 0)))
+      known = start
+      if i < last:
+        drafted, probs = draft_one(output, drafted, i, i)
+        of_drafts.append(probs[None])
+
     def body(carry, i):
       output, drafted, cache = carry
-      drafted, probs = draft_one(output, drafted, i)
-      output, cache = self._run(params, drafted[:, i, None], output, cache)
+      drafted, probs = draft_one(output, drafted, i, last)
+      output, cache = self._run(
+        params, last, drafted[:, i, None], output, cache
+      )
       return (output, drafted, cache), probs
 
-    end = self.num_draft_tokens - 1
     (output, drafted, cache), probs = jax.lax.scan(
-      body, (output, nothing, committed), jnp.arange(end)
+      body,
+      (output, drafted, cache_lib.commit(cache, length - 1)),
+      jnp.arange(last, end),
     )
-    drafted, last_probs = draft_one(output, drafted, end)
-    probs = jnp.concatenate([probs, last_probs[None]])
+    drafted, last_probs = draft_one(output, drafted, end, last)
+    probs = jnp.concatenate([*of_drafts, probs, last_probs[None]])
     draft = Draft(
       tokens=drafted, probs=jnp.swapaxes(probs, 0, 1), law=DraftLaw.SAMPLED
     )
     # Made of outputs, the drafts' own entries do not stay.
-    cache = cache_lib.commit(cache, committed.length)
-    return draft, dataclasses.replace(state, cache=cache)
+    caches[-1] = cache_lib.commit(cache, caches[-1].length)
+    return draft, dataclasses.replace(
+      state, caches=tuple(caches), features=(state.features[0], *kept)
+    )
 
-  def _run(self, params, tokens, features, cache):
-    """The outputs [B, T, D] behind the cache, and the cache with them.
+  def _run(self, params, number, tokens, features, cache):
+    """A module's outputs [B, T, D] behind its cache, and that with them.
 
     Entries are of tokens [B, T] and of the features before them.
     """
     num_new = tokens.shape[1]
-    rows, keys, values = self.merge(params)(
+    rows, keys, values = self.modules(params)[number](
       _rows(self.model.embed(params['target'], tokens)),
       _rows(features),
       self._rope(cache.length[:, None] + jnp.arange(num_new)),
@@ -242,10 +290,11 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return outputs, cache_lib.append(cache, [keys], [values], after=after)
 
   def _features(self, params, output, state):
-    if output.hidden.dtype != state.features.dtype:
+    own = state.features[0].dtype
+    if output.hidden.dtype != own:
       raise ValueError(
         f'the target computes in {output.hidden.dtype} and the weights of the '
-        f'drafter are {state.features.dtype}: load both with one dtype'
+        f'drafter are {own}: load both with one dtype'
       )
     return self.features(params, output.hidden, output.features)
 
@@ -298,9 +347,35 @@ def _step_mask(step: int, roots: Array, size: int, window: int | None) -> Array:
   own = jnp.broadcast_to(
     jnp.eye(roots.shape[1], dtype=bool), (*roots.shape, roots.shape[1])
   )
+  own = sharding.constrain(own, 'batch', None, None)
   seen = [(ahead <= 0) & near(step - ahead)]
   seen += [own & near(step - i) for i in range(1, step + 1)]
   return jnp.concatenate(seen, axis=2)
+
+
+def _behind_drafts(tokens, length, drafted, index):
+  """The tokens [B, T] at index [B, T]: drafts [B, n] from length [B] on."""
+  found = jnp.take_along_axis(
+    tokens, jnp.minimum(index, length[:, None] - 1), axis=1
+  )
+  num_drafts = drafted.shape[1]
+  if not num_drafts:
+    return found
+  ahead = index - length[:, None]
+  drafts = jnp.take_along_axis(
+    drafted, jnp.clip(ahead, 0, num_drafts - 1), axis=1
+  )
+  return jnp.where(ahead < 0, found, drafts)
+
+
+def _entries(num_known):
+  """How many entries a module has that reads so many vectors."""
+  return jnp.maximum(num_known - 1, 0)
+
+
+def _take(x, index):
+  """x [B, T, D] at index [B, n]: [B, n, D]."""
+  return jnp.take_along_axis(x, index[..., None], axis=1)
 
 
 def _behind(x, count):

@@ -1,7 +1,7 @@
-"""Drafts with a module for multi-token prediction.
+"""Drafts with modules for multi-token prediction.
 
-DeepSeek-V3 (2412.19437, section 2.2), its module of depth 1 applied to its own
-outputs for every token but the first.
+DeepSeek-V3 (2412.19437, section 2.2). Behind the last module its own outputs
+are read again, as with the one module that is published.
 """
 
 import dataclasses
@@ -10,12 +10,13 @@ from flax import nnx
 import jax.numpy as jnp
 
 from specsample.drafters import feature_chain
+from specsample.drafters import settings
 from specsample.drafters import vocabulary
 from specsample.models import layers
 from specsample.types import Array, Params
 
 
-class _Network(nnx.Module):
+class _Module(nnx.Module):
   def __init__(self, config, keys):
     model = dataclasses.replace(config.model, dtype='float32')
     norm = lambda: layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
@@ -24,7 +25,6 @@ class _Network(nnx.Module):
     self.project = feature_chain.Joined(2, model.dim, False, keys)
     self.layer = layers.DecoderLayer(model, keys)
     self.norm = norm()
-    self.vocabulary = vocabulary.make(config)
 
   def __call__(self, embedded, features, *context):
     normed = self.embedding_norm(embedded), self.feature_norm(features)
@@ -34,16 +34,43 @@ class _Network(nnx.Module):
     return self.norm(rows)
 
 
+class _Network(nnx.Module):
+  def __init__(self, config, keys):
+    self.layers = nnx.List(
+      [_Module(config, keys) for _ in range(config.num_modules)]
+    )
+    self.vocabulary = vocabulary.make(config)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MTP(feature_chain.FeatureChain):
-  """A layer of the target's kind behind norms of what it joins.
+  """Layers of the target's kind, each behind norms of what it joins.
 
-  It joins [norm of the next token's embedding; norm of the hidden vector], in
-  the order of the published weights. The unembedding is the target's, behind a
-  norm that is at first the target's too.
+  Module i joins [norm of the embedding of the token i + 1 ahead; norm of the
+  hidden vector, or of the output of the module before], in the order of the
+  published weights. The unembedding is the target's, behind a norm that is at
+  first the target's too.
+
+  Attributes:
+    num_modules: D. Draft i is of module min(i, D - 1); of K drafts no more than
+      K modules are read.
   """
 
+  num_modules: int = 1
   _network = _Network
+
+  def __post_init__(self):
+    """Refuses to have no module; see `FeatureChain`."""
+    super().__post_init__()
+    if not settings.is_count(self.num_modules):
+      raise ValueError(
+        f'num_modules is {self.num_modules!r}: multi-token prediction has at '
+        'least 1'
+      )
+
+  def modules(self, params: Params) -> list[_Module]:
+    """See `feature_chain.FeatureChain`."""
+    return list(self.merge(params).layers)
 
   def features(
     self, params: Params, hidden: Array, of_layers: tuple[Array, ...]
@@ -54,4 +81,8 @@ class MTP(feature_chain.FeatureChain):
 
   def _begin(self, key, target_params):
     params = super()._begin(key, target_params)
-    return feature_chain.with_norm_of(params, target_params)
+    begun = {
+      i: feature_chain.with_norm_of(module, target_params)
+      for i, module in params['layers'].items()
+    }
+    return params | {'layers': begun}

@@ -77,9 +77,12 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
     model=llama, num_draft_tokens=2, feature_layers=(-1, 0, 1)
   )
   yield Trained('EAGLE-3', llama, eagle3, _of_llama(eagle3))
-  for name, kind in (('EAGLE', drafters.Eagle), ('MTP', drafters.MTP)):
-    chain = kind(model=llama, num_draft_tokens=2, draft_vocab_size=some)
-    yield Trained(name, llama, chain, _of_llama(chain))
+  eagle = drafters.Eagle(model=llama, num_draft_tokens=2, draft_vocab_size=some)
+  yield Trained('EAGLE', llama, eagle, _of_llama(eagle))
+  mtp = drafters.MTP(
+    model=llama, num_draft_tokens=2, num_modules=2, draft_vocab_size=some
+  )
+  yield Trained('MTP', llama, mtp, _of_llama(mtp))
 
 
 @functools.cache

@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 
+from specsample import sharding
 from specsample.drafters import feature_chain
 from specsample.drafters import settings
 from specsample.training import losses
@@ -21,9 +23,8 @@ class FeatureObjective(objective.Objective):
   ("training-time test"), behind tokens that are the batch's. Published recipes:
 
     EAGLE-3 (Li et al., 2503.01840): the default, soft labels.
-    EAGLE-1 (Li et al., 2401.15077, section 4.2): num_steps = 1,
-      teacher_weight = 0.1, feature_weight = 1; the noise that it adds to the
-      features is left out.
+    EAGLE-1 (Li et al., 2401.15077, sections 4.2 and 5): num_steps = 1,
+      teacher_weight = 0.1, feature_weight = 1, feature_noise = 0.1.
     Multi-token prediction (DeepSeek-V3, 2412.19437, equations 24 and 25) with
       weight w: token_weight = w / num_steps, teacher_weight = 0, decay = 1.
 
@@ -36,12 +37,15 @@ class FeatureObjective(objective.Objective):
     decay: the weight of draft i is decay ** i, from 0 (0.8 in EAGLE-3's code).
     feature_weight: of the smooth L1 distance between what `vectors` are and the
       target's hidden vectors.
+    feature_noise: a; what is read of the target is off by up to a, uniformly,
+      so that a draft made of a guess is not worse for it.
   """
 
   drafter: feature_chain.FeatureChain
   num_steps: int = 5
   decay: float = 0.8
   feature_weight: float = 0.0
+  feature_noise: float = 0.0
   token_weight: float = 0.0
   teacher_weight: float = 1.0
 
@@ -60,7 +64,9 @@ class FeatureObjective(objective.Objective):
     `draft_loss` [num_steps] are their losses; the rest is from
     `objective.acceptance`, of as many drafts as are learned, K at most.
     """
-    of_drafts, match, mask = self._compare(params, batch, self.num_steps)
+    of_drafts, match, mask = self._compare(
+      params, batch, self.num_steps, self.feature_noise
+    )
     loss = sum(self.decay**i * loss for i, loss in enumerate(of_drafts))
     match = match[: self.drafter.num_draft_tokens]
     learned = objective.drafts(mask, len(match))
@@ -74,12 +80,14 @@ class FeatureObjective(objective.Objective):
     _, match, mask = self._compare(params, batch, num_drafts)
     return match & objective.drafts(mask, num_drafts)
 
-  def _compare(self, params, batch, num_steps):
+  def _compare(self, params, batch, num_steps, noise=0.0):
     """The losses of the drafts, a list, [num_steps, B, T] what came, and the
     mask."""
     crop = functools.partial(objective.crop, batch)
     hidden, of_layers = self._of_target(params, batch)
     features = self.drafter.features(params, hidden, of_layers)
+    if noise:
+      features += _noise(batch['tokens'], noise, features)
     outputs = self.drafter.outputs(
       params, batch['tokens'], features, num_steps, crop
     )
@@ -89,7 +97,7 @@ class FeatureObjective(objective.Objective):
     of_drafts, matches = [], []
     for i, x in enumerate(outputs):
       # Draft i behind features up to token t is token t + i + 2.
-      vectors = self.drafter.vectors(params, x)
+      vectors = self.drafter.vectors(params, x, i)
       loss, match = self.comparison(i + 2)(
         params, vectors, teacher, tokens, mask
       )
@@ -117,6 +125,15 @@ class FeatureObjective(objective.Objective):
     empty = model.init_cache(tokens.shape[0], 0)
     output, _ = model.apply(params['target'], tokens, empty, layers)
     return output.hidden, output.features
+
+
+def _noise(tokens, scale, like):
+  """Numbers between -scale and scale, which follow from the batch's tokens."""
+  weights = jnp.arange(1, tokens.size + 1, dtype=jnp.uint32)
+  mixed = jnp.sum(tokens.astype(jnp.uint32) * weights.reshape(tokens.shape))
+  key = jax.random.key(mixed)
+  values = jax.random.uniform(key, like.shape, minval=-scale, maxval=scale)
+  return sharding.constrain(values.astype(like.dtype), 'batch', None, None)
 
 
 def smooth_l1(vectors: Array, others: Array) -> Array:

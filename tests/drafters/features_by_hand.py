@@ -88,10 +88,17 @@ def vectors(params, drafter, output, tokens, length, num_drafts):
     features = _linear(own['project']['linear'], of_layers)
   features = features[: length - 1]
   embedded = wide(params['target']['embedding']).T[np.asarray(tokens)]
+  modules = list(own['layers'].values()) if 'layers' in own else [own]
   found = []
   for i in range(num_drafts):
-    entries = embedded[1 : length + i]
-    last = _outputs(own, model, entries, features)[-1:]
-    found.append(_norm(own['norm'], last) if 'norm' in own else last)
-    features = np.concatenate([features, last])
+    number = min(i, len(modules) - 1)
+    module = modules[number]
+    entries = embedded[number + 1 :][: len(features)]
+    outputs = _outputs(module, model, entries, features)
+    last = outputs[-1:]
+    found.append(_norm(module['norm'], last) if 'norm' in module else last)
+    if module is modules[-1]:
+      features = np.concatenate([features, last])
+    else:
+      features = outputs
   return np.concatenate(found)

@@ -26,6 +26,9 @@ _DRAFTERS = {
     model=_TARGET, num_draft_tokens=_K, feature_layers=(-1, 1, 0)
   ),
   'mtp': drafters.MTP(model=_TARGET, **_SOME),
+  'mtp of 2': drafters.MTP(model=_TARGET, num_modules=2, **_SOME),
+  # More than are read.
+  'mtp of 4': drafters.MTP(model=_TARGET, num_modules=4, **_SOME),
 }
 _TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 _PROMPTS = np.arange(4 * 6).reshape(4, 6) % _V
@@ -119,7 +122,9 @@ def test_training_sees_what_drafting_sees(name, window):
   output = _read(params, text, drafter=drafter)
   features = drafter.features(params, output.hidden, output.features)
   outputs = drafter.outputs(params, jnp.asarray(text), features, _K)
-  vectors = jnp.stack([drafter.vectors(params, x)[0] for x in outputs])
+  vectors = jnp.stack(
+    [drafter.vectors(params, x, i)[0] for i, x in enumerate(outputs)]
+  )
   trained = jax.nn.softmax(drafter.target_logits(params, vectors))
   # A row for every length; the last tokens are drafts.
   lengths = np.arange(2, text.size - _K + 1)
@@ -156,7 +161,7 @@ def _cache_error(drafter, name, num_rounds):
   assert not num_rounds or (kept[0] and kept[1:].any())
   assert not np.asarray(state.done).any()
   # The round that follows makes the entries of the last kept drafts.
-  found = _next_cache(params, state, drafter=drafter)
+  found = _next_caches(params, state, drafter=drafter)
   _, fresh = _propose(
     params,
     state.tokens,
@@ -164,29 +169,33 @@ def _cache_error(drafter, name, num_rounds):
     drafter=_as(_DRAFTERS[name], dtype=drafter.model.dtype),
     draw=_second,
   )
-  np.testing.assert_array_equal(found.length, state.length - 1)
-  size = found.keys[0].shape[2]
-  is_entry = np.arange(size) < np.asarray(found.length)[:, None]
   errors = []
-  for ours, expected in (
-    (found.keys[0], fresh.cache.keys[0]),
-    (found.values[0], fresh.cache.values[0]),
+  for i, (of_module, of_fresh) in enumerate(
+    zip(found, fresh.caches, strict=True)
   ):
-    ours, expected = (
-      np.asarray(x, np.float64).swapaxes(1, 2)[is_entry]
-      for x in (ours, expected)
-    )
-    errors.append(np.abs(ours - expected).max() / expected.std())
+    length = np.maximum(np.asarray(state.length) - 1 - i, 0)
+    np.testing.assert_array_equal(of_module.length, length)
+    size = of_module.keys[0].shape[2]
+    is_entry = np.arange(size) < length[:, None]
+    for ours, expected in (
+      (of_module.keys[0], of_fresh.keys[0]),
+      (of_module.values[0], of_fresh.values[0]),
+    ):
+      ours, expected = (
+        np.asarray(x, np.float64).swapaxes(1, 2)[is_entry]
+        for x in (ours, expected)
+      )
+      errors.append(np.abs(ours - expected).max() / expected.std())
   return max(errors)
 
 
 @functools.partial(jax.jit, static_argnames='drafter')
-def _next_cache(params, state, *, drafter):
+def _next_caches(params, state, *, drafter):
   warp = lambda logits, drafted: jax.nn.softmax(logits)
   _, after = drafter.propose(
     params, _second, warp, state.tokens, state.length, state.draft
   )
-  return after.cache
+  return after.caches
 
 
 # The passes of a target differ in the last bits by how many tokens they read.
@@ -206,11 +215,12 @@ class _KeepsGuesses(drafters.Eagle):
   """Makes the entries of kept drafts of its outputs, as it drew them."""
 
   def propose(self, params, draw, warp, tokens, length, state):
-    index = state.cache.length[:, None] + 1 + jnp.arange(_K + 1)
+    (cache,), (features,) = state.caches, state.features
+    index = cache.length[:, None] + 1 + jnp.arange(_K + 1)
     new = jnp.take_along_axis(tokens, index, axis=1)
-    outputs, _ = self._run(params, new, state.features, state.cache)
-    guesses = jnp.concatenate([state.features[:, :1], outputs[:, :-1]], axis=1)
-    state = dataclasses.replace(state, features=guesses)
+    outputs, _ = self._run(params, 0, new, features, cache)
+    guesses = jnp.concatenate([features[:, :1], outputs[:, :-1]], axis=1)
+    state = dataclasses.replace(state, features=(guesses,))
     return super().propose(params, draw, warp, tokens, length, state)
 
 
@@ -255,12 +265,18 @@ def test_eagle3_reads_the_papers_layers_by_default():
   assert drafter.feature_layers == (1, 14, 26)
 
 
-@pytest.mark.parametrize('name', ['eagle3', 'mtp'])
+@pytest.mark.parametrize('name', ['eagle3', 'mtp of 2'])
 def test_the_last_norm_begins_as_the_targets(name):
   target = {**_params(name)['target'], 'norm': {'scale': np.arange(16.0)}}
   drafter = dataclasses.replace(_DRAFTERS[name], draft_vocab_size=None)
   own = drafter.init_params(jax.random.key(0), target)
-  np.testing.assert_array_equal(own['norm']['scale'], np.arange(16.0))
+  for module in own.get('layers', {'only': own}).values():
+    np.testing.assert_array_equal(module['norm']['scale'], np.arange(16.0))
+
+
+def test_no_module_is_refused():
+  with pytest.raises(ValueError, match='num_modules is 0: multi-token'):
+    dataclasses.replace(_DRAFTERS['mtp'], num_modules=0)
 
 
 @pytest.mark.parametrize(
