@@ -17,6 +17,7 @@ import numpy as np
 from specsample import drafter_card
 from specsample import files
 from specsample import loading
+from specsample import mtp_files
 from specsample import sharding
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
@@ -32,7 +33,10 @@ _UNEMBEDDING = 'vocabulary.unembedding'
 
 @dataclasses.dataclass(frozen=True)
 class LoadedDrafter:
-  """A drafter, its parameters (params['drafter']) and its card."""
+  """A drafter, its parameters (params['drafter']) and its card.
+
+  The card of what the library did not save is empty.
+  """
 
   drafter: Any  # a `types.Drafter` and `trainable.Trainable`
   params: Params = dataclasses.field(repr=False)
@@ -99,7 +103,9 @@ def load_drafter(
 
   Args:
     name_or_path: of those that the library ships, 'smollm2-135m-instruct/hydra'
-      for one; or a folder that `save_drafter` wrote, of gs:// too.
+      for one; a folder that `save_drafter` wrote, of gs:// too; or the target's
+      own, of Hugging Face's layout, that holds modules for multi-token
+      prediction as DeepSeek-V3's does.
     target: what it was trained for. Its dtype is that of the parameters.
     num_draft_tokens: K, None for what it was trained with. Of heads the first K
       are loaded.
@@ -109,6 +115,9 @@ def load_drafter(
       has fewer heads than K.
   """
   folder = drafter_card.find(os.fspath(name_or_path))
+  if (folder / 'config.json').exists():
+    found = mtp_files.load(folder, target.model, num_draft_tokens)
+    return LoadedDrafter(*found, card={})
   card = drafter_card.read(folder)
   trained = drafter_card.drafter_of(card, folder, target)
   stored = _open(folder / _NAME, trained)

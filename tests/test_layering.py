@@ -19,7 +19,7 @@ _LAYERS = (
   ('models.layers', 'models.cache', 'models.network'),
   ('models', 'drafters'),
   ('loading',),
-  ('drafter_card',),
+  ('drafter_card', 'mtp_files'),
   ('drafter_files',),
   ('stopping',),
   ('request', 'step'),

@@ -29,7 +29,7 @@ FILE_PATTERNS = (
 PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.pkl', '.ckpt')
 
 _FAMILIES = ('llama', 'mistral')
-_NAMES = {
+NAMES = {
   'embedding': 'model.embed_tokens.weight',
   'unembedding': 'lm_head.weight',
   'norm.scale': 'model.norm.weight',
@@ -49,6 +49,8 @@ _NAMES = {
   'layers.{}.mlp.up.kernel': 'model.layers.{}.mlp.up_proj.weight',
   'layers.{}.mlp.down.kernel': 'model.layers.{}.mlp.down_proj.weight',
 }
+# How many modules for multi-token prediction lie behind the layers.
+NUM_MODULES = 'num_nextn_predict_layers'
 # Headers that are asked of a bucket at a time.
 _NUM_THREADS = 16
 
@@ -65,7 +67,9 @@ def load(
   """
   config_lib.check_dtype(dtype)
   folder = files.at(path)
-  model = _model(files.read_json(folder / 'config.json'), folder, dtype)
+  config = files.read_json(folder / 'config.json')
+  model = _model(config, folder, dtype)
+  tensor_file = open_tensors(folder)
   # Computed from the configuration now, but stored by old checkpoints; and a
   # tied unembedding is sometimes stored all the same.
   ignored = {
@@ -73,11 +77,22 @@ def load(
     for i in range(model.num_layers)
   }
   if model.tie_embeddings:
-    ignored.add(_NAMES['unembedding'])
-  return model, tensors.fill(model, _open(folder), _NAMES, ignored=ignored)
+    ignored.add(NAMES['unembedding'])
+  # A drafter that lies behind the layers: `mtp_files` reads it.
+  behind = mtp_prefixes(model.num_layers, config.get(NUM_MODULES))
+  ignored.update(filter(lambda x: x.startswith(behind), tensor_file.shapes))
+  return model, tensors.fill(model, tensor_file, NAMES, ignored=ignored)
 
 
-def _open(folder: epath.Path) -> tensors.TensorFile:
+def mtp_prefixes(num_layers: int, count: Any) -> tuple[str, ...]:
+  """How the names of so many modules begin, of none unless it is a number."""
+  if not isinstance(count, int):
+    return ()
+  return tuple(f'model.layers.{num_layers + i}.' for i in range(count))
+
+
+def open_tensors(folder: epath.Path) -> tensors.TensorFile:
+  """The tensors of all safetensors files of a folder; no weight is read."""
   found: dict[str, safetensors_file.Tensor] = {}
   with futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
     paths = _shard_paths(folder)

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from specsample import sharding
-from specsample.models import llama
 from specsample.types import Array, Params
 
 Index = tuple[slice, ...]
@@ -27,6 +26,16 @@ class Tensor(Protocol):
     """The part at a slice of each axis."""
 
 
+class Described(Protocol):
+  """What says which parameters it has: a model, a drafter."""
+
+  def abstract_params(self) -> Params:
+    """The parameters' shapes and dtypes, nothing allocated."""
+
+  def param_axes(self) -> Params:
+    """The `sharding.Axes` of each parameter's axes, a tuple each."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TensorFile:
   """Tensors by name, read one at a time; matrices are [out, in]."""
@@ -37,7 +46,7 @@ class TensorFile:
 
 
 def fill(
-  model: llama.Llama,
+  model: Described,
   tensors: TensorFile,
   names: Mapping[str, str],
   ignored: Collection[str] = (),
@@ -51,7 +60,8 @@ def fill(
   Args:
     model: says which parameters there are, their shapes, dtype and axes.
     tensors: where their values are.
-    names: the name in the file of each parameter, '{}' for a layer's number.
+    names: the name in the file of each parameter; for those of any layer one,
+      with '{}' for its number.
     ignored: names that may be in the file and are not read.
 
   Raises:
@@ -143,7 +153,7 @@ def _by_rows(wanted, shape, axes):
 def _source_name(path, names):
   name = key(path)
   layer = re.match(r'layers\.(\d+)\.', name)
-  if layer is None:
+  if layer is None or name in names:
     return names[name]
   return names[f'layers.{{}}.{name[layer.end() :]}'].format(layer[1])
 
