@@ -1,6 +1,7 @@
 """Times a model on this machine: passes, decoding, memory, the roofline.
 
   python -m experiments.benchmark --out=results/benchmark
+  python -m experiments.benchmark --gin_file=configs/runs/benchmark_drafters.gin
   python -m experiments.benchmark --gin_file=configs/runs/benchmark_8b.gin
 
 Prints a summary and writes benchmark.json to --out. This file only wires:
@@ -51,14 +52,15 @@ def _benchmark(baseline_rss: int) -> None:
     benchmark = benchmarking.Benchmark()
     if benchmark.peer is not None:
       peer.check(benchmark.peer)
-    methods.check(
-      benchmark.method,
-      [benchmark.prompt_tokens()],
-      model=benchmark.model,
-      target=benchmark.params,
-      sampling=specsample.Sampling(),
-      max_new_tokens=benchmark.max_new_tokens,
-    )
+    for method in benchmark.methods.values():
+      methods.check(
+        method,
+        [benchmark.prompt_tokens()],
+        model=benchmark.model,
+        target=benchmark.params,
+        sampling=specsample.Sampling(),
+        max_new_tokens=benchmark.max_new_tokens,
+      )
     cli.make_folder(out)
   measured = benchmarking.measure(benchmark, baseline_rss, progress.bar)
   if distributed.is_first():

@@ -1,6 +1,6 @@
-"""What `benchmark` measures: one model, one drafter, one machine."""
+"""What `benchmark` measures: one model, its drafters, one machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import resource
@@ -21,6 +21,8 @@ from specsample.types import Model, Params
 
 # Tokens fed in one pass: a draft of 0, 1, 2, 4, 8 or 16, and the pending one.
 _ROWS = (1, 2, 3, 5, 9, 17)
+# Beside the names of methods, of which none is None.
+_PLAIN, _PEER = 'autoregressive', None
 
 
 @gin.configurable
@@ -30,7 +32,7 @@ class Benchmark:
 
   model: Model
   params: Params
-  method: methods_lib.Method
+  methods: Mapping[str, methods_lib.Method]  # by what they are called
   prompt: str | None = None
   loaded: specsample.Loaded | None = None  # with a tokenizer for the prompt
   prompt_length: int = 64
@@ -39,6 +41,8 @@ class Benchmark:
 
   def __post_init__(self):
     """Refuses to measure nothing."""
+    if not self.methods:
+      raise ValueError('Benchmark.methods is empty: name a method at least')
     if self.repeats < 1:
       raise ValueError(f'Benchmark.repeats is {self.repeats}: give at least 1')
     if self.prompt_length < 1:
@@ -61,33 +65,42 @@ class Benchmark:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Speculative:
+  """A method, and what its rounds took."""
+
+  drafter: str
+  verifier: str
+  lossless: bool
+  synthetic: bool  # drafts were kept at a stated rate, not by a lossless rule
+  num_draft_tokens: int
+  tokens_per_s: float  # prefill included
+  tokens_per_round: float
+  draft_ms: float
+  verify_ms: float
+  overhead_ms: float
+  draft_percent: float  # of the three
+  overhead_percent: float
+  cost_ratio: float  # c: a drafted token over the target's pass for one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
   """benchmark.json, without where it was measured. None: not measured."""
 
   t_ms: dict[str, float]  # a pass of the target over so many tokens
-  ar_tokens_per_s: float  # prefill included, as are the next two
-  speculative_tokens_per_s: float
+  ar_tokens_per_s: float  # prefill included, as is the next
   transformers_tokens_per_s: float | None
   ar_ms_per_token: float  # prefill left out
   copy_gb_per_s: float  # of one device
   percent_of_roofline: float  # of autoregressive decoding
-  draft_ms: float
-  verify_ms: float
-  overhead_ms: float
-  overhead_percent: float
-  tokens_per_round: float
+  methods: dict[str, Speculative]
   weight_bytes: int  # without a mesh's copies, as the next
   cache_bytes: int
   peak_rss_bytes: int  # of the process, by the end of autoregressive decoding
   baseline_rss_bytes: int  # of that, what it held before there was a model
   peak_device_bytes: int | None
-  drafter: str
-  verifier: str
-  lossless: bool
-  num_draft_tokens: int
   prompt_tokens: int
   max_new_tokens: int
-  synthetic: bool  # drafts were kept at a stated rate, not by a lossless rule
 
 
 def measure(
@@ -102,8 +115,7 @@ def measure(
   """
   prompt = benchmark.prompt_tokens()
   plain = methods_lib.Method(specsample.drafters.NoDraft())
-  speculative = benchmark.method
-  with progress(6) as step:
+  with progress(5 + len(benchmark.methods)) as step:
     step('autoregressive decoding: memory')
     generate = functools.partial(_generate, benchmark, prompt)
     cache_bytes = roofline_lib.cache_bytes(
@@ -118,9 +130,9 @@ def measure(
     copies = [measure_lib.copy_bandwidth()]
 
     step('autoregressive, speculative and transformers, in turns')
-    decoders: dict[str, Callable[[], Any]] = {
-      'autoregressive': lambda: generate(plain),
-      'speculative': lambda: generate(speculative),
+    decoders: dict[Any, Callable[[], Any]] = {
+      name: functools.partial(generate, method)
+      for name, method in {_PLAIN: plain, **benchmark.methods}.items()
     }
     transformers_generate = None
     if benchmark.peer is not None:
@@ -128,17 +140,17 @@ def measure(
         benchmark.peer, prompt, benchmark.max_new_tokens
       )
     if transformers_generate is not None:
-      decoders['transformers'] = transformers_generate
+      decoders[_PEER] = transformers_generate
     seconds = _in_turns(decoders, benchmark.repeats)
-    stats = specsample.stats.of(generate(speculative))
 
     step('autoregressive decoding without the prefill')
     ar_ms = _round_times(benchmark, prompt, plain).least_ms
     copies.append(measure_lib.copy_bandwidth())
 
-    step('parts of a speculative round')
-    parts = _round_times(benchmark, prompt, speculative)
-    parts_ms = parts.draft_ms + parts.verify_ms + parts.overhead_ms
+    parts = {}
+    for name, method in benchmark.methods.items():
+      step(f'parts of a round: {name}')
+      parts[name] = _round_times(benchmark, prompt, method)
 
     step('passes over 1 to 17 tokens')
     t_ms = measure_lib.pass_ms(
@@ -155,34 +167,54 @@ def measure(
   target = {'target': benchmark.params}
   roofline = roofline_lib.Roofline.of(target, benchmark.model, copy)
   count = benchmark.max_new_tokens
-  transformers_seconds = seconds.get('transformers')
+  transformers_seconds = seconds.get(_PEER)
   return Measured(
     t_ms={str(rows): ms for rows, ms in t_ms.items()},
-    ar_tokens_per_s=count / seconds['autoregressive'],
-    speculative_tokens_per_s=stats.tokens / seconds['speculative'],
+    ar_tokens_per_s=count / seconds[_PLAIN],
     transformers_tokens_per_s=(
       count / transformers_seconds if transformers_seconds else None
     ),
     ar_ms_per_token=ar_ms,
     copy_gb_per_s=copy / 1e9,
     percent_of_roofline=1e5 * roofline.seconds(1, cache_bytes) / ar_ms,
-    draft_ms=parts.draft_ms,
-    verify_ms=parts.verify_ms,
-    overhead_ms=parts.overhead_ms,
-    overhead_percent=100 * parts.overhead_ms / parts_ms,
-    tokens_per_round=stats.tokens_per_round,
+    methods={
+      name: _speculative(
+        method,
+        specsample.stats.of(generate(method)),
+        seconds[name],
+        parts[name],
+        t_ms[1],
+      )
+      for name, method in benchmark.methods.items()
+    },
     weight_bytes=roofline_lib.weight_bytes(target),
     cache_bytes=cache_bytes,
     peak_rss_bytes=peak,
     baseline_rss_bytes=baseline_rss,
     peak_device_bytes=peak_device,
-    drafter=methods_lib.file_name(speculative.drafter),
-    verifier=methods_lib.file_name(speculative.verify),
-    lossless=speculative.verify.lossless,
-    num_draft_tokens=speculative.drafter.num_draft_tokens,
     prompt_tokens=len(prompt),
     max_new_tokens=count,
-    synthetic=isinstance(speculative.verify, specsample.verify.Synthetic),
+  )
+
+
+def _speculative(method, stats, seconds, parts, pass_ms):
+  parts_ms = parts.draft_ms + parts.verify_ms + parts.overhead_ms
+  num_drafts = method.drafter.num_draft_tokens
+  return Speculative(
+    drafter=methods_lib.file_name(method.drafter),
+    verifier=methods_lib.file_name(method.verify),
+    lossless=method.verify.lossless,
+    synthetic=isinstance(method.verify, specsample.verify.Synthetic),
+    num_draft_tokens=num_drafts,
+    tokens_per_s=stats.tokens / seconds,
+    tokens_per_round=stats.tokens_per_round,
+    draft_ms=parts.draft_ms,
+    verify_ms=parts.verify_ms,
+    overhead_ms=parts.overhead_ms,
+    draft_percent=100 * parts.draft_ms / parts_ms,
+    overhead_percent=100 * parts.overhead_ms / parts_ms,
+    # Of NoDraft there is no draft whose cost could be stated.
+    cost_ratio=parts.draft_ms / max(num_drafts, 1) / pass_ms,
   )
 
 

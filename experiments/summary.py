@@ -33,10 +33,6 @@ def lines(measured: benchmarking.Measured) -> list[str]:
     f't({n}) {ms:.1f}' + (f' ({ms / base:.2f}x)' if n != '1' else '')
     for n, ms in measured.t_ms.items()
   )
-  synthetic = ''
-  if measured.synthetic:
-    synthetic = ' [SYNTHETIC acceptance: no text, a hardware study]'
-  speedup = measured.speculative_tokens_per_s / measured.ar_tokens_per_s
   shown = [
     f'a pass of the target, ms: {passes}',
     f'autoregressive: {measured.ar_tokens_per_s:.1f} tokens/s, '
@@ -50,14 +46,9 @@ def lines(measured: benchmarking.Measured) -> list[str]:
       f'transformers: {measured.transformers_tokens_per_s:.1f} tokens/s; '
       f'autoregressive is {ratio:.2f}x that'
     )
+  for name, found in measured.methods.items():
+    shown += _of_method(name, found, measured.ar_tokens_per_s)
   shown += [
-    f'{measured.drafter}, K = {measured.num_draft_tokens}, '
-    f'{measured.verifier}: {measured.speculative_tokens_per_s:.1f} tokens/s '
-    f'({speedup:.2f}x), {measured.tokens_per_round:.2f} tokens a round'
-    f'{synthetic}',
-    f'a round, ms: draft {measured.draft_ms:.2f}, verify '
-    f'{measured.verify_ms:.2f}, the rest {measured.overhead_ms:.2f} '
-    f'({measured.overhead_percent:.1f}%)',
     f'memory, MB: weights {measured.weight_bytes / 1e6:.0f}, cache '
     f'{measured.cache_bytes / 1e6:.0f}, peak of the process '
     f'{measured.peak_rss_bytes / 1e6:.0f} (before the model was loaded '
@@ -66,3 +57,19 @@ def lines(measured: benchmarking.Measured) -> list[str]:
   if measured.peak_device_bytes is not None:
     shown[-1] += f', of the device {measured.peak_device_bytes / 1e6:.0f}'
   return shown
+
+
+def _of_method(name, found, ar_tokens_per_s):
+  synthetic = ''
+  if found.synthetic:
+    synthetic = ' [SYNTHETIC acceptance: no text, a hardware study]'
+  return [
+    f'{name}, K = {found.num_draft_tokens}, {found.verifier}: '
+    f'{found.tokens_per_s:.1f} tokens/s '
+    f'({found.tokens_per_s / ar_tokens_per_s:.2f}x), '
+    f'{found.tokens_per_round:.2f} tokens a round{synthetic}',
+    f'  a round, ms: draft {found.draft_ms:.2f} ({found.draft_percent:.0f}%), '
+    f'verify {found.verify_ms:.2f}, the rest {found.overhead_ms:.2f} '
+    f'({found.overhead_percent:.1f}%); a drafted token costs c = '
+    f'{found.cost_ratio:.3f} passes',
+  ]

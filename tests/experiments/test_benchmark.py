@@ -14,10 +14,9 @@ _FEW = (
   f'--gin_bindings=Benchmark.max_new_tokens = {_NEW_TOKENS}',
   '--gin_bindings=Benchmark.repeats = 1',
 )
-_TIMES = (
-  *('ar_tokens_per_s', 'speculative_tokens_per_s', 'ar_ms_per_token'),
-  *('copy_gb_per_s', 'percent_of_roofline', 'draft_ms', 'verify_ms'),
-)
+_TIMES = ('ar_tokens_per_s', 'ar_ms_per_token')
+_RATES = ('copy_gb_per_s', 'percent_of_roofline')
+_OF_METHOD = ('tokens_per_s', 'draft_ms', 'verify_ms', 'cost_ratio')
 # The rest of a round is a difference of two times: on a model as small as this
 # one it can be below 0.
 _DIFFERENCES = ('overhead_ms', 'overhead_percent')
@@ -62,13 +61,20 @@ def test_json_holds_every_measurement(name, request):
   _, measured = request.getfixturevalue(name)
   assert tuple(measured['t_ms']) == _ROWS
   assert all(ms > 0 for ms in measured['t_ms'].values())
-  assert all(measured[time] > 0 for time in _TIMES)
-  assert all(isinstance(measured[name], float) for name in _DIFFERENCES)
-  parts = ('draft_ms', 'verify_ms', 'overhead_ms')
-  share = measured['overhead_ms'] / sum(measured[part] for part in parts)
-  assert measured['overhead_percent'] == pytest.approx(100 * share)
+  assert all(measured[name] > 0 for name in (*_TIMES, *_RATES))
+  (found,) = measured['methods'].values()
+  assert all(found[name] > 0 for name in _OF_METHOD)
+  assert all(isinstance(found[name], float) for name in _DIFFERENCES)
+  round_ms = sum(
+    found[f'{part}_ms'] for part in ('draft', 'verify', 'overhead')
+  )
+  for part in ('draft', 'overhead'):
+    share = found[f'{part}_ms'] / round_ms
+    assert found[f'{part}_percent'] == pytest.approx(100 * share)
+  token_ms = found['draft_ms'] / found['num_draft_tokens']
+  assert found['cost_ratio'] == pytest.approx(token_ms / measured['t_ms']['1'])
   assert measured['weight_bytes'] < measured['peak_rss_bytes']
-  assert 1 <= measured['tokens_per_round'] <= measured['num_draft_tokens'] + 1
+  assert 1 <= found['tokens_per_round'] <= found['num_draft_tokens'] + 1
   described = {'hardware', 'versions', 'git_commit', 'command', 'gin_config'}
   assert described < measured.keys()
   assert f'Benchmark.max_new_tokens = {_NEW_TOKENS}' in measured['gin_config']
@@ -98,16 +104,18 @@ def test_the_same_weights_run_in_transformers(real, synthetic):
 
 def test_a_lossless_method_is_not_called_synthetic(real):
   outcome, measured = real
-  assert (measured['drafter'], measured['verifier']) == ('ngram', 'chain')
-  assert (measured['lossless'], measured['synthetic']) == (True, False)
+  found = measured['methods']['ngram']
+  assert (found['drafter'], found['verifier']) == ('ngram', 'chain')
+  assert (found['lossless'], found['synthetic']) == (True, False)
   assert 'synthetic' not in outcome.out.lower()
 
 
 def test_stated_acceptance_says_synthetic(synthetic):
   outcome, measured = synthetic
-  assert (measured['drafter'], measured['verifier']) == ('chain', 'synthetic')
-  assert (measured['lossless'], measured['synthetic']) == (False, True)
-  assert measured['num_draft_tokens'] == 4
+  found = measured['methods']['chain']
+  assert (found['drafter'], found['verifier']) == ('chain', 'synthetic')
+  assert (found['lossless'], found['synthetic']) == (False, True)
+  assert found['num_draft_tokens'] == 4
   (line,) = re.findall(r'^chain, K = 4, synthetic: .*', outcome.out, re.M)
   assert '[SYNTHETIC acceptance: no text, a hardware study]' in line
 
@@ -122,8 +130,10 @@ def test_terminal_gets_the_summary(real):
     outcome.out,
     re.M,
   )
-  kept = measured['tokens_per_round']
+  found = measured['methods']['ngram']
+  kept = found['tokens_per_round']
   assert f'{kept:.2f} tokens a round' in outcome.out
+  assert f'costs c = {found["cost_ratio"]:.3f} passes' in outcome.out
   assert re.search(r'^benchmark.json is in .*\n\Z', outcome.out, re.M)
   steps = outcome.err.splitlines()
   assert [step[:5] for step in steps] == [f'[{i}/6]' for i in range(1, 7)]
