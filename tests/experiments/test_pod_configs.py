@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from experiments import compilation
+from specsample import drafters
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Of the Llamas as published, all weights counted; of Chinchilla and its drafter
@@ -21,6 +22,10 @@ _PARAMETERS = {
   'pod_llama_70b': (70_553_706_496, 1_235_814_400),
   'pod_llama_405b': (405_853_388_800, 8_030_261_248),
 }
+_TRAINED = (
+  *(drafters.DraftModel, drafters.Medusa, drafters.Hydra, drafters.Eagle),
+  *(drafters.Eagle3, drafters.MTP, drafters.DFlash, drafters.DSpark),
+)
 _TOPOLOGIES = {
   'pod_chinchilla_v4': ('v4:2x2x4',),
   'pod_llama_70b': ('v5e:4x4', 'v6e:4x4', 'v5p:2x2x4'),
@@ -28,14 +33,19 @@ _TOPOLOGIES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _own_gin():
+  gin.clear_config()
+  gin.add_config_file_search_path(str(_ROOT))
+  yield
+  gin.clear_config()
+
+
 @pytest.fixture(params=_PARAMETERS)
 def configured(request):
   """A configuration's name and what it sets up."""
-  gin.clear_config()
-  gin.add_config_file_search_path(str(_ROOT))
   gin.parse_config_file(f'configs/runs/{request.param}.gin')
-  yield request.param, compilation.CompileTpu()
-  gin.clear_config()
+  return request.param, compilation.CompileTpu()
 
 
 def _num_parameters(model):
@@ -59,3 +69,14 @@ def test_sizes_are_those_of_the_named_models(configured):
   assert config.drafter.model == config.draft_model
   assert config.topologies == _TOPOLOGIES[name]
   assert config.model.dtype == config.draft_model.dtype == 'bfloat16'
+
+
+@pytest.mark.parametrize('kind', [cls.__name__ for cls in _TRAINED])
+def test_every_trained_drafter_is_configured_for_a_pod(kind):
+  gin.parse_config_file('configs/runs/pod_llama_8b.gin')
+  gin.parse_config(f'CompileTpu.drafter = @{kind}()')
+  config = compilation.CompileTpu()
+  assert type(config.drafter).__name__ == kind
+  assert _num_parameters(config.model) == 8_030_261_248
+  assert config.drafter.model == config.model
+  assert config.topologies == ('v5e:2x4', 'v6e:2x4', 'v5p:2x2x2')

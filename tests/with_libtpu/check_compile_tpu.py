@@ -97,6 +97,28 @@ def test_the_hlo_is_left(folder):
 
 
 @pytest.mark.parametrize(
+  'kind',
+  [
+    *('DraftModel', 'Medusa', 'Hydra', 'Eagle', 'Eagle3', 'MTP'),
+    *('DFlash', 'DSpark'),
+  ],
+)
+def test_every_trained_drafter_compiles_for_a_tpu(tmp_path, kind):
+  done = _run(
+    '--gin_file=configs/runs/pod_llama_8b.gin',
+    '--topology=v5e:2x4',
+    f'--gin_bindings=CompileTpu.drafter = @{kind}()',
+    f'--out={tmp_path}',
+  )
+  assert done.returncode == 0, done.stderr
+  (compiled,) = json.loads((tmp_path / 'compile.json').read_text())
+  assert compiled['fits']
+  assert compiled['host_transfers'] == 0
+  assert compiled['vocab_all_gathers'] == 0
+  assert compiled['weight_copies_per_round'] == 0
+
+
+@pytest.mark.parametrize(
   'binding',
   [
     # More weights than memory, which is known before anything is compiled.
