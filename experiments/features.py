@@ -77,8 +77,7 @@ def read(
       for name, vectors in found.items():
         _write(files_of[i][name], vectors)
       done += sizes[i]
-  dim = target.model.dim
-  widths = {'hidden': dim, 'features': len(layers) * dim}
+  widths = _widths(target.model, layers)
   return [
     _read(names, shard, widths) if shard else []
     for names, shard in zip(files_of, data.shards, strict=True)
@@ -118,11 +117,15 @@ def _paths(folder, number, layers) -> dict[str, epath.Path]:
   return {name: path(folder, number, kind) for name, kind in kinds.items()}
 
 
+def _widths(model, layers) -> dict[str, int]:
+  return {'hidden': model.dim, 'features': len(layers) * model.dim}
+
+
 def _of_shard(shard, target, layers, names, watch) -> dict[str, np.ndarray]:
   """Those of the names, one dialogue behind the other."""
   model = target.model
   starts = np.cumsum([0, *(dialogue.tokens.size for dialogue in shard)])
-  widths = {'hidden': model.dim, 'features': len(layers) * model.dim}
+  widths = _widths(model, layers)
   vectors = {
     name: np.empty((starts[-1], widths[name]), jnp.bfloat16) for name in names
   }

@@ -117,8 +117,8 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     embedded = self.model.embed(params['target'], tokens)
     empty = self._cache(batch, 0, features.dtype)
     keys, values = empty.keys[0], empty.values[0]
-    all_roots = jnp.broadcast_to(jnp.arange(size), (batch, size))
-    roots = all_roots = sharding.constrain(all_roots, 'batch', None)
+    roots = jnp.broadcast_to(jnp.arange(size), (batch, size))
+    roots = sharding.constrain(roots, 'batch', None)
     end = min(self.num_modules, num_steps) - 1
     modules = self.modules(params)
     found = []
@@ -141,7 +141,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
         values = jnp.concatenate([values, new_values], axis=2)
       if i == end:
         # Every entry is seen by those behind it, those picked go on.
-        features, roots = pick(features), pick(all_roots)
+        features, roots = pick(features), pick(roots)
       found.append(features if i >= end else pick(features))
     return found
 

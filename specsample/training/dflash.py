@@ -124,26 +124,9 @@ class DFlashObjective(objective.Objective):
     return jnp.sum(weights * values) / jnp.maximum(jnp.sum(weights), 1e-9)
 
   def _read(self, params, batch):
-    drafter, tokens = self.drafter, batch['tokens']
-    dim = drafter.model.dim
-    if 'features' in batch:
-      found = batch['features'].astype(drafter.model.dtype)
-      num_layers = len(drafter.feature_layers)
-      features = [
-        found[..., i * dim : (i + 1) * dim] for i in range(num_layers)
-      ]
-      hidden = self.hidden(params, batch)
-    else:
-      output, _ = drafter.model.apply(
-        params['target'],
-        tokens,
-        drafter.model.init_cache(tokens.shape[0], 0),
-        features=drafter.feature_layers,
-      )
-      features, hidden = output.features, output.hidden
-      if 'hidden' in batch:
-        hidden = self.hidden(params, batch)
-    return Text(tokens, hidden, drafter.context(params, features))
+    hidden, features = self.of_target(params, batch)
+    context = self.drafter.context(params, features)
+    return Text(batch['tokens'], hidden, context)
 
   def _draft(self, params, text, start) -> Drafted:
     drafter = self.drafter

@@ -84,7 +84,7 @@ class FeatureObjective(objective.Objective):
     """The losses of the drafts, a list, [num_steps, B, T] what came, and the
     mask."""
     crop = functools.partial(objective.crop, batch)
-    hidden, of_layers = self._of_target(params, batch)
+    hidden, of_layers = self.of_target(params, batch)
     features = self.drafter.features(params, hidden, of_layers)
     if noise:
       features += _noise(batch['tokens'], noise, features)
@@ -111,20 +111,6 @@ class FeatureObjective(objective.Objective):
     # By the place of the pending token.
     match = jnp.pad(jnp.stack(matches), ((0, 0), (0, 0), (1, 0)))
     return of_drafts, match[..., :-1], mask
-
-  def _of_target(self, params, batch):
-    """Its hidden vectors and features, found before or now."""
-    model, layers = self.drafter.model, self.drafter.feature_layers
-    if not layers:
-      return self.hidden(params, batch), ()
-    if 'hidden' in batch and 'features' in batch:
-      stored = batch['features'].astype(model.dtype)
-      split = jnp.split(stored, len(layers), axis=-1)
-      return self.hidden(params, batch), tuple(split)
-    tokens = batch['tokens']
-    empty = model.init_cache(tokens.shape[0], 0)
-    output, _ = model.apply(params['target'], tokens, empty, layers)
-    return output.hidden, output.features
 
 
 def _noise(tokens, scale, like):

@@ -61,6 +61,28 @@ class Objective(abc.ABC):
     mask on."""
     return self.drafter.reads_prompt
 
+  def of_target(
+    self, params: Params, batch: Batch
+  ) -> tuple[Array, tuple[Array, ...]]:
+    """The hidden vectors and the outputs of the drafter's `feature_layers`.
+
+    [B, T, D] each: those that the batch has, `features` [B, T, n * D] one
+    behind the other, and the target's own of what it has not.
+    """
+    model, layers = self.drafter.model, self.drafter.feature_layers
+    if not layers:
+      return self.hidden(params, batch), ()
+    if 'features' in batch:
+      stored = batch['features'].astype(model.dtype)
+      split = jnp.split(stored, len(layers), axis=-1)
+      return self.hidden(params, batch), tuple(split)
+    tokens = batch['tokens']
+    empty = model.init_cache(tokens.shape[0], 0)
+    output, _ = model.apply(params['target'], tokens, empty, layers)
+    if 'hidden' in batch:
+      return self.hidden(params, batch), output.features
+    return output.hidden, output.features
+
   def hidden(self, params: Params, batch: Batch) -> Array:
     """The target's vectors [B, T, D]."""
     if 'hidden' in batch:
