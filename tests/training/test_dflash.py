@@ -9,13 +9,11 @@ import numpy as np
 import optax
 import pytest
 
-import specsample
 from specsample import drafters
 from specsample import testing
-from specsample import verify
 from specsample.training import dflash
 from specsample.training import dspark
-from specsample.training import step
+from tests.training import greedy
 
 _V, _K, _T = 16, 3, 10
 _TARGET = testing.tiny_llama(vocab_size=_V)
@@ -267,35 +265,12 @@ def test_losses_fall_and_drafts_are_kept(name):
     'drafter': drafter.is_trained(),
   }
   optimizer = optax.adam(3e-3)
-  text = _greedy_text(target)
-  batch = {'tokens': text, 'mask': np.ones(text.shape, bool)}
-  state, frozen = step.init(params, is_trained, optimizer)
-  reports = []
-  for _ in range(60):
-    state, report = step.train_step(
-      state, frozen, batch, objective=objective, optimizer=optimizer
-    )
-    reports.append(jax.device_get(report))
-  first, last = reports[0], reports[-1]
+  text = greedy.text(_TARGET, target, 64, 24)
+  first, last = greedy.train(
+    params, is_trained, text, objective=objective, optimizer=optimizer
+  )
   assert last['loss'] < 0.8 * first['loss']
   assert last['kept'].sum() > first['kept'].sum() + 0.3
-
-
-def _greedy_text(target):
-  """What the target writes behind one random token a row."""
-  prompts = np.random.default_rng(1).integers(_V, size=(64, 1))
-  output = specsample.generate(
-    {'target': target},
-    prompts,
-    np.ones(64, int),
-    jax.random.key(0),
-    model=_TARGET,
-    drafter=drafters.NoDraft(),
-    verify=verify.chain,
-    sampling=specsample.Sampling(),
-    max_new_tokens=23,
-  )
-  return jnp.concatenate([prompts, output.tokens], axis=1)
 
 
 @pytest.mark.parametrize('settings', [{'num_blocks': 0}, {'gamma': 0.0}])

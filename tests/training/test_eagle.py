@@ -8,13 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-import specsample
 from specsample import drafters
 from specsample import testing
-from specsample import verify
 from specsample.training import eagle
-from specsample.training import step
 from tests.drafters import features_by_hand
+from tests.training import greedy
 
 _V, _K, _T = 16, 3, 9
 _TARGET = testing.tiny_llama(vocab_size=_V)
@@ -250,36 +248,12 @@ def test_losses_fall_and_drafts_are_kept(name):
   }
   optimizer = optax.adam(3e-3)
   objective = dataclasses.replace(_OBJECTIVES[name], drafter=drafter)
-  text = _greedy_text()
-  batch = {'tokens': text, 'mask': np.ones(text.shape, bool)}
-  state, frozen = step.init(params, is_trained, optimizer)
-  reports = []
-  for _ in range(60):
-    state, report = step.train_step(
-      state, frozen, batch, objective=objective, optimizer=optimizer
-    )
-    reports.append(jax.device_get(report))
-  first, last = reports[0], reports[-1]
+  text = greedy.text(_TARGET, target, 32, 16)
+  first, last = greedy.train(
+    params, is_trained, text, objective=objective, optimizer=optimizer
+  )
   assert last['loss'] < 0.7 * first['loss']
   assert last['kept'].sum() > first['kept'].sum() + 0.2
-
-
-@functools.cache
-def _greedy_text():
-  """What the target writes behind one random token a row."""
-  prompts = np.random.default_rng(1).integers(_V, size=(32, 1))
-  output = specsample.generate(
-    {'target': _params('eagle')['target']},
-    prompts,
-    np.ones(len(prompts), int),
-    jax.random.key(0),
-    model=_TARGET,
-    drafter=drafters.NoDraft(),
-    verify=verify.chain,
-    sampling=specsample.Sampling(),
-    max_new_tokens=15,
-  )
-  return np.concatenate([prompts, output.tokens], axis=1)
 
 
 def test_no_draft_is_refused():
