@@ -20,10 +20,6 @@ def test_passes_on_8_devices(file):
   flags = [
     os.environ.get('XLA_FLAGS', ''),
     '--xla_force_host_platform_device_count=8',
-    # Nearly all of the time goes to the compiler.
-    '--xla_backend_optimization_level=0',
-    '--xla_llvm_disable_expensive_passes=true',
-    '--xla_cpu_use_fusion_emitters=false',
   ]
   done = subprocess.run(
     [
