@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sharding
+from specsample.drafters import feature_norms
 from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
@@ -31,7 +32,11 @@ class Network(nnx.Module):
   def __init__(self, config, keys):
     model = dataclasses.replace(config.model, dtype='float32')
     norm = lambda: layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
-    size = len(config.feature_layers) * model.dim
+    num_features = len(config.feature_layers)
+    self.feature_norms = feature_norms.FeatureNorms(
+      num_features if config.has_feature_norms else 0, model.dim, model.norm_eps
+    )
+    size = num_features * model.dim
     self.width = sharding.Axis('mlp', size)
     self.fuse = layers.Linear(
       size, model.dim, axes=(self.width, None), keys=keys, dtype=jnp.float32
@@ -57,7 +62,7 @@ class Network(nnx.Module):
       start: [B] int32, the position of the first of the T tokens.
     """
     num_new = features[0].shape[1]
-    rows = jnp.concatenate(features, axis=-1)
+    rows = jnp.concatenate(self.feature_norms(features), axis=-1)
     rows = rows.reshape(-1, rows.shape[-1])
     rows = sharding.constrain(rows, 'batch', self.width)
     fused = self.fused_norm(self.fuse(rows))
@@ -142,10 +147,13 @@ class DFlash(trainable.Trainable):
 
   Attributes:
     feature_layers: of the target, whose outputs are read; -1 its embedding.
+    has_feature_norms: each feature is normalised before they are joined, at
+      first as the target's layer that reads it does. Not in the paper.
     num_layers: of the draft network.
   """
 
   feature_layers: tuple[int, ...] = ()
+  has_feature_norms: bool = False
   num_layers: int = 2
   _network = Network
 
@@ -218,7 +226,11 @@ class DFlash(trainable.Trainable):
     params = super()._begin(key, target_params)
     # The unembedding, which is not trained, is made for what it gives.
     scale = jnp.array(target_params['norm']['scale'], jnp.float32)
-    return params | {'norm': {'scale': scale}}
+    params |= {'norm': {'scale': scale}}
+    if not self.has_feature_norms:
+      return params
+    norms = feature_norms.of_readers(target_params, self.feature_layers)
+    return params | {'feature_norms': norms}
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""

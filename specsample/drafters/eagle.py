@@ -10,6 +10,7 @@ from flax import nnx
 import jax.numpy as jnp
 
 from specsample.drafters import feature_chain
+from specsample.drafters import feature_norms
 from specsample.drafters import vocabulary
 from specsample.models import layers
 from specsample.types import Array, Params
@@ -78,6 +79,9 @@ class _Eagle3(nnx.Module):
   def __init__(self, config, keys):
     dim, eps = config.model.dim, config.model.norm_eps
     num_features = len(config.feature_layers)
+    self.feature_norms = feature_norms.FeatureNorms(
+      num_features if config.has_feature_norms else 0, dim, eps
+    )
     self.project = feature_chain.Joined(num_features, dim, False, keys)
     self.embedding_norm = layers.RMSNorm(dim, eps, jnp.float32)
     self.feature_norm = layers.RMSNorm(dim, eps, jnp.float32)
@@ -105,9 +109,12 @@ class Eagle3(feature_chain.FeatureChain):
   Attributes:
     feature_layers: of the target of L layers, -1 for its embedding; by default
       what enters layers 2, L // 2 and L - 3, as in the paper's code.
+    has_feature_norms: each feature is normalised before the projection, at
+      first as the target's layer that reads it does. Not in the paper.
   """
 
   feature_layers: tuple[int, ...] = ()
+  has_feature_norms: bool = False
   _network = _Eagle3
 
   def __post_init__(self):
@@ -124,8 +131,12 @@ class Eagle3(feature_chain.FeatureChain):
   ) -> Array:
     """See `feature_chain.FeatureChain`."""
     rows = [x.reshape(-1, x.shape[-1]) for x in of_layers]
-    return self.merge(params).project(*rows).reshape(hidden.shape)
+    own = self.merge(params)
+    return own.project(*own.feature_norms(rows)).reshape(hidden.shape)
 
   def _begin(self, key, target_params):
     params = super()._begin(key, target_params)
+    if self.has_feature_norms and target_params is not None:
+      norms = feature_norms.of_readers(target_params, self.feature_layers)
+      params |= {'feature_norms': norms}
     return feature_chain.with_norm_of(params, target_params)

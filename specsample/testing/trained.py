@@ -71,10 +71,14 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
     feature_layers=(0, 1),
     num_layers=1,
     rank=4,
+    has_feature_norms=True,
   )
   yield Trained('DSpark', llama, dspark, _of_llama(dspark))
   eagle3 = drafters.Eagle3(
-    model=llama, num_draft_tokens=2, feature_layers=(-1, 0, 1)
+    model=llama,
+    num_draft_tokens=2,
+    feature_layers=(-1, 0, 1),
+    has_feature_norms=True,
   )
   yield Trained('EAGLE-3', llama, eagle3, _of_llama(eagle3))
   eagle = drafters.Eagle(model=llama, num_draft_tokens=2, draft_vocab_size=some)

@@ -30,10 +30,16 @@ _DRAFTERS = {
   'draft_model': drafters.DraftModel(model=_TARGET, layers=(1,), **_SOME),
   'dflash': drafters.DFlash(model=_TARGET, feature_layers=(0, 1), **_SOME),
   'dspark': drafters.DSpark(
-    model=_TARGET, feature_layers=(0, 1), num_draft_tokens=_K, rank=4
+    model=_TARGET,
+    feature_layers=(0, 1),
+    num_draft_tokens=_K,
+    rank=4,
+    has_feature_norms=True,
   ),
   'eagle': drafters.Eagle(model=_TARGET, num_draft_tokens=_K),
-  'eagle3': drafters.Eagle3(model=_TARGET, feature_layers=(1, 0, -1), **_SOME),
+  'eagle3': drafters.Eagle3(
+    model=_TARGET, feature_layers=(1, 0, -1), has_feature_norms=True, **_SOME
+  ),
   'mtp': drafters.MTP(model=_TARGET, **_SOME),
 }
 _OBJECTIVES = {
