@@ -10,6 +10,7 @@ import transformers
 
 import specsample
 from specsample import testing
+from specsample.training import unrolled
 from tests.drafters import features_by_hand
 
 _D, _HEADS, _KV, _HEAD, _MLP, _V, _L = 32, 4, 2, 8, 48, 96, 2
@@ -117,7 +118,7 @@ def test_the_drafts_are_the_modules_own(folder):
     target.params, text[None], target.model.init_cache(1, 0)
   )
   drafter = loaded.drafter
-  found = drafter.outputs(params, text[None], output.hidden, 3)
+  found = unrolled.outputs(drafter, params, text[None], output.hidden, 3)
   found = [drafter.vectors(params, x, i)[0, 3] for i, x in enumerate(found)]
   expected = features_by_hand.vectors(params, drafter, output, text, 5, 3)
   np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)

@@ -7,7 +7,7 @@ for a feature that the target has not given yet (EAGLE, Li et al., 2401.15077).
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -90,61 +90,6 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     """See `trainable.Trainable`."""
     return True
 
-  def outputs(
-    self,
-    params: Params,
-    tokens: Array,
-    features: Array,
-    num_steps: int,
-    pick: Callable[[Array], Array] = lambda x: x,
-  ) -> list[Array]:
-    """What decoding would have behind every prefix, if all drafts were right.
-
-    Args:
-      params: the whole tree.
-      tokens: [B, T].
-      features: [B, T, D], from `features`.
-      num_steps: n.
-      pick: takes the places that drafts are wanted at, [B, A, ...] of [B, T,
-        ...]; by default all. What lies behind T is 0 there.
-
-    Returns:
-      n of [B, A, D]. At place t, number i is of the entry of token t + i, made
-      of features up to token t and of outputs behind it; `vectors` of it are
-      for token t + i + 2. Where tokens run out it is of zeros.
-    """
-    batch, size = tokens.shape
-    embedded = self.model.embed(params['target'], tokens)
-    empty = self._cache(batch, 0, features.dtype)
-    keys, values = empty.keys[0], empty.values[0]
-    roots = jnp.broadcast_to(jnp.arange(size), (batch, size))
-    roots = sharding.constrain(roots, 'batch', None)
-    end = min(self.num_modules, num_steps) - 1
-    modules = self.modules(params)
-    found = []
-    for i in range(num_steps):
-      # Drafts of the last module follow drafts of its own.
-      step = max(0, i - end)
-      mask = _step_mask(step, roots, size, self.model.sliding_window)
-      behind = _behind(embedded, i + 1)
-      rows, new_keys, new_values = modules[min(i, end)](
-        _rows(pick(behind) if step else behind),
-        _rows(features),
-        self._rope(roots + step),
-        sharding.constrain(mask, 'batch', None, None),
-        keys,
-        values,
-      )
-      features = rows.reshape(features.shape)
-      if i >= end:
-        keys = jnp.concatenate([keys, new_keys], axis=2)
-        values = jnp.concatenate([values, new_values], axis=2)
-      if i == end:
-        # Every entry is seen by those behind it, those picked go on.
-        features, roots = pick(features), pick(roots)
-      found.append(features if i >= end else pick(features))
-    return found
-
   def vectors(self, params: Params, outputs: Array, number: int) -> Array:
     """What the unembedding reads of outputs [..., D], for draft `number`."""
     modules = self.modules(params)
@@ -161,7 +106,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     )
     return FeatureState(
       caches=tuple(
-        self._cache(batch_size, max_length, dtype) for _ in range(num_used)
+        self.empty_cache(batch_size, max_length, dtype) for _ in range(num_used)
       ),
       features=tuple(map(zeros, sizes)),
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
@@ -266,22 +211,61 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       state, caches=tuple(caches), features=(state.features[0], *kept)
     )
 
-  def _run(self, params, number, tokens, features, cache):
+  def begin(self, params, tokens, length, state):
+    """See `branching.Branching`: the pass of K + 1 entries."""
+    if self.num_modules > 1:
+      raise ValueError(
+        f'num_modules is {self.num_modules}: trees are of a module that goes '
+        'on from its own outputs, 1'
+      )
+    (cache,), (features,) = state.caches, state.features
+    start = cache.length
+    index = start[:, None] + 1 + jnp.arange(features.shape[1])
+    new = _behind_drafts(tokens, length, tokens[:, :0], index)
+    outputs, cache = self._run(params, 0, new, features, cache)
+    last = _take(outputs, jnp.maximum(length - 2 - start, 0)[:, None])
+    cache = cache_lib.commit(cache, length - 1)
+    return self._logits(params, last), (last, cache, 1, length - 1)
+
+  def grow(self, params, tokens, parents, carry):
+    """See `branching.Branching`: each new entry of the output of its parent."""
+    outputs, cache, num_nodes, length = carry
+    num_new, num_last = tokens.shape[1], outputs.shape[1]
+    before = parents[:, -num_new:] - (num_nodes - num_last)
+    outputs, cache = self._run(
+      params, 0, tokens, _take(outputs, before), cache, parents
+    )
+    carry = outputs, cache, num_nodes + num_new, length
+    return self._logits(params, outputs), carry
+
+  def end(self, carry, state):
+    """See `branching.Branching`; made of outputs, drafts leave no entries."""
+    _, cache, _, length = carry
+    cache = cache_lib.commit(cache, length)
+    return dataclasses.replace(state, caches=(cache,))
+
+  def _logits(self, params, outputs):
+    return self.logits(params, self.vectors(params, outputs, 0))
+
+  def _run(self, params, number, tokens, features, cache, parents=None):
     """A module's outputs [B, T, D] behind its cache, and that with them.
 
-    Entries are of tokens [B, T] and of the features before them.
+    Entries are of tokens [B, T] and of the features before them; with parents
+    as of `types.Model.apply` they are nodes of a tree.
     """
     num_new = tokens.shape[1]
+    sizes = (cache.length, num_new, cache.keys[0].shape[2])
+    window = self.model.sliding_window
+    if parents is None:
+      positions = cache.length[:, None] + jnp.arange(num_new)
+      mask = layers.causal_mask(*sizes, window)
+    else:
+      mask, positions = layers.tree_mask(*sizes, parents, window)
     rows, keys, values = self.modules(params)[number](
       _rows(self.model.embed(params['target'], tokens)),
       _rows(features),
-      self._rope(cache.length[:, None] + jnp.arange(num_new)),
-      layers.causal_mask(
-        cache.length,
-        num_new,
-        cache.keys[0].shape[2],
-        self.model.sliding_window,
-      ),
+      self.rope(positions),
+      mask,
       cache.keys[0],
       cache.values[0],
     )
@@ -298,13 +282,17 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       )
     return self.features(params, output.hidden, output.features)
 
-  def _rope(self, positions):
+  def rope(self, positions: Array) -> tuple[Array, Array]:
+    """The tables of `layers.rotate` for positions [B, T]."""
     model = self.model
     return layers.rope_tables(
       positions, model.head_dim, model.rope_theta, model.rope_scaling
     )
 
-  def _cache(self, batch_size, max_length, dtype):
+  def empty_cache(
+    self, batch_size: int, max_length: int, dtype: jnp.dtype
+  ) -> cache_lib.KVCache:
+    """A module's cache, of no entry yet."""
     heads, head_dim = self.model.num_kv_heads, self.model.head_dim
     return cache_lib.init(batch_size, max_length, 1, heads, head_dim, dtype)
 
@@ -336,23 +324,6 @@ def with_norm_of(params: Params, target_params: Params) -> Params:
   return params | {'norm': {'scale': scale}}
 
 
-def _step_mask(step: int, roots: Array, size: int, window: int | None) -> Array:
-  """What the entries of a step see [B, A, T + step * A], by their roots [B, A].
-
-  The root is the last token whose feature was the target's. Of the first step
-  an entry sees those up to its root, of every later one that of its root.
-  """
-  ahead = jnp.arange(size) - roots[..., None]
-  near = lambda back: True if window is None else back < window
-  own = jnp.broadcast_to(
-    jnp.eye(roots.shape[1], dtype=bool), (*roots.shape, roots.shape[1])
-  )
-  own = sharding.constrain(own, 'batch', None, None)
-  seen = [(ahead <= 0) & near(step - ahead)]
-  seen += [own & near(step - i) for i in range(1, step + 1)]
-  return jnp.concatenate(seen, axis=2)
-
-
 def _behind_drafts(tokens, length, drafted, index):
   """The tokens [B, T] at index [B, T]: drafts [B, n] from length [B] on."""
   found = jnp.take_along_axis(
@@ -376,10 +347,6 @@ def _entries(num_known):
 def _take(x, index):
   """x [B, T, D] at index [B, n]: [B, n, D]."""
   return jnp.take_along_axis(x, index[..., None], axis=1)
-
-
-def _behind(x, count):
-  return jnp.pad(x, ((0, 0), (0, count), (0, 0)))[:, count:]
 
 
 def _rows(x):

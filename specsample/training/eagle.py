@@ -11,6 +11,7 @@ from specsample.drafters import feature_chain
 from specsample.drafters import settings
 from specsample.training import losses
 from specsample.training import objective
+from specsample.training import unrolled
 from specsample.training.step import Batch
 from specsample.types import Array, Params
 
@@ -88,8 +89,8 @@ class FeatureObjective(objective.Objective):
     features = self.drafter.features(params, hidden, of_layers)
     if noise:
       features += _noise(batch['tokens'], noise, features)
-    outputs = self.drafter.outputs(
-      params, batch['tokens'], features, num_steps, crop
+    outputs = unrolled.outputs(
+      self.drafter, params, batch['tokens'], features, num_steps, crop
     )
     tokens, mask = crop(batch['tokens']), crop(batch['mask'])
     hidden = crop(hidden)

@@ -13,6 +13,7 @@ from specsample import drafters
 from specsample import testing
 from specsample import verify
 from specsample.sampling import Sampling
+from specsample.training import unrolled
 from specsample.types import DraftLaw
 from tests.drafters import features_by_hand
 
@@ -123,7 +124,7 @@ def test_training_sees_what_drafting_sees(name, window):
   text = np.asarray([_TEXT])
   output = _read(params, text, drafter=drafter)
   features = drafter.features(params, output.hidden, output.features)
-  outputs = drafter.outputs(params, jnp.asarray(text), features, _K)
+  outputs = unrolled.outputs(drafter, params, jnp.asarray(text), features, _K)
   vectors = jnp.stack(
     [drafter.vectors(params, x, i)[0] for i, x in enumerate(outputs)]
   )
