@@ -159,11 +159,11 @@ def advance(
       `prefill`, which left room for its own; a stop token that does not exist.
   """
   stop.check(model.vocab_size)
-  num_draft_tokens = state.proposed.shape[1] - 1
-  if num_draft_tokens != drafter.num_draft_tokens:
+  depth = state.proposed.shape[1] - 1
+  if depth != _depth(drafter):
     raise ValueError(
-      f'the drafter proposes {drafter.num_draft_tokens} tokens a round, but '
-      f'the state was made for {num_draft_tokens}: prefill with this drafter'
+      f'the drafter proposes {_depth(drafter)} tokens a round, but the state '
+      f'was made for {depth}: prefill with this drafter'
     )
   body = functools.partial(
     step.step, params, model=model, drafter=drafter, verify=verify, stop=stop
@@ -220,6 +220,11 @@ def finish(
   return jax.tree.map(lambda x: x[:batch_size], sharding.replicate(output))
 
 
+def _depth(drafter):
+  """The most drafts that a round keeps: all of a chain."""
+  return getattr(drafter, 'depth', drafter.num_draft_tokens)
+
+
 @functools.partial(jax.jit, static_argnames=('model', 'drafter'))
 def _prefill(params, request, *, model, drafter):
   batch, slots = request.tokens.shape
@@ -270,7 +275,7 @@ def _prefill(params, request, *, model, drafter):
   table = lambda width, dtype: sharding.zeros(
     (batch, width), dtype, 'batch', None
   )
-  histogram = table(drafter.num_draft_tokens + 1, jnp.int32)
+  histogram = table(_depth(drafter) + 1, jnp.int32)
   return DecodeState(
     key=row_keys,
     request_id=request.request_id,

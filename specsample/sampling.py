@@ -185,6 +185,11 @@ def warp(
   return probs
 
 
+def most_likely(probs: Array) -> Array:
+  """The index [] of the largest of probs [V], of equals the first."""
+  return _first(probs == jnp.max(probs))
+
+
 def is_distribution(probs: Array) -> Array:
   """Whether rows [..., V] that `warp` returned are distributions [...]."""
   return ~jnp.isnan(sharding.pick(probs, jnp.zeros((), jnp.int32)))
@@ -255,7 +260,9 @@ def _first(flags):
 
 def _penalise(sampling, counts, logits, drafted):
   is_token = (drafted >= 0).astype(counts.generated.dtype)
-  generated = counts.generated.at[jnp.maximum(drafted, 0)].add(is_token)
+  # Else the compiler may keep them divided, and gather them for each node.
+  own = sharding.constrain(counts.generated, None)
+  generated = own.at[jnp.maximum(drafted, 0)].add(is_token)
   vocab = sharding.Axis('vocab', logits.size)
   generated = sharding.constrain(generated, vocab)
   prompt = sharding.constrain(counts.prompt, vocab)

@@ -239,6 +239,31 @@ def pick(x: Array, index: Array) -> Array:
   return jnp.sum(jnp.where(here, x, 0), axis=-1)
 
 
+def top_k(x: Array, k: int) -> tuple[Array, Array]:
+  """The k largest of x [B, ..., V] and where they are, [B, ..., k] both.
+
+  In falling order, of equals the first before the others. Of a divided
+  vocabulary k of each part are gathered.
+  """
+  vocab = Axis('vocab', x.shape[-1])
+  if not is_divided(vocab):
+    return jax.lax.top_k(x, k)
+  names, others = _mesh_axes(vocab), [None] * (x.ndim - 2)
+
+  def of_part(x):
+    size = x.shape[-1]
+    values, ids = jax.lax.top_k(x, min(k, size))
+    return values, ids + jax.lax.axis_index(names) * size
+
+  divided = spec('batch', *others, vocab)
+  values, ids = jax.shard_map(
+    of_part, in_specs=divided, out_specs=(divided, divided)
+  )(constrain(x, 'batch', *others, vocab))
+  gather = lambda y: constrain(y, 'batch', *others, None)
+  values, best = jax.lax.top_k(gather(values), k)
+  return values, jnp.take_along_axis(gather(ids), best, axis=-1)
+
+
 def row(x: Array, index: Array, axis: Axes) -> Array:
   """x[index] of x [N, ...] along its first axis, for one index []."""
   if not is_divided(axis):

@@ -40,10 +40,13 @@ def position_key(row_key: Array, position: Array) -> Array:
   return jax.random.fold_in(positions, position)
 
 
-def draft_key(round_key: Array, position: Array) -> Array:
-  """For drafting the token at `position`."""
+def draft_key(
+  round_key: Array, position: Array, node: int | None = None
+) -> Array:
+  """For drafting the token at `position`, in a tree that of a node."""
   draft = jax.random.fold_in(round_key, _Purpose.DRAFT)
-  return jax.random.fold_in(draft, position)
+  key = jax.random.fold_in(draft, position)
+  return key if node is None else jax.random.fold_in(key, node)
 
 
 def accept_key(round_key: Array) -> Array:

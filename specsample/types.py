@@ -52,12 +52,23 @@ def pytree(cls):
 class DraftLaw(enum.Enum):
   """How the tokens of a draft came about; what a verifier is exact for.
 
-  POINT_MASS: token i is a function of the tokens before it (n-gram lookup).
-  SAMPLED: token i was drawn from `Draft.probs[i]`, given the tokens before it.
+  The tokens before one are those on the way to it. `probs[i]` is always what
+  token i was really drawn from, given those before it and its earlier siblings.
+
+  POINT_MASS: token i is a function of the tokens before it (n-gram lookup), and
+    so are its siblings (the k most likely ones).
+  SAMPLED: token i was drawn from `Draft.probs[i]`. Siblings have the same
+    distribution, and were drawn independently.
+  WITHOUT_REPLACEMENT: of siblings none is there twice. The first was drawn from
+    its `probs`, which the others have too, but for their earlier siblings.
+  TOP_AND_SAMPLED: of siblings the last was drawn, and the others are the most
+    likely tokens of a distribution of which it got the rest.
   """
 
   POINT_MASS = 'point_mass'
   SAMPLED = 'sampled'
+  WITHOUT_REPLACEMENT = 'without_replacement'
+  TOP_AND_SAMPLED = 'top_and_sampled'
 
 
 class StopReason(enum.IntEnum):
@@ -97,30 +108,40 @@ class ModelOutput:
 
 @pytree
 class Draft:
-  """A drafted chain of one sequence.
+  """A drafted chain of one sequence, or a tree.
 
   A chain shorter than K is padded with token -1 and rows of zero probability.
+  So are nodes of a tree that are not there, with all behind them.
   """
 
-  tokens: Array  # [K] int32, -1 where nothing was drafted
-  probs: Array | None  # [K, V] after warping; None for a point mass
+  tokens: Array  # [N] int32, -1 where nothing was drafted
+  probs: Array | None  # [N, V] after warping; None for a point mass
   law: DraftLaw = static()
+  # [N] int32, the node before each, as in `tree`; None for a chain.
+  parents: Array | None = None
+  depth: int | None = static(default=None)  # of a tree, its longest path
+  # Of a tree [N + 1], the most children that each node may have; None is N.
+  num_children: tuple[int, ...] | None = static(default=None)
 
 
 @pytree
 class Law:
-  """A verifier's distribution given one draft, for one sequence."""
+  """A verifier's distribution given one draft, for one sequence.
 
-  stop: Array  # [K + 1], probability that exactly i drafts are accepted
-  next: Array  # [K + 1, V], distribution of the token after i accepted drafts
+  On a chain node i is the i-th draft, and 0 is none.
+  """
+
+  stop: Array  # [N + 1], probability that the accepted drafts end at node i
+  next: Array  # [N + 1, V], distribution of the token after them
 
 
 @pytree
 class Verdict:
   """A verifier's decision for one sequence."""
 
-  num_accepted: Array  # [] int32, how many leading drafts are kept, 0..K
+  num_accepted: Array  # [] int32, how many drafts are kept, one behind another
   next_token: Array  # [] int32, the token after them
+  path: Array | None = None  # [P] int32, their nodes in a tree, then 0
 
 
 @pytree
@@ -177,9 +198,18 @@ class Output:
 # warp(logits [B, V], drafted [B, n]) -> probs [B, V]: the row's sampling
 # settings, with the drafted tokens (-1 is skipped) counted by the penalties.
 Warp = Callable[[Array, Array], Array]
-# draw(probs [B, V], position [B]) -> tokens [B]: one draw for the token at
-# that index of the sequence. Equal arguments give equal tokens.
-Draw = Callable[[Array, Array], Array]
+
+
+class Draw(Protocol):
+  """Draws drafts; equal arguments give equal tokens."""
+
+  def __call__(
+    self, probs: Array, position: Array, node: int | None = None
+  ) -> Array:
+    """Tokens [B] of probs [B, V], for that index [B] of the sequence.
+
+    In a tree several nodes are for one, and each has draws of its own.
+    """
 
 
 class Model(Protocol):
@@ -216,16 +246,27 @@ class Model(Protocol):
     tokens: Array,
     cache: Cache,
     features: tuple[int, ...] = (),
+    parents: Array | None = None,
   ) -> tuple[ModelOutput, Cache]:
     """Feeds tokens [B, T] behind each row's committed prefix.
 
     Returns the output and a cache that holds all T tokens of every row;
     `commit` then says how many of them stay. `features` names layers whose
     outputs are returned too, -1 the embedding; ValueError if one is missing.
+
+    With parents [B, W - 1] the last W entries of each row, those T included,
+    are a tree (`tree`), the first of them its node 0: each sees what is before
+    the tree and the nodes on the way to it, whose number is its position there.
     """
 
-  def commit(self, cache: Cache, length: Array) -> Cache:
-    """Keeps the first length [B] tokens of each row."""
+  def commit(
+    self, cache: Cache, length: Array, path: Array | None = None
+  ) -> Cache:
+    """Keeps the first length [B] tokens of each row.
+
+    With path [B, P], the entries at those indices follow each other from the
+    first of them on: the nodes of a tree that are kept, moved into place.
+    """
 
   def embed(self, params: Params, ids: Array) -> Array:
     """Input vectors [..., D] of token ids [...]."""
@@ -290,7 +331,11 @@ class Drafter(Protocol):
     state: DrafterState,
   ) -> DrafterState:
     """Learns the round's outcome: the new tokens and length, what the target
-    returned for [pending, drafts], and how many drafts were kept."""
+    returned for [pending, drafts], and how many drafts were kept.
+
+    Of a tree the output [B, P + 1, ...] is of the pending token and the kept
+    path.
+    """
 
 
 class Verifier(Protocol):

@@ -22,15 +22,18 @@ _LAYERS = (
   ('drafter_card', 'mtp_files'),
   ('drafter_files',),
   ('stopping',),
-  ('request', 'step'),
+  ('request', 'emission'),
+  ('step',),
   ('decode',),
   ('training',),
   ('testing',),
   ('',),  # specsample/__init__.py
 )
 # The loop works for every model, drafter and verifier, so it knows none.
-_LOOP = {'decode', 'request', 'step', 'stopping'}
-_LOOP_IMPORTS = _LOOP | {'types', 'sampling', 'sharding', 'streams', 'stats'}
+_LOOP = {'decode', 'emission', 'request', 'step', 'stopping'}
+_LOOP_IMPORTS = _LOOP | {
+  *('types', 'sampling', 'sharding', 'stats', 'streams', 'tree')
+}
 # Everything else says what the axes of an array mean, not where they are.
 _OF_A_MESH = ('PartitionSpec', 'NamedSharding', 'shard_map')
 # What a user of the library alone never has to install, and what uses it.

@@ -86,6 +86,22 @@ def write(buffer: Array, update: Array, start: Array, axis: int = 0) -> Array:
   return jax.vmap(write_row)(buffer, update, start)
 
 
-def commit(cache: KVCache, length: Array) -> KVCache:
-  """Keeps the first length [B] tokens of each row."""
-  return KVCache(keys=cache.keys, values=cache.values, length=length)
+def commit(cache: KVCache, length: Array, path: Array | None = None) -> KVCache:
+  """Keeps the first length [B] tokens of each row.
+
+  With path [B, P] the entries there are first moved, one behind another, to
+  where the first of them is.
+  """
+  if path is None:
+    return KVCache(keys=cache.keys, values=cache.values, length=length)
+  start = path[:, 0] + 1
+
+  def move(buffer):
+    take = jax.vmap(lambda row, index: jnp.take(row, index, axis=1))
+    return write(buffer, take(buffer, path[:, 1:]), start, axis=1)
+
+  return KVCache(
+    keys=tuple(map(move, cache.keys)),
+    values=tuple(map(move, cache.values)),
+    length=length,
+  )

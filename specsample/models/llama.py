@@ -79,6 +79,7 @@ class Llama:
     tokens: Array,
     cache: cache_lib.KVCache,
     features: tuple[int, ...] = (),
+    parents: Array | None = None,
   ) -> tuple[ModelOutput, cache_lib.KVCache]:
     """See `types.Model`."""
     there = range(-1, self.num_layers)
@@ -95,13 +96,17 @@ class Llama:
         f'the parameters are {found} and the model computes in {self.dtype}: '
         'load both with one dtype'
       )
-    return network.merge(_Network, self, params)(tokens, cache, features)
+    made = network.merge(_Network, self, params)
+    return made(tokens, cache, features, parents)
 
   def commit(
-    self, cache: cache_lib.KVCache, length: Array
+    self,
+    cache: cache_lib.KVCache,
+    length: Array,
+    path: Array | None = None,
   ) -> cache_lib.KVCache:
     """See `types.Model`."""
-    return cache_lib.commit(cache, length)
+    return cache_lib.commit(cache, length, path)
 
   def embed(self, params: Params, ids: Array) -> Array:
     """See `types.Model`."""
@@ -159,15 +164,18 @@ class _Network(nnx.Module):
     )
     return logits.reshape(*hidden.shape[:-1], -1)
 
-  def __call__(self, tokens, cache, features):
+  def __call__(self, tokens, cache, features, parents):
     config = self.config
     batch, num_new = tokens.shape
-    positions = cache.length[:, None] + jnp.arange(num_new)
+    sizes = (cache.length, num_new, cache.keys[0].shape[2])
+    window = config.sliding_window
+    if parents is None:
+      positions = cache.length[:, None] + jnp.arange(num_new)
+      mask = layers.causal_mask(*sizes, window)
+    else:
+      mask, positions = layers.tree_mask(*sizes, parents, window)
     rope = layers.rope_tables(
       positions, config.head_dim, config.rope_theta, config.rope_scaling
-    )
-    mask = layers.causal_mask(
-      cache.length, num_new, cache.keys[0].shape[2], config.sliding_window
     )
     x = self.embed(tokens).reshape(batch * num_new, -1)
     # By the layer that they enter: outputs[i + 1] is that of layer i.

@@ -62,16 +62,19 @@ class Replicated:
     tokens: Array,
     cache: Cache,
     features: tuple[int, ...] = (),
+    parents: Array | None = None,
   ) -> tuple[ModelOutput, Cache]:
     """See `types.Model`."""
     with _replicated():
-      output, cache = self.model.apply(params, tokens, cache, features)
+      output, cache = self.model.apply(params, tokens, cache, features, parents)
     logits = self._divide(output.logits)
     return dataclasses.replace(output, logits=logits), cache
 
-  def commit(self, cache: Cache, length: Array) -> Cache:
+  def commit(
+    self, cache: Cache, length: Array, path: Array | None = None
+  ) -> Cache:
     """See `types.Model`."""
-    return self.model.commit(cache, length)
+    return self.model.commit(cache, length, path)
 
   def embed(self, params: Params, ids: Array) -> Array:
     """See `types.Model`."""

@@ -247,3 +247,17 @@ def test_slices_that_do_not_divide_the_batch_are_refused(num_slices):
 def test_slices_that_are_not_there_are_refused():
   with pytest.raises(ValueError, match='of 1 slices: give the number'):
     sharding.make_mesh(2, 4, num_slices=2)
+
+
+# Of 40 tokens a part has 5 or 10, fewer than are asked for.
+@pytest.mark.parametrize('k', [3, 12])
+def test_the_largest_of_a_divided_vocabulary_are_those_of_a_whole_one(mesh, k):
+  # Many are equal: the first of them come first.
+  x = np.random.default_rng(0).integers(6, size=(8, 3, 40)).astype(np.float32)
+  with jax.set_mesh(mesh):
+    axes = ('batch', None, sharding.Axis('vocab', 40))
+    found = jax.jit(sharding.top_k, static_argnums=1)(
+      sharding.place(x, axes), k
+    )
+  for one, expected in zip(found, jax.lax.top_k(x, k), strict=True):
+    np.testing.assert_array_equal(one, expected)
