@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from specsample.types import Output
+from specsample.types import ArrayLike, Output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,3 +54,37 @@ def of(output: Output) -> Stats:
     proposed=total(output.proposed),
     accepted=total(output.accepted),
   )
+
+
+def optimal_acceptance(
+  target_probs: ArrayLike, draft_probs: ArrayLike, num_drafts: int
+) -> float:
+  """The most that any exact rule keeps one of k independent drafts.
+
+  The least, over sets H of tokens, of target(H) + 1 - draft(H)^k; the least set
+  is a prefix of the tokens in the order of target / draft (Hu et al.,
+  2502.18779, theorem 5; Khisti et al., 2410.18234).
+
+  Args:
+    target_probs: [V], of sum 1.
+    draft_probs: [V], which the drafts are drawn from.
+    num_drafts: k, at least 1.
+
+  Returns:
+    A probability.
+  """
+  target = np.asarray(target_probs, np.float64)
+  draft = np.asarray(draft_probs, np.float64)
+  if target.shape != draft.shape or target.ndim != 1 or num_drafts < 1:
+    raise ValueError(
+      f'target_probs are {target.shape}, draft_probs {draft.shape} and '
+      f'num_drafts {num_drafts}: give two of [V], and at least 1 draft'
+    )
+  # What is never drafted is in no least set.
+  is_drafted = draft > 0
+  ratios = target[is_drafted] / draft[is_drafted]
+  order = np.argsort(ratios, kind='stable')
+  of_target = np.cumsum(target[is_drafted][order])
+  of_draft = np.cumsum(draft[is_drafted][order])
+  bounds = of_target + 1 - np.minimum(of_draft, 1) ** num_drafts
+  return float(min(1.0, bounds.min()))

@@ -1,10 +1,12 @@
 """The metrics, on an output that was counted by hand."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
 import pytest
+from scipy import optimize
 
 from specsample import stats
 
@@ -42,3 +44,40 @@ def test_rows_of_an_output_are_added():
     accepted = np.asarray([[1, 1], [1, 0]])
 
   assert stats.of(Output()) == stats.Stats(4, 3, (1, 2), (2, 1))
+
+
+def _by_linear_program(target, draft, num_drafts):
+  """The most that a coupling of the token and the drafts can match them."""
+  size = target.size
+  drafts = list(itertools.product(range(size), repeat=num_drafts))
+  pairs = [(y, x) for y in range(size) for x in range(len(drafts))]
+  gain = [-float(y in drafts[x]) for y, x in pairs]
+  of_target = [[y == i for y, _ in pairs] for i in range(size)]
+  of_drafts = [[x == i for _, x in pairs] for i in range(len(drafts))]
+  right = [*target, *(np.prod(draft[list(x)]) for x in drafts)]
+  solved = optimize.linprog(gain, A_eq=of_target + of_drafts, b_eq=right)
+  return -solved.fun
+
+
+@pytest.mark.parametrize('num_drafts', [1, 2, 3])
+def test_the_bound_is_that_of_a_linear_program(num_drafts):
+  rng = np.random.default_rng(num_drafts)
+  for _ in range(6):
+    target, draft = rng.dirichlet(np.full(3, 0.7), size=2)
+    target[rng.integers(3)] = 0
+    target /= target.sum()
+    expected = _by_linear_program(target, draft, num_drafts)
+    found = stats.optimal_acceptance(target, draft, num_drafts)
+    assert found == pytest.approx(expected, abs=1e-8)
+
+
+def test_the_bound_of_the_worked_example():
+  target, draft = (0.5, 0.3, 0.2), (0.2, 0.3, 0.5)
+  assert stats.optimal_acceptance(target, draft, 2) == pytest.approx(0.86)
+  # Of one draft it is what the token rule keeps.
+  assert stats.optimal_acceptance(target, draft, 1) == pytest.approx(0.7)
+
+
+def test_bounds_of_nothing_are_refused():
+  with pytest.raises(ValueError, match=r'num_drafts 0: give two of \[V\]'):
+    stats.optimal_acceptance((1.0,), (1.0,), 0)

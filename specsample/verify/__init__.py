@@ -3,6 +3,23 @@
 from specsample.verify.block import block
 from specsample.verify.chain import chain
 from specsample.verify.coupled import coupled
+from specsample.verify.greedy_draft import greedy_draft
+from specsample.verify.k_seq import k_seq
+from specsample.verify.multi_path_block import multi_path_block
 from specsample.verify.synthetic import Synthetic
+from specsample.verify.traversal import traversal
+from specsample.verify.tree import tree
+from specsample.verify.typical import Typical
 
-__all__ = ['Synthetic', 'block', 'chain', 'coupled']
+__all__ = [
+  'Synthetic',
+  'Typical',
+  'block',
+  'chain',
+  'coupled',
+  'greedy_draft',
+  'k_seq',
+  'multi_path_block',
+  'traversal',
+  'tree',
+]

@@ -7,7 +7,6 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
 from specsample.verify import rule
 
@@ -18,7 +17,7 @@ class Block:
 
   lossless = True
   positional = False
-  draft_laws = frozenset(types.DraftLaw)
+  draft_laws = rule.CHAIN_LAWS
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """The distribution of the verdict, given target_probs [K + 1, V].
@@ -28,7 +27,7 @@ class Block:
     m_i / (m_i + 1 - r_i), prefix K with r_K (Algorithm 2 there). The token
     after a kept prefix i < K follows (r_i target - draft)+, normalised.
     """
-    rule.check_law('block', draft, self.draft_laws)
+    rule.check_chain('block', draft, self.draft_laws)
     draft_probs = rule.draft_probs(draft, target_probs)
     ratios = rule.ratio(
       rule.of_tokens(target_probs[:-1], draft.tokens),

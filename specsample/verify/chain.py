@@ -8,7 +8,6 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
 from specsample.verify import rule
 
@@ -19,7 +18,7 @@ class Chain:
 
   lossless = True
   positional = False
-  draft_laws = frozenset(types.DraftLaw)
+  draft_laws = rule.CHAIN_LAWS
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """The distribution of the verdict, given target_probs [K + 1, V].
@@ -27,7 +26,7 @@ class Chain:
     After a rejection the next token follows (target - draft)+, normalised;
     after K accepted drafts, the target.
     """
-    rule.check_law('chain', draft, self.draft_laws)
+    rule.check_chain('chain', draft, self.draft_laws)
     draft_probs = rule.draft_probs(draft, target_probs)
     accept = jnp.minimum(
       rule.ratio(

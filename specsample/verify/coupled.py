@@ -24,7 +24,7 @@ class Coupled:
 
   lossless = True
   positional = True
-  draft_laws = frozenset(types.DraftLaw)
+  draft_laws = rule.CHAIN_LAWS
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """The distribution of the verdict of a draft that saw no noise.
@@ -35,12 +35,14 @@ class Coupled:
     Raises:
       ValueError: a sampled draft.
     """
-    rule.check_law('coupled.law', draft, frozenset([types.DraftLaw.POINT_MASS]))
+    rule.check_chain(
+      'coupled.law', draft, frozenset([types.DraftLaw.POINT_MASS])
+    )
     return chain.law(draft, target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
     """The verdict under noise keys [K + 1], one a position."""
-    rule.check_law('coupled', draft, self.draft_laws)
+    rule.check_chain('coupled', draft, self.draft_laws)
     chosen = jax.vmap(sampling.draw_coupled)(key, target_probs)
     agrees = (chosen[:-1] == draft.tokens).astype(jnp.int32)
     num_accepted = jnp.sum(jnp.cumprod(agrees))

@@ -6,11 +6,30 @@ import jax.numpy as jnp
 from specsample import sampling
 from specsample import sharding
 from specsample import streams
+from specsample import tree
 from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
 
+# Of drafts of which none has a sibling.
+CHAIN_LAWS = frozenset([types.DraftLaw.POINT_MASS, types.DraftLaw.SAMPLED])
 
-def check_law(name: str, draft: Draft, exact: frozenset[types.DraftLaw]):
+
+def check_chain(
+  name: str, draft: Draft, exact: frozenset[types.DraftLaw]
+) -> None:
+  """As `check_law`, and refuses a tree too."""
+  if draft.parents is not None:
+    raise ValueError(
+      f'verify.{name} is for chains, and the draft is a tree of '
+      f'{draft.tokens.size} nodes: choose a verifier of trees, such as '
+      'verify.tree'
+    )
+  check_law(name, draft, exact)
+
+
+def check_law(
+  name: str, draft: Draft, exact: frozenset[types.DraftLaw]
+) -> None:
   """Refuses a draft whose law the rule is not exact for.
 
   Raises:
@@ -46,6 +65,15 @@ def of_tokens(probs: Array, tokens: Array) -> Array:
   return jnp.where(tokens >= 0, chosen, 0)
 
 
+def of_children(probs: Array, draft: Draft) -> Array:
+  """What the rows [N + 1, V] of the nodes before have of each token, [N]."""
+  before, tokens = parents(draft), draft.tokens
+  if sharding.is_divided(sharding.Axis('vocab', probs.shape[-1])):
+    return of_tokens(jnp.take(probs, before, axis=0), tokens)
+  # Not a copy of the rows.
+  return jnp.where(tokens >= 0, probs[before, jnp.maximum(tokens, 0)], 0)
+
+
 def ratio(numerator: Array, denominator: Array) -> Array:
   """numerator / denominator, 0 where the denominator is 0."""
   is_zero = denominator == 0
@@ -62,6 +90,59 @@ def stop_at_rejection(accept: Array) -> Array:
   return reached * (1 - jnp.concatenate([accept, 0 * one]))
 
 
+def no_drafts(target_probs: Array) -> Law:
+  """The law of a round without drafts: the target's own, [1, V]."""
+  return Law(stop=jnp.ones(1, target_probs.dtype), next=target_probs)
+
+
+def stop_in_tree(parents: Array, accept: Array) -> Array:
+  """Probabilities [N + 1] of the node at which the accepted drafts end.
+
+  Args:
+    parents: [N], the node before each.
+    accept: [N], of accepting each draft once its parent is, and none of its
+      earlier siblings.
+  """
+
+  def visit(i, stop):
+    # Of being at a node with no child accepted yet.
+    here = stop[parents[i]]
+    stop = stop.at[i + 1].set(here * accept[i])
+    return stop.at[parents[i]].set(here * (1 - accept[i]))
+
+  # Not a constant: mapped over a divided batch, a loop takes none.
+  start = jnp.pad(0 * accept, (1, 0), constant_values=1)
+  return jax.lax.fori_loop(0, parents.size, visit, start)
+
+
+def child_rows(parents: Array, rows: Array, which: Array) -> Array:
+  """Of each node the row of one of its children, zeros where there is none.
+
+  Args:
+    parents: [N], the node before each.
+    rows: [N, V], of the drafts.
+    which: [N] bool, at most one child of each node.
+  """
+  nodes = jnp.arange(parents.size + 1)
+  is_it = (parents == nodes[:, None]) & which  # [N + 1, N]
+  found = jnp.argmax(is_it, axis=1)
+  own = jnp.take(rows, found, axis=0)
+  return jnp.where(jnp.any(is_it, axis=1)[:, None], own, 0)
+
+
+def child_tokens(parents: Array, tokens: Array, which: Array) -> Array:
+  """As `child_rows`, of tokens [N]: [N + 1], -1 where there is no child."""
+  nodes = jnp.arange(parents.size + 1)
+  is_it = (parents == nodes[:, None]) & which
+  return jnp.max(jnp.where(is_it, tokens, -1), axis=1)
+
+
+def siblings_before(parents: Array) -> Array:
+  """How many siblings come before each node, [N]."""
+  earlier = jnp.tri(parents.size, k=-1, dtype=bool)
+  return jnp.sum((parents == parents[:, None]) & earlier, axis=1)
+
+
 def normalise(weights: Array, fallback: Array) -> Array:
   """Weights [..., V] scaled to sum 1; rows that sum to 0 are the fallback's."""
   mass = jnp.sum(weights, axis=-1, keepdims=True)
@@ -70,13 +151,56 @@ def normalise(weights: Array, fallback: Array) -> Array:
 
 def draw(key: Array, draft: Draft, law: Law) -> Verdict:
   """One draw of (stop, next token) from a law."""
-  num_accepted = sampling.draw(streams.accept_key(key), law.stop)
-  num_drafted = jnp.sum(draft.tokens >= 0)
+  node = sampling.draw(streams.accept_key(key), law.stop)
+  has_drafts = jnp.any((parents(draft) == node) & (draft.tokens >= 0))
   next_key = jnp.where(
-    num_accepted < num_drafted,
-    streams.residual_key(key),
-    streams.bonus_key(key),
+    has_drafts, streams.residual_key(key), streams.bonus_key(key)
   )
-  probs = sharding.row(law.next, num_accepted, None)
+  probs = sharding.row(law.next, node, None)
   next_token = sampling.draw(next_key, probs)
-  return Verdict(num_accepted=num_accepted, next_token=next_token)
+  if draft.parents is None:
+    return Verdict(num_accepted=node, next_token=next_token)
+  depth = draft.tokens.size if draft.depth is None else draft.depth
+  path = tree.path_to(tree.ancestors(draft.parents), node, depth)
+  return Verdict(
+    num_accepted=jnp.sum(path > 0), next_token=next_token, path=path
+  )
+
+
+def num_children(draft: Draft) -> tuple[int, ...]:
+  """The most children that each node may have, [N + 1]."""
+  size = draft.tokens.size
+  if draft.parents is None:
+    return (1,) * size + (0,)
+  return draft.num_children or (size,) * (size + 1)
+
+
+def without_children(probs: Array, draft: Draft) -> Array:
+  """Rows [N + 1, V], 0 where a node has a child with that token."""
+  before, tokens = parents(draft), draft.tokens
+  vocab_size = probs.shape[-1]
+  if not sharding.is_divided(sharding.Axis('vocab', vocab_size)):
+    # A draft that is not there is no token.
+    column = jnp.where(tokens >= 0, tokens, vocab_size)
+    return probs.at[before, column].set(0, mode='drop')
+  # A scatter would gather a divided vocabulary.
+  rank = siblings_before(before)
+  vocab_ids = sharding.vocab_ids(vocab_size)
+
+  def visit(i, left):
+    token = child_tokens(before, tokens, rank == i)
+    return jnp.where(vocab_ids == token[:, None], 0, left)
+
+  return jax.lax.fori_loop(0, max(num_children(draft)), visit, probs)
+
+
+def parents(draft: Draft) -> Array:
+  """The node before each, [N], of a chain too."""
+  if draft.parents is None:
+    return jnp.arange(draft.tokens.size)
+  if draft.parents.shape != draft.tokens.shape:
+    raise ValueError(
+      f'the draft has tokens {draft.tokens.shape} and parents '
+      f'{draft.parents.shape}: name the node before each'
+    )
+  return draft.parents

@@ -10,7 +10,6 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
 from specsample.verify import rule
 
@@ -25,7 +24,7 @@ class Synthetic:
   rate: float
   lossless = False
   positional = False
-  draft_laws = frozenset(types.DraftLaw)
+  draft_laws = rule.CHAIN_LAWS
 
   def __post_init__(self):
     """Refuses what is no probability."""
@@ -40,7 +39,7 @@ class Synthetic:
 
     The token after the kept drafts follows the target's distribution there.
     """
-    rule.check_law('synthetic', draft, self.draft_laws)
+    rule.check_chain('synthetic', draft, self.draft_laws)
     accept = jnp.where(draft.tokens >= 0, self.rate, 0)
     accept = accept.astype(target_probs.dtype)
     return Law(stop=rule.stop_at_rejection(accept), next=target_probs)

@@ -1,0 +1,74 @@
+"""Greedy draft sampling: the most likely tokens, and one drawn of the rest.
+
+Hu et al., 2502.18779, section 5, at each node of a tree.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specsample import types
+from specsample.types import Array, Draft, Law, Verdict
+from specsample.verify import rule
+
+
+@dataclasses.dataclass(frozen=True)
+class GreedyDraft:
+  """Tries the drawn child by the token rule; its residual may be a sibling.
+
+  Where the drawn child is rejected the token is drawn of (target - draft)+, and
+  one that is among the other children is kept as a draft.
+  """
+
+  lossless = True
+  positional = False
+  draft_laws = frozenset([types.DraftLaw.TOP_AND_SAMPLED])
+
+  def law(self, draft: Draft, target_probs: Array) -> Law:
+    """The distribution of the verdict, given target_probs [N + 1, V]."""
+    rule.check_law('greedy_draft', draft, self.draft_laws)
+    if not draft.tokens.size:
+      return rule.no_drafts(target_probs)
+    parents, tokens = rule.parents(draft), draft.tokens
+    draft_probs = rule.draft_probs(draft, target_probs)
+    later = rule.siblings_before(parents[::-1])[::-1]
+    is_drawn = later == 0
+    drawn = rule.child_rows(parents, draft_probs, is_drawn)  # [N + 1, V]
+    residual = rule.normalise(
+      jnp.maximum(target_probs - drawn, 0), target_probs
+    )
+    own = rule.ratio(
+      rule.of_children(target_probs, draft),
+      rule.of_tokens(draft_probs, tokens),
+    )
+    own = jnp.where(is_drawn, jnp.minimum(own, 1), 0)
+    nodes = jnp.arange(parents.size + 1)
+    children = parents == nodes[:, None]  # [N + 1, N]
+    of_parent = jnp.sum(jnp.where(children, own, 0), axis=1)[parents]
+    others = (1 - of_parent) * rule.of_children(residual, draft)
+    accept = jnp.where(is_drawn, own, others)
+
+    kept = jnp.sum(jnp.where(children, accept, 0), axis=1)
+    others = rule.without_children(residual, draft)
+    return Law(
+      stop=_reached(parents, accept) * jnp.maximum(1 - kept, 0),
+      next=rule.normalise(others, residual),
+    )
+
+  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
+    """See `types.Verifier`."""
+    return rule.draw(key, draft, self.law(draft, target_probs))
+
+
+greedy_draft = GreedyDraft()
+
+
+def _reached(parents, accept):
+  """The probability [N + 1] of keeping the drafts up to each node."""
+  # Not a constant: mapped over a divided batch, a loop takes none.
+  start = jnp.pad(0 * accept, (1, 0)) + 1
+  visit = lambda i, reached: reached.at[i + 1].set(
+    reached[parents[i]] * accept[i]
+  )
+  return jax.lax.fori_loop(0, parents.size, visit, start)

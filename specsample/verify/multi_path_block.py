@@ -1,0 +1,120 @@
+"""Block verification of the best of several independent paths.
+
+The greedy choice of Thomas and Pal (2602.16961), at each node of a tree.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample import types
+from specsample.types import Array, Draft, Law, Verdict
+from specsample.verify import rule
+from specsample.verify.block import block
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiPathBlock:
+  """Goes down to the child of highest target / draft, and judges that path.
+
+  Of k children the one that is gone down to is x with probability a^k - b^k,
+  where a is the mass that the draft has at x and at all tokens behind it in the
+  order of their ratios, and b that of those behind it alone. This is what block
+  verification is told that the path was drawn from. With one child everywhere
+  it is block verification. Where draft and target are alike it keeps less than
+  `Tree` and `Traversal`, which do not lean to any token.
+  """
+
+  lossless = True
+  positional = False
+  draft_laws = frozenset([types.DraftLaw.SAMPLED])
+
+  def law(self, draft: Draft, target_probs: Array) -> Law:
+    """The distribution of the verdict, given target_probs [N + 1, V]."""
+    rule.check_law('multi_path_block', draft, self.draft_laws)
+    if not draft.tokens.size:
+      return rule.no_drafts(target_probs)
+    parents = rule.parents(draft)
+    depth = parents.size if draft.depth is None else draft.depth
+    draft_probs = rule.draft_probs(draft, target_probs)
+
+    node = jnp.zeros((), jnp.int32)
+    path, targets, chosen = [], [], []
+    # Behind a leaf there is no node, so no token, and nothing is kept. Not a
+    # loop: mapped over a divided batch, a carry would have to say how.
+    for _ in range(depth):
+      target = sharding.row(target_probs, jnp.maximum(node, 0), None)
+      is_child = (parents == node) & (draft.tokens >= 0)
+      count = jnp.sum(is_child)
+      drawn = sharding.row(draft_probs, jnp.argmax(is_child), None)
+      drawn = jnp.where(count > 0, drawn, 0)
+      place, of_best = _of_best(
+        rule.ratio(target, drawn), drawn, count, max(rule.num_children(draft))
+      )
+      own = jnp.take(place, jnp.maximum(draft.tokens, 0))
+      child = 1 + jnp.argmin(jnp.where(is_child, own, place.size))
+      node = jnp.where(count > 0, child.astype(jnp.int32), -1)
+      path.append(node)
+      targets.append(target)
+      chosen.append(of_best)
+    last = sharding.row(target_probs, jnp.maximum(node, 0), None)
+    nodes = jnp.stack(path)
+    tokens = jnp.where(nodes > 0, jnp.take(draft.tokens, nodes - 1), -1)
+    law = block.law(
+      Draft(tokens=tokens, probs=jnp.stack(chosen), law=types.DraftLaw.SAMPLED),
+      jnp.stack([*targets, last]),
+    )
+    return _at_nodes(jnp.pad(nodes, (1, 0)), law, target_probs)
+
+  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
+    """See `types.Verifier`."""
+    return rule.draw(key, draft, self.law(draft, target_probs))
+
+
+multi_path_block = MultiPathBlock()
+
+
+def _of_best(ratios, probs, count, most):
+  """Of `count` draws from probs [V], at most `most`, that of highest ratio.
+
+  Returns:
+    The place [V] of each token, that of the highest ratio 0, equal ones in the
+    order of their numbers, and the distribution [V] of the draw.
+  """
+  # A divided vocabulary cannot be sorted: its rows on the path are gathered.
+  ratios, probs = sharding.replicate((ratios, probs))
+  numbers = jnp.arange(probs.size)
+  _, order, in_order = jax.lax.sort(
+    (-ratios, numbers, probs), num_keys=1, is_stable=True
+  )
+  place = jnp.zeros_like(numbers).at[order].set(numbers)
+  behind = jnp.cumsum(in_order[::-1])[::-1]
+  a = jnp.take(behind, place)
+  b = jnp.take(jnp.pad(behind, (0, 1)), place + 1)
+
+  # (a^k - b^k) / (a - b), because the difference of the powers cancels.
+  def add(i, carry):
+    total, power = carry
+    more = total * a + power, power * b
+    return jax.tree.map(lambda x, y: jnp.where(i < count, x, y), more, carry)
+
+  start = (0 * probs, 0 * probs + 1)
+  total, _ = jax.lax.fori_loop(0, most, add, start)
+  chosen = sharding.constrain(probs * total, sharding.Axis('vocab', probs.size))
+  return place, chosen
+
+
+def _at_nodes(path, law, target_probs):
+  """A law of a path [P + 1], whose end -1 marks, as one of all nodes."""
+  nodes = jnp.arange(target_probs.shape[0])
+  is_it = path == nodes[:, None]
+  there = jnp.any(is_it, axis=1)
+  found = jnp.argmax(is_it, axis=1)
+  return Law(
+    stop=jnp.where(there, jnp.take(law.stop, found), 0),
+    next=jnp.where(
+      there[:, None], jnp.take(law.next, found, axis=0), target_probs
+    ),
+  )

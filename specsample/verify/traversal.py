@@ -1,0 +1,113 @@
+"""Traversal verification: a tree is judged from its leaves to its root.
+
+Weng et al., 2505.12398. On a chain it is block verification.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample import types
+from specsample.types import Array, Draft, Law, Verdict
+from specsample.verify import rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Traversal:
+  """Tries the whole path to each leaf in turn, and takes rejected leaves away.
+
+  A leaf's path is kept with probability a = min(1, a target / draft), along the
+  path from 1 at the root on. Where it is not, the leaf's parent goes on with
+  the target's distribution (a target - draft)+, of mass S, and with a = S / (S
+  + 1 - a); the root keeps a = 1. Childless, it is a leaf.
+  """
+
+  lossless = True
+  positional = False
+  draft_laws = frozenset(types.DraftLaw)
+
+  def law(self, draft: Draft, target_probs: Array) -> Law:
+    """The distribution of the verdict, given target_probs [N + 1, V]."""
+    rule.check_law('traversal', draft, self.draft_laws)
+    parents = rule.parents(draft)
+    size, dtype = parents.size + 1, target_probs.dtype
+    depth = parents.size if draft.depth is None else draft.depth
+    # By the number of the node; of the pending token there is none.
+    before = jnp.pad(parents, (1, 0), constant_values=-1)
+    tokens = jnp.pad(draft.tokens, (1, 0), constant_values=-1)
+
+    # Not constants: mapped over a divided batch, a loop takes none.
+    zeros = (0 * tokens).astype(dtype)
+
+    def drawn_from(node):
+      """The distribution [V] that a node's token was drawn from."""
+      if draft.probs is not None:
+        return sharding.row(draft.probs, node - 1, None)
+      return jax.nn.one_hot(tokens[node], target_probs.shape[-1], dtype=dtype)
+
+    def first_leaf(left, own, target):
+      """The first leaf that is left, its parent, and a of both."""
+
+      def down(_, place):
+        node, _, a, _ = place
+        is_child = left & (before == node)
+        child = jnp.argmax(is_child).astype(jnp.int32)
+        token = tokens[child]
+        step = rule.ratio(
+          rule.of_tokens(sharding.row(target, node, None), token),
+          rule.of_tokens(drawn_from(child), token),
+        )
+        step = jnp.minimum(step, jnp.finfo(dtype).max)  # 0 * inf is NaN
+        # Where a child was taken away, a is what was left.
+        new = jnp.where(own[child] < 0, jnp.minimum(a * step, 1), own[child])
+        down = (child, node, new, a)
+        return jax.tree.map(
+          lambda x, y: jnp.where(jnp.any(is_child), x, y), down, place
+        )
+
+      nothing = jnp.sum(zeros)
+      root = (nothing.astype(jnp.int32),) * 2 + (nothing + 1,) * 2
+      return jax.lax.fori_loop(0, depth, down, root)
+
+    def visit(_, carry):
+      left, own, target, stop, remaining = carry
+      leaf, parent, a, of_parent = first_leaf(left, own, target)
+      stop = stop.at[leaf].set(remaining * a)
+      remaining = remaining * (1 - a)
+      before_it = sharding.row(target, parent, None)
+      residual = jnp.maximum(of_parent * before_it - drawn_from(leaf), 0)
+      mass = jnp.sum(residual)
+      room = mass + (1 - of_parent)
+      rest = jnp.where(room == 0, 1, rule.ratio(mass, room))
+      rest = jnp.where(parent == 0, 1, rest)
+      is_draft = leaf > 0
+      there = is_draft & (tokens[leaf] >= 0)
+      after = rule.normalise(residual, before_it)
+      target = target.at[parent].set(jnp.where(there, after, before_it))
+      rest = jnp.where(there, rest, of_parent)
+      own = own.at[parent].set(jnp.where(is_draft, rest, own[parent]))
+      left = left.at[leaf].set(False)
+      return left, own, target, stop, remaining
+
+    _, _, target, stop, _ = jax.lax.fori_loop(
+      0,
+      size,
+      visit,
+      (
+        zeros == 0,
+        (zeros - 1).at[0].set(1),
+        target_probs,
+        zeros,
+        1 + jnp.sum(zeros),
+      ),
+    )
+    return Law(stop=stop, next=target)
+
+  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
+    """See `types.Verifier`."""
+    return rule.draw(key, draft, self.law(draft, target_probs))
+
+
+traversal = Traversal()

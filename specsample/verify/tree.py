@@ -1,0 +1,95 @@
+"""Recursive rejection: at each node its children are tried one after another.
+
+SpecInfer (Miao et al., 2305.09781, Algorithm 2), Sequoia (Chen et al.,
+2402.12374, Algorithm 2) and EAGLE (2401.15077); of point masses it is what
+EAGLE-2 and Medusa do when they sample.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import types
+from specsample.types import Array, Draft, Law, Verdict
+from specsample.verify import rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+  """Accepts a child with probability min(1, residual / draft), or goes on.
+
+  The residual is the target's distribution at first, and behind each rejected
+  child the positive part of what it was less that child's distribution. On a
+  chain this is the token rule.
+  """
+
+  lossless = True
+  positional = False
+  draft_laws = frozenset(types.DraftLaw)
+
+  def law(self, draft: Draft, target_probs: Array) -> Law:
+    """The distribution of the verdict, given target_probs [N + 1, V]."""
+    rule.check_law('tree', draft, self.draft_laws)
+    if not draft.tokens.size:
+      return rule.no_drafts(target_probs)
+    if draft.law is types.DraftLaw.POINT_MASS:
+      return _of_point_masses(draft, target_probs)
+    return _of_drawn(draft, target_probs)
+
+  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
+    """See `types.Verifier`."""
+    return rule.draw(key, draft, self.law(draft, target_probs))
+
+
+tree = Tree()
+
+
+def _of_point_masses(draft, target_probs):
+  """Of a point mass the residual is what there was, but for the token."""
+  parents, tokens = rule.parents(draft), draft.tokens
+  is_before = jnp.tri(parents.size, k=-1, dtype=bool)
+  is_before &= parents == parents[:, None]  # [i, j]: j, a sibling, before i
+  is_again = jnp.any(is_before & (tokens == tokens[:, None]), axis=1)
+  own = jnp.where(is_again, 0, rule.of_children(target_probs, draft))
+  left = 1 - jnp.sum(jnp.where(is_before, own, 0), axis=1)
+  accept = rule.ratio(own, jnp.maximum(left, own))
+  residual = rule.without_children(target_probs, draft)
+  return Law(
+    stop=rule.stop_in_tree(parents, accept),
+    next=rule.normalise(residual, target_probs),
+  )
+
+
+def _of_drawn(draft, target_probs):
+  """The first children of all nodes at once, then the second ones, ...
+
+  Child by child, the distributions of all nodes would be copied as often.
+  """
+  parents, bounds = rule.parents(draft), rule.num_children(draft)
+  rank = rule.siblings_before(parents)
+  # Those that may have more than i children come before the others.
+  nodes = np.argsort(np.negative(bounds), kind='stable')
+  finished: list[Array] = []
+  residual = jnp.take(target_probs, nodes, axis=0)
+  accept = (0 * draft.tokens).astype(target_probs.dtype)
+  for i in range(max(bounds)):
+    count = sum(bound > i for bound in bounds)
+    finished.insert(0, residual[count:])
+    residual = residual[:count]
+    is_child = (parents == nodes[:count, None]) & (rank == i)  # [count, N]
+    child = jnp.argmax(is_child, axis=1)
+    is_there = jnp.any(is_child, axis=1)
+    token = jnp.where(is_there, jnp.take(draft.tokens, child), -1)
+    drawn = jnp.take(draft.probs, child, axis=0)
+    own = rule.of_tokens(drawn, token)
+    kept = rule.ratio(rule.of_tokens(residual, token), own)
+    kept = jnp.minimum(kept, 1)[:, None]
+    accept = accept + jnp.sum(jnp.where(is_child, kept, 0), axis=0)
+    after = rule.normalise(jnp.maximum(residual - drawn, 0), residual)
+    residual = jnp.where((own > 0)[:, None], after, residual)
+  rows = jnp.concatenate([residual, *finished])
+  return Law(
+    stop=rule.stop_in_tree(parents, accept),
+    next=jnp.take(rows, np.argsort(nodes), axis=0),
+  )

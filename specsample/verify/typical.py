@@ -1,0 +1,61 @@
+"""Typical acceptance: lossy, what the target would not find odd is kept.
+
+Cai et al., 2401.10774 (Medusa), section 2.3.1, after Hewitt et al., 2210.15191.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specsample import tree
+from specsample import types
+from specsample.types import Array, Draft, Law, Verdict
+from specsample.verify import rule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Typical:
+  """Keeps the longest path of tokens above min(epsilon, delta exp(-entropy)).
+
+  Of paths of one length the one of the largest probability. The token behind
+  it is the target's. What is emitted is not distributed as the target's.
+  """
+
+  epsilon: float = 0.09
+  delta: float = 0.3
+  lossless = False
+  positional = False
+  draft_laws = frozenset(types.DraftLaw)
+
+  def __post_init__(self):
+    """Refuses thresholds that are no probability."""
+    for name in ('epsilon', 'delta'):
+      value = getattr(self, name)
+      if not 0 <= value <= 1:
+        raise ValueError(f'{name} is {value}: give a probability, 0 to 1')
+
+  def law(self, draft: Draft, target_probs: Array) -> Law:
+    """The distribution of the verdict, given target_probs [N + 1, V]."""
+    rule.check_law('typical', draft, self.draft_laws)
+    parents = rule.parents(draft)
+    is_possible = target_probs > 0
+    logs = jnp.log(jnp.where(is_possible, target_probs, 1))
+    entropy = -jnp.sum(target_probs * logs, axis=-1)
+    threshold = jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
+    own = rule.of_tokens(target_probs[parents], draft.tokens)
+    is_kept = (own > threshold[parents]) & (draft.tokens >= 0)
+
+    ancestors = tree.ancestors(parents)
+    on_the_way = ancestors[:, 1:]
+    is_kept = jnp.all(is_kept | ~on_the_way, axis=1)  # [N + 1]
+    log_own = jnp.log(jnp.where(own > 0, own, 1))
+    scores = jnp.sum(jnp.where(on_the_way, log_own, 0), axis=1)
+    depths = jnp.where(is_kept, tree.depths(ancestors), -1)
+    is_longest = depths == jnp.max(depths)
+    best = jnp.argmax(jnp.where(is_longest, scores, -jnp.inf))
+    stop = (jnp.arange(parents.size + 1) == best).astype(target_probs.dtype)
+    return Law(stop=stop, next=target_probs)
+
+  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
+    """See `types.Verifier`."""
+    return rule.draw(key, draft, self.law(draft, target_probs))

@@ -1,0 +1,164 @@
+"""The rules for trees: exact by enumeration, and on worked numbers."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specsample import tree
+from specsample import verify
+from specsample.sampling import Sampling
+from specsample.testing import conditional as conditional_lib
+from specsample.testing import enumerate as enumerate_lib
+from specsample.testing import proposal as proposal_lib
+from specsample.testing.hash_model import HashModel
+from specsample.types import Draft, DraftLaw
+
+_RULES = {
+  'tree': verify.tree,
+  'traversal': verify.traversal,
+  'k_seq': verify.k_seq,
+  'greedy_draft': verify.greedy_draft,
+  'multi_path_block': verify.multi_path_block,
+}
+_TREES = {
+  'chain': tree.chain(2),
+  'siblings': tree.k_ary((3,)),
+  'binary': tree.k_ary((2, 1)),
+  'depth first': tree.Topology((0, 1, 1, 0)),
+}
+_TARGET, _DRAFT = np.asarray([0.5, 0.3, 0.2]), np.asarray([0.2, 0.3, 0.5])
+
+
+def _table(noise, sampling=Sampling(temperature=1.0)):
+  model = HashModel(vocab_size=3, noise=noise)
+  return conditional_lib.from_model(model, {}, (1, 0, 1), sampling)
+
+
+@pytest.mark.parametrize(
+  ('law', 'name', 'accepted'),
+  [
+    (DraftLaw.SAMPLED, 'tree', 0.76),
+    (DraftLaw.WITHOUT_REPLACEMENT, 'tree', 0.82),
+    (DraftLaw.SAMPLED, 'traversal', 0.76),
+    # The better of the two is 0, 1 or 2 with .36, .39 and .25.
+    (DraftLaw.SAMPLED, 'multi_path_block', 0.86),
+  ],
+)
+def test_two_siblings_are_kept_as_often_as_was_worked_out(law, name, accepted):
+  draft = lambda t, _: np.tile(_DRAFT, (3**t, 1))
+  target = lambda t, _: np.tile(_TARGET, (3**t, 1))
+  proposal = proposal_lib.tree(draft, tree.k_ary((2,)), law)
+  enumeration = enumerate_lib.Enumeration(_RULES[name], proposal, target)
+  assert enumeration.expected_accepted() == pytest.approx(accepted, abs=1e-12)
+
+
+def _kept(rule, law, shape):
+  proposal = proposal_lib.tree(_table(0.5), _TREES[shape], law)
+  enumeration = enumerate_lib.Enumeration(rule, proposal, _table(0.0))
+  return enumeration.expected_accepted()
+
+
+def test_on_a_chain_they_are_the_rules_for_chains():
+  sampled = DraftLaw.SAMPLED
+  chain = proposal_lib.sampled(_table(0.5), 2)
+  kept = lambda rule: enumerate_lib.Enumeration(
+    rule, chain, _table(0.0)
+  ).expected_accepted()
+  token = pytest.approx(kept(verify.chain), abs=1e-12)
+  assert _kept(verify.tree, sampled, 'chain') == token
+  assert _kept(verify.k_seq, sampled, 'chain') == token
+  block = pytest.approx(kept(verify.block), abs=1e-12)
+  assert _kept(verify.traversal, sampled, 'chain') == block
+  assert _kept(verify.multi_path_block, sampled, 'chain') == block
+
+
+def test_traversal_keeps_at_least_as_much():
+  for law, shape in itertools.product(DraftLaw, _TREES):
+    least = _kept(verify.tree, law, shape) - 1e-12
+    assert _kept(verify.traversal, law, shape) >= least
+
+
+@pytest.mark.parametrize('rule', [verify.tree, verify.traversal])
+def test_a_token_that_is_there_twice_is_kept_once(rule):
+  draft = lambda *tokens: Draft(
+    tokens=jnp.asarray(tokens, jnp.int32),
+    probs=None,
+    law=DraftLaw.POINT_MASS,
+    parents=jnp.zeros(len(tokens), jnp.int32),
+    depth=1,
+  )
+  target = jnp.broadcast_to(_TARGET, (4, 3))
+  once = rule.law(draft(1, 0), target[:3])
+  twice = rule.law(draft(1, 1, 0), target)
+  np.testing.assert_allclose(twice.stop[jnp.asarray([0, 1, 3])], once.stop)
+  assert twice.stop[2] == 0
+  np.testing.assert_allclose(twice.next[0], once.next[0], atol=1e-7)
+
+
+@pytest.mark.parametrize(
+  ('rule', 'law'),
+  [
+    (verify.k_seq, DraftLaw.WITHOUT_REPLACEMENT),
+    (verify.k_seq, DraftLaw.POINT_MASS),
+    (verify.greedy_draft, DraftLaw.SAMPLED),
+    (verify.multi_path_block, DraftLaw.WITHOUT_REPLACEMENT),
+  ],
+)
+def test_another_law_is_refused(rule, law):
+  draft = Draft(
+    tokens=jnp.zeros(2, jnp.int32),
+    probs=None if law is DraftLaw.POINT_MASS else jnp.ones((2, 3)) / 3,
+    law=law,
+    parents=jnp.zeros(2, jnp.int32),
+    depth=1,
+  )
+  with pytest.raises(
+    ValueError, match=f'not exact for drafts of law .{law.value}'
+  ):
+    rule.law(draft, jnp.ones((3, 3)) / 3)
+
+
+@pytest.mark.parametrize(
+  'rule', [verify.chain, verify.block, verify.Synthetic(rate=0.5)]
+)
+def test_rules_for_chains_refuse_a_tree(rule):
+  draft = Draft(
+    tokens=jnp.zeros(2, jnp.int32),
+    probs=None,
+    law=DraftLaw.POINT_MASS,
+    parents=jnp.zeros(2, jnp.int32),
+    depth=1,
+  )
+  with pytest.raises(
+    ValueError, match='for chains, and the draft is a tree of 2'
+  ):
+    rule.law(draft, jnp.ones((3, 3)) / 3)
+
+
+def test_typical_acceptance_keeps_the_longest_likely_path():
+  draft = Draft(
+    tokens=jnp.asarray([0, 1, 2, 2], jnp.int32),
+    probs=None,
+    law=DraftLaw.POINT_MASS,
+    parents=jnp.asarray([0, 0, 1, 2], jnp.int32),
+    depth=2,
+  )
+  target = jnp.asarray(
+    [[0.5, 0.4, 0.1], [0.9, 0.095, 0.005], [0.3, 0.4, 0.3], *[_TARGET] * 2]
+  )
+  # Of entropies .94, .36 and 1.09 all thresholds are .09.
+  law = verify.Typical().law(draft, target)
+  np.testing.assert_array_equal(law.stop, [0, 0, 0, 0, 1])
+  np.testing.assert_array_equal(law.next, target)
+  # .999 exp(-1.09) = .34 lets no grandchild pass, .999 exp(-.94) = .39 both
+  # children, of which the first is the likelier.
+  strict = verify.Typical(epsilon=0.9, delta=0.999).law(draft, target)
+  np.testing.assert_array_equal(strict.stop, [0, 1, 0, 0, 0])
+  assert not verify.Typical().lossless
+
+
+def test_thresholds_that_are_no_probability_are_refused():
+  with pytest.raises(ValueError, match=r'delta is 1\.5: give a probability'):
+    verify.Typical(delta=1.5)
