@@ -4,14 +4,17 @@ from specsample.drafters.chain import Chain
 from specsample.drafters.dflash import DFlash
 from specsample.drafters.draft_model import DraftModel
 from specsample.drafters.dspark import DSpark
+from specsample.drafters.dynamic_tree import DynamicTree
 from specsample.drafters.eagle import Eagle
 from specsample.drafters.eagle import Eagle3
 from specsample.drafters.hydra import Hydra
 from specsample.drafters.medusa import Medusa
 from specsample.drafters.mtp import MTP
 from specsample.drafters.ngram import Ngram
+from specsample.drafters.ngram import NgramTree
 from specsample.drafters.none import NoDraft
 from specsample.drafters.skip import Skip
+from specsample.drafters.tree import Tree
 
 __all__ = [
   'MTP',
@@ -19,11 +22,14 @@ __all__ = [
   'DFlash',
   'DSpark',
   'DraftModel',
+  'DynamicTree',
   'Eagle',
   'Eagle3',
   'Hydra',
   'Medusa',
   'Ngram',
+  'NgramTree',
   'NoDraft',
   'Skip',
+  'Tree',
 ]

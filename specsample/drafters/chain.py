@@ -54,8 +54,8 @@ class Chain:
     length = state.length + count
     return ChainState(cache=self.model.commit(cache, length), length=length)
 
-  def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: one pass a token, the first over two tokens.
+  def begin(self, params, tokens, length, state):
+    """See `branching.Branching`: a pass over two tokens.
 
     After a round that kept all K drafts the last of them was never fed to the
     draft model, so the first pass always feeds the last two tokens; for the
@@ -71,8 +71,37 @@ class Chain:
     # Of a sequence of one token, the second of the two is not there yet.
     logits = jnp.take_along_axis(
       output.logits, (length - 1 - start)[:, None, None], axis=1
-    )[:, 0]
+    )
     cache = self.model.commit(cache, length)
+    return logits, ChainState(cache=cache, length=length)
+
+  def grow(self, params, tokens, parents, carry):
+    """See `branching.Branching`: a pass over the new nodes."""
+    output, cache = self.model.apply(
+      _own(params), tokens, carry.cache, parents=parents
+    )
+    return output.logits, dataclasses.replace(carry, cache=cache)
+
+  def end(self, carry, state):
+    """See `branching.Branching`."""
+    del state
+    cache = self.model.commit(carry.cache, carry.length)
+    return dataclasses.replace(carry, cache=cache)
+
+  def target_ids(self, params, ids):
+    """See `branching.Branching`."""
+    del params
+    return ids
+
+  def widen(self, params, logits):
+    """See `branching.Branching`."""
+    del params
+    return logits
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`: one pass a token."""
+    logits, begun = self.begin(params, tokens, length, state)
+    logits, cache, params = logits[:, 0], begun.cache, _own(params)
 
     nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
     nothing = sharding.constrain(nothing, 'batch', None)

@@ -280,7 +280,7 @@ class DFlash(trainable.Trainable):
     def body(carry, i):
       drafted, previous = carry
       row = jax.lax.dynamic_index_in_dim(logits, i, axis=1, keepdims=False)
-      row = self._widen(params, self.given(params, row, previous))
+      row = self.widen(params, self.given(params, row, previous))
       probs = warp(row, drafted)
       token = draw(probs, length + i)
       return (drafted.at[:, i].set(token), token), probs
@@ -292,11 +292,6 @@ class DFlash(trainable.Trainable):
       tokens=drafted, probs=jnp.swapaxes(probs, 0, 1), law=DraftLaw.SAMPLED
     )
     return draft, state
-
-  def _widen(self, params, logits):
-    """Logits [B, V] of all tokens, from [B, V'] of those drafted."""
-    own = self.merge(params).vocabulary
-    return logits if own is None else own.to_target(logits, self.vocab_size)
 
 
 def _heads(rows, attention, num_new):

@@ -101,6 +101,32 @@ class DraftModel(trainable.Trainable):
       {'drafter': params}, draw, warp, tokens, length, state
     )
 
+  def begin(self, params, tokens, length, state):
+    """See `branching.Branching`."""
+    return self._chain.begin({'drafter': params}, tokens, length, state)
+
+  def grow(self, params, tokens, parents, carry):
+    """See `branching.Branching`."""
+    return self._chain.grow({'drafter': params}, tokens, parents, carry)
+
+  def end(self, carry, state):
+    """See `branching.Branching`."""
+    return self._chain.end(carry, state)
+
+  def target_logits(self, params, vectors):
+    """See `Trainable`."""
+    return super().widen(params, self.logits(params, vectors))
+
+  def target_ids(self, params, ids):
+    """See `branching.Branching`: its logits are of all tokens."""
+    del params
+    return ids
+
+  def widen(self, params, logits):
+    """See `branching.Branching`."""
+    del params
+    return logits
+
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`."""
     return self._chain.update(
@@ -151,9 +177,10 @@ class Decoder:
     tokens: Array,
     cache: Cache,
     features: tuple[int, ...] = (),
+    parents: Array | None = None,
   ) -> tuple[ModelOutput, Cache]:
     """See `types.Model`."""
-    output, cache = self.run(params, tokens, cache, features)
+    output, cache = self.run(params, tokens, cache, features, parents)
     logits = self.drafter.target_logits(params, output.hidden)
     return dataclasses.replace(output, logits=logits), cache
 
@@ -163,6 +190,7 @@ class Decoder:
     tokens: Array,
     cache: Cache,
     features: tuple[int, ...] = (),
+    parents: Array | None = None,
   ) -> tuple[ModelOutput, Cache]:
     """As `apply`, with the target's logits of the hidden vectors."""
     own = self.drafter.own(params)
@@ -173,11 +201,13 @@ class Decoder:
         f'draft model are {found}: load both with one dtype'
       )
     decoder = params['target'] | _own(own)
-    return self._model.apply(decoder, tokens, cache, features)
+    return self._model.apply(decoder, tokens, cache, features, parents)
 
-  def commit(self, cache: Cache, length: Array) -> Cache:
+  def commit(
+    self, cache: Cache, length: Array, path: Array | None = None
+  ) -> Cache:
     """See `types.Model`."""
-    return self._model.commit(cache, length)
+    return self._model.commit(cache, length, path)
 
   def embed(self, params: Params, ids: Array) -> Array:
     """See `types.Model`."""

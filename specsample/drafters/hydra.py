@@ -140,6 +140,38 @@ class Hydra(heads.Heads):
     embedded = self.model.embed(params['target'], ids)
     return embedded * jnp.asarray(self.embedding_scale, embedded.dtype)
 
+  def begin(self, params, tokens, length, state):
+    """See `branching.Branching`."""
+    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    carry = state.hidden, [self._embed(params, pending)], 1
+    return self._behind(params, carry), carry
+
+  def grow(self, params, tokens, parents, carry):
+    """See `branching.Branching`."""
+    hidden, embeddings, num_nodes = carry
+    num_new, last = tokens.shape[1], embeddings[0].shape[1]
+    # All follow nodes of the last level.
+    index = parents[:, -num_new:] - (num_nodes - last)
+    along = lambda x: jnp.take_along_axis(x, index[..., None], axis=1)
+    embeddings = [*map(along, embeddings), self._embed(params, tokens)]
+    carry = hidden, embeddings, num_nodes + num_new
+    return self._behind(params, carry), carry
+
+  def end(self, carry, state):
+    """See `branching.Branching`."""
+    del carry
+    return state
+
+  def _behind(self, params, carry):
+    """Logits [B, n, V'] behind paths of n embeddings [B, n, D] each."""
+    hidden, embeddings, _ = carry
+    head = self.merge(params).heads[len(embeddings) - 1]
+    shape = embeddings[0].shape
+    hidden = jnp.broadcast_to(hidden[:, None], shape)
+    rows = lambda x: x.reshape(-1, x.shape[-1])
+    vectors = head(rows(hidden), [*map(rows, embeddings)])
+    return self.logits(params, vectors.reshape(shape))
+
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
     embed = functools.partial(self._embed, params)

@@ -57,6 +57,25 @@ class Medusa(heads.Heads):
       head(rows).reshape(hidden.shape) for head in self.merge(params).heads
     ]
 
+  def begin(self, params, tokens, length, state):
+    """See `branching.Branching`: all heads at once."""
+    del length
+    vectors = self.vectors(params, tokens, state.hidden[:, None])
+    logits = self.logits(params, jnp.concatenate(vectors, axis=1))
+    return logits[:, :1], (logits, 1)
+
+  def grow(self, params, tokens, parents, carry):
+    """See `branching.Branching`: a head has seen none of the drafts."""
+    del params, parents
+    logits, i = carry
+    shape = (*tokens.shape, logits.shape[-1])
+    return jnp.broadcast_to(logits[:, i, None], shape), (logits, i + 1)
+
+  def end(self, carry, state):
+    """See `branching.Branching`."""
+    del carry
+    return state
+
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
     vectors = self.vectors(params, tokens, state.hidden[:, None])

@@ -8,6 +8,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specsample import tree
+from specsample.drafters import branching
 from specsample.drafters import settings
 from specsample.drafters import stateless
 from specsample.types import Array, Draft, DraftLaw
@@ -42,17 +44,93 @@ class Ngram(stateless.Stateless):
     return Draft(tokens=drafted, probs=None, law=DraftLaw.POINT_MASS), state
 
   def _look_up(self, tokens: Array, length: Array) -> Array:
-    positions = jnp.arange(tokens.size)
-    # matched[e]: how many tokens before position e equal the suffix.
-    matched = jnp.zeros(tokens.size, jnp.int32)
-    agrees = (positions > 0) & (positions < length)
-    for back in range(1, self.max_ngram + 1):
-      earlier = jnp.roll(tokens, back)
-      agrees &= (positions >= back) & (earlier == tokens[length - back])
-      agrees &= length > back
-      matched += agrees
+    matched = matches(tokens, length, self.max_ngram)
     longest = jnp.max(matched)
-    start = jnp.max(jnp.where(matched == longest, positions, 0))
-    period = jnp.maximum(length - start, 1)
-    copied = tokens[start + jnp.arange(self.num_draft_tokens) % period]
+    start = jnp.max(jnp.where(matched == longest, jnp.arange(tokens.size), 0))
+    copied = copy_from(tokens, length, start, self.num_draft_tokens)
     return jnp.where(longest >= self.min_ngram, copied, -1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NgramTree(stateless.Stateless):
+  """Continues several occurrences, each with another first token.
+
+  The longest matches first, of equals the latest: as many chains behind the
+  pending token, `depth` tokens each.
+  """
+
+  num_branches: int
+  depth: int
+  max_ngram: int = 4
+  min_ngram: int = 2
+
+  def __post_init__(self):
+    """Refuses empty trees and an empty range of lengths."""
+    for name in ('num_branches', 'depth'):
+      if not settings.is_count(getattr(self, name)):
+        raise ValueError(
+          f'{name} is {getattr(self, name)!r}: draft at least 1 token'
+        )
+    Ngram(
+      num_draft_tokens=self.depth,
+      max_ngram=self.max_ngram,
+      min_ngram=self.min_ngram,
+    )
+
+  @property
+  def num_draft_tokens(self) -> int:
+    """N."""
+    return self.num_branches * self.depth
+
+  @property
+  def topology(self) -> tree.Topology:
+    """Chains that all begin at the pending token."""
+    parents: list[int] = []
+    for _ in range(self.num_branches):
+      first = len(parents)
+      parents += [0, *range(first + 1, first + self.depth)]
+    return tree.Topology(tuple(parents))
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`."""
+    del params, draw, warp
+    draft = Draft(
+      tokens=jax.vmap(self._look_up)(tokens, length),
+      probs=None,
+      law=DraftLaw.POINT_MASS,
+      parents=branching.for_all(self.topology.parents, tokens.shape[0]),
+      depth=self.depth,
+      num_children=self.topology.num_children,
+    )
+    return draft, state
+
+  def _look_up(self, tokens: Array, length: Array) -> Array:
+    positions = jnp.arange(tokens.size)
+    matched = matches(tokens, length, self.max_ngram)
+    branches = []
+    for _ in range(self.num_branches):
+      longest = jnp.max(matched)
+      start = jnp.max(jnp.where(matched == longest, positions, 0))
+      copied = copy_from(tokens, length, start, self.depth)
+      branches.append(jnp.where(longest >= self.min_ngram, copied, -1))
+      matched = jnp.where(tokens == tokens[start], 0, matched)
+    return jnp.concatenate(branches)
+
+
+def matches(tokens: Array, length: Array, max_ngram: int) -> Array:
+  """How many tokens before each position equal the suffix, [S] of [S]."""
+  positions = jnp.arange(tokens.size)
+  matched = jnp.zeros(tokens.size, jnp.int32)
+  agrees = (positions > 0) & (positions < length)
+  for back in range(1, max_ngram + 1):
+    earlier = jnp.roll(tokens, back)
+    agrees &= (positions >= back) & (earlier == tokens[length - back])
+    agrees &= length > back
+    matched += agrees
+  return matched
+
+
+def copy_from(tokens: Array, length: Array, start: Array, count: int) -> Array:
+  """The tokens [count] from start on, and those again from length on."""
+  period = jnp.maximum(length - start, 1)
+  return tokens[start + jnp.arange(count) % period]

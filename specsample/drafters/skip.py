@@ -60,6 +60,26 @@ class Skip:
       self._params(params), draw, warp, tokens, length, state
     )
 
+  def begin(self, params, tokens, length, state):
+    """See `branching.Branching`."""
+    return self._chain.begin(self._params(params), tokens, length, state)
+
+  def grow(self, params, tokens, parents, carry):
+    """See `branching.Branching`."""
+    return self._chain.grow(self._params(params), tokens, parents, carry)
+
+  def end(self, carry, state):
+    """See `branching.Branching`."""
+    return self._chain.end(carry, state)
+
+  def target_ids(self, params, ids):
+    """See `branching.Branching`."""
+    return self._chain.target_ids(params, ids)
+
+  def widen(self, params, logits):
+    """See `branching.Branching`."""
+    return self._chain.widen(params, logits)
+
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`."""
     return self._chain.update(

@@ -129,12 +129,20 @@ class Trainable:
 
   def target_logits(self, params: Params, vectors: Array) -> Array:
     """Logits [..., V] of vectors [..., D]: -inf where nothing is drafted."""
+    return self.widen(params, self.logits(params, vectors))
+
+  def widen(self, params: Params, logits: Array) -> Array:
+    """Logits [..., V] of [..., V']: -inf where nothing is drafted."""
     own = self.merge(params).vocabulary
-    logits = self.logits(params, vectors)
     if own is None:
       return logits
     rows = own.to_target(logits.reshape(-1, logits.shape[-1]), self.vocab_size)
-    return rows.reshape(*vectors.shape[:-1], -1)
+    return rows.reshape(*logits.shape[:-1], -1)
+
+  def target_ids(self, params: Params, ids: Array) -> Array:
+    """The target's tokens of ids [...] of those drafted."""
+    own = self.merge(params).vocabulary
+    return ids if own is None else own.target_ids(ids)
 
   def draft_ids(self, params: Params, tokens: Array) -> tuple[Array, Array]:
     """Where tokens [...] are among those drafted, and whether they are."""

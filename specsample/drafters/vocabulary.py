@@ -58,6 +58,11 @@ class DraftVocabulary(nnx.Module):
     vocab = sharding.Axis('vocab', vocab_size)
     return sharding.constrain(wide, 'batch', vocab)
 
+  def target_ids(self, ids: Array) -> Array:
+    """The target's tokens of ids [B, ...] of those drafted."""
+    places = sharding.of_new('batch', *[None] * (ids.ndim - 1))
+    return self.d2t[...].at[ids].get(out_sharding=places)
+
   def draft_ids(self, tokens: Array, vocab_size: int) -> tuple[Array, Array]:
     """Where tokens [...] are in `d2t`, and whether they are; 0 if not."""
     d2t = self.d2t[...]

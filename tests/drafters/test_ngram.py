@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from specsample import drafters
+from specsample import testing
+from specsample import verify
 
 
 def propose(sequence, num_draft_tokens=4, padding=8, **kwargs):
@@ -66,3 +68,51 @@ def test_equals_a_search_by_hand(seed):
 def test_refuses_an_empty_range():
   with pytest.raises(ValueError, match='min_ngram is 3 and max_ngram 2'):
     drafters.Ngram(num_draft_tokens=2, max_ngram=2, min_ngram=3)
+
+
+def _branches(sequence, **kwargs):
+  drafter = drafters.NgramTree(**kwargs)
+  tokens = jnp.asarray([list(sequence) + [0] * 8])
+  draft, _ = drafter.propose(
+    {}, None, None, tokens, jnp.asarray([len(sequence)]), ()
+  )
+  assert drafter.topology.parents == tuple(draft.parents[0].tolist())
+  return np.asarray(draft.tokens[0]).reshape(-1, drafter.depth).tolist()
+
+
+def test_branches_continue_other_occurrences():
+  # 9 1 2 is the longest match; then the latest one of 1 2, but not that one
+  # whose continuation begins as another's.
+  sequence = [1, 2, 8, 1, 2, 3, 4, 9, 1, 2, 5, 6, 1, 2, 3, 7, 9, 1, 2]
+  found = _branches(sequence, num_branches=4, depth=3, max_ngram=3)
+  assert found == [[5, 6, 1], [3, 7, 9], [8, 1, 2], [-1, -1, -1]]
+
+
+def test_the_first_branch_is_the_chain():
+  rng = np.random.default_rng(0)
+  for _ in range(20):
+    sequence = rng.integers(0, 3, size=15).tolist()
+    first, *others = _branches(sequence, num_branches=3, depth=4)
+    assert first == propose(sequence)
+    firsts = [path[0] for path in [first, *others] if path[0] >= 0]
+    assert len(set(firsts)) == len(firsts)
+
+
+@pytest.mark.parametrize('name', ['num_branches', 'depth'])
+def test_refuses_an_empty_tree(name):
+  settings = {'num_branches': 2, 'depth': 2, name: 0}
+  with pytest.raises(ValueError, match=f'{name} is 0: draft at least 1'):
+    drafters.NgramTree(**settings)
+
+
+def test_output_of_several_branches_is_the_targets_own():
+  model = testing.HashModel(vocab_size=3)
+  testing.assert_greedy_equal(
+    {'target': {}},
+    np.tile([0, 1, 2, 0, 1], (3, 1)),
+    np.asarray([5, 3, 1]),
+    model=model,
+    drafter=drafters.NgramTree(num_branches=2, depth=3, min_ngram=1),
+    verify=verify.tree,
+    max_new_tokens=24,
+  )

@@ -1,0 +1,86 @@
+"""Drafters that can go on from several drafts at once, as trees need."""
+
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.types import Array, Drafter, DrafterState, Params
+
+
+class Branching(Drafter, Protocol):
+  """A drafter that can go on from several drafts at once.
+
+  Nodes that are gone on from are numbered as they come, 0 the pending token.
+  """
+
+  def begin(
+    self, params: Params, tokens: Array, length: Array, state: DrafterState
+  ) -> tuple[Array, Any]:
+    """Logits [B, 1, V'] behind the pending token, and what `grow` needs."""
+
+  def grow(
+    self, params: Params, tokens: Array, parents: Array, carry: Any
+  ) -> tuple[Array, Any]:
+    """Logits [B, n, V'] behind n more nodes.
+
+    Args:
+      params: the whole tree.
+      tokens: [B, n] of the new nodes, all a level behind the last ones.
+      parents: [B, W - 1], of all nodes so far, the new ones the last.
+      carry: from the call before.
+    """
+
+  def end(self, carry: Any, state: DrafterState) -> DrafterState:
+    """The state as `propose` leaves it."""
+
+  def target_ids(self, params: Params, ids: Array) -> Array:
+    """The target's tokens of ids [...] of the V' that are drafted."""
+
+  def widen(self, params: Params, logits: Array) -> Array:
+    """Logits [..., V] of [..., V']: -inf where nothing is drafted."""
+
+
+def check(drafter: Any) -> None:
+  """Raises ValueError unless a tree can be made of the drafter."""
+  if not hasattr(drafter, 'grow'):
+    raise ValueError(
+      'a tree goes on from several drafts at once, which '
+      f'{type(drafter).__name__} cannot: make it of Chain, DraftModel, Eagle, '
+      'Eagle3, Hydra, MTP, Medusa or Skip'
+    )
+
+
+class OverBranches:
+  """The parts of `types.Drafter` that are those of a `Branching` drafter."""
+
+  drafter: Any  # a Branching
+
+  @property
+  def feature_layers(self) -> tuple[int, ...]:
+    """See `types.Drafter`."""
+    return self.drafter.feature_layers
+
+  @property
+  def vocab_size(self) -> int | None:
+    """See `types.Drafter`."""
+    return self.drafter.vocab_size
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    return self.drafter.init(params, batch_size, max_length)
+
+  def extend(self, params, tokens, count, output, state):
+    """See `types.Drafter`."""
+    return self.drafter.extend(params, tokens, count, output, state)
+
+  def update(self, params, tokens, length, output, verdict, state):
+    """See `types.Drafter`."""
+    return self.drafter.update(params, tokens, length, output, verdict, state)
+
+
+def for_all(parents: Any, batch_size: int) -> Array:
+  """Parents, the same in all rows: [B, n]."""
+  row = jnp.asarray(parents, jnp.int32)
+  rows = jnp.broadcast_to(row, (batch_size, row.size))
+  return sharding.constrain(rows, 'batch', None)

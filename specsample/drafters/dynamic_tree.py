@@ -1,0 +1,129 @@
+"""Drafts the most likely tree, whose shape follows from the text.
+
+EAGLE-2 (Li et al., 2406.16858): expand, then rerank.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.drafters import branching
+from specsample.drafters import settings
+from specsample.types import Array, Draft, DraftLaw
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DynamicTree(branching.OverBranches):
+  """Of many candidates the N whose paths the drafter finds most likely.
+
+  At each depth the `width` likeliest paths are gone on from, with as many
+  tokens each. What is kept of all candidates is a tree: no path is likelier
+  than its beginning. It follows from the text alone, so it is a point mass.
+
+  Attributes:
+    drafter: of as many tokens as the tree is deep.
+    num_draft_tokens: N.
+    width: k.
+  """
+
+  drafter: Any  # a Branching
+  num_draft_tokens: int
+  width: int = 10
+
+  def __post_init__(self):
+    """Refuses trees that cannot be."""
+    branching.check(self.drafter)
+    settings.check_num_draft_tokens(self.num_draft_tokens)
+    if not settings.is_count(self.width):
+      raise ValueError(f'width is {self.width!r}: go on from at least 1 path')
+    most = self.width + (self.depth - 1) * self.width**2
+    if self.num_draft_tokens > most:
+      raise ValueError(
+        f'num_draft_tokens is {self.num_draft_tokens}, and width {self.width} '
+        f'finds {most} candidates in depth {self.depth}: lower the one or '
+        'raise the other'
+      )
+
+  @property
+  def depth(self) -> int:
+    """Of the longest path, the most drafts that a round keeps."""
+    return self.drafter.num_draft_tokens
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`: with room for what is gone on from in vain."""
+    room = max(0, self.depth * self.width - self.num_draft_tokens)
+    return self.drafter.init(params, batch_size, max_length + room)
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`: a call of `grow` for each level but the last."""
+    del draw, warp
+    batch, width = tokens.shape[0], self.width
+    logits, carry = self.drafter.begin(params, tokens, length, state)
+    root = sharding.zeros((batch, 1), jnp.float32, 'batch', None)
+    found = [self._candidates(params, logits, root)]
+    # The paths that are gone on from, by their numbers among the candidates,
+    # and the nodes before them as `grow` counts.
+    expanded = branching.for_all(range(width), batch)
+    parents = branching.for_all([0] * width, batch)
+    # The candidate before each, 0 the pending token.
+    before = [branching.for_all([0] * width, batch)]
+    for depth in range(1, self.depth):
+      ids, scores = (
+        jnp.concatenate(x, axis=1) for x in zip(*found, strict=True)
+      )
+      take = lambda x: jnp.take_along_axis(x, expanded, axis=1)  # noqa: B023
+      logits, carry = self.drafter.grow(params, take(ids), parents, carry)
+      new_ids, new_scores = self._candidates(params, logits, take(scores))
+      before.append(jnp.repeat(expanded + 1, width, axis=1))
+      _, best = jax.lax.top_k(new_scores, width)
+      expanded = ids.shape[1] + best
+      first = 1 + (depth - 1) * width
+      parents = jnp.concatenate([parents, first + best // width], axis=1)
+      found.append((new_ids, new_scores))
+    ids, scores = _join(found)
+    draft = self._best(ids, scores, jnp.concatenate(before, axis=1))
+    return draft, self.drafter.end(carry, state)
+
+  def _candidates(self, params, logits, scores) -> tuple[Array, Array]:
+    """The likeliest tokens [B, n * k] behind n paths, and their scores.
+
+    Args:
+      params: the whole tree.
+      logits: [B, n, V'].
+      scores: [B, n] float32, the paths' log-probabilities.
+    """
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    values, ids = sharding.top_k(log_probs, self.width)
+    flat = lambda x: x.reshape(x.shape[0], -1)
+    ids = self.drafter.target_ids(params, ids)
+    return flat(ids).astype(jnp.int32), flat(values + scores[..., None])
+
+  def _best(self, ids, scores, before) -> Draft:
+    """The tree of the likeliest candidates, parents before children."""
+    # Of equals the first, which is never behind the other.
+    _, kept = jax.lax.top_k(scores, self.num_draft_tokens)
+    kept = jnp.sort(kept, axis=1)
+    take = functools.partial(_take, index=kept)
+    # How many of those kept are up to its parent: that one's own number.
+    number = jnp.sum(kept[:, None] < take(before)[..., None], axis=-1)
+    return Draft(
+      tokens=take(ids),
+      probs=None,
+      law=DraftLaw.POINT_MASS,
+      parents=number.astype(jnp.int32),
+      depth=self.depth,
+      num_children=(self.width,) * (self.num_draft_tokens + 1),
+    )
+
+
+def _join(found):
+  """Tokens and scores [B, C] of all candidates so far."""
+  return (jnp.concatenate(x, axis=1) for x in zip(*found, strict=True))
+
+
+def _take(x, index):
+  return jnp.take_along_axis(x, index, axis=1)

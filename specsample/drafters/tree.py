@@ -1,0 +1,151 @@
+"""Drafts a tree of fixed shape with a drafter that otherwise drafts chains.
+
+Medusa's (Cai et al., 2401.10774), Hydra's (2402.05109), SpecInfer's
+(2305.09781) and Sequoia's (2402.12374), as the topology and the choice of
+siblings say.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sampling
+from specsample import sharding
+from specsample import tree as tree_lib
+from specsample.drafters import branching
+from specsample.types import Array, Draft, DraftLaw
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tree(branching.OverBranches):
+  """Behind each node as many tokens as it has children in a topology.
+
+  Attributes:
+    drafter: of as many tokens as the tree is deep.
+    topology: of the tree.
+    law: how siblings come of what the drafter says. POINT_MASS are the most
+      likely tokens, in that order, which needs no probabilities (Medusa, Hydra,
+      EAGLE); the others are drawn as `types.DraftLaw` says (SpecInfer, Sequoia,
+      greedy draft sampling).
+  """
+
+  drafter: Any  # a Branching
+  topology: tree_lib.Topology
+  law: DraftLaw = DraftLaw.POINT_MASS
+
+  def __post_init__(self):
+    """Refuses a drafter that cannot branch, or is of another depth."""
+    branching.check(self.drafter)
+    found = self.drafter.num_draft_tokens
+    if not self.topology.num_nodes or found != self.topology.depth:
+      raise ValueError(
+        f'the tree is {self.topology.depth} drafts deep and the drafter drafts '
+        f'{found} tokens: set its num_draft_tokens to the depth of the tree'
+      )
+
+  @property
+  def num_draft_tokens(self) -> int:
+    """N."""
+    return self.topology.num_nodes
+
+  @property
+  def depth(self) -> int:
+    """Of the longest path, the most drafts that a round keeps."""
+    return self.topology.depth
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`: a call of `grow` for each level but the last."""
+    topology, batch = self.topology, tokens.shape[0]
+    logits, carry = self.drafter.begin(params, tokens, length, state)
+    nothing = jnp.full((batch, topology.num_nodes), -1, jnp.int32)
+    drafted = sharding.constrain(nothing, 'batch', None)
+    of_nodes: dict[int, Array] = {}
+    # The nodes that are gone on from, by their numbers in the topology.
+    grown, level = [0], [0]
+    for depth in range(1, topology.depth + 1):
+      if self.law is DraftLaw.POINT_MASS:
+        chosen = self._most_likely(params, logits, level)
+      else:
+        wide = self.drafter.widen(params, logits)
+        chosen, found = self._drawn(draw, warp, length, wide, level, drafted)
+        of_nodes |= found
+      for node, token in chosen.items():
+        drafted = drafted.at[:, node - 1].set(token)
+      level = [n for n in topology.level(depth) if topology.num_children[n]]
+      if level:
+        grown += level
+        parents = [grown.index(topology.parents[n - 1]) for n in grown[1:]]
+        new = drafted[:, jnp.asarray(level) - 1]
+        logits, carry = self.drafter.grow(
+          params, jnp.maximum(new, 0), branching.for_all(parents, batch), carry
+        )
+    probs = None
+    if of_nodes:
+      probs = jnp.stack([of_nodes[i + 1] for i in range(len(of_nodes))], axis=1)
+    draft = Draft(
+      tokens=drafted,
+      probs=probs,
+      law=self.law,
+      parents=branching.for_all(topology.parents, batch),
+      depth=topology.depth,
+      num_children=topology.num_children,
+    )
+    return draft, self.drafter.end(carry, state)
+
+  def _children(self, node):
+    parents = self.topology.parents
+    return [i + 1 for i, parent in enumerate(parents) if parent == node]
+
+  def _most_likely(self, params, logits, level):
+    """The tokens [B] of the children of a level, from logits [B, n, V']."""
+    most = max(self.topology.num_children[node] for node in level)
+    _, ids = sharding.top_k(logits, most)
+    found = self.drafter.target_ids(params, ids)
+    return {
+      child: found[:, i, rank]
+      for i, node in enumerate(level)
+      for rank, child in enumerate(self._children(node))
+    }
+
+  def _drawn(self, draw, warp, length, logits, level, drafted):
+    """As `_most_likely`, drawn; and the distributions [B, V] of each."""
+    tokens, of_nodes = {}, {}
+    for i, node in enumerate(level):
+      path = [n - 1 for n in self._path(node)]
+      left = warp(logits[:, i], drafted[:, jnp.asarray(path, jnp.int32)])
+      children = self._children(node)
+      for child in children:
+        probs = left
+        if self.law is DraftLaw.TOP_AND_SAMPLED and child != children[-1]:
+          probs = _is(jax.vmap(sampling.most_likely)(left), left)
+          probs = probs.astype(left.dtype)
+        mass = jnp.sum(left, axis=-1)
+        probs = jnp.where(mass[:, None] > 0, probs, 0)
+        token = draw(probs, length + len(path), child)
+        tokens[child] = jnp.where(mass > 0, token, -1)
+        of_nodes[child] = probs
+        if self.law is not DraftLaw.SAMPLED:
+          left = _without(left, token)
+    return tokens, of_nodes
+
+  def _path(self, node):
+    """The nodes on the way to one, itself the last."""
+    path: list[int] = []
+    while node:
+      path.insert(0, node)
+      node = self.topology.parents[node - 1]
+    return path
+
+
+def _is(token, probs):
+  """Where a token [B] is among probs [B, V], which may be divided."""
+  return sharding.vocab_ids(probs.shape[-1]) == token[:, None]
+
+
+def _without(probs, token):
+  """Probabilities [B, V] without a token [B], of sum 1 or, of nothing, 0."""
+  left = jnp.where(_is(token, probs), 0, probs)
+  mass = jnp.sum(left, axis=-1, keepdims=True)
+  return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1), 0)

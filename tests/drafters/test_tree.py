@@ -1,0 +1,225 @@
+"""Trees of the most likely tokens, of every drafter that can branch."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specsample import drafters
+from specsample import testing
+from specsample import tree
+from specsample import verify
+from specsample.sampling import Sampling
+from specsample.types import DraftLaw
+
+_V = 12
+_TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
+_D2T = np.asarray([6, 1, 11, 4, 3, 0, 9])
+_TREE = tree.Topology((0, 0, 1, 0, 1, 2, 5, 3, 5))
+_K = _TREE.depth
+_SOME = {'num_draft_tokens': _K, 'draft_vocab_size': _D2T.size}
+_DRAFTERS = {
+  'medusa': drafters.Medusa(model=_TARGET, **_SOME),
+  'hydra': drafters.Hydra(model=_TARGET, num_draft_tokens=_K),
+  'draft model': drafters.DraftModel(model=_TARGET, layers=(0, 2), **_SOME),
+  'skip': drafters.Skip(model=_TARGET, layers=(0, 2), num_draft_tokens=_K),
+  'eagle': drafters.Eagle(model=_TARGET, num_draft_tokens=_K),
+  'eagle3': drafters.Eagle3(model=_TARGET, feature_layers=(-1, 1, 0), **_SOME),
+  'mtp': drafters.MTP(model=_TARGET, num_draft_tokens=_K),
+}
+_PROMPTS = np.arange(4 * 6).reshape(4, 6) % _V
+_LENGTHS = np.asarray([6, 2, 5, 1])
+_each = pytest.mark.parametrize('name', _DRAFTERS)
+
+
+@functools.cache
+def _params(name):
+  drafter = _DRAFTERS[name]
+  target = jax.tree.map(lambda x: 1.6 * x, _TARGET.init(jax.random.key(0)))
+  if name == 'skip':
+    return {'target': target}
+  d2t = None if drafter.draft_vocab_size is None else _D2T
+  own = drafter.init_params(jax.random.key(1), target, d2t)
+  noisy = testing.with_noise(own, jax.random.key(2))
+  return {'target': target, 'drafter': noisy}
+
+
+@functools.partial(jax.jit, static_argnames=('drafter', 'chain'))
+def _propose(params, forced, *, drafter, chain):
+  """The draft behind the prompts, of a tree or of the chain of its drafter."""
+  output, _ = _TARGET.apply(
+    params['target'],
+    _PROMPTS,
+    _TARGET.init_cache(len(_PROMPTS), 0),
+    drafter.feature_layers,
+  )
+  state = drafter.init(params, len(_PROMPTS), 32)
+  state = drafter.extend(params, _PROMPTS, _LENGTHS - 1, output, state)
+
+  def draw(probs, position, node=None):
+    del node
+    index = (position - _LENGTHS)[:, None]
+    return jnp.take_along_axis(forced, index, axis=1)[:, 0]
+
+  drafter = drafter.drafter if chain else drafter
+  tokens = jnp.pad(_PROMPTS, ((0, 0), (0, 26)))
+  warp = lambda logits, drafted: jax.nn.softmax(logits)
+  return drafter.propose(params, draw, warp, tokens, _LENGTHS, state)[0]
+
+
+@_each
+def test_siblings_are_the_most_likely_behind_their_path(name):
+  drafter = drafters.Tree(drafter=_DRAFTERS[name], topology=_TREE)
+  nothing = jnp.zeros((4, _K), jnp.int32)
+  found = _propose(_params(name), nothing, drafter=drafter, chain=False)
+  assert found.law is DraftLaw.POINT_MASS
+  assert found.depth == _K
+  np.testing.assert_array_equal(found.parents, [_TREE.parents] * 4)
+  tokens = np.asarray(found.tokens)
+  paths = [[]]
+  for i, parent in enumerate(_TREE.parents):
+    paths.append([*paths[parent], i])
+    forced = np.zeros((4, _K), np.int32)
+    forced[:, : len(paths[-1])] = tokens[:, paths[-1]]
+    chain = _propose(_params(name), forced, drafter=drafter, chain=True)
+    probs = np.asarray(chain.probs[:, _TREE.depths[i] - 1])
+    order = np.argsort(-probs, axis=-1, kind='stable')
+    np.testing.assert_array_equal(tokens[:, i], order[:, _TREE.ranks[i]])
+
+
+@pytest.mark.parametrize('rule', [verify.tree, verify.traversal])
+@_each
+def test_greedy_output_is_the_targets_own(name, rule):
+  testing.assert_greedy_equal(
+    _params(name),
+    _PROMPTS,
+    _LENGTHS,
+    model=_TARGET,
+    drafter=drafters.Tree(drafter=_DRAFTERS[name], topology=_TREE),
+    verify=rule,
+    max_new_tokens=16,
+  )
+
+
+@pytest.mark.parametrize('name', ['hydra', 'eagle3'])
+def test_rows_are_the_same_in_any_batch(name):
+  testing.assert_batch_invariant(
+    _params(name),
+    _PROMPTS,
+    _LENGTHS,
+    jax.random.key(2),
+    model=_TARGET,
+    drafter=drafters.Tree(drafter=_DRAFTERS[name], topology=_TREE),
+    verify=verify.tree,
+    sampling=Sampling(temperature=np.asarray([1.0, 0.0, 0.5, 1.5]), top_k=6),
+    max_new_tokens=12,
+  )
+
+
+def _dynamic(name):
+  return drafters.DynamicTree(
+    drafter=_DRAFTERS[name], num_draft_tokens=6, width=3
+  )
+
+
+def _expanded(name, width, num_nodes):
+  """EAGLE-2's tree behind each prompt, path by path: [(path, score)]."""
+
+  def probs(paths):
+    """What follows each row's path [4, V]; all of one length."""
+    forced = np.zeros((4, _K), np.int32)
+    forced[:, : paths.shape[1]] = paths
+    chain = _propose(_params(name), forced, drafter=_dynamic(name), chain=True)
+    return np.asarray(chain.probs[:, paths.shape[1]])
+
+  trees = []
+  for row in range(4):
+    level, candidates = [((), 0.0)], []
+    for _ in range(_K):
+      found = []
+      for path, score in level:
+        of_path = probs(np.tile(np.asarray(path, np.int32), (4, 1)))[row]
+        best = np.argsort(-of_path, kind='stable')[:width]
+        found += [((*path, int(x)), score + np.log(of_path[x])) for x in best]
+      candidates += found
+      level = sorted(found, key=lambda x: -x[1])[:width]
+    trees.append(sorted(candidates, key=lambda x: -x[1])[:num_nodes])
+  return trees
+
+
+@pytest.mark.parametrize('name', ['medusa', 'hydra', 'draft model', 'eagle3'])
+def test_a_dynamic_tree_is_of_the_likeliest_paths(name):
+  drafter = _dynamic(name)
+  nothing = jnp.zeros((4, _K), jnp.int32)
+  found = _propose(_params(name), nothing, drafter=drafter, chain=False)
+  expected = _expanded(name, width=3, num_nodes=6)
+  for row in range(4):
+    paths = [()]
+    for token, parent in zip(
+      found.tokens[row], found.parents[row], strict=True
+    ):
+      paths.append((*paths[int(parent)], int(token)))
+    assert set(paths[1:]) == {path for path, _ in expected[row]}
+    assert len(set(paths)) == 7
+
+
+@pytest.mark.parametrize('name', ['hydra', 'eagle3'])
+def test_greedy_output_of_a_dynamic_tree_is_the_targets_own(name):
+  testing.assert_greedy_equal(
+    _params(name),
+    _PROMPTS,
+    _LENGTHS,
+    model=_TARGET,
+    drafter=_dynamic(name),
+    verify=verify.tree,
+    max_new_tokens=16,
+  )
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'num_draft_tokens': 22}, 'width 3 finds 21 candidates in depth 3'),
+    ({'width': 0}, 'width is 0: go on from at least 1'),
+    ({'num_draft_tokens': 0}, 'draft at least 1 token'),
+  ],
+)
+def test_dynamic_trees_that_cannot_be_are_refused(settings, message):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(_dynamic('hydra'), **settings)
+
+
+@pytest.mark.parametrize(
+  'of',
+  [
+    lambda x: drafters.Tree(drafter=x, topology=tree.chain(3)),
+    lambda x: drafters.DynamicTree(drafter=x, num_draft_tokens=3),
+  ],
+)
+def test_a_drafter_that_cannot_branch_is_refused(of):
+  with pytest.raises(ValueError, match='which Ngram cannot: make it of Chain'):
+    of(drafters.Ngram(num_draft_tokens=3))
+
+
+def test_a_drafter_of_another_depth_is_refused():
+  with pytest.raises(
+    ValueError, match='2 drafts deep and the drafter drafts 3'
+  ):
+    drafters.Tree(drafter=_DRAFTERS['hydra'], topology=tree.k_ary((2, 2)))
+
+
+def test_trees_of_several_modules_are_refused():
+  drafter = drafters.MTP(model=_TARGET, num_draft_tokens=_K, num_modules=2)
+  target = _params('mtp')['target']
+  own = drafter.init_params(jax.random.key(0), target)
+  whole = drafters.Tree(drafter=drafter, topology=_TREE)
+  with pytest.raises(ValueError, match='num_modules is 2: trees are of a'):
+    _propose(
+      {'target': target, 'drafter': own},
+      jnp.zeros((4, _K), jnp.int32),
+      drafter=whole,
+      chain=False,
+    )
