@@ -24,8 +24,6 @@ def show(certificate: Record) -> None:
   if certificate['planted_bugs']:
     console.print('\n[bold]Planted bugs[/]\n')
     console.print(_planted_bugs(certificate['planted_bugs']))
-  for bug in certificate['not_applicable']:
-    console.print(f'Not applicable: {bug["name"]} ({bug["reason"]})')
 
 
 def failures(certificate: Record) -> Iterator[str]:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from specsample import drafters
+from specsample import tree
 from specsample import verify
 from specsample.sampling import Sampling
 from specsample.stopping import Stop
@@ -16,6 +17,7 @@ from specsample.testing import acceptance
 from specsample.testing import chi_square
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import drafted
+from specsample.testing import enumerate as enumerate_lib
 from specsample.testing import proposal as proposal_lib
 from specsample.testing import sample as sample_lib
 from specsample.testing import tiny
@@ -29,6 +31,23 @@ VERIFIERS: dict[str, Verifier] = {
   'block': verify.block,
   'coupled': verify.coupled,
 }
+# Of trees, and the laws of siblings that the loop is sampled with.
+TREE_VERIFIERS: dict[str, Verifier] = {
+  'tree': verify.tree,
+  'traversal': verify.traversal,
+  'k_seq': verify.k_seq,
+  'greedy_draft': verify.greedy_draft,
+  'multi_path_block': verify.multi_path_block,
+}
+_TREE_DRAWS = (
+  ('tree', DraftLaw.POINT_MASS),
+  ('tree', DraftLaw.SAMPLED),
+  ('traversal', DraftLaw.WITHOUT_REPLACEMENT),
+  ('k_seq', DraftLaw.SAMPLED),
+  ('greedy_draft', DraftLaw.TOP_AND_SAMPLED),
+  ('multi_path_block', DraftLaw.SAMPLED),
+)
+_TREE = tree.Topology((0, 0, 1))
 NUM_TOKENS = 4  # with K = 2, at least two rounds
 _EOS_ID = 2
 
@@ -110,6 +129,20 @@ def draws() -> Iterator[Draw]:
     for scene in trained.scenes(vocab_size=3):
       if scene.model == _MODEL:
         yield _trained(mixed, scene)
+  for name, law in _TREE_DRAWS:
+    model = dataclasses.replace(_MODEL, noise=0.5)
+    yield Draw(
+      drafter_name=f'Tree, {law.value.replace("_", " ")}',
+      drafter=drafters.Tree(
+        drafter=drafters.Chain(model=model, num_draft_tokens=_TREE.depth),
+        topology=_TREE,
+        law=law,
+      ),
+      verifier_name=name,
+      law=law,
+      settings='mixed batch',
+      groups=_MIXED,
+    )
   # Of the rest, the rules see no more than probabilities.
   of_llama = functools.partial(
     Draw,
@@ -173,7 +206,7 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
     jax.random.key(seed),
     model=draw.model,
     drafter=draw.drafter,
-    verify=VERIFIERS[draw.verifier_name],
+    verify=(VERIFIERS | TREE_VERIFIERS)[draw.verifier_name],
     num_tokens=NUM_TOKENS,
     num_rows=num_rows,
     stop=Stop(eos_ids=() if draw.eos_id is None else (draw.eos_id,)),
@@ -205,7 +238,7 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
   if draw.eos_id is not None:
     return record
   kept = sample_lib.acceptance(
-    sample, [acceptance.law(_kept(draw, group)) for group in draw.groups]
+    sample, [_num_kept(draw, group) for group in draw.groups]
   )
   return record | {
     'accepted': kept.measured,
@@ -215,6 +248,27 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
     'acceptance_threshold': kept.THRESHOLD,
     'passed': tokens.passed and kept.passed,
   }
+
+
+def _num_kept(draw: Draw, group: Group) -> np.ndarray:
+  """The distribution [K + 1] of how many drafts the first round keeps."""
+  if draw.verifier_name not in TREE_VERIFIERS:
+    return acceptance.law(_kept(draw, group))
+  # There is no theory of all trees: what the rule's own law says.
+  return enumerate_lib.Enumeration(
+    TREE_VERIFIERS[draw.verifier_name],
+    drafted.from_drafter(
+      draw.drafter,
+      draw.params,
+      draw.model,
+      group.prompt,
+      group.sampling,
+      rounds=1,
+    ),
+    conditional_lib.from_model(
+      draw.model, draw.params['target'], group.prompt, group.sampling
+    ),
+  ).num_accepted()
 
 
 def _kept(draw: Draw, group: Group) -> np.ndarray:

@@ -30,7 +30,7 @@ def _measure(name):
 @pytest.mark.parametrize('name', statistical.VERIFIERS)
 def test_every_sequence_has_the_targets_probability(name, shape):
   verifier = statistical.VERIFIERS[name]
-  laws = {DraftLaw.POINT_MASS} if verifier.positional else set(DraftLaw)
+  laws = {DraftLaw.POINT_MASS} if verifier.positional else verifier.draft_laws
   records = [
     record
     for case in _BY_SHAPE[shape]
@@ -45,7 +45,24 @@ def test_every_sequence_has_the_targets_probability(name, shape):
 
 def test_every_law_is_enumerated_under_every_rule_that_takes_it():
   laws = {case.law for cases in _BY_SHAPE.values() for case in cases}
-  assert laws == set(DraftLaw)
+  assert laws == {DraftLaw.POINT_MASS, DraftLaw.SAMPLED}
+
+
+@pytest.mark.parametrize('name', statistical.TREE_VERIFIERS)
+def test_every_sequence_of_a_tree_has_the_targets_probability(name):
+  verifier = statistical.TREE_VERIFIERS[name]
+  records = [
+    certificate.enumerate_tree(name, verifier, case)
+    for case in cases_lib.tree_cases()
+    if case.law in verifier.draft_laws
+  ]
+  assert [record for record in records if not record['passed']] == []
+  assert {record['law'] for record in records} == {
+    law.value for law in verifier.draft_laws
+  }
+  if name in ('tree', 'traversal', 'k_seq'):
+    of_siblings = [r for r in records if 'optimal_accepted' in r]
+    assert max(r['optimal_accepted'] for r in of_siblings) > 0.5
 
 
 @pytest.mark.parametrize('name', _DRAWS)

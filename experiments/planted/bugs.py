@@ -11,12 +11,15 @@ from experiments.planted import detectors
 from experiments.planted import drafters
 from experiments.planted import loop
 from experiments.planted import rules
+from experiments.planted import trees
 from experiments.planted.detectors import Reading
+from specsample import tree
 from specsample import verify
 from specsample.drafters import Chain
 from specsample.sampling import Sampling
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
+from specsample.types import DraftLaw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,17 +30,6 @@ class Bug:
   planted: Callable[[], Reading]
   shipped: Callable[[], Reading]
 
-
-# They need what is not there yet, and come with it.
-NOT_APPLICABLE = {
-  'a tree mask through which a node sees its sibling': (
-    'a Draft is a chain: there is no tree, and the mask is causal'
-  ),
-  'beam candidates treated as samples': (
-    'a Draft is a single chain, a point mass or sampled: no drafter searches '
-    'a beam'
-  ),
-}
 
 _ONE_PROMPT = (Group((1, 0, 1), detectors.PLAIN),)
 _RAGGED = (
@@ -107,6 +99,20 @@ def _loop(name, groups, mistake, **both) -> Bug:
     {},
   )
 
+
+def _tree(name, topology, law, mistake) -> Bug:
+  """A mistake in how the draft of a tree is handed over."""
+  inner = detectors.tree(topology, law)
+  return _bug(
+    name,
+    functools.partial(detectors.enumerated, verify.tree),
+    {'drafter': mistake(inner=inner)},
+    {'drafter': inner},
+  )
+
+
+_SIBLINGS = tree.k_ary((2,))
+_BINARY = tree.Topology((0, 0, 1))
 
 BUGS = (
   _bug(
@@ -224,5 +230,43 @@ BUGS = (
     ),
     {'model': dataclasses.replace(_PADDED, padding=0)},
     {'model': _PADDED},
+  ),
+  _bug(
+    'a tree mask through which a node sees its sibling',
+    functools.partial(
+      detectors.sampled,
+      _ONE_PROMPT,
+      drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
+      verifier=verify.tree,
+    ),
+    {'model': trees.SeesSiblings(vocab_size=3)},
+    {},
+  ),
+  _tree(
+    'beam candidates treated as samples',
+    _SIBLINGS,
+    DraftLaw.SAMPLED,
+    trees.BeamAsSample,
+  ),
+  _tree(
+    'siblings without replacement verified as independent ones',
+    _SIBLINGS,
+    DraftLaw.WITHOUT_REPLACEMENT,
+    trees.SecondAsTheFirst,
+  ),
+  _tree(
+    'sampled siblings reranked by their probability',
+    _SIBLINGS,
+    DraftLaw.SAMPLED,
+    trees.LikelierFirst,
+  ),
+  _bug(
+    'one residual for all siblings',
+    functools.partial(
+      detectors.enumerated,
+      drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
+    ),
+    {'verifier': trees.SameResidual()},
+    {'verifier': verify.tree},
   ),
 )

@@ -24,7 +24,8 @@ from specsample.testing import proposal as proposal_lib
 from specsample.testing import sample as sample_lib
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
-from specsample.types import Drafter, Model, Verifier
+from specsample.tree import Topology
+from specsample.types import Drafter, DraftLaw, Model, Verifier
 
 PLAIN = Sampling(temperature=1.0)
 MODEL = HashModel(vocab_size=3)
@@ -32,6 +33,13 @@ MODEL = HashModel(vocab_size=3)
 CHAIN = drafters.Chain(
   model=dataclasses.replace(MODEL, noise=0.6), num_draft_tokens=2
 )
+
+
+def tree(topology: Topology, law: DraftLaw) -> drafters.Tree:
+  """A tree of that model's drafts."""
+  inner = dataclasses.replace(CHAIN, num_draft_tokens=topology.depth)
+  return drafters.Tree(drafter=inner, topology=topology, law=law)
+
 
 _TOLERANCE = 1e-12
 _NUM_ROWS = 32768

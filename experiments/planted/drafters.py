@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specsample import drafters
 from specsample import sampling as sampling_lib
 from specsample import types
 from specsample.sampling import Sampling
@@ -18,10 +17,10 @@ Rewarp = Callable[[Warp], Warp]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Wrapper:
+class Wrapper:
   """Forwards everything; each mistake is an override."""
 
-  inner: drafters.Chain
+  inner: Any  # a types.Drafter
   feature_layers = ()
 
   @property
@@ -46,7 +45,7 @@ class _Wrapper:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Misdeclared(_Wrapper):
+class Misdeclared(Wrapper):
   """Draws from one distribution and tells the verifier of another."""
 
   drawn: Rewarp
@@ -57,8 +56,8 @@ class Misdeclared(_Wrapper):
       params, draw, self.drawn(warp), tokens, length, state
     )
 
-    def repeat(probs, position):
-      del probs
+    def repeat(probs, position, node=None):
+      del probs, node  # a chain has one node for each position
       column = (position - length)[:, None]
       return jnp.take_along_axis(drawn.tokens, column, axis=1)[:, 0]
 
@@ -113,7 +112,7 @@ def _warp(sampling):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CutsBeforeTheToken(_Wrapper):
+class CutsBeforeTheToken(Wrapper):
   """Leaves out a drawn token, and all after it, that was not likely enough.
 
   Whether token i is drafted then depends on token i.
@@ -140,7 +139,7 @@ class _Forgetful:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ForgetsLastAccepted(_Wrapper):
+class ForgetsLastAccepted(Wrapper):
   """After a draft that was accepted whole, its last token is not in the cache.
 
   It was drawn but never fed: what is there instead reads as token 0.

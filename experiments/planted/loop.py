@@ -25,9 +25,9 @@ from specsample.types import StopReason
 class OneLength(HashModel):
   """Keeps as much of every row's cache as of the longest row's."""
 
-  def commit(self, cache, length):
+  def commit(self, cache, length, path=None):
     longest = jnp.broadcast_to(jnp.max(length), length.shape)
-    return super().commit(cache, longest)
+    return super().commit(cache, longest, path)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from specsample import sampling
 from specsample import streams
-from specsample import types
 from specsample import verify
 from specsample.types import Array, Draft, Law, Verdict
 from specsample.verify import rule
@@ -17,7 +16,7 @@ from specsample.verify import rule
 class _Rule(abc.ABC):
   lossless = True
   positional = False
-  draft_laws = frozenset(types.DraftLaw)
+  draft_laws = rule.CHAIN_LAWS
 
   @abc.abstractmethod
   def law(self, draft: Draft, target_probs: Array) -> Law:

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 
 from specsample import drafters
+from specsample import tree
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import drafted
@@ -98,6 +100,75 @@ def drafter_cases() -> Iterator[Case]:
       )
 
 
+@dataclasses.dataclass(frozen=True)
+class TreeCase:
+  """As `Case`, of trees: V = 3."""
+
+  name: str
+  law: DraftLaw
+  topology: tree.Topology
+  rounds: int
+  proposal: Proposal
+  target: Conditional
+
+
+# Siblings alone, deep and wide, and numbered in another order than by depth.
+_TOPOLOGIES = {
+  'siblings': tree.k_ary((3,)),
+  'binary': tree.k_ary((2, 1)),
+  'depth first': tree.Topology((0, 1, 1, 0)),
+  'deep': tree.Topology((0, 0, 1, 3)),
+}
+
+
+def tree_cases() -> Iterator[TreeCase]:
+  """Every law of siblings on some trees, and trees of a drafter's own."""
+  for law, (name, topology), scene in itertools.product(
+    DraftLaw, _TOPOLOGIES.items(), _TREE_SCENES
+  ):
+    model = HashModel(vocab_size=3)
+    other = dataclasses.replace(
+      model, noise=scene.noise, scale=scene.draft_scale
+    )
+    draft = _table(other, scene.draft)
+    yield TreeCase(
+      name=f'{name}, {scene.name}',
+      law=law,
+      topology=topology,
+      # Strings of 3 ** 9 tokens take a minute.
+      rounds=2,
+      proposal=proposal_lib.tree(draft, topology, law),
+      target=_table(model, scene.target),
+    )
+  target = HashModel(vocab_size=3)
+  chain = drafters.Chain(
+    model=dataclasses.replace(target, noise=0.5), num_draft_tokens=2
+  )
+  for law in DraftLaw:
+    yield _drafted_tree('Tree', chain, law)
+  skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
+  yield _drafted_tree('Tree of Skip', skip, DraftLaw.WITHOUT_REPLACEMENT)
+
+
+def _drafted_tree(name, chain, law):
+  """The shipped drafter of trees, followed through its own `propose`."""
+  target = HashModel(vocab_size=3)
+  topology = tree.Topology((0, 0, 1))
+  drafter = drafters.Tree(drafter=chain, topology=topology, law=law)
+  sampling = Sampling(temperature=0.8, top_k=2, presence_penalty=0.5)
+  params: Params = {'target': {}, 'drafter': {}}
+  return TreeCase(
+    name=f'drafters.{name}, top-k and a penalty',
+    law=law,
+    topology=topology,
+    rounds=2,
+    proposal=drafted.from_drafter(
+      drafter, params, target, PROMPT, sampling, rounds=2
+    ),
+    target=conditional_lib.from_model(target, {}, PROMPT, sampling),
+  )
+
+
 def after_the_draw(threshold: float) -> Cut:
   """Drafts on while the drawn tokens were likely; judged by the token before.
 
@@ -183,6 +254,11 @@ _SCENES = (
   _Scene('zeros', target=_forbid(0), draft=_forbid(1)),
   _Scene('disjoint', target=_forbid(0, 2), draft=_forbid(1, 3)),
   _Scene('cut before the draw', cut=before_the_draw(0.5)),
+)
+_TREE_SCENES = tuple(
+  scene
+  for scene in _SCENES
+  if scene.name in ('plain', 'temperature and top-k', 'greedy', 'disjoint')
 )
 _EVERYWHERE = 4  # so many scenes, from the first, at every V and K
 _SHAPES = [(v, k) for v in (2, 3, 4) for k in (1, 2, 3)]

@@ -13,6 +13,7 @@ import numpy as np
 from specsample import sampling as sampling_lib
 from specsample import types
 from specsample.sampling import Sampling
+from specsample.tree import Topology
 from specsample.types import Model, Params, TokenCounts
 
 # conditional(t, committed) -> [V^t, V] float64: the distribution after every
@@ -54,6 +55,32 @@ def along(
     table = table.reshape(len(tokens), -1, vocab_size)
     path = index(tokens[..., :i], vocab_size)
     rows.append(table[np.arange(len(tokens))[:, None], path])
+  return np.stack(rows, axis=2)
+
+
+def at_nodes(
+  conditional: Conditional, t: int, tokens: np.ndarray, topology: Topology
+) -> np.ndarray:
+  """The distributions [n, D, N + 1, V] after the nodes of trees.
+
+  Args:
+    conditional: the tables.
+    t: the length of the n strings that the trees follow, n = V^t.
+    tokens: [n, D, N] int32; -1 reads as token 0.
+    topology: which node follows which.
+  """
+  count = len(tokens)
+  # Of each node the index of its string, the one it follows included.
+  string = [np.broadcast_to(np.arange(count)[:, None], tokens.shape[:2])]
+  vocab_size = conditional(t, t).shape[-1]
+  for i, parent in enumerate(topology.parents):
+    drafted = np.maximum(tokens[..., i], 0)
+    string.append(string[parent] * vocab_size + drafted)
+  depths = (0, *topology.depths)
+  rows = [
+    conditional(t + depth, t)[index]
+    for depth, index in zip(depths, string, strict=True)
+  ]
   return np.stack(rows, axis=2)
 
 

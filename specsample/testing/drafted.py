@@ -33,7 +33,7 @@ def from_drafter(
   the Draft says. The drafter takes the prompt and the string in as one prefill.
 
   Args:
-    drafter: one that draws a chain, or draws nothing.
+    drafter: one that draws a chain or a `drafters.Tree`, or draws nothing.
     params: the whole tree, with the target's under 'target'.
     model: the target, whose outputs some drafters read.
     prompt: at least one token.
@@ -41,8 +41,10 @@ def from_drafter(
     rounds: how many will be enumerated.
   """
   num_drafts = drafter.num_draft_tokens
+  topology = getattr(drafter, 'topology', None)
+  depth = num_drafts if topology is None else topology.depth
   paths = conditional_lib.strings(model.vocab_size, num_drafts)
-  lengths = np.arange((rounds - 1) * (num_drafts + 1) + 1)
+  lengths = np.arange((rounds - 1) * (depth + 1) + 1)
   ends = np.cumsum(model.vocab_size**lengths)
 
   @functools.cache
@@ -53,12 +55,14 @@ def from_drafter(
     if draft.law is DraftLaw.POINT_MASS:
       # The same on every path: nothing was drawn.
       tokens = tokens[:, :1]
-      return Drafts(tokens, None, np.ones(tokens.shape[:2]), draft.law)
+      weights = np.ones(tokens.shape[:2])
+      return Drafts(tokens, None, weights, draft.law, topology)
     return Drafts(
       tokens=tokens,
       probs=np.asarray(draft.probs).reshape(*tokens.shape, -1),
       weights=weights.reshape(tokens.shape[:2]),
       law=draft.law,
+      topology=topology,
     )
 
   def propose(t):
@@ -122,10 +126,15 @@ def _propose(
   tokens = np.pad(np.maximum(rows.tokens, 0), ((0, 0), (0, room - width)))
   drawn: list[Array] = []
 
-  def draw(probs, position):
-    column = (position - lengths)[:, None]
-    forced = jnp.take_along_axis(jnp.asarray(rows.forced), column, axis=1)
+  def draw(probs, position, node=None):
+    column = position - lengths if node is None else 0 * lengths + node - 1
+    forced = jnp.take_along_axis(
+      jnp.asarray(rows.forced), column[:, None], axis=1
+    )
     chosen = jnp.take_along_axis(probs, forced, axis=1)[:, 0]
+    # Where nothing is left to draw, one row of all that differ in it counts.
+    is_left = jnp.sum(probs, axis=1) > 0
+    chosen = jnp.where(is_left, chosen, forced[:, 0] == 0)
     # A callback is outside of enable_x64 and would get the floats rounded.
     bits = jax.lax.bitcast_convert_type(chosen.astype(jnp.float64), jnp.uint32)
     io_callback(drawn.append, None, bits)

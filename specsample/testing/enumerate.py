@@ -7,8 +7,10 @@ What is enumerated is the shipped code: `.law` of a rule, `sampling.warp`, and
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from specsample import tree
 from specsample.testing import conditional as conditional_lib
 from specsample.testing.conditional import Conditional
 from specsample.testing.proposal import Drafts
@@ -36,8 +38,8 @@ class Enumeration:
     """One round's law after every string of t tokens.
 
     Returns:
-      K + 1 arrays; [V^t, V^i, V], the i-th, is the probability of keeping
-      just these i drafts and then emitting this token.
+      K + 1 arrays, of the depth of a tree K; [V^t, V^i, V], the i-th, is the
+      probability of keeping just these i drafts and then emitting this token.
     """
     if t not in self._emissions:
       self._emissions[t] = self._round(t)
@@ -98,19 +100,25 @@ class Enumeration:
   def _round(self, t):
     drafts = self._proposal(t)
     count, _, num_drafts = drafts.tokens.shape
-    target_probs = conditional_lib.along(
-      self._target, t, drafts.tokens, num_drafts + 1
+    topology = drafts.topology or tree.chain(num_drafts)
+    target_probs = conditional_lib.at_nodes(
+      self._target, t, drafts.tokens, topology
     )
     vocab_size = target_probs.shape[-1]
     law = _laws(self._verify, drafts, target_probs)
     mass = drafts.weights[..., None, None] * law.stop[..., None] * law.next
     row = np.arange(count)[:, None]
-    emissions = []
-    for i in range(num_drafts + 1):
-      kept = conditional_lib.index(drafts.tokens[..., :i], vocab_size)
-      emission = np.zeros((count, vocab_size**i, vocab_size))
-      np.add.at(emission, (row, kept), mass[:, :, i])
-      emissions.append(emission)
+    emissions = [
+      np.zeros((count, vocab_size**depth, vocab_size))
+      for depth in range(topology.depth + 1)
+    ]
+    kept = [np.zeros(drafts.tokens.shape[:2], int)]
+    np.add.at(emissions[0], (row, kept[0]), mass[:, :, 0])
+    for i, parent in enumerate(topology.parents):
+      drafted = np.maximum(drafts.tokens[..., i], 0)
+      kept.append(kept[parent] * vocab_size + drafted)
+      emission = emissions[topology.depths[i]]
+      np.add.at(emission, (row, kept[-1]), mass[:, :, i + 1])
     return emissions
 
 
@@ -118,16 +126,26 @@ def _laws(verify: Verifier, drafts: Drafts, target_probs: np.ndarray) -> Law:
   grid = drafts.tokens.shape[:2]
   flatten = lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
   probs = None if drafts.probs is None else flatten(drafts.probs)
+  topology = drafts.topology
   with jax.enable_x64(True):
     law = conditional_lib.in_blocks(
       lambda tokens, probs, target_probs: _law_block(
-        verify, Draft(tokens=tokens, probs=probs, law=drafts.law), target_probs
+        verify, topology, drafts.law, tokens, probs, target_probs
       ),
       (flatten(drafts.tokens), probs, flatten(target_probs)),
     )
   return jax.tree.map(lambda x: x.reshape(*grid, *x.shape[1:]), law)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _law_block(verify, draft, target_probs):
-  return jax.vmap(verify.law)(draft, target_probs)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _law_block(verify, topology, draft_law, tokens, probs, target_probs):
+  shape = {}
+  if topology is not None:
+    parents = jnp.asarray(topology.parents, jnp.int32)
+    shape = {'parents': parents, 'depth': topology.depth}
+
+  def of_draft(tokens, probs, target_probs):
+    draft = Draft(tokens=tokens, probs=probs, law=draft_law, **shape)
+    return verify.law(draft, target_probs)
+
+  return jax.vmap(of_draft)(tokens, probs, target_probs)

@@ -72,16 +72,10 @@ class HashModel:
     tokens: Array,
     cache: HashCache,
     features: tuple[int, ...] = (),
+    parents: Array | None = None,
   ) -> tuple[ModelOutput, HashCache]:
     """See `types.Model`; every feature is the hidden vector."""
-
-    def extend(prefix, token):
-      prefix = _mix(prefix * _PREFIX + (token.astype(jnp.uint32) + 1) * _TOKEN)
-      return prefix, prefix
-
-    start = jnp.take_along_axis(cache.hashes, cache.length[:, None], axis=1)
-    _, hashes = jax.lax.scan(extend, start[:, 0], tokens.T)
-    hashes = hashes.T
+    hashes = _hashes(tokens, cache, parents)
     hidden = jnp.stack([hashes >> 16, hashes & 0xFFFF], axis=-1)
     hidden = hidden.astype(jnp.float32)
     output = ModelOutput(
@@ -97,9 +91,15 @@ class HashModel:
     )
     return output, cache
 
-  def commit(self, cache: HashCache, length: Array) -> HashCache:
+  def commit(
+    self, cache: HashCache, length: Array, path: Array | None = None
+  ) -> HashCache:
     """See `types.Model`."""
-    return HashCache(hashes=cache.hashes, length=length)
+    hashes = cache.hashes
+    if path is not None:
+      kept = jnp.take_along_axis(hashes, path + 1, axis=1)
+      hashes = cache_lib.write(hashes, kept, path[:, 0] + 1)
+    return HashCache(hashes=hashes, length=length)
 
   def embed(self, params: Params, ids: Array) -> Array:
     """See `types.Model`: the id itself, beside a 0."""
@@ -140,6 +140,32 @@ class HashModel:
 # Odd, so that neither product loses a bit of what it multiplies.
 _PREFIX = np.uint32(0xCC9E2D51)
 _TOKEN = np.uint32(0x9E3779B1)
+
+
+def _hashes(tokens, cache, parents):
+  """The hashes [B, T] up to each of the tokens."""
+  num_new = tokens.shape[1]
+  if parents is None:
+    parents = jnp.arange(num_new - 1)
+    parents = jnp.broadcast_to(parents, (len(tokens), num_new - 1))
+  num_nodes = parents.shape[1] + 1
+  # Behind the hash before the tree those of its nodes.
+  root = cache.length - (num_nodes - num_new)
+  index = jnp.minimum(
+    root[:, None] + jnp.arange(num_nodes + 1), cache.hashes.shape[1] - 1
+  )
+  known = jnp.take_along_axis(cache.hashes, index, axis=1)
+  before = jnp.pad(parents + 1, ((0, 0), (1, 0)))
+  ids = jnp.asarray(tokens, jnp.uint32) + 1
+
+  def extend(i, hashes):
+    node = num_nodes - num_new + i
+    of_parent = jnp.take_along_axis(hashes, before[:, node, None], axis=1)
+    new = _mix(of_parent[:, 0] * _PREFIX + ids[:, i] * _TOKEN)
+    return hashes.at[:, node + 1].set(new)
+
+  found = jax.lax.fori_loop(0, num_new, extend, known)
+  return found[:, num_nodes - num_new + 1 :]
 
 
 def _mix(x):

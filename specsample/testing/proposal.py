@@ -7,6 +7,7 @@ import numpy as np
 
 from specsample.testing import conditional as conditional_lib
 from specsample.testing.conditional import Conditional
+from specsample.tree import Topology
 from specsample.types import DraftLaw
 
 
@@ -14,10 +15,11 @@ from specsample.types import DraftLaw
 class Drafts:
   """The D drafts that can follow each of n strings."""
 
-  tokens: np.ndarray  # [n, D, K] int32, -1 where nothing was drafted
-  probs: np.ndarray | None  # [n, D, K, V], what the verifier is told
+  tokens: np.ndarray  # [n, D, N] int32, -1 where nothing was drafted
+  probs: np.ndarray | None  # [n, D, N, V], what the verifier is told
   weights: np.ndarray  # [n, D], the probability that this draft is drawn
   law: DraftLaw
+  topology: Topology | None = None  # of trees; N = K on a chain
 
 
 # proposal(t) -> the drafts after every string of t tokens.
@@ -90,3 +92,57 @@ def most_likely(
     )
 
   return propose
+
+
+def tree(draft: Conditional, topology: Topology, law: DraftLaw) -> Proposal:
+  """A tree whose siblings come of `draft` as the law says.
+
+  A child for which the draft has no token left is not there, with all behind
+  it.
+  """
+
+  def propose(t):
+    vocab_size = draft(0, 0).shape[-1]
+    paths = conditional_lib.strings(vocab_size, topology.num_nodes)
+    tokens = np.tile(paths, (vocab_size**t, 1, 1))
+    at_nodes = conditional_lib.at_nodes(draft, t, tokens, topology)
+    probs = np.zeros((*tokens.shape, vocab_size))
+    weights = np.ones(tokens.shape[:2])
+    is_there = np.ones((*tokens.shape[:2], topology.num_nodes + 1), bool)
+    for i, parent in enumerate(topology.parents):
+      of_node = _of_child(at_nodes, tokens, topology, i, law)
+      mass = of_node.sum(axis=-1)
+      there = is_there[..., parent] & (mass > 0)
+      is_there[..., i + 1] = there
+      of_node = of_node / np.where(mass > 0, mass, 1)[..., None]
+      probs[..., i, :] = np.where(there[..., None], of_node, 0)
+      token = tokens[..., i, None]
+      drawn = np.take_along_axis(of_node, token, axis=-1)[..., 0]
+      # Of what is not there one string of all that differ in it counts.
+      weights *= np.where(there, drawn, token[..., 0] == 0)
+    tokens = np.where(is_there[..., 1:], tokens, -1)
+    if law is not DraftLaw.POINT_MASS:
+      return Drafts(tokens, probs, weights, law, topology)
+    best = weights.argmax(axis=1)[:, None]
+    tokens = np.take_along_axis(tokens, best[..., None], axis=1)
+    return Drafts(tokens, None, np.ones(best.shape), law, topology)
+
+  return propose
+
+
+def _of_child(at_nodes, tokens, topology, i, law):
+  """What node i + 1 is drawn from [n, D, V], before it is normalised."""
+  parent = topology.parents[i]
+  probs = at_nodes[..., parent, :].copy()
+  siblings = [j for j, other in enumerate(topology.parents) if other == parent]
+  if law is DraftLaw.SAMPLED:
+    return probs
+  for j in siblings[: topology.ranks[i]]:
+    np.put_along_axis(probs, tokens[..., j, None], 0, axis=-1)
+  is_drawn = law is DraftLaw.WITHOUT_REPLACEMENT or (
+    law is DraftLaw.TOP_AND_SAMPLED and i == siblings[-1]
+  )
+  if is_drawn:
+    return probs
+  best = probs.argmax(axis=-1)[..., None] == np.arange(probs.shape[-1])
+  return np.where(best & (probs > 0), 1.0, 0.0)
