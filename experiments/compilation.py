@@ -22,6 +22,7 @@ import specsample
 from specsample import decode
 from specsample import request as request_lib
 from specsample import sharding
+from specsample.drafters import branching
 from specsample.drafters import trainable
 from specsample.models import llama
 from specsample.types import Drafter, Params, Verifier
@@ -249,9 +250,13 @@ def _params(config) -> Params:
   params = {'target': of(config.model)}
   if config.draft_model is not None:
     params['drafter'] = of(config.draft_model)
-  elif isinstance(config.drafter, trainable.Trainable):
+    return params
+  drafter = config.drafter
+  if isinstance(drafter, branching.OverBranches):
+    drafter = drafter.drafter
+  if isinstance(drafter, trainable.Trainable):
     # `load_drafter` gives them the target's dtype.
-    params['drafter'] = _cast(of(config.drafter), config.model.dtype)
+    params['drafter'] = _cast(of(drafter), config.model.dtype)
   return params
 
 

@@ -71,6 +71,21 @@ def test_sizes_are_those_of_the_named_models(configured):
   assert config.model.dtype == config.draft_model.dtype == 'bfloat16'
 
 
+@pytest.mark.parametrize('num_nodes', [16, 64, 256])
+@pytest.mark.parametrize('kind', ['Eagle3', 'Hydra'])
+def test_trees_of_a_trained_drafter_are_configured_for_a_pod(kind, num_nodes):
+  gin.parse_config_file('configs/runs/pod_trees.gin')
+  gin.parse_config(
+    [f'drafters.Tree.drafter = @{kind}()', f'tree.best.num_nodes = {num_nodes}']
+  )
+  config = compilation.CompileTpu()
+  assert config.drafter.num_draft_tokens == num_nodes
+  assert type(config.drafter.drafter).__name__ == kind
+  assert config.drafter.drafter.model == config.model
+  assert config.drafter.law in config.verify.draft_laws
+  assert _num_parameters(config.model) == 8_030_261_248
+
+
 @pytest.mark.parametrize('kind', [cls.__name__ for cls in _TRAINED])
 def test_every_trained_drafter_is_configured_for_a_pod(kind):
   gin.parse_config_file('configs/runs/pod_llama_8b.gin')

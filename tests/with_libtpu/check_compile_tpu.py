@@ -118,6 +118,29 @@ def test_every_trained_drafter_compiles_for_a_tpu(tmp_path, kind):
   assert compiled['weight_copies_per_round'] == 0
 
 
+def test_a_tree_moves_little_more_than_the_weights(tmp_path):
+  done = _run(
+    '--gin_file=configs/runs/pod_trees.gin',
+    '--gin_bindings=llama_8b/llama.Llama.num_layers = 4',
+    '--gin_bindings=Eagle3.feature_layers = (0, 1, 2)',
+    '--gin_bindings=tree.best.num_nodes = 64',
+    f'--out={tmp_path}',
+  )
+  assert done.returncode == 0, done.stderr
+  # No loop turns a number of times that is not known.
+  assert 'counted once' not in done.stderr
+  (compiled,) = json.loads((tmp_path / 'compile.json').read_text())
+  assert compiled['fits']
+  assert compiled['host_transfers'] == 0
+  assert compiled['vocab_all_gathers'] == 0
+  assert compiled['weight_copies_per_round'] == 0
+  # Node by node, the rule would copy the distributions of all 64 times.
+  assert compiled['bytes_per_round'] < 1.3 * compiled['argument_bytes']
+  # Two a layer, and fewer than two a node for all else.
+  collectives = sum(one['per_round'] for one in compiled['collectives'])
+  assert collectives < 2 * 4 + 2 * 64
+
+
 @pytest.mark.parametrize(
   'binding',
   [

@@ -1,0 +1,195 @@
+"""A sharded model gives the unsharded tokens, for every tree and its rules."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import hlo_counts
+import specsample
+from specsample import drafters
+from specsample import sharding
+from specsample import testing
+from specsample import tree
+from specsample import verify
+from specsample.models import llama
+from specsample.types import DraftLaw
+
+# More than 256 tokens: those are drawn in two steps. Of no other sizes the
+# product, so that one which is gathered is found. Fewer key-value heads than
+# 4 or 8 devices.
+TARGET = llama.Llama(
+  vocab_size=352,
+  num_layers=1,
+  dim=32,
+  num_heads=8,
+  num_kv_heads=2,
+  head_dim=8,
+  mlp_dim=48,
+  max_length=128,
+)
+DRAFT = llama.Llama(
+  vocab_size=352,
+  num_layers=1,
+  dim=16,
+  num_heads=4,
+  num_kv_heads=4,
+  head_dim=8,
+  mlp_dim=24,
+  max_length=128,
+)
+# Siblings at both depths, and a node without children before one with some.
+TOPOLOGY = tree.Topology((0, 0, 0, 2, 2))
+SOME = {'num_draft_tokens': TOPOLOGY.depth, 'draft_vocab_size': 48}
+OF = {
+  'medusa': drafters.Medusa(model=TARGET, **SOME),
+  'hydra': drafters.Hydra(model=TARGET, num_draft_tokens=2),
+  'draft model': drafters.DraftModel(model=TARGET, layers=(0,), **SOME),
+  'eagle': drafters.Eagle(model=TARGET, num_draft_tokens=2),
+  'eagle-3': drafters.Eagle3(model=TARGET, feature_layers=(-1, 0, 0), **SOME),
+  'mtp': drafters.MTP(model=TARGET, num_draft_tokens=2),
+  'chain': drafters.Chain(model=DRAFT, num_draft_tokens=2),
+  'skip': drafters.Skip(model=TARGET, layers=(0,), num_draft_tokens=2),
+}
+BIAS = np.zeros(TARGET.vocab_size, np.float32)
+BIAS[::7] = 2
+SAMPLINGS = {
+  'filters': specsample.Sampling(
+    temperature=1.0, top_k=50, top_p=0.9, min_p=0.01
+  ),
+  'penalties': specsample.Sampling(
+    temperature=0.7,
+    repetition_penalty=1.2,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias=BIAS,
+  ),
+}
+MAX_NEW_TOKENS = 12
+# Three rows: two, four and eight parts of the batch do not hold as many each.
+PROMPTS, LENGTHS = specsample.pad_prompts([[1, 2, 3, 1, 2, 3], [5], [7, 8, 7]])
+
+
+def tree_of(name, law=DraftLaw.POINT_MASS):
+  return drafters.Tree(drafter=OF[name], topology=TOPOLOGY, law=law)
+
+
+def dynamic_of(name):
+  return drafters.DynamicTree(drafter=OF[name], num_draft_tokens=5, width=3)
+
+
+NGRAM = drafters.NgramTree(num_branches=2, depth=2, min_ngram=1)
+SAMPLED = DraftLaw.SAMPLED
+WITHOUT = DraftLaw.WITHOUT_REPLACEMENT
+GREEDY_DRAFT = DraftLaw.TOP_AND_SAMPLED
+# Every drafter, every rule and every law. The weights are of the first name.
+CASES = {
+  'medusa': ('medusa', tree_of('medusa'), verify.tree),
+  'hydra, i.i.d.': ('hydra', tree_of('hydra', SAMPLED), verify.k_seq),
+  'draft model, distinct': (
+    'draft model',
+    tree_of('draft model', WITHOUT),
+    verify.tree,
+  ),
+  'eagle, top and drawn': (
+    'eagle',
+    tree_of('eagle', GREEDY_DRAFT),
+    verify.greedy_draft,
+  ),
+  'eagle-3': ('eagle-3', tree_of('eagle-3'), verify.traversal),
+  'eagle-3, dynamic': (
+    'eagle-3',
+    dynamic_of('eagle-3'),
+    verify.Typical(epsilon=0.0),
+  ),
+  'mtp, i.i.d.': ('mtp', tree_of('mtp', SAMPLED), verify.traversal),
+  'chain, distinct': ('chain', tree_of('chain', WITHOUT), verify.traversal),
+  'skip': ('skip', tree_of('skip'), verify.tree),
+  'n-grams': ('chain', NGRAM, verify.tree),
+  'medusa, i.i.d.': (
+    'medusa',
+    tree_of('medusa', SAMPLED),
+    verify.multi_path_block,
+  ),
+}
+# They sort the rows on the path.
+GATHERS = {verify.multi_path_block}
+
+
+@functools.cache
+def host_params(name):
+  target = TARGET.init(jax.random.key(0))
+  if name in ('chain', 'skip'):
+    own = DRAFT.init(jax.random.key(1))
+  else:
+    drafter = OF[name]
+    size = drafter.draft_vocab_size
+    d2t = None if size is None else 7 * np.arange(size)
+    own = drafter.init_params(jax.random.key(1), target, d2t)
+    own = testing.with_noise(own, jax.random.key(2))
+  return jax.device_get({'target': target, 'drafter': own})
+
+
+def generate(params, case, sampling):
+  """The output, and what a round of the compiled loop does."""
+  _, drafter, rule = CASES[case]
+  of_both = {'model': TARGET, 'drafter': drafter}
+  state = specsample.prefill(
+    params,
+    PROMPTS,
+    LENGTHS,
+    jax.random.key(0),
+    sampling=sampling,
+    max_new_tokens=MAX_NEW_TOKENS,
+    **of_both,
+  )
+  lowered = specsample.advance.lower(
+    params, state, verify=rule, max_rounds=MAX_NEW_TOKENS, **of_both
+  )
+  loop = lowered.compile()
+  state = loop(params, state, max_rounds=MAX_NEW_TOKENS)
+  output = specsample.finish(
+    state, max_new_tokens=MAX_NEW_TOKENS, batch_size=len(LENGTHS)
+  )
+  counts = hlo_counts.count(loop.as_text(), TARGET.vocab_size)
+  return jax.device_get(output), counts
+
+
+@functools.cache
+def unsharded(case, sampling):
+  return generate(host_params(CASES[case][0]), case, SAMPLINGS[sampling])[0]
+
+
+def check(mesh, case, sampling='filters'):
+  """The tokens on a mesh are those of one device, and no round gathers them."""
+  name = CASES[case][0]
+  own = DRAFT if name in ('chain', 'skip') else OF[name]
+  with jax.set_mesh(mesh):
+    axes = {'target': TARGET.param_axes(), 'drafter': own.param_axes()}
+    params = sharding.place(host_params(name), axes)
+    found, counts = generate(params, case, SAMPLINGS[sampling])
+  assert counts.collectives
+  assert counts.host_transfers == 0
+  assert counts.vocab_all_gathers == 0 or CASES[case][2] in GATHERS
+  expected = unsharded(case, sampling)
+  for field in ('tokens', 'lengths', 'origin', 'accepted', 'stop_reason'):
+    np.testing.assert_array_equal(
+      getattr(found, field), getattr(expected, field), field
+    )
+  np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4)
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_tokens_are_those_of_one_device(case):
+  check(sharding.make_mesh(2, 4), case)
+
+
+@pytest.mark.parametrize('case', ['draft model, distinct', 'eagle-3, dynamic'])
+def test_a_mesh_may_divide_the_model_alone(case):
+  check(sharding.make_mesh(1, 8, explicit=False), case)
+
+
+def test_penalties_are_counted_on_a_divided_path():
+  mesh = sharding.make_mesh(2, 4)
+  check(mesh, 'eagle, top and drawn', 'penalties')
