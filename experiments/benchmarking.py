@@ -16,6 +16,7 @@ from experiments import methods as methods_lib
 from experiments import peer
 from experiments import progress as progress_lib
 from experiments import roofline as roofline_lib
+from experiments import rounds
 import specsample
 from specsample.types import Model, Params
 
@@ -235,7 +236,7 @@ def _generate(benchmark, prompt, method):
 
 def _round_times(benchmark, prompt, method):
   prompts, lengths = specsample.pad_prompts([prompt])
-  return measure_lib.round_times(
+  return rounds.times(
     methods_lib.all_params(benchmark.params, method),
     prompts,
     lengths,

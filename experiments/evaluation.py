@@ -19,6 +19,7 @@ from experiments import methods as methods_lib
 from experiments import progress as progress_lib
 from experiments import prompts as prompts_lib
 from experiments import results
+from experiments import rounds
 import specsample
 from specsample.models import fingerprint
 
@@ -97,6 +98,13 @@ class Evaluation:
       range(start, min(start + self.batch_size, num_prompts))
       for start in range(0, num_prompts, self.batch_size)
     ]
+
+  def typical(self, tokens: Sequence[list[int]]) -> list[list[int]]:
+    """A batch of the prompts that are neither short nor long."""
+    rows, size = sorted(tokens, key=len), self.batch_size
+    # As many before as behind the middle one.
+    start = max(0, min(len(rows) // 2 - size // 2, len(rows) - size))
+    return rows[start : start + size]
 
   def generate(
     self,
@@ -189,7 +197,7 @@ def units(
         program=(name, padded.shape),
         warm_up=generate,
       )
-  typical = _middle(sorted(tokens, key=len), evaluation.batch_size)
+  typical = evaluation.typical(tokens)
   for name, method in evaluation.methods.items():
     yield Unit(
       f'parts of a round, {name}',
@@ -254,16 +262,10 @@ def _generations(generate, batch, categories, prompts):
   return {'generations': generations}
 
 
-def _middle(rows, size):
-  """`size` of them, as many before as behind the middle one."""
-  start = max(0, min(len(rows) // 2 - size // 2, len(rows) - size))
-  return rows[start : start + size]
-
-
 def _parts(evaluation, method, tokens):
   params = methods_lib.all_params(evaluation.target.params, method)
   prompts, lengths = specsample.pad_prompts(tokens)
-  times = measure.round_times(
+  times = rounds.times(
     params,
     prompts,
     lengths,
@@ -278,5 +280,6 @@ def _parts(evaluation, method, tokens):
     'draft_ms': times.draft_ms,
     'verify_ms': times.verify_ms,
     'overhead_ms': times.overhead_ms,
+    'judge_ms': times.judge_ms,
     'law': times.law.value,
   }

@@ -40,24 +40,18 @@ class Generator:
         f'--drafter={name} is unknown: choose one of {", ".join(self.methods)}'
       )
     method = self.methods[name]()
-    drafter: Any = method.drafter  # a dataclass, which the protocol leaves open
-    if num_draft_tokens is None or num_draft_tokens == drafter.num_draft_tokens:
+    if num_draft_tokens is None:
       return method
-    if drafter.num_draft_tokens == 0:
+    own = method.drafter.num_draft_tokens
+    if own == 0 and num_draft_tokens:
       raise ValueError(
         f'--num_draft_tokens={num_draft_tokens}, but --drafter={name} drafts '
         'nothing: choose another drafter, or leave it out'
       )
-    if num_draft_tokens == 0:
-      drafter = specsample.drafters.NoDraft()
-    elif method.load is not None:
-      loaded = method.load(num_draft_tokens)
-      return dataclasses.replace(
-        method, drafter=loaded.drafter, params=loaded.params
-      )
-    else:
-      drafter = dataclasses.replace(drafter, num_draft_tokens=num_draft_tokens)
-    return dataclasses.replace(method, drafter=drafter)
+    if num_draft_tokens == 0 < own:
+      none = specsample.drafters.NoDraft()
+      return dataclasses.replace(method, drafter=none)
+    return methods_lib.with_num_draft_tokens(method, num_draft_tokens)
 
 
 def encode(tokenizer: text_lib.Tokenizer, prompt: str, chat: bool) -> list[int]:

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+from typing import Any
 
 import gin
 import jax
 
 import specsample
 from specsample import request
-from specsample.types import Drafter, Model, Params, Verifier
+from specsample import tree as tree_lib
+from specsample.types import Drafter, DraftLaw, Model, Params, Verifier
 
 # The method that every speedup is measured against.
 BASELINE = 'autoregressive'
@@ -19,8 +21,14 @@ for _verify in (
   specsample.verify.block,
   specsample.verify.chain,
   specsample.verify.coupled,
+  specsample.verify.greedy_draft,
+  specsample.verify.k_seq,
+  specsample.verify.traversal,
+  specsample.verify.tree,
 ):
   gin.external_configurable(type(_verify), module='specsample.verify')
+for _topology in (tree_lib.k_ary, tree_lib.mc_sim_7b_63):
+  gin.external_configurable(_topology, module='specsample.tree')
 
 
 @gin.configurable
@@ -43,6 +51,100 @@ def trained(
   load = functools.partial(specsample.load_drafter, name, target)
   loaded = load(num_draft_tokens)
   return Method(drafter=loaded.drafter, params=loaded.params, load=load)
+
+
+@gin.configurable
+def tree(
+  method: Method,
+  topology: tree_lib.Topology,
+  law: str = 'point_mass',
+  verify: Verifier = specsample.verify.tree,
+) -> Method:
+  """A method's drafter, going on from several drafts at once.
+
+  Args:
+    method: its drafter is loaded to be as deep as the tree.
+    topology: of the tree.
+    law: of siblings, a `types.DraftLaw`; see `drafters.Tree`.
+    verify: a rule for trees that takes that law.
+
+  Raises:
+    ValueError: the drafter cannot branch, or not so deep; the verifier does not
+      take the law.
+  """
+  taken = sorted(known.value for known in verify.draft_laws)
+  if law not in taken:
+    raise ValueError(
+      f'law is {law!r}, and verify.{file_name(verify)} is exact for {taken}: '
+      'choose one of those, or another verifier'
+    )
+  method = _branching(method, topology.depth)
+  drafter = specsample.drafters.Tree(
+    drafter=method.drafter, topology=topology, law=DraftLaw(law)
+  )
+  return _of_tree(drafter, method, verify)
+
+
+@gin.configurable
+def dynamic_tree(
+  method: Method,
+  num_draft_tokens: int,
+  width: int = 10,
+  depth: int | None = None,
+) -> Method:
+  """A method's drafter, whose most likely tree is drafted (EAGLE-2).
+
+  Args:
+    method: its drafter is loaded to be as deep as the tree.
+    num_draft_tokens: N. width: as `drafters.DynamicTree` takes them.
+    depth: of the tree, None for that of the method.
+
+  Raises:
+    ValueError: the drafter cannot branch, or not so deep; too many nodes.
+  """
+  method = _branching(method, depth or method.drafter.num_draft_tokens)
+  drafter = specsample.drafters.DynamicTree(
+    drafter=method.drafter, num_draft_tokens=num_draft_tokens, width=width
+  )
+  return _of_tree(drafter, method, specsample.verify.tree)
+
+
+def _branching(method, depth):
+  drafter = method.drafter
+  if not hasattr(drafter, 'grow'):
+    raise ValueError(
+      f'{type(drafter).__name__} cannot go on from several drafts at once, as '
+      'a tree needs: choose Medusa, Hydra, an EAGLE, MTP or a draft model'
+    )
+  return with_num_draft_tokens(method, depth)
+
+
+def _of_tree(drafter, method, verify):
+  def load(num_draft_tokens):
+    raise ValueError(
+      f'num_draft_tokens is {num_draft_tokens}, and the draft is a tree of '
+      f'{drafter.num_draft_tokens} nodes: bind its topology, or size, instead'
+    )
+
+  return Method(drafter, verify, method.params, load)
+
+
+def with_num_draft_tokens(method: Method, num_draft_tokens: int) -> Method:
+  """The method with another K, at least 1.
+
+  Raises:
+    ValueError: the drafter was not trained for so many.
+  """
+  drafter: Any = method.drafter  # a dataclass, which the protocol leaves open
+  if num_draft_tokens == drafter.num_draft_tokens:
+    return method
+  if method.load is not None:
+    loaded = method.load(num_draft_tokens)
+    return dataclasses.replace(
+      method, drafter=loaded.drafter, params=loaded.params
+    )
+  drafter = dataclasses.replace(drafter, num_draft_tokens=num_draft_tokens)
+  return dataclasses.replace(method, drafter=drafter)
 
 
 @gin.configurable

@@ -11,7 +11,7 @@ from experiments import methods as methods_lib
 from experiments import results
 
 # Okabe and Ito's colours, which stay apart for every kind of colour vision.
-_COLORS = (
+COLORS = (
   '#767676',
   '#0072B2',
   '#D55E00',
@@ -28,7 +28,7 @@ def draw(
   """Draws tokens a round, speedup and acceptance of the overall rows."""
   figure = matplotlib.figure.Figure((11, 3.8), layout='constrained')
   tokens, speedup, acceptance = figure.subplots(1, 3)
-  colors = {row.method: _COLORS[i % len(_COLORS)] for i, row in enumerate(rows)}
+  colors = {row.method: COLORS[i % len(COLORS)] for i, row in enumerate(rows)}
   _draw_tokens(tokens, rows, colors)
   _draw_speedup(speedup, rows, colors)
   _draw_acceptance(acceptance, rows, colors)

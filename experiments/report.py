@@ -29,6 +29,15 @@ def console() -> rich.console.Console:
 
 def write(out: pathlib.PurePath, table: table_lib.Table) -> None:
   """Writes result.json, results.csv and results.png."""
+  rows = write_rows(out, table)
+  overall = [row for row in rows if row.category == table_lib.OVERALL]
+  plots.draw(out / 'results.png', overall, title(overall[0]))
+
+
+def write_rows(
+  out: pathlib.PurePath, table: table_lib.Table
+) -> list[results.Row]:
+  """Writes result.json and results.csv; the rows."""
   rows = table.rows()
   result = environment.describe() | {
     'gin_config': gin.operative_config_str(),
@@ -36,8 +45,7 @@ def write(out: pathlib.PurePath, table: table_lib.Table) -> None:
   }
   results.write_json(out / 'result.json', result)
   results.write_csv(out / 'results.csv', rows)
-  overall = [row for row in rows if row.category == table_lib.OVERALL]
-  plots.draw(out / 'results.png', overall, _title(overall[0]))
+  return rows
 
 
 def show(out: pathlib.PurePath, table: table_lib.Table) -> None:
@@ -46,17 +54,18 @@ def show(out: pathlib.PurePath, table: table_lib.Table) -> None:
   overall = [row for row in rows if row.category == table_lib.OVERALL]
   shown = console()
   # As a Text: a name may hold what rich takes for markup.
-  shown.print(rich.text.Text(f'\n{_title(overall[0])}\n', 'bold'))
-  shown.print(_overall_table(overall))
+  shown.print(rich.text.Text(f'\n{title(overall[0])}\n', 'bold'))
+  shown.print(_overall(overall))
   if len(overall) < len(rows):
     shown.print('Speedup (and tokens a round) by category\n')
-    shown.print(_category_table(rows))
-  for line in _mismatch_lines(table.mismatches()):
+    shown.print(_by_category(rows))
+  for line in mismatch_lines(table.mismatches()):
     shown.print(line)
   print(f'\nresult.json, results.csv and results.png are in {out}')
 
 
-def _title(row: results.Row) -> str:
+def title(row: results.Row) -> str:
+  """What was decoded, of any row over all prompts."""
   return (
     f'{row.benchmark}: {row.prompts} prompts, {row.tokens} tokens, '
     f'batch {row.batch_size}, '
@@ -64,9 +73,9 @@ def _title(row: results.Row) -> str:
   )
 
 
-def _overall_table(rows: Sequence[results.Row]) -> rich.table.Table:
+def _overall(rows: Sequence[results.Row]) -> rich.table.Table:
   """One line a method, over all prompts."""
-  table = _table(
+  table = columns(
     'method',
     'K',
     'tokens\na round',
@@ -84,22 +93,22 @@ def _overall_table(rows: Sequence[results.Row]) -> rich.table.Table:
       str(row.num_draft_tokens),
       f'{row.tokens_per_round:.2f}',
       f'{row.ms_per_token:.1f}',
-      _number(row.speedup, '.2f', 'x'),
-      _interval(row),
-      _number(row.draft_ms, '.1f'),
-      _number(row.verify_ms, '.1f'),
-      _number(row.overhead_ms, '.1f'),
-      _number(row.percent_of_roofline, '.0f', '%'),
+      number(row.speedup, '.2f', 'x'),
+      interval(row),
+      number(row.draft_ms, '.1f'),
+      number(row.verify_ms, '.1f'),
+      number(row.overhead_ms, '.1f'),
+      number(row.percent_of_roofline, '.0f', '%'),
     )
   return table
 
 
-def _category_table(rows: Sequence[results.Row]) -> rich.table.Table:
+def _by_category(rows: Sequence[results.Row]) -> rich.table.Table:
   """Speedup and tokens a round, a line a category, a column a method."""
   cells = {(row.category, row.method): row for row in rows}
   names = dict.fromkeys(row.method for row in rows)
   shown = [name for name in names if name != methods_lib.BASELINE]
-  table = _table('category', 'prompts', *shown)
+  table = columns('category', 'prompts', *shown)
   for category in dict.fromkeys(row.category for row in rows):
     in_category = [cells[category, name] for name in shown]
     prompts = next(row.prompts for row in rows if row.category == category)
@@ -107,14 +116,14 @@ def _category_table(rows: Sequence[results.Row]) -> rich.table.Table:
       rich.text.Text(category),
       str(prompts),
       *(
-        f'{_number(row.speedup, ".2f", "x")} ({row.tokens_per_round:.2f})'
+        f'{number(row.speedup, ".2f", "x")} ({row.tokens_per_round:.2f})'
         for row in in_category
       ),
     )
   return table
 
 
-def _mismatch_lines(found: dict[str, results.Mismatches]) -> list[str]:
+def mismatch_lines(found: dict[str, results.Mismatches]) -> list[str]:
   """What comparing greedy outputs with the baseline's found, one a method."""
   lines = []
   for name, count in found.items():
@@ -133,7 +142,8 @@ def _mismatch_lines(found: dict[str, results.Mismatches]) -> list[str]:
   return lines
 
 
-def _table(first: str, *others: str) -> rich.table.Table:
+def columns(first: str, *others: str) -> rich.table.Table:
+  """An empty table with those headings."""
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=0, pad_edge=False)
   table.add_column(first, no_wrap=True, vertical='bottom')
   for name in others:
@@ -141,12 +151,14 @@ def _table(first: str, *others: str) -> rich.table.Table:
   return table
 
 
-def _interval(row: results.Row) -> str:
+def interval(row: results.Row) -> str:
+  """Of the speedup, '-' where there is none."""
   if row.speedup_ci95 is None or row.method == methods_lib.BASELINE:
     return '-'
   low, high = row.speedup_ci95
   return f'{low:.2f}-{high:.2f}'
 
 
-def _number(value: float | None, form: str, unit: str = '') -> str:
+def number(value: float | None, form: str, unit: str = '') -> str:
+  """As the form says, '-' for None."""
   return '-' if value is None else f'{value:{form}}{unit}'

@@ -185,9 +185,12 @@ def write_json(path: pathlib.PurePath, value: Any) -> None:
   write(path, (text + '\n').encode())
 
 
-def write_csv(path: pathlib.PurePath, rows: Sequence[Row]) -> None:
-  """Writes the rows; a cell that is no text holds its JSON, None is empty."""
-  names = [field.name for field in dataclasses.fields(Row)]
+def write_csv(path: pathlib.PurePath, rows: Sequence[Any]) -> None:
+  """Writes rows, dataclasses of one kind, at least one.
+
+  A cell that is no text holds its JSON, None is empty.
+  """
+  names = [field.name for field in dataclasses.fields(rows[0])]
   text = io.StringIO()
   writer = csv.DictWriter(text, names, lineterminator='\n')
   writer.writeheader()

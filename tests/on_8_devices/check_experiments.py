@@ -8,6 +8,7 @@ from experiments import measure
 from experiments import pool as pool_lib
 from experiments import random_weights
 from experiments import roofline
+from experiments import rounds
 import specsample
 from specsample import sharding
 from specsample import types
@@ -80,7 +81,7 @@ def test_parts_of_a_round_are_timed():
   with jax.set_mesh(sharding.make_mesh(2, 4)):
     params = {'target': random_weights.params(_MODEL)}
     prompts, lengths = specsample.pad_prompts([[1, 2, 1, 2], [3], [4, 5]])
-    times = measure.round_times(
+    times = rounds.times(
       params,
       prompts,
       lengths,

@@ -1,0 +1,241 @@
+"""Times of a round of decoding and of its parts.
+
+Nothing is compiled inside a timed region.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import measure
+import specsample
+from specsample import sharding
+from specsample import step
+from specsample.types import (
+  ArrayLike,
+  Draft,
+  Drafter,
+  DraftLaw,
+  Model,
+  Params,
+  Verifier,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundTimes:
+  """Milliseconds of a round and its parts."""
+
+  draft_ms: float
+  verify_ms: float  # the target's pass
+  overhead_ms: float  # the rest, which noise can make negative
+  judge_ms: float  # of the rest, the rule that decides what is kept
+  least_ms: float  # of whole rounds, the fastest that was seen
+  law: DraftLaw  # of the drafts
+
+
+def times(
+  params: Params,
+  prompts: ArrayLike,
+  lengths: ArrayLike,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  sampling: specsample.Sampling,
+  max_new_tokens: int,
+  rounds: int = 4,
+  repeats: int = 25,
+) -> RoundTimes:
+  """Times drafting alone, the target over a draft alone, a whole round.
+
+  Each is a compiled loop of `rounds`; they take turns, `repeats` times. Parts
+  are medians; the rest is that of the whole less the two parts just before it,
+  when the machine was as fast or slow. The target reads the pending token and
+  the N nodes of a draft that was made before, and moves a path of a tree into
+  place.
+  """
+  start = functools.partial(
+    specsample.prefill,
+    params,
+    prompts,
+    lengths,
+    jax.random.key(0),
+    model=model,
+    drafter=drafter,
+    sampling=sampling,
+    max_new_tokens=max_new_tokens,
+  )
+  propose = functools.partial(
+    _draft_rounds, params, drafter=drafter, verify=verify
+  )
+  score = functools.partial(
+    _target_rounds, params, model=model, drafter=drafter
+  )
+  decode = functools.partial(
+    specsample.advance,
+    params,
+    model=model,
+    drafter=drafter,
+    verify=verify,
+    stop=specsample.Stop(),
+  )
+  to_judge = functools.partial(
+    _to_judge, params, model=model, drafter=drafter, verify=verify
+  )
+  judge = functools.partial(_judge, verify=verify)
+  measured = []
+  for repeat in range(repeats + 1):
+    state = jax.block_until_ready(start())
+    (state, draft), draft_time = measure.seconds(propose, state, rounds=rounds)
+    state, score_time = measure.seconds(score, state, draft, rounds=rounds)
+    judged = jax.block_until_ready(to_judge(state, draft))
+    _, judge_time = measure.seconds(judge, state, *judged)
+    state, round_time = measure.seconds(decode, state, max_rounds=rounds)
+    if repeat:  # the first one compiles
+      done = int(_most_rounds(state))
+      measured.append(
+        (
+          draft_time / rounds,
+          score_time / rounds,
+          judge_time,
+          round_time / done,
+        )
+      )
+  draft_ms, verify_ms, judge_ms, round_ms = 1e3 * np.asarray(measured).T
+  return RoundTimes(
+    draft_ms=float(np.median(draft_ms)),
+    verify_ms=float(np.median(verify_ms)),
+    overhead_ms=float(np.median(round_ms - draft_ms - verify_ms)),
+    judge_ms=float(np.median(judge_ms)),
+    least_ms=float(np.min(round_ms)),
+    law=_abstract_draft(params, state, drafter, verify).law,
+  )
+
+
+def draft_ms(
+  params: Params,
+  prompts: ArrayLike,
+  lengths: ArrayLike,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  sampling: specsample.Sampling,
+  max_new_tokens: int,
+  rounds: int = 4,
+  repeats: int = 25,
+) -> float:
+  """Milliseconds of drafting alone, measured as `times` does."""
+  state = specsample.prefill(
+    params,
+    prompts,
+    lengths,
+    jax.random.key(0),
+    model=model,
+    drafter=drafter,
+    sampling=sampling,
+    max_new_tokens=max_new_tokens,
+  )
+  measured = []
+  for repeat in range(repeats + 1):
+    (state, _), elapsed = measure.seconds(
+      _draft_rounds,
+      params,
+      state,
+      drafter=drafter,
+      verify=verify,
+      rounds=rounds,
+    )
+    if repeat:  # the first one compiles
+      measured.append(1e3 * elapsed / rounds)
+  return float(np.median(measured))
+
+
+def _abstract_draft(params, state, drafter, verify) -> Draft:
+  """What a draft is made of; nothing is computed."""
+  propose = functools.partial(step.propose, drafter=drafter, verify=verify)
+  return jax.eval_shape(propose, params, state)[0]
+
+
+@jax.jit
+def _most_rounds(state):
+  return sharding.replicate(jnp.max(state.round))
+
+
+@functools.partial(
+  jax.jit, static_argnames=('drafter', 'verify'), donate_argnames=('state',)
+)
+def _draft_rounds(params, state, *, drafter, verify, rounds):
+  """The state, and the last draft without its probabilities."""
+  abstract = _abstract_draft(params, state, drafter, verify)
+  rows = lambda x: sharding.zeros(x.shape, x.dtype, 'batch', None)
+  nothing = jax.tree.map(rows, _shape(abstract))
+
+  def body(_, carry):
+    length, draft_state, _ = carry
+    now = dataclasses.replace(state, length=length, draft=draft_state)
+    draft, draft_state = step.propose(
+      params, now, drafter=drafter, verify=verify
+    )
+    # Never true, but the next draft has to wait for this one to know.
+    moved = jnp.any(draft.tokens < -1, axis=1)
+    if draft.probs is not None:
+      moved |= jnp.any(draft.probs < 0, axis=(1, 2))
+    return length + moved, draft_state, _shape(draft)
+
+  length, draft_state, draft = jax.lax.fori_loop(
+    0, rounds, body, (state.length, state.draft, nothing)
+  )
+  return dataclasses.replace(state, length=length, draft=draft_state), draft
+
+
+def _shape(draft: Draft) -> Draft:
+  """A draft without its probabilities."""
+  return dataclasses.replace(draft, probs=None, law=DraftLaw.POINT_MASS)
+
+
+@functools.partial(
+  jax.jit, static_argnames=('model', 'drafter'), donate_argnames=('state',)
+)
+def _target_rounds(params, state, draft, *, model, drafter, rounds):
+  path = None
+  if draft.parents is not None:
+    batch = state.length.shape[0]
+    kept = sharding.zeros((batch, draft.depth + 1), jnp.int32, 'batch', None)
+    path = state.length[:, None] - 1 + kept
+
+  def body(_, carry):
+    draft, cache = carry
+    now = dataclasses.replace(state, cache=cache)
+    output, cache = step.score(params, now, draft, model=model, drafter=drafter)
+    # As above: all logits are needed before the next pass.
+    moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
+    draft = dataclasses.replace(draft, tokens=draft.tokens + moved[:, None])
+    return draft, model.commit(cache, state.length - 1, path)
+
+  _, cache = jax.lax.fori_loop(0, rounds, body, (draft, state.cache))
+  return dataclasses.replace(state, cache=cache)
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'drafter', 'verify'))
+def _to_judge(params, state, draft, *, model, drafter, verify):
+  """What a rule decides over: a draft, and distributions that are uniform."""
+  abstract = _abstract_draft(params, state, drafter, verify)
+  batch, num_drafts = draft.tokens.shape
+  probs = sharding.zeros(
+    (batch, num_drafts + 1, model.vocab_size),
+    jnp.float32,
+    *('batch', None, sharding.Axis('vocab', model.vocab_size)),
+  )
+  probs += 1 / model.vocab_size
+  own = None if abstract.probs is None else probs[:, 1:]
+  return dataclasses.replace(draft, probs=own, law=abstract.law), probs
+
+
+@functools.partial(jax.jit, static_argnames=('verify',))
+def _judge(state, draft, target_probs, *, verify):
+  return step.judge(state, draft, target_probs, verify)

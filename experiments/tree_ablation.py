@@ -1,0 +1,79 @@
+"""Compares draft trees, and chooses one for this machine.
+
+  python -m experiments.tree_ablation
+  python -m experiments.tree_ablation --limit=2 --out=results/trees
+  python -m experiments.tree_ablation --gin_bindings='Ablation.num_nodes = (9,)'
+
+Counts how often the child of each rank is kept, times trees of several sizes,
+chooses for each drafter the tree of the highest predicted speedup, and measures
+them all. Prints a table, and writes result.json, results.csv, trees.json,
+trees.csv and trees.png to --out. The journal there lets the same command go on
+after an interruption. This file only wires: tree_stages.py measures,
+tree_rows.py makes the rows.
+"""
+
+from absl import flags
+
+from experiments import cli
+from experiments import config
+from experiments import environment
+from experiments import evaluation as evaluation_lib
+from experiments import journal as journal_lib
+from experiments import mesh
+from experiments import progress
+from experiments import prompts as prompts_lib
+from experiments import table as table_lib
+from experiments import tree_comparison
+from experiments import tree_report
+from experiments import tree_stages
+from specsample import files
+
+config.define_flags('configs/runs/tree_ablation.gin')
+flags.adopt_module_key_flags(config)
+_OUT = flags.DEFINE_string(
+  'out',
+  None,
+  'Folder of the results, here or in a bucket (gs://); default '
+  'results/<name of the gin file>.',
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts',
+  'experiments/data/prompts.jsonl',
+  "Prompts: Spec-Bench's jsonl (first turns), JSON lines with a prompt field, "
+  'or plain text with a prompt a line.',
+)
+# Of the default file those are of one length, and compiled once a method.
+_LIMIT = flags.DEFINE_integer(
+  'limit', 4, 'Only the first so many prompts.', lower_bound=1
+)
+
+
+def main() -> None:
+  """Measures what the journal lacks, then reports all of it."""
+  config.parse()
+  environment.enable_compilation_cache()
+  with mesh.configured():
+    _compare()
+
+
+def _compare() -> None:
+  with cli.bad_input():
+    out = files.at(_OUT.value or f'results/{config.name()}')
+    path = config.find(_PROMPTS.value)
+    prompts = prompts_lib.read(path, _LIMIT.value)
+    ablation = tree_comparison.Ablation()
+    tokens = [ablation.evaluation.encode(path, prompt) for prompt in prompts]
+    ablation.check(tokens)
+    header = evaluation_lib.header(ablation.evaluation, prompts)
+    cli.make_folder(out)
+    journal = journal_lib.Journal(out, header)
+  compared = tree_stages.run(ablation, prompts, tokens, journal, progress.bar)
+  table = table_lib.Table.of(
+    compared.evaluation, prompts_lib.name(path), len(prompts), journal
+  )
+  rows = tree_report.write(out, compared, table)
+  tree_report.show(out, rows, table)
+
+
+if __name__ == '__main__':
+  cli.run(main, 'interrupted: the same command goes on from here')

@@ -1,0 +1,189 @@
+"""Drafters x trees: which are compared."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+
+import gin
+import jax
+import numpy as np
+
+from experiments import evaluation as evaluation_lib
+from experiments import methods as methods_lib
+from experiments import tree_costs
+import specsample
+from specsample import step
+from specsample import tree
+
+CHAIN, FIXED, CHOSEN = 'chain', 'mc-sim-63', 'chosen'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Entry:
+  """A drafter with a tree, as a method that is measured."""
+
+  drafter: str  # what it is called
+  name: str  # of the tree
+  method: methods_lib.Method
+  topology: tree.Topology | None  # None for one that follows from the text
+
+  @property
+  def method_name(self) -> str:
+    """What the evaluation calls it."""
+    return f'{self.drafter} {self.name}'
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Ablation:
+  """Which trees are compared.
+
+  Attributes:
+    evaluation: how it is measured; its methods are the drafters, as chains.
+    num_nodes: N of the best trees that are measured.
+    candidates: N of those that the cost model chooses from.
+    depths: of the candidates, the deepest one that of all that is measured;
+      None for 1 to the drafter's own.
+    probe: the tree that the acceptance of each rank is counted with, cut to the
+      depth.
+    dynamic_num_nodes: N of EAGLE-2's tree. dynamic_width: its width.
+  """
+
+  evaluation: evaluation_lib.Evaluation
+  num_nodes: Sequence[int] = (8, 16, 32, 64)
+  candidates: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+  depths: Sequence[int] | None = None
+  probe: tree.Topology = dataclasses.field(default_factory=tree.mc_sim_7b_63)
+  dynamic_num_nodes: int = 32
+  dynamic_width: int = 10
+
+  def __post_init__(self):
+    """Refuses grids without trees, or without drafters."""
+    for name in ('num_nodes', 'candidates', 'depths'):
+      given = getattr(self, name)
+      if given is not None and (not given or min(given) < 1):
+        raise ValueError(
+          f'Ablation.{name} is {given}: give at least one, each at least 1'
+        )
+    if not self.drafters:
+      raise ValueError(
+        'Evaluation.methods has no drafter: name at least one that can branch'
+      )
+    if not self.probe.num_nodes:
+      raise ValueError('Ablation.probe has no node: give a tree, as @k_ary()')
+
+  @property
+  def drafters(self) -> dict[str, methods_lib.Method]:
+    """The methods that draft, by what they are called."""
+    return {
+      name: method
+      for name, method in self.evaluation.methods.items()
+      if name != methods_lib.BASELINE
+    }
+
+  @property
+  def draws(self) -> bool:
+    """Whether tokens are drawn, and not the most likely ones."""
+    return bool(np.any(np.asarray(self.evaluation.sampling.temperature) != 0))
+
+  def depths_of(self, name: str) -> Sequence[int]:
+    """Those of a drafter's candidates."""
+    own = self.drafters[name].drafter.num_draft_tokens
+    return sorted(self.depths or range(1, own + 1))
+
+  def probe_of(self, name: str) -> tree.Topology:
+    """The probe, no deeper than what is measured of a drafter."""
+    depth = self.depths_of(name)[-1]
+    return tree.from_paths(
+      path for path in self.probe.paths() if len(path) <= depth
+    )
+
+  def with_trees(self, entries: Sequence[Entry]) -> evaluation_lib.Evaluation:
+    """The evaluation of some entries, beside decoding without a draft."""
+    baseline = methods_lib.Method(specsample.drafters.NoDraft())
+    methods = {entry.method_name: entry.method for entry in entries}
+    return dataclasses.replace(
+      self.evaluation, methods={methods_lib.BASELINE: baseline, **methods}
+    )
+
+  def without_counts(self, name: str) -> list[Entry]:
+    """The entries of a drafter that need no acceptance to be known.
+
+    Raises:
+      ValueError: the drafter cannot branch, or not so deep.
+    """
+    method, depth = self.drafters[name], self.depths_of(name)[-1]
+    deepest = methods_lib.with_num_draft_tokens(method, depth)
+    dynamic = methods_lib.dynamic_tree(
+      method, self.dynamic_num_nodes, self.dynamic_width, depth
+    )
+    found = [
+      Entry(name, CHAIN, deepest, tree.chain(depth)),
+      Entry(name, f'dynamic-{self.dynamic_num_nodes}', dynamic, None),
+    ]
+    fixed = tree.mc_sim_7b_63()
+    if depth >= fixed.depth:
+      found.append(self.entry(name, FIXED, fixed))
+    return found
+
+  def entry(self, name: str, label: str, topology: tree.Topology) -> Entry:
+    """A drafter with a tree of fixed shape."""
+    method = methods_lib.tree(self.drafters[name], topology)
+    return Entry(name, label, method, topology)
+
+  def check(self, tokens: Sequence[list[int]]) -> None:
+    """Refuses what cannot be measured, before anything is compiled.
+
+    Args:
+      tokens: the prompts, as the model reads them.
+
+    Raises:
+      ValueError: names the setting.
+    """
+    for name, method in self.drafters.items():
+      entries = self.without_counts(name)
+      self._check_sizes(name)
+      for depth in self.depths_of(name):
+        methods_lib.with_num_draft_tokens(method, depth)
+      entries.append(self.entry(name, 'probe', self.probe_of(name)))
+      self.with_trees(entries).check(tokens)
+      for entry in entries:
+        self._check_draft(entry.method, tokens[0])
+
+  def _check_sizes(self, name):
+    depths = self.depths_of(name)
+    num_children = max(self.probe_of(name).num_children)
+    fits = functools.partial(tree_costs.fits, num_children=num_children)
+    wrong = [size for size in self.num_nodes if not fits(size, depths[-1])]
+    if wrong:
+      raise ValueError(
+        f'Ablation.num_nodes has {wrong[0]}, and no tree of so many nodes is '
+        f'{depths[-1]} deep with at most {num_children} children a node, as in '
+        'Ablation.probe: give others, other depths or another probe'
+      )
+    if not any(fits(size, d) for size in self.candidates for d in depths):
+      raise ValueError(
+        f'Ablation.candidates are {self.candidates}, and no tree of so many '
+        f'nodes is {list(depths)} deep: give some from the depth on'
+      )
+
+  def _check_draft(self, method, prompt):
+    """Raises what making a draft would, of shapes alone."""
+
+    def draft(params, prompts, lengths):
+      state = specsample.prefill(
+        params,
+        prompts,
+        lengths,
+        jax.random.key(0),
+        model=self.evaluation.target.model,
+        drafter=method.drafter,
+        sampling=self.evaluation.sampling,
+        max_new_tokens=self.evaluation.max_new_tokens,
+      )
+      return step.propose(
+        params, state, drafter=method.drafter, verify=method.verify
+      )
+
+    params = methods_lib.all_params(self.evaluation.target.params, method)
+    jax.eval_shape(draft, params, *specsample.pad_prompts([prompt]))

@@ -1,0 +1,110 @@
+"""What an ablation of trees leaves: a table in the terminal, and files."""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+
+import gin
+import rich.table
+import rich.text
+
+from experiments import environment
+from experiments import report
+from experiments import results
+from experiments import table as table_lib
+from experiments import tree_plot
+from experiments import tree_rows
+from experiments import tree_stages
+
+_LEGEND = """\
+* has the highest speedup by the cost model, whose tokens a round and speedups
+are in the columns 'model'. 'of chain' is tokens a round over the chain's, to be
+compared at temperature 0 or with drafts of the same law. 'rule' is the share
+of a round that the verifier takes to decide, a part of the rest.
+"""
+
+
+def write(
+  out: pathlib.PurePath,
+  compared: tree_stages.Compared,
+  table: table_lib.Table,
+) -> list[tree_rows.TreeRow]:
+  """Writes the evaluation's result.json and results.csv, and what trees add.
+
+  That is trees.json, trees.csv and trees.png.
+  """
+  first, *_ = report.write_rows(out, table)
+  rows = tree_rows.rows(compared, table)
+  by_drafter = {
+    name: {
+      'acceptance': counts.acceptance.tolist(),  # [depth][rank]
+      'tried': counts.tried,
+      'costs': dataclasses.asdict(compared.costs[name]),
+    }
+    for name, counts in compared.counts.items()
+  }
+  content = environment.describe() | {
+    'gin_config': gin.operative_config_str(),
+    'drafters': by_drafter,
+    'rows': [dataclasses.asdict(row) for row in rows],
+  }
+  results.write_json(out / 'trees.json', content)
+  results.write_csv(out / 'trees.csv', rows)
+  tree_plot.draw(out / 'trees.png', rows, report.title(first))
+  return rows
+
+
+def show(
+  out: pathlib.PurePath,
+  rows: Sequence[tree_rows.TreeRow],
+  table: table_lib.Table,
+) -> None:
+  """Prints a line a tree, and what comparing the outputs found."""
+  shown = report.console()
+  title = report.title(table.rows()[0])
+  shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
+  for drafter in dict.fromkeys(row.drafter for row in rows):
+    shown.print(_of_drafter([row for row in rows if row.drafter == drafter]))
+  shown.print(_LEGEND)
+  for line in report.mismatch_lines(table.mismatches()):
+    shown.print(line)
+  print(f'\nresult.json, trees.json, trees.csv and trees.png are in {out}')
+
+
+def _of_drafter(rows) -> rich.table.Table:
+  """One line a tree: its shape, tokens a round, times, speedups."""
+  table = report.columns(
+    rows[0].drafter,
+    'N',
+    'deep',
+    '\nlaw',
+    'tokens\nmodel',
+    'a\nround',
+    'of\nchain',
+    'draft\nms',
+    'verify\nms',
+    'rest\nms',
+    '\nrule',
+    'speed\nmodel',
+    '\nup',
+    '95%\ninterval',
+  )
+  number = report.number
+  for row in rows:
+    table.add_row(
+      f'{row.topology}{" *" if row.is_chosen else ""}',
+      str(row.num_nodes),
+      str(row.depth),
+      row.law.replace('_', ' '),
+      number(row.expected_tokens, '.2f'),
+      number(row.tokens_per_round, '.2f'),
+      number(row.over_chain, '.2f'),
+      number(row.draft_ms, '.1f'),
+      number(row.verify_ms, '.1f'),
+      number(row.overhead_ms, '.1f'),
+      number(100 * row.judge_ms / row.round_ms, '.1f', '%'),
+      number(row.predicted_speedup, '.2f', 'x'),
+      number(row.speedup, '.2f', 'x'),
+      report.interval(row),
+    )
+  return table

@@ -1,0 +1,205 @@
+"""The work of an ablation: count, time, choose, compare.
+
+What a stage does follows from the journal of those before, so that a run that
+was interrupted goes on with the same trees.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import functools
+
+from experiments import evaluation as evaluation_lib
+from experiments import journal as journal_lib
+from experiments import methods as methods_lib
+from experiments import progress as progress_lib
+from experiments import prompts as prompts_lib
+from experiments import rounds
+from experiments import tree_calibration
+from experiments import tree_comparison
+from experiments import tree_costs
+import specsample
+from specsample import tree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compared:
+  """All that was measured: what the report needs beside the journal.
+
+  Attributes:
+    evaluation: of all entries, and decoding without a draft.
+    entries: in the order of the evaluation.
+    counts: by drafter.
+    costs: by drafter.
+    chosen: by drafter, the entry of the tree that the cost model chose.
+  """
+
+  evaluation: evaluation_lib.Evaluation
+  entries: Sequence[tree_comparison.Entry]
+  counts: Mapping[str, tree_calibration.Counts]
+  costs: Mapping[str, tree_costs.Costs]
+  chosen: Mapping[str, tree_comparison.Entry]
+
+
+def run(
+  ablation: tree_comparison.Ablation,
+  prompts: Sequence[prompts_lib.Prompt],
+  tokens: Sequence[list[int]],
+  journal: journal_lib.Journal,
+  progress: progress_lib.Bar,
+) -> Compared:
+  """Does what the journal lacks.
+
+  Args:
+    ablation: what is compared.
+    prompts: what is decoded. tokens: as the model reads them.
+    journal: the work that is done; see `evaluation` for its other keys.
+    progress: shows it, see `progress.bar`.
+  """
+  evaluation_lib.run(list(_counting(ablation, tokens)), journal, progress)
+  counts = {
+    name: _counts(ablation, name, len(tokens), journal)
+    for name in ablation.drafters
+  }
+  entries = [
+    entry
+    for name in ablation.drafters
+    for entry in _entries(ablation, name, counts[name])
+  ]
+  known = ablation.with_trees(entries)
+  timing = [
+    unit
+    for unit in evaluation_lib.units(known, prompts, tokens)
+    if unit.key[0] == 'parts'
+  ]
+  timing += _drafting(ablation, counts, tokens)
+  evaluation_lib.run(timing, journal, progress)
+  costs, chosen = {}, {}
+  for name in ablation.drafters:
+    of_drafter = [entry for entry in entries if entry.drafter == name]
+    costs[name] = _costs(ablation, name, counts[name], of_drafter, journal)
+    chosen[name] = _choose(
+      ablation, of_drafter, counts[name].acceptance, costs[name]
+    )
+    if chosen[name] not in of_drafter:
+      entries.insert(entries.index(of_drafter[-1]) + 1, chosen[name])
+  evaluation = ablation.with_trees(entries)
+  work = list(evaluation_lib.units(evaluation, prompts, tokens))
+  evaluation_lib.run(work, journal, progress)
+  return Compared(evaluation, entries, counts, costs, chosen)
+
+
+def _counting(ablation, tokens) -> Iterator[evaluation_lib.Unit]:
+  evaluation = ablation.evaluation
+  for name in ablation.drafters:
+    method = ablation.entry(name, 'probe', ablation.probe_of(name)).method
+    for i, batch in enumerate(evaluation.batches(len(tokens))):
+      yield evaluation_lib.Unit(
+        f'acceptance by rank, prompt {batch[0] + 1} of {len(tokens)}, {name}',
+        ('acceptance', name, i),
+        functools.partial(
+          _count, evaluation, method, [tokens[j] for j in batch], batch
+        ),
+      )
+
+
+def _count(evaluation, method, prompts, request_ids):
+  counts = tree_calibration.decode(evaluation, method, prompts, request_ids)
+  return dataclasses.asdict(counts)
+
+
+def _counts(ablation, name, num_prompts, journal) -> tree_calibration.Counts:
+  """Those of a drafter over all prompts."""
+  probe = ablation.probe_of(name)
+  total = tree_calibration.Counts.none(probe.depth, max(probe.num_children))
+  for i in range(len(ablation.evaluation.batches(num_prompts))):
+    total += tree_calibration.Counts(**journal['acceptance', name, i])
+  return total
+
+
+def _entries(ablation, name, counts) -> list[tree_comparison.Entry]:
+  """What is measured of a drafter, but for the tree that is chosen."""
+  chain, *others = ablation.without_counts(name)
+  depth = ablation.depths_of(name)[-1:]
+  sizes = sorted(set(ablation.num_nodes))
+  best = [
+    ablation.entry(name, f'best-{topology.num_nodes}', topology)
+    for topology in tree_costs.grid(counts.acceptance, sizes, depth)
+  ]
+  return [chain, *best, *others]
+
+
+def _drafting(ablation, counts, tokens) -> Iterator[evaluation_lib.Unit]:
+  """Of each drafter and depth, with a tree of the middle size."""
+  prompts = ablation.evaluation.typical(tokens)
+  for name in ablation.drafters:
+    for topology in _timed(ablation, name, counts[name]):
+      method = ablation.entry(name, 'timed', topology).method
+      yield evaluation_lib.Unit(
+        f'drafting {topology.depth} deep, {name}',
+        ('draft', name, topology.depth),
+        functools.partial(_draft_ms, ablation.evaluation, method, prompts),
+      )
+
+
+def _timed(ablation, name, counts) -> list[tree.Topology]:
+  """A tree for each depth, as far as the rates go."""
+  num_children = len(counts.tried[0])
+  middle = sorted(ablation.num_nodes)[len(ablation.num_nodes) // 2]
+  by_depth = {}
+  for depth in ablation.depths_of(name):
+    size = min(middle, tree_costs.largest(depth, num_children))
+    topology = tree.best(counts.acceptance, size, depth)
+    by_depth[topology.depth] = topology
+  return list(by_depth.values())
+
+
+def _draft_ms(evaluation, method, tokens):
+  params = methods_lib.all_params(evaluation.target.params, method)
+  prompts, lengths = specsample.pad_prompts(tokens)
+  draft_ms = rounds.draft_ms(
+    params,
+    prompts,
+    lengths,
+    model=evaluation.target.model,
+    drafter=method.drafter,
+    verify=method.verify,
+    sampling=evaluation.sampling,
+    max_new_tokens=evaluation.max_new_tokens,
+    repeats=evaluation.repeats,
+  )
+  return {'draft_ms': draft_ms}
+
+
+def _costs(ablation, name, counts, entries, journal) -> tree_costs.Costs:
+  """As its trees were timed, decoding without a draft as a tree of none."""
+  plain = journal['parts', methods_lib.BASELINE]
+  parts = {0: plain} | {
+    entry.topology.num_nodes: journal['parts', entry.method_name]
+    for entry in entries
+    if entry.topology is not None
+  }
+  return tree_costs.Costs(
+    draft_ms={
+      topology.depth: journal['draft', name, topology.depth]['draft_ms']
+      for topology in _timed(ablation, name, counts)
+    },
+    verify_ms={size: found['verify_ms'] for size, found in parts.items()},
+    overhead_ms={size: found['overhead_ms'] for size, found in parts.items()},
+    autoregressive_ms=plain['verify_ms'] + plain['overhead_ms'],
+  )
+
+
+def _choose(ablation, entries, acceptance, costs) -> tree_comparison.Entry:
+  """The entry of the chosen tree, maybe a new one."""
+  name = entries[0].drafter
+  topology = tree_costs.choose(
+    tree_costs.grid(acceptance, ablation.candidates, ablation.depths_of(name)),
+    acceptance,
+    costs,
+  ).topology
+  for entry in entries:
+    # Drawn, a chain is no tree of the most likely tokens.
+    is_drawn = entry.name == tree_comparison.CHAIN and ablation.draws
+    if entry.topology == topology and not is_drawn:
+      return entry
+  return ablation.entry(name, tree_comparison.CHOSEN, topology)

@@ -1,0 +1,107 @@
+"""Trees as gin files name them."""
+
+import json
+import re
+
+import jax
+import pytest
+
+from experiments import methods
+import specsample
+from specsample import testing
+from specsample import tree
+from specsample.types import DraftLaw
+
+_NEW_TOKENS = 24
+_PROMPT = 'The rain in Spain'
+
+
+def _heads(num_draft_tokens):
+  model = testing.tiny_llama(vocab_size=8, num_layers=1)
+  return specsample.drafters.Medusa(
+    model=model, num_draft_tokens=num_draft_tokens
+  )
+
+
+def test_a_drafter_is_loaded_as_deep_as_its_tree():
+  loads = []
+
+  def load(num_draft_tokens):
+    loads.append(num_draft_tokens)
+    return specsample.LoadedDrafter(_heads(num_draft_tokens), 'weights', {})
+
+  method = methods.Method(_heads(4), load=load)
+  found = methods.tree(method, tree.k_ary((2, 2)), law='without_replacement')
+  assert found.drafter == specsample.drafters.Tree(
+    drafter=_heads(2),
+    topology=tree.k_ary((2, 2)),
+    law=DraftLaw.WITHOUT_REPLACEMENT,
+  )
+  assert found.verify is specsample.verify.tree
+  assert (found.params, loads) == ('weights', [2])
+  found = methods.dynamic_tree(method, num_draft_tokens=6, width=3, depth=4)
+  assert found.drafter == specsample.drafters.DynamicTree(
+    drafter=_heads(4), num_draft_tokens=6, width=3
+  )
+  assert loads == [2]
+  assert methods.dynamic_tree(method, 6).drafter.depth == 4
+
+
+@pytest.mark.parametrize(
+  ('law', 'verify', 'message'),
+  [
+    (
+      'drawn',
+      specsample.verify.tree,
+      r"'drawn', and verify.tree .* \['point_m",
+    ),
+    (
+      'point_mass',
+      specsample.verify.k_seq,
+      r"k_seq is exact for \['sampled'\]",
+    ),
+  ],
+)
+def test_a_law_that_the_rule_does_not_take_is_refused(law, verify, message):
+  with pytest.raises(ValueError, match=message):
+    methods.tree(methods.Method(_heads(2)), tree.k_ary((2, 2)), law, verify)
+
+
+def test_a_prompt_is_decoded_with_a_tree(
+  checkpoint, tiny, commands, cpu_devices, greedy, tmp_path
+):
+  target = specsample.load(checkpoint)
+  drafter = specsample.drafters.Medusa(model=target.model, num_draft_tokens=2)
+  own = testing.with_noise(
+    drafter.init_params(jax.random.key(0)), jax.random.key(1)
+  )
+  path = tmp_path / 'medusa'
+  specsample.save_drafter(path, drafter, own, target=target, card={})
+  common = ['generate', *tiny, '--drafter=medusa_tree', f'--prompt={_PROMPT}']
+  common += [f'--max_new_tokens={_NEW_TOKENS}', f'--out={tmp_path / "out"}']
+  common += [f"--gin_bindings=medusa/trained.name = '{path}'"]
+  small = [
+    '--gin_bindings=medusa_tree/tree.topology = @k_ary()',
+    '--gin_bindings=k_ary.branching = (3, 2)',
+  ]
+  rule = '--gin_bindings=medusa_tree/tree.verify = @KSeq()'
+  calls = [
+    common,
+    [*common, *small, '--num_draft_tokens=3'],
+    [*common, *small, rule],
+    [*common, *small],
+  ]
+  deep, sized, wrong, outcome = commands.run_in_forks(
+    calls, variables=cpu_devices(1)
+  )
+  assert [x.code for x in (deep, sized, wrong)] == [2, 2, 2]
+  assert outcome.code == 0, outcome.err
+  assert "law is 'point_mass', and verify.k_seq is exact for" in wrong.err
+  message = 'num_draft_tokens is 4, and .* has heads for 2: give at most that'
+  assert re.search(message, deep.err)
+  assert 'num_draft_tokens is 3, and the draft is a tree of 9 nodes' in (
+    sized.err
+  )
+  result = json.loads((tmp_path / 'out' / 'generate.json').read_text())
+  assert result['tokens'] == greedy(_PROMPT, _NEW_TOKENS)[0]
+  assert len(result['metrics']['acceptance_by_position']) == 2
