@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 
+import jax
+
 from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import methods as methods_lib
@@ -55,7 +57,8 @@ def run(
     journal: the work that is done; see `evaluation` for its other keys.
     progress: shows it, see `progress.bar`.
   """
-  evaluation_lib.run(list(_counting(ablation, tokens)), journal, progress)
+  counting = map(_alone, _counting(ablation, tokens))
+  evaluation_lib.run(list(counting), journal, progress)
   counts = {
     name: _counts(ablation, name, len(tokens), journal)
     for name in ablation.drafters
@@ -72,7 +75,7 @@ def run(
     if unit.key[0] == 'parts'
   ]
   timing += _drafting(ablation, counts, tokens)
-  evaluation_lib.run(timing, journal, progress)
+  evaluation_lib.run(list(map(_alone, timing)), journal, progress)
   costs, chosen = {}, {}
   for name in ablation.drafters:
     of_drafter = [entry for entry in entries if entry.drafter == name]
@@ -86,6 +89,21 @@ def run(
   work = list(evaluation_lib.units(evaluation, prompts, tokens))
   evaluation_lib.run(work, journal, progress)
   return Compared(evaluation, entries, counts, costs, chosen)
+
+
+def _alone(unit: evaluation_lib.Unit) -> evaluation_lib.Unit:
+  """The unit, after which what it compiled is dropped.
+
+  All that an ablation compiles is more than the 65,530 mappings of memory that
+  Linux allows a process.
+  """
+
+  def run():
+    value = unit.run()
+    jax.clear_caches()
+    return value
+
+  return dataclasses.replace(unit, run=run)
 
 
 def _counting(ablation, tokens) -> Iterator[evaluation_lib.Unit]:
