@@ -36,7 +36,10 @@ def failures(certificate: Record) -> Iterator[str]:
 
 
 def _cases(records: list[Record]) -> rich.table.Table:
-  table = _table('rule', 'law', 'cases', 'largest error', 'drafts kept', 'ok')
+  table = _table(
+    *('rule', 'law', 'cases', 'largest error', 'drafts kept'),
+    *('of the most', 'ok'),
+  )
   for rule, law in sorted({(r['verifier'], r['law']) for r in records}):
     rows = [r for r in records if (r['verifier'], r['law']) == (rule, law)]
     kept = [r['expected_accepted'] for r in rows]
@@ -51,9 +54,20 @@ def _cases(records: list[Record]) -> rich.table.Table:
       if counted
       else f'{error:.1e}{" (lossy)" * lossy}',
       f'{min(kept):.2f} to {max(kept):.2f}',
+      _of_the_most(rows),
       _mark(rows),
     )
   return table
+
+
+def _of_the_most(rows):
+  """What is kept of independent siblings, of what an exact rule could keep."""
+  shares = [
+    row['expected_accepted'] / row['optimal_accepted']
+    for row in rows
+    if row.get('optimal_accepted')
+  ]
+  return f'{min(shares):.0%} to {max(shares):.0%}' if shares else ''
 
 
 def _statistical(records: list[Record]) -> rich.table.Table:
