@@ -76,7 +76,7 @@ def count(
   node = 0
   for depth, token in enumerate(emitted[: topology.depth]):
     is_kept = depth < num_accepted
-    for rank, child in _children(topology, node):
+    for rank, child in enumerate(topology.children(node)):
       if drafted[child - 1] < 0:
         continue
       tried[depth, rank] += 1
@@ -89,12 +89,6 @@ def count(
   return Counts(
     tuple(map(tuple, tried.tolist())), tuple(map(tuple, kept.tolist()))
   )
-
-
-def _children(topology, node):
-  """Rank and number of each child."""
-  of_node = [i + 1 for i, p in enumerate(topology.parents) if p == node]
-  return enumerate(of_node)
 
 
 def decode(

@@ -79,6 +79,10 @@ class Topology:
       counts[parent] += 1
     return tuple(counts)
 
+  def children(self, node: int) -> tuple[int, ...]:
+    """The nodes that follow one, in order."""
+    return tuple(i + 1 for i, p in enumerate(self.parents) if p == node)
+
   def level(self, depth: int) -> tuple[int, ...]:
     """The nodes of a depth, in order; 0 has the pending token alone."""
     if not depth:

@@ -44,10 +44,9 @@ class Ngram(stateless.Stateless):
     return Draft(tokens=drafted, probs=None, law=DraftLaw.POINT_MASS), state
 
   def _look_up(self, tokens: Array, length: Array) -> Array:
-    matched = matches(tokens, length, self.max_ngram)
-    longest = jnp.max(matched)
-    start = jnp.max(jnp.where(matched == longest, jnp.arange(tokens.size), 0))
-    copied = copy_from(tokens, length, start, self.num_draft_tokens)
+    matched = _matches(tokens, length, self.max_ngram)
+    start, longest = _latest_of_longest(matched)
+    copied = _copy_from(tokens, length, start, self.num_draft_tokens)
     return jnp.where(longest >= self.min_ngram, copied, -1)
 
 
@@ -105,19 +104,17 @@ class NgramTree(stateless.Stateless):
     return draft, state
 
   def _look_up(self, tokens: Array, length: Array) -> Array:
-    positions = jnp.arange(tokens.size)
-    matched = matches(tokens, length, self.max_ngram)
+    matched = _matches(tokens, length, self.max_ngram)
     branches = []
     for _ in range(self.num_branches):
-      longest = jnp.max(matched)
-      start = jnp.max(jnp.where(matched == longest, positions, 0))
-      copied = copy_from(tokens, length, start, self.depth)
+      start, longest = _latest_of_longest(matched)
+      copied = _copy_from(tokens, length, start, self.depth)
       branches.append(jnp.where(longest >= self.min_ngram, copied, -1))
       matched = jnp.where(tokens == tokens[start], 0, matched)
     return jnp.concatenate(branches)
 
 
-def matches(tokens: Array, length: Array, max_ngram: int) -> Array:
+def _matches(tokens: Array, length: Array, max_ngram: int) -> Array:
   """How many tokens before each position equal the suffix, [S] of [S]."""
   positions = jnp.arange(tokens.size)
   matched = jnp.zeros(tokens.size, jnp.int32)
@@ -130,7 +127,14 @@ def matches(tokens: Array, length: Array, max_ngram: int) -> Array:
   return matched
 
 
-def copy_from(tokens: Array, length: Array, start: Array, count: int) -> Array:
+def _latest_of_longest(matched: Array) -> tuple[Array, Array]:
+  """The position [] of the longest match, and how long it is."""
+  longest = jnp.max(matched)
+  positions = jnp.arange(matched.size)
+  return jnp.max(jnp.where(matched == longest, positions, 0)), longest
+
+
+def _copy_from(tokens: Array, length: Array, start: Array, count: int) -> Array:
   """The tokens [count] from start on, and those again from length on."""
   period = jnp.maximum(length - start, 1)
   return tokens[start + jnp.arange(count) % period]

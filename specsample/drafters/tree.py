@@ -94,10 +94,6 @@ class Tree(branching.OverBranches):
     )
     return draft, self.drafter.end(carry, state)
 
-  def _children(self, node):
-    parents = self.topology.parents
-    return [i + 1 for i, parent in enumerate(parents) if parent == node]
-
   def _most_likely(self, params, logits, level):
     """The tokens [B] of the children of a level, from logits [B, n, V']."""
     most = max(self.topology.num_children[node] for node in level)
@@ -106,7 +102,7 @@ class Tree(branching.OverBranches):
     return {
       child: found[:, i, rank]
       for i, node in enumerate(level)
-      for rank, child in enumerate(self._children(node))
+      for rank, child in enumerate(self.topology.children(node))
     }
 
   def _drawn(self, draw, warp, length, logits, level, drafted):
@@ -115,7 +111,7 @@ class Tree(branching.OverBranches):
     for i, node in enumerate(level):
       path = [n - 1 for n in self._path(node)]
       left = warp(logits[:, i], drafted[:, jnp.asarray(path, jnp.int32)])
-      children = self._children(node)
+      children = self.topology.children(node)
       for child in children:
         probs = left
         if self.law is DraftLaw.TOP_AND_SAMPLED and child != children[-1]:

@@ -137,10 +137,15 @@ def child_tokens(parents: Array, tokens: Array, which: Array) -> Array:
   return jnp.max(jnp.where(is_it, tokens, -1), axis=1)
 
 
+def is_sibling_before(parents: Array) -> Array:
+  """[N, N]: at [i, j], whether node j is a sibling that comes before i."""
+  earlier = jnp.tri(parents.size, k=-1, dtype=bool)
+  return (parents == parents[:, None]) & earlier
+
+
 def siblings_before(parents: Array) -> Array:
   """How many siblings come before each node, [N]."""
-  earlier = jnp.tri(parents.size, k=-1, dtype=bool)
-  return jnp.sum((parents == parents[:, None]) & earlier, axis=1)
+  return jnp.sum(is_sibling_before(parents), axis=1)
 
 
 def normalise(weights: Array, fallback: Array) -> Array:

@@ -48,8 +48,7 @@ tree = Tree()
 def _of_point_masses(draft, target_probs):
   """Of a point mass the residual is what there was, but for the token."""
   parents, tokens = rule.parents(draft), draft.tokens
-  is_before = jnp.tri(parents.size, k=-1, dtype=bool)
-  is_before &= parents == parents[:, None]  # [i, j]: j, a sibling, before i
+  is_before = rule.is_sibling_before(parents)
   is_again = jnp.any(is_before & (tokens == tokens[:, None]), axis=1)
   own = jnp.where(is_again, 0, rule.of_children(target_probs, draft))
   left = 1 - jnp.sum(jnp.where(is_before, own, 0), axis=1)
