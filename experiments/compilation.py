@@ -24,7 +24,7 @@ from specsample import request as request_lib
 from specsample import sharding
 from specsample.drafters import branching
 from specsample.drafters import trainable
-from specsample.models import llama
+from specsample.models import transformer
 from specsample.types import Drafter, Params, Verifier
 
 # How the compiler says that a program does not fit: what it needs, 26.44G.
@@ -37,9 +37,9 @@ _UNITS = {'': 1, 'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
 class CompileTpu:
   """What is compiled, and for which mesh of a topology's devices."""
 
-  model: llama.Llama
+  model: transformer.Transformer
   drafter: Drafter
-  draft_model: llama.Llama | None = None  # of params['drafter']
+  draft_model: transformer.Transformer | None = None  # of params['drafter']
   verify: Verifier = specsample.verify.chain
   sampling: specsample.Sampling = specsample.Sampling()
   batch_size: int = 1

@@ -6,12 +6,12 @@ import gin
 import jax
 
 from specsample import sharding
-from specsample.models import llama
+from specsample.models import transformer
 from specsample.types import Array, Params
 
 
 @gin.configurable
-def params(model: llama.Llama, seed: int = 0) -> Params:
+def params(model: transformer.Transformer, seed: int = 0) -> Params:
   """Random parameters of the model, where the mesh that is set has them.
 
   The same on every mesh.
@@ -19,7 +19,7 @@ def params(model: llama.Llama, seed: int = 0) -> Params:
   return initializer(model)(jax.random.key(seed))
 
 
-def initializer(model: llama.Llama) -> Callable[[Array], Params]:
+def initializer(model: transformer.Transformer) -> Callable[[Array], Params]:
   """The compiled function from a key to parameters, made in parts."""
   mesh = jax.sharding.get_mesh()
   if mesh.empty:

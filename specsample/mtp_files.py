@@ -12,8 +12,8 @@ import jax
 from specsample import files
 from specsample.drafters import mtp
 from specsample.models import huggingface
-from specsample.models import llama
 from specsample.models import tensors
+from specsample.models import transformer
 from specsample.types import Params
 
 _NAMES = {
@@ -31,7 +31,9 @@ _COPIES = ('embed_tokens.weight', 'shared_head.head.weight')
 
 
 def load(
-  folder: epath.Path, model: llama.Llama, num_draft_tokens: int | None
+  folder: epath.Path,
+  model: transformer.Transformer,
+  num_draft_tokens: int | None,
 ) -> tuple[mtp.MTP, Params]:
   """The modules and their parameters, in the dtype of the target.
 

@@ -7,7 +7,7 @@ import pytest
 
 import specsample
 from specsample.models import layers
-from specsample.models import llama
+from specsample.models import transformer
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -26,7 +26,7 @@ def smollm2():
 @pytest.fixture(scope='session')
 def tiny_llama():
   """A Llama model of two layers and its random parameters."""
-  model = llama.Llama(
+  model = transformer.Transformer(
     vocab_size=96,
     num_layers=2,
     dim=64,

@@ -14,7 +14,7 @@ import specsample
 from specsample import files
 from specsample import tokenizer_files
 from specsample.models import checkpoint
-from specsample.models import llama
+from specsample.models import transformer
 from tests import bucket
 
 
@@ -109,7 +109,7 @@ def test_a_folder_whose_saving_was_interrupted_is_refused(served, tmp_path):
 
 def test_a_folder_of_a_bucket_is_not_overwritten(served, tmp_path):
   (tmp_path / 'bucket' / 'model').mkdir()
-  model = llama.Llama(
+  model = transformer.Transformer(
     vocab_size=8,
     num_layers=1,
     dim=4,

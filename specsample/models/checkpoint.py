@@ -12,15 +12,15 @@ from specsample import text
 from specsample import tokenizer_files
 from specsample.models import config as config_lib
 from specsample.models import layers
-from specsample.models import llama
 from specsample.models import tensors
+from specsample.models import transformer
 from specsample.types import Params
 
 # The file that marks a folder as written by `save`, wholly.
 CONFIG_NAME = 'specsample.json'
 _PARAMS_NAME = 'params'
 
-_FAMILIES = {'llama': llama.Llama}
+_FAMILIES = {'transformer': transformer.Transformer}
 _ROPE_SCALINGS = {
   'linear': layers.LinearRope,
   'llama3': layers.Llama3Rope,
@@ -30,7 +30,7 @@ _ROPE_SCALINGS = {
 
 def save(
   path: str | os.PathLike[str],
-  model: llama.Llama,
+  model: transformer.Transformer,
   params: Params,
   tokenizer: text.Tokenizer | None = None,
 ) -> None:
@@ -70,7 +70,7 @@ def save(
 
 def restore(
   path: str | os.PathLike[str], dtype: str
-) -> tuple[llama.Llama, Params]:
+) -> tuple[transformer.Transformer, Params]:
   """The model and parameters that `save` wrote, as `dtype`.
 
   The parameters are divided over the mesh that is set, whatever they were

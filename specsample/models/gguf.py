@@ -10,8 +10,8 @@ import numpy as np
 from specsample.models import config as config_lib
 from specsample.models import gguf_file
 from specsample.models import layers
-from specsample.models import llama
 from specsample.models import tensors
+from specsample.models import transformer
 from specsample.types import Params
 
 _NAMES = {
@@ -38,7 +38,7 @@ _ROPE_FACTORS = 'rope_freqs.weight'
 
 def load(
   path: str | os.PathLike[str], dtype: str
-) -> tuple[llama.Llama, Params, dict[str, Any]]:
+) -> tuple[transformer.Transformer, Params, dict[str, Any]]:
   """The model, its parameters dequantised to `dtype`, and the metadata.
 
   On a mesh each process dequantises every tensor whole, and keeps its parts.
@@ -58,7 +58,7 @@ def load(
     return model, params, reader.metadata
 
 
-def _heads_split(name: str, values: np.ndarray, model: llama.Llama):
+def _heads_split(name: str, values: np.ndarray, model: transformer.Transformer):
   """Orders the rows of query and key heads as `layers.rotate` takes them.
 
   GGUF interleaves the two halves of a head that are rotated together.
@@ -71,7 +71,7 @@ def _heads_split(name: str, values: np.ndarray, model: llama.Llama):
   return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def _model(reader: gguf_file.Reader, dtype: str) -> llama.Llama:
+def _model(reader: gguf_file.Reader, dtype: str) -> transformer.Transformer:
   metadata, shapes, origin = reader.metadata, reader.shapes, str(reader.path)
   architecture = metadata.get('general.architecture')
   if architecture != 'llama':
@@ -103,7 +103,7 @@ def _model(reader: gguf_file.Reader, dtype: str) -> llama.Llama:
   # llama.vocab_size is optional.
   tokens = metadata.get('tokenizer.ggml.tokens')
   window = 'attention.sliding_window'
-  return llama.Llama(
+  return transformer.Transformer(
     vocab_size=len(tokens) if isinstance(tokens, list) else size('vocab_size'),
     num_layers=size('block_count'),
     dim=size('embedding_length'),

@@ -10,9 +10,9 @@ from etils import epath
 from specsample import files
 from specsample.models import config as config_lib
 from specsample.models import layers
-from specsample.models import llama
 from specsample.models import safetensors_file
 from specsample.models import tensors
+from specsample.models import transformer
 from specsample.types import Params
 
 # Files of a hub repository that `load` and the tokenizer read.
@@ -57,7 +57,7 @@ _NUM_THREADS = 16
 
 def load(
   path: str | os.PathLike[str], dtype: str
-) -> tuple[llama.Llama, Params]:
+) -> tuple[transformer.Transformer, Params]:
   """The model in a folder and its parameters as `dtype`.
 
   On a mesh each process reads the parts that its devices hold.
@@ -155,7 +155,7 @@ def pickle_message(path: epath.Path) -> str:
 
 def _model(
   config: dict[str, Any], folder: epath.Path, dtype: str
-) -> llama.Llama:
+) -> transformer.Transformer:
   origin = str(folder / 'config.json')
   family = config.get('model_type')
   if family not in _FAMILIES:
@@ -177,7 +177,7 @@ def _model(
   num_heads = size('num_attention_heads')
   # 4096 is what transformers takes where a Mistral model does not say.
   window = config.get('sliding_window', 4096) if family == 'mistral' else None
-  return llama.Llama(
+  return transformer.Transformer(
     vocab_size=size('vocab_size'),
     num_layers=size('num_hidden_layers'),
     dim=size('hidden_size'),

@@ -311,7 +311,7 @@ class Attention(nnx.Module):
 class DecoderLayer(nnx.Module):
   """Attention and feed-forward behind norms, each added to its input.
 
-  `config` has the fields of `llama.Llama`.
+  `config` has the fields of `transformer.Transformer`.
   """
 
   def __init__(self, config, keys):

@@ -1,6 +1,6 @@
 """Real architectures at a size that compiles and runs in a moment."""
 
-from specsample.models import llama
+from specsample.models import transformer
 
 
 def tiny_llama(
@@ -8,12 +8,12 @@ def tiny_llama(
   num_layers: int = 2,
   dim: int = 16,
   max_length: int = 256,
-) -> llama.Llama:
+) -> transformer.Transformer:
   """A Llama of a few thousand weights, with two query heads a key head.
 
   Its parameters are `tiny_llama().init(jax.random.key(0))`.
   """
-  return llama.Llama(
+  return transformer.Transformer(
     vocab_size=vocab_size,
     num_layers=num_layers,
     dim=dim,

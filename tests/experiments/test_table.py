@@ -9,9 +9,9 @@ from experiments import results
 from experiments import table
 import specsample
 from specsample import stats
-from specsample.models import llama
+from specsample.models import transformer
 
-_MODEL = llama.Llama(
+_MODEL = transformer.Transformer(
   vocab_size=10,
   num_layers=1,
   dim=4,

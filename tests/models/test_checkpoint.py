@@ -13,11 +13,11 @@ import pytest
 import specsample
 from specsample.models import checkpoint
 from specsample.models import layers
-from specsample.models import llama
+from specsample.models import transformer
 
 
 def _model(rope_scaling=None, **changes):
-  return llama.Llama(
+  return transformer.Transformer(
     vocab_size=50,
     num_layers=2,
     dim=16,

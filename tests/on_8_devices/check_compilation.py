@@ -11,10 +11,10 @@ from experiments import compilation
 import specsample
 from specsample import drafters
 from specsample import sharding
-from specsample.models import llama
+from specsample.models import transformer
 
 _K = 4
-_TARGET = llama.Llama(
+_TARGET = transformer.Transformer(
   vocab_size=512,
   num_layers=2,
   dim=256,

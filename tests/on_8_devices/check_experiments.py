@@ -12,9 +12,9 @@ from experiments import rounds
 import specsample
 from specsample import sharding
 from specsample import types
-from specsample.models import llama
+from specsample.models import transformer
 
-_MODEL = llama.Llama(
+_MODEL = transformer.Transformer(
   vocab_size=96,
   num_layers=1,
   dim=64,

@@ -12,12 +12,12 @@ from specsample import sharding
 from specsample import testing
 from specsample import verify
 from specsample.drafters import vocabulary
-from specsample.models import llama
 from specsample.models import replicated
+from specsample.models import transformer
 
 # More than 256 tokens: those are drawn in two steps. Fewer key-value heads than
 # 4 or 8 devices, and for the draft model as many as query heads.
-TARGET = llama.Llama(
+TARGET = transformer.Transformer(
   vocab_size=320,
   num_layers=1,
   dim=32,
@@ -27,7 +27,7 @@ TARGET = llama.Llama(
   mlp_dim=48,
   max_length=128,
 )
-DRAFT = llama.Llama(
+DRAFT = transformer.Transformer(
   vocab_size=320,
   num_layers=1,
   dim=16,

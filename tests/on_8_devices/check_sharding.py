@@ -14,9 +14,9 @@ from specsample import decode
 from specsample import drafters
 from specsample import sharding
 from specsample import verify
-from specsample.models import llama
+from specsample.models import transformer
 
-MODEL = llama.Llama(
+MODEL = transformer.Transformer(
   vocab_size=1056,
   num_layers=1,
   dim=32,
@@ -110,7 +110,7 @@ def test_a_rule_that_gathers_the_vocabulary_is_found():
 class Drifting:
   """A model whose cache is not divided any more once it was written to."""
 
-  model: llama.Llama
+  model: transformer.Transformer
 
   def __getattr__(self, name):
     return getattr(self.model, name)

@@ -10,7 +10,7 @@ import pytest
 from specsample import drafters
 from specsample import sharding
 from specsample import testing
-from specsample.models import llama
+from specsample.models import transformer
 from specsample.training import draft
 from specsample.training import dspark
 from specsample.training import eagle
@@ -18,7 +18,7 @@ from specsample.training import heads
 from specsample.training import on_policy
 from specsample.training import step
 
-TARGET = llama.Llama(
+TARGET = transformer.Transformer(
   vocab_size=64,
   num_layers=1,
   dim=32,

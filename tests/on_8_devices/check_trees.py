@@ -13,13 +13,13 @@ from specsample import sharding
 from specsample import testing
 from specsample import tree
 from specsample import verify
-from specsample.models import llama
+from specsample.models import transformer
 from specsample.types import DraftLaw
 
 # More than 256 tokens: those are drawn in two steps. Of no other sizes the
 # product, so that one which is gathered is found. Fewer key-value heads than
 # 4 or 8 devices.
-TARGET = llama.Llama(
+TARGET = transformer.Transformer(
   vocab_size=352,
   num_layers=1,
   dim=32,
@@ -29,7 +29,7 @@ TARGET = llama.Llama(
   mlp_dim=48,
   max_length=128,
 )
-DRAFT = llama.Llama(
+DRAFT = transformer.Transformer(
   vocab_size=352,
   num_layers=1,
   dim=16,

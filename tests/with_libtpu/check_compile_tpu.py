@@ -23,8 +23,8 @@ _FIELDS = [
 ]
 # The pair of the default configuration with few layers.
 _FEW_LAYERS = (
-  '--gin_bindings=target/llama.Llama.num_layers = 4',
-  '--gin_bindings=draft/llama.Llama.num_layers = 1',
+  '--gin_bindings=target/transformer.Transformer.num_layers = 4',
+  '--gin_bindings=draft/transformer.Transformer.num_layers = 1',
 )
 # What a pass multiplies with, in bfloat16: layers and unembedding.
 _TARGET_BYTES = 2 * 8192 * (4 * (4 * 8192 + 3 * 24576) + 32000)
@@ -121,7 +121,7 @@ def test_every_trained_drafter_compiles_for_a_tpu(tmp_path, kind):
 def test_a_tree_moves_little_more_than_the_weights(tmp_path):
   done = _run(
     '--gin_file=configs/runs/pod_trees.gin',
-    '--gin_bindings=llama_8b/llama.Llama.num_layers = 4',
+    '--gin_bindings=llama_8b/transformer.Transformer.num_layers = 4',
     '--gin_bindings=Eagle3.feature_layers = (0, 1, 2)',
     '--gin_bindings=tree.best.num_nodes = 64',
     f'--out={tmp_path}',
@@ -145,7 +145,7 @@ def test_a_tree_moves_little_more_than_the_weights(tmp_path):
   'binding',
   [
     # More weights than memory, which is known before anything is compiled.
-    'target/llama.Llama.num_layers = 80',
+    'target/transformer.Transformer.num_layers = 80',
     # Caches that the compiler refuses.
     'CompileTpu.batch_size = 2600',
   ],

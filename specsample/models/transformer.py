@@ -1,4 +1,4 @@
-"""The Llama family: Llama 2 and 3, SmolLM2, Mistral.
+"""The Llama family: Transformer 2 and 3, SmolLM2, Mistral.
 
 Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825.
 """
@@ -16,8 +16,8 @@ from specsample.types import Array, ModelOutput, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Llama:
-  """A Llama decoder, as a `types.Model`. Sizes are in elements."""
+class Transformer:
+  """A decoder, as a `types.Model`; by default Llama's. Sizes are in elements."""
 
   vocab_size: int
   num_layers: int
@@ -116,7 +116,7 @@ class Llama:
     """See `types.Model`."""
     return network.merge(_Network, self, params).unembed(hidden)
 
-  def keep_layers(self, indices: tuple[int, ...]) -> 'Llama':
+  def keep_layers(self, indices: tuple[int, ...]) -> 'Transformer':
     """The same model with a subset of its layers; see `keep_params`."""
     return dataclasses.replace(self, num_layers=len(indices))
 
@@ -127,7 +127,7 @@ class Llama:
 
 
 class _Network(nnx.Module):
-  def __init__(self, config: Llama, keys):
+  def __init__(self, config: Transformer, keys):
     dtype = jnp.dtype(config.dtype)
     # [D, V] also for the lookup: tied weights exist once, and the product
     # that reads all of them gets the fast layout.
