@@ -136,7 +136,7 @@ def _rejected(path, *words):
 @pytest.mark.parametrize(
   ('changes', 'words'),
   [
-    ({'family': 'rwkv'}, ['rwkv', 'llama']),
+    ({'family': 'rwkv'}, ['rwkv', 'transformer']),
     ({'surprise': 1}, ['surprise']),
     ({'dim': 'wide'}, ['specsample.json', 'save the model again']),
     ({'rope_scaling': {'type': 'yarn'}}, ['yarn']),
@@ -152,7 +152,7 @@ def test_a_configuration_that_does_not_fit_is_named(saved, changes, words):
   _rejected(saved, *words)
 
 
-@pytest.mark.parametrize('content', ['', '{"family": "llama"', '[]', '{}'])
+@pytest.mark.parametrize('content', ['', '{"family": "transformer"', '[]', '{}'])
 def test_a_damaged_configuration_is_named(saved, content):
   (saved / checkpoint.CONFIG_NAME).write_text(content)
   _rejected(saved, checkpoint.CONFIG_NAME)
