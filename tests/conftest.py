@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import specsample
-from specsample.models import layers
+from specsample.models import rotary
 from specsample.models import transformer
 
 
@@ -35,7 +35,7 @@ def tiny_llama():
     head_dim=16,
     mlp_dim=96,
     max_length=128,
-    rope_scaling=layers.LinearRope(factor=2.0),
+    rope_scaling=rotary.LinearRope(factor=2.0),
     # As float32, because that is how GGUF stores it.
     norm_eps=float(np.float32(1e-5)),
   )

@@ -16,6 +16,7 @@ _LAYERS = (
   ('sharding', 'files', 'chat'),
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'text'),
   ('verify', 'tokenizer_files'),
+  ('models.masks', 'models.rotary'),
   ('models.layers', 'models.cache', 'models.network'),
   ('models', 'drafters'),
   ('loading',),

@@ -17,6 +17,7 @@ from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
 from specsample.models import layers
+from specsample.models import rotary
 from specsample.types import Array, Draft, DraftLaw, Params
 
 
@@ -71,7 +72,7 @@ class Network(nnx.Module):
     for layer in self.layers:
       attention = layer.attention
       heads = _heads(attention.key(fused), attention, num_new)
-      keys.append(jnp.swapaxes(layers.rotate(heads, *rope), 1, 2))
+      keys.append(jnp.swapaxes(rotary.rotate(heads, *rope), 1, 2))
       heads = _heads(attention.value(fused), attention, num_new)
       values.append(jnp.swapaxes(heads, 1, 2))
     return keys, values
@@ -110,7 +111,7 @@ class Network(nnx.Module):
 
   def _rope(self, positions):
     config = self.config
-    return layers.rope_tables(
+    return rotary.tables(
       positions, config.head_dim, config.rope_theta, config.rope_scaling
     )
 

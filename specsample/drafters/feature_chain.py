@@ -21,6 +21,8 @@ from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.models import cache as cache_lib
 from specsample.models import layers
+from specsample.models import masks
+from specsample.models import rotary
 from specsample.types import Array, Draft, DraftLaw, Params
 
 
@@ -258,9 +260,9 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     window = self.model.sliding_window
     if parents is None:
       positions = cache.length[:, None] + jnp.arange(num_new)
-      mask = layers.causal_mask(*sizes, window)
+      mask = masks.causal(*sizes, window)
     else:
-      mask, positions = layers.tree_mask(*sizes, parents, window)
+      mask, positions = masks.of_tree(*sizes, parents, window)
     rows, keys, values = self.modules(params)[number](
       _rows(self.model.embed(params['target'], tokens)),
       _rows(features),
@@ -283,9 +285,9 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return self.features(params, output.hidden, output.features)
 
   def rope(self, positions: Array) -> tuple[Array, Array]:
-    """The tables of `layers.rotate` for positions [B, T]."""
+    """The tables of `rotary.rotate` for positions [B, T]."""
     model = self.model
-    return layers.rope_tables(
+    return rotary.tables(
       positions, model.head_dim, model.rope_theta, model.rope_scaling
     )
 

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from specsample.models import cache as cache_lib
 from specsample.models import layers
+from specsample.models import masks
+from specsample.models import rotary
 from specsample.types import Array
 
 
@@ -36,13 +38,13 @@ class PrefixLayer(nnx.Module):
     """The output for hidden [B, T, D] behind the cache, and the new cache."""
     config = self.config
     batch, num_new, dim = hidden.shape
-    rope = layers.rope_tables(
+    rope = rotary.tables(
       cache.length[:, None] + jnp.arange(num_new),
       config.head_dim,
       config.rope_theta,
       config.rope_scaling,
     )
-    mask = layers.causal_mask(
+    mask = masks.causal(
       cache.length, num_new, cache.keys[0].shape[2], config.sliding_window
     )
     rows, keys, values = self.layer(

@@ -11,7 +11,7 @@ from specsample import sharding
 from specsample import text
 from specsample import tokenizer_files
 from specsample.models import config as config_lib
-from specsample.models import layers
+from specsample.models import rotary
 from specsample.models import tensors
 from specsample.models import transformer
 from specsample.types import Params
@@ -22,9 +22,9 @@ _PARAMS_NAME = 'params'
 
 _FAMILIES = {'transformer': transformer.Transformer}
 _ROPE_SCALINGS = {
-  'linear': layers.LinearRope,
-  'llama3': layers.Llama3Rope,
-  'factors': layers.FactorRope,
+  'linear': rotary.LinearRope,
+  'llama3': rotary.Llama3Rope,
+  'factors': rotary.FactorRope,
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from specsample.models import config as config_lib
 from specsample.models import gguf_file
-from specsample.models import layers
+from specsample.models import rotary
 from specsample.models import tensors
 from specsample.models import transformer
 from specsample.types import Params
@@ -59,7 +59,7 @@ def load(
 
 
 def _heads_split(name: str, values: np.ndarray, model: transformer.Transformer):
-  """Orders the rows of query and key heads as `layers.rotate` takes them.
+  """Orders the rows of query and key heads as `rotary.rotate` takes them.
 
   GGUF interleaves the two halves of a head that are rotated together.
   """
@@ -136,7 +136,7 @@ def _rope_scaling(config, head_dim, reader):
         f'{reader.path}: {_ROPE_FACTORS} has shape {factors.shape}, expected '
         f'{(head_dim // 2,)}: convert the model again'
       )
-    return layers.FactorRope(factors=tuple(factors.tolist()))
+    return rotary.FactorRope(factors=tuple(factors.tolist()))
   # The first is how the factor was called before there were types.
   keys = ('rope.scale_linear', 'rope.scaling.factor')
   key = next((key for key in keys if key in config), None)
@@ -149,4 +149,4 @@ def _rope_scaling(config, head_dim, reader):
       "a factor and Llama 3.1's factors are"
     )
   factor = config_lib.number(config, key, origin=str(reader.path))
-  return layers.LinearRope(factor=factor)
+  return rotary.LinearRope(factor=factor)

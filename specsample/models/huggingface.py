@@ -9,7 +9,7 @@ from etils import epath
 
 from specsample import files
 from specsample.models import config as config_lib
-from specsample.models import layers
+from specsample.models import rotary
 from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.models import transformer
@@ -214,11 +214,11 @@ def _rope(config: dict[str, Any], origin: str) -> dict[str, Any]:
   rope = {'rope_theta': config.get('rope_theta', 10_000.0)} | rope
   number = functools.partial(config_lib.number, rope, origin=origin)
   kind = rope.get('rope_type', rope.get('type', 'default'))
-  scaling: layers.LinearRope | layers.Llama3Rope | None = None
+  scaling: rotary.LinearRope | rotary.Llama3Rope | None = None
   if kind == 'linear':
-    scaling = layers.LinearRope(factor=number('factor'))
+    scaling = rotary.LinearRope(factor=number('factor'))
   elif kind == 'llama3':
-    scaling = layers.Llama3Rope(
+    scaling = rotary.Llama3Rope(
       factor=number('factor'),
       low_freq_factor=number('low_freq_factor'),
       high_freq_factor=number('high_freq_factor'),

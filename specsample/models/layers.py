@@ -6,7 +6,6 @@ leading batch axis takes a slow path on the CPU backend.
 """
 
 from collections.abc import Iterator
-import dataclasses
 import functools
 import itertools
 import math
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sharding
-from specsample import tree
+from specsample.models import rotary
 from specsample.types import Array
 
 
@@ -85,137 +84,6 @@ class GatedMLP(nnx.Module):
     return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
-@dataclasses.dataclass(frozen=True)
-class LinearRope:
-  """Positions divided by `factor` (Chen et al., 2306.15595)."""
-
-  factor: float
-
-  def __call__(self, frequencies: Array) -> Array:
-    return frequencies / self.factor
-
-
-@dataclasses.dataclass(frozen=True)
-class FactorRope:
-  """Each frequency divided by its own factor, as GGUF files store scaling."""
-
-  factors: tuple[float, ...]  # head_dim / 2
-
-  def __call__(self, frequencies: Array) -> Array:
-    return frequencies / jnp.asarray(self.factors)
-
-
-@dataclasses.dataclass(frozen=True)
-class Llama3Rope:
-  """Llama 3.1's scaling: low frequencies divided, high ones kept."""
-
-  factor: float
-  low_freq_factor: float
-  high_freq_factor: float
-  original_max_length: int
-
-  def __call__(self, frequencies: Array) -> Array:
-    wavelengths = 2 * math.pi / frequencies
-    ratio = self.original_max_length / wavelengths
-    kept = (ratio - self.low_freq_factor) / (
-      self.high_freq_factor - self.low_freq_factor
-    )
-    kept = jnp.clip(kept, 0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / self.factor
-
-
-def rope_tables(
-  positions: Array, head_dim: int, theta: float, scaling=None
-) -> tuple[Array, Array]:
-  """Cosines and sines [..., head_dim / 2] of rotary positions (2104.09864)."""
-  exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-  frequencies = theta**-exponents
-  if scaling is not None:
-    frequencies = scaling(frequencies)
-  angles = positions[..., None].astype(jnp.float32) * frequencies
-  return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: Array, cos: Array, sin: Array) -> Array:
-  """Rotates heads x [B, T, H, head_dim] by tables [B, T, head_dim / 2].
-
-  The two halves of a head are rotated against each other (Hugging Face's
-  layout, not the interleaved one of the paper).
-  """
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  cos, sin = cos[:, :, None], sin[:, :, None]
-  rotated = jnp.concatenate(
-    [first * cos - second * sin, second * cos + first * sin], axis=-1
-  )
-  return rotated.astype(x.dtype)
-
-
-def causal_mask(
-  length: Array, num_new: int, size: int, window: int | None = None
-) -> Array:
-  """What each of `num_new` tokens behind length [B] cached ones may see.
-
-  Returns [B, T, S + T] bool: of a cache of S entries the first `length`, of
-  the new tokens itself and those before it; at most `window` tokens back.
-  """
-  new = jnp.arange(num_new)
-  positions = length[:, None] + new  # [B, T]
-  entries = jnp.broadcast_to(jnp.arange(size), (length.size, size))
-  entries = sharding.constrain(entries, 'batch', None)
-  is_cached = entries < length[:, None]
-  seen_at = jnp.concatenate([entries, positions], axis=1)[:, None]
-  exists = jnp.pad(is_cached, ((0, 0), (0, num_new)), constant_values=True)
-  mask = exists[:, None] & (seen_at <= positions[..., None])
-  if window is not None:
-    mask &= seen_at > positions[..., None] - window
-  return mask
-
-
-def tree_mask(
-  length: Array,
-  num_new: int,
-  size: int,
-  parents: Array,
-  window: int | None = None,
-) -> tuple[Array, Array]:
-  """As `causal_mask`, of new tokens that are the last nodes of a tree.
-
-  Args:
-    length: [B], of the cached ones, the nodes before the new ones included.
-    num_new: T. size: S.
-    parents: [B, W - 1] of the tree's W nodes, as `types.Model.apply`.
-    window: as `causal_mask`.
-
-  Returns:
-    [B, T, S + T] bool, and the new tokens' positions [B, T].
-  """
-  num_nodes = parents.shape[1] + 1
-  num_before = num_nodes - num_new
-  ancestors = tree.ancestors(parents)
-  depths = tree.depths(ancestors)  # [B, W]
-  root = length[:, None] - num_before
-  seen = ancestors[:, num_before:]  # [B, T, W]
-  positions = root + depths[:, num_before:]
-  entries = jnp.broadcast_to(jnp.arange(size), (length.size, size))
-  entries = sharding.constrain(entries, 'batch', None)
-  cached = jnp.broadcast_to(
-    (entries < root)[:, None], (length.size, num_new, size)
-  )
-  seen_at = entries
-  if num_before:
-    node = jnp.clip(entries - root, 0, num_nodes - 1)
-    is_node = (entries >= root) & (entries < length[:, None])
-    of_node = jnp.take_along_axis(seen, node[:, None], axis=2)
-    cached |= is_node[:, None] & of_node
-    depth = jnp.take_along_axis(depths, node, axis=1)
-    seen_at = jnp.where(is_node, root + depth, entries)
-  mask = jnp.concatenate([cached, seen[..., num_before:]], axis=2)
-  if window is not None:
-    seen_at = jnp.concatenate([seen_at, positions], axis=1)[:, None]
-    mask &= seen_at > positions[..., None] - window
-  return mask, positions
-
-
 class Attention(nnx.Module):
   """Grouped-query attention over a cache (Ainslie et al., 2305.13245)."""
 
@@ -262,8 +130,8 @@ class Attention(nnx.Module):
       y, (batch, num_new, -1, head_dim), 'batch', None, axis, None
     )
     query = heads(self.query(x), [kv, heads_of_kv])
-    query = rotate(query, *rope) / math.sqrt(head_dim)
-    new_keys = jnp.swapaxes(rotate(heads(self.key(x), kv), *rope), 1, 2)
+    query = rotary.rotate(query, *rope) / math.sqrt(head_dim)
+    new_keys = jnp.swapaxes(rotary.rotate(heads(self.key(x), kv), *rope), 1, 2)
     new_values = jnp.swapaxes(heads(self.value(x), kv), 1, 2)
 
     # The queries of a group are rows of one product with their head's keys.

@@ -11,13 +11,15 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.models import cache as cache_lib
 from specsample.models import layers
+from specsample.models import masks
 from specsample.models import network
+from specsample.models import rotary
 from specsample.types import Array, ModelOutput, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transformer:
-  """A decoder, as a `types.Model`; by default Llama's. Sizes are in elements."""
+  """A decoder, by default Llama's, as a `types.Model`. Sizes are in elements."""
 
   vocab_size: int
   num_layers: int
@@ -29,7 +31,7 @@ class Transformer:
   max_length: int
   rope_theta: float = 10_000.0
   rope_scaling: (
-    layers.LinearRope | layers.FactorRope | layers.Llama3Rope | None
+    rotary.LinearRope | rotary.FactorRope | rotary.Llama3Rope | None
   ) = None
   norm_eps: float = 1e-5
   tie_embeddings: bool = False
@@ -171,10 +173,10 @@ class _Network(nnx.Module):
     window = config.sliding_window
     if parents is None:
       positions = cache.length[:, None] + jnp.arange(num_new)
-      mask = layers.causal_mask(*sizes, window)
+      mask = masks.causal(*sizes, window)
     else:
-      mask, positions = layers.tree_mask(*sizes, parents, window)
-    rope = layers.rope_tables(
+      mask, positions = masks.of_tree(*sizes, parents, window)
+    rope = rotary.tables(
       positions, config.head_dim, config.rope_theta, config.rope_scaling
     )
     x = self.embed(tokens).reshape(batch * num_new, -1)

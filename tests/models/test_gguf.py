@@ -9,7 +9,7 @@ import pytest
 import specsample
 from specsample import loading
 from specsample.models import gguf_file
-from specsample.models import layers
+from specsample.models import rotary
 
 _KINDS = gguf.GGMLQuantizationType
 
@@ -109,7 +109,7 @@ def test_rope_factors_equal_llama3_scaling(
   tiny_llama, parts, write_gguf, tmp_path
 ):
   model, params = tiny_llama
-  scaling = layers.Llama3Rope(
+  scaling = rotary.Llama3Rope(
     factor=8.0,
     low_freq_factor=1.0,
     high_freq_factor=4.0,
@@ -125,7 +125,7 @@ def test_rope_factors_equal_llama3_scaling(
   write_gguf(path, metadata, tensors | {'rope_freqs.weight': factors})
   loaded = specsample.load(path)
   positions = jnp.arange(model.max_length)
-  tables = lambda scaling: layers.rope_tables(
+  tables = lambda scaling: rotary.tables(
     positions, model.head_dim, model.rope_theta, scaling
   )
   for found, expected in zip(
@@ -154,7 +154,7 @@ def test_linear_scaling_is_spelled_in_several_ways(
   metadata |= {f'llama.{key}': value for key, value in scaling.items()}
   write_gguf(tmp_path / 'model.gguf', metadata, tensors)
   found = specsample.load(tmp_path / 'model.gguf').model.rope_scaling
-  assert found == (factor and layers.LinearRope(factor=factor))
+  assert found == (factor and rotary.LinearRope(factor=factor))
 
 
 def test_rope_factors_of_another_head_are_named(parts, write_gguf, tmp_path):
