@@ -16,8 +16,8 @@ import numpy as np
 
 from specsample import files
 
-# By the format's names: what weights that are not quantised are stored as, and
-# what can be read.
+# By the format's names: what weights that are not quantised are stored as, what
+# can be written, and what can be read.
 WEIGHT_DTYPES = {
   'F64': np.dtype('<f8'),
   'F32': np.dtype('<f4'),
@@ -25,6 +25,7 @@ WEIGHT_DTYPES = {
   'BF16': np.dtype(jnp.bfloat16),
 }
 DTYPES = WEIGHT_DTYPES | {'I32': np.dtype('<i4')}
+READABLE = DTYPES | {'I64': np.dtype('<i8'), 'BOOL': np.dtype(np.bool_)}
 # What the format allows a header, so that a damaged length is no request for
 # all memory.
 _MAX_HEADER_BYTES = 100_000_000
@@ -51,7 +52,7 @@ class Tensor:
     ]
     if tuple(sizes) == self.shape[1:]:
       return self._rows(first, last)
-    values = np.empty((last - first, *sizes), DTYPES[self.kind])
+    values = np.empty((last - first, *sizes), READABLE[self.kind])
     step = max(1, _BLOCK_BYTES // self._row_bytes)
     for start in range(first, last, step):
       block = self._rows(start, min(start + step, last))
@@ -59,7 +60,7 @@ class Tensor:
     return values
 
   def _rows(self, first, last):
-    values = np.empty((last - first, *self.shape[1:]), DTYPES[self.kind])
+    values = np.empty((last - first, *self.shape[1:]), READABLE[self.kind])
     files.read_into(
       self.path,
       self.offset + first * self._row_bytes,
@@ -69,11 +70,11 @@ class Tensor:
 
   @property
   def _row_bytes(self):
-    return math.prod(self.shape[1:]) * DTYPES[self.kind].itemsize
+    return math.prod(self.shape[1:]) * READABLE[self.kind].itemsize
 
 
 def read_header(path: epath.Path) -> dict[str, Tensor]:
-  """The arrays in a file by name; those not of `DTYPES` cannot be read.
+  """The arrays in a file by name; those not of `READABLE` cannot be read.
 
   Raises:
     ValueError: it is no safetensors file, or damaged.
@@ -142,8 +143,8 @@ def _tensor(path, name: str, entry: dict[str, Any], start: int, size: int):
     raise ValueError(f'tensor {name} has shape {shape} at {first}')
   if start + last > size:
     raise ValueError(f'tensor {name} ends at byte {start + last} of {size}')
-  if tensor.kind in DTYPES:
-    expected = math.prod(shape) * DTYPES[tensor.kind].itemsize
+  if tensor.kind in READABLE:
+    expected = math.prod(shape) * READABLE[tensor.kind].itemsize
     if last - first != expected:
       raise ValueError(f'tensor {name} has {last - first} bytes of {expected}')
   return tensor

@@ -1,0 +1,169 @@
+"""PyTorch's zip format, read without running what its pickle may ask for.
+
+`torch.save` writes an archive of a pickle, which says what the tensors are, and
+of their bytes. A pickle may call anything; here it may make tensors, and dicts
+of them, and nothing else.
+"""
+
+import dataclasses
+import io
+import math
+import pickle
+import struct
+from typing import Any
+import zipfile
+
+from etils import epath
+
+from specsample.models import safetensors_file
+
+# The names in the safetensors format of what storages hold.
+_KINDS = {
+  'DoubleStorage': 'F64',
+  'FloatStorage': 'F32',
+  'HalfStorage': 'F16',
+  'BFloat16Storage': 'BF16',
+  'LongStorage': 'I64',
+  'IntStorage': 'I32',
+  'BoolStorage': 'BOOL',
+}
+# Of a zip archive's local header: what is fixed, and where in it two lengths
+# of two bytes are of what follows.
+_HEADER_BYTES = 30
+_LENGTHS = slice(26, 30)
+# What damaged archives and pickles raise.
+_ERRORS = (
+  pickle.UnpicklingError,
+  zipfile.BadZipFile,
+  struct.error,
+  *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError),
+  *(OverflowError, RecursionError, MemoryError, NotImplementedError),
+)
+
+
+def read_header(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
+  """The tensors of a state dict by name; no weight is read.
+
+  Raises:
+    ValueError: the file is of another format or damaged, its pickle asks for
+      anything else than tensors, or a tensor is not stored row by row.
+  """
+  try:
+    with path.open('rb') as file, zipfile.ZipFile(file) as archive:
+      entries = {info.filename: info for info in archive.infolist()}
+      (name,) = [name for name in entries if name.endswith('/data.pkl')]
+      content = _Unpickler(io.BytesIO(archive.read(name))).load()
+      if not isinstance(content, dict):
+        raise ValueError(f'it holds {type(content).__name__}, no state dict')
+      folder = name.removesuffix('data.pkl')
+      order = entries.get(f'{folder}byteorder')
+      if order is not None and archive.read(order) != b'little':
+        raise ValueError('its numbers begin with their highest byte')
+      return {
+        key: _tensor(path, file, entries, folder, (key, value))
+        for key, value in content.items()
+      }
+  except _ERRORS as error:
+    reason = ' '.join(str(error).split()) or type(error).__name__
+    raise ValueError(
+      f'{path} holds no tensors by name as torch.save writes them ({reason}): '
+      'download it again, or save a state_dict with torch 1.6 or later'
+    ) from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Storage:
+  kind: str
+  key: str
+  size: int  # numbers
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _View:
+  storage: _Storage
+  offset: int
+  shape: tuple[int, ...]
+  strides: tuple[int, ...]
+
+
+class _MakeView:
+  """In the place of torch's function; no pickle can change an instance."""
+
+  __slots__ = ()
+
+  def __call__(self, storage, offset, shape, strides, *others) -> _View:
+    del others  # gradients and hooks
+    if not isinstance(storage, _Storage):
+      raise ValueError('a tensor without a storage')
+    return _View(storage, offset, tuple(shape), tuple(strides))
+
+
+class _MakeDict:
+  """In the place of collections.OrderedDict."""
+
+  __slots__ = ()
+
+  def __call__(self, items=()) -> '_Dict':
+    return _Dict(items)
+
+
+class _Dict(dict):
+  """A dict that takes the attributes of a state dict, and drops them."""
+
+  __slots__ = ()
+
+  def __setstate__(self, state):
+    del state
+
+
+class _Unpickler(pickle.Unpickler):
+  """Of what torch.save writes for a state dict, and of nothing else."""
+
+  def find_class(self, module, name):
+    if (module, name) == ('torch._utils', '_rebuild_tensor_v2'):
+      return _MakeView()
+    if (module, name) == ('collections', 'OrderedDict'):
+      return _MakeDict()
+    if module == 'torch' and name in _KINDS:
+      return _KINDS[name]
+    raise pickle.UnpicklingError(
+      f'its pickle asks for {module}.{name}, which could run code: refused'
+    )
+
+  def persistent_load(self, pid: Any) -> _Storage:
+    label, kind, key, _, size = pid
+    if label != 'storage' or kind not in _KINDS.values():
+      raise ValueError(f'a storage of {kind}')
+    return _Storage(kind, str(key), int(size))
+
+
+def _tensor(path, file, entries, folder, item) -> safetensors_file.Tensor:
+  name, view = item
+  if not isinstance(name, str) or not isinstance(view, _View):
+    raise ValueError(f'{name!r} is {type(view).__name__}, no tensor by a name')
+  storage, shape = view.storage, view.shape
+  width = safetensors_file.READABLE[storage.kind].itemsize
+  info = entries[f'{folder}data/{storage.key}']
+  if info.compress_type != zipfile.ZIP_STORED:
+    raise ValueError(f'tensor {name} is compressed')
+  if info.file_size < storage.size * width:
+    raise ValueError(f'tensor {name} has {info.file_size} bytes')
+  numbers = (*shape, view.offset)
+  if any(type(number) is not int or number < 0 for number in numbers):
+    raise ValueError(f'tensor {name} has shape {shape} at {view.offset}')
+  by_rows = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+  strides = zip(shape, view.strides, by_rows, strict=True)
+  if any(size > 1 and found != wanted for size, found, wanted in strides):
+    raise ValueError(
+      f'tensor {name} of shape {shape} has strides {view.strides}: save it '
+      'with .contiguous()'
+    )
+  if view.offset + math.prod(shape) > storage.size:
+    raise ValueError(f'tensor {name} ends behind its storage')
+  file.seek(info.header_offset)
+  header = file.read(_HEADER_BYTES)
+  first = info.header_offset + _HEADER_BYTES
+  first += sum(struct.unpack('<HH', header[_LENGTHS]))
+  return safetensors_file.Tensor(
+    path, storage.kind, shape, first + view.offset * width
+  )
