@@ -5,6 +5,7 @@ Chen et al., 2602.06036 (DFlash), as a chain.
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 from flax import nnx
 import jax
@@ -31,7 +32,7 @@ class Network(nnx.Module):
   """
 
   def __init__(self, config, keys):
-    model = dataclasses.replace(config.model, dtype='float32')
+    model = dataclasses.replace(config.shape, dtype='float32')
     norm = lambda: layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
     num_features = len(config.feature_layers)
     self.feature_norms = feature_norms.FeatureNorms(
@@ -151,21 +152,20 @@ class DFlash(trainable.Trainable):
     has_feature_norms: each feature is normalised before they are joined, at
       first as the target's layer that reads it does. Not in the paper.
     num_layers: of the draft network.
+    layer_config: a `models.transformer.Transformer` that says the shape of its
+      layers; None for the target's.
   """
 
   feature_layers: tuple[int, ...] = ()
   has_feature_norms: bool = False
   num_layers: int = 2
+  layer_config: Any = None
   _network = Network
 
   def __post_init__(self):
     """Refuses layers that the target does not have; see `Trainable`."""
     super().__post_init__()
-    if not hasattr(self.model, 'num_kv_heads'):
-      raise ValueError(
-        f'the draft network has layers as the target, which is {self.model}: '
-        'it can be one of the Llama family'
-      )
+    settings.check_shape(self)
     if not settings.is_count(self.num_layers):
       raise ValueError(
         f'num_layers is {self.num_layers!r}: the draft network has at least 1'
@@ -174,6 +174,11 @@ class DFlash(trainable.Trainable):
       self.feature_layers, self.model.num_layers
     )
     object.__setattr__(self, 'feature_layers', of_target)
+
+  @property
+  def shape(self) -> Any:
+    """What says the shape of the layers."""
+    return self.model if self.layer_config is None else self.layer_config
 
   @property
   def reads_prompt(self) -> bool:
@@ -243,10 +248,10 @@ class DFlash(trainable.Trainable):
         f'{max_length} tokens has no room for the {num_new} of a round: lower '
         'it, or raise max_length'
       )
-    model = self.model
+    shape = self.shape
     return cache_lib.init(
       *(batch_size, max_length, self.num_layers),
-      *(model.num_kv_heads, model.head_dim, dtype),
+      *(shape.num_kv_heads, shape.head_dim, dtype),
     )
 
   def extend(self, params, tokens, count, output, state):

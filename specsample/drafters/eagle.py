@@ -45,7 +45,7 @@ class _Eagle(nnx.Module):
   def __init__(self, config, keys):
     dim = config.model.dim
     self.project = feature_chain.Joined(2, dim, config.bias, keys)
-    self.layer = _Layer(config.model, keys, dim)
+    self.layer = _Layer(config.shape, keys, dim)
     self.vocabulary = vocabulary.make(config)
 
   def __call__(self, embedded, features, *context):
@@ -77,7 +77,7 @@ class Eagle(feature_chain.FeatureChain):
 
 class _Eagle3(nnx.Module):
   def __init__(self, config, keys):
-    dim, eps = config.model.dim, config.model.norm_eps
+    dim, eps = config.model.dim, config.shape.norm_eps
     num_features = len(config.feature_layers)
     self.feature_norms = feature_norms.FeatureNorms(
       num_features if config.has_feature_norms else 0, dim, eps
@@ -85,7 +85,7 @@ class _Eagle3(nnx.Module):
     self.project = feature_chain.Joined(num_features, dim, False, keys)
     self.embedding_norm = layers.RMSNorm(dim, eps, jnp.float32)
     self.feature_norm = layers.RMSNorm(dim, eps, jnp.float32)
-    self.layer = _Layer(config.model, keys, 2 * dim)
+    self.layer = _Layer(config.shape, keys, 2 * dim)
     self.norm = layers.RMSNorm(dim, eps, jnp.float32)
     self.vocabulary = vocabulary.make(config)
 

@@ -53,18 +53,25 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   In the caches are entries made of the target's own features and of kept tokens
   only: those of a round's kept drafts are made in the next round, in the passes
   that begin it.
+
+  Attributes:
+    layer_config: a `models.transformer.Transformer` that says the shape of the
+      layers, as a model of such layers alone; None for the target's.
   """
 
+  layer_config: Any = None
+
   def __post_init__(self):
-    """Refuses a target of whose layers none can be made."""
+    """Refuses layers that cannot be made."""
     super().__post_init__()
-    if not hasattr(self.model, 'num_kv_heads'):
-      raise ValueError(
-        f'{type(self).__name__} has a layer of the target, which is '
-        f'{self.model}: it can be one of the Llama family'
-      )
+    settings.check_shape(self)
     if self.feature_layers:
       settings.check_features(self.feature_layers, self.model.num_layers)
+
+  @property
+  def shape(self) -> Any:
+    """What says the shape of the layers."""
+    return self.model if self.layer_config is None else self.layer_config
 
   @property
   def num_modules(self) -> int:
@@ -257,7 +264,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     """
     num_new = tokens.shape[1]
     sizes = (cache.length, num_new, cache.keys[0].shape[2])
-    window = self.model.sliding_window
+    window = self.shape.sliding_window
     if parents is None:
       positions = cache.length[:, None] + jnp.arange(num_new)
       mask = masks.causal(*sizes, window)
@@ -286,7 +293,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
   def rope(self, positions: Array) -> tuple[Array, Array]:
     """The tables of `rotary.rotate` for positions [B, T]."""
-    model = self.model
+    model = self.shape
     return rotary.tables(
       positions, model.head_dim, model.rope_theta, model.rope_scaling
     )
@@ -295,7 +302,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     self, batch_size: int, max_length: int, dtype: jnp.dtype
   ) -> cache_lib.KVCache:
     """A module's cache, of no entry yet."""
-    heads, head_dim = self.model.num_kv_heads, self.model.head_dim
+    heads, head_dim = self.shape.num_kv_heads, self.shape.head_dim
     return cache_lib.init(batch_size, max_length, 1, heads, head_dim, dtype)
 
 

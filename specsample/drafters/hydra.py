@@ -6,6 +6,7 @@ Ankner et al., 2402.05109 (Hydra and Hydra++), as a chain.
 import dataclasses
 import functools
 import math
+from typing import Any
 
 from flax import nnx
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.drafters import heads
 from specsample.drafters import prefix
+from specsample.drafters import settings
 from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
 from specsample.models import layers
@@ -57,7 +59,7 @@ class _Network(nnx.Module):
     )
     self.vocabulary = vocabulary.make(config)
     self.prefix = (
-      prefix.PrefixLayer(config.model, keys)
+      prefix.PrefixLayer(config.shape, keys)
       if config.prefix_attention
       else None
     )
@@ -73,10 +75,14 @@ class Hydra(heads.Heads):
 
   Embeddings are multiplied by `embedding_scale`, 1 in the paper. Where they are
   much smaller than hidden vectors it takes heads long to learn to read them.
+
+  `layer_config` is a `models.transformer.Transformer` that says the shape of
+  the prefix layer, None for the target's.
   """
 
   prefix_attention: bool = False
   embedding_scale: float = 1.0
+  layer_config: Any = None
   _network = _Network
 
   def __post_init__(self):
@@ -90,11 +96,18 @@ class Hydra(heads.Heads):
       raise ValueError(
         f'embedding_scale is {self.embedding_scale!r}: give a number above 0'
       )
-    if self.prefix_attention and not hasattr(self.model, 'num_kv_heads'):
+    if self.prefix_attention:
+      settings.check_shape(self)
+    elif self.layer_config is not None:
       raise ValueError(
-        f'prefix_attention is a layer of the target, which is {self.model}: it '
-        'can be one of the Llama family'
+        'layer_config is of the prefix layer: set prefix_attention = True, or '
+        'leave it out'
       )
+
+  @property
+  def shape(self) -> Any:
+    """What says the shape of the prefix layer."""
+    return self.model if self.layer_config is None else self.layer_config
 
   @property
   def reads_prompt(self) -> bool:
@@ -107,7 +120,7 @@ class Hydra(heads.Heads):
     """See `heads.Heads`."""
     network = self.merge(params)
     if network.prefix is not None:
-      empty = prefix.init_cache(self.model, len(tokens), 0, hidden.dtype)
+      empty = prefix.init_cache(self.shape, len(tokens), 0, hidden.dtype)
       hidden, _ = network.prefix(hidden, empty)
     embedded = self._embed(params, tokens)
     behind = lambda i: jnp.pad(embedded, ((0, 0), (0, i), (0, 0)))[:, i:]
@@ -124,7 +137,7 @@ class Hydra(heads.Heads):
     if not self.prefix_attention:
       return state
     cache = prefix.init_cache(
-      self.model, batch_size, max_length, state.hidden.dtype
+      self.shape, batch_size, max_length, state.hidden.dtype
     )
     return dataclasses.replace(state, cache=cache)
 

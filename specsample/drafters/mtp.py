@@ -18,7 +18,7 @@ from specsample.types import Array, Params
 
 class _Module(nnx.Module):
   def __init__(self, config, keys):
-    model = dataclasses.replace(config.model, dtype='float32')
+    model = dataclasses.replace(config.shape, dtype='float32')
     norm = lambda: layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
     self.embedding_norm = norm()
     self.feature_norm = norm()

@@ -17,9 +17,9 @@ from specsample.types import Array
 
 
 class PrefixLayer(nnx.Module):
-  """One layer of the target's shape over its last hidden vectors.
+  """One layer of the shape of `model` over the target's last hidden vectors.
 
-  `model` is the target, of the Llama family. At first it is the identity. There
+  At first it is the identity. There
   is no norm behind it: that would undo the scale that the unembedding expects.
   """
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import operator
+from typing import Any
 
 
 def check_num_draft_tokens(num_draft_tokens: int) -> None:
@@ -19,6 +20,25 @@ def is_count(value: int) -> bool:
     return operator.index(value) >= 1
   except TypeError:
     return False
+
+
+def check_shape(drafter: Any) -> None:
+  """Raises ValueError unless a drafter's layers can be made of its `shape`.
+
+  Args:
+    drafter: with a `model`, a `layer_config` and a `shape`, one of the two.
+  """
+  if not hasattr(drafter.shape, 'num_kv_heads'):
+    raise ValueError(
+      f'{type(drafter).__name__} has layers of the shape of {drafter.shape}, '
+      'which is no Transformer: choose such a target, or give a layer_config'
+    )
+  if drafter.shape.dim != drafter.model.dim:
+    raise ValueError(
+      f'layer_config has vectors of {drafter.shape.dim} numbers and the target '
+      f'of {drafter.model.dim}: a drafter reads and writes vectors as wide as '
+      "the target's"
+    )
 
 
 def check_features(features: Sequence[int], num_layers: int) -> tuple[int, ...]:

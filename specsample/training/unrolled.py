@@ -45,7 +45,7 @@ def outputs(
   for i in range(num_steps):
     # Drafts of the last module follow drafts of its own.
     step = max(0, i - end)
-    mask = _step_mask(step, roots, size, drafter.model.sliding_window)
+    mask = _step_mask(step, roots, size, drafter.shape.sliding_window)
     behind = _behind(embedded, i + 1)
     rows, new_keys, new_values = modules[min(i, end)](
       _rows(pick(behind) if step else behind),

@@ -189,7 +189,7 @@ def test_parameters_that_are_not_there_are_named():
     ({'draft_vocab_size': 0}, 'is 0: draft at least 1'),
     (
       {'model': testing.HashModel(vocab_size=8), 'prefix_attention': True},
-      'can be one of the Llama family',
+      'Hydra has layers of the shape of HashModel.*, which is no Transformer',
     ),
   ],
 )
