@@ -52,6 +52,7 @@ class Network(nnx.Module):
     )
     self.norm = norm()
     self.vocabulary = vocabulary.make(config)
+    self.drafts_from_pending = config.drafts_from_pending
     self.config = model
 
   def context(
@@ -82,24 +83,25 @@ class Network(nnx.Module):
     self,
     first: Array,
     start: Array,
-    num_masks: int,
+    num_drafts: int,
     keys: Sequence[Array],
     values: Sequence[Array],
   ) -> Array:
-    """What the unembedding reads of each mask: [B, n, K, D].
+    """What the unembedding reads for each draft: [B, n, K, D].
 
     Args:
       first: [B, n, D], embeddings of the first tokens of n blocks a row.
       start: [B, n] int32, their positions. A block sees the context before.
-      num_masks: K.
+      num_drafts: K.
       keys, values: of the context, as from `context`.
     """
     batch, num_blocks, dim = first.shape
+    num_masks = num_drafts - self.drafts_from_pending
     shape = (batch, num_blocks, num_masks, dim)
     masks = jnp.broadcast_to(self.mask[...].astype(first.dtype), shape)
     masks = sharding.constrain(masks, 'batch', None, None, None)
     block = jnp.concatenate([first[:, :, None], masks], axis=2)
-    size = num_masks + 1
+    size = block.shape[2]
     positions = (start[..., None] + jnp.arange(size)).reshape(batch, -1)
     rope = self._rope(positions)
     mask = block_mask(start, size, keys[0].shape[2])
@@ -108,7 +110,8 @@ class Network(nnx.Module):
       self.layers, keys, values, strict=True
     ):
       x, _, _ = layer(x, rope, mask, layer_keys, layer_values)
-    return self.norm(x).reshape(batch, num_blocks, size, dim)[:, :, 1:]
+    outputs = self.norm(x).reshape(batch, num_blocks, size, dim)
+    return outputs[:, :, size - num_drafts :]
 
   def _rope(self, positions):
     config = self.config
@@ -152,6 +155,8 @@ class DFlash(trainable.Trainable):
     has_feature_norms: each feature is normalised before they are joined, at
       first as the target's layer that reads it does. Not in the paper.
     num_layers: of the draft network.
+    drafts_from_pending: draft 0 is read where the pending token is, and draft i
+      at mask i - 1, as DeepSpec trains it; otherwise draft i at mask i.
     layer_config: a `models.transformer.Transformer` that says the shape of its
       layers; None for the target's.
   """
@@ -159,6 +164,7 @@ class DFlash(trainable.Trainable):
   feature_layers: tuple[int, ...] = ()
   has_feature_norms: bool = False
   num_layers: int = 2
+  drafts_from_pending: bool = False
   layer_config: Any = None
   _network = Network
 

@@ -20,20 +20,21 @@ from specsample.types import Array, Params
 class _Markov(nnx.Module):
   """W1[x] W2^T, at first 0: what token x says of the one behind it.
 
-  Both are [rank, V'], divided over the tokens. Nothing is said behind a token
-  that is never drafted: only a pending one can be that.
+  They are [rank, V or V'] and [rank, V'], divided over the tokens. With V' on
+  both sides nothing is said behind a token that is never drafted: only a
+  pending one can be that.
   """
 
-  def __init__(self, rank, size, keys):
+  def __init__(self, rank, num_before, size, keys):
+    self.before_axis = sharding.Axis('vocab', num_before)
     self.axis = sharding.Axis('vocab', size)
-    axes = (None, self.axis)
-    before = jax.random.normal(next(keys), (rank, size)) * rank**-0.5
-    self.before = nnx.Param(before, axes=axes)
-    self.behind = nnx.Param(jnp.zeros((rank, size)), axes=axes)
+    before = jax.random.normal(next(keys), (rank, num_before)) * rank**-0.5
+    self.before = nnx.Param(before, axes=(None, self.before_axis))
+    self.behind = nnx.Param(jnp.zeros((rank, size)), axes=(None, self.axis))
 
   def embed(self, ids: Array, is_drafted: Array) -> Array:
     """W1[x], [..., rank]."""
-    found = sharding.lookup(self.before[...], ids, self.axis)
+    found = sharding.lookup(self.before[...], ids, self.before_axis)
     # Without fused loops the CPU backend cannot run a bfloat16 product of what
     # is chosen on the way.
     return jax.lax.optimization_barrier(
@@ -54,8 +55,10 @@ class _Markov(nnx.Module):
 class _Network(dflash.Network):
   def __init__(self, config, keys):
     super().__init__(config, keys)
-    size = config.draft_vocab_size or config.model.vocab_size
-    self.markov = _Markov(config.rank, size, keys)
+    num_tokens = config.model.vocab_size
+    size = config.draft_vocab_size or num_tokens
+    num_before = num_tokens if config.reads_all_tokens else size
+    self.markov = _Markov(config.rank, num_before, size, keys)
     # At first it says 1/2 of everything.
     self.confidence = layers.Linear(
       config.model.dim + config.rank,
@@ -76,9 +79,12 @@ class DSpark(dflash.DFlash):
 
   Attributes:
     rank: of the term.
+    reads_all_tokens: the term is of every token before, also of those that are
+      never drafted.
   """
 
   rank: int = 256
+  reads_all_tokens: bool = False
   _network = _Network
 
   def __post_init__(self):
@@ -122,5 +128,8 @@ class DSpark(dflash.DFlash):
     return jax.nn.sigmoid(self.confidence_logits(params, vectors, previous))
 
   def _embed(self, params, previous):
-    ids, is_drafted = self.draft_ids(params, previous)
+    if self.reads_all_tokens:
+      ids, is_drafted = previous, jnp.ones_like(previous, bool)
+    else:
+      ids, is_drafted = self.draft_ids(params, previous)
     return self.merge(params).markov.embed(ids, is_drafted)

@@ -88,14 +88,18 @@ class _Eagle3(nnx.Module):
     self.layer = _Layer(config.shape, keys, 2 * dim)
     self.norm = layers.RMSNorm(dim, eps, jnp.float32)
     self.vocabulary = vocabulary.make(config)
+    self.norm_before_residual = config.norm_before_residual
+    self.feeds_back_normed = config.feeds_back_normed
 
   def __call__(self, embedded, features, *context):
-    normed = [self.embedding_norm(embedded), self.feature_norm(features)]
-    read = jnp.concatenate(normed, axis=1)
-    return self.layer(features, read, *context)
+    normed = self.feature_norm(features)
+    around = normed if self.norm_before_residual else features
+    read = jnp.concatenate([self.embedding_norm(embedded), normed], axis=1)
+    rows, keys, values = self.layer(around, read, *context)
+    return self.norm(rows) if self.feeds_back_normed else rows, keys, values
 
   def read(self, rows):
-    return self.norm(rows)
+    return rows if self.feeds_back_normed else self.norm(rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,10 +115,15 @@ class Eagle3(feature_chain.FeatureChain):
       what enters layers 2, L // 2 and L - 3, as in the paper's code.
     has_feature_norms: each feature is normalised before the projection, at
       first as the target's layer that reads it does. Not in the paper.
+    norm_before_residual: what goes around the attention is the norm of the
+      vector. This and the next are of drafters that `speculators` trains.
+    feeds_back_normed: what is fed back is behind the last norm.
   """
 
   feature_layers: tuple[int, ...] = ()
   has_feature_norms: bool = False
+  norm_before_residual: bool = False
+  feeds_back_normed: bool = False
   _network = _Eagle3
 
   def __post_init__(self):

@@ -7,6 +7,7 @@ been through the target yet.
 
 import abc
 import dataclasses
+from typing import Any
 
 from flax import nnx
 import jax
@@ -16,6 +17,7 @@ from specsample import sharding
 from specsample import types
 from specsample.drafters import settings
 from specsample.drafters import trainable
+from specsample.drafters import vocabulary as vocabulary_lib
 from specsample.models import layers
 from specsample.types import Array, Params
 
@@ -62,15 +64,69 @@ class Projection(nnx.Module):
     return self.linear(x)
 
 
+class Unembedding(nnx.Module):
+  """Logits [n, V] of rows [n, D], for one head."""
+
+  def __init__(self, dim: int, vocab_size: int):
+    self.axis = sharding.Axis('vocab', vocab_size)
+    self.kernel = nnx.Param(
+      jnp.zeros((dim, vocab_size)), axes=(None, self.axis)
+    )
+    self.bias = nnx.Param(jnp.zeros(vocab_size), axes=(self.axis,))
+
+  def __call__(self, rows: Array) -> Array:
+    logits = sharding.einsum(
+      'rd,dv->rv',
+      rows,
+      self.kernel[...],
+      axes=('batch', self.axis),
+      preferred_element_type=jnp.float32,
+    )
+    return logits + self.bias[...].astype(jnp.float32)
+
+
+class Head(nnx.Module):
+  """The blocks that a head ends with, and a linear map.
+
+  The map is an unembedding where the head has one of its own, and otherwise a
+  `Projection` to what the target's reads.
+  """
+
+  def __init__(self, config: Any, num_blocks: int):
+    dim = config.model.dim
+    # Published heads apply one block again and again.
+    num_kept = min(num_blocks, 1) if config.shares_blocks else num_blocks
+    self.blocks = nnx.List([ResidualBlock(dim) for _ in range(num_kept)])
+    self.order = tuple(i % num_kept for i in range(num_blocks))
+    is_own = config.own_unembedding
+    self.project = None if is_own else Projection(dim)
+    self.unembed = Unembedding(dim, config.model.vocab_size) if is_own else None
+
+  def finish(self, x: Array) -> Array:
+    """What the unembedding reads, of rows [n, D]."""
+    for i in self.order:
+      x = self.blocks[i](x)
+    return x if self.project is None else self.project(x)
+
+
+def vocabulary(config: Any) -> vocabulary_lib.DraftVocabulary | None:
+  """That of all heads, None where they draft all tokens."""
+  return None if config.own_unembedding else vocabulary_lib.make(config)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Heads(trainable.Trainable, abc.ABC):
   """The parts of `types.Drafter` that are the same for all kinds of heads.
 
   There is a head for each of the K tokens, of `num_layers` layers. The network
-  holds them as `heads`.
+  holds them as `heads`. With `own_unembedding` each has one, and a bias.
+
+  Attributes:
+    shares_blocks: a head's layers, but for Hydra's first, are one.
   """
 
   num_layers: int = 1
+  shares_blocks: bool = False
 
   def __post_init__(self):
     """Refuses heads without layers, and what `Trainable` refuses."""
@@ -78,6 +134,12 @@ class Heads(trainable.Trainable, abc.ABC):
     if not settings.is_count(self.num_layers):
       raise ValueError(
         f'num_layers is {self.num_layers!r}: a head has at least 1 layer'
+      )
+    settings.check_flag('shares_blocks', self.shares_blocks)
+    if self.own_unembedding and self.draft_vocab_size is not None:
+      raise ValueError(
+        f'draft_vocab_size is {self.draft_vocab_size}, and heads with '
+        'own_unembedding draft all tokens: leave one of the two out'
       )
 
   @abc.abstractmethod
@@ -95,6 +157,14 @@ class Heads(trainable.Trainable, abc.ABC):
       Vectors [b, t] follow from hidden[b, : t + 1] and, for head i, from
       tokens[b, t + 1 : t + i + 2]; where those run out, from zeros.
     """
+
+  def head_logits(self, params: Params, number: int, vectors: Array) -> Array:
+    """Logits [..., V'] of vectors [..., D] of the head of that number."""
+    unembed = self.merge(params).heads[number].unembed
+    if unembed is None:
+      return self.logits(params, vectors)
+    rows = unembed(vectors.reshape(-1, vectors.shape[-1]))
+    return rows.reshape(*vectors.shape[:-1], -1)
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""

@@ -16,22 +16,22 @@ from specsample import sharding
 from specsample.drafters import heads
 from specsample.drafters import prefix
 from specsample.drafters import settings
-from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
 from specsample.models import layers
 from specsample.types import Array, Draft, DraftLaw, Params
 
 
-class _Head(nnx.Module):
+class _Head(heads.Head):
   """Head i: of the hidden vector and i + 1 embeddings, the pending one's first.
 
   As in Medusa but for the first layer, which reads all of them.
   """
 
   def __init__(self, config, i, keys):
+    super().__init__(config, config.num_layers - 1)
     dim = config.model.dim
     self.width = sharding.Axis('mlp', dim)
-    self.read = layers.Linear(
+    linear = lambda: layers.Linear(
       (i + 2) * dim,
       dim,
       axes=(None, self.width),
@@ -39,17 +39,14 @@ class _Head(nnx.Module):
       keys=keys,
       dtype=jnp.float32,
     )
-    self.blocks = nnx.List(
-      [heads.ResidualBlock(dim) for _ in range(config.num_layers - 1)]
-    )
-    self.project = heads.Projection(dim)
+    self.read = linear()
+    self.around = linear() if config.has_linear_residual else None
 
   def __call__(self, hidden, embeddings):
-    read = self.read(jnp.concatenate([hidden, *embeddings], axis=1))
-    x = sharding.constrain(hidden, 'batch', self.width) + jax.nn.silu(read)
-    for block in self.blocks:
-      x = block(x)
-    return self.project(x)
+    joined = jnp.concatenate([hidden, *embeddings], axis=1)
+    x = hidden if self.around is None else self.around(joined)
+    x = sharding.constrain(x, 'batch', self.width)
+    return self.finish(x + jax.nn.silu(self.read(joined)))
 
 
 class _Network(nnx.Module):
@@ -57,9 +54,9 @@ class _Network(nnx.Module):
     self.heads = nnx.List(
       [_Head(config, i, keys) for i in range(config.num_draft_tokens)]
     )
-    self.vocabulary = vocabulary.make(config)
+    self.vocabulary = heads.vocabulary(config)
     self.prefix = (
-      prefix.PrefixLayer(config.shape, keys)
+      prefix.PrefixLayer(config.shape, keys, config.has_prefix_norm)
       if config.prefix_attention
       else None
     )
@@ -76,32 +73,37 @@ class Hydra(heads.Heads):
   Embeddings are multiplied by `embedding_scale`, 1 in the paper. Where they are
   much smaller than hidden vectors it takes heads long to learn to read them.
 
+  As published, the first layer of a head adds to what it makes a linear map of
+  all that it reads, `has_linear_residual`, where by default it is the hidden
+  vector; and a norm is behind the prefix layer, `has_prefix_norm`.
+
   `layer_config` is a `models.transformer.Transformer` that says the shape of
   the prefix layer, None for the target's.
   """
 
   prefix_attention: bool = False
   embedding_scale: float = 1.0
+  has_linear_residual: bool = False
+  has_prefix_norm: bool = False
   layer_config: Any = None
   _network = _Network
 
   def __post_init__(self):
     """Refuses a target of whose layers none can be made."""
     super().__post_init__()
-    if not isinstance(self.prefix_attention, bool):
-      raise ValueError(
-        f'prefix_attention is {self.prefix_attention!r}: give True or False'
-      )
+    settings.check_flag('prefix_attention', self.prefix_attention)
+    settings.check_flag('has_linear_residual', self.has_linear_residual)
+    settings.check_flag('has_prefix_norm', self.has_prefix_norm)
     if not 0 < self.embedding_scale < math.inf:
       raise ValueError(
         f'embedding_scale is {self.embedding_scale!r}: give a number above 0'
       )
     if self.prefix_attention:
       settings.check_shape(self)
-    elif self.layer_config is not None:
+    elif self.layer_config is not None or self.has_prefix_norm:
       raise ValueError(
-        'layer_config is of the prefix layer: set prefix_attention = True, or '
-        'leave it out'
+        'layer_config and has_prefix_norm are of the prefix layer: set '
+        'prefix_attention = True, or leave them out'
       )
 
   @property
@@ -178,12 +180,13 @@ class Hydra(heads.Heads):
   def _behind(self, params, carry):
     """Logits [B, n, V'] behind paths of n embeddings [B, n, D] each."""
     hidden, embeddings, _ = carry
-    head = self.merge(params).heads[len(embeddings) - 1]
+    number = len(embeddings) - 1
+    head = self.merge(params).heads[number]
     shape = embeddings[0].shape
     hidden = jnp.broadcast_to(hidden[:, None], shape)
     rows = lambda x: x.reshape(-1, x.shape[-1])
     vectors = head(rows(hidden), [*map(rows, embeddings)])
-    return self.logits(params, vectors.reshape(shape))
+    return self.head_logits(params, number, vectors.reshape(shape))
 
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
@@ -195,7 +198,8 @@ class Hydra(heads.Heads):
     rows = []
     for i, head in enumerate(self.merge(params).heads):
       vector = head(state.hidden, embeddings)
-      probs = warp(self.target_logits(params, vector), drafted)
+      logits = self.head_logits(params, i, vector)
+      probs = warp(self.widen(params, logits), drafted)
       token = draw(probs, length + i)
       drafted = drafted.at[:, i].set(token)
       embeddings.append(embed(token))

@@ -11,38 +11,26 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample.drafters import heads
-from specsample.drafters import vocabulary
 from specsample.types import Array, Draft, DraftLaw, Params
-
-
-class _Head(nnx.Module):
-  def __init__(self, config):
-    dim = config.model.dim
-    self.blocks = nnx.List(
-      [heads.ResidualBlock(dim) for _ in range(config.num_layers)]
-    )
-    self.project = heads.Projection(dim)
-
-  def __call__(self, x):
-    for block in self.blocks:
-      x = block(x)
-    return self.project(x)
 
 
 class _Network(nnx.Module):
   def __init__(self, config, keys):
     del keys  # every head begins as the identity
     self.heads = nnx.List(
-      [_Head(config) for _ in range(config.num_draft_tokens)]
+      [
+        heads.Head(config, config.num_layers)
+        for _ in range(config.num_draft_tokens)
+      ]
     )
-    self.vocabulary = vocabulary.make(config)
+    self.vocabulary = heads.vocabulary(config)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Medusa(heads.Heads):
   """Draws token i from head i, which has seen none of the tokens drafted.
 
-  All K unembeddings are one product.
+  The K products with the target's unembedding are one.
   """
 
   _network = _Network
@@ -54,14 +42,22 @@ class Medusa(heads.Heads):
     del tokens
     rows = hidden.reshape(-1, hidden.shape[-1])
     return [
-      head(rows).reshape(hidden.shape) for head in self.merge(params).heads
+      head.finish(rows).reshape(hidden.shape)
+      for head in self.merge(params).heads
     ]
+
+  def _logits(self, params, tokens, state):
+    """[B, K, V'], of all heads."""
+    vectors = self.vectors(params, tokens, state.hidden[:, None])
+    if not self.own_unembedding:
+      return self.logits(params, jnp.concatenate(vectors, axis=1))
+    of_heads = [self.head_logits(params, i, x) for i, x in enumerate(vectors)]
+    return jnp.concatenate(of_heads, axis=1)
 
   def begin(self, params, tokens, length, state):
     """See `branching.Branching`: all heads at once."""
     del length
-    vectors = self.vectors(params, tokens, state.hidden[:, None])
-    logits = self.logits(params, jnp.concatenate(vectors, axis=1))
+    logits = self._logits(params, tokens, state)
     return logits[:, :1], (logits, 1)
 
   def grow(self, params, tokens, parents, carry):
@@ -78,8 +74,7 @@ class Medusa(heads.Heads):
 
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
-    vectors = self.vectors(params, tokens, state.hidden[:, None])
-    logits = self.target_logits(params, jnp.concatenate(vectors, axis=1))
+    logits = self.widen(params, self._logits(params, tokens, state))
 
     def draw_one(drafted, head):
       i, logits = head

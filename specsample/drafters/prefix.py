@@ -19,11 +19,11 @@ from specsample.types import Array
 class PrefixLayer(nnx.Module):
   """One layer of the shape of `model` over the target's last hidden vectors.
 
-  At first it is the identity. There
-  is no norm behind it: that would undo the scale that the unembedding expects.
+  At first it is the identity. By default there is no norm behind it: that would
+  undo the scale that the target's unembedding expects.
   """
 
-  def __init__(self, model: Any, keys):
+  def __init__(self, model: Any, keys, has_norm: bool = False):
     self.config = dataclasses.replace(model, dtype='float32')
     self.layer = layers.DecoderLayer(self.config, keys)
     for linear in (self.layer.attention.out, self.layer.mlp.down):
@@ -31,6 +31,11 @@ class PrefixLayer(nnx.Module):
         jnp.zeros_like(linear.kernel[...]),
         axes=linear.kernel.get_metadata('axes'),
       )
+    self.norm = (
+      layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
+      if has_norm
+      else None
+    )
 
   def __call__(
     self, hidden: Array, cache: cache_lib.KVCache
@@ -50,6 +55,8 @@ class PrefixLayer(nnx.Module):
     rows, keys, values = self.layer(
       hidden.reshape(-1, dim), rope, mask, cache.keys[0], cache.values[0]
     )
+    if self.norm is not None:
+      rows = self.norm(rows)
     output = rows.reshape(batch, num_new, dim)
     cache = cache_lib.append(cache, [keys], [values], after=output[:, 0])
     return output, cache

@@ -14,6 +14,12 @@ def check_num_draft_tokens(num_draft_tokens: int) -> None:
     )
 
 
+def check_flag(name: str, value: bool) -> None:
+  """Raises ValueError unless a setting of that name is a truth value."""
+  if not isinstance(value, bool):
+    raise ValueError(f'{name} is {value!r}: give True or False')
+
+
 def is_count(value: int) -> bool:
   """Whether a value is an integer of at least 1."""
   try:

@@ -21,12 +21,16 @@ class Trainable:
     model: the target.
     num_draft_tokens: K.
     draft_vocab_size: V' of a `vocabulary.DraftVocabulary`; None drafts all
-      tokens, with the target's own unembedding.
+      tokens.
+    own_unembedding: logits come from an unembedding [D, V'] among the drafter's
+      parameters, as published drafters have it, and not from the target's. It
+      is not trained here.
   """
 
   model: Any
   num_draft_tokens: int
   draft_vocab_size: int | None = None
+  own_unembedding: bool = False
   # Made of (self, keys); has a `vocabulary`, None for all tokens.
   _network: ClassVar[Callable[..., Any]]
 
@@ -40,6 +44,7 @@ class Trainable:
         f'draft_vocab_size is {size!r}: draft at least 1 and at most the '
         f"target's {self.model.vocab_size} tokens, None for all of them"
       )
+    settings.check_flag('own_unembedding', self.own_unembedding)
 
   @property
   def feature_layers(self) -> tuple[int, ...]:
@@ -82,6 +87,11 @@ class Trainable:
     if d2t is not None and target_params is None:
       raise ValueError(
         "a draft vocabulary is cut out of the target's: give target_params"
+      )
+    if self.own_unembedding:
+      raise ValueError(
+        'own_unembedding is of drafters that were trained elsewhere: load one, '
+        'or train with own_unembedding = False'
       )
     params = self._begin(key, target_params)
     if d2t is not None:

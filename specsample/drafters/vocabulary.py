@@ -1,5 +1,7 @@
 """A draft vocabulary: the tokens, few of the target's, that a drafter proposes.
 
+Published drafters have an unembedding of their own, of some tokens or of all.
+
 The unembedding is a fifth of a small model's bytes; of the columns of the
 tokens that the target mostly writes it is a fraction of that (FR-Spec, Zhao et
 al., 2502.14856; EAGLE-3, 2503.01840).
@@ -22,15 +24,16 @@ _UNIT_VECTORS = 64
 
 
 class DraftVocabulary(nnx.Module):
-  """Which tokens, and their columns of the target's unembedding.
+  """Which tokens, and their columns of an unembedding, by default the target's.
 
-  `d2t` [V'] are the ids in the target's vocabulary, `unembedding` is [D, V'].
-  Neither is trained.
+  `d2t` [V'] are the ids in the target's vocabulary, None if they are all of it
+  in its order; `unembedding` is [D, V']. Neither is trained.
   """
 
-  def __init__(self, dim: int, size: int):
+  def __init__(self, dim: int, size: int, has_ids: bool = True):
     self.axis = sharding.Axis('vocab', size)
-    self.d2t = network.Buffer(jnp.arange(size), axes=(None,))
+    ids = lambda: network.Buffer(jnp.arange(size), axes=(None,))
+    self.d2t = ids() if has_ids else None
     self.unembedding = network.Buffer(
       jnp.zeros((dim, size)), axes=(None, self.axis)
     )
@@ -47,6 +50,8 @@ class DraftVocabulary(nnx.Module):
 
   def to_target(self, logits: Array, vocab_size: int) -> Array:
     """The logits [n, V] of the target's tokens: -inf where none is drafted."""
+    if self.d2t is None:
+      return logits
     logits = sharding.constrain(logits, 'batch', None)
     nothing = sharding.zeros(
       (logits.shape[0], vocab_size), logits.dtype, 'batch', None
@@ -60,11 +65,15 @@ class DraftVocabulary(nnx.Module):
 
   def target_ids(self, ids: Array) -> Array:
     """The target's tokens of ids [B, ...] of those drafted."""
+    if self.d2t is None:
+      return ids
     places = sharding.of_new('batch', *[None] * (ids.ndim - 1))
     return self.d2t[...].at[ids].get(out_sharding=places)
 
   def draft_ids(self, tokens: Array, vocab_size: int) -> tuple[Array, Array]:
     """Where tokens [...] are in `d2t`, and whether they are; 0 if not."""
+    if self.d2t is None:
+      return tokens, jnp.ones_like(tokens, bool)
     d2t = self.d2t[...]
     index = jnp.full(vocab_size, -1).at[d2t].set(jnp.arange(d2t.size))
     others = [None] * (tokens.ndim - 1)
@@ -74,10 +83,12 @@ class DraftVocabulary(nnx.Module):
 
 
 def make(config: Any) -> DraftVocabulary | None:
-  """That of a drafter with `draft_vocab_size`, None where it is None."""
-  if config.draft_vocab_size is None:
+  """That of a drafter, None if it drafts with the target's unembedding."""
+  has_ids = config.draft_vocab_size is not None
+  if not has_ids and not config.own_unembedding:
     return None
-  return DraftVocabulary(config.model.dim, config.draft_vocab_size)
+  size = config.draft_vocab_size if has_ids else config.model.vocab_size
+  return DraftVocabulary(config.model.dim, size, has_ids)
 
 
 def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:

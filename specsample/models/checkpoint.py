@@ -1,8 +1,10 @@
 """Models as the library saves them: orbax checkpoints."""
 
+import copy
 import dataclasses
 import math
 import os
+from typing import Any
 
 import jax
 
@@ -62,7 +64,7 @@ def save(
     with ocp.StandardCheckpointer(save_concurrent_gb=limit) as checkpointer:
       checkpointer.save(folder / _PARAMS_NAME, params)
     # The last, because it says that the others are there.
-    config = _to_json(model)
+    config = to_json(model)
     files.on_first_process(
       lambda: files.write_json(folder / CONFIG_NAME, config)
     )
@@ -89,7 +91,7 @@ def restore(
     leaf.shape, leaf.dtype, sharding=where
   )
   try:
-    model = _from_json(content, dtype)
+    model = from_json(content, dtype)
     places = sharding.of_tree(model.param_axes())
     target = jax.tree.map(place, model.abstract_params(), places)
   except (KeyError, TypeError, AttributeError) as error:
@@ -145,7 +147,8 @@ def _mismatch(model, params):
   return None
 
 
-def _to_json(model):
+def to_json(model: transformer.Transformer) -> dict[str, Any]:
+  """A model's configuration but for its dtype, of JSON's types."""
   config = dataclasses.asdict(model)
   del config['dtype']
   if model.rope_scaling is not None:
@@ -154,7 +157,13 @@ def _to_json(model):
   return {'family': _name_of(type(model), _FAMILIES)} | config
 
 
-def _from_json(config, dtype):
+def from_json(config: dict[str, Any], dtype: str) -> transformer.Transformer:
+  """The model of a configuration that `to_json` made.
+
+  Raises:
+    KeyError, TypeError, AttributeError, ValueError: it is another.
+  """
+  config = copy.deepcopy(config)
   family = _FAMILIES[config.pop('family')]
   scaling = config['rope_scaling']
   if scaling is not None:

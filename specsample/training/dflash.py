@@ -62,6 +62,7 @@ class DFlashObjective(objective.Objective):
 
   def __post_init__(self):
     """Refuses to learn of no block, or of none of its tokens."""
+    super().__post_init__()
     if self.num_blocks < 1 or not self.gamma > 0:
       raise ValueError(
         f'num_blocks is {self.num_blocks} and gamma {self.gamma}: give at '

@@ -52,6 +52,7 @@ class FeatureObjective(objective.Objective):
 
   def __post_init__(self):
     """Refuses to learn no draft."""
+    super().__post_init__()
     if not settings.is_count(self.num_steps):
       raise ValueError(
         f'num_steps is {self.num_steps!r}: learn at least 1 draft'

@@ -32,6 +32,7 @@ class HeadsObjective(objective.Objective):
 
   def __post_init__(self):
     """Refuses to train a target apart from what is cut out of it."""
+    super().__post_init__()
     if self.target_weight and self.drafter.draft_vocab_size is not None:
       raise ValueError(
         f'target_weight is {self.target_weight}, and the draft vocabulary has '

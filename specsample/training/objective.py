@@ -41,6 +41,14 @@ class Objective(abc.ABC):
   teacher_loss: TeacherLoss = losses.forward_kl
   recompute: bool = False
 
+  def __post_init__(self):
+    """Refuses a drafter whose unembedding is not the target's."""
+    if self.drafter.own_unembedding:
+      raise ValueError(
+        'own_unembedding is of drafters that were trained elsewhere: train '
+        'with own_unembedding = False'
+      )
+
   @abc.abstractmethod
   def __call__(
     self, params: Params, batch: Batch

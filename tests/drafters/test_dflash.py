@@ -342,7 +342,7 @@ def test_a_target_of_another_dtype_is_refused():
     ({'rank': 0}, 'rank is 0: give at least 1'),
     (
       {'model': testing.HashModel(vocab_size=8), 'draft_vocab_size': None},
-      'layers as the target, which is HashModel',
+      'layers of the shape of HashModel.*, which is no Transformer',
     ),
   ],
 )

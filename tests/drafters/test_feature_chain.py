@@ -300,7 +300,7 @@ def test_layers_that_the_target_has_not_are_refused(layers, message):
 
 @_each
 def test_a_target_without_layers_is_refused(name):
-  with pytest.raises(ValueError, match='a layer of the target, which is Hash'):
+  with pytest.raises(ValueError, match='layers of the shape of HashModel'):
     dataclasses.replace(_DRAFTERS[name], model=testing.HashModel(vocab_size=_V))
 
 
