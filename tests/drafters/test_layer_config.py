@@ -82,7 +82,7 @@ _WIDE = dataclasses.replace(_MODEL, dim=24)
     ),
     (
       lambda: dataclasses.replace(_DRAFTERS['hydra++'], prefix_attention=False),
-      'layer_config is of the prefix layer: set prefix_attention = True',
+      'layer_config and has_prefix_norm are of the prefix layer: set',
     ),
   ],
 )
