@@ -17,6 +17,8 @@ from specsample import sharding
 from specsample.types import Array, Params
 
 Index = tuple[slice, ...]
+# How many tensors a message names.
+_NUM_LISTED = 8
 
 
 class Tensor(Protocol):
@@ -75,14 +77,13 @@ def fill(
   )
   sources = [_source_name(path, names) for path, _ in expected]
   _check_names(set(sources), set(ignored), tensors)
-  for source, (_, leaf) in zip(sources, expected, strict=True):
-    shape = leaf.shape[::-1]
-    found = tensors.shapes[source]
-    if found != shape:
-      raise ValueError(
-        f'{tensors.origin}: tensor {source} has shape {found}, expected '
-        f'{shape} from the configuration: one of them is of another model'
-      )
+  _check_shapes(
+    tensors,
+    {
+      source: leaf.shape[::-1]
+      for source, (_, leaf) in zip(sources, expected, strict=True)
+    },
+  )
 
   leaves: list[Any] = [None] * len(sources)
   by_size = lambda i: -math.prod(tensors.shapes[sources[i]])
@@ -99,7 +100,7 @@ def key(path: tuple[Any, ...]) -> str:
 
 def listed(names: Collection[str]) -> str:
   """How many tensors there are and the first of their names, for messages."""
-  shown = sorted(names)[:8]
+  shown = sorted(names)[:_NUM_LISTED]
   if len(names) > len(shown):
     shown.append(f'and {len(names) - len(shown)} more')
   return f'{len(names)} tensors ({", ".join(shown)})'
@@ -170,4 +171,20 @@ def _check_names(expected, ignored, tensors):
     raise ValueError(
       f'{origin}: {listed(unknown)} unknown to the model: the '
       'checkpoint is of an architecture that only resembles it'
+    )
+
+
+def _check_shapes(tensors, expected):
+  different = [
+    f'tensor {name} has shape {tensors.shapes[name]}, expected {shape}'
+    for name, shape in sorted(expected.items())
+    if tensors.shapes[name] != shape
+  ]
+  if different:
+    shown = '; '.join(different[:_NUM_LISTED])
+    num_more = len(different) - _NUM_LISTED
+    more = f'; and {num_more} more' if num_more > 0 else ''
+    raise ValueError(
+      f'{tensors.origin}: {shown}{more} from the configuration: one of them '
+      'is of another model'
     )
