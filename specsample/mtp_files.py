@@ -12,6 +12,7 @@ import jax
 from specsample import files
 from specsample.drafters import mtp
 from specsample.models import huggingface
+from specsample.models import llama
 from specsample.models import tensors
 from specsample.models import transformer
 from specsample.types import Params
@@ -23,7 +24,7 @@ _NAMES = {
   'norm.scale': 'shared_head.norm.weight',
 } | {
   ours.replace('layers.{}', 'layer'): theirs.removeprefix('model.layers.{}.')
-  for ours, theirs in huggingface.NAMES.items()
+  for ours, theirs in llama.NAMES.items()
   if ours.startswith('layers.')
 }
 # Of the target's embedding and unembedding, which the modules share.
@@ -52,7 +53,8 @@ def load(
     raise ValueError(
       f'{config}: {huggingface.NUM_MODULES} is {count!r}: the folder is of a '
       'model without modules for multi-token prediction, give one that '
-      'save_drafter wrote'
+      'save_drafter wrote, or one of a published layout: Medusa, Hydra, EAGLE, '
+      'EAGLE-3, DFlash or DSpark'
     )
   drafter = mtp.MTP(
     model=model,

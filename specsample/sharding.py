@@ -226,6 +226,36 @@ def lookup(table: Array, ids: Array, vocab: Axis) -> Array:
   )(table, constrain(ids, 'batch', *others))
 
 
+def sum_of_parts(
+  function: Callable[..., Array],
+  args: Sequence[Array],
+  axes: Sequence[tuple[Axes, ...]],
+  *,
+  over: Axis,
+) -> Array:
+  """function(*args), rows [R, D], where each device runs it on its own parts.
+
+  Args:
+    function: what its parts give is to be summed.
+    args: arrays.
+    axes: of each of them.
+    over: the axis whose parts are summed.
+  """
+  if _mesh() is None:
+    return function(*args)
+  names = _mesh_axes(over)
+
+  def of_part(*parts):
+    made = function(*parts)
+    return jax.lax.psum(made, names) if names else made
+
+  return jax.shard_map(
+    of_part,
+    in_specs=tuple(spec(*of_arg) for of_arg in axes),
+    out_specs=spec('batch', None),
+  )(*(constrain(x, *of_arg) for x, of_arg in zip(args, axes, strict=True)))
+
+
 def pick(x: Array, index: Array) -> Array:
   """x[index] along the last axis of x [..., V], for one index [...] a row.
 

@@ -234,10 +234,14 @@ class Model(Protocol):
   def max_length(self) -> int:
     """The longest sequence the model was made for."""
 
-  def init_cache(self, batch_size: int, max_length: int) -> Cache:
+  def init_cache(
+    self, batch_size: int, max_length: int, max_new: int | None = None
+  ) -> Cache:
     """An empty cache with room for `max_length` tokens a row.
 
     With room for none, `apply` reads whole sequences and leaves it empty.
+    `max_new` is the most tokens that are fed before a commit; None is no limit.
+    Layers that see a window only then keep no more than that and the window.
     """
 
   def apply(

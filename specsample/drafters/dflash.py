@@ -17,6 +17,7 @@ from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
+from specsample.models import decoder_layer
 from specsample.models import layers
 from specsample.models import rotary
 from specsample.types import Array, Draft, DraftLaw, Params
@@ -48,7 +49,10 @@ class Network(nnx.Module):
     mask = scale * jax.random.normal(next(keys), (model.dim,))
     self.mask = nnx.Param(mask, axes=(None,))
     self.layers = nnx.List(
-      [layers.DecoderLayer(model, keys) for _ in range(config.num_layers)]
+      [
+        decoder_layer.DecoderLayer(model, keys)
+        for _ in range(config.num_layers)
+      ]
     )
     self.norm = norm()
     self.vocabulary = vocabulary.make(config)
@@ -72,11 +76,9 @@ class Network(nnx.Module):
     rope = self._rope(start[:, None] + jnp.arange(num_new))
     keys, values = [], []
     for layer in self.layers:
-      attention = layer.attention
-      heads = _heads(attention.key(fused), attention, num_new)
-      keys.append(jnp.swapaxes(rotary.rotate(heads, *rope), 1, 2))
-      heads = _heads(attention.value(fused), attention, num_new)
-      values.append(jnp.swapaxes(heads, 1, 2))
+      new = layer.attention.keys_and_values(fused, rope, features[0].shape[0])
+      keys.append(new[0])
+      values.append(new[1])
     return keys, values
 
   def __call__(
@@ -304,12 +306,3 @@ class DFlash(trainable.Trainable):
       tokens=drafted, probs=jnp.swapaxes(probs, 0, 1), law=DraftLaw.SAMPLED
     )
     return draft, state
-
-
-def _heads(rows, attention, num_new):
-  """Rows [B * T, H * head_dim] as [B, T, H, head_dim]."""
-  return sharding.reshape(
-    rows,
-    (rows.shape[0] // num_new, num_new, -1, attention.head_dim),
-    *('batch', None, attention.kv_axis, None),
-  )

@@ -16,6 +16,7 @@ from specsample.drafters import chain
 from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
+from specsample.models import decoder_layer
 from specsample.models import layers
 from specsample.types import Array, Cache, ModelOutput, Params
 
@@ -26,7 +27,7 @@ class _Network(nnx.Module):
   def __init__(self, config, keys):
     model = dataclasses.replace(config.model, dtype='float32')
     self.layers = nnx.List(
-      [layers.DecoderLayer(model, keys) for _ in config.layers]
+      [decoder_layer.DecoderLayer(model, keys) for _ in config.layers]
     )
     self.norm = layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
     self.vocabulary = vocabulary.make(config)
@@ -167,9 +168,11 @@ class Decoder:
   def _model(self) -> Any:
     return self.drafter.model.keep_layers(self.drafter.layers)
 
-  def init_cache(self, batch_size: int, max_length: int) -> Cache:
+  def init_cache(
+    self, batch_size: int, max_length: int, max_new: int | None = None
+  ) -> Cache:
     """See `types.Model`."""
-    return self._model.init_cache(batch_size, max_length)
+    return self._model.init_cache(batch_size, max_length, max_new)
 
   def apply(
     self,

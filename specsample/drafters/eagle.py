@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from specsample.drafters import feature_chain
 from specsample.drafters import feature_norms
 from specsample.drafters import vocabulary
+from specsample.models import attention
 from specsample.models import layers
 from specsample.types import Array, Params
 
@@ -20,20 +21,10 @@ class _Layer(nnx.Module):
   """A layer of the target's shape without a norm before its attention."""
 
   def __init__(self, config, keys, in_dim):
-    self.attention = layers.Attention(
-      config.dim,
-      config.num_heads,
-      config.num_kv_heads,
-      config.head_dim,
-      in_dim=in_dim,
-      bias=config.attention_bias,
-      keys=keys,
-      dtype=jnp.float32,
-    )
+    config = dataclasses.replace(config, dtype='float32')
+    self.attention = attention.Attention(config, keys, in_dim)
     self.mlp_norm = layers.RMSNorm(config.dim, config.norm_eps, jnp.float32)
-    self.mlp = layers.GatedMLP(
-      config.dim, config.mlp_dim, keys=keys, dtype=jnp.float32
-    )
+    self.mlp = layers.GatedMLP(config, keys)
 
   def __call__(self, x, read, *context):
     attended, new_keys, new_values = self.attention(read, *context)

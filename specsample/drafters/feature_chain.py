@@ -43,8 +43,8 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   """The parts of `types.Drafter` that are the same for all networks.
 
   A module of a network is called with rows of embeddings and features
-  [B * T, D], and as `layers.DecoderLayer` then; it returns as that does. Its
-  `read` turns outputs [B * T, D] into what the unembedding reads.
+  [B * T, D], and as `decoder_layer.DecoderLayer` then; it returns as that does.
+  Its `read` turns outputs [B * T, D] into what the unembedding reads.
 
   Most have one module. Where there are more, each goes on from the outputs of
   the one before, a token further: entry t of module i is of token t + i + 1,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from specsample.drafters import feature_chain
 from specsample.drafters import settings
 from specsample.drafters import vocabulary
+from specsample.models import decoder_layer
 from specsample.models import layers
 from specsample.types import Array, Params
 
@@ -23,7 +24,7 @@ class _Module(nnx.Module):
     self.embedding_norm = norm()
     self.feature_norm = norm()
     self.project = feature_chain.Joined(2, model.dim, False, keys)
-    self.layer = layers.DecoderLayer(model, keys)
+    self.layer = decoder_layer.DecoderLayer(model, keys)
     self.norm = norm()
 
   def __call__(self, embedded, features, *context):

@@ -10,6 +10,7 @@ from flax import nnx
 import jax.numpy as jnp
 
 from specsample.models import cache as cache_lib
+from specsample.models import decoder_layer
 from specsample.models import layers
 from specsample.models import masks
 from specsample.models import rotary
@@ -25,7 +26,7 @@ class PrefixLayer(nnx.Module):
 
   def __init__(self, model: Any, keys, has_norm: bool = False):
     self.config = dataclasses.replace(model, dtype='float32')
-    self.layer = layers.DecoderLayer(self.config, keys)
+    self.layer = decoder_layer.DecoderLayer(self.config, keys)
     for linear in (self.layer.attention.out, self.layer.mlp.down):
       linear.kernel = nnx.Param(
         jnp.zeros_like(linear.kernel[...]),

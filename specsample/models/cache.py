@@ -2,25 +2,35 @@
 
 Layers are separate leaves of a tuple because a loop carry of stacked layers is
 copied whole at every step (measured: 50 times slower on a CPU).
+
+A layer whose tokens see a window only keeps them in a ring: token i is in entry
+i % S. What is rejected has then overwritten tokens S before it, so that a ring
+has room for a window and for all that is fed before it is known what stays.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import types
+from specsample.models import int8
 from specsample.types import Array
+
+# [B, H, S, D] of a layer, or such leaves of a pytree, None where there is none.
+Entries = Any
 
 
 @types.pytree
 class KVCache:
-  """Keys and values of the tokens so far; later entries are garbage."""
+  """Keys and values of the tokens so far; other entries are garbage."""
 
-  keys: tuple[Array, ...]  # L of [B, H, S, head_dim], H key-value heads
-  values: tuple[Array, ...]  # L of [B, H, S, head_dim]
+  keys: tuple[Entries, ...]  # L of [B, H, S, head_dim], H key-value heads
+  values: tuple[Entries, ...]  # L of [B, H, S, head_dim]
   length: Array  # [B] int32, tokens kept
+  rings: tuple[int, ...] = types.static(default=())  # those layers
 
 
 def init(
@@ -31,21 +41,47 @@ def init(
   head_dim: int,
   dtype: jnp.dtype,
 ) -> KVCache:
-  """An empty cache."""
-  shape = (batch_size, num_heads, max_length, head_dim)
+  """An empty cache, of layers that are alike."""
+  make = lambda: tuple(
+    entries(batch_size, max_length, num_heads, head_dim, dtype)
+    for _ in range(num_layers)
+  )
+  return KVCache(keys=make(), values=make(), length=no_tokens(batch_size))
+
+
+def entries(
+  batch_size: int,
+  max_length: int,
+  num_heads: int,
+  head_dim: int,
+  dtype: jnp.dtype,
+) -> Entries:
+  """Room for the keys or values of a layer, those of int8 with their scales."""
   axes = ('batch', sharding.Axis('kv_heads', num_heads), None, None)
-  empty = lambda: tuple(
-    sharding.zeros(shape, dtype, *axes) for _ in range(num_layers)
-  )
-  return KVCache(
-    keys=empty(),
-    values=empty(),
-    length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
-  )
+  shape = (batch_size, num_heads, max_length)
+  zeros = lambda size, dtype: sharding.zeros((*shape, size), dtype, *axes)
+  if dtype == jnp.int8:
+    return int8.Int8(
+      values=zeros(head_dim, jnp.int8), scale=zeros(1, jnp.float32)
+    )
+  return zeros(head_dim, dtype)
+
+
+def no_tokens(batch_size: int) -> Array:
+  """The length of an empty cache."""
+  return sharding.zeros((batch_size,), jnp.int32, 'batch')
+
+
+def size(entries: Entries) -> int:
+  """S, how many tokens a layer has room for."""
+  return jax.tree.leaves(entries)[0].shape[2]
 
 
 def append(
-  cache: KVCache, keys: Sequence[Array], values: Sequence[Array], after: Array
+  cache: KVCache,
+  keys: Sequence[Entries],
+  values: Sequence[Entries],
+  after: Array,
 ) -> KVCache:
   """Writes L of [B, H, T, head_dim] behind each row's kept tokens.
 
@@ -54,21 +90,33 @@ def append(
   the CPU backend copies every leaf at every step (measured: 2.5 of 20 ms).
 
   A cache with room for no token stays as it is: whole sequences pass by it.
+
+  Raises:
+    ValueError: there are more new tokens than a ring has room for.
   """
-  if not cache.keys[0].shape[2]:
+  if not size(cache.keys[0]):
     return cache
-  wait = (0 * after[:, :1, None, None]).astype(keys[0].dtype)
+  num_new = size(keys[0])
+  wait = 0 * after[:, :1, None, None]
 
   def write_all(buffers, updates):
     return tuple(
-      write(buffer, update + wait, cache.length, axis=1)
-      for buffer, update in zip(buffers, updates, strict=True)
+      _write_layer(
+        buffer,
+        jax.tree.map(lambda x: x + wait.astype(x.dtype), update),
+        cache.length,
+        layer in cache.rings,
+      )
+      for layer, (buffer, update) in enumerate(
+        zip(buffers, updates, strict=True)
+      )
     )
 
   return KVCache(
     keys=write_all(cache.keys, keys),
     values=write_all(cache.values, values),
-    length=cache.length + keys[0].shape[2],
+    length=cache.length + num_new,
+    rings=cache.rings,
   )
 
 
@@ -81,9 +129,7 @@ def write(buffer: Array, update: Array, start: Array, axis: int = 0) -> Array:
   write_row = lambda buffer, update, start: jax.lax.dynamic_update_slice_in_dim(
     buffer, update, start, axis
   )
-  if buffer.shape[0] == 1:  # mapped, the update becomes a slower scatter
-    return write_row(buffer[0], update[0], start[0])[None]
-  return jax.vmap(write_row)(buffer, update, start)
+  return _each_row(write_row, buffer, update, start)
 
 
 def commit(cache: KVCache, length: Array, path: Array | None = None) -> KVCache:
@@ -92,16 +138,62 @@ def commit(cache: KVCache, length: Array, path: Array | None = None) -> KVCache:
   With path [B, P] the entries there are first moved, one behind another, to
   where the first of them is.
   """
-  if path is None:
-    return KVCache(keys=cache.keys, values=cache.values, length=length)
-  start = path[:, 0] + 1
-
-  def move(buffer):
-    take = jax.vmap(lambda row, index: jnp.take(row, index, axis=1))
-    return write(buffer, take(buffer, path[:, 1:]), start, axis=1)
-
+  moved = lambda entries: entries
+  if path is not None:
+    moved = lambda entries: tuple(
+      _move(of_layer, path, layer in cache.rings)
+      for layer, of_layer in enumerate(entries)
+    )
   return KVCache(
-    keys=tuple(map(move, cache.keys)),
-    values=tuple(map(move, cache.values)),
+    keys=moved(cache.keys),
+    values=moved(cache.values),
     length=length,
+    rings=cache.rings,
   )
+
+
+def _move(entries, path, is_ring):
+  index = path[:, 1:]
+  if is_ring:
+    index %= size(entries)
+  take = jax.vmap(lambda row, index: jnp.take(row, index, axis=1))
+  taken = jax.tree.map(lambda leaf: take(leaf, index), entries)
+  return _write_layer(entries, taken, path[:, 0] + 1, is_ring)
+
+
+def _write_layer(entries, update, start, is_ring):
+  if not is_ring:
+    return jax.tree.map(lambda x, new: write(x, new, start, 1), entries, update)
+  room, num_new = size(entries), size(update)
+  if num_new > room:
+    raise ValueError(
+      f'{num_new} tokens are fed to a ring with room for {room}: give '
+      '`init_cache` the most that are fed before a commit, as max_new'
+    )
+  return jax.tree.map(
+    lambda x, new: _each_row(_write_round, x, new, start % room),
+    entries,
+    update,
+  )
+
+
+def _write_round(buffer, update, start):
+  """Writes [H, T, D] into the ring [H, S, D] of a row, on at 0 behind its end.
+
+  Of two slices, the last that begins no later than the updates and the first of
+  the ring, each keeps what is not of theirs.
+  """
+  size, num_new = buffer.shape[1], update.shape[1]
+  for begin in (jnp.minimum(start, size - num_new), jnp.zeros_like(start)):
+    place = (begin + jnp.arange(num_new) - start) % size
+    new = jnp.take(update, jnp.minimum(place, num_new - 1), axis=1)
+    old = jax.lax.dynamic_slice_in_dim(buffer, begin, num_new, axis=1)
+    merged = jnp.where((place < num_new)[:, None], new, old)
+    buffer = jax.lax.dynamic_update_slice_in_dim(buffer, merged, begin, axis=1)
+  return buffer
+
+
+def _each_row(write_row, buffer, update, start):
+  if buffer.shape[0] == 1:  # mapped, the update becomes a slower scatter
+    return write_row(buffer[0], update[0], start[0])[None]
+  return jax.vmap(write_row)(buffer, update, start)

@@ -12,7 +12,9 @@ from specsample import files
 from specsample import sharding
 from specsample import text
 from specsample import tokenizer_files
+from specsample.models import attention
 from specsample.models import config as config_lib
+from specsample.models import experts
 from specsample.models import rotary
 from specsample.models import tensors
 from specsample.models import transformer
@@ -27,7 +29,10 @@ _ROPE_SCALINGS = {
   'linear': rotary.LinearRope,
   'llama3': rotary.Llama3Rope,
   'factors': rotary.FactorRope,
+  'yarn': rotary.YarnRope,
 }
+# Fields that are dataclasses themselves.
+_PARTS = {'latent': attention.Latent, 'experts': experts.Experts}
 
 
 def save(
@@ -165,16 +170,24 @@ def from_json(config: dict[str, Any], dtype: str) -> transformer.Transformer:
   """
   config = copy.deepcopy(config)
   family = _FAMILIES[config.pop('family')]
+  fields = {name: _hashable(value) for name, value in config.items()}
   scaling = config['rope_scaling']
   if scaling is not None:
     scaling_class = _ROPE_SCALINGS[scaling.pop('type')]
-    # JSON has no tuples, and the model must be hashable.
-    values = {
-      key: tuple(value) if isinstance(value, list) else value
-      for key, value in scaling.items()
-    }
-    config['rope_scaling'] = scaling_class(**values)
-  return family(**config, dtype=dtype)
+    fields['rope_scaling'] = _made(scaling_class, scaling)
+  for name, part in _PARTS.items():
+    if config.get(name) is not None:
+      fields[name] = _made(part, config[name])
+  return family(**fields, dtype=dtype)
+
+
+def _made(cls, values):
+  return cls(**{name: _hashable(value) for name, value in values.items()})
+
+
+def _hashable(value):
+  """JSON has no tuples, and the model must be hashable."""
+  return tuple(value) if isinstance(value, list) else value
 
 
 def _name_of(cls, table):

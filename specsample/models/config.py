@@ -1,6 +1,7 @@
 """Values of a model's configuration, as foreign formats store them."""
 
 from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 
@@ -10,51 +11,65 @@ def check_dtype(dtype: str) -> None:
     raise ValueError(f"dtype is {dtype!r}: load as 'float32' or as 'bfloat16'")
 
 
-def size(
-  config: Mapping[str, Any],
-  key: str,
-  *,
-  origin: str,
-  default: int | None = None,
-) -> int:
-  """A positive integer of a configuration; ValueError if it is none."""
-  value = _value(config, key, default)
-  if type(value) is not int or value < 1:
-    raise ValueError(
-      f'{origin}: {key} is {value!r}, expected an integer of at least 1: the '
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Values by name, checked when they are asked for.
+
+  All methods raise ValueError where a value is not what it has to be; one that
+  is null is one that is not there.
+  """
+
+  values: Mapping[str, Any]
+  origin: str  # the file, for messages
+
+  def get(self, key: str, default: Any = None) -> Any:
+    """The value as it is."""
+    value = self.values.get(key)
+    return default if value is None else value
+
+  def size(self, key: str, default: int | None = None) -> int:
+    """An integer of at least 1."""
+    value = self.get(key, default)
+    if type(value) is not int or value < 1:
+      raise self.unexpected(key, 'an integer of at least 1')
+    return value
+
+  def number(self, key: str, default: float | None = None) -> float:
+    """A number above 0."""
+    value = self.get(key, default)
+    if type(value) not in (int, float) or not value > 0:
+      raise self.unexpected(key, 'a number above 0')
+    return float(value)
+
+  def optional_number(self, key: str) -> float | None:
+    """A number above 0, None where there is none."""
+    return None if self.get(key) is None else self.number(key)
+
+  def flag(self, key: str, default: bool = False) -> bool:
+    """True or false."""
+    value = self.get(key, default)
+    if type(value) is not bool:
+      raise self.unexpected(key, 'true or false')
+    return value
+
+  def only(self, key: str, supported: Any) -> None:
+    """Refuses any other value than the one that is supported."""
+    value = self.get(key, supported)
+    if value != supported:
+      raise ValueError(
+        f'{self.origin}: {key} is {value!r}, supported is {supported!r} only'
+      )
+
+  def part(self, key: str) -> 'Config':
+    """The object at a key, empty where there is none."""
+    value = self.get(key, {})
+    if not isinstance(value, dict):
+      raise self.unexpected(key, 'an object')
+    return Config(value, self.origin)
+
+  def unexpected(self, key: str, expected: str) -> ValueError:
+    """Says that a value is not what was expected."""
+    return ValueError(
+      f'{self.origin}: {key} is {self.get(key)!r}, expected {expected}: the '
       'file is damaged, or of another architecture'
     )
-  return value
-
-
-def number(
-  config: Mapping[str, Any],
-  key: str,
-  *,
-  origin: str,
-  default: float | None = None,
-) -> float:
-  """A positive number of a configuration; ValueError if it is none."""
-  value = _value(config, key, default)
-  if type(value) not in (int, float) or not value > 0:
-    raise ValueError(
-      f'{origin}: {key} is {value!r}, expected a number above 0: the file is '
-      'damaged, or of another architecture'
-    )
-  return float(value)
-
-
-def flag(config: Mapping[str, Any], key: str, *, origin: str) -> bool:
-  """A truth value of a configuration, False where it has none."""
-  value = _value(config, key, False)
-  if type(value) is not bool:
-    raise ValueError(
-      f'{origin}: {key} is {value!r}, expected true or false: the file is '
-      'damaged, or of another architecture'
-    )
-  return value
-
-
-def _value(config, key, default):
-  value = config.get(key)
-  return default if value is None else value

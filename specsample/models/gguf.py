@@ -1,6 +1,5 @@
-"""Llama models in GGUF files; `gguf_file` reads the format."""
+"""Models in GGUF files; `gguf_file` reads the format."""
 
-import functools
 import os
 import re
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from specsample.models import config as config_lib
+from specsample.models import gemma
 from specsample.models import gguf_file
 from specsample.models import rotary
 from specsample.models import tensors
@@ -21,16 +21,20 @@ _NAMES = {
   'layers.{}.attention_norm.scale': 'blk.{}.attn_norm.weight',
   'layers.{}.attention.query.kernel': 'blk.{}.attn_q.weight',
   'layers.{}.attention.query.bias': 'blk.{}.attn_q.bias',
+  'layers.{}.attention.query_norm.scale': 'blk.{}.attn_q_norm.weight',
   'layers.{}.attention.key.kernel': 'blk.{}.attn_k.weight',
   'layers.{}.attention.key.bias': 'blk.{}.attn_k.bias',
+  'layers.{}.attention.key_norm.scale': 'blk.{}.attn_k_norm.weight',
   'layers.{}.attention.value.kernel': 'blk.{}.attn_v.weight',
   'layers.{}.attention.value.bias': 'blk.{}.attn_v.bias',
   'layers.{}.attention.out.kernel': 'blk.{}.attn_output.weight',
   'layers.{}.attention.out.bias': 'blk.{}.attn_output.bias',
+  'layers.{}.attention_post_norm.scale': 'blk.{}.post_attention_norm.weight',
   'layers.{}.mlp_norm.scale': 'blk.{}.ffn_norm.weight',
   'layers.{}.mlp.gate.kernel': 'blk.{}.ffn_gate.weight',
   'layers.{}.mlp.up.kernel': 'blk.{}.ffn_up.weight',
   'layers.{}.mlp.down.kernel': 'blk.{}.ffn_down.weight',
+  'layers.{}.mlp_post_norm.scale': 'blk.{}.post_ffw_norm.weight',
 }
 # Llama 3.1's divisors of the rotary frequencies: configuration, no parameter.
 _ROPE_FACTORS = 'rope_freqs.weight'
@@ -44,18 +48,28 @@ def load(
   On a mesh each process dequantises every tensor whole, and keeps its parts.
 
   Raises:
-    ValueError: the file is damaged, or holds no model of the Llama family.
+    ValueError: the file is damaged, or holds no model of a known family.
   """
   config_lib.check_dtype(dtype)
   with gguf_file.Reader(path) as reader:
-    model = _model(reader, dtype)
+    architecture, model = _model(reader, dtype)
     file = tensors.TensorFile(
       origin=str(path),
       shapes=reader.shapes,
-      open=lambda name: _heads_split(name, reader.read(name), model),
+      open=lambda name: _rearranged(
+        architecture, model, name, reader.read(name)
+      ),
     )
     params = tensors.fill(model, file, _NAMES, ignored={_ROPE_FACTORS})
     return model, params, reader.metadata
+
+
+def _rearranged(architecture, model, name, values):
+  if architecture == 'llama':
+    return _heads_split(name, values, model)
+  if model.norm_offset and name.endswith('norm.weight'):
+    return values - model.norm_offset  # GGUF has it added
+  return values
 
 
 def _heads_split(name: str, values: np.ndarray, model: transformer.Transformer):
@@ -71,55 +85,88 @@ def _heads_split(name: str, values: np.ndarray, model: transformer.Transformer):
   return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def _model(reader: gguf_file.Reader, dtype: str) -> transformer.Transformer:
+def _model(reader, dtype):
+  """The architecture's name and the model."""
   metadata, shapes, origin = reader.metadata, reader.shapes, str(reader.path)
   architecture = metadata.get('general.architecture')
-  if architecture != 'llama':
+  if architecture not in _ARCHITECTURES:
     raise ValueError(
-      f"{origin}: architecture {architecture!r} is not supported, 'llama' "
-      '(Llama, SmolLM2, Mistral) is'
+      f'{origin}: architecture {architecture!r} is not supported, '
+      f'{", ".join(_ARCHITECTURES)} are'
     )
   if metadata.get('split.count', 0) not in (0, 1):
     raise ValueError(
       f'{origin} is one of {metadata["split.count"]} parts: join them with '
       '`llama-gguf-split --merge`'
     )
-  config = {
-    key.removeprefix('llama.'): value
-    for key, value in metadata.items()
-    if key.startswith('llama.')
-  }
+  prefix = f'{architecture}.'
+  config = config_lib.Config(
+    {
+      key.removeprefix(prefix): value
+      for key, value in metadata.items()
+      if key.startswith(prefix)
+    },
+    origin,
+  )
   if config.get('expert_count', 0):
     raise ValueError(
-      f'{origin} is a mixture of {config["expert_count"]} experts, which is '
-      'not supported: load a dense model'
+      f'{origin} is a mixture of {config.get("expert_count")} experts, which '
+      'is not supported: load a dense model, or a folder of safetensors'
     )
-  size = functools.partial(config_lib.size, config, origin=origin)
-  number = functools.partial(config_lib.number, config, origin=origin)
-  num_heads = size('attention.head_count')
-  head_dim = size(
-    'attention.key_length', default=size('embedding_length') // num_heads
-  )
+  size, number = config.size, config.number
+  dim, num_heads = size('embedding_length'), size('attention.head_count')
+  head_dim = size('attention.key_length', max(dim // num_heads, 1))
   # llama.vocab_size is optional.
   tokens = metadata.get('tokenizer.ggml.tokens')
   window = 'attention.sliding_window'
-  return transformer.Transformer(
-    vocab_size=len(tokens) if isinstance(tokens, list) else size('vocab_size'),
-    num_layers=size('block_count'),
-    dim=size('embedding_length'),
-    num_heads=num_heads,
-    num_kv_heads=size('attention.head_count_kv', default=num_heads),
-    head_dim=head_dim,
-    mlp_dim=size('feed_forward_length'),
-    max_length=size('context_length'),
-    rope_theta=number('rope.freq_base', default=10_000.0),
-    rope_scaling=_rope_scaling(config, head_dim, reader),
-    norm_eps=number('attention.layer_norm_rms_epsilon', default=1e-5),
-    tie_embeddings='output.weight' not in shapes,
-    attention_bias='blk.0.attn_q.bias' in shapes,
-    sliding_window=size(window) if window in config else None,
-    dtype=dtype,
-  )
+  fields = {
+    'vocab_size': (
+      len(tokens) if isinstance(tokens, list) else size('vocab_size')
+    ),
+    'num_layers': size('block_count'),
+    'dim': dim,
+    'num_heads': num_heads,
+    'num_kv_heads': size('attention.head_count_kv', num_heads),
+    'head_dim': head_dim,
+    'mlp_dim': size('feed_forward_length'),
+    'max_length': size('context_length'),
+    'rope_theta': number('rope.freq_base', 10_000.0),
+    'rope_scaling': _rope_scaling(config, head_dim, reader),
+    'norm_eps': number('attention.layer_norm_rms_epsilon', 1e-5),
+    'tie_embeddings': 'output.weight' not in shapes,
+    'attention_bias': 'blk.0.attn_q.bias' in shapes,
+    'attention_out_bias': 'blk.0.attn_output.bias' in shapes,
+    'qk_norm': 'blk.0.attn_q_norm.weight' in shapes,
+    'sliding_window': size(window) if config.get(window) is not None else None,
+    'dtype': dtype,
+  }
+  own = _ARCHITECTURES[architecture](config, fields)
+  return architecture, transformer.Transformer(**fields | own)
+
+
+def _gemma3(config, fields):
+  """What llama.cpp knows of the architecture and the file does not say."""
+  num_layers = fields['num_layers']
+  step = config.size('attention.sliding_window_pattern', 6)
+  # The largest divides its width by the heads that it has, not by theirs.
+  per_head = fields['dim'] / fields['num_heads']
+  return gemma.fields(fields['dim']) | {
+    'sliding_layers': tuple(i for i in range(num_layers) if (i + 1) % step),
+    'sliding_rope_theta': config.number('rope.freq_base_swa', 10_000.0),
+    'query_scale': (
+      per_head if num_layers == _GEMMA3_27B_LAYERS else fields['head_dim']
+    )
+    ** -0.5,
+  }
+
+
+_GEMMA3_27B_LAYERS = 62
+_ARCHITECTURES = {
+  'llama': lambda config, fields: {},
+  'gemma3': _gemma3,
+  'qwen2': lambda config, fields: {},
+  'qwen3': lambda config, fields: {},
+}
 
 
 def _rope_scaling(config, head_dim, reader):
@@ -139,7 +186,7 @@ def _rope_scaling(config, head_dim, reader):
     return rotary.FactorRope(factors=tuple(factors.tolist()))
   # The first is how the factor was called before there were types.
   keys = ('rope.scale_linear', 'rope.scaling.factor')
-  key = next((key for key in keys if key in config), None)
+  key = next((key for key in keys if key in config.values), None)
   kind = config.get('rope.scaling.type', 'linear' if key else 'none')
   if kind == 'none':
     return None
@@ -148,5 +195,4 @@ def _rope_scaling(config, head_dim, reader):
       f"{reader.path}: rope scaling {kind!r} is not supported: 'linear' with "
       "a factor and Llama 3.1's factors are"
     )
-  factor = config_lib.number(config, key, origin=str(reader.path))
-  return rotary.LinearRope(factor=factor)
+  return rotary.LinearRope(factor=config.number(key))

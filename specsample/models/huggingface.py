@@ -1,7 +1,6 @@
-"""Llama models in Hugging Face's layout: config.json and safetensors."""
+"""Models in Hugging Face's layout: config.json and safetensors."""
 
 from concurrent import futures
-import functools
 import os
 from typing import Any
 
@@ -9,7 +8,12 @@ from etils import epath
 
 from specsample import files
 from specsample.models import config as config_lib
-from specsample.models import rotary
+from specsample.models import deepseek
+from specsample.models import family as family_lib
+from specsample.models import gemma
+from specsample.models import llama
+from specsample.models import mixtral
+from specsample.models import qwen
 from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.models import transformer
@@ -28,26 +32,17 @@ FILE_PATTERNS = (
 )
 PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.pkl', '.ckpt')
 
-_FAMILIES = ('llama', 'mistral')
-NAMES = {
-  'embedding': 'model.embed_tokens.weight',
-  'unembedding': 'lm_head.weight',
-  'norm.scale': 'model.norm.weight',
-  'layers.{}.attention_norm.scale': 'model.layers.{}.input_layernorm.weight',
-  'layers.{}.attention.query.kernel': 'model.layers.{}.self_attn.q_proj.weight',
-  'layers.{}.attention.query.bias': 'model.layers.{}.self_attn.q_proj.bias',
-  'layers.{}.attention.key.kernel': 'model.layers.{}.self_attn.k_proj.weight',
-  'layers.{}.attention.key.bias': 'model.layers.{}.self_attn.k_proj.bias',
-  'layers.{}.attention.value.kernel': 'model.layers.{}.self_attn.v_proj.weight',
-  'layers.{}.attention.value.bias': 'model.layers.{}.self_attn.v_proj.bias',
-  'layers.{}.attention.out.kernel': 'model.layers.{}.self_attn.o_proj.weight',
-  'layers.{}.attention.out.bias': 'model.layers.{}.self_attn.o_proj.bias',
-  'layers.{}.mlp_norm.scale': (
-    'model.layers.{}.post_attention_layernorm.weight'
-  ),
-  'layers.{}.mlp.gate.kernel': 'model.layers.{}.mlp.gate_proj.weight',
-  'layers.{}.mlp.up.kernel': 'model.layers.{}.mlp.up_proj.weight',
-  'layers.{}.mlp.down.kernel': 'model.layers.{}.mlp.down_proj.weight',
+_FAMILIES = {
+  'deepseek_v3': deepseek.DEEPSEEK_V3,
+  'gemma2': gemma.GEMMA2,
+  'gemma3': gemma.GEMMA3_WITH_IMAGES,
+  'gemma3_text': gemma.GEMMA3,
+  'llama': llama.LLAMA,
+  'mistral': llama.MISTRAL,
+  'mixtral': mixtral.MIXTRAL,
+  'qwen2': qwen.QWEN2,
+  'qwen3': qwen.QWEN3,
+  'qwen3_moe': qwen.QWEN3_MOE,
 }
 # How many modules for multi-token prediction lie behind the layers.
 NUM_MODULES = 'num_nextn_predict_layers'
@@ -63,25 +58,47 @@ def load(
   On a mesh each process reads the parts that its devices hold.
 
   Raises:
-    ValueError: files are missing or damaged, or hold no model of the family.
+    ValueError: files are missing or damaged, or hold no model of a family that
+      is known.
   """
   config_lib.check_dtype(dtype)
   folder = files.at(path)
-  config = files.read_json(folder / 'config.json')
-  model = _model(config, folder, dtype)
-  tensor_file = open_tensors(folder)
-  # Computed from the configuration now, but stored by old checkpoints; and a
-  # tied unembedding is sometimes stored all the same.
-  ignored = {
-    f'model.layers.{i}.self_attn.rotary_emb.inv_freq'
-    for i in range(model.num_layers)
-  }
-  if model.tie_embeddings:
-    ignored.add(NAMES['unembedding'])
+  config = config_lib.Config(
+    files.read_json(folder / 'config.json'), str(folder / 'config.json')
+  )
+  family = _family(config)
+  model = family.model(config, dtype)
   # A drafter that lies behind the layers: `mtp_files` reads it.
   behind = mtp_prefixes(model.num_layers, config.get(NUM_MODULES))
-  ignored.update(filter(lambda x: x.startswith(behind), tensor_file.shapes))
-  return model, tensors.fill(model, tensor_file, NAMES, ignored=ignored)
+  own_names = {}
+  tensor_file = open_tensors(folder)
+  for name in tensor_file.shapes:
+    own = family.own_name(name)
+    if own is not None and not own.startswith(behind):
+      own_names[own] = name
+  file = tensors.stacked(
+    tensors.TensorFile(
+      origin=tensor_file.origin,
+      shapes={own: tensor_file.shapes[own_names[own]] for own in own_names},
+      open=lambda own: family.rearranged(
+        model, own, tensor_file.open(own_names[own])
+      ),
+    )
+  )
+  # A tied unembedding is sometimes stored all the same.
+  ignored = {family.names['unembedding']} if model.tie_embeddings else ()
+  return model, tensors.fill(model, file, family.names, ignored=ignored)
+
+
+def _family(config: config_lib.Config) -> family_lib.Family:
+  kind = config.get('model_type')
+  if kind not in _FAMILIES:
+    raise ValueError(
+      f'{config.origin}: model_type {kind!r} is not supported, supported are '
+      f'{", ".join(_FAMILIES)}'
+    )
+  config.only('quantization_config', None)
+  return _FAMILIES[kind]
 
 
 def mtp_prefixes(num_layers: int, count: Any) -> tuple[str, ...]:
@@ -151,84 +168,3 @@ def pickle_message(path: epath.Path) -> str:
     'it where it is trusted, with save_pretrained(..., safe_serialization='
     'True) of transformers, and load the folder that this writes'
   )
-
-
-def _model(
-  config: dict[str, Any], folder: epath.Path, dtype: str
-) -> transformer.Transformer:
-  origin = str(folder / 'config.json')
-  family = config.get('model_type')
-  if family not in _FAMILIES:
-    raise ValueError(
-      f'{origin}: model_type {family!r} is not supported, '
-      f'{" and ".join(_FAMILIES)} are'
-    )
-  for key, supported in (
-    ('hidden_act', 'silu'),
-    ('mlp_bias', False),
-    ('quantization_config', None),
-  ):
-    if config.get(key, supported) != supported:
-      raise ValueError(
-        f'{origin}: {key} is {config[key]!r}, supported is {supported!r} only'
-      )
-  size = functools.partial(config_lib.size, config, origin=origin)
-  flag = functools.partial(config_lib.flag, config, origin=origin)
-  num_heads = size('num_attention_heads')
-  # 4096 is what transformers takes where a Mistral model does not say.
-  window = config.get('sliding_window', 4096) if family == 'mistral' else None
-  return transformer.Transformer(
-    vocab_size=size('vocab_size'),
-    num_layers=size('num_hidden_layers'),
-    dim=size('hidden_size'),
-    num_heads=num_heads,
-    num_kv_heads=size('num_key_value_heads', default=num_heads),
-    head_dim=size('head_dim', default=size('hidden_size') // num_heads),
-    mlp_dim=size('intermediate_size'),
-    max_length=size('max_position_embeddings'),
-    **_rope(config, origin),
-    norm_eps=config_lib.number(
-      config, 'rms_norm_eps', origin=origin, default=1e-6
-    ),
-    tie_embeddings=flag('tie_word_embeddings'),
-    attention_bias=flag('attention_bias'),
-    sliding_window=None
-    if window is None
-    else size('sliding_window', default=window),
-    dtype=dtype,
-  )
-
-
-def _rope(config: dict[str, Any], origin: str) -> dict[str, Any]:
-  """The arguments rope_theta and rope_scaling of a model.
-
-  transformers 5 writes rope_parameters; 4 wrote rope_theta and rope_scaling,
-  whose rope_type was once called type.
-  """
-  rope = config.get('rope_parameters') or config.get('rope_scaling') or {}
-  if not isinstance(rope, dict):
-    raise ValueError(
-      f'{origin}: the rope parameters are {rope!r}, expected an object: the '
-      'file is damaged, or of another architecture'
-    )
-  rope = {'rope_theta': config.get('rope_theta', 10_000.0)} | rope
-  number = functools.partial(config_lib.number, rope, origin=origin)
-  kind = rope.get('rope_type', rope.get('type', 'default'))
-  scaling: rotary.LinearRope | rotary.Llama3Rope | None = None
-  if kind == 'linear':
-    scaling = rotary.LinearRope(factor=number('factor'))
-  elif kind == 'llama3':
-    scaling = rotary.Llama3Rope(
-      factor=number('factor'),
-      low_freq_factor=number('low_freq_factor'),
-      high_freq_factor=number('high_freq_factor'),
-      original_max_length=config_lib.size(
-        rope, 'original_max_position_embeddings', origin=origin
-      ),
-    )
-  elif kind != 'default':
-    raise ValueError(
-      f"{origin}: rope scaling {kind!r} is not supported: 'default', 'linear' "
-      "and 'llama3' are"
-    )
-  return {'rope_theta': number('rope_theta'), 'rope_scaling': scaling}

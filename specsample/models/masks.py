@@ -12,17 +12,13 @@ def causal(
 ) -> Array:
   """What each of `num_new` tokens behind length [B] cached ones may see.
 
-  Returns [B, T, S + T] bool: of a cache of S entries the first `length`, of
-  the new tokens itself and those before it; at most `window` tokens back.
+  Returns [B, T, S + T] bool: of a cache of S entries the tokens so far, of the
+  new tokens itself and those before it; at most `window` tokens back.
   """
-  new = jnp.arange(num_new)
-  positions = length[:, None] + new  # [B, T]
-  entries = jnp.broadcast_to(jnp.arange(size), (length.size, size))
-  entries = sharding.constrain(entries, 'batch', None)
-  is_cached = entries < length[:, None]
-  seen_at = jnp.concatenate([entries, positions], axis=1)[:, None]
-  exists = jnp.pad(is_cached, ((0, 0), (0, num_new)), constant_values=True)
-  mask = exists[:, None] & (seen_at <= positions[..., None])
+  positions = length[:, None] + jnp.arange(num_new)  # [B, T]
+  seen_at = jnp.concatenate([_indices(length, size), positions], axis=1)
+  seen_at = seen_at[:, None]
+  mask = (seen_at >= 0) & (seen_at <= positions[..., None])
   if window is not None:
     mask &= seen_at > positions[..., None] - window
   return mask
@@ -53,21 +49,32 @@ def of_tree(
   root = length[:, None] - num_before
   seen = ancestors[:, num_before:]  # [B, T, W]
   positions = root + depths[:, num_before:]
-  entries = jnp.broadcast_to(jnp.arange(size), (length.size, size))
-  entries = sharding.constrain(entries, 'batch', None)
+  seen_at = indices = _indices(length, size)
   cached = jnp.broadcast_to(
-    (entries < root)[:, None], (length.size, num_new, size)
+    ((indices >= 0) & (indices < root))[:, None],
+    (length.size, num_new, size),
   )
-  seen_at = entries
   if num_before:
-    node = jnp.clip(entries - root, 0, num_nodes - 1)
-    is_node = (entries >= root) & (entries < length[:, None])
+    node = jnp.clip(indices - root, 0, num_nodes - 1)
+    is_node = indices >= root
     of_node = jnp.take_along_axis(seen, node[:, None], axis=2)
     cached |= is_node[:, None] & of_node
     depth = jnp.take_along_axis(depths, node, axis=1)
-    seen_at = jnp.where(is_node, root + depth, entries)
+    seen_at = jnp.where(is_node, root + depth, indices)
   mask = jnp.concatenate([cached, seen[..., num_before:]], axis=2)
   if window is not None:
     seen_at = jnp.concatenate([seen_at, positions], axis=1)[:, None]
     mask &= seen_at > positions[..., None] - window
   return mask, positions
+
+
+def _indices(length, size):
+  """The token [B, S] that each entry of a cache holds, negative for none.
+
+  Token i is in entry i % S: in a ring the last S tokens, and in a cache with
+  room for all of them entry i is that of token i.
+  """
+  entries = jnp.broadcast_to(jnp.arange(size), (length.size, size))
+  entries = sharding.constrain(entries, 'batch', None)
+  last = length[:, None] - 1
+  return last - (last - entries) % max(size, 1)

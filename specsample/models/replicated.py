@@ -51,10 +51,12 @@ class Replicated:
     whole = lambda axes: (None,) * len(axes)
     return sharding.map_axes(whole, self.model.param_axes())
 
-  def init_cache(self, batch_size: int, max_length: int) -> Cache:
+  def init_cache(
+    self, batch_size: int, max_length: int, max_new: int | None = None
+  ) -> Cache:
     """See `types.Model`."""
     with _replicated():
-      return self.model.init_cache(batch_size, max_length)
+      return self.model.init_cache(batch_size, max_length, max_new)
 
   def apply(
     self,

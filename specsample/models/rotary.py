@@ -47,8 +47,55 @@ class Llama3Rope:
     return kept * frequencies + (1 - kept) * frequencies / self.factor
 
 
+@dataclasses.dataclass(frozen=True)
+class YarnRope:
+  """Low frequencies divided by `factor`, in ramps (Peng et al., 2309.00071).
+
+  Attributes:
+    factor: s of the paper.
+    original_max_length: of the sequences that the model was first trained on.
+    fast, slow: above that many turns in them frequencies are kept, and below
+      are divided.
+    scale: what the rotated vectors are multiplied by, 0.1 ln(s) + 1 if None.
+    is_rounded: the ends of the ramp are whole numbers.
+  """
+
+  factor: float
+  original_max_length: int
+  fast: float = 32.0
+  slow: float = 1.0
+  scale: float | None = None
+  is_rounded: bool = True
+
+  def __call__(self, frequencies: Array) -> Array:
+    """Between them a ramp over the pairs of dimensions."""
+    count = frequencies.shape[0]
+    turns = self.original_max_length * frequencies / (2 * math.pi)
+    # How often pair i turns falls by the same factor from pair to pair.
+    step = jnp.log(turns[0] / turns[-1]) / (count - 1)
+    place = lambda wanted: jnp.log(turns[0] / wanted) / step
+    low, high = place(self.fast), place(self.slow)
+    if self.is_rounded:
+      low, high = jnp.floor(low), jnp.ceil(high)
+    low, high = jnp.maximum(low, 0), jnp.minimum(high, 2 * count - 1)
+    ramp = (jnp.arange(count) - low) / jnp.maximum(high - low, 1e-3)
+    divided = jnp.clip(ramp, 0, 1)
+    return frequencies * (1 - divided + divided / self.factor)
+
+  @property
+  def attention_scale(self) -> float:
+    """What the rotated vectors are multiplied by."""
+    return 0.1 * math.log(self.factor) + 1 if self.scale is None else self.scale
+
+
+Scaling = LinearRope | FactorRope | Llama3Rope | YarnRope
+
+
 def tables(
-  positions: Array, head_dim: int, theta: float, scaling=None
+  positions: Array,
+  head_dim: int,
+  theta: float,
+  scaling: Scaling | None = None,
 ) -> tuple[Array, Array]:
   """Cosines and sines [..., head_dim / 2] of positions [...]."""
   exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
@@ -56,7 +103,8 @@ def tables(
   if scaling is not None:
     frequencies = scaling(frequencies)
   angles = positions[..., None].astype(jnp.float32) * frequencies
-  return jnp.cos(angles), jnp.sin(angles)
+  scale = getattr(scaling, 'attention_scale', 1.0)
+  return scale * jnp.cos(angles), scale * jnp.sin(angles)
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:

@@ -47,6 +47,47 @@ class TensorFile:
   open: Callable[[str], Tensor]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Stack:
+  """Matrices [out, in] of all experts, as a tensor [out, in, E]."""
+
+  file: TensorFile
+  sources: tuple[str, ...]
+
+  def __getitem__(self, index: Index, /) -> np.ndarray:
+    parts = [self.file.open(name)[index[:2]] for name in self.sources[index[2]]]
+    return np.moveaxis(np.stack(parts), 0, -1)
+
+
+def stacked(tensors: TensorFile) -> TensorFile:
+  """The same tensors, those of all experts of a layer as one.
+
+  '.experts.*.' in its name stands for their numbers, which are 0 to E - 1; what
+  is incomplete or of several shapes is left as it is.
+  """
+  of_experts = re.compile(r'(.*\.experts\.)(\d+)(\..*)')
+  found: dict[str, dict[int, str]] = {}
+  for name in tensors.shapes:
+    match = of_experts.fullmatch(name)
+    if match:
+      found.setdefault(f'{match[1]}*{match[3]}', {})[int(match[2])] = name
+  shapes, stacks = dict(tensors.shapes), {}
+  for name, by_number in found.items():
+    sources = tuple(by_number[i] for i in sorted(by_number))
+    (shape, *others) = {tensors.shapes[source] for source in sources}
+    if others or sorted(by_number) != list(range(len(by_number))):
+      continue
+    stacks[name] = _Stack(tensors, sources)
+    for source in sources:
+      del shapes[source]
+    shapes[name] = (*shape, len(sources))
+  return TensorFile(
+    origin=tensors.origin,
+    shapes=shapes,
+    open=lambda name: stacks[name] if name in stacks else tensors.open(name),
+  )
+
+
 def fill(
   model: Described,
   tensors: TensorFile,

@@ -4,12 +4,16 @@ Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825.
 """
 
 import dataclasses
+import functools
 
 from flax import nnx
 import jax.numpy as jnp
 
 from specsample import sharding
+from specsample.models import attention
 from specsample.models import cache as cache_lib
+from specsample.models import decoder_layer
+from specsample.models import experts as experts_lib
 from specsample.models import layers
 from specsample.models import masks
 from specsample.models import network
@@ -19,7 +23,31 @@ from specsample.types import Array, ModelOutput, Params
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transformer:
-  """A decoder, by default Llama's, as a `types.Model`. Sizes are in elements."""
+  """A decoder, as a `types.Model`, Llama's by default. Sizes in elements.
+
+  Attributes:
+    attention_bias: of the products that make queries, keys and values.
+    attention_out_bias: of the one behind them.
+    qk_norm: queries and keys are normalised, a head at a time (Qwen 3).
+    query_scale: what queries are multiplied by, head_dim**-0.5 if None.
+    attention_softcap, logit_softcap: scores and logits x become
+      c * tanh(x / c) (Gemma 2).
+    activation: of the feed-forward, a name of `layers.ACTIVATIONS`.
+    norm_offset: what is added to the norms' parameters (Gemma's 1).
+    has_post_norms: outputs of attention and feed-forward are normalised too
+      (Gemma 2).
+    embedding_scale: what embeddings are multiplied by, rounded to `dtype`.
+    sliding_window: how many tokens a token sees, itself counted in.
+    sliding_layers: those with the window; all if None.
+    sliding_rope_theta: of those layers, whose rope is not scaled then.
+    latent: for attention over latent vectors; num_kv_heads and head_dim are
+      not read then.
+    experts: for layers of many feed-forwards.
+    has_int8_weights: the matrices, the embedding counted in, are integers of 8
+      bits with a scale of float32 for each output.
+    has_int8_cache: so are keys and values, with a scale for each vector.
+    dtype: of the other parameters and of the computation.
+  """
 
   vocab_size: int
   num_layers: int
@@ -30,13 +58,26 @@ class Transformer:
   mlp_dim: int
   max_length: int
   rope_theta: float = 10_000.0
-  rope_scaling: (
-    rotary.LinearRope | rotary.FactorRope | rotary.Llama3Rope | None
-  ) = None
+  rope_scaling: rotary.Scaling | None = None
   norm_eps: float = 1e-5
   tie_embeddings: bool = False
-  attention_bias: bool = False  # of all four of its products
+  attention_bias: bool = False
+  attention_out_bias: bool = False
+  qk_norm: bool = False
+  query_scale: float | None = None
+  attention_softcap: float | None = None
+  logit_softcap: float | None = None
+  activation: str = 'silu'
+  norm_offset: float = 0.0
+  has_post_norms: bool = False
+  embedding_scale: float | None = None
   sliding_window: int | None = None
+  sliding_layers: tuple[int, ...] | None = None
+  sliding_rope_theta: float | None = None
+  latent: attention.Latent | None = None
+  experts: experts_lib.Experts | None = None
+  has_int8_weights: bool = False
+  has_int8_cache: bool = False
   dtype: str = 'float32'
 
   def __post_init__(self):
@@ -51,6 +92,21 @@ class Transformer:
         f'sliding_window is {self.sliding_window}: a token sees at least '
         'itself; None is no window'
       )
+    if self.activation not in layers.ACTIVATIONS:
+      raise ValueError(
+        f'activation is {self.activation!r}: one of {list(layers.ACTIVATIONS)}'
+      )
+    if self.has_int8_weights and (self.latent or self.experts):
+      raise ValueError(
+        'has_int8_weights is of models without experts and latent vectors: '
+        'set it to False'
+      )
+
+  def window(self, layer: int) -> int | None:
+    """How many tokens a layer sees, None for all."""
+    if self.sliding_layers is None or layer in self.sliding_layers:
+      return self.sliding_window
+    return None
 
   def init(self, key: Array) -> Params:
     """Random parameters: nested dictionaries of arrays in `dtype`."""
@@ -64,15 +120,33 @@ class Transformer:
     """The `sharding.Axes` of each parameter's axes, a tuple each."""
     return network.param_axes(_Network, self)
 
-  def init_cache(self, batch_size: int, max_length: int) -> cache_lib.KVCache:
-    """See `types.Model`."""
-    return cache_lib.init(
-      batch_size,
-      max_length,
-      self.num_layers,
-      self.num_kv_heads,
-      self.head_dim,
-      jnp.dtype(self.dtype),
+  def init_cache(
+    self, batch_size: int, max_length: int, max_new: int | None = None
+  ) -> cache_lib.KVCache:
+    """See `types.Model`; layers with a window keep that and `max_new`."""
+    sizes = [
+      max_length
+      if max_new is None or (window := self.window(i)) is None
+      else min(max_length, window + max_new)
+      for i in range(self.num_layers)
+    ]
+    dtype = jnp.dtype('int8' if self.has_int8_cache else self.dtype)
+    if self.latent is None:
+      make = lambda size: cache_lib.entries(
+        batch_size, size, self.num_kv_heads, self.head_dim, dtype
+      )
+      keys, values = tuple(map(make, sizes)), tuple(map(make, sizes))
+    else:
+      width = self.latent.kv_rank + self.latent.rope_dim
+      keys = tuple(
+        cache_lib.entries(batch_size, size, 1, width, dtype) for size in sizes
+      )
+      values = (None,) * self.num_layers
+    return cache_lib.KVCache(
+      keys=keys,
+      values=values,
+      length=cache_lib.no_tokens(batch_size),
+      rings=tuple(i for i, size in enumerate(sizes) if size < max_length),
     )
 
   def apply(
@@ -92,7 +166,7 @@ class Transformer:
         f'name outputs of layers 0 to {self.num_layers - 1}, or the embedding '
         'as -1'
       )
-    found = params['embedding'].dtype
+    found = params['norm']['scale'].dtype
     if found != jnp.dtype(self.dtype):
       raise ValueError(
         f'the parameters are {found} and the model computes in {self.dtype}: '
@@ -120,7 +194,19 @@ class Transformer:
 
   def keep_layers(self, indices: tuple[int, ...]) -> 'Transformer':
     """The same model with a subset of its layers; see `keep_params`."""
-    return dataclasses.replace(self, num_layers=len(indices))
+    kept = lambda some: tuple(
+      i for i, index in enumerate(indices) if index in some
+    )
+    sliding, sparse = self.sliding_layers, self.experts
+    if sparse is not None:
+      dense = kept(sparse.dense_layers)
+      sparse = dataclasses.replace(sparse, dense_layers=dense)
+    return dataclasses.replace(
+      self,
+      num_layers=len(indices),
+      sliding_layers=None if sliding is None else kept(sliding),
+      experts=sparse,
+    )
 
   def keep_params(self, params: Params, indices: tuple[int, ...]) -> Params:
     """The parameters of `keep_layers(indices)`, shared, nothing copied."""
@@ -131,28 +217,33 @@ class Transformer:
 class _Network(nnx.Module):
   def __init__(self, config: Transformer, keys):
     dtype = jnp.dtype(config.dtype)
+    self.vocab_axis = sharding.Axis('vocab', config.vocab_size)
     # [D, V] also for the lookup: tied weights exist once, and the product
     # that reads all of them gets the fast layout.
-    self.vocab_axis = sharding.Axis('vocab', config.vocab_size)
-    vocabulary = lambda: (
-      layers.Linear(
-        config.dim,
-        config.vocab_size,
-        axes=(None, self.vocab_axis),
-        keys=keys,
-        dtype=dtype,
-      ).kernel
+    vocabulary = lambda: layers.Linear(
+      config.dim,
+      config.vocab_size,
+      axes=(None, self.vocab_axis),
+      keys=keys,
+      dtype=dtype,
     )
-    self.embedding = vocabulary()
-    self.unembedding = None if config.tie_embeddings else vocabulary()
+    self.embedding = vocabulary().kernel
+    self.unembedding = None if config.tie_embeddings else vocabulary().kernel
     self.layers = nnx.List(
-      [layers.DecoderLayer(config, keys) for _ in range(config.num_layers)]
+      [
+        decoder_layer.DecoderLayer(config, keys, i)
+        for i in range(config.num_layers)
+      ]
     )
-    self.norm = layers.RMSNorm(config.dim, config.norm_eps, dtype)
+    self.norm = layers.RMSNorm(
+      config.dim, config.norm_eps, dtype, config.norm_offset
+    )
     self.config = config
 
   def embed(self, ids):
-    return sharding.lookup(self.embedding[...], ids, self.vocab_axis)
+    scale = self.config.embedding_scale
+    found = sharding.lookup(self.embedding[...], ids, self.vocab_axis)
+    return found if scale is None else found * jnp.asarray(scale, found.dtype)
 
   def unembed(self, hidden):
     kernel = self.embedding if self.unembedding is None else self.unembedding
@@ -164,27 +255,23 @@ class _Network(nnx.Module):
       axes=('batch', self.vocab_axis),
       preferred_element_type=jnp.float32,
     )
+    cap = self.config.logit_softcap
+    if cap is not None:
+      logits = cap * jnp.tanh(logits / cap)
     return logits.reshape(*hidden.shape[:-1], -1)
 
   def __call__(self, tokens, cache, features, parents):
-    config = self.config
     batch, num_new = tokens.shape
-    sizes = (cache.length, num_new, cache.keys[0].shape[2])
-    window = config.sliding_window
-    if parents is None:
-      positions = cache.length[:, None] + jnp.arange(num_new)
-      mask = masks.causal(*sizes, window)
-    else:
-      mask, positions = masks.of_tree(*sizes, parents, window)
-    rope = rotary.tables(
-      positions, config.head_dim, config.rope_theta, config.rope_scaling
+    view = functools.cache(
+      functools.partial(self._view, cache.length, num_new, parents)
     )
     x = self.embed(tokens).reshape(batch * num_new, -1)
     # By the layer that they enter: outputs[i + 1] is that of layer i.
     new_keys, new_values, outputs = [], [], [x]
-    for layer, keys, values in zip(
-      self.layers, cache.keys, cache.values, strict=True
+    for i, (layer, keys, values) in enumerate(
+      zip(self.layers, cache.keys, cache.values, strict=True)
     ):
+      rope, mask = view(cache_lib.size(keys), self.config.window(i))
       x, layer_keys, layer_values = layer(x, rope, mask, keys, values)
       new_keys.append(layer_keys)
       new_values.append(layer_values)
@@ -198,3 +285,17 @@ class _Network(nnx.Module):
     )
     cache = cache_lib.append(cache, new_keys, new_values, after=hidden[:, 0])
     return output, cache
+
+  def _view(self, length, num_new, parents, size, window):
+    """The rotary tables and the mask of layers with that cache and window."""
+    config = self.config
+    if parents is None:
+      positions = length[:, None] + jnp.arange(num_new)
+      mask = masks.causal(length, num_new, size, window)
+    else:
+      mask, positions = masks.of_tree(length, num_new, size, parents, window)
+    head_dim = config.latent.rope_dim if config.latent else config.head_dim
+    theta, scaling = config.rope_theta, config.rope_scaling
+    if window is not None and config.sliding_rope_theta is not None:
+      theta, scaling = config.sliding_rope_theta, None
+    return rotary.tables(positions, head_dim, theta, scaling), mask

@@ -59,8 +59,11 @@ class HashModel:
         'least one token'
       )
 
-  def init_cache(self, batch_size: int, max_length: int) -> HashCache:
+  def init_cache(
+    self, batch_size: int, max_length: int, max_new: int | None = None
+  ) -> HashCache:
     """See `types.Model`."""
+    del max_new
     return HashCache(
       hashes=jnp.full((batch_size, max_length + 1), _seed_hash(self.seed)),
       length=jnp.zeros(batch_size, jnp.int32),

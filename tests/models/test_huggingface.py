@@ -92,7 +92,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'words'),
   [
-    ({'model_type': 'mamba'}, ["'mamba'", 'llama and mistral']),
+    ({'model_type': 'mamba'}, ["'mamba'", 'llama, mistral']),
     ({'model_type': None}, ['model_type None']),
     ({'hidden_act': 'gelu'}, ['hidden_act', "'gelu'", "'silu'"]),
     ({'mlp_bias': True}, ['mlp_bias', 'True']),
@@ -102,8 +102,8 @@ def folder(tmp_path):
     ({'num_hidden_layers': -2}, ['num_hidden_layers is -2']),
     ({'rms_norm_eps': 0}, ['rms_norm_eps is 0']),
     (
-      {'rope_parameters': {'rope_type': 'yarn', 'factor': 2.0}},
-      ["'yarn'", "'llama3'"],
+      {'rope_parameters': {'rope_type': 'longrope', 'factor': 2.0}},
+      ["'longrope'", "'llama3'"],
     ),
     (
       {'rope_parameters': {'rope_type': 'llama3', 'factor': 2.0}},
@@ -123,7 +123,7 @@ def folder(tmp_path):
     ),
     ({'attention_bias': True}, ['8 tensors', '_proj.bias', 'missing']),
     ({'tie_word_embeddings': 'false'}, ["tie_word_embeddings is 'false'"]),
-    ({'rope_parameters': 5}, ['rope parameters are 5']),
+    ({'rope_parameters': 5}, ['rope_parameters is 5']),
   ],
 )
 def test_a_configuration_that_does_not_fit_is_named(folder, changes, words):

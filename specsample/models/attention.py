@@ -1,0 +1,269 @@
+"""Attention over a cache: grouped queries, or one latent vector for all heads.
+
+Activations are rows [B * T, D]; caches come in and go out as values.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.models import int8
+from specsample.models import layers
+from specsample.models import rotary
+from specsample.types import Array
+
+
+class Attention(nnx.Module):
+  """Grouped-query attention over a cache (Ainslie et al., 2305.13245).
+
+  `config` has the fields of `transformer.Transformer`.
+  """
+
+  def __init__(self, config, keys, in_dim=None):
+    in_dim = config.dim if in_dim is None else in_dim
+    num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+    head_dim, dtype = config.head_dim, jnp.dtype(config.dtype)
+    self.kv_axis = sharding.Axis('kv_heads', num_kv_heads)
+    self.group_axis = sharding.Axis(
+      'heads_of_kv', num_heads // num_kv_heads, within=self.kv_axis
+    )
+    heads = [self.kv_axis, self.group_axis]
+    linear = functools.partial(
+      layers.Linear, keys=keys, dtype=dtype, is_int8=config.has_int8_weights
+    )
+    read = functools.partial(linear, in_dim, bias=config.attention_bias)
+    self.query = read(num_heads * head_dim, axes=(None, heads))
+    self.key = read(num_kv_heads * head_dim, axes=(None, self.kv_axis))
+    self.value = read(num_kv_heads * head_dim, axes=(None, self.kv_axis))
+    self.out = linear(
+      num_heads * head_dim,
+      config.dim,
+      axes=(heads, None),
+      bias=config.attention_out_bias,
+    )
+    norm = lambda: (
+      layers.RMSNorm(head_dim, config.norm_eps, dtype, config.norm_offset)
+      if config.qk_norm
+      else None
+    )
+    self.query_norm = norm()
+    self.key_norm = norm()
+    self.num_heads = num_heads
+    self.num_kv_heads = num_kv_heads
+    self.head_dim = head_dim
+    self.scale = config.query_scale or 1 / math.sqrt(head_dim)
+    self.softcap = config.attention_softcap
+
+  def __call__(self, x, rope, mask, keys, values):
+    """x [B * T, D], rotary tables, mask [B, T, S + T], a layer's cache leaves.
+
+    Returns the layer's output [B * T, D], and the keys and values
+    [B, H, T, head_dim] of the new tokens, which are not in the cache yet.
+    """
+    batch, num_new, _ = mask.shape
+    kv, heads_of_kv = self.kv_axis, self.group_axis
+    group = self.num_heads // self.num_kv_heads
+    query = self._heads(self.query(x), batch, [kv, heads_of_kv])
+    query = self._normed(self.query_norm, query)
+    query = rotary.rotate(query, *rope) * self.scale
+    new = self.keys_and_values(x, rope, batch)
+    new_keys = int8.stored_as(new[0], keys)
+    new_values = int8.stored_as(new[1], values)
+
+    # The queries of a group are rows of one product with their head's keys.
+    query = sharding.reshape(
+      query,
+      (batch, num_new, self.num_kv_heads, group, self.head_dim),
+      *('batch', None, kv, heads_of_kv, None),
+    )
+    query = sharding.reshape(
+      query.transpose(0, 2, 3, 1, 4),
+      (batch, self.num_kv_heads, group * num_new, self.head_dim),
+      *('batch', kv, heads_of_kv, None),
+    )
+    mixed = attend(
+      query, mask, (keys, new_keys), (values, new_values), self.softcap
+    )
+    mixed = sharding.reshape(
+      mixed.astype(x.dtype),
+      (batch, self.num_kv_heads, group, num_new, self.head_dim),
+      *('batch', kv, heads_of_kv, None, None),
+    )
+    mixed = sharding.reshape(
+      mixed.transpose(0, 3, 1, 2, 4),
+      (batch * num_new, self.num_heads * self.head_dim),
+      *('batch', [kv, heads_of_kv]),
+    )
+    return self.out(mixed), new_keys, new_values
+
+  def keys_and_values(
+    self, x: Array, rope: tuple[Array, Array], batch: int
+  ) -> tuple[Array, Array]:
+    """What others see of x [B * T, D]: [B, H, T, head_dim] both."""
+    keys = self._heads(self.key(x), batch, self.kv_axis)
+    keys = rotary.rotate(self._normed(self.key_norm, keys), *rope)
+    values = self._heads(self.value(x), batch, self.kv_axis)
+    return jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+
+  def _heads(self, y, batch, axis):
+    num_new = y.shape[0] // batch
+    shape = (batch, num_new, y.shape[1] // self.head_dim, self.head_dim)
+    return sharding.reshape(y, shape, 'batch', None, axis, None)
+
+  def _normed(self, norm, x):
+    return x if norm is None else norm(x)
+
+
+def attend(
+  query: Array,
+  mask: Array,
+  keys: tuple,
+  values: tuple,
+  softcap: float | None = None,
+) -> Array:
+  """What queries [B, H, G * T, D] take of a cache and of the new tokens.
+
+  Args:
+    query: scaled; the T of one head behind those of another of its group.
+    mask: [B, T, S + T].
+    keys, values: those of the cache and those of the new tokens,
+      [B, H, S, D] and [B, H, T, D].
+    softcap: scores are c * tanh(score / c) (Gemma 2, 2408.00118).
+
+  Returns:
+    [B, H, G * T, D] float32.
+  """
+  num_queries, size = query.shape[2], mask.shape[2] - mask.shape[1]
+  if num_queries == 1:
+    # Of a single row the TPU compiler makes no matrix product, and lays the
+    # whole cache out anew for what it makes instead.
+    query = jnp.repeat(query, 2, axis=2)
+  scores = jnp.concatenate([int8.scores(query, k) for k in keys], axis=-1)
+  if softcap is not None:
+    scores = softcap * jnp.tanh(scores / softcap)
+  mask = jnp.tile(mask, (1, num_queries // mask.shape[1], 1))[:, None]
+  scores = jnp.where(mask, scores, -1e30)
+  weights = jax.nn.softmax(scores, axis=-1)
+  mixed = int8.mix(weights[..., :size], values[0], query.dtype)
+  mixed += int8.mix(weights[..., size:], values[1], query.dtype)
+  return mixed[:, :, :num_queries]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Latent:
+  """Sizes of attention over latent vectors (DeepSeek-V2, 2405.04434).
+
+  Attributes:
+    kv_rank: of the vector that keys and values are made of.
+    rope_dim: of the part of queries and keys that is rotated; the key's is one
+      for all heads.
+    head_dim: of the part that is not.
+    value_dim: of a head's values.
+    query_rank: of what queries are made of, None for the input itself.
+  """
+
+  kv_rank: int
+  rope_dim: int
+  head_dim: int
+  value_dim: int
+  query_rank: int | None = None
+
+
+# The models have another epsilon of their own only for the norms of layers.
+_LATENT_EPS = 1e-6
+
+
+class LatentAttention(nnx.Module):
+  """Attention whose cache holds one latent vector a token, for all heads.
+
+  In place of the keys and values that are made of it, the products that make
+  them are joined to the query's and the output's: all heads are the queries of
+  one, whose keys are [latent vector; rotated part] (2405.04434, section 2.1).
+  """
+
+  def __init__(self, config, keys):
+    sizes, dtype = config.latent, jnp.dtype(config.dtype)
+    self.heads = sharding.Axis('kv_heads', config.num_heads)
+    linear = functools.partial(layers.Linear, keys=keys, dtype=dtype)
+    norm = lambda dim: layers.RMSNorm(dim, _LATENT_EPS, dtype)
+    rank = sizes.query_rank
+    self.query_in: Any = rank and linear(config.dim, rank, axes=(None, None))
+    self.query_norm: Any = rank and norm(rank)
+    in_dim = rank or config.dim
+    width = config.num_heads * (sizes.head_dim + sizes.rope_dim)
+    self.query = linear(in_dim, width, axes=(None, self.heads))
+    shared = sizes.kv_rank + sizes.rope_dim
+    self.key_value_in = linear(config.dim, shared, axes=(None, None))
+    self.key_value_norm = norm(sizes.kv_rank)
+    width = config.num_heads * (sizes.head_dim + sizes.value_dim)
+    self.key_value = linear(sizes.kv_rank, width, axes=(None, self.heads))
+    width = config.num_heads * sizes.value_dim
+    self.out = linear(width, config.dim, axes=(self.heads, None))
+    self.num_heads = config.num_heads
+    self.sizes = sizes
+    self.scale = config.query_scale or 1 / math.sqrt(
+      sizes.head_dim + sizes.rope_dim
+    )
+
+  def __call__(self, x, rope, mask, keys, values):
+    """As `Attention`; keys are [B, 1, S, kv_rank + rope_dim], values None."""
+    batch, num_new, _ = mask.shape
+    sizes, num_heads, heads = self.sizes, self.num_heads, self.heads
+    read = x
+    if self.query_in is not None:
+      read = self.query_norm(self.query_in(x))
+    query = sharding.reshape(
+      self.query(read),
+      (batch, num_new, num_heads, sizes.head_dim + sizes.rope_dim),
+      *('batch', None, heads, None),
+    )
+    plain, rotated = jnp.split(query, [sizes.head_dim], axis=-1)
+    rotated = rotary.rotate(rotated, *rope)
+    of_keys, of_values = jnp.split(
+      sharding.reshape(
+        self.key_value.kernel[...],
+        (sizes.kv_rank, num_heads, sizes.head_dim + sizes.value_dim),
+        *(None, heads, None),
+      ),
+      [sizes.head_dim],
+      axis=-1,
+    )
+    plain = jnp.einsum('bthd,rhd->bhtr', plain, of_keys)
+    query = jnp.concatenate([plain, jnp.swapaxes(rotated, 1, 2)], axis=-1)
+    query = sharding.reshape(
+      query * self.scale,
+      (batch, 1, num_heads * num_new, query.shape[-1]),
+      *('batch', None, heads, None),
+    )
+
+    made = self.key_value_in(x).reshape(batch, num_new, 1, -1)
+    latent, rotated = jnp.split(made, [sizes.kv_rank], axis=-1)
+    latent = self.key_value_norm(latent)
+    rotated = rotary.rotate(rotated, *rope)
+    new = jnp.swapaxes(jnp.concatenate([latent, rotated], axis=-1), 1, 2)
+    new_keys = int8.stored_as(new, keys)
+    as_values = lambda entries: jax.tree.map(
+      lambda leaf: leaf[..., : sizes.kv_rank], entries
+    )
+    mixed = attend(
+      query,
+      mask,
+      (keys, new_keys),
+      (as_values(keys), as_values(new_keys)),
+    )
+    mixed = sharding.reshape(
+      mixed.astype(x.dtype),
+      (batch, num_heads, num_new, sizes.kv_rank),
+      *('batch', heads, None, None),
+    )
+    mixed = jnp.einsum('bhtr,rhd->bthd', mixed, of_values)
+    mixed = sharding.reshape(
+      mixed, (batch * num_new, num_heads * sizes.value_dim), 'batch', heads
+    )
+    return self.out(mixed), new_keys, None

@@ -1,0 +1,50 @@
+"""A layer of a decoder: attention and feed-forward."""
+
+from typing import Any
+
+from flax import nnx
+import jax.numpy as jnp
+
+from specsample.models import attention
+from specsample.models import experts
+from specsample.models import layers
+
+
+class DecoderLayer(nnx.Module):
+  """Attention and feed-forward behind norms, each added to its input.
+
+  `config` has the fields of `transformer.Transformer`. Of a configuration
+  whose layers differ, `index` says which one this is; behind them all is -1.
+  """
+
+  def __init__(self, config, keys, index=-1):
+    norm = lambda: layers.RMSNorm(
+      *(config.dim, config.norm_eps, jnp.dtype(config.dtype)),
+      offset=config.norm_offset,
+    )
+    after = norm if config.has_post_norms else lambda: None
+    is_latent = config.latent is not None
+    kind = attention.LatentAttention if is_latent else attention.Attention
+    self.attention_norm = norm()
+    self.attention: Any = kind(config, keys)
+    self.attention_post_norm = after()
+    self.mlp_norm = norm()
+    self.mlp: Any = (
+      layers.GatedMLP(config, keys)
+      if config.experts is None or index in config.experts.dense_layers
+      else experts.MoE(config, keys)
+    )
+    self.mlp_post_norm = after()
+
+  def __call__(self, x, rope, mask, keys, values):
+    """As `attention.Attention`, on the rows [B * T, D] of the layer before."""
+    attended, new_keys, new_values = self.attention(
+      self.attention_norm(x), rope, mask, keys, values
+    )
+    x = x + _normed(self.attention_post_norm, attended)
+    fed = self.mlp(self.mlp_norm(x))
+    return x + _normed(self.mlp_post_norm, fed), new_keys, new_values
+
+
+def _normed(norm, x):
+  return x if norm is None else norm(x)

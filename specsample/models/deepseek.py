@@ -1,0 +1,141 @@
+"""DeepSeek-V3 (2412.19437): latent attention, routed and shared experts."""
+
+import dataclasses
+import re
+
+import numpy as np
+
+from specsample.models import attention
+from specsample.models import config as config_lib
+from specsample.models import experts
+from specsample.models import family
+from specsample.models import llama
+from specsample.models import tensors
+from specsample.models import transformer
+
+_ATTENTION = 'model.layers.{}.self_attn.'
+_MLP = 'model.layers.{}.mlp.'
+_NAMES = llama.NAMES | {
+  'layers.{}.attention.query_in.kernel': _ATTENTION + 'q_a_proj.weight',
+  'layers.{}.attention.query_norm.scale': _ATTENTION + 'q_a_layernorm.weight',
+  'layers.{}.attention.key_value_in.kernel': (
+    _ATTENTION + 'kv_a_proj_with_mqa.weight'
+  ),
+  'layers.{}.attention.key_value_norm.scale': (
+    _ATTENTION + 'kv_a_layernorm.weight'
+  ),
+  'layers.{}.attention.key_value.kernel': _ATTENTION + 'kv_b_proj.weight',
+  'layers.{}.mlp.router.kernel': _MLP + 'gate.weight',
+  'layers.{}.mlp.router_bias': _MLP + 'gate.e_score_correction_bias',
+  'layers.{}.mlp.expert_gate.kernel': _MLP + 'experts.*.gate_proj.weight',
+  'layers.{}.mlp.expert_up.kernel': _MLP + 'experts.*.up_proj.weight',
+  'layers.{}.mlp.expert_down.kernel': _MLP + 'experts.*.down_proj.weight',
+  'layers.{}.mlp.shared.gate.kernel': _MLP + 'shared_experts.gate_proj.weight',
+  'layers.{}.mlp.shared.up.kernel': _MLP + 'shared_experts.up_proj.weight',
+  'layers.{}.mlp.shared.down.kernel': _MLP + 'shared_experts.down_proj.weight',
+}
+
+
+def _deepseek_v3(
+  config: config_lib.Config, dtype: str
+) -> transformer.Transformer:
+  for key, supported in (
+    ('hidden_act', 'silu'),
+    ('attention_bias', False),
+    ('scoring_func', 'sigmoid'),
+    ('topk_method', 'noaux_tc'),
+    ('moe_layer_freq', 1),
+  ):
+    config.only(key, supported)
+  # Of attention over latent vectors there are as many as heads.
+  values = dict(config.values) | {'num_key_value_heads': None, 'head_dim': None}
+  config = config_lib.Config(values, config.origin)
+  fields = llama.shape(config, dtype) | llama.rope(config)
+  latent = attention.Latent(
+    kv_rank=config.size('kv_lora_rank'),
+    rope_dim=config.size('qk_rope_head_dim'),
+    head_dim=config.size('qk_nope_head_dim'),
+    value_dim=config.size('v_head_dim'),
+    query_rank=(
+      config.size('q_lora_rank') if config.get('q_lora_rank') else None
+    ),
+  )
+  hidden = config.size('moe_intermediate_size')
+  return transformer.Transformer(
+    **fields,
+    latent=latent,
+    query_scale=_query_scale(latent, config),
+    experts=experts.Experts(
+      num_experts=config.size('n_routed_experts'),
+      num_per_token=config.size('num_experts_per_tok'),
+      mlp_dim=hidden,
+      dense_layers=tuple(range(config.get('first_k_dense_replace', 3))),
+      scores='sigmoid',
+      is_normalised=config.flag('norm_topk_prob', True),
+      scale=config.number('routed_scaling_factor', 2.5),
+      has_bias=True,
+      num_groups=config.size('n_group', 1),
+      groups_per_token=config.size('topk_group', 1),
+      shared_dim=hidden * config.size('n_shared_experts', 1),
+    ),
+  )
+
+
+def _query_scale(latent, config):
+  """Sharper by YaRN's growth twice, where that says mscale_all_dim."""
+  key = 'rope_parameters' if config.get('rope_parameters') else 'rope_scaling'
+  rope = config.part(key)
+  scale = (latent.head_dim + latent.rope_dim) ** -0.5
+  weight = rope.get('mscale_all_dim', 0)
+  if rope.get('rope_type', rope.get('type', 'default')) == 'default':
+    return scale
+  if not weight:
+    return scale
+  growth = llama.yarn_growth(
+    rope.number('factor'), rope.number('mscale_all_dim')
+  )
+  return scale * growth**2
+
+
+def _own_name(name):
+  """Queries are made of the input, or of a vector that is made of it."""
+  return family.own_name(name.replace('.q_b_proj.', '.q_proj.'))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Split:
+  """A tensor of which the rows that are rotated are interleaved pairs.
+
+  Of every `size` rows these are the last `rope_dim`.
+  """
+
+  tensor: tensors.Tensor
+  num_rows: int
+  size: int
+  rope_dim: int
+
+  def __getitem__(self, index: tensors.Index, /) -> np.ndarray:
+    whole = self.tensor[(slice(None),) * len(index)]
+    begin = self.size - self.rope_dim
+    pairs = np.arange(begin, self.size).reshape(-1, 2).T.reshape(-1)
+    order = np.concatenate([np.arange(begin), pairs])
+    starts = np.arange(0, self.num_rows, self.size)
+    return whole[(starts[:, None] + order).reshape(-1)][index]
+
+
+def _rearranged(
+  model: transformer.Transformer, name: str, tensor: tensors.Tensor
+) -> tensors.Tensor:
+  """Orders the rows that are rotated as `rotary.rotate` takes them."""
+  latent = model.latent
+  assert latent is not None
+  match = re.search(r'\.(q_proj|kv_a_proj_with_mqa)\.', name)
+  if match is None:
+    return tensor
+  size, count = latent.kv_rank + latent.rope_dim, 1
+  if match[1] == 'q_proj':
+    size, count = latent.head_dim + latent.rope_dim, model.num_heads
+  return _Split(tensor, size * count, size, latent.rope_dim)
+
+
+DEEPSEEK_V3 = family.Family(_deepseek_v3, _NAMES, _own_name, _rearranged)

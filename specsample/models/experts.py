@@ -1,0 +1,160 @@
+"""Feed-forward of many experts, of which each token is sent to a few."""
+
+import dataclasses
+from typing import Literal
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.models import layers
+from specsample.types import Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+  """How tokens are sent to experts.
+
+  Attributes:
+    num_experts: E.
+    num_per_token: to how many of them a token is sent.
+    mlp_dim: the width of each.
+    dense_layers: those with one feed-forward, of the model's `mlp_dim`.
+    scores: of the router's logits, softmax over all experts or a sigmoid each
+      (DeepSeek-V3, 2412.19437, section 2.1.2).
+    is_normalised: the weights of a token's experts are divided by their sum.
+    scale: what they are multiplied by then.
+    has_bias: a bias is added to scores only to choose by them.
+    num_groups, groups_per_token: of how many groups of experts, those with the
+      largest sums of their two best scores, a token's are.
+    shared_dim: the width of a feed-forward that sees every token, 0 for none.
+  """
+
+  num_experts: int
+  num_per_token: int
+  mlp_dim: int
+  dense_layers: tuple[int, ...] = ()
+  scores: Literal['softmax', 'sigmoid'] = 'softmax'
+  is_normalised: bool = True
+  scale: float = 1.0
+  has_bias: bool = False
+  num_groups: int = 1
+  groups_per_token: int = 1
+  shared_dim: int = 0
+
+  def __post_init__(self):
+    """Refuses what no token can be sent to."""
+    if not 1 <= self.num_per_token <= self.num_experts:
+      raise ValueError(
+        f'num_per_token is {self.num_per_token} and num_experts '
+        f'{self.num_experts}: a token is sent to at least one of them'
+      )
+    in_group = self.num_experts // max(self.num_groups, 1)
+    if (
+      self.num_groups < 1
+      or self.num_experts % self.num_groups
+      or not 1 <= self.groups_per_token <= self.num_groups
+      or self.num_per_token > self.groups_per_token * in_group
+    ):
+      raise ValueError(
+        f'num_groups is {self.num_groups} and groups_per_token '
+        f'{self.groups_per_token}: {self.num_experts} experts are divided '
+        f'evenly, and {self.num_per_token} of them are in those groups'
+      )
+
+
+class _Bank(nnx.Module):
+  """The weights [E, in, out] of one product of all experts."""
+
+  def __init__(self, shape, axes, keys, dtype):
+    kernel = jax.random.normal(next(keys), shape, jnp.float32)
+    kernel *= shape[1] ** -0.5
+    self.kernel = nnx.Param(kernel.astype(dtype), axes=axes)
+
+
+class MoE(nnx.Module):
+  """Experts (Mixtral, 2401.04088; DeepSeek-V3, 2412.19437).
+
+  `config` has the fields of `transformer.Transformer`. Every device has its
+  part of the width of each expert, so that all do the same work.
+  """
+
+  def __init__(self, config, keys):
+    sizes, dim, dtype = config.experts, config.dim, jnp.dtype(config.dtype)
+    count, hidden = sizes.num_experts, sizes.mlp_dim
+    self.width = sharding.Axis('mlp', hidden)
+    # Nearly equal scores are told apart: the router is of float32.
+    self.router = layers.Linear(
+      dim, count, axes=(None, None), keys=keys, dtype=jnp.float32
+    )
+    self.router_bias = (
+      nnx.Param(jnp.zeros(count, jnp.float32), axes=(None,))
+      if sizes.has_bias
+      else None
+    )
+    wide, narrow = (None, None, self.width), (None, self.width, None)
+    self.expert_gate = _Bank((count, dim, hidden), wide, keys, dtype)
+    self.expert_up = _Bank((count, dim, hidden), wide, keys, dtype)
+    self.expert_down = _Bank((count, hidden, dim), narrow, keys, dtype)
+    self.shared = (
+      layers.GatedMLP(config, keys, sizes.shared_dim)
+      if sizes.shared_dim
+      else None
+    )
+    self.sizes = sizes
+    self.activation = layers.ACTIVATIONS[config.activation]
+
+  def __call__(self, x: Array) -> Array:
+    """x [R, D] as [R, D]."""
+    weights, chosen = self._route(x)
+    rows, wide = ('batch', None), (None, None, self.width)
+    y = sharding.sum_of_parts(
+      self._run,
+      (x, weights, chosen, *self._kernels()),
+      (rows, rows, rows, wide, wide, (None, self.width, None)),
+      over=self.width,
+    )
+    return y if self.shared is None else y + self.shared(x)
+
+  def _route(self, x):
+    """Of each row the weights and the numbers [R, k] of its experts."""
+    sizes = self.sizes
+    logits = self.router(x.astype(jnp.float32))
+    if sizes.scores == 'softmax':
+      scores = jax.nn.softmax(logits, axis=-1)
+    else:
+      scores = jax.nn.sigmoid(logits)
+    merit = scores
+    if self.router_bias is not None:
+      merit += self.router_bias[...]
+    if sizes.num_groups > 1:
+      grouped = merit.reshape(len(merit), sizes.num_groups, -1)
+      best, _ = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))
+      _, groups = jax.lax.top_k(best.sum(-1), sizes.groups_per_token)
+      is_open = jax.nn.one_hot(groups, sizes.num_groups).sum(1) > 0
+      merit = jnp.where(is_open[..., None], grouped, -jnp.inf)
+      merit = merit.reshape(logits.shape)
+    _, chosen = jax.lax.top_k(merit, sizes.num_per_token)
+    weights = jnp.take_along_axis(scores, chosen, axis=-1)
+    if sizes.is_normalised:
+      weights /= weights.sum(-1, keepdims=True)
+    return weights * sizes.scale, chosen
+
+  def _kernels(self):
+    banks = self.expert_gate, self.expert_up, self.expert_down
+    return [bank.kernel[...] for bank in banks]
+
+  def _run(self, x, weights, chosen, *kernels):
+    """The weighted sum of what its experts make of each row of x [R, D]."""
+    gate, up, down = kernels
+    num_rows, per_row = chosen.shape
+    of_experts = chosen.reshape(-1)
+    order = jnp.argsort(of_experts, stable=True)
+    sizes = jnp.bincount(of_experts, length=gate.shape[0])
+    rows = x[order // per_row]
+    hidden = self.activation(jax.lax.ragged_dot(rows, gate, sizes))
+    hidden *= jax.lax.ragged_dot(rows, up, sizes)
+    made = jax.lax.ragged_dot(hidden, down, sizes)[jnp.argsort(order)]
+    made = made.reshape(num_rows, per_row, -1)
+    return jnp.einsum('rkd,rk->rd', made, weights.astype(made.dtype))

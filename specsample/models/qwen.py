@@ -1,0 +1,79 @@
+"""The Qwen family: Qwen 2.5 (2412.15115), Qwen 3 and its mixture of experts.
+
+Yang et al., 2505.09388.
+"""
+
+from specsample.models import config as config_lib
+from specsample.models import experts
+from specsample.models import family
+from specsample.models import llama
+from specsample.models import transformer
+
+_EXPERTS = 'model.layers.{}.mlp.experts.*.'
+_MOE_NAMES = llama.NAMES | {
+  'layers.{}.mlp.router.kernel': 'model.layers.{}.mlp.gate.weight',
+  'layers.{}.mlp.expert_gate.kernel': _EXPERTS + 'gate_proj.weight',
+  'layers.{}.mlp.expert_up.kernel': _EXPERTS + 'up_proj.weight',
+  'layers.{}.mlp.expert_down.kernel': _EXPERTS + 'down_proj.weight',
+}
+
+
+def _fields(config, dtype):
+  config.only('hidden_act', 'silu')
+  fields = llama.shape(config, dtype) | llama.rope(config)
+  if config.flag('use_sliding_window'):
+    fields |= {
+      'sliding_window': llama.window(config, 4096),
+      'sliding_layers': _sliding_layers(config, fields['num_layers']),
+    }
+  return fields
+
+
+def _sliding_layers(config, num_layers):
+  kinds = config.get('layer_types')
+  if kinds is None:
+    return tuple(range(config.get('max_window_layers', 28), num_layers))
+  return llama.layers_of_kind(config, 'sliding_attention')
+
+
+def _qwen2(config: config_lib.Config, dtype: str) -> transformer.Transformer:
+  return transformer.Transformer(**_fields(config, dtype), attention_bias=True)
+
+
+def _qwen3_fields(config, dtype):
+  has_bias = config.flag('attention_bias')
+  return _fields(config, dtype) | {
+    'qk_norm': True,
+    'attention_bias': has_bias,
+    'attention_out_bias': has_bias,
+  }
+
+
+def _qwen3(config: config_lib.Config, dtype: str) -> transformer.Transformer:
+  return transformer.Transformer(**_qwen3_fields(config, dtype))
+
+
+def _qwen3_moe(
+  config: config_lib.Config, dtype: str
+) -> transformer.Transformer:
+  fields = _qwen3_fields(config, dtype)
+  step = config.size('decoder_sparse_step', 1)
+  dense = config.get('mlp_only_layers', [])
+  return transformer.Transformer(
+    **fields,
+    experts=experts.Experts(
+      # transformers 5 writes num_local_experts.
+      num_experts=config.size('num_experts', config.get('num_local_experts')),
+      num_per_token=config.size('num_experts_per_tok'),
+      mlp_dim=config.size('moe_intermediate_size'),
+      is_normalised=config.flag('norm_topk_prob'),
+      dense_layers=tuple(
+        i for i in range(fields['num_layers']) if i in dense or (i + 1) % step
+      ),
+    ),
+  )
+
+
+QWEN2 = family.Family(_qwen2, llama.NAMES)
+QWEN3 = family.Family(_qwen3, llama.NAMES)
+QWEN3_MOE = family.Family(_qwen3_moe, _MOE_NAMES)

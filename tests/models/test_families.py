@@ -1,0 +1,222 @@
+"""Every family against `transformers` on random tiny models."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import specsample
+
+_SIZES = {
+  'vocab_size': 131,
+  'hidden_size': 32,
+  'num_hidden_layers': 3,
+  'num_attention_heads': 4,
+  'num_key_value_heads': 2,
+  'intermediate_size': 48,
+  'max_position_embeddings': 256,
+  # Wide enough for logits that tell a wrong model from a right one.
+  'initializer_range': 0.3,
+}
+_OWN_HEADS = _SIZES | {'head_dim': 12}
+_EXPERTS = {'num_experts_per_tok': 2, 'moe_intermediate_size': 20}
+_YARN = {
+  'rope_type': 'yarn',
+  'factor': 4.0,
+  'original_max_position_embeddings': 16,
+  'rope_theta': 1_000.0,
+}
+_LATENT = {
+  'q_lora_rank': 20,
+  'kv_lora_rank': 16,
+  'qk_rope_head_dim': 8,
+  'qk_nope_head_dim': 10,
+  'v_head_dim': 6,
+  'n_routed_experts': 8,
+  'n_group': 4,
+  'topk_group': 2,
+  'first_k_dense_replace': 1,
+  'n_shared_experts': 2,
+  'num_key_value_heads': 4,
+  'num_nextn_predict_layers': 0,
+}
+_CONFIGS = {
+  'llama': transformers.LlamaConfig(**_SIZES),
+  'llama_tied': transformers.LlamaConfig(**_SIZES, tie_word_embeddings=True),
+  'llama_one_head_each': transformers.LlamaConfig(
+    **_SIZES | {'num_key_value_heads': 4, 'rms_norm_eps': 1e-3}
+  ),
+  'llama_biased': transformers.LlamaConfig(**_SIZES, attention_bias=True),
+  'llama_wide_heads': transformers.LlamaConfig(**_OWN_HEADS),
+  'llama_linear': transformers.LlamaConfig(
+    **_SIZES,
+    rope_parameters={
+      'rope_type': 'linear',
+      'factor': 4.0,
+      'rope_theta': 5_000.0,
+    },
+  ),
+  'llama3': transformers.LlamaConfig(
+    **_SIZES,
+    rope_parameters={
+      'rope_type': 'llama3',
+      'factor': 8.0,
+      'low_freq_factor': 1.0,
+      'high_freq_factor': 4.0,
+      'original_max_position_embeddings': 64,
+      'rope_theta': 500.0,
+    },
+  ),
+  'mistral': transformers.MistralConfig(**_SIZES, sliding_window=7),
+  'mistral_no_window': transformers.MistralConfig(
+    **_SIZES, sliding_window=None
+  ),
+  'mixtral': transformers.MixtralConfig(
+    **_SIZES, num_local_experts=4, num_experts_per_tok=2
+  ),
+  'qwen2': transformers.Qwen2Config(**_SIZES),
+  'qwen2_yarn': transformers.Qwen2Config(**_SIZES, rope_parameters=_YARN),
+  'qwen2_window': transformers.Qwen2Config(
+    **_SIZES, use_sliding_window=True, sliding_window=7, max_window_layers=1
+  ),
+  'qwen3': transformers.Qwen3Config(**_OWN_HEADS, tie_word_embeddings=True),
+  'qwen3_biased': transformers.Qwen3Config(**_OWN_HEADS, attention_bias=True),
+  'qwen3_moe': transformers.Qwen3MoeConfig(
+    **_OWN_HEADS, **_EXPERTS, num_experts=6, mlp_only_layers=[1]
+  ),
+  'qwen3_moe_normalised': transformers.Qwen3MoeConfig(
+    **_OWN_HEADS,
+    **_EXPERTS,
+    num_experts=4,
+    norm_topk_prob=True,
+    decoder_sparse_step=2,
+  ),
+  'gemma2': transformers.Gemma2Config(
+    **_OWN_HEADS,
+    sliding_window=7,
+    query_pre_attn_scalar=20,
+    attn_logit_softcapping=4.0,
+    final_logit_softcapping=6.0,
+  ),
+  'gemma3': transformers.Gemma3TextConfig(
+    **_OWN_HEADS | {'num_hidden_layers': 4},
+    sliding_window=7,
+    query_pre_attn_scalar=20,
+    sliding_window_pattern=3,
+    rope_parameters={
+      'full_attention': {
+        'rope_type': 'linear',
+        'factor': 8.0,
+        'rope_theta': 1_000.0,
+      },
+      'sliding_attention': {'rope_type': 'default', 'rope_theta': 50.0},
+    },
+  ),
+  'deepseek_v3': transformers.DeepseekV3Config(
+    **_SIZES | _LATENT | _EXPERTS,
+    rope_parameters=_YARN | {'mscale': 1.0, 'mscale_all_dim': 0.7},
+  ),
+  'deepseek_v3_plain_queries': transformers.DeepseekV3Config(
+    **_SIZES
+    | _LATENT
+    | _EXPERTS
+    | {'q_lora_rank': None, 'n_group': 1, 'topk_group': 1},
+    norm_topk_prob=False,
+  ),
+}
+_BATCH, _LENGTH = 2, 48
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _one_torch_thread():
+  """Several wait for each other busily, also where others need the cores."""
+  before = torch.get_num_threads()
+  torch.set_num_threads(1)
+  yield
+  torch.set_num_threads(before)
+
+
+def _reference(name):
+  """A random transformers model, its norms not ones and its biases not 0."""
+  torch.manual_seed(0)
+  config = _CONFIGS[name]
+  config._attn_implementation = 'eager'
+  config._experts_implementation = 'eager'
+  model = transformers.AutoModelForCausalLM.from_config(config).eval()
+  named = [*model.named_parameters(), *model.named_buffers()]
+  with torch.no_grad():
+    for key, value in named:
+      if 'norm' in key:
+        begin = 0.5 - (value.mean() < 0.5).item()
+        value.uniform_(begin, begin + 1)
+      elif 'bias' in key:
+        value.uniform_(-0.5, 0.5)
+      elif 'experts.' in key or key.endswith('gate.weight'):
+        value.normal_(0, 0.3)
+  return model
+
+
+@pytest.fixture(scope='module', params=list(_CONFIGS))
+def pair(request, tmp_path_factory):
+  """A model and its parameters as loaded, and what transformers computes."""
+  folder = tmp_path_factory.mktemp(request.param)
+  reference = _reference(request.param)
+  reference.save_pretrained(folder)
+  tokens = torch.randint(0, _SIZES['vocab_size'], (_BATCH, _LENGTH))
+  with torch.no_grad():
+    outputs = reference(tokens, output_hidden_states=True)
+  loaded = specsample.load(folder)
+  return loaded.model, loaded.params, tokens.numpy(), outputs
+
+
+def _apply(model):
+  return jax.jit(model.apply, static_argnames='features')
+
+
+def _close(found, expected):
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+def test_prefill_equals_transformers(pair):
+  model, params, tokens, outputs = pair
+  logits = outputs.logits.numpy()
+  assert np.std(logits) > 0.5
+  cache = model.init_cache(_BATCH, _LENGTH)
+  found, _ = _apply(model)(params, tokens, cache, features=(-1, 0, 1))
+  _close(found.logits, logits)
+  _close(found.hidden, outputs.hidden_states[-1].numpy())
+  for feature, entering in zip(
+    found.features, outputs.hidden_states[:3], strict=True
+  ):
+    _close(feature, entering.numpy())
+
+
+def test_decoding_over_wrong_drafts_equals_transformers(pair):
+  model, params, tokens, outputs = pair
+  apply, fed = _apply(model), 3
+  cache = model.init_cache(_BATCH, _LENGTH + 2, max_new=fed)
+  has_window = model.sliding_window is not None
+  assert bool(cache.rings) == has_window
+  lengths = np.asarray([0, 4])
+  _, cache = apply(params, tokens[:, :fed], cache)
+  cache = model.commit(cache, jnp.asarray([0, fed]))
+  _, cache = apply(params, np.roll(tokens, -fed, 1)[:, :fed], cache)
+  cache = model.commit(cache, jnp.asarray(lengths))
+  rows = np.arange(_BATCH)
+  while lengths.max() < _LENGTH:
+    inputs = np.stack([tokens[rows, lengths]] * fed, axis=1)
+    inputs[:, 1:] = (inputs[:, 1:] + 5 + lengths[:, None]) % model.vocab_size
+    found, cache = apply(params, inputs, cache)
+    _close(found.logits[:, 0], outputs.logits.numpy()[rows, lengths])
+    lengths = lengths + 1
+    cache = model.commit(cache, jnp.asarray(lengths))
+
+
+def test_embed_and_unembed_are_the_ends_of_the_network(pair):
+  model, params, tokens, outputs = pair
+  embedded = model.embed(params, jnp.asarray(tokens))
+  _close(embedded, outputs.hidden_states[0].numpy())
+  last = jnp.asarray(outputs.hidden_states[-1].numpy())
+  _close(model.unembed(params, last), outputs.logits.numpy())
