@@ -16,8 +16,10 @@ from specsample import drafters
 from specsample import files
 from specsample import loading
 from specsample.drafters import trainable
+from specsample.models import checkpoint
 from specsample.models import fingerprint as fingerprint_lib
 from specsample.models import huggingface
+from specsample.models import transformer
 
 # The file that marks a folder as a drafter that was written wholly.
 NAME = 'card.json'
@@ -40,6 +42,18 @@ _KINDS: dict[str, Any] = {
   'medusa': drafters.Medusa,
   'mtp': drafters.MTP,
 }
+# Files of a hub repository that hold a drafter, as `published` reads them or as
+# the library writes them.
+_FILE_PATTERNS = (
+  NAME,
+  'drafter.safetensors',
+  'config.json',
+  'model*.safetensors',
+  'pytorch_model*.bin',
+  '*_lm_head.safetensors',
+  '*_lm_head.pt',
+  '*.index.json',
+)
 # Where the drafters are that the library ships: in an installed package, in the
 # repository.
 _LIBRARY = pathlib.Path(__file__).parent
@@ -47,10 +61,10 @@ _SHELVES = (_LIBRARY / 'checkpoints', _LIBRARY.parent / 'checkpoints')
 
 
 def find(name: str) -> epath.Path:
-  """The folder of a drafter that the library ships, or at a path.
+  """The folder of a drafter that the library ships, at a path, or of the hub.
 
   Raises:
-    ValueError: neither is there.
+    ValueError: it is nowhere.
   """
   shipped = {}
   for shelf in _SHELVES:
@@ -63,9 +77,16 @@ def find(name: str) -> epath.Path:
     return path
   if path.suffix in huggingface.PICKLE_SUFFIXES:
     raise ValueError(_pickle_message(path))
+  reason = ''
+  if loading.is_hub_id(name) and not path.exists():
+    try:
+      return files.at(loading.download(name, _FILE_PATTERNS))
+    except ValueError as error:
+      reason = f' ({error})'
   raise ValueError(
-    f'{name!r} is no folder and no drafter that the library ships: give the '
-    f'folder of one that was trained, or one of {sorted(shipped)}'
+    f'{name!r} is no folder and no drafter that the library ships{reason}: '
+    'give the folder of one that was trained, a name of the hub, or one of '
+    f'{sorted(shipped)}'
   )
 
 
@@ -85,7 +106,7 @@ def make(
       f'{drafter} is no drafter that is trained: save one of {list(_KINDS)}'
     )
   settings = {
-    field.name: getattr(drafter, field.name)
+    field.name: _to_json(getattr(drafter, field.name))
     for field in dataclasses.fields(drafter)
     if field.name != 'model'
   }
@@ -143,14 +164,14 @@ def drafter_of(
       f'{folder} was trained for {name}, and this target is {fingerprint}: '
       'load that one, or train a drafter for this one'
     )
-  # JSON has no tuples, and a drafter must be hashable.
-  settings = {
-    name: tuple(value) if isinstance(value, list) else value
-    for name, value in card['settings'].items()
-  }
+  settings = card['settings']
   try:
+    settings = {
+      name: _from_json(value, target.model.dtype)
+      for name, value in settings.items()
+    }
     return _KINDS[card['kind']](model=target.model, **settings)
-  except (KeyError, TypeError, ValueError) as error:
+  except (LookupError, TypeError, AttributeError, ValueError) as error:
     raise ValueError(
       f'{folder / NAME}: {card["kind"]} with {settings} is none of '
       f'{list(_KINDS)} with its settings ({error}): save the drafter again'
@@ -167,6 +188,20 @@ def check_present(path: epath.Path) -> None:
   raise ValueError(
     f'{path} is not there: give a folder that save_drafter wrote to the end'
   )
+
+
+def _to_json(value):
+  """A setting as JSON has it; that of layers is a model's configuration."""
+  if isinstance(value, transformer.Transformer):
+    return checkpoint.to_json(value)
+  return value
+
+
+def _from_json(value, dtype):
+  if isinstance(value, dict):
+    return checkpoint.from_json(value, dtype)
+  # JSON has no tuples, and a drafter must be hashable.
+  return tuple(value) if isinstance(value, list) else value
 
 
 def _pickle_message(path):

@@ -2,7 +2,7 @@
 
 A folder holds drafter.safetensors, bfloat16, its tensors named by their paths
 in the tree of parameters, and card.json (`drafter_card`). The columns of a
-draft vocabulary are the target's: they are cut out of it again, not stored.
+draft vocabulary that are the target's are cut out of it again, not stored.
 """
 
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ from specsample.drafters import vocabulary
 from specsample.models import fingerprint
 from specsample.models import safetensors_file
 from specsample.models import tensors
+from specsample.published import layouts
 from specsample.types import Params
 
 _NAME = 'drafter.safetensors'
@@ -81,7 +82,7 @@ def save_drafter(
   arrays = {
     name: _to_host(leaf).astype(safetensors_file.DTYPES[_kind(name)])
     for name, leaf in found.items()
-    if name != _UNEMBEDDING
+    if name != _UNEMBEDDING or drafter.own_unembedding
   }
   with files.new_folder(path) as folder:
 
@@ -103,21 +104,26 @@ def load_drafter(
 
   Args:
     name_or_path: of those that the library ships, 'smollm2-135m-instruct/hydra'
-      for one; a folder that `save_drafter` wrote, of gs:// too; or the target's
-      own, of Hugging Face's layout, that holds modules for multi-token
-      prediction as DeepSeek-V3's does.
+      for one; a folder that `save_drafter` wrote, of gs:// too; one of a layout
+      that others publish drafters in (`published.layouts`), or the
+      target's own, of Hugging Face's layout, that holds modules for multi-token
+      prediction as DeepSeek-V3's does; or where there is no such folder a
+      repository 'organisation/name' of the Hugging Face hub with one of these.
     target: what it was trained for. Its dtype is that of the parameters.
-    num_draft_tokens: K, None for what it was trained with. Of heads the first K
-      are loaded.
+    num_draft_tokens: K, None for what it was trained with; 5 where EAGLE does
+      not say. Of heads the first K are loaded.
 
   Raises:
     ValueError: nothing is there, it is damaged, it is for another target, or it
       has fewer heads than K.
   """
   folder = drafter_card.find(os.fspath(name_or_path))
-  if (folder / 'config.json').exists():
-    found = mtp_files.load(folder, target.model, num_draft_tokens)
-    return LoadedDrafter(*found, card={})
+  if not (folder / drafter_card.NAME).exists():
+    published = layouts.load(folder, target, num_draft_tokens)
+    if published is None and (folder / 'config.json').exists():
+      published = mtp_files.load(folder, target.model, num_draft_tokens)
+    if published is not None:
+      return LoadedDrafter(*published, card={})
   card = drafter_card.read(folder)
   trained = drafter_card.drafter_of(card, folder, target)
   stored = _open(folder / _NAME, trained)
@@ -140,12 +146,12 @@ def load_drafter(
   params = {}
   for name in filter(stored.__contains__, wanted):
     values = stored[name][(slice(None),) * len(stored[name].shape)]
-    if name == _D2T:
+    if name == _D2T and not drafter.own_unembedding:
       unembedding = _unembedding(folder / _NAME, target, values)
       params[_UNEMBEDDING] = jax.device_put(
         unembedding.astype(dtype), sharding.of(*axes[_UNEMBEDDING])
       )
-    else:
+    elif name != _D2T:
       values = values.astype(dtype)
     params[name] = sharding.place(values, axes[name])
   in_tree = jax.tree_util.tree_map_with_path(
@@ -159,7 +165,8 @@ def _open(path, drafter):
   drafter_card.check_present(path)
   stored = safetensors_file.read_header(path)
   expected = _by_name(drafter.abstract_params())
-  expected.pop(_UNEMBEDDING, None)
+  if not drafter.own_unembedding:
+    expected.pop(_UNEMBEDDING, None)
   different = _differences(
     {name: f'{_kind(name)} {x.shape}' for name, x in expected.items()},
     {name: f'{tensor.kind} {tensor.shape}' for name, tensor in stored.items()},

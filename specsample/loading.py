@@ -1,5 +1,6 @@
 """A model, its parameters and its tokenizer, from wherever they are."""
 
+from collections.abc import Sequence
 import dataclasses
 import importlib.util
 import os
@@ -72,7 +73,7 @@ def load(
     raise ValueError(
       f'{path} is not there: check the path, and that this account may read it'
     )
-  return _load_folder(_download(name), dtype)
+  return _load_folder(download(name, huggingface.FILE_PATTERNS), dtype)
 
 
 def _load_file(path, dtype):
@@ -120,10 +121,20 @@ def packaged_file(package: str) -> pathlib.Path:
   )
 
 
-def _download(name):
+def is_hub_id(name: str) -> bool:
+  """Whether a name may be one of the hub, 'organisation/name'."""
   suffixes = ('.gguf', '.safetensors', *huggingface.PICKLE_SUFFIXES)
-  is_hub_id = re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', name)
-  if not is_hub_id or name.endswith(suffixes):
+  is_id = re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', name) is not None
+  return is_id and not name.endswith(suffixes)
+
+
+def download(name: str, patterns: Sequence[str]) -> pathlib.Path:
+  """The folder of a repository of the Hugging Face hub, of some of its files.
+
+  Raises:
+    ValueError: the name is none of the hub's, or the hub does not give it.
+  """
+  if not is_hub_id(name):
     raise ValueError(
       f'{name!r} is no file, no folder and no hub model: check the path, or '
       f"give 'organisation/name' or one of {list(_PACKAGED)}"
@@ -134,9 +145,7 @@ def _download(name):
 
   try:
     return pathlib.Path(
-      huggingface_hub.snapshot_download(
-        name, allow_patterns=list(huggingface.FILE_PATTERNS)
-      )
+      huggingface_hub.snapshot_download(name, allow_patterns=list(patterns))
     )
   except (errors.HfHubHTTPError, OSError, ValueError) as error:
     reason = ' '.join(str(error).split())

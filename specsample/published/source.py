@@ -1,0 +1,234 @@
+"""What a folder holds that was published: a configuration, and tensors."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from etils import epath
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import files
+from specsample import loading
+from specsample import sharding
+from specsample.models import config as config_lib
+from specsample.models import safetensors_file
+from specsample.models import tensors
+from specsample.models import torch_file
+from specsample.types import Params
+
+_CONFIG_NAME = 'config.json'
+# How files of heads end, and what other weights are in, the best first.
+_HEADS = ('_lm_head.safetensors', '_lm_head.pt')
+_INDICES = ('model.safetensors.index.json', 'pytorch_model.bin.index.json')
+_FILES = (
+  *('model.safetensors', _INDICES[0]),
+  *('pytorch_model.bin', _INDICES[1]),
+)
+UNEMBEDDING = 'lm_head.weight'
+# Rows of it that are compared at a time.
+_BLOCK_ROWS = 4096
+# Rows of an embedding that are compared, and how far they may be from the
+# target's, relative to these: a target of 4 bits is 0.05 from what it was.
+_NUM_ROWS = 64
+_TOLERANCE = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A folder's configuration, empty without one, and its tensors.
+
+  Names are without 'model.' before them.
+  """
+
+  folder: epath.Path
+  config: config_lib.Config
+  tensors: dict[str, safetensors_file.Tensor]
+
+  def shape(self, name: str) -> tuple[int, ...]:
+    """That of a tensor; ValueError if there is none of that name."""
+    if name not in self.tensors:
+      raise ValueError(
+        f'{self.folder} holds no tensor {name}: the checkpoint is incomplete, '
+        'or of another layout'
+      )
+    return self.tensors[name].shape
+
+  def read(self, name: str) -> np.ndarray:
+    """A whole tensor."""
+    return self.tensors[name][(slice(None),) * len(self.shape(name))]
+
+
+def open_folder(folder: epath.Path) -> Source | None:
+  """What is there, None without weights; none of them is read.
+
+  Raises:
+    ValueError: a file is damaged, or one that an index names is missing.
+  """
+  present = {path.name for path in folder.iterdir()}
+  names = _names_of_weights(folder, present)
+  if not names:
+    return None
+  path = folder / _CONFIG_NAME
+  config = files.read_json(path) if path.name in present else {}
+  found: dict[str, safetensors_file.Tensor] = {}
+  for name in names:
+    is_safe = name.endswith('.safetensors')
+    read = safetensors_file.read_header if is_safe else torch_file.read_header
+    for key, tensor in read(folder / name).items():
+      if tensor.kind not in safetensors_file.READABLE:
+        raise ValueError(
+          f'{folder}: tensor {key} is stored as {tensor.kind}, supported are '
+          f'{", ".join(safetensors_file.READABLE)}: load a version that is not '
+          'quantised'
+        )
+      found[key.removeprefix('model.')] = tensor
+  return Source(folder, config_lib.Config(config, str(path)), found)
+
+
+def _names_of_weights(folder, present) -> list[str]:
+  heads = [name for name in present if name.endswith(_HEADS)]
+  # Of two files of heads that of safetensors.
+  for name in (*sorted(heads, reverse=True), *_FILES):
+    if name not in present:
+      continue
+    return _of_index(folder / name, present) if name in _INDICES else [name]
+  return []
+
+
+def _of_index(path, present) -> list[str]:
+  shard_of = files.read_json(path).get('weight_map')
+  if not isinstance(shard_of, dict) or not shard_of:
+    raise ValueError(f'{path} has no weight_map: download it again')
+  names = sorted(set(shard_of.values()))
+  absent = [name for name in names if name not in present]
+  if absent:
+    raise ValueError(
+      f'{path.parent} lacks {", ".join(absent)}, which {path.name} names: '
+      'download what is missing'
+    )
+  return names
+
+
+def fill(
+  drafter: Any,
+  source: Source,
+  names: Mapping[str, str],
+  *,
+  made: Mapping[str, np.ndarray] | None = None,
+  ignored: Collection[str] = (),
+) -> Params:
+  """A drafter's parameters in the dtype of its target, indices as they are.
+
+  Args:
+    drafter: says which parameters there are.
+    source: where their values are.
+    names: the tensor's name of each parameter, as `tensors.fill`.
+    made: values, by the parameter's name, of what is in no file as it is to be;
+      matrices are [out, in].
+    ignored: tensors that are not read.
+
+  Raises:
+    ValueError: tensors that are missing, unknown or of another shape.
+  """
+  made = made or {}
+  # By names that no tensor has.
+  values = {f'(made) {name}': value for name, value in made.items()}
+  names = dict(names) | {name: f'(made) {name}' for name in made}
+  shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+  shapes |= {name: value.shape for name, value in values.items()}
+  found = tensors.TensorFile(
+    origin=str(source.folder),
+    shapes=shapes,
+    open=lambda name: values.get(name, source.tensors.get(name)),  # type: ignore[arg-type, return-value]
+  )
+  return tensors.fill(_InItsDtype(drafter), found, names, ignored)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InItsDtype:
+  """A drafter whose parameters are in the dtype of its target."""
+
+  drafter: Any
+
+  def abstract_params(self) -> Params:
+    """Indices are as they are."""
+    dtype = jnp.dtype(self.drafter.model.dtype)
+
+    def of(leaf):
+      is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+      return jax.ShapeDtypeStruct(leaf.shape, dtype if is_float else leaf.dtype)
+
+    return jax.tree.map(of, self.drafter.abstract_params())
+
+  def param_axes(self) -> Params:
+    """Those of the drafter."""
+    return self.drafter.param_axes()
+
+
+def check_embedding(
+  source: Source, name: str, target: loading.Loaded
+) -> set[str]:
+  """The name, if there is such a tensor, which is then to be ignored.
+
+  A drafter's copy of the embedding is not kept twice. Some rows are compared.
+
+  Raises:
+    ValueError: it is not the target's.
+  """
+  if name not in source.tensors:
+    return set()
+  expected = (target.model.vocab_size, target.model.dim)
+  if source.shape(name) != expected:
+    raise ValueError(
+      f'{source.folder}: tensor {name} has shape {source.shape(name)} and the '
+      f"target's embedding {expected}: the drafter is of another target"
+    )
+  step = -(-expected[0] // _NUM_ROWS)
+  ids = np.arange(0, expected[0], step)
+  stored = np.concatenate(
+    [source.tensors[name][slice(i, i + 1), slice(None)] for i in ids]
+  ).astype(np.float32)
+  rows = embed(target, ids)
+  distance = np.linalg.norm(rows - stored)
+  if not distance <= _TOLERANCE * np.linalg.norm(stored):
+    raise ValueError(
+      f"{source.folder}: tensor {name} is not the target's embedding: the "
+      'drafter is of another target, or was trained with an embedding of its '
+      'own, which is not supported'
+    )
+  return {name}
+
+
+def has_own_unembedding(source: Source, target: loading.Loaded) -> bool:
+  """Whether there is an unembedding, and it is not a copy of the target's.
+
+  Many drafters are published with a copy, so that they can be run alone.
+  """
+  if UNEMBEDDING not in source.tensors:
+    return False
+  is_tied = 'unembedding' not in target.params
+  of_target = target.params['embedding' if is_tied else 'unembedding']
+  is_plain = isinstance(of_target, jax.Array) and of_target.is_fully_addressable
+  if not is_plain or source.shape(UNEMBEDDING) != of_target.shape[::-1]:
+    return True
+  expected = np.asarray(of_target).T
+  for first in range(0, len(expected), _BLOCK_ROWS):
+    rows = slice(first, first + _BLOCK_ROWS)
+    stored = source.tensors[UNEMBEDDING][rows, slice(None)]
+    if not np.array_equal(stored.astype(expected.dtype), expected[rows]):
+      return True
+  return False
+
+
+def embed(
+  target: loading.Loaded, ids: Sequence[int] | np.ndarray
+) -> np.ndarray:
+  """The target's embeddings [n, D] of tokens, float32, whole on every host."""
+  # As many rows as any mesh divides a batch into; all are the same.
+  rows = np.tile(np.asarray(ids, np.int32), (jax.device_count(), 1))
+  find: Callable[..., jax.Array] = jax.jit(
+    lambda params, ids: sharding.replicate(target.model.embed(params, ids))
+  )
+  return np.asarray(find(target.params, rows)[0], np.float32)

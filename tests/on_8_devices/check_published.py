@@ -1,0 +1,89 @@
+"""Published drafters are divided as they are read, and draft what they draft on
+one device."""
+
+import jax
+import numpy as np
+import pytest
+
+import specsample
+from specsample import loading
+from specsample import sharding
+from tests.published import test_dflash
+from tests.published import test_eagle
+from tests.published import test_heads
+
+LAYOUTS = {
+  'medusa': (
+    test_heads.TARGET,
+    lambda folder: test_heads.save(
+      folder, 'medusa_lm_head.pt', test_heads.medusa_tensors()
+    ),
+  ),
+  'hydra++': (
+    test_heads.TARGET,
+    lambda folder: test_heads.save(
+      folder, 'hydra_lm_head.pt', test_heads.hydra_tensors()
+    ),
+  ),
+  'eagle-3': (
+    test_eagle.TARGET,
+    lambda folder: test_eagle.save(
+      folder,
+      test_eagle.eagle3_tensors('layers.0.'),
+      test_eagle.SPECULATORS | {'norm_before_residual': True},
+    ),
+  ),
+  'dspark': (
+    test_dflash.TARGET,
+    lambda folder: test_dflash.save(
+      folder,
+      test_dflash.dflash_tensors(has_head=True, rank=test_dflash.RANK),
+      test_dflash.DSPARK,
+    ),
+  ),
+}
+PROMPTS, LENGTHS = specsample.pad_prompts([[1, 2, 3, 1, 2, 3], [5], [7, 8, 7]])
+
+
+def generate(target, loaded):
+  return jax.device_get(
+    specsample.generate(
+      {'target': target.params, 'drafter': loaded.params},
+      PROMPTS,
+      LENGTHS,
+      jax.random.key(0),
+      model=target.model,
+      drafter=loaded.drafter,
+      verify=specsample.verify.block,
+      sampling=specsample.Sampling(temperature=1.0),
+      max_new_tokens=10,
+    )
+  )
+
+
+@pytest.mark.parametrize('name', LAYOUTS)
+def test_drafts_are_those_of_one_device(tmp_path, name):
+  target, save = LAYOUTS[name]
+  folder = save(tmp_path)
+  whole = specsample.load_drafter(folder, target)
+  expected = generate(target, whole)
+  with jax.set_mesh(sharding.make_mesh(2, 4)):
+    placed = sharding.place(
+      jax.device_get(target.params), target.model.param_axes()
+    )
+    divided = loading.Loaded(target.model, placed, None)
+    loaded = specsample.load_drafter(folder, divided)
+    assert loaded.drafter == whole.drafter
+    wanted = sharding.of_tree(loaded.drafter.param_axes())
+    found = jax.tree.map(lambda x: x.sharding, loaded.params)
+    jax.tree.map(lambda x, y: None if x == y else pytest.fail(), found, wanted)
+    generated = generate(divided, loaded)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    jax.device_get(loaded.params),
+    jax.device_get(whole.params),
+  )
+  for field in ('tokens', 'lengths', 'accepted'):
+    np.testing.assert_array_equal(
+      getattr(generated, field), getattr(expected, field), field
+    )
