@@ -288,6 +288,23 @@ def test_what_speculators_may_change(tmp_path, flags):
   )
 
 
+def test_the_target_may_have_layers_of_another_kind(tmp_path):
+  """As Qwen 3 has norms of its heads, and its drafters have not."""
+  model = dataclasses.replace(
+    MODEL, qk_norm=True, sliding_window=3, sliding_layers=(0, 2)
+  )
+  params = model.init(jax.random.key(1))
+  params |= {'embedding': TARGET.params['embedding']}
+  target = specsample.Loaded(model, params, None)
+  tensors = eagle3_tensors()
+  folder = save(tmp_path, tensors, CONFIG)
+  loaded = specsample.load_drafter(folder, target)
+  assert not loaded.drafter.layer_config.qk_norm
+  for found in by_hand.two_rounds(loaded, target, _PROMPT, 1, 7):
+    expected = _eagle3_by_hand(tensors, found)
+    np.testing.assert_allclose(found.logits, expected, atol=1e-4)
+
+
 def test_sglangs_numbers_are_of_outputs(tmp_path):
   ids = {'eagle_aux_hidden_state_layer_ids': [0, 2, 4]}
   config = CONFIG | {'eagle_config': ids}
