@@ -24,6 +24,7 @@ from specsample import request as request_lib
 from specsample import sharding
 from specsample.drafters import branching
 from specsample.drafters import trainable
+from specsample.models import int8
 from specsample.models import transformer
 from specsample.types import Drafter, Params, Verifier
 
@@ -42,6 +43,7 @@ class CompileTpu:
   draft_model: transformer.Transformer | None = None  # of params['drafter']
   verify: Verifier = specsample.verify.chain
   sampling: specsample.Sampling = specsample.Sampling()
+  weights: str | None = None  # 'int8' as of `specsample.load`
   batch_size: int = 1
   prompt_length: int = 128
   max_length: int = 2048  # of prompt and output: the caches have room for it
@@ -58,6 +60,10 @@ class CompileTpu:
         raise ValueError(
           f'CompileTpu.{name} is {getattr(self, name)}: give at least 1'
         )
+    if self.weights not in (None, 'int8'):
+      raise ValueError(
+        f"CompileTpu.weights is {self.weights!r}: give 'int8' or None"
+      )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -244,9 +250,13 @@ def _peak(memory):
 
 
 def _params(config) -> Params:
-  of = lambda owner: _structs(
-    owner.abstract_params(), sharding.of_tree(owner.param_axes())
-  )
+  def of(owner):
+    params, axes = owner.abstract_params(), owner.param_axes()
+    if config.weights is not None:
+      axes = int8.axes(axes, params)
+      params = jax.eval_shape(int8.weights, params)
+    return _structs(params, sharding.of_tree(axes))
+
   params = {'target': of(config.model)}
   if config.draft_model is not None:
     params['drafter'] = of(config.draft_model)

@@ -21,7 +21,6 @@ from experiments import template as template_lib
 from experiments.dialogues import Dialogue
 import specsample
 from specsample import files
-from specsample.models import fingerprint
 
 _MANIFEST = 'manifest.json'
 
@@ -270,7 +269,7 @@ def load_for(path: str | os.PathLike[str], target: specsample.Loaded) -> Data:
   """`load`, of what this target wrote."""
   return load(
     path,
-    fingerprint.of(target.params),
+    target.fingerprint,
     template_lib.Template.of(target.tokenizer),
   )
 

@@ -253,9 +253,7 @@ def _prefill(params, request, *, model, drafter):
     next_chunk,
     (
       jnp.zeros((), jnp.int32),
-      model.init_cache(
-        batch, slots, max(chunk, drafter.num_draft_tokens + 1)
-      ),
+      model.init_cache(batch, slots, max(chunk, drafter.num_draft_tokens + 1)),
       drafter.init(params, batch, slots),
     ),
   )

@@ -17,7 +17,6 @@ from specsample import files
 from specsample import loading
 from specsample.drafters import trainable
 from specsample.models import checkpoint
-from specsample.models import fingerprint as fingerprint_lib
 from specsample.models import huggingface
 from specsample.models import transformer
 
@@ -157,7 +156,7 @@ def drafter_of(
   Raises:
     ValueError: the target is another, or the card is damaged.
   """
-  fingerprint = fingerprint_lib.of(target.params)
+  fingerprint = target.fingerprint
   if card['fingerprint'] != fingerprint:
     name = f'{card.get("target", "the model")} ({card["fingerprint"]})'
     raise ValueError(

@@ -21,7 +21,6 @@ from specsample import mtp_files
 from specsample import sharding
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
-from specsample.models import fingerprint
 from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.published import layouts
@@ -70,7 +69,7 @@ def save_drafter(
       holds what JSON cannot.
   """
   if isinstance(target, loading.Loaded):
-    target = fingerprint.of(target.params)
+    target = target.fingerprint
   content = drafter_card.make(drafter, target, card)
   found = _by_name(params)
   different = _differences(

@@ -6,14 +6,20 @@ import importlib.util
 import os
 import pathlib
 import re
+from typing import Literal
+
+import jax
 
 from specsample import files
 from specsample import text
 from specsample import tokenizer_files
 from specsample.models import checkpoint
 from specsample.models import config as config_lib
+from specsample.models import fingerprint as fingerprint_lib
 from specsample.models import gguf
 from specsample.models import huggingface
+from specsample.models import int8
+from specsample.models import tensors
 from specsample.models import transformer
 from specsample.types import Params
 
@@ -28,6 +34,13 @@ class Loaded:
   model: transformer.Transformer
   params: Params = dataclasses.field(repr=False)
   optional_tokenizer: text.Tokenizer | None
+  # Of the parameters before they were of int8, which hold it no longer.
+  exact_fingerprint: str | None = None
+
+  @property
+  def fingerprint(self) -> str:
+    """What drafters name their target by: `models.fingerprint`."""
+    return self.exact_fingerprint or fingerprint_lib.of(self.params)
 
   @property
   def tokenizer(self) -> text.Tokenizer:
@@ -41,9 +54,11 @@ class Loaded:
 
 
 def load(
-  name_or_path: str | os.PathLike[str], dtype: str = 'float32'
+  name_or_path: str | os.PathLike[str],
+  dtype: str = 'float32',
+  weights: Literal['int8'] | None = None,
 ) -> Loaded:
-  """Loads a model of the Llama family, onto the mesh that is set.
+  """Loads a model of a family that is known, onto the mesh that is set.
 
   Under `jax.set_mesh` each process reads the parts that its devices hold; a
   model of the hub is first downloaded whole by each host.
@@ -55,28 +70,53 @@ def load(
       where there is no such file, a model 'organisation/name' of the Hugging
       Face hub.
     dtype: 'float32' or 'bfloat16', of the parameters and the computation.
+    weights: 'int8' for matrices of integers with a scale for each output
+      (`models.int8`): a quarter of the bytes of float32, and no longer exactly
+      the model. None for `dtype`.
 
   Raises:
     ValueError: nothing is there, it is damaged or of another architecture, or
       it is a pickle, which could run code.
   """
   config_lib.check_dtype(dtype)
+  if weights not in (None, 'int8'):
+    raise ValueError(f"weights is {weights!r}: give 'int8', or None for dtype")
   name = os.fspath(name_or_path)
+  if weights is None:
+    return _load(name, dtype, lambda path, leaf: leaf)
+  first: dict[str, tuple[str, float]] = {}
+
+  def convert(path, leaf):
+    key = tensors.key(path)
+    first[key] = (fingerprint_lib.name(path, leaf), fingerprint_lib.first(leaf))
+    return int8.weight(key, leaf)
+
+  loaded = _load(name, dtype, convert)
+  is_leaf = lambda x: isinstance(x, int8.Int8)
+  leaves = jax.tree_util.tree_leaves_with_path(loaded.params, is_leaf=is_leaf)
+  of_exact = fingerprint_lib.of_first(
+    dict(first[tensors.key(path)] for path, _ in leaves)
+  )
+  return dataclasses.replace(loaded, exact_fingerprint=of_exact)
+
+
+def _load(name, dtype, convert):
   if name in _PACKAGED:
-    return _load_file(packaged_file(_PACKAGED[name]), dtype)
+    return _load_file(packaged_file(_PACKAGED[name]), dtype, convert)
   path = files.at(name).expanduser()
   if files.is_folder(path):
-    return _load_folder(path, dtype)
+    return _load_folder(path, dtype, convert)
   if path.exists():
-    return _load_file(path, dtype)
+    return _load_file(path, dtype, convert)
   if files.is_remote(path):
     raise ValueError(
       f'{path} is not there: check the path, and that this account may read it'
     )
-  return _load_folder(download(name, huggingface.FILE_PATTERNS), dtype)
+  folder = download(name, huggingface.FILE_PATTERNS)
+  return _load_folder(folder, dtype, convert)
 
 
-def _load_file(path, dtype):
+def _load_file(path, dtype, convert):
   if path.suffix in huggingface.PICKLE_SUFFIXES:
     raise ValueError(huggingface.pickle_message(path))
   if path.suffix != '.gguf':
@@ -89,15 +129,16 @@ def _load_file(path, dtype):
       f'{path} is a GGUF file, which is read from a local disk only: copy it '
       'there, or load a folder with safetensors'
     )
-  model, params, metadata = gguf.load(path, dtype)
+  model, params, metadata = gguf.load(path, dtype, convert)
   return Loaded(model, params, tokenizer_files.from_gguf(metadata))
 
 
-def _load_folder(path, dtype):
+def _load_folder(path, dtype, convert):
   if (path / checkpoint.CONFIG_NAME).exists():
     model, params = checkpoint.restore(path, dtype)
+    params = jax.tree_util.tree_map_with_path(convert, params)
   elif (path / 'config.json').exists():
-    model, params = huggingface.load(path, dtype)
+    model, params = huggingface.load(path, dtype, convert)
   else:
     raise ValueError(
       f'{path} holds neither config.json nor {checkpoint.CONFIG_NAME}: give a '

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import sharding
+from specsample.models import int8
 from specsample.models import network
 from specsample.types import Array, ArrayLike, Model, Params
 
@@ -40,13 +41,8 @@ class DraftVocabulary(nnx.Module):
 
   def __call__(self, rows: Array) -> Array:
     """Logits [n, V'] of rows [n, D]."""
-    return sharding.einsum(
-      'rd,dv->rv',
-      rows,
-      self.unembedding[...],
-      axes=('batch', self.axis),
-      preferred_element_type=jnp.float32,
-    )
+    kernel = self.unembedding.get_value()
+    return int8.product(rows, kernel, ('batch', self.axis), jnp.float32)
 
   def to_target(self, logits: Array, vocab_size: int) -> Array:
     """The logits [n, V] of the target's tokens: -inf where none is drafted."""

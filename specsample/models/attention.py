@@ -34,9 +34,7 @@ class Attention(nnx.Module):
       'heads_of_kv', num_heads // num_kv_heads, within=self.kv_axis
     )
     heads = [self.kv_axis, self.group_axis]
-    linear = functools.partial(
-      layers.Linear, keys=keys, dtype=dtype, is_int8=config.has_int8_weights
-    )
+    linear = functools.partial(layers.Linear, keys=keys, dtype=dtype)
     read = functools.partial(linear, in_dim, bias=config.attention_bias)
     self.query = read(num_heads * head_dim, axes=(None, heads))
     self.key = read(num_kv_heads * head_dim, axes=(None, self.kv_axis))
@@ -227,7 +225,7 @@ class LatentAttention(nnx.Module):
     rotated = rotary.rotate(rotated, *rope)
     of_keys, of_values = jnp.split(
       sharding.reshape(
-        self.key_value.kernel[...],
+        int8.dequantised(self.key_value.kernel.get_value(), x.dtype),
         (sizes.kv_rank, num_heads, sizes.head_dim + sizes.value_dim),
         *(None, heads, None),
       ),

@@ -162,7 +162,7 @@ def _move(entries, path, is_ring):
 
 
 def _write_layer(entries, update, start, is_ring):
-  if not is_ring:
+  if entries is None or not is_ring:
     return jax.tree.map(lambda x, new: write(x, new, start, 1), entries, update)
   room, num_new = size(entries), size(update)
   if num_new > room:

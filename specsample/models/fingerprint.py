@@ -1,6 +1,8 @@
 """A few letters for a model's weights, named by all that is made for them."""
 
+from collections.abc import Mapping
 import hashlib
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -19,19 +21,32 @@ def of(params: Params) -> str:
   rounded to bfloat16: the same for both dtypes and on every mesh.
   """
   leaves = jax.tree_util.tree_leaves_with_path(params)
-  with sharding.no_mesh():
-    values = np.asarray([_first(leaf) for _, leaf in leaves], np.float32)
+  return of_first({name(path, leaf): first(leaf) for path, leaf in leaves})
+
+
+def of_first(values: Mapping[str, float]) -> str:
+  """As `of`, from what `name` and `first` say of each parameter in turn."""
+  found = np.asarray(list(values.values()), np.float32)
   if jax.process_count() > 1:
-    values = np.nanmax(multihost_utils.process_allgather(values), axis=0)
+    found = np.nanmax(multihost_utils.process_allgather(found), axis=0)
   digest = hashlib.sha256()
-  for (path, leaf), value in zip(leaves, values, strict=True):
-    rounded = float(jax.numpy.bfloat16(value))
-    digest.update(f'{jax.tree_util.keystr(path)}{leaf.shape}{rounded}'.encode())
+  for of_leaf, value in zip(values, found, strict=True):
+    digest.update(f'{of_leaf}{float(jax.numpy.bfloat16(value))}'.encode())
   return digest.hexdigest()[:_LENGTH]
 
 
-def _first(leaf: jax.Array) -> float:
+def name(path: tuple[Any, ...], leaf: jax.Array) -> str:
+  """A parameter's path and shape."""
+  return f'{jax.tree_util.keystr(path)}{leaf.shape}'
+
+
+def first(leaf: jax.Array) -> float:
   """The value at index 0, NaN where another host has it."""
+  with sharding.no_mesh():
+    return _first(leaf)
+
+
+def _first(leaf):
   for shard in leaf.addressable_shards:
     if all(not index.start for index in shard.index):
       return float(shard.data[(0,) * leaf.ndim])

@@ -41,18 +41,19 @@ _ROPE_FACTORS = 'rope_freqs.weight'
 
 
 def load(
-  path: str | os.PathLike[str], dtype: str
+  path: str | os.PathLike[str], dtype: str, convert: tensors.Convert
 ) -> tuple[transformer.Transformer, Params, dict[str, Any]]:
   """The model, its parameters dequantised to `dtype`, and the metadata.
 
   On a mesh each process dequantises every tensor whole, and keeps its parts.
+  `convert` is as of `tensors.fill`.
 
   Raises:
     ValueError: the file is damaged, or holds no model of a known family.
   """
   config_lib.check_dtype(dtype)
   with gguf_file.Reader(path) as reader:
-    architecture, model = _model(reader, dtype)
+    architecture, model = model_of(reader, dtype)
     file = tensors.TensorFile(
       origin=str(path),
       shapes=reader.shapes,
@@ -60,8 +61,16 @@ def load(
         architecture, model, name, reader.read(name)
       ),
     )
-    params = tensors.fill(model, file, _NAMES, ignored={_ROPE_FACTORS})
+    params = tensors.fill(model, file, _NAMES, {_ROPE_FACTORS}, convert)
     return model, params, reader.metadata
+
+
+def compare(
+  reader: gguf_file.Reader, model: transformer.Transformer
+) -> tensors.Differences:
+  """How the tensors of a file are not the model's; no weight is read."""
+  file = tensors.TensorFile(str(reader.path), reader.shapes, reader.read)
+  return tensors.compare(model, file, _NAMES, {_ROPE_FACTORS})
 
 
 def _rearranged(architecture, model, name, values):
@@ -85,8 +94,10 @@ def _heads_split(name: str, values: np.ndarray, model: transformer.Transformer):
   return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def _model(reader, dtype):
-  """The architecture's name and the model."""
+def model_of(
+  reader: gguf_file.Reader, dtype: str
+) -> tuple[str, transformer.Transformer]:
+  """The architecture's name and the model; ValueError if it is not known."""
   metadata, shapes, origin = reader.metadata, reader.shapes, str(reader.path)
   architecture = metadata.get('general.architecture')
   if architecture not in _ARCHITECTURES:

@@ -51,11 +51,12 @@ _NUM_THREADS = 16
 
 
 def load(
-  path: str | os.PathLike[str], dtype: str
+  path: str | os.PathLike[str], dtype: str, convert: tensors.Convert
 ) -> tuple[transformer.Transformer, Params]:
   """The model in a folder and its parameters as `dtype`.
 
-  On a mesh each process reads the parts that its devices hold.
+  On a mesh each process reads the parts that its devices hold. `convert` is as
+  of `tensors.fill`.
 
   Raises:
     ValueError: files are missing or damaged, or hold no model of a family that
@@ -66,31 +67,47 @@ def load(
   config = config_lib.Config(
     files.read_json(folder / 'config.json'), str(folder / 'config.json')
   )
-  family = _family(config)
+  family = family_of(config)
   model = family.model(config, dtype)
+  file = of_model(open_tensors(folder), config, model)
+  ignored = ignored_names(family, model)
+  return model, tensors.fill(model, file, family.names, ignored, convert)
+
+
+def of_model(
+  stored: tensors.TensorFile,
+  config: config_lib.Config,
+  model: transformer.Transformer,
+) -> tensors.TensorFile:
+  """The tensors of a folder that are the model's, as its family calls them."""
+  family = family_of(config)
   # A drafter that lies behind the layers: `mtp_files` reads it.
   behind = mtp_prefixes(model.num_layers, config.get(NUM_MODULES))
   own_names = {}
-  tensor_file = open_tensors(folder)
-  for name in tensor_file.shapes:
+  for name in stored.shapes:
     own = family.own_name(name)
     if own is not None and not own.startswith(behind):
       own_names[own] = name
-  file = tensors.stacked(
+  return tensors.stacked(
     tensors.TensorFile(
-      origin=tensor_file.origin,
-      shapes={own: tensor_file.shapes[own_names[own]] for own in own_names},
+      origin=stored.origin,
+      shapes={own: stored.shapes[own_names[own]] for own in own_names},
       open=lambda own: family.rearranged(
-        model, own, tensor_file.open(own_names[own])
+        model, own, stored.open(own_names[own])
       ),
     )
   )
-  # A tied unembedding is sometimes stored all the same.
-  ignored = {family.names['unembedding']} if model.tie_embeddings else ()
-  return model, tensors.fill(model, file, family.names, ignored=ignored)
 
 
-def _family(config: config_lib.Config) -> family_lib.Family:
+def ignored_names(
+  family: family_lib.Family, model: transformer.Transformer
+) -> set[str]:
+  """A tied unembedding is sometimes stored all the same."""
+  return {family.names['unembedding']} if model.tie_embeddings else set()
+
+
+def family_of(config: config_lib.Config) -> family_lib.Family:
+  """The family of a configuration; ValueError for one that is not known."""
   kind = config.get('model_type')
   if kind not in _FAMILIES:
     raise ValueError(

@@ -1,28 +1,75 @@
-"""Vectors of 8-bit integers with a scale each."""
+"""Arrays of 8-bit integers with scales: weights and the entries of caches.
 
+Decoding is bound by the bytes that a step reads. Only what is stored is
+rounded: products are of the dtype of the computation.
+"""
+
+import functools
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 
+from specsample import sharding
 from specsample import types
-from specsample.types import Array
+from specsample.types import Array, Params
 
 
 @types.pytree
 class Int8:
-  """x [..., D], each vector as integers times a scale."""
+  """An array as integers times a scale for each of its vectors."""
 
-  values: Array  # [..., D] int8
-  scale: Array  # [..., 1] float32
+  values: Array  # [...] int8
+  scale: Array  # the same, of size 1 along the vectors, float32
 
 
-def quantise(x: Array) -> Int8:
-  """The nearest that integers of -127 to 127 times a scale are to x [..., D].
+def quantise(x: Array, axis: int = -1) -> Int8:
+  """The nearest that -127 to 127 times a scale are to the vectors of x.
 
   No value is off by more than half a scale, the vector's largest / 254.
+
+  Args:
+    x: of a floating dtype.
+    axis: that of the vectors.
   """
   wide = x.astype(jnp.float32)
-  scale = jnp.max(jnp.abs(wide), axis=-1, keepdims=True) / 127
+  scale = jnp.max(jnp.abs(wide), axis=axis, keepdims=True) / 127
   values = jnp.round(wide / jnp.where(scale, scale, 1))
   return Int8(values=values.astype(jnp.int8), scale=scale)
+
+
+def product(x: Array, kernel: Array | Int8, axes: Any, dtype: Any) -> Array:
+  """Rows x [R, D] @ kernel [D, F], of int8 with a scale [1, F].
+
+  Args:
+    x: what the product is made in the dtype of.
+    kernel: see above.
+    axes: the `sharding.Axes` of the result.
+    dtype: of the result.
+  """
+  if isinstance(kernel, Int8):
+    y = product(x, kernel.values.astype(x.dtype), axes, dtype)
+    return (y * kernel.scale).astype(dtype)
+  return sharding.einsum(
+    'rd,df->rf', x, kernel, axes=axes, preferred_element_type=dtype
+  )
+
+
+def lookup(
+  table: Array | Int8, ids: Array, vocab: sharding.Axis, dtype: Any
+) -> Array:
+  """Columns of table [D, V], of int8 with a scale [1, V]: [..., D]."""
+  if not isinstance(table, Int8):
+    return sharding.lookup(table, ids, vocab)
+  found = sharding.lookup(table.values, ids, vocab).astype(jnp.float32)
+  return (found * sharding.lookup(table.scale, ids, vocab)).astype(dtype)
+
+
+def dequantised(x: Array | Int8, dtype: Any) -> Array:
+  """The array, of a dtype."""
+  if isinstance(x, Int8):
+    return (x.values * x.scale).astype(dtype)
+  return x.astype(dtype)
 
 
 def stored_as(x: Array, entries: Array | Int8) -> Array | Int8:
@@ -40,7 +87,7 @@ def scores(query: Array, keys: Array | Int8) -> Array:
   )
 
 
-def mix(weights: Array, values: Array | Int8, dtype: jnp.dtype) -> Array:
+def mix(weights: Array, values: Array | Int8, dtype: Any) -> Array:
   """Sums [B, H, Q, D] of values [B, H, S, D] by weights [B, H, Q, S], float32.
 
   The products are of `dtype`.
@@ -54,3 +101,56 @@ def mix(weights: Array, values: Array | Int8, dtype: jnp.dtype) -> Array:
     values.astype(dtype),
     preferred_element_type=jnp.float32,
   )
+
+
+def is_weight(name: str, leaf: Any) -> bool:
+  """Whether a parameter, called as by `tensors.key`, can be of int8.
+
+  Those are the matrices of products. A router's is not: it decides between
+  nearly equal experts.
+  """
+  *_, above, own = ['', *name.split('.')]
+  names = ('kernel', 'embedding', 'unembedding')
+  return leaf.ndim == 2 and own in names and above != 'router'
+
+
+def weight(name: str, leaf: Array) -> Array | Int8:
+  """A parameter as of int8 if it can be, else as it is."""
+  return _quantise_weight(leaf) if is_weight(name, leaf) else leaf
+
+
+# In place of the array that is given, which is not needed any more.
+_quantise_weight = jax.jit(functools.partial(quantise, axis=0))
+
+
+def weights(params: Params) -> Params:
+  """The parameters of a model or of a drafter, its matrices of int8.
+
+  Each output has a scale of its own. What is made of them works as before.
+  """
+  return _map(lambda leaf: quantise(leaf, axis=0), params, params)
+
+
+def axes(of_params: Params, params: Params) -> Params:
+  """The `sharding.Axes` of `weights(params)`, of those of params."""
+
+  def split(leaf: Any) -> Any:
+    return Int8(values=leaf, scale=(None, leaf[1]))  # type: ignore[arg-type]
+
+  return _map(split, of_params, params)
+
+
+def _map(function, tree, params):
+  """A tree like params, those that can be of int8 mapped."""
+  is_leaf = lambda x: isinstance(x, tuple)
+  paths, treedef = jax.tree_util.tree_flatten_with_path(params)
+  leaves = jax.tree.leaves(tree, is_leaf=is_leaf)
+  mapped = [
+    function(leaf) if is_weight(_key(path), of_params) else leaf
+    for leaf, (path, of_params) in zip(leaves, paths, strict=True)
+  ]
+  return jax.tree_util.tree_unflatten(treedef, mapped)
+
+
+def _key(path):
+  return '.'.join(str(entry.key) for entry in path)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sharding
+from specsample.models import int8
 from specsample.types import Array
 
 
@@ -36,31 +37,21 @@ def _weight(shape, axes, keys, dtype) -> nnx.Param:
 
 
 class Linear(nnx.Module):
-  """x @ kernel (+ bias), in the dtype of both.
+  """x @ kernel (+ bias), in the dtype of x.
 
   `axes` are the `sharding.Axes` of the input and the output. Without `keys`
-  the kernel is 0. A kernel of int8 has a scale for each output.
+  the kernel is 0. One of int8 may stand in its place.
   """
 
-  def __init__(
-    self, in_dim, out_dim, *, axes, bias=False, keys, dtype, is_int8=False
-  ):
-    zeros = lambda dtype: nnx.Param(jnp.zeros(out_dim, dtype), axes=axes[1:])
+  def __init__(self, in_dim, out_dim, *, axes, bias=False, keys, dtype):
+    zeros = lambda: nnx.Param(jnp.zeros(out_dim, dtype), axes=axes[1:])
     self.kernel = _weight((in_dim, out_dim), axes, keys, dtype)
-    self.scale = None
-    if is_int8:
-      self.kernel = nnx.Param(jnp.zeros((in_dim, out_dim), jnp.int8), axes=axes)
-      self.scale = zeros(jnp.float32)
-    self.bias = zeros(dtype) if bias else None
+    self.bias = zeros() if bias else None
     self.out_axis = axes[1]
 
   def __call__(self, x: Array) -> Array:
-    y = sharding.einsum(
-      *('rd,df->rf', x, self.kernel[...].astype(x.dtype)),
-      axes=('batch', self.out_axis),
-    )
-    if self.scale is not None:
-      y = (y * self.scale[...]).astype(x.dtype)
+    kernel = self.kernel.get_value()
+    y = int8.product(x, kernel, ('batch', self.out_axis), x.dtype)
     return y if self.bias is None else y + self.bias[...]
 
 
@@ -102,12 +93,7 @@ class GatedMLP(nnx.Module):
   def __init__(self, config, keys, hidden_dim=None):
     dim, hidden_dim = config.dim, hidden_dim or config.mlp_dim
     width = sharding.Axis('mlp', hidden_dim)
-    linear = functools.partial(
-      Linear,
-      keys=keys,
-      dtype=jnp.dtype(config.dtype),
-      is_int8=config.has_int8_weights,
-    )
+    linear = functools.partial(Linear, keys=keys, dtype=jnp.dtype(config.dtype))
     self.gate = linear(dim, hidden_dim, axes=(None, width))
     self.up = linear(dim, hidden_dim, axes=(None, width))
     self.down = linear(hidden_dim, dim, axes=(width, None))

@@ -17,6 +17,7 @@ from specsample import sharding
 from specsample.types import Array, Params
 
 Index = tuple[slice, ...]
+Convert = Callable[[tuple[Any, ...], Array], Any]
 # How many tensors a message names.
 _NUM_LISTED = 8
 
@@ -45,6 +46,21 @@ class TensorFile:
   origin: str  # the file or folder, for messages
   shapes: dict[str, tuple[int, ...]]
   open: Callable[[str], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Differences:
+  """How the tensors of a file are not those that a model expects.
+
+  Attributes:
+    missing: names that are not in the file.
+    unknown: names that the model does not expect.
+    misshapen: sentences that say of which shapes the others are.
+  """
+
+  missing: tuple[str, ...] = ()
+  unknown: tuple[str, ...] = ()
+  misshapen: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +109,7 @@ def fill(
   tensors: TensorFile,
   names: Mapping[str, str],
   ignored: Collection[str] = (),
+  convert: Convert = lambda path, leaf: leaf,
 ) -> Params:
   """The model's parameters, read from `tensors`, the largest first.
 
@@ -106,10 +123,13 @@ def fill(
     names: the name in the file of each parameter; for those of any layer one,
       with '{}' for its number.
     ignored: names that may be in the file and are not read.
+    convert: what is kept of a parameter, from its path and itself. Called as
+      soon as one is read, the largest first.
 
   Raises:
     ValueError: tensors that are missing, unknown or of another shape.
   """
+  _refuse(compare(model, tensors, names, ignored), tensors.origin)
   expected, treedef = jax.tree_util.tree_flatten_with_path(
     model.abstract_params()
   )
@@ -117,21 +137,36 @@ def fill(
     model.param_axes(), is_leaf=lambda leaf: isinstance(leaf, tuple)
   )
   sources = [_source_name(path, names) for path, _ in expected]
-  _check_names(set(sources), set(ignored), tensors)
-  _check_shapes(
-    tensors,
-    {
-      source: leaf.shape[::-1]
-      for source, (_, leaf) in zip(sources, expected, strict=True)
-    },
-  )
-
   leaves: list[Any] = [None] * len(sources)
   by_size = lambda i: -math.prod(tensors.shapes[sources[i]])
   for i in sorted(range(len(sources)), key=by_size):
     place = _on_device if jax.sharding.get_mesh().empty else _on_mesh
-    leaves[i] = place(tensors, sources[i], expected[i][1], axes[i])
+    path, leaf = expected[i]
+    leaves[i] = convert(path, place(tensors, sources[i], leaf, axes[i]))
   return jax.tree_util.tree_unflatten(treedef, leaves)
+
+
+def compare(
+  model: Described,
+  tensors: TensorFile,
+  names: Mapping[str, str],
+  ignored: Collection[str] = (),
+) -> Differences:
+  """What `fill` with these arguments refuses; no weight is read."""
+  leaves = jax.tree_util.tree_leaves_with_path(model.abstract_params())
+  expected = {
+    _source_name(path, names): leaf.shape[::-1] for path, leaf in leaves
+  }
+  found = tensors.shapes
+  return Differences(
+    missing=tuple(sorted(expected.keys() - found.keys())),
+    unknown=tuple(sorted(found.keys() - expected.keys() - set(ignored))),
+    misshapen=tuple(
+      f'tensor {name} has shape {found[name]}, expected {shape}'
+      for name, shape in sorted(expected.items())
+      if name in found and found[name] != shape
+    ),
+  )
 
 
 def key(path: tuple[Any, ...]) -> str:
@@ -200,32 +235,23 @@ def _source_name(path, names):
   return names[f'layers.{{}}.{name[layer.end() :]}'].format(layer[1])
 
 
-def _check_names(expected, ignored, tensors):
-  found, origin = set(tensors.shapes), tensors.origin
-  missing, unknown = expected - found, found - expected - ignored
-  if missing:
+def _refuse(found: Differences, origin: str) -> None:
+  """Raises ValueError for the first kind of differences that there are."""
+  if found.missing:
     raise ValueError(
-      f'{origin}: {listed(missing)} missing: the checkpoint is '
+      f'{origin}: {listed(found.missing)} missing: the checkpoint is '
       'incomplete, or of another architecture'
     )
-  if unknown:
+  if found.unknown:
     raise ValueError(
-      f'{origin}: {listed(unknown)} unknown to the model: the '
+      f'{origin}: {listed(found.unknown)} unknown to the model: the '
       'checkpoint is of an architecture that only resembles it'
     )
-
-
-def _check_shapes(tensors, expected):
-  different = [
-    f'tensor {name} has shape {tensors.shapes[name]}, expected {shape}'
-    for name, shape in sorted(expected.items())
-    if tensors.shapes[name] != shape
-  ]
-  if different:
-    shown = '; '.join(different[:_NUM_LISTED])
-    num_more = len(different) - _NUM_LISTED
+  if found.misshapen:
+    shown = '; '.join(found.misshapen[:_NUM_LISTED])
+    num_more = len(found.misshapen) - _NUM_LISTED
     more = f'; and {num_more} more' if num_more > 0 else ''
     raise ValueError(
-      f'{tensors.origin}: {shown}{more} from the configuration: one of them '
-      'is of another model'
+      f'{origin}: {shown}{more} from the configuration: one of them is of '
+      'another model'
     )

@@ -14,6 +14,7 @@ from specsample.models import attention
 from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
 from specsample.models import experts as experts_lib
+from specsample.models import int8
 from specsample.models import layers
 from specsample.models import masks
 from specsample.models import network
@@ -43,10 +44,10 @@ class Transformer:
     latent: for attention over latent vectors; num_kv_heads and head_dim are
       not read then.
     experts: for layers of many feed-forwards.
-    has_int8_weights: the matrices, the embedding counted in, are integers of 8
-      bits with a scale of float32 for each output.
-    has_int8_cache: so are keys and values, with a scale for each vector.
-    dtype: of the other parameters and of the computation.
+    has_int8_cache: keys and values are stored as integers of 8 bits, with a
+      scale for each vector.
+    dtype: of the parameters and of the computation. `int8.weights` may stand in
+      place of the parameters.
   """
 
   vocab_size: int
@@ -76,7 +77,6 @@ class Transformer:
   sliding_rope_theta: float | None = None
   latent: attention.Latent | None = None
   experts: experts_lib.Experts | None = None
-  has_int8_weights: bool = False
   has_int8_cache: bool = False
   dtype: str = 'float32'
 
@@ -95,11 +95,6 @@ class Transformer:
     if self.activation not in layers.ACTIVATIONS:
       raise ValueError(
         f'activation is {self.activation!r}: one of {list(layers.ACTIVATIONS)}'
-      )
-    if self.has_int8_weights and (self.latent or self.experts):
-      raise ValueError(
-        'has_int8_weights is of models without experts and latent vectors: '
-        'set it to False'
       )
 
   def window(self, layer: int) -> int | None:
@@ -241,19 +236,16 @@ class _Network(nnx.Module):
     self.config = config
 
   def embed(self, ids):
-    scale = self.config.embedding_scale
-    found = sharding.lookup(self.embedding[...], ids, self.vocab_axis)
-    return found if scale is None else found * jnp.asarray(scale, found.dtype)
+    scale, dtype = self.config.embedding_scale, jnp.dtype(self.config.dtype)
+    table = self.embedding.get_value()
+    found = int8.lookup(table, ids, self.vocab_axis, dtype)
+    return found if scale is None else found * jnp.asarray(scale, dtype)
 
   def unembed(self, hidden):
     kernel = self.embedding if self.unembedding is None else self.unembedding
     rows = hidden.reshape(-1, hidden.shape[-1])
-    logits = sharding.einsum(
-      'rd,dv->rv',
-      rows,
-      kernel[...],
-      axes=('batch', self.vocab_axis),
-      preferred_element_type=jnp.float32,
+    logits = int8.product(
+      *(rows, kernel.get_value(), ('batch', self.vocab_axis), jnp.float32)
     )
     cap = self.config.logit_softcap
     if cap is not None:

@@ -152,7 +152,7 @@ def _rejected(path, *words):
     ({'family': 'rwkv'}, ['rwkv', 'transformer']),
     ({'surprise': 1}, ['surprise']),
     ({'dim': 'wide'}, ['specsample.json', 'save the model again']),
-    ({'rope_scaling': {'type': 'yarn'}}, ['yarn']),
+    ({'rope_scaling': {'type': 'longrope'}}, ['longrope']),
     ({'rope_scaling': 'linear'}, ['specsample.json']),
     ({'dim': 32}, ['params', 'embedding', '(16, 50)', '(32, 50)']),
     ({'num_layers': 3}, ['params', 'layers.2.', 'None', 'save the model']),

@@ -241,7 +241,7 @@ def _rejected(path, *words):
 @pytest.mark.parametrize(
   ('changes', 'words'),
   [
-    ({'general.architecture': 'mamba'}, ['mamba', 'Mistral']),
+    ({'general.architecture': 'mamba'}, ['mamba', 'llama, gemma3']),
     ({'split.count': 3}, ['3 parts', '--merge']),
     ({'llama.expert_count': 8}, ['8 experts', 'dense']),
     ({'llama.block_count': 0}, ['block_count', '0']),

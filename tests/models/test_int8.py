@@ -1,0 +1,128 @@
+"""Matrices of 8-bit integers in place of parameters."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import testing
+from specsample.models import attention
+from specsample.models import checkpoint
+from specsample.models import experts
+from specsample.models import int8
+
+_LLAMA = testing.tiny_llama(vocab_size=40, num_layers=2)
+_TOKENS = np.random.default_rng(0).integers(40, size=(2, 24))
+
+
+@functools.partial(jax.jit, static_argnames='model')
+def _logits(params, *, model):
+  cache = model.init_cache(*_TOKENS.shape)
+  return model.apply(params, _TOKENS, cache)[0].logits
+
+
+def _dequantised(params):
+  is_leaf = lambda x: isinstance(x, int8.Int8)
+  whole = lambda x: x.values * x.scale if is_leaf(x) else x
+  return jax.tree.map(whole, params, is_leaf=is_leaf)
+
+
+def _bytes(tree):
+  return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    {'tie_embeddings': True, 'embedding_scale': 4.0},
+    {
+      'latent': attention.Latent(
+        kv_rank=12, rope_dim=4, head_dim=6, value_dim=5
+      )
+    },
+    {'experts': experts.Experts(num_experts=3, num_per_token=2, mlp_dim=8)},
+  ],
+)
+def test_a_model_is_that_of_the_rounded_matrices(changes):
+  model = dataclasses.replace(_LLAMA, **changes)
+  exact = jax.tree.map(lambda x: 1.6 * x, model.init(jax.random.key(0)))
+  params = int8.weights(exact)
+  assert isinstance(params['embedding'], int8.Int8)
+  out = params['layers'][1]['attention']['out']['kernel']
+  assert out.values.dtype == jnp.int8 and out.scale.shape == (1, model.dim)
+  assert params['norm']['scale'].dtype == jnp.float32
+  found = _logits(params, model=model)
+  rounded = _logits(_dequantised(params), model=model)
+  np.testing.assert_allclose(found, rounded, atol=1e-4)
+  expected = _logits(exact, model=model)
+  error = np.sqrt(np.mean((found - expected) ** 2))
+  assert 0 < error < 0.2 * np.std(expected)
+
+
+def test_axes_are_those_of_the_parameters():
+  params = jax.eval_shape(int8.weights, _LLAMA.abstract_params())
+  axes = int8.axes(_LLAMA.param_axes(), _LLAMA.abstract_params())
+  is_axes = lambda x: isinstance(x, tuple)
+  ranks = jax.tree.map(len, axes, is_leaf=is_axes)
+  assert jax.tree.map(lambda x: x.ndim, params) == ranks
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  """A folder with a model, and a drafter that was trained for it."""
+  folder = tmp_path_factory.mktemp('int8')
+  params = _LLAMA.init(jax.random.key(0))
+  checkpoint.save(folder / 'model', _LLAMA, params)
+  target = specsample.load(folder / 'model')
+  drafter = drafters.Medusa(model=_LLAMA, num_draft_tokens=2)
+  own = drafter.init_params(jax.random.key(1), target.params)
+  specsample.save_drafter(
+    folder / 'drafter', drafter, own, target=target, card={}
+  )
+  return folder
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_loading_quantises(saved, dtype):
+  exact = specsample.load(saved / 'model', dtype=dtype)
+  found = specsample.load(saved / 'model', dtype=dtype, weights='int8')
+  assert found.model == exact.model
+  jax.tree.map(
+    np.testing.assert_array_equal, found.params, int8.weights(exact.params)
+  )
+  matrices = _bytes(exact.params) - _bytes(found.params)
+  assert matrices > 0.35 * _bytes(exact.params)
+
+
+def test_drafters_are_loaded_for_it_and_decode(saved):
+  target = specsample.load(saved / 'model', weights='int8')
+  assert target.fingerprint == specsample.load(saved / 'model').fingerprint
+  loaded = specsample.load_drafter(saved / 'drafter', target)
+  prompts, lengths = specsample.pad_prompts([[1, 2, 3], [4]])
+  generate = lambda drafter, own: specsample.generate(
+    {'target': target.params} | own,
+    *(prompts, lengths, jax.random.key(0)),
+    model=target.model,
+    drafter=drafter,
+    verify=specsample.verify.chain,
+    sampling=specsample.Sampling(),
+    max_new_tokens=12,
+    stop=specsample.Stop(),
+  )
+  plain = generate(drafters.NoDraft(), {})
+  own = int8.weights(loaded.params)
+  leaves = {leaf.dtype for leaf in jax.tree.leaves(own)}
+  assert jnp.dtype('int8') in leaves
+  drafted = generate(loaded.drafter, {'drafter': own})
+  np.testing.assert_array_equal(drafted.tokens, plain.tokens)
+
+
+def test_other_weights_are_refused(saved):
+  with pytest.raises(ValueError, match=r"weights is 'int4'.*'int8'"):
+    specsample.load(saved / 'model', weights='int4')
