@@ -10,7 +10,6 @@ from specsample import loading
 from specsample.published import eagle
 from specsample.published import layer
 from specsample.published import source as source_lib
-from specsample.types import Params
 
 _NAMES = {
   'fuse.kernel': 'fc.weight',
@@ -24,12 +23,12 @@ _NAMES = {
 }
 
 
-def load(
+def plan(
   source: source_lib.Source,
   target: loading.Loaded,
   num_draft_tokens: int | None,
-) -> tuple[drafters.DFlash, Params]:
-  """DFlash, or DSpark where there is a Markov head, and its parameters.
+) -> source_lib.Plan:
+  """DFlash, or DSpark where there is a Markov head.
 
   Raises:
     ValueError: it is of a kind that is not supported, or not of such a target.
@@ -80,8 +79,8 @@ def load(
   if ids is not None:
     made['vocabulary.d2t'] = ids
   names = _NAMES | layer.names('layers.{}.', 'layers.{}.')
-  return drafter, source_lib.fill(
-    drafter, source, names, made=made, ignored=ignored
+  return source_lib.Plan(
+    drafter=drafter, source=source, names=names, made=made, ignored=ignored
   )
 
 
@@ -119,14 +118,15 @@ def _drafts_from_pending(source) -> bool:
 def _feature_layers(source, target):
   config = source.config
   # Speculators' numbers count the embedding as the first.
-  ids = config.get('aux_hidden_state_layer_ids')
-  if ids is not None:
-    return tuple(i - 1 for i in ids)
-  nested = config.part('dflash_config')
-  ids = nested.get('target_layer_ids', config.get('target_layer_ids'))
-  if not isinstance(ids, list):
+  counted = source_lib.numbers(config, 'aux_hidden_state_layer_ids')
+  if counted:
+    return tuple(i - 1 for i in counted)
+  key = 'target_layer_ids'
+  ids = source_lib.numbers(config.part('dflash_config'), key)
+  ids = ids or source_lib.numbers(config, key)
+  if not ids:
     raise ValueError(
-      f'{config.origin}: target_layer_ids are {ids!r}: the file does not say '
-      "which of the target's layers are read, give a list of their numbers"
+      f'{config.origin}: {key} are not there: the file does not say which of '
+      "the target's layers are read, give a list of their numbers"
     )
   return eagle.of_outputs(source, target, ids)

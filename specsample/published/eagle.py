@@ -4,9 +4,6 @@ Li et al., 2401.15077, 2406.16858 and 2503.01840. The layer of EAGLE-3 is called
 `midlayer` by its authors and `layers.0` by others.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from specsample import drafters
@@ -15,18 +12,17 @@ from specsample.drafters import vocabulary
 from specsample.models import config as config_lib
 from specsample.published import layer
 from specsample.published import source as source_lib
-from specsample.types import Params
 
 # Of a chain where a configuration does not say, as deep as EAGLE's own trees.
 _NUM_DRAFT_TOKENS = 5
 
 
-def load_eagle(
+def plan_eagle(
   source: source_lib.Source,
   target: loading.Loaded,
   num_draft_tokens: int | None,
-) -> tuple[drafters.Eagle, Params]:
-  """EAGLE 1 or 2, which differ in their trees only, and its parameters.
+) -> source_lib.Plan:
+  """EAGLE 1 or 2, which differ in their trees only.
 
   Raises:
     ValueError: it has more than one layer, or is not of such a target.
@@ -45,15 +41,17 @@ def load_eagle(
   }
   ignored = source_lib.check_embedding(source, 'embed_tokens.weight', target)
   ignored |= _not_read(drafter, prefix)
-  return drafter, source_lib.fill(drafter, source, names, ignored=ignored)
+  return source_lib.Plan(
+    drafter=drafter, source=source, names=names, ignored=ignored
+  )
 
 
-def load_eagle3(
+def plan_eagle3(
   source: source_lib.Source,
   target: loading.Loaded,
   num_draft_tokens: int | None,
-) -> tuple[drafters.Eagle3, Params]:
-  """EAGLE-3 and its parameters.
+) -> source_lib.Plan:
+  """EAGLE-3.
 
   Raises:
     ValueError: it has more than one layer, is of a kind that is not supported,
@@ -88,8 +86,8 @@ def load_eagle3(
   ignored |= source_lib.check_embedding(source, 'embed_tokens.weight', target)
   ignored |= _not_read(drafter, prefix)
   made = {} if ids is None else {'vocabulary.d2t': ids}
-  return drafter, source_lib.fill(
-    drafter, source, names, made=made, ignored=ignored
+  return source_lib.Plan(
+    drafter=drafter, source=source, names=names, made=made, ignored=ignored
   )
 
 
@@ -136,7 +134,7 @@ def read_ids(
 
 
 def of_outputs(
-  source: source_lib.Source, target: loading.Loaded, layers: Sequence[Any]
+  source: source_lib.Source, target: loading.Loaded, layers: tuple[int, ...]
 ) -> tuple[int, ...]:
   """Layers whose outputs are read, as transformers hands them on.
 
@@ -149,7 +147,7 @@ def of_outputs(
       f'{target.model.num_layers - 1}, the last, behind the norm: supported '
       'are the layers before'
     )
-  return tuple(layers)
+  return layers
 
 
 def of_layer(config: config_lib.Config) -> config_lib.Config:
@@ -173,14 +171,16 @@ def _feature_layers(source, target):
 
   Speculators' number counts the embedding as the first.
   """
-  config = source.config
-  nested = config.part('eagle_config')
-  key = 'eagle_aux_hidden_state_layer_ids'
-  if config.get(key):
-    return tuple(i - 1 for i in config.get(key))
-  if nested.get(key):
-    return tuple(nested.get(key))
-  return of_outputs(source, target, config.get('target_layer_ids') or ())
+  config, key = source.config, 'eagle_aux_hidden_state_layer_ids'
+  counted = source_lib.numbers(config, key)
+  if counted:
+    return tuple(i - 1 for i in counted)
+  # SGLang's are of outputs.
+  ids = source_lib.numbers(config.part('eagle_config'), key)
+  if ids:
+    return ids
+  ids = source_lib.numbers(config, 'target_layer_ids')
+  return of_outputs(source, target, ids)
 
 
 def _not_read(drafter, prefix):

@@ -15,17 +15,16 @@ from specsample import loading
 from specsample.drafters import heads as heads_lib
 from specsample.published import layer
 from specsample.published import source as source_lib
-from specsample.types import Params
 
 _PREFIX = 'prefix_embeding_layer.'  # as its authors spell it
 
 
-def load_medusa(
+def plan_medusa(
   source: source_lib.Source,
   target: loading.Loaded,
   num_draft_tokens: int | None,
-) -> tuple[drafters.Medusa, Params]:
-  """The first heads of medusa_lm_head, and their parameters.
+) -> source_lib.Plan:
+  """The first heads of medusa_lm_head.
 
   Raises:
     ValueError: there are fewer heads, or they are not of such a target.
@@ -34,7 +33,8 @@ def load_medusa(
   num_heads = _count(source, r'(\d+)\.')
   num_layers = _count(source, r'0\.(\d+)\.linear\.weight')
   block = '{}.{}.linear.'.format
-  shares = _shares(source, block, num_heads, range(num_layers))
+  reads = target.params is not None
+  shares = _shares(source, block, num_heads, range(num_layers), reads)
   drafter = drafters.Medusa(
     model=target.model,
     num_draft_tokens=_check_count(source, num_draft_tokens, num_heads),
@@ -50,17 +50,17 @@ def load_medusa(
     made[f'heads.{i}.unembed.bias'] = np.zeros(target.model.vocab_size, 'f4')
   ignored = _others(source, drafter, r'(\d+)\.')
   ignored |= _copies(drafter, block, range(num_layers))
-  return drafter, source_lib.fill(
-    drafter, source, names, made=made, ignored=ignored
+  return source_lib.Plan(
+    drafter=drafter, source=source, names=names, made=made, ignored=ignored
   )
 
 
-def load_hydra(
+def plan_hydra(
   source: source_lib.Source,
   target: loading.Loaded,
   num_draft_tokens: int | None,
-) -> tuple[drafters.Hydra, Params]:
-  """The first heads of hydra_lm_head, and their parameters.
+) -> source_lib.Plan:
+  """The first heads of hydra_lm_head.
 
   Those of Hydra++ are behind dropout, so that their numbers are odd, and behind
   a layer of the target's shape.
@@ -83,7 +83,9 @@ def load_hydra(
     num_draft_tokens=_check_count(source, num_draft_tokens, num_heads),
     num_layers=len(numbers),
     own_unembedding=True,
-    shares_blocks=_shares(source, block, num_heads, numbers[1:]),
+    shares_blocks=_shares(
+      source, block, num_heads, numbers[1:], target.params is not None
+    ),
     prefix_attention=has_prefix,
     has_prefix_norm=has_prefix,
     has_linear_residual=True,
@@ -103,7 +105,9 @@ def load_hydra(
     names |= layer.names('prefix.layer.', of_layer)
     names['prefix.norm.scale'] = f'{_PREFIX}norm.weight'
     ignored |= {f'{_PREFIX}embed_tokens.weight', of_layer + layer.FREQUENCIES}
-  return drafter, source_lib.fill(drafter, source, names, ignored=ignored)
+  return source_lib.Plan(
+    drafter=drafter, source=source, names=names, ignored=ignored
+  )
 
 
 def _without(source, prefix):
@@ -171,8 +175,8 @@ def _copies(drafter, block, numbers) -> set[str]:
   }
 
 
-def _shares(source, block, num_heads, numbers) -> bool:
-  """Whether all blocks of a head are one, in the file or by their values."""
+def _shares(source, block, num_heads, numbers, reads) -> bool:
+  """Whether all blocks of a head are one, in the file or, read, by values."""
   if len(numbers) < 2:
     return False
   for head in range(num_heads):
@@ -184,9 +188,13 @@ def _shares(source, block, num_heads, numbers) -> bool:
           continue
         if source.tensors[name] == source.tensors[first]:
           continue  # the same bytes of the same file
-        if not np.array_equal(source.read(name), source.read(first)):
+        if not reads or not _are_equal(source, name, first):
           return False
   return True
+
+
+def _are_equal(source, name, other) -> bool:
+  return np.array_equal(source.read(name), source.read(other))
 
 
 def _others(source, drafter, pattern) -> set[str]:

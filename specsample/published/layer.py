@@ -46,7 +46,7 @@ def config_of(
   config.only('hidden_act', 'silu')
   config.only('quantization_config', None)
   kinds = config.get('layer_types', [])
-  if any(kind != 'full_attention' for kind in kinds):
+  if not isinstance(kinds, list) or any(x != 'full_attention' for x in kinds):
     raise ValueError(
       f'{config.origin}: layer_types are {kinds}, supported are layers that '
       "see all tokens only, 'full_attention'"

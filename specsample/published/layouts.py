@@ -21,22 +21,23 @@ class Layout:
 
   Attributes:
     name: of the kind.
-    load: (source, target, K or None) -> a drafter and its parameters.
+    plan: (source, target, K or None) -> a drafter and where its parameters are.
+      Of a target whose params are None only the shapes count.
   """
 
   name: str
-  load: Callable[
-    [source_lib.Source, loading.Loaded, int | None], tuple[Any, Params]
+  plan: Callable[
+    [source_lib.Source, loading.Loaded, int | None], source_lib.Plan
   ]
 
 
-_MEDUSA = Layout('Medusa', heads.load_medusa)
-_HYDRA = Layout('Hydra', heads.load_hydra)
-_EAGLE = Layout('EAGLE', eagle.load_eagle)
-_EAGLE3 = Layout('EAGLE-3', eagle.load_eagle3)
-_DFLASH = Layout('DFlash', dflash.load)
-_DSPARK = Layout('DSpark', dflash.load)
-_ALL = (_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _DFLASH, _DSPARK)
+_MEDUSA = Layout('Medusa', heads.plan_medusa)
+_HYDRA = Layout('Hydra', heads.plan_hydra)
+_EAGLE = Layout('EAGLE', eagle.plan_eagle)
+_EAGLE3 = Layout('EAGLE-3', eagle.plan_eagle3)
+_DFLASH = Layout('DFlash', dflash.plan)
+_DSPARK = Layout('DSpark', dflash.plan)
+ALL = (_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _DFLASH, _DSPARK)
 # By speculators_model_type.
 _OF_SPECULATORS = {'eagle3': _EAGLE3, 'dflash': _DFLASH, 'dspark': _DSPARK}
 # By a tensor that none of those below it has.
@@ -61,7 +62,7 @@ def find(source: source_lib.Source) -> Layout | None:
   """
   kind = source.config.get('speculators_model_type')
   if kind is not None:
-    if kind not in _OF_SPECULATORS:
+    if not isinstance(kind, str) or kind not in _OF_SPECULATORS:
       raise ValueError(
         f'{source.config.origin}: speculators_model_type is {kind!r}, '
         f'supported are {", ".join(_OF_SPECULATORS)}'
@@ -92,10 +93,11 @@ def load(
     return None
   layout = find(source)
   if layout is not None:
-    return layout.load(source, target, num_draft_tokens)
+    plan = layout.plan(source, target, num_draft_tokens)
+    return plan.drafter, source_lib.fill(plan)
   if not source.config.values:
     raise ValueError(
       f'{folder} holds {tensors.listed(source.tensors)}, of no layout of a '
-      f'drafter that is known: those of {", ".join(x.name for x in _ALL)} are'
+      f'drafter that is known: those of {", ".join(x.name for x in ALL)} are'
     )
   return None

@@ -111,31 +111,47 @@ def _of_index(path, present) -> list[str]:
   return names
 
 
-def fill(
-  drafter: Any,
-  source: Source,
-  names: Mapping[str, str],
-  *,
-  made: Mapping[str, np.ndarray] | None = None,
-  ignored: Collection[str] = (),
-) -> Params:
-  """A drafter's parameters in the dtype of its target, indices as they are.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """A drafter, and where each of its parameters is.
 
-  Args:
+  Attributes:
     drafter: says which parameters there are.
     source: where their values are.
     names: the tensor's name of each parameter, as `tensors.fill`.
     made: values, by the parameter's name, of what is in no file as it is to be;
       matrices are [out, in].
     ignored: tensors that are not read.
+  """
+
+  drafter: Any
+  source: Source
+  names: Mapping[str, str]
+  made: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  ignored: Collection[str] = ()
+
+
+def fill(plan: Plan) -> Params:
+  """A drafter's parameters in the dtype of its target, indices as they are.
 
   Raises:
     ValueError: tensors that are missing, unknown or of another shape.
   """
-  made = made or {}
+  return tensors.fill(
+    _InItsDtype(plan.drafter), *_file_and_names(plan), plan.ignored
+  )
+
+
+def compare(plan: Plan) -> tensors.Differences:
+  """What `fill` refuses; no weight is read."""
+  return tensors.compare(plan.drafter, *_file_and_names(plan), plan.ignored)
+
+
+def _file_and_names(plan):
+  source = plan.source
   # By names that no tensor has.
-  values = {f'(made) {name}': value for name, value in made.items()}
-  names = dict(names) | {name: f'(made) {name}' for name in made}
+  values = {f'(made) {name}': value for name, value in plan.made.items()}
+  names = dict(plan.names) | {name: f'(made) {name}' for name in plan.made}
   shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
   shapes |= {name: value.shape for name, value in values.items()}
   found = tensors.TensorFile(
@@ -143,7 +159,7 @@ def fill(
     shapes=shapes,
     open=lambda name: values.get(name, source.tensors.get(name)),  # type: ignore[arg-type, return-value]
   )
-  return tensors.fill(_InItsDtype(drafter), found, names, ignored)
+  return found, names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,12 +183,25 @@ class _InItsDtype:
     return self.drafter.param_axes()
 
 
+def numbers(config: config_lib.Config, key: str) -> tuple[int, ...]:
+  """Integers of a configuration, () where there are none.
+
+  Raises:
+    ValueError: they are something else.
+  """
+  found = config.get(key, [])
+  if not isinstance(found, list) or any(type(x) is not int for x in found):
+    raise config.unexpected(key, 'a list of integers')
+  return tuple(found)
+
+
 def check_embedding(
   source: Source, name: str, target: loading.Loaded
 ) -> set[str]:
   """The name, if there is such a tensor, which is then to be ignored.
 
-  A drafter's copy of the embedding is not kept twice. Some rows are compared.
+  A drafter's copy of the embedding is not kept twice. Some rows are compared,
+  unless the target is without parameters.
 
   Raises:
     ValueError: it is not the target's.
@@ -185,6 +214,8 @@ def check_embedding(
       f'{source.folder}: tensor {name} has shape {source.shape(name)} and the '
       f"target's embedding {expected}: the drafter is of another target"
     )
+  if target.params is None:
+    return {name}
   step = -(-expected[0] // _NUM_ROWS)
   ids = np.arange(0, expected[0], step)
   stored = np.concatenate(
@@ -204,10 +235,11 @@ def check_embedding(
 def has_own_unembedding(source: Source, target: loading.Loaded) -> bool:
   """Whether there is an unembedding, and it is not a copy of the target's.
 
-  Many drafters are published with a copy, so that they can be run alone.
+  Many drafters are published with a copy, so that they can be run alone. What a
+  target without parameters has is not known, and no copy.
   """
-  if UNEMBEDDING not in source.tensors:
-    return False
+  if UNEMBEDDING not in source.tensors or target.params is None:
+    return UNEMBEDDING in source.tensors
   is_tied = 'unembedding' not in target.params
   of_target = target.params['embedding' if is_tied else 'unembedding']
   is_plain = isinstance(of_target, jax.Array) and of_target.is_fully_addressable
@@ -225,7 +257,12 @@ def has_own_unembedding(source: Source, target: loading.Loaded) -> bool:
 def embed(
   target: loading.Loaded, ids: Sequence[int] | np.ndarray
 ) -> np.ndarray:
-  """The target's embeddings [n, D] of tokens, float32, whole on every host."""
+  """The target's embeddings [n, D] of tokens, float32, whole on every host.
+
+  Zeros where the target is without parameters.
+  """
+  if target.params is None:
+    return np.zeros((len(ids), target.model.dim), np.float32)
   # As many rows as any mesh divides a batch into; all are the same.
   rows = np.tile(np.asarray(ids, np.int32), (jax.device_count(), 1))
   find: Callable[..., jax.Array] = jax.jit(

@@ -357,7 +357,7 @@ _DAMAGES = {
   'no features': (
     dflash_tensors,
     _DFLASH | {'dflash_config': {'mask_token_id': 3}},
-    'target_layer_ids are None: the file does not say which',
+    'target_layer_ids are not there: the file does not say which',
   ),
   'no mask': (
     dflash_tensors,

@@ -458,6 +458,26 @@ _DAMAGES = {
     {'eagle_aux_hidden_state_layer_ids': [1, 2, 9]},
     r'feature_layers are \(0, 1, 8\), and the target has layers 0 to 5',
   ),
+  'layers by name': (
+    eagle3_tensors,
+    {'eagle_config': {'eagle_aux_hidden_state_layer_ids': ['first']}},
+    r"layer_ids is \['first'\], expected a list of integers",
+  ),
+  'a kind of layers that is no list': (
+    eagle3_tensors,
+    {'layer_types': 1},
+    'layer_types are 1, supported are layers that see all tokens',
+  ),
+  'a part that is no object': (
+    eagle3_tensors,
+    {'transformer_layer_config': 'llama'},
+    "transformer_layer_config is 'llama', expected an object",
+  ),
+  'a speculator of no name': (
+    eagle3_tensors,
+    {'speculators_model_type': ['eagle3']},
+    r"speculators_model_type is \['eagle3'\], supported are",
+  ),
   'd2t outside': (
     lambda: _with(eagle3_tensors(), d2t=eagle3_tensors()['d2t'] + _V, t2d=None),
     {},
