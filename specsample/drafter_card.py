@@ -65,12 +65,9 @@ def find(name: str) -> epath.Path:
   Raises:
     ValueError: it is nowhere.
   """
-  shipped = {}
-  for shelf in _SHELVES:
-    for card in shelf.glob(f'*/*/{NAME}'):
-      shipped[card.parent.relative_to(shelf).as_posix()] = card.parent
-  if name in shipped:
-    return files.at(shipped[name])
+  folders = shipped()
+  if name in folders:
+    return files.at(folders[name])
   path = files.at(name).expanduser()
   if files.is_folder(path):
     return path
@@ -85,8 +82,17 @@ def find(name: str) -> epath.Path:
   raise ValueError(
     f'{name!r} is no folder and no drafter that the library ships{reason}: '
     'give the folder of one that was trained, a name of the hub, or one of '
-    f'{sorted(shipped)}'
+    f'{sorted(folders)}'
   )
+
+
+def shipped() -> dict[str, pathlib.Path]:
+  """The folders of the drafters that the library ships, by their names."""
+  return {
+    card.parent.relative_to(shelf).as_posix(): card.parent
+    for shelf in _SHELVES
+    for card in shelf.glob(f'*/*/{NAME}')
+  }
 
 
 def make(

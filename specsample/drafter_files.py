@@ -76,8 +76,8 @@ def save_drafter(
     {name: x.shape for name, x in _by_name(drafter.abstract_params()).items()},
     {name: x.shape for name, x in found.items()},
   )
-  if different:
-    raise ValueError(f'params: {different}: give those of {drafter}')
+  if different != tensors.Differences():
+    raise ValueError(f'params: {_sentence(different)}: give those of {drafter}')
   arrays = {
     name: _to_host(leaf).astype(safetensors_file.DTYPES[_kind(name)])
     for name, leaf in found.items()
@@ -163,20 +163,28 @@ def _open(path, drafter):
   """The tensors of a file, which are those of the drafter."""
   drafter_card.check_present(path)
   stored = safetensors_file.read_header(path)
+  different = compare(drafter, stored)
+  if different != tensors.Differences():
+    raise ValueError(
+      f'{path}: {_sentence(different)}, for num_draft_tokens = '
+      f'{drafter.num_draft_tokens} and the other settings of '
+      f'{drafter_card.NAME}: one of the two files is damaged or of another '
+      'drafter, save both again'
+    )
+  return stored
+
+
+def compare(
+  drafter: trainable.Trainable, stored: Mapping[str, safetensors_file.Tensor]
+) -> tensors.Differences:
+  """How the tensors of a file are not those that a drafter is saved as."""
   expected = _by_name(drafter.abstract_params())
   if not drafter.own_unembedding:
     expected.pop(_UNEMBEDDING, None)
-  different = _differences(
+  return _differences(
     {name: f'{_kind(name)} {x.shape}' for name, x in expected.items()},
     {name: f'{tensor.kind} {tensor.shape}' for name, tensor in stored.items()},
   )
-  if different:
-    raise ValueError(
-      f'{path}: {different}, for num_draft_tokens = {drafter.num_draft_tokens} '
-      f'and the other settings of {drafter_card.NAME}: one of the two files is '
-      'damaged or of another drafter, save both again'
-    )
-  return stored
 
 
 def _unembedding(path, target, d2t):
@@ -191,18 +199,24 @@ def _sha256(path):
   return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _differences(expected, found):
-  """How two dicts of what tensors are differ, '' if they do not."""
-  missing = expected.keys() - found.keys()
-  unknown = found.keys() - expected.keys()
+def _differences(expected, found) -> tensors.Differences:
+  """How two dicts of what tensors are differ."""
+  return tensors.Differences(
+    missing=tuple(sorted(expected.keys() - found.keys())),
+    unknown=tuple(sorted(found.keys() - expected.keys())),
+    misshapen=tuple(
+      f'tensor {name} is {found[name]}, expected is {expected[name]}'
+      for name in sorted(expected.keys() & found.keys())
+      if found[name] != expected[name]
+    ),
+  )
+
+
+def _sentence(found: tensors.Differences) -> str:
+  missing, unknown = found.missing, found.unknown
   parts = [f'{tensors.listed(missing)} missing'] if missing else []
   parts += [f'{tensors.listed(unknown)} unknown'] if unknown else []
-  parts += [
-    f'tensor {name} is {found[name]}, expected is {expected[name]}'
-    for name in sorted(expected.keys() & found.keys())
-    if found[name] != expected[name]
-  ]
-  return '; '.join(parts)
+  return '; '.join((*parts, *found.misshapen))
 
 
 def _by_name(tree):

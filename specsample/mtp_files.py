@@ -48,14 +48,27 @@ def load(
   """
   config = folder / 'config.json'
   count = files.read_json(config).get(huggingface.NUM_MODULES)
-  prefixes = huggingface.mtp_prefixes(model.num_layers, count)
-  if not prefixes:
+  if not isinstance(count, int) or count < 1:
     raise ValueError(
       f'{config}: {huggingface.NUM_MODULES} is {count!r}: the folder is of a '
       'model without modules for multi-token prediction, give one that '
       'save_drafter wrote, or one of a published layout: Medusa, Hydra, EAGLE, '
       'EAGLE-3, DFlash or DSpark'
     )
+  stored = huggingface.open_tensors(folder)
+  drafter, found, names, copies = plan(stored, model, count, num_draft_tokens)
+  params = tensors.fill(drafter, found, names, ignored=copies)
+  return drafter, jax.tree.map(lambda x: x.astype(model.dtype), params)
+
+
+def plan(
+  stored: tensors.TensorFile,
+  model: transformer.Transformer,
+  count: int,
+  num_draft_tokens: int | None,
+) -> tuple[mtp.MTP, tensors.TensorFile, dict[str, str], set[str]]:
+  """So many modules, their tensors and names, and those that are not read."""
+  prefixes = huggingface.mtp_prefixes(model.num_layers, count)
   drafter = mtp.MTP(
     model=model,
     num_draft_tokens=(
@@ -68,12 +81,9 @@ def load(
     for ours, theirs in _NAMES.items():
       names[f'layers.{i}.{ours}'] = prefix + theirs
     copies |= {prefix + name for name in _COPIES}
-  found = huggingface.open_tensors(folder)
   shapes = {
     name: shape
-    for name, shape in found.shapes.items()
+    for name, shape in stored.shapes.items()
     if name.startswith(prefixes)
   }
-  of_modules = dataclasses.replace(found, shapes=shapes)
-  params = tensors.fill(drafter, of_modules, names, ignored=copies)
-  return drafter, jax.tree.map(lambda x: x.astype(model.dtype), params)
+  return drafter, dataclasses.replace(stored, shapes=shapes), names, copies

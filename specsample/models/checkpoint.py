@@ -6,6 +6,7 @@ import math
 import os
 from typing import Any
 
+from etils import epath
 import jax
 
 from specsample import files
@@ -88,38 +89,57 @@ def restore(
   """
   import orbax.checkpoint as ocp  # noqa: PLC0415
 
-  config_lib.check_dtype(dtype)
   folder = files.absolute(path)
-  config = folder / CONFIG_NAME
-  content = files.read_json(config)
+  model = read_model(folder, dtype)
   place = lambda leaf, where: jax.ShapeDtypeStruct(
     leaf.shape, leaf.dtype, sharding=where
   )
+  places = sharding.of_tree(model.param_axes())
+  target = jax.tree.map(place, model.abstract_params(), places)
+  try:
+    # Compared first: orbax names no parameter that does not fit.
+    stored = read_shapes(folder)
+    mismatch = _mismatch(model, stored)
+    if mismatch:
+      raise ValueError(mismatch)
+    limit = _gigabytes_in_flight(stored)
+    with ocp.StandardCheckpointer(restore_concurrent_gb=limit) as checkpointer:
+      params = checkpointer.restore(folder / _PARAMS_NAME, target)
+  except (OSError, KeyError, ValueError) as error:
+    raise ValueError(
+      f'{folder / _PARAMS_NAME} is damaged, or does not fit {CONFIG_NAME}: '
+      f'save the model again ({error})'
+    ) from error
+  return model, params
+
+
+def read_model(folder: epath.Path, dtype: str) -> transformer.Transformer:
+  """The model that a folder describes; ValueError if it does not."""
+  config_lib.check_dtype(dtype)
+  config = folder / CONFIG_NAME
+  content = files.read_json(config)
   try:
     model = from_json(content, dtype)
-    places = sharding.of_tree(model.param_axes())
-    target = jax.tree.map(place, model.abstract_params(), places)
+    model.abstract_params()
   except (KeyError, TypeError, AttributeError) as error:
     raise ValueError(
       f'{config} describes no model of {list(_FAMILIES)} ({error!r}): save '
       'the model again'
     ) from error
-  try:
-    # Compared first: orbax names no parameter that does not fit.
-    with ocp.StandardCheckpointer() as checkpointer:
-      stored = checkpointer.metadata(folder / _PARAMS_NAME).item_metadata
-    mismatch = _mismatch(model, stored.tree if stored else {})
-    if mismatch:
-      raise ValueError(mismatch)
-    limit = _gigabytes_in_flight(stored.tree)
-    with ocp.StandardCheckpointer(restore_concurrent_gb=limit) as checkpointer:
-      params = checkpointer.restore(folder / _PARAMS_NAME, target)
-  except (OSError, KeyError, ValueError) as error:
-    raise ValueError(
-      f'{folder / _PARAMS_NAME} is damaged, or does not fit {config.name}: '
-      f'save the model again ({error})'
-    ) from error
-  return model, params
+  return model
+
+
+def read_shapes(folder: epath.Path) -> Params:
+  """What has the shape and dtype of each stored parameter; none is read.
+
+  Raises:
+    OSError, KeyError, ValueError: they are not there, or damaged.
+  """
+  import orbax.checkpoint as ocp  # noqa: PLC0415
+
+  with ocp.StandardCheckpointer() as checkpointer:
+    stored = checkpointer.metadata(folder / _PARAMS_NAME).item_metadata
+  return stored.tree if stored else {}
 
 
 def _gigabytes_in_flight(params):

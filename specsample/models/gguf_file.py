@@ -40,6 +40,7 @@ class Reader:
     path: of the file.
     metadata: values by key; strings, numbers and lists of them.
     shapes: the shape of each tensor; matrices are [out, in].
+    stored: of each tensor the name of what it is quantised as, and its bytes.
 
   Raises:
     ValueError: the file is no GGUF file, or damaged.
@@ -98,8 +99,12 @@ class Reader:
       for name, info in infos.items()
     }
     self.shapes = {name: info.shape for name, info in infos.items()}
+    self.stored = {
+      name: (info.kind.name, math.prod(info.stored_shape))
+      for name, info in infos.items()
+    }
     for name, tensor in self._tensors.items():
-      end = tensor.offset + math.prod(tensor.stored_shape)
+      end = tensor.offset + self.stored[name][1]
       if end > self._size:
         raise ValueError(f'tensor {name} ends at byte {end} of {self._size}')
 

@@ -154,10 +154,19 @@ def compare(
 ) -> Differences:
   """What `fill` with these arguments refuses; no weight is read."""
   leaves = jax.tree_util.tree_leaves_with_path(model.abstract_params())
-  expected = {
-    _source_name(path, names): leaf.shape[::-1] for path, leaf in leaves
-  }
-  found = tensors.shapes
+  return differences(
+    {_source_name(path, names): leaf.shape[::-1] for path, leaf in leaves},
+    tensors.shapes,
+    ignored,
+  )
+
+
+def differences(
+  expected: Mapping[str, tuple[int, ...]],
+  found: Mapping[str, tuple[int, ...]],
+  ignored: Collection[str] = (),
+) -> Differences:
+  """Of shapes by name, those that are found and those that are expected."""
   return Differences(
     missing=tuple(sorted(expected.keys() - found.keys())),
     unknown=tuple(sorted(found.keys() - expected.keys() - set(ignored))),

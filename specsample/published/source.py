@@ -67,7 +67,13 @@ def open_folder(folder: epath.Path) -> Source | None:
     ValueError: a file is damaged, or one that an index names is missing.
   """
   present = {path.name for path in folder.iterdir()}
-  names = _names_of_weights(folder, present)
+  names = weight_files(folder)
+  absent = [name for name in names if name not in present]
+  if absent:
+    raise ValueError(
+      f'{folder} lacks {", ".join(absent)}, which its index names: download '
+      'what is missing'
+    )
   if not names:
     return None
   path = folder / _CONFIG_NAME
@@ -87,28 +93,27 @@ def open_folder(folder: epath.Path) -> Source | None:
   return Source(folder, config_lib.Config(config, str(path)), found)
 
 
-def _names_of_weights(folder, present) -> list[str]:
+def weight_files(folder: epath.Path) -> list[str]:
+  """The files of a folder's weights; those of an index may not be there.
+
+  Raises:
+    ValueError: the index is damaged.
+  """
+  present = {path.name for path in folder.iterdir()}
   heads = [name for name in present if name.endswith(_HEADS)]
   # Of two files of heads that of safetensors.
   for name in (*sorted(heads, reverse=True), *_FILES):
     if name not in present:
       continue
-    return _of_index(folder / name, present) if name in _INDICES else [name]
+    return _of_index(folder / name) if name in _INDICES else [name]
   return []
 
 
-def _of_index(path, present) -> list[str]:
+def _of_index(path) -> list[str]:
   shard_of = files.read_json(path).get('weight_map')
   if not isinstance(shard_of, dict) or not shard_of:
     raise ValueError(f'{path} has no weight_map: download it again')
-  names = sorted(set(shard_of.values()))
-  absent = [name for name in names if name not in present]
-  if absent:
-    raise ValueError(
-      f'{path.parent} lacks {", ".join(absent)}, which {path.name} names: '
-      'download what is missing'
-    )
-  return names
+  return sorted(set(shard_of.values()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,14 +142,14 @@ def fill(plan: Plan) -> Params:
   Raises:
     ValueError: tensors that are missing, unknown or of another shape.
   """
-  return tensors.fill(
-    _InItsDtype(plan.drafter), *_file_and_names(plan), plan.ignored
-  )
+  found, names = _file_and_names(plan)
+  return tensors.fill(_InItsDtype(plan.drafter), found, names, plan.ignored)
 
 
 def compare(plan: Plan) -> tensors.Differences:
   """What `fill` refuses; no weight is read."""
-  return tensors.compare(plan.drafter, *_file_and_names(plan), plan.ignored)
+  found, names = _file_and_names(plan)
+  return tensors.compare(plan.drafter, found, names, plan.ignored)
 
 
 def _file_and_names(plan):
@@ -157,7 +162,7 @@ def _file_and_names(plan):
   found = tensors.TensorFile(
     origin=str(source.folder),
     shapes=shapes,
-    open=lambda name: values.get(name, source.tensors.get(name)),  # type: ignore[arg-type, return-value]
+    open=lambda name: values.get(name, source.tensors.get(name)),
   )
   return found, names
 
