@@ -153,6 +153,8 @@ def commit(cache: KVCache, length: Array, path: Array | None = None) -> KVCache:
 
 
 def _move(entries, path, is_ring):
+  if entries is None:
+    return None
   index = path[:, 1:]
   if is_ring:
     index %= size(entries)
@@ -162,7 +164,9 @@ def _move(entries, path, is_ring):
 
 
 def _write_layer(entries, update, start, is_ring):
-  if entries is None or not is_ring:
+  if entries is None:
+    return None
+  if not is_ring:
     return jax.tree.map(lambda x, new: write(x, new, start, 1), entries, update)
   room, num_new = size(entries), size(update)
   if num_new > room:

@@ -58,8 +58,12 @@ def _alone(name, text):
   return np.asarray(output.logits[0, : len(text)])
 
 
-def _close(found, expected):
-  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+def _close(name, found, expected):
+  """Of int8 a value between two integers may be rounded to either."""
+  error = np.abs(np.asarray(found) - expected)
+  if 'int8' in name:
+    assert np.median(error) < 1e-4
+  assert error.max() < (0.2 if 'int8' in name else 1e-4)
 
 
 def _draw(*shape):
@@ -76,7 +80,7 @@ def test_rows_that_keep_what_they_like_equal_prefills(name):
     output, cache = _apply(params, tokens, cache, model=model)
     for row, new, logits in zip(rows, tokens, output.logits, strict=True):
       text = [*row, *new]
-      _close(logits, _alone(name, text)[len(row) :])
+      _close(name, logits, _alone(name, text)[len(row) :])
     # All, none, or some: the window's edge is passed at every offset.
     counts = np.asarray([_FED, turn % (_FED + 1), (3 * turn) % (_FED + 1)])
     for row, new, count in zip(rows, tokens, counts, strict=True):
@@ -99,7 +103,7 @@ def test_kept_paths_of_trees_equal_prefills(name):
     for i, (row, path) in enumerate(zip(rows, kept, strict=True)):
       text = [*row, *nodes[i, path]]
       logits = np.asarray(output.logits[i])[path]
-      _close(logits, _alone(name, text)[len(row) :])
+      _close(name, logits, _alone(name, text)[len(row) :])
       row += nodes[i, path].tolist()
     start = np.asarray(cache.length)[:, None] - _FED
     padded = [path + [0] * (4 - len(path)) for path in kept]
@@ -120,7 +124,7 @@ def test_a_prompt_padded_at_its_end_leaves_the_window(name):
   output, _ = _apply(params, more, cache, model=model)
   for i, length in enumerate(lengths):
     text = [*tokens[i, :length], *more[i]]
-    _close(output.logits[i], _alone(name, text)[length:])
+    _close(name, output.logits[i], _alone(name, text)[length:])
 
 
 def test_a_ring_holds_a_window_and_what_is_fed():
