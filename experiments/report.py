@@ -19,6 +19,8 @@ from experiments import table as table_lib
 
 # Of a table in a file or a pipe, where no terminal says how wide it is.
 _PIPE_WIDTH = 100
+# As many columns as are readable there, and in most terminals.
+_METHODS_A_TABLE = 5
 
 
 def console() -> rich.console.Console:
@@ -58,7 +60,10 @@ def show(out: pathlib.PurePath, table: table_lib.Table) -> None:
   shown.print(_overall(overall))
   if len(overall) < len(rows):
     shown.print('Speedup (and tokens a round) by category\n')
-    shown.print(_by_category(rows))
+    names = dict.fromkeys(row.method for row in rows)
+    names.pop(methods_lib.BASELINE, None)
+    for methods in _batches(list(names), _METHODS_A_TABLE):
+      shown.print(_by_category(rows, methods))
   for line in mismatch_lines(table.mismatches()):
     shown.print(line)
   print(f'\nresult.json, results.csv and results.png are in {out}')
@@ -103,11 +108,15 @@ def _overall(rows: Sequence[results.Row]) -> rich.table.Table:
   return table
 
 
-def _by_category(rows: Sequence[results.Row]) -> rich.table.Table:
+def _batches(items: list[str], size: int) -> list[list[str]]:
+  return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def _by_category(
+  rows: Sequence[results.Row], shown: Sequence[str]
+) -> rich.table.Table:
   """Speedup and tokens a round, a line a category, a column a method."""
   cells = {(row.category, row.method): row for row in rows}
-  names = dict.fromkeys(row.method for row in rows)
-  shown = [name for name in names if name != methods_lib.BASELINE]
   table = columns('category', 'prompts', *shown)
   for category in dict.fromkeys(row.category for row in rows):
     in_category = [cells[category, name] for name in shown]

@@ -14,7 +14,7 @@ _QUESTIONS = (
   'Count from one to twelve in words, then count from one to twelve again.',
 )
 _NEW_TOKENS = 24
-_TRAINED = ('draft', 'hydra', 'medusa', 'mtp')
+_TRAINED = ('draft', 'dspark', 'eagle3', 'hydra', 'medusa', 'mtp')
 _SAMPLING = specsample.Sampling(temperature=0.8, top_p=0.95)
 
 
