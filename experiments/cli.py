@@ -26,12 +26,35 @@ def run(main: Callable[[], None], interrupted: str = 'interrupted') -> None:
     interrupted: the line after a Ctrl-C.
   """
 
+  def checked(arguments: list[str]) -> None:
+    if arguments:
+      fail(f'unexpected argument {arguments[0]!r}: --help lists the flags')
+    main()
+
+  _run(checked, interrupted)
+
+
+def run_on(main: Callable[[str], None], name: str) -> None:
+  """As `run`, of a command that takes one argument besides its flags.
+
+  Args:
+    main: the command.
+    name: of the argument, for messages.
+  """
+
+  def checked(arguments: list[str]) -> None:
+    if len(arguments) != 1:
+      fail(f'{len(arguments)} arguments: give one {name} (--help says more)')
+    main(arguments[0])
+
+  _run(checked, 'interrupted')
+
+
+def _run(main: Callable[[list[str]], None], interrupted: str) -> None:
   def guarded(argv: list[str]) -> None:
-    if argv[1:]:
-      fail(f'unexpected argument {argv[1]!r}: --help lists the flags')
     with distributed.all_end():
       try:
-        main()
+        main(argv[1:])
       except KeyboardInterrupt:
         fail(interrupted, INTERRUPTED)
       except BrokenPipeError:

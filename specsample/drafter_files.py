@@ -26,7 +26,8 @@ from specsample.models import tensors
 from specsample.published import layouts
 from specsample.types import Params
 
-_NAME = 'drafter.safetensors'
+# The file of weights in a folder.
+NAME = 'drafter.safetensors'
 _D2T = 'vocabulary.d2t'
 _UNEMBEDDING = 'vocabulary.unembedding'
 
@@ -86,9 +87,9 @@ def save_drafter(
   with files.new_folder(path) as folder:
 
     def write():
-      safetensors_file.write(folder / _NAME, arrays)
+      safetensors_file.write(folder / NAME, arrays)
       # The last, because it says that the other is there.
-      own = {'sha256': _sha256(folder / _NAME)}
+      own = {'sha256': _sha256(folder / NAME)}
       files.write_json(folder / drafter_card.NAME, content | own)
 
     files.on_first_process(write)
@@ -125,10 +126,10 @@ def load_drafter(
       return LoadedDrafter(*published, card={})
   card = drafter_card.read(folder)
   trained = drafter_card.drafter_of(card, folder, target)
-  stored = _open(folder / _NAME, trained)
-  if _sha256(folder / _NAME) != card['sha256']:
+  stored = _open(folder / NAME, trained)
+  if _sha256(folder / NAME) != card['sha256']:
     raise ValueError(
-      f'{folder / _NAME} holds other weights than {drafter_card.NAME} was '
+      f'{folder / NAME} holds other weights than {drafter_card.NAME} was '
       'written for: one of the two is damaged or of another drafter'
     )
   drafter = trained
@@ -146,7 +147,7 @@ def load_drafter(
   for name in filter(stored.__contains__, wanted):
     values = stored[name][(slice(None),) * len(stored[name].shape)]
     if name == _D2T and not drafter.own_unembedding:
-      unembedding = _unembedding(folder / _NAME, target, values)
+      unembedding = _unembedding(folder / NAME, target, values)
       params[_UNEMBEDDING] = jax.device_put(
         unembedding.astype(dtype), sharding.of(*axes[_UNEMBEDDING])
       )

@@ -8,6 +8,7 @@ import pathlib
 import re
 from typing import Literal
 
+from etils import epath
 import jax
 
 from specsample import files
@@ -101,19 +102,30 @@ def load(
 
 
 def _load(name, dtype, convert):
+  path = find(name)
+  if path is None:
+    path = files.at(download(name, huggingface.FILE_PATTERNS))
+  is_folder = files.is_folder(path)
+  return (_load_folder if is_folder else _load_file)(path, dtype, convert)
+
+
+def find(name: str) -> epath.Path | None:
+  """Where a model is that `load` takes, None if it may be on the hub.
+
+  Raises:
+    ValueError: it is in a package that is not installed, or a bucket that has
+      it not.
+  """
   if name in _PACKAGED:
-    return _load_file(packaged_file(_PACKAGED[name]), dtype, convert)
+    return files.at(packaged_file(_PACKAGED[name]))
   path = files.at(name).expanduser()
-  if files.is_folder(path):
-    return _load_folder(path, dtype, convert)
-  if path.exists():
-    return _load_file(path, dtype, convert)
+  if files.is_folder(path) or path.exists():
+    return path
   if files.is_remote(path):
     raise ValueError(
       f'{path} is not there: check the path, and that this account may read it'
     )
-  folder = download(name, huggingface.FILE_PATTERNS)
-  return _load_folder(folder, dtype, convert)
+  return None
 
 
 def _load_file(path, dtype, convert):

@@ -67,7 +67,17 @@ def plan(
   count: int,
   num_draft_tokens: int | None,
 ) -> tuple[mtp.MTP, tensors.TensorFile, dict[str, str], set[str]]:
-  """So many modules, their tensors and names, and those that are not read."""
+  """So many modules, their tensors and names, and those that are not read.
+
+  Raises:
+    ValueError: they are of layers that they cannot be made of.
+  """
+  if model.latent is not None or model.experts is not None:
+    raise ValueError(
+      f'{stored.origin}: modules of attention over latent vectors or of many '
+      'experts are not supported: load the model without them, or train an '
+      'MTP with a layer_config'
+    )
   prefixes = huggingface.mtp_prefixes(model.num_layers, count)
   drafter = mtp.MTP(
     model=model,

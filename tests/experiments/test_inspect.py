@@ -1,0 +1,500 @@
+"""What `inspect` says of whole and of broken checkpoints."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+import transformers
+
+from experiments import inspection
+import specsample
+from specsample import testing
+from specsample.models import checkpoint
+from tests.published import test_dflash
+from tests.published import test_eagle
+from tests.published import test_heads
+
+_SIZES = {
+  'vocab_size': 96,
+  'hidden_size': 32,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 4,
+  'num_key_value_heads': 2,
+  'intermediate_size': 48,
+  'max_position_embeddings': 64,
+}
+_EXPERTS = {'num_experts_per_tok': 2, 'moe_intermediate_size': 20}
+_LATENT = _EXPERTS | {
+  'q_lora_rank': 20,
+  'kv_lora_rank': 16,
+  'qk_rope_head_dim': 8,
+  'qk_nope_head_dim': 10,
+  'v_head_dim': 6,
+  'n_routed_experts': 8,
+  'n_group': 4,
+  'topk_group': 2,
+  'first_k_dense_replace': 1,
+  'num_key_value_heads': 4,
+  'num_nextn_predict_layers': 0,
+}
+# A family's own settings, its file, and facts that only its models have.
+_FAMILIES = {
+  'llama': ({}, 'llama', {'heads': '4 of 8, 2 of keys and values'}),
+  'mistral': (
+    {'sliding_window': 7},
+    'llama',
+    {'window': '7 tokens in 2 layers'},
+  ),
+  'mixtral': (
+    {'num_local_experts': 4, 'num_experts_per_tok': 2},
+    'mixtral',
+    {'experts': '4 of 48, 2 a token, in 2 layers'},
+  ),
+  'qwen2': ({}, 'qwen', {'vocabulary': '96'}),
+  'qwen3': (
+    {'head_dim': 12, 'tie_word_embeddings': True},
+    'qwen',
+    {'vocabulary': '96, the embedding is the unembedding'},
+  ),
+  'qwen3_moe': (
+    _EXPERTS | {'num_experts': 6, 'mlp_only_layers': [1]},
+    'qwen',
+    {'experts': '6 of 20, 2 a token, in 1 layers'},
+  ),
+  'gemma2': (
+    {'head_dim': 12, 'sliding_window': 7},
+    'gemma',
+    {'window': '7 tokens in 1 layers'},
+  ),
+  'gemma3_text': (
+    {'head_dim': 12, 'sliding_window': 7},
+    'gemma',
+    {'window': '7 tokens in 2 layers'},
+  ),
+  'deepseek_v3': (
+    _LATENT,
+    'deepseek',
+    {'heads': '4 of 10 + 8 over latent vectors of 16 + 8'},
+  ),
+}
+
+
+def _save(folder, kind='llama', **options):
+  settings, _, _ = _FAMILIES[kind]
+  config = transformers.AutoConfig.for_model(kind, **_SIZES | settings)
+  model = transformers.AutoModelForCausalLM.from_config(config)
+  model.save_pretrained(folder, **options)
+  return model
+
+
+def _change(path, **changes):
+  content = json.loads(path.read_text()) | changes
+  path.write_text(json.dumps(content))
+
+
+def _problems(path, target=None):
+  """The texts of the problems, and what all of them are about."""
+  report = inspection.inspect(str(path), target and str(target))
+  texts = [problem.text for problem in report.problems]
+  return texts, [x for problem in report.problems for x in problem.about]
+
+
+@pytest.mark.parametrize('kind', _FAMILIES)
+def test_families_are_told_with_their_sizes(tmp_path, kind):
+  reference = _save(tmp_path, kind)
+  report = inspection.inspect(str(tmp_path))
+  assert report.problems == ()
+  facts = dict(report.facts)
+  _, file, own = _FAMILIES[kind]
+  assert facts['family'] == f'{kind}, specsample/models/{file}.py'
+  assert facts | own == facts
+  count = sum(x.numel() for x in reference.parameters())
+  num_biases = 8 if kind == 'deepseek_v3' else 0  # of its router, a buffer
+  count += num_biases
+  assert facts['parameters'] == f'{count:,}'
+  assert facts['stored'].startswith(f'{count:,} numbers in ')
+  assert facts['bytes'] == f'F32 {4 * count / 1000:.4g} kB'
+  assert facts['weights as'].startswith(f'float32 {4 * count / 1000:.4g} kB')
+
+
+def test_the_part_for_images_is_named(tmp_path):
+  _save(tmp_path, 'gemma3_text')
+  path = tmp_path / 'model.safetensors'
+  tensors = safetensors.numpy.load_file(path)
+  named = {f'language_model.{key}': x for key, x in tensors.items()}
+  named['vision_tower.patch.weight'] = np.zeros(4, np.float32)
+  safetensors.numpy.save_file(named, path)
+  config = json.loads((tmp_path / 'config.json').read_text())
+  content = {'model_type': 'gemma3', 'text_config': config}
+  (tmp_path / 'config.json').write_text(json.dumps(content))
+  report = inspection.inspect(str(tmp_path))
+  assert report.problems == ()
+  not_read = dict(report.facts)['not read']
+  assert not_read == '1 tensors (vision_tower.patch.weight)'
+
+
+def test_gguf_is_told_with_its_types():
+  report = inspection.inspect('smollm2-135m-instruct')
+  assert report.problems == ()
+  facts = dict(report.facts)
+  assert facts['architecture'] == 'llama'
+  assert facts['parameters'] == '134,515,008'
+  assert facts['bytes'].startswith('Q4_1 66.36 MB, Q8_0 30.08 MB, F32')
+  # 2 bytes each, but for int8 with scales of 4.
+  assert 'bfloat16 269 MB, int8 135' in facts['weights as']
+
+
+def test_models_of_the_library_are_told(tmp_path):
+  model = testing.tiny_llama()
+  params = model.init(jax.random.key(0))
+  checkpoint.save(tmp_path / 'whole', model, params)
+  report = inspection.inspect(str(tmp_path / 'whole'))
+  assert report.problems == ()
+  count = sum(x.size for x in jax.tree.leaves(params))
+  facts = dict(report.facts)
+  assert facts['parameters'] == f'{count:,}'
+  assert facts['bytes'] == f'float32 {4 * count / 1000:.4g} kB'
+
+  _change(tmp_path / 'whole' / 'specsample.json', num_layers=1, mlp_dim=40)
+  texts, names = _problems(tmp_path / 'whole')
+  assert texts == [
+    '9 tensors unknown',
+    '3 tensors of another shape than the configuration says',
+  ]
+  assert 'layers.1.mlp.up.kernel' in names
+  shutil.rmtree(tmp_path / 'whole' / 'params')
+  assert _problems(tmp_path / 'whole')[0] == ['12 tensors missing']
+  (tmp_path / 'whole' / 'specsample.json').write_text('{}')
+  texts, _ = _problems(tmp_path / 'whole')
+  assert 'describes no model' in texts[0]
+
+
+# Of each layout tensors, configuration and the class that they become.
+_PUBLISHED = {
+  'Medusa': (test_heads.medusa_tensors, None, 'Medusa'),
+  'Hydra': (test_heads.hydra_tensors, None, 'Hydra'),
+  'EAGLE': (test_eagle.eagle_tensors, test_eagle.CONFIG, 'Eagle'),
+  'EAGLE-3': (test_eagle.eagle3_tensors, test_eagle.CONFIG, 'Eagle3'),
+  'DFlash': (
+    test_dflash.dflash_tensors,
+    {
+      key: value
+      for key, value in test_dflash.DSPARK.items()
+      if 'markov' not in key and 'confidence' not in key
+    },
+    'DFlash',
+  ),
+  'DSpark': (
+    lambda: test_dflash.dflash_tensors(rank=test_dflash.RANK, has_head=True),
+    test_dflash.DSPARK,
+    'DSpark',
+  ),
+}
+_TARGETS = {
+  'Medusa': test_heads.TARGET,
+  'Hydra': test_heads.TARGET,
+  'EAGLE': test_eagle.TARGET,
+  'EAGLE-3': test_eagle.TARGET,
+  'DFlash': test_dflash.TARGET,
+  'DSpark': test_dflash.TARGET,
+}
+
+
+def _publish(folder, layout, changes=()):
+  """A small drafter in a layout, some of its tensors others or None."""
+  make, config, _ = _PUBLISHED[layout]
+  folder.mkdir()
+  tensors = {k: x for k, x in (make() | dict(changes)).items() if x is not None}
+  if config is None:
+    name = f'{layout.lower()}_lm_head.pt'
+    return test_heads.save(folder, name, tensors), tensors
+  return test_eagle.save(folder, tensors, config), tensors
+
+
+@pytest.mark.parametrize('layout', _PUBLISHED)
+def test_published_drafters_are_told(tmp_path, layout):
+  folder, tensors = _publish(tmp_path / 'drafter', layout)
+  target = _TARGETS[layout]
+  checkpoint.save(tmp_path / 'target', target.model, target.params)
+  report = inspection.inspect(str(folder))
+  assert report.problems == ()
+  assert report.what == f'a drafter, {layout} as published'
+  facts = dict(report.facts)
+  assert facts['drafter'] == _PUBLISHED[layout][2]
+  unique = {id(x): x.size for x in tensors.values()}
+  assert facts['stored'].startswith(f'{sum(unique.values()):,} numbers in ')
+  assert facts['of a target'] == '16 wide, of 32 tokens'
+  against = inspection.inspect(str(folder), str(tmp_path / 'target'))
+  assert against.problems == ()
+  loaded = specsample.load_drafter(folder, target)
+  assert facts['drafts'] == f'{loaded.drafter.num_draft_tokens} tokens'
+
+  wide = testing.tiny_llama(dim=24, num_layers=6)
+  checkpoint.save(tmp_path / 'wide', wide, wide.init(jax.random.key(0)))
+  texts, names = _problems(folder, tmp_path / 'wide')
+  assert ' 16' in ' '.join(texts + names)
+  assert '24' in ' '.join(texts + names)
+
+
+_SPOILT = {
+  'Medusa': ('1.0.linear.bias', '2.2.weight'),
+  'Hydra': ('hydra_mlp.1.1.linear.bias', 'hydra_lm_head.2.1.weight'),
+  'EAGLE': ('layers.0.mlp.up_proj.weight', 'layers.0.mlp.down_proj.weight'),
+  'EAGLE-3': ('norm.weight', 'midlayer.mlp.down_proj.weight'),
+  'DFlash': ('fc.weight', 'layers.0.mlp.gate_proj.weight'),
+  'DSpark': ('norm.weight', 'layers.1.mlp.down_proj.weight'),
+}
+
+
+@pytest.mark.parametrize('layout', _SPOILT)
+def test_all_that_is_wrong_with_a_drafter_is_listed(tmp_path, layout):
+  absent, other = _SPOILT[layout]
+  tensors = _PUBLISHED[layout][0]()
+  narrow = np.ascontiguousarray(tensors[other][:, :-1])
+  changes = {absent: None, other: narrow}
+  folder, _ = _publish(tmp_path / 'drafter', layout, changes)
+  texts, names = _problems(folder)
+  assert texts == [
+    '1 tensor missing',
+    '1 tensor of another shape than the configuration says',
+  ]
+  assert names == [
+    absent,
+    f'tensor {other} has shape {narrow.shape}, expected {tensors[other].shape}',
+  ]
+
+
+def test_a_kind_of_speculator_that_is_not_known_is_named(tmp_path):
+  folder, _ = _publish(tmp_path / 'drafter', 'EAGLE')
+  _change(folder / 'config.json', speculators_model_type='mlp')
+  texts, _ = _problems(folder)
+  assert len(texts) == 1
+  assert "is 'mlp', supported are eagle3, dflash, dspark" in texts[0]
+
+
+def test_drafters_of_the_library_are_told(tmp_path):
+  model = testing.tiny_llama()
+  target = specsample.Loaded(model, model.init(jax.random.key(0)), None)
+  checkpoint.save(tmp_path / 'target', model, target.params)
+  drafter = specsample.drafters.Medusa(model=model, num_draft_tokens=2)
+  params = drafter.init_params(jax.random.key(1))
+  folder = tmp_path / 'drafter'
+  specsample.save_drafter(
+    folder,
+    drafter,
+    params,
+    target=target,
+    card={'target': str(tmp_path / 'target')},
+  )
+  report = inspection.inspect(str(folder))
+  assert report.problems == ()
+  facts = dict(report.facts)
+  assert facts['drafter'] == 'medusa'
+  assert facts['checked'].startswith('against the sizes of the target')
+  count = sum(x.size for x in jax.tree.leaves(params))
+  assert facts['bytes'] == f'BF16 {2 * count / 1000:.4g} kB'
+
+  shutil.rmtree(tmp_path / 'target')
+  facts = dict(inspection.inspect(str(folder)).facts)
+  assert facts['checked'].startswith('against itself')
+  wide = dataclasses.replace(model, dim=24)
+  checkpoint.save(tmp_path / 'wide', wide, wide.init(jax.random.key(0)))
+  texts, names = _problems(folder, tmp_path / 'wide')
+  assert 'of another shape' in texts[0]
+  assert 'BF16 (16, 16), expected is BF16 (24, 24)' in ' '.join(names)
+
+  os.truncate(folder / 'drafter.safetensors', 500)
+  (folder / 'card.json').write_text('{"format": 1}')
+  texts, _ = _problems(folder)
+  assert len(texts) == 2
+  assert 'kind is None, expected str' in texts[0]
+  assert 'no complete safetensors file' in texts[1]
+
+
+def test_shards_that_are_missing_or_cut_off_are_named(tmp_path):
+  _save(tmp_path, max_shard_size='20KB')
+  shards = sorted(tmp_path.glob('model-*.safetensors'))
+  assert len(shards) > 3
+  for shard in shards[:2]:
+    shard.unlink()
+  os.truncate(shards[2], 300)
+  texts, names = _problems(tmp_path)
+  assert '2 files missing that the index names' in texts[0]
+  assert {shard.name for shard in shards[:2]} <= set(names)
+  assert f'{shards[2].name} is no complete safetensors file' in texts[1]
+  assert 'tensors missing' in texts[2]
+  index = json.loads((tmp_path / 'model.safetensors.index.json').read_text())
+  gone = {shard.name for shard in shards[:3]}
+  absent = {k for k, name in index['weight_map'].items() if name in gone}
+  assert absent <= set(names)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'expected', 'num_names'),
+  [
+    ({'model_type': 'mamba'}, "'mamba' is not supported, ... qwen3_moe", 0),
+    ({'hidden_act': 'gelu'}, "hidden_act is 'gelu', supported is 'silu'", 0),
+    ({'hidden_size': None}, 'hidden_size is None, expected an integer', 0),
+    ({'num_hidden_layers': 4}, '18 tensors missing', 18),
+    ({'num_hidden_layers': 1}, '9 tensors unknown', 9),
+    ({'vocab_size': 97}, '2 tensors of another shape', 2),
+    ({'quantization_config': {'bits': 4}}, "{'bits': 4}, supported is none", 0),
+  ],
+)
+def test_a_configuration_that_does_not_fit_is_told(
+  tmp_path, changes, expected, num_names
+):
+  _save(tmp_path)
+  _change(tmp_path / 'config.json', **changes)
+  texts, names = _problems(tmp_path)
+  assert len(texts) == 1
+  for part in expected.split(' ... '):
+    assert part in texts[0]
+  assert len(names) == num_names
+
+
+def test_weights_that_cannot_be_read_are_named(tmp_path):
+  model = _save(tmp_path / 'fp8')
+  tensors = {k: x.contiguous() for k, x in model.state_dict().items()}
+  name = 'model.layers.0.mlp.up_proj.weight'
+  tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+  path = tmp_path / 'fp8' / 'model.safetensors'
+  safetensors.torch.save_file(tensors, path)
+  texts, names = _problems(tmp_path / 'fp8')
+  assert len(texts) == 1
+  assert '1 tensor stored as F8_E4M3, supported are F64' in texts[0]
+  assert names == [name]
+  facts = dict(inspection.inspect(str(tmp_path / 'fp8')).facts)
+  assert 'F8_E4M3 1.536 kB' in facts['bytes']
+
+  path.unlink()
+  torch.save(model.state_dict(), tmp_path / 'fp8' / 'pytorch_model.bin')
+  texts, _ = _problems(tmp_path / 'fp8')
+  assert len(texts) == 1
+  assert 'pytorch_model.bin may be a pickle' in texts[0]
+  (tmp_path / 'fp8' / 'pytorch_model.bin').write_bytes(b'cos\nabort\n(tR.')
+  texts, _ = _problems(tmp_path / 'fp8')
+  assert 'holds no tensors by name as torch.save writes them' in texts[0]
+  (tmp_path / 'fp8' / 'pytorch_model.bin').unlink()
+  texts, names = _problems(tmp_path / 'fp8')
+  assert texts == ['no file of weights: download them', '21 tensors missing']
+  assert len(names) == 21
+
+
+def test_modules_for_more_tokens_are_told(tmp_path):
+  _save(tmp_path)
+  _change(tmp_path / 'config.json', num_nextn_predict_layers=1)
+  report = inspection.inspect(str(tmp_path))
+  assert dict(report.facts)['modules'].endswith('layers: none is stored')
+  assert report.problems == ()
+  path = tmp_path / 'model.safetensors'
+  tensors = safetensors.numpy.load_file(path)
+  tensors['model.layers.2.enorm.weight'] = np.ones(32, np.float32)
+  safetensors.numpy.save_file(tensors, path)
+  texts, names = _problems(tmp_path)
+  assert texts == ['12 tensors missing']
+  assert 'model.layers.2.eh_proj.weight' in names
+
+
+def test_modules_of_latent_attention_are_not_read(tmp_path):
+  _save(tmp_path, 'deepseek_v3')
+  _change(tmp_path / 'config.json', num_nextn_predict_layers=1)
+  path = tmp_path / 'model.safetensors'
+  tensors = safetensors.numpy.load_file(path)
+  tensors['model.layers.2.enorm.weight'] = np.ones(32, np.float32)
+  safetensors.numpy.save_file(tensors, path)
+  report = inspection.inspect(str(tmp_path))
+  assert report.problems == ()
+  reason = 'modules of attention over latent vectors or of many experts are not'
+  assert reason in dict(report.facts)['modules']
+  with pytest.raises(ValueError, match=reason):
+    specsample.load_drafter(tmp_path, specsample.load(tmp_path))
+
+
+def test_broken_gguf_files_are_told(tmp_path, write_gguf):
+  path = tmp_path / 'model.gguf'
+  sizes = {
+    'llama.vocab_size': 32,
+    'llama.block_count': 1,
+    'llama.context_length': 64,
+    'llama.embedding_length': 32,
+    'llama.feed_forward_length': 64,
+    'llama.attention.head_count': 4,
+  }
+  tensors = {
+    'token_embd.weight': np.zeros((32, 16)),
+    'extra.weight': np.zeros(8),
+  }
+  write_gguf(path, sizes, tensors)
+  texts, names = _problems(path)
+  assert texts == [
+    '10 tensors missing',
+    '1 tensor unknown',
+    '1 tensor of another shape than the configuration says',
+  ]
+  assert len(names) == 12
+  os.truncate(path, path.stat().st_size - 1000)
+  assert 'is no complete GGUF file (tensor ' in _problems(path)[0][0]
+  path.unlink()
+  write_gguf(path, {'general.architecture': 'mamba'})
+  assert "'mamba' is not supported, llama, gemma3," in _problems(path)[0][0]
+
+
+def test_files_alone_are_told(tmp_path):
+  folder, _ = _publish(tmp_path / 'medusa', 'Medusa')
+  report = inspection.inspect(str(folder / 'medusa_lm_head.pt'))
+  assert report == inspection.inspect(str(folder))
+  path = tmp_path / 'adapter.safetensors'
+  safetensors.numpy.save_file({'a': np.ones((2, 3), 'f2')}, path)
+  report = inspection.inspect(str(path))
+  assert dict(report.facts)['bytes'] == 'F16 12 B'
+  assert 'no model and no drafter is in a file of that name' in (
+    report.problems[0].text
+  )
+  path.rename(tmp_path / 'model.safetensors')
+  texts, _ = _problems(tmp_path)
+  assert len(texts) == 1
+  assert 'Medusa, Hydra, EAGLE, EAGLE-3, DFlash, DSpark are' in texts[0]
+
+
+def test_the_command_ends_as_the_checkpoint_is(tmp_path, commands):
+  _save(tmp_path / 'whole')
+  shutil.copytree(tmp_path / 'whole', tmp_path / 'broken')
+  _change(tmp_path / 'broken' / 'config.json', num_hidden_layers=3)
+  (tmp_path / 'empty').mkdir()
+  (tmp_path / 'notes.txt').write_text('')
+  paths = ('whole', 'broken', 'empty', 'notes.txt', 'nowhere')
+  calls = [['inspect', str(tmp_path / path)] for path in paths]
+  calls += [
+    ['inspect', 'organisation/name'],
+    ['inspect'],
+    ['inspect', 'a', 'b'],
+    ['inspect', str(tmp_path / 'whole'), '--target=' + str(tmp_path / 'empty')],
+  ]
+  whole, broken, *others = commands.run_in_forks(calls)
+  assert whole.code == 0, whole.err
+  assert whole.out.endswith('nothing is missing, unknown or of another shape\n')
+  assert 'family        llama, specsample/models/llama.py' in whole.out
+  assert broken.code == 1
+  assert 'PROBLEM 9 tensors missing\n  model.layers.2.' in broken.out
+  expected = (
+    'empty holds no checkpoint: give a folder',
+    'notes.txt is no file of weights: give a .gguf',
+    "nowhere' is no file and no folder: check the path",
+    "'organisation/name' is no path, and was not downloaded from the hub",
+    '0 arguments: give one PATH',
+    '2 arguments: give one PATH',
+    'empty is no model: give a folder with config.json',
+  )
+  for outcome, words in zip(others, expected, strict=True):
+    assert outcome.code == 2
+    assert outcome.out == ''
+    assert words in outcome.err
+    assert outcome.err.count('\n') == 1
