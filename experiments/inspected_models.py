@@ -175,19 +175,33 @@ def of_model(model: transformer.Transformer) -> Facts:
   """The sizes that matter, and the memory that they take."""
   params = model.abstract_params()
   tied = ', the embedding is the unembedding' if model.tie_embeddings else ''
-  facts = [
+  weights = model_memory.of_model(model)
+  cache = model_memory.of_cache(model, _CACHE_TOKENS)
+  devices = '; '.join(
+    f'{kind} {_devices(weights[kind] + cache)}' for kind in ('bfloat16', 'int8')
+  )
+  return [
     ('parameters', f'{model_memory.num_parameters(params):,}'),
     ('layers', f'{model.num_layers}'),
     *of_layers(model),
     ('vocabulary', f'{model.vocab_size:,}{tied}'),
     ('context', f'{model.max_length:,} tokens'),
-    ('weights as', checkpoint_report.sizes(model_memory.of_model(model))),
+    ('weights as', checkpoint_report.sizes(weights)),
+    (
+      'cache',
+      f'{checkpoint_report.size(cache)} for {_CACHE_TOKENS:,} tokens, bfloat16',
+    ),
+    ('devices', devices),
   ]
-  size = model_memory.of_cache(model, _CACHE_TOKENS)
-  text = (
-    f'{checkpoint_report.size(size)} for {_CACHE_TOKENS:,} tokens, bfloat16'
-  )
-  return [*facts, ('cache', text)]
+
+
+def _devices(num_bytes):
+  """'1 of v4, v5p; 2 of v5e', those that hold so many bytes."""
+  by_count: dict[int, list[str]] = {}
+  for name, count in model_memory.num_devices(num_bytes).items():
+    by_count.setdefault(count, []).append(name)
+  parts = (f'{x} of {", ".join(by_count[x])}' for x in sorted(by_count))
+  return ' or '.join(parts)
 
 
 def of_layers(model: transformer.Transformer) -> Facts:

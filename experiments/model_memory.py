@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from experiments import chips
 from specsample.drafters import trainable
 from specsample.models import int8
 from specsample.models import transformer
@@ -13,6 +14,12 @@ from specsample.types import Params
 
 # As parameters are loaded: int8 with all else of bfloat16.
 KINDS = ('float32', 'bfloat16', 'int8')
+# Bytes of one device.
+DEVICES = {name: chip.hbm_bytes for name, chip in chips.CHIPS.items()} | {
+  'H200': 141 * 10**9
+}
+# Of a device's memory; the rest is for what a step computes.
+_SHARE = 0.9
 
 
 def num_parameters(params: Params) -> int:
@@ -41,6 +48,16 @@ def of_cache(model: transformer.Transformer, num_tokens: int) -> int:
   """
   model = dataclasses.replace(model, dtype='bfloat16')
   return _bytes(jax.eval_shape(lambda: model.init_cache(1, num_tokens, 64)))
+
+
+def num_devices(num_bytes: int) -> dict[str, int]:
+  """How many of each of `DEVICES`, a power of two, hold so many bytes.
+
+  A tenth of the memory is left for what a step computes, and all is divided
+  evenly: what really fits on TPUs says `compile_tpu`.
+  """
+  least = lambda size: math.ceil(math.log2(max(num_bytes / (_SHARE * size), 1)))
+  return {name: 2 ** least(size) for name, size in DEVICES.items()}
 
 
 def _of(wide, narrow):

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from experiments import inspection
+from experiments import model_memory
 import specsample
 from specsample import testing
 from specsample.models import checkpoint
@@ -149,6 +150,19 @@ def test_gguf_is_told_with_its_types():
   assert facts['bytes'].startswith('Q4_1 66.36 MB, Q8_0 30.08 MB, F32')
   # 2 bytes each, but for int8 with scales of 4.
   assert 'bfloat16 269 MB, int8 135' in facts['weights as']
+  # 30 layers of 3 heads of 64 numbers, twice.
+  assert facts['cache'] == '94.37 MB for 4,096 tokens, bfloat16'
+  assert facts['devices'].startswith('bfloat16 1 of v4, v5e, v5p, v6e, tpu7x')
+
+
+@pytest.mark.parametrize(
+  ('num_bytes', 'v5e', 'h200'),
+  # Of 16 * 2**30 and of 141 * 10**9 bytes nine tenths.
+  [(15_400_000_000, 1, 1), (15_500_000_000, 2, 1), (127 * 10**9, 16, 2)],
+)
+def test_devices_hold_nine_tenths_of_their_memory(num_bytes, v5e, h200):
+  found = model_memory.num_devices(num_bytes)
+  assert (found['v5e'], found['H200']) == (v5e, h200)
 
 
 def test_models_of_the_library_are_told(tmp_path):
