@@ -96,7 +96,7 @@ def saved(
       if stored is not None:
         different = drafter_files.compare(drafter, stored)
         problems += checkpoint_report.differences(different)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
       text = checkpoint_report.one_line(error)
       problems.append(checkpoint_report.Problem(text))
   return checkpoint_report.Report(

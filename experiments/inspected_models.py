@@ -119,10 +119,10 @@ def of_saved(folder: epath.Path) -> checkpoint_report.Report:
   expected = found = None
   try:
     model = checkpoint.read_model(folder, 'bfloat16')
-    facts += of_model(model)
     expected = _by_name(model.abstract_params())
-  except ValueError as error:
-    text = checkpoint_report.one_line(error)
+    facts += of_model(model)
+  except (ValueError, TypeError) as error:
+    text = f'{checkpoint.CONFIG_NAME}: {checkpoint_report.one_line(error)}'
     problems.append(checkpoint_report.Problem(text))
   try:
     stored = checkpoint.read_shapes(folder)

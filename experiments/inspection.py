@@ -12,6 +12,7 @@ from experiments import checkpoint_report
 from experiments import inspected_drafters
 from experiments import inspected_models
 from specsample import drafter_card
+from specsample import drafter_files
 from specsample import files
 from specsample import loading
 from specsample.models import checkpoint
@@ -55,7 +56,8 @@ def inspect(
 def _of_folder(folder, target):
   if (folder / checkpoint.CONFIG_NAME).exists():
     return inspected_models.of_saved(folder)
-  if (folder / drafter_card.NAME).exists():
+  own = drafter_card.NAME, drafter_files.NAME
+  if any((folder / name).exists() for name in own):
     return inspected_drafters.saved(folder, target or _of_card(folder))
   headers = checkpoint_headers.read(folder)
   has_config = (folder / 'config.json').exists()
@@ -100,7 +102,7 @@ def _of_file(path, target):
     names = source_lib.weight_files(path.parent)
   except ValueError:
     names = [path.name]  # of a damaged index
-  if path.name in names or (path.parent / drafter_card.NAME).exists():
+  if path.name in (*names, drafter_files.NAME):
     return _of_folder(path.parent, target)
   problem = checkpoint_report.Problem(
     'no model and no drafter is in a file of that name: rename it, or convert '

@@ -121,7 +121,7 @@ def read_model(folder: epath.Path, dtype: str) -> transformer.Transformer:
   try:
     model = from_json(content, dtype)
     model.abstract_params()
-  except (KeyError, TypeError, AttributeError) as error:
+  except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
     raise ValueError(
       f'{config} describes no model of {list(_FAMILIES)} ({error!r}): save '
       'the model again'
@@ -137,8 +137,11 @@ def read_shapes(folder: epath.Path) -> Params:
   """
   import orbax.checkpoint as ocp  # noqa: PLC0415
 
-  with ocp.StandardCheckpointer() as checkpointer:
-    stored = checkpointer.metadata(folder / _PARAMS_NAME).item_metadata
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      stored = checkpointer.metadata(folder / _PARAMS_NAME).item_metadata
+  except (TypeError, AttributeError) as error:
+    raise ValueError(f'its metadata is damaged ({error})') from error
   return stored.tree if stored else {}
 
 

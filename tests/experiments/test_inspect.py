@@ -183,8 +183,15 @@ def test_models_of_the_library_are_told(tmp_path):
     '3 tensors of another shape than the configuration says',
   ]
   assert 'layers.1.mlp.up.kernel' in names
+  _change(tmp_path / 'whole' / 'params' / '_METADATA', tree_metadata=5)
+  texts, _ = _problems(tmp_path / 'whole')
+  assert 'the parameters: its metadata is damaged' in texts[0]
+  with pytest.raises(ValueError, match='its metadata is damaged'):
+    specsample.load(tmp_path / 'whole')
   shutil.rmtree(tmp_path / 'whole' / 'params')
   assert _problems(tmp_path / 'whole')[0] == ['12 tensors missing']
+  _change(tmp_path / 'whole' / 'specsample.json', max_length=[1])
+  assert 'specsample.json: ' in _problems(tmp_path / 'whole')[0][0]
   (tmp_path / 'whole' / 'specsample.json').write_text('{}')
   texts, _ = _problems(tmp_path / 'whole')
   assert 'describes no model' in texts[0]
@@ -330,6 +337,9 @@ def test_drafters_of_the_library_are_told(tmp_path):
   assert len(texts) == 2
   assert 'kind is None, expected str' in texts[0]
   assert 'no complete safetensors file' in texts[1]
+  (folder / 'card.json').unlink()
+  texts, _ = _problems(folder / 'drafter.safetensors')
+  assert 'card.json is not there' in texts[0]
 
 
 def test_shards_that_are_missing_or_cut_off_are_named(tmp_path):
