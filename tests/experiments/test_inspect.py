@@ -522,3 +522,19 @@ def test_the_command_ends_as_the_checkpoint_is(tmp_path, commands):
     assert outcome.out == ''
     assert words in outcome.err
     assert outcome.err.count('\n') == 1
+
+
+def test_what_was_downloaded_from_the_hub_is_inspected(tmp_path, commands):
+  cached = tmp_path / 'hub' / 'models--organisation--model'
+  commit = '0' * 40
+  _save(cached / 'snapshots' / commit)
+  (cached / 'refs').mkdir()
+  (cached / 'refs' / 'main').write_text(commit)
+  calls = [['inspect', f'organisation/{name}'] for name in ('model', 'absent')]
+  model, absent = commands.run_in_forks(
+    calls, variables={'HF_HOME': str(tmp_path)}
+  )
+  assert model.code == 0, model.err
+  assert f'{commit}: a model, config.json and 1 file of weights' in model.out
+  assert absent.code == 2
+  assert f'not downloaded from the hub to {tmp_path}' in absent.err
