@@ -1,6 +1,7 @@
 """The same weights in `transformers`, to measure beside ours."""
 
 from collections.abc import Callable
+import dataclasses
 import importlib.util
 from typing import Any
 
@@ -9,17 +10,29 @@ import numpy as np
 import specsample
 
 
+# What `llama` builds; all else is to be as in a Llama.
+_BUILT = {
+  *('vocab_size', 'num_layers', 'dim', 'num_heads', 'num_kv_heads'),
+  *('head_dim', 'mlp_dim', 'max_length', 'rope_theta', 'norm_eps'),
+  *('tie_embeddings', 'attention_bias', 'attention_out_bias', 'dtype'),
+}
+
+
 def check(loaded: specsample.Loaded) -> None:
   """Refuses a model that `llama` cannot build, where there is torch for it.
 
   Raises:
-    ValueError: its positions are scaled, or it attends to a window.
+    ValueError: it has more than a Llama has, or its positions are scaled.
   """
   ours = loaded.model
-  unknown = ours.rope_scaling is not None or ours.sliding_window is not None
+  unknown = [
+    field.name
+    for field in dataclasses.fields(ours)
+    if field.name not in _BUILT and getattr(ours, field.name) != field.default
+  ]
   if unknown and importlib.util.find_spec('torch'):
     raise ValueError(
-      f'{ours} has scaled positions or a window, which the comparison with '
+      f'{ours} sets {", ".join(unknown)}, which the comparison with '
       'transformers does not build: bind Benchmark.loaded = None'
     )
 

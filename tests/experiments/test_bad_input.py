@@ -139,7 +139,7 @@ _BENCHMARK = {
     "'nowhere' is no file ... check the path"
   ),
   "--gin_bindings=TARGET = 'FOLDER/scaled'": (
-    'LinearRope(factor=2.0) ... scaled positions ... Benchmark.loaded = None'
+    'LinearRope(factor=2.0) ... rope_scaling ... Benchmark.loaded = None'
   ),
 }
 _CERTIFY = {

@@ -41,7 +41,7 @@ def synthetic(checkpoint, commands, tmp_path_factory):
   }
   sizes = {'llama_8b': target, 'llama_1b': target | {'num_layers': 1}}
   bindings = [
-    f'--gin_bindings={scope}/Llama.{name} = {value!r}'
+    f'--gin_bindings={scope}/Transformer.{name} = {value!r}'
     for scope, values in sizes.items()
     for name, value in values.items()
   ]
