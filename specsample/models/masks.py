@@ -50,13 +50,13 @@ def of_tree(
   seen = ancestors[:, num_before:]  # [B, T, W]
   positions = root + depths[:, num_before:]
   seen_at = indices = _indices(length, size)
+  is_token = indices >= 0
   cached = jnp.broadcast_to(
-    ((indices >= 0) & (indices < root))[:, None],
-    (length.size, num_new, size),
+    (is_token & (indices < root))[:, None], (length.size, num_new, size)
   )
   if num_before:
     node = jnp.clip(indices - root, 0, num_nodes - 1)
-    is_node = indices >= root
+    is_node = is_token & (indices >= root)
     of_node = jnp.take_along_axis(seen, node[:, None], axis=2)
     cached |= is_node[:, None] & of_node
     depth = jnp.take_along_axis(depths, node, axis=1)
