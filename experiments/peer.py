@@ -9,7 +9,6 @@ import numpy as np
 
 import specsample
 
-
 # What `llama` builds; all else is to be as in a Llama.
 _BUILT = {
   *('vocab_size', 'num_layers', 'dim', 'num_heads', 'num_kv_heads'),
