@@ -16,7 +16,7 @@ _LAYERS = (
   ('sharding', 'files', 'chat'),
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'text'),
   ('verify', 'tokenizer_files'),
-  ('models.masks', 'models.rotary', 'models.int8'),
+  ('models.masks', 'models.rotary', 'models.int8', 'models.tensors'),
   ('models.layers', 'models.cache', 'models.network'),
   ('models.attention', 'models.experts'),
   ('models.decoder_layer',),

@@ -31,7 +31,14 @@ def fields(dim: int) -> dict[str, Any]:
 def _shape(config, dtype, defaults):
   """What both have, where a configuration leaves out what is usual."""
   given = {k: v for k, v in config.values.items() if v is not None}
-  filled = {'tie_word_embeddings': True, **defaults, **given}
+  filled = {
+    'tie_word_embeddings': True,
+    'num_attention_heads': 8,
+    'num_key_value_heads': 4,
+    'head_dim': 256,
+    **defaults,
+    **given,
+  }
   config = config_lib.Config(filled, config.origin)
   config.only('hidden_activation', 'gelu_pytorch_tanh')
   config.only('use_bidirectional_attention', False)
@@ -51,7 +58,11 @@ def _shape(config, dtype, defaults):
 def _sliding_layers(config, num_layers):
   if config.get('layer_types') is not None:
     return llama.layers_of_kind(config, 'sliding_attention')
-  step = config.size('sliding_window_pattern')
+  return sliding_layers(num_layers, config.size('sliding_window_pattern'))
+
+
+def sliding_layers(num_layers: int, step: int) -> tuple[int, ...]:
+  """The layers with a window, where every step-th has none."""
   return tuple(i for i in range(num_layers) if (i + 1) % step)
 
 
@@ -60,9 +71,6 @@ def _gemma2(config: config_lib.Config, dtype: str) -> transformer.Transformer:
     config,
     dtype,
     {
-      'num_attention_heads': 8,
-      'num_key_value_heads': 4,
-      'head_dim': 256,
       'max_position_embeddings': 8192,
       'sliding_window_pattern': 2,
       'attn_logit_softcapping': 50.0,
@@ -78,9 +86,6 @@ def _gemma3(config: config_lib.Config, dtype: str) -> transformer.Transformer:
     dtype,
     {
       'vocab_size': 262_208,
-      'num_attention_heads': 8,
-      'num_key_value_heads': 4,
-      'head_dim': 256,
       'max_position_embeddings': 131_072,
       'sliding_window_pattern': 6,
       'rope_theta': 1_000_000.0,

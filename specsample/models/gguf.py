@@ -162,7 +162,7 @@ def _gemma3(config, fields):
   # The largest divides its width by the heads that it has, not by theirs.
   per_head = fields['dim'] / fields['num_heads']
   return gemma.fields(fields['dim']) | {
-    'sliding_layers': tuple(i for i in range(num_layers) if (i + 1) % step),
+    'sliding_layers': gemma.sliding_layers(num_layers, step),
     'sliding_rope_theta': config.number('rope.freq_base_swa', 10_000.0),
     'query_scale': (
       per_head if num_layers == _GEMMA3_27B_LAYERS else fields['head_dim']

@@ -153,12 +153,9 @@ def _shard_paths(folder: epath.Path) -> list[epath.Path]:
   index = folder / 'model.safetensors.index.json'
   if not index.exists():
     raise ValueError(_without_weights(folder))
-  shard_of = files.read_json(index).get('weight_map')
-  if not isinstance(shard_of, dict) or not shard_of:
-    raise ValueError(f'{index} has no weight_map: download it again')
+  names = files_of_index(index)
   # Listed at once, because a bucket answers a question in some 50 ms.
   present = {path.name for path in folder.iterdir()}
-  names = sorted(set(shard_of.values()))
   absent = [name for name in names if name not in present]
   if absent:
     raise ValueError(
@@ -166,6 +163,14 @@ def _shard_paths(folder: epath.Path) -> list[epath.Path]:
       'what is missing'
     )
   return [folder / name for name in names]
+
+
+def files_of_index(index: epath.Path) -> list[str]:
+  """The files that an index names; ValueError if it is damaged."""
+  shard_of = files.read_json(index).get('weight_map')
+  if not isinstance(shard_of, dict) or not shard_of:
+    raise ValueError(f'{index} has no weight_map: download it again')
+  return sorted(set(shard_of.values()))
 
 
 def _without_weights(folder: epath.Path) -> str:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import types
+from specsample.models import tensors
 from specsample.types import Array, Params
 
 
@@ -146,11 +147,7 @@ def _map(function, tree, params):
   paths, treedef = jax.tree_util.tree_flatten_with_path(params)
   leaves = jax.tree.leaves(tree, is_leaf=is_leaf)
   mapped = [
-    function(leaf) if is_weight(_key(path), of_params) else leaf
+    function(leaf) if is_weight(tensors.key(path), of_params) else leaf
     for leaf, (path, of_params) in zip(leaves, paths, strict=True)
   ]
   return jax.tree_util.tree_unflatten(treedef, mapped)
-
-
-def _key(path):
-  return '.'.join(str(entry.key) for entry in path)

@@ -13,6 +13,7 @@ from specsample import files
 from specsample import loading
 from specsample import sharding
 from specsample.models import config as config_lib
+from specsample.models import huggingface
 from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.models import torch_file
@@ -105,15 +106,10 @@ def weight_files(folder: epath.Path) -> list[str]:
   for name in (*sorted(heads, reverse=True), *_FILES):
     if name not in present:
       continue
-    return _of_index(folder / name) if name in _INDICES else [name]
+    if name in _INDICES:
+      return huggingface.files_of_index(folder / name)
+    return [name]
   return []
-
-
-def _of_index(path) -> list[str]:
-  shard_of = files.read_json(path).get('weight_map')
-  if not isinstance(shard_of, dict) or not shard_of:
-    raise ValueError(f'{path} has no weight_map: download it again')
-  return sorted(set(shard_of.values()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
