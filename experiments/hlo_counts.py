@@ -13,6 +13,7 @@ import re
 
 from experiments import hlo
 from experiments import hlo_loop
+from experiments import hlo_origin
 from experiments import hlo_work
 from experiments.hlo_loop import Executed
 
@@ -25,7 +26,7 @@ _COLLECTIVES = (
   'ragged-all-to-all',
   'reduce-scatter',
 )
-# Smaller results are no weights and no caches.
+# Copies of smaller weights and caches cost little.
 _WEIGHT_BYTES = 1 << 20
 _TO_HOST = ('infeed', 'outfeed', 'recv', 'send')
 _HOST_SPACE = 5  # XLA's number for the memory of the host
@@ -117,17 +118,19 @@ def weight_copies(module: hlo.Module, executed: list[Executed]) -> int:
   """How often a round copies a weight or a cache.
 
   That is copy, transpose and all-gather results of 1 MiB and more, also as the
-  root of a fusion. An update in place is no copy, and neither is a move into
-  another memory in which the layout stays: TPUs read weights ahead of time into
-  memory on the chip. Where the move changes the layout it counts.
+  root of a fusion, of what the loop keeps; activations are made in the round.
+  An update in place is no copy, and neither is a move into another memory in
+  which the layout stays: TPUs read weights ahead of time into memory on the
+  chip. Where the move changes the layout it counts.
   """
+  origins = hlo_origin.Origins(module)
   return sum(
     one.times
     for one in executed
     if not one.is_fused
     and any(
       shape.size >= _WEIGHT_BYTES
-      for shape in _copies(module, one.computation, one.instruction)
+      for shape in _copies(module, origins, one.computation, one.instruction)
     )
   )
 
@@ -158,20 +161,24 @@ def _holds(dims, size):
   return any(math.prod(dims[start:end]) == size for start, end in ends)
 
 
-def _copies(module, computation, instruction) -> Iterator[hlo.Shape]:
-  """The arrays of the result that are copies of others."""
+def _copies(module, origins, computation, instruction) -> Iterator[hlo.Shape]:
+  """The arrays of the result that are copies of what the loop keeps."""
   op = instruction.opcode.removesuffix('-start')
-  if op in ('transpose', 'all-gather'):
-    yield from instruction.results
-  elif op == 'copy':
-    (copied,) = instruction.results
-    (source,) = computation.operands(instruction)[0].shapes
-    if copied.space == source.space or copied.layout != source.layout:
-      yield copied
+  if op in ('copy', 'transpose', 'all-gather'):
+    operands = computation.operands(instruction)
+    for copied, source in zip(instruction.results, operands, strict=True):
+      is_moved = op == 'copy' and _is_moved(copied, source.shapes[0])
+      if not is_moved and origins.is_kept(computation, source):
+        yield copied
   elif op == 'fusion':
     callee = module[instruction.called('calls')[0]]
     for made in _made(callee, callee.root):
-      yield from _copies(module, callee, made)
+      yield from _copies(module, origins, callee, made)
+
+
+def _is_moved(copied, source):
+  """Whether it is in another memory as it was."""
+  return copied.space != source.space and copied.layout == source.layout
 
 
 def _made(computation, root) -> Iterator[hlo.Instruction]:

@@ -33,20 +33,23 @@ def round_of(module: hlo.Module) -> list[Executed]:
   """
   rounds = [
     list(_walk_loop(module, loop, 1))
-    for loop in _outermost_loops(module, module.entry)
+    for loop in outermost_loops(module, module.entry)
   ]
   if not rounds:
     raise ValueError('the program has no loop: compile `decode.advance`')
   return max(rounds, key=len)
 
 
-def _outermost_loops(module, computation) -> Iterator[hlo.Instruction]:
+def outermost_loops(
+  module: hlo.Module, computation: hlo.Computation
+) -> Iterator[hlo.Instruction]:
+  """The loops that a computation runs and that are in no other."""
   for instruction in computation.instructions.values():
     if instruction.opcode == 'while':
       yield instruction
     else:
       for name in _followed(instruction):
-        yield from _outermost_loops(module, module[name])
+        yield from outermost_loops(module, module[name])
 
 
 def _walk_loop(module, loop, times) -> Iterator[Executed]:

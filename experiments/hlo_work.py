@@ -166,12 +166,16 @@ def _read_within(module, computation, value):
 
 
 def _is_view(module, instruction):
-  """Whether it is its operand by another name, which may be a fusion too."""
+  """Whether it is its operand, in a fusion, by another name.
+
+  That may be a fusion too. What is copied within one is stored nowhere: of a
+  part that is read, that part is.
+  """
   if instruction.opcode != 'fusion':
-    return instruction.opcode == 'bitcast'
+    return instruction.opcode in ('bitcast', 'copy')
   callee = module[instruction.called('calls')[0]]
   return all(
-    one.opcode in ('parameter', 'bitcast')
+    one.opcode in ('parameter', 'bitcast', 'copy')
     for one in callee.instructions.values()
   )
 

@@ -96,7 +96,7 @@ _COPIES = {
   'copy': {'outer': _COPY},
   'a MiB': {'outer': f'%c = {_LARGE} copy(%weight)'},
   'transpose': {'outer': f'%c = {_LARGE} transpose(%weight), dimensions={{}}'},
-  'all-gather': {'outer': f'%c = {_LARGE} all-gather(%rows)'},
+  'all-gather': {'outer': f'%c = {_LARGE} all-gather(%weight)'},
   'asynchronous': {
     'outer': '%c = (WEIGHT, WEIGHT, u32[]) copy-start(%weight)\n'
     '  %d = WEIGHT copy-done(%c)'
@@ -109,6 +109,30 @@ _COPIES = {
     '  %t = (WEIGHT, WEIGHT) tuple(%c, %b)'
   },
   'fusion': hlo_texts.fusion('ROOT %c = WEIGHT copy(%x)'),
+  'written over in part': {
+    'outer': '%u = WEIGHT dynamic-update-slice(%weight, %rows, %i, %i)\n'
+    '  %c = WEIGHT copy(%u)'
+  },
+  'written over in a fusion': {
+    'outer': '%f = WEIGHT fusion(%rows, %weight, %i), calls=%write\n'
+    '  %c = WEIGHT copy(%f)',
+    'computations': """
+%write (r: bf16[16,1024], x: bf16[1024,1024], i: s32[]) -> bf16[1024,1024] {
+  %r = bf16[16,1024]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %x = WEIGHT parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %u = WEIGHT dynamic-update-slice(%x, %r, %i, %i)
+}
+""",
+  },
+  'chosen': {
+    'outer': '%a = WEIGHT broadcast(%i)\n'
+    '  %s = WEIGHT select(%i, %a, %weight)\n  %c = WEIGHT copy(%s)'
+  },
+  'behind an inner loop': {
+    'outer': '%after = WEIGHT get-tuple-element(%loop), index=1\n'
+    '  %c = WEIGHT copy(%after)'
+  },
   'behind other names': hlo_texts.fusion(
     '%c = WEIGHT copy(%x)',
     '%b = WEIGHT bitcast(%c)',
@@ -128,6 +152,21 @@ _NO_COPIES = {
   'in place': {
     'outer': '%c = WEIGHT dynamic-update-slice(%weight, %rows, %i, %i)'
   },
+  'activation': {
+    'outer': '%a = WEIGHT dot(%rows, %weight)\n  %c = WEIGHT copy(%a)'
+  },
+  'activation of a fusion': {
+    'outer': '%f = (WEIGHT, WEIGHT) fusion(%weight), calls=%made\n'
+    '  %a = WEIGHT get-tuple-element(%f), index=1\n'
+    '  %c = WEIGHT copy(%a)',
+    'computations': """
+%made (x: bf16[1024,1024]) -> (bf16[1024,1024], bf16[1024,1024]) {
+  %x = WEIGHT parameter(0)
+  %n = WEIGHT negate(%x)
+  ROOT %both = (WEIGHT, WEIGHT) tuple(%x, %n)
+}
+""",
+  },
   'used in the fusion': hlo_texts.fusion(
     '%c = WEIGHT copy(%x)',
     'ROOT %n = WEIGHT negate(%c)',
@@ -143,6 +182,13 @@ def test_a_copied_weight_is_found(case):
 @pytest.mark.parametrize('case', _NO_COPIES)
 def test_what_is_no_copied_weight_is_not(case):
   assert _count(**_NO_COPIES[case]).weight_copies == 0
+
+
+def test_an_activation_that_an_inner_loop_carries_is_none():
+  text = hlo_texts.of(
+    outer='%made = WEIGHT dot(%rows, %weight)', inner=_COPY
+  ).replace('tuple(%copied_start, %weight)', 'tuple(%copied_start, %made)')
+  assert hlo_counts.count(text, hlo_texts.VOCAB_SIZE).weight_copies == 0
 
 
 def test_a_weight_copied_in_an_inner_loop_counts_with_its_turns():
