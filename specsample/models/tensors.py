@@ -17,7 +17,6 @@ from specsample import sharding
 from specsample.types import Array, Params
 
 Index = tuple[slice, ...]
-Convert = Callable[[tuple[Any, ...], Array], Any]
 # How many tensors a message names.
 _NUM_LISTED = 8
 
@@ -37,6 +36,16 @@ class Described(Protocol):
 
   def param_axes(self) -> Params:
     """The `sharding.Axes` of each parameter's axes, a tuple each."""
+
+
+# What is kept of a model's parameter, of its path and itself.
+Convert = Callable[[Any, tuple[Any, ...], Array], Any]
+
+
+def as_read(model: Described, path: tuple[Any, ...], leaf: Array) -> Array:
+  """A `Convert` that keeps parameters as they are."""
+  del model, path
+  return leaf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +118,7 @@ def fill(
   tensors: TensorFile,
   names: Mapping[str, str],
   ignored: Collection[str] = (),
-  convert: Convert = lambda path, leaf: leaf,
+  convert: Convert = as_read,
 ) -> Params:
   """The model's parameters, read from `tensors`, the largest first.
 
@@ -123,8 +132,8 @@ def fill(
     names: the name in the file of each parameter; for those of any layer one,
       with '{}' for its number.
     ignored: names that may be in the file and are not read.
-    convert: what is kept of a parameter, from its path and itself. Called as
-      soon as one is read, the largest first.
+    convert: what is kept of a parameter. Called as soon as one is read, the
+      largest first.
 
   Raises:
     ValueError: tensors that are missing, unknown or of another shape.
@@ -142,7 +151,8 @@ def fill(
   for i in sorted(range(len(sources)), key=by_size):
     place = _on_device if jax.sharding.get_mesh().empty else _on_mesh
     path, leaf = expected[i]
-    leaves[i] = convert(path, place(tensors, sources[i], leaf, axes[i]))
+    read = place(tensors, sources[i], leaf, axes[i])
+    leaves[i] = convert(model, path, read)
   return jax.tree_util.tree_unflatten(treedef, leaves)
 
 

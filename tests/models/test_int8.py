@@ -47,13 +47,21 @@ def _bytes(tree):
       )
     },
     {'experts': experts.Experts(num_experts=3, num_per_token=2, mlp_dim=8)},
+    {
+      'experts': experts.Experts(
+        num_experts=2, num_per_token=1, mlp_dim=8, shared_dim=4
+      )
+    },
   ],
 )
 def test_a_model_is_that_of_the_rounded_matrices(changes):
   model = dataclasses.replace(_LLAMA, **changes)
   exact = jax.tree.map(lambda x: 1.6 * x, model.init(jax.random.key(0)))
   params = int8.weights(exact)
-  assert isinstance(params['embedding'], int8.Int8)
+  # An embedding that no product reads stays as it is.
+  is_int8 = lambda leaf: isinstance(leaf, int8.Int8)
+  assert is_int8(params['embedding']) == model.tie_embeddings
+  assert is_int8(params.get('unembedding')) != model.tie_embeddings
   out = params['layers'][1]['attention']['out']['kernel']
   assert out.values.dtype == jnp.int8 and out.scale.shape == (1, model.dim)
   assert params['norm']['scale'].dtype == jnp.float32
@@ -66,8 +74,10 @@ def test_a_model_is_that_of_the_rounded_matrices(changes):
 
 
 def test_axes_are_those_of_the_parameters():
-  params = jax.eval_shape(int8.weights, _LLAMA.abstract_params())
-  axes = int8.axes(_LLAMA.param_axes(), _LLAMA.abstract_params())
+  sparse = experts.Experts(num_experts=3, num_per_token=2, mlp_dim=8)
+  model = dataclasses.replace(_LLAMA, experts=sparse)
+  params = jax.eval_shape(int8.weights, model.abstract_params())
+  axes = int8.axes(model.param_axes(), model.abstract_params())
   is_axes = lambda x: isinstance(x, tuple)
   ranks = jax.tree.map(len, axes, is_leaf=is_axes)
   assert jax.tree.map(lambda x: x.ndim, params) == ranks
