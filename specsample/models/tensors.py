@@ -145,7 +145,7 @@ def fill(
   axes = jax.tree.leaves(
     model.param_axes(), is_leaf=lambda leaf: isinstance(leaf, tuple)
   )
-  sources = [_source_name(path, names) for path, _ in expected]
+  sources = [source_name(path, names) for path, _ in expected]
   leaves: list[Any] = [None] * len(sources)
   by_size = lambda i: -math.prod(tensors.shapes[sources[i]])
   for i in sorted(range(len(sources)), key=by_size):
@@ -165,7 +165,7 @@ def compare(
   """What `fill` with these arguments refuses; no weight is read."""
   leaves = jax.tree_util.tree_leaves_with_path(model.abstract_params())
   return differences(
-    {_source_name(path, names): leaf.shape[::-1] for path, leaf in leaves},
+    {source_name(path, names): leaf.shape[::-1] for path, leaf in leaves},
     tensors.shapes,
     ignored,
   )
@@ -191,6 +191,15 @@ def differences(
 def key(path: tuple[Any, ...]) -> str:
   """The name of a parameter, from its path in the tree."""
   return '.'.join(str(entry.key) for entry in path)
+
+
+def source_name(path: tuple[Any, ...], names: Mapping[str, str]) -> str:
+  """The name in a file of the parameter at a path; see `fill`."""
+  name = key(path)
+  layer = re.match(r'layers\.(\d+)\.', name)
+  if layer is None or name in names:
+    return names[name]
+  return names[f'layers.{{}}.{name[layer.end() :]}'].format(layer[1])
 
 
 def listed(names: Collection[str]) -> str:
@@ -244,14 +253,6 @@ def _by_rows(wanted, shape, axes):
   if num_parts[0] == 1 or num_parts[1] > 1 or shape[1] % num_parts[0]:
     return wanted
   return sharding.of(*axes[::-1])
-
-
-def _source_name(path, names):
-  name = key(path)
-  layer = re.match(r'layers\.(\d+)\.', name)
-  if layer is None or name in names:
-    return names[name]
-  return names[f'layers.{{}}.{name[layer.end() :]}'].format(layer[1])
 
 
 def _refuse(found: Differences, origin: str) -> None:
