@@ -265,15 +265,9 @@ def _params(config) -> Params:
   if isinstance(drafter, branching.OverBranches):
     drafter = drafter.drafter
   if isinstance(drafter, trainable.Trainable):
-    # `load_drafter` gives them the target's dtype.
-    params['drafter'] = _cast(of(drafter), config.model.dtype)
+    # As `load_drafter` gives them.
+    params['drafter'] = of(trainable.InDtype(drafter))
   return params
-
-
-def _cast(tree, dtype):
-  is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
-  cast = lambda x: x.update(dtype=jnp.dtype(dtype)) if is_float(x) else x
-  return jax.tree.map(cast, tree)
 
 
 def _structs(tree, shardings):

@@ -78,11 +78,7 @@ def _of_modules(headers, config, model, facts: Facts):
   if not any(name.startswith(prefixes) for name in headers.tensors):
     facts[-1] = ('modules', f'{text}: none is stored')
     return []
-  try:
-    plan = mtp_files.plan(headers.file, model, count, None)
-  except ValueError as error:
-    facts[-1] = ('modules', f'{text}, not read: {error}')
-    return []
+  plan = mtp_files.plan(headers.file, config, model)
   return checkpoint_report.differences(tensors.compare(*plan))
 
 

@@ -239,11 +239,13 @@ class DFlash(trainable.Trainable):
       )
     params = super()._begin(key, target_params)
     # The unembedding, which is not trained, is made for what it gives.
-    scale = jnp.array(target_params['norm']['scale'], jnp.float32)
+    scale = feature_norms.scale_of(self.model, target_params['norm'])
     params |= {'norm': {'scale': scale}}
     if not self.has_feature_norms:
       return params
-    norms = feature_norms.of_readers(target_params, self.feature_layers)
+    norms = feature_norms.of_readers(
+      self.model, target_params, self.feature_layers
+    )
     return params | {'feature_norms': norms}
 
   def init(self, params, batch_size, max_length):

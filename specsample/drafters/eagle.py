@@ -137,6 +137,8 @@ class Eagle3(feature_chain.FeatureChain):
   def _begin(self, key, target_params):
     params = super()._begin(key, target_params)
     if self.has_feature_norms and target_params is not None:
-      norms = feature_norms.of_readers(target_params, self.feature_layers)
+      norms = feature_norms.of_readers(
+        self.model, target_params, self.feature_layers
+      )
       params |= {'feature_norms': norms}
-    return feature_chain.with_norm_of(params, target_params)
+    return feature_chain.with_norm_of(self.model, params, target_params)

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import types
+from specsample.drafters import feature_norms
 from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.models import cache as cache_lib
+from specsample.models import int8
 from specsample.models import layers
 from specsample.models import masks
-from specsample.models import rotary
 from specsample.types import Array, Draft, DraftLaw, Params
 
 
@@ -74,6 +75,11 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return self.model if self.layer_config is None else self.layer_config
 
   @property
+  def window(self) -> int | None:
+    """How many entries one sees, None for all: its layer is behind all."""
+    return self.shape.window(self.shape.num_layers)
+
+  @property
   def num_modules(self) -> int:
     """How many modules there are."""
     return 1
@@ -107,7 +113,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
-    dtype = jax.tree.leaves(self.own(params))[0].dtype
+    dtype = int8.dtype_of(self.own(params))
     num_used = min(self.num_modules, self.num_draft_tokens)
     sizes = [self.num_draft_tokens + 1] + [1] * (num_used - 1)
     zeros = lambda size: sharding.zeros(
@@ -263,13 +269,12 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     as of `types.Model.apply` they are nodes of a tree.
     """
     num_new = tokens.shape[1]
-    sizes = (cache.length, num_new, cache.keys[0].shape[2])
-    window = self.shape.sliding_window
+    sizes = (cache.length, num_new, cache_lib.size(cache.keys[0]))
     if parents is None:
       positions = cache.length[:, None] + jnp.arange(num_new)
-      mask = masks.causal(*sizes, window)
+      mask = masks.causal(*sizes, self.window)
     else:
-      mask, positions = masks.of_tree(*sizes, parents, window)
+      mask, positions = masks.of_tree(*sizes, parents, self.window)
     rows, keys, values = self.modules(params)[number](
       _rows(self.model.embed(params['target'], tokens)),
       _rows(features),
@@ -293,17 +298,19 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
   def rope(self, positions: Array) -> tuple[Array, Array]:
     """The tables of `rotary.rotate` for positions [B, T]."""
-    model = self.shape
-    return rotary.tables(
-      positions, model.head_dim, model.rope_theta, model.rope_scaling
-    )
+    return self.shape.rope(positions, self.window)
 
   def empty_cache(
     self, batch_size: int, max_length: int, dtype: jnp.dtype
   ) -> cache_lib.KVCache:
     """A module's cache, of no entry yet."""
-    heads, head_dim = self.shape.num_kv_heads, self.shape.head_dim
-    return cache_lib.init(batch_size, max_length, 1, heads, head_dim, dtype)
+    layer = dataclasses.replace(
+      self.shape,
+      num_layers=1,
+      has_int8_cache=False,
+      dtype=jnp.dtype(dtype).name,
+    )
+    return layer.init_cache(batch_size, max_length)
 
 
 class Joined(nnx.Module):
@@ -325,11 +332,14 @@ class Joined(nnx.Module):
     return self.linear(sharding.constrain(joined, 'batch', self.axis))
 
 
-def with_norm_of(params: Params, target_params: Params) -> Params:
-  """A drafter's parameters with the target's last norm, if that is given."""
+def with_norm_of(model: Any, params: Params, target_params: Params) -> Params:
+  """A drafter's parameters with the last norm of its target, `model`.
+
+  As they are where the target's are not given.
+  """
   if target_params is None:
     return params
-  scale = jnp.array(target_params['norm']['scale'], jnp.float32)
+  scale = feature_norms.scale_of(model, target_params['norm'])
   return params | {'norm': {'scale': scale}}
 
 

@@ -7,6 +7,7 @@ above the rest: in SmolLM2-135M of layers 1, 14 and 26 the median component is
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from flax import nnx
 import jax.numpy as jnp
@@ -30,7 +31,16 @@ class FeatureNorms(nnx.Module):
     return [norm(x) for norm, x in zip(self.norms, features, strict=True)]
 
 
-def of_readers(target_params: Params, feature_layers: Sequence[int]) -> Params:
+def scale_of(model: Any, norm: Params) -> Array:
+  """What a norm of a model multiplies with, [D] float32."""
+  return getattr(model, 'norm_offset', 0) + jnp.array(
+    norm['scale'], jnp.float32
+  )
+
+
+def of_readers(
+  model: Any, target_params: Params, feature_layers: Sequence[int]
+) -> Params:
   """The parameters of norms that begin as those of the target's own readers.
 
   What layer i hands on, layer i + 1 reads through its first norm, and the
@@ -40,12 +50,11 @@ def of_readers(target_params: Params, feature_layers: Sequence[int]) -> Params:
 
   def scale(layer):
     if layer + 1 == len(after):
-      return target_params['norm']['scale']
-    return after[layer + 1]['attention_norm']['scale']
+      return scale_of(model, target_params['norm'])
+    return scale_of(model, after[layer + 1]['attention_norm'])
 
   return {
     'norms': {
-      i: {'scale': jnp.array(scale(layer), jnp.float32)}
-      for i, layer in enumerate(feature_layers)
+      i: {'scale': scale(layer)} for i, layer in enumerate(feature_layers)
     }
   }

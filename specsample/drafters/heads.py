@@ -18,6 +18,7 @@ from specsample import types
 from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary as vocabulary_lib
+from specsample.models import int8
 from specsample.models import layers
 from specsample.types import Array, Params
 
@@ -169,7 +170,7 @@ class Heads(trainable.Trainable, abc.ABC):
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
     del max_length
-    dtype = jax.tree.leaves(self.own(params)['heads'])[0].dtype
+    dtype = int8.dtype_of(self.own(params)['heads'])
     return HeadsState(
       hidden=sharding.zeros((batch_size, self.model.dim), dtype, 'batch', None),
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),

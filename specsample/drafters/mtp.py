@@ -83,7 +83,7 @@ class MTP(feature_chain.FeatureChain):
   def _begin(self, key, target_params):
     params = super()._begin(key, target_params)
     begun = {
-      i: feature_chain.with_norm_of(module, target_params)
+      i: feature_chain.with_norm_of(self.model, module, target_params)
       for i, module in params['layers'].items()
     }
     return params | {'layers': begun}

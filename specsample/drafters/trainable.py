@@ -4,13 +4,42 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from specsample import sharding
 from specsample.drafters import settings
 from specsample.drafters import vocabulary
+from specsample.models import experts
 from specsample.models import network
+from specsample.models import tensors
 from specsample.types import Array, ArrayLike, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class InDtype:
+  """A drafter's parameters, in the dtype of its target.
+
+  Indices are as they are, and so are routers (see `models.experts`).
+  """
+
+  drafter: 'Trainable'
+
+  def abstract_params(self) -> Params:
+    """The parameters' shapes and dtypes, nothing allocated."""
+    dtype = jnp.dtype(self.drafter.model.dtype)
+
+    def of(path, leaf):
+      is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+      own = is_float and not experts.is_of_router(tensors.key(path))
+      return jax.ShapeDtypeStruct(leaf.shape, dtype if own else leaf.dtype)
+
+    of_drafter = self.drafter.abstract_params()
+    return jax.tree_util.tree_map_with_path(of, of_drafter)
+
+  def param_axes(self) -> Params:
+    """The `sharding.Axes` of each parameter's axes, a tuple each."""
+    return self.drafter.param_axes()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,15 @@ class Experts:
       )
 
 
+def is_of_router(name: str) -> bool:
+  """Whether a parameter, called as by `tensors.key`, is one of a router.
+
+  Those tell nearly equal experts apart, and are of float32 in every model.
+  """
+  *_, above, own = ['', *name.split('.')]
+  return 'router' in above or 'router' in own
+
+
 class _Bank(nnx.Module):
   """The weights [E, in, out] of one product of all experts."""
 
@@ -93,7 +102,6 @@ class MoE(nnx.Module):
     sizes, dim, dtype = config.experts, config.dim, jnp.dtype(config.dtype)
     count, hidden = sizes.num_experts, sizes.mlp_dim
     self.width = sharding.Axis('mlp', hidden)
-    # Nearly equal scores are told apart: the router is of float32.
     self.router = layers.Linear(
       dim, count, axes=(None, None), keys=keys, dtype=jnp.float32
     )

@@ -80,13 +80,29 @@ def of_model(
   model: transformer.Transformer,
 ) -> tensors.TensorFile:
   """The tensors of a folder that are the model's, as its family calls them."""
-  family = family_of(config)
   # A drafter that lies behind the layers: `mtp_files` reads it.
   behind = mtp_prefixes(model.num_layers, config.get(NUM_MODULES))
+  is_own = lambda name: not name.startswith(behind)
+  return _chosen(stored, config, model, is_own)
+
+
+def of_modules(
+  stored: tensors.TensorFile,
+  config: config_lib.Config,
+  model: transformer.Transformer,
+  prefixes: tuple[str, ...],
+) -> tensors.TensorFile:
+  """As `of_model`, those of modules whose names begin so (`mtp_prefixes`)."""
+  is_own = lambda name: name.startswith(prefixes)
+  return _chosen(stored, config, model, is_own)
+
+
+def _chosen(stored, config, model, is_chosen):
+  family = family_of(config)
   own_names = {}
   for name in stored.shapes:
     own = family.own_name(name)
-    if own is not None and not own.startswith(behind):
+    if own is not None and is_chosen(own):
       own_names[own] = name
   return tensors.stacked(
     tensors.TensorFile(

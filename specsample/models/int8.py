@@ -89,6 +89,12 @@ def dequantised(x: Array | Int8, dtype: Any) -> Array:
   return x.astype(dtype)
 
 
+def dtype_of(params: Params) -> Any:
+  """The dtype of parameters of which some may be of int8."""
+  leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Int8))
+  return next(leaf.dtype for leaf in leaves if not isinstance(leaf, Int8))
+
+
 def stored_as(x: Array, entries: Array | Int8) -> Array | Int8:
   """x [..., D] as it will be found among entries of a cache."""
   return quantise(x) if isinstance(entries, Int8) else x
@@ -125,8 +131,7 @@ def is_weight(name: str, leaf: Any, is_tied: bool) -> bool:
 
   Those are the matrices of products. An embedding is one where it is tied to
   the unembedding; of another a step reads a few columns only, and compilers
-  copy all of it for those of int8. A router is none: it decides between nearly
-  equal experts.
+  copy all of it for those of int8. A router (`models.experts`) is none.
   """
   *_, above, own = ['', *name.split('.')]
   names = ('kernel', 'unembedding', *(['embedding'] if is_tied else []))

@@ -33,6 +33,8 @@ class Transformer:
     query_scale: what queries are multiplied by, head_dim**-0.5 if None.
     attention_softcap, logit_softcap: scores and logits x become
       c * tanh(x / c) (Gemma 2).
+    num_tokens: how many of the vocabulary are tokens, the first; what is padded
+      behind them has no probability. All if None.
     activation: of the feed-forward, a name of `layers.ACTIVATIONS`.
     norm_offset: what is added to the norms' parameters (Gemma's 1).
     has_post_norms: outputs of attention and feed-forward are normalised too
@@ -68,6 +70,7 @@ class Transformer:
   query_scale: float | None = None
   attention_softcap: float | None = None
   logit_softcap: float | None = None
+  num_tokens: int | None = None
   activation: str = 'silu'
   norm_offset: float = 0.0
   has_post_norms: bool = False
@@ -87,6 +90,13 @@ class Transformer:
         f'num_heads is {self.num_heads} and num_kv_heads {self.num_kv_heads}: '
         'each key-value head serves the same number of heads'
       )
+    if self.num_tokens is not None and not (
+      1 <= self.num_tokens <= self.vocab_size
+    ):
+      raise ValueError(
+        f'num_tokens is {self.num_tokens} and vocab_size {self.vocab_size}: '
+        'tokens are some of the vocabulary; None is all'
+      )
     if self.sliding_window is not None and self.sliding_window < 1:
       raise ValueError(
         f'sliding_window is {self.sliding_window}: a token sees at least '
@@ -102,6 +112,17 @@ class Transformer:
     if self.sliding_layers is None or layer in self.sliding_layers:
       return self.sliding_window
     return None
+
+  def rope(
+    self, positions: Array, window: int | None = None
+  ) -> tuple[Array, Array]:
+    """The tables of `rotary.rotate` for positions [B, T], in layers that see
+    so many tokens."""
+    head_dim = self.latent.rope_dim if self.latent else self.head_dim
+    theta, scaling = self.rope_theta, self.rope_scaling
+    if window is not None and self.sliding_rope_theta is not None:
+      theta, scaling = self.sliding_rope_theta, None
+    return rotary.tables(positions, head_dim, theta, scaling)
 
   def init(self, key: Array) -> Params:
     """Random parameters: nested dictionaries of arrays in `dtype`."""
@@ -250,6 +271,9 @@ class _Network(nnx.Module):
     cap = self.config.logit_softcap
     if cap is not None:
       logits = cap * jnp.tanh(logits / cap)
+    if self.config.num_tokens is not None:
+      is_token = jnp.arange(logits.shape[-1]) < self.config.num_tokens
+      logits = jnp.where(is_token, logits, -jnp.inf)
     return logits.reshape(*hidden.shape[:-1], -1)
 
   def __call__(self, tokens, cache, features, parents):
@@ -280,14 +304,9 @@ class _Network(nnx.Module):
 
   def _view(self, length, num_new, parents, size, window):
     """The rotary tables and the mask of layers with that cache and window."""
-    config = self.config
     if parents is None:
       positions = length[:, None] + jnp.arange(num_new)
       mask = masks.causal(length, num_new, size, window)
     else:
       mask, positions = masks.of_tree(length, num_new, size, parents, window)
-    head_dim = config.latent.rope_dim if config.latent else config.head_dim
-    theta, scaling = config.rope_theta, config.rope_scaling
-    if window is not None and config.sliding_rope_theta is not None:
-      theta, scaling = config.sliding_rope_theta, None
-    return rotary.tables(positions, head_dim, theta, scaling), mask
+    return self.config.rope(positions, window), mask

@@ -6,12 +6,12 @@ from typing import Any
 
 from etils import epath
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specsample import files
 from specsample import loading
 from specsample import sharding
+from specsample.drafters import trainable
 from specsample.models import config as config_lib
 from specsample.models import huggingface
 from specsample.models import safetensors_file
@@ -139,7 +139,9 @@ def fill(plan: Plan) -> Params:
     ValueError: tensors that are missing, unknown or of another shape.
   """
   found, names = _file_and_names(plan)
-  return tensors.fill(_InItsDtype(plan.drafter), found, names, plan.ignored)
+  return tensors.fill(
+    trainable.InDtype(plan.drafter), found, names, plan.ignored
+  )
 
 
 def compare(plan: Plan) -> tensors.Differences:
@@ -161,27 +163,6 @@ def _file_and_names(plan):
     open=lambda name: values.get(name, source.tensors.get(name)),
   )
   return found, names
-
-
-@dataclasses.dataclass(frozen=True)
-class _InItsDtype:
-  """A drafter whose parameters are in the dtype of its target."""
-
-  drafter: Any
-
-  def abstract_params(self) -> Params:
-    """Indices are as they are."""
-    dtype = jnp.dtype(self.drafter.model.dtype)
-
-    def of(leaf):
-      is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-      return jax.ShapeDtypeStruct(leaf.shape, dtype if is_float else leaf.dtype)
-
-    return jax.tree.map(of, self.drafter.abstract_params())
-
-  def param_axes(self) -> Params:
-    """Those of the drafter."""
-    return self.drafter.param_axes()
 
 
 def numbers(config: config_lib.Config, key: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 from specsample import sharding
@@ -45,7 +46,7 @@ def outputs(
   for i in range(num_steps):
     # Drafts of the last module follow drafts of its own.
     step = max(0, i - end)
-    mask = _step_mask(step, roots, size, drafter.shape.sliding_window)
+    mask = _step_mask(step, roots, size, drafter.window)
     behind = _behind(embedded, i + 1)
     rows, new_keys, new_values = modules[min(i, end)](
       _rows(pick(behind) if step else behind),
@@ -57,8 +58,11 @@ def outputs(
     )
     features = rows.reshape(features.shape)
     if i >= end:
-      keys = jnp.concatenate([keys, new_keys], axis=2)
-      values = jnp.concatenate([values, new_values], axis=2)
+      keys, values = jax.tree.map(
+        lambda *leaves: jnp.concatenate(leaves, axis=2),
+        (keys, values),
+        (new_keys, new_values),
+      )
     if i == end:
       # Every entry is seen by those behind it, those picked go on.
       features, roots = pick(features), pick(roots)

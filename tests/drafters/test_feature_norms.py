@@ -1,5 +1,7 @@
 """Features of several layers on one scale, for all that join them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +37,24 @@ def _read(drafter, params, features):
   network = drafter.merge(params)
   keys, values = network.context(features, jnp.zeros(1, jnp.int32))
   return [*keys, *values]
+
+
+@_each
+def test_norms_of_a_target_with_an_offset_begin_alike(kind):
+  """Gemma's norms are 1 + their parameters, a drafter's are the parameters."""
+  model = dataclasses.replace(_TARGET, norm_offset=1.0)
+  target = testing.with_noise(model.init(jax.random.key(0)), jax.random.key(1))
+  drafter = kind(
+    model=model,
+    num_draft_tokens=3,
+    feature_layers=_LAYERS,
+    has_feature_norms=True,
+  )
+  own = drafter.init_params(jax.random.key(2), target)
+  expected = 1 + target['norm']['scale']
+  np.testing.assert_array_equal(own['norm']['scale'], expected)
+  last = own['feature_norms']['norms'][2]
+  np.testing.assert_array_equal(last['scale'], expected)
 
 
 def _features():

@@ -1,0 +1,202 @@
+"""DeepSeek-V3's own module for multi-token prediction, against transformers."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+import transformers
+
+import specsample
+from specsample import testing
+from specsample.models import int8
+
+_V, _D, _L, _K = 96, 32, 2, 3
+_CONFIG = transformers.DeepseekV3Config(
+  vocab_size=_V,
+  hidden_size=_D,
+  # One more than the target has: of it the module is made.
+  num_hidden_layers=_L + 1,
+  num_attention_heads=4,
+  num_key_value_heads=4,
+  intermediate_size=48,
+  moe_intermediate_size=20,
+  q_lora_rank=20,
+  kv_lora_rank=16,
+  qk_rope_head_dim=8,
+  qk_nope_head_dim=10,
+  v_head_dim=6,
+  n_routed_experts=8,
+  n_group=4,
+  topk_group=2,
+  num_experts_per_tok=2,
+  n_shared_experts=2,
+  first_k_dense_replace=1,
+  max_position_embeddings=128,
+  initializer_range=0.3,
+  num_nextn_predict_layers=0,
+  rope_parameters={
+    'rope_type': 'yarn',
+    'factor': 4.0,
+    'original_max_position_embeddings': 16,
+    'rope_theta': 1_000.0,
+    'mscale_all_dim': 0.7,
+  },
+)
+_PREFIX = f'model.layers.{_L}.'
+_OWN_SHAPES = {
+  'enorm.weight': (_D,),
+  'hnorm.weight': (_D,),
+  'eh_proj.weight': (_D, 2 * _D),
+  'shared_head.norm.weight': (_D,),
+}
+
+
+@pytest.fixture(scope='module', name='network')
+def fixture_network():
+  torch.manual_seed(0)
+  network = transformers.DeepseekV3ForCausalLM(_CONFIG).eval()
+  with torch.no_grad():
+    # Of zeros, it would choose as if it were not there.
+    for layer in network.model.layers[1:]:
+      bias = layer.mlp.gate.e_score_correction_bias
+      bias.copy_(3 + 0.1 * torch.randn(bias.shape))
+  return network
+
+
+@pytest.fixture(scope='module', name='own')
+def fixture_own():
+  """What a module has besides a layer."""
+  rng = np.random.default_rng(0)
+  return {
+    name: rng.normal(0.3, 0.2, shape).astype('f4')
+    for name, shape in _OWN_SHAPES.items()
+  }
+
+
+@pytest.fixture(scope='module', name='folder')
+def fixture_folder(tmp_path_factory, network, own):
+  """The network as a target of two layers, with a module behind them."""
+  folder = tmp_path_factory.mktemp('deepseek')
+  network.save_pretrained(folder)
+  weights = folder / 'model.safetensors'
+  stored = safetensors.numpy.load_file(weights)
+  stored |= {_PREFIX + name: values for name, values in own.items()}
+  stored[_PREFIX + 'embed_tokens.weight'] = stored['model.embed_tokens.weight']
+  stored[_PREFIX + 'shared_head.head.weight'] = stored['lm_head.weight']
+  safetensors.numpy.save_file(stored, weights)
+  config = json.loads((folder / 'config.json').read_text())
+  config |= {'num_hidden_layers': _L, 'num_nextn_predict_layers': 1}
+  (folder / 'config.json').write_text(json.dumps(config))
+  return folder
+
+
+def _normed(x, scale):
+  return torch.nn.functional.rms_norm(x, (_D,), torch.tensor(scale), eps=1e-6)
+
+
+def _expected(network, own, hidden, text, length):
+  """Logits of K drafts behind text [:length], given what was drafted: [K, V].
+
+  Features of the target's are used up to that of the token before the pending
+  one; behind them stand the module's outputs.
+  """
+  embedded = network.model.embed_tokens(torch.tensor(text))
+  features, found = torch.tensor(np.array(hidden))[: length - 1], []
+  for _ in range(_K):
+    size = len(features)
+    joined = torch.cat(
+      [
+        _normed(embedded[1 : size + 1], own['enorm.weight']),
+        _normed(features, own['hnorm.weight']),
+      ],
+      dim=-1,
+    )
+    x = (joined @ torch.tensor(own['eh_proj.weight']).T)[None]
+    mask = torch.full((size, size), -torch.inf).triu(1)[None, None]
+    outputs = network.model.layers[_L](
+      x,
+      attention_mask=mask,
+      position_embeddings=network.model.rotary_emb(x, torch.arange(size)[None]),
+    )[0]
+    last = outputs[-1:]
+    normed = _normed(last, own['shared_head.norm.weight'])
+    found.append(network.lm_head(normed)[0])
+    features = torch.cat([features, last])
+  return torch.stack(found).numpy()
+
+
+@torch.no_grad()
+def test_drafts_are_those_of_transformers(folder, network, own):
+  target = specsample.load(folder)
+  assert target.model.num_layers == _L and target.model.latent is not None
+  loaded = specsample.load_drafter(folder, target, num_draft_tokens=_K)
+  drafter = loaded.drafter
+  params = {'target': target.params, 'drafter': loaded.params}
+  rng = np.random.default_rng(1)
+  tokens = rng.integers(_V, size=(2, 24)).astype(np.int32)
+  lengths = np.asarray([5, 19])
+
+  @jax.jit
+  def propose(params, tokens, lengths):
+    empty = target.model.init_cache(*tokens.shape)
+    output, _ = target.model.apply(params['target'], tokens, empty)
+    state = drafter.init(params, *tokens.shape)
+    state = drafter.extend(params, tokens, lengths - 1, output, state)
+    warp = lambda logits, drafted: jax.nn.softmax(logits)
+    draw = lambda probs, position: probs.argmax(-1)
+    draft, _ = drafter.propose(params, draw, warp, tokens, lengths, state)
+    return output.hidden, draft
+
+  hidden, draft = propose(params, tokens, lengths)
+  for row, length in enumerate(lengths):
+    text = np.concatenate([tokens[row, :length], draft.tokens[row]])
+    logits = _expected(network, own, hidden[row], text, length)
+    expected = torch.tensor(logits).softmax(-1).numpy()
+    np.testing.assert_allclose(draft.probs[row], expected, atol=1e-4)
+    np.testing.assert_array_equal(draft.tokens[row], expected.argmax(-1))
+
+
+@pytest.mark.parametrize('form', ['chain', 'tree', 'int8'])
+def test_output_is_the_target_s(folder, form):
+  target = specsample.load(folder)
+  loaded = specsample.load_drafter(folder, target, num_draft_tokens=_K)
+  drafter, own, verify = loaded.drafter, loaded.params, specsample.verify.chain
+  if form == 'tree':
+    topology = specsample.tree.k_ary((2, 2, 1))
+    drafter = specsample.drafters.Tree(drafter=drafter, topology=topology)
+    verify = specsample.verify.tree
+  if form == 'int8':
+    own = int8.weights(own)
+  testing.assert_greedy_equal(
+    {'target': target.params, 'drafter': own},
+    np.arange(8).reshape(2, 4),
+    np.asarray([4, 1]),
+    model=target.model,
+    drafter=drafter,
+    verify=verify,
+    max_new_tokens=12,
+  )
+
+
+def test_the_router_is_not_rounded(folder, network):
+  target = specsample.load(folder, 'bfloat16')
+  loaded = specsample.load_drafter(folder, target)
+  layer = loaded.params['layers'][0]['layer']
+  assert layer['mlp']['expert_up']['kernel'].dtype == 'bfloat16'
+  bias = network.model.layers[_L].mlp.gate.e_score_correction_bias
+  np.testing.assert_array_equal(layer['mlp']['router_bias'], bias.numpy())
+
+
+def test_a_module_without_an_expert_is_refused(folder, tmp_path):
+  weights = safetensors.numpy.load_file(folder / 'model.safetensors')
+  del weights[_PREFIX + 'mlp.experts.3.up_proj.weight']
+  safetensors.numpy.save_file(weights, tmp_path / 'model.safetensors')
+  config = (folder / 'config.json').read_text()
+  (tmp_path / 'config.json').write_text(config)
+  target = specsample.load(folder)
+  missing = r'1 tensors \(model\.layers\.2\.mlp\.experts\.\*\.up_proj'
+  with pytest.raises(ValueError, match=missing):
+    specsample.load_drafter(tmp_path, target)
