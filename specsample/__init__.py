@@ -13,6 +13,7 @@ from specsample.drafter_files import LoadedDrafter
 from specsample.drafter_files import save_drafter
 from specsample.loading import load
 from specsample.loading import Loaded
+from specsample.pairing import match_vocabulary
 from specsample.request import pad_prompts
 from specsample.sampling import Sampling
 from specsample.stopping import Stop
@@ -32,6 +33,7 @@ __all__ = [
   'generate',
   'load',
   'load_drafter',
+  'match_vocabulary',
   'pad_prompts',
   'prefill',
   'save_drafter',

@@ -176,7 +176,8 @@ def _check_drafter(model, drafter):
   if drafter.vocab_size not in (None, model.vocab_size):
     raise ValueError(
       f'the target has {model.vocab_size} tokens and the drafter '
-      f'{drafter.vocab_size}: draft with a model of the same vocabulary'
+      f'{drafter.vocab_size}: draft with a model of the same vocabulary; if '
+      'one is only padded further, specsample.match_vocabulary(draft, target)'
     )
 
 

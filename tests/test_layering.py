@@ -22,7 +22,7 @@ _LAYERS = (
   ('models.decoder_layer',),
   ('models', 'drafters'),
   ('loading',),
-  ('drafter_card', 'mtp_files', 'published'),
+  ('drafter_card', 'mtp_files', 'pairing', 'published'),
   ('drafter_files',),
   ('stopping',),
   ('request', 'emission'),

@@ -1,0 +1,134 @@
+"""Sharded models of every kind of layer give the unsharded tokens."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+
+import specsample
+from specsample import drafters
+from specsample import sharding
+from specsample import testing
+from specsample import text
+from specsample.models import attention
+from specsample.models import experts
+from specsample.models import int8
+from specsample.models import transformer
+
+_LLAMA = transformer.Transformer(
+  # More than 256 tokens: those are drawn in two steps.
+  vocab_size=320,
+  num_layers=2,
+  dim=32,
+  num_heads=8,
+  num_kv_heads=2,
+  head_dim=8,
+  mlp_dim=48,
+  max_length=128,
+)
+_EXPERTS = experts.Experts(num_experts=6, num_per_token=2, mlp_dim=16)
+_MODELS = {
+  'gemma': dataclasses.replace(
+    _LLAMA,
+    tie_embeddings=True,
+    qk_norm=True,
+    activation='gelu_tanh',
+    norm_offset=1.0,
+    has_post_norms=True,
+    embedding_scale=5.6,
+    attention_softcap=20.0,
+    logit_softcap=10.0,
+    sliding_window=3,
+    sliding_layers=(0,),
+    sliding_rope_theta=100.0,
+    num_tokens=300,
+  ),
+  'mixtral': dataclasses.replace(_LLAMA, experts=_EXPERTS),
+  'deepseek': dataclasses.replace(
+    _LLAMA,
+    num_kv_heads=8,
+    latent=attention.Latent(
+      kv_rank=12, rope_dim=4, head_dim=6, value_dim=5, query_rank=10
+    ),
+    experts=dataclasses.replace(
+      _EXPERTS,
+      dense_layers=(0,),
+      scores='sigmoid',
+      has_bias=True,
+      num_groups=3,
+      groups_per_token=2,
+      shared_dim=24,
+    ),
+  ),
+}
+_INT8 = ('gemma', 'deepseek')
+_PROMPTS, _LENGTHS = specsample.pad_prompts(
+  [[1, 2, 3, 1, 2, 3, 4, 1, 2], [5], [7, 8, 7]]
+)
+
+
+def _generate(params, model):
+  return jax.device_get(
+    specsample.generate(
+      {'target': params},
+      *(_PROMPTS, _LENGTHS, jax.random.key(0)),
+      model=model,
+      drafter=drafters.Ngram(num_draft_tokens=3, min_ngram=1),
+      verify=specsample.verify.block,
+      sampling=specsample.Sampling(temperature=1.0, top_k=50),
+      max_new_tokens=12,
+    )
+  )
+
+
+@functools.cache
+def _on_one_device(name, is_int8):
+  """The model, its parameters and their axes, and the tokens."""
+  model = dataclasses.replace(_MODELS[name], has_int8_cache=is_int8)
+  params, axes = model.init(jax.random.key(0)), model.param_axes()
+  params = testing.with_noise(params, jax.random.key(1))
+  if is_int8:
+    axes = int8.axes(axes, params)
+    params = int8.weights(params)
+  params = jax.device_get(params)
+  return model, params, axes, _generate(params, model)
+
+
+@pytest.mark.parametrize(
+  ('shape', 'explicit'), [((2, 4), True), ((1, 8), False)]
+)
+@pytest.mark.parametrize(
+  ('name', 'is_int8'),
+  [*((name, False) for name in _MODELS), *((name, True) for name in _INT8)],
+)
+def test_tokens_are_those_of_one_device(name, is_int8, shape, explicit):
+  model, params, axes, expected = _on_one_device(name, is_int8)
+  with jax.set_mesh(sharding.make_mesh(*shape, explicit=explicit)):
+    found = _generate(sharding.place(params, axes), model)
+  for field in ('tokens', 'lengths', 'origin', 'accepted', 'stop_reason'):
+    np.testing.assert_array_equal(
+      getattr(found, field), getattr(expected, field), field
+    )
+  np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4)
+
+
+@pytest.mark.parametrize('size', [280, 400])
+@pytest.mark.parametrize('explicit', [True, False])
+def test_a_vocabulary_is_matched_on_the_mesh(explicit, size):
+  target, draft = _LLAMA, dataclasses.replace(_LLAMA, vocab_size=size)
+  backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({}, 'unknown'))
+  tokenizer = text.Tokenizer(backend=backend, named_tokens={})
+  load = lambda model: specsample.Loaded(
+    model,
+    sharding.place(model.init(jax.random.key(0)), model.param_axes()),
+    tokenizer,
+  )
+  with jax.set_mesh(sharding.make_mesh(2, 4, explicit=explicit)):
+    matched = specsample.match_vocabulary(load(draft), load(target))
+    axes = matched.model.param_axes()
+    for name in ('embedding', 'unembedding'):
+      assert matched.params[name].sharding == sharding.of(*axes[name])
+      assert matched.params[name].shape == (32, 320)
