@@ -21,9 +21,13 @@ _TOKENS = np.random.default_rng(0).integers(40, size=(2, 24))
 
 
 @functools.partial(jax.jit, static_argnames='model')
+def _logits_of(params, tokens, *, model):
+  cache = model.init_cache(*tokens.shape)
+  return model.apply(params, tokens, cache)[0].logits
+
+
 def _logits(params, *, model):
-  cache = model.init_cache(*_TOKENS.shape)
-  return model.apply(params, _TOKENS, cache)[0].logits
+  return _logits_of(params, _TOKENS, model=model)
 
 
 def _dequantised(params):
@@ -131,6 +135,19 @@ def test_drafters_are_loaded_for_it_and_decode(saved):
   assert jnp.dtype('int8') in leaves
   drafted = generate(loaded.drafter, {'drafter': own})
   np.testing.assert_array_equal(drafted.tokens, plain.tokens)
+
+
+def test_smollm2_stays_close_to_what_it_was(smollm2):
+  rounded = specsample.load('smollm2-135m-instruct', weights='int8')
+  text = 'The sun rises in the east and sets in the west. Water boils at 100'
+  tokens = jnp.asarray([smollm2.tokenizer.encode(text)])
+  exact, found = (
+    jax.nn.log_softmax(_logits_of(loaded.params, tokens, model=smollm2.model))
+    for loaded in (smollm2, rounded)
+  )
+  divergence = jnp.sum(jnp.exp(exact) * (exact - found), axis=-1)
+  assert 1e-4 < divergence.mean() < 0.02  # on many prompts .007
+  assert jnp.mean(exact.argmax(-1) == found.argmax(-1)) > 0.85
 
 
 def test_other_weights_are_refused(saved):
