@@ -161,13 +161,32 @@ class MoE(nnx.Module):
 
   def _run(self, x, weights, chosen, *kernels):
     """The weighted sum of what its experts make of each row of x [R, D]."""
-    gate, up, down = kernels
     num_rows, per_row = chosen.shape
-    of_experts = chosen.reshape(-1)
+    rows, of_experts = jnp.repeat(x, per_row, axis=0), chosen.reshape(-1)
+    is_few = len(rows) < self.sizes.num_experts
+    run = self._run_alone if is_few else self._run_by_expert
+    made = run(rows, of_experts, *kernels).reshape(num_rows, per_row, -1)
+    return jnp.einsum('rkd,rk->rd', made, weights.astype(made.dtype))
+
+  def _run_alone(self, rows, of_experts, *kernels):
+    """Row after row: no other experts are read, one of two rows twice."""
+
+    def run(row_and_expert):
+      row, expert = row_and_expert
+      take = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, expert, 0, False)
+      product = lambda x, kernel: int8.product(
+        x, kernel, (None, None), row.dtype
+      )
+      return self._feed(product, row[None], *jax.tree.map(take, kernels))[0]
+
+    return jax.lax.map(run, (rows, of_experts))
+
+  def _run_by_expert(self, rows, of_experts, *kernels):
+    """The rows of each expert at once: all experts are read."""
     order = jnp.argsort(of_experts, stable=True)
     product = functools.partial(int8.product_by_group, group=of_experts[order])
-    rows = x[order // per_row]
+    return self._feed(product, rows[order], *kernels)[jnp.argsort(order)]
+
+  def _feed(self, product, rows, gate, up, down):
     hidden = self.activation(product(rows, gate)) * product(rows, up)
-    made = product(hidden, down)[jnp.argsort(order)]
-    made = made.reshape(num_rows, per_row, -1)
-    return jnp.einsum('rkd,rk->rd', made, weights.astype(made.dtype))
+    return product(hidden, down)
