@@ -10,12 +10,21 @@ import pytest
 
 from experiments import statistical
 
-_DRAWS = {draw.name: draw for draw in statistical.draws()}
+# The certificate measures these too; here others of their kind stand for them,
+# because each takes half a minute.
+_LEFT_OUT = ('DraftModel', 'EAGLE +', 'MTP', 'DFlash')
+_DRAWS = {
+  draw.name: draw
+  for draw in statistical.draws()
+  if not draw.name.startswith(_LEFT_OUT)
+}
 
 
 @functools.cache
 def _measure(name):
-  return statistical.measure(_DRAWS[name], num_rows=8192, seed=1)
+  # A round of a network takes ten times as long as one of a table.
+  num_rows = 3072 if 'tiny Llama' in name else 8192
+  return statistical.measure(_DRAWS[name], num_rows=num_rows, seed=1)
 
 
 @pytest.mark.parametrize('name', _DRAWS)

@@ -13,7 +13,7 @@ _QUESTIONS = (
   'Why is the sky blue?',
   'Count from one to twelve in words, then count from one to twelve again.',
 )
-_NEW_TOKENS = 24
+_NEW_TOKENS = 16
 _TRAINED = ('draft', 'dspark', 'eagle3', 'hydra', 'medusa', 'mtp')
 _SAMPLING = specsample.Sampling(temperature=0.8, top_p=0.95)
 
@@ -22,11 +22,6 @@ _SAMPLING = specsample.Sampling(temperature=0.8, top_p=0.95)
 def methods(smollm2):
   """A drafter of each kind, its rule and the whole parameter tree."""
   target = {'target': smollm2.params}
-  model = smollm2.model
-  layers = (*range(26), 28, 29)
-  with_draft_model = target | {
-    'drafter': model.keep_params(smollm2.params, layers)
-  }
   trained = {}
   for name in _TRAINED:
     loaded = specsample.load_drafter(f'smollm2-135m-instruct/{name}', smollm2)
@@ -37,16 +32,6 @@ def methods(smollm2):
       drafters.Ngram(num_draft_tokens=4),
       verify.chain,
       target,
-    ),
-    'skip': (
-      drafters.Skip(model=model, layers=layers, num_draft_tokens=3),
-      verify.block,
-      target,
-    ),
-    'chain': (
-      drafters.Chain(model=model.keep_layers(layers), num_draft_tokens=2),
-      verify.chain,
-      with_draft_model,
     ),
   }
 
@@ -85,7 +70,7 @@ def greedy(smollm2, prompts):
   return _generate(smollm2, prompts)
 
 
-@pytest.mark.parametrize('method', ['ngram', 'skip', 'chain', *_TRAINED])
+@pytest.mark.parametrize('method', ['ngram', *_TRAINED])
 def test_greedy_equals_autoregressive(
   smollm2, prompts, greedy, methods, method
 ):
@@ -99,9 +84,8 @@ def test_greedy_equals_autoregressive(
   assert len(set(output.rounds.tolist())) > 1  # ragged
 
 
-@pytest.mark.parametrize('method', ['ngram', 'skip', 'hydra'])
-def test_coupled_equals_plain_sampling(smollm2, prompts, methods, method):
-  drafter, _, params = methods[method]
+def test_coupled_equals_plain_sampling(smollm2, prompts, methods):
+  drafter, _, params = methods['hydra']
   settings = {'sampling': _SAMPLING, 'verify': verify.coupled}
   plain = _generate(smollm2, prompts, **settings)
   output = _generate(smollm2, prompts, params, drafter=drafter, **settings)

@@ -32,13 +32,11 @@ _NUM_STEPS = 75  # of 6 batches an epoch
 # What is not the configuration's name, capitalised.
 _CLASSES = {
   'draft': 'DraftModel',
-  'dflash': 'DFlash',
   'dspark': 'DSpark',
   'mtp': 'MTP',
 }
 _FOR_TWO_LAYERS = {
   'draft': ('DraftModel.layers = (1,)',),
-  'dflash': ('DFlash.feature_layers = (0, 1)',),
   'dspark': ('DSpark.feature_layers = (0, 1)', 'DSpark.rank = 8'),
   'eagle3': ('Eagle3.feature_layers = (-1, 0, 1)',),
 }
@@ -178,11 +176,11 @@ def test_the_card_says_how_it_was_trained(hydra, target):
 @pytest.mark.parametrize(
   'name',
   [
-    *('medusa', 'draft', 'hydra_plus', 'medusa_2', 'dflash', 'dspark'),
-    *('eagle', 'eagle3', 'mtp'),
+    # Medusa, Hydra and the like of what is left out train in other tests.
+    *('draft', 'hydra_plus', 'medusa_2', 'dspark', 'eagle3', 'mtp'),
   ],
 )
-def test_every_configuration_trains(commands, flags, name, tmp_path):
+def test_configurations_train(commands, flags, name, tmp_path):
   settings = {'on_policy_share': 0.5} if name == 'draft' else {}
   run = _train(commands, flags, name, tmp_path, epochs=3, **settings)
   train = run.of('train')

@@ -15,7 +15,7 @@ _PROMPTS = (
   'The capital of France is',
   ', '.join(str(number) for number in range(100, 240)),
 )
-_NUM_NEW = 16
+_NUM_NEW = 12
 
 
 @pytest.fixture(scope='module')
@@ -79,5 +79,5 @@ def test_greedy_text_equals_that_of_transformers(loaded):
   assert len(prompts[1]) > 512
   # Equally scrambled weights would agree as well.
   texts = [tokenizer.decode(row[:_NUM_NEW]) for row in np.array(found.tokens)]
-  assert 'It is the largest city in France' in texts[0]
+  assert 'the capital of the country' in texts[0]
   assert texts[1].startswith(', 240, 241')

@@ -5,10 +5,12 @@ import pytest
 
 from specsample import sharding
 
+# Each shape once and each kind twice: every mesh compiles everything anew.
 MESHES = [
-  pytest.param((*shape, explicit), id=f'{shape[0]}x{shape[1]}-{kind}')
-  for shape in ((1, 8), (2, 4), (4, 2), (8, 1))
-  for explicit, kind in ((True, 'explicit'), (False, 'auto'))
+  pytest.param((1, 8, False), id='1x8-auto'),
+  pytest.param((2, 4, True), id='2x4-explicit'),
+  pytest.param((4, 2, False), id='4x2-auto'),
+  pytest.param((8, 1, True), id='8x1-explicit'),
 ]
 
 
