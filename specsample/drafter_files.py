@@ -21,6 +21,7 @@ from specsample import mtp_files
 from specsample import sharding
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
+from specsample.models import experts
 from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.published import layouts
@@ -58,8 +59,8 @@ def save_drafter(
 
   Args:
     path: the folder, not there yet; of gs:// too.
-    drafter: Medusa, Hydra or DraftModel.
-    params: its own, of any floating dtype: rounded to bfloat16.
+    drafter: one that is trained.
+    params: its own, of any floating dtype: rounded to bfloat16, but routers.
     target: what it was trained for, or its `models.fingerprint`.
     card: what else is to be known, in JSON's types: the target's name as
       'target', the data, the tokens seen, the recipe, the acceptance. The
@@ -151,7 +152,7 @@ def load_drafter(
       params[_UNEMBEDDING] = jax.device_put(
         unembedding.astype(dtype), sharding.of(*axes[_UNEMBEDDING])
       )
-    elif name != _D2T:
+    elif _kind(name) == 'BF16':
       values = values.astype(dtype)
     params[name] = sharding.place(values, axes[name])
   in_tree = jax.tree_util.tree_map_with_path(
@@ -228,6 +229,8 @@ def _by_name(tree):
 
 
 def _kind(name):
+  if experts.is_of_router(name):
+    return 'F32'
   return 'I32' if name == _D2T else 'BF16'
 
 

@@ -181,9 +181,16 @@ def test_output_is_the_target_s(folder, form):
   )
 
 
-def test_the_router_is_not_rounded(folder, network):
+@pytest.mark.parametrize('is_saved', [False, True])
+def test_the_router_is_not_rounded(folder, network, tmp_path, is_saved):
   target = specsample.load(folder, 'bfloat16')
   loaded = specsample.load_drafter(folder, target)
+  if is_saved:
+    own = tmp_path / 'own'
+    specsample.save_drafter(
+      own, loaded.drafter, loaded.params, target=target, card={}
+    )
+    loaded = specsample.load_drafter(own, target)
   layer = loaded.params['layers'][0]['layer']
   assert layer['mlp']['expert_up']['kernel'].dtype == 'bfloat16'
   bias = network.model.layers[_L].mlp.gate.e_score_correction_bias
