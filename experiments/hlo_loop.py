@@ -73,13 +73,15 @@ def _followed(instruction) -> tuple[str, ...]:
     return instruction.called('to_apply')
   if instruction.opcode in ('fusion', 'async-start'):
     return instruction.called('calls')
-  if instruction.opcode == 'conditional':
-    return (
-      *instruction.called('branch_computations'),
-      *instruction.called('true_computation'),
-      *instruction.called('false_computation'),
-    )
-  return ()
+  return branches(instruction)
+
+
+def branches(instruction: hlo.Instruction) -> tuple[str, ...]:
+  """The computations of which a conditional runs one."""
+  if instruction.opcode != 'conditional':
+    return ()
+  names = ('branch_computations', 'true_computation', 'false_computation')
+  return sum((instruction.called(name) for name in names), ())
 
 
 def trip_count(

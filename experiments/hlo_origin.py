@@ -9,7 +9,7 @@ from experiments import hlo_loop
 # of it written over.
 _PASS = (
   *('bitcast', 'reshape', 'transpose', 'convert', 'copy', 'all-gather'),
-  *('slice', 'dynamic-update-slice', 'scatter'),
+  *('slice', 'dynamic-slice', 'pad', 'dynamic-update-slice', 'scatter'),
 )
 
 
@@ -23,13 +23,17 @@ class Origins:
       for loop in hlo_loop.outermost_loops(module, module.entry)
       for name in _run_by(loop)
     }
-    self._callers: dict[str, list[tuple[hlo.Computation, hlo.Instruction]]]
-    self._callers = {}
+    # Of each computation what is handed to it, by parameter, and where.
+    self._callers: dict[str, list[tuple[hlo.Computation, list]]] = {}
     for computation in module.computations.values():
       for instruction in computation.instructions.values():
+        operands = computation.operands(instruction)
         for name in _run_by(instruction):
           found = self._callers.setdefault(name, [])
-          found.append((computation, instruction))
+          found.append((computation, operands))
+        for i, name in enumerate(hlo_loop.branches(instruction)):
+          found = self._callers.setdefault(name, [])
+          found.append((computation, operands[i + 1 :][:1]))
 
   @functools.cache  # noqa: B019  An object lives as long as a module is read.
   def is_kept(
@@ -62,9 +66,9 @@ class Origins:
       return True
     number = int(value.arguments)
     return any(
-      self.is_kept(within, within.operands(caller)[number], index)
-      for within, caller in self._callers.get(computation.name, ())
-      if number < len(caller.operands)
+      self.is_kept(within, handed[number], index)
+      for within, handed in self._callers.get(computation.name, ())
+      if number < len(handed)
     )
 
 

@@ -150,12 +150,18 @@ def _read(module, computation, user, index, operand):
   return whole
 
 
-def _read_within(module, computation, value):
-  """Bytes of a value that the instructions of a fusion read."""
+def _read_within(module, computation, value, is_copied=False):
+  """Bytes of a value that the instructions of a fusion read.
+
+  Of a copy that it is `is_copied` says so: the fusion's result is read whole.
+  """
+  if is_copied and value is computation.root:
+    return sum(shape.padded_size for shape in value.shapes)
   total = 0
   for user in computation.users[value.name]:
     if _is_view(module, user):
-      total += _read_within(module, computation, user)
+      copies = is_copied or user.opcode != 'bitcast'
+      total += _read_within(module, computation, user, copies)
     else:
       total += sum(
         _read(module, computation, user, i, value)

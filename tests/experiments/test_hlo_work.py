@@ -137,6 +137,26 @@ def test_bytes_that_a_fusion_reads(read, part):
   assert counted == part * _WEIGHT_BYTES
 
 
+@pytest.mark.parametrize(
+  ('lines', 'part'),
+  [
+    (('ROOT %c = WEIGHT copy(%x)',), 2),
+    (('%c = WEIGHT copy(%x)', 'ROOT %b = WEIGHT bitcast(%c)'), 2),
+    # Copied within the fusion only, and of that a part is read.
+    (
+      (
+        '%o = s32[] constant(0)',
+        '%c = WEIGHT copy(%x)',
+        'ROOT %s = bf16[16,1024]{1,0:T(8,128)(2,1)} dynamic-slice(%c, %o, %o)',
+      ),
+      2 / 64,
+    ),
+  ],
+)
+def test_bytes_of_a_copy_in_a_fusion(lines, part):
+  assert _bytes(**hlo_texts.fusion(*lines)) == part * _WEIGHT_BYTES
+
+
 def test_bytes_that_a_fusion_writes_in_place():
   update = '%u = bf16[16,1024]{1,0:T(8,128)(2,1)} broadcast(%o)'
   plan = hlo_texts.fusion(
