@@ -29,7 +29,6 @@ from experiments import progress
 from experiments import prompts as prompts_lib
 from experiments import synthesis as synthesis_lib
 from specsample import files
-from specsample.models import fingerprint
 
 config.define_flags('configs/runs/data.gin')
 flags.adopt_module_key_flags(config)
@@ -78,7 +77,7 @@ def _make_data() -> None:
       'exclude': _digest(excluded),
     }
     identity = data_folder.Identity(
-      target=fingerprint.of(synthesis.target.params),
+      target=synthesis.target.fingerprint,
       vocab_size=synthesis.target.model.vocab_size,
       settings=settings,
     )

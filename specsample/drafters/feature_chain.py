@@ -9,7 +9,7 @@ for a feature that the target has not given yet (EAGLE, Li et al., 2401.15077).
 import abc
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from flax import nnx
 import jax
@@ -61,6 +61,9 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   """
 
   layer_config: Any = None
+  # Whether layers are of that shape's kind, of latent attention too; others
+  # have keys and values.
+  _is_of_its_kind: ClassVar[bool] = False
 
   def __post_init__(self):
     """Refuses layers that cannot be made."""
@@ -72,7 +75,10 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   @property
   def shape(self) -> Any:
     """What says the shape of the layers."""
-    return self.model if self.layer_config is None else self.layer_config
+    shape = self.model if self.layer_config is None else self.layer_config
+    if self._is_of_its_kind or getattr(shape, 'latent', None) is None:
+      return shape
+    return dataclasses.replace(shape, latent=None)
 
   @property
   def window(self) -> int | None:

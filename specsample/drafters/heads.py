@@ -76,12 +76,8 @@ class Unembedding(nnx.Module):
     self.bias = nnx.Param(jnp.zeros(vocab_size), axes=(self.axis,))
 
   def __call__(self, rows: Array) -> Array:
-    logits = sharding.einsum(
-      'rd,dv->rv',
-      rows,
-      self.kernel[...],
-      axes=('batch', self.axis),
-      preferred_element_type=jnp.float32,
+    logits = int8.product(
+      rows, self.kernel.get_value(), ('batch', self.axis), jnp.float32
     )
     return logits + self.bias[...].astype(jnp.float32)
 

@@ -59,6 +59,7 @@ class MTP(feature_chain.FeatureChain):
 
   num_modules: int = 1
   _network = _Network
+  _is_of_its_kind = True
 
   def __post_init__(self):
     """Refuses to have no module; see `FeatureChain`."""

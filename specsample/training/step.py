@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from specsample import types
+from specsample.models import experts
+from specsample.models import tensors
 from specsample.types import Array, Params
 
 # batch: arrays with the batch axis first, {'tokens': [B, T], ...}.
@@ -51,12 +53,13 @@ def init(
   """
   is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
   master = lambda x: jnp.array(x, jnp.float32, copy=True)
-  cast = lambda x: x.astype(dtype) if is_float(x) else x
+  keep = lambda path, x: not is_float(x) or _keeps_dtype(path)
+  cast = lambda path, x: x if keep(path, x) else x.astype(dtype)
   trained = jax.tree.map(
     lambda x, own: master(x) if own else None, params, is_trained
   )
-  frozen = jax.tree.map(
-    lambda x, own: None if own else cast(x), params, is_trained
+  frozen = jax.tree_util.tree_map_with_path(
+    lambda path, x, own: None if own else cast(path, x), params, is_trained
   )
   if not jax.tree.leaves(trained):
     raise ValueError(
@@ -72,13 +75,21 @@ def init(
 
 def join(trained: Params, frozen: Params, dtype: Any = None) -> Params:
   """The whole tree again, what is trained as `dtype` (None: as it is)."""
-  cast = lambda x: x if dtype is None else x.astype(dtype)
-  return jax.tree.map(
-    lambda x, y: y if x is None else cast(x),
+  keep = lambda path: dtype is None or _keeps_dtype(path)
+  cast = lambda path, x: x if keep(path) else x.astype(dtype)
+  return jax.tree_util.tree_map_with_path(
+    lambda path, x, y: y if x is None else cast(path, x),
     trained,
     frozen,
     is_leaf=lambda x: x is None,
   )
+
+
+def _keeps_dtype(path):
+  """Whether a parameter is float32 whatever the computation is in."""
+  if not all(isinstance(entry, jax.tree_util.DictKey) for entry in path):
+    return True  # the scale of one of int8
+  return experts.is_of_router(tensors.key(path))
 
 
 @functools.partial(

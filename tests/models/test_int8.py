@@ -137,6 +137,30 @@ def test_drafters_are_loaded_for_it_and_decode(saved):
   np.testing.assert_array_equal(drafted.tokens, plain.tokens)
 
 
+def test_a_draft_model_begins_as_layers_of_int8():
+  params = int8.weights(_LLAMA.init(jax.random.key(0)))
+  drafter = drafters.DraftModel(model=_LLAMA, num_draft_tokens=2, layers=(1,))
+  own = drafter.init_params(jax.random.key(1), params)
+  whole = _dequantised(_LLAMA.keep_params(params, (1,)))
+  jax.tree.map(np.testing.assert_array_equal, own['layers'], whole['layers'])
+
+
+def test_heads_with_an_unembedding_of_int8_draft():
+  target = _LLAMA.init(jax.random.key(0))
+  drafter = drafters.Medusa(
+    model=_LLAMA, num_draft_tokens=2, own_unembedding=True
+  )
+  shapes = drafter.abstract_params()
+  own = jax.tree.map(lambda x: jnp.full(x.shape, 0.1, x.dtype), shapes)
+  exact, rounded = (
+    drafter.head_logits(
+      {'target': target, 'drafter': each}, 1, jnp.ones((2, _LLAMA.dim))
+    )
+    for each in (own, int8.weights(own))
+  )
+  np.testing.assert_allclose(rounded, exact, rtol=1e-2)
+
+
 def test_smollm2_stays_close_to_what_it_was(smollm2):
   rounded = specsample.load('smollm2-135m-instruct', weights='int8')
   text = 'The sun rises in the east and sets in the west. Water boils at 100'

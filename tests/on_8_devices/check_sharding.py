@@ -206,10 +206,15 @@ def test_rules_can_be_replaced():
       assert sharding.batch_parts() == 8
 
 
-def test_lookup_is_take(mesh):
-  table = np.random.default_rng(0).normal(size=(4, 48)).astype(np.float32)
-  ids = np.random.default_rng(1).integers(48, size=(8, 3)).astype(np.int32)
-  vocab = sharding.Axis('vocab', 48)
+@pytest.mark.parametrize(
+  ('dtype', 'size'),
+  # Of int8 in tiles, column by column, and in parts that are no tiles.
+  [('float32', 48), ('int8', 8192), ('int8', 256), ('int8', 48)],
+)
+def test_lookup_is_take(mesh, dtype, size):
+  table = np.random.default_rng(0).normal(0, 40, size=(4, size)).astype(dtype)
+  ids = np.random.default_rng(1).integers(size, size=(8, 3)).astype(np.int32)
+  vocab = sharding.Axis('vocab', size)
   with jax.set_mesh(mesh):
     table_there = sharding.place(table, (None, vocab))
     ids_there = sharding.place(ids, ('batch', None))
