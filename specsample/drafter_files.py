@@ -21,7 +21,6 @@ from specsample import mtp_files
 from specsample import sharding
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
-from specsample.models import experts
 from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.published import layouts
@@ -229,7 +228,7 @@ def _by_name(tree):
 
 
 def _kind(name):
-  if experts.is_of_router(name):
+  if tensors.is_of_router(name):
     return 'F32'
   return 'I32' if name == _D2T else 'BF16'
 

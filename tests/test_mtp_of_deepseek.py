@@ -159,6 +159,18 @@ def test_drafts_are_those_of_transformers(folder, network, own):
     np.testing.assert_array_equal(draft.tokens[row], expected.argmax(-1))
 
 
+def _assert_greedy_equal(target, drafter, own, verify=specsample.verify.chain):
+  testing.assert_greedy_equal(
+    {'target': target.params, 'drafter': own},
+    np.arange(8).reshape(2, 4),
+    np.asarray([4, 1]),
+    model=target.model,
+    drafter=drafter,
+    verify=verify,
+    max_new_tokens=12,
+  )
+
+
 @pytest.mark.parametrize('kind', ['Eagle', 'Eagle3'])
 def test_a_drafter_with_keys_and_values_reads_it_too(folder, kind):
   target = specsample.load(folder)
@@ -167,15 +179,7 @@ def test_a_drafter_with_keys_and_values_reads_it_too(folder, kind):
     model=target.model, num_draft_tokens=2, **layers
   )
   own = drafter.init_params(jax.random.key(0), target.params)
-  testing.assert_greedy_equal(
-    {'target': target.params, 'drafter': own},
-    np.arange(8).reshape(2, 4),
-    np.asarray([4, 1]),
-    model=target.model,
-    drafter=drafter,
-    verify=specsample.verify.chain,
-    max_new_tokens=8,
-  )
+  _assert_greedy_equal(target, drafter, own)
 
 
 @pytest.mark.parametrize('form', ['chain', 'tree', 'int8'])
@@ -189,15 +193,7 @@ def test_output_is_the_target_s(folder, form):
     verify = specsample.verify.tree
   if form == 'int8':
     own = int8.weights(own)
-  testing.assert_greedy_equal(
-    {'target': target.params, 'drafter': own},
-    np.arange(8).reshape(2, 4),
-    np.asarray([4, 1]),
-    model=target.model,
-    drafter=drafter,
-    verify=verify,
-    max_new_tokens=12,
-  )
+  _assert_greedy_equal(target, drafter, own, verify)
 
 
 @pytest.mark.parametrize('is_saved', [False, True])

@@ -1,4 +1,4 @@
-"""The real model: every drafter, exact, alone and in a ragged batch."""
+"""The real model: n-grams and all that ships, alone and in a ragged batch."""
 
 import jax
 import numpy as np

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.drafters import settings
 from specsample.drafters import vocabulary
-from specsample.models import experts
 from specsample.models import network
 from specsample.models import tensors
 from specsample.types import Array, ArrayLike, Params
@@ -31,7 +30,7 @@ class InDtype:
 
     def of(path, leaf):
       is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-      own = is_float and not experts.is_of_router(tensors.key(path))
+      own = is_float and not tensors.is_of_router(tensors.key(path))
       return jax.ShapeDtypeStruct(leaf.shape, dtype if own else leaf.dtype)
 
     of_drafter = self.drafter.abstract_params()

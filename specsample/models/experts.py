@@ -66,15 +66,6 @@ class Experts:
       )
 
 
-def is_of_router(name: str) -> bool:
-  """Whether a parameter, called as by `tensors.key`, is one of a router.
-
-  Those tell nearly equal experts apart, and are of float32 in every model.
-  """
-  *_, above, own = ['', *name.split('.')]
-  return 'router' in above or 'router' in own
-
-
 class _Bank(nnx.Module):
   """The weights [E, in, out] of one product of all experts."""
 

@@ -131,11 +131,12 @@ def is_weight(name: str, leaf: Any, is_tied: bool) -> bool:
 
   Those are the matrices of products. An embedding is one where it is tied to
   the unembedding; of another a step reads a few columns only, and compilers
-  copy all of it for those of int8. A router (`models.experts`) is none.
+  copy all of it for those of int8. A router's is none.
   """
-  *_, above, own = ['', *name.split('.')]
+  *_, own = name.split('.')
   names = ('kernel', 'unembedding', *(['embedding'] if is_tied else []))
-  return leaf.ndim > 1 and own in names and above != 'router'
+  is_matrix = leaf.ndim > 1 and own in names
+  return is_matrix and not tensors.is_of_router(name)
 
 
 def weight(name: str, leaf: Array, is_tied: bool) -> Array | Int8:

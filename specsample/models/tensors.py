@@ -193,6 +193,16 @@ def key(path: tuple[Any, ...]) -> str:
   return '.'.join(str(entry.key) for entry in path)
 
 
+def is_of_router(name: str) -> bool:
+  """Whether a parameter, called as by `key`, is one of a router.
+
+  Those tell nearly equal experts apart (`models.experts`), and are of float32
+  in every model.
+  """
+  *_, above, own = ['', *name.split('.')]
+  return 'router' in above or 'router' in own
+
+
 def source_name(path: tuple[Any, ...], names: Mapping[str, str]) -> str:
   """The name in a file of the parameter at a path; see `fill`."""
   name = key(path)

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import optax
 
 from specsample import types
-from specsample.models import experts
 from specsample.models import tensors
 from specsample.types import Array, Params
 
@@ -89,7 +88,7 @@ def _keeps_dtype(path):
   """Whether a parameter is float32 whatever the computation is in."""
   if not all(isinstance(entry, jax.tree_util.DictKey) for entry in path):
     return True  # the scale of one of int8
-  return experts.is_of_router(tensors.key(path))
+  return tensors.is_of_router(tensors.key(path))
 
 
 @functools.partial(

@@ -176,7 +176,8 @@ def test_the_card_says_how_it_was_trained(hydra, target):
 @pytest.mark.parametrize(
   'name',
   [
-    # Medusa, Hydra and the like of what is left out train in other tests.
+    # Medusa and Hydra train in other tests. DFlash trains as DSpark does, and
+    # EAGLE as EAGLE-3.
     *('draft', 'hydra_plus', 'medusa_2', 'dspark', 'eagle3', 'mtp'),
   ],
 )
