@@ -194,8 +194,10 @@ def _draft_rounds(params, state, *, drafter, verify, rounds):
 
 
 def _shape(draft: Draft) -> Draft:
-  """A draft without its probabilities."""
-  return dataclasses.replace(draft, probs=None, law=DraftLaw.POINT_MASS)
+  """A draft without its probabilities, and what only filters read."""
+  return dataclasses.replace(
+    draft, probs=None, law=DraftLaw.POINT_MASS, signals=None
+  )
 
 
 @functools.partial(

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from specsample import drafters
+from specsample import policies
 from specsample import tree
 from specsample import verify
 from specsample.sampling import Sampling
@@ -126,6 +127,7 @@ def draws() -> Iterator[Draw]:
       noise=0.5,
     )
     yield _chain(mixed, 'Chain of the least likely tokens', scale=-8.0)
+    yield from _adaptive(mixed)
     for scene in trained.scenes(vocab_size=3):
       if scene.model == _MODEL:
         yield _trained(mixed, scene)
@@ -143,6 +145,7 @@ def draws() -> Iterator[Draw]:
       settings='mixed batch',
       groups=_MIXED,
     )
+  yield from _filtered_trees()
   # Of the rest, the rules see no more than probabilities.
   of_llama = functools.partial(
     Draw,
@@ -172,6 +175,46 @@ def _chain(draw, name, **changes):
     law=DraftLaw.SAMPLED,
     drafts_from=lambda: (model, {}),
   )
+
+
+def _adaptive(draw):
+  """Lengths that follow from what was kept in the rounds before."""
+  model = dataclasses.replace(_MODEL, noise=0.5)
+  chain = drafters.Chain(model=model, num_draft_tokens=2)
+  for policy in (
+    policies.AdaEDL(threshold=0.4, step=1.0, threshold_decay=0.0),
+    # After a rejection it drafts one token less, after two none.
+    policies.Fastest(costs=(1.0, 1.3, 1.5), strength=0.5, patience=1),
+  ):
+    yield draw(
+      drafter_name=f'Adaptive, {type(policy).__name__}',
+      drafter=drafters.Adaptive(
+        drafter=chain, policies=(policy,), widths=(0, 1)
+      ),
+      law=DraftLaw.SAMPLED,
+    )
+
+
+def _filtered_trees():
+  """Trees of which fewer nodes are verified than drafted."""
+  chain = drafters.Chain(
+    model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
+  )
+  for rule, law, policy in (
+    ('tree', DraftLaw.POINT_MASS, policies.TopNodes(2)),
+    ('traversal', DraftLaw.WITHOUT_REPLACEMENT, policies.TokenProbability(0.4)),
+  ):
+    of_chain = drafters.Tree(drafter=chain, topology=_TREE, law=law)
+    yield Draw(
+      drafter_name=f'Tree, {type(policy).__name__}',
+      drafter=drafters.Adaptive(
+        drafter=of_chain, policies=(policy,), widths=(2,)
+      ),
+      verifier_name=rule,
+      law=law,
+      settings='mixed batch',
+      groups=_MIXED,
+    )
 
 
 def _skip(draw, name, model, params):

@@ -1,6 +1,7 @@
 """Exact speculative sampling in JAX."""
 
 from specsample import drafters
+from specsample import policies
 from specsample import sharding
 from specsample import stats
 from specsample import verify
@@ -35,6 +36,7 @@ __all__ = [
   'load_drafter',
   'match_vocabulary',
   'pad_prompts',
+  'policies',
   'prefill',
   'save_drafter',
   'sharding',

@@ -10,12 +10,12 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from specsample import drafts
 from specsample import emission as emission_lib
 from specsample import sampling as sampling_lib
 from specsample import sharding
 from specsample import stopping
 from specsample import streams
-from specsample import tree
 from specsample.types import (
   Array,
   Cache,
@@ -79,7 +79,7 @@ def step(
     log_probs=append(state.log_probs, log_probs),
     origin=append(state.origin, emission.origin),
     emit_round=append(state.emit_round, rounds),
-    proposed=_tally(state.proposed, _depth(draft), state.done),
+    proposed=_tally(state.proposed, drafts.depth(draft), state.done),
     accepted=_tally(state.accepted, emission.num_accepted, state.done),
     counts=emission_lib.update_counts(state.counts, emission),
     cache=_commit(state, cache, length - 1, path, model),
@@ -106,10 +106,13 @@ def propose(
     params, draw, _warp(state), state.tokens, state.length, state.draft
   )
   # A round emits one token more than it keeps drafts.
-  keep = _depths(draft) <= (state.limit - state.length - 1)[:, None]
+  keep = drafts.depths(draft) <= (state.limit - state.length - 1)[:, None]
   if draft.probs is not None:
     keep &= sampling_lib.is_distribution(draft.probs)
-  return _keep(draft, keep), draft_state
+  draft = drafts.cut(draft, keep)
+  # So that fewer are scored.
+  is_packed = len(_widths(drafter)) > 1
+  return drafts.compact(draft) if is_packed else draft, draft_state
 
 
 def score(
@@ -120,17 +123,43 @@ def score(
   model: Model,
   drafter: Drafter,
 ) -> tuple[ModelOutput, Cache]:
-  """The target's pass over [pending, d_1, ..., d_N]."""
+  """The target's pass over [pending, d_1, ..., d_N].
+
+  Where the drafter names `widths`, over the first of them that holds all drafts
+  of all rows; the output behind those is zeros.
+  """
   pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
   inputs = jnp.concatenate([pending, jnp.maximum(draft.tokens, 0)], axis=1)
-  behind = {} if draft.parents is None else {'parents': draft.parents}
-  return model.apply(
-    params['target'],
-    inputs,
+  num_drafts = draft.tokens.shape[1]
+
+  def of_first(width, cache):
+    behind = {}
+    if draft.parents is not None:
+      behind = {'parents': draft.parents[:, :width]}
+    output, cache = model.apply(
+      params['target'],
+      inputs[:, : width + 1],
+      cache,
+      features=drafter.feature_layers,
+      **behind,
+    )
+    missing = ((0, 0), (0, num_drafts - width), (0, 0))
+    return jax.tree.map(lambda x: jnp.pad(x, missing), output), cache
+
+  widths = _widths(drafter)
+  if len(widths) == 1:
+    return of_first(num_drafts, state.cache)
+  needed = jnp.max(jnp.where(state.done, 0, drafts.width(draft)))
+  return jax.lax.switch(
+    jnp.sum(needed > jnp.asarray(widths)),
+    [functools.partial(of_first, width) for width in widths],
     state.cache,
-    features=drafter.feature_layers,
-    **behind,
   )
+
+
+def _widths(drafter):
+  """For how many drafts there is a pass of the target."""
+  return getattr(drafter, 'widths', (drafter.num_draft_tokens,))
 
 
 def judge(
@@ -156,7 +185,7 @@ def _commit(state, cache, length, path, model) -> Cache:
 def _target_probs(state, draft, logits):
   """The distributions [B, N + 1, V] of logits after each node."""
   # prefixes[:, i]: the drafts up to node i, what its penalties count.
-  prefixes = jnp.where(_on_the_way(draft), draft.tokens[:, None], -1)
+  prefixes = jnp.where(drafts.on_the_way(draft), draft.tokens[:, None], -1)
   return jax.vmap(_warp(state), in_axes=1, out_axes=1)(logits, prefixes)
 
 
@@ -168,25 +197,6 @@ def _warp(state) -> Warp:
   return lambda logits, drafted: jax.vmap(sampling_lib.warp)(
     state.sampling, state.counts, logits, drafted
   )
-
-
-def _on_the_way(draft: Draft) -> Array:
-  """Which drafts are on the way to each node, [N + 1, N] or [B, N + 1, N]."""
-  num_drafts = draft.tokens.shape[1]
-  if draft.parents is None:
-    return jnp.tri(num_drafts + 1, num_drafts, -1, dtype=bool)
-  return tree.ancestors(draft.parents)[..., 1:]
-
-
-def _depths(draft):
-  """How many drafts there are up to each, [B, N]: on a chain 1 to N."""
-  return jnp.sum(_on_the_way(draft)[..., 1:, :], axis=-1)
-
-
-def _depth(draft):
-  """Of the longest path that was drafted, [B]."""
-  drafted = jnp.where(draft.tokens >= 0, _depths(draft), 0)
-  return jnp.max(drafted, axis=1, initial=0)
 
 
 def _path(draft, verdict) -> Array | None:
@@ -213,19 +223,7 @@ def _keep_behind(draft: Draft, valid: Array) -> Draft:
   before = valid[:, :-1]
   if draft.parents is not None:
     before = jnp.take_along_axis(valid, draft.parents, axis=1)
-  return _keep(draft, before)
-
-
-def _keep(draft: Draft, keep: Array) -> Draft:
-  """Keeps drafts to whom all on the way are to be kept, [B, N] of them."""
-  # Of each node whether all drafts up to it are.
-  keep = jnp.all(keep[:, None] | ~_on_the_way(draft)[..., 1:, :], axis=-1)
-  probs = draft.probs
-  if probs is not None:
-    probs = jnp.where(keep[..., None], probs, 0)
-  return dataclasses.replace(
-    draft, tokens=jnp.where(keep, draft.tokens, -1), probs=probs
-  )
+  return drafts.cut(draft, before)
 
 
 def _log_probs(logits, tokens):

@@ -107,6 +107,23 @@ class ModelOutput:
 
 
 @pytree
+class Signals:
+  """What a drafter says of its drafts by itself, for one sequence.
+
+  Of its own softmax, before temperature, penalties and truncation: at
+  temperature 0 too it says how sure the drafter is.
+  """
+
+  log_prob: Array  # [N] float32, of each token
+  max_log_prob: Array  # [N] float32, of the most likely one in its place
+  rank: Array  # [N] int32, how many are more likely in its place
+  entropy: Array  # [N] float32, in nats, of the distribution in its place
+  # [N] float32, a trained estimate of how likely it is to be kept if those
+  # before are, which does not read the token; None where there is none.
+  confidence: Array | None = None
+
+
+@pytree
 class Draft:
   """A drafted chain of one sequence, or a tree.
 
@@ -122,6 +139,7 @@ class Draft:
   depth: int | None = static(default=None)  # of a tree, its longest path
   # Of a tree [N + 1], the most children that each node may have; None is N.
   num_children: tuple[int, ...] | None = static(default=None)
+  signals: Signals | None = None  # of which filters and lengths follow
 
 
 @pytree

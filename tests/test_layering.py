@@ -15,7 +15,8 @@ _LAYERS = (
   ('types',),
   ('sharding', 'files', 'chat'),
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'text'),
-  ('verify', 'tokenizer_files'),
+  ('drafts',),
+  ('verify', 'tokenizer_files', 'policies'),
   ('models.masks', 'models.rotary', 'models.int8', 'models.tensors'),
   ('models.layers', 'models.cache', 'models.network'),
   ('models.attention', 'models.experts'),
@@ -35,7 +36,7 @@ _LAYERS = (
 # The loop works for every model, drafter and verifier, so it knows none.
 _LOOP = {'decode', 'emission', 'request', 'step', 'stopping'}
 _LOOP_IMPORTS = _LOOP | {
-  *('types', 'sampling', 'sharding', 'stats', 'streams', 'tree')
+  *('types', 'drafts', 'sampling', 'sharding', 'stats', 'streams')
 }
 # Everything else says what the axes of an array mean, not where they are.
 _OF_A_MESH = ('PartitionSpec', 'NamedSharding', 'shard_map')

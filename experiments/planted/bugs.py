@@ -10,11 +10,14 @@ import functools
 from experiments.planted import detectors
 from experiments.planted import drafters
 from experiments.planted import loop
+from experiments.planted import policies as planted_policies
 from experiments.planted import rules
 from experiments.planted import trees
 from experiments.planted.detectors import Reading
+from specsample import policies
 from specsample import tree
 from specsample import verify
+from specsample.drafters import Adaptive
 from specsample.drafters import Chain
 from specsample.sampling import Sampling
 from specsample.testing.hash_model import HashModel
@@ -111,6 +114,23 @@ def _tree(name, topology, law, mistake) -> Bug:
   )
 
 
+def _filter(name, policy, mistake, inner=detectors.CHAIN, rule=verify.chain):
+  """A policy that decides by what it may not know."""
+  version = lambda policy: {
+    'drafter': Adaptive(drafter=inner, policies=(policy,))
+  }
+  return _bug(
+    name,
+    functools.partial(detectors.enumerated, rule),
+    version(mistake),
+    version(policy),
+  )
+
+
+def _anticipating(name, policy) -> Bug:
+  return _filter(name, policy, planted_policies.Anticipating(policy))
+
+
 _SIBLINGS = tree.k_ary((2,))
 _BINARY = tree.Topology((0, 0, 1))
 
@@ -175,6 +195,24 @@ BUGS = (
       )
     },
     {'drafter': detectors.CHAIN},
+  ),
+  _anticipating(
+    'a filter by the probability of the token that it leaves out',
+    policies.TokenProbability(0.3),
+  ),
+  _anticipating(
+    'a filter by the probability of a path up to the token it leaves out',
+    policies.PathProbability(0.2),
+  ),
+  _anticipating(
+    'a filter by the rank of the token that it leaves out', policies.TopK(1)
+  ),
+  _filter(
+    'siblings that were drawn pruned to the likeliest',
+    policies.TokenProbability(0.4),
+    planted_policies.LikeliestDrawn(1),
+    inner=detectors.tree(_SIBLINGS, DraftLaw.SAMPLED),
+    rule=verify.tree,
   ),
   _loop(
     'greedy rows mishandled in a mixed batch',

@@ -1,5 +1,6 @@
 """Drafting methods: frozen dataclasses with init, extend, propose, update."""
 
+from specsample.drafters.adaptive import Adaptive
 from specsample.drafters.chain import Chain
 from specsample.drafters.dflash import DFlash
 from specsample.drafters.draft_model import DraftModel
@@ -18,6 +19,7 @@ from specsample.drafters.tree import Tree
 
 __all__ = [
   'MTP',
+  'Adaptive',
   'Chain',
   'DFlash',
   'DSpark',

@@ -78,6 +78,14 @@ class OverBranches:
     """See `types.Drafter`."""
     return self.drafter.update(params, tokens, length, output, verdict, state)
 
+  def pause(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    return self.drafter.pause(params, tokens, length, state)
+
+  def resume(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    return self.drafter.resume(params, tokens, length, state)
+
 
 def for_all(parents: Any, batch_size: int) -> Array:
   """Parents, the same in all rows: [B, n]."""

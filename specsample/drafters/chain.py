@@ -10,8 +10,12 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import types
+from specsample.drafters import sequential
 from specsample.drafters import settings
-from specsample.types import Array, Draft, DraftLaw, Model
+from specsample.types import Array, Model
+
+# So many tokens at once are fed to a draft model that paused.
+_CATCH_UP = 16
 
 
 @types.pytree
@@ -19,7 +23,7 @@ class ChainState:
   """The draft model's cache and how much of it is known to be right."""
 
   cache: types.Cache
-  length: Array  # [B] int32, tokens in the cache
+  length: Array  # [B] int32, tokens whose entries are known to be right
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,25 +59,64 @@ class Chain:
     return ChainState(cache=self.model.commit(cache, length), length=length)
 
   def begin(self, params, tokens, length, state):
-    """See `branching.Branching`: a pass over two tokens.
+    """See `branching.Branching`: a pass over what a round of a tree adds."""
+    return self._begin(params, tokens, length, state, self.num_draft_tokens + 1)
+
+  def _begin(self, params, tokens, length, state, width):
+    """The same, a pass over the last `width` tokens.
 
     After a round that kept all K drafts the last of them was never fed to the
-    draft model, so the first pass always feeds the last two tokens; for the
-    other rows it rewrites an entry with the same values.
+    draft model, so at least the last two tokens are; an entry that is right is
+    written again with the same values.
     """
-    params = _own(params)
-    start = jnp.maximum(length - 2, 0)
-    last_two = jax.vmap(lambda row, i: jax.lax.dynamic_slice(row, (i,), (2,)))(
-      tokens, start
-    )
-    cache = self.model.commit(state.cache, start)
-    output, cache = self.model.apply(params, last_two, cache)
-    # Of a sequence of one token, the second of the two is not there yet.
+    width = min(width, tokens.shape[1])
+    start = jnp.maximum(length - width, 0)
+    output, cache = self._feed(params, tokens, start, width, state.cache)
+    # Of a short sequence, the last of those tokens are not there yet.
     logits = jnp.take_along_axis(
       output.logits, (length - 1 - start)[:, None, None], axis=1
     )
     cache = self.model.commit(cache, length)
     return logits, ChainState(cache=cache, length=length)
+
+  def _feed(self, params, tokens, start, width, cache):
+    """A pass over `width` tokens from start [B] on."""
+    index = start[:, None] + jnp.arange(width)
+    inputs = jnp.take_along_axis(
+      tokens, jnp.minimum(index, tokens.shape[1] - 1), axis=1
+    )
+    cache = self.model.commit(cache, start)
+    return self.model.apply(_own(params), inputs, cache)
+
+  def resume(self, params, tokens, length, state):
+    """See `pausable.Pausable`: passes over all that was not drafted."""
+
+    def cond(state):
+      return jnp.any(state.length < length - 2)
+
+    width = min(_CATCH_UP, tokens.shape[1])
+
+    def feed(state):
+      # Behind the end of the sequence nothing can be written.
+      start = jnp.minimum(state.length, tokens.shape[1] - width)
+      _, cache = self._feed(params, tokens, start, width, state.cache)
+      known = jnp.minimum(start + width, length - 1)
+      known = jnp.maximum(known, state.length)
+      return ChainState(cache=self.model.commit(cache, known), length=known)
+
+    return jax.lax.while_loop(cond, feed, state)
+
+  def pause(self, params, tokens, length, state):
+    """See `pausable.Pausable`: `resume` takes the tokens in."""
+    del params, tokens, length
+    return state
+
+  def go_on(self, params, tokens, carry):
+    """See `sequential.Sequential`: a pass over a token."""
+    output, cache = self.model.apply(
+      _own(params), jnp.maximum(tokens, 0)[:, None], carry.cache
+    )
+    return output.logits[:, 0], dataclasses.replace(carry, cache=cache)
 
   def grow(self, params, tokens, parents, carry):
     """See `branching.Branching`: a pass over the new nodes."""
@@ -98,40 +141,27 @@ class Chain:
     del params
     return logits
 
+  def first(self, params, tokens, length, state):
+    """See `sequential.Sequential`: a pass over the last two tokens."""
+    logits, carry = self._begin(params, tokens, length, state, 2)
+    return logits[:, 0], carry
+
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`: one pass a token."""
-    logits, begun = self.begin(params, tokens, length, state)
-    logits, cache, params = logits[:, 0], begun.cache, _own(params)
-
-    nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
-    nothing = sharding.constrain(nothing, 'batch', None)
-
-    def draft_one(logits, drafted, i):
-      probs = warp(logits, drafted)
-      token = draw(probs, length + i)
-      return drafted.at[:, i].set(token), probs
-
-    def body(carry, i):
-      logits, drafted, cache = carry
-      drafted, probs = draft_one(logits, drafted, i)
-      output, cache = self.model.apply(params, drafted[:, i, None], cache)
-      return (output.logits[:, 0], drafted, cache), probs
-
-    last = self.num_draft_tokens - 1
-    (logits, drafted, cache), probs = jax.lax.scan(
-      body, (logits, nothing, cache), jnp.arange(last)
+    return sequential.propose(
+      draw, warp, tokens, length, state, drafter=self, params=params
     )
-    drafted, last_probs = draft_one(logits, drafted, last)
-    probs = jnp.concatenate([probs, last_probs[None]])
-    draft = Draft(
-      tokens=drafted, probs=jnp.swapaxes(probs, 0, 1), law=DraftLaw.SAMPLED
-    )
-    return draft, ChainState(cache=cache, length=length)
 
   def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`: `propose` starts from the committed tokens."""
-    del params, tokens, length, output, verdict
-    return state
+    """See `types.Drafter`: of drafts in a chain the kept ones are known.
+
+    But for the last, which may not have been fed.
+    """
+    del params, tokens, length, output
+    if verdict.path is not None:
+      return state
+    kept = jnp.maximum(verdict.num_accepted - 1, 0)
+    return dataclasses.replace(state, length=state.length + kept)
 
 
 def _own(params):

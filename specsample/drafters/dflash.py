@@ -13,7 +13,9 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample.drafters import feature_norms
+from specsample.drafters import pausable
 from specsample.drafters import settings
+from specsample.drafters import signals as signals_lib
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
@@ -144,7 +146,7 @@ def block_mask(start: Array, size: int, num_entries: int) -> Array:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DFlash(trainable.Trainable):
+class DFlash(pausable.NothingMissed, trainable.Trainable):
   """Draws all K tokens from one pass over [pending token, mask, ..., mask].
 
   No draft sees the token drawn before it, as in Medusa; but each mask sees the
@@ -232,6 +234,19 @@ class DFlash(trainable.Trainable):
     del params, previous
     return logits
 
+  def confidence(
+    self, params: Params, vectors: Array, previous: Array
+  ) -> Array | None:
+    """See `types.Signals`; here None, there is no head for it.
+
+    Args:
+      params: the whole tree.
+      vectors: [..., D], from `vectors`.
+      previous: [...] int32, the tokens before the drafts.
+    """
+    del params, vectors, previous
+    return None
+
   def _begin(self, key, target_params):
     if target_params is None:
       raise ValueError(
@@ -299,12 +314,19 @@ class DFlash(trainable.Trainable):
       row = self.widen(params, self.given(params, row, previous))
       probs = warp(row, drafted)
       token = draw(probs, length + i)
-      return (drafted.at[:, i].set(token), token), probs
+      signals = signals_lib.of_tokens(row, token)
+      return (drafted.at[:, i].set(token), token), (probs, signals)
 
-    (drafted, _), probs = jax.lax.scan(
+    (drafted, _), found = jax.lax.scan(
       body, (nothing, pending[:, 0]), jnp.arange(self.num_draft_tokens)
     )
+    probs, signals = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
+    previous = jnp.concatenate([pending, drafted[:, :-1]], axis=1)
+    confidence = self.confidence(params, vectors, previous)
     draft = Draft(
-      tokens=drafted, probs=jnp.swapaxes(probs, 0, 1), law=DraftLaw.SAMPLED
+      tokens=drafted,
+      probs=probs,
+      law=DraftLaw.SAMPLED,
+      signals=dataclasses.replace(signals, confidence=confidence),
     )
     return draft, state

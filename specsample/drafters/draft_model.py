@@ -107,6 +107,22 @@ class DraftModel(trainable.Trainable):
       {'drafter': params}, draw, warp, tokens, length, state
     )
 
+  def first(self, params, tokens, length, state):
+    """See `sequential.Sequential`."""
+    return self._chain.first({'drafter': params}, tokens, length, state)
+
+  def go_on(self, params, tokens, carry):
+    """See `sequential.Sequential`."""
+    return self._chain.go_on({'drafter': params}, tokens, carry)
+
+  def pause(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    return self._chain.pause({'drafter': params}, tokens, length, state)
+
+  def resume(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    return self._chain.resume({'drafter': params}, tokens, length, state)
+
   def begin(self, params, tokens, length, state):
     """See `branching.Branching`."""
     return self._chain.begin({'drafter': params}, tokens, length, state)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.drafters import branching
 from specsample.drafters import settings
-from specsample.types import Array, Draft, DraftLaw
+from specsample.drafters import signals as signals_lib
+from specsample.types import Array, Draft, DraftLaw, Signals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,24 +73,21 @@ class DynamicTree(branching.OverBranches):
     # The candidate before each, 0 the pending token.
     before = [branching.for_all([0] * width, batch)]
     for depth in range(1, self.depth):
-      ids, scores = (
-        jnp.concatenate(x, axis=1) for x in zip(*found, strict=True)
-      )
+      ids, scores, _ = _join(found)
       take = lambda x: jnp.take_along_axis(x, expanded, axis=1)  # noqa: B023
       logits, carry = self.drafter.grow(params, take(ids), parents, carry)
-      new_ids, new_scores = self._candidates(params, logits, take(scores))
+      new = self._candidates(params, logits, take(scores))
       before.append(jnp.repeat(expanded + 1, width, axis=1))
-      _, best = jax.lax.top_k(new_scores, width)
+      _, best = jax.lax.top_k(new[1], width)
       expanded = ids.shape[1] + best
       first = 1 + (depth - 1) * width
       parents = jnp.concatenate([parents, first + best // width], axis=1)
-      found.append((new_ids, new_scores))
-    ids, scores = _join(found)
-    draft = self._best(ids, scores, jnp.concatenate(before, axis=1))
+      found.append(new)
+    draft = self._best(_join(found), jnp.concatenate(before, axis=1))
     return draft, self.drafter.end(carry, state)
 
-  def _candidates(self, params, logits, scores) -> tuple[Array, Array]:
-    """The likeliest tokens [B, n * k] behind n paths, and their scores.
+  def _candidates(self, params, logits, scores) -> tuple[Array, Array, Signals]:
+    """The likeliest tokens [B, n * k] behind n paths, their scores and signals.
 
     Args:
       params: the whole tree.
@@ -98,12 +96,15 @@ class DynamicTree(branching.OverBranches):
     """
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     values, ids = sharding.top_k(log_probs, self.width)
+    signals = signals_lib.of_top(log_probs, values)
+    scores = values + scores[..., None]
+    ids = self.drafter.target_ids(params, ids).astype(jnp.int32)
     flat = lambda x: x.reshape(x.shape[0], -1)
-    ids = self.drafter.target_ids(params, ids)
-    return flat(ids).astype(jnp.int32), flat(values + scores[..., None])
+    return flat(ids), flat(scores), jax.tree.map(flat, signals)
 
-  def _best(self, ids, scores, before) -> Draft:
+  def _best(self, candidates, before) -> Draft:
     """The tree of the likeliest candidates, parents before children."""
+    ids, scores, signals = candidates
     # Of equals the first, which is never behind the other.
     _, kept = jax.lax.top_k(scores, self.num_draft_tokens)
     kept = jnp.sort(kept, axis=1)
@@ -117,12 +118,13 @@ class DynamicTree(branching.OverBranches):
       parents=number.astype(jnp.int32),
       depth=self.depth,
       num_children=(self.width,) * (self.num_draft_tokens + 1),
+      signals=jax.tree.map(take, signals),
     )
 
 
 def _join(found):
-  """Tokens and scores [B, C] of all candidates so far."""
-  return (jnp.concatenate(x, axis=1) for x in zip(*found, strict=True))
+  """Tokens, scores and signals [B, C] of all candidates so far."""
+  return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *found)
 
 
 def _take(x, index):

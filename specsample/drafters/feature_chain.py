@@ -19,6 +19,7 @@ from specsample import sharding
 from specsample import types
 from specsample.drafters import feature_norms
 from specsample.drafters import settings
+from specsample.drafters import signals as signals_lib
 from specsample.drafters import trainable
 from specsample.models import cache as cache_lib
 from specsample.models import int8
@@ -181,9 +182,11 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
     def draft_one(output, drafted, i, number):
       vectors = self.vectors(params, output, number)[:, 0]
-      probs = warp(self.target_logits(params, vectors), drafted)
+      logits = self.target_logits(params, vectors)
+      probs = warp(logits, drafted)
       token = draw(probs, length + i)
-      return drafted.at[:, i].set(token), probs
+      signals = signals_lib.of_tokens(logits, token)
+      return drafted.at[:, i].set(token), (probs, signals)
 
     # Of what a module reads: where its first is, and how many are kept.
     before, known = state.features[0], state.caches[0].length + 1
@@ -205,32 +208,51 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       caches.append(cache_lib.commit(cache, jnp.maximum(length - 1 - i, 0)))
       known = start
       if i < last:
-        drafted, probs = draft_one(output, drafted, i, i)
-        of_drafts.append(probs[None])
+        drafted, found = draft_one(output, drafted, i, i)
+        of_drafts.append(jax.tree.map(lambda x: x[None], found))
 
     def body(carry, i):
       output, drafted, cache = carry
-      drafted, probs = draft_one(output, drafted, i, last)
+      drafted, found = draft_one(output, drafted, i, last)
       output, cache = self._run(
         params, last, drafted[:, i, None], output, cache
       )
-      return (output, drafted, cache), probs
+      return (output, drafted, cache), found
 
-    (output, drafted, cache), probs = jax.lax.scan(
+    (output, drafted, cache), found = jax.lax.scan(
       body,
       (output, drafted, cache_lib.commit(cache, length - 1)),
       jnp.arange(last, end),
     )
-    drafted, last_probs = draft_one(output, drafted, end, last)
-    probs = jnp.concatenate([*of_drafts, probs, last_probs[None]])
+    drafted, of_last = draft_one(output, drafted, end, last)
+    of_last = jax.tree.map(lambda x: x[None], of_last)
+    join = lambda *x: jnp.swapaxes(jnp.concatenate(x), 0, 1)
+    probs, signals = jax.tree.map(join, *of_drafts, found, of_last)
     draft = Draft(
-      tokens=drafted, probs=jnp.swapaxes(probs, 0, 1), law=DraftLaw.SAMPLED
+      tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
     )
     # Made of outputs, the drafts' own entries do not stay.
     caches[-1] = cache_lib.commit(cache, caches[-1].length)
     return draft, dataclasses.replace(
       state, caches=tuple(caches), features=(state.features[0], *kept)
     )
+
+  def pause(self, params, tokens, length, state):
+    """See `pausable.Pausable`: the pass that begins a round.
+
+    The next round replaces the features that it reads.
+    """
+    if self.num_modules > 1:
+      nothing = lambda probs, position: jnp.zeros_like(position)
+      as_is = lambda logits, drafted: logits
+      return self.propose(params, nothing, as_is, tokens, length, state)[1]
+    _, carry = self.begin(params, tokens, length, state)
+    return self.end(carry, state)
+
+  def resume(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    del params, tokens, length
+    return state
 
   def begin(self, params, tokens, length, state):
     """See `branching.Branching`: the pass of K + 1 entries."""

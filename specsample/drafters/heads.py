@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import types
+from specsample.drafters import pausable
 from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary as vocabulary_lib
@@ -112,7 +113,7 @@ def vocabulary(config: Any) -> vocabulary_lib.DraftVocabulary | None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Heads(trainable.Trainable, abc.ABC):
+class Heads(pausable.NothingMissed, trainable.Trainable, abc.ABC):
   """The parts of `types.Drafter` that are the same for all kinds of heads.
 
   There is a head for each of the K tokens, of `num_layers` layers. The network

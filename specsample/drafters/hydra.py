@@ -16,6 +16,7 @@ from specsample import sharding
 from specsample.drafters import heads
 from specsample.drafters import prefix
 from specsample.drafters import settings
+from specsample.drafters import signals as signals_lib
 from specsample.models import cache as cache_lib
 from specsample.models import layers
 from specsample.types import Array, Draft, DraftLaw, Params
@@ -199,12 +200,14 @@ class Hydra(heads.Heads):
     for i, head in enumerate(self.merge(params).heads):
       vector = head(state.hidden, embeddings)
       logits = self.head_logits(params, i, vector)
-      probs = warp(self.widen(params, logits), drafted)
+      logits = self.widen(params, logits)
+      probs = warp(logits, drafted)
       token = draw(probs, length + i)
       drafted = drafted.at[:, i].set(token)
       embeddings.append(embed(token))
-      rows.append(probs)
+      rows.append((probs, signals_lib.of_tokens(logits, token)))
+    probs, signals = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
     draft = Draft(
-      tokens=drafted, probs=jnp.stack(rows, axis=1), law=DraftLaw.SAMPLED
+      tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
     )
     return draft, state

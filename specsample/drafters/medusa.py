@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample.drafters import heads
+from specsample.drafters import signals as signals_lib
 from specsample.types import Array, Draft, DraftLaw, Params
 
 
@@ -79,15 +80,18 @@ class Medusa(heads.Heads):
     def draw_one(drafted, head):
       i, logits = head
       probs = warp(logits, drafted)
-      return drafted.at[:, i].set(draw(probs, length + i)), probs
+      token = draw(probs, length + i)
+      signals = signals_lib.of_tokens(logits, token)
+      return drafted.at[:, i].set(token), (probs, signals)
 
     nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
-    drafted, probs = jax.lax.scan(
+    drafted, found = jax.lax.scan(
       draw_one,
       sharding.constrain(nothing, 'batch', None),
       (jnp.arange(self.num_draft_tokens), jnp.swapaxes(logits, 0, 1)),
     )
+    probs, signals = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
     draft = Draft(
-      tokens=drafted, probs=jnp.swapaxes(probs, 0, 1), law=DraftLaw.SAMPLED
+      tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
     )
     return draft, state

@@ -60,6 +60,22 @@ class Skip:
       self._params(params), draw, warp, tokens, length, state
     )
 
+  def first(self, params, tokens, length, state):
+    """See `sequential.Sequential`."""
+    return self._chain.first(self._params(params), tokens, length, state)
+
+  def go_on(self, params, tokens, carry):
+    """See `sequential.Sequential`."""
+    return self._chain.go_on(self._params(params), tokens, carry)
+
+  def pause(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    return self._chain.pause(self._params(params), tokens, length, state)
+
+  def resume(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    return self._chain.resume(self._params(params), tokens, length, state)
+
   def begin(self, params, tokens, length, state):
     """See `branching.Branching`."""
     return self._chain.begin(self._params(params), tokens, length, state)

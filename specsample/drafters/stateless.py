@@ -1,7 +1,9 @@
 """What drafters share that look at nothing but the tokens so far."""
 
+from specsample.drafters import pausable
 
-class Stateless:
+
+class Stateless(pausable.NothingMissed):
   """The parts of `types.Drafter` that a drafter without state leaves empty."""
 
   feature_layers = ()

@@ -15,7 +15,8 @@ from specsample import sampling
 from specsample import sharding
 from specsample import tree as tree_lib
 from specsample.drafters import branching
-from specsample.types import Array, Draft, DraftLaw
+from specsample.drafters import signals as signals_lib
+from specsample.types import Array, Draft, DraftLaw, Signals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,15 +63,18 @@ class Tree(branching.OverBranches):
     nothing = jnp.full((batch, topology.num_nodes), -1, jnp.int32)
     drafted = sharding.constrain(nothing, 'batch', None)
     of_nodes: dict[int, Array] = {}
+    signals: dict[int, Signals] = {}
     # The nodes that are gone on from, by their numbers in the topology.
     grown, level = [0], [0]
     for depth in range(1, topology.depth + 1):
       if self.law is DraftLaw.POINT_MASS:
-        chosen = self._most_likely(params, logits, level)
+        chosen, said = self._most_likely(params, logits, level)
       else:
         wide = self.drafter.widen(params, logits)
         chosen, found = self._drawn(draw, warp, length, wide, level, drafted)
         of_nodes |= found
+        said = self._signals(wide, level, chosen)
+      signals |= said
       for node, token in chosen.items():
         drafted = drafted.at[:, node - 1].set(token)
       level = [n for n in topology.level(depth) if topology.num_children[n]]
@@ -81,28 +85,40 @@ class Tree(branching.OverBranches):
         logits, carry = self.drafter.grow(
           params, jnp.maximum(new, 0), branching.for_all(parents, batch), carry
         )
-    probs = None
-    if of_nodes:
-      probs = jnp.stack([of_nodes[i + 1] for i in range(len(of_nodes))], axis=1)
+    stack = lambda *x: jnp.stack(x, axis=1)
+    in_order = lambda x: [x[i + 1] for i in range(topology.num_nodes)]
     draft = Draft(
       tokens=drafted,
-      probs=probs,
+      probs=stack(*in_order(of_nodes)) if of_nodes else None,
       law=self.law,
       parents=branching.for_all(topology.parents, batch),
       depth=topology.depth,
       num_children=topology.num_children,
+      signals=jax.tree.map(stack, *in_order(signals)),
     )
     return draft, self.drafter.end(carry, state)
 
   def _most_likely(self, params, logits, level):
-    """The tokens [B] of the children of a level, from logits [B, n, V']."""
+    """The tokens [B] of the children of a level, from logits [B, n, V'].
+
+    And what the drafter says of them.
+    """
     most = max(self.topology.num_children[node] for node in level)
     _, ids = sharding.top_k(logits, most)
-    found = self.drafter.target_ids(params, ids)
-    return {
+    of_children = lambda found: {
       child: found[:, i, rank]
       for i, node in enumerate(level)
       for rank, child in enumerate(self.topology.children(node))
+    }
+    chosen = of_children(self.drafter.target_ids(params, ids))
+    return chosen, self._signals(logits, level, of_children(ids))
+
+  def _signals(self, logits, level, tokens):
+    """Those of the children of a level, tokens [B] of logits [B, n, V]."""
+    return {
+      child: signals_lib.of_tokens(logits[:, i], tokens[child])
+      for i, node in enumerate(level)
+      for child in self.topology.children(node)
     }
 
   def _drawn(self, draw, warp, length, logits, level, drafted):

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 
 from specsample import drafters
+from specsample import policies
 from specsample import tree
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
@@ -19,7 +20,7 @@ from specsample.testing.hash_model import HashModel
 from specsample.testing.proposal import Cut
 from specsample.testing.proposal import Proposal
 from specsample.testing.trained import Trained
-from specsample.types import DraftLaw, Params
+from specsample.types import Drafter, DraftLaw, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,7 @@ def standard_cases() -> Iterator[Case]:
       yield from _scene_cases(scene, vocab_size, num_draft_tokens, rounds)
   yield from _worked_example()
   yield from drafter_cases()
+  yield from policy_cases()
 
 
 def drafter_cases() -> Iterator[Case]:
@@ -100,6 +102,48 @@ def drafter_cases() -> Iterator[Case]:
       )
 
 
+# At thresholds that some of the hash model's drafts pass and others do not.
+POLICIES = (
+  policies.TokenProbability(0.4),
+  policies.PathProbability(0.3),
+  policies.TopK(1),
+  policies.LargestProbability(0.6),
+  policies.SVIP(0.97),
+  policies.AdaEDL(threshold=0.57),
+  policies.Fixed(1),
+)
+
+
+def policy_cases() -> Iterator[Case]:
+  """Every filter of drawn drafts, as the shipped wrapper applies it."""
+  target = HashModel(vocab_size=3)
+  chain = drafters.Chain(
+    model=dataclasses.replace(target, noise=0.6), num_draft_tokens=3
+  )
+  params: Params = {'target': {}, 'drafter': {}}
+  sampling = Sampling(temperature=1.2, presence_penalty=0.5)
+  confident = trained.confident(vocab_size=3)
+  for policy, scene in (
+    *((policy, Trained('Chain', target, chain, params)) for policy in POLICIES),
+    (policies.Confidence(0.5), confident),
+    (policies.ConfidenceProduct(0.3), confident),
+  ):
+    drafter = drafters.Adaptive(drafter=scene.drafter, policies=(policy,))
+    yield Case(
+      name=f'policies.{type(policy).__name__} of {scene.name}',
+      law=DraftLaw.SAMPLED,
+      vocab_size=scene.model.vocab_size,
+      num_draft_tokens=drafter.num_draft_tokens,
+      rounds=(2,),
+      proposal=drafted.from_drafter(
+        drafter, scene.params, scene.model, PROMPT, sampling, rounds=2
+      ),
+      target=conditional_lib.from_model(
+        scene.model, scene.params['target'], PROMPT, sampling
+      ),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class TreeCase:
   """As `Case`, of trees: V = 3."""
@@ -146,15 +190,22 @@ def tree_cases() -> Iterator[TreeCase]:
   )
   for law in DraftLaw:
     yield _drafted_tree('Tree', chain, law)
+    # What goes on behind a node may follow from its token, whatever the law.
+    for policy in (policies.TokenProbability(0.5), policies.TopNodes(2)):
+      if isinstance(policy, policies.TopNodes) and law != DraftLaw.POINT_MASS:
+        continue
+      yield _drafted_tree(f'Tree, {type(policy).__name__}', chain, law, policy)
   skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
   yield _drafted_tree('Tree of Skip', skip, DraftLaw.WITHOUT_REPLACEMENT)
 
 
-def _drafted_tree(name, chain, law):
+def _drafted_tree(name, chain, law, policy=None):
   """The shipped drafter of trees, followed through its own `propose`."""
   target = HashModel(vocab_size=3)
   topology = tree.Topology((0, 0, 1))
-  drafter = drafters.Tree(drafter=chain, topology=topology, law=law)
+  drafter: Drafter = drafters.Tree(drafter=chain, topology=topology, law=law)
+  if policy is not None:
+    drafter = drafters.Adaptive(drafter=drafter, policies=(policy,))
   sampling = Sampling(temperature=0.8, top_k=2, presence_penalty=0.5)
   params: Params = {'target': {}, 'drafter': {}}
   return TreeCase(

@@ -124,7 +124,7 @@ def _propose(
   room = width + drafter.num_draft_tokens + 1
   lengths = (rows.tokens >= 0).sum(axis=1, dtype=np.int32)
   tokens = np.pad(np.maximum(rows.tokens, 0), ((0, 0), (0, room - width)))
-  drawn: list[Array] = []
+  drawn: list[tuple[Array, Array]] = []
 
   def draw(probs, position, node=None):
     column = position - lengths if node is None else 0 * lengths + node - 1
@@ -137,7 +137,7 @@ def _propose(
     chosen = jnp.where(is_left, chosen, forced[:, 0] == 0)
     # A callback is outside of enable_x64 and would get the floats rounded.
     bits = jax.lax.bitcast_convert_type(chosen.astype(jnp.float64), jnp.uint32)
-    io_callback(drawn.append, None, bits)
+    io_callback(lambda *found: drawn.append(found), None, bits, column)
     return forced[:, 0]
 
   @jax.jit
@@ -162,8 +162,12 @@ def _propose(
     draft = jax.device_get(propose(params, state))
     jax.effects_barrier()
   weights = np.ones(count)
-  for bits in drawn:
+  is_drawn = np.zeros(rows.forced.shape, bool)
+  for bits, column in drawn:
     weights *= np.ascontiguousarray(bits).view(np.float64)[:, 0]
+    np.put_along_axis(is_drawn, np.asarray(column)[:, None], True, axis=1)
+  # Of what no row drew one path of all that differ in it counts.
+  weights *= np.all(is_drawn | (rows.forced == 0), axis=1)
   return draft, weights
 
 

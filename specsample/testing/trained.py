@@ -89,6 +89,15 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
   yield Trained('MTP', llama, mtp, _of_llama(mtp))
 
 
+def confident(vocab_size: int) -> Trained:
+  """A drafter, K = 2, whose confidence head trusts some drafts only."""
+  (scene,) = (s for s in scenes(vocab_size) if s.name == 'DSpark')
+  head = scene.params['drafter']['confidence']
+  doubtful = {'kernel': 10 * head['kernel'], 'bias': head['bias'] - 4.3}
+  drafter = scene.params['drafter'] | {'confidence': doubtful}
+  return dataclasses.replace(scene, params=scene.params | {'drafter': drafter})
+
+
 @functools.cache
 def _of_hashes(drafter):
   size = drafter.draft_vocab_size

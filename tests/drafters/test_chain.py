@@ -10,7 +10,7 @@ import pytest
 from specsample import drafters
 from specsample import testing
 from specsample.testing import conditional as conditional_lib
-from specsample.types import DraftLaw
+from specsample.types import DraftLaw, Verdict
 
 _MODEL = testing.HashModel(vocab_size=16)
 _K = 3
@@ -82,7 +82,8 @@ def test_what_was_kept_is_seen_and_what_was_not_is_forgotten(kept):
       for row, drafted, count in zip(sequences, draft.tokens, kept, strict=True)
     ]
     tokens, lengths = _rows(sequences)
-    state = _CHAIN.update(params, tokens, lengths, None, None, state)
+    verdict = Verdict(num_accepted=jnp.asarray(kept), next_token=None)
+    state = _CHAIN.update(params, tokens, lengths, None, verdict, state)
   draft, _ = _propose(_CHAIN, params, sequences, state)
   fresh, _ = _propose(
     _CHAIN, params, sequences, _begin(_CHAIN, params, sequences)

@@ -1,0 +1,72 @@
+"""Methods whose drafts are filtered, or as long as a policy says."""
+
+from collections.abc import Sequence
+import dataclasses
+
+import gin
+import jax
+
+from experiments import methods
+from specsample import drafters
+from specsample import policies
+from specsample.policies import policy as policy_lib
+
+# So that a binding can name them: Fastest.costs = (1.0, 1.1, 1.3).
+for _policy in policies.__all__:
+  gin.external_configurable(
+    getattr(policies, _policy), module='specsample.policies'
+  )
+
+
+@gin.configurable
+def adaptive(
+  method: methods.Method,
+  policies: Sequence[policy_lib.Policy],
+  num_draft_tokens: int | None = None,
+  widths: Sequence[int] | None = None,
+) -> methods.Method:
+  """A method whose drafts are cut as policies say, see `drafters.Adaptive`.
+
+  Args:
+    method: drafts; its rule verifies.
+    policies: all of which must let a draft pass.
+    num_draft_tokens: the most, None for the method's own.
+    widths: the target's passes; None has one for each number of drafts.
+
+  Raises:
+    ValueError: the drafter was not trained for so many, or cannot pause.
+  """
+  if num_draft_tokens is not None:
+    method = methods.with_num_draft_tokens(method, num_draft_tokens)
+  if widths is None:
+    widths = range(method.drafter.num_draft_tokens)
+  drafter = drafters.Adaptive(
+    drafter=method.drafter, policies=policies, widths=widths
+  )
+  return methods.Method(drafter, method.verify, method.params)
+
+
+@gin.configurable
+def contrary(method: methods.Method) -> methods.Method:
+  """A draft model's method with the least likely tokens for the most likely.
+
+  Its last vectors are negated, and with them its logits: drafts that are as
+  costly as ever and never kept, for a policy to get along with.
+
+  Raises:
+    ValueError: its drafter is no `drafters.DraftModel`.
+  """
+  if not isinstance(method.drafter, drafters.DraftModel):
+    raise ValueError(
+      f'contrary is of a draft model, and the drafter is '
+      f'{type(method.drafter).__name__}: give the method of a DraftModel'
+    )
+
+  def negated(method):
+    norm = jax.tree.map(lambda x: -x, method.params['norm'])
+    return dataclasses.replace(method, params=method.params | {'norm': norm})
+
+  def load(num_draft_tokens):
+    return negated(methods.with_num_draft_tokens(method, num_draft_tokens))
+
+  return dataclasses.replace(negated(method), load=load)

@@ -1,0 +1,63 @@
+"""Measures what a round of each length costs: the table of `policies.Fastest`.
+
+  python -m experiments.length_costs --out=results/length_costs
+  python -m experiments.length_costs --gin_file=MY.gin
+
+Prints, for every adaptive method of a configuration, the milliseconds of a
+round of 0, 1, ... K drafts in the very loop that decodes, and the binding that
+hands them to `Fastest`; and writes costs.json to --out. This file only wires:
+round_costs.py measures.
+"""
+
+from absl import flags
+
+from experiments import cli
+from experiments import config
+from experiments import environment
+from experiments import evaluation as evaluation_lib
+from experiments import mesh
+from experiments import progress
+from experiments import prompts as prompts_lib
+from experiments import round_costs
+from specsample import files
+
+config.define_flags('configs/runs/adaptive.gin')
+flags.adopt_module_key_flags(config)
+_OUT = flags.DEFINE_string(
+  'out',
+  None,
+  'Folder of costs.json, here or in a bucket (gs://); default results/<name '
+  'of the gin file>.',
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts',
+  'experiments/data/prompts.jsonl',
+  'Prompts, of which one of middling length is decoded.',
+)
+
+
+def main() -> None:
+  """Measures, prints, writes."""
+  config.parse()
+  environment.enable_compilation_cache()
+  with mesh.configured():
+    _measure()
+
+
+def _measure() -> None:
+  with cli.bad_input():
+    out = files.at(_OUT.value or f'results/{config.name()}')
+    path = config.find(_PROMPTS.value)
+    evaluation = evaluation_lib.Evaluation()
+    tokens = [
+      evaluation.encode(path, prompt) for prompt in prompts_lib.read(path, None)
+    ]
+    work = round_costs.work(evaluation)
+    cli.make_folder(out)
+  costs = round_costs.measure(evaluation, work, tokens, progress.bar)
+  round_costs.write(out, costs)
+  round_costs.show(out, costs)
+
+
+if __name__ == '__main__':
+  cli.run(main)

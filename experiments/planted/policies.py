@@ -1,0 +1,33 @@
+"""Filters that decide by what they may not know, one mistake each."""
+
+import dataclasses
+from typing import Any
+
+from specsample.policies import policy
+from specsample.policies import TopNodes
+from specsample.types import DraftLaw
+
+
+@dataclasses.dataclass(frozen=True)
+class Anticipating(policy.Filter):
+  """Leaves out a drawn token itself where it should what comes behind it."""
+
+  inner: Any  # a policy.Policy that reads the token
+  reads_token = False
+
+  def passes(self, draft, state):
+    """See `policy.Policy`."""
+    return self.inner.passes(draft, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class LikeliestDrawn(policy.Filter):
+  """Keeps the likeliest of siblings that were drawn, as if they were not."""
+
+  num_nodes: int
+  reads_token = False
+
+  def passes(self, draft, state):
+    """See `policy.Policy`."""
+    chosen = dataclasses.replace(draft, probs=None, law=DraftLaw.POINT_MASS)
+    return TopNodes(self.num_nodes).passes(chosen, state)

@@ -1,0 +1,202 @@
+"""Drafts with another drafter as much as policies think worth verifying."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specsample import drafts
+from specsample import sharding
+from specsample import types
+from specsample.drafters import branching
+from specsample.drafters import pausable
+from specsample.drafters import sequential
+from specsample.policies import policy as policy_lib
+from specsample.types import Array, Draft, DraftLaw
+
+_logger = logging.getLogger(__name__)
+
+
+@types.pytree
+class AdaptiveState:
+  """The drafter's own state, and those of the policies."""
+
+  inner: types.DrafterState
+  policies: tuple[policy_lib.State, ...]  # leaves [B, ...]
+  drafted: Array  # [B] int32, drafts of the round, of a tree how deep
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adaptive(branching.OverBranches):
+  """A drafter whose drafts are cut where a policy says so, row by row.
+
+  In one executable: K is the most that is ever drafted. Where no row wants a
+  draft the drafter is left out, one that draws token by token stops with the
+  last row, and the target reads no more than the first of the `widths` that
+  holds all drafts. A policy that asks for more than K gets K.
+
+  Attributes:
+    drafter: a `pausable.Pausable`.
+    policies: all of them must let a draft pass.
+    widths: numbers of drafts for which the target's pass is compiled, rising;
+      K is added. None for K alone, where only masks tell that drafts are cut.
+  """
+
+  drafter: Any
+  policies: Sequence[policy_lib.Policy]
+  widths: Sequence[int] = ()
+
+  def __post_init__(self):
+    """Refuses no policy, widths out of order, drafters that cannot pause."""
+    pausable.check(self.drafter)
+    object.__setattr__(self, 'policies', tuple(self.policies))
+    if not self.policies:
+      raise ValueError('policies is empty: name one, or leave Adaptive out')
+    widths = tuple(self.widths)
+    most = self.num_draft_tokens
+    if widths != tuple(sorted(set(widths) & set(range(most + 1)))):
+      raise ValueError(
+        f'widths are {widths}: give rising numbers of drafts, from 0 to {most}'
+      )
+    if most not in widths:
+      widths += (most,)
+    object.__setattr__(self, 'widths', widths)
+    for policy in self.policies:
+      if policy.most is not None and policy.most > self.depth:
+        _say_clamped(type(policy).__name__, policy.most, self.depth)
+
+  @property
+  def num_draft_tokens(self) -> int:
+    """N."""
+    return self.drafter.num_draft_tokens
+
+  @property
+  def depth(self) -> int:
+    """The most drafts that a round keeps: of a chain all."""
+    return getattr(self.drafter, 'depth', self.num_draft_tokens)
+
+  @property
+  def topology(self) -> Any:
+    """Of a `Tree` its own, None of other drafters; cut nodes are in it."""
+    return getattr(self.drafter, 'topology', None)
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+
+    def for_all(x):
+      rows = jnp.broadcast_to(x, (batch_size, *jnp.shape(x)))
+      return sharding.constrain(rows, 'batch', *[None] * jnp.ndim(x))
+
+    states = tuple(policy.init(self.depth) for policy in self.policies)
+    return AdaptiveState(
+      inner=self.drafter.init(params, batch_size, max_length),
+      policies=jax.tree.map(for_all, states),
+      drafted=sharding.zeros((batch_size,), jnp.int32, 'batch'),
+    )
+
+  def extend(self, params, tokens, count, output, state):
+    """See `types.Drafter`."""
+    inner = self.drafter.extend(params, tokens, count, output, state.inner)
+    return dataclasses.replace(state, inner=inner)
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`."""
+    wanted = self._wanted(state.policies, tokens.shape[0])
+
+    def ask(inner):
+      inner = self.drafter.resume(params, tokens, length, inner)
+      if not hasattr(self.drafter, 'go_on'):
+        draft, inner = self.drafter.propose(
+          params, draw, warp, tokens, length, inner
+        )
+        keep, _ = self._decide(draft, wanted, state.policies)
+        return drafts.cut(draft, keep), inner
+      goes_on = lambda draft: self._decide(draft, wanted, state.policies)
+      return sequential.propose_while(
+        goes_on,
+        *(draw, warp, tokens, length, inner),
+        drafter=self.drafter,
+        params=params,
+      )
+
+    def leave_out(inner):
+      draft, _ = jax.eval_shape(ask, inner)
+      return _nothing(draft), self.drafter.pause(params, tokens, length, inner)
+
+    draft, inner = jax.lax.cond(
+      jnp.any(wanted > 0), ask, leave_out, state.inner
+    )
+    return draft, dataclasses.replace(
+      state, inner=inner, drafted=drafts.depth(draft)
+    )
+
+  def update(self, params, tokens, length, output, verdict, state):
+    """See `types.Drafter`."""
+    policies = tuple(
+      jax.vmap(policy.update)(state.drafted, verdict.num_accepted, of_policy)
+      for policy, of_policy in zip(self.policies, state.policies, strict=True)
+    )
+    inner = self.drafter.update(
+      params, tokens, length, output, verdict, state.inner
+    )
+    return dataclasses.replace(state, inner=inner, policies=policies)
+
+  def _wanted(self, states, batch):
+    """How many drafts each row asks for, [B], none more than K."""
+    wanted = jnp.full((batch,), self.depth, jnp.int32)
+    wanted = sharding.constrain(wanted, 'batch')
+    for policy, state in zip(self.policies, states, strict=True):
+      if policy.length(jax.tree.map(lambda x: x[0], state)) is not None:
+        asked: Any = jax.vmap(policy.length, axis_size=batch)(state)
+        wanted = jnp.minimum(wanted, asked.astype(jnp.int32))
+    return jnp.maximum(wanted, 0)
+
+  def _decide(
+    self, draft: Draft, wanted: Array, states: tuple
+  ) -> tuple[Array, Array]:
+    """Which drafts stay, and behind which more may come: [B, N] bool."""
+    depths = drafts.depths(draft)
+    stays = jnp.broadcast_to(depths <= wanted[:, None], draft.tokens.shape)
+    is_open = depths < wanted[:, None]
+    for policy, state in zip(self.policies, states, strict=True):
+      passes = _passes(policy, draft, state)
+      if passes is None:
+        continue
+      is_open &= passes
+      if policy.reads_token and draft.law is not DraftLaw.POINT_MASS:
+        passes = drafts.of_parents(draft, passes)
+      stays &= passes
+    stays = drafts.all_on_the_way(draft, stays)
+    return stays, stays & drafts.all_on_the_way(draft, is_open)
+
+
+def _passes(policy, draft, state):
+  """`policy.passes` of each row, [B, N]; None for all."""
+  row = jax.tree.map(lambda x: x[0], (draft, state))
+  if policy.passes(*row) is None:
+    return None
+  return jax.vmap(policy.passes)(draft, state)
+
+
+def _nothing(like):
+  """A draft of nothing, with the shapes of another."""
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like
+  )
+  return dataclasses.replace(zeros, tokens=zeros.tokens - 1)
+
+
+@functools.cache
+def _say_clamped(name: str, most: int, depth: int) -> None:
+  """Once for each."""
+  _logger.warning(
+    '%s asks for up to %d drafts a round, and the drafter drafts %d: it gets '
+    'as many',
+    name,
+    most,
+    depth,
+  )

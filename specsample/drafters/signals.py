@@ -1,0 +1,43 @@
+"""What drafters say of their drafts, of logits before warping."""
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.types import Array, Signals
+
+
+def of_tokens(logits: Array, tokens: Array) -> Signals:
+  """The signals [...] of tokens [...], each drafted with logits [..., V].
+
+  A logit of -inf is never drafted; those of token -1 mean nothing.
+  """
+  log_probs = jax.nn.log_softmax(
+    logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+  )
+  chosen = sharding.pick(log_probs, jnp.maximum(tokens, 0))
+  return Signals(
+    log_prob=chosen,
+    max_log_prob=jnp.max(log_probs, axis=-1),
+    rank=jnp.sum(log_probs > chosen[..., None], axis=-1, dtype=jnp.int32),
+    entropy=_entropy(log_probs),
+  )
+
+
+def of_top(log_probs: Array, values: Array) -> Signals:
+  """The signals [..., k] of the most likely tokens, whose values [..., k] are.
+
+  Of log-probabilities [..., V], in falling order.
+  """
+  like = lambda x: jnp.broadcast_to(x, values.shape)
+  return Signals(
+    log_prob=values,
+    max_log_prob=like(values[..., :1]),
+    rank=like(jnp.arange(values.shape[-1], dtype=jnp.int32)),
+    entropy=like(_entropy(log_probs)[..., None]),
+  )
+
+
+def _entropy(log_probs):
+  probs = jnp.exp(log_probs)
+  return -jnp.sum(probs * jnp.where(probs > 0, log_probs, 0), axis=-1)

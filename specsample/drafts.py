@@ -1,0 +1,89 @@
+"""What follows from the shape of drafts, chains and trees, of a whole batch."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specsample import tree
+from specsample.types import Array, Draft
+
+
+def on_the_way(draft: Draft) -> Array:
+  """Which drafts are on the way to each node, [N + 1, N] or [B, N + 1, N].
+
+  A draft is on the way to itself; to node 0, the pending token, none is.
+  """
+  num_drafts = draft.tokens.shape[-1]
+  if draft.parents is None:
+    return jnp.tri(num_drafts + 1, num_drafts, -1, dtype=bool)
+  return tree.ancestors(draft.parents)[..., 1:]
+
+
+def depths(draft: Draft) -> Array:
+  """How many drafts there are up to each, [N] or [B, N]: on a chain 1 to N."""
+  return jnp.sum(on_the_way(draft)[..., 1:, :], axis=-1)
+
+
+def depth(draft: Draft) -> Array:
+  """Of the longest path that was drafted, [B]."""
+  drafted = jnp.where(draft.tokens >= 0, depths(draft), 0)
+  return jnp.max(drafted, axis=-1, initial=0)
+
+
+def width(draft: Draft) -> Array:
+  """The last node that was drafted, [B]; 0 where none was."""
+  numbers = jnp.arange(1, draft.tokens.shape[-1] + 1)
+  return jnp.max(jnp.where(draft.tokens >= 0, numbers, 0), axis=-1, initial=0)
+
+
+def all_on_the_way(draft: Draft, flags: Array) -> Array:
+  """Whether flags [B, N] are set for all drafts up to each, [B, N]."""
+  before = on_the_way(draft)[..., 1:, :]
+  return jnp.all(flags[..., None, :] | ~before, axis=-1)
+
+
+def of_parents(draft: Draft, flags: Array) -> Array:
+  """Flags [B, N] of the node before each draft; True of the pending token."""
+  of_nodes = jnp.pad(flags, ((0, 0), (1, 0)), constant_values=True)
+  if draft.parents is None:
+    return of_nodes[:, :-1]
+  return jnp.take_along_axis(of_nodes, draft.parents, axis=1)
+
+
+def cut(draft: Draft, keep: Array) -> Draft:
+  """Keeps drafts to whom all on the way are to be kept, [B, N] of them."""
+  keep = all_on_the_way(draft, keep)
+  probs = draft.probs
+  if probs is not None:
+    probs = jnp.where(keep[..., None], probs, 0)
+  return dataclasses.replace(
+    draft, tokens=jnp.where(keep, draft.tokens, -1), probs=probs
+  )
+
+
+def compact(draft: Draft) -> Draft:
+  """The same tree, its nodes that are there before those that are not.
+
+  Siblings stay in their order, and nodes behind their parents.
+  """
+  if draft.parents is None:
+    return draft
+  is_there = draft.tokens >= 0
+  order = jnp.argsort(~is_there, axis=1, stable=True)
+  take = lambda x: jnp.take_along_axis(
+    x, order.reshape(*order.shape, *(1,) * (x.ndim - 2)), axis=1
+  )
+  number = jnp.cumsum(is_there, axis=1, dtype=jnp.int32)
+  number = jnp.pad(number, ((0, 0), (1, 0)))
+  parents = jnp.take_along_axis(number, take(draft.parents), axis=1)
+  most = draft.num_children
+  if most is not None:
+    most = (max(most),) * len(most)
+  return dataclasses.replace(
+    draft,
+    tokens=take(draft.tokens),
+    probs=None if draft.probs is None else take(draft.probs),
+    parents=jnp.where(take(is_there), parents, 0),
+    num_children=most,
+    signals=None,
+  )

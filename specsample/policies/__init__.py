@@ -1,0 +1,27 @@
+"""What decides how much is drafted and verified: filters and lengths."""
+
+from specsample.policies.entropy import AdaEDL
+from specsample.policies.entropy import SVIP
+from specsample.policies.fastest import Fastest
+from specsample.policies.filters import Confidence
+from specsample.policies.filters import ConfidenceProduct
+from specsample.policies.filters import LargestProbability
+from specsample.policies.filters import PathProbability
+from specsample.policies.filters import TokenProbability
+from specsample.policies.filters import TopK
+from specsample.policies.filters import TopNodes
+from specsample.policies.fixed import Fixed
+
+__all__ = [
+  'SVIP',
+  'AdaEDL',
+  'Confidence',
+  'ConfidenceProduct',
+  'Fastest',
+  'Fixed',
+  'LargestProbability',
+  'PathProbability',
+  'TokenProbability',
+  'TopK',
+  'TopNodes',
+]

@@ -1,0 +1,105 @@
+"""Stops where the drafter is unsure: lengths that follow from its entropy.
+
+The entropy of the draft's distribution bounds how likely a token of it is kept
+from below, and it is known before the token is drawn.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specsample import types
+from specsample.policies import policy
+from specsample.types import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class SVIP(policy.Filter):
+  """Drafts while the root of the entropy, in nats, is at most the threshold.
+
+  Zhang et al., 2411.18462.
+  """
+
+  threshold: float = 1.0
+  reads_token = False
+
+  def __post_init__(self):
+    """Refuses a threshold below 0."""
+    if self.threshold < 0:
+      raise ValueError(
+        f'threshold is {self.threshold!r}: give the root of an entropy, at '
+        'least 0'
+      )
+
+  def passes(self, draft, state):
+    """See `policy.Policy`."""
+    del state
+    return jnp.sqrt(policy.signals_of(draft, self).entropy) <= self.threshold
+
+
+@types.pytree
+class AdaEDLState:
+  """What AdaEDL has learned of a row."""
+
+  threshold: Array  # [] float32, of the bound
+  rate: Array  # [] float32, running share of the drafts that were kept
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaEDL(policy.Filter):
+  """Drafts while 1 - sqrt(scale * entropy) is at least a running threshold.
+
+  That bound is on the probability that a token is kept. The threshold rises
+  where less than the `target_rate` of the drafts is kept, and falls otherwise
+  (Agrawal et al., 2410.18351).
+
+  Attributes:
+    scale: gamma, of the entropy in nats.
+    threshold: lambda, in the first round.
+    target_rate: alpha, the share of drafts that should be kept.
+    step: epsilon, by which the threshold moves.
+    rate_decay: beta_1, of the running share. threshold_decay: beta_2, of the
+      threshold.
+  """
+
+  scale: float = 0.2
+  threshold: float = 0.4
+  target_rate: float = 0.8
+  step: float = 0.05
+  rate_decay: float = 0.5
+  threshold_decay: float = 0.9
+  reads_token = False
+
+  def __post_init__(self):
+    """Refuses settings that are no shares."""
+    if self.scale < 0:
+      raise ValueError(f'scale is {self.scale!r}: give a number of at least 0')
+    for name in (
+      *('threshold', 'target_rate', 'step', 'rate_decay'),
+      'threshold_decay',
+    ):
+      policy.check_share(name, getattr(self, name))
+
+  def init(self, num_draft_tokens):
+    """See `policy.Policy`."""
+    del num_draft_tokens
+    return AdaEDLState(
+      threshold=jnp.float32(self.threshold), rate=jnp.float32(self.target_rate)
+    )
+
+  def passes(self, draft, state):
+    """See `policy.Policy`."""
+    entropy = policy.signals_of(draft, self).entropy
+    return 1 - jnp.sqrt(self.scale * entropy) >= state.threshold
+
+  def update(self, drafted, kept, state):
+    """See `policy.Policy`."""
+    mix = lambda decay, old, new: decay * old + (1 - decay) * new
+    rate = mix(self.rate_decay, state.rate, kept / jnp.maximum(drafted, 1))
+    moved = state.threshold + self.step * jnp.sign(self.target_rate - rate)
+    # Where nothing passes nothing would ever again.
+    moved = jnp.clip(mix(self.threshold_decay, state.threshold, moved), 0, 1)
+    learn = lambda new, old: jnp.where(drafted > 0, new, old)
+    return AdaEDLState(
+      threshold=learn(moved, state.threshold), rate=learn(rate, state.rate)
+    )

@@ -1,0 +1,136 @@
+"""The length that promises the most tokens a second, which may be none."""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import types
+from specsample.policies import policy
+from specsample.types import Array
+
+
+@types.pytree
+class FastestState:
+  """What is known of a row's drafts; the counts fade."""
+
+  reached: Array  # [K] float32, rounds in which draft i was decided on
+  kept: Array  # [K] float32, rounds in which it was kept
+  wait: Array  # [] int32, rounds until drafts are tried again
+  patience: Array  # [] int32, how many they will be next time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fastest(policy.Length):
+  """Maximises E[tokens of a round] / cost of the round over K = 0, 1, ...
+
+  E = 1 + a_1 + a_1 a_2 + ..., where a_i is how often draft i is kept once it is
+  reached, in this row so far. (With one a for all it is Leviathan et al.'s,
+  2211.17192.) Where K = 0 promises the most it decodes plainly, and tries a
+  draft again after a while that doubles each time it is in vain.
+
+  Attributes:
+    costs: [K + 1] of a round of 0, 1, ... drafts, in any unit, as
+      `python -m experiments.length_costs` measures it.
+    prior: how often drafts are kept, before anything is known.
+    strength: so many rounds are needed to make as much of a difference.
+    decay: of the counts, a round.
+    patience: rounds until the first new try; most_patience: and the most.
+  """
+
+  costs: Sequence[float]
+  prior: float = 0.7
+  strength: float = 2.0
+  decay: float = 0.97
+  patience: int = 16
+  most_patience: int = 256
+
+  def __post_init__(self):
+    """Refuses costs that are none, and shares that are none."""
+    costs = tuple(float(cost) for cost in self.costs)
+    object.__setattr__(self, 'costs', costs)
+    if len(costs) < 2 or not all(0 < cost < math.inf for cost in costs):
+      raise ValueError(
+        f'costs are {costs}: give that of a round without drafts, of one '
+        'with 1 draft, and so on, each above 0'
+      )
+    for name in ('prior', 'decay'):
+      policy.check_share(name, getattr(self, name))
+    if self.strength <= 0:
+      raise ValueError(f'strength is {self.strength!r}: give a number above 0')
+    if not 1 <= self.patience <= self.most_patience:
+      raise ValueError(
+        f'patience is {self.patience} and most_patience {self.most_patience}: '
+        'they must satisfy 1 <= patience <= most_patience'
+      )
+
+  @property
+  def most(self) -> int:
+    """See `policy.Policy`."""
+    return len(self.costs) - 1
+
+  def init(self, num_draft_tokens):
+    """See `policy.Policy`.
+
+    Raises:
+      ValueError: there is no cost for as many drafts.
+    """
+    if self.most < num_draft_tokens:
+      raise ValueError(
+        f'costs has {len(self.costs)} numbers, and rounds have up to '
+        f'{num_draft_tokens} drafts: give {num_draft_tokens + 1}'
+      )
+    zeros = jnp.zeros(num_draft_tokens, jnp.float32)
+    return FastestState(
+      reached=zeros,
+      kept=zeros,
+      wait=jnp.int32(0),
+      patience=jnp.int32(self.patience),
+    )
+
+  def acceptance(self, state: FastestState) -> Array:
+    """a [K]: how often draft i is kept, of the rounds that decide on it."""
+    strength = self.strength
+    of_all = (jnp.sum(state.kept) + strength * self.prior) / (
+      jnp.sum(state.reached) + strength
+    )
+    return (state.kept + strength * of_all) / (state.reached + strength)
+
+  def tokens_a_cost(self, state: FastestState) -> Array:
+    """E[tokens] / cost, [K + 1]."""
+    kept = jnp.cumprod(self.acceptance(state))
+    tokens = 1 + jnp.cumsum(jnp.pad(kept, (1, 0)))
+    costs = np.asarray(self.costs[: tokens.size], np.float32)
+    return tokens / costs
+
+  def length(self, state):
+    """See `policy.Policy`."""
+    promised = self.tokens_a_cost(state)
+    best = jnp.argmax(promised)
+    tried = 1 + jnp.argmax(promised[1:])
+    is_plain = (best == 0) & (state.wait > 0)
+    return jnp.where(is_plain, 0, jnp.where(best == 0, tried, best))
+
+  def update(self, drafted, kept, state):
+    """See `policy.Policy`."""
+    index = jnp.arange(state.kept.size)
+    reached = (index <= kept) & (index < drafted)
+    fade = lambda old, new: jnp.where(reached, self.decay * old + new, old)
+    new = dataclasses.replace(
+      state,
+      reached=fade(state.reached, 1.0),
+      kept=fade(state.kept, index < kept),
+    )
+    is_plain = jnp.argmax(self.tokens_a_cost(new)) == 0
+    in_vain = (drafted > 0) & (kept == 0)
+    patience = jnp.where(
+      in_vain & is_plain,
+      jnp.minimum(2 * state.patience, self.most_patience),
+      jnp.where(drafted > 0, self.patience, state.patience),
+    )
+    wait = jnp.where(drafted > 0, state.patience, state.wait - 1)
+    return dataclasses.replace(
+      new, wait=jnp.where(is_plain, wait, 0), patience=patience
+    )

@@ -1,0 +1,186 @@
+"""Filters: which drafts are promising enough to be verified, without a state.
+
+All read what the drafter says by itself (`types.Signals`), so that they mean
+the same at every temperature.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specsample import drafts
+from specsample.policies import policy
+from specsample.types import Array, Draft, DraftLaw
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenProbability(policy.Filter):
+  """Goes on behind drafts of at least that probability."""
+
+  threshold: float
+  reads_token = True
+
+  def __post_init__(self):
+    """Refuses what is no probability."""
+    policy.check_share('threshold', self.threshold)
+
+  def passes(self, draft, state):
+    """See `policy.Policy`."""
+    del state
+    return jnp.exp(policy.signals_of(draft, self).log_prob) >= self.threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class PathProbability(policy.Filter):
+  """Goes on behind drafts that are as likely, with all on the way to them."""
+
+  threshold: float
+  reads_token = True
+
+  def __post_init__(self):
+    """Refuses what is no probability."""
+    policy.check_share('threshold', self.threshold)
+
+  def passes(self, draft, state):
+    """See `policy.Policy`."""
+    del state
+    log_prob = policy.signals_of(draft, self).log_prob
+    return jnp.exp(_along(draft, log_prob)) >= self.threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK(policy.Filter):
+  """Goes on behind drafts that are among the k most likely of their place."""
+
+  k: int
+  reads_token = True
+
+  def __post_init__(self):
+    """Refuses to keep nothing."""
+    _check_count('k', self.k)
+
+  def passes(self, draft, state):
+    """See `policy.Policy`."""
+    del state
+    return policy.signals_of(draft, self).rank < self.k
+
+
+@dataclasses.dataclass(frozen=True)
+class LargestProbability(policy.Filter):
+  """Drafts a token while the most likely one has at least that probability.
+
+  Which is known before one is drawn.
+  """
+
+  threshold: float
+  reads_token = False
+
+  def __post_init__(self):
+    """Refuses what is no probability."""
+    policy.check_share('threshold', self.threshold)
+
+  def passes(self, draft, state):
+    """See `policy.Policy`."""
+    del state
+    largest = policy.signals_of(draft, self).max_log_prob
+    return jnp.exp(largest) >= self.threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class Confidence(policy.Filter):
+  """Drafts a token while a trained head trusts it at least so much."""
+
+  threshold: float
+  reads_token = False
+
+  def __post_init__(self):
+    """Refuses what is no probability."""
+    policy.check_share('threshold', self.threshold)
+
+  def passes(self, draft, state):
+    """See `policy.Policy`."""
+    del state
+    return confidence_of(draft, self) >= self.threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfidenceProduct(policy.Filter):
+  """Drafts while all tokens so far are kept with at least that probability.
+
+  Of a trained head's estimates, which are multiplied: SpecDec++ (Huang et al.,
+  2405.19715) stops where the probability of a rejection is too large, DSpark
+  where that of the whole is too small.
+  """
+
+  threshold: float
+  reads_token = False
+
+  def __post_init__(self):
+    """Refuses what is no probability."""
+    policy.check_share('threshold', self.threshold)
+
+  def passes(self, draft, state):
+    """See `policy.Policy`."""
+    del state
+    log_confidence = jnp.log(confidence_of(draft, self))
+    return jnp.exp(_along(draft, log_confidence)) >= self.threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class TopNodes(policy.Filter):
+  """Of a tree the `num_nodes` whose paths are the most likely.
+
+  Exact where a tree is a function of the text: of drawn siblings the likely
+  ones were drawn more often, and to keep those is biased.
+  """
+
+  num_nodes: int
+  reads_token = True
+
+  def __post_init__(self):
+    """Refuses to keep nothing."""
+    _check_count('num_nodes', self.num_nodes)
+
+  def passes(self, draft, state):
+    """See `policy.Policy`."""
+    del state
+    if draft.law is not DraftLaw.POINT_MASS:
+      raise ValueError(
+        'TopNodes chooses among drafts by their own probability, and those of '
+        f'law {draft.law.value!r} were drawn: it is exact for point masses, '
+        'such as Tree(law=DraftLaw.POINT_MASS) and DynamicTree'
+      )
+    scores = _along(draft, policy.signals_of(draft, self).log_prob)
+    scores = jnp.where(draft.tokens >= 0, scores, -jnp.inf)
+    number = jnp.arange(scores.size)
+    # Of equals the first, which is never behind the other.
+    is_better = (scores > scores[:, None]) | (
+      (scores == scores[:, None]) & (number < number[:, None])
+    )
+    return jnp.sum(is_better, axis=1) < self.num_nodes
+
+
+def confidence_of(draft: Draft, of: policy.Policy) -> Array:
+  """A trained head's estimate for each draft, [N].
+
+  Raises:
+    ValueError: the drafter has no such head.
+  """
+  confidence = policy.signals_of(draft, of).confidence
+  if confidence is None:
+    raise ValueError(
+      f'{type(of).__name__} reads what a trained head says, and the drafter '
+      'has none: draft with DSpark, or choose LargestProbability'
+    )
+  return confidence
+
+
+def _along(draft, values):
+  """The sums [N] of values [N] along the way to each node, itself too."""
+  before = drafts.on_the_way(draft)[1:]
+  return jnp.sum(jnp.where(before, values, 0), axis=-1)
+
+
+def _check_count(name, value):
+  if value < 1:
+    raise ValueError(f'{name} is {value!r}: keep at least 1')

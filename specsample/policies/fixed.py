@@ -1,0 +1,41 @@
+"""The same number of drafts in every round."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specsample.policies import policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(policy.Length):
+  """Asks for `num_draft_tokens` tokens, 0 for plain decoding."""
+
+  num_draft_tokens: int
+
+  def __post_init__(self):
+    """Refuses a length below 0."""
+    if self.num_draft_tokens < 0:
+      raise ValueError(
+        f'num_draft_tokens is {self.num_draft_tokens}: ask for at least 0'
+      )
+
+  @property
+  def most(self) -> int:
+    """See `policy.Policy`."""
+    return self.num_draft_tokens
+
+  def init(self, num_draft_tokens):
+    """See `policy.Policy`."""
+    del num_draft_tokens
+    return ()
+
+  def length(self, state):
+    """See `policy.Policy`."""
+    del state
+    return jnp.int32(self.num_draft_tokens)
+
+  def update(self, drafted, kept, state):
+    """See `policy.Policy`."""
+    del drafted, kept
+    return state

@@ -1,0 +1,261 @@
+"""Drafts that are cut, and rounds that are left out: nothing else changes."""
+
+import dataclasses
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import policies
+from specsample import step
+from specsample import testing
+from specsample import tree
+from specsample import verify
+from specsample.policies import policy as policy_lib
+from specsample.sampling import Sampling
+
+_V = 12
+_TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
+_K = 3
+_MAKE = {'model': _TARGET, 'num_draft_tokens': _K}
+_CHAIN = drafters.Chain(**_MAKE)
+_DRAFTERS = {
+  'chain': _CHAIN,
+  'draft model': drafters.DraftModel(layers=(0, 2), **_MAKE),
+  'skip': drafters.Skip(layers=(0, 2), **_MAKE),
+  'medusa': drafters.Medusa(**_MAKE),
+  'hydra++': drafters.Hydra(prefix_attention=True, **_MAKE),
+  'eagle3': drafters.Eagle3(feature_layers=(-1, 1, 0), **_MAKE),
+  'mtp': drafters.MTP(num_modules=2, **_MAKE),
+  'dflash': drafters.DFlash(feature_layers=(0, 1), num_layers=1, **_MAKE),
+  'tree': drafters.Tree(
+    drafter=_CHAIN, topology=tree.Topology((0, 0, 1, 2, 3, 4))
+  ),
+}
+_PROMPTS = np.arange(3 * 6).reshape(3, 6) % _V
+_LENGTHS = np.asarray([6, 1, 4], np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seldom(policy_lib.Length):
+  """Drafts in every fourth round."""
+
+  def init(self, num_draft_tokens):
+    del num_draft_tokens
+    return jnp.int32(0)
+
+  def length(self, state):
+    return jnp.where(state % 4 == 3, 99, 0)
+
+  def update(self, drafted, kept, state):
+    del drafted, kept
+    return state + 1
+
+
+@functools.cache
+def _params(name):
+  drafter = _DRAFTERS[name]
+  target = jax.tree.map(lambda x: 1.6 * x, _TARGET.init(jax.random.key(0)))
+  if name in ('chain', 'tree'):
+    other = jax.tree.map(lambda x: 1.02 * x, target)
+    return {'target': target, 'drafter': other}
+  if name == 'skip':
+    return {'target': target}
+  own = drafter.init_params(jax.random.key(1), target)
+  return {
+    'target': target,
+    'drafter': testing.with_noise(own, jax.random.key(2)),
+  }
+
+
+def _start(drafter, params, prompts, lengths):
+  return specsample.prefill(
+    params,
+    prompts,
+    lengths,
+    jax.random.key(0),
+    model=_TARGET,
+    drafter=drafter,
+    sampling=Sampling(temperature=0.0),
+    max_new_tokens=60,
+    max_length=80,
+  )
+
+
+def _check_next_draft(drafter, params, rule, state):
+  """Against that of a drafter which is given all tokens at once."""
+  fresh = _start(drafter, params, state.tokens, np.asarray(state.length))
+  fresh = dataclasses.replace(fresh, limit=state.limit)
+  if isinstance(drafter, drafters.Adaptive):
+    of_policies = state.draft.policies
+    draft = dataclasses.replace(fresh.draft, policies=of_policies)
+    fresh = dataclasses.replace(fresh, draft=draft)
+  propose = jax.jit(
+    lambda state: step.propose(params, state, drafter=drafter, verify=rule)[0]
+  )
+  found, expected = propose(state), propose(fresh)
+  assert np.all(np.asarray(found.tokens) >= 0)
+  np.testing.assert_array_equal(found.tokens, expected.tokens)
+  np.testing.assert_allclose(
+    found.signals.log_prob, expected.signals.log_prob, atol=2e-4
+  )
+
+
+def _rule(name):
+  return verify.tree if name == 'tree' else verify.chain
+
+
+def _advance(drafter, name, rounds):
+  params = _params(name)
+  state = specsample.advance(
+    params,
+    _start(drafter, params, _PROMPTS, _LENGTHS),
+    model=_TARGET,
+    drafter=drafter,
+    verify=_rule(name),
+    max_rounds=rounds,
+  )
+  assert not np.any(state.done)
+  if name in ('chain', 'tree'):
+    # The others keep so many too seldom for tokens that were never fed.
+    assert np.all(state.accepted[:, 3])
+  return state
+
+
+@pytest.mark.parametrize('name', _DRAFTERS)
+def test_behind_rounds_that_were_left_out_it_drafts_as_ever(name):
+  drafter = drafters.Adaptive(drafter=_DRAFTERS[name], policies=(_Seldom(),))
+  state = _advance(drafter, name, rounds=27)
+  assert np.all(np.asarray(state.proposed) == [21, 0, 0, 6])
+  _check_next_draft(drafter, _params(name), _rule(name), state)
+
+
+def test_behind_rounds_of_a_tree_a_draft_model_drafts_as_ever():
+  drafter = _DRAFTERS['tree']
+  state = _advance(drafter, 'tree', rounds=9)
+  _check_next_draft(drafter, _params('tree'), verify.tree, state)
+
+
+_COSTS = (1.0, 1.1, 1.2, 1.3)
+_POLICIES = {
+  'token': policies.TokenProbability(0.3),
+  'entropy': policies.SVIP(1.1),
+  'fastest': policies.Fastest(costs=_COSTS, patience=2, strength=0.5),
+}
+
+
+def _adaptive(name, policy):
+  return drafters.Adaptive(
+    drafter=_DRAFTERS[name], policies=(_POLICIES[policy],), widths=(0, 1)
+  )
+
+
+@pytest.mark.parametrize(
+  ('name', 'policy'),
+  [('chain', 'token'), ('eagle3', 'entropy'), ('tree', 'fastest')],
+)
+def test_greedy_output_is_the_targets_own(name, policy):
+  testing.assert_greedy_equal(
+    _params(name),
+    _PROMPTS,
+    _LENGTHS,
+    model=_TARGET,
+    drafter=_adaptive(name, policy),
+    verify=_rule(name),
+    max_new_tokens=24,
+  )
+
+
+@pytest.mark.parametrize('policy', ['token', 'fastest'])
+def test_rows_are_the_same_in_any_batch(policy):
+  testing.assert_batch_invariant(
+    _params('chain'),
+    _PROMPTS,
+    _LENGTHS,
+    jax.random.key(2),
+    model=_TARGET,
+    drafter=_adaptive('chain', policy),
+    verify=verify.block,
+    sampling=Sampling(temperature=np.asarray([1.0, 0.0, 0.5])),
+    max_new_tokens=12,
+  )
+
+
+def test_the_target_reads_no_more_than_what_was_drafted():
+  """Of a tree pruned to two nodes, three inputs: counted in the program."""
+  policy = policies.TopNodes(2)
+  drafter = lambda widths: drafters.Adaptive(
+    drafter=_DRAFTERS['tree'], policies=(policy,), widths=widths
+  )
+  seen = []
+
+  @dataclasses.dataclass(frozen=True)
+  class Counting(type(_TARGET)):
+    def apply(self, params, tokens, cache, features=(), parents=None):
+      if parents is not None:
+        jax.debug.callback(lambda: seen.append(tokens.shape[1]))
+      return super().apply(params, tokens, cache, features, parents)
+
+  model = Counting(
+    **{
+      field.name: getattr(_TARGET, field.name)
+      for field in dataclasses.fields(_TARGET)
+    }
+  )
+  for widths, inputs in (((), 7), ((2,), 3)):
+    seen.clear()
+    state = _start(drafter(widths), _params('tree'), _PROMPTS, _LENGTHS)
+    state = specsample.advance(
+      _params('tree'),
+      state,
+      model=model,
+      drafter=drafter(widths),
+      verify=verify.tree,
+      max_rounds=4,
+    )
+    jax.effects_barrier()
+    assert set(seen) == {inputs}
+    assert np.all(np.asarray(state.proposed)[:, 3:] == 0) or widths
+
+
+def test_more_than_k_is_clamped_and_said_once(caplog):
+  make = lambda: drafters.Adaptive(
+    drafter=_CHAIN, policies=(policies.Fixed(77),)
+  )
+  with caplog.at_level(logging.WARNING):
+    drafter = make()
+    make()
+  assert caplog.text.count('Fixed asks for up to 77 drafts a round') == 1
+  state = _start(drafter, _params('chain'), _PROMPTS, _LENGTHS)
+  draft, _ = step.propose(
+    _params('chain'), state, drafter=drafter, verify=verify.chain
+  )
+  assert draft.tokens.shape == (3, _K) and np.all(draft.tokens >= 0)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'policies': ()}, 'policies is empty'),
+    ({'widths': (2, 1)}, 'rising numbers of drafts, from 0 to 3'),
+    ({'widths': (0, 4)}, r'widths are \(0, 4\)'),
+    ({'drafter': object()}, 'object has no pause and resume'),
+  ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+  good = {'drafter': _CHAIN, 'policies': (policies.Fixed(1),)}
+  with pytest.raises(ValueError, match=message):
+    drafters.Adaptive(**(good | settings))
+
+
+def test_what_a_filter_cannot_read_is_refused_when_it_is_traced():
+  ngram = drafters.Ngram(num_draft_tokens=_K)
+  drafter = drafters.Adaptive(drafter=ngram, policies=(policies.SVIP(),))
+  state = _start(drafter, _params('chain'), _PROMPTS, _LENGTHS)
+  with pytest.raises(ValueError, match='SVIP reads'):
+    step.propose(_params('chain'), state, drafter=drafter, verify=verify.chain)

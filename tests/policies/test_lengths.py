@@ -1,0 +1,119 @@
+"""Lengths that follow from what was kept so far."""
+
+import jax
+import numpy as np
+import pytest
+
+from specsample import policies
+
+
+def _after(policy, rounds, num_draft_tokens=3):
+  """The state after rounds of (drafted, kept)."""
+  state = policy.init(num_draft_tokens)
+  for drafted, kept in rounds:
+    state = jax.jit(policy.update)(np.int32(drafted), np.int32(kept), state)
+  return state
+
+
+def test_adaedl_asks_for_more_certainty_where_too_little_is_kept():
+  policy = policies.AdaEDL(
+    threshold=0.4,
+    target_rate=0.8,
+    step=0.1,
+    rate_decay=0.5,
+    threshold_decay=0.9,
+  )
+  # Shares .25 and .75 make rates .525 and .6375, both below the target.
+  state = _after(policy, [(4, 1), (4, 3)])
+  np.testing.assert_allclose(state.rate, 0.6375, rtol=1e-6)
+  np.testing.assert_allclose(state.threshold, 0.42, rtol=1e-6)
+  high = _after(policy, [(4, 4)])
+  np.testing.assert_allclose(high.threshold, 0.39, rtol=1e-6)
+  still = _after(policy, [(0, 0)])
+  np.testing.assert_allclose(still.threshold, 0.4, rtol=1e-6)
+
+
+def test_fastest_counts_what_was_decided():
+  policy = policies.Fastest(
+    costs=(1, 1, 1, 1), prior=0.5, strength=2.0, decay=0.5
+  )
+  # Of three drafts one was kept, so the third was not decided on.
+  state = _after(policy, [(3, 1), (1, 1)])
+  np.testing.assert_allclose(state.reached, [1.5, 1.0, 0.0])
+  np.testing.assert_allclose(state.kept, [1.5, 0.0, 0.0])
+  of_all = (1.5 + 1.0) / (2.5 + 2.0)
+  np.testing.assert_allclose(
+    policy.acceptance(state),
+    [(1.5 + 2 * of_all) / 3.5, 2 * of_all / 3, of_all],
+    rtol=1e-6,
+  )
+
+
+@pytest.mark.parametrize(
+  ('costs', 'rate', 'length'),
+  [
+    # E[tokens] of a = .8: 1, 1.8, 2.44, 2.952.
+    ((1, 1, 1, 1), 0.8, 3),
+    ((1, 1.2, 1.4, 1.9), 0.8, 2),
+    ((1, 1.2, 1.8, 2.7), 0.8, 1),
+  ],
+)
+def test_fastest_maximises_tokens_a_cost(costs, rate, length):
+  policy = policies.Fastest(costs=costs, prior=rate)
+  assert int(policy.length(policy.init(3))) == length
+  expected = np.cumsum([1, rate, rate**2, rate**3]) / costs
+  np.testing.assert_allclose(
+    policy.tokens_a_cost(policy.init(3)), expected, rtol=1e-6
+  )
+
+
+def test_fastest_decodes_plainly_where_drafts_lose_and_tries_again_ever_later():
+  policy = policies.Fastest(
+    costs=(1, 1.5, 2, 3), patience=4, most_patience=16, strength=1.0
+  )
+  state = policy.init(3)
+  lengths = []
+  for _ in range(120):
+    lengths.append(int(policy.length(state)))
+    state = policy.update(np.int32(lengths[-1]), np.int32(0), state)
+  tries = np.flatnonzero(lengths)
+  waits = np.diff(tries[tries > tries[0] + 4])
+  # As long as it waits at most, and no sooner.
+  assert waits[-1] == waits[-2] == 17
+  assert np.all(np.diff(waits) >= 0) and waits[0] < 17
+  assert max(lengths[i] for i in tries[-3:]) == 1
+
+
+def test_fastest_comes_back_when_drafts_are_good_again():
+  policy = policies.Fastest(costs=(1, 1.2, 1.4, 1.6), patience=4)
+  state = policy.init(3)
+  for _ in range(60):
+    drafted = policy.length(state)
+    state = policy.update(drafted, np.int32(0), state)
+  lengths = []
+  for _ in range(400):
+    lengths.append(int(policy.length(state)))
+    state = policy.update(np.int32(lengths[-1]), np.int32(lengths[-1]), state)
+  assert lengths[0] == 0
+  assert np.all(np.asarray(lengths[-50:]) == 3)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'costs': (1,)}, 'costs are'),
+    ({'costs': (1, 0)}, 'each above 0'),
+    ({'costs': (1, float('nan'))}, 'each above 0'),
+    ({'costs': (1, 2), 'prior': 1.2}, 'prior is 1.2'),
+    ({'costs': (1, 2), 'strength': 0}, 'strength is 0'),
+    ({'costs': (1, 2), 'patience': 0}, 'patience is 0'),
+  ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+  with pytest.raises(ValueError, match=message):
+    policies.Fastest(**settings)
+
+
+def test_a_cost_that_is_missing_is_named():
+  with pytest.raises(ValueError, match=r'costs has 2 numbers, .* give 5'):
+    policies.Fastest(costs=(1, 2)).init(4)
