@@ -150,8 +150,8 @@ class Adaptive(branching.OverBranches):
     wanted = jnp.full((batch,), self.depth, jnp.int32)
     wanted = sharding.constrain(wanted, 'batch')
     for policy, state in zip(self.policies, states, strict=True):
-      if policy.length(jax.tree.map(lambda x: x[0], state)) is not None:
-        asked: Any = jax.vmap(policy.length, axis_size=batch)(state)
+      asked: Any = jax.vmap(policy.length, axis_size=batch)(state)
+      if asked is not None:
         wanted = jnp.minimum(wanted, asked.astype(jnp.int32))
     return jnp.maximum(wanted, 0)
 
@@ -163,7 +163,7 @@ class Adaptive(branching.OverBranches):
     stays = jnp.broadcast_to(depths <= wanted[:, None], draft.tokens.shape)
     is_open = depths < wanted[:, None]
     for policy, state in zip(self.policies, states, strict=True):
-      passes = _passes(policy, draft, state)
+      passes: Any = jax.vmap(policy.passes)(draft, state)
       if passes is None:
         continue
       is_open &= passes
@@ -172,14 +172,6 @@ class Adaptive(branching.OverBranches):
       stays &= passes
     stays = drafts.all_on_the_way(draft, stays)
     return stays, stays & drafts.all_on_the_way(draft, is_open)
-
-
-def _passes(policy, draft, state):
-  """`policy.passes` of each row, [B, N]; None for all."""
-  row = jax.tree.map(lambda x: x[0], (draft, state))
-  if policy.passes(*row) is None:
-    return None
-  return jax.vmap(policy.passes)(draft, state)
 
 
 def _nothing(like):

@@ -8,6 +8,7 @@ import pytest
 
 import specsample
 from specsample import drafters
+from specsample import policies
 from specsample import sharding
 from specsample import testing
 from specsample import verify
@@ -75,6 +76,14 @@ DRAFTERS = {
     draft_vocab_size=40,
   ),
   'mtp': drafters.MTP(model=TARGET, num_draft_tokens=3),
+  'adaptive': drafters.Adaptive(
+    drafter=drafters.Chain(model=DRAFT, num_draft_tokens=3),
+    policies=(
+      policies.SVIP(2.35),
+      policies.Fastest(costs=(1.0, 1.1, 1.3, 1.5), patience=2, strength=0.5),
+    ),
+    widths=(0, 1),
+  ),
 }
 TRAINED = (
   *('medusa', 'hydra', 'draft model', 'dflash', 'dspark'),
