@@ -34,6 +34,9 @@ _PROMPTS = flags.DEFINE_string(
   'experiments/data/prompts.jsonl',
   'Prompts, of which one of middling length is decoded.',
 )
+_LIMIT = flags.DEFINE_integer(
+  'limit', 4, 'Only the first so many prompts.', lower_bound=1
+)
 
 
 def main() -> None:
@@ -48,10 +51,9 @@ def _measure() -> None:
   with cli.bad_input():
     out = files.at(_OUT.value or f'results/{config.name()}')
     path = config.find(_PROMPTS.value)
+    prompts = prompts_lib.read(path, _LIMIT.value)
     evaluation = evaluation_lib.Evaluation()
-    tokens = [
-      evaluation.encode(path, prompt) for prompt in prompts_lib.read(path, None)
-    ]
+    tokens = [evaluation.encode(path, prompt) for prompt in prompts]
     work = round_costs.work(evaluation)
     cli.make_folder(out)
   costs = round_costs.measure(evaluation, work, tokens, progress.bar)
