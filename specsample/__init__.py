@@ -4,6 +4,7 @@ from specsample import drafters
 from specsample import sharding
 from specsample import stats
 from specsample import verify
+from specsample.continuous import generate_all
 from specsample.decode import advance
 from specsample.decode import finish
 from specsample.decode import generate
@@ -31,6 +32,7 @@ __all__ = [
   'drafters',
   'finish',
   'generate',
+  'generate_all',
   'load',
   'load_drafter',
   'match_vocabulary',
