@@ -33,7 +33,7 @@ from specsample.types import (
   Verifier,
 )
 
-# A short prompt is prefilled in one pass over a multiple of so many tokens.
+# Few sizes of short prompts, each an executable of its prefill in one pass.
 _WIDTH_MULTIPLE = 32
 
 
@@ -159,8 +159,7 @@ class Batch:
     # One shape for groups of any size.
     jobs = [*jobs, *[jobs[-1]] * (self._group - len(jobs))]
     longest = max(len(job.prompt) for job in jobs)
-    width = -(-longest // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
-    prompts = np.zeros((len(jobs), width), np.int32)
+    prompts = np.zeros((len(jobs), width(longest)), np.int32)
     for prompt, job in zip(prompts, jobs, strict=True):
       prompt[: len(job.prompt)] = job.prompt
     stack = lambda *values: np.stack(values)
@@ -190,6 +189,11 @@ class Batch:
       max_rounds=np.int32(rounds),
       max_finished=np.int32(max_finished),
     )
+
+
+def width(longest: int) -> int:
+  """What prompts are padded to for their prefill, by the longest of them."""
+  return -(-longest // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
 
 
 @contextlib.contextmanager
