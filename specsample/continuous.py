@@ -58,8 +58,8 @@ def generate_all(
       default what the longest needs. A row that fills it stops.
     batch_size: rows that are decoded at once.
     group_size: rows that are refilled at once. One that ends waits for the
-      others of its group, and shares its prefill with them; default as many as
-      the mesh divides a batch by, 1 without a mesh.
+      others of its group, and shares its prefill with them; default 1, and on a
+      mesh as many as it divides the batch by, at most an eighth of the batch.
 
   Returns:
     One Output a prompt, in the order of the prompts and as soon as all before
@@ -75,15 +75,18 @@ def generate_all(
   if not jobs:
     return iter(())
   longest = max(len(job.prompt) + job.max_new_tokens for job in jobs)
+  batch_size = min(batch_size, len(jobs))
+  if group_size is None:
+    group_size = max(1, min(sharding.batch_parts(), batch_size // 8))
   batch = refill.Batch(
     model=model,
     drafter=drafter,
     verify=verify,
     stop=stop,
-    batch_size=min(batch_size, len(jobs)),
+    batch_size=batch_size,
     max_length=longest if max_length is None else max_length,
     max_new_tokens=max(job.max_new_tokens for job in jobs),
-    group_size=sharding.batch_parts() if group_size is None else group_size,
+    group_size=group_size,
   )
   batch.check(params, key, jobs)
   waiting = iter(jobs)
