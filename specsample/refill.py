@@ -207,7 +207,8 @@ def named(index: int) -> Iterator[None]:
 
 def _row(output: Output, row: int, job: Job) -> Output:
   """A row, [1, ...], with as many columns as the job may have tokens."""
-  one = jax.tree.map(lambda x: x[row : row + 1], output)
+  # Copied: a view would keep all rows.
+  one = jax.tree.map(lambda x: x[row : row + 1].copy(), output)
   cut = lambda x: x[:, : job.max_new_tokens]
   return dataclasses.replace(
     one,

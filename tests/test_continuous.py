@@ -1,6 +1,7 @@
 """Prompts that take turns in a batch get the tokens that each has alone."""
 
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -160,33 +161,44 @@ def test_a_full_cache_stops_its_row():
   assert found[3].lengths == 5
 
 
-def test_outputs_come_as_soon_as_those_before_are_there():
-  # The second row takes all but the first prompt, while the first goes on.
-  prompts, most = [[1]] * 6, [3, 40, 1, 1, 1, 1]
-  outputs = generate_all(
-    prompts,
-    sampling=specsample.Sampling(temperature=1.0),
-    max_new_tokens=most,
-    stop=specsample.Stop(),
-    drafter=drafters.NoDraft(),
-    batch_size=2,
-  )
-  before = decode.advance._cache_size()
-  assert next(outputs).lengths == 3
-  outputs.close()  # leaves nothing behind
-  again = [
-    int(output.lengths[0])
-    for output in generate_all(
-      prompts,
-      sampling=specsample.Sampling(temperature=1.0),
-      max_new_tokens=most,
-      stop=specsample.Stop(),
-      drafter=drafters.NoDraft(),
-      batch_size=2,
+def test_rows_are_refilled_as_soon_as_they_are_done():
+  # The second row goes on while the first takes all the others.
+  most = [3, 40, 1, 1, 2, 1]
+  jobs = [
+    refill.Job(
+      index=i,
+      prompt=[1],
+      request_id=i,
+      sampling=specsample.Sampling(temperature=np.float32(1)),
+      max_new_tokens=count,
     )
+    for i, count in enumerate(most)
   ]
-  assert again == most
-  assert decode.advance._cache_size() == before + 1
+  waiting = iter(jobs)
+  batch = refill.Batch(
+    model=TARGET,
+    drafter=drafters.NoDraft(),
+    verify=verify.chain,
+    batch_size=2,
+    max_length=64,
+    max_new_tokens=40,
+  )
+  take = lambda count: list(itertools.islice(waiting, count))
+  order, rounds = [], []
+  for done in batch.run({'target': {}}, jax.random.key(5), take):
+    order.append(done.job.index)
+    rounds.append(int(done.state.round[1]))  # of the second row so far
+    assert done.output.lengths == most[done.job.index]
+  assert order == [0, 2, 3, 4, 5, 1]
+  assert rounds == [3, 4, 5, 7, 8, 40]
+
+
+def test_one_that_is_left_off_leaves_nothing_behind():
+  expected = static()
+  outputs = generate_all()
+  next(outputs)
+  outputs.close()
+  assert_rows_equal(list(generate_all()), expected)
 
 
 def test_few_executables_whatever_the_prompts():
