@@ -5,6 +5,7 @@ from specsample import policies
 from specsample import sharding
 from specsample import stats
 from specsample import verify
+from specsample.continuous import generate_all
 from specsample.decode import advance
 from specsample.decode import finish
 from specsample.decode import generate
@@ -32,6 +33,7 @@ __all__ = [
   'drafters',
   'finish',
   'generate',
+  'generate_all',
   'load',
   'load_drafter',
   'match_vocabulary',

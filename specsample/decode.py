@@ -6,16 +6,17 @@ updates use the parts. The model, drafter, verifier and stop conditions are
 static, so that each combination is one executable per bucket of prompts.
 """
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import initial
 from specsample import request as request_lib
 from specsample import sharding
 from specsample import step
-from specsample import streams
 from specsample.sampling import Sampling
 from specsample.stopping import Stop
 from specsample.types import (
@@ -26,7 +27,6 @@ from specsample.types import (
   Model,
   Output,
   Params,
-  TokenCounts,
   Verifier,
 )
 
@@ -42,7 +42,7 @@ def generate(
   drafter: Drafter,
   verify: Verifier,
   sampling: Sampling,
-  max_new_tokens: int,
+  max_new_tokens: ArrayLike | int,
   stop: Stop = Stop(),
   max_length: int | None = None,
 ) -> Output:
@@ -59,7 +59,8 @@ def generate(
     model: the target. drafter, verify: how to speculate; with `NoDraft` this
       is autoregressive decoding.
     sampling: settings, one for all rows or one a row.
-    max_new_tokens: at most so many tokens a row.
+    max_new_tokens: at most so many tokens a row: one number, or one a row [B];
+      of several M is the largest.
     stop: what else ends a row.
     max_length: room for so many tokens in the cache, prompt included; default
       P + max_new_tokens. A row that fills it, or the model's own limit, stops.
@@ -94,7 +95,8 @@ def generate(
     max_rounds=jax.device_put(np.int32(state.tokens.shape[1])),
   )
   batch = np.shape(prompts)[0]
-  return finish(state, max_new_tokens=max_new_tokens, batch_size=batch)
+  most = int(np.max(max_new_tokens))
+  return finish(state, max_new_tokens=most, batch_size=batch)
 
 
 def prefill(
@@ -107,14 +109,14 @@ def prefill(
   model: Model,
   drafter: Drafter,
   sampling: Sampling,
-  max_new_tokens: int,
+  max_new_tokens: ArrayLike | int,
   max_length: int | None = None,
 ) -> DecodeState:
   """Takes the prompts in, chunk by chunk; arguments as `generate`'s.
 
   A row of a running batch is refilled by prefilling a batch of one with the
   same `max_length` (given, not the default) and writing its leaves over that
-  row's.
+  row's, as `refill` does.
   """
   request = request_lib.check(
     params,
@@ -145,6 +147,7 @@ def advance(
   verify: Verifier,
   stop: Stop = Stop(),
   max_rounds: Array | int,
+  max_finished: Array | int | None = None,
 ) -> DecodeState:
   """Runs up to `max_rounds` more rounds, until every row is done.
 
@@ -153,25 +156,31 @@ def advance(
     state: from `prefill`. Its buffers are donated: use the returned one.
     model, drafter: as in `prefill`. verify, stop: as `generate`'s.
     max_rounds: int32; may differ from call to call without a new executable.
+    max_finished: int32; returns as soon as so many more rows are done, so that
+      they can be refilled. None waits for all.
 
   Raises:
     ValueError: the drafter proposes another number of tokens than the one of
       `prefill`, which left room for its own; a stop token that does not exist.
   """
   stop.check(model.vocab_size)
-  depth = state.proposed.shape[1] - 1
-  if depth != _depth(drafter):
+  own, depth = initial.depth(drafter), state.proposed.shape[1] - 1
+  if own != depth:
     raise ValueError(
-      f'the drafter proposes {_depth(drafter)} tokens a round, but the state '
-      f'was made for {depth}: prefill with this drafter'
+      f'the drafter proposes {own} tokens a round, but the state was made for '
+      f'{depth}: prefill with this drafter'
     )
   body = functools.partial(
     step.step, params, model=model, drafter=drafter, verify=verify, stop=stop
   )
 
+  enough: Array | int = state.done.size
+  if max_finished is not None:
+    enough = jnp.minimum(enough, jnp.sum(state.done) + max_finished)
+
   def cond(carry):
     state, rounds = carry
-    return (rounds < max_rounds) & ~jnp.all(state.done)
+    return (rounds < max_rounds) & (jnp.sum(state.done) < enough)
 
   def next_round(carry):
     state, rounds = carry
@@ -220,15 +229,10 @@ def finish(
   return jax.tree.map(lambda x: x[:batch_size], sharding.replicate(output))
 
 
-def _depth(drafter):
-  """The most drafts that a round keeps: all of a chain."""
-  return getattr(drafter, 'depth', drafter.num_draft_tokens)
-
-
 @functools.partial(jax.jit, static_argnames=('model', 'drafter'))
 def _prefill(params, request, *, model, drafter):
-  batch, slots = request.tokens.shape
-  chunk = request.chunk
+  state = initial.state(params, request, model=model, drafter=drafter)
+  batch, chunk = request.tokens.shape[0], request.chunk
   # All but the last token, which stays pending.
   fed = request.prompt_length - 1
 
@@ -249,52 +253,6 @@ def _prefill(params, request, *, model, drafter):
     return end, cache, draft
 
   _, cache, draft = jax.lax.while_loop(
-    cond,
-    next_chunk,
-    (
-      jnp.zeros((), jnp.int32),
-      model.init_cache(batch, slots, max(chunk, drafter.num_draft_tokens + 1)),
-      drafter.init(params, batch, slots),
-    ),
+    cond, next_chunk, (jnp.zeros((), jnp.int32), state.cache, state.draft)
   )
-  counts = None
-  if request.sampling.penalised:
-    is_token = jnp.arange(slots) < request.prompt_length[:, None]
-    generated = sharding.zeros(
-      (batch, model.vocab_size), jnp.int32, 'batch', None
-    )
-    add = jax.vmap(lambda row, tokens, weights: row.at[tokens].add(weights))
-    counts = TokenCounts(
-      prompt=add(generated, request.tokens, is_token.astype(jnp.int32)),
-      generated=generated,
-    )
-  row_keys = jax.vmap(streams.row_key, (None, 0))(
-    request.key, request.request_id
-  )
-  per_row = lambda dtype: sharding.zeros((batch,), dtype, 'batch')
-  table = lambda width, dtype: sharding.zeros(
-    (batch, width), dtype, 'batch', None
-  )
-  histogram = table(_depth(drafter) + 1, jnp.int32)
-  return DecodeState(
-    key=row_keys,
-    request_id=request.request_id,
-    prompt_length=request.prompt_length,
-    length=request.prompt_length,
-    limit=request.limit,
-    limit_reason=request.limit_reason,
-    # Rows that only fill up the batch may emit nothing.
-    done=request.limit <= request.prompt_length,
-    stop_reason=per_row(jnp.int32),
-    round=per_row(jnp.int32),
-    tokens=request.tokens,
-    log_probs=table(slots, jnp.float32),
-    origin=table(slots, jnp.int8),
-    emit_round=table(slots, jnp.int32),
-    proposed=histogram,
-    accepted=histogram,
-    sampling=request.sampling,
-    counts=counts,
-    cache=cache,
-    draft=draft,
-  )
+  return dataclasses.replace(state, cache=cache, draft=draft)

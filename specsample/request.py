@@ -84,7 +84,7 @@ def check(
   model: Model,
   drafter: Drafter,
   sampling: Sampling,
-  max_new_tokens: int,
+  max_new_tokens: Any,
   max_length: int | None,
 ) -> Request:
   """Checks the arguments of `decode.generate` and moves them to the device.
@@ -97,15 +97,16 @@ def check(
   _check_params(params)
   _check_key(key)
   _check_drafter(model, drafter)
-  max_new_tokens = _count('max_new_tokens', max_new_tokens)
   if np.ndim(prompts) != 2 or np.shape(lengths) != np.shape(prompts)[:1]:
     raise ValueError(
       f'prompts have shape {np.shape(prompts)} and lengths {np.shape(lengths)}:'
       ' expected [B, P] and [B] (pad_prompts makes both)'
     )
   batch, width = np.shape(prompts)
+  max_new_tokens = counts('max_new_tokens', max_new_tokens, batch)
   if max_length is None:
-    capacity = min(width + max_new_tokens, model.max_length)
+    most = int(np.max(max_new_tokens, initial=0))
+    capacity = min(width + most, model.max_length)
     longest = min(width, capacity)
   else:
     # Whatever P is: rows of one max_length can take each other's place.
@@ -121,12 +122,12 @@ def check(
   if not traced:
     prompts, lengths = jax.device_get((prompts, lengths))
     prompts, lengths = np.asarray(prompts), np.asarray(lengths)
-    _check_prompts(prompts, lengths, capacity, model)
+    check_prompts(prompts, lengths, capacity, model)
   # What pads a prompt may be no token at all, -100 for one.
   is_token = xp.arange(width) < xp.asarray(lengths)[:, None]
   kept = xp.where(is_token, xp.asarray(prompts), 0)[:, :slots].astype(np.int32)
   lengths = xp.asarray(lengths).astype(np.int32)
-  limit = lengths + min(max_new_tokens, capacity)
+  limit = lengths + np.minimum(max_new_tokens, capacity)
   request = Request(
     tokens=xp.pad(kept, ((0, 0), (0, slots - kept.shape[1]))),
     prompt_length=lengths,
@@ -135,7 +136,7 @@ def check(
       limit > capacity, StopReason.CACHE_FULL, StopReason.MAX_NEW_TOKENS
     ).astype(np.int32),
     key=key,
-    request_id=_request_ids(request_ids, batch),
+    request_id=ids(request_ids, batch),
     sampling=sampling_lib.per_row(sampling, batch, model.vocab_size),
     chunk=min(PREFILL_CHUNK, width),
   )
@@ -155,6 +156,22 @@ def _on_devices(request):
     rows.limit[-missing:] = 0
     request = dataclasses.replace(rows, key=request.key)
   return sharding.place(request, axes(request))
+
+
+def counts(name: str, value: Any, size: int) -> np.ndarray:
+  """One count of at least 1, or one each, as [size] int32."""
+  if np.ndim(value) == 0:
+    most = np.iinfo(np.int32).max
+    return np.full(size, min(_count(name, value), most), np.int32)
+  given = np.asarray(jax.device_get(value))
+  cast = given.astype(np.int32)
+  is_count = np.array_equal(cast, given) and np.all(cast >= 1)
+  if given.shape != (size,) or not is_count:
+    raise ValueError(
+      f'{name} are {given.tolist()}: give one number, or one a prompt [{size}],'
+      ' each an integer of at least 1'
+    )
+  return cast
 
 
 def _count(name, value):
@@ -199,7 +216,8 @@ def _check_key(key):
     raise ValueError(f'key is {key!r}: make one with jax.random.key(seed)')
 
 
-def _request_ids(request_ids, batch):
+def ids(request_ids: Any, batch: int) -> Any:
+  """The ids that were given, 0 to batch - 1 for None, as [batch] int32."""
   if isinstance(request_ids, jax.core.Tracer):
     return request_ids
   if request_ids is None:
@@ -214,7 +232,14 @@ def _request_ids(request_ids, batch):
   return cast
 
 
-def _check_prompts(prompts, lengths, capacity, model):
+def check_prompts(
+  prompts: np.ndarray, lengths: np.ndarray, capacity: int, model: Model
+) -> None:
+  """Refuses prompts [B, P] without room for a token in `capacity`.
+
+  Raises:
+    ValueError: a length, or a token that does not exist.
+  """
   batch, width = prompts.shape
   if prompts.dtype.kind not in 'iu':
     raise ValueError(

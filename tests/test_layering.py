@@ -27,14 +27,19 @@ _LAYERS = (
   ('drafter_files',),
   ('stopping',),
   ('request', 'emission'),
-  ('step',),
+  ('initial', 'step'),
   ('decode',),
+  ('refill',),
+  ('continuous',),
   ('training',),
   ('testing',),
   ('',),  # specsample/__init__.py
 )
 # The loop works for every model, drafter and verifier, so it knows none.
-_LOOP = {'decode', 'emission', 'request', 'step', 'stopping'}
+_LOOP = {
+  *('continuous', 'decode', 'emission', 'initial', 'refill', 'request'),
+  *('step', 'stopping'),
+}
 _LOOP_IMPORTS = _LOOP | {
   *('types', 'drafts', 'sampling', 'sharding', 'stats', 'streams')
 }

@@ -1,0 +1,229 @@
+"""The same requests in static batches and with rows that are refilled."""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import gin
+import jax
+import numpy as np
+
+from experiments import evaluation as evaluation_lib
+from experiments import measure
+from experiments import methods as methods_lib
+from experiments import results
+import specsample
+from specsample import refill
+from specsample import request
+
+STATIC, REFILLED = 'static', 'refilled'
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Comparison:
+  """What is decoded both ways.
+
+  Attributes:
+    evaluation: the target, the methods, and the rows that are decoded at once;
+      its `max_new_tokens` is not read.
+    num_requests: how many; the prompts take turns.
+    max_new_tokens: of the requests, dealt out in turn, another for each time
+      that a prompt is asked. EOS ends an answer earlier.
+    group_size: rows that are refilled at once, as `generate_all` takes it.
+    repeats: how often each is measured.
+  """
+
+  evaluation: evaluation_lib.Evaluation
+  num_requests: int = 48
+  max_new_tokens: Sequence[int] = (16, 32, 64, 128)
+  group_size: int | None = None
+  repeats: int = 3
+
+  def __post_init__(self):
+    """Refuses to measure nothing."""
+    for name in ('num_requests', 'repeats'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f'Comparison.{name} is {getattr(self, name)}: give at least 1'
+        )
+    if not self.max_new_tokens or min(self.max_new_tokens) < 1:
+      raise ValueError(
+        f'Comparison.max_new_tokens is {self.max_new_tokens}: give at least '
+        'one, each at least 1'
+      )
+
+  def check(self, tokens: Sequence[list[int]]) -> None:
+    """Refuses settings that cannot decode the prompts' tokens.
+
+    Raises:
+      ValueError: names the setting.
+    """
+    longest = max(self.max_new_tokens)
+    dataclasses.replace(self.evaluation, max_new_tokens=longest).check(tokens)
+
+  def requests(self, tokens: Sequence[list[int]]) -> list['Request']:
+    """All of them, in the order that they are decoded in."""
+    found = []
+    for i in range(self.num_requests):
+      turn, prompt = divmod(i, len(tokens))
+      most = self.max_new_tokens[(turn + prompt) % len(self.max_new_tokens)]
+      found.append(Request(i, tokens[prompt], most))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A prompt and how far it is continued."""
+
+  number: int  # selects the random stream
+  prompt: list[int]
+  max_new_tokens: int
+
+
+def units(
+  comparison: Comparison, tokens: Sequence[list[int]]
+) -> Iterator[evaluation_lib.Unit]:
+  """All the work; the two ways take turns, as do the methods."""
+  requests = comparison.requests(tokens)
+  for repeat in range(comparison.repeats):
+    for name, method in comparison.evaluation.methods.items():
+      for way, decode, warm_up in (
+        (STATIC, _static, _compile_static),
+        (REFILLED, _refilled, _compile_refilled),
+      ):
+        yield evaluation_lib.Unit(
+          f'{name}, {way}, {repeat + 1} of {comparison.repeats}',
+          (way, name, repeat),
+          functools.partial(_timed, decode, comparison, method, requests),
+          program=(name, way),
+          warm_up=functools.partial(warm_up, comparison, method, requests),
+        )
+
+
+def _timed(decode: Callable[..., list], comparison, method, requests):
+  outputs, seconds = measure.seconds(decode, comparison, method, requests)
+  total = sum(int(output.lengths[0]) for output in outputs)
+  generations = []
+  for request_, output in zip(requests, outputs, strict=True):
+    length = int(output.lengths[0])
+    generation = results.Generation(
+      batch=0,
+      category='',
+      prompt_tokens=len(request_.prompt),
+      tokens=output.tokens[0, :length].tolist(),
+      log_probs=output.log_probs[0, :length].tolist(),
+      seconds=seconds * length / total,
+      stats=specsample.stats.of(output),
+    )
+    generations.append(generation.to_json())
+  return {'seconds': seconds, 'generations': generations}
+
+
+def _static(comparison, method, requests) -> list[specsample.Output]:
+  """A batch after the other, each of it as `evaluate` decodes it."""
+  outputs = []
+  for batch in _batches(comparison, requests):
+    prompts, lengths = specsample.pad_prompts([one.prompt for one in batch])
+    params, key = _params(comparison, method)
+    output = specsample.generate(
+      params,
+      prompts,
+      lengths,
+      key,
+      stop=_stop(comparison),
+      verify=method.verify,
+      **_settings(comparison, method, batch),
+    )
+    output = jax.device_get(output)
+    outputs += [
+      jax.tree.map(lambda x, i=i: x[i : i + 1], output)
+      for i in range(len(batch))
+    ]
+  return outputs
+
+
+def _compile_static(comparison, method, requests) -> Any:
+  """The programs of all batches, run on prompts of one token for no round."""
+  for batch in _batches(comparison, requests):
+    prompts, lengths = specsample.pad_prompts([one.prompt for one in batch])
+    params, key = _params(comparison, method)
+    state = specsample.prefill(
+      params,
+      np.zeros_like(prompts),
+      np.ones_like(lengths),
+      key,
+      **_settings(comparison, method, batch),
+    )
+    state = specsample.advance(
+      params,
+      state,
+      model=comparison.evaluation.target.model,
+      drafter=method.drafter,
+      verify=method.verify,
+      stop=_stop(comparison),
+      max_rounds=jax.device_put(np.int32(0)),
+    )
+    most = max(one.max_new_tokens for one in batch)
+    jax.block_until_ready(
+      specsample.finish(state, max_new_tokens=most, batch_size=len(batch))
+    )
+
+
+def _refilled(comparison, method, requests) -> list[specsample.Output]:
+  return list(_generate_all(comparison, method, requests))
+
+
+def _compile_refilled(comparison, method, requests) -> Any:
+  """The programs of a run, which ends when its first request is done."""
+  # One of each size of a prefill first, the shortest before the others.
+  chunk = lambda one: min(refill.width(len(one.prompt)), request.PREFILL_CHUNK)
+  each = {chunk(one): one for one in requests}.values()
+  first = sorted(each, key=lambda one: one.max_new_tokens)
+  others = [one for one in requests if one not in first]
+  next(_generate_all(comparison, method, [*first, *others]))
+
+
+def _generate_all(comparison, method, requests):
+  params, key = _params(comparison, method)
+  return specsample.generate_all(
+    params,
+    [one.prompt for one in requests],
+    key,
+    stop=_stop(comparison),
+    verify=method.verify,
+    batch_size=comparison.evaluation.batch_size,
+    group_size=comparison.group_size,
+    **_settings(comparison, method, requests),
+  )
+
+
+def _batches(comparison, requests) -> list[list[Request]]:
+  return [
+    [requests[i] for i in batch]
+    for batch in comparison.evaluation.batches(len(requests))
+  ]
+
+
+def _settings(comparison, method, requests) -> dict[str, Any]:
+  """What all ways of decoding take."""
+  evaluation = comparison.evaluation
+  most = [one.max_new_tokens for one in requests]
+  return {
+    'request_ids': np.asarray([one.number for one in requests], np.int32),
+    'model': evaluation.target.model,
+    'drafter': method.drafter,
+    'sampling': evaluation.sampling,
+    'max_new_tokens': np.asarray(most, np.int32),
+  }
+
+
+def _params(comparison, method):
+  evaluation = comparison.evaluation
+  params = methods_lib.all_params(evaluation.target.params, method)
+  return params, jax.random.key(evaluation.seed)
+
+
+def _stop(comparison) -> specsample.Stop:
+  return specsample.Stop(eos_ids=comparison.evaluation.target.tokenizer.eos_ids)

@@ -1,0 +1,158 @@
+"""What a comparison of throughput leaves: a table, and throughput.json."""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+
+import gin
+import rich.table
+import rich.text
+
+from experiments import environment
+from experiments import journal as journal_lib
+from experiments import methods as methods_lib
+from experiments import refilling
+from experiments import report
+from experiments import results
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """One method, decoded both ways. Seconds are of all requests."""
+
+  method: str
+  drafter: str
+  num_draft_tokens: int
+  temperature: float
+  batch_size: int
+  requests: int
+  prompt_tokens: int  # of all requests
+  tokens: int  # emitted for all requests
+  static_seconds: list[float]  # a repeat each
+  refilled_seconds: list[float]
+  static_tokens_per_s: float  # prefill included, as is the next
+  refilled_tokens_per_s: float
+  ratio: float  # of the two
+  ratio_ci95: list[float] | None  # a bootstrap over repeats; None for one
+  different: int  # outputs that are not the same both ways
+  ties: int  # of them, those that part at a float tie
+
+
+def rows(
+  comparison: refilling.Comparison, journal: journal_lib.Journal
+) -> list[Row]:
+  """A row a method."""
+  return [
+    _row(comparison, name, method, journal)
+    for name, method in comparison.evaluation.methods.items()
+  ]
+
+
+def _row(comparison, name, method, journal) -> Row:
+  static, refilled = (
+    [journal[way, name, repeat] for repeat in range(comparison.repeats)]
+    for way in (refilling.STATIC, refilling.REFILLED)
+  )
+  base, runs = _generations(static), _generations(refilled)
+  found = results.mismatches(runs, base)
+  first = [run for run in runs if run.batch == 0]
+  seconds = lambda records: [record['seconds'] for record in records]
+  per_second = lambda runs: (
+    sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs)
+  )
+  return Row(
+    method=name,
+    drafter=methods_lib.file_name(method.drafter),
+    num_draft_tokens=method.drafter.num_draft_tokens,
+    temperature=float(comparison.evaluation.sampling.temperature),
+    batch_size=comparison.evaluation.batch_size,
+    requests=len(first),
+    prompt_tokens=sum(run.prompt_tokens for run in first),
+    tokens=sum(len(run.tokens) for run in first),
+    static_seconds=seconds(static),
+    refilled_seconds=seconds(refilled),
+    static_tokens_per_s=per_second(base),
+    refilled_tokens_per_s=per_second(runs),
+    ratio=results.speedup(runs, base),
+    ratio_ci95=results.speedup_interval(runs, base),
+    different=found.ties + found.errors,
+    ties=found.ties,
+  )
+
+
+def _generations(records) -> list[results.Generation]:
+  """Of all repeats, each a batch: they are what intervals are of."""
+  return [
+    dataclasses.replace(results.Generation.from_json(one), batch=repeat)
+    for repeat, record in enumerate(records)
+    for one in record['generations']
+  ]
+
+
+def write(out: pathlib.PurePath, rows: Sequence[Row]) -> None:
+  """Writes throughput.json."""
+  result = environment.describe() | {
+    'gin_config': gin.operative_config_str(),
+    'rows': [dataclasses.asdict(row) for row in rows],
+  }
+  results.write_json(out / 'throughput.json', result)
+
+
+def show(out: pathlib.PurePath, rows: Sequence[Row], prompts: str) -> None:
+  """Prints the table, and whether the outputs are the same."""
+  shown = report.console()
+  first = rows[0]
+  title = (
+    f'{prompts}: {first.requests} requests, {first.prompt_tokens} tokens in, '
+    f'batch {first.batch_size}, temperature {first.temperature:g}'
+  )
+  shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
+  shown.print(_table(rows))
+  for row in rows:
+    shown.print(_agreement(row))
+  print(f'\nthroughput.json is in {out}')
+
+
+def _table(rows: Sequence[Row]) -> rich.table.Table:
+  table = report.columns(
+    'method',
+    'K',
+    'tokens\nout',
+    'static\ntokens/s',
+    'refilled\ntokens/s',
+    '\nratio',
+    '95%\ninterval',
+  )
+  for row in rows:
+    interval = '-'
+    if row.ratio_ci95 is not None:
+      interval = '{:.2f}-{:.2f}'.format(*row.ratio_ci95)
+    table.add_row(
+      row.method,
+      str(row.num_draft_tokens),
+      str(row.tokens),
+      f'{row.static_tokens_per_s:.1f}',
+      f'{row.refilled_tokens_per_s:.1f}',
+      f'{row.ratio:.2f}x',
+      interval,
+    )
+  return table
+
+
+def _agreement(row: Row) -> str:
+  if not row.different:
+    return f'{row.method}: every output is the same both ways'
+  if row.different == row.ties:
+    return (
+      f'[yellow]{row.method}: {row.ties} outputs part at a float tie, the '
+      'others are the same both ways[/]'
+    )
+  if row.temperature:
+    return (
+      f'[yellow]{row.method}: {row.different} outputs part; above temperature '
+      '0 a rounding is enough for that[/]'
+    )
+  return (
+    f'[bold red]{row.method}: {row.different - row.ties} outputs DIFFER and '
+    'are no float ties[/]'
+  )

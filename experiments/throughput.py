@@ -1,0 +1,74 @@
+"""Tokens a second: batches that wait for their longest row, and refilled rows.
+
+  python -m experiments.throughput
+  python -m experiments.throughput --prompts=questions.jsonl --limit=48
+  python -m experiments.throughput --gin_bindings='Comparison.repeats = 5'
+
+Decodes requests of mixed lengths in batches, one after the other, and with rows
+that are refilled when they are done. Prints a table, and writes throughput.json
+to --out. The journal there lets the same command go on after an interruption.
+This file only wires: refilling.py measures, refilling_report.py writes.
+"""
+
+from absl import flags
+
+from experiments import cli
+from experiments import config
+from experiments import environment
+from experiments import evaluation as evaluation_lib
+from experiments import journal as journal_lib
+from experiments import mesh
+from experiments import progress
+from experiments import prompts as prompts_lib
+from experiments import refilling
+from experiments import refilling_report
+from specsample import files
+
+config.define_flags('configs/runs/throughput.gin')
+flags.adopt_module_key_flags(config)
+_OUT = flags.DEFINE_string(
+  'out',
+  None,
+  'Folder of the results, here or in a bucket (gs://); default '
+  'results/<name of the gin file>.',
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts',
+  'experiments/data/prompts.jsonl',
+  "Prompts: Spec-Bench's jsonl (first turns), JSON lines with a prompt field, "
+  'or plain text with a prompt a line.',
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit', None, 'Only the first so many prompts.', lower_bound=1
+)
+
+
+def main() -> None:
+  """Measures what the journal lacks, then reports all of it."""
+  config.parse()
+  environment.enable_compilation_cache()
+  with mesh.configured():
+    _compare()
+
+
+def _compare() -> None:
+  with cli.bad_input():
+    out = files.at(_OUT.value or f'results/{config.name()}')
+    path = config.find(_PROMPTS.value)
+    prompts = prompts_lib.read(path, _LIMIT.value)
+    comparison = refilling.Comparison()
+    evaluation = comparison.evaluation
+    tokens = [evaluation.encode(path, prompt) for prompt in prompts]
+    comparison.check(tokens)
+    header = evaluation_lib.header(evaluation, prompts)
+    cli.make_folder(out)
+    journal = journal_lib.Journal(out, header)
+  work = list(refilling.units(comparison, tokens))
+  evaluation_lib.run(work, journal, progress.bar)
+  rows = refilling_report.rows(comparison, journal)
+  refilling_report.write(out, rows)
+  refilling_report.show(out, rows, prompts_lib.name(path))
+
+
+if __name__ == '__main__':
+  cli.run(main, 'interrupted: the same command goes on from here')

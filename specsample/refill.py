@@ -1,0 +1,240 @@
+"""A batch whose rows are refilled between compiled runs of rounds.
+
+Rows that are done are read, and the next prompts are prefilled by themselves
+and written over them (Yu et al., Orca, OSDI 2022).
+
+Everything has one shape: an executable of the loop, one to write rows, and of
+the prefill one for each of at most four chunk sizes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from specsample import decode
+from specsample import initial
+from specsample import request as request_lib
+from specsample import sharding
+from specsample.sampling import Sampling
+from specsample.stopping import Stop
+from specsample.types import (
+  Array,
+  DecodeState,
+  Drafter,
+  Model,
+  Output,
+  Params,
+  StopReason,
+  Verifier,
+)
+
+# Few sizes of short prompts, each an executable of its prefill in one pass.
+_WIDTH_MULTIPLE = 32
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+  """A prompt to be continued."""
+
+  index: int  # what the caller calls it
+  prompt: Sequence[int] | np.ndarray
+  request_id: int
+  sampling: Sampling  # scalars, of the same settings in all jobs
+  max_new_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Finished:
+  """A job that is done, or not gone on with."""
+
+  job: Job
+  output: Output  # [1, ...], on the host; RUNNING where `is_over` ended it
+  state: DecodeState  # of the batch: used up when the next job is asked for
+  row: int  # the job's, in the state
+
+
+# The next jobs, at most so many; none where none is waiting now.
+Take = Callable[[int], Sequence[Job]]
+# Whether a continuation, by its tokens so far, need not go on.
+IsOver = Callable[[Sequence[int]], bool]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+  """Rows that jobs take turns in, for callers that make jobs as they go."""
+
+  model: Model
+  drafter: Drafter
+  verify: Verifier
+  stop: Stop = Stop()
+  batch_size: int
+  max_length: int  # of a prompt and its continuation
+  max_new_tokens: int  # the most of any job
+  group_size: int = 1  # rows that are refilled at once
+  rounds: int | None = None  # at most, between two looks at the rows
+
+  def __post_init__(self):
+    """Refuses sizes below 1."""
+    for name in ('batch_size', 'group_size'):
+      request_lib.counts(name, getattr(self, name), 1)
+
+  def check(self, params: Params, key: Array, jobs: Sequence[Job]) -> None:
+    """Refuses what `decode.prefill` would, and a prompt by its job's index.
+
+    Raises:
+      ValueError: what does not fit, and the remedy.
+    """
+    capacity = min(self.max_length, self.model.max_length)
+    for job in jobs:
+      with named(job.index):
+        row = np.asarray(job.prompt)[None]
+        lengths = np.asarray([row.size])
+        request_lib.check_prompts(row, lengths, capacity, self.model)
+    self._request(params, key, jobs[0].sampling)
+
+  def run(
+    self,
+    params: Params,
+    key: Array,
+    take: Take,
+    is_over: IsOver = lambda tokens: False,
+  ) -> Iterator[Finished]:
+    """Continues jobs until none is left, yielding each when it is done.
+
+    The order follows from the arguments alone. `take` is asked again after jobs
+    were yielded, and may have got new ones from them.
+    """
+    running: dict[int, Job] = {}
+    state = None
+    while True:
+      free = [row for row in range(self.batch_size) if row not in running]
+      while len(free) >= self._group and (jobs := take(self._group)):
+        if state is None:
+          request = self._request(params, key, jobs[0].sampling)
+          state = _empty(
+            params, request, model=self.model, drafter=self.drafter
+          )
+        rows, free = free[: len(jobs)], free[len(jobs) :]
+        running |= dict(zip(rows, jobs, strict=True))
+        fresh = self._prefill(params, key, jobs)
+        state = _replace(state, fresh, _places(rows, fresh))
+      if state is None or not running:
+        return
+      state = self._advance(params, state, max(1, self._group - len(free)))
+      output = jax.device_get(
+        decode.finish(state, max_new_tokens=self.max_new_tokens)
+      )
+      for row, job in sorted(running.items()):
+        length = output.lengths[row]
+        done = output.stop_reason[row] != StopReason.RUNNING
+        if done or is_over(output.tokens[row, :length].tolist()):
+          del running[row]
+          yield Finished(job, _row(output, row, job), state, row)
+
+  @property
+  def _group(self) -> int:
+    return min(self.group_size, self.batch_size)
+
+  def _request(self, params, key, sampling) -> request_lib.Request:
+    """Of rows that are to be written over."""
+    return request_lib.check(
+      params,
+      np.zeros((self.batch_size, 1), np.int32),
+      np.ones(self.batch_size, np.int32),
+      key,
+      None,
+      model=self.model,
+      drafter=self.drafter,
+      sampling=sampling,
+      max_new_tokens=1,
+      max_length=self.max_length,
+    )
+
+  def _prefill(self, params, key, jobs) -> DecodeState:
+    # One shape for groups of any size.
+    jobs = [*jobs, *[jobs[-1]] * (self._group - len(jobs))]
+    longest = max(len(job.prompt) for job in jobs)
+    prompts = np.zeros((len(jobs), width(longest)), np.int32)
+    for prompt, job in zip(prompts, jobs, strict=True):
+      prompt[: len(job.prompt)] = job.prompt
+    stack = lambda *values: np.stack(values)
+    return decode.prefill(
+      params,
+      prompts,
+      np.asarray([len(job.prompt) for job in jobs], np.int32),
+      key,
+      request_ids=np.asarray([job.request_id for job in jobs], np.int32),
+      model=self.model,
+      drafter=self.drafter,
+      sampling=jax.tree.map(stack, *[job.sampling for job in jobs]),
+      max_new_tokens=np.asarray([job.max_new_tokens for job in jobs]),
+      max_length=self.max_length,
+    )
+
+  def _advance(self, params, state, max_finished) -> DecodeState:
+    # A round of a row that is not done emits a token.
+    rounds = self.max_length if self.rounds is None else self.rounds
+    return decode.advance(
+      params,
+      state,
+      model=self.model,
+      drafter=self.drafter,
+      verify=self.verify,
+      stop=self.stop,
+      max_rounds=np.int32(rounds),
+      max_finished=np.int32(max_finished),
+    )
+
+
+def width(longest: int) -> int:
+  """What prompts are padded to for their prefill, by the longest of them."""
+  return -(-longest // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+
+
+@contextlib.contextmanager
+def named(index: int) -> Iterator[None]:
+  """Says of which prompt an error is."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f'prompt {index}: {error}') from error
+
+
+def _row(output: Output, row: int, job: Job) -> Output:
+  """A row, [1, ...], with as many columns as the job may have tokens."""
+  # Copied: a view would keep all rows.
+  one = jax.tree.map(lambda x: x[row : row + 1].copy(), output)
+  cut = lambda x: x[:, : job.max_new_tokens]
+  return dataclasses.replace(
+    one,
+    tokens=cut(one.tokens),
+    log_probs=cut(one.log_probs),
+    origin=cut(one.origin),
+    emit_round=cut(one.emit_round),
+  )
+
+
+def _places(rows: Sequence[int], fresh: DecodeState) -> np.ndarray:
+  """The row that each of `fresh` goes to; what fills it up goes nowhere."""
+  places = np.full(fresh.length.shape, np.iinfo(np.int32).max, np.int32)
+  places[: len(rows)] = rows
+  return places
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'drafter'))
+def _empty(params, request, *, model, drafter) -> DecodeState:
+  """Rows that are all done."""
+  state = initial.state(params, request, model=model, drafter=drafter)
+  return dataclasses.replace(state, done=state.length > 0)
+
+
+@functools.partial(jax.jit, donate_argnames=('state',))
+def _replace(state: DecodeState, fresh: DecodeState, places: Any):
+  """Writes the rows of `fresh` over those with the numbers given."""
+  write = lambda old, new: sharding.write_rows(old, places, new)
+  return jax.tree.map(write, state, fresh)
