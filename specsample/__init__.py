@@ -18,6 +18,8 @@ from specsample.request import pad_prompts
 from specsample.sampling import Sampling
 from specsample.stopping import Stop
 from specsample.types import Origin, Output, StopReason
+from specsample.vocab_map import map_vocabulary
+from specsample.vocab_map import VocabMap
 
 __all__ = [
   'Loaded',
@@ -27,12 +29,14 @@ __all__ = [
   'Sampling',
   'Stop',
   'StopReason',
+  'VocabMap',
   'advance',
   'drafters',
   'finish',
   'generate',
   'load',
   'load_drafter',
+  'map_vocabulary',
   'match_vocabulary',
   'pad_prompts',
   'prefill',

@@ -14,10 +14,12 @@ from specsample.drafters.ngram import Ngram
 from specsample.drafters.ngram import NgramTree
 from specsample.drafters.none import NoDraft
 from specsample.drafters.skip import Skip
+from specsample.drafters.tli import TLI
 from specsample.drafters.tree import Tree
 
 __all__ = [
   'MTP',
+  'TLI',
   'Chain',
   'DFlash',
   'DSpark',
