@@ -2,6 +2,7 @@
 
 from specsample import drafters
 from specsample import sharding
+from specsample import slem
 from specsample import stats
 from specsample import verify
 from specsample.decode import advance
@@ -42,6 +43,7 @@ __all__ = [
   'prefill',
   'save_drafter',
   'sharding',
+  'slem',
   'stats',
   'verify',
 ]

@@ -28,7 +28,7 @@ _LAYERS = (
   ('request', 'emission'),
   ('step',),
   ('decode',),
-  ('training',),
+  ('training', 'slem'),
   ('testing',),
   ('',),  # specsample/__init__.py
 )

@@ -7,6 +7,7 @@ from specsample.drafters.dspark import DSpark
 from specsample.drafters.dynamic_tree import DynamicTree
 from specsample.drafters.eagle import Eagle
 from specsample.drafters.eagle import Eagle3
+from specsample.drafters.given import Given
 from specsample.drafters.hydra import Hydra
 from specsample.drafters.medusa import Medusa
 from specsample.drafters.mtp import MTP
@@ -27,6 +28,7 @@ __all__ = [
   'DynamicTree',
   'Eagle',
   'Eagle3',
+  'Given',
   'Hydra',
   'Medusa',
   'Ngram',

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import drafters
+from specsample import vocab_map
 from specsample.testing import tiny
 from specsample.testing.hash_model import HashModel
 from specsample.types import Array, Drafter, Model, Params
@@ -87,6 +88,30 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
     model=llama, num_draft_tokens=2, num_modules=2, draft_vocab_size=some
   )
   yield Trained('MTP', llama, mtp, _of_llama(mtp))
+
+
+def other_vocabulary(room: float) -> Trained:
+  """A draft model of four tokens for a target of three, K = 2.
+
+  It has two of them by other ids. The third is two of its tokens, one of which
+  is in no other, and a text begins with that. Of long texts with many of them
+  a `room` below 1 is too little.
+  """
+  target = HashModel(vocab_size=3)
+  model = HashModel(vocab_size=4, noise_seed=2, noise=0.5)
+  own = vocab_map.VocabMap(
+    kind=vocab_map.Kind.INTERSECTION,
+    draft_ids=np.asarray([2, 0, -1], np.int32),
+    pieces=np.asarray([[2, -1], [0, -1], [3, 1]], np.int32),
+    prefix=(1,),
+    num_draft_tokens=4,
+    num_target_tokens=3,
+  )
+  drafter = drafters.TLI(
+    model=model, vocab_size=3, num_draft_tokens=2, room=room
+  )
+  params = {'target': {}, 'drafter': own.params({})}
+  return Trained('TLI', target, drafter, params)
 
 
 @functools.cache
