@@ -46,27 +46,32 @@ class TLI:
     model: the draft model.
     vocab_size: V, of the target.
     num_draft_tokens: K.
-    room: how many pieces there is room for, for each token that the target has
-      room for; behind a text of more, nothing is drafted.
+    room, spare: behind a text of t tokens nothing is drafted where it has more
+      than room * t + spare pieces, or as many as the draft model takes: there
+      is room for no more. A rule of the row alone, whatever it is padded to.
   """
 
   model: Model
   vocab_size: int
   num_draft_tokens: int
   room: float = 1.5
+  spare: int = 32
   feature_layers = ()
 
   def __post_init__(self):
     """Refuses an empty draft and no room at all."""
     settings.check_num_draft_tokens(self.num_draft_tokens)
-    if not self.room > 0:
-      raise ValueError(f'room is {self.room}: it must be above 0')
+    if not (self.room > 0 and self.spare >= 0):
+      raise ValueError(
+        f'room is {self.room} and spare {self.spare}: room must be above 0, '
+        'and spare not below'
+      )
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
     prefix = self._own(params)['prefix']
     room = min(
-      math.ceil(self.room * max_length) + prefix.size,
+      math.ceil(self.room * max_length) + self.spare + prefix.size,
       self.model.max_length - self.num_draft_tokens,
     )
     if room <= prefix.size:
@@ -113,7 +118,8 @@ class TLI:
     )
     cache = self.model.commit(cache, known)
     state = dataclasses.replace(state, cache=cache, num_known=known)
-    return self._to_target(params, logits), state
+    is_there = self._has_room(params, state)[:, None, None]
+    return jnp.where(is_there, self._to_target(params, logits), -jnp.inf), state
 
   def grow(self, params, tokens, parents, carry):
     """See `branching.Branching`: a pass over the new nodes, a piece each."""
@@ -147,7 +153,7 @@ class TLI:
     logits, state = self.begin(params, tokens, length, state)
     logits, cache = logits[:, 0], state.cache
     known = state.num_known
-    has_room = (state.num_pieces > 0) & (state.num_pieces <= self._room(state))
+    has_room = self._has_room(params, state)
 
     nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
     nothing = sharding.constrain(nothing, 'batch', None)
@@ -201,6 +207,13 @@ class TLI:
   def _room(self, state):
     """C, of how many pieces a text may have."""
     return state.pieces.shape[1] - self._slack
+
+  def _has_room(self, params, state):
+    """Whether something is drafted [B]."""
+    own = self.room * state.length + self.spare
+    own = own + self._own(params)['prefix'].size
+    count = state.num_pieces
+    return (count > 0) & (count <= own) & (count <= self._room(state))
 
   def _num_fed(self, state):
     """How many pieces [B] of the text are to be in the cache."""

@@ -90,12 +90,12 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
   yield Trained('MTP', llama, mtp, _of_llama(mtp))
 
 
-def other_vocabulary(room: float) -> Trained:
+def other_vocabulary() -> Trained:
   """A draft model of four tokens for a target of three, K = 2.
 
   It has two of them by other ids. The third is two of its tokens, one of which
-  is in no other, and a text begins with that. Of long texts with many of them
-  a `room` below 1 is too little.
+  is in no other, and a text begins with that. A text with many of them has no
+  room.
   """
   target = HashModel(vocab_size=3)
   model = HashModel(vocab_size=4, noise_seed=2, noise=0.5)
@@ -108,7 +108,7 @@ def other_vocabulary(room: float) -> Trained:
     num_target_tokens=3,
   )
   drafter = drafters.TLI(
-    model=model, vocab_size=3, num_draft_tokens=2, room=room
+    model=model, vocab_size=3, num_draft_tokens=2, room=1.0, spare=0
   )
   params = {'target': {}, 'drafter': own.params({})}
   return Trained('TLI', target, drafter, params)
