@@ -11,24 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sharding
-from specsample import types
+from specsample.drafters import pieces as pieces_lib
 from specsample.drafters import settings
-from specsample.types import Array, Draft, DraftLaw, Model
+from specsample.types import Draft, DraftLaw, Model
 
 # How many pieces a pass takes in at most.
 _CHUNK = 64
-
-
-@types.pytree
-class TLIState:
-  """The text so far in the draft model's own tokens, called pieces here."""
-
-  cache: types.Cache
-  pieces: Array  # [B, C + slack] int32, those fed as drafts included
-  # [B] int32, pieces of the text so far; of one that is too long C + 1.
-  num_pieces: Array
-  num_known: Array  # [B] int32, so many entries of the cache are of `pieces`
-  length: Array  # [B] int32, tokens whose pieces are in `pieces`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,13 +67,13 @@ class TLI:
         f'the draft model takes {self.model.max_length} tokens: too few for '
         f'{self.num_draft_tokens} drafts behind a text'
       )
-    pieces = jnp.zeros((batch_size, room + self._slack), jnp.int32)
-    pieces = pieces.at[:, : prefix.size].set(prefix)
+    ids = jnp.zeros((batch_size, room + self._slack), jnp.int32)
+    ids = ids.at[:, : prefix.size].set(prefix)
     count = lambda: sharding.zeros((batch_size,), jnp.int32, 'batch')
-    return TLIState(
-      cache=self.model.init_cache(batch_size, pieces.shape[1]),
-      pieces=sharding.constrain(pieces, 'batch', None),
-      num_pieces=count() + prefix.size,
+    return pieces_lib.Pieces(
+      cache=self.model.init_cache(batch_size, ids.shape[1]),
+      ids=sharding.constrain(ids, 'batch', None),
+      count=count() + prefix.size,
       num_known=count(),
       length=count(),
     )
@@ -110,7 +98,7 @@ class TLI:
     start = jnp.maximum(known - 2, 0)
     output, cache = self.model.apply(
       self._own(params)['model'],
-      _slice(state.pieces, start, 2),
+      pieces_lib.take(state.ids, start, 2),
       self.model.commit(state.cache, start),
     )
     logits = jnp.take_along_axis(
@@ -185,11 +173,11 @@ class TLI:
     )
     # The drafts that were fed are known until the text goes on otherwise.
     fed = self._draft_ids(params, drafted[:, :last])
-    pieces = _write(state.pieces, fed, known[:, None] + jnp.arange(last))
+    ids = pieces_lib.write(state.ids, fed, known[:, None] + jnp.arange(last))
     state = dataclasses.replace(
       state,
       cache=self.model.commit(cache, known + last),
-      pieces=pieces,
+      ids=ids,
       num_known=known + last,
     )
     return draft, state
@@ -206,42 +194,22 @@ class TLI:
 
   def _room(self, state):
     """C, of how many pieces a text may have."""
-    return state.pieces.shape[1] - self._slack
+    return state.ids.shape[1] - self._slack
 
   def _has_room(self, params, state):
     """Whether something is drafted [B]."""
     own = self.room * state.length + self.spare
     own = own + self._own(params)['prefix'].size
-    count = state.num_pieces
+    count = state.count
     return (count > 0) & (count <= own) & (count <= self._room(state))
 
   def _num_fed(self, state):
     """How many pieces [B] of the text are to be in the cache."""
-    return jnp.minimum(state.num_pieces, self._room(state))
+    return jnp.minimum(state.count, self._room(state))
 
   def _append(self, params, tokens, count, state):
-    """The state with the pieces of the first count [B] of tokens [B, T]."""
-    table, room = self._own(params)['pieces'], self._room(state)
-    places = sharding.of_new('batch', None, None)
-    new = table.at[tokens].get(out_sharding=places)  # [B, T, P]
-    is_new = jnp.arange(tokens.shape[1]) < count[:, None]
-    is_piece = ((new >= 0) & is_new[..., None]).reshape(len(tokens), -1)
-    index = state.num_pieces[:, None] + jnp.cumsum(is_piece, axis=1) - 1
-    size = state.pieces.shape[1]
-    index = jnp.where(is_piece & (index < room), index, size)
-    pieces = _write(state.pieces, new.reshape(len(tokens), -1), index)
-    total = state.num_pieces + jnp.sum(is_piece, axis=1)
-    num_pieces = jnp.minimum(total, room + 1).astype(jnp.int32)
-    # What was fed of a draft and is not what came is forgotten.
-    differs = jnp.where(pieces != state.pieces, jnp.arange(size), size)
-    num_known = jnp.minimum(state.num_known, jnp.min(differs, axis=1))
-    return dataclasses.replace(
-      state,
-      pieces=pieces,
-      num_pieces=num_pieces,
-      num_known=jnp.minimum(num_known, num_pieces),
-      length=state.length + count,
-    )
+    table = self._own(params)['pieces']
+    return pieces_lib.append(state, table, tokens, count, self._room(state))
 
   def _feed(self, params, state, width, leave):
     """Takes in all pieces but the last `leave`, so many a pass at most."""
@@ -255,7 +223,7 @@ class TLI:
       known, cache = carry
       _, cache = self.model.apply(
         self._own(params)['model'],
-        _slice(state.pieces, known, width),
+        pieces_lib.take(state.ids, known, width),
         self.model.commit(cache, known),
       )
       known = jnp.maximum(known, jnp.minimum(known + width, end))
@@ -298,15 +266,3 @@ class TLI:
         f'of {own["draft_ids"].size} tokens: give the size of that target'
       )
     return own
-
-
-def _slice(rows, start, width):
-  """So many of rows [B, S] from start [B] on."""
-  take = lambda row, i: jax.lax.dynamic_slice(row, (i,), (width,))
-  return jax.vmap(take)(rows, start)
-
-
-def _write(rows, values, index):
-  """Rows [B, S] with values [B, n] at index [B, n], S being no place."""
-  write = lambda row, values, index: row.at[index].set(values, mode='drop')
-  return jax.vmap(write)(rows, values, index)

@@ -122,8 +122,8 @@ def test_prompts_are_taken_in_as_pieces(width):
   for i, pieces in enumerate(_OF_PROMPTS):
     # All but those of the pending token.
     count = len(pieces) - len(_PIECES[_PROMPTS[i][-1]])
-    assert state.num_pieces[i] == count
-    assert state.pieces[i, :count].tolist() == pieces[:count]
+    assert state.count[i] == count
+    assert state.ids[i, :count].tolist() == pieces[:count]
     assert state.num_known[i] == count
   cache = _MODEL.init_cache(1, 16)
   _, cache = _MODEL.apply({}, jnp.asarray([_OF_PROMPTS[2][:10]]), cache)
@@ -139,7 +139,7 @@ def test_drafts_are_those_of_the_shared_tokens():
     assert draft.tokens[i].tolist() == tokens
     np.testing.assert_allclose(draft.probs[i], probs, atol=1e-6)
     assert np.all(np.asarray(draft.probs[i])[:, [2, 3]] == 0)
-    assert state.num_pieces[i] == len(pieces)
+    assert state.count[i] == len(pieces)
     assert state.num_known[i] == len(pieces) + _K - 1
 
 
@@ -157,7 +157,7 @@ def test_what_was_kept_is_seen_and_what_was_not_is_forgotten(kept):
   np.testing.assert_array_equal(draft.tokens, fresh.tokens)
   np.testing.assert_array_equal(draft.probs, fresh.probs)
   assert _known(state) == _known(fresh_state)
-  np.testing.assert_array_equal(state.num_pieces, fresh_state.num_pieces)
+  np.testing.assert_array_equal(state.count, fresh_state.count)
 
 
 def test_without_room_nothing_is_drafted_and_nothing_breaks():
