@@ -54,6 +54,24 @@ def trained(
 
 
 @gin.configurable
+def tli(
+  draft: specsample.Loaded, target: specsample.Loaded, num_draft_tokens: int
+) -> Method:
+  """The method of a draft model that has another vocabulary.
+
+  Raises:
+    ValueError: it shares too few tokens with the target.
+  """
+  drafter = specsample.drafters.TLI(
+    model=draft.model,
+    vocab_size=target.model.vocab_size,
+    num_draft_tokens=num_draft_tokens,
+  )
+  own = specsample.map_vocabulary(draft, target)
+  return Method(drafter=drafter, params=own.params(draft.params))
+
+
+@gin.configurable
 def tree(
   method: Method,
   topology: tree_lib.Topology,

@@ -3,6 +3,7 @@
 from specsample import drafters
 from specsample import policies
 from specsample import sharding
+from specsample import slem
 from specsample import stats
 from specsample import verify
 from specsample.continuous import generate_all
@@ -20,6 +21,8 @@ from specsample.request import pad_prompts
 from specsample.sampling import Sampling
 from specsample.stopping import Stop
 from specsample.types import Origin, Output, StopReason
+from specsample.vocab_map import map_vocabulary
+from specsample.vocab_map import VocabMap
 
 __all__ = [
   'Loaded',
@@ -29,6 +32,7 @@ __all__ = [
   'Sampling',
   'Stop',
   'StopReason',
+  'VocabMap',
   'advance',
   'drafters',
   'finish',
@@ -36,12 +40,14 @@ __all__ = [
   'generate_all',
   'load',
   'load_drafter',
+  'map_vocabulary',
   'match_vocabulary',
   'pad_prompts',
   'policies',
   'prefill',
   'save_drafter',
   'sharding',
+  'slem',
   'stats',
   'verify',
 ]

@@ -1,7 +1,8 @@
 """Draft models whose vocabulary was padded to another size than the target's.
 
 Families do so: Qwen 2.5 has 151,936 rows in its small models and 152,064 in its
-large ones, Gemma 3 262,144 and 262,208, for the same tokens.
+large ones, Gemma 3 262,144 and 262,208, for the same tokens. Models of other
+tokens draft by `drafters.TLI`, which `vocab_map` is for.
 """
 
 import dataclasses
@@ -53,7 +54,7 @@ def _check_names(own: text.Tokenizer, others: text.Tokenizer) -> None:
       raise ValueError(
         f'token {i} is {own_names[i]!r} to the draft model and '
         f'{other_names[i]!r} to the target: draft with a model of the same '
-        'family, whose tokenizer is the same'
+        'family, whose tokenizer is the same, or with drafters.TLI'
       )
 
 

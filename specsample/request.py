@@ -194,7 +194,8 @@ def _check_drafter(model, drafter):
     raise ValueError(
       f'the target has {model.vocab_size} tokens and the drafter '
       f'{drafter.vocab_size}: draft with a model of the same vocabulary; if '
-      'one is only padded further, specsample.match_vocabulary(draft, target)'
+      'one is only padded further, specsample.match_vocabulary(draft, target); '
+      'of other tokens, drafters.TLI'
     )
 
 

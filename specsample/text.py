@@ -119,6 +119,13 @@ class Tokenizer:
     """
     return self._encode(self.chat(messages, add_generation_prompt), True)
 
+  def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text, without BOS, control tokens being text."""
+    with _lock:
+      self.backend.encode_special_tokens = True
+      found = self.backend.encode_batch(list(texts), add_special_tokens=False)
+    return [encoding.ids for encoding in found]
+
   def _encode(self, text, parse_special):
     with _lock:
       self.backend.encode_special_tokens = not parse_special

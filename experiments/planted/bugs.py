@@ -16,9 +16,11 @@ from experiments.planted import trees
 from experiments.planted.detectors import Reading
 from specsample import policies
 from specsample import tree
+from specsample import types
 from specsample import verify
 from specsample.drafters import Adaptive
 from specsample.drafters import Chain
+from specsample.drafters import TLI
 from specsample.sampling import Sampling
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
@@ -56,6 +58,11 @@ _WIDE = HashModel(vocab_size=4)
 _CONTRARY = Chain(
   model=dataclasses.replace(_WIDE, scale=-4.0), num_draft_tokens=1
 )
+_OTHER_VOCABULARY = TLI(
+  model=drafters.LogProbs(vocab_size=4, noise=0.5),
+  vocab_size=3,
+  num_draft_tokens=2,
+)
 
 
 def _bug(name, detector, planted, shipped) -> Bug:
@@ -76,12 +83,16 @@ def _rule(name, verifier, shipped) -> Bug:
   )
 
 
-def _declared(name, drawn, declared, sampling=detectors.PLAIN) -> Bug:
+def _declared(
+  name,
+  drawn,
+  declared,
+  sampling=detectors.PLAIN,
+  inner: types.Drafter = detectors.CHAIN,
+) -> Bug:
   as_given = drafters.as_given
   version = lambda drawn, declared: {
-    'drafter': drafters.Misdeclared(
-      inner=detectors.CHAIN, drawn=drawn, declared=declared
-    )
+    'drafter': drafters.Misdeclared(inner=inner, drawn=drawn, declared=declared)
   }
   return _bug(
     name,
@@ -185,6 +196,12 @@ BUGS = (
     'argmax drafts declared with a softmax law',
     drafters.argmax,
     drafters.as_given,
+  ),
+  _declared(
+    'the mass of tokens that the target lacks left out, and q not renormalised',
+    drafters.as_given,
+    drafters.unnormalised,
+    inner=_OTHER_VOCABULARY,
   ),
   _bug(
     'a drafted token left out for its own low probability',

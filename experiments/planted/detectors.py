@@ -22,6 +22,7 @@ from specsample.testing import drafted
 from specsample.testing import enumerate as enumerate_lib
 from specsample.testing import proposal as proposal_lib
 from specsample.testing import sample as sample_lib
+from specsample.testing import trained
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
 from specsample.tree import Topology
@@ -43,7 +44,8 @@ def tree(topology: Topology, law: DraftLaw) -> drafters.Tree:
 
 _TOLERANCE = 1e-12
 _NUM_ROWS = 32768
-_PARAMS: dict[str, dict] = {'target': {}, 'drafter': {}}
+# Hash models have none: what there is, is the map of another vocabulary.
+_PARAMS = trained.other_vocabulary().params
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from specsample import sampling as sampling_lib
 from specsample import types
 from specsample.sampling import Sampling
-from specsample.types import Array, DraftLaw, Warp
+from specsample.testing.hash_model import HashModel
+from specsample.types import Array, DraftLaw, Params, Warp
 
 # Makes another warp of the one that the loop gives.
 Rewarp = Callable[[Warp], Warp]
@@ -91,6 +92,21 @@ def argmax(warp: Warp) -> Warp:
     return jax.nn.one_hot(best, probs.shape[-1], dtype=probs.dtype)
 
   return one_hot
+
+
+def unnormalised(warp: Warp) -> Warp:
+  """The probabilities of `LogProbs`, as many of them as are left."""
+  del warp
+  return lambda logits, drafted: jnp.exp(logits)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogProbs(HashModel):
+  """The same model, whose logits are logarithms of probabilities."""
+
+  def unembed(self, params: Params, hidden: Array) -> Array:
+    """See `types.Model`."""
+    return jax.nn.log_softmax(super().unembed(params, hidden))
 
 
 def top_p_first(sampling: Sampling) -> Rewarp:

@@ -8,6 +8,7 @@ from specsample.drafters.dspark import DSpark
 from specsample.drafters.dynamic_tree import DynamicTree
 from specsample.drafters.eagle import Eagle
 from specsample.drafters.eagle import Eagle3
+from specsample.drafters.given import Given
 from specsample.drafters.hydra import Hydra
 from specsample.drafters.medusa import Medusa
 from specsample.drafters.mtp import MTP
@@ -15,10 +16,12 @@ from specsample.drafters.ngram import Ngram
 from specsample.drafters.ngram import NgramTree
 from specsample.drafters.none import NoDraft
 from specsample.drafters.skip import Skip
+from specsample.drafters.tli import TLI
 from specsample.drafters.tree import Tree
 
 __all__ = [
   'MTP',
+  'TLI',
   'Adaptive',
   'Chain',
   'DFlash',
@@ -27,6 +30,7 @@ __all__ = [
   'DynamicTree',
   'Eagle',
   'Eagle3',
+  'Given',
   'Hydra',
   'Medusa',
   'Ngram',

@@ -47,7 +47,7 @@ def check(drafter: Any) -> None:
     raise ValueError(
       'a tree goes on from several drafts at once, which '
       f'{type(drafter).__name__} cannot: make it of Chain, DraftModel, Eagle, '
-      'Eagle3, Hydra, MTP, Medusa or Skip'
+      'Eagle3, Hydra, MTP, Medusa, Skip or TLI'
     )
 
 

@@ -78,6 +78,7 @@ def drafter_cases() -> Iterator[Case]:
       ),
       sampled,
     ),
+    (trained.other_vocabulary(), sampled),
     *((scene, sampled) for scene in trained.scenes(vocab_size=3)),
   ):
     for setting, sampling in (

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import drafters
+from specsample import vocab_map
 from specsample.testing import tiny
 from specsample.testing.hash_model import HashModel
 from specsample.types import Array, Drafter, Model, Params
@@ -96,6 +97,30 @@ def confident(vocab_size: int) -> Trained:
   doubtful = {'kernel': 10 * head['kernel'], 'bias': head['bias'] - 4.3}
   drafter = scene.params['drafter'] | {'confidence': doubtful}
   return dataclasses.replace(scene, params=scene.params | {'drafter': drafter})
+
+
+def other_vocabulary() -> Trained:
+  """A draft model of four tokens for a target of three, K = 2.
+
+  It has two of them by other ids. The third is two of its tokens, one of which
+  is in no other, and a text begins with that. A text with many of them has no
+  room.
+  """
+  target = HashModel(vocab_size=3)
+  model = HashModel(vocab_size=4, noise_seed=2, noise=0.5)
+  own = vocab_map.VocabMap(
+    kind=vocab_map.Kind.INTERSECTION,
+    draft_ids=np.asarray([2, 0, -1], np.int32),
+    pieces=np.asarray([[2, -1], [0, -1], [3, 1]], np.int32),
+    prefix=(1,),
+    num_draft_tokens=4,
+    num_target_tokens=3,
+  )
+  drafter = drafters.TLI(
+    model=model, vocab_size=3, num_draft_tokens=2, room=1.0, spare=0
+  )
+  params = {'target': {}, 'drafter': own.params({})}
+  return Trained('TLI', target, drafter, params)
 
 
 @functools.cache

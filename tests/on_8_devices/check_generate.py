@@ -1,5 +1,6 @@
 """A sharded model gives the unsharded tokens, for every drafter and rule."""
 
+import dataclasses
 import functools
 
 import jax
@@ -39,6 +40,11 @@ DRAFT = transformer.Transformer(
   max_length=128,
 )
 WHOLE = replicated.Replicated(DRAFT)
+# Of another vocabulary: every second token is the target's, the others are two.
+OTHER = dataclasses.replace(DRAFT, vocab_size=200)
+OTHER_PIECES = np.stack(
+  [np.arange(320) // 2, np.where(np.arange(320) % 2, 199, -1)], axis=1
+)
 DRAFTERS = {
   'none': drafters.NoDraft(),
   'ngram': drafters.Ngram(num_draft_tokens=3, min_ngram=1),
@@ -47,6 +53,7 @@ DRAFTERS = {
   'chain of a replicated model': drafters.Chain(
     model=WHOLE, num_draft_tokens=3
   ),
+  'tli': drafters.TLI(model=OTHER, vocab_size=320, num_draft_tokens=3),
   'medusa': drafters.Medusa(model=TARGET, num_draft_tokens=3, num_layers=2),
   'hydra': drafters.Hydra(
     model=TARGET,
@@ -123,6 +130,13 @@ def host_params(drafter):
     d2t = None if size is None else 7 * np.arange(size)
     own = trained.init_params(jax.random.key(1), target, d2t)
     own = testing.with_noise(own, jax.random.key(2))
+  elif drafter == 'tli':
+    own = {
+      'model': OTHER.init(jax.random.key(1)),
+      'draft_ids': np.where(np.arange(320) % 2, -1, np.arange(320) // 2),
+      'pieces': OTHER_PIECES,
+      'prefix': np.asarray([7]),
+    }
   else:
     own = DRAFT.init(jax.random.key(1))
   return jax.device_get({'target': target, 'drafter': own})
@@ -130,6 +144,10 @@ def host_params(drafter):
 
 def param_axes(drafter):
   """The axes of the tree that `host_params` returns."""
+  if drafter == 'tli':
+    whole = {'draft_ids': (None,), 'pieces': (None, None), 'prefix': (None,)}
+    own_axes = whole | {'model': OTHER.param_axes()}
+    return {'target': TARGET.param_axes(), 'drafter': own_axes}
   own = DRAFTERS[drafter] if drafter in TRAINED else DRAFT
   own = WHOLE if 'replicated' in drafter else own
   return {'target': TARGET.param_axes(), 'drafter': own.param_axes()}

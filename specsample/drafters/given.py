@@ -1,0 +1,71 @@
+"""Drafts what the host wrote into its state before the round."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import sharding
+from specsample import types
+from specsample.drafters import settings
+from specsample.drafters import stateless
+from specsample.types import Array, ArrayLike, DecodeState, Draft, DraftLaw
+
+
+@types.pytree
+class GivenState:
+  """The next draft."""
+
+  tokens: Array  # [B, K] int32, -1 behind the last
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Given(stateless.Stateless):
+  """Proposes up to K given tokens a row, once; without any, nothing.
+
+  A point mass: what is given may depend on the tokens so far, and on nothing
+  that the target is going to draw.
+  """
+
+  num_draft_tokens: int
+
+  def __post_init__(self):
+    """Refuses an empty draft."""
+    settings.check_num_draft_tokens(self.num_draft_tokens)
+
+  def give(self, state: DecodeState, drafts: ArrayLike) -> DecodeState:
+    """The state between two rounds, with the drafts of the next one.
+
+    Args:
+      state: of `prefill` or `advance`.
+      drafts: [B, K] integers, ids of the target, -1 behind the last of a row.
+
+    Raises:
+      ValueError: they have another shape.
+    """
+    shape = (state.length.shape[0], self.num_draft_tokens)
+    if np.shape(drafts) != shape:
+      raise ValueError(
+        f'drafts have shape {np.shape(drafts)}: give {shape}, a row for each '
+        'of the state, -1 behind the last token'
+      )
+    tokens = np.asarray(jax.device_get(drafts), np.int32)
+    placed = sharding.place({'tokens': tokens}, {'tokens': ('batch', None)})
+    return dataclasses.replace(state, draft=GivenState(**placed))
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    del params, max_length
+    return self._nothing(batch_size)
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`."""
+    del params, draw, warp, length
+    draft = Draft(tokens=state.tokens, probs=None, law=DraftLaw.POINT_MASS)
+    return draft, self._nothing(tokens.shape[0])
+
+  def _nothing(self, batch_size):
+    shape = (batch_size, self.num_draft_tokens)
+    zeros = sharding.zeros(shape, jnp.int32, 'batch', None)
+    return GivenState(tokens=zeros - 1)

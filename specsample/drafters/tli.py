@@ -1,0 +1,280 @@
+"""Drafts with a model of another vocabulary, in the tokens that both have.
+
+Token-level intersection: Timor et al., 2502.05202, Algorithm 4.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.drafters import pieces as pieces_lib
+from specsample.drafters import settings
+from specsample.drafters import signals as signals_lib
+from specsample.types import Draft, DraftLaw, Model
+
+# How many pieces a pass takes in at most.
+_CHUNK = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TLI:
+  """Samples K tokens from the shared ones of `model`, as `Chain` from all.
+
+  The draft model's distribution is cut to the tokens that the target has too,
+  renormalised, and is that of the target's ids from there on: settings and
+  penalties apply to those. What the target emits goes back into the draft model
+  as pieces, by a table that does not depend on the text around a token.
+
+  params['drafter'] is what `VocabMap.params` returns.
+
+  Attributes:
+    model: the draft model.
+    vocab_size: V, of the target.
+    num_draft_tokens: K.
+    room, spare: behind a text of t tokens nothing is drafted where it has more
+      than room * t + spare pieces, or as many as the draft model takes: there
+      is room for no more. A rule of the row alone, whatever it is padded to.
+  """
+
+  model: Model
+  vocab_size: int
+  num_draft_tokens: int
+  room: float = 1.5
+  spare: int = 32
+  feature_layers = ()
+
+  def __post_init__(self):
+    """Refuses an empty draft and no room at all."""
+    settings.check_num_draft_tokens(self.num_draft_tokens)
+    if not (self.room > 0 and self.spare >= 0):
+      raise ValueError(
+        f'room is {self.room} and spare {self.spare}: room must be above 0, '
+        'and spare not below'
+      )
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    prefix = self._own(params)['prefix']
+    room = min(
+      math.ceil(self.room * max_length) + self.spare + prefix.size,
+      self.model.max_length - self.num_draft_tokens,
+    )
+    if room <= prefix.size:
+      raise ValueError(
+        f'the draft model takes {self.model.max_length} tokens: too few for '
+        f'{self.num_draft_tokens} drafts behind a text'
+      )
+    ids = jnp.zeros((batch_size, room + self._slack), jnp.int32)
+    ids = ids.at[:, : prefix.size].set(prefix)
+    count = lambda: sharding.zeros((batch_size,), jnp.int32, 'batch')
+    return pieces_lib.Pieces(
+      cache=self.model.init_cache(batch_size, ids.shape[1]),
+      ids=sharding.constrain(ids, 'batch', None),
+      count=count() + prefix.size,
+      num_known=count(),
+      length=count(),
+    )
+
+  def extend(self, params, tokens, count, output, state):
+    """See `types.Drafter`: the chunk's pieces go into the draft model."""
+    del output
+    state = self._append(params, tokens, count, state)
+    return self._feed(params, state, min(tokens.shape[1], _CHUNK), leave=0)
+
+  def begin(self, params, tokens, length, state):
+    """See `branching.Branching`: the last two pieces, as `Chain` does.
+
+    Of a token of several pieces the others go before, two at a time.
+    """
+    state = self.pause(params, tokens, length, state)
+    state = self._feed(params, state, 2, leave=2)
+    known = self._num_fed(state)
+    start = jnp.maximum(known - 2, 0)
+    output, cache = self.model.apply(
+      self._own(params)['model'],
+      pieces_lib.take(state.ids, start, 2),
+      self.model.commit(state.cache, start),
+    )
+    logits = jnp.take_along_axis(
+      output.logits, jnp.maximum(known - 1 - start, 0)[:, None, None], axis=1
+    )
+    cache = self.model.commit(cache, known)
+    state = dataclasses.replace(state, cache=cache, num_known=known)
+    is_there = self._has_room(params, state)[:, None, None]
+    return jnp.where(is_there, self._to_target(params, logits), -jnp.inf), state
+
+  def pause(self, params, tokens, length, state):
+    """See `pausable.Pausable`: the pieces of what is new are kept to be fed."""
+    # No more than were drafted and one are new.
+    index = state.length[:, None] + jnp.arange(self.num_draft_tokens + 1)
+    new = jnp.take_along_axis(tokens, index, axis=1, mode='clip')
+    return self._append(params, new, length - state.length, state)
+
+  def resume(self, params, tokens, length, state):
+    """See `pausable.Pausable`; `begin` takes in what was missed."""
+    del params, tokens, length
+    return state
+
+  def grow(self, params, tokens, parents, carry):
+    """See `branching.Branching`: a pass over the new nodes, a piece each."""
+    output, cache = self.model.apply(
+      self._own(params)['model'],
+      self._draft_ids(params, tokens),
+      carry.cache,
+      parents=parents,
+    )
+    logits = self._to_target(params, output.logits)
+    return logits, dataclasses.replace(carry, cache=cache)
+
+  def end(self, carry, state):
+    """See `branching.Branching`."""
+    del state
+    cache = self.model.commit(carry.cache, carry.num_known)
+    return dataclasses.replace(carry, cache=cache)
+
+  def target_ids(self, params, ids):
+    """See `branching.Branching`."""
+    del params
+    return ids
+
+  def widen(self, params, logits):
+    """See `branching.Branching`."""
+    del params
+    return logits
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`: one pass a token, at least."""
+    logits, state = self.begin(params, tokens, length, state)
+    logits, cache = logits[:, 0], state.cache
+    known = state.num_known
+    has_room = self._has_room(params, state)
+
+    nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
+    nothing = sharding.constrain(nothing, 'batch', None)
+
+    def draft_one(logits, drafted, i):
+      probs = jnp.where(has_room[:, None], warp(logits, drafted), 0)
+      token = jnp.where(has_room, draw(probs, length + i), -1)
+      signals = signals_lib.of_tokens(logits, token)
+      return drafted.at[:, i].set(token), (probs, signals)
+
+    def body(carry, i):
+      logits, drafted, cache = carry
+      drafted, found = draft_one(logits, drafted, i)
+      output, cache = self.model.apply(
+        self._own(params)['model'],
+        self._draft_ids(params, drafted[:, i, None]),
+        cache,
+      )
+      logits = self._to_target(params, output.logits)[:, 0]
+      return (logits, drafted, cache), found
+
+    last = self.num_draft_tokens - 1
+    (logits, drafted, cache), found = jax.lax.scan(
+      body, (logits, nothing, cache), jnp.arange(last)
+    )
+    drafted, of_last = draft_one(logits, drafted, last)
+    join = lambda x, y: jnp.swapaxes(jnp.concatenate([x, y[None]]), 0, 1)
+    probs, signals = jax.tree.map(join, found, of_last)
+    draft = Draft(
+      tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
+    )
+    # The drafts that were fed are known until the text goes on otherwise.
+    fed = self._draft_ids(params, drafted[:, :last])
+    ids = pieces_lib.write(state.ids, fed, known[:, None] + jnp.arange(last))
+    state = dataclasses.replace(
+      state,
+      cache=self.model.commit(cache, known + last),
+      ids=ids,
+      num_known=known + last,
+    )
+    return draft, state
+
+  def update(self, params, tokens, length, output, verdict, state):
+    """See `types.Drafter`: `propose` starts from the committed tokens."""
+    del params, tokens, length, output, verdict
+    return state
+
+  @property
+  def _slack(self):
+    """Entries behind the last kept piece, for what is fed at once."""
+    return max(_CHUNK, self.num_draft_tokens + 1)
+
+  def _room(self, state):
+    """C, of how many pieces a text may have."""
+    return state.ids.shape[1] - self._slack
+
+  def _has_room(self, params, state):
+    """Whether something is drafted [B]."""
+    own = self.room * state.length + self.spare
+    own = own + self._own(params)['prefix'].size
+    count = state.count
+    return (count > 0) & (count <= own) & (count <= self._room(state))
+
+  def _num_fed(self, state):
+    """How many pieces [B] of the text are to be in the cache."""
+    return jnp.minimum(state.count, self._room(state))
+
+  def _append(self, params, tokens, count, state):
+    table = self._own(params)['pieces']
+    return pieces_lib.append(state, table, tokens, count, self._room(state))
+
+  def _feed(self, params, state, width, leave):
+    """Takes in all pieces but the last `leave`, so many a pass at most."""
+    end = self._num_fed(state) - leave
+
+    def cond(carry):
+      known, _ = carry
+      return jnp.any(known < end)
+
+    def body(carry):
+      known, cache = carry
+      _, cache = self.model.apply(
+        self._own(params)['model'],
+        pieces_lib.take(state.ids, known, width),
+        self.model.commit(cache, known),
+      )
+      known = jnp.maximum(known, jnp.minimum(known + width, end))
+      return known, self.model.commit(cache, known)
+
+    known, cache = jax.lax.while_loop(
+      cond,
+      body,
+      (state.num_known, self.model.commit(state.cache, state.num_known)),
+    )
+    return dataclasses.replace(state, num_known=known, cache=cache)
+
+  def _draft_ids(self, params, tokens):
+    """The draft model's tokens of drafts [B, n]; some token of no draft."""
+    ids = self._own(params)['draft_ids']
+    places = sharding.of_new('batch', None)
+    found = ids.at[jnp.maximum(tokens, 0)].get(out_sharding=places)
+    return jnp.maximum(found, 0)
+
+  def _to_target(self, params, logits):
+    """Logits [B, n, V] of the draft model's own: -inf for what it has not."""
+    ids = self._own(params)['draft_ids']
+    logits = sharding.constrain(logits, 'batch', None, None)
+    take = jax.vmap(jax.vmap(lambda row: row.at[jnp.maximum(ids, 0)].get()))
+    wide = jnp.where(ids >= 0, take(logits), -jnp.inf)
+    vocab = sharding.Axis('vocab', self.vocab_size)
+    return sharding.constrain(wide, 'batch', None, vocab)
+
+  def _own(self, params) -> Any:
+    own = params.get('drafter', {})
+    names = {'model', 'draft_ids', 'pieces', 'prefix'}
+    if not names <= set(own):
+      raise ValueError(
+        f"params['drafter'] holds {sorted(own)}, and TLI reads {sorted(names)}:"
+        ' put there what params() of the VocabMap returns'
+      )
+    if own['draft_ids'].shape != (self.vocab_size,):
+      raise ValueError(
+        f'vocab_size is {self.vocab_size}, and the map was made for a target '
+        f'of {own["draft_ids"].size} tokens: give the size of that target'
+      )
+    return own

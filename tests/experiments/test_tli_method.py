@@ -1,0 +1,65 @@
+"""A draft model of another vocabulary, as the configurations set it up."""
+
+import pathlib
+
+import gin
+import jax
+import numpy as np
+import pytest
+import tokenizers
+
+from experiments import methods
+import specsample
+from specsample import testing
+from specsample import text
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _own_gin():
+  gin.clear_config()
+  gin.add_config_file_search_path(str(_ROOT))
+  yield
+  gin.clear_config()
+
+
+def _loaded(names, noise=0.0):
+  backend = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel(
+      {name: i for i, name in enumerate(names)}, unk_token=names[0]
+    )
+  )
+  model = testing.HashModel(vocab_size=len(names), noise=noise)
+  return specsample.Loaded(
+    model, {}, text.Tokenizer(backend=backend, named_tokens={})
+  )
+
+
+def test_the_method_drafts_for_its_target():
+  target = _loaded(['a', 'b', 'c', 'd'])
+  draft = _loaded(['x', 'd', 'b', 'a', 'y'], noise=0.5)
+  method = methods.tli(draft, target, num_draft_tokens=2)
+  assert method.params['draft_ids'].tolist() == [3, 2, -1, 1]
+  testing.assert_greedy_equal(
+    methods.all_params({}, method),
+    np.asarray([[0, 2, 3], [1, 0, 0]]),
+    np.asarray([3, 1]),
+    model=target.model,
+    drafter=method.drafter,
+    verify=method.verify,
+    max_new_tokens=6,
+  )
+  longer = methods.with_num_draft_tokens(method, 4)
+  assert longer.drafter.num_draft_tokens == 4
+  assert jax.tree.all(
+    jax.tree.map(np.array_equal, longer.params, method.params)
+  )
+
+
+def test_the_configuration_names_the_pair():
+  gin.parse_config_file('configs/runs/evaluate_tli.gin')
+  name = 'specsample.load.name_or_path'
+  assert gin.query_parameter(f'other_vocabulary/{name}') == 'gemma-3-270m'
+  assert gin.query_parameter(f'target/{name}') == 'smollm2-135m-instruct'
+  assert gin.query_parameter('tli/methods.tli.num_draft_tokens') == 3
