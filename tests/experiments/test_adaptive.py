@@ -32,7 +32,7 @@ def flags(checkpoint, tiny, tmp_path_factory):
     'Fastest.costs = (1.0, 1.2, 1.4)',
     'Evaluation.max_new_tokens = 96',
     "Evaluation.methods = {'autoregressive': @autoregressive/Method(), "
-    "'fastest': @fastest/adaptive(), 'contrary': @contrary/adaptive()}",
+    "'contrary': @contrary/adaptive()}",
   )
   return (
     '--gin_file=configs/runs/adaptive.gin',
@@ -60,20 +60,19 @@ def test_rounds_without_drafts_are_most_where_drafts_are_never_kept(outcomes):
   by_name = {row['method']: row for row in rows if row['category'] == 'overall'}
   assert by_name['contrary']['acceptance_by_position'][0] == 0
   assert by_name['contrary']['tokens_per_round'] == 1
-  assert by_name['fastest']['drafter'] == 'adaptive'
-  assert by_name['fastest']['num_draft_tokens'] == _K
+  assert by_name['contrary']['drafter'] == 'adaptive'
+  assert by_name['contrary']['num_draft_tokens'] == _K
 
 
 def test_the_costs_of_all_lengths_are_printed_as_a_binding(outcomes):
   (_, measured), (_, folder) = outcomes
   costs = json.loads((folder / 'costs.json').read_text())['costs']
-  # But for its parameters contrary is the same.
-  assert list(costs) == ['fastest']
-  assert len(costs['fastest']['ms']) == _K + 1
-  assert min(costs['fastest']['ms']) > 0
+  assert list(costs) == ['contrary']
+  assert len(costs['contrary']['ms']) == _K + 1
+  assert min(costs['contrary']['ms']) > 0
   (binding,) = re.findall(r'policies.Fastest.costs = \((.*)\)', measured.out)
   expected = [
-    ms / costs['fastest']['plain_ms'] for ms in costs['fastest']['ms']
+    ms / costs['contrary']['plain_ms'] for ms in costs['contrary']['ms']
   ]
   found = [float(cost) for cost in binding.split(',')]
   assert found == pytest.approx(expected, abs=1e-3)
