@@ -26,7 +26,7 @@ from specsample.testing import trained
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
 from specsample.tree import Topology
-from specsample.types import Drafter, DraftLaw, Model, Verifier
+from specsample.types import Drafter, DraftLaw, Model, Params, Verifier
 
 PLAIN = Sampling(temperature=1.0)
 MODEL = HashModel(vocab_size=3)
@@ -44,8 +44,15 @@ def tree(topology: Topology, law: DraftLaw) -> drafters.Tree:
 
 _TOLERANCE = 1e-12
 _NUM_ROWS = 32768
-# Hash models have none: what there is, is the map of another vocabulary.
-_PARAMS = trained.other_vocabulary().params
+
+
+@functools.cache
+def _params() -> Params:
+  """The map of another vocabulary: hash models have none of their own.
+
+  Made when it is asked for, since arrays start JAX and the commands' tests fork.
+  """
+  return trained.other_vocabulary().params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +77,7 @@ def enumerated(
   enumeration = enumerate_lib.Enumeration(
     verifier,
     drafted.from_drafter(
-      drafter, _PARAMS, MODEL, cases.PROMPT, sampling, rounds=2
+      drafter, _params(), MODEL, cases.PROMPT, sampling, rounds=2
     ),
     conditional_lib.from_model(MODEL, {}, cases.PROMPT, sampling),
   )
@@ -117,7 +124,7 @@ def sampled(
   laws = sample_lib.laws(reference, {}, groups, num_tokens, eos_id)
   with mistake():
     sample = sample_lib.draw(
-      _PARAMS,
+      _params(),
       groups,
       jax.random.key(7),
       model=model,
@@ -146,7 +153,7 @@ def second_round(drafter: Drafter) -> Reading:
     round=1
   )
   sample = sample_lib.draw(
-    _PARAMS,
+    _params(),
     (Group(cases.PROMPT, PLAIN),),
     jax.random.key(7),
     model=MODEL,
