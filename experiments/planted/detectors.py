@@ -50,7 +50,7 @@ _NUM_ROWS = 32768
 def _params() -> Params:
   """The map of another vocabulary: hash models have none of their own.
 
-  Made when it is asked for, since arrays start JAX and the commands' tests fork.
+  Made when it is asked for: arrays start JAX, and tests of commands fork.
   """
   return trained.other_vocabulary().params
 
