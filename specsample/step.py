@@ -4,6 +4,7 @@ Each step feeds the target [pending, d_1, ..., d_K], reads K + 1 distributions
 and emits between one and K + 1 tokens a row.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 
@@ -26,6 +27,7 @@ from specsample.types import (
   Model,
   ModelOutput,
   Params,
+  Readable,
   Verdict,
   Verifier,
   Warp,
@@ -130,31 +132,45 @@ def score(
   """
   pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
   inputs = jnp.concatenate([pending, jnp.maximum(draft.tokens, 0)], axis=1)
-  num_drafts = draft.tokens.shape[1]
+  num_drafts, widths = draft.tokens.shape[1], _widths(drafter)
 
-  def of_first(width, cache):
+  def of_first(width, function: Callable) -> tuple:
     behind = {}
     if draft.parents is not None:
       behind = {'parents': draft.parents[:, :width]}
-    output, cache = model.apply(
+    return function(
       params['target'],
       inputs[:, : width + 1],
-      cache,
+      state.cache,
       features=drafter.feature_layers,
       **behind,
     )
-    missing = ((0, 0), (0, num_drafts - width), (0, 0))
-    return jax.tree.map(lambda x: jnp.pad(x, missing), output), cache
 
-  widths = _widths(drafter)
   if len(widths) == 1:
-    return of_first(num_drafts, state.cache)
+    return of_first(num_drafts, model.apply)
+  readable = _readable(model)
+
+  def read(width):
+    output, new = of_first(width, readable.read)
+    missing = ((0, 0), (0, num_drafts - width), (0, 0))
+    output = jax.tree.map(lambda x: jnp.pad(x, missing), output)
+    return output, readable.widen(new, num_drafts + 1)
+
   needed = jnp.max(jnp.where(state.done, 0, drafts.width(draft)))
-  return jax.lax.switch(
+  output, new = jax.lax.switch(
     jnp.sum(needed > jnp.asarray(widths)),
-    [functools.partial(of_first, width) for width in widths],
-    state.cache,
+    [functools.partial(read, width) for width in widths],
   )
+  return output, readable.append(state.cache, new)
+
+
+def _readable(model) -> Readable:
+  if not hasattr(model, 'read'):
+    raise ValueError(
+      f'the drafter has widths, and {type(model).__name__} has no read and '
+      'append, which passes of several widths need: leave the widths out'
+    )
+  return model
 
 
 def _widths(drafter):

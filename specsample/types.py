@@ -297,6 +297,30 @@ class Model(Protocol):
     """Logits [..., V] of hidden vectors [..., D]."""
 
 
+class Readable(Model, Protocol):
+  """A model whose `apply` is `read`, then `append`.
+
+  What is read may then be one of several passes, without a copy of the cache
+  for each of them.
+  """
+
+  def read(
+    self,
+    params: Params,
+    tokens: Array,
+    cache: Cache,
+    features: tuple[int, ...] = (),
+    parents: Array | None = None,
+  ) -> tuple[ModelOutput, Any]:
+    """As `Model.apply`, and instead of the cache what `append` puts there."""
+
+  def widen(self, new: Any, num_tokens: int) -> Any:
+    """What `append` puts there, made up to so many tokens by any others."""
+
+  def append(self, cache: Cache, new: Any) -> Cache:
+    """The cache with the tokens that were read."""
+
+
 class Drafter(Protocol):
   """Proposes up to `num_draft_tokens` tokens a round, for a whole batch.
 

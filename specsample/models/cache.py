@@ -9,6 +9,7 @@ has room for a window and for all that is fed before it is known what stays.
 """
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import jax
@@ -31,6 +32,15 @@ class KVCache:
   values: tuple[Entries, ...]  # L of [B, H, S, head_dim]
   length: Array  # [B] int32, tokens kept
   rings: tuple[int, ...] = types.static(default=())  # those layers
+
+
+@types.pytree
+class New:
+  """Keys and values of tokens that are not in the cache yet."""
+
+  keys: tuple[Entries, ...]  # L of [B, H, T, head_dim]
+  values: tuple[Entries, ...]  # L of [B, H, T, head_dim]
+  after: Array  # [B, D], a result of the layers that read the cache
 
 
 def init(
@@ -117,6 +127,18 @@ def append(
     values=write_all(cache.values, values),
     length=cache.length + num_new,
     rings=cache.rings,
+  )
+
+
+def widen(new: New, num_tokens: int) -> New:
+  """The same, of more tokens: zeros, which a commit leaves out."""
+  more = lambda x: jnp.pad(
+    x, ((0, 0), (0, 0), (0, num_tokens - x.shape[2]), (0, 0))
+  )
+  return dataclasses.replace(
+    new,
+    keys=jax.tree.map(more, new.keys),
+    values=jax.tree.map(more, new.values),
   )
 
 

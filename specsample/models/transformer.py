@@ -174,6 +174,18 @@ class Transformer:
     parents: Array | None = None,
   ) -> tuple[ModelOutput, cache_lib.KVCache]:
     """See `types.Model`."""
+    output, new = self.read(params, tokens, cache, features, parents)
+    return output, self.append(cache, new)
+
+  def read(
+    self,
+    params: Params,
+    tokens: Array,
+    cache: cache_lib.KVCache,
+    features: tuple[int, ...] = (),
+    parents: Array | None = None,
+  ) -> tuple[ModelOutput, cache_lib.New]:
+    """See `types.Readable`."""
     there = range(-1, self.num_layers)
     missing = [i for i in features if i not in there]
     if missing:
@@ -190,6 +202,16 @@ class Transformer:
       )
     made = network.merge(_Network, self, params)
     return made(tokens, cache, features, parents)
+
+  def widen(self, new: cache_lib.New, num_tokens: int) -> cache_lib.New:
+    """See `types.Readable`."""
+    return cache_lib.widen(new, num_tokens)
+
+  def append(
+    self, cache: cache_lib.KVCache, new: cache_lib.New
+  ) -> cache_lib.KVCache:
+    """See `types.Readable`."""
+    return cache_lib.append(cache, new.keys, new.values, after=new.after)
 
   def commit(
     self,
@@ -299,8 +321,9 @@ class _Network(nnx.Module):
       hidden=hidden,
       features=tuple(unflatten(outputs[i + 1]) for i in features),
     )
-    cache = cache_lib.append(cache, new_keys, new_values, after=hidden[:, 0])
-    return output, cache
+    return output, cache_lib.New(
+      keys=tuple(new_keys), values=tuple(new_values), after=hidden[:, 0]
+    )
 
   def _view(self, length, num_new, parents, size, window):
     """The rotary tables and the mask of layers with that cache and window."""

@@ -78,6 +78,18 @@ class HashModel:
     parents: Array | None = None,
   ) -> tuple[ModelOutput, HashCache]:
     """See `types.Model`; every feature is the hidden vector."""
+    output, hashes = self.read(params, tokens, cache, features, parents)
+    return output, self.append(cache, hashes)
+
+  def read(
+    self,
+    params: Params,
+    tokens: Array,
+    cache: HashCache,
+    features: tuple[int, ...] = (),
+    parents: Array | None = None,
+  ) -> tuple[ModelOutput, Array]:
+    """See `types.Readable`."""
     hashes = _hashes(tokens, cache, parents)
     hidden = jnp.stack([hashes >> 16, hashes & 0xFFFF], axis=-1)
     hidden = hidden.astype(jnp.float32)
@@ -86,13 +98,20 @@ class HashModel:
       hidden=hidden,
       features=(hidden,) * len(features),
     )
+    return output, hashes
+
+  def widen(self, new: Array, num_tokens: int) -> Array:
+    """See `types.Readable`."""
+    return jnp.pad(new, ((0, 0), (0, num_tokens - new.shape[1])))
+
+  def append(self, cache: HashCache, new: Array) -> HashCache:
+    """See `types.Readable`."""
     if cache.hashes.shape[1] == 1:  # room for no token
-      return output, cache
-    cache = HashCache(
-      hashes=cache_lib.write(cache.hashes, hashes, cache.length + 1),
-      length=cache.length + tokens.shape[1],
+      return cache
+    return HashCache(
+      hashes=cache_lib.write(cache.hashes, new, cache.length + 1),
+      length=cache.length + new.shape[1],
     )
-    return output, cache
 
   def commit(
     self, cache: HashCache, length: Array, path: Array | None = None
