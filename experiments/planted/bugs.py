@@ -10,6 +10,7 @@ import functools
 from experiments.planted import detectors
 from experiments.planted import drafters
 from experiments.planted import loop
+from experiments.planted import online
 from experiments.planted import rules
 from experiments.planted import trees
 from experiments.planted.detectors import Reading
@@ -268,5 +269,11 @@ BUGS = (
     ),
     {'verifier': trees.SameResidual()},
     {'verifier': verify.tree},
+  ),
+  _bug(
+    'weights updated between the draw of a draft and its verdict',
+    online.sampled,
+    {'is_mistaken': True},
+    {'is_mistaken': False},
   ),
 )

@@ -133,16 +133,20 @@ def update(
     and `kept` before it, `loss_after`, `gradient_norm`, the number of positions
     `recorded` and whether it is there to stay, `is_finite`; [] each.
   """
+  ring = state.draft.ring
+  batch = recorded.examples(
+    ring, state.tokens, state.length, window=learner.window
+  )
   train, report = _learn(
     learned.train,
     learned.frozen,
-    recorded.examples(state, learner.window),
+    batch,
     objective=learner.objective,
     optimizer=learner.optimizer,
     num_steps=learner.num_steps,
     dtype=learner.dtype,
   )
-  draft = dataclasses.replace(state.draft, ring=state.draft.ring.emptied())
+  draft = dataclasses.replace(state.draft, ring=ring.emptied())
   state = dataclasses.replace(state, draft=draft)
   return state, dataclasses.replace(learned, train=train), report
 

@@ -16,18 +16,21 @@ from specsample.drafters import recording
 from specsample.training import losses
 from specsample.training import objective
 from specsample.training.step import Batch
-from specsample.types import Array, DecodeState, Params
+from specsample.types import Array, Params
 
 # Of the rest, whose probability is a difference, so that its logarithm exists.
 _SMALLEST = 1e-6
 
 
 @functools.partial(jax.jit, static_argnames=('window',))
-def examples(state: DecodeState, window: int) -> dict[str, Array]:
-  """A batch of what the rings hold, cut to the last `window` tokens of a row.
+def examples(
+  ring: recording.Ring, tokens: Array, length: Array, *, window: int
+) -> dict[str, Array]:
+  """A batch of what a ring holds, cut to the last `window` tokens of a row.
 
   Args:
-    state: of a loop whose drafter is a `drafters.Recording`.
+    ring: of a `drafters.RecordingState`.
+    tokens, length: [B, S] and [B], those of the `types.DecodeState`.
     window: W; positions before it are left out.
 
   Returns:
@@ -35,13 +38,12 @@ def examples(state: DecodeState, window: int) -> dict[str, Array]:
     position; `mask` [B, M], which of them hold something; `ids` [B, M, k] and
     `log_probs` [B, M, k] of the target's most likely tokens.
   """
-  ring: recording.Ring = state.draft.ring
-  window = min(window, state.tokens.shape[1])
-  start = jnp.maximum(state.length - window, 0)
+  window = min(window, tokens.shape[1])
+  start = jnp.maximum(length - window, 0)
   cut = lambda row, i: jax.lax.dynamic_slice(row, (i,), (window,))
   places = ring.position - 1 - start[:, None]
   return {
-    'tokens': jax.vmap(cut)(state.tokens, start),
+    'tokens': jax.vmap(cut)(tokens, start),
     'places': jnp.maximum(places, 0),
     'mask': (ring.position >= 0) & (places >= 0),
     'ids': ring.ids,

@@ -75,6 +75,11 @@ DRAFTERS = {
     draft_vocab_size=40,
   ),
   'mtp': drafters.MTP(model=TARGET, num_draft_tokens=3),
+  'recording': drafters.Recording(
+    drafter=drafters.Chain(model=DRAFT, num_draft_tokens=3),
+    num_positions=4,
+    top_k=8,
+  ),
 }
 TRAINED = (
   *('medusa', 'hydra', 'draft model', 'dflash', 'dspark'),
