@@ -66,12 +66,11 @@ class Found:
       [0] + [sum(x['tokens']) for x in batches[serving_lib.LEARNING]]
     )
     digests = [[x['digest'] for x in batches[arm]] for arm in batches]
-    drafter = serving.method.drafter
     return cls(
       title=(
         f'{prompts}, temperature {serving.sampling.temperature}, '
-        f'K = {drafter.num_draft_tokens}, an update every {serving.rounds} '
-        f'rounds of {serving.batch_size} rows'
+        f'K = {serving.drafter.num_draft_tokens}, an update every '
+        f'{serving.rounds} rounds of {serving.batch_size} rows'
       ),
       windows=[
         _window(

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import pathlib
 import time
-from typing import Any
+from typing import Any, cast
 
 import gin
 import jax
@@ -78,11 +78,16 @@ class Serving:
         )
     self.learner  # noqa: B018 (says what is wrong with its settings)
 
+  @property
+  def drafter(self) -> drafters.DraftModel:
+    """What learns."""
+    return cast(drafters.DraftModel, self.method.drafter)
+
   @functools.cached_property
   def learner(self) -> online.Learner:
     """How the draft model learns."""
     return online.Learner(
-      objective=recorded.DraftModelObjective(drafter=self.method.drafter),
+      objective=recorded.DraftModelObjective(drafter=self.drafter),
       optimizer=optax.chain(
         optax.clip_by_global_norm(self.clip_norm),
         optax.adam(self.learning_rate, b2=self.b2),
@@ -198,7 +203,7 @@ class Server:
     output = specsample.generate(
       serving.params,
       **self._arguments(number),
-      drafter=serving.method.drafter,
+      drafter=serving.drafter,
     )
     return _record(output, begin)
 
@@ -263,7 +268,7 @@ def save(
   records = journal.of(LEARNING)
   specsample.save_drafter(
     folder,
-    serving.method.drafter,
+    serving.drafter,
     online.params_of(learned, serving.learner)['drafter'],
     target=serving.target.fingerprint,
     card={

@@ -171,7 +171,7 @@ def draws() -> Iterator[Draw]:
 def _learning(verifier_name):
   learner, params = adapting.scene()
   return Draw(
-    drafter_name='DraftModel that learns after every round',
+    drafter_name='Online distillation after every round',
     drafter=learner.drafter,
     verifier_name=verifier_name,
     law=DraftLaw.SAMPLED,

@@ -19,7 +19,7 @@ from specsample.types import Drafter, Params
 
 _GROUPS = (Group((1, 0, 1), detectors.PLAIN),)
 _NUM_TOKENS = 5
-_NUM_ROWS = 8192
+_NUM_ROWS = 4096
 # The optimizer's of `adapting.scene`.
 _STEP_SIZE = 4.0
 
