@@ -52,7 +52,7 @@ class Serving:
   b2: float = 0.99
   clip_norm: float = 1.0
   rounds: int = 16
-  num_positions: int = 64
+  num_positions: int = 16
   top_k: int = 16
   rejected_only: bool = True
   window: int = 128

@@ -52,7 +52,8 @@ class Learner:
     objective: a loss of `recorded` examples, and the drafter that it trains.
     optimizer: of optax; the same object in all calls.
     rounds: of decoding between two updates.
-    num_positions: M, the last rejections of a row that an update learns from.
+    num_positions: M, the last rejections of a row that an update learns from; a
+      round has one at most.
     top_k: k, the tokens of each whose probabilities are recorded.
     rejected_only: see `drafters.Recording`.
     window: W, the tokens of each row that an update reads, up to its last one.
@@ -62,7 +63,7 @@ class Learner:
   objective: recorded.DraftModelObjective
   optimizer: optax.GradientTransformation
   rounds: int = 16
-  num_positions: int = 64
+  num_positions: int = 16
   top_k: int = 16
   rejected_only: bool = True
   window: int = 128
