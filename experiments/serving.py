@@ -48,7 +48,7 @@ class Serving:
   chat: bool = True  # whether a prompt is one user turn of a chat
   seed: int = 0  # of the order of the prompts, and of what is drawn
   batch_size: int = 8
-  learning_rate: float = 1e-3
+  learning_rate: float = 3e-4
   b2: float = 0.99
   clip_norm: float = 1.0
   rounds: int = 16
