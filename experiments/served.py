@@ -165,12 +165,19 @@ def draw(path: pathlib.PurePath, found: Found) -> None:
   middle = [w.first_token + w.tokens / 2 for w in found.windows]
   for arm, color in zip(serving_lib.ARMS, plots.COLORS, strict=False):
     records = found.batches[arm]
-    ends = np.cumsum([sum(record['tokens']) for record in records])
+    tokens = np.asarray([sum(record['tokens']) for record in records])
     each = [
       sum(record['accepted']) / max(sum(record['proposed']), 1)
       for record in records
     ]
-    acceptance.plot(ends, each, '.', color=color, alpha=0.35, markersize=5)
+    acceptance.plot(
+      np.cumsum(tokens) - tokens / 2,
+      each,
+      '.',
+      color=color,
+      alpha=0.35,
+      markersize=5,
+    )
     line = {'marker': 'o', 'color': color, 'label': _NAMES[arm]}
     acceptance.plot(middle, [w.acceptance[arm] for w in found.windows], **line)
     rounds.plot(
