@@ -174,15 +174,15 @@ class Server:
     if found is not None:
       learned = dataclasses.replace(learned, train=found)
     first = self._num_done(int(learned.train.step))
-    with progress.meter(len(self.batches), first, 'batches') as meter:
-      meter(first, 'compiling')
-      for number in range(first, len(self.batches)):
+    total = len(self.batches)
+    with progress.bar(total - first) as step:
+      for number in range(first, total):
+        step(f'batch {number + 1} of {total}')
         if (CONTROL, number) not in self.journal:
           self._write((CONTROL, number), self._control(number))
         learned, record = self._learning(number, learned)
         self._write((LEARNING, number), record)
         self.checkpoints.save(learned.train)
-        meter(number + 1, f'acceptance {_acceptance(record):.3f}')
     return learned
 
   def _num_done(self, step: int) -> int:
@@ -273,7 +273,7 @@ def save(
     target=serving.target.fingerprint,
     card={
       'learned': 'online, from rejected drafts (experiments.online)',
-      'tokens_served': sum(_total(record, 'tokens') for record in records),
+      'tokens_served': sum(sum(record['tokens']) for record in records),
       'updates': sum(len(record['updates']) for record in records),
     }
     | environment.describe(),
@@ -292,14 +292,6 @@ def _record(output: Output, begin: float) -> dict[str, Any]:
     'digest': hashlib.sha256(output.tokens.tobytes()).hexdigest()[:16],
     'seconds': round(time.monotonic() - begin, 3),
   }
-
-
-def _total(record, name) -> int:
-  return sum(record[name])
-
-
-def _acceptance(record) -> float:
-  return _total(record, 'accepted') / max(_total(record, 'proposed'), 1)
 
 
 def _json(value: float) -> float | None:
