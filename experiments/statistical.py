@@ -15,6 +15,7 @@ from specsample import verify
 from specsample.sampling import Sampling
 from specsample.stopping import Stop
 from specsample.testing import acceptance
+from specsample.testing import adapting
 from specsample.testing import chi_square
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import drafted
@@ -91,6 +92,7 @@ class Draw:
   # The model that the drafter samples from and its parameters, if it has one.
   drafts_from: Callable[[], tuple[Model, Params]] | None = None
   eos_id: int | None = None
+  sample: Callable[..., sample_lib.Sample] = sample_lib.draw
 
   @property
   def name(self) -> str:
@@ -164,6 +166,23 @@ def draws() -> Iterator[Draw]:
     'Skip',
     llama,
     params,
+  )
+  for name in ('chain', 'block'):
+    yield _learning(name)
+
+
+def _learning(verifier_name):
+  learner, params = adapting.scene()
+  return Draw(
+    drafter_name='Online distillation after every round',
+    drafter=learner.drafter,
+    verifier_name=verifier_name,
+    law=DraftLaw.SAMPLED,
+    settings='mixed batch, tiny Llama',
+    groups=_MIXED,
+    model=learner.objective.drafter.model,
+    params=params,
+    sample=functools.partial(adapting.draw, learner=learner),
   )
 
 
@@ -243,7 +262,7 @@ def _trained(draw, scene):
 
 def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
   """Samples one combination; what the certificate says of it."""
-  sample = sample_lib.draw(
+  sample = draw.sample(
     draw.params,
     draw.groups,
     jax.random.key(seed),

@@ -10,7 +10,11 @@ import functools
 from experiments.planted import detectors
 from experiments.planted import drafters
 from experiments.planted import loop
+<<<<<<< HEAD
 from experiments.planted import policies as planted_policies
+=======
+from experiments.planted import online
+>>>>>>> online
 from experiments.planted import rules
 from experiments.planted import trees
 from experiments.planted.detectors import Reading
@@ -323,5 +327,11 @@ BUGS = (
     ),
     {'verifier': trees.SameResidual()},
     {'verifier': verify.tree},
+  ),
+  _bug(
+    'weights updated between the draw of a draft and its verdict',
+    online.sampled,
+    {'is_mistaken': True},
+    {'is_mistaken': False},
   ),
 )

@@ -15,6 +15,7 @@ from specsample.drafters.mtp import MTP
 from specsample.drafters.ngram import Ngram
 from specsample.drafters.ngram import NgramTree
 from specsample.drafters.none import NoDraft
+from specsample.drafters.recording import Recording
 from specsample.drafters.skip import Skip
 from specsample.drafters.tli import TLI
 from specsample.drafters.tree import Tree
@@ -36,6 +37,7 @@ __all__ = [
   'Ngram',
   'NgramTree',
   'NoDraft',
+  'Recording',
   'Skip',
   'Tree',
 ]

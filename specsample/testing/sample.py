@@ -1,5 +1,6 @@
 """The compiled loop itself, run often and compared with an exact law."""
 
+from collections.abc import Sequence
 import dataclasses
 import math
 
@@ -65,33 +66,56 @@ def draw(
   One key, a request id a row; the batches mix prompts of all lengths and all
   settings of the groups.
   """
-  sampling = mix([group.sampling for group in groups])
-  width = max(len(group.prompt) for group in groups)
   size = _ROWS - _ROWS % len(groups)
-  group_of_row = np.arange(size) % len(groups)
-  prompts = np.asarray(
-    [group.prompt + (0,) * (width - len(group.prompt)) for group in groups]
-  )
-  lengths = np.asarray([len(group.prompt) for group in groups])
-  rows = jax.tree.map(lambda x: np.asarray(x)[group_of_row], sampling)
+  rows = requests(groups, size)
 
   def batch(start) -> Output:
     output = decode.generate(
       params,
-      prompts[group_of_row],
-      lengths[group_of_row],
+      rows.prompts,
+      rows.lengths,
       key,
       request_ids=start + np.arange(size, dtype=np.int32),
       model=model,
       drafter=drafter,
       verify=verify,
-      sampling=rows,
+      sampling=rows.sampling,
       max_new_tokens=num_tokens,
       stop=stop,
     )
     return jax.device_get(output)
 
   outputs = [batch(start) for start in range(0, num_rows, size)]
+  return of(outputs, num_tokens, len(groups))
+
+
+@dataclasses.dataclass(frozen=True)
+class Requests:
+  """The rows of one batch: row i is of group i % G."""
+
+  prompts: np.ndarray  # [n, P] int32, padded with 0
+  lengths: np.ndarray  # [n] int32
+  sampling: Sampling  # leaves [n, ...]
+
+
+def requests(groups: tuple[Group, ...], size: int) -> Requests:
+  """`size` rows that mix prompts of all lengths and all settings."""
+  width = max(len(group.prompt) for group in groups)
+  group_of_row = np.arange(size) % len(groups)
+  prompts = np.asarray(
+    [group.prompt + (0,) * (width - len(group.prompt)) for group in groups]
+  )
+  lengths = np.asarray([len(group.prompt) for group in groups])
+  sampling = mix([group.sampling for group in groups])
+  return Requests(
+    prompts=prompts[group_of_row],
+    lengths=lengths[group_of_row],
+    sampling=jax.tree.map(lambda x: np.asarray(x)[group_of_row], sampling),
+  )
+
+
+def of(outputs: Sequence[Output], num_tokens: int, num_groups: int) -> Sample:
+  """The sample that batches of such rows are."""
   joined = jax.tree.map(lambda *x: np.concatenate(x), *outputs)
   emitted = np.arange(num_tokens) < joined.lengths[:, None]
   kept = emitted & (joined.origin == Origin.ACCEPTED)
@@ -99,7 +123,7 @@ def draw(
   return Sample(
     tokens=np.where(emitted, joined.tokens, -1),
     accepted=(kept[..., None] & in_round).sum(axis=1),
-    num_groups=len(groups),
+    num_groups=num_groups,
   )
 
 

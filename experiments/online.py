@@ -1,0 +1,75 @@
+"""Serves prompts with a draft model that learns from what is rejected.
+
+  python -m experiments.online --prompts=HumanEval.jsonl --out=results/online
+
+Decodes the same prompts, once each, with a draft model that is updated and with
+one that is not. What a batch of prompts is drafted with was learned from the
+batches before it and from its own earlier rounds: no draft counts that was
+learned from. Prints acceptance by tokens served, and writes online.json,
+online.png and the drafter that was learned to --out. A checkpoint after each
+batch lets the same command go on after an interruption, with all that was
+learned. This file only wires: serving.py has the settings and the loop,
+served.py what is found.
+"""
+
+from absl import flags
+
+from experiments import cli
+from experiments import config
+from experiments import environment
+from experiments import journal as journal_lib
+from experiments import mesh
+from experiments import prompts as prompts_lib
+from experiments import served
+from experiments import serving as serving_lib
+from experiments import train_state
+from specsample import files
+
+config.define_flags('configs/runs/online.gin')
+flags.adopt_module_key_flags(config)
+_OUT = flags.DEFINE_string(
+  'out', None, 'Folder of the run; default results/<name of the gin file>.'
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts',
+  None,
+  'Prompts of one domain: a file as evaluate takes.',
+  required=True,
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit', None, 'Only the first so many prompts.', lower_bound=1
+)
+
+
+def main() -> None:
+  """Serves what the journal lacks, then reports all of it."""
+  config.parse()
+  environment.enable_compilation_cache()
+  with mesh.configured():
+    _serve()
+
+
+def _serve() -> None:
+  with cli.bad_input():
+    out = files.at(_OUT.value or f'results/{config.name()}')
+    path = config.find(_PROMPTS.value)
+    prompts = prompts_lib.read(path, _LIMIT.value)
+    serving = serving_lib.Serving()
+    batches = serving.batches(path, prompts)
+    cli.make_folder(out)
+    journal = journal_lib.Journal(out, serving_lib.header(serving, prompts))
+    server = serving_lib.Server(
+      serving=serving,
+      batches=batches,
+      journal=journal,
+      checkpoints=train_state.Checkpoints(out / 'checkpoints'),
+    )
+    learned = server.run()
+    serving_lib.save(out / 'drafter', serving, learned, journal)
+    found = served.Found.of(serving, prompts_lib.name(path), journal)
+    served.write(out, found)
+  served.show(out, found)
+
+
+if __name__ == '__main__':
+  cli.run(main, 'interrupted: the same command goes on from here')

@@ -1,0 +1,199 @@
+"""What a server's journal says: acceptance by tokens served, with and without
+updates."""
+
+import dataclasses
+import io
+import pathlib
+from typing import Any
+
+import gin
+import matplotlib.figure
+import matplotlib.ticker
+import numpy as np
+import rich.box
+import rich.table
+import rich.text
+
+from experiments import environment
+from experiments import journal as journal_lib
+from experiments import plots
+from experiments import report
+from experiments import results
+from experiments import serving as serving_lib
+
+_RESAMPLES = 10_000
+_NAMES = {
+  serving_lib.CONTROL: 'without updates',
+  serving_lib.LEARNING: 'learning',
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+  """Some batches that follow each other, served by both."""
+
+  first_token: int  # served before it
+  tokens: int
+  prompts: int
+  acceptance: dict[str, float]  # of each arm: drafts kept, of those proposed
+  tokens_per_round: dict[str, float]
+  rise: float  # of the acceptance
+  rise_ci95: tuple[float, float]  # a bootstrap over prompts, both arms paired
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+  """A whole run."""
+
+  title: str
+  windows: list[Window]
+  batches: dict[str, list[dict[str, Any]]]  # the journal's records of each arm
+  outputs_equal: bool  # whether both arms emitted the same tokens
+
+  @classmethod
+  def of(
+    cls,
+    serving: serving_lib.Serving,
+    prompts: str,
+    journal: journal_lib.Journal,
+  ) -> 'Found':
+    """What the journal of a finished run says."""
+    batches = {arm: journal.of(arm) for arm in serving_lib.ARMS}
+    parts = np.array_split(
+      np.arange(len(batches[serving_lib.CONTROL])), serving.windows
+    )
+    served = np.cumsum(
+      [0] + [sum(x['tokens']) for x in batches[serving_lib.LEARNING]]
+    )
+    digests = [[x['digest'] for x in batches[arm]] for arm in batches]
+    return cls(
+      title=(
+        f'{prompts}, temperature {serving.sampling.temperature}, '
+        f'K = {serving.drafter.num_draft_tokens}, an update every '
+        f'{serving.rounds} rounds of {serving.batch_size} rows'
+      ),
+      windows=[
+        _window(
+          {arm: [batches[arm][i] for i in part] for arm in batches},
+          int(served[part[0]]),
+        )
+        for part in parts
+      ],
+      batches=batches,
+      outputs_equal=digests[0] == digests[1],
+    )
+
+
+def _window(batches, first_token) -> Window:
+  rows = {arm: _rows(records) for arm, records in batches.items()}
+  control, learning = (rows[arm] for arm in serving_lib.ARMS)
+  share = lambda x: x['accepted'].sum(-1) / np.maximum(x['proposed'].sum(-1), 1)
+  size = control['tokens'].size
+  rng = np.random.default_rng(0)
+  chosen = rng.integers(size, size=(_RESAMPLES, size))
+  again = lambda x: {name: values[chosen] for name, values in x.items()}
+  low, high = np.quantile(
+    share(again(learning)) - share(again(control)), (0.025, 0.975)
+  )
+  return Window(
+    first_token=first_token,
+    tokens=int(learning['tokens'].sum()),
+    prompts=size,
+    acceptance={arm: float(share(x)) for arm, x in rows.items()},
+    tokens_per_round={
+      arm: float(x['tokens'].sum() / x['rounds'].sum())
+      for arm, x in rows.items()
+    },
+    rise=float(share(learning) - share(control)),
+    rise_ci95=(float(low), float(high)),
+  )
+
+
+def _rows(records) -> dict[str, np.ndarray]:
+  """The counts of every prompt of some batches, [n] each."""
+  names = ('tokens', 'rounds', 'proposed', 'accepted')
+  return {
+    name: np.concatenate([record[name] for record in records]) for name in names
+  }
+
+
+def write(out: pathlib.PurePath, found: Found) -> None:
+  """Writes online.json and online.png."""
+  described = environment.describe() | {
+    'gin_config': gin.operative_config_str()
+  }
+  results.write_json(out / 'online.json', dataclasses.asdict(found) | described)
+  draw(out / 'online.png', found)
+
+
+def show(out: pathlib.PurePath, found: Found) -> None:
+  """Prints a line a window, and what the updates cost."""
+  shown = report.console()
+  # As a Text: a name may hold what rich takes for markup.
+  shown.print(rich.text.Text(f'\n{found.title}\n', 'bold'))
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD)
+  table.add_column('tokens served')
+  for name in ('prompts', *_NAMES.values(), 'rise', 'its 95% interval'):
+    table.add_column(name, justify='right')
+  for window in found.windows:
+    last = window.first_token + window.tokens
+    low, high = window.rise_ci95
+    table.add_row(
+      f'{window.first_token:,} to {last:,}',
+      f'{window.prompts}',
+      *(f'{window.acceptance[arm]:.3f}' for arm in _NAMES),
+      f'{window.rise:+.3f}',
+      f'{low:+.3f} to {high:+.3f}',
+    )
+  shown.print(table)
+  learning = found.batches[serving_lib.LEARNING]
+  updates = sum(len(record['updates']) for record in learning)
+  undone = sum(record['undone'] for record in learning)
+  shown.print(
+    f'acceptance: drafts kept of those proposed. {updates} updates, {undone} '
+    'came to no number and were undone'
+  )
+  same = 'the same tokens' if found.outputs_equal else 'other tokens'
+  shown.print(f'with updates and without: {same}')
+  shown.print(rich.text.Text(f'\nonline.json, online.png, drafter: {out}'))
+
+
+def draw(path: pathlib.PurePath, found: Found) -> None:
+  """Draws acceptance and tokens a round by tokens served, as a PNG."""
+  figure = matplotlib.figure.Figure((9, 3.8), layout='constrained')
+  acceptance, rounds = figure.subplots(1, 2)
+  middle = [w.first_token + w.tokens / 2 for w in found.windows]
+  for arm, color in zip(serving_lib.ARMS, plots.COLORS, strict=False):
+    records = found.batches[arm]
+    tokens = np.asarray([sum(record['tokens']) for record in records])
+    each = [
+      sum(record['accepted']) / max(sum(record['proposed']), 1)
+      for record in records
+    ]
+    acceptance.plot(
+      np.cumsum(tokens) - tokens / 2,
+      each,
+      '.',
+      color=color,
+      alpha=0.35,
+      markersize=5,
+    )
+    line = {'marker': 'o', 'color': color, 'label': _NAMES[arm]}
+    acceptance.plot(middle, [w.acceptance[arm] for w in found.windows], **line)
+    rounds.plot(
+      middle, [w.tokens_per_round[arm] for w in found.windows], **line
+    )
+  acceptance.set_title('Acceptance: drafts kept of those proposed')
+  acceptance.set_ylim(bottom=0)
+  rounds.set_title('Tokens a round')
+  rounds.set_ylim(bottom=1)
+  for axes in (acceptance, rounds):
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.set_xlim(left=0)
+    axes.set_xlabel('tokens served')
+    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=''))
+    axes.legend(frameon=False, loc='lower right')
+  figure.suptitle(found.title, fontsize=10)
+  image = io.BytesIO()
+  figure.savefig(image, format='png', dpi=150)
+  results.write(path, image.getvalue())

@@ -1,0 +1,299 @@
+"""A server of prompts whose draft model learns, and one whose does not."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import hashlib
+import pathlib
+import time
+from typing import Any, cast
+
+import gin
+import jax
+import numpy as np
+import optax
+
+from experiments import environment
+from experiments import generation
+from experiments import journal as journal_lib
+from experiments import methods as methods_lib
+from experiments import progress
+from experiments import prompts as prompts_lib
+from experiments import train_state
+import specsample
+from specsample import drafters
+from specsample import files
+from specsample.models import fingerprint
+from specsample.training import online
+from specsample.training import recorded
+from specsample.types import Output
+
+# The journal's keys: (one of these, batch).
+LEARNING, CONTROL = 'learning', 'control'
+ARMS = (CONTROL, LEARNING)
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Serving:
+  """What is served, and how the draft model learns; see `online.Learner`.
+
+  Adam at a constant rate, the gradient clipped.
+  """
+
+  target: specsample.Loaded
+  method: methods_lib.Method
+  sampling: specsample.Sampling = specsample.Sampling()
+  max_new_tokens: int = 128
+  chat: bool = True  # whether a prompt is one user turn of a chat
+  seed: int = 0  # of the order of the prompts, and of what is drawn
+  batch_size: int = 8
+  learning_rate: float = 3e-4
+  b2: float = 0.99
+  clip_norm: float = 1.0
+  rounds: int = 16
+  num_positions: int = 16
+  top_k: int = 16
+  rejected_only: bool = True
+  window: int = 128
+  num_steps: int = 1
+  windows: int = 6  # of equally many batches, in which acceptance is counted
+
+  def __post_init__(self):
+    """Refuses a drafter that cannot learn, and nothing to serve."""
+    if not isinstance(self.method.drafter, drafters.DraftModel):
+      raise ValueError(
+        f'Serving.method drafts with {type(self.method.drafter).__name__}: '
+        'a DraftModel alone learns online'
+      )
+    for name in ('batch_size', 'max_new_tokens', 'windows'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f'Serving.{name} is {getattr(self, name)}: give at least 1'
+        )
+    for name in ('learning_rate', 'clip_norm'):
+      if not getattr(self, name) > 0:
+        raise ValueError(
+          f'Serving.{name} is {getattr(self, name)}: give more than 0'
+        )
+    self.learner  # noqa: B018 (says what is wrong with its settings)
+
+  @property
+  def drafter(self) -> drafters.DraftModel:
+    """What learns."""
+    return cast(drafters.DraftModel, self.method.drafter)
+
+  @functools.cached_property
+  def learner(self) -> online.Learner:
+    """How the draft model learns."""
+    return online.Learner(
+      objective=recorded.DraftModelObjective(drafter=self.drafter),
+      optimizer=optax.chain(
+        optax.clip_by_global_norm(self.clip_norm),
+        optax.adam(self.learning_rate, b2=self.b2),
+      ),
+      rounds=self.rounds,
+      num_positions=self.num_positions,
+      top_k=self.top_k,
+      rejected_only=self.rejected_only,
+      window=self.window,
+      num_steps=self.num_steps,
+    )
+
+  @property
+  def params(self) -> Any:
+    """The whole tree, before anything is learned."""
+    return methods_lib.all_params(self.target.params, self.method)
+
+  def batches(
+    self, path: str, prompts: Sequence[prompts_lib.Prompt]
+  ) -> list['Batch']:
+    """The prompts in the order in which they are served, as tokens.
+
+    Raises:
+      ValueError: a prompt that the model does not take, or fewer batches than
+        windows.
+    """
+    order = np.random.default_rng(self.seed).permutation(len(prompts))
+    rows = []
+    for i in order:
+      tokens = generation.encode(
+        self.target.tokenizer, prompts[i].text, self.chat
+      )
+      room = self.target.model.max_length
+      if not tokens or len(tokens) >= room:
+        raise ValueError(
+          f'{path}, line {prompts[i].line}: a prompt of {len(tokens)} tokens, '
+          f'and the model takes 1 to {room - 1}: correct it'
+        )
+      rows.append(tokens)
+    # One width for all, so that decoding is compiled once.
+    padded, lengths = specsample.pad_prompts(rows)
+    size = self.batch_size
+    batches = [
+      Batch(padded[i : i + size], lengths[i : i + size], order[i : i + size])
+      # Rows that are missing in the last batch would be another program.
+      for i in range(0, len(rows) - size + 1, size)
+    ]
+    if len(batches) < self.windows:
+      raise ValueError(
+        f'{path} holds {len(rows)} prompts, {len(batches)} batches of {size}, '
+        f'and Serving.windows is {self.windows}: give more prompts, smaller '
+        'batches or fewer windows'
+      )
+    return batches
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """Prompts that are decoded at once."""
+
+  prompts: np.ndarray  # [B, P] int32
+  lengths: np.ndarray  # [B] int32
+  numbers: np.ndarray  # [B], the prompts in their file: request ids
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Server:
+  """Serves the batches from wherever the checkpoints and the journal are."""
+
+  serving: Serving
+  batches: list[Batch]
+  journal: journal_lib.Journal
+  checkpoints: train_state.Checkpoints
+
+  def run(self) -> online.Learned:
+    """What is learned after the last batch.
+
+    A batch is in the journal before its checkpoint is written: one that a kill
+    left without is served again, and gives the same numbers.
+    """
+    serving = self.serving
+    learned = online.init(serving.params, serving.learner)
+    found = self.checkpoints.restore(learned.train)
+    if found is not None:
+      learned = dataclasses.replace(learned, train=found)
+    first = self._num_done(int(learned.train.step))
+    total = len(self.batches)
+    with progress.bar(total - first) as step:
+      for number in range(first, total):
+        step(f'batch {number + 1} of {total}')
+        if (CONTROL, number) not in self.journal:
+          self._write((CONTROL, number), self._control(number))
+        learned, record = self._learning(number, learned)
+        self._write((LEARNING, number), record)
+        self.checkpoints.save(learned.train)
+    return learned
+
+  def _num_done(self, step: int) -> int:
+    """The batches before the checkpoint of that step."""
+    if not step:
+      return 0
+    steps = [record['step'] for record in self.journal.of(LEARNING)]
+    if step not in steps:
+      raise ValueError(
+        f'the checkpoint of step {step} is of a run that the journal does not '
+        'know: delete the folder checkpoints too, or give another --out'
+      )
+    return steps.index(step) + 1
+
+  def _control(self, number) -> dict[str, Any]:
+    serving = self.serving
+    begin = time.monotonic()
+    output = specsample.generate(
+      serving.params,
+      **self._arguments(number),
+      drafter=serving.drafter,
+    )
+    return _record(output, begin)
+
+  def _learning(self, number, learned):
+    begin = time.monotonic()
+    output, learned, reports = online.generate(
+      learned, **self._arguments(number), learner=self.serving.learner
+    )
+    record = _record(output, begin)
+    names = ('loss', 'kept', 'recorded')
+    return learned, record | {
+      'step': int(learned.train.step),
+      'undone': sum(not report['is_finite'] for report in reports),
+      'updates': [{name: _json(x[name]) for name in names} for x in reports],
+    }
+
+  def _arguments(self, number) -> dict[str, Any]:
+    serving, batch = self.serving, self.batches[number]
+    return {
+      'prompts': batch.prompts,
+      'lengths': batch.lengths,
+      'key': jax.random.key(serving.seed),
+      'request_ids': batch.numbers.astype(np.int32),
+      'model': serving.target.model,
+      'verify': serving.method.verify,
+      'sampling': serving.sampling,
+      'max_new_tokens': serving.max_new_tokens,
+      'stop': specsample.Stop(eos_ids=serving.target.tokenizer.eos_ids),
+    }
+
+  def _write(self, key, value) -> None:
+    if key not in self.journal:
+      self.journal.add(key, value)
+
+
+def header(
+  serving: Serving, prompts: Sequence[prompts_lib.Prompt]
+) -> dict[str, Any]:
+  """What a run that goes on must have in common with the one before."""
+  texts = repr([prompt.text for prompt in prompts])
+  described = environment.describe()
+  return {
+    'configuration': gin.config_str(),
+    'prompts or limit': hashlib.sha256(texts.encode()).hexdigest(),
+    'target': serving.target.fingerprint,
+    'drafter weights': fingerprint.of(serving.method.params),
+    **{
+      name: described[name] for name in ('versions', 'hardware', 'git_commit')
+    },
+  }
+
+
+def save(
+  folder: pathlib.PurePath,
+  serving: Serving,
+  learned: online.Learned,
+  journal: journal_lib.Journal,
+) -> None:
+  """The drafter as it is now, for `specsample.load_drafter`."""
+  if files.is_folder(folder):
+    return
+  records = journal.of(LEARNING)
+  specsample.save_drafter(
+    folder,
+    serving.drafter,
+    online.params_of(learned, serving.learner)['drafter'],
+    target=serving.target.fingerprint,
+    card={
+      'learned': 'online, from rejected drafts (experiments.online)',
+      'tokens_served': sum(sum(record['tokens']) for record in records),
+      'updates': sum(len(record['updates']) for record in records),
+    }
+    | environment.describe(),
+  )
+
+
+def _record(output: Output, begin: float) -> dict[str, Any]:
+  """Of each row of a batch what it emitted, drafted and kept."""
+  output = jax.device_get(output)
+  drafts = np.arange(output.proposed.shape[1])
+  return {
+    'tokens': output.lengths.tolist(),
+    'rounds': output.rounds.tolist(),
+    'proposed': (output.proposed @ drafts).tolist(),
+    'accepted': (output.accepted @ drafts).tolist(),
+    'digest': hashlib.sha256(output.tokens.tobytes()).hexdigest()[:16],
+    'seconds': round(time.monotonic() - begin, 3),
+  }
+
+
+def _json(value: float) -> float | None:
+  """JSON has no NaN."""
+  return value if np.isfinite(value) else None

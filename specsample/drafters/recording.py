@@ -1,0 +1,195 @@
+"""Remembers the target's law where drafts were rejected, to learn from it.
+
+What Online Speculative Decoding (Liu et al., 2310.07177) keeps between two
+updates of its draft model; `training.online` has the update.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample import types
+from specsample.drafters import settings
+from specsample.types import Array, DrafterState
+
+
+@types.pytree
+class Ring:
+  """The target's law at the last M positions that were recorded, of each row.
+
+  Logits are the target's own, before warping.
+  """
+
+  position: Array  # [B, M] int32, the index of the token there, -1 where empty
+  ids: Array  # [B, M, k] int32, the most likely tokens
+  logits: Array  # [B, M, k] float32, theirs
+  log_sum_exp: Array  # [B, M] float32, of all V logits
+  count: Array  # [B] int32, written so far: the next is entry count % M
+
+  def emptied(self) -> 'Ring':
+    """The same ring with nothing in it."""
+    return dataclasses.replace(self, position=jnp.full_like(self.position, -1))
+
+
+@types.pytree
+class RecordingState:
+  """The drafter's own state, the ring, and what the last draft was."""
+
+  inner: DrafterState
+  ring: Ring
+  length: Array  # [B] int32, tokens before the round
+  goes_on: Array  # [B, N + 1] bool, whether something was drafted behind a node
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recording:
+  """Drafts as `drafter`, and records what the target would have written.
+
+  The entries of a row's ring are indices into its tokens. A row that is
+  refilled gets the empty ring of its prefill.
+
+  Attributes:
+    drafter: which drafts, a chain or a tree.
+    num_positions: M; of more, the last ones are kept.
+    top_k: k, the tokens of each position whose logits are kept.
+    rejected_only: positions at which a draft was rejected, as in the paper;
+      False records all at which a token was emitted. (A row's limit cuts its
+      last draft, and what is cut off counts as rejected.)
+  """
+
+  drafter: Any  # a types.Drafter
+  num_positions: int = 64
+  top_k: int = 16
+  rejected_only: bool = True
+
+  def __post_init__(self):
+    """Refuses a ring that holds nothing."""
+    for name in ('num_positions', 'top_k'):
+      value = getattr(self, name)
+      if not settings.is_count(value):
+        raise ValueError(f'{name} is {value!r}: record at least 1')
+    settings.check_flag('rejected_only', self.rejected_only)
+
+  @property
+  def num_draft_tokens(self) -> int:
+    """See `types.Drafter`."""
+    return self.drafter.num_draft_tokens
+
+  @property
+  def depth(self) -> int:
+    """The most drafts that a round keeps."""
+    return getattr(self.drafter, 'depth', self.num_draft_tokens)
+
+  @property
+  def feature_layers(self) -> tuple[int, ...]:
+    """See `types.Drafter`."""
+    return self.drafter.feature_layers
+
+  @property
+  def vocab_size(self) -> int | None:
+    """See `types.Drafter`."""
+    return self.drafter.vocab_size
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    table = lambda dtype, *sizes: sharding.zeros(
+      (batch_size, *sizes), dtype, 'batch', *[None] * len(sizes)
+    )
+    size, top_k = self.num_positions, self.top_k
+    return RecordingState(
+      inner=self.drafter.init(params, batch_size, max_length),
+      ring=Ring(
+        position=table(jnp.int32, size) - 1,
+        ids=table(jnp.int32, size, top_k),
+        logits=table(jnp.float32, size, top_k),
+        log_sum_exp=table(jnp.float32, size),
+        count=table(jnp.int32),
+      ),
+      length=table(jnp.int32),
+      goes_on=table(bool, self.num_draft_tokens + 1),
+    )
+
+  def extend(self, params, tokens, count, output, state):
+    """See `types.Drafter`."""
+    inner = self.drafter.extend(params, tokens, count, output, state.inner)
+    return dataclasses.replace(state, inner=inner)
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`."""
+    draft, inner = self.drafter.propose(
+      params, draw, warp, tokens, length, state.inner
+    )
+    num_drafts = draft.tokens.shape[1]
+    parents = draft.parents
+    if parents is None:
+      parents = jnp.arange(num_drafts)[None]
+    is_behind = parents[..., None] == jnp.arange(num_drafts + 1)
+    is_drafted = (draft.tokens >= 0)[..., None]
+    return draft, dataclasses.replace(
+      state,
+      inner=inner,
+      length=length,
+      goes_on=jnp.any(is_behind & is_drafted, axis=1),
+    )
+
+  def update(self, params, tokens, length, output, verdict, state):
+    """See `types.Drafter`."""
+    inner = self.drafter.update(
+      params, tokens, length, output, verdict, state.inner
+    )
+    emitted = length - state.length
+    last = verdict.num_accepted[:, None]  # the output before which all is kept
+    if self.rejected_only:
+      node = last
+      if verdict.path is not None:
+        nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)))
+        node = jnp.take_along_axis(nodes, last, axis=1)
+      goes_on = jnp.take_along_axis(state.goes_on, node, axis=1)
+      # A stop among the kept drafts ends the round without another token.
+      index, is_new = last, goes_on & (emitted[:, None] > last)
+      logits = jnp.take_along_axis(output.logits, last[..., None], axis=1)
+    else:
+      logits = output.logits
+      index = jnp.arange(logits.shape[1])[None]
+      is_new = index < emitted[:, None]
+    if self.top_k > logits.shape[-1]:
+      raise ValueError(
+        f'top_k is {self.top_k}, and the target has {logits.shape[-1]} tokens: '
+        'record at most as many'
+      )
+    logits = logits.astype(jnp.float32)
+    top, ids = sharding.top_k(logits, self.top_k)
+    log_sum_exp = jax.nn.logsumexp(logits, axis=-1)
+    is_new &= jnp.isfinite(log_sum_exp)
+    ring = state.ring
+    for i in range(logits.shape[1]):
+      entry = Ring(
+        position=(state.length[:, None] + index)[:, i],
+        ids=ids[:, i],
+        logits=top[:, i],
+        log_sum_exp=log_sum_exp[:, i],
+        count=ring.count,
+      )
+      ring = _write(ring, entry, is_new[:, i])
+    return dataclasses.replace(state, inner=inner, ring=ring)
+
+
+def _write(ring: Ring, entry: Ring, is_new: Array) -> Ring:
+  """The ring with one more entry [B, ...], in rows where is_new [B] is set."""
+  slots = jnp.arange(ring.position.shape[1])
+  here = is_new[:, None] & (slots == (ring.count % slots.size)[:, None])
+
+  def put(old, new):
+    mask = here.reshape(*here.shape, *(1,) * (old.ndim - 2))
+    return jnp.where(mask, new[:, None], old)
+
+  return Ring(
+    position=put(ring.position, entry.position),
+    ids=put(ring.ids, entry.ids),
+    logits=put(ring.logits, entry.logits),
+    log_sum_exp=put(ring.log_sum_exp, entry.log_sum_exp),
+    count=ring.count + is_new,
+  )

@@ -1,0 +1,133 @@
+"""The compiled loop with a drafter that learns between its rounds.
+
+Each row has a drafter of its own, so that what a row rejected decides what it
+drafts next: of one drafter for thousands of rows the part of one row would be
+too small to be seen.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+
+from specsample import decode
+from specsample import drafters
+from specsample.stopping import Stop
+from specsample.testing import sample as sample_lib
+from specsample.testing import tiny
+from specsample.testing import trained
+from specsample.testing.sample import Group
+from specsample.testing.sample import Sample
+from specsample.training import online
+from specsample.training import recorded
+from specsample.types import Array, Drafter, Model, Params, Verifier
+
+# Of one call; each has weights of its own.
+_ROWS = 2048
+_NO_STOP = Stop()
+
+
+def scene() -> tuple[online.Learner, Params]:
+  """A draft model of three tokens that one rejection changes a lot."""
+  model = tiny.tiny_llama(vocab_size=3)
+  params = jax.tree.map(lambda x: 1.6 * x, model.init(jax.random.key(0)))
+  drafter = drafters.DraftModel(model=model, num_draft_tokens=2, layers=(0,))
+  learner = online.Learner(
+    objective=recorded.DraftModelObjective(drafter=drafter),
+    optimizer=optax.sgd(4.0),
+    rounds=1,
+    num_positions=2,
+    top_k=3,
+    window=16,
+  )
+  own = drafter.init_params(jax.random.key(1), params)
+  noisy = trained.with_noise(own, jax.random.key(2), scale=0.3)
+  return learner, {'target': params, 'drafter': noisy}
+
+
+def draw(
+  params: Params,
+  groups: tuple[Group, ...],
+  key: Array,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  learner: online.Learner,
+  num_tokens: int,
+  num_rows: int,
+  stop: Stop = _NO_STOP,
+) -> Sample:
+  """As `sample.draw`, with updates of each row's drafter as the learner says.
+
+  Args:
+    params, groups, key, model, verify, num_tokens, num_rows, stop: as there.
+    drafter: `learner.drafter`, or one whose states are of its kind.
+    learner: how a row's drafter learns.
+  """
+  size = _ROWS - _ROWS % len(groups)
+  requests = sample_lib.requests(groups, size)
+
+  def batch(start):
+    state = decode.prefill(
+      params,
+      requests.prompts,
+      requests.lengths,
+      key,
+      request_ids=start + np.arange(size, dtype=np.int32),
+      model=model,
+      drafter=drafter,
+      sampling=requests.sampling,
+      max_new_tokens=num_tokens,
+    )
+    output = _rounds(
+      online.init(params, learner),
+      jax.tree.map(lambda x: x[:, None], state),
+      model=model,
+      drafter=drafter,
+      verify=verify,
+      learner=learner,
+      num_tokens=num_tokens,
+      stop=stop,
+    )
+    return jax.device_get(jax.tree.map(lambda x: x[:, 0], output))
+
+  outputs = [batch(start) for start in range(0, num_rows, size)]
+  return sample_lib.of(outputs, num_tokens, len(groups))
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=(
+    *('model', 'drafter', 'verify', 'stop'),
+    *('learner', 'num_tokens'),
+  ),
+)
+def _rounds(
+  learned, states, *, model, drafter, verify, stop, learner, num_tokens
+):
+  """The output of states [n, 1, ...], batches of one row each."""
+
+  def of_row(state):
+    def next_update(carry, _):
+      state, learned = carry
+      state = decode.advance(
+        online.params_of(learned, learner),
+        state,
+        model=model,
+        drafter=drafter,
+        verify=verify,
+        stop=stop,
+        max_rounds=learner.rounds,
+      )
+      state, learned, _ = online.update(state, learned, learner)
+      return (state, learned), None
+
+    # Each round emits a token at least.
+    (state, _), _ = jax.lax.scan(
+      next_update, (state, learned), length=num_tokens
+    )
+    return decode.finish(state, max_new_tokens=num_tokens)
+
+  return jax.vmap(of_row)(states)

@@ -1,0 +1,106 @@
+"""What a drafter learns of the positions that `drafters.Recording` kept.
+
+Of each the target's k most likely tokens are known and how likely all others
+are together. The draft is compared with that: k + 1 outcomes.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.drafters import draft_model
+from specsample.drafters import recording
+from specsample.training import losses
+from specsample.training import objective
+from specsample.training.step import Batch
+from specsample.types import Array, Params
+
+# Of the rest, whose probability is a difference, so that its logarithm exists.
+_SMALLEST = 1e-6
+
+
+@functools.partial(jax.jit, static_argnames=('window',))
+def examples(
+  ring: recording.Ring, tokens: Array, length: Array, *, window: int
+) -> dict[str, Array]:
+  """A batch of what a ring holds, cut to the last `window` tokens of a row.
+
+  Args:
+    ring: of a `drafters.RecordingState`.
+    tokens, length: [B, S] and [B], those of the `types.DecodeState`.
+    window: W; positions before it are left out.
+
+  Returns:
+    `tokens` [B, W]; `places` [B, M], the index there of the token before each
+    position; `mask` [B, M], which of them hold something; `ids` [B, M, k] and
+    `log_probs` [B, M, k] of the target's most likely tokens.
+  """
+  window = min(window, tokens.shape[1])
+  start = jnp.maximum(length - window, 0)
+  cut = lambda row, i: jax.lax.dynamic_slice(row, (i,), (window,))
+  places = ring.position - 1 - start[:, None]
+  return {
+    'tokens': jax.vmap(cut)(tokens, start),
+    'places': jnp.maximum(places, 0),
+    'mask': (ring.position >= 0) & (places >= 0),
+    'ids': ring.ids,
+    'log_probs': ring.logits - ring.log_sum_exp[..., None],
+  }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftModelObjective:
+  """A draft model's loss [] of `examples`, and `kept`, what it would keep.
+
+  Drafters that read the target's hidden vectors have none: a ring holds none.
+
+  Attributes:
+    drafter: what is trained.
+    teacher_loss: one of `losses`, of distributions over k + 1 outcomes.
+  """
+
+  drafter: draft_model.DraftModel
+  teacher_loss: objective.TeacherLoss = losses.forward_kl
+
+  def __call__(
+    self, params: Params, batch: Batch
+  ) -> tuple[Array, dict[str, Array]]:
+    """The mean loss [], the mean of sum min(target, draft) `kept` [], and the
+    number of positions `recorded` []."""
+    vectors = self.drafter.vectors(params, batch['tokens'])
+    vectors = jnp.take_along_axis(vectors, batch['places'][..., None], axis=1)
+    logits = self.drafter.logits(params, vectors).astype(jnp.float32)
+    ids, is_drafted = self.drafter.draft_ids(params, batch['ids'])
+    draft, target = outcomes(logits, ids, is_drafted, batch['log_probs'])
+    mean = lambda values: losses.masked_mean(values, batch['mask'])
+    return mean(self.teacher_loss(draft, target)), {
+      'kept': mean(1 - losses.total_variation(draft, target)),
+      'recorded': jnp.sum(batch['mask']),
+    }
+
+
+def outcomes(
+  logits: Array, ids: Array, is_drafted: Array, log_probs: Array
+) -> tuple[Array, Array]:
+  """Log-probabilities [..., k + 1] of the draft and of the target.
+
+  Those of k tokens, -inf where they are not drafted, and of all others.
+
+  Args:
+    logits: [..., V'], the draft's, float32.
+    ids: [..., k] of the V'. is_drafted: [..., k], whether they are among them.
+    log_probs: [..., k], the target's.
+  """
+  all_drafts = jax.nn.log_softmax(logits, axis=-1)
+  pick = jax.vmap(sharding.pick, in_axes=(None, -1), out_axes=-1)
+  draft = jnp.where(is_drafted, pick(all_drafts, ids), -jnp.inf)
+  target = jnp.where(is_drafted, log_probs, -jnp.inf)
+  rest = lambda log_probs: jnp.log(
+    jnp.maximum(1 - jnp.sum(jnp.exp(log_probs), -1, keepdims=True), 0)
+    + _SMALLEST
+  )
+  join = lambda *parts: jnp.concatenate(parts, axis=-1)
+  return join(draft, rest(draft)), join(target, rest(log_probs))

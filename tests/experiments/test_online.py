@@ -1,0 +1,221 @@
+"""A server that learns: what it finds, and what a kill takes from it."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import time
+
+import jax
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+
+import specsample
+from specsample import drafters
+
+_PROMPTS = 24
+_BATCHES = 6  # of 4
+_SETTINGS = {
+  'batch_size': 4,
+  'max_new_tokens': 32,
+  'learning_rate': 0.01,
+  'rounds': 8,
+  'num_positions': 16,
+  'top_k': 8,
+  'window': 48,
+  'windows': 3,
+}
+
+
+@pytest.fixture(scope='module')
+def flags(tiny, checkpoint, tmp_path_factory):
+  """The function that gives the command's, with a draft model for it."""
+  folder = tmp_path_factory.mktemp('online')
+  target = specsample.load(checkpoint)
+  drafter = drafters.DraftModel(
+    model=target.model, num_draft_tokens=2, layers=(1,)
+  )
+  own = drafter.init_params(jax.random.key(0), target.params)
+  specsample.save_drafter(
+    folder / 'draft', drafter, own, target=target, card={}
+  )
+  lines = [f'Is {i} an even number?\n' for i in range(_PROMPTS)]
+  (folder / 'prompts.txt').write_text(''.join(lines))
+
+  def of(out, **settings):
+    return (
+      'online',
+      *tiny,
+      f"--gin_bindings=draft/methods.trained.name = '{folder / 'draft'}'",
+      *(
+        f'--gin_bindings=Serving.{name} = {value!r}'
+        for name, value in (_SETTINGS | settings).items()
+      ),
+      f'--prompts={folder / "prompts.txt"}',
+      f'--out={out}',
+    )
+
+  return of
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """How a run ended, and what it left."""
+
+  outcome: object
+  out: pathlib.Path
+  journal: list
+  weights: dict
+  result: dict
+
+  @classmethod
+  def of(cls, outcome, out):
+    return cls(
+      outcome,
+      out,
+      _journal(out),
+      safetensors.load_file(out / 'drafter' / 'drafter.safetensors'),
+      json.loads((out / 'online.json').read_text()),
+    )
+
+  def records(self, arm):
+    return [value for key, value in self.journal if key[0] == arm]
+
+
+def _journal(out):
+  """Key and value of each record, the seconds left out."""
+  lines = (out / 'journal.jsonl').read_text().splitlines()[1:]
+  records = [json.loads(line) for line in lines]
+  for record in records:
+    del record['value']['seconds']
+  return [(record['key'], record['value']) for record in records]
+
+
+@pytest.fixture(scope='module')
+def whole(flags, commands, tmp_path_factory):
+  """A run that nothing interrupts."""
+  out = tmp_path_factory.mktemp('whole') / 'out'
+  outcome = commands.run(*flags(out))
+  assert outcome.code == 0, outcome.err
+  return Run.of(outcome, out)
+
+
+@pytest.fixture(scope='module')
+def killed(flags, commands, tmp_path_factory):
+  """The same, killed after two batches; and a kill before the checkpoint."""
+  out = tmp_path_factory.mktemp('killed') / 'out'
+  process = commands.start(*flags(out))
+  try:
+    _wait_for_batches(out, 2, process)
+  finally:
+    process.kill()  # SIGKILL
+    process.communicate()
+  kept = len(_journal(out))
+  # As if it had been killed between the journal and the last checkpoint.
+  steps = sorted(int(path.name) for path in (out / 'checkpoints').iterdir())
+  shutil.rmtree(out / 'checkpoints' / str(steps[-1]))
+  outcome = commands.run(*flags(out))
+  assert outcome.code == 0, outcome.err
+  return kept, Run.of(outcome, out)
+
+
+def _wait_for_batches(out, count, process):
+  journal, folder = out / 'journal.jsonl', out / 'checkpoints'
+  deadline = time.monotonic() + 300
+  is_there = lambda: (
+    journal.exists()
+    and journal.read_bytes().count(b'"learning"') >= count
+    and len([x for x in folder.iterdir() if x.name.isdigit()]) >= 2
+  )
+  while not is_there():
+    assert process.poll() is None, process.stderr.read().decode()
+    assert time.monotonic() < deadline
+    time.sleep(0.002)
+
+
+def test_acceptance_rises_and_no_output_changes(whole):
+  windows = whole.result['windows']
+  assert len(windows) == _SETTINGS['windows']
+  assert sum(window['prompts'] for window in windows) == _PROMPTS
+  total = sum(window['tokens'] for window in windows)
+  assert total == _PROMPTS * _SETTINGS['max_new_tokens']
+  last = windows[-1]
+  assert last['rise'] > 0
+  acceptance = last['acceptance']
+  assert acceptance['learning'] > acceptance['control']
+  low, high = last['rise_ci95']
+  assert low < last['rise'] < high
+  assert whole.result['outputs_equal']
+  digests = lambda arm: [record['digest'] for record in whole.records(arm)]
+  assert digests('learning') == digests('control')
+  assert 'with updates and without: the same tokens' in whole.outcome.out
+
+
+def test_windows_are_the_journals_counts(whole):
+  count = lambda arm, name, batches: sum(
+    sum(record[name]) for record in whole.records(arm)[batches]
+  )
+  for i, window in enumerate(whole.result['windows']):
+    batches = slice(2 * i, 2 * i + 2)
+    for arm, share in window['acceptance'].items():
+      accepted = count(arm, 'accepted', batches)
+      assert share == accepted / count(arm, 'proposed', batches)
+    assert window['first_token'] == count('control', 'tokens', slice(2 * i))
+
+
+def test_a_kill_loses_nothing_that_was_learned(whole, killed):
+  kept, run = killed
+  assert 4 <= kept < 2 * _BATCHES
+  assert run.journal == whole.journal
+  assert run.weights.keys() == whole.weights.keys()
+  for name, expected in whole.weights.items():
+    np.testing.assert_array_equal(run.weights[name], expected)
+  assert run.result['windows'] == whole.result['windows']
+
+
+def test_it_leaves_a_figure_and_a_drafter(whole, checkpoint):
+  data = (whole.out / 'online.png').read_bytes()
+  assert data[:16] == b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'
+  assert data.endswith(b'IEND\xaeB`\x82')
+  target = specsample.load(checkpoint)
+  found = specsample.load_drafter(whole.out / 'drafter', target=target)
+  assert found.card['tokens_served'] == _PROMPTS * _SETTINGS['max_new_tokens']
+
+
+def test_updates_that_come_to_no_number_are_undone(
+  flags, commands, whole, tmp_path
+):
+  out = tmp_path / 'out'
+  outcome = commands.run(*flags(out, learning_rate=1e30))
+  assert outcome.code == 0, outcome.err
+  run = Run.of(outcome, out)
+  undone = sum(record['undone'] for record in run.records('learning'))
+  taken = sum(len(record['updates']) for record in run.records('learning'))
+  assert undone == taken > _BATCHES
+  assert outcome.err.count('came to no number (loss ') == undone
+  assert f'{taken} updates, {undone} came to no number' in outcome.out
+  assert run.result['outputs_equal']
+  # It drafts as it did before.
+  for window in run.result['windows']:
+    assert window['rise'] == 0
+  assert run.records('control') == whole.records('control')
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'windows': 7}, '24 prompts, 6 batches of 4, and Serving.windows is 7'),
+    ({'rounds': 0}, 'rounds is 0: learn from at least 1'),
+    ({'learning_rate': -1.0}, 'Serving.learning_rate is -1.0: give more than'),
+    ({'batch_size': 0}, 'Serving.batch_size is 0: give at least 1'),
+  ],
+)
+def test_bad_settings_are_one_line(
+  flags, commands, tmp_path, settings, message
+):
+  outcome = commands.run(*flags(tmp_path / 'out', **settings))
+  assert outcome.code == 2
+  (line,) = outcome.err.splitlines()
+  assert message in line
+  assert not (tmp_path / 'out').exists()
