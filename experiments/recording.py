@@ -190,7 +190,7 @@ def _round(params, state, *, num_columns, **components):
 def in_columns(
   draft: Draft, target_probs: Array, *, num_columns: int
 ) -> tuple[Array, Array, Array | None]:
-  """The likeliest tokens of each node, and two columns for the others.
+  """The likeliest tokens of each node, and a few columns for the others.
 
   Args:
     draft: of one sequence.
@@ -198,8 +198,9 @@ def in_columns(
     num_columns: C, at most V.
 
   Returns:
-    The tokens [N + 1, C], and in these columns the target's distributions
-    [N + 1, C + 2] and, of drawn drafts, the draft's [N, C + 2].
+    The tokens [N + 1, C], and in these columns and those of the others, E of
+    `traces`, the target's distributions [N + 1, C + E] and, of drawn drafts,
+    the draft's [N, C + E].
   """
   parents, vocab_size = rule.parents(draft), target_probs.shape[1]
   likely = jnp.zeros_like(target_probs)
@@ -211,17 +212,19 @@ def in_columns(
   # Above every probability.
   scores = jnp.where(is_child, 2, jnp.maximum(target_probs, likely))
   _, ids = jax.lax.top_k(scores, num_columns)
-  # So that what is left of draft and target overlaps no more than it did.
-  is_more = target_probs > likely
+  edges = jnp.asarray(traces.RATIOS, target_probs.dtype)
+  group = sum(target_probs > edge * likely for edge in edges)
 
-  def rows(probs, ids, is_more):
+  def rows(probs, ids, group):
     top = jnp.take_along_axis(probs, ids, axis=1)
     left = jnp.put_along_axis(probs, ids, 0, axis=1, inplace=False)
-    more = jnp.sum(jnp.where(is_more, left, 0), axis=1)
-    less = jnp.sum(jnp.where(is_more, 0, left), axis=1)
-    return jnp.concatenate([top, more[:, None], less[:, None]], axis=1)
+    rest = [
+      jnp.sum(jnp.where(group == i, left, 0), axis=1)
+      for i in range(traces.NUM_GROUPS)
+    ]
+    return jnp.concatenate([top, jnp.stack(rest, axis=1)], axis=1)
 
   draft_probs = None
   if draft.probs is not None:
-    draft_probs = rows(draft.probs, ids[parents], is_more[parents])
-  return ids, rows(target_probs, ids, is_more), draft_probs
+    draft_probs = rows(draft.probs, ids[parents], group[parents])
+  return ids, rows(target_probs, ids, group), draft_probs

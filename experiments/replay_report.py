@@ -41,19 +41,19 @@ def show(
     *('95%\ninterval', 'by chance\n1 sd', 'predicted\nspeed', '\nlossless'),
   )
   for row in rows:
-    low, high = row.tokens_ci95 or (None, None)
+    interval = '-'.join(f'{x:.2f}' for x in row.tokens_ci95 or ()) or '-'
     table.add_row(
       row.variant,
       f'{row.drafted:.2f}',
       f'{row.kept:.3f}',
       f'{row.tokens:.3f}',
-      f'{report.number(low, ".2f")}-{report.number(high, ".2f")}',
+      interval,
       f'{row.tokens_sd:.3f}',
       report.number(row.speed, '.2f', 'x'),
       {True: 'yes', False: 'NO', None: ''}[row.lossless],
     )
   console.print(table)
-  of_target, of_draft = replaying.outside(trace)
+  of_target, of_draft = traces.outside(trace)
   console.print(
     'in no column of their own, at most: '
     f'{of_target:.4f} of a distribution of the target, '

@@ -11,7 +11,7 @@ What is approximate:
 * A policy can make drafts shorter, never longer.
 * A policy with a state learns from drafts that are drawn as kept, from the law
   and a seed, and goes on in the next recorded round.
-* The tokens without columns of their own are two columns (`traces`), exact for
+* The tokens without columns of their own are summed up (`traces`): exact for
   the token rule, for point masses, and where all tokens have a column.
 * The law of the drafts is the recorded one. Rules that do not take it refuse,
   and `Coupled` does of drawn drafts.
@@ -75,7 +75,7 @@ class Rounds:
   """Rounds [T, P] of P prompts, all but the last ones of a prompt there."""
 
   draft: Draft  # its tokens are columns of the node before
-  target_probs: Array  # [T, P, N + 1, C + 2]
+  target_probs: Array  # [T, P, N + 1, C + E]
   is_end: Array  # [T, P, N] bool, drafts that end the text
   is_there: Array  # [T, P] bool
 
@@ -291,13 +291,3 @@ def _speed(of_rounds, costs):
   costs = np.asarray(costs, np.float64)
   total = np.sum(costs[drafted] * of_rounds.rounds)
   return float(of_rounds.tokens.sum() / total * costs[0])
-
-
-def outside(trace: traces.Trace) -> tuple[float, float | None]:
-  """The most that a target's and a draft's distribution have in no column."""
-  rest = lambda x: float(np.max(np.sum(x[..., -2:], axis=-1), initial=0))
-  draft_probs = trace.arrays.get('draft_probs')
-  return (
-    rest(trace.arrays['target_probs']),
-    None if draft_probs is None else rest(draft_probs),
-  )

@@ -8,8 +8,8 @@ pickles. R rounds of a file, of N drafts each (V, B as in `types`):
   tokens        [R, N] int32, the drafts, -1 where there is none
   parents       [R, N] int32, of trees alone, the node before each
   ids           [R, N + 1, C] int32, the tokens of the columns of each node
-  target_probs  [R, N + 1, C + 2] float32, after warping, behind each node
-  draft_probs   [R, N, C + 2] float32, of drawn drafts alone, in the columns of
+  target_probs  [R, N + 1, C + E] float32, after warping, behind each node
+  draft_probs   [R, N, C + E] float32, of drawn drafts alone, in the columns of
                 the node before
   log_prob, max_log_prob, rank, entropy, confidence
                 [R, N], `types.Signals`, as far as the drafter gives them
@@ -18,8 +18,10 @@ pickles. R rounds of a file, of N drafts each (V, B as in `types`):
   output        [prompts, M] int32, the emitted tokens, -1 behind the last
 
 The columns of a node are the drafts behind it, and the tokens that are the most
-likely under target or draft. The last two are what the others have: of tokens
-that are likelier under the target, and of the rest. Probabilities, and not
+likely under target or draft. The other tokens are E columns more, by the ratio
+of their probabilities: rules compare r target with draft, and what is summed up
+overlaps no more than token by token unless 1 / r is within a group. Siblings of
+different distributions count with the largest. Probabilities are kept, not
 their logarithms, because a rule is given those, to the last bit.
 """
 
@@ -40,6 +42,10 @@ from experiments import results
 from specsample import files
 
 FORMAT = 1
+# Of target / draft, between the groups of tokens without columns of their own.
+# With 1 among them the token rule is exact.
+RATIOS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
+NUM_GROUPS = len(RATIOS) + 1  # E
 _ALWAYS = {
   **{'prompt': 1, 'round': 1, 'num_accepted': 1, 'num_emitted': 1},
   **{'tokens': 2, 'output': 2, 'ids': 3, 'target_probs': 3},
@@ -98,6 +104,14 @@ def read(path: str | os.PathLike[str]) -> Trace:
       + (f', such as {path}/{names[0]}' if names else '')
     )
   return _joined(path, parts)
+
+
+def outside(trace: Trace) -> tuple[float, float | None]:
+  """The most that a target's and a draft's distribution have in no column."""
+  rest = lambda x: float(np.max(np.sum(x[..., -NUM_GROUPS:], -1), initial=0))
+  draft_probs = trace.arrays.get('draft_probs')
+  of_draft = None if draft_probs is None else rest(draft_probs)
+  return rest(trace.arrays['target_probs']), of_draft
 
 
 def _joined(path, parts: Sequence[Trace]) -> Trace:

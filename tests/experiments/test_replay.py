@@ -119,7 +119,10 @@ class _Runs:
 
 @pytest.fixture(scope='module')
 def runs(checkpoint):
-  return _Runs(specsample.load(checkpoint))
+  loaded = specsample.load(checkpoint)
+  # Some tokens are far likelier than others.
+  peaked = jax.tree.map(lambda x: 1.5 * x, loaded.params)
+  return _Runs(dataclasses.replace(loaded, params=peaked))
 
 
 def _replay(trace, rule, *chosen, seed=0):
@@ -193,8 +196,8 @@ def test_the_token_rule_needs_few_columns(runs):
   exact = runs.trace('chain', verify.chain)
   few = runs.trace('chain', verify.chain, num_columns=2)
   assert few.arrays['ids'].shape[2] == 2
-  assert replaying.outside(few)[0] > 0.1
-  assert replaying.outside(exact) == (0, 0)
+  assert traces.outside(few)[0] > 0.1
+  assert traces.outside(exact) == (0, 0)
   for rule, error in ((verify.chain, 1e-6), (verify.block, 0.01)):
     found, expected = (_replay(trace, rule) for trace in (few, exact))
     difference = _total(found.kept) - _total(expected.kept)
@@ -234,8 +237,8 @@ def test_block_keeps_no_fewer_than_the_token_rule(runs):
   [
     policies.Fixed(2),
     policies.TokenProbability(0.1),
-    policies.SVIP(1.5),
-    policies.AdaEDL(threshold=0.3),
+    policies.SVIP(1.75),
+    policies.AdaEDL(threshold=0.2),
   ],
 )
 def test_a_policy_cuts_as_in_a_run_of_its_own(runs, policy):
@@ -268,7 +271,10 @@ def test_a_policy_goes_on_from_round_to_round(runs):
 
 
 def test_learning_follows_the_seed(runs):
-  trace, policy = runs.trace('chain', verify.chain), policies.AdaEDL(step=0.5)
+  trace, policy = (
+    runs.trace('chain', verify.chain),
+    policies.AdaEDL(threshold=0.2, step=0.5),
+  )
   first, again, other = (
     _replay(trace, verify.chain, policy, seed=seed).drafted
     for seed in (0, 0, 1)
@@ -315,8 +321,8 @@ def test_a_table_of_costs_predicts_speeds(runs):
   replay = replaying.Replay(variants=fixed, costs=(2.0, 2.5, 3.0, 3.5))
   live, plain, two = replaying.rows(trace, replay)
   assert (plain.drafted, plain.kept, plain.tokens, plain.speed) == (0, 0, 1, 1)
-  assert two.drafted == pytest.approx(2, abs=0.2)  # fewer where a text ends
-  assert two.tokens == pytest.approx(1 + two.kept)
+  assert two.drafted == pytest.approx(2, abs=0.2)  # fewer at the limit
+  assert two.tokens == pytest.approx(1 + two.kept)  # no text ends early
   assert two.tokens < live.tokens
   assert two.tokens * 2 / 3 < two.speed < two.tokens * 2 / 3 * 1.05
   low, high = two.tokens_ci95
