@@ -43,7 +43,7 @@ def story(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
   journals, written = {}, {}
 
   def run(calls):
-    done = commands.run_in_forks(calls.values(), variables=cpu_devices(1))
+    done = commands.run_in_forks(list(calls.values()), variables=cpu_devices(1))
     return dict(zip(calls, done, strict=True))
 
   def look(moment):
@@ -123,7 +123,7 @@ def test_a_replay_prints_and_leaves_the_variants(story):
   replay = story.out.parent / 'replayed' / 'replay.json'
   rows = {row['variant']: row for row in json.loads(replay.read_text())['rows']}
   for name in ('recorded', 'chain', 'block', 'chain, svip', 'chain, fastest'):
-    assert f'\n{name} ' in outcome.out
+    assert f'\n {name} ' in outcome.out
     assert rows[name]['speed'] > 0
   result = json.loads((story.out / 'result.json').read_text())
   (live,) = (
