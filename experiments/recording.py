@@ -37,7 +37,8 @@ def units(
     evaluation: whose methods are recorded.
     out: the folder of its results.
     tokens: the prompts as the model reads them.
-    num_columns: C, the tokens of each distribution that are kept apart.
+    num_columns: C, the tokens of each distribution that are kept apart; at
+      least as many as there are drafts.
 
   Raises:
     ValueError: there are too few columns, or several devices.
@@ -46,8 +47,13 @@ def units(
     raise ValueError(
       '--record is of one device, and there is a mesh: leave Mesh out'
     )
-  if num_columns < 1:
-    raise ValueError(f'num_columns is {num_columns}: give at least 1')
+  for name, method in evaluation.methods.items():
+    least = max(1, method.drafter.num_draft_tokens)
+    if num_columns < least:
+      raise ValueError(
+        f'recording.units.num_columns is {num_columns}: method {name!r} needs '
+        f'at least {least}'
+      )
   return list(_units(evaluation, out, tokens, num_columns))
 
 
@@ -63,8 +69,8 @@ def _units(
         path=traces.folder(out, name) / f'{i:05}.npz',
         header={'method': name, 'batch': i, 'num_prompts': len(tokens)},
       )
-      label = f'trace of prompt {batch[0] + 1} of {len(tokens)}, {name}'
-      yield evaluation_lib.Unit(label, ('trace', name, i), run)
+      label = evaluation_lib.label(batch, len(tokens), name)
+      yield evaluation_lib.Unit(f'trace, {label}', ('trace', name, i), run)
 
 
 def _write(
@@ -88,8 +94,7 @@ def record(
 ) -> traces.Trace:
   """The rounds of a batch of prompts, by round, with what was run.
 
-  Raises:
-    ValueError: a node may have more drafts behind it than there are columns.
+  At least as many columns as a node has drafts behind it.
   """
   padded, lengths = specsample.pad_prompts(prompts)
   params = methods_lib.all_params(evaluation.target.params, method)
@@ -111,14 +116,7 @@ def record(
     ),
     *(params, state),
   )[0]
-  most = 1 if draft.parents is None else draft.tokens.shape[1]
-  most = max(draft.num_children or [most])
   vocab_size = evaluation.target.model.vocab_size
-  if num_columns < min(most, vocab_size):
-    raise ValueError(
-      f'num_columns is {num_columns}, and a node may have {most} drafts behind '
-      'it: give at least as many'
-    )
   goes_on = functools.partial(
     _round,
     params,
@@ -148,6 +146,7 @@ def record(
     'drafter': repr(method.drafter),
     'verifier': repr(method.verify),
     'sampling': repr(evaluation.sampling),
+    'max_new_tokens': evaluation.max_new_tokens,
     'seed': evaluation.seed,
     'vocab_size': vocab_size,
     'eos_ids': list(stop.eos_ids),
@@ -182,8 +181,8 @@ def _round(params, state, *, num_columns, **components):
     'num_accepted': observed.num_accepted,
     'num_emitted': observed.num_emitted,
   }
-  for name in traces.SIGNALS:
-    kept[name] = getattr(draft.signals, name, None)
+  if draft.signals is not None:
+    kept |= vars(draft.signals)
   return {name: x for name, x in kept.items() if x is not None}, state
 
 

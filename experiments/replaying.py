@@ -1,14 +1,15 @@
 """Replays a trace: what other rules and policies would have made of it.
 
 No model is run. The shipped `law` of a rule is evaluated on the distributions
-of each round, so that the drafts it keeps are an expectation: no noise of a
-draw, and of drafts a policy keeps the same as it would have kept in that round.
+of each round, cut as the shipped policies decide, so that the drafts it keeps
+are an expectation without the noise of a draw.
 
 What is approximate:
 
 * Rounds begin where those of the recorded run began. Another rule or length
   would have begun some of them elsewhere.
-* A policy can make drafts shorter, never longer.
+* A policy can make drafts shorter, never longer. What it costs to draft and
+  score them is what a table of costs says, of one row.
 * A policy with a state learns from drafts that are drawn as kept, from the law
   and a seed, and goes on in the next recorded round.
 * The tokens without columns of their own are summed up (`traces`): exact for
@@ -20,19 +21,21 @@ What is approximate:
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+from typing import Any
 
 import gin
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import traced_rounds
 from experiments import traces
 from specsample import drafts
 from specsample import sampling
 from specsample import types
 from specsample.policies import decision
 from specsample.policies import policy as policy_lib
-from specsample.types import Array, Draft, DraftLaw, Signals, Verifier
+from specsample.types import Array, Draft, DraftLaw, Verifier
 
 # The row of the run itself.
 RECORDED = 'recorded'
@@ -71,16 +74,6 @@ class Replay:
 
 
 @types.pytree
-class Rounds:
-  """Rounds [T, P] of P prompts, all but the last ones of a prompt there."""
-
-  draft: Draft  # its tokens are columns of the node before
-  target_probs: Array  # [T, P, N + 1, C + E]
-  is_end: Array  # [T, P, N] bool, drafts that end the text
-  is_there: Array  # [T, P] bool
-
-
-@types.pytree
 class Replayed:
   """What came of each round, [T, P] float32, 0 where there was none."""
 
@@ -112,7 +105,7 @@ def rows(trace: traces.Trace, replay: Replay) -> list[Row]:
   Raises:
     ValueError: a variant that is not for these drafts.
   """
-  rounds = of_trace(trace)
+  rounds = traced_rounds.of_trace(trace)
   found = [_row(RECORDED, None, recorded(trace), replay.costs)]
   for name, variant in replay.variants.items():
     try:
@@ -123,68 +116,29 @@ def rows(trace: traces.Trace, replay: Replay) -> list[Row]:
   return found
 
 
-def of_trace(trace: traces.Trace) -> Rounds:
-  """The rounds of a trace, prompts side by side.
-
-  Raises:
-    ValueError: a draft has no column.
-  """
-  header, arrays = trace.header, trace.arrays
-  tokens, before = arrays['tokens'], arrays['ids'][:, :-1]
-  if 'parents' in arrays:
-    before = arrays['ids'][np.arange(len(tokens))[:, None], arrays['parents']]
-  is_it = before == tokens[..., None]
-  if not np.all(np.any(is_it, axis=-1) | (tokens < 0)):
-    raise ValueError('the trace is damaged, a draft has no column: record anew')
-  columns = np.where(tokens >= 0, np.argmax(is_it, axis=-1), -1)
-  in_place = functools.partial(_in_place, arrays)
-  said = {
-    name: in_place(x) for name, x in arrays.items() if name in traces.SIGNALS
-  }
-  optional = lambda name: in_place(arrays[name]) if name in arrays else None
-  children = header['num_children']
-  return Rounds(
-    draft=Draft(
-      tokens=in_place(columns.astype(np.int32), fill=-1),
-      probs=optional('draft_probs'),
-      law=DraftLaw(header['law']),
-      parents=optional('parents'),
-      depth=header['depth'],
-      num_children=None if children is None else tuple(children),
-      signals=Signals(**said) if said else None,
-    ),
-    target_probs=in_place(arrays['target_probs']),
-    is_end=in_place(np.isin(tokens, header['eos_ids'])),
-    is_there=in_place(np.ones(len(tokens), bool)),
-  )
-
-
 def recorded(trace: traces.Trace) -> Replayed:
   """What came of the rounds in the run itself."""
-  arrays = trace.arrays
-  draft = of_trace(trace).draft
-  values = functools.partial(_in_place, arrays)
-  tokens = values(arrays['num_emitted'].astype(np.float32))
+  arrays: dict[str, Any] = trace.arrays
+  draft = Draft(
+    tokens=arrays['tokens'],
+    probs=None,
+    law=DraftLaw.POINT_MASS,
+    parents=arrays.get('parents'),
+  )
+  values = lambda x: traced_rounds.dense(arrays, np.asarray(x, np.float32))
+  ones = np.ones(len(arrays['round']))
   return Replayed(
-    drafted=jax.vmap(drafts.depth)(draft).astype(jnp.float32),
-    kept=values(arrays['num_accepted'].astype(np.float32)),
-    tokens=tokens,
-    variance=np.zeros_like(tokens),
-    rounds=values(np.ones(len(arrays['round']), np.float32)),
+    drafted=values(drafts.depth(draft)),
+    kept=values(arrays['num_accepted']),
+    tokens=values(arrays['num_emitted']),
+    variance=values(0 * ones),
+    rounds=values(ones),
   )
 
 
-def _in_place(arrays, x, fill=0):
-  """x [R, ...] as [T, P, ...]."""
-  number, prompt = arrays['round'], arrays['prompt']
-  prompts = np.unique(prompt)
-  shape = (number.max() + 1, prompts.size, *x.shape[1:])
-  dense = np.full(shape, fill, x.dtype)
-  dense[number, np.searchsorted(prompts, prompt)] = x
-  return dense
-
-
-def run(rounds: Rounds, variant: Variant, *, seed: int = 0) -> Replayed:
+def run(
+  rounds: traced_rounds.Rounds, variant: Variant, *, seed: int = 0
+) -> Replayed:
   """Replays all rounds, those of a prompt in order.
 
   Raises:

@@ -136,7 +136,8 @@ def _joined(path, parts: Sequence[Trace]) -> Trace:
   if there != count:
     raise ValueError(
       f'{path} holds {there} of {count} prompts: let `python -m '
-      'experiments.evaluate --record` finish'
+      'experiments.evaluate --record` finish, or delete the folder and record '
+      'anew'
     )
   return Trace(of_run(first.header), arrays)
 

@@ -13,6 +13,7 @@ from experiments import evaluation as evaluation_lib
 from experiments import methods
 from experiments import recording
 from experiments import replaying
+from experiments import traced_rounds
 from experiments import traces
 import specsample
 from specsample import drafters
@@ -126,7 +127,7 @@ def runs(checkpoint):
 
 
 def _replay(trace, rule, *chosen, seed=0):
-  rounds = replaying.of_trace(trace)
+  rounds = traced_rounds.of_trace(trace)
   found = replaying.run(rounds, replaying.Variant(rule, chosen), seed=seed)
   return jax.tree.map(np.asarray, found)
 
@@ -138,7 +139,7 @@ def _path(name, node):
 
 
 def _total(x):
-  return np.sum(x, dtype=np.float64)
+  return np.sum(np.asarray(x, np.float64))
 
 
 @pytest.mark.parametrize('name', ['chain', 'tree', 'none'])
@@ -198,7 +199,7 @@ def test_the_token_rule_needs_few_columns(runs):
   assert few.arrays['ids'].shape[2] == 2
   assert traces.outside(few)[0] > 0.1
   assert traces.outside(exact) == (0, 0)
-  for rule, error in ((verify.chain, 1e-6), (verify.block, 0.01)):
+  for rule, error in ((verify.chain, 1e-6), (verify.block, 0.005)):
     found, expected = (_replay(trace, rule) for trace in (few, exact))
     difference = _total(found.kept) - _total(expected.kept)
     assert abs(difference) <= error * _total(expected.kept)
@@ -287,7 +288,7 @@ def test_nothing_is_emitted_behind_an_end():
   # Two rounds of one prompt: sure drafts 0, 1, 2, of which the second ends the
   # text; and a tree whose node 2, behind node 1, is kept.
   sure = lambda n: jnp.ones((2, 1, n, 1), jnp.float32)
-  rounds = replaying.Rounds(
+  rounds = traced_rounds.Rounds(
     draft=Draft(
       tokens=jnp.zeros((2, 1, 3), jnp.int32),
       probs=None,
@@ -363,11 +364,9 @@ def test_a_comparison_has_a_variant():
 
 
 def test_recording_refuses_few_columns_and_meshes(runs, tmp_path):
-  with pytest.raises(ValueError, match=r'is 1, .* 2 drafts behind it'):
-    runs.trace('tree', verify.tree, num_columns=1)
-  evaluation = runs.evaluation(runs.method('none', verify.chain))
-  with pytest.raises(ValueError, match='num_columns is 0'):
-    recording.units(evaluation, tmp_path, runs.tokens, num_columns=0)
+  evaluation = runs.evaluation(runs.method('tree', verify.tree))
+  with pytest.raises(ValueError, match="is 4: method 'it' needs at least 5"):
+    recording.units(evaluation, tmp_path, runs.tokens, num_columns=4)
   mesh = sharding.make_mesh(devices=jax.devices()[:1])
   refused = pytest.raises(ValueError, match='--record is of one device')
   with jax.set_mesh(mesh), refused:
