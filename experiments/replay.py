@@ -12,6 +12,7 @@ from absl import flags
 
 from experiments import cli
 from experiments import config
+from experiments import environment
 from experiments import replay_report
 from experiments import replaying
 from experiments import traces
@@ -33,6 +34,7 @@ _OUT = flags.DEFINE_string(
 def main() -> None:
   """Reads, replays, reports."""
   config.parse()
+  environment.enable_compilation_cache()
   with cli.bad_input():
     if not _TRACE.value:
       raise ValueError('--trace is empty: name OUT/traces/<method>')
