@@ -5,9 +5,10 @@
   python -m experiments.evaluate --gin_bindings='Ngram.num_draft_tokens = 4'
 
 Prints a table, and writes result.json, results.csv and results.png to --out.
-The journal there lets the same command go on after an interruption. On many
-devices and hosts: docs/pods.md. This file only wires: evaluation.py measures,
-table.py makes the rows.
+The journal there lets the same command go on after an interruption. With
+--record it also writes traces, which `python -m experiments.replay` reads
+(docs/replay.md). On many devices and hosts: docs/pods.md. This file only wires:
+evaluation.py measures, table.py makes the rows.
 """
 
 from absl import flags
@@ -21,6 +22,7 @@ from experiments import journal as journal_lib
 from experiments import mesh
 from experiments import progress
 from experiments import prompts as prompts_lib
+from experiments import recording
 from experiments import report
 from experiments import table as table_lib
 from specsample import files
@@ -44,6 +46,12 @@ _PROMPTS = flags.DEFINE_string(
 _LIMIT = flags.DEFINE_integer(
   'limit', None, 'Only the first so many prompts.', lower_bound=1
 )
+_RECORD = flags.DEFINE_bool(
+  'record',
+  False,
+  'Decodes all once more behind what is timed, and keeps what each round was '
+  'decided over in OUT/traces/.',
+)
 
 
 def main() -> None:
@@ -64,13 +72,16 @@ def _evaluate() -> None:
     evaluation = evaluation_lib.Evaluation()
     tokens = [evaluation.encode(path, prompt) for prompt in prompts]
     evaluation.check(tokens)
+    traces = []
+    if _RECORD.value:
+      traces = recording.units(evaluation, out, tokens)
     header = evaluation_lib.header(evaluation, prompts)
     distributed.check_same(evaluation_lib.shared(header))
     cli.make_folder(out)
     journal = None
     if distributed.is_first():
       journal = journal_lib.Journal(out, header)
-  work = list(evaluation_lib.units(evaluation, prompts, tokens))
+  work = [*evaluation_lib.units(evaluation, prompts, tokens), *traces]
   evaluation_lib.run(work, journal, progress.bar)
   if journal is not None:
     table = table_lib.Table.of(

@@ -169,6 +169,14 @@ def shared(header: dict[str, Any]) -> dict[str, str]:
   }
 
 
+def label(batch: range, num_prompts: int, method: str) -> str:
+  """Of a batch of prompts, as its progress is shown."""
+  of_batch = f'prompt {batch[0] + 1}'
+  if len(batch) > 1:
+    of_batch = f'prompts {batch[0] + 1} to {batch[-1] + 1}'
+  return f'{of_batch} of {num_prompts}, {method}'
+
+
 def units(
   evaluation: Evaluation,
   prompts: Sequence[prompts_lib.Prompt],
@@ -183,13 +191,10 @@ def units(
   for i, batch in enumerate(evaluation.batches(len(prompts))):
     rows = [tokens[j] for j in batch]
     padded, _ = specsample.pad_prompts(rows)
-    label = f'prompt {batch[0] + 1}'
-    if len(batch) > 1:
-      label = f'prompts {batch[0] + 1} to {batch[-1] + 1}'
     for name, method in evaluation.methods.items():
       generate = functools.partial(evaluation.generate, method, rows, batch)
       yield Unit(
-        f'{label} of {len(prompts)}, {name}',
+        label(batch, len(prompts), name),
         ('generation', name, i),
         functools.partial(
           _generations, generate, i, [prompts[j].category for j in batch], rows

@@ -72,6 +72,12 @@ def tli(
 
 
 @gin.configurable
+def judged(method: Method, verify: Verifier) -> Method:
+  """A method whose drafts another rule verifies."""
+  return dataclasses.replace(method, verify=verify)
+
+
+@gin.configurable
 def tree(
   method: Method,
   topology: tree_lib.Topology,

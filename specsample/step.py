@@ -17,6 +17,7 @@ from specsample import sampling as sampling_lib
 from specsample import sharding
 from specsample import stopping
 from specsample import streams
+from specsample import types
 from specsample.types import (
   Array,
   Cache,
@@ -34,6 +35,16 @@ from specsample.types import (
 )
 
 
+@types.pytree
+class Round:
+  """What the rule was given in a round, and what came of it."""
+
+  draft: Draft  # [B, ...]
+  target_probs: Array  # [B, N + 1, V], 0 where there is no distribution
+  num_accepted: Array  # [B] int32, how many drafts are emitted
+  num_emitted: Array  # [B] int32, tokens; 0 in rows that were done
+
+
 def step(
   params: Params,
   state: DecodeState,
@@ -44,6 +55,22 @@ def step(
   stop: stopping.Stop,
 ) -> DecodeState:
   """One round: emits up to K + 1 tokens of each row that is not done."""
+  _, state = observed_step(
+    params, state, model=model, drafter=drafter, verify=verify, stop=stop
+  )
+  return state
+
+
+def observed_step(
+  params: Params,
+  state: DecodeState,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  stop: stopping.Stop,
+) -> tuple[Round, DecodeState]:
+  """As `step`, and what was decided over."""
   draft, draft_state = propose(params, state, drafter=drafter, verify=verify)
   output, cache = score(params, state, draft, model=model, drafter=drafter)
 
@@ -71,7 +98,13 @@ def step(
   )
   rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
   log_probs = _log_probs(output.logits, emission.tokens)
-  return dataclasses.replace(
+  observed = Round(
+    draft=draft,
+    target_probs=target_probs,
+    num_accepted=emission.num_accepted,
+    num_emitted=emission.count,
+  )
+  return observed, dataclasses.replace(
     state,
     length=length,
     done=emission.done,

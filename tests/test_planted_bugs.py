@@ -14,12 +14,7 @@ def test_is_caught(bug):
 
 
 def test_all_known_mistakes_are_planted():
-<<<<<<< HEAD
-  # Those of chains, and five of trees.
-  assert len(bugs.BUGS) == 20 + 5
-=======
-  # Those of chains, five of trees, and one of drafters that learn.
-  assert len(bugs.BUGS) == 19 + 5 + 1
->>>>>>> online
+  # Those of chains, four of filters, five of trees, one of learning drafters.
+  assert len(bugs.BUGS) == 20 + 4 + 5 + 1
   names = [bug.name for bug in bugs.BUGS]
   assert len(set(names)) == len(names)

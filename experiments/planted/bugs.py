@@ -10,11 +10,8 @@ import functools
 from experiments.planted import detectors
 from experiments.planted import drafters
 from experiments.planted import loop
-<<<<<<< HEAD
-from experiments.planted import policies as planted_policies
-=======
 from experiments.planted import online
->>>>>>> online
+from experiments.planted import policies as planted_policies
 from experiments.planted import rules
 from experiments.planted import trees
 from experiments.planted.detectors import Reading

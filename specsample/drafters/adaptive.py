@@ -15,8 +15,9 @@ from specsample import types
 from specsample.drafters import branching
 from specsample.drafters import pausable
 from specsample.drafters import sequential
+from specsample.policies import decision
 from specsample.policies import policy as policy_lib
-from specsample.types import Array, Draft, DraftLaw
+from specsample.types import Array
 
 _logger = logging.getLogger(__name__)
 
@@ -105,7 +106,12 @@ class Adaptive(branching.OverBranches):
 
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
-    wanted = self._wanted(state.policies, tokens.shape[0])
+    wanted = decision.wanted(
+      self.policies, state.policies, self.depth, tokens.shape[0]
+    )
+    decide = functools.partial(
+      decision.decide, self.policies, state.policies, wanted
+    )
 
     def ask(inner):
       inner = self.drafter.resume(params, tokens, length, inner)
@@ -113,11 +119,10 @@ class Adaptive(branching.OverBranches):
         draft, inner = self.drafter.propose(
           params, draw, warp, tokens, length, inner
         )
-        keep, _ = self._decide(draft, wanted, state.policies)
+        keep, _ = decide(draft)
         return drafts.cut(draft, keep), inner
-      goes_on = lambda draft: self._decide(draft, wanted, state.policies)
       return sequential.propose_while(
-        goes_on,
+        decide,
         *(draw, warp, tokens, length, inner),
         drafter=self.drafter,
         params=params,
@@ -136,42 +141,13 @@ class Adaptive(branching.OverBranches):
 
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`."""
-    policies = tuple(
-      jax.vmap(policy.update)(state.drafted, verdict.num_accepted, of_policy)
-      for policy, of_policy in zip(self.policies, state.policies, strict=True)
+    policies = decision.update(
+      self.policies, state.policies, state.drafted, verdict.num_accepted
     )
     inner = self.drafter.update(
       params, tokens, length, output, verdict, state.inner
     )
     return dataclasses.replace(state, inner=inner, policies=policies)
-
-  def _wanted(self, states, batch):
-    """How many drafts each row asks for, [B], none more than K."""
-    wanted = jnp.full((batch,), self.depth, jnp.int32)
-    wanted = sharding.constrain(wanted, 'batch')
-    for policy, state in zip(self.policies, states, strict=True):
-      asked: Any = jax.vmap(policy.length, axis_size=batch)(state)
-      if asked is not None:
-        wanted = jnp.minimum(wanted, asked.astype(jnp.int32))
-    return jnp.maximum(wanted, 0)
-
-  def _decide(
-    self, draft: Draft, wanted: Array, states: tuple
-  ) -> tuple[Array, Array]:
-    """Which drafts stay, and behind which more may come: [B, N] bool."""
-    depths = drafts.depths(draft)
-    stays = jnp.broadcast_to(depths <= wanted[:, None], draft.tokens.shape)
-    is_open = depths < wanted[:, None]
-    for policy, state in zip(self.policies, states, strict=True):
-      passes: Any = jax.vmap(policy.passes)(draft, state)
-      if passes is None:
-        continue
-      is_open &= passes
-      if policy.reads_token and draft.law is not DraftLaw.POINT_MASS:
-        passes = drafts.of_parents(draft, passes)
-      stays &= passes
-    stays = drafts.all_on_the_way(draft, stays)
-    return stays, stays & drafts.all_on_the_way(draft, is_open)
 
 
 def _nothing(like):

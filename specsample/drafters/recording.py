@@ -135,6 +135,21 @@ class Recording:
       goes_on=jnp.any(is_behind & is_drafted, axis=1),
     )
 
+  def pause(self, params, tokens, length, state):
+    """See `pausable.Pausable`: nothing is drafted, and so nothing rejected."""
+    inner = self.drafter.pause(params, tokens, length, state.inner)
+    return dataclasses.replace(
+      state,
+      inner=inner,
+      length=length,
+      goes_on=jnp.zeros_like(state.goes_on),
+    )
+
+  def resume(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    inner = self.drafter.resume(params, tokens, length, state.inner)
+    return dataclasses.replace(state, inner=inner)
+
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`."""
     inner = self.drafter.update(

@@ -83,7 +83,6 @@ DRAFTERS = {
     draft_vocab_size=40,
   ),
   'mtp': drafters.MTP(model=TARGET, num_draft_tokens=3),
-<<<<<<< HEAD
   'adaptive': drafters.Adaptive(
     drafter=drafters.Chain(model=DRAFT, num_draft_tokens=3),
     policies=(
@@ -91,12 +90,11 @@ DRAFTERS = {
       policies.Fastest(costs=(1.0, 1.1, 1.3, 1.5), patience=2, strength=0.5),
     ),
     widths=(0, 1),
-=======
+  ),
   'recording': drafters.Recording(
     drafter=drafters.Chain(model=DRAFT, num_draft_tokens=3),
     num_positions=4,
     top_k=8,
->>>>>>> online
   ),
 }
 TRAINED = (

@@ -1,0 +1,229 @@
+"""Records traces: decodes once more, round by round, and keeps each round.
+
+Apart from what is timed, and with the same keys, so that the tokens are those
+of the evaluation. `traces` says what is kept.
+"""
+
+from collections.abc import Iterator, Sequence
+import functools
+import pathlib
+from typing import Any
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import environment
+from experiments import evaluation as evaluation_lib
+from experiments import methods as methods_lib
+from experiments import traces
+import specsample
+from specsample import step
+from specsample.types import Array, Draft
+from specsample.verify import rule
+
+
+@gin.configurable
+def units(
+  evaluation: evaluation_lib.Evaluation,
+  out: pathlib.PurePath,
+  tokens: Sequence[list[int]],
+  num_columns: int = 64,
+) -> list[evaluation_lib.Unit]:
+  """A unit of work for each method and batch, which writes a file of its trace.
+
+  Args:
+    evaluation: whose methods are recorded.
+    out: the folder of its results.
+    tokens: the prompts as the model reads them.
+    num_columns: C, the tokens of each distribution that are kept apart; at
+      least as many as there are drafts.
+
+  Raises:
+    ValueError: there are too few columns, or several devices.
+  """
+  if not jax.sharding.get_mesh().empty or jax.process_count() > 1:
+    raise ValueError(
+      '--record is of one device, and there is a mesh: leave Mesh out'
+    )
+  for name, method in evaluation.methods.items():
+    least = max(1, method.drafter.num_draft_tokens)
+    if num_columns < least:
+      raise ValueError(
+        f'recording.units.num_columns is {num_columns}: method {name!r} needs '
+        f'at least {least}'
+      )
+  return list(_units(evaluation, out, tokens, num_columns))
+
+
+def _units(
+  evaluation, out, tokens, num_columns
+) -> Iterator[evaluation_lib.Unit]:
+  for name, method in evaluation.methods.items():
+    for i, batch in enumerate(evaluation.batches(len(tokens))):
+      run = functools.partial(
+        _write,
+        *(evaluation, method, [tokens[j] for j in batch], batch),
+        num_columns=num_columns,
+        path=traces.folder(out, name) / f'{i:05}.npz',
+        header={'method': name, 'batch': i, 'num_prompts': len(tokens)},
+      )
+      label = evaluation_lib.label(batch, len(tokens), name)
+      yield evaluation_lib.Unit(f'trace, {label}', ('trace', name, i), run)
+
+
+def _write(
+  evaluation, method, prompts, request_ids, *, num_columns, path, header
+) -> dict[str, Any]:
+  trace = record(
+    evaluation, method, prompts, request_ids, num_columns=num_columns
+  )
+  header = trace.header | header | environment.describe()
+  traces.write(path, traces.Trace(header, trace.arrays))
+  return {'file': str(path), 'rounds': len(trace.arrays['round'])}
+
+
+def record(
+  evaluation: evaluation_lib.Evaluation,
+  method: methods_lib.Method,
+  prompts: Sequence[list[int]],
+  request_ids: Sequence[int],
+  *,
+  num_columns: int,
+) -> traces.Trace:
+  """The rounds of a batch of prompts, by round, with what was run.
+
+  At least as many columns as a node has drafts behind it.
+  """
+  padded, lengths = specsample.pad_prompts(prompts)
+  params = methods_lib.all_params(evaluation.target.params, method)
+  stop = specsample.Stop(eos_ids=evaluation.target.tokenizer.eos_ids)
+  state = specsample.prefill(
+    params,
+    padded,
+    lengths,
+    jax.random.key(evaluation.seed),
+    request_ids=np.asarray(request_ids, np.int32),
+    model=evaluation.target.model,
+    drafter=method.drafter,
+    sampling=evaluation.sampling,
+    max_new_tokens=evaluation.max_new_tokens,
+  )
+  draft = jax.eval_shape(
+    functools.partial(
+      step.propose, drafter=method.drafter, verify=method.verify
+    ),
+    *(params, state),
+  )[0]
+  vocab_size = evaluation.target.model.vocab_size
+  goes_on = functools.partial(
+    _round,
+    params,
+    model=evaluation.target.model,
+    drafter=method.drafter,
+    verify=method.verify,
+    stop=stop,
+    num_columns=min(num_columns, vocab_size),
+  )
+  done = np.asarray(state.done)
+  rounds: list[dict[str, np.ndarray]] = []
+  while not rounds or not done.all():
+    found, state = goes_on(state)
+    found, now_done = jax.device_get((found, state.done))
+    found['prompt'] = np.asarray(request_ids, np.int32)
+    rounds.append({name: x[~done] for name, x in found.items()})
+    done = now_done
+  arrays = {
+    name: np.concatenate([of_round[name] for of_round in rounds])
+    for name in rounds[0]
+  }
+  output = specsample.finish(state, max_new_tokens=evaluation.max_new_tokens)
+  is_token = np.arange(output.tokens.shape[1]) < output.lengths[:, None]
+  arrays['output'] = np.where(is_token, output.tokens, -1)
+  header = {
+    'model': repr(evaluation.target.model),
+    'drafter': repr(method.drafter),
+    'verifier': repr(method.verify),
+    'sampling': repr(evaluation.sampling),
+    'max_new_tokens': evaluation.max_new_tokens,
+    'seed': evaluation.seed,
+    'vocab_size': vocab_size,
+    'eos_ids': list(stop.eos_ids),
+    'law': draft.law.value,
+    'depth': draft.depth,
+    'num_children': draft.num_children,
+  }
+  return traces.Trace(header, arrays)
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('model', 'drafter', 'verify', 'stop', 'num_columns'),
+  donate_argnames=('state',),
+)
+def _round(params, state, *, num_columns, **components):
+  """What is kept of a round, and the state behind it."""
+  number = state.round
+  observed, state = step.observed_step(params, state, **components)
+  draft = observed.draft
+  of_row = functools.partial(in_columns, num_columns=num_columns)
+  ids, target_probs, draft_probs = jax.vmap(of_row)(
+    draft, observed.target_probs
+  )
+  kept = {
+    'round': number,
+    'tokens': draft.tokens,
+    'parents': draft.parents,
+    'ids': ids,
+    'target_probs': target_probs,
+    'draft_probs': draft_probs,
+    'num_accepted': observed.num_accepted,
+    'num_emitted': observed.num_emitted,
+  }
+  if draft.signals is not None:
+    kept |= vars(draft.signals)
+  return {name: x for name, x in kept.items() if x is not None}, state
+
+
+def in_columns(
+  draft: Draft, target_probs: Array, *, num_columns: int
+) -> tuple[Array, Array, Array | None]:
+  """The likeliest tokens of each node, and a few columns for the others.
+
+  Args:
+    draft: of one sequence.
+    target_probs: [N + 1, V].
+    num_columns: C, at most V.
+
+  Returns:
+    The tokens [N + 1, C], and in these columns and those of the others, E of
+    `traces`, the target's distributions [N + 1, C + E] and, of drawn drafts,
+    the draft's [N, C + E].
+  """
+  parents, vocab_size = rule.parents(draft), target_probs.shape[1]
+  likely = jnp.zeros_like(target_probs)
+  if draft.probs is not None:
+    likely = likely.at[parents].max(draft.probs)
+  token = jnp.where(draft.tokens >= 0, draft.tokens, vocab_size)
+  is_child = jnp.zeros(likely.shape, bool)
+  is_child = is_child.at[parents, token].set(True, mode='drop')
+  # Above every probability.
+  scores = jnp.where(is_child, 2, jnp.maximum(target_probs, likely))
+  _, ids = jax.lax.top_k(scores, num_columns)
+  edges = jnp.asarray(traces.RATIOS, target_probs.dtype)
+  group = sum(target_probs > edge * likely for edge in edges)
+
+  def rows(probs, ids, group):
+    top = jnp.take_along_axis(probs, ids, axis=1)
+    left = jnp.put_along_axis(probs, ids, 0, axis=1, inplace=False)
+    rest = [
+      jnp.sum(jnp.where(group == i, left, 0), axis=1)
+      for i in range(traces.NUM_GROUPS)
+    ]
+    return jnp.concatenate([top, jnp.stack(rest, axis=1)], axis=1)
+
+  draft_probs = None
+  if draft.probs is not None:
+    draft_probs = rows(draft.probs, ids[parents], group[parents])
+  return ids, rows(target_probs, ids, group), draft_probs

@@ -1,0 +1,51 @@
+"""Evaluates rules, filters and lengths on a trace, without models.
+
+  python -m experiments.evaluate --record --out=results/traced
+  python -m experiments.replay --trace=results/traced/traces/draft
+  python -m experiments.replay --trace=... --gin_file=MY.gin
+
+Prints a table of the variants of a configuration, and writes replay.json to
+--out. What is approximate: replaying.py, which this file only wires.
+"""
+
+from absl import flags
+
+from experiments import cli
+from experiments import config
+from experiments import environment
+from experiments import replay_report
+from experiments import replaying
+from experiments import traces
+from specsample import files
+
+config.define_flags('configs/runs/replay.gin')
+flags.adopt_module_key_flags(config)
+_TRACE = flags.DEFINE_string(
+  'trace', None, "A method's trace: OUT/traces/<method>, here or in a bucket."
+)
+_OUT = flags.DEFINE_string(
+  'out',
+  None,
+  'Folder of replay.json, here or in a bucket (gs://); default results/<name '
+  'of the gin file>.',
+)
+
+
+def main() -> None:
+  """Reads, replays, reports."""
+  config.parse()
+  environment.enable_compilation_cache()
+  with cli.bad_input():
+    if not _TRACE.value:
+      raise ValueError('--trace is empty: name OUT/traces/<method>')
+    out = files.at(_OUT.value or f'results/{config.name()}')
+    replay = replaying.Replay()
+    trace = traces.read(_TRACE.value)
+    rows = replaying.rows(trace, replay)
+    cli.make_folder(out)
+  replay_report.write(out, trace, rows)
+  replay_report.show(out, trace, rows)
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,63 @@
+"""What a replay leaves: a table in the terminal, and replay.json."""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+
+import gin
+
+from experiments import environment
+from experiments import replaying
+from experiments import report
+from experiments import results
+from experiments import traces
+
+
+def write(
+  out: pathlib.PurePath, trace: traces.Trace, rows: Sequence[replaying.Row]
+) -> None:
+  """Writes replay.json."""
+  result = environment.describe() | {
+    'gin_config': gin.operative_config_str(),
+    'trace': trace.header,
+    'rows': [dataclasses.asdict(row) for row in rows],
+  }
+  results.write_json(out / 'replay.json', result)
+
+
+def show(
+  out: pathlib.PurePath, trace: traces.Trace, rows: Sequence[replaying.Row]
+) -> None:
+  """Prints the table, and how much of the distributions has no column."""
+  header, console = trace.header, report.console()
+  console.print(
+    f'{header["method"]}: {len(trace.arrays["output"])} prompts, '
+    f'{len(trace.arrays["round"])} rounds, drafts of law {header["law"]}',
+    markup=False,
+  )
+  table = report.columns(
+    'variant',
+    *('drafted\na round', 'kept\na round', 'tokens\na round'),
+    *('95%\ninterval', 'by chance\n1 sd', 'predicted\nspeed', '\nlossless'),
+  )
+  for row in rows:
+    interval = '-'.join(f'{x:.2f}' for x in row.tokens_ci95 or ()) or '-'
+    table.add_row(
+      row.variant,
+      f'{row.drafted:.2f}',
+      f'{row.kept:.3f}',
+      f'{row.tokens:.3f}',
+      interval,
+      f'{row.tokens_sd:.3f}',
+      report.number(row.speed, '.2f', 'x'),
+      {True: 'yes', False: 'NO', None: ''}[row.lossless],
+    )
+  console.print(table)
+  of_target, of_draft = traces.outside(trace)
+  console.print(
+    'in no column of their own, at most: '
+    f'{of_target:.4f} of a distribution of the target, '
+    f'{report.number(of_draft, ".4f")} of a draft',
+    markup=False,
+  )
+  print(f'\nreplay.json is in {out}')

@@ -1,0 +1,247 @@
+"""Replays a trace: what other rules and policies would have made of it.
+
+No model is run. The shipped `law` of a rule is evaluated on the distributions
+of each round, cut as the shipped policies decide, so that the drafts it keeps
+are an expectation without the noise of a draw.
+
+What is approximate:
+
+* Rounds begin where those of the recorded run began. Another rule or length
+  would have begun some of them elsewhere.
+* A policy can make drafts shorter, never longer. What it costs to draft and
+  score them is what a table of costs says, of one row.
+* A policy with a state learns from drafts that are drawn as kept, from the law
+  and a seed, and goes on in the next recorded round.
+* The tokens without columns of their own are summed up (`traces`): exact for
+  the token rule, for point masses, and where all tokens have a column.
+* The law of the drafts is the recorded one. Rules that do not take it refuse,
+  and `Coupled` does of drawn drafts.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import gin
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import traced_rounds
+from experiments import traces
+from specsample import drafts
+from specsample import sampling
+from specsample import types
+from specsample.policies import decision
+from specsample.policies import policy as policy_lib
+from specsample.types import Array, Draft, DraftLaw, Verifier
+
+# The row of the run itself.
+RECORDED = 'recorded'
+_RESAMPLES = 2000
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Variant:
+  """A rule, and the policies that cut its drafts."""
+
+  verify: Verifier
+  policies: Sequence[policy_lib.Policy] = ()
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Replay:
+  """What a trace is replayed with.
+
+  Attributes:
+    variants: by their names in the table.
+    costs: of a round of 0, 1, ... drafts, as `policies.Fastest` takes them;
+      None predicts no speed.
+    seed: of what policies with a state learn from.
+  """
+
+  variants: Mapping[str, Variant]
+  costs: Sequence[float] | None = None
+  seed: int = 0
+
+  def __post_init__(self):
+    """Refuses an empty comparison."""
+    if not self.variants:
+      raise ValueError('Replay.variants is empty: name at least one')
+
+
+@types.pytree
+class Replayed:
+  """What came of each round, [T, P] float32, 0 where there was none."""
+
+  drafted: Array  # of a tree how deep
+  kept: Array  # drafts that are emitted, expected
+  tokens: Array  # the token behind them counted in
+  variance: Array  # of the tokens
+  rounds: Array  # 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """A variant over all prompts, a round of each."""
+
+  variant: str
+  lossless: bool | None  # None of the recorded run
+  drafted: float
+  kept: float
+  tokens: float
+  tokens_ci95: list[float] | None  # a bootstrap over prompts; None of one
+  tokens_sd: float  # of a live run over just these rounds, around `tokens`
+  # Tokens a cost, over those of plain decoding; None without costs.
+  speed: float | None
+
+
+def rows(trace: traces.Trace, replay: Replay) -> list[Row]:
+  """The recorded run, then each variant.
+
+  Raises:
+    ValueError: a variant that is not for these drafts.
+  """
+  rounds = traced_rounds.of_trace(trace)
+  found = [_row(RECORDED, None, recorded(trace), replay.costs)]
+  for name, variant in replay.variants.items():
+    try:
+      replayed = run(rounds, variant, seed=replay.seed)
+      found.append(_row(name, variant.verify.lossless, replayed, replay.costs))
+    except ValueError as error:
+      raise ValueError(f'variant {name!r}: {error}') from error
+  return found
+
+
+def recorded(trace: traces.Trace) -> Replayed:
+  """What came of the rounds in the run itself."""
+  arrays: dict[str, Any] = trace.arrays
+  draft = Draft(
+    tokens=arrays['tokens'],
+    probs=None,
+    law=DraftLaw.POINT_MASS,
+    parents=arrays.get('parents'),
+  )
+  values = lambda x: traced_rounds.dense(arrays, np.asarray(x, np.float32))
+  ones = np.ones(len(arrays['round']))
+  return Replayed(
+    drafted=values(drafts.depth(draft)),
+    kept=values(arrays['num_accepted']),
+    tokens=values(arrays['num_emitted']),
+    variance=values(0 * ones),
+    rounds=values(ones),
+  )
+
+
+def run(
+  rounds: traced_rounds.Rounds, variant: Variant, *, seed: int = 0
+) -> Replayed:
+  """Replays all rounds, those of a prompt in order.
+
+  Raises:
+    ValueError: the rule does not take the drafts' law, or a policy lacks what
+      it reads.
+  """
+  return _run(
+    rounds,
+    jax.random.key(seed),
+    verify=variant.verify,
+    policies=tuple(variant.policies),
+  )
+
+
+@functools.partial(jax.jit, static_argnames=('verify', 'policies'))
+def _run(rounds, key, *, verify, policies):
+  num_prompts, num_drafts = rounds.draft.tokens.shape[1:]
+  depth = num_drafts if rounds.draft.depth is None else rounds.draft.depth
+  states = tuple(policy.init(depth) for policy in policies)
+  for_all = lambda x: jnp.broadcast_to(x, (num_prompts, *jnp.shape(x)))
+
+  def play(states, inputs):
+    one, key = inputs
+    wanted = decision.wanted(policies, states, depth, num_prompts)
+    keep, _ = decision.decide(policies, states, wanted, one.draft)
+    draft = drafts.cut(one.draft, keep)
+    stop = jax.vmap(verify.law)(draft, one.target_probs).stop
+    kept, tokens = _emitted(draft, one.is_end)
+    drafted = drafts.depth(draft)
+    node = jax.vmap(sampling.draw)(jax.random.split(key, num_prompts), stop)
+    drawn = jnp.take_along_axis(kept, node[:, None], axis=1)[:, 0]
+    learned = decision.update(policies, states, drafted, drawn)
+    is_there = one.is_there
+    states = jax.tree.map(
+      lambda new, old: jnp.where(
+        is_there.reshape(-1, *(1,) * (new.ndim - 1)), new, old
+      ),
+      learned,
+      states,
+    )
+    mean = jnp.sum(stop * tokens, axis=1)
+    replayed = Replayed(
+      drafted=drafted.astype(jnp.float32),
+      kept=jnp.sum(stop * kept, axis=1),
+      tokens=mean,
+      variance=jnp.sum(stop * (tokens - mean[:, None]) ** 2, axis=1),
+      rounds=jnp.ones(num_prompts),
+    )
+    return states, jax.tree.map(lambda x: jnp.where(is_there, x, 0), replayed)
+
+  keys = jax.random.split(key, rounds.is_there.shape[0])
+  _, replayed = jax.lax.scan(
+    play, jax.tree.map(for_all, states), (rounds, keys)
+  )
+  return replayed
+
+
+def _emitted(draft, is_end):
+  """Drafts and tokens [B, N + 1] that are emitted if it stops at each node.
+
+  Nothing behind a draft that ends the text.
+  """
+  on_the_way = drafts.on_the_way(draft)
+  ends = jnp.any(on_the_way & is_end[:, None], axis=-1)  # [B, N + 1]
+  is_behind = ~drafts.of_parents(draft, ~ends[:, 1:])
+  kept = jnp.sum(on_the_way & ~is_behind[:, None], axis=-1)
+  return kept, kept + ~ends
+
+
+def _row(name, lossless, replayed: Replayed, costs) -> Row:
+  of_rounds = jax.tree.map(lambda x: np.asarray(x, np.float64), replayed)
+  by_prompt = jax.tree.map(lambda x: x.sum(axis=0), of_rounds)
+  rounds = by_prompt.rounds.sum()
+  return Row(
+    variant=name,
+    lossless=lossless,
+    drafted=float(by_prompt.drafted.sum() / rounds),
+    kept=float(by_prompt.kept.sum() / rounds),
+    tokens=float(by_prompt.tokens.sum() / rounds),
+    tokens_ci95=_interval(by_prompt.tokens, by_prompt.rounds),
+    tokens_sd=float(np.sqrt(by_prompt.variance.sum()) / rounds),
+    speed=None if costs is None else _speed(of_rounds, costs),
+  )
+
+
+def _interval(tokens, rounds):
+  """The 95% interval of tokens a round, of other prompts like these."""
+  if len(rounds) < 2:
+    return None
+  chosen = np.random.default_rng(0).integers(
+    len(rounds), size=(_RESAMPLES, len(rounds))
+  )
+  found = tokens[chosen].sum(axis=1) / rounds[chosen].sum(axis=1)
+  return [float(x) for x in np.percentile(found, [2.5, 97.5])]
+
+
+def _speed(of_rounds, costs):
+  drafted = of_rounds.drafted.astype(np.int64)
+  if drafted.max() >= len(costs):
+    raise ValueError(
+      f'Replay.costs has {len(costs)} numbers, and rounds have up to '
+      f'{drafted.max()} drafts: give {drafted.max() + 1}'
+    )
+  costs = np.asarray(costs, np.float64)
+  total = np.sum(costs[drafted] * of_rounds.rounds)
+  return float(of_rounds.tokens.sum() / total * costs[0])

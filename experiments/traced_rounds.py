@@ -1,0 +1,66 @@
+"""The rounds of a trace as rules and policies take them, side by side."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import traces
+from specsample import types
+from specsample.types import Array, Draft, DraftLaw, Signals
+
+
+@types.pytree
+class Rounds:
+  """Rounds [T, P] of P prompts, all but the last ones of a prompt there."""
+
+  draft: Draft  # its tokens are columns of the node before
+  target_probs: Array  # [T, P, N + 1, C + E]
+  is_end: Array  # [T, P, N] bool, drafts that end the text
+  is_there: Array  # [T, P] bool
+
+
+def of_trace(trace: traces.Trace) -> Rounds:
+  """The rounds of a trace, prompts side by side.
+
+  Raises:
+    ValueError: a draft has no column.
+  """
+  header, arrays = trace.header, trace.arrays
+  tokens, before = arrays['tokens'], arrays['ids'][:, :-1]
+  if 'parents' in arrays:
+    before = arrays['ids'][np.arange(len(tokens))[:, None], arrays['parents']]
+  is_it = before == tokens[..., None]
+  if not np.all(np.any(is_it, axis=-1) | (tokens < 0)):
+    raise ValueError('the trace is damaged, a draft has no column: record anew')
+  columns = np.where(tokens >= 0, np.argmax(is_it, axis=-1), -1)
+  in_place = functools.partial(dense, arrays)
+  said = {
+    name: in_place(x) for name, x in arrays.items() if name in traces.SIGNALS
+  }
+  optional = lambda name: in_place(arrays[name]) if name in arrays else None
+  children = header['num_children']
+  return Rounds(
+    draft=Draft(
+      tokens=in_place(columns.astype(np.int32), fill=-1),
+      probs=optional('draft_probs'),
+      law=DraftLaw(header['law']),
+      parents=optional('parents'),
+      depth=header['depth'],
+      num_children=None if children is None else tuple(children),
+      signals=Signals(**said) if said else None,
+    ),
+    target_probs=in_place(arrays['target_probs']),
+    is_end=in_place(np.isin(tokens, header['eos_ids'])),
+    is_there=in_place(np.ones(len(tokens), bool)),
+  )
+
+
+def dense(arrays: dict[str, np.ndarray], x: np.ndarray, fill: int = 0) -> Array:
+  """x [R, ...] of the rounds of a trace as [T, P, ...], on the device."""
+  number, prompt = arrays['round'], arrays['prompt']
+  prompts = np.unique(prompt)
+  shape = (number.max() + 1, prompts.size, *x.shape[1:])
+  found = np.full(shape, fill, x.dtype)
+  found[number, np.searchsorted(prompts, prompt)] = x
+  return jnp.asarray(found)

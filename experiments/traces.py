@@ -1,0 +1,170 @@
+"""Traces: the rounds of a real run, with what each was decided over.
+
+A trace is a folder of files, one of each batch of prompts, numpy's .npz without
+pickles. R rounds of a file, of N drafts each (V, B as in `types`):
+
+  header        text, JSON: what was run, and where
+  prompt, round [R] int32, from 0; a round has one row a prompt
+  tokens        [R, N] int32, the drafts, -1 where there is none
+  parents       [R, N] int32, of trees alone, the node before each
+  ids           [R, N + 1, C] int32, the tokens of the columns of each node
+  target_probs  [R, N + 1, C + E] float32, after warping, behind each node
+  draft_probs   [R, N, C + E] float32, of drawn drafts alone, in the columns of
+                the node before
+  log_prob, max_log_prob, rank, entropy, confidence
+                [R, N], `types.Signals`, as far as the drafter gives them
+  num_accepted, num_emitted
+                [R] int32, the drafts and tokens that the run emitted
+  output        [prompts, M] int32, the emitted tokens, -1 behind the last
+
+The columns of a node are the drafts behind it, and the tokens that are the most
+likely under target or draft. The other tokens are E columns more, by the ratio
+of their probabilities: rules compare r target with draft, and what is summed up
+overlaps no more than token by token unless 1 / r is within a group. Siblings of
+different distributions count with the largest. Probabilities are kept, not
+their logarithms, because a rule is given those, to the last bit.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import io
+import json
+import os
+import pathlib
+from typing import Any
+import urllib.parse
+import zipfile
+import zlib
+
+import numpy as np
+
+from experiments import results
+from specsample import files
+
+FORMAT = 1
+# Of target / draft, between the groups of tokens without columns of their own.
+# With 1 among them the token rule is exact.
+RATIOS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
+NUM_GROUPS = len(RATIOS) + 1  # E
+_ALWAYS = {
+  **{'prompt': 1, 'round': 1, 'num_accepted': 1, 'num_emitted': 1},
+  **{'tokens': 2, 'output': 2, 'ids': 3, 'target_probs': 3},
+}
+SIGNALS = ('log_prob', 'max_log_prob', 'rank', 'entropy', 'confidence')
+_SOMETIMES = {'parents': 2, 'draft_probs': 3} | dict.fromkeys(SIGNALS, 2)
+# What differs between the files of a trace.
+_OF_A_FILE = ('batch', 'command', 'git_commit')
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trace:
+  """Rounds and where they are from; the module says what the arrays are."""
+
+  header: dict[str, Any]
+  arrays: dict[str, np.ndarray]
+
+
+def folder(out: pathlib.PurePath, method: str) -> pathlib.PurePath:
+  """Where the trace of a method is, of an evaluation in folder `out`."""
+  return out / 'traces' / urllib.parse.quote(method, safe=' ,')
+
+
+def write(path: pathlib.PurePath, trace: Trace) -> None:
+  """Writes a file, whole or not at all, and the folder that it is in.
+
+  Raises:
+    ValueError: it cannot be written.
+  """
+  data = io.BytesIO()
+  header = json.dumps(trace.header | {'format': FORMAT})
+  np.savez_compressed(
+    data, allow_pickle=False, header=np.asarray(header), **trace.arrays
+  )
+  files.at(path.parent).mkdir(parents=True, exist_ok=True)
+  results.write(path, data.getvalue())
+
+
+def read(path: str | os.PathLike[str]) -> Trace:
+  """The trace of a folder.
+
+  Raises:
+    ValueError: it is none, of another version, damaged or unfinished.
+  """
+  at = files.at(path)
+  if not files.is_folder(at):
+    raise ValueError(
+      f'{path} is no folder: give that of a method, as OUT/traces/draft, which '
+      '`python -m experiments.evaluate --record` writes'
+    )
+  parts = [_read(one) for one in sorted(at.glob('*.npz'))]
+  if not parts:
+    names = sorted(one.name for one in at.iterdir() if one.is_dir())
+    raise ValueError(
+      f'{path} holds no .npz file: give the folder of one method'
+      + (f', such as {path}/{names[0]}' if names else '')
+    )
+  return _joined(path, parts)
+
+
+def outside(trace: Trace) -> tuple[float, float | None]:
+  """The most that a target's and a draft's distribution have in no column."""
+  rest = lambda x: float(np.max(np.sum(x[..., -NUM_GROUPS:], -1), initial=0))
+  draft_probs = trace.arrays.get('draft_probs')
+  of_draft = None if draft_probs is None else rest(draft_probs)
+  return rest(trace.arrays['target_probs']), of_draft
+
+
+def _joined(path, parts: Sequence[Trace]) -> Trace:
+  of_run = lambda header: {
+    name: x for name, x in header.items() if name not in _OF_A_FILE
+  }
+  first = parts[0]
+  for part in parts[1:]:
+    if (
+      of_run(part.header) != of_run(first.header)
+      or part.arrays.keys() != first.arrays.keys()
+    ):
+      raise ValueError(
+        f'{path} holds files of different runs: delete the folder and record '
+        'anew'
+      )
+  arrays = {
+    name: np.concatenate([part.arrays[name] for part in parts])
+    for name in first.arrays
+  }
+  count, there = first.header['num_prompts'], len(arrays['output'])
+  if there != count:
+    raise ValueError(
+      f'{path} holds {there} of {count} prompts: let `python -m '
+      'experiments.evaluate --record` finish, or delete the folder and record '
+      'anew'
+    )
+  return Trace(of_run(first.header), arrays)
+
+
+def _read(path) -> Trace:
+  damaged = f'{path} is no trace, or was cut short: record it anew'
+  try:
+    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
+      header = json.loads(str(found['header']))
+      version = header.get('format')
+      arrays = {name: found[name] for name in found if name != 'header'}
+  # A file of one array is no context, one of text no zip file.
+  except (
+    *(ValueError, TypeError, AttributeError, KeyError, EOFError),
+    *(OSError, zipfile.BadZipFile, zlib.error),
+  ) as error:
+    raise ValueError(damaged) from error
+  if version != FORMAT:
+    raise ValueError(
+      f'{path} is a trace of format {version}, and this version reads {FORMAT}:'
+      ' record it anew'
+    )
+  known = _ALWAYS | _SOMETIMES
+  num_rounds = len(arrays.get('round', ()))
+  if not _ALWAYS.keys() <= arrays.keys() <= known.keys() or any(
+    x.ndim != known[name] or (name != 'output' and len(x) != num_rounds)
+    for name, x in arrays.items()
+  ):
+    raise ValueError(damaged)
+  return Trace(header, arrays)

@@ -1,0 +1,61 @@
+"""What several policies say together of the drafts of a whole batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specsample import drafts
+from specsample import sharding
+from specsample.policies import policy as policy_lib
+from specsample.types import Array, Draft, DraftLaw
+
+Policies = Sequence[policy_lib.Policy]
+# One of each policy, leaves [B, ...].
+States = tuple[policy_lib.State, ...]
+
+
+def wanted(
+  policies: Policies, states: States, depth: int, batch_size: int
+) -> Array:
+  """How many drafts each row asks for, [B], none more than `depth`."""
+  least = jnp.full((batch_size,), depth, jnp.int32)
+  least = sharding.constrain(least, 'batch')
+  for policy, state in zip(policies, states, strict=True):
+    asked: Any = jax.vmap(policy.length, axis_size=batch_size)(state)
+    if asked is not None:
+      least = jnp.minimum(least, asked.astype(jnp.int32))
+  return jnp.maximum(least, 0)
+
+
+def decide(
+  policies: Policies, states: States, wanted: Array, draft: Draft
+) -> tuple[Array, Array]:
+  """Which drafts stay, and behind which more may come: [B, N] bool.
+
+  `wanted` [B] is how many drafts each row asks for.
+  """
+  depths = drafts.depths(draft)
+  stays = jnp.broadcast_to(depths <= wanted[:, None], draft.tokens.shape)
+  is_open = depths < wanted[:, None]
+  for policy, state in zip(policies, states, strict=True):
+    passes: Any = jax.vmap(policy.passes)(draft, state)
+    if passes is None:
+      continue
+    is_open &= passes
+    if policy.reads_token and draft.law is not DraftLaw.POINT_MASS:
+      passes = drafts.of_parents(draft, passes)
+    stays &= passes
+  stays = drafts.all_on_the_way(draft, stays)
+  return stays, stays & drafts.all_on_the_way(draft, is_open)
+
+
+def update(
+  policies: Policies, states: States, drafted: Array, kept: Array
+) -> States:
+  """The states after a round of so many drafts, [B] int32 both."""
+  return tuple(
+    jax.vmap(policy.update)(drafted, kept, state)
+    for policy, state in zip(policies, states, strict=True)
+  )

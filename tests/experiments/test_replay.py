@@ -1,0 +1,430 @@
+"""What a trace keeps of a run, and what is made of it without models."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import evaluation as evaluation_lib
+from experiments import methods
+from experiments import recording
+from experiments import replaying
+from experiments import traced_rounds
+from experiments import traces
+import specsample
+from specsample import drafters
+from specsample import policies
+from specsample import sharding
+from specsample import step
+from specsample import tree
+from specsample import verify
+from specsample.types import Draft, DraftLaw
+
+_K = 3
+_PROMPTS = ('One.', 'And another one?', 'x', 'The rain in Spain', 'Why?')
+_ALL = 1 << 20  # columns: more than there are tokens
+_TREE = tree.Topology((0, 0, 1, 1, 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Runs:
+  """Evaluations of the tiny model, and the traces of their methods."""
+
+  loaded: specsample.Loaded
+
+  def __hash__(self):
+    return id(self)
+
+  def method(self, name, rule):
+    model = self.loaded.model
+    chain = drafters.Chain(model=model, num_draft_tokens=_K)
+    shallow = dataclasses.replace(chain, num_draft_tokens=_TREE.depth)
+    drafter = {
+      'chain': chain,
+      'ngram': drafters.Ngram(num_draft_tokens=_K),
+      'none': drafters.NoDraft(),
+      'tree': drafters.Tree(
+        drafter=shallow, topology=_TREE, law=DraftLaw.WITHOUT_REPLACEMENT
+      ),
+    }[name]
+    params = None
+    if name in ('chain', 'tree'):
+      params = jax.tree.map(lambda x: 0.9 * x, self.loaded.params)
+    return methods.Method(drafter, rule, params)
+
+  def evaluation(self, method, temperature=1.0):
+    return evaluation_lib.Evaluation(
+      target=self.loaded,
+      methods={'it': method},
+      sampling=specsample.Sampling(temperature=temperature),
+      max_new_tokens=24,
+    )
+
+  @functools.cached_property
+  def tokens(self):
+    return [self.loaded.tokenizer.encode(text) for text in _PROMPTS]
+
+  @functools.cache  # noqa: B019 (as long as the fixture)
+  def trace(self, name, rule, temperature=1.0, num_columns=_ALL):
+    method = self.method(name, rule)
+    trace = recording.record(
+      self.evaluation(method, temperature),
+      method,
+      self.tokens,
+      range(len(_PROMPTS)),
+      num_columns=num_columns,
+    )
+    return traces.Trace(
+      trace.header | {'num_prompts': len(_PROMPTS), 'method': name},
+      trace.arrays,
+    )
+
+  def output(self, method, temperature=1.0):
+    output = self.evaluation(method, temperature).generate(
+      method, self.tokens, range(len(_PROMPTS))
+    )
+    return jax.tree.map(np.asarray, output)
+
+  def observed(self, method, rounds):
+    """What rules are given, whole, of the first rounds of a run."""
+    params = methods.all_params(self.loaded.params, method)
+    padded, lengths = specsample.pad_prompts(self.tokens)
+    state = specsample.prefill(
+      params,
+      padded,
+      lengths,
+      jax.random.key(0),
+      model=self.loaded.model,
+      drafter=method.drafter,
+      sampling=specsample.Sampling(temperature=1.0),
+      max_new_tokens=24,
+    )
+    go_on = jax.jit(
+      functools.partial(
+        step.observed_step,
+        model=self.loaded.model,
+        drafter=method.drafter,
+        verify=method.verify,
+        stop=specsample.Stop(eos_ids=self.loaded.tokenizer.eos_ids),
+      )
+    )
+    for _ in range(rounds):
+      done = np.asarray(state.done)
+      observed, state = go_on(params, state)
+      yield observed, ~done
+
+
+@pytest.fixture(scope='module')
+def runs(checkpoint):
+  loaded = specsample.load(checkpoint)
+  # Some tokens are far likelier than others.
+  peaked = jax.tree.map(lambda x: 1.5 * x, loaded.params)
+  return _Runs(dataclasses.replace(loaded, params=peaked))
+
+
+def _replay(trace, rule, *chosen, seed=0):
+  rounds = traced_rounds.of_trace(trace)
+  found = replaying.run(rounds, replaying.Variant(rule, chosen), seed=seed)
+  return jax.tree.map(np.asarray, found)
+
+
+def _path(name, node):
+  """The nodes on the way to one."""
+  parents = range(_K) if name == 'chain' else _TREE.parents
+  return [*_path(name, parents[node - 1]), node] if node else []
+
+
+def _total(x):
+  return np.sum(np.asarray(x, np.float64))
+
+
+@pytest.mark.parametrize('name', ['chain', 'tree', 'none'])
+def test_what_is_recorded_is_what_is_decoded(runs, name):
+  rule = verify.tree if name == 'tree' else verify.chain
+  trace, output = runs.trace(name, rule), runs.output(runs.method(name, rule))
+  is_token = np.arange(output.tokens.shape[1]) < output.lengths[:, None]
+  expected = np.where(is_token, output.tokens, -1)
+  np.testing.assert_array_equal(trace.arrays['output'], expected)
+  assert len(trace.arrays['round']) == output.rounds.sum()
+  assert trace.arrays['num_emitted'].sum() == output.lengths.sum()
+  histogram = np.bincount(trace.arrays['num_accepted'], minlength=1)
+  accepted = output.accepted.sum(axis=0)
+  np.testing.assert_array_equal(histogram, accepted[: histogram.size])
+
+
+@pytest.mark.parametrize(
+  ('name', 'recorded_with', 'rule'),
+  [
+    ('chain', verify.chain, verify.chain),
+    ('chain', verify.chain, verify.block),
+    ('tree', verify.tree, verify.tree),
+    ('tree', verify.tree, verify.traversal),
+    ('tree', verify.tree, verify.Typical()),
+  ],
+)
+def test_with_a_column_a_token_it_is_the_law_itself(
+  runs, name, recorded_with, rule
+):
+  replayed = _replay(runs.trace(name, recorded_with), rule)
+  law = jax.jit(jax.vmap(rule.law))
+  eos_ids = runs.loaded.tokenizer.eos_ids
+  compared = 0
+  for i, (observed, going) in enumerate(
+    runs.observed(runs.method(name, recorded_with), rounds=4)
+  ):
+    draft = observed.draft
+    stop = np.asarray(law(draft, observed.target_probs).stop, np.float64)
+    ends = np.isin(draft.tokens, eos_ids)
+    kept, tokens = np.zeros(len(stop)), np.zeros(len(stop))
+    for row, node in np.ndindex(stop.shape):
+      path = _path(name, node)
+      stops = [depth for depth, n in enumerate(path, 1) if ends[row, n - 1]]
+      emitted = stops[0] if stops else len(path)
+      kept[row] += stop[row, node] * emitted
+      tokens[row] += stop[row, node] * (emitted + (not stops))
+    np.testing.assert_allclose(replayed.kept[i], kept * going, atol=2e-6)
+    np.testing.assert_allclose(replayed.tokens[i], tokens * going, atol=2e-6)
+    compared += going.sum()
+  assert compared > 3 * len(_PROMPTS)
+  assert _total(replayed.kept) / _total(replayed.rounds) > 0.2
+
+
+def test_the_token_rule_needs_few_columns(runs):
+  exact = runs.trace('chain', verify.chain)
+  few = runs.trace('chain', verify.chain, num_columns=2)
+  assert few.arrays['ids'].shape[2] == 2
+  assert traces.outside(few)[0] > 0.1
+  assert traces.outside(exact) == (0, 0)
+  for rule, error in ((verify.chain, 1e-6), (verify.block, 0.005)):
+    found, expected = (_replay(trace, rule) for trace in (few, exact))
+    difference = _total(found.kept) - _total(expected.kept)
+    assert abs(difference) <= error * _total(expected.kept)
+
+
+def test_greedy_rounds_are_replayed_as_they_were(runs):
+  for name in ('chain', 'ngram'):
+    trace = runs.trace(name, verify.chain, 0.0)
+    found, live = _replay(trace, verify.chain), replaying.recorded(trace)
+    for value in ('drafted', 'kept', 'tokens', 'rounds'):
+      expected = np.asarray(getattr(live, value))
+      np.testing.assert_allclose(getattr(found, value), expected, atol=1e-6)
+    assert _total(found.variance) < 1e-6
+
+
+@pytest.mark.parametrize(
+  ('name', 'rule'),
+  [('chain', verify.chain), ('chain', verify.block), ('tree', verify.tree)],
+)
+def test_drawn_rounds_agree_with_the_run(runs, name, rule):
+  trace = runs.trace(name, rule)
+  found, live = _replay(trace, rule), replaying.recorded(trace)
+  sd = np.sqrt(_total(found.variance))
+  assert 0 < sd < 0.2 * _total(found.tokens)
+  assert abs(_total(found.tokens) - _total(live.tokens)) < 3 * sd
+
+
+def test_block_keeps_no_fewer_than_the_token_rule(runs):
+  trace = runs.trace('chain', verify.chain)
+  chain, block = (_replay(trace, rule) for rule in (verify.chain, verify.block))
+  assert _total(block.tokens) > _total(chain.tokens)
+
+
+@pytest.mark.parametrize(
+  'policy',
+  [
+    policies.Fixed(2),
+    policies.TokenProbability(0.1),
+    policies.SVIP(1.75),
+    policies.AdaEDL(threshold=0.2),
+  ],
+)
+def test_a_policy_cuts_as_in_a_run_of_its_own(runs, policy):
+  # In the first round, which begins alike.
+  method = runs.method('chain', verify.chain)
+  adaptive = drafters.Adaptive(drafter=method.drafter, policies=(policy,))
+  method = dataclasses.replace(method, drafter=adaptive)
+  ((observed, _),) = runs.observed(method, rounds=1)
+  replayed = _replay(runs.trace('chain', verify.chain), verify.chain, policy)
+  drafted = np.sum(np.asarray(observed.draft.tokens) >= 0, axis=1)
+  assert 0 < drafted.sum() < _K * len(_PROMPTS)
+  np.testing.assert_array_equal(replayed.drafted[0], drafted)
+  law = jax.vmap(verify.chain.law)(observed.draft, observed.target_probs)
+  kept = np.asarray(law.stop) @ np.arange(_K + 1)
+  np.testing.assert_allclose(replayed.kept[0], kept, atol=2e-6)
+
+
+def test_a_policy_goes_on_from_round_to_round(runs):
+  trace = runs.trace('chain', verify.chain)
+  dear = policies.Fastest(costs=(1, 100, 200, 300), patience=5)
+  found = _replay(trace, verify.chain, dear)
+  assert found.drafted[0].min() == 1
+  assert not found.drafted[1:5].any()
+  np.testing.assert_allclose(found.tokens[1:5], found.rounds[1:5], atol=1e-6)
+  cheap = policies.Fastest(costs=(1, 1, 1, 1))
+  np.testing.assert_allclose(
+    _replay(trace, verify.chain, cheap).tokens,
+    _replay(trace, verify.chain).tokens,
+  )
+
+
+def test_learning_follows_the_seed(runs):
+  trace, policy = (
+    runs.trace('chain', verify.chain),
+    policies.AdaEDL(threshold=0.2, step=0.5),
+  )
+  first, again, other = (
+    _replay(trace, verify.chain, policy, seed=seed).drafted
+    for seed in (0, 0, 1)
+  )
+  np.testing.assert_array_equal(first, again)
+  assert not np.array_equal(first, other)
+
+
+def test_nothing_is_emitted_behind_an_end():
+  # Two rounds of one prompt: sure drafts 0, 1, 2, of which the second ends the
+  # text; and a tree whose node 2, behind node 1, is kept.
+  sure = lambda n: jnp.ones((2, 1, n, 1), jnp.float32)
+  rounds = traced_rounds.Rounds(
+    draft=Draft(
+      tokens=jnp.zeros((2, 1, 3), jnp.int32),
+      probs=None,
+      law=DraftLaw.POINT_MASS,
+    ),
+    target_probs=sure(4),
+    is_end=jnp.asarray([[[False, True, False]], [[False] * 3]]),
+    is_there=jnp.ones((2, 1), bool),
+  )
+  found = replaying.run(rounds, replaying.Variant(verify.chain))
+  np.testing.assert_array_equal(found.kept[:, 0], [2, 3])
+  np.testing.assert_array_equal(found.tokens[:, 0], [2, 4])
+  draft = dataclasses.replace(
+    rounds.draft,
+    parents=jnp.broadcast_to(jnp.asarray([0, 1, 0]), (2, 1, 3)),
+    depth=2,
+    num_children=(2, 1, 0, 0),
+  )
+  is_end = jnp.asarray([[[True, False, False]], [[False, False, True]]])
+  in_tree = dataclasses.replace(rounds, draft=draft, is_end=is_end)
+  found = replaying.run(in_tree, replaying.Variant(verify.tree))
+  np.testing.assert_array_equal(found.kept[:, 0], [1, 2])
+  np.testing.assert_array_equal(found.tokens[:, 0], [1, 3])
+
+
+def test_a_table_of_costs_predicts_speeds(runs):
+  trace = runs.trace('chain', verify.chain)
+  fixed = {
+    n: replaying.Variant(verify.chain, (policies.Fixed(n),)) for n in (0, 2)
+  }
+  replay = replaying.Replay(variants=fixed, costs=(2.0, 2.5, 3.0, 3.5))
+  live, plain, two = replaying.rows(trace, replay)
+  assert (plain.drafted, plain.kept, plain.tokens, plain.speed) == (0, 0, 1, 1)
+  assert two.drafted == pytest.approx(2, abs=0.2)  # fewer at the limit
+  assert two.tokens == pytest.approx(1 + two.kept)  # no text ends early
+  assert two.tokens < live.tokens
+  assert two.tokens * 2 / 3 < two.speed < two.tokens * 2 / 3 * 1.05
+  low, high = two.tokens_ci95
+  assert 1 < low < two.tokens < high < 3
+  short = dataclasses.replace(replay, costs=(1.0, 2.0))
+  with pytest.raises(ValueError, match='2 numbers, and rounds have up to 3'):
+    replaying.rows(trace, short)
+
+
+@pytest.mark.parametrize(
+  ('name', 'variant', 'message'),
+  [
+    ('tree', replaying.Variant(verify.block), 'block is for chains'),
+    ('tree', replaying.Variant(verify.k_seq), 'k_seq is not exact for'),
+    ('chain', replaying.Variant(verify.coupled), 'coupled.law is not exact'),
+    (
+      'ngram',
+      replaying.Variant(verify.chain, (policies.SVIP(),)),
+      'SVIP reads Draft.signals',
+    ),
+    (
+      'chain',
+      replaying.Variant(verify.chain, (policies.Fastest(costs=(1, 2)),)),
+      'costs has 2 numbers',
+    ),
+  ],
+)
+def test_what_a_variant_cannot_use_is_refused(runs, name, variant, message):
+  trace = runs.trace(name, verify.tree if name == 'tree' else verify.chain)
+  replay = replaying.Replay(variants={'odd': variant})
+  with pytest.raises(ValueError, match=f"variant 'odd': .*{message}"):
+    replaying.rows(trace, replay)
+
+
+def test_a_comparison_has_a_variant():
+  with pytest.raises(ValueError, match='variants is empty'):
+    replaying.Replay(variants={})
+
+
+def test_recording_refuses_few_columns_and_meshes(runs, tmp_path):
+  evaluation = runs.evaluation(runs.method('tree', verify.tree))
+  with pytest.raises(ValueError, match="is 4: method 'it' needs at least 5"):
+    recording.units(evaluation, tmp_path, runs.tokens, num_columns=4)
+  mesh = sharding.make_mesh(devices=jax.devices()[:1])
+  refused = pytest.raises(ValueError, match='--record is of one device')
+  with jax.set_mesh(mesh), refused:
+    recording.units(evaluation, tmp_path, runs.tokens)
+
+
+@pytest.fixture
+def written(runs, tmp_path):
+  """A trace in two files, and how to change the second."""
+  trace = runs.trace('chain', verify.chain, num_columns=4)
+  for i, of_file in enumerate((np.arange(2), np.arange(2, len(_PROMPTS)))):
+    is_in = np.isin(trace.arrays['prompt'], of_file)
+    arrays = {
+      name: x[of_file if name == 'output' else is_in]
+      for name, x in trace.arrays.items()
+    }
+    part = traces.Trace(trace.header | {'batch': i}, arrays)
+    traces.write(tmp_path / 'it' / f'{i}.npz', part)
+  return tmp_path / 'it', part
+
+
+def test_a_trace_is_read_as_it_was_written(runs, written):
+  folder, _ = written
+  found, expected = (
+    traces.read(folder),
+    runs.trace('chain', verify.chain, num_columns=4),
+  )
+  variant = replaying.Replay(variants={'it': replaying.Variant(verify.block)})
+  assert replaying.rows(found, variant) == replaying.rows(expected, variant)
+  assert sorted(path.name for path in folder.iterdir()) == ['0.npz', '1.npz']
+
+
+def test_what_is_no_trace_is_refused(written, tmp_path):
+  folder, part = written
+  second = folder / '1.npz'
+  whole = second.read_bytes()
+
+  def refused(message, path=folder):
+    with pytest.raises(ValueError, match=message):
+      traces.read(path)
+
+  for data in (b'', b'no trace', whole[:99], whole[:-99], whole[99:]):
+    second.write_bytes(data)
+    refused('1.npz is no trace, or was cut short: record it anew')
+  np.savez(second, header='{}')
+  refused('a trace of format None, and this version reads 1')
+  np.savez(second, header='{"format": 2}')
+  refused('a trace of format 2, and this version reads 1')
+  np.savez(second, header=json.dumps({'format': 1}), tokens=np.zeros(3))
+  refused('is no trace')
+  np.savez(second, header=np.asarray({}, object))  # a pickle
+  refused('is no trace')
+  other = part.header | {'seed': 7}
+  traces.write(second, traces.Trace(other, part.arrays))
+  refused('files of different runs')
+  second.unlink()
+  refused('holds 2 of 5 prompts: let .* finish')
+  refused(
+    'no .npz file: give the folder of one method, such as .*/it', tmp_path
+  )
+  refused('is no folder', tmp_path / 'nothing')
