@@ -1,4 +1,4 @@
-"""SmolLM2 and Gemma 3 270M, each drafting for the other."""
+"""Gemma 3 270M drafts for SmolLM2, which has other tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -41,25 +41,20 @@ def _check_greedy(target, output):
     assert row[start:] == most_likely[start - 1 : length - 1].tolist()
 
 
-@pytest.mark.parametrize('is_gemma_target', [False, True])
-def test_greedy_output_is_the_targets(smollm2, gemma, is_gemma_target):
-  pair = (smollm2, gemma)
-  draft, target = pair if is_gemma_target else pair[::-1]
+def test_greedy_output_is_the_targets(smollm2, gemma):
+  # The other direction, and drafts of text, `experiments.vocabularies` runs:
+  # here each would compile both models once more.
+  draft, target = gemma, smollm2
   found = specsample.map_vocabulary(draft, target)
   assert found.kind is vocab_map.Kind.INTERSECTION
   # Of SmolLM2's 49,152 tokens; the others are mostly its control tokens and
   # words that Gemma has not.
   assert found.num_shared == 46145
   # 'Ġcapital' and '▁capital'.
-  of_word = [loaded.tokenizer.encode(' capital')[-1] for loaded in pair]
-  own, others = of_word if is_gemma_target else of_word[::-1]
+  own, others = (
+    loaded.tokenizer.encode(' capital')[-1] for loaded in (draft, target)
+  )
   assert found.draft_ids[others] == own
-
-  settings = {
-    'verify': verify.chain,
-    'sampling': specsample.Sampling(),
-    'max_new_tokens': _NUM_NEW,
-  }
   output = specsample.generate(
     {'target': target.params, 'drafter': found.params(draft.params)},
     *(*specsample.pad_prompts(_tokens(target)), jax.random.key(0)),
@@ -67,15 +62,9 @@ def test_greedy_output_is_the_targets(smollm2, gemma, is_gemma_target):
     drafter=drafters.TLI(
       model=draft.model, vocab_size=target.model.vocab_size, num_draft_tokens=3
     ),
-    **settings,
+    verify=verify.chain,
+    sampling=specsample.Sampling(),
+    max_new_tokens=_NUM_NEW,
   )
   _check_greedy(target, jax.device_get(output))
   assert specsample.stats.of(output).tokens_per_round > 1.3
-  if not is_gemma_target:
-    output = specsample.slem.generate(
-      *(target, draft, _tokens(target), jax.random.key(0)),
-      num_draft_tokens=3,
-      **settings,
-    )
-    _check_greedy(target, jax.device_get(output))
-    assert specsample.stats.of(output).tokens_per_round > 1.3

@@ -33,6 +33,7 @@ _DRAFTERS = {
   'eagle3': drafters.Eagle3(feature_layers=(-1, 1, 0), **_MAKE),
   'mtp': drafters.MTP(num_modules=2, **_MAKE),
   'dflash': drafters.DFlash(feature_layers=(0, 1), num_layers=1, **_MAKE),
+  'recording': drafters.Recording(drafter=_CHAIN),
   'tree': drafters.Tree(
     drafter=_CHAIN, topology=tree.Topology((0, 0, 1, 2, 3, 4))
   ),
@@ -61,7 +62,7 @@ class _Seldom(policy_lib.Length):
 def _params(name):
   drafter = _DRAFTERS[name]
   target = jax.tree.map(lambda x: 1.6 * x, _TARGET.init(jax.random.key(0)))
-  if name in ('chain', 'tree'):
+  if name in ('chain', 'recording', 'tree'):
     other = jax.tree.map(lambda x: 1.02 * x, target)
     return {'target': target, 'drafter': other}
   if name == 'skip':
@@ -121,7 +122,7 @@ def _advance(drafter, name, rounds):
     max_rounds=rounds,
   )
   assert not np.any(state.done)
-  if name in ('chain', 'tree'):
+  if name in ('chain', 'recording', 'tree'):
     # The others keep so many too seldom for tokens that were never fed.
     assert np.all(state.accepted[:, 3])
   return state
