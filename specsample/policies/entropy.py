@@ -51,7 +51,8 @@ class AdaEDL(policy.Filter):
 
   That bound is on the probability that a token is kept. The threshold rises
   where less than the `target_rate` of the drafts is kept, and falls otherwise
-  (Agrawal et al., 2410.18351).
+  (Agrawal et al., 2410.18351); also in rounds without drafts, which the paper
+  has not: there a first token is drafted whatever the bound.
 
   Attributes:
     scale: gamma, of the entropy in nats.
@@ -96,10 +97,9 @@ class AdaEDL(policy.Filter):
     """See `policy.Policy`."""
     mix = lambda decay, old, new: decay * old + (1 - decay) * new
     rate = mix(self.rate_decay, state.rate, kept / jnp.maximum(drafted, 1))
-    moved = state.threshold + self.step * jnp.sign(self.target_rate - rate)
-    # Where nothing passes nothing would ever again.
-    moved = jnp.clip(mix(self.threshold_decay, state.threshold, moved), 0, 1)
-    learn = lambda new, old: jnp.where(drafted > 0, new, old)
-    return AdaEDLState(
-      threshold=learn(moved, state.threshold), rate=learn(rate, state.rate)
-    )
+    rate = jnp.where(drafted > 0, rate, state.rate)
+    # Where nothing was drafted nothing else would ever let it fall again.
+    rises = (drafted > 0) & (rate < self.target_rate)
+    moved = state.threshold + jnp.where(rises, self.step, -self.step)
+    threshold = mix(self.threshold_decay, state.threshold, moved)
+    return AdaEDLState(threshold=jnp.clip(threshold, 0, 1), rate=rate)

@@ -29,8 +29,10 @@ def test_adaedl_asks_for_more_certainty_where_too_little_is_kept():
   np.testing.assert_allclose(state.threshold, 0.42, rtol=1e-6)
   high = _after(policy, [(4, 4)])
   np.testing.assert_allclose(high.threshold, 0.39, rtol=1e-6)
-  still = _after(policy, [(0, 0)])
-  np.testing.assert_allclose(still.threshold, 0.4, rtol=1e-6)
+  # Else a threshold above all bounds would stay.
+  idle = _after(policy, [(0, 0)])
+  np.testing.assert_allclose(idle.threshold, 0.39, rtol=1e-6)
+  assert idle.rate == policy.init(3).rate
 
 
 def test_fastest_counts_what_was_decided():
