@@ -33,7 +33,7 @@ _DRAFTERS = {
   'eagle3': drafters.Eagle3(feature_layers=(-1, 1, 0), **_MAKE),
   'mtp': drafters.MTP(num_modules=2, **_MAKE),
   'dflash': drafters.DFlash(feature_layers=(0, 1), num_layers=1, **_MAKE),
-  'recording': drafters.Recording(drafter=_CHAIN),
+  'recording': drafters.Recording(drafter=_CHAIN, top_k=4),
   'tree': drafters.Tree(
     drafter=_CHAIN, topology=tree.Topology((0, 0, 1, 2, 3, 4))
   ),
@@ -197,10 +197,10 @@ def test_the_target_reads_no_more_than_what_was_drafted():
 
   @dataclasses.dataclass(frozen=True)
   class Counting(type(_TARGET)):
-    def apply(self, params, tokens, cache, features=(), parents=None):
+    def read(self, params, tokens, cache, features=(), parents=None):
       if parents is not None:
         jax.debug.callback(lambda: seen.append(tokens.shape[1]))
-      return super().apply(params, tokens, cache, features, parents)
+      return super().read(params, tokens, cache, features, parents)
 
   model = Counting(
     **{
