@@ -31,7 +31,8 @@ def adaptive(
     method: drafts; its rule verifies.
     policies: all of which must let a draft pass.
     num_draft_tokens: the most, None for the method's own.
-    widths: the target's passes; None has one for each number of drafts.
+    widths: the target's passes; None has one for each number of drafts, and of
+      a tree for every power of two.
 
   Raises:
     ValueError: the drafter was not trained for so many, or cannot pause.
@@ -39,11 +40,21 @@ def adaptive(
   if num_draft_tokens is not None:
     method = methods.with_num_draft_tokens(method, num_draft_tokens)
   if widths is None:
-    widths = range(method.drafter.num_draft_tokens)
+    widths = _widths(method.drafter)
   drafter = drafters.Adaptive(
     drafter=method.drafter, policies=policies, widths=widths
   )
   return methods.Method(drafter, method.verify, method.params)
+
+
+def _widths(drafter):
+  num_drafts = drafter.num_draft_tokens
+  if getattr(drafter, 'depth', num_drafts) == num_drafts:
+    return range(num_drafts)
+  return [
+    0,
+    *(2**i for i in range(num_drafts.bit_length()) if 2**i < num_drafts),
+  ]
 
 
 @gin.configurable

@@ -18,6 +18,7 @@ from experiments import report
 from experiments import results
 import specsample
 from specsample import drafters
+from specsample import initial
 from specsample.policies import policy as policy_lib
 
 # Of one timed call; and the rows of the table take turns so often.
@@ -70,6 +71,12 @@ def work(
     drafter = dataclasses.replace(method.drafter, policies=(Asked(),))
     if all(other.drafter != drafter for other in found.values()):
       found[name] = dataclasses.replace(method, drafter=drafter)
+  depth = max((initial.depth(m.drafter) for m in found.values()), default=0)
+  if evaluation.max_new_tokens < (_ROUNDS + 1) * (depth + 1):
+    raise ValueError(
+      f'max_new_tokens is {evaluation.max_new_tokens}, and the rounds that are '
+      f'timed may emit {(_ROUNDS + 1) * (depth + 1)}: allow as many'
+    )
   if not found:
     raise ValueError(
       f'none of the methods {sorted(evaluation.methods)} is adaptive: give one '
@@ -93,7 +100,7 @@ def measure(
       step(f'rounds of {name}')
       of_method = functools.partial(_round_ms, evaluation, method, typical)
       of_plain = functools.partial(_round_ms, evaluation, plain, typical)
-      lengths = range(method.drafter.num_draft_tokens + 1)
+      lengths = range(initial.depth(method.drafter) + 1)
       taken: dict[int, list[float]] = {length: [] for length in (-1, *lengths)}
       for repeat in range(_REPEATS + 1):
         for length, of_length in taken.items():

@@ -29,6 +29,8 @@ class AdaptiveState:
   inner: types.DrafterState
   policies: tuple[policy_lib.State, ...]  # leaves [B, ...]
   drafted: Array  # [B] int32, drafts of the round, of a tree how deep
+  length: Array  # [B] int32, tokens before the round
+  over: Array  # [B] bool, rows that emit nothing any more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class Adaptive(branching.OverBranches):
     drafter: a `pausable.Pausable`.
     policies: all of them must let a draft pass.
     widths: numbers of drafts for which the target's pass is compiled, rising;
-      K is added. None for K alone, where only masks tell that drafts are cut.
+      K is added. Empty for K alone, where only masks tell that drafts are cut.
   """
 
   drafter: Any
@@ -53,6 +55,10 @@ class Adaptive(branching.OverBranches):
 
   def __post_init__(self):
     """Refuses no policy, widths out of order, drafters that cannot pause."""
+    if isinstance(self.drafter, Adaptive):
+      raise ValueError(
+        'the drafter is an Adaptive already: give it all policies at once'
+      )
     pausable.check(self.drafter)
     object.__setattr__(self, 'policies', tuple(self.policies))
     if not self.policies:
@@ -97,6 +103,8 @@ class Adaptive(branching.OverBranches):
       inner=self.drafter.init(params, batch_size, max_length),
       policies=jax.tree.map(for_all, states),
       drafted=sharding.zeros((batch_size,), jnp.int32, 'batch'),
+      length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
+      over=sharding.zeros((batch_size,), bool, 'batch'),
     )
 
   def extend(self, params, tokens, count, output, state):
@@ -109,6 +117,8 @@ class Adaptive(branching.OverBranches):
     wanted = decision.wanted(
       self.policies, state.policies, self.depth, tokens.shape[0]
     )
+    # Nobody waits for the drafts of a row that is done.
+    wanted = jnp.where(state.over, 0, wanted)
     decide = functools.partial(
       decision.decide, self.policies, state.policies, wanted
     )
@@ -136,7 +146,7 @@ class Adaptive(branching.OverBranches):
       jnp.any(wanted > 0), ask, leave_out, state.inner
     )
     return draft, dataclasses.replace(
-      state, inner=inner, drafted=drafts.depth(draft)
+      state, inner=inner, drafted=drafts.depth(draft), length=length
     )
 
   def update(self, params, tokens, length, output, verdict, state):
@@ -147,7 +157,13 @@ class Adaptive(branching.OverBranches):
     inner = self.drafter.update(
       params, tokens, length, output, verdict, state.inner
     )
-    return dataclasses.replace(state, inner=inner, policies=policies)
+    return dataclasses.replace(
+      state,
+      inner=inner,
+      policies=policies,
+      # A round emits a token of every other row.
+      over=length == state.length,
+    )
 
 
 def _nothing(like):

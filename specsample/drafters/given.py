@@ -39,7 +39,8 @@ class Given(stateless.Stateless):
 
     Args:
       state: of `prefill` or `advance`.
-      drafts: [B, K] integers, ids of the target, -1 behind the last of a row.
+      drafts: [B, K] integers, ids of the target, -1 behind the last of a row;
+        one that does not exist ends the row.
 
     Raises:
       ValueError: they have another shape.

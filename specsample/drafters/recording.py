@@ -48,6 +48,9 @@ class RecordingState:
 class Recording:
   """Drafts as `drafter`, and records what the target would have written.
 
+  Around a `drafters.Adaptive`, not within: what a filter cut was not rejected.
+  The target's pass then has one width.
+
   The entries of a row's ring are indices into its tokens. A row that is
   refilled gets the empty ring of its prefill.
 
@@ -134,21 +137,6 @@ class Recording:
       length=length,
       goes_on=jnp.any(is_behind & is_drafted, axis=1),
     )
-
-  def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: nothing is drafted, and so nothing rejected."""
-    inner = self.drafter.pause(params, tokens, length, state.inner)
-    return dataclasses.replace(
-      state,
-      inner=inner,
-      length=length,
-      goes_on=jnp.zeros_like(state.goes_on),
-    )
-
-  def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`."""
-    inner = self.drafter.resume(params, tokens, length, state.inner)
-    return dataclasses.replace(state, inner=inner)
 
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`."""

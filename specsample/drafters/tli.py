@@ -18,6 +18,8 @@ from specsample.types import Draft, DraftLaw, Model
 
 # How many pieces a pass takes in at most.
 _CHUNK = 64
+# And behind rounds in which nothing was drafted.
+_CATCH_UP = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,9 +117,9 @@ class TLI:
     return self._append(params, new, length - state.length, state)
 
   def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`; `begin` takes in what was missed."""
-    del params, tokens, length
-    return state
+    """See `pausable.Pausable`: `begin` would take in two pieces a pass."""
+    state = self.pause(params, tokens, length, state)
+    return self._feed(params, state, _CATCH_UP, leave=2)
 
   def grow(self, params, tokens, parents, carry):
     """See `branching.Branching`: a pass over the new nodes, a piece each."""

@@ -75,8 +75,10 @@ class Fastest(policy.Length):
     """See `policy.Policy`.
 
     Raises:
-      ValueError: there is no cost for as many drafts.
+      ValueError: there is no cost for as many drafts, or no draft.
     """
+    if num_draft_tokens < 1:
+      raise ValueError('Fastest is of a drafter, and this one drafts nothing')
     if self.most < num_draft_tokens:
       raise ValueError(
         f'costs has {len(self.costs)} numbers, and rounds have up to '
@@ -115,8 +117,11 @@ class Fastest(policy.Length):
 
   def update(self, drafted, kept, state):
     """See `policy.Policy`."""
+    del drafted
     index = jnp.arange(state.kept.size)
-    reached = (index <= kept) & (index < drafted)
+    # What another policy cut was asked for, and not kept.
+    asked = self.length(state)
+    reached = (index <= kept) & (index < asked)
     fade = lambda old, new: jnp.where(reached, self.decay * old + new, old)
     new = dataclasses.replace(
       state,
@@ -124,13 +129,12 @@ class Fastest(policy.Length):
       kept=fade(state.kept, index < kept),
     )
     is_plain = jnp.argmax(self.tokens_a_cost(new)) == 0
-    in_vain = (drafted > 0) & (kept == 0)
-    patience = jnp.where(
-      in_vain & is_plain,
-      jnp.minimum(2 * state.patience, self.most_patience),
-      jnp.where(drafted > 0, self.patience, state.patience),
-    )
-    wait = jnp.where(drafted > 0, state.patience, state.wait - 1)
+    in_vain = kept == 0
+    longer = jnp.minimum(2 * state.patience, self.most_patience)
+    after_try = jnp.where(in_vain & is_plain, longer, self.patience)
+    wait_now = jnp.where(in_vain, state.patience, self.patience)
+    patience = jnp.where(asked > 0, after_try, state.patience)
+    wait = jnp.where(asked > 0, wait_now, state.wait - 1)
     return dataclasses.replace(
       new, wait=jnp.where(is_plain, wait, 0), patience=patience
     )

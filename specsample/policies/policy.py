@@ -7,8 +7,6 @@ when it drew it, but not from the token that was drawn.
 
 from typing import Any, Protocol
 
-import jax.numpy as jnp
-
 from specsample.types import Array, Draft
 
 # A pytree of arrays [] or [n].
@@ -113,8 +111,3 @@ def check_share(name: str, value: float) -> None:
   """Raises ValueError unless a setting of that name is in [0, 1]."""
   if not 0 <= value <= 1:
     raise ValueError(f'{name} is {value!r}: give a number from 0 to 1')
-
-
-def ones(draft: Draft) -> Array:
-  """Flags [N] that are all set."""
-  return jnp.ones(draft.tokens.shape, bool)

@@ -39,16 +39,23 @@ def test_fastest_counts_what_was_decided():
   policy = policies.Fastest(
     costs=(1, 1, 1, 1), prior=0.5, strength=2.0, decay=0.5
   )
-  # Of three drafts one was kept, so the third was not decided on.
+  # Of three drafts one was kept, so the third was not decided on; then a filter
+  # cut all behind the first, which counts as not kept.
   state = _after(policy, [(3, 1), (1, 1)])
-  np.testing.assert_allclose(state.reached, [1.5, 1.0, 0.0])
+  np.testing.assert_allclose(state.reached, [1.5, 1.5, 0.0])
   np.testing.assert_allclose(state.kept, [1.5, 0.0, 0.0])
-  of_all = (1.5 + 1.0) / (2.5 + 2.0)
+  of_all = (1.5 + 1.0) / (3.0 + 2.0)
   np.testing.assert_allclose(
     policy.acceptance(state),
-    [(1.5 + 2 * of_all) / 3.5, 2 * of_all / 3, of_all],
+    [(1.5 + 2 * of_all) / 3.5, 2 * of_all / 3.5, of_all],
     rtol=1e-6,
   )
+
+
+def test_fastest_gives_up_drafts_that_a_filter_cuts():
+  policy = policies.Fastest(costs=(1, 1.2, 1.4, 1.6))
+  state = _after(policy, 40 * [(0, 0)])
+  assert int(policy.length(state)) == 0
 
 
 @pytest.mark.parametrize(
