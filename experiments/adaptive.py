@@ -8,6 +8,7 @@ import jax
 
 from experiments import methods
 from specsample import drafters
+from specsample import initial
 from specsample import policies
 from specsample.policies import policy as policy_lib
 
@@ -49,7 +50,7 @@ def adaptive(
 
 def _widths(drafter):
   num_drafts = drafter.num_draft_tokens
-  if getattr(drafter, 'depth', num_drafts) == num_drafts:
+  if initial.depth(drafter) == num_drafts:
     return range(num_drafts)
   return [
     0,

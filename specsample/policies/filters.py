@@ -14,15 +14,21 @@ from specsample.types import Array, Draft, DraftLaw
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenProbability(policy.Filter):
-  """Goes on behind drafts of at least that probability."""
+class _Threshold(policy.Filter):
+  """The setting of filters that compare a probability with one number."""
 
   threshold: float
-  reads_token = True
 
   def __post_init__(self):
     """Refuses what is no probability."""
     policy.check_share('threshold', self.threshold)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenProbability(_Threshold):
+  """Goes on behind drafts of at least that probability."""
+
+  reads_token = True
 
   def passes(self, draft, state):
     """See `policy.Policy`."""
@@ -31,15 +37,10 @@ class TokenProbability(policy.Filter):
 
 
 @dataclasses.dataclass(frozen=True)
-class PathProbability(policy.Filter):
+class PathProbability(_Threshold):
   """Goes on behind drafts that are as likely, with all on the way to them."""
 
-  threshold: float
   reads_token = True
-
-  def __post_init__(self):
-    """Refuses what is no probability."""
-    policy.check_share('threshold', self.threshold)
 
   def passes(self, draft, state):
     """See `policy.Policy`."""
@@ -66,18 +67,13 @@ class TopK(policy.Filter):
 
 
 @dataclasses.dataclass(frozen=True)
-class LargestProbability(policy.Filter):
+class LargestProbability(_Threshold):
   """Drafts a token while the most likely one has at least that probability.
 
   Which is known before one is drawn.
   """
 
-  threshold: float
   reads_token = False
-
-  def __post_init__(self):
-    """Refuses what is no probability."""
-    policy.check_share('threshold', self.threshold)
 
   def passes(self, draft, state):
     """See `policy.Policy`."""
@@ -87,15 +83,10 @@ class LargestProbability(policy.Filter):
 
 
 @dataclasses.dataclass(frozen=True)
-class Confidence(policy.Filter):
+class Confidence(_Threshold):
   """Drafts a token while a trained head trusts it at least so much."""
 
-  threshold: float
   reads_token = False
-
-  def __post_init__(self):
-    """Refuses what is no probability."""
-    policy.check_share('threshold', self.threshold)
 
   def passes(self, draft, state):
     """See `policy.Policy`."""
@@ -104,7 +95,7 @@ class Confidence(policy.Filter):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConfidenceProduct(policy.Filter):
+class ConfidenceProduct(_Threshold):
   """Drafts while all tokens so far are kept with at least that probability.
 
   Of a trained head's estimates, which are multiplied: SpecDec++ (Huang et al.,
@@ -112,12 +103,7 @@ class ConfidenceProduct(policy.Filter):
   where that of the whole is too small.
   """
 
-  threshold: float
   reads_token = False
-
-  def __post_init__(self):
-    """Refuses what is no probability."""
-    policy.check_share('threshold', self.threshold)
 
   def passes(self, draft, state):
     """See `policy.Policy`."""
