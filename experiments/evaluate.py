@@ -21,9 +21,11 @@ from experiments import evaluation as evaluation_lib
 from experiments import evaluation_report
 from experiments import journal as journal_lib
 from experiments import mesh
+from experiments import papers
 from experiments import progress
-from experiments import prompts as prompts_lib
 from experiments import recording
+from experiments import scoring
+from experiments import suite
 from experiments import table as table_lib
 from specsample import files
 
@@ -39,12 +41,19 @@ _OUT = flags.DEFINE_string(
 )
 _PROMPTS = flags.DEFINE_string(
   'prompts',
-  'experiments/data/prompts.jsonl',
-  "Prompts: Spec-Bench's jsonl (first turns), JSON lines with a prompt field, "
-  'or plain text with a prompt a line.',
+  None,
+  "Prompts in place of the configuration's: Spec-Bench's jsonl (first turns), "
+  'JSON lines with a prompt field, or plain text with a prompt a line. Without '
+  'a task in the configuration by default experiments/data/prompts.jsonl.',
 )
 _LIMIT = flags.DEFINE_integer(
   'limit', None, 'Only the first so many prompts.', lower_bound=1
+)
+_NUM_SEEDS = flags.DEFINE_integer(
+  'num_seeds',
+  None,
+  'Decodes each prompt so often where it samples, with a seed each.',
+  lower_bound=1,
 )
 _RECORD = flags.DEFINE_bool(
   'record',
@@ -67,28 +76,53 @@ def main() -> None:
 def _evaluate() -> None:
   with cli.bad_input():
     out = files.at(_OUT.value or f'results/{config.name()}')
-    path = config.find(_PROMPTS.value)
-    prompts = prompts_lib.read(path, _LIMIT.value)
-    evaluation = evaluation_lib.Evaluation()
-    tokens = [evaluation.encode(path, prompt) for prompt in prompts]
-    evaluation.check(tokens)
-    traces = []
-    if _RECORD.value:
-      traces = recording.units(evaluation, out, tokens)
-    header = evaluation_lib.header(evaluation, prompts)
-    distributed.check_same(evaluation_lib.shared(header))
-    cli.make_folder(out)
-    journal = None
-    if distributed.is_first():
-      journal = journal_lib.Journal(out, header)
-  work = [*evaluation_lib.units(evaluation, prompts, tokens), *traces]
-  evaluation_lib.run(work, journal, progress.bar)
-  if journal is not None:
-    table = table_lib.Table.of(
-      evaluation, prompts_lib.name(path), len(prompts), journal
+    parts = list(
+      suite.parts(
+        path=_PROMPTS.value, limit=_LIMIT.value, num_seeds=_NUM_SEEDS.value
+      )
     )
-    evaluation_report.write(out, table)
-    evaluation_report.show(out, table)
+    paper = papers.Paper()
+    papers.check(paper, {part.name: part.evaluation for part in parts})
+    traces = [_traces(part, suite.folder(out, part.name)) for part in parts]
+    for part in parts:
+      distributed.check_same(evaluation_lib.shared(_header(part)))
+    journals = [_journal(part, suite.folder(out, part.name)) for part in parts]
+  for part, journal, recorded in zip(parts, journals, traces, strict=True):
+    if part.name and distributed.is_first():
+      print(f'\n{part.name}')
+    work = evaluation_lib.units(part.evaluation, part.prompts, part.tokens)
+    scores = scoring.units(part.evaluation, part.prompts, journal)
+    evaluation_lib.run([*work, *recorded, *scores], journal, progress.bar)
+  if distributed.is_first():
+    tables = [
+      table_lib.Table.of(
+        part.evaluation,
+        part.benchmark,
+        len(part.prompts),
+        journal,
+        part=part.name,
+      )
+      for part, journal in zip(parts, journals, strict=True)
+    ]
+    evaluation_report.write(out, tables, paper)
+    evaluation_report.show(out, tables, paper)
+
+
+def _traces(part, folder):
+  if not _RECORD.value:
+    return []
+  return recording.units(part.evaluation, folder, part.tokens)
+
+
+def _header(part):
+  return evaluation_lib.header(part.evaluation, part.prompts)
+
+
+def _journal(part, folder):
+  cli.make_folder(folder)
+  if distributed.is_first():
+    return journal_lib.Journal(folder, _header(part))
+  return None
 
 
 if __name__ == '__main__':

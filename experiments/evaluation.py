@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import hashlib
+import itertools
 from typing import Any
 
 import gin
@@ -20,6 +21,7 @@ from experiments import progress as progress_lib
 from experiments import prompts as prompts_lib
 from experiments import results
 from experiments import rounds
+from experiments.tasks import task as task_lib
 import specsample
 from specsample.models import fingerprint
 
@@ -41,8 +43,11 @@ class Evaluation:
   methods: dict[str, methods_lib.Method]
   sampling: specsample.Sampling = specsample.Sampling()
   max_new_tokens: int = 128
-  chat: bool = True  # whether a prompt is one user turn of a chat
+  task: task_lib.Task | None = None  # whose prompts; None: those of --prompts
+  limit: int | None = None  # of them only the first so many
+  chat: bool = True  # without a task: whether a prompt is a turn of a chat
   seed: int = 0
+  num_seeds: int = 1  # how often each prompt is decoded, unless greedily
   batch_size: int = 1
   repeats: int = 25  # how often the parts of a round are timed
 
@@ -50,7 +55,7 @@ class Evaluation:
     """Refuses an empty comparison, an empty batch and no time at all."""
     if not self.methods:
       raise ValueError('Evaluation.methods is empty: name at least one')
-    for name in ('batch_size', 'repeats'):
+    for name in ('batch_size', 'repeats', 'num_seeds'):
       if getattr(self, name) < 1:
         raise ValueError(
           f'Evaluation.{name} is {getattr(self, name)}: give at least 1'
@@ -62,7 +67,8 @@ class Evaluation:
     Raises:
       ValueError: there is none, or more of them than the model takes.
     """
-    tokens = generation.encode(self.target.tokenizer, prompt.text, self.chat)
+    chat = self.chat if self.task is None else self.task.chat
+    tokens = generation.encode(self.target.tokenizer, prompt.text, chat)
     room = self.target.model.max_length
     if not tokens:
       raise ValueError(
@@ -92,6 +98,11 @@ class Evaluation:
         max_new_tokens=self.max_new_tokens,
       )
 
+  @property
+  def samples(self) -> int:
+    """How often each prompt is decoded: greedily once."""
+    return self.num_seeds if self.sampling.temperature != 0 else 1
+
   def batches(self, num_prompts: int) -> list[range]:
     """The prompts, by number, that are decoded at once."""
     return [
@@ -111,14 +122,18 @@ class Evaluation:
     method: methods_lib.Method,
     prompts: Sequence[list[int]],
     request_ids: Sequence[int],
+    sample: int = 0,
   ) -> specsample.Output:
-    """Decodes prompts at once; a request id selects a prompt's stream."""
+    """Decodes prompts at once; a request id selects a prompt's stream.
+
+    A seed is used for a sample, from `seed` on.
+    """
     tokens, lengths = specsample.pad_prompts(prompts)
     return specsample.generate(
       methods_lib.all_params(self.target.params, method),
       tokens,
       lengths,
-      jax.random.key(self.seed),
+      jax.random.key(self.seed + sample),
       request_ids=np.asarray(request_ids, np.int32),
       model=self.target.model,
       drafter=method.drafter,
@@ -188,16 +203,26 @@ def units(
   them all.
   """
   yield Unit('memory', COPY, _copy_bandwidth)
-  for i, batch in enumerate(evaluation.batches(len(prompts))):
+  batches = evaluation.batches(len(prompts))
+  for sample, (i, batch) in itertools.product(
+    range(evaluation.samples), enumerate(batches)
+  ):
     rows = [tokens[j] for j in batch]
     padded, _ = specsample.pad_prompts(rows)
     for name, method in evaluation.methods.items():
-      generate = functools.partial(evaluation.generate, method, rows, batch)
+      generate = functools.partial(
+        evaluation.generate, method, rows, batch, sample
+      )
       yield Unit(
-        label(batch, len(prompts), name),
-        ('generation', name, i),
+        label(batch, len(prompts), name)
+        + (f', {sample + 1}' if sample else ''),
+        ('generation', name, sample * len(batches) + i),
         functools.partial(
-          _generations, generate, i, [prompts[j].category for j in batch], rows
+          _generations,
+          generate,
+          (i, sample),
+          [prompts[j].category for j in batch],
+          rows,
         ),
         program=(name, padded.shape),
         warm_up=generate,
@@ -244,7 +269,8 @@ def _copy_bandwidth():
   return {'bytes_per_second': measure.copy_bandwidth()}
 
 
-def _generations(generate, batch, categories, prompts):
+def _generations(generate, place, categories, prompts):
+  batch, sample = place
   output, seconds = measure.seconds(generate)
   output = jax.tree.map(np.asarray, output)
   total = int(output.lengths.sum())
@@ -254,6 +280,7 @@ def _generations(generate, batch, categories, prompts):
     share = length / total if total else 1 / len(prompts)
     generation = results.Generation(
       batch=batch,
+      sample=sample,
       category=category,
       prompt_tokens=len(prompt),
       tokens=output.tokens[i, :length].tolist(),

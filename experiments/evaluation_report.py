@@ -13,8 +13,10 @@ import rich.text
 
 from experiments import environment
 from experiments import methods as methods_lib
+from experiments import papers
 from experiments import plots
 from experiments import results
+from experiments import suite
 from experiments import table as table_lib
 
 # Of a table in a file or a pipe, where no terminal says how wide it is.
@@ -29,31 +31,88 @@ def console() -> rich.console.Console:
   return rich.console.Console(width=width, highlight=False)
 
 
-def write(out: pathlib.PurePath, table: table_lib.Table) -> None:
-  """Writes result.json, results.csv and results.png."""
-  rows = write_rows(out, table)
-  overall = [row for row in rows if row.category == table_lib.OVERALL]
-  plots.draw(out / 'results.png', overall, title(overall[0]))
+def write(
+  out: pathlib.PurePath,
+  tables: Sequence[table_lib.Table],
+  paper: papers.Paper,
+) -> None:
+  """Writes result.json and results.csv, and the figure of each table.
+
+  That is results.png in `out` or, of a part, in its folder there.
+  """
+  rows = [row for table in tables for row in table.rows()]
+  write_rows(out, rows, paper)
+  for table in tables:
+    overall = [row for row in _overall_rows(rows) if row.part == table.part]
+    plots.draw(
+      suite.folder(out, table.part) / 'results.png', overall, title(overall[0])
+    )
 
 
 def write_rows(
-  out: pathlib.PurePath, table: table_lib.Table
-) -> list[results.Row]:
-  """Writes result.json and results.csv; the rows."""
-  rows = table.rows()
+  out: pathlib.PurePath,
+  rows: Sequence[results.Row],
+  paper: papers.Paper | None = None,
+) -> None:
+  """Writes result.json and results.csv."""
   result = environment.describe() | {
     'gin_config': gin.operative_config_str(),
     'rows': [dataclasses.asdict(row) for row in rows],
   }
+  if paper is not None and paper.rows:
+    compared = papers.compare(paper, _overall_rows(rows))
+    result['paper'] = {
+      'source': paper.source,
+      'note': paper.note,
+      'rows': [dataclasses.asdict(row) for row in compared],
+    }
   results.write_json(out / 'result.json', result)
   results.write_csv(out / 'results.csv', rows)
-  return rows
 
 
-def show(out: pathlib.PurePath, table: table_lib.Table) -> None:
-  """Prints the tables, and what comparing the outputs found."""
+def _overall_rows(rows: Sequence[results.Row]) -> list[results.Row]:
+  return [row for row in rows if row.category == table_lib.OVERALL]
+
+
+def show(
+  out: pathlib.PurePath,
+  tables: Sequence[table_lib.Table],
+  paper: papers.Paper,
+) -> None:
+  """Prints the tables, and beside the paper's numbers ours."""
+  rows = []
+  for table in tables:
+    rows += table.rows()
+    _show(table)
+  if paper.rows:
+    shown = console()
+    shown.print(rich.text.Text(f'\n{paper.source}\n', 'bold'))
+    shown.print(_compared(papers.compare(paper, _overall_rows(rows))))
+    if paper.note:
+      shown.print(rich.text.Text(paper.note))
+  print(f'\nresult.json, results.csv and results.png are in {out}')
+
+
+def _compared(rows: Sequence[papers.Compared]) -> rich.table.Table:
+  """A line a number of the paper."""
+  table = columns('', 'quantity', 'paper', 'ours', '95% interval')
+  last = None
+  for row in rows:
+    table.add_row(
+      rich.text.Text('' if row.row == last else row.row),
+      row.quantity,
+      f'{row.paper:g}',
+      number(row.ours, '.3g'),
+      f'{row.ci95[0]:.3g}-{row.ci95[1]:.3g}' if row.ci95 else '-',
+    )
+    last = row.row
+  return table
+
+
+def _show(table: table_lib.Table) -> None:
+  """Prints a table, and what comparing the outputs found."""
   rows = table.rows()
-  overall = [row for row in rows if row.category == table_lib.OVERALL]
+  overall = _overall_rows(rows)
   shown = console()
   # As a Text: a name may hold what rich takes for markup.
   shown.print(rich.text.Text(f'\n{title(overall[0])}\n', 'bold'))
@@ -64,15 +123,37 @@ def show(out: pathlib.PurePath, table: table_lib.Table) -> None:
     names.pop(methods_lib.BASELINE, None)
     for methods in _batches(list(names), _METHODS_A_TABLE):
       shown.print(_by_category(rows, methods))
+  if any(row.scores for row in overall):
+    shown.print(_scores(overall))
   for line in mismatch_lines(table.mismatches()):
     shown.print(line)
-  print(f'\nresult.json, results.csv and results.png are in {out}')
+
+
+def _scores(rows: Sequence[results.Row]) -> rich.table.Table:
+  """A line a method, a column a score."""
+  names = list(dict.fromkeys(name for row in rows for name in row.scores))
+  table = columns('method', *names)
+  for row in rows:
+    found = [row.scores.get(name) for name in names]
+    table.add_row(
+      row.method, *('-' if score is None else _score(score) for score in found)
+    )
+  return table
+
+
+def _score(score) -> str:
+  if score['ci95'] is None:
+    return f'{score["value"]:.3f}'
+  low, high = score['ci95']
+  return f'{score["value"]:.3f} ({low:.3f}-{high:.3f})'
 
 
 def title(row: results.Row) -> str:
   """What was decoded, of any row over all prompts."""
+  samples = f' of {row.samples} samples each' if row.samples > 1 else ''
   return (
-    f'{row.benchmark}: {row.prompts} prompts, {row.tokens} tokens, '
+    f'{row.part or row.benchmark}: {row.prompts} prompts{samples}, '
+    f'{row.tokens} tokens, '
     f'batch {row.batch_size}, '
     f'temperature {row.temperature:g}'
   )

@@ -11,6 +11,7 @@ import rich.text
 from experiments import environment
 from experiments import evaluation_report
 from experiments import journal as journal_lib
+from experiments import measures
 from experiments import methods as methods_lib
 from experiments import refilling
 from experiments import results
@@ -54,7 +55,7 @@ def _row(comparison, name, method, journal) -> Row:
     for way in (refilling.STATIC, refilling.REFILLED)
   )
   base, runs = _generations(static), _generations(refilled)
-  found = results.mismatches(runs, base)
+  found, measured = results.mismatches(runs, base), measures.of(runs, base)
   first = [run for run in runs if run.batch == 0]
   seconds = lambda records: [record['seconds'] for record in records]
   per_second = lambda runs: (
@@ -73,8 +74,8 @@ def _row(comparison, name, method, journal) -> Row:
     refilled_seconds=seconds(refilled),
     static_tokens_per_s=per_second(base),
     refilled_tokens_per_s=per_second(runs),
-    ratio=results.speedup(runs, base),
-    ratio_ci95=results.speedup_interval(runs, base),
+    ratio=measured['speedup'],
+    ratio_ci95=measured['speedup_ci95'],
     different=found.ties + found.errors,
     ties=found.ties,
   )

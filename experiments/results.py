@@ -9,8 +9,6 @@ import os
 import pathlib
 from typing import Any
 
-import numpy as np
-
 from specsample import files
 from specsample import stats
 
@@ -33,6 +31,7 @@ class Generation:
   log_probs: list[float]
   seconds: float
   stats: stats.Stats
+  sample: int = 0  # which one of the prompt
 
   def to_json(self) -> dict[str, Any]:
     """As the journal keeps it."""
@@ -54,7 +53,8 @@ class Row:
   Times are milliseconds; what was not measured is None. Of batches, the time a
   token is the seconds of the batches over all of their tokens (throughput, not
   what one prompt waits), the speedup is a ratio of two of those, its interval
-  resamples batches, and the parts of a round are those of a whole batch.
+  resamples batches (with all samples of their prompts), and the parts of a
+  round are those of a whole batch.
   """
 
   method: str
@@ -68,17 +68,27 @@ class Row:
   temperature: float
   batch_size: int
   prompts: int
+  samples: int  # of each prompt
   tokens: int
   rounds: int
   tokens_per_round: float
+  tokens_per_round_ci95: list[float] | None
+  acceptance: float | None  # of the drafts whose turn came, the share kept
+  acceptance_ci95: list[float] | None
   acceptance_by_position: list[float | None]  # [K], None where never drafted
   ms_per_token: float  # prefill included
+  ms_per_token_ci95: list[float] | None
   speedup: float | None
   speedup_ci95: list[float] | None
+  mean_speedup: float | None  # as Spec-Bench counts: `measures`
+  mean_speedup_ci95: list[float] | None
   draft_ms: float | None  # of a round, as are the next two
   verify_ms: float | None
   overhead_ms: float | None
+  cost_ratio: float | None  # of a draft token to a pass of the baseline
   percent_of_roofline: float | None  # of one pass of the target a round
+  part: str = ''  # of a table of several settings
+  scores: dict[str, Any] = dataclasses.field(default_factory=dict)  # by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,73 +97,6 @@ class Mismatches:
 
   ties: int  # both tokens were equally likely where they part
   errors: int
-
-
-def measured(
-  runs: Sequence[Generation], baseline: Sequence[Generation] | None
-) -> dict[str, Any]:
-  """The fields of a row that follow from the timed generations.
-
-  `baseline` has the same prompts in the same order; None if it was not run.
-  """
-  total = runs[0].stats
-  for run in runs[1:]:
-    total += run.stats
-  elapsed = sum(run.seconds for run in runs)
-  return {
-    'prompts': len(runs),
-    'tokens': total.tokens,
-    'rounds': total.rounds,
-    'tokens_per_round': total.tokens_per_round,
-    'acceptance_by_position': [
-      None if np.isnan(share) else share
-      for share in total.acceptance_by_position
-    ],
-    'ms_per_token': 1e3 * elapsed / total.tokens,
-    'speedup': speedup(runs, baseline) if baseline else None,
-    'speedup_ci95': speedup_interval(runs, baseline) if baseline else None,
-  }
-
-
-def speedup(
-  runs: Sequence[Generation], baseline: Sequence[Generation]
-) -> float:
-  """The baseline's seconds a token over the method's, all prompts together."""
-  return float(_speedups(_table(runs, baseline)[None])[0])
-
-
-def speedup_interval(
-  runs: Sequence[Generation],
-  baseline: Sequence[Generation],
-  *,
-  resamples: int = 2000,
-) -> list[float] | None:
-  """The 95% interval of `speedup`: a bootstrap over batches, paired.
-
-  (Over prompts, where batches hold one.) None for a single batch, which says
-  nothing about others.
-  """
-  table = _table(runs, baseline)
-  count = len(table)
-  if count < 2:
-    return None
-  chosen = np.random.default_rng(0).integers(count, size=(resamples, count))
-  speedups = _speedups(table[chosen])
-  return [float(x) for x in np.percentile(speedups, [2.5, 97.5])]
-
-
-def _table(runs, baseline):
-  """Seconds and tokens of both, a row a batch."""
-  batches: dict[int, np.ndarray] = {}
-  for run, base in zip(runs, baseline, strict=True):
-    row = (base.seconds, len(base.tokens), run.seconds, len(run.tokens))
-    batches[run.batch] = batches.get(run.batch, 0) + np.asarray(row)
-  return np.stack(list(batches.values()))
-
-
-def _speedups(tables):
-  base_seconds, base_tokens, seconds, tokens = tables.sum(axis=1).T
-  return (base_seconds / base_tokens) / (seconds / tokens)
 
 
 def mismatches(

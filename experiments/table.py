@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
+from experiments import measures
 from experiments import methods as methods_lib
 from experiments import results
 from experiments import roofline as roofline_lib
@@ -25,6 +26,9 @@ class Table:
   generations: dict[str, list[results.Generation]]
   parts: dict[str, dict[str, Any]]
   copy_bandwidth: float  # bytes a second
+  # By method and name of the score, as `task.Score` has them.
+  scores: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+  part: str = ''
 
   @classmethod
   def of(
@@ -33,21 +37,32 @@ class Table:
     benchmark: str,
     num_prompts: int,
     journal: journal_lib.Journal,
+    part: str = '',
   ) -> 'Table':
-    """The table of a finished journal."""
+    """The table of a finished journal; `part` as `results.Row` has it."""
     return cls(
       evaluation,
       benchmark,
       generations={
         name: [
           results.Generation.from_json(record)
-          for i in range(len(evaluation.batches(num_prompts)))
+          for i in range(
+            evaluation.samples * len(evaluation.batches(num_prompts))
+          )
           for record in journal['generation', name, i]['generations']
         ]
         for name in evaluation.methods
       },
       parts={name: journal['parts', name] for name in evaluation.methods},
       copy_bandwidth=journal[evaluation_lib.COPY]['bytes_per_second'],
+      scores={
+        name: {
+          score['name']: score for score in journal['scores', name]['scores']
+        }
+        for name in evaluation.methods
+        if ('scores', name) in journal
+      },
+      part=part,
     )
 
   def rows(self) -> list[results.Row]:
@@ -92,9 +107,20 @@ class Table:
       draft_ms=parts['draft_ms'],
       verify_ms=parts['verify_ms'],
       overhead_ms=parts['overhead_ms'],
+      cost_ratio=self._cost_ratio(name) if category == OVERALL else None,
       percent_of_roofline=self._percent_of_roofline(name, category),
-      **results.measured(runs, baseline),
+      part=self.part,
+      scores=self.scores.get(name, {}) if category == OVERALL else {},
+      **measures.row_fields(runs, baseline),
     )
+
+  def _cost_ratio(self, name) -> float | None:
+    """Leviathan et al.'s c (2211.17192, section 3.3)."""
+    depth = len(self.generations[name][0].stats.proposed) - 1
+    if methods_lib.BASELINE not in self.parts or not depth:
+      return None
+    one_pass = self.parts[methods_lib.BASELINE]['verify_ms']
+    return self.parts[name]['draft_ms'] / depth / one_pass
 
   def _of_category(self, name, category):
     return [
@@ -140,7 +166,9 @@ class Table:
 
     least = {}
     for name, generations in self.generations.items():
-      batches = itertools.groupby(generations, lambda run: run.batch)
+      batches = itertools.groupby(
+        generations, lambda run: (run.batch, run.sample)
+      )
       least[name] = [
         ratio * run.seconds
         for runs in (list(runs) for _, runs in batches)

@@ -33,7 +33,7 @@ def write(
 
   That is trees.json, trees.csv and trees.png.
   """
-  first, *_ = evaluation_report.write_rows(out, table)
+  evaluation_report.write_rows(out, table.rows())
   rows = tree_rows.rows(compared, table)
   by_drafter = {
     name: {
@@ -50,7 +50,9 @@ def write(
   }
   results.write_json(out / 'trees.json', content)
   results.write_csv(out / 'trees.csv', rows)
-  tree_plot.draw(out / 'trees.png', rows, evaluation_report.title(first))
+  tree_plot.draw(
+    out / 'trees.png', rows, evaluation_report.title(table.rows()[0])
+  )
   return rows
 
 

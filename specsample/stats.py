@@ -37,12 +37,41 @@ class Stats:
   @property
   def acceptance_by_position(self) -> tuple[float, ...]:
     """[K]: of the rounds that drafted token i, the share that emitted it."""
-    proposed = np.cumsum(self.proposed[::-1])[::-1][1:]
-    accepted = np.cumsum(self.accepted[::-1])[::-1][1:]
+    proposed, accepted = _at_least(self.proposed), _at_least(self.accepted)
     return tuple(
       float(a / p) if p else float('nan')
-      for a, p in zip(accepted, proposed, strict=True)
+      for a, p in zip(accepted[1:], proposed[1:], strict=True)
     )
+
+  @property
+  def kept(self) -> int:
+    """Drafts that were emitted."""
+    return int(_at_least(self.accepted)[1:].sum())
+
+  @property
+  def judged(self) -> int:
+    """Drafts whose turn came: all before them in their round were kept.
+
+    Where rounds draft different numbers of tokens, the two histograms may leave
+    open whether a round kept all of a short draft or lost a longer one. Such
+    rounds count as the latter.
+    """
+    proposed, accepted = _at_least(self.proposed), _at_least(self.accepted)
+    return int(np.minimum(proposed[1:], accepted[:-1]).sum())
+
+  @property
+  def acceptance(self) -> float:
+    """`kept` over `judged`, NaN where nothing was drafted.
+
+    The most likely value of alpha (Leviathan et al., 2211.17192, definition
+    3.1), if it is the same at each position.
+    """
+    return self.kept / self.judged if self.judged else float('nan')
+
+
+def _at_least(counts: tuple[int, ...]) -> np.ndarray:
+  """[K + 1]: the rounds of i or more, from those of exactly i."""
+  return np.cumsum(counts[::-1])[::-1]
 
 
 def of(output: Output) -> Stats:

@@ -24,9 +24,12 @@ _METHODS = ('autoregressive', 'ngram', 'skip')
 _FIELDS = (
   *('method', 'drafter', 'verifier', 'law', 'lossless', 'benchmark'),
   *('category', 'num_draft_tokens', 'temperature', 'batch_size', 'prompts'),
-  *('tokens', 'rounds', 'tokens_per_round', 'acceptance_by_position'),
-  *('ms_per_token', 'speedup', 'speedup_ci95', 'draft_ms', 'verify_ms'),
-  *('overhead_ms', 'percent_of_roofline'),
+  *('samples', 'tokens', 'rounds', 'tokens_per_round'),
+  *('tokens_per_round_ci95', 'acceptance', 'acceptance_ci95'),
+  *('acceptance_by_position', 'ms_per_token', 'ms_per_token_ci95', 'speedup'),
+  *('speedup_ci95', 'mean_speedup', 'mean_speedup_ci95', 'draft_ms'),
+  *('verify_ms', 'overhead_ms', 'cost_ratio', 'percent_of_roofline', 'part'),
+  'scores',
 )
 
 

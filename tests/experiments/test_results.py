@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from experiments import measures
 from experiments import results
 from specsample import stats
 
@@ -38,16 +39,24 @@ def _row(**changes):
     'temperature': 0.0,
     'batch_size': 1,
     'prompts': 2,
+    'samples': 1,
     'tokens': 256,
     'rounds': 128,
     'tokens_per_round': 2.0,
+    'tokens_per_round_ci95': [1.5, 2.5],
+    'acceptance': 0.75,
+    'acceptance_ci95': None,
     'acceptance_by_position': [0.75, None],
     'ms_per_token': 16.25,
+    'ms_per_token_ci95': [15.0, 17.5],
     'speedup': 1.5,
     'speedup_ci95': [1.25, 1.75],
+    'mean_speedup': 1.5,
+    'mean_speedup_ci95': None,
     'draft_ms': 0.5,
     'verify_ms': 20.0,
     'overhead_ms': None,
+    'cost_ratio': 0.0125,
     'percent_of_roofline': 71.0,
   }
   return results.Row(**values | changes)
@@ -57,13 +66,13 @@ def test_speedup_is_the_ratio_of_seconds_a_token():
   baseline = _generations(3.0, 1.0)
   runs = [_generation(1.0, tokens=50), _generation(1.0, batch=1)]
   # 4 s for 200 tokens against 2 s for 150.
-  assert results.speedup(runs, baseline) == pytest.approx(1.5)
+  assert measures.of(runs, baseline)['speedup'] == pytest.approx(1.5)
 
 
 def test_a_constant_ratio_has_an_interval_of_no_width():
   baseline = _generations(1.0, 2.0, 5.0, 9.0)
   runs = _generations(0.5, 1.0, 2.5, 4.5)
-  low, high = results.speedup_interval(runs, baseline)
+  low, high = measures.of(runs, baseline)['speedup_ci95']
   assert low == pytest.approx(2)
   assert high == pytest.approx(2)
 
@@ -73,8 +82,8 @@ def test_the_interval_is_that_of_all_resamples():
   # the second twice (a quarter each): 2.5% and 97.5% are the extremes.
   baseline = _generations(1.0, 1.0)
   runs = _generations(1.0, 0.5)
-  assert results.speedup_interval(runs, baseline) == pytest.approx([1, 2])
-  assert results.speedup_interval(runs[:1], baseline[:1]) is None
+  assert measures.of(runs, baseline)['speedup_ci95'] == pytest.approx([1, 2])
+  assert measures.of(runs[:1], baseline[:1])['speedup_ci95'] is None
 
 
 def test_the_interval_is_paired_and_repeatable():
@@ -84,9 +93,9 @@ def test_the_interval_is_paired_and_repeatable():
   baseline = _generations(*seconds)
   ratios = [s / f for s, f in zip(seconds, factors, strict=True)]
   runs = _generations(*ratios)
-  low, high = results.speedup_interval(runs, baseline)
-  assert 1.4 <= low < results.speedup(runs, baseline) < high <= 1.6
-  assert results.speedup_interval(runs, baseline) == [low, high]
+  low, high = measures.of(runs, baseline)['speedup_ci95']
+  assert 1.4 <= low < measures.of(runs, baseline)['speedup'] < high <= 1.6
+  assert measures.of(runs, baseline)['speedup_ci95'] == [low, high]
 
 
 def test_the_interval_resamples_whole_batches():
@@ -98,16 +107,55 @@ def test_the_interval_resamples_whole_batches():
     for i, generation in enumerate(generations)
   ]
   baseline, runs = in_pairs(baseline), in_pairs(runs)
-  assert results.speedup(runs, baseline) == pytest.approx(4 / 3)
-  assert results.speedup_interval(runs, baseline) == pytest.approx([1, 2])
-  assert results.speedup_interval(runs[:2], baseline[:2]) is None
+  assert measures.of(runs, baseline)['speedup'] == pytest.approx(4 / 3)
+  assert measures.of(runs, baseline)['speedup_ci95'] == pytest.approx([1, 2])
+  assert measures.of(runs[:2], baseline[:2])['speedup_ci95'] is None
+
+
+def test_spec_bench_means_weigh_prompts_alike():
+  baseline = _generations(1.0, 1.0)
+  # 200 and 25 tokens a second against 100 and 100.
+  runs = [_generation(0.5), _generation(2.0, tokens=50, batch=1)]
+  found = measures.of(runs, baseline)
+  assert found['mean_speedup'] == pytest.approx(225 / 200)
+  # All tokens together: 10 ms a token against 2.5 s for 150.
+  assert found['speedup'] == pytest.approx(0.01 / (2.5 / 150))
+
+
+def test_samples_of_a_prompt_are_drawn_together():
+  # Two samples of each of two prompts: as two prompts with twice the seconds.
+  twice = [
+    dataclasses.replace(one, sample=sample)
+    for sample in (0, 1)
+    for one in _generations(1.0, 0.5)
+  ]
+  baseline = _generations(1.0, 1.0)
+  once = measures.row_fields(_generations(1.0, 0.5), baseline)
+  assert once['prompts'] == 2
+  assert once['samples'] == 1
+  found = measures.row_fields(twice, baseline * 2)
+  assert found['prompts'] == 2
+  assert found['samples'] == 2
+  assert found['tokens'] == 2 * once['tokens']
+  assert found['speedup_ci95'] == pytest.approx(once['speedup_ci95'])
+
+
+def test_what_has_no_value_has_no_interval():
+  none = stats.Stats(100, 100, (100, 0), (100, 0))
+  runs = [dataclasses.replace(x, stats=none) for x in _generations(1.0, 2.0)]
+  found = measures.of(runs)
+  assert found['acceptance'] is None
+  assert found['acceptance_ci95'] is None
+  assert found['speedup'] is None
+  assert found['ms_per_token'] == pytest.approx(15)
+  assert found['ms_per_token_ci95'] == pytest.approx([10, 20])
 
 
 def test_measured_fields():
   counts = stats.Stats(5, 2, (0, 0, 2), (0, 1, 1))
   runs = [_generation(0.1, tokens=5), _generation(0.2, tokens=5)]
   runs = [dataclasses.replace(run, stats=counts) for run in runs]
-  fields = results.measured(runs, None)
+  fields = measures.row_fields(runs, None)
   assert fields['prompts'] == 2
   assert fields['tokens'] == 10
   assert fields['rounds'] == 4
@@ -121,7 +169,7 @@ def test_measured_fields():
 def test_a_position_never_drafted_has_no_share():
   counts = stats.Stats(5, 5, (5, 0, 0), (5, 0, 0))
   run = dataclasses.replace(_generation(1.0, tokens=5), stats=counts)
-  fields = results.measured([run], [run])
+  fields = measures.row_fields([run], [run])
   assert fields['acceptance_by_position'] == [None, None]
   assert fields['speedup'] == 1
 

@@ -1,0 +1,139 @@
+"""What is measured of generations, each with its 95% interval.
+
+All are ratios of sums over generations. Their intervals are bootstraps over
+batches (prompts, where a batch holds one): a batch is drawn with all samples of
+its prompts and, against a baseline, with what the baseline made of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments import results
+
+_RESAMPLES = 2000
+# Sums by name, each [...], to a value of that shape.
+_Ratio = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+
+
+def _ms_per_token(sums):
+  return 1e3 * sums['seconds'] / sums['tokens']
+
+
+def _speedup(sums):
+  baseline = sums['baseline seconds'] / sums['baseline tokens']
+  return baseline / (sums['seconds'] / sums['tokens'])
+
+
+def _mean_speedup(sums):
+  return sums['rate'] / sums['baseline rate']
+
+
+_ALONE: dict[str, _Ratio] = {
+  'tokens_per_round': lambda sums: sums['tokens'] / sums['rounds'],
+  'acceptance': lambda sums: sums['kept'] / sums['judged'],
+  'ms_per_token': _ms_per_token,
+}
+_AGAINST: dict[str, _Ratio] = {
+  # Of all tokens together.
+  'speedup': _speedup,
+  # Of the means over prompts of tokens a second, as Spec-Bench counts: each
+  # prompt weighs the same, however long its answer.
+  'mean_speedup': _mean_speedup,
+}
+
+
+def row_fields(
+  runs: Sequence[results.Generation],
+  baseline: Sequence[results.Generation] | None,
+) -> dict[str, Any]:
+  """The fields of a `results.Row` that follow from the timed generations.
+
+  `baseline` has the same prompts in the same order; None if it was not run.
+  """
+  total = runs[0].stats
+  for run in runs[1:]:
+    total += run.stats
+  samples = 1 + max(run.sample for run in runs)
+  return {
+    'prompts': len(runs) // samples,
+    'samples': samples,
+    'tokens': total.tokens,
+    'rounds': total.rounds,
+    'acceptance_by_position': [
+      None if np.isnan(share) else share
+      for share in total.acceptance_by_position
+    ],
+  } | of(runs, baseline)
+
+
+def of(
+  runs: Sequence[results.Generation],
+  baseline: Sequence[results.Generation] | None = None,
+) -> dict[str, Any]:
+  """Each measure by name, and its interval as that name with '_ci95' behind.
+
+  None for what has no value, such as the acceptance where nothing is drafted,
+  and for an interval from a single batch, which says nothing about others.
+
+  Args:
+    runs: the generations of a method.
+    baseline: those of the same prompts in the same order; None where there are
+      none, and then none of the measures against them.
+  """
+  found: dict[str, Any] = {}
+  batches = _sums(runs, baseline)
+  for name, ratio in (_ALONE | _AGAINST).items():
+    known = baseline is not None or name in _ALONE
+    value = _value(ratio, batches) if known else None
+    found[name] = value
+    found[f'{name}_ci95'] = None if value is None else _interval(ratio, batches)
+  return found
+
+
+def _sums(runs, baseline) -> dict[str, np.ndarray]:
+  """By name, of each batch."""
+  batches: dict[int, dict[str, float]] = {}
+  for i, run in enumerate(runs):
+    terms = _terms(run)
+    if baseline is not None:
+      against = _terms(baseline[i]).items()
+      terms |= {f'baseline {name}': term for name, term in against}
+    sums = batches.setdefault(run.batch, dict.fromkeys(terms, 0))
+    for name, term in terms.items():
+      sums[name] += term
+  names = next(iter(batches.values()))
+  return {
+    name: np.asarray([sums[name] for sums in batches.values()], float)
+    for name in names
+  }
+
+
+def _terms(run) -> dict[str, float]:
+  return {
+    'seconds': run.seconds,
+    'tokens': len(run.tokens),
+    'rate': len(run.tokens) / run.seconds,
+    'rounds': run.stats.rounds,
+    'kept': run.stats.kept,
+    'judged': run.stats.judged,
+  }
+
+
+def _value(ratio: _Ratio, batches) -> float | None:
+  with np.errstate(divide='ignore', invalid='ignore'):
+    value = float(ratio({name: x.sum() for name, x in batches.items()}))
+  return value if np.isfinite(value) else None
+
+
+def _interval(ratio: _Ratio, batches) -> list[float] | None:
+  count = len(batches['tokens'])
+  if count < 2:
+    return None
+  chosen = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
+  with np.errstate(divide='ignore', invalid='ignore'):
+    values = ratio({name: x[chosen].sum(1) for name, x in batches.items()})
+  # Without the draws of batches that drafted nothing.
+  low, high = np.nanpercentile(values, [2.5, 97.5])
+  return [float(low), float(high)]

@@ -1,0 +1,47 @@
+"""Scores of the answers that an evaluation decoded."""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+from experiments import evaluation as evaluation_lib
+from experiments import journal as journal_lib
+from experiments import prompts as prompts_lib
+from experiments import results
+
+
+def units(
+  evaluation: evaluation_lib.Evaluation,
+  prompts: Sequence[prompts_lib.Prompt],
+  journal: journal_lib.Journal | None,
+) -> Iterator[evaluation_lib.Unit]:
+  """A unit of work for each method, after all of it is decoded.
+
+  Args:
+    evaluation: whose task scores.
+    prompts: what was decoded.
+    journal: has the generations, in the process that has one.
+  """
+  if evaluation.task is None:
+    return
+  for name in evaluation.methods:
+    yield evaluation_lib.Unit(
+      f'scores, {name}',
+      ('scores', name),
+      functools.partial(_score, evaluation, prompts, journal, name),
+    )
+
+
+def _score(evaluation, prompts, journal, name) -> dict[str, Any]:
+  if journal is None:  # of several processes the first one scores
+    return {}
+  answers: list[list[str]] = [[] for _ in prompts]
+  batches = evaluation.batches(len(prompts))
+  for i in range(evaluation.samples * len(batches)):
+    generations = journal['generation', name, i]['generations']
+    for j, record in zip(batches[i % len(batches)], generations, strict=True):
+      tokens = results.Generation.from_json(record).tokens
+      answers[j].append(evaluation.target.tokenizer.decode(tokens))
+  scores = evaluation.task.score(prompts, answers)
+  return {'scores': [dataclasses.asdict(score) for score in scores]}

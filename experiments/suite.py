@@ -1,0 +1,83 @@
+"""A table of several settings: an evaluation for each, one after the other."""
+
+from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+import pathlib
+import re
+
+import gin
+
+from experiments import config
+from experiments import evaluation as evaluation_lib
+from experiments import prompts as prompts_lib
+
+# What is decoded where neither a task nor --prompts says what.
+_PROMPTS = 'experiments/data/prompts.jsonl'
+
+
+@gin.configurable
+def evaluations(
+  parts: Mapping[str, Callable[[], evaluation_lib.Evaluation]] | None = None,
+) -> dict[str, evaluation_lib.Evaluation]:
+  """What is evaluated, by the name of its setting.
+
+  Args:
+    parts: such as {'XSum, greedy': @xsum/evaluation.Evaluation}; None for the
+      one that is configured, whose name is ''.
+  """
+  if parts is None:
+    return {'': evaluation_lib.Evaluation()}
+  folders = {folder(pathlib.PurePath(), name) for name in parts}
+  if len(folders) < len(parts) or pathlib.PurePath() in folders:
+    raise ValueError(
+      f'suite.evaluations.parts are {list(parts)}: each needs a folder of its '
+      'own, give them other names'
+    )
+  return {name: make() for name, make in parts.items()}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+  """An evaluation and what it decodes."""
+
+  name: str  # '' of the only one
+  evaluation: evaluation_lib.Evaluation
+  benchmark: str  # what its prompts are called
+  prompts: list[prompts_lib.Prompt]
+  tokens: list[list[int]]  # of each prompt, as the model reads it
+
+
+def parts(
+  *, path: str | None, limit: int | None, num_seeds: int | None
+) -> Iterator[Part]:
+  """Reads what is to be decoded, and checks that it can be.
+
+  Args:
+    path: of a file of prompts that replaces all tasks, None for those.
+    limit: the prompts of each evaluation, None for its own.
+    num_seeds: of each evaluation that samples, None for its own.
+
+  Raises:
+    ValueError: names the setting, or the line of a file.
+  """
+  for name, evaluation in evaluations().items():
+    if path:
+      evaluation = dataclasses.replace(evaluation, task=None)
+    if num_seeds:
+      evaluation = dataclasses.replace(evaluation, num_seeds=num_seeds)
+    limit_here = evaluation.limit if limit is None else limit
+    if evaluation.task is None:
+      where = config.find(path or _PROMPTS)
+      prompts = prompts_lib.read(where, limit_here)
+      benchmark = prompts_lib.name(where)
+    else:
+      where = benchmark = evaluation.task.name
+      prompts = evaluation.task.prompts()[:limit_here]
+    tokens = [evaluation.encode(where, prompt) for prompt in prompts]
+    evaluation.check(tokens)
+    yield Part(name, evaluation, benchmark, prompts, tokens)
+
+
+def folder(out: pathlib.PurePath, part: str) -> pathlib.PurePath:
+  """Of a part's journal and figure, within that of the results."""
+  return out / re.sub(r'[^a-z0-9]+', '_', part.lower()).strip('_')
