@@ -33,30 +33,19 @@ class Summaries:
     records = self.source.read()
     if self.source == self.one_shot:
       records = records[1:]
+    if not records:
+      raise self.source.error('it holds the example alone')
     kept = [record for record in records if self._fits(record)]
     if not kept:
       raise ValueError(
-        f'{self.name}: of {len(records)} articles none is left (of at most '
-        f'{self.max_words} words): give more, or allow longer ones'
+        f'{self.name}: of {len(records)} articles none has {self.max_words} '
+        'words or fewer: allow longer ones with max_words'
       )
     begin = f'{self.request}\n\n' if self.chat else ''
     if self.one_shot is not None:
       article, summary = _texts(self.one_shot, self.one_shot.read()[0])
       begin += f'{_ask(article)} {summary}\n\n'
-    prompts = []
-    for record in kept:
-      article, summary = _texts(self.source, record)
-      identity = str(record.values.get('id', record.line))
-      prompts.append(
-        prompts_lib.Prompt(
-          identity,
-          prompts_lib.NO_CATEGORY,
-          begin + _ask(article),
-          record.line,
-          summary,
-        )
-      )
-    return prompts
+    return [self._prompt(begin, record) for record in kept]
 
   def provenance(self) -> source_lib.Provenance:
     """What `prompts` reads, but for the example."""
@@ -78,6 +67,16 @@ class Summaries:
         for samples in answers
       ]
     return rouge.score(prompts, answers)
+
+  def _prompt(self, begin, record):
+    article, summary = _texts(self.source, record)
+    return prompts_lib.Prompt(
+      str(record.values.get('id', record.line)),
+      prompts_lib.NO_CATEGORY,
+      begin + _ask(article),
+      record.line,
+      summary,
+    )
 
   def _fits(self, record):
     article, _ = _texts(self.source, record)

@@ -59,13 +59,13 @@ def test_long_articles_are_left_out(tmp_path):
   path = _file(tmp_path, _XSUM)
   (prompt,) = summarization.xsum(path=path, max_words=5).prompts()
   assert prompt.id == '31'
-  with pytest.raises(ValueError, match=r'of 2 articles none is left.*1 words'):
+  with pytest.raises(ValueError, match='of 2 articles none has 1 words'):
     summarization.xsum(path=path, max_words=1).prompts()
 
 
 def test_the_example_alone_is_refused(tmp_path):
   task = summarization.articles(path=_file(tmp_path, _XSUM[:1]))
-  with pytest.raises(ValueError, match='of 0 articles none is left'):
+  with pytest.raises(ValueError, match='it holds the example alone'):
     task.prompts()
 
 
