@@ -13,7 +13,7 @@ import json
 import pathlib
 from typing import Any
 
-_NO_CATEGORY = 'none'
+NO_CATEGORY = 'none'
 # The category of the row over all prompts.
 _RESERVED = 'overall'
 
@@ -26,6 +26,7 @@ class Prompt:
   category: str
   text: str
   line: int  # from 1
+  reference: str | None = None  # what an answer is scored with
 
 
 def read(path: str, limit: int | None = None) -> list[Prompt]:
@@ -67,17 +68,22 @@ def _parse(path: str, lines: list[str]) -> list[Prompt]:
   numbered = [(i, line) for i, line in numbered if line]
   named_json = pathlib.Path(path).suffix in ('.jsonl', '.json')
   if not (named_json or (numbered and numbered[0][1].startswith('{'))):
-    return [Prompt(str(i), _NO_CATEGORY, line, i) for i, line in numbered]
+    return [Prompt(str(i), NO_CATEGORY, line, i) for i, line in numbered]
   prompts = []
   for i, line in numbered:
     try:
-      prompts.append(_from_json(json.loads(line), i))
+      prompts.append(from_json(json.loads(line), i))
     except ValueError as error:
       raise ValueError(f'{path}, line {i}: {error}: correct it') from error
   return prompts
 
 
-def _from_json(record: Any, line: int) -> Prompt:
+def from_json(record: Any, line: int) -> Prompt:
+  """The prompt of a record of JSON lines.
+
+  Raises:
+    ValueError: what is wrong with it.
+  """
   if not isinstance(record, dict):
     raise ValueError('expected a JSON object with "prompt" or "turns"')
   if 'turns' in record:
@@ -95,7 +101,7 @@ def _from_json(record: Any, line: int) -> Prompt:
     text.encode()
   except UnicodeEncodeError as error:
     raise ValueError('the prompt holds half of a surrogate pair') from error
-  category = record.get('category', _NO_CATEGORY)
+  category = record.get('category', NO_CATEGORY)
   if not isinstance(category, str) or category == _RESERVED:
     raise ValueError(
       f'"category" is {category!r}: it must be a text other than {_RESERVED!r}'

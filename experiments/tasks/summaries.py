@@ -1,0 +1,91 @@
+"""Articles to summarise, scored by ROUGE-2."""
+
+from collections.abc import Sequence
+import dataclasses
+
+from experiments import prompts as prompts_lib
+from experiments.tasks import extraction
+from experiments.tasks import rouge
+from experiments.tasks import source as source_lib
+from experiments.tasks import task
+
+# Where a model that goes on writing has ended the summary.
+_STOPS = ('\n\n', '\nArticle:')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summaries:
+  """A data set of articles and their summaries, made in `summarization.py`.
+
+  Of a record the first of its source's fields is the article, the second the
+  summary. With `one_shot` a prompt begins with an example.
+  """
+
+  name: str
+  source: source_lib.Source
+  request: str  # of a chat: what is to be done
+  one_shot: source_lib.Source | None = None  # the example is its first record
+  chat: bool = False
+  max_words: int | None = None  # longer articles are left out
+
+  def prompts(self) -> list[prompts_lib.Prompt]:
+    """An article each; a reference is the article's own summary."""
+    records = self.source.read()
+    if self.source == self.one_shot:
+      records = records[1:]
+    if not records:
+      raise self.source.error('it holds the example alone')
+    kept = [record for record in records if self._fits(record)]
+    if not kept:
+      raise ValueError(
+        f'{self.name}: of {len(records)} articles none has {self.max_words} '
+        'words or fewer: allow longer ones with max_words'
+      )
+    begin = f'{self.request}\n\n' if self.chat else ''
+    if self.one_shot is not None:
+      article, summary = _texts(self.one_shot, self.one_shot.read()[0])
+      begin += f'{_ask(article)} {summary}\n\n'
+    return [self._prompt(begin, record) for record in kept]
+
+  def provenance(self) -> source_lib.Provenance:
+    """What `prompts` reads, but for the example."""
+    return self.source.provenance()
+
+  def unscored(self) -> str | None:
+    """Whether the package of ROUGE is missing."""
+    return rouge.missing()
+
+  def score(
+    self,
+    prompts: Sequence[prompts_lib.Prompt],
+    answers: Sequence[Sequence[str]],
+  ) -> list[task.Score]:
+    """ROUGE-2; of what a plain model writes on, the first paragraph's."""
+    if not self.chat:
+      answers = [
+        [extraction.cut(text.lstrip(), _STOPS) for text in samples]
+        for samples in answers
+      ]
+    return rouge.score(prompts, answers)
+
+  def _prompt(self, begin, record):
+    article, summary = _texts(self.source, record)
+    return prompts_lib.Prompt(
+      str(record.values.get('id', record.line)),
+      prompts_lib.NO_CATEGORY,
+      begin + _ask(article),
+      record.line,
+      summary,
+    )
+
+  def _fits(self, record):
+    article, _ = _texts(self.source, record)
+    return self.max_words is None or len(article.split()) <= self.max_words
+
+
+def _texts(source, record):
+  return [record.values[name].strip() for name in source.fields]
+
+
+def _ask(article: str) -> str:
+  return f'Article: {article}\n\nSummary:'

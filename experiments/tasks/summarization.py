@@ -1,0 +1,102 @@
+"""The tasks of summarising: XSum, CNN/DailyMail, and a few articles of our own.
+
+XSum is Narayan et al. 1808.08745, CNN/DailyMail Hermann et al. 1506.03340 as
+See et al. 1704.04368 prepared it. Chen et al. 2302.01318 put one example before
+each article of XSum and do not print it; here it is the first of our own.
+"""
+
+import gin
+
+from experiments.tasks import hub
+from experiments.tasks import source
+from experiments.tasks import summaries
+
+_ONE_SHOT = (
+  'Summarize the last article in one sentence, as the first one is summarized.'
+)
+_PLAIN = 'Summarize this article in three or four sentences.'
+_OURS = 'experiments/data/articles.jsonl'
+
+
+@gin.configurable
+def articles(*, path: str = _OURS, chat: bool = False) -> summaries.Summaries:
+  """Twelve articles that were written for this repository.
+
+  They let every machine try what XSum is for; to compare models by, they are
+  too few. The first article of the file is the example, and no prompt.
+  """
+  own = _articles(path)
+  return summaries.Summaries(
+    name='Articles', source=own, request=_ONE_SHOT, one_shot=own, chat=chat
+  )
+
+
+@gin.configurable
+def xsum(
+  *,
+  path: str | None = None,
+  revision: str | None = None,
+  chat: bool = False,
+  max_words: int | None = None,
+) -> summaries.Summaries:
+  """XSum's test split, whose summaries are one sentence.
+
+  Args:
+    path: a file of it; None for the hub's.
+    revision: of the hub's repository; None for the newest. Where that holds
+      a script, which the library no longer runs, 'refs/convert/parquet'.
+    chat: whether a prompt is one user turn of a chat.
+    max_words: articles of more are left out.
+  """
+  fields = ('document', 'summary')
+  return summaries.Summaries(
+    name='XSum',
+    source=source.Source(
+      task='XSum',
+      fields=fields,
+      remedy='it is EdinburghNLP/xsum on the hub, and '
+      + source.binding('xsum', fields),
+      path=path,
+      hub=hub.Subset('EdinburghNLP/xsum', None, 'test', revision),
+    ),
+    request=_ONE_SHOT,
+    one_shot=_articles(_OURS),
+    chat=chat,
+    max_words=max_words,
+  )
+
+
+@gin.configurable
+def cnn_dailymail(
+  *,
+  path: str | None = None,
+  revision: str | None = None,
+  chat: bool = False,
+  max_words: int | None = None,
+) -> summaries.Summaries:
+  """CNN/DailyMail's test split, without an example; arguments as of `xsum`."""
+  fields = ('article', 'highlights')
+  return summaries.Summaries(
+    name='CNN/DM',
+    source=source.Source(
+      task='CNN/DM',
+      fields=fields,
+      remedy='it is abisee/cnn_dailymail on the hub, and '
+      + source.binding('cnn_dailymail', fields),
+      path=path,
+      hub=hub.Subset('abisee/cnn_dailymail', '3.0.0', 'test', revision),
+    ),
+    request=_PLAIN,
+    chat=chat,
+    max_words=max_words,
+  )
+
+
+def _articles(path: str) -> source.Source:
+  fields = ('document', 'summary')
+  return source.Source(
+    task='Articles',
+    fields=fields,
+    remedy='the repository has them, and ' + source.binding('articles', fields),
+    path=path,
+  )

@@ -1,0 +1,69 @@
+import decimal
+import json
+
+import pytest
+
+from experiments.tasks import gsm8k
+
+
+def _task(folder, *records, **kwargs):
+  path = folder / 'problems.jsonl'
+  path.write_text('\n'.join(json.dumps(record) for record in records))
+  return gsm8k.GSM8K(path=str(path), **kwargs)
+
+
+_PROBLEM = {
+  'question': 'Four boxes of 18 pens each. How many?',
+  'answer': '4 * 18 = <<4*18=72>>72 pens.\n#### 72',
+}
+
+
+@pytest.mark.parametrize(
+  ('answer', 'number'),
+  [
+    ('4 * 18 = 72.\n#### 72', '72'),
+    ('The answer is 72.', '72'),
+    ('the answer is: $1,234.50, of which 3 are lost', '1234.50'),
+    ('**Answer:** 7. The answer is **-7**', '-7'),
+    (r'Hence \boxed{72} in 4 boxes', '72'),
+    ('First 4, then 18, so 72', '72'),
+    ('She has 3.0 of 5', '5'),
+    ('The answer is not known', None),
+    ('', None),
+  ],
+)
+def test_the_number_of_an_answer(answer, number):
+  wanted = None if number is None else decimal.Decimal(number)
+  assert gsm8k.number(answer) == wanted
+
+
+def test_accuracy_over_samples_and_prompts(tmp_path):
+  task = _task(tmp_path, _PROBLEM, {**_PROBLEM, 'answer': '#### 1,000'})
+  prompts = task.prompts()
+  assert [prompt.reference for prompt in prompts] == ['72', '1,000']
+  (score,) = task.score(
+    prompts,
+    [
+      # What a plain model makes up behind its answer does not count.
+      ['It is 72.0.\nQuestion: 3 pens?\nAnswer: 3', 'It is 27'],
+      ['$1000', '1,000 pens'],
+    ],
+  )
+  assert (score.name, score.value) == ('accuracy', 0.75)
+  assert score.ci95 == (0.5, 1)
+
+
+def test_a_chat_is_told_how_to_end(tmp_path):
+  plain, chat = (_task(tmp_path, _PROBLEM, chat=chat) for chat in (False, True))
+  (prompt,) = plain.prompts()
+  assert prompt.text == f'Question: {_PROBLEM["question"]}\nAnswer:'
+  (prompt,) = chat.prompts()
+  assert '"The answer is"' in prompt.text
+  assert prompt.text.endswith(_PROBLEM['question'])
+
+
+@pytest.mark.parametrize('answer', ['72', '#### seventy-two', '####'])
+def test_a_reference_without_a_number_is_refused(tmp_path, answer):
+  task = _task(tmp_path, _PROBLEM, {**_PROBLEM, 'answer': answer})
+  with pytest.raises(ValueError, match=r'line 2: "answer" does not end'):
+    task.prompts()

@@ -1,0 +1,237 @@
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.tasks import sandbox
+
+_SHORT = sandbox.Limits(seconds=1, clock_seconds=5)
+
+
+def _plainly(program):
+  """Runs a program as anybody would, to see that it does what it tries."""
+  subprocess.run([sys.executable, '-I', '-c', program], check=True)
+
+
+def _processes(mark):
+  """The process ids of those whose command line has the mark."""
+  found = []
+  for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
+    try:
+      if mark in path.read_bytes().decode(errors='replace'):
+        found.append(int(path.parent.name))
+    except OSError:
+      continue
+  return found
+
+
+def test_programs_run_here():
+  assert sandbox.refusal() is None
+
+
+def test_a_program_that_computes_passes():
+  program = (
+    'import collections, functools, hashlib, heapq, itertools, math, random\n'
+    'assert math.isqrt(sum(itertools.repeat(4, 4))) == 4\n'
+    'assert hashlib.md5(b"x").hexdigest().startswith("9dd4e461")'
+  )
+  assert sandbox.run(program) == sandbox.Outcome(True, '')
+
+
+@pytest.mark.parametrize(
+  ('program', 'reason'),
+  [
+    ('assert 1 == 2', 'AssertionError'),
+    ('def f(:', 'SyntaxError'),
+    ('undefined', 'NameError'),
+    ('def f(): f()\nf()', 'RecursionError'),
+    ('x = "\\ud800".encode()', 'UnicodeEncodeError'),
+    ('input()', 'EOFError'),
+  ],
+)
+def test_a_program_that_fails_does_not(program, reason):
+  assert sandbox.run(program) == sandbox.Outcome(False, reason)
+
+
+@pytest.mark.parametrize(
+  ('program', 'reason'),
+  [
+    ('import sys\nsys.exit(0)', 'SystemExit'),
+    ('raise SystemExit', 'SystemExit'),
+    ('import os\nos._exit(0)', 'exit 0'),
+    ('import atexit, os\natexit.register(os._exit, 0)\n1 / 0', None),
+    ('print("passed")\nprint(\'{"kind": "passed"}\')\n1 / 0', None),
+    # Three is where the answer goes.
+    (
+      'import os\nos.write(3, b\'{"kind": "passed", "reason": "", '
+      '"secret": "00"}\')\nos._exit(0)',
+      'exit 0',
+    ),
+  ],
+)
+def test_to_end_early_is_not_to_pass(program, reason):
+  asserts = 'assert False, "these are the tests"'
+  outcome = sandbox.run(f'{program}\n{asserts}')
+  assert outcome == sandbox.Outcome(False, reason or 'ZeroDivisionError')
+
+
+def test_an_endless_loop_ends():
+  start = time.monotonic()
+  assert not sandbox.run('while True: pass', _SHORT).passed
+  assert time.monotonic() - start < 30
+
+
+def test_to_sleep_for_ever_ends_by_the_clock():
+  limits = sandbox.Limits(clock_seconds=1)
+  outcome = sandbox.run('import time\ntime.sleep(1e6)', limits)
+  assert outcome == sandbox.Outcome(False, 'out of time')
+
+
+def test_memory_is_limited():
+  program = 'x = bytearray({size})\nassert len(x) == {size}'
+  assert sandbox.run(program.format(size=2**26)).passed
+  outcome = sandbox.run(program.format(size=2**30))
+  assert outcome == sandbox.Outcome(False, 'MemoryError')
+
+
+def test_what_is_printed_is_dropped():
+  program = 'while True: print("x" * 100_000)'
+  assert not sandbox.run(program, _SHORT).passed
+  assert sandbox.run('print("x" * 10_000_000)').passed
+
+
+def test_an_answer_that_is_filled_up_ends():
+  program = 'import os\nwhile True: os.write(3, b"x" * 100_000)'
+  assert not sandbox.run(program).passed
+
+
+def test_there_is_no_other_process_or_thread():
+  # Bounded, in case it can.
+  bomb = 'import os\nfor _ in range(4): os.fork()'
+  assert sandbox.run(bomb) == sandbox.Outcome(False, 'OSError')
+  thread = 'import threading\nthreading.Thread(target=print).start()'
+  assert sandbox.run(thread) == sandbox.Outcome(False, 'RuntimeError')
+
+
+def test_no_process_is_left_behind():
+  mark = '86398.25'
+  program = (
+    'import subprocess\n'
+    f'subprocess.Popen(["sleep", "{mark}"], start_new_session=True)'
+  )
+  _plainly(program)
+  left = _processes(mark)
+  try:
+    assert len(left) == 1
+  finally:
+    for process in left:
+      subprocess.run(['kill', str(process)], check=True)
+  while _processes(mark):
+    time.sleep(0.01)
+  assert sandbox.run(program) == sandbox.Outcome(False, 'OSError')
+  assert not _processes(mark)
+
+
+def test_processes_of_others_are_not_signalled():
+  with subprocess.Popen(['sleep', '60']) as victim:
+    program = f'import os\nos.kill({victim.pid}, 15)'
+    assert sandbox.run(program) == sandbox.Outcome(False, 'OSError')
+    assert victim.poll() is None
+    _plainly(program)
+    assert victim.wait(10) == -15
+
+
+def test_the_network_is_out_of_reach():
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    server.settimeout(10)
+    program = (
+      'import socket\n'
+      f'socket.create_connection({server.getsockname()!r}).close()'
+    )
+    assert sandbox.run(program) == sandbox.Outcome(False, 'OSError')
+    server.setblocking(False)
+    with pytest.raises(BlockingIOError):
+      server.accept()
+    _plainly(program)
+    server.settimeout(10)
+    server.accept()[0].close()
+
+
+@pytest.mark.parametrize(
+  'action',
+  [
+    'open({path!r}, "w").write("x" * 2**30)',
+    'open({path!r}, "a").write("x")',
+    'import os\nos.truncate({path!r}, 0)',
+    'import os\nos.open({path!r}, os.O_RDONLY | os.O_TRUNC)',
+    'import os\nos.remove({path!r})',
+    'import os\nos.chmod({path!r}, 0)',
+    'import os\nos.rename({path!r}, {path!r} + ".gone")',
+    'import shutil\nshutil.rmtree({folder!r})',
+  ],
+)
+def test_files_stay_as_they_are(action, tmp_path):
+  path = tmp_path / 'folder' / 'kept'
+  path.parent.mkdir()
+  path.write_text('kept')
+  program = action.format(path=str(path), folder=str(path.parent))
+  before = path.stat()
+  assert not sandbox.run(program).passed
+  assert path.read_text() == 'kept'
+  assert path.stat().st_mode == before.st_mode
+  if '2**30' not in action:
+    _plainly(program)
+    assert not path.exists() or path.stat() != before
+
+
+def test_nothing_is_created(tmp_path):
+  for target in ('here', str(tmp_path / 'there')):
+    for action in (
+      f'open({target!r}, "w")',
+      f'import os\nos.mkdir({target!r})',
+    ):
+      assert not sandbox.run(action).passed
+  assert not list(tmp_path.iterdir())
+
+
+def test_open_files_are_few():
+  program = 'files = [open("/dev/null") for _ in range({count})]'
+  assert sandbox.run(program.format(count=8)).passed
+  assert sandbox.run(program.format(count=64)).reason == 'OSError'
+
+
+def test_it_finds_nothing_of_ours(monkeypatch):
+  monkeypatch.setenv('A_TOKEN', 'secret')
+  program = (
+    'import os\n'
+    'assert not os.listdir()\n'
+    'assert "A_TOKEN" not in os.environ\n'
+    'try:\n  import experiments\n'
+    'except ImportError: pass\n'
+    'else: assert False'
+  )
+  assert sandbox.run(program) == sandbox.Outcome(True, '')
+
+
+def test_sets_have_the_same_order_each_time():
+  order = 'tuple({"a", "b", "c", "d", "e", "f", "g", "h"})'
+  failing = [f'assert {order}[0] == {letter!r}' for letter in 'abcdefgh']
+  first = [x.passed for x in sandbox.run_all(failing)]
+  assert first.count(True) == 1
+  assert [x.passed for x in sandbox.run_all(failing)] == first
+
+
+def test_where_it_cannot_be_walled_in_it_is_not_run():
+  # Without files it cannot load the filter.
+  limits = sandbox.Limits(open_files=0)
+  with pytest.raises(ValueError, match=r'not run here.*--allow_code_execution'):
+    sandbox.run('pass', limits)
+
+
+def test_outcomes_keep_their_order():
+  programs = ['pass', '1 / 0', 'pass', 'undefined']
+  outcomes = [outcome.reason for outcome in sandbox.run_all(programs)]
+  assert outcomes == ['', 'ZeroDivisionError', '', 'NameError']

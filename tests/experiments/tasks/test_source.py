@@ -1,0 +1,124 @@
+import gzip
+import hashlib
+import json
+import sys
+
+import pytest
+
+from experiments.tasks import hub
+from experiments.tasks import source
+
+_TEXT = '{"a": "one"}\n\n{"a": "two", "b": 3}\n'
+
+
+def _source(path, **kwargs):
+  return source.Source(
+    task='Test',
+    fields=('a',),
+    remedy='get it there',
+    path=None if path is None else str(path),
+    **kwargs,
+  )
+
+
+def _file(folder, data, name='data.jsonl'):
+  path = folder / name
+  path.write_bytes(data if isinstance(data, bytes) else data.encode())
+  return path
+
+
+@pytest.mark.parametrize('name', ['data.jsonl', 'data.jsonl.gz'])
+def test_records_have_their_lines(tmp_path, name):
+  data = _TEXT.encode()
+  if name.endswith('.gz'):
+    data = gzip.compress(data)
+  read = _source(_file(tmp_path, data, name)).read()
+  assert read == [
+    source.Record(1, {'a': 'one'}),
+    source.Record(3, {'a': 'two', 'b': 3}),
+  ]
+
+
+def test_a_file_is_compared_with_the_published_one(tmp_path):
+  path = _file(tmp_path, _TEXT)
+  digest = hashlib.sha256(_TEXT.encode()).hexdigest()
+  for known, published in ((digest, True), ('0' * 64, False), (None, None)):
+    found = _source(path, sha256=known).provenance()
+    assert found == source.Provenance(str(path), digest, published)
+
+
+@pytest.mark.parametrize(
+  ('data', 'message'),
+  [
+    ('', 'it holds no record'),
+    ('\n \n', 'it holds no record'),
+    ('{"a": "one"}\n{"a": "tw', 'line 2 is no JSON'),
+    ('{"a": "one"}\n["a"]', 'line 2 is no JSON object'),
+    ('{"a": "one"}\n{"b": "two"}', 'line 2: "a" is None, where a text'),
+    ('{"a": 3}', 'line 1: "a" is 3, where a text'),
+    ('{"a": " "}', 'line 1: "a" is \' \', where a text'),
+    ('{"a": "\\ud83d"}', 'line 1: "a" holds half of a surrogate pair'),
+    (b'{"a": "\xff"}', 'it is damaged'),
+  ],
+)
+def test_what_is_no_data_set_is_refused(tmp_path, data, message):
+  path = _file(tmp_path, data)
+  with pytest.raises(ValueError, match=message) as error:
+    _source(path).read()
+  assert str(error.value).startswith(f'Test: {path}: ')
+  assert str(error.value).endswith(': get it there')
+
+
+@pytest.mark.parametrize('length', [3, 30])
+def test_half_of_a_compressed_file_is_refused(tmp_path, length):
+  data = gzip.compress(_TEXT.encode())[:length]
+  with pytest.raises(ValueError, match=r'it is damaged.*: get it there'):
+    _source(_file(tmp_path, data, 'data.jsonl.gz')).read()
+
+
+def test_an_absent_file_is_refused(tmp_path):
+  path = tmp_path / 'nowhere.jsonl'
+  for call in (_source(path).read, _source(path).provenance):
+    with pytest.raises(ValueError, match=r'No such file.*: get it there'):
+      call()
+  with pytest.raises(ValueError, match='no file is given: get it there'):
+    _source(None).read()
+
+
+# As much of the hub's library as is called, over a folder.
+_LIBRARY = """
+import json, pathlib
+
+def load_dataset(path, name=None, *, split, revision=None):
+  file = pathlib.Path(__file__).with_name(f'{split}.jsonl')
+  assert (path, name, revision) == ('owner/set', 'main', 'v1')
+  return [json.loads(line) for line in file.read_text().splitlines()]
+"""
+
+
+def test_the_hub_is_read_through_its_library(tmp_path, monkeypatch):
+  _file(tmp_path, _LIBRARY, 'datasets.py')
+  _file(tmp_path, '{"a": "one"}\n{"a": "two"}', 'test.jsonl')
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'datasets', raising=False)
+  subset = hub.Subset('owner/set', 'main', 'test', 'v1')
+  from_hub = _source(None, hub=subset)
+  assert [record.values['a'] for record in from_hub.read()] == ['one', 'two']
+  lines = ''.join(json.dumps({'a': x}) + '\n' for x in ('one', 'two'))
+  assert from_hub.provenance() == source.Provenance(
+    'hub: owner/set, main, test, v1',
+    hashlib.sha256(lines.encode()).hexdigest(),
+    None,
+  )
+  absent = _source(None, hub=hub.Subset('owner/set', 'main', 'train', 'v1'))
+  with pytest.raises(ValueError, match=r'FileNotFoundError.*: get it there'):
+    absent.read()
+  monkeypatch.delitem(sys.modules, 'datasets', raising=False)
+
+
+def test_without_the_hub_library_a_file_is_asked_for(monkeypatch):
+  # How Python itself marks what cannot be imported.
+  monkeypatch.setitem(sys.modules, 'datasets', None)
+  subset = hub.Subset('owner/set', None, 'test')
+  with pytest.raises(ValueError, match=r'specsample\[data\].*: get it there'):
+    _source(None, hub=subset).read()
