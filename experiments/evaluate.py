@@ -55,6 +55,11 @@ _NUM_SEEDS = flags.DEFINE_integer(
   'Decodes each prompt so often where it samples, with a seed each.',
   lower_bound=1,
 )
+_ALLOW_CODE_EXECUTION = flags.DEFINE_bool(
+  'allow_code_execution',
+  False,
+  'Runs the code that was decoded, in a sandbox, where a score needs it.',
+)
 _RECORD = flags.DEFINE_bool(
   'record',
   False,
@@ -78,7 +83,10 @@ def _evaluate() -> None:
     out = files.at(_OUT.value or f'results/{config.name()}')
     parts = list(
       suite.parts(
-        path=_PROMPTS.value, limit=_LIMIT.value, num_seeds=_NUM_SEEDS.value
+        path=_PROMPTS.value,
+        limit=_LIMIT.value,
+        num_seeds=_NUM_SEEDS.value,
+        allow_code_execution=_ALLOW_CODE_EXECUTION.value,
       )
     )
     paper = papers.Paper()

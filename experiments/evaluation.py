@@ -161,9 +161,10 @@ def header(
 ) -> dict[str, Any]:
   """What a resumed run must have in common with the one it goes on from."""
   texts = repr([(prompt.category, prompt.text) for prompt in prompts])
-  described = environment.describe()
+  described, task = environment.describe(), evaluation.task
   return {
     'configuration': gin.config_str(),
+    'data': None if task is None else dataclasses.asdict(task.provenance()),
     'prompts or limit': hashlib.sha256(texts.encode()).hexdigest(),
     'model': repr(evaluation.target.model),
     'drafter weights': {

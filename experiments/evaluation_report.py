@@ -1,9 +1,10 @@
 """What an evaluation leaves: tables in the terminal, and files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import pathlib
 import sys
+from typing import Any
 
 import gin
 import rich.box
@@ -41,7 +42,12 @@ def write(
   That is results.png in `out` or, of a part, in its folder there.
   """
   rows = [row for table in tables for row in table.rows()]
-  write_rows(out, rows, paper)
+  data = {
+    table.benchmark: dataclasses.asdict(table.evaluation.task.provenance())
+    for table in tables
+    if table.evaluation.task is not None
+  }
+  write_rows(out, rows, paper, data)
   for table in tables:
     overall = [row for row in _overall_rows(rows) if row.part == table.part]
     plots.draw(
@@ -53,9 +59,11 @@ def write_rows(
   out: pathlib.PurePath,
   rows: Sequence[results.Row],
   paper: papers.Paper | None = None,
+  data: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
   """Writes result.json and results.csv."""
   result = environment.describe() | {
+    'data': data or {},
     'gin_config': gin.operative_config_str(),
     'rows': [dataclasses.asdict(row) for row in rows],
   }
@@ -125,6 +133,9 @@ def _show(table: table_lib.Table) -> None:
       shown.print(_by_category(rows, methods))
   if any(row.scores for row in overall):
     shown.print(_scores(overall))
+  task = table.evaluation.task
+  if task is not None and task.unscored():
+    shown.print(rich.text.Text(f'no score: {task.unscored()}'))
   for line in mismatch_lines(table.mismatches()):
     shown.print(line)
 

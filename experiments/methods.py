@@ -72,6 +72,14 @@ def tli(
 
 
 @gin.configurable
+def drafting(
+  method: Callable[[], Method], num_draft_tokens: int
+) -> Method:
+  """A method with another K; `method` makes it with its own."""
+  return with_num_draft_tokens(method(), num_draft_tokens)
+
+
+@gin.configurable
 def judged(method: Method, verify: Verifier) -> Method:
   """A method whose drafts another rule verifies."""
   return dataclasses.replace(method, verify=verify)

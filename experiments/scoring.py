@@ -23,7 +23,7 @@ def units(
     prompts: what was decoded.
     journal: has the generations, in the process that has one.
   """
-  if evaluation.task is None:
+  if evaluation.task is None or evaluation.task.unscored():
     return
   for name in evaluation.methods:
     yield evaluation_lib.Unit(

@@ -48,7 +48,11 @@ class Part:
 
 
 def parts(
-  *, path: str | None, limit: int | None, num_seeds: int | None
+  *,
+  path: str | None,
+  limit: int | None,
+  num_seeds: int | None,
+  allow_code_execution: bool,
 ) -> Iterator[Part]:
   """Reads what is to be decoded, and checks that it can be.
 
@@ -56,23 +60,29 @@ def parts(
     path: of a file of prompts that replaces all tasks, None for those.
     limit: the prompts of each evaluation, None for its own.
     num_seeds: of each evaluation that samples, None for its own.
+    allow_code_execution: whether tasks may run the code of answers, whatever
+      the configuration says.
 
   Raises:
     ValueError: names the setting, or the line of a file.
   """
   for name, evaluation in evaluations().items():
-    if path:
-      evaluation = dataclasses.replace(evaluation, task=None)
-    if num_seeds:
-      evaluation = dataclasses.replace(evaluation, num_seeds=num_seeds)
+    task = None if path else evaluation.task
+    if hasattr(task, 'allow_code_execution'):
+      task = dataclasses.replace(
+        task, allow_code_execution=allow_code_execution
+      )
+    evaluation = dataclasses.replace(
+      evaluation, task=task, num_seeds=num_seeds or evaluation.num_seeds
+    )
     limit_here = evaluation.limit if limit is None else limit
-    if evaluation.task is None:
+    if task is None:
       where = config.find(path or _PROMPTS)
       prompts = prompts_lib.read(where, limit_here)
       benchmark = prompts_lib.name(where)
     else:
-      where = benchmark = evaluation.task.name
-      prompts = evaluation.task.prompts()[:limit_here]
+      where = benchmark = task.name
+      prompts = task.prompts()[:limit_here]
     tokens = [evaluation.encode(where, prompt) for prompt in prompts]
     evaluation.check(tokens)
     yield Part(name, evaluation, benchmark, prompts, tokens)
