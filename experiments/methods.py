@@ -72,9 +72,7 @@ def tli(
 
 
 @gin.configurable
-def drafting(
-  method: Callable[[], Method], num_draft_tokens: int
-) -> Method:
+def drafting(method: Callable[[], Method], num_draft_tokens: int) -> Method:
   """A method with another K; `method` makes it with its own."""
   return with_num_draft_tokens(method(), num_draft_tokens)
 

@@ -1,0 +1,164 @@
+"""A table of several settings by one command, beside a paper's numbers."""
+
+import json
+
+import pytest
+
+_NEW_TOKENS = 96  # as in the other files: what is compiled serves them all
+_TABLE = """
+from __gin__ import dynamic_registration
+
+from experiments import evaluation
+from experiments import methods
+from experiments import papers
+from experiments import suite
+from experiments.tasks import summarization
+import specsample
+
+include 'configs/runs/evaluate.gin'
+
+suite.evaluations.parts = {
+  'Prompts, greedy': @greedy/evaluation.Evaluation,
+  'Articles, T = 1': @drawn/evaluation.Evaluation,
+}
+evaluation.Evaluation.max_new_tokens = 96
+evaluation.Evaluation.repeats = 1
+evaluation.Evaluation.limit = 2
+evaluation.Evaluation.methods = {
+  'autoregressive': @autoregressive/methods.Method(),
+  'ngram': @ngram/methods.Method(),
+}
+drawn/evaluation.Evaluation.task = @summarization.articles()
+drawn/evaluation.Evaluation.sampling = @drawn/specsample.Sampling()
+drawn/specsample.Sampling.temperature = 1.0
+
+papers.Paper.source = 'A paper, table 1: a chip'
+papers.Paper.note = 'Another pair stands in.'
+papers.Paper.names = {'ngram': 'PLD'}
+papers.Paper.rows = (
+  ('Prompts, greedy', 'ngram', {'speedup': 2.5, 'acceptance at 1': 0.5}),
+  ('Articles, T = 1', 'ngram', {'ROUGE-2': 0.112}),
+  ('Articles, T = 1', 'REST', {'speedup': 1.48}),
+)
+"""
+_GREEDY, _DRAWN = 'prompts_greedy', 'articles_t_1'
+
+
+@pytest.fixture(scope='module')
+def table(tmp_path_factory):
+  """Of two settings and a paper's numbers."""
+  path = tmp_path_factory.mktemp('table') / 'table.gin'
+  path.write_text(_TABLE)
+  return path
+
+
+@pytest.fixture(scope='module')
+def calls(table, tiny_methods, commands, tmp_path_factory):
+  """The command as it is, and with one fault each."""
+  out = tmp_path_factory.mktemp('suite')
+  common = ['evaluate', f'--gin_file={table}', *tiny_methods]
+  both = "{'A b': @greedy/Evaluation, 'a-B': @drawn/Evaluation}"
+  faults = [
+    [f'--gin_bindings=evaluations.parts = {both}'],
+    [
+      '--gin_bindings=Paper.rows = '
+      "(('Prompts, greedy', 'ngram', {'speed': 2.5}),)"
+    ],
+    ["--gin_bindings=articles.path = 'absent.jsonl'"],
+  ]
+  outcomes = commands.run_in_forks(
+    [
+      [*common, '--num_seeds=2', f'--out={out}/table'],
+      *(
+        [*common, *fault, f'--out={out}/{i}'] for i, fault in enumerate(faults)
+      ),
+    ]
+  )
+  return out, outcomes
+
+
+@pytest.fixture(scope='module')
+def result(calls):
+  folder, outcomes = calls
+  assert outcomes[0].code == 0, outcomes[0].err
+  return json.loads((folder / 'table' / 'result.json').read_text())
+
+
+def test_rows_say_of_which_setting_they_are(result):
+  overall = [row for row in result['rows'] if row['category'] == 'overall']
+  assert [(row['part'], row['method'], row['samples']) for row in overall] == [
+    ('Prompts, greedy', 'autoregressive', 1),
+    ('Prompts, greedy', 'ngram', 1),
+    ('Articles, T = 1', 'autoregressive', 2),
+    ('Articles, T = 1', 'ngram', 2),
+  ]
+  assert [row['prompts'] for row in overall] == [2] * 4
+  assert [row['tokens'] for row in overall] == [192, 192, 384, 384]
+  assert [row['scores'].keys() for row in overall] == [
+    *([set()] * 2),
+    *([{'ROUGE-2'}] * 2),
+  ]
+
+
+def test_samples_are_drawn_with_seeds_of_their_own(calls):
+  lines = (calls[0] / 'table' / _DRAWN / 'journal.jsonl').read_text()
+  records = [json.loads(line) for line in lines.splitlines()[1:]]
+  tokens = {
+    tuple(record['key']): record['value']['generations'][0]['tokens']
+    for record in records
+    if record['key'][0] == 'generation'
+  }
+  # Two prompts, then the same two once more.
+  assert set(tokens) == {
+    ('generation', name, i)
+    for name in ('autoregressive', 'ngram')
+    for i in range(4)
+  }
+  assert tokens['generation', 'ngram', 0] != tokens['generation', 'ngram', 2]
+
+
+def test_ours_is_beside_the_papers(calls, result):
+  ngram = {
+    row['part']: row
+    for row in result['rows']
+    if row['method'] == 'ngram' and row['category'] == 'overall'
+  }
+  greedy = ngram['Prompts, greedy']
+  rouge = ngram['Articles, T = 1']['scores']['ROUGE-2']
+  columns = ('row', 'quantity', 'paper', 'ours', 'ci95')
+  assert [
+    tuple(row[name] for name in columns) for row in result['paper']['rows']
+  ] == [
+    (
+      *('Prompts, greedy, PLD', 'speedup', 2.5),
+      *(greedy['speedup'], greedy['speedup_ci95']),
+    ),
+    (
+      *('Prompts, greedy, PLD', 'acceptance at 1', 0.5),
+      *(greedy['acceptance_by_position'][0], None),
+    ),
+    (
+      *('Articles, T = 1, PLD', 'ROUGE-2', 0.112),
+      *(rouge['value'], rouge['ci95']),
+    ),
+    ('Articles, T = 1, REST', 'speedup', 1.48, None, None),
+  ]
+  assert result['data']['Articles']['sha256']
+  out = calls[1][0].out
+  assert 'A paper, table 1: a chip' in out
+  assert 'Another pair stands in.' in out
+  assert (calls[0] / 'table' / _GREEDY / 'results.png').is_file()
+
+
+def test_faults_come_before_anything_is_written(calls):
+  folder, (_, *faults) = calls
+  messages = (
+    'each needs a folder of its own',
+    "'speed' of 'Prompts, greedy', which is no field of a row",
+    'absent.jsonl',
+  )
+  for i, (outcome, message) in enumerate(zip(faults, messages, strict=True)):
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert not (folder / str(i)).exists()
