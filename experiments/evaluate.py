@@ -4,11 +4,13 @@
   python -m experiments.evaluate --prompts=questions.jsonl --limit=20
   python -m experiments.evaluate --gin_bindings='Ngram.num_draft_tokens = 4'
 
-Prints a table, and writes result.json, results.csv and results.png to --out.
-The journal there lets the same command go on after an interruption. With
---record it also writes traces, which `python -m experiments.replay` reads
-(docs/replay.md). On many devices and hosts: docs/pods.md. This file only wires:
-evaluation.py measures, table.py makes the rows.
+Prints a table, and writes result.json, results.csv, results.png and
+generations.jsonl (who wrote what, by the token) to --out, of which `python -m
+experiments.report` makes a page (docs/report.md). The journal there lets the
+same command go on after an interruption. With --record it also writes traces,
+which `python -m experiments.replay` reads (docs/replay.md). On many devices and
+hosts: docs/pods.md. This file only wires: evaluation.py measures, table.py
+makes the rows.
 """
 
 from absl import flags
@@ -25,6 +27,7 @@ from experiments import progress
 from experiments import prompts as prompts_lib
 from experiments import recording
 from experiments import table as table_lib
+from experiments import written
 from specsample import files
 
 config.define_flags('configs/runs/quickstart.gin')
@@ -88,6 +91,8 @@ def _evaluate() -> None:
       evaluation, prompts_lib.name(path), len(prompts), journal
     )
     evaluation_report.write(out, table)
+    tokenizer = evaluation.target.tokenizer
+    written.write(out, tokenizer, prompts, table.generations)
     evaluation_report.show(out, table)
 
 

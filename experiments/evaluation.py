@@ -18,6 +18,7 @@ from experiments import measure
 from experiments import methods as methods_lib
 from experiments import progress as progress_lib
 from experiments import prompts as prompts_lib
+from experiments import result_file
 from experiments import results
 from experiments import rounds
 import specsample
@@ -148,6 +149,7 @@ def header(
   texts = repr([(prompt.category, prompt.text) for prompt in prompts])
   described = environment.describe()
   return {
+    'schema': result_file.SCHEMA,
     'configuration': gin.config_str(),
     'prompts or limit': hashlib.sha256(texts.encode()).hexdigest(),
     'model': repr(evaluation.target.model),
@@ -262,6 +264,8 @@ def _generations(generate, batch, categories, prompts):
       stats=specsample.stats.of(
         jax.tree.map(lambda x, i=i: x[i : i + 1], output)
       ),
+      origins=output.origin[i, :length].tolist(),
+      emit_rounds=output.emit_round[i, :length].tolist(),
     )
     generations.append(generation.to_json())
   return {'generations': generations}

@@ -12,8 +12,10 @@ import rich.table
 import rich.text
 
 from experiments import environment
+from experiments import figures
 from experiments import methods as methods_lib
 from experiments import plots
+from experiments import result_file
 from experiments import results
 from experiments import table as table_lib
 
@@ -45,7 +47,7 @@ def write_rows(
     'gin_config': gin.operative_config_str(),
     'rows': [dataclasses.asdict(row) for row in rows],
   }
-  results.write_json(out / 'result.json', result)
+  result_file.write(out / 'result.json', result)
   results.write_csv(out / 'results.csv', rows)
   return rows
 
@@ -66,7 +68,13 @@ def show(out: pathlib.PurePath, table: table_lib.Table) -> None:
       shown.print(_by_category(rows, methods))
   for line in mismatch_lines(table.mismatches()):
     shown.print(line)
-  print(f'\nresult.json, results.csv and results.png are in {out}')
+  print(f'\nresult.json, {_figure_or_not()} are in {out}')
+
+
+def _figure_or_not() -> str:
+  if figures.are_possible():
+    return 'generations.jsonl, results.csv and results.png'
+  return 'generations.jsonl and results.csv'
 
 
 def title(row: results.Row) -> str:

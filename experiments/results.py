@@ -33,6 +33,9 @@ class Generation:
   log_probs: list[float]
   seconds: float
   stats: stats.Stats
+  # Of each token; empty where only times were asked for.
+  origins: list[int] = dataclasses.field(default_factory=list)  # types.Origin
+  emit_rounds: list[int] = dataclasses.field(default_factory=list)
 
   def to_json(self) -> dict[str, Any]:
     """As the journal keeps it."""
