@@ -1,7 +1,7 @@
 """Figures: the one module that knows matplotlib, and does without it.
 
-Colours are Okabe and Ito's, which stay apart for every kind of colour vision.
-Each comes with a marker and a hatch, which stay apart in print.
+Colours are Okabe and Ito's and one of Tol's, which stay apart for every kind of
+colour vision. Each comes with a marker and a hatch, which stay apart in print.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,9 +28,14 @@ COLORS = (
   '#CC79A7',
   '#E69F00',
   '#56B4E9',
+  '#882255',
 )
-MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
-_HATCHES = ('', '//', '\\\\', '..', 'xx', '--', '++')
+MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
+# Those of dots would be thousands of circles in a page.
+_HATCHES = ('', '//', '\\\\', 'xx', '--', '++', '||', '/')
+
+# A name may hold dollars, and is no formula then.
+_PLAIN = {'text.parse_math': False}
 
 MISSING = 'matplotlib is not installed (pip install matplotlib)'
 # Stand for the colours of the page that a figure is a part of.
@@ -49,7 +54,7 @@ class Look:
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
-  """A look each; beyond seven, colours come again with other markers."""
+  """A look each; beyond eight, colours come again with other markers."""
   count = len(COLORS)
   return {
     name: Look(
@@ -102,7 +107,8 @@ def write_png(path: pathlib.PurePath, draw: Callable[[], Figure]) -> None:
     print(f'{path.name} is left out: {MISSING}')
     return
   image = io.BytesIO()
-  draw().savefig(image, format='png', dpi=150)
+  with matplotlib.rc_context(_PLAIN):
+    draw().savefig(image, format='png', dpi=150)
   results.write(path, image.getvalue())
 
 
@@ -114,7 +120,7 @@ def to_svg(draw: Callable[[], Figure], name: str) -> str:
     name: a word that no other figure of the page has.
   """
   image = io.StringIO()
-  settings = {
+  settings = _PLAIN | {
     'axes.edgecolor': _INK,
     'axes.facecolor': _PAPER,
     'axes.labelcolor': _INK,

@@ -123,6 +123,7 @@ def whiskers(
   values: Sequence[float],
   intervals: Sequence[Sequence[float] | None],
   places: Sequence[float],
+  color: str | None = None,
 ) -> None:
   """The intervals of values, horizontal; nothing where there is none."""
   for value, interval, place in zip(values, intervals, places, strict=True):
@@ -133,7 +134,7 @@ def whiskers(
       value,
       place,
       xerr=[[max(value - low, 0)], [max(high - value, 0)]],
-      color=figures.ink(),
+      color=color or figures.ink(),
       capsize=3,
       linewidth=1.2,
     )
