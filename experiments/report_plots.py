@@ -1,6 +1,7 @@
 """The figures of a page beside that of plots.py, one function each."""
 
 from collections.abc import Mapping, Sequence
+import math
 from typing import Any
 
 from experiments import figures
@@ -162,7 +163,7 @@ def curves(rows: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
-  """Time for 128 tokens, tokens a round and time a round over K."""
+  """Time for 128 tokens, the share of drafts kept and time a round over K."""
   figure = figures.new(11, 3.6)
   all_axes = figure.subplots(1, 3)
   looks = figures.looks([methods_lib.BASELINE, *by_name])
@@ -171,16 +172,21 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
     look = looks[name]
     line = {'color': look.color, 'marker': look.marker, 'label': name}
     seconds = [0.128 * row['ms_per_token'] for row in rows]
-    tokens = [row['tokens_per_round'] for row in rows]
+    # Of K a round; without drafts there is no share.
+    kept = [
+      (row['tokens_per_round'] - 1) / k if k else math.nan
+      for row, k in zip(rows, drafts, strict=True)
+    ]
     per_round = [row['ms_per_token'] * row['tokens_per_round'] for row in rows]
-    for axes, values in zip(
-      all_axes, (seconds, tokens, per_round), strict=True
-    ):
+    for axes, values in zip(all_axes, (seconds, kept, per_round), strict=True):
       axes.plot(drafts, values, **line)
-  titles = ('Seconds for 128 tokens', 'Tokens a round', 'Milliseconds a round')
+  titles = (
+    *('Seconds for 128 tokens', 'Share of drafts kept'),
+    'Milliseconds a round',
+  )
   for axes, title in zip(all_axes, titles, strict=True):
     axes.set(title=title, xlabel='drafts a round, K')
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
     figures.count_by_ones(axes.xaxis)
     figures.style(axes)
   all_axes[0].legend(**_LEGEND, loc='lower left')

@@ -124,7 +124,10 @@ def tree(tmp_path_factory):
   contents = {
     'one/result.json': {'rows': _rows()},
     'several/result.json': {'rows': settings, 'paper': paper},
-    'by_k/result.json': {'rows': by_k},
+    'by_k/result.json': {
+      'rows': by_k,
+      'divergences': [{'method': 'K2', 'position': 17, 'verdict': 'tie'}],
+    },
     'timed/benchmark.json': {
       't_ms': {'1': 16.5, '2': 18.0},
       'methods': {'ngram': {'tokens_per_s': 55.25, 'lossless': True}},
@@ -278,6 +281,7 @@ def test_other_commands_have_tables_too(found):
   assert ['ngram', '55.25', 'yes'] in [line for one in tables for line in one]
   (cases,) = (one for one in tables if one[0][0] == 'case')
   assert len(cases) == 1 + 30
+  assert ['K2', '17', 'tie'] in [line for one in found.tables for line in one]
   assert '70 more rows are in certificate.json.' in found.text
 
 
