@@ -57,7 +57,12 @@ def render(runs: Sequence[report_files.Run], title: str) -> str:
   )
   # Methods stay in the order of the configuration.
   environment.policies['json.dumps_kwargs'] = {'sort_keys': False}
-  rows = [row for run in runs for row in run.content.get('rows', ())]
+  rows = [
+    row
+    for run in runs
+    if run.file == report_files.EVALUATION
+    for row in run.content['rows']
+  ]
   notes = []
   if not figures.are_possible():
     notes.append(f'The figures are left out: {figures.MISSING}.')
