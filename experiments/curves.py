@@ -1,14 +1,11 @@
 """The curves of a training run, as a PNG."""
 
 from collections.abc import Mapping, Sequence
-import io
+import functools
 import pathlib
 from typing import Any
 
-import matplotlib.figure
-import matplotlib.ticker
-
-from experiments import results
+from experiments import figures
 from experiments import trainer
 
 _TRAIN, _HELD_OUT = '#767676', '#0072B2'
@@ -29,7 +26,11 @@ def draw(
     train, held_out: the journal's records of each kind, in order.
     title: above all of it.
   """
-  figure = matplotlib.figure.Figure((11, 3.8), layout='constrained')
+  figures.write_png(path, functools.partial(_figure, train, held_out, title))
+
+
+def _figure(train, held_out, title):
+  figure = figures.new(11, 3.8)
   losses, rounds, acceptance = figure.subplots(1, 3)
   seen = trainer.seen(train)
   at = [seen[record['step']] for record in held_out]
@@ -65,10 +66,8 @@ def draw(
   acceptance.set_ylim(0, 1)
   acceptance.legend(frameon=False, title='position')
   for axes in (losses, rounds, acceptance):
-    axes.spines[['top', 'right']].set_visible(False)
+    figures.style(axes)
     axes.set_xlabel('tokens of answers seen')
-    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=''))
+    figures.count_by_thousands(axes.xaxis)
   figure.suptitle(title, fontsize=10)
-  image = io.BytesIO()
-  figure.savefig(image, format='png', dpi=150)
-  results.write(path, image.getvalue())
+  return figure

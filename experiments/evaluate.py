@@ -4,11 +4,13 @@
   python -m experiments.evaluate --prompts=questions.jsonl --limit=20
   python -m experiments.evaluate --gin_bindings='Ngram.num_draft_tokens = 4'
 
-Prints a table, and writes result.json, results.csv and results.png to --out.
-The journal there lets the same command go on after an interruption. With
---record it also writes traces, which `python -m experiments.replay` reads
-(docs/replay.md). On many devices and hosts: docs/pods.md. This file only wires:
-evaluation.py measures, table.py makes the rows.
+Prints a table, and writes result.json, results.csv, results.png and
+generations.jsonl (who wrote what, by the token) to --out, of which `python -m
+experiments.report` makes a page (docs/report.md). The journal there lets the
+same command go on after an interruption. With --record it also writes traces,
+which `python -m experiments.replay` reads (docs/replay.md). On many devices and
+hosts: docs/pods.md. This file only wires: evaluation.py measures, table.py
+makes the rows.
 """
 
 from absl import flags
@@ -27,6 +29,7 @@ from experiments import recording
 from experiments import scoring
 from experiments import suite
 from experiments import table as table_lib
+from experiments import written
 from specsample import files
 
 config.define_flags('configs/runs/quickstart.gin')
@@ -113,6 +116,13 @@ def _evaluate() -> None:
       for part, journal in zip(parts, journals, strict=True)
     ]
     evaluation_report.write(out, tables, paper)
+    for part, table in zip(parts, tables, strict=True):
+      written.write(
+        suite.folder(out, part.name),
+        part.evaluation.target.tokenizer,
+        part.prompts,
+        table.first_samples(),
+      )
     evaluation_report.show(out, tables, paper)
 
 

@@ -19,6 +19,7 @@ from experiments import measure
 from experiments import methods as methods_lib
 from experiments import progress as progress_lib
 from experiments import prompts as prompts_lib
+from experiments import result_file
 from experiments import results
 from experiments import rounds
 from experiments.tasks import task as task_lib
@@ -163,6 +164,7 @@ def header(
   texts = repr([(prompt.category, prompt.text) for prompt in prompts])
   described, task = environment.describe(), evaluation.task
   return {
+    'schema': result_file.SCHEMA,
     'configuration': gin.config_str(),
     'data': None if task is None else dataclasses.asdict(task.provenance()),
     'prompts or limit': hashlib.sha256(texts.encode()).hexdigest(),
@@ -290,6 +292,8 @@ def _generations(generate, place, categories, prompts):
       stats=specsample.stats.of(
         jax.tree.map(lambda x, i=i: x[i : i + 1], output)
       ),
+      origins=output.origin[i, :length].tolist(),
+      emit_rounds=output.emit_round[i, :length].tolist(),
     )
     generations.append(generation.to_json())
   return {'generations': generations}

@@ -13,9 +13,11 @@ import rich.table
 import rich.text
 
 from experiments import environment
+from experiments import figures
 from experiments import methods as methods_lib
 from experiments import papers
 from experiments import plots
+from experiments import result_file
 from experiments import results
 from experiments import suite
 from experiments import table as table_lib
@@ -74,7 +76,7 @@ def write_rows(
       'note': paper.note,
       'rows': [dataclasses.asdict(row) for row in compared],
     }
-  results.write_json(out / 'result.json', result)
+  result_file.write(out / 'result.json', result)
   results.write_csv(out / 'results.csv', rows)
 
 
@@ -98,7 +100,7 @@ def show(
     shown.print(_compared(papers.compare(paper, _overall_rows(rows))))
     if paper.note:
       shown.print(rich.text.Text(paper.note))
-  print(f'\nresult.json, results.csv and results.png are in {out}')
+  print(f'\nresult.json, {_figure_or_not()} are in {out}')
 
 
 def _compared(rows: Sequence[papers.Compared]) -> rich.table.Table:
@@ -157,6 +159,12 @@ def _score(score) -> str:
     return f'{score["value"]:.3f}'
   low, high = score['ci95']
   return f'{score["value"]:.3f} ({low:.3f}-{high:.3f})'
+
+
+def _figure_or_not() -> str:
+  if figures.are_possible():
+    return 'generations.jsonl, results.csv and results.png'
+  return 'generations.jsonl and results.csv'
 
 
 def title(row: results.Row) -> str:

@@ -19,7 +19,7 @@ from experiments import environment
 from experiments import generation
 from experiments import mesh
 from experiments import methods
-from experiments import results
+from experiments import result_file
 from experiments import terminal
 from specsample import files
 
@@ -101,7 +101,7 @@ def _generate() -> None:
   shown = terminal.show(rounds, target.tokenizer, by_round=_SHOW.value)
   if out is not None:
     result = generation.result(_PROMPT.value, shown, target.tokenizer)
-    results.write_json(out / 'generate.json', environment.describe() | result)
+    result_file.write(out / 'generate.json', environment.describe() | result)
 
 
 if __name__ == '__main__':

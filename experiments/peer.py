@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 import importlib.util
+import sys
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,9 @@ def generator(
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
   except ImportError:
+    print(
+      'transformers is left out: it or torch is not installed', file=sys.stderr
+    )
     return None
   transformers.logging.set_verbosity_error()
   model = llama(loaded)

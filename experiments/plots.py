@@ -1,94 +1,145 @@
-"""The figure of an evaluation, as a PNG."""
+"""The figures of one set of rows: tokens a round, speedup, acceptance."""
 
-from collections.abc import Sequence
-import io
+from collections.abc import Mapping, Sequence
+import functools
 import math
 import pathlib
+from typing import Any
 
-import matplotlib.figure
-
+from experiments import figures
 from experiments import methods as methods_lib
 from experiments import results
 
-# Okabe and Ito's colours, which stay apart for every kind of colour vision.
-COLORS = (
-  '#767676',
-  '#0072B2',
-  '#D55E00',
-  '#009E73',
-  '#CC79A7',
-  '#E69F00',
-  '#56B4E9',
-)
+_LEGEND = {'frameon': False, 'fontsize': 8}
 
 
 def draw(
   path: pathlib.PurePath, rows: Sequence[results.Row], title: str
 ) -> None:
-  """Draws tokens a round, speedup and acceptance of the overall rows."""
-  figure = matplotlib.figure.Figure((11, 3.8), layout='constrained')
-  tokens, speedup, acceptance = figure.subplots(1, 3)
-  colors = {row.method: COLORS[i % len(COLORS)] for i, row in enumerate(rows)}
-  _draw_tokens(tokens, rows, colors)
-  _draw_speedup(speedup, rows, colors)
-  _draw_acceptance(acceptance, rows, colors)
-  for axes in (tokens, speedup, acceptance):
-    axes.spines[['top', 'right']].set_visible(False)
+  """Writes the figure of the overall rows as a PNG."""
+  figures.write_png(path, functools.partial(overall, rows, title))
+
+
+def overall(rows: Sequence[results.Row], title: str) -> figures.Figure:
+  """Tokens a round, speedup and acceptance, side by side."""
+  figure = figures.new(11, max(3.8, 0.9 + 0.3 * len(rows)))
+  axes = figure.subplots(1, 3)
+  looks = figures.looks([row.method for row in rows])
+  tokens_per_round(axes[0], rows, looks)
+  speedup(axes[1], rows, looks)
+  acceptance(axes[2], rows, looks)
   figure.suptitle(title, fontsize=10)
-  image = io.BytesIO()
-  figure.savefig(image, format='png', dpi=150)
-  results.write(path, image.getvalue())
+  return figure
 
 
-def _draw_tokens(axes, rows, colors):
-  names = [row.method for row in rows]
+def tokens_per_round(
+  axes: Any,
+  rows: Sequence[results.Row],
+  looks: Mapping[str, figures.Look],
+) -> None:
+  """A bar a method."""
   values = [row.tokens_per_round for row in rows]
-  bars = axes.barh(names, values, color=[colors[name] for name in names])
+  bars = bars_of(axes, rows, values, looks)
   axes.bar_label(bars, fmt='%.2f', padding=3)
   axes.set(title='Tokens a round', xlim=(0, 1.18 * max(values)))
-  axes.invert_yaxis()
 
 
-def _draw_speedup(axes, rows, colors):
+def speedup(
+  axes: Any,
+  rows: Sequence[results.Row],
+  looks: Mapping[str, figures.Look],
+) -> None:
+  """A bar a method with its interval, and a line at 1."""
   rows = [row for row in rows if row.speedup is not None]
   axes.set_title('Speedup, with its 95% interval')
+  figures.style(axes)
   if not rows:
     return
-  names = [row.method for row in rows]
-  values = [row.speedup for row in rows]
-  bounds = [row.speedup_ci95 or [row.speedup] * 2 for row in rows]
-  below = [v - low for v, (low, _) in zip(values, bounds, strict=True)]
-  above = [high - v for v, (_, high) in zip(values, bounds, strict=True)]
-  axes.barh(
-    names,
-    values,
-    xerr=[[max(x, 0) for x in below], [max(x, 0) for x in above]],
-    color=[colors[name] for name in names],
-    error_kw={'capsize': 3, 'elinewidth': 1.2},
-  )
-  for i, (value, (_, high)) in enumerate(zip(values, bounds, strict=True)):
-    label = axes.text(max(value, high) + 0.03, i, f'{value:.2f}x', va='center')
-    # Readable across the line at 1.
-    label.set_bbox({'facecolor': 'white', 'edgecolor': 'none', 'pad': 1})
-  axes.set(xlim=(0, 1.25 * max(high for _, high in bounds)))
-  axes.axvline(1, color='black', linewidth=0.8, linestyle=':')
-  axes.invert_yaxis()
+  values = [row.speedup for row in rows if row.speedup is not None]
+  ends = [
+    max(row.speedup_ci95 or [value])
+    for row, value in zip(rows, values, strict=True)
+  ]
+  bars_of(axes, rows, values, looks)
+  whiskers(axes, values, [row.speedup_ci95 for row in rows], range(len(rows)))
+  for i, (value, end) in enumerate(zip(values, ends, strict=True)):
+    axes.text(max(value, end) + 0.03, i, f'{value:.2f}x', va='center')
+  axes.set(xlim=(0, 1.25 * max([*ends, *values])))
+  line_at_1(axes)
 
 
-def _draw_acceptance(axes, rows, colors):
+def acceptance(
+  axes: Any,
+  rows: Sequence[results.Row],
+  looks: Mapping[str, figures.Look],
+) -> None:
+  """The share of drafts kept, a line a method over the position."""
   axes.set(
     title='Acceptance by position',
     xlabel='position in the draft',
     ylim=(0, 1),
   )
+  figures.style(axes)
   for row in rows:
     if row.method == methods_lib.BASELINE or not row.num_draft_tokens:
       continue
+    look = looks[row.method]
     shares = [math.nan if x is None else x for x in row.acceptance_by_position]
-    positions = range(1, len(shares) + 1)
     axes.plot(
-      positions, shares, 'o-', color=colors[row.method], label=row.method
+      range(1, len(shares) + 1),
+      shares,
+      marker=look.marker,
+      color=look.color,
+      label=row.method,
     )
-  axes.xaxis.get_major_locator().set_params(integer=True)
+  figures.count_by_ones(axes.xaxis)
   if axes.lines:
-    axes.legend(frameon=False)
+    axes.legend(**_LEGEND)
+
+
+def bars_of(
+  axes: Any,
+  rows: Sequence[results.Row],
+  values: Sequence[float],
+  looks: Mapping[str, figures.Look],
+) -> Any:
+  """A horizontal bar a row, the first on top; returns the bars."""
+  places = range(len(rows))
+  bars = axes.barh(
+    places,
+    values,
+    color=[looks[row.method].color for row in rows],
+    hatch=[looks[row.method].hatch for row in rows],
+    edgecolor=figures.paper(),
+  )
+  axes.set_yticks(places, [row.method for row in rows])
+  axes.set_ylim(len(rows) - 0.4, -0.6)
+  figures.style(axes)
+  return bars
+
+
+def whiskers(
+  axes: Any,
+  values: Sequence[float],
+  intervals: Sequence[Sequence[float] | None],
+  places: Sequence[float],
+  color: str | None = None,
+) -> None:
+  """The intervals of values, horizontal; nothing where there is none."""
+  for value, interval, place in zip(values, intervals, places, strict=True):
+    if interval is None:
+      continue
+    low, high = interval
+    axes.errorbar(
+      value,
+      place,
+      xerr=[[max(value - low, 0)], [max(high - value, 0)]],
+      color=color or figures.ink(),
+      capsize=3,
+      linewidth=1.2,
+    )
+
+
+def line_at_1(axes: Any) -> None:
+  """Where a method is as fast as the baseline."""
+  axes.axvline(1, color=figures.ink(), linewidth=0.8, linestyle=':', zorder=0)

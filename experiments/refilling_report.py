@@ -14,6 +14,7 @@ from experiments import journal as journal_lib
 from experiments import measures
 from experiments import methods as methods_lib
 from experiments import refilling
+from experiments import result_file
 from experiments import results
 
 
@@ -96,7 +97,7 @@ def write(out: pathlib.PurePath, rows: Sequence[Row]) -> None:
     'gin_config': gin.operative_config_str(),
     'rows': [dataclasses.asdict(row) for row in rows],
   }
-  results.write_json(out / 'throughput.json', result)
+  result_file.write(out / 'throughput.json', result)
 
 
 def show(out: pathlib.PurePath, rows: Sequence[Row], prompts: str) -> None:

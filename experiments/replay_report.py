@@ -9,7 +9,7 @@ import gin
 from experiments import environment
 from experiments import evaluation_report
 from experiments import replaying
-from experiments import results
+from experiments import result_file
 from experiments import traces
 
 
@@ -22,7 +22,7 @@ def write(
     'trace': trace.header,
     'rows': [dataclasses.asdict(row) for row in rows],
   }
-  results.write_json(out / 'replay.json', result)
+  result_file.write(out / 'replay.json', result)
 
 
 def show(

@@ -32,6 +32,9 @@ class Generation:
   seconds: float
   stats: stats.Stats
   sample: int = 0  # which one of the prompt
+  # Of each token; empty where only times were asked for.
+  origins: list[int] = dataclasses.field(default_factory=list)  # types.Origin
+  emit_rounds: list[int] = dataclasses.field(default_factory=list)
 
   def to_json(self) -> dict[str, Any]:
     """As the journal keeps it."""

@@ -15,7 +15,7 @@ from experiments import evaluation_report
 from experiments import measure as measure_lib
 from experiments import methods as methods_lib
 from experiments import progress as progress_lib
-from experiments import results
+from experiments import result_file
 import specsample
 from specsample import drafters
 from specsample import initial
@@ -149,7 +149,7 @@ def _round_ms(evaluation, method, prompts, length):
 def write(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
   """costs.json, with where it was measured."""
   record = {name: dataclasses.asdict(found) for name, found in costs.items()}
-  results.write_json(
+  result_file.write(
     out / 'costs.json', {'environment': environment.describe(), 'costs': record}
   )
 

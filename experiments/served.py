@@ -2,13 +2,11 @@
 updates."""
 
 import dataclasses
-import io
+import functools
 import pathlib
 from typing import Any
 
 import gin
-import matplotlib.figure
-import matplotlib.ticker
 import numpy as np
 import rich.box
 import rich.table
@@ -16,9 +14,9 @@ import rich.text
 
 from experiments import environment
 from experiments import evaluation_report
+from experiments import figures
 from experiments import journal as journal_lib
-from experiments import plots
-from experiments import results
+from experiments import result_file
 from experiments import serving as serving_lib
 
 _RESAMPLES = 10_000
@@ -122,7 +120,7 @@ def write(out: pathlib.PurePath, found: Found) -> None:
   described = environment.describe() | {
     'gin_config': gin.operative_config_str()
   }
-  results.write_json(out / 'online.json', dataclasses.asdict(found) | described)
+  result_file.write(out / 'online.json', dataclasses.asdict(found) | described)
   draw(out / 'online.png', found)
 
 
@@ -160,10 +158,14 @@ def show(out: pathlib.PurePath, found: Found) -> None:
 
 def draw(path: pathlib.PurePath, found: Found) -> None:
   """Draws acceptance and tokens a round by tokens served, as a PNG."""
-  figure = matplotlib.figure.Figure((9, 3.8), layout='constrained')
+  figures.write_png(path, functools.partial(_figure, found))
+
+
+def _figure(found):
+  figure = figures.new(9, 3.8)
   acceptance, rounds = figure.subplots(1, 2)
   middle = [w.first_token + w.tokens / 2 for w in found.windows]
-  for arm, color in zip(serving_lib.ARMS, plots.COLORS, strict=False):
+  for arm, color in zip(serving_lib.ARMS, figures.COLORS, strict=False):
     records = found.batches[arm]
     tokens = np.asarray([sum(record['tokens']) for record in records])
     each = [
@@ -188,12 +190,10 @@ def draw(path: pathlib.PurePath, found: Found) -> None:
   rounds.set_title('Tokens a round')
   rounds.set_ylim(bottom=1)
   for axes in (acceptance, rounds):
-    axes.spines[['top', 'right']].set_visible(False)
+    figures.style(axes)
     axes.set_xlim(left=0)
     axes.set_xlabel('tokens served')
-    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=''))
+    figures.count_by_thousands(axes.xaxis)
     axes.legend(frameon=False, loc='lower right')
   figure.suptitle(found.title, fontsize=10)
-  image = io.BytesIO()
-  figure.savefig(image, format='png', dpi=150)
-  results.write(path, image.getvalue())
+  return figure

@@ -7,14 +7,14 @@ import gin
 
 from experiments import benchmarking
 from experiments import environment
-from experiments import results
+from experiments import result_file
 
 
 def write(out: pathlib.PurePath, measured: benchmarking.Measured) -> None:
   """Writes benchmark.json."""
   described = environment.describe()
   config = {'gin_config': gin.operative_config_str()}
-  results.write_json(
+  result_file.write(
     out / 'benchmark.json', dataclasses.asdict(measured) | described | config
   )
 

@@ -75,6 +75,13 @@ class Table:
       for name in self.generations
     ]
 
+  def first_samples(self) -> dict[str, list[results.Generation]]:
+    """One generation a prompt, by method."""
+    return {
+      name: [run for run in runs if run.sample == 0]
+      for name, runs in self.generations.items()
+    }
+
   def mismatches(self) -> dict[str, results.Mismatches]:
     """By method, where greedy decoding must give the baseline's tokens."""
     baseline = self.generations.get(methods_lib.BASELINE)

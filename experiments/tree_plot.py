@@ -1,13 +1,10 @@
 """The figure of an ablation of trees, as a PNG."""
 
 from collections.abc import Sequence
-import io
+import functools
 import pathlib
 
-import matplotlib.figure
-
-from experiments import plots
-from experiments import results
+from experiments import figures
 from experiments import tree_comparison
 from experiments import tree_rows
 
@@ -21,12 +18,16 @@ def draw(
 
   A line a drafter joins its best trees; the others are marks.
   """
-  figure = matplotlib.figure.Figure((12, 4.2), layout='constrained')
+  figures.write_png(path, functools.partial(_figure, rows, title))
+
+
+def _figure(rows, title):
+  figure = figures.new(12, 4.2)
   tokens, times, speedups = figure.subplots(1, 3)
   drafters = list(dict.fromkeys(row.drafter for row in rows))
   for i, drafter in enumerate(drafters):
     of_drafter = [row for row in rows if row.drafter == drafter]
-    color = plots.COLORS[1 + i % (len(plots.COLORS) - 1)]
+    color = figures.COLORS[1 + i % (len(figures.COLORS) - 1)]
     _draw(tokens, of_drafter, 'tokens_per_round', color)
     _draw(times, of_drafter, 'round_ms', color)
     _draw(speedups, of_drafter, 'speedup', color)
@@ -38,13 +39,11 @@ def draw(
     axes.set(xlabel='nodes of the tree (N)', xscale='log')
     axes.set_xticks(*_ticks([row.num_nodes for row in rows]))
     axes.minorticks_off()
-    axes.spines[['top', 'right']].set_visible(False)
+    figures.style(axes)
   times.set_ylim(bottom=0)
   _legend(figure, tokens)
   figure.suptitle(title, fontsize=10)
-  image = io.BytesIO()
-  figure.savefig(image, format='png', dpi=150)
-  results.write(path, image.getvalue())
+  return figure
 
 
 def _draw(axes, rows, name, color):
@@ -88,7 +87,7 @@ def _ticks(sizes):
 
 def _legend(figure, axes):
   marks = {'chain': 's', 'dynamic tree': 'D', "Medusa's tree": '^'}
-  gray = plots.COLORS[0]
+  gray = figures.COLORS[0]
   extra = [
     axes.scatter([], [], color=gray, marker=marker, s=40, label=label)
     for label, marker in marks.items()

@@ -10,6 +10,7 @@ import rich.text
 
 from experiments import environment
 from experiments import evaluation_report
+from experiments import result_file
 from experiments import results
 from experiments import table as table_lib
 from experiments import tree_plot
@@ -48,7 +49,7 @@ def write(
     'drafters': by_drafter,
     'rows': [dataclasses.asdict(row) for row in rows],
   }
-  results.write_json(out / 'trees.json', content)
+  result_file.write(out / 'trees.json', content)
   results.write_csv(out / 'trees.csv', rows)
   tree_plot.draw(
     out / 'trees.png', rows, evaluation_report.title(table.rows()[0])

@@ -137,6 +137,16 @@ def test_sharding_alone_names_the_axes_of_a_mesh():
   assert users == {'specsample.sharding'}
 
 
+def test_figures_alone_imports_matplotlib():
+  users = {
+    module
+    for module, path in _FILES.items()
+    for name in _imports(module, path.read_text('utf-8'), False)
+    if name.split('.')[0] == 'matplotlib'
+  }
+  assert users == {'experiments.figures'}
+
+
 def test_no_import_is_circular():
   graph = {}
   for module, path in _FILES.items():

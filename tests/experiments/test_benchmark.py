@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import re
+import sys
 
 import pytest
 
+from experiments import peer
 import specsample
 
 _ROWS = ('1', '2', '3', '5', '9', '17')
@@ -100,6 +102,16 @@ def test_the_same_weights_run_in_transformers(real, synthetic):
   assert re.search(r'^transformers: \d+\.\d tokens/s;', outcome.out, re.M)
   assert synthetic[1]['transformers_tokens_per_s'] is None
   assert 'transformers' not in synthetic[0].out
+
+
+def test_without_torch_transformers_is_left_out(monkeypatch, capsys):
+  # What an import of a package that is not installed does.
+  monkeypatch.setitem(sys.modules, 'torch', None)
+  loaded = specsample.Loaded(None, {}, None)
+  assert peer.generator(loaded, [1], 8) is None
+  assert capsys.readouterr().err == (
+    'transformers is left out: it or torch is not installed\n'
+  )
 
 
 def test_a_lossless_method_is_not_called_synthetic(real):

@@ -12,6 +12,8 @@ import subprocess
 
 import pytest
 
+from experiments import written
+
 _NEW_TOKENS = 96  # in the other files too: what is compiled serves them all
 _NEW_TOKENS_FLAG = f'--gin_bindings=Evaluation.max_new_tokens = {_NEW_TOKENS}'
 _QUESTIONS = (
@@ -108,8 +110,8 @@ def others(tiny_evaluate, commands, tmp_path_factory):
 def test_result_says_where_and_how(run, checkpoint):
   result = run.result
   assert result.keys() == {
-    *('hardware', 'versions', 'git_commit', 'command', 'gin_config', 'data'),
-    'rows',
+    *('schema', 'hardware', 'versions', 'git_commit', 'command'),
+    *('gin_config', 'data', 'rows'),
   }
   assert result['hardware']['platform'] == 'cpu'
   assert result['hardware']['memory_bytes'] > 1 << 28
@@ -206,6 +208,26 @@ def test_terminal_gets_the_table_and_the_comparison(run):
   assert total == 1 + len(_METHODS) * (1 + len(_QUESTIONS) + 1)
   for i, step in enumerate(steps, 1):
     assert re.match(rf'\[{i}/{total}\] \w', step)
+
+
+def test_generations_say_who_wrote_what(run, greedy):
+  found = written.read(run.folder / 'generations.jsonl', 9)
+  assert [(one.category, one.text) for one in found] == list(_QUESTIONS)
+  rounds = dict.fromkeys(_METHODS, 0)
+  for one in found:
+    _, text = greedy(one.text, _NEW_TOKENS, chat=True)
+    for method, wrote in one.methods.items():
+      assert ''.join(wrote.pieces) == text
+      assert len(wrote.origins) == len(wrote.rounds) == _NEW_TOKENS
+      rounds[method] += wrote.rounds[-1] + 1
+      # Each round but a cut last one ends with a token of the target's own.
+      own = [i for i, x in enumerate(wrote.origins) if x != 'accepted']
+      last = {number: i for i, number in enumerate(wrote.rounds)}
+      assert own == sorted(last.values())[: len(own)]
+    assert set(one.methods['autoregressive'].origins) == {'bonus'}
+  assert rounds == {
+    method: row['rounds'] for method, row in run.rows('overall').items()
+  }
 
 
 def test_csv_holds_the_rows(run, others):

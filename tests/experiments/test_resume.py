@@ -138,7 +138,8 @@ def test_nothing_is_done_twice_and_nothing_is_lost(story):
 def test_the_result_is_of_all_prompts(story):
   assert story.ended['finished'].code == 0, story.ended['finished'].err
   assert set(story.files['finished']) == {
-    *('journal.jsonl', 'result.json', 'results.csv', 'results.png')
+    *('journal.jsonl', 'result.json', 'results.csv', 'results.png'),
+    'generations.jsonl',
   }
   rows = json.loads(story.files['finished']['result.json'])['rows']
   overall = [row for row in rows if row['category'] == 'overall']

@@ -1,0 +1,145 @@
+"""Figures: the one module that knows matplotlib, and does without it.
+
+Colours are Okabe and Ito's and one of Tol's, which stay apart for every kind of
+colour vision. Each comes with a marker and a hatch, which stay apart in print.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import io
+import pathlib
+import re
+from typing import Any
+
+from experiments import results
+
+try:
+  import matplotlib
+  import matplotlib.figure
+  import matplotlib.ticker
+except ImportError:
+  matplotlib = None  # type: ignore[assignment]
+
+COLORS = (
+  '#767676',
+  '#0072B2',
+  '#D55E00',
+  '#009E73',
+  '#CC79A7',
+  '#E69F00',
+  '#56B4E9',
+  '#882255',
+)
+MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
+# Those of dots would be thousands of circles in a page.
+_HATCHES = ('', '//', '\\\\', 'xx', '--', '++', '||', '/')
+
+# A name may hold dollars, and is no formula then.
+_PLAIN = {'text.parse_math': False}
+
+MISSING = 'matplotlib is not installed (pip install matplotlib)'
+# Stand for the colours of the page that a figure is a part of.
+_INK, _PAPER = '#010203', '#fdfefc'
+
+Figure = Any  # a matplotlib.figure.Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+  """How one of several series is told from the others."""
+
+  color: str
+  marker: str
+  hatch: str
+
+
+def looks(names: Sequence[str]) -> dict[str, Look]:
+  """A look each; beyond eight, colours come again with other markers."""
+  count = len(COLORS)
+  return {
+    name: Look(
+      COLORS[i % count],
+      MARKERS[(i + i // count) % count],
+      _HATCHES[(i + i // count) % count],
+    )
+    for i, name in enumerate(dict.fromkeys(names))
+  }
+
+
+def are_possible() -> bool:
+  """Whether matplotlib is there."""
+  return matplotlib is not None
+
+
+def new(width: float, height: float) -> Figure:
+  """An empty figure of so many inches."""
+  return matplotlib.figure.Figure((width, height), layout='constrained')
+
+
+def ink() -> Any:
+  """The colour of lines and letters; in a page the page's own."""
+  return matplotlib.rcParams['text.color']
+
+
+def paper() -> Any:
+  """The colour behind all."""
+  return matplotlib.rcParams['figure.facecolor']
+
+
+def style(axes: Any) -> None:
+  """Leaves out the frame on two sides, as all figures do."""
+  axes.spines[['top', 'right']].set_visible(False)
+
+
+def count_by_thousands(axis: Any) -> None:
+  """Labels an axis with 20k instead of 20000."""
+  axis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=''))
+
+
+def count_by_ones(axis: Any) -> None:
+  """Labels an axis with whole numbers alone."""
+  axis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+
+
+def write_png(path: pathlib.PurePath, draw: Callable[[], Figure]) -> None:
+  """Writes what `draw` returns; without matplotlib says that it is left out."""
+  if not are_possible():
+    print(f'{path.name} is left out: {MISSING}')
+    return
+  image = io.BytesIO()
+  with matplotlib.rc_context(_PLAIN):
+    draw().savefig(image, format='png', dpi=150)
+  results.write(path, image.getvalue())
+
+
+def to_svg(draw: Callable[[], Figure], name: str) -> str:
+  """What `draw` returns as an element of a page, in the page's own colours.
+
+  Args:
+    draw: makes the figure, with `ink` and `paper` where it is black on white.
+    name: a word that no other figure of the page has.
+  """
+  image = io.StringIO()
+  settings = _PLAIN | {
+    'axes.edgecolor': _INK,
+    'axes.facecolor': _PAPER,
+    'axes.labelcolor': _INK,
+    'axes.titlecolor': _INK,
+    'figure.facecolor': _PAPER,
+    'font.family': 'sans-serif',
+    'hatch.linewidth': 0.6,
+    'svg.fonttype': 'none',
+    'svg.hashsalt': name,
+    'text.color': _INK,
+    'xtick.color': _INK,
+    'ytick.color': _INK,
+  }
+  # Else the file says when it was made, and by what.
+  nothing = dict.fromkeys(('Creator', 'Date', 'Format', 'Type'))
+  with matplotlib.rc_context(settings):
+    draw().savefig(image, format='svg', metadata=nothing)
+  svg = image.getvalue()
+  svg = svg[svg.index('<svg') :].rstrip()
+  svg = svg.replace(_INK, 'currentColor').replace(_PAPER, 'var(--paper)')
+  # Ids are the page's, where every figure has a figure_1.
+  return re.sub(r'( id="|url\(#|href="#)', rf'\g<1>{name}-', svg)

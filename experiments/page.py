@@ -1,0 +1,150 @@
+"""One page of all results: what report_files finds, in a template."""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jinja2
+
+from experiments import figures
+from experiments import report_columns
+from experiments import report_figures
+from experiments import report_files
+from experiments import report_other
+from experiments import report_tables
+from experiments import written
+
+_TEMPLATES = pathlib.Path(__file__).parent / 'templates'
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """A setting's tables and figures."""
+
+  tables: list[report_tables.Table]
+  figures: list[report_figures.Figure]
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+  """The texts of a setting, as the page's script reads them."""
+
+  name: str
+  data: list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+  """All of one run."""
+
+  anchor: str
+  name: str
+  facts: list[tuple[str, str]]
+  command: str
+  gin_config: str
+  blocks: list[Block]
+  written: list[Written]
+
+
+def render(runs: Sequence[report_files.Run], title: str) -> str:
+  """The page: HTML with all of its style, script, figures and texts inside."""
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_TEMPLATES),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  # Methods stay in the order of the configuration.
+  environment.policies['json.dumps_kwargs'] = {'sort_keys': False}
+  rows = [
+    row
+    for run in runs
+    if run.file == report_files.EVALUATION
+    for row in run.content['rows']
+  ]
+  notes = []
+  if not figures.are_possible():
+    notes.append(f'The figures are left out: {figures.MISSING}.')
+  return environment.get_template('report.html').render(
+    title=title,
+    notes=notes,
+    sections=[_section(run, i) for i, run in enumerate(runs)],
+    columns=[report_columns.column(name) for name in report_tables.used(rows)],
+    style=(_TEMPLATES / 'report.css').read_text(),
+    script=(_TEMPLATES / 'report.js').read_text(),
+  )
+
+
+def _section(run, number):
+  anchor = f'run-{number}'
+  described = report_other.description(run.content)
+  if run.file == report_files.EVALUATION:
+    blocks = list(_blocks(run.content, anchor))
+  else:
+    tables = list(report_other.tables(run.content, run.file))
+    blocks = [Block(tables, [])]
+  return Section(
+    anchor=anchor,
+    name=run.name,
+    facts=list(_facts(described)),
+    command=described.get('command') or '',
+    gin_config=run.content.get('gin_config') or '',
+    blocks=blocks,
+    written=[
+      Written(name, [_texts(one) for one in prompts])
+      for name, prompts in run.texts.items()
+      if prompts
+    ],
+  )
+
+
+def _blocks(content, anchor) -> Iterator[Block]:
+  paper = list(report_tables.of_paper(content.get('paper')))
+  if paper:
+    yield Block(paper, [])
+  others = {
+    name: value
+    for name, value in content.items()
+    if name not in ('rows', 'paper')
+  }
+  for i, rows in enumerate(report_tables.settings(content['rows'])):
+    yield Block(
+      list(report_tables.of_setting(rows)),
+      list(report_figures.of_setting(rows, f'{anchor}-{i}')),
+    )
+  yield Block(list(report_other.tables(others, report_files.EVALUATION)), [])
+
+
+def _facts(described) -> Iterator[tuple[str, str]]:
+  """Where it was measured, in words."""
+  hardware = described.get('hardware') or {}
+  if hardware:
+    yield 'hardware', _hardware(hardware)
+  versions = described.get('versions') or {}
+  if versions:
+    yield 'versions', ', '.join(f'{name} {x}' for name, x in versions.items())
+  if 'git_commit' in described:
+    yield 'commit', described['git_commit'] or 'not in a repository'
+
+
+def _hardware(hardware):
+  """'2 cores of an AMD EPYC, 16 GB', and the devices that are no CPU."""
+  words = []
+  if hardware.get('platform') not in (None, 'cpu'):
+    count = hardware.get('device_count', 1)
+    words.append(f'{count} x {hardware.get("device")}')
+  if hardware.get('process_count', 1) > 1:
+    words.append(f'{hardware["process_count"]} processes')
+  words.append(
+    f'{hardware.get("cpu_cores", "?")} cores of {hardware.get("cpu", "a CPU")}'
+  )
+  if hardware.get('memory_bytes'):
+    words.append(f'{hardware["memory_bytes"] / 1e9:.0f} GB')
+  return ', '.join(words)
+
+
+def _texts(prompt: written.Prompt) -> dict[str, Any]:
+  data = json.dumps(dataclasses.asdict(prompt), ensure_ascii=False)
+  # JSON may hold half of a pair of surrogates, of which a page may not be made.
+  return json.loads(data.encode(errors='replace'))

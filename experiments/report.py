@@ -1,0 +1,50 @@
+"""Makes one HTML page of results, which opens from disk.
+
+  python -m experiments.report
+  python -m experiments.report --results=results/quickstart --out=page.html
+
+Reads result.json and generations.jsonl of evaluate, and what the other commands
+leave, in any tree of folders (docs/report.md). This file only wires:
+report_files.py finds the files, page.py makes the page.
+"""
+
+from absl import flags
+
+from experiments import cli
+from experiments import figures
+from experiments import page
+from experiments import report_files
+from experiments import results
+from specsample import files
+
+_RESULTS = flags.DEFINE_string(
+  'results', 'results', 'The folder of the results, or one above it.'
+)
+_OUT = flags.DEFINE_string(
+  'out', None, 'The page; default report.html in the folder of the results.'
+)
+_TITLE = flags.DEFINE_string('title', 'Results', 'The title of the page.')
+_PROMPTS = flags.DEFINE_integer(
+  'prompts',
+  2,
+  'How many texts of each category are shown token by token.',
+  lower_bound=0,
+)
+
+
+def main() -> None:
+  """Reads all, then writes the page."""
+  with cli.bad_input():
+    runs = report_files.find(_RESULTS.value, _PROMPTS.value)
+    out = files.at(_OUT.value or f'{_RESULTS.value}/report.html')
+    text = page.render(runs, _TITLE.value)
+    cli.make_folder(out.parent)
+    results.write(out, text.encode(errors='replace'))
+  if not figures.are_possible():
+    print(f'the figures are left out: {figures.MISSING}')
+  count = '1 run is' if len(runs) == 1 else f'{len(runs)} runs are'
+  print(f'{count} in {out}')
+
+
+if __name__ == '__main__':
+  cli.run(main)

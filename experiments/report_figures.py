@@ -1,0 +1,80 @@
+"""The figures of an evaluation's rows on a page."""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+from experiments import figures
+from experiments import methods as methods_lib
+from experiments import plots
+from experiments import report_plots
+from experiments import report_tables
+from experiments import results
+
+Record = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+  """One figure of a page."""
+
+  caption: str
+  svg: str
+
+
+def of_setting(rows: Sequence[Record], name: str) -> Iterator[Figure]:
+  """Those that the rows of a setting have values for.
+
+  Args:
+    rows: as result.json has them, over all prompts and by category.
+    name: a word that no other setting of the page has.
+  """
+  if not figures.are_possible():
+    return
+  for i, (caption, draw) in enumerate(_all(rows)):
+    yield Figure(caption, figures.to_svg(draw, f'{name}-{i}'))
+
+
+def _all(
+  rows: Sequence[Record],
+) -> Iterator[tuple[str, Callable[[], figures.Figure]]]:
+  overall = report_tables.overall(rows)
+  yield (
+    'Tokens a round, speedup and acceptance over all prompts',
+    functools.partial(plots.overall, [_row(row) for row in overall], ''),
+  )
+  drafting = [row for row in rows if row['method'] != methods_lib.BASELINE]
+  with_speedup = [row for row in drafting if row['speedup'] is not None]
+  if len({row['category'] for row in with_speedup}) > 2:
+    yield (
+      'Speedup by category, with 95% intervals',
+      functools.partial(report_plots.by_category, with_speedup),
+    )
+  yield (
+    'A round: its parts, and how near the roofline it is',
+    functools.partial(report_plots.roofline, overall),
+  )
+  predicted = [
+    row
+    for row in overall
+    if row.get('predicted_speedup') is not None
+    and row['speedup'] is not None
+    and row['method'] != methods_lib.BASELINE
+  ]
+  if predicted:
+    yield (
+      'Speedup as the cost model predicts it, and as measured',
+      functools.partial(report_plots.predicted, predicted),
+    )
+  curves = report_plots.curves(overall)
+  if curves:
+    yield (
+      'Against the number of drafts K, as Figure 1 of Chen et al., 2302.01318',
+      functools.partial(report_plots.against_num_drafts, curves),
+    )
+
+
+def _row(row):
+  names = [field.name for field in dataclasses.fields(results.Row)]
+  return results.Row(**{name: row[name] for name in names if name in row})

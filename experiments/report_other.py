@@ -1,0 +1,73 @@
+"""What commands other than evaluate leave, as the tables of a page."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from experiments import report_columns
+from experiments.report_tables import Heading
+from experiments.report_tables import Table
+
+# Shown apart, as where it was measured.
+DESCRIPTION = (
+  *('schema', 'hardware', 'versions', 'git_commit', 'command'),
+  *('gin_config', 'environment'),
+)
+# A certificate has thousands of rows; the file has the others.
+_MOST_ROWS = 30
+
+
+def description(content: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Where it was measured."""
+  return content.get('environment') or content
+
+
+def tables(content: Mapping[str, Any], file: str) -> Iterator[Table]:
+  """A table of what are single values, then one of each list of records."""
+  values: dict[str, Any] = {}
+  nested = {}
+  for name, value in content.items():
+    if name in DESCRIPTION:
+      continue
+    records = _records(value)
+    if records is None:
+      values[name] = value
+    elif records:
+      nested[name] = records
+  if values:
+    rows = [[_words(name), _text(value)] for name, value in values.items()]
+    yield Table('Values', [Heading('name'), Heading('value')], rows)
+  for name, records in nested.items():
+    yield _table(_words(name), records, file)
+
+
+def _records(value) -> list[dict[str, Any]] | None:
+  """Of a list of records, or of records by name; None for other values."""
+  records = value
+  if isinstance(value, dict):
+    if not value or not all(isinstance(one, dict) for one in value.values()):
+      return None
+    records = [{'': name, **record} for name, record in value.items()]
+  is_table = isinstance(records, list) and all(
+    isinstance(one, dict) for one in records
+  )
+  return records if is_table else None
+
+
+def _table(caption, records, file):
+  names = list(dict.fromkeys(name for record in records for name in record))
+  shown = records[:_MOST_ROWS]
+  left = len(records) - len(shown)
+  return Table(
+    caption,
+    [Heading(_words(name)) for name in names],
+    [[_text(record.get(name)) for name in names] for record in shown],
+    f'{left:,} more rows are in {file}.' if left else '',
+  )
+
+
+def _text(value) -> str:
+  return report_columns.text(value)
+
+
+def _words(name: str) -> str:
+  return name.replace('_', ' ')

@@ -1,0 +1,197 @@
+"""The figures of a page beside that of plots.py, one function each."""
+
+from collections.abc import Mapping, Sequence
+import math
+from typing import Any
+
+from experiments import figures
+from experiments import methods as methods_lib
+from experiments import plots
+from experiments import table as table_lib
+
+Record = dict[str, Any]  # a row, as result.json has it
+_LEGEND = {'frameon': False, 'fontsize': 8}
+# More in one panel cover each other.
+_METHODS_A_PANEL = 4
+# Fewer are no curve.
+_LEAST_DRAFTS = 3
+_PARTS = {
+  'draft_ms': ('drafting', figures.COLORS[5], '//'),
+  'verify_ms': ("the target's pass", figures.COLORS[1], ''),
+  'overhead_ms': ('the rest', figures.COLORS[0], 'xx'),
+}
+
+
+def by_category(rows: Sequence[Record]) -> figures.Figure:
+  """A line a category, a mark a method; some methods a panel."""
+  methods = list(dict.fromkeys(row['method'] for row in rows))
+  categories = list(dict.fromkeys(row['category'] for row in rows))
+  panels = _batches(methods, _METHODS_A_PANEL)
+  most = max(map(len, panels))
+  figure = figures.new(11, 1.2 + (0.1 + 0.13 * most) * len(categories))
+  looks = figures.looks([methods_lib.BASELINE, *methods])
+  all_axes = figure.subplots(
+    1, len(panels), sharex=True, sharey=True, squeeze=False
+  )[0]
+  for axes, panel in zip(all_axes, panels, strict=True):
+    step = 0.8 / len(panel)
+    for i, method in enumerate(panel):
+      of_method = [row for row in rows if row['method'] == method]
+      places = [
+        categories.index(row['category']) + (i + 0.5) * step - 0.4
+        for row in of_method
+      ]
+      values = [row['speedup'] for row in of_method]
+      intervals = [row['speedup_ci95'] for row in of_method]
+      look = looks[method]
+      plots.whiskers(axes, values, intervals, places, look.color)
+      axes.plot(
+        values,
+        places,
+        look.marker,
+        color=look.color,
+        markersize=5,
+        label=method,
+      )
+    axes.set(xlabel='speedup', yticks=range(len(categories)))
+    axes.set_yticklabels(categories)
+    axes.set_ylim(len(categories) - 0.5, -0.5)
+    for i, category in enumerate(categories):
+      if category == table_lib.OVERALL:
+        axes.axhline(i + 0.5, color=figures.ink(), linewidth=0.6)
+    plots.line_at_1(axes)
+    figures.style(axes)
+    axes.legend(
+      **_LEGEND, ncols=len(panel), loc='lower left', bbox_to_anchor=(0, 1)
+    )
+  return figure
+
+
+def roofline(rows: Sequence[Record]) -> figures.Figure:
+  """The parts of a round as a stacked bar, and the share of the roofline."""
+  figure = figures.new(11, 1.6 + 0.3 * len(rows))
+  parts, shares = figure.subplots(1, 2)
+  places = range(len(rows))
+  left = [0.0] * len(rows)
+  for name, (label, color, hatch) in _PARTS.items():
+    # A negative rest is noise.
+    values = [max(row[name] or 0, 0) for row in rows]
+    parts.barh(
+      places,
+      values,
+      left=left,
+      color=color,
+      hatch=hatch,
+      edgecolor=figures.paper(),
+      label=label,
+    )
+    left = [x + value for x, value in zip(left, values, strict=True)]
+  parts.set(title='Milliseconds a round', yticks=places)
+  parts.set_yticklabels([row['method'] for row in rows])
+  parts.set_ylim(len(rows) - 0.4, -0.6)
+  figure.legend(**_LEGEND, ncols=3, loc='outside lower left')
+  values = [row['percent_of_roofline'] or 0 for row in rows]
+  bars = shares.barh(
+    places, values, color=figures.COLORS[3], edgecolor=figures.paper()
+  )
+  shares.bar_label(bars, fmt='%.0f%%', padding=3)
+  shares.set(title='Of the memory roofline, %', yticks=[])
+  shares.set(xlim=(0, max(100, 1.1 * max(values))))
+  shares.set_ylim(len(rows) - 0.4, -0.6)
+  for axes in (parts, shares):
+    figures.style(axes)
+  return figure
+
+
+def predicted(rows: Sequence[Record]) -> figures.Figure:
+  """A mark a method, on the diagonal where the prediction is right."""
+  figure = figures.new(5.5, 4.6)
+  axes = figure.subplots()
+  looks = figures.looks(
+    [methods_lib.BASELINE, *(row['method'] for row in rows)]
+  )
+  for row in rows:
+    look = looks[row['method']]
+    axes.plot(
+      row['predicted_speedup'],
+      row['speedup'],
+      look.marker,
+      color=look.color,
+      label=row['method'],
+    )
+    if row['speedup_ci95']:
+      axes.vlines(
+        row['predicted_speedup'], *row['speedup_ci95'], color=look.color
+      )
+  ends = [0.0, 1.08 * max(*axes.get_xlim(), *axes.get_ylim())]
+  ink = figures.ink()
+  axes.plot(ends, ends, ':', color=ink, linewidth=0.8, zorder=0)
+  low, high = ([share * x for x in ends] for share in (0.9, 1.1))
+  axes.fill_between(
+    ends, low, high, color=figures.COLORS[0], alpha=0.2, label='within 10%'
+  )
+  start = 0.9 * min(
+    min(row['predicted_speedup'], row['speedup']) for row in rows
+  )
+  axes.set(
+    xlabel='predicted speedup',
+    ylabel='measured speedup, with its 95% interval',
+    xlim=(start, ends[1]),
+    ylim=(start, ends[1]),
+  )
+  figures.style(axes)
+  axes.legend(**_LEGEND, loc='lower right')
+  return figure
+
+
+def curves(rows: Sequence[Record]) -> dict[str, list[Record]]:
+  """By name of the curve, its rows by K; what has too few is left out."""
+  groups: dict[tuple, list[Record]] = {}
+  for row in rows:
+    if row['num_draft_tokens']:
+      key = row['drafter'], row['verifier'], row['law']
+      groups.setdefault(key, []).append(row)
+  baseline = [row for row in rows if not row['num_draft_tokens']]
+  found = {}
+  for key, group in groups.items():
+    by_k = {row['num_draft_tokens']: row for row in group}
+    if len(by_k) == len(group) >= _LEAST_DRAFTS:
+      # K = 0 is the baseline of all.
+      points = baseline[:1] + [by_k[k] for k in sorted(by_k)]
+      found[', '.join(key)] = points
+  return found
+
+
+def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
+  """Time for 128 tokens, the share of drafts kept and time a round over K."""
+  figure = figures.new(11, 3.6)
+  all_axes = figure.subplots(1, 3)
+  looks = figures.looks([methods_lib.BASELINE, *by_name])
+  for name, rows in by_name.items():
+    drafts = [row['num_draft_tokens'] for row in rows]
+    look = looks[name]
+    line = {'color': look.color, 'marker': look.marker, 'label': name}
+    seconds = [0.128 * row['ms_per_token'] for row in rows]
+    # Of K a round; without drafts there is no share.
+    kept = [
+      (row['tokens_per_round'] - 1) / k if k else math.nan
+      for row, k in zip(rows, drafts, strict=True)
+    ]
+    per_round = [row['ms_per_token'] * row['tokens_per_round'] for row in rows]
+    for axes, values in zip(all_axes, (seconds, kept, per_round), strict=True):
+      axes.plot(drafts, values, **line)
+  titles = (
+    *('Seconds for 128 tokens', 'Share of drafts kept'),
+    'Milliseconds a round',
+  )
+  for axes, title in zip(all_axes, titles, strict=True):
+    axes.set(title=title, xlabel='drafts a round, K')
+    axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
+    figures.count_by_ones(axes.xaxis)
+    figures.style(axes)
+  all_axes[0].legend(**_LEGEND, loc='lower left')
+  return figure
+
+
+def _batches(items: list[str], size: int) -> list[list[str]]:
+  return [items[i : i + size] for i in range(0, len(items), size)]

@@ -1,0 +1,178 @@
+"""The tables of a page: of an evaluation, and of what a paper reports."""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import itertools
+from typing import Any
+
+from experiments import methods as methods_lib
+from experiments import report_columns
+from experiments import table as table_lib
+
+Record = dict[str, Any]  # a row, as result.json has it
+
+
+@dataclasses.dataclass(frozen=True)
+class Heading:
+  """Of a column."""
+
+  title: str
+  meaning: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """Cells as text; the first column names the rows."""
+
+  caption: str
+  headings: list[Heading]
+  rows: list[list[str]]
+  note: str = ''
+
+
+def settings(rows: Sequence[Record]) -> list[list[Record]]:
+  """The rows of each setting, which make a table."""
+
+  def key(row):
+    return tuple(row.get(name) for name in report_columns.SETTING)
+
+  found = dict.fromkeys(map(key, rows))
+  return [[row for row in rows if key(row) == one] for one in found]
+
+
+def overall(rows: Sequence[Record]) -> list[Record]:
+  """Those over all prompts."""
+  return [row for row in rows if row['category'] == table_lib.OVERALL]
+
+
+def title(row: Record) -> str:
+  """What was decoded, of a row over all prompts."""
+  benchmark = row['benchmark']
+  setting = row.get('part') or benchmark
+  of_benchmark = f' ({benchmark})' if setting != benchmark else ''
+  samples = row.get('samples', 1)
+  each = f' of {samples} samples each' if samples > 1 else ''
+  return (
+    f'{setting}{of_benchmark}: {row["prompts"]} prompts{each}, '
+    f'batch {row["batch_size"]}, temperature {row["temperature"]:g}'
+  )
+
+
+def of_setting(rows: Sequence[Record]) -> Iterator[Table]:
+  """All columns over all prompts; speedups and scores by category."""
+  all_prompts = overall(rows)
+  names = report_columns.names(all_prompts[0])
+  empty = [
+    name for name in names if all(row.get(name) is None for row in all_prompts)
+  ]
+  shown = [name for name in names if name not in empty]
+  note = ''
+  if empty:
+    titles = ', '.join(report_columns.column(name).title for name in empty)
+    note = f'Not measured: {titles}.'
+  yield Table(
+    title(all_prompts[0]),
+    [_heading(name) for name in shown],
+    [[report_columns.cell(row, name) for name in shown] for row in all_prompts],
+    note,
+  )
+  yield from _scores(rows)
+  if len(all_prompts) < len(rows):
+    yield from _by_category(rows)
+
+
+def of_paper(paper: Record | None) -> Iterator[Table]:
+  """What a paper reports beside ours; nothing where there is no paper."""
+  if not paper or not paper.get('rows'):
+    return
+  with_notes = any(row.get('note') for row in paper['rows'])
+  headings = [
+    Heading('row'),
+    Heading('quantity'),
+    Heading('paper', paper.get('source', '')),
+    Heading('ours', 'with its 95% interval'),
+  ]
+  if with_notes:
+    headings.append(Heading('note'))
+  rows = []
+  for row in paper['rows']:
+    cells = [
+      str(row['row']),
+      report_columns.column(row['quantity']).title,
+      report_columns.text(row.get('paper')),
+      report_columns.with_interval(row.get('ours'), row.get('ci95'), ''),
+    ]
+    rows.append(cells + [row.get('note') or ''] * with_notes)
+  yield Table(
+    f'Beside the paper: {paper.get("source", "")}',
+    headings,
+    rows,
+    paper.get('note') or '',
+  )
+
+
+def used(rows: Sequence[Record]) -> list[str]:
+  """The columns of rows that have a meaning to explain."""
+  found = dict.fromkeys(name for row in rows for name in row)
+  return [name for name in report_columns.COLUMNS if name in found]
+
+
+def _heading(name):
+  known = report_columns.column(name)
+  return Heading(known.title, known.meaning)
+
+
+def _scores(rows):
+  """A line a method, a column a score."""
+  rows = overall(rows)
+  names = list(
+    dict.fromkeys(name for row in rows for name in row.get('scores') or {})
+  )
+  if not names:
+    return
+  cells = [
+    [row['method']]
+    + [_score((row.get('scores') or {}).get(name)) for name in names]
+    for row in rows
+  ]
+  headings = [_heading('method'), *(Heading(name) for name in names)]
+  yield Table('Scores of the texts', headings, cells)
+
+
+def _score(score):
+  if not isinstance(score, dict):
+    return report_columns.text(score)
+  return report_columns.with_interval(
+    score.get('value'), score.get('ci95'), '.3f'
+  )
+
+
+def _by_category(rows):
+  """A line a category, a column a method."""
+  cells = {(row['category'], row['method']): row for row in rows}
+  methods = [
+    name
+    for name in dict.fromkeys(row['method'] for row in rows)
+    if name != methods_lib.BASELINE
+  ]
+  lines = []
+  for category, group in itertools.groupby(rows, lambda row: row['category']):
+    line = [category, str(next(group)['prompts'])]
+    for method in methods:
+      row = cells.get((category, method))
+      line.append(_speedup(row) if row else report_columns.NOTHING)
+    lines.append(line)
+  yield Table(
+    'Speedup by category, then tokens a round',
+    [
+      Heading('category'),
+      Heading('prompts'),
+      *(Heading(method) for method in methods),
+    ],
+    lines,
+  )
+
+
+def _speedup(row):
+  tokens = report_columns.text(row['tokens_per_round'], '.2f')
+  return f'{report_columns.cell(row, "speedup")}, {tokens}'

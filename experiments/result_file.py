@@ -1,0 +1,132 @@
+"""The JSON files that commands leave: one number says how to read them.
+
+A file without a number is of schema 1. Since schema 2 a file has `schema`, the
+rows of result.json have what _GAINED lists, and beside them there may be
+`paper`: what a paper reports, and ours.
+"""
+
+from collections.abc import Mapping
+import json
+import pathlib
+from typing import Any
+
+from experiments import results
+from specsample import files
+
+SCHEMA = 2
+
+# What a row of result.json has had from the beginning.
+_FIRST = (
+  *('method', 'drafter', 'verifier', 'law', 'lossless', 'benchmark'),
+  *('category', 'num_draft_tokens', 'temperature', 'batch_size', 'prompts'),
+  *('tokens', 'rounds', 'tokens_per_round', 'acceptance_by_position'),
+  *('ms_per_token', 'speedup', 'speedup_ci95', 'draft_ms', 'verify_ms'),
+  *('overhead_ms', 'percent_of_roofline'),
+)
+# What rows gained with a schema, and what is known of an earlier one: mostly
+# that it was not measured.
+_GAINED: dict[int, dict[str, Any]] = {
+  2: {
+    'part': '',
+    'samples': 1,
+    'tokens_per_round_ci95': None,
+    'acceptance': None,
+    'acceptance_ci95': None,
+    'ms_per_token_ci95': None,
+    'mean_speedup': None,
+    'mean_speedup_ci95': None,
+    'predicted_speedup': None,
+    'prefill_ms': None,
+    'cost_ratio': None,
+    'scores': {},
+  }
+}
+# As above, beside the rows.
+_GAINED_BESIDE: dict[int, dict[str, Any]] = {2: {'paper': None}}
+# What each file of results says of where it was measured.
+_DESCRIPTION = ('hardware', 'versions', 'git_commit', 'command')
+
+
+def write(path: pathlib.PurePath, content: Mapping[str, Any]) -> None:
+  """Writes a file of results, whole or not at all."""
+  results.write_json(path, {'schema': SCHEMA, **content})
+
+
+def read(path: pathlib.PurePath) -> dict[str, Any]:
+  """A file of results, as this version would have written it.
+
+  What an earlier version did not write is what is known of it, else None. Only
+  result.json has changed so far: of the other files the number is checked.
+
+  Raises:
+    ValueError: there is none, it is damaged, or of a schema that cannot be read
+      as today's; names the file, the schema and the remedy.
+  """
+  try:
+    content = json.loads(files.at(path).read_bytes())
+  except OSError as error:
+    raise ValueError(
+      f'{path} cannot be read ({error.strerror or error})'
+    ) from error
+  except ValueError as error:
+    raise ValueError(
+      f'{path} is no JSON file: move it away, or make it anew'
+    ) from error
+  if not isinstance(content, dict):
+    raise ValueError(
+      f'{path} holds no JSON object, as files of results do: move it away, or '
+      'make it anew'
+    )
+  schema = content.get('schema', 1)
+  if type(schema) is not int or schema < 1:
+    raise ValueError(
+      f'{path} is of schema {schema!r}, which never was: make it anew'
+    )
+  if schema > SCHEMA:
+    raise ValueError(
+      f'{path} is of schema {schema}, and this version reads up to {SCHEMA}: '
+      'update specsample'
+    )
+  if path.name == 'result.json':
+    content = _migrate(path, content, schema)
+  return content | {'schema': SCHEMA}
+
+
+def _migrate(path, content, schema):
+  """Adds what later schemas have, and misses what this one must have.
+
+  Fields that it does not know stay.
+  """
+  content = _since(schema, _GAINED_BESIDE) | content
+  _check(path, schema, content, _DESCRIPTION)
+  rows = content.get('rows')
+  if not isinstance(rows, list) or not rows:
+    raise _refusal(path, schema, 'no rows')
+  if not all(isinstance(row, dict) for row in rows):
+    raise _refusal(path, schema, 'rows that are no objects')
+  rows = [_since(schema, _GAINED) | row for row in rows]
+  for row in rows:
+    _check(path, schema, row, _FIRST)
+  return content | {'rows': rows}
+
+
+def _since(schema, gained):
+  return {
+    name: value
+    for at, fields in gained.items()
+    if at > schema
+    for name, value in fields.items()
+  }
+
+
+def _check(path, schema, found, names):
+  missing = [name for name in names if name not in found]
+  if missing:
+    raise _refusal(path, schema, f'no {", ".join(missing)}')
+
+
+def _refusal(path, schema, why):
+  return ValueError(
+    f'{path} is of schema {schema} and has {why}, which cannot be made up: '
+    'evaluate again into another --out, or move the file away'
+  )

@@ -1,0 +1,189 @@
+"""The page that experiments.report makes of results."""
+
+import dataclasses
+import re
+
+import pytest
+
+from experiments import figures
+from experiments import page
+from experiments import report_columns
+from experiments import report_files
+from experiments import result_file
+from experiments import results
+from tests.experiments import reports
+
+
+@pytest.fixture(scope='module')
+def text(tmp_path_factory):
+  root = tmp_path_factory.mktemp('results')
+  reports.write_tree(root)
+  return page.render(report_files.find(str(root), 2), f'Title {reports.NASTY}')
+
+
+@pytest.fixture(scope='module')
+def found(text):
+  return reports.Page(text)
+
+
+def test_all_of_the_tree_is_on_the_page(found):
+  links = [values['href'] for tag, values in found.elements if tag == 'a']
+  sections = [
+    values['id'] for tag, values in found.elements if tag == 'section'
+  ]
+  assert links == [f'#{name}' for name in sections if name != 'columns']
+  assert len(links) == 5
+  for name in ('by_k', 'certified/certificate', 'timed/benchmark', 'several'):
+    assert f'\n{name}' in found.text or name in found.text
+  for fact in ('a <CPU>', 'jax 0.10.2', 'abc123-dirty', 'XSum, nucleus'):
+    assert fact in found.text
+
+
+def test_nothing_is_fetched(text, found):
+  for tag, values in found.elements:
+    for name in ('src', 'href', 'xlink:href', 'data', 'action', 'poster'):
+      value = values.get(name) or '#'
+      assert value.startswith(('#', 'data:')), (tag, values)
+  assert not re.search(r'@import|@font-face', text)
+  assert set(re.findall(r'url\(([^)]?)', text)) <= {'#'}
+  # Of what a script could fetch with.
+  assert not re.search(r'fetch\(|XMLHttp|import\(|new Image', text)
+
+
+def test_what_looks_like_markup_is_text(text, found):
+  assert found.count('b') == found.count('i') == 0
+  # The page's own, and the texts of three settings.
+  assert found.count('script') == 1 + 3
+  assert reports.NASTY in found.text
+  assert f'Title {reports.NASTY}' in found.text
+  assert '{{' in found.text
+
+
+def test_ids_are_of_one_element(found):
+  ids = [values['id'] for _, values in found.elements if values.get('id')]
+  assert len(ids) == len(set(ids))
+
+
+def test_figures_are_those_that_the_rows_have_values_for(found):
+  captions = [
+    values['aria-label']
+    for _, values in found.elements
+    if values.get('role') == 'img'
+  ]
+  assert found.count('svg') == len(captions)
+  count = lambda start: sum(one.startswith(start) for one in captions)
+  assert count('Tokens a round') == count('A round: its parts') == 4
+  # One setting has no speedups, one run no categories.
+  assert count('Speedup by category') == 2
+  assert count('Speedup as the cost model') == 1
+  assert count('Against the number of drafts') == 1
+
+
+def test_tables_hold_the_numbers(found):
+  overall = next(
+    one
+    for one in found.tables
+    if [line[0] for line in one] == ['method', *reports.METHODS]
+  )
+  row = dict(zip(overall[0], overall[2], strict=True))
+  assert (
+    row.items()
+    >= {
+      'method': 'ngram',
+      'K': '4',
+      'speedup': '1.50 (1.25-1.75)',
+      'tokens': '1,256',
+      'acceptance by position': '0.75 - 0.50 0.25',
+      'of the roofline': '71',
+      'exact': 'yes',
+    }.items()
+  )
+  assert 'Not measured: rest ms.' in found.text
+  by_category = next(one for one in found.tables if one[0][0] == 'category')
+  categories = [line[0] for line in by_category[1:]]
+  assert categories == ['overall', reports.NASTY, 'qa']
+  assert by_category[1][2] == '1.50 (1.25-1.75), 2.00'
+
+
+def test_paper_stands_beside_ours(found):
+  (table,) = (one for one in found.tables if one[0][0] == 'row')
+  assert table[1:] == [
+    ['SpS', 'speedup', '1.92', '1.5 (1.25-1.75)', 'printed'],
+    ['SpS', 'rouge2', '-', '-', ''],
+  ]
+  assert 'on other hardware' in found.text
+
+
+def test_other_commands_have_tables_too(found):
+  tables = [one for one in found.tables if one[0][0] in ('', 'case', 'name')]
+  assert ['ngram', '55.25', 'yes'] in [line for one in tables for line in one]
+  (cases,) = (one for one in tables if one[0][0] == 'case')
+  assert len(cases) == 1 + 30
+  assert ['K2', '17', 'tie'] in [line for one in found.tables for line in one]
+  assert '70 more rows are in certificate.json.' in found.text
+
+
+def test_every_field_of_a_row_is_explained():
+  row = dict.fromkeys(field.name for field in dataclasses.fields(results.Row))
+  unexplained = [
+    name
+    for name in row
+    if name not in report_columns.COLUMNS
+    and not report_columns.is_interval(name, row)
+  ]
+  assert set(unexplained) <= {'scores'}
+
+
+def test_field_that_is_not_known_is_shown(tmp_path):
+  content = reports.evaluation(new_field=2.5, new_field_ci95=[2, 3])
+  result_file.write(tmp_path / 'result.json', content)
+  text = page.render(report_files.find(str(tmp_path), 1), 'Results')
+  table = reports.Page(text).tables[0]
+  assert table[0][-1] == 'new field'
+  assert table[1][-1] == '2.5 (2-3)'
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'why'),
+  [
+    ('result.json', '{"rows": []}', 'is of schema 1 and has no hardware'),
+    ('benchmark.json', '{"schema": 9}', 'is of schema 9'),
+    ('generations.jsonl', '{"schema": 9}', 'line 1, cannot be read (schema 9'),
+  ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, why):
+  folder = tmp_path / 'run'
+  folder.mkdir()
+  result_file.write(folder / 'result.json', reports.evaluation())
+  (folder / name).write_text(content)
+  expected = f'^{re.escape(str(folder / name))}.*{re.escape(why)}'
+  with pytest.raises(ValueError, match=expected):
+    report_files.find(str(tmp_path), 1)
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=r'holds no result\.json'):
+    report_files.find(str(tmp_path), 1)
+  with pytest.raises(ValueError, match='is no folder'):
+    report_files.find(str(tmp_path / 'none'), 1)
+  with pytest.raises(ValueError, match='copy the folder here'):
+    report_files.find('gs://bucket/results', 1)
+
+
+def test_figure_takes_the_colours_of_the_page():
+  figure = figures.to_svg(_dollars, 'a')
+  assert 'currentColor' in figure and 'var(--paper)' in figure
+  assert '$5 and $6' in figure
+  assert not re.search('#0+10203|#fdfefc|20[0-9]{2}-', figure)
+  ids = re.findall(r' id="([^"]*)"', figure)
+  assert ids and all(name.startswith('a-') for name in ids)
+  used = re.findall(r'(?:url\(|href=")#([^)"]*)', figure)
+  assert used and set(used) <= set(ids)
+
+
+def _dollars():
+  figure = figures.new(2, 2)
+  axes = figure.subplots()
+  axes.bar([1, 2], [1, 2], hatch='//', edgecolor=figures.paper())
+  axes.set_title('$5 and $6')
+  return figure

@@ -1,0 +1,134 @@
+"""Files of results of today, of before, and of neither."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from experiments import result_file
+from experiments import results
+
+# As it was written before files said their schema.
+_OLD = {
+  'hardware': {'platform': 'cpu', 'device': 'cpu', 'cpu_cores': 2},
+  'versions': {'python': '3.11.2', 'jax': '0.10.2'},
+  'git_commit': '6cb26cd',
+  'command': 'python -m experiments.evaluate',
+  'gin_config': '',
+  'rows': [
+    {
+      'method': 'ngram',
+      'drafter': 'ngram',
+      'verifier': 'chain',
+      'law': 'point_mass',
+      'lossless': True,
+      'benchmark': 'prompts',
+      'category': 'overall',
+      'num_draft_tokens': 2,
+      'temperature': 0.0,
+      'batch_size': 1,
+      'prompts': 2,
+      'tokens': 256,
+      'rounds': 128,
+      'tokens_per_round': 2.0,
+      'acceptance_by_position': [0.75, None],
+      'ms_per_token': 16.25,
+      'speedup': 1.5,
+      'speedup_ci95': [1.25, 1.75],
+      'draft_ms': 0.5,
+      'verify_ms': 20.0,
+      'overhead_ms': None,
+      'percent_of_roofline': 71.0,
+    }
+  ],
+}
+
+
+def _write(folder, content):
+  (folder / 'result.json').write_text(json.dumps(content))
+  return folder / 'result.json'
+
+
+def test_what_is_written_says_its_schema_and_is_read(tmp_path):
+  path = tmp_path / 'result.json'
+  rows = [_OLD['rows'][0] | {'predicted_speedup': 1.25, 'of a later day': 3}]
+  content = _OLD | {'rows': rows, 'paper': {'source': 'a', 'rows': []}}
+  result_file.write(path, content)
+  written = json.loads(path.read_text())
+  assert next(iter(written)) == 'schema'
+  assert result_file.read(path) == written == content | {'schema': 2}
+
+
+def test_an_older_file_gets_what_is_known_of_it(tmp_path):
+  found = result_file.read(_write(tmp_path, _OLD))
+  (row,) = found['rows']
+  assert found == _OLD | {'schema': 2, 'paper': None, 'rows': [row]}
+  assert row.items() >= _OLD['rows'][0].items()
+  assert row['predicted_speedup'] is None
+  # It decoded one setting, each prompt once, and scored nothing.
+  assert (row['part'], row['samples'], row['scores']) == ('', 1, {})
+
+
+def test_every_field_of_a_row_is_of_some_schema(tmp_path):
+  (row,) = result_file.read(_write(tmp_path, _OLD))['rows']
+  known = {field.name for field in dataclasses.fields(results.Row)}
+  assert known <= row.keys()
+
+
+@pytest.mark.parametrize('schema', [{}, {'schema': 2}])
+@pytest.mark.parametrize(
+  ('change', 'why'),
+  [
+    ({'rows': []}, 'no rows'),
+    ({'rows': None}, 'no rows'),
+    ({'rows': ['a']}, 'rows that are no objects'),
+    ({'rows': [{'method': 'ngram'}]}, 'no drafter, verifier, law, lossless,'),
+  ],
+)
+def test_what_cannot_be_made_up_is_refused(tmp_path, schema, change, why):
+  path = _write(tmp_path, _OLD | change | schema)
+  number = schema.get('schema', 1)
+  expected = f'{path} is of schema {number} and has {why}'
+  with pytest.raises(ValueError, match=re.escape(expected)) as error:
+    result_file.read(path)
+  assert 'evaluate again into another --out' in str(error.value)
+
+
+def test_a_file_that_does_not_say_where_it_was_measured_is_refused(tmp_path):
+  content = {name: _OLD[name] for name in ('rows', 'versions', 'git_commit')}
+  with pytest.raises(ValueError, match='has no hardware, command, which'):
+    result_file.read(_write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+  ('text', 'why'),
+  [
+    (json.dumps(_OLD | {'schema': 3}), r'schema 3, .* update specsample'),
+    (json.dumps(_OLD | {'schema': 0}), 'schema 0, which never was'),
+    (json.dumps(_OLD | {'schema': True}), 'schema True, which never was'),
+    (json.dumps(_OLD | {'schema': None}), 'schema None, which never was'),
+    (json.dumps([_OLD]), 'holds no JSON object'),
+    ('{"rows": [', 'is no JSON file: move it away'),
+    ('\udcff', 'is no JSON file: move it away'),
+  ],
+)
+def test_other_files_are_refused_by_name(tmp_path, text, why):
+  path = tmp_path / 'result.json'
+  path.write_bytes(text.encode(errors='surrogateescape'))
+  with pytest.raises(ValueError, match=f'^{re.escape(str(path))} .*{why}'):
+    result_file.read(path)
+
+
+def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
+  with pytest.raises(ValueError, match=r'none\.json cannot be read \(No such'):
+    result_file.read(tmp_path / 'none.json')
+
+
+def test_of_other_commands_the_number_alone_is_checked(tmp_path):
+  path = tmp_path / 'benchmark.json'
+  path.write_text('{"t_ms": {"1": 16.2}}')
+  assert result_file.read(path) == {'t_ms': {'1': 16.2}, 'schema': 2}
+  path.write_text('{"schema": 9}')
+  with pytest.raises(ValueError, match=r'benchmark\.json is of schema 9'):
+    result_file.read(path)
