@@ -7,12 +7,14 @@
 Prints a table, and writes result.json, results.csv and results.png to --out.
 The journal there lets the same command go on after an interruption. With
 --record it also writes traces, which `python -m experiments.replay` reads
-(docs/replay.md). On many devices and hosts: docs/pods.md. This file only wires:
-evaluation.py measures, table.py makes the rows.
+(docs/replay.md). On many devices and hosts: docs/pods.md. Greedy outputs that
+part from the baseline's are looked into: docs/divergence.md. This file only
+wires: evaluation.py measures, table.py makes the rows.
 """
 
 from absl import flags
 
+from experiments import audits
 from experiments import cli
 from experiments import config
 from experiments import distributed
@@ -83,6 +85,9 @@ def _evaluate() -> None:
       journal = journal_lib.Journal(out, header)
   work = [*evaluation_lib.units(evaluation, prompts, tokens), *traces]
   evaluation_lib.run(work, journal, progress.bar)
+  parted = audits.units(evaluation, tokens, journal)
+  if parted:
+    evaluation_lib.run(parted, journal, progress.bar)
   if journal is not None:
     table = table_lib.Table.of(
       evaluation, prompts_lib.name(path), len(prompts), journal

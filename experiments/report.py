@@ -11,6 +11,7 @@ import rich.console
 import rich.table
 import rich.text
 
+from experiments import audits
 from experiments import environment
 from experiments import methods as methods_lib
 from experiments import plots
@@ -44,6 +45,7 @@ def write_rows(
   result = environment.describe() | {
     'gin_config': gin.operative_config_str(),
     'rows': [dataclasses.asdict(row) for row in rows],
+    'divergences': list(table.divergences),
   }
   results.write_json(out / 'result.json', result)
   results.write_csv(out / 'results.csv', rows)
@@ -66,6 +68,8 @@ def show(out: pathlib.PurePath, table: table_lib.Table) -> None:
       shown.print(_by_category(rows, methods))
   for line in mismatch_lines(table.mismatches()):
     shown.print(line)
+  for line in audits.lines(table.divergences):
+    shown.print(rich.text.Text(line))
   print(f'\nresult.json, results.csv and results.png are in {out}')
 
 

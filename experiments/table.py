@@ -1,10 +1,12 @@
 """From the journal of an evaluation to its rows."""
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
 from typing import Any
 
+from experiments import audits
 from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import methods as methods_lib
@@ -25,6 +27,8 @@ class Table:
   generations: dict[str, list[results.Generation]]
   parts: dict[str, dict[str, Any]]
   copy_bandwidth: float  # bytes a second
+  # What `audits` found, where greedy outputs part from the baseline's.
+  divergences: Sequence[dict[str, Any]] = ()
 
   @classmethod
   def of(
@@ -48,6 +52,7 @@ class Table:
       },
       parts={name: journal['parts', name] for name in evaluation.methods},
       copy_bandwidth=journal[evaluation_lib.COPY]['bytes_per_second'],
+      divergences=journal.of(audits.KIND),
     )
 
   def rows(self) -> list[results.Row]:
@@ -65,8 +70,11 @@ class Table:
     baseline = self.generations.get(methods_lib.BASELINE)
     if baseline is None or self.evaluation.sampling.temperature != 0:
       return {}
+    audited = {audit['method'] for audit in self.divergences}
     return {
-      name: results.mismatches(self.generations[name], baseline)
+      name: audits.mismatches(name, self.divergences)
+      if name in audited
+      else results.mismatches(self.generations[name], baseline)
       for name, method in self.evaluation.methods.items()
       if method.verify.lossless and name != methods_lib.BASELINE
     }

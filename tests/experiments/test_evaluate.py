@@ -105,7 +105,8 @@ def others(tiny_evaluate, commands, tmp_path_factory):
 def test_result_says_where_and_how(run, checkpoint):
   result = run.result
   assert result.keys() == {
-    *('hardware', 'versions', 'git_commit', 'command', 'gin_config', 'rows')
+    *('hardware', 'versions', 'git_commit', 'command', 'gin_config', 'rows'),
+    'divergences',
   }
   assert result['hardware']['platform'] == 'cpu'
   assert result['hardware']['memory_bytes'] > 1 << 28
