@@ -22,6 +22,7 @@ from experiments import environment
 from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import mesh
+from experiments import profiling
 from experiments import progress
 from experiments import prompts as prompts_lib
 from experiments import recording
@@ -54,6 +55,12 @@ _RECORD = flags.DEFINE_bool(
   'Decodes all once more behind what is timed, and keeps what each round was '
   'decided over in OUT/traces/.',
 )
+_PROFILE_DIR = flags.DEFINE_string(
+  'profile_dir',
+  None,
+  'Decodes a typical prompt once more with each method and writes a profile of '
+  'it to this local folder (docs/profile.md).',
+)
 
 
 def main() -> None:
@@ -77,6 +84,9 @@ def _evaluate() -> None:
     traces = []
     if _RECORD.value:
       traces = recording.units(evaluation, out, tokens)
+    profiles = None
+    if _PROFILE_DIR.value:
+      profiles = profiling.check(_PROFILE_DIR.value, evaluation)
     header = evaluation_lib.header(evaluation, prompts)
     distributed.check_same(evaluation_lib.shared(header))
     cli.make_folder(out)
@@ -88,6 +98,8 @@ def _evaluate() -> None:
   parted = audits.units(evaluation, tokens, journal)
   if parted:
     evaluation_lib.run(parted, journal, progress.bar)
+  if profiles is not None:
+    profiling.write(profiles, evaluation, tokens, progress.bar)
   if journal is not None:
     table = table_lib.Table.of(
       evaluation, prompts_lib.name(path), len(prompts), journal
