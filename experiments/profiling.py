@@ -9,7 +9,6 @@ import re
 
 import jax
 
-from experiments import cli
 from experiments import evaluation as evaluation_lib
 from experiments import progress as progress_lib
 from specsample import files
@@ -34,7 +33,13 @@ def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
         'call it by letters, digits and -'
       )
   local = pathlib.Path(folder)
-  cli.make_folder(local)
+  try:
+    local.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(
+      f'--profile_dir={folder}: {error.strerror}: give a folder that can be '
+      'written'
+    ) from error
   return local
 
 

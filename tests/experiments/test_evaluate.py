@@ -94,6 +94,7 @@ def others(tiny_evaluate, commands, tmp_path_factory):
       f'--prompts={folder / "prompts.jsonl"}',
       '--gin_bindings=Sampling.temperature = 1.0',
       "--gin_bindings=Evaluation.methods = {'skip': @skip/Method()}",
+      f'--profile_dir={folder / "profile"}',
     ],
   ]
   calls = [[*call, f'--out={folder}/{i}'] for i, call in enumerate(calls)]
@@ -251,3 +252,17 @@ def test_without_a_baseline_there_is_no_speedup(others):
   assert (row['speedup'], row['speedup_ci95']) == (None, None)
   assert drawn.rows('a').keys() == {'skip'}
   assert 'equals autoregressive' not in drawn.outcome.out
+
+
+def test_a_profile_is_of_one_generation(others):
+  _, drawn = others
+  folder = drawn.folder.parent / 'profile' / 'skip' / 'plugins' / 'profile'
+  (of_run,) = folder.iterdir()
+  (profile,) = of_run.glob('*.xplane.pb')
+  content = profile.read_bytes()
+  # What ran, and nothing that was compiled meanwhile. (The names of a round's
+  # parts may be those of a program that an older version left in a cache.)
+  assert b'jit_advance' in content and b'jit(advance)/while/body/' in content
+  assert b'backend_compile' not in content
+  assert list(of_run.glob('*.trace.json.gz'))
+  assert 'profile, skip' in drawn.outcome.err
