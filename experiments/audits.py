@@ -68,7 +68,7 @@ def units(
     evaluation_lib.Unit(
       f'difference, prompt {parting.prompt + 1}, {parting.method}',
       (KIND, parting.method, parting.prompt),
-      functools.partial(_audit, evaluation, tokens[parting.prompt], parting),
+      functools.partial(_audit, evaluation, tokens, parting),
     )
     for parting in _from_first(evaluation, found)
   ]
@@ -150,7 +150,28 @@ def _from_first(evaluation, found: list[Parting]) -> list[Parting]:
   ]
 
 
-def _audit(evaluation, prompt, parting) -> dict[str, Any]:
+def _starts(evaluation, tokens, parting) -> list[int]:
+  """Where the method's rounds began, up to the difference.
+
+  It decodes the batch again, and gives nothing if that has another output.
+  """
+  batch = next(
+    batch
+    for batch in evaluation.batches(len(tokens))
+    if parting.prompt in batch
+  )
+  output = evaluation.generate(
+    evaluation.methods[parting.method], [tokens[i] for i in batch], batch
+  )
+  row, count = batch.index(parting.prompt), len(parting.common) + 1
+  again = np.asarray(output.tokens)[row, :count].tolist()
+  if again != [*parting.common, parting.token]:
+    return []
+  rounds = np.asarray(output.emit_round)[row, :count]
+  return [0, *(1 + np.flatnonzero(np.diff(rounds))).tolist()]
+
+
+def _audit(evaluation, tokens, parting) -> dict[str, Any]:
   method = evaluation.methods[parting.method]
   text = lambda token: (
     None
@@ -172,12 +193,13 @@ def _audit(evaluation, prompt, parting) -> dict[str, Any]:
     return found | {'verdict': DIFFERS, 'audit': None}
   audit = divergence.audit(
     evaluation.target.params,
-    prompt,
+    tokens[parting.prompt],
     parting.common,
     parting.token,
     parting.baseline_token,
     model=evaluation.target.model,
     width=width,
+    starts=_starts(evaluation, tokens, parting),
     batch_size=evaluation.batch_size,
     max_new_tokens=evaluation.max_new_tokens,
   )

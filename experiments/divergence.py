@@ -80,6 +80,7 @@ def audit(
   *,
   model: Model,
   width: int,
+  starts: Sequence[int] = (),
   batch_size: int = 1,
   max_new_tokens: int,
 ) -> Audit:
@@ -92,6 +93,8 @@ def audit(
     token: what the method emitted then. baseline_token: the baseline.
     model: the target.
     width: N + 1, the tokens of a pass of the method.
+    starts: behind how many of `common` each of its rounds began, from 0 on; if
+      not known a pass begins every `width` tokens.
     batch_size: rows of the run; so many are fed here, all the same.
     max_new_tokens: of the run, so that all its audits share a program.
   """
@@ -100,13 +103,16 @@ def audit(
   room = padded.shape[1] + max_new_tokens
   pair = np.asarray([token, baseline_token], np.int32)
 
-  def read(model, width, start, batch_size):
-    fed = np.zeros(room + chunk + width, np.int32)
-    length = len(prompt) + len(common)
-    fed[:length] = [*prompt, *common]
+  length = len(prompt) + len(common)
+  fed = np.zeros(room + 2 * max(chunk, width), np.int32)
+  fed[:length] = [*prompt, *common]
+
+  def read(model, width, firsts, batch_size):
+    ends = np.full(fed.size, length, np.int32)
+    ends[: len(firsts)] = firsts
     logits, hidden = _behind(
       params,
-      *(fed, np.int32(start), np.int32(length)),
+      *(fed, ends, np.int32(len(firsts))),
       model=model,
       chunk=chunk,
       width=width,
@@ -123,13 +129,14 @@ def audit(
     return reading, float(values[0] - chosen.min()), hidden
 
   # The last token of the prompt is fed by the run's first round.
-  start = len(prompt) - 1
-  one_token, _, _ = read(model, 1, start, batch_size)
-  block, _, _ = read(model, width, start, batch_size)
+  first = len(prompt) - 1
+  one_token, _, _ = read(model, 1, range(first, length), batch_size)
+  rounds = [first + start for start in starts] or range(first, length, width)
+  block, _, _ = read(model, width, rounds, batch_size)
   # On a TPU float32 alone does not say that products are of float32.
   with jax.default_matmul_precision('highest'):
     exact = _in_float32(model)
-    float32, shortfall, hidden = read(exact, chunk, 0, 1)
+    float32, shortfall, hidden = read(exact, chunk, range(0, length, chunk), 1)
     bound = results.TIE
     if model.dtype != 'float32':
       others = pair[pair != float32.best]
@@ -146,13 +153,14 @@ def _in_float32(model: Any) -> Any:
   jax.jit, static_argnames=('model', 'chunk', 'width', 'batch_size')
 )
 def _behind(
-  params, tokens, start, length, *, model, chunk, width, batch_size
+  params, tokens, firsts, count, *, model, chunk, width, batch_size
 ) -> tuple[Array, Array]:
-  """The logits [V] behind the first length of tokens [S], and the vector [D]
-  that they are made of.
+  """The logits [V] behind the last of tokens [S], and the vector [D] that they
+  are made of.
 
-  The tokens before `start` are fed in chunks, as a prefill, the others in
-  passes of `width`, all of the model's dtype.
+  The tokens before `firsts[0]` are fed in chunks, as a prefill does it, the
+  others in `count` passes of `width`. What a pass feeds from the first token of
+  the next one on is not kept, and so behind the last token, `firsts[count]`.
   """
   params = _cast(params, model.dtype)
   parts = sharding.batch_parts()
@@ -165,27 +173,22 @@ def _behind(
   def feed(cache, first, size, end):
     inputs = jax.lax.dynamic_slice(tokens, (0, first), (rows, size))
     output, cache = model.apply(params, inputs, cache)
-    kept = per_row + jnp.minimum(first + size, end)
-    return output, model.commit(cache, kept)
+    return output, model.commit(cache, per_row + end)
+
+  def prefill(i, cache):
+    end = jnp.minimum((i + 1) * chunk, firsts[0])
+    return feed(cache, i * chunk, chunk, end)[1]
+
+  def go_on(i, cache):
+    return feed(cache, firsts[i], width, firsts[i + 1])[1]
 
   cache = model.init_cache(rows, tokens.shape[1], max(chunk, width))
-  cache = jax.lax.fori_loop(
-    0,
-    -(-start // chunk),
-    lambda i, cache: feed(cache, i * chunk, chunk, start)[1],
-    cache,
-  )
-  count = -(-(length - start) // width)
-  cache = jax.lax.fori_loop(
-    0,
-    count - 1,
-    lambda i, cache: feed(cache, start + i * width, width, length)[1],
-    cache,
-  )
-  first = start + (count - 1) * width
-  output, _ = feed(cache, first, width, length)
+  cache = jax.lax.fori_loop(0, -(-firsts[0] // chunk), prefill, cache)
+  cache = jax.lax.fori_loop(0, count - 1, go_on, cache)
+  first, end = firsts[count - 1], firsts[count]
+  output, _ = feed(cache, first, width, end)
   logits, hidden = sharding.replicate((output.logits, output.hidden))
-  return logits[0, length - 1 - first], hidden[0, length - 1 - first]
+  return logits[0, end - 1 - first], hidden[0, end - 1 - first]
 
 
 def _cast(params, dtype):

@@ -98,12 +98,16 @@ def test_readings_are_those_of_one_pass_over_all(params):
     assert reading.lead == pytest.approx(lead, abs=tolerance)
 
 
-@pytest.mark.parametrize('width', [1, 2, 5])
-def test_a_pass_may_have_any_width_and_batch(params, width):
+@pytest.mark.parametrize(
+  ('width', 'starts'), [(1, ()), (5, ()), (3, (0, 1, 4)), (4, (0, 4, 5))]
+)
+def test_passes_may_be_of_any_width_and_rounds(params, width, starts):
   model = dataclasses.replace(_BFLOAT16, dtype='float32')
   exact = jax.tree.map(lambda x: x.astype('float32'), params)
   best, second, *_ = _ranked(params)
-  audit = _audit(exact, second, best, model, width=width, batch_size=2)
+  audit = _audit(
+    exact, second, best, model, width=width, starts=starts, batch_size=2
+  )
   assert audit.block.lead == pytest.approx(audit.float32.lead, abs=1e-5)
   assert audit.one_token.lead == pytest.approx(audit.float32.lead, abs=1e-5)
 
