@@ -123,8 +123,8 @@ def audit(
     reading = Reading(
       best=int(best[0]),
       second=int(best[1]),
-      margin=float(values[0] - values[1]),
-      lead=float(chosen[1] - chosen[0]),
+      margin=_finite(values[0] - values[1]),
+      lead=_finite(chosen[1] - chosen[0]),
     )
     return reading, float(values[0] - chosen.min()), hidden
 
@@ -143,6 +143,11 @@ def audit(
       bounds = _bounds(params, hidden, float32.best, others, model=exact)
       bound += float(np.max(bounds))
   return Audit(one_token, block, float32, bound, shortfall <= bound)
+
+
+def _finite(x: np.floating) -> float:
+  """JSON has no infinity, which an id that is no token is behind by."""
+  return float(np.nan_to_num(x))
 
 
 def _in_float32(model: Any) -> Any:
