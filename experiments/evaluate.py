@@ -9,12 +9,14 @@ generations.jsonl (who wrote what, by the token) to --out, of which `python -m
 experiments.report` makes a page (docs/report.md). The journal there lets the
 same command go on after an interruption. With --record it also writes traces,
 which `python -m experiments.replay` reads (docs/replay.md). On many devices and
-hosts: docs/pods.md. This file only wires: evaluation.py measures, table.py
-makes the rows.
+hosts: docs/pods.md. Greedy outputs that part from the baseline's are looked
+into: docs/divergence.md. This file only wires: suite.py says what is decoded,
+evaluation.py measures, table.py makes the rows.
 """
 
 from absl import flags
 
+from experiments import audits
 from experiments import cli
 from experiments import config
 from experiments import distributed
@@ -24,6 +26,7 @@ from experiments import evaluation_report
 from experiments import journal as journal_lib
 from experiments import mesh
 from experiments import papers
+from experiments import profiling
 from experiments import progress
 from experiments import recording
 from experiments import scoring
@@ -69,6 +72,12 @@ _RECORD = flags.DEFINE_bool(
   'Decodes all once more behind what is timed, and keeps what each round was '
   'decided over in OUT/traces/.',
 )
+_PROFILE_DIR = flags.DEFINE_string(
+  'profile_dir',
+  None,
+  'Decodes a typical prompt once more with each method and writes a profile of '
+  'it to this local folder (docs/profile.md).',
+)
 
 
 def main() -> None:
@@ -95,15 +104,12 @@ def _evaluate() -> None:
     paper = papers.Paper()
     papers.check(paper, {part.name: part.evaluation for part in parts})
     traces = [_traces(part, suite.folder(out, part.name)) for part in parts]
+    profiles = [_profiles(part) for part in parts]
     for part in parts:
       distributed.check_same(evaluation_lib.shared(_header(part)))
     journals = [_journal(part, suite.folder(out, part.name)) for part in parts]
-  for part, journal, recorded in zip(parts, journals, traces, strict=True):
-    if part.name and distributed.is_first():
-      print(f'\n{part.name}')
-    work = evaluation_lib.units(part.evaluation, part.prompts, part.tokens)
-    scores = scoring.units(part.evaluation, part.prompts, journal)
-    evaluation_lib.run([*work, *recorded, *scores], journal, progress.bar)
+  for part, *kept in zip(parts, journals, traces, profiles, strict=True):
+    _run(part, *kept)
   if distributed.is_first():
     tables = [
       table_lib.Table.of(
@@ -126,10 +132,31 @@ def _evaluate() -> None:
     evaluation_report.show(out, tables, paper)
 
 
+def _run(part, journal, traces, profiles):
+  if part.name and distributed.is_first():
+    print(f'\n{part.name}')
+  evaluation, tokens = part.evaluation, part.tokens
+  work = evaluation_lib.units(evaluation, part.prompts, tokens)
+  scores = scoring.units(evaluation, part.prompts, journal)
+  evaluation_lib.run([*work, *traces, *scores], journal, progress.bar)
+  parted = audits.units(evaluation, tokens, journal)
+  if parted:
+    evaluation_lib.run(parted, journal, progress.bar)
+  if profiles is not None:
+    profiling.write(profiles, evaluation, tokens, progress.bar)
+
+
 def _traces(part, folder):
   if not _RECORD.value:
     return []
   return recording.units(part.evaluation, folder, part.tokens)
+
+
+def _profiles(part):
+  if not _PROFILE_DIR.value:
+    return None
+  folder = suite.folder(files.at(_PROFILE_DIR.value), part.name)
+  return profiling.check(str(folder), part.evaluation)
 
 
 def _header(part):

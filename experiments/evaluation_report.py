@@ -1,10 +1,9 @@
 """What an evaluation leaves: tables in the terminal, and files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import pathlib
 import sys
-from typing import Any
 
 import gin
 import rich.box
@@ -12,6 +11,7 @@ import rich.console
 import rich.table
 import rich.text
 
+from experiments import audits
 from experiments import environment
 from experiments import figures
 from experiments import methods as methods_lib
@@ -43,13 +43,7 @@ def write(
 
   That is results.png in `out` or, of a part, in its folder there.
   """
-  rows = [row for table in tables for row in table.rows()]
-  data = {
-    table.benchmark: dataclasses.asdict(table.evaluation.task.provenance())
-    for table in tables
-    if table.evaluation.task is not None
-  }
-  write_rows(out, rows, paper, data)
+  rows = write_rows(out, tables, paper)
   for table in tables:
     overall = [row for row in _overall_rows(rows) if row.part == table.part]
     plots.draw(
@@ -59,15 +53,25 @@ def write(
 
 def write_rows(
   out: pathlib.PurePath,
-  rows: Sequence[results.Row],
+  tables: Sequence[table_lib.Table],
   paper: papers.Paper | None = None,
-  data: Mapping[str, dict[str, Any]] | None = None,
-) -> None:
-  """Writes result.json and results.csv."""
+) -> list[results.Row]:
+  """Writes result.json and results.csv; the rows."""
+  rows = [row for table in tables for row in table.rows()]
+  data = {
+    table.benchmark: dataclasses.asdict(table.evaluation.task.provenance())
+    for table in tables
+    if table.evaluation.task is not None
+  }
   result = environment.describe() | {
-    'data': data or {},
     'gin_config': gin.operative_config_str(),
+    'data': data,
     'rows': [dataclasses.asdict(row) for row in rows],
+    'divergences': [
+      {'part': table.part} | found
+      for table in tables
+      for found in table.divergences
+    ],
   }
   if paper is not None and paper.rows:
     compared = papers.compare(paper, _overall_rows(rows))
@@ -78,6 +82,7 @@ def write_rows(
     }
   result_file.write(out / 'result.json', result)
   results.write_csv(out / 'results.csv', rows)
+  return rows
 
 
 def _overall_rows(rows: Sequence[results.Row]) -> list[results.Row]:
@@ -140,6 +145,8 @@ def _show(table: table_lib.Table) -> None:
     shown.print(rich.text.Text(f'no score: {task.unscored()}'))
   for line in mismatch_lines(table.mismatches()):
     shown.print(line)
+  for line in audits.lines(table.divergences):
+    shown.print(rich.text.Text(line))
 
 
 def _scores(rows: Sequence[results.Row]) -> rich.table.Table:

@@ -12,8 +12,9 @@ from typing import Any
 from specsample import files
 from specsample import stats
 
-# Two log-probabilities closer than that are a tie in float32.
-_TIE = 1e-4
+# Two log-probabilities closer than that are a tie in float32: passes of another
+# shape add in another order, which moves them by less.
+TIE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _is_tie(run: Generation, base: Generation) -> bool:
   parting = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
   if parting is None:  # one stopped earlier on the same tokens
     return False
-  return abs(run.log_probs[parting] - base.log_probs[parting]) < _TIE
+  return abs(run.log_probs[parting] - base.log_probs[parting]) < TIE
 
 
 def write_json(path: pathlib.PurePath, value: Any) -> None:

@@ -1,10 +1,12 @@
 """From the journal of an evaluation to its rows."""
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
 from typing import Any
 
+from experiments import audits
 from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import measures
@@ -29,6 +31,8 @@ class Table:
   # By method and name of the score, as `task.Score` has them.
   scores: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   part: str = ''
+  # What `audits` found, where greedy outputs part from the baseline's.
+  divergences: Sequence[dict[str, Any]] = ()
 
   @classmethod
   def of(
@@ -63,6 +67,7 @@ class Table:
         if ('scores', name) in journal
       },
       part=part,
+      divergences=journal.of(audits.KIND),
     )
 
   def rows(self) -> list[results.Row]:
@@ -87,8 +92,11 @@ class Table:
     baseline = self.generations.get(methods_lib.BASELINE)
     if baseline is None or self.evaluation.sampling.temperature != 0:
       return {}
+    audited = {audit['method'] for audit in self.divergences}
     return {
-      name: results.mismatches(self.generations[name], baseline)
+      name: audits.mismatches(name, self.divergences)
+      if name in audited
+      else results.mismatches(self.generations[name], baseline)
       for name, method in self.evaluation.methods.items()
       if method.verify.lossless and name != methods_lib.BASELINE
     }

@@ -6,12 +6,13 @@
     --data=data/smollm2 --data=data/texts
 
 Writes the drafter and its card to --out/drafter, for `specsample.load_drafter`,
-the metrics as JSON lines and the curves as PNG. Checkpoints there let the same
-command go on after an interruption. This file only wires: training.py has the
-settings, trainer.py the loop.
+the metrics as JSON lines (--tensorboard: for TensorBoard too) and the curves as
+PNG. Checkpoints there let the same command go on after an interruption.
+This file only wires: training.py has the settings, trainer.py the loop.
 """
 
 from collections.abc import Sequence
+import contextlib
 import pathlib
 import time
 
@@ -28,6 +29,7 @@ from experiments import environment
 from experiments import features
 from experiments import journal as journal_lib
 from experiments import mesh
+from experiments import scalars
 from experiments import train_state
 from experiments import trainer as trainer_lib
 from experiments import training as training_lib
@@ -48,6 +50,11 @@ _DATA = flags.DEFINE_multi_string(
 _OUT = flags.DEFINE_string(
   'out', None, 'Folder of the run; default results/<name of the gin file>.'
 )
+_TENSORBOARD = flags.DEFINE_bool(
+  'tensorboard',
+  False,
+  'Writes the metrics to OUT/tensorboard too, for TensorBoard to show.',
+)
 
 
 def main() -> None:
@@ -59,12 +66,15 @@ def main() -> None:
 
 
 def _train() -> None:
-  with cli.bad_input():
+  with contextlib.ExitStack() as stack, cli.bad_input():
     out = files.at(_OUT.value or f'results/{config.name()}')
     training = training_lib.Training()
     target = training.target
     data = _read_data(training)
+    observe: scalars.Observe = scalars.observe_nothing
     cli.make_folder(out)
+    if _TENSORBOARD.value:
+      observe = stack.enter_context(scalars.writer(out / 'tensorboard'))
     journal = journal_lib.Journal(out, _header(training, data))
     split = training_lib.Split.of(training, data, None)
     for examples in (split.train, split.held_out):
@@ -86,6 +96,7 @@ def _train() -> None:
       params={'target': target.params, 'drafter': own},
       journal=journal,
       checkpoints=train_state.Checkpoints(out / 'checkpoints'),
+      observe=observe,
     )
     try:
       params = trainer.run()

@@ -18,6 +18,7 @@ from experiments import batches as batches_lib
 from experiments import held_out
 from experiments import journal as journal_lib
 from experiments import progress
+from experiments import scalars
 from experiments import train_state
 from experiments import training as training_lib
 from specsample import drafters
@@ -43,6 +44,7 @@ class Trainer:
   params: Params  # before the first step
   journal: journal_lib.Journal
   checkpoints: train_state.Checkpoints
+  observe: scalars.Observe = scalars.observe_nothing  # what is journalled
 
   @property
   def steps_per_epoch(self) -> int:
@@ -165,6 +167,7 @@ class Trainer:
     # A step that is taken again after a kill has the numbers that it had.
     if key not in self.journal:
       self.journal.add(key, value)
+      self.observe(key, value)
 
   def _given(self, number, state, frozen):
     """What a step reads: the batch, or what the draft model makes of it."""

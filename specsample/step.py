@@ -71,55 +71,58 @@ def observed_step(
   stop: stopping.Stop,
 ) -> tuple[Round, DecodeState]:
   """As `step`, and what was decided over."""
-  draft, draft_state = propose(params, state, drafter=drafter, verify=verify)
-  output, cache = score(params, state, draft, model=model, drafter=drafter)
+  # Names that a profile shows; nothing is computed otherwise.
+  with jax.named_scope('draft'):
+    draft, draft_state = propose(params, state, drafter=drafter, verify=verify)
+  with jax.named_scope('verify'):
+    output, cache = score(params, state, draft, model=model, drafter=drafter)
+    target_probs = _target_probs(state, draft, output.logits)
+    valid = sampling_lib.is_distribution(target_probs)  # [B, K + 1]
+    # A rule looks at all positions at once: of those without a distribution it
+    # must see neither the draft nor a NaN.
+    draft = _keep_behind(draft, valid)
+    target_probs = jnp.where(valid[..., None], target_probs, 0)
+    verdict = judge(state, draft, target_probs, verify)
+  with jax.named_scope('commit'):
+    emission = emission_lib.of(state, draft, verdict, valid, stop)
+    path = _path(draft, verdict)
+    if path is not None:
+      along = lambda x: _take_nodes(x, path)
+      output = jax.tree.map(along, output)
 
-  target_probs = _target_probs(state, draft, output.logits)
-  valid = sampling_lib.is_distribution(target_probs)  # [B, K + 1]
-  # A rule looks at all positions at once: of those without a distribution it
-  # must see neither the draft nor a NaN.
-  draft = _keep_behind(draft, valid)
-  target_probs = jnp.where(valid[..., None], target_probs, 0)
-  verdict = judge(state, draft, target_probs, verify)
-  emission = emission_lib.of(state, draft, verdict, valid, stop)
-  path = _path(draft, verdict)
-  if path is not None:
-    along = lambda x: _take_nodes(x, path)
-    output = jax.tree.map(along, output)
-
-  append = lambda buffer, values: emission_lib.append(
-    buffer, values, state.length, emission.count
-  )
-  tokens = append(state.tokens, emission.tokens)
-  length = state.length + emission.count
-  verdict = dataclasses.replace(verdict, num_accepted=emission.num_accepted)
-  draft_state = drafter.update(
-    params, tokens, length, output, verdict, draft_state
-  )
-  rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
-  log_probs = _log_probs(output.logits, emission.tokens)
-  observed = Round(
-    draft=draft,
-    target_probs=target_probs,
-    num_accepted=emission.num_accepted,
-    num_emitted=emission.count,
-  )
-  return observed, dataclasses.replace(
-    state,
-    length=length,
-    done=emission.done,
-    stop_reason=emission.stop_reason,
-    round=state.round + ~state.done,
-    tokens=tokens,
-    log_probs=append(state.log_probs, log_probs),
-    origin=append(state.origin, emission.origin),
-    emit_round=append(state.emit_round, rounds),
-    proposed=_tally(state.proposed, drafts.depth(draft), state.done),
-    accepted=_tally(state.accepted, emission.num_accepted, state.done),
-    counts=emission_lib.update_counts(state.counts, emission),
-    cache=_commit(state, cache, length - 1, path, model),
-    draft=draft_state,
-  )
+    append = lambda buffer, values: emission_lib.append(
+      buffer, values, state.length, emission.count
+    )
+    tokens = append(state.tokens, emission.tokens)
+    length = state.length + emission.count
+    verdict = dataclasses.replace(verdict, num_accepted=emission.num_accepted)
+    draft_state = drafter.update(
+      params, tokens, length, output, verdict, draft_state
+    )
+    rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
+    log_probs = _log_probs(output.logits, emission.tokens)
+    observed = Round(
+      draft=draft,
+      target_probs=target_probs,
+      num_accepted=emission.num_accepted,
+      num_emitted=emission.count,
+    )
+    return observed, dataclasses.replace(
+      state,
+      length=length,
+      done=emission.done,
+      stop_reason=emission.stop_reason,
+      round=state.round + ~state.done,
+      tokens=tokens,
+      log_probs=append(state.log_probs, log_probs),
+      origin=append(state.origin, emission.origin),
+      emit_round=append(state.emit_round, rounds),
+      proposed=_tally(state.proposed, drafts.depth(draft), state.done),
+      accepted=_tally(state.accepted, emission.num_accepted, state.done),
+      counts=emission_lib.update_counts(state.counts, emission),
+      cache=_commit(state, cache, length - 1, path, model),
+      draft=draft_state,
+    )
 
 
 def propose(

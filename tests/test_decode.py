@@ -1,6 +1,7 @@
 """The round: stops, bookkeeping, penalties, what is counted."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -267,3 +268,27 @@ def test_done_rows_stay_as_they_are():
     np.testing.assert_array_equal(
       getattr(output, field.name)[1], getattr(alone, field.name)[0]
     )
+
+
+def test_a_profile_can_tell_the_parts_of_a_round():
+  components = {'model': TARGET, 'drafter': drafters.Ngram(num_draft_tokens=2)}
+  prompts, lengths = specsample.pad_prompts([[1, 2, 3]])
+  state = specsample.prefill(
+    PARAMS,
+    prompts,
+    lengths,
+    jax.random.key(0),
+    sampling=specsample.Sampling(),
+    max_new_tokens=4,
+    **components,
+  )
+  lowered = specsample.advance.lower(
+    PARAMS, state, verify=verify.chain, max_rounds=3, **components
+  )
+  text = lowered.as_text(debug_info=True)
+  parts = re.findall(r'"jit\(advance\)/while/body/(\w+)/', text)
+  # Nothing of a round is outside of the three.
+  assert set(parts) == {'draft', 'verify', 'commit'}
+  # Looking up n-grams compares tokens, with no softmax.
+  of_softmax = re.findall(r'while/body/(\w+)/[^"]*\bexp"', text)
+  assert 'verify' in of_softmax and 'draft' not in of_softmax

@@ -30,6 +30,9 @@ _EVALUATE = {
   '--prompts=FOLDER/long.txt': (
     'long.txt, line 2: a prompt of 618 tokens ... 512 ... shorten it'
   ),
+  '--profile_dir=FOLDER/empty.jsonl/profile': (
+    'empty.jsonl/profile: Not a directory ... give a folder'
+  ),
   '--limit=0': '--limit=0 ... not a positive ... --help',
   '--limit=x': '--limit=x ... --help',
   '--gin_bindings=Nothing.at_all = 3': (

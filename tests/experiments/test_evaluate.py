@@ -99,6 +99,7 @@ def others(tiny_evaluate, commands, tmp_path_factory):
       f'--prompts={folder / "prompts.jsonl"}',
       '--gin_bindings=Sampling.temperature = 1.0',
       "--gin_bindings=Evaluation.methods = {'skip': @skip/Method()}",
+      f'--profile_dir={folder / "profile"}',
     ],
   ]
   calls = [[*call, f'--out={folder}/{i}'] for i, call in enumerate(calls)]
@@ -111,7 +112,7 @@ def test_result_says_where_and_how(run, checkpoint):
   result = run.result
   assert result.keys() == {
     *('schema', 'hardware', 'versions', 'git_commit', 'command'),
-    *('gin_config', 'data', 'rows'),
+    *('gin_config', 'data', 'divergences', 'rows'),
   }
   assert result['hardware']['platform'] == 'cpu'
   assert result['hardware']['memory_bytes'] > 1 << 28
@@ -276,3 +277,17 @@ def test_without_a_baseline_there_is_no_speedup(others):
   assert (row['speedup'], row['speedup_ci95']) == (None, None)
   assert drawn.rows('a').keys() == {'skip'}
   assert 'equals autoregressive' not in drawn.outcome.out
+
+
+def test_a_profile_is_of_one_generation(others):
+  _, drawn = others
+  folder = drawn.folder.parent / 'profile' / 'skip' / 'plugins' / 'profile'
+  (of_run,) = folder.iterdir()
+  (profile,) = of_run.glob('*.xplane.pb')
+  content = profile.read_bytes()
+  # What ran, and nothing that was compiled meanwhile. (The names of a round's
+  # parts may be those of a program that an older version left in a cache.)
+  assert b'jit_advance' in content and b'jit(advance)/while/body/' in content
+  assert b'backend_compile' not in content
+  assert list(of_run.glob('*.trace.json.gz'))
+  assert 'profile, skip' in drawn.outcome.err

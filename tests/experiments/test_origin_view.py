@@ -1,0 +1,117 @@
+"""The token-origin view, read back with Python's own parser of HTML."""
+
+from html import parser
+
+import numpy as np
+import pytest
+
+from experiments import origin_view
+import specsample
+from specsample.types import Origin
+
+
+class _Spans(parser.HTMLParser):
+  """Collects (classes, title, text) of each span of the tokens."""
+
+  def __init__(self, source):
+    super().__init__()
+    self.spans, self.others, self._open = [], [], []
+    self.feed(source)
+    self.close()
+
+  def handle_starttag(self, tag, attrs):
+    self._open.append(tag)
+    if tag == 'span':
+      attributes = dict(attrs)
+      self.spans.append(
+        [attributes['class'].split(), attributes.get('title'), '']
+      )
+    elif tag not in ('div', 'style'):
+      self.others.append(tag)
+
+  def handle_endtag(self, tag):
+    assert self._open.pop() == tag
+
+  def handle_data(self, data):
+    if self._open and self._open[-1] == 'span':
+      self.spans[-1][2] += data
+
+
+def _spans(texts, origins, rounds):
+  found = _Spans(origin_view.tokens(texts, origins, rounds))
+  assert not found.others
+  return found.spans
+
+
+def test_each_token_has_its_author_and_its_round():
+  origins = [Origin.ACCEPTED, Origin.BONUS, Origin.CORRECTION]
+  spans = _spans(['The', ' sky', ' is'], origins, [0, 0, 1])
+  assert spans == [
+    [['o', 'accepted', 'first'], 'round 1: accepted draft', 'The'],
+    [['o', 'bonus'], 'round 1: bonus of the target', ' sky'],
+    [['o', 'correction', 'first'], 'round 2: correction by the target', ' is'],
+  ]
+
+
+def test_what_a_model_writes_is_text_not_markup():
+  hostile = ['<script>alert(1)</script>', '"><img src=x onerror=a()>', '&lt;']
+  spans = _spans(hostile, [Origin.BONUS] * 3, [0, 1, 2])
+  assert [text for _, _, text in spans] == hostile
+
+
+def test_no_token_is_without_something_to_see():
+  spans = _spans(['\n', '', ' '], [Origin.BONUS] * 3, [0, 1, 2])
+  assert [text for _, _, text in spans] == ['⏎\n', '◌', ' ']
+
+
+def test_the_prompt_begins_no_round():
+  spans = _spans(['a', 'b'], [Origin.PROMPT, Origin.BONUS], [0, 0])
+  assert spans[0] == [['o', 'prompt'], 'prompt', 'a']
+
+
+def test_authors_differ_by_more_than_colour():
+  # Of each author the kind of line, which a print in grey shows too.
+  lines = {
+    rule.split()[0]: rule.partition('border-bottom:')[2].split()[1]
+    for rule in origin_view.STYLE.replace('\n', ' ').split('.origin-view .')
+    if 'border-bottom' in rule
+  }
+  assert lines == {
+    'accepted': 'solid',
+    'correction': 'double',
+    'bonus': 'dotted',
+  }
+
+
+def test_pieces_add_up_to_the_text(smollm2):
+  tokenizer = smollm2.tokenizer
+  text = 'Blue: 蓝 and 🙂.'
+  tokens = [*tokenizer.encode(text), *tokenizer.eos_ids[-1:]]
+  pieces = origin_view.pieces(tokenizer, tokens)
+  assert len(pieces) == len(tokens)
+  assert ''.join(pieces) == tokenizer.decode(tokens, skip_special=False)
+  assert ''.join(pieces).startswith(text)
+  assert '' in pieces  # a character of several tokens
+
+
+def test_lists_of_other_lengths_are_refused():
+  with pytest.raises(ValueError, match='2 texts, 1 origins and 2 rounds'):
+    origin_view.tokens(['a', 'b'], [Origin.BONUS], [0, 0])
+
+
+def test_a_row_of_an_output_is_shown_without_its_padding(smollm2):
+  tokens = smollm2.tokenizer.encode('One two three')
+  output = specsample.Output(
+    tokens=np.asarray([[*tokens, 0, 0]]),
+    lengths=np.asarray([len(tokens)]),
+    log_probs=None,
+    origin=np.asarray([[3] * len(tokens) + [0, 0]]),
+    emit_round=np.asarray([[*range(len(tokens)), 0, 0]]),
+    rounds=None,
+    proposed=None,
+    accepted=None,
+    stop_reason=None,
+  )
+  found = _Spans(origin_view.of_output(smollm2.tokenizer, output))
+  shown = [span for span in found.spans if span[1]]
+  assert ''.join(text for _, _, text in shown) == 'One two three'

@@ -1,0 +1,49 @@
+"""What TensorBoard would read, from the event file itself."""
+
+import struct
+import sys
+
+import pytest
+from tensorboardX.proto import event_pb2
+
+from experiments import scalars
+
+
+def _read(folder):
+  """(tag, step, value) of each scalar: records of a length, a checksum of it,
+  the event and its checksum."""
+  (path,) = folder.iterdir()
+  data, found = path.read_bytes(), []
+  while data:
+    (length,) = struct.unpack('<Q', data[:8])
+    event = event_pb2.Event.FromString(data[12 : 12 + length])
+    found += [
+      (value.tag, event.step, value.simple_value)
+      for value in event.summary.value
+    ]
+    data = data[16 + length :]
+  return found
+
+
+def test_numbers_and_lists_of_them_are_scalars(tmp_path):
+  with scalars.writer(tmp_path / 'events') as observe:
+    observe(('train', 20), {'step': 20, 'loss': 1.5})
+    observe(
+      ('held out', 20),
+      {'tokens_per_round': 1.25, 'acceptance_by_position': [0.5, None]},
+    )
+  assert _read(tmp_path / 'events') == [
+    ('train/step', 20, 20.0),
+    ('train/loss', 20, 1.5),
+    ('held_out/tokens_per_round', 20, 1.25),
+    ('held_out/acceptance_by_position/1', 20, 0.5),
+  ]
+
+
+def test_without_the_package_the_remedy_is_named(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'tensorboardX', None)
+  with (
+    pytest.raises(ValueError, match=r"pip install 'specsample\[tensorboard\]'"),
+    scalars.writer(tmp_path),
+  ):
+    pass

@@ -1,0 +1,116 @@
+"""The notebooks, run from top to bottom in a kernel as a reader runs them.
+
+Not by `exec`: what a cell displays, and that a plot is inline, is seen only
+through a kernel. It takes two seconds to start.
+"""
+
+import os
+import pathlib
+import re
+import tomllib
+
+import nbclient
+import nbformat
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_FOLDER = _ROOT / 'colab'
+_NAMES = ('add_a_drafter', 'quickstart', 'reproduce_a_table')
+# Seconds for a cell; the slowest takes one minute where nothing is compiled.
+_TIMEOUT = 600
+
+
+def _read(name):
+  return nbformat.read(_FOLDER / f'{name}.ipynb', as_version=4)
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """The function that runs a notebook: the outputs of its cells, by id."""
+  # What compiles cheaply, as the other tests want it, would decode slowly here.
+  environment = {
+    name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'
+  }
+  environment['IPYTHONDIR'] = str(tmp_path_factory.mktemp('ipython'))
+
+  def outputs(name):
+    notebook = _read(name)
+    client = nbclient.NotebookClient(
+      notebook,
+      timeout=_TIMEOUT,
+      kernel_name='python3',
+      resources={'metadata': {'path': str(_FOLDER)}},
+    )
+    client.execute(env=environment)  # raises what a cell raises
+    return {
+      cell.id: cell.outputs for cell in notebook.cells if 'outputs' in cell
+    }
+
+  return outputs
+
+
+def _text(outputs):
+  return ''.join(output.text for output in outputs if 'text' in output)
+
+
+def _displayed(outputs, kind):
+  return [
+    output.data[kind] for output in outputs if kind in output.get('data', {})
+  ]
+
+
+def test_quickstart(run):
+  cells = run('quickstart')
+  assert cells['install'] == []  # nothing is installed, nothing said
+  passes = re.findall(r'tokens in (\d+) passes', _text(cells['equal']))
+  plain, drafted = map(int, passes)
+  assert plain == 48 > drafted
+  for name in ('origin', 'sampled'):
+    (view,) = _displayed(cells[name], 'text/html')
+    assert view.count('class="o accepted') > 3
+  assert _displayed(cells['histogram'], 'image/png')
+  assert len(_text(cells['another-key'])) > 100
+
+
+def test_reproduce_a_table(run):
+  cells = run('reproduce_a_table')
+  rows = [line.split() for line in _text(cells['table']).splitlines()[2:]]
+  assert [row[0] for row in rows] == ['0', '1', '2', '3', '4']
+  for row in rows[1:]:
+    kept, predicted, measured = map(float, row[1:4])
+    assert 0 < kept < 1
+    # What the formula says of independent drafts, which these are not.
+    assert measured == pytest.approx(predicted, rel=0.25)
+  assert _displayed(cells['plot'], 'image/png')
+
+
+def test_add_a_drafter(run):
+  cells = run('add_a_drafter')
+  (view,) = _displayed(cells['run'], 'text/html')
+  assert view.count('class="o accepted') > 3
+  caught = _text(cells['caught'])
+  assert 'certify: Chain() is not exact' in caught
+  assert 'does not follow the target: chi-square' in caught
+  assert _displayed(cells['see'], 'image/png')
+
+
+def test_all_notebooks_are_run():
+  assert {path.stem for path in _FOLDER.glob('*.ipynb')} == set(_NAMES)
+
+
+@pytest.mark.parametrize('name', _NAMES)
+def test_a_notebook_is_as_it_is_reviewed(name):
+  notebook = _read(name)
+  nbformat.validate(notebook)
+  for cell in notebook.cells:
+    if cell.cell_type == 'code':
+      assert cell.outputs == []
+      assert cell.execution_count is None
+  repository = tomllib.loads((_ROOT / 'pyproject.toml').read_text('utf-8'))[
+    'project'
+  ]['urls']['Repository']
+  path = f'{repository.removeprefix("https://github.com/")}/blob/main/colab'
+  badge = f'https://colab.research.google.com/github/{path}/{name}.ipynb'
+  assert f'href="{badge}"' in notebook.cells[0].source
+  (install,) = (cell for cell in notebook.cells if cell.id == 'install')
+  assert f"REPOSITORY = '{repository}'\n" in install.source
