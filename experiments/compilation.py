@@ -15,10 +15,11 @@ from jax.experimental import topologies
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import chips
 from experiments import compiled as compiled_lib
 from experiments import hlo_counts
+from experiments import tpus
 import specsample
+from specsample import chips
 from specsample import decode
 from specsample import request as request_lib
 from specsample import sharding
@@ -83,19 +84,19 @@ def target(topology: str, config: CompileTpu) -> Target:
     ValueError: there is no such topology, its devices make no such mesh, or
       `specsample.generate` would refuse the arguments.
   """
-  chip = chips.of(topology)
+  tpu = tpus.of(topology)
   try:
     devices = topologies.get_topology_desc(
       platform='tpu',
       topology_name=topology,
       num_slices=config.num_slices,
-      **chip.options,
+      **tpu.options,
     ).devices
   except jax.errors.JaxRuntimeError as error:
     raise ValueError(
       f'the compiler does not take topology {topology!r}: {error}: '
       f'choose another shape, such as {topology.partition(":")[0]}:'
-      f'{chip.example}'
+      f'{tpu.example}'
     ) from error
   mesh = sharding.make_mesh(
     config.data,
@@ -104,7 +105,7 @@ def target(topology: str, config: CompileTpu) -> Target:
     explicit=config.explicit,
     devices=devices,
   )
-  return on(mesh, config, topology=topology, chip=chip)
+  return on(mesh, config, topology=topology, chip=tpu.chip)
 
 
 def on(

@@ -75,6 +75,8 @@ class Row:
   ms_per_token: float  # prefill included
   speedup: float | None
   speedup_ci95: list[float] | None
+  predicted_speedup: float | None  # by the times below, which were apart
+  prefill_ms: float | None  # of a batch of typical prompts
   draft_ms: float | None  # of a round, as are the next two
   verify_ms: float | None
   overhead_ms: float | None

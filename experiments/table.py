@@ -8,12 +8,13 @@ from typing import Any
 from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import methods as methods_lib
+from experiments import predicted
 from experiments import results
 from experiments import roofline as roofline_lib
 
 OVERALL = 'overall'
 # What is timed over typical prompts, not over those of a category.
-_NO_PARTS = {'draft_ms': None, 'verify_ms': None, 'overhead_ms': None}
+_PARTS = ('prefill_ms', 'draft_ms', 'verify_ms', 'overhead_ms')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Table:
     baseline = None
     if methods_lib.BASELINE in self.generations:
       baseline = self._of_category(methods_lib.BASELINE, category)
-    parts = self.parts[name] if category == OVERALL else _NO_PARTS
+    parts = self.parts[name] if category == OVERALL else {}
     return results.Row(
       method=name,
       drafter=methods_lib.file_name(method.drafter),
@@ -89,10 +90,9 @@ class Table:
       num_draft_tokens=method.drafter.num_draft_tokens,
       temperature=float(self.evaluation.sampling.temperature),
       batch_size=self.evaluation.batch_size,
-      draft_ms=parts['draft_ms'],
-      verify_ms=parts['verify_ms'],
-      overhead_ms=parts['overhead_ms'],
+      predicted_speedup=self._predicted_speedup(name, category),
       percent_of_roofline=self._percent_of_roofline(name, category),
+      **{part: parts.get(part) for part in _PARTS},
       **results.measured(runs, baseline),
     )
 
@@ -102,6 +102,17 @@ class Table:
       for run in self.generations[name]
       if category in (OVERALL, run.category)
     ]
+
+  def _predicted_speedup(self, name, category) -> float | None:
+    baseline = methods_lib.BASELINE
+    if category != OVERALL or baseline not in self.generations:
+      return None
+    return predicted.speedup(
+      self.generations[name],
+      self.generations[baseline],
+      parts=self.parts[name],
+      baseline_parts=self.parts[baseline],
+    )
 
   def _percent_of_roofline(self, name, category) -> float:
     """Reading weights and caches once a round, over what a round took.

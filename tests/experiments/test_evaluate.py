@@ -25,8 +25,9 @@ _FIELDS = (
   *('method', 'drafter', 'verifier', 'law', 'lossless', 'benchmark'),
   *('category', 'num_draft_tokens', 'temperature', 'batch_size', 'prompts'),
   *('tokens', 'rounds', 'tokens_per_round', 'acceptance_by_position'),
-  *('ms_per_token', 'speedup', 'speedup_ci95', 'draft_ms', 'verify_ms'),
-  *('overhead_ms', 'percent_of_roofline'),
+  *('ms_per_token', 'speedup', 'speedup_ci95', 'predicted_speedup'),
+  *('prefill_ms', 'draft_ms', 'verify_ms', 'overhead_ms'),
+  'percent_of_roofline',
 )
 
 
@@ -144,7 +145,7 @@ def test_rows_are_methods_by_categories(run):
     assert (row['temperature'], row['lossless']) == (0, True)
     assert row['verifier'] == 'chain'
     # Timed over one prompt, not by category.
-    times = ('draft_ms', 'verify_ms', 'overhead_ms')
+    times = ('predicted_speedup', 'prefill_ms', 'draft_ms', 'verify_ms')
     assert all(isinstance(row[name], float) for name in times)
     assert all(part[name] is None for part in parts for name in times)
 

@@ -45,6 +45,8 @@ def _row(**changes):
     'ms_per_token': 16.25,
     'speedup': 1.5,
     'speedup_ci95': [1.25, 1.75],
+    'predicted_speedup': 1.45,
+    'prefill_ms': 80.0,
     'draft_ms': 0.5,
     'verify_ms': 20.0,
     'overhead_ms': None,
