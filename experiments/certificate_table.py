@@ -7,14 +7,14 @@ import rich.box
 import rich.table
 
 from experiments import certificate as certificate_lib
-from experiments import report
+from experiments import evaluation_report
 
 Record = dict[str, Any]
 
 
 def show(certificate: Record) -> None:
   """Prints a summary a section, and every planted bug."""
-  console = report.console()
+  console = evaluation_report.console()
   if certificate['cases']:
     console.print('\n[bold]Exact enumeration of lossless rules[/]\n')
     console.print(_cases(certificate['cases'] + certificate['lossy']))

@@ -18,12 +18,12 @@ from experiments import config
 from experiments import distributed
 from experiments import environment
 from experiments import evaluation as evaluation_lib
+from experiments import evaluation_report
 from experiments import journal as journal_lib
 from experiments import mesh
 from experiments import progress
 from experiments import prompts as prompts_lib
 from experiments import recording
-from experiments import report
 from experiments import table as table_lib
 from specsample import files
 
@@ -87,8 +87,8 @@ def _evaluate() -> None:
     table = table_lib.Table.of(
       evaluation, prompts_lib.name(path), len(prompts), journal
     )
-    report.write(out, table)
-    report.show(out, table)
+    evaluation_report.write(out, table)
+    evaluation_report.show(out, table)
 
 
 if __name__ == '__main__':

@@ -9,10 +9,10 @@ import rich.table
 import rich.text
 
 from experiments import environment
+from experiments import evaluation_report
 from experiments import journal as journal_lib
 from experiments import methods as methods_lib
 from experiments import refilling
-from experiments import report
 from experiments import results
 
 
@@ -100,7 +100,7 @@ def write(out: pathlib.PurePath, rows: Sequence[Row]) -> None:
 
 def show(out: pathlib.PurePath, rows: Sequence[Row], prompts: str) -> None:
   """Prints the table, and whether the outputs are the same."""
-  shown = report.console()
+  shown = evaluation_report.console()
   first = rows[0]
   title = (
     f'{prompts}: {first.requests} requests, {first.prompt_tokens} tokens in, '
@@ -114,7 +114,7 @@ def show(out: pathlib.PurePath, rows: Sequence[Row], prompts: str) -> None:
 
 
 def _table(rows: Sequence[Row]) -> rich.table.Table:
-  table = report.columns(
+  table = evaluation_report.columns(
     'method',
     'K',
     'tokens\nout',

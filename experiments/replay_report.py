@@ -7,8 +7,8 @@ import pathlib
 import gin
 
 from experiments import environment
+from experiments import evaluation_report
 from experiments import replaying
-from experiments import report
 from experiments import results
 from experiments import traces
 
@@ -29,13 +29,13 @@ def show(
   out: pathlib.PurePath, trace: traces.Trace, rows: Sequence[replaying.Row]
 ) -> None:
   """Prints the table, and how much of the distributions has no column."""
-  header, console = trace.header, report.console()
+  header, console = trace.header, evaluation_report.console()
   console.print(
     f'{header["method"]}: {len(trace.arrays["output"])} prompts, '
     f'{len(trace.arrays["round"])} rounds, drafts of law {header["law"]}',
     markup=False,
   )
-  table = report.columns(
+  table = evaluation_report.columns(
     'variant',
     *('drafted\na round', 'kept\na round', 'tokens\na round'),
     *('95%\ninterval', 'by chance\n1 sd', 'predicted\nspeed', '\nlossless'),
@@ -49,7 +49,7 @@ def show(
       f'{row.tokens:.3f}',
       interval,
       f'{row.tokens_sd:.3f}',
-      report.number(row.speed, '.2f', 'x'),
+      evaluation_report.number(row.speed, '.2f', 'x'),
       {True: 'yes', False: 'NO', None: ''}[row.lossless],
     )
   console.print(table)
@@ -57,7 +57,7 @@ def show(
   console.print(
     'in no column of their own, at most: '
     f'{of_target:.4f} of a distribution of the target, '
-    f'{report.number(of_draft, ".4f")} of a draft',
+    f'{evaluation_report.number(of_draft, ".4f")} of a draft',
     markup=False,
   )
   print(f'\nreplay.json is in {out}')

@@ -11,10 +11,10 @@ import numpy as np
 
 from experiments import environment
 from experiments import evaluation as evaluation_lib
+from experiments import evaluation_report
 from experiments import measure as measure_lib
 from experiments import methods as methods_lib
 from experiments import progress as progress_lib
-from experiments import report
 from experiments import results
 import specsample
 from specsample import drafters
@@ -156,7 +156,7 @@ def write(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
 
 def show(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
   """Prints the tables, and how `Fastest` is given them."""
-  console = report.console()
+  console = evaluation_report.console()
   for name, found in costs.items():
     ms = ', '.join(f'{x:.1f}' for x in found.ms)
     console.print(

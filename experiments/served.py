@@ -15,9 +15,9 @@ import rich.table
 import rich.text
 
 from experiments import environment
+from experiments import evaluation_report
 from experiments import journal as journal_lib
 from experiments import plots
-from experiments import report
 from experiments import results
 from experiments import serving as serving_lib
 
@@ -128,7 +128,7 @@ def write(out: pathlib.PurePath, found: Found) -> None:
 
 def show(out: pathlib.PurePath, found: Found) -> None:
   """Prints a line a window, and what the updates cost."""
-  shown = report.console()
+  shown = evaluation_report.console()
   # As a Text: a name may hold what rich takes for markup.
   shown.print(rich.text.Text(f'\n{found.title}\n', 'bold'))
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD)

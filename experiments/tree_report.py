@@ -9,7 +9,7 @@ import rich.table
 import rich.text
 
 from experiments import environment
-from experiments import report
+from experiments import evaluation_report
 from experiments import results
 from experiments import table as table_lib
 from experiments import tree_plot
@@ -33,7 +33,7 @@ def write(
 
   That is trees.json, trees.csv and trees.png.
   """
-  first, *_ = report.write_rows(out, table)
+  first, *_ = evaluation_report.write_rows(out, table)
   rows = tree_rows.rows(compared, table)
   by_drafter = {
     name: {
@@ -50,7 +50,7 @@ def write(
   }
   results.write_json(out / 'trees.json', content)
   results.write_csv(out / 'trees.csv', rows)
-  tree_plot.draw(out / 'trees.png', rows, report.title(first))
+  tree_plot.draw(out / 'trees.png', rows, evaluation_report.title(first))
   return rows
 
 
@@ -60,20 +60,20 @@ def show(
   table: table_lib.Table,
 ) -> None:
   """Prints a line a tree, and what comparing the outputs found."""
-  shown = report.console()
-  title = report.title(table.rows()[0])
+  shown = evaluation_report.console()
+  title = evaluation_report.title(table.rows()[0])
   shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
   for drafter in dict.fromkeys(row.drafter for row in rows):
     shown.print(_of_drafter([row for row in rows if row.drafter == drafter]))
   shown.print(_LEGEND)
-  for line in report.mismatch_lines(table.mismatches()):
+  for line in evaluation_report.mismatch_lines(table.mismatches()):
     shown.print(line)
   print(f'\nresult.json, trees.json, trees.csv and trees.png are in {out}')
 
 
 def _of_drafter(rows) -> rich.table.Table:
   """One line a tree: its shape, tokens a round, times, speedups."""
-  table = report.columns(
+  table = evaluation_report.columns(
     rows[0].drafter,
     'N',
     'deep',
@@ -89,7 +89,7 @@ def _of_drafter(rows) -> rich.table.Table:
     '\nup',
     '95%\ninterval',
   )
-  number = report.number
+  number = evaluation_report.number
   for row in rows:
     table.add_row(
       f'{row.topology}{" *" if row.is_chosen else ""}',
@@ -105,6 +105,6 @@ def _of_drafter(rows) -> rich.table.Table:
       number(100 * row.judge_ms / row.round_ms, '.1f', '%'),
       number(row.predicted_speedup, '.2f', 'x'),
       number(row.speedup, '.2f', 'x'),
-      report.interval(row),
+      evaluation_report.interval(row),
     )
   return table
