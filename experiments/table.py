@@ -14,7 +14,9 @@ from experiments import roofline as roofline_lib
 
 OVERALL = 'overall'
 # What is timed over typical prompts, not over those of a category.
-_PARTS = ('prefill_ms', 'draft_ms', 'verify_ms', 'overhead_ms')
+_NO_PARTS = dict.fromkeys(
+  ('prefill_ms', 'draft_ms', 'verify_ms', 'overhead_ms')
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Table:
     baseline = None
     if methods_lib.BASELINE in self.generations:
       baseline = self._of_category(methods_lib.BASELINE, category)
-    parts = self.parts[name] if category == OVERALL else {}
+    parts = self.parts[name] if category == OVERALL else _NO_PARTS
     return results.Row(
       method=name,
       drafter=methods_lib.file_name(method.drafter),
@@ -91,8 +93,11 @@ class Table:
       temperature=float(self.evaluation.sampling.temperature),
       batch_size=self.evaluation.batch_size,
       predicted_speedup=self._predicted_speedup(name, category),
+      prefill_ms=parts['prefill_ms'],
+      draft_ms=parts['draft_ms'],
+      verify_ms=parts['verify_ms'],
+      overhead_ms=parts['overhead_ms'],
       percent_of_roofline=self._percent_of_roofline(name, category),
-      **{part: parts.get(part) for part in _PARTS},
       **results.measured(runs, baseline),
     )
 

@@ -58,10 +58,9 @@ def test_the_speedup_that_chen_print_first_is_not_that_of_their_times():
 
 @pytest.mark.parametrize(('alpha', 'gamma', 'c', 'expected'), _LEVIATHAN)
 def test_leviathans_expectations(alpha, gamma, c, expected):
-  # alpha is printed with two digits: half of the last one on each side, and
-  # half of the last digit of what is expected.
+  # All are printed with two digits: half of the last one on each side.
   low, middle, high = (
-    cost.leviathan_speedup(alpha + change, gamma, c)
+    cost.leviathan_speedup(alpha + change, gamma, c - change)
     for change in (-0.005, 0, 0.005)
   )
   assert low - 0.05 <= expected <= high + 0.05
@@ -72,8 +71,14 @@ def test_leviathans_expectations(alpha, gamma, c, expected):
 
 @pytest.mark.parametrize(
   ('alpha', 'gamma', 'speedup'),
-  [(0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 2, 2.44), (0.8, 5, 3.69)]
-  + [(0.9, 2, 2.71), (0.9, 10, 6.86)],
+  [
+    (0.6, 2, 1.96),
+    (0.7, 3, 2.53),
+    (0.8, 2, 2.44),
+    (0.8, 5, 3.69),
+    (0.9, 2, 2.71),
+    (0.9, 10, 6.86),
+  ],
 )
 def test_leviathans_table_of_free_drafters(alpha, gamma, speedup):
   found = cost.leviathan_speedup(alpha, gamma, 0)
