@@ -160,7 +160,7 @@ def run(
     )
     prefill = _compile(lowered, (params, request), target.chip)
     if isinstance(prefill, _TooLarge):
-      return prefill.compiled(target, elapsed()), None
+      return prefill.compiled(target, config, elapsed()), None
     step(f'{target.topology}: decoding loop')
     state = _structs(lowered.out_info, prefill.output_shardings)
     lowered = decode.advance.lower(
@@ -173,7 +173,7 @@ def run(
     )
     loop = _compile(lowered, (params, state), target.chip)
     if isinstance(loop, _TooLarge):
-      return loop.compiled(target, elapsed()), None
+      return loop.compiled(target, config, elapsed()), None
   seconds = elapsed()
   text = loop.as_text()
   counts = hlo_counts.count(text, config.model.vocab_size)
@@ -182,6 +182,8 @@ def run(
   compiled = compiled_lib.Compiled(
     topology=target.topology,
     devices=target.mesh.size,
+    batch_size=config.batch_size,
+    num_draft_tokens=config.drafter.num_draft_tokens,
     hbm_bytes_per_device=target.chip.hbm_bytes,
     argument_bytes=memory.argument_size_in_bytes,
     temp_bytes=memory.temp_size_in_bytes,
@@ -208,11 +210,13 @@ class _TooLarge:
   argument_bytes: int
   peak_bytes: int | None
 
-  def compiled(self, target, seconds):
+  def compiled(self, target, config, seconds):
     peak = self.peak_bytes
     return compiled_lib.Compiled(
       topology=target.topology,
       devices=target.mesh.size,
+      batch_size=config.batch_size,
+      num_draft_tokens=config.drafter.num_draft_tokens,
       hbm_bytes_per_device=target.chip.hbm_bytes,
       argument_bytes=self.argument_bytes,
       temp_bytes=None if peak is None else peak - self.argument_bytes,
