@@ -85,23 +85,15 @@ class Prediction:
     Raises:
       ValueError: a model is of a kind whose cost is not known.
     """
-    is_shape = lambda model: not isinstance(model, passes_lib.Timed)
-    models = (self.target, self.draft)
-    decoders = [
-      passes_lib.decoder(model, self.weights) if is_shape(model) else None
-      for model in models
-    ]
-    if self.chip != _CPU:
-      chip = chips.CHIPS[self.chip]
-    elif any(decoders):
-      chip = this_machine.chip()
-    target, draft = (
-      passes_lib.OnChips(decoder=decoder, chip=chip, devices=self.devices)
-      if decoder
-      else model
-      for model, decoder in zip(models, decoders, strict=True)
-    )
-    return target, draft
+    is_cpu = self.chip == _CPU
+    chip = this_machine.chip() if is_cpu else chips.CHIPS[self.chip]
+    return self._network(self.target, chip), self._network(self.draft, chip)
+
+  def _network(self, model, chip) -> passes_lib.Passes:
+    if isinstance(model, passes_lib.Timed):
+      return model
+    decoder = passes_lib.decoder(model, self.weights)
+    return passes_lib.OnChips(decoder=decoder, chip=chip, devices=self.devices)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
