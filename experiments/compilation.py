@@ -15,10 +15,11 @@ from jax.experimental import topologies
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import chips
 from experiments import compiled as compiled_lib
 from experiments import hlo_counts
+from experiments import tpus
 import specsample
+from specsample import chips
 from specsample import decode
 from specsample import request as request_lib
 from specsample import sharding
@@ -83,19 +84,19 @@ def target(topology: str, config: CompileTpu) -> Target:
     ValueError: there is no such topology, its devices make no such mesh, or
       `specsample.generate` would refuse the arguments.
   """
-  chip = chips.of(topology)
+  tpu = tpus.of(topology)
   try:
     devices = topologies.get_topology_desc(
       platform='tpu',
       topology_name=topology,
       num_slices=config.num_slices,
-      **chip.options,
+      **tpu.options,
     ).devices
   except jax.errors.JaxRuntimeError as error:
     raise ValueError(
       f'the compiler does not take topology {topology!r}: {error}: '
       f'choose another shape, such as {topology.partition(":")[0]}:'
-      f'{chip.example}'
+      f'{tpu.example}'
     ) from error
   mesh = sharding.make_mesh(
     config.data,
@@ -104,7 +105,7 @@ def target(topology: str, config: CompileTpu) -> Target:
     explicit=config.explicit,
     devices=devices,
   )
-  return on(mesh, config, topology=topology, chip=chip)
+  return on(mesh, config, topology=topology, chip=tpu.chip)
 
 
 def on(
@@ -159,7 +160,7 @@ def run(
     )
     prefill = _compile(lowered, (params, request), target.chip)
     if isinstance(prefill, _TooLarge):
-      return prefill.compiled(target, elapsed()), None
+      return prefill.compiled(target, config, elapsed()), None
     step(f'{target.topology}: decoding loop')
     state = _structs(lowered.out_info, prefill.output_shardings)
     lowered = decode.advance.lower(
@@ -172,7 +173,7 @@ def run(
     )
     loop = _compile(lowered, (params, state), target.chip)
     if isinstance(loop, _TooLarge):
-      return loop.compiled(target, elapsed()), None
+      return loop.compiled(target, config, elapsed()), None
   seconds = elapsed()
   text = loop.as_text()
   counts = hlo_counts.count(text, config.model.vocab_size)
@@ -181,6 +182,8 @@ def run(
   compiled = compiled_lib.Compiled(
     topology=target.topology,
     devices=target.mesh.size,
+    batch_size=config.batch_size,
+    num_draft_tokens=config.drafter.num_draft_tokens,
     hbm_bytes_per_device=target.chip.hbm_bytes,
     argument_bytes=memory.argument_size_in_bytes,
     temp_bytes=memory.temp_size_in_bytes,
@@ -207,11 +210,13 @@ class _TooLarge:
   argument_bytes: int
   peak_bytes: int | None
 
-  def compiled(self, target, seconds):
+  def compiled(self, target, config, seconds):
     peak = self.peak_bytes
     return compiled_lib.Compiled(
       topology=target.topology,
       devices=target.mesh.size,
+      batch_size=config.batch_size,
+      num_draft_tokens=config.drafter.num_draft_tokens,
       hbm_bytes_per_device=target.chip.hbm_bytes,
       argument_bytes=self.argument_bytes,
       temp_bytes=None if peak is None else peak - self.argument_bytes,

@@ -13,13 +13,13 @@ import sys
 
 from absl import flags
 
-from experiments import chips
 from experiments import cli
 from experiments import compilation
 from experiments import config
 from experiments import progress
 from experiments import results
 from experiments import tpu_environment
+from experiments import tpus
 from specsample import files
 
 config.define_flags('configs/runs/pod_chinchilla_v4.gin')
@@ -51,7 +51,7 @@ def main() -> None:
     hlo = files.at(_DUMP_HLO.value) if _DUMP_HLO.value else None
     setup = compilation.CompileTpu()
     topologies = _TOPOLOGY.value or setup.topologies
-    chips.check(topologies)
+    tpus.check(topologies)
     tpu_environment.enter('experiments.compile_tpu')
     targets = [compilation.target(name, setup) for name in topologies]
     for folder in (out, hlo) if hlo else (out,):

@@ -17,6 +17,8 @@ class Compiled:
 
   topology: str
   devices: int
+  batch_size: int
+  num_draft_tokens: int  # 0: autoregressive decoding
   hbm_bytes_per_device: int
   argument_bytes: int
   temp_bytes: int | None

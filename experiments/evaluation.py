@@ -17,6 +17,7 @@ from experiments import generation
 from experiments import journal as journal_lib
 from experiments import measure
 from experiments import methods as methods_lib
+from experiments import predicted
 from experiments import progress as progress_lib
 from experiments import prompts as prompts_lib
 from experiments import result_file
@@ -314,6 +315,8 @@ def _parts(evaluation, method, tokens):
     repeats=evaluation.repeats,
   )
   return {
+    'prefill_ms': times.prefill_ms,
+    'prefill_tokens': predicted.fed_tokens([len(row) for row in tokens]),
     'draft_ms': times.draft_ms,
     'verify_ms': times.verify_ms,
     'overhead_ms': times.overhead_ms,

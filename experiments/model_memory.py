@@ -6,7 +6,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from experiments import chips
+from experiments import tpus
+from specsample import chips
 from specsample.drafters import trainable
 from specsample.models import int8
 from specsample.models import transformer
@@ -15,8 +16,8 @@ from specsample.types import Params
 # As parameters are loaded: int8 with all else of bfloat16.
 KINDS = ('float32', 'bfloat16', 'int8')
 # Bytes of one device.
-DEVICES = {name: chip.hbm_bytes for name, chip in chips.CHIPS.items()} | {
-  'H200': 141 * 10**9
+DEVICES = {name: tpu.chip.hbm_bytes for name, tpu in tpus.TPUS.items()} | {
+  'H200': chips.CHIPS['h200'].hbm_bytes
 }
 # Of a device's memory; the rest is for what a step computes.
 _SHARE = 0.9

@@ -86,6 +86,9 @@ class Row:
   speedup_ci95: list[float] | None
   mean_speedup: float | None  # as Spec-Bench counts: `measures`
   mean_speedup_ci95: list[float] | None
+  leviathan_speedup: float | None  # of acceptance and cost_ratio: `cost`
+  predicted_speedup: float | None  # by the times below, which were apart
+  prefill_ms: float | None  # of a batch of typical prompts
   draft_ms: float | None  # of a round, as are the next two
   verify_ms: float | None
   overhead_ms: float | None

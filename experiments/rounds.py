@@ -27,8 +27,9 @@ from specsample.types import (
 
 @dataclasses.dataclass(frozen=True)
 class RoundTimes:
-  """Milliseconds of a round and its parts."""
+  """Milliseconds of a round and its parts, and of what comes before them."""
 
+  prefill_ms: float  # of all rows of the batch
   draft_ms: float
   verify_ms: float  # the target's pass
   overhead_ms: float  # the rest, which noise can make negative
@@ -50,13 +51,13 @@ def times(
   rounds: int = 4,
   repeats: int = 25,
 ) -> RoundTimes:
-  """Times drafting alone, the target over a draft alone, a whole round.
+  """Times the prefill, drafting, the target over a draft, a whole round.
 
-  Each is a compiled loop of `rounds`; they take turns, `repeats` times. Parts
-  are medians; the rest is that of the whole less the two parts just before it,
-  when the machine was as fast or slow. The target reads the pending token and
-  the N nodes of a draft that was made before, and moves a path of a tree into
-  place.
+  Each of the last three is a compiled loop of `rounds`; all take turns,
+  `repeats` times. Parts are medians; the rest is that of the whole less the two
+  parts just before it, when the machine was as fast or slow. The target reads
+  the pending token and the N nodes of a draft that was made before, and moves a
+  path of a tree into place.
   """
   start = functools.partial(
     specsample.prefill,
@@ -89,7 +90,7 @@ def times(
   judge = functools.partial(_judge, verify=verify)
   measured = []
   for repeat in range(repeats + 1):
-    state = jax.block_until_ready(start())
+    state, prefill_time = measure.seconds(start)
     (state, draft), draft_time = measure.seconds(propose, state, rounds=rounds)
     state, score_time = measure.seconds(score, state, draft, rounds=rounds)
     judged = jax.block_until_ready(to_judge(state, draft))
@@ -99,14 +100,18 @@ def times(
       done = int(_most_rounds(state))
       measured.append(
         (
+          prefill_time,
           draft_time / rounds,
           score_time / rounds,
           judge_time,
           round_time / done,
         )
       )
-  draft_ms, verify_ms, judge_ms, round_ms = 1e3 * np.asarray(measured).T
+  prefill_ms, draft_ms, verify_ms, judge_ms, round_ms = (
+    1e3 * np.asarray(measured).T
+  )
   return RoundTimes(
+    prefill_ms=float(np.median(prefill_ms)),
     draft_ms=float(np.median(draft_ms)),
     verify_ms=float(np.median(verify_ms)),
     overhead_ms=float(np.median(round_ms - draft_ms - verify_ms)),

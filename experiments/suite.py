@@ -10,6 +10,7 @@ import gin
 from experiments import config
 from experiments import evaluation as evaluation_lib
 from experiments import prompts as prompts_lib
+from experiments.tasks import human_eval
 
 # What is decoded where neither a task nor --prompts says what.
 _PROMPTS = 'experiments/data/prompts.jsonl'
@@ -68,7 +69,7 @@ def parts(
   """
   for name, evaluation in evaluations().items():
     task = None if path else evaluation.task
-    if hasattr(task, 'allow_code_execution'):
+    if isinstance(task, human_eval.HumanEval):
       task = dataclasses.replace(
         task, allow_code_execution=allow_code_execution
       )

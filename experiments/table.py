@@ -11,12 +11,16 @@ from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import measures
 from experiments import methods as methods_lib
+from experiments import predicted
 from experiments import results
 from experiments import roofline as roofline_lib
+from specsample import cost
 
 OVERALL = 'overall'
 # What is timed over typical prompts, not over those of a category.
-_NO_PARTS = {'draft_ms': None, 'verify_ms': None, 'overhead_ms': None}
+_NO_PARTS = dict.fromkeys(
+  ('prefill_ms', 'draft_ms', 'verify_ms', 'overhead_ms')
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +112,12 @@ class Table:
     if methods_lib.BASELINE in self.generations:
       baseline = self._of_category(methods_lib.BASELINE, category)
     parts = self.parts[name] if category == OVERALL else _NO_PARTS
+    measured = measures.row_fields(runs, baseline)
+    depth = len(measured['acceptance_by_position'])
+    ratio = self._cost_ratio(name, depth) if category == OVERALL else None
+    by_formula = None
+    if ratio is not None and measured['acceptance'] is not None:
+      by_formula = cost.leviathan_speedup(measured['acceptance'], depth, ratio)
     return results.Row(
       method=name,
       drafter=methods_lib.file_name(method.drafter),
@@ -119,19 +129,21 @@ class Table:
       num_draft_tokens=method.drafter.num_draft_tokens,
       temperature=float(self.evaluation.sampling.temperature),
       batch_size=self.evaluation.batch_size,
+      predicted_speedup=self._predicted_speedup(name, category),
+      prefill_ms=parts['prefill_ms'],
       draft_ms=parts['draft_ms'],
       verify_ms=parts['verify_ms'],
       overhead_ms=parts['overhead_ms'],
-      cost_ratio=self._cost_ratio(name) if category == OVERALL else None,
+      cost_ratio=ratio,
       percent_of_roofline=self._percent_of_roofline(name, category),
       part=self.part,
       scores=self.scores.get(name, {}) if category == OVERALL else {},
-      **measures.row_fields(runs, baseline),
+      leviathan_speedup=by_formula,
+      **measured,
     )
 
-  def _cost_ratio(self, name) -> float | None:
+  def _cost_ratio(self, name, depth) -> float | None:
     """Leviathan et al.'s c (2211.17192, section 3.3)."""
-    depth = len(self.generations[name][0].stats.proposed) - 1
     if methods_lib.BASELINE not in self.parts or not depth:
       return None
     one_pass = self.parts[methods_lib.BASELINE]['verify_ms']
@@ -143,6 +155,17 @@ class Table:
       for run in self.generations[name]
       if category in (OVERALL, run.category)
     ]
+
+  def _predicted_speedup(self, name, category) -> float | None:
+    baseline = methods_lib.BASELINE
+    if category != OVERALL or baseline not in self.generations:
+      return None
+    return predicted.speedup(
+      self.generations[name],
+      self.generations[baseline],
+      parts=self.parts[name],
+      baseline_parts=self.parts[baseline],
+    )
 
   def _percent_of_roofline(self, name, category) -> float:
     """Reading weights and caches once a round, over what a round took.

@@ -34,7 +34,7 @@ def write(
 
   That is trees.json, trees.csv and trees.png.
   """
-  evaluation_report.write_rows(out, table.rows())
+  first, *_ = evaluation_report.write_rows(out, [table])
   rows = tree_rows.rows(compared, table)
   by_drafter = {
     name: {
@@ -51,9 +51,7 @@ def write(
   }
   result_file.write(out / 'trees.json', content)
   results.write_csv(out / 'trees.csv', rows)
-  tree_plot.draw(
-    out / 'trees.png', rows, evaluation_report.title(table.rows()[0])
-  )
+  tree_plot.draw(out / 'trees.png', rows, evaluation_report.title(first))
   return rows
 
 

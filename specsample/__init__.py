@@ -1,11 +1,14 @@
 """Exact speculative sampling in JAX."""
 
+from specsample import chips
+from specsample import cost
 from specsample import drafters
 from specsample import policies
 from specsample import sharding
 from specsample import slem
 from specsample import stats
 from specsample import verify
+from specsample import work
 from specsample.continuous import generate_all
 from specsample.decode import advance
 from specsample.decode import finish
@@ -34,6 +37,8 @@ __all__ = [
   'StopReason',
   'VocabMap',
   'advance',
+  'chips',
+  'cost',
   'drafters',
   'finish',
   'generate',
@@ -50,4 +55,5 @@ __all__ = [
   'slem',
   'stats',
   'verify',
+  'work',
 ]

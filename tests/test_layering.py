@@ -13,8 +13,8 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # package no higher than its own line. The longest matching name counts.
 _LAYERS = (
   ('types',),
-  ('sharding', 'files', 'chat'),
-  ('sampling', 'streams', 'tree', 'stats', 'cost', 'text'),
+  ('sharding', 'files', 'chat', 'chips'),
+  ('sampling', 'streams', 'tree', 'stats', 'cost', 'work', 'text'),
   ('drafts',),
   ('verify', 'tokenizer_files', 'policies', 'spelling'),
   ('models.masks', 'models.rotary', 'models.int8', 'models.tensors'),

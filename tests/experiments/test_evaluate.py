@@ -29,7 +29,8 @@ _FIELDS = (
   *('samples', 'tokens', 'rounds', 'tokens_per_round'),
   *('tokens_per_round_ci95', 'acceptance', 'acceptance_ci95'),
   *('acceptance_by_position', 'ms_per_token', 'ms_per_token_ci95', 'speedup'),
-  *('speedup_ci95', 'mean_speedup', 'mean_speedup_ci95', 'draft_ms'),
+  *('speedup_ci95', 'mean_speedup', 'mean_speedup_ci95'),
+  *('leviathan_speedup', 'predicted_speedup', 'prefill_ms', 'draft_ms'),
   *('verify_ms', 'overhead_ms', 'cost_ratio', 'percent_of_roofline', 'part'),
   'scores',
 )
@@ -151,7 +152,7 @@ def test_rows_are_methods_by_categories(run):
     assert (row['temperature'], row['lossless']) == (0, True)
     assert row['verifier'] == 'chain'
     # Timed over one prompt, not by category.
-    times = ('draft_ms', 'verify_ms', 'overhead_ms')
+    times = ('predicted_speedup', 'prefill_ms', 'draft_ms', 'verify_ms')
     assert all(isinstance(row[name], float) for name in times)
     assert all(part[name] is None for part in parts for name in times)
 

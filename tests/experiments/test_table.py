@@ -1,9 +1,12 @@
 """Rows of a table from generations that were made up."""
 
+import dataclasses
+
 import pytest
 
 from experiments import evaluation
 from experiments import methods
+from experiments import predicted
 from experiments import random_weights
 from experiments import results
 from experiments import table
@@ -51,8 +54,12 @@ def in_batches():
     generation(0, 'b', 0.2, 4, 4),
     generation(1, 'b', 0.6, 12, 12),
   ]
-  parts = {'draft_ms': 1, 'verify_ms': 2, 'overhead_ms': 3, 'law': 'sampled'}
   names = ('autoregressive', 'ngram')
+  common = {'prefill_tokens': 64, 'overhead_ms': 3, 'law': 'sampled'}
+  parts = {
+    'autoregressive': {'prefill_ms': 50, 'draft_ms': 0, 'verify_ms': 17},
+    'ngram': {'prefill_ms': 60, 'draft_ms': 1, 'verify_ms': 21},
+  }
   method = methods.Method(specsample.drafters.Ngram(num_draft_tokens=1))
   return table.Table(
     evaluation.Evaluation(
@@ -60,7 +67,7 @@ def in_batches():
     ),
     'benchmark',
     dict(zip(names, (baseline, of_method), strict=True)),
-    dict.fromkeys(names, parts),
+    {name: common | of_method for name, of_method in parts.items()},
     _BANDWIDTH,
   )
 
@@ -95,3 +102,43 @@ def test_time_a_token_is_that_of_the_batches(in_batches):
   # Two batches, which the method doubles alike.
   assert row.speedup_ci95 == pytest.approx([2, 2])
   assert _row(in_batches.rows(), 'ngram', 'a').speedup_ci95 is None
+
+
+def test_a_prediction_uses_the_parts_and_the_counts_alone(in_batches):
+  rows = in_batches.rows()
+  # Prefills and rounds of two batches, in which the row of more rounds counts.
+  baseline = 2 * 50 + (8 + 12) * 20
+  method = 2 * 60 + (5 + 7) * 25
+  predicted = _row(rows, 'ngram', 'overall').predicted_speedup
+  assert predicted == pytest.approx(baseline / method)
+  assert _row(rows, 'autoregressive', 'overall').predicted_speedup == 1
+  assert _row(rows, 'ngram', 'a').predicted_speedup is None
+  slower = [
+    dataclasses.replace(run, seconds=2 * run.seconds)
+    for run in in_batches.generations['ngram']
+  ]
+  generations = in_batches.generations | {'ngram': slower}
+  changed = dataclasses.replace(in_batches, generations=generations).rows()
+  assert _row(changed, 'ngram', 'overall').predicted_speedup == predicted
+  assert _row(changed, 'ngram', 'overall').speedup == pytest.approx(1)
+
+
+def test_without_a_baseline_nothing_is_predicted(in_batches):
+  generations = {'ngram': in_batches.generations['ngram']}
+  alone = dataclasses.replace(in_batches, generations=generations)
+  assert _row(alone.rows(), 'ngram', 'overall').predicted_speedup is None
+
+
+@pytest.mark.parametrize(
+  ('lengths', 'fed'),
+  [
+    ([1], 0),
+    ([2], 64),
+    ([65], 128),
+    ([5, 66], 128),
+    ([129], 128),
+    ([130], 256),
+  ],
+)
+def test_a_prefill_takes_in_whole_chunks(lengths, fed):
+  assert predicted.fed_tokens(lengths) == fed

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import chips
 from experiments import compilation
 import specsample
+from specsample import chips
 from specsample import drafters
 from specsample import sharding
 from specsample.models import transformer
@@ -33,7 +33,7 @@ _CONFIG = compilation.CompileTpu(
   prompt_length=16,
   max_length=64,
 )
-_CHIP = chips.of('v5e:2x4')
+_CHIP = chips.CHIPS['v5e']
 
 
 def _target(config, chip):

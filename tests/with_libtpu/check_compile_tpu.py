@@ -15,7 +15,8 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FIELDS = [
-  *('topology', 'devices', 'hbm_bytes_per_device', 'argument_bytes'),
+  *('topology', 'devices', 'batch_size', 'num_draft_tokens'),
+  *('hbm_bytes_per_device', 'argument_bytes'),
   *('temp_bytes', 'peak_bytes', 'fits', 'collectives', 'host_transfers'),
   *('vocab_all_gathers', 'flops_per_round', 'bytes_per_round'),
   *('weight_copies_per_round', 'roofline_seconds_per_round'),
@@ -23,8 +24,8 @@ _FIELDS = [
 ]
 # The pair of the default configuration with few layers.
 _FEW_LAYERS = (
-  '--gin_bindings=target/transformer.Transformer.num_layers = 4',
-  '--gin_bindings=draft/transformer.Transformer.num_layers = 1',
+  '--gin_bindings=chinchilla_70b/transformer.Transformer.num_layers = 4',
+  '--gin_bindings=chinchilla_4b/transformer.Transformer.num_layers = 1',
 )
 # What a pass multiplies with, in bfloat16: layers and unembedding.
 _TARGET_BYTES = 2 * 8192 * (4 * (4 * 8192 + 3 * 24576) + 32000)
@@ -145,7 +146,7 @@ def test_a_tree_moves_little_more_than_the_weights(tmp_path):
   'binding',
   [
     # More weights than memory, which is known before anything is compiled.
-    'target/transformer.Transformer.num_layers = 80',
+    'chinchilla_70b/transformer.Transformer.num_layers = 80',
     # Caches that the compiler refuses.
     'CompileTpu.batch_size = 2600',
   ],

@@ -1,0 +1,160 @@
+"""A paper's table, as the programs that TPU's compiler made predict it.
+
+A round takes at least what its products, bytes and messages need. How long
+nothing happens until a message arrives no compiler says; what a paper's
+autoregressive decoding takes beyond its roofline, shared out over its
+collectives, is a second guess at it, fitted to that one number.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+from typing import Any
+
+import gin
+
+from specsample import cost
+from specsample import files
+
+_NAME = 'compile.json'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rounds:
+  """A program of one topology: its rounds."""
+
+  topology: str
+  batch_size: int
+  num_draft_tokens: int
+  roofline_ms: float
+  collectives: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """A line of the table. Printed: by the paper; the rest is predicted."""
+
+  topology: str
+  benchmark: str
+  num_draft_tokens: int
+  tokens_per_round: float  # that the printed times imply
+  printed_plain_ms: float  # a token, autoregressive
+  printed_ms: float  # a token
+  printed_speedup: float  # of the printed times
+  plain_ms: float  # a token, at the roofline, as the next two
+  ms: float
+  speedup: float
+  fitted_ms: float  # with a wait at each collective, as the next
+  fitted_speedup: float
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+  """What a paper prints, in milliseconds.
+
+  Attributes:
+    plain_ms: a token of autoregressive decoding.
+    draft_ms: a pass of the drafter.
+    num_draft_tokens: K.
+    printed_ms: a token of speculative sampling, by benchmark.
+  """
+
+  plain_ms: float
+  draft_ms: float
+  num_draft_tokens: int
+  printed_ms: Mapping[str, float]
+
+  def rows(self, compiled: Sequence[Rounds]) -> list[Row]:
+    """For each topology that was compiled with K drafts and without.
+
+    Raises:
+      ValueError: there is none.
+    """
+    by_size = {(one.topology, one.num_draft_tokens): one for one in compiled}
+    topologies = dict.fromkeys(one.topology for one in compiled)
+    found = [
+      self._row(by_size[topology, 0], speculative, benchmark, printed)
+      for topology in topologies
+      for speculative in [by_size.get((topology, self.num_draft_tokens))]
+      if speculative and (topology, 0) in by_size
+      for benchmark, printed in self.printed_ms.items()
+    ]
+    if not found:
+      raise ValueError(
+        f'--compiled has (topology, K) {sorted(by_size)}: compile one topology '
+        f'with K = {self.num_draft_tokens} and with NoDraft, K = 0'
+      )
+    return found
+
+  def _row(self, plain, speculative, benchmark, printed):
+    k = self.num_draft_tokens
+    loop_ms = k * self.draft_ms + self.plain_ms
+    tokens = cost.implied_tokens(loop_ms, printed)
+    predicted = cost.speedup(
+      tokens,
+      round_seconds=speculative.roofline_ms,
+      pass_seconds=plain.roofline_ms,
+    )
+    wait_ms = (self.plain_ms - plain.roofline_ms) / plain.collectives
+    round_ms = speculative.roofline_ms + speculative.collectives * wait_ms
+    return Row(
+      topology=plain.topology,
+      benchmark=benchmark,
+      num_draft_tokens=k,
+      tokens_per_round=tokens,
+      printed_plain_ms=self.plain_ms,
+      printed_ms=printed,
+      printed_speedup=self.plain_ms / printed,
+      plain_ms=plain.roofline_ms,
+      ms=speculative.roofline_ms / tokens,
+      speedup=predicted,
+      fitted_ms=round_ms / tokens,
+      fitted_speedup=cost.speedup(
+        tokens, round_seconds=round_ms, pass_seconds=self.plain_ms
+      ),
+    )
+
+
+def read(folders: Sequence[str]) -> list[Rounds]:
+  """The programs of folders that `compile_tpu` wrote, those that fit.
+
+  Raises:
+    ValueError: there is no compile.json, or one without what is needed.
+  """
+  return [
+    _rounds(folder, one)
+    for folder in folders
+    for one in _load(folder)
+    if one.get('fits')
+  ]
+
+
+def _load(folder: str) -> list[dict[str, Any]]:
+  path = files.at(folder) / _NAME
+  try:
+    found = json.loads(path.read_bytes())
+  except OSError as error:
+    raise ValueError(
+      f'--compiled={folder}: {path}: {error.strerror or error}: give a folder '
+      'that experiments.compile_tpu wrote'
+    ) from error
+  except ValueError as error:
+    raise ValueError(f'{path} is damaged: compile again') from error
+  return found
+
+
+def _rounds(folder, one):
+  try:
+    return Rounds(
+      topology=one['topology'],
+      batch_size=one['batch_size'],
+      num_draft_tokens=one['num_draft_tokens'],
+      roofline_ms=1e3 * one['roofline_seconds_per_round'],
+      collectives=sum(part['per_round'] for part in one['collectives']),
+    )
+  except KeyError as error:
+    raise ValueError(
+      f'--compiled={folder}: {_NAME} has no {error}, as those of an older '
+      'version: compile again'
+    ) from error

@@ -1,0 +1,124 @@
+"""How long passes of a model take: as they were timed, or as a chip allows."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Protocol
+
+import gin
+
+from specsample import chips
+from specsample import cost
+from specsample import work
+from specsample.models import transformer
+
+
+class Passes(Protocol):
+  """A model, as far as a prediction asks for it."""
+
+  def seconds(self, num_tokens: int, batch: int, context: int) -> float:
+    """Of a pass over so many tokens of each row of a batch."""
+
+  def bound(self, num_tokens: int, batch: int, context: int) -> str | None:
+    """What it waits for; None if that is not known."""
+
+  def held_bytes(self, batch: int, context: int) -> float | None:
+    """Weights and caches of a device; None if they are not known."""
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timed:
+  """A model whose passes were timed, on whatever they ran.
+
+  Attributes:
+    ms: milliseconds of a pass by its tokens, those of all rows of a batch; on
+      the line between two of them, never beyond.
+  """
+
+  ms: Mapping[int, float]
+
+  def seconds(self, num_tokens: int, batch: int, context: int) -> float:
+    """See `Passes`; the context is the one that was timed."""
+    del context
+    tokens = tuple(sorted(self.ms))
+    times = cost.PassTimes(tokens, tuple(self.ms[n] / 1e3 for n in tokens))
+    return times(batch * num_tokens)
+
+  def bound(self, num_tokens: int, batch: int, context: int) -> None:
+    """See `Passes`."""
+    del num_tokens, batch, context
+
+  def held_bytes(self, batch: int, context: int) -> None:
+    """See `Passes`."""
+    del batch, context
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnChips:
+  """A model divided over devices, at their roofline."""
+
+  decoder: work.Decoder
+  chip: chips.Chip
+  devices: int
+
+  def seconds(self, num_tokens: int, batch: int, context: int) -> float:
+    """See `Passes`."""
+    return self._work(num_tokens, batch, context).seconds(self.chip)
+
+  def bound(self, num_tokens: int, batch: int, context: int) -> str:
+    """See `Passes`."""
+    return self._work(num_tokens, batch, context).bound(self.chip)
+
+  def held_bytes(self, batch: int, context: int) -> float:
+    """See `Passes`."""
+    return self.decoder.held_bytes(
+      batch=batch, context=context, devices=self.devices
+    )
+
+  def _work(self, num_tokens, batch, context):
+    return self.decoder.work(
+      num_tokens, batch=batch, context=context, devices=self.devices
+    )
+
+
+def decoder(
+  model: transformer.Transformer, weights: str | None = None
+) -> work.Decoder:
+  """What of a model its cost follows from.
+
+  Args:
+    model: of any weights.
+    weights: 'int8' for 8 bits a weight, None for the model's own.
+
+  Raises:
+    ValueError: its cache is not of keys and values for every token.
+  """
+  if model.latent is not None or model.sliding_window is not None:
+    raise ValueError(
+      'the model has attention over latent vectors or a sliding window, which '
+      'the cost of a pass leaves out: give its passes as passes.Timed'
+    )
+  size = {'float32': 4, 'bfloat16': 2}[model.dtype]
+  experts = model.experts
+  of_experts = {}
+  if experts is not None:
+    of_experts = {
+      'num_experts': experts.num_experts,
+      'num_per_token': experts.num_per_token,
+      'expert_dim': experts.mlp_dim,
+      'shared_dim': experts.shared_dim,
+      'num_dense_layers': len(experts.dense_layers),
+    }
+  return work.Decoder(
+    num_layers=model.num_layers,
+    dim=model.dim,
+    num_heads=model.num_heads,
+    num_kv_heads=model.num_kv_heads,
+    head_dim=model.head_dim,
+    mlp_dim=model.mlp_dim,
+    vocab_size=model.vocab_size,
+    tie_embeddings=model.tie_embeddings,
+    weight_bytes=1 if weights == 'int8' else size,
+    cache_bytes=1 if model.has_int8_cache else size,
+    **of_experts,
+  )

@@ -1,0 +1,55 @@
+"""Predicts speedups on chips that are not there, over K, batch and context.
+
+  python -m experiments.predict
+  python -m experiments.predict --gin_bindings="Prediction.chip = 'h200'"
+  python -m experiments.predict --compiled=results/chen --compiled=results/plain
+
+Prints a table, and writes predict.json, predict.csv and predict.png to --out.
+--compiled names folders of `compile_tpu`, of the pair with its drafts and of
+the target alone: with them it also prints the paper's table as their numbers
+predict it. What is counted: docs/cost.md. This file only wires: predicting.py
+computes, prediction_report.py writes.
+"""
+
+from absl import flags
+
+from experiments import cli
+from experiments import compiled_rounds
+from experiments import config
+from experiments import environment
+from experiments import predicting
+from experiments import prediction_report
+from specsample import files
+
+config.define_flags('configs/runs/predict.gin')
+flags.adopt_module_key_flags(config)
+_OUT = flags.DEFINE_string(
+  'out',
+  None,
+  'Folder of the results, here or in a bucket (gs://); default '
+  'results/<name of the gin file>.',
+)
+_COMPILED = flags.DEFINE_multi_string(
+  'compiled',
+  [],
+  'A folder with a compile.json of `compile_tpu`; repeat it.',
+)
+
+
+def main() -> None:
+  """Computes all of it, then writes and prints it."""
+  config.parse()
+  environment.enable_compilation_cache()
+  with cli.bad_input():
+    out = files.at(_OUT.value or f'results/{config.name()}')
+    prediction = predicting.Prediction()
+    compiled = compiled_rounds.read(_COMPILED.value)
+    table = compiled_rounds.Table().rows(compiled) if compiled else []
+    rows = predicting.rows(prediction)
+    cli.make_folder(out)
+    prediction_report.write(out, rows, table)
+  prediction_report.show(out, rows, table)
+
+
+if __name__ == '__main__':
+  cli.run(main)

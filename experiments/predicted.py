@@ -1,0 +1,49 @@
+"""The speedup that the parts of a round predict, beside the measured one.
+
+Of what was timed as a whole nothing is used. The parts were timed apart, behind
+typical prompts; of the generations only tokens and rounds are counted.
+"""
+
+from collections.abc import Mapping, Sequence
+import itertools
+from typing import Any
+
+from experiments import results
+import specsample
+from specsample import request
+
+
+def speedup(
+  runs: Sequence[results.Generation],
+  baseline: Sequence[results.Generation],
+  *,
+  parts: Mapping[str, Any],
+  baseline_parts: Mapping[str, Any],
+) -> float:
+  """The baseline's predicted time a token over the method's."""
+  own = _ms_per_token(runs, parts)
+  return _ms_per_token(baseline, baseline_parts) / own
+
+
+def fed_tokens(prompt_tokens: Sequence[int]) -> int:
+  """How many tokens of a row the prefill takes in, for prompts so long.
+
+  Whole chunks, of a batch as many as its longest prompt needs.
+  """
+  longest = max(prompt_tokens)
+  padded, _ = specsample.pad_prompts([[0] * longest])
+  chunk = min(request.PREFILL_CHUNK, padded.shape[1])
+  return -(-(longest - 1) // chunk) * chunk
+
+
+def _ms_per_token(runs, parts):
+  round_ms = parts['draft_ms'] + parts['verify_ms'] + parts['overhead_ms']
+  total = 0.0
+  for _, batch in itertools.groupby(runs, lambda run: (run.batch, run.sample)):
+    rows = list(batch)
+    fed = fed_tokens([run.prompt_tokens for run in rows])
+    # Of typical prompts that are one token each nothing is fed.
+    total += parts['prefill_ms'] * fed / max(parts['prefill_tokens'], 1)
+    # Rows that are done wait for the last one.
+    total += round_ms * max(run.stats.rounds for run in rows)
+  return total / sum(len(run.tokens) for run in runs)

@@ -1,0 +1,177 @@
+"""What `predict` computes: a speedup for each setting."""
+
+from collections.abc import Sequence
+import dataclasses
+import itertools
+from typing import Any
+
+import gin
+
+from experiments import passes as passes_lib
+from experiments import this_machine
+from specsample import chips
+from specsample import cost
+from specsample.models import transformer
+
+# Of a device's memory; the rest is for what a step computes.
+_SHARE = 0.9
+_CPU = 'cpu'
+# The least value of each kind of setting.
+_SETTINGS = {
+  'num_draft_tokens': 1,
+  'acceptances': 0,
+  'batch_sizes': 1,
+  'contexts': 0,
+}
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Prediction:
+  """The settings, each with each.
+
+  Attributes:
+    target, draft: shapes of models, or passes that were timed.
+    chip: a name of `chips.CHIPS`, or 'cpu' for this machine, measured.
+    devices: how many of them divide both models.
+    num_draft_tokens: K, drafted one after the other.
+    acceptances: of a draft behind kept ones (`cost.expected_tokens`).
+    batch_sizes, contexts: rows, and what each has in its cache.
+    overhead_ms: the rest of a round.
+    weights: 'int8' for 8 bits a weight.
+  """
+
+  target: transformer.Transformer | passes_lib.Timed
+  draft: transformer.Transformer | passes_lib.Timed
+  chip: str
+  devices: int = 1
+  num_draft_tokens: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8)
+  acceptances: Sequence[float] = (0.6, 0.7, 0.8, 0.9)
+  batch_sizes: Sequence[int] = (1, 8, 32, 128)
+  contexts: Sequence[int] = (512, 4096)
+  overhead_ms: float = 0.0
+  weights: str | None = None
+
+  def __post_init__(self):
+    """Refuses settings of nothing, and chips without figures."""
+    names = (*chips.CHIPS, _CPU)
+    if self.chip not in names:
+      raise ValueError(
+        f'Prediction.chip is {self.chip!r}: give one of {", ".join(names)}'
+      )
+    if self.devices < 1 or (self.chip == _CPU and self.devices > 1):
+      raise ValueError(
+        f'Prediction.devices is {self.devices}: give at least 1, and of chip '
+        f'{_CPU!r}, which is measured, 1'
+      )
+    for name, least in _SETTINGS.items():
+      values = getattr(self, name)
+      if not values or min(values) < least:
+        raise ValueError(
+          f'Prediction.{name} is {values}: give numbers of at least {least}'
+        )
+    if self.overhead_ms < 0:
+      raise ValueError(
+        f'Prediction.overhead_ms is {self.overhead_ms}: give at least 0'
+      )
+    if self.weights not in (None, 'int8'):
+      raise ValueError(
+        f"Prediction.weights is {self.weights!r}: give 'int8' or None"
+      )
+
+  def networks(self) -> tuple[passes_lib.Passes, passes_lib.Passes]:
+    """Target and drafter; the CPU is measured, if it is one.
+
+    Raises:
+      ValueError: a model is of a kind whose cost is not known.
+    """
+    is_cpu = self.chip == _CPU
+    chip = this_machine.chip() if is_cpu else chips.CHIPS[self.chip]
+    return self._network(self.target, chip), self._network(self.draft, chip)
+
+  def _network(self, model, chip) -> passes_lib.Passes:
+    if isinstance(model, passes_lib.Timed):
+      return model
+    decoder = passes_lib.decoder(model, self.weights)
+    return passes_lib.OnChips(decoder=decoder, chip=chip, devices=self.devices)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """One setting of predict.json; milliseconds."""
+
+  chip: str
+  devices: int
+  batch_size: int
+  context: int
+  acceptance: float
+  num_draft_tokens: int
+  tokens_per_round: float
+  pass_ms: float  # of the target, over a token of each row
+  draft_ms: float  # of all drafts of a round
+  verify_ms: float
+  overhead_ms: float
+  ms_per_token: float  # that a row waits
+  speedup: float
+  verify_bound: str | None  # what that pass waits for; None if it was timed
+  fits: bool | None  # into the memory; None where that is not known
+
+
+def rows(prediction: Prediction) -> list[Row]:
+  """All of them.
+
+  Raises:
+    ValueError: an acceptance is none, a model's cost is not known, or passes
+      over that many tokens were not timed.
+  """
+  networks = prediction.networks()
+  return [
+    _row(prediction, networks, *setting)
+    for setting in itertools.product(
+      prediction.batch_sizes,
+      prediction.contexts,
+      prediction.acceptances,
+      prediction.num_draft_tokens,
+    )
+  ]
+
+
+def _row(prediction, networks, batch, context, acceptance, num_drafts):
+  target, draft = networks
+  predicted = cost.Round(
+    tokens_per_round=cost.expected_tokens(acceptance, num_drafts),
+    draft_seconds=num_drafts * draft.seconds(1, batch, context),
+    verify_seconds=target.seconds(num_drafts + 1, batch, context),
+    overhead_seconds=prediction.overhead_ms / 1e3,
+    pass_seconds=target.seconds(1, batch, context),
+  )
+  held = [network.held_bytes(batch, context) for network in networks]
+  fits = None
+  if None not in held:
+    fits = sum(held) <= _SHARE * target.chip.hbm_bytes
+  return Row(
+    chip=prediction.chip,
+    devices=prediction.devices,
+    batch_size=batch,
+    context=context,
+    acceptance=acceptance,
+    num_draft_tokens=num_drafts,
+    tokens_per_round=predicted.tokens_per_round,
+    pass_ms=1e3 * predicted.pass_seconds,
+    draft_ms=1e3 * predicted.draft_seconds,
+    verify_ms=1e3 * predicted.verify_seconds,
+    overhead_ms=prediction.overhead_ms,
+    ms_per_token=1e3 * predicted.seconds_per_token,
+    speedup=predicted.speedup,
+    verify_bound=target.bound(num_drafts + 1, batch, context),
+    fits=fits,
+  )
+
+
+def best(found: Sequence[Row]) -> list[Row]:
+  """Of each setting but K the row of the largest speedup, in their order."""
+  groups: dict[Any, list[Row]] = {}
+  for row in found:
+    key = (row.batch_size, row.context, row.acceptance)
+    groups.setdefault(key, []).append(row)
+  return [max(group, key=lambda row: row.speedup) for group in groups.values()]

@@ -1,0 +1,146 @@
+"""What a prediction leaves: a table in the terminal, files and a figure."""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+
+import gin
+import rich.table
+
+from experiments import compiled_rounds
+from experiments import environment
+from experiments import evaluation_report
+from experiments import figures
+from experiments import predicting
+from experiments import results
+
+
+def write(
+  out: pathlib.PurePath,
+  rows: Sequence[predicting.Row],
+  table: Sequence[compiled_rounds.Row],
+) -> None:
+  """Writes predict.json, predict.csv and predict.png."""
+  record = environment.describe() | {
+    'predicted': True,  # nothing of it was measured
+    'gin_config': gin.operative_config_str(),
+    'rows': [dataclasses.asdict(row) for row in rows],
+    'compiled_table': [dataclasses.asdict(row) for row in table],
+  }
+  results.write_json(out / 'predict.json', record)
+  results.write_csv(out / 'predict.csv', rows)
+  figures.write_png(out / 'predict.png', lambda: _figure(rows))
+
+
+def show(
+  out: pathlib.PurePath,
+  rows: Sequence[predicting.Row],
+  table: Sequence[compiled_rounds.Row],
+) -> None:
+  """Prints the best K of each setting, and the paper's table."""
+  console = evaluation_report.console()
+  console.print(f'\n{_title(rows[0])}\n', style='bold', markup=False)
+  console.print(_best(rows))
+  if any(row.fits is False for row in rows):
+    console.print('! does not fit into the memory of the devices')
+  if table:
+    console.print(_of_paper(table))
+    console.print(
+      'roofline: products, bytes and messages of the compiled programs alone; '
+      "with waits: each collective\nwaits as long as it takes for the paper's "
+      'time of autoregressive decoding (fitted to that number)'
+    )
+  print(f'\npredict.json, predict.csv and predict.png are in {out}')
+
+
+def _title(row):
+  return (
+    f'Predicted speedup, {row.devices} x {row.chip}: at the best K, by the '
+    'acceptance of a draft'
+  )
+
+
+def _best(rows) -> rich.table.Table:
+  acceptances = dict.fromkeys(row.acceptance for row in rows)
+  table = evaluation_report.columns(
+    'batch',
+    'context',
+    'ms a token\nwithout drafts',
+    'pass\nbound by',
+    *(f'{acceptance:g}' for acceptance in acceptances),
+  )
+  lines: dict[tuple[int, int], list[predicting.Row]] = {}
+  for row in predicting.best(rows):
+    lines.setdefault((row.batch_size, row.context), []).append(row)
+  for (batch, context), line in lines.items():
+    table.add_row(
+      str(batch),
+      str(context),
+      f'{line[0].pass_ms:.2f}' + '!' * (line[0].fits is False),
+      line[0].verify_bound or '-',
+      *(f'{row.speedup:.2f}x (K {row.num_draft_tokens})' for row in line),
+    )
+  return table
+
+
+def _of_paper(rows) -> rich.table.Table:
+  table = evaluation_report.columns(
+    f'{rows[0].topology}\nPREDICTED',
+    'tokens\na round',
+    'paper\nms a token',
+    '\nspeedup',
+    'roofline\nms a token',
+    '\nspeedup',
+    'with waits\nms a token',
+    '\nspeedup',
+  )
+  for row in rows:
+    table.add_row(
+      row.benchmark,
+      f'{row.tokens_per_round:.2f}',
+      f'{row.printed_plain_ms:.2f} / {row.printed_ms:.2f}',
+      f'{row.printed_speedup:.2f}x',
+      f'{row.plain_ms:.2f} / {row.ms:.2f}',
+      f'{row.speedup:.2f}x',
+      f'{row.printed_plain_ms:.2f} / {row.fitted_ms:.2f}',
+      f'{row.fitted_speedup:.2f}x',
+    )
+  return table
+
+
+def _figure(rows) -> figures.Figure:
+  """A panel a batch size, at the first context: speedup over K."""
+  batches = list(dict.fromkeys(row.batch_size for row in rows))
+  acceptances = list(dict.fromkeys(row.acceptance for row in rows))
+  looks = figures.looks([f'{acceptance:g}' for acceptance in acceptances])
+  context = rows[0].context
+  figure = figures.new(1.6 + 2.6 * len(batches), 3.6)
+  panels = figure.subplots(1, len(batches), sharey=True, squeeze=False)[0]
+  for axes, batch in zip(panels, batches, strict=True):
+    for acceptance in acceptances:
+      of_line = [
+        row
+        for row in rows
+        if (row.batch_size, row.context, row.acceptance)
+        == (batch, context, acceptance)
+      ]
+      axes.plot(
+        [row.num_draft_tokens for row in of_line],
+        [row.speedup for row in of_line],
+        color=looks[f'{acceptance:g}'].color,
+        marker=looks[f'{acceptance:g}'].marker,
+        markersize=4,
+        label=f'{acceptance:g}',
+      )
+    axes.axhline(1, color='black', linewidth=0.8, linestyle=':')
+    axes.set(title=f'batch {batch}', xlabel='K, drafts a round')
+    figures.count_by_ones(axes.xaxis)
+    figures.style(axes)
+  panels[0].set(ylabel='predicted speedup', ylim=(0, None))
+  panels[-1].legend(title='acceptance', frameon=False)
+  figure.suptitle(
+    f'{rows[0].devices} x {rows[0].chip}, {context} tokens of context: '
+    'predicted, not measured',
+    fontsize=10,
+  )
+  return figure

@@ -1,0 +1,74 @@
+"""TPUs that `compile_tpu` compiles for, and the shapes they are joined in."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+from specsample import chips
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tpu:
+  """A chip whose topologies libtpu knows."""
+
+  chip: chips.Chip
+  example: str  # a shape of its topologies
+  # What JAX has to know beside a topology's name.
+  options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+TPUS: Mapping[str, Tpu] = {
+  'v4': Tpu(
+    chip=chips.CHIPS['v4'],
+    example='2x2x4',
+    # Both cores of a chip as one device; else each is one, with half of it.
+    options={'chip_config_name': 'megacore'},
+  ),
+  'v5e': Tpu(chip=chips.CHIPS['v5e'], example='4x4'),
+  'v5p': Tpu(chip=chips.CHIPS['v5p'], example='2x2x4'),
+  'v6e': Tpu(chip=chips.CHIPS['v6e'], example='4x4'),
+  'tpu7x': Tpu(chip=chips.CHIPS['tpu7x'], example='2x2x1'),
+}
+
+
+def of(topology: str) -> Tpu:
+  """The TPU of a topology as JAX writes it, 'v4:2x2x4'.
+
+  Raises:
+    ValueError: there is no such TPU, or its chips lie in another shape.
+  """
+  name, _, shape = topology.partition(':')
+  tpu = TPUS.get(name)
+  if tpu is None and name in chips.CHIPS:
+    raise ValueError(
+      f"{topology!r} is of no TPU, and only TPU's compiler runs without its "
+      f'device: give one of {examples()}; python -m experiments.predict knows '
+      f'{name}'
+    )
+  if tpu is None:
+    raise ValueError(
+      f'{topology!r} is no topology: give a chip and how many of them there '
+      f'are along each axis, such as {examples()}'
+    )
+  num_axes = tpu.example.count('x') + 1
+  sizes = shape.split('x')
+  if len(sizes) != num_axes or not all(map(str.isdecimal, sizes)):
+    raise ValueError(
+      f'{topology!r} is no topology: {name} has {num_axes} axes, such as '
+      f'{name}:{tpu.example}'
+    )
+  return tpu
+
+
+def examples() -> str:
+  """A topology of each TPU."""
+  return ', '.join(f'{name}:{tpu.example}' for name, tpu in TPUS.items())
+
+
+def check(topologies: Sequence[str]) -> None:
+  """Refuses no topologies, and what `of` does."""
+  if not topologies:
+    raise ValueError(
+      f'no topology is given: name one with --topology, such as {examples()}'
+    )
+  for topology in topologies:
+    of(topology)

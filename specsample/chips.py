@@ -1,0 +1,84 @@
+"""Chips, as a roofline needs them: the figures of one device of JAX.
+
+A device is a chip: on TPU v4 and v5p its two cores together. Of TPU7x each core
+is one, and has half of what the chip has.
+
+Sources: the tables at docs.cloud.google.com/tpu/docs/v5e, v5p, v6e and tpu7x;
+for v4, Jouppi et al., 2304.01433; NVIDIA's data sheets of H100 SXM and H200,
+products without sparsity. What the links between chips carry is taken in one
+direction, all links of a chip together: half of the tables' bidirectional
+bandwidth, and six links of 50 GB/s on v4.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+_GIB = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip:
+  """One device; bandwidths in bytes a second."""
+
+  hbm_bytes: int
+  hbm_bandwidth: float
+  flops: float  # a second, of bfloat16 products
+  link_bandwidth: float  # between chips
+
+  def seconds(self, flops: float, memory: float, links: float) -> float:
+    """The least time for so many operations, and bytes each way.
+
+    That is all of them at once at their full speeds (the roofline): what waits
+    for a message to arrive is left out, however short the message.
+    """
+    return max(
+      flops / self.flops,
+      memory / self.hbm_bandwidth,
+      links / self.link_bandwidth,
+    )
+
+
+CHIPS: Mapping[str, Chip] = {
+  'v4': Chip(
+    hbm_bytes=32 * _GIB,
+    hbm_bandwidth=1228e9,
+    flops=275e12,
+    link_bandwidth=300e9,
+  ),
+  'v5e': Chip(
+    hbm_bytes=16 * _GIB,
+    hbm_bandwidth=819e9,
+    flops=197e12,
+    link_bandwidth=200e9,
+  ),
+  'v5p': Chip(
+    hbm_bytes=95 * _GIB,
+    hbm_bandwidth=2765e9,
+    flops=459e12,
+    link_bandwidth=600e9,
+  ),
+  'v6e': Chip(
+    hbm_bytes=32 * _GIB,
+    hbm_bandwidth=1638e9,
+    flops=918e12,
+    link_bandwidth=400e9,
+  ),
+  'tpu7x': Chip(
+    hbm_bytes=96 * _GIB,
+    hbm_bandwidth=3690e9,
+    flops=1153.5e12,
+    link_bandwidth=300e9,
+  ),
+  'h100': Chip(
+    hbm_bytes=80 * 10**9,
+    hbm_bandwidth=3350e9,
+    flops=989e12,
+    link_bandwidth=450e9,
+  ),
+  'h200': Chip(
+    hbm_bytes=141 * 10**9,
+    hbm_bandwidth=4800e9,
+    flops=989e12,
+    link_bandwidth=450e9,
+  ),
+}

@@ -1,0 +1,243 @@
+"""`predict`: its table, its files, and a paper's table of compiled rounds."""
+
+import csv
+import dataclasses
+import json
+
+import gin
+import pytest
+
+from experiments import compiled_rounds
+from experiments import passes
+from experiments import predicting
+from specsample import chips
+from specsample import cost
+from specsample.models import attention
+from specsample.models import experts
+from specsample.models import transformer
+
+_MODEL = transformer.Transformer(
+  vocab_size=32000,
+  num_layers=8,
+  dim=1024,
+  num_heads=8,
+  num_kv_heads=2,
+  head_dim=128,
+  mlp_dim=4096,
+  max_length=2048,
+  dtype='bfloat16',
+)
+_SMALL = dataclasses.replace(_MODEL, num_layers=1)
+# Flags, and what the one line has to hold.
+_BAD = {
+  '--gin_bindings=Prediction.chip = "a100"': "'a100': give one of v4, v5e",
+  '--gin_bindings=Prediction.chip = "cpu"': "of chip 'cpu'",
+  '--gin_bindings=Prediction.batch_sizes = ()': 'Prediction.batch_sizes is ()',
+  '--gin_bindings=Prediction.num_draft_tokens = (0, 2)': 'at least 1',
+  '--gin_bindings=Prediction.acceptances = (0.5, 1.5)': 'acceptance is 1.5',
+  '--gin_bindings=Prediction.weights = "int4"': "'int4': give 'int8'",
+  '--gin_bindings=Prediction.target = @passes.Timed()\n'
+  'passes.Timed.ms = {1: 14.0, 5: 14.0}': '1 to 5 were measured',
+  '--compiled=nowhere': '--compiled=nowhere: ... that experiments.compile_tpu',
+}
+
+
+def _compiled(num_draft_tokens, roofline_seconds, collectives):
+  return {
+    'topology': 'v4:2x2x4',
+    'batch_size': 1,
+    'num_draft_tokens': num_draft_tokens,
+    'fits': True,
+    'roofline_seconds_per_round': roofline_seconds,
+    'collectives': [{'per_round': n} for n in collectives],
+  }
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+  """Two folders as `compile_tpu` leaves them, with round numbers in them."""
+  made = []
+  for name, one in {
+    'chen': _compiled(4, 0.009, (200, 40)),
+    'plain': _compiled(0, 0.0075, (165,)),
+  }.items():
+    folder = tmp_path_factory.mktemp(name)
+    (folder / 'compile.json').write_text(json.dumps([one]))
+    made.append(folder)
+  return made
+
+
+@pytest.fixture(scope='module')
+def outcomes(commands, folders, tmp_path_factory):
+  """How the command ends, as it is and with each bad flag; and --out."""
+  out = tmp_path_factory.mktemp('out')
+  compiled = [f'--compiled={folder}' for folder in folders]
+  calls = [
+    ['predict', f'--out={out}', *compiled],
+    *(['predict', f'--out={out / "bad"}', flag] for flag in _BAD),
+  ]
+  good, *bad = commands.run_in_forks(calls)
+  return good, dict(zip(_BAD, bad, strict=True)), out
+
+
+def test_the_terminal_says_what_is_predicted(outcomes):
+  outcome, _, out = outcomes
+  assert outcome.code == 0, outcome.err
+  assert 'Predicted speedup, 16 x v4' in outcome.out
+  assert 'PREDICTED' in outcome.out
+  assert '14.10 / 7.52' in outcome.out
+  assert str(out) in outcome.out
+  assert max(map(len, outcome.out.splitlines())) <= 100 + len(str(out))
+
+
+def test_the_files_hold_every_setting(outcomes):
+  _, _, out = outcomes
+  found = json.loads((out / 'predict.json').read_text())
+  assert found['predicted'] is True
+  # 4 batch sizes, 2 contexts, 4 acceptances, 8 K.
+  assert len(found['rows']) == 4 * 2 * 4 * 8
+  with open(out / 'predict.csv', newline='') as file:
+    rows = list(csv.DictReader(file))
+  assert [json.loads(row['speedup']) for row in rows] == [
+    row['speedup'] for row in found['rows']
+  ]
+  assert len(found['compiled_table']) == 3
+  assert (out / 'predict.png').read_bytes().startswith(b'\x89PNG')
+  for row in found['rows']:
+    round_ms = row['draft_ms'] + row['verify_ms'] + row['overhead_ms']
+    assert row['ms_per_token'] == pytest.approx(
+      round_ms / row['tokens_per_round']
+    )
+    assert row['speedup'] == pytest.approx(row['pass_ms'] / row['ms_per_token'])
+
+
+@pytest.mark.parametrize('flag', _BAD)
+def test_one_line_says_what_to_do(outcomes, flag):
+  _, bad, out = outcomes
+  assert bad[flag].code == 2, bad[flag].err
+  assert len(bad[flag].err.splitlines()) == 1
+  for part in _BAD[flag].split(' ... '):
+    assert part in bad[flag].err
+  assert not (out / 'bad').exists()
+
+
+def _prediction(**changes):
+  values = {
+    'target': _MODEL,
+    'draft': _SMALL,
+    'chip': 'v5e',
+    'num_draft_tokens': (2, 4),
+    'acceptances': (0.8,),
+    'batch_sizes': (1,),
+    'contexts': (0,),
+  }
+  return predicting.Prediction(**values | changes)
+
+
+def test_of_one_row_the_weights_are_all_that_counts():
+  rows = predicting.rows(_prediction())
+  target, draft = map(passes.decoder, (_MODEL, _SMALL))
+  ratio = draft.read_weights(1) / target.read_weights(1)
+  for row in rows:
+    assert row.verify_bound == 'memory'
+    assert row.fits
+    assert row.pass_ms == pytest.approx(
+      1e3 * 2 * target.read_weights(1) / chips.CHIPS['v5e'].hbm_bandwidth
+    )
+    assert row.speedup == pytest.approx(
+      cost.leviathan_speedup(0.8, row.num_draft_tokens, ratio)
+    )
+
+
+def test_large_batches_pay_for_drafts():
+  small, large = predicting.rows(
+    _prediction(num_draft_tokens=(4,), batch_sizes=(1, 512))
+  )
+  assert large.verify_bound == 'products'
+  assert large.speedup < 1 < small.speedup
+
+
+def test_int8_halves_what_is_read_and_memory_has_an_end():
+  wide, narrow = (
+    predicting.rows(_prediction(weights=weights))[0]
+    for weights in (None, 'int8')
+  )
+  assert narrow.pass_ms == pytest.approx(wide.pass_ms / 2)
+  full = predicting.rows(_prediction(batch_sizes=(64,), contexts=(1 << 17,)))
+  assert not any(row.fits for row in full)
+
+
+def test_timed_passes_give_chens_times():
+  predicted = predicting.rows(
+    _prediction(
+      target=passes.Timed(ms={1: 14.1, 5: 14.1}),
+      draft=passes.Timed(ms={1: 1.8}),
+      num_draft_tokens=(4,),
+      acceptances=(0.71,),
+    )
+  )[0]
+  # The 2.83 tokens a loop that 7.52 ms a token imply.
+  assert predicted.tokens_per_round == pytest.approx(2.83, abs=0.01)
+  assert predicted.ms_per_token == pytest.approx(7.52, rel=0.01)
+  assert predicted.fits is predicted.verify_bound is None
+
+
+def test_the_best_k_is_that_of_the_largest_speedup():
+  rows = predicting.rows(
+    _prediction(num_draft_tokens=tuple(range(1, 9)), acceptances=(0.3, 0.9))
+  )
+  low, high = predicting.best(rows)
+  assert (low.acceptance, high.acceptance) == (0.3, 0.9)
+  assert low.num_draft_tokens < high.num_draft_tokens
+  assert high.speedup == max(row.speedup for row in rows)
+
+
+def test_a_mixture_of_experts_is_counted_and_latent_attention_refused():
+  sent = experts.Experts(num_experts=8, num_per_token=2, mlp_dim=64)
+  model = dataclasses.replace(_MODEL, experts=sent)
+  decoder = passes.decoder(model)
+  assert decoder.read_weights(1) < decoder.read_weights(4)
+  latent = attention.Latent(kv_rank=8, rope_dim=2, head_dim=4, value_dim=4)
+  for refused in ({'latent': latent}, {'sliding_window': 8}):
+    with pytest.raises(ValueError, match=r'passes\.Timed'):
+      passes.decoder(dataclasses.replace(_MODEL, **refused))
+
+
+_TABLE = compiled_rounds.Table(
+  plain_ms=14.1, draft_ms=1.8, num_draft_tokens=4, printed_ms={'XSum': 7.52}
+)
+
+
+def test_a_papers_table_follows_from_compiled_rounds(folders):
+  (row,) = _TABLE.rows(compiled_rounds.read([str(x) for x in folders]))
+  tokens = (4 * 1.8 + 14.1) / 7.52
+  assert row.tokens_per_round == pytest.approx(tokens)
+  assert row.printed_speedup == pytest.approx(1.875)
+  assert row.speedup == pytest.approx(tokens * 7.5 / 9)
+  # 6.6 ms over 165 collectives are 0.04 ms each.
+  assert row.fitted_ms == pytest.approx((9 + 240 * 0.04) / tokens)
+  assert row.fitted_speedup == pytest.approx(tokens * 14.1 / 18.6)
+
+
+def test_a_table_needs_both_programs_of_a_topology(folders):
+  chen, _ = folders
+  with pytest.raises(ValueError, match='NoDraft, K = 0'):
+    _TABLE.rows(compiled_rounds.read([str(chen)]))
+
+
+def test_an_older_compile_json_is_refused(tmp_path):
+  old = _compiled(4, 0.009, (200,))
+  del old['num_draft_tokens']
+  (tmp_path / 'compile.json').write_text(json.dumps([old]))
+  with pytest.raises(ValueError, match='compile again'):
+    compiled_rounds.read([str(tmp_path)])
+
+
+def test_the_other_configuration_is_of_llama_on_gpus():
+  gin.clear_config()
+  gin.parse_config_file('configs/runs/predict_llama_70b.gin')
+  prediction = predicting.Prediction()
+  gin.clear_config()
+  assert (prediction.chip, prediction.devices) == ('h200', 8)
+  weights = passes.decoder(prediction.target).num_weights()
+  assert weights == 70_553_706_496
