@@ -182,6 +182,19 @@ _MAKE_DATA = {
     'model.bin may be a pickle ... safe_serialization'
   ),
 }
+_REPORT = {
+  '--results=FOLDER/nowhere': 'nowhere is no folder: give that of --out',
+  '--results=FOLDER/drafter': 'drafter holds no result.json ... evaluate first',
+  '--results=FOLDER/old': (
+    'old/result.json is of schema 1 and has no versions, git_commit ... '
+    'evaluate again into another --out, or move the file away'
+  ),
+  '--results=FOLDER/newer': (
+    'newer/benchmark.json is of schema 9 ... update specsample'
+  ),
+  '--results=gs://bucket/results': 'copy the folder here first',
+  '--prompts=-1': '--prompts=-1 ... non-negative ... --help',
+}
 _CASES = {
   f'{command} {flags}': (command, flags, expected)
   for command, cases in {
@@ -190,6 +203,7 @@ _CASES = {
     'benchmark': _BENCHMARK,
     'certify': _CERTIFY,
     'make_data': _MAKE_DATA,
+    'report': _REPORT,
   }.items()
   for flags, expected in cases.items()
 }
@@ -214,13 +228,15 @@ def files(tmp_path_factory, checkpoint):
     'drafter/card.json': json.dumps(
       card | {'fingerprint': '0123', 'sha256': ''}
     ),
+    'old/result.json': '{"hardware": {}, "rows": []}',
+    'newer/benchmark.json': '{"schema": 9}',
     'model.onnx': '',
     'model.bin': pickle,
     'model/pytorch_model.bin': pickle,
     'model/config.json': json.dumps(config),
     'scaled/config.json': json.dumps(config | {'rope_scaling': scaling}),
   }
-  for name in ('drafter', 'model'):
+  for name in ('drafter', 'model', 'old', 'newer'):
     (folder / name).mkdir()
   shutil.copytree(checkpoint, folder / 'scaled')
   for name, text in texts.items():
@@ -244,6 +260,7 @@ def outcomes(files, commands_here, tiny, tiny_methods, tiny_evaluate):
     'benchmark': tiny,
     'certify': [],
     'make_data': tiny,
+    'report': [],
   }
   stands_for = {
     'FOLDER': str(files),
