@@ -316,6 +316,8 @@ def _parts(evaluation, method, tokens):
   )
   return {
     'prefill_ms': times.prefill_ms,
+    'plain_prefill_ms': times.plain_prefill_ms,
+    'plain_ms': times.plain_ms,
     'prefill_tokens': predicted.fed_tokens([len(row) for row in tokens]),
     'draft_ms': times.draft_ms,
     'verify_ms': times.verify_ms,

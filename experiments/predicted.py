@@ -1,7 +1,8 @@
 """The speedup that the parts of a round predict, beside the measured one.
 
 Of what was timed as a whole nothing is used. The parts were timed apart, behind
-typical prompts; of the generations only tokens and rounds are counted.
+typical prompts, in turns with autoregressive decoding, so that a machine that
+slows down slows both; of the generations only tokens and rounds are counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,25 @@ from specsample import request
 def speedup(
   runs: Sequence[results.Generation],
   baseline: Sequence[results.Generation],
-  *,
   parts: Mapping[str, Any],
-  baseline_parts: Mapping[str, Any],
 ) -> float:
-  """The baseline's predicted time a token over the method's."""
-  own = _ms_per_token(runs, parts)
-  return _ms_per_token(baseline, baseline_parts) / own
+  """The baseline's predicted time a token over the method's.
+
+  `parts` are the method's, as the journal has them.
+  """
+  own = _ms_per_token(
+    runs,
+    round_ms=parts['draft_ms'] + parts['verify_ms'] + parts['overhead_ms'],
+    prefill_ms=parts['prefill_ms'],
+    prefill_tokens=parts['prefill_tokens'],
+  )
+  plain = _ms_per_token(
+    baseline,
+    round_ms=parts['plain_ms'],
+    prefill_ms=parts['plain_prefill_ms'],
+    prefill_tokens=parts['prefill_tokens'],
+  )
+  return plain / own
 
 
 def fed_tokens(prompt_tokens: Sequence[int]) -> int:
@@ -36,14 +49,13 @@ def fed_tokens(prompt_tokens: Sequence[int]) -> int:
   return -(-(longest - 1) // chunk) * chunk
 
 
-def _ms_per_token(runs, parts):
-  round_ms = parts['draft_ms'] + parts['verify_ms'] + parts['overhead_ms']
+def _ms_per_token(runs, *, round_ms, prefill_ms, prefill_tokens):
   total = 0.0
   for _, batch in itertools.groupby(runs, lambda run: (run.batch, run.sample)):
     rows = list(batch)
     fed = fed_tokens([run.prompt_tokens for run in rows])
     # Of typical prompts that are one token each nothing is fed.
-    total += parts['prefill_ms'] * fed / max(parts['prefill_tokens'], 1)
+    total += prefill_ms * fed / max(prefill_tokens, 1)
     # Rows that are done wait for the last one.
     total += round_ms * max(run.stats.rounds for run in rows)
   return total / sum(len(run.tokens) for run in runs)

@@ -24,12 +24,16 @@ from specsample.types import (
   Verifier,
 )
 
+_PLAIN = specsample.drafters.NoDraft()
+
 
 @dataclasses.dataclass(frozen=True)
 class RoundTimes:
   """Milliseconds of a round and its parts, and of what comes before them."""
 
   prefill_ms: float  # of all rows of the batch
+  plain_prefill_ms: float  # without a drafter, as is the next
+  plain_ms: float  # a round of autoregressive decoding
   draft_ms: float
   verify_ms: float  # the target's pass
   overhead_ms: float  # the rest, which noise can make negative
@@ -54,22 +58,22 @@ def times(
   """Times the prefill, drafting, the target over a draft, a whole round.
 
   Each of the last three is a compiled loop of `rounds`; all take turns,
-  `repeats` times. Parts are medians; the rest is that of the whole less the two
-  parts just before it, when the machine was as fast or slow. The target reads
-  the pending token and the N nodes of a draft that was made before, and moves a
-  path of a tree into place.
+  `repeats` times, with prefill and rounds of autoregressive decoding. Parts are
+  medians; the rest is that of the whole less the two parts just before it, when
+  the machine was as fast or slow. The target reads the pending token and the N
+  nodes of a draft that was made before, and moves a path of a tree into place.
   """
-  start = functools.partial(
+  prefill = functools.partial(
     specsample.prefill,
-    params,
-    prompts,
-    lengths,
-    jax.random.key(0),
+    prompts=prompts,
+    lengths=lengths,
+    key=jax.random.key(0),
     model=model,
-    drafter=drafter,
     sampling=sampling,
     max_new_tokens=max_new_tokens,
   )
+  start = functools.partial(prefill, params, drafter=drafter)
+  plain = {'params': {'target': params['target']}, 'drafter': _PLAIN}
   propose = functools.partial(
     _draft_rounds, params, drafter=drafter, verify=verify
   )
@@ -84,12 +88,22 @@ def times(
     verify=verify,
     stop=specsample.Stop(),
   )
+  decode_plain = functools.partial(
+    specsample.advance,
+    model=model,
+    verify=specsample.verify.chain,
+    max_rounds=rounds,
+    **plain,
+  )
   to_judge = functools.partial(
     _to_judge, params, model=model, drafter=drafter, verify=verify
   )
   judge = functools.partial(_judge, verify=verify)
   measured = []
   for repeat in range(repeats + 1):
+    state, plain_prefill_time = measure.seconds(prefill, **plain)
+    state, plain_time = measure.seconds(decode_plain, state=state)
+    plain_done = int(_most_rounds(state))
     state, prefill_time = measure.seconds(start)
     (state, draft), draft_time = measure.seconds(propose, state, rounds=rounds)
     state, score_time = measure.seconds(score, state, draft, rounds=rounds)
@@ -101,17 +115,21 @@ def times(
       measured.append(
         (
           prefill_time,
+          plain_prefill_time,
+          plain_time / plain_done,
           draft_time / rounds,
           score_time / rounds,
           judge_time,
           round_time / done,
         )
       )
-  prefill_ms, draft_ms, verify_ms, judge_ms, round_ms = (
-    1e3 * np.asarray(measured).T
-  )
+  before, parts = np.split(1e3 * np.asarray(measured).T, [3])
+  prefill_ms, plain_prefill_ms, plain_ms = np.median(before, axis=1).tolist()
+  draft_ms, verify_ms, judge_ms, round_ms = parts
   return RoundTimes(
-    prefill_ms=float(np.median(prefill_ms)),
+    prefill_ms=prefill_ms,
+    plain_prefill_ms=plain_prefill_ms,
+    plain_ms=plain_ms,
     draft_ms=float(np.median(draft_ms)),
     verify_ms=float(np.median(verify_ms)),
     overhead_ms=float(np.median(round_ms - draft_ms - verify_ms)),

@@ -163,8 +163,7 @@ class Table:
     return predicted.speedup(
       self.generations[name],
       self.generations[baseline],
-      parts=self.parts[name],
-      baseline_parts=self.parts[baseline],
+      self.parts[name],
     )
 
   def _percent_of_roofline(self, name, category) -> float:

@@ -55,7 +55,13 @@ def in_batches():
     generation(1, 'b', 0.6, 12, 12),
   ]
   names = ('autoregressive', 'ngram')
-  common = {'prefill_tokens': 64, 'overhead_ms': 3, 'law': 'sampled'}
+  common = {
+    'plain_prefill_ms': 50,
+    'plain_ms': 20,
+    'prefill_tokens': 64,
+    'overhead_ms': 3,
+    'law': 'sampled',
+  }
   parts = {
     'autoregressive': {'prefill_ms': 50, 'draft_ms': 0, 'verify_ms': 17},
     'ngram': {'prefill_ms': 60, 'draft_ms': 1, 'verify_ms': 21},
