@@ -142,4 +142,7 @@ def to_svg(draw: Callable[[], Figure], name: str) -> str:
   svg = svg[svg.index('<svg') :].rstrip()
   svg = svg.replace(_INK, 'currentColor').replace(_PAPER, 'var(--paper)')
   # Ids are the page's, where every figure has a figure_1.
-  return re.sub(r'( id="|url\(#|href="#)', rf'\g<1>{name}-', svg)
+  of_figure = lambda tag: re.sub(
+    r'( id="|url\(#|href="#)', rf'\g<1>{name}-', tag[0]
+  )
+  return re.sub('<[^<>]*>', of_figure, svg)

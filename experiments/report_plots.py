@@ -34,37 +34,38 @@ def by_category(rows: Sequence[Record]) -> figures.Figure:
     1, len(panels), sharex=True, sharey=True, squeeze=False
   )[0]
   for axes, panel in zip(all_axes, panels, strict=True):
-    step = 0.8 / len(panel)
     for i, method in enumerate(panel):
+      # Beside each other, around the line of the category.
+      shift = 0.8 * ((i + 0.5) / len(panel) - 0.5)
       of_method = [row for row in rows if row['method'] == method]
-      places = [
-        categories.index(row['category']) + (i + 0.5) * step - 0.4
-        for row in of_method
-      ]
-      values = [row['speedup'] for row in of_method]
-      intervals = [row['speedup_ci95'] for row in of_method]
-      look = looks[method]
-      plots.whiskers(axes, values, intervals, places, look.color)
-      axes.plot(
-        values,
-        places,
-        look.marker,
-        color=look.color,
-        markersize=5,
-        label=method,
-      )
+      places = [categories.index(row['category']) + shift for row in of_method]
+      _speedups(axes, of_method, places, looks[method])
     axes.set(xlabel='speedup', yticks=range(len(categories)))
     axes.set_yticklabels(categories)
     axes.set_ylim(len(categories) - 0.5, -0.5)
-    for i, category in enumerate(categories):
-      if category == table_lib.OVERALL:
-        axes.axhline(i + 0.5, color=figures.ink(), linewidth=0.6)
+    below_all = categories.index(table_lib.OVERALL) + 0.5
+    axes.axhline(below_all, color=figures.ink(), linewidth=0.6)
     plots.line_at_1(axes)
     figures.style(axes)
     axes.legend(
       **_LEGEND, ncols=len(panel), loc='lower left', bbox_to_anchor=(0, 1)
     )
   return figure
+
+
+def _speedups(axes, rows, places, look):
+  """The marks of a method, with their intervals."""
+  values = [row['speedup'] for row in rows]
+  intervals = [row['speedup_ci95'] for row in rows]
+  plots.whiskers(axes, values, intervals, places, look.color)
+  axes.plot(
+    values,
+    places,
+    look.marker,
+    color=look.color,
+    markersize=5,
+    label=rows[0]['method'],
+  )
 
 
 def roofline(rows: Sequence[Record]) -> figures.Figure:
