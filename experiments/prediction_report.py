@@ -12,6 +12,7 @@ from experiments import environment
 from experiments import evaluation_report
 from experiments import figures
 from experiments import predicting
+from experiments import result_file
 from experiments import results
 
 
@@ -27,7 +28,7 @@ def write(
     'rows': [dataclasses.asdict(row) for row in rows],
     'compiled_table': [dataclasses.asdict(row) for row in table],
   }
-  results.write_json(out / 'predict.json', record)
+  result_file.write(out / 'predict.json', record)
   results.write_csv(out / 'predict.csv', rows)
   figures.write_png(out / 'predict.png', lambda: _figure(rows))
 
