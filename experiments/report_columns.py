@@ -48,6 +48,11 @@ COLUMNS = {
     'the other',
     '.2f',
   ),
+  'leviathan_speedup': Column(
+    "Leviathan's speedup",
+    'by their theorem 3.8, of the acceptance and the cost ratio',
+    '.2f',
+  ),
   'predicted_speedup': Column(
     'predicted speedup',
     'by the cost model, from the times of the parts and the acceptance',

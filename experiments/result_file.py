@@ -35,6 +35,7 @@ _GAINED: dict[int, dict[str, Any]] = {
     'ms_per_token_ci95': None,
     'mean_speedup': None,
     'mean_speedup_ci95': None,
+    'leviathan_speedup': None,
     'predicted_speedup': None,
     'prefill_ms': None,
     'cost_ratio': None,

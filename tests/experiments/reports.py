@@ -56,6 +56,17 @@ def _row(method, category, num_drafts, **changes):
     'verify_ms': 20.0,
     'overhead_ms': None,
     'percent_of_roofline': 71.0,
+    'samples': 1,
+    'tokens_per_round_ci95': None,
+    'acceptance': None,
+    'acceptance_ci95': None,
+    'ms_per_token_ci95': None,
+    'mean_speedup': None,
+    'mean_speedup_ci95': None,
+    'leviathan_speedup': None,
+    'predicted_speedup': None,
+    'prefill_ms': None,
+    'cost_ratio': None,
   }
   return values | changes
 
