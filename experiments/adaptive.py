@@ -52,10 +52,7 @@ def _widths(drafter):
   num_drafts = drafter.num_draft_tokens
   if initial.depth(drafter) == num_drafts:
     return range(num_drafts)
-  return [
-    0,
-    *(2**i for i in range(num_drafts.bit_length()) if 2**i < num_drafts),
-  ]
+  return [0, *(2**i for i in range((num_drafts - 1).bit_length()))]
 
 
 @gin.configurable

@@ -123,7 +123,7 @@ def _partings(evaluation, num_prompts, journal):
       continue
     pairs = zip(outputs(name), baseline, strict=True)
     for prompt, (tokens, base) in enumerate(pairs):
-      at = divergence.first_difference(tokens, base)
+      at = results.first_difference(tokens, base)
       if at is not None:
         ends = [[*row, _NO_TOKEN][at] for row in (tokens, base)]
         yield Parting(name, prompt, tokens[:at], *ends)

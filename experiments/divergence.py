@@ -57,20 +57,6 @@ class Audit:
     return dataclasses.asdict(self)
 
 
-def first_difference(
-  tokens: Sequence[int], baseline: Sequence[int]
-) -> int | None:
-  """The first index at which they differ, None where they are equal.
-
-  It is the length of the shorter one where that is a part of the other.
-  """
-  pairs = zip(tokens, baseline, strict=False)
-  shorter = min(len(tokens), len(baseline))
-  parting = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
-  longer = max(len(tokens), len(baseline))
-  return None if parting == longer else parting
-
-
 def audit(
   params: Params,
   prompt: Sequence[int],

@@ -105,9 +105,15 @@ def _evaluate() -> None:
     papers.check(paper, {part.name: part.evaluation for part in parts})
     traces = [_traces(part, suite.folder(out, part.name)) for part in parts]
     profiles = [_profiles(part) for part in parts]
-    for part in parts:
-      distributed.check_same(evaluation_lib.shared(_header(part)))
-    journals = [_journal(part, suite.folder(out, part.name)) for part in parts]
+    headers = [
+      evaluation_lib.header(part.evaluation, part.prompts) for part in parts
+    ]
+    for header in headers:
+      distributed.check_same(evaluation_lib.shared(header))
+    journals = [
+      _journal(suite.folder(out, part.name), header)
+      for part, header in zip(parts, headers, strict=True)
+    ]
   for part, *kept in zip(parts, journals, traces, profiles, strict=True):
     _run(part, *kept)
   if distributed.is_first():
@@ -127,7 +133,7 @@ def _evaluate() -> None:
         suite.folder(out, part.name),
         part.evaluation.target.tokenizer,
         part.prompts,
-        table.first_samples(),
+        table.generations,
       )
     evaluation_report.show(out, tables, paper)
 
@@ -159,15 +165,9 @@ def _profiles(part):
   return profiling.check(str(folder), part.evaluation)
 
 
-def _header(part):
-  return evaluation_lib.header(part.evaluation, part.prompts)
-
-
-def _journal(part, folder):
+def _journal(folder, header):
   cli.make_folder(folder)
-  if distributed.is_first():
-    return journal_lib.Journal(folder, _header(part))
-  return None
+  return journal_lib.Journal(folder, header) if distributed.is_first() else None
 
 
 if __name__ == '__main__':

@@ -43,9 +43,9 @@ def write(
 
   That is results.png in `out` or, of a part, in its folder there.
   """
-  rows = write_rows(out, tables, paper)
+  write_rows(out, tables, paper)
   for table in tables:
-    overall = [row for row in _overall_rows(rows) if row.part == table.part]
+    overall = _overall_rows(table.rows)
     plots.draw(
       suite.folder(out, table.part) / 'results.png', overall, title(overall[0])
     )
@@ -57,7 +57,7 @@ def write_rows(
   paper: papers.Paper | None = None,
 ) -> list[results.Row]:
   """Writes result.json and results.csv; the rows."""
-  rows = [row for table in tables for row in table.rows()]
+  rows = [row for table in tables for row in table.rows]
   data = {
     table.benchmark: dataclasses.asdict(table.evaluation.task.provenance())
     for table in tables
@@ -95,11 +95,10 @@ def show(
   paper: papers.Paper,
 ) -> None:
   """Prints the tables, and beside the paper's numbers ours."""
-  rows = []
   for table in tables:
-    rows += table.rows()
     _show(table)
   if paper.rows:
+    rows = [row for table in tables for row in table.rows]
     shown = console()
     shown.print(rich.text.Text(f'\n{paper.source}\n', 'bold'))
     shown.print(_compared(papers.compare(paper, _overall_rows(rows))))
@@ -126,7 +125,7 @@ def _compared(rows: Sequence[papers.Compared]) -> rich.table.Table:
 
 def _show(table: table_lib.Table) -> None:
   """Prints a table, and what comparing the outputs found."""
-  rows = table.rows()
+  rows = table.rows
   overall = _overall_rows(rows)
   shown = console()
   # As a Text: a name may hold what rich takes for markup.

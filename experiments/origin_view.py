@@ -5,7 +5,7 @@ a page. A token's author is told by colour and, for those who do not see it or
 print in grey, by the line under it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 import html
 
 import specsample
@@ -40,18 +40,6 @@ STYLE = """\
 """
 
 
-def pieces(tokenizer: text_lib.Tokenizer, tokens: Iterable[int]) -> list[str]:
-  """The text that each token adds, '' inside a character of several bytes.
-
-  Control tokens, as the one that ends a turn, are text too.
-  """
-  stream = text_lib.TextStream(tokenizer, skip_special=False)
-  found = [stream.push([token]) for token in tokens]
-  if found:
-    found[-1] += stream.finish()
-  return found
-
-
 def of_output(
   tokenizer: text_lib.Tokenizer, output: specsample.Output, row: int = 0
 ) -> str:
@@ -60,8 +48,10 @@ def of_output(
   In a notebook: `IPython.display.HTML(origin_view.of_output(...))`.
   """
   length = int(output.lengths[row])
+  ids = output.tokens[row, :length].tolist()
   shown = tokens(
-    pieces(tokenizer, output.tokens[row, :length].tolist()),
+    # The token that ends a turn is shown too.
+    text_lib.pieces(tokenizer, ids, skip_special=False),
     output.origin[row, :length].tolist(),
     output.emit_round[row, :length].tolist(),
   )
@@ -92,7 +82,7 @@ def tokens(
   """The tokens, marked; what they hold is text, never markup.
 
   Args:
-    texts: of each token, see `pieces`.
+    texts: of each token, see `text.pieces`.
     origins: a `specsample.Origin` each, as `Output.origin`.
     rounds: that emitted each, as `Output.emit_round`.
 

@@ -106,26 +106,39 @@ class Mismatches:
   errors: int
 
 
+def first_difference(
+  tokens: Sequence[int], baseline: Sequence[int]
+) -> int | None:
+  """The first index at which they differ, None where they are equal.
+
+  It is the length of the shorter one where that is a part of the other.
+  """
+  pairs = zip(tokens, baseline, strict=False)
+  shorter = min(len(tokens), len(baseline))
+  parting = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+  longer = max(len(tokens), len(baseline))
+  return None if parting == longer else parting
+
+
 def mismatches(
   runs: Sequence[Generation], baseline: Sequence[Generation]
 ) -> Mismatches:
   """Compares greedy outputs token for token."""
   ties, errors = 0, 0
   for run, base in zip(runs, baseline, strict=True):
-    if run.tokens == base.tokens:
+    parting = first_difference(run.tokens, base.tokens)
+    if parting is None:
       continue
-    if _is_tie(run, base):
+    if _is_tie(run, base, parting):
       ties += 1
     else:
       errors += 1
   return Mismatches(ties, errors)
 
 
-def _is_tie(run: Generation, base: Generation) -> bool:
-  pairs = zip(run.tokens, base.tokens, strict=False)
-  parting = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-  if parting is None:  # one stopped earlier on the same tokens
-    return False
+def _is_tie(run: Generation, base: Generation, parting: int) -> bool:
+  if parting == min(len(run.tokens), len(base.tokens)):
+    return False  # one stopped earlier on the same tokens
   return abs(run.log_probs[parting] - base.log_probs[parting]) < TIE
 
 

@@ -74,6 +74,7 @@ class Table:
       divergences=journal.of(audits.KIND),
     )
 
+  @functools.cached_property
   def rows(self) -> list[results.Row]:
     """Each method over all prompts, then over each category."""
     first = next(iter(self.generations.values()))
@@ -83,13 +84,6 @@ class Table:
       for category in (OVERALL, *categories)
       for name in self.generations
     ]
-
-  def first_samples(self) -> dict[str, list[results.Generation]]:
-    """One generation a prompt, by method."""
-    return {
-      name: [run for run in runs if run.sample == 0]
-      for name, runs in self.generations.items()
-    }
 
   def mismatches(self) -> dict[str, results.Mismatches]:
     """By method, where greedy decoding must give the baseline's tokens."""

@@ -62,7 +62,7 @@ def show(
 ) -> None:
   """Prints a line a tree, and what comparing the outputs found."""
   shown = evaluation_report.console()
-  title = evaluation_report.title(table.rows()[0])
+  title = evaluation_report.title(table.rows[0])
   shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
   for drafter in dict.fromkeys(row.drafter for row in rows):
     shown.print(_of_drafter([row for row in rows if row.drafter == drafter]))

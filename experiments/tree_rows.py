@@ -49,7 +49,7 @@ def rows(
 ) -> list[TreeRow]:
   """Each drafter's trees, in the order of the evaluation."""
   measured = {
-    row.method: row for row in table.rows() if row.category == table_lib.OVERALL
+    row.method: row for row in table.rows if row.category == table_lib.OVERALL
   }
   chains = {
     entry.drafter: measured[entry.method_name].tokens_per_round

@@ -55,7 +55,8 @@ def write(
     out: the folder of the results.
     tokenizer: of the target.
     prompts: what was decoded.
-    generations: by method, one a prompt, in their order.
+    generations: by method, those of the prompts in their order; what is behind
+      them, further samples, is left out.
   """
   lines = [json.dumps({'schema': result_file.SCHEMA})]
   for i, prompt in enumerate(prompts):
@@ -66,16 +67,6 @@ def write(
     one = Prompt(prompt.id, prompt.category, prompt.text, methods)
     lines.append(json.dumps(dataclasses.asdict(one)))
   results.write(out / NAME, '\n'.join([*lines, '']).encode())
-
-
-def pieces(tokenizer: text_lib.Tokenizer, tokens: Sequence[int]) -> list[str]:
-  """The text of each token; they join to what `decode` makes of all."""
-  stream = text_lib.TextStream(tokenizer)
-  found = [stream.push([token]) for token in tokens]
-  rest = stream.finish()
-  if rest:
-    found[-1] += rest
-  return found
 
 
 def read(path: pathlib.PurePath, limit: int) -> list[Prompt]:
@@ -107,7 +98,7 @@ def read(path: pathlib.PurePath, limit: int) -> list[Prompt]:
 
 def _text(tokenizer, generation):
   return Text(
-    pieces=pieces(tokenizer, generation.tokens),
+    pieces=text_lib.pieces(tokenizer, generation.tokens),
     origins=[
       specsample.Origin(origin).name.lower() for origin in generation.origins
     ],

@@ -132,6 +132,21 @@ class Tokenizer:
       return self.backend.encode(text, add_special_tokens=False).ids
 
 
+def pieces(
+  tokenizer: Tokenizer, ids: Iterable[int], skip_special: bool = True
+) -> list[str]:
+  """The text that each token adds; joined, they are `decode` of all.
+
+  '' for a token that adds none: a character of several tokens is the text of
+  the last one.
+  """
+  stream = TextStream(tokenizer, skip_special)
+  found = [stream.push([token]) for token in ids]
+  if found:
+    found[-1] += stream.finish()
+  return found
+
+
 class TextStream:
   """Gives out the text of a growing sequence once it can no longer change.
 

@@ -48,16 +48,14 @@ def xsum(
     chat: whether a prompt is one user turn of a chat.
     max_words: articles of more are left out.
   """
-  fields = ('document', 'summary')
   return summaries.Summaries(
     name='XSum',
-    source=source.Source(
-      task='XSum',
-      fields=fields,
-      remedy='it is EdinburghNLP/xsum on the hub, and '
-      + source.binding('xsum', fields),
-      path=path,
-      hub=hub.Subset('EdinburghNLP/xsum', None, 'test', revision),
+    source=_on_hub(
+      'XSum',
+      'xsum',
+      ('document', 'summary'),
+      path,
+      hub.Subset('EdinburghNLP/xsum', None, 'test', revision),
     ),
     request=_ONE_SHOT,
     one_shot=_articles(_OURS),
@@ -75,20 +73,35 @@ def cnn_dailymail(
   max_words: int | None = None,
 ) -> summaries.Summaries:
   """CNN/DailyMail's test split, without an example; arguments as of `xsum`."""
-  fields = ('article', 'highlights')
   return summaries.Summaries(
     name='CNN/DM',
-    source=source.Source(
-      task='CNN/DM',
-      fields=fields,
-      remedy='it is abisee/cnn_dailymail on the hub, and '
-      + source.binding('cnn_dailymail', fields),
-      path=path,
-      hub=hub.Subset('abisee/cnn_dailymail', '3.0.0', 'test', revision),
+    source=_on_hub(
+      'CNN/DM',
+      'cnn_dailymail',
+      ('article', 'highlights'),
+      path,
+      hub.Subset('abisee/cnn_dailymail', '3.0.0', 'test', revision),
     ),
     request=_PLAIN,
     chat=chat,
     max_words=max_words,
+  )
+
+
+def _on_hub(
+  task: str,
+  configurable: str,
+  fields: tuple[str, str],
+  path: str | None,
+  subset: hub.Subset,
+) -> source.Source:
+  return source.Source(
+    task=task,
+    fields=fields,
+    remedy=f'it is {subset.repository} on the hub, and '
+    + source.binding(configurable, fields),
+    path=path,
+    hub=subset,
   )
 
 

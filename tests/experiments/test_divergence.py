@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import divergence
+from experiments import results
 from specsample import testing
 
 _PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -133,4 +134,4 @@ def test_the_bound_is_that_of_the_formula(params):
   ],
 )
 def test_first_difference(tokens, baseline, expected):
-  assert divergence.first_difference(tokens, baseline) == expected
+  assert results.first_difference(tokens, baseline) == expected

@@ -7,6 +7,7 @@ import pytest
 
 from experiments import origin_view
 import specsample
+from specsample import text as text_lib
 from specsample.types import Origin
 
 
@@ -87,7 +88,7 @@ def test_pieces_add_up_to_the_text(smollm2):
   tokenizer = smollm2.tokenizer
   text = 'Blue: 蓝 and 🙂.'
   tokens = [*tokenizer.encode(text), *tokenizer.eos_ids[-1:]]
-  pieces = origin_view.pieces(tokenizer, tokens)
+  pieces = text_lib.pieces(tokenizer, tokens, skip_special=False)
   assert len(pieces) == len(tokens)
   assert ''.join(pieces) == tokenizer.decode(tokens, skip_special=False)
   assert ''.join(pieces).startswith(text)

@@ -84,7 +84,7 @@ def _row(rows, method, category):
 
 
 def test_one_pass_of_the_target_serves_a_batch(in_batches):
-  rows = in_batches.rows()
+  rows = in_batches.rows
   # Embedding, attention (2 of 4 x 4, 2 of 4 x 2), three of 4 x 8, three norms.
   weights = 4 * (40 + 2 * 16 + 2 * 8 + 3 * 32 + 3 * 4)
   # Keys and values of two numbers at the middle of the generation, a length.
@@ -100,18 +100,18 @@ def test_one_pass_of_the_target_serves_a_batch(in_batches):
 
 
 def test_time_a_token_is_that_of_the_batches(in_batches):
-  row = _row(in_batches.rows(), 'ngram', 'overall')
+  row = _row(in_batches.rows, 'ngram', 'overall')
   assert row.batch_size == 2
   assert (row.prompts, row.tokens, row.rounds) == (3, 24, 15)
   assert row.ms_per_token == pytest.approx(1e3 * 0.6 / 24)
   assert row.speedup == pytest.approx(2)
   # Two batches, which the method doubles alike.
   assert row.speedup_ci95 == pytest.approx([2, 2])
-  assert _row(in_batches.rows(), 'ngram', 'a').speedup_ci95 is None
+  assert _row(in_batches.rows, 'ngram', 'a').speedup_ci95 is None
 
 
 def test_a_prediction_uses_the_parts_and_the_counts_alone(in_batches):
-  rows = in_batches.rows()
+  rows = in_batches.rows
   # Prefills and rounds of two batches, in which the row of more rounds counts.
   baseline = 2 * 50 + (8 + 12) * 20
   method = 2 * 60 + (5 + 7) * 25
@@ -124,7 +124,7 @@ def test_a_prediction_uses_the_parts_and_the_counts_alone(in_batches):
     for run in in_batches.generations['ngram']
   ]
   generations = in_batches.generations | {'ngram': slower}
-  changed = dataclasses.replace(in_batches, generations=generations).rows()
+  changed = dataclasses.replace(in_batches, generations=generations).rows
   assert _row(changed, 'ngram', 'overall').predicted_speedup == predicted
   assert _row(changed, 'ngram', 'overall').speedup == pytest.approx(1)
 
@@ -132,7 +132,7 @@ def test_a_prediction_uses_the_parts_and_the_counts_alone(in_batches):
 def test_without_a_baseline_nothing_is_predicted(in_batches):
   generations = {'ngram': in_batches.generations['ngram']}
   alone = dataclasses.replace(in_batches, generations=generations)
-  assert _row(alone.rows(), 'ngram', 'overall').predicted_speedup is None
+  assert _row(alone.rows, 'ngram', 'overall').predicted_speedup is None
 
 
 @pytest.mark.parametrize(

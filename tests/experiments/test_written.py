@@ -46,20 +46,20 @@ def _generation(tokens, origins):
 
 def test_a_character_is_the_piece_of_its_last_token(tokenizer):
   tokens = tokenizer.encode('aé€')
-  assert written.pieces(tokenizer, tokens) == ['a', '', 'é', '', '', '€']
+  assert text.pieces(tokenizer, tokens) == ['a', '', 'é', '', '', '€']
 
 
 @pytest.mark.parametrize('cut', [0, 1, 2, 3])
 def test_pieces_join_to_the_text(tokenizer, cut):
   tokens = tokenizer.encode('a ñ€ the 😀')
   tokens = tokens[: len(tokens) - cut]
-  pieces = written.pieces(tokenizer, tokens)
+  pieces = text.pieces(tokenizer, tokens)
   assert len(pieces) == len(tokens)
   assert ''.join(pieces) == tokenizer.decode(tokens)
 
 
 def test_no_tokens_are_no_pieces(tokenizer):
-  assert written.pieces(tokenizer, []) == []
+  assert text.pieces(tokenizer, []) == []
 
 
 def test_file_says_who_wrote_what(tokenizer, tmp_path):
