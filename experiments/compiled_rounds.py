@@ -35,6 +35,7 @@ class Row:
   """A line of the table. Printed: by the paper; the rest is predicted."""
 
   topology: str
+  batch_size: int
   benchmark: str
   num_draft_tokens: int
   tokens_per_round: float  # that the printed times imply
@@ -66,24 +67,28 @@ class Table:
   printed_ms: Mapping[str, float]
 
   def rows(self, compiled: Sequence[Rounds]) -> list[Row]:
-    """For each topology that was compiled with K drafts and without.
+    """For each topology and batch compiled with K drafts and without.
 
     Raises:
       ValueError: there is none.
     """
-    by_size = {(one.topology, one.num_draft_tokens): one for one in compiled}
-    topologies = dict.fromkeys(one.topology for one in compiled)
+    by_size = {
+      (one.topology, one.batch_size, one.num_draft_tokens): one
+      for one in compiled
+    }
+    settings = dict.fromkeys((one.topology, one.batch_size) for one in compiled)
     found = [
-      self._row(by_size[topology, 0], speculative, benchmark, printed)
-      for topology in topologies
-      for speculative in [by_size.get((topology, self.num_draft_tokens))]
-      if speculative and (topology, 0) in by_size
+      self._row(by_size[*setting, 0], speculative, benchmark, printed)
+      for setting in settings
+      for speculative in [by_size.get((*setting, self.num_draft_tokens))]
+      if speculative and (*setting, 0) in by_size
       for benchmark, printed in self.printed_ms.items()
     ]
     if not found:
       raise ValueError(
-        f'--compiled has (topology, K) {sorted(by_size)}: compile one topology '
-        f'with K = {self.num_draft_tokens} and with NoDraft, K = 0'
+        f'--compiled has (topology, batch, K) {sorted(by_size)}: compile one '
+        f'topology and batch with K = {self.num_draft_tokens} and with '
+        'NoDraft, K = 0'
       )
     return found
 
@@ -100,6 +105,7 @@ class Table:
     round_ms = speculative.roofline_ms + speculative.collectives * wait_ms
     return Row(
       topology=plain.topology,
+      batch_size=plain.batch_size,
       benchmark=benchmark,
       num_draft_tokens=k,
       tokens_per_round=tokens,

@@ -104,7 +104,12 @@ def show(
     shown.print(_compared(papers.compare(paper, _overall_rows(rows))))
     if paper.note:
       shown.print(rich.text.Text(paper.note))
-  print(f'\nresult.json, {_figure_or_not()} are in {out}')
+  if tables[0].part:
+    parts = ', '.join(suite.folder(out, table.part).name for table in tables)
+    print(f'\nresult.json and results.csv are in {out}')
+    print(f'and in its folders {parts}: {_of_each()}')
+  else:
+    print(f'\nresult.json, results.csv, {_of_each()} are in {out}')
 
 
 def _compared(rows: Sequence[papers.Compared]) -> rich.table.Table:
@@ -167,10 +172,11 @@ def _score(score) -> str:
   return f'{score["value"]:.3f} ({low:.3f}-{high:.3f})'
 
 
-def _figure_or_not() -> str:
+def _of_each() -> str:
+  """The files of a table."""
   if figures.are_possible():
-    return 'generations.jsonl, results.csv and results.png'
-  return 'generations.jsonl and results.csv'
+    return 'generations.jsonl and results.png'
+  return 'generations.jsonl'
 
 
 def title(row: results.Row) -> str:

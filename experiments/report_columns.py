@@ -31,7 +31,7 @@ COLUMNS = {
   ),
   'acceptance_by_position': Column(
     'acceptance by position',
-    'of the drafts at each position whose turn came, the share kept',
+    'of the rounds that drafted so far, the share that kept it',
     '.2f',
   ),
   'ms_per_token': Column(

@@ -15,6 +15,7 @@ from experiments import predicted
 from experiments import results
 from experiments import roofline as roofline_lib
 from specsample import cost
+from specsample import drafters
 
 OVERALL = 'overall'
 # What is timed over typical prompts, not over those of a category.
@@ -136,9 +137,22 @@ class Table:
       **measured,
     )
 
+  def _is_as_timed(self, name) -> bool:
+    """Whether all rounds are like those whose parts were timed.
+
+    A policy makes them longer and shorter; they were timed at the beginning of
+    an answer.
+    """
+    drafter = self.evaluation.methods[name].drafter
+    return not isinstance(drafter, drafters.Adaptive)
+
   def _cost_ratio(self, name, depth) -> float | None:
     """Leviathan et al.'s c (2211.17192, section 3.3)."""
-    if methods_lib.BASELINE not in self.parts or not depth:
+    if (
+      methods_lib.BASELINE not in self.parts
+      or not depth
+      or not self._is_as_timed(name)
+    ):
       return None
     one_pass = self.parts[methods_lib.BASELINE]['verify_ms']
     return self.parts[name]['draft_ms'] / depth / one_pass
@@ -152,7 +166,11 @@ class Table:
 
   def _predicted_speedup(self, name, category) -> float | None:
     baseline = methods_lib.BASELINE
-    if category != OVERALL or baseline not in self.generations:
+    if (
+      category != OVERALL
+      or baseline not in self.generations
+      or not self._is_as_timed(name)
+    ):
       return None
     return predicted.speedup(
       self.generations[name],

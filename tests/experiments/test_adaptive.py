@@ -62,6 +62,11 @@ def test_rounds_without_drafts_are_most_where_drafts_are_never_kept(outcomes):
   assert by_name['contrary']['tokens_per_round'] == 1
   assert by_name['contrary']['drafter'] == 'adaptive'
   assert by_name['contrary']['num_draft_tokens'] == _K
+  # Its rounds are not all like those whose parts are timed.
+  assert by_name['contrary']['predicted_speedup'] is None
+  assert by_name['contrary']['cost_ratio'] is None
+  assert by_name['contrary']['leviathan_speedup'] is None
+  assert by_name['autoregressive']['predicted_speedup'] > 0
 
 
 def test_the_costs_of_all_lengths_are_printed_as_a_binding(outcomes):

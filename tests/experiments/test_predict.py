@@ -225,6 +225,13 @@ def test_a_table_needs_both_programs_of_a_topology(folders):
     _TABLE.rows(compiled_rounds.read([str(chen)]))
 
 
+def test_programs_of_another_batch_make_no_table(folders):
+  chen, plain = compiled_rounds.read([str(x) for x in folders])
+  plain = dataclasses.replace(plain, batch_size=8)
+  with pytest.raises(ValueError, match='one topology and batch'):
+    _TABLE.rows([chen, plain])
+
+
 def test_an_older_compile_json_is_refused(tmp_path):
   old = _compiled(4, 0.009, (200,))
   del old['num_draft_tokens']

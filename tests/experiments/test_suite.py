@@ -162,6 +162,7 @@ def test_ours_is_beside_the_papers(calls, result):
   assert 'A paper, table 1: a chip' in out
   assert 'Another pair stands in.' in out
   assert (calls[0] / 'table' / _GREEDY / 'results.png').is_file()
+  assert f'and in its folders {_GREEDY}, {_DRAWN}: generations.jsonl' in out
 
 
 def test_faults_come_before_anything_is_written(calls):
