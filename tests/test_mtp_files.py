@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -114,12 +115,20 @@ def test_the_drafts_are_the_modules_own(folder):
   loaded = specsample.load_drafter(folder, target, num_draft_tokens=3)
   params = {'target': target.params, 'drafter': loaded.params}
   text = np.asarray([5, 17, 40, 3, 90, 11, 8, 60])
-  output, _ = target.model.apply(
-    target.params, text[None], target.model.init_cache(1, 0)
-  )
   drafter = loaded.drafter
-  found = unrolled.outputs(drafter, params, text[None], output.hidden, 3)
-  found = [drafter.vectors(params, x, i)[0, 3] for i, x in enumerate(found)]
+
+  @jax.jit
+  def of_target(params):
+    empty = target.model.init_cache(1, 0)
+    return target.model.apply(params['target'], text[None], empty)[0]
+
+  @jax.jit
+  def of_drafter(params, hidden):
+    outputs = unrolled.outputs(drafter, params, text[None], hidden, 3)
+    return [drafter.vectors(params, x, i)[0, 3] for i, x in enumerate(outputs)]
+
+  output = of_target(params)
+  found = of_drafter(params, output.hidden)
   expected = features_by_hand.vectors(params, drafter, output, text, 5, 3)
   np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
   testing.assert_greedy_equal(

@@ -13,7 +13,11 @@ from experiments import statistical
 # The certificate measures these too; here others of their kind stand for them,
 # because each takes half a minute.
 _LEFT_OUT = (
-  *('DraftModel', 'EAGLE +', 'MTP', 'DFlash'),
+  *('DraftModel', 'EAGLE +', 'MTP', 'DFlash', 'Hydra++'),
+  *('Adaptive, AdaEDL + chain', 'Adaptive, AdaEDL + coupled'),
+  *('Adaptive, Fastest + block', 'Hydra + block'),
+  *('Medusa + chain', 'Medusa + coupled'),
+  'Skip + block, mixed batch, tiny Llama',
   'Online distillation after every round + block',
 )
 _DRAWS = {
