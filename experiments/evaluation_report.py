@@ -73,7 +73,7 @@ def write_rows(
       for found in table.divergences
     ],
   }
-  if paper is not None and paper.rows:
+  if paper is not None and paper.source:
     compared = papers.compare(paper, _overall_rows(rows))
     result['paper'] = {
       'source': paper.source,
@@ -97,11 +97,12 @@ def show(
   """Prints the tables, and beside the paper's numbers ours."""
   for table in tables:
     _show(table)
-  if paper.rows:
+  if paper.source:
     rows = [row for table in tables for row in table.rows]
     shown = console()
     shown.print(rich.text.Text(f'\n{paper.source}\n', 'bold'))
-    shown.print(_compared(papers.compare(paper, _overall_rows(rows))))
+    if paper.rows:
+      shown.print(_compared(papers.compare(paper, _overall_rows(rows))))
     if paper.note:
       shown.print(rich.text.Text(paper.note))
   if tables[0].part:

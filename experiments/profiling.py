@@ -27,7 +27,7 @@ def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
       f'--profile_dir={folder} is of a bucket: give a local folder, and copy it'
     )
   for name in evaluation.methods:
-    if not re.fullmatch(r'\w[\w .+=-]*', name):
+    if not re.fullmatch(r'\w[\w .,+=-]*', name):
       raise ValueError(
         f'method {name!r} cannot be the name of a folder of --profile_dir: '
         'call it by letters, digits and -'

@@ -83,7 +83,11 @@ def of_setting(rows: Sequence[Record]) -> Iterator[Table]:
 
 def of_paper(paper: Record | None) -> Iterator[Table]:
   """What a paper reports beside ours; nothing where there is no paper."""
-  if not paper or not paper.get('rows'):
+  if not paper:
+    return
+  if not paper['rows']:
+    note = paper.get('note') or ''
+    yield Table(f'The paper: {paper.get("source", "")}', [], [], note)
     return
   with_notes = any(row.get('note') for row in paper['rows'])
   headings = [

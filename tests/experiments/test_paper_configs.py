@@ -1,6 +1,7 @@
 """Each paper's configuration reads, and names what it compares."""
 
 import dataclasses
+import json
 import pathlib
 
 import gin
@@ -12,6 +13,7 @@ from experiments import results
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SCORES = ('ROUGE-2', 'pass@100')
 _FULL = sorted(path.stem for path in (_ROOT / 'configs/full').glob('*.gin'))
+_TASKS = sorted(path.stem for path in (_ROOT / 'configs/tasks').glob('*.gin'))
 _READ = (
   *((table, None) for table in (*_FULL, 'hydra', 'mtp', 'trees', 'adaptive')),
   *((table, table) for table in _FULL),
@@ -54,3 +56,27 @@ def test_papers_rows_are_of_the_evaluation(table, full):
       is_position = quantity.startswith('acceptance at ')
       assert quantity in fields or is_position or quantity in _SCORES
   assert set(paper.names) <= methods
+
+
+@pytest.mark.parametrize('task', _TASKS)
+def test_a_task_may_stand_behind_a_table(task):
+  names = ['configs/runs/spec_bench.gin', f'configs/tasks/{task}.gin']
+  gin.parse_config_files_and_bindings(names, [])
+  made = gin.get_bindings('evaluation.Evaluation')['task']
+  assert made.chat
+  assert made.name
+
+
+def test_spec_benchs_questions_are_a_task(tmp_path):
+  path = tmp_path / 'question.jsonl'
+  lines = [
+    {'question_id': i, 'category': category, 'turns': ['Why?', 'And then?']}
+    for i, category in enumerate(('writing', 'stem', 'qa'), 81)
+  ]
+  path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  gin.parse_config_files_and_bindings(
+    ['configs/runs/spec_bench.gin', 'configs/tasks/spec_bench.gin'],
+    [f"spec_bench.path = '{path}'"],
+  )
+  task = gin.get_bindings('evaluation.Evaluation')['task']
+  assert [one.category for one in task.prompts()] == ['mt_bench'] * 2 + ['qa']

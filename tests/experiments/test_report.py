@@ -114,6 +114,14 @@ def test_paper_stands_beside_ours(found):
   assert 'on other hardware' in found.text
 
 
+def test_a_paper_without_numbers_of_ours_is_named(tmp_path):
+  paper = {'source': 'Sun et al.', 'note': 'gains alone', 'rows': []}
+  content = reports.evaluation() | {'paper': paper}
+  result_file.write(tmp_path / 'result.json', content)
+  shown = page.render(report_files.find(str(tmp_path), 1), 'Results')
+  assert 'The paper: Sun et al.' in shown and 'gains alone' in shown
+
+
 def test_other_commands_have_tables_too(found):
   tables = [one for one in found.tables if one[0][0] in ('', 'case', 'name')]
   assert ['ngram', '55.25', 'yes'] in [line for one in tables for line in one]
