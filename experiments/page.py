@@ -106,7 +106,7 @@ def _blocks(content, anchor) -> Iterator[Block]:
   others = {
     name: value
     for name, value in content.items()
-    if name not in ('rows', 'paper')
+    if name not in ('rows', 'paper') and value  # no data set, no divergence
   }
   for i, rows in enumerate(report_tables.settings(content['rows'])):
     yield Block(
