@@ -42,7 +42,7 @@ def test_every_law_is_enumerated_under_every_rule_that_takes_it():
   assert laws == {DraftLaw.POINT_MASS, DraftLaw.SAMPLED}
 
 
-# The most likely and the least convenient of the scenes on each tree.
+# Of each tree, which the certificate has.
 _SCENES_LEFT_OUT = ('temperature and top-k', 'greedy')
 
 

@@ -68,16 +68,15 @@ class _Breaks(testing.HashModel):
     return dataclasses.replace(output, logits=logits), cache
 
 
+@pytest.mark.parametrize('value', [float('nan'), float('-inf'), float('inf')])
 @pytest.mark.parametrize(
-  ('drafter', 'rule', 'value'),
+  ('drafter', 'rule'),
   [
-    (drafters.NoDraft(), 'chain', float('nan')),
-    (_CHAIN, 'chain', float('-inf')),
-    (_CHAIN, 'block', float('nan')),
-    (_CHAIN, 'block', float('inf')),
-    (_NGRAM, 'chain', float('inf')),
-    (_NGRAM, 'coupled', float('nan')),
-    (_NGRAM, 'coupled', float('-inf')),
+    (drafters.NoDraft(), 'chain'),
+    (_CHAIN, 'chain'),
+    (_CHAIN, 'block'),
+    (_NGRAM, 'chain'),
+    (_NGRAM, 'coupled'),
   ],
 )
 def test_they_stop_their_row_only(drafter, rule, value):

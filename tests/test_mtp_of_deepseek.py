@@ -171,24 +171,27 @@ def _assert_greedy_equal(target, drafter, own, verify=specsample.verify.chain):
   )
 
 
-def test_a_drafter_with_keys_and_values_reads_it_too(folder):
+@pytest.mark.parametrize('kind', ['Eagle', 'Eagle3'])
+def test_a_drafter_with_keys_and_values_reads_it_too(folder, kind):
   target = specsample.load(folder)
-  drafter = specsample.drafters.Eagle3(
-    model=target.model, num_draft_tokens=2, feature_layers=(-1, 0, 1)
+  layers = {'feature_layers': (-1, 0, 1)} if kind == 'Eagle3' else {}
+  drafter = getattr(specsample.drafters, kind)(
+    model=target.model, num_draft_tokens=2, **layers
   )
   own = drafter.init_params(jax.random.key(0), target.params)
   _assert_greedy_equal(target, drafter, own)
 
 
-@pytest.mark.parametrize('form', ['chain', 'tree of int8'])
+@pytest.mark.parametrize('form', ['chain', 'tree', 'int8'])
 def test_output_is_the_target_s(folder, form):
   target = specsample.load(folder)
   loaded = specsample.load_drafter(folder, target, num_draft_tokens=_K)
   drafter, own, verify = loaded.drafter, loaded.params, specsample.verify.chain
-  if form == 'tree of int8':
+  if form == 'tree':
     topology = specsample.tree.k_ary((2, 2, 1))
     drafter = specsample.drafters.Tree(drafter=drafter, topology=topology)
     verify = specsample.verify.tree
+  if form == 'int8':
     own = int8.weights(own)
   _assert_greedy_equal(target, drafter, own, verify)
 

@@ -199,7 +199,8 @@ def check_equal(found, expected):
   ('drafter', 'rule'),
   [
     *((drafter, 'chain') for drafter in DRAFTERS),
-    *(('ngram', 'coupled'), ('chain', 'block')),
+    *(('ngram', 'coupled'), ('chain', 'block'), ('hydra', 'block')),
+    *(('eagle-3', 'coupled'), ('dspark', 'block')),
   ],
 )
 def test_tokens_are_those_of_one_device(drafter, rule):
@@ -215,11 +216,10 @@ def test_tokens_are_those_of_one_device_on(mesh, drafter, rule):
   check_equal(sharded(mesh, *case), unsharded(*case))
 
 
-# Heads, a network that reads features, and one of blocks.
-@pytest.mark.parametrize('drafter', ['hydra', 'eagle-3', 'dspark'])
+@pytest.mark.parametrize('drafter', TRAINED)
 def test_a_mesh_may_divide_the_model_alone(drafter):
   mesh = sharding.make_mesh(1, 8, explicit=False)
-  case = (drafter, 'chain', 'filters')
+  case = (drafter, 'block', 'filters')
   check_equal(sharded(mesh, *case), unsharded(*case))
 
 
@@ -230,6 +230,7 @@ def test_a_mesh_may_divide_the_model_alone(drafter):
     ((1, 8), False, ('chain', 'chain', 'greedy')),
     ((2, 4), True, ('chain', 'chain', 'penalties')),
     ((1, 8), False, ('chain of a replicated model', 'chain', 'filters')),
+    ((2, 4), True, ('hydra', 'coupled', 'penalties')),
     ((1, 8), False, ('eagle-3', 'coupled', 'penalties')),
   ],
 )

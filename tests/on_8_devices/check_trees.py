@@ -185,8 +185,9 @@ def test_tokens_are_those_of_one_device(case):
   check(sharding.make_mesh(2, 4), case)
 
 
-def test_a_mesh_may_divide_the_model_alone():
-  check(sharding.make_mesh(1, 8, explicit=False), 'eagle-3, dynamic')
+@pytest.mark.parametrize('case', ['draft model, distinct', 'eagle-3, dynamic'])
+def test_a_mesh_may_divide_the_model_alone(case):
+  check(sharding.make_mesh(1, 8, explicit=False), case)
 
 
 def test_penalties_are_counted_on_a_divided_path():
