@@ -7,6 +7,8 @@ through a kernel. It takes two seconds to start.
 import os
 import pathlib
 import re
+import subprocess
+import sys
 import tomllib
 
 import nbclient
@@ -92,6 +94,44 @@ def test_add_a_drafter(run):
   assert 'certify: Chain() is not exact' in caught
   assert 'does not follow the target: chi-square' in caught
   assert _displayed(cells['see'], 'image/png')
+
+
+# A runtime without the library, where installing clones the repository and
+# lets Python find nothing by itself until it starts anew.
+_FRESH = """
+import os, runpy, subprocess, sys
+sys.meta_path = [x for x in sys.meta_path if 'editable' not in str(x)]
+sys.path = [x for x in sys.path if os.path.realpath(x) != {root!r}]
+commands = []
+
+def run(command, check):
+  commands.append(command)
+  if command[0] == 'git':
+    assert command[-1] == os.path.join(os.getcwd(), 'specsample_repository')
+    os.symlink({root!r}, command[-1])
+
+subprocess.run = run
+runpy.run_path('install.py')
+import experiments, specsample
+assert 'specsample_repository' in specsample.__file__, specsample.__file__
+assert [command[0] for command in commands][:2] == ['git', sys.executable]
+"""
+
+
+@pytest.mark.parametrize('name', _NAMES)
+def test_a_fresh_runtime_finds_what_it_installed(name, tmp_path):
+  (install,) = (cell for cell in _read(name).cells if cell.id == 'install')
+  (tmp_path / 'install.py').write_text(install.source, 'utf-8')
+  done = subprocess.run(
+    # -P: the folder of the repository is not on its path.
+    [sys.executable, '-P', '-c', _FRESH.format(root=str(_ROOT))],
+    env={k: v for k, v in os.environ.items() if k != 'PYTHONPATH'},
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
 
 
 def test_all_notebooks_are_run():
