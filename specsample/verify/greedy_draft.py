@@ -32,8 +32,11 @@ class GreedyDraft:
       return rule.no_drafts(target_probs)
     parents, tokens = rule.parents(draft), draft.tokens
     draft_probs = rule.draft_probs(draft, target_probs)
-    later = rule.siblings_before(parents[::-1])[::-1]
-    is_drawn = later == 0
+    # Where the drawn child was cut, the last of the most likely ones stands for
+    # it: drawn, as it were, from a distribution of one token.
+    is_there = tokens >= 0
+    is_later = rule.is_sibling_before(parents).T & is_there
+    is_drawn = is_there & ~jnp.any(is_later, axis=1)
     drawn = rule.child_rows(parents, draft_probs, is_drawn)  # [N + 1, V]
     residual = rule.normalise(
       jnp.maximum(target_probs - drawn, 0), target_probs

@@ -1,11 +1,13 @@
 """The rules for trees: exact by enumeration, and on worked numbers."""
 
+import dataclasses
 import itertools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specsample import drafts
 from specsample import tree
 from specsample import verify
 from specsample.sampling import Sampling
@@ -135,6 +137,45 @@ def test_rules_for_chains_refuse_a_tree(rule):
     ValueError, match='for chains, and the draft is a tree of 2'
   ):
     rule.law(draft, jnp.ones((3, 3)) / 3)
+
+
+def test_what_was_cut_does_not_stand_for_the_drawn_child():
+  # Two children, the likeliest and a drawn one, and behind the latter another
+  # that is cut: a node of no parent's any more.
+  left = np.asarray([0.0, 0.6, 0.4])
+  full = Draft(
+    tokens=jnp.asarray([0, 1, 2]),
+    probs=jnp.stack([jnp.eye(3)[0], left, left]),
+    law=DraftLaw.TOP_AND_SAMPLED,
+    parents=jnp.asarray([0, 0, 2]),
+  )
+  batch = dataclasses.replace(
+    full,
+    tokens=full.tokens[None],
+    probs=full.probs[None],
+    parents=full.parents[None],
+  )
+  stays = jnp.asarray([[True, True, False]])
+  cut = drafts.compact(drafts.cut(batch, stays))
+  row = dataclasses.replace(
+    cut, tokens=cut.tokens[0], probs=cut.probs[0], parents=cut.parents[0]
+  )
+  # As likely as it was drawn: kept, and the other is never what remains.
+  target = jnp.tile(jnp.asarray(left), (4, 1))
+  law = verify.greedy_draft.law(row, target)
+  np.testing.assert_allclose(law.stop, [0, 0, 1, 0], atol=1e-6)
+
+
+def test_without_its_drawn_child_a_node_keeps_the_likeliest_as_often():
+  draft = Draft(
+    tokens=jnp.asarray([0, -1]),
+    probs=jnp.stack([jnp.eye(3)[0], jnp.zeros(3)]),
+    law=DraftLaw.TOP_AND_SAMPLED,
+    parents=jnp.zeros(2, jnp.int32),
+  )
+  law = verify.greedy_draft.law(draft, jnp.tile(jnp.asarray(_TARGET), (3, 1)))
+  np.testing.assert_allclose(law.stop, [0.5, 0.5, 0], atol=1e-6)
+  np.testing.assert_allclose(law.next[0], [0, 0.6, 0.4], atol=1e-6)
 
 
 def test_typical_acceptance_keeps_the_longest_likely_path():
