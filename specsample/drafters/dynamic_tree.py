@@ -95,6 +95,8 @@ class DynamicTree(branching.OverBranches):
       scores: [B, n] float32, the paths' log-probabilities.
     """
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    # Of a drafter that has nothing to offer for now.
+    log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
     values, ids = sharding.top_k(log_probs, self.width)
     signals = signals_lib.of_top(log_probs, values)
     scores = values + scores[..., None]
@@ -112,7 +114,7 @@ class DynamicTree(branching.OverBranches):
     # How many of those kept are up to its parent: that one's own number.
     number = jnp.sum(kept[:, None] < take(before)[..., None], axis=-1)
     return Draft(
-      tokens=take(ids),
+      tokens=jnp.where(jnp.isfinite(take(scores)), take(ids), -1),
       probs=None,
       law=DraftLaw.POINT_MASS,
       parents=number.astype(jnp.int32),

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import drafts
 from specsample import sampling
 from specsample import sharding
 from specsample import tree as tree_lib
@@ -96,7 +97,8 @@ class Tree(branching.OverBranches):
       num_children=topology.num_children,
       signals=jax.tree.map(stack, *in_order(signals)),
     )
-    return draft, self.drafter.end(carry, state)
+    # Behind a node that is not there is none either.
+    return drafts.cut(draft, drafted >= 0), self.drafter.end(carry, state)
 
   def _most_likely(self, params, logits, level):
     """The tokens [B] of the children of a level, from logits [B, n, V'].
@@ -104,14 +106,16 @@ class Tree(branching.OverBranches):
     And what the drafter says of them.
     """
     most = max(self.topology.num_children[node] for node in level)
-    _, ids = sharding.top_k(logits, most)
+    values, ids = sharding.top_k(logits, most)
+    # A drafter may have fewer tokens to offer, or none for now.
+    tokens = self.drafter.target_ids(params, ids)
+    tokens = jnp.where(jnp.isfinite(values), tokens, -1)
     of_children = lambda found: {
       child: found[:, i, rank]
       for i, node in enumerate(level)
       for rank, child in enumerate(self.topology.children(node))
     }
-    chosen = of_children(self.drafter.target_ids(params, ids))
-    return chosen, self._signals(logits, level, of_children(ids))
+    return of_children(tokens), self._signals(logits, level, of_children(ids))
 
   def _signals(self, logits, level, tokens):
     """Those of the children of a level, tokens [B] of logits [B, n, V]."""

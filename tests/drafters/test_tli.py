@@ -236,6 +236,33 @@ def test_a_tree_of_most_likely_tokens_begins_as_the_greedy_chain():
   )
 
 
+@pytest.mark.parametrize(
+  'of',
+  [
+    lambda tli: drafters.Tree(drafter=tli, topology=tree_lib.k_ary((5, 1, 1))),
+    lambda tli: drafters.DynamicTree(drafter=tli, num_draft_tokens=6, width=5),
+  ],
+  ids=('Tree', 'DynamicTree'),
+)
+def test_a_tree_has_no_more_than_there_is_to_draft(of):
+  short = of(dataclasses.replace(_TLI, room=1.0, spare=1))
+  # The first has no room; there are four shared tokens for five children.
+  sequences = [[2, 2, 0, 0], [1, 1, 1, 1]]
+  draft, _ = _propose(
+    _PARAMS, *_rows(sequences), _begun(sequences, short), drafter=short
+  )
+  tokens = np.asarray(draft.tokens)
+  assert (tokens[0] == -1).all()
+  shared = np.flatnonzero(_DRAFT_IDS >= 0)
+  assert np.isin(tokens[1], [*shared, -1]).all()
+  first = tokens[1][np.asarray(draft.parents)[1] == 0]
+  assert sorted(first[first >= 0]) == sorted(set(first[first >= 0]))
+  assert (first >= 0).sum() <= shared.size
+  testing.assert_greedy_equal(
+    _PARAMS, drafter=short, verify=verify.tree, **_GENERATE
+  )
+
+
 def test_params_of_another_kind_are_refused():
   with pytest.raises(ValueError, match='VocabMap'):
     _begun(_PROMPTS, params={'drafter': {}})
