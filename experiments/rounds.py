@@ -236,9 +236,9 @@ def _target_rounds(params, state, draft, *, model, drafter, rounds):
   def body(_, carry):
     draft, cache = carry
     now = dataclasses.replace(state, cache=cache)
-    output, cache = step.score(params, now, draft, model=model, drafter=drafter)
+    scored, cache = step.score(params, now, draft, model=model, drafter=drafter)
     # As above: all logits are needed before the next pass.
-    moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
+    moved = jnp.any(scored.output.logits == jnp.inf, axis=(1, 2))
     draft = dataclasses.replace(draft, tokens=draft.tokens + moved[:, None])
     return draft, model.commit(cache, state.length - 1, path)
 

@@ -45,6 +45,15 @@ class Round:
   num_emitted: Array  # [B] int32, tokens; 0 in rows that were done
 
 
+@types.pytree
+class Scored:
+  """What the target says of a draft; zeros behind what it read."""
+
+  output: ModelOutput  # [B, N + 1, ...], as the model gave it
+  probs: Array  # [B, N + 1, V], the distributions after each node
+  log_sum_exp: Array  # [B, N + 1] float32, of the logits
+
+
 def step(
   params: Params,
   state: DecodeState,
@@ -75,8 +84,8 @@ def observed_step(
   with jax.named_scope('draft'):
     draft, draft_state = propose(params, state, drafter=drafter, verify=verify)
   with jax.named_scope('verify'):
-    output, cache = score(params, state, draft, model=model, drafter=drafter)
-    target_probs = _target_probs(state, draft, output.logits)
+    scored, cache = score(params, state, draft, model=model, drafter=drafter)
+    target_probs = scored.probs
     valid = sampling_lib.is_distribution(target_probs)  # [B, K + 1]
     # A rule looks at all positions at once: of those without a distribution it
     # must see neither the draft nor a NaN.
@@ -88,7 +97,8 @@ def observed_step(
     path = _path(draft, verdict)
     if path is not None:
       along = lambda x: _take_nodes(x, path)
-      output = jax.tree.map(along, output)
+      scored = jax.tree.map(along, scored)
+    output = scored.output
 
     append = lambda buffer, values: emission_lib.append(
       buffer, values, state.length, emission.count
@@ -100,7 +110,8 @@ def observed_step(
       params, tokens, length, output, verdict, draft_state
     )
     rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
-    log_probs = _log_probs(output.logits, emission.tokens)
+    logits = output.logits.astype(jnp.float32)
+    log_probs = sharding.pick(logits, emission.tokens) - scored.log_sum_exp
     observed = Round(
       draft=draft,
       target_probs=target_probs,
@@ -160,11 +171,12 @@ def score(
   *,
   model: Model,
   drafter: Drafter,
-) -> tuple[ModelOutput, Cache]:
+) -> tuple[Scored, Cache]:
   """The target's pass over [pending, d_1, ..., d_N].
 
   Where the drafter names `widths`, over the first of them that holds all drafts
-  of all rows; the output behind those is zeros.
+  of all rows. The distributions are of that width too: those of a large
+  vocabulary take longer than a small model's layers.
   """
   pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
   inputs = jnp.concatenate([pending, jnp.maximum(draft.tokens, 0)], axis=1)
@@ -174,30 +186,37 @@ def score(
     behind = {}
     if draft.parents is not None:
       behind = {'parents': draft.parents[:, :width]}
-    return function(
+    output, new = function(
       params['target'],
       inputs[:, : width + 1],
       state.cache,
       features=drafter.feature_layers,
       **behind,
     )
+    logits = output.logits
+    scored = Scored(
+      output=output,
+      probs=_target_probs(state, draft, logits),
+      log_sum_exp=jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1),
+    )
+    return scored, new
 
   if len(widths) == 1:
     return of_first(num_drafts, model.apply)
   readable = _readable(model)
 
   def read(width):
-    output, new = of_first(width, readable.read)
-    missing = ((0, 0), (0, num_drafts - width), (0, 0))
-    output = jax.tree.map(lambda x: jnp.pad(x, missing), output)
-    return output, readable.widen(new, num_drafts + 1)
+    scored, new = of_first(width, readable.read)
+    missing = (0, num_drafts - width)
+    pad = lambda x: jnp.pad(x, ((0, 0), missing, *((0, 0),) * (x.ndim - 2)))
+    return jax.tree.map(pad, scored), readable.widen(new, num_drafts + 1)
 
   needed = jnp.max(jnp.where(state.done, 0, drafts.width(draft)))
-  output, new = jax.lax.switch(
+  scored, new = jax.lax.switch(
     jnp.sum(needed > jnp.asarray(widths)),
     [functools.partial(read, width) for width in widths],
   )
-  return output, readable.append(state.cache, new)
+  return scored, readable.append(state.cache, new)
 
 
 def _readable(model) -> Readable:
@@ -235,9 +254,10 @@ def _commit(state, cache, length, path, model) -> Cache:
 
 
 def _target_probs(state, draft, logits):
-  """The distributions [B, N + 1, V] of logits after each node."""
+  """The distributions [B, n, V] of logits after the first n nodes."""
   # prefixes[:, i]: the drafts up to node i, what its penalties count.
   prefixes = jnp.where(drafts.on_the_way(draft), draft.tokens[:, None], -1)
+  prefixes = prefixes[:, : logits.shape[1]]
   return jax.vmap(_warp(state), in_axes=1, out_axes=1)(logits, prefixes)
 
 
@@ -276,10 +296,3 @@ def _keep_behind(draft: Draft, valid: Array) -> Draft:
   if draft.parents is not None:
     before = jnp.take_along_axis(valid, draft.parents, axis=1)
   return drafts.cut(draft, before)
-
-
-def _log_probs(logits, tokens):
-  """The log-probability [B, n] of tokens [B, n] under logits [B, n, V]."""
-  logits = logits.astype(jnp.float32)
-  chosen = sharding.pick(logits, tokens)
-  return chosen - jax.nn.logsumexp(logits, axis=-1)
