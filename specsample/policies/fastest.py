@@ -44,7 +44,7 @@ class Fastest(policy.Length):
   prior: float = 0.7
   strength: float = 2.0
   decay: float = 0.97
-  patience: int = 16
+  patience: int = 32
   most_patience: int = 256
 
   def __post_init__(self):
