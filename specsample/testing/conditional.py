@@ -13,6 +13,7 @@ import numpy as np
 from specsample import sampling as sampling_lib
 from specsample import types
 from specsample.sampling import Sampling
+from specsample.testing import precision
 from specsample.tree import Topology
 from specsample.types import Model, Params, TokenCounts
 
@@ -167,7 +168,7 @@ def warp(
   drafted = np.pad(drafted, ((0, 0), (1, 0)), constant_values=-1)
   prompt = None if counts is None else counts.prompt
   generated = None if counts is None else counts.generated
-  with jax.enable_x64(True):
+  with precision.float64():
     return in_blocks(
       lambda *rows: _warp_block(sampling, prompt, *rows),
       (generated, logits.astype(np.float64), drafted),

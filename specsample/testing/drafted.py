@@ -11,6 +11,7 @@ import numpy as np
 from specsample import sampling as sampling_lib
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
+from specsample.testing import precision
 from specsample.testing.conditional import Conditional
 from specsample.testing.proposal import Drafts
 from specsample.testing.proposal import Proposal
@@ -157,8 +158,10 @@ def _propose(
     draft, _ = drafter.propose(params, draw, warp, tokens, lengths, state)
     return draft
 
-  state = take_in(params)
-  with jax.enable_x64(True):
+  params = jax.device_get(params)  # from wherever they are
+  with precision.on_cpu():
+    state = take_in(params)
+  with precision.float64():
     draft = jax.device_get(propose(params, state))
     jax.effects_barrier()
   weights = np.ones(count)

@@ -12,6 +12,7 @@ import numpy as np
 
 from specsample import tree
 from specsample.testing import conditional as conditional_lib
+from specsample.testing import precision
 from specsample.testing.conditional import Conditional
 from specsample.testing.proposal import Drafts
 from specsample.testing.proposal import Proposal
@@ -127,7 +128,7 @@ def _laws(verify: Verifier, drafts: Drafts, target_probs: np.ndarray) -> Law:
   flatten = lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
   probs = None if drafts.probs is None else flatten(drafts.probs)
   topology = drafts.topology
-  with jax.enable_x64(True):
+  with precision.float64():
     law = conditional_lib.in_blocks(
       lambda tokens, probs, target_probs: _law_block(
         verify, topology, drafts.law, tokens, probs, target_probs
