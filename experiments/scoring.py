@@ -28,9 +28,16 @@ def units(
   for name in evaluation.methods:
     yield evaluation_lib.Unit(
       f'scores, {name}',
-      ('scores', name),
+      key(evaluation, name),
       functools.partial(_score, evaluation, prompts, journal, name),
     )
+
+
+def key(
+  evaluation: evaluation_lib.Evaluation, name: str
+) -> tuple[str, str, int]:
+  """A method's scores in the journal: other ones of more samples."""
+  return 'scores', name, evaluation.samples
 
 
 def _score(evaluation, prompts, journal, name) -> dict[str, Any]:

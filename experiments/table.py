@@ -14,6 +14,7 @@ from experiments import methods as methods_lib
 from experiments import predicted
 from experiments import results
 from experiments import roofline as roofline_lib
+from experiments import scoring
 from specsample import cost
 from specsample import drafters
 
@@ -65,11 +66,9 @@ class Table:
       parts={name: journal['parts', name] for name in evaluation.methods},
       copy_bandwidth=journal[evaluation_lib.COPY]['bytes_per_second'],
       scores={
-        name: {
-          score['name']: score for score in journal['scores', name]['scores']
-        }
+        name: {score['name']: score for score in journal[key]['scores']}
         for name in evaluation.methods
-        if ('scores', name) in journal
+        if (key := scoring.key(evaluation, name)) in journal
       },
       part=part,
       divergences=journal.of(audits.KIND),
@@ -111,7 +110,7 @@ class Table:
     depth = len(measured['acceptance_by_position'])
     ratio = self._cost_ratio(name, depth) if category == OVERALL else None
     by_formula = None
-    if ratio is not None and measured['acceptance'] is not None:
+    if ratio is not None and self._drafts_chains_of_k(name, runs):
       by_formula = cost.leviathan_speedup(measured['acceptance'], depth, ratio)
     return results.Row(
       method=name,
@@ -145,6 +144,18 @@ class Table:
     """
     drafter = self.evaluation.methods[name].drafter
     return not isinstance(drafter, drafters.Adaptive)
+
+  def _drafts_chains_of_k(self, name, runs) -> bool:
+    """Whether all rounds are those of Leviathan et al.'s formula.
+
+    N-grams draft where they find a match, and trees draft siblings.
+    """
+    num_drafts = self.evaluation.methods[name].drafter.num_draft_tokens
+    proposed = [run.stats.proposed for run in runs]
+    return all(
+      len(counts) == num_drafts + 1 and not any(counts[:-1])
+      for counts in proposed
+    )
 
   def _cost_ratio(self, name, depth) -> float | None:
     """Leviathan et al.'s c (2211.17192, section 3.3)."""

@@ -1,6 +1,7 @@
 """A table of several settings by one command, beside a paper's numbers."""
 
 import json
+import shutil
 
 import pytest
 
@@ -129,6 +130,27 @@ def test_samples_are_drawn_with_seeds_of_their_own(calls):
     for i in range(4)
   }
   assert tokens['generation', 'ngram', 0] != tokens['generation', 'ngram', 2]
+
+
+def test_scores_are_of_the_samples_that_are_asked_for(
+  calls, table, tiny_methods, commands
+):
+  fewer = calls[0] / 'fewer'
+  shutil.copytree(calls[0] / 'table', fewer)
+  (outcome,) = commands.run_in_forks(
+    [['evaluate', f'--gin_file={table}', *tiny_methods, f'--out={fewer}']]
+  )
+  assert outcome.code == 0, outcome.err
+  assert 'generation' not in outcome.err
+  lines = (fewer / _DRAWN / 'journal.jsonl').read_text().splitlines()[1:]
+  keys = [tuple(json.loads(line)['key']) for line in lines]
+  assert [key for key in keys if key[0] == 'scores'] == [
+    ('scores', name, samples)
+    for samples in (2, 1)
+    for name in ('autoregressive', 'ngram')
+  ]
+  rows = json.loads((fewer / 'result.json').read_text())['rows']
+  assert [row['samples'] for row in rows if row['scores']] == [1, 1]
 
 
 def test_ours_is_beside_the_papers(calls, result):
