@@ -41,7 +41,7 @@ class Chip:
 CHIPS: Mapping[str, Chip] = {
   'v4': Chip(
     hbm_bytes=32 * _GIB,
-    hbm_bandwidth=1228e9,
+    hbm_bandwidth=1200e9,
     flops=275e12,
     link_bandwidth=300e9,
   ),
