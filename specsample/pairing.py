@@ -24,12 +24,14 @@ def match_vocabulary(
   """A model with as many tokens as its target, to draft for it.
 
   Ids keep their meaning. A token that only the target has is never drafted,
-  one that only the draft model has is cut off; with equal sizes the model stays
-  as it is. On the mesh that is set.
+  one that only the draft model has is cut off. On the mesh that is set.
+
+  With equal sizes the model stays as it is, and its names are not looked at:
+  models of one family may name what they never write differently.
 
   Raises:
-    ValueError: the tokenizers name an id differently, or one of the two models
-      has none.
+    ValueError: of two sizes, the tokenizers name an id differently, or one of
+      the two models has none.
   """
   size = target.model.vocab_size
   if draft.model.vocab_size == size:
