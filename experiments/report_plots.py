@@ -164,7 +164,12 @@ def curves(rows: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
-  """Time for 128 tokens, the share of drafts kept and time a round over K."""
+  """Time for 128 tokens, tokens a round over K + 1 and time a round, over K.
+
+  A round has K drafts and one token of the target's own, so that K + 1 is what
+  it emits at most. Its time is that of its parts, without the prefill; where
+  they were not timed there is no point.
+  """
   figure = figures.new(11, 3.6)
   all_axes = figure.subplots(1, 3)
   looks = figures.looks([methods_lib.BASELINE, *by_name])
@@ -173,25 +178,32 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
     look = looks[name]
     line = {'color': look.color, 'marker': look.marker, 'label': name}
     seconds = [0.128 * row['ms_per_token'] for row in rows]
-    # Of K a round; without drafts there is no share.
-    kept = [
-      (row['tokens_per_round'] - 1) / k if k else math.nan
+    share = [
+      row['tokens_per_round'] / (k + 1)
       for row, k in zip(rows, drafts, strict=True)
     ]
-    per_round = [row['ms_per_token'] * row['tokens_per_round'] for row in rows]
-    for axes, values in zip(all_axes, (seconds, kept, per_round), strict=True):
+    per_round = [_round_ms(row) for row in rows]
+    for axes, values in zip(all_axes, (seconds, share, per_round), strict=True):
       axes.plot(drafts, values, **line)
   titles = (
-    *('Seconds for 128 tokens', 'Share of drafts kept'),
+    *('Seconds for 128 tokens', 'Tokens a round / (K + 1)'),
     'Milliseconds a round',
   )
   for axes, title in zip(all_axes, titles, strict=True):
     axes.set(title=title, xlabel='drafts a round, K')
-    axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
+    # Without a point there is no largest value.
+    if math.isfinite(axes.dataLim.ymax):
+      axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
     figures.count_by_ones(axes.xaxis)
     figures.style(axes)
   all_axes[0].legend(**_LEGEND, loc='lower left')
   return figure
+
+
+def _round_ms(row: Record) -> float:
+  """NaN where a part was not timed."""
+  times = [row[name] for name in _PARTS]
+  return math.nan if None in times else sum(times)
 
 
 def _batches(items: list[str], size: int) -> list[list[str]]:

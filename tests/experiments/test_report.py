@@ -1,6 +1,7 @@
 """The page that experiments.report makes of results."""
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from experiments import figures
 from experiments import page
 from experiments import report_columns
 from experiments import report_files
+from experiments import report_plots
 from experiments import result_file
 from experiments import results
 from tests.experiments import reports
@@ -176,6 +178,39 @@ def test_a_folder_without_results_is_refused(tmp_path):
     report_files.find(str(tmp_path / 'none'), 1)
   with pytest.raises(ValueError, match='copy the folder here'):
     report_files.find('gs://bucket/results', 1)
+
+
+def _curve(overhead_ms):
+  """Rows of K = 0, 1 and 3; the prefill is in the time a token alone."""
+  return [
+    {
+      'num_draft_tokens': k,
+      'ms_per_token': ms,
+      'tokens_per_round': tokens,
+      'draft_ms': 2.0 * k,
+      'verify_ms': 10.0,
+      'overhead_ms': overhead_ms,
+    }
+    for k, ms, tokens in ((0, 20.0, 1.0), (1, 15.0, 1.5), (3, 12.5, 2.0))
+  ]
+
+
+def test_figure_1_of_chen_et_al_by_hand():
+  figure = report_plots.against_num_drafts({'a': _curve(1.0)})
+  points = [list(axes.lines[0].get_xydata().T) for axes in figure.axes]
+  assert [list(x) for x, _ in points] == [[0, 1, 3]] * 3
+  seconds, share, per_round = (list(y) for _, y in points)
+  assert seconds == pytest.approx([2.56, 1.92, 1.6])
+  # Of K drafts and a token of the target's own.
+  assert share == pytest.approx([1, 0.75, 0.5])
+  # A time a token that holds the prefill would give 20, 22.5 and 25.
+  assert per_round == pytest.approx([11, 13, 17])
+
+
+def test_rounds_that_were_not_timed_have_no_point():
+  figure = report_plots.against_num_drafts({'a': _curve(None)})
+  (line,) = figure.axes[2].lines
+  assert all(math.isnan(y) for y in line.get_ydata())
 
 
 def test_figure_takes_the_colours_of_the_page():
