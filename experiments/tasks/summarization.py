@@ -16,6 +16,7 @@ _ONE_SHOT = (
 )
 _PLAIN = 'Summarize this article in three or four sentences.'
 _OURS = 'experiments/data/articles.jsonl'
+_SPLITS = ('train', 'validation', 'test')
 
 
 @gin.configurable
@@ -35,19 +36,28 @@ def articles(*, path: str = _OURS, chat: bool = False) -> summaries.Summaries:
 def xsum(
   *,
   path: str | None = None,
+  split: str = 'test',
   revision: str | None = None,
   chat: bool = False,
   max_words: int | None = None,
 ) -> summaries.Summaries:
-  """XSum's test split, whose summaries are one sentence.
+  """A split of XSum, whose summaries are one sentence.
 
   Args:
     path: a file of it; None for the hub's.
+    split: of the hub's: 'train', 'validation' or 'test'. A file is read whole.
     revision: of the hub's repository; None for the newest. Where that holds
       a script, which the library no longer runs, 'refs/convert/parquet'.
     chat: whether a prompt is one user turn of a chat.
     max_words: articles of more are left out.
+
+  Raises:
+    ValueError: there is no such split.
   """
+  if split not in _SPLITS:
+    raise ValueError(
+      f'xsum.split is {split!r}: choose one of {", ".join(_SPLITS)}'
+    )
   return summaries.Summaries(
     name='XSum',
     source=_on_hub(
@@ -55,7 +65,7 @@ def xsum(
       'xsum',
       ('document', 'summary'),
       path,
-      hub.Subset('EdinburghNLP/xsum', None, 'test', revision),
+      hub.Subset('EdinburghNLP/xsum', None, split, revision),
     ),
     request=_ONE_SHOT,
     one_shot=_articles(_OURS),

@@ -9,6 +9,7 @@ import pytest
 
 from experiments import papers
 from experiments import results
+from experiments.tasks import summarization
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SCORES = ('ROUGE-2', 'pass@100')
@@ -56,6 +57,28 @@ def test_papers_rows_are_of_the_evaluation(table, full):
       is_position = quantity.startswith('acceptance at ')
       assert quantity in fields or is_position or quantity in _SCORES
   assert set(paper.names) <= methods
+
+
+def test_medusas_own_number_is_not_under_hydras_paper():
+  gin.parse_config_file('configs/runs/hydra.gin')
+  (row,) = papers.compare(papers.Paper(), [])
+  assert (row.row, row.quantity, row.paper) == ('Hydra++', 'speedup', 2.70)
+
+
+def test_trees_name_the_papers_of_both_rows():
+  gin.parse_config_file('configs/runs/trees.gin')
+  paper = papers.Paper()
+  rows = {row.row: row.paper for row in papers.compare(paper, [])}
+  assert rows == {'Medusa': 2.18, 'Hydra++': 2.70}
+  assert '2401.10774' in paper.source
+  assert '2402.05109' in paper.source
+
+
+@pytest.mark.parametrize('table', ['chen2023_table1', 'chen2023_figure1'])
+def test_xsum_is_the_split_of_the_papers_size(table):
+  names = [f'configs/{folder}/{table}.gin' for folder in ('runs', 'full')]
+  gin.parse_config_files_and_bindings(names, [])
+  assert summarization.xsum().source.hub.split == 'validation'
 
 
 @pytest.mark.parametrize('task', _TASKS)

@@ -45,6 +45,13 @@ def test_xsum_has_our_example_and_its_own_summaries(tmp_path):
   assert (second.id, second.line) == ('32', 2)
 
 
+def test_xsum_reads_the_split_that_is_named():
+  assert summarization.xsum().source.hub.split == 'test'
+  assert summarization.xsum(split='validation').source.hub.split == 'validation'
+  with pytest.raises(ValueError, match="'dev': choose one of train, valid"):
+    summarization.xsum(split='dev')
+
+
 def test_cnn_dailymail_has_no_example(tmp_path):
   records = [{'article': 'Cats sleep.', 'highlights': 'Cats .\nSleep .'}]
   path = _file(tmp_path, records)
