@@ -57,6 +57,7 @@ def test_papers_rows_are_of_the_evaluation(table, full):
       is_position = quantity.startswith('acceptance at ')
       assert quantity in fields or is_position or quantity in _SCORES
   assert set(paper.names) <= methods
+  assert not paper.over or paper.over in methods
 
 
 def test_medusas_own_number_is_not_under_hydras_paper():
