@@ -43,6 +43,7 @@ class Part:
 
   name: str  # '' of the only one
   evaluation: evaluation_lib.Evaluation
+  configured: evaluation_lib.Evaluation  # with its own task and samples
   benchmark: str  # what its prompts are called
   prompts: list[prompts_lib.Prompt]
   tokens: list[list[int]]  # of each prompt, as the model reads it
@@ -67,14 +68,14 @@ def parts(
   Raises:
     ValueError: names the setting, or the line of a file.
   """
-  for name, evaluation in evaluations().items():
-    task = None if path else evaluation.task
+  for name, configured in evaluations().items():
+    task = None if path else configured.task
     if isinstance(task, human_eval.HumanEval):
       task = dataclasses.replace(
         task, allow_code_execution=allow_code_execution
       )
     evaluation = dataclasses.replace(
-      evaluation, task=task, num_seeds=num_seeds or evaluation.num_seeds
+      configured, task=task, num_seeds=num_seeds or configured.num_seeds
     )
     limit_here = evaluation.limit if limit is None else limit
     if task is None:
@@ -86,7 +87,7 @@ def parts(
       prompts = task.prompts()[:limit_here]
     tokens = [evaluation.encode(where, prompt) for prompt in prompts]
     evaluation.check(tokens)
-    yield Part(name, evaluation, benchmark, prompts, tokens)
+    yield Part(name, evaluation, configured, benchmark, prompts, tokens)
 
 
 def folder(out: pathlib.PurePath, part: str) -> pathlib.PurePath:

@@ -1,6 +1,7 @@
 """A table of several settings by one command, beside a paper's numbers."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -66,7 +67,7 @@ def table(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def calls(table, tiny_methods, commands, tmp_path_factory):
-  """The command as it is, and with one fault each."""
+  """The command as it is, with other prompts, and with one fault each."""
   out = tmp_path_factory.mktemp('suite')
   common = ['evaluate', f'--gin_file={table}', *tiny_methods]
   both = "{'A b': @greedy/Evaluation, 'a-B': @drawn/Evaluation}"
@@ -78,9 +79,12 @@ def calls(table, tiny_methods, commands, tmp_path_factory):
     ],
     ["--gin_bindings=articles.path = 'absent.jsonl'"],
   ]
+  prompts = out / 'prompts.txt'
+  prompts.write_text('Why?\n')
   outcomes = commands.run_in_forks(
     [
       [*common, '--num_seeds=2', f'--out={out}/table'],
+      [*common, f'--prompts={prompts}', '--limit=1', f'--out={out}/prompts'],
       *(
         [*common, *fault, f'--out={out}/{i}'] for i, fault in enumerate(faults)
       ),
@@ -187,8 +191,20 @@ def test_ours_is_beside_the_papers(calls, result):
   assert f'and in its folders {_GREEDY}, {_DRAWN}: generations.jsonl' in out
 
 
+def test_prompts_for_a_task_leave_its_score_without_ours(calls):
+  folder, (_, replaced, *_) = calls
+  assert replaced.code == 0, replaced.err
+  path = folder / 'prompts' / 'result.json'
+  found = json.loads(path.read_text())['paper']['rows']
+  (rouge,) = (row for row in found if row['quantity'] == 'ROUGE-2')
+  assert (rouge['paper'], rouge['ours'], rouge['ci95']) == (0.112, None, None)
+  (speedup,) = (row['ours'] for row in found if row['paper'] == 2.5)
+  assert speedup > 0
+  assert re.search(r'Articles, T = 1, PLD +ROUGE-2 +0\.112 +- +-', replaced.out)
+
+
 def test_faults_come_before_anything_is_written(calls):
-  folder, (_, *faults) = calls
+  folder, (_, _, *faults) = calls
   messages = (
     'each needs a folder of its own',
     "'speed' of 'Prompts, greedy', which is no field of a row",
