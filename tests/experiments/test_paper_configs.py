@@ -75,6 +75,25 @@ def test_trees_name_the_papers_of_both_rows():
   assert '2402.05109' in paper.source
 
 
+def test_each_size_of_qwen_has_its_own_target_and_drafter():
+  names = ['configs/runs/dflash.gin', 'configs/full/dflash.gin']
+  gin.parse_config_files_and_bindings(names, [])
+  methods = gin.query_parameter('qwen3_4b/evaluation.Evaluation.methods')
+  assert repr(methods['dflash']) == '@dflash_4b/methods.trained()'
+  for of_4b in ('qwen3_4b/evaluation.Evaluation', 'dflash_4b/methods.trained'):
+    assert repr(gin.query_parameter(f'{of_4b}.target')) == '%TARGET_4B'
+    of_8b = of_4b.rpartition('/')[-1]
+    assert repr(gin.query_parameter(f'{of_8b}.target')) == '%TARGET'
+  for scope, size in (('target_4b', '4B'), ('target', '8B')):
+    loaded = gin.query_parameter(f'{scope}/specsample.load.name_or_path')
+    assert loaded == f'Qwen/Qwen3-{size}'
+  for scope, size in (('dflash_4b', '4B'), ('dflash', '8B')):
+    drafter = f'{scope}/methods.trained'
+    name = gin.query_parameter(f'{drafter}.name')
+    assert name == f'z-lab/Qwen3-{size}-DFlash-b16'
+    assert gin.query_parameter(f'{drafter}.num_draft_tokens') == 15
+
+
 @pytest.mark.parametrize('table', ['chen2023_table1', 'chen2023_figure1'])
 def test_xsum_is_the_split_of_the_papers_size(table):
   names = [f'configs/{folder}/{table}.gin' for folder in ('runs', 'full')]
