@@ -1,6 +1,6 @@
 """Methods x prompts: what is decoded, timed and written to the journal."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -48,6 +48,8 @@ class Evaluation:
   task: task_lib.Task | None = None  # whose prompts; None: those of --prompts
   limit: int | None = None  # of them only the first so many
   chat: bool = True  # without a task: whether a prompt is a turn of a chat
+  # What the chat template asks for by name, as `Tokenizer.chat` takes it.
+  chat_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   seed: int = 0
   num_seeds: int = 1  # how often each prompt is decoded, unless greedily
   batch_size: int = 1
@@ -67,10 +69,13 @@ class Evaluation:
     """The prompt's tokens.
 
     Raises:
-      ValueError: there is none, or more of them than the model takes.
+      ValueError: there is none, or more of them than the model takes; a chat
+        variable that every template is given already.
     """
     chat = self.chat if self.task is None else self.task.chat
-    tokens = generation.encode(self.target.tokenizer, prompt.text, chat)
+    tokens = generation.encode(
+      self.target.tokenizer, prompt.text, chat, self.chat_variables
+    )
     room = self.target.model.max_length
     if not tokens:
       raise ValueError(

@@ -1,6 +1,6 @@
 """One prompt, decoded round by round as it is shown."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 import time
@@ -54,10 +54,19 @@ class Generator:
     return methods_lib.with_num_draft_tokens(method, num_draft_tokens)
 
 
-def encode(tokenizer: text_lib.Tokenizer, prompt: str, chat: bool) -> list[int]:
-  """The tokens of a prompt, plain or as the one user turn of a chat."""
+def encode(
+  tokenizer: text_lib.Tokenizer,
+  prompt: str,
+  chat: bool,
+  variables: Mapping[str, Any] | None = None,
+) -> list[int]:
+  """The tokens of a prompt, plain or as the one user turn of a chat.
+
+  The chat template is given `variables`, as `Tokenizer.chat` takes them.
+  """
   if chat:
-    return tokenizer.encode_chat([{'role': 'user', 'content': prompt}])
+    turn = {'role': 'user', 'content': prompt}
+    return tokenizer.encode_chat([turn], variables=variables)
   return tokenizer.encode(prompt)
 
 

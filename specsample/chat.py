@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 import datetime
 import functools
 import json
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -17,23 +18,41 @@ def render(
   *,
   add_generation_prompt: bool,
   named_tokens: Mapping[str, str],
+  variables: Mapping[str, Any] | None = None,
 ) -> str:
   """Renders messages {'role': ..., 'content': ...} as `transformers` does.
 
+  Args:
+    template: a jinja2 template.
+    messages: at least one.
+    add_generation_prompt: whether the text ends where the answer begins.
+    named_tokens: 'bos_token' and so on, as far as there are any.
+    variables: what else a template asks for by name, such as Qwen3's
+      {'enable_thinking': False}; others are ignored.
+
   Raises:
-    ValueError: a message of another form, or one that the template refuses.
+    ValueError: a message of another form, or one that the template refuses; a
+      variable that is set here.
   """
   if not messages:
     raise ValueError('messages is empty: a chat begins with one message')
-  try:
-    return _compile(template).render(
-      messages=[_plain(message) for message in messages],
-      add_generation_prompt=add_generation_prompt,
-      # Templates that know tools and documents ask whether they are None.
-      tools=None,
-      documents=None,
-      **named_tokens,
+  own = {
+    'messages': [_plain(message) for message in messages],
+    'add_generation_prompt': add_generation_prompt,
+    # Templates that know tools and documents ask whether they are None.
+    'tools': None,
+    'documents': None,
+    **named_tokens,
+  }
+  variables = variables or {}
+  taken = sorted(own.keys() & variables.keys())
+  if taken:
+    raise ValueError(
+      f'variables name {", ".join(taken)}, which every chat template is given '
+      'already: leave that out'
     )
+  try:
+    return _compile(template).render(own, **variables)
   except (jinja2.TemplateError, TypeError) as error:
     raise ValueError(
       f'the chat template does not render these messages: {error}'

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import threading
+from typing import Any
 
 import tokenizers
 
@@ -87,13 +88,17 @@ class Tokenizer:
     self,
     messages: Sequence[Mapping[str, str]],
     add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
   ) -> str:
     """Renders messages {'role': ..., 'content': ...} by the chat template.
 
-    With `add_generation_prompt` the text ends where the answer begins.
+    With `add_generation_prompt` the text ends where the answer begins. What a
+    template asks for beside them are `variables`: Qwen3's thinks unless they
+    are {'enable_thinking': False}.
 
     Raises:
-      ValueError: no template, or messages that it does not take.
+      ValueError: no template, messages that it does not take, or a variable
+        that every template is given already.
     """
     if self.chat_template is None:
       raise ValueError(
@@ -105,19 +110,22 @@ class Tokenizer:
       messages,
       add_generation_prompt=add_generation_prompt,
       named_tokens=self.named_tokens,
+      variables=variables,
     )
 
   def encode_chat(
     self,
     messages: Sequence[Mapping[str, str]],
     add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
   ) -> list[int]:
     """Token ids of `chat`; BOS is there if the template writes it.
 
     Control tokens are parsed wherever they stand, inside a message too: check
     a text that must not hold any before making a message of it.
     """
-    return self._encode(self.chat(messages, add_generation_prompt), True)
+    text = self.chat(messages, add_generation_prompt, variables)
+    return self._encode(text, True)
 
   def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, without BOS, control tokens being text."""

@@ -62,13 +62,36 @@ def test_rendering_equals_transformers(reference, name, add_generation_prompt):
   assert _render(_TEMPLATES[name], _CHAT, add_generation_prompt) == expected
 
 
-def _render(template, messages=_CHAT, add_generation_prompt=True):
+def _render(
+  template, messages=_CHAT, add_generation_prompt=True, variables=None
+):
   return chat.render(
     template,
     messages,
     add_generation_prompt=add_generation_prompt,
     named_tokens=_NAMED_TOKENS,
+    variables=variables,
   )
+
+
+@pytest.mark.parametrize('variables', [{}, {'think': False, 'unused': 'a'}])
+def test_variables_are_what_a_template_asks_for(reference, variables):
+  template = (
+    '{{ bos_token }}{{ messages | length }}'
+    '{% if think is defined and think is false %}<think></think>{% endif %}'
+  )
+  expected = reference.apply_chat_template(
+    list(_CHAT), chat_template=template, tokenize=False, **variables
+  )
+  found = _render(template, variables=variables)
+  assert found == expected
+  assert found.endswith('<think></think>') == bool(variables)
+
+
+@pytest.mark.parametrize('name', ['messages', 'tools', 'eos_token'])
+def test_variables_that_are_set_already_are_refused(name):
+  with pytest.raises(ValueError, match=f'variables name {name}, which every'):
+    _render(_TEMPLATES['chatml'], variables={name: 'x', 'think': True})
 
 
 @pytest.mark.parametrize(
