@@ -77,9 +77,9 @@ def write(path: pathlib.PurePath, trace: Trace) -> None:
   """
   data = io.BytesIO()
   header = json.dumps(trace.header | {'format': FORMAT})
-  np.savez_compressed(
-    data, allow_pickle=False, header=np.asarray(header), **trace.arrays
-  )
+  arrays: dict[str, Any] = trace.arrays | {'header': np.asarray(header)}
+  # Nothing else: before numpy 2.2 every keyword is an array.
+  np.savez_compressed(data, **arrays)
   files.at(path.parent).mkdir(parents=True, exist_ok=True)
   results.write(path, data.getvalue())
 

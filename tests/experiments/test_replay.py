@@ -399,6 +399,12 @@ def test_a_trace_is_read_as_it_was_written(runs, written):
   assert sorted(path.name for path in folder.iterdir()) == ['0.npz', '1.npz']
 
 
+def test_a_file_holds_the_arrays_and_the_header_alone(written):
+  folder, part = written
+  with np.load(folder / '1.npz', allow_pickle=False) as found:
+    assert set(found) == {'header', *part.arrays}
+
+
 def test_what_is_no_trace_is_refused(written, tmp_path):
   folder, part = written
   second = folder / '1.npz'
