@@ -161,6 +161,9 @@ class Unit:
   # What has to be compiled before `run` can be timed, and how.
   program: tuple = ()
   warm_up: Callable[[], Any] = lambda: None
+  # Whether a file that it leaves is gone: then it is done again, even where the
+  # journal has it.
+  is_lost: bool = False
 
 
 def header(
@@ -257,7 +260,10 @@ def run(
   """
   lacks = distributed.from_first(
     np.asarray(
-      [journal is not None and unit.key not in journal for unit in work]
+      [
+        journal is not None and (unit.is_lost or unit.key not in journal)
+        for unit in work
+      ]
     )
   )
   missing = [unit for unit, lack in zip(work, lacks, strict=True) if lack]
@@ -270,7 +276,7 @@ def run(
     for unit in missing:
       step(unit.label)
       value = unit.run()
-      if journal is not None:
+      if journal is not None and unit.key not in journal:
         journal.add(unit.key, value)
 
 

@@ -19,6 +19,7 @@ from experiments import evaluation as evaluation_lib
 from experiments import methods as methods_lib
 from experiments import traces
 import specsample
+from specsample import files
 from specsample import step
 from specsample.types import Array, Draft
 from specsample.verify import rule
@@ -32,6 +33,8 @@ def units(
   num_columns: int = 64,
 ) -> list[evaluation_lib.Unit]:
   """A unit of work for each method and batch, which writes a file of its trace.
+
+  One whose file is gone is to be done again.
 
   Args:
     evaluation: whose methods are recorded.
@@ -61,16 +64,30 @@ def _units(
   evaluation, out, tokens, num_columns
 ) -> Iterator[evaluation_lib.Unit]:
   for name, method in evaluation.methods.items():
+    folder = traces.folder(out, name)
+    written = _names(folder)
     for i, batch in enumerate(evaluation.batches(len(tokens))):
+      path = folder / f'{i:05}.npz'
       run = functools.partial(
         _write,
         *(evaluation, method, [tokens[j] for j in batch], batch),
         num_columns=num_columns,
-        path=traces.folder(out, name) / f'{i:05}.npz',
+        path=path,
         header={'method': name, 'batch': i, 'num_prompts': len(tokens)},
       )
       label = evaluation_lib.label(batch, len(tokens), name)
-      yield evaluation_lib.Unit(f'trace, {label}', ('trace', name, i), run)
+      yield evaluation_lib.Unit(
+        f'trace, {label}',
+        ('trace', name, i),
+        run,
+        is_lost=path.name not in written,
+      )
+
+
+def _names(folder) -> set[str]:
+  """What is in a folder: of a bucket one request, however many files."""
+  at = files.at(folder)
+  return {one.name for one in at.iterdir()} if files.is_folder(at) else set()
 
 
 def _write(

@@ -32,7 +32,10 @@ def of_trace(trace: traces.Trace) -> Rounds:
     before = arrays['ids'][np.arange(len(tokens))[:, None], arrays['parents']]
   is_it = before == tokens[..., None]
   if not np.all(np.any(is_it, axis=-1) | (tokens < 0)):
-    raise ValueError('the trace is damaged, a draft has no column: record anew')
+    raise ValueError(
+      'the trace is damaged, a draft has no column: delete its folder and run '
+      f'{traces.COMMAND} again'
+    )
   columns = np.where(tokens >= 0, np.argmax(is_it, axis=-1), -1)
   in_place = functools.partial(dense, arrays)
   said = {

@@ -52,6 +52,8 @@ _ALWAYS = {
 }
 SIGNALS = ('log_prob', 'max_log_prob', 'rank', 'entropy', 'confidence')
 _SOMETIMES = {'parents': 2, 'draft_probs': 3} | dict.fromkeys(SIGNALS, 2)
+# What records a file that is gone, whatever the journal knows.
+COMMAND = 'the same `python -m experiments.evaluate --record`'
 # What differs between the files of a trace.
 _OF_A_FILE = ('batch', 'command', 'git_commit')
 
@@ -125,8 +127,8 @@ def _joined(path, parts: Sequence[Trace]) -> Trace:
       or part.arrays.keys() != first.arrays.keys()
     ):
       raise ValueError(
-        f'{path} holds files of different runs: delete the folder and record '
-        'anew'
+        f'{path} holds files of different runs: delete the folder and run '
+        f'{COMMAND} again'
       )
   arrays = {
     name: np.concatenate([part.arrays[name] for part in parts])
@@ -135,15 +137,17 @@ def _joined(path, parts: Sequence[Trace]) -> Trace:
   count, there = first.header['num_prompts'], len(arrays['output'])
   if there != count:
     raise ValueError(
-      f'{path} holds {there} of {count} prompts: let `python -m '
-      'experiments.evaluate --record` finish, or delete the folder and record '
-      'anew'
+      f'{path} holds {there} of {count} prompts: let {COMMAND} finish; where '
+      'there are too many, delete the folder first'
     )
   return Trace(of_run(first.header), arrays)
 
 
 def _read(path) -> Trace:
-  damaged = f'{path} is no trace, or was cut short: record it anew'
+  damaged = (
+    f'{path} is no trace, or was cut short: record it anew: delete the file '
+    f'and run {COMMAND} again'
+  )
   try:
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
       header = json.loads(str(found['header']))
@@ -158,7 +162,7 @@ def _read(path) -> Trace:
   if version != FORMAT:
     raise ValueError(
       f'{path} is a trace of format {version}, and this version reads {FORMAT}:'
-      ' record it anew'
+      ' record with this version, into another --out'
     )
   known = _ALWAYS | _SOMETIMES
   num_rounds = len(arrays.get('round', ()))

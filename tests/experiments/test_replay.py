@@ -417,6 +417,7 @@ def test_what_is_no_trace_is_refused(written, tmp_path):
   for data in (b'', b'no trace', whole[:99], whole[:-99], whole[99:]):
     second.write_bytes(data)
     refused('1.npz is no trace, or was cut short: record it anew')
+    refused('delete the file and run the same `.* --record` again')
   np.savez(second, header='{}')
   refused('a trace of format None, and this version reads 1')
   np.savez(second, header='{"format": 2}')

@@ -62,9 +62,11 @@ def story(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
   (out / 'journal.jsonl').write_text('\n'.join(lines) + '\n')
   os.truncate(out / 'traces' / 'skip' / '00001.npz', 99)
   at = lambda name: f'--trace={out / "traces" / name}'
+  ended |= run({'torn': [*replay, at('skip')]})
+  # As it says; the journal knows this one.
+  (out / 'traces' / 'ngram' / '00000.npz').unlink()
   ended |= run(
     {
-      'torn': [*replay, at('skip')],
       'resumed': record,
       'skip': [*replay, at('skip')],
       'ngram': [*replay, at('ngram')],
@@ -92,13 +94,14 @@ def test_what_a_kill_left_is_written_again(story):
   assert 'skip/00001.npz is no trace, or was cut short' in (
     story.ended['torn'].err
   )
+  assert 'delete the file and run the same' in story.ended['torn'].err
   assert story.journals['resumed'] == story.journals['recorded']
   again = {
     name
     for name, when in story.written['resumed'].items()
     if when != story.written['recorded'][name]
   }
-  assert again == {'skip/00001.npz'}
+  assert again == {'skip/00001.npz', 'ngram/00000.npz'}
 
 
 @pytest.mark.parametrize('method', _METHODS)
