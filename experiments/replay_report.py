@@ -49,7 +49,7 @@ def show(
       f'{row.tokens:.3f}',
       interval,
       f'{row.tokens_sd:.3f}',
-      evaluation_report.number(row.speed, '.2f', 'x'),
+      _speed(row),
       {True: 'yes', False: 'NO', None: ''}[row.lossless],
     )
   console.print(table)
@@ -61,3 +61,11 @@ def show(
     markup=False,
   )
   print(f'\nreplay.json is in {out}')
+
+
+def _speed(row):
+  """One number where both bounds round to it."""
+  least, most = (
+    evaluation_report.number(x, '.2f', 'x') for x in (row.speed, row.most_speed)
+  )
+  return least if least == most else f'{row.speed:.2f}-{most}'

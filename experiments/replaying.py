@@ -9,7 +9,12 @@ What is approximate:
 * Rounds begin where those of the recorded run began. Another rule or length
   would have begun some of them elsewhere.
 * A policy can make drafts shorter, never longer. What it costs to draft and
-  score them is what a table of costs says, of one row.
+  score them is what a table of costs says, of one row: of a tree by its depth,
+  and at the end of a text as if no more was drafted than could be emitted.
+* A draft that is cut once the drafter has run costs it a pass, and the target
+  none. The table knows both only together, so that a speed is between two
+  bounds: such drafts cost as if they had been verified, or nothing. What the
+  drafter of the recorded run was asked for is not known: at most all.
 * A policy with a state learns from drafts that are drawn as kept, from the law
   and a seed, and goes on in the next recorded round.
 * The tokens without columns of their own are summed up (`traces`): exact for
@@ -58,8 +63,9 @@ class Replay:
 
   Attributes:
     variants: by their names in the table.
-    costs: of a round of 0, 1, ... drafts, as `policies.Fastest` takes them;
-      None predicts no speed.
+    costs: of a round of 0, 1, ... drafts, in rounds of plain decoding, as
+      `python -m experiments.length_costs` prints them (`policies.Fastest` takes
+      any unit); None predicts no speed.
     seed: of what policies with a state learn from.
   """
 
@@ -78,6 +84,7 @@ class Replayed:
   """What came of each round, [T, P] float32, 0 where there was none."""
 
   drafted: Array  # of a tree how deep
+  asked: Array  # as `drafted`, with what was cut once the drafter had run
   kept: Array  # drafts that are emitted, expected
   tokens: Array  # the token behind them counted in
   variance: Array  # of the tokens
@@ -95,8 +102,10 @@ class Row:
   tokens: float
   tokens_ci95: list[float] | None  # a bootstrap over prompts; None of one
   tokens_sd: float  # of a live run over just these rounds, around `tokens`
-  # Tokens a cost, over those of plain decoding; None without costs.
+  # Tokens a cost, which is 1 for plain decoding; None without costs. At least,
+  # as if what was asked for and cut had been verified; at most, as if free.
   speed: float | None
+  most_speed: float | None
 
 
 def rows(trace: traces.Trace, replay: Replay) -> list[Row]:
@@ -127,8 +136,10 @@ def recorded(trace: traces.Trace) -> Replayed:
   )
   values = lambda x: traced_rounds.dense(arrays, np.asarray(x, np.float32))
   ones = np.ones(len(arrays['round']))
+  depth, num_drafts = trace.header['depth'], arrays['tokens'].shape[1]
   return Replayed(
     drafted=values(drafts.depth(draft)),
+    asked=values((num_drafts if depth is None else depth) * ones),
     kept=values(arrays['num_accepted']),
     tokens=values(arrays['num_emitted']),
     variance=values(0 * ones),
@@ -163,8 +174,11 @@ def _run(rounds, key, *, verify, policies):
   def play(states, inputs):
     one, key = inputs
     wanted = decision.wanted(policies, states, depth, num_prompts)
-    keep, _ = decision.decide(policies, states, wanted, one.draft)
+    keep, is_open = decision.decide(policies, states, wanted, one.draft)
     draft = drafts.cut(one.draft, keep)
+    # The drafter runs behind what goes on; some policies then cut its draft.
+    is_asked = drafts.of_parents(draft, is_open) & (wanted > 0)[:, None]
+    asked = drafts.depth(drafts.cut(one.draft, is_asked))
     stop = jax.vmap(verify.law)(draft, one.target_probs).stop
     kept, tokens = _emitted(draft, one.is_end)
     drafted = drafts.depth(draft)
@@ -182,6 +196,7 @@ def _run(rounds, key, *, verify, policies):
     mean = jnp.sum(stop * tokens, axis=1)
     replayed = Replayed(
       drafted=drafted.astype(jnp.float32),
+      asked=asked.astype(jnp.float32),
       kept=jnp.sum(stop * kept, axis=1),
       tokens=mean,
       variance=jnp.sum(stop * (tokens - mean[:, None]) ** 2, axis=1),
@@ -212,6 +227,9 @@ def _row(name, lossless, replayed: Replayed, costs) -> Row:
   of_rounds = jax.tree.map(lambda x: np.asarray(x, np.float64), replayed)
   by_prompt = jax.tree.map(lambda x: x.sum(axis=0), of_rounds)
   rounds = by_prompt.rounds.sum()
+  speed = lambda lengths: (
+    None if costs is None else _speed(of_rounds, lengths, costs)
+  )
   return Row(
     variant=name,
     lossless=lossless,
@@ -220,7 +238,8 @@ def _row(name, lossless, replayed: Replayed, costs) -> Row:
     tokens=float(by_prompt.tokens.sum() / rounds),
     tokens_ci95=_interval(by_prompt.tokens, by_prompt.rounds),
     tokens_sd=float(np.sqrt(by_prompt.variance.sum()) / rounds),
-    speed=None if costs is None else _speed(of_rounds, costs),
+    speed=speed(of_rounds.asked),
+    most_speed=speed(of_rounds.drafted),
   )
 
 
@@ -235,13 +254,13 @@ def _interval(tokens, rounds):
   return [float(x) for x in np.percentile(found, [2.5, 97.5])]
 
 
-def _speed(of_rounds, costs):
-  drafted = of_rounds.drafted.astype(np.int64)
-  if drafted.max() >= len(costs):
+def _speed(of_rounds, lengths, costs):
+  """Tokens a cost if rounds cost as those of so many drafts, [T, P]."""
+  lengths = lengths.astype(np.int64)
+  if lengths.max() >= len(costs):
     raise ValueError(
       f'Replay.costs has {len(costs)} numbers, and rounds have up to '
-      f'{drafted.max()} drafts: give {drafted.max() + 1}'
+      f'{lengths.max()} drafts: give {lengths.max() + 1}'
     )
-  costs = np.asarray(costs, np.float64)
-  total = np.sum(costs[drafted] * of_rounds.rounds)
-  return float(of_rounds.tokens.sum() / total * costs[0])
+  total = np.sum(np.asarray(costs, np.float64)[lengths] * of_rounds.rounds)
+  return float(of_rounds.tokens.sum() / total)

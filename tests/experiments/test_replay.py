@@ -22,7 +22,7 @@ from specsample import sharding
 from specsample import step
 from specsample import tree
 from specsample import verify
-from specsample.types import Draft, DraftLaw
+from specsample.types import Draft, DraftLaw, Signals
 
 _K = 3
 _PROMPTS = ('One.', 'And another one?', 'x', 'The rain in Spain', 'Why?')
@@ -319,18 +319,80 @@ def test_a_table_of_costs_predicts_speeds(runs):
   fixed = {
     n: replaying.Variant(verify.chain, (policies.Fixed(n),)) for n in (0, 2)
   }
-  replay = replaying.Replay(variants=fixed, costs=(2.0, 2.5, 3.0, 3.5))
+  replay = replaying.Replay(variants=fixed, costs=(1.0, 1.25, 1.5, 1.75))
   live, plain, two = replaying.rows(trace, replay)
   assert (plain.drafted, plain.kept, plain.tokens, plain.speed) == (0, 0, 1, 1)
   assert two.drafted == pytest.approx(2, abs=0.2)  # fewer at the limit
   assert two.tokens == pytest.approx(1 + two.kept)  # no text ends early
   assert two.tokens < live.tokens
   assert two.tokens * 2 / 3 < two.speed < two.tokens * 2 / 3 * 1.05
+  # No draft was cut once it was known; plain decoding is 1, not costs[0].
+  assert two.speed == two.most_speed
+  half = dataclasses.replace(replay, costs=(2.0, 2.5, 3.0, 3.5))
+  halved = [row.speed for row in replaying.rows(trace, half)]
+  assert halved == pytest.approx([row.speed / 2 for row in (live, plain, two)])
   low, high = two.tokens_ci95
   assert 1 < low < two.tokens < high < 3
   short = dataclasses.replace(replay, costs=(1.0, 2.0))
   with pytest.raises(ValueError, match='2 numbers, and rounds have up to 3'):
     replaying.rows(trace, short)
+
+
+_LIKELY, _UNLIKELY = 0.0, -9.0
+
+
+@pytest.mark.parametrize(
+  ('policy', 'drafted', 'asked'),
+  [
+    (policies.Fixed(0), [0, 0], [0, 0]),
+    (policies.Fixed(2), [2, 2], [2, 2]),
+    # Known before the token: the drafter was asked for one that is cut.
+    (policies.LargestProbability(0.5), [0, 2], [1, 3]),
+    # Known behind it: no further one was asked for.
+    (policies.TokenProbability(0.5), [1, 3], [1, 3]),
+    (policies.LargestProbability(0.0), [3, 3], [3, 3]),
+  ],
+)
+def test_a_draft_that_the_drafter_ran_for_is_counted(policy, drafted, asked):
+  # A round of two prompts: the first draft is unlikely, and the third one.
+  log_prob = jnp.asarray(
+    [[[_UNLIKELY, _LIKELY, _LIKELY], [_LIKELY, _LIKELY, _UNLIKELY]]]
+  )
+  sure = lambda n: jnp.ones((1, 2, n, 1), jnp.float32)
+  rounds = traced_rounds.Rounds(
+    draft=Draft(
+      tokens=jnp.zeros((1, 2, 3), jnp.int32),
+      probs=sure(3),
+      law=DraftLaw.SAMPLED,
+      signals=Signals(
+        log_prob=log_prob,
+        max_log_prob=log_prob,
+        rank=jnp.zeros((1, 2, 3), jnp.int32),
+        entropy=-log_prob,
+      ),
+    ),
+    target_probs=sure(4),
+    is_end=jnp.zeros((1, 2, 3), bool),
+    is_there=jnp.ones((1, 2), bool),
+  )
+  found = replaying.run(rounds, replaying.Variant(verify.chain, (policy,)))
+  np.testing.assert_array_equal(found.drafted[0], drafted)
+  np.testing.assert_array_equal(found.asked[0], asked)
+
+
+def test_a_speed_is_between_what_cut_drafts_may_have_cost(runs):
+  trace = runs.trace('chain', verify.chain)
+  never = replaying.Variant(verify.chain, (policies.LargestProbability(1.0),))
+  replay = replaying.Replay(
+    variants={'never': never}, costs=(1.03, 1.5, 1.6, 1.7)
+  )
+  live, row = replaying.rows(trace, replay)
+  # One is asked for in each round, but for the last ones, and cut.
+  assert (row.drafted, row.tokens) == (0, 1)
+  assert row.most_speed == pytest.approx(1 / 1.03)
+  assert 1 / 1.5 <= row.speed < 1.05 / 1.5
+  assert live.speed == pytest.approx(live.tokens / 1.7)
+  assert live.speed <= live.most_speed < 1.05 * live.speed
 
 
 @pytest.mark.parametrize(
