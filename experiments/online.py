@@ -9,7 +9,7 @@ learned from. Prints acceptance by tokens served, and writes online.json,
 online.png and the drafter that was learned to --out. A checkpoint after each
 batch lets the same command go on after an interruption, with all that was
 learned. This file only wires: serving.py has the settings and the loop,
-served.py what is found.
+served.py what is found, served_drafter.py what is learned.
 """
 
 from absl import flags
@@ -21,6 +21,7 @@ from experiments import journal as journal_lib
 from experiments import mesh
 from experiments import prompts as prompts_lib
 from experiments import served
+from experiments import served_drafter
 from experiments import serving as serving_lib
 from experiments import train_state
 from specsample import files
@@ -58,6 +59,7 @@ def _serve() -> None:
     batches = serving.batches(path, prompts)
     cli.make_folder(out)
     journal = journal_lib.Journal(out, serving_lib.header(serving, prompts))
+    served_drafter.check(out / 'drafter', journal, len(batches))
     server = serving_lib.Server(
       serving=serving,
       batches=batches,
@@ -65,7 +67,7 @@ def _serve() -> None:
       checkpoints=train_state.Checkpoints(out / 'checkpoints'),
     )
     learned = server.run()
-    serving_lib.save(out / 'drafter', serving, learned, journal)
+    served_drafter.save(out / 'drafter', serving, learned, journal)
     found = served.Found.of(serving, prompts_lib.name(path), journal)
     served.write(out, found)
   served.show(out, found)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import hashlib
-import pathlib
 import time
 from typing import Any, cast
 
@@ -22,7 +21,6 @@ from experiments import prompts as prompts_lib
 from experiments import train_state
 import specsample
 from specsample import drafters
-from specsample import files
 from specsample.models import fingerprint
 from specsample.training import online
 from specsample.training import recorded
@@ -193,7 +191,8 @@ class Server:
     if step not in steps:
       raise ValueError(
         f'the checkpoint of step {step} is of a run that the journal does not '
-        'know: delete the folder checkpoints too, or give another --out'
+        'know: delete the folders checkpoints and drafter too, or give another '
+        '--out'
       )
     return steps.index(step) + 1
 
@@ -254,30 +253,6 @@ def header(
       name: described[name] for name in ('versions', 'hardware', 'git_commit')
     },
   }
-
-
-def save(
-  folder: pathlib.PurePath,
-  serving: Serving,
-  learned: online.Learned,
-  journal: journal_lib.Journal,
-) -> None:
-  """The drafter as it is now, for `specsample.load_drafter`."""
-  if files.is_folder(folder):
-    return
-  records = journal.of(LEARNING)
-  specsample.save_drafter(
-    folder,
-    serving.drafter,
-    online.params_of(learned, serving.learner)['drafter'],
-    target=serving.target.fingerprint,
-    card={
-      'learned': 'online, from rejected drafts (experiments.online)',
-      'tokens_served': sum(sum(record['tokens']) for record in records),
-      'updates': sum(len(record['updates']) for record in records),
-    }
-    | environment.describe(),
-  )
 
 
 def _record(output: Output, begin: float) -> dict[str, Any]:

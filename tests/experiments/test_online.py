@@ -183,6 +183,35 @@ def test_it_leaves_a_figure_and_a_drafter(whole, checkpoint):
   assert found.card['tokens_served'] == _PROMPTS * _SETTINGS['max_new_tokens']
 
 
+def test_the_drafter_of_another_run_is_refused_and_stays(
+  flags, commands, whole, tmp_path
+):
+  out = tmp_path / 'out'
+  shutil.copytree(whole.out / 'drafter', out / 'drafter')
+  outcome = commands.run(*flags(out))
+  assert outcome.code == 2
+  (line,) = outcome.err.splitlines()
+  assert f'{out / "drafter"} is there, and this run has served 0 of 6' in line
+  assert 'delete the folder' in line
+  assert not (out / 'online.json').exists()
+  weights = safetensors.load_file(out / 'drafter' / 'drafter.safetensors')
+  assert weights.keys() == whole.weights.keys()
+
+
+def test_a_kill_behind_the_last_batch_leaves_the_drafter_to_write(
+  flags, commands, whole, tmp_path
+):
+  out = tmp_path / 'out'
+  shutil.copytree(whole.out, out)
+  shutil.rmtree(out / 'drafter')
+  outcome = commands.run(*flags(out))
+  assert outcome.code == 0, outcome.err
+  run = Run.of(outcome, out)
+  assert run.journal == whole.journal
+  for name, expected in whole.weights.items():
+    np.testing.assert_array_equal(run.weights[name], expected)
+
+
 def test_updates_that_come_to_no_number_are_undone(
   flags, commands, whole, tmp_path
 ):

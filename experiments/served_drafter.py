@@ -1,0 +1,58 @@
+"""The drafter that a server leaves: what it has learned, and nothing older."""
+
+from etils import epath
+
+from experiments import environment
+from experiments import journal as journal_lib
+from experiments import serving as serving_lib
+import specsample
+from specsample import drafter_card
+from specsample import files
+from specsample.training import online
+
+
+def check(
+  folder: epath.Path, journal: journal_lib.Journal, num_batches: int
+) -> None:
+  """Refuses a drafter that is there before all batches were served.
+
+  A run writes its own behind the last one, whole: so one that is found then is
+  this run's, whenever it was killed.
+
+  Raises:
+    ValueError: names the folder.
+  """
+  served = len(journal.of(serving_lib.LEARNING))
+  if served < num_batches and files.is_folder(folder):
+    raise ValueError(
+      f'{folder} is there, and this run has served {served} of {num_batches} '
+      'batches, so that it is of another run: delete the folder or move it '
+      'away, or give another --out'
+    )
+
+
+def save(
+  folder: epath.Path,
+  serving: serving_lib.Serving,
+  learned: online.Learned,
+  journal: journal_lib.Journal,
+) -> None:
+  """The drafter as it is now, for `specsample.load_drafter`.
+
+  Unless it is there, whole; `check` says why it is this run's.
+  """
+  if (folder / drafter_card.NAME).exists():
+    return
+  records = journal.of(serving_lib.LEARNING)
+  specsample.save_drafter(
+    folder,
+    serving.drafter,
+    online.params_of(learned, serving.learner)['drafter'],
+    target=serving.target.fingerprint,
+    card={
+      'learned': 'online, from rejected drafts (experiments.online)',
+      'tokens_served': sum(sum(record['tokens']) for record in records),
+      'updates': sum(len(record['updates']) for record in records),
+    }
+    | environment.describe(),
+  )
