@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import gin
@@ -14,6 +15,7 @@ from experiments import measure
 from experiments import methods as methods_lib
 from experiments import results
 import specsample
+from specsample import continuous
 from specsample import refill
 from specsample import request
 
@@ -42,17 +44,28 @@ class Comparison:
   repeats: int = 3
 
   def __post_init__(self):
-    """Refuses to measure nothing."""
-    for name in ('num_requests', 'repeats'):
-      if getattr(self, name) < 1:
-        raise ValueError(
-          f'Comparison.{name} is {getattr(self, name)}: give at least 1'
-        )
+    """Refuses to measure nothing, and empty groups."""
+    for name in ('num_requests', 'repeats', 'group_size'):
+      value = getattr(self, name)
+      if value is not None and value < 1:
+        raise ValueError(f'Comparison.{name} is {value}: give at least 1')
     if not self.max_new_tokens or min(self.max_new_tokens) < 1:
       raise ValueError(
         f'Comparison.max_new_tokens is {self.max_new_tokens}: give at least '
         'one, each at least 1'
       )
+
+  @property
+  def num_rows(self) -> int:
+    """How many are refilled."""
+    return min(self.evaluation.batch_size, self.num_requests)
+
+  @property
+  def num_refilled_at_once(self) -> int:
+    """Of these rows."""
+    if self.group_size is None:
+      return continuous.default_group_size(self.num_rows)
+    return min(self.group_size, self.num_rows)
 
   def check(self, tokens: Sequence[list[int]]) -> None:
     """Refuses settings that cannot decode the prompts' tokens.
@@ -122,8 +135,9 @@ def _timed(decode: Callable[..., list], comparison, method, requests):
 
 
 def _static(comparison, method, requests) -> list[specsample.Output]:
-  """A batch after the other, each of it as `evaluate` decodes it."""
+  """A batch after the other, as `evaluate` decodes, with the refilled cache."""
   outputs = []
+  max_length = _max_length(requests)
   for batch in _batches(comparison, requests):
     prompts, lengths = specsample.pad_prompts([one.prompt for one in batch])
     params, key = _params(comparison, method)
@@ -134,7 +148,7 @@ def _static(comparison, method, requests) -> list[specsample.Output]:
       key,
       stop=_stop(comparison),
       verify=method.verify,
-      **_settings(comparison, method, batch),
+      **_settings(comparison, method, batch, max_length),
     )
     output = jax.device_get(output)
     outputs += [
@@ -146,6 +160,7 @@ def _static(comparison, method, requests) -> list[specsample.Output]:
 
 def _compile_static(comparison, method, requests) -> Any:
   """The programs of all batches, run on prompts of one token for no round."""
+  max_length = _max_length(requests)
   for batch in _batches(comparison, requests):
     prompts, lengths = specsample.pad_prompts([one.prompt for one in batch])
     params, key = _params(comparison, method)
@@ -154,7 +169,7 @@ def _compile_static(comparison, method, requests) -> Any:
       np.zeros_like(prompts),
       np.ones_like(lengths),
       key,
-      **_settings(comparison, method, batch),
+      **_settings(comparison, method, batch, max_length),
     )
     state = specsample.advance(
       params,
@@ -172,20 +187,37 @@ def _compile_static(comparison, method, requests) -> Any:
 
 
 def _refilled(comparison, method, requests) -> list[specsample.Output]:
-  return list(_generate_all(comparison, method, requests))
+  return list(
+    _generate_all(comparison, method, requests, _max_length(requests))
+  )
 
 
 def _compile_refilled(comparison, method, requests) -> Any:
-  """The programs of a run, which ends when its first request is done."""
-  # One of each size of a prefill first, the shortest before the others.
-  chunk = lambda one: min(refill.width(len(one.prompt)), request.PREFILL_CHUNK)
-  each = {chunk(one): one for one in requests}.values()
-  first = sorted(each, key=lambda one: one.max_new_tokens)
-  others = [one for one in requests if one not in first]
-  next(_generate_all(comparison, method, [*first, *others]))
+  """The programs of a run, which ends when each has been run.
+
+  Those that differ are of prefills: of a group of requests that are refilled at
+  once, by the longest of them. One of each is first, and all end at once.
+  """
+  size = comparison.num_refilled_at_once
+  each = {}
+  for start in range(0, len(requests), size):
+    group = requests[start : start + size]
+    widest = refill.width(max(len(one.prompt) for one in group))
+    # Filled up as `refill` does it.
+    filled = [*group, *[group[-1]] * (size - len(group))]
+    each[min(widest, request.PREFILL_CHUNK)] = filled
+  first = [one for group in each.values() for one in group]
+  jobs = [
+    dataclasses.replace(one, max_new_tokens=1) for one in [*first, *requests]
+  ]
+  # Outputs have as many columns as the longest answer.
+  most = max(one.max_new_tokens for one in requests)
+  jobs[-1] = dataclasses.replace(jobs[-1], max_new_tokens=most)
+  outputs = _generate_all(comparison, method, jobs, _max_length(requests))
+  return list(itertools.islice(outputs, len(first)))
 
 
-def _generate_all(comparison, method, requests):
+def _generate_all(comparison, method, requests, max_length):
   params, key = _params(comparison, method)
   return specsample.generate_all(
     params,
@@ -193,9 +225,9 @@ def _generate_all(comparison, method, requests):
     key,
     stop=_stop(comparison),
     verify=method.verify,
-    batch_size=comparison.evaluation.batch_size,
-    group_size=comparison.group_size,
-    **_settings(comparison, method, requests),
+    batch_size=comparison.num_rows,
+    group_size=comparison.num_refilled_at_once,
+    **_settings(comparison, method, requests, max_length),
   )
 
 
@@ -206,7 +238,15 @@ def _batches(comparison, requests) -> list[list[Request]]:
   ]
 
 
-def _settings(comparison, method, requests) -> dict[str, Any]:
+def _max_length(requests) -> int:
+  """The tokens of the longest one with its answer.
+
+  Both ways have room for so many, because each pass reads the whole cache.
+  """
+  return max(len(one.prompt) + one.max_new_tokens for one in requests)
+
+
+def _settings(comparison, method, requests, max_length) -> dict[str, Any]:
   """What all ways of decoding take."""
   evaluation = comparison.evaluation
   most = [one.max_new_tokens for one in requests]
@@ -216,6 +256,7 @@ def _settings(comparison, method, requests) -> dict[str, Any]:
     'drafter': method.drafter,
     'sampling': evaluation.sampling,
     'max_new_tokens': np.asarray(most, np.int32),
+    'max_length': max_length,
   }
 
 

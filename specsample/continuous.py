@@ -77,7 +77,7 @@ def generate_all(
   longest = max(len(job.prompt) + job.max_new_tokens for job in jobs)
   batch_size = min(batch_size, len(jobs))
   if group_size is None:
-    group_size = max(1, min(sharding.batch_parts(), batch_size // 8))
+    group_size = default_group_size(batch_size)
   batch = refill.Batch(
     model=model,
     drafter=drafter,
@@ -92,6 +92,11 @@ def generate_all(
   waiting = iter(jobs)
   take = lambda count: list(itertools.islice(waiting, count))
   return _in_order(batch.run(params, key, take))
+
+
+def default_group_size(batch_size: int) -> int:
+  """How many of so many rows are refilled at once, unless it is said."""
+  return max(1, min(sharding.batch_parts(), batch_size // 8))
 
 
 def _jobs(

@@ -1,14 +1,19 @@
 """What `python -m experiments.throughput` prints and leaves."""
 
+import dataclasses
 import json
 import re
 
+import jax
 import pytest
 
 from experiments import evaluation
 from experiments import methods
 from experiments import refilling
 import specsample
+from specsample import decode
+from specsample import refill
+from specsample.testing import hash_model
 
 _FLAGS = (
   '--gin_file=configs/runs/throughput.gin',
@@ -62,9 +67,88 @@ def test_a_prompt_that_is_asked_again_is_continued_further():
   assert [one.number for one in found] == list(range(5))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Noting(hash_model.HashModel):
+  """Notes the size of every cache that is made for it."""
+
+  slots: set = dataclasses.field(default_factory=set, compare=False)
+
+  def init_cache(self, batch_size, max_length, max_new=None):
+    self.slots.add(max_length)
+    return super().init_cache(batch_size, max_length, max_new)
+
+
+def _ways(checkpoint, model, sizes, **kwargs):
+  """The units of prompts of so many tokens, an answer of 1 or 9 each."""
+  target = specsample.Loaded(model, {}, specsample.load(checkpoint).tokenizer)
+  own = evaluation.Evaluation(
+    target=target,
+    methods={'none': methods.Method(specsample.drafters.NoDraft())},
+    batch_size=kwargs.pop('batch_size'),
+  )
+  comparison = refilling.Comparison(
+    evaluation=own,
+    num_requests=len(sizes),
+    max_new_tokens=(1, 9),
+    repeats=1,
+    **kwargs,
+  )
+  return list(refilling.units(comparison, [[1] * size for size in sizes]))
+
+
+def test_both_ways_have_caches_of_the_same_size(checkpoint):
+  # Of batches [5, 40] and [200, 7] the second one alone is padded to 256.
+  model = _Noting(vocab_size=16)
+  slots = []
+  for unit in _ways(checkpoint, model, (5, 40, 200, 7), batch_size=2):
+    model.slots.clear()
+    jax.clear_caches()  # a cache is made when a program is traced
+    unit.run()
+    slots.append(set(model.slots))
+  assert slots == [{256}, {256}]  # of 201 tokens, whole chunks
+
+
+@pytest.mark.parametrize(
+  ('batch_size', 'group_size'),
+  [
+    (1, None),  # fewer rows than sizes of a prefill
+    (5, 2),  # prefills are as wide as the longer one of two
+    (3, 2),
+    (9, 3),  # more rows than requests
+  ],
+)
+def test_nothing_is_compiled_while_it_is_timed(
+  checkpoint, batch_size, group_size
+):
+  model = hash_model.HashModel(vocab_size=16, seed=batch_size)
+  sizes = (5, 6, 40, 7, 70, 8, 100)  # the last group of two is one short
+  parts = (
+    decode.advance,
+    decode.finish,
+    decode._prefill,
+    refill._empty,
+    refill._replace,
+  )
+  count = lambda: [part._cache_size() for part in parts]
+  for unit in _ways(
+    checkpoint, model, sizes, batch_size=batch_size, group_size=group_size
+  ):
+    before = count()
+    unit.warm_up()
+    compiled = count()
+    assert compiled > before
+    unit.run()
+    assert count() == compiled, unit.label
+
+
 @pytest.mark.parametrize(
   'kwargs',
-  [{'num_requests': 0}, {'repeats': 0}, {'max_new_tokens': ()}],
+  [
+    {'num_requests': 0},
+    {'repeats': 0},
+    {'max_new_tokens': ()},
+    {'group_size': 0},
+  ],
 )
 def test_refuses_to_measure_nothing(kwargs):
   (name,) = kwargs
