@@ -98,6 +98,7 @@ def _train() -> None:
       checkpoints=train_state.Checkpoints(out / 'checkpoints'),
       observe=observe,
     )
+    _check_written(out, trainer)
     try:
       params = trainer.run()
     except trainer_lib.LossError as error:
@@ -135,6 +136,21 @@ def _read_vectors(training, data, journal):
     seconds = round(time.monotonic() - begin, 3)
     journal.add(key, {'tokens': num_tokens, 'seconds': seconds})
   return vectors
+
+
+def _check_written(out, trainer):
+  """Refuses what another run left, which would stay as if it were this one's.
+
+  A run writes its own behind the last step.
+  """
+  is_trained = (trainer_lib.TRAIN, trainer.num_steps) in trainer.journal
+  for name in ('target', 'drafter'):
+    if files.is_folder(out / name) and not is_trained:
+      raise ValueError(
+        f'{out / name} is there, and this run is not at its last step, '
+        f'{trainer.num_steps}, so that it is of another run: delete the folder '
+        'or move it away, or give another --out'
+      )
 
 
 def _write(

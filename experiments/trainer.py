@@ -73,7 +73,8 @@ class Trainer:
     if first and (TRAIN, first) not in self.journal:
       raise ValueError(
         f'the checkpoint of step {first} is of a run that the journal does not '
-        'know: delete the folder checkpoints too, or give another --out'
+        'know: delete the folders checkpoints and drafter too, or give another '
+        '--out'
       )
     saved_at = time.monotonic()
     with progress.meter(self.num_steps, first, 'steps') as meter:

@@ -263,6 +263,19 @@ def test_a_finished_run_is_not_done_again(commands, flags, hydra):
   assert hydra.weights() == before
 
 
+def test_the_drafter_of_another_run_is_not_taken_for_its_own(
+  commands, flags, tmp_path
+):
+  drafter = tmp_path / 'run' / 'drafter'
+  drafter.mkdir(parents=True)
+  ended = commands.run('train', *flags('hydra', tmp_path / 'run'))
+  assert ended.code == 2
+  assert (
+    f'{drafter} is there, and this run is not at its last step' in ended.err
+  )
+  assert list(drafter.iterdir()) == []
+
+
 def test_ctrl_c_leaves_one_line(commands, flags, tmp_path):
   call = flags('hydra', tmp_path / 'run', epochs=1000)
   process = commands.start('train', *call)
