@@ -75,6 +75,7 @@ def generate_all(
   if not jobs:
     return iter(())
   longest = max(len(job.prompt) + job.max_new_tokens for job in jobs)
+  longest = min(longest, model.max_length)
   batch_size = min(batch_size, len(jobs))
   if group_size is None:
     group_size = default_group_size(batch_size)
@@ -85,7 +86,9 @@ def generate_all(
     stop=stop,
     batch_size=batch_size,
     max_length=longest if max_length is None else max_length,
-    max_new_tokens=max(job.max_new_tokens for job in jobs),
+    max_new_tokens=min(
+      max(job.max_new_tokens for job in jobs), model.max_length
+    ),
     group_size=group_size,
   )
   batch.check(params, key, jobs)

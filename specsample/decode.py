@@ -95,7 +95,8 @@ def generate(
     max_rounds=jax.device_put(np.int32(state.tokens.shape[1])),
   )
   batch = np.shape(prompts)[0]
-  most = int(np.max(max_new_tokens))
+  # More than a row has room for is as many as fit.
+  most = min(int(np.max(max_new_tokens)), state.tokens.shape[1])
   return finish(state, max_new_tokens=most, batch_size=batch)
 
 
@@ -164,11 +165,13 @@ def advance(
       `prefill`, which left room for its own; a stop token that does not exist.
   """
   stop.check(model.vocab_size)
-  own, depth = initial.depth(drafter), state.proposed.shape[1] - 1
-  if own != depth:
+  own = drafter.num_draft_tokens, initial.depth(drafter)
+  known = state.num_draft_tokens, state.proposed.shape[1] - 1
+  if own != known:
     raise ValueError(
-      f'the drafter proposes {own} tokens a round, but the state was made for '
-      f'{depth}: prefill with this drafter'
+      f'the drafter proposes {own[0]} tokens a round, {own[1]} deep, but the '
+      f'state was made for {known[0]}, {known[1]} deep: prefill with this '
+      'drafter'
     )
   body = functools.partial(
     step.step, params, model=model, drafter=drafter, verify=verify, stop=stop

@@ -70,6 +70,7 @@ def state(
     counts=counts,
     cache=model.init_cache(batch, slots, max_new),
     draft=drafter.init(params, batch, slots),
+    num_draft_tokens=drafter.num_draft_tokens,
   )
 
 

@@ -209,12 +209,19 @@ def _check_params(params):
 
 
 def _check_key(key):
-  is_key = isinstance(key, jax.Array) and (
-    jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    or (key.dtype == jnp.uint32 and key.shape == (2,))
-  )
-  if not is_key:
+  is_array = isinstance(key, jax.Array)
+  is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+  is_raw = is_array and key.dtype == jnp.uint32
+  if not ((is_typed and key.shape == ()) or (is_raw and key.shape == (2,))):
     raise ValueError(f'key is {key!r}: make one with jax.random.key(seed)')
+  # Mapped over rows, these draw all rows' bits from the first row's key: rows
+  # would not be independent, nor rounds once the first row is done.
+  if is_typed and 'rbg' in str(jax.random.key_impl(key)):
+    raise ValueError(
+      f'key is of the generator {jax.random.key_impl(key)!r}, which is not '
+      'exact for many rows at once: make one with jax.random.key(seed, '
+      "impl='threefry2x32')"
+    )
 
 
 def ids(request_ids: Any, batch: int) -> Any:

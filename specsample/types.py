@@ -196,6 +196,7 @@ class DecodeState:
   counts: TokenCounts | None  # None where no penalty is set
   cache: Cache
   draft: DrafterState
+  num_draft_tokens: int = static()  # N, for which there is room behind a row
 
 
 @pytree

@@ -72,6 +72,18 @@ def assert_rows_equal(found, expected):
       )
 
 
+def test_more_tokens_than_there_is_room_for_are_as_many_as_fit():
+  model = dataclasses.replace(TARGET, max_length=48)
+  outputs = generate_all(
+    [[1, 2, 3], [5]],
+    model=model,
+    max_new_tokens=2**31 - 1,
+    sampling=specsample.Sampling(),
+    stop=specsample.Stop(),
+  )
+  assert [int(output.lengths[0]) for output in outputs] == [45, 47]
+
+
 @pytest.mark.parametrize(
   'drafter, rule, group_size',
   [

@@ -10,6 +10,7 @@ import specsample
 from specsample import decode
 from specsample import drafters
 from specsample import testing
+from specsample import tree
 from specsample import verify
 
 VOCAB = 16
@@ -20,6 +21,13 @@ CHAIN = drafters.Chain(
 NGRAM = drafters.Ngram(num_draft_tokens=4, min_ngram=1)
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [5], list(range(12)), [9, 9, 9]]
 PARAMS = {'target': {}, 'drafter': {}}
+_ONE_TOKEN = {
+  'model': TARGET,
+  'drafter': CHAIN,
+  'verify': verify.chain,
+  'sampling': specsample.Sampling(),
+  'max_new_tokens': 1,
+}
 
 
 def generate(prompts=PROMPTS, params=PARAMS, **kwargs):
@@ -172,6 +180,60 @@ def test_what_pads_a_prompt_does_not_matter(tiny_llama):
   expected = run(0)
   for padding in (-100, model.vocab_size, 1_000_000):
     np.testing.assert_array_equal(run(padding).tokens, expected.tokens)
+
+
+@pytest.mark.parametrize('name', ['rbg', 'unsafe_rbg'])
+def test_generators_that_share_bits_among_rows_are_refused(name):
+  key = jax.random.key(0, impl=name)
+  # Which is why: the rows behind the first are drawn from its key.
+  others = jax.random.split(key, 3).at[0].set(key)
+  rows = jax.vmap(jax.random.bits)
+  changed = others.at[0].set(jax.random.key(1, impl=name))
+  assert (rows(others)[1:] != rows(changed)[1:]).all()
+  with pytest.raises(ValueError, match=f"'{name}'.*impl='threefry2x32'"):
+    specsample.generate(PARAMS, [[1]], [1], key, **_ONE_TOKEN)
+
+
+def test_a_key_is_one_key():
+  keys = jax.random.split(jax.random.key(0), 2)
+  with pytest.raises(ValueError, match='make one with'):
+    specsample.generate(PARAMS, [[1]], [1], keys, **_ONE_TOKEN)
+
+
+def test_more_tokens_than_there_is_room_for_are_as_many_as_fit():
+  output = generate(max_new_tokens=10**9, max_length=20)
+  assert output.tokens.shape[1] < 200
+  lengths = np.asarray([len(prompt) for prompt in PROMPTS])
+  np.testing.assert_array_equal(lengths + output.lengths, 20)
+
+
+def test_a_state_is_for_a_tree_of_as_many_nodes():
+  trees = [
+    drafters.Tree(
+      drafter=dataclasses.replace(CHAIN, num_draft_tokens=2),
+      topology=topology,
+    )
+    for topology in (tree.chain(2), tree.k_ary((3, 3)))
+  ]
+  padded, lengths = specsample.pad_prompts(PROMPTS)
+  common = {'model': TARGET, 'drafter': trees[0]}
+  state = specsample.prefill(
+    PARAMS,
+    padded,
+    lengths,
+    jax.random.key(0),
+    sampling=specsample.Sampling(),
+    max_new_tokens=4,
+    **common,
+  )
+  with pytest.raises(ValueError, match=r'proposes 12 .* 2 deep, .* made for 2'):
+    specsample.advance(
+      PARAMS,
+      state,
+      verify=verify.tree,
+      max_rounds=1,
+      **common | {'drafter': trees[1]},
+    )
 
 
 def test_a_state_is_for_the_drafter_it_was_made_for():
