@@ -44,7 +44,8 @@ def _cases(records: list[Record]) -> rich.table.Table:
     rows = [r for r in records if (r['verifier'], r['law']) == (rule, law)]
     kept = [r['expected_accepted'] for r in rows]
     counted = 'keys' in rows[0]
-    error = max(r['max_error'] for r in rows)
+    errors = [r['max_error'] for r in rows]
+    error = None if None in errors else max(errors)
     lossy = rule == 'synthetic'
     table.add_row(
       rule,
@@ -52,8 +53,8 @@ def _cases(records: list[Record]) -> rich.table.Table:
       f'{len(rows)}',
       f'{error} of {sum(r["tokens"] for r in rows)} tokens'
       if counted
-      else f'{error:.1e}{" (lossy)" * lossy}',
-      f'{min(kept):.2f} to {max(kept):.2f}',
+      else f'{_number(error, ".1e")}{" (lossy)" * lossy}',
+      _range(kept, '.2f'),
       _of_the_most(rows),
       _mark(rows),
     )
@@ -65,9 +66,9 @@ def _of_the_most(rows):
   shares = [
     row['expected_accepted'] / row['optimal_accepted']
     for row in rows
-    if row.get('optimal_accepted')
+    if row.get('optimal_accepted') and row['expected_accepted'] is not None
   ]
-  return f'{min(shares):.0%} to {max(shares):.0%}' if shares else ''
+  return _range(shares, '.0%')
 
 
 def _statistical(records: list[Record]) -> rich.table.Table:
@@ -77,12 +78,15 @@ def _statistical(records: list[Record]) -> rich.table.Table:
   for record in records:
     kept = ''
     if 'accepted' in record:
-      kept = f'{record["accepted"]:.3f} ({record["predicted_accepted"]:.3f})'
+      kept = (
+        f'{_number(record["accepted"], ".3f")} '
+        f'({_number(record["predicted_accepted"], ".3f")})'
+      )
     table.add_row(
       record['drafter'],
       record['verifier'],
       record['settings'],
-      f'{record["statistic"]:.0f} < {record["threshold"]:.0f}',
+      f'{_number(record["statistic"], ".0f")} < {record["threshold"]:.0f}',
       f'{record["detectable_total_variation"]:.3f}',
       kept,
       _mark([record]),
@@ -95,12 +99,26 @@ def _planted_bugs(records: list[Record]) -> rich.table.Table:
   for record in records:
     table.add_row(
       record['name'],
-      f'{record["statistic"]:.2g}',
-      f'{record["threshold"]:.2g}',
-      f'{record["shipped_statistic"]:.2g}',
+      *(
+        _number(record[name], '.2g')
+        for name in ('statistic', 'threshold', 'shipped_statistic')
+      ),
       _mark([record]),
     )
   return table
+
+
+def _number(value: float | None, spec: str) -> str:
+  """What is no number is None in a certificate."""
+  return 'NaN' if value is None else format(value, spec)
+
+
+def _range(values, spec: str) -> str:
+  if not values:
+    return ''
+  if None in values:
+    return _number(None, spec)
+  return f'{_number(min(values), spec)} to {_number(max(values), spec)}'
 
 
 def _mark(records):

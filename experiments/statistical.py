@@ -92,6 +92,8 @@ class Draw:
   # The model that the drafter samples from and its parameters, if it has one.
   drafts_from: Callable[[], tuple[Model, Params]] | None = None
   eos_id: int | None = None
+  # Whether drafts have one shape in all rows: then what is kept is predicted.
+  is_of_one_shape: bool = True
   sample: Callable[..., sample_lib.Sample] = sample_lib.draw
 
   @property
@@ -101,7 +103,7 @@ class Draw:
 
 
 def draws() -> Iterator[Draw]:
-  """Every drafter with every verifier, and a drafter that does its worst."""
+  """Every drafter, with verifiers for what it drafts, and one at its worst."""
   for name in VERIFIERS:
     mixed = functools.partial(
       Draw, verifier_name=name, settings='mixed batch', groups=_MIXED
@@ -147,7 +149,9 @@ def draws() -> Iterator[Draw]:
       settings='mixed batch',
       groups=_MIXED,
     )
+  yield from _growing_trees()
   yield from _filtered_trees()
+  yield _other_vocabulary()
   # Of the rest, the rules see no more than probabilities.
   of_llama = functools.partial(
     Draw,
@@ -212,6 +216,39 @@ def _adaptive(draw):
       ),
       law=DraftLaw.SAMPLED,
     )
+
+
+def _growing_trees():
+  """Trees whose shape is another in each row: they are sampled alone."""
+  chain = drafters.Chain(
+    model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
+  )
+  for drafter in (
+    drafters.DynamicTree(drafter=chain, num_draft_tokens=3, width=2),
+    drafters.NgramTree(num_branches=2, depth=2, min_ngram=1),
+  ):
+    yield Draw(
+      drafter_name=type(drafter).__name__,
+      drafter=drafter,
+      verifier_name='tree',
+      law=DraftLaw.POINT_MASS,
+      settings='mixed batch',
+      groups=_MIXED,
+      is_of_one_shape=False,
+    )
+
+
+def _other_vocabulary():
+  scene = trained.other_vocabulary()
+  return Draw(
+    drafter_name=scene.name,
+    drafter=scene.drafter,
+    verifier_name='block',
+    law=DraftLaw.SAMPLED,
+    settings='mixed batch',
+    groups=_MIXED,
+    params=scene.params,
+  )
 
 
 def _filtered_trees():
@@ -297,7 +334,7 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
     'passed': tokens.passed,
   }
   # A stop token in the first round cuts what is kept of it.
-  if draw.eos_id is not None:
+  if draw.eos_id is not None or not draw.is_of_one_shape:
     return record
   kept = sample_lib.acceptance(
     sample, [_num_kept(draw, group) for group in draw.groups]

@@ -66,7 +66,8 @@ class Reading:
   @property
   def alarm(self) -> bool:
     """Whether the detector says that something is wrong."""
-    return self.statistic > self.threshold
+    # A NaN is one.
+    return not self.statistic <= self.threshold
 
 
 @functools.cache

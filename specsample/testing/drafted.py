@@ -52,6 +52,11 @@ def from_drafter(
   def everything():
     rows = _Rows.of(model.vocab_size, prompt, lengths, paths)
     draft, weights = _propose(drafter, params, model, sampling, rows)
+    if draft.parents is not None and topology is None:
+      raise ValueError(
+        f'{type(drafter).__name__} drafts trees that differ from row to row, '
+        'which are not enumerated: sample them (testing.assert_follows_target)'
+      )
     tokens = np.asarray(draft.tokens).reshape(ends[-1], *paths.shape)
     if draft.law is DraftLaw.POINT_MASS:
       # The same on every path: nothing was drawn.

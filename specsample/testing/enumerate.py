@@ -143,7 +143,11 @@ def _law_block(verify, topology, draft_law, tokens, probs, target_probs):
   shape = {}
   if topology is not None:
     parents = jnp.asarray(topology.parents, jnp.int32)
-    shape = {'parents': parents, 'depth': topology.depth}
+    shape = {
+      'parents': parents,
+      'depth': topology.depth,
+      'num_children': topology.num_children,
+    }
 
   def of_draft(tokens, probs, target_probs):
     draft = Draft(tokens=tokens, probs=probs, law=draft_law, **shape)
