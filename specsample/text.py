@@ -143,7 +143,7 @@ class Tokenizer:
 def pieces(
   tokenizer: Tokenizer, ids: Iterable[int], skip_special: bool = True
 ) -> list[str]:
-  """The text that each token adds; joined, they are `decode` of all.
+  """The text that each token adds; joined, they are that of a `TextStream`.
 
   '' for a token that adds none: a character of several tokens is the text of
   the last one.
@@ -159,7 +159,9 @@ class TextStream:
   """Gives out the text of a growing sequence once it can no longer change.
 
   What `push` and `finish` return adds up to `decode` of all ids; the bytes of
-  an unfinished character are held back.
+  an unfinished character are held back. Where a run of byte tokens (Llama 2,
+  Gemma) is no text as a whole, `decode` makes a U+FFFD of each byte of it, and
+  the stream only of what is no character.
   """
 
   # A character has up to four bytes, so at most three are unfinished.
