@@ -7,6 +7,7 @@ tokens that the target mostly writes it is a fraction of that (FR-Spec, Zhao et
 al., 2502.14856; EAGLE-3, 2503.01840).
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -28,21 +29,33 @@ class DraftVocabulary(nnx.Module):
   """Which tokens, and their columns of an unembedding, by default the target's.
 
   `d2t` [V'] are the ids in the target's vocabulary, None if they are all of it
-  in its order; `unembedding` is [D, V']. Neither is trained.
+  in its order; `unembedding` is [D, V']. Neither is trained. Logits x become
+  c * tanh(x / c) with a `softcap` c, as the target's own do (Gemma 2).
   """
 
-  def __init__(self, dim: int, size: int, has_ids: bool = True):
+  def __init__(
+    self,
+    dim: int,
+    size: int,
+    has_ids: bool = True,
+    softcap: float | None = None,
+  ):
     self.axis = sharding.Axis('vocab', size)
     ids = lambda: network.Buffer(jnp.arange(size), axes=(None,))
     self.d2t = ids() if has_ids else None
     self.unembedding = network.Buffer(
       jnp.zeros((dim, size)), axes=(None, self.axis)
     )
+    self.softcap = softcap
 
   def __call__(self, rows: Array) -> Array:
     """Logits [n, V'] of rows [n, D]."""
     kernel = self.unembedding.get_value()
-    return int8.product(rows, kernel, ('batch', self.axis), jnp.float32)
+    axes = ('batch', self.axis)
+    logits = int8.product(rows, kernel, axes, jnp.float32)
+    if self.softcap is None:
+      return logits
+    return self.softcap * jnp.tanh(logits / self.softcap)
 
   def to_target(self, logits: Array, vocab_size: int) -> Array:
     """The logits [n, V] of the target's tokens: -inf where none is drafted."""
@@ -84,14 +97,18 @@ def make(config: Any) -> DraftVocabulary | None:
   if not has_ids and not config.own_unembedding:
     return None
   size = config.draft_vocab_size if has_ids else config.model.vocab_size
-  return DraftVocabulary(config.model.dim, size, has_ids)
+  # An unembedding of a drafter's own was not made for the target's cap.
+  softcap = None if config.own_unembedding else _softcap(config.model)
+  return DraftVocabulary(config.model.dim, size, has_ids, softcap)
 
 
 def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
   """The parameters of a `DraftVocabulary`, cut out of the target's: float32.
 
   Args:
-    model: the target, whose `unembed` is linear. target_params: its parameters.
+    model: the target, whose `unembed` is linear but for a `logit_softcap`,
+      which is not in the columns.
+    target_params: its parameters.
     d2t: [V'] integers, ids of the target's vocabulary, each at most once.
 
   Raises:
@@ -99,6 +116,9 @@ def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
   """
   ids = np.asarray(d2t)
   check_d2t(ids, model.vocab_size)
+  if _softcap(model) is not None:
+    # The logits of unit vectors are columns of what is linear only.
+    model = dataclasses.replace(model, logit_softcap=None)  # type: ignore[type-var]
 
   num_rows = math.gcd(model.dim, _UNIT_VECTORS)
 
@@ -125,6 +145,11 @@ def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
       'd2t': jnp.asarray(ids),
       'unembedding': columns(target_params, ids),
     }
+
+
+def _softcap(model: Any) -> float | None:
+  """The target's, None of models that know no such thing."""
+  return getattr(model, 'logit_softcap', None)
 
 
 def check_d2t(ids: np.ndarray, vocab_size: int) -> None:

@@ -13,6 +13,7 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample import verify
+from specsample.drafters import vocabulary
 from specsample.training import dflash
 from specsample.training import draft
 from specsample.training import dspark
@@ -190,6 +191,27 @@ def test_a_row_of_a_running_batch_can_be_refilled(name):
   np.testing.assert_array_equal(found[1], alone[0])
   for row in (0, 2, 3):
     np.testing.assert_array_equal(found[row], others[row])
+
+
+def test_logits_of_a_draft_vocabulary_have_the_targets_cap():
+  model = dataclasses.replace(_TARGET, logit_softcap=0.5)
+  target = model.init(jax.random.key(0))
+  drafter = drafters.Medusa(model=model, **_SOME)
+  own = drafter.init_params(jax.random.key(1), target, _D2T)
+  np.testing.assert_allclose(
+    own['vocabulary']['unembedding'], target['unembedding'][:, _D2T], atol=1e-6
+  )
+  params = {'target': target, 'drafter': own}
+  vectors = 2 * jax.random.normal(jax.random.key(2), (2, 3, model.dim))
+  expected = model.unembed(target, vectors)[..., _D2T]
+  found = drafter.logits(params, vectors)
+  assert 0.4 < np.abs(found).max() < 0.5
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  # One that was trained elsewhere is as its own training had it.
+  published = drafters.Eagle(
+    model=model, num_draft_tokens=_K, own_unembedding=True
+  )
+  assert vocabulary.make(published).softcap is None
 
 
 @pytest.mark.parametrize('size', [0, 9, 5.0, '5'])
