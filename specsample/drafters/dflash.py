@@ -162,7 +162,8 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     drafts_from_pending: draft 0 is read where the pending token is, and draft i
       at mask i - 1, as DeepSpec trains it; otherwise draft i at mask i.
     layer_config: a `models.transformer.Transformer` that says the shape of its
-      layers; None for the target's.
+      layers; None for the target's. They have keys and values and one
+      feed-forward, whatever the shape says of latent vectors and experts.
   """
 
   feature_layers: tuple[int, ...] = ()
@@ -188,7 +189,8 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
   @property
   def shape(self) -> Any:
     """What says the shape of the layers."""
-    return self.model if self.layer_config is None else self.layer_config
+    shape = self.model if self.layer_config is None else self.layer_config
+    return settings.plain_shape(shape)
 
   @property
   def reads_prompt(self) -> bool:

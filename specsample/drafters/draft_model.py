@@ -28,7 +28,7 @@ class _Network(nnx.Module):
   def __init__(self, config, keys):
     model = dataclasses.replace(config.model, dtype='float32')
     self.layers = nnx.List(
-      [decoder_layer.DecoderLayer(model, keys) for _ in config.layers]
+      [decoder_layer.DecoderLayer(model, keys, i) for i in config.layers]
     )
     self.norm = layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
     self.vocabulary = vocabulary.make(config)

@@ -77,9 +77,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   def shape(self) -> Any:
     """What says the shape of the layers."""
     shape = self.model if self.layer_config is None else self.layer_config
-    if self._is_of_its_kind or getattr(shape, 'latent', None) is None:
-      return shape
-    return dataclasses.replace(shape, latent=None)
+    return shape if self._is_of_its_kind else settings.plain_shape(shape)
 
   @property
   def window(self) -> int | None:

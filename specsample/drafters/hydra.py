@@ -79,7 +79,8 @@ class Hydra(heads.Heads):
   vector; and a norm is behind the prefix layer, `has_prefix_norm`.
 
   `layer_config` is a `models.transformer.Transformer` that says the shape of
-  the prefix layer, None for the target's.
+  the prefix layer, None for the target's. It has keys and values and one
+  feed-forward, whatever the shape says of latent vectors and experts.
   """
 
   prefix_attention: bool = False
@@ -110,7 +111,8 @@ class Hydra(heads.Heads):
   @property
   def shape(self) -> Any:
     """What says the shape of the prefix layer."""
-    return self.model if self.layer_config is None else self.layer_config
+    shape = self.model if self.layer_config is None else self.layer_config
+    return settings.plain_shape(shape)
 
   @property
   def reads_prompt(self) -> bool:

@@ -1,6 +1,7 @@
 """Checks that drafters make of their settings when they are made."""
 
 from collections.abc import Sequence
+import dataclasses
 import operator
 from typing import Any
 
@@ -45,6 +46,28 @@ def check_shape(drafter: Any) -> None:
       f'of {drafter.model.dim}: a drafter reads and writes vectors as wide as '
       "the target's"
     )
+  if drafter.shape.latent is None and drafter.shape.head_dim % 2:
+    raise ValueError(
+      f'{type(drafter).__name__} has layers with a head_dim of '
+      f'{drafter.shape.head_dim}, and positions rotate pairs of numbers: give '
+      'a layer_config with an even one'
+    )
+
+
+def plain_shape(shape: Any) -> Any:
+  """The shape with keys and values a head, and one feed-forward a layer.
+
+  Of attention over latent vectors what goes with it is left out too: queries
+  are scaled for heads of `head_dim`, which is the shape's own.
+
+  Args:
+    shape: a `models.transformer.Transformer`; anything else stays as it is.
+  """
+  if getattr(shape, 'latent', None) is not None:
+    shape = dataclasses.replace(shape, latent=None, query_scale=None)
+  if getattr(shape, 'experts', None) is not None:
+    shape = dataclasses.replace(shape, experts=None)
+  return shape
 
 
 def check_features(features: Sequence[int], num_layers: int) -> tuple[int, ...]:

@@ -8,7 +8,10 @@ import pytest
 
 import specsample
 from specsample import drafters
+from specsample import step
 from specsample import testing
+from specsample.models import attention
+from specsample.models import experts
 
 _MODEL = testing.tiny_llama(num_layers=5)
 _OTHER = dataclasses.replace(
@@ -62,6 +65,63 @@ def test_greedy_text_is_the_targets(name):
   )
 
 
+_LAYER = experts.Experts(
+  num_experts=4, num_per_token=2, mlp_dim=8, dense_layers=(0,)
+)
+_LATENT = attention.Latent(kv_rank=12, rope_dim=4, head_dim=6, value_dim=5)
+_SPARSE = dataclasses.replace(
+  testing.tiny_llama(),
+  num_kv_heads=4,
+  head_dim=4,
+  experts=_LAYER,
+  latent=_LATENT,
+  query_scale=0.3,
+)
+_SOME = {'model': _SPARSE, 'num_draft_tokens': 2}
+_OF_SPARSE = {
+  'hydra++': drafters.Hydra(prefix_attention=True, **_SOME),
+  'dflash': drafters.DFlash(feature_layers=(0,), num_layers=1, **_SOME),
+  'dspark': drafters.DSpark(feature_layers=(0,), num_layers=1, rank=4, **_SOME),
+  'eagle': drafters.Eagle(**_SOME),
+  'draft model': drafters.DraftModel(layers=(1, 0), **_SOME),
+}
+
+
+@pytest.mark.parametrize('name', _OF_SPARSE)
+def test_drafters_of_latent_vectors_and_experts(name):
+  drafter = _OF_SPARSE[name]
+  target = _SPARSE.init(jax.random.key(0))
+  own = drafter.init_params(jax.random.key(1), target)
+  jax.tree.map(
+    lambda leaf, expected: np.testing.assert_equal(leaf.shape, expected.shape),
+    own,
+    drafter.abstract_params(),
+  )
+  params = {'target': target, 'drafter': own}
+  state = specsample.prefill(
+    params,
+    np.asarray([[5, 17, 4, 1], [3, 9, 0, 0]]),
+    np.asarray([4, 2]),
+    jax.random.key(2),
+    model=_SPARSE,
+    drafter=drafter,
+    sampling=specsample.Sampling(temperature=1.0),
+    max_new_tokens=4,
+  )
+  draft, _ = step.propose(
+    params, state, drafter=drafter, verify=specsample.verify.chain
+  )
+  assert np.all(draft.tokens >= 0)
+  np.testing.assert_allclose(draft.probs.sum(axis=-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['hydra++', 'dflash', 'dspark', 'eagle'])
+def test_their_own_layers_have_neither(name):
+  shape = _OF_SPARSE[name].shape
+  assert (shape.latent, shape.experts, shape.query_scale) == (None,) * 3
+  assert (shape.num_kv_heads, shape.head_dim, shape.mlp_dim) == (4, 4, 32)
+
+
 _WIDE = dataclasses.replace(_MODEL, dim=24)
 
 
@@ -79,6 +139,14 @@ _WIDE = dataclasses.replace(_MODEL, dim=24)
     (
       lambda: dataclasses.replace(_DRAFTERS['mtp'], layer_config='llama'),
       'MTP has layers of the shape of llama, which is no Transformer: choose',
+    ),
+    (
+      lambda: drafters.DFlash(
+        model=dataclasses.replace(_SPARSE, head_dim=3),
+        num_draft_tokens=2,
+        feature_layers=(0,),
+      ),
+      'DFlash has layers with a head_dim of 3, .* give a layer_config',
     ),
     (
       lambda: dataclasses.replace(_DRAFTERS['hydra++'], prefix_attention=False),
