@@ -1,6 +1,7 @@
 """What block-parallel drafters are trained for, as DFlash is."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -159,12 +160,15 @@ def starts(tokens: Array, mask: Array, num_blocks: int) -> tuple[Array, Array]:
   count = jnp.cumsum(objective.behind(mask, 1), axis=1)  # [B, T]
   total = count[:, -1:]
   bits = tokens.astype(jnp.uint32)
-  of_row = jnp.sum(bits * (jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1), 1)
-  mixed = of_row * jnp.uint32(_ROW) ^ jnp.sum(of_row) * jnp.uint32(_BATCH)
+  # Of 32 bits where JAX has 64 too, as is what is divided below.
+  total_of = functools.partial(jnp.sum, dtype=jnp.uint32)
+  place_of = jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1
+  of_row = total_of(bits * place_of, axis=1)
+  mixed = of_row * jnp.uint32(_ROW) ^ total_of(of_row) * jnp.uint32(_BATCH)
   mixed = (mixed ^ mixed >> 15) * jnp.uint32(_ROW)
   offset = (mixed >> 8).astype(jnp.float32) / 2**24  # in [0, 1)
   # Where all can be taken, they are.
-  step = jnp.maximum(total, num_blocks) / num_blocks
+  step = jnp.maximum(total, num_blocks).astype(jnp.float32) / num_blocks
   which = (jnp.arange(num_blocks) + offset[:, None]) * step
   which = jnp.floor(which).astype(jnp.int32)
   exists = which < total

@@ -197,6 +197,15 @@ def test_blocks_begin_evenly_where_there_is_something_to_learn():
   np.testing.assert_array_equal(start, again)
 
 
+def test_blocks_begin_at_the_same_places_with_64_bits():
+  tokens = _RNG.integers(2**17, size=(16, 40))
+  mask = np.tile(np.arange(40) >= 10, (16, 1))
+  expected = jax.device_get(dflash.starts(jnp.asarray(tokens), mask, 5))
+  with jax.enable_x64(True):
+    found = jax.device_get(dflash.starts(jnp.asarray(tokens), mask, 5))
+  np.testing.assert_array_equal(found, expected)
+
+
 def test_features_may_be_found_before():
   objective = dataclasses.replace(_OBJECTIVES['dflash'], num_blocks=2)
   params = _params(_DFLASH)
