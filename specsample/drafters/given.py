@@ -66,6 +66,11 @@ class Given(stateless.Stateless):
     draft = Draft(tokens=state.tokens, probs=None, law=DraftLaw.POINT_MASS)
     return draft, self._nothing(tokens.shape[0])
 
+  def pause(self, params, tokens, length, state):
+    """See `pausable.Pausable`: what was given was for this round."""
+    del params, length, state
+    return self._nothing(tokens.shape[0])
+
   def _nothing(self, batch_size):
     shape = (batch_size, self.num_draft_tokens)
     zeros = sharding.zeros(shape, jnp.int32, 'batch', None)

@@ -1,11 +1,14 @@
 """Drafts that the host gives between two rounds."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 from specsample import decode
 from specsample import drafters
+from specsample import policies
 from specsample import testing
 from specsample import verify
 from specsample.sampling import Sampling
@@ -60,6 +63,25 @@ def test_what_is_given_is_proposed_once():
   np.testing.assert_array_equal(output.tokens, greedy)
   assert output.proposed.tolist()[1] == [4, 1, 0, 1]
   assert output.origin[1, 3] == Origin.ACCEPTED
+
+
+def test_what_is_given_for_a_round_without_drafts_is_dropped():
+  drafter = drafters.Adaptive(drafter=_GIVEN, policies=(policies.Fixed(0),))
+  state = decode.prefill(
+    _PARAMS, _PROMPTS, _LENGTHS, _KEY, drafter=drafter, **_ARGUMENTS
+  )
+  given = _GIVEN.give(state, np.ones((2, 3), np.int32)).draft
+  draft = dataclasses.replace(state.draft, inner=given)
+  state = dataclasses.replace(state, draft=draft)
+  state = decode.advance(
+    _PARAMS,
+    state,
+    model=_TARGET,
+    drafter=drafter,
+    verify=verify.chain,
+    max_rounds=1,
+  )
+  np.testing.assert_array_equal(state.draft.inner.tokens, -1)
 
 
 def test_another_shape_is_refused():
