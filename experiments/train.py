@@ -13,10 +13,10 @@ This file only wires: training.py has the settings, trainer.py the loop.
 
 from collections.abc import Sequence
 import contextlib
-import pathlib
 import time
 
 from absl import flags
+from etils import epath
 import gin
 import jax
 
@@ -34,6 +34,7 @@ from experiments import train_state
 from experiments import trainer as trainer_lib
 from experiments import training as training_lib
 import specsample
+from specsample import drafter_card
 from specsample import files
 from specsample.models import checkpoint
 from specsample.models import fingerprint
@@ -154,12 +155,17 @@ def _check_written(out, trainer):
 
 
 def _write(
-  out: pathlib.PurePath,
+  out: epath.Path,
   trainer: trainer_lib.Trainer,
   params: Params,
   data: Sequence[data_folder.Data],
 ) -> None:
-  """The curves, the target if it was trained, and last the drafter."""
+  """The curves, the target if it was trained, and last the drafter.
+
+  What is there whole stays: `_check_written` says why it is this run's. Whole
+  is what has the file that is written last; in a bucket a kill leaves folders
+  without it, and saving refuses those.
+  """
   training = trainer.training
   target, drafter = training.target, training.objective.drafter
   content = card.of(trainer, data)
@@ -169,12 +175,14 @@ def _write(
     trainer.journal.of(trainer_lib.HELD_OUT),
     f'{type(drafter).__name__}, K = {drafter.num_draft_tokens}',
   )
-  if training.trains_target and not files.is_folder(out / 'target'):
+  of_target = out / 'target'
+  is_saved = (of_target / checkpoint.CONFIG_NAME).exists()
+  if training.trains_target and not is_saved:
     checkpoint.save(
-      out / 'target', target.model, params['target'], target.optional_tokenizer
+      of_target, target.model, params['target'], target.optional_tokenizer
     )
   folder = out / 'drafter'
-  if not files.is_folder(folder):
+  if not (folder / drafter_card.NAME).exists():
     specsample.save_drafter(
       folder,
       drafter,

@@ -276,6 +276,18 @@ def test_the_drafter_of_another_run_is_not_taken_for_its_own(
   assert list(drafter.iterdir()) == []
 
 
+def test_a_drafter_that_is_not_whole_is_not_taken_for_finished(
+  commands, flags, hydra, tmp_path
+):
+  """As a kill leaves it in a bucket, where nothing can be renamed."""
+  out = shutil.copytree(hydra.folder, tmp_path / 'run')
+  (out / 'drafter' / 'card.json').unlink()
+  ended = commands.run('train', *flags('hydra', out))
+  assert ended.code == 2
+  assert f'{out / "drafter"} exists: remove it' in ended.err
+  assert ended.out == ''
+
+
 def test_ctrl_c_leaves_one_line(commands, flags, tmp_path):
   call = flags('hydra', tmp_path / 'run', epochs=1000)
   process = commands.start('train', *call)
