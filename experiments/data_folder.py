@@ -206,7 +206,10 @@ class Data:
 
 
 def load(
-  path: str | os.PathLike[str], target: str, template: template_lib.Template
+  path: str | os.PathLike[str],
+  target: str,
+  template: template_lib.Template,
+  weights: str | None = None,
 ) -> Data:
   """Reads the data that a target wrote.
 
@@ -214,10 +217,11 @@ def load(
     path: of the folder.
     target: the fingerprint of its parameters.
     template: of its tokenizer.
+    weights: of its parameters, as of `specsample.load`.
 
   Raises:
-    ValueError: nothing is there, it is of another target or tokenizer, or a
-      shard is missing, damaged or of another folder.
+    ValueError: nothing is there, it is of another target or tokenizer or of
+      other weights, or a shard is missing, damaged or of another folder.
   """
   folder = files.at(path)
   manifest_path = folder / _MANIFEST
@@ -242,6 +246,13 @@ def load(
     raise ValueError(
       f'{folder} was written with another tokenizer or chat template than this '
       "target's: make data for this one"
+    )
+  written = identity.settings.get('weights')
+  if written != weights:
+    raise ValueError(
+      f'{folder} was written by a target with weights = {written!r}, and this '
+      f'one is loaded with weights = {weights!r}: load it as it was, or make '
+      'data for this one'
     )
   shards = []
   for number in numbers:
@@ -271,6 +282,7 @@ def load_for(path: str | os.PathLike[str], target: specsample.Loaded) -> Data:
     path,
     target.fingerprint,
     template_lib.Template.of(target.tokenizer),
+    None if target.exact_fingerprint is None else 'int8',
   )
 
 

@@ -119,6 +119,9 @@ class Synthesis:
       'dtype': self.target.model.dtype,
       'template': dataclasses.asdict(self._template()),
     }
+    if self.target.exact_fingerprint is not None:
+      # Its fingerprint is the exact model's, which would write other texts.
+      of_target['weights'] = 'int8'
     return own | sampling | of_target
 
   def make(

@@ -293,6 +293,7 @@ def refusals(commands, flags, made, tmp_path_factory):
   case('seed', '--gin_bindings=Synthesis.seed = 1')
   case('prompts', '--prompts=')
   case('bfloat16', "--gin_bindings=target/specsample.load.dtype = 'bfloat16'")
+  case('int8', "--gin_bindings=target/specsample.load.weights = 'int8'")
   folder = case('truncated')
   whole = (folder / names[1]).read_bytes()
   (folder / names[1]).write_bytes(whole[: len(whole) // 2])
@@ -321,6 +322,7 @@ def refusals(commands, flags, made, tmp_path_factory):
     ('seed', 'belongs to data with another seed: give another --out'),
     ('prompts', 'belongs to data with another prompts'),
     ('bfloat16', 'belongs to data with another dtype'),
+    ('int8', 'belongs to data with another weights'),
     ('truncated', 'shard-00001.npz is damaged'),
     ('flipped', 'shard-00001.npz is damaged'),
     ('moved', 'shard-00001.npz is of another number'),
@@ -376,6 +378,18 @@ def test_data_of_another_target_are_refused(made, tmp_path):
     data_folder.load(made.folder, 'another', None)
   with pytest.raises(ValueError, match=r'manifest\.json is not there'):
     data_folder.load(tmp_path, 'another', None)
+
+
+def test_data_of_other_weights_are_refused(made, target, tmp_path):
+  """Though rounded weights have the fingerprint of the exact ones."""
+  of_int8 = dataclasses.replace(target, exact_fingerprint=target.fingerprint)
+  with pytest.raises(ValueError, match=r"None, and this .* = 'int8': load it"):
+    data_folder.load_for(made.folder, of_int8)
+  manifest = json.loads((made.folder / 'manifest.json').read_text())
+  manifest['settings']['weights'] = 'int8'
+  (tmp_path / 'manifest.json').write_text(json.dumps(manifest))
+  with pytest.raises(ValueError, match=r"'int8', and this .* = None: load it"):
+    data_folder.load_for(tmp_path, target)
 
 
 def test_a_missing_shard_is_named(made, data, tmp_path):
