@@ -40,7 +40,7 @@ def main() -> None:
   config.parse()
   with cli.bad_input():
     distributed.start()
-  environment.enable_compilation_cache()
+  environment.set_up()
   baseline_rss = benchmarking.peak_rss()
   with mesh.configured():
     _benchmark(baseline_rss)

@@ -36,7 +36,7 @@ _OUT = flags.DEFINE_string(
 def main() -> None:
   """Finds every entry, writes and prints them."""
   config.parse()
-  environment.enable_compilation_cache()
+  environment.set_up()
   with cli.bad_input():
     out = files.at(_OUT.value or f'results/{config.name()}')
     plan = certificate_lib.Plan()

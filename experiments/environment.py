@@ -21,11 +21,13 @@ _PACKAGES = (
 )
 
 
-def enable_compilation_cache() -> None:
-  """Keeps compiled programs between runs.
+def set_up() -> None:
+  """What JAX is told before a command decodes or trains.
 
-  In the folder that JAX_COMPILATION_CACHE_DIR names, which may be of a bucket
-  (gs://) for all hosts to read, or else in the user's cache folder.
+  Compiled programs are kept between runs: in the folder that
+  JAX_COMPILATION_CACHE_DIR names, which may be of a bucket (gs://) for all
+  hosts to read, or else in the user's cache folder. Products of float32 are
+  made of all of its bits, unless JAX_DEFAULT_MATMUL_PRECISION says otherwise.
   """
   folder = os.environ.get('JAX_COMPILATION_CACHE_DIR')
   if folder:
@@ -36,6 +38,10 @@ def enable_compilation_cache() -> None:
     folder = str(pathlib.Path(home) / 'specsample' / 'jax')
   jax.config.update('jax_compilation_cache_dir', folder)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+  # A TPU would round what it multiplies to bfloat16, a GPU to TF32: more than
+  # passes of another shape may differ by. bfloat16 is multiplied as before.
+  if 'JAX_DEFAULT_MATMUL_PRECISION' not in os.environ:
+    jax.config.update('jax_default_matmul_precision', 'highest')
 
 
 def hardware() -> dict[str, Any]:
@@ -46,6 +52,7 @@ def hardware() -> dict[str, Any]:
     'device': devices[0].device_kind,
     'device_count': len(devices),
     'process_count': jax.process_count(),
+    'matmul_precision': jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
     'cpu': _cpu_name(),
     'cpu_cores': len(os.sched_getaffinity(0))
     if hasattr(os, 'sched_getaffinity')

@@ -85,7 +85,7 @@ def main() -> None:
   config.parse()
   with cli.bad_input():
     distributed.start()
-  environment.enable_compilation_cache()
+  environment.set_up()
   with mesh.configured():
     _evaluate()
 

@@ -59,7 +59,7 @@ def main() -> None:
   config.parse()
   with cli.bad_input():
     distributed.start()
-  environment.enable_compilation_cache()
+  environment.set_up()
   with mesh.configured():
     _generate()
 

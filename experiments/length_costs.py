@@ -42,7 +42,7 @@ _LIMIT = flags.DEFINE_integer(
 def main() -> None:
   """Measures, prints, writes."""
   config.parse()
-  environment.enable_compilation_cache()
+  environment.set_up()
   with mesh.configured():
     _measure()
 

@@ -58,7 +58,7 @@ _EXCLUDE = flags.DEFINE_string(
 def main() -> None:
   """Checks everything, then makes the shards that are missing."""
   config.parse()
-  environment.enable_compilation_cache()
+  environment.set_up()
   with mesh.configured():
     _make_data()
 

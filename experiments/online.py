@@ -45,7 +45,7 @@ _LIMIT = flags.DEFINE_integer(
 def main() -> None:
   """Serves what the journal lacks, then reports all of it."""
   config.parse()
-  environment.enable_compilation_cache()
+  environment.set_up()
   with mesh.configured():
     _serve()
 

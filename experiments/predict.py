@@ -39,7 +39,7 @@ _COMPILED = flags.DEFINE_multi_string(
 def main() -> None:
   """Computes all of it, then writes and prints it."""
   config.parse()
-  environment.enable_compilation_cache()
+  environment.set_up()
   with cli.bad_input():
     out = files.at(_OUT.value or f'results/{config.name()}')
     prediction = predicting.Prediction()

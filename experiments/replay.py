@@ -34,7 +34,7 @@ _OUT = flags.DEFINE_string(
 def main() -> None:
   """Reads, replays, reports."""
   config.parse()
-  environment.enable_compilation_cache()
+  environment.set_up()
   with cli.bad_input():
     if not _TRACE.value:
       raise ValueError('--trace is empty: name OUT/traces/<method>')

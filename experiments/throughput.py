@@ -46,7 +46,7 @@ _LIMIT = flags.DEFINE_integer(
 def main() -> None:
   """Measures what the journal lacks, then reports all of it."""
   config.parse()
-  environment.enable_compilation_cache()
+  environment.set_up()
   with mesh.configured():
     _compare()
 

@@ -61,7 +61,7 @@ _TENSORBOARD = flags.DEFINE_bool(
 def main() -> None:
   """Checks everything, then trains from where the last run was."""
   config.parse()
-  environment.enable_compilation_cache()
+  environment.set_up()
   with mesh.configured():
     _train()
 

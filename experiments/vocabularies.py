@@ -42,7 +42,7 @@ _TEMPERATURE = flags.DEFINE_float(
 
 def main() -> None:
   """Loads, maps, decodes and prints."""
-  environment.enable_compilation_cache()
+  environment.set_up()
   with cli.bad_input():
     found = prompts_lib.read(config.find(_PROMPTS.value), _LIMIT.value)
     target = specsample.load(_TARGET.value)

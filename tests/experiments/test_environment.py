@@ -1,0 +1,47 @@
+"""What every command that decodes tells JAX first."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments import environment
+
+_VARIABLE = 'JAX_DEFAULT_MATMUL_PRECISION'
+_SET = (
+  'jax_compilation_cache_dir',
+  'jax_persistent_cache_min_compile_time_secs',
+  'jax_default_matmul_precision',
+)
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch):
+  """Leaves JAX as it was."""
+  monkeypatch.delenv(_VARIABLE, raising=False)
+  before = {name: getattr(jax.config, name) for name in _SET}
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+
+
+def _product():
+  """The program that multiplies two matrices of float32."""
+  matrix = jax.ShapeDtypeStruct((2, 2), jnp.float32)
+  return jax.jit(lambda x, y: x @ y).lower(matrix, matrix).as_text()
+
+
+def test_float32_is_multiplied_with_all_of_its_bits():
+  jax.config.update('jax_default_matmul_precision', None)
+  assert 'HIGHEST' not in _product()
+  environment.set_up()
+  assert 'precision = [HIGHEST, HIGHEST]' in _product()
+  assert environment.hardware()['matmul_precision'] == 'highest'
+
+
+def test_the_variable_decides_where_it_is_set(monkeypatch):
+  # As JAX reads it when it is imported.
+  monkeypatch.setenv(_VARIABLE, 'tensorfloat32')
+  jax.config.update('jax_default_matmul_precision', 'tensorfloat32')
+  environment.set_up()
+  assert 'HIGHEST' not in _product()
+  assert environment.hardware()['matmul_precision'] == 'tensorfloat32'
