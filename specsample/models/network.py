@@ -51,11 +51,14 @@ def merge(network: Any, config: Any, params: Params) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _abstract(network, config):
-  return nnx.split(
-    nnx.eval_shape(
-      lambda: network(config, layers.random_keys(jax.random.key(0)))
-    )
+  made = nnx.eval_shape(
+    lambda: network(config, layers.random_keys(jax.random.key(0)))
   )
+  definition, state = nnx.split(made)
+  # Without a sharding: that is of the mesh that is set, and this is remembered
+  # for all of them.
+  plain = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+  return definition, jax.tree.map(plain, state)
 
 
 def _of_variables(network, config, function):

@@ -10,6 +10,7 @@ import pytest
 
 import specsample
 from specsample import drafters
+from specsample import sharding
 from specsample import testing
 from specsample.models import attention
 from specsample.models import checkpoint
@@ -85,6 +86,17 @@ def test_axes_are_those_of_the_parameters():
   is_axes = lambda x: isinstance(x, tuple)
   ranks = jax.tree.map(len, axes, is_leaf=is_axes)
   assert jax.tree.map(lambda x: x.ndim, params) == ranks
+
+
+def test_shapes_are_of_no_mesh():
+  # A size that no other test has asked for: what is asked for is remembered.
+  model = dataclasses.replace(_LLAMA, vocab_size=41)
+  for explicit in (True, False):
+    with jax.set_mesh(sharding.make_mesh(explicit=explicit)):
+      params = model.abstract_params()
+      rounded = jax.eval_shape(int8.weights, params)
+    assert all(leaf.sharding is None for leaf in jax.tree.leaves(params))
+    assert rounded['unembedding'].values.shape == (model.dim, 41)
 
 
 @pytest.fixture(scope='module')
