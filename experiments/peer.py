@@ -6,9 +6,11 @@ import importlib.util
 import sys
 from typing import Any
 
+import jax
 import numpy as np
 
 import specsample
+from specsample.models import int8
 
 # What `llama` builds; all else is to be as in a Llama.
 _BUILT = {
@@ -19,18 +21,37 @@ _BUILT = {
 
 
 def check(loaded: specsample.Loaded) -> None:
-  """Refuses a model that `llama` cannot build, where there is torch for it.
+  """Refuses a model that `generator` would compare and cannot build.
 
   Raises:
     ValueError: it has more than a Llama has, or its positions are scaled.
   """
-  ours = loaded.model
+  if _why_not(loaded) is None:
+    _check_fields(loaded.model)
+
+
+def _why_not(loaded):
+  """Why the two cannot be compared on equal terms, None where they can."""
+  if not all(map(importlib.util.find_spec, ('torch', 'transformers'))):
+    return 'it or torch is not installed'
+  if jax.default_backend() != 'cpu':
+    return f'it runs on the CPU here, and this model on {jax.default_backend()}'
+  if loaded.model.dtype != 'float32':
+    return (
+      f'it computes in float32 here, and this model in {loaded.model.dtype}'
+    )
+  if int8.names(loaded.params):
+    return 'its weights are of float32 here, and those of this model of int8'
+  return None
+
+
+def _check_fields(ours):
   unknown = [
     field.name
     for field in dataclasses.fields(ours)
     if field.name not in _BUILT and getattr(ours, field.name) != field.default
   ]
-  if unknown and importlib.util.find_spec('torch'):
+  if unknown:
     raise ValueError(
       f'{ours} sets {", ".join(unknown)}, which the comparison with '
       'transformers does not build: bind Benchmark.loaded = None'
@@ -40,19 +61,19 @@ def check(loaded: specsample.Loaded) -> None:
 def generator(
   loaded: specsample.Loaded, prompt: list[int], max_new_tokens: int
 ) -> Callable[[], Any] | None:
-  """A call of transformers' eager greedy `generate`; None without torch.
+  """A call of transformers' eager greedy `generate`, or None.
 
-  `check` says whether it can be built.
-  It decodes exactly `max_new_tokens` tokens, in float32, on all cores.
+  `check` says whether it can be built. It decodes exactly `max_new_tokens`
+  tokens, in float32, on all cores. Without torch, or where ours is of another
+  dtype or on an accelerator, one line on stderr says why it is left out.
   """
-  try:
-    import torch  # noqa: PLC0415
-    import transformers  # noqa: PLC0415
-  except ImportError:
-    print(
-      'transformers is left out: it or torch is not installed', file=sys.stderr
-    )
+  why_not = _why_not(loaded)
+  if why_not is not None:
+    print(f'transformers is left out: {why_not}', file=sys.stderr)
     return None
+  import torch  # noqa: PLC0415
+  import transformers  # noqa: PLC0415
+
   transformers.logging.set_verbosity_error()
   model = llama(loaded)
   tokens = torch.tensor([prompt])
@@ -75,8 +96,8 @@ def llama(loaded: specsample.Loaded) -> Any:
   import torch  # noqa: PLC0415
   import transformers  # noqa: PLC0415
 
-  check(loaded)
   ours = loaded.model
+  _check_fields(ours)
   config = transformers.LlamaConfig(
     vocab_size=ours.vocab_size,
     hidden_size=ours.dim,

@@ -5,10 +5,14 @@ import json
 import re
 import sys
 
+import jax
 import pytest
 
 from experiments import peer
 import specsample
+from specsample import testing
+from specsample.models import int8
+from specsample.models import transformer
 
 _ROWS = ('1', '2', '3', '5', '9', '17')
 _NEW_TOKENS = 96
@@ -112,6 +116,32 @@ def test_without_torch_transformers_is_left_out(monkeypatch, capsys):
   assert capsys.readouterr().err == (
     'transformers is left out: it or torch is not installed\n'
   )
+
+
+def _int8(model, key):
+  return int8.weights(model.init(key))
+
+
+@pytest.mark.parametrize(
+  ('dtype', 'init', 'backend', 'why'),
+  [
+    ('bfloat16', transformer.Transformer.init, 'cpu', 'this model in bfloat16'),
+    ('float32', _int8, 'cpu', 'those of this model of int8'),
+    ('float32', transformer.Transformer.init, 'gpu', 'this model on gpu'),
+  ],
+)
+def test_transformers_is_compared_on_equal_terms_only(
+  dtype, init, backend, why, monkeypatch, capsys
+):
+  # More than a Llama has, which is refused where it is to be built.
+  model = testing.tiny_llama(vocab_size=8)
+  model = dataclasses.replace(model, sliding_window=4, dtype=dtype)
+  loaded = specsample.Loaded(model, init(model, jax.random.key(0)), None)
+  monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+  peer.check(loaded)
+  assert peer.generator(loaded, [1], 8) is None
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('transformers is left out: ') and line.endswith(why)
 
 
 def test_a_lossless_method_is_not_called_synthetic(real):
