@@ -88,6 +88,12 @@ class Training:
         f'{self.target_learning_rate}: the vectors of a target that is trained '
         'change, so set cache_hidden = False'
       )
+    if self.trains_target and self.target.exact_fingerprint is not None:
+      raise ValueError(
+        f'Training.target_learning_rate is {self.target_learning_rate}, and '
+        'the weights of the target are of int8, which do not learn: load it '
+        'with weights = None, or set target_learning_rate = None'
+      )
     drafter = self.objective.drafter
     if self.on_policy_share and not isinstance(drafter, drafters.DraftModel):
       raise ValueError(

@@ -21,6 +21,7 @@ from specsample import mtp_files
 from specsample import sharding
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
+from specsample.models import int8
 from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.published import layouts
@@ -66,9 +67,10 @@ def save_drafter(
       library's own entries, as of a card that was loaded, are replaced.
 
   Raises:
-    ValueError: `path` exists, the parameters are not the drafter's, or the card
-      holds what JSON cannot.
+    ValueError: `path` exists, the parameters are not the drafter's or are of
+      int8, or the card holds what JSON cannot.
   """
+  int8.refuse(params)
   if isinstance(target, loading.Loaded):
     target = target.fingerprint
   content = drafter_card.make(drafter, target, card)

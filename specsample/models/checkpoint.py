@@ -16,6 +16,7 @@ from specsample import tokenizer_files
 from specsample.models import attention
 from specsample.models import config as config_lib
 from specsample.models import experts
+from specsample.models import int8
 from specsample.models import rotary
 from specsample.models import tensors
 from specsample.models import transformer
@@ -48,9 +49,10 @@ def save(
   (gs://) a folder appears at once, and is no model before it is whole.
 
   Raises:
-    ValueError: `path` exists, or the parameters are not the model's, or of
-      several processes each has its own.
+    ValueError: `path` exists, or the parameters are not the model's or of int8,
+      or of several processes each has its own.
   """
+  int8.refuse(params)
   mismatch = _mismatch(model, params)
   if mismatch:
     raise ValueError(f'{mismatch} of {model}: save it with its own model')

@@ -158,6 +158,24 @@ def weights(params: Params) -> Params:
   return _map(lambda leaf: quantise(leaf, axis=_IN), params, params)
 
 
+def names(params: Params) -> list[str]:
+  """Which parameters are of int8, called as by `tensors.key`."""
+  leaves = jax.tree_util.tree_leaves_with_path(
+    params, is_leaf=lambda x: isinstance(x, Int8)
+  )
+  return [tensors.key(path) for path, leaf in leaves if isinstance(leaf, Int8)]
+
+
+def refuse(params: Params) -> None:
+  """Raises ValueError where parameters to be saved are of int8."""
+  found = names(params)
+  if found:
+    raise ValueError(
+      f'{tensors.listed(found)} of int8, which are not saved: give the exact '
+      'parameters, those of load(..., weights=None)'
+    )
+
+
 def axes(of_params: Params, params: Params) -> Params:
   """The `sharding.Axes` of `weights(params)`, of those of params."""
   return _map(lambda leaf: of_kernel(*leaf), of_params, params)

@@ -449,6 +449,17 @@ def test_what_cannot_be_used_is_refused(refusals, case, expected):
   assert expected in line
 
 
+def test_a_target_of_int8_does_not_learn():
+  target = specsample.Loaded(None, {}, None, exact_fingerprint='0' * 16)
+  with pytest.raises(ValueError, match=r'of int8.*weights = None'):
+    training_lib.Training(
+      target=target,
+      objective=None,
+      target_learning_rate=1e-5,
+      cache_hidden=False,
+    )
+
+
 def test_draft_vocabulary_is_of_the_answers_most_frequent_tokens():
   example = lambda *answer: batches.Example(np.asarray([9, 9, *answer]), 2)
   found = training_lib.draft_vocabulary(

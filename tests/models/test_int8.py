@@ -186,6 +186,23 @@ def test_smollm2_stays_close_to_what_it_was(smollm2):
   assert jnp.mean(exact.argmax(-1) == found.argmax(-1)) > 0.85
 
 
+def test_matrices_of_int8_are_not_saved(saved, tmp_path):
+  target = specsample.load(saved / 'model', weights='int8')
+  message = r'attention\.\w+\.kernel.* of int8.*weights=None'
+  with pytest.raises(ValueError, match=message):
+    checkpoint.save(tmp_path / 'model', target.model, target.params)
+  loaded = specsample.load_drafter(saved / 'drafter', target)
+  with pytest.raises(ValueError, match=r'heads.*kernel.* of int8'):
+    specsample.save_drafter(
+      tmp_path / 'drafter',
+      loaded.drafter,
+      int8.weights(loaded.params),
+      target=target,
+      card={},
+    )
+  assert not list(tmp_path.iterdir())
+
+
 def test_other_weights_are_refused(saved):
   with pytest.raises(ValueError, match=r"weights is 'int4'.*'int8'"):
     specsample.load(saved / 'model', weights='int4')
