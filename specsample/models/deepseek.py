@@ -45,6 +45,7 @@ def _deepseek_v3(
     ('scoring_func', 'sigmoid'),
     ('topk_method', 'noaux_tc'),
     ('moe_layer_freq', 1),
+    ('rope_interleave', True),
   ):
     config.only(key, supported)
   # Of attention over latent vectors there are as many as heads.

@@ -220,3 +220,12 @@ def test_embed_and_unembed_are_the_ends_of_the_network(pair):
   _close(embedded, outputs.hidden_states[0].numpy())
   last = jnp.asarray(outputs.hidden_states[-1].numpy())
   _close(model.unembed(params, last), outputs.logits.numpy())
+
+
+def test_rows_of_deepseek_that_are_no_pairs_are_refused(tmp_path):
+  config = transformers.DeepseekV3Config(
+    **_SIZES | _LATENT | _EXPERTS, rope_interleave=False
+  )
+  config.save_pretrained(tmp_path)
+  with pytest.raises(ValueError, match='rope_interleave is False, supported'):
+    specsample.load(tmp_path)
