@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 source .ci/environment.sh
 
 environment test
-# Ahead of a TPU or GPU that may be there; JAX_PLATFORMS=cuda,cpu chooses it.
+# Ahead of a TPU or GPU that may be there.
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 # Most of the time goes to compiling what an earlier run compiled too.
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"

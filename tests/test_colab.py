@@ -115,6 +115,8 @@ runpy.run_path('install.py')
 import experiments, specsample
 assert 'specsample_repository' in specsample.__file__, specsample.__file__
 assert [command[0] for command in commands][:2] == ['git', sys.executable]
+# Of an accelerator that is there, which a GPU seems to be.
+assert commands[-1][-1] in ('jax[tpu]>=0.10.2', 'jax[cuda12]>=0.10.2'), commands
 """
 
 
@@ -122,10 +124,15 @@ assert [command[0] for command in commands][:2] == ['git', sys.executable]
 def test_a_fresh_runtime_finds_what_it_installed(name, tmp_path):
   (install,) = (cell for cell in _read(name).cells if cell.id == 'install')
   (tmp_path / 'install.py').write_text(install.source, 'utf-8')
+  programs = tmp_path / 'bin'
+  programs.mkdir()
+  (programs / 'nvidia-smi').touch(mode=0o755)
+  path = f'{programs}{os.pathsep}{os.environ["PATH"]}'
   done = subprocess.run(
     # -P: the folder of the repository is not on its path.
     [sys.executable, '-P', '-c', _FRESH.format(root=str(_ROOT))],
-    env={k: v for k, v in os.environ.items() if k != 'PYTHONPATH'},
+    env={k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
+    | {'PATH': path},
     cwd=tmp_path,
     capture_output=True,
     text=True,
