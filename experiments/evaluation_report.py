@@ -148,7 +148,7 @@ def _show(table: table_lib.Table) -> None:
   task = table.evaluation.task
   if task is not None and task.unscored():
     shown.print(rich.text.Text(f'no score: {task.unscored()}'))
-  for line in mismatch_lines(table.mismatches()):
+  for line in (*rule_lines(overall), *mismatch_lines(table.mismatches())):
     shown.print(line)
   for line in audits.lines(table.divergences):
     shown.print(rich.text.Text(line))
@@ -210,8 +210,8 @@ def _overall(rows: Sequence[results.Row]) -> rich.table.Table:
     table.add_row(
       row.method,
       str(row.num_draft_tokens),
-      f'{row.tokens_per_round:.2f}',
-      f'{row.ms_per_token:.1f}',
+      number(row.tokens_per_round, '.2f'),
+      number(row.ms_per_token, '.1f'),
       number(row.speedup, '.2f', 'x'),
       interval(row),
       number(row.predicted_speedup, '.2f', 'x'),
@@ -240,11 +240,31 @@ def _by_category(
       rich.text.Text(category),
       str(prompts),
       *(
-        f'{number(row.speedup, ".2f", "x")} ({row.tokens_per_round:.2f})'
+        f'{number(row.speedup, ".2f", "x")} '
+        f'({number(row.tokens_per_round, ".2f")})'
         for row in in_category
       ),
     )
   return table
+
+
+def rule_lines(rows: Sequence[results.Row]) -> list[str]:
+  """Which rules are not exact; and where tokens are drawn, by which each is.
+
+  Args:
+    rows: of all methods, over all prompts.
+  """
+  lines = [
+    f'[bold yellow]{row.method}: verify.{row.verifier} is lossy, this is not '
+    "the target's distribution[/]"
+    for row in rows
+    if not row.lossless
+  ]
+  drafted = [row for row in rows if row.num_draft_tokens]
+  if drafted and drafted[0].temperature > 0:
+    rules = [f'{row.method} {row.verifier} ({row.law})' for row in drafted]
+    lines.append(f'rules, and the laws of drafts: {", ".join(rules)}')
+  return lines
 
 
 def mismatch_lines(found: dict[str, results.Mismatches]) -> list[str]:

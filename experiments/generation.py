@@ -178,7 +178,8 @@ def metrics(last: Round) -> dict[str, Any]:
       for share in stats.acceptance_by_position
     ],
     'seconds': last.seconds,
-    'ms_per_token': 1e3 * last.seconds / stats.tokens,
+    # Logits that are no distribution stop a row before its first token.
+    'ms_per_token': 1e3 * last.seconds / stats.tokens if stats.tokens else None,
     'stop_reason': last.stop_reason.name.lower(),
   }
 

@@ -134,6 +134,9 @@ def _interval(ratio: _Ratio, batches) -> list[float] | None:
   chosen = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
   with np.errstate(divide='ignore', invalid='ignore'):
     values = ratio({name: x[chosen].sum(1) for name, x in batches.items()})
-  # Without the draws of batches that drafted nothing.
-  low, high = np.nanpercentile(values, [2.5, 97.5])
+  # Without the draws of batches that drafted nothing, or emitted nothing.
+  values = values[np.isfinite(values)]
+  if not values.size:
+    return None
+  low, high = np.percentile(values, [2.5, 97.5])
   return [float(low), float(high)]

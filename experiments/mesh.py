@@ -49,7 +49,12 @@ class Mesh:
       num_slices=self.num_slices,
       explicit=self.explicit,
     )
-    return entered(mesh, self.rules or sharding.DEFAULT_RULES)
+    return entered(mesh, self.own_rules)
+
+  @property
+  def own_rules(self) -> sharding.Rules:
+    """Those that hold within it."""
+    return sharding.DEFAULT_RULES if self.rules is None else self.rules
 
 
 def configured() -> contextlib.AbstractContextManager[None]:
@@ -65,6 +70,7 @@ def entered(mesh: jax.sharding.Mesh, rules: sharding.Rules) -> Iterator[None]:
 
 
 def _check_rules(rules):
+  known = [name for name, _ in sharding.DEFAULT_RULES]
   for rule in rules:
     is_rule = (
       isinstance(rule, tuple)
@@ -73,6 +79,11 @@ def _check_rules(rules):
       and isinstance(rule[1], tuple)
       and all(re.fullmatch(r'data|model(_\d+)?', str(name)) for name in rule[1])
     )
+    if is_rule and rule[0] not in known:
+      raise ValueError(
+        f'Mesh.rules has {rule[0]!r}, and no array has an axis of that name: '
+        f'give rules for {", ".join(known)}'
+      )
     if not is_rule:
       raise ValueError(
         f"Mesh.rules holds {rule!r}: give pairs as ('batch', ('data',)), with "

@@ -18,11 +18,14 @@ def speedup(
   runs: Sequence[results.Generation],
   baseline: Sequence[results.Generation],
   parts: Mapping[str, Any],
-) -> float:
+) -> float | None:
   """The baseline's predicted time a token over the method's.
 
-  `parts` are the method's, as the journal has them.
+  None where one of them emitted nothing. `parts` are the method's, as the
+  journal has them.
   """
+  if not (_num_tokens(runs) and _num_tokens(baseline)):
+    return None
   own = _ms_per_token(
     runs,
     round_ms=parts['draft_ms'] + parts['verify_ms'] + parts['overhead_ms'],
@@ -58,4 +61,8 @@ def _ms_per_token(runs, *, round_ms, prefill_ms, prefill_tokens):
     total += prefill_ms * fed / max(prefill_tokens, 1)
     # Rows that are done wait for the last one.
     total += round_ms * max(run.stats.rounds for run in rows)
-  return total / sum(len(run.tokens) for run in runs)
+  return total / _num_tokens(runs)
+
+
+def _num_tokens(runs):
+  return sum(len(run.tokens) for run in runs)

@@ -75,12 +75,12 @@ class Row:
   samples: int  # of each prompt
   tokens: int
   rounds: int
-  tokens_per_round: float
+  tokens_per_round: float | None  # None where no round was run
   tokens_per_round_ci95: list[float] | None
   acceptance: float | None  # of the drafts whose turn came, the share kept
   acceptance_ci95: list[float] | None
   acceptance_by_position: list[float | None]  # [K], None where never drafted
-  ms_per_token: float  # prefill included
+  ms_per_token: float | None  # prefill included; None without tokens
   ms_per_token_ci95: list[float] | None
   speedup: float | None
   speedup_ci95: list[float] | None

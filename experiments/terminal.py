@@ -8,6 +8,7 @@ from typing import Protocol
 import rich.console
 import rich.text
 
+from experiments import evaluation_report
 from experiments import generation
 import specsample
 from specsample import text as text_lib
@@ -54,11 +55,12 @@ def show(
     for view in views:
       view.close()
     if shown:
-      print(_metrics_text(shown[-1]), file=sys.stderr)
+      print(metrics_text(shown[-1]), file=sys.stderr)
   return shown
 
 
-def _metrics_text(last: generation.Round) -> str:
+def metrics_text(last: generation.Round) -> str:
+  """What a generation brought, in two lines."""
   metrics = generation.metrics(last)
   kept = [
     '-' if share is None else f'{share:.2f}'
@@ -68,7 +70,8 @@ def _metrics_text(last: generation.Round) -> str:
   return (
     f'\n{metrics["tokens"]} tokens in {metrics["rounds"]} rounds, '
     f'{metrics["tokens_per_round"]:.2f} a round{accepted}\n'
-    f'{metrics["seconds"]:.2f} s, {metrics["ms_per_token"]:.1f} ms a token '
+    f'{metrics["seconds"]:.2f} s, '
+    f'{evaluation_report.number(metrics["ms_per_token"], ".1f")} ms a token '
     f'(prefill left out); stopped by: {metrics["stop_reason"]}'
   )
 

@@ -13,6 +13,7 @@ import pytest
 
 _FOLDER = pathlib.Path(__file__).parent / 'on_8_devices'
 _FILES = sorted(path.name for path in _FOLDER.glob('check_*.py'))
+assert len(_FILES) >= 10, _FILES  # a folder that moved would test nothing
 
 
 @pytest.mark.parametrize('file', _FILES)

@@ -23,6 +23,12 @@ def test_acceptance_is_of_what_was_drafted():
   assert _STATS.tokens_per_round == pytest.approx(13 / 6)
 
 
+def test_alpha_is_of_the_drafts_whose_turn_came():
+  # All six first drafts, and the second ones behind the five that were kept.
+  assert (_STATS.kept, _STATS.judged) == (7, 11)
+  assert _STATS.acceptance == pytest.approx(7 / 11)
+
+
 def test_what_was_never_drafted_has_no_acceptance():
   never = dataclasses.replace(_STATS, proposed=(5, 1, 0), accepted=(5, 1, 0))
   first, second = never.acceptance_by_position

@@ -25,6 +25,8 @@ class MultiPathBlock:
   verification is told that the path was drawn from. With one child everywhere
   it is block verification. Where draft and target are alike it keeps less than
   `Tree` and `Traversal`, which do not lean to any token.
+
+  The order is that of the whole vocabulary: one that is divided is gathered.
   """
 
   lossless = True

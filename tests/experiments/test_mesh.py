@@ -21,6 +21,9 @@ _REFUSED = {
     "Mesh.rules holds ('batch', 'data'): give pairs as ('batch', ('data',))"
   ),
   "Mesh.rules = (('batch', ('rows',)),)": "with mesh axes 'data', 'model'",
+  "Mesh.rules = (('heads', ('model',)),)": (
+    "Mesh.rules has 'heads', and no array has an axis of that name"
+  ),
   'Evaluation.batch_size = 0': 'Evaluation.batch_size is 0: give at least 1',
 }
 
@@ -120,6 +123,11 @@ def test_a_mesh_that_cannot_be_is_one_line(outcomes, folder, binding):
 def test_one_device_is_no_mesh():
   with mesh.Mesh().set():
     assert jax.sharding.get_mesh().empty
+
+
+def test_no_rules_are_not_the_default_ones():
+  assert mesh.Mesh(model=2, rules=()).own_rules == ()
+  assert mesh.Mesh(model=2).own_rules == sharding.DEFAULT_RULES
 
 
 def test_rules_hold_within_the_mesh_only():

@@ -2,11 +2,16 @@ import csv
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
+from experiments import evaluation_report
+from experiments import generation
 from experiments import measures
 from experiments import results
+from experiments import terminal
 from specsample import stats
+from specsample.types import StopReason
 
 
 def _generation(seconds, tokens=100, batch=0):
@@ -152,6 +157,45 @@ def test_what_has_no_value_has_no_interval():
   assert found['speedup'] is None
   assert found['ms_per_token'] == pytest.approx(15)
   assert found['ms_per_token_ci95'] == pytest.approx([10, 20])
+
+
+def test_a_row_without_a_token_has_no_time_a_token():
+  # As where the target's logits are no distribution from the first one on.
+  runs = _generations(1.0, 2.0, 3.0)
+  empty = dataclasses.replace(
+    runs[0], tokens=[], log_probs=[], stats=stats.Stats(0, 1, (0, 1), (1, 0))
+  )
+  alone = measures.row_fields([empty], [runs[0]])
+  assert alone['ms_per_token'] is None
+  # A quarter of the resamples of two batches holds nothing but it.
+  mixed = measures.row_fields([empty, runs[1]], runs[:2])
+  for name in ('ms_per_token', 'speedup'):
+    assert np.isfinite(mixed[f'{name}_ci95']).all()
+  json.dumps(mixed, allow_nan=False)
+
+
+def test_a_table_names_its_rules_and_those_that_are_not_exact():
+  exact = _row()
+  assert evaluation_report.rule_lines([exact]) == []
+  drawn = _row(temperature=1.0)
+  lossy = _row(
+    method='heads', verifier='typical', lossless=False, temperature=1.0
+  )
+  warned, laws = evaluation_report.rule_lines([drawn, lossy])
+  assert 'heads: verify.typical is lossy' in warned
+  assert laws.endswith('ngram chain (point_mass), heads typical (point_mass)')
+
+
+def test_a_generation_without_a_token_has_no_time_a_token():
+  last = generation.Round(
+    tokens=[],
+    origins=[],
+    stats=stats.Stats(0, 1, (0, 1), (1, 0)),
+    stop_reason=StopReason.INVALID_LOGITS,
+    seconds=0.5,
+  )
+  assert generation.metrics(last)['ms_per_token'] is None
+  assert '- ms a token' in terminal.metrics_text(last)
 
 
 def test_measured_fields():
