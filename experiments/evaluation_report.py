@@ -210,7 +210,7 @@ def _overall(rows: Sequence[results.Row]) -> rich.table.Table:
     table.add_row(
       row.method,
       str(row.num_draft_tokens),
-      number(row.tokens_per_round, '.2f'),
+      f'{row.tokens_per_round:.2f}',
       number(row.ms_per_token, '.1f'),
       number(row.speedup, '.2f', 'x'),
       interval(row),
@@ -240,8 +240,7 @@ def _by_category(
       rich.text.Text(category),
       str(prompts),
       *(
-        f'{number(row.speedup, ".2f", "x")} '
-        f'({number(row.tokens_per_round, ".2f")})'
+        f'{number(row.speedup, ".2f", "x")} ({row.tokens_per_round:.2f})'
         for row in in_category
       ),
     )

@@ -38,7 +38,7 @@ def tokens_per_round(
   looks: Mapping[str, figures.Look],
 ) -> None:
   """A bar a method."""
-  values = [row.tokens_per_round or 0 for row in rows]
+  values = [row.tokens_per_round for row in rows]
   bars = bars_of(axes, rows, values, looks)
   axes.bar_label(bars, fmt='%.2f', padding=3)
   axes.set(title='Tokens a round', xlim=(0, 1.18 * max(values)))

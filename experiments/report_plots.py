@@ -179,7 +179,7 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
     line = {'color': look.color, 'marker': look.marker, 'label': name}
     seconds = [0.128 * (row['ms_per_token'] or math.nan) for row in rows]
     share = [
-      (row['tokens_per_round'] or math.nan) / (k + 1)
+      row['tokens_per_round'] / (k + 1)
       for row, k in zip(rows, drafts, strict=True)
     ]
     per_round = [_round_ms(row) for row in rows]

@@ -75,7 +75,7 @@ class Row:
   samples: int  # of each prompt
   tokens: int
   rounds: int
-  tokens_per_round: float | None  # None where no round was run
+  tokens_per_round: float
   tokens_per_round_ci95: list[float] | None
   acceptance: float | None  # of the drafts whose turn came, the share kept
   acceptance_ci95: list[float] | None
