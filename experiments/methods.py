@@ -18,22 +18,17 @@ BASELINE = 'autoregressive'
 
 # So that a binding can name them: --gin_bindings='Method.verify = @Block()'.
 for _verify in (
-  *map(
-    type,
-    (
-      specsample.verify.block,
-      specsample.verify.chain,
-      specsample.verify.coupled,
-      specsample.verify.greedy_draft,
-      specsample.verify.k_seq,
-      specsample.verify.multi_path_block,
-      specsample.verify.traversal,
-      specsample.verify.tree,
-    ),
-  ),
-  specsample.verify.Typical,
+  specsample.verify.Typical(),
+  specsample.verify.block,
+  specsample.verify.chain,
+  specsample.verify.coupled,
+  specsample.verify.greedy_draft,
+  specsample.verify.k_seq,
+  specsample.verify.multi_path_block,
+  specsample.verify.traversal,
+  specsample.verify.tree,
 ):
-  gin.external_configurable(_verify, module='specsample.verify')
+  gin.external_configurable(type(_verify), module='specsample.verify')
 for _topology in (tree_lib.k_ary, tree_lib.mc_sim_7b_63):
   gin.external_configurable(_topology, module='specsample.tree')
 

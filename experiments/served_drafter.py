@@ -5,9 +5,9 @@ from etils import epath
 from experiments import environment
 from experiments import journal as journal_lib
 from experiments import serving as serving_lib
+from experiments import train_state
 import specsample
 from specsample import drafter_card
-from specsample import files
 from specsample.training import online
 
 
@@ -23,11 +23,9 @@ def check(
     ValueError: names the folder.
   """
   served = len(journal.of(serving_lib.LEARNING))
-  if served < num_batches and files.is_folder(folder):
-    raise ValueError(
-      f'{folder} is there, and this run has served {served} of {num_batches} '
-      'batches, so that it is of another run: delete the folder or move it '
-      'away, or give another --out'
+  if served < num_batches:
+    train_state.refuse_results(
+      folder, f'has served {served} of {num_batches} batches'
     )
 
 

@@ -140,17 +140,10 @@ def _read_vectors(training, data, journal):
 
 
 def _check_written(out, trainer):
-  """Refuses what another run left, which would stay as if it were this one's.
-
-  A run writes its own behind the last step.
-  """
-  is_trained = (trainer_lib.TRAIN, trainer.num_steps) in trainer.journal
-  for name in ('target', 'drafter'):
-    if files.is_folder(out / name) and not is_trained:
-      raise ValueError(
-        f'{out / name} is there, and this run is not at its last step, '
-        f'{trainer.num_steps}, so that it is of another run: delete the folder '
-        'or move it away, or give another --out'
+  if (trainer_lib.TRAIN, trainer.num_steps) not in trainer.journal:
+    for name in ('target', 'drafter'):
+      train_state.refuse_results(
+        out / name, f'is not at its last step, {trainer.num_steps}'
       )
 
 

@@ -9,6 +9,26 @@ from specsample import files
 from specsample.training.step import TrainState
 
 
+def refuse_results(folder: pathlib.PurePath, where: str) -> None:
+  """Refuses results of another run, which would stay as if they were its own.
+
+  A run writes its own behind the last step, so that they are another's if they
+  are there before.
+
+  Args:
+    folder: of the results.
+    where: what this run has done so far, behind 'this run'.
+
+  Raises:
+    ValueError: the folder is there.
+  """
+  if files.is_folder(folder):
+    raise ValueError(
+      f'{folder} is there, and this run {where}, so that it is of another run: '
+      'delete the folder or move it away, or give another --out'
+    )
+
+
 class Checkpoints:
   """Two of them are kept; one that is being written is none yet."""
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import specsample
+from specsample import decode
+from specsample import refill
 from specsample.models import rotary
 from specsample.models import transformer
 
@@ -15,6 +17,19 @@ def _drop_executables():
   """Drops what a file compiled, or Linux's limit of 65530 mappings is hit."""
   yield
   jax.clear_caches()
+
+
+@pytest.fixture(scope='session')
+def num_compiled():
+  """A function: how many executables each part of continuous batching has."""
+  parts = (
+    decode.advance,
+    decode.finish,
+    decode._prefill,
+    refill._empty,
+    refill._replace,
+  )
+  return lambda: [part._cache_size() for part in parts]
 
 
 @pytest.fixture(scope='session')

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import specsample
-from specsample import decode
 from specsample import drafters
 from specsample import refill
 from specsample import verify
@@ -213,24 +212,18 @@ def test_one_that_is_left_off_leaves_nothing_behind():
   assert_rows_equal(list(generate_all()), expected)
 
 
-def test_few_executables_whatever_the_prompts():
-  parts = (
-    decode.advance,
-    decode.finish,
-    decode._prefill,
-    refill._empty,
-    refill._replace,
-  )
+def test_few_executables_whatever_the_prompts(num_compiled):
   kwargs = {'max_length': 300, 'max_new_tokens': 11, 'batch_size': 4}
-  sizes = lambda: [part._cache_size() for part in parts]
-  before = sizes()
+  before = num_compiled()
   list(generate_all(**kwargs))
-  made = [after - first for after, first in zip(sizes(), before, strict=True)]
+  made = [
+    after - first for after, first in zip(num_compiled(), before, strict=True)
+  ]
   # Chunks of 32, 64 and 128 tokens.
   assert made == [1, 1, 3, 1, 1]
   other = [[1] * size for size in (31, 50, 200, 128, 8)]
   list(generate_all(other, **(_first(5) | kwargs)))
-  assert [a - b for a, b in zip(sizes(), before, strict=True)] == made
+  assert [a - b for a, b in zip(num_compiled(), before, strict=True)] == made
 
 
 def test_advance_returns_when_enough_rows_are_done():

@@ -43,6 +43,20 @@ def generate(prompts=PROMPTS, params=PARAMS, **kwargs):
   return specsample.generate(params, padded, lengths, key, **settings)
 
 
+def prefill(drafter, max_new_tokens=4):
+  padded, lengths = specsample.pad_prompts(PROMPTS)
+  return specsample.prefill(
+    PARAMS,
+    padded,
+    lengths,
+    jax.random.key(0),
+    model=TARGET,
+    drafter=drafter,
+    sampling=specsample.Sampling(),
+    max_new_tokens=max_new_tokens,
+  )
+
+
 @pytest.mark.parametrize(
   'kwargs, message',
   [
@@ -215,39 +229,20 @@ def test_a_state_is_for_a_tree_of_as_many_nodes():
     )
     for topology in (tree.chain(2), tree.k_ary((3, 3)))
   ]
-  padded, lengths = specsample.pad_prompts(PROMPTS)
-  common = {'model': TARGET, 'drafter': trees[0]}
-  state = specsample.prefill(
-    PARAMS,
-    padded,
-    lengths,
-    jax.random.key(0),
-    sampling=specsample.Sampling(),
-    max_new_tokens=4,
-    **common,
-  )
+  state = prefill(trees[0])
   with pytest.raises(ValueError, match=r'proposes 12 .* 2 deep, .* made for 2'):
     specsample.advance(
       PARAMS,
       state,
       verify=verify.tree,
       max_rounds=1,
-      **common | {'drafter': trees[1]},
+      model=TARGET,
+      drafter=trees[1],
     )
 
 
 def test_a_state_is_for_the_drafter_it_was_made_for():
-  padded, lengths = specsample.pad_prompts(PROMPTS)
-  state = specsample.prefill(
-    PARAMS,
-    padded,
-    lengths,
-    jax.random.key(0),
-    model=TARGET,
-    drafter=NGRAM,
-    sampling=specsample.Sampling(),
-    max_new_tokens=4,
-  )
+  state = prefill(NGRAM)
   advance = lambda drafter, **settings: specsample.advance(
     PARAMS,
     state,
@@ -264,17 +259,8 @@ def test_a_state_is_for_the_drafter_it_was_made_for():
 
 
 def test_fewer_tokens_can_be_taken_out_than_were_decoded():
-  padded, lengths = specsample.pad_prompts(PROMPTS)
   static = {'model': TARGET, 'drafter': NGRAM}
-  state = specsample.prefill(
-    PARAMS,
-    padded,
-    lengths,
-    jax.random.key(0),
-    sampling=specsample.Sampling(),
-    max_new_tokens=8,
-    **static,
-  )
+  state = prefill(NGRAM, max_new_tokens=8)
   state = specsample.advance(
     PARAMS, state, verify=verify.chain, max_rounds=8, **static
   )

@@ -11,8 +11,6 @@ from experiments import evaluation
 from experiments import methods
 from experiments import refilling
 import specsample
-from specsample import decode
-from specsample import refill
 from specsample.testing import hash_model
 
 _FLAGS = (
@@ -118,27 +116,19 @@ def test_both_ways_have_caches_of_the_same_size(checkpoint):
   ],
 )
 def test_nothing_is_compiled_while_it_is_timed(
-  checkpoint, batch_size, group_size
+  checkpoint, num_compiled, batch_size, group_size
 ):
   model = hash_model.HashModel(vocab_size=16, seed=batch_size)
   sizes = (5, 6, 40, 7, 70, 8, 100)  # the last group of two is one short
-  parts = (
-    decode.advance,
-    decode.finish,
-    decode._prefill,
-    refill._empty,
-    refill._replace,
-  )
-  count = lambda: [part._cache_size() for part in parts]
   for unit in _ways(
     checkpoint, model, sizes, batch_size=batch_size, group_size=group_size
   ):
-    before = count()
+    before = num_compiled()
     unit.warm_up()
-    compiled = count()
+    compiled = num_compiled()
     assert compiled > before
     unit.run()
-    assert count() == compiled, unit.label
+    assert num_compiled() == compiled, unit.label
 
 
 @pytest.mark.parametrize(
