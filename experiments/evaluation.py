@@ -106,6 +106,11 @@ class Evaluation:
       )
 
   @property
+  def stop(self) -> specsample.Stop:
+    """What ends an answer before it has `max_new_tokens`."""
+    return specsample.Stop(eos_ids=self.target.tokenizer.eos_ids)
+
+  @property
   def samples(self) -> int:
     """How often each prompt is decoded: greedily once."""
     return self.num_seeds if self.sampling.temperature != 0 else 1
@@ -147,7 +152,43 @@ class Evaluation:
       verify=method.verify,
       sampling=self.sampling,
       max_new_tokens=self.max_new_tokens,
-      stop=specsample.Stop(eos_ids=self.target.tokenizer.eos_ids),
+      stop=self.stop,
+    )
+
+  def warm_up(
+    self,
+    method: methods_lib.Method,
+    prompts: Sequence[list[int]],
+    request_ids: Sequence[int],
+  ) -> specsample.Output:
+    """A single round, for which all is compiled that `generate` runs."""
+    tokens, lengths = specsample.pad_prompts(prompts)
+    params = methods_lib.all_params(self.target.params, method)
+    model, drafter = self.target.model, method.drafter
+    state = specsample.prefill(
+      params,
+      tokens,
+      lengths,
+      jax.random.key(self.seed),
+      request_ids=np.asarray(request_ids, np.int32),
+      model=model,
+      drafter=drafter,
+      sampling=self.sampling,
+      max_new_tokens=self.max_new_tokens,
+    )
+    state = specsample.advance(
+      params,
+      state,
+      model=model,
+      drafter=drafter,
+      verify=method.verify,
+      stop=self.stop,
+      max_rounds=jax.device_put(np.int32(1)),
+    )
+    return specsample.finish(
+      state,
+      max_new_tokens=min(self.max_new_tokens, state.tokens.shape[1]),
+      batch_size=len(prompts),
     )
 
 
@@ -237,7 +278,7 @@ def units(
           rows,
         ),
         program=(name, padded.shape),
-        warm_up=generate,
+        warm_up=functools.partial(evaluation.warm_up, method, rows, batch),
       )
   typical = evaluation.typical(tokens)
   for name, method in evaluation.methods.items():
@@ -323,6 +364,7 @@ def _parts(evaluation, method, tokens):
     verify=method.verify,
     sampling=evaluation.sampling,
     max_new_tokens=evaluation.max_new_tokens,
+    stop=evaluation.stop,
     repeats=evaluation.repeats,
   )
   return {

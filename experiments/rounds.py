@@ -52,6 +52,7 @@ def times(
   verify: Verifier,
   sampling: specsample.Sampling,
   max_new_tokens: int,
+  stop: specsample.Stop = specsample.Stop(),
   rounds: int = 4,
   repeats: int = 25,
 ) -> RoundTimes:
@@ -62,6 +63,7 @@ def times(
   medians; the rest is that of the whole less the two parts just before it, when
   the machine was as fast or slow. The target reads the pending token and the N
   nodes of a draft that was made before, and moves a path of a tree into place.
+  With the `stop` of `generate` whole rounds run what that has compiled.
   """
   prefill = functools.partial(
     specsample.prefill,
@@ -73,27 +75,34 @@ def times(
     max_new_tokens=max_new_tokens,
   )
   start = functools.partial(prefill, params, drafter=drafter)
-  plain = {'params': {'target': params['target']}, 'drafter': _PLAIN}
+  start_plain = functools.partial(
+    prefill, {'target': params['target']}, drafter=_PLAIN
+  )
   propose = functools.partial(
     _draft_rounds, params, drafter=drafter, verify=verify
   )
   score = functools.partial(
     _target_rounds, params, model=model, drafter=drafter
   )
+  # Of the type that `generate` gives, whose executables these are then.
+  most = jax.device_put(np.int32(rounds))
   decode = functools.partial(
     specsample.advance,
     params,
     model=model,
     drafter=drafter,
     verify=verify,
-    stop=specsample.Stop(),
+    stop=stop,
+    max_rounds=most,
   )
   decode_plain = functools.partial(
     specsample.advance,
+    {'target': params['target']},
     model=model,
+    drafter=_PLAIN,
     verify=specsample.verify.chain,
-    max_rounds=rounds,
-    **plain,
+    stop=stop,
+    max_rounds=most,
   )
   to_judge = functools.partial(
     _to_judge, params, model=model, drafter=drafter, verify=verify
@@ -101,15 +110,15 @@ def times(
   judge = functools.partial(_judge, verify=verify)
   measured = []
   for repeat in range(repeats + 1):
-    state, plain_prefill_time = measure.seconds(prefill, **plain)
-    state, plain_time = measure.seconds(decode_plain, state=state)
+    state, plain_prefill_time = measure.seconds(start_plain)
+    state, plain_time = measure.seconds(decode_plain, state)
     plain_done = int(_most_rounds(state))
     state, prefill_time = measure.seconds(start)
     (state, draft), draft_time = measure.seconds(propose, state, rounds=rounds)
     state, score_time = measure.seconds(score, state, draft, rounds=rounds)
     judged = jax.block_until_ready(to_judge(state, draft))
     _, judge_time = measure.seconds(judge, state, *judged)
-    state, round_time = measure.seconds(decode, state, max_rounds=rounds)
+    state, round_time = measure.seconds(decode, state)
     if repeat:  # the first one compiles
       done = int(_most_rounds(state))
       measured.append(

@@ -262,8 +262,7 @@ class Commands:
       for name, value in os.environ.items()
       if name
       not in (
-        *('COLUMNS', 'FORCE_COLOR', 'NO_COLOR'),
-        *('JAX_COMPILATION_CACHE_DIR', 'XLA_FLAGS'),
+        *('COLUMNS', 'FORCE_COLOR', 'NO_COLOR', 'JAX_COMPILATION_CACHE_DIR'),
       )
     }
     environment |= {
