@@ -114,7 +114,8 @@ def _terms(run) -> dict[str, float]:
   return {
     'seconds': run.seconds,
     'tokens': len(run.tokens),
-    'rate': len(run.tokens) / run.seconds,
+    # A row that emitted nothing has no share of its batch's seconds.
+    'rate': len(run.tokens) / run.seconds if run.tokens else 0,
     'rounds': run.stats.rounds,
     'kept': run.stats.kept,
     'judged': run.stats.judged,

@@ -148,13 +148,19 @@ class Table:
   def _drafts_chains_of_k(self, name, runs) -> bool:
     """Whether all rounds are those of Leviathan et al.'s formula.
 
-    N-grams draft where they find a match, and trees draft siblings.
+    N-grams draft where they find a match, and trees draft siblings. At its end
+    a text has no room for K drafts, whatever the drafter.
     """
     num_drafts = self.evaluation.methods[name].drafter.num_draft_tokens
-    proposed = [run.stats.proposed for run in runs]
+    room = self.evaluation.target.model.max_length
     return all(
-      len(counts) == num_drafts + 1 and not any(counts[:-1])
-      for counts in proposed
+      run.stats.proposed
+      == _of_chains(
+        run.emit_rounds,
+        num_drafts,
+        min(self.evaluation.max_new_tokens, room - run.prompt_tokens),
+      )
+      for run in runs
     )
 
   def _cost_ratio(self, name, depth) -> float | None:
@@ -189,10 +195,11 @@ class Table:
       self.parts[name],
     )
 
-  def _percent_of_roofline(self, name, category) -> float:
+  def _percent_of_roofline(self, name, category) -> float | None:
     """Reading weights and caches once a round, over what a round took.
 
-    The prefill's time is in the rounds', so this errs to the low side.
+    The prefill's time is in the rounds', so this errs to the low side. None of
+    rows that emitted nothing beside others, which have no share of the time.
     """
     pairs = zip(self.generations[name], self._least_seconds[name], strict=True)
     seconds, least = zip(
@@ -203,7 +210,7 @@ class Table:
       ),
       strict=True,
     )
-    return 100 * sum(least) / sum(seconds)
+    return 100 * sum(least) / sum(seconds) if any(seconds) else None
 
   @functools.cached_property
   def _least_seconds(self) -> dict[str, list[float]]:
@@ -236,3 +243,16 @@ class Table:
         for run in runs
       ]
     return least
+
+
+def _of_chains(emit_rounds, num_drafts, most) -> tuple[int, ...]:
+  """[K + 1]: rounds with i drafts, if each drafted as many as it may.
+
+  A round emits one token more than it keeps drafts, and a text at most `most`.
+  """
+  counts = [0] * (num_drafts + 1)
+  before = itertools.pairwise([None, *emit_rounds])
+  for emitted, (last, now) in enumerate(before):
+    if now != last:
+      counts[min(num_drafts, most - emitted - 1)] += 1
+  return tuple(counts)

@@ -172,6 +172,11 @@ def test_a_row_without_a_token_has_no_time_a_token():
   for name in ('ms_per_token', 'speedup'):
     assert np.isfinite(mixed[f'{name}_ci95']).all()
   json.dumps(mixed, allow_nan=False)
+  # Beside another row of its batch it has no share of the seconds.
+  beside = dataclasses.replace(empty, seconds=0.0)
+  shared = measures.row_fields([beside, runs[0]], runs[:1] * 2)
+  assert shared['ms_per_token'] == pytest.approx(10)
+  assert shared['mean_speedup'] == pytest.approx(0.5)
 
 
 def test_a_table_names_its_rules_and_those_that_are_not_exact():

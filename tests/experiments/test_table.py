@@ -129,6 +129,43 @@ def test_a_prediction_uses_the_parts_and_the_counts_alone(in_batches):
   assert _row(changed, 'ngram', 'overall').speedup == pytest.approx(1)
 
 
+def test_leviathans_formula_is_of_chains_to_the_end_of_a_text(in_batches):
+  # Of four tokens at most: the last round has room for no draft.
+  def rows(*emit_rounds, proposed, accepted):
+    counts = stats.Stats(4, len(set(emit_rounds)), proposed, accepted)
+    run = dataclasses.replace(
+      in_batches.generations['ngram'][0],
+      tokens=[1] * 4,
+      stats=counts,
+      emit_rounds=list(emit_rounds),
+    )
+    baseline = in_batches.generations['autoregressive'][:1]
+    evaluated = dataclasses.replace(in_batches.evaluation, max_new_tokens=4)
+    generations = {'autoregressive': baseline, 'ngram': [run]}
+    return dataclasses.replace(
+      in_batches, evaluation=evaluated, generations=generations
+    ).rows
+
+  chains = rows(0, 0, 1, 2, proposed=(1, 2), accepted=(2, 1))
+  found = _row(chains, 'ngram', 'overall')
+  # Half of the drafts are kept; one costs 1 ms, a pass of the baseline 17.
+  assert found.leviathan_speedup == pytest.approx(1.5 / (1 + 1 / 17))
+  sometimes = rows(0, 1, 2, 3, proposed=(2, 2), accepted=(4, 0))
+  assert _row(sometimes, 'ngram', 'overall').leviathan_speedup is None
+
+
+def test_rows_that_emit_nothing_have_no_share_of_the_roofline(in_batches):
+  first, second, _ = in_batches.generations['ngram']
+  empty = dataclasses.replace(first, tokens=[], log_probs=[], seconds=0.0)
+  generations = in_batches.generations | {
+    'autoregressive': in_batches.generations['autoregressive'][:2],
+    'ngram': [empty, second],
+  }
+  rows = dataclasses.replace(in_batches, generations=generations).rows
+  assert _row(rows, 'ngram', 'a').percent_of_roofline is None
+  assert _row(rows, 'ngram', 'overall').percent_of_roofline > 0
+
+
 def test_without_a_baseline_nothing_is_predicted(in_batches):
   generations = {'ngram': in_batches.generations['ngram']}
   alone = dataclasses.replace(in_batches, generations=generations)
