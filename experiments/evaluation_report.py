@@ -175,9 +175,7 @@ def _score(score) -> str:
 
 def _of_each() -> str:
   """The files of a table."""
-  if figures.are_possible():
-    return 'generations.jsonl and results.png'
-  return 'generations.jsonl'
+  return figures.written('generations.jsonl', 'results.png')
 
 
 def title(row: results.Row) -> str:

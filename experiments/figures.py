@@ -101,6 +101,12 @@ def count_by_ones(axis: Any) -> None:
   axis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
 
 
+def written(*names: str) -> str:
+  """The names of files that were written, without figures if there are none."""
+  there = [x for x in names if are_possible() or not x.endswith('.png')]
+  return ' and '.join(filter(None, (', '.join(there[:-1]), there[-1])))
+
+
 def write_png(path: pathlib.PurePath, draw: Callable[[], Figure]) -> None:
   """Writes what `draw` returns; without matplotlib says that it is left out."""
   if not are_possible():

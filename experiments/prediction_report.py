@@ -51,7 +51,8 @@ def show(
       "with waits: each collective\nwaits as long as it takes for the paper's "
       'time of autoregressive decoding (fitted to that number)'
     )
-  print(f'\npredict.json, predict.csv and predict.png are in {out}')
+  names = figures.written('predict.json', 'predict.csv', 'predict.png')
+  print(f'\n{names} are in {out}')
 
 
 def _title(row):

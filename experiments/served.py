@@ -153,7 +153,8 @@ def show(out: pathlib.PurePath, found: Found) -> None:
   )
   same = 'the same tokens' if found.outputs_equal else 'other tokens'
   shown.print(f'with updates and without: {same}')
-  shown.print(rich.text.Text(f'\nonline.json, online.png, drafter: {out}'))
+  names = figures.written('online.json', 'drafter', 'online.png')
+  shown.print(rich.text.Text(f'\n{names} are in {out}'))
 
 
 def draw(path: pathlib.PurePath, found: Found) -> None:

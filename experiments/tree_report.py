@@ -10,6 +10,7 @@ import rich.text
 
 from experiments import environment
 from experiments import evaluation_report
+from experiments import figures
 from experiments import result_file
 from experiments import results
 from experiments import table as table_lib
@@ -69,7 +70,8 @@ def show(
   shown.print(_LEGEND)
   for line in evaluation_report.mismatch_lines(table.mismatches()):
     shown.print(line)
-  print(f'\nresult.json, trees.json, trees.csv and trees.png are in {out}')
+  names = ('result.json', 'trees.json', 'trees.csv', 'trees.png')
+  print(f'\n{figures.written(*names)} are in {out}')
 
 
 def _of_drafter(rows) -> rich.table.Table:
