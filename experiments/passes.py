@@ -24,6 +24,9 @@ class Passes(Protocol):
   def held_bytes(self, batch: int, context: int) -> float | None:
     """Weights and caches of a device; None if they are not known."""
 
+  def num_weights(self) -> int | None:
+    """All of them; None if that is not known."""
+
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,9 @@ class Timed:
     """See `Passes`."""
     del batch, context
 
+  def num_weights(self) -> None:
+    """See `Passes`."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnChips:
@@ -74,6 +80,10 @@ class OnChips:
     return self.decoder.held_bytes(
       batch=batch, context=context, devices=self.devices
     )
+
+  def num_weights(self) -> int:
+    """See `Passes`."""
+    return self.decoder.num_weights()
 
   def _work(self, num_tokens, batch, context):
     return self.decoder.work(

@@ -113,6 +113,9 @@ class Row:
   overhead_ms: float
   ms_per_token: float  # that a row waits
   speedup: float
+  # Beside it two formulas for which a pass over K + 1 tokens costs one over 1:
+  leviathan_speedup: float  # with c of the drafter's pass and the target's
+  memory_bound_speedup: float | None  # MBSU, c of parameters; None if unknown
   verify_bound: str | None  # what that pass waits for; None if it was timed
   fits: bool | None  # into the memory; None where that is not known
 
@@ -145,6 +148,8 @@ def _row(prediction, networks, batch, context, acceptance, num_drafts):
     overhead_seconds=prediction.overhead_ms / 1e3,
     pass_seconds=target.seconds(1, batch, context),
   )
+  tokens = predicted.tokens_per_round
+  weights = [network.num_weights() for network in networks]
   held = [network.held_bytes(batch, context) for network in networks]
   fits = None
   if None not in held:
@@ -156,13 +161,21 @@ def _row(prediction, networks, batch, context, acceptance, num_drafts):
     context=context,
     acceptance=acceptance,
     num_draft_tokens=num_drafts,
-    tokens_per_round=predicted.tokens_per_round,
+    tokens_per_round=tokens,
     pass_ms=1e3 * predicted.pass_seconds,
     draft_ms=1e3 * predicted.draft_seconds,
     verify_ms=1e3 * predicted.verify_seconds,
     overhead_ms=prediction.overhead_ms,
     ms_per_token=1e3 * predicted.seconds_per_token,
     speedup=predicted.speedup,
+    leviathan_speedup=cost.leviathan_speedup(
+      acceptance,
+      num_drafts,
+      draft.seconds(1, batch, context) / predicted.pass_seconds,
+    ),
+    memory_bound_speedup=None
+    if None in weights
+    else cost.memory_bound_speedup(tokens, num_drafts, weights[1] / weights[0]),
     verify_bound=target.bound(num_drafts + 1, batch, context),
     fits=fits,
   )

@@ -147,6 +147,13 @@ def test_of_one_row_the_weights_are_all_that_counts():
     assert row.speedup == pytest.approx(
       cost.leviathan_speedup(0.8, row.num_draft_tokens, ratio)
     )
+    # The same formula, with the ratio of the times and of the parameters.
+    assert row.leviathan_speedup == pytest.approx(row.speedup)
+    tokens = 1 + sum(0.8 ** (i + 1) for i in range(row.num_draft_tokens))
+    share = draft.num_weights() / target.num_weights()
+    assert row.memory_bound_speedup == pytest.approx(
+      tokens / (1 + row.num_draft_tokens * share)
+    )
 
 
 def test_large_batches_pay_for_drafts():
