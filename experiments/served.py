@@ -154,7 +154,7 @@ def show(out: pathlib.PurePath, found: Found) -> None:
   same = 'the same tokens' if found.outputs_equal else 'other tokens'
   shown.print(f'with updates and without: {same}')
   names = figures.written('online.json', 'drafter', 'online.png')
-  shown.print(rich.text.Text(f'\n{names} are in {out}'))
+  print(f'\n{names} are in {out}')
 
 
 def draw(path: pathlib.PurePath, found: Found) -> None:
