@@ -14,7 +14,6 @@ from specsample import files
 from specsample.models import config as config_lib
 from specsample.models import huggingface
 from specsample.models import safetensors_file
-from specsample.models import tensors as tensors_lib
 from specsample.models import torch_file
 from specsample.published import source as source_lib
 
@@ -48,15 +47,6 @@ class Headers:
       for name, tensor in self.tensors.items()
     }
     return source_lib.Source(self.folder, self.config, named)
-
-  @property
-  def file(self) -> tensors_lib.TensorFile:
-    """As the loaders of models take it."""
-    return tensors_lib.TensorFile(
-      origin=str(self.folder),
-      shapes={name: tensor.shape for name, tensor in self.tensors.items()},
-      open=self.tensors.__getitem__,
-    )
 
 
 def read(folder: epath.Path) -> Headers:

@@ -1,7 +1,5 @@
 """Models in the layouts that `specsample.load` reads, from their headers."""
 
-import dataclasses
-
 from etils import epath
 import jax
 
@@ -10,10 +8,10 @@ from experiments import checkpoint_report
 from experiments import model_memory
 from specsample import mtp_files
 from specsample.models import checkpoint
+from specsample.models import fp8
 from specsample.models import gguf
 from specsample.models import gguf_file
 from specsample.models import huggingface
-from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.models import transformer
 
@@ -31,19 +29,29 @@ def of_folder(headers: checkpoint_headers.Headers) -> checkpoint_report.Report:
   if pickles:
     text = huggingface.pickle_message(headers.folder / pickles[0])
     problems.append(checkpoint_report.Problem(text))
+  block = None
   try:
-    # Of quantised weights too it is worth knowing what else is wrong.
-    quantised = config.get('quantization_config')
-    values = {**config.values, 'quantization_config': None}
-    family = huggingface.family_of(dataclasses.replace(config, values=values))
-    if quantised is not None:
-      text = f'quantization_config is {quantised}, supported is none'
-      problems.append(checkpoint_report.Problem(text))
-    config = dataclasses.replace(config, values=values)
+    block = fp8.block_size(config)
+  except ValueError as error:
+    # Of other weights too it is worth knowing what else is wrong.
+    text = checkpoint_report.one_line(error)
+    problems.append(checkpoint_report.Problem(text))
+  if block is not None:
+    rows, columns = block
+    text = f'{fp8.KIND}, each block of {rows} x {columns} with a scale'
+    facts.append(('quantised', f'{text}: dequantised when it is loaded'))
+    problems += checkpoint_report.differences(
+      fp8.compare(headers.tensors, block)
+    )
+  stored = fp8.dequantised(
+    headers.tensors, str(headers.folder), block, 'bfloat16'
+  )
+  try:
+    family = huggingface.family_of(config)
     file = f'{family.model.__module__.replace(".", "/")}.py'
     facts[0] = ('family', f'{config.get("model_type")}, {file}')
     model = family.model(config, 'bfloat16')
-    found = huggingface.of_model(headers.file, config, model)
+    found = huggingface.of_model(stored, config, model)
     ignored = huggingface.ignored_names(family, model)
     different = tensors.compare(model, found, family.names, ignored)
   except (ValueError, TypeError, LookupError) as error:
@@ -55,8 +63,8 @@ def of_folder(headers: checkpoint_headers.Headers) -> checkpoint_report.Report:
     if not_read:
       facts.append(('not read', tensors.listed(not_read)))
     problems += checkpoint_report.differences(different)
-    problems += _of_modules(headers, config, model, facts)
-  supported = safetensors_file.WEIGHT_DTYPES
+    problems += _of_modules(stored, config, model, facts)
+  supported = fp8.kinds(block)
   problems += checkpoint_headers.unsupported(headers.tensors, supported)
   return checkpoint_report.Report(
     path=str(headers.folder),
@@ -67,7 +75,7 @@ def of_folder(headers: checkpoint_headers.Headers) -> checkpoint_report.Report:
   )
 
 
-def _of_modules(headers, config, model, facts: Facts):
+def _of_modules(stored, config, model, facts: Facts):
   """What is wrong with modules for multi-token prediction, told as a fact."""
   count = config.get(huggingface.NUM_MODULES)
   prefixes = huggingface.mtp_prefixes(model.num_layers, count)
@@ -75,10 +83,10 @@ def _of_modules(headers, config, model, facts: Facts):
     return []
   text = f'{count} for multi-token prediction, behind the layers'
   facts.append(('modules', text))
-  if not any(name.startswith(prefixes) for name in headers.tensors):
+  if not any(name.startswith(prefixes) for name in stored.shapes):
     facts[-1] = ('modules', f'{text}: none is stored')
     return []
-  plan = mtp_files.plan(headers.file, config, model)
+  plan = mtp_files.plan(stored, config, model)
   return checkpoint_report.differences(tensors.compare(*plan))
 
 

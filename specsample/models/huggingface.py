@@ -10,6 +10,7 @@ from specsample import files
 from specsample.models import config as config_lib
 from specsample.models import deepseek
 from specsample.models import family as family_lib
+from specsample.models import fp8
 from specsample.models import gemma
 from specsample.models import llama
 from specsample.models import mixtral
@@ -55,8 +56,8 @@ def load(
 ) -> tuple[transformer.Transformer, Params]:
   """The model in a folder and its parameters as `dtype`.
 
-  On a mesh each process reads the parts that its devices hold. `convert` is as
-  of `tensors.fill`.
+  Matrices of 8 bits are dequantised (`models.fp8`). On a mesh each process
+  reads the parts that its devices hold. `convert` is as of `tensors.fill`.
 
   Raises:
     ValueError: files are missing or damaged, or hold no model of a family that
@@ -69,7 +70,8 @@ def load(
   )
   family = family_of(config)
   model = family.model(config, dtype)
-  file = of_model(open_tensors(folder), config, model)
+  stored = open_tensors(folder, config, dtype)
+  file = of_model(stored, config, model)
   ignored = ignored_names(family, model)
   return model, tensors.fill(model, file, family.names, ignored, convert)
 
@@ -130,7 +132,6 @@ def family_of(config: config_lib.Config) -> family_lib.Family:
       f'{config.origin}: model_type {kind!r} is not supported, supported are '
       f'{", ".join(_FAMILIES)}'
     )
-  config.only('quantization_config', None)
   return _FAMILIES[kind]
 
 
@@ -141,25 +142,29 @@ def mtp_prefixes(num_layers: int, count: Any) -> tuple[str, ...]:
   return tuple(f'model.layers.{num_layers + i}.' for i in range(count))
 
 
-def open_tensors(folder: epath.Path) -> tensors.TensorFile:
-  """The tensors of all safetensors files of a folder; no weight is read."""
+def open_tensors(
+  folder: epath.Path, config: config_lib.Config, dtype: str
+) -> tensors.TensorFile:
+  """The tensors of all safetensors files of a folder; no weight is read.
+
+  Those of 8 bits are dequantised to `dtype` as they are read, as the
+  configuration says.
+  """
+  block = fp8.block_size(config)
   found: dict[str, safetensors_file.Tensor] = {}
   with futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
     paths = _shard_paths(folder)
     for header in pool.map(safetensors_file.read_header, paths):
       found |= header
-  supported = safetensors_file.WEIGHT_DTYPES
+  supported = fp8.kinds(block)
   for name, tensor in found.items():
     if tensor.kind not in supported:
       raise ValueError(
         f'{folder}: tensor {name} is stored as {tensor.kind}, supported are '
         f'{", ".join(supported)}: load a version that is not quantised'
       )
-  return tensors.TensorFile(
-    origin=str(folder),
-    shapes={name: tensor.shape for name, tensor in found.items()},
-    open=found.__getitem__,
-  )
+  tensors.refuse(fp8.compare(found, block), str(folder))
+  return fp8.dequantised(found, str(folder), block, dtype)
 
 
 def _shard_paths(folder: epath.Path) -> list[epath.Path]:

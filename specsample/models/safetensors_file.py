@@ -17,7 +17,8 @@ import numpy as np
 from specsample import files
 
 # By the format's names: what weights that are not quantised are stored as, what
-# can be written, and what can be read.
+# can be written, and what can be read. Beside matrices of 8 bits lie scales
+# (`models.fp8`).
 WEIGHT_DTYPES = {
   'F64': np.dtype('<f8'),
   'F32': np.dtype('<f4'),
@@ -25,7 +26,11 @@ WEIGHT_DTYPES = {
   'BF16': np.dtype(jnp.bfloat16),
 }
 DTYPES = WEIGHT_DTYPES | {'I32': np.dtype('<i4')}
-READABLE = DTYPES | {'I64': np.dtype('<i8'), 'BOOL': np.dtype(np.bool_)}
+READABLE = DTYPES | {
+  'I64': np.dtype('<i8'),
+  'BOOL': np.dtype(np.bool_),
+  'F8_E4M3': np.dtype(jnp.float8_e4m3fn),
+}
 # What the format allows a header, so that a damaged length is no request for
 # all memory.
 _MAX_HEADER_BYTES = 100_000_000

@@ -138,7 +138,7 @@ def fill(
   Raises:
     ValueError: tensors that are missing, unknown or of another shape.
   """
-  _refuse(compare(model, tensors, names, ignored), tensors.origin)
+  refuse(compare(model, tensors, names, ignored), tensors.origin)
   expected, treedef = jax.tree_util.tree_flatten_with_path(
     model.abstract_params()
   )
@@ -186,6 +186,28 @@ def differences(
       if name in found and found[name] != shape
     ),
   )
+
+
+def refuse(found: Differences, origin: str) -> None:
+  """Raises ValueError for the first kind of differences that there are."""
+  if found.missing:
+    raise ValueError(
+      f'{origin}: {listed(found.missing)} missing: the checkpoint is '
+      'incomplete, or of another architecture'
+    )
+  if found.unknown:
+    raise ValueError(
+      f'{origin}: {listed(found.unknown)} unknown to the model: the '
+      'checkpoint is of an architecture that only resembles it'
+    )
+  if found.misshapen:
+    shown = '; '.join(found.misshapen[:_NUM_LISTED])
+    num_more = len(found.misshapen) - _NUM_LISTED
+    more = f'; and {num_more} more' if num_more > 0 else ''
+    raise ValueError(
+      f'{origin}: {shown}{more} from the configuration: one of them is of '
+      'another model'
+    )
 
 
 def key(path: tuple[Any, ...]) -> str:
@@ -263,25 +285,3 @@ def _by_rows(wanted, shape, axes):
   if num_parts[0] == 1 or num_parts[1] > 1 or shape[1] % num_parts[0]:
     return wanted
   return sharding.of(*axes[::-1])
-
-
-def _refuse(found: Differences, origin: str) -> None:
-  """Raises ValueError for the first kind of differences that there are."""
-  if found.missing:
-    raise ValueError(
-      f'{origin}: {listed(found.missing)} missing: the checkpoint is '
-      'incomplete, or of another architecture'
-    )
-  if found.unknown:
-    raise ValueError(
-      f'{origin}: {listed(found.unknown)} unknown to the model: the '
-      'checkpoint is of an architecture that only resembles it'
-    )
-  if found.misshapen:
-    shown = '; '.join(found.misshapen[:_NUM_LISTED])
-    num_more = len(found.misshapen) - _NUM_LISTED
-    more = f'; and {num_more} more' if num_more > 0 else ''
-    raise ValueError(
-      f'{origin}: {shown}{more} from the configuration: one of them is of '
-      'another model'
-    )

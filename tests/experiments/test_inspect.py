@@ -18,6 +18,7 @@ from experiments import model_memory
 import specsample
 from specsample import testing
 from specsample.models import checkpoint
+from tests.models import fp8_by_hand
 from tests.published import test_dflash
 from tests.published import test_eagle
 from tests.published import test_heads
@@ -369,7 +370,11 @@ def test_shards_that_are_missing_or_cut_off_are_named(tmp_path):
     ({'num_hidden_layers': 4}, '18 tensors missing', 18),
     ({'num_hidden_layers': 1}, '9 tensors unknown', 9),
     ({'vocab_size': 97}, '2 tensors of another shape', 2),
-    ({'quantization_config': {'bits': 4}}, "{'bits': 4}, supported is none", 0),
+    (
+      {'quantization_config': {'quant_method': 'gptq'}},
+      "quant_method of quantization_config is 'gptq', supported is 'fp8'",
+      0,
+    ),
   ],
 )
 def test_a_configuration_that_does_not_fit_is_told(
@@ -382,6 +387,42 @@ def test_a_configuration_that_does_not_fit_is_told(
   for part in expected.split(' ... '):
     assert part in texts[0]
   assert len(names) == num_names
+
+
+def test_matrices_of_8_bits_are_told_with_their_scales(tmp_path):
+  wide = _save(tmp_path / 'wide', 'deepseek_v3')
+  folder = tmp_path / 'fp8'
+  fp8_by_hand.write(
+    tmp_path / 'wide', folder, (16, 16), plain=tmp_path / 'plain'
+  )
+  report = inspection.inspect(str(folder))
+  assert report.problems == ()
+  facts = dict(report.facts)
+  assert facts['quantised'].startswith('F8_E4M3, each block of 16 x 16 with a')
+  matrices = [x for name, x in wide.state_dict().items() if '_proj' in name]
+  count = sum(x.numel() for x in matrices)
+  assert f'F8_E4M3 {count / 1000:.4g} kB' in facts['bytes']
+  plain = inspection.inspect(str(tmp_path / 'plain')).facts
+  assert facts['weights as'] == dict(plain)['weights as']
+
+  path = folder / 'model.safetensors'
+  tensors = safetensors.torch.load_file(path)
+  absent, other = (
+    f'model.layers.0.{name}_proj.weight_scale_inv'
+    for name in ('self_attn.o', 'mlp.up')
+  )
+  del tensors[absent]
+  tensors[other] = torch.ones(1, 2)
+  safetensors.torch.save_file(tensors, path)
+  texts, names = _problems(folder)
+  assert texts == [
+    '1 tensor missing',
+    '1 tensor of another shape than the configuration says',
+  ]
+  assert names == [
+    absent,
+    f'tensor {other} has shape (1, 2), expected (3, 2)',
+  ]
 
 
 def test_weights_that_cannot_be_read_are_named(tmp_path):

@@ -96,7 +96,10 @@ def folder(tmp_path):
     ({'model_type': None}, ['model_type None']),
     ({'hidden_act': 'gelu'}, ['hidden_act', "'gelu'", "'silu'"]),
     ({'mlp_bias': True}, ['mlp_bias', 'True']),
-    ({'quantization_config': {'bits': 4}}, ['quantization_config', "'bits'"]),
+    (
+      {'quantization_config': {'bits': 4}},
+      ['quant_method of quantization_config is None'],
+    ),
     ({'hidden_size': None}, ['hidden_size is None']),
     ({'vocab_size': '96'}, ["vocab_size is '96'"]),
     ({'num_hidden_layers': -2}, ['num_hidden_layers is -2']),

@@ -19,6 +19,7 @@ import specsample
 from specsample import sharding
 from specsample.models import checkpoint
 from tests import bucket
+from tests.models import fp8_by_hand
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Two key-value heads, so that groups of devices hold the same part.
@@ -116,6 +117,14 @@ def test_a_mesh_holds_the_parameters_of_one_device(folder, whole, mesh):
   assert down.addressable_shards[0].data.shape == (48 // mesh[1], 32)
   key = loaded.params['layers'][0]['attention']['key']['kernel']
   assert key.addressable_shards[0].data.shape == (32, 8)
+
+
+def test_matrices_of_8_bits_are_divided_too(folder, tmp_path):
+  plain = tmp_path / 'plain'
+  fp8_by_hand.write(folder, tmp_path / 'fp8', (7, 5), plain=plain)
+  expected = specsample.load(plain)
+  with _mesh(2, 4):
+    _assert_placed(specsample.load(tmp_path / 'fp8'), expected)
 
 
 def test_weights_of_a_gguf_file_are_divided_too(folder, tmp_path, write_gguf):
