@@ -16,7 +16,7 @@ _SCORES = ('ROUGE-2', 'pass@100')
 _FULL = sorted(path.stem for path in (_ROOT / 'configs/full').glob('*.gin'))
 _TASKS = sorted(path.stem for path in (_ROOT / 'configs/tasks').glob('*.gin'))
 _READ = (
-  *((table, None) for table in (*_FULL, 'hydra', 'mtp', 'trees', 'adaptive')),
+  *((table, None) for table in (*_FULL, 'hydra', 'trees', 'adaptive')),
   *((table, table) for table in _FULL),
   ('hydra', 'medusa'),  # of the same pair, with the same heads
 )
