@@ -4,8 +4,10 @@
   python -m experiments.benchmark --gin_file=configs/runs/benchmark_drafters.gin
   python -m experiments.benchmark --gin_file=configs/runs/benchmark_8b.gin
 
-Prints a summary and writes benchmark.json to --out. This file only wires:
-benchmarking.py measures, summary.py writes.
+Prints a summary and writes benchmark.json to --out. There each method has its
+own entry in `methods`; draft_ms, verify_ms and overhead_percent at the top are
+of the first in Benchmark.methods. This file only wires: benchmarking.py
+measures, summary.py writes.
 """
 
 from absl import flags

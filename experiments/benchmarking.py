@@ -86,7 +86,7 @@ class Speculative:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-  """benchmark.json, without where it was measured. None: not measured."""
+  """benchmark.json, which `summary.content` completes. None: not measured."""
 
   t_ms: dict[str, float]  # a pass of the target over so many tokens
   ar_tokens_per_s: float  # prefill included, as is the next

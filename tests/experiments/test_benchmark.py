@@ -8,7 +8,9 @@ import sys
 import jax
 import pytest
 
+from experiments import benchmarking
 from experiments import peer
+from experiments import summary
 import specsample
 from specsample import testing
 from specsample.models import int8
@@ -71,6 +73,8 @@ def test_json_holds_every_measurement(name, request):
   (found,) = measured['methods'].values()
   assert all(found[name] > 0 for name in _OF_METHOD)
   assert all(isinstance(found[name], float) for name in _DIFFERENCES)
+  at_the_top = ('draft_ms', 'verify_ms', 'overhead_percent')
+  assert all(measured[name] == found[name] for name in at_the_top)
   round_ms = sum(
     found[f'{part}_ms'] for part in ('draft', 'verify', 'overhead')
   )
@@ -84,6 +88,20 @@ def test_json_holds_every_measurement(name, request):
   described = {'hardware', 'versions', 'git_commit', 'command', 'gin_config'}
   assert described < measured.keys()
   assert f'Benchmark.max_new_tokens = {_NEW_TOKENS}' in measured['gin_config']
+
+
+def test_of_several_methods_the_first_is_at_the_top(real):
+  _, written = real
+  measured = {
+    field.name: written[field.name]
+    for field in dataclasses.fields(benchmarking.Measured)
+  }
+  first = benchmarking.Speculative(**written['methods']['ngram'])
+  second = dataclasses.replace(first, draft_ms=first.draft_ms + 1)
+  both = {'of b': first, 'of a': second}
+  found = summary.content(benchmarking.Measured(**measured | {'methods': both}))
+  assert found['draft_ms'] == first.draft_ms
+  assert found['methods']['of a']['draft_ms'] == second.draft_ms
 
 
 def test_bytes_are_those_of_the_model(real, synthetic, checkpoint):
