@@ -138,7 +138,7 @@ def on(
 def run(
   target: Target, config: CompileTpu, step: Callable[[str], None]
 ) -> tuple[compiled_lib.Compiled, str | None]:
-  """Compiles both programs.
+  """Compiles both programs; ValueError where the rule takes other drafts.
 
   Args:
     target: what for.
@@ -155,6 +155,13 @@ def run(
     step(f'{target.topology}: prefill')
     axes = request_lib.axes(target.request)
     request = _structs(target.request, sharding.of_tree(axes))
+    decode.check_rule(
+      params,
+      request,
+      model=config.model,
+      drafter=config.drafter,
+      verify=config.verify,
+    )
     lowered = decode._prefill.lower(
       params, request, model=config.model, drafter=config.drafter
     )

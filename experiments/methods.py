@@ -9,6 +9,7 @@ import gin
 import jax
 
 import specsample
+from specsample import decode
 from specsample import request
 from specsample import tree as tree_lib
 from specsample.types import Drafter, DraftLaw, Model, Params, Verifier
@@ -216,11 +217,13 @@ def check(
     sampling: as `specsample.generate` takes it, as is max_new_tokens.
 
   Raises:
-    ValueError: a setting out of range, or a prompt that does not fit.
+    ValueError: a setting out of range, a prompt that does not fit, or a rule
+      that does not take the drafter's drafts.
   """
   prompts, lengths = specsample.pad_prompts(list(tokens))
-  request.check(
-    params=all_params(target, method),
+  params = all_params(target, method)
+  checked = request.check(
+    params=params,
     prompts=prompts,
     lengths=lengths,
     key=jax.random.key(0),
@@ -230,6 +233,13 @@ def check(
     sampling=sampling,
     max_new_tokens=max_new_tokens,
     max_length=None,
+  )
+  decode.check_rule(
+    params,
+    checked,
+    model=model,
+    drafter=method.drafter,
+    verify=method.verify,
   )
 
 

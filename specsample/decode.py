@@ -30,6 +30,9 @@ from specsample.types import (
   Verifier,
 )
 
+# Models, drafters and rules that `check_rule` let pass: tracing takes a while.
+_FITTING: set[tuple[Model, Drafter, Verifier]] = set()
+
 
 def generate(
   params: Params,
@@ -83,6 +86,7 @@ def generate(
     sampling=sampling,
     max_new_tokens=max_new_tokens,
     max_length=max_length,
+    verify=verify,
   )
   state = advance(
     params,
@@ -112,12 +116,16 @@ def prefill(
   sampling: Sampling,
   max_new_tokens: ArrayLike | int,
   max_length: int | None = None,
+  verify: Verifier | None = None,
 ) -> DecodeState:
   """Takes the prompts in, chunk by chunk; arguments as `generate`'s.
 
   A row of a running batch is refilled by prefilling a batch of one with the
   same `max_length` (given, not the default) and writing its leaves over that
   row's, as `refill` does.
+
+  Of `verify` nothing is computed: a rule that `advance` would refuse is refused
+  here, before anything is compiled. None is not checked.
   """
   request = request_lib.check(
     params,
@@ -131,7 +139,42 @@ def prefill(
     max_new_tokens=max_new_tokens,
     max_length=max_length,
   )
+  if verify is not None:
+    check_rule(params, request, model=model, drafter=drafter, verify=verify)
   return _prefill(params, request, model=model, drafter=drafter)
+
+
+def check_rule(
+  params: Params,
+  request: request_lib.Request,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+) -> None:
+  """Refuses a rule that does not take the drafter's drafts.
+
+  What drafts are like they say themselves, so one is traced, once for each
+  model, drafter and rule; nothing is compiled.
+
+  Args:
+    params, model, drafter, verify: as `generate`'s.
+    request: of `request.check`.
+
+  Raises:
+    ValueError: names both, and the law or the form that does not fit.
+  """
+  fitting = model, drafter, verify
+  if fitting in _FITTING:
+    return
+  jax.eval_shape(
+    functools.partial(
+      _first_verdict, model=model, drafter=drafter, verify=verify
+    ),
+    params,
+    request,
+  )
+  _FITTING.add(fitting)
 
 
 @functools.partial(
@@ -230,6 +273,22 @@ def finish(
     stop_reason=state.stop_reason,
   )
   return jax.tree.map(lambda x: x[:batch_size], sharding.replicate(output))
+
+
+def _first_verdict(params, request, *, model, drafter, verify):
+  """Over a draft behind nothing, never run: what matters is that it fits."""
+  state = initial.state(params, request, model=model, drafter=drafter)
+  draft, _ = step.propose(params, state, drafter=drafter, verify=verify)
+  batch, num_drafts = draft.tokens.shape
+  target_probs = sharding.zeros(
+    (batch, num_drafts + 1, model.vocab_size),
+    jnp.float32,
+    *('batch', None, sharding.Axis('vocab', model.vocab_size)),
+  )
+  try:
+    return step.judge(state, draft, target_probs, verify)
+  except ValueError as error:
+    raise ValueError(f'drafts of {type(drafter).__name__}: {error}') from error
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'drafter'))

@@ -84,7 +84,7 @@ class Batch:
       request_lib.counts(name, getattr(self, name), 1)
 
   def check(self, params: Params, key: Array, jobs: Sequence[Job]) -> None:
-    """Refuses what `decode.prefill` would, and a prompt by its job's index.
+    """Refuses what `decode.generate` would, and a prompt by its job's index.
 
     Raises:
       ValueError: what does not fit, and the remedy.
@@ -95,7 +95,13 @@ class Batch:
         row = np.asarray(job.prompt)[None]
         lengths = np.asarray([row.size])
         request_lib.check_prompts(row, lengths, capacity, self.model)
-    self._request(params, key, jobs[0].sampling)
+    decode.check_rule(
+      params,
+      self._request(params, key, jobs[0].sampling),
+      model=self.model,
+      drafter=self.drafter,
+      verify=self.verify,
+    )
 
   def run(
     self,

@@ -79,6 +79,7 @@ def generate(
     drafter=given,
     sampling=sampling,
     max_new_tokens=max_new_tokens,
+    verify=verify,
   )
   one = jax.device_put(np.int32(1))
   writer = _Writer(draft, num_draft_tokens, *state.tokens.shape)

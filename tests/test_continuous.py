@@ -270,6 +270,10 @@ def test_advance_returns_when_enough_rows_are_done():
     ({'group_size': 0}, 'group_size is 0'),
     ({'stop': specsample.Stop(eos_ids=(99,))}, 'id 99'),
     ({'params': {}}, 'target'),
+    (
+      {'verify': verify.greedy_draft},
+      'drafts of Chain: verify.greedy_draft is not exact for drafts of law',
+    ),
     ({'sampling': specsample.Sampling(temperature=[1.0, 2.0])}, 'temperature'),
   ],
 )

@@ -88,6 +88,20 @@ def prefill(drafter, max_new_tokens=4):
     ({'request_ids': np.arange(3)}, 'request_ids'),
     ({'request_ids': [0.2, 0.9, 1, 2]}, 'request_ids'),
     ({'request_ids': [1 << 33, 1, 2, 3]}, '8589934592'),
+    (
+      {'drafter': NGRAM, 'verify': verify.k_seq},
+      "drafts of Ngram: verify.k_seq is not exact .* law 'point_mass', only",
+    ),
+    (
+      {
+        'drafter': drafters.Tree(
+          drafter=dataclasses.replace(CHAIN, num_draft_tokens=2),
+          topology=tree.k_ary((2, 1)),
+        ),
+        'verify': verify.block,
+      },
+      'drafts of Tree: verify.block is for chains, .* a tree of 4 nodes',
+    ),
   ],
 )
 def test_refuses(kwargs, message):

@@ -219,6 +219,7 @@ def generate(
     sampling=sampling,
     max_new_tokens=max_new_tokens,
     max_length=max_length,
+    verify=verify,
   )
   reports = []
   is_done = False

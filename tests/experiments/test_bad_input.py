@@ -69,6 +69,9 @@ _EVALUATE = {
     'temperature is -1.0 ... at least 0'
   ),
   '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
+  '--gin_bindings=Method.verify = @KSeq()': (
+    "verify.k_seq is not exact for drafts of law 'point_mass' ... choose a"
+  ),
   '--gin_bindings=Skip.layers = (0, 7)': (
     'layers are (0, 7) ... layers 0 to 1: name at least one'
   ),
@@ -109,6 +112,9 @@ _GENERATE = {
   ),
   '--drafter=unknown': (
     '--drafter=unknown is unknown: choose one of none, ngram, skip'
+  ),
+  '--gin_bindings=Method.verify = @KSeq()': (
+    "drafts of Ngram: verify.k_seq is not exact for drafts of law 'point_mass'"
   ),
   '--temperature=-1': '--temperature=-1 ... not a non-negative ... --help',
   '--temperature=nan': 'temperature is nan ... finite and at least 0',
