@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import gin
 import jax
@@ -48,10 +48,15 @@ class Method:
 
 @gin.configurable
 def trained(
-  name: str, target: specsample.Loaded, num_draft_tokens: int | None = None
+  name: str,
+  target: specsample.Loaded,
+  num_draft_tokens: int | None = None,
+  weights: Literal['int8'] | None = None,
 ) -> Method:
   """The method of a trained drafter, as `specsample.load_drafter` finds it."""
-  load = functools.partial(specsample.load_drafter, name, target)
+  load = functools.partial(
+    specsample.load_drafter, name, target, weights=weights
+  )
   loaded = load(num_draft_tokens)
   return Method(drafter=loaded.drafter, params=loaded.params, load=load)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import dataclasses
 import hashlib
 import os
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -101,6 +101,7 @@ def load_drafter(
   name_or_path: str | os.PathLike[str],
   target: loading.Loaded,
   num_draft_tokens: int | None = None,
+  weights: Literal['int8'] | None = None,
 ) -> LoadedDrafter:
   """Loads a trained drafter for a target, onto the mesh that is set.
 
@@ -114,12 +115,23 @@ def load_drafter(
     target: what it was trained for. Its dtype is that of the parameters.
     num_draft_tokens: K, None for what it was trained with; 5 where EAGLE does
       not say. Of heads the first K are loaded.
+    weights: 'int8' as `loading.load` takes it, whatever the target's are; they
+      are made of the whole parameters, which are there for a moment too. None
+      for the target's dtype.
 
   Raises:
     ValueError: nothing is there, it is damaged, it is for another target, or it
       has fewer heads than K.
   """
-  folder = drafter_card.find(os.fspath(name_or_path))
+  int8.check(weights)
+  loaded = _load(os.fspath(name_or_path), target, num_draft_tokens)
+  if weights is None:
+    return loaded
+  return dataclasses.replace(loaded, params=int8.weights(loaded.params))
+
+
+def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
+  folder = drafter_card.find(name_or_path)
   if not (folder / drafter_card.NAME).exists():
     published = layouts.load(folder, target, num_draft_tokens)
     if published is None and (folder / 'config.json').exists():

@@ -90,8 +90,7 @@ def load(
       it is a pickle, which could run code.
   """
   config_lib.check_dtype(dtype)
-  if weights not in (None, 'int8'):
-    raise ValueError(f"weights is {weights!r}: give 'int8', or None for dtype")
+  int8.check(weights)
   name = os.fspath(name_or_path)
   if weights is None:
     return _load(name, dtype, tensors.as_read)

@@ -1,6 +1,7 @@
 """Trained drafters, saved and loaded: the same, or an error that says why."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from specsample import drafter_card
 from specsample import drafters
 from specsample import testing
 from specsample.models import fingerprint
+from specsample.models import int8
 
 _MODEL = testing.tiny_llama(vocab_size=8)
 _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
@@ -128,6 +130,50 @@ def test_it_drafts_what_it_drafted(saved, trained, name):
   after = generate(loaded.drafter, loaded.params)
   _assert_equal(after, before)
   assert int(np.asarray(after.accepted).sum()) > 0
+
+
+@functools.partial(jax.jit, static_argnames='drafter')
+def _draft_probs(own, *, drafter):
+  """What tokens 3 are drafted from behind tokens 1, 2 and 3."""
+  params = {'target': _TARGET.params, 'drafter': own}
+  tokens = jnp.asarray([[1, 2, 3] + [0] * _K])
+  output, _ = _MODEL.apply(
+    _TARGET.params,
+    tokens[:, :2],
+    _MODEL.init_cache(1, 8),
+    drafter.feature_layers,
+  )
+  state = drafter.init(params, 1, 8)
+  state = drafter.extend(params, tokens[:, :2], jnp.asarray([2]), output, state)
+  draft, _ = drafter.propose(
+    params,
+    lambda probs, position: jnp.full_like(position, 3),
+    lambda logits, drafted: jax.nn.softmax(logits),
+    tokens,
+    jnp.asarray([3]),
+    state,
+  )
+  return draft.probs
+
+
+@pytest.mark.parametrize('name', ['hydra++', 'dspark', 'eagle3'])
+def test_it_drafts_as_its_matrices_of_int8_say(saved, name):
+  exact = specsample.load_drafter(saved / name, _TARGET)
+  found = specsample.load_drafter(saved / name, _TARGET, weights='int8')
+  assert found.drafter == exact.drafter and found.card == exact.card
+  assert int8.names(found.params)
+  is_int8 = lambda x: isinstance(x, int8.Int8)
+  rounded = jax.tree.map(
+    lambda x: int8.dequantised(x, jnp.float32) if is_int8(x) else x,
+    found.params,
+    is_leaf=is_int8,
+  )
+  probs, of_rounded, of_exact = (
+    _draft_probs(own, drafter=found.drafter)
+    for own in (found.params, rounded, exact.params)
+  )
+  np.testing.assert_allclose(probs, of_rounded, atol=1e-5)
+  assert 0 < np.abs(probs - of_exact).max() < 0.02
 
 
 @_each

@@ -158,6 +158,12 @@ def weights(params: Params) -> Params:
   return _map(lambda leaf: quantise(leaf, axis=_IN), params, params)
 
 
+def check(weights: str | None) -> None:
+  """Raises ValueError unless it is what functions that load take."""
+  if weights not in (None, 'int8'):
+    raise ValueError(f"weights is {weights!r}: give 'int8', or None for dtype")
+
+
 def names(params: Params) -> list[str]:
   """Which parameters are of int8, called as by `tensors.key`."""
   leaves = jax.tree_util.tree_leaves_with_path(

@@ -129,7 +129,7 @@ def test_loading_quantises(saved, dtype):
 def test_drafters_are_loaded_for_it_and_decode(saved):
   target = specsample.load(saved / 'model', weights='int8')
   assert target.fingerprint == specsample.load(saved / 'model').fingerprint
-  loaded = specsample.load_drafter(saved / 'drafter', target)
+  loaded = specsample.load_drafter(saved / 'drafter', target, weights='int8')
   prompts, lengths = specsample.pad_prompts([[1, 2, 3], [4]])
   generate = lambda drafter, own: specsample.generate(
     {'target': target.params} | own,
@@ -142,10 +142,9 @@ def test_drafters_are_loaded_for_it_and_decode(saved):
     stop=specsample.Stop(),
   )
   plain = generate(drafters.NoDraft(), {})
-  own = int8.weights(loaded.params)
-  leaves = {leaf.dtype for leaf in jax.tree.leaves(own)}
+  leaves = {leaf.dtype for leaf in jax.tree.leaves(loaded.params)}
   assert jnp.dtype('int8') in leaves
-  drafted = generate(loaded.drafter, {'drafter': own})
+  drafted = generate(loaded.drafter, {'drafter': loaded.params})
   np.testing.assert_array_equal(drafted.tokens, plain.tokens)
 
 
@@ -206,3 +205,6 @@ def test_matrices_of_int8_are_not_saved(saved, tmp_path):
 def test_other_weights_are_refused(saved):
   with pytest.raises(ValueError, match=r"weights is 'int4'.*'int8'"):
     specsample.load(saved / 'model', weights='int4')
+  target = specsample.load(saved / 'model')
+  with pytest.raises(ValueError, match=r"weights is 'int4'.*'int8'"):
+    specsample.load_drafter(saved / 'drafter', target, weights='int4')
