@@ -1,7 +1,8 @@
 """EAGLE 1, 2 and 3, as their authors and others write them.
 
 Li et al., 2401.15077, 2406.16858 and 2503.01840. The layer of EAGLE-3 is called
-`midlayer` by its authors and `layers.0` by others.
+`midlayer` by its authors and `layers.0` by others; that of EAGLE is `layers.0`,
+and `transformer` where `speculators` wrote it.
 """
 
 import numpy as np
@@ -25,19 +26,24 @@ def plan_eagle(
   """EAGLE 1 or 2, which differ in their trees only.
 
   Raises:
-    ValueError: it has more than one layer, or is not of such a target.
+    ValueError: it has more than one layer, norms that EAGLE has not, or is not
+      of such a target.
   """
-  prefix = 'layers.0.'
+  # Of speculators: HASS with norms around the projection and before the head.
+  source.config.only('layernorms', False)
+  is_renamed = 'fusion_fc.weight' in source.tensors
+  prefix = 'transformer.' if is_renamed else 'layers.0.'
+  project = 'fusion_fc' if is_renamed else 'fc'
   drafter = drafters.Eagle(
     model=target.model,
     num_draft_tokens=_num_draft_tokens(source.config, num_draft_tokens),
     own_unembedding=source_lib.has_own_unembedding(source, target),
-    bias='fc.bias' in source.tensors,
+    bias=f'{project}.bias' in source.tensors,
     layer_config=_one_layer(source, target, prefix),
   )
   names = _names(prefix) | {
-    'project.linear.kernel': 'fc.weight',
-    'project.linear.bias': 'fc.bias',
+    'project.linear.kernel': f'{project}.weight',
+    'project.linear.bias': f'{project}.bias',
   }
   ignored = source_lib.check_embedding(source, 'embed_tokens.weight', target)
   ignored |= _not_read(drafter, prefix)

@@ -39,7 +39,12 @@ _DFLASH = Layout('DFlash', dflash.plan)
 _DSPARK = Layout('DSpark', dflash.plan)
 ALL = (_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _DFLASH, _DSPARK)
 # By speculators_model_type.
-_OF_SPECULATORS = {'eagle3': _EAGLE3, 'dflash': _DFLASH, 'dspark': _DSPARK}
+_OF_SPECULATORS = {
+  'eagle': _EAGLE,
+  'eagle3': _EAGLE3,
+  'dflash': _DFLASH,
+  'dspark': _DSPARK,
+}
 # By a tensor that none of those below it has.
 _BY_TENSOR = {
   'midlayer.hidden_norm.weight': _EAGLE3,

@@ -298,7 +298,7 @@ def test_a_kind_of_speculator_that_is_not_known_is_named(tmp_path):
   _change(folder / 'config.json', speculators_model_type='mlp')
   texts, _ = _problems(folder)
   assert len(texts) == 1
-  assert "is 'mlp', supported are eagle3, dflash, dspark" in texts[0]
+  assert "is 'mlp', supported are eagle, eagle3, dflash, dspark" in texts[0]
 
 
 def test_drafters_of_the_library_are_told(tmp_path):

@@ -200,6 +200,26 @@ def test_eagle_drafts_as_its_tensors_say(tmp_path, name, has_bias, more):
   _assert_drafts(loaded, lambda x: _eagle_by_hand(tensors, x))
 
 
+@pytest.mark.parametrize('has_bias', [True, False])
+def test_eagle_of_speculators(tmp_path, has_bias):
+  """As its converter renames what EAGLE's authors wrote."""
+  tensors = eagle_tensors(has_bias)
+  saved = {
+    name.replace('fc.', 'fusion_fc.').replace('layers.0.', 'transformer.'): x
+    for name, x in tensors.items()
+  }
+  config = SPECULATORS | {
+    'speculators_model_type': 'eagle',
+    'fusion_bias': has_bias,
+    'layernorms': False,
+  }
+  loaded = specsample.load_drafter(save(tmp_path, saved, config), TARGET)
+  assert type(loaded.drafter) is drafters.Eagle
+  assert loaded.drafter.num_draft_tokens == 3
+  assert loaded.drafter.bias == has_bias
+  _assert_drafts(loaded, lambda x: _eagle_by_hand(tensors, x))
+
+
 def test_the_products_of_attention_may_have_a_bias(tmp_path):
   """As in EAGLE for Qwen 2, the output's has none."""
   rng, tensors = np.random.default_rng(6), eagle_tensors()
@@ -508,7 +528,12 @@ _DAMAGES = {
   'no such speculator': (
     eagle_tensors,
     {'speculators_model_type': 'mlp'},
-    "speculators_model_type is 'mlp', supported are eagle3, dflash, dspark",
+    "speculators_model_type is 'mlp', supported are eagle, eagle3, dflash, dsp",
+  ),
+  'norms that EAGLE has not': (
+    eagle_tensors,
+    {'speculators_model_type': 'eagle', 'layernorms': True},
+    'layernorms is True, supported is False only',
   ),
   'damaged config': (
     eagle3_tensors,
