@@ -8,33 +8,27 @@ import math
 from typing import Any
 
 import gin
-import jax
-import numpy as np
 
+from experiments import environment
+from experiments import journal as journal_lib
+from experiments import mismatches
 from experiments import progress as progress_lib
+from experiments import result_file
 from experiments import statistical
 from experiments.planted import bugs
-from specsample import decode
-from specsample import drafters
 from specsample import stats
 from specsample import verify
-from specsample.sampling import Sampling
 from specsample.testing import acceptance
-from specsample.testing import assertions
 from specsample.testing import cases as cases_lib
-from specsample.testing import conditional as conditional_lib
-from specsample.testing import drafted
 from specsample.testing import enumerate as enumerate_lib
-from specsample.testing import trained
 from specsample.testing.cases import Case
-from specsample.testing.conditional import Conditional
-from specsample.testing.hash_model import HashModel
-from specsample.testing.trained import Trained
 from specsample.types import DraftLaw, Verifier
 
 Record = dict[str, Any]
 # An entry's description, and how to find it.
 Work = tuple[str, Callable[[], list[Record]]]
+# The same by section, number in it and description, the journal's keys.
+Steps = dict[tuple[str, int, str], Callable[[], list[Record]]]
 
 TOLERANCE = 1e-12
 SECTIONS = ('cases', 'lossy', 'statistical', 'planted_bugs')
@@ -73,24 +67,54 @@ class Plan:
       raise ValueError(f'num_keys is {self.num_keys}: compare at least one')
 
 
-def build(plan: Plan, progress: progress_lib.Bar) -> Record:
-  """Finds every entry: {section: [records], 'passed': ..., 'complete': ...}."""
+def steps(plan: Plan) -> Steps:
+  """All the work, in order."""
   work = {
     'cases': _cases,
     'lossy': _lossy,
     'statistical': _statistical,
     'planted_bugs': _planted_bugs,
   }
-  todo = [(name, *item) for name in plan.sections for item in work[name](plan)]
-  certificate: Record = {name: [] for name in SECTIONS}
-  with progress(len(todo)) as step:
-    for section, description, find in todo:
+  return {
+    (name, i, description): find
+    for name in plan.sections
+    for i, (description, find) in enumerate(work[name](plan))
+  }
+
+
+def build(
+  todo: Steps, journal: journal_lib.Journal, progress: progress_lib.Bar
+) -> Record:
+  """Finds every entry: {section: [records], 'passed': ..., 'complete': ...}.
+
+  What the journal has, of a run with the same `header`, is not found again.
+  """
+  missing = [key for key in todo if key not in journal]
+  with progress(len(missing)) as step:
+    for key in missing:
+      section, _, description = key
       step(f'{section}: {description}')
-      certificate[section] += map(_finite, find())
+      journal.add(key, {'records': list(map(_finite, todo[key]()))})
+  certificate: Record = {name: [] for name in SECTIONS}
+  for key in todo:
+    certificate[key[0]] += journal[key]['records']
   records = [record for name in SECTIONS for record in certificate[name]]
   return certificate | {
-    'complete': set(plan.sections) == set(SECTIONS),
+    'complete': {section for section, *_ in todo} == set(SECTIONS),
     'passed': bool(records) and all(passed(record) for record in records),
+  }
+
+
+def header(plan: Plan) -> Record:
+  """What a resumed run must have in common with the one it goes on from."""
+  described = environment.describe()
+  return {
+    'schema': result_file.SCHEMA,
+    'configuration': dataclasses.asdict(plan),
+    # Not the commit: that of changed files is the same before and after.
+    'source': environment.source(),
+    'versions': described['versions'],
+    'hardware': described['hardware'],
   }
 
 
@@ -118,10 +142,12 @@ def _cases(plan) -> Iterator[Work]:
         f'trees, {name}, {law.value}',
         functools.partial(_enumerate_trees, name, verifier, law),
       )
-  for scene, draft in _coupled_drafters():
+  for scene, draft in mismatches.scenes():
     yield (
       f'coupled, {scene.name}, {plan.num_keys} keys',
-      functools.partial(_count_mismatches, plan, scene, draft),
+      functools.partial(
+        mismatches.count, scene, draft, plan.num_keys, plan.seed
+      ),
     )
 
 
@@ -211,73 +237,6 @@ def enumerate_tree(
     'optimal_accepted': optimum,
     'passed': record['passed'] and expected < optimum + TOLERANCE,
   }
-
-
-_MODEL = HashModel(vocab_size=8)
-_SAMPLING = Sampling(temperature=0.8, top_p=0.95)
-_PROMPT = (3, 1, 4, 1)
-
-
-def _coupled_drafters() -> Iterator[tuple[Trained, Callable[[], Conditional]]]:
-  """Drafters, and what each draws from behind the prompt."""
-  table = lambda model: conditional_lib.from_model(
-    model, {}, _PROMPT, _SAMPLING
-  )
-  of_hash = lambda drafter: Trained(
-    type(drafter).__name__, _MODEL, drafter, {'target': {}, 'drafter': {}}
-  )
-  other = dataclasses.replace(_MODEL, noise=0.4)
-  chain = drafters.Chain(model=other, num_draft_tokens=3)
-  yield of_hash(chain), lambda: table(other)
-  layers = (0, 2)
-  skip = drafters.Skip(model=_MODEL, layers=layers, num_draft_tokens=3)
-  yield of_hash(skip), lambda: table(_MODEL.keep_layers(layers))
-  for scene in trained.scenes(_MODEL.vocab_size):
-    yield scene, functools.partial(_drawn_from, scene)
-
-
-def _drawn_from(scene: Trained) -> Conditional:
-  return drafted.conditional(
-    drafted.from_drafter(
-      scene.drafter, scene.params, scene.model, _PROMPT, _SAMPLING, rounds=1
-    )
-  )
-
-
-def _count_mismatches(plan, scene, draft) -> list[Record]:
-  """Coupled decoding against plain sampling, a key a row."""
-  target = conditional_lib.from_model(
-    scene.model, scene.params['target'], _PROMPT, _SAMPLING
-  )
-  kept = acceptance.coupled(draft(), target, scene.drafter.num_draft_tokens)
-  run = lambda drafter: decode.generate(
-    scene.params,
-    np.tile(_PROMPT, (plan.num_keys, 1)),
-    np.full(plan.num_keys, len(_PROMPT)),
-    jax.random.key(plan.seed),
-    model=scene.model,
-    drafter=drafter,
-    verify=verify.coupled,
-    sampling=_SAMPLING,
-    max_new_tokens=32,
-  )
-  result, plain = run(scene.drafter), run(drafters.NoDraft())
-  mismatches = assertions.count_mismatches(result, plain)
-  return [
-    {
-      'verifier': 'coupled',
-      'law': DraftLaw.SAMPLED.value,
-      'rounds': int(result.rounds.min()),
-      'max_error': mismatches,
-      'expected_accepted': float(kept.sum()),
-      'case': f'drafters.{scene.name}, tokens that differ from plain sampling',
-      'vocab_size': scene.model.vocab_size,
-      'num_draft_tokens': scene.drafter.num_draft_tokens,
-      'keys': plan.num_keys,
-      'tokens': int(plain.lengths.sum()),
-      'passed': mismatches == 0 and int(result.rounds.min()) >= 2,
-    }
-  ]
 
 
 def _lossy(plan) -> Iterator[Work]:

@@ -5,8 +5,10 @@
 
 Enumerates every lossless rule over its shipped `.law`, samples the compiled
 loop with every drafter, and plants known bugs. Prints a summary, writes
-certificate.json to --out, and exits with 1 if an entry fails. This file only
-wires: certificate.py finds the entries.
+certificate.json to --out, and exits with 1 if an entry fails. Until then a
+journal there lets the same command go on after an interruption; it is refused
+where any of the code has changed since, so that no certificate is of two
+versions. This file only wires: certificate.py finds the entries.
 """
 
 import sys
@@ -19,6 +21,7 @@ from experiments import certificate_table
 from experiments import cli
 from experiments import config
 from experiments import environment
+from experiments import journal as journal_lib
 from experiments import progress
 from experiments import result_file
 from specsample import files
@@ -41,11 +44,15 @@ def main() -> None:
     out = files.at(_OUT.value or f'results/{config.name()}')
     plan = certificate_lib.Plan()
     cli.make_folder(out)
-  certificate = certificate_lib.build(plan, progress.bar)
+    journal = journal_lib.Journal(out, certificate_lib.header(plan))
+  todo = certificate_lib.steps(plan)
+  certificate = certificate_lib.build(todo, journal, progress.bar)
   described = environment.describe() | {
     'gin_config': gin.operative_config_str()
   }
   result_file.write(out / 'certificate.json', certificate | described)
+  # The next run is to find every entry anew.
+  journal.remove()
   certificate_table.show(certificate)
   print(f'\ncertificate.json is in {out}')
   for failure in certificate_table.failures(certificate):
@@ -54,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, 'interrupted: the same command goes on from here')

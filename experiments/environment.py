@@ -1,5 +1,6 @@
 """Where a number was measured: what every result file records."""
 
+import hashlib
 import importlib.metadata
 import os
 import pathlib
@@ -73,6 +74,20 @@ def git_commit() -> str | None:
   if commit is None:
     return None
   return commit + ('-dirty' if _git('status', '--porcelain') else '')
+
+
+def source(*folders: pathlib.Path) -> str:
+  """A digest of the library's and the experiments' code, or that of folders.
+
+  Unlike the commit it tells apart two states of files that are not committed.
+  """
+  packages = pathlib.Path(files.__file__).parent, pathlib.Path(__file__).parent
+  digest = hashlib.sha256()
+  for folder in folders or packages:
+    for path in sorted(folder.rglob('*.py')):
+      content = hashlib.sha256(path.read_bytes()).hexdigest()
+      digest.update(f'{path.relative_to(folder)} {content}\n'.encode())
+  return digest.hexdigest()
 
 
 def command() -> str:

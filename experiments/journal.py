@@ -72,6 +72,10 @@ class Journal:
     """Lets another run have it."""
     self._store.close()
 
+  def remove(self) -> None:
+    """Deletes it: what it kept is in the results."""
+    self._store.remove()
+
   def _check_header(self, found, expected) -> None:
     different = [
       name
@@ -99,6 +103,9 @@ class _Store(Protocol):
 
   def close(self) -> None:
     """Frees what was opened."""
+
+  def remove(self) -> None:
+    """Deletes all of it."""
 
 
 class _Lines:
@@ -149,6 +156,11 @@ class _Lines:
     """See `_Store`."""
     self._file.close()
 
+  def remove(self):
+    """See `_Store`."""
+    pathlib.Path(self._path).unlink()
+    self.close()
+
 
 class _Objects:
   """A JSON object each, which appears in the bucket when it is complete."""
@@ -190,6 +202,10 @@ class _Objects:
 
   def close(self):
     """See `_Store`."""
+
+  def remove(self):
+    """See `_Store`."""
+    self._folder.rmtree()
 
   def _read(self, name):
     path = self._folder / name

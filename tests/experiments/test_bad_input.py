@@ -155,6 +155,10 @@ _CERTIFY = {
   'all': "'all' ... --help",
   '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
   '--gin_bindings=Plan.num_rows = 5': 'num_rows is 5 ... 4096',
+  '--out=FOLDER/certified': (
+    'certified/journal.jsonl belongs to a run with another configuration, '
+    'hardware, schema, source, versions: give another --out'
+  ),
 }
 _MAKE_DATA = {
   '--tokens=0': '--tokens=0 ... not a positive ... --help',
@@ -236,13 +240,14 @@ def files(tmp_path_factory, checkpoint):
     ),
     'old/result.json': '{"hardware": {}, "rows": []}',
     'newer/benchmark.json': '{"schema": 9}',
+    'certified/journal.jsonl': '{"configuration": {}}\n',
     'model.onnx': '',
     'model.bin': pickle,
     'model/pytorch_model.bin': pickle,
     'model/config.json': json.dumps(config),
     'scaled/config.json': json.dumps(config | {'rope_scaling': scaling}),
   }
-  for name in ('drafter', 'model', 'old', 'newer'):
+  for name in ('certified', 'drafter', 'model', 'old', 'newer'):
     (folder / name).mkdir()
   shutil.copytree(checkpoint, folder / 'scaled')
   for name, text in texts.items():

@@ -55,6 +55,8 @@ def test_each_unit_is_an_object(folder):
   assert again['generation', 'n', 'a, b/0'] == {'seconds': 0.2}
   with pytest.raises(ValueError, match='already'):
     again.add(('copy',), {'bytes': 4})
+  again.remove()
+  assert not list(local.iterdir())
 
 
 def test_another_configuration_is_refused(folder):

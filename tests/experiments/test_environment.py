@@ -38,6 +38,22 @@ def test_float32_is_multiplied_with_all_of_its_bits():
   assert environment.hardware()['matmul_precision'] == 'highest'
 
 
+def test_the_digest_of_the_code_is_that_of_every_file(tmp_path):
+  (tmp_path / 'part').mkdir()
+  one, other = tmp_path / 'one.py', tmp_path / 'part' / 'other.py'
+  digests = []
+  for path, text in ((one, 'a'), (other, 'a'), (other, 'b'), (other, 'a')):
+    path.write_text(text)
+    digests.append(environment.source(tmp_path))
+  other.rename(tmp_path / 'part' / 'renamed.py')
+  digests.append(environment.source(tmp_path))
+  (tmp_path / 'notes.txt').write_text('no code')
+  assert environment.source(tmp_path) == digests[-1]
+  assert digests[1] == digests[3]
+  assert len(set(digests)) == 4
+  assert environment.source() not in digests
+
+
 def test_the_variable_decides_where_it_is_set(monkeypatch):
   # As JAX reads it when it is imported.
   monkeypatch.setenv(_VARIABLE, 'tensorfloat32')

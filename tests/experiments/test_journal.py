@@ -57,6 +57,14 @@ def test_damage_before_the_end_is_refused(tmp_path):
     _open(tmp_path)
 
 
+def test_what_is_removed_is_begun_anew(tmp_path):
+  first = _open(tmp_path)
+  first.add(('copy',), {'bytes': 3})
+  first.remove()
+  assert not list(tmp_path.iterdir())
+  assert not len(_open(tmp_path, HEADER | {'configuration': 'a = 2'}))
+
+
 def test_two_runs_do_not_write_at_once(tmp_path):
   running = _open(tmp_path)
   with pytest.raises(ValueError, match='in use by another run'):
