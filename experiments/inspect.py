@@ -4,7 +4,8 @@
   python -m experiments.inspect DRAFTER --target=PATH
 
 PATH is what `specsample.load` or `load_drafter` take. Only headers are read,
-and nothing is downloaded. Ends with exit code 1 if something is wrong.
+and nothing is downloaded. Ends with exit code 1 if something is wrong. There is
+nothing to configure and nothing is written but the report, to standard output.
 This file only wires: inspection.py finds what it is.
 """
 

@@ -141,6 +141,13 @@ def tiny_methods(tiny):
 
 
 @pytest.fixture(scope='session')
+def two_models(tiny, checkpoint):
+  """As `tiny`, with the same as a draft model of another vocabulary."""
+  name = 'other_vocabulary/specsample.load.name_or_path'
+  return (*tiny, f"--gin_bindings={name} = '{checkpoint}'")
+
+
+@pytest.fixture(scope='session')
 def tiny_evaluate(tiny_methods):
   """As `tiny_methods`, for the methods that need no training."""
   return ('--gin_file=configs/runs/evaluate.gin', *tiny_methods)

@@ -192,6 +192,14 @@ _MAKE_DATA = {
     'model.bin may be a pickle ... safe_serialization'
   ),
 }
+_VOCABULARIES = {
+  '--prompts=FOLDER/long.txt': (
+    'long.txt, line 2: a prompt of 600 tokens ... 512 ... shorten it'
+  ),
+  '--target=a': "'target' ... --help",
+  '--gin_bindings=Comparison.num_draft_tokens = 0': 'num_draft_tokens is 0',
+  '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
+}
 _REPORT = {
   '--results=FOLDER/nowhere': 'nowhere is no folder: give that of --out',
   '--results=FOLDER/drafter': 'drafter holds no result.json ... evaluate first',
@@ -214,6 +222,7 @@ _CASES = {
     'certify': _CERTIFY,
     'make_data': _MAKE_DATA,
     'report': _REPORT,
+    'vocabularies': _VOCABULARIES,
   }.items()
   for flags, expected in cases.items()
 }
@@ -263,7 +272,9 @@ def commands_here(commands, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def outcomes(files, commands_here, tiny, tiny_methods, tiny_evaluate):
+def outcomes(
+  files, commands_here, tiny, tiny_methods, tiny_evaluate, two_models
+):
   """How each case ended, what it left, and the programs it compiled."""
   own = {
     'evaluate': [*tiny_evaluate, '--limit=2'],
@@ -272,6 +283,7 @@ def outcomes(files, commands_here, tiny, tiny_methods, tiny_evaluate):
     'certify': [],
     'make_data': tiny,
     'report': [],
+    'vocabularies': [*two_models, '--limit=2'],
   }
   stands_for = {
     'FOLDER': str(files),

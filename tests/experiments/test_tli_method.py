@@ -1,5 +1,7 @@
 """A draft model of another vocabulary, as the configurations set it up."""
 
+import dataclasses
+import json
 import pathlib
 
 import gin
@@ -8,7 +10,10 @@ import numpy as np
 import pytest
 import tokenizers
 
+from experiments import evaluation as evaluation_lib
 from experiments import methods
+from experiments import progress
+from experiments import two_vocabularies
 import specsample
 from specsample import testing
 from specsample import text
@@ -55,6 +60,43 @@ def test_the_method_drafts_for_its_target():
   assert jax.tree.all(
     jax.tree.map(np.array_equal, longer.params, method.params)
   )
+
+
+def test_both_ways_are_compared_with_the_target_alone(tmp_path):
+  target = _loaded(['a', 'b', 'c', 'd'])
+  evaluation = evaluation_lib.Evaluation(
+    target=target,
+    methods={'autoregressive': methods.Method(specsample.drafters.NoDraft())},
+    max_new_tokens=6,
+    chat=False,
+  )
+  comparison = two_vocabularies.Comparison(
+    evaluation=evaluation,
+    draft=_loaded(['x', 'd', 'b', 'a', 'y'], noise=0.5),
+    num_draft_tokens=2,
+  )
+  tokens = [[0, 2, 3], [1]]
+  comparison.check(tokens)
+  rows = list(two_vocabularies.rows(comparison, tokens, progress.bar))
+  assert [row.way for row in rows] == ['TLI', 'SLEM']
+  for row in rows:
+    assert row.tokens == 12 and row.equals_target
+    assert row.tokens_per_round == row.tokens / row.rounds
+  two_vocabularies.write(tmp_path, comparison.shared, rows)
+  written = json.loads((tmp_path / 'vocabularies.json').read_text())
+  sizes = {'kind': 'intersection', 'shared': 3}
+  assert written['vocabularies'] == sizes | {
+    'of_draft_model': 5,
+    'of_target': 4,
+  }
+  assert written['rows'][0] == dataclasses.asdict(rows[0])
+  assert {'hardware', 'git_commit', 'command'} < written.keys()
+  first, tli, _ = two_vocabularies.lines(comparison.shared, rows)
+  assert first.startswith('intersection: 3 tokens shared, of 5 of')
+  assert tli.startswith(f'TLI: {rows[0].tokens_per_round:.2f} tokens a round')
+  too_long = [[0] * target.model.max_length]
+  with pytest.raises(ValueError, match=r'leaves no room in .*: shorten it'):
+    comparison.check(too_long)
 
 
 def test_the_configuration_names_the_pair():
