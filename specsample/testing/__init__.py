@@ -1,6 +1,7 @@
 """For tests of drafters and verifiers: enumerable models and assertions."""
 
 from specsample.testing.assertions import assert_batch_invariant
+from specsample.testing.assertions import assert_draft
 from specsample.testing.assertions import assert_equals_plain_sampling
 from specsample.testing.assertions import assert_exact
 from specsample.testing.assertions import assert_follows_target
@@ -14,6 +15,7 @@ __all__ = [
   'Group',
   'HashModel',
   'assert_batch_invariant',
+  'assert_draft',
   'assert_equals_plain_sampling',
   'assert_exact',
   'assert_follows_target',

@@ -11,11 +11,13 @@ import numpy as np
 
 from specsample import decode
 from specsample import sampling as sampling_lib
+from specsample import step
 from specsample.drafters import NoDraft
 from specsample.sampling import Sampling
 from specsample.testing import cases as cases_lib
 from specsample.testing import enumerate as enumerate_lib
 from specsample.testing import sample as sample_lib
+from specsample.testing import well_formed
 from specsample.testing.cases import Case
 from specsample.testing.sample import Group
 from specsample.types import (
@@ -27,6 +29,45 @@ from specsample.types import (
   Params,
   Verifier,
 )
+
+
+def assert_draft(
+  params: Params,
+  prompts: Array,
+  lengths: Array,
+  key: Array,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  sampling: Sampling,
+) -> None:
+  """What is drafted behind each prompt is a chain or a tree of its law.
+
+  Parents come before their children, and no path is longer, no node has more
+  children, than the draft says. Siblings are of one distribution where they are
+  independent; otherwise none is there twice, and each of those drawn comes of
+  what those before it left. A drawn token has a probability above 0.
+
+  Arguments as `generate`'s; `verify` says whether the draws are positional.
+  """
+  state = decode.prefill(
+    params,
+    prompts,
+    lengths,
+    key,
+    model=model,
+    drafter=drafter,
+    sampling=sampling,
+    # So that nothing is cut.
+    max_new_tokens=drafter.num_draft_tokens + 1,
+  )
+  propose = lambda params, state: step.propose(
+    params, state, drafter=drafter, verify=verify
+  )
+  draft, _ = jax.jit(propose)(params, state)
+  problems = list(well_formed.problems(draft))
+  assert not problems, f'{drafter} drafts ' + '; '.join(problems)
 
 
 def assert_exact(

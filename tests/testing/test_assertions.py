@@ -1,19 +1,24 @@
 """The shipped assertions pass what is right and find what is broken."""
 
+from collections.abc import Callable
 import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.planted import drafters as planted
 from experiments.planted import loop
 from experiments.planted import rules
 from specsample import drafters
 from specsample import testing
+from specsample import tree
 from specsample import verify
 from specsample.sampling import Sampling
 from specsample.testing import cases as cases_lib
+from specsample.types import DraftLaw
 
 _MODEL = testing.HashModel(vocab_size=16)
 _CHAIN = drafters.Chain(
@@ -32,6 +37,122 @@ def _run(assertion, *arguments, **changes):
     'max_new_tokens': 16,
   }
   assertion(_PARAMS, _PROMPTS, _LENGTHS, *arguments, **(settings | changes))
+
+
+_SAMPLED, _WITHOUT = DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT
+
+
+def _tree(law):
+  """Two children, and one behind each."""
+  return drafters.Tree(
+    drafter=dataclasses.replace(_CHAIN, num_draft_tokens=2),
+    topology=tree.k_ary((2, 1)),
+    law=law,
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Changed(planted.Wrapper):
+  field: str
+  value: Callable  # of the draft
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, state = super().propose(params, draw, warp, tokens, length, state)
+    changed = {self.field: self.value(draft)}
+    return dataclasses.replace(draft, **changed), state
+
+
+def _assert_draft(drafter):
+  testing.assert_draft(
+    _PARAMS,
+    _PROMPTS,
+    _LENGTHS,
+    jax.random.key(0),
+    model=_MODEL,
+    drafter=drafter,
+    verify=verify.tree,
+    sampling=Sampling(temperature=1.0, top_k=4),
+  )
+
+
+@pytest.mark.parametrize(
+  'drafter',
+  [
+    _CHAIN,
+    *map(_tree, DraftLaw),
+    drafters.DynamicTree(drafter=_CHAIN, num_draft_tokens=6, width=3),
+    drafters.NgramTree(num_branches=2, depth=2, min_ngram=1),
+  ],
+  ids=lambda drafter: type(drafter).__name__,
+)
+def test_a_draft_of_its_law_passes(drafter):
+  _assert_draft(drafter)
+
+
+def _parents(*parents):
+  return lambda draft: jnp.tile(jnp.asarray(parents), (4, 1))
+
+
+def _second_as_the_first(x):
+  return x.at[:, 1].set(x[:, 0])
+
+
+@pytest.mark.parametrize(
+  ('law', 'field', 'value', 'message'),
+  [
+    (
+      DraftLaw.POINT_MASS,
+      'parents',
+      _parents(0, 0, 4, 2),
+      r'row 0: node 3 follows node 4, which has to be one of 0 to 2: list',
+    ),
+    (
+      DraftLaw.POINT_MASS,
+      'tokens',
+      lambda draft: _second_as_the_first(draft.tokens),
+      r"row 0: nodes 1 and 2 behind node 0 are both token \d+, .* 'point_mass'",
+    ),
+    (
+      _WITHOUT,
+      'tokens',
+      lambda draft: _second_as_the_first(draft.tokens),
+      r"nodes 1 and 2 behind node 0 are both .* 'without_replacement' none",
+    ),
+    (
+      _WITHOUT,
+      'probs',
+      lambda draft: jnp.full_like(draft.probs, 0.25),
+      r'the second is drawn from has the first one, .* probability 0\.25: take',
+    ),
+    (
+      _WITHOUT,
+      'law',
+      lambda draft: _SAMPLED,
+      r'nodes 1 and 2 behind node 0 are drawn from different distributions',
+    ),
+    (
+      _SAMPLED,
+      'probs',
+      lambda draft: jnp.zeros_like(draft.probs),
+      r'node 1 is token \d+, to which its own row of Draft\.probs gives 0: it',
+    ),
+    (
+      _SAMPLED,
+      'depth',
+      lambda draft: 1,
+      r'node 3 is 2 drafts deep, and Draft\.depth is 1',
+    ),
+    (
+      _SAMPLED,
+      'num_children',
+      lambda draft: (1, 1, 1, 0, 0),
+      r'node 2 has 1 siblings before it, .* is 1 for node 0: it is never',
+    ),
+  ],
+)
+def test_a_draft_that_is_not_of_its_law_is_found(law, field, value, message):
+  with pytest.raises(AssertionError, match=message):
+    _assert_draft(_Changed(inner=_tree(law), field=field, value=value))
 
 
 def test_exact():

@@ -1,0 +1,95 @@
+"""What a draft has to be, whatever its tokens: `Draft`'s own words, checked.
+
+A rule relies on all of it, and while it is traced sees none of the numbers.
+"""
+
+from collections.abc import Iterator
+import itertools
+
+import jax
+import numpy as np
+
+from specsample.types import Draft, DraftLaw
+
+
+def problems(draft: Draft) -> Iterator[str]:
+  """A sentence for each thing that is wrong.
+
+  Args:
+    draft: of a batch, tokens [B, N], on the host or a device.
+  """
+  host = jax.device_get(draft)
+  for row, tokens in enumerate(np.asarray(host.tokens)):
+    parents = range(tokens.size)
+    if host.parents is not None:
+      parents = [int(parent) for parent in host.parents[row]]
+    probs = None if host.probs is None else np.asarray(host.probs[row])
+    found = itertools.chain(
+      _of_shape(draft, parents, tokens),
+      _of_siblings(draft, parents, tokens, probs),
+      _of_probs(tokens, probs),
+    )
+    yield from (f'row {row}: {problem}' for problem in found)
+
+
+def _of_shape(draft, parents, tokens):
+  depths, ranks = [0], [0]
+  for i, parent in enumerate(parents):
+    if not 0 <= parent <= i:
+      yield (
+        f'node {i + 1} follows node {parent}, which has to be one of 0 to {i}: '
+        'list parents before children'
+      )
+      return  # what is how deep is not defined
+    depths.append(depths[parent] + 1)
+    ranks.append(list(parents[:i]).count(parent))
+    if tokens[i] < 0:
+      continue
+    if draft.depth is not None and depths[-1] > draft.depth:
+      yield (
+        f'node {i + 1} is {depths[-1]} drafts deep, and Draft.depth is '
+        f'{draft.depth}: a longer path is cut'
+      )
+    most = draft.num_children
+    if most is not None and ranks[-1] >= most[parent]:
+      yield (
+        f'node {i + 1} has {ranks[-1]} siblings before it, and '
+        f'Draft.num_children is {most[parent]} for node {parent}: it is never '
+        'tried'
+      )
+
+
+def _of_siblings(draft, parents, tokens, probs):
+  drafted = [i for i, token in enumerate(tokens) if token >= 0]
+  for i, j in itertools.combinations(drafted, 2):
+    if parents[i] != parents[j]:
+      continue
+    both = f'nodes {i + 1} and {j + 1} behind node {parents[i]}'
+    if draft.law is DraftLaw.SAMPLED:
+      if not np.array_equal(probs[i], probs[j]):
+        yield (
+          f'{both} are drawn from different distributions, and siblings of law '
+          f'{draft.law.value!r} are drawn from one'
+        )
+    elif tokens[i] == tokens[j]:
+      yield (
+        f'{both} are both token {tokens[i]}, and of siblings of law '
+        f'{draft.law.value!r} none is there twice'
+      )
+    elif probs is not None and probs[j, tokens[i]] > 0:
+      yield (
+        f'{both} have law {draft.law.value!r}, and what the second is drawn '
+        f'from has the first one, token {tokens[i]}, with probability '
+        f'{probs[j, tokens[i]]:.3g}: take it out'
+      )
+
+
+def _of_probs(tokens, probs):
+  if probs is None:
+    return
+  for i, token in enumerate(tokens):
+    if token >= 0 and not probs[i, token] > 0:
+      yield (
+        f'node {i + 1} is token {token}, to which its own row of Draft.probs '
+        f'gives {probs[i, token]:.3g}: it cannot have been drawn from that'
+      )
