@@ -276,6 +276,13 @@ BUGS = (
     _PENALISED,
     loop.penalties_once_a_round,
   ),
+  _loop(
+    'penalties count nodes that are not on the path',
+    _PENALISED,
+    loop.penalties_of_all_nodes,
+    drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
+    verifier=verify.tree,
+  ),
   _bug(
     'probability on padded vocabulary',
     functools.partial(

@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import drafts
 from specsample import sampling as sampling_lib
 from specsample import stopping
 from specsample import streams
@@ -76,6 +77,16 @@ def penalties_once_a_round():
     return shipped(sampling, counts, logits, jnp.full_like(drafted, -1))
 
   return _replaced(sampling_lib, 'warp', warp)
+
+
+def penalties_of_all_nodes():
+  """Of a tree all nodes before one count as on the way to it."""
+
+  def on_the_way(draft):
+    num_drafts = draft.tokens.shape[-1]
+    return jnp.tri(num_drafts + 1, num_drafts, -1, dtype=bool)
+
+  return _replaced(drafts, 'on_the_way', on_the_way)
 
 
 def stops_at_the_last_token_only():
