@@ -65,12 +65,15 @@ _MIXED = tuple(
     Sampling(temperature=0.0),
   )
 )
+# Of each prompt one, for drafters whose predictions take long to compile.
+_TWO = (_MIXED[0], _MIXED[6])
+# So strong that of a tree it shows what is not on the path and counted.
 _PENALISED = tuple(
   Group(prompt, sampling)
   for prompt in _PROMPTS
   for sampling in (
-    Sampling(temperature=1.0, repetition_penalty=1.5),
-    Sampling(temperature=1.0, presence_penalty=0.7, frequency_penalty=-0.4),
+    Sampling(temperature=1.0, repetition_penalty=1.5, frequency_penalty=2.0),
+    Sampling(temperature=1.0, presence_penalty=2.0, frequency_penalty=-1.0),
   )
 )
 
@@ -136,19 +139,15 @@ def draws() -> Iterator[Draw]:
       if scene.model == _MODEL:
         yield _trained(mixed, scene)
   for name, law in _TREE_DRAWS:
-    model = dataclasses.replace(_MODEL, noise=0.5)
-    yield Draw(
-      drafter_name=f'Tree, {law.value.replace("_", " ")}',
-      drafter=drafters.Tree(
-        drafter=drafters.Chain(model=model, num_draft_tokens=_TREE.depth),
-        topology=_TREE,
-        law=law,
-      ),
-      verifier_name=name,
-      law=law,
-      settings='mixed batch',
-      groups=_MIXED,
-    )
+    yield _tree(name, law, settings='mixed batch', groups=_MIXED)
+  yield _tree(
+    'tree',
+    DraftLaw.SAMPLED,
+    settings='penalties, an EOS',
+    groups=_PENALISED,
+    eos_id=_EOS_ID,
+  )
+  yield from _trained_trees()
   yield from _growing_trees()
   yield from _filtered_trees()
   yield _other_vocabulary()
@@ -215,6 +214,43 @@ def _adaptive(draw):
         drafter=chain, policies=(policy,), widths=(0, 1)
       ),
       law=DraftLaw.SAMPLED,
+    )
+
+
+def _tree(verifier_name, law, **settings):
+  model = dataclasses.replace(_MODEL, noise=0.5)
+  chain = drafters.Chain(model=model, num_draft_tokens=_TREE.depth)
+  return Draw(
+    drafter_name=f'Tree, {law.value.replace("_", " ")}',
+    drafter=drafters.Tree(drafter=chain, topology=_TREE, law=law),
+    verifier_name=verifier_name,
+    law=law,
+    **settings,
+  )
+
+
+# The default of each, and the laws that read what `Tree` makes of its logits.
+_TRAINED_TREE_DRAWS = {
+  'Medusa': ('tree', DraftLaw.POINT_MASS),
+  'Hydra': ('traversal', DraftLaw.WITHOUT_REPLACEMENT),
+  'EAGLE': ('tree', DraftLaw.SAMPLED),
+  'MTP': ('greedy_draft', DraftLaw.TOP_AND_SAMPLED),
+}
+
+
+def _trained_trees():
+  for scene in trained.branching(vocab_size=3):
+    name, law = _TRAINED_TREE_DRAWS[scene.name]
+    of = '' if scene.model == _MODEL else ', tiny Llama'
+    yield Draw(
+      drafter_name=f'Tree of {scene.name}, {law.value.replace("_", " ")}',
+      drafter=drafters.Tree(drafter=scene.drafter, topology=_TREE, law=law),
+      verifier_name=name,
+      law=law,
+      settings=f'two settings{of}',
+      groups=_TWO,
+      model=scene.model,
+      params=scene.params,
     )
 
 

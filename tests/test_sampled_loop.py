@@ -17,6 +17,7 @@ _LEFT_OUT = (
   *('Adaptive, AdaEDL + chain', 'Adaptive, AdaEDL + coupled'),
   *('Adaptive, Fastest + block', 'Hydra + block'),
   *('Medusa + chain', 'Medusa + coupled'),
+  *('Tree of EAGLE', 'Tree of MTP'),
   'Skip + block, mixed batch, tiny Llama',
   'Online distillation after every round + block',
 )

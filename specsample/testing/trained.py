@@ -84,10 +84,16 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
   yield Trained('EAGLE-3', llama, eagle3, _of_llama(eagle3))
   eagle = drafters.Eagle(model=llama, num_draft_tokens=2, draft_vocab_size=some)
   yield Trained('EAGLE', llama, eagle, _of_llama(eagle))
-  mtp = drafters.MTP(
-    model=llama, num_draft_tokens=2, num_modules=2, draft_vocab_size=some
-  )
-  yield Trained('MTP', llama, mtp, _of_llama(mtp))
+  yield _mtp(vocab_size, num_modules=2)
+
+
+def branching(vocab_size: int) -> Iterator[Trained]:
+  """Of `scenes` drafters of which trees are made; MTP has one module."""
+  for scene in scenes(vocab_size):
+    if scene.name in ('Medusa', 'Hydra', 'EAGLE'):
+      yield scene
+    if scene.name == 'MTP':
+      yield _mtp(vocab_size, num_modules=1)
 
 
 def confident(vocab_size: int) -> Trained:
@@ -121,6 +127,17 @@ def other_vocabulary() -> Trained:
   )
   params = {'target': {}, 'drafter': own.params({})}
   return Trained('TLI', target, drafter, params)
+
+
+def _mtp(vocab_size, num_modules):
+  llama = tiny.tiny_llama(vocab_size=vocab_size)
+  mtp = drafters.MTP(
+    model=llama,
+    num_draft_tokens=2,
+    num_modules=num_modules,
+    draft_vocab_size=(vocab_size + 1) // 2,
+  )
+  return Trained('MTP', llama, mtp, _of_llama(mtp))
 
 
 @functools.cache
