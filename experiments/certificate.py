@@ -41,6 +41,7 @@ _LAW = {
   'coupled': acceptance.chain,
 }
 _SYNTHETIC = verify.Synthetic(rate=0.8)
+_TYPICAL = verify.Typical()
 
 
 @gin.configurable
@@ -207,8 +208,8 @@ def enumerate_tree(
 ) -> Record:
   """The record of a lossless rule on one tree.
 
-  Where independent siblings are all that there is, what is kept of them stands
-  beside the most that any exact rule keeps.
+  Where siblings that were drawn alike are all that there is, what is kept of
+  them stands beside the most that any exact rule keeps.
   """
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
   error, variation = enumeration.error(case.rounds)
@@ -227,11 +228,11 @@ def enumerate_tree(
     'passed': verifier.lossless and error < TOLERANCE and variation < TOLERANCE,
   }
   drawn = case.proposal(0).probs
-  if case.law is not DraftLaw.SAMPLED or case.topology.depth > 1:
+  if case.law not in stats.BOUNDED_LAWS or case.topology.depth > 1:
     return record
   assert drawn is not None
   optimum = stats.optimal_acceptance(
-    case.target(0, 0)[0], drawn[0, 0, 0], case.topology.num_nodes
+    case.target(0, 0)[0], drawn[0, 0, 0], case.topology.num_nodes, case.law
   )
   return record | {
     'optimal_accepted': optimum,
@@ -247,6 +248,19 @@ def _lossy(plan) -> Iterator[Work]:
         f'synthetic, {case.law.value}, V = {case.vocab_size}',
         functools.partial(_measure_synthetic, case),
       )
+  for of_tree in cases_lib.tree_cases():
+    if of_tree.name == 'binary, plain':
+      yield (
+        f'typical, {of_tree.law.value}',
+        functools.partial(measure_typical, of_tree),
+      )
+
+
+def measure_typical(case: cases_lib.TreeCase) -> list[Record]:
+  """How far typical acceptance is from the target, on one tree."""
+  record = enumerate_tree('typical', _TYPICAL, case)
+  is_noticed = not _TYPICAL.lossless and record['max_error'] > TOLERANCE
+  return [record | {'passed': is_noticed}]
 
 
 def _measure_synthetic(case) -> list[Record]:

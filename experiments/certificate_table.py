@@ -17,7 +17,7 @@ def show(certificate: Record) -> None:
   console = evaluation_report.console()
   if certificate['cases']:
     console.print('\n[bold]Exact enumeration of lossless rules[/]\n')
-    console.print(_cases(certificate['cases'] + certificate['lossy']))
+    console.print(_cases(certificate['cases'], certificate['lossy']))
   if certificate['statistical']:
     console.print('\n[bold]The compiled loop against the exact law[/]\n')
     console.print(_statistical(certificate['statistical']))
@@ -35,25 +35,29 @@ def failures(certificate: Record) -> Iterator[str]:
         yield f'{section}: {facts}'
 
 
-def _cases(records: list[Record]) -> rich.table.Table:
+def _cases(lossless: list[Record], lossy: list[Record]) -> rich.table.Table:
   table = _table(
     *('rule', 'law', 'cases', 'largest error', 'drafts kept'),
     *('of the most', 'ok'),
   )
+  records = lossless + lossy
   for rule, law in sorted({(r['verifier'], r['law']) for r in records}):
     rows = [r for r in records if (r['verifier'], r['law']) == (rule, law)]
     kept = [r['expected_accepted'] for r in rows]
     counted = 'keys' in rows[0]
     errors = [r['max_error'] for r in rows]
     error = None if None in errors else max(errors)
-    lossy = rule == 'synthetic'
+    deviation = ''
+    if rows[0] in lossy:
+      distances = [r['total_variation'] for r in rows]
+      deviation = f' (lossy, TV {_range(distances, ".2f")})'
     table.add_row(
       rule,
       law.replace('_', ' '),
       f'{len(rows)}',
       f'{error} of {sum(r["tokens"] for r in rows)} tokens'
       if counted
-      else f'{_number(error, ".1e")}{" (lossy)" * lossy}',
+      else f'{_number(error, ".1e")}{deviation}',
       _range(kept, '.2f'),
       _of_the_most(rows),
       _mark(rows),
@@ -62,7 +66,7 @@ def _cases(records: list[Record]) -> rich.table.Table:
 
 
 def _of_the_most(rows):
-  """What is kept of independent siblings, of what an exact rule could keep."""
+  """What is kept of drawn siblings, of what an exact rule could keep."""
   shares = [
     row['expected_accepted'] / row['optimal_accepted']
     for row in rows

@@ -8,7 +8,10 @@ import dataclasses
 
 import numpy as np
 
-from specsample.types import ArrayLike, Output
+from specsample.types import ArrayLike, DraftLaw, Output
+
+# Those of siblings for which `optimal_acceptance` is known.
+BOUNDED_LAWS = frozenset([DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,21 +89,30 @@ def of(output: Output) -> Stats:
 
 
 def optimal_acceptance(
-  target_probs: ArrayLike, draft_probs: ArrayLike, num_drafts: int
+  target_probs: ArrayLike,
+  draft_probs: ArrayLike,
+  num_drafts: int,
+  law: DraftLaw = DraftLaw.SAMPLED,
 ) -> float:
-  """The most that any exact rule keeps one of k independent drafts.
+  """The most that any exact rule keeps one of k siblings.
 
-  The least, over sets H of tokens, of target(H) + 1 - draft(H)^k; the least set
-  is a prefix of the tokens in the order of target / draft (Hu et al.,
-  2502.18779, theorem 5; Khisti et al., 2410.18234).
+  The least, over sets H of tokens, of target(H) + 1 - Pr(all drafts are in H);
+  the least set is a prefix of the tokens in the order of target / draft (Hu et
+  al., 2502.18779, theorem 5; Khisti et al., 2410.18234). That probability is
+  draft(H)^k of independent drafts. Without replacement it is a sum over k - 1
+  of the drafts, which takes V^k steps.
 
   Args:
     target_probs: [V], of sum 1.
-    draft_probs: [V], which the drafts are drawn from.
+    draft_probs: [V], which the drafts are drawn from, the first at least.
     num_drafts: k, at least 1.
+    law: of the siblings, SAMPLED or WITHOUT_REPLACEMENT.
 
   Returns:
     A probability.
+
+  Raises:
+    ValueError: shapes that do not fit, no draft, or another law.
   """
   target = np.asarray(target_probs, np.float64)
   draft = np.asarray(draft_probs, np.float64)
@@ -109,11 +121,38 @@ def optimal_acceptance(
       f'target_probs are {target.shape}, draft_probs {draft.shape} and '
       f'num_drafts {num_drafts}: give two of [V], and at least 1 draft'
     )
+  if law not in BOUNDED_LAWS:
+    known = sorted(known.value for known in BOUNDED_LAWS)
+    raise ValueError(
+      f'law is {law.value!r}, and the bound is known for {known}: give one of '
+      'those'
+    )
   # What is never drafted is in no least set.
   is_drafted = draft > 0
   ratios = target[is_drafted] / draft[is_drafted]
   order = np.argsort(ratios, kind='stable')
   of_target = np.cumsum(target[is_drafted][order])
-  of_draft = np.cumsum(draft[is_drafted][order])
-  bounds = of_target + 1 - np.minimum(of_draft, 1) ** num_drafts
+  of_draft = draft[is_drafted][order]
+  if law is DraftLaw.SAMPLED:
+    all_within = np.minimum(np.cumsum(of_draft), 1) ** num_drafts
+  else:
+    all_within = _all_within(of_draft, num_drafts)
+  bounds = of_target + 1 - all_within
   return float(min(1.0, bounds.min()))
+
+
+def _all_within(draft, num_drafts):
+  """[V]: the probability that k drafts are among the first 1, 2, ..., V tokens.
+
+  Drawn without replacement from draft [V]; where that has fewer tokens than k,
+  all of them are drafted.
+  """
+  if num_drafts == 1 or draft.size == 1:
+    return np.cumsum(draft)
+  within = np.zeros(draft.size)
+  for i, first in enumerate(draft):
+    rest = np.delete(draft, i)
+    behind = _all_within(rest / rest.sum(), num_drafts - 1)
+    # Of the tokens up to one at i or after it, the rest has one less.
+    within[i:] += first * np.append(0, behind)[i:]
+  return within

@@ -9,6 +9,7 @@ import pytest
 from scipy import optimize
 
 from specsample import stats
+from specsample.types import DraftLaw
 
 # K = 2. Five rounds drafted two tokens and one drafted one; of the former two
 # kept both, two kept one and one kept none; the latter kept its one.
@@ -52,7 +53,26 @@ def test_rows_of_an_output_are_added():
   assert stats.of(Output()) == stats.Stats(4, 3, (1, 2), (2, 1))
 
 
-def _by_linear_program(target, draft, num_drafts):
+def _independent(draft, tokens):
+  return np.prod(draft[list(tokens)])
+
+
+def _without_replacement(draft, tokens):
+  """The probability that these are drawn, in this order."""
+  drawn = 1.0
+  for i, token in enumerate(tokens):
+    taken = draft[list(tokens[:i])].sum()
+    drawn *= 0 if token in tokens[:i] else draft[token] / (1 - taken)
+  return drawn
+
+
+_DRAWN = {
+  DraftLaw.SAMPLED: _independent,
+  DraftLaw.WITHOUT_REPLACEMENT: _without_replacement,
+}
+
+
+def _by_linear_program(target, draft, num_drafts, law):
   """The most that a coupling of the token and the drafts can match them."""
   size = target.size
   drafts = list(itertools.product(range(size), repeat=num_drafts))
@@ -60,20 +80,21 @@ def _by_linear_program(target, draft, num_drafts):
   gain = [-float(y in drafts[x]) for y, x in pairs]
   of_target = [[y == i for y, _ in pairs] for i in range(size)]
   of_drafts = [[x == i for _, x in pairs] for i in range(len(drafts))]
-  right = [*target, *(np.prod(draft[list(x)]) for x in drafts)]
+  right = [*target, *(_DRAWN[law](draft, x) for x in drafts)]
   solved = optimize.linprog(gain, A_eq=of_target + of_drafts, b_eq=right)
   return -solved.fun
 
 
+@pytest.mark.parametrize('law', _DRAWN)
 @pytest.mark.parametrize('num_drafts', [1, 2, 3])
-def test_the_bound_is_that_of_a_linear_program(num_drafts):
+def test_the_bound_is_that_of_a_linear_program(num_drafts, law):
   rng = np.random.default_rng(num_drafts)
   for _ in range(6):
-    target, draft = rng.dirichlet(np.full(3, 0.7), size=2)
-    target[rng.integers(3)] = 0
+    target, draft = rng.dirichlet(np.full(4, 0.7), size=2)
+    target[rng.integers(4)] = 0
     target /= target.sum()
-    expected = _by_linear_program(target, draft, num_drafts)
-    found = stats.optimal_acceptance(target, draft, num_drafts)
+    expected = _by_linear_program(target, draft, num_drafts, law)
+    found = stats.optimal_acceptance(target, draft, num_drafts, law)
     assert found == pytest.approx(expected, abs=1e-8)
 
 
@@ -82,8 +103,21 @@ def test_the_bound_of_the_worked_example():
   assert stats.optimal_acceptance(target, draft, 2) == pytest.approx(0.86)
   # Of one draft it is what the token rule keeps.
   assert stats.optimal_acceptance(target, draft, 1) == pytest.approx(0.7)
+  without = DraftLaw.WITHOUT_REPLACEMENT
+  # The least set is that of 1 and 2, which are drafted in either order.
+  both = 0.3 * 0.5 / 0.7 + 0.5 * 0.3 / 0.5
+  assert stats.optimal_acceptance(target, draft, 2, without) == pytest.approx(
+    0.5 + 1 - both
+  )
+  # All that there are are drafted.
+  every = stats.optimal_acceptance(target, draft, 3, without)
+  assert every == pytest.approx(1)
+  one = stats.optimal_acceptance(target, (0.0, 1.0, 0.0), 2, without)
+  assert one == pytest.approx(0.3)
 
 
 def test_bounds_of_nothing_are_refused():
   with pytest.raises(ValueError, match=r'num_drafts 0: give two of \[V\]'):
     stats.optimal_acceptance((1.0,), (1.0,), 0)
+  with pytest.raises(ValueError, match="law is 'point_mass', and the bound is"):
+    stats.optimal_acceptance((1.0,), (1.0,), 1, DraftLaw.POINT_MASS)

@@ -175,6 +175,9 @@ _TOPOLOGIES = {
 }
 
 
+_TWO_SIBLINGS = tree.k_ary((2,))
+
+
 def tree_cases() -> Iterator[TreeCase]:
   """Every law of siblings on some trees, and trees of a drafter's own."""
   for law, (name, topology), scene in itertools.product(
@@ -198,6 +201,17 @@ def tree_cases() -> Iterator[TreeCase]:
   chain = drafters.Chain(
     model=dataclasses.replace(target, noise=0.5), num_draft_tokens=2
   )
+  # Of so few that are so wrong no rule keeps one always: there is a bound.
+  contrary = dataclasses.replace(target, scale=-target.scale)
+  for law in (DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT):
+    yield TreeCase(
+      name='two siblings, contrary',
+      law=law,
+      topology=_TWO_SIBLINGS,
+      rounds=2,
+      proposal=proposal_lib.tree(_table(contrary, _PLAIN), _TWO_SIBLINGS, law),
+      target=_table(target, _PLAIN),
+    )
   for law in DraftLaw:
     yield _drafted_tree('Tree', chain, law)
     # What goes on behind a node may follow from its token, whatever the law.

@@ -44,6 +44,28 @@ def test_what_is_no_number_is_shown_and_fails(capsys):
   assert len(list(certificate_table.failures(certificate))) == 4
 
 
+def test_a_lossy_rule_is_shown_with_its_distance_from_the_target(capsys):
+  record = lambda rule, distance: {
+    'verifier': rule,
+    'law': 'sampled',
+    'max_error': distance / 2,
+    'total_variation': distance,
+    'expected_accepted': 1.0,
+    'passed': True,
+  }
+  certificate = {
+    'cases': [record('exact', 0.0)],
+    'lossy': [record('typical', 0.25), record('typical', 0.5)],
+    'statistical': [],
+    'planted_bugs': [],
+  }
+  certificate_table.show(certificate)
+  exact, typical = capsys.readouterr().out.splitlines()[-3:-1]
+  assert 'exact' in exact
+  assert 'lossy' not in exact
+  assert '2.5e-01 (lossy, TV 0.25 to 0.50)' in typical
+
+
 def test_a_statistic_that_is_no_number_is_an_alarm():
   assert detectors.Reading(float('nan'), 1.0, 'any').alarm
   assert not detectors.Reading(1.0, 1.0, 'any').alarm
