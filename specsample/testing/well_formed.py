@@ -20,7 +20,7 @@ def problems(draft: Draft) -> Iterator[str]:
   """
   host = jax.device_get(draft)
   for row, tokens in enumerate(np.asarray(host.tokens)):
-    parents = range(tokens.size)
+    parents = list(range(tokens.size))
     if host.parents is not None:
       parents = [int(parent) for parent in host.parents[row]]
     probs = None if host.probs is None else np.asarray(host.probs[row])
@@ -42,7 +42,7 @@ def _of_shape(draft, parents, tokens):
       )
       return  # what is how deep is not defined
     depths.append(depths[parent] + 1)
-    ranks.append(list(parents[:i]).count(parent))
+    ranks.append(parents[:i].count(parent))
     if tokens[i] < 0:
       continue
     if draft.depth is not None and depths[-1] > draft.depth:
