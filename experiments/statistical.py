@@ -353,7 +353,7 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
     NUM_TOKENS,
     draw.eos_id,
   )
-  tokens = sample_lib.compare(sample, laws, draw.eos_id or 0)
+  tokens = sample_lib.compare(sample, laws, draw.eos_id)
   record = {
     'drafter': draw.drafter_name,
     'verifier': draw.verifier_name,

@@ -135,7 +135,7 @@ def sampled(
       num_rows=_NUM_ROWS,
       stop=Stop(eos_ids=() if eos_id is None else (eos_id,)),
     )
-  result = sample_lib.compare(sample, laws, eos_id or 0)
+  result = sample_lib.compare(sample, laws, eos_id)
   return Reading(
     result.statistic,
     result.threshold,

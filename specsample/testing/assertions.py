@@ -89,12 +89,13 @@ def assert_exact(
   if cases is None:
     cases = cases_lib.standard_cases()
   laws = {DraftLaw.POINT_MASS} if verify.positional else verify.draft_laws
-  failures = []
+  failures, num_found = [], 0
   for case in cases:
     if case.law not in laws:
       continue
     enumeration = enumerate_lib.Enumeration(verify, case.proposal, case.target)
     for rounds in case.rounds:
+      num_found += 1
       # A NaN is no error below the tolerance either.
       if not max(enumeration.error(rounds)) <= tolerance:
         error = enumeration.error(rounds)[0]
@@ -102,6 +103,10 @@ def assert_exact(
           f'{case.name}, {case.law.value}, V = {case.vocab_size}, '
           f'K = {case.num_draft_tokens}, {rounds} rounds: {error:.1e}'
         )
+  assert num_found, (
+    f'nothing was enumerated: {verify} takes drafts of law '
+    f'{sorted(law.value for law in laws)}, and no case has rounds of those'
+  )
   assert not failures, (
     f'{verify} is not exact; the largest error of a string is, in '
     + '; '.join(failures)
@@ -120,6 +125,8 @@ def assert_follows_target(
   num_rows: int = 65536,
 ) -> None:
   """Chi-square of the compiled loop's first tokens against their exact law.
+
+  A row that stops before `num_tokens` fails it.
 
   Args:
     params: the whole tree.
@@ -211,6 +218,7 @@ def assert_equals_plain_sampling(
     max_new_tokens=max_new_tokens,
   )
   drafted, plain = run(drafter), run(NoDraft())
+  _check_emitted(plain)
   mismatches = count_mismatches(drafted, plain)
   assert mismatches == 0, (
     f'{mismatches} of {int(plain.lengths.sum())} tokens of {drafter} with '
@@ -255,6 +263,7 @@ def assert_batch_invariant(
     )
 
   together = run(np.arange(batch), 0)
+  _check_emitted(together)
   take = lambda chosen: jax.tree.map(lambda x: np.asarray(x)[chosen], together)
   backwards = np.arange(batch)[::-1]
   variants = {
@@ -269,6 +278,13 @@ def assert_batch_invariant(
         f'{mismatches} tokens of rows {chosen.tolist()} are others {name} '
         f'({drafter} with {verify})'
       )
+
+
+def _check_emitted(output):
+  lengths = np.asarray(output.lengths).tolist()
+  assert lengths and all(lengths), (
+    f'rows of {lengths} tokens: one that emits nothing shows nothing'
+  )
 
 
 def count_mismatches(output: Output, other: Output) -> int:

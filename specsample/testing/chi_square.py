@@ -32,8 +32,8 @@ class ChiSquare:
 
   @property
   def passed(self) -> bool:
-    """Whether the counts agree with the law."""
-    return self.statistic <= self.threshold
+    """Whether the counts agree with the law, and there are any."""
+    return self.samples > 0 and self.statistic <= self.threshold
 
 
 def test(groups: Iterable[tuple[np.ndarray, np.ndarray]]) -> ChiSquare:

@@ -65,7 +65,15 @@ def draw(
 
   One key, a request id a row; the batches mix prompts of all lengths and all
   settings of the groups.
+
+  Raises:
+    ValueError: that is no sample.
   """
+  if not groups or num_rows < 1 or num_tokens < 1:
+    raise ValueError(
+      f'{num_rows} rows of {num_tokens} tokens, of {len(groups)} groups: '
+      'sample at least one of each'
+    )
   size = _ROWS - _ROWS % len(groups)
   rows = requests(groups, size)
 
@@ -168,14 +176,15 @@ def laws(
 
 
 def compare(
-  sample: Sample, laws: list[np.ndarray], eos_id: int = 0
+  sample: Sample, laws: list[np.ndarray], eos_id: int | None = None
 ) -> chi_square.ChiSquare:
   """Tests a sample's tokens against the law of each group.
 
   Args:
     sample: from `draw`.
     laws: from `laws`, with the same groups and number of tokens.
-    eos_id: what stands for the missing tokens of a row that stopped.
+    eos_id: what stands for the missing tokens of a row that stopped; None
+      where no row may stop: then one that did fails the test by itself.
   """
   num_tokens = sample.tokens.shape[1]
 
@@ -183,10 +192,12 @@ def compare(
     law = laws[number]
     vocab_size = round(law.size ** (1 / num_tokens))
     tokens = sample.of_group(number).tokens
-    cells = conditional_lib.index(
-      np.where(tokens < 0, eos_id, tokens), vocab_size
-    )
-    return np.bincount(cells, minlength=law.size), law
+    if eos_id is not None:
+      tokens = np.where(tokens < 0, eos_id, tokens)
+    cells = conditional_lib.index(tokens, vocab_size)
+    # A cell more, of probability 0: of strings that are not whole.
+    cells = np.where((tokens < 0).any(axis=1), law.size, cells)
+    return np.bincount(cells, minlength=law.size + 1), np.append(law, 0.0)
 
   return chi_square.test(group(number) for number in range(len(laws)))
 

@@ -161,6 +161,21 @@ def test_exact():
   testing.assert_exact(verify.coupled, few)  # its point masses
   with pytest.raises(AssertionError, match=r'plain, sampled, V = 2, K = 1'):
     testing.assert_exact(rules.PlainResidual(), few)
+  sampled = [case for case in few if case.law is DraftLaw.SAMPLED]
+  for rule, cases in ((verify.block, []), (verify.coupled, sampled)):
+    with pytest.raises(AssertionError, match='nothing was enumerated'):
+      testing.assert_exact(rule, cases)
+
+
+def test_rows_that_emit_nothing_show_nothing():
+  model = testing.HashModel(vocab_size=16, scale=float('nan'))
+  for assertion, *arguments in (
+    (testing.assert_greedy_equal,),
+    (testing.assert_batch_invariant, jax.random.key(2)),
+  ):
+    changes = {'sampling': Sampling()} if arguments else {}
+    with pytest.raises(AssertionError, match='emits nothing shows nothing'):
+      _run(assertion, *arguments, model=model, **changes)
 
 
 def test_follows_target():

@@ -77,6 +77,30 @@ def test_a_law_off_by_little_is_noticed(sample):
   ).passed
 
 
+def test_a_row_that_stopped_is_no_string_of_the_law():
+  tokens = np.asarray([[0, 0], [0, -1]])
+  stopped = sample_lib.Sample(tokens, np.zeros((2, 2), int), num_groups=1)
+  law = np.eye(9)[0]
+  assert sample_lib.compare(stopped, [law], eos_id=0).passed
+  assert not sample_lib.compare(stopped, [law]).passed
+
+
+@pytest.mark.parametrize(
+  'nothing', [{'groups': ()}, {'num_rows': 0}, {'num_tokens': 0}]
+)
+def test_an_empty_sample_is_refused(nothing):
+  settings = {'groups': _GROUPS, 'num_rows': 1, 'num_tokens': 1} | nothing
+  with pytest.raises(ValueError, match='sample at least one of each'):
+    sample_lib.draw(
+      {},
+      key=jax.random.key(0),
+      model=_MODEL,
+      drafter=drafters.NoDraft(),
+      verify=verify.chain,
+      **settings,
+    )
+
+
 def test_acceptance_off_by_little_is_noticed(sample):
   laws = []
   for group in _GROUPS:
