@@ -27,10 +27,12 @@ class Journal:
   def __init__(self, folder: pathlib.PurePath, header: dict[str, Any]):
     """Opens or begins the journal in `folder`, which may be of a bucket.
 
-    It is journal.jsonl, in a bucket a folder `journal`.
+    It is journal.jsonl, in a bucket a folder `journal`. A bucket knows no
+    locks: start a run there once.
 
     Raises:
-      ValueError: the journal there is damaged, in use, or of another run.
+      ValueError: the journal there is damaged or of another run, or, not in a
+        bucket, in use.
     """
     self._store: _Store
     if files.is_remote(folder):
