@@ -60,9 +60,10 @@ class Checkpoints:
       return self._manager.restore(
         step, args=ocp.args.StandardRestore(jax.tree.map(shape, like))
       )
-    except (OSError, KeyError, ValueError, TypeError) as error:
+    except Exception as error:  # Of a damaged array orbax raises just that.
+      reason, *_ = str(error).splitlines() or [type(error).__name__]
       raise ValueError(
-        f'{self._folder / str(step)} is damaged, or of another run ({error}): '
+        f'{self._folder / str(step)} is damaged, or of another run ({reason}): '
         'delete it to go on from the one before, or give another --out'
       ) from error
 
