@@ -68,15 +68,17 @@ class _Breaks(testing.HashModel):
     return dataclasses.replace(output, logits=logits), cache
 
 
-@pytest.mark.parametrize('value', [float('nan'), float('-inf'), float('inf')])
+# What is no distribution is known before the rule: of the others one pair.
 @pytest.mark.parametrize(
-  ('drafter', 'rule'),
+  ('drafter', 'rule', 'value'),
   [
-    (drafters.NoDraft(), 'chain'),
-    (_CHAIN, 'chain'),
-    (_CHAIN, 'block'),
-    (_NGRAM, 'chain'),
-    (_NGRAM, 'coupled'),
+    (drafters.NoDraft(), 'chain', float('nan')),
+    (_CHAIN, 'chain', float('nan')),
+    (_CHAIN, 'block', float('nan')),
+    (_NGRAM, 'chain', float('nan')),
+    (_NGRAM, 'coupled', float('nan')),
+    (_CHAIN, 'block', float('-inf')),
+    (_CHAIN, 'block', float('inf')),
   ],
 )
 def test_they_stop_their_row_only(drafter, rule, value):
@@ -85,6 +87,9 @@ def test_they_stop_their_row_only(drafter, rule, value):
   settings = {'drafter': drafter, 'verify': _RULES[rule]}
   output = _generate(prompts, model=model, **settings)
   good = _generate(prompts, **settings)
+  without = _generate([[1], *prompts[1:]], model=model, **settings)
+  assert _rows(without)[1:] == _rows(output)[1:]
+  assert without.lengths[0] > 0 and max(output.lengths) > 1
   assert output.lengths[0] == 0
   assert output.stop_reason[0] == StopReason.INVALID_LOGITS
   for row, reference, reason in zip(
