@@ -1,0 +1,47 @@
+"""The certificate that the command writes, and how it ends."""
+
+import json
+import pathlib
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# A lossy rule that keeps nothing is exact: that the enumeration finds no error
+# is what must not pass.
+_MISTAKE = """
+from experiments import certificate
+from specsample import verify
+certificate._SYNTHETIC = verify.Synthetic(rate=0.0)
+"""
+
+
+def test_an_entry_that_fails_is_named_and_fails_the_command(commands, tmp_path):
+  (tmp_path / 'keeps_nothing.py').write_text(_MISTAKE)
+  flags = lambda name: (
+    'certify',
+    "--gin_bindings=Plan.sections = ('lossy',)",
+    f'--out={tmp_path / name}',
+  )
+  good, bad = commands.run_in_forks(
+    [flags('good'), (*flags('bad'), '--gin_bindings=import keeps_nothing')],
+    variables={'PYTHONPATH': f'{tmp_path}:{_ROOT}'},
+  )
+  read = lambda name: json.loads(
+    (tmp_path / name / 'certificate.json').read_text()
+  )
+  found = read('good')
+  assert good.code == 0, good.err
+  assert found['passed']
+  # Of four sections one was asked for.
+  assert not found['complete']
+  assert len(found['lossy']) == 6
+  assert not any(found[x] for x in ('cases', 'statistical', 'planted_bugs'))
+  assert {record['verifier'] for record in found['lossy']} == {'synthetic'}
+  assert 'FAILED' not in good.err
+
+  found = read('bad')
+  assert bad.code == 1, bad.err
+  assert not found['passed']
+  failed = [record for record in found['lossy'] if not record['passed']]
+  lines = [x for x in bad.err.splitlines() if x.startswith('FAILED lossy: ')]
+  assert len(lines) == len(failed) > 0
+  assert 'verifier synthetic, rate 0.0' in lines[0]
+  assert f'certificate.json is in {tmp_path / "bad"}' in bad.out
