@@ -11,7 +11,11 @@ import pytest
 
 from experiments import certificate
 from experiments import statistical
+from specsample import drafters
+from specsample import policies
+from specsample import verify
 from specsample.testing import cases as cases_lib
+from specsample.testing import drafted
 from specsample.types import DraftLaw
 
 _BY_SHAPE = collections.defaultdict(list)
@@ -42,6 +46,44 @@ def test_every_law_is_enumerated_under_every_rule_that_takes_it():
   assert laws == {DraftLaw.POINT_MASS, DraftLaw.SAMPLED}
 
 
+def test_every_lossless_rule_is_enumerated():
+  rules = [getattr(verify, name) for name in verify.__all__]
+  found = [
+    *statistical.VERIFIERS.values(),
+    *statistical.TREE_VERIFIERS.values(),
+  ]
+  assert {rule for rule in rules if rule.lossless} == set(found)
+
+
+# Drafts what the host says, once: it has no law of its own.
+_OF_THE_HOST = {'Given'}
+
+
+def test_every_drafter_and_policy_is_enumerated_or_sampled(monkeypatch):
+  found = [draw.drafter for draw in statistical.draws()]
+  from_drafter = drafted.from_drafter
+
+  def watched(drafter, *args, **kwargs):
+    found.append(drafter)
+    return from_drafter(drafter, *args, **kwargs)
+
+  monkeypatch.setattr(drafted, 'from_drafter', watched)
+  for cases in (
+    cases_lib.drafter_cases,
+    cases_lib.policy_cases,
+    cases_lib.tree_cases,
+  ):
+    assert list(cases())
+  # Around a drafter may be another.
+  found += [x.drafter for x in found if hasattr(x, 'drafter')]
+  found += [x.drafter for x in found if hasattr(x, 'drafter')]
+  names = lambda components: {type(x).__name__ for x in components}
+  assert names(found) >= set(drafters.__all__) - _OF_THE_HOST
+  asked = [p for x in found for p in getattr(x, 'policies', ())]
+  assert names(asked) == set(policies.__all__)
+
+
+_TREE_CASES = tuple(cases_lib.tree_cases())
 # Of each tree, which the certificate has.
 _SCENES_LEFT_OUT = ('temperature and top-k', 'greedy')
 
@@ -51,7 +93,7 @@ def test_every_sequence_of_a_tree_has_the_targets_probability(name):
   verifier = statistical.TREE_VERIFIERS[name]
   records = [
     certificate.enumerate_tree(name, verifier, case)
-    for case in cases_lib.tree_cases()
+    for case in _TREE_CASES
     if case.law in verifier.draft_laws
     and not case.name.endswith(_SCENES_LEFT_OUT)
   ]
@@ -73,3 +115,23 @@ def test_typical_acceptance_is_noticed_to_be_lossy():
   (record,) = certificate.measure_typical(case)
   assert record['passed'], record
   assert record['total_variation'] > 0.01
+
+
+# A number decides, the same after every string.
+_OF_A_NUMBER = ('Fixed', 'TopNodes')
+
+
+def test_every_policy_cuts_some_drafts_and_not_others():
+  of_chains = [case for cases in _BY_SHAPE.values() for case in cases]
+  filtered = [
+    case
+    for case in (*of_chains, *_TREE_CASES)
+    if any(name in case.name for name in policies.__all__)
+  ]
+  assert len(filtered) >= len(policies.__all__)
+  for case in filtered:
+    drafts = case.proposal(3)
+    num_kept = (drafts.tokens >= 0).sum(axis=-1)[drafts.weights > 0]
+    assert num_kept.min() < drafts.tokens.shape[-1], case.name
+    is_of_a_number = any(name in case.name for name in _OF_A_NUMBER)
+    assert is_of_a_number or num_kept.min() < num_kept.max(), case.name

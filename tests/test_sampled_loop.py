@@ -9,6 +9,7 @@ import functools
 import pytest
 
 from experiments import statistical
+from specsample.types import DraftLaw
 
 # The certificate measures these too; here others of their kind stand for them,
 # because each takes half a minute.
@@ -21,10 +22,9 @@ _LEFT_OUT = (
   'Skip + block, mixed batch, tiny Llama',
   'Online distillation after every round + block',
 )
+_ALL = tuple(statistical.draws())
 _DRAWS = {
-  draw.name: draw
-  for draw in statistical.draws()
-  if not draw.name.startswith(_LEFT_OUT)
+  draw.name: draw for draw in _ALL if not draw.name.startswith(_LEFT_OUT)
 }
 
 
@@ -41,6 +41,16 @@ def test_compiled_loop_follows_the_target(name):
   assert record['passed'], record
   # Else a pass would mean little.
   assert record['detectable_total_variation'] < 0.1
+
+
+def test_every_rule_and_law_is_sampled():
+  names = [draw.name for draw in _ALL]
+  assert len(set(names)) == len(names)
+  for start in _LEFT_OUT:
+    assert any(name.startswith(start) for name in names), start
+  rules = {draw.verifier_name for draw in _DRAWS.values()}
+  assert rules == {*statistical.VERIFIERS, *statistical.TREE_VERIFIERS}
+  assert {draw.law for draw in _DRAWS.values()} == set(DraftLaw)
 
 
 def test_an_adversarial_drafter_is_kept_as_often_as_the_theory_says():

@@ -187,4 +187,15 @@ def test_standard_cases_cover_what_they_promise():
   sizes = {(c.vocab_size, c.num_draft_tokens) for c in every}
   assert sizes >= {(v, k) for v in (2, 3, 4) for k in (1, 2, 3)}
   assert {rounds for c in every for rounds in c.rounds} == {2, 3}
-  assert len({c.name for c in every if c.num_draft_tokens == 2}) >= 20
+  # Each setting of `Sampling` is another than the default somewhere.
+  settings = [
+    sampling
+    for scene in cases._SCENES
+    for sampling in (scene.target, scene.draft)
+  ]
+  names = {field.name for field in dataclasses.fields(Sampling)}
+  differs = lambda name: any(
+    getattr(sampling, name) != getattr(Sampling(), name)
+    for sampling in settings
+  )
+  assert set(filter(differs, names)) == names
