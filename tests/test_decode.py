@@ -10,6 +10,8 @@ import pytest
 
 import specsample
 from specsample import drafters
+from specsample import policies
+from specsample import tree
 from specsample import types
 from specsample import verify
 from specsample.testing import hash_model
@@ -209,19 +211,50 @@ def test_cache_smaller_than_the_bucket_holds_whole_chunks():
   np.testing.assert_array_equal(short.tokens[0, :3], long.tokens[0, :3])
 
 
+_MODEL = hash_model.HashModel(vocab_size=VOCAB)
+_CLOSE = drafters.Chain(
+  model=dataclasses.replace(_MODEL, noise=0.2), num_draft_tokens=3
+)
+# Kept is a path that is not the first nodes.
+_TREE = drafters.Tree(
+  drafter=dataclasses.replace(_CLOSE, num_draft_tokens=2),
+  topology=tree.Topology((0, 0, 0, 2, 1, 2)),
+)
+
+
+@pytest.mark.parametrize(
+  ('drafter', 'rule'),
+  [
+    (_CLOSE, verify.chain),
+    # The target reads less than K drafts.
+    (
+      drafters.Adaptive(
+        drafter=_CLOSE, policies=(policies.TokenProbability(0.2),), widths=(1,)
+      ),
+      verify.chain,
+    ),
+    (_TREE, verify.tree),
+    (
+      drafters.Adaptive(
+        drafter=_TREE, policies=(policies.TopNodes(3),), widths=(3,)
+      ),
+      verify.tree,
+    ),
+  ],
+  ids=['chain', 'widths', 'tree', 'widths of a tree'],
+)
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_log_probs_are_the_unwarped_targets(temperature):
-  model = hash_model.HashModel(vocab_size=VOCAB)
-  drafter = drafters.Chain(
-    model=dataclasses.replace(model, noise=0.2), num_draft_tokens=3
-  )
+def test_log_probs_are_the_unwarped_targets(drafter, rule, temperature):
+  model = _MODEL
   prompt = [3, 1, 4]
   output = generate(
     [prompt],
     model=model,
     drafter=drafter,
+    verify=rule,
     sampling=specsample.Sampling(temperature=temperature, top_k=4),
   )
+  assert output.rounds[0] < 10
   sequence = jnp.asarray([prompt + output.tokens[0].tolist()])
   scored: ModelOutput
   scored, _ = model.apply({}, sequence, model.init_cache(1, sequence.size))
