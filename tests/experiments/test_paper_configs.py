@@ -15,8 +15,9 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SCORES = ('ROUGE-2', 'pass@100')
 _FULL = sorted(path.stem for path in (_ROOT / 'configs/full').glob('*.gin'))
 _TASKS = sorted(path.stem for path in (_ROOT / 'configs/tasks').glob('*.gin'))
+_HERE = ('hydra', 'trees', 'trees_sampled', 'adaptive')
 _READ = (
-  *((table, None) for table in (*_FULL, 'hydra', 'trees', 'adaptive')),
+  *((table, None) for table in (*_FULL, *_HERE)),
   *((table, table) for table in _FULL),
   ('hydra', 'medusa'),  # of the same pair, with the same heads
 )
