@@ -10,6 +10,7 @@ import pytest
 
 from experiments import compilation
 from specsample import drafters
+from specsample import verify
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Of the Llamas as published, all weights counted; of Chinchilla and its drafter
@@ -71,8 +72,13 @@ def test_sizes_are_those_of_the_named_models(configured):
   assert config.model.dtype == config.draft_model.dtype == 'bfloat16'
 
 
-@pytest.mark.parametrize('num_nodes', [16, 64, 256])
-@pytest.mark.parametrize('kind', ['Eagle3', 'Hydra'])
+@pytest.mark.parametrize(
+  ('kind', 'num_nodes'),
+  [
+    *((cls.__name__, 64) for cls in _TRAINED if hasattr(cls, 'grow')),
+    *(('Eagle3', 16), ('Eagle3', 256)),
+  ],
+)
 def test_trees_of_a_trained_drafter_are_configured_for_a_pod(kind, num_nodes):
   gin.parse_config_file('configs/runs/pod_trees.gin')
   gin.parse_config(
@@ -82,6 +88,7 @@ def test_trees_of_a_trained_drafter_are_configured_for_a_pod(kind, num_nodes):
   assert config.drafter.num_draft_tokens == num_nodes
   assert type(config.drafter.drafter).__name__ == kind
   assert config.drafter.drafter.model == config.model
+  assert config.drafter.depth == 5
   assert config.drafter.law in config.verify.draft_laws
   assert _num_parameters(config.model) == 8_030_261_248
 
@@ -94,4 +101,5 @@ def test_every_trained_drafter_is_configured_for_a_pod(kind):
   assert type(config.drafter).__name__ == kind
   assert _num_parameters(config.model) == 8_030_261_248
   assert config.drafter.model == config.model
+  assert config.verify == verify.chain
   assert config.topologies == ('v5e:2x4', 'v6e:2x4', 'v5p:2x2x2')
