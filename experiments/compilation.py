@@ -17,6 +17,7 @@ import numpy as np
 
 from experiments import compiled as compiled_lib
 from experiments import hlo_counts
+from experiments import mesh_rules
 from experiments import tpus
 import specsample
 from specsample import chips
@@ -24,6 +25,8 @@ from specsample import decode
 from specsample import request as request_lib
 from specsample import sharding
 from specsample.drafters import branching
+from specsample.drafters import recording
+from specsample.drafters import tli
 from specsample.drafters import trainable
 from specsample.models import int8
 from specsample.models import transformer
@@ -32,6 +35,9 @@ from specsample.types import Drafter, Params, Verifier
 # How the compiler says that a program does not fit: what it needs, 26.44G.
 _NEEDED = re.compile(r'(?:temporaries \(|Used )([\d.]+)([KMGT]?)')
 _UNITS = {'': 1, 'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
+# Of a `VocabMap`: the most pieces of a token, and a BOS token before each text.
+_NUM_PIECES = 8
+_PREFIX_SIZE = 1
 
 
 @gin.configurable
@@ -41,7 +47,8 @@ class CompileTpu:
 
   model: transformer.Transformer
   drafter: Drafter
-  draft_model: transformer.Transformer | None = None  # of params['drafter']
+  # Of params['drafter']; drafters that are trained, and TLI, say it themselves.
+  draft_model: transformer.Transformer | None = None
   verify: Verifier = specsample.verify.chain
   sampling: specsample.Sampling = specsample.Sampling()
   weights: str | None = None  # 'int8' as of `specsample.load`
@@ -55,7 +62,7 @@ class CompileTpu:
   rules: sharding.Rules = sharding.DEFAULT_RULES
 
   def __post_init__(self):
-    """Refuses batches and meshes of nothing."""
+    """Refuses batches and meshes of nothing, and rules that are none."""
     for name in ('batch_size', 'prompt_length', 'data', 'num_slices'):
       if getattr(self, name) < 1:
         raise ValueError(
@@ -65,6 +72,7 @@ class CompileTpu:
       raise ValueError(
         f"CompileTpu.weights is {self.weights!r}: give 'int8' or None"
       )
+    mesh_rules.check('CompileTpu.rules', self.rules)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -270,16 +278,31 @@ def _params(config) -> Params:
     return _structs(params, sharding.of_tree(axes))
 
   params = {'target': of(config.model)}
-  if config.draft_model is not None:
-    params['drafter'] = of(config.draft_model)
-    return params
   drafter = config.drafter
-  if isinstance(drafter, branching.OverBranches):
+  # Those around another drafter have no parameters of their own.
+  while isinstance(drafter, branching.OverBranches | recording.Recording):
     drafter = drafter.drafter
-  if isinstance(drafter, trainable.Trainable):
+  if isinstance(drafter, tli.TLI):
+    params['drafter'] = _vocab_map(drafter) | {'model': of(drafter.model)}
+  elif isinstance(drafter, trainable.Trainable):
     # As `load_drafter` gives them.
     params['drafter'] = of(trainable.InDtype(drafter))
+  elif config.draft_model is not None:
+    params['drafter'] = of(config.draft_model)
   return params
+
+
+def _vocab_map(drafter: tli.TLI) -> Params:
+  """What a `VocabMap` adds to the parameters of the draft model."""
+  size = drafter.vocab_size
+  table = lambda *sizes: jax.ShapeDtypeStruct(
+    sizes, jnp.int32, sharding=sharding.of(*[None] * len(sizes))
+  )
+  return {
+    'draft_ids': table(size),
+    'pieces': table(size, _NUM_PIECES),
+    'prefix': table(_PREFIX_SIZE),
+  }
 
 
 def _structs(tree, shardings):

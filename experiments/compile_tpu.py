@@ -16,6 +16,7 @@ from absl import flags
 from experiments import cli
 from experiments import compilation
 from experiments import config
+from experiments import environment
 from experiments import progress
 from experiments import results
 from experiments import tpu_environment
@@ -46,6 +47,7 @@ _DOES_NOT_FIT = 1
 def main() -> None:
   """Compiles for one topology after the other, writing what is known so far."""
   config.parse()
+  environment.set_up()
   with cli.bad_input():
     out = files.at(_OUT.value or f'results/{config.name()}')
     hlo = files.at(_DUMP_HLO.value) if _DUMP_HLO.value else None

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import re
 
 import gin
 import jax
 
 from experiments import cli
 from experiments import distributed
+from experiments import mesh_rules
 from specsample import sharding
 
 
@@ -31,7 +31,7 @@ class Mesh:
   def __post_init__(self):
     """Refuses rules over axes that no mesh has."""
     if self.rules is not None:
-      _check_rules(self.rules)
+      mesh_rules.check('Mesh.rules', self.rules)
 
   def set(self) -> contextlib.AbstractContextManager[None]:
     """Within it JAX and `sharding` use the mesh.
@@ -67,25 +67,3 @@ def configured() -> contextlib.AbstractContextManager[None]:
 def entered(mesh: jax.sharding.Mesh, rules: sharding.Rules) -> Iterator[None]:
   with jax.set_mesh(mesh), sharding.rules(rules):
     yield
-
-
-def _check_rules(rules):
-  known = [name for name, _ in sharding.DEFAULT_RULES]
-  for rule in rules:
-    is_rule = (
-      isinstance(rule, tuple)
-      and len(rule) == 2
-      and isinstance(rule[0], str)
-      and isinstance(rule[1], tuple)
-      and all(re.fullmatch(r'data|model(_\d+)?', str(name)) for name in rule[1])
-    )
-    if is_rule and rule[0] not in known:
-      raise ValueError(
-        f'Mesh.rules has {rule[0]!r}, and no array has an axis of that name: '
-        f'give rules for {", ".join(known)}'
-      )
-    if not is_rule:
-      raise ValueError(
-        f"Mesh.rules holds {rule!r}: give pairs as ('batch', ('data',)), with "
-        "mesh axes 'data', 'model' and 'model_0', 'model_1', ..."
-      )

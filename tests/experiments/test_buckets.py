@@ -152,6 +152,7 @@ def test_a_missing_package_is_one_line(commands, tiny, tmp_path):
   calls = [
     ('generate', *tiny, '--prompt=Hello'),  # for the compiled programs
     ('certify', _OUT),
+    ('compile_tpu', _OUT),
   ]
   for outcome in commands.run_in_forks(calls, variables=variables):
     assert outcome.code == 2, outcome.err

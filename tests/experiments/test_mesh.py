@@ -20,6 +20,7 @@ _REFUSED = {
   "Mesh.rules = (('batch', 'data'),)": (
     "Mesh.rules holds ('batch', 'data'): give pairs as ('batch', ('data',))"
   ),
+  "Mesh.rules = [('batch', ('data',))]": 'Mesh.rules is [',
   "Mesh.rules = (('batch', ('rows',)),)": "with mesh axes 'data', 'model'",
   "Mesh.rules = (('heads', ('model',)),)": (
     "Mesh.rules has 'heads', and no array has an axis of that name"

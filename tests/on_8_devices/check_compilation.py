@@ -10,7 +10,9 @@ from experiments import compilation
 import specsample
 from specsample import chips
 from specsample import drafters
+from specsample import policies
 from specsample import sharding
+from specsample import tree
 from specsample.models import transformer
 
 _K = 4
@@ -121,6 +123,36 @@ def test_what_does_not_fit_is_not_compiled():
   assert counted.argument_bytes > counted.hbm_bytes_per_device == 1 << 10
   assert counted.collectives is None
   assert text is None
+
+
+def _argument_bytes(drafter, draft_model=None):
+  """Of a device in the prefill, which is traced and not compiled."""
+  config = dataclasses.replace(
+    _CONFIG, drafter=drafter, draft_model=draft_model
+  )
+  target = _target(config, dataclasses.replace(_CHIP, hbm_bytes=1))
+  return compilation.run(target, config, lambda step: None)[0].argument_bytes
+
+
+def test_a_drafter_around_others_brings_the_parameters_within():
+  medusa = drafters.Medusa(model=_TARGET, num_draft_tokens=2)
+  of_medusa = _argument_bytes(medusa)
+  assert of_medusa > _argument_bytes(drafters.NoDraft())
+  branching = drafters.Tree(drafter=medusa, topology=tree.Topology((0, 0, 1)))
+  around = drafters.Recording(
+    drafter=drafters.Adaptive(drafter=branching, policies=(policies.SVIP(),))
+  )
+  assert _argument_bytes(around) == of_medusa
+
+
+def test_tli_brings_its_map_beside_the_draft_model():
+  of_chain = _argument_bytes(_CONFIG.drafter, _DRAFT)
+  tli = drafters.TLI(
+    model=_DRAFT, vocab_size=_TARGET.vocab_size, num_draft_tokens=_K
+  )
+  # The token itself, and 8 pieces; each device has all of the map.
+  of_map = 4 * (_TARGET.vocab_size * (1 + 8) + 1)
+  assert _argument_bytes(tli) == of_chain + of_map
 
 
 def test_rows_fill_up_a_batch():

@@ -10,6 +10,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -111,6 +112,59 @@ def test_every_trained_drafter_compiles_for_a_tpu(tmp_path, kind):
     f'--gin_bindings=CompileTpu.drafter = @{kind}()',
     f'--out={tmp_path}',
   )
+  assert done.returncode == 0, done.stderr
+  (compiled,) = json.loads((tmp_path / 'compile.json').read_text())
+  assert compiled['fits']
+  assert compiled['host_transfers'] == 0
+  assert compiled['vocab_all_gathers'] == 0
+  assert compiled['weight_copies_per_round'] == 0
+
+
+# Those whose parameters are not their own, or not a model's alone.
+_OTHERS = {
+  'recording': """
+    compilation.CompileTpu.drafter = @drafters.Recording()
+    drafters.Recording.drafter = @drafters.Medusa()
+  """,
+  'an adaptive tree': """
+    compilation.CompileTpu.drafter = @drafters.Adaptive()
+    compilation.CompileTpu.verify = @rule.Tree()
+    drafters.Adaptive.drafter = @drafters.Tree()
+    drafters.Adaptive.policies = (@policies.TopNodes(),)
+    policies.TopNodes.num_nodes = 8
+    drafters.Tree.drafter = @drafters.Medusa()
+    drafters.Tree.topology = @tree.mc_sim_7b_63()
+  """,
+  'tli': """
+    include 'configs/models/llama_3_2_1b.gin'
+    llama_1b/transformer.Transformer.num_layers = 1
+    llama_1b/transformer.Transformer.vocab_size = 32000
+    compilation.CompileTpu.drafter = @drafters.TLI()
+    drafters.TLI.model = %LLAMA_1B
+    drafters.TLI.vocab_size = 128256
+    drafters.TLI.num_draft_tokens = 4
+  """,
+}
+
+
+@pytest.mark.parametrize('name', _OTHERS)
+def test_every_other_drafter_compiles_for_a_tpu(tmp_path, name):
+  imports = (
+    *('__gin__ import dynamic_registration', 'experiments import compilation'),
+    *('specsample import drafters', 'specsample import policies'),
+    *('specsample import tree', 'specsample.models import transformer'),
+    'specsample.verify import tree as rule',
+  )
+  lines = (
+    *(f'from {one}' for one in imports),
+    "include 'configs/runs/pod_llama_8b.gin'",
+    'llama_8b/transformer.Transformer.num_layers = 4',
+    textwrap.dedent(_OTHERS[name]),
+  )
+  file = tmp_path / 'run.gin'
+  file.write_text('\n'.join(lines))
+  flags = ('--topology=v5e:2x4', f'--out={tmp_path}')
+  done = _run(f'--gin_file={file}', *flags)
   assert done.returncode == 0, done.stderr
   (compiled,) = json.loads((tmp_path / 'compile.json').read_text())
   assert compiled['fits']
