@@ -72,7 +72,8 @@ def test_a_model_is_that_of_the_rounded_matrices(changes):
   assert params['norm']['scale'].dtype == jnp.float32
   found = _logits(params, model=model)
   rounded = _logits(_dequantised(params), model=model)
-  np.testing.assert_allclose(found, rounded, atol=1e-4)
+  # Mostly within 1e-5, on processors that add in another order within 1.3e-4.
+  np.testing.assert_allclose(found, rounded, atol=5e-4)
   expected = _logits(exact, model=model)
   error = np.sqrt(np.mean((found - expected) ** 2))
   assert 0 < error < 0.2 * np.std(expected)
