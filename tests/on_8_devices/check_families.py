@@ -78,7 +78,10 @@ def _generate(params, model):
       model=model,
       drafter=drafters.Ngram(num_draft_tokens=3, min_ngram=1),
       verify=specsample.verify.block,
-      sampling=specsample.Sampling(temperature=1.0, top_k=50),
+      # What is likely repeats itself, and n-grams are found.
+      sampling=specsample.Sampling(
+        temperature=np.asarray([0.0, 0.3, 1.0]), top_k=50
+      ),
       max_new_tokens=12,
     )
   )
@@ -94,7 +97,9 @@ def _on_one_device(name, is_int8):
     axes = int8.axes(axes, params)
     params = int8.weights(params)
   params = jax.device_get(params)
-  return model, params, axes, _generate(params, model)
+  expected = _generate(params, model)
+  assert specsample.stats.of(expected).kept
+  return model, params, axes, expected
 
 
 @pytest.mark.parametrize(
