@@ -24,9 +24,13 @@ def test_every_use_has_its_own_key():
         streams.residual_key(in_round),
         streams.bonus_key(in_round),
       ]
-      keys += [streams.draft_key(in_round, position) for position in range(6)]
+      keys += [
+        streams.draft_key(in_round, position, node)
+        for position in range(6)
+        for node in (None, 1, 2)
+      ]
   bits = [_bits(key) for key in keys]
-  assert len(set(bits)) == len(bits) == 3 * (6 + 6 * (3 + 6))
+  assert len(set(bits)) == len(bits) == 3 * (6 + 6 * (3 + 6 * 3))
 
 
 def test_uniforms_of_different_uses_are_uncorrelated():

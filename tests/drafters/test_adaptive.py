@@ -135,12 +135,6 @@ def test_behind_rounds_that_were_left_out_it_drafts_as_ever(name):
   _check_next_draft(drafter, _params(name), _rule(name), state)
 
 
-def test_behind_rounds_of_a_tree_a_draft_model_drafts_as_ever():
-  drafter = _DRAFTERS['tree']
-  state = _advance(drafter, 'tree', rounds=9)
-  _check_next_draft(drafter, _params('tree'), verify.tree, state)
-
-
 _COSTS = (1.0, 1.1, 1.2, 1.3)
 _POLICIES = {
   'token': policies.TokenProbability(0.3),

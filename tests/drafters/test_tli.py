@@ -223,9 +223,8 @@ def test_coupled_output_is_plain_sampling():
 def test_a_tree_of_most_likely_tokens_begins_as_the_greedy_chain():
   topology = tree_lib.k_ary((2, 1, 1))
   tree = drafters.Tree(drafter=_TLI, topology=topology)
-  draft, _ = _propose(
-    _PARAMS, *_rows(_PROMPTS), _begun(_PROMPTS, tree), drafter=tree
-  )
+  propose = functools.partial(_propose, _PARAMS, drafter=tree)
+  draft, state = propose(*_rows(_PROMPTS), _begun(_PROMPTS, tree))
   chain, _ = _drafted(_PROMPTS, _begun(_PROMPTS))
   first = [0, topology.parents.index(1)]
   np.testing.assert_array_equal(
@@ -234,6 +233,14 @@ def test_a_tree_of_most_likely_tokens_begins_as_the_greedy_chain():
   testing.assert_greedy_equal(
     _PARAMS, drafter=tree, verify=verify.tree, **_GENERATE
   )
+  # Behind another path, and a token of two pieces, it is what it would be if
+  # it had been given all at once.
+  other = [1, topology.parents.index(2)]
+  kept = np.asarray(draft.tokens)[:, other].tolist()
+  longer = [[*row, *path, 2] for row, path in zip(_PROMPTS, kept, strict=True)]
+  found, _ = propose(*_rows(longer), state)
+  fresh, _ = propose(*_rows(longer), _begun(longer, tree))
+  np.testing.assert_array_equal(found.tokens, fresh.tokens)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specsample
 from specsample import drafters
+from specsample import step
 from specsample import testing
 from specsample import tree
 from specsample import verify
@@ -23,7 +25,9 @@ _K = _TREE.depth
 _SOME = {'num_draft_tokens': _K, 'draft_vocab_size': _D2T.size}
 _DRAFTERS = {
   'medusa': drafters.Medusa(model=_TARGET, **_SOME),
-  'hydra': drafters.Hydra(model=_TARGET, num_draft_tokens=_K),
+  'hydra': drafters.Hydra(
+    model=_TARGET, num_draft_tokens=_K, prefix_attention=True
+  ),
   'draft model': drafters.DraftModel(model=_TARGET, layers=(0, 2), **_SOME),
   'skip': drafters.Skip(model=_TARGET, layers=(0, 2), num_draft_tokens=_K),
   'eagle': drafters.Eagle(model=_TARGET, num_draft_tokens=_K),
@@ -90,8 +94,32 @@ def test_siblings_are_the_most_likely_behind_their_path(name):
     np.testing.assert_array_equal(tokens[:, i], order[:, _TREE.ranks[i]])
 
 
-@pytest.mark.parametrize('rule', [verify.tree, verify.traversal])
-@_each
+def test_every_node_is_drawn_with_a_key_of_its_own():
+  chain = drafters.Chain(
+    model=testing.HashModel(vocab_size=_V), num_draft_tokens=_K
+  )
+  drafter = drafters.Tree(drafter=chain, topology=_TREE, law=DraftLaw.SAMPLED)
+  drawn = []
+
+  def draw(probs, position, node=None):
+    drawn.append(node)
+    return jnp.zeros_like(position)
+
+  def propose(tokens, lengths):
+    state = drafter.init({}, *tokens.shape)
+    warp = lambda logits, drafted: jax.nn.softmax(logits)
+    return drafter.propose({'drafter': {}}, draw, warp, tokens, lengths, state)
+
+  jax.eval_shape(propose, np.zeros((4, 32), np.int32), _LENGTHS)
+  # What `streams.draft_key` takes beside the position.
+  assert sorted(drawn) == list(range(1, _TREE.num_nodes + 1))
+
+
+# Rules see drafts, not drafters: one stands for both.
+@pytest.mark.parametrize(
+  ('name', 'rule'),
+  [*((name, verify.tree) for name in _DRAFTERS), ('hydra', verify.traversal)],
+)
 def test_greedy_output_is_the_targets_own(name, rule):
   testing.assert_greedy_equal(
     _params(name),
@@ -101,6 +129,47 @@ def test_greedy_output_is_the_targets_own(name, rule):
     drafter=drafters.Tree(drafter=_DRAFTERS[name], topology=_TREE),
     verify=rule,
     max_new_tokens=16,
+  )
+
+
+# Chain and DraftModel keep what Skip does, Medusa what Hydra does, EAGLE and
+# MTP what EAGLE-3 does.
+@pytest.mark.parametrize('name', ['skip', 'hydra', 'eagle3'])
+def test_behind_kept_paths_it_drafts_as_one_that_is_given_all_at_once(name):
+  params = _params(name)
+  drafter = drafters.Tree(drafter=_DRAFTERS[name], topology=_TREE)
+  start = lambda tokens, lengths: specsample.prefill(
+    params,
+    tokens,
+    lengths,
+    jax.random.key(0),
+    model=_TARGET,
+    drafter=drafter,
+    sampling=Sampling(temperature=1.0),
+    max_new_tokens=60,
+    max_length=80,
+  )
+  # Drafts of no training are kept too, some paths whole and others in part.
+  rule = verify.Typical(epsilon=0.02, delta=1.0)
+  state = specsample.advance(
+    params,
+    start(_PROMPTS, _LENGTHS),
+    model=_TARGET,
+    drafter=drafter,
+    verify=rule,
+    max_rounds=6,
+  )
+  kept = np.asarray(state.accepted).sum(axis=0)
+  assert kept[_K] and kept[1:_K].any(), kept
+  fresh = start(state.tokens, np.asarray(state.length))
+  fresh = dataclasses.replace(fresh, limit=state.limit)
+  propose = jax.jit(
+    lambda state: step.propose(params, state, drafter=drafter, verify=rule)[0]
+  )
+  found, expected = propose(state), propose(fresh)
+  np.testing.assert_array_equal(found.tokens, expected.tokens)
+  np.testing.assert_allclose(
+    found.signals.log_prob, expected.signals.log_prob, atol=2e-4
   )
 
 
