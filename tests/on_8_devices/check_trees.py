@@ -9,6 +9,7 @@ import pytest
 from experiments import hlo_counts
 import specsample
 from specsample import drafters
+from specsample import policies
 from specsample import sharding
 from specsample import testing
 from specsample import tree
@@ -110,7 +111,13 @@ CASES = {
   ),
   'mtp, i.i.d.': ('mtp', tree_of('mtp', SAMPLED), verify.traversal),
   'chain, distinct': ('chain', tree_of('chain', WITHOUT), verify.traversal),
-  'skip': ('skip', tree_of('skip'), verify.tree),
+  'skip, cut': (
+    'skip',
+    drafters.Adaptive(
+      drafter=tree_of('skip'), policies=(policies.TopNodes(3),), widths=(3,)
+    ),
+    verify.tree,
+  ),
   'n-grams': ('chain', NGRAM, verify.tree),
   'medusa, i.i.d.': (
     'medusa',
