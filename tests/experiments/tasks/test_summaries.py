@@ -125,6 +125,6 @@ def test_without_the_package_there_is_no_score_and_it_says_so(monkeypatch):
   assert task.unscored() is None
   monkeypatch.setitem(sys.modules, 'rouge_score', None)
   assert 'ROUGE-2 is left out' in task.unscored()
-  assert "pip install 'specsample[data]'" in task.unscored()
+  assert 'pip install rouge-score' in task.unscored()
   prompts = task.prompts()
   assert task.score(prompts, [['a']] * len(prompts)) == []
