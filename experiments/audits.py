@@ -16,6 +16,7 @@ from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import methods as methods_lib
 from experiments import results
+from experiments import units as units_lib
 
 # The journal's keys are (KIND, method, prompt).
 KIND = 'divergence'
@@ -42,7 +43,7 @@ def units(
   evaluation: evaluation_lib.Evaluation,
   tokens: Sequence[list[int]],
   journal: journal_lib.Journal | None,
-) -> list[evaluation_lib.Unit]:
+) -> list[units_lib.Unit]:
   """A unit of work for each greedy output that is not the baseline's.
 
   Only what has to be equal is compared: lossless methods at temperature 0, when
@@ -65,7 +66,7 @@ def units(
   if journal is not None:
     found = list(_partings(evaluation, len(tokens), journal))
   return [
-    evaluation_lib.Unit(
+    units_lib.Unit(
       f'difference, prompt {parting.prompt + 1}, {parting.method}',
       (KIND, parting.method, parting.prompt),
       functools.partial(_audit, evaluation, tokens, parting),

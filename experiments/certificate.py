@@ -14,6 +14,7 @@ from experiments import journal as journal_lib
 from experiments import mismatches
 from experiments import progress as progress_lib
 from experiments import result_file
+from experiments import sampled
 from experiments import statistical
 from experiments.planted import bugs
 from specsample import stats
@@ -301,7 +302,7 @@ def _statistical(plan) -> Iterator[Work]:
 
 
 def _measure_draw(draw, plan):
-  return [statistical.measure(draw, plan.num_rows, plan.seed)]
+  return [sampled.measure(draw, plan.num_rows, plan.seed)]
 
 
 def _planted_bugs(plan) -> Iterator[Work]:

@@ -32,6 +32,7 @@ from experiments import recording
 from experiments import scoring
 from experiments import suite
 from experiments import table as table_lib
+from experiments import units as units_lib
 from experiments import written
 from specsample import files
 
@@ -145,10 +146,10 @@ def _run(part, journal, traces, profiles):
   evaluation, tokens = part.evaluation, part.tokens
   work = evaluation_lib.units(evaluation, part.prompts, tokens)
   scores = scoring.units(evaluation, part.prompts, journal)
-  evaluation_lib.run([*work, *traces, *scores], journal, progress.bar)
+  units_lib.run([*work, *traces, *scores], journal, progress.bar)
   parted = audits.units(evaluation, tokens, journal)
   if parted:
-    evaluation_lib.run(parted, journal, progress.bar)
+    units_lib.run(parted, journal, progress.bar)
   if profiles is not None:
     profiling.write(profiles, evaluation, tokens, progress.bar)
 

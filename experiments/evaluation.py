@@ -1,6 +1,6 @@
 """Methods x prompts: what is decoded, timed and written to the journal."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -11,18 +11,16 @@ import gin
 import jax
 import numpy as np
 
-from experiments import distributed
 from experiments import environment
 from experiments import generation
-from experiments import journal as journal_lib
 from experiments import measure
 from experiments import methods as methods_lib
 from experiments import predicted
-from experiments import progress as progress_lib
 from experiments import prompts as prompts_lib
 from experiments import result_file
 from experiments import results
 from experiments import rounds
+from experiments import units as units_lib
 from experiments.tasks import task as task_lib
 import specsample
 from specsample.models import fingerprint
@@ -192,21 +190,6 @@ class Evaluation:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Unit:
-  """A piece of work that is journalled when it is done."""
-
-  label: str
-  key: tuple
-  run: Callable[[], dict[str, Any]]
-  # What has to be compiled before `run` can be timed, and how.
-  program: tuple = ()
-  warm_up: Callable[[], Any] = lambda: None
-  # Whether a file that it leaves is gone: then it is done again, even where the
-  # journal has it.
-  is_lost: bool = False
-
-
 def header(
   evaluation: Evaluation, prompts: Sequence[prompts_lib.Prompt]
 ) -> dict[str, Any]:
@@ -249,13 +232,13 @@ def units(
   evaluation: Evaluation,
   prompts: Sequence[prompts_lib.Prompt],
   tokens: Sequence[list[int]],
-) -> Iterator[Unit]:
+) -> Iterator[units_lib.Unit]:
   """All the work, `tokens` being the prompts as the model reads them.
 
   The methods take turns at each batch, so that a machine that slows down slows
   them all.
   """
-  yield Unit('memory', COPY, _copy_bandwidth)
+  yield units_lib.Unit('memory', COPY, _copy_bandwidth)
   batches = evaluation.batches(len(prompts))
   for sample, (i, batch) in itertools.product(
     range(evaluation.samples), enumerate(batches)
@@ -266,7 +249,7 @@ def units(
       generate = functools.partial(
         evaluation.generate, method, rows, batch, sample
       )
-      yield Unit(
+      yield units_lib.Unit(
         label(batch, len(prompts), name)
         + (f', {sample + 1}' if sample else ''),
         ('generation', name, sample * len(batches) + i),
@@ -282,43 +265,11 @@ def units(
       )
   typical = evaluation.typical(tokens)
   for name, method in evaluation.methods.items():
-    yield Unit(
+    yield units_lib.Unit(
       f'parts of a round, {name}',
       ('parts', name),
       functools.partial(_parts, evaluation, method, typical),
     )
-
-
-def run(
-  work: Sequence[Unit],
-  journal: journal_lib.Journal | None,
-  progress: progress_lib.Bar,
-) -> None:
-  """Does what the journal lacks; `progress` shows it, see `progress.bar`.
-
-  Of several processes the first has the journal. The others, None here, do the
-  same units in the same order.
-  """
-  lacks = distributed.from_first(
-    np.asarray(
-      [
-        journal is not None and (unit.is_lost or unit.key not in journal)
-        for unit in work
-      ]
-    )
-  )
-  missing = [unit for unit, lack in zip(work, lacks, strict=True) if lack]
-  # The first unit of each program warms it up.
-  programs = {unit.program: unit for unit in reversed(missing) if unit.program}
-  with progress(len(programs) + len(missing)) as step:
-    for unit in reversed(programs.values()):
-      step(f'warm-up, {unit.label}')
-      jax.block_until_ready(unit.warm_up())
-    for unit in missing:
-      step(unit.label)
-      value = unit.run()
-      if journal is not None and unit.key not in journal:
-        journal.add(unit.key, value)
 
 
 def _copy_bandwidth():

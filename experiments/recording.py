@@ -18,6 +18,7 @@ from experiments import environment
 from experiments import evaluation as evaluation_lib
 from experiments import methods as methods_lib
 from experiments import traces
+from experiments import units as units_lib
 import specsample
 from specsample import files
 from specsample import step
@@ -31,7 +32,7 @@ def units(
   out: pathlib.PurePath,
   tokens: Sequence[list[int]],
   num_columns: int = 64,
-) -> list[evaluation_lib.Unit]:
+) -> list[units_lib.Unit]:
   """A unit of work for each method and batch, which writes a file of its trace.
 
   One whose file is gone is to be done again.
@@ -60,9 +61,7 @@ def units(
   return list(_units(evaluation, out, tokens, num_columns))
 
 
-def _units(
-  evaluation, out, tokens, num_columns
-) -> Iterator[evaluation_lib.Unit]:
+def _units(evaluation, out, tokens, num_columns) -> Iterator[units_lib.Unit]:
   for name, method in evaluation.methods.items():
     folder = traces.folder(out, name)
     written = _names(folder)
@@ -76,7 +75,7 @@ def _units(
         header={'method': name, 'batch': i, 'num_prompts': len(tokens)},
       )
       label = evaluation_lib.label(batch, len(tokens), name)
-      yield evaluation_lib.Unit(
+      yield units_lib.Unit(
         f'trace, {label}',
         ('trace', name, i),
         run,

@@ -14,6 +14,7 @@ from experiments import evaluation as evaluation_lib
 from experiments import measure
 from experiments import methods as methods_lib
 from experiments import results
+from experiments import units as units_lib
 import specsample
 from specsample import continuous
 from specsample import refill
@@ -97,7 +98,7 @@ class Request:
 
 def units(
   comparison: Comparison, tokens: Sequence[list[int]]
-) -> Iterator[evaluation_lib.Unit]:
+) -> Iterator[units_lib.Unit]:
   """All the work; the two ways take turns, as do the methods."""
   requests = comparison.requests(tokens)
   for repeat in range(comparison.repeats):
@@ -106,7 +107,7 @@ def units(
         (STATIC, _static, _compile_static),
         (REFILLED, _refilled, _compile_refilled),
       ):
-        yield evaluation_lib.Unit(
+        yield units_lib.Unit(
           f'{name}, {way}, {repeat + 1} of {comparison.repeats}',
           (way, name, repeat),
           functools.partial(_timed, decode, comparison, method, requests),

@@ -9,13 +9,14 @@ from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import prompts as prompts_lib
 from experiments import results
+from experiments import units as units_lib
 
 
 def units(
   evaluation: evaluation_lib.Evaluation,
   prompts: Sequence[prompts_lib.Prompt],
   journal: journal_lib.Journal | None,
-) -> Iterator[evaluation_lib.Unit]:
+) -> Iterator[units_lib.Unit]:
   """A unit of work for each method, after all of it is decoded.
 
   Args:
@@ -26,7 +27,7 @@ def units(
   if evaluation.task is None or evaluation.task.unscored():
     return
   for name in evaluation.methods:
-    yield evaluation_lib.Unit(
+    yield units_lib.Unit(
       f'scores, {name}',
       key(evaluation, name),
       functools.partial(_score, evaluation, prompts, journal, name),

@@ -22,6 +22,7 @@ from experiments import progress
 from experiments import prompts as prompts_lib
 from experiments import refilling
 from experiments import refilling_report
+from experiments import units as units_lib
 from specsample import files
 
 config.define_flags('configs/runs/throughput.gin')
@@ -64,7 +65,7 @@ def _compare() -> None:
     cli.make_folder(out)
     journal = journal_lib.Journal(out, header)
   work = list(refilling.units(comparison, tokens))
-  evaluation_lib.run(work, journal, progress.bar)
+  units_lib.run(work, journal, progress.bar)
   rows = refilling_report.rows(comparison, journal)
   refilling_report.write(out, rows)
   refilling_report.show(out, rows, prompts_lib.name(path))

@@ -19,6 +19,7 @@ from experiments import rounds
 from experiments import tree_calibration
 from experiments import tree_comparison
 from experiments import tree_costs
+from experiments import units as units_lib
 import specsample
 from specsample import tree
 
@@ -58,7 +59,7 @@ def run(
     progress: shows it, see `progress.bar`.
   """
   counting = map(_alone, _counting(ablation, tokens))
-  evaluation_lib.run(list(counting), journal, progress)
+  units_lib.run(list(counting), journal, progress)
   counts = {
     name: _counts(ablation, name, len(tokens), journal)
     for name in ablation.drafters
@@ -75,7 +76,7 @@ def run(
     if unit.key[0] == 'parts'
   ]
   timing += _drafting(ablation, counts, tokens)
-  evaluation_lib.run(list(map(_alone, timing)), journal, progress)
+  units_lib.run(list(map(_alone, timing)), journal, progress)
   costs, chosen = {}, {}
   for name in ablation.drafters:
     of_drafter = [entry for entry in entries if entry.drafter == name]
@@ -87,11 +88,11 @@ def run(
       entries.insert(entries.index(of_drafter[-1]) + 1, chosen[name])
   evaluation = ablation.with_trees(entries)
   work = list(evaluation_lib.units(evaluation, prompts, tokens))
-  evaluation_lib.run(work, journal, progress)
+  units_lib.run(work, journal, progress)
   return Compared(evaluation, entries, counts, costs, chosen)
 
 
-def _alone(unit: evaluation_lib.Unit) -> evaluation_lib.Unit:
+def _alone(unit: units_lib.Unit) -> units_lib.Unit:
   """The unit, after which what it compiled is dropped.
 
   All that an ablation compiles is more than the 65,530 mappings of memory that
@@ -106,12 +107,12 @@ def _alone(unit: evaluation_lib.Unit) -> evaluation_lib.Unit:
   return dataclasses.replace(unit, run=run)
 
 
-def _counting(ablation, tokens) -> Iterator[evaluation_lib.Unit]:
+def _counting(ablation, tokens) -> Iterator[units_lib.Unit]:
   evaluation = ablation.evaluation
   for name in ablation.drafters:
     method = ablation.entry(name, 'probe', ablation.probe_of(name)).method
     for i, batch in enumerate(evaluation.batches(len(tokens))):
-      yield evaluation_lib.Unit(
+      yield units_lib.Unit(
         f'acceptance by rank, prompt {batch[0] + 1} of {len(tokens)}, {name}',
         ('acceptance', name, i),
         functools.partial(
@@ -146,13 +147,13 @@ def _entries(ablation, name, counts) -> list[tree_comparison.Entry]:
   return [chain, *best, *others]
 
 
-def _drafting(ablation, counts, tokens) -> Iterator[evaluation_lib.Unit]:
+def _drafting(ablation, counts, tokens) -> Iterator[units_lib.Unit]:
   """Of each drafter and depth, with a tree of the middle size."""
   prompts = ablation.evaluation.typical(tokens)
   for name in ablation.drafters:
     for topology in _timed(ablation, name, counts[name]):
       method = ablation.entry(name, 'timed', topology).method
-      yield evaluation_lib.Unit(
+      yield units_lib.Unit(
         f'drafting {topology.depth} deep, {name}',
         ('draft', name, topology.depth),
         functools.partial(_draft_ms, ablation.evaluation, method, prompts),

@@ -8,6 +8,7 @@ import functools
 
 import pytest
 
+from experiments import sampled
 from experiments import statistical
 from specsample.types import DraftLaw
 
@@ -32,7 +33,7 @@ _DRAWS = {
 def _measure(name):
   # A round of a network takes ten times as long as one of a table.
   num_rows = 3072 if 'tiny Llama' in name else 8192
-  return statistical.measure(_DRAWS[name], num_rows=num_rows, seed=1)
+  return sampled.measure(_DRAWS[name], num_rows=num_rows, seed=1)
 
 
 @pytest.mark.parametrize('name', _DRAWS)

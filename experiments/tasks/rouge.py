@@ -11,7 +11,7 @@ def missing() -> str | None:
   try:
     _scorer()
   except ImportError as error:
-    return f"ROUGE-2 is left out ({error}): pip install rouge-score"
+    return f'ROUGE-2 is left out ({error}): pip install rouge-score'
   return None
 
 

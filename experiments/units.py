@@ -1,0 +1,59 @@
+"""Pieces of work that are warmed up, timed and journalled, each but once."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import distributed
+from experiments import journal as journal_lib
+from experiments import progress as progress_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+  """A piece of work that is journalled when it is done."""
+
+  label: str
+  key: tuple
+  run: Callable[[], dict[str, Any]]
+  # What has to be compiled before `run` can be timed, and how.
+  program: tuple = ()
+  warm_up: Callable[[], Any] = lambda: None
+  # Whether a file that it leaves is gone: then it is done again, even where the
+  # journal has it.
+  is_lost: bool = False
+
+
+def run(
+  work: Sequence[Unit],
+  journal: journal_lib.Journal | None,
+  progress: progress_lib.Bar,
+) -> None:
+  """Does what the journal lacks; `progress` shows it, see `progress.bar`.
+
+  Of several processes the first has the journal. The others, None here, do the
+  same units in the same order.
+  """
+  lacks = distributed.from_first(
+    np.asarray(
+      [
+        journal is not None and (unit.is_lost or unit.key not in journal)
+        for unit in work
+      ]
+    )
+  )
+  missing = [unit for unit, lack in zip(work, lacks, strict=True) if lack]
+  # The first unit of each program warms it up.
+  programs = {unit.program: unit for unit in reversed(missing) if unit.program}
+  with progress(len(programs) + len(missing)) as step:
+    for unit in reversed(programs.values()):
+      step(f'warm-up, {unit.label}')
+      jax.block_until_ready(unit.warm_up())
+    for unit in missing:
+      step(unit.label)
+      value = unit.run()
+      if journal is not None and unit.key not in journal:
+        journal.add(unit.key, value)
