@@ -59,10 +59,14 @@ def _alone(name, text):
 
 
 def _close(name, found, expected):
-  """Of int8 a value between two integers may be rounded to either."""
+  """Of int8 a value between two integers may be rounded to either.
+
+  One that is rounded otherwise moves all logits behind it by about 1e-3, a
+  token that is not the text's by 1e-1.
+  """
   error = np.abs(np.asarray(found) - expected)
   if 'int8' in name:
-    assert np.median(error) < 1e-4
+    assert np.median(error) < 5e-3
   assert error.max() < (0.2 if 'int8' in name else 1e-4)
 
 
