@@ -80,14 +80,7 @@ def _num_kept(draw: Draw, group: Group) -> np.ndarray:
   # There is no theory of all trees: what the rule's own law says.
   return enumerate_lib.Enumeration(
     TREE_VERIFIERS[draw.verifier_name],
-    drafted.from_drafter(
-      draw.drafter,
-      draw.params,
-      draw.model,
-      group.prompt,
-      group.sampling,
-      rounds=1,
-    ),
+    _drafted(draw, group),
     conditional_lib.from_model(
       draw.model, draw.params['target'], group.prompt, group.sampling
     ),
@@ -101,14 +94,7 @@ def _kept(draw: Draw, group: Group) -> np.ndarray:
   )
   num_drafts = draw.drafter.num_draft_tokens
   if draw.drafts_from is None:
-    proposal = drafted.from_drafter(
-      draw.drafter,
-      draw.params,
-      draw.model,
-      group.prompt,
-      group.sampling,
-      rounds=1,
-    )
+    proposal = _drafted(draw, group)
     draft = drafted.conditional(proposal)
   else:
     draft = conditional_lib.from_model(
@@ -121,3 +107,15 @@ def _kept(draw: Draw, group: Group) -> np.ndarray:
     return acceptance.coupled(draft, target, num_drafts)
   rule = {'chain': acceptance.chain, 'block': acceptance.block}
   return rule[draw.verifier_name](proposal, target)
+
+
+def _drafted(draw: Draw, group: Group) -> proposal_lib.Proposal:
+  """What the drafter itself drafts in the first round."""
+  return drafted.from_drafter(
+    draw.drafter,
+    draw.params,
+    draw.model,
+    group.prompt,
+    group.sampling,
+    rounds=1,
+  )
