@@ -70,13 +70,23 @@ def tli(
   Raises:
     ValueError: it shares too few tokens with the target.
   """
+  shared = specsample.map_vocabulary(draft, target)
+  return of_shared_tokens(draft, target, shared, num_draft_tokens)
+
+
+def of_shared_tokens(
+  draft: specsample.Loaded,
+  target: specsample.Loaded,
+  shared: specsample.VocabMap,
+  num_draft_tokens: int,
+) -> Method:
+  """As `tli`, where it is known what the two vocabularies share."""
   drafter = specsample.drafters.TLI(
     model=draft.model,
     vocab_size=target.model.vocab_size,
     num_draft_tokens=num_draft_tokens,
   )
-  own = specsample.map_vocabulary(draft, target)
-  return Method(drafter=drafter, params=own.params(draft.params))
+  return Method(drafter=drafter, params=shared.params(draft.params))
 
 
 @gin.configurable

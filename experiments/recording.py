@@ -114,7 +114,7 @@ def record(
   """
   padded, lengths = specsample.pad_prompts(prompts)
   params = methods_lib.all_params(evaluation.target.params, method)
-  stop = specsample.Stop(eos_ids=evaluation.target.tokenizer.eos_ids)
+  stop = evaluation.stop
   state = specsample.prefill(
     params,
     padded,

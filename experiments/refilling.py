@@ -147,7 +147,7 @@ def _static(comparison, method, requests) -> list[specsample.Output]:
       prompts,
       lengths,
       key,
-      stop=_stop(comparison),
+      stop=comparison.evaluation.stop,
       verify=method.verify,
       **_settings(comparison, method, batch, max_length),
     )
@@ -178,7 +178,7 @@ def _compile_static(comparison, method, requests) -> Any:
       model=comparison.evaluation.target.model,
       drafter=method.drafter,
       verify=method.verify,
-      stop=_stop(comparison),
+      stop=comparison.evaluation.stop,
       max_rounds=jax.device_put(np.int32(0)),
     )
     most = max(one.max_new_tokens for one in batch)
@@ -224,7 +224,7 @@ def _generate_all(comparison, method, requests, max_length):
     params,
     [one.prompt for one in requests],
     key,
-    stop=_stop(comparison),
+    stop=comparison.evaluation.stop,
     verify=method.verify,
     batch_size=comparison.num_rows,
     group_size=comparison.num_refilled_at_once,
@@ -265,7 +265,3 @@ def _params(comparison, method):
   evaluation = comparison.evaluation
   params = methods_lib.all_params(evaluation.target.params, method)
   return params, jax.random.key(evaluation.seed)
-
-
-def _stop(comparison) -> specsample.Stop:
-  return specsample.Stop(eos_ids=comparison.evaluation.target.tokenizer.eos_ids)

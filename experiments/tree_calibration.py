@@ -130,7 +130,7 @@ def decode(
       params,
       state,
       model=evaluation.target.model,
-      stop=specsample.Stop(eos_ids=evaluation.target.tokenizer.eos_ids),
+      stop=evaluation.stop,
       max_rounds=1,
       **components,
     )

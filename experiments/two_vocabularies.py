@@ -41,13 +41,9 @@ class Comparison:
   @functools.cached_property
   def tli(self) -> methods_lib.Method:
     """The method that drafts shared tokens."""
-    drafter = specsample.drafters.TLI(
-      model=self.draft.model,
-      vocab_size=self.evaluation.target.model.vocab_size,
-      num_draft_tokens=self.num_draft_tokens,
+    return methods_lib.of_shared_tokens(
+      self.draft, self.evaluation.target, self.shared, self.num_draft_tokens
     )
-    own = self.shared.params(self.draft.params)
-    return methods_lib.Method(drafter, params=own)
 
   def check(self, tokens: Sequence[list[int]]) -> None:
     """Refuses what cannot be decoded.
@@ -104,7 +100,7 @@ def _over_text(comparison, tokens):
     verify=specsample.verify.chain,
     sampling=evaluation.sampling,
     max_new_tokens=evaluation.max_new_tokens,
-    stop=specsample.Stop(eos_ids=evaluation.target.tokenizer.eos_ids),
+    stop=evaluation.stop,
   )
 
 
