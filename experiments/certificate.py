@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import gin
+import jax
 
 from experiments import environment
 from experiments import journal as journal_lib
@@ -97,6 +98,8 @@ def build(
       section, _, description = key
       step(f'{section}: {description}')
       journal.add(key, {'records': list(map(_finite, todo[key]()))})
+      # Of all entries together they hit Linux's limit of 65530 mappings.
+      jax.clear_caches()
   certificate: Record = {name: [] for name in SECTIONS}
   for key in todo:
     certificate[key[0]] += journal[key]['records']

@@ -264,6 +264,10 @@ def files(tmp_path_factory, checkpoint):
   return folder
 
 
+# Programs that compiled fast, too.
+_KEEP_ALL = {'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+
+
 @pytest.fixture(scope='module')
 def commands_here(commands, tmp_path_factory):
   """The commands, with a compilation cache that is empty at first."""
@@ -297,7 +301,7 @@ def outcomes(
     out = f'--out={files / "results" / str(i)}'
     calls.append([command, *own[command], out, *re.split(' (?=--)', flags)])
   before = set(files.rglob('*'))
-  ended = commands_here.run_in_forks(calls)
+  ended = commands_here.run_in_forks(calls, variables=_KEEP_ALL)
   left = set(files.rglob('*')) - before
   return dict(zip(_CASES, ended, strict=True)), left, _programs(commands_here)
 
@@ -329,6 +333,7 @@ def test_nothing_is_compiled(outcomes, commands_here, tiny):
   assert programs == set()
   # And what is compiled would have been seen.
   flags = ['--prompt=Hello', '--max_new_tokens=2']
-  (outcome,) = commands_here.run_in_forks([['generate', *tiny, *flags]])
+  call = ['generate', *tiny, *flags]
+  (outcome,) = commands_here.run_in_forks([call], variables=_KEEP_ALL)
   assert outcome.code == 0, outcome.err
   assert _programs(commands_here) == {'_prefill', 'advance'}
