@@ -84,20 +84,6 @@ def test_greedy_equals_autoregressive(
   assert len(set(output.rounds.tolist())) > 1  # ragged
 
 
-def test_greedy_equals_autoregressive_of_its_own_layers(
-  smollm2, prompts, greedy
-):
-  # As Chain drafts too. With fewer layers next to nothing is kept.
-  drafter = drafters.Skip(
-    model=smollm2.model, layers=(*range(26), 28, 29), num_draft_tokens=2
-  )
-  output = _generate(
-    smollm2, prompts, drafter=drafter, verify=verify.block, max_new_tokens=6
-  )
-  np.testing.assert_array_equal(output.tokens, greedy.tokens[:, :6])
-  assert specsample.stats.of(output).tokens_per_round > 1.1
-
-
 def test_coupled_equals_plain_sampling(smollm2, prompts, methods):
   drafter, _, params = methods['hydra']
   settings = {'sampling': _SAMPLING, 'verify': verify.coupled}
