@@ -202,7 +202,7 @@ def check(mesh, *case):
 
 
 # With `coupled` a drafter draws by noise of the position, with the other rules
-# of a stream of its own, as what it is made of does: below is one of each kind.
+# of a stream of its own: below is one for each `propose` that draws.
 @pytest.mark.parametrize('drafter', DRAFTERS)
 def test_noise_of_a_position_is_that_of_one_device(drafter):
   check(sharding.make_mesh(2, 4), drafter, 'coupled', 'filters')
@@ -211,8 +211,9 @@ def test_noise_of_a_position_is_that_of_one_device(drafter):
 @pytest.mark.parametrize(
   ('drafter', 'rule'),
   [
-    *((drafter, 'block') for drafter in ('ngram', 'tli', 'hydra', 'mtp')),
-    *((drafter, 'block') for drafter in ('draft model', 'dspark', 'eagle-3')),
+    *((drafter, 'block') for drafter in ('ngram', 'tli', 'medusa', 'hydra')),
+    *((drafter, 'block') for drafter in ('draft model', 'dspark')),
+    *((drafter, 'block') for drafter in ('eagle-3', 'mtp')),
     *((drafter, 'chain') for drafter in ('none', 'chain', 'adaptive')),
     ('chain of a replicated model', 'synthetic'),
   ],
