@@ -29,11 +29,8 @@ def _read(name):
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
   """The function that runs a notebook: the outputs of its cells, by id."""
-  # What compiles cheaply, as the other tests want it, would decode slowly here.
-  environment = {
-    name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'
-  }
-  environment['IPYTHONDIR'] = str(tmp_path_factory.mktemp('ipython'))
+  ipython = str(tmp_path_factory.mktemp('ipython'))
+  environment = os.environ | {'IPYTHONDIR': ipython}
 
   def outputs(name):
     notebook = _read(name)

@@ -113,11 +113,13 @@ BIAS[::7] = 2
 # of few tokens, and kept.
 LIKELY = np.zeros(TARGET.vocab_size, np.float32)
 LIKELY[:56:7] = 5
+FILTERS = specsample.Sampling(
+  temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logit_bias=LIKELY
+)
 SAMPLINGS = {
-  'filters': specsample.Sampling(
-    temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logit_bias=LIKELY
-  ),
-  'greedy': specsample.Sampling(logit_bias=LIKELY),
+  'filters': FILTERS,
+  # Compiled with them.
+  'greedy': dataclasses.replace(FILTERS, temperature=0.0),
   'penalties': specsample.Sampling(
     temperature=0.7,
     repetition_penalty=1.2,
@@ -230,7 +232,6 @@ def test_tokens_are_those_of_one_device_on(mesh, drafter, rule):
   check(mesh, drafter, rule, 'filters')
 
 
-# Compiled above.
 @pytest.mark.parametrize(
   ('shape', 'explicit', 'case'),
   [
