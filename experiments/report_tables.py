@@ -77,7 +77,8 @@ def of_setting(rows: Sequence[Record]) -> Iterator[Table]:
     note,
   )
   yield from _scores(rows)
-  if len(all_prompts) < len(rows):
+  # A single one is all prompts.
+  if len({row['category'] for row in rows}) > 2:
     yield from _by_category(rows)
 
 

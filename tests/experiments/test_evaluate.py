@@ -132,6 +132,13 @@ def test_result_says_where_and_how(run, checkpoint):
   assert f'max_new_tokens = {_NEW_TOKENS}' in result['gin_config']
 
 
+def test_categories_are_shown_where_there_are_several(run, others):
+  assert 'Speedup (and tokens a round) by category' in run.outcome.out
+  for other in others:  # of none, and of one
+    assert 'roofline' in other.outcome.out
+    assert 'by category' not in other.outcome.out
+
+
 def test_rows_are_methods_by_categories(run):
   rows = run.result['rows']
   assert all(tuple(row) == _FIELDS for row in rows)
