@@ -137,8 +137,7 @@ def _show(table: table_lib.Table) -> None:
   # As a Text: a name may hold what rich takes for markup.
   shown.print(rich.text.Text(f'\n{title(overall[0])}\n', 'bold'))
   shown.print(_overall(overall))
-  # A single one is all prompts.
-  if len({row.category for row in rows}) > 2:
+  if table_lib.are_several(row.category for row in rows):
     shown.print('Speedup (and tokens a round) by category\n')
     names = dict.fromkeys(row.method for row in rows)
     names.pop(methods_lib.BASELINE, None)

@@ -77,8 +77,7 @@ def of_setting(rows: Sequence[Record]) -> Iterator[Table]:
     note,
   )
   yield from _scores(rows)
-  # A single one is all prompts.
-  if len({row['category'] for row in rows}) > 2:
+  if table_lib.are_several(row['category'] for row in rows):
     yield from _by_category(rows)
 
 

@@ -1,6 +1,6 @@
 """From the journal of an evaluation to its rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import itertools
@@ -23,6 +23,11 @@ OVERALL = 'overall'
 _NO_PARTS = dict.fromkeys(
   ('prefill_ms', 'draft_ms', 'verify_ms', 'overhead_ms')
 )
+
+
+def are_several(categories: Iterable[str]) -> bool:
+  """Whether rows have several categories; a single one is all prompts."""
+  return len({*categories} - {OVERALL}) > 1
 
 
 @dataclasses.dataclass(frozen=True)

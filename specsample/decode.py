@@ -30,6 +30,10 @@ from specsample.types import (
   Verifier,
 )
 
+# Models, drafters and rules that `check_rule` let pass: tracing takes a while,
+# and even to find a trace in JAX's own cache 2 ms of every call.
+_FITTING: set[tuple[Model, Drafter, Verifier]] = set()
+
 
 def generate(
   params: Params,
@@ -152,7 +156,7 @@ def check_rule(
   """Refuses a rule that does not take the drafter's drafts.
 
   What drafts are like they say themselves, so one is traced, once for each
-  model, drafter, rule and shape of the request; nothing is compiled.
+  model, drafter and rule; nothing is compiled.
 
   Args:
     params, model, drafter, verify: as `generate`'s.
@@ -161,9 +165,17 @@ def check_rule(
   Raises:
     ValueError: names both, and the law or the form that does not fit.
   """
-  _first_verdict.eval_shape(
-    params, request, model=model, drafter=drafter, verify=verify
+  fitting = model, drafter, verify
+  if fitting in _FITTING:
+    return
+  jax.eval_shape(
+    functools.partial(
+      _first_verdict, model=model, drafter=drafter, verify=verify
+    ),
+    params,
+    request,
   )
+  _FITTING.add(fitting)
 
 
 @functools.partial(
@@ -264,8 +276,6 @@ def finish(
   return jax.tree.map(lambda x: x[:batch_size], sharding.replicate(output))
 
 
-# JAX remembers what it traced, which takes a while.
-@functools.partial(jax.jit, static_argnames=('model', 'drafter', 'verify'))
 def _first_verdict(params, request, *, model, drafter, verify):
   """Over a draft behind nothing, never run: what matters is that it fits."""
   state = initial.state(params, request, model=model, drafter=drafter)

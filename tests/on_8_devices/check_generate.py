@@ -118,7 +118,7 @@ FILTERS = specsample.Sampling(
 )
 SAMPLINGS = {
   'filters': FILTERS,
-  # Compiled with them.
+  # With the same settings, and so with the same program.
   'greedy': dataclasses.replace(FILTERS, temperature=0.0),
   'penalties': specsample.Sampling(
     temperature=0.7,
