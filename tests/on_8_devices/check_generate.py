@@ -113,13 +113,11 @@ BIAS[::7] = 2
 # of few tokens, and kept.
 LIKELY = np.zeros(TARGET.vocab_size, np.float32)
 LIKELY[:56:7] = 5
-FILTERS = specsample.Sampling(
-  temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logit_bias=LIKELY
-)
 SAMPLINGS = {
-  'filters': FILTERS,
-  # With the same settings, and so with the same program.
-  'greedy': dataclasses.replace(FILTERS, temperature=0.0),
+  'filters': specsample.Sampling(
+    temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logit_bias=LIKELY
+  ),
+  'greedy': specsample.Sampling(logit_bias=LIKELY),
   'penalties': specsample.Sampling(
     temperature=0.7,
     repetition_penalty=1.2,
