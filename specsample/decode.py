@@ -52,7 +52,8 @@ def generate(
 ) -> Output:
   """Continues a batch of prompts, distributed as the target alone.
 
-  (So with every lossless `verify`; `Synthetic` is not.)
+  (So with every lossless `verify`; `Typical`, `Lenient` and `Synthetic` are
+  not.)
 
   Args:
     params: {'target': ..., 'drafter': ...}; no 'drafter' where it has none.
@@ -100,9 +101,18 @@ def generate(
     max_rounds=jax.device_put(np.int32(state.tokens.shape[1])),
   )
   batch = np.shape(prompts)[0]
-  # More than a row has room for is as many as fit.
-  most = min(int(np.max(max_new_tokens)), state.tokens.shape[1])
+  most = most_new_tokens(state, max_new_tokens)
   return finish(state, max_new_tokens=most, batch_size=batch)
+
+
+def most_new_tokens(state: DecodeState, max_new_tokens: ArrayLike | int) -> int:
+  """M, for `finish`: the most of `generate`'s, or as many as there is room for.
+
+  Args:
+    state: of the rows.
+    max_new_tokens: one number, or one a row.
+  """
+  return min(int(np.max(max_new_tokens)), state.tokens.shape[1])
 
 
 def prefill(
@@ -154,6 +164,8 @@ def check_rule(
   verify: Verifier,
 ) -> None:
   """Refuses a rule that does not take the drafter's drafts.
+
+  And a model that cannot score them.
 
   What drafts are like they say themselves, so one is traced, once for each
   model, drafter and rule; nothing is compiled.
@@ -278,6 +290,7 @@ def finish(
 
 def _first_verdict(params, request, *, model, drafter, verify):
   """Over a draft behind nothing, never run: what matters is that it fits."""
+  step.check_model(model, drafter)
   state = initial.state(params, request, model=model, drafter=drafter)
   draft, _ = step.propose(params, state, drafter=drafter, verify=verify)
   batch, num_drafts = draft.tokens.shape

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import indexing
 from specsample import sharding
 from specsample import types
 from specsample.types import Array, ArrayLike, TokenCounts
@@ -171,7 +172,7 @@ def warp(
   # Shifted before it is scaled: a tiny temperature must not give inf - inf.
   largest = jnp.max(logits)
   shifted = (logits - largest) / temperature.astype(logits.dtype)
-  is_best = sharding.vocab_ids(logits.size) == _first(logits == largest)
+  is_best = indexing.vocab_ids(logits.size) == _first(logits == largest)
   best = is_best.astype(logits.dtype)
   probs = jnp.where(greedy, best, jax.nn.softmax(shifted))
   probs = jnp.where(jnp.isfinite(largest), probs, jnp.nan)
@@ -192,7 +193,7 @@ def most_likely(probs: Array) -> Array:
 
 def is_distribution(probs: Array) -> Array:
   """Whether rows [..., V] that `warp` returned are distributions [...]."""
-  return ~jnp.isnan(sharding.pick(probs, jnp.zeros((), jnp.int32)))
+  return ~jnp.isnan(indexing.pick(probs, jnp.zeros((), jnp.int32)))
 
 
 def draw(key: Array, probs: Array) -> Array:
@@ -216,7 +217,7 @@ def draw(key: Array, probs: Array) -> Array:
   blocks = sharding.reshape(probs, (num_blocks, -1), axis, None)
   block_key, token_key = jax.random.split(key)
   block = _draw(block_key, jnp.sum(blocks, axis=1))
-  of_block = sharding.row(blocks, block, axis)
+  of_block = indexing.row(blocks, block, axis)
   return block * blocks.shape[1] + _draw(token_key, of_block)
 
 
@@ -255,7 +256,7 @@ def _first(flags):
 
   As a minimum, which a divided vocabulary has by parts, as argmax has not.
   """
-  return jnp.min(jnp.where(flags, sharding.vocab_ids(flags.size), flags.size))
+  return jnp.min(jnp.where(flags, indexing.vocab_ids(flags.size), flags.size))
 
 
 def _penalise(sampling, counts, logits, drafted):

@@ -192,58 +192,27 @@ def of_new(*axes: Axes) -> PartitionSpec | None:
   return spec(*axes) if mesh and mesh.are_all_axes_explicit else None
 
 
-def vocab_ids(vocab_size: int) -> Array:
-  """All token ids [V] int32, divided as logits are."""
-  return constrain(jnp.arange(vocab_size), Axis('vocab', vocab_size))
-
-
-def lookup(table: Array, ids: Array, vocab: Axis) -> Array:
-  """Columns of table [D, V] as [..., D], looked up where they live.
-
-  Args:
-    table: divided over `vocab`, its second axis, and nothing else.
-    ids: [B, ...] int32, in the vocabulary.
-    vocab: the axis.
-  """
-  if _mesh() is None:
-    return _columns(table, ids)
-  names = _mesh_axes(vocab)
-
-  def own_columns(table, ids):
-    if not names:
-      return _columns(table, ids)
-    size = table.shape[1]
-    ids = ids - jax.lax.axis_index(names) * size
-    is_here = (ids >= 0) & (ids < size)
-    found = _columns(table, jnp.clip(ids, 0, size - 1))
-    return jax.lax.psum(jnp.where(is_here[..., None], found, 0), names)
-
-  others = [None] * (ids.ndim - 1)
-  return jax.shard_map(
-    own_columns,
-    in_specs=(spec(None, vocab), spec('batch', *others)),
-    out_specs=spec('batch', *others, None),
-  )(table, constrain(ids, 'batch', *others))
-
-
-def sum_of_parts(
-  function: Callable[..., Array],
+def map_parts(
+  function: Callable[..., Any],
   args: Sequence[Any],
   axes: Sequence[Any],
   *,
-  over: Axis,
-) -> Array:
-  """function(*args), rows [R, D], where each device runs it on its own parts.
+  result: Any,
+  sum_over: Axis | None = None,
+) -> Any:
+  """function(*args), where each device runs it on its own parts.
 
   Args:
-    function: what its parts give is to be summed.
+    function: of arrays to arrays. Without a mesh it is called as it is.
     args: arrays, or trees of them.
     axes: of each of them, as for `of_tree`.
-    over: the axis whose parts are summed.
+    result: the axes of what the function gives, likewise.
+    sum_over: an axis over whose parts the results are summed, as in an
+      all-reduce.
   """
   if _mesh() is None:
     return function(*args)
-  names = _mesh_axes(over)
+  names = _mesh_axes(sum_over)
 
   def of_part(*parts):
     made = function(*parts)
@@ -252,60 +221,10 @@ def sum_of_parts(
   put = lambda tree, of_tree: jax.tree.map(
     lambda x, of_leaf: constrain(x, *of_leaf), tree, of_tree
   )
+  specs = lambda one: map_axes(lambda leaf: spec(*leaf), one)
   return jax.shard_map(
-    of_part,
-    in_specs=tuple(map_axes(lambda leaf: spec(*leaf), one) for one in axes),
-    out_specs=spec('batch', None),
+    of_part, in_specs=tuple(map(specs, axes)), out_specs=specs(result)
   )(*map(put, args, axes))
-
-
-def pick(x: Array, index: Array) -> Array:
-  """x[index] along the last axis of x [..., V], for one index [...] a row.
-
-  One index [] is that of all rows. Of a divided vocabulary a scalar a row is
-  gathered.
-  """
-  if not is_divided(Axis('vocab', x.shape[-1])):
-    index = jnp.broadcast_to(index, x.shape[:-1])
-    return jnp.take_along_axis(x, index[..., None], axis=-1)[..., 0]
-  here = jnp.arange(x.shape[-1]) == index[..., None]
-  return jnp.sum(jnp.where(here, x, 0), axis=-1)
-
-
-def top_k(x: Array, k: int) -> tuple[Array, Array]:
-  """The k largest of x [B, ..., V] and where they are, [B, ..., k] both.
-
-  In falling order, of equals the first before the others. Of a divided
-  vocabulary k of each part are gathered.
-  """
-  vocab = Axis('vocab', x.shape[-1])
-  if not is_divided(vocab):
-    # As rows: of these the CPU's compiler selects k, others it sorts whole.
-    values, ids = jax.lax.top_k(x.reshape(-1, x.shape[-1]), k)
-    shape = (*x.shape[:-1], k)
-    return values.reshape(shape), ids.reshape(shape)
-  names, others = _mesh_axes(vocab), [None] * (x.ndim - 2)
-
-  def of_part(x):
-    size = x.shape[-1]
-    values, ids = jax.lax.top_k(x, min(k, size))
-    return values, ids + jax.lax.axis_index(names) * size
-
-  divided = spec('batch', *others, vocab)
-  values, ids = jax.shard_map(
-    of_part, in_specs=divided, out_specs=(divided, divided)
-  )(constrain(x, 'batch', *others, vocab))
-  gather = lambda y: constrain(y, 'batch', *others, None)
-  values, best = jax.lax.top_k(gather(values), k)
-  return values, jnp.take_along_axis(gather(ids), best, axis=-1)
-
-
-def row(x: Array, index: Array, axis: Axes) -> Array:
-  """x[index] of x [N, ...] along its first axis, for one index []."""
-  if not is_divided(axis):
-    return jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
-  here = jnp.arange(x.shape[0]) == index
-  return jnp.sum(jnp.where(here[:, None], x, 0), axis=0)
 
 
 def write_rows(x: Array, rows: Array, new: Array) -> Array:
@@ -373,26 +292,6 @@ def _put(x, sharding):
   return jax.make_array_from_callback(
     values.shape, sharding, lambda index: values[index]
   )
-
-
-# Columns of int8 that TPUs store together.
-_TILE = 32
-
-
-def _columns(table, ids):
-  flat = ids.reshape(-1)
-  size = table.shape[1]
-  is_tiled = table.dtype == jnp.int8 and size % _TILE == 0
-  if is_tiled and flat.size * _TILE <= size:
-    # Whole tiles first: to reach into one, TPUs copy all of the table. Of many
-    # columns that is the less.
-    tiles = table.reshape(len(table), -1, _TILE)
-    read = jax.lax.optimization_barrier(jnp.take(tiles, flat // _TILE, axis=1))
-    within = (flat % _TILE)[:, None]
-    found = jnp.take_along_axis(read, within[None], axis=2)[..., 0]
-  else:
-    found = jnp.take(table, flat, axis=1)
-  return found.T.reshape(*ids.shape, -1)
 
 
 def _mesh():

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from specsample import drafts
 from specsample import emission as emission_lib
+from specsample import indexing
 from specsample import sampling as sampling_lib
-from specsample import sharding
 from specsample import stopping
 from specsample import streams
 from specsample import types
@@ -111,7 +111,7 @@ def observed_step(
     )
     rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
     logits = output.logits.astype(jnp.float32)
-    log_probs = sharding.pick(logits, emission.tokens) - scored.log_sum_exp
+    log_probs = indexing.pick(logits, emission.tokens) - scored.log_sum_exp
     observed = Round(
       draft=draft,
       target_probs=target_probs,
@@ -217,6 +217,16 @@ def score(
     [functools.partial(read, width) for width in widths],
   )
   return scored, readable.append(state.cache, new)
+
+
+def check_model(model: Model, drafter: Drafter) -> None:
+  """Refuses a model without the passes that the drafter's `widths` need.
+
+  Raises:
+    ValueError: names the model.
+  """
+  if len(_widths(drafter)) > 1:
+    _readable(model)
 
 
 def _readable(model) -> Readable:

@@ -12,7 +12,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from specsample import sharding
+from specsample import indexing
 from specsample.types import Array
 
 # Of each rank, [k], or of each depth and rank, [depth, k].
@@ -88,11 +88,6 @@ class Topology:
     if not depth:
       return (0,)
     return tuple(i + 1 for i, d in enumerate(self.depths) if d == depth)
-
-  def by_level(self) -> 'Topology':
-    """The same tree, its nodes numbered level by level."""
-    paths = sorted(self.paths(), key=lambda path: (len(path), path))
-    return from_paths(paths)
 
   def paths(self) -> list[tuple[int, ...]]:
     """The ranks on the way to each node: [0, 2] is the first's third child."""
@@ -294,7 +289,7 @@ def path_to(ancestors: Array, node: Array, length: int) -> Array:
     node: [] int32.
     length: at least the depth of the node.
   """
-  is_on = sharding.row(ancestors, node, None)
+  is_on = indexing.row(ancestors, node, None)
   depth = jnp.arange(1, length + 1)[:, None]
   is_there = is_on & (depths(ancestors) == depth)
   return jnp.sum(is_there * jnp.arange(is_on.size), axis=-1, dtype=jnp.int32)

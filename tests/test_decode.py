@@ -252,7 +252,12 @@ def test_log_probs_are_the_unwarped_targets(drafter, rule, temperature):
     model=model,
     drafter=drafter,
     verify=rule,
-    sampling=specsample.Sampling(temperature=temperature, top_k=4),
+    sampling=specsample.Sampling(
+      temperature=temperature,
+      top_k=4,
+      presence_penalty=0.5,
+      logit_bias=np.arange(model.vocab_size) / 4,
+    ),
   )
   assert output.rounds[0] < 10
   sequence = jnp.asarray([prompt + output.tokens[0].tolist()])

@@ -14,6 +14,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LAYERS = (
   ('types',),
   ('sharding', 'files', 'chat', 'chips'),
+  ('indexing',),
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'work', 'text'),
   ('drafts',),
   ('verify', 'tokenizer_files', 'policies', 'spelling'),
@@ -41,7 +42,8 @@ _LOOP = {
   *('step', 'stopping'),
 }
 _LOOP_IMPORTS = _LOOP | {
-  *('types', 'drafts', 'sampling', 'sharding', 'stats', 'streams')
+  *('types', 'drafts', 'indexing', 'sampling', 'sharding', 'stats'),
+  'streams',
 }
 # Everything else says what the axes of an array mean, not where they are.
 _OF_A_MESH = ('PartitionSpec', 'NamedSharding', 'shard_map')

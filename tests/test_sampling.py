@@ -183,7 +183,8 @@ def test_refuses(settings, value):
     sampling.per_row(sampling.Sampling(**settings), 2, VOCAB)
 
 
-@pytest.mark.parametrize('vocab', [4, 1000])
+# Drawn in one step; in two, of blocks that are padded, and that are not.
+@pytest.mark.parametrize('vocab', [4, 1000, 1536])
 @pytest.mark.parametrize('draw', [sampling.draw, sampling.draw_coupled])
 def test_draw_follows_the_distribution(draw, vocab):
   probs = np.random.default_rng(1).dirichlet(np.full(vocab, 0.3))

@@ -21,12 +21,6 @@ def test_a_topology_knows_its_shape():
   assert _MIXED.paths() == [(0,), (1,), (0, 0), (0, 1), (2,), (0, 1, 0)]
 
 
-def test_levels_come_one_after_another():
-  ordered = _MIXED.by_level()
-  assert ordered.depths == (1, 1, 1, 2, 2, 3)
-  assert sorted(ordered.paths()) == sorted(_MIXED.paths())
-
-
 def test_chains_and_k_ary_trees():
   assert tree.chain(3) == tree.Topology((0, 1, 2)) == tree.k_ary((1, 1, 1))
   assert tree.k_ary((3, 2)).parents == (0, 0, 0, 1, 1, 2, 2, 3, 3)

@@ -51,6 +51,16 @@ def check(drafter: Any) -> None:
     )
 
 
+def check_siblings(count: int, logits: Array) -> None:
+  """Raises ValueError unless logits [..., V'] are of so many tokens."""
+  if count > logits.shape[-1]:
+    raise ValueError(
+      f'{count} siblings are to be drafted, of {logits.shape[-1]} tokens that '
+      'the drafter drafts: make the tree narrower, or use a drafter with a '
+      'larger draft_vocab_size'
+    )
+
+
 class OverBranches:
   """The parts of `types.Drafter` that are those of a `Branching` drafter."""
 

@@ -10,6 +10,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample import sharding
 from specsample.drafters import dflash
 from specsample.drafters import settings
@@ -34,7 +35,7 @@ class _Markov(nnx.Module):
 
   def embed(self, ids: Array, is_drafted: Array) -> Array:
     """W1[x], [..., rank]."""
-    found = sharding.lookup(self.before[...], ids, self.before_axis)
+    found = indexing.lookup(self.before[...], ids, self.before_axis)
     # Without fused loops the CPU backend cannot run a bfloat16 product of what
     # is chosen on the way.
     return jax.lax.optimization_barrier(

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample import sharding
 from specsample.drafters import branching
 from specsample.drafters import settings
@@ -97,7 +98,8 @@ class DynamicTree(branching.OverBranches):
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     # Of a drafter that has nothing to offer for now.
     log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
-    values, ids = sharding.top_k(log_probs, self.width)
+    branching.check_siblings(self.width, log_probs)
+    values, ids = indexing.top_k(log_probs, self.width)
     signals = signals_lib.of_top(log_probs, values)
     scores = values + scores[..., None]
     ids = self.drafter.target_ids(params, ids).astype(jnp.int32)

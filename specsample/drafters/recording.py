@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample import sharding
 from specsample import types
 from specsample.drafters import settings
@@ -164,7 +165,7 @@ class Recording:
         'record at most as many'
       )
     logits = logits.astype(jnp.float32)
-    top, ids = sharding.top_k(logits, self.top_k)
+    top, ids = indexing.top_k(logits, self.top_k)
     log_sum_exp = jax.nn.logsumexp(logits, axis=-1)
     is_new &= jnp.isfinite(log_sum_exp)
     ring = state.ring

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from specsample import sharding
+from specsample import indexing
 from specsample.types import Array, Signals
 
 
@@ -15,7 +15,7 @@ def of_tokens(logits: Array, tokens: Array) -> Signals:
   log_probs = jax.nn.log_softmax(
     logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   )
-  chosen = sharding.pick(log_probs, jnp.maximum(tokens, 0))
+  chosen = indexing.pick(log_probs, jnp.maximum(tokens, 0))
   return Signals(
     log_prob=chosen,
     max_log_prob=jnp.max(log_probs, axis=-1),

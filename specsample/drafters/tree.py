@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import drafts
+from specsample import indexing
 from specsample import sampling
 from specsample import sharding
 from specsample import tree as tree_lib
@@ -106,7 +107,8 @@ class Tree(branching.OverBranches):
     And what the drafter says of them.
     """
     most = max(self.topology.num_children[node] for node in level)
-    values, ids = sharding.top_k(logits, most)
+    branching.check_siblings(most, logits)
+    values, ids = indexing.top_k(logits, most)
     # A drafter may have fewer tokens to offer, or none for now.
     tokens = self.drafter.target_ids(params, ids)
     tokens = jnp.where(jnp.isfinite(values), tokens, -1)
@@ -157,7 +159,7 @@ class Tree(branching.OverBranches):
 
 def _is(token, probs):
   """Where a token [B] is among probs [B, V], which may be divided."""
-  return sharding.vocab_ids(probs.shape[-1]) == token[:, None]
+  return indexing.vocab_ids(probs.shape[-1]) == token[:, None]
 
 
 def _without(probs, token):

@@ -118,11 +118,12 @@ class MoE(nnx.Module):
     weights, chosen = self._route(x)
     banks = self.expert_gate, self.expert_up, self.expert_down
     rows = 'batch', None
-    y = sharding.sum_of_parts(
+    y = sharding.map_parts(
       self._run,
       (x, weights, chosen, *(bank.kernel.get_value() for bank in banks)),
       (rows, rows, rows, *(bank.axes() for bank in banks)),
-      over=self.width,
+      result=rows,
+      sum_over=self.width,
     )
     return y if self.shared is None else y + self.shared(x)
 

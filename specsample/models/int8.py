@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample import sharding
 from specsample import types
 from specsample.models import tensors
@@ -77,9 +78,9 @@ def lookup(
 ) -> Array:
   """Columns of table [D, V], of int8 with a scale [1, V]: [..., D]."""
   if not isinstance(table, Int8):
-    return sharding.lookup(table, ids, vocab)
-  found = sharding.lookup(table.values, ids, vocab).astype(jnp.float32)
-  return (found * sharding.lookup(table.scale, ids, vocab)).astype(dtype)
+    return indexing.lookup(table, ids, vocab)
+  found = indexing.lookup(table.values, ids, vocab).astype(jnp.float32)
+  return (found * indexing.lookup(table.scale, ids, vocab)).astype(dtype)
 
 
 def dequantised(x: Array | Int8, dtype: Any) -> Array:

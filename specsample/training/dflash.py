@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample import sharding
 from specsample.drafters import dflash
 from specsample.models import cache as cache_lib
@@ -191,5 +192,5 @@ def _came(drafted):
   """Where the most likely token is the one that came, [B, n, K] bool."""
   best = jnp.max(drafted.logits, axis=-1)
   return drafted.is_drafted & (
-    sharding.pick(drafted.logits, drafted.ids) == best
+    indexing.pick(drafted.logits, drafted.ids) == best
   )

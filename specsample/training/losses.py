@@ -14,7 +14,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from specsample import sharding
+from specsample import indexing
 from specsample.types import Array
 
 
@@ -23,7 +23,7 @@ def cross_entropy(logits: Array, tokens: Array) -> Array:
 
   What Medusa's heads are trained on (Cai et al., 2401.10774, equation 1).
   """
-  return -sharding.pick(_log_softmax(logits), tokens)
+  return -indexing.pick(_log_softmax(logits), tokens)
 
 
 def forward_kl(logits: Array, target_log_probs: Array) -> Array:

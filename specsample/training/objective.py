@@ -8,7 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from specsample import sharding
+from specsample import indexing
 from specsample.drafters import trainable
 from specsample.training import losses
 from specsample.training.step import Batch
@@ -137,7 +137,7 @@ class Objective(abc.ABC):
     learned = behind(mask, ahead)
     ids, is_drafted = self.drafter.draft_ids(params, behind(tokens, ahead))
     best = jnp.max(logits, axis=-1)
-    match = is_drafted & (sharding.pick(logits, ids) == best)
+    match = is_drafted & (indexing.pick(logits, ids) == best)
     loss = jnp.zeros(())
     if self.token_weight:
       values = losses.cross_entropy(logits, ids)

@@ -10,7 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from specsample import sharding
+from specsample import indexing
 from specsample.drafters import draft_model
 from specsample.drafters import recording
 from specsample.training import losses
@@ -95,7 +95,7 @@ def outcomes(
     log_probs: [..., k], the target's.
   """
   all_drafts = jax.nn.log_softmax(logits, axis=-1)
-  pick = jax.vmap(sharding.pick, in_axes=(None, -1), out_axes=-1)
+  pick = jax.vmap(indexing.pick, in_axes=(None, -1), out_axes=-1)
   draft = jnp.where(is_drafted, pick(all_drafts, ids), -jnp.inf)
   target = jnp.where(is_drafted, log_probs, -jnp.inf)
   rest = lambda log_probs: jnp.log(

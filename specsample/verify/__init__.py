@@ -5,6 +5,7 @@ from specsample.verify.chain import chain
 from specsample.verify.coupled import coupled
 from specsample.verify.greedy_draft import greedy_draft
 from specsample.verify.k_seq import k_seq
+from specsample.verify.lenient import Lenient
 from specsample.verify.multi_path_block import multi_path_block
 from specsample.verify.synthetic import Synthetic
 from specsample.verify.traversal import traversal
@@ -12,6 +13,7 @@ from specsample.verify.tree import tree
 from specsample.verify.typical import Typical
 
 __all__ = [
+  'Lenient',
   'Synthetic',
   'Typical',
   'block',

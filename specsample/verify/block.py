@@ -25,7 +25,9 @@ class Block:
     With joint ratio r_i = min(r_{i-1} target / draft, 1), r_0 = 1, and residual
     mass m_i = sum (r_i target - draft)+, prefix i < K passes with probability
     m_i / (m_i + 1 - r_i), prefix K with r_K (Algorithm 2 there). The token
-    after a kept prefix i < K follows (r_i target - draft)+, normalised.
+    after a kept prefix i < K follows (r_i target - draft)+, normalised. A
+    shorter draft's last prefix passes as the K-th does, with or without a
+    distribution of the target behind it.
     """
     rule.check_chain('block', draft, self.draft_laws)
     draft_probs = rule.draft_probs(draft, target_probs)
@@ -38,6 +40,8 @@ class Block:
       joint[:-1, None] * target_probs[:-1] - draft_probs, 0
     )
     mass = jnp.sum(residual, axis=-1)
+    # Where nothing is drafted, all of r_i target: but that may be missing.
+    mass = jnp.where(draft.tokens >= 0, mass, joint[:-1])
     room = mass + (1 - joint[:-1])  # at least the mass, in floats too
     passes = jnp.where(room == 0, 1, rule.ratio(mass, room))
     # The empty prefix always passes; the whole draft's last test is its ratio.

@@ -6,8 +6,6 @@ Leviathan et al., 2211.17192, Algorithm 1; Chen et al., 2302.01318, Algorithm 2
 
 import dataclasses
 
-import jax.numpy as jnp
-
 from specsample.types import Array, Draft, Law, Verdict
 from specsample.verify import rule
 
@@ -27,21 +25,7 @@ class Chain:
     after K accepted drafts, the target.
     """
     rule.check_chain('chain', draft, self.draft_laws)
-    draft_probs = rule.draft_probs(draft, target_probs)
-    accept = jnp.minimum(
-      rule.ratio(
-        rule.of_tokens(target_probs[:-1], draft.tokens),
-        rule.of_tokens(draft_probs, draft.tokens),
-      ),
-      1,
-    )
-    residual = jnp.maximum(target_probs[:-1] - draft_probs, 0)
-    return Law(
-      stop=rule.stop_at_rejection(accept),
-      next=jnp.concatenate(
-        [rule.normalise(residual, target_probs[:-1]), target_probs[-1:]]
-      ),
-    )
+    return rule.token_by_token(draft, target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
     """See `types.Verifier`."""

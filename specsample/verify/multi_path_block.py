@@ -8,6 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample import sharding
 from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
@@ -47,10 +48,10 @@ class MultiPathBlock:
     # Behind a leaf there is no node, so no token, and nothing is kept. Not a
     # loop: mapped over a divided batch, a carry would have to say how.
     for _ in range(depth):
-      target = sharding.row(target_probs, jnp.maximum(node, 0), None)
+      target = indexing.row(target_probs, jnp.maximum(node, 0), None)
       is_child = (parents == node) & (draft.tokens >= 0)
       count = jnp.sum(is_child)
-      drawn = sharding.row(draft_probs, jnp.argmax(is_child), None)
+      drawn = indexing.row(draft_probs, jnp.argmax(is_child), None)
       drawn = jnp.where(count > 0, drawn, 0)
       place, of_best = _of_best(
         rule.ratio(target, drawn), drawn, count, max(rule.num_children(draft))
@@ -61,7 +62,7 @@ class MultiPathBlock:
       path.append(node)
       targets.append(target)
       chosen.append(of_best)
-    last = sharding.row(target_probs, jnp.maximum(node, 0), None)
+    last = indexing.row(target_probs, jnp.maximum(node, 0), None)
     nodes = jnp.stack(path)
     tokens = jnp.where(nodes > 0, jnp.take(draft.tokens, nodes - 1), -1)
     law = block.law(

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample import sampling
 from specsample import sharding
 from specsample import streams
@@ -61,7 +62,7 @@ def draft_probs(draft: Draft, target_probs: Array) -> Array:
 
 def of_tokens(probs: Array, tokens: Array) -> Array:
   """The probability [K] of each of tokens [K]; 0 for token -1."""
-  chosen = sharding.pick(probs, jnp.maximum(tokens, 0))
+  chosen = indexing.pick(probs, jnp.maximum(tokens, 0))
   return jnp.where(tokens >= 0, chosen, 0)
 
 
@@ -88,6 +89,37 @@ def stop_at_rejection(accept: Array) -> Array:
   one = jnp.ones(1, accept.dtype)
   reached = jnp.cumprod(jnp.concatenate([one, accept]))
   return reached * (1 - jnp.concatenate([accept, 0 * one]))
+
+
+def token_by_token(
+  draft: Draft, target_probs: Array, lenience: float = 1
+) -> Law:
+  """The law of a chain whose drafts are accepted in turn.
+
+  Each with probability min(1, target / (lenience * draft)). After a rejection
+  the next token follows (target - draft)+, normalised; after K accepted drafts,
+  the target.
+
+  Args:
+    draft: a chain.
+    target_probs: [K + 1, V].
+    lenience: more than 0; less than 1 is lossy.
+  """
+  of_drafts = draft_probs(draft, target_probs)
+  accept = jnp.minimum(
+    ratio(
+      of_tokens(target_probs[:-1], draft.tokens),
+      lenience * of_tokens(of_drafts, draft.tokens),
+    ),
+    1,
+  )
+  residual = jnp.maximum(target_probs[:-1] - of_drafts, 0)
+  return Law(
+    stop=stop_at_rejection(accept),
+    next=jnp.concatenate(
+      [normalise(residual, target_probs[:-1]), target_probs[-1:]]
+    ),
+  )
 
 
 def no_drafts(target_probs: Array) -> Law:
@@ -161,7 +193,7 @@ def draw(key: Array, draft: Draft, law: Law) -> Verdict:
   next_key = jnp.where(
     has_drafts, streams.residual_key(key), streams.bonus_key(key)
   )
-  probs = sharding.row(law.next, node, None)
+  probs = indexing.row(law.next, node, None)
   next_token = sampling.draw(next_key, probs)
   if draft.parents is None:
     return Verdict(num_accepted=node, next_token=next_token)
@@ -190,7 +222,7 @@ def without_children(probs: Array, draft: Draft) -> Array:
     return probs.at[before, column].set(0, mode='drop')
   # A scatter would gather a divided vocabulary.
   rank = siblings_before(before)
-  vocab_ids = sharding.vocab_ids(vocab_size)
+  vocab_ids = indexing.vocab_ids(vocab_size)
 
   def visit(i, left):
     token = child_tokens(before, tokens, rank == i)

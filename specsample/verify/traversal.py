@@ -8,7 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specsample import sharding
+from specsample import indexing
 from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
 from specsample.verify import rule
@@ -44,7 +44,7 @@ class Traversal:
     def drawn_from(node):
       """The distribution [V] that a node's token was drawn from."""
       if draft.probs is not None:
-        return sharding.row(draft.probs, node - 1, None)
+        return indexing.row(draft.probs, node - 1, None)
       return jax.nn.one_hot(tokens[node], target_probs.shape[-1], dtype=dtype)
 
     def first_leaf(left, own, target):
@@ -56,7 +56,7 @@ class Traversal:
         child = jnp.argmax(is_child).astype(jnp.int32)
         token = tokens[child]
         step = rule.ratio(
-          rule.of_tokens(sharding.row(target, node, None), token),
+          rule.of_tokens(indexing.row(target, node, None), token),
           rule.of_tokens(drawn_from(child), token),
         )
         step = jnp.minimum(step, jnp.finfo(dtype).max)  # 0 * inf is NaN
@@ -76,7 +76,7 @@ class Traversal:
       leaf, parent, a, of_parent = first_leaf(left, own, target)
       stop = stop.at[leaf].set(remaining * a)
       remaining = remaining * (1 - a)
-      before_it = sharding.row(target, parent, None)
+      before_it = indexing.row(target, parent, None)
       residual = jnp.maximum(of_parent * before_it - drawn_from(leaf), 0)
       mass = jnp.sum(residual)
       room = mass + (1 - of_parent)

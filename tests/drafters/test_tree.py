@@ -280,6 +280,33 @@ def test_a_drafter_of_another_depth_is_refused():
     drafters.Tree(drafter=_DRAFTERS['hydra'], topology=tree.k_ary((2, 2)))
 
 
+@pytest.mark.parametrize(
+  'wide',
+  [
+    lambda drafter: drafters.Tree(
+      drafter=drafter, topology=tree.k_ary((8, 1, 1))
+    ),
+    lambda drafter: drafters.DynamicTree(
+      drafter=drafter, num_draft_tokens=9, width=8
+    ),
+  ],
+)
+def test_more_siblings_than_there_are_drafted_tokens_are_refused(wide):
+  drafter = _DRAFTERS['medusa']  # of seven of the target's tokens
+  with pytest.raises(ValueError, match='8 siblings are to be drafted, of 7'):
+    specsample.prefill(
+      _params('medusa'),
+      _PROMPTS,
+      _LENGTHS,
+      jax.random.key(0),
+      model=_TARGET,
+      drafter=wide(drafter),
+      sampling=Sampling(),
+      max_new_tokens=4,
+      verify=verify.tree,
+    )
+
+
 def test_trees_of_several_modules_are_refused():
   drafter = drafters.MTP(model=_TARGET, num_draft_tokens=_K, num_modules=2)
   target = _params('mtp')['target']

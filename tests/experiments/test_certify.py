@@ -70,5 +70,5 @@ def test_a_certificate_is_of_one_version_of_the_code(tmp_path):
     _build(tmp_path, header=_HEADER | {'source': '4567'})
   plan = certificate.Plan(seed=3)
   header = certificate.header(plan)
-  assert header['source'] == environment.source()
+  assert header['code'] == environment.source()
   assert header['configuration']['seed'] == 3

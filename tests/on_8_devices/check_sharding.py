@@ -12,6 +12,7 @@ from experiments import hlo_counts
 import specsample
 from specsample import decode
 from specsample import drafters
+from specsample import indexing
 from specsample import sharding
 from specsample import verify
 from specsample.models import transformer
@@ -218,7 +219,7 @@ def test_lookup_is_take(mesh, dtype, size):
   with jax.set_mesh(mesh):
     table_there = sharding.place(table, (None, vocab))
     ids_there = sharding.place(ids, ('batch', None))
-    look_up = jax.jit(sharding.lookup, static_argnums=2)
+    look_up = jax.jit(indexing.lookup, static_argnums=2)
     found = look_up(table_there, ids_there, vocab)
   np.testing.assert_array_equal(found, table.T[ids])
 
@@ -261,7 +262,7 @@ def test_the_largest_of_a_divided_vocabulary_are_those_of_a_whole_one(mesh, k):
   x = np.random.default_rng(0).integers(6, size=(8, 3, 40)).astype(np.float32)
   with jax.set_mesh(mesh):
     axes = ('batch', None, sharding.Axis('vocab', 40))
-    found = jax.jit(sharding.top_k, static_argnums=1)(
+    found = jax.jit(indexing.top_k, static_argnums=1)(
       sharding.place(x, axes), k
     )
   for one, expected in zip(found, jax.lax.top_k(x, k), strict=True):

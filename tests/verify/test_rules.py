@@ -112,6 +112,30 @@ def test_synthetic_keeps_drafts_at_its_rate():
   assert not _SYNTHETIC.lossless
 
 
+def test_lenience_makes_the_test_easier_and_bounds_what_it_adds():
+  rule, target = verify.Lenient(lenience=0.8), jnp.asarray([_TARGET, _BONUS])
+  emitted = np.zeros(3)
+  for token, share in enumerate(_DRAFT):
+    law = rule.law(_sampled([token], [_DRAFT]), target)
+    # Tokens 0 and 1 pass as ever; 2 with .2 / (.8 * .5).
+    accept = 0.5 if token == 2 else 1
+    _check(law, [1 - accept, accept], {0: [1, 0, 0], 1: _BONUS})
+    emitted[token] += share * float(law.stop[1])
+    emitted += share * float(law.stop[0]) * np.asarray(law.next[0])
+  np.testing.assert_allclose(emitted, [0.45, 0.3, 0.25], atol=1e-6)
+  assert np.all(emitted <= np.asarray(_TARGET) / 0.8 + 1e-6)
+  exact = verify.Lenient(lenience=1.0).law(_sampled([2], [_DRAFT]), target)
+  plain = verify.chain.law(_sampled([2], [_DRAFT]), target)
+  np.testing.assert_array_equal(exact.stop, plain.stop)
+  assert not rule.lossless
+
+
+@pytest.mark.parametrize('lenience', [0, 1.1, float('nan')])
+def test_lenience_refuses_what_is_no_share(lenience):
+  with pytest.raises(ValueError, match=f'lenience is {lenience}: give a share'):
+    verify.Lenient(lenience=lenience)
+
+
 @pytest.mark.parametrize('rate', [-0.1, 1.1, float('nan')])
 def test_synthetic_refuses_what_is_no_probability(rate):
   with pytest.raises(ValueError, match=f'rate is {rate}'):

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -164,6 +165,86 @@ def test_what_was_cut_does_not_stand_for_the_drawn_child():
   target = jnp.tile(jnp.asarray(left), (4, 1))
   law = verify.greedy_draft.law(row, target)
   np.testing.assert_allclose(law.stop, [0, 0, 1, 0], atol=1e-6)
+
+
+_GAPS = tree.Topology((0, 0, 1, 1, 2, 0, 3))
+
+
+def _with_gaps(rng, law):
+  """A draft of `_GAPS` as its law has it, of which some nodes drafted none."""
+  size, vocab = _GAPS.num_nodes, 5
+  tokens = np.full(size, -1, np.int32)
+  probs = np.zeros((size, vocab))
+  for node in range(size + 1):
+    if (node and tokens[node - 1] < 0) or rng.random() < 0.3:
+      continue
+    left = rng.dirichlet(np.full(vocab, 0.5))
+    children = _GAPS.children(node)
+    for child in children:
+      drawn = int(rng.choice(vocab, p=left))
+      is_best = law is DraftLaw.POINT_MASS or (
+        law is DraftLaw.TOP_AND_SAMPLED and child != children[-1]
+      )
+      tokens[child - 1] = left.argmax() if is_best else drawn
+      one_hot = np.eye(vocab)[tokens[child - 1]]
+      probs[child - 1] = one_hot if is_best else left
+      if law is not DraftLaw.SAMPLED:
+        left = np.where(one_hot, 0, left)
+        left /= left.sum()
+  return Draft(
+    tokens=jnp.asarray(tokens)[None],
+    probs=None if law is DraftLaw.POINT_MASS else jnp.asarray(probs)[None],
+    law=law,
+    parents=jnp.asarray(_GAPS.parents, jnp.int32)[None],
+    depth=_GAPS.depth,
+    num_children=_GAPS.num_children,
+  )
+
+
+def _emitted(law_of, draft, target):
+  """How likely each path with the token behind it is."""
+  row = dataclasses.replace(
+    draft,
+    tokens=draft.tokens[0],
+    probs=None if draft.probs is None else draft.probs[0],
+    parents=draft.parents[0],
+  )
+  law, found = law_of(row, jnp.asarray(target)), {}
+  for node, stop in enumerate(np.asarray(law.stop)):
+    path, at = [], node
+    while at:
+      path.insert(0, int(row.tokens[at - 1]))
+      at = int(row.parents[at - 1])
+    assert stop == 0 or -1 not in path
+    for token, share in enumerate(np.asarray(law.next[node]) * (stop > 0)):
+      key = (*path, token)
+      found[key] = found.get(key, 0) + stop * share
+  return {key: share for key, share in found.items() if -1 not in key}
+
+
+@pytest.mark.parametrize(
+  ('name', 'law'),
+  [
+    (name, law)
+    for name, rule in _RULES.items()
+    for law in DraftLaw
+    if law in rule.draft_laws
+  ],
+)
+def test_a_tree_without_its_gaps_gives_the_same(name, law):
+  rng, law_of = np.random.default_rng(0), jax.jit(_RULES[name].law)
+  for _ in range(12):
+    draft = _with_gaps(rng, law)
+    target = rng.dirichlet(np.full(5, 0.5), _GAPS.num_nodes + 1)
+    order = np.argsort(np.asarray(draft.tokens[0]) < 0, kind='stable')
+    moved = np.concatenate([target[:1], target[1:][order]])
+    expected = _emitted(law_of, draft, target)
+    found = _emitted(law_of, drafts.compact(draft), moved)
+    assert sum(expected.values()) == pytest.approx(1, abs=1e-5)
+    for path in expected | found:
+      assert found.get(path, 0) == pytest.approx(
+        expected.get(path, 0), abs=1e-6
+      )
 
 
 def test_without_its_drawn_child_a_node_keeps_the_likeliest_as_often():

@@ -1,0 +1,120 @@
+"""Indexing along axes that a mesh may divide, most of all the vocabulary.
+
+What an index asks for is found where it lives: an array of the size of a
+vocabulary is never gathered.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample.types import Array
+
+
+def vocab_ids(vocab_size: int) -> Array:
+  """All token ids [V] int32, divided as logits are."""
+  vocab = sharding.Axis('vocab', vocab_size)
+  return sharding.constrain(jnp.arange(vocab_size), vocab)
+
+
+def lookup(table: Array, ids: Array, vocab: sharding.Axis) -> Array:
+  """Columns of table [D, V] as [..., D], looked up where they live.
+
+  Args:
+    table: divided over `vocab`, its second axis, and nothing else.
+    ids: [B, ...] int32, in the vocabulary.
+    vocab: the axis.
+  """
+  of_ids = ('batch', *[None] * (ids.ndim - 1))
+  if not sharding.is_divided(vocab):
+    return sharding.map_parts(
+      _columns,
+      (table, ids),
+      ((None, None), of_ids),
+      result=(*of_ids, None),
+    )
+
+  def own_columns(table, own_ids, ids):
+    index = ids - own_ids[0]
+    is_here = (index >= 0) & (index < own_ids.size)
+    found = _columns(table, jnp.clip(index, 0, own_ids.size - 1))
+    return jnp.where(is_here[..., None], found, 0)
+
+  return sharding.map_parts(
+    own_columns,
+    (table, vocab_ids(table.shape[1]), ids),
+    ((None, vocab), (vocab,), of_ids),
+    result=(*of_ids, None),
+    sum_over=vocab,
+  )
+
+
+def pick(x: Array, index: Array) -> Array:
+  """x[index] along the last axis of x [..., V], for one index [...] a row.
+
+  One index [] is that of all rows. Of a divided vocabulary a scalar a row is
+  gathered.
+  """
+  if not sharding.is_divided(sharding.Axis('vocab', x.shape[-1])):
+    index = jnp.broadcast_to(index, x.shape[:-1])
+    return jnp.take_along_axis(x, index[..., None], axis=-1)[..., 0]
+  here = jnp.arange(x.shape[-1]) == index[..., None]
+  return jnp.sum(jnp.where(here, x, 0), axis=-1)
+
+
+def top_k(x: Array, k: int) -> tuple[Array, Array]:
+  """The k largest of x [B, ..., V] and where they are, [B, ..., k] both.
+
+  In falling order, of equals the first before the others. Of a divided
+  vocabulary k of each part are gathered.
+  """
+  vocab = sharding.Axis('vocab', x.shape[-1])
+  if not sharding.is_divided(vocab):
+    # As rows: of these the CPU's compiler selects k, others it sorts whole.
+    values, ids = jax.lax.top_k(x.reshape(-1, x.shape[-1]), k)
+    shape = (*x.shape[:-1], k)
+    return values.reshape(shape), ids.reshape(shape)
+
+  def own_largest(x, own_ids):
+    values, index = jax.lax.top_k(x, min(k, own_ids.size))
+    return [values, index + own_ids[0]]
+
+  of_rows = ('batch', *[None] * (x.ndim - 2))
+  divided = (*of_rows, vocab)
+  values, ids = sharding.map_parts(
+    own_largest,
+    (x, vocab_ids(x.shape[-1])),
+    (divided, (vocab,)),
+    result=[divided, divided],
+  )
+  gather = lambda y: sharding.constrain(y, *of_rows, None)
+  values, best = jax.lax.top_k(gather(values), k)
+  return values, jnp.take_along_axis(gather(ids), best, axis=-1)
+
+
+def row(x: Array, index: Array, axis: sharding.Axes) -> Array:
+  """x[index] of x [N, ...] along its first axis, for one index []."""
+  if not sharding.is_divided(axis):
+    return jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
+  here = jnp.arange(x.shape[0]) == index
+  return jnp.sum(jnp.where(here[:, None], x, 0), axis=0)
+
+
+# Columns of int8 that TPUs store together.
+_TILE = 32
+
+
+def _columns(table, ids):
+  flat = ids.reshape(-1)
+  size = table.shape[1]
+  is_tiled = table.dtype == jnp.int8 and size % _TILE == 0
+  if is_tiled and flat.size * _TILE <= size:
+    # Whole tiles first: to reach into one, TPUs copy all of the table. Of many
+    # columns that is the less.
+    tiles = table.reshape(len(table), -1, _TILE)
+    read = jax.lax.optimization_barrier(jnp.take(tiles, flat // _TILE, axis=1))
+    within = (flat % _TILE)[:, None]
+    found = jnp.take_along_axis(read, within[None], axis=2)[..., 0]
+  else:
+    found = jnp.take(table, flat, axis=1)
+  return found.T.reshape(*ids.shape, -1)
