@@ -24,6 +24,7 @@ class Chip:
   hbm_bandwidth: float
   flops: float  # a second, of bfloat16 products
   link_bandwidth: float  # between chips
+  devices_per_chip: int = 1
 
   def seconds(self, flops: float, memory: float, links: float) -> float:
     """The least time for so many operations, and bytes each way.
@@ -68,6 +69,7 @@ CHIPS: Mapping[str, Chip] = {
     hbm_bandwidth=3690e9,
     flops=1153.5e12,
     link_bandwidth=300e9,
+    devices_per_chip=2,
   ),
   'h100': Chip(
     hbm_bytes=80 * 10**9,

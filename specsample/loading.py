@@ -46,6 +46,7 @@ class Loaded:
   optional_tokenizer: text.Tokenizer | None
   # Of the parameters before they were of int8, which hold it no longer.
   exact_fingerprint: str | None = None
+  name: str = ''  # as `load` was asked for it
 
   @property
   def fingerprint(self) -> str:
@@ -93,7 +94,8 @@ def load(
   int8.check(weights)
   name = os.fspath(name_or_path)
   if weights is None:
-    return _load(name, dtype, tensors.as_read)
+    loaded = _load(name, dtype, tensors.as_read)
+    return dataclasses.replace(loaded, name=name)
   first: dict[str, tuple[str, float]] = {}
 
   def convert(model, path, leaf):
@@ -107,7 +109,7 @@ def load(
   of_exact = fingerprint_lib.of_first(
     dict(first[tensors.key(path)] for path, _ in leaves)
   )
-  return dataclasses.replace(loaded, exact_fingerprint=of_exact)
+  return dataclasses.replace(loaded, exact_fingerprint=of_exact, name=name)
 
 
 def _load(name, dtype, convert):

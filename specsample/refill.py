@@ -82,6 +82,8 @@ class Batch:
     """Refuses sizes below 1."""
     for name in ('batch_size', 'group_size'):
       request_lib.counts(name, getattr(self, name), 1)
+    if self.rounds is not None:
+      request_lib.counts('rounds', self.rounds, 1)
 
   def check(self, params: Params, key: Array, jobs: Sequence[Job]) -> None:
     """Refuses what `decode.generate` would, and a prompt by its job's index.

@@ -29,9 +29,10 @@ from specsample.types import Array, ArrayLike, Output, Verifier
 
 # Tokens of the draft model that a pass takes in: behind a prompt, in a round.
 _CHUNKS = (8, 64)
-# How many of the draft model's tokens there is room for, for each of the
-# target's; behind a text of more nothing is drafted.
-_ROOM = 1.5
+# Behind a text of t of the target's tokens nothing is drafted where it has more
+# than _ROOM * t + _SPARE of the draft model's: there is room for no more. That
+# is a rule of the row alone, whatever it is padded to and in whatever batch.
+_ROOM, _SPARE = 1.5, 16
 # Tokens before a text with which it is encoded, the first that fit.
 _OVERLAPS = (8, 4, 2, 1, 0)
 
@@ -45,7 +46,7 @@ def generate(
   num_draft_tokens: int,
   verify: Verifier,
   sampling: Sampling,
-  max_new_tokens: int,
+  max_new_tokens: ArrayLike | int,
   stop: Stop = Stop(),
   request_ids: ArrayLike | None = None,
 ) -> Output:
@@ -94,7 +95,7 @@ def generate(
       for row, length, stopped in zip(rows, lengths, done, strict=True)
     ]
     drafts = np.full((len(rows), num_draft_tokens), -1, np.int32)
-    texts = [target.tokenizer.decode(ids) for ids in committed]
+    texts = [(target.tokenizer.decode(ids), len(ids)) for ids in committed]
     for row, ids, written in zip(
       drafts, committed, writer.go_on(texts), strict=True
     ):
@@ -110,9 +111,8 @@ def generate(
       stop=stop,
       max_rounds=one,
     )
-  return decode.finish(
-    state, max_new_tokens=max_new_tokens, batch_size=len(prompts)
-  )
+  most = decode.most_new_tokens(state, max_new_tokens)
+  return decode.finish(state, max_new_tokens=most, batch_size=len(prompts))
 
 
 def following(
@@ -143,7 +143,7 @@ class _Writer:
     self._chain = chain_lib.Chain(
       model=draft.model, num_draft_tokens=num_draft_tokens
     )
-    room = math.ceil(_ROOM * num_slots)
+    room = math.ceil(_ROOM * num_slots) + _SPARE
     self._room = min(room, draft.model.max_length - num_draft_tokens)
     if self._room < 1:
       raise ValueError(
@@ -155,10 +155,16 @@ class _Writer:
       self._params, batch_size, self._room + max(_CHUNKS) + num_draft_tokens
     )
 
-  def go_on(self, texts: Sequence[str]) -> list[str]:
-    """What follows each text, '' where there is no room or it is empty."""
-    rows = [self._tokenizer.encode(text) if text else [] for text in texts]
-    fits = [0 < len(row) <= self._room for row in rows]
+  def go_on(self, texts: Sequence[tuple[str, int]]) -> list[str]:
+    """What follows each text, '' where there is no room or it is empty.
+
+    Beside a text is how many of the target's tokens it has.
+    """
+    rows = [self._tokenizer.encode(text) if text else [] for text, _ in texts]
+    fits = [
+      0 < len(row) <= min(_ROOM * count + _SPARE, self._room)
+      for row, (_, count) in zip(rows, texts, strict=True)
+    ]
     # Of the others the draft is not looked at.
     rows = [row if fit else [0] for row, fit in zip(rows, fits, strict=True)]
     known = list(map(_num_equal, rows, self._fed))

@@ -57,7 +57,8 @@ class Stats:
 
     Where rounds draft different numbers of tokens, the two histograms may leave
     open whether a round kept all of a short draft or lost a longer one. Such
-    rounds count as the latter.
+    rounds count as the latter, and so does one that a stop ends at a draft with
+    others behind it: at most one an answer.
     """
     proposed, accepted = _at_least(self.proposed), _at_least(self.accepted)
     return int(np.minimum(proposed[1:], accepted[:-1]).sum())

@@ -155,6 +155,16 @@ def pieces(
   return found
 
 
+def continuation(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+  """What ids add to a text: their first token keeps its leading space.
+
+  Which `Tokenizer.decode` drops of a vocabulary such as Llama 2's, as if a text
+  began there.
+  """
+  before = tokenizer.encode('a')
+  return tokenizer.decode([*before, *ids])[len(tokenizer.decode(before)) :]
+
+
 class TextStream:
   """Gives out the text of a growing sequence once it can no longer change.
 

@@ -239,7 +239,7 @@ class Model(Protocol):
 
   @property
   def vocab_size(self) -> int:
-    """V; every id below it is a real token."""
+    """V. Ids of padding among them have logits of -inf."""
 
   @property
   def dim(self) -> int:

@@ -37,6 +37,17 @@ class Work:
     return max(times, key=lambda name: times[name])
 
 
+def share_of_experts(
+  num_experts: int, num_per_token: int, num_tokens: int
+) -> float:
+  """The share of E experts that a pass over n tokens reads, on average.
+
+  A token is sent to k of them, each as likely, whatever the other tokens' are:
+  1 - (1 - k / E)^n.
+  """
+  return 1 - (1 - num_per_token / num_experts) ** num_tokens
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoder:
   """A decoder with gated feed-forwards, as far as its cost follows from it.
@@ -70,13 +81,12 @@ class Decoder:
   def read_weights(self, num_tokens: int) -> float:
     """How many weights a pass over so many tokens reads.
 
-    A token is sent to k of E experts, each as likely, whatever the others are:
-    a pass then reads E (1 - (1 - k / E)^n) of them.
+    Of many experts `share_of_experts`.
     """
     if not self.num_experts:
       return self._weights(0.0)
-    missed = (1 - self.num_per_token / self.num_experts) ** num_tokens
-    return self._weights(self.num_experts * (1 - missed))
+    share = share_of_experts(self.num_experts, self.num_per_token, num_tokens)
+    return self._weights(self.num_experts * share)
 
   def num_weights(self) -> int:
     """All of them."""

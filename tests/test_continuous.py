@@ -287,6 +287,19 @@ def test_refuses_before_anything_is_asked_for(kwargs, message):
     generate_all(**(defaults | kwargs))
 
 
+def test_rounds_of_none_are_refused():
+  with pytest.raises(ValueError, match='rounds is 0: ask for at least 1'):
+    refill.Batch(
+      model=TARGET,
+      drafter=drafters.NoDraft(),
+      verify=verify.chain,
+      batch_size=1,
+      max_length=8,
+      max_new_tokens=4,
+      rounds=0,
+    )
+
+
 def _first(count):
   return {
     'sampling': specsample.Sampling(temperature=TEMPERATURES[:count]),

@@ -10,6 +10,7 @@ from specsample import cost
 # speculative sampling, 4 drafts of 1.8 ms each.
 _CHEN_TARGET, _CHEN_DRAFT, _CHEN_K = 14.1, 1.8, 4
 _CHEN = {'XSum nucleus': 7.52, 'XSum greedy': 7.00, 'HumanEval': 5.73}
+_CHEN_PRINTED = {'XSum nucleus': 1.92, 'XSum greedy': 2.01, 'HumanEval': 2.46}
 _CHEN_TOKENS = {'XSum nucleus': 2.83, 'XSum greedy': 3.04, 'HumanEval': 3.72}
 
 # Leviathan et al., 2211.17192: alpha, gamma, c and the improvement that the
@@ -43,17 +44,13 @@ def test_chens_times_imply_tokens_and_these_the_speedup(benchmark):
     num_draft_tokens=_CHEN_K,
     draft_seconds=_CHEN_DRAFT,
   )
-  printed = _CHEN_TARGET / _CHEN[benchmark]
-  assert predicted.speedup == pytest.approx(printed, rel=0.01)
+  times = _CHEN_TARGET / _CHEN[benchmark]
+  assert predicted.speedup == pytest.approx(times, rel=0.01)
+  # Of XSum, nucleus, that is 1.875 where they print 1.92.
+  assert predicted.speedup == pytest.approx(_CHEN_PRINTED[benchmark], rel=0.05)
   assert predicted.seconds_per_token == pytest.approx(
     _CHEN[benchmark], rel=0.01
   )
-
-
-def test_the_speedup_that_chen_print_first_is_not_that_of_their_times():
-  assert _CHEN_TARGET / _CHEN['XSum nucleus'] == pytest.approx(1.875)
-  assert pytest.approx(1.92, rel=0.01) != 1.875
-  assert pytest.approx(1.92, rel=0.05) == 1.875
 
 
 @pytest.mark.parametrize(('alpha', 'gamma', 'c', 'expected'), _LEVIATHAN)

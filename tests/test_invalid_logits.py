@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 import specsample
+from specsample import decode
 from specsample import drafters
 from specsample import testing
+from specsample import tree
 from specsample import verify
+from specsample.models import attention
 from specsample.testing import chi_square
-from specsample.types import StopReason
+from specsample.types import DraftLaw, StopReason
 
 _VOCAB = 16
 _TARGET = testing.HashModel(vocab_size=_VOCAB, seed=3)
@@ -27,7 +30,7 @@ _RULES = {
 }
 
 
-def _generate(prompts, **settings):
+def _generate(prompts, params=None, **settings):
   padded, lengths = specsample.pad_prompts(prompts)
   arguments = {
     'model': _TARGET,
@@ -37,7 +40,7 @@ def _generate(prompts, **settings):
     'max_new_tokens': 40,
   }
   return specsample.generate(
-    {'target': {}, 'drafter': {}},
+    params or {'target': {}, 'drafter': {}},
     padded,
     lengths,
     jax.random.key(0),
@@ -61,8 +64,8 @@ class _Breaks(testing.HashModel):
   value: float = float('nan')
   behind: int = 5
 
-  def apply(self, params, tokens, cache, features=()):
-    output, cache = super().apply(params, tokens, cache, features)
+  def apply(self, params, tokens, cache, features=(), parents=None):
+    output, cache = super().apply(params, tokens, cache, features, parents)
     bad = (tokens == self.behind)[..., None]
     logits = jnp.where(bad, self.value, output.logits)
     return dataclasses.replace(output, logits=logits), cache
@@ -102,6 +105,60 @@ def test_they_stop_their_row_only(drafter, rule, value):
       assert row == reference[: len(row)]
 
 
+_LLAMA = testing.tiny_llama(vocab_size=8)
+_LATENT = attention.Latent(kv_rank=8, rope_dim=4, head_dim=8, value_dim=8)
+
+
+@pytest.mark.parametrize(
+  'model',
+  [
+    _LLAMA,
+    dataclasses.replace(_LLAMA, has_int8_cache=True),
+    dataclasses.replace(_LLAMA, latent=_LATENT, num_kv_heads=4),
+  ],
+  ids=['keys and values', 'of int8', 'latent vectors'],
+)
+@pytest.mark.parametrize('is_kept', [False, True])
+def test_a_rejected_draft_is_seen_by_nothing(model, is_kept):
+  """Though its own keys and values are no numbers, now and a round later."""
+  bad, prompt = 5, [[1, 2, 3]]
+  params = model.init(jax.random.key(0))
+  params |= {'embedding': params['embedding'].at[:, bad].set(jnp.nan)}
+  bias = np.zeros(model.vocab_size, np.float32)
+  bias[bad] = 1e9 if is_kept else -np.inf
+  settings = {
+    'model': model,
+    'sampling': specsample.Sampling(logit_bias=bias),
+    'max_new_tokens': 6,
+  }
+  run = {'prompts': prompt, 'params': {'target': params}} | settings
+  plain = _generate(drafter=drafters.NoDraft(), **run)
+  given = drafters.Given(num_draft_tokens=2)
+  padded, lengths = specsample.pad_prompts(prompt)
+  state = decode.prefill(
+    {'target': params},
+    padded,
+    lengths,
+    jax.random.key(0),
+    drafter=given,
+    **settings,
+  )
+  wrong = (int(plain.tokens[0, 0]) + 1) % bad
+  state = decode.advance(
+    {'target': params},
+    given.give(state, np.asarray([[bad, wrong] if is_kept else [wrong, bad]])),
+    model=model,
+    drafter=given,
+    verify=verify.chain,
+    max_rounds=9,
+  )
+  output = decode.finish(state, max_new_tokens=6)
+  assert _rows(output) == _rows(plain)
+  ends = StopReason.INVALID_LOGITS if is_kept else StopReason.MAX_NEW_TOKENS
+  assert output.stop_reason[0] == plain.stop_reason[0] == ends
+  assert output.lengths[0] == (1 if is_kept else 6)
+
+
 def test_greedy_rows_stop_too():
   model = _Breaks(vocab_size=_VOCAB, seed=3)
   output = _generate(
@@ -111,33 +168,64 @@ def test_greedy_rows_stop_too():
   assert output.stop_reason[0] == StopReason.INVALID_LOGITS
 
 
-@pytest.mark.parametrize('rule', ['chain', 'block'])
-@pytest.mark.parametrize('broken', ['target', 'draft'])
-def test_what_comes_before_them_is_distributed_as_ever(rule, broken):
-  # The first token has a distribution; behind token 2 one side has none.
-  target = testing.HashModel(vocab_size=3)
-  breaks = _Breaks(vocab_size=3, behind=2)
-  drafter = drafters.Chain(
-    model=dataclasses.replace(
-      breaks if broken == 'draft' else target, noise=0.6
-    ),
-    num_draft_tokens=3,
-  )
-  num_rows = 16384
+def _first_tokens(target, drafter, rule):
+  """How many rows begin with each token, of the law without what is broken."""
+  num_rows = 4096
   output = _generate(
     [[1, 0, 1]] * num_rows,
-    model=breaks if broken == 'target' else target,
+    model=target,
     drafter=drafter,
-    verify=_RULES[rule],
+    verify=rule,
     max_new_tokens=4,
   )
-  law = testing.conditional.from_model(target, {}, (1, 0, 1))(0, 0)[0]
+  whole = testing.HashModel(vocab_size=3)
+  law = testing.conditional.from_model(whole, {}, (1, 0, 1))(0, 0)[0]
   first = np.asarray(output.tokens)[:, 0]
-  counts = np.bincount(first, minlength=3)
-  assert chi_square.test([(counts, law)]).passed, (counts / num_rows, law)
-  if broken == 'draft':
-    assert set(output.stop_reason.tolist()) == {StopReason.MAX_NEW_TOKENS}
-    assert specsample.stats.of(output).tokens_per_round > 1
+  return np.bincount(first, minlength=3), law, output
+
+
+def _drafter(model):
+  return drafters.Chain(
+    model=dataclasses.replace(model, noise=0.6), num_draft_tokens=3
+  )
+
+
+_WHOLE = testing.HashModel(vocab_size=3)
+_TREE = drafters.Tree(
+  drafter=_drafter(_WHOLE),
+  topology=tree.k_ary((2, 1, 1)),
+  law=DraftLaw.SAMPLED,
+)
+
+
+# Behind a first token there is none: one that the drafter likes too much, 0, or
+# too little, 2, which block verification keeps whatever comes.
+@pytest.mark.parametrize(
+  ('rule', 'drafter', 'behind'),
+  [
+    (verify.chain, _drafter(_WHOLE), 0),
+    (verify.block, _drafter(_WHOLE), 0),
+    (verify.block, _drafter(_WHOLE), 2),
+    (verify.coupled, _drafter(_WHOLE), 0),
+    (verify.tree, _TREE, 0),
+    (verify.traversal, _TREE, 0),
+    (verify.multi_path_block, _TREE, 0),
+  ],
+  ids=lambda value: str(value) if value in (0, 2) else type(value).__name__,
+)
+def test_what_comes_before_them_is_distributed_as_ever(rule, drafter, behind):
+  breaks = _Breaks(vocab_size=3, behind=behind)
+  counts, law, _ = _first_tokens(breaks, drafter, rule)
+  assert chi_square.test([(counts, law)]).passed, (counts, law)
+
+
+@pytest.mark.parametrize('rule', [verify.chain, verify.block])
+def test_a_drafter_without_a_distribution_changes_nothing(rule):
+  drafter = _drafter(_Breaks(vocab_size=3, behind=2))
+  counts, law, output = _first_tokens(_WHOLE, drafter, rule)
+  assert chi_square.test([(counts, law)]).passed, (counts, law)
+  assert set(output.stop_reason.tolist()) == {StopReason.MAX_NEW_TOKENS}
+  assert specsample.stats.of(output).tokens_per_round > 1
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])

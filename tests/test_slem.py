@@ -139,6 +139,19 @@ def test_coupled_output_is_plain_sampling_in_any_batch():
   assert alone.rounds[0] == output.rounds[2]
 
 
+def test_whether_a_row_drafts_depends_on_no_other_row():
+  # A text of many short tokens, more than there is room for behind it alone.
+  row, longer = [4] * 63, [0] * 200
+  settings = {
+    'sampling': specsample.Sampling(temperature=1.0),
+    'max_new_tokens': 16,
+  }
+  alone = _generate(prompts=[row], request_ids=[3], **settings)
+  both = _generate(prompts=[longer, row], request_ids=[0, 3], **settings)
+  np.testing.assert_array_equal(both.tokens[1], alone.tokens[0])
+  np.testing.assert_array_equal(both.proposed[1], alone.proposed[0])
+
+
 def test_a_stop_token_ends_a_row():
   stop = specsample.Stop(eos_ids=(int(_plain().tokens[0, 4]),))
   output, plain = _generate(stop=stop), _plain(stop=stop)
@@ -165,6 +178,13 @@ def test_ids_that_follow_leave_those_before_as_they_are(ids, written, expected):
   found = slem.following(tokenizer, ids, written)
   assert found == expected
   assert tokenizer.decode([*ids, *found]) == tokenizer.decode(ids) + written
+
+
+def test_a_number_a_row_and_more_than_there_is_room_for_are_taken():
+  target = _loaded(_LONG, _LONG_MERGES, max_length=16)
+  output = _generate(target, max_new_tokens=np.asarray([3, 2**31 - 1, 5]))
+  assert output.lengths.tolist() == [3, 15, 5]
+  assert output.tokens.shape[1] < 1000  # not what was asked for
 
 
 def test_without_room_the_target_goes_on_alone():

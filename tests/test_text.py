@@ -155,3 +155,23 @@ def test_a_stream_keeps_spaces_between_sentence_pieces():
   pieces, rest = _stream(tokenizer, ids, [1] * len(ids))
   assert ''.join(pieces) + rest == tokenizer.decode(ids)
   assert not rest
+
+
+def test_a_continuation_keeps_the_space_that_a_text_would_lose():
+  """As with Llama 2's decoder, which drops one before the first word."""
+  alphabet = ['\u2581', '\n', *'adrenutx']
+  backend = tokenizers.Tokenizer(
+    tokenizers.models.BPE({x: i for i, x in enumerate(alphabet)}, [])
+  )
+  backend.decoder = tokenizers.decoders.Sequence(
+    [
+      tokenizers.decoders.Replace('\u2581', ' '),
+      tokenizers.decoders.Fuse(),
+      tokenizers.decoders.Strip(' ', 1, 0),
+    ]
+  )
+  tokenizer = text_lib.Tokenizer(backend=backend, named_tokens={})
+  ids = [alphabet.index(x) for x in '\u2581\u2581return\u2581x\n']
+  assert tokenizer.decode(ids) == ' return x\n'
+  assert text_lib.continuation(tokenizer, ids) == '  return x\n'
+  assert text_lib.continuation(tokenizer, []) == ''

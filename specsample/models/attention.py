@@ -107,7 +107,7 @@ class Attention(nnx.Module):
     keys = self._heads(self.key(x), batch, self.kv_axis)
     keys = rotary.rotate(self._normed(self.key_norm, keys), *rope)
     values = self._heads(self.value(x), batch, self.kv_axis)
-    return jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+    return jnp.swapaxes(keys, 1, 2), _finite(jnp.swapaxes(values, 1, 2))
 
   def _heads(self, y, batch, axis):
     num_new = y.shape[0] // batch
@@ -116,6 +116,15 @@ class Attention(nnx.Module):
 
   def _normed(self, norm, x):
     return x if norm is None else norm(x)
+
+
+def _finite(values):
+  """Zeros for what is no number: 0 times that would be none.
+
+  Else a rejected draft of such values would be seen by tokens that do not
+  attend to it. A token that does sees that its keys are none.
+  """
+  return jnp.where(jnp.isfinite(values), values, 0)
 
 
 def attend(
@@ -242,7 +251,7 @@ class LatentAttention(nnx.Module):
 
     made = self.key_value_in(x).reshape(batch, num_new, 1, -1)
     latent, rotated = jnp.split(made, [sizes.kv_rank], axis=-1)
-    latent = self.key_value_norm(latent)
+    latent = _finite(self.key_value_norm(latent))
     rotated = rotary.rotate(rotated, *rope)
     new = jnp.swapaxes(jnp.concatenate([latent, rotated], axis=-1), 1, 2)
     new_keys = int8.stored_as(new, keys)

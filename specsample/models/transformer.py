@@ -1,4 +1,4 @@
-"""The Llama family: Transformer 2 and 3, SmolLM2, Mistral.
+"""A decoder-only transformer: Llama and, by its settings, other families.
 
 Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825.
 """

@@ -190,7 +190,7 @@ def generate(
   model: Any,
   verify: Verifier,
   sampling: Sampling,
-  max_new_tokens: int,
+  max_new_tokens: ArrayLike | int,
   stop: Stop = Stop(),
   max_length: int | None = None,
 ) -> tuple[Output, Learned, list[dict[str, float]]]:
@@ -207,6 +207,7 @@ def generate(
     The output, what is learned after it, and the report of each update. An
     update that came to no number is undone, and logged with its number.
   """
+  stop.check(model.vocab_size)
   params = params_of(learned, learner)
   state = decode.prefill(
     params,
@@ -247,5 +248,6 @@ def generate(
         report['gradient_norm'],
       )
   batch = np.shape(prompts)[0]
-  output = decode.finish(state, max_new_tokens=max_new_tokens, batch_size=batch)
+  most = decode.most_new_tokens(state, max_new_tokens)
+  output = decode.finish(state, max_new_tokens=most, batch_size=batch)
   return output, learned, reports

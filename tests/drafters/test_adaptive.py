@@ -16,6 +16,7 @@ from specsample import step
 from specsample import testing
 from specsample import tree
 from specsample import verify
+from specsample.models import replicated
 from specsample.policies import policy as policy_lib
 from specsample.sampling import Sampling
 
@@ -258,6 +259,24 @@ def test_what_a_filter_cannot_read_is_refused_when_it_is_traced():
   state = _start(drafter, _params('chain'), _PROMPTS, _LENGTHS)
   with pytest.raises(ValueError, match='SVIP reads'):
     step.propose(_params('chain'), state, drafter=drafter, verify=verify.chain)
+
+
+def test_widths_with_a_target_of_one_width_are_refused_before_the_prefill():
+  drafter = drafters.Adaptive(
+    drafter=_CHAIN, policies=(policies.Fixed(1),), widths=(1,)
+  )
+  with pytest.raises(ValueError, match='Replicated has no read and append'):
+    specsample.prefill(
+      _params('chain'),
+      _PROMPTS,
+      _LENGTHS,
+      jax.random.key(0),
+      model=replicated.Replicated(_TARGET),
+      drafter=drafter,
+      sampling=specsample.Sampling(),
+      max_new_tokens=4,
+      verify=verify.chain,
+    )
 
 
 def test_a_row_that_is_done_asks_for_no_drafts():

@@ -71,7 +71,7 @@ def _state(learner=_LEARNER, rounds=6):
   )
 
 
-def _generate(learned, learner=_LEARNER, seed=0):
+def _generate(learned, learner=_LEARNER, seed=0, **settings):
   return online.generate(
     learned,
     _PROMPTS,
@@ -79,7 +79,7 @@ def _generate(learned, learner=_LEARNER, seed=0):
     jax.random.key(seed),
     learner=learner,
     verify=verify.chain,
-    **_SETTINGS,
+    **(_SETTINGS | settings),
   )
 
 
@@ -191,6 +191,15 @@ def test_acceptance_rises_and_greedy_output_stays():
     rounds.append(int(output.rounds.sum()))
     assert len(reports) == -(-int(output.rounds.max()) // _LEARNER.rounds)
   assert rounds[-1] < 0.8 * rounds[0]
+
+
+def test_a_number_a_row_is_taken_and_a_stop_that_is_none_refused():
+  most = np.arange(1, 1 + len(_PROMPTS))
+  learned = online.init(_params(), _LEARNER)
+  output, _, _ = _generate(learned, max_new_tokens=most)
+  np.testing.assert_array_equal(output.lengths, most)
+  with pytest.raises(ValueError, match='id 99'):
+    _generate(learned, stop=specsample.Stop(eos_ids=(99,)))
 
 
 def test_decoding_and_learning_are_one_executable_each():
