@@ -63,6 +63,7 @@ def _benchmark(baseline_rss: int) -> None:
         sampling=specsample.Sampling(),
         max_new_tokens=benchmark.max_new_tokens,
       )
+    benchmark.check()
     cli.make_folder(out)
   measured = benchmarking.measure(benchmark, baseline_rss, progress.bar)
   if distributed.is_first():

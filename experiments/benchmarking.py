@@ -51,6 +51,19 @@ class Benchmark:
         f'Benchmark.prompt_length is {self.prompt_length}: give at least 1'
       )
 
+  def check(self) -> None:
+    """Refuses an answer that the model has no room for.
+
+    Raises:
+      ValueError: fewer tokens than `max_new_tokens` would be decoded.
+    """
+    prompt, room = len(self.prompt_tokens()), self.model.max_length
+    if prompt + self.max_new_tokens > room:
+      raise ValueError(
+        f'Benchmark.max_new_tokens is {self.max_new_tokens} behind a prompt of '
+        f'{prompt} tokens, but the model takes {room}: give fewer'
+      )
+
   @property
   def peer(self) -> specsample.Loaded | None:
     """What transformers is measured with; under a mesh it is not."""
@@ -177,7 +190,7 @@ def measure(
     ),
     ar_ms_per_token=ar_ms,
     copy_gb_per_s=copy / 1e9,
-    percent_of_roofline=1e5 * roofline.seconds(1, cache_bytes) / ar_ms,
+    percent_of_roofline=1e5 * roofline.seconds(1, cache_bytes, 1) / ar_ms,
     methods={
       name: _speculative(
         method,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import os
 import pathlib
+import re
 import sys
 from typing import NoReturn
 
@@ -12,10 +13,13 @@ from absl import flags
 from absl import logging
 
 from experiments import distributed
+from experiments import results
 from specsample import files
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+# With which gin begins a line for each call that led to an error.
+_CALL = '\n  In call to configurable '
 
 
 def run(main: Callable[[], None], interrupted: str = 'interrupted') -> None:
@@ -57,6 +61,8 @@ def _run(main: Callable[[list[str]], None], interrupted: str) -> None:
         main(argv[1:])
       except KeyboardInterrupt:
         fail(interrupted, INTERRUPTED)
+      except results.NotWrittenError as error:
+        fail(str(error))
       except BrokenPipeError:
         # The reader has gone; Python would complain again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -105,8 +111,21 @@ def bad_input() -> Iterator[None]:
     OSError,
     ImportError,
   ) as error:
-    # gin appends a line for each call that led there.
-    fail(str(error).partition('\n  In call to configurable')[0])
+    fail(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+  """The message, without the calls that gin appends a line for each.
+
+  The first of them says whose argument is missing or too many.
+  """
+  reason, _, calls = str(error).partition(_CALL)
+  found = re.match(r"'(\S+)'.*?(?: in scope '(\S+)')?$", calls, re.MULTILINE)
+  if not isinstance(error, TypeError) or found is None:
+    return reason
+  name, scope = found.groups()
+  where = f'{scope}/{name}' if scope else name
+  return f'{reason}: bind what {where} needs, or correct its name'
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

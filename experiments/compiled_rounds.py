@@ -45,8 +45,9 @@ class Row:
   plain_ms: float  # a token, at the roofline, as the next two
   ms: float
   speedup: float
-  fitted_ms: float  # with a wait at each collective, as the next
-  fitted_speedup: float
+  # With a wait at each collective; None where none is left to explain.
+  fitted_ms: float | None
+  fitted_speedup: float | None
 
 
 @gin.configurable
@@ -101,8 +102,15 @@ class Table:
       round_seconds=speculative.roofline_ms,
       pass_seconds=plain.roofline_ms,
     )
-    wait_ms = (self.plain_ms - plain.roofline_ms) / plain.collectives
-    round_ms = speculative.roofline_ms + speculative.collectives * wait_ms
+    fitted_ms = fitted_speedup = None
+    waits_ms = self.plain_ms - plain.roofline_ms
+    if waits_ms > 0 and plain.collectives:
+      wait_ms = waits_ms / plain.collectives
+      round_ms = speculative.roofline_ms + speculative.collectives * wait_ms
+      fitted_ms = round_ms / tokens
+      fitted_speedup = cost.speedup(
+        tokens, round_seconds=round_ms, pass_seconds=self.plain_ms
+      )
     return Row(
       topology=plain.topology,
       batch_size=plain.batch_size,
@@ -115,10 +123,8 @@ class Table:
       plain_ms=plain.roofline_ms,
       ms=speculative.roofline_ms / tokens,
       speedup=predicted,
-      fitted_ms=round_ms / tokens,
-      fitted_speedup=cost.speedup(
-        tokens, round_seconds=round_ms, pass_seconds=self.plain_ms
-      ),
+      fitted_ms=fitted_ms,
+      fitted_speedup=fitted_speedup,
     )
 
 
@@ -147,6 +153,8 @@ def _load(folder: str) -> list[dict[str, Any]]:
     ) from error
   except ValueError as error:
     raise ValueError(f'{path} is damaged: compile again') from error
+  if not isinstance(found, list) or not all(isinstance(x, dict) for x in found):
+    raise ValueError(f'{path} is no list of programs: compile again')
   return found
 
 
@@ -163,4 +171,8 @@ def _rounds(folder, one):
     raise ValueError(
       f'--compiled={folder}: {_NAME} has no {error}, as those of an older '
       'version: compile again'
+    ) from error
+  except TypeError as error:
+    raise ValueError(
+      f'--compiled={folder}: {_NAME} is damaged ({error}): compile again'
     ) from error

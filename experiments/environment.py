@@ -55,11 +55,16 @@ def hardware() -> dict[str, Any]:
     'process_count': jax.process_count(),
     'matmul_precision': jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
     'cpu': _cpu_name(),
-    'cpu_cores': len(os.sched_getaffinity(0))
-    if hasattr(os, 'sched_getaffinity')
-    else os.cpu_count(),
+    'cpu_cores': num_cores(),
     'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
   }
+
+
+def num_cores() -> int:
+  """How many processors this process may use, of those that there are."""
+  if hasattr(os, 'sched_getaffinity'):  # on Linux
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:
@@ -90,9 +95,29 @@ def source(*folders: pathlib.Path) -> str:
   return digest.hexdigest()
 
 
+def compiler_flags() -> dict[str, str]:
+  """What of the environment changes the programs that XLA makes."""
+  names = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
+  return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
 def command() -> str:
   """The command line, as it can be typed again."""
   return shlex.join(['python', *sys.orig_argv[1:]])
+
+
+def identity() -> dict[str, Any]:
+  """What of the above all parts of a run that is resumed have in common.
+
+  The code and not the commit, which files beside the code change, such as the
+  results.
+  """
+  return {
+    'code': source(),
+    'versions': versions(),
+    'hardware': hardware(),
+    'compiler flags': compiler_flags(),
+  }
 
 
 def describe() -> dict[str, Any]:

@@ -108,7 +108,8 @@ def _evaluate() -> None:
     traces = [_traces(part, suite.folder(out, part.name)) for part in parts]
     profiles = [_profiles(part) for part in parts]
     headers = [
-      evaluation_lib.header(part.evaluation, part.prompts) for part in parts
+      evaluation_lib.header(part.evaluation, part.prompts, part.tokens)
+      for part in parts
     ]
     for header in headers:
       distributed.check_same(evaluation_lib.shared(header))

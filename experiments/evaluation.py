@@ -25,9 +25,9 @@ from experiments.tasks import task as task_lib
 import specsample
 from specsample.models import fingerprint
 
-# The journal's keys: this one, ('generation', method, batch) and
+# The journal's keys: (COPY, i), ('generation', method, batch) and
 # ('parts', method).
-COPY = ('copy_bandwidth',)
+COPY = 'copy_bandwidth'
 
 
 @gin.configurable
@@ -191,25 +191,31 @@ class Evaluation:
 
 
 def header(
-  evaluation: Evaluation, prompts: Sequence[prompts_lib.Prompt]
+  evaluation: Evaluation,
+  prompts: Sequence[prompts_lib.Prompt],
+  tokens: Sequence[list[int]],
 ) -> dict[str, Any]:
-  """What a resumed run must have in common with the one it goes on from."""
-  texts = repr([(prompt.category, prompt.text) for prompt in prompts])
-  described, task = environment.describe(), evaluation.task
+  """What a resumed run must have in common with the one it goes on from.
+
+  Its tokens too: a chat template may have changed, or write today's date.
+  """
+  digest = lambda value: hashlib.sha256(repr(value).encode()).hexdigest()
+  texts = [(prompt.category, prompt.text) for prompt in prompts]
+  task = evaluation.task
   return {
     'schema': result_file.SCHEMA,
     'configuration': gin.config_str(),
     'data': None if task is None else dataclasses.asdict(task.provenance()),
-    'prompts or limit': hashlib.sha256(texts.encode()).hexdigest(),
+    'prompts or limit': digest(texts),
+    'tokens of the prompts': digest(tokens),
     'model': repr(evaluation.target.model),
+    'target weights': evaluation.target.fingerprint,
     'drafter weights': {
       name: fingerprint.of(method.params)
       for name, method in evaluation.methods.items()
       if method.params is not None
     },
-    'git commit': described['git_commit'],
-    'versions': described['versions'],
-    'hardware': described['hardware'],
+    **environment.identity(),
   }
 
 
@@ -238,7 +244,7 @@ def units(
   The methods take turns at each batch, so that a machine that slows down slows
   them all.
   """
-  yield units_lib.Unit('memory', COPY, _copy_bandwidth)
+  yield units_lib.Unit('memory', (COPY, 0), _copy_bandwidth)
   batches = evaluation.batches(len(prompts))
   for sample, (i, batch) in itertools.product(
     range(evaluation.samples), enumerate(batches)
@@ -270,6 +276,8 @@ def units(
       ('parts', name),
       functools.partial(_parts, evaluation, method, typical),
     )
+  # A machine that was slow at the beginning may be as fast as it was later.
+  yield units_lib.Unit('memory', (COPY, 1), _copy_bandwidth)
 
 
 def _copy_bandwidth():

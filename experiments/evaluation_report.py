@@ -46,9 +46,8 @@ def write(
   write_rows(out, tables, paper)
   for table in tables:
     overall = _overall_rows(table.rows)
-    plots.draw(
-      suite.folder(out, table.part) / 'results.png', overall, title(overall[0])
-    )
+    path = suite.folder(out, table.part) / 'results.png'
+    plots.draw(path, overall, results.title(vars(overall[0])))
 
 
 def write_rows(
@@ -74,10 +73,11 @@ def write_rows(
     ],
   }
   if paper is not None and paper.source:
-    compared = papers.compare(paper, _overall_rows(rows))
+    compared = papers.compare(paper, tables)
     result['paper'] = {
       'source': paper.source,
       'note': paper.note,
+      'targets': _targets(tables),
       'rows': [dataclasses.asdict(row) for row in compared],
     }
   result_file.write(out / 'result.json', result)
@@ -86,7 +86,7 @@ def write_rows(
 
 
 def _overall_rows(rows: Sequence[results.Row]) -> list[results.Row]:
-  return [row for row in rows if row.category == table_lib.OVERALL]
+  return [row for row in rows if row.category == results.OVERALL]
 
 
 def show(
@@ -98,11 +98,10 @@ def show(
   for table in tables:
     _show(table)
   if paper.source:
-    rows = [row for table in tables for row in table.rows]
     shown = console()
     shown.print(rich.text.Text(f'\n{paper.source}\n', 'bold'))
-    if paper.rows:
-      shown.print(_compared(papers.compare(paper, _overall_rows(rows))))
+    if paper.rows or paper.ratios:
+      shown.print(_compared(papers.compare(paper, tables), _targets(tables)))
     if paper.note:
       shown.print(rich.text.Text(paper.note))
   if tables[0].part:
@@ -113,9 +112,18 @@ def show(
     print(f'\nresult.json, results.csv, {_of_each()} are in {out}')
 
 
-def _compared(rows: Sequence[papers.Compared]) -> rich.table.Table:
-  """A line a number of the paper."""
-  table = columns('', 'quantity', 'paper', 'ours', '95% interval')
+def _targets(tables: Sequence[table_lib.Table]) -> str:
+  """What was decoded with: the last part of a path, or of a name on the hub."""
+  paths = [pathlib.PurePath(table.evaluation.target.name) for table in tables]
+  return ', '.join(dict.fromkeys(path.name for path in paths))
+
+
+def _compared(
+  rows: Sequence[papers.Compared], targets: str
+) -> rich.table.Table:
+  """A line a number of the paper, and ours, of other models as a rule."""
+  ours = f'ours, of\n{targets}' if targets else 'ours'
+  table = columns('', 'quantity', 'paper', ours, '95% interval')
   last = None
   for row in rows:
     table.add_row(
@@ -135,7 +143,7 @@ def _show(table: table_lib.Table) -> None:
   overall = _overall_rows(rows)
   shown = console()
   # As a Text: a name may hold what rich takes for markup.
-  shown.print(rich.text.Text(f'\n{title(overall[0])}\n', 'bold'))
+  shown.print(rich.text.Text(f'\n{results.title(vars(overall[0]))}\n', 'bold'))
   shown.print(_overall(overall))
   if table_lib.are_several(row.category for row in rows):
     shown.print('Speedup (and tokens a round) by category\n')
@@ -148,7 +156,12 @@ def _show(table: table_lib.Table) -> None:
   task = table.evaluation.task
   if task is not None and task.unscored():
     shown.print(rich.text.Text(f'no score: {task.unscored()}'))
-  for line in (*rule_lines(overall), *mismatch_lines(table.mismatches())):
+  if methods_lib.BASELINE not in table.generations:
+    shown.print(
+      f'no method is called {methods_lib.BASELINE}, so there is nothing to '
+      'compare speed and outputs with'
+    )
+  for line in (*rule_lines(overall), *mismatch_lines(table.mismatches)):
     shown.print(line)
   for line in audits.lines(table.divergences):
     shown.print(rich.text.Text(line))
@@ -176,17 +189,6 @@ def _score(score) -> str:
 def _of_each() -> str:
   """The files of a table."""
   return figures.written('generations.jsonl', 'results.png')
-
-
-def title(row: results.Row) -> str:
-  """What was decoded, of any row over all prompts."""
-  samples = f' of {row.samples} samples each' if row.samples > 1 else ''
-  return (
-    f'{row.part or row.benchmark}: {row.prompts} prompts{samples}, '
-    f'{row.tokens} tokens, '
-    f'batch {row.batch_size}, '
-    f'temperature {row.temperature:g}'
-  )
 
 
 def _overall(rows: Sequence[results.Row]) -> rich.table.Table:

@@ -15,6 +15,7 @@ import urllib.parse
 
 from etils import epath
 
+from experiments import results
 from specsample import files
 
 _NUM_READERS = 32
@@ -149,7 +150,7 @@ class _Lines:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
       os.fsync(self._file.fileno())
     except OSError as error:
-      raise ValueError(
+      raise results.NotWrittenError(
         f'{self._path} cannot be written ({error.strerror or error}): make '
         'room, and the same command goes on from what is there'
       ) from error

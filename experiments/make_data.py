@@ -50,8 +50,8 @@ _PROMPTS = flags.DEFINE_string(
 _EXCLUDE = flags.DEFINE_string(
   'exclude',
   None,
-  'A test set, in the same formats: no user turn may share 13 words in a row, '
-  'or all of its words, with one of its prompts.',
+  'A test set, in the same formats: no user turn may share 13 words in a row '
+  'with one of its prompts or, where both have fewer, all words.',
 )
 
 

@@ -1,20 +1,18 @@
 """What is measured of generations, each with its 95% interval.
 
-All are ratios of sums over generations. Their intervals are bootstraps over
-batches (prompts, where a batch holds one): a batch is drawn with all samples of
-its prompts and, against a baseline, with what the baseline made of them.
+All are ratios of sums over generations. The units of their intervals are
+batches (prompts, where a batch holds one), each with all samples of its prompts
+and, against a baseline, with what the baseline made of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+import math
 from typing import Any
 
 import numpy as np
 
+from experiments import intervals
 from experiments import results
-
-_RESAMPLES = 2000
-# Sums by name, each [...], to a value of that shape.
-_Ratio = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 
 def _ms_per_token(sums):
@@ -30,12 +28,12 @@ def _mean_speedup(sums):
   return sums['rate'] / sums['baseline rate']
 
 
-_ALONE: dict[str, _Ratio] = {
+_ALONE: dict[str, intervals.Ratio] = {
   'tokens_per_round': lambda sums: sums['tokens'] / sums['rounds'],
   'acceptance': lambda sums: sums['kept'] / sums['judged'],
   'ms_per_token': _ms_per_token,
 }
-_AGAINST: dict[str, _Ratio] = {
+_AGAINST: dict[str, intervals.Ratio] = {
   # Of all tokens together.
   'speedup': _speedup,
   # Of the means over prompts of tokens a second, as Spec-Bench counts: each
@@ -75,7 +73,7 @@ def of(
   """Each measure by name, and its interval as that name with '_ci95' behind.
 
   None for what has no value, such as the acceptance where nothing is drafted,
-  and for an interval from a single batch, which says nothing about others.
+  and for an interval from one or two batches, which say little about others.
 
   Args:
     runs: the generations of a method.
@@ -85,11 +83,40 @@ def of(
   found: dict[str, Any] = {}
   batches = _sums(runs, baseline)
   for name, ratio in (_ALONE | _AGAINST).items():
-    known = baseline is not None or name in _ALONE
-    value = _value(ratio, batches) if known else None
-    found[name] = value
-    found[f'{name}_ci95'] = None if value is None else _interval(ratio, batches)
+    value = interval = None
+    if baseline is not None or name in _ALONE:
+      value = _value(ratio, batches)
+      most = 1.0 if name == 'acceptance' else math.inf
+      interval = intervals.of(ratio, batches, most=most)
+    found |= {name: value, f'{name}_ci95': interval}
   return found
+
+
+# Those of which `ratio` makes ratios.
+RATIOS = (*_ALONE, 'speedup')
+
+
+def ratio(
+  runs: Sequence[results.Generation],
+  over: Sequence[results.Generation],
+  name: str,
+) -> tuple[float | None, list[float] | None]:
+  """A measure of a method over another method's, and its interval.
+
+  Args:
+    runs: the generations of a method.
+    over: the other's, of the same prompts in the same order.
+    name: one of `RATIOS`.
+  """
+
+  def of_both(sums):
+    if name == 'speedup':
+      return _speedup(sums)
+    of_other = {each: sums[f'baseline {each}'] for each in _terms(runs[0])}
+    return _ALONE[name](sums) / _ALONE[name](of_other)
+
+  batches = _sums(runs, over)
+  return _value(of_both, batches), intervals.of(of_both, batches)
 
 
 def _sums(runs, baseline) -> dict[str, np.ndarray]:
@@ -122,22 +149,7 @@ def _terms(run) -> dict[str, float]:
   }
 
 
-def _value(ratio: _Ratio, batches) -> float | None:
+def _value(ratio: intervals.Ratio, batches) -> float | None:
   with np.errstate(divide='ignore', invalid='ignore'):
     value = float(ratio({name: x.sum() for name, x in batches.items()}))
   return value if np.isfinite(value) else None
-
-
-def _interval(ratio: _Ratio, batches) -> list[float] | None:
-  count = len(batches['tokens'])
-  if count < 2:
-    return None
-  chosen = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
-  with np.errstate(divide='ignore', invalid='ignore'):
-    values = ratio({name: x[chosen].sum(1) for name, x in batches.items()})
-  # Without the draws of batches that drafted nothing, or emitted nothing.
-  values = values[np.isfinite(values)]
-  if not values.size:
-    return None
-  low, high = np.percentile(values, [2.5, 97.5])
-  return [float(low), float(high)]

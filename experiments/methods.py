@@ -19,6 +19,7 @@ BASELINE = 'autoregressive'
 
 # So that a binding can name them: --gin_bindings='Method.verify = @Block()'.
 for _verify in (
+  specsample.verify.Lenient(lenience=1.0),
   specsample.verify.Typical(),
   specsample.verify.block,
   specsample.verify.chain,

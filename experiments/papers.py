@@ -1,12 +1,14 @@
 """What a paper reports, beside what was measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 
 import gin
 
 from experiments import evaluation as evaluation_lib
+from experiments import measures
 from experiments import results
+from experiments import table as table_lib
 
 _POSITION = 'acceptance at '  # and a position, from 1
 
@@ -21,14 +23,14 @@ class Paper:
   Settings and methods are those of the evaluation; others are shown without a
   number of ours, as what cannot be run here.
 
-  Of a paper that gives gains, `over` is the method that all numbers are ratios
-  to: 1.083 tokens a round are 8.3% more than its own.
+  Of gains over another method `ratios` have that one's name too, before the
+  numbers, which are of `measures.RATIOS`: 1.083 tokens a round are 8.3% more.
   """
 
   source: str = ''  # paper, table, hardware and models
   note: str = ''  # why ours must differ
   rows: Sequence[tuple[str, str, Mapping[str, float]]] = ()
-  over: str = ''  # of the same setting; '' where numbers are no ratios
+  ratios: Sequence[tuple[str, str, str, Mapping[str, float]]] = ()
   # What the paper calls our methods.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -54,19 +56,13 @@ def check(
     evaluations: by setting.
 
   Raises:
-    ValueError: names the quantity, or the method of `Paper.over`.
+    ValueError: names the quantity, or the method that a ratio is to.
   """
   fields = {field.name for field in dataclasses.fields(results.Row)}
   for part, method, values in paper.rows:
     evaluation = evaluations.get(part)
     if evaluation is None or method not in evaluation.methods:
       continue
-    if paper.over and paper.over not in evaluation.methods:
-      where = f' of {part!r}' if part else ''
-      raise ValueError(
-        f'Paper.over is {paper.over!r}, which is no method{where}: choose one '
-        f'of {", ".join(evaluation.methods)}'
-      )
     for quantity in values:
       known = quantity in fields or quantity.startswith(_POSITION)
       if not known and evaluation.task is None:
@@ -74,32 +70,56 @@ def check(
           f'Paper.rows has {quantity!r} of {part!r}, which is no field of a '
           'row, and no task scores there: correct the name'
         )
+  for part, method, over, values in paper.ratios:
+    evaluation = evaluations.get(part)
+    if evaluation is None or method not in evaluation.methods:
+      continue
+    _check_name(over, evaluation.methods, part)
+    for quantity in values:
+      _check_name(quantity, measures.RATIOS, part)
 
 
-def compare(paper: Paper, rows: Sequence[results.Row]) -> list[Compared]:
-  """The paper's numbers beside those of the rows over all prompts.
+def _check_name(name: str, known: Collection[str], part: str) -> None:
+  if name not in known:
+    where = f' of {part!r}' if part else ''
+    raise ValueError(
+      f'Paper.ratios has {name!r}{where}: choose one of {", ".join(known)}'
+    )
 
-  A ratio of two rows has no interval: theirs do not say which prompts they
-  share.
-  """
-  measured = {(row.part, row.method): row for row in rows}
+
+def compare(paper: Paper, tables: Sequence[table_lib.Table]) -> list[Compared]:
+  """The paper's numbers beside ours over all prompts."""
+  found = {table.part: table for table in tables}
+  measured = {
+    (row.part, row.method): row
+    for table in tables
+    for row in table.rows
+    if row.category == results.OVERALL
+  }
   called = lambda method: paper.names.get(method, method)
   compared = []
   for part, method, values in paper.rows:
-    row, base = measured.get((part, method)), measured.get((part, paper.over))
     name = ', '.join(filter(None, (part, called(method))))
-    if paper.over:
-      name += f' over {called(paper.over)}'
     for quantity, value in values.items():
-      ours, interval = _ours(row, quantity)
-      if paper.over:
-        ours, interval = _ratio(ours, _ours(base, quantity)[0]), None
-      compared.append(Compared(name, quantity, value, ours, interval))
+      ours = _ours(measured.get((part, method)), quantity)
+      compared.append(Compared(name, quantity, value, *ours))
+  for part, method, over, values in paper.ratios:
+    name = ', '.join(filter(None, (part, called(method))))
+    for quantity, value in values.items():
+      ours = _ratio(found.get(part), method, over, quantity)
+      compared.append(
+        Compared(f'{name} over {called(over)}', quantity, value, *ours)
+      )
   return compared
 
 
-def _ratio(ours: float | None, base: float | None) -> float | None:
-  return None if ours is None or not base else ours / base
+def _ratio(
+  table: table_lib.Table | None, method: str, over: str, quantity: str
+) -> tuple[float | None, list[float] | None]:
+  if table is None or not {method, over} <= table.generations.keys():
+    return None, None
+  runs = table.generations
+  return measures.ratio(runs[method], runs[over], quantity)
 
 
 def _ours(

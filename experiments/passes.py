@@ -40,6 +40,14 @@ class Timed:
 
   ms: Mapping[int, float]
 
+  def __post_init__(self):
+    """Refuses what are no times."""
+    numbers = (*self.ms, *self.ms.values())
+    if not all(isinstance(number, int | float) for number in numbers):
+      raise ValueError(
+        f'Timed.ms is {self.ms}: give milliseconds by tokens, as {{1: 14.1}}'
+      )
+
   def seconds(self, num_tokens: int, batch: int, context: int) -> float:
     """See `Passes`; the context is the one that was timed."""
     del context

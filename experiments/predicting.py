@@ -66,9 +66,11 @@ class Prediction:
       )
     for name, least in _SETTINGS.items():
       values = getattr(self, name)
-      if not values or min(values) < least:
+      is_list = isinstance(values, Sequence) and not isinstance(values, str)
+      if not is_list or not values or min(values) < least:
         raise ValueError(
-          f'Prediction.{name} is {values}: give numbers of at least {least}'
+          f'Prediction.{name} is {values!r}: give numbers of at least {least}, '
+          f'as ({max(least, 1)},)'
         )
     if self.overhead_ms < 0:
       raise ValueError(
@@ -100,8 +102,8 @@ class Prediction:
 class Row:
   """One setting of predict.json; milliseconds."""
 
-  chip: str
-  devices: int
+  chip: str  # or 'timed passes'
+  devices: int | None  # None of timed passes
   batch_size: int
   context: int
   acceptance: float
@@ -116,7 +118,9 @@ class Row:
   # Beside it two formulas for which a pass over K + 1 tokens costs one over 1:
   leviathan_speedup: float  # with c of the drafter's pass and the target's
   memory_bound_speedup: float | None  # MBSU, c of parameters; None if unknown
-  verify_bound: str | None  # what that pass waits for; None if it was timed
+  # What passes of the target wait for; None if they were timed.
+  pass_bound: str | None  # over a token of each row
+  verify_bound: str | None  # over K + 1
   fits: bool | None  # into the memory; None where that is not known
 
 
@@ -154,9 +158,10 @@ def _row(prediction, networks, batch, context, acceptance, num_drafts):
   fits = None
   if None not in held:
     fits = sum(held) <= _SHARE * target.chip.hbm_bytes
+  on_chips = isinstance(target, passes_lib.OnChips)
   return Row(
-    chip=prediction.chip,
-    devices=prediction.devices,
+    chip=prediction.chip if on_chips else 'timed passes',
+    devices=prediction.devices if on_chips else None,
     batch_size=batch,
     context=context,
     acceptance=acceptance,
@@ -176,6 +181,7 @@ def _row(prediction, networks, batch, context, acceptance, num_drafts):
     memory_bound_speedup=None
     if None in weights
     else cost.memory_bound_speedup(tokens, num_drafts, weights[1] / weights[0]),
+    pass_bound=target.bound(1, batch, context),
     verify_bound=target.bound(num_drafts + 1, batch, context),
     fits=fits,
   )

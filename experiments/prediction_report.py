@@ -14,6 +14,7 @@ from experiments import figures
 from experiments import predicting
 from experiments import result_file
 from experiments import results
+from specsample import chips
 
 
 def write(
@@ -44,6 +45,8 @@ def show(
   console.print(_best(rows))
   if any(row.fits is False for row in rows):
     console.print('! does not fit into the memory of the devices')
+  if any(row.speedup <= 1 for row in predicting.best(rows)):
+    console.print('- no K pays; in brackets what the best one leaves')
   if table:
     console.print(_of_paper(table))
     console.print(
@@ -56,10 +59,16 @@ def show(
 
 
 def _title(row):
-  return (
-    f'Predicted speedup, {row.devices} x {row.chip}: at the best K, by the '
-    'acceptance of a draft'
-  )
+  return f'Predicted speedup, {_where(row)}: at the best K, by the acceptance'
+
+
+def _where(row):
+  if row.devices is None:
+    return row.chip
+  known = chips.CHIPS.get(row.chip)
+  per_chip = 1 if known is None else known.devices_per_chip
+  of_chips = f' ({per_chip} devices a chip)' if per_chip > 1 else ''
+  return f'{row.devices} x {row.chip}{of_chips}'
 
 
 def _best(rows) -> rich.table.Table:
@@ -67,8 +76,8 @@ def _best(rows) -> rich.table.Table:
   table = evaluation_report.columns(
     'batch',
     'context',
-    'ms a token\nwithout drafts',
-    'pass\nbound by',
+    'without drafts\nms a token',
+    '\nbound by',
     *(f'{acceptance:g}' for acceptance in acceptances),
   )
   lines: dict[tuple[int, int], list[predicting.Row]] = {}
@@ -79,10 +88,17 @@ def _best(rows) -> rich.table.Table:
       str(batch),
       str(context),
       f'{line[0].pass_ms:.2f}' + '!' * (line[0].fits is False),
-      line[0].verify_bound or '-',
-      *(f'{row.speedup:.2f}x (K {row.num_draft_tokens})' for row in line),
+      line[0].pass_bound or '-',
+      *map(_speedup, line),
     )
   return table
+
+
+def _speedup(row: predicting.Row) -> str:
+  best = f'{row.speedup:.2f}x'
+  return (
+    f'{best} (K {row.num_draft_tokens})' if row.speedup > 1 else f'- ({best})'
+  )
 
 
 def _of_paper(rows) -> rich.table.Table:
@@ -97,6 +113,7 @@ def _of_paper(rows) -> rich.table.Table:
     '\nspeedup',
   )
   for row in rows:
+    fitted_ms = evaluation_report.number(row.fitted_ms, '.2f')
     table.add_row(
       row.benchmark,
       f'{row.tokens_per_round:.2f}',
@@ -104,8 +121,8 @@ def _of_paper(rows) -> rich.table.Table:
       f'{row.printed_speedup:.2f}x',
       f'{row.plain_ms:.2f} / {row.ms:.2f}',
       f'{row.speedup:.2f}x',
-      f'{row.printed_plain_ms:.2f} / {row.fitted_ms:.2f}',
-      f'{row.fitted_speedup:.2f}x',
+      f'{row.printed_plain_ms:.2f} / {fitted_ms}',
+      evaluation_report.number(row.fitted_speedup, '.2f', 'x'),
     )
   return table
 
@@ -141,8 +158,7 @@ def _figure(rows) -> figures.Figure:
   panels[0].set(ylabel='predicted speedup', ylim=(0, None))
   panels[-1].legend(title='acceptance', frameon=False)
   figure.suptitle(
-    f'{rows[0].devices} x {rows[0].chip}, {context} tokens of context: '
-    'predicted, not measured',
+    f'{_where(rows[0])}, {context} tokens of context: predicted, not measured',
     fontsize=10,
   )
   return figure

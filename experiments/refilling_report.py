@@ -35,7 +35,7 @@ class Row:
   static_tokens_per_s: float  # prefill included, as is the next
   refilled_tokens_per_s: float
   ratio: float  # of the two
-  ratio_ci95: list[float] | None  # a bootstrap over repeats; None for one
+  ratio_ci95: list[float] | None  # over repeats; None for two
   different: int  # outputs that are not the same both ways
   ties: int  # of them, those that part at a float tie
 

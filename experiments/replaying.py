@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import intervals
 from experiments import traced_rounds
 from experiments import traces
 from specsample import drafts
@@ -44,7 +45,6 @@ from specsample.types import Array, Draft, DraftLaw, Verifier
 
 # The row of the run itself.
 RECORDED = 'recorded'
-_RESAMPLES = 2000
 
 
 @gin.configurable
@@ -100,7 +100,7 @@ class Row:
   drafted: float
   kept: float
   tokens: float
-  tokens_ci95: list[float] | None  # a bootstrap over prompts; None of one
+  tokens_ci95: list[float] | None  # over prompts; None of two
   tokens_sd: float  # of a live run over just these rounds, around `tokens`
   # Tokens a cost, which is 1 for plain decoding; None without costs. At least,
   # as if what was asked for and cut had been verified; at most, as if free.
@@ -236,22 +236,14 @@ def _row(name, lossless, replayed: Replayed, costs) -> Row:
     drafted=float(by_prompt.drafted.sum() / rounds),
     kept=float(by_prompt.kept.sum() / rounds),
     tokens=float(by_prompt.tokens.sum() / rounds),
-    tokens_ci95=_interval(by_prompt.tokens, by_prompt.rounds),
+    tokens_ci95=intervals.of(
+      lambda sums: sums['tokens'] / sums['rounds'],
+      {'tokens': by_prompt.tokens, 'rounds': by_prompt.rounds},
+    ),
     tokens_sd=float(np.sqrt(by_prompt.variance.sum()) / rounds),
     speed=speed(of_rounds.asked),
     most_speed=speed(of_rounds.drafted),
   )
-
-
-def _interval(tokens, rounds):
-  """The 95% interval of tokens a round, of other prompts like these."""
-  if len(rounds) < 2:
-    return None
-  chosen = np.random.default_rng(0).integers(
-    len(rounds), size=(_RESAMPLES, len(rounds))
-  )
-  found = tokens[chosen].sum(axis=1) / rounds[chosen].sum(axis=1)
-  return [float(x) for x in np.percentile(found, [2.5, 97.5])]
 
 
 def _speed(of_rounds, lengths, costs):

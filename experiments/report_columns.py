@@ -27,7 +27,11 @@ COLUMNS = {
     '.2f',
   ),
   'acceptance': Column(
-    'acceptance', 'the share kept of the drafts whose turn came', '.3f'
+    'acceptance',
+    'the share kept of the drafts whose turn came; one behind an end of text '
+    'counts as lost, as may one more than a short draft had, where rounds '
+    'draft different numbers: then it is a lower bound',
+    '.3f',
   ),
   'acceptance_by_position': Column(
     'acceptance by position',
@@ -55,7 +59,8 @@ COLUMNS = {
   ),
   'predicted_speedup': Column(
     'predicted speedup',
-    'by the cost model, from the times of the parts and the acceptance',
+    'by the times of the parts of a round, which were timed apart, and the '
+    'rounds and tokens that were counted',
     '.2f',
   ),
   'draft_ms': Column(
@@ -93,6 +98,14 @@ COLUMNS = {
   'lossless': Column(
     'exact',
     "whether the output is distributed exactly as the target's own",
+  ),
+  'outputs_differing': Column(
+    'differ',
+    "greedy outputs that are not the baseline's; of an exact rule 0, ties of "
+    'floats aside',
+  ),
+  'outputs_tied': Column(
+    'ties', "greedy outputs that part from the baseline's where floats tie"
   ),
   'prompts': Column('prompts', 'how many were decoded'),
   'samples': Column('samples', 'how often each prompt was decoded'),

@@ -65,7 +65,7 @@ def _all(
   ]
   if predicted:
     yield (
-      'Speedup as the cost model predicts it, and as measured',
+      'Speedup as the parts of a round predict it, and as measured',
       functools.partial(report_plots.predicted, predicted),
     )
   curves = report_plots.curves(overall)

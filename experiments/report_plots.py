@@ -7,7 +7,7 @@ from typing import Any
 from experiments import figures
 from experiments import methods as methods_lib
 from experiments import plots
-from experiments import table as table_lib
+from experiments import results
 
 Record = dict[str, Any]  # a row, as result.json has it
 _LEGEND = {'frameon': False, 'fontsize': 8}
@@ -43,7 +43,7 @@ def by_category(rows: Sequence[Record]) -> figures.Figure:
     axes.set(xlabel='speedup', yticks=range(len(categories)))
     axes.set_yticklabels(categories)
     axes.set_ylim(len(categories) - 0.5, -0.5)
-    below_all = categories.index(table_lib.OVERALL) + 0.5
+    below_all = categories.index(results.OVERALL) + 0.5
     axes.axhline(below_all, color=figures.ink(), linewidth=0.6)
     plots.line_at_1(axes)
     figures.style(axes)

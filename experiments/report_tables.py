@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments import methods as methods_lib
 from experiments import report_columns
+from experiments import results
 from experiments import table as table_lib
 
 Record = dict[str, Any]  # a row, as result.json has it
@@ -42,20 +43,7 @@ def settings(rows: Sequence[Record]) -> list[list[Record]]:
 
 def overall(rows: Sequence[Record]) -> list[Record]:
   """Those over all prompts."""
-  return [row for row in rows if row['category'] == table_lib.OVERALL]
-
-
-def title(row: Record) -> str:
-  """What was decoded, of a row over all prompts."""
-  benchmark = row['benchmark']
-  setting = row.get('part') or benchmark
-  of_benchmark = f' ({benchmark})' if setting != benchmark else ''
-  samples = row.get('samples', 1)
-  each = f' of {samples} samples each' if samples > 1 else ''
-  return (
-    f'{setting}{of_benchmark}: {row["prompts"]} prompts{each}, '
-    f'batch {row["batch_size"]}, temperature {row["temperature"]:g}'
-  )
+  return [row for row in rows if row['category'] == results.OVERALL]
 
 
 def of_setting(rows: Sequence[Record]) -> Iterator[Table]:
@@ -71,7 +59,7 @@ def of_setting(rows: Sequence[Record]) -> Iterator[Table]:
     titles = ', '.join(report_columns.column(name).title for name in empty)
     note = f'Not measured: {titles}.'
   yield Table(
-    title(all_prompts[0]),
+    results.title(all_prompts[0]),
     [_heading(name) for name in shown],
     [[report_columns.cell(row, name) for name in shown] for row in all_prompts],
     note,
@@ -94,7 +82,7 @@ def of_paper(paper: Record | None) -> Iterator[Table]:
     Heading('row'),
     Heading('quantity'),
     Heading('paper', paper.get('source', '')),
-    Heading('ours', 'with its 95% interval'),
+    Heading(_ours(paper), 'with its 95% interval'),
   ]
   if with_notes:
     headings.append(Heading('note'))
@@ -119,6 +107,12 @@ def used(rows: Sequence[Record]) -> list[str]:
   """The columns of rows that have a meaning to explain."""
   found = dict.fromkeys(name for row in rows for name in row)
   return [name for name in report_columns.COLUMNS if name in found]
+
+
+def _ours(paper: Record) -> str:
+  """The heading of our numbers beside a paper's, and the model they are of."""
+  targets = paper.get('targets')
+  return f'ours, of {targets}' if targets else 'ours'
 
 
 def _heading(name):

@@ -1,19 +1,22 @@
 """The JSON files that commands leave: one number says how to read them.
 
-A file without a number is of schema 1. Since schema 2 a file has `schema`, the
-rows of result.json have what _GAINED lists, and beside them there may be
-`paper`: what a paper reports, and ours.
+A file without a number is of schema 1. Since schema 2 a file has `schema`, and
+beside the rows of result.json there may be `paper`: what a paper reports, and
+ours. _GAINED lists what rows have since when.
 """
 
 from collections.abc import Mapping
 import json
 import pathlib
+import types
+import typing
 from typing import Any
 
+from experiments import report_columns
 from experiments import results
 from specsample import files
 
-SCHEMA = 2
+SCHEMA = 3
 
 # What a row of result.json has had from the beginning.
 _FIRST = (
@@ -40,8 +43,12 @@ _GAINED: dict[int, dict[str, Any]] = {
     'prefill_ms': None,
     'cost_ratio': None,
     'scores': {},
-  }
+  },
+  3: {'outputs_tied': None, 'outputs_differing': None},
 }
+
+# The types of a row's fields.
+_HINTS = typing.get_type_hints(results.Row)
 # As above, beside the rows.
 _GAINED_BESIDE: dict[int, dict[str, Any]] = {2: {'paper': None}}
 # What each file of results says of where it was measured.
@@ -108,7 +115,34 @@ def _migrate(path, content, schema):
   rows = [_since(schema, _GAINED) | row for row in rows]
   for row in rows:
     _check(path, schema, row, _FIRST)
+    _check_types(path, schema, row)
+  setting = lambda row: tuple(row.get(name) for name in report_columns.SETTING)
+  in_all = {setting(row) for row in rows if row['category'] == results.OVERALL}
+  if {setting(row) for row in rows} - in_all:
+    raise _refusal(path, schema, 'no row over all prompts')
+  _check_paper(path, schema, content.get('paper'))
   return content | {'rows': rows}
+
+
+def _check_types(path, schema, row):
+  """As far as classes say: of a list not what is in it."""
+  for name, hint in _HINTS.items():
+    union = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
+    kinds = [typing.get_origin(one) or one for one in union or (hint,)]
+    # JSON has a whole number where a float happens to be one.
+    kinds += [int] * (float in kinds)
+    if name in row and not isinstance(row[name], tuple(kinds)):
+      raise _refusal(path, schema, f'a {name} that is {row[name]!r}')
+
+
+def _check_paper(path, schema, paper):
+  if paper is None:
+    return
+  rows = paper.get('rows') if isinstance(paper, dict) else None
+  if not isinstance(rows, list) or not all(
+    isinstance(row, dict) and {'row', 'quantity'} <= row.keys() for row in rows
+  ):
+    raise _refusal(path, schema, "a paper's numbers in another form")
 
 
 def _since(schema, gained):

@@ -1,6 +1,6 @@
 """From timed generations to the rows of a table, and to files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import csv
 import dataclasses
 import io
@@ -12,9 +12,14 @@ from typing import Any
 from specsample import files
 from specsample import stats
 
+OVERALL = 'overall'  # the category of a row over all prompts
 # Two log-probabilities closer than that are a tie in float32: passes of another
 # shape add in another order, which moves them by less.
 TIE = 1e-4
+
+
+class NotWrittenError(ValueError):
+  """What was found cannot be kept; the message says how to go on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +72,7 @@ class Row:
   law: str  # of the drafts: types.DraftLaw
   lossless: bool
   benchmark: str
-  category: str  # 'overall' for all prompts
+  category: str  # or OVERALL
   num_draft_tokens: int
   temperature: float
   batch_size: int
@@ -96,6 +101,10 @@ class Row:
   percent_of_roofline: float | None  # of one pass of the target a round
   part: str = ''  # of a table of several settings
   scores: dict[str, Any] = dataclasses.field(default_factory=dict)  # by name
+  # Greedy outputs that must be the baseline's and are not: at ties of floats,
+  # and elsewhere. None where nothing must be equal.
+  outputs_tied: int | None = None
+  outputs_differing: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +151,20 @@ def _is_tie(run: Generation, base: Generation, parting: int) -> bool:
   return abs(run.log_probs[parting] - base.log_probs[parting]) < TIE
 
 
+def title(row: Mapping[str, Any]) -> str:
+  """What was decoded: of a row over all prompts, as result.json has it."""
+  benchmark = row['benchmark']
+  setting = row.get('part') or benchmark
+  of_benchmark = f' ({benchmark})' if setting != benchmark else ''
+  samples = row.get('samples', 1)
+  each = f' of {samples} samples each' if samples > 1 else ''
+  return (
+    f'{setting}{of_benchmark}: {row["prompts"]} prompts{each}, '
+    f'{row["tokens"]} tokens, batch {row["batch_size"]}, '
+    f'temperature {row["temperature"]:g}'
+  )
+
+
 def write_json(path: pathlib.PurePath, value: Any) -> None:
   """Writes a JSON file, whole or not at all."""
   text = json.dumps(value, indent=2, allow_nan=False)
@@ -175,7 +198,7 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
   `path` is a `pathlib.Path` or, of a bucket too, an `epath.Path`.
 
   Raises:
-    ValueError: it cannot be written; nothing stays behind.
+    NotWrittenError: the disk is full, or the like; nothing stays behind.
   """
   if files.is_remote(path):
     # There an object appears when all of it has arrived.
@@ -192,7 +215,7 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
   except OSError as error:
     # Of a full disk it would take the last that is left.
     pathlib.Path(partial).unlink(missing_ok=True)
-    raise ValueError(
+    raise NotWrittenError(
       f'{path} cannot be written ({error.strerror or error}): make room, and '
       'the same command goes on from what is there'
     ) from error

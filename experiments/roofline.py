@@ -1,8 +1,9 @@
 """The least time that the memory leaves to a pass of the target.
 
-A pass reads the weights once on every device that holds them, and the cache of
-each row. Devices of a mesh read at the same time, each from its own memory; the
-CPU's devices are an exception, those of a process share one.
+A pass reads the weights once on every device that holds them, of many experts
+those that its tokens are sent to, and the cache of each row. Devices of a mesh
+read at the same time, each from its own memory; the CPU's devices are an
+exception, those of a process share one.
 """
 
 import dataclasses
@@ -12,15 +13,17 @@ import jax
 from jax.sharding import AxisType
 
 from specsample import sharding
+from specsample import work
+from specsample.models import experts as experts_lib
 from specsample.types import Model, Params
 
 
 def weight_bytes(params: Params) -> int:
-  """Bytes of the target's weights that one pass has to read.
+  """Bytes of the target's weights that passes read, all experts among them.
 
   Without a mesh; under one each device reads its parts of them.
   """
-  return _read(params, lambda leaf: leaf.nbytes)
+  return sum(_read(params, lambda leaf: leaf.nbytes))
 
 
 def cache_bytes(model: Model, length: int) -> int:
@@ -35,7 +38,9 @@ def cache_bytes(model: Model, length: int) -> int:
 class Roofline:
   """What the devices of the mesh, or the one device, read and how fast."""
 
-  weight_bytes: int  # of one pass, over all devices
+  weight_bytes: int  # of one pass, over all devices, but for experts
+  expert_bytes: int  # of all experts, likewise
+  experts: experts_lib.Experts | None  # the target's, if it has any
   cache_copies: float  # how many devices read the same part of a cache
   bytes_per_second: float  # of all memories
 
@@ -44,24 +49,40 @@ class Roofline:
     cls, params: Params, model: Model, copy_bandwidth: float
   ) -> 'Roofline':
     """Where the parameters are; `copy_bandwidth` is that of one memory."""
+    weights, of_experts = _read(params, _bytes_on_devices)
     return cls(
-      _read(params, _bytes_on_devices),
-      _cache_copies(model),
-      _num_memories() * copy_bandwidth,
+      weight_bytes=weights,
+      expert_bytes=of_experts,
+      experts=getattr(model, 'experts', None),
+      cache_copies=_cache_copies(model),
+      bytes_per_second=_num_memories() * copy_bandwidth,
     )
 
-  def seconds(self, passes: int, caches: int) -> float:
-    """Of so many passes, which read so many bytes of caches altogether."""
-    read = passes * self.weight_bytes + self.cache_copies * caches
+  def seconds(self, passes: int, caches: int, num_tokens: int) -> float:
+    """Of so many passes, which read so many bytes of caches altogether.
+
+    Each is over `num_tokens` of all rows, sent to as many experts as tokens are
+    on average to which all experts are alike.
+    """
+    of_pass = float(self.weight_bytes)
+    if self.experts is not None:
+      of_pass += self.expert_bytes * work.share_of_experts(
+        self.experts.num_experts, self.experts.num_per_token, num_tokens
+      )
+    read = passes * of_pass + self.cache_copies * caches
     return read / self.bytes_per_second
 
 
 def _read(params, size):
+  """Of the weights but experts', and of those."""
   target = params['target']
-  total = sum(size(leaf) for leaf in jax.tree.leaves(target))
+  of_experts = total = 0
+  for path, leaf in jax.tree_util.tree_leaves_with_path(target):
+    total += size(leaf)
+    of_experts += size(leaf) * ('expert_' in jax.tree_util.keystr(path))
   if 'unembedding' in target:  # then of the other table a row a token is read
     total -= size(target['embedding'])
-  return total
+  return total - of_experts, of_experts
 
 
 def _bytes_on_devices(leaf):

@@ -10,6 +10,7 @@ from experiments import journal as journal_lib
 from experiments import prompts as prompts_lib
 from experiments import results
 from experiments import units as units_lib
+from specsample import text as text_lib
 
 
 def units(
@@ -24,7 +25,7 @@ def units(
     prompts: what was decoded.
     journal: has the generations, in the process that has one.
   """
-  if evaluation.task is None or evaluation.task.unscored():
+  if not is_scored(evaluation):
     return
   for name in evaluation.methods:
     yield units_lib.Unit(
@@ -32,6 +33,11 @@ def units(
       key(evaluation, name),
       functools.partial(_score, evaluation, prompts, journal, name),
     )
+
+
+def is_scored(evaluation: evaluation_lib.Evaluation) -> bool:
+  """Whether there is a task, and it scores."""
+  return evaluation.task is not None and not evaluation.task.unscored()
 
 
 def key(
@@ -44,12 +50,17 @@ def key(
 def _score(evaluation, prompts, journal, name) -> dict[str, Any]:
   if journal is None:  # of several processes the first one scores
     return {}
+  tokenizer = evaluation.target.tokenizer
+  # An answer of a chat begins a text; any other one continues its prompt.
+  decode = tokenizer.decode
+  if not evaluation.task.chat:
+    decode = functools.partial(text_lib.continuation, tokenizer)
   answers: list[list[str]] = [[] for _ in prompts]
   batches = evaluation.batches(len(prompts))
   for i in range(evaluation.samples * len(batches)):
     generations = journal['generation', name, i]['generations']
     for j, record in zip(batches[i % len(batches)], generations, strict=True):
       tokens = results.Generation.from_json(record).tokens
-      answers[j].append(evaluation.target.tokenizer.decode(tokens))
+      answers[j].append(decode(tokens))
   scores = evaluation.task.score(prompts, answers)
   return {'scores': [dataclasses.asdict(score) for score in scores]}

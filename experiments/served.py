@@ -15,11 +15,11 @@ import rich.text
 from experiments import environment
 from experiments import evaluation_report
 from experiments import figures
+from experiments import intervals
 from experiments import journal as journal_lib
 from experiments import result_file
 from experiments import serving as serving_lib
 
-_RESAMPLES = 10_000
 _NAMES = {
   serving_lib.CONTROL: 'without updates',
   serving_lib.LEARNING: 'learning',
@@ -36,7 +36,7 @@ class Window:
   acceptance: dict[str, float]  # of each arm: drafts kept, of those proposed
   tokens_per_round: dict[str, float]
   rise: float  # of the acceptance
-  rise_ci95: tuple[float, float]  # a bootstrap over prompts, both arms paired
+  rise_ci95: list[float] | None  # over prompts, both arms paired
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,26 +85,42 @@ class Found:
 def _window(batches, first_token) -> Window:
   rows = {arm: _rows(records) for arm, records in batches.items()}
   control, learning = (rows[arm] for arm in serving_lib.ARMS)
-  share = lambda x: x['accepted'].sum(-1) / np.maximum(x['proposed'].sum(-1), 1)
-  size = control['tokens'].size
-  rng = np.random.default_rng(0)
-  chosen = rng.integers(size, size=(_RESAMPLES, size))
-  again = lambda x: {name: values[chosen] for name, values in x.items()}
-  low, high = np.quantile(
-    share(again(learning)) - share(again(control)), (0.025, 0.975)
-  )
+  share = lambda x: _acceptance(x['accepted'].sum(), x['proposed'].sum())
+  acceptance = {arm: float(share(x)) for arm, x in rows.items()}
   return Window(
     first_token=first_token,
     tokens=int(learning['tokens'].sum()),
-    prompts=size,
-    acceptance={arm: float(share(x)) for arm, x in rows.items()},
+    prompts=control['tokens'].size,
+    acceptance=acceptance,
     tokens_per_round={
       arm: float(x['tokens'].sum() / x['rounds'].sum())
       for arm, x in rows.items()
     },
-    rise=float(share(learning) - share(control)),
-    rise_ci95=(float(low), float(high)),
+    rise=acceptance[serving_lib.LEARNING] - acceptance[serving_lib.CONTROL],
+    rise_ci95=intervals.of(
+      _rise,
+      {
+        f'{arm} {name}': rows[arm][name]
+        for arm in serving_lib.ARMS
+        for name in ('accepted', 'proposed')
+      },
+      least=-1.0,
+      most=1.0,
+    ),
   )
+
+
+def _acceptance(accepted, proposed):
+  return accepted / np.maximum(proposed, 1)
+
+
+def _rise(sums):
+  """Of the acceptance, with updates over without."""
+  control, learning = (
+    _acceptance(sums[f'{arm} accepted'], sums[f'{arm} proposed'])
+    for arm in serving_lib.ARMS
+  )
+  return learning - control
 
 
 def _rows(records) -> dict[str, np.ndarray]:
@@ -135,13 +151,15 @@ def show(out: pathlib.PurePath, found: Found) -> None:
     table.add_column(name, justify='right')
   for window in found.windows:
     last = window.first_token + window.tokens
-    low, high = window.rise_ci95
+    interval = '-'
+    if window.rise_ci95 is not None:
+      interval = '{:+.3f} to {:+.3f}'.format(*window.rise_ci95)
     table.add_row(
       f'{window.first_token:,} to {last:,}',
       f'{window.prompts}',
       *(f'{window.acceptance[arm]:.3f}' for arm in _NAMES),
       f'{window.rise:+.3f}',
-      f'{low:+.3f} to {high:+.3f}',
+      interval,
     )
   shown.print(table)
   learning = found.batches[serving_lib.LEARNING]
@@ -151,6 +169,18 @@ def show(out: pathlib.PurePath, found: Found) -> None:
     f'acceptance: drafts kept of those proposed. {updates} updates, {undone} '
     'came to no number and were undone'
   )
+  # Of those where a process began most was compilation.
+  timed = [
+    [record['seconds'] for record in pair]
+    for pair in zip(*found.batches.values(), strict=True)
+    if not any(record['compiled'] for record in pair)
+  ]
+  if timed:
+    without, learning_seconds = map(sum, zip(*timed, strict=True))
+    shown.print(
+      f'{len(timed)} batches that compiled nothing: {without:.0f} s without '
+      f'updates, {learning_seconds:.0f} s with'
+    )
   same = 'the same tokens' if found.outputs_equal else 'other tokens'
   shown.print(f'with updates and without: {same}')
   names = figures.written('online.json', 'drafter', 'online.png')

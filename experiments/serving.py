@@ -172,13 +172,18 @@ class Server:
     if found is not None:
       learned = dataclasses.replace(learned, train=found)
     first = self._num_done(int(learned.train.step))
-    total = len(self.batches)
+    total, compiled = len(self.batches), set()
     with progress.bar(total - first) as step:
       for number in range(first, total):
         step(f'batch {number + 1} of {total}')
         if (CONTROL, number) not in self.journal:
-          self._write((CONTROL, number), self._control(number))
+          record = self._control(number)
+          record['compiled'] = CONTROL not in compiled
+          compiled.add(CONTROL)
+          self._write((CONTROL, number), record)
         learned, record = self._learning(number, learned)
+        record['compiled'] = LEARNING not in compiled
+        compiled.add(LEARNING)
         self._write((LEARNING, number), record)
         self.checkpoints.save(learned.train)
     return learned
@@ -189,11 +194,7 @@ class Server:
       return 0
     steps = [record['step'] for record in self.journal.of(LEARNING)]
     if step not in steps:
-      raise ValueError(
-        f'the checkpoint of step {step} is of a run that the journal does not '
-        'know: delete the folders checkpoints and drafter too, or give another '
-        '--out'
-      )
+      train_state.refuse_step(step)
     return steps.index(step) + 1
 
   def _control(self, number) -> dict[str, Any]:
@@ -243,15 +244,12 @@ def header(
 ) -> dict[str, Any]:
   """What a run that goes on must have in common with the one before."""
   texts = repr([prompt.text for prompt in prompts])
-  described = environment.describe()
   return {
     'configuration': gin.config_str(),
     'prompts or limit': hashlib.sha256(texts.encode()).hexdigest(),
     'target': serving.target.fingerprint,
     'drafter weights': fingerprint.of(serving.method.params),
-    **{
-      name: described[name] for name in ('versions', 'hardware', 'git_commit')
-    },
+    **environment.identity(),
   }
 
 

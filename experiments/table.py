@@ -18,7 +18,6 @@ from experiments import scoring
 from specsample import cost
 from specsample import drafters
 
-OVERALL = 'overall'
 # What is timed over typical prompts, not over those of a category.
 _NO_PARTS = dict.fromkeys(
   ('prefill_ms', 'draft_ms', 'verify_ms', 'overhead_ms')
@@ -27,7 +26,7 @@ _NO_PARTS = dict.fromkeys(
 
 def are_several(categories: Iterable[str]) -> bool:
   """Whether rows have several categories; a single one is all prompts."""
-  return len({*categories} - {OVERALL}) > 1
+  return len({*categories} - {results.OVERALL}) > 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Table:
   benchmark: str
   generations: dict[str, list[results.Generation]]
   parts: dict[str, dict[str, Any]]
-  copy_bandwidth: float  # bytes a second
+  copy_bandwidth: float  # bytes a second, the most that was measured
   # By method and name of the score, as `task.Score` has them.
   scores: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   part: str = ''
@@ -69,11 +68,14 @@ class Table:
         for name in evaluation.methods
       },
       parts={name: journal['parts', name] for name in evaluation.methods},
-      copy_bandwidth=journal[evaluation_lib.COPY]['bytes_per_second'],
+      copy_bandwidth=max(
+        copy['bytes_per_second'] for copy in journal.of(evaluation_lib.COPY)
+      ),
       scores={
         name: {score['name']: score for score in journal[key]['scores']}
         for name in evaluation.methods
-        if (key := scoring.key(evaluation, name)) in journal
+        if scoring.is_scored(evaluation)
+        and (key := scoring.key(evaluation, name)) in journal
       },
       part=part,
       divergences=journal.of(audits.KIND),
@@ -86,10 +88,11 @@ class Table:
     categories = dict.fromkeys(generation.category for generation in first)
     return [
       self._row(name, category)
-      for category in (OVERALL, *categories)
+      for category in (results.OVERALL, *categories)
       for name in self.generations
     ]
 
+  @functools.cached_property
   def mismatches(self) -> dict[str, results.Mismatches]:
     """By method, where greedy decoding must give the baseline's tokens."""
     baseline = self.generations.get(methods_lib.BASELINE)
@@ -110,13 +113,23 @@ class Table:
     baseline = None
     if methods_lib.BASELINE in self.generations:
       baseline = self._of_category(methods_lib.BASELINE, category)
-    parts = self.parts[name] if category == OVERALL else _NO_PARTS
+    parts = self.parts[name] if category == results.OVERALL else _NO_PARTS
     measured = measures.row_fields(runs, baseline)
+    mismatches = (
+      self.mismatches.get(name) if category == results.OVERALL else None
+    )
     depth = len(measured['acceptance_by_position'])
-    ratio = self._cost_ratio(name, depth) if category == OVERALL else None
-    by_formula = None
-    if ratio is not None and self._drafts_chains_of_k(name, runs):
-      by_formula = cost.leviathan_speedup(measured['acceptance'], depth, ratio)
+    ratio = (
+      self._cost_ratio(name, depth) if category == results.OVERALL else None
+    )
+    acceptance, by_formula = measured['acceptance'], None
+    # There is none where answers are a token each, without room for drafts.
+    if (
+      ratio is not None
+      and acceptance is not None
+      and self._drafts_chains_of_k(name, runs)
+    ):
+      by_formula = cost.leviathan_speedup(acceptance, depth, ratio)
     return results.Row(
       method=name,
       drafter=methods_lib.file_name(method.drafter),
@@ -136,8 +149,10 @@ class Table:
       cost_ratio=ratio,
       percent_of_roofline=self._percent_of_roofline(name, category),
       part=self.part,
-      scores=self.scores.get(name, {}) if category == OVERALL else {},
+      scores=self.scores.get(name, {}) if category == results.OVERALL else {},
       leviathan_speedup=by_formula,
+      outputs_tied=mismatches.ties if mismatches else None,
+      outputs_differing=mismatches.errors if mismatches else None,
       **measured,
     )
 
@@ -183,13 +198,13 @@ class Table:
     return [
       run
       for run in self.generations[name]
-      if category in (OVERALL, run.category)
+      if category in (results.OVERALL, run.category)
     ]
 
   def _predicted_speedup(self, name, category) -> float | None:
     baseline = methods_lib.BASELINE
     if (
-      category != OVERALL
+      category != results.OVERALL
       or baseline not in self.generations
       or not self._is_as_timed(name)
     ):
@@ -211,7 +226,7 @@ class Table:
       *(
         (run.seconds, least)
         for run, least in pairs
-        if category in (OVERALL, run.category)
+        if category in (results.OVERALL, run.category)
       ),
       strict=True,
     )
@@ -225,7 +240,7 @@ class Table:
       {'target': target.params}, target.model, self.copy_bandwidth
     )
 
-    def of_batch(runs):
+    def of_batch(runs, num_drafts):
       caches = 0
       for run in runs:
         # The middle of the generation stands for all of it.
@@ -234,17 +249,19 @@ class Table:
         caches += run.stats.rounds * read
       # One pass of the target serves all rows.
       passes = max(run.stats.rounds for run in runs)
-      return roofline.seconds(passes, caches) / sum(run.seconds for run in runs)
+      least = roofline.seconds(passes, caches, len(runs) * (num_drafts + 1))
+      return least / sum(run.seconds for run in runs)
 
     least = {}
     for name, generations in self.generations.items():
+      drafter = self.evaluation.methods[name].drafter
       batches = itertools.groupby(
         generations, lambda run: (run.batch, run.sample)
       )
       least[name] = [
         ratio * run.seconds
         for runs in (list(runs) for _, runs in batches)
-        for ratio in [of_batch(runs)]
+        for ratio in [of_batch(runs, drafter.num_draft_tokens)]
         for run in runs
       ]
     return least

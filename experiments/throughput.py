@@ -61,7 +61,7 @@ def _compare() -> None:
     evaluation = comparison.evaluation
     tokens = [evaluation.encode(path, prompt) for prompt in prompts]
     comparison.check(tokens)
-    header = evaluation_lib.header(evaluation, prompts)
+    header = evaluation_lib.header(evaluation, prompts, tokens)
     cli.make_folder(out)
     journal = journal_lib.Journal(out, header)
   work = list(refilling.units(comparison, tokens))

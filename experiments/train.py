@@ -72,14 +72,23 @@ def _train() -> None:
     training = training_lib.Training()
     target = training.target
     data = _read_data(training)
-    observe: scalars.Observe = scalars.observe_nothing
-    cli.make_folder(out)
     if _TENSORBOARD.value:
-      observe = stack.enter_context(scalars.writer(out / 'tensorboard'))
+      scalars.check(out)
+    cli.make_folder(out)
     journal = journal_lib.Journal(out, _header(training, data))
     split = training_lib.Split.of(training, data, None)
-    for examples in (split.train, split.held_out):
-      trainer_lib.batches_of(training, examples)  # says if they are too long
+    # Before the long pass over the data: what says that they are too long, and
+    # what is of another run.
+    batches = trainer_lib.batches_of(training, split.train)
+    trainer_lib.batches_of(training, split.held_out)
+    num_steps = trainer_lib.num_steps(training, batches)
+    checkpoints = train_state.Checkpoints(out / 'checkpoints')
+    trainer_lib.check(journal, checkpoints)
+    _check_written(out, journal, num_steps)
+    observe: scalars.Observe = scalars.observe_nothing
+    if _TENSORBOARD.value:
+      observe = stack.enter_context(scalars.writer(out / 'tensorboard'))
+      trainer_lib.observe_again(journal, observe)
     if training.cache_hidden:
       vectors = [_read_vectors(training, part, journal) for part in data]
       split = training_lib.Split.of(training, data, vectors)
@@ -96,10 +105,9 @@ def _train() -> None:
       split=split,
       params={'target': target.params, 'drafter': own},
       journal=journal,
-      checkpoints=train_state.Checkpoints(out / 'checkpoints'),
+      checkpoints=checkpoints,
       observe=observe,
     )
-    _check_written(out, trainer)
     try:
       params = trainer.run()
     except trainer_lib.LossError as error:
@@ -139,11 +147,11 @@ def _read_vectors(training, data, journal):
   return vectors
 
 
-def _check_written(out, trainer):
-  if (trainer_lib.TRAIN, trainer.num_steps) not in trainer.journal:
+def _check_written(out, journal, num_steps):
+  if (trainer_lib.TRAIN, num_steps) not in journal:
     for name in ('target', 'drafter'):
       train_state.refuse_results(
-        out / name, f'is not at its last step, {trainer.num_steps}'
+        out / name, f'is not at its last step, {num_steps}'
       )
 
 
@@ -192,14 +200,11 @@ def _write(
 
 def _header(training, data):
   """What a run that goes on must have in common with the one before."""
-  described = environment.describe()
   return {
     'configuration': gin.config_str(),
     'target': training.target.fingerprint,
     'data': [part.digest() for part in data],
-    **{
-      name: described[name] for name in ('versions', 'hardware', 'git_commit')
-    },
+    **environment.identity(),
   }
 
 

@@ -1,6 +1,7 @@
 """Checkpoints of a training run, of which the last whole one is found again."""
 
 import pathlib
+from typing import NoReturn
 
 import jax
 import orbax.checkpoint as ocp
@@ -27,6 +28,15 @@ def refuse_results(folder: pathlib.PurePath, where: str) -> None:
       f'{folder} is there, and this run {where}, so that it is of another run: '
       'delete the folder or move it away, or give another --out'
     )
+
+
+def refuse_step(step: int) -> NoReturn:
+  """Refuses a checkpoint whose step the journal does not know."""
+  raise ValueError(
+    f'the checkpoint of step {step} is of a run that the journal does not '
+    'know: delete the folders checkpoints and drafter too, or give another '
+    '--out'
+  )
 
 
 class Checkpoints:
@@ -83,7 +93,12 @@ class Checkpoints:
       ) from error
 
   @property
+  def step(self) -> int | None:
+    """Of the one that a run would go on from; None where there is none."""
+    return self._manager.latest_step()
+
+  @property
   def last(self) -> str:
     """Which one a run would go on from, in words."""
-    step = self._manager.latest_step()
+    step = self.step
     return 'none is there' if step is None else f'that of step {step} is there'

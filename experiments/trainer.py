@@ -54,9 +54,7 @@ class Trainer:
   @property
   def num_steps(self) -> int:
     """Of the whole run; a whole number of reports."""
-    training = self.training
-    steps = training.epochs * self.steps_per_epoch
-    return max(1, round(steps / training.report_every)) * training.report_every
+    return num_steps(self.training, self._batches)
 
   def run(self) -> Params:
     """The whole tree of parameters after the last step.
@@ -70,12 +68,6 @@ class Trainer:
     )
     state = self.checkpoints.restore(state) or state
     first = int(state.step)
-    if first and (TRAIN, first) not in self.journal:
-      raise ValueError(
-        f'the checkpoint of step {first} is of a run that the journal does not '
-        'know: delete the folders checkpoints and drafter too, or give another '
-        '--out'
-      )
     saved_at = time.monotonic()
     with progress.meter(self.num_steps, first, 'steps') as meter:
       meter(first, 'compiling')
@@ -213,6 +205,36 @@ class Trainer:
   @functools.cached_property
   def _held_out(self) -> batches_lib.Batches:
     return batches_of(self.training, self.split.held_out)
+
+
+def num_steps(
+  training: training_lib.Training, batches: batches_lib.Batches
+) -> int:
+  """Of a whole run over the batches; a whole number of reports."""
+  steps = training.epochs * batches.per_epoch
+  return max(1, round(steps / training.report_every)) * training.report_every
+
+
+def check(
+  journal: journal_lib.Journal, checkpoints: train_state.Checkpoints
+) -> None:
+  """Refuses a checkpoint of another run.
+
+  Raises:
+    ValueError: the journal does not know its step.
+  """
+  step = checkpoints.step
+  if step and (TRAIN, step) not in journal:
+    train_state.refuse_step(step)
+
+
+def observe_again(
+  journal: journal_lib.Journal, observe: scalars.Observe
+) -> None:
+  """Tells of all that is in the journal, of which a kill may lose the last."""
+  for kind in (TRAIN, HELD_OUT):
+    for values in journal.of(kind):
+      observe((kind, values['step']), values)
 
 
 def batches_of(

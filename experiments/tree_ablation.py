@@ -64,7 +64,7 @@ def _compare() -> None:
     ablation = tree_comparison.Ablation()
     tokens = [ablation.evaluation.encode(path, prompt) for prompt in prompts]
     ablation.check(tokens)
-    header = evaluation_lib.header(ablation.evaluation, prompts)
+    header = evaluation_lib.header(ablation.evaluation, prompts, tokens)
     cli.make_folder(out)
     journal = journal_lib.Journal(out, header)
   compared = tree_stages.run(ablation, prompts, tokens, journal, progress.bar)

@@ -52,7 +52,7 @@ def write(
   }
   result_file.write(out / 'trees.json', content)
   results.write_csv(out / 'trees.csv', rows)
-  tree_plot.draw(out / 'trees.png', rows, evaluation_report.title(first))
+  tree_plot.draw(out / 'trees.png', rows, results.title(vars(first)))
   return rows
 
 
@@ -63,12 +63,12 @@ def show(
 ) -> None:
   """Prints a line a tree, and what comparing the outputs found."""
   shown = evaluation_report.console()
-  title = evaluation_report.title(table.rows[0])
+  title = results.title(vars(table.rows[0]))
   shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
   for drafter in dict.fromkeys(row.drafter for row in rows):
     shown.print(_of_drafter([row for row in rows if row.drafter == drafter]))
   shown.print(_LEGEND)
-  for line in evaluation_report.mismatch_lines(table.mismatches()):
+  for line in evaluation_report.mismatch_lines(table.mismatches):
     shown.print(line)
   names = ('result.json', 'trees.json', 'trees.csv', 'trees.png')
   print(f'\n{figures.written(*names)} are in {out}')

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from experiments import results
 from experiments import table as table_lib
 from experiments import tree_comparison
 from experiments import tree_costs
@@ -49,7 +50,7 @@ def rows(
 ) -> list[TreeRow]:
   """Each drafter's trees, in the order of the evaluation."""
   measured = {
-    row.method: row for row in table.rows if row.category == table_lib.OVERALL
+    row.method: row for row in table.rows if row.category == results.OVERALL
   }
   chains = {
     entry.drafter: measured[entry.method_name].tokens_per_round

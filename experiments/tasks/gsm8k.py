@@ -24,10 +24,16 @@ _REQUEST = (
 )
 # Where a model that goes on writing begins a problem of its own.
 _STOPS = ('\nQuestion:',)
+# As LaTeX has it: 2{,}125, or 2\,125.
+_LATEX_COMMA = re.compile(r'(?<=\d)(?:\{,\}|\\[,!])(?=\d{3})')
 _NUMBER = r'-?\$?\d[\d,]*(?:\.\d+)?'
-# A bracket ends \boxed{...}; what is between is a unit or punctuation.
+# Where an equation has an end: with a sentence, or before what explains it.
+_EQUATION = r'(?:(?!\.\s|,\s|\d\s*\()[^\n=])*='
+# A bracket ends \boxed{...}. What is between is a unit or punctuation, or an
+# equation up to its right side.
 _SAID = re.compile(
-  rf'(?:{_MARK}|answer is:?|\\boxed{{)[^\d\n-]{{0,20}}({_NUMBER})',
+  rf'(?:{_MARK}|answer is:?|\\boxed{{)(?:{_EQUATION})*[^\d\n-]{{0,20}}'
+  rf'({_NUMBER})',
   re.IGNORECASE,
 )
 
@@ -110,6 +116,7 @@ def number(answer: str) -> decimal.Decimal | None:
   That is the last that is said to be the answer ('#### 5', 'the answer is 5',
   a box of LaTeX), or else the last number of all.
   """
+  answer = _LATEX_COMMA.sub(',', answer)
   found = _SAID.findall(answer) or re.findall(_NUMBER, answer)
   if not found:
     return None

@@ -23,6 +23,8 @@ import subprocess
 import sys
 import tempfile
 
+from experiments import environment
+
 _JAIL = pathlib.Path(__file__).with_name('jail.py')
 # What -I does, but for leaving out PYTHONHASHSEED, which is in the environment
 # that we give. And no compiled files are written.
@@ -87,9 +89,9 @@ def run(program: str, limits: Limits = DEFAULT) -> Outcome:
 
 
 def run_all(programs: Sequence[str], limits: Limits = DEFAULT) -> list[Outcome]:
-  """`run`, as many at once as there are processors."""
-  workers = os.cpu_count() or 1
-  with futures.ThreadPoolExecutor(workers) as pool:
+  """`run`, as many at once as there are processors for this process."""
+  # Of others it may not use, programs would run out of time.
+  with futures.ThreadPoolExecutor(environment.num_cores()) as pool:
     return list(pool.map(lambda program: run(program, limits), programs))
 
 

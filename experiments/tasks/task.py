@@ -6,10 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
+from experiments import intervals
 from experiments import prompts as prompts_lib
 from experiments.tasks import source as source_lib
-
-_RESAMPLES = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Score:
 
   name: str  # as tables show it: 'ROUGE-2', 'pass@1'
   value: float  # 0 to 1
-  ci95: tuple[float, float] | None  # a bootstrap over prompts; None for one
+  ci95: list[float] | None  # of other prompts like these; None for two
 
 
 class Task(Protocol):
@@ -60,10 +59,6 @@ class Task(Protocol):
 def average(name: str, values: Sequence[float]) -> Score:
   """The score that is the mean of the prompts' own."""
   shares = np.asarray(values, np.float64)
-  count = len(shares)
-  interval = None
-  if count > 1:
-    chosen = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
-    low, high = np.percentile(shares[chosen].mean(axis=1), [2.5, 97.5])
-    interval = float(low), float(high)
-  return Score(name, float(shares.mean()), interval)
+  mean = lambda sums: sums['share'] / sums['prompts']
+  terms = {'share': shares, 'prompts': np.ones(len(shares))}
+  return Score(name, float(shares.mean()), intervals.of(mean, terms, most=1.0))

@@ -54,7 +54,7 @@ def _journal(folder, outputs):
       )
       value = {'generations': [generation.to_json()]}
       journal.add(('generation', method, i), value)
-  journal.add(evaluation.COPY, {'bytes_per_second': 1.0})
+  journal.add((evaluation.COPY, 0), {'bytes_per_second': 1.0})
   return journal
 
 
@@ -97,7 +97,7 @@ def test_a_fault_and_an_early_end_differ(evaluated, tmp_path):
   assert (ended['verdict'], ended['audit']) == ('DIFFERS', None)
 
   found = table.Table.of(evaluated, 'prompts', 2, journal)
-  assert found.mismatches() == {'ngram': results.Mismatches(ties=0, errors=2)}
+  assert found.mismatches == {'ngram': results.Mismatches(ties=0, errors=2)}
   first, second = audits.lines(found.divergences)
   assert 'ngram, prompt 1, token 2:' in first and 'DIFFERS' in first
   assert 'one output ended there (DIFFERS)' in second
@@ -123,7 +123,7 @@ def test_a_tie_is_no_fault(evaluated, tmp_path):
   journal.add(unit.key, unit.run())
   (found,) = journal.of(audits.KIND)
   assert (found['position'], found['verdict']) == (0, 'tie')
-  mismatches = table.Table.of(tied, 'prompts', 2, journal).mismatches()
+  mismatches = table.Table.of(tied, 'prompts', 2, journal).mismatches
   assert mismatches == {'ngram': results.Mismatches(ties=1, errors=0)}
 
 

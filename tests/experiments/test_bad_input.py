@@ -59,6 +59,9 @@ _EVALUATE = {
   '--gin_bindings=Evaluation.methods = {}': (
     'Evaluation.methods is empty ... name at least one'
   ),
+  "--gin_bindings=Evaluation.methods = {'a': @autoregresive/Method()}": (
+    "argument: 'drafter' ... what autoregresive/Method needs ... its name"
+  ),
   '--gin_bindings=Evaluation.max_new_tokens = 0': (
     'max_new_tokens is 0 ... at least 1'
   ),
@@ -138,6 +141,9 @@ _BENCHMARK = {
   '--gin_bindings=Benchmark.max_new_tokens = 0': (
     'max_new_tokens is 0 ... at least 1'
   ),
+  '--gin_bindings=Benchmark.max_new_tokens = 600': (
+    'max_new_tokens is 600 behind a prompt of ... takes 512 ... fewer'
+  ),
   "--gin_bindings=Benchmark.prompt = 'LONG'": (
     'a prompt of 618 tokens ... shorten it'
   ),
@@ -156,8 +162,8 @@ _CERTIFY = {
   '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
   '--gin_bindings=Plan.num_rows = 5': 'num_rows is 5 ... 4096',
   '--out=FOLDER/certified': (
-    'certified/journal.jsonl belongs to a run with another configuration, '
-    'hardware, schema, source, versions: give another --out'
+    'certified/journal.jsonl belongs to a run with another code, '
+    'compiler flags, configuration, hardware, schema, versions: give another'
   ),
 }
 _MAKE_DATA = {

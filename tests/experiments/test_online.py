@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors
 
+from experiments import environment
 import specsample
 from specsample import drafters
 
@@ -84,11 +85,11 @@ class Run:
 
 
 def _journal(out):
-  """Key and value of each record, the seconds left out."""
+  """Key and value of each record, but for what time and process make of it."""
   lines = (out / 'journal.jsonl').read_text().splitlines()[1:]
   records = [json.loads(line) for line in lines]
   for record in records:
-    del record['value']['seconds']
+    del record['value']['seconds'], record['value']['compiled']
   return [(record['key'], record['value']) for record in records]
 
 
@@ -132,6 +133,31 @@ def _wait_for_batches(out, count, process):
     assert process.poll() is None, process.stderr.read().decode()
     assert time.monotonic() < deadline
     time.sleep(0.002)
+
+
+def test_a_run_is_held_to_the_code_and_not_to_the_commit(whole):
+  header = json.loads((whole.out / 'journal.jsonl').read_text().splitlines()[0])
+  assert header['code'] == environment.source()
+  assert 'git_commit' not in header
+
+
+def test_batches_with_which_a_process_began_are_not_timed(whole, killed):
+  def compiled(run):
+    batches = json.loads((run.out / 'online.json').read_text())['batches']
+    return {
+      i
+      for records in batches.values()
+      for i, record in enumerate(records)
+      if record['compiled']
+    }
+
+  _, run = killed
+  assert compiled(whole) == {0}
+  assert compiled(run) > {0}
+  for one in (whole, run):
+    count = len(one.records('learning')) - len(compiled(one))
+    expected = f'{count} batches that compiled nothing: ' if count else 'tokens'
+    assert expected in one.outcome.out
 
 
 def test_acceptance_rises_and_no_output_changes(whole):

@@ -7,11 +7,17 @@ import pathlib
 import gin
 import pytest
 
+from experiments import measures
 from experiments import papers
 from experiments import results
 from experiments.tasks import summarization
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ALL = sorted(
+  path
+  for folder in ('runs', 'models', 'pairs')
+  for path in (_ROOT / 'configs' / folder).glob('*.gin')
+)
 _SCORES = ('ROUGE-2', 'pass@100')
 _FULL = sorted(path.stem for path in (_ROOT / 'configs/full').glob('*.gin'))
 _TASKS = sorted(path.stem for path in (_ROOT / 'configs/tasks').glob('*.gin'))
@@ -31,9 +37,21 @@ def _own_gin():
   gin.clear_config()
 
 
+def _task():
+  """The evaluation's, without loading its target."""
+  return gin.query_parameter(
+    'evaluation.Evaluation.task'
+  ).scoped_configurable_fn()
+
+
 def _keys(parameter):
   """Of a dictionary that is bound, without making its values."""
   return set(gin.query_parameter(parameter))
+
+
+@pytest.mark.parametrize('path', _ALL, ids=lambda path: path.stem)
+def test_every_configuration_binds_what_there_is(path):
+  gin.parse_config_file(str(path))
 
 
 @pytest.mark.parametrize(('table', 'full'), _READ)
@@ -50,28 +68,37 @@ def test_papers_rows_are_of_the_evaluation(table, full):
     parts = {''}
   paper = papers.Paper()
   ours = [row for row in paper.rows if row[0] in parts and row[1] in methods]
-  if paper.rows:
-    assert ours
+  assert bool(ours) == bool(paper.rows)
   fields = {field.name for field in dataclasses.fields(results.Row)}
   for _, _, values in ours:
     for quantity in values:
       is_position = quantity.startswith('acceptance at ')
       assert quantity in fields or is_position or quantity in _SCORES
   assert set(paper.names) <= methods
-  assert not paper.over or paper.over in methods
+  for part, method, over, values in paper.ratios:
+    assert part in parts
+    assert {method, over} <= methods
+    assert set(values) <= set(measures.RATIOS)
 
 
 def test_medusas_own_number_is_not_under_hydras_paper():
   gin.parse_config_file('configs/runs/hydra.gin')
-  (row,) = papers.compare(papers.Paper(), [])
-  assert (row.row, row.quantity, row.paper) == ('Hydra++', 'speedup', 2.70)
+  found = papers.compare(papers.Paper(), [])
+  assert [(row.row, row.quantity, row.paper) for row in found] == [
+    ('Hydra++', 'speedup', 2.70),
+    ('Hydra++ over Medusa', 'speedup', 1.27),
+  ]
 
 
 def test_trees_name_the_papers_of_both_rows():
   gin.parse_config_file('configs/runs/trees.gin')
   paper = papers.Paper()
   rows = {row.row: row.paper for row in papers.compare(paper, [])}
-  assert rows == {'Medusa': 2.18, 'Hydra++': 2.70}
+  assert rows == {
+    'Medusa': 2.18,
+    'Hydra++': 2.70,
+    'Hydra++ over Medusa': 1.27,
+  }
   assert '2401.10774' in paper.source
   assert '2402.05109' in paper.source
 
@@ -106,7 +133,7 @@ def test_xsum_is_the_split_of_the_papers_size(table):
 def test_a_task_may_stand_behind_a_table(task):
   names = ['configs/runs/spec_bench.gin', f'configs/tasks/{task}.gin']
   gin.parse_config_files_and_bindings(names, [])
-  made = gin.get_bindings('evaluation.Evaluation')['task']
+  made = _task()
   assert made.chat
   assert made.name
 
@@ -122,5 +149,5 @@ def test_spec_benchs_questions_are_a_task(tmp_path):
     ['configs/runs/spec_bench.gin', 'configs/tasks/spec_bench.gin'],
     [f"spec_bench.path = '{path}'"],
   )
-  task = gin.get_bindings('evaluation.Evaluation')['task']
+  task = _task()
   assert [one.category for one in task.prompts()] == ['mt_bench'] * 2 + ['qa']

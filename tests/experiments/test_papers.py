@@ -1,32 +1,31 @@
 """What a paper reports beside rows that were made up."""
 
 import dataclasses
+import types
 
 import pytest
 
 from experiments import evaluation
+from experiments import measures
 from experiments import methods
 from experiments import papers
 from experiments import results
 import specsample
+from specsample import stats
 
-_GAIN = papers.Paper(
+_PAPER = papers.Paper(
   source='A paper: gains',
-  over='token',
   names={'token': 'the token rule'},
   rows=[
-    ('a', 'block', {'tokens_per_round': 1.083, 'speedup': 1.065}),
-    ('a', 'block', {'acceptance at 1': 1.1, 'cost_ratio': 1.0}),
+    ('a', 'token', {'tokens_per_round': 2.0}),
     ('a', 'greedy', {'speedup': 1.5}),
-    ('b', 'block', {'speedup': 1.5}),
+  ],
+  ratios=[
+    ('a', 'block', 'token', {'tokens_per_round': 1.083, 'speedup': 1.065}),
+    ('a', 'greedy', 'token', {'speedup': 1.5}),
+    ('b', 'block', 'token', {'speedup': 1.5}),
   ],
 )
-
-
-def _row(part, method, **values):
-  names = [field.name for field in dataclasses.fields(results.Row)]
-  common = {'part': part, 'method': method, 'scores': {}}
-  return results.Row(**dict.fromkeys(names) | common | values)
 
 
 def _evaluation(*names):
@@ -35,41 +34,79 @@ def _evaluation(*names):
   return evaluation.Evaluation(target=None, methods=own)
 
 
-def test_gains_are_ratios_to_the_method_of_the_same_setting():
+def _runs(*tokens_rounds_seconds):
+  return [
+    results.Generation(
+      batch=i,
+      category='c',
+      prompt_tokens=6,
+      tokens=[1] * tokens,
+      log_probs=[-1.0] * tokens,
+      seconds=seconds,
+      stats=stats.Stats(tokens, rounds, (0, rounds), (rounds, 0)),
+    )
+    for i, (tokens, rounds, seconds) in enumerate(tokens_rounds_seconds)
+  ]
+
+
+def _table(part, rows=(), **generations):
+  return types.SimpleNamespace(part=part, rows=rows, generations=generations)
+
+
+def _row(part, method, **values):
+  names = [field.name for field in dataclasses.fields(results.Row)]
+  common = {'part': part, 'method': method, 'scores': {}, 'category': 'overall'}
+  return results.Row(**dict.fromkeys(names) | common | values)
+
+
+def test_numbers_are_beside_those_of_the_same_setting_and_method():
   rows = [
-    _row(
-      *('a', 'token'),
-      tokens_per_round=2.0,
-      speedup=1.6,
-      speedup_ci95=[1.5, 1.7],
-      acceptance_by_position=[0.5],
-    ),
-    _row(
-      *('a', 'block'),
-      tokens_per_round=2.1,
-      speedup=2.0,
-      speedup_ci95=[1.9, 2.1],
-      acceptance_by_position=[0.6],
-    ),
-    # Its setting has no row of the token rule.
-    _row('b', 'block', speedup=3.0),
+    _row('a', 'token', tokens_per_round=1.5, tokens_per_round_ci95=[1.4, 1.6]),
+    _row('a', 'token', tokens_per_round=9.0, category='c'),
+    _row('b', 'token', tokens_per_round=9.0),
   ]
-  found = papers.compare(_GAIN, rows)
-  assert [one.ours for one in found] == [
-    *(pytest.approx(1.05), pytest.approx(1.25), pytest.approx(1.2)),
-    *(None, None, None),
-  ]
-  assert {one.ci95 is None for one in found} == {True}
-  assert found[0].row == 'a, block over the token rule'
-  plain = papers.compare(dataclasses.replace(_GAIN, over=''), rows)
-  assert (plain[1].row, plain[1].ours) == ('a, block', 2.0)
-  assert plain[1].ci95 == [1.9, 2.1]
-
-
-def test_gains_over_no_method_are_refused():
-  papers.check(_GAIN, {'a': _evaluation('block', 'token')})
+  first, second, *_ = papers.compare(_PAPER, [_table('a', rows)])
+  assert (first.row, first.paper) == ('a, the token rule', 2.0)
+  assert (first.ours, first.ci95) == (1.5, [1.4, 1.6])
   # What is not run here is for reference.
-  papers.check(_GAIN, {'a': _evaluation('autoregressive')})
-  message = "Paper.over is 'token', which is no method of 'a': choose one of"
+  assert (second.row, second.ours, second.ci95) == ('a, greedy', None, None)
+
+
+def test_gains_are_ratios_over_the_prompts_that_both_decoded():
+  token = _runs((8, 4, 0.4), (8, 2, 0.2), (8, 1, 0.1))
+  block = _runs((10, 4, 0.4), (10, 2, 0.2), (10, 1, 0.1))
+  found = papers.compare(_PAPER, [_table('a', token=token, block=block)])
+  of_block = found[2:4]
+  for one in of_block:
+    assert one.row == 'a, block over the token rule'
+    assert one.ours == pytest.approx(1.25)
+    # It gains as much on each: prompts that both have are drawn together.
+    assert one.ci95 == pytest.approx([1.25, 1.25])
+  assert [one.quantity for one in of_block] == ['tokens_per_round', 'speedup']
+  # Of a method and of a setting that were not run.
+  assert [(one.ours, one.ci95) for one in found[4:]] == [(None, None)] * 2
+
+
+def test_a_gain_varies_with_the_prompts():
+  token = _runs((8, 4, 0.4), (8, 4, 0.4), (8, 4, 0.4))
+  block = _runs((8, 4, 0.4), (12, 4, 0.4), (16, 4, 0.4))
+  ours, (low, high) = measures.ratio(block, token, 'tokens_per_round')
+  assert ours == 1.5
+  # That of the mean of 1, 1.5 and 2; 4.303 is Student's t of three.
+  half = 4.303 * 0.5 / 3**0.5
+  assert (low, high) == pytest.approx((1.5 - half, 1.5 + half), abs=1e-3)
+
+
+def test_gains_of_unknown_methods_and_quantities_are_refused():
+  papers.check(_PAPER, {'a': _evaluation('block', 'token')})
+  # What is not run here is for reference.
+  papers.check(_PAPER, {'a': _evaluation('autoregressive')})
+  message = "Paper.ratios has 'token' of 'a': choose one of block"
   with pytest.raises(ValueError, match=message):
-    papers.check(_GAIN, {'a': _evaluation('block')})
+    papers.check(_PAPER, {'a': _evaluation('block')})
+  ratios = [('', 'block', 'token', {'cost_ratio': 1.0})]
+  message = "Paper.ratios has 'cost_ratio': choose one of tokens_per_round"
+  with pytest.raises(ValueError, match=message):
+    papers.check(
+      papers.Paper(ratios=ratios), {'': _evaluation('block', 'token')}
+    )

@@ -10,6 +10,7 @@ import pytest
 from experiments import compiled_rounds
 from experiments import passes
 from experiments import predicting
+from experiments import prediction_report
 from specsample import chips
 from specsample import cost
 from specsample.models import attention
@@ -34,6 +35,9 @@ _BAD = {
   '--gin_bindings=Prediction.chip = "cpu"': "of chip 'cpu'",
   '--gin_bindings=Prediction.batch_sizes = ()': 'Prediction.batch_sizes is ()',
   '--gin_bindings=Prediction.num_draft_tokens = (0, 2)': 'at least 1',
+  '--gin_bindings=Prediction.num_draft_tokens = 4': 'give numbers ... (1,)',
+  '--gin_bindings=Prediction.target = @passes.Timed()\n'
+  'passes.Timed.ms = {1: "a"}': "Timed.ms is {1: 'a'}: give milliseconds",
   '--gin_bindings=Prediction.acceptances = (0.5, 1.5)': 'acceptance is 1.5',
   '--gin_bindings=Prediction.weights = "int4"': "'int4': give 'int8'",
   '--gin_bindings=Prediction.target = @passes.Timed()\n'
@@ -157,10 +161,14 @@ def test_of_one_row_the_weights_are_all_that_counts():
 
 
 def test_large_batches_pay_for_drafts():
-  small, large = predicting.rows(
-    _prediction(num_draft_tokens=(4,), batch_sizes=(1, 512))
+  small, middle, large = predicting.rows(
+    _prediction(num_draft_tokens=(4,), batch_sizes=(1, 64, 512))
   )
-  assert large.verify_bound == 'products'
+  bounds = lambda row: (row.pass_bound, row.verify_bound)
+  assert bounds(small) == ('memory', 'memory')
+  # A token of each row is no more than the memory brings in time, five are.
+  assert bounds(middle) == ('memory', 'products')
+  assert bounds(large) == ('products', 'products')
   assert large.speedup < 1 < small.speedup
 
 
@@ -186,7 +194,9 @@ def test_timed_passes_give_chens_times():
   # The 2.83 tokens a loop that 7.52 ms a token imply.
   assert predicted.tokens_per_round == pytest.approx(2.83, abs=0.01)
   assert predicted.ms_per_token == pytest.approx(7.52, rel=0.01)
-  assert predicted.fits is predicted.verify_bound is None
+  assert (
+    predicted.fits is predicted.pass_bound is predicted.verify_bound is None
+  )
 
 
 def test_the_best_k_is_that_of_the_largest_speedup():
@@ -239,12 +249,40 @@ def test_programs_of_another_batch_make_no_table(folders):
     _TABLE.rows([chen, plain])
 
 
-def test_an_older_compile_json_is_refused(tmp_path):
-  old = _compiled(4, 0.009, (200,))
-  del old['num_draft_tokens']
-  (tmp_path / 'compile.json').write_text(json.dumps([old]))
-  with pytest.raises(ValueError, match='compile again'):
+@pytest.mark.parametrize(
+  ('content', 'why'),
+  [
+    ([{'fits': True}], "has no 'topology', as those of an older version"),
+    ([_compiled(4, None, (200,))], 'is damaged'),
+    ({'a': 1}, 'is no list of programs'),
+    (['a'], 'is no list of programs'),
+  ],
+)
+def test_another_compile_json_is_refused(tmp_path, content, why):
+  (tmp_path / 'compile.json').write_text(json.dumps(content))
+  with pytest.raises(ValueError, match=f'{why}.*: compile again'):
     compiled_rounds.read([str(tmp_path)])
+
+
+@pytest.mark.parametrize('plain', [(0.0075, ()), (0.015, (165,))])
+def test_no_wait_is_fitted_where_none_is_left(folders, plain):
+  chen, other = compiled_rounds.read([str(x) for x in folders])
+  seconds, collectives = plain
+  other = dataclasses.replace(
+    other, roofline_ms=1e3 * seconds, collectives=sum(collectives)
+  )
+  (row,) = _TABLE.rows([chen, other])
+  assert row.fitted_ms is row.fitted_speedup is None
+  assert row.speedup > 0
+
+
+def test_where_no_draft_pays_the_table_says_so(capsys, tmp_path):
+  rows = predicting.rows(_prediction(batch_sizes=(512,), draft=_MODEL))
+  prediction_report.show(tmp_path, rows, [])
+  shown = capsys.readouterr().out
+  best = max(row.speedup for row in rows)
+  assert f'- ({best:.2f}x)' in shown
+  assert 'no K pays' in shown
 
 
 def test_the_other_configuration_is_of_llama_on_gpus():

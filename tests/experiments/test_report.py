@@ -77,7 +77,7 @@ def test_figures_are_those_that_the_rows_have_values_for(found):
   assert count('Tokens a round') == count('A round: its parts') == 4
   # One setting has no speedups, one run no categories.
   assert count('Speedup by category') == 2
-  assert count('Speedup as the cost model') == 1
+  assert count('Speedup as the parts of a round') == 1
   assert count('Against the number of drafts') == 1
 
 

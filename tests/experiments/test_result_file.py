@@ -45,6 +45,10 @@ _OLD = {
 }
 
 
+def _of_row(**values):
+  return {'rows': [_OLD['rows'][0] | values]}
+
+
 def _write(folder, content):
   (folder / 'result.json').write_text(json.dumps(content))
   return folder / 'result.json'
@@ -52,22 +56,23 @@ def _write(folder, content):
 
 def test_what_is_written_says_its_schema_and_is_read(tmp_path):
   path = tmp_path / 'result.json'
-  rows = [_OLD['rows'][0] | {'predicted_speedup': 1.25, 'of a later day': 3}]
+  rows = [_OLD['rows'][0] | {'outputs_differing': 1, 'of a later day': 3}]
   content = _OLD | {'rows': rows, 'paper': {'source': 'a', 'rows': []}}
   result_file.write(path, content)
   written = json.loads(path.read_text())
   assert next(iter(written)) == 'schema'
-  assert result_file.read(path) == written == content | {'schema': 2}
+  assert result_file.read(path) == written == content | {'schema': 3}
 
 
 def test_an_older_file_gets_what_is_known_of_it(tmp_path):
   found = result_file.read(_write(tmp_path, _OLD))
   (row,) = found['rows']
-  assert found == _OLD | {'schema': 2, 'paper': None, 'rows': [row]}
+  assert found == _OLD | {'schema': 3, 'paper': None, 'rows': [row]}
   assert row.items() >= _OLD['rows'][0].items()
   assert row['predicted_speedup'] is None
   # It decoded one setting, each prompt once, and scored nothing.
   assert (row['part'], row['samples'], row['scores']) == ('', 1, {})
+  assert row['outputs_differing'] is None
 
 
 def test_every_field_of_a_row_is_of_some_schema(tmp_path):
@@ -76,7 +81,7 @@ def test_every_field_of_a_row_is_of_some_schema(tmp_path):
   assert known <= row.keys()
 
 
-@pytest.mark.parametrize('schema', [{}, {'schema': 2}])
+@pytest.mark.parametrize('schema', [{}, {'schema': 2}, {'schema': 3}])
 @pytest.mark.parametrize(
   ('change', 'why'),
   [
@@ -84,6 +89,11 @@ def test_every_field_of_a_row_is_of_some_schema(tmp_path):
     ({'rows': None}, 'no rows'),
     ({'rows': ['a']}, 'rows that are no objects'),
     ({'rows': [{'method': 'ngram'}]}, 'no drafter, verifier, law, lossless,'),
+    (_of_row(speedup='fast'), "a speedup that is 'fast'"),
+    (_of_row(lossless=1), 'a lossless that is 1'),
+    (_of_row(category='a'), 'no row over all prompts'),
+    ({'paper': {'rows': 'x'}}, "a paper's numbers in another form"),
+    ({'paper': {'rows': [{'paper': 1.5}]}}, "a paper's numbers in another"),
   ],
 )
 def test_what_cannot_be_made_up_is_refused(tmp_path, schema, change, why):
@@ -104,7 +114,7 @@ def test_a_file_that_does_not_say_where_it_was_measured_is_refused(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'why'),
   [
-    (json.dumps(_OLD | {'schema': 3}), r'schema 3, .* update specsample'),
+    (json.dumps(_OLD | {'schema': 4}), r'schema 4, .* update specsample'),
     (json.dumps(_OLD | {'schema': 0}), 'schema 0, which never was'),
     (json.dumps(_OLD | {'schema': True}), 'schema True, which never was'),
     (json.dumps(_OLD | {'schema': None}), 'schema None, which never was'),
@@ -128,7 +138,7 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
 def test_of_other_commands_the_number_alone_is_checked(tmp_path):
   path = tmp_path / 'benchmark.json'
   path.write_text('{"t_ms": {"1": 16.2}}')
-  assert result_file.read(path) == {'t_ms': {'1': 16.2}, 'schema': 2}
+  assert result_file.read(path) == {'t_ms': {'1': 16.2}, 'schema': 3}
   path.write_text('{"schema": 9}')
   with pytest.raises(ValueError, match=r'benchmark\.json is of schema 9'):
     result_file.read(path)

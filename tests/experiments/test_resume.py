@@ -3,16 +3,19 @@
 import dataclasses
 import json
 import os
+import resource
 import signal
 import time
 
 import pytest
 
+from experiments import environment
+
 _PROMPTS = 10
 _NEW_TOKENS = 96
 _METHODS = ('autoregressive', 'ngram')
 _KEYS = {
-  ('copy_bandwidth',),
+  *(('copy_bandwidth', i) for i in range(2)),
   *(('generation', name, i) for name in _METHODS for i in range(_PROMPTS)),
   *(('parts', name) for name in _METHODS),
 }
@@ -59,6 +62,12 @@ def story(commands, tiny_evaluate, tmp_path_factory):
     first.kill()
     first.communicate()
   look('killed')
+  full = commands.start(*call)
+  # As of a full disk: no file may become larger than the journal is.
+  size = (out / 'journal.jsonl').stat().st_size
+  resource.prlimit(full.pid, resource.RLIMIT_FSIZE, (size, size))
+  ended['full'] = commands.finish(full)
+  look('full')
   second = commands.start(*call)
   _wait_for_units(out, 12, second)
   second.send_signal(signal.SIGINT)
@@ -99,9 +108,28 @@ def test_a_second_run_is_refused_while_the_first_goes_on(story):
   assert story.files['doubled'] == story.files['stopped']
 
 
+def test_a_run_is_held_to_the_code_and_not_to_the_commit(story):
+  header = json.loads(_records(story.files['killed'])[0])
+  assert header['code'] == environment.source()
+  # Which files beside the code would change, such as the results themselves.
+  assert environment.git_commit() not in header.values()
+  assert header['target weights']
+
+
 def test_a_kill_leaves_what_was_done(story):
   assert set(story.files['killed']) == {'journal.jsonl'}
   assert 6 <= len(_keys(story.files['killed'])) < len(_KEYS)
+
+
+def test_a_full_disk_ends_a_run_with_one_line(story):
+  assert story.ended['full'].code == 2
+  (line,) = [
+    line
+    for line in story.ended['full'].err.splitlines()
+    if 'journal.jsonl cannot be written' in line
+  ]
+  assert 'the same command goes on from what is there' in line
+  assert _keys(story.files['full']) == _keys(story.files['killed'])
 
 
 def test_an_interruption_is_one_line(story):

@@ -1,28 +1,11 @@
 """What TensorBoard would read, from the event file itself."""
 
-import struct
 import sys
 
 import pytest
-from tensorboardX.proto import event_pb2
 
 from experiments import scalars
-
-
-def _read(folder):
-  """(tag, step, value) of each scalar: records of a length, a checksum of it,
-  the event and its checksum."""
-  (path,) = folder.iterdir()
-  data, found = path.read_bytes(), []
-  while data:
-    (length,) = struct.unpack('<Q', data[:8])
-    event = event_pb2.Event.FromString(data[12 : 12 + length])
-    found += [
-      (value.tag, event.step, value.simple_value)
-      for value in event.summary.value
-    ]
-    data = data[16 + length :]
-  return found
+from tests.experiments import event_files
 
 
 def test_numbers_and_lists_of_them_are_scalars(tmp_path):
@@ -32,7 +15,8 @@ def test_numbers_and_lists_of_them_are_scalars(tmp_path):
       ('held out', 20),
       {'tokens_per_round': 1.25, 'acceptance_by_position': [0.5, None]},
     )
-  assert _read(tmp_path / 'events') == [
+  (path,) = (tmp_path / 'events').iterdir()
+  assert event_files.scalars(path) == [
     ('train/step', 20, 20.0),
     ('train/loss', 20, 1.5),
     ('held_out/tokens_per_round', 20, 1.25),

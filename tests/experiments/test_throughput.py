@@ -46,8 +46,7 @@ def test_both_ways_are_measured_and_give_the_same(tiny, commands, tmp_path):
   rate = 2 * row['tokens'] / sum(refilled)
   assert row['refilled_tokens_per_s'] == pytest.approx(rate)
   assert row['ratio'] == pytest.approx(sum(static) / sum(refilled))
-  low, high = row['ratio_ci95']
-  assert low <= row['ratio'] <= high
+  assert row['ratio_ci95'] is None  # of two repeats
   assert re.search(f'ngram +2 +{row["tokens"]} ', outcome.out)
   assert 'ngram: every output is the same both ways' in outcome.out
 

@@ -15,10 +15,12 @@ import pytest
 from experiments import batches
 from experiments import data_folder
 from experiments import dialogues
+from experiments import environment
 from experiments import template
 from experiments import training as training_lib
 import specsample
 from specsample.models import fingerprint
+from tests.experiments import event_files
 
 _SETTINGS = {
   'epochs': 12.5,
@@ -253,6 +255,26 @@ def test_a_mesh_gives_the_same_curve(
     np.testing.assert_allclose(
       losses(run, kind), losses(hydra, kind), rtol=0.02
     )
+
+
+def test_tensorboard_gets_what_an_earlier_run_did_not_write(
+  commands, flags, hydra, tmp_path
+):
+  out = shutil.copytree(hydra.folder, tmp_path / 'run')
+  ended = commands.run('train', *flags('hydra', out), '--tensorboard')
+  assert ended.code == 0, ended.err
+  (path,) = (out / 'tensorboard').iterdir()
+  found = event_files.scalars(path)
+  for kind, tag in (('train', 'train/loss'), ('held out', 'held_out/loss')):
+    wanted = [(x['step'], pytest.approx(x['loss'])) for x in hydra.of(kind)]
+    assert [(s, value) for name, s, value in found if name == tag] == wanted
+
+
+def test_a_run_is_held_to_the_code_and_not_to_the_commit(hydra):
+  journal = (hydra.folder / 'journal.jsonl').read_text()
+  header = json.loads(journal.partition('\n')[0])
+  assert header['code'] == environment.source()
+  assert 'git_commit' not in header
 
 
 def test_a_finished_run_is_not_done_again(commands, flags, hydra):

@@ -65,7 +65,7 @@ def test_roofline_counts_what_each_device_reads(explicit):
   assert found.cache_copies == pytest.approx(2, rel=0.02)
   # The devices of a process share the memory of the CPU.
   assert found.bytes_per_second == 100
-  assert found.seconds(3, 50) == pytest.approx(
+  assert found.seconds(3, 50, 1) == pytest.approx(
     (3 * found.weight_bytes + found.cache_copies * 50) / 100
   )
 

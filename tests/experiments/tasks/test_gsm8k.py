@@ -25,7 +25,15 @@ _PROBLEM = {
     ('The answer is 72.', '72'),
     ('the answer is: $1,234.50, of which 3 are lost', '1234.50'),
     ('**Answer:** 7. The answer is **-7**', '-7'),
+    ('The answer is 3 + 4 = 7.', '7'),
+    ('The answer is 3 * $2.5 = $7.5, as 3 > 2', '7.5'),
+    ('The answer is x = 5. Then y = 6.', '5'),
+    ('The answer is 18 (since 9 * 2 = 18, not 19)', '18'),
+    (r'So \boxed{3x = 12}', '12'),
     (r'Hence \boxed{72} in 4 boxes', '72'),
+    (r'So \boxed{2{,}125}', '2125'),
+    (r'So \boxed{\$12\,125.50}', '12125.50'),
+    (r'So \boxed{1\!000}, not 3', '1000'),
     ('First 4, then 18, so 72', '72'),
     ('She has 3.0 of 5', '5'),
     ('The answer is not known', None),
@@ -50,7 +58,7 @@ def test_accuracy_over_samples_and_prompts(tmp_path):
     ],
   )
   assert (score.name, score.value) == ('accuracy', 0.75)
-  assert score.ci95 == (0.5, 1)
+  assert score.ci95 is None  # of two
 
 
 def test_a_chat_is_told_how_to_end(tmp_path):

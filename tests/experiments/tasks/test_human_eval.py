@@ -47,7 +47,7 @@ def test_a_published_problem_is_solved_and_is_not():
   right, wrong = '    return x + y\n', '    return x - y\n'
   (score,) = task.score([prompt, prompt], [[right], [wrong]])
   assert (score.name, score.value) == ('pass@1', 0.5)
-  assert score.ci95 == (0, 1)
+  assert score.ci95 is None  # of two
 
 
 def test_only_what_passes_the_tests_counts(tmp_path):

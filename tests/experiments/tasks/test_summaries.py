@@ -103,8 +103,7 @@ def test_rouge_2_by_hand(tmp_path):
   (score,) = task.score(task.prompts(), samples)
   assert score.name == 'ROUGE-2'
   assert score.value == pytest.approx((0.6 / 2 + 1) / 2)
-  low, high = score.ci95
-  assert (low, high) == (pytest.approx(0.3), 1)
+  assert score.ci95 is None  # of two
 
 
 def test_what_a_plain_model_writes_on_does_not_count(tmp_path):

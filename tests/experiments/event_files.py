@@ -1,0 +1,20 @@
+"""TensorBoard's event files, read without TensorFlow."""
+
+import struct
+
+from tensorboardX.proto import event_pb2
+
+
+def scalars(path):
+  """(tag, step, value) of each scalar: records of a length, a checksum of it,
+  the event and its checksum."""
+  data, found = path.read_bytes(), []
+  while data:
+    (length,) = struct.unpack('<Q', data[:8])
+    event = event_pb2.Event.FromString(data[12 : 12 + length])
+    found += [
+      (value.tag, event.step, value.simple_value)
+      for value in event.summary.value
+    ]
+    data = data[16 + length :]
+  return found
