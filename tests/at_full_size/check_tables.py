@@ -1,0 +1,91 @@
+"""The tables of configs/full, by their commands, on a mesh of 16 devices.
+
+Names of models are as the configurations have them; small stand-ins lie where
+the hub's package looks. Bound are what a user would bind, files of data sets,
+and how little is decoded.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.at_full_size import stand_ins
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# The configuration of configs/full behind each table's, the devices of its mesh
+# and the files that it reads.
+_TABLES = {
+  'block_verification': ('block_verification', 16, ('GSM8K',)),
+  'chen2023_figure1': ('chen2023_figure1', 16, ('xsum',)),
+  'chen2023_table1': ('chen2023_table1', 16, ('xsum',)),
+  'dflash': ('dflash', 4, ('GSM8K',)),
+  'dflash_dspark': ('dflash_dspark', 4, ('GSM8K', 'mt_bench')),
+  'eagle': ('eagle', 4, ('mt_bench',)),
+  'hydra': ('medusa', 4, ('mt_bench',)),
+  'leviathan2023': ('leviathan2023', 16, ('cnn_dailymail',)),
+  'medusa': ('medusa', 4, ('mt_bench',)),
+  'mtp': ('mtp', 16, ('mt_bench',)),
+  'spec_bench': ('spec_bench', 4, ('spec_bench',)),
+}
+_QUESTION = {'question_id': 81, 'category': 'writing', 'turns': ['Why is it?']}
+_RECORDS = {
+  'GSM8K': {'question': 'What is 1 + 1?', 'answer': 'Two. #### 2'},
+  'cnn_dailymail': {'article': 'It rained today.', 'highlights': 'Rain.'},
+  'mt_bench': _QUESTION,
+  'spec_bench': _QUESTION,
+  'xsum': {'document': 'It rained. The roof is wet.', 'summary': 'Rain.'},
+}
+
+
+@pytest.fixture(scope='session', name='files')
+def fixture_files(tmp_path_factory):
+  """The hub's cache, and a problem of each data set."""
+  folder = tmp_path_factory.mktemp('files')
+  (folder / 'hub').mkdir()
+  stand_ins.write(folder / 'hub')
+  for name, record in _RECORDS.items():
+    (folder / f'{name}.jsonl').write_text(json.dumps(record) + '\n')
+  return folder
+
+
+def test_every_table_is_here():
+  full = {path.stem for path in (_ROOT / 'configs/full').glob('*.gin')}
+  assert {name for name, *_ in _TABLES.values()} == full
+
+
+@pytest.mark.parametrize('table', _TABLES)
+def test_table_is_made_of_the_published_names(files, tmp_path, table):
+  full, num_devices, data = _TABLES[table]
+  bindings = {f'{name}.path': f'{files}/{name}.jsonl' for name in data}
+  bindings |= {'Evaluation.max_new_tokens': 8, 'Evaluation.repeats': 1}
+  done = subprocess.run(
+    [
+      *(sys.executable, '-m', 'experiments.evaluate'),
+      *('--limit=1', '--num_seeds=2'),
+      f'--gin_file=configs/runs/{table}.gin',
+      f'--gin_file=configs/full/{full}.gin',
+      *(f'--gin_bindings={key} = {value!r}' for key, value in bindings.items()),
+      f'--out={tmp_path}',
+    ],
+    env=os.environ
+    | {
+      'HF_HOME': str(files),
+      'HF_HUB_OFFLINE': '1',
+      'JAX_NUM_CPU_DEVICES': str(num_devices),
+    },
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  rows = json.loads((tmp_path / 'result.json').read_text())['rows']
+  assert {row['method'] for row in rows} > {'autoregressive'}
+  # A drafter of random weights keeps little; what it may not do is change it.
+  for row in rows:
+    assert row['tokens'] >= row['rounds'] > 0
+    assert not row['outputs_differing']
