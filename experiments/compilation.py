@@ -8,6 +8,7 @@ import dataclasses
 import math
 import re
 import time
+from typing import Any
 
 import gin
 import jax
@@ -195,11 +196,7 @@ def run(
   memory = loop.memory_analysis()
   peak = max(_peak(memory), _peak(prefill.memory_analysis()))
   compiled = compiled_lib.Compiled(
-    topology=target.topology,
-    devices=target.mesh.size,
-    batch_size=config.batch_size,
-    num_draft_tokens=config.drafter.num_draft_tokens,
-    hbm_bytes_per_device=target.chip.hbm_bytes,
+    **_of(target, config),
     argument_bytes=memory.argument_size_in_bytes,
     temp_bytes=memory.temp_size_in_bytes,
     peak_bytes=peak,
@@ -218,6 +215,20 @@ def run(
   return compiled, text
 
 
+def _of(target, config) -> dict[str, Any]:
+  """The fields that say what was compiled, and for what."""
+  return {
+    'model': repr(config.model),
+    'weights': config.weights,
+    'drafter': repr(config.drafter),
+    'topology': target.topology,
+    'devices': target.mesh.size,
+    'batch_size': config.batch_size,
+    'num_draft_tokens': config.drafter.num_draft_tokens,
+    'hbm_bytes_per_device': target.chip.hbm_bytes,
+  }
+
+
 @dataclasses.dataclass(frozen=True)
 class _TooLarge:
   """A program that the compiler refuses for its memory."""
@@ -228,11 +239,7 @@ class _TooLarge:
   def compiled(self, target, config, seconds):
     peak = self.peak_bytes
     return compiled_lib.Compiled(
-      topology=target.topology,
-      devices=target.mesh.size,
-      batch_size=config.batch_size,
-      num_draft_tokens=config.drafter.num_draft_tokens,
-      hbm_bytes_per_device=target.chip.hbm_bytes,
+      **_of(target, config),
       argument_bytes=self.argument_bytes,
       temp_bytes=None if peak is None else peak - self.argument_bytes,
       peak_bytes=peak,

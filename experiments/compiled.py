@@ -15,6 +15,9 @@ class Compiled:
   could not be counted is None.
   """
 
+  model: str  # as Python writes it, as the drafter
+  weights: str | None  # 'int8', or as the model has them
+  drafter: str
   topology: str
   devices: int
   batch_size: int

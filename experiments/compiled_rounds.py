@@ -23,6 +23,7 @@ _NAME = 'compile.json'
 class Rounds:
   """A program of one topology: its rounds."""
 
+  model: str  # and what its weights are
   topology: str
   batch_size: int
   num_draft_tokens: int
@@ -68,16 +69,16 @@ class Table:
   printed_ms: Mapping[str, float]
 
   def rows(self, compiled: Sequence[Rounds]) -> list[Row]:
-    """For each topology and batch compiled with K drafts and without.
+    """For each model, topology and batch compiled with K drafts and without.
 
     Raises:
       ValueError: there is none.
     """
+    setting_of = lambda one: (one.model, one.topology, one.batch_size)
     by_size = {
-      (one.topology, one.batch_size, one.num_draft_tokens): one
-      for one in compiled
+      (*setting_of(one), one.num_draft_tokens): one for one in compiled
     }
-    settings = dict.fromkeys((one.topology, one.batch_size) for one in compiled)
+    settings = dict.fromkeys(map(setting_of, compiled))
     found = [
       self._row(by_size[*setting, 0], speculative, benchmark, printed)
       for setting in settings
@@ -86,10 +87,12 @@ class Table:
       for benchmark, printed in self.printed_ms.items()
     ]
     if not found:
+      models = len({one.model for one in compiled})
+      sizes = sorted({tuple(size) for _, *size in by_size})
       raise ValueError(
-        f'--compiled has (topology, batch, K) {sorted(by_size)}: compile one '
-        f'topology and batch with K = {self.num_draft_tokens} and with '
-        'NoDraft, K = 0'
+        f'--compiled has (topology, batch, K) {sizes} of {models} models: '
+        'compile a model for one topology and batch with '
+        f'K = {self.num_draft_tokens} and with NoDraft, K = 0'
       )
     return found
 
@@ -161,6 +164,7 @@ def _load(folder: str) -> list[dict[str, Any]]:
 def _rounds(folder, one):
   try:
     return Rounds(
+      model=f'{one["model"]}, weights of {one["weights"]}',
       topology=one['topology'],
       batch_size=one['batch_size'],
       num_draft_tokens=one['num_draft_tokens'],

@@ -125,6 +125,7 @@ def describe() -> dict[str, Any]:
   return {
     'hardware': hardware(),
     'versions': versions(),
+    'compiler_flags': compiler_flags(),
     'git_commit': git_commit(),
     'command': command(),
   }

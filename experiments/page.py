@@ -124,6 +124,7 @@ def _facts(described) -> Iterator[tuple[str, str]]:
   versions = described.get('versions') or {}
   if versions:
     yield 'versions', ', '.join(f'{name} {x}' for name, x in versions.items())
+  yield from (described.get('compiler_flags') or {}).items()
   if 'git_commit' in described:
     yield 'commit', described['git_commit'] or 'not in a repository'
 

@@ -9,8 +9,8 @@ from experiments.report_tables import Table
 
 # Shown apart, as where it was measured.
 DESCRIPTION = (
-  *('schema', 'hardware', 'versions', 'git_commit', 'command'),
-  *('gin_config', 'environment'),
+  *('schema', 'hardware', 'versions', 'compiler_flags', 'git_commit'),
+  *('command', 'gin_config', 'environment'),
 )
 # A certificate has thousands of rows; the file has the others.
 _MOST_ROWS = 30

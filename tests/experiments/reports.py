@@ -26,6 +26,7 @@ ROUNDS = {
 DESCRIPTION = {
   'hardware': {'platform': 'cpu', 'cpu': 'a <CPU>', 'cpu_cores': 2},
   'versions': {'python': '3.11.2', 'jax': '0.10.2'},
+  'compiler_flags': {'XLA_FLAGS': '--xla_cpu_<fast>'},
   'git_commit': 'abc123-dirty',
   'command': f"python -m experiments.evaluate --out='{NASTY}'",
   'gin_config': f"x = '{NASTY}'",

@@ -112,8 +112,8 @@ def others(tiny_evaluate, commands, tmp_path_factory):
 def test_result_says_where_and_how(run, checkpoint):
   result = run.result
   assert result.keys() == {
-    *('schema', 'hardware', 'versions', 'git_commit', 'command'),
-    *('gin_config', 'data', 'divergences', 'rows'),
+    *('schema', 'hardware', 'versions', 'compiler_flags', 'git_commit'),
+    *('command', 'gin_config', 'data', 'divergences', 'rows'),
   }
   assert result['hardware']['platform'] == 'cpu'
   assert result['hardware']['memory_bytes'] > 1 << 28

@@ -80,8 +80,9 @@ def test_a_seed_fixes_what_is_drawn(outcomes):
 def test_json_holds_the_generation(outcomes, greedy, name):
   result = _json(outcomes, name)
   assert result.keys() == {
-    *('schema', 'hardware', 'versions', 'git_commit', 'command', 'gin_config'),
-    *('prompt', 'text', 'tokens', 'origins', 'metrics'),
+    *('schema', 'hardware', 'versions', 'compiler_flags', 'git_commit'),
+    *('command', 'gin_config', 'prompt'),
+    *('text', 'tokens', 'origins', 'metrics'),
   }
   tokens, text = greedy(_PROMPT, _NEW_TOKENS)
   assert (result['prompt'], result['text']) == (_PROMPT, text)

@@ -48,6 +48,8 @@ _BAD = {
 
 def _compiled(num_draft_tokens, roofline_seconds, collectives):
   return {
+    'model': 'Transformer(...)',
+    'weights': None,
     'topology': 'v4:2x2x4',
     'batch_size': 1,
     'num_draft_tokens': num_draft_tokens,
@@ -242,17 +244,21 @@ def test_a_table_needs_both_programs_of_a_topology(folders):
     _TABLE.rows(compiled_rounds.read([str(chen)]))
 
 
-def test_programs_of_another_batch_make_no_table(folders):
+@pytest.mark.parametrize(
+  ('other', 'models'), [({'batch_size': 8}, 1), ({'model': 'another'}, 2)]
+)
+def test_programs_of_another_setting_make_no_table(folders, other, models):
   chen, plain = compiled_rounds.read([str(x) for x in folders])
-  plain = dataclasses.replace(plain, batch_size=8)
-  with pytest.raises(ValueError, match='one topology and batch'):
+  plain = dataclasses.replace(plain, **other)
+  message = f'of {models} models: compile a model for one topology and batch'
+  with pytest.raises(ValueError, match=message):
     _TABLE.rows([chen, plain])
 
 
 @pytest.mark.parametrize(
   ('content', 'why'),
   [
-    ([{'fits': True}], "has no 'topology', as those of an older version"),
+    ([{'fits': True}], "has no 'model', as those of an older version"),
     ([_compiled(4, None, (200,))], 'is damaged'),
     ({'a': 1}, 'is no list of programs'),
     (['a'], 'is no list of programs'),

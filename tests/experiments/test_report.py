@@ -37,7 +37,10 @@ def test_all_of_the_tree_is_on_the_page(found):
   assert len(links) == 5
   for name in ('by_k', 'certified/certificate', 'timed/benchmark', 'several'):
     assert f'\n{name}' in found.text or name in found.text
-  for fact in ('a <CPU>', 'jax 0.10.2', 'abc123-dirty', 'XSum, nucleus'):
+  for fact in (
+    *('a <CPU>', 'jax 0.10.2', '--xla_cpu_<fast>', 'abc123-dirty'),
+    'XSum, nucleus',
+  ):
     assert fact in found.text
 
 
