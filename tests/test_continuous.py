@@ -9,10 +9,12 @@ import pytest
 
 import specsample
 from specsample import drafters
+from specsample import policies
 from specsample import refill
 from specsample import verify
 from specsample.models import transformer
 from specsample.testing import hash_model
+from specsample.testing import trained
 from specsample.types import StopReason
 
 VOCAB = 16
@@ -99,6 +101,36 @@ def test_every_output_is_that_of_a_static_batch(drafter, rule, group_size):
   assert [output.tokens.shape[1] for output in found] == MOST.tolist()
   reasons = {StopReason(int(output.stop_reason[0])) for output in found}
   assert reasons >= {StopReason.EOS, StopReason.MAX_NEW_TOKENS}
+
+
+def test_a_policys_state_is_that_of_the_row_alone():
+  learned = drafters.Adaptive(
+    drafter=CHAIN, policies=(policies.AdaEDL(threshold=0.4),)
+  )
+  found = list(generate_all(drafter=learned, group_size=2))
+  expected = static(drafter=learned)
+  assert_rows_equal(found, expected)
+  # The state matters: else rounds would be those without the policy.
+  assert expected.rounds.tolist() != static().rounds.tolist()
+
+
+@pytest.mark.parametrize('name', ['EAGLE', 'DFlash'])
+def test_a_drafter_with_a_cache_begins_anew_with_each_prompt(name):
+  (scene,) = (s for s in trained.scenes(VOCAB) if s.name == name)
+  kwargs = {
+    'model': scene.model,
+    'drafter': scene.drafter,
+    'params': scene.params,
+  }
+  found = list(generate_all(**kwargs))
+  expected = static(**kwargs)
+  # Not the log-probabilities: products of other shapes round otherwise.
+  for field in ('lengths', 'rounds', 'proposed', 'accepted'):
+    rows = np.concatenate([getattr(output, field) for output in found])
+    np.testing.assert_array_equal(rows, getattr(expected, field), field)
+  for output, tokens in zip(found, expected.tokens, strict=True):
+    width = output.tokens.shape[1]
+    np.testing.assert_array_equal(output.tokens[0], tokens[:width])
 
 
 def test_every_output_is_that_of_the_prompt_alone():

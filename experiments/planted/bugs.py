@@ -305,6 +305,17 @@ BUGS = (
     {'model': trees.SeesSiblings(vocab_size=3)},
     {},
   ),
+  _bug(
+    'an accepted path left where its nodes were, not moved into place',
+    functools.partial(
+      detectors.sampled,
+      _ONE_PROMPT,
+      drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
+      verifier=verify.tree,
+    ),
+    {'model': trees.KeepsTheFirstNodes(vocab_size=3)},
+    {},
+  ),
   _tree(
     'beam candidates treated as samples',
     _SIBLINGS,

@@ -115,3 +115,13 @@ class SeesSiblings(HashModel):
     if parents is not None:
       parents = jnp.broadcast_to(jnp.arange(parents.shape[1]), parents.shape)
     return super().apply(params, tokens, cache, features, parents)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeepsTheFirstNodes(HashModel):
+  """Of an accepted path the cache keeps as many nodes, but the first ones."""
+
+  def commit(self, cache, length, path=None):
+    """See `types.Model`."""
+    del path
+    return super().commit(cache, length)
