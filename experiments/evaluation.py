@@ -15,18 +15,17 @@ from experiments import environment
 from experiments import generation
 from experiments import measure
 from experiments import methods as methods_lib
-from experiments import predicted
+from experiments import parts
 from experiments import prompts as prompts_lib
 from experiments import result_file
 from experiments import results
-from experiments import rounds
 from experiments import units as units_lib
 from experiments.tasks import task as task_lib
 import specsample
 from specsample.models import fingerprint
 
 # The journal's keys: (COPY, i), ('generation', method, batch) and
-# ('parts', method).
+# (parts.KIND, method, batch).
 COPY = 'copy_bandwidth'
 
 
@@ -238,17 +237,29 @@ def units(
   evaluation: Evaluation,
   prompts: Sequence[prompts_lib.Prompt],
   tokens: Sequence[list[int]],
+  *,
+  visits: int | None = None,
 ) -> Iterator[units_lib.Unit]:
-  """All the work, `tokens` being the prompts as the model reads them.
+  """All the work.
 
   The methods take turns at each batch, so that a machine that slows down slows
-  them all.
+  them all. So do the parts of a round, whose times are held against those of
+  the generations: they are timed behind each batch, as far as `repeats` goes.
+
+  Args:
+    evaluation: what is compared.
+    prompts: what is decoded.
+    tokens: the prompts as the model reads them.
+    visits: the most often that parts are timed; None is any number.
   """
   yield units_lib.Unit('memory', (COPY, 0), _copy_bandwidth)
   batches = evaluation.batches(len(prompts))
-  for sample, (i, batch) in itertools.product(
-    range(evaluation.samples), enumerate(batches)
-  ):
+  turns = list(itertools.product(range(evaluation.samples), enumerate(batches)))
+  repeats = parts.share_out(
+    evaluation.repeats, visits or len(turns), len(turns)
+  )
+  typical = evaluation.typical(tokens)
+  for turn, (sample, (i, batch)) in enumerate(turns):
     rows = [tokens[j] for j in batch]
     padded, _ = specsample.pad_prompts(rows)
     for name, method in evaluation.methods.items():
@@ -269,13 +280,22 @@ def units(
         program=(name, padded.shape),
         warm_up=functools.partial(evaluation.warm_up, method, rows, batch),
       )
-  typical = evaluation.typical(tokens)
-  for name, method in evaluation.methods.items():
-    yield units_lib.Unit(
-      f'parts of a round, {name}',
-      ('parts', name),
-      functools.partial(_parts, evaluation, method, typical),
-    )
+    for name, method in evaluation.methods.items():
+      if not repeats[turn]:
+        continue
+      measured = functools.partial(
+        parts.measure,
+        method,
+        typical,
+        target=evaluation.target,
+        sampling=evaluation.sampling,
+        max_new_tokens=evaluation.max_new_tokens,
+        stop=evaluation.stop,
+        repeats=repeats[turn],
+      )
+      yield units_lib.Unit(
+        f'parts of a round, {name}', (parts.KIND, name, turn), measured
+      )
   # A machine that was slow at the beginning may be as fast as it was later.
   yield units_lib.Unit('memory', (COPY, 1), _copy_bandwidth)
 
@@ -309,31 +329,3 @@ def _generations(generate, place, categories, prompts):
     )
     generations.append(generation.to_json())
   return {'generations': generations}
-
-
-def _parts(evaluation, method, tokens):
-  params = methods_lib.all_params(evaluation.target.params, method)
-  prompts, lengths = specsample.pad_prompts(tokens)
-  times = rounds.times(
-    params,
-    prompts,
-    lengths,
-    model=evaluation.target.model,
-    drafter=method.drafter,
-    verify=method.verify,
-    sampling=evaluation.sampling,
-    max_new_tokens=evaluation.max_new_tokens,
-    stop=evaluation.stop,
-    repeats=evaluation.repeats,
-  )
-  return {
-    'prefill_ms': times.prefill_ms,
-    'plain_prefill_ms': times.plain_prefill_ms,
-    'plain_ms': times.plain_ms,
-    'prefill_tokens': predicted.fed_tokens([len(row) for row in tokens]),
-    'draft_ms': times.draft_ms,
-    'verify_ms': times.verify_ms,
-    'overhead_ms': times.overhead_ms,
-    'judge_ms': times.judge_ms,
-    'law': times.law.value,
-  }

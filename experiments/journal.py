@@ -56,9 +56,10 @@ class Journal:
   def __getitem__(self, key: tuple) -> dict[str, Any]:
     return self._entries[key]
 
-  def of(self, kind: str) -> list[dict[str, Any]]:
-    """The units whose keys begin with `kind`, by what follows there."""
-    keys = sorted(key for key in self._entries if key[0] == kind)
+  def of(self, *prefix: str) -> list[dict[str, Any]]:
+    """The units whose keys begin so, by what follows there."""
+    size = len(prefix)
+    keys = sorted(key for key in self._entries if key[:size] == prefix)
     return [self._entries[key] for key in keys]
 
   def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """The speedup that the parts of a round predict, beside the measured one.
 
-Of what was timed as a whole nothing is used. The parts were timed apart, behind
-typical prompts, in turns with autoregressive decoding, so that a machine that
-slows down slows both; of the generations only tokens and rounds are counted.
+Of what was timed as a whole nothing is used. The parts were timed apart (see
+`parts`), in turns with autoregressive decoding, so that a machine that slows
+down slows both; of the generations only tokens and rounds are counted.
 """
 
 from collections.abc import Mapping, Sequence

@@ -64,7 +64,7 @@ COLUMNS = {
     '.2f',
   ),
   'draft_ms': Column(
-    'draft ms', 'of a round: proposing; a median over typical prompts', '.2f'
+    'draft ms', 'of a round: proposing; behind typical prompts', '.2f'
   ),
   'verify_ms': Column('verify ms', "of a round: the target's pass", '.2f'),
   'overhead_ms': Column(

@@ -11,6 +11,7 @@ from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import measures
 from experiments import methods as methods_lib
+from experiments import parts as parts_lib
 from experiments import predicted
 from experiments import results
 from experiments import roofline as roofline_lib
@@ -67,7 +68,7 @@ class Table:
         ]
         for name in evaluation.methods
       },
-      parts={name: journal['parts', name] for name in evaluation.methods},
+      parts={name: parts_lib.of(journal, name) for name in evaluation.methods},
       copy_bandwidth=max(
         copy['bytes_per_second'] for copy in journal.of(evaluation_lib.COPY)
       ),

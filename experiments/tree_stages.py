@@ -13,6 +13,7 @@ import jax
 from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import methods as methods_lib
+from experiments import parts as parts_lib
 from experiments import progress as progress_lib
 from experiments import prompts as prompts_lib
 from experiments import rounds
@@ -70,10 +71,11 @@ def run(
     for entry in _entries(ablation, name, counts[name])
   ]
   known = ablation.with_trees(entries)
+  # Once, as what is compiled for it is dropped.
   timing = [
     unit
-    for unit in evaluation_lib.units(known, prompts, tokens)
-    if unit.key[0] == 'parts'
+    for unit in evaluation_lib.units(known, prompts, tokens, visits=1)
+    if unit.key[0] == parts_lib.KIND
   ]
   timing += _drafting(ablation, counts, tokens)
   units_lib.run(list(map(_alone, timing)), journal, progress)
@@ -87,7 +89,7 @@ def run(
     if chosen[name] not in of_drafter:
       entries.insert(entries.index(of_drafter[-1]) + 1, chosen[name])
   evaluation = ablation.with_trees(entries)
-  work = list(evaluation_lib.units(evaluation, prompts, tokens))
+  work = list(evaluation_lib.units(evaluation, prompts, tokens, visits=1))
   units_lib.run(work, journal, progress)
   return Compared(evaluation, entries, counts, costs, chosen)
 
@@ -191,9 +193,9 @@ def _draft_ms(evaluation, method, tokens):
 
 def _costs(ablation, name, counts, entries, journal) -> tree_costs.Costs:
   """As its trees were timed, decoding without a draft as a tree of none."""
-  plain = journal['parts', methods_lib.BASELINE]
+  plain = parts_lib.of(journal, methods_lib.BASELINE)
   parts = {0: plain} | {
-    entry.topology.num_nodes: journal['parts', entry.method_name]
+    entry.topology.num_nodes: parts_lib.of(journal, entry.method_name)
     for entry in entries
     if entry.topology is not None
   }

@@ -41,7 +41,7 @@ def _journal(folder, outputs):
   """Of an evaluation whose methods gave these outputs, a prompt each."""
   journal = journal_lib.Journal(folder, {})
   for method, of_prompts in outputs.items():
-    journal.add(('parts', method), {'law': 'point_mass'})
+    journal.add(('parts', method, 0), {'law': 'point_mass'})
     for i, tokens in enumerate(of_prompts):
       generation = results.Generation(
         batch=i,

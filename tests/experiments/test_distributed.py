@@ -17,7 +17,7 @@ _NEW_TOKENS = 24
 _KEYS = [
   ['copy_bandwidth', 0],
   *(['generation', 'ngram', i] for i in range(3)),
-  ['parts', 'ngram'],
+  ['parts', 'ngram', 2],
   ['copy_bandwidth', 1],
 ]
 _TIMEOUT = 300

@@ -17,7 +17,7 @@ _METHODS = ('autoregressive', 'ngram')
 _KEYS = {
   *(('copy_bandwidth', i) for i in range(2)),
   *(('generation', name, i) for name in _METHODS for i in range(_PROMPTS)),
-  *(('parts', name) for name in _METHODS),
+  *(('parts', name, i) for name in _METHODS for i in range(_PROMPTS)),
 }
 
 

@@ -1,0 +1,78 @@
+"""The parts of a round, timed between the generations they are to explain.
+
+Behind typical prompts, a few rounds at a time, behind batches that are evenly
+spread: a machine that becomes faster or slower does so for both.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from experiments import journal as journal_lib
+from experiments import methods as methods_lib
+from experiments import predicted
+from experiments import rounds
+import specsample
+
+# Of the journal's keys the first; behind it the method and the batch.
+KIND = 'parts'
+
+
+def share_out(repeats: int, visits: int, batches: int) -> list[int]:
+  """How many of the repeats come behind each of the batches.
+
+  Args:
+    repeats: in all.
+    visits: behind how many batches there are some, at most.
+    batches: how many there are; behind the last one there are always some.
+  """
+  count = min(repeats, visits, batches)
+  shares = [0] * batches
+  for i in range(count):
+    share = (i + 1) * repeats // count - i * repeats // count
+    shares[(i + 1) * batches // count - 1] = share
+  return shares
+
+
+def measure(
+  method: methods_lib.Method,
+  tokens: Sequence[list[int]],
+  *,
+  target: specsample.Loaded,
+  **kwargs,
+) -> dict[str, Any]:
+  """Times the rounds of a method: a unit of the journal.
+
+  Args:
+    method: what drafts and verifies.
+    tokens: of a batch of prompts.
+    target: the model.
+    **kwargs: as of `rounds.times`.
+  """
+  prompts, lengths = specsample.pad_prompts(tokens)
+  times = rounds.times(
+    methods_lib.all_params(target.params, method),
+    prompts,
+    lengths,
+    model=target.model,
+    drafter=method.drafter,
+    verify=method.verify,
+    **kwargs,
+  )
+  return dataclasses.asdict(times) | {
+    'law': times.law.value,
+    'prefill_tokens': predicted.fed_tokens([len(row) for row in tokens]),
+  }
+
+
+def of(journal: journal_lib.Journal, name: str) -> dict[str, Any]:
+  """What `measure` found of a method: means, as those of generations are."""
+  found = journal.of(KIND, name)
+  return {
+    field: value
+    if isinstance(value, str)  # the law of the drafts
+    else float(np.mean([one[field] for one in found]))
+    for field, value in found[0].items()
+  }
