@@ -35,6 +35,7 @@ class Rounds:
 class Row:
   """A line of the table. Printed: by the paper; the rest is predicted."""
 
+  model: str
   topology: str
   batch_size: int
   benchmark: str
@@ -72,12 +73,17 @@ class Table:
     """For each model, topology and batch compiled with K drafts and without.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, or two of the same K.
     """
     setting_of = lambda one: (one.model, one.topology, one.batch_size)
     by_size = {
       (*setting_of(one), one.num_draft_tokens): one for one in compiled
     }
+    if len(by_size) < len(compiled):
+      raise ValueError(
+        '--compiled has two programs of one model, topology, batch and K: name '
+        'one of the folders'
+      )
     settings = dict.fromkeys(map(setting_of, compiled))
     found = [
       self._row(by_size[*setting, 0], speculative, benchmark, printed)
@@ -115,6 +121,7 @@ class Table:
         tokens, round_seconds=round_ms, pass_seconds=self.plain_ms
       )
     return Row(
+      model=plain.model,
       topology=plain.topology,
       batch_size=plain.batch_size,
       benchmark=benchmark,

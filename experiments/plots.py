@@ -63,7 +63,7 @@ def speedup(
   bars_of(axes, rows, values, looks)
   whiskers(axes, values, [row.speedup_ci95 for row in rows], range(len(rows)))
   # Above the line of the baseline, which may go through it.
-  behind = {'facecolor': 'white', 'edgecolor': 'none', 'pad': 1}
+  behind = {'facecolor': figures.paper(), 'edgecolor': 'none', 'pad': 1}
   for i, (value, end) in enumerate(zip(values, ends, strict=True)):
     axes.text(
       max(value, end) + 0.03, i, f'{value:.2f}x', va='center', bbox=behind

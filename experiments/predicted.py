@@ -21,10 +21,15 @@ def speedup(
 ) -> float | None:
   """The baseline's predicted time a token over the method's.
 
-  None where one of them emitted nothing. `parts` are the method's, as the
-  journal has them.
+  None where one of them emitted nothing, and where the typical prompts are one
+  token each: then nothing is known of what a prefill takes. `parts` are the
+  method's, as the journal has them.
   """
   if not (_num_tokens(runs) and _num_tokens(baseline)):
+    return None
+  if not parts['prefill_tokens'] and any(
+    fed_tokens([run.prompt_tokens]) for run in runs
+  ):
     return None
   own = _ms_per_token(
     runs,
@@ -57,7 +62,7 @@ def _ms_per_token(runs, *, round_ms, prefill_ms, prefill_tokens):
   for _, batch in itertools.groupby(runs, lambda run: (run.batch, run.sample)):
     rows = list(batch)
     fed = fed_tokens([run.prompt_tokens for run in rows])
-    # Of typical prompts that are one token each nothing is fed.
+    # Of prompts that are one token each nothing is fed.
     total += prefill_ms * fed / max(prefill_tokens, 1)
     # Rows that are done wait for the last one.
     total += round_ms * max(run.stats.rounds for run in rows)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import pathlib
 
 import gin
@@ -48,7 +49,9 @@ def show(
   if any(row.speedup <= 1 for row in predicting.best(rows)):
     console.print('- no K pays; in brackets what the best one leaves')
   if table:
-    console.print(_of_paper(table))
+    setting = lambda row: (row.model, row.topology, row.batch_size)
+    for _, rows_of_setting in itertools.groupby(table, setting):
+      console.print(_of_paper(list(rows_of_setting)))
     console.print(
       'roofline: products, bytes and messages of the compiled programs alone; '
       "with waits: each collective\nwaits as long as it takes for the paper's "
@@ -103,7 +106,7 @@ def _speedup(row: predicting.Row) -> str:
 
 def _of_paper(rows) -> rich.table.Table:
   table = evaluation_report.columns(
-    f'{rows[0].topology}\nPREDICTED',
+    f'{rows[0].topology}, batch {rows[0].batch_size}\nPREDICTED',
     'tokens\na round',
     'paper\nms a token',
     '\nspeedup',

@@ -122,13 +122,14 @@ def _timed(decode: Callable[..., list], comparison, method, requests):
   generations = []
   for request_, output in zip(requests, outputs, strict=True):
     length = int(output.lengths[0])
+    share = length / total if total else 1 / len(requests)
     generation = results.Generation(
       batch=0,
       category='',
       prompt_tokens=len(request_.prompt),
       tokens=output.tokens[0, :length].tolist(),
       log_probs=output.log_probs[0, :length].tolist(),
-      seconds=seconds * length / total,
+      seconds=seconds * share,
       stats=specsample.stats.of(output),
     )
     generations.append(generation.to_json())

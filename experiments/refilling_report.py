@@ -34,7 +34,7 @@ class Row:
   refilled_seconds: list[float]
   static_tokens_per_s: float  # prefill included, as is the next
   refilled_tokens_per_s: float
-  ratio: float  # of the two
+  ratio: float | None  # of the two; None where nothing was emitted
   ratio_ci95: list[float] | None  # over repeats; None for two
   different: int  # outputs that are not the same both ways
   ties: int  # of them, those that part at a float tie
@@ -56,8 +56,12 @@ def _row(comparison, name, method, journal) -> Row:
     for way in (refilling.STATIC, refilling.REFILLED)
   )
   base, runs = _generations(static), _generations(refilled)
-  found, measured = results.mismatches(runs, base), measures.of(runs, base)
-  first = [run for run in runs if run.batch == 0]
+  measured = measures.of(runs, base)
+  # Of greedy decoding the other repeats are the same.
+  first, first_base = (
+    [run for run in both if run.batch == 0] for both in (runs, base)
+  )
+  found = results.mismatches(first, first_base)
   seconds = lambda records: [record['seconds'] for record in records]
   per_second = lambda runs: (
     sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs)
@@ -135,7 +139,7 @@ def _table(rows: Sequence[Row]) -> rich.table.Table:
       str(row.tokens),
       f'{row.static_tokens_per_s:.1f}',
       f'{row.refilled_tokens_per_s:.1f}',
-      f'{row.ratio:.2f}x',
+      evaluation_report.number(row.ratio, '.2f', 'x'),
       interval,
     )
   return table

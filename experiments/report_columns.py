@@ -161,7 +161,9 @@ def with_interval(value: Any, interval: list[float] | None, form: str) -> str:
 def text(value: Any, form: str = '') -> str:
   """Any JSON value, short."""
   match value:
-    case None | '' | [] | {}:
+    case None | '' | []:
+      shown = NOTHING
+    case dict() if not value:  # the pattern {} is any
       shown = NOTHING
     case bool():
       shown = 'yes' if value else 'no'

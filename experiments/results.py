@@ -62,7 +62,7 @@ class Row:
   Times are milliseconds; what was not measured is None. Of batches, the time a
   token is the seconds of the batches over all of their tokens (throughput, not
   what one prompt waits), the speedup is a ratio of two of those, its interval
-  resamples batches (with all samples of their prompts), and the parts of a
+  is over batches (with all samples of their prompts), and the parts of a
   round are those of a whole batch.
   """
 

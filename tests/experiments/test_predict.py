@@ -270,6 +270,20 @@ def test_another_compile_json_is_refused(tmp_path, content, why):
     compiled_rounds.read([str(tmp_path)])
 
 
+def test_two_programs_of_one_setting_are_refused(folders):
+  chen, plain = compiled_rounds.read([str(x) for x in folders])
+  other = dataclasses.replace(chen, roofline_ms=99.0)
+  with pytest.raises(ValueError, match='two programs of one model'):
+    _TABLE.rows([chen, plain, other])
+
+
+def test_each_model_has_rows_of_its_own(folders):
+  programs = compiled_rounds.read([str(x) for x in folders])
+  others = [dataclasses.replace(one, model='another') for one in programs]
+  rows = _TABLE.rows([*programs, *others])
+  assert [row.model for row in rows] == [programs[0].model, 'another']
+
+
 @pytest.mark.parametrize('plain', [(0.0075, ()), (0.015, (165,))])
 def test_no_wait_is_fitted_where_none_is_left(folders, plain):
   chen, other = compiled_rounds.read([str(x) for x in folders])

@@ -39,7 +39,7 @@ def test_all_of_the_tree_is_on_the_page(found):
     assert f'\n{name}' in found.text or name in found.text
   for fact in (
     *('a <CPU>', 'jax 0.10.2', '--xla_cpu_<fast>', 'abc123-dirty'),
-    'XSum, nucleus',
+    *('XSum, nucleus', '16.5'),
   ):
     assert fact in found.text
 

@@ -218,6 +218,15 @@ def test_rows_that_emit_nothing_have_no_share_of_the_roofline(in_batches):
   assert _row(rows, 'ngram', 'overall').percent_of_roofline > 0
 
 
+def test_of_typical_prompts_of_a_token_nothing_is_predicted(in_batches):
+  parts = {
+    name: of_method | {'prefill_tokens': 0}
+    for name, of_method in in_batches.parts.items()
+  }
+  found = dataclasses.replace(in_batches, parts=parts)
+  assert _row(found.rows, 'ngram', 'overall').predicted_speedup is None
+
+
 def test_without_a_baseline_nothing_is_predicted(in_batches):
   generations = {'ngram': in_batches.generations['ngram']}
   alone = dataclasses.replace(in_batches, generations=generations)

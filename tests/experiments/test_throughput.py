@@ -93,6 +93,14 @@ def _ways(checkpoint, model, sizes, **kwargs):
   return list(refilling.units(comparison, [[1] * size for size in sizes]))
 
 
+def test_requests_that_emit_nothing_are_timed(checkpoint):
+  model = hash_model.HashModel(vocab_size=16, scale=float('nan'))
+  for unit in _ways(checkpoint, model, (5, 7), batch_size=2):
+    value = unit.run()
+    assert value['seconds'] > 0
+    assert [one['tokens'] for one in value['generations']] == [[], []]
+
+
 def test_both_ways_have_caches_of_the_same_size(checkpoint):
   # Of batches [5, 40] and [200, 7] the second one alone is padded to 256.
   model = _Noting(vocab_size=16)
