@@ -58,7 +58,8 @@ def _serve() -> None:
     serving = serving_lib.Serving()
     batches = serving.batches(path, prompts)
     cli.make_folder(out)
-    journal = journal_lib.Journal(out, serving_lib.header(serving, prompts))
+    header = serving_lib.header(serving, prompts, batches)
+    journal = journal_lib.Journal(out, header)
     served_drafter.check(out / 'drafter', journal, len(batches))
     server = serving_lib.Server(
       serving=serving,

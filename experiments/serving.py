@@ -240,13 +240,20 @@ class Server:
 
 
 def header(
-  serving: Serving, prompts: Sequence[prompts_lib.Prompt]
+  serving: Serving,
+  prompts: Sequence[prompts_lib.Prompt],
+  batches: Sequence[Batch],
 ) -> dict[str, Any]:
-  """What a run that goes on must have in common with the one before."""
+  """What a run that goes on must have in common with the one before.
+
+  The tokens too: a chat template may have changed, or write today's date.
+  """
   texts = repr([prompt.text for prompt in prompts])
+  tokens = repr([batch.prompts.tolist() for batch in batches])
   return {
     'configuration': gin.config_str(),
     'prompts or limit': hashlib.sha256(texts.encode()).hexdigest(),
+    'tokens of the prompts': hashlib.sha256(tokens.encode()).hexdigest(),
     'target': serving.target.fingerprint,
     'drafter weights': fingerprint.of(serving.method.params),
     **environment.identity(),

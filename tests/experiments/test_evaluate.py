@@ -215,7 +215,9 @@ def test_terminal_gets_the_table_and_the_comparison(run):
   lines = run.outcome.err.splitlines()
   steps = [line for line in lines if 'font cache' not in line]
   total = len(steps)
-  assert total == 2 + len(_METHODS) * (1 + len(_QUESTIONS) + 1)
+  # Two copies, and of each method a warm-up and, for each question, an answer
+  # and the parts of its rounds.
+  assert total == 2 + len(_METHODS) * (1 + 2 * len(_QUESTIONS))
   for i, step in enumerate(steps, 1):
     assert re.match(rf'\[{i}/{total}\] \w', step)
 
