@@ -115,7 +115,7 @@ def test_an_evaluation_goes_on_from_a_bucket(
   folder = tmp_path / 'bucket' / 'run'
   units = {path.name: path for path in (folder / 'journal').iterdir()}
   assert units.keys() == {
-    *('header.json', 'parts,ngram.json'),
+    *('header.json', 'parts,ngram,2.json'),
     *(f'copy_bandwidth,{i}.json' for i in range(2)),
     *(f'generation,ngram,{i}.json' for i in range(3)),
   }
@@ -124,7 +124,7 @@ def test_an_evaluation_goes_on_from_a_bucket(
 
   # As if it had been preempted before two units and the results.
   kept = units.pop('generation,ngram,0.json').read_bytes()
-  for name in ('generation,ngram,1.json', 'parts,ngram.json'):
+  for name in ('generation,ngram,1.json', 'parts,ngram,2.json'):
     units.pop(name).unlink()
   (folder / 'result.json').unlink()
   (second,) = commands.run_in_forks([call], variables=variables)
