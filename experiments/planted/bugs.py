@@ -126,6 +126,21 @@ def _tree(name, topology, law, mistake) -> Bug:
   )
 
 
+def _scored_tree(name, model) -> Bug:
+  """A mistake in how the target scores a tree, or keeps a path of it."""
+  return _bug(
+    name,
+    functools.partial(
+      detectors.sampled,
+      _ONE_PROMPT,
+      drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
+      verifier=verify.tree,
+    ),
+    {'model': model},
+    {},
+  )
+
+
 def _filter(name, policy, mistake, inner=detectors.CHAIN, rule=verify.chain):
   """A policy that decides by what it may not know."""
   version = lambda policy: {
@@ -294,27 +309,13 @@ BUGS = (
     {'model': dataclasses.replace(_PADDED, padding=0)},
     {'model': _PADDED},
   ),
-  _bug(
+  _scored_tree(
     'a tree mask through which a node sees its sibling',
-    functools.partial(
-      detectors.sampled,
-      _ONE_PROMPT,
-      drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
-      verifier=verify.tree,
-    ),
-    {'model': trees.SeesSiblings(vocab_size=3)},
-    {},
+    trees.SeesSiblings(vocab_size=3),
   ),
-  _bug(
+  _scored_tree(
     'an accepted path left where its nodes were, not moved into place',
-    functools.partial(
-      detectors.sampled,
-      _ONE_PROMPT,
-      drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
-      verifier=verify.tree,
-    ),
-    {'model': trees.KeepsTheFirstNodes(vocab_size=3)},
-    {},
+    trees.KeepsTheFirstNodes(vocab_size=3),
   ),
   _tree(
     'beam candidates treated as samples',
