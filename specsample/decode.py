@@ -292,7 +292,9 @@ def _first_verdict(params, request, *, model, drafter, verify):
   """Over a draft behind nothing, never run: what matters is that it fits."""
   step.check_model(model, drafter)
   state = initial.state(params, request, model=model, drafter=drafter)
-  draft, _ = step.propose(params, state, drafter=drafter, verify=verify)
+  draft, _ = step.propose(
+    params, state, model=model, drafter=drafter, verify=verify
+  )
   batch, num_drafts = draft.tokens.shape
   target_probs = sharding.zeros(
     (batch, num_drafts + 1, model.vocab_size),

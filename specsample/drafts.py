@@ -50,6 +50,14 @@ def of_parents(draft: Draft, flags: Array) -> Array:
   return jnp.take_along_axis(of_nodes, draft.parents, axis=1)
 
 
+def exist(draft: Draft, vocab_size: int) -> Array:
+  """Which drafts are not behind the last token of a vocabulary, [B, N].
+
+  A rule would read the last token's probability for such a one.
+  """
+  return draft.tokens < vocab_size
+
+
 def cut(draft: Draft, keep: Array) -> Draft:
   """Keeps drafts to whom all on the way are to be kept, [B, N] of them."""
   keep = all_on_the_way(draft, keep)

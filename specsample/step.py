@@ -82,7 +82,9 @@ def observed_step(
   """As `step`, and what was decided over."""
   # Names that a profile shows; nothing is computed otherwise.
   with jax.named_scope('draft'):
-    draft, draft_state = propose(params, state, drafter=drafter, verify=verify)
+    draft, draft_state = propose(
+      params, state, model=model, drafter=drafter, verify=verify
+    )
   with jax.named_scope('verify'):
     scored, cache = score(params, state, draft, model=model, drafter=drafter)
     target_probs = scored.probs
@@ -137,7 +139,12 @@ def observed_step(
 
 
 def propose(
-  params: Params, state: DecodeState, *, drafter: Drafter, verify: Verifier
+  params: Params,
+  state: DecodeState,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
 ) -> tuple[Draft, DrafterState]:
   """The round's draft [B, ...], no longer than what each row may emit."""
   round_keys = _round_keys(state)
@@ -156,6 +163,7 @@ def propose(
   )
   # A round emits one token more than it keeps drafts.
   keep = drafts.depths(draft) <= (state.limit - state.length - 1)[:, None]
+  keep &= drafts.exist(draft, model.vocab_size)
   if draft.probs is not None:
     keep &= sampling_lib.is_distribution(draft.probs)
   draft = drafts.cut(draft, keep)

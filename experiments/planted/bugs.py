@@ -287,6 +287,12 @@ BUGS = (
     eos_id=2,
   ),
   _loop(
+    'a draft that the vocabulary ends before read as its last token',
+    _ONE_PROMPT,
+    loop.drafts_of_unknown_tokens,
+    drafter=drafters.UnknownTokens(inner=detectors.CHAIN, unknown_id=3),
+  ),
+  _loop(
     'penalties updated once a round instead of once a token',
     _PENALISED,
     loop.penalties_once_a_round,

@@ -148,6 +148,22 @@ class CutsBeforeTheToken(Wrapper):
     return draft, state
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnknownTokens(Wrapper):
+  """Drafts an id that the target lacks wherever token 0 is drawn.
+
+  Correct: what becomes of such an id is the loop's part.
+  """
+
+  unknown_id: int
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, state = super().propose(params, draw, warp, tokens, length, state)
+    tokens = jnp.where(draft.tokens == 0, self.unknown_id, draft.tokens)
+    draft = types.Draft(tokens=tokens, probs=None, law=DraftLaw.POINT_MASS)
+    return draft, state
+
+
 @types.pytree
 class _Forgetful:
   inner: types.DrafterState

@@ -89,6 +89,13 @@ def penalties_of_all_nodes():
   return _replaced(drafts, 'on_the_way', on_the_way)
 
 
+def drafts_of_unknown_tokens():
+  """A draft of an id behind the vocabulary stays in."""
+  return _replaced(
+    drafts, 'exist', lambda draft, vocab_size: draft.tokens >= -1
+  )
+
+
 def stops_at_the_last_token_only():
   """An EOS inside an accepted run is not noticed."""
   shipped = stopping.reasons

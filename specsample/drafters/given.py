@@ -39,19 +39,20 @@ class Given(stateless.Stateless):
 
     Args:
       state: of `prefill` or `advance`.
-      drafts: [B, K] integers, ids of the target, -1 behind the last of a row;
-        one that does not exist ends the row.
+      drafts: [B, K] integers, ids of the target, -1 behind the last of a row.
+        Where the target has no such id the draft ends.
 
     Raises:
-      ValueError: they have another shape.
+      ValueError: they have another shape, or are no integers.
     """
     shape = (state.length.shape[0], self.num_draft_tokens)
-    if np.shape(drafts) != shape:
+    given = np.asarray(jax.device_get(drafts))
+    tokens = given.astype(np.int32)
+    if given.shape != shape or not np.array_equal(tokens, given):
       raise ValueError(
-        f'drafts have shape {np.shape(drafts)}: give {shape}, a row for each '
-        'of the state, -1 behind the last token'
+        f'drafts are {given.dtype} of shape {given.shape}: give int32 of '
+        f'{shape}, a row for each of the state, -1 behind the last token'
       )
-    tokens = np.asarray(jax.device_get(drafts), np.int32)
     placed = sharding.place({'tokens': tokens}, {'tokens': ('batch', None)})
     return dataclasses.replace(state, draft=GivenState(**placed))
 

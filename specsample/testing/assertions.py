@@ -63,7 +63,7 @@ def assert_draft(
     max_new_tokens=drafter.num_draft_tokens + 1,
   )
   propose = lambda params, state: step.propose(
-    params, state, drafter=drafter, verify=verify
+    params, state, model=model, drafter=drafter, verify=verify
   )
   draft, _ = jax.jit(propose)(params, state)
   problems = list(well_formed.problems(draft))

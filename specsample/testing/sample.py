@@ -195,8 +195,9 @@ def compare(
     if eos_id is not None:
       tokens = np.where(tokens < 0, eos_id, tokens)
     cells = conditional_lib.index(tokens, vocab_size)
-    # A cell more, of probability 0: of strings that are not whole.
-    cells = np.where((tokens < 0).any(axis=1), law.size, cells)
+    # A cell more, of probability 0: of strings that are none.
+    is_token = (tokens >= 0) & (tokens < vocab_size)
+    cells = np.where(is_token.all(axis=1), cells, law.size)
     return np.bincount(cells, minlength=law.size + 1), np.append(law, 0.0)
 
   return chi_square.test(group(number) for number in range(len(laws)))

@@ -97,7 +97,9 @@ def _check_next_draft(drafter, params, rule, state):
     draft = dataclasses.replace(fresh.draft, policies=of_policies)
     fresh = dataclasses.replace(fresh, draft=draft)
   propose = jax.jit(
-    lambda state: step.propose(params, state, drafter=drafter, verify=rule)[0]
+    lambda state: step.propose(
+      params, state, model=_TARGET, drafter=drafter, verify=rule
+    )[0]
   )
   found, expected = propose(state), propose(fresh)
   assert np.all(np.asarray(found.tokens) >= 0)
@@ -228,7 +230,11 @@ def test_more_than_k_is_clamped_and_said_once(caplog):
   assert caplog.text.count('Fixed asks for up to 77 drafts a round') == 1
   state = _start(drafter, _params('chain'), _PROMPTS, _LENGTHS)
   draft, _ = step.propose(
-    _params('chain'), state, drafter=drafter, verify=verify.chain
+    _params('chain'),
+    state,
+    model=_TARGET,
+    drafter=drafter,
+    verify=verify.chain,
   )
   assert draft.tokens.shape == (3, _K) and np.all(draft.tokens >= 0)
 
@@ -258,7 +264,13 @@ def test_what_a_filter_cannot_read_is_refused_when_it_is_traced():
   drafter = drafters.Adaptive(drafter=ngram, policies=(policies.SVIP(),))
   state = _start(drafter, _params('chain'), _PROMPTS, _LENGTHS)
   with pytest.raises(ValueError, match='SVIP reads'):
-    step.propose(_params('chain'), state, drafter=drafter, verify=verify.chain)
+    step.propose(
+      _params('chain'),
+      state,
+      model=_TARGET,
+      drafter=drafter,
+      verify=verify.chain,
+    )
 
 
 def test_widths_with_a_target_of_one_width_are_refused_before_the_prefill():
@@ -297,5 +309,7 @@ def test_a_row_that_is_done_asks_for_no_drafts():
   # The round that ends two rows, and one in which they emit nothing.
   state = advance(state, max_rounds=2)
   assert state.draft.over.tolist() == [True, True, False]
-  draft, _ = step.propose(params, state, drafter=drafter, verify=verify.chain)
+  draft, _ = step.propose(
+    params, state, model=_TARGET, drafter=drafter, verify=verify.chain
+  )
   assert np.asarray(draft.tokens >= 0).sum(axis=1).tolist() == [0, 0, _K]

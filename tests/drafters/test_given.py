@@ -22,13 +22,13 @@ _PROMPTS, _LENGTHS = np.asarray([[1, 2], [3, 0]]), np.asarray([2, 1])
 _KEY = jax.random.key(0)
 
 
-def _advance(state, rounds):
+def _advance(state, rounds, rule=verify.chain):
   return decode.advance(
     _PARAMS,
     state,
     model=_TARGET,
     drafter=_GIVEN,
-    verify=verify.chain,
+    verify=rule,
     max_rounds=rounds,
   )
 
@@ -84,8 +84,33 @@ def test_what_is_given_for_a_round_without_drafts_is_dropped():
   np.testing.assert_array_equal(state.draft.inner.tokens, -1)
 
 
-def test_another_shape_is_refused():
-  with pytest.raises(ValueError, match=r'shape \(2, 2\): give \(2, 3\)'):
-    _GIVEN.give(_prefill(), np.zeros((2, 2), np.int32))
+@pytest.mark.parametrize('rule', [verify.chain, verify.block, verify.traversal])
+def test_a_draft_ends_before_an_id_that_the_target_lacks(rule):
+  state = _prefill()
+  greedy = np.asarray(_advance(state, 4).tokens)
+  first = greedy[np.arange(2), _LENGTHS]
+  drafts = np.stack([[first[0], 8, 1], [2**31 - 1, first[1], 1]])
+  given = _GIVEN.give(_prefill(), drafts)
+  state = _advance(given, 1, rule)
+  assert (state.length - state.prompt_length).tolist() == [2, 1]
+  assert state.proposed.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+  assert state.tokens[0, 2:4].tolist() == greedy[0, 2:4].tolist()
+  assert state.tokens[1, 1] == greedy[1, 1]
+
+
+@pytest.mark.parametrize(
+  ('drafts', 'message'),
+  [
+    (np.zeros((2, 2), np.int32), r'of shape \(2, 2\): give int32 of \(2, 3\)'),
+    (np.full((2, 3), 1.7), r'are float64 of shape \(2, 3\): give int32'),
+    (np.full((2, 3), 2**32), r'are int64 of shape \(2, 3\): give int32'),
+  ],
+)
+def test_another_shape_is_refused(drafts, message):
+  with pytest.raises(ValueError, match=message):
+    _GIVEN.give(_prefill(), drafts)
+
+
+def test_no_drafts_at_all_are_refused():
   with pytest.raises(ValueError, match='num_draft_tokens is 0'):
     drafters.Given(num_draft_tokens=0)

@@ -109,7 +109,11 @@ def test_drafters_of_latent_vectors_and_experts(name):
     max_new_tokens=4,
   )
   draft, _ = step.propose(
-    params, state, drafter=drafter, verify=specsample.verify.chain
+    params,
+    state,
+    model=_SPARSE,
+    drafter=drafter,
+    verify=specsample.verify.chain,
   )
   assert np.all(draft.tokens >= 0)
   np.testing.assert_allclose(draft.probs.sum(axis=-1), 1, rtol=1e-5)

@@ -164,7 +164,9 @@ def test_behind_kept_paths_it_drafts_as_one_that_is_given_all_at_once(name):
   fresh = start(state.tokens, np.asarray(state.length))
   fresh = dataclasses.replace(fresh, limit=state.limit)
   propose = jax.jit(
-    lambda state: step.propose(params, state, drafter=drafter, verify=rule)[0]
+    lambda state: step.propose(
+      params, state, model=_TARGET, drafter=drafter, verify=rule
+    )[0]
   )
   found, expected = propose(state), propose(fresh)
   np.testing.assert_array_equal(found.tokens, expected.tokens)
