@@ -80,7 +80,8 @@ def of(
     origin=origin.astype(jnp.int8),
     count=count,
     num_accepted=jnp.minimum(verdict.num_accepted, count),
-    done=reason != StopReason.RUNNING,
+    # A row may be done without a reason, one that is cancelled.
+    done=state.done | (reason != StopReason.RUNNING),
     stop_reason=reason.astype(jnp.int32),
   )
 

@@ -1,6 +1,7 @@
 """The round: stops, bookkeeping, penalties, what is counted."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -306,6 +307,29 @@ def test_done_rows_stay_as_they_are():
     np.testing.assert_array_equal(
       getattr(output, field.name)[1], getattr(alone, field.name)[0]
     )
+
+
+def test_a_row_that_is_cancelled_stays_as_it_is():
+  padded, lengths = specsample.pad_prompts([[1], [3]])
+  components = {'model': TARGET, 'drafter': PERFECT}
+  state = specsample.prefill(
+    PARAMS,
+    padded,
+    lengths,
+    jax.random.key(0),
+    sampling=specsample.Sampling(),
+    max_new_tokens=30,
+    **components,
+  )
+  go_on = functools.partial(
+    specsample.advance, PARAMS, verify=verify.chain, **components
+  )
+  state = go_on(state, max_rounds=1)
+  before = int(state.length[1])
+  state = dataclasses.replace(state, done=state.done.at[1].set(True))
+  state = go_on(state, max_rounds=30)
+  assert state.done.tolist() == [True, True]
+  assert state.length.tolist() == [31, before]
 
 
 def test_a_profile_can_tell_the_parts_of_a_round():
