@@ -94,6 +94,7 @@ def check(
   Raises:
     ValueError: what does not fit, and the remedy.
   """
+  _check_precision()
   _check_params(params)
   _check_key(key)
   _check_drafter(model, drafter)
@@ -196,6 +197,14 @@ def _check_drafter(model, drafter):
       f'{drafter.vocab_size}: draft with a model of the same vocabulary; if '
       'one is only padded further, specsample.match_vocabulary(draft, target); '
       'of other tokens, drafters.TLI'
+    )
+
+
+def _check_precision():
+  if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
+    raise ValueError(
+      'jax_enable_x64 is on, and decoding is in 32 bits: call it under `with '
+      'jax.enable_x64(False):`, or leave the setting out'
     )
 
 

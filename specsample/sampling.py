@@ -60,6 +60,8 @@ class Sampling:
     )
 
 
+# Penalties beyond it would make infinite logits of finite ones.
+_LARGEST = 1e30
 # What each value must satisfy, as a test and in words.
 _RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
   'temperature': (lambda x: x >= 0, 'finite and at least 0; 0 is greedy'),
@@ -69,9 +71,17 @@ _RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
   ),
   'top_p': (lambda x: (x > 0) & (x <= 1), 'in (0, 1]; 1 keeps every token'),
   'min_p': (lambda x: (x >= 0) & (x <= 1), 'in [0, 1]; 0 keeps every token'),
-  'repetition_penalty': (lambda x: x > 0, 'above 0; 1 changes nothing'),
-  'presence_penalty': (np.isfinite, 'finite; 0 changes nothing'),
-  'frequency_penalty': (np.isfinite, 'finite; 0 changes nothing'),
+  'repetition_penalty': (
+    lambda x: (x >= 1 / _LARGEST) & (x <= _LARGEST),
+    f'above 0, from {1 / _LARGEST:g} to {_LARGEST:g}; 1 changes nothing',
+  ),
+  **dict.fromkeys(
+    ('presence_penalty', 'frequency_penalty'),
+    (
+      lambda x: np.abs(x) <= _LARGEST,
+      f'finite, up to {_LARGEST:g} in size; 0 changes nothing',
+    ),
+  ),
 }
 
 
@@ -107,7 +117,10 @@ def _check(name, value, holds, expected):
     raise ValueError(f'{name} is {value!r}: it must be a number')
   with np.errstate(over='ignore'):
     cast = given.astype(np.int32 if name == 'top_k' else np.float32)
-  # What is tested is what will be computed with: 1e-50 is 0 by then.
+  # What is tested is what will be computed with: 1e-50 is 0 by then, and so is
+  # 1e-40 on a device.
+  if name != 'top_k':
+    cast = np.where(np.abs(cast) < np.finfo(np.float32).tiny, 0, cast)
   exact = name != 'top_k' or np.array_equal(cast, given)
   if not (exact and np.all(np.isfinite(cast)) and np.all(holds(cast))):
     raise ValueError(f'{name} is {given.tolist()}: it must be {expected}')

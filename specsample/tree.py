@@ -8,6 +8,7 @@ comes behind its parent. On a chain node i follows node i - 1.
 from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
+import operator
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +36,14 @@ class Topology:
     Raises:
       ValueError: naming the first such node.
     """
-    object.__setattr__(self, 'parents', tuple(map(int, self.parents)))
+    try:
+      parents = tuple(map(operator.index, self.parents))
+    except TypeError as error:
+      raise ValueError(
+        f'parents are {self.parents!r}: give the number of the node before '
+        'each, (0, 0, 1)'
+      ) from error
+    object.__setattr__(self, 'parents', parents)
     for i, parent in enumerate(self.parents):
       if not 0 <= parent <= i:
         raise ValueError(

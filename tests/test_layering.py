@@ -13,7 +13,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # package no higher than its own line. The longest matching name counts.
 _LAYERS = (
   ('types',),
-  ('sharding', 'files', 'chat', 'chips'),
+  ('sharding', 'files', 'chat', 'chips', 'checks'),
   ('indexing',),
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'work', 'text'),
   ('drafts',),

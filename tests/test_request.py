@@ -9,6 +9,7 @@ import pytest
 import specsample
 from specsample import decode
 from specsample import drafters
+from specsample import policies
 from specsample import testing
 from specsample import tree
 from specsample import verify
@@ -145,6 +146,15 @@ def test_refuses_parameters_that_are_not_there():
     generate(params={'layers': {}}, drafter=NGRAM)
 
 
+def test_64_bits_are_refused_and_the_remedy_holds():
+  with jax.enable_x64(True):
+    with pytest.raises(ValueError, match=r'jax\.enable_x64\(False\)'):
+      generate(drafter=NGRAM)
+    with jax.enable_x64(False):
+      output = generate(drafter=NGRAM)
+  np.testing.assert_array_equal(output.tokens, generate(drafter=NGRAM).tokens)
+
+
 @pytest.mark.parametrize('key', [None, 0, np.zeros(3)])
 def test_refuses_what_is_no_key(key):
   padded, lengths = specsample.pad_prompts(PROMPTS)
@@ -172,6 +182,12 @@ def test_refuses_what_is_no_key(key):
     (lambda: drafters.Ngram(num_draft_tokens=-1), 'is -1'),
     (lambda: drafters.Ngram(num_draft_tokens=2.0), 'is 2.0'),
     (lambda: drafters.Chain(model=TARGET, num_draft_tokens=0), 'NoDraft'),
+    (lambda: tree.Topology((0, 0.9)), r'parents are \(0, 0.9\)'),
+    (lambda: policies.Fixed(1.5), 'num_draft_tokens is 1.5'),
+    (
+      lambda: drafters.Recording(drafter=CHAIN, top_k=VOCAB + 1),
+      'top_k is 17, and the target has 16',
+    ),
     (
       lambda: drafters.Skip(model=TARGET, layers=(0,), num_draft_tokens=0),
       'NoDraft',

@@ -172,6 +172,10 @@ def test_rows_keep_their_own_settings():
     ({'top_k': -1}, '-1'),
     ({'min_p': 1.1}, '1.1'),
     ({'repetition_penalty': 0.0}, '0.0'),
+    # Numbers of float32 that a device reads as 0, or makes infinities of.
+    ({'top_p': 1.1e-38}, '1.1e-38'),
+    ({'repetition_penalty': 2e-38}, '2e-38.*from 1e-30'),
+    ({'frequency_penalty': -3e38}, '-3e[+]38.*up to 1e[+]30'),
     ({'presence_penalty': float('inf')}, 'inf'),
     ({'temperature': [1.0, 0.5, 0.2]}, r'\(3,\)'),
     ({'logit_bias': np.zeros(3)}, r'\(3,\)'),

@@ -11,6 +11,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import sharding
 from specsample.drafters import feature_norms
 from specsample.drafters import pausable
@@ -177,7 +178,7 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     """Refuses layers that the target does not have; see `Trainable`."""
     super().__post_init__()
     settings.check_shape(self)
-    if not settings.is_count(self.num_layers):
+    if not checks.is_count(self.num_layers):
       raise ValueError(
         f'num_layers is {self.num_layers!r}: the draft network has at least 1'
       )

@@ -10,10 +10,10 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import indexing
 from specsample import sharding
 from specsample.drafters import dflash
-from specsample.drafters import settings
 from specsample.models import layers
 from specsample.types import Array, Params
 
@@ -91,7 +91,7 @@ class DSpark(dflash.DFlash):
   def __post_init__(self):
     """Refuses an empty term; see `DFlash`."""
     super().__post_init__()
-    if not settings.is_count(self.rank):
+    if not checks.is_count(self.rank):
       raise ValueError(
         f'rank is {self.rank!r}: give at least 1; DFlash has no such term'
       )

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import indexing
 from specsample import sharding
 from specsample.drafters import branching
@@ -40,7 +41,7 @@ class DynamicTree(branching.OverBranches):
     """Refuses trees that cannot be."""
     branching.check(self.drafter)
     settings.check_num_draft_tokens(self.num_draft_tokens)
-    if not settings.is_count(self.width):
+    if not checks.is_count(self.width):
       raise ValueError(f'width is {self.width!r}: go on from at least 1 path')
     most = self.width + (self.depth - 1) * self.width**2
     if self.num_draft_tokens > most:

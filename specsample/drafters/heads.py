@@ -13,6 +13,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import sharding
 from specsample import types
 from specsample.drafters import pausable
@@ -129,7 +130,7 @@ class Heads(pausable.NothingMissed, trainable.Trainable, abc.ABC):
   def __post_init__(self):
     """Refuses heads without layers, and what `Trainable` refuses."""
     super().__post_init__()
-    if not settings.is_count(self.num_layers):
+    if not checks.is_count(self.num_layers):
       raise ValueError(
         f'num_layers is {self.num_layers!r}: a head has at least 1 layer'
       )

@@ -9,8 +9,8 @@ import dataclasses
 from flax import nnx
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample.drafters import feature_chain
-from specsample.drafters import settings
 from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
 from specsample.models import layers
@@ -64,7 +64,7 @@ class MTP(feature_chain.FeatureChain):
   def __post_init__(self):
     """Refuses to have no module; see `FeatureChain`."""
     super().__post_init__()
-    if not settings.is_count(self.num_modules):
+    if not checks.is_count(self.num_modules):
       raise ValueError(
         f'num_modules is {self.num_modules!r}: multi-token prediction has at '
         'least 1'

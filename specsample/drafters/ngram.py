@@ -8,6 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import tree
 from specsample.drafters import branching
 from specsample.drafters import settings
@@ -66,7 +67,7 @@ class NgramTree(stateless.Stateless):
   def __post_init__(self):
     """Refuses empty trees and an empty range of lengths."""
     for name in ('num_branches', 'depth'):
-      if not settings.is_count(getattr(self, name)):
+      if not checks.is_count(getattr(self, name)):
         raise ValueError(
           f'{name} is {getattr(self, name)!r}: draft at least 1 token'
         )

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import indexing
 from specsample import sharding
 from specsample import types
@@ -73,9 +74,11 @@ class Recording:
     """Refuses a ring that holds nothing."""
     for name in ('num_positions', 'top_k'):
       value = getattr(self, name)
-      if not settings.is_count(value):
+      if not checks.is_count(value):
         raise ValueError(f'{name} is {value!r}: record at least 1')
     settings.check_flag('rejected_only', self.rejected_only)
+    if self.vocab_size is not None:
+      self._check_top_k(self.vocab_size)
 
   @property
   def num_draft_tokens(self) -> int:
@@ -159,11 +162,8 @@ class Recording:
       logits = output.logits
       index = jnp.arange(logits.shape[1])[None]
       is_new = index < emitted[:, None]
-    if self.top_k > logits.shape[-1]:
-      raise ValueError(
-        f'top_k is {self.top_k}, and the target has {logits.shape[-1]} tokens: '
-        'record at most as many'
-      )
+    # Of a drafter that has no vocabulary of its own it was not known before.
+    self._check_top_k(logits.shape[-1])
     logits = logits.astype(jnp.float32)
     top, ids = indexing.top_k(logits, self.top_k)
     log_sum_exp = jax.nn.logsumexp(logits, axis=-1)
@@ -179,6 +179,13 @@ class Recording:
       )
       ring = _write(ring, entry, is_new[:, i])
     return dataclasses.replace(state, inner=inner, ring=ring)
+
+  def _check_top_k(self, vocab_size):
+    if self.top_k > vocab_size:
+      raise ValueError(
+        f'top_k is {self.top_k}, and the target has {vocab_size} tokens: '
+        'record at most as many'
+      )
 
 
 def _write(ring: Ring, entry: Ring, is_new: Array) -> Ring:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 import dataclasses
-import operator
 from typing import Any
+
+from specsample import checks
 
 
 def check_num_draft_tokens(num_draft_tokens: int) -> None:
   """Raises ValueError unless K is an integer of at least 1."""
-  if not is_count(num_draft_tokens):
+  if not checks.is_count(num_draft_tokens):
     raise ValueError(
       f'num_draft_tokens is {num_draft_tokens!r}: draft at least 1 token a '
       'round; NoDraft() decodes without drafts'
@@ -19,14 +20,6 @@ def check_flag(name: str, value: bool) -> None:
   """Raises ValueError unless a setting of that name is a truth value."""
   if not isinstance(value, bool):
     raise ValueError(f'{name} is {value!r}: give True or False')
-
-
-def is_count(value: int) -> bool:
-  """Whether a value is an integer of at least 1."""
-  try:
-    return operator.index(value) >= 1
-  except TypeError:
-    return False
 
 
 def check_shape(drafter: Any) -> None:

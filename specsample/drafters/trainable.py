@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import sharding
 from specsample.drafters import settings
 from specsample.drafters import vocabulary
@@ -66,7 +67,7 @@ class Trainable:
     """Refuses an empty draft and a vocabulary larger than the target's."""
     settings.check_num_draft_tokens(self.num_draft_tokens)
     size = self.draft_vocab_size
-    is_size = size is None or settings.is_count(size)
+    is_size = size is None or checks.is_count(size)
     if not is_size or (size is not None and size > self.model.vocab_size):
       raise ValueError(
         f'draft_vocab_size is {size!r}: draft at least 1 and at most the '

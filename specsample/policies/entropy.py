@@ -5,6 +5,7 @@ from below, and it is known before the token is drawn.
 """
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 
@@ -25,7 +26,7 @@ class SVIP(policy.Filter):
 
   def __post_init__(self):
     """Refuses a threshold below 0."""
-    if self.threshold < 0:
+    if not self.threshold >= 0:
       raise ValueError(
         f'threshold is {self.threshold!r}: give the root of an entropy, at '
         'least 0'
@@ -73,7 +74,7 @@ class AdaEDL(policy.Filter):
 
   def __post_init__(self):
     """Refuses settings that are no shares."""
-    if self.scale < 0:
+    if not 0 <= self.scale < math.inf:
       raise ValueError(f'scale is {self.scale!r}: give a number of at least 0')
     for name in (
       *('threshold', 'target_rate', 'step', 'rate_decay'),

@@ -7,6 +7,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import checks
 from specsample import types
 from specsample.policies import policy
 from specsample.types import Array
@@ -58,12 +59,14 @@ class Fastest(policy.Length):
       )
     for name in ('prior', 'decay'):
       policy.check_share(name, getattr(self, name))
-    if self.strength <= 0:
+    if not 0 < self.strength < math.inf:
       raise ValueError(f'strength is {self.strength!r}: give a number above 0')
-    if not 1 <= self.patience <= self.most_patience:
+    is_range = 1 <= self.patience <= self.most_patience
+    counts = (self.patience, self.most_patience)
+    if not (is_range and all(map(checks.is_count, counts))):
       raise ValueError(
         f'patience is {self.patience} and most_patience {self.most_patience}: '
-        'they must satisfy 1 <= patience <= most_patience'
+        'they must be integers, 1 <= patience <= most_patience'
       )
 
   @property

@@ -8,6 +8,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import drafts
 from specsample.policies import policy
 from specsample.types import Array, Draft, DraftLaw
@@ -168,5 +169,5 @@ def _along(draft, values):
 
 
 def _check_count(name, value):
-  if value < 1:
-    raise ValueError(f'{name} is {value!r}: keep at least 1')
+  if not checks.is_count(value):
+    raise ValueError(f'{name} is {value!r}: keep an integer of at least 1')

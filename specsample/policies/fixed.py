@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample.policies import policy
 
 
@@ -15,9 +16,10 @@ class Fixed(policy.Length):
 
   def __post_init__(self):
     """Refuses a length below 0."""
-    if self.num_draft_tokens < 0:
+    if not checks.is_count(self.num_draft_tokens, 0):
       raise ValueError(
-        f'num_draft_tokens is {self.num_draft_tokens}: ask for at least 0'
+        f'num_draft_tokens is {self.num_draft_tokens!r}: ask for an integer of '
+        'at least 0'
       )
 
   @property

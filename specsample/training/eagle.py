@@ -6,9 +6,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import sharding
 from specsample.drafters import feature_chain
-from specsample.drafters import settings
 from specsample.training import losses
 from specsample.training import objective
 from specsample.training import unrolled
@@ -53,7 +53,7 @@ class FeatureObjective(objective.Objective):
   def __post_init__(self):
     """Refuses to learn no draft."""
     super().__post_init__()
-    if not settings.is_count(self.num_steps):
+    if not checks.is_count(self.num_steps):
       raise ValueError(
         f'num_steps is {self.num_steps!r}: learn at least 1 draft'
       )

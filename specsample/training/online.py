@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from specsample import checks
 from specsample import decode
 from specsample import types
 from specsample.drafters import recording
@@ -72,9 +73,10 @@ class Learner:
   def __post_init__(self):
     """Refuses updates that never come, or that read nothing."""
     for name in ('rounds', 'window', 'num_steps'):
-      if getattr(self, name) < 1:
+      value = getattr(self, name)
+      if not checks.is_count(value):
         raise ValueError(
-          f'{name} is {getattr(self, name)}: learn from at least 1'
+          f'{name} is {value!r}: learn from an integer of at least 1'
         )
     self.drafter  # noqa: B018 (says what is wrong with the ring's settings)
 
@@ -195,6 +197,9 @@ def generate(
   max_length: int | None = None,
 ) -> tuple[Output, Learned, list[dict[str, float]]]:
   """`decode.generate` with an update after every `learner.rounds` rounds.
+
+  A row's drafts depend on the rows that are learned from beside it, and so do
+  its tokens at a temperature above 0; their distribution does not.
 
   Args:
     learned: from `init`, or from the call before: how the drafter goes on

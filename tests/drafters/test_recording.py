@@ -152,6 +152,8 @@ def test_a_ring_that_holds_nothing_is_refused(settings, message):
     drafters.Recording(drafter=_CHAIN, **settings)
 
 
-def test_more_tokens_than_there_are_cannot_be_recorded():
+# The second has no vocabulary of its own.
+@pytest.mark.parametrize('case', ['chain', 'ngram'])
+def test_more_tokens_than_there_are_cannot_be_recorded(case):
   with pytest.raises(ValueError, match='top_k is 13, and the target has 12'):
-    _decoded('chain', top_k=13)
+    _decoded(case, top_k=13)

@@ -261,7 +261,7 @@ def test_updates_that_come_to_no_number_are_undone(
   ('settings', 'message'),
   [
     ({'windows': 7}, '24 prompts, 6 batches of 4, and Serving.windows is 7'),
-    ({'rounds': 0}, 'rounds is 0: learn from at least 1'),
+    ({'rounds': 0}, 'rounds is 0: learn from an integer of at least 1'),
     ({'learning_rate': -1.0}, 'Serving.learning_rate is -1.0: give more than'),
     ({'batch_size': 0}, 'Serving.batch_size is 0: give at least 1'),
   ],

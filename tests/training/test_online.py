@@ -255,9 +255,10 @@ def test_what_was_learned_survives_an_update_that_is_undone():
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'rounds': 0}, 'rounds is 0: learn from at least 1'),
-    ({'window': 0}, 'window is 0: learn from at least 1'),
-    ({'num_steps': -1}, 'num_steps is -1: learn from at least 1'),
+    ({'rounds': 0}, 'rounds is 0: learn from an integer of at least 1'),
+    ({'rounds': 1.5}, 'rounds is 1.5: learn from an integer'),
+    ({'window': 0}, 'window is 0: learn from an integer of at least 1'),
+    ({'num_steps': -1}, 'num_steps is -1: learn from an integer of at least 1'),
     ({'num_positions': 0}, 'num_positions is 0: record at least 1'),
   ],
 )
