@@ -126,19 +126,19 @@ def record(
     sampling=evaluation.sampling,
     max_new_tokens=evaluation.max_new_tokens,
   )
+  components: dict[str, Any] = {
+    'model': evaluation.target.model,
+    'drafter': method.drafter,
+    'verify': method.verify,
+  }
   draft = jax.eval_shape(
-    functools.partial(
-      step.propose, drafter=method.drafter, verify=method.verify
-    ),
-    *(params, state),
+    functools.partial(step.propose, **components), params, state
   )[0]
   vocab_size = evaluation.target.model.vocab_size
   goes_on = functools.partial(
     _round,
     params,
-    model=evaluation.target.model,
-    drafter=method.drafter,
-    verify=method.verify,
+    **components,
     stop=stop,
     num_columns=min(num_columns, vocab_size),
   )

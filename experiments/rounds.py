@@ -79,7 +79,7 @@ def times(
     prefill, {'target': params['target']}, drafter=_PLAIN
   )
   propose = functools.partial(
-    _draft_rounds, params, drafter=drafter, verify=verify
+    _draft_rounds, params, model=model, drafter=drafter, verify=verify
   )
   score = functools.partial(
     _target_rounds, params, model=model, drafter=drafter
@@ -144,7 +144,9 @@ def times(
     overhead_ms=float(np.median(round_ms - draft_ms - verify_ms)),
     judge_ms=float(np.median(judge_ms)),
     least_ms=float(np.min(round_ms)),
-    law=_abstract_draft(params, state, drafter, verify).law,
+    law=_abstract_draft(
+      params, state, model=model, drafter=drafter, verify=verify
+    ).law,
   )
 
 
@@ -178,6 +180,7 @@ def draft_ms(
       _draft_rounds,
       params,
       state,
+      model=model,
       drafter=drafter,
       verify=verify,
       rounds=rounds,
@@ -187,9 +190,9 @@ def draft_ms(
   return float(np.median(measured))
 
 
-def _abstract_draft(params, state, drafter, verify) -> Draft:
+def _abstract_draft(params, state, **components) -> Draft:
   """What a draft is made of; nothing is computed."""
-  propose = functools.partial(step.propose, drafter=drafter, verify=verify)
+  propose = functools.partial(step.propose, **components)
   return jax.eval_shape(propose, params, state)[0]
 
 
@@ -199,20 +202,21 @@ def _most_rounds(state):
 
 
 @functools.partial(
-  jax.jit, static_argnames=('drafter', 'verify'), donate_argnames=('state',)
+  jax.jit,
+  static_argnames=('model', 'drafter', 'verify'),
+  donate_argnames=('state',),
 )
-def _draft_rounds(params, state, *, drafter, verify, rounds):
+def _draft_rounds(params, state, *, model, drafter, verify, rounds):
   """The state, and the last draft without its probabilities."""
-  abstract = _abstract_draft(params, state, drafter, verify)
+  components = {'model': model, 'drafter': drafter, 'verify': verify}
+  abstract = _abstract_draft(params, state, **components)
   rows = lambda x: sharding.zeros(x.shape, x.dtype, 'batch', None)
   nothing = jax.tree.map(rows, _shape(abstract))
 
   def body(_, carry):
     length, draft_state, _ = carry
     now = dataclasses.replace(state, length=length, draft=draft_state)
-    draft, draft_state = step.propose(
-      params, now, drafter=drafter, verify=verify
-    )
+    draft, draft_state = step.propose(params, now, **components)
     # Never true, but the next draft has to wait for this one to know.
     moved = jnp.any(draft.tokens < -1, axis=1)
     if draft.probs is not None:
@@ -258,7 +262,9 @@ def _target_rounds(params, state, draft, *, model, drafter, rounds):
 @functools.partial(jax.jit, static_argnames=('model', 'drafter', 'verify'))
 def _to_judge(params, state, draft, *, model, drafter, verify):
   """What a rule decides over: a draft, and distributions that are uniform."""
-  abstract = _abstract_draft(params, state, drafter, verify)
+  abstract = _abstract_draft(
+    params, state, model=model, drafter=drafter, verify=verify
+  )
   batch, num_drafts = draft.tokens.shape
   probs = sharding.zeros(
     (batch, num_drafts + 1, model.vocab_size),

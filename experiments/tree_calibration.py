@@ -108,7 +108,11 @@ def decode(
   drafter: Any = method.drafter
   topology = drafter.topology
   params = methods_lib.all_params(evaluation.target.params, method)
-  components = {'drafter': method.drafter, 'verify': method.verify}
+  components = {
+    'model': evaluation.target.model,
+    'drafter': method.drafter,
+    'verify': method.verify,
+  }
   tokens, lengths = specsample.pad_prompts(prompts)
   state = specsample.prefill(
     params,
@@ -129,7 +133,6 @@ def decode(
     state = specsample.advance(
       params,
       state,
-      model=evaluation.target.model,
       stop=evaluation.stop,
       max_rounds=1,
       **components,
@@ -148,9 +151,11 @@ def decode(
   return total
 
 
-@functools.partial(jax.jit, static_argnames=('drafter', 'verify'))
-def _drafted(params, state, *, drafter, verify):
-  draft, _ = step.propose(params, state, drafter=drafter, verify=verify)
+@functools.partial(jax.jit, static_argnames=('model', 'drafter', 'verify'))
+def _drafted(params, state, *, model, drafter, verify):
+  draft, _ = step.propose(
+    params, state, model=model, drafter=drafter, verify=verify
+  )
   return sharding.replicate(draft.tokens)
 
 

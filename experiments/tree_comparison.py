@@ -182,7 +182,11 @@ class Ablation:
         max_new_tokens=self.evaluation.max_new_tokens,
       )
       return step.propose(
-        params, state, drafter=method.drafter, verify=method.verify
+        params,
+        state,
+        model=self.evaluation.target.model,
+        drafter=method.drafter,
+        verify=method.verify,
       )
 
     params = methods_lib.all_params(self.evaluation.target.params, method)
