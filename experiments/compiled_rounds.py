@@ -52,6 +52,11 @@ class Row:
   fitted_speedup: float | None
 
 
+def setting(of: Rounds | Row) -> tuple[str, str, int]:
+  """What is to be the same where two are compared."""
+  return of.model, of.topology, of.batch_size
+
+
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
@@ -75,21 +80,17 @@ class Table:
     Raises:
       ValueError: there is none, or two of the same K.
     """
-    setting_of = lambda one: (one.model, one.topology, one.batch_size)
-    by_size = {
-      (*setting_of(one), one.num_draft_tokens): one for one in compiled
-    }
+    by_size = {(*setting(one), one.num_draft_tokens): one for one in compiled}
     if len(by_size) < len(compiled):
       raise ValueError(
         '--compiled has two programs of one model, topology, batch and K: name '
         'one of the folders'
       )
-    settings = dict.fromkeys(map(setting_of, compiled))
     found = [
-      self._row(by_size[*setting, 0], speculative, benchmark, printed)
-      for setting in settings
-      for speculative in [by_size.get((*setting, self.num_draft_tokens))]
-      if speculative and (*setting, 0) in by_size
+      self._row(by_size[*of, 0], speculative, benchmark, printed)
+      for of in dict.fromkeys(map(setting, compiled))
+      for speculative in [by_size.get((*of, self.num_draft_tokens))]
+      if speculative and (*of, 0) in by_size
       for benchmark, printed in self.printed_ms.items()
     ]
     if not found:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
-import hashlib
 import itertools
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from experiments import environment
 from experiments import generation
+from experiments import journal as journal_lib
 from experiments import measure
 from experiments import methods as methods_lib
 from experiments import parts
@@ -198,15 +198,14 @@ def header(
 
   Its tokens too: a chat template may have changed, or write today's date.
   """
-  digest = lambda value: hashlib.sha256(repr(value).encode()).hexdigest()
   texts = [(prompt.category, prompt.text) for prompt in prompts]
   task = evaluation.task
   return {
     'schema': result_file.SCHEMA,
     'configuration': gin.config_str(),
     'data': None if task is None else dataclasses.asdict(task.provenance()),
-    'prompts or limit': digest(texts),
-    'tokens of the prompts': digest(tokens),
+    'prompts or limit': journal_lib.digest(texts),
+    'tokens of the prompts': journal_lib.digest(tokens),
     'model': repr(evaluation.target.model),
     'target weights': evaluation.target.fingerprint,
     'drafter weights': {
@@ -308,11 +307,11 @@ def _generations(generate, place, categories, prompts):
   batch, sample = place
   output, seconds = measure.seconds(generate)
   output = jax.tree.map(np.asarray, output)
-  total = int(output.lengths.sum())
+  lengths = output.lengths.tolist()
+  shares = measure.by_tokens(seconds, lengths)
   generations = []
   for i, (category, prompt) in enumerate(zip(categories, prompts, strict=True)):
-    length = int(output.lengths[i])
-    share = length / total if total else 1 / len(prompts)
+    length = lengths[i]
     generation = results.Generation(
       batch=batch,
       sample=sample,
@@ -320,7 +319,7 @@ def _generations(generate, place, categories, prompts):
       prompt_tokens=len(prompt),
       tokens=output.tokens[i, :length].tolist(),
       log_probs=output.log_probs[i, :length].tolist(),
-      seconds=seconds * share,
+      seconds=shares[i],
       stats=specsample.stats.of(
         jax.tree.map(lambda x, i=i: x[i : i + 1], output)
       ),

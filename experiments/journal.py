@@ -7,6 +7,7 @@ kept before the next begins: a line of a local file, an object of a bucket.
 from concurrent import futures
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import pathlib
@@ -20,6 +21,11 @@ from specsample import files
 
 _NUM_READERS = 32
 _HEADER = 'header.json'
+
+
+def digest(value: Any) -> str:
+  """What a header says of what is too long to be in it."""
+  return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 class Journal:

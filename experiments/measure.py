@@ -27,6 +27,14 @@ def seconds(function: Callable[..., Any], *args, **kwargs) -> tuple[Any, float]:
   return result, time.perf_counter() - start
 
 
+def by_tokens(total: float, lengths: Sequence[int]) -> list[float]:
+  """The seconds of rows that were decoded at once, shared by their tokens."""
+  tokens = sum(lengths)
+  if not tokens:
+    return [total / len(lengths)] * len(lengths)
+  return [total * length / tokens for length in lengths]
+
+
 def copy_bandwidth(repeats: int = 5) -> float:
   """Bytes read and written a second by a large copy on one device.
 

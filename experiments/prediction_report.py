@@ -49,8 +49,8 @@ def show(
   if any(row.speedup <= 1 for row in predicting.best(rows)):
     console.print('- no K pays; in brackets what the best one leaves')
   if table:
-    setting = lambda row: (row.model, row.topology, row.batch_size)
-    for _, rows_of_setting in itertools.groupby(table, setting):
+    of_settings = itertools.groupby(table, compiled_rounds.setting)
+    for _, rows_of_setting in of_settings:
       console.print(_of_paper(list(rows_of_setting)))
     console.print(
       'roofline: products, bytes and messages of the compiled programs alone; '

@@ -118,18 +118,19 @@ def units(
 
 def _timed(decode: Callable[..., list], comparison, method, requests):
   outputs, seconds = measure.seconds(decode, comparison, method, requests)
-  total = sum(int(output.lengths[0]) for output in outputs)
+  lengths = [int(output.lengths[0]) for output in outputs]
+  shares = measure.by_tokens(seconds, lengths)
   generations = []
-  for request_, output in zip(requests, outputs, strict=True):
-    length = int(output.lengths[0])
-    share = length / total if total else 1 / len(requests)
+  for request_, output, length, share in zip(
+    requests, outputs, lengths, shares, strict=True
+  ):
     generation = results.Generation(
       batch=0,
       category='',
       prompt_tokens=len(request_.prompt),
       tokens=output.tokens[0, :length].tolist(),
       log_probs=output.log_probs[0, :length].tolist(),
-      seconds=seconds * share,
+      seconds=share,
       stats=specsample.stats.of(output),
     )
     generations.append(generation.to_json())

@@ -248,12 +248,12 @@ def header(
 
   The tokens too: a chat template may have changed, or write today's date.
   """
-  texts = repr([prompt.text for prompt in prompts])
-  tokens = repr([batch.prompts.tolist() for batch in batches])
+  texts = [prompt.text for prompt in prompts]
+  tokens = [batch.prompts.tolist() for batch in batches]
   return {
     'configuration': gin.config_str(),
-    'prompts or limit': hashlib.sha256(texts.encode()).hexdigest(),
-    'tokens of the prompts': hashlib.sha256(tokens.encode()).hexdigest(),
+    'prompts or limit': journal_lib.digest(texts),
+    'tokens of the prompts': journal_lib.digest(tokens),
     'target': serving.target.fingerprint,
     'drafter weights': fingerprint.of(serving.method.params),
     **environment.identity(),
