@@ -147,7 +147,15 @@ class Data:
     """The numbers of the shards to train on, and of those held out.
 
     Those are 0, n, 2 n, ..., so that none changes sides as the data grow.
+
+    Raises:
+      ValueError: it would be none or all that are held out.
     """
+    if held_out_every < 2:
+      raise ValueError(
+        f'held_out_every is {held_out_every}: give at least 2, so that some '
+        'shards are held out and others are to train on'
+      )
     every = range(len(self.shards))
     held_out = every[::held_out_every]
     return [i for i in every if i not in held_out], list(held_out)
@@ -166,14 +174,14 @@ class Data:
       num_answers: greedy ones held out: the first shards that have so many.
 
     Raises:
-      ValueError: nothing is left to train on, or there are fewer tokens.
+      ValueError: nothing is left to train on, or there are fewer tokens; as
+        `numbers`.
     """
     train, held_out = self.numbers(held_out_every)
-    if held_out_every < 2 or not train:
+    if not train:
       raise ValueError(
-        f'of {len(self.shards)} shards each {held_out_every}th is held out, '
-        'which leaves none to train on: make more data, or hold out each 2nd '
-        'shard or fewer'
+        f'{self.folder} holds one shard, and that is held out, which leaves '
+        'none to train on: make more data'
       )
     num_greedy = lambda shard: sum(d.temperature == 0 for d in shard)
     limit = math.inf if num_tokens is None else num_tokens

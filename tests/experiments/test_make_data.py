@@ -407,8 +407,12 @@ def test_each_nth_shard_is_held_out(data):
   train, held_out = data.numbers(3)
   assert held_out == [*range(0, len(data.shards), 3)]
   assert sorted(train + held_out) == [*range(len(data.shards))]
-  with pytest.raises(ValueError, match='leaves none to train on'):
-    data.first(None, 1, 1)
+  for every in (1, 0, -3):
+    with pytest.raises(ValueError, match=f'is {every}: give at least 2'):
+      data.first(None, every, 1)
+  alone = dataclasses.replace(data, shards=data.shards[:1])
+  with pytest.raises(ValueError, match=r'holds one shard.*make more data'):
+    alone.first(None, 2, 1)
 
 
 def test_the_first_shards_have_as_many_as_asked_for(data):

@@ -437,6 +437,7 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
   case('negative', learning_rate=-1.0)
   case('vocabulary', more=['--gin_bindings=Hydra.draft_vocab_size = 1000000'])
   case('max_length', max_length=2)
+  case('held out', held_out_every=0)
   case('twice', more=[f'--data={parent / "twice"}'])
   ended = commands.run_in_forks(list(calls.values()))
   return dict(zip(calls, ended, strict=True))
@@ -460,6 +461,7 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
     ('negative', 'Training.learning_rate is -1.0: give above 0'),
     ('vocabulary', 'draft_vocab_size is 1000000'),
     ('max_length', 'begins within max_length, 2 tokens'),
+    ('held out', 'held_out_every is 0: give at least 2'),
     ('twice', 'twice: give each folder once'),
   ],
 )
