@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
+import reprlib
 from typing import Any
 
 import gin
@@ -77,7 +78,7 @@ class Evaluation:
     if not tokens:
       raise ValueError(
         f'{path}, line {prompt.line}: the tokenizer knows nothing of the '
-        f'prompt {prompt.text!r}: correct it'
+        f'prompt {reprlib.repr(prompt.text)}: correct it'
       )
     if len(tokens) >= room:
       raise ValueError(

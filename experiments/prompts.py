@@ -9,9 +9,11 @@ read as JSON lines if it is called so (.jsonl, .json) or starts with a brace.
 """
 
 import dataclasses
-import json
 import pathlib
+import reprlib
 from typing import Any
+
+from experiments import json_lines
 
 NO_CATEGORY = 'none'
 # The category of the row over all prompts.
@@ -72,7 +74,7 @@ def _parse(path: str, lines: list[str]) -> list[Prompt]:
   prompts = []
   for i, line in numbered:
     try:
-      prompts.append(from_json(json.loads(line), i))
+      prompts.append(from_json(json_lines.value(line), i))
     except ValueError as error:
       raise ValueError(f'{path}, line {i}: {error}: correct it') from error
   return prompts
@@ -96,7 +98,9 @@ def from_json(record: Any, line: int) -> Prompt:
   else:
     raise ValueError('no "prompt" and no "turns"')
   if not isinstance(text, str) or not text.strip():
-    raise ValueError(f'the prompt is {text!r}: it must be a text, not empty')
+    raise ValueError(
+      f'the prompt is {reprlib.repr(text)}: it must be a text, not empty'
+    )
   try:
     text.encode()
   except UnicodeEncodeError as error:
@@ -104,7 +108,8 @@ def from_json(record: Any, line: int) -> Prompt:
   category = record.get('category', NO_CATEGORY)
   if not isinstance(category, str) or category == _RESERVED:
     raise ValueError(
-      f'"category" is {category!r}: it must be a text other than {_RESERVED!r}'
+      f'"category" is {reprlib.repr(category)}: it must be a text other than '
+      f'{_RESERVED!r}'
     )
   identity = record.get('question_id', record.get('id', line))
   return Prompt(str(identity), category, text, line)

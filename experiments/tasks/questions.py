@@ -7,6 +7,7 @@ taken, where Spec-Bench's own evaluation goes through all.
 
 from collections.abc import Sequence
 import dataclasses
+import reprlib
 
 import gin
 
@@ -69,8 +70,8 @@ class Questions:
     groups = dict(self.groups)
     if prompt.category not in groups:
       raise self.source.error(
-        f'line {record.line}: the category {prompt.category!r} is none of '
-        + ', '.join(groups)
+        f'line {record.line}: the category {reprlib.repr(prompt.category)} is '
+        'none of ' + ', '.join(groups)
       )
     return dataclasses.replace(prompt, category=groups[prompt.category])
 

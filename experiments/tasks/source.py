@@ -6,10 +6,12 @@ import gzip
 import hashlib
 import json
 import pathlib
+import reprlib
 from typing import Any
 import zlib
 
 from experiments import config
+from experiments import json_lines
 from experiments.tasks import hub as hub_lib
 
 
@@ -98,7 +100,7 @@ class Source:
     for number, line in enumerate(text.split('\n'), 1):
       if line.strip():
         try:
-          yield number, json.loads(line)
+          yield number, json_lines.value(line)
         except ValueError as error:
           raise self.error(f'line {number} is no JSON ({error})') from error
 
@@ -115,7 +117,8 @@ class Source:
       text = values.get(name)
       if not isinstance(text, str) or not text.strip():
         raise self.error(
-          f'line {line}: "{name}" is {text!r}, where a text is to be'
+          f'line {line}: "{name}" is {reprlib.repr(text)}, where a text is to '
+          'be'
         )
       try:
         text.encode()

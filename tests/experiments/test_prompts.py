@@ -62,7 +62,11 @@ def test_limit_takes_the_first(tmp_path):
     ('{"prompt": "\\ud800"}', 'surrogate'),
     ('{"prompt": "a", "category": "overall"}', "other than 'overall'"),
     ('{"prompt": "a", "category": 1}', '"category" is 1'),
+    ('{"prompt": ' + '[' * 10**5, 'it is nested too deeply'),
+    (json.dumps({'prompt': ['a' * 10**5]}), "the prompt is ['aaaa"),
+    (json.dumps({'prompt': 'a', 'category': [1] * 10**5}), 'is [1, 1, '),
   ],
+  ids=lambda text: text[:40],
 )
 def test_broken_on_line_seven(tmp_path, line, message):
   path = _write(tmp_path, 'broken.jsonl', '{"prompt": "a"}\n' * 6 + line)
@@ -70,6 +74,7 @@ def test_broken_on_line_seven(tmp_path, line, message):
     prompts.read(path)
   assert message in str(error.value)
   assert '\n' not in str(error.value)
+  assert len(str(error.value)) < len(path) + 200
 
 
 def test_bytes_that_are_no_text(tmp_path):

@@ -57,14 +57,18 @@ def test_a_file_is_compared_with_the_published_one(tmp_path):
     ('{"a": "one"}\n{"b": "two"}', 'line 2: "a" is None, where a text'),
     ('{"a": 3}', 'line 1: "a" is 3, where a text'),
     ('{"a": " "}', 'line 1: "a" is \' \', where a text'),
+    (json.dumps({'a': ['x' * 10**5]}), 'line 1: "a" is .*, where a text'),
+    ('{"a": ' + '[' * 10**5, 'line 1 is no JSON .it is nested too deeply'),
     ('{"a": "\\ud83d"}', 'line 1: "a" holds half of a surrogate pair'),
     (b'{"a": "\xff"}', 'it is damaged'),
   ],
+  ids=lambda text: str(text[:40]),
 )
 def test_what_is_no_data_set_is_refused(tmp_path, data, message):
   path = _file(tmp_path, data)
   with pytest.raises(ValueError, match=message) as error:
     _source(path).read()
+  assert len(str(error.value)) < len(str(path)) + 200
   assert str(error.value).startswith(f'Test: {path}: ')
   assert str(error.value).endswith(': get it there')
 
