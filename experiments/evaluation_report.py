@@ -21,6 +21,7 @@ from experiments import result_file
 from experiments import results
 from experiments import suite
 from experiments import table as table_lib
+from experiments.tasks import task as task_lib
 
 # Of a table in a file or a pipe, where no terminal says how wide it is.
 _PIPE_WIDTH = 100
@@ -153,9 +154,9 @@ def _show(table: table_lib.Table) -> None:
       shown.print(_by_category(rows, methods))
   if any(row.scores for row in overall):
     shown.print(_scores(overall))
-  task = table.evaluation.task
-  if task is not None and task.unscored():
-    shown.print(rich.text.Text(f'no score: {task.unscored()}'))
+  if table.evaluation.task is not None:
+    for line in task_lines(table.evaluation.task):
+      shown.print(rich.text.Text(line))
   if methods_lib.BASELINE not in table.generations:
     shown.print(
       f'no method is called {methods_lib.BASELINE}, so there is nothing to '
@@ -165,6 +166,17 @@ def _show(table: table_lib.Table) -> None:
     shown.print(line)
   for line in audits.lines(table.divergences):
     shown.print(rich.text.Text(line))
+
+
+def task_lines(task: task_lib.Task) -> list[str]:
+  """What of a task's records is not decoded, and why nothing is scored."""
+  lines = []
+  left_out = task.provenance().left_out
+  if left_out:
+    lines.append(f'{task.name}: records without a text, left out: {left_out}')
+  if task.unscored():
+    lines.append(f'no score: {task.unscored()}')
+  return lines
 
 
 def _scores(rows: Sequence[results.Row]) -> rich.table.Table:

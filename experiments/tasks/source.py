@@ -22,6 +22,7 @@ class Provenance:
   source: str
   sha256: str  # of the file; of the hub, of its records as JSON lines
   published: bool | None  # is it that of the published file? None: not known
+  left_out: int = 0  # records, for want of a text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,23 +39,21 @@ class Source:
 
   task: str  # what it is called in messages
   fields: tuple[str, ...]  # the texts that each record has
+  # That of them without which a record is left out; else it is an error.
+  skip_without: str | None = None
   remedy: str  # where to get it, and how to name a file of it
   path: str | None
   hub: hub_lib.Subset | None = None  # read where no path is given
   sha256: str | None = None  # of the published file
 
   def read(self) -> list[Record]:
-    """All records.
+    """All records, but for those without the text of `skip_without`.
 
     Raises:
       ValueError: it is absent, empty or of another schema.
     """
-    records = [
-      Record(line, self._checked(line, values)) for line, values in self._rows()
-    ]
-    if not records:
-      raise self.error('it holds no record')
-    return records
+    kept, _ = self._read()
+    return kept
 
   def provenance(self) -> Provenance:
     """What `read` reads.
@@ -62,21 +61,39 @@ class Source:
     Raises:
       ValueError: as there.
     """
+    kept, left_out = self._read()
     if self.path is not None:
       digest = hashlib.sha256(self._bytes()).hexdigest()
       known = None if self.sha256 is None else digest == self.sha256
-      return Provenance(self.path, digest, known)
+      return Provenance(self.path, digest, known, left_out)
     found = hashlib.sha256()
-    for record in self.read():
+    for record in kept:
       texts = {name: record.values[name] for name in self.fields}
       found.update(json.dumps(texts).encode() + b'\n')
-    return Provenance(str(self.hub), found.hexdigest(), None)
+    return Provenance(str(self.hub), found.hexdigest(), None, left_out)
 
   def error(self, reason: str) -> ValueError:
     """What is wrong with the data set, with its name and the remedy."""
     where = self.hub if self.path is None else self.path
     place = '' if where is None else f'{where}: '
     return ValueError(f'{self.task}: {place}{reason}: {self.remedy}')
+
+  def _read(self) -> tuple[list[Record], int]:
+    """The records that are kept, and how many are not."""
+    records = [
+      Record(line, self._checked(line, values)) for line, values in self._rows()
+    ]
+    if not records:
+      raise self.error('it holds no record')
+    needed = self.skip_without
+    kept = [
+      record
+      for record in records
+      if needed is None or record.values[needed].strip()
+    ]
+    if not kept:
+      raise self.error(f'of {len(records)} records none has a "{needed}"')
+    return kept, len(records) - len(kept)
 
   def _rows(self) -> Iterator[tuple[int, Any]]:
     if self.path is not None:
@@ -115,7 +132,8 @@ class Source:
       raise self.error(f'line {line} is no JSON object')
     for name in self.fields:
       text = values.get(name)
-      if not isinstance(text, str) or not text.strip():
+      may_be_empty = name == self.skip_without
+      if not isinstance(text, str) or not (text.strip() or may_be_empty):
         raise self.error(
           f'line {line}: "{name}" is {reprlib.repr(text)}, where a text is to '
           'be'

@@ -43,6 +43,8 @@ def xsum(
 ) -> summaries.Summaries:
   """A split of XSum, whose summaries are one sentence.
 
+  Of a few of its articles the hub has the summary alone: they are left out.
+
   Args:
     path: a file of it; None for the hub's.
     split: of the hub's: 'train', 'validation' or 'test'. A file is read whole.
@@ -66,6 +68,7 @@ def xsum(
       ('document', 'summary'),
       path,
       hub.Subset('EdinburghNLP/xsum', None, split, revision),
+      skip_without='document',
     ),
     request=_ONE_SHOT,
     one_shot=_articles(_OURS),
@@ -104,6 +107,7 @@ def _on_hub(
   fields: tuple[str, str],
   path: str | None,
   subset: hub.Subset,
+  skip_without: str | None = None,
 ) -> source.Source:
   return source.Source(
     task=task,
@@ -112,6 +116,7 @@ def _on_hub(
     + source.binding(configurable, fields),
     path=path,
     hub=subset,
+    skip_without=skip_without,
   )
 
 

@@ -39,6 +39,8 @@ _RECORDS = {
   'spec_bench': _QUESTION,
   'xsum': {'document': 'It rained. The roof is wet.', 'summary': 'Rain.'},
 }
+# XSum has articles of which only the summary is there.
+_WITHOUT_A_TEXT = {'xsum': {'document': '', 'summary': 'Snow.'}}
 
 
 @pytest.fixture(scope='session', name='files')
@@ -48,7 +50,10 @@ def fixture_files(tmp_path_factory):
   (folder / 'hub').mkdir()
   stand_ins.write(folder / 'hub')
   for name, record in _RECORDS.items():
-    (folder / f'{name}.jsonl').write_text(json.dumps(record) + '\n')
+    records = [*filter(None, [_WITHOUT_A_TEXT.get(name)]), record]
+    (folder / f'{name}.jsonl').write_text(
+      ''.join(json.dumps(one) + '\n' for one in records)
+    )
   return folder
 
 
@@ -83,7 +88,12 @@ def test_table_is_made_of_the_published_names(files, tmp_path, table):
     check=False,
   )
   assert done.returncode == 0, done.stdout + done.stderr
-  rows = json.loads((tmp_path / 'result.json').read_text())['rows']
+  result = json.loads((tmp_path / 'result.json').read_text())
+  left_out = {name: read['left_out'] for name, read in result['data'].items()}
+  assert left_out == {name: int(name == 'XSum') for name in left_out}
+  notice = 'XSum: records without a text, left out: 1'
+  assert (notice in done.stdout) == ('xsum' in data)
+  rows = result['rows']
   assert {row['method'] for row in rows} > {'autoregressive'}
   # A drafter of random weights keeps little; what it may not do is change it.
   for row in rows:

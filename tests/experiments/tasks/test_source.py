@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -109,11 +110,17 @@ def test_the_hub_is_read_through_its_library(tmp_path, monkeypatch):
   from_hub = _source(None, hub=subset)
   assert [record.values['a'] for record in from_hub.read()] == ['one', 'two']
   lines = ''.join(json.dumps({'a': x}) + '\n' for x in ('one', 'two'))
-  assert from_hub.provenance() == source.Provenance(
+  from_whole = from_hub.provenance()
+  assert from_whole == source.Provenance(
     'hub: owner/set, main, test, v1',
     hashlib.sha256(lines.encode()).hexdigest(),
     None,
   )
+  # Those left out are as if they were not there.
+  _file(tmp_path, '{"a": "one"}\n{"a": ""}\n{"a": "two"}', 'test.jsonl')
+  skipping = _source(None, hub=subset, skip_without='a')
+  assert [record.line for record in skipping.read()] == [1, 3]
+  assert skipping.provenance() == dataclasses.replace(from_whole, left_out=1)
   absent = _source(None, hub=hub.Subset('owner/set', 'main', 'train', 'v1'))
   with pytest.raises(ValueError, match=r'FileNotFoundError.*: get it there'):
     absent.read()

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from experiments import evaluation_report
 from experiments.tasks import summarization
 
 
@@ -68,6 +69,40 @@ def test_long_articles_are_left_out(tmp_path):
   assert prompt.id == '31'
   with pytest.raises(ValueError, match='of 2 articles none has 1 words'):
     summarization.xsum(path=path, max_words=1).prompts()
+
+
+_EMPTY = {'document': ' \n', 'summary': 'Gone.', 'id': '30'}
+
+
+def test_articles_of_xsum_without_a_text_are_left_out_and_counted(tmp_path):
+  task = summarization.xsum(path=_file(tmp_path, [_EMPTY, *_XSUM]))
+  assert [(p.id, p.line) for p in task.prompts()] == [('31', 2), ('32', 3)]
+  assert task.provenance().left_out == 1
+  assert evaluation_report.task_lines(task) == [
+    'XSum: records without a text, left out: 1'
+  ]
+  whole = summarization.xsum(path=_file(tmp_path, _XSUM))
+  assert whole.provenance().left_out == 0
+  assert evaluation_report.task_lines(whole) == []
+
+
+@pytest.mark.parametrize(
+  ('make', 'records', 'message'),
+  [
+    (summarization.xsum, [_EMPTY], 'of 1 records none has a "document"'),
+    (summarization.xsum, [_EMPTY | {'document': None}], '"document" is None'),
+    (summarization.xsum, [_EMPTY | {'summary': ''}], '"summary" is \'\''),
+    (
+      summarization.cnn_dailymail,
+      [{'article': '', 'highlights': 'Gone.'}],
+      '"article" is \'\'',
+    ),
+    (summarization.articles, [*_XSUM, _EMPTY], '"document" is'),
+  ],
+)
+def test_no_other_text_may_be_missing(tmp_path, make, records, message):
+  with pytest.raises(ValueError, match=message):
+    make(path=_file(tmp_path, records)).prompts()
 
 
 def test_the_example_alone_is_refused(tmp_path):
