@@ -15,33 +15,68 @@ from experiments import prompts as prompts_lib
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
-# The categories of MT-Bench, which Spec-Bench's evaluation counts as one.
-_MT_BENCH = (
-  *('writing', 'roleplay', 'reasoning', 'math', 'coding', 'extraction'),
-  *('stem', 'humanities'),
+
+@dataclasses.dataclass(frozen=True)
+class Category:
+  """What the published questions of a category have in common."""
+
+  name: str
+  group: str  # the category of the table
+  ids: range
+  turns: int
+
+
+_MT_BENCH = tuple(
+  Category(name, name, range(first, first + 10), 2)
+  for first, name in zip(
+    range(81, 161, 10),
+    (
+      *('writing', 'roleplay', 'reasoning', 'math', 'coding', 'extraction'),
+      *('stem', 'humanities'),
+    ),
+    strict=True,
+  )
 )
-_OTHERS = ('translation', 'summarization', 'qa', 'math_reasoning', 'rag')
-_GROUPS = (
-  *((name, 'mt_bench') for name in _MT_BENCH),
-  *((name, name) for name in _OTHERS),
+# Of which MT-Bench's are one group.
+_SPEC_BENCH = (
+  *(dataclasses.replace(one, group='mt_bench') for one in _MT_BENCH),
+  *(
+    Category(name, name, range(first, first + 80), 1)
+    for first, name in zip(
+      range(161, 561, 80),
+      ('translation', 'summarization', 'qa', 'math_reasoning', 'rag'),
+      strict=True,
+    )
+  ),
 )
 _FORM = '"question_id", "category" and "turns"'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Questions:
-  """Questions without a score."""
+  """Questions without a score: all that were published, or some of them."""
 
   name: str
   source: source_lib.Source
+  categories: tuple[Category, ...]
   why_unscored: str
   chat: bool = True
-  # (category of the file, category of the table); empty to leave them.
-  groups: tuple[tuple[str, str], ...] = ()
 
   def prompts(self) -> list[prompts_lib.Prompt]:
-    """The first turns."""
-    return [self._prompt(record) for record in self.source.read()]
+    """The first turns.
+
+    Raises:
+      ValueError: a question is none of this benchmark's, or is there twice.
+    """
+    prompts = [self._prompt(record) for record in self.source.read()]
+    lines: dict[str, int] = {}
+    for prompt in prompts:
+      first = lines.setdefault(prompt.id, prompt.line)
+      if first != prompt.line:
+        raise self.source.error(
+          f'line {prompt.line}: question {prompt.id} is on line {first} too'
+        )
+    return prompts
 
   def provenance(self) -> source_lib.Provenance:
     """What `prompts` reads."""
@@ -63,17 +98,37 @@ class Questions:
   def _prompt(self, record):
     try:
       prompt = prompts_lib.from_json(record.values, record.line)
+      category = self._category(prompt.category)
+      _check(category, record.values)
     except ValueError as error:
       raise self.source.error(f'line {record.line}: {error}') from error
-    if not self.groups:
-      return prompt
-    groups = dict(self.groups)
-    if prompt.category not in groups:
-      raise self.source.error(
-        f'line {record.line}: the category {reprlib.repr(prompt.category)} is '
-        'none of ' + ', '.join(groups)
-      )
-    return dataclasses.replace(prompt, category=groups[prompt.category])
+    return dataclasses.replace(prompt, category=category.group)
+
+  def _category(self, name):
+    for category in self.categories:
+      if category.name == name:
+        return category
+    names = ', '.join(category.name for category in self.categories)
+    raise ValueError(f'the category {reprlib.repr(name)} is none of {names}')
+
+
+def _check(category, values):
+  """Refuses what is no question of its category."""
+  number, ids = values.get('question_id'), category.ids
+  if not isinstance(number, int) or number not in ids:
+    raise ValueError(
+      f'"question_id" is {reprlib.repr(number)}, where those of '
+      f'{category.name} are {ids[0]} to {ids[-1]}'
+    )
+  turns = values.get('turns')
+  are_texts = isinstance(turns, list) and all(
+    isinstance(turn, str) and turn.strip() for turn in turns
+  )
+  if not are_texts or len(turns) != category.turns:
+    raise ValueError(
+      f'"turns" is {reprlib.repr(turns)}, where {category.name} has '
+      f'{category.turns} {"text" if category.turns == 1 else "texts"}'
+    )
 
 
 @gin.configurable
@@ -94,6 +149,7 @@ def mt_bench(*, path: str | None = None, chat: bool = True) -> Questions:
         '119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7'
       ),
     ),
+    categories=_MT_BENCH,
     why_unscored='MT-Bench is scored by a judge, a model that is not run here',
     chat=chat,
   )
@@ -116,14 +172,14 @@ def spec_bench(*, path: str | None = None, chat: bool = True) -> Questions:
         '4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04'
       ),
     ),
+    categories=_SPEC_BENCH,
     why_unscored='Spec-Bench measures speed, and has no score of answers',
     chat=chat,
-    groups=_GROUPS,
   )
 
 
 def _remedy(origin: str, name: str) -> str:
   return (
     f"""download {origin}; --gin_bindings='{name}.path = "FILE"' names it """
-    f'(JSON lines with {_FORM})'
+    f'(JSON lines with {_FORM}), and --prompts=FILE reads other questions'
   )

@@ -31,7 +31,11 @@ _TABLES = {
   'mtp': ('mtp', 16, ('mt_bench',)),
   'spec_bench': ('spec_bench', 4, ('spec_bench',)),
 }
-_QUESTION = {'question_id': 81, 'category': 'writing', 'turns': ['Why is it?']}
+_QUESTION = {
+  'question_id': 81,
+  'category': 'writing',
+  'turns': ['Why is it?', 'And then?'],
+}
 _RECORDS = {
   'GSM8K': {'question': 'What is 1 + 1?', 'answer': 'Two. #### 2'},
   'cnn_dailymail': {'article': 'It rained today.', 'highlights': 'Rain.'},

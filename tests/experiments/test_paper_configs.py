@@ -141,8 +141,12 @@ def test_a_task_may_stand_behind_a_table(task):
 def test_spec_benchs_questions_are_a_task(tmp_path):
   path = tmp_path / 'question.jsonl'
   lines = [
-    {'question_id': i, 'category': category, 'turns': ['Why?', 'And then?']}
-    for i, category in enumerate(('writing', 'stem', 'qa'), 81)
+    {'question_id': i, 'category': category, 'turns': ['Why?', 'And?'][:turns]}
+    for i, category, turns in (
+      (81, 'writing', 2),
+      (141, 'stem', 2),
+      (321, 'qa', 1),
+    )
   ]
   path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
   gin.parse_config_files_and_bindings(

@@ -4,12 +4,16 @@ import pytest
 
 from experiments.tasks import questions
 
+# An id of a category, and its group in Spec-Bench's tables.
 _GROUPED = {
-  **dict.fromkeys(('writing', 'math', 'stem'), 'mt_bench'),
-  **{
-    name: name
-    for name in ('translation', 'summarization', 'qa', 'math_reasoning', 'rag')
-  },
+  'writing': (81, 'mt_bench'),
+  'math': (120, 'mt_bench'),
+  'stem': (141, 'mt_bench'),
+  'translation': (161, 'translation'),
+  'summarization': (320, 'summarization'),
+  'qa': (321, 'qa'),
+  'math_reasoning': (401, 'math_reasoning'),
+  'rag': (560, 'rag'),
 }
 
 
@@ -20,17 +24,23 @@ def _file(folder, records):
 
 
 def _question(category):
-  return {'question_id': 7, 'category': category, 'turns': ['one', 'two']}
+  number, group = _GROUPED[category]
+  turns = ['one', 'two'] if group == 'mt_bench' else ['one']
+  return {'question_id': number, 'category': category, 'turns': turns}
 
 
 def test_spec_bench_has_six_groups(tmp_path):
   path = _file(tmp_path, [_question(name) for name in _GROUPED])
   task = questions.spec_bench(path=path)
   prompts = task.prompts()
-  assert [prompt.category for prompt in prompts] == list(_GROUPED.values())
+  groups = [group for _, group in _GROUPED.values()]
+  assert [prompt.category for prompt in prompts] == groups
   assert len({prompt.category for prompt in prompts}) == 6
   # Of a conversation the first turn.
-  assert {(prompt.id, prompt.text) for prompt in prompts} == {('7', 'one')}
+  assert {prompt.text for prompt in prompts} == {'one'}
+  assert [prompt.id for prompt in prompts] == [
+    str(number) for number, _ in _GROUPED.values()
+  ]
   assert task.chat
   assert 'speed' in task.unscored()
   assert task.score(prompts, [['answer']] * len(prompts)) == []
@@ -44,21 +54,43 @@ def test_mt_bench_keeps_its_categories(tmp_path):
   assert 'judge' in task.unscored()
 
 
+_WRITING, _QA = _question('writing'), _question('qa')
+_MT_BENCH, _SPEC_BENCH = questions.mt_bench, questions.spec_bench
+
+
 @pytest.mark.parametrize(
-  ('record', 'message'),
+  ('make', 'record', 'message'),
   [
-    ({**_question('qa'), 'turns': []}, 'at least one text'),
-    ({'question_id': 1, 'category': 'qa'}, 'no "prompt" and no "turns"'),
-    (_question('poetry'), "category 'poetry' is none of writing, "),
-    ({'question_id': 1, 'turns': ['a']}, "category 'none' is none of"),
+    (_SPEC_BENCH, _QA | {'turns': []}, 'at least one text'),
+    (_SPEC_BENCH, {'question_id': 1}, 'no "prompt" and no "turns"'),
+    (_SPEC_BENCH, _QA | {'category': 'poetry'}, "'poetry' is none of writing,"),
+    (_SPEC_BENCH, {'question_id': 1, 'turns': ['a']}, "'none' is none of"),
+    (_SPEC_BENCH, _QA | {'turns': ['a', 'b']}, 'where qa has 1 text'),
+    (_SPEC_BENCH, _QA | {'question_id': 81}, 'is 81, where .* 321 to 400'),
+    (_MT_BENCH, _QA, "'qa' is none of writing, .* humanities"),
+    (_MT_BENCH, {'prompt': 'Why?'}, "'none' is none of"),
+    (
+      _MT_BENCH,
+      {'prompt': 'Why?', 'category': 'math', 'question_id': 111},
+      '"turns" is None, where math has 2 texts',
+    ),
+    (_MT_BENCH, _WRITING | {'turns': ['a']}, r'is \[\'a\'\], where writing'),
+    (_MT_BENCH, _WRITING | {'turns': ['a', 3]}, 'where writing has 2 texts'),
+    (_MT_BENCH, _WRITING | {'question_id': 91}, 'is 91, where .* 81 to 90'),
+    (_MT_BENCH, _WRITING | {'question_id': '81'}, "is '81', where"),
+    (_MT_BENCH, _WRITING | {'turns': ['x' * 10**5] * 3}, 'is .*, where'),
+    (_MT_BENCH, _question('math'), 'question 120 is on line 1 too'),
   ],
+  ids=lambda value: None if callable(value) else str(value)[:60],
 )
-def test_another_schema_is_refused(tmp_path, record, message):
-  task = questions.spec_bench(path=_file(tmp_path, [_question('qa'), record]))
+def test_another_schema_is_refused(tmp_path, make, record, message):
+  path = _file(tmp_path, [_question('math'), record])
+  task = make(path=path)
   with pytest.raises(ValueError, match=message) as error:
     task.prompts()
-  assert 'line 2' in str(error.value)
-  assert 'spec_bench.path = "FILE"' in str(error.value)
+  assert f'{path}: line 2: ' in str(error.value)
+  assert f'{make.__name__}.path = "FILE"' in str(error.value)
+  assert len(str(error.value)) < len(path) + 500
 
 
 def test_without_a_file_the_way_is_shown():
