@@ -2,6 +2,9 @@
 
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
+import numbers
+import re
+from typing import Any
 
 import gin
 
@@ -11,6 +14,13 @@ from experiments import results
 from experiments import table as table_lib
 
 _POSITION = 'acceptance at '  # and a position, from 1
+_OF_A_POSITION = re.compile(rf'{_POSITION}[1-9][0-9]*')
+# What a paper's number can stand beside.
+_COLUMNS = tuple(
+  field.name
+  for field in dataclasses.fields(results.Row)
+  if field.type in (int, float, int | None, float | None)
+)
 
 
 @gin.configurable
@@ -19,7 +29,8 @@ class Paper:
   """A table of a paper.
 
   A row is the setting, the method, and the paper's numbers by quantity: a field
-  of `results.Row`, 'acceptance at 1' and so on for a position, or a score.
+  of `results.Row` that is a number, 'acceptance at 1' and so on for a position,
+  or a score of the setting's task.
   Settings and methods are those of the evaluation; others are shown without a
   number of ours, as what cannot be run here.
 
@@ -49,41 +60,53 @@ class Compared:
 def check(
   paper: Paper, evaluations: Mapping[str, evaluation_lib.Evaluation]
 ) -> None:
-  """Refuses names that nothing will have, before anything is decoded.
+  """Refuses what could not be shown beside ours, before anything is decoded.
 
   Args:
     paper: the table.
     evaluations: by setting.
 
   Raises:
-    ValueError: names the quantity, or the method that a ratio is to.
+    ValueError: names the row, the quantity, or the method that a ratio is to.
   """
-  fields = {field.name for field in dataclasses.fields(results.Row)}
+  for row in paper.rows:
+    _check_row('rows', row, '(setting, method, numbers by quantity)')
+  for gain in paper.ratios:
+    _check_row('ratios', gain, '(setting, method, other, numbers by quantity)')
   for part, method, values in paper.rows:
     evaluation = evaluations.get(part)
     if evaluation is None or method not in evaluation.methods:
       continue
+    task = evaluation.task
+    scores = () if task is None else task.score_names
     for quantity in values:
-      known = quantity in fields or quantity.startswith(_POSITION)
-      if not known and evaluation.task is None:
-        raise ValueError(
-          f'Paper.rows has {quantity!r} of {part!r}, which is no field of a '
-          'row, and no task scores there: correct the name'
-        )
+      if not _OF_A_POSITION.fullmatch(quantity):
+        _check_name('rows', quantity, (*scores, *_COLUMNS), part)
   for part, method, over, values in paper.ratios:
     evaluation = evaluations.get(part)
     if evaluation is None or method not in evaluation.methods:
       continue
-    _check_name(over, evaluation.methods, part)
+    _check_name('ratios', over, evaluation.methods, part)
     for quantity in values:
-      _check_name(quantity, measures.RATIOS, part)
+      _check_name('ratios', quantity, measures.RATIOS, part)
 
 
-def _check_name(name: str, known: Collection[str], part: str) -> None:
+def _check_row(where: str, row: Sequence[Any], form: str) -> None:
+  is_whole = len(row) == 1 + form.count(',') and isinstance(row[-1], Mapping)
+  if not is_whole or not all(
+    isinstance(value, numbers.Real) for value in row[-1].values()
+  ):
+    raise ValueError(f'Paper.{where} has {row!r}: give {form}')
+
+
+def _check_name(
+  where: str, name: str, known: Collection[str], part: str
+) -> None:
   if name not in known:
-    where = f' of {part!r}' if part else ''
+    setting = f' of {part!r}' if part else ''
     raise ValueError(
-      f'Paper.ratios has {name!r}{where}: choose one of {", ".join(known)}'
+      f'Paper.{where} has {name!r}{setting}: choose one of {", ".join(known)}'
+      + (f', {_POSITION}1, ...' if where == 'rows' else '')
     )
 
 

@@ -17,6 +17,7 @@ from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
 _FIELDS = ('question', 'answer')
+_SCORE = 'accuracy'
 _SHA256 = '3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14'
 _MARK = '####'  # before the number at the end of a reference
 _REQUEST = (
@@ -52,6 +53,11 @@ class GSM8K:
     """As tables show it."""
     return 'GSM8K'
 
+  @property
+  def score_names(self) -> tuple[str, ...]:
+    """See `task.Task`."""
+    return (_SCORE,)
+
   def prompts(self) -> list[prompts_lib.Prompt]:
     """A problem each, without examples; a reference is a number."""
     source = self._source()
@@ -77,7 +83,7 @@ class GSM8K:
       ]
       wanted = number(str(prompt.reference))
       shares.append(sum(number(text) == wanted for text in given) / len(given))
-    return [task.average('accuracy', shares)]
+    return [task.average(_SCORE, shares)]
 
   def _source(self):
     return source_lib.Source(

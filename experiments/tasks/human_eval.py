@@ -43,6 +43,11 @@ class HumanEval:
     """As tables show it."""
     return 'HumanEval'
 
+  @property
+  def score_names(self) -> tuple[str, ...]:
+    """See `task.Task`."""
+    return tuple(map(_score_name, _NUM_TRIES))
+
   def prompts(self) -> list[prompts_lib.Prompt]:
     """The problems; a reference is the tests and the call of them."""
     return [self._prompt(record) for record in self._source().read()]
@@ -91,7 +96,7 @@ class HumanEval:
     fewest = min(map(len, answers))
     return [
       task.average(
-        f'pass@{k}',
+        _score_name(k),
         [
           pass_at_k(len(samples), count, k)
           for samples, count in zip(answers, passed, strict=True)
@@ -131,6 +136,10 @@ class HumanEval:
     begun = extraction.code(prompt.text) if self.chat else prompt.text
     completed = extraction.program(begun, answer, chat=self.chat)
     return f'{completed}\n{prompt.reference}'
+
+
+def _score_name(k: int) -> str:
+  return f'pass@{k}'
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

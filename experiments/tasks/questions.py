@@ -62,6 +62,11 @@ class Questions:
   why_unscored: str
   chat: bool = True
 
+  @property
+  def score_names(self) -> tuple[str, ...]:
+    """None."""
+    return ()
+
   def prompts(self) -> list[prompts_lib.Prompt]:
     """The first turns.
 

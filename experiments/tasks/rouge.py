@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from experiments import prompts as prompts_lib
 from experiments.tasks import task
 
+NAME = 'ROUGE-2'
+
 
 def missing() -> str | None:
   """Why there is no ROUGE-2 here; None where there is."""
   try:
     _scorer()
   except ImportError as error:
-    return f'ROUGE-2 is left out ({error}): pip install rouge-score'
+    return f'{NAME} is left out ({error}): pip install rouge-score'
   return None
 
 
@@ -34,7 +36,7 @@ def score(
       for answer in samples
     ]
     values.append(sum(found) / len(found))
-  return [task.average('ROUGE-2', values)]
+  return [task.average(NAME, values)]
 
 
 def _scorer():

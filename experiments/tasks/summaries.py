@@ -28,6 +28,11 @@ class Summaries:
   chat: bool = False
   max_words: int | None = None  # longer articles are left out
 
+  @property
+  def score_names(self) -> tuple[str, ...]:
+    """See `task.Task`."""
+    return (rouge.NAME,)
+
   def prompts(self) -> list[prompts_lib.Prompt]:
     """An article each; a reference is the article's own summary."""
     records = self.source.read()

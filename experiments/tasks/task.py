@@ -34,6 +34,10 @@ class Task(Protocol):
   def chat(self) -> bool:
     """Whether a prompt is one user turn of a chat."""
 
+  @property
+  def score_names(self) -> tuple[str, ...]:
+    """What `score` may give, whether or not it does here."""
+
   def prompts(self) -> list[prompts_lib.Prompt]:
     """All of them.
 

@@ -1,6 +1,7 @@
 """What a paper reports beside rows that were made up."""
 
 import dataclasses
+import re
 import types
 
 import pytest
@@ -10,6 +11,10 @@ from experiments import measures
 from experiments import methods
 from experiments import papers
 from experiments import results
+from experiments.tasks import gsm8k
+from experiments.tasks import human_eval
+from experiments.tasks import questions
+from experiments.tasks import summarization
 import specsample
 from specsample import stats
 
@@ -28,10 +33,10 @@ _PAPER = papers.Paper(
 )
 
 
-def _evaluation(*names):
+def _evaluation(*names, task=None):
   method = methods.Method(specsample.drafters.NoDraft())
   own = dict.fromkeys(names, method)
-  return evaluation.Evaluation(target=None, methods=own)
+  return evaluation.Evaluation(target=None, methods=own, task=task)
 
 
 def _runs(*tokens_rounds_seconds):
@@ -109,4 +114,68 @@ def test_gains_of_unknown_methods_and_quantities_are_refused():
   with pytest.raises(ValueError, match=message):
     papers.check(
       papers.Paper(ratios=ratios), {'': _evaluation('block', 'token')}
+    )
+
+
+_TASKS = {
+  'ROUGE-2': summarization.articles(),
+  'accuracy': gsm8k.GSM8K(),
+  'pass@100': human_eval.HumanEval(),
+}
+
+
+@pytest.mark.parametrize(
+  'quantity', [*_TASKS, 'acceptance at 12', 'cost_ratio']
+)
+def test_columns_of_rows_are_those_of_the_table(quantity):
+  paper = papers.Paper(rows=[('', 'draft', {quantity: 1})])
+  task = _TASKS.get(quantity)
+  papers.check(paper, {'': _evaluation('draft', task=task)})
+
+
+@pytest.mark.parametrize(
+  ('quantity', 'task'),
+  [
+    ('acceptance at one', None),
+    ('acceptance at 0', None),
+    ('acceptance at ', summarization.articles()),
+    ('category', summarization.articles()),
+    ('scores', None),
+    ('speedup_ci95', None),
+    ('lossless', gsm8k.GSM8K()),
+    ('ROUGE2', summarization.articles()),
+    ('ROUGE-2', None),
+    ('ROUGE-2', questions.mt_bench()),
+    ('pass@5', human_eval.HumanEval()),
+  ],
+)
+def test_other_columns_are_refused(quantity, task):
+  paper = papers.Paper(rows=[('', 'draft', {'speedup': 2, quantity: 1.0})])
+  with pytest.raises(ValueError, match=re.escape(repr(quantity))) as error:
+    papers.check(paper, {'': _evaluation('draft', task=task)})
+  message = str(error.value)
+  assert 'ms_per_token, speedup, ' in message
+  assert 'acceptance at 1' in message
+  for name in () if task is None else task.score_names:
+    assert f' {name}, ' in message
+  # What is not run here is for reference, by the names that its paper has.
+  papers.check(paper, {'': _evaluation('another', task=task)})
+
+
+@pytest.mark.parametrize(
+  ('where', 'row'),
+  [
+    ('rows', ''),
+    ('rows', ('', 'draft')),
+    ('rows', ('', 'draft', 'speedup')),
+    ('rows', ('', 'another', {'speedup': '1.5'})),
+    ('ratios', ('', 'draft', {'speedup': 1.5})),
+    ('ratios', ('', 'draft', 'ngram', {'speedup': None})),
+  ],
+)
+def test_rows_of_another_form_are_refused(where, row):
+  message = re.escape(f'Paper.{where} has {row!r}: give (setting, method, ')
+  with pytest.raises(ValueError, match=message):
+    papers.check(
+      papers.Paper(**{where: [row]}), {'': _evaluation('draft', 'ngram')}
     )

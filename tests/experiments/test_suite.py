@@ -207,7 +207,7 @@ def test_faults_come_before_anything_is_written(calls):
   folder, (_, _, *faults) = calls
   messages = (
     'each needs a folder of its own',
-    "'speed' of 'Prompts, greedy', which is no field of a row",
+    "'speed' of 'Prompts, greedy': choose one of num_draft_tokens, ",
     'absent.jsonl',
   )
   for i, (outcome, message) in enumerate(zip(faults, messages, strict=True)):
