@@ -68,6 +68,8 @@ def parts(
   Raises:
     ValueError: names the setting, or the line of a file.
   """
+  if path == '':
+    raise ValueError('--prompts= names no file: give one, or leave it out')
   for name, configured in evaluations().items():
     task = None if path else configured.task
     if isinstance(task, human_eval.HumanEval):

@@ -30,6 +30,7 @@ _EVALUATE = {
   '--prompts=FOLDER/long.txt': (
     'long.txt, line 2: a prompt of 618 tokens ... 512 ... shorten it'
   ),
+  '--prompts=': '--prompts= names no file ... leave it out',
   '--profile_dir=FOLDER/empty.jsonl/profile': (
     'empty.jsonl/profile: Not a directory ... give a folder'
   ),
