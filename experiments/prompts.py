@@ -5,7 +5,8 @@
   a prompt a line
 
 Blank lines are skipped. Of a conversation the first turn is taken. A file is
-read as JSON lines if it is called so (.jsonl, .json) or starts with a brace.
+read as JSON lines if it is called so (.jsonl, .json) or starts with a brace,
+and may be compressed by gzip.
 """
 
 import dataclasses
@@ -56,13 +57,9 @@ def _read_lines(path: str) -> list[str]:
       f'{path}: {error.strerror}: give a readable file'
     ) from error
   try:
-    # Not splitlines, which also splits at a form feed inside a prompt.
-    return data.decode('utf-8-sig').split('\n')
-  except UnicodeDecodeError as error:
-    line = data[: error.start].count(b'\n') + 1
-    raise ValueError(
-      f'{path}, line {line}: not UTF-8 ({error.reason}): save it as UTF-8'
-    ) from error
+    return json_lines.lines(data)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
 
 
 def _parse(path: str, lines: list[str]) -> list[Prompt]:

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 import dataclasses
-import gzip
 import hashlib
 import json
 import pathlib
 import reprlib
 from typing import Any
-import zlib
 
 from experiments import config
 from experiments import json_lines
@@ -109,12 +107,10 @@ class Source:
   def _lines(self) -> Iterator[tuple[int, Any]]:
     data = self._bytes()
     try:
-      if str(self.path).endswith('.gz'):
-        data = gzip.decompress(data)
-      text = data.decode('utf-8-sig')
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-      raise self.error(f'it is damaged ({error})') from error
-    for number, line in enumerate(text.split('\n'), 1):
+      lines = json_lines.lines(data)
+    except ValueError as error:
+      raise self.error(str(error)) from error
+    for number, line in enumerate(lines, 1):
       if line.strip():
         try:
           yield number, json_lines.value(line)

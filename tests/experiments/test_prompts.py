@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pytest
@@ -51,7 +52,8 @@ def test_limit_takes_the_first(tmp_path):
   ('line', 'message'),
   [
     ('{"prompt": "cut', 'Unterminated string'),
-    ('just text', 'Expecting value'),
+    ('just text', 'Expecting value (character 1 of a line that is to be'),
+    ('{', '(character 2 of a line that is to be a JSON object)'),
     ('["prompt"]', 'expected a JSON object'),
     ('{"text": "a"}', 'no "prompt" and no "turns"'),
     ('{"prompt": "  "}', 'not empty'),
@@ -80,7 +82,17 @@ def test_broken_on_line_seven(tmp_path, line, message):
 def test_bytes_that_are_no_text(tmp_path):
   path = tmp_path / 'latin.txt'
   path.write_bytes(b'a\n' * 6 + b'caf\xe9\n')
-  with pytest.raises(ValueError, match=r'latin\.txt, line 7: not UTF-8'):
+  with pytest.raises(ValueError, match=r'latin\.txt: line 7 is not UTF-8'):
+    prompts.read(str(path))
+
+
+def test_a_compressed_file_is_read_whatever_its_name(tmp_path):
+  data = gzip.compress(b'{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
+  path = tmp_path / 'prompts.jsonl'
+  path.write_bytes(data)
+  assert [prompt.text for prompt in prompts.read(str(path))] == ['a', 'b']
+  path.write_bytes(data[:-9])
+  with pytest.raises(ValueError, match=r'jsonl: it is damaged .* get it again'):
     prompts.read(str(path))
 
 

@@ -29,10 +29,9 @@ def _file(folder, data, name='data.jsonl'):
 
 
 @pytest.mark.parametrize('name', ['data.jsonl', 'data.jsonl.gz'])
-def test_records_have_their_lines(tmp_path, name):
-  data = _TEXT.encode()
-  if name.endswith('.gz'):
-    data = gzip.compress(data)
+@pytest.mark.parametrize('convert', [bytes, gzip.compress])
+def test_records_have_their_lines(tmp_path, name, convert):
+  data = convert(_TEXT.encode())
   read = _source(_file(tmp_path, data, name)).read()
   assert read == [
     source.Record(1, {'a': 'one'}),
@@ -61,7 +60,7 @@ def test_a_file_is_compared_with_the_published_one(tmp_path):
     (json.dumps({'a': ['x' * 10**5]}), 'line 1: "a" is .*, where a text'),
     ('{"a": ' + '[' * 10**5, 'line 1 is no JSON .it is nested too deeply'),
     ('{"a": "\\ud83d"}', 'line 1: "a" holds half of a surrogate pair'),
-    (b'{"a": "\xff"}', 'it is damaged'),
+    (b'{"a": "one"}\n{"a": "\xff"}', 'line 2 is not UTF-8'),
   ],
   ids=lambda text: str(text[:40]),
 )
