@@ -28,15 +28,20 @@ _STOPS = ('\nQuestion:',)
 # As LaTeX has it: 2{,}125, or 2\,125.
 _LATEX_COMMA = re.compile(r'(?<=\d)(?:\{,\}|\\[,!])(?=\d{3})')
 _NUMBER = r'-?\$?\d[\d,]*(?:\.\d+)?'
-# Where an equation has an end: with a sentence, or before what explains it.
-_EQUATION = r'(?:(?!\.\s|,\s|\d\s*\()[^\n=])*='
-# A bracket ends \boxed{...}. What is between is a unit or punctuation, or an
-# equation up to its right side.
-_SAID = re.compile(
-  rf'(?:{_MARK}|answer is:?|\\boxed{{)(?:{_EQUATION})*[^\d\n-]{{0,20}}'
-  rf'({_NUMBER})',
-  re.IGNORECASE,
-)
+_SAYS = re.compile(rf'{_MARK}|answer is:?|\\boxed{{', re.IGNORECASE)
+# Where that ends: with a line or a sentence, before what explains it, with the
+# bracket of \boxed{...}.
+_END = re.compile(r'\n|\.\s|,\s|}')
+# '#### 5' gives an answer; '#### Step 2' and '#### 2. Sum up' are headings.
+_MARKED = re.compile(rf'[^\w\n-]{{0,5}}(?>({_NUMBER}))(?![.):]\s*[^\W\d])')
+# Of what else is said: a unit or punctuation may be before it.
+_FIRST = re.compile(rf'[^\d\n-]{{0,20}}({_NUMBER})')
+# What an equation has before its right side: numbers with at most a unit, and
+# operators between them. In '18 as she sells 9 * 2 = 18' there is prose.
+_TERM = rf'{_NUMBER}[\s)]*(?:[^\W\d]|%)*[\s)]*'
+_NEXT = rf'(?:[-+*/x\u00d7\u00f7\u2212]|of\b|\\times|\\cdot|\\div)[\s(]*{_TERM}'
+_SUM = re.compile(rf'\D*(?:{_TERM}(?:{_NEXT})*)?')
+_OPERATION = re.compile(rf'\D*{_TERM}{_NEXT}')
 
 
 @gin.configurable
@@ -119,11 +124,32 @@ class GSM8K:
 def number(answer: str) -> decimal.Decimal | None:
   """The number that an answer gives, None where it gives none.
 
-  That is the last that is said to be the answer ('#### 5', 'the answer is 5',
-  a box of LaTeX), or else the last number of all.
+  That is the last that is said to be the answer ('#### 5', 'the answer is 5', a
+  box of LaTeX; of an equation its right side), or else the last number of all.
   """
   answer = _LATEX_COMMA.sub(',', answer)
-  found = _SAID.findall(answer) or re.findall(_NUMBER, answer)
+  said = [
+    _said(found[0], answer[found.end() :]) for found in _SAYS.finditer(answer)
+  ]
+  found = [one for one in said if one] or re.findall(_NUMBER, answer)
   if not found:
     return None
   return decimal.Decimal(found[-1].replace(',', '').replace('$', ''))
+
+
+def _said(mark: str, behind: str) -> str | None:
+  """The number in what follows a mark, None where there is none."""
+  if mark == _MARK:
+    found = _MARKED.match(behind)
+  else:
+    found = _FIRST.match(_result(_END.split(behind, 1)[0]))
+  return found and found[1]
+
+
+def _result(said: str) -> str:
+  """Of an equation the last side that is no operation, or else all of it."""
+  sides = said.split('=')
+  is_prose = [not _SUM.fullmatch(side) for side in sides[:-1]]
+  sides = sides[: [*is_prose, True].index(True) + 1]
+  numbers = [side for side in sides if not _OPERATION.match(side)]
+  return numbers[-1] if numbers else said

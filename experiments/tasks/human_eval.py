@@ -22,6 +22,7 @@ from experiments.tasks import task
 _FIELDS = ('task_id', 'prompt', 'entry_point', 'test')
 _SHA256 = 'b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef'
 _NUM_TRIES = (1, 10, 100)
+_CALL = 'check('  # of the tests, with what they are of
 _REQUEST = (
   'Complete this Python function. Answer with the whole function in one block '
   'of code.\n\n```python\n{prompt}```'
@@ -129,12 +130,13 @@ class HumanEval:
       prompts_lib.NO_CATEGORY,
       text,
       record.line,
-      f'{values["test"]}\ncheck({values["entry_point"]})\n',
+      f'{values["test"]}\n{_CALL}{values["entry_point"]})\n',
     )
 
   def _program(self, prompt, answer):
-    begun = extraction.code(prompt.text) if self.chat else prompt.text
-    completed = extraction.program(begun, answer, chat=self.chat)
+    name = prompt.reference.rstrip(')\n').rpartition(_CALL)[2]
+    begun = extraction.code(prompt.text, name) if self.chat else prompt.text
+    completed = extraction.program(begun, answer, name, chat=self.chat)
     return f'{completed}\n{prompt.reference}'
 
 

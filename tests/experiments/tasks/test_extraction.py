@@ -34,12 +34,29 @@ def test_a_completion_ends_where_the_function_does(text, before):
     ('The code from here:\n\nfrom a.b import c\nx', 'from a.b import c\nx'),
     ('import this one\n\ndef f(): pass', 'import this one\n\ndef f(): pass'),
     ('def f(): pass', 'def f(): pass'),
+    # In a list, and of the other kind.
+    ('1. So:\n  ```python\n  def f():\n    1\n  ```\n', 'def f():\n  1\n'),
+    ('~~~python\ndef f(): 1\n~~~\n```\ndef g(): 2\n```', 'def f(): 1\n'),
+    (
+      '```\ndef f():\n  "\\n  ```"\n  ```\n```',
+      'def f():\n  "\\n  ```"\n  ```\n',
+    ),
+    # Another function before it, or one whose name only begins so.
+    ('```\ndef g(): 1\n```\n```\ndef f(): 2\n```', 'def f(): 2\n'),
+    ('```\ndef f_2(): 1\n```\n```\ndef f(): 2\n```', 'def f(): 2\n'),
+    # What was thought is no answer.
+    (
+      '<think>\n```\ndef f(): 1\n```\n</think>\n```\ndef f(): 2\n```',
+      'def f(): 2\n',
+    ),
+    ('```\ndef f(): 1\n```\n</think>\ndef f(): 2', 'def f(): 2'),
+    ('<think>\n```\ndef f(): 1\n```', ''),
     ('I cannot do that.', 'I cannot do that.'),
     ('', ''),
   ],
 )
 def test_code_of_a_chat(answer, code):
-  assert extraction.code(answer) == code
+  assert extraction.code(answer, 'f') == code
 
 
 @pytest.mark.parametrize(
@@ -52,12 +69,12 @@ def test_code_of_a_chat(answer, code):
 )
 def test_a_chat_completes_or_repeats_the_function(answer):
   names = {}
-  exec(extraction.program(_PROMPT, answer, chat=True), names)
+  exec(extraction.program(_PROMPT, answer, 'area', chat=True), names)
   assert round(names['area'](1), 3) == 3.142
 
 
 def test_a_plain_model_goes_on_from_the_prompt():
   answer = '  return math.pi * r**2\n\ndef broken('
   names = {}
-  exec(extraction.program(_PROMPT, answer, chat=False), names)
+  exec(extraction.program(_PROMPT, answer, 'area', chat=False), names)
   assert round(names['area'](1), 3) == 3.142

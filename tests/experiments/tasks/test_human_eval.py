@@ -68,7 +68,9 @@ def test_of_a_chat_the_code_is_taken(tmp_path):
   whole = 'Sure:\n```python\ndef double(x):\n  return math.trunc(2 * x)\n```'
   rest = '```python\n  return 2 * x\n```'
   wrong = '```python\ndef double(x):\n  return x\n```'
-  for answer, value in ((whole, 1), (rest, 1), (wrong, 0), ('Sorry.', 0)):
+  after = f'```python\ndef helper():\n  pass\n```\nNow:\n{whole}'
+  answers = ((whole, 1), (rest, 1), (after, 1), (wrong, 0), ('Sorry.', 0))
+  for answer, value in answers:
     (score,) = task.score([prompt], [[answer]])
     assert score.value == value
 
