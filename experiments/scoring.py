@@ -5,6 +5,9 @@ import dataclasses
 import functools
 from typing import Any
 
+import numpy as np
+
+from experiments import distributed
 from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import prompts as prompts_lib
@@ -25,7 +28,9 @@ def units(
     prompts: what was decoded.
     journal: has the generations, in the process that has one.
   """
-  if not is_scored(evaluation):
+  # Of several processes the first scores, and says whether.
+  scores = distributed.is_first() and is_scored(evaluation)
+  if not distributed.from_first(np.asarray([scores])).all():
     return
   for name in evaluation.methods:
     yield units_lib.Unit(
@@ -47,9 +52,9 @@ def key(
   return 'scores', name, evaluation.samples
 
 
-def _score(evaluation, prompts, journal, name) -> dict[str, Any]:
-  if journal is None:  # of several processes the first one scores
-    return {}
+def _score(evaluation, prompts, journal, name) -> dict[str, Any] | None:
+  if journal is None:
+    return None
   tokenizer = evaluation.target.tokenizer
   # An answer of a chat begins a text; any other one continues its prompt.
   decode = tokenizer.decode
@@ -63,4 +68,7 @@ def _score(evaluation, prompts, journal, name) -> dict[str, Any]:
       tokens = results.Generation.from_json(record).tokens
       answers[j].append(decode(tokens))
   scores = evaluation.task.score(prompts, answers)
+  # Without any something is missing here that may be there another time.
+  if not scores:
+    return None
   return {'scores': [dataclasses.asdict(score) for score in scores]}

@@ -18,7 +18,8 @@ class Unit:
 
   label: str
   key: tuple
-  run: Callable[[], dict[str, Any]]
+  # None where there is nothing to keep: the next run tries again.
+  run: Callable[[], dict[str, Any] | None]
   # What has to be compiled before `run` can be timed, and how.
   program: tuple = ()
   warm_up: Callable[[], Any] = lambda: None
@@ -55,5 +56,6 @@ def run(
     for unit in missing:
       step(unit.label)
       value = unit.run()
-      if journal is not None and unit.key not in journal:
-        journal.add(unit.key, value)
+      if journal is None or value is None or unit.key in journal:
+        continue
+      journal.add(unit.key, value)

@@ -68,7 +68,7 @@ class HumanEval:
         'pass@k is left out: it runs the code that the model wrote, which '
         '--allow_code_execution allows'
       )
-    refusal = sandbox.refusal()
+    refusal = sandbox.refusal(self.limits)
     if refusal is None:
       return None
     return f'pass@k is left out: generated code cannot be run here ({refusal})'

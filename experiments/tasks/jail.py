@@ -26,7 +26,7 @@ def main() -> None:
     os.dup2(nowhere, descriptor)
   try:
     _limit(task['limits'])
-    _wall_in()
+    _wall_in(task['parent'])
   except (OSError, ValueError) as error:
     answer.end('refused', str(error))
   try:
@@ -46,13 +46,14 @@ def _limit(limits: dict[str, int]) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _wall_in() -> None:
+def _wall_in(parent: int) -> None:
   # Loaded by its path, as the package cannot be imported from here.
   path = pathlib.Path(__file__).with_name('system_calls.py')
   spec = importlib.util.spec_from_file_location('system_calls', path)
   assert spec is not None and spec.loader is not None
   system_calls = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(system_calls)
+  system_calls.end_with(parent)
   system_calls.renounce()
   try:
     socket.socket()

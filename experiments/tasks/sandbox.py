@@ -4,8 +4,9 @@ Each program has a process of its own, which gives up all system calls that a
 computation does without before the program begins (`system_calls.py`): it
 cannot start a process or thread, reach the network, signal, or write, create or
 remove a file. It has little memory and time, no environment, no input, an empty
-folder to be in, and what it prints is dropped. Only Linux can do that; where it
-cannot be done nothing is run, since code that a model wrote may do anything.
+folder to be in, what it prints is dropped, and it ends with this process. Only
+Linux can do that; where it cannot be done nothing is run, since code that a
+model wrote may do anything.
 
 What remains: it can read the files that you can read, though nothing of them
 gets out, and it runs in one interpreter with its tests. A program that sets out
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from concurrent import futures
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import secrets
@@ -23,7 +25,10 @@ import subprocess
 import sys
 import tempfile
 
+import gin
+
 from experiments import environment
+from specsample import checks
 
 _JAIL = pathlib.Path(__file__).with_name('jail.py')
 # What -I does, but for leaving out PYTHONHASHSEED, which is in the environment
@@ -34,6 +39,7 @@ _KEPT = ('LD_LIBRARY_PATH',)
 _MAX_ANSWER = 4096
 
 
+@gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
   """What a program may use."""
@@ -43,6 +49,19 @@ class Limits:
   memory_bytes: int = 2**30  # of addresses
   file_bytes: int = 2**20
   open_files: int = 32
+
+  def __post_init__(self):
+    """Refuses what is no limit."""
+    for name in ('seconds', 'memory_bytes', 'file_bytes', 'open_files'):
+      value = getattr(self, name)
+      if not (checks.is_count(value) and value < sys.maxsize):
+        raise ValueError(
+          f'Limits.{name} is {value!r}: give an integer of at least 1'
+        )
+    if not 0 < self.clock_seconds < math.inf:
+      raise ValueError(
+        f'Limits.clock_seconds is {self.clock_seconds!r}: give a number above 0'
+      )
 
   def of_process(self) -> dict[str, int]:
     """By the names of setrlimit(2)."""
@@ -65,11 +84,11 @@ class Outcome:
   reason: str  # why it did not: the name of an exception, 'out of time', ...
 
 
-def refusal() -> str | None:
-  """Why no program can be run here; None where it can be."""
-  kind, reason = _run('import collections', DEFAULT)
+def refusal(limits: Limits = DEFAULT) -> str | None:
+  """Why no program can be run here within limits; None where it can be."""
+  kind, reason = _run('import collections', limits)
   if kind == 'failed':
-    return f'a program that does nothing fails ({reason})'
+    return f'a program that does nothing fails ({reason}) within {limits}'
   return reason if kind == 'refused' else None
 
 
@@ -101,6 +120,7 @@ def _run(program: str, limits: Limits) -> tuple[str, str]:
   task = {
     'program': program,
     'secret': secret,
+    'parent': os.getpid(),
     'limits': limits.of_process(),
   }
   kept = {name: os.environ[name] for name in _KEPT if name in os.environ}

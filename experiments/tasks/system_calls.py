@@ -11,6 +11,7 @@ Standard library only: `jail.py` imports this file without the rest.
 import ctypes
 import errno
 import os
+import signal
 import struct
 import sys
 
@@ -82,7 +83,19 @@ _LOAD, _EQUAL, _HAS_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06
 # of the third argument, which are the flags of openat.
 _NUMBER, _ARCHITECTURE, _FLAGS = 0, 4, 32
 _ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _MODE_FILTER = 22, 38, 2
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_MODE_FILTER = 2
+
+
+def end_with(parent: int) -> None:
+  """Has the kernel kill this process when its parent is gone, however.
+
+  Raises:
+    OSError: this system cannot do that, or the parent is gone.
+  """
+  _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != parent:
+    raise OSError('who started this is gone')
 
 
 def renounce() -> None:
@@ -92,22 +105,25 @@ def renounce() -> None:
     OSError: this system or machine has no such filter.
   """
   machine = os.uname().machine
-  if sys.platform != 'linux' or machine not in _ARCHITECTURES:
+  if machine not in _ARCHITECTURES:
     raise OSError(f'no filter of system calls for {sys.platform} on {machine}')
   program = _program(list(_ARCHITECTURES).index(machine))
   code = ctypes.create_string_buffer(program, len(program))
   header = ctypes.create_string_buffer(
     struct.pack('HP', len(program) // 8, ctypes.addressof(code))
   )
+  _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+  _prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(header))
+
+
+def _prctl(option: int, *arguments: int) -> None:
+  if sys.platform != 'linux':
+    raise OSError(f'no filter of system calls for {sys.platform}')
   libc = ctypes.CDLL(None, use_errno=True)
   libc.prctl.argtypes = [ctypes.c_int, *4 * [ctypes.c_ulong]]
-  for arguments in (
-    (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
-    (_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(header), 0, 0),
-  ):
-    if libc.prctl(*arguments):
-      reason = os.strerror(ctypes.get_errno())
-      raise OSError(f'no filter of system calls: {reason}')
+  if libc.prctl(option, *arguments, *(4 - len(arguments)) * [0]):
+    reason = os.strerror(ctypes.get_errno())
+    raise OSError(f'no filter of system calls: {reason}')
 
 
 def _program(column: int) -> bytes:

@@ -4,6 +4,7 @@ import json
 import pytest
 
 from experiments.tasks import human_eval
+from experiments.tasks import sandbox
 
 _PROBLEM = {
   'task_id': 'Test/0',
@@ -80,6 +81,13 @@ def test_without_the_flag_nothing_runs(tmp_path):
   assert '--allow_code_execution' in task.unscored()
   assert task.score(task.prompts(), [[_RIGHT]]) == []
   assert _task(tmp_path, allow_code_execution=True).unscored() is None
+
+
+def test_limits_in_which_nothing_runs_leave_the_score_out(tmp_path):
+  limits = sandbox.Limits(open_files=4)
+  task = _task(tmp_path, allow_code_execution=True, limits=limits)
+  assert 'cannot be run here' in task.unscored()
+  assert task.score(task.prompts(), [[_RIGHT]]) == []
 
 
 @pytest.mark.parametrize(

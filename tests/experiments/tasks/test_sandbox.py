@@ -28,6 +28,15 @@ def _processes(mark):
   return found
 
 
+def _children(process):
+  path = pathlib.Path(f'/proc/{process}/task')
+  return [
+    child
+    for thread in path.iterdir()
+    for child in (thread / 'children').read_text().split()
+  ]
+
+
 def test_programs_run_here():
   assert sandbox.refusal() is None
 
@@ -226,9 +235,51 @@ def test_sets_have_the_same_order_each_time():
 
 def test_where_it_cannot_be_walled_in_it_is_not_run():
   # Without files it cannot load the filter.
-  limits = sandbox.Limits(open_files=0)
+  limits = sandbox.Limits(open_files=1)
   with pytest.raises(ValueError, match=r'not run here.*--allow_code_execution'):
     sandbox.run('pass', limits)
+
+
+@pytest.mark.parametrize(
+  ('limits', 'message'),
+  [
+    ({'seconds': 4.5}, r'Limits.seconds is 4.5: give an integer'),
+    ({'seconds': 0}, r'Limits.seconds is 0'),
+    ({'memory_bytes': 2**70}, r'Limits.memory_bytes is 1180'),
+    ({'open_files': -1}, r'Limits.open_files is -1'),
+    ({'file_bytes': None}, r'Limits.file_bytes is None'),
+    ({'clock_seconds': float('nan')}, r'Limits.clock_seconds is nan'),
+  ],
+)
+def test_what_is_no_limit_is_refused(limits, message):
+  with pytest.raises(ValueError, match=message):
+    sandbox.Limits(**limits)
+
+
+def test_limits_in_which_nothing_runs_are_found_out():
+  refusal = sandbox.refusal(sandbox.Limits(memory_bytes=2**24))
+  assert 'a program that does nothing fails' in refusal
+  assert sandbox.refusal(_SHORT) is None
+
+
+def test_a_program_ends_with_who_started_it():
+  script = (
+    'from experiments.tasks import sandbox\n'
+    'limits = sandbox.Limits(clock_seconds=600)\n'
+    'sandbox.run("import time; time.sleep(1e6)", limits)'
+  )
+  parent = subprocess.Popen([sys.executable, '-c', script])
+  try:
+    while not (programs := _children(parent.pid)):
+      assert parent.poll() is None
+      time.sleep(0.01)
+  finally:
+    parent.kill()
+    parent.wait()
+  deadline = time.monotonic() + 30
+  while any(pathlib.Path(f'/proc/{program}').exists() for program in programs):
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
 
 
 def test_outcomes_keep_their_order():

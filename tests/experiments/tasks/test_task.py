@@ -5,6 +5,7 @@ import pytest
 from experiments.tasks import gsm8k
 from experiments.tasks import human_eval
 from experiments.tasks import questions
+from experiments.tasks import sandbox
 from experiments.tasks import source
 from experiments.tasks import summarization
 from experiments.tasks import task
@@ -69,6 +70,16 @@ def test_gin_makes_tasks_and_nothing_is_read():
     for read in (absent.prompts, absent.provenance):
       with pytest.raises(ValueError, match=r'nowhere: No such file'):
         read()
+
+
+@pytest.mark.usefixtures('clean_gin')
+def test_what_a_program_may_use_can_be_bound():
+  gin.parse_config_files_and_bindings(
+    ['configs/tasks/human_eval.gin'],
+    ['chosen.tasks = [@HumanEval()]', 'Limits.seconds = 10'],
+  )
+  (chosen_task,) = chosen()
+  assert chosen_task.limits == sandbox.Limits(seconds=10)
 
 
 def test_what_was_read_is_told_apart(tmp_path):
