@@ -66,7 +66,15 @@ def name() -> str:
 
 
 def find(path: str) -> str:
-  """The path, in the repository if nothing is there from the working folder."""
+  """The path, in the repository if nothing is there from the working folder.
+
+  Raises:
+    ValueError: it is empty, as of a variable of the shell that is not set.
+  """
+  if not path:
+    raise ValueError(
+      "the path '' names no file: give one, or leave the setting out"
+    )
   in_repository = _ROOT / path
   use_repository = not pathlib.Path(path).exists() and in_repository.exists()
   return str(in_repository) if use_repository else path

@@ -136,7 +136,7 @@ def _fill(
 
 
 def _read(path: str | None) -> list[prompts_lib.Prompt]:
-  return prompts_lib.read(config.find(path)) if path else []
+  return [] if path is None else prompts_lib.read(config.find(path))
 
 
 def _digest(texts: Sequence[str]) -> str | None:

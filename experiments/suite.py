@@ -68,10 +68,8 @@ def parts(
   Raises:
     ValueError: names the setting, or the line of a file.
   """
-  if path == '':
-    raise ValueError('--prompts= names no file: give one, or leave it out')
   for name, configured in evaluations().items():
-    task = None if path else configured.task
+    task = configured.task if path is None else None
     if isinstance(task, human_eval.HumanEval):
       task = dataclasses.replace(
         task, allow_code_execution=allow_code_execution
@@ -81,7 +79,7 @@ def parts(
     )
     limit_here = evaluation.limit if limit is None else limit
     if task is None:
-      where = config.find(path or _PROMPTS)
+      where = config.find(_PROMPTS if path is None else path)
       prompts = prompts_lib.read(where, limit_here)
       benchmark = prompts_lib.name(where)
     else:

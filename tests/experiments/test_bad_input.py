@@ -30,7 +30,7 @@ _EVALUATE = {
   '--prompts=FOLDER/long.txt': (
     'long.txt, line 2: a prompt of 618 tokens ... 512 ... shorten it'
   ),
-  '--prompts=': '--prompts= names no file ... leave it out',
+  '--prompts=': "path '' names no file ... leave the setting out",
   '--profile_dir=FOLDER/empty.jsonl/profile': (
     'empty.jsonl/profile: Not a directory ... give a folder'
   ),
@@ -172,6 +172,7 @@ _MAKE_DATA = {
   '--prompts=FOLDER/nowhere.jsonl': (
     'nowhere.jsonl: No such file ... give a readable file'
   ),
+  '--exclude=': "path '' names no file ... leave the setting out",
   '--exclude=FOLDER/seven.jsonl': (
     'seven.jsonl, line 7: Unterminated string ... correct it'
   ),
