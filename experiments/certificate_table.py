@@ -5,24 +5,25 @@ from typing import Any
 
 import rich.box
 import rich.table
+import rich.text
 
 from experiments import certificate as certificate_lib
-from experiments import evaluation_report
+from experiments import terminal_table
 
 Record = dict[str, Any]
 
 
 def show(certificate: Record) -> None:
   """Prints a summary a section, and every planted bug."""
-  console = evaluation_report.console()
+  console = terminal_table.console()
   if certificate['cases']:
-    console.print('\n[bold]Exact enumeration of lossless rules[/]\n')
+    console.print('\nExact enumeration of lossless rules\n', style='bold')
     console.print(_cases(certificate['cases'], certificate['lossy']))
   if certificate['statistical']:
-    console.print('\n[bold]The compiled loop against the exact law[/]\n')
+    console.print('\nThe compiled loop against the exact law\n', style='bold')
     console.print(_statistical(certificate['statistical']))
   if certificate['planted_bugs']:
-    console.print('\n[bold]Planted bugs[/]\n')
+    console.print('\nPlanted bugs\n', style='bold')
     console.print(_planted_bugs(certificate['planted_bugs']))
 
 
@@ -127,11 +128,11 @@ def _range(values, spec: str) -> str:
 
 def _mark(records):
   good = all(certificate_lib.passed(record) for record in records)
-  return 'yes' if good else '[bold red]NO[/]'
+  return 'yes' if good else rich.text.Text('NO', 'bold red')
 
 
 def _table(*columns):
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
   for column in columns:
-    table.add_column(column)
+    table.add_column(column, overflow='fold')
   return table

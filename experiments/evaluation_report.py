@@ -3,12 +3,8 @@
 from collections.abc import Sequence
 import dataclasses
 import pathlib
-import sys
 
 import gin
-import rich.box
-import rich.console
-import rich.table
 import rich.text
 
 from experiments import audits
@@ -21,18 +17,8 @@ from experiments import result_file
 from experiments import results
 from experiments import suite
 from experiments import table as table_lib
+from experiments import terminal_table
 from experiments.tasks import task as task_lib
-
-# Of a table in a file or a pipe, where no terminal says how wide it is.
-_PIPE_WIDTH = 100
-# As many columns as are readable there, and in most terminals.
-_METHODS_A_TABLE = 5
-
-
-def console() -> rich.console.Console:
-  """Standard output; plain text where it is no terminal."""
-  width = None if sys.stdout.isatty() else _PIPE_WIDTH
-  return rich.console.Console(width=width, highlight=False)
 
 
 def write(
@@ -99,12 +85,12 @@ def show(
   for table in tables:
     _show(table)
   if paper.source:
-    shown = console()
+    shown = terminal_table.console()
     shown.print(rich.text.Text(f'\n{paper.source}\n', 'bold'))
     if paper.rows or paper.ratios:
       shown.print(_compared(papers.compare(paper, tables), _targets(tables)))
     if paper.note:
-      shown.print(rich.text.Text(paper.note))
+      shown.print(paper.note)
   if tables[0].part:
     parts = ', '.join(suite.folder(out, table.part).name for table in tables)
     print(f'\nresult.json and results.csv are in {out}')
@@ -121,14 +107,14 @@ def _targets(tables: Sequence[table_lib.Table]) -> str:
 
 def _compared(
   rows: Sequence[papers.Compared], targets: str
-) -> rich.table.Table:
+) -> terminal_table.Table:
   """A line a number of the paper, and ours, of other models as a rule."""
   ours = f'ours, of\n{targets}' if targets else 'ours'
-  table = columns('', 'quantity', 'paper', ours, '95% interval')
+  table = terminal_table.Table('', 'quantity', 'paper', ours, '95% interval')
   last = None
   for row in rows:
     table.add_row(
-      rich.text.Text('' if row.row == last else row.row),
+      '' if row.row == last else row.row,
       row.quantity,
       f'{row.paper:g}',
       number(row.ours, '.3g'),
@@ -142,21 +128,20 @@ def _show(table: table_lib.Table) -> None:
   """Prints a table, and what comparing the outputs found."""
   rows = table.rows
   overall = _overall_rows(rows)
-  shown = console()
-  # As a Text: a name may hold what rich takes for markup.
+  shown = terminal_table.console()
   shown.print(rich.text.Text(f'\n{results.title(vars(overall[0]))}\n', 'bold'))
   shown.print(_overall(overall))
   if table_lib.are_several(row.category for row in rows):
     shown.print('Speedup (and tokens a round) by category\n')
     names = dict.fromkeys(row.method for row in rows)
     names.pop(methods_lib.BASELINE, None)
-    for methods in _batches(list(names), _METHODS_A_TABLE):
-      shown.print(_by_category(rows, methods))
+    if names:
+      shown.print(_by_category(rows, list(names)))
   if any(row.scores for row in overall):
     shown.print(_scores(overall))
   if table.evaluation.task is not None:
     for line in task_lines(table.evaluation.task):
-      shown.print(rich.text.Text(line))
+      shown.print(line)
   if methods_lib.BASELINE not in table.generations:
     shown.print(
       f'no method is called {methods_lib.BASELINE}, so there is nothing to '
@@ -164,8 +149,8 @@ def _show(table: table_lib.Table) -> None:
     )
   for line in (*rule_lines(overall), *mismatch_lines(table.mismatches)):
     shown.print(line)
-  for line in audits.lines(table.divergences):
-    shown.print(rich.text.Text(line))
+  for detail in audits.lines(table.divergences):
+    shown.print(detail)
 
 
 def task_lines(task: task_lib.Task) -> list[str]:
@@ -179,10 +164,10 @@ def task_lines(task: task_lib.Task) -> list[str]:
   return lines
 
 
-def _scores(rows: Sequence[results.Row]) -> rich.table.Table:
+def _scores(rows: Sequence[results.Row]) -> terminal_table.Table:
   """A line a method, a column a score."""
   names = list(dict.fromkeys(name for row in rows for name in row.scores))
-  table = columns('method', *names)
+  table = terminal_table.Table('method', *names)
   for row in rows:
     found = [row.scores.get(name) for name in names]
     table.add_row(
@@ -203,9 +188,9 @@ def _of_each() -> str:
   return figures.written('generations.jsonl', 'results.png')
 
 
-def _overall(rows: Sequence[results.Row]) -> rich.table.Table:
+def _overall(rows: Sequence[results.Row]) -> terminal_table.Table:
   """One line a method, over all prompts."""
-  table = columns(
+  table = terminal_table.Table(
     'method',
     'K',
     'tokens\na round',
@@ -235,21 +220,17 @@ def _overall(rows: Sequence[results.Row]) -> rich.table.Table:
   return table
 
 
-def _batches(items: list[str], size: int) -> list[list[str]]:
-  return [items[i : i + size] for i in range(0, len(items), size)]
-
-
 def _by_category(
   rows: Sequence[results.Row], shown: Sequence[str]
-) -> rich.table.Table:
+) -> terminal_table.Table:
   """Speedup and tokens a round, a line a category, a column a method."""
   cells = {(row.category, row.method): row for row in rows}
-  table = columns('category', 'prompts', *shown)
+  table = terminal_table.Table('category', 'prompts', *shown)
   for category in dict.fromkeys(row.category for row in rows):
     in_category = [cells[category, name] for name in shown]
     prompts = next(row.prompts for row in rows if row.category == category)
     table.add_row(
-      rich.text.Text(category),
+      category,
       str(prompts),
       *(
         f'{number(row.speedup, ".2f", "x")} ({row.tokens_per_round:.2f})'
@@ -259,51 +240,51 @@ def _by_category(
   return table
 
 
-def rule_lines(rows: Sequence[results.Row]) -> list[str]:
+def rule_lines(rows: Sequence[results.Row]) -> list[rich.text.Text]:
   """Which rules are not exact; and where tokens are drawn, by which each is.
 
   Args:
     rows: of all methods, over all prompts.
   """
   lines = [
-    f'[bold yellow]{row.method}: verify.{row.verifier} is lossy, this is not '
-    "the target's distribution[/]"
+    rich.text.Text(
+      f'{row.method}: verify.{row.verifier} is lossy, this is not the '
+      "target's distribution",
+      'bold yellow',
+    )
     for row in rows
     if not row.lossless
   ]
   drafted = [row for row in rows if row.num_draft_tokens]
   if drafted and drafted[0].temperature > 0:
     rules = [f'{row.method} {row.verifier} ({row.law})' for row in drafted]
-    lines.append(f'rules, and the laws of drafts: {", ".join(rules)}')
+    lines.append(
+      rich.text.Text(f'rules, and the laws of drafts: {", ".join(rules)}')
+    )
   return lines
 
 
-def mismatch_lines(found: dict[str, results.Mismatches]) -> list[str]:
+def mismatch_lines(
+  found: dict[str, results.Mismatches],
+) -> list[rich.text.Text]:
   """What comparing greedy outputs with the baseline's found, one a method."""
   lines = []
   for name, count in found.items():
     if count.errors:
-      lines.append(
-        f'[bold red]{name}: {count.errors} outputs DIFFER from '
-        f'{methods_lib.BASELINE} and are no float ties: not exact[/]'
+      text, style = (
+        f'{count.errors} outputs DIFFER from {methods_lib.BASELINE} and are no '
+        'float ties: not exact',
+        'bold red',
       )
     elif count.ties:
-      lines.append(
-        f'[yellow]{name}: {count.ties} outputs part from '
-        f'{methods_lib.BASELINE} at a float tie[/]'
+      text, style = (
+        f'{count.ties} outputs part from {methods_lib.BASELINE} at a float tie',
+        'yellow',
       )
     else:
-      lines.append(f'{name}: every output equals {methods_lib.BASELINE}')
+      text, style = f'every output equals {methods_lib.BASELINE}', ''
+    lines.append(rich.text.Text(f'{name}: {text}', style))
   return lines
-
-
-def columns(first: str, *others: str) -> rich.table.Table:
-  """An empty table with those headings."""
-  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=0, pad_edge=False)
-  table.add_column(first, no_wrap=True, vertical='bottom')
-  for name in others:
-    table.add_column(name, justify='right', no_wrap=True)
-  return table
 
 
 def interval(row: results.Row) -> str:

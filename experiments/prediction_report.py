@@ -6,7 +6,6 @@ import itertools
 import pathlib
 
 import gin
-import rich.table
 
 from experiments import compiled_rounds
 from experiments import environment
@@ -15,6 +14,7 @@ from experiments import figures
 from experiments import predicting
 from experiments import result_file
 from experiments import results
+from experiments import terminal_table
 from specsample import chips
 
 
@@ -41,8 +41,8 @@ def show(
   table: Sequence[compiled_rounds.Row],
 ) -> None:
   """Prints the best K of each setting, and the paper's table."""
-  console = evaluation_report.console()
-  console.print(f'\n{_title(rows[0])}\n', style='bold', markup=False)
+  console = terminal_table.console()
+  console.print(f'\n{_title(rows[0])}\n', style='bold')
   console.print(_best(rows))
   if any(row.fits is False for row in rows):
     console.print('! does not fit into the memory of the devices')
@@ -74,9 +74,9 @@ def _where(row):
   return f'{row.devices} x {row.chip}{of_chips}'
 
 
-def _best(rows) -> rich.table.Table:
+def _best(rows) -> terminal_table.Table:
   acceptances = dict.fromkeys(row.acceptance for row in rows)
-  table = evaluation_report.columns(
+  table = terminal_table.Table(
     'batch',
     'context',
     'without drafts\nms a token',
@@ -104,8 +104,8 @@ def _speedup(row: predicting.Row) -> str:
   )
 
 
-def _of_paper(rows) -> rich.table.Table:
-  table = evaluation_report.columns(
+def _of_paper(rows) -> terminal_table.Table:
+  table = terminal_table.Table(
     f'{rows[0].topology}, batch {rows[0].batch_size}\nPREDICTED',
     'tokens\na round',
     'paper\nms a token',

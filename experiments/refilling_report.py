@@ -5,7 +5,6 @@ import dataclasses
 import pathlib
 
 import gin
-import rich.table
 import rich.text
 
 from experiments import environment
@@ -16,6 +15,7 @@ from experiments import methods as methods_lib
 from experiments import refilling
 from experiments import result_file
 from experiments import results
+from experiments import terminal_table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def write(out: pathlib.PurePath, rows: Sequence[Row]) -> None:
 
 def show(out: pathlib.PurePath, rows: Sequence[Row], prompts: str) -> None:
   """Prints the table, and whether the outputs are the same."""
-  shown = evaluation_report.console()
+  shown = terminal_table.console()
   first = rows[0]
   title = (
     f'{prompts}: {first.requests} requests, {first.prompt_tokens} tokens in, '
@@ -119,8 +119,8 @@ def show(out: pathlib.PurePath, rows: Sequence[Row], prompts: str) -> None:
   print(f'\nthroughput.json is in {out}')
 
 
-def _table(rows: Sequence[Row]) -> rich.table.Table:
-  table = evaluation_report.columns(
+def _table(rows: Sequence[Row]) -> terminal_table.Table:
+  table = terminal_table.Table(
     'method',
     'K',
     'tokens\nout',
@@ -145,20 +145,22 @@ def _table(rows: Sequence[Row]) -> rich.table.Table:
   return table
 
 
-def _agreement(row: Row) -> str:
+def _agreement(row: Row) -> rich.text.Text:
+  errors = row.different - row.ties
   if not row.different:
-    return f'{row.method}: every output is the same both ways'
-  if row.different == row.ties:
-    return (
-      f'[yellow]{row.method}: {row.ties} outputs part at a float tie, the '
-      'others are the same both ways[/]'
+    text, style = 'every output is the same both ways', ''
+  elif row.temperature:
+    text, style = (
+      f'{row.different} outputs part; above temperature 0 a rounding is enough '
+      'for that',
+      'yellow',
     )
-  if row.temperature:
-    return (
-      f'[yellow]{row.method}: {row.different} outputs part; above temperature '
-      '0 a rounding is enough for that[/]'
+  elif errors:
+    text, style = f'{errors} outputs DIFFER and are no float ties', 'bold red'
+  else:
+    text, style = (
+      f'{row.ties} outputs part at a float tie, the others are the same both '
+      'ways',
+      'yellow',
     )
-  return (
-    f'[bold red]{row.method}: {row.different - row.ties} outputs DIFFER and '
-    'are no float ties[/]'
-  )
+  return rich.text.Text(f'{row.method}: {text}', style)

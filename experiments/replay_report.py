@@ -10,6 +10,7 @@ from experiments import environment
 from experiments import evaluation_report
 from experiments import replaying
 from experiments import result_file
+from experiments import terminal_table
 from experiments import traces
 
 
@@ -29,13 +30,12 @@ def show(
   out: pathlib.PurePath, trace: traces.Trace, rows: Sequence[replaying.Row]
 ) -> None:
   """Prints the table, and how much of the distributions has no column."""
-  header, console = trace.header, evaluation_report.console()
+  header, console = trace.header, terminal_table.console()
   console.print(
     f'{header["method"]}: {len(trace.arrays["output"])} prompts, '
     f'{len(trace.arrays["round"])} rounds, drafts of law {header["law"]}',
-    markup=False,
   )
-  table = evaluation_report.columns(
+  table = terminal_table.Table(
     'variant',
     *('drafted\na round', 'kept\na round', 'tokens\na round'),
     *('95%\ninterval', 'by chance\n1 sd', 'predicted\nspeed', '\nlossless'),
@@ -58,7 +58,6 @@ def show(
     'in no column of their own, at most: '
     f'{of_target:.4f} of a distribution of the target, '
     f'{evaluation_report.number(of_draft, ".4f")} of a draft',
-    markup=False,
   )
   print(f'\nreplay.json is in {out}')
 

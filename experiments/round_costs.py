@@ -11,11 +11,11 @@ import numpy as np
 
 from experiments import environment
 from experiments import evaluation as evaluation_lib
-from experiments import evaluation_report
 from experiments import measure as measure_lib
 from experiments import methods as methods_lib
 from experiments import progress as progress_lib
 from experiments import result_file
+from experiments import terminal_table
 import specsample
 from specsample import drafters
 from specsample import initial
@@ -156,12 +156,12 @@ def write(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
 
 def show(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
   """Prints the tables, and how `Fastest` is given them."""
-  console = evaluation_report.console()
+  console = terminal_table.console()
   for name, found in costs.items():
     ms = ', '.join(f'{x:.1f}' for x in found.ms)
     console.print(
       f'{name}: a round of 0, 1, ... drafts takes {ms} ms, one of plain '
       f'decoding {found.plain_ms:.1f} ms'
     )
-    console.print(f'  policies.Fastest.costs = {found.relative}', markup=False)
+    console.print(f'  policies.Fastest.costs = {found.relative}')
   console.print(f'written to {out / "costs.json"}')

@@ -8,17 +8,15 @@ from typing import Any
 
 import gin
 import numpy as np
-import rich.box
-import rich.table
 import rich.text
 
 from experiments import environment
-from experiments import evaluation_report
 from experiments import figures
 from experiments import intervals
 from experiments import journal as journal_lib
 from experiments import result_file
 from experiments import serving as serving_lib
+from experiments import terminal_table
 
 _NAMES = {
   serving_lib.CONTROL: 'without updates',
@@ -142,13 +140,12 @@ def write(out: pathlib.PurePath, found: Found) -> None:
 
 def show(out: pathlib.PurePath, found: Found) -> None:
   """Prints a line a window, and what the updates cost."""
-  shown = evaluation_report.console()
-  # As a Text: a name may hold what rich takes for markup.
+  shown = terminal_table.console()
   shown.print(rich.text.Text(f'\n{found.title}\n', 'bold'))
-  table = rich.table.Table(box=rich.box.SIMPLE_HEAD)
-  table.add_column('tokens served')
-  for name in ('prompts', *_NAMES.values(), 'rise', 'its 95% interval'):
-    table.add_column(name, justify='right')
+  table = terminal_table.Table(
+    *('tokens served', 'prompts', *_NAMES.values(), 'rise'),
+    'its 95% interval',
+  )
   for window in found.windows:
     last = window.first_token + window.tokens
     interval = '-'

@@ -5,7 +5,6 @@ import dataclasses
 import pathlib
 
 import gin
-import rich.table
 import rich.text
 
 from experiments import environment
@@ -14,6 +13,7 @@ from experiments import figures
 from experiments import result_file
 from experiments import results
 from experiments import table as table_lib
+from experiments import terminal_table
 from experiments import tree_plot
 from experiments import tree_rows
 from experiments import tree_stages
@@ -62,7 +62,7 @@ def show(
   table: table_lib.Table,
 ) -> None:
   """Prints a line a tree, and what comparing the outputs found."""
-  shown = evaluation_report.console()
+  shown = terminal_table.console()
   title = results.title(vars(table.rows[0]))
   shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
   for drafter in dict.fromkeys(row.drafter for row in rows):
@@ -74,9 +74,9 @@ def show(
   print(f'\n{figures.written(*names)} are in {out}')
 
 
-def _of_drafter(rows) -> rich.table.Table:
+def _of_drafter(rows) -> terminal_table.Table:
   """One line a tree: its shape, tokens a round, times, speedups."""
-  table = evaluation_report.columns(
+  table = terminal_table.Table(
     rows[0].drafter,
     'N',
     'deep',

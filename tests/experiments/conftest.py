@@ -1,10 +1,13 @@
 """The commands as a user starts them, on a tiny model of random weights."""
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import pathlib
+import re
 import signal
 import string
 import subprocess
@@ -41,6 +44,29 @@ _TEMPLATE = (
   '{% for message in messages %}{{ message.role }}: {{ message.content }}\n'
   '{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}'
 )
+
+
+class _Terminal(io.StringIO):
+  """A file that says that it is one."""
+
+  def isatty(self):
+    """See `io.IOBase`."""
+    return True
+
+
+@pytest.fixture
+def in_terminal(monkeypatch):
+  """The text, without styles, that a call prints in so many columns."""
+  monkeypatch.setenv('TERM', 'xterm')
+  monkeypatch.delenv('FORCE_COLOR', raising=False)
+
+  def printed(columns, call, *arguments):
+    monkeypatch.setenv('COLUMNS', str(columns))
+    with contextlib.redirect_stdout(_Terminal()) as terminal:
+      call(*arguments)
+    return re.sub('\x1b\\[[0-9;]*m', '', terminal.getvalue())
+
+  return printed
 
 
 @pytest.fixture(scope='session')

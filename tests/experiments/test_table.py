@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 
 from experiments import evaluation
+from experiments import evaluation_report
 from experiments import methods
+from experiments import papers
 from experiments import predicted
 from experiments import random_weights
 from experiments import results
@@ -168,6 +170,34 @@ def test_a_row_says_which_greedy_outputs_are_not_the_baselines(in_batches):
   generations = in_batches.generations | {'ngram': [other, *rest]}
   row = overall(dataclasses.replace(in_batches, generations=generations).rows)
   assert (row.outputs_tied, row.outputs_differing) == (0, 1)
+
+
+def test_all_of_it_is_printed_whatever_methods_are_called(
+  in_batches, tmp_path, in_terminal
+):
+  renamed = {'autoregressive': 'autoregressive', 'ngram': '[red]a[/b] :bug:'}
+  rename = lambda table: {renamed[name]: x for name, x in table.items()}
+  named = dataclasses.replace(
+    in_batches,
+    evaluation=dataclasses.replace(
+      in_batches.evaluation, methods=rename(in_batches.evaluation.methods)
+    ),
+    generations=rename(in_batches.generations),
+    parts=rename(in_batches.parts),
+  )
+  text = in_terminal(
+    80, evaluation_report.show, tmp_path, [named], papers.Paper()
+  )
+  lines = text.splitlines()
+  assert max(map(len, lines[:-1])) <= 80
+  row = _row(named.rows, renamed['ngram'], 'overall')
+  of_method = [line for line in lines if line.startswith(' ' + row.method)]
+  cells = ' '.join(of_method).replace(row.method, '').split()
+  for cell in ('1', '1.60', '25.0', '2.00x', '21.0', '3.0'):
+    assert cell in cells
+  assert f'{row.percent_of_roofline:.0f}%' in cells
+  assert {'K', 'interval', 'predicted', 'roofline'} <= set(text.split())
+  assert f'{row.method}: every output equals autoregressive' in text
 
 
 def test_answers_of_a_token_leave_no_room_for_drafts(in_batches):

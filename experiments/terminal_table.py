@@ -1,0 +1,89 @@
+"""What commands print their results with: plain text, and tables of it.
+
+Names are a user's. What rich would take for markup or an emoji in them is text
+like any other; styles come as a `rich.text.Text`.
+"""
+
+from collections.abc import Iterator, Sequence
+import sys
+
+import rich.box
+import rich.console
+import rich.measure
+import rich.table
+
+# Of a table in a file or a pipe, where no terminal says how wide it is.
+_PIPE_WIDTH = 100
+# The first column's share of a terminal that is too narrow for all of a table.
+_SHARE_OF_NAMES = 1 / 3
+_ANY_WIDTH = 1 << 16
+
+
+def console() -> rich.console.Console:
+  """Standard output; plain text where it is no terminal."""
+  width = None if sys.stdout.isatty() else _PIPE_WIDTH
+  return rich.console.Console(
+    width=width, highlight=False, markup=False, emoji=False
+  )
+
+
+class Table:
+  """Lines of text under headings; all but the first column to the right.
+
+  Where it is wider than the terminal it comes in parts, one below the other,
+  each with the first column and as many others as fit: nothing is cut.
+  """
+
+  def __init__(self, *headings: str):
+    """An empty table; there are two headings or more."""
+    self._headings = headings
+    self._rows: list[Sequence[str]] = []
+
+  def add_row(self, *cells: str) -> None:
+    """Adds a line, a cell a heading."""
+    if len(cells) != len(self._headings):
+      raise ValueError(
+        f'{len(cells)} cells under {len(self._headings)} headings: give each '
+        'column one'
+      )
+    self._rows.append(cells)
+
+  def __rich_console__(
+    self, console: rich.console.Console, options: rich.console.ConsoleOptions
+  ) -> Iterator[rich.table.Table]:
+    """The parts, for rich."""
+    room = options.max_width
+    everything = range(1, len(self._headings))
+    unlimited = options.update(width=_ANY_WIDTH)
+
+    def fits(columns, limit):
+      part = self._part(columns, limit)
+      needed = rich.measure.Measurement.get(console, unlimited, part)
+      return needed.maximum <= room
+
+    if fits(everything, None):
+      yield self._part(everything, None)
+      return
+    limit = int(_SHARE_OF_NAMES * room)
+    shown: list[int] = []
+    for column in everything:
+      if shown and not fits([*shown, column], limit):
+        yield self._part(shown, limit)
+        shown = []
+      shown.append(column)
+    yield self._part(shown, limit)
+
+  def _part(self, columns: Sequence[int], limit: int | None):
+    """The first column, so wide at most, beside others."""
+    table = rich.table.Table(
+      box=rich.box.SIMPLE_HEAD, padding=0, pad_edge=False
+    )
+    # A cell that alone is too wide goes on in the next line.
+    table.add_column(
+      self._headings[0], vertical='bottom', overflow='fold', max_width=limit
+    )
+    for i in columns:
+      table.add_column(self._headings[i], justify='right', overflow='fold')
+    for row in self._rows:
+      table.add_row(row[0], *(row[i] for i in columns))
+    return table
