@@ -9,6 +9,7 @@ import dataclasses
 import io
 import pathlib
 import re
+import textwrap
 from typing import Any
 
 from experiments import results
@@ -31,8 +32,13 @@ COLORS = (
   '#882255',
 )
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
+# Of lines whose colour came before.
+_DASHES = ('-', '--', ':')
 # Those of dots would be thousands of circles in a page.
 _HATCHES = ('', '//', '\\\\', 'xx', '--', '++', '||', '/')
+
+# A longer name goes on in a second line, and ends there.
+_NAME_WIDTH = 24
 
 # A name may hold dollars, and is no formula then.
 _PLAIN = {'text.parse_math': False}
@@ -51,19 +57,29 @@ class Look:
   color: str
   marker: str
   hatch: str
+  dashes: str
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
-  """A look each; beyond eight, colours come again with other markers."""
+  """A look each; beyond eight, colours come again with all else changed."""
   count = len(COLORS)
   return {
     name: Look(
       COLORS[i % count],
       MARKERS[(i + i // count) % count],
       _HATCHES[(i + i // count) % count],
+      _DASHES[i // count % len(_DASHES)],
     )
     for i, name in enumerate(dict.fromkeys(names))
   }
+
+
+def label(name: str) -> str:
+  """A name as it stands at an axis or in a legend: in two lines at most."""
+  first, *more = textwrap.wrap(name, _NAME_WIDTH) or ['']
+  if len(more) > 1:
+    more = [more[0][: _NAME_WIDTH - 1] + '…']
+  return '\n'.join([first, *more])
 
 
 def are_possible() -> bool:

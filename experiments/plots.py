@@ -11,6 +11,8 @@ from experiments import methods as methods_lib
 from experiments import results
 
 _LEGEND = {'frameon': False, 'fontsize': 8}
+_NAMES = {'fontsize': 8}
+_BESIDE = {'xytext': (5, 0), 'textcoords': 'offset points', 'va': 'center'}
 
 
 def draw(
@@ -22,11 +24,13 @@ def draw(
 
 def overall(rows: Sequence[results.Row], title: str) -> figures.Figure:
   """Tokens a round, speedup and acceptance, side by side."""
-  figure = figures.new(11, max(3.8, 0.9 + 0.3 * len(rows)))
+  figure = figures.new(11, max(3.8, 0.9 + 0.32 * len(rows)))
   axes = figure.subplots(1, 3)
   looks = figures.looks([row.method for row in rows])
   tokens_per_round(axes[0], rows, looks)
   speedup(axes[1], rows, looks)
+  # Beside those of the first panel.
+  axes[1].set_yticklabels([])
   acceptance(axes[2], rows, looks)
   figure.suptitle(title, fontsize=10)
   return figure
@@ -50,12 +54,12 @@ def speedup(
   looks: Mapping[str, figures.Look],
 ) -> None:
   """A bar a method with its interval, and a line at 1."""
-  rows = [row for row in rows if row.speedup is not None]
   axes.set_title('Speedup, with its 95% interval')
   figures.style(axes)
-  if not rows:
+  if all(row.speedup is None for row in rows):
     return
-  values = [row.speedup for row in rows if row.speedup is not None]
+  # Where there is none the place of the bar is empty.
+  values = [row.speedup or 0 for row in rows]
   ends = [
     max(row.speedup_ci95 or [value])
     for row, value in zip(rows, values, strict=True)
@@ -64,10 +68,14 @@ def speedup(
   whiskers(axes, values, [row.speedup_ci95 for row in rows], range(len(rows)))
   # Above the line of the baseline, which may go through it.
   behind = {'facecolor': figures.paper(), 'edgecolor': 'none', 'pad': 1}
-  for i, (value, end) in enumerate(zip(values, ends, strict=True)):
-    axes.text(
-      max(value, end) + 0.03, i, f'{value:.2f}x', va='center', bbox=behind
-    )
+  for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
+    if row.speedup is not None:
+      axes.annotate(
+        f'{row.speedup:.2f}x',
+        (max(row.speedup, end), i),
+        **_BESIDE,
+        bbox=behind,
+      )
   axes.set(xlim=(0, 1.25 * max([*ends, *values])))
   line_at_1(axes)
 
@@ -92,13 +100,15 @@ def acceptance(
     axes.plot(
       range(1, len(shares) + 1),
       shares,
+      look.dashes,
       marker=look.marker,
       color=look.color,
-      label=row.method,
+      label=figures.label(row.method),
     )
   figures.count_by_ones(axes.xaxis)
   if axes.lines:
-    axes.legend(**_LEGEND)
+    # Beside the lines, of which there may be many.
+    axes.legend(**_LEGEND, loc='upper left', bbox_to_anchor=(1, 1))
 
 
 def bars_of(
@@ -116,7 +126,8 @@ def bars_of(
     hatch=[looks[row.method].hatch for row in rows],
     edgecolor=figures.paper(),
   )
-  axes.set_yticks(places, [row.method for row in rows])
+  names = [figures.label(row.method) for row in rows]
+  axes.set_yticks(places, names, **_NAMES)
   axes.set_ylim(len(rows) - 0.4, -0.6)
   figures.style(axes)
   return bars

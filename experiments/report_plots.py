@@ -7,12 +7,10 @@ from typing import Any
 from experiments import figures
 from experiments import methods as methods_lib
 from experiments import plots
-from experiments import results
 
 Record = dict[str, Any]  # a row, as result.json has it
 _LEGEND = {'frameon': False, 'fontsize': 8}
-# More in one panel cover each other.
-_METHODS_A_PANEL = 4
+_CATEGORIES_A_LINE = 3
 # Fewer are no curve.
 _LEAST_DRAFTS = 3
 _PARTS = {
@@ -23,54 +21,50 @@ _PARTS = {
 
 
 def by_category(rows: Sequence[Record]) -> figures.Figure:
-  """A line a category, a mark a method; some methods a panel."""
+  """A panel a category, a line and a mark a method."""
   methods = list(dict.fromkeys(row['method'] for row in rows))
   categories = list(dict.fromkeys(row['category'] for row in rows))
-  panels = _batches(methods, _METHODS_A_PANEL)
-  most = max(map(len, panels))
-  figure = figures.new(11, 1.2 + (0.1 + 0.13 * most) * len(categories))
+  num_columns = min(len(categories), _CATEGORIES_A_LINE)
+  num_lines = -(-len(categories) // num_columns)
+  figure = figures.new(11, 0.3 + (0.7 + 0.27 * len(methods)) * num_lines)
   looks = figures.looks([methods_lib.BASELINE, *methods])
-  all_axes = figure.subplots(
-    1, len(panels), sharex=True, sharey=True, squeeze=False
-  )[0]
-  for axes, panel in zip(all_axes, panels, strict=True):
-    for i, method in enumerate(panel):
-      # Beside each other, around the line of the category.
-      shift = 0.8 * ((i + 0.5) / len(panel) - 0.5)
-      of_method = [row for row in rows if row['method'] == method]
-      places = [categories.index(row['category']) + shift for row in of_method]
-      _speedups(axes, of_method, places, looks[method])
-    axes.set(xlabel='speedup', yticks=range(len(categories)))
-    axes.set_yticklabels(categories)
-    axes.set_ylim(len(categories) - 0.5, -0.5)
-    below_all = categories.index(results.OVERALL) + 0.5
-    axes.axhline(below_all, color=figures.ink(), linewidth=0.6)
+  all_axes = list(
+    figure.subplots(
+      num_lines, num_columns, sharex=True, sharey=True, squeeze=False
+    ).flat
+  )
+  for axes in all_axes[len(categories) :]:
+    axes.set_axis_off()
+  for axes, category in zip(all_axes, categories, strict=False):
+    for row in rows:
+      if row['category'] == category:
+        place = methods.index(row['method'])
+        _speedup(axes, row, place, looks[row['method']])
+    axes.set_title(figures.label(category), fontsize=9)
+    axes.set_yticks(
+      range(len(methods)), list(map(figures.label, methods)), fontsize=8
+    )
+    axes.set_ylim(len(methods) - 0.5, -0.5)
+    axes.tick_params(labelbottom=True)
+    axes.locator_params(axis='x', nbins=6)
+    # From the names to the marks.
+    axes.grid(axis='y', color=figures.ink(), alpha=0.15)
     plots.line_at_1(axes)
     figures.style(axes)
-    axes.legend(
-      **_LEGEND, ncols=len(panel), loc='lower left', bbox_to_anchor=(0, 1)
-    )
+  figure.supxlabel('speedup', fontsize=10)
   return figure
 
 
-def _speedups(axes, rows, places, look):
-  """The marks of a method, with their intervals."""
-  values = [row['speedup'] for row in rows]
-  intervals = [row['speedup_ci95'] for row in rows]
-  plots.whiskers(axes, values, intervals, places, look.color)
-  axes.plot(
-    values,
-    places,
-    look.marker,
-    color=look.color,
-    markersize=5,
-    label=rows[0]['method'],
-  )
+def _speedup(axes, row, place, look):
+  """A mark with its interval."""
+  value = row['speedup']
+  plots.whiskers(axes, [value], [row['speedup_ci95']], [place], look.color)
+  axes.plot(value, place, look.marker, color=look.color, markersize=5)
 
 
 def roofline(rows: Sequence[Record]) -> figures.Figure:
   """The parts of a round as a stacked bar, and the share of the roofline."""
-  figure = figures.new(11, 1.6 + 0.3 * len(rows))
+  figure = figures.new(11, 1.6 + 0.32 * len(rows))
   parts, shares = figure.subplots(1, 2)
   places = range(len(rows))
   left = [0.0] * len(rows)
@@ -88,7 +82,8 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
     )
     left = [x + value for x, value in zip(left, values, strict=True)]
   parts.set(title='Milliseconds a round', yticks=places)
-  parts.set_yticklabels([row['method'] for row in rows])
+  names = [figures.label(row['method']) for row in rows]
+  parts.set_yticklabels(names, fontsize=8)
   parts.set_ylim(len(rows) - 0.4, -0.6)
   figure.legend(**_LEGEND, ncols=3, loc='outside lower left')
   values = [row['percent_of_roofline'] or 0 for row in rows]
@@ -106,7 +101,7 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
 
 def predicted(rows: Sequence[Record]) -> figures.Figure:
   """A mark a method, on the diagonal where the prediction is right."""
-  figure = figures.new(5.5, 4.6)
+  figure = figures.new(7.4, max(4.6, 0.6 + 0.32 * len(rows)))
   axes = figure.subplots()
   looks = figures.looks(
     [methods_lib.BASELINE, *(row['method'] for row in rows)]
@@ -118,7 +113,7 @@ def predicted(rows: Sequence[Record]) -> figures.Figure:
       row['speedup'],
       look.marker,
       color=look.color,
-      label=row['method'],
+      label=figures.label(row['method']),
     )
     if row['speedup_ci95']:
       axes.vlines(
@@ -141,7 +136,7 @@ def predicted(rows: Sequence[Record]) -> figures.Figure:
     ylim=(start, ends[1]),
   )
   figures.style(axes)
-  axes.legend(**_LEGEND, loc='lower right')
+  axes.legend(**_LEGEND, loc='upper left', bbox_to_anchor=(1, 1))
   return figure
 
 
@@ -170,13 +165,14 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
   it emits at most. Its time is that of its parts, without the prefill; where
   they were not timed there is no point.
   """
-  figure = figures.new(11, 3.6)
+  figure = figures.new(11, 3.6 + 0.1 * len(by_name))
   all_axes = figure.subplots(1, 3)
   looks = figures.looks([methods_lib.BASELINE, *by_name])
   for name, rows in by_name.items():
     drafts = [row['num_draft_tokens'] for row in rows]
     look = looks[name]
     line = {'color': look.color, 'marker': look.marker, 'label': name}
+    line['linestyle'] = look.dashes
     seconds = [0.128 * (row['ms_per_token'] or math.nan) for row in rows]
     share = [
       row['tokens_per_round'] / (k + 1)
@@ -196,7 +192,12 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
       axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
     figures.count_by_ones(axes.xaxis)
     figures.style(axes)
-  all_axes[0].legend(**_LEGEND, loc='lower left')
+  figure.legend(
+    *all_axes[0].get_legend_handles_labels(),
+    **_LEGEND,
+    ncols=2,
+    loc='outside lower left',
+  )
   return figure
 
 
@@ -204,7 +205,3 @@ def _round_ms(row: Record) -> float:
   """NaN where a part was not timed."""
   times = [row[name] for name in _PARTS]
   return math.nan if None in times else sum(times)
-
-
-def _batches(items: list[str], size: int) -> list[list[str]]:
-  return [items[i : i + size] for i in range(0, len(items), size)]

@@ -33,7 +33,7 @@ DESCRIPTION = {
 }
 
 
-def _row(method, category, num_drafts, **changes):
+def row(method, category, num_drafts, **changes):
   values = {
     'method': method,
     'drafter': 'none' if method == METHODS[0] else 'ngram',
@@ -79,7 +79,7 @@ def evaluation(**changes):
 
 def _rows(**changes):
   return [
-    _row(method, category, num_drafts, **changes)
+    row(method, category, num_drafts, **changes)
     for category in ('overall', NASTY, 'qa')
     for num_drafts, method in zip((0, 4, 2), METHODS, strict=True)
   ]
@@ -120,7 +120,7 @@ def write_tree(root):
     ],
   }
   by_k = [
-    _row(f'K{k}' if k else 'autoregressive', 'overall', k, predicted_speedup=p)
+    row(f'K{k}' if k else 'autoregressive', 'overall', k, predicted_speedup=p)
     for k, p in enumerate((None, 1.4, 1.5, 1.6))
   ]
   contents = {

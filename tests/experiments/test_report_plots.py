@@ -1,0 +1,160 @@
+"""Figures by method: whether all of many methods can be read."""
+
+import itertools
+
+from matplotlib.backends import backend_agg
+import pytest
+
+from experiments import figures
+from experiments import methods
+from experiments import plots
+from experiments import report_plots
+from experiments import results
+from tests.experiments import reports
+
+_CATEGORIES = ('overall', 'math', 'qa', 'summarization', reports.NASTY)
+_COUNTS = (1, 2, 9, 14)
+
+
+def _rows(count, categories=_CATEGORIES):
+  """Of so many methods with long names beside the baseline."""
+  names = [methods.BASELINE]
+  names += [f'a method of {i} words or more of them' for i in range(count)]
+  return [
+    reports.row(
+      name,
+      category,
+      num_drafts,
+      speedup=1 + i / 10,
+      speedup_ci95=[0.9 + i / 10, 1.1 + i / 10] if i else None,
+      predicted_speedup=1 + i / 9,
+      overhead_ms=1.0,
+      acceptance_by_position=[0.9**j for j in range(num_drafts)],
+    )
+    for category in categories
+    for i, name in enumerate(names)
+    for num_drafts in [min(i, 7)]
+  ]
+
+
+def _overall(count):
+  rows = [results.Row(**row) for row in _rows(count, ['overall'])]
+  return plots.overall(rows, 'title')
+
+
+def _against_num_drafts(count):
+  rows = _rows(4, ['overall'])
+  names = [f'a drafter of {i} words, chain, sampled' for i in range(count)]
+  return report_plots.against_num_drafts(dict.fromkeys(names, rows))
+
+
+def _of_drafting(draw, categories):
+  return lambda count: draw(
+    [
+      row
+      for row in _rows(count, categories)
+      if row['method'] != methods.BASELINE
+    ]
+  )
+
+
+_FIGURES = {
+  'overall': _overall,
+  'by category': _of_drafting(report_plots.by_category, _CATEGORIES),
+  'roofline': lambda count: report_plots.roofline(_rows(count, ['overall'])),
+  'predicted': _of_drafting(report_plots.predicted, ['overall']),
+  'against K': _against_num_drafts,
+}
+
+
+def _boxes(figure):
+  """Panels, the names at their axes, and legends, as they are drawn."""
+  canvas = backend_agg.FigureCanvasAgg(figure)
+  canvas.draw()
+  extents = lambda found: [
+    one.get_window_extent(canvas.get_renderer()) for one in found
+  ]
+  axes = [one for one in figure.axes if one.axison]
+  legends = [one.get_legend() for one in axes] + figure.legends
+  names = [
+    label
+    for one in axes
+    for label in one.get_yticklabels()
+    if label.get_visible() and label.get_text() and _is_in_view(one, label)
+  ]
+  return extents(axes), extents(names), extents(filter(None, legends))
+
+
+def _is_in_view(axes, label):
+  """Beyond the ends of an axis there may be labels that are not drawn."""
+  low, high = sorted(axes.get_ylim())
+  return low <= label.get_position()[1] <= high
+
+
+@pytest.mark.parametrize('count', _COUNTS)
+@pytest.mark.parametrize('name', _FIGURES)
+def test_nothing_is_squeezed_or_covered(name, count):
+  figure = _FIGURES[name](count)
+  panels, names, legends = _boxes(figure)
+  for panel in panels:
+    assert panel.width > 1.5 * figure.dpi
+    assert panel.height > figure.dpi / 3
+  for one, other in itertools.combinations([*panels, *names, *legends], 2):
+    assert not one.overlaps(other)
+  for box in (*panels, *names, *legends):
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+    assert box.y0 >= 0 and box.y1 <= figure.bbox.y1
+
+
+@pytest.mark.parametrize('count', _COUNTS)
+def test_a_panel_a_category_has_a_mark_a_method(count):
+  rows = _rows(count)[1 : count + 1]
+  with_gap = [*rows, rows[-1] | {'category': 'qa', 'speedup': 3.5}]
+  overall, qa = report_plots.by_category(with_gap).axes
+  places = range(count)
+  assert [label.get_text() for label in overall.get_yticklabels()] == [
+    figures.label(row['method']) for row in rows
+  ]
+  marks = lambda axes: [
+    (line.get_xdata()[0], line.get_ydata()[0])
+    for line in axes.lines
+    if line.get_marker() in figures.MARKERS
+  ]
+  assert marks(overall) == [
+    (row['speedup'], place) for row, place in zip(rows, places, strict=True)
+  ]
+  # What other methods lack does not move a mark.
+  assert marks(qa) == [(3.5, count - 1)]
+
+
+def test_many_methods_look_different():
+  looks = figures.looks([str(i) for i in range(24)])
+  for one, other in itertools.combinations(looks.values(), 2):
+    # In print there are no colours.
+    assert (one.color, one.marker) != (other.color, other.marker)
+    assert (one.marker, one.dashes) != (other.marker, other.dashes)
+    assert (one.color, one.hatch) != (other.color, other.hatch)
+
+
+def test_a_method_without_a_speedup_keeps_its_place():
+  rows = _rows(3, ['overall'])
+  rows[1] = rows[1] | {'speedup': None, 'speedup_ci95': None}
+  figure = plots.overall([results.Row(**row) for row in rows], '')
+  widths = [bar.get_width() for bar in figure.axes[1].patches]
+  assert widths == pytest.approx([1, 0, 1.2, 1.3])
+  assert [text.get_text() for text in figure.axes[1].texts] == [
+    *('1.00x', '1.20x', '1.30x')
+  ]
+
+
+@pytest.mark.parametrize(
+  ('name', 'expected'),
+  [
+    ('eagle3', 'eagle3'),
+    ('a rather long name of a method', 'a rather long name of a\nmethod'),
+    ('x' * 60, 'x' * 24 + '\n' + 'x' * 23 + '…'),
+    ('', ''),
+  ],
+)
+def test_a_name_has_two_lines_at_most(name, expected):
+  assert figures.label(name) == expected
