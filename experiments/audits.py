@@ -3,11 +3,12 @@
 `divergence` says what is done at the first difference of each.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import functools
 from typing import Any
 
+import jax
 import numpy as np
 
 from experiments import distributed
@@ -17,6 +18,7 @@ from experiments import journal as journal_lib
 from experiments import methods as methods_lib
 from experiments import results
 from experiments import units as units_lib
+from specsample import sampling as sampling_lib
 
 # The journal's keys are (KIND, method, prompt).
 KIND = 'divergence'
@@ -47,18 +49,15 @@ def units(
   """A unit of work for each greedy output that is not the baseline's.
 
   Only what has to be equal is compared: lossless methods at temperature 0, when
-  there is a baseline. Penalties and biases are no part of what is audited.
+  there is a baseline.
 
   Args:
     evaluation: that was run.
     tokens: the prompts as the model reads them.
     journal: with all generations; None in all processes but the first.
   """
-  sampling = evaluation.sampling
   if (
-    sampling.temperature != 0
-    or sampling.penalised
-    or sampling.logit_bias is not None
+    evaluation.sampling.temperature != 0
     or methods_lib.BASELINE not in evaluation.methods
   ):
     return []
@@ -66,36 +65,80 @@ def units(
   if journal is not None:
     found = list(_partings(evaluation, len(tokens), journal))
   return [
-    units_lib.Unit(
-      f'difference, prompt {parting.prompt + 1}, {parting.method}',
-      (KIND, parting.method, parting.prompt),
-      functools.partial(_audit, evaluation, tokens, parting),
+    _unit(
+      parting, functools.partial(_audit_in_batch, evaluation, tokens, parting)
     )
     for parting in _from_first(evaluation, found)
   ]
 
 
+def unit(
+  evaluation: evaluation_lib.Evaluation, prompt: list[int], parting: Parting
+) -> units_lib.Unit:
+  """The unit of work for one output, of which no batch is known.
+
+  Args:
+    evaluation: that the method is of; as many rows were decoded at once, and as
+      many tokens at most.
+    prompt: its tokens.
+    parting: of the output from another one, which stands for the baseline's.
+  """
+  return _unit(parting, functools.partial(_audit, evaluation, prompt, parting))
+
+
+def _unit(parting, run):
+  return units_lib.Unit(
+    f'difference, prompt {parting.prompt + 1}, {parting.method}',
+    (KIND, parting.method, parting.prompt),
+    run,
+  )
+
+
+def partings(
+  method: str, outputs: Sequence[list[int]], baseline: Sequence[list[int]]
+) -> Iterator[Parting]:
+  """Where outputs, a prompt each, part from the baseline's."""
+  pairs = zip(outputs, baseline, strict=True)
+  for prompt, (tokens, base) in enumerate(pairs):
+    at = results.first_difference(tokens, base)
+    if at is not None:
+      ends = [[*row, _NO_TOKEN][at] for row in (tokens, base)]
+      yield Parting(method, prompt, tokens[:at], *ends)
+
+
 def mismatches(
-  method: str, divergences: Iterable[dict[str, Any]]
+  method: str,
+  outputs: Sequence[list[int]],
+  baseline: Sequence[list[int]],
+  divergences: Iterable[dict[str, Any]],
 ) -> results.Mismatches:
-  """How many of a method's differences are ties, and how many are not."""
+  """How many outputs are not the baseline's; what is not audited is no tie."""
+  different = sum(1 for _ in partings(method, outputs, baseline))
   verdicts = [one['verdict'] for one in divergences if one['method'] == method]
-  return results.Mismatches(verdicts.count(TIE), verdicts.count(DIFFERS))
+  ties = verdicts.count(TIE)
+  return results.Mismatches(ties, different - ties)
 
 
-def lines(divergences: Sequence[dict[str, Any]]) -> list[str]:
-  """A few lines a method, of which those that DIFFER come first."""
+def lines(
+  divergences: Sequence[dict[str, Any]], baseline: str = methods_lib.BASELINE
+) -> list[str]:
+  """A few lines a method, of which those that DIFFER come first.
+
+  Args:
+    divergences: the values of the units.
+    baseline: what the outputs were compared with, by name.
+  """
   shown = []
   for method in dict.fromkeys(one['method'] for one in divergences):
     found = [one for one in divergences if one['method'] == method]
     found.sort(key=lambda one: one['verdict'] != DIFFERS)
-    shown += [_line(one) for one in found[:_SHOWN]]
+    shown += [_line(one, baseline) for one in found[:_SHOWN]]
     if len(found) > _SHOWN:
       shown.append(f'  {len(found) - _SHOWN} more of {method} in result.json')
   return shown
 
 
-def _line(one):
+def _line(one, baseline):
   where = f'  {one["method"]}, prompt {one["prompt"]}, token {one["position"]}'
   texts = f'{one["text"]!r} for {one["baseline_text"]!r}'
   if one['audit'] is None:
@@ -103,7 +146,7 @@ def _line(one):
   audit = one['audit']
   return (
     f'{where}: {texts} ({one["verdict"]}); ahead is '
-    f"{methods_lib.BASELINE}'s token by {audit['float32']['lead']:.2g} logits "
+    f"{baseline}'s token by {audit['float32']['lead']:.2g} logits "
     f'in float32 (a tie up to {audit["bound"]:.2g}), '
     f'{audit["one_token"]["lead"]:.2g} in passes of 1 token, '
     f'{audit["block"]["lead"]:.2g} in passes of {one["width"]}'
@@ -122,12 +165,7 @@ def _partings(evaluation, num_prompts, journal):
   for name, method in evaluation.methods.items():
     if not method.verify.lossless or name == methods_lib.BASELINE:
       continue
-    pairs = zip(outputs(name), baseline, strict=True)
-    for prompt, (tokens, base) in enumerate(pairs):
-      at = results.first_difference(tokens, base)
-      if at is not None:
-        ends = [[*row, _NO_TOKEN][at] for row in (tokens, base)]
-        yield Parting(name, prompt, tokens[:at], *ends)
+    yield from partings(name, outputs(name), baseline)
 
 
 def _from_first(evaluation, found: list[Parting]) -> list[Parting]:
@@ -151,16 +189,27 @@ def _from_first(evaluation, found: list[Parting]) -> list[Parting]:
   ]
 
 
-def _starts(evaluation, tokens, parting) -> list[int]:
-  """Where the method's rounds began, up to the difference.
-
-  It decodes the batch again, and gives nothing if that has another output.
-  """
+def _audit_in_batch(evaluation, tokens, parting) -> dict[str, Any]:
   batch = next(
     batch
     for batch in evaluation.batches(len(tokens))
     if parting.prompt in batch
   )
+  return _audit(
+    evaluation,
+    tokens[parting.prompt],
+    parting,
+    rows=len(batch),
+    row=batch.index(parting.prompt),
+    starts=functools.partial(_starts, evaluation, tokens, parting, batch),
+  )
+
+
+def _starts(evaluation, tokens, parting, batch) -> list[int]:
+  """Where the method's rounds began, up to the difference.
+
+  It decodes the batch again, and gives nothing if that has another output.
+  """
   output = evaluation.generate(
     evaluation.methods[parting.method], [tokens[i] for i in batch], batch
   )
@@ -172,7 +221,9 @@ def _starts(evaluation, tokens, parting) -> list[int]:
   return [0, *(1 + np.flatnonzero(np.diff(rounds))).tolist()]
 
 
-def _audit(evaluation, tokens, parting) -> dict[str, Any]:
+def _audit(
+  evaluation, prompt, parting, rows=1, row=0, starts=list
+) -> dict[str, Any]:
   method = evaluation.methods[parting.method]
   text = lambda token: (
     None
@@ -192,17 +243,20 @@ def _audit(evaluation, tokens, parting) -> dict[str, Any]:
   }
   if _NO_TOKEN in (parting.token, parting.baseline_token):
     return found | {'verdict': DIFFERS, 'audit': None}
+  model = evaluation.target.model
+  sampling = sampling_lib.per_row(evaluation.sampling, rows, model.vocab_size)
   audit = divergence.audit(
     evaluation.target.params,
-    tokens[parting.prompt],
+    prompt,
     parting.common,
     parting.token,
     parting.baseline_token,
-    model=evaluation.target.model,
+    model=model,
     width=width,
-    starts=_starts(evaluation, tokens, parting),
+    starts=starts(),
     batch_size=evaluation.batch_size,
     max_new_tokens=evaluation.max_new_tokens,
+    sampling=jax.tree.map(lambda x: x[row], sampling),
   )
   verdict = TIE if audit.is_tie else DIFFERS
   return found | {'verdict': verdict, 'audit': audit.to_json()}

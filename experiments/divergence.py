@@ -6,7 +6,8 @@ equally likely. At the first difference the target is run over what both wrote
 before: in passes of one token as the autoregressive run, in passes of N + 1
 tokens as the speculative one, and in float32, which is the arbiter. It is a tie
 if in float32 both tokens are within `bound` of the best, else the outputs
-DIFFER for a reason that is no rounding.
+DIFFER for a reason that is no rounding. Logits are those that were chosen from:
+with the run's penalties and bias.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,9 @@ import numpy as np
 from experiments import results
 import specsample
 from specsample import request
+from specsample import sampling as sampling_lib
 from specsample import sharding
-from specsample.types import Array, Model, Params
+from specsample.types import Array, Model, Params, TokenCounts
 
 # Half of the distance between neighbours of 8 significant bits, relative.
 _UNIT_ROUNDOFF = 2.0**-8
@@ -69,6 +71,7 @@ def audit(
   starts: Sequence[int] = (),
   batch_size: int = 1,
   max_new_tokens: int,
+  sampling: specsample.Sampling = specsample.Sampling(),
 ) -> Audit:
   """Runs the target over what two greedy outputs have in common.
 
@@ -83,6 +86,7 @@ def audit(
       not known a pass begins every `width` tokens.
     batch_size: rows of the run; so many are fed here, all the same.
     max_new_tokens: of the run, so that all its audits share a program.
+    sampling: of the row, scalars and a bias [V]; its temperature is not read.
   """
   padded, _ = specsample.pad_prompts([list(prompt)])
   chunk = min(request.PREFILL_CHUNK, padded.shape[1])
@@ -92,6 +96,13 @@ def audit(
   length = len(prompt) + len(common)
   fed = np.zeros(room + 2 * max(chunk, width), np.int32)
   fed[:length] = [*prompt, *common]
+
+  choosing = (
+    dataclasses.replace(
+      sampling, temperature=1.0, top_k=None, top_p=None, min_p=None
+    ),
+    _counts(sampling, prompt, common, model.vocab_size),
+  )
 
   def read(model, width, firsts, batch_size):
     ends = np.full(fed.size, length, np.int32)
@@ -104,6 +115,7 @@ def audit(
       width=width,
       batch_size=batch_size,
     )
+    logits = _chosen_from(*choosing, logits)
     values, best = jax.device_get(jax.lax.top_k(logits, 2))
     chosen = np.asarray(logits)[pair]
     reading = Reading(
@@ -126,7 +138,9 @@ def audit(
     bound = results.TIE
     if model.dtype != 'float32':
       others = pair[pair != float32.best]
-      bounds = _bounds(params, hidden, float32.best, others, model=exact)
+      bounds = _bounds(
+        params, hidden, float32.best, others, *choosing, model=exact
+      )
       bound += float(np.max(bounds))
   return Audit(one_token, block, float32, bound, shortfall <= bound)
 
@@ -134,6 +148,34 @@ def audit(
 def _finite(x: np.floating) -> float:
   """JSON has no infinity, which an id that is no token is behind by."""
   return float(np.nan_to_num(x))
+
+
+def _counts(sampling, prompt, common, vocab_size) -> TokenCounts | None:
+  """What the penalties count where the outputs part."""
+  if not sampling.penalised:
+    return None
+  count = lambda tokens: jnp.bincount(
+    jnp.asarray(tokens, jnp.int32), length=vocab_size
+  )
+  return TokenCounts(prompt=count(prompt), generated=count(common))
+
+
+@jax.jit
+def _chosen_from(sampling, counts, logits) -> Array:
+  """What a greedy run takes the largest of, up to a constant; from logits [V].
+
+  With penalties or a bias it is log-probabilities: at temperature 1 `warp` is
+  the softmax of the logits that they leave.
+  """
+  if counts is None and sampling.logit_bias is None:
+    return logits
+  # Divided as decoding has them.
+  logits = sharding.constrain(logits, sharding.Axis('vocab', logits.size))
+  none = jnp.full(1, -1, jnp.int32)
+  probs = sampling_lib.warp(sampling, counts, logits, none)
+  # A token that is forbidden has none.
+  probs = jnp.maximum(probs, jnp.finfo(probs.dtype).tiny)
+  return sharding.replicate(jnp.log(probs))
 
 
 def _in_float32(model: Any) -> Any:
@@ -191,7 +233,7 @@ def _cast(params, dtype):
 
 
 @functools.partial(jax.jit, static_argnames=('model',))
-def _bounds(params, hidden, best, others, *, model) -> Array:
+def _bounds(params, hidden, best, others, sampling, counts, *, model) -> Array:
   """By how much rounding may move logits [n] against that of the best token.
 
   The difference of two logits is a function f of the vector h [D] that they are
@@ -207,8 +249,15 @@ def _bounds(params, hidden, best, others, *, model) -> Array:
   params = _cast(params, model.dtype)
 
   def lead(hidden, other):
-    logits = sharding.replicate(model.unembed(params, hidden[None, None]))
-    return logits[0, 0, best] - logits[0, 0, other]
+    # A row for each part of the batch, all the same.
+    rows = hidden + sharding.zeros(
+      (sharding.batch_parts(), 1, hidden.size),
+      hidden.dtype,
+      *('batch', None, None),
+    )
+    logits = sharding.replicate(model.unembed(params, rows))
+    logits = _chosen_from(sampling, counts, logits[0, 0])
+    return logits[best] - logits[other]
 
   slopes = jax.vmap(jax.grad(lead), (None, 0))(hidden, others)
   spread = jnp.sqrt(jnp.sum((slopes * hidden) ** 2, axis=1))

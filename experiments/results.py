@@ -129,28 +129,6 @@ def first_difference(
   return None if parting == longer else parting
 
 
-def mismatches(
-  runs: Sequence[Generation], baseline: Sequence[Generation]
-) -> Mismatches:
-  """Compares greedy outputs token for token."""
-  ties, errors = 0, 0
-  for run, base in zip(runs, baseline, strict=True):
-    parting = first_difference(run.tokens, base.tokens)
-    if parting is None:
-      continue
-    if _is_tie(run, base, parting):
-      ties += 1
-    else:
-      errors += 1
-  return Mismatches(ties, errors)
-
-
-def _is_tie(run: Generation, base: Generation, parting: int) -> bool:
-  if parting == min(len(run.tokens), len(base.tokens)):
-    return False  # one stopped earlier on the same tokens
-  return abs(run.log_probs[parting] - base.log_probs[parting]) < TIE
-
-
 def title(row: Mapping[str, Any]) -> str:
   """What was decoded: of a row over all prompts, as result.json has it."""
   benchmark = row['benchmark']

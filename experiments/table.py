@@ -96,14 +96,18 @@ class Table:
   @functools.cached_property
   def mismatches(self) -> dict[str, results.Mismatches]:
     """By method, where greedy decoding must give the baseline's tokens."""
-    baseline = self.generations.get(methods_lib.BASELINE)
-    if baseline is None or self.evaluation.sampling.temperature != 0:
+    if (
+      methods_lib.BASELINE not in self.generations
+      or self.evaluation.sampling.temperature != 0
+    ):
       return {}
-    audited = {audit['method'] for audit in self.divergences}
+    outputs = {
+      name: [run.tokens for run in runs]
+      for name, runs in self.generations.items()
+    }
+    baseline = outputs[methods_lib.BASELINE]
     return {
-      name: audits.mismatches(name, self.divergences)
-      if name in audited
-      else results.mismatches(self.generations[name], baseline)
+      name: audits.mismatches(name, outputs[name], baseline, self.divergences)
       for name, method in self.evaluation.methods.items()
       if method.verify.lossless and name != methods_lib.BASELINE
     }

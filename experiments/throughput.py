@@ -12,6 +12,7 @@ This file only wires: refilling.py measures, refilling_report.py writes.
 
 from absl import flags
 
+from experiments import audits
 from experiments import cli
 from experiments import config
 from experiments import environment
@@ -21,6 +22,7 @@ from experiments import mesh
 from experiments import progress
 from experiments import prompts as prompts_lib
 from experiments import refilling
+from experiments import refilling_audits
 from experiments import refilling_report
 from experiments import units as units_lib
 from specsample import files
@@ -66,9 +68,13 @@ def _compare() -> None:
     journal = journal_lib.Journal(out, header)
   work = list(refilling.units(comparison, tokens))
   units_lib.run(work, journal, progress.bar)
+  parted = refilling_audits.units(comparison, tokens, journal)
+  if parted:
+    units_lib.run(parted, journal, progress.bar)
   rows = refilling_report.rows(comparison, journal)
-  refilling_report.write(out, rows)
-  refilling_report.show(out, rows, prompts_lib.name(path))
+  divergences = journal.of(audits.KIND)
+  refilling_report.write(out, rows, divergences)
+  refilling_report.show(out, rows, divergences, prompts_lib.name(path))
 
 
 if __name__ == '__main__':

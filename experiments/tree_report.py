@@ -7,6 +7,7 @@ import pathlib
 import gin
 import rich.text
 
+from experiments import audits
 from experiments import environment
 from experiments import evaluation_report
 from experiments import figures
@@ -70,6 +71,8 @@ def show(
   shown.print(_LEGEND)
   for line in evaluation_report.mismatch_lines(table.mismatches):
     shown.print(line)
+  for detail in audits.lines(table.divergences):
+    shown.print(detail)
   names = ('result.json', 'trees.json', 'trees.csv', 'trees.png')
   print(f'\n{figures.written(*names)} are in {out}')
 

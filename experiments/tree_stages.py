@@ -10,6 +10,7 @@ import functools
 
 import jax
 
+from experiments import audits
 from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import methods as methods_lib
@@ -91,6 +92,9 @@ def run(
   evaluation = ablation.with_trees(entries)
   work = list(evaluation_lib.units(evaluation, prompts, tokens, visits=1))
   units_lib.run(work, journal, progress)
+  parted = audits.units(evaluation, tokens, journal)
+  if parted:
+    units_lib.run(list(map(_alone, parted)), journal, progress)
   return Compared(evaluation, entries, counts, costs, chosen)
 
 

@@ -127,6 +127,45 @@ def test_a_tie_is_no_fault(evaluated, tmp_path):
   assert mismatches == {'ngram': results.Mismatches(ties=1, errors=0)}
 
 
+@pytest.mark.parametrize(
+  ('penalty', 'verdict'), [(0.0, 'tie'), (5.0, 'DIFFERS')]
+)
+def test_penalties_are_part_of_what_is_audited(
+  evaluated, tmp_path, penalty, verdict
+):
+  # Two tokens of the same weights, which the bias puts above all others.
+  params = dict(evaluated.target.params)
+  kernel = params['unembedding']
+  params['unembedding'] = kernel.at[:, 8].set(kernel[:, 7])
+  bias = np.zeros(kernel.shape[1], np.float32)
+  bias[[7, 8]] = 50
+  penalised = dataclasses.replace(
+    evaluated,
+    target=dataclasses.replace(evaluated.target, params=params),
+    sampling=specsample.Sampling(presence_penalty=penalty, logit_bias=bias),
+  )
+  outputs = {
+    methods.BASELINE: [[7, 8, *_OUTPUT[2:]], _OUTPUT],
+    # The first one again, which is penalised.
+    'ngram': [[7, 7, *_OUTPUT[2:]], _OUTPUT],
+    'lossy': [_OUTPUT, _OUTPUT],
+  }
+  journal = _journal(tmp_path, outputs)
+  (unit,) = audits.units(penalised, _PROMPTS, journal)
+  journal.add(unit.key, unit.run())
+  (found,) = journal.of(audits.KIND)
+  assert found['verdict'] == verdict
+  assert found['audit']['float32']['lead'] == pytest.approx(penalty, abs=1e-4)
+
+
+def test_what_no_audit_looked_into_is_no_tie(evaluated, tmp_path):
+  outputs = {name: [_OUTPUT, _OUTPUT] for name in evaluated.methods}
+  outputs['ngram'] = [_OUTPUT, _OUTPUT[::-1]]
+  journal = _journal(tmp_path, outputs)
+  mismatches = table.Table.of(evaluated, 'prompts', 2, journal).mismatches
+  assert mismatches == {'ngram': results.Mismatches(ties=0, errors=1)}
+
+
 def test_equal_outputs_leave_nothing_to_do(evaluated, tmp_path):
   outputs = {name: [_OUTPUT, _OUTPUT] for name in evaluated.methods}
   journal = _journal(tmp_path, outputs)

@@ -1,6 +1,7 @@
 """Differences that were made: near-tied logits, and faults, in bfloat16."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 from experiments import divergence
 from experiments import results
+import specsample
 from specsample import testing
 
 _PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -121,6 +123,97 @@ def test_the_bound_is_that_of_the_formula(params):
   # Two layers: four sums of the stream, the embedding and the last scale.
   expected = 5 * 2**-8 * np.sqrt(6 * np.sum(moved**2)) + 1e-4
   assert _audit(params, second, best).bound == pytest.approx(expected, rel=1e-4)
+
+
+def _penalised(kind, logits, bias):
+  """Settings for which the tokens of `bias` are tied, far above the others.
+
+  The first of the two was emitted, the second one was not.
+  """
+  first, second = np.flatnonzero(bias)
+  gap = logits[first] - logits[second]
+  count = _COMMON.count(first)
+  bias = bias.copy()
+  settings = {
+    'presence_penalty': gap,
+    'frequency_penalty': gap / count,
+    'repetition_penalty': logits[first] / logits[second],
+  }
+  if kind == 'logit_bias':
+    bias[second] += gap
+    return specsample.Sampling(logit_bias=bias)
+  return specsample.Sampling(**{kind: settings[kind]}, logit_bias=bias)
+
+
+@pytest.mark.parametrize(
+  'kind',
+  [
+    *('logit_bias', 'presence_penalty', 'frequency_penalty'),
+    'repetition_penalty',
+  ],
+)
+def test_what_is_tied_is_what_penalties_and_biases_leave(params, kind):
+  model = dataclasses.replace(_BFLOAT16, dtype='float32')
+  exact = jax.tree.map(lambda x: x.astype('float32'), params)
+  logits, _ = _logits(params)
+  # Of a sign, so that a quotient makes them equal; one was emitted.
+  pairs = [
+    (first, second)
+    for first in sorted({*_COMMON})
+    for second in range(logits.size)
+    if first < second
+    and second not in (*_PROMPT, *_COMMON)
+    and logits[first] * logits[second] > 0
+    and abs(logits[first] - logits[second]) > 0.1
+  ]
+  first, second = pairs[0]
+  bias = np.zeros(logits.size, np.float32)
+  bias[[first, second]] = 50
+  sampling = _penalised(kind, logits, bias)
+  if kind == 'repetition_penalty' and logits[first] < 0:
+    sampling = dataclasses.replace(
+      sampling, repetition_penalty=1 / sampling.repetition_penalty
+    )
+  audit = _audit(exact, first, second, model, sampling=sampling)
+  assert audit.is_tie
+  assert {audit.float32.best, audit.float32.second} == {first, second}
+  assert abs(audit.float32.lead) < audit.bound
+  for reading in (audit.one_token, audit.block):
+    assert reading.lead == pytest.approx(audit.float32.lead, abs=1e-5)
+  # Without them, and with others, the same tokens are none.
+  assert not _audit(exact, first, second, model).is_tie
+  only = specsample.Sampling(logit_bias=bias)
+  audit = _audit(exact, first, second, model, sampling=only)
+  assert not audit.is_tie
+  gap = logits[second] - logits[first]
+  assert audit.float32.lead == pytest.approx(gap, abs=1e-5)
+
+
+def test_the_bound_is_of_logits_that_were_divided(params):
+  logits, hidden = _logits(params)
+  best = max(_COMMON, key=lambda token: logits[token])
+  second = next(x for x in _ranked(params) if x not in (*_PROMPT, *_COMMON))
+  assert logits[best] > 0
+  bias = np.zeros(logits.size, np.float32)
+  bias[[best, second]] = 60, 50
+  sampling = specsample.Sampling(repetition_penalty=1.5, logit_bias=bias)
+  kernel = np.asarray(params['unembedding'], np.float32)
+  moved = hidden * (kernel[:, best] / 1.5 - kernel[:, second])
+  expected = 5 * 2**-8 * np.sqrt(6 * np.sum(moved**2)) + 1e-4
+  audit = _audit(params, second, best, sampling=sampling)
+  assert audit.bound == pytest.approx(expected, rel=1e-4)
+  margin = 10 + logits[best] / 1.5 - logits[second]
+  assert audit.float32.margin == pytest.approx(margin, abs=1e-4)
+
+
+def test_a_token_that_is_forbidden_is_no_tie(params):
+  best, second, *_ = _ranked(params)
+  bias = np.zeros(_logits(params)[0].size, np.float32)
+  bias[second] = -np.inf
+  sampling = specsample.Sampling(logit_bias=bias)
+  audit = _audit(_nearly_tied(params), second, best, sampling=sampling)
+  assert not audit.is_tie
+  json.dumps(audit.to_json(), allow_nan=False)
 
 
 @pytest.mark.parametrize(

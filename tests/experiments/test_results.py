@@ -229,23 +229,6 @@ def test_a_position_never_drafted_has_no_share():
   assert fields['speedup'] == 1
 
 
-@pytest.mark.parametrize(
-  ('tokens', 'log_prob', 'expected'),
-  [
-    ([1, 2, 3], -1.0, results.Mismatches(0, 0)),
-    ([1, 7, 8], -1.00005, results.Mismatches(1, 0)),
-    ([1, 7, 8], -1.001, results.Mismatches(0, 1)),
-    ([1, 2], -1.0, results.Mismatches(0, 1)),  # stopped early
-  ],
-)
-def test_mismatches_are_ties_or_errors(tokens, log_prob, expected):
-  base = dataclasses.replace(_generation(1.0, tokens=3), tokens=[1, 2, 3])
-  run = dataclasses.replace(
-    base, tokens=tokens, log_probs=[log_prob] * len(tokens)
-  )
-  assert results.mismatches([run, base], [base, base]) == expected
-
-
 def test_a_generation_survives_json():
   generation = _generation(0.25)
   text = json.dumps(generation.to_json())

@@ -89,10 +89,11 @@ def test_throughput_is_shown_by_name(tmp_path, capsys):
       ratio_ci95=[0.25, 1.75],
       different=2,
       ties=i,
+      audited=True,
     )
     for i, name in enumerate(_NAMES[:3])
   ]
-  refilling_report.show(tmp_path, rows, '[/]prompts')
+  refilling_report.show(tmp_path, rows, (), '[/]prompts')
   text = capsys.readouterr().out
   assert '[/]prompts: 7 requests' in text
   assert 'a[/b]: 2 outputs DIFFER' in text

@@ -1,16 +1,25 @@
 """What `python -m experiments.throughput` prints and leaves."""
 
 import dataclasses
+import itertools
 import json
 import re
 
 import jax
+import numpy as np
 import pytest
 
+from experiments import audits
 from experiments import evaluation
+from experiments import journal as journal_lib
 from experiments import methods
 from experiments import refilling
+from experiments import refilling_audits
+from experiments import refilling_report
+from experiments import results
 import specsample
+from specsample import stats
+from specsample import testing
 from specsample.testing import hash_model
 
 _FLAGS = (
@@ -49,6 +58,125 @@ def test_both_ways_are_measured_and_give_the_same(tiny, commands, tmp_path):
   assert row['ratio_ci95'] is None  # of two repeats
   assert re.search(f'ngram +2 +{row["tokens"]} ', outcome.out)
   assert 'ngram: every output is the same both ways' in outcome.out
+  assert result['divergences'] == []
+  # Of a journal with a fault the same command finds it.
+  path = tmp_path / 'journal.jsonl'
+  lines = path.read_text().splitlines(keepends=True)
+  for i, record in enumerate(map(json.loads, lines)):
+    if record.get('key') == ['refilled', 'ngram', 0]:
+      tokens = record['value']['generations'][1]['tokens']
+      tokens[1] = (tokens[1] + 1) % 9
+      lines[i] = json.dumps(record) + '\n'
+  path.write_text(''.join(lines))
+  outcome = commands.run('throughput', *_FLAGS, *tiny, f'--out={tmp_path}')
+  assert outcome.code == 0, outcome.err
+  assert 'ngram: 1 outputs DIFFER' in outcome.out
+  (found,) = json.loads((tmp_path / 'throughput.json').read_text())[
+    'divergences'
+  ]
+  assert (found['prompt'], found['position']) == (2, 1)
+  assert found['verdict'] == 'DIFFERS'
+
+
+_REQUESTS = [[3, 1, 4], [1, 5], [9, 2, 6]]
+_ANSWER = [9, 2, 6, 5]
+
+
+def _decoded(folder, target, temperature=0.0):
+  """Made-up outputs: equal, parting at tokens of the same weights, and not.
+
+  The log-probabilities say that none of them were equally likely.
+  """
+  ngram = specsample.drafters.Ngram(num_draft_tokens=2)
+  comparison = refilling.Comparison(
+    evaluation=evaluation.Evaluation(
+      target=target,
+      methods={
+        'ngram': methods.Method(ngram),
+        'lossy': methods.Method(ngram, specsample.verify.Typical()),
+      },
+      sampling=specsample.Sampling(
+        temperature=temperature, logit_bias=_only_two(target)
+      ),
+      batch_size=2,
+    ),
+    num_requests=3,
+    max_new_tokens=(4,),
+    repeats=1,
+  )
+  answers = {
+    'static': [_ANSWER, [7, *_ANSWER[1:]], [7, *_ANSWER[1:]]],
+    'refilled': [_ANSWER, [8, *_ANSWER[1:]], [0, *_ANSWER[1:]]],
+  }
+  journal = journal_lib.Journal(folder, {})
+  for (way, outputs), name in itertools.product(
+    answers.items(), comparison.evaluation.methods
+  ):
+    generations = [
+      results.Generation(
+        batch=0,
+        category='',
+        prompt_tokens=len(prompt),
+        tokens=tokens,
+        log_probs=[-1.0 if way == 'static' else -1.1] * len(tokens),
+        seconds=1.0,
+        stats=stats.Stats(len(tokens), 3, (0, 3), (0, 3)),
+      ).to_json()
+      for prompt, tokens in zip(_REQUESTS, outputs, strict=True)
+    ]
+    value = {'seconds': 3.0, 'generations': generations}
+    journal.add((way, name, 0), value)
+  return comparison, journal
+
+
+def _only_two(target):
+  bias = np.zeros(target.model.vocab_size, np.float32)
+  bias[[7, 8]] = 50
+  return bias
+
+
+@pytest.fixture(scope='module')
+def in_bfloat16(checkpoint):
+  """A target for which 7 and 8 are equally likely."""
+  model = dataclasses.replace(testing.tiny_llama(), dtype='bfloat16')
+  params = dict(model.init(jax.random.key(0)))
+  kernel = params['unembedding']
+  params['unembedding'] = kernel.at[:, 8].set(kernel[:, 7])
+  return specsample.Loaded(model, params, specsample.load(checkpoint).tokenizer)
+
+
+def test_differences_are_audited(in_bfloat16, tmp_path, capsys):
+  comparison, journal = _decoded(tmp_path, in_bfloat16)
+  units = refilling_audits.units(comparison, _REQUESTS, journal)
+  # By a rule that is not exact tokens need not be the most likely.
+  assert [unit.key for unit in units] == [
+    (audits.KIND, 'ngram', 1),
+    (audits.KIND, 'ngram', 2),
+  ]
+  for unit in units:
+    journal.add(unit.key, unit.run())
+  tie, fault = journal.of(audits.KIND)
+  assert (tie['verdict'], fault['verdict']) == ('tie', 'DIFFERS')
+  assert fault['audit']['float32']['lead'] > fault['audit']['bound']
+  ngram, lossy = refilling_report.rows(comparison, journal)
+  assert (ngram.different, ngram.ties, ngram.audited) == (2, 1, True)
+  assert (lossy.different, lossy.ties, lossy.audited) == (2, 0, False)
+  found = [tie, fault]
+  refilling_report.show(tmp_path, [ngram, lossy], found, 'prompts')
+  text = ' '.join(capsys.readouterr().out.split())
+  assert 'ngram: 1 outputs DIFFER and are no float ties' in text
+  assert 'lossy: 2 outputs part; above temperature 0, and by a rule' in text
+  assert "ahead is static's token by" in text
+  refilling_report.write(tmp_path, [ngram, lossy], found)
+  written = json.loads((tmp_path / 'throughput.json').read_text())
+  assert written['divergences'] == found
+
+
+def test_what_is_drawn_is_not_audited(in_bfloat16, tmp_path):
+  comparison, journal = _decoded(tmp_path, in_bfloat16, temperature=1.0)
+  assert refilling_audits.units(comparison, _REQUESTS, journal) == []
+  row, _ = refilling_report.rows(comparison, journal)
+  assert (row.different, row.ties, row.audited) == (2, 0, False)
 
 
 def test_a_prompt_that_is_asked_again_is_continued_further():

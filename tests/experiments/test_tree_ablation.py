@@ -172,12 +172,23 @@ def story(call, commands, cpu_devices, tmp_path_factory):
   lines = (first / 'journal.jsonl').read_text().splitlines(keepends=True)
   begun = len(lines) - 3
   second.mkdir()
+  _plant_a_fault(lines)
   # As a kill leaves it, in the middle of a line.
   torn = ''.join(lines[:begun]) + lines[begun][:20]
   (second / 'journal.jsonl').write_text(torn)
   (resumed,) = run([[*call, f'--out={second}']])
   assert resumed.code == 0, resumed.err
-  return ended, first, second, lines[:begun]
+  return ended, first, second, lines[:begun], resumed
+
+
+def _plant_a_fault(lines):
+  """Another token in the first output of a tree, of a journal's lines."""
+  key = ['generation', 'medusa best-3', 0]
+  for i, record in enumerate(map(json.loads, lines)):
+    if record.get('key') == key:
+      tokens = record['value']['generations'][0]['tokens']
+      tokens[1] = (tokens[1] + 1) % 9
+      lines[i] = json.dumps(record) + '\n'
 
 
 def _rows(folder):
@@ -186,6 +197,7 @@ def _rows(folder):
 
 def test_trees_are_compared_with_the_chain(story):
   ended, folder, *_ = story
+  assert json.loads((folder / 'result.json').read_text())['divergences'] == []
   assert {path.name for path in folder.iterdir()} == {
     *('journal.jsonl', 'result.json', 'results.csv'),
     *('trees.json', 'trees.csv', 'trees.png'),
@@ -251,7 +263,7 @@ def test_predictions_follow_from_what_was_counted_and_timed(story):
 
 
 def test_a_run_goes_on_with_the_same_trees(story):
-  _, first, second, kept = story
+  _, first, second, kept, _ = story
   records = (second / 'journal.jsonl').read_text().splitlines(keepends=True)
   assert records[: len(kept)] == kept
   keys = [tuple(json.loads(line)['key']) for line in records[1:]]
@@ -263,6 +275,17 @@ def test_a_run_goes_on_with_the_same_trees(story):
     for folder in (first, second)
   )
   assert before == after
+
+
+def test_a_fault_is_looked_into(story):
+  _, _, folder, _, resumed = story
+  result = json.loads((folder / 'result.json').read_text())
+  (found,) = result['divergences']
+  assert (found['method'], found['position']) == ('medusa best-3', 1)
+  assert found['verdict'] == 'DIFFERS'
+  assert found['audit']['float32']['lead'] > found['audit']['bound']
+  assert 'medusa best-3: 1 outputs DIFFER' in resumed.out
+  assert 'medusa best-3, prompt 1, token 1: ' in resumed.out
 
 
 _BAD = {
