@@ -190,7 +190,10 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
     # Without a point there is no largest value.
     if math.isfinite(axes.dataLim.ymax):
       axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
-    figures.count_by_ones(axes.xaxis)
+      figures.count_by_ones(axes.xaxis)
+    else:
+      axes.set(xticks=[], yticks=[])
+      axes.text(0.5, 0.5, 'not measured', ha='center', transform=axes.transAxes)
     figures.style(axes)
   figure.legend(
     *all_axes[0].get_legend_handles_labels(),

@@ -214,6 +214,10 @@ def test_rounds_that_were_not_timed_have_no_point():
   figure = report_plots.against_num_drafts({'a': _curve(None)})
   (line,) = figure.axes[2].lines
   assert all(math.isnan(y) for y in line.get_ydata())
+  # Nor numbers at axes of nothing.
+  assert not list(figure.axes[2].get_xticks())
+  assert [text.get_text() for text in figure.axes[2].texts] == ['not measured']
+  assert list(figure.axes[0].get_xticks()) and not figure.axes[0].texts
 
 
 def test_figure_takes_the_colours_of_the_page():
