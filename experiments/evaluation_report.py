@@ -140,8 +140,9 @@ def _show(table: table_lib.Table) -> None:
   if any(row.scores for row in overall):
     shown.print(_scores(overall))
   if table.evaluation.task is not None:
-    for line in task_lines(table.evaluation.task):
-      shown.print(line)
+    unscored = [name for name in table.generations if name not in table.scores]
+    for detail in task_lines(table.evaluation.task, unscored):
+      shown.print(detail)
   if methods_lib.BASELINE not in table.generations:
     shown.print(
       f'no method is called {methods_lib.BASELINE}, so there is nothing to '
@@ -153,14 +154,18 @@ def _show(table: table_lib.Table) -> None:
     shown.print(detail)
 
 
-def task_lines(task: task_lib.Task) -> list[str]:
-  """What of a task's records is not decoded, and why nothing is scored."""
+def task_lines(task: task_lib.Task, unscored: Sequence[str]) -> list[str]:
+  """What of a task's records is not decoded, and why methods have no score."""
   lines = []
   left_out = task.provenance().left_out
   if left_out:
     lines.append(f'{task.name}: records without a text, left out: {left_out}')
-  if task.unscored():
-    lines.append(f'no score: {task.unscored()}')
+  if unscored:
+    reason = task.unscored() or (
+      f'{", ".join(unscored)} could not be scored this time: give the same '
+      'command again, which decodes nothing anew'
+    )
+    lines.append(f'no score: {reason}')
   return lines
 
 

@@ -28,9 +28,7 @@ def units(
     prompts: what was decoded.
     journal: has the generations, in the process that has one.
   """
-  # Of several processes the first scores, and says whether.
-  scores = distributed.is_first() and is_scored(evaluation)
-  if not distributed.from_first(np.asarray([scores])).all():
+  if not _is_scored(evaluation):
     return
   for name in evaluation.methods:
     yield units_lib.Unit(
@@ -40,16 +38,20 @@ def units(
     )
 
 
-def is_scored(evaluation: evaluation_lib.Evaluation) -> bool:
-  """Whether there is a task, and it scores."""
-  return evaluation.task is not None and not evaluation.task.unscored()
-
-
 def key(
   evaluation: evaluation_lib.Evaluation, name: str
 ) -> tuple[str, str, int]:
   """A method's scores in the journal: other ones of more samples."""
   return 'scores', name, evaluation.samples
+
+
+def _is_scored(evaluation) -> bool:
+  """Whether there is a task, and it scores in process 0, on all."""
+  task = evaluation.task
+  if task is None:
+    return False
+  here = distributed.is_first() and not task.unscored()
+  return bool(distributed.from_first(np.asarray([here]))[0])
 
 
 def _score(evaluation, prompts, journal, name) -> dict[str, Any] | None:

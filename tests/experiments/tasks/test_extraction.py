@@ -22,35 +22,54 @@ def test_a_completion_ends_where_the_function_does(text, before):
   assert extraction.cut(text, extraction.CODE_STOPS) == before
 
 
+_F = 'def f():\n  pass\n'
+_G = 'def g():\n  pass\n'
+
+
+def _fenced(*codes):
+  return ''.join(f'So:\n```python\n{code}```\n' for code in codes)
+
+
 @pytest.mark.parametrize(
   ('answer', 'code'),
   [
-    ('Sure!\n```python\ndef f():\n  pass\n```\nDone.', 'def f():\n  pass\n'),
-    ('```\ndef f(): pass\n```', 'def f(): pass\n'),
+    (f'Sure!\n```python\n{_F}```\nDone.', _F),
+    (f'```\n{_F}```', _F),
+    (f'~~~python\n{_F}~~~\nDone.', _F),
+    (f'````py\n{_F}````', _F),
+    ('Use ```x```.\n```\ndef f(): pass\n```', 'def f(): pass\n'),
+    # Of an item of a list; and with code that its fence does not indent.
+    (
+      '1. This:\n   ```python\n   def f():\n     pass\n\n   ```\n2. So.',
+      f'{_F}\n',
+    ),
+    ('- This:\n\t~~~\n\tdef f():\n\t  pass\n\t~~~', _F),
+    (f'1. This:\n   ```\n{_F}   ```\n2. So.', _F),
+    # Fences in what is fenced.
+    (
+      '```\ndef f():\n  """\n  ```\n  """\n```',
+      'def f():\n  """\n  ```\n  """\n',
+    ),
+    ('~~~\ndef f(): "```"\n~~~', 'def f(): "```"\n'),
     # Cut short by the limit of tokens.
     ('Here:\n```py\ndef f():\n  pa', 'def f():\n  pa'),
-    ('```bash\npip install x\n```\n```python\ndef f(): 1\n```', 'def f(): 1\n'),
-    ('```python\nf = len\n```', 'f = len\n'),
+    (_fenced(_F) + 'Or else:\n```\ndef f():\n  re', _F),
+    (_fenced(_G) + 'Then:\n```\ndef f():\n  pa', 'def f():\n  pa'),
+    # Which of several.
+    (_fenced('pip install x\n', _F), _F),
+    (_fenced(_G, _F), _F),
+    (_fenced(_F, _G), _F),
+    (_fenced('def f(): 1 / 0\n', _F), _F),
+    (_fenced(_F, 'assert f() == 1\n'), _F),
+    (_fenced('f()\n', 'async def f(): 1\n'), 'async def f(): 1\n'),
+    (_fenced('def f_of_x(): 1\n', _F), _F),
+    (_fenced('class A:\n  def f(self): 1\n', _F), _F),
+    (_fenced('1\n', _G, 'def h(): 1\n'), _G),
+    (_fenced('f = len\n', 'f(3)\n'), 'f = len\n'),
+    # Without any.
     ('The code from here:\n\nfrom a.b import c\nx', 'from a.b import c\nx'),
     ('import this one\n\ndef f(): pass', 'import this one\n\ndef f(): pass'),
     ('def f(): pass', 'def f(): pass'),
-    # In a list, and of the other kind.
-    ('1. So:\n  ```python\n  def f():\n    1\n  ```\n', 'def f():\n  1\n'),
-    ('~~~python\ndef f(): 1\n~~~\n```\ndef g(): 2\n```', 'def f(): 1\n'),
-    (
-      '```\ndef f():\n  "\\n  ```"\n  ```\n```',
-      'def f():\n  "\\n  ```"\n  ```\n',
-    ),
-    # Another function before it, or one whose name only begins so.
-    ('```\ndef g(): 1\n```\n```\ndef f(): 2\n```', 'def f(): 2\n'),
-    ('```\ndef f_2(): 1\n```\n```\ndef f(): 2\n```', 'def f(): 2\n'),
-    # What was thought is no answer.
-    (
-      '<think>\n```\ndef f(): 1\n```\n</think>\n```\ndef f(): 2\n```',
-      'def f(): 2\n',
-    ),
-    ('```\ndef f(): 1\n```\n</think>\ndef f(): 2', 'def f(): 2'),
-    ('<think>\n```\ndef f(): 1\n```', ''),
     ('I cannot do that.', 'I cannot do that.'),
     ('', ''),
   ],
@@ -60,11 +79,30 @@ def test_code_of_a_chat(answer, code):
 
 
 @pytest.mark.parametrize(
+  ('answer', 'said'),
+  [
+    ('<think>\nOr 3?\n</think>\n\nIt is 4.', '\n\nIt is 4.'),
+    ('\n<think></think>4', '4'),
+    # Where the template has opened it.
+    ('Or 3?\n</think>\n4', '\n4'),
+    ('<think>\nOr 3? Let me', ''),
+    ('I think <think> is no word.', 'I think <think> is no word.'),
+    ('', ''),
+  ],
+)
+def test_thoughts_are_no_answer(answer, said):
+  assert extraction.spoken(answer) == said
+
+
+@pytest.mark.parametrize(
   'answer',
   [
     '```python\ndef area(r):\n  return math.pi * r**2\n```',
     '```python\n  return math.pi * r**2\n```',
     'Call math.pi.\n\ndef area(r):\n  return math.pi * r**2',
+    '1. So:\n   ```python\n     return math.pi * r**2\n   ```',
+    '<think>\n```\ndef area(r):\n  return 3\n```\n</think>\n'
+    '```\ndef area(r):\n  return math.pi * r**2\n```',
   ],
 )
 def test_a_chat_completes_or_repeats_the_function(answer):

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from experiments.tasks import extraction
 from experiments.tasks import human_eval
 from experiments.tasks import sandbox
 
@@ -70,10 +71,26 @@ def test_of_a_chat_the_code_is_taken(tmp_path):
   rest = '```python\n  return 2 * x\n```'
   wrong = '```python\ndef double(x):\n  return x\n```'
   after = f'```python\ndef helper():\n  pass\n```\nNow:\n{whole}'
-  answers = ((whole, 1), (rest, 1), (after, 1), (wrong, 0), ('Sorry.', 0))
-  for answer, value in answers:
+  for answer, value in (
+    (whole, 1),
+    (rest, 1),
+    (wrong, 0),
+    ('Sorry.', 0),
+    (after, 1),
+    (f'{wrong}\nNo, this:\n{whole}', 1),
+    (f'{whole}\n```python\ndef test():\n  double(1)\n```', 1),
+  ):
     (score,) = task.score([prompt], [[answer]])
     assert score.value == value
+
+
+def test_a_chat_reads_the_published_problems_whole():
+  plain, chat = (
+    human_eval.HumanEval(chat=chat).prompts() for chat in (False, True)
+  )
+  for begun, asked in zip(plain, chat, strict=True):
+    entry = begun.reference.rpartition('check(')[2].rstrip(')\n')
+    assert extraction.code(asked.text, entry) == begun.text
 
 
 def test_without_the_flag_nothing_runs(tmp_path):
