@@ -27,21 +27,34 @@ _REQUEST = (
 _STOPS = ('\nQuestion:',)
 # As LaTeX has it: 2{,}125, or 2\,125.
 _LATEX_COMMA = re.compile(r'(?<=\d)(?:\{,\}|\\[,!])(?=\d{3})')
-_NUMBER = r'-?\$?\d[\d,]*(?:\.\d+)?'
-_SAYS = re.compile(rf'{_MARK}|answer is:?|\\boxed{{', re.IGNORECASE)
-# Where that ends: with a line or a sentence, before what explains it, with the
-# bracket of \boxed{...}.
-_END = re.compile(r'\n|\.\s|,\s|}')
-# '#### 5' gives an answer; '#### Step 2' and '#### 2. Sum up' are headings.
-_MARKED = re.compile(rf'[^\w\n-]{{0,5}}(?>({_NUMBER}))(?![.):]\s*[^\W\d])')
-# Of what else is said: a unit or punctuation may be before it.
-_FIRST = re.compile(rf'[^\d\n-]{{0,20}}({_NUMBER})')
-# What an equation has before its right side: numbers with at most a unit, and
-# operators between them. In '18 as she sells 9 * 2 = 18' there is prose.
-_TERM = rf'{_NUMBER}[\s)]*(?:[^\W\d]|%)*[\s)]*'
-_NEXT = rf'(?:[-+*/x\u00d7\u00f7\u2212]|of\b|\\times|\\cdot|\\div)[\s(]*{_TERM}'
-_SUM = re.compile(rf'\D*(?:{_TERM}(?:{_NEXT})*)?')
-_OPERATION = re.compile(rf'\D*{_TERM}{_NEXT}')
+_SIGNS = re.compile(
+  '[\N{MULTIPLICATION SIGN}\N{DIVISION SIGN}\N{MIDDLE DOT}]'
+  r'|\\(?:times|cdot|div)\b|(?<=[\d)])\s*\bx\b\s*(?=[\d$(])'
+)
+# Of bold text, not of 2**3.
+_BOLD = re.compile(r'(?<!\d)\*\*|\*\*(?!\d)')
+# All of its digits, or none. Behind what it is taken from a minus is no sign.
+_NUMBER = r'(?:(?<![\w)])-)?\$?\d++(?:,\d{3}(?!\d))*+(?:\.\d++)?+'
+# Without prose: of words only units and variables, which a sign is behind, 'of'
+# and those of LaTeX. A bracket right behind a number begins an explanation.
+_EQUATION = (
+  r'(?:[-+*/^%${})\\ \t\d]|[.,](?=\d)|(?<!\d)(?<!\d )\('
+  r'|\\[a-z]+|\bof\b|[^\W\d_]+(?=[ )}]*[-+*/^=]))*+='
+)
+# Words, markup, what begins mathematics in LaTeX.
+_BETWEEN = r'[^\d\n-]{0,20}'
+# Not the first number of an expression.
+_RESULT = rf'({_NUMBER})(?!\s*[-+*/^][\s$\\(]*\d)'
+_SAID = re.compile(
+  r'(?:answer is\b[\s:]*|\\boxed\{)'
+  rf'(?:{_BETWEEN}(?:{_EQUATION})+)?{_BETWEEN}{_RESULT}',
+  re.IGNORECASE,
+)
+# Of Markdown's headings neither 'Step 1' nor '1. Step'.
+_MARKED = re.compile(
+  rf'(?:{_MARK}\s*(?!\d+[.):][ \t]*[^\W\d])|answer:[ \t]*)[\\($]*{_RESULT}',
+  re.IGNORECASE,
+)
 
 
 @gin.configurable
@@ -84,7 +97,8 @@ class GSM8K:
     shares = []
     for prompt, samples in zip(prompts, answers, strict=True):
       given = [
-        text if self.chat else extraction.cut(text, _STOPS) for text in samples
+        extraction.spoken(text) if self.chat else extraction.cut(text, _STOPS)
+        for text in samples
       ]
       wanted = number(str(prompt.reference))
       shares.append(sum(number(text) == wanted for text in given) / len(given))
@@ -124,32 +138,23 @@ class GSM8K:
 def number(answer: str) -> decimal.Decimal | None:
   """The number that an answer gives, None where it gives none.
 
-  That is the last that is said to be the answer ('#### 5', 'the answer is 5', a
-  box of LaTeX; of an equation its right side), or else the last number of all.
+  That is the last one that is said to be the answer, 'the answer is 5' or in a
+  box of LaTeX, where 'the answer is 2 + 3 = 5' says 5 and so does 'the answer
+  is 5 as 7 - 2 = 5'; or else the last right behind '####' or 'Answer:'; or else
+  the last number of all.
   """
-  answer = _LATEX_COMMA.sub(',', answer)
-  said = [
-    _said(found[0], answer[found.end() :]) for found in _SAYS.finditer(answer)
-  ]
-  found = [one for one in said if one] or re.findall(_NUMBER, answer)
+  answer = _plain(answer)
+  found = (
+    _SAID.findall(answer)
+    or _MARKED.findall(answer)
+    or re.findall(_NUMBER, answer)
+  )
   if not found:
     return None
   return decimal.Decimal(found[-1].replace(',', '').replace('$', ''))
 
 
-def _said(mark: str, behind: str) -> str | None:
-  """The number in what follows a mark, None where there is none."""
-  if mark == _MARK:
-    found = _MARKED.match(behind)
-  else:
-    found = _FIRST.match(_result(_END.split(behind, 1)[0]))
-  return found and found[1]
-
-
-def _result(said: str) -> str:
-  """Of an equation the last side that is no operation, or else all of it."""
-  sides = said.split('=')
-  is_prose = [not _SUM.fullmatch(side) for side in sides[:-1]]
-  sides = sides[: [*is_prose, True].index(True) + 1]
-  numbers = [side for side in sides if not _OPERATION.match(side)]
-  return numbers[-1] if numbers else said
+def _plain(answer):
+  """With the signs of a keyboard, and without bold text."""
+  answer = _LATEX_COMMA.sub(',', _BOLD.sub('', answer))
+  return _SIGNS.sub(' * ', answer).replace('\N{MINUS SIGN}', '-')
