@@ -29,7 +29,7 @@ _STOPS = ('\nQuestion:',)
 _LATEX_COMMA = re.compile(r'(?<=\d)(?:\{,\}|\\[,!])(?=\d{3})')
 _SIGNS = re.compile(
   '[\N{MULTIPLICATION SIGN}\N{DIVISION SIGN}\N{MIDDLE DOT}]'
-  r'|\\(?:times|cdot|div)\b|(?<=[\d)])\s*\bx\b\s*(?=[\d$(])'
+  r'|\\(?:times|cdot|div)\b|(?<=[\d)])\s*x\s*(?=[\d$(])'
 )
 # Of bold text, not of 2**3.
 _BOLD = re.compile(r'(?<!\d)\*\*|\*\*(?!\d)')
@@ -43,16 +43,16 @@ _EQUATION = (
 )
 # Words, markup, what begins mathematics in LaTeX.
 _BETWEEN = r'[^\d\n-]{0,20}'
-# Not the first number of an expression.
-_RESULT = rf'({_NUMBER})(?!\s*[-+*/^][\s$\\(]*\d)'
+# Not the first number of an expression, which is on the same line.
+_RESULT = rf'({_NUMBER})(?![ \t]*[-+*/^][ \t$\\(]*\d)'
 _SAID = re.compile(
-  r'(?:answer is\b[\s:]*|\\boxed\{)'
+  r'(?:answer is\b[\s:]*+|\\boxed\{)'
   rf'(?:{_BETWEEN}(?:{_EQUATION})+)?{_BETWEEN}{_RESULT}',
   re.IGNORECASE,
 )
 # Of Markdown's headings neither 'Step 1' nor '1. Step'.
 _MARKED = re.compile(
-  rf'(?:{_MARK}\s*(?!\d+[.):][ \t]*[^\W\d])|answer:[ \t]*)[\\($]*{_RESULT}',
+  rf'(?:{_MARK}(?![ \t]*\d+[.):][ \t]*[^\W\d])|answer:)[ \t\\($£€]*{_RESULT}',
   re.IGNORECASE,
 )
 

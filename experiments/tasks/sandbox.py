@@ -28,7 +28,6 @@ import tempfile
 import gin
 
 from experiments import environment
-from specsample import checks
 
 _JAIL = pathlib.Path(__file__).with_name('jail.py')
 # What -I does, but for leaving out PYTHONHASHSEED, which is in the environment
@@ -37,12 +36,25 @@ _PYTHON = (sys.executable, '-s', '-P', '-B')
 # Where some installations of Python find themselves.
 _KEPT = ('LD_LIBRARY_PATH',)
 _MAX_ANSWER = 4096
+# With less an interpreter does not begin, or its answer has no room.
+_LEAST = {
+  'seconds': 1,
+  'clock_seconds': 1,
+  'memory_bytes': 2**26,
+  'file_bytes': _MAX_ANSWER,
+  'open_files': 8,
+}
 
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """What a program may use."""
+  """What a program may use.
+
+  Raises:
+    ValueError: a limit that no program could keep, or that is no whole number,
+      which all but `clock_seconds` have to be.
+  """
 
   seconds: int = 3  # of the processor
   clock_seconds: float = 15  # others use the processor too
@@ -51,17 +63,14 @@ class Limits:
   open_files: int = 32
 
   def __post_init__(self):
-    """Refuses what is no limit."""
-    for name in ('seconds', 'memory_bytes', 'file_bytes', 'open_files'):
-      value = getattr(self, name)
-      if not (checks.is_count(value) and value < sys.maxsize):
+    for name, value in vars(self).items():
+      is_whole = name != 'clock_seconds'
+      types = (int,) if is_whole else (int, float)
+      if type(value) not in types or not _LEAST[name] <= value < math.inf:
         raise ValueError(
-          f'Limits.{name} is {value!r}: give an integer of at least 1'
+          f'Limits.{name} = {value!r}: give a {"whole " * is_whole}number, '
+          f'{_LEAST[name]} or more'
         )
-    if not 0 < self.clock_seconds < math.inf:
-      raise ValueError(
-        f'Limits.clock_seconds is {self.clock_seconds!r}: give a number above 0'
-      )
 
   def of_process(self) -> dict[str, int]:
     """By the names of setrlimit(2)."""

@@ -23,6 +23,13 @@ _WRONG = (
 )
 
 
+class _TooFewFiles(sandbox.Limits):
+  """With which no program can be walled in."""
+
+  def of_process(self):
+    return super().of_process() | {'NOFILE': 4}
+
+
 def _task(folder, records=(_PROBLEM,), **kwargs):
   path = folder / 'problems.jsonl'
   path.write_text('\n'.join(json.dumps(record) for record in records))
@@ -101,8 +108,7 @@ def test_without_the_flag_nothing_runs(tmp_path):
 
 
 def test_limits_in_which_nothing_runs_leave_the_score_out(tmp_path):
-  limits = sandbox.Limits(open_files=4)
-  task = _task(tmp_path, allow_code_execution=True, limits=limits)
+  task = _task(tmp_path, allow_code_execution=True, limits=_TooFewFiles())
   assert 'cannot be run here' in task.unscored()
   assert task.score(task.prompts(), [[_RIGHT]]) == []
 

@@ -1,4 +1,7 @@
+import math
+import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -9,6 +12,27 @@ import pytest
 from experiments.tasks import sandbox
 
 _SHORT = sandbox.Limits(seconds=1, clock_seconds=5)
+_TIMEOUT = 60
+# A parent whose program sleeps for long.
+_PARENT = """
+from experiments.tasks import sandbox
+limits = sandbox.Limits(clock_seconds=600)
+sandbox.run_all(['import time\\ntime.sleep(600)'], limits)
+"""
+
+
+class _TooFewFiles(sandbox.Limits):
+  """With which the filter cannot be loaded."""
+
+  def of_process(self):
+    return super().of_process() | {'NOFILE': 4}
+
+
+class _NoNumber(sandbox.Limits):
+  """Which setrlimit does not take."""
+
+  def of_process(self):
+    return super().of_process() | {'CPU': 4.5}
 
 
 def _plainly(program):
@@ -26,15 +50,6 @@ def _processes(mark):
     except OSError:
       continue
   return found
-
-
-def _children(process):
-  path = pathlib.Path(f'/proc/{process}/task')
-  return [
-    child
-    for thread in path.iterdir()
-    for child in (thread / 'children').read_text().split()
-  ]
 
 
 def test_programs_run_here():
@@ -233,52 +248,91 @@ def test_sets_have_the_same_order_each_time():
   assert [x.passed for x in sandbox.run_all(failing)] == first
 
 
-def test_where_it_cannot_be_walled_in_it_is_not_run():
-  # Without files it cannot load the filter.
-  limits = sandbox.Limits(open_files=1)
-  with pytest.raises(ValueError, match=r'not run here.*--allow_code_execution'):
+@pytest.mark.parametrize(
+  ('limits', 'reason'),
+  [(_TooFewFiles(), 'Too many open files'), (_NoNumber(), 'as an integer')],
+)
+def test_where_it_cannot_be_walled_in_it_is_not_run(limits, reason):
+  with pytest.raises(
+    ValueError, match=f'not run here.*{reason}.*--allow_code_execution'
+  ):
     sandbox.run('pass', limits)
+  assert reason in sandbox.refusal(limits)
 
 
 @pytest.mark.parametrize(
-  ('limits', 'message'),
+  ('name', 'value', 'remedy'),
   [
-    ({'seconds': 4.5}, r'Limits.seconds is 4.5: give an integer'),
-    ({'seconds': 0}, r'Limits.seconds is 0'),
-    ({'memory_bytes': 2**70}, r'Limits.memory_bytes is 1180'),
-    ({'open_files': -1}, r'Limits.open_files is -1'),
-    ({'file_bytes': None}, r'Limits.file_bytes is None'),
-    ({'clock_seconds': float('nan')}, r'Limits.clock_seconds is nan'),
+    ('seconds', 4.5, 'a whole number, 1 or more'),
+    ('seconds', 0, 'a whole number, 1 or more'),
+    ('seconds', True, 'a whole number, 1 or more'),
+    ('clock_seconds', 0.05, 'a number, 1 or more'),
+    ('clock_seconds', math.nan, 'a number, 1 or more'),
+    ('clock_seconds', math.inf, 'a number, 1 or more'),
+    ('memory_bytes', 2**24, 'a whole number, 67108864 or more'),
+    ('memory_bytes', '1 GiB', 'a whole number, 67108864 or more'),
+    ('file_bytes', 16, 'a whole number, 4096 or more'),
+    ('open_files', 4, 'a whole number, 8 or more'),
   ],
 )
-def test_what_is_no_limit_is_refused(limits, message):
-  with pytest.raises(ValueError, match=message):
-    sandbox.Limits(**limits)
+def test_limits_that_nothing_keeps_are_refused(name, value, remedy):
+  with pytest.raises(ValueError) as caught:
+    sandbox.Limits(**{name: value})
+  line, *_ = str(caught.value).splitlines()  # gin says more
+  assert line == f'Limits.{name} = {value!r}: give {remedy}'
 
 
-def test_limits_in_which_nothing_runs_are_found_out():
-  assert sandbox.refusal(sandbox.Limits(memory_bytes=2**24))
-  assert sandbox.refusal(_SHORT) is None
-
-
-def test_a_program_ends_with_who_started_it():
-  script = (
-    'from experiments.tasks import sandbox\n'
-    'limits = sandbox.Limits(clock_seconds=600)\n'
-    'sandbox.run("import time; time.sleep(1e6)", limits)'
+def test_within_the_least_limits_programs_run():
+  least = sandbox.Limits(
+    seconds=1,
+    clock_seconds=15,
+    memory_bytes=2**26,
+    file_bytes=4096,
+    open_files=8,
   )
-  parent = subprocess.Popen([sys.executable, '-c', script])
+  assert sandbox.refusal(least) is None
+
+
+def test_a_program_ends_with_the_run_that_started_it():
+  with subprocess.Popen([sys.executable, '-c', _PARENT]) as parent:
+    try:
+      program = _wait_for(lambda: _walled_in_child(parent.pid))
+      parent.send_signal(signal.SIGKILL)
+      parent.wait(_TIMEOUT)
+    finally:
+      parent.kill()
   try:
-    while not (programs := _children(parent.pid)):
-      assert parent.poll() is None
-      time.sleep(0.01)
+    _wait_for(lambda: _status(program).get('State', 'Z')[0] in 'ZX')
   finally:
-    parent.kill()
-    parent.wait()
-  deadline = time.monotonic() + 30
-  while any(pathlib.Path(f'/proc/{program}').exists() for program in programs):
+    if _status(program).get('State', 'Z')[0] not in 'ZX':
+      os.kill(program, signal.SIGKILL)
+
+
+def _wait_for(condition):
+  """What the condition gives, when that is something."""
+  deadline = time.monotonic() + _TIMEOUT
+  while not (found := condition()):
     assert time.monotonic() < deadline
-    time.sleep(0.01)
+    time.sleep(0.02)
+  return found
+
+
+def _walled_in_child(parent):
+  """The process id of the child that has begun its program, None for none."""
+  for path in pathlib.Path('/proc').glob('[0-9]*'):
+    status = _status(path.name)
+    if status.get('PPid') == str(parent) and status.get('Seccomp') == '2':
+      return int(path.name)
+  return None
+
+
+def _status(process):
+  """What Linux says of a process, nothing where it has ended."""
+  try:
+    text = pathlib.Path(f'/proc/{process}/status').read_text()
+  except OSError:
+    return {}
+  return dict(line.split(':\t', 1) for line in text.splitlines())
 
 
 def test_outcomes_keep_their_order():
