@@ -83,7 +83,9 @@ def unit(
     prompt: its tokens.
     parting: of the output from another one, which stands for the baseline's.
   """
-  return _unit(parting, functools.partial(_audit, evaluation, prompt, parting))
+  return _unit(
+    parting, functools.partial(_audit_alone, evaluation, prompt, parting)
+  )
 
 
 def _unit(parting, run):
@@ -120,13 +122,16 @@ def mismatches(
 
 
 def lines(
-  divergences: Sequence[dict[str, Any]], baseline: str = methods_lib.BASELINE
+  divergences: Sequence[dict[str, Any]],
+  baseline: str = methods_lib.BASELINE,
+  file: str = 'result.json',
 ) -> list[str]:
   """A few lines a method, of which those that DIFFER come first.
 
   Args:
     divergences: the values of the units.
     baseline: what the outputs were compared with, by name.
+    file: where all of them are.
   """
   shown = []
   for method in dict.fromkeys(one['method'] for one in divergences):
@@ -134,7 +139,7 @@ def lines(
     found.sort(key=lambda one: one['verdict'] != DIFFERS)
     shown += [_line(one, baseline) for one in found[:_SHOWN]]
     if len(found) > _SHOWN:
-      shown.append(f'  {len(found) - _SHOWN} more of {method} in result.json')
+      shown.append(f'  {len(found) - _SHOWN} more of {method} in {file}')
   return shown
 
 
@@ -199,10 +204,21 @@ def _audit_in_batch(evaluation, tokens, parting) -> dict[str, Any]:
     evaluation,
     tokens[parting.prompt],
     parting,
-    rows=len(batch),
-    row=batch.index(parting.prompt),
-    starts=functools.partial(_starts, evaluation, tokens, parting, batch),
+    _sampling(evaluation, len(batch), batch.index(parting.prompt)),
+    functools.partial(_starts, evaluation, tokens, parting, batch),
   )
+
+
+def _audit_alone(evaluation, prompt, parting) -> dict[str, Any]:
+  sampling = _sampling(evaluation, 1, 0)
+  return _audit(evaluation, prompt, parting, sampling, lambda: [])
+
+
+def _sampling(evaluation, num_rows, row) -> sampling_lib.Sampling:
+  """The settings of one row of a batch."""
+  vocab_size = evaluation.target.model.vocab_size
+  rows = sampling_lib.per_row(evaluation.sampling, num_rows, vocab_size)
+  return jax.tree.map(lambda x: x[row], rows)
 
 
 def _starts(evaluation, tokens, parting, batch) -> list[int]:
@@ -221,9 +237,7 @@ def _starts(evaluation, tokens, parting, batch) -> list[int]:
   return [0, *(1 + np.flatnonzero(np.diff(rounds))).tolist()]
 
 
-def _audit(
-  evaluation, prompt, parting, rows=1, row=0, starts=list
-) -> dict[str, Any]:
+def _audit(evaluation, prompt, parting, sampling, starts) -> dict[str, Any]:
   method = evaluation.methods[parting.method]
   text = lambda token: (
     None
@@ -243,20 +257,18 @@ def _audit(
   }
   if _NO_TOKEN in (parting.token, parting.baseline_token):
     return found | {'verdict': DIFFERS, 'audit': None}
-  model = evaluation.target.model
-  sampling = sampling_lib.per_row(evaluation.sampling, rows, model.vocab_size)
   audit = divergence.audit(
     evaluation.target.params,
     prompt,
     parting.common,
     parting.token,
     parting.baseline_token,
-    model=model,
+    model=evaluation.target.model,
     width=width,
     starts=starts(),
     batch_size=evaluation.batch_size,
     max_new_tokens=evaluation.max_new_tokens,
-    sampling=jax.tree.map(lambda x: x[row], sampling),
+    sampling=sampling,
   )
   verdict = TIE if audit.is_tie else DIFFERS
   return found | {'verdict': verdict, 'audit': audit.to_json()}

@@ -18,6 +18,7 @@ from experiments import progress as progress_lib
 from experiments import roofline as roofline_lib
 from experiments import rounds
 import specsample
+from specsample import checks
 from specsample.types import Model, Params
 
 # Tokens fed in one pass: a draft of 0, 1, 2, 4, 8 or 16, and the pending one.
@@ -44,12 +45,11 @@ class Benchmark:
     """Refuses to measure nothing."""
     if not self.methods:
       raise ValueError('Benchmark.methods is empty: name a method at least')
-    if self.repeats < 1:
-      raise ValueError(f'Benchmark.repeats is {self.repeats}: give at least 1')
-    if self.prompt_length < 1:
-      raise ValueError(
-        f'Benchmark.prompt_length is {self.prompt_length}: give at least 1'
-      )
+    for name in ('repeats', 'prompt_length'):
+      if not checks.is_count(getattr(self, name)):
+        raise ValueError(
+          f'Benchmark.{name} is {getattr(self, name)}: give at least 1'
+        )
 
   def check(self) -> None:
     """Refuses an answer that the model has no room for.

@@ -20,6 +20,7 @@ from experiments import results
 from experiments import template as template_lib
 from experiments.dialogues import Dialogue
 import specsample
+from specsample import checks
 from specsample import files
 
 _MANIFEST = 'manifest.json'
@@ -151,7 +152,7 @@ class Data:
     Raises:
       ValueError: it would be none or all that are held out.
     """
-    if held_out_every < 2:
+    if not checks.is_count(held_out_every, 2):
       raise ValueError(
         f'held_out_every is {held_out_every}: give at least 2, so that some '
         'shards are held out and others are to train on'

@@ -23,6 +23,7 @@ from experiments import results
 from experiments import units as units_lib
 from experiments.tasks import task as task_lib
 import specsample
+from specsample import checks
 from specsample.models import fingerprint
 
 # The journal's keys: (COPY, i), ('generation', method, batch) and
@@ -58,7 +59,7 @@ class Evaluation:
     if not self.methods:
       raise ValueError('Evaluation.methods is empty: name at least one')
     for name in ('batch_size', 'repeats', 'num_seeds'):
-      if getattr(self, name) < 1:
+      if not checks.is_count(getattr(self, name)):
         raise ValueError(
           f'Evaluation.{name} is {getattr(self, name)}: give at least 1'
         )

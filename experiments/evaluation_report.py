@@ -18,7 +18,6 @@ from experiments import results
 from experiments import suite
 from experiments import table as table_lib
 from experiments import terminal_table
-from experiments.tasks import task as task_lib
 
 
 def write(
@@ -45,9 +44,9 @@ def write_rows(
   """Writes result.json and results.csv; the rows."""
   rows = [row for table in tables for row in table.rows]
   data = {
-    table.benchmark: dataclasses.asdict(table.evaluation.task.provenance())
+    table.benchmark: dataclasses.asdict(table.provenance)
     for table in tables
-    if table.evaluation.task is not None
+    if table.provenance is not None
   }
   result = environment.describe() | {
     'gin_config': gin.operative_config_str(),
@@ -139,10 +138,8 @@ def _show(table: table_lib.Table) -> None:
       shown.print(_by_category(rows, list(names)))
   if any(row.scores for row in overall):
     shown.print(_scores(overall))
-  if table.evaluation.task is not None:
-    unscored = [name for name in table.generations if name not in table.scores]
-    for detail in task_lines(table.evaluation.task, unscored):
-      shown.print(detail)
+  for detail in task_lines(table):
+    shown.print(detail)
   if methods_lib.BASELINE not in table.generations:
     shown.print(
       f'no method is called {methods_lib.BASELINE}, so there is nothing to '
@@ -154,12 +151,14 @@ def _show(table: table_lib.Table) -> None:
     shown.print(detail)
 
 
-def task_lines(task: task_lib.Task, unscored: Sequence[str]) -> list[str]:
+def task_lines(table: table_lib.Table) -> list[str]:
   """What of a task's records is not decoded, and why methods have no score."""
-  lines = []
-  left_out = task.provenance().left_out
-  if left_out:
+  task, lines = table.evaluation.task, []
+  if task is None or table.provenance is None:
+    return []
+  if left_out := table.provenance.left_out:
     lines.append(f'{task.name}: records without a text, left out: {left_out}')
+  unscored = [name for name in table.generations if name not in table.scores]
   if unscored:
     reason = task.unscored() or (
       f'{", ".join(unscored)} could not be scored this time: give the same '

@@ -1,6 +1,6 @@
 """Serves prompts with a draft model that learns from what is rejected.
 
-  python -m experiments.online --prompts=HumanEval.jsonl --out=results/online
+  python -m experiments.online --prompts=HumanEval.jsonl.gz --out=results/online
 
 Decodes the same prompts, once each, with a draft model that is updated and with
 one that is not. What a batch of prompts is drafted with was learned from the

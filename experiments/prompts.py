@@ -46,7 +46,11 @@ def read(path: str, limit: int | None = None) -> list[Prompt]:
 
 def name(path: str) -> str:
   """What the prompts are called in a table: the file's name."""
-  return pathlib.Path(path).stem
+  return pathlib.Path(_uncompressed(path)).stem
+
+
+def _uncompressed(path: str) -> str:
+  return path.removesuffix('.gz')
 
 
 def _read_lines(path: str) -> list[str]:
@@ -65,7 +69,10 @@ def _read_lines(path: str) -> list[str]:
 def _parse(path: str, lines: list[str]) -> list[Prompt]:
   numbered = [(i, line.strip()) for i, line in enumerate(lines, 1)]
   numbered = [(i, line) for i, line in numbered if line]
-  named_json = pathlib.Path(path).suffix in ('.jsonl', '.json')
+  named_json = pathlib.Path(path.removesuffix('.gz')).suffix in (
+    '.jsonl',
+    '.json',
+  )
   if not (named_json or (numbered and numbered[0][1].startswith('{'))):
     return [Prompt(str(i), NO_CATEGORY, line, i) for i, line in numbered]
   prompts = []

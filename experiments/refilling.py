@@ -16,6 +16,7 @@ from experiments import methods as methods_lib
 from experiments import results
 from experiments import units as units_lib
 import specsample
+from specsample import checks
 from specsample import continuous
 from specsample import refill
 from specsample import request
@@ -48,9 +49,11 @@ class Comparison:
     """Refuses to measure nothing, and empty groups."""
     for name in ('num_requests', 'repeats', 'group_size'):
       value = getattr(self, name)
-      if value is not None and value < 1:
+      if value is not None and not checks.is_count(value):
         raise ValueError(f'Comparison.{name} is {value}: give at least 1')
-    if not self.max_new_tokens or min(self.max_new_tokens) < 1:
+    if not self.max_new_tokens or not all(
+      map(checks.is_count, self.max_new_tokens)
+    ):
       raise ValueError(
         f'Comparison.max_new_tokens is {self.max_new_tokens}: give at least '
         'one, each at least 1'

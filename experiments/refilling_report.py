@@ -41,7 +41,8 @@ class Row:
   ratio_ci95: list[float] | None  # over repeats; None for two
   different: int  # outputs that are not the same both ways
   ties: int  # of them, those that part at a float tie
-  audited: bool  # whether the others are faults
+  # Whether differences were looked into: those that are no ties are faults.
+  audited: bool
 
 
 def rows(
@@ -136,7 +137,7 @@ def show(
   shown.print(_table(rows))
   for row in rows:
     shown.print(_agreement(row))
-  for detail in audits.lines(divergences, refilling.STATIC):
+  for detail in audits.lines(divergences, refilling.STATIC, 'throughput.json'):
     shown.print(detail)
   print(f'\nthroughput.json is in {out}')
 
@@ -172,9 +173,9 @@ def _agreement(row: Row) -> rich.text.Text:
   if not row.different:
     text, style = 'every output is the same both ways', ''
   elif not row.audited:
+    where = 'above temperature 0' if row.temperature else 'by a lossy rule'
     text, style = (
-      f'{row.different} outputs part; above temperature 0, and by a rule that '
-      'is not exact, a rounding is enough for that',
+      f'{row.different} outputs part; {where} a rounding is enough for that',
       'yellow',
     )
   elif errors:

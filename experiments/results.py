@@ -13,9 +13,6 @@ from specsample import files
 from specsample import stats
 
 OVERALL = 'overall'  # the category of a row over all prompts
-# Two log-probabilities closer than that are a tie in float32: passes of another
-# shape add in another order, which moves them by less.
-TIE = 1e-4
 
 
 class NotWrittenError(ValueError):

@@ -20,6 +20,7 @@ from experiments import progress
 from experiments import prompts as prompts_lib
 from experiments import train_state
 import specsample
+from specsample import checks
 from specsample import drafters
 from specsample.models import fingerprint
 from specsample.training import online
@@ -65,7 +66,7 @@ class Serving:
         'a DraftModel alone learns online'
       )
     for name in ('batch_size', 'max_new_tokens', 'windows'):
-      if getattr(self, name) < 1:
+      if not checks.is_count(getattr(self, name)):
         raise ValueError(
           f'Serving.{name} is {getattr(self, name)}: give at least 1'
         )

@@ -16,6 +16,7 @@ from experiments import predicted
 from experiments import results
 from experiments import roofline as roofline_lib
 from experiments import scoring
+from experiments.tasks import source as source_lib
 from specsample import cost
 from specsample import drafters
 
@@ -80,6 +81,12 @@ class Table:
       part=part,
       divergences=journal.of(audits.KIND),
     )
+
+  @functools.cached_property
+  def provenance(self) -> source_lib.Provenance | None:
+    """Of what a task had decoded; None without one. Reads it once more."""
+    task = self.evaluation.task
+    return None if task is None else task.provenance()
 
   @functools.cached_property
   def rows(self) -> list[results.Row]:

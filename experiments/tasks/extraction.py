@@ -7,8 +7,12 @@ import re
 # Where the completion of a function ends: Chen et al. 2107.03374, section 2.
 CODE_STOPS = ('\nclass', '\ndef', '\n#', '\nif', '\nprint')
 
-# Before a block of code. What stands behind backticks has none.
-_FENCE = re.compile(r'([ \t]*)(`{3,}(?!.*`)|~{3,})')
+# Before a block of code: alone, behind the mark of an item of a list, or at the
+# end of a line of text. What stands behind backticks has none.
+_FENCE = re.compile(
+  r'([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)(?:\S.*[ \t](?=[`~]+\w*\s*$))?'
+  r'(`{3,}(?!.*`)|~{3,})'
+)
 _FIRST_LINE_OF_CODE = re.compile(
   r'^(?:def |class |@|import \w|from \w+(?:\.\w+)* import )', re.MULTILINE
 )

@@ -38,8 +38,8 @@ _NUMBER = r'(?:(?<![\w)])-)?\$?\d++(?:,\d{3}(?!\d))*+(?:\.\d++)?+'
 # Without prose: of words only units and variables, which a sign is behind, 'of'
 # and those of LaTeX. A bracket right behind a number begins an explanation.
 _EQUATION = (
-  r'(?:[-+*/^%${})\\ \t\d]|[.,](?=\d)|(?<!\d)(?<!\d )\('
-  r'|\\[a-z]+|\bof\b|[^\W\d_]+(?=[ )}]*[-+*/^=]))*+='
+  r'(?:\\[a-z]+|[-+*/^%${})\\ \t\d]|[.,](?=\d)|(?<!\d)(?<!\d )\('
+  r'|\bof\b|[^\W\d_]+(?=[ )}]*[-+*/^=]))*+='
 )
 # Words, markup, what begins mathematics in LaTeX.
 _BETWEEN = r'[^\d\n-]{0,20}'

@@ -47,11 +47,13 @@ class Given(stateless.Stateless):
     """
     shape = (state.length.shape[0], self.num_draft_tokens)
     given = np.asarray(jax.device_get(drafts))
-    tokens = given.astype(np.int32)
-    if given.shape != shape or not np.array_equal(tokens, given):
+    with np.errstate(invalid='ignore'):  # of NaN
+      tokens = given.astype(np.int32)
+    is_ids = given.dtype.kind in 'iu' and np.array_equal(tokens, given)
+    if given.shape != shape or not is_ids:
       raise ValueError(
-        f'drafts are {given.dtype} of shape {given.shape}: give int32 of '
-        f'{shape}, a row for each of the state, -1 behind the last token'
+        f'drafts are {given.dtype} of shape {given.shape}: give token ids of '
+        f'int32, {shape}, a row for each of the state, -1 behind the last'
       )
     placed = sharding.place({'tokens': tokens}, {'tokens': ('batch', None)})
     return dataclasses.replace(state, draft=GivenState(**placed))

@@ -101,12 +101,14 @@ def test_a_draft_ends_before_an_id_that_the_target_lacks(rule):
 @pytest.mark.parametrize(
   ('drafts', 'message'),
   [
-    (np.zeros((2, 2), np.int32), r'of shape \(2, 2\): give int32 of \(2, 3\)'),
-    (np.full((2, 3), 1.7), r'are float64 of shape \(2, 3\): give int32'),
-    (np.full((2, 3), 2**32), r'are int64 of shape \(2, 3\): give int32'),
+    (np.zeros((2, 2), np.int32), r'of shape \(2, 2\): give token ids'),
+    (np.full((2, 3), 1.7), r'are float64 of shape \(2, 3\): give token ids'),
+    (np.ones((2, 3)), r'are float64 of shape'),
+    (np.full((2, 3), np.nan), r'are float64 of shape'),
+    (np.full((2, 3), 2**32), r'are int64 of shape \(2, 3\): give token ids'),
   ],
 )
-def test_another_shape_is_refused(drafts, message):
+def test_what_is_no_draft_is_refused(drafts, message):
   with pytest.raises(ValueError, match=message):
     _GIVEN.give(_prefill(), drafts)
 

@@ -96,6 +96,15 @@ def test_a_compressed_file_is_read_whatever_its_name(tmp_path):
     prompts.read(str(path))
 
 
+def test_a_compressed_file_is_called_as_it_would_be_without(tmp_path):
+  path = tmp_path / 'prompts.jsonl.gz'
+  path.write_bytes(gzip.compress(b'["a"]\n'))
+  assert prompts.name(str(path)) == 'prompts'
+  # JSON lines by the name, and no text of a prompt.
+  with pytest.raises(ValueError, match=r'line 1: expected a JSON object'):
+    prompts.read(str(path))
+
+
 def test_missing_and_empty_files(tmp_path):
   with pytest.raises(ValueError, match=r'nowhere\.jsonl: No such file'):
     prompts.read(str(tmp_path / 'nowhere.jsonl'))

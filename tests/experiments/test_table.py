@@ -1,6 +1,7 @@
 """Rows of a table from generations that were made up."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -279,9 +280,15 @@ def test_a_prefill_takes_in_whole_chunks(lengths, fed):
   assert predicted.fed_tokens(lengths) == fed
 
 
-def test_methods_without_a_score_are_named(in_batches, tmp_path, capsys):
+def test_what_was_left_out_and_has_no_score_is_said(
+  in_batches, tmp_path, capsys
+):
+  path = tmp_path / 'xsum.jsonl'
+  empty = {'document': ' ', 'summary': 'Gone.', 'id': '30'}
+  whole = {'document': 'It rained.', 'summary': 'Rain.', 'id': '31'}
+  path.write_text(f'{json.dumps(empty)}\n{json.dumps(whole)}')
   evaluated = dataclasses.replace(
-    in_batches.evaluation, task=summarization.articles()
+    in_batches.evaluation, task=summarization.xsum(path=str(path))
   )
   score = {'ROUGE-2': {'name': 'ROUGE-2', 'value': 0.5, 'ci95': None}}
   printed = {}
@@ -291,5 +298,6 @@ def test_methods_without_a_score_are_named(in_batches, tmp_path, capsys):
     )
     evaluation_report.show(tmp_path, [shown], papers.Paper())
     printed[len(names)] = ' '.join(capsys.readouterr().out.split())
+  assert 'XSum: records without a text, left out: 1' in printed[1]
   assert 'no score: ngram could not be scored this time: give' in printed[1]
   assert 'no score' not in printed[2]

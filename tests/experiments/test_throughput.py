@@ -161,12 +161,13 @@ def test_differences_are_audited(in_bfloat16, tmp_path, capsys):
   ngram, lossy = refilling_report.rows(comparison, journal)
   assert (ngram.different, ngram.ties, ngram.audited) == (2, 1, True)
   assert (lossy.different, lossy.ties, lossy.audited) == (2, 0, False)
-  found = [tie, fault]
+  found = [tie, fault, tie, tie]
   refilling_report.show(tmp_path, [ngram, lossy], found, 'prompts')
   text = ' '.join(capsys.readouterr().out.split())
   assert 'ngram: 1 outputs DIFFER and are no float ties' in text
-  assert 'lossy: 2 outputs part; above temperature 0, and by a rule' in text
+  assert 'lossy: 2 outputs part; by a lossy rule a rounding is' in text
   assert "ahead is static's token by" in text
+  assert '1 more of ngram in throughput.json' in text
   refilling_report.write(tmp_path, [ngram, lossy], found)
   written = json.loads((tmp_path / 'throughput.json').read_text())
   assert written['divergences'] == found

@@ -45,6 +45,9 @@ def _fenced(*codes):
     ),
     ('- This:\n\t~~~\n\tdef f():\n\t  pass\n\t~~~', _F),
     (f'1. This:\n   ```\n{_F}   ```\n2. So.', _F),
+    ('1. ```python\n   def f():\n     pass\n   ```\nDone.', _F),
+    (f'Here it is: ```python\n{_F}```\nDone.', _F),
+    (f'No ``` here: x\n```\n{_F}```', _F),
     # Fences in what is fenced.
     (
       '```\ndef f():\n  """\n  ```\n  """\n```',

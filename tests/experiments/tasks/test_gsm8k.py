@@ -49,6 +49,8 @@ _PROBLEM = {
     (r'The answer is \(9 \times 2 = 18\) at 3 stalls', '18'),
     ('The answer is 16 \N{MINUS SIGN} 20 = \N{MINUS SIGN}4, below 0', '-4'),
     ('The answer is 2**3 = 8, not 6', '8'),
+    (r'The answer is $16 - \sqrt{4} = 14$ of 20', '14'),
+    (r'So \boxed{2 + \frac{36}{2} = 20}, not 3', '20'),
     ('#### Step 1: 4 + 5 = 9\nThe answer is 18, as 2 * 9 = 18.', '18'),
     ('The answer is 18\n#### 2. Check: 9 * 2 = 18, not 7', '18'),
     ('The answer is 3x$4 = $12 of 20', '12'),
