@@ -246,7 +246,10 @@ def test_more_than_k_is_clamped_and_said_once(caplog):
     ({'widths': (2, 1)}, 'rising numbers of drafts, from 0 to 3'),
     ({'widths': (0, 4)}, r'widths are \(0, 4\)'),
     ({'drafter': object()}, 'object has no pause and resume'),
-    ({'drafter': drafters.Recording(drafter=_CHAIN)}, 'Recording has no pause'),
+    (
+      {'drafter': drafters.Recording(drafter=_CHAIN, top_k=4)},
+      'Recording has no pause',
+    ),
     (
       {'drafter': drafters.Adaptive(drafter=_CHAIN, policies=(_Seldom(),))},
       'give it all policies at once',

@@ -277,7 +277,7 @@ def test_more_tokens_take_one_command(commands, flags, made, tmp_path):
 
 
 @pytest.fixture(scope='module')
-def refusals(commands, flags, made, tmp_path_factory):
+def refusals(commands, flags, files, made, tmp_path_factory):
   """How the command ended on copies of the data, and whether they changed."""
   parent = tmp_path_factory.mktemp('refused')
   names = sorted(made.files())
@@ -291,7 +291,7 @@ def refusals(commands, flags, made, tmp_path_factory):
     return folder
 
   case('seed', '--gin_bindings=Synthesis.seed = 1')
-  case('prompts', '--prompts=')
+  case('prompts', f'--prompts={files / "exclude.txt"}')
   case('bfloat16', "--gin_bindings=target/specsample.load.dtype = 'bfloat16'")
   case('int8', "--gin_bindings=target/specsample.load.weights = 'int8'")
   folder = case('truncated')
