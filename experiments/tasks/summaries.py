@@ -65,13 +65,11 @@ class Summaries:
     prompts: Sequence[prompts_lib.Prompt],
     answers: Sequence[Sequence[str]],
   ) -> list[task.Score]:
-    """ROUGE-2; of what a plain model writes on, the first paragraph's."""
-    if not self.chat:
-      answers = [
-        [extraction.cut(text.lstrip(), _STOPS) for text in samples]
-        for samples in answers
-      ]
-    return rouge.score(prompts, answers)
+    """ROUGE-2: of a chat model's answer without its thoughts; of what a plain
+    model writes on, the first paragraph's."""
+    summary = extraction.spoken if self.chat else _first_paragraph
+    found = [[summary(text) for text in samples] for samples in answers]
+    return rouge.score(prompts, found)
 
   def _prompt(self, begin, record):
     article, summary = _texts(self.source, record)
@@ -90,6 +88,10 @@ class Summaries:
 
 def _texts(source, record):
   return [record.values[name].strip() for name in source.fields]
+
+
+def _first_paragraph(text: str) -> str:
+  return extraction.cut(text.lstrip(), _STOPS)
 
 
 def _ask(article: str) -> str:

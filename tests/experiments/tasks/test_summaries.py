@@ -149,6 +149,17 @@ def test_what_a_plain_model_writes_on_does_not_count(tmp_path):
   assert values[False] == 1 > values[True] > 0
 
 
+def test_what_a_chat_model_thinks_does_not_count(tmp_path):
+  records = [{'document': 'x', 'summary': 'Dogs bark at night.'}]
+  task = summarization.xsum(path=_file(tmp_path, records), chat=True)
+  answers = [
+    '<think>Cats do not bark.</think>Dogs bark at night.',
+    '<think>Dogs',
+  ]
+  (score,) = task.score(task.prompts(), [answers])
+  assert score.value == (1 + 0) / 2
+
+
 def test_without_the_package_there_is_no_score_and_it_says_so(monkeypatch):
   task = summarization.articles()
   assert task.unscored() is None
