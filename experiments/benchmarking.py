@@ -105,7 +105,7 @@ class Measured:
   ar_tokens_per_s: float  # prefill included, as is the next
   transformers_tokens_per_s: float | None
   ar_ms_per_token: float  # prefill left out
-  copy_gb_per_s: float  # of one device
+  memory_gb_per_s: float  # of one device, as it is read or copied
   percent_of_roofline: float  # of autoregressive decoding
   methods: dict[str, Speculative]
   weight_bytes: int  # without a mesh's copies, as the next
@@ -140,8 +140,8 @@ def measure(
     memory = jax.local_devices()[0].memory_stats() or {}
     peak_device = memory.get('peak_bytes_in_use')
 
-    step('copy bandwidth')
-    copies = [measure_lib.copy_bandwidth()]
+    step('memory')
+    bandwidths = [measure_lib.memory_bandwidth()]
 
     step('autoregressive, speculative and transformers, in turns')
     decoders: dict[Any, Callable[[], Any]] = {
@@ -159,7 +159,7 @@ def measure(
 
     step('autoregressive decoding without the prefill')
     ar_ms = _round_times(benchmark, prompt, plain).least_ms
-    copies.append(measure_lib.copy_bandwidth())
+    bandwidths.append(measure_lib.memory_bandwidth())
 
     parts = {}
     for name, method in benchmark.methods.items():
@@ -174,12 +174,12 @@ def measure(
       length=len(prompt),
       max_length=_cache_length(benchmark, prompt),
     )
-    copies.append(measure_lib.copy_bandwidth())
+    bandwidths.append(measure_lib.memory_bandwidth())
 
   # The machine's best, as the decoding is: it may be slower for a while.
-  copy = max(copies)
+  bandwidth = max(bandwidths)
   target = {'target': benchmark.params}
-  roofline = roofline_lib.Roofline.of(target, benchmark.model, copy)
+  roofline = roofline_lib.Roofline.of(target, benchmark.model, bandwidth)
   count = benchmark.max_new_tokens
   transformers_seconds = seconds.get(_PEER)
   return Measured(
@@ -189,7 +189,7 @@ def measure(
       count / transformers_seconds if transformers_seconds else None
     ),
     ar_ms_per_token=ar_ms,
-    copy_gb_per_s=copy / 1e9,
+    memory_gb_per_s=bandwidth / 1e9,
     percent_of_roofline=1e5 * roofline.seconds(1, cache_bytes, 1) / ar_ms,
     methods={
       name: _speculative(

@@ -26,9 +26,9 @@ import specsample
 from specsample import checks
 from specsample.models import fingerprint
 
-# The journal's keys: (COPY, i), ('generation', method, batch) and
+# The journal's keys: (MEMORY, i), ('generation', method, batch) and
 # (parts.KIND, method, batch).
-COPY = 'copy_bandwidth'
+MEMORY = 'memory_bandwidth'
 
 
 @gin.configurable
@@ -253,7 +253,7 @@ def units(
     tokens: the prompts as the model reads them.
     visits: the most often that parts are timed; None is any number.
   """
-  yield units_lib.Unit('memory', (COPY, 0), _copy_bandwidth)
+  yield units_lib.Unit('memory', (MEMORY, 0), _memory_bandwidth)
   batches = evaluation.batches(len(prompts))
   turns = list(itertools.product(range(evaluation.samples), enumerate(batches)))
   repeats = parts.share_out(
@@ -298,11 +298,11 @@ def units(
         f'parts of a round, {name}', (parts.KIND, name, turn), measured
       )
   # A machine that was slow at the beginning may be as fast as it was later.
-  yield units_lib.Unit('memory', (COPY, 1), _copy_bandwidth)
+  yield units_lib.Unit('memory', (MEMORY, 1), _memory_bandwidth)
 
 
-def _copy_bandwidth():
-  return {'bytes_per_second': measure.copy_bandwidth()}
+def _memory_bandwidth():
+  return {'bytes_per_second': measure.memory_bandwidth()}
 
 
 def _generations(generate, place, categories, prompts):

@@ -16,8 +16,8 @@ import numpy as np
 from specsample import sharding
 from specsample.types import Model, Params
 
-# Far above any cache, so that the copy is one of the memory.
-_COPY_BYTES = 1 << 28
+# Far above any cache, so that it is the memory that is read.
+_STREAM_BYTES = 1 << 28
 
 
 def seconds(function: Callable[..., Any], *args, **kwargs) -> tuple[Any, float]:
@@ -35,35 +35,41 @@ def by_tokens(total: float, lengths: Sequence[int]) -> list[float]:
   return [total * length / tokens for length in lengths]
 
 
-def copy_bandwidth(repeats: int = 5) -> float:
-  """Bytes read and written a second by a large copy on one device.
+def memory_bandwidth(repeats: int = 5) -> float:
+  """The most bytes a second that the memory of one device gives or takes.
 
-  That is this process's first one, also under a mesh. The larger of a compiled
-  copy there and, where it is the host's CPU, one of numpy's. Processes that
-  share a machine measure at the same time, and share its bandwidth.
+  Of a large sum, which reads as a pass of a model does, and of a large copy,
+  which reads and writes: a roofline of the slower one would flatter. That is
+  this process's first device, also under a mesh; where it is the host's CPU,
+  numpy copies too. Processes that share a machine measure at the same time, and
+  share its bandwidth.
   """
   one = sharding.make_mesh(devices=jax.local_devices()[:1])
   is_mesh = not jax.sharding.get_mesh().empty
   with jax.set_mesh(one) if is_mesh else contextlib.nullcontext():
-    return _copy_bandwidth(repeats)
+    return _memory_bandwidth(repeats)
 
 
-def _copy_bandwidth(repeats):
-  host = np.ones(_COPY_BYTES // 4, np.float32)
+def _memory_bandwidth(repeats):
+  host = np.ones(_STREAM_BYTES // 4, np.float32)
   source = jnp.asarray(host)
   # Donated, the second array is reused, as numpy's is: no fresh pages.
   fill = jax.jit(lambda old, x: x + 1, donate_argnums=0, keep_unused=True)
+  read = jax.jit(jnp.sum)
   target = fill(jnp.zeros_like(source), source)
-  times = []
+  jax.block_until_ready(read(source))
+  copies, reads = [], []
   for _ in range(repeats):
     target, elapsed = seconds(fill, target, source)
-    times.append(elapsed)
+    copies.append(elapsed)
+    _, elapsed = seconds(read, source)
+    reads.append(elapsed)
   if jax.devices()[0].platform == 'cpu':
     buffer = np.empty_like(host)
     for _ in range(repeats + 1):
       _, elapsed = seconds(np.copyto, buffer, host)
-      times.append(elapsed)
-  return 2 * host.nbytes / min(times)
+      copies.append(elapsed)
+  return max(2 * host.nbytes / min(copies), host.nbytes / min(reads))
 
 
 def pass_ms(
@@ -80,23 +86,30 @@ def pass_ms(
 
   They follow `length` tokens in a cache of `max_length`, of one row in each
   part of the mesh's data axis. Compiled loops of `passes`, the sizes in turns,
-  the least of `repeats`.
+  the least of `repeats`; what a call of no passes takes is taken off.
   """
-  times: dict[int, list[float]] = {size: [] for size in sizes}
+  # By size, of no passes and of so many.
+  times: dict[int, tuple[list[float], list[float]]] = {
+    size: ([], []) for size in sizes
+  }
   for repeat in range(repeats + 1):
-    for size in sizes:
-      _, elapsed = seconds(
-        _passes,
-        params,
-        length,
-        model=model,
-        num_tokens=size,
-        max_length=max_length + max(sizes),
-        passes=passes,
-      )
-      if repeat:  # the first one compiles
-        times[size].append(1e3 * elapsed / passes)
-  return {size: min(elapsed) for size, elapsed in times.items()}
+    for size, taken in times.items():
+      for count, elapsed in zip((0, passes), taken, strict=True):
+        _, once = seconds(
+          _passes,
+          params,
+          length,
+          model=model,
+          num_tokens=size,
+          max_length=max_length + max(sizes),
+          passes=count,
+        )
+        if repeat:  # the first one compiles
+          elapsed.append(once)
+  return {
+    size: 1e3 * (min(elapsed) - min(calls)) / passes
+    for size, (calls, elapsed) in times.items()
+  }
 
 
 @functools.partial(

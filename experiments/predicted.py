@@ -21,9 +21,9 @@ def speedup(
 ) -> float | None:
   """The baseline's predicted time a token over the method's.
 
-  None where one of them emitted nothing, and where the typical prompts are one
-  token each: then nothing is known of what a prefill takes. `parts` are the
-  method's, as the journal has them.
+  None where one of them emitted nothing, where the typical prompts are one
+  token each, as nothing is known of what a prefill takes then, and where noise
+  hid what a round takes. `parts` are the method's, as the journal has them.
   """
   if not (_num_tokens(runs) and _num_tokens(baseline)):
     return None
@@ -43,7 +43,7 @@ def speedup(
     prefill_ms=parts['plain_prefill_ms'],
     prefill_tokens=parts['prefill_tokens'],
   )
-  return plain / own
+  return plain / own if min(plain, own) > 0 else None
 
 
 def fed_tokens(prompt_tokens: Sequence[int]) -> int:

@@ -46,16 +46,16 @@ class Roofline:
 
   @classmethod
   def of(
-    cls, params: Params, model: Model, copy_bandwidth: float
+    cls, params: Params, model: Model, memory_bandwidth: float
   ) -> 'Roofline':
-    """Where the parameters are; `copy_bandwidth` is that of one memory."""
+    """Where the parameters are; `memory_bandwidth` is that of one memory."""
     weights, of_experts = _read(params, _bytes_on_devices)
     return cls(
       weight_bytes=weights,
       expert_bytes=of_experts,
       experts=getattr(model, 'experts', None),
       cache_copies=_cache_copies(model),
-      bytes_per_second=_num_memories() * copy_bandwidth,
+      bytes_per_second=_num_memories() * memory_bandwidth,
     )
 
   def seconds(self, passes: int, caches: int, num_tokens: int) -> float:

@@ -25,6 +25,9 @@ from specsample.types import (
 )
 
 _PLAIN = specsample.drafters.NoDraft()
+# Drafting is timed over so many times the rounds: it may take less than calls
+# differ by.
+_MORE_DRAFTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +61,14 @@ def times(
 ) -> RoundTimes:
   """Times the prefill, drafting, the target over a draft, a whole round.
 
-  Each of the last three is a compiled loop of `rounds`; all take turns,
-  `repeats` times, with prefill and rounds of autoregressive decoding. Parts are
-  medians; the rest is that of the whole less the two parts just before it, when
-  the machine was as fast or slow. The target reads the pending token and the N
-  nodes of a draft that was made before, and moves a path of a tree into place.
-  With the `stop` of `generate` whole rounds run what that has compiled.
+  Each of the last three is a compiled loop of `rounds`, or some times as many;
+  all take turns, `repeats` times, with prefill and rounds of autoregressive
+  decoding. Of each a call of no rounds is timed too and taken off: an answer is
+  one call. Parts are medians; the rest is that of the whole less the two parts
+  just before it, when the machine was as fast or slow. The target reads the
+  pending token and the N nodes of a draft that was made before, and moves a
+  path of a tree into place. With the `stop` of `generate` whole rounds run what
+  that has compiled.
   """
   prefill = functools.partial(
     specsample.prefill,
@@ -85,7 +90,7 @@ def times(
     _target_rounds, params, model=model, drafter=drafter
   )
   # Of the type that `generate` gives, whose executables these are then.
-  most = jax.device_put(np.int32(rounds))
+  most, none = (jax.device_put(np.int32(count)) for count in (rounds, 0))
   decode = functools.partial(
     specsample.advance,
     params,
@@ -93,7 +98,6 @@ def times(
     drafter=drafter,
     verify=verify,
     stop=stop,
-    max_rounds=most,
   )
   decode_plain = functools.partial(
     specsample.advance,
@@ -102,47 +106,57 @@ def times(
     drafter=_PLAIN,
     verify=specsample.verify.chain,
     stop=stop,
-    max_rounds=most,
   )
   to_judge = functools.partial(
     _to_judge, params, model=model, drafter=drafter, verify=verify
   )
   judge = functools.partial(_judge, verify=verify)
+  num_drafted = _MORE_DRAFTS * rounds
   measured = []
   for repeat in range(repeats + 1):
-    state, plain_prefill_time = measure.seconds(start_plain)
-    state, plain_time = measure.seconds(decode_plain, state)
+    taken: dict[str, float] = {}
+
+    def timed(name, function, *args, taken=taken, **kwargs):
+      result, taken[name] = measure.seconds(function, *args, **kwargs)
+      return result
+
+    state = timed('plain prefill', start_plain)
+    for _ in range(2):  # the first call behind another program is slower
+      state = timed('plain call', decode_plain, state, max_rounds=none)
+    state = timed('plain rounds', decode_plain, state, max_rounds=most)
     plain_done = int(_most_rounds(state))
-    state, prefill_time = measure.seconds(start)
-    (state, draft), draft_time = measure.seconds(propose, state, rounds=rounds)
-    state, score_time = measure.seconds(score, state, draft, rounds=rounds)
+    state = timed('prefill', start)
+    for _ in range(2):
+      state, _ = timed('draft call', propose, state, rounds=0)
+    state, draft = timed('drafts', propose, state, rounds=num_drafted)
+    for _ in range(2):
+      state = timed('pass call', score, state, draft, rounds=0)
+    state = timed('passes', score, state, draft, rounds=rounds)
     judged = jax.block_until_ready(to_judge(state, draft))
-    _, judge_time = measure.seconds(judge, state, *judged)
-    state, round_time = measure.seconds(decode, state)
+    timed('judge', judge, state, *judged)
+    for _ in range(2):
+      state = timed('call', decode, state, max_rounds=none)
+    state = timed('rounds', decode, state, max_rounds=most)
     if repeat:  # the first one compiles
       done = int(_most_rounds(state))
-      measured.append(
-        (
-          prefill_time,
-          plain_prefill_time,
-          plain_time / plain_done,
-          draft_time / rounds,
-          score_time / rounds,
-          judge_time,
-          round_time / done,
-        )
-      )
-  before, parts = np.split(1e3 * np.asarray(measured).T, [3])
-  prefill_ms, plain_prefill_ms, plain_ms = np.median(before, axis=1).tolist()
-  draft_ms, verify_ms, judge_ms, round_ms = parts
+      measured.append(taken | {'plain done': plain_done, 'done': done})
+  median = lambda values: float(np.median(values))
+  of = lambda name: np.asarray([one[name] for one in measured])
+  ms = lambda name: 1e3 * of(name)
+  # Less the typical call: the least of differences is of the slowest calls.
+  less = lambda name, call: ms(name) - median(ms(call))
+  plain_ms = less('plain rounds', 'plain call') / of('plain done')
+  draft_ms = less('drafts', 'draft call') / num_drafted
+  verify_ms = less('passes', 'pass call') / rounds
+  round_ms = less('rounds', 'call') / of('done')
   return RoundTimes(
-    prefill_ms=prefill_ms,
-    plain_prefill_ms=plain_prefill_ms,
-    plain_ms=plain_ms,
-    draft_ms=float(np.median(draft_ms)),
-    verify_ms=float(np.median(verify_ms)),
-    overhead_ms=float(np.median(round_ms - draft_ms - verify_ms)),
-    judge_ms=float(np.median(judge_ms)),
+    prefill_ms=median(ms('prefill')),
+    plain_prefill_ms=median(ms('plain prefill')),
+    plain_ms=median(plain_ms),
+    draft_ms=max(0.0, median(draft_ms)),
+    verify_ms=median(verify_ms),
+    overhead_ms=median(round_ms - draft_ms - verify_ms),
+    judge_ms=median(ms('judge')),
     least_ms=float(np.min(round_ms)),
     law=_abstract_draft(
       params, state, model=model, drafter=drafter, verify=verify
@@ -174,20 +188,19 @@ def draft_ms(
     sampling=sampling,
     max_new_tokens=max_new_tokens,
   )
-  measured = []
+  propose = functools.partial(
+    _draft_rounds, params, model=model, drafter=drafter, verify=verify
+  )
+  num_drafted = _MORE_DRAFTS * rounds
+  calls, measured = [], []
   for repeat in range(repeats + 1):
-    (state, _), elapsed = measure.seconds(
-      _draft_rounds,
-      params,
-      state,
-      model=model,
-      drafter=drafter,
-      verify=verify,
-      rounds=rounds,
-    )
+    (state, _), call = measure.seconds(propose, state, rounds=0)
+    (state, _), elapsed = measure.seconds(propose, state, rounds=num_drafted)
     if repeat:  # the first one compiles
-      measured.append(1e3 * elapsed / rounds)
-  return float(np.median(measured))
+      calls.append(call)
+      measured.append(elapsed)
+  of_drafts = float(np.median(measured) - np.median(calls))
+  return max(0.0, 1e3 * of_drafts / num_drafted)
 
 
 def _abstract_draft(params, state, **components) -> Draft:
@@ -247,16 +260,18 @@ def _target_rounds(params, state, draft, *, model, drafter, rounds):
     path = state.length[:, None] - 1 + kept
 
   def body(_, carry):
-    draft, cache = carry
-    now = dataclasses.replace(state, cache=cache)
+    length, cache = carry
+    now = dataclasses.replace(state, length=length, cache=cache)
     scored, cache = step.score(params, now, draft, model=model, drafter=drafter)
-    # As above: all logits are needed before the next pass.
+    # As above: all logits are needed before the next pass, also of one without
+    # drafts, whose unembedding is left out where nothing depends on it.
     moved = jnp.any(scored.output.logits == jnp.inf, axis=(1, 2))
-    draft = dataclasses.replace(draft, tokens=draft.tokens + moved[:, None])
-    return draft, model.commit(cache, state.length - 1, path)
+    return length + moved, model.commit(cache, state.length - 1, path)
 
-  _, cache = jax.lax.fori_loop(0, rounds, body, (draft, state.cache))
-  return dataclasses.replace(state, cache=cache)
+  length, cache = jax.lax.fori_loop(
+    0, rounds, body, (state.length, state.cache)
+  )
+  return dataclasses.replace(state, length=length, cache=cache)
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'drafter', 'verify'))

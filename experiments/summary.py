@@ -53,7 +53,7 @@ def lines(measured: benchmarking.Measured) -> list[str]:
     f'autoregressive: {measured.ar_tokens_per_s:.1f} tokens/s, '
     f'{measured.ar_ms_per_token:.2f} ms a token without the prefill, '
     f'{measured.percent_of_roofline:.0f}% of the roofline '
-    f'(copy: {measured.copy_gb_per_s:.1f} GB/s)',
+    f'(memory: {measured.memory_gb_per_s:.1f} GB/s)',
   ]
   if measured.transformers_tokens_per_s is not None:
     ratio = measured.ar_tokens_per_s / measured.transformers_tokens_per_s

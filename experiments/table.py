@@ -39,7 +39,7 @@ class Table:
   benchmark: str
   generations: dict[str, list[results.Generation]]
   parts: dict[str, dict[str, Any]]
-  copy_bandwidth: float  # bytes a second, the most that was measured
+  memory_bandwidth: float  # bytes a second, the most that was measured
   # By method and name of the score, as `task.Score` has them.
   scores: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   part: str = ''
@@ -70,8 +70,8 @@ class Table:
         for name in evaluation.methods
       },
       parts={name: parts_lib.of(journal, name) for name in evaluation.methods},
-      copy_bandwidth=max(
-        copy['bytes_per_second'] for copy in journal.of(evaluation_lib.COPY)
+      memory_bandwidth=max(
+        once['bytes_per_second'] for once in journal.of(evaluation_lib.MEMORY)
       ),
       scores={
         name: {score['name']: score for score in journal[key]['scores']}
@@ -203,6 +203,8 @@ class Table:
     ):
       return None
     one_pass = self.parts[methods_lib.BASELINE]['verify_ms']
+    if one_pass <= 0:  # noise hid it
+      return None
     return self.parts[name]['draft_ms'] / depth / one_pass
 
   def _of_category(self, name, category):
@@ -248,7 +250,7 @@ class Table:
     """Of each generation; those of a batch share its seconds' alike."""
     target = self.evaluation.target
     roofline = roofline_lib.Roofline.of(
-      {'target': target.params}, target.model, self.copy_bandwidth
+      {'target': target.params}, target.model, self.memory_bandwidth
     )
 
     def of_batch(runs, num_drafts):

@@ -18,7 +18,7 @@ def chip() -> chips.Chip:
   """Its memory, how fast a copy of it is, and products of float32 matrices."""
   return chips.Chip(
     hbm_bytes=os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
-    hbm_bandwidth=measure.copy_bandwidth(),
+    hbm_bandwidth=measure.memory_bandwidth(),
     flops=_product_flops(),
     link_bandwidth=math.inf,  # one device sends nothing
   )

@@ -116,7 +116,7 @@ def test_an_evaluation_goes_on_from_a_bucket(
   units = {path.name: path for path in (folder / 'journal').iterdir()}
   assert units.keys() == {
     *('header.json', 'parts,ngram,2.json'),
-    *(f'copy_bandwidth,{i}.json' for i in range(2)),
+    *(f'memory_bandwidth,{i}.json' for i in range(2)),
     *(f'generation,ngram,{i}.json' for i in range(3)),
   }
   cached = list((tmp_path / 'bucket' / 'cache').glob('jit_advance*'))

@@ -15,10 +15,10 @@ _PROMPTS = [f'Is {i} an even number?' for i in range(10)]
 _BATCH_SIZE = 4
 _NEW_TOKENS = 24
 _KEYS = [
-  ['copy_bandwidth', 0],
+  ['memory_bandwidth', 0],
   *(['generation', 'ngram', i] for i in range(3)),
   ['parts', 'ngram', 2],
-  ['copy_bandwidth', 1],
+  ['memory_bandwidth', 1],
 ]
 _TIMEOUT = 300
 

@@ -83,10 +83,10 @@ def test_a_finished_run_only_adds_its_traces(story):
     assert story.ended[name].code == 0, story.ended[name].err
   keys = [json.loads(line).get('key') for line in story.journals['recorded']]
   assert [key[0] for key in keys[1:]] == (
-    ['copy_bandwidth']
+    ['memory_bandwidth']
     + 4 * ['generation']
     + 2 * ['parts']
-    + ['copy_bandwidth']
+    + ['memory_bandwidth']
     + 4 * ['trace']
   )
   assert set(story.written['recorded']) == _FILES

@@ -15,7 +15,7 @@ _PROMPTS = 10
 _NEW_TOKENS = 96
 _METHODS = ('autoregressive', 'ngram')
 _KEYS = {
-  *(('copy_bandwidth', i) for i in range(2)),
+  *(('memory_bandwidth', i) for i in range(2)),
   *(('generation', name, i) for name in _METHODS for i in range(_PROMPTS)),
   *(('parts', name, i) for name in _METHODS for i in range(_PROMPTS)),
 }

@@ -89,7 +89,7 @@ def _generation(text):
 def journal(tmp_path):
   """Of a run that has decoded."""
   opened = journal_lib.Journal(tmp_path, {})
-  opened.add((evaluation_lib.COPY, 0), {'bytes_per_second': 1.0})
+  opened.add((evaluation_lib.MEMORY, 0), {'bytes_per_second': 1.0})
   for name in _METHODS:
     record = _generation(name).to_json()
     opened.add(('generation', name, 0), {'generations': [record]})

@@ -224,7 +224,7 @@ def test_a_pass_reads_the_experts_of_its_tokens():
   sizes = experts.Experts(num_experts=4, num_per_token=1, mlp_dim=8)
   model = dataclasses.replace(_MODEL, experts=sizes)
   params = {'target': random_weights.params(model)}
-  found = roofline.Roofline.of(params, model, copy_bandwidth=_BANDWIDTH)
+  found = roofline.Roofline.of(params, model, memory_bandwidth=_BANDWIDTH)
   # Three of 4 x 8 each.
   assert found.expert_bytes == 4 * 4 * 3 * 32
   assert found.weight_bytes + found.expert_bytes == roofline.weight_bytes(
