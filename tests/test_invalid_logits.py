@@ -159,6 +159,28 @@ def test_a_rejected_draft_is_seen_by_nothing(model, is_kept):
   assert output.lengths[0] == (1 if is_kept else 6)
 
 
+@pytest.mark.parametrize('has_int8_cache', [False, True])
+def test_padding_without_numbers_is_seen_by_nothing(has_int8_cache):
+  """Of a short prompt beside one of several chunks, which it is fed with."""
+  model = dataclasses.replace(_LLAMA, has_int8_cache=has_int8_cache)
+  params = model.init(jax.random.key(0))
+  params |= {'embedding': params['embedding'].at[:, 0].set(jnp.nan)}
+  bias = np.zeros(model.vocab_size, np.float32)
+  bias[0] = -np.inf  # never emitted
+  generate = lambda prompts: _generate(
+    prompts,
+    {'target': params},
+    model=model,
+    drafter=drafters.NoDraft(),
+    sampling=specsample.Sampling(logit_bias=bias),
+    max_new_tokens=6,
+  )
+  short, long = [1, 2, 3, 4, 5], [1 + i % 7 for i in range(150)]
+  output = generate([short, long])
+  assert output.lengths.tolist() == [6, 6]
+  assert _rows(output)[0] == _rows(generate([short]))[0]
+
+
 def test_greedy_rows_stop_too():
   model = _Breaks(vocab_size=_VOCAB, seed=3)
   output = _generate(

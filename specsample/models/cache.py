@@ -107,7 +107,9 @@ def append(
   if not size(cache.keys[0]):
     return cache
   num_new = size(keys[0])
-  wait = 0 * after[:, :1, None, None]
+  first = after[:, :1, None, None]
+  # Of what is no number 0 times that is none either, and would be stored.
+  wait = jnp.where(jnp.isfinite(first), 0 * first, 0)
 
   def write_all(buffers, updates):
     return tuple(

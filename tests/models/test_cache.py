@@ -172,4 +172,5 @@ def test_an_int8_cache_errs_little():
     _alone(name, text) for name in ('full', 'int8')
   )  # with the same parameters
   error = np.sqrt(np.mean((found - exact) ** 2))
-  assert 0 < error < 0.05 * np.std(exact)
+  # 0.049 or 0.050 of it, as processors round; of 7 bits it would be twice that.
+  assert 0 < error < 0.07 * np.std(exact)
