@@ -162,8 +162,8 @@ def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
     values = stored[name][(slice(None),) * len(stored[name].shape)]
     if name == _D2T and not drafter.own_unembedding:
       unembedding = _unembedding(folder / NAME, target, values)
-      params[_UNEMBEDDING] = jax.device_put(
-        unembedding.astype(dtype), sharding.of(*axes[_UNEMBEDDING])
+      params[_UNEMBEDDING] = sharding.move(
+        unembedding.astype(dtype), axes[_UNEMBEDDING]
       )
     elif _kind(name) == 'BF16':
       values = values.astype(dtype)

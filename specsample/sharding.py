@@ -282,6 +282,19 @@ def place(tree: Any, axes: Any) -> Any:
   return jax.tree.map(_put, tree, of_tree(axes))
 
 
+def move(x: Array, axes: Sequence[Axes]) -> Array:
+  """An array that is on the mesh that is set, divided along these axes.
+
+  Where none is set it stays as it is. Put on a device by name it would be
+  committed to it, and so would be all that is computed with it: of every
+  program there would be two, one of states that are committed and one of those
+  that no such array has met yet.
+  """
+  if jax.sharding.get_mesh().empty:
+    return x
+  return jax.device_put(x, of(*axes))
+
+
 def _put(x, sharding):
   if sharding.is_fully_addressable:
     return jax.device_put(x, sharding)

@@ -109,6 +109,13 @@ def test_what_is_saved_is_loaded(saved, trained, name):
   assert loaded.card['fingerprint'] == fingerprint.of(_TARGET.params)
 
 
+@_each
+def test_nothing_is_committed_to_a_device(saved, name):
+  # Else a state that meets these is compiled for once more.
+  loaded = specsample.load_drafter(saved / name, _TARGET)
+  assert not any(leaf.committed for leaf in jax.tree.leaves(loaded.params))
+
+
 @pytest.mark.parametrize('name', ['medusa', 'draft_model'])
 def test_it_drafts_what_it_drafted(saved, trained, name):
   loaded = specsample.load_drafter(saved / name, _TARGET)

@@ -105,9 +105,6 @@ def init(params: Params, learner: Learner) -> Learned:
   train, frozen = step_lib.init(
     params, is_trained, learner.optimizer, learner.dtype
   )
-  # Committed to where it is, as what follows from it is: decoding is compiled
-  # once, not again for what was learned.
-  train = jax.tree.map(lambda x: jax.device_put(x, x.sharding), train)
   return Learned(train=train, frozen=frozen)
 
 
