@@ -174,6 +174,7 @@ class Evaluation:
       drafter=drafter,
       sampling=self.sampling,
       max_new_tokens=self.max_new_tokens,
+      verify=method.verify,
     )
     state = specsample.advance(
       params,

@@ -18,6 +18,7 @@ from specsample.types import Model, Params
 
 # Far above any cache, so that it is the memory that is read.
 _STREAM_BYTES = 1 << 28
+_STREAMS = 8
 
 
 def seconds(function: Callable[..., Any], *args, **kwargs) -> tuple[Any, float]:
@@ -60,10 +61,15 @@ def _memory_bandwidth(repeats):
   jax.block_until_ready(read(source))
   copies, reads = [], []
   for _ in range(repeats):
-    target, elapsed = seconds(fill, target, source)
-    copies.append(elapsed)
-    _, elapsed = seconds(read, source)
-    reads.append(elapsed)
+    # Several wait for the device at once, so that it does not wait for calls.
+    start = time.perf_counter()
+    for _ in range(_STREAMS):
+      target = fill(target, source)
+    jax.block_until_ready(target)
+    copies.append((time.perf_counter() - start) / _STREAMS)
+    start = time.perf_counter()
+    jax.block_until_ready([read(source) for _ in range(_STREAMS)])
+    reads.append((time.perf_counter() - start) / _STREAMS)
   if jax.devices()[0].platform == 'cpu':
     buffer = np.empty_like(host)
     for _ in range(repeats + 1):

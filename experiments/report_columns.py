@@ -28,7 +28,8 @@ COLUMNS = {
   ),
   'acceptance': Column(
     'acceptance',
-    'the share kept of the drafts whose turn came; one behind an end of text '
+    'the share kept of the drafts whose turn came (of a tree: of the levels '
+    'that a path came to); one behind an end of text '
     'counts as lost, as may one more than a short draft had, where rounds '
     'draft different numbers: then it is a lower bound',
     '.3f',
@@ -76,12 +77,15 @@ COLUMNS = {
     'prefill ms', 'reading the prompts of a typical batch', '.1f'
   ),
   'cost_ratio': Column(
-    'c', "what drafting a token costs, in passes of the baseline's", '.3f'
+    'c',
+    'what drafting a token (of a tree, a level) costs, in passes of the '
+    "baseline's",
+    '.3f',
   ),
   'percent_of_roofline': Column(
     'of the roofline',
-    'reading weights and caches once a round at the bandwidth of a copy, over '
-    'what the round took, in percent',
+    'reading weights and caches once a round as fast as the memory was read or '
+    'copied, over what the round took, in percent',
     '.0f',
   ),
   'drafter': Column(
@@ -110,7 +114,9 @@ COLUMNS = {
   'prompts': Column('prompts', 'how many were decoded'),
   'samples': Column('samples', 'how often each prompt was decoded'),
   'tokens': Column('tokens', 'that were emitted, ends of text counted in'),
-  'rounds': Column('rounds', 'passes of the target over drafts'),
+  'rounds': Column(
+    'rounds', 'passes of the target over drafts, summed over prompts'
+  ),
   # These are in the caption.
   'part': Column('setting', 'of a table of several'),
   'benchmark': Column('benchmark', 'the file or task of the prompts'),

@@ -142,8 +142,10 @@ def _round_ms(evaluation, method, prompts, length):
   )
   # What was fed before the first round is the prefill's share.
   state = jax.block_until_ready(advance(state, max_rounds=1))
-  _, seconds = measure_lib.seconds(advance, state, max_rounds=_ROUNDS)
-  return 1e3 * seconds / _ROUNDS
+  before = np.max(state.round)
+  state, seconds = measure_lib.seconds(advance, state, max_rounds=_ROUNDS)
+  # Fewer where the row stopped, as one without room does.
+  return 1e3 * seconds / max(1, np.max(state.round) - before)
 
 
 def write(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:

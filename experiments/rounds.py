@@ -25,9 +25,9 @@ from specsample.types import (
 )
 
 _PLAIN = specsample.drafters.NoDraft()
-# Drafting is timed over so many times the rounds: it may take less than calls
-# differ by.
-_MORE_DRAFTS = 4
+# Drafting and the rule are timed over so many times the rounds: they may take
+# less than calls differ by.
+_MORE = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def times(
     _to_judge, params, model=model, drafter=drafter, verify=verify
   )
   judge = functools.partial(_judge, verify=verify)
-  num_drafted = _MORE_DRAFTS * rounds
+  num_many = _MORE * rounds
   measured = []
   for repeat in range(repeats + 1):
     taken: dict[str, float] = {}
@@ -128,12 +128,14 @@ def times(
     state = timed('prefill', start)
     for _ in range(2):
       state, _ = timed('draft call', propose, state, rounds=0)
-    state, draft = timed('drafts', propose, state, rounds=num_drafted)
+    state, draft = timed('drafts', propose, state, rounds=num_many)
     for _ in range(2):
       state = timed('pass call', score, state, draft, rounds=0)
     state = timed('passes', score, state, draft, rounds=rounds)
     judged = jax.block_until_ready(to_judge(state, draft))
-    timed('judge', judge, state, *judged)
+    for _ in range(2):
+      timed('rule call', judge, state, *judged, rounds=0)
+    timed('rule', judge, state, *judged, rounds=num_many)
     for _ in range(2):
       state = timed('call', decode, state, max_rounds=none)
     state = timed('rounds', decode, state, max_rounds=most)
@@ -146,8 +148,9 @@ def times(
   # Less the typical call: the least of differences is of the slowest calls.
   less = lambda name, call: ms(name) - median(ms(call))
   plain_ms = less('plain rounds', 'plain call') / of('plain done')
-  draft_ms = less('drafts', 'draft call') / num_drafted
+  draft_ms = less('drafts', 'draft call') / num_many
   verify_ms = less('passes', 'pass call') / rounds
+  judge_ms = less('rule', 'rule call') / num_many
   round_ms = less('rounds', 'call') / of('done')
   return RoundTimes(
     prefill_ms=median(ms('prefill')),
@@ -156,7 +159,7 @@ def times(
     draft_ms=max(0.0, median(draft_ms)),
     verify_ms=median(verify_ms),
     overhead_ms=median(round_ms - draft_ms - verify_ms),
-    judge_ms=median(ms('judge')),
+    judge_ms=max(0.0, median(judge_ms)),
     least_ms=float(np.min(round_ms)),
     law=_abstract_draft(
       params, state, model=model, drafter=drafter, verify=verify
@@ -191,16 +194,16 @@ def draft_ms(
   propose = functools.partial(
     _draft_rounds, params, model=model, drafter=drafter, verify=verify
   )
-  num_drafted = _MORE_DRAFTS * rounds
+  num_many = _MORE * rounds
   calls, measured = [], []
   for repeat in range(repeats + 1):
     (state, _), call = measure.seconds(propose, state, rounds=0)
-    (state, _), elapsed = measure.seconds(propose, state, rounds=num_drafted)
+    (state, _), elapsed = measure.seconds(propose, state, rounds=num_many)
     if repeat:  # the first one compiles
       calls.append(call)
       measured.append(elapsed)
   of_drafts = float(np.median(measured) - np.median(calls))
-  return max(0.0, 1e3 * of_drafts / num_drafted)
+  return max(0.0, 1e3 * of_drafts / num_many)
 
 
 def _abstract_draft(params, state, **components) -> Draft:
@@ -292,5 +295,18 @@ def _to_judge(params, state, draft, *, model, drafter, verify):
 
 
 @functools.partial(jax.jit, static_argnames=('verify',))
-def _judge(state, draft, target_probs, *, verify):
-  return step.judge(state, draft, target_probs, verify)
+def _judge(state, draft, target_probs, *, verify, rounds):
+  def body(_, carry):
+    # Nothing of a rule may be moved out of the loop, where it would be done
+    # once.
+    carry, *given = jax.lax.optimization_barrier((carry, draft, target_probs))
+    length, round_ = carry
+    now = dataclasses.replace(state, length=length, round=round_)
+    verdict = step.judge(now, *given, verify)
+    # Never true, as above.
+    moved = (verdict.num_accepted < 0) | (verdict.next_token < 0)
+    if verdict.path is not None:
+      moved |= jnp.any(verdict.path < -1, axis=1)
+    return length + moved, round_ + moved
+
+  return jax.lax.fori_loop(0, rounds, body, (state.length, state.round))

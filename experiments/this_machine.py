@@ -15,7 +15,7 @@ _REPEATS = 5
 
 
 def chip() -> chips.Chip:
-  """Its memory, how fast a copy of it is, and products of float32 matrices."""
+  """Its memory, how fast it is read or copied, products of float32 matrices."""
   return chips.Chip(
     hbm_bytes=os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
     hbm_bandwidth=measure.memory_bandwidth(),

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 
-import jax
-
 from experiments import audits
 from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
@@ -60,8 +58,8 @@ def run(
     journal: the work that is done; see `evaluation` for its other keys.
     progress: shows it, see `progress.bar`.
   """
-  counting = map(_alone, _counting(ablation, tokens))
-  units_lib.run(list(counting), journal, progress)
+  counting = list(_counting(ablation, tokens))
+  units_lib.run(counting, journal, progress)
   counts = {
     name: _counts(ablation, name, len(tokens), journal)
     for name in ablation.drafters
@@ -72,14 +70,14 @@ def run(
     for entry in _entries(ablation, name, counts[name])
   ]
   known = ablation.with_trees(entries)
-  # Once, as what is compiled for it is dropped.
+  # Once: of all trees more is compiled than there is room for.
   timing = [
     unit
     for unit in evaluation_lib.units(known, prompts, tokens, visits=1)
     if unit.key[0] == parts_lib.KIND
   ]
   timing += _drafting(ablation, counts, tokens)
-  units_lib.run(list(map(_alone, timing)), journal, progress)
+  units_lib.run(timing, journal, progress)
   costs, chosen = {}, {}
   for name in ablation.drafters:
     of_drafter = [entry for entry in entries if entry.drafter == name]
@@ -94,23 +92,8 @@ def run(
   units_lib.run(work, journal, progress)
   parted = audits.units(evaluation, tokens, journal)
   if parted:
-    units_lib.run(list(map(_alone, parted)), journal, progress)
+    units_lib.run(parted, journal, progress)
   return Compared(evaluation, entries, counts, costs, chosen)
-
-
-def _alone(unit: units_lib.Unit) -> units_lib.Unit:
-  """The unit, after which what it compiled is dropped.
-
-  All that an ablation compiles is more than the 65,530 mappings of memory that
-  Linux allows a process.
-  """
-
-  def run():
-    value = unit.run()
-    jax.clear_caches()
-    return value
-
-  return dataclasses.replace(unit, run=run)
 
 
 def _counting(ablation, tokens) -> Iterator[units_lib.Unit]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments import distributed
 from experiments import journal as journal_lib
+from experiments import mappings
 from experiments import progress as progress_lib
 
 
@@ -32,11 +33,19 @@ def run(
   work: Sequence[Unit],
   journal: journal_lib.Journal | None,
   progress: progress_lib.Bar,
+  is_full: Callable[[], bool] = mappings.are_few_left,
 ) -> None:
   """Does what the journal lacks; `progress` shows it, see `progress.bar`.
 
   Of several processes the first has the journal. The others, None here, do the
   same units in the same order.
+
+  Args:
+    work: what is to be done.
+    journal: has what was done before.
+    progress: shows it.
+    is_full: whether there is no room for more executables. Then all are
+      dropped, and a unit's program is warmed up once more.
   """
   lacks = distributed.from_first(
     np.asarray(
@@ -50,12 +59,24 @@ def run(
   # The first unit of each program warms it up.
   programs = {unit.program: unit for unit in reversed(missing) if unit.program}
   with progress(len(programs) + len(missing)) as step:
+    warm: set[tuple] = set()
     for unit in reversed(programs.values()):
       step(f'warm-up, {unit.label}')
-      jax.block_until_ready(unit.warm_up())
+      _warm_up(unit, warm, is_full)
     for unit in missing:
       step(unit.label)
+      _warm_up(unit, warm, is_full)
       value = unit.run()
       if journal is None or value is None or unit.key in journal:
         continue
       journal.add(unit.key, value)
+
+
+def _warm_up(unit, warm, is_full):
+  """Has all compiled that the unit runs, if it was not or is dropped now."""
+  if distributed.from_first(np.asarray([is_full()]))[0]:
+    jax.clear_caches()
+    warm.clear()
+  if unit.program and unit.program not in warm:
+    jax.block_until_ready(unit.warm_up())
+    warm.add(unit.program)
