@@ -19,6 +19,7 @@ from experiments import roofline as roofline_lib
 from experiments import rounds
 import specsample
 from specsample import checks
+from specsample import initial
 from specsample.types import Model, Params
 
 # Tokens fed in one pass: a draft of 0, 1, 2, 4, 8 or 16, and the pending one.
@@ -94,7 +95,8 @@ class Speculative:
   overhead_ms: float
   draft_percent: float  # of the three
   overhead_percent: float
-  cost_ratio: float  # c: a drafted token over the target's pass for one
+  # c: a drafted token (of a tree, a level) over a round without drafts.
+  cost_ratio: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,8 @@ class Measured:
   t_ms: dict[str, float]  # a pass of the target over so many tokens
   ar_tokens_per_s: float  # prefill included, as is the next
   transformers_tokens_per_s: float | None
-  ar_ms_per_token: float  # prefill left out
+  ar_ms_per_token: float  # prefill left out, the least
+  ar_round_ms: float  # the same, the median: what cost ratios are over
   memory_gb_per_s: float  # of one device, as it is read or copied
   percent_of_roofline: float  # of autoregressive decoding
   methods: dict[str, Speculative]
@@ -158,7 +161,8 @@ def measure(
     seconds = _in_turns(decoders, benchmark.repeats)
 
     step('autoregressive decoding without the prefill')
-    ar_ms = _round_times(benchmark, prompt, plain).least_ms
+    plain_times = _round_times(benchmark, prompt, plain)
+    ar_ms = plain_times.least_ms
     bandwidths.append(measure_lib.memory_bandwidth())
 
     parts = {}
@@ -189,6 +193,7 @@ def measure(
       count / transformers_seconds if transformers_seconds else None
     ),
     ar_ms_per_token=ar_ms,
+    ar_round_ms=plain_times.plain_ms,
     memory_gb_per_s=bandwidth / 1e9,
     percent_of_roofline=1e5 * roofline.seconds(1, cache_bytes, 1) / ar_ms,
     methods={
@@ -197,7 +202,7 @@ def measure(
         specsample.stats.of(generate(method)),
         seconds[name],
         parts[name],
-        t_ms[1],
+        plain_times.plain_ms,
       )
       for name, method in benchmark.methods.items()
     },
@@ -211,7 +216,7 @@ def measure(
   )
 
 
-def _speculative(method, stats, seconds, parts, pass_ms):
+def _speculative(method, stats, seconds, parts, plain_ms):
   parts_ms = parts.draft_ms + parts.verify_ms + parts.overhead_ms
   num_drafts = method.drafter.num_draft_tokens
   return Speculative(
@@ -228,7 +233,9 @@ def _speculative(method, stats, seconds, parts, pass_ms):
     draft_percent=100 * parts.draft_ms / parts_ms,
     overhead_percent=100 * parts.overhead_ms / parts_ms,
     # Of NoDraft there is no draft whose cost could be stated.
-    cost_ratio=parts.draft_ms / max(num_drafts, 1) / pass_ms,
+    cost_ratio=parts.draft_ms
+    / max(initial.depth(method.drafter), 1)
+    / plain_ms,
   )
 
 

@@ -223,7 +223,9 @@ def _of(target, config) -> dict[str, Any]:
     'drafter': repr(config.drafter),
     'topology': target.topology,
     'devices': target.mesh.size,
+    'mesh': dict(target.mesh.shape),
     'batch_size': config.batch_size,
+    'max_length': config.max_length,
     'num_draft_tokens': config.drafter.num_draft_tokens,
     'hbm_bytes_per_device': target.chip.hbm_bytes,
   }

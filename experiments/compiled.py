@@ -20,7 +20,9 @@ class Compiled:
   drafter: str
   topology: str
   devices: int
+  mesh: dict[str, int]
   batch_size: int
+  max_length: int  # of prompt and output, what the caches have room for
   num_draft_tokens: int  # 0: autoregressive decoding
   hbm_bytes_per_device: int
   argument_bytes: int

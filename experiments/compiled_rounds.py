@@ -23,7 +23,7 @@ _NAME = 'compile.json'
 class Rounds:
   """A program of one topology: its rounds."""
 
-  model: str  # and what its weights are
+  model: str  # and what its weights, caches and mesh are
   topology: str
   batch_size: int
   num_draft_tokens: int
@@ -172,7 +172,8 @@ def _load(folder: str) -> list[dict[str, Any]]:
 def _rounds(folder, one):
   try:
     return Rounds(
-      model=f'{one["model"]}, weights of {one["weights"]}',
+      model=f'{one["model"]}, weights of {one["weights"]}, caches of '
+      f'{one["max_length"]}, mesh {one["mesh"]}',
       topology=one['topology'],
       batch_size=one['batch_size'],
       num_draft_tokens=one['num_draft_tokens'],

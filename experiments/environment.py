@@ -1,5 +1,6 @@
 """Where a number was measured: what every result file records."""
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import os
@@ -93,6 +94,26 @@ def source(*folders: pathlib.Path) -> str:
       content = hashlib.sha256(path.read_bytes()).hexdigest()
       digest.update(f'{path.relative_to(folder)} {content}\n'.encode())
   return digest.hexdigest()
+
+
+def source_beside(component: Any) -> dict[str, str]:
+  """Digests of the other modules that a component is made of, by name.
+
+  A drafter or rule of a user's own is in neither package.
+
+  Args:
+    component: a dataclass, and what its fields hold; anything else has none.
+  """
+  if not dataclasses.is_dataclass(component):
+    return {}
+  found: dict[str, str] = {}
+  for field in dataclasses.fields(component):
+    found |= source_beside(getattr(component, field.name))
+  name = type(component).__module__
+  path = getattr(sys.modules.get(name), '__file__', None)
+  if path and name.partition('.')[0] not in ('specsample', 'experiments'):
+    found[name] = hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+  return found
 
 
 def compiler_flags() -> dict[str, str]:

@@ -216,6 +216,11 @@ def header(
       for name, method in evaluation.methods.items()
       if method.params is not None
     },
+    'code of methods': {
+      name: environment.source_beside(method.drafter)
+      | environment.source_beside(method.verify)
+      for name, method in evaluation.methods.items()
+    },
     **environment.identity(),
   }
 

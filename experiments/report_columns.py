@@ -78,7 +78,7 @@ COLUMNS = {
   ),
   'cost_ratio': Column(
     'c',
-    'what drafting a token (of a tree, a level) costs, in passes of the '
+    'what drafting a token (of a tree, a level) costs, in rounds of the '
     "baseline's",
     '.3f',
   ),

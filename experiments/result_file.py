@@ -2,7 +2,8 @@
 
 A file without a number is of schema 1. Since schema 2 a file has `schema`, and
 beside the rows of result.json there may be `paper`: what a paper reports, and
-ours. _GAINED lists what rows have since when.
+ours. _GAINED lists what rows have since when, _REDEFINED what means another
+thing since.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from experiments import report_columns
 from experiments import results
 from specsample import files
 
-SCHEMA = 3
+SCHEMA = 4
 
 # What a row of result.json has had from the beginning.
 _FIRST = (
@@ -45,6 +46,16 @@ _GAINED: dict[int, dict[str, Any]] = {
     'scores': {},
   },
   3: {'outputs_tied': None, 'outputs_differing': None},
+}
+
+# Until schema 3 the roofline was that of a copy alone, and the passes that cost
+# ratios are over had no unembedding.
+_REDEFINED: dict[int, tuple[str, ...]] = {
+  4: ('cost_ratio', 'leviathan_speedup', 'percent_of_roofline'),
+}
+# Nor had the pass of rows that draft nothing; the rest of a round had it.
+_REDEFINED_WITHOUT_DRAFTS: dict[int, tuple[str, ...]] = {
+  4: ('verify_ms', 'overhead_ms'),
 }
 
 # The types of a row's fields.
@@ -116,6 +127,7 @@ def _migrate(path, content, schema):
   for row in rows:
     _check(path, schema, row, _FIRST)
     _check_types(path, schema, row)
+  rows = [row | dict.fromkeys(_unknown(schema, row)) for row in rows]
   setting = lambda row: tuple(row.get(name) for name in report_columns.SETTING)
   in_all = {setting(row) for row in rows if row['category'] == results.OVERALL}
   if {setting(row) for row in rows} - in_all:
@@ -143,6 +155,20 @@ def _check_paper(path, schema, paper):
     isinstance(row, dict) and {'row', 'quantity'} <= row.keys() for row in rows
   ):
     raise _refusal(path, schema, "a paper's numbers in another form")
+
+
+def _unknown(schema, row):
+  """The fields that an earlier version measured as something else."""
+  redefined = [_REDEFINED]
+  if not row['num_draft_tokens']:
+    redefined.append(_REDEFINED_WITHOUT_DRAFTS)
+  return [
+    name
+    for fields in redefined
+    for at, names in fields.items()
+    if at > schema
+    for name in names
+  ]
 
 
 def _since(schema, gained):

@@ -94,7 +94,7 @@ class Row:
   draft_ms: float | None  # of a round, as are the next two
   verify_ms: float | None
   overhead_ms: float | None
-  cost_ratio: float | None  # of a draft token to a pass of the baseline
+  cost_ratio: float | None  # of a draft token to a round of the baseline
   percent_of_roofline: float | None  # of one pass of the target a round
   part: str = ''  # of a table of several settings
   scores: dict[str, Any] = dataclasses.field(default_factory=dict)  # by name

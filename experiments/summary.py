@@ -86,5 +86,5 @@ def _of_method(name, found, ar_tokens_per_s):
     f'  a round, ms: draft {found.draft_ms:.2f} ({found.draft_percent:.0f}%), '
     f'verify {found.verify_ms:.2f}, the rest {found.overhead_ms:.2f} '
     f'({found.overhead_percent:.1f}%); a drafted token costs c = '
-    f'{found.cost_ratio:.3f} passes',
+    f'{found.cost_ratio:.3f} rounds without drafts',
   ]

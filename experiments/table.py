@@ -20,6 +20,12 @@ from experiments.tasks import source as source_lib
 from specsample import cost
 from specsample import drafters
 
+# What needs the time of each prompt, and what needs that of a category.
+_OF_PROMPTS = ('mean_speedup', 'mean_speedup_ci95')
+_OF_TIME = (
+  *('ms_per_token', 'ms_per_token_ci95', 'speedup', 'speedup_ci95'),
+  *_OF_PROMPTS,
+)
 # What is timed over typical prompts, not over those of a category.
 _NO_PARTS = dict.fromkeys(
   ('prefill_ms', 'draft_ms', 'verify_ms', 'overhead_ms')
@@ -126,6 +132,11 @@ class Table:
       baseline = self._of_category(methods_lib.BASELINE, category)
     parts = self.parts[name] if category == results.OVERALL else _NO_PARTS
     measured = measures.row_fields(runs, baseline)
+    if self.evaluation.batch_size > 1:
+      # A prompt's own time is not known, of a category in mixed batches none.
+      measured |= dict.fromkeys(_OF_PROMPTS)
+      if self._are_mixed(name, category):
+        measured |= dict.fromkeys(_OF_TIME)
     mismatches = (
       self.mismatches.get(name) if category == results.OVERALL else None
     )
@@ -202,10 +213,11 @@ class Table:
       or not self._is_as_timed(name)
     ):
       return None
-    one_pass = self.parts[methods_lib.BASELINE]['verify_ms']
-    if one_pass <= 0:  # noise hid it
+    # A round of its own, as what drafts draw and adjust is in their time too.
+    one_round = self.parts[name]['plain_ms']
+    if one_round <= 0:  # noise hid it
       return None
-    return self.parts[name]['draft_ms'] / depth / one_pass
+    return self.parts[name]['draft_ms'] / depth / one_round
 
   def _of_category(self, name, category):
     return [
@@ -213,6 +225,16 @@ class Table:
       for run in self.generations[name]
       if category in (results.OVERALL, run.category)
     ]
+
+  def _are_mixed(self, name, category) -> bool:
+    """Whether prompts were decoded beside some of another category."""
+    if category == results.OVERALL:
+      return False
+    within = {run.batch for run in self._of_category(name, category)}
+    return any(
+      run.batch in within and run.category != category
+      for run in self.generations[name]
+    )
 
   def _predicted_speedup(self, name, category) -> float | None:
     baseline = methods_lib.BASELINE
@@ -232,8 +254,11 @@ class Table:
     """Reading weights and caches once a round, over what a round took.
 
     The prefill's time is in the rounds', so this errs to the low side. None of
-    rows that emitted nothing beside others, which have no share of the time.
+    rows that emitted nothing beside others, which have no share of the time,
+    and of those that were decoded beside rows of another category.
     """
+    if self._are_mixed(name, category):
+      return None
     pairs = zip(self.generations[name], self._least_seconds[name], strict=True)
     seconds, least = zip(
       *(

@@ -1,10 +1,13 @@
 """What every command that decodes tells JAX first."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from experiments import environment
+import specsample
 
 _VARIABLE = 'JAX_DEFAULT_MATMUL_PRECISION'
 _SET = (
@@ -52,6 +55,25 @@ def test_the_digest_of_the_code_is_that_of_every_file(tmp_path):
   assert digests[1] == digests[3]
   assert len(set(digests)) == 4
   assert environment.source() not in digests
+
+
+def test_a_drafter_of_ones_own_is_part_of_the_code(tmp_path, monkeypatch):
+  path = tmp_path / 'mine_alone.py'
+  path.write_text(
+    'import dataclasses\n'
+    'from specsample.drafters import none\n'
+    '@dataclasses.dataclass(frozen=True)\n'
+    'class Mine(none.NoDraft): pass\n'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  mine = importlib.import_module('mine_alone').Mine()
+  recorded = specsample.drafters.Recording(drafter=mine)
+  digests = environment.source_beside(recorded)
+  assert environment.source_beside(mine) == digests
+  assert digests.keys() == {'mine_alone'}
+  path.write_text(path.read_text() + '\n')
+  assert environment.source_beside(recorded) != digests
+  assert environment.source_beside(specsample.drafters.NoDraft()) == {}
 
 
 def test_the_variable_decides_where_it_is_set(monkeypatch):

@@ -51,7 +51,9 @@ def _compiled(num_draft_tokens, roofline_seconds, collectives):
     'model': 'Transformer(...)',
     'weights': None,
     'topology': 'v4:2x2x4',
+    'mesh': {'data': 1, 'model': 16},
     'batch_size': 1,
+    'max_length': 2048,
     'num_draft_tokens': num_draft_tokens,
     'fits': True,
     'roofline_seconds_per_round': roofline_seconds,
@@ -268,6 +270,16 @@ def test_another_compile_json_is_refused(tmp_path, content, why):
   (tmp_path / 'compile.json').write_text(json.dumps(content))
   with pytest.raises(ValueError, match=f'{why}.*: compile again'):
     compiled_rounds.read([str(tmp_path)])
+
+
+def test_programs_with_other_caches_make_no_table(tmp_path):
+  for i, (drafts, max_length) in enumerate([(4, 2048), (0, 8192)]):
+    one = _compiled(drafts, 0.009, (200,)) | {'max_length': max_length}
+    (tmp_path / str(i)).mkdir()
+    (tmp_path / str(i) / 'compile.json').write_text(json.dumps([one]))
+  programs = compiled_rounds.read([str(tmp_path / str(i)) for i in range(2)])
+  with pytest.raises(ValueError, match='compile a model for one topology'):
+    _TABLE.rows(programs)
 
 
 def test_two_programs_of_one_setting_are_refused(folders):

@@ -61,18 +61,33 @@ def test_what_is_written_says_its_schema_and_is_read(tmp_path):
   result_file.write(path, content)
   written = json.loads(path.read_text())
   assert next(iter(written)) == 'schema'
-  assert result_file.read(path) == written == content | {'schema': 3}
+  assert result_file.read(path) == written == content | {'schema': 4}
 
 
 def test_an_older_file_gets_what_is_known_of_it(tmp_path):
   found = result_file.read(_write(tmp_path, _OLD))
   (row,) = found['rows']
-  assert found == _OLD | {'schema': 3, 'paper': None, 'rows': [row]}
-  assert row.items() >= _OLD['rows'][0].items()
+  assert found == _OLD | {'schema': 4, 'paper': None, 'rows': [row]}
+  measured = _OLD['rows'][0] | {'percent_of_roofline': None}
+  assert row.items() >= measured.items()
   assert row['predicted_speedup'] is None
   # It decoded one setting, each prompt once, and scored nothing.
   assert (row['part'], row['samples'], row['scores']) == ('', 1, {})
   assert row['outputs_differing'] is None
+
+
+@pytest.mark.parametrize('num_drafts', [0, 2])
+@pytest.mark.parametrize('schema', [3, 4])
+def test_what_meant_another_thing_is_not_known(tmp_path, schema, num_drafts):
+  values = {'cost_ratio': 0.1, 'leviathan_speedup': 1.5, 'overhead_ms': 2.5}
+  rows = _of_row(num_draft_tokens=num_drafts, **values)
+  path = _write(tmp_path, _OLD | rows | {'schema': schema})
+  (row,) = result_file.read(path)['rows']
+  redefined = ('cost_ratio', 'leviathan_speedup', 'percent_of_roofline')
+  assert {row[name] is None for name in redefined} == {schema == 3}
+  without_drafts = {row[name] is None for name in ('verify_ms', 'overhead_ms')}
+  assert without_drafts == {schema == 3 and not num_drafts}
+  assert row['speedup'] == 1.5
 
 
 def test_every_field_of_a_row_is_of_some_schema(tmp_path):
@@ -81,7 +96,7 @@ def test_every_field_of_a_row_is_of_some_schema(tmp_path):
   assert known <= row.keys()
 
 
-@pytest.mark.parametrize('schema', [{}, {'schema': 2}, {'schema': 3}])
+@pytest.mark.parametrize('schema', [{}, {'schema': 2}, {'schema': 4}])
 @pytest.mark.parametrize(
   ('change', 'why'),
   [
@@ -114,7 +129,7 @@ def test_a_file_that_does_not_say_where_it_was_measured_is_refused(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'why'),
   [
-    (json.dumps(_OLD | {'schema': 4}), r'schema 4, .* update specsample'),
+    (json.dumps(_OLD | {'schema': 5}), r'schema 5, .* update specsample'),
     (json.dumps(_OLD | {'schema': 0}), 'schema 0, which never was'),
     (json.dumps(_OLD | {'schema': True}), 'schema True, which never was'),
     (json.dumps(_OLD | {'schema': None}), 'schema None, which never was'),
@@ -138,7 +153,7 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
 def test_of_other_commands_the_number_alone_is_checked(tmp_path):
   path = tmp_path / 'benchmark.json'
   path.write_text('{"t_ms": {"1": 16.2}}')
-  assert result_file.read(path) == {'t_ms': {'1': 16.2}, 'schema': 3}
+  assert result_file.read(path) == {'t_ms': {'1': 16.2}, 'schema': 4}
   path.write_text('{"schema": 9}')
   with pytest.raises(ValueError, match=r'benchmark\.json is of schema 9'):
     result_file.read(path)

@@ -100,9 +100,8 @@ def test_one_pass_of_the_target_serves_a_batch(in_batches):
   expected = lambda ideal, seconds: 100 * ideal / _BANDWIDTH / seconds
   percent = lambda category: _row(rows, 'ngram', category).percent_of_roofline
   assert percent('overall') == pytest.approx(expected(first + second, 0.6))
-  # A category has its part of the batch's seconds, of what is needed too.
-  assert percent('a') == pytest.approx(expected(first * 2 / 3, 0.2))
-  assert percent('b') == pytest.approx(expected(first / 3 + second, 0.4))
+  # Both categories have a part of the first batch: nobody knows which.
+  assert percent('a') is None and percent('b') is None
 
 
 def test_time_a_token_is_that_of_the_batches(in_batches):
@@ -112,7 +111,11 @@ def test_time_a_token_is_that_of_the_batches(in_batches):
   assert row.ms_per_token == pytest.approx(1e3 * 0.6 / 24)
   assert row.speedup == pytest.approx(2)
   assert row.speedup_ci95 is None  # of two batches
-  assert _row(in_batches.rows, 'ngram', 'a').speedup_ci95 is None
+  assert row.mean_speedup is None  # over prompts, whose own times are not known
+  for category in ('a', 'b'):  # decoded together
+    of_category = _row(in_batches.rows, 'ngram', category)
+    assert of_category.ms_per_token is of_category.speedup is None
+    assert of_category.tokens_per_round > 1
 
 
 def test_a_prediction_uses_the_parts_and_the_counts_alone(in_batches):
@@ -153,8 +156,8 @@ def test_leviathans_formula_is_of_chains_to_the_end_of_a_text(in_batches):
 
   chains = rows(0, 0, 1, 2, proposed=(1, 2), accepted=(2, 1))
   found = _row(chains, 'ngram', 'overall')
-  # Half of the drafts are kept; one costs 1 ms, a pass of the baseline 17.
-  assert found.leviathan_speedup == pytest.approx(1.5 / (1 + 1 / 17))
+  # Half of the drafts are kept; one costs 1 ms, a round of the baseline 20.
+  assert found.leviathan_speedup == pytest.approx(1.5 / (1 + 1 / 20))
   sometimes = rows(0, 1, 2, 3, proposed=(2, 2), accepted=(4, 0))
   assert _row(sometimes, 'ngram', 'overall').leviathan_speedup is None
 

@@ -222,7 +222,8 @@ def test_trees_are_compared_with_the_chain(story):
     assert row['tokens_per_round'] == measured['tokens_per_round']
     assert row['speedup'] == measured['speedup']
     assert row['over_chain'] == row['tokens_per_round'] / chain
-    assert min(row['draft_ms'], row['verify_ms'], row['judge_ms']) > 0
+    assert min(row['draft_ms'], row['judge_ms']) >= 0  # a call is taken off
+    assert row['draft_ms'] + row['verify_ms'] + row['overhead_ms'] > 0
   assert (folder / 'trees.png').read_bytes().startswith(b'\x89PNG')
   with (folder / 'trees.csv').open(newline='') as file:
     lines = list(csv.DictReader(file))
@@ -336,4 +337,4 @@ def test_one_line_says_what_to_do(outcomes, binding):
 def test_nothing_is_left_and_nothing_compiled(outcomes):
   _, left, programs = outcomes
   assert left == []
-  assert not programs & {'jit__prefill', 'jit_advance', 'jit__draft_rounds'}
+  assert not programs & {'jit__prefill', 'jit_advance', 'jit__drafted_rounds'}

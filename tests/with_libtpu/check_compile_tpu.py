@@ -16,7 +16,8 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FIELDS = [
-  *('topology', 'devices', 'batch_size', 'num_draft_tokens'),
+  *('model', 'weights', 'drafter', 'topology', 'devices', 'mesh'),
+  *('batch_size', 'max_length', 'num_draft_tokens'),
   *('hbm_bytes_per_device', 'argument_bytes'),
   *('temp_bytes', 'peak_bytes', 'fits', 'collectives', 'host_transfers'),
   *('vocab_all_gathers', 'flops_per_round', 'bytes_per_round'),
