@@ -130,6 +130,7 @@ def _evaluate() -> None:
       )
       for part, journal in zip(parts, journals, strict=True)
     ]
+    tables = table_lib.on_one_machine(tables)
     evaluation_report.write(out, tables, paper)
     for part, table in zip(parts, tables, strict=True):
       written.write(

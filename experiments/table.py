@@ -37,6 +37,14 @@ def are_several(categories: Iterable[str]) -> bool:
   return len({*categories} - {results.OVERALL}) > 1
 
 
+def on_one_machine(tables: Sequence['Table']) -> list['Table']:
+  """The tables of one run, all with the fastest that its memory was."""
+  fastest = max(table.memory_bandwidth for table in tables)
+  return [
+    dataclasses.replace(table, memory_bandwidth=fastest) for table in tables
+  ]
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
   """The finished generations of every method, prompt by prompt."""

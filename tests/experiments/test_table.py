@@ -104,6 +104,15 @@ def test_one_pass_of_the_target_serves_a_batch(in_batches):
   assert percent('a') is None and percent('b') is None
 
 
+def test_tables_of_a_run_have_one_roofline(in_batches):
+  slower = dataclasses.replace(in_batches, memory_bandwidth=_BANDWIDTH / 2)
+  of_run = table.on_one_machine([slower, in_batches])
+  percents = [_row(one.rows, 'ngram', 'overall') for one in of_run]
+  (percent,) = {row.percent_of_roofline for row in percents}
+  alone = _row(slower.rows, 'ngram', 'overall').percent_of_roofline
+  assert percent == pytest.approx(alone / 2)
+
+
 def test_time_a_token_is_that_of_the_batches(in_batches):
   row = _row(in_batches.rows, 'ngram', 'overall')
   assert row.batch_size == 2
