@@ -28,8 +28,10 @@ def set_up() -> None:
 
   Compiled programs are kept between runs: in the folder that
   JAX_COMPILATION_CACHE_DIR names, which may be of a bucket (gs://) for all
-  hosts to read, or else in the user's cache folder. Products of float32 are
-  made of all of its bits, unless JAX_DEFAULT_MATMUL_PRECISION says otherwise.
+  hosts to read, or else in the user's cache folder; those that took a tenth of
+  a second, or what JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS says. Products of
+  float32 are made of all of its bits, unless JAX_DEFAULT_MATMUL_PRECISION says
+  otherwise.
   """
   folder = os.environ.get('JAX_COMPILATION_CACHE_DIR')
   if folder:
@@ -39,7 +41,8 @@ def set_up() -> None:
     home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
     folder = str(pathlib.Path(home) / 'specsample' / 'jax')
   jax.config.update('jax_compilation_cache_dir', folder)
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+  if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
   # A TPU would round what it multiplies to bfloat16, a GPU to TF32: more than
   # passes of another shape may differ by. bfloat16 is multiplied as before.
   if 'JAX_DEFAULT_MATMUL_PRECISION' not in os.environ:

@@ -296,6 +296,7 @@ class Commands:
       if name
       not in (
         *('COLUMNS', 'FORCE_COLOR', 'NO_COLOR', 'JAX_COMPILATION_CACHE_DIR'),
+        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS',
       )
     }
     environment |= {

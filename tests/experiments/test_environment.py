@@ -10,6 +10,7 @@ from experiments import environment
 import specsample
 
 _VARIABLE = 'JAX_DEFAULT_MATMUL_PRECISION'
+_MIN_SECONDS = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'
 _SET = (
   'jax_compilation_cache_dir',
   'jax_persistent_cache_min_compile_time_secs',
@@ -21,6 +22,7 @@ _SET = (
 def _as_before(monkeypatch):
   """Leaves JAX as it was."""
   monkeypatch.delenv(_VARIABLE, raising=False)
+  monkeypatch.delenv(_MIN_SECONDS, raising=False)
   before = {name: getattr(jax.config, name) for name in _SET}
   yield
   for name, value in before.items():
@@ -83,3 +85,14 @@ def test_the_variable_decides_where_it_is_set(monkeypatch):
   environment.set_up()
   assert 'HIGHEST' not in _product()
   assert environment.hardware()['matmul_precision'] == 'tensorfloat32'
+
+
+def test_the_variable_decides_which_programs_are_kept(monkeypatch):
+  name = 'jax_persistent_cache_min_compile_time_secs'
+  jax.config.update(name, 3.0)
+  environment.set_up()
+  assert getattr(jax.config, name) == 0.1
+  monkeypatch.setenv(_MIN_SECONDS, '3')
+  jax.config.update(name, 3.0)
+  environment.set_up()
+  assert getattr(jax.config, name) == 3.0
