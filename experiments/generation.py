@@ -78,7 +78,7 @@ class Round:
   origins: list[specsample.Origin]
   stats: specsample.stats.Stats
   stop_reason: specsample.StopReason
-  seconds: float  # since the first round began
+  seconds: float  # of all rounds so far, without who shows them
 
 
 def begin(

@@ -91,7 +91,7 @@ class Row:
   leviathan_speedup: float | None  # of acceptance and cost_ratio: `cost`
   predicted_speedup: float | None  # by the times below, which were apart
   prefill_ms: float | None  # of a batch of typical prompts
-  draft_ms: float | None  # of a round, as are the next two
+  draft_ms: float | None  # of a round, as are the next two; None if they differ
   verify_ms: float | None
   overhead_ms: float | None
   cost_ratio: float | None  # of a draft token to a round of the baseline

@@ -26,10 +26,7 @@ _OF_TIME = (
   *('ms_per_token', 'ms_per_token_ci95', 'speedup', 'speedup_ci95'),
   *_OF_PROMPTS,
 )
-# What is timed over typical prompts, not over those of a category.
-_NO_PARTS = dict.fromkeys(
-  ('prefill_ms', 'draft_ms', 'verify_ms', 'overhead_ms')
-)
+_PARTS_OF_A_ROUND = ('draft_ms', 'verify_ms', 'overhead_ms')
 
 
 def are_several(categories: Iterable[str]) -> bool:
@@ -138,7 +135,6 @@ class Table:
     baseline = None
     if methods_lib.BASELINE in self.generations:
       baseline = self._of_category(methods_lib.BASELINE, category)
-    parts = self.parts[name] if category == results.OVERALL else _NO_PARTS
     measured = measures.row_fields(runs, baseline)
     if self.evaluation.batch_size > 1:
       # A prompt's own time is not known, of a category in mixed batches none.
@@ -172,10 +168,6 @@ class Table:
       temperature=float(self.evaluation.sampling.temperature),
       batch_size=self.evaluation.batch_size,
       predicted_speedup=self._predicted_speedup(name, category),
-      prefill_ms=parts['prefill_ms'],
-      draft_ms=parts['draft_ms'],
-      verify_ms=parts['verify_ms'],
-      overhead_ms=parts['overhead_ms'],
       cost_ratio=ratio,
       percent_of_roofline=self._percent_of_roofline(name, category),
       part=self.part,
@@ -183,8 +175,19 @@ class Table:
       leviathan_speedup=by_formula,
       outputs_tied=mismatches.ties if mismatches else None,
       outputs_differing=mismatches.errors if mismatches else None,
+      **self._parts_of(name, category),
       **measured,
     )
+
+  def _parts_of(self, name, category) -> dict[str, Any]:
+    """Timed over typical prompts: of a category's nothing is known."""
+    known: tuple[str, ...] = ()
+    if category == results.OVERALL:
+      known = ('prefill_ms',)
+      if self._is_as_timed(name):
+        known += _PARTS_OF_A_ROUND
+    unknown = dict.fromkeys(('prefill_ms', *_PARTS_OF_A_ROUND))
+    return unknown | {part: self.parts[name][part] for part in known}
 
   def _is_as_timed(self, name) -> bool:
     """Whether all rounds are like those whose parts were timed.

@@ -63,6 +63,9 @@ def test_rounds_without_drafts_are_most_where_drafts_are_never_kept(outcomes):
   assert by_name['contrary']['drafter'] == 'adaptive'
   assert by_name['contrary']['num_draft_tokens'] == _K
   # Its rounds are not all like those whose parts are timed.
+  assert by_name['contrary']['draft_ms'] is None
+  assert by_name['contrary']['prefill_ms'] > 0
+  assert by_name['autoregressive']['verify_ms'] > 0
   assert by_name['contrary']['predicted_speedup'] is None
   assert by_name['contrary']['cost_ratio'] is None
   assert by_name['contrary']['leviathan_speedup'] is None

@@ -321,7 +321,7 @@ def outcomes(
 def _programs(commands):
   """Those of the decoding loop that the compilation cache holds."""
   cached = {path.name.partition('-')[0] for path in commands.cached()}
-  loop = {'_prefill', 'advance', '_drafted_rounds', '_target_rounds'}
+  loop = {'_prefill', 'advance', 'drafted_rounds', 'target_rounds'}
   return {name for name in loop if f'jit_{name}' in cached}
 
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from experiments import rounds
+from experiments import round_programs
 import specsample
 from specsample import drafters
 from specsample import testing
@@ -29,12 +29,12 @@ def test_a_timed_pass_of_the_target_unembeds(drafter):
     max_new_tokens=8,
     **components,
   )
-  lowered = rounds._drafted_rounds.lower(
+  lowered = round_programs.drafted_rounds.lower(
     params, state, verify=chain, rounds=2, **components
   )
   assert _num_unembeddings(lowered) == 1
   _, draft = lowered.out_info
-  lowered = rounds._target_rounds.lower(
+  lowered = round_programs.target_rounds.lower(
     params, state, draft, rounds=2, **components
   )
   assert _num_unembeddings(lowered) == 1
