@@ -81,6 +81,10 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
       label=label,
     )
     left = [x + value for x, value in zip(left, values, strict=True)]
+  for place, row in enumerate(rows):
+    if all(row[name] is None for name in _PARTS):
+      # Or it would look as if it took no time.
+      parts.text(0, place, ' not known', va='center', fontsize=8)
   parts.set(title='Milliseconds a round', yticks=places)
   names = [figures.label(row['method']) for row in rows]
   parts.set_yticklabels(names, fontsize=8)

@@ -127,6 +127,15 @@ def test_a_panel_a_category_has_a_mark_a_method(count):
   assert marks(qa) == [(3.5, count - 1)]
 
 
+def test_rounds_without_a_time_are_not_drawn_as_none():
+  rows = _rows(2, ['overall'])
+  unknown = dict.fromkeys(('draft_ms', 'verify_ms', 'overhead_ms'))
+  parts, _ = report_plots.roofline([rows[0], rows[1] | unknown]).axes
+  (text,) = parts.texts
+  assert text.get_position() == (0, 1)
+  assert text.get_text() == ' not known'
+
+
 def test_many_methods_look_different():
   looks = figures.looks([str(i) for i in range(24)])
   for one, other in itertools.combinations(looks.values(), 2):
