@@ -170,7 +170,7 @@ def draft_ms(
   rounds: int = 4,
   repeats: int = 25,
 ) -> float:
-  """Milliseconds of drafting alone, measured as `times` does."""
+  """`RoundTimes.draft_ms` without the other parts, measured as `times` does."""
   state = specsample.prefill(
     params,
     prompts,
