@@ -18,6 +18,25 @@ _FEWEST = 3
 Ratio = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 
+def of_shares(values: np.ndarray) -> list[float] | None:
+  """The interval of a mean, as `of`, of values [n] from 0 to 1.
+
+  Where all are 0 or 1 it is that of Clopper and Pearson (1934) for a share,
+  which holds it 95 times in 100 or more: a jackknife of few such is too short,
+  and of equal ones nothing. None of fewer than three, and of equal values
+  between.
+  """
+  values = np.asarray(values, float)
+  if np.isin(values, (0, 1)).all() and len(values) >= _FEWEST:
+    count = int(values.sum())
+    found = scipy.stats.binomtest(count, len(values)).proportion_ci(0.95)
+    return [float(found.low), float(found.high)]
+  if np.ptp(values) == 0:
+    return None
+  mean = lambda sums: sums['value'] / sums['one']
+  return of(mean, {'value': values, 'one': np.ones(len(values))}, most=1.0)
+
+
 def of(
   ratio: Ratio,
   terms: Mapping[str, np.ndarray],

@@ -8,17 +8,27 @@ import zlib
 _GZIP = b'\x1f\x8b'  # how such a file begins, whatever it is called
 
 
+def unpacked(data: bytes) -> bytes:
+  """The text of a file, which may be compressed by gzip.
+
+  Raises:
+    ValueError: it is damaged.
+  """
+  if not data.startswith(_GZIP):
+    return data
+  try:
+    return gzip.decompress(data)
+  except (OSError, EOFError, zlib.error) as error:
+    raise ValueError(f'it is damaged ({error}), get it again') from error
+
+
 def lines(data: bytes) -> list[str]:
   """The lines of a text in UTF-8, also of one compressed by gzip.
 
   Raises:
     ValueError: it is damaged, or no such text; names the line.
   """
-  if data.startswith(_GZIP):
-    try:
-      data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-      raise ValueError(f'it is damaged ({error}), get it again') from error
+  data = unpacked(data)
   try:
     # Not splitlines, which also splits at a form feed inside a text.
     return data.decode('utf-8-sig').split('\n')

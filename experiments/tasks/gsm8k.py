@@ -33,8 +33,14 @@ _SIGNS = re.compile(
 )
 # Of bold text, not of 2**3.
 _BOLD = re.compile(r'(?<!\d)\*\*|\*\*(?!\d)')
-# All of its digits, or none. Behind what it is taken from a minus is no sign.
-_NUMBER = r'(?:(?<![\w)])-)?\$?\d++(?:,\d{3}(?!\d))*+(?:\.\d++)?+'
+# All of its digits, or none; .5 is a number, but not behind the end.5 of a
+# sentence. Behind what it is taken from a minus is no sign.
+_NUMBER = (
+  r'(?:(?<![\w)])-)?\$?(?:(?<!(?<![\w.])\.)\d++(?:,\d{3}(?!\d))*+(?:\.\d++)?+'
+  r'|(?<![\w.])\.\d++)'
+)
+# What is behind it is no number, but divides one.
+_FRACTION = re.compile(r'\d[ \t]*/[ \t]*$')
 # Without prose: of words only units and variables, which a sign is behind, 'of'
 # and those of LaTeX. A bracket right behind a number begins an explanation.
 _EQUATION = (
@@ -141,14 +147,15 @@ def number(answer: str) -> decimal.Decimal | None:
   That is the last one that is said to be the answer, 'the answer is 5' or in a
   box of LaTeX, where 'the answer is 2 + 3 = 5' says 5 and so does 'the answer
   is 5 as 7 - 2 = 5'; or else the last right behind '####' or 'Answer:'; or else
-  the last number of all.
+  the last number of all, unless that is what another one is divided by.
   """
   answer = _plain(answer)
-  found = (
-    _SAID.findall(answer)
-    or _MARKED.findall(answer)
-    or re.findall(_NUMBER, answer)
-  )
+  found = _SAID.findall(answer) or _MARKED.findall(answer)
+  if not found:
+    last = [*re.finditer(_NUMBER, answer)][-1:]
+    found = [
+      one[0] for one in last if not _FRACTION.search(answer[: one.start()])
+    ]
   if not found:
     return None
   return decimal.Decimal(found[-1].replace(',', '').replace('$', ''))

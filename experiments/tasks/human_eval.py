@@ -20,7 +20,7 @@ from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
 _FIELDS = ('task_id', 'prompt', 'entry_point', 'test')
-_SHA256 = 'b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef'
+_SHA256 = '1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2'
 _NUM_TRIES = (1, 10, 100)
 # Behind the tests, which are a function `check`.
 _CALL = '\ncheck({})\n'
@@ -125,7 +125,9 @@ class HumanEval:
     values = record.values
     text = values['prompt']
     if self.chat:
-      text = _REQUEST.format(prompt=text)
+      # A fence is a line of its own.
+      ended = text if text.endswith('\n') else f'{text}\n'
+      text = _REQUEST.format(prompt=ended)
     return prompts_lib.Prompt(
       values['task_id'],
       prompts_lib.NO_CATEGORY,

@@ -18,7 +18,8 @@ class Provenance:
   """What was read."""
 
   source: str
-  sha256: str  # of the file; of the hub, of its records as JSON lines
+  # Of the file, unpacked if need be; of the hub's records as JSON lines.
+  sha256: str
   published: bool | None  # is it that of the published file? None: not known
   left_out: int = 0  # records, for want of a text
 
@@ -42,7 +43,7 @@ class Source:
   remedy: str  # where to get it, and how to name a file of it
   path: str | None
   hub: hub_lib.Subset | None = None  # read where no path is given
-  sha256: str | None = None  # of the published file
+  sha256: str | None = None  # of the published file, unpacked
 
   def read(self) -> list[Record]:
     """All records, but for those without the text of `skip_without`.
@@ -61,7 +62,8 @@ class Source:
     """
     kept, left_out = self._read()
     if self.path is not None:
-      digest = hashlib.sha256(self._bytes()).hexdigest()
+      text = json_lines.unpacked(self._bytes())
+      digest = hashlib.sha256(text).hexdigest()
       known = None if self.sha256 is None else digest == self.sha256
       return Provenance(self.path, digest, known, left_out)
     found = hashlib.sha256()

@@ -17,7 +17,7 @@ class Score:
 
   name: str  # as tables show it: 'ROUGE-2', 'pass@1'
   value: float  # 0 to 1
-  ci95: list[float] | None  # of other prompts like these; None for two
+  ci95: list[float] | None  # of other prompts like these: `intervals.of_shares`
 
 
 class Task(Protocol):
@@ -61,8 +61,6 @@ class Task(Protocol):
 
 
 def average(name: str, values: Sequence[float]) -> Score:
-  """The score that is the mean of the prompts' own."""
+  """The score that is the mean of the prompts' own, which are 0 to 1."""
   shares = np.asarray(values, np.float64)
-  mean = lambda sums: sums['share'] / sums['prompts']
-  terms = {'share': shares, 'prompts': np.ones(len(shares))}
-  return Score(name, float(shares.mean()), intervals.of(mean, terms, most=1.0))
+  return Score(name, float(shares.mean()), intervals.of_shares(shares))

@@ -49,3 +49,27 @@ def test_where_nothing_is_known_there_is_none(above, below):
 def test_units_that_are_alike_leave_no_width():
   terms = {'above': [2.0, 4.0, 8.0], 'below': [1.0, 2.0, 4.0]}
   assert intervals.of(_ratio, terms) == [2, 2]
+
+
+@pytest.mark.parametrize(('count', 'share'), [(4, 0.1), (4, 0.5), (20, 0.05)])
+def test_shares_of_few_hold_the_value(count, share):
+  """Of 4 with one in ten right the jackknife did 36 times in 100."""
+  hits = np.random.default_rng(count).binomial(count, share, 2000)
+  held = 0
+  for right in hits:
+    low, high = intervals.of_shares([1.0] * right + [0.0] * (count - right))
+    held += low <= share <= high
+  assert held / len(hits) > 0.94
+
+
+def test_values_that_are_all_alike_are_not_certain():
+  assert intervals.of_shares([0.0] * 4) == pytest.approx([0, 0.6], abs=0.01)
+  assert intervals.of_shares([1.0] * 4) == pytest.approx([0.4, 1], abs=0.01)
+  assert intervals.of_shares([0.5] * 4) is None
+  assert intervals.of_shares([1.0, 0.0]) is None
+
+
+def test_of_values_between_it_is_students():
+  values = np.asarray([0.1, 0.5, 0.9, 0.3])
+  terms = {'above': values, 'below': np.ones(4)}
+  assert intervals.of_shares(values) == intervals.of(_ratio, terms, most=1.0)

@@ -26,6 +26,13 @@ _PROBLEM = {
     ('the answer is: $1,234.50, of which 3 are lost', '1234.50'),
     ('**Answer:** 7. The answer is **-7**', '-7'),
     ('The answer is 3 + 4 = 7.', '7'),
+    # Without the digit before the point.
+    ('The answer is .5', '.5'),
+    ('The answer is $.50, or -.25', '.50'),
+    ('She pays 3, then .75', '.75'),
+    ('That is the end.5 apples', '5'),
+    ('It is 5. Or is it...6', '6'),
+    ('That is 10/2 = 5', '5'),
     ('The answer is 3 * $2.5 = $7.5, as 3 > 2', '7.5'),
     ('The answer is x = 5. Then y = 6.', '5'),
     ('The answer is 18 (since 9 * 2 = 18, not 19)', '18'),
@@ -144,6 +151,11 @@ def test_a_chat_is_told_how_to_end(tmp_path):
   (prompt,) = chat.prompts()
   assert '"The answer is"' in prompt.text
   assert prompt.text.endswith(_PROBLEM['question'])
+
+
+@pytest.mark.parametrize('answer', ['The answer is 1/2.', 'Half, or 1 / 2'])
+def test_a_fraction_is_not_what_it_is_divided_by(answer):
+  assert gsm8k.number(answer) is None
 
 
 @pytest.mark.parametrize('answer', ['72', '#### seventy-two', '####'])

@@ -91,6 +91,15 @@ def test_of_a_chat_the_code_is_taken(tmp_path):
     assert score.value == value
 
 
+def test_a_problem_may_end_within_a_line(tmp_path):
+  problem = {**_PROBLEM, 'prompt': _PROBLEM['prompt'].rstrip('\n')}
+  task = _task(tmp_path, [problem], chat=True, allow_code_execution=True)
+  (prompt,) = task.prompts()
+  answer = '```python\ndef double(x):\n  return 2 * x\n```'
+  (score,) = task.score([prompt], [[answer]])
+  assert score.value == 1
+
+
 def test_a_chat_reads_the_published_problems_whole():
   plain, chat = (
     human_eval.HumanEval(chat=chat).prompts() for chat in (False, True)

@@ -40,11 +40,12 @@ def test_records_have_their_lines(tmp_path, name, convert):
 
 
 def test_a_file_is_compared_with_the_published_one(tmp_path):
-  path = _file(tmp_path, _TEXT)
   digest = hashlib.sha256(_TEXT.encode()).hexdigest()
-  for known, published in ((digest, True), ('0' * 64, False), (None, None)):
-    found = _source(path, sha256=known).provenance()
-    assert found == source.Provenance(str(path), digest, published)
+  for data in (_TEXT, gzip.compress(_TEXT.encode())):
+    path = _file(tmp_path, data)
+    for known, published in ((digest, True), ('0' * 64, False), (None, None)):
+      found = _source(path, sha256=known).provenance()
+      assert found == source.Provenance(str(path), digest, published)
 
 
 @pytest.mark.parametrize(
