@@ -217,7 +217,8 @@ def measure(
 
 
 def _speculative(method, stats, seconds, parts, plain_ms):
-  parts_ms = parts.draft_ms + parts.verify_ms + parts.overhead_ms
+  draft_ms, overhead_ms = rounds.settled(parts.draft_ms, parts.overhead_ms)
+  parts_ms = draft_ms + parts.verify_ms + overhead_ms
   num_drafts = method.drafter.num_draft_tokens
   return Speculative(
     drafter=methods_lib.file_name(method.drafter),
@@ -227,15 +228,13 @@ def _speculative(method, stats, seconds, parts, plain_ms):
     num_draft_tokens=num_drafts,
     tokens_per_s=stats.tokens / seconds,
     tokens_per_round=stats.tokens_per_round,
-    draft_ms=parts.draft_ms,
+    draft_ms=draft_ms,
     verify_ms=parts.verify_ms,
-    overhead_ms=parts.overhead_ms,
-    draft_percent=100 * parts.draft_ms / parts_ms,
-    overhead_percent=100 * parts.overhead_ms / parts_ms,
+    overhead_ms=overhead_ms,
+    draft_percent=100 * draft_ms / parts_ms,
+    overhead_percent=100 * overhead_ms / parts_ms,
     # Of NoDraft there is no draft whose cost could be stated.
-    cost_ratio=parts.draft_ms
-    / max(initial.depth(method.drafter), 1)
-    / plain_ms,
+    cost_ratio=draft_ms / max(initial.depth(method.drafter), 1) / plain_ms,
   )
 
 

@@ -70,9 +70,11 @@ def measure(
 def of(journal: journal_lib.Journal, name: str) -> dict[str, Any]:
   """What `measure` found of a method: means, as those of generations are."""
   found = journal.of(KIND, name)
-  return {
+  means: dict[str, Any] = {
     field: value
     if isinstance(value, str)  # the law of the drafts
     else float(np.mean([one[field] for one in found]))
     for field, value in found[0].items()
   }
+  settled = rounds.settled(means['draft_ms'], means['overhead_ms'])
+  return means | dict(zip(('draft_ms', 'overhead_ms'), settled, strict=True))

@@ -34,9 +34,9 @@ class RoundTimes:
   prefill_ms: float  # of all rows of the batch
   plain_prefill_ms: float  # without a drafter, as is the next
   plain_ms: float  # a round of autoregressive decoding
-  draft_ms: float
+  draft_ms: float  # noise can make it negative, as the rest: `settled`
   verify_ms: float  # the target's pass
-  overhead_ms: float  # the rest, which noise can make negative
+  overhead_ms: float  # the rest
   judge_ms: float  # of the rest, the rule that decides what is kept
   least_ms: float  # of whole rounds, the fastest that was seen
   law: DraftLaw  # of the drafts
@@ -140,21 +140,32 @@ def times(
   # Less the typical call: the least of differences is of the slowest calls.
   less = lambda name, call: ms(name) - median(ms(call))
   plain_ms = less('plain rounds', 'plain call') / of('plain done')
-  drafted_ms = less('drafted', 'drafted call') / rounds
   verify_ms = less('passes', 'pass call') / rounds
+  drafted_ms = verify_ms
+  if drafter.num_draft_tokens:
+    drafted_ms = less('drafted', 'drafted call') / rounds
   judge_ms = less('rule', 'rule call') / num_judged
   round_ms = less('rounds', 'call') / of('done')
   return RoundTimes(
     prefill_ms=median(ms('prefill')),
     plain_prefill_ms=median(ms('plain prefill')),
     plain_ms=median(plain_ms),
-    draft_ms=max(0.0, median(drafted_ms - verify_ms)),
+    draft_ms=median(drafted_ms - verify_ms),
     verify_ms=median(verify_ms),
     overhead_ms=median(round_ms - drafted_ms),
     judge_ms=max(0.0, median(judge_ms)),
     least_ms=float(np.min(round_ms)),
     law=law,
   )
+
+
+def settled(draft_ms: float, overhead_ms: float) -> tuple[float, float]:
+  """Drafting that noise made negative takes nothing, and the rest less.
+
+  Of means: cut off one by one, differences around nothing come to more.
+  """
+  hidden = min(0.0, draft_ms)
+  return draft_ms - hidden, overhead_ms + hidden
 
 
 def draft_ms(

@@ -25,8 +25,24 @@ def test_repeats_are_spread_over_the_batches(repeats, visits, batches, shares):
 
 def test_times_are_means_over_the_visits(tmp_path):
   journal = journal_lib.Journal(tmp_path, {})
+  add = lambda name, i, ms, law: journal.add(
+    (parts.KIND, name, i), {'draft_ms': ms, 'overhead_ms': 1.0, 'law': law}
+  )
   for i, ms in enumerate((1.0, 2.0, 6.0)):
-    journal.add((parts.KIND, 'mtp', i), {'draft_ms': ms, 'law': 'sampled'})
+    add('mtp', i, ms, 'sampled')
     # Of another method, whose name begins alike.
-    journal.add((parts.KIND, 'mtp, tree', i), {'draft_ms': 9.0, 'law': 'x'})
-  assert parts.of(journal, 'mtp') == {'draft_ms': 3.0, 'law': 'sampled'}
+    add('mtp, tree', i, 9.0, 'x')
+  assert parts.of(journal, 'mtp') == {
+    'draft_ms': 3.0,
+    'overhead_ms': 1.0,
+    'law': 'sampled',
+  }
+
+
+def test_noise_around_nothing_is_nothing(tmp_path):
+  journal = journal_lib.Journal(tmp_path, {})
+  for i, ms in enumerate((-3.0, 1.0, 0.5)):
+    times = {'draft_ms': ms, 'overhead_ms': 2.0}
+    journal.add((parts.KIND, 'ngram', i), times)
+  # What a round takes in all is as before.
+  assert parts.of(journal, 'ngram') == {'draft_ms': 0.0, 'overhead_ms': 1.5}

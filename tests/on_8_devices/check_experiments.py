@@ -98,7 +98,6 @@ def test_parts_of_a_round_are_timed():
     )
   assert times.law == types.DraftLaw.POINT_MASS
   assert min(times.verify_ms, times.least_ms) > 0
-  assert times.draft_ms >= 0  # n-grams are found in less than a microsecond
   assert passes.keys() == {1, 3}
   assert min(passes.values()) > 0
 
