@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from absl import logging
 import jax
 import numpy as np
 
@@ -89,11 +90,25 @@ def unit(
 
 
 def _unit(parting, run):
+  label = f'difference, prompt {parting.prompt + 1}, {parting.method}'
   return units_lib.Unit(
-    f'difference, prompt {parting.prompt + 1}, {parting.method}',
+    label,
     (KIND, parting.method, parting.prompt),
-    run,
+    functools.partial(_unless_it_fails, label, run),
   )
+
+
+def _unless_it_fails(label, run):
+  """Nothing where the devices have no room for the target in float32 too.
+
+  What was decoded is not lost for that, and another run tries again.
+  """
+  try:
+    return run()
+  except jax.errors.JaxRuntimeError as error:
+    reason, *_ = str(error).splitlines()
+    logging.warning('%s: not audited: %s', label, reason)
+    return None
 
 
 def partings(
@@ -114,11 +129,11 @@ def mismatches(
   baseline: Sequence[list[int]],
   divergences: Iterable[dict[str, Any]],
 ) -> results.Mismatches:
-  """How many outputs are not the baseline's; what is not audited is no tie."""
+  """How many outputs are not the baseline's, by what the audit said of them."""
   different = sum(1 for _ in partings(method, outputs, baseline))
   verdicts = [one['verdict'] for one in divergences if one['method'] == method]
-  ties = verdicts.count(TIE)
-  return results.Mismatches(ties, different - ties)
+  ties, errors = map(verdicts.count, (TIE, DIFFERS))
+  return results.Mismatches(ties, errors, different - ties - errors)
 
 
 def lines(

@@ -29,6 +29,8 @@ from experiments import papers
 from experiments import profiling
 from experiments import progress
 from experiments import recording
+from experiments import report_files
+from experiments import result_file
 from experiments import scoring
 from experiments import suite
 from experiments import table as table_lib
@@ -105,6 +107,12 @@ def _evaluate() -> None:
     paper = papers.Paper()
     # A task's scores are no wrong names where --prompts stands in for it.
     papers.check(paper, {part.name: part.configured for part in parts})
+    if _PROMPTS.value and any(part.configured.task for part in parts):
+      paper = papers.of_other_prompts(paper, parts[0].benchmark)
+    if distributed.is_first():
+      result_file.check_settings(
+        out / report_files.EVALUATION, [part.name for part in parts]
+      )
     traces = [_traces(part, suite.folder(out, part.name)) for part in parts]
     profiles = [_profiles(part) for part in parts]
     headers = [
@@ -117,32 +125,17 @@ def _evaluate() -> None:
       _journal(suite.folder(out, part.name), header)
       for part, header in zip(parts, headers, strict=True)
     ]
-  for part, *kept in zip(parts, journals, traces, profiles, strict=True):
+  for part, *kept in zip(parts, journals, traces, strict=True):
     _run(part, *kept)
   if distributed.is_first():
-    tables = [
-      table_lib.Table.of(
-        part.evaluation,
-        part.benchmark,
-        len(part.prompts),
-        journal,
-        part=part.name,
-      )
-      for part, journal in zip(parts, journals, strict=True)
-    ]
-    tables = table_lib.on_one_machine(tables)
-    evaluation_report.write(out, tables, paper)
-    for part, table in zip(parts, tables, strict=True):
-      written.write(
-        suite.folder(out, part.name),
-        part.evaluation.target.tokenizer,
-        part.prompts,
-        table.generations,
-      )
-    evaluation_report.show(out, tables, paper)
+    _report(out, parts, journals, paper)
+  # Behind the files: whatever becomes of it, they are there.
+  for part, profile in zip(parts, profiles, strict=True):
+    if profile is not None:
+      profiling.write(profile, part.evaluation, part.tokens, progress.bar)
 
 
-def _run(part, journal, traces, profiles):
+def _run(part, journal, traces):
   if part.name and distributed.is_first():
     print(f'\n{part.name}')
   evaluation, tokens = part.evaluation, part.tokens
@@ -152,8 +145,30 @@ def _run(part, journal, traces, profiles):
   parted = audits.units(evaluation, tokens, journal)
   if parted:
     units_lib.run(parted, journal, progress.bar)
-  if profiles is not None:
-    profiling.write(profiles, evaluation, tokens, progress.bar)
+
+
+def _report(out, parts, journals, paper):
+  tables = [
+    table_lib.Table.of(
+      part.evaluation,
+      part.benchmark,
+      len(part.prompts),
+      journal,
+      part=part.name,
+      provenance=part.provenance,
+    )
+    for part, journal in zip(parts, journals, strict=True)
+  ]
+  tables = table_lib.on_one_machine(tables)
+  evaluation_report.write(out, tables, paper)
+  for part, table in zip(parts, tables, strict=True):
+    written.write(
+      suite.folder(out, part.name),
+      part.evaluation.target.tokenizer,
+      part.prompts,
+      table.generations,
+    )
+  evaluation_report.show(out, tables, paper)
 
 
 def _traces(part, folder):

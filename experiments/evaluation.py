@@ -63,6 +63,11 @@ class Evaluation:
         raise ValueError(
           f'Evaluation.{name} is {getattr(self, name)}: give at least 1'
         )
+    if not (self.limit is None or checks.is_count(self.limit)):
+      raise ValueError(
+        f'Evaluation.limit is {self.limit}: give at least 1, or None for all '
+        'prompts'
+      )
 
   def encode(self, path: str, prompt: prompts_lib.Prompt) -> list[int]:
     """The prompt's tokens.

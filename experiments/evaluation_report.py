@@ -280,6 +280,12 @@ def mismatch_lines(
         'float ties: not exact',
         'bold red',
       )
+    elif count.unaudited:
+      text, style = (
+        f'{count.unaudited} outputs part from {methods_lib.BASELINE} and could '
+        'not be audited: it is not known whether at float ties',
+        'bold red',
+      )
     elif count.ties:
       text, style = (
         f'{count.ties} outputs part from {methods_lib.BASELINE} at a float tie',

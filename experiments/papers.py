@@ -110,6 +110,12 @@ def _check_name(
     )
 
 
+def of_other_prompts(paper: Paper, benchmark: str) -> Paper:
+  """Says that ours are of other data, whatever the settings are called."""
+  note = f'Ours are of {benchmark}, which --prompts put in place of the data.'
+  return dataclasses.replace(paper, note=f'{note} {paper.note}'.strip())
+
+
 def compare(paper: Paper, tables: Sequence[table_lib.Table]) -> list[Compared]:
   """The paper's numbers beside ours over all prompts."""
   found = {table.part: table for table in tables}

@@ -91,7 +91,7 @@ def _row(comparison, name, method, journal) -> Row:
     refilled_tokens_per_s=per_second(runs),
     ratio=measured['speedup'],
     ratio_ci95=measured['speedup_ci95'],
-    different=found.ties + found.errors,
+    different=found.ties + found.not_ties,
     ties=found.ties,
     audited=refilling_audits.is_audited(comparison, name),
   )

@@ -6,7 +6,7 @@ ours. _GAINED lists what rows have since when, _REDEFINED what means another
 thing since.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import json
 import pathlib
 import types
@@ -109,6 +109,31 @@ def read(path: pathlib.PurePath) -> dict[str, Any]:
   if path.name == 'result.json':
     content = _migrate(path, content, schema)
   return content | {'schema': SCHEMA}
+
+
+def check_settings(path: pathlib.PurePath, parts: Sequence[str]) -> None:
+  """Refuses to replace the results of other settings.
+
+  Args:
+    path: of a result.json, if there is one. What cannot be read is no loss.
+    parts: the names of the settings that are to be written there.
+
+  Raises:
+    ValueError: names those that are there, and the remedy.
+  """
+  if not files.at(path).exists():
+    return
+  try:
+    rows = read(path)['rows']
+  except ValueError:
+    return
+  there = list(dict.fromkeys(row.get('part', '') for row in rows))
+  if there != list(parts):
+    named = ', '.join(map(repr, filter(None, there))) or 'a single setting'
+    raise ValueError(
+      f'{path} has the results of {named}, not of what is configured here: '
+      'give another --out, or move that folder away'
+    )
 
 
 def _migrate(path, content, schema):

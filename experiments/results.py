@@ -110,6 +110,12 @@ class Mismatches:
 
   ties: int  # both tokens were equally likely where they part
   errors: int
+  unaudited: int = 0  # nothing is known of where they part
+
+  @property
+  def not_ties(self) -> int:
+    """What has to be looked into."""
+    return self.errors + self.unaudited
 
 
 def first_difference(

@@ -11,6 +11,7 @@ from experiments import config
 from experiments import evaluation as evaluation_lib
 from experiments import prompts as prompts_lib
 from experiments.tasks import human_eval
+from experiments.tasks import source as source_lib
 
 # What is decoded where neither a task nor --prompts says what.
 _PROMPTS = 'experiments/data/prompts.jsonl'
@@ -47,6 +48,8 @@ class Part:
   benchmark: str  # what its prompts are called
   prompts: list[prompts_lib.Prompt]
   tokens: list[list[int]]  # of each prompt, as the model reads it
+  # Of a task's data set, as it was when it was read.
+  provenance: source_lib.Provenance | None
 
 
 def parts(
@@ -87,7 +90,10 @@ def parts(
       prompts = task.prompts()[:limit_here]
     tokens = [evaluation.encode(where, prompt) for prompt in prompts]
     evaluation.check(tokens)
-    yield Part(name, evaluation, configured, benchmark, prompts, tokens)
+    provenance = None if task is None else task.provenance()
+    yield Part(
+      *(name, evaluation, configured, benchmark, prompts, tokens, provenance)
+    )
 
 
 def folder(out: pathlib.PurePath, part: str) -> pathlib.PurePath:

@@ -56,6 +56,7 @@ class Table:
   part: str = ''
   # What `audits` found, where greedy outputs part from the baseline's.
   divergences: Sequence[dict[str, Any]] = ()
+  provenance: source_lib.Provenance | None = None  # of what a task had decoded
 
   @classmethod
   def of(
@@ -65,6 +66,7 @@ class Table:
     num_prompts: int,
     journal: journal_lib.Journal,
     part: str = '',
+    provenance: source_lib.Provenance | None = None,
   ) -> 'Table':
     """The table of a finished journal; `part` as `results.Row` has it."""
     return cls(
@@ -91,13 +93,8 @@ class Table:
       },
       part=part,
       divergences=journal.of(audits.KIND),
+      provenance=provenance,
     )
-
-  @functools.cached_property
-  def provenance(self) -> source_lib.Provenance | None:
-    """Of what a task had decoded; None without one. Reads it once more."""
-    task = self.evaluation.task
-    return None if task is None else task.provenance()
 
   @functools.cached_property
   def rows(self) -> list[results.Row]:
@@ -174,7 +171,7 @@ class Table:
       scores=self.scores.get(name, {}) if category == results.OVERALL else {},
       leviathan_speedup=by_formula,
       outputs_tied=mismatches.ties if mismatches else None,
-      outputs_differing=mismatches.errors if mismatches else None,
+      outputs_differing=mismatches.not_ties if mismatches else None,
       **self._parts_of(name, category),
       **measured,
     )

@@ -41,7 +41,8 @@ def _journal(folder, outputs):
   """Of an evaluation whose methods gave these outputs, a prompt each."""
   journal = journal_lib.Journal(folder, {})
   for method, of_prompts in outputs.items():
-    journal.add(('parts', method, 0), {'law': 'point_mass'})
+    times = {'draft_ms': 1.0, 'overhead_ms': 1.0, 'law': 'point_mass'}
+    journal.add(('parts', method, 0), times)
     for i, tokens in enumerate(of_prompts):
       generation = results.Generation(
         batch=i,
@@ -163,7 +164,23 @@ def test_what_no_audit_looked_into_is_no_tie(evaluated, tmp_path):
   outputs['ngram'] = [_OUTPUT, _OUTPUT[::-1]]
   journal = _journal(tmp_path, outputs)
   mismatches = table.Table.of(evaluated, 'prompts', 2, journal).mismatches
-  assert mismatches == {'ngram': results.Mismatches(ties=0, errors=1)}
+  found = mismatches['ngram']
+  assert found == results.Mismatches(ties=0, errors=0, unaudited=1)
+  assert found.not_ties == 1
+
+
+def test_an_audit_without_room_leaves_the_rest(evaluated, tmp_path):
+  class TooLarge:
+    def __getattr__(self, name):
+      raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: no room\nmore')
+
+  target = dataclasses.replace(evaluated.target, params=TooLarge())
+  outputs = {name: [_OUTPUT, _OUTPUT] for name in evaluated.methods}
+  outputs['ngram'] = [_OUTPUT, _OUTPUT[::-1]]
+  journal = _journal(tmp_path, outputs)
+  too_large = dataclasses.replace(evaluated, target=target)
+  (unit,) = audits.units(too_large, _PROMPTS, journal)
+  assert unit.run() is None
 
 
 def test_equal_outputs_leave_nothing_to_do(evaluated, tmp_path):

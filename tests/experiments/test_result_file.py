@@ -96,6 +96,22 @@ def test_every_field_of_a_row_is_of_some_schema(tmp_path):
   assert known <= row.keys()
 
 
+def test_results_of_other_settings_are_not_replaced(tmp_path):
+  path = tmp_path / 'result.json'
+  result_file.check_settings(path, ['greedy'])
+  result_file.write(path, _OLD)
+  result_file.check_settings(path, [''])
+  with pytest.raises(ValueError, match='the results of a single setting, not'):
+    result_file.check_settings(path, ['greedy', 'drawn'])
+  rows = [_OLD['rows'][0] | {'part': part} for part in ('greedy', 'drawn')]
+  result_file.write(path, _OLD | {'rows': rows})
+  result_file.check_settings(path, ['greedy', 'drawn'])
+  with pytest.raises(ValueError, match="the results of 'greedy', 'drawn', not"):
+    result_file.check_settings(path, ['greedy'])
+  path.write_text('{')
+  result_file.check_settings(path, ['greedy'])
+
+
 @pytest.mark.parametrize('schema', [{}, {'schema': 2}, {'schema': 4}])
 @pytest.mark.parametrize(
   ('change', 'why'),

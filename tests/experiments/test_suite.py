@@ -195,7 +195,14 @@ def test_prompts_for_a_task_leave_its_score_without_ours(calls):
   folder, (_, replaced, *_) = calls
   assert replaced.code == 0, replaced.err
   path = folder / 'prompts' / 'result.json'
-  found = json.loads(path.read_text())['paper']['rows']
+  paper = json.loads(path.read_text())['paper']
+  found = paper['rows']
+  # Settings are called as before, so a note says what was decoded.
+  assert paper['note'] == (
+    'Ours are of prompts, which --prompts put in place of the data. Another '
+    'pair stands in.'
+  )
+  assert 'Ours are of prompts, which --prompts' in replaced.out
   (rouge,) = (row for row in found if row['quantity'] == 'ROUGE-2')
   assert (rouge['paper'], rouge['ours'], rouge['ci95']) == (0.112, None, None)
   (speedup,) = (row['ours'] for row in found if row['paper'] == 2.5)

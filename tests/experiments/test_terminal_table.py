@@ -63,6 +63,7 @@ def test_lines_about_methods_have_their_names(in_terminal):
     'a[/b]': results.Mismatches(0, 0),
     '[red]x': results.Mismatches(1, 0),
     ':bug:': results.Mismatches(0, 1),
+    '[x]': results.Mismatches(1, 0, 1),
   }
   lines = evaluation_report.mismatch_lines(found)
   text = in_terminal(100, _print, *lines, 'a str [/b] [red] :bug:')
