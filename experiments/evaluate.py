@@ -116,7 +116,9 @@ def _evaluate() -> None:
     traces = [_traces(part, suite.folder(out, part.name)) for part in parts]
     profiles = [_profiles(part) for part in parts]
     headers = [
-      evaluation_lib.header(part.evaluation, part.prompts, part.tokens)
+      evaluation_lib.header(
+        part.evaluation, part.prompts, part.tokens, part.provenance
+      )
       for part in parts
     ]
     for header in headers:

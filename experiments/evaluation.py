@@ -21,6 +21,7 @@ from experiments import prompts as prompts_lib
 from experiments import result_file
 from experiments import results
 from experiments import units as units_lib
+from experiments.tasks import source as source_lib
 from experiments.tasks import task as task_lib
 import specsample
 from specsample import checks
@@ -201,17 +202,18 @@ def header(
   evaluation: Evaluation,
   prompts: Sequence[prompts_lib.Prompt],
   tokens: Sequence[list[int]],
+  provenance: source_lib.Provenance | None = None,
 ) -> dict[str, Any]:
   """What a resumed run must have in common with the one it goes on from.
 
   Its tokens too: a chat template may have changed, or write today's date.
+  Prompts of a task have a provenance.
   """
   texts = [(prompt.category, prompt.text) for prompt in prompts]
-  task = evaluation.task
   return {
     'schema': result_file.SCHEMA,
     'configuration': gin.config_str(),
-    'data': None if task is None else dataclasses.asdict(task.provenance()),
+    'data': None if provenance is None else dataclasses.asdict(provenance),
     'prompts or limit': journal_lib.digest(texts),
     'tokens of the prompts': journal_lib.digest(tokens),
     'model': repr(evaluation.target.model),

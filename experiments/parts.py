@@ -76,5 +76,5 @@ def of(journal: journal_lib.Journal, name: str) -> dict[str, Any]:
     else float(np.mean([one[field] for one in found]))
     for field, value in found[0].items()
   }
-  settled = rounds.settled(means['draft_ms'], means['overhead_ms'])
-  return means | dict(zip(('draft_ms', 'overhead_ms'), settled, strict=True))
+  draft_ms, rest = rounds.settled(means['draft_ms'], means['overhead_ms'])
+  return means | {'draft_ms': draft_ms, 'overhead_ms': rest}
