@@ -7,6 +7,7 @@ hidden vectors are kept.
 
 from collections.abc import Callable, Iterable
 import dataclasses
+import heapq
 
 import jax
 import numpy as np
@@ -51,9 +52,11 @@ class Pool:
   sampling: specsample.Sampling  # its temperature is each job's own
   stop: specsample.Stop
   max_length: int  # of a prompt and its continuation
-  batch_size: int = 48
+  batch_size: int = 64
   group_size: int = 4  # prompts that are prefilled together
   rounds: int = 8  # at most, between two looks at the rows
+  slot_step: int = 128  # by which the buffers follow the longest row
+  fewest_rows: int = 16  # of the batch, once no jobs wait
 
   def run(
     self,
@@ -66,11 +69,15 @@ class Pool:
 
     The order in which they finish depends on nothing but the arguments.
     """
-    waiting = list(jobs)
     taken: dict[int, Job] = {}
+    # The shortest first: prompts that are prefilled together are of similar
+    # length, and the buffers stay small until long ones need them.
+    waiting = [(len(job.prompt), job.number, job) for job in jobs]
+    heapq.heapify(waiting)
 
     def take(count):
-      group = _take(waiting, count)
+      count = min(count, len(waiting))
+      group = [heapq.heappop(waiting)[-1] for _ in range(count)]
       taken.update({job.number: job for job in group})
       return [self._request(job) for job in group]
 
@@ -84,6 +91,8 @@ class Pool:
       max_new_tokens=self.max_length,
       group_size=self.group_size,
       rounds=self.rounds,
+      slot_step=self.slot_step,
+      fewest_rows=self.fewest_rows,
     )
     params = {'target': self.target.params}
     for done in batch.run(params, key, take, is_over):
@@ -99,7 +108,8 @@ class Pool:
       )
       following = then(continuation)
       if following is not None:
-        waiting.append(following)
+        entry = (len(following.prompt), following.number, following)
+        heapq.heappush(waiting, entry)
 
   def _request(self, job: Job) -> refill.Job:
     return refill.Job(
@@ -111,21 +121,6 @@ class Pool:
       ),
       max_new_tokens=job.max_new_tokens,
     )
-
-
-def _take(waiting: list[Job], count: int) -> list[Job]:
-  """Takes out the oldest job and those whose prompts are most like it long."""
-  if not waiting:
-    return []
-  oldest = len(waiting[0].prompt)
-  order = sorted(
-    range(len(waiting)), key=lambda i: abs(len(waiting[i].prompt) - oldest)
-  )
-  chosen = sorted(order[:count])
-  group = [waiting[i] for i in chosen]
-  for i in reversed(chosen):
-    del waiting[i]
-  return group
 
 
 @jax.jit

@@ -127,6 +127,7 @@ def prefill(
   sampling: Sampling,
   max_new_tokens: ArrayLike | int,
   max_length: int | None = None,
+  slots: int | None = None,
   verify: Verifier | None = None,
 ) -> DecodeState:
   """Takes the prompts in, chunk by chunk; arguments as `generate`'s.
@@ -135,8 +136,12 @@ def prefill(
   same `max_length` (given, not the default) and writing its leaves over that
   row's, as `refill` does.
 
-  Of `verify` nothing is computed: a rule that `advance` would refuse is refused
-  here, before anything is compiled. None is not checked.
+  `slots` makes the buffers smaller than `max_length` needs: they must hold the
+  prompts in whole chunks, and the caller enlarges them before a row fills them,
+  as `refill` does.
+
+  `verify` is only checked, not run: a rule that `advance` would refuse is
+  refused here, before anything is compiled. None is not checked.
   """
   request = request_lib.check(
     params,
@@ -149,6 +154,7 @@ def prefill(
     sampling=sampling,
     max_new_tokens=max_new_tokens,
     max_length=max_length,
+    slots=slots,
   )
   if verify is not None:
     check_rule(params, request, model=model, drafter=drafter, verify=verify)

@@ -3,8 +3,11 @@
 Rows that are done are read, and the next prompts are prefilled by themselves
 and written over them (Yu et al., Orca, OSDI 2022).
 
-Everything has one shape: an executable of the loop, one to write rows, and of
-the prefill one for each of at most four chunk sizes.
+By default everything has one shape: one executable of the loop, one to write
+rows, and at most four of the prefill, one for each chunk size. A batch may also
+follow its rows: its buffers grow with the longest row, so that attention reads
+no more than that, and once no prompts wait it has fewer rows. Each size is
+compiled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +17,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specsample import decode
@@ -77,13 +81,25 @@ class Batch:
   max_new_tokens: int  # the most of any job
   group_size: int = 1  # rows that are refilled at once
   rounds: int | None = None  # at most, between two looks at the rows
+  # Buffers have a multiple of this many slots, the smallest that holds the rows
+  # until the next look (so `rounds` must be set). None: room for `max_length`.
+  slot_step: int | None = None
+  # Once no jobs wait, the batch is halved down to this many rows as rows end.
+  # None: it stays as it is.
+  fewest_rows: int | None = None
 
   def __post_init__(self):
-    """Refuses sizes below 1."""
+    """Refuses sizes below 1, and slots that nobody would look after."""
     for name in ('batch_size', 'group_size'):
       request_lib.counts(name, getattr(self, name), 1)
-    if self.rounds is not None:
-      request_lib.counts('rounds', self.rounds, 1)
+    for name in ('rounds', 'slot_step', 'fewest_rows'):
+      if getattr(self, name) is not None:
+        request_lib.counts(name, getattr(self, name), 1)
+    if self.slot_step is not None and self.rounds is None:
+      raise ValueError(
+        f'slot_step is {self.slot_step} and rounds None: set rounds, so that '
+        'buffers can grow before a row fills them'
+      )
 
   def check(self, params: Params, key: Array, jobs: Sequence[Job]) -> None:
     """Refuses what `decode.generate` would, and a prompt by its job's index.
@@ -118,37 +134,84 @@ class Batch:
     were yielded, and may have got new ones from them.
     """
     running: dict[int, Job] = {}
-    state = None
+    lengths: dict[int, int] = {}  # of the running rows, prompts included
+    num_rows = self.batch_size
+    state, sizes = None, None
     while True:
-      free = [row for row in range(self.batch_size) if row not in running]
+      free = [row for row in range(num_rows) if row not in running]
       while len(free) >= self._group and (jobs := take(self._group)):
         if state is None:
-          request = self._request(params, key, jobs[0].sampling)
+          sizes = self._sizes(params, key, jobs[0].sampling)
+          request = self._request(params, key, jobs[0].sampling, sizes.first)
           state = _empty(
             params, request, model=self.model, drafter=self.drafter
           )
         rows, free = free[: len(jobs)], free[len(jobs) :]
         running |= dict(zip(rows, jobs, strict=True))
-        fresh = self._prefill(params, key, jobs)
+        lengths |= {row: len(running[row].prompt) for row in rows}
+        fresh = self._prefill(params, key, jobs, sizes)
+        state = sizes.grown(state, fresh.tokens.shape[1])
         state = _replace(state, fresh, _places(rows, fresh))
       if state is None or not running:
         return
+      if len(free) >= self._group:  # no job waits
+        kept = self._fewer_rows(num_rows, running)
+        if len(kept) < num_rows:
+          state = _keep_rows(state, np.asarray(kept, np.int32))
+          running = {kept.index(row): job for row, job in running.items()}
+          lengths = {kept.index(row): size for row, size in lengths.items()}
+          num_rows = len(kept)
+          free = [row for row in range(num_rows) if row not in running]
+      state = sizes.grown(state, self._after_rounds(max(lengths.values())))
       state = self._advance(params, state, max(1, self._group - len(free)))
       output = jax.device_get(
         decode.finish(state, max_new_tokens=self.max_new_tokens)
       )
       for row, job in sorted(running.items()):
         length = output.lengths[row]
+        lengths[row] = len(job.prompt) + int(length)
         done = output.stop_reason[row] != StopReason.RUNNING
         if done or is_over(output.tokens[row, :length].tolist()):
-          del running[row]
+          del running[row], lengths[row]
           yield Finished(job, _row(output, row, job), state, row)
 
   @property
   def _group(self) -> int:
     return min(self.group_size, self.batch_size)
 
-  def _request(self, params, key, sampling) -> request_lib.Request:
+  def _after_rounds(self, length: int) -> int:
+    """Slots that a row of this length may need until the next look."""
+    tokens = self.drafter.num_draft_tokens + 1
+    rounds = self.max_length if self.rounds is None else self.rounds
+    return length + tokens * (rounds + 1)
+
+  def _sizes(self, params, key, sampling) -> '_Sizes':
+    shapes = lambda slots: jax.eval_shape(
+      functools.partial(initial.state, model=self.model, drafter=self.drafter),
+      params,
+      self._request(params, key, sampling, slots),
+    )
+    largest = shapes(None)
+    last = largest.tokens.shape[1]
+    sizes = range(self.slot_step or last, last, self.slot_step or last)
+    # The ring of a window is a buffer of another kind than one that grows.
+    like = jax.tree.structure(largest)
+    found = {size: shapes(size) for size in sizes} | {last: largest}
+    return _Sizes(
+      {k: v for k, v in found.items() if jax.tree.structure(v) == like}
+    )
+
+  def _fewer_rows(self, num_rows: int, running: dict[int, Job]) -> list[int]:
+    """The rows to go on with: all, or those running and some to fill up."""
+    # Rows of a mesh stay where they are.
+    fewest = None if sharding.batch_parts() > 1 else self.fewest_rows
+    wanted = max(len(running), num_rows if fewest is None else fewest)
+    while num_rows >= 2 * wanted:
+      num_rows //= 2
+    others = [row for row in range(self.batch_size) if row not in running]
+    return sorted(running) + others[: num_rows - len(running)]
+
+  def _request(self, params, key, sampling, slots=None) -> request_lib.Request:
     """Of rows that are to be written over."""
     return request_lib.check(
       params,
@@ -161,9 +224,10 @@ class Batch:
       sampling=sampling,
       max_new_tokens=1,
       max_length=self.max_length,
+      slots=slots,
     )
 
-  def _prefill(self, params, key, jobs) -> DecodeState:
+  def _prefill(self, params, key, jobs, sizes: '_Sizes') -> DecodeState:
     # One shape for groups of any size.
     jobs = [*jobs, *[jobs[-1]] * (self._group - len(jobs))]
     longest = max(len(job.prompt) for job in jobs)
@@ -171,6 +235,8 @@ class Batch:
     for prompt, job in zip(prompts, jobs, strict=True):
       prompt[: len(job.prompt)] = job.prompt
     stack = lambda *values: np.stack(values)
+    chunk = min(request_lib.PREFILL_CHUNK, prompts.shape[1])
+    fed = -(-longest // chunk) * chunk + self.drafter.num_draft_tokens + 1
     return decode.prefill(
       params,
       prompts,
@@ -182,6 +248,7 @@ class Batch:
       sampling=jax.tree.map(stack, *[job.sampling for job in jobs]),
       max_new_tokens=np.asarray([job.max_new_tokens for job in jobs]),
       max_length=self.max_length,
+      slots=sizes.holding_doubled(fed),
     )
 
   def _advance(self, params, state, max_finished) -> DecodeState:
@@ -197,6 +264,38 @@ class Batch:
       max_rounds=np.int32(rounds),
       max_finished=np.int32(max_finished),
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Sizes:
+  """What a state is like at each number of slots that it may have."""
+
+  shapes: dict[int, Any]  # by the slots, ascending: a state of shapes
+
+  @property
+  def first(self) -> int:
+    """The fewest slots."""
+    return next(iter(self.shapes))
+
+  def holding(self, length: int) -> int:
+    """The fewest slots that hold a row of this length, or the most."""
+    return next((x for x in self.shapes if x >= length), max(self.shapes))
+
+  def holding_doubled(self, length: int) -> int:
+    """As `holding`, among few sizes: powers of two times the first."""
+    size = self.first
+    while size < length:
+      size *= 2
+    return self.holding(size)
+
+  def grown(self, state: DecodeState, length: int) -> DecodeState:
+    """The state with slots for rows of this length, or as it is."""
+    size = self.holding(length)
+    if size <= state.tokens.shape[1]:
+      return state
+    leaves = jax.tree.leaves(self.shapes[size])
+    batch = state.length.shape
+    return _resize(state, shapes=tuple(batch + x.shape[1:] for x in leaves))
 
 
 def width(longest: int) -> int:
@@ -243,6 +342,31 @@ def _empty(params, request, *, model, drafter) -> DecodeState:
 
 @functools.partial(jax.jit, donate_argnames=('state',))
 def _replace(state: DecodeState, fresh: DecodeState, places: Any):
-  """Writes the rows of `fresh` over those with the numbers given."""
-  write = lambda old, new: sharding.write_rows(old, places, new)
+  """Writes the rows of `fresh` over those with the numbers given.
+
+  Slots that `fresh` has not are 0: a row reads none that it has not written.
+  """
+  fit = lambda old, new: _fit(new, new.shape[:1] + old.shape[1:])
+  write = lambda old, new: sharding.write_rows(old, places, fit(old, new))
   return jax.tree.map(write, state, fresh)
+
+
+@functools.partial(jax.jit, static_argnames=('shapes',))
+def _resize(state: DecodeState, *, shapes: tuple) -> DecodeState:
+  """The state with leaves of these shapes."""
+  leaves, structure = jax.tree.flatten(state)
+  resized = [_fit(x, shape) for x, shape in zip(leaves, shapes, strict=True)]
+  return jax.tree.unflatten(structure, resized)
+
+
+def _fit(x: Array, shape: tuple[int, ...]) -> Array:
+  """x with zeros added at the end of its axes, up to `shape`."""
+  if x.shape == shape:
+    return x
+  return jnp.pad(x, [(0, n - m) for n, m in zip(shape, x.shape, strict=True)])
+
+
+@jax.jit
+def _keep_rows(state: DecodeState, rows: Any) -> DecodeState:
+  """The state of the rows with these numbers."""
+  return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), state)

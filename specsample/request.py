@@ -86,10 +86,13 @@ def check(
   sampling: Sampling,
   max_new_tokens: Any,
   max_length: int | None,
+  slots: int | None = None,
 ) -> Request:
   """Checks the arguments of `decode.generate` and moves them to the device.
 
-  Values that are being traced are passed on unchecked.
+  Values that are being traced are passed on unchecked. `slots` is the size of
+  the buffers if they are to be smaller than `max_length` needs, see
+  `decode.prefill`.
 
   Raises:
     ValueError: what does not fit, and the remedy.
@@ -115,8 +118,9 @@ def check(
     longest = capacity
   # Room for one round behind the last kept token, and for whole chunks.
   chunk_ends = -(-longest // PREFILL_CHUNK) * PREFILL_CHUNK
-  slots = max(capacity + drafter.num_draft_tokens + 1, chunk_ends)
-  slots = -(-slots // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
+  all_slots = max(capacity + drafter.num_draft_tokens + 1, chunk_ends)
+  all_slots = -(-all_slots // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
+  slots = all_slots if slots is None else min(slots, all_slots)
 
   traced = any(isinstance(x, jax.core.Tracer) for x in (prompts, lengths))
   xp = jnp if traced else np

@@ -166,25 +166,81 @@ def test_penalties_count_the_prompt_of_the_row_alone():
 
 def test_caches_of_a_window_take_any_prompts_row():
   # Of short prompts the chunks are smaller, and the rings must not be.
-  model = transformer.Transformer(
-    vocab_size=VOCAB,
-    num_layers=2,
-    dim=8,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
-    mlp_dim=8,
-    max_length=512,
-    sliding_window=6,
-    sliding_layers=(0,),
-  )
-  params = {'target': model.init(jax.random.key(0))}
-  kwargs = {'model': model, 'drafter': NGRAM, 'params': params}
+  params = {'target': WINDOWED.init(jax.random.key(0))}
+  kwargs = {'model': WINDOWED, 'drafter': NGRAM, 'params': params}
   found = list(generate_all(**kwargs))
   expected = static(**kwargs)
   for i, output in enumerate(found):
     tokens = expected.tokens[i : i + 1, : MOST[i]]
     np.testing.assert_array_equal(output.tokens, tokens)
+
+
+WINDOWED = transformer.Transformer(
+  vocab_size=VOCAB,
+  num_layers=2,
+  dim=8,
+  num_heads=2,
+  num_kv_heads=1,
+  head_dim=4,
+  mlp_dim=8,
+  max_length=512,
+  sliding_window=6,
+  sliding_layers=(0,),
+)
+
+
+def _run_batch(model, drafter, params, **sizes):
+  """The tokens of each prompt, and the states' (rows, slots) on the way."""
+  batch = refill.Batch(
+    model=model,
+    drafter=drafter,
+    verify=verify.chain,
+    stop=STOP,
+    batch_size=8,
+    max_length=192,
+    max_new_tokens=20,
+    group_size=2,
+    rounds=2,
+    **sizes,
+  )
+  waiting = iter(
+    refill.Job(
+      index=i,
+      prompt=prompt,
+      request_id=i,
+      sampling=specsample.Sampling(temperature=TEMPERATURES[i]),
+      max_new_tokens=int(MOST[i]),
+    )
+    for i, prompt in sorted(enumerate(PROMPTS), key=lambda x: len(x[1]))
+  )
+  take = lambda count: list(itertools.islice(waiting, count))
+  found, shapes = {}, []
+  for done in batch.run(params, jax.random.key(5), take):
+    length = int(done.output.lengths[0])
+    found[done.job.index] = done.output.tokens[0, :length].tolist()
+    shapes.append(done.state.tokens.shape)
+  return found, shapes
+
+
+@pytest.mark.parametrize(
+  'model, params, drafter, smallest',
+  [
+    (TARGET, PARAMS, CHAIN, 128),
+    # A ring has room for its window and a chunk; with less it is no ring.
+    (WINDOWED, {'target': WINDOWED.init(jax.random.key(0))}, NGRAM, 144),
+  ],
+)
+def test_buffers_and_batch_follow_the_rows(model, params, drafter, smallest):
+  plain, shapes = _run_batch(model, drafter, params)
+  assert len(set(shapes)) == 1
+  found, shapes = _run_batch(
+    model, drafter, params, slot_step=16, fewest_rows=2
+  )
+  assert found == plain
+  rows, slots = zip(*shapes, strict=True)
+  assert slots[0] == smallest < slots[-1]
+  assert list(slots) == sorted(slots)
+  assert set(rows) == {8, 4, 2}
 
 
 def test_fewer_prompts_than_rows():
@@ -319,8 +375,16 @@ def test_refuses_before_anything_is_asked_for(kwargs, message):
     generate_all(**(defaults | kwargs))
 
 
-def test_rounds_of_none_are_refused():
-  with pytest.raises(ValueError, match='rounds is 0: ask for at least 1'):
+@pytest.mark.parametrize(
+  'sizes, message',
+  [
+    ({'rounds': 0}, 'rounds is 0: ask for at least 1'),
+    ({'fewest_rows': 0}, 'fewest_rows is 0: ask for at least 1'),
+    ({'slot_step': 16}, 'slot_step is 16 and rounds None: set rounds'),
+  ],
+)
+def test_sizes_that_cannot_be_followed_are_refused(sizes, message):
+  with pytest.raises(ValueError, match=message):
     refill.Batch(
       model=TARGET,
       drafter=drafters.NoDraft(),
@@ -328,7 +392,7 @@ def test_rounds_of_none_are_refused():
       batch_size=1,
       max_length=8,
       max_new_tokens=4,
-      rounds=0,
+      **sizes,
     )
 
 

@@ -16,6 +16,12 @@ from specsample import types
 from specsample.models import tensors
 from specsample.types import Array, Params
 
+# Up to this many queries, XLA's CPU backend is faster with the keys as the left
+# side of the product: it packs the right side first, and the keys are large
+# (measured with 3 queries, 64 rows and 256 keys: 56 ms per pass in place of
+# 117; with 15 queries 10% faster, with 192 a quarter slower).
+_FEW_QUERIES = 32
+
 
 @types.pytree
 class Int8:
@@ -106,9 +112,25 @@ def scores(query: Array, keys: Array | Int8) -> Array:
   if isinstance(keys, Int8):
     of_values = scores(query, keys.values.astype(query.dtype))
     return of_values * jnp.swapaxes(keys.scale, -1, -2)
+  if query.shape[2] > _FEW_QUERIES:
+    return _queries_first(query, keys)
+  return jax.lax.platform_dependent(
+    query, keys, cpu=_keys_first, default=_queries_first
+  )
+
+
+def _queries_first(query, keys):
   return jnp.einsum(
     'bkqh,bksh->bkqs', query, keys, preferred_element_type=jnp.float32
   )
+
+
+def _keys_first(query, keys):
+  found = jnp.einsum(
+    'bksh,bkqh->bksq', keys, query, preferred_element_type=jnp.float32
+  )
+  # Without the barrier XLA swaps the two sides back.
+  return jnp.swapaxes(jax.lax.optimization_barrier(found), -1, -2)
 
 
 def mix(weights: Array, values: Array | Int8, dtype: Any) -> Array:

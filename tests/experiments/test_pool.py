@@ -77,6 +77,9 @@ def _run(jobs, *, then=lambda done: None, is_over=lambda _: False, **sizes):
     {'batch_size': 4, 'group_size': 2, 'rounds': 3},
     {'batch_size': 4, 'group_size': 3, 'rounds': 8},
     {'batch_size': 20, 'group_size': 4, 'rounds': 1},
+    # Buffers that grow with the rows, and rows that become fewer at the end.
+    {'batch_size': 8, 'group_size': 2, 'rounds': 3, 'slot_step': 16},
+    {'batch_size': 8, 'rounds': 2, 'slot_step': 32, 'fewest_rows': 1},
   ],
 )
 def test_a_job_is_continued_as_if_alone(sizes):
