@@ -198,7 +198,7 @@ _MAKE_DATA = {
     'max_prompt_tokens is 20: give more than ... chat template'
   ),
   '--gin_bindings=Synthesis.max_answer_tokens = 500': (
-    'make 627, and the model takes 512: lower one of them'
+    'make 1012, and the model takes 512: lower one of them'
   ),
   '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
   "--gin_bindings=TARGET = 'FOLDER/model.bin'": (
