@@ -19,6 +19,9 @@ from experiments.conversations import Conversation
 from experiments.dialogues import Dialogue
 from experiments.dialogues import Source
 
+# After so many tokens each an answer is looked at, as often as a sampled one.
+_LOOKS = 8
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Forced:
@@ -28,7 +31,7 @@ class Forced:
     limits: what user turns and answers keep to.
     vocab_size: the model's, which may have fewer tokens than its tokenizer.
     by_target: whether the target wrote the answers. Only then is a temperature
-      kept, and 0 means greedy.
+      kept, and 0 means greedy, and answers are cut where they begin to loop.
   """
 
   limits: limits_lib.Limits
@@ -96,10 +99,16 @@ class Forced:
       if len(answer) > self.limits.max_answer_tokens:
         answer, ended = answer[: self.limits.max_answer_tokens], False
         how = 'kept, cut at the limit'
+      loop = _loop(answer) if self.by_target else None
+      if loop is not None:
+        answer, ended = answer[:loop], False
+        how = 'kept, cut at a loop'
       ends[how] += 1
       num_answers += 1
       dialogue = self._dialogue(conversation, prompt, answer, ended, digest)
       dialogues_lib.append(made, dialogue)
+      if loop is not None:
+        break
     if not num_answers and len(messages) == len(conversation.turns):
       ends['dropped, no answer'] += 1
     return made
@@ -137,6 +146,14 @@ class Forced:
     named = tokenizer.named_tokens.get('eos_token', '')
     end = tokenizer.backend.token_to_id(named)
     return answer, list(eos_ids[:1]) if end is None else [end]
+
+
+def _loop(answer: list[int]) -> int | None:
+  """Returns after how many tokens a sampled answer would have been ended."""
+  for size in range(_LOOKS, len(answer) + 1, _LOOKS):
+    if filters.loops(answer[:size]):
+      return size
+  return None
 
 
 def _has_end(conversation: Conversation, num_tokens: int) -> bool:
