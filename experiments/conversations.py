@@ -334,11 +334,13 @@ def _message(message) -> tuple[str, str]:
   content = message.get('content', message.get('value'))
   if isinstance(content, list):
     texts = [
-      part.get('text')
+      part['text']
       for part in content
-      if isinstance(part, dict) and part.get('type') == 'text'
+      if isinstance(part, dict)
+      and part.get('type') == 'text'
+      and isinstance(part.get('text'), str)
     ]
-    if len(texts) < len(content) or not all(isinstance(x, str) for x in texts):
+    if len(texts) < len(content):
       raise _UnfitError('image or another part that is no text')
     content = ''.join(texts)
   if not isinstance(content, str):

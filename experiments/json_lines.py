@@ -11,7 +11,7 @@ import zlib
 # Bytes that are decompressed, or decoded, at once.
 _PACKED = 1 << 16
 _CHUNK = 1 << 20
-_SEPARATORS = re.compile(r'[\s,]*')
+_NO_SEPARATOR = re.compile(r'[^\s,]')
 _GZIP = b'\x1f\x8b'  # how such a file begins, whatever it is called
 
 
@@ -82,7 +82,8 @@ def array(data: bytes) -> Iterator[Any]:
   end, size = data.index(b'[') + 1, _CHUNK
   text, at = '', 0
   while True:
-    at = _SEPARATORS.match(text, at).end()
+    begin = _NO_SEPARATOR.search(text, at)
+    at = begin.start() if begin else len(text)
     reason = 'it ends'
     if text.startswith(']', at):
       return

@@ -199,6 +199,7 @@ class Shard:
     end = len(done.tokens) - lengths.get(done.stop_reason, 0)
     return done.tokens[:end]
 
-  def _end(self, how: str) -> None:
-    """Counts how a turn or an answer ended."""
+  def _end(self, how: str) -> pool.Job | None:
+    """Counts how a turn or an answer ended; no job follows."""
     self._ends[how] += 1
+    return None

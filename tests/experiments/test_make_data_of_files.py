@@ -241,7 +241,8 @@ def refusals(commands, flags, written, asked, tmp_path_factory):
     ),
     'unanswered': (parent / 'new', f'--answers={unanswered}'),
     'exclude': (parent / 'x', f'--prompts={path}', f'--exclude={exclude}'),
-    'another order': (asked[0], f'--prompts={other}'),
+    'all excluded': (parent / 'y', f'--prompts={path}', f'--exclude={path}'),
+    'other exclusion': (asked[0], f'--prompts={other}'),
   }
   ended = commands.run_in_forks(
     [
@@ -263,7 +264,8 @@ def refusals(commands, flags, written, asked, tmp_path_factory):
     ('limit', 'belongs to data with another max_answer_tokens'),
     ('unanswered', 'no conversation of the file passed the filters'),
     ('exclude', 'exclude.jsonl, line 2: '),
-    ('another order', 'belongs to data with another exclude'),
+    ('all excluded', 'no conversation of the file passed the filters'),
+    ('other exclusion', 'belongs to data with another exclude'),
   ],
 )
 def test_what_does_not_fit_is_refused(refusals, case, expected):
