@@ -198,7 +198,7 @@ _MAKE_DATA = {
     'max_prompt_tokens is 20: give more than ... chat template'
   ),
   '--gin_bindings=Synthesis.max_answer_tokens = 500': (
-    'make 1012, and the model takes 512: lower one of them'
+    'make 627, and the model takes 512: lower one of them'
   ),
   '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
   "--gin_bindings=TARGET = 'FOLDER/model.bin'": (
@@ -298,7 +298,10 @@ def outcomes(
     'generate': [*tiny_methods, '--prompt=Hello'],
     'benchmark': tiny,
     'certify': [],
-    'make_data': tiny,
+    'make_data': [
+      *tiny,
+      '--gin_bindings=Synthesis.max_prompt_tokens = 127',
+    ],
     'report': [],
     'vocabularies': [*two_models, '--limit=2'],
   }
