@@ -93,7 +93,9 @@ class Forced:
         break
       answer, end = self._encode(messages[: i + 1], prompt)
       is_last = i == len(messages) - 1
-      ended = not is_last or _has_end(conversation, len(answer))
+      ended = not is_last or _has_end(
+        conversation, len(answer), self.limits.max_answer_tokens
+      )
       how = 'kept, with its end' if ended else 'kept, without its end'
       answer = answer + end if ended else answer
       if len(answer) > self.limits.max_answer_tokens:
@@ -156,13 +158,19 @@ def _loop(answer: list[int]) -> int | None:
   return None
 
 
-def _has_end(conversation: Conversation, num_tokens: int) -> bool:
-  """Returns whether the last answer was not cut.
+def _has_end(
+  conversation: Conversation, num_tokens: int, max_tokens: int
+) -> bool:
+  """Returns whether the last answer was not cut; False if that is doubtful.
 
   Args:
-    conversation: what the file says of it.
-    num_tokens: of the answer, without an end.
+    conversation: what the file says about it.
+    num_tokens: of the answer as it is encoded here, without an end.
+    max_tokens: where answers are cut.
   """
   if conversation.finish_reason is not None:
     return conversation.finish_reason == 'stop'
-  return conversation.num_tokens != num_tokens
+  given = conversation.num_tokens
+  # A model may write a text in other tokens than it is encoded in. An end that
+  # was never written would be learned, a missing one is only not learned.
+  return given is None or (given == num_tokens + 1 and given < max_tokens)

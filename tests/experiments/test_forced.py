@@ -129,7 +129,7 @@ def test_a_template_without_an_end_gets_the_tokenizers(make, tokenizer):
     ({'finish_reason': 'length'}, False),
     ({'num_tokens': 5}, True),  # with the end
     ({'num_tokens': 4}, False),
-    ({'num_tokens': 9}, True),  # as another tokenizer counts
+    ({'num_tokens': 9}, False),  # it was written in other tokens
     ({'num_tokens': 4, 'finish_reason': 'stop'}, True),
   ],
 )
@@ -140,6 +140,15 @@ def test_whether_an_answer_has_its_end(make, tokenizer, what, ended):
   assert answer == ('four<|end|>' if ended else 'four')
   assert found.ended == ended
   assert ends == {'kept, with its end' if ended else 'kept, without its end': 1}
+
+
+def test_an_answer_of_as_many_tokens_as_the_limit_has_no_end(make):
+  messages = (('user', 'One?'), ('assistant', 'four'))
+  answer = _conversation(*messages, num_tokens=5)
+  (found,), _ = make(answer, max_answer_tokens=5)
+  assert (found.answer_tokens, found.ended) == (4, False)
+  (found,), _ = make(answer, max_answer_tokens=6)
+  assert (found.answer_tokens, found.ended) == (5, True)
 
 
 def test_texts_of_others_are_never_greedy(make):
