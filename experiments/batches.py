@@ -25,24 +25,32 @@ class Example:
   """A dialogue as it is learned."""
 
   tokens: np.ndarray  # [n] int32
-  answer: int  # the index at which the answer begins
+  answers: tuple[tuple[int, int], ...]  # slices of `tokens`, in order
   # The target's, [n, ...] bfloat16 each, those that are at hand.
   vectors: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+  @property
+  def learned(self) -> np.ndarray:
+    """The tokens of the answers, [m] int32."""
+    return np.concatenate([self.tokens[slice(*span)] for span in self.answers])
 
 
 def example(
   dialogue: Dialogue, vectors: Mapping[str, np.ndarray], whole: bool
 ) -> Example:
-  """An example of a dialogue, with those vectors [n, ...] that are at hand.
+  """Returns a dialogue as an example, with the vectors [n, ...] at hand.
 
-  Unless the `whole` of it is read it begins where heads draft the answer's
-  first token: they have been given the token before it, and the vector of the
-  one before that.
+  Unless the `whole` dialogue is read, the example begins where heads draft the
+  first answer's first token: they are given the token before it, and the vector
+  of the token before that.
   """
-  start = 0 if whole else max(dialogue.answer - _BEFORE_ANSWER, 0)
+  first, _ = dialogue.answers[0]
+  start = 0 if whole else max(first - _BEFORE_ANSWER, 0)
   return Example(
     tokens=dialogue.tokens[start:],
-    answer=dialogue.answer - start,
+    answers=tuple(
+      (begin - start, end - start) for begin, end in dialogue.answers
+    ),
     vectors={name: found[start:] for name, found in vectors.items()},
   )
 
@@ -116,7 +124,7 @@ class Batches:
     return [
       i
       for i, example in enumerate(self.examples)
-      if example.answer < self.max_length
+      if example.answers[0][0] < self.max_length
     ]
 
   @functools.lru_cache(maxsize=2)  # noqa: B019 (lives as long as the run)
@@ -134,10 +142,11 @@ class Batches:
     return [batches[i] for i in rng.permutation(len(batches))]
 
   def _with_places(self, batch):
-    """The batch with the places of its answers."""
+    """Returns the batch with the places from its first answers to its last."""
     mask = batch['mask']
     starts = np.maximum(mask.argmax(axis=1) - _BEFORE_ANSWER, 0)
-    sizes = mask.sum(axis=1) + np.minimum(mask.argmax(axis=1), _BEFORE_ANSWER)
+    ends = mask.shape[1] - mask[:, ::-1].argmax(axis=1)
+    sizes = np.where(mask.any(axis=1), ends - starts, 0)
     width = -(-sizes.max() // self.width_multiple) * self.width_multiple
     if width >= mask.shape[1]:
       return batch
@@ -161,7 +170,8 @@ class Batches:
       batch[name] = np.zeros(shape, jnp.bfloat16)
     for i, row in enumerate(rows):
       length = min(row.tokens.size, tokens.shape[1])
-      batch['mask'][i, row.answer : length] = True
+      for start, end in row.answers:
+        batch['mask'][i, start : min(end, length)] = True
       for name, found in row.vectors.items():
         batch[name][i, :length] = found[:length]
     return batch

@@ -38,7 +38,7 @@ def of(
   return {
     'target': _target_name(),
     'data': {
-      'what': 'dialogues of which the target wrote the answers, make_data',
+      'what': '; '.join(sorted({part.what for part in data})),
       'dialogues': total('dialogues'),
       'answer_tokens': total('answer_tokens'),
       'folders': folders,
@@ -95,6 +95,7 @@ def _folder(data, held_out_every):
   )
   making = data.manifest
   return {
+    'what': data.what,
     'digest': data.digest(),
     'dialogues': sum(len(data.shards[i]) for i in train),
     'answer_tokens': tokens(train),

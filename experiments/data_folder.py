@@ -24,6 +24,13 @@ from specsample import checks
 from specsample import files
 
 _MANIFEST = 'manifest.json'
+# What setting `answers` says about the dialogues.
+TARGET, OTHERS = 'target', 'others'
+_WHAT = {
+  None: 'answers of the target, sampled by make_data',
+  TARGET: 'answers of the target, written by another engine',
+  OTHERS: 'conversations whose answers the target did not write',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Identity:
   settings: dict[str, Any]  # JSON
 
   def header(self, number: int) -> dict[str, Any]:
-    """Of a shard, by its number."""
+    """Returns what the header of a shard must have, by its number."""
     settings = json.dumps(self.settings, sort_keys=True)
     return {
       'format': dialogues_lib.FORMAT,
@@ -55,10 +62,20 @@ def shard_path(folder: pathlib.PurePath, number: int):
 
 
 class Folder:
-  """Where shards are made. One run at a time."""
+  """Where shards are made, by one run at a time."""
 
-  def __init__(self, folder: pathlib.PurePath, identity: Identity):
+  def __init__(
+    self,
+    folder: pathlib.PurePath,
+    identity: Identity,
+    notes: dict[str, Any] | None = None,
+  ):
     """Opens a folder or begins one.
+
+    Args:
+      folder: here or in a bucket.
+      identity: what its shards have in common.
+      notes: JSON that the manifest gets besides.
 
     Raises:
       ValueError: it is in use, or holds data of another target or of other
@@ -66,6 +83,7 @@ class Folder:
     """
     self._folder = files.at(folder)
     self._identity = identity
+    self._notes = notes or {}
     self._lock = _lock(self._folder)
     self._shards: dict[int, dict[str, Any]] = {}
     path = self._folder / _MANIFEST
@@ -80,8 +98,10 @@ class Folder:
         )
       self._update()
 
-  def read(self, number: int) -> list[Dialogue] | None:
-    """The dialogues of a shard, None if it has not been made.
+  def read(
+    self, number: int
+  ) -> tuple[list[Dialogue], dict[str, Any] | None] | None:
+    """Returns a shard's dialogues and its origin, None if there is no shard.
 
     Raises:
       ValueError: it is damaged or does not belong here.
@@ -89,20 +109,34 @@ class Folder:
     path = shard_path(self._folder, number)
     if not path.exists():
       return None
-    found = dialogues_lib.read(path, self._identity.header(number))
+    found, header = dialogues_lib.read(path, self._identity.header(number))
+    origin = header.get('origin')
     if number not in self._shards:  # the run ended before it was noted
-      self._note(number, found, {})
-    return found
+      self._note(number, found, {'origin': origin} if origin else {})
+    return found, origin
 
   def add(
-    self, number: int, found: list[Dialogue], notes: dict[str, Any]
+    self,
+    number: int,
+    found: list[Dialogue],
+    notes: dict[str, Any],
+    origin: dict[str, Any] | None = None,
   ) -> None:
     """Keeps a shard; returns when it is on the disk.
+
+    Args:
+      number: of the shard.
+      found: its dialogues.
+      notes: JSON for the manifest.
+      origin: which conversations of a file it was made of, JSON.
 
     Raises:
       ValueError: it cannot be written; what was there stays.
     """
     header = self._identity.header(number)
+    if origin:
+      header['origin'] = origin
+      notes = notes | {'origin': origin}
     dialogues_lib.write(shard_path(self._folder, number), header, found)
     self._note(number, found, notes)
 
@@ -128,6 +162,7 @@ class Folder:
       **self._identity.to_json(),
       'answer_tokens': tokens(shards),
       'answer_tokens_per_second': tokens(timed) / seconds if seconds else None,
+      **self._notes,
       **environment.describe(),
       'shards': shards,
     }
@@ -197,16 +232,22 @@ class Data:
     return dataclasses.replace(self, shards=shards)
 
   def _until(self, numbers, limit, count):
-    """The first of these shards that have `limit`, and how many they have."""
+    """Returns the first of these shards that have `limit`, and their total."""
     kept, total = set(), 0
     for number in numbers:
-      if total < limit:
+      found = count(self.shards[number])
+      if found and total < limit:
         kept.add(number)
-        total += count(self.shards[number])
+        total += found
     return kept, total
 
+  @property
+  def what(self) -> str:
+    """Says in a few words who wrote the answers."""
+    return _WHAT[self.identity.settings.get('answers')]
+
   def digest(self) -> str:
-    """Hexadecimal digits that other dialogues would not have."""
+    """Returns hexadecimal digits that other dialogues would not have."""
     found = hashlib.sha256()
     for shard in self.shards:
       for dialogue in shard:
@@ -246,6 +287,11 @@ def load(
     raise ValueError(
       f'{manifest_path} is no manifest of make_data: {error}'
     ) from error
+  if manifest.get('format') != dialogues_lib.FORMAT:
+    raise ValueError(
+      f'{manifest_path} has format {manifest.get("format")} and this version '
+      f'reads format {dialogues_lib.FORMAT}: make the data again'
+    )
   if identity.target != target:
     raise ValueError(
       f'{folder} was written by target {identity.target}, and this one is '
@@ -270,7 +316,7 @@ def load(
       raise ValueError(
         f'{shard} is missing: the same make_data command makes it'
       )
-    found = dialogues_lib.read(shard, identity.header(number))
+    found, _ = dialogues_lib.read(shard, identity.header(number))
     for dialogue in found:
       if (
         not 0

@@ -1,7 +1,8 @@
-"""Dialogues to learn from, as token ids: a file of them, written whole or not.
+"""Dialogues to learn from, as token ids, and the files that hold them.
 
-A shard is an .npz file. Its header says which target wrote it and under which
-settings; a shard of another one is refused, as is one that is cut off.
+A shard is an .npz file, written whole or not at all. Its header names the
+target and the settings; a shard of another target or with other settings is
+refused, as is a damaged one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,45 +20,77 @@ import numpy as np
 
 from experiments import results
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Source(enum.IntEnum):
-  """Where the user's turn is from."""
+  """Who wrote the user's turns and the answers."""
 
-  SAMPLED = 0  # all of it by the target
-  OPENED = 1  # by the target, after given first words
-  PROMPT = 2  # from a file
+  SAMPLED = 0  # the target wrote all of it
+  OPENED = 1  # the target wrote all but the first words of the user's turn
+  PROMPT = 2  # the user's turns are from a file, the target answered them
+  ENGINE = 3  # the same, but the target ran in another engine
+  TEXT = 4  # all of it is from a file; the target did not write the answers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dialogue:
-  """A user's turn and the target's own answer."""
+  """A conversation and the answers in it that are learned."""
 
-  tokens: np.ndarray  # [n] int32, chat template and all
-  answer: int  # the index at which the answer begins
-  temperature: float  # of the answer; 0 is greedy
+  tokens: np.ndarray  # [n] int32, chat template included
+  # Where each answer begins and ends, in order, as slices of `tokens`. The
+  # last one ends with the tokens.
+  answers: tuple[tuple[int, int], ...]
+  # Of the answers. 0 means greedy answers of the target; NaN means unknown,
+  # or that the target did not write them.
+  temperature: float
   source: Source
-  ended: bool  # the answer has its end, and was not cut
-  turn: int  # 64 bits of the user's words, `filters.digest`
-  # [n, D] bfloat16, the target's last hidden vectors, the last of them 0. Of a
-  # dialogue that has just been made; in files of their own (`features`).
+  ended: bool  # the last answer has its end and was not cut
+  turn: int  # `filters.digest` of the first user turn, 64 bits
+  # [n, D] bfloat16, the target's last hidden vectors; the last one is 0. Only a
+  # dialogue that was just sampled has them: `features` keeps them in a file of
+  # their own.
   hidden: np.ndarray | None = None
+
+  @property
+  def answer_tokens(self) -> int:
+    """The number of tokens to learn."""
+    return sum(end - start for start, end in self.answers)
+
+
+def append(dialogues: list[Dialogue], longer: Dialogue) -> None:
+  """Adds a dialogue that goes on from the last one in `dialogues`.
+
+  Replaces the last one if the tokens of the longer dialogue begin with all of
+  its tokens. Otherwise the template renders an old answer differently once
+  there is a later one (it may drop the thinking), and both are kept.
+  """
+  before = dialogues[-1] if dialogues else None
+  if before is not None and np.array_equal(
+    longer.tokens[: before.tokens.size], before.tokens
+  ):
+    del dialogues[-1]
+    answers = before.answers + longer.answers
+    longer = dataclasses.replace(longer, answers=answers)
+  dialogues.append(longer)
 
 
 def encode(header: dict[str, Any], dialogues: Sequence[Dialogue]) -> bytes:
-  """The content of a shard; equal for equal arguments."""
+  """Returns the content of a shard; equal arguments give equal bytes."""
   column = lambda name, dtype: np.asarray(
     [getattr(dialogue, name) for dialogue in dialogues], dtype
   )
   lengths = [dialogue.tokens.size for dialogue in dialogues]
+  spans = [span for dialogue in dialogues for span in dialogue.answers]
+  tokens = [dialogue.tokens for dialogue in dialogues]
   content = io.BytesIO()
   np.savez_compressed(
     content,
     header=np.frombuffer(json.dumps(header).encode(), np.uint8),
-    tokens=np.concatenate([dialogue.tokens for dialogue in dialogues]),
+    tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
     length=np.asarray(lengths, np.int32),
-    answer=column('answer', np.int32),
+    answers=np.asarray(spans, np.int32).reshape(-1, 2),
+    num_answers=np.asarray([len(x.answers) for x in dialogues], np.int32),
     temperature=column('temperature', np.float32),
     source=column('source', np.int8),
     ended=column('ended', bool),
@@ -71,12 +104,18 @@ def write(
   header: dict[str, Any],
   dialogues: Sequence[Dialogue],
 ) -> None:
-  """Writes a shard, as `results.write`."""
+  """Writes a shard like `results.write`."""
   results.write(path, encode(header, dialogues))
 
 
-def read(path: epath.Path, header: dict[str, Any]) -> list[Dialogue]:
-  """Reads a shard whose header has to be `header`.
+def read(
+  path: epath.Path, header: dict[str, Any]
+) -> tuple[list[Dialogue], dict[str, Any]]:
+  """Reads a shard: its dialogues and its header.
+
+  Args:
+    path: the file.
+    header: entries that the shard's header has to have.
 
   Raises:
     ValueError: it is damaged, or of another target, settings or place.
@@ -87,7 +126,8 @@ def read(path: epath.Path, header: dict[str, Any]) -> list[Dialogue]:
     found = json.loads(columns.pop('header').tobytes())
     if not isinstance(found, dict):
       raise ValueError('its header is no object')
-    dialogues = list(_rows(columns)) if found == header else []
+    different = [k for k in header if found.get(k) != header[k]]
+    dialogues = [] if different else list(_rows(columns))
   except (
     OSError,
     ValueError,
@@ -101,29 +141,42 @@ def read(path: epath.Path, header: dict[str, Any]) -> list[Dialogue]:
       f'{path} is damaged ({error}): delete it, and the same make_data command '
       'makes it anew'
     ) from error
-  if found != header:
-    names = [k for k in header if found.get(k) != header[k]]
+  if different:
     raise ValueError(
-      f'{path} is of another {" and ".join(names)}: it does not belong here, '
-      'move it away'
+      f'{path} is of another {" and ".join(different)}: it does not belong '
+      'here, move it away'
     )
-  return dialogues
+  return dialogues, found
 
 
 def _rows(columns: dict[str, np.ndarray]) -> Iterable[Dialogue]:
   tokens, lengths = columns['tokens'], columns['length']
   if lengths.sum() != tokens.size or lengths.min(initial=1) < 1:
     raise ValueError(f'{lengths.sum()} tokens expected, {tokens.size} there')
-  rows = np.split(tokens, np.cumsum(lengths)[:-1])
-  names = ('answer', 'temperature', 'source', 'ended', 'turn')
-  for row, answer, temperature, source, ended, turn in zip(
-    rows, *(columns[name].tolist() for name in names), strict=True
+  ends = np.cumsum(columns['num_answers'])
+  if ends[-1:].sum() != len(columns['answers']):
+    raise ValueError(f'{len(columns["answers"])} answers, {ends[-1:]} expected')
+  rows = np.split(tokens, np.cumsum(lengths))[: lengths.size]
+  answers = np.split(columns['answers'], ends)[: lengths.size]
+  names = ('temperature', 'source', 'ended', 'turn')
+  for row, spans, temperature, source, ended, turn in zip(
+    rows, answers, *(columns[name].tolist() for name in names), strict=True
   ):
-    if not 0 < answer < row.size:
-      raise ValueError(f'an answer at {answer} of {row.size} tokens')
-    yield Dialogue(row, answer, temperature, Source(source), ended, turn)
+    bounds = [0, *spans.ravel().tolist()]
+    if (
+      not spans.size or bounds != sorted(set(bounds)) or bounds[-1] != row.size
+    ):
+      raise ValueError(f'answers at {bounds[1:]} of {row.size} tokens')
+    yield Dialogue(
+      row,
+      tuple((start, end) for start, end in spans.tolist()),
+      temperature,
+      Source(source),
+      ended,
+      turn,
+    )
 
 
 def answer_tokens(dialogues: Iterable[Dialogue]) -> int:
-  """How many tokens there are to learn."""
-  return sum(dialogue.tokens.size - dialogue.answer for dialogue in dialogues)
+  """Returns how many tokens there are to learn."""
+  return sum(dialogue.answer_tokens for dialogue in dialogues)

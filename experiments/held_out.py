@@ -36,41 +36,40 @@ def evaluate(
     loss, matches = _evaluate(params, place(batch), objective=objective)
     losses.append(float(loss))
     weights.append(batch['mask'].sum())
-    last = batch['tokens'].shape[1] - 1 - batch['mask'][:, ::-1].argmax(axis=1)
-    ends = np.take_along_axis(batch['tokens'], last[:, None], axis=1)[:, 0]
-    ended = np.isin(ends, eos_ids)
-    counts.append(replay(np.asarray(matches), batch['mask'], ended))
+    ends = np.isin(batch['tokens'], eos_ids)
+    counts.append(replay(np.asarray(matches), batch['mask'], ends))
   total = functools.reduce(lambda a, b: a + b, counts)
   return float(np.average(losses, weights=weights)), total
 
 
 def replay(
-  matches: np.ndarray, mask: np.ndarray, ended: np.ndarray
+  matches: np.ndarray, mask: np.ndarray, ends: np.ndarray
 ) -> stats_lib.Stats:
   """Counts the rounds in which greedy decoding writes the answers.
 
   Args:
     matches: [K, B, T] bool, as `objective.Objective.matches`.
-    mask: [B, T] bool, the tokens of the answers, one run a row.
-    ended: [B] bool, whether the last of them is an end, and not at the limit.
+    mask: [B, T] bool, the tokens of the answers; each run of a row is an
+      answer.
+    ends: [B, T] bool, the tokens that end a text. An answer whose last token is
+      another one was cut at its limit.
   """
   num_drafts = len(matches)
   leading = np.cumprod(matches, axis=0, dtype=np.int32).sum(axis=0)
   proposed = np.zeros(num_drafts + 1, int)
   accepted = np.zeros(num_drafts + 1, int)
-  for kept, row, is_end in zip(leading, mask, ended, strict=True):
-    (answer,) = np.nonzero(row)
-    if not answer.size:
-      continue  # it only fills up the batch
-    pending, last = answer[0] - 1, answer[-1]
-    while pending < last:
-      # Up to a limit, where a round emits one token more than it keeps drafts.
-      room = num_drafts if is_end else last - pending - 1
-      drafted = min(num_drafts, room)
-      emitted = min(kept[pending], drafted)
-      proposed[drafted] += 1
-      accepted[emitted] += 1
-      pending += emitted + 1
+  edges = np.diff(mask.astype(int), axis=1, prepend=0, append=0)
+  for kept, edge, is_end in zip(leading, edges, ends, strict=True):
+    starts, stops = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
+    for pending, last in zip(starts - 1, stops - 1, strict=True):
+      while pending < last:
+        # A round emits one token more than it keeps drafts, up to the limit.
+        room = num_drafts if is_end[last] else last - pending - 1
+        drafted = min(num_drafts, room)
+        emitted = min(kept[pending], drafted)
+        proposed[drafted] += 1
+        accepted[emitted] += 1
+        pending += emitted + 1
   return stats_lib.Stats(
     tokens=int(mask.sum()),
     rounds=int(proposed.sum()),

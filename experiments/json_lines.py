@@ -1,10 +1,17 @@
-"""Lines of a file, and what a line of JSON lines holds."""
+"""JSON lines and JSON arrays, also of compressed and of damaged files."""
 
+import codecs
+from collections.abc import Iterator
 import gzip
 import json
+import re
 from typing import Any
 import zlib
 
+# Bytes that are decompressed, or decoded, at once.
+_PACKED = 1 << 16
+_CHUNK = 1 << 20
+_NO_SEPARATOR = re.compile(r'[^\s,]')
 _GZIP = b'\x1f\x8b'  # how such a file begins, whatever it is called
 
 
@@ -20,6 +27,83 @@ def unpacked(data: bytes) -> bytes:
     return gzip.decompress(data)
   except (OSError, EOFError, zlib.error) as error:
     raise ValueError(f'it is damaged ({error}), get it again') from error
+
+
+class BreakError(ValueError):
+  """An array ends before its closing bracket, or is damaged.
+
+  Attributes:
+    num_bytes: how many follow the last value that could be read.
+  """
+
+  def __init__(self, reason: str, num_bytes: int):
+    """The reason is the message."""
+    super().__init__(reason)
+    self.num_bytes = num_bytes
+
+
+def unpacked_until(data: bytes) -> tuple[bytes, str | None]:
+  """Returns the text of a file up to where its compression is damaged.
+
+  Args:
+    data: the file, which may be compressed by gzip.
+
+  Returns:
+    The text, and what is wrong after it; None if nothing is.
+  """
+  if not data.startswith(_GZIP):
+    return data, None
+  found, rest = [], data
+  try:
+    while rest.startswith(_GZIP):  # a file may have several members
+      member = zlib.decompressobj(wbits=31)
+      for start in range(0, len(rest), _PACKED):
+        found.append(member.decompress(rest[start : start + _PACKED]))
+        if member.eof:
+          break
+      if not member.eof:
+        return b''.join(found), 'it is cut off'
+      rest = member.unused_data + rest[start + _PACKED :]
+  except zlib.error as error:
+    return b''.join(found), str(error)
+  return b''.join(found), None
+
+
+def array(data: bytes) -> Iterator[Any]:
+  """Yields the values of a JSON array, one at a time.
+
+  Bytes that are no UTF-8 become surrogates, which no valid text has.
+
+  Raises:
+    BreakError: after the last whole value, where the array is damaged.
+  """
+  decoder = json.JSONDecoder()
+  read_text = codecs.getincrementaldecoder('utf-8')('surrogateescape').decode
+  end, size = data.index(b'[') + 1, _CHUNK
+  text, at = '', 0
+  while True:
+    begin = _NO_SEPARATOR.search(text, at)
+    at = begin.start() if begin else len(text)
+    reason = 'it ends'
+    if text.startswith(']', at):
+      return
+    if at < len(text):
+      try:
+        found, at = decoder.raw_decode(text, at)
+      except json.JSONDecodeError as error:
+        reason = error.msg
+      except RecursionError:
+        reason = 'it is nested too deeply'
+      else:
+        yield found
+        size = _CHUNK
+        continue
+    if end >= len(data):
+      rest = text[at:].encode(errors='surrogateescape')
+      raise BreakError(reason, len(rest))
+    chunk = data[end : end + size]
+    end, size = end + size, 2 * size  # the value may be longer
+    text, at = text[at:] + read_text(chunk, end >= len(data)), 0
 
 
 def lines(data: bytes) -> list[str]:

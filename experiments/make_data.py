@@ -1,33 +1,39 @@
-"""Makes dialogues to train drafters on, by the target alone.
+"""Makes the dialogues that drafters are trained on.
 
   python -m experiments.make_data --out=data/smollm2 --tokens=2000000
   python -m experiments.make_data --out=data/smollm2 --tokens=30000000
   python -m experiments.make_data --out=... --prompts=own.jsonl --exclude=test
+  python -m experiments.make_data --out=... --answers=written.jsonl.gz
 
-The model writes user turns after its chat template and answers them; --prompts
-adds turns from a file. The second command goes on from where the first one
-ended, as the same command does after an interruption. This file only wires:
-synthesis.py samples, shard.py filters, data_folder.py keeps; batches.py reads.
+The target writes user turns after its chat template and answers them; --prompts
+gives it real turns to answer. --answers takes conversations whose answers were
+written elsewhere. The second command goes on where the first one ended, as the
+same command does after an interruption. This file only wires: conversations.py
+reads files, synthesis.py makes shards, and data_folder.py keeps them.
 """
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Callable, Sequence
+import functools
 import hashlib
 import json
+import sys
 import time
 
 from absl import flags
 
 from experiments import cli
 from experiments import config
+from experiments import conversations as conversations_lib
 from experiments import data_folder
-from experiments import dialogues as dialogues_lib
 from experiments import environment
 from experiments import features
+from experiments import filling as filling_lib
 from experiments import filters
 from experiments import mesh
 from experiments import progress
-from experiments import prompts as prompts_lib
 from experiments import synthesis as synthesis_lib
+from experiments.dialogues import Dialogue
 from specsample import files
 
 config.define_flags('configs/runs/data.gin')
@@ -38,21 +44,45 @@ _OUT = flags.DEFINE_string(
 _TOKENS = flags.DEFINE_integer(
   'tokens',
   2_000_000,
-  'Tokens of answers to have in the folder at the end, or a few more.',
+  'Answer tokens to have in the folder at the end, or a few more.',
   lower_bound=1,
 )
 _PROMPTS = flags.DEFINE_string(
   'prompts',
   None,
-  "User turns to answer besides: Spec-Bench's jsonl (first turns), JSON lines "
-  'with a prompt field, or plain text with a prompt a line.',
+  'A file of user turns to answer: conversations in the format of ShareGPT or '
+  "OpenAI, of which each user turn is answered, Spec-Bench's jsonl, JSON lines "
+  'with a prompt field, or plain text with a prompt per line.',
+)
+_ANSWERS = flags.DEFINE_string(
+  'answers',
+  None,
+  "A file of conversations with answers, in ShareGPT's or OpenAI's format.",
+)
+_ANSWERS_BY = flags.DEFINE_enum(
+  'answers_by',
+  data_folder.TARGET,
+  [data_folder.TARGET, data_folder.OTHERS],
+  'Who wrote the answers of --answers: the target (in any engine), or others. '
+  "Drafters learn the target's distribution over the texts of others too.",
 )
 _EXCLUDE = flags.DEFINE_string(
   'exclude',
   None,
-  'A test set, in the same formats: no user turn may share 13 words in a row '
-  'with one of its prompts or, where both have fewer, all words.',
+  'A test set, in the formats of --prompts: no user turn may share 13 words in '
+  'a row with one of its turns or, where both have fewer, all words.',
 )
+# Makes a shard: its number, its conversations, the digests of known turns, and
+# who is told the number of tokens so far. Returns the dialogues and the counts.
+Make = Callable[
+  [
+    int,
+    Sequence[conversations_lib.Conversation],
+    set[int],
+    Callable[[int], None],
+  ],
+  tuple[list[Dialogue], dict[str, int]],
+]
 
 
 def main() -> None:
@@ -65,82 +95,144 @@ def main() -> None:
 
 def _make_data() -> None:
   with cli.bad_input():
+    if _PROMPTS.value is not None and _ANSWERS.value is not None:
+      raise ValueError(
+        '--prompts and --answers are both given: make the data in two folders, '
+        'train takes several'
+      )
     out = files.at(_OUT.value)
-    prompts = _read(_PROMPTS.value)
-    excluded = [prompt.text for prompt in _read(_EXCLUDE.value)]
+    forced = _ANSWERS.value is not None
+    file = _read(_ANSWERS.value if forced else _PROMPTS.value)
+    excluded = _excluded()
     synthesis = synthesis_lib.Synthesis()
     synthesis.check()
-    if synthesis.keep_hidden:
+    keep_hidden = synthesis.keep_hidden and not forced
+    if keep_hidden:
       features.path(out, 0)  # says if there is no place for them
-    settings = synthesis.settings() | {
-      'prompts': _digest([prompt.text for prompt in prompts]),
-      'exclude': _digest(excluded),
-    }
+    settings = synthesis.settings(_ANSWERS_BY.value if forced else None)
     identity = data_folder.Identity(
       target=synthesis.target.fingerprint,
       vocab_size=synthesis.target.model.vocab_size,
-      settings=settings,
+      settings=settings | {'exclude': _digest(excluded)},
     )
     cli.make_folder(out)
-    folder = data_folder.Folder(out, identity)
-    _fill(folder, synthesis, prompts, filters.Exclusion(excluded))
+    notes = {'file': file.to_json()} if file else {}
+    folder = data_folder.Folder(out, identity, notes)
+    filling = filling_lib.Filling(folder, file)
+  exclusion = filters.Exclusion(excluded)
+
+  def make(number, given, known, watch):
+    if forced:
+      by_target = _ANSWERS_BY.value == data_folder.TARGET
+      with cli.bad_input():
+        return synthesis.force(given, by_target, known, exclusion, watch)
+    return synthesis.make(number, given, known, exclusion, watch)
+
+  from_file = synthesis.user_turns == synthesis.prompts_per_shard
+  _fill(
+    filling,
+    make,
+    count=synthesis.prompts_per_shard,
+    only_given=file is not None and (forced or from_file),
+    keep_hidden=keep_hidden,
+  )
 
 
 def _fill(
-  folder: data_folder.Folder,
-  synthesis: synthesis_lib.Synthesis,
-  prompts: Sequence[prompts_lib.Prompt],
-  excluded: filters.Exclusion,
+  filling: filling_lib.Filling,
+  make: Make,
+  count: int,
+  only_given: bool,
+  keep_hidden: bool,
 ) -> None:
-  """Makes shards until there are enough tokens."""
+  """Makes shards until there are enough tokens.
+
+  Args:
+    filling: the folder and the file.
+    make: makes a shard.
+    count: conversations of the file per shard.
+    only_given: whether the data end with the file.
+    keep_hidden: whether dialogues come with hidden vectors to keep.
+  """
   wanted = _TOKENS.value
-  number, num_tokens = 0, 0
-  known: set[int] = set()
+  ends: collections.Counter[str] = collections.Counter()
+  is_over = lambda: (
+    filling.num_tokens >= wanted or (only_given and not filling.left)
+  )
 
-  def read() -> bool:
-    """Takes in the next shard, if it is there and needed."""
-    nonlocal number, num_tokens
+  def read() -> None:
+    """Takes in the shards that are there and needed."""
     with cli.bad_input():
-      found = folder.read(number) if num_tokens < wanted else None
-    if found is None:
-      return False
-    number += 1
-    num_tokens += dialogues_lib.answer_tokens(found)
-    known.update(dialogue.turn for dialogue in found)
-    return True
+      while filling.num_tokens < wanted and filling.read():
+        pass
 
-  while read():
-    pass
-  with progress.meter(wanted, num_tokens, 'tokens') as meter:
-    while num_tokens < wanted:
-      watch = lambda count: meter(num_tokens + count, f'shard {number}')
+  read()
+  with progress.meter(wanted, filling.num_tokens, 'tokens') as meter:
+    while not is_over():
+      before, number = filling.num_tokens, filling.number
+      given = filling.given(count)
       begin = time.monotonic()
-      found, ends = synthesis.make(number, prompts, known, excluded, watch)
-      if not found:
+      watch = functools.partial(_show, meter, before, number)
+      found, how = make(number, given, filling.known, watch)
+      ends.update(how)
+      if not found and not only_given:
         cli.fail(
-          f'none of {synthesis.user_turns} dialogues passed the filters '
-          f'({ends}): see what the model writes, by '
-          'python -m experiments.generate --chat'
+          f'no dialogue of shard {number} passed the filters ({how}): see what '
+          'the model writes, by python -m experiments.generate --chat'
         )
       seconds = round(time.monotonic() - begin, 1)
       with cli.bad_input():
-        if synthesis.keep_hidden:
+        if keep_hidden and found:
           features.write(files.at(_OUT.value), number, found)
-        folder.add(number, found, {'seconds': seconds, 'ends': ends})
-      while read():
-        pass
-  print(f'{num_tokens:,} tokens of answers in {number} shards: {_OUT.value}')
-  left = len(prompts) - number * synthesis.prompts_per_shard
-  if left > 0:
-    print(f'{left:,} prompts have had no turn yet: raise --tokens')
+        filling.add(found, given, {'seconds': seconds, 'ends': how})
+      read()
+  if ends:
+    _say('; '.join(f'{n:,} {how}' for how, n in sorted(ends.items())))
+  if not filling.num_tokens:
+    cli.fail('no conversation of the file passed the filters')
+  print(
+    f'{filling.num_tokens:,} tokens of answers in {filling.number} shards: '
+    f'{_OUT.value}'
+  )
+  if filling.num_tokens < wanted:
+    print('the file is used up: add conversations at its end for more tokens')
+  elif filling.left:
+    print(f'{filling.left:,} conversations are left: raise --tokens')
 
 
-def _read(path: str | None) -> list[prompts_lib.Prompt]:
-  return [] if path is None else prompts_lib.read(config.find(path))
+def _read(path: str | None) -> conversations_lib.File | None:
+  """Reads a file of conversations and says on stderr what is left out."""
+  if path is None:
+    return None
+  file = conversations_lib.read(config.find(path))
+  _say(file.summary())
+  if file.lost:
+    _say(file.lost)
+  return file
+
+
+def _excluded() -> list[str]:
+  """Returns the user turns of the test set."""
+  if _EXCLUDE.value is None:
+    return []
+  file = conversations_lib.read(config.find(_EXCLUDE.value))
+  if file.lost:
+    raise ValueError(
+      f'{file.lost}: correct it, or the test set is not kept out'
+    )
+  return [turn for x in file.conversations for turn in x.turns]
+
+
+def _show(meter: progress.Meter, before: int, number: int, count: int) -> None:
+  meter(before + count, f'shard {number}')
+
+
+def _say(line: str) -> None:
+  print(line, file=sys.stderr, flush=True)
 
 
 def _digest(texts: Sequence[str]) -> str | None:
-  """What tells one list of texts from another, None of an empty one."""
+  """Returns what tells one list of texts from another, None if it is empty."""
   encoded = json.dumps(list(texts)).encode()
   return hashlib.sha256(encoded).hexdigest() if texts else None
 

@@ -49,6 +49,11 @@ def name(path: str) -> str:
   return pathlib.Path(_uncompressed(path)).stem
 
 
+def is_json(path: str) -> bool:
+  """Returns whether a file's name says that it holds JSON."""
+  return pathlib.Path(_uncompressed(path)).suffix in ('.jsonl', '.json')
+
+
 def _uncompressed(path: str) -> str:
   return path.removesuffix('.gz')
 
@@ -69,11 +74,7 @@ def _read_lines(path: str) -> list[str]:
 def _parse(path: str, lines: list[str]) -> list[Prompt]:
   numbered = [(i, line.strip()) for i, line in enumerate(lines, 1)]
   numbered = [(i, line) for i, line in numbered if line]
-  named_json = pathlib.Path(path.removesuffix('.gz')).suffix in (
-    '.jsonl',
-    '.json',
-  )
-  if not (named_json or (numbered and numbered[0][1].startswith('{'))):
+  if not (is_json(path) or (numbered and numbered[0][1].startswith('{'))):
     return [Prompt(str(i), NO_CATEGORY, line, i) for i, line in numbered]
   prompts = []
   for i, line in numbered:

@@ -6,159 +6,190 @@ import dataclasses
 
 import numpy as np
 
+from experiments import conversations
 from experiments import dialogues as dialogues_lib
 from experiments import filters
+from experiments import limits as limits_lib
 from experiments import pool
 from experiments import template as template_lib
 from experiments.dialogues import Dialogue
 from experiments.dialogues import Source
 from specsample import StopReason
-from specsample import text as text_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """One dialogue that is tried."""
+  """One conversation that is tried."""
 
-  text: str | None  # the user's turn, None to sample it
-  begun: tuple[int, ...]  # what it is then prompted with
-  temperature: float  # of the answer
+  # Its user turns are answered. None to sample one turn.
+  conversation: conversations.Conversation | None
+  begun: tuple[int, ...]  # what the sampled turn is prompted with
+  temperature: float  # of the answers
 
 
-@dataclasses.dataclass(frozen=True)
-class _Turn:
-  prompt: list[int]
+@dataclasses.dataclass
+class _Talk:
+  """A conversation in the making."""
+
   source: Source
-  digest: int
+  digest: int  # of its first user turn
+  messages: list[tuple[str, str]]  # up to the turn that is being answered
+  waiting: list[str]  # later user turns
+  prompt: list[int]  # the tokens of `messages`
+  dialogues: list[Dialogue]
 
 
 class Shard:
-  """A shard in the making; job 2 i is dialogue i's turn, 2 i + 1 its answer."""
+  """A shard in the making.
+
+  A conversation with number i has jobs (1 + max_turns) i, which samples its
+  user turn, and those after it, which are its answers. So the number of a job,
+  which selects its random stream, does not depend on other conversations.
+  """
 
   def __init__(
     self,
     *,
-    tokenizer: text_lib.Tokenizer,
+    limits: limits_lib.Limits,
     template: template_lib.Template,
     plans: Sequence[Plan],
     user_temperature: float,
-    max_prompt_tokens: int,
-    max_answer_tokens: int,
     known: set[int],
-    excluded: filters.Exclusion,
     watch: Callable[[int], None],
   ):
     """Arguments as in `synthesis.Synthesis`; `known` is added to."""
-    self._tokenizer = tokenizer
+    self._limits = limits
     self._template = template
     self._plans = plans
     self._user_temperature = user_temperature
-    self._max_prompt_tokens = max_prompt_tokens
-    self._max_answer_tokens = max_answer_tokens
     self._known = known
-    self._excluded = excluded
     self._watch = watch
-    self._turns: dict[int, _Turn] = {}
-    self._found: dict[int, Dialogue] = {}
+    self._stride = 1 + limits.max_turns
+    self._talks: dict[int, _Talk] = {}
+    self._num_tokens = 0
     self._ends: collections.Counter[str] = collections.Counter()
 
   def jobs(self) -> Iterator[pool.Job]:
-    """The first ones; `then` makes the others."""
+    """Yields the first jobs; `then` makes the others."""
     for i, plan in enumerate(self._plans):
-      if plan.text is None:
-        room = self._max_prompt_tokens - len(plan.begun)
+      if plan.conversation is None:
+        room = self._limits.max_prompt_tokens - len(plan.begun)
         room -= len(self._template.after)
-        yield pool.Job(2 * i, plan.begun, self._user_temperature, room)
+        number = self._stride * i
+        yield pool.Job(number, plan.begun, self._user_temperature, room)
       else:
-        job = self._answer(i, plan.text, Source.PROMPT)
+        job = self._first(i, plan.conversation.turns, Source.PROMPT)
         if job is not None:
           yield job
 
   def then(self, done: pool.Continuation) -> pool.Job | None:
-    """Takes in a finished job; a user turn that is fit is answered next."""
-    index, is_answer = divmod(done.job.number, 2)
-    if is_answer:
-      self._keep(index, done)
-      following = None
+    """Takes in a finished job and returns the one that follows from it."""
+    index, num_answers = divmod(done.job.number, self._stride)
+    if num_answers:
+      following = self._take_answer(index, num_answers, done)
     else:
       following = self._take_turn(index, done)
-    self._watch(dialogues_lib.answer_tokens(self._found.values()))
+    self._watch(self._num_tokens)
     return following
 
   def dialogues(self) -> list[Dialogue]:
-    """Those that were kept, in the order of the plans."""
-    return [self._found[i] for i in sorted(self._found)]
+    """Returns the dialogues that were kept, in the order of the plans."""
+    return [x for i in sorted(self._talks) for x in self._talks[i].dialogues]
 
   def ends(self) -> dict[str, int]:
-    """How many dialogues came to what end."""
+    """Returns how many turns and answers came to what end."""
     return dict(sorted(self._ends.items()))
 
   def _take_turn(self, index, done):
     tokens = self._without_stop(done)
     reason = done.stop_reason
     if reason == StopReason.RUNNING or filters.loops(tokens):
-      return self._drop('turn is a loop')
+      return self._end('dropped, turn is a loop')
     if reason not in (StopReason.EOS, StopReason.SEQUENCE):
-      return self._drop('turn without an end')
+      return self._end('dropped, turn without an end')
     begun = self._plans[index].begun[len(self._template.before) :]
-    text = self._tokenizer.decode([*begun, *tokens], skip_special=False)
+    tokenizer = self._limits.tokenizer
+    text = tokenizer.decode([*begun, *tokens], skip_special=False)
     source = Source.OPENED if begun else Source.SAMPLED
-    return self._answer(index, text.strip(), source)
+    return self._first(index, [text.strip()], source)
 
-  def _answer(self, index: int, text: str, source: Source) -> pool.Job | None:
-    """The job to answer a turn, None if it is not fit."""
-    digest = filters.digest(text)
-    if not text.strip():
-      return self._drop('turn is empty')
-    if not self._is_plain(text):
-      return self._drop('turn with control tokens or broken characters')
+  def _first(
+    self, index: int, turns: Sequence[str], source: Source
+  ) -> pool.Job | None:
+    """Returns the job to answer the first turn, None if that is not fit."""
+    plan = self._plans[index]
+    system = plan.conversation.system if plan.conversation else ()
+    digest = filters.digest(turns[0])
     if digest in self._known:
-      return self._drop('turn known')
-    if text in self._excluded:
-      return self._drop('turn excluded')
+      return self._end('dropped, turn known')
+    messages = [*system, (conversations.USER, turns[0])]
     # As a user's text is encoded, which may not be how the model wrote it.
-    prompt = self._tokenizer.encode_chat([{'role': 'user', 'content': text}])
-    if len(prompt) > self._max_prompt_tokens:
-      return self._drop('turn too long')
+    try:
+      prompt = self._limits.prompt(messages)
+    except limits_lib.UnfitError as error:
+      return self._end(f'dropped, {error}')
     self._known.add(digest)
-    self._turns[index] = _Turn(prompt, source, digest)
+    waiting = list(turns[1 : self._limits.max_turns])
+    talk = _Talk(source, digest, messages, waiting, prompt, [])
+    self._talks[index] = talk
+    return self._answer(index, 1)
+
+  def _answer(self, index: int, num_answers: int) -> pool.Job:
+    """Returns the job to write an answer, the first one being number 1."""
     return pool.Job(
-      2 * index + 1,
-      tuple(prompt),
+      self._stride * index + num_answers,
+      tuple(self._talks[index].prompt),
       self._plans[index].temperature,
-      self._max_answer_tokens,
+      self._limits.max_answer_tokens,
     )
 
-  def _is_plain(self, text):
-    encode = self._tokenizer.encode
-    return '\ufffd' not in text and encode(text) == encode(text, True)
-
-  def _keep(self, index: int, done: pool.Continuation) -> None:
-    turn = self._turns[index]
+  def _take_answer(self, index, num_answers, done):
     ended = done.stop_reason == StopReason.EOS
-    tokens = done.tokens if ended else self._without_stop(done)
-    if len(tokens) <= ended:
-      self._drop('answer is empty')
-    elif done.stop_reason == StopReason.INVALID_LOGITS:
-      self._drop('answer of invalid logits')
-    else:
-      whole = np.asarray([*turn.prompt, *tokens], np.int32)
-      hidden = np.zeros((whole.size, *done.hidden.shape[1:]), done.hidden.dtype)
-      # The last token was not given to the target.
-      given = min(whole.size - 1, len(done.hidden))
-      hidden[:given] = done.hidden[:given]
-      self._found[index] = Dialogue(
-        tokens=whole,
-        answer=len(turn.prompt),
-        temperature=self._plans[index].temperature,
-        source=turn.source,
-        ended=ended,
-        turn=turn.digest,
-        hidden=hidden,
-      )
-      looped = done.stop_reason == StopReason.RUNNING
-      cut = 'kept, cut at a loop' if looped else 'kept, cut at the limit'
-      self._ends['kept, with its end' if ended else cut] += 1
+    answer = done.tokens if ended else self._without_stop(done)
+    if len(answer) <= ended:
+      return self._end('dropped, answer is empty')
+    if done.stop_reason == StopReason.INVALID_LOGITS:
+      return self._end('dropped, answer of invalid logits')
+    talk = self._talks[index]
+    tokens = np.asarray([*talk.prompt, *answer], np.int32)
+    hidden = np.zeros((tokens.size, *done.hidden.shape[1:]), done.hidden.dtype)
+    # The last token was not given to the target.
+    given = min(tokens.size - 1, len(done.hidden))
+    hidden[:given] = done.hidden[:given]
+    dialogue = Dialogue(
+      tokens=tokens,
+      answers=((len(talk.prompt), tokens.size),),
+      temperature=self._plans[index].temperature,
+      source=talk.source,
+      ended=ended,
+      turn=talk.digest,
+      hidden=hidden,
+    )
+    dialogues_lib.append(talk.dialogues, dialogue)
+    self._num_tokens += len(answer)
+    looped = done.stop_reason == StopReason.RUNNING
+    cut = 'kept, cut at a loop' if looped else 'kept, cut at the limit'
+    self._end('kept, with its end' if ended else cut)
+    if looped or not talk.waiting:
+      return None
+    written = self._without_stop(done)
+    text = self._limits.tokenizer.decode(written, skip_special=False)
+    return self._next(index, num_answers + 1, text)
+
+  def _next(self, index: int, number: int, answer: str) -> pool.Job | None:
+    """Returns the job of the next answer, None if its turn is not fit."""
+    talk = self._talks[index]
+    if not self._limits.is_plain(answer):
+      return self._end('not gone on with, answer with control tokens')
+    talk.messages += [
+      (conversations.ASSISTANT, answer),
+      (conversations.USER, talk.waiting.pop(0)),
+    ]
+    try:
+      talk.prompt = self._limits.prompt(talk.messages)
+    except limits_lib.UnfitError as error:
+      return self._end(f'not gone on with, {error}')
+    return self._answer(index, number)
 
   def _without_stop(self, done: pool.Continuation) -> list[int]:
     lengths = {
@@ -168,7 +199,7 @@ class Shard:
     end = len(done.tokens) - lengths.get(done.stop_reason, 0)
     return done.tokens[:end]
 
-  def _drop(self, why: str) -> pool.Job | None:
-    """Notes why a dialogue ends here; no job follows."""
-    self._ends[f'dropped, {why}'] += 1
+  def _end(self, how: str) -> pool.Job | None:
+    """Counts how a turn or an answer ended; no job follows."""
+    self._ends[how] += 1
     return None

@@ -1,8 +1,8 @@
-"""Dialogues that a model has with itself: what it would be asked, and answers.
+"""Dialogues of a model: what it is asked, by itself or by people, and answers.
 
-After the chat template's beginning of a user's turn a chat model writes such a
-turn itself (Xu et al., 2406.08464), and then answers it. So its own
-distribution is learned from the model alone.
+A chat model that is given its chat template's beginning of a user's turn writes
+such a turn itself (Xu et al., 2406.08464), and then answers it. So its own
+distribution can be learned from the model alone, or from real user turns.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +13,11 @@ import gin
 import jax
 import numpy as np
 
+from experiments import conversations
 from experiments import filters
+from experiments import forced
+from experiments import limits as limits_lib
 from experiments import pool as pool_lib
-from experiments import prompts as prompts_lib
 from experiments import shard as shard_lib
 from experiments import template as template_lib
 from experiments.dialogues import Dialogue
@@ -29,41 +31,49 @@ class Synthesis:
   """What is sampled, shard by shard."""
 
   target: specsample.Loaded
-  # The temperature is each dialogue's own.
+  # The temperature is each conversation's own.
   sampling: specsample.Sampling = specsample.Sampling(min_p=0.02)
   seed: int = 0
-  # Tried in a shard. The first are from the file of prompts, while it lasts.
+  # Conversations tried per shard. The first ones are from the file of prompts
+  # while it lasts. If all of them are, no user turn is sampled once there is a
+  # file, and the data end with it.
   user_turns: int = 768
   prompts_per_shard: int = 256
   user_temperature: float = 1.0
-  # First words that user turns are given, and to what share of them.
+  # First words given to sampled user turns, and the share of turns that get
+  # them.
   openings: Sequence[str] = ()
   opened_share: float = 0.0
-  # Of the answers so many are greedy, the others at one of these.
+  # The share of conversations whose answers are greedy. The others have one of
+  # these temperatures.
   greedy_share: float = 0.5
   temperatures: Sequence[float] = (0.4, 0.7, 1.0)
-  # Of a cache's 256 slots one is left for the token that is pending.
-  max_prompt_tokens: int = 127  # the template's counted in
-  max_answer_tokens: int = 128
+  # A conversation ends before a turn that makes the prompt longer.
+  max_prompt_tokens: int = 512  # of all before an answer, with the template
+  max_answer_tokens: int = 320
+  max_turns: int = 8  # of a conversation
+  # The least share of ASCII characters in a file's user turns: about 0.95 keeps
+  # English text and code.
+  min_ascii_share: float = 0.0
   batch_size: int = 48
-  # Whether the target's hidden vectors are kept too, for training: 2 bytes x
-  # its width x the tokens of the dialogues, on the disk.
+  # Whether to keep the target's hidden vectors for training: 2 bytes x its
+  # width x the tokens of the dialogues, on the disk.
   keep_hidden: bool = True
 
   def __post_init__(self):
     """Refuses what gives no dialogue; ValueError names the setting."""
-    for name in ('user_turns', 'max_answer_tokens', 'batch_size'):
+    for name in ('user_turns', 'max_answer_tokens', 'max_turns', 'batch_size'):
       _require(
         name, getattr(self, name), getattr(self, name) >= 1, 'at least 1'
       )
     _require(
       'prompts_per_shard',
       self.prompts_per_shard,
-      0 <= self.prompts_per_shard <= self.user_turns,
-      f'at most user_turns, {self.user_turns}',
+      1 <= self.prompts_per_shard <= self.user_turns,
+      f'from 1 to user_turns, {self.user_turns}',
     )
     _require('seed', self.seed, 0 <= self.seed < 2**32, 'from 0 to 2**32 - 1')
-    for name in ('greedy_share', 'opened_share'):
+    for name in ('greedy_share', 'opened_share', 'min_ascii_share'):
       share = getattr(self, name)
       _require(name, share, 0 <= share <= 1, 'from 0 to 1')
     _require(
@@ -103,58 +113,58 @@ class Synthesis:
         f'the model takes {room}: lower one of them'
       )
 
-  def settings(self) -> dict[str, Any]:
-    """What a shard's content depends on besides the weights, as JSON."""
-    own = {
-      field.name: getattr(self, field.name)
-      for field in dataclasses.fields(self)
-      if field.name not in ('target', 'sampling', 'batch_size', 'keep_hidden')
-    }
-    sampling = {
-      name: np.asarray(value).tolist()
-      for name, value in dataclasses.asdict(self.sampling).items()
-      if value is not None and name != 'temperature'
-    }
-    of_target = {
-      'dtype': self.target.model.dtype,
-      'template': dataclasses.asdict(self._template()),
-    }
+  def settings(self, answers: str | None = None) -> dict[str, Any]:
+    """Returns what shards depend on besides the weights and files, as JSON.
+
+    Args:
+      answers: whose answers a file holds, None if they are sampled.
+    """
+    of_limits = ('max_prompt_tokens', 'max_answer_tokens', 'max_turns')
+    names = [*of_limits, 'min_ascii_share']
+    found: dict[str, Any] = {'answers': answers}
+    if answers is None:
+      ignored = ('target', 'sampling', 'batch_size', 'keep_hidden')
+      every = [field.name for field in dataclasses.fields(self)]
+      names = [name for name in every if name not in ignored]
+      found['dtype'] = self.target.model.dtype
+      found |= {
+        name: np.asarray(value).tolist()
+        for name, value in dataclasses.asdict(self.sampling).items()
+        if value is not None and name != 'temperature'
+      }
+    found |= {name: getattr(self, name) for name in names}
+    found['template'] = dataclasses.asdict(self._template())
     if self.target.exact_fingerprint is not None:
       # Its fingerprint is the exact model's, which would write other texts.
-      of_target['weights'] = 'int8'
-    return own | sampling | of_target
+      found['weights'] = 'int8'
+    return found
 
   def make(
     self,
     number: int,
-    prompts: Sequence[prompts_lib.Prompt],
+    given: Sequence[conversations.Conversation],
     known: set[int],
     excluded: filters.Exclusion,
     watch: Callable[[int], None],
   ) -> tuple[list[Dialogue], dict[str, int]]:
-    """The dialogues of a shard, and how many jobs came to what end.
+    """Samples a shard: its dialogues, and how many jobs came to what end.
 
     They follow from the arguments alone, as far as a batch of the same size is
     rounded alike.
 
     Args:
       number: of the shard.
-      prompts: all of the file's.
+      given: the conversations whose user turns are answered first.
       known: digests of user turns that are not to be repeated.
       excluded: texts that no user turn may come from.
-      watch: is told the number of answers' tokens so far.
+      watch: is told the number of answer tokens so far.
     """
-    first = number * self.prompts_per_shard
-    given = prompts[first : first + self.prompts_per_shard]
     shard = shard_lib.Shard(
-      tokenizer=self.target.tokenizer,
+      limits=self._limits(excluded),
       template=self._template(),
       plans=self._plans(number, given),
       user_temperature=self.user_temperature,
-      max_prompt_tokens=self.max_prompt_tokens,
-      max_answer_tokens=self.max_answer_tokens,
       known=set(known),
-      excluded=excluded,
       watch=watch,
     )
     pool = pool_lib.Pool(
@@ -171,10 +181,48 @@ class Synthesis:
     pool.run(shard.jobs(), key, shard.then, filters.loops)
     return shard.dialogues(), shard.ends()
 
-  def _plans(self, number, prompts) -> list[shard_lib.Plan]:
-    """What each job of a shard begins with, and how its answer is drawn."""
+  def force(
+    self,
+    given: Sequence[conversations.Conversation],
+    by_target: bool,
+    known: set[int],
+    excluded: filters.Exclusion,
+    watch: Callable[[int], None],
+  ) -> tuple[list[Dialogue], dict[str, int]]:
+    """Makes a shard of conversations that have answers; arguments as `make`.
+
+    Args:
+      given: the conversations.
+      by_target: whether the target wrote their answers, in another engine.
+      known: digests of user turns that are not to be repeated.
+      excluded: texts that no user turn may come from.
+      watch: is told the number of answer tokens so far.
+
+    Raises:
+      ValueError: the tokenizer does not fit the model.
+    """
+    maker = forced.Forced(
+      limits=self._limits(excluded),
+      vocab_size=self.target.model.vocab_size,
+      by_target=by_target,
+    )
+    return maker.make(given, set(known), watch)
+
+  def _limits(self, excluded) -> limits_lib.Limits:
+    return limits_lib.Limits(
+      tokenizer=self.target.tokenizer,
+      excluded=excluded,
+      max_prompt_tokens=self.max_prompt_tokens,
+      max_answer_tokens=self.max_answer_tokens,
+      max_turns=self.max_turns,
+      min_ascii_share=self.min_ascii_share,
+    )
+
+  def _plans(self, number, given) -> list[shard_lib.Plan]:
+    """Returns what each conversation of a shard begins with."""
     rng = np.random.default_rng([self.seed, number])
-    count = self.user_turns
+    only_given = given and self.prompts_per_shard == self.user_turns
+    count = len(given) if only_given else self.user_turns
     temperatures = np.resize(self.temperatures, count)
     temperatures[: round(self.greedy_share * count)] = 0
     openings = np.zeros(count, int)
@@ -183,15 +231,15 @@ class Synthesis:
       openings[:num_opened] = 1 + np.resize(
         rng.permutation(len(self.openings)), num_opened
       )
-    texts = [prompt.text for prompt in prompts]
-    texts += [None] * (count - len(texts))
     begun = self._openings()
     return [
       shard_lib.Plan(
-        text=text, begun=begun[opening], temperature=float(temperature)
+        conversation=conversation,
+        begun=begun[opening],
+        temperature=float(temperature),
       )
-      for text, opening, temperature in zip(
-        texts,
+      for conversation, opening, temperature in zip(
+        [*given, *[None] * (count - len(given))],
         rng.permutation(openings),
         rng.permutation(temperatures),
         strict=True,
@@ -202,7 +250,7 @@ class Synthesis:
     return template_lib.Template.of(self.target.tokenizer)
 
   def _openings(self) -> list[tuple[int, ...]]:
-    """What a sampled turn is prompted with; the first is without words."""
+    """Returns what a sampled turn is prompted with; the first has no words."""
     template = self._template()
     return [
       template.before,

@@ -7,6 +7,7 @@ from typing import Any
 import gin
 import numpy as np
 
+from experiments import filters
 from experiments import template as template_lib
 from experiments.dialogues import Dialogue
 import specsample
@@ -50,24 +51,30 @@ class Prompts:
   def make(
     self, dialogues: Sequence[Dialogue], count: int
   ) -> Iterator[dict[str, Any]]:
-    """The prompts, by each template in turn, as `prompts.read` takes them.
+    """Yields prompts in the format of `prompts.read`, templates in turn.
 
     Raises:
-      ValueError: none of the turns is a short question.
+      ValueError: no dialogue begins with a short question.
     """
     tokenizer = self.target.tokenizer
     template = template_lib.Template.of(tokenizer)
     decode = lambda tokens: tokenizer.decode(tokens.tolist()).strip()
-    texts = [decode(d.tokens[d.answer :]) for d in dialogues]
-    turns = [
-      d.tokens[len(template.before) : d.answer - len(template.after)]
-      for d in dialogues
+    texts = [
+      decode(d.tokens[slice(*span)]) for d in dialogues for span in d.answers
     ]
-    short = [decode(x) for x in turns if x.size <= self.max_question_tokens]
-    questions = [x for x in short if x.endswith('?')]
+    questions = []
+    for dialogue in dialogues:
+      end = dialogue.answers[0][0] - len(template.after)
+      turn = dialogue.tokens[len(template.before) : end]
+      if turn.size > self.max_question_tokens:
+        continue
+      text = decode(turn)
+      # The digest differs if earlier turns or a system message come before.
+      if text.endswith('?') and filters.digest(text) == dialogue.turn:
+        questions.append(text)
     if not questions and any('{question}' in x for x in self.templates):
       raise ValueError(
-        f'none of {len(turns)} user turns is a question of at most '
+        f'none of {len(dialogues)} dialogues begins with a question of at most '
         f'{self.max_question_tokens} tokens: make more data, or raise '
         'Prompts.max_question_tokens'
       )

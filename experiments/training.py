@@ -159,21 +159,33 @@ class Split:
     data: Sequence[data_folder.Data],
     vectors: Sequence[list[list[features.Vectors]]] | None,
   ) -> 'Split':
-    """Of the data of all folders, with the target's vectors of each dialogue
-    of each shard of each, once they are at hand.
+    """Returns the split of the data of all folders.
+
+    Args:
+      training: says which shards are held out, and how many answers of them.
+      data: one per folder.
+      vectors: the target's, per folder, shard and dialogue; None if they are
+        not at hand.
 
     Raises:
-      ValueError: of a folder no answer held out is greedy.
+      ValueError: no held-out answer of any folder is greedy.
     """
     of_folders: Sequence[Any] = vectors or [None] * len(data)
     parts = [
       cls._of_folder(training, part, found)
       for part, found in zip(data, of_folders, strict=True)
     ]
-    return cls(
+    found = cls(
       [example for part in parts for example in part.train],
       [example for part in parts for example in part.held_out],
     )
+    if not found.held_out:
+      folders = ' and '.join(str(part.folder) for part in data)
+      raise ValueError(
+        f'no held-out answer of {folders} is greedy: make more data with '
+        'Synthesis.greedy_share above 0, or add a folder of greedy answers'
+      )
+    return found
 
   @classmethod
   def _of_folder(cls, training, data, vectors):
@@ -187,11 +199,6 @@ class Split:
           train.append(example)
         elif dialogue.temperature == 0:
           held_out.append(example)
-    if not held_out:
-      raise ValueError(
-        f'none of the answers held out of {data.folder} is greedy: make more '
-        'data, with a Synthesis.greedy_share above 0'
-      )
     return cls(train, held_out[: training.held_out_answers])
 
 
@@ -203,7 +210,7 @@ def draft_vocabulary(
     return None
   counts = np.zeros(vocab_size, np.int64)
   for example in examples:
-    np.add.at(counts, example.tokens[example.answer :], 1)
+    np.add.at(counts, example.learned, 1)
   # Stable: of equally frequent tokens those that the tokenizer merged first.
   return np.sort(np.argsort(-counts, kind='stable')[:size]).astype(np.int32)
 

@@ -298,7 +298,10 @@ def outcomes(
     'generate': [*tiny_methods, '--prompt=Hello'],
     'benchmark': tiny,
     'certify': [],
-    'make_data': tiny,
+    'make_data': [
+      *tiny,
+      '--gin_bindings=Synthesis.max_prompt_tokens = 127',
+    ],
     'report': [],
     'vocabularies': [*two_models, '--limit=2'],
   }

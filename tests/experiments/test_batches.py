@@ -10,10 +10,13 @@ from experiments import batches
 from experiments import dialogues
 
 
-def _dialogue(size, answer):
+def _dialogue(size, *starts_and_ends):
+  """Its last answer, given by its start, ends with the tokens."""
+  bounds = [*starts_and_ends, size]
+  answers = tuple(zip(bounds[::2], bounds[1::2], strict=True))
   tokens = np.arange(size, dtype=np.int32) + 100 * size
   return dialogues.Dialogue(
-    tokens, answer, 0.0, dialogues.Source.SAMPLED, True, 0
+    tokens, answers, 0.0, dialogues.Source.SAMPLED, True, 0
   )
 
 
@@ -58,8 +61,8 @@ def test_a_batch_marks_the_answers():
   for row, mask, example in zip(
     batch['tokens'], batch['mask'], _EXAMPLES[:3], strict=False
   ):
-    np.testing.assert_array_equal(row[mask], example.tokens[example.answer :])
-    assert mask.argmax() == example.answer
+    np.testing.assert_array_equal(row[mask], example.learned)
+    assert mask.argmax() == example.answers[0][0]
   assert not batch['mask'][3].any()
 
 
@@ -69,7 +72,7 @@ def test_vectors_stay_with_their_tokens():
   example = batches.example(dialogue, {'hidden': hidden}, whole=False)
   # The token before the answer is pending, and the one before it read.
   assert example.tokens.tolist() == dialogue.tokens[7:].tolist()
-  assert example.answer == 2
+  assert example.answers == ((2, 13),)
   (batch,) = batches.Batches(
     examples=[example], batch_size=1, width_multiple=16
   ).once()
@@ -103,9 +106,29 @@ def test_a_step_names_the_places_of_the_answers():
   assert cut['places'].tolist() == [[*range(38, 54)]]
 
 
+def test_a_dialogue_of_several_answers_has_several_runs():
+  dialogue = _dialogue(40, 10, 14, 20, 23, 30)
+  example = batches.example(dialogue, {}, whole=False)
+  assert example.answers == ((2, 6), (12, 15), (22, 32))
+  learned = [*range(10, 14), *range(20, 23), *range(30, 40)]
+  assert example.learned.tolist() == dialogue.tokens[learned].tolist()
+  whole = batches.example(dialogue, {}, whole=True)
+  of = lambda **settings: batches.Batches(
+    examples=[whole], batch_size=2, width_multiple=8, **settings
+  )
+  batch = of()[0]
+  assert np.flatnonzero(batch['mask'][0]).tolist() == learned
+  # The places go from the first answer to the last one.
+  assert batch['places'][0].tolist() == [*range(8, 40)]
+  # An answer may be cut, and those after it are left out.
+  cut = of(max_length=22)[0]
+  assert np.flatnonzero(cut['mask'][0]).tolist() == [10, 11, 12, 13, 20, 21]
+  assert not cut['mask'][1].any()
+
+
 def test_an_answer_at_the_beginning_is_not_cut():
   example = batches.example(_dialogue(20, 1), {}, whole=False)
-  assert (example.tokens.size, example.answer) == (20, 1)
+  assert (example.tokens.size, example.answers) == (20, ((1, 20),))
 
 
 def test_examples_whose_answer_is_cut_off_are_left_out():

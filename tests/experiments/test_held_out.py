@@ -83,14 +83,31 @@ def test_replay_goes_from_round_to_round():
   matches[1, 0, [1, 3]] = True
   # Pending 1: both kept, emits 3; pending 4: one kept, emits 2; pending 6: the
   # limit leaves no room for a draft.
-  stats = held_out.replay(matches, mask, np.asarray([False]))
+  ends = np.zeros(mask.shape, bool)
+  stats = held_out.replay(matches, mask, ends)
   assert stats == specsample.stats.Stats(
     tokens=6, rounds=3, proposed=(1, 0, 2), accepted=(1, 1, 1)
   )
   # At an end there is room for more.
-  stats = held_out.replay(matches, mask, np.asarray([True]))
+  ends[0, 7] = True
+  stats = held_out.replay(matches, mask, ends)
   assert stats == specsample.stats.Stats(
     tokens=6, rounds=3, proposed=(0, 0, 3), accepted=(0, 2, 1)
+  )
+
+
+def test_replay_begins_anew_with_each_answer():
+  # Two answers of 3 tokens, at 2 and at 8; the first one has its end.
+  mask = np.zeros((1, 12), bool)
+  mask[0, [2, 3, 4, 8, 9, 10]] = True
+  ends = np.arange(12)[None] == 4
+  matches = np.zeros((2, 1, 12), bool)
+  matches[0, 0, [1, 3, 8]] = True
+  # Pending 1: one kept, emits 2; pending 3: drafts the end, emits it. Pending
+  # 7: none kept; pending 8: the limit leaves room for one, kept, emits 2.
+  stats = held_out.replay(matches, mask, ends)
+  assert stats == specsample.stats.Stats(
+    tokens=6, rounds=4, proposed=(0, 1, 3), accepted=(1, 3, 0)
   )
 
 

@@ -112,22 +112,25 @@ def all_dialogues(data):
 
 def _turn(target, dialogue):
   """The user's words."""
-  prompt = target.tokenizer.decode(dialogue.tokens[: dialogue.answer])
+  prompt = target.tokenizer.decode(dialogue.tokens[: dialogue.answers[0][0]])
   assert prompt.startswith('user: ')
   assert prompt.endswith('\nassistant: ')
   return prompt[len('user: ') : -len('\nassistant: ')]
 
 
 def test_there_are_as_many_tokens_as_asked_for(made, all_dialogues, data):
-  answers = [d.tokens.size - d.answer for d in all_dialogues]
+  answers = [d.answer_tokens for d in all_dialogues]
   assert sum(answers) >= _TOKENS
-  last = sum(d.tokens.size - d.answer for d in data.shards[-1])
+  last = sum(d.answer_tokens for d in data.shards[-1])
   assert sum(answers) - last < _TOKENS
   assert made.ended.out == (
     f'{sum(answers):,} tokens of answers in {len(data.shards)} shards: '
     f'{made.folder}\n'
   )
-  first, *_ = made.ended.err.splitlines()
+  summary, first, *_ = made.ended.err.splitlines()
+  assert summary.endswith(
+    'prompts.txt: 6 conversations, 6 turns of users; all of them are used'
+  )
   assert re.fullmatch(r'[\d,]+/4,000 tokens.*, shard 0', first)
   manifest = json.loads((made.folder / 'manifest.json').read_text())
   assert manifest['answer_tokens'] == sum(answers)
@@ -144,12 +147,12 @@ def test_there_are_as_many_tokens_as_asked_for(made, all_dialogues, data):
 def test_a_greedy_answer_is_the_models_own(all_dialogues, target, greedy):
   answers = [d for d in all_dialogues if d.temperature == 0][:4]
   for dialogue in answers:
-    answer = dialogue.tokens[dialogue.answer :]
+    answer = dialogue.tokens[slice(*dialogue.answers[0])]
     turn = _turn(target, dialogue)
     tokens, _ = greedy(turn, _SETTINGS['max_answer_tokens'], chat=True)
     assert answer.tolist() == tokens[: answer.size]
     chat = target.tokenizer.encode_chat([{'role': 'user', 'content': turn}])
-    assert dialogue.tokens[: dialogue.answer].tolist() == chat
+    assert dialogue.tokens[: dialogue.answers[0][0]].tolist() == chat
 
 
 def test_the_targets_vectors_are_beside_the_dialogues(made, data, target):
@@ -229,7 +232,7 @@ def test_no_turn_is_there_twice(all_dialogues, target):
 
 
 def test_an_answer_ends_soon_after_it_begins_to_loop(all_dialogues):
-  answers = [d.tokens[d.answer :].tolist() for d in all_dialogues]
+  answers = [d.tokens[slice(*d.answers[0])].tolist() for d in all_dialogues]
   looping = [answer for answer in answers if filters.loops(answer)]
   assert looping, 'a random model loops'
   for answer in looping:
@@ -292,6 +295,7 @@ def refusals(commands, flags, files, made, tmp_path_factory):
 
   case('seed', '--gin_bindings=Synthesis.seed = 1')
   case('prompts', f'--prompts={files / "exclude.txt"}')
+  case('answers', '--prompts=', f'--answers={files / "answers.jsonl"}')
   case('bfloat16', "--gin_bindings=target/specsample.load.dtype = 'bfloat16'")
   case('int8', "--gin_bindings=target/specsample.load.weights = 'int8'")
   folder = case('truncated')
@@ -320,7 +324,8 @@ def refusals(commands, flags, files, made, tmp_path_factory):
   ('case', 'expected'),
   [
     ('seed', 'belongs to data with another seed: give another --out'),
-    ('prompts', 'belongs to data with another prompts'),
+    ('prompts', 'shard 0 was made of other conversations than'),
+    ('answers', '--prompts and --answers are both given'),
     ('bfloat16', 'belongs to data with another dtype'),
     ('int8', 'belongs to data with another weights'),
     ('truncated', 'shard-00001.npz is damaged'),
@@ -334,7 +339,7 @@ def test_what_does_not_belong_is_refused(refusals, case, expected):
   outcome = refusals[case]
   assert outcome.code == 2
   assert outcome.out == ''
-  (line,) = outcome.err.splitlines()
+  *_, line = outcome.err.splitlines()
   assert expected in line
 
 
@@ -417,7 +422,7 @@ def test_each_nth_shard_is_held_out(data):
 
 def test_the_first_shards_have_as_many_as_asked_for(data):
   assert data.first(None, 2, 10**6).shards == data.shards
-  sizes = [sum(d.tokens.size - d.answer for d in x) for x in data.shards]
+  sizes = [sum(d.answer_tokens for d in x) for x in data.shards]
   greedy = [sum(d.temperature == 0 for d in x) for x in data.shards]
   assert min(greedy) > 0
   # Shards 0 and 2 are held out.
@@ -449,7 +454,7 @@ def test_prompts_are_about_the_targets_own_texts(
   assert ended.code == 0, ended.err
   assert ended.out == f'9 prompts: {out}\n'
   answers = {
-    target.tokenizer.decode(d.tokens[d.answer :].tolist()).strip()
+    target.tokenizer.decode(d.tokens[slice(*d.answers[0])].tolist()).strip()
     for d in all_dialogues
   }
   read = prompts.read(str(out))

@@ -77,7 +77,12 @@ def _write_data(folder, target, num_shards=3):
         tokens.append((3 * tokens[-1] + 1) % 32)
       shard.append(
         dialogues.Dialogue(
-          np.asarray(tokens, np.int32), 8, 0.0, dialogues.Source(0), True, 0
+          np.asarray(tokens, np.int32),
+          ((8, 40),),
+          0.0,
+          dialogues.Source(0),
+          True,
+          0,
         )
       )
     written.add(number, shard, {'seconds': 1.0})
@@ -485,7 +490,9 @@ def test_a_target_of_int8_does_not_learn():
 
 
 def test_draft_vocabulary_is_of_the_answers_most_frequent_tokens():
-  example = lambda *answer: batches.Example(np.asarray([9, 9, *answer]), 2)
+  example = lambda *answer: batches.Example(
+    np.asarray([9, 9, *answer]), ((2, 2 + len(answer)),)
+  )
   found = training_lib.draft_vocabulary(
     [example(4, 4, 7), example(7, 4, 2, 0)], 3, 10
   )

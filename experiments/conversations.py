@@ -1,0 +1,354 @@
+"""Conversations from a file, in ShareGPT's or OpenAI's format, or prompts.
+
+  {"id": "...", "conversations": [{"from": "human", "value": "..."}, ...]}
+  {"messages": [{"role": "user", "content": "..."}, ...], "temperature": 0}
+  what `prompts` reads, where all "turns" are the user's
+
+The records stand in one JSON array or are JSON lines. A damaged or cut-off file
+gives what can be read of it, and `File.lost` says how much is missing. What
+cannot be used of a conversation is left out and counted.
+"""
+
+import collections
+from collections.abc import Iterator, Sequence
+import dataclasses
+import hashlib
+import json
+import math
+import pathlib
+import re
+from typing import Any
+
+from experiments import json_lines
+from experiments import prompts
+
+SYSTEM, USER, ASSISTANT = 'system', 'user', 'assistant'
+_ROLES = {
+  **dict.fromkeys(('human', 'user'), USER),
+  **dict.fromkeys(('gpt', 'chatgpt', 'bing', 'bard', 'assistant'), ASSISTANT),
+  **dict.fromkeys(('system', 'developer'), SYSTEM),
+}
+_TOOL_ROLES = ('tool', 'function', 'function_call', 'observation')
+_TOOL_FIELDS = ('tool_calls', 'function_call')
+# How a JSON array of records begins; other texts may begin with a bracket.
+_ARRAY = re.compile(rb'\s*\[\s*(\{|\]|$)')
+_BOM = b'\xef\xbb\xbf'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conversation:
+  """What a user and an assistant say in turn, after a system message or none.
+
+  Conversations of the formats of `prompts` only have the user's turns.
+  """
+
+  messages: tuple[tuple[str, str], ...]  # (role, content), content not blank
+  id: str
+  place: int  # the line, or the number in the array; from 1
+  category: str = prompts.NO_CATEGORY
+  temperature: float | None = None  # of the answers
+  finish_reason: str | None = None  # of the last answer
+  num_tokens: int | None = None  # of the only answer, its end counted in
+
+  @property
+  def system(self) -> tuple[tuple[str, str], ...]:
+    """The system message, if there is one."""
+    return tuple(x for x in self.messages[:1] if x[0] == SYSTEM)
+
+  @property
+  def turns(self) -> list[str]:
+    """The user's turns."""
+    return [content for role, content in self.messages if role == USER]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class File:
+  """The conversations of a file."""
+
+  path: str
+  conversations: Sequence[Conversation]
+  num_read: int = 0  # conversations, before any was skipped
+  num_turns: int = 0  # of users in those
+  left_out: dict[str, int] = dataclasses.field(default_factory=dict)
+  lost: str | None = None  # says what a damaged file lost, and where
+
+  def summary(self) -> str:
+    """Returns one line that says what was read and what was left out."""
+    counts = ', '.join(f'{n:,} {why}' for why, n in self.left_out.items())
+    return (
+      f'{self.path}: {self.num_read:,} conversations, {self.num_turns:,} turns '
+      f'of users; {counts or "all of them are used"}'
+    )
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns what a manifest says about the file."""
+    return {
+      'name': pathlib.Path(self.path).name,
+      'conversations': self.num_read,
+      'user_turns': self.num_turns,
+      'left_out': self.left_out,
+      'lost': self.lost,
+    }
+
+
+def digest(conversations: Sequence[Conversation]) -> str:
+  """Returns hexadecimal digits that other conversations would not have."""
+  content = [
+    (x.messages, x.temperature, x.finish_reason, x.num_tokens)
+    for x in conversations
+  ]
+  return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def read(path: str) -> File:
+  """Reads a file, which may be compressed by gzip.
+
+  Raises:
+    ValueError: the file cannot be read or holds no user turn, or a line of
+      JSON lines is no record; names the file, the line and the remedy.
+  """
+  reader = _Reader(path)
+  try:
+    data = pathlib.Path(path).read_bytes()
+  except OSError as error:
+    raise ValueError(
+      f'{path}: {error.strerror}: give a readable file'
+    ) from error
+  data, damage = json_lines.unpacked_until(data)
+  data = data.removeprefix(_BOM)
+  if _ARRAY.match(data):
+    found = list(reader.array(data))
+  else:
+    if damage:  # the last line is not whole
+      data = data[: data.rfind(b'\n') + 1]
+    found = list(reader.lines(data))
+  if damage:
+    reader.lost = (
+      f'{path} is damaged ({damage}): {reader.num_read:,} conversations before '
+      'that are used'
+    )
+  if not found:
+    left_out = ', '.join(f'{n:,} {why}' for why, n in reader.left_out.items())
+    raise ValueError(
+      f'{reader.lost or path}: there is no conversation with a turn of a user '
+      f'({left_out or "the file is empty"}): docs/training.md has the formats'
+    )
+  return File(
+    path=path,
+    conversations=found,
+    num_read=reader.num_read,
+    num_turns=reader.num_turns,
+    left_out=dict(sorted(reader.left_out.items())),
+    lost=reader.lost,
+  )
+
+
+class _UnfitError(Exception):
+  """A message cannot be used; says why."""
+
+
+class _Reader:
+  """Counts what it leaves out while it reads."""
+
+  def __init__(self, path: str):
+    self._path = path
+    self.num_read = 0
+    self.num_turns = 0
+    self.left_out: collections.Counter[str] = collections.Counter()
+    self.lost: str | None = None
+
+  def array(self, data: bytes) -> Iterator[Conversation]:
+    """Yields the conversations of a JSON array up to where it is damaged."""
+    try:
+      for place, record in enumerate(json_lines.array(data), 1):
+        try:
+          yield from self._record(record, place)
+        except ValueError:
+          self.left_out['skipped (no conversation)'] += 1
+    except json_lines.BreakError as error:
+      self.lost = (
+        f'{self._path} is cut off or damaged after {self.num_read:,} '
+        f'conversations ({error}): the {error.num_bytes:,} bytes after them, '
+        f'{error.num_bytes / len(data):.2%}, are not used'
+      )
+
+  def lines(self, data: bytes) -> Iterator[Conversation]:
+    """Yields the conversations of JSON lines, or the lines of a plain text."""
+    try:
+      lines = json_lines.lines(data)
+    except ValueError as error:
+      raise ValueError(f'{self._path}: {error}') from error
+    numbered = [(i, line.strip()) for i, line in enumerate(lines, 1)]
+    numbered = [(i, line) for i, line in numbered if line]
+    if not (
+      prompts.is_json(self._path)
+      or (numbered and numbered[0][1].startswith('{'))
+    ):
+      for i, line in numbered:
+        self.num_read += 1
+        self.num_turns += 1
+        yield Conversation(messages=((USER, line),), id=str(i), place=i)
+      return
+    damaged: list[str] = []
+    for i, line in numbered:
+      try:
+        record = json_lines.value(line)
+      except ValueError as error:
+        damaged.append(f'line {i}: {error}')
+        continue
+      try:
+        yield from self._record(record, i)
+      except ValueError as error:
+        raise ValueError(
+          f'{self._path}, line {i}: {error}: correct it'
+        ) from error
+    if damaged:
+      self.lost = (
+        f'{self._path}, {damaged[0]}: {len(damaged):,} of {len(numbered):,} '
+        'lines are damaged and not used'
+      )
+
+  def _record(self, record: Any, place: int) -> Iterator[Conversation]:
+    """Yields the record's conversation unless nothing of it can be used.
+
+    Raises:
+      ValueError: it is no conversation.
+    """
+    self.num_read += 1
+    raw = _raw_messages(record)
+    if raw is None:
+      found = _prompts(record, place)
+      self.num_turns += len(found.messages)
+      yield found
+      return
+    roles = [_role(message) for message in raw]
+    self.num_turns += roles.count(USER)
+    # ShareGPT's long conversations were split, often before an answer.
+    first = next((i for i, x in enumerate(roles) if x == USER), len(roles))
+    start = next((i for i in range(first) if roles[i] == ASSISTANT), first)
+    if start < first < len(roles):
+      self.left_out['begin with an answer, which is left out'] += 1
+    messages, fault = _in_turn(raw[:start] + raw[first:])
+    if first == len(roles):
+      fault = 'no turn of a user'
+    if not any(role == USER for role, _ in messages):
+      self.left_out[f'skipped ({fault})'] += 1
+      return
+    if fault:
+      self.left_out[f'cut short ({fault})'] += 1
+    try:
+      yield _chat(record, messages, raw[-1], whole=not fault, place=place)
+    except _UnfitError as error:
+      self.left_out[f'skipped ({error})'] += 1
+
+
+def _raw_messages(record):
+  """Returns the messages as they are in the file, None of a prompt."""
+  for name in ('conversations', 'messages'):
+    if isinstance(record, dict) and name in record:
+      if not isinstance(record[name], list):
+        raise ValueError(f'"{name}" must be a list of messages')
+      return record[name]
+  return None
+
+
+def _prompts(record, place) -> Conversation:
+  """Returns the user's turns of a format of `prompts`."""
+  first = prompts.from_json(record, place)
+  turns = [first.text]
+  for i in range(1, len(record.get('turns', turns))):
+    # Each is checked like the first one.
+    turn = prompts.from_json(record | {'turns': record['turns'][i:]}, place)
+    turns.append(turn.text)
+  return Conversation(
+    messages=tuple((USER, turn) for turn in turns),
+    id=first.id,
+    place=place,
+    category=_category(record),
+  )
+
+
+def _chat(record, messages, last, whole, place) -> Conversation:
+  """Returns the conversation of messages that are in turn."""
+  temperature = record.get('temperature')
+  if temperature is not None and not (
+    isinstance(temperature, int | float)
+    and not isinstance(temperature, bool)
+    and 0 <= temperature < math.inf
+  ):
+    raise _UnfitError('"temperature" is no number of at least 0')
+  reason = last.get('finish_reason', record.get('finish_reason'))
+  num_tokens = record.get('num_tokens')
+  num_answers = sum(role == ASSISTANT for role, _ in messages)
+  is_count = isinstance(num_tokens, int) and num_answers == 1
+  return Conversation(
+    messages=tuple(messages),
+    id=str(record.get('id', place)),
+    place=place,
+    category=_category(record),
+    temperature=temperature,
+    finish_reason=reason if whole and isinstance(reason, str) else None,
+    num_tokens=num_tokens if is_count else None,
+  )
+
+
+def _category(record) -> str:
+  found = record.get('source', record.get('category'))
+  return found if isinstance(found, str) else prompts.NO_CATEGORY
+
+
+def _in_turn(raw) -> tuple[list[tuple[str, str]], str | None]:
+  """Returns the messages up to one that is unfit, and why that one is."""
+  messages: list[tuple[str, str]] = []
+  for message in raw:
+    try:
+      role, content = _message(message)
+    except _UnfitError as error:
+      return messages, str(error)
+    before = messages[-1][0] if messages else None
+    if before == role or (role == SYSTEM and messages):
+      return messages, 'roles out of order'
+    messages.append((role, content))
+  return messages, None
+
+
+def _role(message) -> str | None:
+  """Returns the role, None if it is unknown."""
+  if not isinstance(message, dict):
+    return None
+  role = message.get('role', message.get('from'))
+  return _ROLES.get(role) if isinstance(role, str) else None
+
+
+def _message(message) -> tuple[str, str]:
+  """Returns a message's role and text."""
+  role = _role(message)
+  if not isinstance(message, dict):
+    raise _UnfitError('a message that is no object')
+  if message.get('role', message.get('from')) in _TOOL_ROLES or any(
+    message.get(name) for name in _TOOL_FIELDS
+  ):
+    raise _UnfitError('tool call')
+  if role is None:
+    raise _UnfitError('unknown role')
+  content = message.get('content', message.get('value'))
+  if isinstance(content, list):
+    texts = [
+      part['text']
+      for part in content
+      if isinstance(part, dict)
+      and part.get('type') == 'text'
+      and isinstance(part.get('text'), str)
+    ]
+    if len(texts) < len(content):
+      raise _UnfitError('image or another part that is no text')
+    content = ''.join(texts)
+  if not isinstance(content, str):
+    raise _UnfitError('a message without text')
+  if not content.strip():
+    raise _UnfitError('empty turn')
+  try:
+    content.encode()
+  except UnicodeEncodeError as error:
+    raise _UnfitError('broken characters') from error
+  return role, content

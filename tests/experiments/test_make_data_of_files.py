@@ -1,0 +1,310 @@
+"""Data of files: several turns, answers written elsewhere, files that grow."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from experiments import data_folder
+from experiments import features
+from experiments import training as training_lib
+from experiments.dialogues import Source
+import specsample
+from specsample.testing import trained
+from specsample.training import heads
+
+_SETTINGS = {
+  'user_turns': 3,
+  'prompts_per_shard': 3,
+  'max_prompt_tokens': 200,
+  'max_answer_tokens': 40,
+  'greedy_share': 1.0,
+  'max_turns': 3,
+  'batch_size': 4,
+}
+_COUNT = 8
+
+
+def _conversation(i, temperature):
+  """Turns of a user and somebody's answers."""
+  messages = [
+    {'role': 'user', 'content': f'Is {i} odd?'},
+    {'role': 'assistant', 'content': f'I say that {i} is.'},
+    {'role': 'user', 'content': 'Why?'},
+    {'role': 'assistant', 'content': 'Because I count.'},
+  ]
+  return {'messages': messages, 'temperature': temperature, 'source': 'own'}
+
+
+def _array(folder, *records):
+  """A file that is cut off in the middle of one more conversation."""
+  path = folder / 'array.json'
+  path.write_text(json.dumps([*records, _conversation(99, 0)])[:-60])
+  return path
+
+
+@pytest.fixture(scope='module')
+def flags(tiny):
+  """Of all calls, but for the files and --out."""
+  settings = [f'Synthesis.{name} = {x!r}' for name, x in _SETTINGS.items()]
+  settings.append("target/specsample.load.dtype = 'float32'")
+  return (*tiny, *(f'--gin_bindings={setting}' for setting in settings))
+
+
+@pytest.fixture(scope='module')
+def target(checkpoint):
+  return specsample.load(checkpoint)
+
+
+def _shards(folder):
+  return {x.name: x.read_bytes() for x in sorted(folder.glob('shard-*.npz'))}
+
+
+@pytest.fixture(scope='module')
+def asked(commands, flags, tmp_path_factory):
+  """Answers of the target to turns of an array, and how the command ended."""
+  folder = tmp_path_factory.mktemp('asked')
+  path = _array(folder, *(_conversation(i, 0) for i in range(4)))
+  exclude = folder / 'exclude.json'
+  # A later turn of the test set counts too.
+  exclude.write_text(json.dumps([{'turns': ['Hm', 'Is 2 odd?']}]))
+  call = ('make_data', *flags, f'--prompts={path}', f'--exclude={exclude}')
+  ended = commands.run(*call, f'--out={folder / "data"}')
+  assert ended.code == 0, ended.err
+  return folder / 'data', ended
+
+
+def test_the_target_answers_each_turn_after_its_own_answers(
+  asked, target, greedy
+):
+  folder, _ = asked
+  data = data_folder.load_for(folder, target)
+  found = [dialogue for shard in data.shards for dialogue in shard]
+  decode = lambda ids: target.tokenizer.decode(ids, skip_special=False)
+  firsts = [decode(x.tokens[: x.answers[0][0]]) for x in found]
+  assert firsts == [f'user: Is {i} odd?\nassistant: ' for i in (0, 1, 3)]
+  for dialogue in found:
+    assert dialogue.source == Source.PROMPT
+    (_, end), (start, size) = dialogue.answers
+    assert decode(dialogue.tokens[end:start]) == '\nuser: Why?\nassistant: '
+    assert size == dialogue.tokens.size
+    for begin, end in dialogue.answers:
+      tokens, _ = greedy(decode(dialogue.tokens[:begin]), end - begin)
+      assert dialogue.tokens[begin:end].tolist() == tokens
+  assert data.what == 'answers of the target, sampled by make_data'
+
+
+def test_vectors_of_several_answers_are_the_targets(asked, target):
+  folder, _ = asked
+  data = data_folder.load_for(folder, target)
+  kept, num_found = features.read(data, target)
+  assert not num_found
+  dialogue, vectors = data.shards[0][1], kept[0][1]
+  empty = target.model.init_cache(1, 0)
+  output, _ = target.model.apply(target.params, dialogue.tokens[None], empty)
+  np.testing.assert_allclose(
+    vectors['hidden'][:-1].astype(np.float32),
+    output.hidden[0, :-1],
+    rtol=0.02,
+    atol=0.02,
+  )
+
+
+def test_a_cut_off_file_is_used_and_one_line_says_what_is_lost(asked):
+  folder, ended = asked
+  summary, lost, *_ = ended.err.splitlines()
+  assert '4 conversations, 8 turns of users; all of them are used' in summary
+  assert 'array.json is cut off or damaged after 4 conversations' in lost
+  *_, counts = ended.err.splitlines()
+  assert '1 dropped, turn excluded' in counts
+  assert ended.out.splitlines()[1:] == [
+    'the file is used up: add conversations at its end for more tokens'
+  ]
+  manifest = json.loads((folder / 'manifest.json').read_text())
+  assert manifest['file'].pop('lost') in lost
+  assert manifest['file'] == {
+    'name': 'array.json',
+    'conversations': 4,
+    'user_turns': 8,
+    'left_out': {},
+  }
+  first, second = manifest['shards']
+  assert first['origin']['count'] == 3
+  assert second['origin']['first'] == 3
+  assert first['categories'] == {'own': 3}
+
+
+@pytest.fixture(scope='module')
+def written(commands, flags, tmp_path_factory):
+  """A file of answers, the data of it, and how the command ended."""
+  folder = tmp_path_factory.mktemp('written')
+  path = folder / 'answers.jsonl'
+  lines = [json.dumps(_conversation(i, 0.7 * (i % 2))) for i in range(_COUNT)]
+  path.write_text('\n'.join(lines))
+  call = ('make_data', *flags, f'--answers={path}', f'--out={folder / "data"}')
+  ended = commands.run(*call)
+  assert ended.code == 0, ended.err
+  return path, folder / 'data', ended
+
+
+def test_answers_written_elsewhere_are_kept_as_they_are(written, target):
+  _, folder, ended = written
+  data = data_folder.load_for(folder, target)
+  assert [len(shard) for shard in data.shards] == [6, 6, 4]
+  found = [dialogue for shard in data.shards for dialogue in shard]
+  # The template writes no end, so each answer ends a dialogue of its own.
+  assert {len(x.answers) for x in found} == {1}
+  texts = [target.tokenizer.decode(x.tokens) for x in found]
+  assert texts[3] == (
+    'user: Is 1 odd?\nassistant: I say that 1 is.\n'
+    'user: Why?\nassistant: Because I count.<|end|>'
+  )
+  np.testing.assert_allclose(
+    [x.temperature for x in found[:4]], [0, 0, 0.7, 0.7], rtol=1e-6
+  )
+  assert {x.source for x in found} == {Source.ENGINE}
+  assert data.what == 'answers of the target, written by another engine'
+  assert ended.out.endswith('add conversations at its end for more tokens\n')
+  # No vectors are kept, and all can be found.
+  assert not list(folder.glob('*-hidden.npy'))
+  _, num_found = features.read(data, target)
+  assert num_found == sum(x.tokens.size for x in found)
+  for path in folder.glob('*-hidden.npy'):
+    path.unlink()
+
+
+def test_a_file_may_grow_between_two_calls(commands, flags, written, tmp_path):
+  path, whole, _ = written
+  lines = path.read_text().splitlines()
+  growing, out = tmp_path / 'growing.jsonl', tmp_path / 'data'
+  call = ('make_data', *flags, f'--answers={growing}', f'--out={out}')
+  growing.write_text('\n'.join(lines[:4]))
+  assert commands.run(*call).code == 0
+  before = _shards(out)
+  assert len(before) == 2
+  # As after a kill before the shard was noted.
+  manifest = json.loads((out / 'manifest.json').read_text())
+  few = manifest | {'shards': manifest['shards'][:1]}
+  (out / 'manifest.json').write_text(json.dumps(few))
+  growing.write_text('\n'.join(lines))
+  ended = commands.run(*call)
+  assert ended.code == 0, ended.err
+  after = _shards(out)
+  assert {name: after[name] for name in before} == before
+  manifest = json.loads((out / 'manifest.json').read_text())
+  counts = [x['origin']['count'] for x in manifest['shards']]
+  assert counts == [3, 1, 3, 1]
+  total = lambda folder: json.loads((folder / 'manifest.json').read_text())[
+    'answer_tokens'
+  ]
+  assert total(out) == total(whole)
+  # The same call again changes nothing.
+  assert commands.run(*call).code == 0
+  assert _shards(out) == after
+
+
+def test_a_call_goes_on_to_the_files_of_an_undisturbed_one(
+  commands, flags, written, tmp_path
+):
+  path, whole, _ = written
+  out = tmp_path / 'data'
+  call = ('make_data', *flags, f'--answers={path}', f'--out={out}')
+  ended = commands.run(*call, '--tokens=1')
+  assert len(_shards(out)) == 1
+  assert ended.out.splitlines()[1] == '5 conversations are left: raise --tokens'
+  assert commands.run(*call).code == 0
+  assert _shards(out) == _shards(whole)
+
+
+@pytest.fixture(scope='module')
+def refusals(commands, flags, written, asked, tmp_path_factory):
+  """How commands ended that do not fit the data in their folder."""
+  path, folder, _ = written
+  parent = tmp_path_factory.mktemp('refused')
+  other = parent / 'other.jsonl'
+  other.write_text(path.read_text().replace('odd', 'even'))
+  unanswered = parent / 'unanswered.txt'
+  unanswered.write_text('One?\nTwo?\n')
+  exclude = parent / 'exclude.jsonl'
+  exclude.write_text('{"prompt": "a"}\n{"prompt": ')
+  calls = {
+    'other file': (folder, f'--answers={other}'),
+    'others': (folder, f'--answers={path}', '--answers_by=others'),
+    'no file': (folder,),
+    'prompts': (folder, f'--prompts={path}'),
+    'both': (folder, f'--prompts={path}', f'--answers={path}'),
+    'limit': (
+      folder,
+      f'--answers={path}',
+      '--gin_bindings=Synthesis.max_answer_tokens = 39',
+    ),
+    'unanswered': (parent / 'new', f'--answers={unanswered}'),
+    'exclude': (parent / 'x', f'--prompts={path}', f'--exclude={exclude}'),
+    'all excluded': (parent / 'y', f'--prompts={path}', f'--exclude={path}'),
+    'other exclusion': (asked[0], f'--prompts={other}'),
+  }
+  ended = commands.run_in_forks(
+    [
+      ['make_data', *flags, f'--out={out}', *more]
+      for out, *more in calls.values()
+    ]
+  )
+  return dict(zip(calls, ended, strict=True))
+
+
+@pytest.mark.parametrize(
+  ('case', 'expected'),
+  [
+    ('other file', 'shard 0 was made of other conversations than'),
+    ('others', 'belongs to data with another answers: give another --out'),
+    ('no file', 'belongs to data with another answers, dtype'),
+    ('prompts', 'belongs to data with another answers, dtype'),
+    ('both', '--prompts and --answers are both given: make the data in two'),
+    ('limit', 'belongs to data with another max_answer_tokens'),
+    ('unanswered', 'no conversation of the file passed the filters'),
+    ('exclude', 'exclude.jsonl, line 2: '),
+    ('all excluded', 'no conversation of the file passed the filters'),
+    ('other exclusion', 'belongs to data with another exclude'),
+  ],
+)
+def test_what_does_not_fit_is_refused(refusals, case, expected):
+  outcome = refusals[case]
+  assert outcome.code == 2
+  assert outcome.out == ''
+  *_, line = outcome.err.splitlines()
+  assert expected in line
+
+
+def test_texts_of_others_need_greedy_answers_beside_them(
+  commands, flags, written, target, tmp_path
+):
+  path, folder, _ = written
+  call = ('make_data', *flags, f'--answers={path}', '--answers_by=others')
+  assert commands.run(*call, f'--out={tmp_path}').code == 0
+  others = data_folder.load_for(tmp_path, target)
+  assert others.what == 'conversations whose answers the target did not write'
+  # No shard is read only for what it holds out.
+  first = others.first(None, 2, 256)
+  assert [bool(shard) for shard in first.shards] == [False, True, False]
+  own = data_folder.load_for(folder, target)
+  case = next(iter(trained.scenes(5)))
+  training = training_lib.Training(
+    target=target,
+    objective=heads.HeadsObjective(drafter=case.drafter),
+    held_out_every=2,
+  )
+  split = training_lib.Split.of(training, [others, own], None)
+  assert len(split.held_out) == 4 + 2
+  assert len(split.train) == 6 + 6
+  with pytest.raises(ValueError, match=r'no held-out answer of .* is greedy'):
+    training_lib.Split.of(training, [others], None)
+
+
+def test_data_of_an_older_format_are_refused(written, target, tmp_path):
+  _, folder, _ = written
+  shutil.copytree(folder, tmp_path / 'data')
+  path = tmp_path / 'data' / 'manifest.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | {'format': 1}))
+  with pytest.raises(ValueError, match=r'has format 1 .* make the data again'):
+    data_folder.load_for(tmp_path / 'data', target)
