@@ -19,6 +19,7 @@ import hashlib
 import json
 import sys
 import time
+from typing import Any
 
 from absl import flags
 
@@ -30,6 +31,7 @@ from experiments import environment
 from experiments import features
 from experiments import filling as filling_lib
 from experiments import filters
+from experiments import measure
 from experiments import mesh
 from experiments import progress
 from experiments import synthesis as synthesis_lib
@@ -73,7 +75,7 @@ _EXCLUDE = flags.DEFINE_string(
   'a row with one of its turns or, where both have fewer, all words.',
 )
 # Makes a shard: its number, its conversations, the digests of known turns, and
-# who is told the number of tokens so far. Returns the dialogues and the counts.
+# who is told the number of tokens so far. Returns the dialogues and the notes.
 Make = Callable[
   [
     int,
@@ -81,7 +83,7 @@ Make = Callable[
     set[int],
     Callable[[int], None],
   ],
-  tuple[list[Dialogue], dict[str, int]],
+  tuple[list[Dialogue], dict[str, Any]],
 ]
 
 
@@ -129,12 +131,37 @@ def _make_data() -> None:
     return synthesis.make(number, given, known, exclusion, watch)
 
   from_file = synthesis.user_turns == synthesis.prompts_per_shard
-  _fill(
+  rate = _fill(
     filling,
     make,
     count=synthesis.prompts_per_shard,
     only_given=file is not None and (forced or from_file),
     keep_hidden=keep_hidden,
+  )
+  if rate:
+    print(_throughput(synthesis, *rate))
+
+
+def _throughput(
+  synthesis: synthesis_lib.Synthesis, tokens: float, rows: float
+) -> str:
+  """Returns a line that compares the rates with the target's fastest pass.
+
+  Args:
+    synthesis: what the rates are of.
+    tokens: of answers, per second.
+    rows: tokens that the target read or wrote, per second.
+  """
+  target, size = synthesis.target, synthesis.batch_size
+  params = {'target': target.params}
+  (ms,) = measure.pass_ms(
+    params, target.model, [size], length=0, max_length=0, repeats=5
+  ).values()
+  fastest = 1e3 * size / ms
+  return (
+    f'{tokens:,.0f} answer tokens per second; {rows:,.0f} rows per second with '
+    f'those of prompts, {rows / fastest:.0%} of the {fastest:,.0f} of a pass '
+    f'over {size} rows without a cache'
   )
 
 
@@ -144,7 +171,7 @@ def _fill(
   count: int,
   only_given: bool,
   keep_hidden: bool,
-) -> None:
+) -> tuple[float, float] | None:
   """Makes shards until there are enough tokens.
 
   Args:
@@ -153,8 +180,12 @@ def _fill(
     count: conversations of the file per shard.
     only_given: whether the data end with the file.
     keep_hidden: whether dialogues come with hidden vectors to keep.
+
+  Returns:
+    Answer tokens and rows of the target per second; None if it sampled nothing.
   """
   wanted = _TOKENS.value
+  seconds, num_tokens, num_rows = 0.0, 0, 0
   ends: collections.Counter[str] = collections.Counter()
   is_over = lambda: (
     filling.num_tokens >= wanted or (only_given and not filling.left)
@@ -173,18 +204,22 @@ def _fill(
       given = filling.given(count)
       begin = time.monotonic()
       watch = functools.partial(_show, meter, before, number)
-      found, how = make(number, given, filling.known, watch)
+      found, notes = make(number, given, filling.known, watch)
+      elapsed = time.monotonic() - begin
+      seconds += elapsed
+      num_rows += notes.get('rows', 0)
+      how = notes['ends']
       ends.update(how)
       if not found and not only_given:
         cli.fail(
           f'no dialogue of shard {number} passed the filters ({how}): see what '
           'the model writes, by python -m experiments.generate --chat'
         )
-      seconds = round(time.monotonic() - begin, 1)
       with cli.bad_input():
         if keep_hidden and found:
           features.write(files.at(_OUT.value), number, found)
-        filling.add(found, given, {'seconds': seconds, 'ends': how})
+        filling.add(found, given, {'seconds': round(elapsed, 1), **notes})
+      num_tokens += filling.num_tokens - before
       read()
   if ends:
     _say('; '.join(f'{n:,} {how}' for how, n in sorted(ends.items())))
@@ -198,6 +233,7 @@ def _fill(
     print('the file is used up: add conversations at its end for more tokens')
   elif filling.left:
     print(f'{filling.left:,} conversations are left: raise --tokens')
+  return (num_tokens / seconds, num_rows / seconds) if num_rows else None
 
 
 def _read(path: str | None) -> conversations_lib.File | None:

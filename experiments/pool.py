@@ -64,11 +64,15 @@ class Pool:
     key: jax.Array,
     then: Then,
     is_over: refill.IsOver,
-  ) -> None:
+  ) -> int:
     """Continues all jobs, and those that `then` makes of finished ones.
 
     The order in which they finish depends on nothing but the arguments.
+
+    Returns:
+      How many tokens the target read or wrote: prompts and continuations.
     """
+    num_tokens = 0
     taken: dict[int, Job] = {}
     # The shortest first: prompts that are prefilled together are of similar
     # length, and the buffers stay small until long ones need them.
@@ -100,6 +104,7 @@ class Pool:
       tokens = output.tokens[0, : output.lengths[0]].tolist()
       # Cut on the host: of each length it would be a program of its own.
       hidden = np.asarray(_row(done.state.draft.hidden, done.row))
+      num_tokens += len(job.prompt) + len(tokens)
       continuation = Continuation(
         job=job,
         tokens=tokens,
@@ -110,6 +115,7 @@ class Pool:
       if following is not None:
         entry = (len(following.prompt), following.number, following)
         heapq.heappush(waiting, entry)
+    return num_tokens
 
   def _request(self, job: Job) -> refill.Job:
     return refill.Job(

@@ -55,7 +55,7 @@ class Synthesis:
   # The least share of ASCII characters in a file's user turns: about 0.95 keeps
   # English text and code.
   min_ascii_share: float = 0.0
-  batch_size: int = 48
+  batch_size: int = 64
   # Whether to keep the target's hidden vectors for training: 2 bytes x its
   # width x the tokens of the dialogues, on the disk.
   keep_hidden: bool = True
@@ -146,11 +146,12 @@ class Synthesis:
     known: set[int],
     excluded: filters.Exclusion,
     watch: Callable[[int], None],
-  ) -> tuple[list[Dialogue], dict[str, int]]:
-    """Samples a shard: its dialogues, and how many jobs came to what end.
+  ) -> tuple[list[Dialogue], dict[str, Any]]:
+    """Samples a shard: its dialogues, and notes about them.
 
-    They follow from the arguments alone, as far as a batch of the same size is
-    rounded alike.
+    Both follow from the arguments alone, as far as a batch of the same size is
+    rounded alike. The notes are `ends`, how many jobs came to what end, and
+    `rows`, how many tokens the target read or wrote.
 
     Args:
       number: of the shard.
@@ -178,8 +179,8 @@ class Synthesis:
       batch_size=self.batch_size,
     )
     key = jax.random.fold_in(jax.random.key(self.seed), number)
-    pool.run(shard.jobs(), key, shard.then, filters.loops)
-    return shard.dialogues(), shard.ends()
+    rows = pool.run(shard.jobs(), key, shard.then, filters.loops)
+    return shard.dialogues(), {'ends': shard.ends(), 'rows': rows}
 
   def force(
     self,
@@ -188,8 +189,10 @@ class Synthesis:
     known: set[int],
     excluded: filters.Exclusion,
     watch: Callable[[int], None],
-  ) -> tuple[list[Dialogue], dict[str, int]]:
+  ) -> tuple[list[Dialogue], dict[str, Any]]:
     """Makes a shard of conversations that have answers; arguments as `make`.
+
+    The notes are `ends` alone, since nothing is sampled.
 
     Args:
       given: the conversations.
@@ -206,7 +209,8 @@ class Synthesis:
       vocab_size=self.target.model.vocab_size,
       by_target=by_target,
     )
-    return maker.make(given, set(known), watch)
+    dialogues, ends = maker.make(given, set(known), watch)
+    return dialogues, {'ends': ends}
 
   def _limits(self, excluded) -> limits_lib.Limits:
     return limits_lib.Limits(
