@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import functools
 import io
 import pathlib
+import shutil
 
 from etils import epath
 import jax
@@ -30,10 +31,62 @@ from specsample import sharding
 _BATCH_SIZE = 16
 _WIDTH_MULTIPLE = 64
 _AXES = ('batch', None)
+_ITEM_BYTES = 2  # of bfloat16
 
 # Of a dialogue: 'hidden' [n, D] and, of L layers, 'features' [n, L * D], one
 # behind the other; bfloat16.
 Vectors = Mapping[str, np.ndarray]
+
+
+def fit(
+  data: Sequence[data_folder.Data],
+  target: specsample.Loaded,
+  layers: tuple[int, ...] = (),
+) -> tuple[bool, str]:
+  """Says whether the vectors of some data should be kept on the disk.
+
+  They should if what is not there yet needs at most half of the free space, and
+  never in a bucket. Nothing is written, and nothing but the data's sizes read.
+
+  Args:
+    data: of all folders.
+    target: the target that wrote them.
+    layers: as for `read`.
+
+  Returns:
+    Whether to keep them, and a line that says why, with the bytes needed and
+    free.
+
+  Raises:
+    ValueError: a folder cannot be looked at.
+  """
+  remote = [part.folder for part in data if files.is_remote(part.folder)]
+  if remote:
+    return False, (
+      f'{remote[0]} is in a bucket: the vectors of the target are computed in '
+      'each step'
+    )
+  widths = _widths(target.model, layers)
+  needed = sum(
+    _ITEM_BYTES * widths[name] * sum(d.tokens.size for d in shard)
+    for part in data
+    for number, shard in enumerate(part.shards)
+    for name, file in _paths(part.folder, number, layers).items()
+    if not file.exists()
+  )
+  try:
+    free = min(shutil.disk_usage(part.folder).free for part in data)
+  except OSError as error:
+    raise ValueError(
+      f'the free space of the data folders is not known: {error}'
+    ) from error
+  fits = needed <= free / 2
+  done = 'kept beside the data' if fits else 'computed in each step'
+  return fits, (
+    f'the vectors of the target are {done}: they need '
+    f'{needed / 1e9:.3g} GB more, at most half of the {free / 1e9:.3g} GB free '
+    'are used'
+  )
 
 
 def read(

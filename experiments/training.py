@@ -16,6 +16,7 @@ import specsample
 from specsample import drafters
 from specsample.training import losses
 from specsample.training import objective as objective_lib
+from specsample.training import slots
 
 # So that a binding can name them: DraftObjective.teacher_loss = @losses.jsd
 for _loss in (
@@ -23,8 +24,12 @@ for _loss in (
   losses.reverse_kl,
   losses.jsd,
   losses.total_variation,
+  losses.negative_log_acceptance,
+  losses.hybrid,
 ):
   gin.external_configurable(_loss, module='losses')
+# HeadsObjective.slot_weights = @slots.d_pace
+gin.external_configurable(slots.d_pace, module='slots')
 
 
 @gin.configurable

@@ -22,6 +22,7 @@ from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
 from specsample.models import layers
+from specsample.models import network
 from specsample.models import rotary
 from specsample.types import Array, Draft, DraftLaw, Params
 
@@ -29,10 +30,9 @@ from specsample.types import Array, Draft, DraftLaw, Params
 class Network(nnx.Module):
   """A small decoder whose context are keys and values of the target's features.
 
-  What stands for a token that is not known yet is a vector of its own. (The
-  paper takes an unused id of the target's vocabulary; not every target has one,
-  and the embedding of one that was never trained is as good as any. Loading
-  such a drafter is copying that embedding.)
+  What stands for a token that is not known yet is a vector, `mask`. It is
+  trained, because not every target has an unused token; with a `mask_token_id`
+  it is the target's embedding of that token, as in the paper, and stays so.
   """
 
   def __init__(self, config, keys):
@@ -50,7 +50,8 @@ class Network(nnx.Module):
     self.fused_norm = norm()
     scale = model.dim**-0.5  # that of an embedding before training
     mask = scale * jax.random.normal(next(keys), (model.dim,))
-    self.mask = nnx.Param(mask, axes=(None,))
+    is_fixed = config.mask_token_id is not None
+    self.mask = (network.Buffer if is_fixed else nnx.Param)(mask, axes=(None,))
     self.layers = nnx.List(
       [
         decoder_layer.DecoderLayer(model, keys)
@@ -162,6 +163,9 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     num_layers: of the draft network.
     drafts_from_pending: draft 0 is read where the pending token is, and draft i
       at mask i - 1, as DeepSpec trains it; otherwise draft i at mask i.
+    mask_token_id: an unused token of the target, whose embedding is the mask.
+      Engines that read the mask from the target's embedding, as the published
+      layout has it, need one. None trains a vector instead.
     layer_config: a `models.transformer.Transformer` that says the shape of its
       layers; None for the target's. They have keys and values and one
       feed-forward, whatever the shape says of latent vectors and experts.
@@ -171,6 +175,7 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
   has_feature_norms: bool = False
   num_layers: int = 2
   drafts_from_pending: bool = False
+  mask_token_id: int | None = None
   layer_config: Any = None
   _network = Network
 
@@ -181,6 +186,13 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     if not checks.is_count(self.num_layers):
       raise ValueError(
         f'num_layers is {self.num_layers!r}: the draft network has at least 1'
+      )
+    mask_id, size = self.mask_token_id, self.model.vocab_size
+    is_id = checks.is_count(mask_id, least=0) and mask_id < size
+    if mask_id is not None and not is_id:
+      raise ValueError(
+        f'mask_token_id is {mask_id!r}, and the target has tokens 0 to '
+        f'{size - 1}: name one that no text uses, or None to train a vector'
       )
     of_target = settings.check_features(
       self.feature_layers, self.model.num_layers
@@ -259,6 +271,11 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     # The unembedding, which is not trained, is made for what it gives.
     scale = feature_norms.scale_of(self.model, target_params['norm'])
     params |= {'norm': {'scale': scale}}
+    if self.mask_token_id is not None:
+      # As many rows as any mesh divides a batch into; all are the same.
+      ids = jnp.full(jax.device_count(), self.mask_token_id)
+      embedded = sharding.replicate(self.model.embed(target_params, ids))
+      params |= {'mask': embedded[0].astype(jnp.float32)}
     if not self.has_feature_norms:
       return params
     norms = feature_norms.of_readers(

@@ -58,8 +58,11 @@ class Attention(nnx.Module):
     self.scale = config.query_scale or 1 / math.sqrt(head_dim)
     self.softcap = config.attention_softcap
 
-  def __call__(self, x, rope, mask, keys, values):
+  def __call__(self, x, rope, mask, keys, values, attend_with=None):
     """x [B * T, D], rotary tables, mask [B, T, S + T], a layer's cache leaves.
+
+    `attend_with` takes the place of `attend`. Where it does, the leaves and the
+    mask may be of any shape that it knows; the mask begins with [B, T].
 
     Returns the layer's output [B * T, D], and the keys and values
     [B, H, T, head_dim] of the new tokens, which are not in the cache yet.
@@ -85,7 +88,7 @@ class Attention(nnx.Module):
       (batch, self.num_kv_heads, group * num_new, self.head_dim),
       *('batch', kv, heads_of_kv, None),
     )
-    mixed = attend(
+    mixed = (attend_with or attend)(
       query, mask, (keys, new_keys), (values, new_values), self.softcap
     )
     mixed = sharding.reshape(
@@ -218,7 +221,7 @@ class LatentAttention(nnx.Module):
       sizes.head_dim + sizes.rope_dim
     )
 
-  def __call__(self, x, rope, mask, keys, values):
+  def __call__(self, x, rope, mask, keys, values, attend_with=None):
     """As `Attention`; keys are [B, 1, S, kv_rank + rope_dim], values None."""
     batch, num_new, _ = mask.shape
     sizes, num_heads, heads = self.sizes, self.num_heads, self.heads
@@ -258,7 +261,7 @@ class LatentAttention(nnx.Module):
     as_values = lambda entries: jax.tree.map(
       lambda leaf: leaf[..., : sizes.kv_rank], entries
     )
-    mixed = attend(
+    mixed = (attend_with or attend)(
       query,
       mask,
       (keys, new_keys),

@@ -36,10 +36,10 @@ class DecoderLayer(nnx.Module):
     )
     self.mlp_post_norm = after()
 
-  def __call__(self, x, rope, mask, keys, values):
+  def __call__(self, x, rope, mask, keys, values, attend_with=None):
     """As `attention.Attention`, on the rows [B * T, D] of the layer before."""
     attended, new_keys, new_values = self.attention(
-      self.attention_norm(x), rope, mask, keys, values
+      self.attention_norm(x), rope, mask, keys, values, attend_with
     )
     x = x + _normed(self.attention_post_norm, attended)
     fed = self.mlp(self.mlp_norm(x))

@@ -13,6 +13,7 @@ from specsample.drafters import dflash
 from specsample.models import cache as cache_lib
 from specsample.training import losses
 from specsample.training import objective
+from specsample.training import slots
 from specsample.training.step import Batch
 from specsample.types import Array, Params
 
@@ -55,11 +56,14 @@ class DFlashObjective(objective.Objective):
   Attributes:
     drafter: DFlash.
     gamma: of the weights.
+    slot_weights: one of `slots`, whose weights take the place of those. A loss
+      is then their sum, weighted, for each draft that is learned.
     num_blocks: of a document. `matches` takes as many at a time.
   """
 
   drafter: dflash.DFlash
   gamma: float = 4.0
+  slot_weights: slots.SlotWeights | None = None
   num_blocks: int = 8
 
   def __post_init__(self):
@@ -109,21 +113,34 @@ class DFlashObjective(objective.Objective):
   def loss(self, params: Params, drafted: Drafted, learned: Array) -> Array:
     """The loss [], of the drafts that are learned, [B, n, K] bool."""
     loss = jnp.zeros(())
+    entropy = losses.cross_entropy(drafted.logits, drafted.ids)
+    weights = None
+    if self.slot_weights is not None:
+      log_probs = jnp.where(drafted.is_drafted, -entropy, -jnp.inf)
+      by_draft = lambda x: jnp.moveaxis(x, -1, 0)
+      weights = self.slot_weights(by_draft(log_probs), by_draft(learned))
+      weights = jnp.moveaxis(weights, 0, -1)
     if self.token_weight:
-      values = losses.cross_entropy(drafted.logits, drafted.ids)
-      mean = self.mean(values, learned & drafted.is_drafted)
+      mean = self.mean(entropy, learned & drafted.is_drafted, weights)
       loss += self.token_weight * mean
     if self.teacher_weight:
       teacher = self.teacher(params, drafted.hidden)
       values = self.teacher_loss(drafted.logits, teacher)
-      loss += self.teacher_weight * self.mean(values, learned)
+      loss += self.teacher_weight * self.mean(values, learned, weights)
     return loss
 
-  def mean(self, values: Array, learned: Array) -> Array:
-    """The weighted mean [] of values [B, n, K] where they are learned."""
+  def mean(
+    self, values: Array, learned: Array, weights: Array | None = None
+  ) -> Array:
+    """The weighted mean [] of values [B, n, K] where they are learned.
+
+    Without weights [B, n, K] those by gamma, divided by their sum.
+    """
+    values = jnp.where(learned, values, 0)
+    if weights is not None:
+      return jnp.sum(weights * values) / jnp.maximum(jnp.sum(learned), 1)
     weights = jnp.exp(-jnp.arange(values.shape[-1]) / self.gamma)
     weights = jnp.where(learned, weights, 0)
-    values = jnp.where(learned, values, 0)
     return jnp.sum(weights * values) / jnp.maximum(jnp.sum(weights), 1e-9)
 
   def _read(self, params, batch):

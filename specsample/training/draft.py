@@ -37,11 +37,10 @@ class DraftObjective(objective.Objective):
   def _compare(self, params, batch):
     crop = functools.partial(objective.crop, batch)
     tokens, mask = crop(batch['tokens']), crop(batch['mask'])
-    teacher = None
-    if self.teacher_weight:
-      teacher = self.teacher(params, crop(self.hidden(params, batch)))
     vectors = crop(self.drafter.vectors(params, batch['tokens']))
-    loss, match = self.comparison(1)(params, vectors, teacher, tokens, mask)
+    hidden = crop(self.hidden(params, batch))
+    found = self.compare(1, params, [vectors], hidden, tokens, mask)
+    loss, match = jnp.sum(found.losses), found.match[0]
     # Behind drafts that all came, a draft is what it is behind the text.
     came = jnp.pad(match, ((0, 0), (1, 0)))[:, :-1]
     return loss, objective.drafts(came, self.drafter.num_draft_tokens), mask

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from specsample import checks
 from specsample import sharding
 from specsample.drafters import feature_chain
-from specsample.training import losses
 from specsample.training import objective
+from specsample.training import slots
 from specsample.training import unrolled
 from specsample.training.step import Batch
 from specsample.types import Array, Params
@@ -36,6 +36,7 @@ class FeatureObjective(objective.Objective):
     drafter: Eagle, Eagle3 or MTP.
     num_steps: how many drafts are learned.
     decay: the weight of draft i is decay ** i, from 0 (0.8 in EAGLE-3's code).
+    slot_weights: one of `slots`, whose weights take the place of those.
     feature_weight: of the smooth L1 distance between what `vectors` are and the
       target's hidden vectors.
     feature_noise: a; what is read of the target is off by up to a, uniformly,
@@ -45,6 +46,7 @@ class FeatureObjective(objective.Objective):
   drafter: feature_chain.FeatureChain
   num_steps: int = 5
   decay: float = 0.8
+  slot_weights: slots.SlotWeights | None = None
   feature_weight: float = 0.0
   feature_noise: float = 0.0
   token_weight: float = 0.0
@@ -66,15 +68,22 @@ class FeatureObjective(objective.Objective):
     `draft_loss` [num_steps] are their losses; the rest is from
     `objective.acceptance`, of as many drafts as are learned, K at most.
     """
-    of_drafts, match, mask = self._compare(
+    found, match, mask = self._compare(
       params, batch, self.num_steps, self.feature_noise
     )
-    loss = sum(self.decay**i * loss for i, loss in enumerate(of_drafts))
+    loss = slots.total(
+      found.losses,
+      [self.decay**i for i in range(self.num_steps)],
+      self.slot_weights,
+      found.log_probs,
+      jnp.stack([objective.behind(mask, i + 2) for i in range(self.num_steps)]),
+    )
     match = match[: self.drafter.num_draft_tokens]
     learned = objective.drafts(mask, len(match))
     # The first token is behind no feature.
     accepted = objective.acceptance(match[..., 1:], learned[..., 1:])
-    return loss, {'draft_loss': jnp.stack(of_drafts)} | accepted
+    of_drafts = jnp.sum(found.losses, axis=(1, 2))
+    return loss, {'draft_loss': of_drafts} | accepted
 
   def matches(self, params: Params, batch: Batch) -> Array:
     """See `objective.Objective`."""
@@ -83,8 +92,8 @@ class FeatureObjective(objective.Objective):
     return match & objective.drafts(mask, num_drafts)
 
   def _compare(self, params, batch, num_steps, noise=0.0):
-    """The losses of the drafts, a list, [num_steps, B, T] what came, and the
-    mask."""
+    """What drafts are like beside the text, [num_steps, B, T] what came by the
+    place of the pending token, and the mask."""
     crop = functools.partial(objective.crop, batch)
     hidden, of_layers = self.of_target(params, batch)
     features = self.drafter.features(params, hidden, of_layers)
@@ -95,24 +104,25 @@ class FeatureObjective(objective.Objective):
     )
     tokens, mask = crop(batch['tokens']), crop(batch['mask'])
     hidden = crop(hidden)
-    teacher = self.teacher(params, hidden) if self.teacher_weight else None
-    of_drafts, matches = [], []
-    for i, x in enumerate(outputs):
-      # Draft i behind features up to token t is token t + i + 2.
-      vectors = self.drafter.vectors(params, x, i)
-      loss, match = self.comparison(i + 2)(
-        params, vectors, teacher, tokens, mask
-      )
-      if self.feature_weight:
-        distance = smooth_l1(vectors, objective.behind(hidden, i + 1))
-        learned = objective.behind(mask, i + 2)
-        mean = losses.masked_mean(distance, learned)
-        loss += self.feature_weight * mean
-      of_drafts.append(loss)
-      matches.append(match)
-    # By the place of the pending token.
-    match = jnp.pad(jnp.stack(matches), ((0, 0), (0, 0), (1, 0)))
-    return of_drafts, match[..., :-1], mask
+    # Draft i after features up to token t is token t + i + 2.
+    vectors = [
+      self.drafter.vectors(params, x, i) for i, x in enumerate(outputs)
+    ]
+    found = self.compare(2, params, vectors, hidden, tokens, mask)
+    if self.feature_weight:
+      distances = [
+        self._distance(x, hidden, mask, i) for i, x in enumerate(vectors)
+      ]
+      found = found._replace(losses=found.losses + jnp.stack(distances))
+    match = jnp.pad(found.match, ((0, 0), (0, 0), (1, 0)))
+    return found, match[..., :-1], mask
+
+  def _distance(self, vectors, hidden, mask, i):
+    """The loss of draft i's vectors [B, T, D] at each place, [B, T]."""
+    learned = objective.behind(mask, i + 2)
+    distance = smooth_l1(vectors, objective.behind(hidden, i + 1))
+    share = learned / jnp.maximum(jnp.sum(learned), 1)
+    return self.feature_weight * share * jnp.where(learned, distance, 0)
 
 
 def _noise(tokens, scale, like):

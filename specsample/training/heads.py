@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from specsample.drafters import heads
 from specsample.training import losses
 from specsample.training import objective
+from specsample.training import slots
 from specsample.training.step import Batch
 from specsample.types import Array, Params
 
@@ -23,11 +24,13 @@ class HeadsObjective(objective.Objective):
   Attributes:
     drafter: Medusa or Hydra.
     decay: the weight of head i is decay ** i, from 0.
+    slot_weights: one of `slots`, whose weights take the place of those.
     target_weight: of the target's own cross-entropy.
   """
 
   drafter: heads.Heads
   decay: float = 0.8
+  slot_weights: slots.SlotWeights | None = None
   target_weight: float = 0.0
 
   def __post_init__(self):
@@ -52,14 +55,22 @@ class HeadsObjective(objective.Objective):
         'batch are of the target as it was: leave them out'
       )
     hidden = self.hidden(params, batch)
-    of_heads, match, mask = self._compare(params, batch, hidden)
-    loss = sum(self.decay**i * loss for i, loss in enumerate(of_heads))
+    found, match, mask = self._compare(params, batch, hidden)
+    num_heads = self.drafter.num_draft_tokens
+    loss = slots.total(
+      found.losses,
+      [self.decay**i for i in range(num_heads)],
+      self.slot_weights,
+      found.log_probs,
+      jnp.stack([objective.behind(mask, i + 2) for i in range(num_heads)]),
+    )
     if self.target_weight:
       loss += self.target_weight * self._of_target(params, hidden, batch)
-    learned = objective.drafts(mask, self.drafter.num_draft_tokens)
+    learned = objective.drafts(mask, num_heads)
     # The first token is behind no vector that a head could read.
     accepted = objective.acceptance(match[..., 1:], learned[..., 1:])
-    return loss, {'head_loss': jnp.stack(of_heads)} | accepted
+    of_heads = jnp.sum(found.losses, axis=(1, 2))
+    return loss, {'head_loss': of_heads} | accepted
 
   def matches(self, params: Params, batch: Batch) -> Array:
     """See `objective.Objective`."""
@@ -67,24 +78,16 @@ class HeadsObjective(objective.Objective):
     return match & objective.drafts(mask, self.drafter.num_draft_tokens)
 
   def _compare(self, params, batch, hidden):
-    """The losses of the heads, a list, [K, B, T] what came, and the mask."""
+    """What heads are like beside the text, [K, B, T] what came by the place of
+    the pending token, and the mask."""
     crop = functools.partial(objective.crop, batch)
     of_all = self.drafter.vectors(params, batch['tokens'], hidden)
     tokens, mask = crop(batch['tokens']), crop(batch['mask'])
-    teacher = (
-      self.teacher(params, crop(hidden)) if self.teacher_weight else None
-    )
-    of_heads, matches = [], []
-    for i, vectors in enumerate(map(crop, of_all)):
-      # Head i at position t drafts token t + i + 2: the next one is pending.
-      loss, match = self.comparison(i + 2)(
-        params, vectors, teacher, tokens, mask
-      )
-      of_heads.append(loss)
-      matches.append(match)
-    # By the place of the pending token.
-    match = jnp.pad(jnp.stack(matches), ((0, 0), (0, 0), (1, 0)))
-    return of_heads, match[..., :-1], mask
+    # Head i at position t drafts token t + i + 2: the next one is pending.
+    vectors = list(map(crop, of_all))
+    found = self.compare(2, params, vectors, crop(hidden), tokens, mask)
+    match = jnp.pad(found.match, ((0, 0), (0, 0), (1, 0)))
+    return found, match[..., :-1], mask
 
   def _of_target(self, params, hidden, batch):
     logits = self.drafter.model.unembed(params['target'], hidden)

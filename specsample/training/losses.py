@@ -6,7 +6,9 @@ same tokens. Where the drafter's vocabulary is a part of the target's they sum
 to less than 1: what the target does elsewhere is a constant of the losses. All
 return [...], to be averaged by `masked_mean`.
 
-Named as in DistillSpec (Zhou et al., 2310.08461).
+Named as in DistillSpec (Zhou et al., 2310.08461). The gradients of those most
+used are written out, because JAX's own would go over the vocabulary many times;
+they are of the drafter's logits alone, the target is a constant.
 """
 
 import math
@@ -17,13 +19,16 @@ import jax.numpy as jnp
 from specsample import indexing
 from specsample.types import Array
 
+# Below it the logarithm of an acceptance rate says too much of rounding.
+_SMALLEST_RATE = 1e-5
+
 
 def cross_entropy(logits: Array, tokens: Array) -> Array:
   """-log of the draft's probability of tokens [...]: hard labels.
 
   What Medusa's heads are trained on (Cai et al., 2401.10774, equation 1).
   """
-  return -indexing.pick(_log_softmax(logits), tokens)
+  return _cross_entropy(_wide(logits), tokens)
 
 
 def forward_kl(logits: Array, target_log_probs: Array) -> Array:
@@ -32,7 +37,7 @@ def forward_kl(logits: Array, target_log_probs: Array) -> Array:
   Up to the target's entropy it is the cross-entropy against the target's
   distribution, the teacher loss of Hydra++ (Ankner et al., 2402.05109).
   """
-  return _divergence(_wide(target_log_probs), _log_softmax(logits))
+  return _forward_kl(_wide(logits), _wide(target_log_probs))
 
 
 def reverse_kl(logits: Array, target_log_probs: Array) -> Array:
@@ -70,8 +75,42 @@ def total_variation(logits: Array, target_log_probs: Array) -> Array:
 
   (Leviathan et al., 2211.17192, corollary 3.6; a loss in DistillSpec.)
   """
-  draft, target = _log_softmax(logits), _wide(target_log_probs)
-  return 1 - jnp.sum(jnp.exp(jnp.minimum(draft, target)), axis=-1)
+  return _total_variation(_wide(logits), _wide(target_log_probs))
+
+
+def negative_log_acceptance(logits: Array, target_log_probs: Array) -> Array:
+  """-log of the acceptance rate sum min(target, draft), "nla".
+
+  The likelihood loss of LK (2602.23881). Its gradient is that of the total
+  variation divided by the acceptance rate, so it does not vanish where nearly
+  every draft is rejected. Below a rate of 1e-5 value and gradient stay as they
+  are there: -log 1e-5 and 0.
+  """
+  accepted = 1 - total_variation(logits, target_log_probs)
+  return -jnp.log(jnp.maximum(accepted, _SMALLEST_RATE))
+
+
+def hybrid(
+  logits: Array, target_log_probs: Array, sharpness: float = 3.0
+) -> Array:
+  """KL(target || draft) early and total variation late, the hybrid of LK.
+
+  w * KL + (1 - w) * TV with w = exp(-sharpness * acceptance rate) of each
+  position, through which no gradient flows (2602.23881).
+
+  Args:
+    logits, target_log_probs: [..., V].
+    sharpness: eta; 0 is KL alone.
+
+  Raises:
+    ValueError: the sharpness is negative.
+  """
+  if not sharpness >= 0:
+    raise ValueError(f'sharpness is {sharpness}: give at least 0')
+  variation = total_variation(logits, target_log_probs)
+  weight = jax.lax.stop_gradient(jnp.exp(-sharpness * (1 - variation)))
+  divergence = forward_kl(logits, target_log_probs)
+  return weight * divergence + (1 - weight) * variation
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
@@ -79,6 +118,57 @@ def masked_mean(values: Array, mask: Array) -> Array:
   # Selected, not multiplied: what is masked out may be infinite.
   kept = jnp.where(mask, values, 0)
   return jnp.sum(kept) / jnp.maximum(jnp.sum(mask), 1)
+
+
+@jax.custom_vjp
+def _cross_entropy(logits, tokens):
+  return _log_sum_exp(logits)[..., 0] - indexing.pick(logits, tokens)
+
+
+def _cross_entropy_backward(kept, cotangent):
+  logits, tokens = kept
+  is_token = jnp.arange(logits.shape[-1]) == tokens[..., None]
+  return cotangent[..., None] * (_softmax(logits) - is_token), None
+
+
+@jax.custom_vjp
+def _forward_kl(logits, target):
+  probs = jnp.exp(target)
+  ratio = target - (logits - _log_sum_exp(logits))
+  return jnp.sum(jnp.where(probs > 0, probs * ratio, 0), axis=-1)
+
+
+def _forward_kl_backward(kept, cotangent):
+  logits, target = kept
+  probs = jnp.exp(target)
+  mass = jnp.sum(probs, axis=-1, keepdims=True)
+  return cotangent[..., None] * (mass * _softmax(logits) - probs), None
+
+
+@jax.custom_vjp
+def _total_variation(logits, target):
+  draft = logits - _log_sum_exp(logits)
+  return 1 - jnp.sum(jnp.exp(jnp.minimum(draft, target)), axis=-1)
+
+
+def _total_variation_backward(kept, cotangent):
+  logits, target = kept
+  draft = logits - _log_sum_exp(logits)
+  probs = jnp.exp(draft)
+  # Only of tokens that the draft has too little of, more is accepted.
+  below = jnp.where(draft < target, probs, 0)
+  mass = jnp.sum(below, axis=-1, keepdims=True)
+  return cotangent[..., None] * (mass * probs - below), None
+
+
+def _keep(function):
+  """`function` as the forward pass of a `custom_vjp` that keeps its inputs."""
+  return lambda *args: (function(*args), args)
+
+
+_cross_entropy.defvjp(_keep(_cross_entropy), _cross_entropy_backward)
+_forward_kl.defvjp(_keep(_forward_kl), _forward_kl_backward)
+_total_variation.defvjp(_keep(_total_variation), _total_variation_backward)
 
 
 def _divergence(log_probs, other):
@@ -89,6 +179,14 @@ def _divergence(log_probs, other):
   # leaves out would be NaN.
   ratio = jnp.where(possible, log_probs, 0) - jnp.where(possible, other, 0)
   return jnp.sum(probs * ratio, axis=-1)
+
+
+def _log_sum_exp(logits):
+  return jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def _softmax(logits):
+  return jnp.exp(logits - _log_sum_exp(logits))
 
 
 def _log_softmax(logits):

@@ -1,15 +1,15 @@
 """What drafters learn of a text that the target wrote: its tokens, its law."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 
 from specsample import indexing
 from specsample.drafters import trainable
+from specsample.training import compared
 from specsample.training import losses
 from specsample.training.step import Batch
 from specsample.types import Array, Params
@@ -31,8 +31,9 @@ class Objective(abc.ABC):
     token_weight: of the cross-entropy of the tokens.
     teacher_weight: of `teacher_loss` against the target's distribution.
     teacher_loss: one of `losses`.
-    recompute: whether logits are computed again for the gradient, not kept: of
-      heads they are K x B x T x V' numbers.
+    recompute: whether logits are computed again for the gradient, not kept.
+      Matters for blocks (DFlash) and where the unembedding is trained: other
+      objectives keep none.
   """
 
   drafter: trainable.Trainable
@@ -105,48 +106,120 @@ class Objective(abc.ABC):
 
     The best that a draft of those can be is the target's distribution given
     that it is one of them. (That of all tokens would cost the whole product
-    with the unembedding, more than the rest of a small drafter's step.)
+    with the unembedding, more than the rest of a small drafter's step.) So what
+    losses call the acceptance rate, sum min(target, draft), is here that of a
+    target that writes these tokens only. The true one is lower where the target
+    writes others: by at most their probability.
     """
     logits = self.drafter.logits(params, hidden)
     return jax.lax.stop_gradient(jax.nn.log_softmax(logits.astype(jnp.float32)))
-
-  def comparison(self, ahead: int) -> Callable[..., tuple[Array, Array]]:
-    """`compare` as the gradient is to be taken of it."""
-    compare = functools.partial(self.compare, ahead)
-    return jax.checkpoint(compare) if self.recompute else compare
 
   def compare(
     self,
     ahead: int,
     params: Params,
-    vectors: Array,
-    teacher: Array | None,
+    vectors: Sequence[Array],
+    hidden: Array,
     tokens: Array,
     mask: Array,
-  ) -> tuple[Array, Array]:
-    """The loss [], and where [B, T] the most likely token came.
+  ) -> compared.Compared:
+    """Compares n drafts with the tokens that came and with the target.
 
     Args:
-      ahead: vectors[:, t] are to predict tokens[:, t + ahead].
+      ahead: vectors[i][:, t] are to predict tokens[:, t + ahead + i].
       params: the whole tree.
-      vectors: [B, T, D], what the unembedding reads.
-      teacher: from `teacher`, None without its loss.
+      vectors: n of [B, T, D], what the unembedding reads.
+      hidden: [B, T, D], the target's.
       tokens, mask: the batch's.
+
+    Returns:
+      [n, B, T] each; the losses of draft i add up to its loss.
     """
-    logits = self.drafter.logits(params, vectors)
-    learned = behind(mask, ahead)
-    ids, is_drafted = self.drafter.draft_ids(params, behind(tokens, ahead))
-    best = jnp.max(logits, axis=-1)
-    match = is_drafted & (indexing.pick(logits, ids) == best)
-    loss = jnp.zeros(())
+    # By the place of the token before the one to predict, at which the target
+    # says the same to all drafts.
+    shifts = [ahead + i - 1 for i in range(len(vectors))]
+    ids, is_drafted = self.drafter.draft_ids(params, behind(tokens, 1))
+    learned = behind(mask, 1)
+    place = jnp.arange(tokens.shape[1])
+    scales = [
+      self._scales(learned & (place >= shift), is_drafted) for shift in shifts
+    ]
+    token_scale, teacher_scale = (
+      jnp.stack(x, axis=-1) for x in zip(*scales, strict=True)
+    )
+    read, fixed = _split(params)
+    late = lambda x, shift: jnp.pad(x, ((0, 0), (shift, 0), (0, 0)))
+    found = compared.by_places(
+      compared.Comparison(
+        self._compare_places,
+        self.drafter.draft_vocab_size or self.drafter.vocab_size,
+        self.recompute,
+      ),
+      read,
+      jnp.stack(
+        [
+          late(x, shift)[:, : x.shape[1]]
+          for x, shift in zip(vectors, shifts, strict=True)
+        ],
+        axis=2,
+      ),
+      jax.lax.stop_gradient(fixed),
+      compared.Drafts(
+        *(jax.lax.stop_gradient(hidden), ids, is_drafted, learned),
+        *(token_scale, teacher_scale),
+      ),
+    )
+    by_root = lambda x: jnp.stack(
+      [behind(x[..., i], shift) for i, shift in enumerate(shifts)]
+    )
+    return jax.tree.map(by_root, found)
+
+  def _scales(self, learned, is_drafted):
+    """What the two losses of a draft are weighted by at each place [B, T]."""
+    share = lambda mask: mask / jnp.maximum(jnp.sum(mask), 1)
+    return (
+      self.token_weight * share(learned & is_drafted),
+      self.teacher_weight * share(learned),
+    )
+
+  def _compare_places(self, read, vectors, fixed, drafts):
+    """See `compared.Compare`."""
+    params = _join(read, fixed)
+    logits = self.drafter.logits(params, vectors).astype(jnp.float32)
+    ids = jnp.broadcast_to(drafts.ids[..., None], logits.shape[:-1])
+    is_drafted = drafts.is_drafted[..., None]
+    # Selected, not multiplied: what is not learned may be infinite.
+    scaled = lambda scale, values: scale * jnp.where(scale > 0, values, 0)
+    entropy = losses.cross_entropy(logits, ids)
+    found = jnp.zeros_like(entropy)
     if self.token_weight:
-      values = losses.cross_entropy(logits, ids)
-      mean = losses.masked_mean(values, learned & is_drafted)
-      loss += self.token_weight * mean
-    if teacher is not None:
-      values = self.teacher_loss(logits, behind(teacher, ahead - 1))
-      loss += self.teacher_weight * losses.masked_mean(values, learned)
-    return loss, match
+      found += scaled(drafts.token_scale, entropy)
+    if self.teacher_weight:
+      teacher = self.teacher(params, drafts.hidden)[:, :, None]
+      teacher = jnp.broadcast_to(teacher, logits.shape)
+      found += scaled(drafts.teacher_scale, self.teacher_loss(logits, teacher))
+    best = jnp.max(logits, axis=-1)
+    return compared.Compared(
+      losses=found,
+      log_probs=jax.lax.stop_gradient(
+        jnp.where(is_drafted, -entropy, -jnp.inf)
+      ),
+      match=is_drafted & (indexing.pick(logits, ids) == best),
+    )
+
+
+def _split(params):
+  """What logits are made with, and the whole tree."""
+  own = params['drafter']
+  has_own = 'vocabulary' in own
+  read = own['vocabulary'] if has_own else params['target']
+  return {'vocabulary' if has_own else 'target': read}, params
+
+
+def _join(read, fixed):
+  if 'target' in read:
+    return fixed | read
+  return fixed | {'drafter': fixed['drafter'] | read}
 
 
 def acceptance(match: Array, learned: Array) -> dict[str, Array]:

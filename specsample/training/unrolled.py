@@ -1,12 +1,14 @@
-"""Drafts of a `FeatureChain` behind every prefix of a text at once."""
+"""Drafts of a `FeatureChain` after every prefix of a text at once."""
 
 from collections.abc import Callable
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from specsample import sharding
 from specsample.drafters import feature_chain
+from specsample.models import int8
 from specsample.types import Array, Params
 
 
@@ -18,7 +20,7 @@ def outputs(
   num_steps: int,
   pick: Callable[[Array], Array] = lambda x: x,
 ) -> list[Array]:
-  """What decoding would have behind every prefix, if all drafts were right.
+  """Returns what decoding would have after every prefix, all drafts right.
 
   Args:
     drafter: whose modules are run.
@@ -27,67 +29,119 @@ def outputs(
     features: [B, T, D], from `drafter.features`.
     num_steps: n.
     pick: takes the places that drafts are wanted at, [B, A, ...] of [B, T,
-      ...]; by default all. What lies behind T is 0 there.
+      ...]; by default all. What lies past T is 0 there.
 
   Returns:
-    n of [B, A, D]. At place t, number i is of the entry of token t + i, made
-    of features up to token t and of outputs behind it; `drafter.vectors` of it
-    are for token t + i + 2. Where tokens run out it is of zeros.
+    n of [B, A, D]. At place t, number i is the output of the entry of token
+    t + 1 + i, made of features up to token t and of outputs after it;
+    `drafter.vectors` of it are for token t + i + 2. Where tokens run out it is
+    made of zeros.
   """
   batch, size = tokens.shape
   embedded = drafter.model.embed(params['target'], tokens)
   empty = drafter.empty_cache(batch, 0, features.dtype)
-  keys, values = empty.keys[0], empty.values[0]
   roots = jnp.broadcast_to(jnp.arange(size), (batch, size))
   roots = sharding.constrain(roots, 'batch', None)
   end = min(drafter.num_modules, num_steps) - 1
   modules = drafter.modules(params)
   found = []
-  for i in range(num_steps):
-    # Drafts of the last module follow drafts of its own.
-    step = max(0, i - end)
-    mask = _step_mask(step, roots, size, drafter.window)
-    behind = _behind(embedded, i + 1)
-    rows, new_keys, new_values = modules[min(i, end)](
-      _rows(pick(behind) if step else behind),
+  for i in range(end + 1):
+    entries = (
+      _rows(_after(embedded, i + 1)),
+      _rows(features),
+      drafter.rope(roots),
+      _known_mask(0, roots, size, drafter.window),
+      empty.keys[0],
+      empty.values[0],
+    )
+    rows, keys, values = modules[i](*entries)
+    if i < end:
+      features = rows.reshape(features.shape)
+      found.append(pick(features))
+  # The entries of the last module are seen by all after them, but only those
+  # picked go on: of the others the compiler drops all but keys and values.
+  features, roots = pick(features), pick(roots)
+  leaves: tuple[tuple, ...] = ((keys,), (values,))
+  for step in range(num_steps - end):
+    rows, *new = modules[end](
+      _rows(pick(_after(embedded, end + 1 + step))),
       _rows(features),
       drafter.rope(roots + step),
-      sharding.constrain(mask, 'batch', None, None),
-      keys,
-      values,
+      _known_mask(step, roots, size, drafter.window),
+      *leaves,
+      functools.partial(_attend, sees_new=step > 0),
     )
     features = rows.reshape(features.shape)
-    if i >= end:
-      keys, values = jax.tree.map(
-        lambda *leaves: jnp.concatenate(leaves, axis=2),
-        (keys, values),
-        (new_keys, new_values),
-      )
-    if i == end:
-      # Every entry is seen by those behind it, those picked go on.
-      features, roots = pick(features), pick(roots)
-    found.append(features if i >= end else pick(features))
+    found.append(features)
+    if step:
+      leaves = tuple((*old, x) for old, x in zip(leaves, new, strict=True))
+    if drafter.window is not None:
+      # An entry sees the window - 1 before it.
+      first = max(1, len(leaves[0]) - max(drafter.window - 1, 0))
+      leaves = tuple((old[0], *old[first:]) for old in leaves)
   return found
 
 
-def _step_mask(step: int, roots: Array, size: int, window: int | None) -> Array:
-  """What the entries of a step see [B, A, T + step * A], by their roots [B, A].
+def _known_mask(
+  step: int, roots: Array, size: int, window: int | None
+) -> Array:
+  """Returns which of the T first entries those of a step see, [B, A, T].
 
-  The root is the last token whose feature was the target's. Of the first step
-  an entry sees those up to its root, of every later one that of its root.
+  They see the entries up to their root [B, A], the last token whose feature was
+  the target's. (The entries made after it are seen by their own root alone.)
   """
   ahead = jnp.arange(size) - roots[..., None]
-  near = lambda back: True if window is None else back < window
-  own = jnp.broadcast_to(
-    jnp.eye(roots.shape[1], dtype=bool), (*roots.shape, roots.shape[1])
-  )
-  own = sharding.constrain(own, 'batch', None, None)
-  seen = [(ahead <= 0) & near(step - ahead)]
-  seen += [own & near(step - i) for i in range(1, step + 1)]
-  return jnp.concatenate(seen, axis=2)
+  seen = ahead <= 0
+  if window is not None:
+    seen &= step - ahead < window
+  return sharding.constrain(seen, 'batch', None, None)
 
 
-def _behind(x, count):
+def _attend(
+  query: Array,
+  mask: Array,
+  keys: tuple,
+  values: tuple,
+  softcap: float | None = None,
+  *,
+  sees_new: bool,
+) -> Array:
+  """Attends to the first entries, and of all later ones each to its root's.
+
+  As `attention.attend`, but the cache is a tuple: the leaf of the T first
+  entries [B, H, T, D], and one of [B, H, A, D] for each later step. Entry a of
+  a later step is seen by query a alone: a product of [A, D] with [A, D], where
+  a mask would take one of [A, D] with [D, A].
+
+  Args:
+    query: [B, H, G * A, D].
+    mask: [B, A, T], of the first entries.
+    keys, values: the cache and the new entries, the next of these steps.
+    softcap: see `attention.attend`.
+    sees_new: whether the new entries are not among the first.
+  """
+  (first, *own), new = keys
+  (first_values, *own_values), new_values = values
+  if sees_new:
+    own, own_values = [*own, new], [*own_values, new_values]
+  group = query.shape[2] // mask.shape[1]
+  tile = lambda x: jnp.tile(x, (1, 1, group, 1))
+  wide = query.astype(jnp.float32)
+  own_scores = [jnp.sum(wide * tile(x), axis=-1, keepdims=True) for x in own]
+  scores = jnp.concatenate([int8.scores(query, first), *own_scores], axis=-1)
+  if softcap is not None:
+    scores = softcap * jnp.tanh(scores / softcap)
+  size = mask.shape[2]
+  mask = jnp.pad(mask, ((0, 0), (0, 0), (0, len(own))), constant_values=True)
+  scores = jnp.where(jnp.tile(mask, (1, group, 1))[:, None], scores, -1e30)
+  weights = jax.nn.softmax(scores, axis=-1)
+  mixed = int8.mix(weights[..., :size], first_values, query.dtype)
+  for i, x in enumerate(own_values):
+    mixed += weights[..., size + i, None] * tile(x)
+  return mixed
+
+
+def _after(x, count):
   return jnp.pad(x, ((0, 0), (0, count), (0, 0)))[:, count:]
 
 

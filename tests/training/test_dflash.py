@@ -9,10 +9,12 @@ import numpy as np
 import optax
 import pytest
 
+import specsample
 from specsample import drafters
 from specsample import testing
 from specsample.training import dflash
 from specsample.training import dspark
+from specsample.training import step
 from tests.training import greedy
 
 _V, _K, _T = 16, 3, 10
@@ -280,6 +282,49 @@ def test_losses_fall_and_drafts_are_kept(name):
   )
   assert last['loss'] < 0.8 * first['loss']
   assert last['kept'].sum() > first['kept'].sum() + 0.3
+
+
+def test_a_mask_that_is_a_token_stays_its_embedding(tmp_path):
+  drafter = dataclasses.replace(_DSPARK, mask_token_id=5)
+  target = _params(_DSPARK)['target']
+  own = drafter.init_params(jax.random.key(1), target, _D2T)
+  expected = np.asarray(target['embedding'])[:, 5]
+  np.testing.assert_array_equal(own['mask'], expected)
+  is_trained = {
+    'target': jax.tree.map(lambda _: False, target),
+    'drafter': drafter.is_trained(),
+  }
+  assert is_trained['drafter']['mask'] is False
+  optimizer = optax.adam(1e-2)
+  objective = dataclasses.replace(_OBJECTIVES['dspark'], drafter=drafter)
+  state, frozen = step.init(
+    {'target': target, 'drafter': own}, is_trained, optimizer
+  )
+  state, report = step.train_step(
+    state, frozen, _BATCH, objective=objective, optimizer=optimizer
+  )
+  assert report['is_finite']
+  learned = step.join(state.trained, frozen)['drafter']
+  assert (learned['fuse']['kernel'] != own['fuse']['kernel']).any()
+  np.testing.assert_array_equal(learned['mask'], expected)
+  loaded = specsample.Loaded(_TARGET, target, None)
+  specsample.save_drafter(
+    tmp_path / 'drafter',
+    drafter,
+    learned,
+    target=loaded.fingerprint,
+    card={},
+  )
+  found = specsample.load_drafter(tmp_path / 'drafter', target=loaded)
+  assert found.drafter == drafter
+  rounded = jnp.asarray(expected, jnp.bfloat16).astype(jnp.float32)
+  np.testing.assert_array_equal(found.params['mask'], rounded)
+
+
+@pytest.mark.parametrize('mask_id', [-1, _V, 2.0])
+def test_a_mask_that_is_no_token_is_refused(mask_id):
+  with pytest.raises(ValueError, match=r'mask_token_id is .* tokens 0 to 15'):
+    dataclasses.replace(_DSPARK, mask_token_id=mask_id)
 
 
 @pytest.mark.parametrize('settings', [{'num_blocks': 0}, {'gamma': 0.0}])

@@ -13,6 +13,7 @@ from specsample import drafters
 from specsample import testing
 from specsample.training import heads
 from specsample.training import losses
+from specsample.training import slots
 from specsample.training import step
 
 _V, _K, _T = 16, 3, 10
@@ -177,8 +178,19 @@ def test_what_is_masked_out_has_no_gradient():
       'teacher_weight': 1.0,
       'teacher_loss': losses.total_variation,
     },
+    {
+      'token_weight': 0.0,
+      'teacher_weight': 1.0,
+      'teacher_loss': losses.negative_log_acceptance,
+    },
+    {
+      'token_weight': 0.0,
+      'teacher_weight': 1.0,
+      'teacher_loss': losses.hybrid,
+    },
+    {'slot_weights': slots.d_pace},
   ],
-  ids=['tokens', 'teacher', 'acceptance'],
+  ids=['tokens', 'teacher', 'acceptance', 'nla', 'hybrid', 'd_pace'],
 )
 def test_losses_fall_and_drafts_are_kept(settings):
   target = jax.tree.map(lambda x: 2 * x, _TARGET.init(jax.random.key(3)))

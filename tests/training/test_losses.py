@@ -26,6 +26,17 @@ def _kl(probs, other):
   return (probs * np.log(probs / other)).sum(axis=-1)
 
 
+def _kept(target, draft):
+  return np.minimum(target, draft).sum(axis=-1)
+
+
+def _hybrid(target, draft, weight=None):
+  variation = 1 - _kept(target, draft)
+  if weight is None:
+    weight = np.exp(-3 * _kept(target, draft))
+  return weight * _kl(target, draft) + (1 - weight) * variation
+
+
 def _jsd(target, draft, weight=0.5):
   mixture = weight * target + (1 - weight) * draft
   return weight * _kl(target, mixture) + (1 - weight) * _kl(draft, mixture)
@@ -38,6 +49,10 @@ _DEFINITIONS = {
   losses.total_variation: lambda target, draft: (
     np.abs(target - draft).sum(axis=-1) / 2
   ),
+  losses.negative_log_acceptance: lambda target, draft: (
+    -np.log(_kept(target, draft))
+  ),
+  losses.hybrid: _hybrid,
 }
 
 
@@ -68,6 +83,82 @@ def test_teacher_gradient_is_that_of_cross_entropy_with_its_distribution():
   np.testing.assert_allclose(soft, _softmax(_DRAFT) - target, atol=1e-6)
 
 
+def _differences(function, logits, step=1e-6):
+  """The gradient of the sum of function(probabilities), by differences."""
+  found = np.empty_like(logits)
+  for place in np.ndindex(logits.shape):
+    ends = []
+    for sign in (1, -1):
+      moved = logits.copy()
+      moved[place] += sign * step
+      ends.append(function(_softmax(moved)).sum())
+    found[place] = (ends[0] - ends[1]) / (2 * step)
+  return found
+
+
+@pytest.mark.parametrize('loss', _DEFINITIONS)
+def test_gradient_is_that_of_differences(loss):
+  target, draft = _softmax(_TARGET), _softmax(_DRAFT)
+  definition = _DEFINITIONS[loss]
+  if loss is losses.hybrid:
+    # Its weight is a constant for the gradient.
+    weight = np.exp(-3 * _kept(target, draft))
+    definition = lambda target, draft: _hybrid(target, draft, weight)
+  expected = _differences(lambda draft: definition(target, draft), _DRAFT)
+  found = jax.grad(lambda logits: loss(logits, jnp.log(target)).sum())
+  np.testing.assert_allclose(
+    found(jnp.asarray(_DRAFT)), expected, rtol=1e-3, atol=1e-5
+  )
+
+
+def test_gradient_of_cross_entropy_is_that_of_differences():
+  tokens = np.random.default_rng(2).integers(_SHAPE[-1], size=_SHAPE[:-1])
+  place = tokens[..., None]
+  expected = _differences(
+    lambda probs: -np.log(np.take_along_axis(probs, place, axis=-1)), _DRAFT
+  )
+  found = jax.grad(lambda x: losses.cross_entropy(x, tokens).sum())
+  np.testing.assert_allclose(
+    found(jnp.asarray(_DRAFT)), expected, rtol=1e-3, atol=1e-5
+  )
+
+
+def test_losses_of_acceptance_by_hand():
+  target, logits = jnp.log(jnp.asarray([0.7, 0.3])), jnp.zeros(2)
+  of = lambda loss: jax.value_and_grad(loss)(logits, target)
+  variation, gradient = of(losses.total_variation)
+  np.testing.assert_allclose(variation, 0.2, rtol=1e-5)
+  np.testing.assert_allclose(gradient, [-0.25, 0.25], rtol=1e-5)
+  value, gradient = of(losses.negative_log_acceptance)
+  np.testing.assert_allclose(value, 0.223144, rtol=1e-5)
+  np.testing.assert_allclose(gradient, [-0.3125, 0.3125], rtol=1e-5)
+  value, gradient = of(losses.hybrid)
+  weight = 0.090718  # exp(-3 * 0.8)
+  np.testing.assert_allclose(value, 0.189321, rtol=1e-5)
+  expected = weight * 0.2 + (1 - weight) * 0.25
+  np.testing.assert_allclose(gradient, [-expected, expected], rtol=1e-5)
+
+
+def test_hybrid_without_sharpness_is_the_divergence():
+  logits, target = jnp.asarray(_DRAFT), jnp.log(_softmax(_TARGET))
+  np.testing.assert_allclose(
+    losses.hybrid(logits, target, 0.0),
+    losses.forward_kl(logits, target),
+    rtol=1e-5,
+  )
+  with pytest.raises(ValueError, match='sharpness is -1: give at least 0'):
+    losses.hybrid(logits, target, -1)
+
+
+def test_where_nothing_is_accepted_its_logarithm_has_an_end():
+  logits, target = jnp.asarray([40.0, 0.0]), jnp.asarray([-40.0, 0.0])
+  value, gradient = jax.value_and_grad(losses.negative_log_acceptance)(
+    logits, target
+  )
+  np.testing.assert_allclose(value, -np.log(1e-5), rtol=1e-5)
+  np.testing.assert_array_equal(gradient, 0)
+
+
 def test_jsd_with_another_weight():
   target, draft = _softmax(_TARGET), _softmax(_DRAFT)
   found = losses.jsd(jnp.asarray(_DRAFT), jnp.log(target), 0.1)
@@ -77,7 +168,13 @@ def test_jsd_with_another_weight():
 
 
 @pytest.mark.parametrize(
-  'loss', [losses.reverse_kl, losses.jsd, losses.total_variation]
+  'loss',
+  [
+    losses.reverse_kl,
+    losses.jsd,
+    losses.total_variation,
+    losses.negative_log_acceptance,
+  ],
 )
 def test_of_a_part_of_the_vocabulary_is_that_of_a_draft_with_zeros(loss):
   target = _softmax(_TARGET)
@@ -91,6 +188,7 @@ def test_of_a_part_of_the_vocabulary_is_that_of_a_draft_with_zeros(loss):
       losses.reverse_kl: term(draft, target).sum(axis=-1),
       losses.jsd: (term(target, mixture) + term(draft, mixture)).sum(-1) / 2,
       losses.total_variation: np.abs(target - draft).sum(axis=-1) / 2,
+      losses.negative_log_acceptance: -np.log(_kept(target, draft)),
     }[loss]
   found = loss(jnp.asarray(_DRAFT[..., kept]), jnp.log(target[..., kept]))
   np.testing.assert_allclose(found, expected, rtol=1e-5)
