@@ -90,14 +90,19 @@ class RunCheckpoints:
     weights = dataclasses.replace(state, optimizer=())
     self._at(plan, int(state.step), _BEST).save(weights)
 
-  def restore_best(
-    self, like: TrainState, plan: run_plan.Plan, step: int
-  ) -> TrainState:
-    """Reads the weights of a step that `best` named.
+  def restore_best(self, like: TrainState, plan: run_plan.Plan) -> TrainState:
+    """Reads the weights that `best` tells of.
 
     Raises:
-      ValueError: they are damaged.
+      ValueError: they are damaged or gone.
     """
+    best = self.best(plan)
+    if best is None:
+      raise ValueError(
+        f'{self._out / _BEST} and {self._decay(plan)} hold no weights that the '
+        'journal knows: bring them back, or give another --out'
+      )
+    step = best['step']
     like = dataclasses.replace(like, optimizer=())
     found = self._at(plan, step, _BEST).restore(like, step)
     assert found is not None

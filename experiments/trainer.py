@@ -83,9 +83,7 @@ class Trainer:
         ):
           self.checkpoints.save(state, plan)
           saved_at = time.monotonic()
-    best = self.checkpoints.best(plan)
-    assert best is not None  # there is an evaluation after the last step
-    state = self.checkpoints.restore_best(state, plan, best['step'])
+    state = self.checkpoints.restore_best(state, plan)
     return step_lib.join(state.trained, frozen, self._dtype)
 
   def _report(
