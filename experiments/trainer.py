@@ -183,7 +183,7 @@ class Trainer:
       'replayed_tokens_per_round': replayed.tokens_per_round,
       'replayed_acceptance_by_position': shares(replayed),
       'replayed_tokens': replayed.tokens,
-      'replayed_seconds': round(replay_seconds, 3),
+      'replayed_seconds': round(replay_seconds, 6),
       'seconds': round(time.monotonic() - begin, 3),
     }
 
