@@ -1,8 +1,9 @@
 """Dialogues as batches of one step each, shuffled by a seed.
 
-Step i of a run is batch i, whatever was read before: a run that goes on after
-a kill takes up where it was. A row holds one dialogue, because a model's pass
-has no mask between two; rows of a batch are of similar length instead.
+Step i of a run reads batch i, whatever was read before, so that a run which
+goes on after a kill takes up where it was (`data_schedule`). A row holds one
+dialogue, because a model's pass has no mask between two; rows of a batch are of
+similar length instead.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +13,11 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import data_schedule
 from experiments.dialogues import Dialogue
 
 # What heads read of the tokens before an answer.
 _BEFORE_ANSWER = 2
-# So many batches are sorted by length together.
-_SORTED_TOGETHER = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,6 +78,9 @@ class Batches:
 
   T is a multiple of `width_multiple`, so that there are few shapes, up to
   `max_length`, where longer examples are cut off.
+
+  `phases` says from which step on how many of the examples are learned from;
+  by default all of them from the first step on.
   """
 
   examples: Sequence[Example]
@@ -85,6 +88,7 @@ class Batches:
   max_length: int = 512
   width_multiple: int = 64
   seed: int = 0
+  phases: Sequence[data_schedule.Phase] | None = None
 
   def __post_init__(self):
     """Refuses sizes that hold nothing.
@@ -97,7 +101,7 @@ class Batches:
         f'batch_size is {self.batch_size} and width_multiple '
         f'{self.width_multiple}: give at least 1'
       )
-    if not self._usable:
+    if not self._usable.size:
       raise ValueError(
         f'no answer of {len(self.examples)} dialogues begins within '
         f'max_length, {self.max_length} tokens: raise it, or make more data'
@@ -108,38 +112,53 @@ class Batches:
     """Batches until each example has been seen once."""
     return -(-len(self._usable) // self.batch_size)
 
+  @property
+  def answer_tokens(self) -> int:
+    """Tokens to learn in an epoch."""
+    limit = self.max_length
+    return sum(
+      max(min(end, limit) - start, 0)
+      for i in self._usable
+      for start, end in self.examples[i].answers
+    )
+
   def __getitem__(self, step: int) -> dict[str, np.ndarray]:
     """The batch of a step, from 0; in each epoch another order."""
-    epoch, index = divmod(step, self.per_epoch)
-    return self._with_places(self._batch(self._epoch(epoch)[index]))
+    return self._with_places(self._batch(self._usable[self._schedule[step]]))
 
   def once(self) -> Iterator[dict[str, np.ndarray]]:
     """Each example once, from the shortest on: to evaluate."""
-    order = self._by_length(np.asarray(self._usable))
+    order = data_schedule.by_length(
+      np.arange(len(self._usable)), self._schedule.lengths
+    )
     for start in range(0, len(order), self.batch_size):
-      yield self._batch(order[start : start + self.batch_size])
+      yield self._batch(self._usable[order[start : start + self.batch_size]])
 
   @functools.cached_property
-  def _usable(self) -> list[int]:
-    return [
-      i
-      for i, example in enumerate(self.examples)
-      if example.answers[0][0] < self.max_length
-    ]
+  def _usable(self) -> np.ndarray:
+    return np.asarray(
+      [
+        i
+        for i, example in enumerate(self.examples)
+        if example.answers[0][0] < self.max_length
+      ],
+      int,
+    )
 
-  @functools.lru_cache(maxsize=2)  # noqa: B019 (lives as long as the run)
-  def _epoch(self, epoch: int) -> list[np.ndarray]:
-    """The examples of each batch."""
-    rng = np.random.default_rng([self.seed, epoch])
-    order = rng.permutation(self._usable)
-    together = _SORTED_TOGETHER * self.batch_size
-    batches: list[np.ndarray] = []
-    for start in range(0, len(order), together):
-      part = self._by_length(order[start : start + together])
-      batches += np.split(
-        part, range(self.batch_size, len(part), self.batch_size)
-      )
-    return [batches[i] for i in rng.permutation(len(batches))]
+  @functools.cached_property
+  def _schedule(self) -> data_schedule.Schedule:
+    """Of those that are usable, by their places among these."""
+    count = lambda n: int(np.searchsorted(self._usable, n))
+    whole = [data_schedule.Phase(0, len(self.examples))]
+    return data_schedule.Schedule(
+      lengths=np.asarray([self.examples[i].tokens.size for i in self._usable]),
+      phases=[
+        data_schedule.Phase(phase.first_step, count(phase.num_examples))
+        for phase in self.phases or whole
+      ],
+      batch_size=self.batch_size,
+      seed=self.seed,
+    )
 
   def _with_places(self, batch):
     """Returns the batch with the places from its first answers to its last."""
@@ -152,10 +171,6 @@ class Batches:
       return batch
     places = starts[:, None] + np.arange(width)
     return batch | {'places': places.astype(np.int32)}
-
-  def _by_length(self, indices: np.ndarray) -> np.ndarray:
-    lengths = [self.examples[i].tokens.size for i in indices]
-    return indices[np.argsort(lengths, kind='stable')]
 
   def _batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
     rows = [self.examples[i] for i in indices]

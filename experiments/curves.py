@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from experiments import figures
-from experiments import trainer
+from experiments import run_records
 
 _TRAIN, _HELD_OUT = '#767676', '#0072B2'
 # By position, light to dark.
@@ -19,12 +19,13 @@ def draw(
   held_out: Sequence[Mapping[str, Any]],
   title: str,
 ) -> None:
-  """Draws the losses, and on what is held out tokens a round and acceptance.
+  """Draws the losses, the tokens per round and the acceptance by position.
 
   Args:
     path: of the image.
-    train, held_out: the journal's records of each kind, in order.
-    title: above all of it.
+    train, held_out: the journal's records of each kind, in order; those of the
+      decay last.
+    title: above the three plots.
   """
   figures.write_png(path, functools.partial(_figure, train, held_out, title))
 
@@ -32,7 +33,7 @@ def draw(
 def _figure(train, held_out, title):
   figure = figures.new(11, 3.8)
   losses, rounds, acceptance = figure.subplots(1, 3)
-  seen = trainer.seen(train)
+  seen = run_records.seen(train)
   at = [seen[record['step']] for record in held_out]
   losses.plot(
     list(seen.values()),
@@ -50,13 +51,14 @@ def _figure(train, held_out, title):
   )
   losses.set_title('Loss')
   losses.legend(frameon=False)
-  rounds.plot(
-    at,
-    [record['tokens_per_round'] for record in held_out],
-    'o-',
-    color=_HELD_OUT,
-  )
-  rounds.set_title('Tokens a round, greedy, held out')
+  for name, label, color in (
+    ('tokens_per_round', 'decoded', _HELD_OUT),
+    ('replayed_tokens_per_round', 'replayed answers', _TRAIN),
+  ):
+    means = [record[name] for record in held_out]
+    rounds.plot(at, means, 'o-', color=color, label=label)
+  rounds.legend(frameon=False)
+  rounds.set_title('Tokens per round, held-out prompts')
   shares = [record['acceptance_by_position'] for record in held_out]
   for i, values in enumerate(zip(*shares, strict=True)):
     acceptance.plot(

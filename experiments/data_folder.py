@@ -5,11 +5,11 @@ settings, and of each shard what it took to make it. A shard is in the data set
 when its file is there; the manifest is brought up to date after it.
 """
 
+from collections.abc import Iterable, Sequence
 import dataclasses
 import fcntl
 import hashlib
 import json
-import math
 import os
 import pathlib
 from typing import Any
@@ -196,48 +196,56 @@ class Data:
     held_out = every[::held_out_every]
     return [i for i in every if i not in held_out], list(held_out)
 
-  def first(
-    self, num_tokens: int | None, held_out_every: int, num_answers: int
-  ) -> 'Data':
-    """What a run reads, which is the same however the data grow.
-
-    Of the other shards nothing is left.
+  def to_train(
+    self, held_out_every: int, num_tokens: int | None = None
+  ) -> list[int]:
+    """The numbers of the first shards that have so many tokens to train on.
 
     Args:
-      num_tokens: of answers to train on: the first shards that have so many.
-        None for all.
       held_out_every: as in `numbers`.
-      num_answers: greedy ones held out: the first shards that have so many.
+      num_tokens: of answers; None for all shards.
 
     Raises:
-      ValueError: nothing is left to train on, or there are fewer tokens; as
-        `numbers`.
+      ValueError: there are none to train on, or fewer tokens; as `numbers`.
     """
-    train, held_out = self.numbers(held_out_every)
+    train, _ = self.numbers(held_out_every)
     if not train:
       raise ValueError(
         f'{self.folder} holds one shard, and that is held out, which leaves '
         'none to train on: make more data'
       )
-    num_greedy = lambda shard: sum(d.temperature == 0 for d in shard)
-    limit = math.inf if num_tokens is None else num_tokens
-    kept, count = self._until(train, limit, dialogues_lib.answer_tokens)
-    if num_tokens is not None and count < num_tokens:
+    if num_tokens is None:
+      return train
+    kept, count = self._until(train, num_tokens, dialogues_lib.answer_tokens)
+    if count < num_tokens:
       raise ValueError(
         f'{num_tokens:,} tokens were asked for, and of the data {count:,} are '
         'to train on: make more data, or train on fewer'
       )
-    kept |= self._until(held_out, num_answers, num_greedy)[0]
+    return kept
+
+  def to_hold_out(self, held_out_every: int, num_answers: int) -> list[int]:
+    """The numbers of the first held-out shards with so many greedy answers.
+
+    All that are held out, if they have fewer.
+    """
+    _, held_out = self.numbers(held_out_every)
+    num_greedy = lambda shard: sum(d.temperature == 0 for d in shard)
+    return self._until(held_out, num_answers, num_greedy)[0]
+
+  def only(self, numbers: Iterable[int]) -> 'Data':
+    """The same with nothing left of other shards."""
+    kept = set(numbers)
     shards = [x if i in kept else [] for i, x in enumerate(self.shards)]
     return dataclasses.replace(self, shards=shards)
 
   def _until(self, numbers, limit, count):
     """Returns the first of these shards that have `limit`, and their total."""
-    kept, total = set(), 0
+    kept, total = [], 0
     for number in numbers:
       found = count(self.shards[number])
       if found and total < limit:
-        kept.add(number)
+        kept.append(number)
         total += found
     return kept, total
 
@@ -250,9 +258,17 @@ class Data:
     """Returns hexadecimal digits that other dialogues would not have."""
     found = hashlib.sha256()
     for shard in self.shards:
-      for dialogue in shard:
-        found.update(dialogue.tokens.tobytes())
+      found.update(digest(shard).encode())
     return found.hexdigest()[:16]
+
+
+def digest(shard: Sequence[Dialogue]) -> str:
+  """Hexadecimal digits that other dialogues would not have; none of none."""
+  found = hashlib.sha256()
+  for dialogue in shard:
+    found.update(f'{dialogue.answers} {dialogue.temperature}\n'.encode())
+    found.update(dialogue.tokens.tobytes())
+  return found.hexdigest()[:16] if shard else ''
 
 
 def load(

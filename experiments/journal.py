@@ -4,6 +4,7 @@ The header says what is being measured. Every further record is a finished unit,
 kept before the next begins: a line of a local file, an object of a bucket.
 """
 
+from collections.abc import Callable
 from concurrent import futures
 import errno
 import fcntl
@@ -19,6 +20,9 @@ from etils import epath
 from experiments import results
 from specsample import files
 
+# compare(the header that is there, the one that is expected) -> differences.
+Compare = Callable[[dict[str, Any], dict[str, Any]], list[str]]
+
 _NUM_READERS = 32
 _HEADER = 'header.json'
 
@@ -28,14 +32,28 @@ def digest(value: Any) -> str:
   return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
+def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+  """Returns the names under which two headers have different values."""
+  return [
+    name
+    for name in sorted(found.keys() | expected.keys())
+    if found.get(name) != expected.get(name)
+  ]
+
+
 class Journal:
   """Finished units, each with a key of its own."""
 
-  def __init__(self, folder: pathlib.PurePath, header: dict[str, Any]):
+  def __init__(
+    self,
+    folder: pathlib.PurePath,
+    header: dict[str, Any],
+    compare: Compare = differences,
+  ):
     """Opens or begins the journal in `folder`, which may be of a bucket.
 
     It is journal.jsonl, in a bucket a folder `journal`. A bucket knows no
-    locks: start a run there once.
+    locks: start a run there once. `compare` says what of two headers differs.
 
     Raises:
       ValueError: the journal there is damaged or of another run, or, not in a
@@ -52,7 +70,7 @@ class Journal:
       self._store.begin(header)
     else:
       # Compared as it is read back: tuples are lists there.
-      self._check_header(found, json.loads(json.dumps(header)))
+      self._check_header(compare(found, json.loads(json.dumps(header))))
     for record in records:
       self._entries[tuple(record['key'])] = record['value']
 
@@ -62,7 +80,11 @@ class Journal:
   def __getitem__(self, key: tuple) -> dict[str, Any]:
     return self._entries[key]
 
-  def of(self, *prefix: str) -> list[dict[str, Any]]:
+  def get(self, key: tuple) -> dict[str, Any] | None:
+    """The unit of a key, None if it is not finished."""
+    return self._entries.get(key)
+
+  def of(self, *prefix: str | int) -> list[dict[str, Any]]:
     """The units whose keys begin so, by what follows there."""
     size = len(prefix)
     keys = sorted(key for key in self._entries if key[:size] == prefix)
@@ -86,12 +108,7 @@ class Journal:
     """Deletes it: what it kept is in the results."""
     self._store.remove()
 
-  def _check_header(self, found, expected) -> None:
-    different = [
-      name
-      for name in sorted(found.keys() | expected.keys())
-      if found.get(name) != expected.get(name)
-    ]
+  def _check_header(self, different: list[str]) -> None:
     if different:
       raise ValueError(
         f'{self._store} belongs to a run with another {", ".join(different)}: '

@@ -82,7 +82,8 @@ def meter(total: int, done: int, unit: str) -> Iterator[Meter]:
     parts = [f'{done:,}/{total:,} {unit}']
     if rate:
       left = datetime.timedelta(seconds=round(max(total - done, 0) / rate))
-      parts += [f'{rate:,.0f} {unit}/s', f'{left} left']
+      speed = f'{rate:,.0f}' if rate >= 10 else f'{rate:.2f}'
+      parts += [f'{speed} {unit}/s', f'{left} left']
     return ', '.join([*parts, description])
 
   if not distributed.is_first():

@@ -7,38 +7,36 @@
 
 Writes the drafter and its card to --out/drafter, for `specsample.load_drafter`,
 the metrics as JSON lines (--tensorboard: for TensorBoard too) and the curves as
-PNG. Checkpoints there let the same command go on after an interruption.
+PNG. The same command goes on after an interruption, on other machines and under
+other code too, and after more data were made or a longer run was asked for.
 This file only wires: training.py has the settings, trainer.py the loop.
 """
 
-from collections.abc import Sequence
 import contextlib
+import dataclasses
+import sys
 import time
 
 from absl import flags
-from etils import epath
-import gin
 import jax
 
-from experiments import card
+from experiments import agreement as agreement_lib
 from experiments import cli
 from experiments import config
-from experiments import curves
-from experiments import data_folder
+from experiments import decoding_check
 from experiments import environment
 from experiments import features
 from experiments import journal as journal_lib
 from experiments import mesh
+from experiments import run_checkpoints
+from experiments import run_records
+from experiments import run_results
 from experiments import scalars
 from experiments import train_state
 from experiments import trainer as trainer_lib
 from experiments import training as training_lib
-import specsample
-from specsample import drafter_card
+from experiments import training_data
 from specsample import files
-from specsample.models import checkpoint
-from specsample.models import fingerprint
-from specsample.types import Params
 
 config.define_flags('configs/runs/train_hydra.gin')
 flags.adopt_module_key_flags(config)
@@ -70,41 +68,51 @@ def _train() -> None:
   with contextlib.ExitStack() as stack, cli.bad_input():
     out = files.at(_OUT.value or f'results/{config.name()}')
     training = training_lib.Training()
-    target = training.target
-    data = _read_data(training)
+    folders = training_data.load(_DATA.value, training.target)
     if _TENSORBOARD.value:
       scalars.check(out)
+    first = training_data.TrainingData.first(training, folders)
+    _check(training, training_data.Split.of(training, first, None))
+    agreement = agreement_lib.Agreement(training)
     cli.make_folder(out)
-    journal = journal_lib.Journal(out, _header(training, data))
-    split = training_lib.Split.of(training, data, None)
-    # Before the long pass over the data: what says that they are too long, and
-    # what is of another run.
-    batches = trainer_lib.batches_of(training, split.train)
-    trainer_lib.batches_of(training, split.held_out)
-    num_steps = trainer_lib.num_steps(training, batches)
-    checkpoints = train_state.Checkpoints(out / 'checkpoints')
-    trainer_lib.check(journal, checkpoints)
-    _check_written(out, journal, num_steps)
+    records = run_records.Records(
+      journal_lib.Journal(out, agreement.header, agreement.differences)
+    )
+    data, is_new = _data(training, folders, records, first)
+    plan = _plan(training, data, records)
+    checkpoints = run_checkpoints.RunCheckpoints(out, records)
+    checkpoints.step(plan)
+    if not records.has_results:
+      for name in ('target', 'drafter'):
+        train_state.refuse_results(
+          out / name, f'is not at its last step, {plan.num_steps}'
+        )
     observe: scalars.Observe = scalars.observe_nothing
     if _TENSORBOARD.value:
       observe = stack.enter_context(scalars.writer(out / 'tensorboard'))
-      trainer_lib.observe_again(journal, observe)
+      for kind in (run_records.TRAIN, run_records.HELD_OUT):
+        for values in records.curve(plan, kind):
+          observe((kind, values['step']), values)
+    training = _with_room(training, data)
+    vectors = None
     if training.cache_hidden:
-      vectors = [_read_vectors(training, part, journal) for part in data]
-      split = training_lib.Split.of(training, data, vectors)
-    d2t = training_lib.draft_vocabulary(
-      split.train,
+      vectors = [_read_vectors(training, x, records) for x in data.folders]
+    split = training_data.Split.of(training, data, vectors)
+    d2t = training_data.draft_vocabulary(
+      split,
       training.objective.drafter.draft_vocab_size,
-      target.model.vocab_size,
+      training.target.model.vocab_size,
     )
     own = training.objective.drafter.init_params(
-      jax.random.key(training.seed), target.params, d2t
+      jax.random.key(training.seed), training.target.params, d2t
     )
+    if is_new:
+      records.add_phase(data.record())
     trainer = trainer_lib.Trainer(
       training=training,
       split=split,
-      params={'target': target.params, 'drafter': own},
-      journal=journal,
+      params={'target': training.target.params, 'drafter': own},
+      records=records,
       checkpoints=checkpoints,
       observe=observe,
     )
@@ -113,99 +121,75 @@ def _train() -> None:
     except trainer_lib.LossError as error:
       cli.fail(
         f'{error}: stopped; of the checkpoints in {out / "checkpoints"} '
-        f'{trainer.checkpoints.last}. Lower Training.learning_rate, and give '
-        'another --out',
+        f'{checkpoints.last(trainer.plan())}. Lower Training.learning_rate, '
+        'and give another --out',
         1,
       )
-    _write(out, trainer, params, data)
+    run_results.write(out, trainer, params, data)
 
 
-def _read_data(training):
-  """What is read of each folder, which is the same however it grows."""
-  for folder in _DATA.value:
-    if _DATA.value.count(folder) > 1:
-      raise ValueError(f'--data names {folder} twice: give each folder once')
-  first = lambda data: data.first(
-    training.max_tokens, training.held_out_every, training.held_out_answers
+def _check(training, split):
+  """Refuses data and settings that do not fit, before anything is written."""
+  for examples in (split.train, split.held_out):
+    training.batches(examples)
+  decoding_check.choose_prompts(training, split.prompts)
+
+
+def _data(training, folders, records, first):
+  """What the run reads, and whether the journal does not have it yet.
+
+  New data join after the last step at the full rate. Where no such step is left
+  to take they wait until a longer run is asked for.
+  """
+  if not records.phases:
+    return first, True
+  data = training_data.TrainingData.of(training, folders, records.phases)
+  grown = data.grown(training, folders, records.taken)
+  if grown is None:
+    return data, False
+  if _plan(training, grown, records).decay_start > records.taken:
+    return grown, True
+  print(
+    'The data have grown, and no step at the full learning rate is left to '
+    'learn from what is new: raise Training.epochs or Training.answer_tokens '
+    'for that',
+    file=sys.stderr,
   )
-  return [
-    first(data_folder.load_for(folder, training.target))
-    for folder in _DATA.value
-  ]
+  return data, False
 
 
-def _read_vectors(training, data, journal):
+def _plan(training, data, records):
+  """The plan, before the target's vectors are at hand."""
+  split = training_data.Split.of(training, data, None)
+  return trainer_lib.plan(
+    training, training.batches(split.train, split.phases), records
+  )
+
+
+def _with_room(training, data):
+  """The settings, without kept vectors if the disk has no room for them."""
+  if not training.cache_hidden:
+    return training
+  fits, message = features.fit(
+    data.folders,
+    training.target,
+    training.objective.drafter.feature_layers,
+  )
+  if fits:
+    return training
+  print(message, file=sys.stderr)
+  return dataclasses.replace(training, cache_hidden=False)
+
+
+def _read_vectors(training, data, records):
   """The target's vectors; how long it took to find them is noted."""
   begin = time.monotonic()
   vectors, num_tokens = features.read(
     data, training.target, training.objective.drafter.feature_layers
   )
-  key = (trainer_lib.HIDDEN, data.digest())
-  if num_tokens and key not in journal:
-    seconds = round(time.monotonic() - begin, 3)
-    journal.add(key, {'tokens': num_tokens, 'seconds': seconds})
+  if num_tokens:
+    records.add_hidden(data.digest(), num_tokens, time.monotonic() - begin)
   return vectors
-
-
-def _check_written(out, journal, num_steps):
-  if (trainer_lib.TRAIN, num_steps) not in journal:
-    for name in ('target', 'drafter'):
-      train_state.refuse_results(
-        out / name, f'is not at its last step, {num_steps}'
-      )
-
-
-def _write(
-  out: epath.Path,
-  trainer: trainer_lib.Trainer,
-  params: Params,
-  data: Sequence[data_folder.Data],
-) -> None:
-  """The curves, the target if it was trained, and last the drafter.
-
-  What is there whole stays: `_check_written` says why it is this run's. Whole
-  is what has the file that is written last; in a bucket a kill leaves folders
-  without it, and saving refuses those.
-  """
-  training = trainer.training
-  target, drafter = training.target, training.objective.drafter
-  content = card.of(trainer, data)
-  curves.draw(
-    out / 'curves.png',
-    trainer.journal.of(trainer_lib.TRAIN),
-    trainer.journal.of(trainer_lib.HELD_OUT),
-    f'{type(drafter).__name__}, K = {drafter.num_draft_tokens}',
-  )
-  of_target = out / 'target'
-  is_saved = (of_target / checkpoint.CONFIG_NAME).exists()
-  if training.trains_target and not is_saved:
-    checkpoint.save(
-      of_target, target.model, params['target'], target.optional_tokenizer
-    )
-  folder = out / 'drafter'
-  if not (folder / drafter_card.NAME).exists():
-    specsample.save_drafter(
-      folder,
-      drafter,
-      params['drafter'],
-      target=(
-        fingerprint.of(params['target'])
-        if training.trains_target
-        else target.fingerprint
-      ),
-      card=content,
-    )
-  print(card.text(content, folder))
-
-
-def _header(training, data):
-  """What a run that goes on must have in common with the one before."""
-  return {
-    'configuration': gin.config_str(),
-    'target': training.target.fingerprint,
-    'data': [part.digest() for part in data],
-    **environment.identity(),
-  }
 
 
 if __name__ == '__main__':

@@ -13,12 +13,12 @@ from specsample.training.step import TrainState
 def refuse_results(folder: pathlib.PurePath, where: str) -> None:
   """Refuses results of another run, which would stay as if they were its own.
 
-  A run writes its own behind the last step, so that they are another's if they
-  are there before.
+  A run writes its own after its last step: if they are there before, they are
+  another run's.
 
   Args:
     folder: of the results.
-    where: what this run has done so far, behind 'this run'.
+    where: what this run has done so far, continuing 'this run'.
 
   Raises:
     ValueError: the folder is there.
@@ -40,7 +40,7 @@ def refuse_step(step: int) -> NoReturn:
 
 
 class Checkpoints:
-  """Two of them are kept; one that is being written is none yet."""
+  """The last two states of a run; one that is being written does not count."""
 
   def __init__(self, folder: pathlib.PurePath):
     """Opens the folder, or makes it."""
@@ -54,13 +54,22 @@ class Checkpoints:
       ),
     )
 
-  def restore(self, like: TrainState) -> TrainState | None:
-    """The last state, divided as `like` is; None where there is none yet.
+  def restore(
+    self, like: TrainState, step: int | None = None
+  ) -> TrainState | None:
+    """Reads a state, divided over the devices as `like` is.
+
+    Args:
+      like: a state of the same shapes.
+      step: of the state; None for the last one.
+
+    Returns:
+      The state, None where there is none yet.
 
     Raises:
       ValueError: it is damaged, or of another run.
     """
-    step = self._manager.latest_step()
+    step = self._manager.latest_step() if step is None else step
     if step is None:
       return None
     shape = lambda x: jax.ShapeDtypeStruct(
@@ -78,13 +87,16 @@ class Checkpoints:
       ) from error
 
   def save(self, state: TrainState) -> None:
-    """Keeps a state; returns when it is on the disk.
+    """Keeps a state in place of one of the same step; returns when it is on the
+    disk.
 
     Raises:
       ValueError: it cannot be written; the last one stays.
     """
     step = int(state.step)
     try:
+      if step in self._manager.all_steps():
+        self._manager.delete(step)
       self._manager.save(step, args=ocp.args.StandardSave(state))
     except (OSError, ValueError) as error:
       raise ValueError(
@@ -93,8 +105,13 @@ class Checkpoints:
       ) from error
 
   @property
+  def steps(self) -> list[int]:
+    """Of the states that are there, ascending."""
+    return sorted(self._manager.all_steps())
+
+  @property
   def step(self) -> int | None:
-    """Of the one that a run would go on from; None where there is none."""
+    """Of the state that a run would go on from; None where there is none."""
     return self._manager.latest_step()
 
   @property

@@ -1,10 +1,10 @@
-"""The loop of a training run: steps, metrics, checkpoints, held-out answers.
+"""The loop of a training run: steps, metrics, checkpoints, evaluations.
 
 The same run gives the same numbers however often it was interrupted: step i
 reads batch i and a key of its own, and what a kill lost is computed again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import functools
 import time
@@ -12,27 +12,25 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-import optax
 
 from experiments import batches as batches_lib
+from experiments import decoding_check
 from experiments import held_out
-from experiments import journal as journal_lib
 from experiments import progress
+from experiments import run_checkpoints
+from experiments import run_plan
+from experiments import run_records
 from experiments import scalars
-from experiments import train_state
 from experiments import training as training_lib
+from experiments import training_data
 from specsample import drafters
 from specsample.training import on_policy
 from specsample.training import step as step_lib
 from specsample.types import Params
 
-# The journal's keys: ('train', step), ('held out', step) and, for the time that
-# it took to find those of a folder, ('hidden vectors', digest of the data).
-TRAIN, HELD_OUT, HIDDEN = 'train', 'held out', 'hidden vectors'
-
 
 class LossError(Exception):
-  """The loss, its gradient or what follows from it is no number."""
+  """The loss, its gradient or what follows from it is NaN or infinite."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,57 +38,70 @@ class Trainer:
   """Trains from wherever the checkpoints and the journal are."""
 
   training: training_lib.Training
-  split: training_lib.Split
+  split: training_data.Split
   params: Params  # before the first step
-  journal: journal_lib.Journal
-  checkpoints: train_state.Checkpoints
+  records: run_records.Records
+  checkpoints: run_checkpoints.RunCheckpoints
   observe: scalars.Observe = scalars.observe_nothing  # what is journalled
 
-  @property
-  def steps_per_epoch(self) -> int:
-    """Until every example has been learned from once."""
-    return self._batches.per_epoch
-
-  @property
-  def num_steps(self) -> int:
-    """Of the whole run; a whole number of reports."""
-    return num_steps(self.training, self._batches)
+  def plan(self) -> run_plan.Plan:
+    """When the learning rate falls and when the run ends, as things stand."""
+    return plan(self.training, self._batches, self.records)
 
   def run(self) -> Params:
-    """The whole tree of parameters after the last step.
+    """Trains up to the last step, if that is not done yet.
+
+    Returns:
+      The whole tree of parameters with the most tokens per round.
 
     Raises:
       LossError: names the step; the checkpoints before it stay.
       ValueError: a checkpoint cannot be read or written.
     """
     state, frozen = step_lib.init(
-      self.params, self._is_trained(), self._optimizer, self._dtype
+      self.params, self._is_trained(), self.training.optimizer, self._dtype
     )
-    state = self.checkpoints.restore(state) or state
+    plan = self.plan()
+    state = self.checkpoints.restore(state, plan) or state
     first = int(state.step)
+    if first < plan.num_steps:
+      self.checkpoints.forget_other_decays(plan)
+      self.records.begin_segment(first)
     saved_at = time.monotonic()
-    with progress.meter(self.num_steps, first, 'steps') as meter:
+    with progress.meter(plan.num_steps, first, 'steps') as meter:
       meter(first, 'compiling')
-      while int(state.step) < self.num_steps:
-        state = self._report(state, frozen, meter)
-        is_last = int(state.step) == self.num_steps
+      while int(state.step) < plan.num_steps:
+        state = self._report(state, frozen, plan, meter)
+        step = int(state.step)
+        if self._is_evaluated(step, plan):
+          self._evaluate(state, frozen, plan)
+          plan = self.plan()  # which begins the decay when patience is lost
         age = time.monotonic() - saved_at
-        if is_last or age >= self.training.checkpoint_seconds:
-          self.checkpoints.save(state)
+        if (
+          step in (plan.decay_start, plan.num_steps)
+          or age >= self.training.checkpoint_seconds
+        ):
+          self.checkpoints.save(state, plan)
           saved_at = time.monotonic()
+    state = self.checkpoints.restore_best(state, plan)
     return step_lib.join(state.trained, frozen, self._dtype)
 
   def _report(
-    self, state: step_lib.TrainState, frozen: Params, meter: progress.Meter
+    self,
+    state: step_lib.TrainState,
+    frozen: Params,
+    plan: run_plan.Plan,
+    meter: progress.Meter,
   ) -> step_lib.TrainState:
     """Takes the steps up to the next report, and writes it down."""
     training = self.training
     begin = time.monotonic()
     first = int(state.step)
-    description = self._description()
+    last = first + training.report_every
+    description = self._description(plan)
     reports: list[Mapping[str, Any]] = []
     num_tokens = 0
-    for number in range(first, first + training.report_every):
+    for number in range(first, last):
       batch = self._given(number, state, frozen)
       num_tokens += int(batch['mask'].sum())
       state, report = step_lib.train_step(
@@ -98,41 +109,57 @@ class Trainer:
         frozen,
         held_out.place(batch),
         objective=training.objective,
-        optimizer=self._optimizer,
+        optimizer=training.optimizer,
         dtype=self._dtype,
+        scales=training.scales(plan, number),
       )
       reports.append(report)
       # One late, so that the device always has the next step to do.
       if len(reports) > 1:
         _check(reports[-2], number)
       meter(number + 1, description)
-    _check(reports[-1], first + training.report_every)
-    last = first + training.report_every
+    _check(reports[-1], last)
     means = jax.tree.map(
       lambda *values: np.mean([np.asarray(x) for x in values], axis=0).tolist(),
       *reports,
     )
     del means['is_finite']
-    self._write(
-      (TRAIN, last),
-      {
-        'step': last,
-        'answer_tokens': num_tokens,
-        'epoch': last / self.steps_per_epoch,
-        'seconds': round(time.monotonic() - begin, 3),
-        **means,
-      },
-    )
-    number = last // training.report_every
-    total = self.num_steps // training.report_every
-    every = max(1, round(total / training.evaluations))
-    if number % every == 0 or number == total:
-      self._evaluate(last, step_lib.join(state.trained, frozen, self._dtype))
+    if self.records.get(plan, run_records.TRAIN, last) is None:
+      self._write(
+        plan,
+        run_records.TRAIN,
+        {
+          'step': last,
+          'answer_tokens': num_tokens,
+          'seconds': round(time.monotonic() - begin, 3),
+          **means,
+        },
+      )
     return state
 
-  def _evaluate(self, step: int, params: Params) -> None:
+  def _is_evaluated(self, step: int, plan: run_plan.Plan) -> bool:
+    every = self.training.evaluate_every
+    before = step - self.training.report_every
+    return step == plan.num_steps or step // every > before // every
+
+  def _evaluate(
+    self, state: step_lib.TrainState, frozen: Params, plan: run_plan.Plan
+  ) -> None:
+    """Evaluates a state, and keeps its weights if they are the best so far."""
+    # A step that is taken again after a kill has the numbers that it had.
+    step = int(state.step)
+    known = self.records.get(plan, run_records.HELD_OUT, step)
+    params = step_lib.join(state.trained, frozen, self._dtype)
+    values = known or self._measure(step, params)
+    best = self.checkpoints.best(plan)
+    if best is None or values['tokens_per_round'] > best['tokens_per_round']:
+      self.checkpoints.save_best(state, plan)
+    if known is None:
+      self._write(plan, run_records.HELD_OUT, values)
+
+  def _measure(self, step: int, params: Params) -> dict[str, Any]:
     begin = time.monotonic()
-    loss, stats = held_out.evaluate(
+    loss, replayed = held_out.evaluate(
       params,
       self._held_out.once(),
       self.training.objective,
@@ -140,27 +167,31 @@ class Trainer:
     )
     if not np.isfinite(loss):
       raise LossError(
-        f'after step {step} the loss of what is held out is {loss}'
+        f'after step {step} the loss on held-out answers is {loss}'
       )
-    self._write(
-      (HELD_OUT, step),
-      {
-        'step': step,
-        'loss': loss,
-        'tokens': stats.tokens,
-        'tokens_per_round': stats.tokens_per_round,
-        'acceptance_by_position': [
-          None if np.isnan(x) else x for x in stats.acceptance_by_position
-        ],
-        'seconds': round(time.monotonic() - begin, 3),
-      },
-    )
+    replay_seconds = time.monotonic() - begin
+    decoded = decoding_check.decode(params, self._prompts, self.training)
+    shares = lambda stats: [
+      None if np.isnan(x) else x for x in stats.acceptance_by_position
+    ]
+    return {
+      'step': step,
+      'loss': loss,
+      'tokens_per_round': decoded.tokens_per_round,
+      'acceptance_by_position': shares(decoded),
+      'tokens': decoded.tokens,
+      'replayed_tokens_per_round': replayed.tokens_per_round,
+      'replayed_acceptance_by_position': shares(replayed),
+      'replayed_tokens': replayed.tokens,
+      'replayed_seconds': round(replay_seconds, 6),
+      'seconds': round(time.monotonic() - begin, 3),
+    }
 
-  def _write(self, key, value) -> None:
-    # A step that is taken again after a kill has the numbers that it had.
-    if key not in self.journal:
-      self.journal.add(key, value)
-      self.observe(key, value)
+  def _write(
+    self, plan: run_plan.Plan, kind: str, values: dict[str, Any]
+  ) -> None:
+    self.records.add(plan, kind, values['step'], values)
+    self.observe((kind, values['step']), values)
 
   def _given(self, number, state, frozen):
     """What a step reads: the batch, or what the draft model makes of it."""
@@ -177,11 +208,13 @@ class Trainer:
       end_ids=self.training.target.tokenizer.eos_ids,
     )
 
-  def _description(self) -> str:
-    found = self.journal.of(HELD_OUT)
-    return (
-      f'{found[-1]["tokens_per_round"]:.3f} tokens a round' if found else ''
-    )
+  def _description(self, plan: run_plan.Plan) -> str:
+    train = self.records.curve(plan, run_records.TRAIN)
+    found = self.records.curve(plan, run_records.HELD_OUT)
+    parts = [f'loss {train[-1]["loss"]:.3f}'] if train else []
+    if found:
+      parts.append(f'{found[-1]["tokens_per_round"]:.3f} tokens per round')
+    return ', '.join(parts)
 
   @property
   def _dtype(self) -> str:
@@ -195,78 +228,44 @@ class Trainer:
     }
 
   @functools.cached_property
-  def _optimizer(self) -> optax.GradientTransformation:
-    return self.training.optimizer(self.num_steps)
-
-  @functools.cached_property
   def _batches(self) -> batches_lib.Batches:
-    return batches_of(self.training, self.split.train)
+    return self.training.batches(self.split.train, self.split.phases)
 
   @functools.cached_property
   def _held_out(self) -> batches_lib.Batches:
-    return batches_of(self.training, self.split.held_out)
+    return self.training.batches(self.split.held_out)
+
+  @functools.cached_property
+  def _prompts(self) -> list[np.ndarray]:
+    return decoding_check.choose_prompts(self.training, self.split.prompts)
 
 
-def num_steps(
-  training: training_lib.Training, batches: batches_lib.Batches
-) -> int:
-  """Of a whole run over the batches; a whole number of reports."""
-  steps = training.epochs * batches.per_epoch
-  return max(1, round(steps / training.report_every)) * training.report_every
+def plan(
+  training: training_lib.Training,
+  batches: batches_lib.Batches,
+  records: run_records.Records,
+) -> run_plan.Plan:
+  """When the learning rate falls and when the run ends.
 
-
-def check(
-  journal: journal_lib.Journal, checkpoints: train_state.Checkpoints
-) -> None:
-  """Refuses a checkpoint of another run.
-
-  Raises:
-    ValueError: the journal does not know its step.
+  Args:
+    training: settings.
+    batches: of all data at hand, with their phases.
+    records: of the run so far.
   """
-  step = checkpoints.step
-  if step and (TRAIN, step) not in journal:
-    train_state.refuse_step(step)
-
-
-def observe_again(
-  journal: journal_lib.Journal, observe: scalars.Observe
-) -> None:
-  """Tells of all that is in the journal, of which a kill may lose the last."""
-  for kind in (TRAIN, HELD_OUT):
-    for values in journal.of(kind):
-      observe((kind, values['step']), values)
-
-
-def batches_of(
-  training: training_lib.Training, examples: list[batches_lib.Example]
-) -> batches_lib.Batches:
-  """The batches of an endless run.
-
-  Raises:
-    ValueError: none of the examples is short enough.
-  """
-  return batches_lib.Batches(
-    examples=examples,
-    batch_size=training.batch_size,
-    max_length=training.max_length,
-    width_multiple=training.width_multiple,
-    seed=training.seed,
+  assert batches.phases is not None
+  return run_plan.Plan.of(
+    steps=training.num_steps(batches),
+    unit=training.report_every,
+    decay=training.decay,
+    taken=records.taken,
+    stop=records.stop(training.patience, batches.phases[-1].first_step),
   )
-
-
-def seen(reports: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-  """Tokens of answers seen by each step that has a report."""
-  found: dict[int, int] = {}
-  total = 0
-  for report in reports:
-    total += report['answer_tokens']
-    found[report['step']] = total
-  return found
 
 
 def _check(report, step):
   if not report['is_finite']:
     raise LossError(
       f'step {step} cannot be taken: the loss is {float(report["loss"])}, the '
-      f'gradient {float(report["gradient_norm"])} long, the update no number'
+      f'gradient has norm {float(report["gradient_norm"])}, or the update is '
+      'NaN or infinite'
     )

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import gin
 import jax
-import numpy as np
 import optax
 
 from experiments import batches as batches_lib
-from experiments import data_folder
-from experiments import features
+from experiments import data_schedule
+from experiments import run_plan
 import specsample
 from specsample import drafters
 from specsample.training import losses
@@ -35,56 +35,83 @@ gin.external_configurable(slots.d_pace, module='slots')
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Training:
-  """One run of the trainer.
+  """One run of the trainer: AdamW, whose rate `run_plan.Plan` scales.
 
-  AdamW, the learning rate rising linearly and falling as a cosine.
+  `agreement` says which of these may change while a run goes on.
   """
 
   target: specsample.Loaded
   objective: objective_lib.Objective  # which has the drafter
-  epochs: float = 4.0
+  # How long: that many epochs over all data that are at hand now, or that many
+  # tokens of answers; one of the two is None. Both count from the first step
+  # and include the decay.
+  epochs: float | None = 4.0
+  answer_tokens: int | None = None
+  decay: float = 0.1  # the share of the steps in which the rate falls to 0
   batch_size: int = 8
   max_length: int = 256  # of an example; longer ones are cut off
   width_multiple: int = 32  # batches are that wide, or twice, ...
   seed: int = 0  # of the order, the first weights and what is sampled
   learning_rate: float = 1e-3
-  warmup: float = 0.02  # the share of the steps in which it rises
+  warmup_steps: int = 100  # in which the rate rises
   weight_decay: float = 0.0
   b2: float = 0.99
   clip_norm: float = 1.0  # of the gradient
-  # Medusa-2: the target learns too, once the heads have, at this rate. None
-  # leaves it as it is, and its distribution with it.
+  # Medusa-2: the target learns too, at this rate, once the heads have learned
+  # for a while. None leaves it and its distribution as they are.
   target_learning_rate: float | None = None
-  target_warmup: float = 0.25  # the share of the steps before it does
+  target_first_step: int = 1000  # its rate is 0 before, and then warms up
   # Of each folder's answers to train on: the first shards that have so many,
   # None for all.
   max_tokens: int | None = None
-  # Of each folder shards 0, n, 2 n, ... are held out; of their greedy answers
-  # so many count.
+  # Shards 0, n, 2 n, ... of each folder are held out. Of those that a run
+  # begins with, so many greedy answers per folder are evaluated on.
   held_out_every: int = 16
   held_out_answers: int = 256
-  # Whether the target's vectors are found once and kept beside the data.
+  # The decoding loop itself runs on that many held-out prompts, each cut to its
+  # last tokens, at temperature 0.
+  decoded_prompts: int = 32
+  decoded_prompt_tokens: int = 128
+  decoded_new_tokens: int = 64
+  # Whether the target's vectors are found once and kept beside the data, where
+  # the disk has room for them (`features.fit`); otherwise each step finds them.
   cache_hidden: bool = True
   # DistillSpec: the share of steps on what the draft model itself writes.
   on_policy_share: float = 0.0
   on_policy_temperature: float = 1.0
   report_every: int = 50  # steps between two lines of metrics
-  evaluations: int = 8  # on what is held out
+  # Steps between two evaluations; there is one after the last step too.
+  evaluate_every: int = 500
+  # The decay begins after so many evaluations in a row without more tokens per
+  # round than before, since data were last added. None: never before the end.
+  patience: int | None = None
   checkpoint_seconds: float = 60.0
 
   def __post_init__(self):
     """Refuses settings that train nothing; ValueError names one."""
+    if (self.epochs is None) == (self.answer_tokens is None):
+      raise ValueError(
+        f'Training.epochs is {self.epochs} and Training.answer_tokens '
+        f'{self.answer_tokens}: give one of them, and None for the other'
+      )
     positive = (
-      *('epochs', 'batch_size', 'max_length', 'width_multiple', 'clip_norm'),
-      *('learning_rate', 'held_out_answers', 'report_every', 'evaluations'),
-      'on_policy_temperature',
+      *('batch_size', 'max_length', 'width_multiple', 'clip_norm'),
+      *('learning_rate', 'held_out_answers', 'report_every', 'evaluate_every'),
+      *('on_policy_temperature', 'decoded_prompts', 'decoded_prompt_tokens'),
+      'decoded_new_tokens',
     )
     for name in positive:
       _require(name, getattr(self, name), getattr(self, name) > 0, 'above 0')
-    for name in ('warmup', 'target_warmup', 'on_policy_share'):
-      share = getattr(self, name)
-      _require(name, share, 0 <= share <= 1, 'from 0 to 1')
-    for name in ('target_learning_rate', 'max_tokens'):
+    for name in ('warmup_steps', 'target_first_step'):
+      count = getattr(self, name)
+      _require(name, count, count >= 0, '0 or more')
+    share = self.on_policy_share
+    _require('on_policy_share', share, 0 <= share <= 1, 'from 0 to 1')
+    _require('decay', self.decay, 0 < self.decay < 1, 'above 0 and below 1')
+    for name in (
+      *('epochs', 'answer_tokens', 'target_learning_rate', 'max_tokens'),
+      'patience',
+    ):
       value = getattr(self, name)
       _require(name, value, value is None or value > 0, 'above 0, or None')
     if self.trains_target and self.cache_hidden:
@@ -118,21 +145,54 @@ class Training:
     """Whether the target changes too."""
     return self.target_learning_rate is not None
 
-  def optimizer(self, num_steps: int) -> optax.GradientTransformation:
-    """Of the whole tree of parameters."""
-    adam = lambda peak, start: optax.adamw(
-      _schedule(peak, round(start * num_steps), self.warmup, num_steps),
-      b2=self.b2,
-      weight_decay=self.weight_decay,
+  @functools.cached_property
+  def optimizer(self) -> optax.GradientTransformation:
+    """Of the whole tree of parameters, at the peak rates."""
+    adam = lambda rate: optax.adamw(
+      rate, b2=self.b2, weight_decay=self.weight_decay
     )
     clip = optax.clip_by_global_norm(self.clip_norm)
     if not self.trains_target:
-      return optax.chain(clip, adam(self.learning_rate, 0.0))
+      return optax.chain(clip, adam(self.learning_rate))
     rates = {
-      'drafter': adam(self.learning_rate, 0.0),
-      'target': adam(self.target_learning_rate, self.target_warmup),
+      'drafter': adam(self.learning_rate),
+      'target': adam(self.target_learning_rate),
     }
     return optax.chain(clip, optax.partition(rates, _label))
+
+  def scales(self, plan: run_plan.Plan, step: int) -> dict[str, float]:
+    """Returns the shares of the peak rates with which a step is taken."""
+    return {
+      'drafter': plan.scale(step, self.warmup_steps),
+      'target': plan.scale(step, self.warmup_steps, self.target_first_step),
+    }
+
+  def batches(
+    self,
+    examples: Sequence[batches_lib.Example],
+    phases: Sequence[data_schedule.Phase] | None = None,
+  ) -> batches_lib.Batches:
+    """The batches of an endless run.
+
+    Raises:
+      ValueError: none of the examples is short enough.
+    """
+    return batches_lib.Batches(
+      examples=examples,
+      batch_size=self.batch_size,
+      max_length=self.max_length,
+      width_multiple=self.width_multiple,
+      seed=self.seed,
+      phases=phases,
+    )
+
+  def num_steps(self, batches: batches_lib.Batches) -> float:
+    """Returns how many steps are wanted over all data at hand."""
+    epochs = self.epochs
+    if epochs is None:
+      assert self.answer_tokens is not None
+      epochs = self.answer_tokens / batches.answer_tokens
+    return epochs * batches.per_epoch
 
   def settings(self) -> dict[str, Any]:
     """As the card has them, JSON."""
@@ -148,84 +208,6 @@ class Training:
     }
     name = lambda value: getattr(value, '__name__', value)
     return own | {'objective': {k: name(v) for k, v in objective.items()}}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Split:
-  """What is learned, and the greedy answers held out to see how well."""
-
-  train: list[batches_lib.Example]
-  held_out: list[batches_lib.Example]
-
-  @classmethod
-  def of(
-    cls,
-    training: Training,
-    data: Sequence[data_folder.Data],
-    vectors: Sequence[list[list[features.Vectors]]] | None,
-  ) -> 'Split':
-    """Returns the split of the data of all folders.
-
-    Args:
-      training: says which shards are held out, and how many answers of them.
-      data: one per folder.
-      vectors: the target's, per folder, shard and dialogue; None if they are
-        not at hand.
-
-    Raises:
-      ValueError: no held-out answer of any folder is greedy.
-    """
-    of_folders: Sequence[Any] = vectors or [None] * len(data)
-    parts = [
-      cls._of_folder(training, part, found)
-      for part, found in zip(data, of_folders, strict=True)
-    ]
-    found = cls(
-      [example for part in parts for example in part.train],
-      [example for part in parts for example in part.held_out],
-    )
-    if not found.held_out:
-      folders = ' and '.join(str(part.folder) for part in data)
-      raise ValueError(
-        f'no held-out answer of {folders} is greedy: make more data with '
-        'Synthesis.greedy_share above 0, or add a folder of greedy answers'
-      )
-    return found
-
-  @classmethod
-  def _of_folder(cls, training, data, vectors):
-    whole = training.objective.reads_prompt or not training.cache_hidden
-    train, held_out = [], []
-    for number, shard in enumerate(data.shards):
-      of_shard = [{}] * len(shard) if vectors is None else vectors[number]
-      for dialogue, found in zip(shard, of_shard, strict=True):
-        example = batches_lib.example(dialogue, found, whole)
-        if number % training.held_out_every:
-          train.append(example)
-        elif dialogue.temperature == 0:
-          held_out.append(example)
-    return cls(train, held_out[: training.held_out_answers])
-
-
-def draft_vocabulary(
-  examples: Sequence[batches_lib.Example], size: int | None, vocab_size: int
-) -> np.ndarray | None:
-  """The `size` most frequent tokens of answers, ascending; None for all."""
-  if size is None:
-    return None
-  counts = np.zeros(vocab_size, np.int64)
-  for example in examples:
-    np.add.at(counts, example.learned, 1)
-  # Stable: of equally frequent tokens those that the tokenizer merged first.
-  return np.sort(np.argsort(-counts, kind='stable')[:size]).astype(np.int32)
-
-
-def _schedule(peak, start, warmup, num_steps):
-  """0 up to step `start`, then a warmup and a cosine."""
-  length = max(num_steps - start, 2)
-  rise = min(max(round(warmup * length), 1), length - 1)
-  rising = optax.warmup_cosine_decay_schedule(peak / rise, peak, rise, length)
-  return optax.join_schedules([optax.constant_schedule(0.0), rising], [start])
 
 
 def _label(params):

@@ -136,7 +136,7 @@ class Batch:
     running: dict[int, Job] = {}
     lengths: dict[int, int] = {}  # of the running rows, prompts included
     num_rows = self.batch_size
-    state, sizes = None, None
+    state, sizes = None, _Sizes({})
     while True:
       free = [row for row in range(num_rows) if row not in running]
       while len(free) >= self._group and (jobs := take(self._group)):
@@ -198,7 +198,7 @@ class Batch:
     like = jax.tree.structure(largest)
     found = {size: shapes(size) for size in sizes} | {last: largest}
     return _Sizes(
-      {k: v for k, v in found.items() if jax.tree.structure(v) == like}
+      {k: v for k, v in found.items() if jax.tree.structure(v) in (like,)}
     )
 
   def _fewer_rows(self, num_rows: int, running: dict[int, Job]) -> list[int]:

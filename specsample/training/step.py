@@ -15,7 +15,7 @@ import optax
 
 from specsample import types
 from specsample.models import tensors
-from specsample.types import Array, Params
+from specsample.types import Array, ArrayLike, Params
 
 # batch: arrays with the batch axis first, {'tokens': [B, T], ...}.
 Batch = Mapping[str, Array]
@@ -104,6 +104,7 @@ def train_step(
   objective: LossFunction,
   optimizer: optax.GradientTransformation,
   dtype: str = 'float32',
+  scales: Mapping[str, ArrayLike] | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
   """Takes one step down the gradient of `objective`.
 
@@ -115,6 +116,8 @@ def train_step(
     batch: what the objective reads.
     objective, optimizer: static; the same objects in every step.
     dtype: as in `init`.
+    scales: factors of the updates of 'target' and 'drafter', for learning rates
+      that change from step to step without another executable. None is 1.
 
   Returns:
     The state, and what the objective reports with `loss`, the norm of the
@@ -132,6 +135,11 @@ def train_step(
   updates, optimizer_state = optimizer.update(
     gradient, state.optimizer, state.trained
   )
+  if scales is not None:
+    updates = {
+      name: jax.tree.map(lambda x, factor=scales[name]: factor * x, tree)
+      for name, tree in updates.items()
+    }
   is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
   is_finite &= jnp.isfinite(optax.tree.sum(updates))
   new = (optax.apply_updates(state.trained, updates), optimizer_state)

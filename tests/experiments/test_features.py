@@ -20,7 +20,7 @@ def _data(folder, sizes):
   """Shards of one dialogue each; none of their tokens takes memory."""
   of = lambda size: dialogues.Dialogue(
     tokens=np.broadcast_to(np.int32(1), (size,)),
-    answer=1,
+    answers=((1, size),),
     temperature=0.0,
     source=dialogues.Source.PROMPT,
     ended=True,

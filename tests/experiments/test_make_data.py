@@ -412,29 +412,32 @@ def test_each_nth_shard_is_held_out(data):
   train, held_out = data.numbers(3)
   assert held_out == [*range(0, len(data.shards), 3)]
   assert sorted(train + held_out) == [*range(len(data.shards))]
+  assert data.to_train(3) == train
   for every in (1, 0, -3):
     with pytest.raises(ValueError, match=f'is {every}: give at least 2'):
-      data.first(None, every, 1)
+      data.to_train(every)
   alone = dataclasses.replace(data, shards=data.shards[:1])
   with pytest.raises(ValueError, match=r'holds one shard.*make more data'):
-    alone.first(None, 2, 1)
+    alone.to_train(2)
 
 
 def test_the_first_shards_have_as_many_as_asked_for(data):
-  assert data.first(None, 2, 10**6).shards == data.shards
   sizes = [sum(d.answer_tokens for d in x) for x in data.shards]
   greedy = [sum(d.temperature == 0 for d in x) for x in data.shards]
   assert min(greedy) > 0
-  # Shards 0 and 2 are held out.
-  few = data.first(sizes[1], 2, greedy[0])
+  # Shards 0, 2, ... are held out.
+  assert data.to_train(2, sizes[1]) == [1]
+  assert data.to_train(2, sizes[1] + 1) == [1, 3]
+  assert data.to_hold_out(2, greedy[0]) == [0]
+  assert data.to_hold_out(2, greedy[0] + 1) == [0, 2]
+  assert data.to_hold_out(2, 10**6) == [*range(0, len(data.shards), 2)]
+  few = data.only([0, 1])
   assert few.shards == [*data.shards[:2], *[[] for _ in data.shards[2:]]]
-  more = data.first(sizes[1] + 1, 2, greedy[0] + 1)
-  assert more.shards == [*data.shards[:4], *[[] for _ in data.shards[4:]]]
-  assert few.digest() != more.digest()
+  assert few.digest() != data.only([0, 1, 2]).digest()
   grown = dataclasses.replace(data, shards=data.shards * 2)
-  assert grown.first(sizes[1], 2, greedy[0]).digest() == few.digest()
+  assert grown.only([0, 1]).digest() == few.digest()
   with pytest.raises(ValueError, match='make more data'):
-    data.first(sum(sizes), 2, 1)
+    data.to_train(2, sum(sizes))
 
 
 def test_prompts_are_about_the_targets_own_texts(

@@ -9,10 +9,10 @@ import shutil
 import signal
 import time
 
+import jax
 import numpy as np
 import pytest
 
-from experiments import batches
 from experiments import data_folder
 from experiments import dialogues
 from experiments import environment
@@ -24,13 +24,22 @@ from tests.experiments import event_files
 
 _SETTINGS = {
   'epochs': 12.5,
+  'decay': 0.2,
   'batch_size': 4,
   'learning_rate': 0.01,
+  'warmup_steps': 2,
+  'target_first_step': 4,
   'held_out_every': 3,
   'report_every': 5,
-  'evaluations': 3,
+  'evaluate_every': 25,
+  'decoded_prompt_tokens': 8,
+  'decoded_new_tokens': 32,
 }
-_NUM_STEPS = 75  # of 6 batches an epoch
+# Of 6 batches per epoch; the last 15 steps are the decay.
+_NUM_STEPS = 75
+_DECAY_START = 60
+_KINDS = ('train', 'held out')
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What is not the configuration's name, capitalised.
 _CLASSES = {
   'draft': 'DraftModel',
@@ -51,14 +60,15 @@ def target(checkpoint):
 
 @pytest.fixture(scope='module')
 def data(target, tmp_path_factory):
-  """A folder of data in which each token follows from the one before."""
+  """A folder of data."""
   folder = tmp_path_factory.mktemp('train') / 'data'
-  folder.mkdir()
   _write_data(folder, target)
   return folder
 
 
-def _write_data(folder, target, num_shards=3):
+def _write_data(folder, target, num_shards=3, seed=0):
+  """Writes greedy answers of the target; a folder that is there grows."""
+  folder.mkdir(exist_ok=True)
   vocab_size = target.model.vocab_size
   identity = data_folder.Identity(
     target=fingerprint.of(target.params),
@@ -68,23 +78,27 @@ def _write_data(folder, target, num_shards=3):
     },
   )
   written = data_folder.Folder(folder, identity)
-  rng = np.random.default_rng(0)
   for number in range(num_shards):
-    shard = []
-    for _ in range(12):
-      tokens = [int(rng.integers(vocab_size))]
-      while len(tokens) < 40:
-        tokens.append((3 * tokens[-1] + 1) % 32)
-      shard.append(
-        dialogues.Dialogue(
-          np.asarray(tokens, np.int32),
-          ((8, 40),),
-          0.0,
-          dialogues.Source(0),
-          True,
-          0,
-        )
-      )
+    if written.read(number) is not None:
+      continue
+    rng = np.random.default_rng([seed, number])
+    prompts = rng.integers(vocab_size, size=(12, 8))
+    output = specsample.generate(
+      {'target': target.params},
+      prompts,
+      np.full(12, 8),
+      jax.random.key(0),
+      model=target.model,
+      drafter=specsample.drafters.NoDraft(),
+      verify=specsample.verify.chain,
+      sampling=specsample.Sampling(),
+      max_new_tokens=32,
+    )
+    tokens = np.concatenate([prompts, output.tokens], axis=1).astype(np.int32)
+    shard = [
+      dialogues.Dialogue(row, ((8, 40),), 0.0, dialogues.Source(0), False, 0)
+      for row in tokens
+    ]
     written.add(number, shard, {'seconds': 1.0})
   written.close()
 
@@ -125,13 +139,33 @@ class Run:
     lines = (self.folder / 'journal.jsonl').read_text().splitlines()
     records = [json.loads(line) for line in lines[1:]]
     for record in records:
-      del record['value']['seconds']
-    # Only the first run on some data finds them.
-    return [x for x in records if x['key'][0] != 'hidden vectors']
+      for name in ('seconds', 'replayed_seconds'):
+        record['value'].pop(name, None)
+    # Only the first run on some data finds the vectors, and each segment is
+    # another one.
+    left_out = ('hidden vectors', 'segment')
+    return [x for x in records if x['key'][0] not in left_out]
 
-  def of(self, kind):
-    """The values of one kind of record."""
-    return [r['value'] for r in self.journal() if r['key'][0] == kind]
+  def of(self, kind, decay=None):
+    """The values of a kind of record, those of a decay last."""
+    found = {tuple(x['key']): x['value'] for x in self.journal()}
+    own = [value for key, value in found.items() if key[0] == kind]
+    of_decay = [
+      value
+      for key, value in found.items()
+      if key[0] == 'decay' and key[3] == kind and decay in (None, key[1:3])
+    ]
+    return own + of_decay
+
+  def segments(self):
+    """The records of the starts of the command."""
+    lines = (self.folder / 'journal.jsonl').read_text().splitlines()
+    records = [json.loads(line) for line in lines[1:]]
+    return [x['value'] for x in records if x['key'][0] == 'segment']
+
+  def card(self):
+    """Of the drafter."""
+    return json.loads((self.folder / 'drafter' / 'card.json').read_text())
 
   def weights(self):
     """The bytes of the drafter."""
@@ -157,8 +191,18 @@ def test_the_loss_falls_and_acceptance_rises(hydra):
   held_out = hydra.of('held out')
   assert [x['step'] for x in held_out] == [25, 50, 75]
   assert held_out[-1]['loss'] < held_out[0]['loss']
-  assert held_out[-1]['tokens_per_round'] > 1.8
+  assert held_out[-1]['tokens_per_round'] > 1.3
   assert hydra.ended.out.splitlines()[-1] == str(hydra.folder / 'drafter')
+
+
+def test_decoding_counts_what_replaying_its_answers_counts(hydra):
+  """The data are the target's own answers to the same prompts; only the cached
+  vectors are rounded."""
+  for found in hydra.of('held out'):
+    assert found['tokens'] == found['replayed_tokens']
+    assert found['tokens_per_round'] == pytest.approx(
+      found['replayed_tokens_per_round'], rel=0.01
+    )
 
 
 def test_curves_are_drawn(hydra):
@@ -167,17 +211,34 @@ def test_curves_are_drawn(hydra):
 
 
 def test_the_card_says_how_it_was_trained(hydra, target):
-  card = json.loads((hydra.folder / 'drafter' / 'card.json').read_text())
-  last = hydra.of('held out')[-1]
+  card = hydra.card()
+  best = max(hydra.of('held out'), key=lambda x: x['tokens_per_round'])
   assert card['fingerprint'] == fingerprint.of(target.params)
-  held_out = card['held_out']
-  assert held_out['tokens_per_round'] == last['tokens_per_round']
-  assert held_out['acceptance_by_position'] == last['acceptance_by_position']
-  seen = sum(x['answer_tokens'] for x in hydra.of('train'))
-  assert card['training']['answer_tokens_seen'] == seen
-  assert held_out['by_answer_tokens_seen'][-1][0] == seen
+  training, held_out = card['training'], card['held_out']
+  assert training['steps'] == best['step']
+  assert training['decay_start'] == _DECAY_START
+  assert training['last_step'] == _NUM_STEPS
+  for name in ('tokens_per_round', 'acceptance_by_position'):
+    assert held_out[name] == best[name]
+    assert held_out['replayed'][name] == best[f'replayed_{name}']
+  seen = {
+    x['step']: total
+    for x, total in zip(
+      hydra.of('train'),
+      np.cumsum([x['answer_tokens'] for x in hydra.of('train')]).tolist(),
+      strict=True,
+    )
+  }
+  assert training['answer_tokens_seen'] == seen[best['step']]
+  assert held_out['by_answer_tokens_seen'] == [
+    [seen[x['step']], x['tokens_per_round']] for x in hydra.of('held out')
+  ]
   assert card['data']['dialogues'] == 24
   assert card['data']['answer_tokens'] == 24 * 32
+  (segment,) = training['segments']
+  assert segment == hydra.segments()[0]
+  assert segment['first_step'] == 0
+  assert segment['code'] == environment.source()
 
 
 @pytest.mark.parametrize(
@@ -200,36 +261,30 @@ def test_configurations_train(commands, flags, name, tmp_path):
 
 def test_several_folders_are_one_run(commands, flags, data, target, tmp_path):
   more = tmp_path / 'more'
-  more.mkdir()
   _write_data(more, target, num_shards=4)
-  run = _train(
-    commands, flags, 'medusa', tmp_path, folders=[data, more], epochs=1
-  )
-  card = json.loads((run.folder / 'drafter' / 'card.json').read_text())
+  settings = {'epochs': None, 'answer_tokens': 48 * 32}  # one epoch
+  folders = [data, more]
+  run = _train(commands, flags, 'medusa', tmp_path, folders=folders, **settings)
+  card = run.card()
   assert card['data']['answer_tokens'] == (24 + 24) * 32
   found = [
     folder['held_out_answer_tokens'] for folder in card['data']['folders']
   ]
   assert found == [12 * 32, 24 * 32]
-  assert card['held_out']['answer_tokens'] == sum(found)
+  assert card['held_out']['replayed']['answer_tokens'] == sum(found)
+  assert card['training']['last_step'] == 15  # of 12 batches, in fives
 
 
+# In the decay the journal has more than 17 lines.
+@pytest.mark.parametrize('num_lines', [7, 19])
 def test_a_killed_run_gives_the_same_curve_and_weights(
-  commands, flags, hydra, tmp_path
+  commands, flags, hydra, num_lines, tmp_path
 ):
   call = ['train', *flags('hydra', tmp_path / 'run', checkpoint_seconds=1e-3)]
-  process = commands.start(*call)
-  deadline = time.monotonic() + 300
   journal = tmp_path / 'run' / 'journal.jsonl'
-  count = lambda: journal.read_text().count('\n') if journal.exists() else 0
-  while count() < 5:
-    assert process.poll() is None, process.stderr.read().decode()
-    assert time.monotonic() < deadline
-    time.sleep(0.001)
-  process.kill()
-  process.communicate()
+  _kill_after(commands, call, journal, num_lines)
   killed = Run(tmp_path / 'run', None)
-  assert 4 <= len(killed.journal()) < len(hydra.journal())
+  assert 5 <= len(killed.journal()) < len(hydra.journal())
   ended = commands.run(*call)
   assert ended.code == 0, ended.err
   assert killed.journal() == hydra.journal()
@@ -275,13 +330,6 @@ def test_tensorboard_gets_what_an_earlier_run_did_not_write(
     assert [(s, value) for name, s, value in found if name == tag] == wanted
 
 
-def test_a_run_is_held_to_the_code_and_not_to_the_commit(hydra):
-  journal = (hydra.folder / 'journal.jsonl').read_text()
-  header = json.loads(journal.partition('\n')[0])
-  assert header['code'] == environment.source()
-  assert 'git_commit' not in header
-
-
 def test_a_finished_run_is_not_done_again(commands, flags, hydra):
   before = hydra.weights()
   ended = commands.run('train', *flags('hydra', hydra.folder))
@@ -303,16 +351,145 @@ def test_the_drafter_of_another_run_is_not_taken_for_its_own(
   assert list(drafter.iterdir()) == []
 
 
-def test_a_drafter_that_is_not_whole_is_not_taken_for_finished(
+def test_a_drafter_that_is_not_whole_is_written_again(
   commands, flags, hydra, tmp_path
 ):
   """As a kill leaves it in a bucket, where nothing can be renamed."""
   out = shutil.copytree(hydra.folder, tmp_path / 'run')
   (out / 'drafter' / 'card.json').unlink()
   ended = commands.run('train', *flags('hydra', out))
-  assert ended.code == 2
-  assert f'{out / "drafter"} exists: remove it' in ended.err
-  assert ended.out == ''
+  assert ended.code == 0, ended.err
+  assert Run(out, ended).weights() == hydra.weights()
+  assert Run(out, ended).card()['training']['steps'] > 0
+
+
+def _kill_after(commands, call, journal, num_lines):
+  """Starts a command and kills it when its journal has that many lines."""
+  process = commands.start(*call)
+  deadline = time.monotonic() + 300
+  count = lambda: journal.read_text().count('\n') if journal.exists() else 0
+  while count() < num_lines:
+    assert process.poll() is None, process.stderr.read().decode()
+    assert time.monotonic() < deadline
+    time.sleep(0.001)
+  process.kill()
+  process.communicate()
+
+
+@pytest.fixture(scope='module')
+def changed_code(tmp_path_factory):
+  """A copy of the repository in which a file of the code differs."""
+  copy = tmp_path_factory.mktemp('changed')
+  ignored = shutil.ignore_patterns('__pycache__')
+  for name in ('experiments', 'specsample'):
+    shutil.copytree(_ROOT / name, copy / name, ignore=ignored)
+  for name in ('configs', 'checkpoints'):
+    (copy / name).symlink_to(_ROOT / name)
+  with (copy / 'experiments' / 'trainer.py').open('a') as file:
+    file.write('\n# A comment.\n')
+  return copy
+
+
+@pytest.fixture
+def growing(data, target, tmp_path):
+  """A folder of the same data, and the function that adds two shards."""
+  folder = shutil.copytree(data, tmp_path / 'data')
+  # Of which shard 3 is held out.
+  return folder, lambda: _write_data(folder, target, num_shards=5)
+
+
+def test_a_run_goes_on_under_other_code_with_more_data(
+  commands, flags, hydra, growing, changed_code, tmp_path
+):
+  folder, grow = growing
+  out = tmp_path / 'run'
+  call = flags('hydra', out, [folder], checkpoint_seconds=1e-3)
+  _kill_after(commands, ['train', *call], out / 'journal.jsonl', 8)
+  run = Run(out, None)
+  taken = run.of('train')[-1]['step']
+  assert taken < _DECAY_START
+  grow()
+  process = commands.start('train', *call, cwd=changed_code)
+  ended = commands.finish(process)
+  assert ended.code == 0, ended.err
+  upto = lambda run, step: [
+    x for kind in _KINDS for x in run.of(kind) if x['step'] <= step
+  ]
+  assert upto(run, taken) == upto(hydra, taken)
+  assert upto(run, taken + 10) != upto(hydra, taken + 10)
+  # Of 9 batches per epoch: 90 at the full rate, and then the decay.
+  assert run.of('train')[-1]['step'] == 110
+  first, second = run.segments()
+  assert first['code'] != second['code']
+  assert [first['phase'], second['phase']] == [0, 1]
+  assert first['first_step'] == 0 <= second['first_step'] <= taken
+  card = run.card()
+  assert card['data']['answer_tokens'] == 36 * 32
+  assert card['data']['added_at_steps'] == [taken]
+  assert card['held_out']['replayed']['answer_tokens'] == 12 * 32
+  assert card['training']['segments'] == [first, second]
+  # Wherever it is killed now, it does the same.
+  again = shutil.copytree(out, tmp_path / 'again')
+  shutil.rmtree(again / 'drafter')
+  shutil.rmtree(again / 'decay')
+  shutil.rmtree(again / 'checkpoints')
+  more = flags('hydra', again, [folder])
+  ended = commands.run('train', *more)
+  assert ended.code == 0, ended.err
+  assert Run(again, ended).weights() == run.weights()
+
+
+def test_a_finished_run_goes_on_from_before_its_decay(
+  commands, flags, hydra, tmp_path
+):
+  whole = _train(commands, flags, 'hydra', tmp_path / 'whole', epochs=25)
+  out = shutil.copytree(hydra.folder, tmp_path / 'extended')
+  ended = commands.run('train', *flags('hydra', out, epochs=25))
+  assert ended.code == 0, ended.err
+  extended = Run(out, ended)
+  for kind in _KINDS:
+    assert extended.of(kind, (120, 150)) == whole.of(kind)
+  assert extended.weights() == whole.weights()
+  last = extended.card()['training']
+  assert [x['first_step'] for x in last['segments']] == [0, _DECAY_START]
+  assert last['last_step'] == 150
+  assert [x.name for x in (out / 'decay').iterdir()] == ['120-150']
+  # No step at the full rate is left: the same end as before.
+  ended = commands.run('train', *flags('hydra', out, epochs=2))
+  assert ended.code == 0, ended.err
+  assert extended.card()['training']['last_step'] == 150
+
+
+def test_patience_begins_the_decay_and_the_best_weights_are_kept(
+  commands, flags, tmp_path
+):
+  settings = {'learning_rate': 1e-9, 'evaluate_every': 5, 'patience': 2}
+  run = _train(commands, flags, 'hydra', tmp_path, **settings)
+  # None of the evaluations is better than the first.
+  assert [x['step'] for x in run.of('held out')] == [5, 10, 15, 20]
+  assert [x['step'] for x in run.of('train')] == [5, 10, 15, 20]
+  training = run.card()['training']
+  assert training['steps'] == 5
+  assert training['answer_tokens_seen'] == run.of('train')[0]['answer_tokens']
+  assert training['decay_start'] == 15
+  # Without patience it goes on, at the full rate.
+  call = flags('hydra', run.folder, **settings | {'patience': None})
+  ended = commands.run('train', *call)
+  assert ended.code == 0, ended.err
+  assert run.card()['training']['decay_start'] == _DECAY_START
+
+
+def test_data_that_come_too_late_are_named(
+  commands, flags, hydra, growing, tmp_path
+):
+  folder, grow = growing
+  grow()
+  out = shutil.copytree(hydra.folder, tmp_path / 'run')
+  call = flags('hydra', out, [folder], epochs=5)
+  ended = commands.run('train', *call)
+  assert ended.code == 0
+  assert 'The data have grown, and no step at the full learning' in ended.err
+  assert Run(out, ended).journal() == hydra.journal()
 
 
 def test_ctrl_c_leaves_one_line(commands, flags, tmp_path):
@@ -332,8 +509,8 @@ def test_ctrl_c_leaves_one_line(commands, flags, tmp_path):
 
 def test_a_loss_that_is_no_number_stops_the_run(commands, flags, tmp_path):
   out = tmp_path / 'run'
-  # Of the first step it is what the warmup begins with.
-  call = flags('medusa', out, learning_rate=1e38, warmup=0.0, report_every=1)
+  settings = {'learning_rate': 1e38, 'warmup_steps': 0, 'report_every': 1}
+  call = flags('medusa', out, **settings)
   ended = commands.run('train', *call)
   assert ended.code == 1
   *_, line = ended.err.splitlines()
@@ -438,6 +615,17 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
   (few / 'manifest.json').write_text(json.dumps(kept))
   case('too many tokens', max_tokens=10**6)
   case('settings', out=hydra.folder, learning_rate=0.02)
+  case('objective', 'medusa', out=hydra.folder)
+  other = case('other data', out=hydra.folder)
+  shutil.rmtree(other)
+  _write_data(other, target, seed=1)
+  fewer = case('fewer data', out=hydra.folder)
+  (fewer / 'shard-00002.npz').unlink()
+  content = json.loads((fewer / 'manifest.json').read_text())
+  kept = content | {'shards': content['shards'][:2]}
+  (fewer / 'manifest.json').write_text(json.dumps(kept))
+  case('two lengths', answer_tokens=1000)
+  case('room', decoded_prompt_tokens=512)
   case('on policy', on_policy_share=0.5)
   case('negative', learning_rate=-1.0)
   case('vocabulary', more=['--gin_bindings=Hydra.draft_vocab_size = 1000000'])
@@ -461,7 +649,18 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
     ('nothing', 'manifest.json is not there: make_data --out writes it'),
     ('one shard', 'which leaves none to train on'),
     ('too many tokens', '1,000,000 tokens were asked for, and of the data 768'),
-    ('settings', 'belongs to a run with another configuration'),
+    (
+      'settings',
+      'another Training.learning_rate (it has 0.01, and this is 0.02): give',
+    ),
+    (
+      'objective',
+      "another drafter (it has 'Hydra', and this is 'Medusa'), Medusa.",
+    ),
+    ('other data', 'lacks a shard that this run has read'),
+    ('fewer data', 'lacks a shard that this run has read'),
+    ('two lengths', 'epochs is 12.5 and Training.answer_tokens 1000: give one'),
+    ('room', 'decoded_new_tokens 32, and the target takes 512 tokens'),
     ('on policy', 'Hydra is no model that could write answers'),
     ('negative', 'Training.learning_rate is -1.0: give above 0'),
     ('vocabulary', 'draft_vocab_size is 1000000'),
@@ -487,15 +686,3 @@ def test_a_target_of_int8_does_not_learn():
       target_learning_rate=1e-5,
       cache_hidden=False,
     )
-
-
-def test_draft_vocabulary_is_of_the_answers_most_frequent_tokens():
-  example = lambda *answer: batches.Example(
-    np.asarray([9, 9, *answer]), ((2, 2 + len(answer)),)
-  )
-  found = training_lib.draft_vocabulary(
-    [example(4, 4, 7), example(7, 4, 2, 0)], 3, 10
-  )
-  # 0 and 2 came once each: the lower one is taken.
-  assert found.tolist() == [0, 4, 7]
-  assert training_lib.draft_vocabulary([example(1)], None, 10) is None

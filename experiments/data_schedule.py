@@ -1,0 +1,92 @@
+"""Which examples each step of a run learns from, while the data grow.
+
+A run is divided into phases. The first one has the examples that were there
+when the run began; another one begins whenever more have been appended. A phase
+begins with the examples that the running epoch has left, together with the new
+ones, and goes on with epochs over all of them. So the batch of step i follows
+from the seed, the phases and i alone, and phases that are added later change no
+step before them.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+
+import numpy as np
+
+# This many batches are sorted by length together.
+_SORTED_TOGETHER = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """A part of a run over the same examples."""
+
+  first_step: int
+  num_examples: int  # it learns from the first `num_examples` of all
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Schedule:
+  """The examples of each step, as indices.
+
+  Attributes:
+    lengths: [N] of all examples; those of a batch are of similar length.
+    phases: in order; the first one begins at step 0.
+    batch_size: examples per step; an epoch's last batch may have fewer.
+    seed: of the order, which differs from epoch to epoch.
+  """
+
+  lengths: np.ndarray
+  phases: Sequence[Phase]
+  batch_size: int
+  seed: int = 0
+
+  def __getitem__(self, step: int) -> np.ndarray:
+    """Returns the indices of the examples that a step learns from."""
+    number = max(
+      i for i, phase in enumerate(self.phases) if phase.first_step <= step
+    )
+    epoch, index = self._place(number, step)
+    return self._epoch(number, epoch)[index]
+
+  def _place(self, number: int, step: int) -> tuple[int, int]:
+    """Returns the epoch of a phase in which a step is, and its batch there."""
+    offset = step - self.phases[number].first_step
+    first = len(self._epoch(number, 0))
+    if offset < first:
+      return 0, offset
+    size = -(-self.phases[number].num_examples // self.batch_size)
+    epoch, index = divmod(offset - first, size)
+    return 1 + epoch, index
+
+  @functools.lru_cache(maxsize=4)  # noqa: B019 (lives as long as the run)
+  def _epoch(self, number: int, epoch: int) -> list[np.ndarray]:
+    """Returns the batches of an epoch; epoch 0 of a phase finishes another."""
+    count = self.phases[number].num_examples
+    if epoch or not number:
+      examples = np.arange(count)
+    else:
+      before = self.phases[number - 1].num_examples
+      unseen = self._left(number - 1, self.phases[number].first_step)
+      examples = np.concatenate([unseen, np.arange(before, count)])
+    rng = np.random.default_rng([self.seed, number, epoch])
+    order = rng.permutation(examples)
+    together = _SORTED_TOGETHER * self.batch_size
+    batches: list[np.ndarray] = []
+    for start in range(0, len(order), together):
+      part = by_length(order[start : start + together], self.lengths)
+      batches += np.split(
+        part, range(self.batch_size, len(part), self.batch_size)
+      )
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+  def _left(self, number: int, step: int) -> np.ndarray:
+    """Returns what a phase's epoch has not shown before a step, sorted."""
+    epoch, index = self._place(number, step)
+    return np.sort(np.concatenate(self._epoch(number, epoch)[index:]))
+
+
+def by_length(indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+  """Returns the indices sorted by the lengths of their examples."""
+  return indices[np.argsort(lengths[indices], kind='stable')]
