@@ -123,9 +123,15 @@ def test_there_are_as_many_tokens_as_asked_for(made, all_dialogues, data):
   assert sum(answers) >= _TOKENS
   last = sum(d.answer_tokens for d in data.shards[-1])
   assert sum(answers) - last < _TOKENS
-  assert made.ended.out == (
+  total, rates = made.ended.out.splitlines()
+  assert total == (
     f'{sum(answers):,} tokens of answers in {len(data.shards)} shards: '
-    f'{made.folder}\n'
+    f'{made.folder}'
+  )
+  assert re.fullmatch(
+    r'[\d,]+ answer tokens per second; [\d,]+ rows per second with those of '
+    r'prompts, \d+% of the [\d,]+ of a pass over 8 rows without a cache',
+    rates,
   )
   summary, first, *_ = made.ended.err.splitlines()
   assert summary.endswith(
@@ -139,6 +145,7 @@ def test_there_are_as_many_tokens_as_asked_for(made, all_dialogues, data):
     assert notes['dialogues'] == len(shard)
     assert sum(n for end, n in ends.items() if 'kept' in end) == len(shard)
     assert sum(ends.values()) == _TURNS
+    assert notes['rows'] >= sum(d.tokens.size for d in shard)
   assert set(made.files()) == {
     f'shard-{i:05}.npz' for i in range(len(data.shards))
   }
