@@ -28,6 +28,11 @@ class RunCheckpoints:
     self._records = records
     self._opened: dict[epath.Path, train_state.Checkpoints] = {}
 
+  def close(self) -> None:
+    """Lets go of all folders; the last call."""
+    for opened in self._opened.values():
+      opened.close()
+
   def step(self, plan: run_plan.Plan) -> int:
     """The step that the run goes on from, 0 where no state was kept.
 

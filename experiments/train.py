@@ -81,6 +81,7 @@ def _train() -> None:
     data, is_new = _data(training, folders, records, first)
     plan = _plan(training, data, records)
     checkpoints = run_checkpoints.RunCheckpoints(out, records)
+    stack.callback(checkpoints.close)
     checkpoints.step(plan)
     if not records.has_results:
       for name in ('target', 'drafter'):

@@ -119,3 +119,7 @@ class Checkpoints:
     """Which one a run would go on from, in words."""
     step = self.step
     return 'none is there' if step is None else f'that of step {step} is there'
+
+  def close(self) -> None:
+    """Ends orbax's threads, which complain if they outlive the program."""
+    self._manager.close()
