@@ -1,4 +1,4 @@
-"""What all parts of a training run have in common, setting by setting.
+"""Settings that must match across the starts of a training run.
 
 A run goes on under other code, on other machines and with other versions: those
 are noted for each part. What makes the curve what it is has to agree: the

@@ -147,7 +147,7 @@ class Batches:
 
   @functools.cached_property
   def _schedule(self) -> data_schedule.Schedule:
-    """Of those that are usable, by their places among these."""
+    """Returns the schedule of the examples, by their index in `_usable`."""
     count = lambda n: int(np.searchsorted(self._usable, n))
     whole = [data_schedule.Phase(0, len(self.examples))]
     return data_schedule.Schedule(

@@ -37,7 +37,7 @@ _BOM = b'\xef\xbb\xbf'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conversation:
-  """What a user and an assistant say in turn, after a system message or none.
+  """A chat of a user and an assistant, possibly after a system message.
 
   Conversations of the formats of `prompts` only have the user's turns.
   """
@@ -276,7 +276,7 @@ def _chat(record, messages, last, whole, place) -> Conversation:
     and not isinstance(temperature, bool)
     and 0 <= temperature < math.inf
   ):
-    raise _UnfitError('"temperature" is no number of at least 0')
+    raise _UnfitError('"temperature" is not a number of at least 0')
   reason = last.get('finish_reason', record.get('finish_reason'))
   num_tokens = record.get('num_tokens')
   num_answers = sum(role == ASSISTANT for role, _ in messages)

@@ -24,7 +24,7 @@ from specsample import checks
 from specsample import files
 
 _MANIFEST = 'manifest.json'
-# What setting `answers` says about the dialogues.
+# Describes the dialogues by the setting `answers`.
 TARGET, OTHERS = 'target', 'others'
 _WHAT = {
   None: 'answers of the target, sampled by make_data',

@@ -41,8 +41,8 @@ class Dialogue:
   # Where each answer begins and ends, in order, as slices of `tokens`. The
   # last one ends with the tokens.
   answers: tuple[tuple[int, int], ...]
-  # Of the answers. 0 means greedy answers of the target; NaN means unknown,
-  # or that the target did not write them.
+  # The answers' temperature: 0 for greedy ones of the target, NaN if unknown,
+  # or if the target did not write them.
   temperature: float
   source: Source
   ended: bool  # the last answer has its end and was not cut

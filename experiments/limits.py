@@ -15,7 +15,7 @@ class UnfitError(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Limits:
-  """What a conversation has to keep to. It ends before a turn that does not.
+  """The limits of a conversation, which ends before a turn that exceeds them.
 
   Attributes:
     tokenizer: the target's.

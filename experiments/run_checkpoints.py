@@ -73,7 +73,7 @@ class RunCheckpoints:
           folder.rmtree()
 
   def best(self, plan: run_plan.Plan) -> dict | None:
-    """What was measured of the best weights that are kept, None of none."""
+    """Returns the evaluation of the best weights, None if none are kept."""
     kept = [*self._open(_BEST).steps]
     kept = [step for step in kept if step <= plan.decay_start]
     if self._decay(plan).exists():

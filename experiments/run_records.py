@@ -1,4 +1,4 @@
-"""What the journal of a training run holds.
+"""The journal of a training run.
 
 The steps at the full learning rate have keys ('train', step) and ('held out',
 step). Those of a decay have the decay's own in front, ('decay', first, last,
@@ -75,7 +75,7 @@ class Records:
 
   @property
   def phases(self) -> list[dict[str, Any]]:
-    """What was read of the data, and from which step on."""
+    """The data that were read, and the step from which on."""
     return self.journal.of(_PHASE)
 
   def add_phase(self, values: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a training run leaves at its end: curves, card, drafter, target."""
+"""Writes the results of a training run: curves, card, drafter, target."""
 
 from collections.abc import Mapping
 from typing import Any

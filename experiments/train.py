@@ -137,7 +137,7 @@ def _check(training, split):
 
 
 def _data(training, folders, records, first):
-  """What the run reads, and whether the journal does not have it yet.
+  """Returns the data of the run, and whether the journal lacks them.
 
   New data join after the last step at the full rate. Where no such step is left
   to take they wait until a longer run is asked for.

@@ -141,7 +141,7 @@ def test_a_temperature_that_is_none_is_counted(tmp_path, value):
     tmp_path, _openai(_USER, temperature=value), _openai(_USER, temperature=0.7)
   )
   assert file.left_out == {
-    'skipped ("temperature" is no number of at least 0)': 1
+    'skipped ("temperature" is not a number of at least 0)': 1
   }
   assert [x.temperature for x in file.conversations] == [0.7]
 
