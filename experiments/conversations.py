@@ -108,13 +108,7 @@ def read(path: str) -> File:
       JSON lines is no record; names the file, the line and the remedy.
   """
   reader = _Reader(path)
-  try:
-    data = pathlib.Path(path).read_bytes()
-  except OSError as error:
-    raise ValueError(
-      f'{path}: {error.strerror}: give a readable file'
-    ) from error
-  data, damage = json_lines.unpacked_until(data)
+  data, damage = json_lines.unpacked_until(json_lines.content(path))
   data = data.removeprefix(_BOM)
   if _ARRAY.match(data):
     found = list(reader.array(data))

@@ -4,6 +4,7 @@ import codecs
 from collections.abc import Iterator
 import gzip
 import json
+import pathlib
 import re
 from typing import Any
 import zlib
@@ -13,6 +14,20 @@ _PACKED = 1 << 16
 _CHUNK = 1 << 20
 _NO_SEPARATOR = re.compile(r'[^\s,]')
 _GZIP = b'\x1f\x8b'  # how such a file begins, whatever it is called
+
+
+def content(path: str) -> bytes:
+  """Returns the bytes of a file.
+
+  Raises:
+    ValueError: it cannot be read; names the file and the remedy.
+  """
+  try:
+    return pathlib.Path(path).read_bytes()
+  except OSError as error:
+    raise ValueError(
+      f'{path}: {error.strerror}: give a readable file'
+    ) from error
 
 
 def unpacked(data: bytes) -> bytes:

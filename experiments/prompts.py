@@ -59,12 +59,7 @@ def _uncompressed(path: str) -> str:
 
 
 def _read_lines(path: str) -> list[str]:
-  try:
-    data = pathlib.Path(path).read_bytes()
-  except OSError as error:
-    raise ValueError(
-      f'{path}: {error.strerror}: give a readable file'
-    ) from error
+  data = json_lines.content(path)
   try:
     return json_lines.lines(data)
   except ValueError as error:
