@@ -106,12 +106,12 @@ class Checkpoints:
 
   @property
   def steps(self) -> list[int]:
-    """Of the states that are there, ascending."""
+    """The steps of the states that are kept, ascending."""
     return sorted(self._manager.all_steps())
 
   @property
   def step(self) -> int | None:
-    """Of the state that a run would go on from; None where there is none."""
+    """The step of the last state that is kept, None if there is none."""
     return self._manager.latest_step()
 
   @property

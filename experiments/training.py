@@ -147,7 +147,7 @@ class Training:
 
   @functools.cached_property
   def optimizer(self) -> optax.GradientTransformation:
-    """Of the whole tree of parameters, at the peak rates."""
+    """The optimizer of the whole tree of parameters, at the peak rates."""
     adam = lambda rate: optax.adamw(
       rate, b2=self.b2, weight_decay=self.weight_decay
     )

@@ -1,4 +1,4 @@
-"""What a run reads of its folders of data, which may grow while it goes on.
+"""The data that a run reads from its folders, which may grow meanwhile.
 
 Of each folder some shards are learned from and some held out. The journal has
 the digest of each shard that was read, phase by phase (`data_schedule`): what
@@ -105,7 +105,7 @@ class TrainingData:
     training: training_lib.Training,
     folders: Sequence[data_folder.Data],
   ) -> 'TrainingData':
-    """What a run begins with.
+    """Returns the data that a run begins with.
 
     Raises:
       ValueError: a folder has nothing to train on.

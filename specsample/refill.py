@@ -268,7 +268,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Sizes:
-  """What a state is like at each number of slots that it may have."""
+  """The numbers of slots that a state may have, and its shapes for each."""
 
   shapes: dict[int, Any]  # by the slots, ascending: a state of shapes
 

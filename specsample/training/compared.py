@@ -21,7 +21,7 @@ _NUM_LOGITS = 2**22
 
 
 class Drafts(NamedTuple):
-  """What n drafts of each token are compared with; has no gradient."""
+  """The data that n drafts of each token are compared with, constants."""
 
   hidden: Array  # [B, T, D], the target's, whose logits are the teacher's
   ids: Array  # [B, T] int32, the tokens to draft, of the V'

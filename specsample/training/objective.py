@@ -175,7 +175,7 @@ class Objective(abc.ABC):
     return jax.tree.map(by_root, found)
 
   def _scales(self, learned, is_drafted):
-    """What the two losses of a draft are weighted by at each place [B, T]."""
+    """Returns the weights of the two losses of a draft at each place [B, T]."""
     share = lambda mask: mask / jnp.maximum(jnp.sum(mask), 1)
     return (
       self.token_weight * share(learned & is_drafted),
