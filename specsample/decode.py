@@ -171,8 +171,6 @@ def check_rule(
 ) -> None:
   """Refuses a rule that does not take the drafter's drafts.
 
-  And a model that cannot score them.
-
   What drafts are like they say themselves, so one is traced, once for each
   model, drafter and rule; nothing is compiled.
 
@@ -296,7 +294,6 @@ def finish(
 
 def _first_verdict(params, request, *, model, drafter, verify):
   """Over a draft behind nothing, never run: what matters is that it fits."""
-  step.check_model(model, drafter)
   state = initial.state(params, request, model=model, drafter=drafter)
   draft, _ = step.propose(
     params, state, model=model, drafter=drafter, verify=verify

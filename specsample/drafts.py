@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from specsample import tree
@@ -66,6 +67,15 @@ def cut(draft: Draft, keep: Array) -> Draft:
     probs = jnp.where(keep[..., None], probs, 0)
   return dataclasses.replace(
     draft, tokens=jnp.where(keep, draft.tokens, -1), probs=probs
+  )
+
+
+def first(draft: Draft, width: int) -> Draft:
+  """The first `width` of the drafts [B, N] of a chain, or nodes of a tree."""
+  num_children = draft.num_children
+  return dataclasses.replace(
+    jax.tree.map(lambda x: x[:, :width], draft),
+    num_children=None if num_children is None else num_children[: width + 1],
   )
 
 

@@ -7,6 +7,7 @@ and emits between one and K + 1 tokens a row.
 from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,6 @@ from specsample.types import (
   Model,
   ModelOutput,
   Params,
-  Readable,
   Verdict,
   Verifier,
   Warp,
@@ -86,14 +86,11 @@ def observed_step(
       params, state, model=model, drafter=drafter, verify=verify
     )
   with jax.named_scope('verify'):
-    scored, cache = score(params, state, draft, model=model, drafter=drafter)
-    target_probs = scored.probs
-    valid = sampling_lib.is_distribution(target_probs)  # [B, K + 1]
-    # A rule looks at all positions at once: of those without a distribution it
-    # must see neither the draft nor a NaN.
+    (scored, valid, verdict), cache = _verified(
+      params, state, draft, model=model, drafter=drafter, verify=verify
+    )
     draft = _keep_behind(draft, valid)
-    target_probs = jnp.where(valid[..., None], target_probs, 0)
-    verdict = judge(state, draft, target_probs, verify)
+    target_probs = scored.probs
   with jax.named_scope('commit'):
     emission = emission_lib.of(state, draft, verdict, valid, stop)
     path = _path(draft, verdict)
@@ -167,9 +164,9 @@ def propose(
   if draft.probs is not None:
     keep &= sampling_lib.is_distribution(draft.probs)
   draft = drafts.cut(draft, keep)
-  # So that fewer are scored.
-  is_packed = len(_widths(drafter)) > 1
-  return drafts.compact(draft) if is_packed else draft, draft_state
+  # Nodes that were cut must not widen the pass.
+  has_part_widths = len(set(widths(model, drafter)) - {0}) > 1
+  return drafts.compact(draft) if has_part_widths else draft, draft_state
 
 
 def score(
@@ -182,13 +179,63 @@ def score(
 ) -> tuple[Scored, Cache]:
   """The target's pass over [pending, d_1, ..., d_N].
 
-  Where the drafter names `widths`, over the first of them that holds all drafts
-  of all rows. The distributions are of that width too: those of a large
-  vocabulary take longer than a small model's layers.
+  A pass over the first of the drafter's `widths` that holds the drafts of every
+  row: over the pending token alone if nothing was drafted. The distributions
+  have that width too: for a large vocabulary they take longer than a small
+  model's layers.
+  """
+  num_drafts = draft.tokens.shape[1]
+
+  def padded(scored, of_width):
+    missing = num_drafts - of_width.tokens.shape[1]
+    return jax.tree.map(lambda x: _pad(x, missing), scored)
+
+  return _passes(params, state, draft, padded, model=model, drafter=drafter)
+
+
+def _verified(params, state, draft, *, model, drafter, verify):
+  """What was scored, what of it is valid [B, N + 1], and the verdict.
+
+  The rule sees no more of a chain than the pass did, because over a large
+  vocabulary it costs as much as a layer; of a tree it sees all nodes.
+  """
+  num_drafts = draft.tokens.shape[1]
+
+  def judged(scored, of_width):
+    missing = num_drafts - of_width.tokens.shape[1]
+    pad = lambda x: _pad(x, missing)
+    valid = sampling_lib.is_distribution(scored.probs)
+    # A rule looks at all positions at once: of those without a distribution it
+    # must see neither the draft nor a NaN.
+    probs = jnp.where(valid[..., None], scored.probs, 0)
+    scored = dataclasses.replace(scored, probs=probs)
+    if draft.parents is not None:
+      scored, valid = jax.tree.map(pad, (scored, valid))
+      kept = _keep_behind(draft, valid)
+      return scored, valid, judge(state, kept, scored.probs, verify)
+    verdict = judge(state, _keep_behind(of_width, valid), probs, verify)
+    return *jax.tree.map(pad, (scored, valid)), verdict
+
+  return _passes(params, state, draft, judged, model=model, drafter=drafter)
+
+
+def _passes(
+  params: Params,
+  state: DecodeState,
+  draft: Draft,
+  then: Callable[[Scored, Draft], Any],
+  *,
+  model: Any,  # a Model, perhaps Readable
+  drafter: Drafter,
+) -> tuple[Any, Cache]:
+  """The target's pass of the width that is needed, what is done then, a cache.
+
+  `then` gets what was scored of that many drafts, and those drafts. It returns
+  the same shapes for all widths.
   """
   pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
   inputs = jnp.concatenate([pending, jnp.maximum(draft.tokens, 0)], axis=1)
-  num_drafts, widths = draft.tokens.shape[1], _widths(drafter)
+  num_drafts, of_passes = draft.tokens.shape[1], widths(model, drafter)
 
   def of_first(width, function: Callable) -> tuple:
     behind = {}
@@ -207,48 +254,37 @@ def score(
       probs=_target_probs(state, draft, logits),
       log_sum_exp=jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1),
     )
-    return scored, new
+    return then(scored, drafts.first(draft, width)), new
 
-  if len(widths) == 1:
+  if len(of_passes) == 1:
     return of_first(num_drafts, model.apply)
-  readable = _readable(model)
 
   def read(width):
-    scored, new = of_first(width, readable.read)
-    missing = (0, num_drafts - width)
-    pad = lambda x: jnp.pad(x, ((0, 0), missing, *((0, 0),) * (x.ndim - 2)))
-    return jax.tree.map(pad, scored), readable.widen(new, num_drafts + 1)
+    found, new = of_first(width, model.read)
+    return found, model.widen(new, num_drafts + 1)
 
   needed = jnp.max(jnp.where(state.done, 0, drafts.width(draft)))
-  scored, new = jax.lax.switch(
-    jnp.sum(needed > jnp.asarray(widths)),
-    [functools.partial(read, width) for width in widths],
+  found, new = jax.lax.switch(
+    jnp.sum(needed > jnp.asarray(of_passes)),
+    [functools.partial(read, width) for width in of_passes],
   )
-  return scored, readable.append(state.cache, new)
+  return found, model.append(state.cache, new)
 
 
-def check_model(model: Model, drafter: Drafter) -> None:
-  """Refuses a model without the passes that the drafter's `widths` need.
+def _pad(x: Array, missing: int) -> Array:
+  """x [B, n, ...] with so many more zeros in its second axis."""
+  return jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2)))
 
-  Raises:
-    ValueError: names the model.
+
+def widths(model: Model, drafter: Drafter) -> tuple[int, ...]:
+  """The numbers of drafts for which a pass is compiled, rising.
+
+  A model without `types.Readable.read` has the widest pass alone: several would
+  each copy its cache.
   """
-  if len(_widths(drafter)) > 1:
-    _readable(model)
-
-
-def _readable(model) -> Readable:
-  if not hasattr(model, 'read'):
-    raise ValueError(
-      f'the drafter has widths, and {type(model).__name__} has no read and '
-      'append, which passes of several widths need: leave the widths out'
-    )
-  return model
-
-
-def _widths(drafter):
-  """For how many drafts there is a pass of the target."""
-  return getattr(drafter, 'widths', (drafter.num_draft_tokens,))
+  widest = (drafter.num_draft_tokens,)
+  is_readable = hasattr(model, 'read')
+  return getattr(drafter, 'widths', widest) if is_readable else widest
 
 
 def judge(

@@ -328,6 +328,11 @@ class Drafter(Protocol):
   Implementations are frozen dataclasses of static configuration. `params` is
   the whole tree {'target': ..., 'drafter': ...}: a drafter may read the
   target's. The state's leaves have the batch axis first.
+
+  A drafter that often drafts less than K tokens may have `widths`, rising
+  numbers of drafts that end with K: in each round the target reads no more than
+  the first of them that holds all drafts of all rows. A tree has a `depth`, the
+  most drafts that a round keeps.
   """
 
   @property
@@ -378,7 +383,8 @@ class Drafter(Protocol):
     state: DrafterState,
   ) -> DrafterState:
     """Learns the round's outcome: the new tokens and length, what the target
-    returned for [pending, drafts], and how many drafts were kept.
+    returned for [pending, drafts], and how many drafts were kept. The drafts
+    may have been another drafter's (`drafters.Either`).
 
     Of a tree the output [B, P + 1, ...] is of the pending token and the kept
     path.

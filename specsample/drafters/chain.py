@@ -24,6 +24,7 @@ class ChainState:
 
   cache: types.Cache
   length: Array  # [B] int32, tokens whose entries are known to be right
+  fed: Array  # [B, K - 1] int32, drafts whose entries follow, -1 after the last
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class Chain:
     return ChainState(
       cache=self.model.init_cache(batch_size, max_length),
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
+      fed=self._nothing_fed(batch_size),
     )
 
   def extend(self, params, tokens, count, output, state):
@@ -56,7 +58,8 @@ class Chain:
     del output
     _, cache = self.model.apply(_own(params), tokens, state.cache)
     length = state.length + count
-    return ChainState(cache=self.model.commit(cache, length), length=length)
+    cache = self.model.commit(cache, length)
+    return dataclasses.replace(state, cache=cache, length=length)
 
   def begin(self, params, tokens, length, state):
     """See `branching.Branching`: a pass over what a round of a tree adds."""
@@ -76,8 +79,11 @@ class Chain:
     logits = jnp.take_along_axis(
       output.logits, (length - 1 - start)[:, None, None], axis=1
     )
-    cache = self.model.commit(cache, length)
-    return logits, ChainState(cache=cache, length=length)
+    return logits, ChainState(
+      cache=self.model.commit(cache, length),
+      length=length,
+      fed=self._nothing_fed(length.shape[0]),
+    )
 
   def _feed(self, params, tokens, start, width, cache):
     """A pass over `width` tokens from start [B] on."""
@@ -102,7 +108,8 @@ class Chain:
       _, cache = self._feed(params, tokens, start, width, state.cache)
       known = jnp.minimum(start + width, length - 1)
       known = jnp.maximum(known, state.length)
-      return ChainState(cache=self.model.commit(cache, known), length=known)
+      cache = self.model.commit(cache, known)
+      return dataclasses.replace(state, cache=cache, length=known)
 
     return jax.lax.while_loop(cond, feed, state)
 
@@ -116,7 +123,11 @@ class Chain:
     output, cache = self.model.apply(
       _own(params), jnp.maximum(tokens, 0)[:, None], carry.cache
     )
-    return output.logits[:, 0], dataclasses.replace(carry, cache=cache)
+    # The first place that is still free.
+    is_next = jnp.cumsum(carry.fed < 0, axis=1) == 1
+    fed = jnp.where(is_next, tokens[:, None], carry.fed)
+    carry = dataclasses.replace(carry, cache=cache, fed=fed)
+    return output.logits[:, 0], carry
 
   def grow(self, params, tokens, parents, carry):
     """See `branching.Branching`: a pass over the new nodes."""
@@ -153,15 +164,26 @@ class Chain:
     )
 
   def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`: of drafts in a chain the kept ones are known.
+    """See `types.Drafter`: entries of drafts that were emitted are right.
 
-    But for the last, which may not have been fed.
+    What was verified may be another drafter's: the tokens tell.
     """
-    del params, tokens, length, output
-    if verdict.path is not None:
-      return state
-    kept = jnp.maximum(verdict.num_accepted - 1, 0)
-    return dataclasses.replace(state, length=state.length + kept)
+    del params, output, verdict
+    place = state.length[:, None] + jnp.arange(state.fed.shape[1])
+    last = tokens.shape[1] - 1
+    emitted = jnp.take_along_axis(tokens, jnp.minimum(place, last), axis=1)
+    # The last token is pending, whatever it is.
+    is_right = (emitted == state.fed) & (place < length[:, None] - 1)
+    kept = jnp.sum(jnp.cumprod(is_right, axis=1), axis=1)
+    return dataclasses.replace(
+      state,
+      length=state.length + kept,
+      fed=self._nothing_fed(length.shape[0]),
+    )
+
+  def _nothing_fed(self, batch_size):
+    shape = (batch_size, self.num_draft_tokens - 1)
+    return sharding.zeros(shape, jnp.int32, 'batch', None) - 1
 
 
 def _own(params):

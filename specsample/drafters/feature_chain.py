@@ -34,8 +34,8 @@ class FeatureState:
 
   # Of each module, of the entries whose tokens are known.
   caches: tuple[cache_lib.KVCache, ...]
-  # What each module reads for its next entries: [B, K + 1, D] of the target,
-  # [B, 1, D] of the module before.
+  # What each module reads for its next entries, from the first that is not in
+  # its cache on: [B, n, D] of the target, [B, 1, D] of the module before.
   features: tuple[Array, ...]
   length: Array  # [B] int32, tokens whose features are known
 
@@ -59,9 +59,12 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   Attributes:
     layer_config: a `models.transformer.Transformer` that says the shape of the
       layers, as a model of such layers alone; None for the target's.
+    most_kept: drafts that a round may keep where another drafter's are verified
+      too (`drafters.Either`); None: num_draft_tokens.
   """
 
   layer_config: Any = None
+  most_kept: int | None = None
   # Whether layers are of that shape's kind, of latent attention too; others
   # have keys and values.
   _is_of_its_kind: ClassVar[bool] = False
@@ -120,7 +123,9 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     """See `types.Drafter`."""
     dtype = int8.dtype_of(self.own(params))
     num_used = min(self.num_modules, self.num_draft_tokens)
-    sizes = [self.num_draft_tokens + 1] + [1] * (num_used - 1)
+    # A single module may leave a round's entries for later, see `pause`.
+    rounds = 2 if self.num_modules == 1 else 1
+    sizes = [rounds * self._most_new] + [1] * (num_used - 1)
     zeros = lambda size: sharding.zeros(
       (batch_size, size, self.model.dim), dtype, 'batch', None, None
     )
@@ -165,8 +170,12 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     """See `types.Drafter`: keeps the features for the next round."""
     del tokens, verdict
     features = self._features(params, output, state)
+    held = state.features[0]
+    index = jnp.arange(held.shape[1]) - self._num_waiting(state)[:, None]
+    new = _take(features, jnp.clip(index, 0, features.shape[1] - 1))
+    held = jnp.where(index[..., None] < 0, held, new)
     return dataclasses.replace(
-      state, features=(features, *state.features[1:]), length=length - 1
+      state, features=(held, *state.features[1:]), length=length - 1
     )
 
   def propose(self, params, draw, warp, tokens, length, state):
@@ -187,7 +196,8 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       return drafted.at[:, i].set(token), (probs, signals)
 
     # Of what a module reads: where its first is, and how many are kept.
-    before, known = state.features[0], state.caches[0].length + 1
+    before = state.features[0][:, : self._most_new]
+    known = state.caches[0].length + 1
     last, end = len(state.caches) - 1, self.num_draft_tokens - 1
     caches: list[cache_lib.KVCache] = []
     kept, of_drafts = [], []
@@ -236,21 +246,47 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     )
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: the pass that begins a round.
+    """See `pausable.Pausable`: entries wait while there is room for a round's.
 
-    The next round replaces the features that it reads.
+    A pass over those of several rounds costs what one of a round does.
     """
     if self.num_modules > 1:
       nothing = lambda probs, position: jnp.zeros_like(position)
       as_is = lambda logits, drafted: logits
       return self.propose(params, nothing, as_is, tokens, length, state)[1]
-    _, carry = self.begin(params, tokens, length, state)
-    return self.end(carry, state)
+    most_new = self._most_new
+
+    def make_entries(state):
+      (cache,), (features,) = state.caches, state.features
+      start, count = (
+        cache.length,
+        jnp.minimum(self._num_waiting(state), most_new),
+      )
+      index = start[:, None] + 1 + jnp.arange(most_new)
+      new = _behind_drafts(tokens, length, tokens[:, :0], index)
+      _, cache = self._run(params, 0, new, features[:, :most_new], cache)
+      place = count[:, None] + jnp.arange(features.shape[1])
+      left = _take(features, jnp.minimum(place, features.shape[1] - 1))
+      cache = cache_lib.commit(cache, start + count)
+      return dataclasses.replace(state, caches=(cache,), features=(left,))
+
+    is_full = jnp.any(self._num_waiting(state) > most_new)
+    return jax.lax.cond(is_full, make_entries, lambda state: state, state)
 
   def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`."""
-    del params, tokens, length
-    return state
+    """See `pausable.Pausable`: leaves no more than `begin` takes in."""
+    if self.num_modules > 1:
+      return state
+    return self.pause(params, tokens, length, state)
+
+  @property
+  def _most_new(self):
+    """Tokens that a round may emit."""
+    return 1 + (self.most_kept or self.num_draft_tokens)
+
+  def _num_waiting(self, state):
+    """Entries that can be made and are not in the first cache, [B]."""
+    return state.length - state.caches[0].length
 
   def begin(self, params, tokens, length, state):
     """See `branching.Branching`: the pass of K + 1 entries."""
@@ -260,6 +296,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
         'on from its own outputs, 1'
       )
     (cache,), (features,) = state.caches, state.features
+    features = features[:, : self._most_new]
     start = cache.length
     index = start[:, None] + 1 + jnp.arange(features.shape[1])
     new = _behind_drafts(tokens, length, tokens[:, :0], index)

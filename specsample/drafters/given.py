@@ -34,6 +34,11 @@ class Given(stateless.Stateless):
     """Refuses an empty draft."""
     settings.check_num_draft_tokens(self.num_draft_tokens)
 
+  @property
+  def widths(self) -> tuple[int, ...]:
+    """See `types.Drafter`: in a round nothing may be given."""
+    return (0, self.num_draft_tokens)
+
   def give(self, state: DecodeState, drafts: ArrayLike) -> DecodeState:
     """The state between two rounds, with the drafts of the next one.
 

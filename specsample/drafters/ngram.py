@@ -38,6 +38,11 @@ class Ngram(stateless.Stateless):
         'must satisfy 1 <= min_ngram <= max_ngram'
       )
 
+  @property
+  def widths(self) -> tuple[int, ...]:
+    """See `types.Drafter`: most rounds draft nothing."""
+    return (0, self.num_draft_tokens)
+
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
     del params, draw, warp
@@ -45,9 +50,9 @@ class Ngram(stateless.Stateless):
     return Draft(tokens=drafted, probs=None, law=DraftLaw.POINT_MASS), state
 
   def _look_up(self, tokens: Array, length: Array) -> Array:
-    matched = _matches(tokens, length, self.max_ngram)
-    start, longest = _latest_of_longest(matched)
-    copied = _copy_from(tokens, length, start, self.num_draft_tokens)
+    copied, longest = longest_match(
+      tokens, length, self.max_ngram, self.num_draft_tokens
+    )
     return jnp.where(longest >= self.min_ngram, copied, -1)
 
 
@@ -83,6 +88,11 @@ class NgramTree(stateless.Stateless):
     return self.num_branches * self.depth
 
   @property
+  def widths(self) -> tuple[int, ...]:
+    """See `types.Drafter`: most rounds draft nothing."""
+    return (0, self.num_draft_tokens)
+
+  @property
   def topology(self) -> tree.Topology:
     """Chains that all begin at the pending token."""
     parents: list[int] = []
@@ -113,6 +123,25 @@ class NgramTree(stateless.Stateless):
       branches.append(jnp.where(longest >= self.min_ngram, copied, -1))
       matched = jnp.where(tokens == tokens[start], 0, matched)
     return jnp.concatenate(branches)
+
+
+def longest_match(
+  tokens: Array, length: Array, max_ngram: int, count: int
+) -> tuple[Array, Array]:
+  """Continues the latest occurrence of the longest repeated suffix.
+
+  Args:
+    tokens: [S] int32, one sequence.
+    length: [] int32, how many of them are there.
+    max_ngram: how many tokens of the suffix are compared.
+    count: how many tokens to return.
+
+  Returns:
+    The tokens [count], and the length of the match, [] int32; at 0 the tokens
+    mean nothing.
+  """
+  start, longest = _latest_of_longest(_matches(tokens, length, max_ngram))
+  return _copy_from(tokens, length, start, count), longest
 
 
 def _matches(tokens: Array, length: Array, max_ngram: int) -> Array:

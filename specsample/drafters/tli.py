@@ -40,6 +40,8 @@ class TLI:
     room, spare: behind a text of t tokens nothing is drafted where it has more
       than room * t + spare pieces, or as many as the draft model takes: there
       is room for no more. A rule of the row alone, whatever it is padded to.
+    most_kept: drafts that a round may keep where another drafter's are verified
+      too (`drafters.Either`); None: K.
   """
 
   model: Model
@@ -47,6 +49,7 @@ class TLI:
   num_draft_tokens: int
   room: float = 1.5
   spare: int = 32
+  most_kept: int | None = None
   feature_layers = ()
 
   def __post_init__(self):
@@ -111,8 +114,8 @@ class TLI:
 
   def pause(self, params, tokens, length, state):
     """See `pausable.Pausable`: the pieces of what is new are kept to be fed."""
-    # No more than were drafted and one are new.
-    index = state.length[:, None] + jnp.arange(self.num_draft_tokens + 1)
+    # No more than were kept and one are new.
+    index = state.length[:, None] + jnp.arange(self._most_new)
     new = jnp.take_along_axis(tokens, index, axis=1, mode='clip')
     return self._append(params, new, length - state.length, state)
 
@@ -204,7 +207,12 @@ class TLI:
   @property
   def _slack(self):
     """Entries behind the last kept piece, for what is fed at once."""
-    return max(_CHUNK, self.num_draft_tokens + 1)
+    return max(_CHUNK, self._most_new)
+
+  @property
+  def _most_new(self):
+    """Tokens that a round may emit."""
+    return 1 + (self.most_kept or self.num_draft_tokens)
 
   def _room(self, state):
     """C, of how many pieces a text may have."""

@@ -276,22 +276,27 @@ def test_what_a_filter_cannot_read_is_refused_when_it_is_traced():
     )
 
 
-def test_widths_with_a_target_of_one_width_are_refused_before_the_prefill():
+def test_a_target_of_one_width_decodes_the_same_tokens():
   drafter = drafters.Adaptive(
-    drafter=_CHAIN, policies=(policies.Fixed(1),), widths=(1,)
+    drafter=_CHAIN, policies=(_Seldom(), policies.Fixed(1)), widths=(0, 1)
   )
-  with pytest.raises(ValueError, match='Replicated has no read and append'):
-    specsample.prefill(
-      _params('chain'),
-      _PROMPTS,
-      _LENGTHS,
-      jax.random.key(0),
-      model=replicated.Replicated(_TARGET),
-      drafter=drafter,
-      sampling=specsample.Sampling(),
-      max_new_tokens=4,
-      verify=verify.chain,
-    )
+  generate = lambda model: specsample.generate(
+    _params('chain'),
+    _PROMPTS,
+    _LENGTHS,
+    jax.random.key(0),
+    model=model,
+    drafter=drafter,
+    verify=verify.chain,
+    sampling=Sampling(temperature=0.0),
+    max_new_tokens=24,
+  )
+  whole, several = generate(replicated.Replicated(_TARGET)), generate(_TARGET)
+  np.testing.assert_array_equal(whole.tokens, several.tokens)
+  np.testing.assert_array_equal(whole.proposed, several.proposed)
+  # In passes over one token and over two.
+  assert np.all(several.proposed[:, :2] > 0)
+  np.testing.assert_allclose(whole.log_probs, several.log_probs, atol=1e-4)
 
 
 def test_a_row_that_is_done_asks_for_no_drafts():

@@ -92,6 +92,36 @@ def test_what_was_kept_is_seen_and_what_was_not_is_forgotten(kept):
   np.testing.assert_array_equal(draft.probs, fresh.probs)
 
 
+@pytest.mark.parametrize('num_right', [0, 1, 2, 3])
+def test_what_another_drafter_drafted_is_not_taken_for_its_own(num_right):
+  params = {'drafter': {}}
+  state = _begin(_CHAIN, params, _PROMPTS)
+  draft, state = _propose(_CHAIN, params, _PROMPTS, state)
+  # So many tokens as it drafted them, then others; the rule kept all of them.
+  sequences = [
+    [
+      *row,
+      *drafted[:num_right].tolist(),
+      *(drafted[num_right:] ^ 1).tolist(),
+      7,
+    ]
+    for row, drafted in zip(_PROMPTS, np.asarray(draft.tokens), strict=True)
+  ]
+  tokens, lengths = _rows(sequences)
+  verdict = Verdict(num_accepted=jnp.full(3, _K), next_token=None)
+  state = _CHAIN.update(params, tokens, lengths, None, verdict, state)
+  # The last of its drafts was never fed.
+  known = np.asarray([len(row) for row in _PROMPTS]) + min(num_right, _K - 1)
+  np.testing.assert_array_equal(state.length, known)
+  state = _CHAIN.resume(params, tokens, lengths, state)
+  draft, _ = _propose(_CHAIN, params, sequences, state)
+  fresh, _ = _propose(
+    _CHAIN, params, sequences, _begin(_CHAIN, params, sequences)
+  )
+  np.testing.assert_array_equal(draft.tokens, fresh.tokens)
+  np.testing.assert_array_equal(draft.probs, fresh.probs)
+
+
 def test_skip_drafts_as_the_layers_it_keeps():
   model = testing.tiny_llama(vocab_size=16, num_layers=3)
   params = {'target': model.init(jax.random.key(0))}

@@ -219,11 +219,14 @@ class _KeepsGuesses(drafters.Eagle):
   """Makes the entries of kept drafts of its outputs, as it drew them."""
 
   def propose(self, params, draw, warp, tokens, length, state):
-    (cache,), (features,) = state.caches, state.features
+    (cache,), (held,) = state.caches, state.features
+    features = held[:, : self.num_draft_tokens + 1]
     index = cache.length[:, None] + 1 + jnp.arange(_K + 1)
     new = jnp.take_along_axis(tokens, index, axis=1)
     outputs, _ = self._run(params, 0, new, features, cache)
-    guesses = jnp.concatenate([features[:, :1], outputs[:, :-1]], axis=1)
+    later = held[:, features.shape[1] :]
+    guesses = [features[:, :1], outputs[:, :-1], later]
+    guesses = jnp.concatenate(guesses, axis=1)
     state = dataclasses.replace(state, features=(guesses,))
     return super().propose(params, draw, warp, tokens, length, state)
 

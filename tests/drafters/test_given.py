@@ -65,6 +65,40 @@ def test_what_is_given_is_proposed_once():
   assert output.origin[1, 3] == Origin.ACCEPTED
 
 
+_widths_read: list[int] = []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Watched(testing.HashModel):
+  """The same model, which tells how many tokens each pass reads."""
+
+  def read(self, params, tokens, *args, **kwargs):
+    width = tokens.shape[1]
+    jax.debug.callback(lambda: _widths_read.append(width))
+    return super().read(params, tokens, *args, **kwargs)
+
+
+def test_where_nothing_is_given_the_target_reads_one_token():
+  state = _prefill()
+  drafts = np.asarray([[-1, -1, -1], [1, -1, -1]])
+  for given, expected in ((drafts, 4), (drafts[:1], 1), (None, 1)):
+    if given is not None:
+      state = _GIVEN.give(state, np.broadcast_to(given, (2, 3)))
+    jax.effects_barrier()
+    _widths_read.clear()
+    state = decode.advance(
+      _PARAMS,
+      state,
+      model=_Watched(vocab_size=8),
+      drafter=_GIVEN,
+      verify=verify.chain,
+      max_rounds=1,
+    )
+    jax.block_until_ready(state)
+    jax.effects_barrier()
+    assert _widths_read == [expected]
+
+
 def test_what_is_given_for_a_round_without_drafts_is_dropped():
   drafter = drafters.Adaptive(drafter=_GIVEN, policies=(policies.Fixed(0),))
   state = decode.prefill(

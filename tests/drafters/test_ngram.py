@@ -1,12 +1,17 @@
 """Prompt lookup: which occurrence is continued, and how far."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specsample import decode
 from specsample import drafters
 from specsample import testing
 from specsample import verify
+from specsample.sampling import Sampling
 
 
 def propose(sequence, num_draft_tokens=4, padding=8, **kwargs):
@@ -116,3 +121,50 @@ def test_output_of_several_branches_is_the_targets_own():
     verify=verify.tree,
     max_new_tokens=24,
   )
+
+
+_widths_read: list[int] = []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Watched(testing.HashModel):
+  """The same model, which tells how many tokens each pass reads."""
+
+  def read(self, params, tokens, *args, **kwargs):
+    width = tokens.shape[1]
+    jax.debug.callback(lambda: _widths_read.append(width))
+    return super().read(params, tokens, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+  ('drafter', 'rule'),
+  [
+    (drafters.Ngram(num_draft_tokens=3), verify.chain),
+    (drafters.NgramTree(num_branches=2, depth=2), verify.tree),
+  ],
+)
+def test_where_no_row_has_a_match_the_target_reads_one_token(drafter, rule):
+  model, params = _Watched(vocab_size=6), {'target': {}}
+  state = decode.prefill(
+    params,
+    np.asarray([[1, 2, 3], [4, 0, 0]]),
+    np.asarray([3, 1]),
+    jax.random.key(0),
+    model=model,
+    drafter=drafter,
+    sampling=Sampling(temperature=1.0),
+    max_new_tokens=40,
+  )
+  seen = set()
+  for _ in range(16):
+    undrafted = np.asarray(state.proposed)[:, 0]
+    jax.effects_barrier()
+    _widths_read.clear()
+    state = decode.advance(
+      params, state, model=model, drafter=drafter, verify=rule, max_rounds=1
+    )
+    is_drafted = bool(np.any(state.proposed[:, 0] == undrafted))
+    jax.effects_barrier()
+    assert _widths_read == [1 + is_drafted * drafter.num_draft_tokens]
+    seen.add(is_drafted)
+  assert seen == {False, True}
