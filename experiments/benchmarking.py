@@ -9,11 +9,13 @@ from typing import Any
 
 import gin
 import jax
+import numpy as np
 
 from experiments import generation
 from experiments import measure as measure_lib
 from experiments import methods as methods_lib
 from experiments import peer
+from experiments import predicted
 from experiments import progress as progress_lib
 from experiments import roofline as roofline_lib
 from experiments import rounds
@@ -90,8 +92,10 @@ class Speculative:
   num_draft_tokens: int
   tokens_per_s: float  # prefill included
   tokens_per_round: float
+  plain_rounds: float  # the share that drafted nothing
   draft_ms: float
-  verify_ms: float
+  verify_ms: float  # as the next, of rounds as wide as those of the generation
+  verify_ms_by_width: dict[str, float]  # empty if all are as wide
   overhead_ms: float
   draft_percent: float  # of the three
   overhead_percent: float
@@ -217,8 +221,15 @@ def measure(
 
 
 def _speculative(method, stats, seconds, parts, plain_ms):
-  draft_ms, overhead_ms = rounds.settled(parts.draft_ms, parts.overhead_ms)
-  parts_ms = draft_ms + parts.verify_ms + overhead_ms
+  of_rounds = {
+    name: predicted.part_ms(vars(parts), name, len(stats.proposed) - 1)
+    for name in predicted.PARTS
+  }
+  draft_ms, verify_ms, overhead_ms = (
+    float(np.average(ms, weights=stats.proposed)) for ms in of_rounds.values()
+  )
+  draft_ms, overhead_ms = rounds.settled(draft_ms, overhead_ms)
+  parts_ms = draft_ms + verify_ms + overhead_ms
   num_drafts = method.drafter.num_draft_tokens
   return Speculative(
     drafter=methods_lib.file_name(method.drafter),
@@ -228,8 +239,10 @@ def _speculative(method, stats, seconds, parts, plain_ms):
     num_draft_tokens=num_drafts,
     tokens_per_s=stats.tokens / seconds,
     tokens_per_round=stats.tokens_per_round,
+    plain_rounds=stats.plain_rounds,
     draft_ms=draft_ms,
-    verify_ms=parts.verify_ms,
+    verify_ms=verify_ms,
+    verify_ms_by_width=parts.verify_ms_by_width,
     overhead_ms=overhead_ms,
     draft_percent=100 * draft_ms / parts_ms,
     overhead_percent=100 * overhead_ms / parts_ms,

@@ -175,6 +175,8 @@ def metrics(last: Round) -> dict[str, Any]:
     'tokens': stats.tokens,
     'rounds': stats.rounds,
     'tokens_per_round': stats.tokens_per_round,
+    # Of rounds that could have drafted.
+    'plain_rounds': stats.plain_rounds if len(stats.proposed) > 1 else None,
     'acceptance_by_position': [
       None if math.isnan(share) else share
       for share in stats.acceptance_by_position

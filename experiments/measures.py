@@ -59,6 +59,10 @@ def row_fields(
     'samples': samples,
     'tokens': total.tokens,
     'rounds': total.rounds,
+    # Without a draft model every round is one.
+    'plain_rounds': total.plain_rounds
+    if total.rounds and len(total.proposed) > 1
+    else None,
     'acceptance_by_position': [
       None if np.isnan(share) else share
       for share in total.acceptance_by_position

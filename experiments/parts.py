@@ -69,12 +69,20 @@ def measure(
 
 def of(journal: journal_lib.Journal, name: str) -> dict[str, Any]:
   """What `measure` found of a method: means, as those of generations are."""
-  found = journal.of(KIND, name)
-  means: dict[str, Any] = {
-    field: value
-    if isinstance(value, str)  # the law of the drafts
-    else float(np.mean([one[field] for one in found]))
-    for field, value in found[0].items()
-  }
+  means = _mean(journal.of(KIND, name))
   draft_ms, rest = rounds.settled(means['draft_ms'], means['overhead_ms'])
-  return means | {'draft_ms': draft_ms, 'overhead_ms': rest}
+  less = rest - means['overhead_ms']
+  by_width = means.get('overhead_ms_by_width', {})
+  return means | {
+    'draft_ms': draft_ms,
+    'overhead_ms': rest,
+    'overhead_ms_by_width': {w: ms + less for w, ms in by_width.items()},
+  }
+
+
+def _mean(found: Sequence[Any]) -> Any:
+  """The mean of numbers, within dictionaries too, or the text that all are."""
+  first = found[0]
+  if isinstance(first, dict):
+    return {name: _mean([one[name] for one in found]) for name in first}
+  return first if isinstance(first, str) else float(np.mean(found))

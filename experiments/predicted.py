@@ -9,9 +9,15 @@ from collections.abc import Mapping, Sequence
 import itertools
 from typing import Any
 
+import numpy as np
+
 from experiments import results
 import specsample
+from specsample import cost
 from specsample import request
+
+# Of a round; `parts` may have each by width.
+PARTS = ('draft_ms', 'verify_ms', 'overhead_ms')
 
 
 def speedup(
@@ -33,17 +39,67 @@ def speedup(
     return None
   own = _ms_per_token(
     runs,
-    round_ms=parts['draft_ms'] + parts['verify_ms'] + parts['overhead_ms'],
+    round_ms=np.sum(
+      [part_ms(parts, name, _most_drafts(runs)) for name in PARTS], axis=0
+    ),
     prefill_ms=parts['prefill_ms'],
     prefill_tokens=parts['prefill_tokens'],
   )
   plain = _ms_per_token(
     baseline,
-    round_ms=parts['plain_ms'],
+    round_ms=np.full(_most_drafts(baseline) + 1, parts['plain_ms']),
     prefill_ms=parts['plain_prefill_ms'],
     prefill_tokens=parts['prefill_tokens'],
   )
   return plain / own if min(plain, own) > 0 else None
+
+
+def part_ms(
+  parts: Mapping[str, Any], name: str, most_drafts: int
+) -> np.ndarray:
+  """Returns a part of a round of 0, 1, ... drafts, milliseconds [K + 1].
+
+  Args:
+    parts: of a round, as the journal has them. Without times by width, as those
+      of older versions, the part takes as long in every round.
+    name: one of `PARTS`.
+    most_drafts: K; of a tree its depth, whose every draft is then read by the
+      first width of so many nodes.
+  """
+  by_width = {
+    int(width): ms for width, ms in parts.get(f'{name}_by_width', {}).items()
+  }
+  if not by_width:
+    return np.full(most_drafts + 1, parts[name])
+  widths = sorted(by_width)
+  of_length = [cost.width_of(i, widths) for i in range(most_drafts + 1)]
+  return np.asarray([by_width[width] for width in of_length])
+
+
+def mean_ms(
+  runs: Sequence[results.Generation], parts: Mapping[str, Any], name: str
+) -> float:
+  """Returns the mean of a part over the rounds of generations."""
+  counts = np.sum([rounds_by_drafts(rows) for rows in _batches(runs)], axis=0)
+  of_rounds = part_ms(parts, name, _most_drafts(runs))
+  return float(np.average(of_rounds, weights=counts))
+
+
+def rounds_by_drafts(rows: Sequence[results.Generation]) -> np.ndarray:
+  """Counts the rounds of a batch by the drafts of its widest row, [K + 1].
+
+  Exact for one row. A row's counts do not say which of its rounds were wide, so
+  several rows are assumed to draft independently of each other, each in all of
+  its rounds alike: then the counts are expectations.
+  """
+  most = max(run.stats.rounds for run in rows)
+  # In each round, the chance that no row drafts more than i tokens.
+  at_most = np.ones((most, _most_drafts(rows) + 1))
+  for run in rows:
+    # A row that is done drafts nothing.
+    share = np.cumsum(run.stats.proposed) / max(run.stats.rounds, 1)
+    at_most[: run.stats.rounds] *= share
+  return np.diff(at_most.sum(axis=0), prepend=0)
 
 
 def fed_tokens(prompt_tokens: Sequence[int]) -> int:
@@ -59,14 +115,22 @@ def fed_tokens(prompt_tokens: Sequence[int]) -> int:
 
 def _ms_per_token(runs, *, round_ms, prefill_ms, prefill_tokens):
   total = 0.0
-  for _, batch in itertools.groupby(runs, lambda run: (run.batch, run.sample)):
-    rows = list(batch)
+  for rows in _batches(runs):
     fed = fed_tokens([run.prompt_tokens for run in rows])
     # Of prompts that are one token each nothing is fed.
     total += prefill_ms * fed / max(prefill_tokens, 1)
     # Rows that are done wait for the last one.
-    total += round_ms * max(run.stats.rounds for run in rows)
+    total += float(rounds_by_drafts(rows) @ round_ms)
   return total / _num_tokens(runs)
+
+
+def _batches(runs):
+  of_batch = itertools.groupby(runs, lambda run: (run.batch, run.sample))
+  return [list(rows) for _, rows in of_batch]
+
+
+def _most_drafts(runs):
+  return len(runs[0].stats.proposed) - 1
 
 
 def _num_tokens(runs):

@@ -36,6 +36,7 @@ import numpy as np
 from experiments import intervals
 from experiments import traced_rounds
 from experiments import traces
+from specsample import cost
 from specsample import drafts
 from specsample import sampling
 from specsample import types
@@ -66,17 +67,40 @@ class Replay:
     costs: of a round of 0, 1, ... drafts, in rounds of plain decoding, as
       `python -m experiments.length_costs` prints them (`policies.Fastest` takes
       any unit); None predicts no speed.
+    widths: rising numbers of drafts that end with K, as a drafter has them: a
+      round costs what one of the first of these costs that holds its drafts, so
+      that without a draft it costs a plain round if 0 is one of them. Empty
+      where `costs` were measured with the widths.
     seed: of what policies with a state learn from.
   """
 
   variants: Mapping[str, Variant]
   costs: Sequence[float] | None = None
+  widths: Sequence[int] = ()
   seed: int = 0
 
   def __post_init__(self):
-    """Refuses an empty comparison."""
+    """Refuses an empty comparison, and widths that do not fit the costs."""
     if not self.variants:
       raise ValueError('Replay.variants is empty: name at least one')
+    lengths = range(len(self.costs or ()))
+    if self.widths and (
+      list(self.widths) != sorted({*self.widths} & {*lengths})
+      or self.widths[-1] != lengths[-1]
+    ):
+      raise ValueError(
+        f'Replay.widths are {tuple(self.widths)}, and Replay.costs has '
+        f'{len(lengths)} numbers: give rising numbers of drafts, the last one '
+        'that of the last cost'
+      )
+
+  @property
+  def round_costs(self) -> Sequence[float] | None:
+    """What a round of 0, 1, ... drafts costs, with the widths; None unknown."""
+    if self.costs is None or not self.widths:
+      return self.costs
+    lengths = range(len(self.costs))
+    return [self.costs[cost.width_of(i, self.widths)] for i in lengths]
 
 
 @types.pytree
@@ -115,11 +139,12 @@ def rows(trace: traces.Trace, replay: Replay) -> list[Row]:
     ValueError: a variant that is not for these drafts.
   """
   rounds = traced_rounds.of_trace(trace)
-  found = [_row(RECORDED, None, recorded(trace), replay.costs)]
+  costs = replay.round_costs
+  found = [_row(RECORDED, None, recorded(trace), costs)]
   for name, variant in replay.variants.items():
     try:
       replayed = run(rounds, variant, seed=replay.seed)
-      found.append(_row(name, variant.verify.lossless, replayed, replay.costs))
+      found.append(_row(name, variant.verify.lossless, replayed, costs))
     except ValueError as error:
       raise ValueError(f'variant {name!r}: {error}') from error
   return found

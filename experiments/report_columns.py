@@ -26,6 +26,12 @@ COLUMNS = {
     'emitted tokens over rounds; autoregressive decoding has 1',
     '.2f',
   ),
+  'plain_rounds': Column(
+    'plain rounds',
+    'the share of rounds that drafted nothing; the target then reads one token '
+    'where the drafter has a pass for that',
+    '.0%',
+  ),
   'acceptance': Column(
     'acceptance',
     'the share kept of the drafts whose turn came (of a tree: of the levels '
@@ -67,7 +73,16 @@ COLUMNS = {
   'draft_ms': Column(
     'draft ms', 'of a round: proposing; behind typical prompts', '.2f'
   ),
-  'verify_ms': Column('verify ms', "of a round: the target's pass", '.2f'),
+  'verify_ms': Column(
+    'verify ms',
+    "of a round: the target's pass; the mean where rounds differ in width",
+    '.2f',
+  ),
+  'verify_ms_by_width': Column(
+    'verify ms by width',
+    "the target's pass over so many drafts, for each number that has a pass",
+    '.2f',
+  ),
   'overhead_ms': Column(
     'rest ms',
     'of a round: what it took less the two parts; where negative, noise',

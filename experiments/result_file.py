@@ -17,7 +17,7 @@ from experiments import report_columns
 from experiments import results
 from specsample import files
 
-SCHEMA = 4
+SCHEMA = 5
 
 # What a row of result.json has had from the beginning.
 _FIRST = (
@@ -46,6 +46,7 @@ _GAINED: dict[int, dict[str, Any]] = {
     'scores': {},
   },
   3: {'outputs_tied': None, 'outputs_differing': None},
+  5: {'plain_rounds': None, 'verify_ms_by_width': None},
 }
 
 # Until schema 3 the roofline was that of a copy alone, and the passes that cost

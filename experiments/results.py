@@ -79,6 +79,7 @@ class Row:
   rounds: int
   tokens_per_round: float
   tokens_per_round_ci95: list[float] | None
+  plain_rounds: float | None  # the share without a draft; None where K is 0
   acceptance: float | None  # of the drafts whose turn came, the share kept
   acceptance_ci95: list[float] | None
   acceptance_by_position: list[float | None]  # [K], None where never drafted
@@ -92,7 +93,8 @@ class Row:
   predicted_speedup: float | None  # by the times below, which were apart
   prefill_ms: float | None  # of a batch of typical prompts
   draft_ms: float | None  # of a round, as are the next two; None if they differ
-  verify_ms: float | None
+  verify_ms: float | None  # as the rest, a mean over rounds of any width
+  verify_ms_by_width: dict[str, float] | None  # if there are several widths
   overhead_ms: float | None
   cost_ratio: float | None  # of a draft token to a round of the baseline
   percent_of_roofline: float | None  # of one pass of the target a round

@@ -58,7 +58,7 @@ class Roofline:
       bytes_per_second=_num_memories() * memory_bandwidth,
     )
 
-  def seconds(self, passes: int, caches: int, num_tokens: int) -> float:
+  def seconds(self, passes: float, caches: int, num_tokens: int) -> float:
     """Of so many passes, which read so many bytes of caches altogether.
 
     Each is over `num_tokens` of all rows, sent to as many experts as tokens are

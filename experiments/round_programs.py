@@ -10,6 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from specsample import drafts
 from specsample import sharding
 from specsample import step
 from specsample.types import Draft, DraftLaw
@@ -21,10 +22,30 @@ def abstract_draft(params, state, **components) -> Draft:
   return jax.eval_shape(propose, params, state)[0]
 
 
+@functools.partial(jax.jit, static_argnames=('width',))
+def of_width(draft, *, width) -> Draft:
+  """Returns a draft of the same shape with its first `width` nodes alone."""
+  is_there = jnp.arange(draft.tokens.shape[1]) < width
+  tokens = jnp.where(is_there, jnp.maximum(draft.tokens, 0), -1)
+  return dataclasses.replace(draft, tokens=tokens)
+
+
+@jax.jit
+def most_drafts(draft):
+  """Returns the width of the row with the most drafts, as `drafts.width`."""
+  return sharding.replicate(jnp.max(drafts.width(draft)))
+
+
 @jax.jit
 def most_rounds(state):
   """Of the rows the most rounds, which all of them took in one loop."""
   return sharding.replicate(jnp.max(state.round))
+
+
+@jax.jit
+def num_by_drafts(state):
+  """Counts the rounds of all rows that had 0, 1, ... drafts, [K + 1]."""
+  return sharding.replicate(jnp.sum(state.proposed, axis=0))
 
 
 @functools.partial(
@@ -111,9 +132,14 @@ def _scored(params, now, draft, kept, model, drafter):
   return model.commit(cache, *kept), moved
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'drafter', 'verify'))
-def to_judge(params, state, draft, *, model, drafter, verify):
-  """What a rule decides over: a draft, and distributions that are uniform."""
+@functools.partial(
+  jax.jit, static_argnames=('width', 'model', 'drafter', 'verify')
+)
+def to_judge(params, state, draft, *, width, model, drafter, verify):
+  """What a rule decides over: a draft, and distributions that are uniform.
+
+  After a pass over `width` drafts: no more of a chain, all nodes of a tree.
+  """
   abstract = abstract_draft(
     params, state, model=model, drafter=drafter, verify=verify
   )
@@ -125,7 +151,10 @@ def to_judge(params, state, draft, *, model, drafter, verify):
   )
   probs += 1 / model.vocab_size
   own = None if abstract.probs is None else probs[:, 1:]
-  return dataclasses.replace(draft, probs=own, law=abstract.law), probs
+  draft = dataclasses.replace(draft, probs=own, law=abstract.law)
+  if draft.parents is None:
+    return drafts.first(draft, width), probs[:, : width + 1]
+  return draft, probs
 
 
 @functools.partial(jax.jit, static_argnames=('verify',))

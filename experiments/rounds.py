@@ -3,8 +3,10 @@
 Nothing is compiled inside a timed region.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,8 +14,11 @@ import numpy as np
 from experiments import measure
 from experiments import round_programs
 import specsample
+from specsample import cost
+from specsample import step
 from specsample.types import (
   ArrayLike,
+  DecodeState,
   Drafter,
   DraftLaw,
   Model,
@@ -35,11 +40,14 @@ class RoundTimes:
   plain_prefill_ms: float  # without a drafter, as is the next
   plain_ms: float  # a round of autoregressive decoding
   draft_ms: float  # noise can make it negative, as the rest: `settled`
-  verify_ms: float  # the target's pass
-  overhead_ms: float  # the rest
+  verify_ms: float  # the target's pass over K drafts
+  overhead_ms: float  # the rest, of a round with such a pass
   judge_ms: float  # of the rest, the rule that decides what is kept
   least_ms: float  # of whole rounds, the fastest that was seen
   law: DraftLaw  # of the drafts
+  # By the width of the target's pass; empty if the drafter has one alone.
+  verify_ms_by_width: dict[str, float]
+  overhead_ms_by_width: dict[str, float]  # a rule decides over fewer drafts
 
 
 def times(
@@ -68,6 +76,10 @@ def times(
   pending token and the N nodes of a draft that was made before, and moves a
   path of a tree into place. With the `stop` of `generate` whole rounds run what
   that has compiled.
+
+  If the drafter has several widths, the target's pass and the rule are timed
+  for each, and what is taken off whole rounds are passes of the widths that
+  these rounds had.
   """
   prefill = functools.partial(
     specsample.prefill,
@@ -94,10 +106,12 @@ def times(
     verify=specsample.verify.chain,
     stop=stop,
   )
+  to_judge = functools.partial(round_programs.to_judge, params, **components)
   judge = functools.partial(round_programs.judged_rounds, verify=verify)
   num_judged = _MORE * rounds
   # Of the type that `generate` gives, whose executables these are then.
-  most, none = (jax.device_put(np.int32(count)) for count in (rounds, 0))
+  most, single, none = (jax.device_put(np.int32(n)) for n in (rounds, 1, 0))
+  widths = step.widths(model, drafter)
 
   def turn():
     """Calls all once: the seconds and rounds by name, and the last state."""
@@ -116,14 +130,19 @@ def times(
     for _ in range(2):
       state, _ = timed('drafted call', draft_and_score, state, rounds=0)
     state, draft = timed('drafted', draft_and_score, state, rounds=rounds)
+    taken['drafted width'] = int(round_programs.most_drafts(draft))
+    by_width = {w: round_programs.of_width(draft, width=w) for w in widths}
+    jax.block_until_ready(by_width)
     for _ in range(2):
       state = timed('pass call', score, state, draft, rounds=0)
-    state = timed('passes', score, state, draft, rounds=rounds)
-    judged = round_programs.to_judge(params, state, draft, **components)
-    jax.block_until_ready(judged)
-    for _ in range(2):
-      timed('rule call', judge, state, *judged, rounds=0)
-    timed('rule', judge, state, *judged, rounds=num_judged)
+    for width, one in by_width.items():
+      state = timed(('passes', width), score, state, one, rounds=rounds)
+    for width, one in by_width.items():
+      judged = to_judge(state, one, width=width)
+      jax.block_until_ready(judged)
+      for _ in range(2):
+        timed(('rule call', width), judge, state, *judged, rounds=0)
+      timed(('rule', width), judge, state, *judged, rounds=num_judged)
     for _ in range(2):
       state = timed('call', decode, state, max_rounds=none)
     state = timed('rounds', decode, state, max_rounds=most)
@@ -133,29 +152,88 @@ def times(
   _, state = turn()  # compiles
   law = round_programs.abstract_draft(params, state, **components).law
   del state  # its caches would be held beside the next ones
+  # Those of the whole rounds, the same ones in every turn.
+  of_rounds: Sequence[int] = widths
+  if len(widths) > 1:
+    decode_one = functools.partial(decode, max_rounds=single)
+    of_rounds = widths_of_rounds(decode_one, start(), rounds, widths)
   measured = [turn()[0] for _ in range(repeats)]
+  return medians(measured, rounds, widths, of_rounds, law=law)
+
+
+def widths_of_rounds(
+  decode_one: Callable[[DecodeState], DecodeState],
+  state: DecodeState,
+  rounds: int,
+  widths: Sequence[int],
+) -> list[int]:
+  """Decodes one round at a time, and returns the width of each.
+
+  Args:
+    decode_one: runs a round, as `specsample.advance` does; uses the state up.
+    state: before the first round.
+    rounds: how many to decode; fewer are if all rows are done before.
+    widths: of the drafter. The row with the most drafts decides.
+  """
+  counts = [np.asarray(round_programs.num_by_drafts(state))]
+  for _ in range(rounds):
+    state = decode_one(state)
+    counts.append(np.asarray(round_programs.num_by_drafts(state)))
+  lengths = [np.flatnonzero(new) for new in np.diff(counts, axis=0)]
+  return [cost.width_of(int(x.max()), widths) for x in lengths if x.size]
+
+
+def medians(
+  measured: Sequence[Mapping[Any, Any]],
+  rounds: int,
+  widths: Sequence[int],
+  of_rounds: Sequence[int],
+  *,
+  law: DraftLaw,
+) -> RoundTimes:
+  """Returns the parts of a round, as `times` explains them.
+
+  Args:
+    measured: the seconds and counts of each turn of `times`.
+    rounds: how many are timed at once.
+    widths: of the drafter.
+    of_rounds: the widths of the whole rounds.
+    law: of the drafts.
+  """
   median = lambda values: float(np.median(values))
   of = lambda name: np.asarray([one[name] for one in measured])
   ms = lambda name: 1e3 * of(name)
   # Less the typical call: the least of differences is of the slowest calls.
   less = lambda name, call: ms(name) - median(ms(call))
   plain_ms = less('plain rounds', 'plain call') / of('plain done')
-  verify_ms = less('passes', 'pass call') / rounds
-  drafted_ms = verify_ms
-  if drafter.num_draft_tokens:
-    drafted_ms = less('drafted', 'drafted call') / rounds
-  judge_ms = less('rule', 'rule call') / num_judged
+  passes_ms = {w: less(('passes', w), 'pass call') / rounds for w in widths}
+  draft_ms = np.zeros(len(measured))
+  if widths[-1]:
+    width = cost.width_of(measured[0]['drafted width'], widths)
+    draft_ms = less('drafted', 'drafted call') / rounds - passes_ms[width]
+  rule_ms = {
+    w: less(('rule', w), ('rule call', w)) / (_MORE * rounds) for w in widths
+  }
   round_ms = less('rounds', 'call') / of('done')
+  mean = lambda by_width: np.mean([by_width[w] for w in of_rounds], axis=0)
+  rest_ms = round_ms - draft_ms - mean(passes_ms) - mean(rule_ms)
+  verify_ms = {width: median(passes_ms[width]) for width in widths}
+  overhead_ms = {width: median(rest_ms + rule_ms[width]) for width in widths}
+  by_width = lambda times: (
+    {str(width): ms for width, ms in times.items()} if len(widths) > 1 else {}
+  )
   return RoundTimes(
     prefill_ms=median(ms('prefill')),
     plain_prefill_ms=median(ms('plain prefill')),
     plain_ms=median(plain_ms),
-    draft_ms=median(drafted_ms - verify_ms),
-    verify_ms=median(verify_ms),
-    overhead_ms=median(round_ms - drafted_ms),
-    judge_ms=max(0.0, median(judge_ms)),
+    draft_ms=median(draft_ms),
+    verify_ms=verify_ms[widths[-1]],
+    overhead_ms=overhead_ms[widths[-1]],
+    judge_ms=max(0.0, median(rule_ms[widths[-1]])),
     least_ms=float(np.min(round_ms)),
     law=law,
+    verify_ms_by_width=by_width(verify_ms),
+    overhead_ms_by_width=by_width(overhead_ms),
   )
 
 

@@ -82,7 +82,8 @@ def _of_method(name, found, ar_tokens_per_s):
     f'{name}, K = {found.num_draft_tokens}, {found.verifier}: '
     f'{found.tokens_per_s:.1f} tokens/s '
     f'({found.tokens_per_s / ar_tokens_per_s:.2f}x), '
-    f'{found.tokens_per_round:.2f} tokens a round{synthetic}',
+    f'{found.tokens_per_round:.2f} tokens a round, {found.plain_rounds:.0%} of '
+    f'the rounds without a draft{synthetic}',
     f'  a round, ms: draft {found.draft_ms:.2f} ({found.draft_percent:.0f}%), '
     f'verify {found.verify_ms:.2f}, the rest {found.overhead_ms:.2f} '
     f'({found.overhead_percent:.1f}%); a drafted token costs c = '

@@ -19,6 +19,7 @@ from experiments import scoring
 from experiments.tasks import source as source_lib
 from specsample import cost
 from specsample import drafters
+from specsample import step
 
 # What needs the time of each prompt, and what needs that of a category.
 _OF_PROMPTS = ('mean_speedup', 'mean_speedup_ci95')
@@ -26,7 +27,7 @@ _OF_TIME = (
   *('ms_per_token', 'ms_per_token_ci95', 'speedup', 'speedup_ci95'),
   *_OF_PROMPTS,
 )
-_PARTS_OF_A_ROUND = ('draft_ms', 'verify_ms', 'overhead_ms')
+_BY_WIDTH = 'verify_ms_by_width'
 
 
 def are_several(categories: Iterable[str]) -> bool:
@@ -178,22 +179,29 @@ class Table:
 
   def _parts_of(self, name, category) -> dict[str, Any]:
     """Timed over typical prompts: of a category's nothing is known."""
-    known: tuple[str, ...] = ()
-    if category == results.OVERALL:
-      known = ('prefill_ms',)
-      if self._is_as_timed(name):
-        known += _PARTS_OF_A_ROUND
-    unknown = dict.fromkeys(('prefill_ms', *_PARTS_OF_A_ROUND))
-    return unknown | {part: self.parts[name][part] for part in known}
+    found: dict[str, Any] = dict.fromkeys(
+      ('prefill_ms', *predicted.PARTS, _BY_WIDTH)
+    )
+    if category != results.OVERALL:
+      return found
+    parts = self.parts[name]
+    found['prefill_ms'] = parts['prefill_ms']
+    found[_BY_WIDTH] = parts.get(_BY_WIDTH) or None
+    if self._is_as_timed(name):
+      runs = self.generations[name]
+      for part in predicted.PARTS:
+        found[part] = predicted.mean_ms(runs, parts, part)
+    return found
 
   def _is_as_timed(self, name) -> bool:
-    """Whether all rounds are like those whose parts were timed.
+    """Whether drafting took as long in every round as where it was timed.
 
-    A policy makes them longer and shorter; they were timed at the beginning of
-    an answer.
+    That was at the beginning of an answer: a policy drafts more or less later
+    on, and of two drafters one may not run. The width of the target's pass may
+    differ, as it is known.
     """
     drafter = self.evaluation.methods[name].drafter
-    return not isinstance(drafter, drafters.Adaptive)
+    return not isinstance(drafter, drafters.Adaptive | drafters.Either)
 
   def _drafts_chains_of_k(self, name, runs) -> bool:
     """Whether all rounds are those of Leviathan et al.'s formula.
@@ -286,28 +294,31 @@ class Table:
       {'target': target.params}, target.model, self.memory_bandwidth
     )
 
-    def of_batch(runs, num_drafts):
+    def of_batch(runs, widths):
       caches = 0
       for run in runs:
         # The middle of the generation stands for all of it.
         length = run.prompt_tokens + len(run.tokens) // 2
         read = roofline_lib.cache_bytes(target.model, length)
         caches += run.stats.rounds * read
+      least = roofline.seconds(0, caches, 1)
       # One pass of the target serves all rows.
-      passes = max(run.stats.rounds for run in runs)
-      least = roofline.seconds(passes, caches, len(runs) * (num_drafts + 1))
+      for drafted, passes in enumerate(predicted.rounds_by_drafts(runs)):
+        width = cost.width_of(drafted, widths)
+        least += roofline.seconds(passes, 0, len(runs) * (width + 1))
       return least / sum(run.seconds for run in runs)
 
     least = {}
     for name, generations in self.generations.items():
       drafter = self.evaluation.methods[name].drafter
+      widths = step.widths(target.model, drafter)
       batches = itertools.groupby(
         generations, lambda run: (run.batch, run.sample)
       )
       least[name] = [
         ratio * run.seconds
         for runs in (list(runs) for _, runs in batches)
-        for ratio in [of_batch(runs, drafter.num_draft_tokens)]
+        for ratio in [of_batch(runs, widths)]
         for run in runs
       ]
     return least

@@ -66,7 +66,12 @@ def metrics_text(last: generation.Round) -> str:
     '-' if share is None else f'{share:.2f}'
     for share in metrics['acceptance_by_position']
   ]
-  accepted = f'; accepted by position {" ".join(kept)}' if kept else ''
+  accepted = ''
+  if kept:
+    accepted = (
+      f', {metrics["plain_rounds"]:.0%} of the rounds without a draft; '
+      f'accepted by position {" ".join(kept)}'
+    )
   return (
     f'\n{metrics["tokens"]} tokens in {metrics["rounds"]} rounds, '
     f'{metrics["tokens_per_round"]:.2f} a round{accepted}\n'

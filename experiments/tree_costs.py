@@ -9,6 +9,7 @@ import dataclasses
 
 import numpy as np
 
+from specsample import cost
 from specsample import tree
 
 
@@ -21,12 +22,16 @@ class Costs:
     verify_ms: of the target's pass, by nodes.
     overhead_ms: of the rest, by nodes.
     autoregressive_ms: of a round without a draft.
+    widths: rising numbers of nodes, as a drafter has them: the target's pass
+      then takes as long as over the first of these that holds the tree. Empty
+      for a pass over just the tree.
   """
 
   draft_ms: Mapping[int, float]
   verify_ms: Mapping[int, float]
   overhead_ms: Mapping[int, float]
   autoregressive_ms: float
+  widths: Sequence[int] = ()
 
   def __post_init__(self):
     """Refuses to say what was not measured at all."""
@@ -37,9 +42,10 @@ class Costs:
   def round_ms(self, topology: tree.Topology) -> float:
     """Of drafting a tree, scoring it, and the rest."""
     nodes = topology.num_nodes
+    read = cost.width_of(nodes, self.widths) if self.widths else nodes
     return (
       _between(self.draft_ms, topology.depth)
-      + _between(self.verify_ms, nodes)
+      + _between(self.verify_ms, read)
       + _between(self.overhead_ms, nodes)
     )
 

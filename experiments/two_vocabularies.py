@@ -63,6 +63,7 @@ class Row:
   tokens: int
   rounds: int
   tokens_per_round: float
+  plain_rounds: float  # the share that drafted nothing
   acceptance_by_position: list[float | None]  # None where none was drafted
   equals_target: bool | None  # None where tokens are sampled
 
@@ -114,6 +115,7 @@ def _row(way, output, plain, sampling) -> Row:
     tokens=stats.tokens,
     rounds=stats.rounds,
     tokens_per_round=stats.tokens_per_round,
+    plain_rounds=stats.plain_rounds,
     acceptance_by_position=[
       None if math.isnan(share) else share
       for share in stats.acceptance_by_position
@@ -154,6 +156,7 @@ def lines(shared: specsample.VocabMap, found: Sequence[Row]) -> list[str]:
     )
     summary.append(
       f'{row.way}: {row.tokens_per_round:.2f} tokens a round ({row.tokens} in '
-      f'{row.rounds}), drafts kept by position {kept}'
+      f'{row.rounds}), {row.plain_rounds:.0%} of the rounds without a draft, '
+      f'drafts kept by position {kept}'
     )
   return summary

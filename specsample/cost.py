@@ -247,6 +247,84 @@ def chain_round(
   )
 
 
+def width_of(num_drafts: int, widths: Sequence[int]) -> int:
+  """Returns the width of the target's pass in a round of so many drafts.
+
+  Args:
+    num_drafts: of a batch, the drafts of the row that has the most.
+    widths: rising numbers of drafts, as `types.Drafter` has them.
+
+  Raises:
+    ValueError: no width holds so many drafts.
+  """
+  for width in widths:
+    if width >= num_drafts:
+      return width
+  raise ValueError(
+    f'widths are {tuple(widths)}, and a round has {num_drafts} drafts: let the '
+    'last width hold the longest draft'
+  )
+
+
+def mixed_round(
+  target: PassTimes,
+  *,
+  shares: Sequence[float],
+  acceptance: float,
+  widths: Sequence[int],
+  draft_seconds: float = 0.0,
+  overhead_seconds: float = 0.0,
+  batch: int = 1,
+) -> Round:
+  """Returns the mean round of a drafter that does not always draft K tokens.
+
+  The target reads the first width that holds the drafts of every row. Rows are
+  assumed to draft independently of each other, and a draft to be kept with the
+  same probability in every round.
+
+  Args:
+    target: t(n), for n = batch and n = batch * (w + 1) for each width w.
+    shares: [K + 1], the shares of a row's rounds that draft 0, 1, ... K tokens:
+      `stats.Stats.proposed` over `rounds`.
+    acceptance: a, as `expected_tokens` takes it.
+    widths: rising numbers of drafts that end with K, as `width_of` takes them.
+    draft_seconds: a step of the drafter, for all rows; a round has as many as
+      the row with the most drafts.
+    overhead_seconds: the rest of a round, a lookup that may find nothing too.
+    batch: B.
+
+  Raises:
+    ValueError: the shares are no distribution, the widths do not rise to K, the
+      acceptance is no probability, or a time was not measured.
+  """
+  for share in shares:
+    _check_share('a share', share)
+  if not math.isclose(sum(shares), 1, abs_tol=1e-6):
+    raise ValueError(
+      f'shares are {tuple(shares)}, with sum {sum(shares)}: give one for each '
+      'number of drafts from 0 to K, with sum 1'
+    )
+  lengths = range(len(shares))
+  if sorted({*widths} & {*lengths}) != [*widths] or lengths[-1] not in widths:
+    raise ValueError(
+      f'widths are {tuple(widths)}: give rising numbers of drafts from 0 to '
+      f'{lengths[-1]}, the last one {lengths[-1]}'
+    )
+  _check_count('batch', batch, 1)
+  # The chance that no row drafts more than 0, 1, ... K tokens.
+  at_most = np.cumsum(shares) ** batch
+  of_batch = np.diff(at_most, prepend=0)
+  tokens = [expected_tokens(acceptance, length) for length in lengths]
+  passes = [target(batch * (width_of(i, widths) + 1)) for i in lengths]
+  return Round(
+    tokens_per_round=float(np.dot(shares, tokens)),
+    draft_seconds=draft_seconds * float(np.dot(of_batch, lengths)),
+    verify_seconds=float(np.dot(of_batch, passes)),
+    overhead_seconds=overhead_seconds,
+    pass_seconds=target(batch),
+  )
+
+
 def _check_share(name, share):
   if not 0 <= share <= 1:
     raise ValueError(f'{name} is {share}: give a probability, 0 to 1')

@@ -38,6 +38,15 @@ class Stats:
     return self.tokens / self.rounds if self.rounds else float('nan')
 
   @property
+  def plain_rounds(self) -> float:
+    """The share of rounds that drafted nothing, NaN where there was no round.
+
+    Where the drafter has a width of 0 (`types.Drafter`), the target read one
+    token in such a round, unless another row of the batch had a draft.
+    """
+    return self.proposed[0] / self.rounds if self.rounds else float('nan')
+
+  @property
   def acceptance_by_position(self) -> tuple[float, ...]:
     """[K]: of the rounds that drafted token i, the share that emitted it."""
     proposed, accepted = _at_least(self.proposed), _at_least(self.accepted)

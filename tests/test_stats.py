@@ -30,6 +30,14 @@ def test_alpha_is_of_the_drafts_whose_turn_came():
   assert _STATS.acceptance == pytest.approx(7 / 11)
 
 
+def test_plain_rounds_are_the_share_that_drafted_nothing():
+  assert _STATS.plain_rounds == 0
+  some = dataclasses.replace(_STATS, proposed=(3, 1, 2), accepted=(4, 1, 1))
+  assert some.plain_rounds == 0.5
+  assert (some + _STATS).plain_rounds == 0.25
+  assert math.isnan(stats.Stats(0, 0, (0,), (0,)).plain_rounds)
+
+
 def test_what_was_never_drafted_has_no_acceptance():
   never = dataclasses.replace(_STATS, proposed=(5, 1, 0), accepted=(5, 1, 0))
   first, second = never.acceptance_by_position

@@ -59,6 +59,8 @@ def row(method, category, num_drafts, **changes):
     'percent_of_roofline': 71.0,
     'samples': 1,
     'tokens_per_round_ci95': None,
+    'plain_rounds': None,
+    'verify_ms_by_width': None,
     'acceptance': None,
     'acceptance_ci95': None,
     'ms_per_token_ci95': None,

@@ -62,6 +62,8 @@ def test_rounds_without_drafts_are_most_where_drafts_are_never_kept(outcomes):
   assert by_name['contrary']['tokens_per_round'] == 1
   assert by_name['contrary']['drafter'] == 'adaptive'
   assert by_name['contrary']['num_draft_tokens'] == _K
+  assert by_name['contrary']['plain_rounds'] > 0.5
+  assert by_name['contrary']['verify_ms_by_width'].keys() == {'0', '1', '2'}
   # Its rounds are not all like those whose parts are timed.
   assert by_name['contrary']['draft_ms'] is None
   assert by_name['contrary']['prefill_ms'] > 0

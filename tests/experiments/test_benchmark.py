@@ -91,6 +91,13 @@ def test_json_holds_every_measurement(name, request):
   assert found['cost_ratio'] == pytest.approx(ratio)
   assert measured['weight_bytes'] < measured['peak_rss_bytes']
   assert 1 <= found['tokens_per_round'] <= found['num_draft_tokens'] + 1
+  plain, passes = found['plain_rounds'], found['verify_ms_by_width']
+  # A chain has a draft in every round, but perhaps not in the last one.
+  assert 0 < plain < 1 if found['drafter'] == 'ngram' else plain < 0.05
+  assert passes.keys() == ({'0', '4'} if found['drafter'] == 'ngram' else set())
+  if passes:
+    mean = plain * passes['0'] + (1 - plain) * passes['4']
+    assert found['verify_ms'] == pytest.approx(mean)
   described = {'hardware', 'versions', 'git_commit', 'command', 'gin_config'}
   assert described < measured.keys()
   assert f'Benchmark.max_new_tokens = {_NEW_TOKENS}' in measured['gin_config']
@@ -198,7 +205,8 @@ def test_terminal_gets_the_summary(real):
   )
   found = measured['methods']['ngram']
   kept = found['tokens_per_round']
-  assert f'{kept:.2f} tokens a round' in outcome.out
+  plain = f'{found["plain_rounds"]:.0%} of the rounds without a draft'
+  assert f'{kept:.2f} tokens a round, {plain}' in outcome.out
   assert f'costs c = {found["cost_ratio"]:.3f} rounds' in outcome.out
   assert re.search(r'^benchmark.json is in .*\n\Z', outcome.out, re.M)
   steps = outcome.err.splitlines()

@@ -27,12 +27,13 @@ _FIELDS = (
   *('method', 'drafter', 'verifier', 'law', 'lossless', 'benchmark'),
   *('category', 'num_draft_tokens', 'temperature', 'batch_size', 'prompts'),
   *('samples', 'tokens', 'rounds', 'tokens_per_round'),
-  *('tokens_per_round_ci95', 'acceptance', 'acceptance_ci95'),
+  *('tokens_per_round_ci95', 'plain_rounds', 'acceptance', 'acceptance_ci95'),
   *('acceptance_by_position', 'ms_per_token', 'ms_per_token_ci95', 'speedup'),
   *('speedup_ci95', 'mean_speedup', 'mean_speedup_ci95'),
   *('leviathan_speedup', 'predicted_speedup', 'prefill_ms', 'draft_ms'),
-  *('verify_ms', 'overhead_ms', 'cost_ratio', 'percent_of_roofline', 'part'),
-  *('scores', 'outputs_tied', 'outputs_differing'),
+  *('verify_ms', 'verify_ms_by_width', 'overhead_ms', 'cost_ratio'),
+  *('percent_of_roofline', 'part', 'scores', 'outputs_tied'),
+  'outputs_differing',
 )
 
 
@@ -55,16 +56,19 @@ class Run:
       if row['category'] == category
     }
 
-  def tokens(self, method):
+  def generations(self, method):
     """By prompt, from the journal."""
     lines = (self.folder / 'journal.jsonl').read_text().splitlines()
     records = [json.loads(line) for line in lines[1:]]
     of_method = [r for r in records if r['key'][:2] == ['generation', method]]
     return [
-      generation['tokens']
+      generation
       for record in of_method
       for generation in record['value']['generations']
     ]
+
+  def tokens(self, method):
+    return [one['tokens'] for one in self.generations(method)]
 
 
 @pytest.fixture(scope='module')
@@ -177,6 +181,29 @@ def test_methods_are_those_of_the_configuration(run):
   assert rows['ngram']['law'] == 'point_mass'
   assert rows['autoregressive']['tokens_per_round'] == 1
   assert rows['skip']['tokens_per_round'] > 1
+
+
+def test_rounds_without_a_draft_are_plain_passes(run):
+  rows = run.rows('overall')
+  row = rows['ngram']
+  counts = [one['stats']['proposed'] for one in run.generations('ngram')]
+  plain = sum(count[0] for count in counts) / row['rounds']
+  assert row['plain_rounds'] == plain > 0
+  # No text ends with an end of text: the last round of each may draft nothing.
+  assert rows['skip']['plain_rounds'] <= len(_QUESTIONS) / row['rounds']
+  assert rows['autoregressive']['plain_rounds'] is None
+  passes = row['verify_ms_by_width']
+  assert passes.keys() == {'0', '4'}
+  mean = plain * passes['0'] + (1 - plain) * passes['4']
+  assert row['verify_ms'] == pytest.approx(mean)
+  assert rows['skip']['verify_ms_by_width'] is None
+  assert run.rows('writing')['ngram']['verify_ms_by_width'] is None
+  assert re.search(
+    rf'^ *ngram +4 +\d\.\d\d +{plain:.0%} ', run.outcome.out, re.MULTILINE
+  )
+  assert re.search(
+    r'^ *autoregressive +0 +1\.00 +- ', run.outcome.out, re.MULTILINE
+  )
 
 
 def test_speedups_are_over_the_autoregressive_row(run):

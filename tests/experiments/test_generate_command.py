@@ -95,6 +95,7 @@ def test_json_holds_the_generation(outcomes, greedy, name):
   assert metrics['stop_reason'] == 'max_new_tokens'
   drafts = {'ngram': 4, 'skip': 2}.get(name, 0)
   assert len(metrics['acceptance_by_position']) == drafts
+  assert (metrics['plain_rounds'] is None) == (not drafts)
   assert bool(accepted) == bool(drafts)
 
 

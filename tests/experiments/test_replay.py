@@ -338,6 +338,41 @@ def test_a_table_of_costs_predicts_speeds(runs):
     replaying.rows(trace, short)
 
 
+def test_a_round_costs_what_the_width_that_holds_its_drafts_costs(runs):
+  trace = runs.trace('chain', verify.chain)
+  fixed = {
+    n: replaying.Variant(verify.chain, (policies.Fixed(n),)) for n in (0, 2)
+  }
+  costs = (1.03, 1.25, 1.5, 1.75)
+  replay = replaying.Replay(variants=fixed, costs=costs)
+  speeds = lambda widths: [
+    row.speed
+    for row in replaying.rows(trace, dataclasses.replace(replay, widths=widths))
+  ]
+  # A draft that is cut to nothing costs a plain round, if there is such a pass.
+  live, plain, two = speeds((0, 3))
+  assert plain == pytest.approx(1 / 1.03)
+  assert speeds((3,))[1] == pytest.approx(1 / 1.75)
+  assert speeds((0, 1, 2, 3)) == speeds(())
+  every = speeds(())
+  assert live == every[0]  # asked for all drafts
+  # At the limit there are rounds without a draft, which cost as much as before.
+  assert every[2] * 1.5 / 1.75 <= two < every[2] * 1.5 / 1.75 * 1.02
+
+
+def test_an_n_gram_that_finds_nothing_costs_a_plain_round(runs):
+  trace = runs.trace('ngram', verify.chain, 0.0)
+  costs = (1.0, 9.0, 9.0, 9.0)
+  found = {'all': replaying.Variant(verify.chain)}
+  replay = replaying.Replay(variants=found, costs=costs, widths=(0, _K))
+  _, row = replaying.rows(trace, replay)
+  drafted = np.sum(trace.arrays['tokens'] >= 0, axis=1)
+  plain = np.mean(drafted == 0)
+  assert 0 < plain < 1
+  expected = row.tokens / (plain + 9 * (1 - plain))
+  assert row.speed == row.most_speed == pytest.approx(expected)
+
+
 _LIKELY, _UNLIKELY = 0.0, -9.0
 
 
@@ -418,6 +453,13 @@ def test_what_a_variant_cannot_use_is_refused(runs, name, variant, message):
   replay = replaying.Replay(variants={'odd': variant})
   with pytest.raises(ValueError, match=f"variant 'odd': .*{message}"):
     replaying.rows(trace, replay)
+
+
+@pytest.mark.parametrize('widths', [(0, 2), (3, 0), (0, 4), (-1, 3)])
+def test_widths_fit_the_costs(widths):
+  variants = {'it': replaying.Variant(verify.chain)}
+  with pytest.raises(ValueError, match=r'Replay\.costs has 4 numbers'):
+    replaying.Replay(variants=variants, costs=(1, 2, 3, 4), widths=widths)
 
 
 def test_a_comparison_has_a_variant():

@@ -61,19 +61,20 @@ def test_what_is_written_says_its_schema_and_is_read(tmp_path):
   result_file.write(path, content)
   written = json.loads(path.read_text())
   assert next(iter(written)) == 'schema'
-  assert result_file.read(path) == written == content | {'schema': 4}
+  assert result_file.read(path) == written == content | {'schema': 5}
 
 
 def test_an_older_file_gets_what_is_known_of_it(tmp_path):
   found = result_file.read(_write(tmp_path, _OLD))
   (row,) = found['rows']
-  assert found == _OLD | {'schema': 4, 'paper': None, 'rows': [row]}
+  assert found == _OLD | {'schema': 5, 'paper': None, 'rows': [row]}
   measured = _OLD['rows'][0] | {'percent_of_roofline': None}
   assert row.items() >= measured.items()
   assert row['predicted_speedup'] is None
   # It decoded one setting, each prompt once, and scored nothing.
   assert (row['part'], row['samples'], row['scores']) == ('', 1, {})
   assert row['outputs_differing'] is None
+  assert row['plain_rounds'] is row['verify_ms_by_width'] is None
 
 
 @pytest.mark.parametrize('num_drafts', [0, 2])
@@ -112,7 +113,7 @@ def test_results_of_other_settings_are_not_replaced(tmp_path):
   result_file.check_settings(path, ['greedy'])
 
 
-@pytest.mark.parametrize('schema', [{}, {'schema': 2}, {'schema': 4}])
+@pytest.mark.parametrize('schema', [{}, {'schema': 2}, {'schema': 5}])
 @pytest.mark.parametrize(
   ('change', 'why'),
   [
@@ -145,7 +146,7 @@ def test_a_file_that_does_not_say_where_it_was_measured_is_refused(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'why'),
   [
-    (json.dumps(_OLD | {'schema': 5}), r'schema 5, .* update specsample'),
+    (json.dumps(_OLD | {'schema': 6}), r'schema 6, .* update specsample'),
     (json.dumps(_OLD | {'schema': 0}), 'schema 0, which never was'),
     (json.dumps(_OLD | {'schema': True}), 'schema True, which never was'),
     (json.dumps(_OLD | {'schema': None}), 'schema None, which never was'),
@@ -169,7 +170,7 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
 def test_of_other_commands_the_number_alone_is_checked(tmp_path):
   path = tmp_path / 'benchmark.json'
   path.write_text('{"t_ms": {"1": 16.2}}')
-  assert result_file.read(path) == {'t_ms': {'1': 16.2}, 'schema': 4}
+  assert result_file.read(path) == {'t_ms': {'1': 16.2}, 'schema': 5}
   path.write_text('{"schema": 9}')
   with pytest.raises(ValueError, match=r'benchmark\.json is of schema 9'):
     result_file.read(path)

@@ -49,6 +49,7 @@ def _row(**changes):
     'rounds': 128,
     'tokens_per_round': 2.0,
     'tokens_per_round_ci95': [1.5, 2.5],
+    'plain_rounds': 0.25,
     'acceptance': 0.75,
     'acceptance_ci95': None,
     'acceptance_by_position': [0.75, None],
@@ -63,6 +64,7 @@ def _row(**changes):
     'prefill_ms': 80.0,
     'draft_ms': 0.5,
     'verify_ms': 20.0,
+    'verify_ms_by_width': {'0': 16.0, '2': 21.5},
     'overhead_ms': None,
     'cost_ratio': 0.0125,
     'percent_of_roofline': 71.0,
@@ -215,6 +217,7 @@ def test_measured_fields():
   assert fields['tokens'] == 10
   assert fields['rounds'] == 4
   assert fields['tokens_per_round'] == 2.5
+  assert fields['plain_rounds'] == 0
   assert fields['acceptance_by_position'] == [1.0, 0.5]
   assert fields['ms_per_token'] == pytest.approx(30)
   assert fields['speedup'] is None
@@ -226,7 +229,11 @@ def test_a_position_never_drafted_has_no_share():
   run = dataclasses.replace(_generation(1.0, tokens=5), stats=counts)
   fields = measures.row_fields([run], [run])
   assert fields['acceptance_by_position'] == [None, None]
+  assert fields['plain_rounds'] == 1
   assert fields['speedup'] == 1
+  alone = dataclasses.replace(counts, proposed=(5,), accepted=(5,))
+  run = dataclasses.replace(run, stats=alone)
+  assert measures.row_fields([run], None)['plain_rounds'] is None
 
 
 def test_a_generation_survives_json():

@@ -146,6 +146,83 @@ def test_a_prediction_uses_the_parts_and_the_counts_alone(in_batches):
   assert _row(changed, 'ngram', 'overall').speedup == pytest.approx(1)
 
 
+# A round without a draft takes less.
+_WIDE = {
+  'verify_ms_by_width': {'0': 15, '1': 21},
+  'overhead_ms_by_width': {'0': 2, '1': 4},
+}
+
+
+def _drafting(in_batches, batch_size, share=1 / 4):
+  """As many of the method's rounds have a draft as `share` says."""
+
+  def changed(run, batch):
+    drafted = share * run.stats.rounds
+    proposed = (run.stats.rounds - drafted, drafted)
+    counts = dataclasses.replace(run.stats, proposed=proposed)
+    return dataclasses.replace(run, batch=batch, stats=counts)
+
+  runs = in_batches.generations['ngram']
+  batches = [i // batch_size for i in range(len(runs))]
+  return dataclasses.replace(
+    in_batches,
+    generations=in_batches.generations
+    | {'ngram': list(map(changed, runs, batches))},
+    parts=in_batches.parts | {'ngram': in_batches.parts['ngram'] | _WIDE},
+  )
+
+
+def test_rounds_cost_what_their_widths_cost(in_batches):
+  row = _row(_drafting(in_batches, 1).rows, 'ngram', 'overall')
+  assert row.plain_rounds == 0.75
+  assert row.verify_ms == pytest.approx(0.75 * 15 + 0.25 * 21)
+  assert row.verify_ms_by_width == {'0': 15, '1': 21}
+  assert (row.draft_ms, row.overhead_ms) == (1, 2.5)
+  baseline = 2 * 50 + (8 + 12) * 20
+  # Three prefills, and rounds of which one in four is wide.
+  method = 3 * 60 + (5 + 3 + 7) * (1 + 16.5 + 2.5)
+  assert row.predicted_speedup == pytest.approx(baseline / method)
+  # As all rounds were wide, and as older results have it.
+  row = _row(in_batches.rows, 'ngram', 'overall')
+  assert (row.verify_ms, row.verify_ms_by_width) == (21, None)
+  assert row.plain_rounds == 0
+
+
+def test_a_round_of_a_batch_is_as_wide_as_its_widest_row(in_batches):
+  found = _drafting(in_batches, 2)
+  first, second, third = found.generations['ngram']
+  # For three rounds both rows go on, then the first one alone.
+  plain = 3 * 0.75**2 + 2 * 0.75
+  counts = predicted.rounds_by_drafts([first, second])
+  assert counts == pytest.approx([plain, 5 - plain])
+  assert predicted.rounds_by_drafts([third]) == pytest.approx([5.25, 1.75])
+  row = _row(found.rows, 'ngram', 'overall')
+  mean = ((plain + 5.25) * 15 + (5 - plain + 1.75) * 21) / (5 + 7)
+  assert row.verify_ms == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(
+  'kind', [specsample.drafters.Adaptive, specsample.drafters.Either]
+)
+def test_where_drafting_varies_nothing_is_predicted(in_batches, kind):
+  ngram = specsample.drafters.Ngram(num_draft_tokens=1)
+  if kind is specsample.drafters.Adaptive:
+    policy = specsample.policies.Fixed(1)
+    drafter = kind(drafter=ngram, policies=(policy,), widths=(0, 1))
+  else:
+    suffix = specsample.drafters.Suffix(num_draft_tokens=1)
+    drafter = kind(remembered=suffix, trained=ngram)
+  found = _drafting(in_batches, 1)
+  evaluated = dataclasses.replace(
+    found.evaluation,
+    methods=found.evaluation.methods | {'ngram': methods.Method(drafter)},
+  )
+  rows = dataclasses.replace(found, evaluation=evaluated).rows
+  row = _row(rows, 'ngram', 'overall')
+  assert row.draft_ms is row.verify_ms is row.predicted_speedup is None
+  assert row.verify_ms_by_width == {'0': 15, '1': 21}
+
+
 def test_leviathans_formula_is_of_chains_to_the_end_of_a_text(in_batches):
   # Of four tokens at most: the last round has room for no draft.
   def rows(*emit_rounds, proposed, accepted):
@@ -248,6 +325,24 @@ def test_a_pass_reads_the_experts_of_its_tokens():
   assert read(2) == pytest.approx(
     found.weight_bytes + found.expert_bytes * 7 / 16
   )
+
+
+def test_plain_passes_read_the_experts_of_a_token(in_batches):
+  sizes = experts.Experts(num_experts=4, num_per_token=1, mlp_dim=8)
+  model = dataclasses.replace(_MODEL, experts=sizes)
+  target = specsample.Loaded(model, random_weights.params(model), None)
+  seldom = _drafting(in_batches, 1)
+  evaluated = dataclasses.replace(seldom.evaluation, target=target)
+  percent = lambda table: (
+    _row(
+      dataclasses.replace(table, evaluation=evaluated).rows, 'ngram', 'overall'
+    ).percent_of_roofline
+  )
+  of_experts = 4 * 4 * 3 * 32
+  # In 11.25 of 15 rounds a quarter of them instead of 7 / 16.
+  saved = 11.25 * of_experts * (7 / 16 - 1 / 4) / _BANDWIDTH
+  always = _drafting(in_batches, 1, share=1)
+  assert percent(always) - percent(seldom) == pytest.approx(100 * saved / 0.6)
 
 
 def test_rows_that_emit_nothing_have_no_share_of_the_roofline(in_batches):

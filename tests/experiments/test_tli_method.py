@@ -82,6 +82,7 @@ def test_both_ways_are_compared_with_the_target_alone(tmp_path):
   for row in rows:
     assert row.tokens == 12 and row.equals_target
     assert row.tokens_per_round == row.tokens / row.rounds
+    assert 0 <= row.plain_rounds < 1
   two_vocabularies.write(tmp_path, comparison.shared, rows)
   written = json.loads((tmp_path / 'vocabularies.json').read_text())
   sizes = {'kind': 'intersection', 'shared': 3}

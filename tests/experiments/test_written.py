@@ -90,7 +90,7 @@ def test_file_says_who_wrote_what(tokenizer, tmp_path):
   ('line', 'number'),
   [
     ('{"schema": 1}\n', 1),
-    ('{"schema": 5}\n', 1),
+    ('{"schema": 6}\n', 1),
     ('{"rows": []}\n', 1),
     ('[]\n', 1),
     ('{"schema": 2}\n{"id": "a"}\n', 2),
@@ -110,5 +110,5 @@ def test_every_line_is_json(tokenizer, tmp_path):
   tokens = tokenizer.encode('z')
   written.write(tmp_path, tokenizer, asked, {'m': [_generation(tokens, [3])]})
   first, line, rest = (tmp_path / written.NAME).read_text().split('\n')
-  assert (json.loads(first), rest) == ({'schema': 4}, '')
+  assert (json.loads(first), rest) == ({'schema': 5}, '')
   assert json.loads(line)['methods']['m']['pieces'] == ['z']
