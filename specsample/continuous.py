@@ -9,6 +9,7 @@ import itertools
 
 import jax
 
+from specsample import history as history_lib
 from specsample import refill
 from specsample import request as request_lib
 from specsample import sampling as sampling_lib
@@ -41,6 +42,7 @@ def generate_all(
   max_length: int | None = None,
   batch_size: int = 16,
   group_size: int | None = None,
+  history: history_lib.History | None = None,
 ) -> Iterator[Output]:
   """Continues any number of prompts, each as `generate` would it alone.
 
@@ -60,6 +62,9 @@ def generate_all(
     group_size: rows that are refilled at once. One that ends waits for the
       others of its group, and shares its prefill with them; default 1, and on a
       mesh as many as it divides the batch by, at most an eighth of the batch.
+    history: gets each prompt with its continuation once that is done, and the
+      rows after it are drafted from it too: its store is 'history' among those
+      of `drafters.Suffix` or `Either`. It may hold texts of earlier calls.
 
   Returns:
     One Output a prompt, in the order of the prompts and as soon as all before
@@ -91,10 +96,20 @@ def generate_all(
     ),
     group_size=group_size,
   )
+  if history is not None:
+    params = _with_history(params, drafter, history)
   batch.check(params, key, jobs)
   waiting = iter(jobs)
   take = lambda count: list(itertools.islice(waiting, count))
-  return _in_order(batch.run(params, key, take))
+
+  def learn(params, done):
+    length = int(done.output.lengths[0])
+    text = [*done.job.prompt, *done.output.tokens[0, :length]]
+    if history is None or not history.add(text):
+      return params
+    return _with_history(params, drafter, history)
+
+  return _in_order(batch.run(params, key, take, learn=learn))
 
 
 def default_group_size(batch_size: int) -> int:
@@ -122,6 +137,15 @@ def _jobs(
     )
     jobs.append(job)
   return jobs
+
+
+def _with_history(params, drafter, history) -> Params:
+  if not hasattr(drafter, 'with_store'):
+    raise ValueError(
+      f'history is given, and {type(drafter).__name__} looks nothing up: draft '
+      'with Suffix or Either, or leave the history out'
+    )
+  return drafter.with_store(params, 'history', history.store)
 
 
 def _in_order(finished: Iterator[refill.Finished]) -> Iterator[Output]:

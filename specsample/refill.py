@@ -66,6 +66,8 @@ class Finished:
 Take = Callable[[int], Sequence[Job]]
 # Whether a continuation, by its tokens so far, need not go on.
 IsOver = Callable[[Sequence[int]], bool]
+# The parameters to go on with, of the same shapes, once a job is finished.
+Learn = Callable[[Params, Finished], Params]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,6 +129,7 @@ class Batch:
     key: Array,
     take: Take,
     is_over: IsOver = lambda tokens: False,
+    learn: Learn = lambda params, done: params,
   ) -> Iterator[Finished]:
     """Continues jobs until none is left, yielding each when it is done.
 
@@ -173,7 +176,9 @@ class Batch:
         done = output.stop_reason[row] != StopReason.RUNNING
         if done or is_over(output.tokens[row, :length].tolist()):
           del running[row], lengths[row]
-          yield Finished(job, _row(output, row, job), state, row)
+          done_now = Finished(job, _row(output, row, job), state, row)
+          params = learn(params, done_now)
+          yield done_now
 
   @property
   def _group(self) -> int:

@@ -7,6 +7,7 @@ test_planted_bugs.py shows.
 
 import collections
 
+import numpy as np
 import pytest
 
 from experiments import certificate
@@ -135,3 +136,24 @@ def test_every_policy_cuts_some_drafts_and_not_others():
     assert num_kept.min() < drafts.tokens.shape[-1], case.name
     is_of_a_number = any(name in case.name for name in _OF_A_NUMBER)
     assert is_of_a_number or num_kept.min() < num_kept.max(), case.name
+
+
+def test_drafts_are_remembered_after_some_strings_and_not_after_others():
+  of_chains = [case for cases in _BY_SHAPE.values() for case in cases]
+  remembering = [case for case in of_chains if 'Suffix' in case.name]
+  assert {case.law for case in remembering} == {
+    DraftLaw.POINT_MASS,
+    DraftLaw.SAMPLED,
+  }
+  for case in remembering:
+    drafts = case.proposal(3)
+    # Of the strings 2 0 0, from the store, and 0 1 0, from the row's own text.
+    assert np.all(drafts.tokens[18] == [2, 1])
+    assert np.all(drafts.tokens[3] == [1, 0])
+    # Others are drafted nothing, what an n-gram says, or what a chain draws.
+    if case.law is DraftLaw.SAMPLED:
+      is_one_hot = np.all(drafts.probs.max(axis=-1) == 1, axis=(1, 2))
+      assert 0 < is_one_hot.sum() < is_one_hot.size
+    elif 'Ngram' not in case.name:
+      num_drafted = (drafts.tokens >= 0).sum(axis=(1, 2))
+      assert set(num_drafted) >= {0, 2}

@@ -16,7 +16,8 @@ _LAYERS = (
   ('sharding', 'files', 'chat', 'chips', 'checks'),
   ('indexing',),
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'work', 'text'),
-  ('drafts',),
+  ('drafts', 'store'),
+  ('history',),
   ('verify', 'tokenizer_files', 'policies', 'spelling'),
   ('models.masks', 'models.rotary', 'models.int8', 'models.tensors'),
   ('models.layers', 'models.cache', 'models.network'),
@@ -24,7 +25,10 @@ _LAYERS = (
   ('models.decoder_layer',),
   ('models', 'drafters'),
   ('loading',),
-  ('drafter_card', 'mtp_files', 'pairing', 'published', 'vocab_map'),
+  (
+    *('drafter_card', 'mtp_files', 'pairing', 'published', 'store_files'),
+    'vocab_map',
+  ),
   ('drafter_files',),
   ('stopping',),
   ('request', 'emission'),
@@ -42,7 +46,8 @@ _LOOP = {
   *('step', 'stopping'),
 }
 _LOOP_IMPORTS = _LOOP | {
-  *('types', 'drafts', 'indexing', 'sampling', 'sharding', 'stats'),
+  *('types', 'drafts', 'history', 'indexing', 'sampling', 'sharding'),
+  'stats',
   'streams',
 }
 # Everything else says what the axes of an array mean, not where they are.

@@ -14,7 +14,8 @@ def test_is_caught(bug):
 
 
 def test_all_known_mistakes_are_planted():
-  # Those of chains, four of filters, seven of trees, one of learning drafters.
-  assert len(bugs.BUGS) == 21 + 4 + 7 + 1
+  # Those of chains, four of filters, seven of trees, two of drafters that
+  # remember, one of drafters that learn.
+  assert len(bugs.BUGS) == 22 + 4 + 7 + 2 + 1
   names = [bug.name for bug in bugs.BUGS]
   assert len(set(names)) == len(names)

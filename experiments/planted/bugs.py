@@ -154,6 +154,18 @@ def _filter(name, policy, mistake, inner=detectors.CHAIN, rule=verify.chain):
   )
 
 
+def _either(name, mistake, rule=verify.chain) -> Bug:
+  """A mistake in how one of two drafts is chosen, or handed over."""
+  return _bug(
+    name,
+    functools.partial(
+      detectors.enumerated, rule, params=detectors.params_of_either
+    ),
+    {'drafter': mistake},
+    {'drafter': detectors.EITHER},
+  )
+
+
 def _anticipating(name, policy) -> Bug:
   return _filter(name, policy, planted_policies.Anticipating(policy))
 
@@ -228,6 +240,20 @@ BUGS = (
       )
     },
     {'drafter': detectors.CHAIN},
+  ),
+  _bug(
+    'a round without drafts because the drawn ones were unlikely',
+    functools.partial(detectors.enumerated, verify.chain),
+    {'drafter': drafters.DraftsIfLikely(inner=detectors.CHAIN, least=0.5)},
+    {'drafter': detectors.CHAIN},
+  ),
+  _either(
+    'a remembered draft chosen because the drawn tokens were unlikely',
+    drafters.ForgetsIfLikely(inner=detectors.EITHER, least=0.5),
+  ),
+  _either(
+    'remembered tokens declared with the law of the drawn ones',
+    drafters.LeavesDrawnProbs(inner=detectors.EITHER),
   ),
   _anticipating(
     'a filter by the probability of the token that it leaves out',

@@ -55,6 +55,19 @@ def _params() -> Params:
   return trained.other_vocabulary().params
 
 
+# After some strings it remembers what the prompt or they say, without a store.
+EITHER = drafters.Either(
+  remembered=drafters.Suffix(num_draft_tokens=2, min_kept=0.7),
+  trained=CHAIN,
+  prior_kept=0.8,
+)
+
+
+def params_of_either() -> Params:
+  """No store and a chain without parameters."""
+  return {'target': {}, 'drafter': {'trained': {}}}
+
+
 @dataclasses.dataclass(frozen=True)
 class Reading:
   """A statistic, and what the shipped code stays below."""
@@ -72,13 +85,16 @@ class Reading:
 
 @functools.cache
 def enumerated(
-  verifier: Verifier, drafter: Drafter = CHAIN, sampling: Sampling = PLAIN
+  verifier: Verifier,
+  drafter: Drafter = CHAIN,
+  sampling: Sampling = PLAIN,
+  params: Callable[[], Params] = _params,
 ) -> Reading:
   """The largest error in the probability of a string, after two rounds."""
   enumeration = enumerate_lib.Enumeration(
     verifier,
     drafted.from_drafter(
-      drafter, _params(), MODEL, cases.PROMPT, sampling, rounds=2
+      drafter, params(), MODEL, cases.PROMPT, sampling, rounds=2
     ),
     conditional_lib.from_model(MODEL, {}, cases.PROMPT, sampling),
   )

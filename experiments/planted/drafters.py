@@ -56,14 +56,11 @@ class Misdeclared(Wrapper):
     drawn, _ = self.inner.propose(
       params, draw, self.drawn(warp), tokens, length, state
     )
-
-    def repeat(probs, position, node=None):
-      del probs, node  # a chain has one node for each position
-      column = (position - length)[:, None]
-      return jnp.take_along_axis(drawn.tokens, column, axis=1)[:, 0]
-
     return self.inner.propose(
-      params, repeat, self.declared(warp), tokens, length, state
+      params,
+      _repeat(drawn.tokens, length),
+      self.declared(warp),
+      *(tokens, length, state),
     )
 
 
@@ -146,6 +143,94 @@ class CutsBeforeTheToken(Wrapper):
       law=DraftLaw.SAMPLED,
     )
     return draft, state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftsIfLikely(Wrapper):
+  """Drafts nothing in a row whose drawn tokens promise too little.
+
+  How much of a draft the target reads then depends on the tokens drawn.
+  """
+
+  least: float
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, state = super().propose(params, draw, warp, tokens, length, state)
+    nothing = types.Draft(
+      tokens=jnp.full_like(draft.tokens, -1),
+      probs=jnp.zeros_like(draft.probs),
+      law=DraftLaw.SAMPLED,
+    )
+    return _choose(_promised(draft) >= self.least, draft, nothing), state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForgetsIfLikely(Wrapper):
+  """Of an `Either`: chooses by what the drawn tokens promise.
+
+  The shipped one compares with what was kept in the rounds before.
+  """
+
+  least: float
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    never, always = jnp.inf, -1.0
+
+    def propose(draw, threshold):
+      kept = jnp.full_like(state.kept, threshold)
+      of_threshold = dataclasses.replace(state, kept=kept)
+      return self.inner.propose(
+        params, draw, warp, tokens, length, of_threshold
+      )
+
+    drawn, state_of_drawn = propose(draw, never)
+    nothing = lambda probs, position: jnp.zeros_like(position)
+    remembered, found = propose(nothing, always)
+    forgets = ~found.is_remembered | (_promised(drawn) >= self.least)
+    return _choose(forgets, drawn, remembered), state_of_drawn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeavesDrawnProbs(Wrapper):
+  """Of an `Either`: remembered tokens come with the other drafter's law."""
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, new = super().propose(params, draw, warp, tokens, length, state)
+    drawn, _ = self.inner.trained.propose(
+      params | {'drafter': params['drafter']['trained']},
+      _repeat(draft.tokens, length),
+      warp,
+      tokens,
+      length,
+      state.trained,
+    )
+    return dataclasses.replace(draft, probs=drawn.probs), new
+
+
+def _repeat(drafted, length):
+  """A `Draw` of tokens [B, K] that were drawn before."""
+
+  def repeat(probs, position, node=None):
+    del probs, node  # a chain has one node for each position
+    column = (position - length)[:, None]
+    return jnp.take_along_axis(drafted, column, axis=1)[:, 0]
+
+  return repeat
+
+
+def _promised(draft):
+  """How many tokens [B] are kept if each is with its own probability."""
+  drawn = jnp.take_along_axis(draft.probs, draft.tokens[..., None], axis=-1)
+  return jnp.sum(jnp.cumprod(drawn[..., 0], axis=1), axis=1)
+
+
+def _choose(rows, draft, other):
+  """The one draft in rows [B] that are set, else the other."""
+  return types.Draft(
+    tokens=jnp.where(rows[:, None], draft.tokens, other.tokens),
+    probs=jnp.where(rows[:, None, None], draft.probs, other.probs),
+    law=DraftLaw.SAMPLED,
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from specsample.drafters.dspark import DSpark
 from specsample.drafters.dynamic_tree import DynamicTree
 from specsample.drafters.eagle import Eagle
 from specsample.drafters.eagle import Eagle3
+from specsample.drafters.either import Either
 from specsample.drafters.given import Given
 from specsample.drafters.hydra import Hydra
 from specsample.drafters.medusa import Medusa
@@ -17,6 +18,7 @@ from specsample.drafters.ngram import NgramTree
 from specsample.drafters.none import NoDraft
 from specsample.drafters.recording import Recording
 from specsample.drafters.skip import Skip
+from specsample.drafters.suffix import Suffix
 from specsample.drafters.tli import TLI
 from specsample.drafters.tree import Tree
 
@@ -31,6 +33,7 @@ __all__ = [
   'DynamicTree',
   'Eagle',
   'Eagle3',
+  'Either',
   'Given',
   'Hydra',
   'Medusa',
@@ -39,5 +42,6 @@ __all__ = [
   'NoDraft',
   'Recording',
   'Skip',
+  'Suffix',
   'Tree',
 ]

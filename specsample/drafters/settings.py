@@ -16,6 +16,20 @@ def check_num_draft_tokens(num_draft_tokens: int) -> None:
     )
 
 
+def check_count(name: str, value: int) -> None:
+  """Raises ValueError unless a setting is an integer of at least 1."""
+  if not checks.is_count(value):
+    raise ValueError(f'{name} is {value!r}: give an integer of at least 1')
+
+
+def check_range(name: str, value: float, least: float, most: float) -> None:
+  """Raises ValueError unless a setting is in [least, most]."""
+  if not least <= value <= most:
+    raise ValueError(
+      f'{name} is {value!r}: give a number from {least:g} to {most:g}'
+    )
+
+
 def check_flag(name: str, value: bool) -> None:
   """Raises ValueError unless a setting of that name is a truth value."""
   if not isinstance(value, bool):

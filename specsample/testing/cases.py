@@ -66,24 +66,19 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
   other = dataclasses.replace(target, noise=0.5)
   point_mass, sampled = DraftLaw.POINT_MASS, DraftLaw.SAMPLED
   of_hash = lambda name, drafter: Trained(name, target, drafter, params)
+  ngram = drafters.Ngram(num_draft_tokens=2, min_ngram=1)
+  chain = drafters.Chain(model=other, num_draft_tokens=2)
+  skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
   for scene, law in (
     (of_hash('NoDraft', drafters.NoDraft()), point_mass),
-    (
-      of_hash('Ngram', drafters.Ngram(num_draft_tokens=2, min_ngram=1)),
-      point_mass,
-    ),
-    (
-      of_hash('Chain', drafters.Chain(model=other, num_draft_tokens=2)),
-      sampled,
-    ),
-    (
-      of_hash(
-        'Skip', drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
-      ),
-      sampled,
-    ),
+    (of_hash('Ngram', ngram), point_mass),
+    (of_hash('Chain', chain), sampled),
+    (of_hash('Skip', skip), sampled),
     (trained.other_vocabulary(), sampled),
     *((scene, sampled) for scene in trained.scenes(vocab_size=3)),
+    (trained.remembering(), point_mass),
+    (trained.either(ngram), point_mass),
+    (trained.either(chain), sampled),
   ):
     for setting, sampling in (
       ('top-p', Sampling(temperature=0.8, top_p=0.9)),

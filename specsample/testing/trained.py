@@ -1,4 +1,4 @@
-"""Drafters that have weights, on small targets: noise stands for training."""
+"""Drafters with parameters, on small targets: noise stands for training."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import drafters
+from specsample import store as store_lib
 from specsample import vocab_map
 from specsample.testing import tiny
 from specsample.testing.hash_model import HashModel
@@ -127,6 +128,37 @@ def other_vocabulary() -> Trained:
   )
   params = {'target': {}, 'drafter': own.params({})}
   return Trained('TLI', target, drafter, params)
+
+
+def remembering() -> Trained:
+  """Remembers two tokens after some strings, nothing after others.
+
+  Those of the row's own text after some, and after others those of a store.
+  """
+  drafter = drafters.Suffix(num_draft_tokens=2, min_kept=0.7)
+  params = {'target': {}, 'drafter': {'store': _remembered()}}
+  return Trained('Suffix', HashModel(vocab_size=3), drafter, params)
+
+
+def either(inner: Drafter) -> Trained:
+  """Drafts as `remembering` after some strings, and otherwise as another.
+
+  Args:
+    inner: the other drafter, of parameters {}.
+  """
+  scene = remembering()
+  drafter = drafters.Either(
+    remembered=scene.drafter, trained=inner, prior_kept=1.0
+  )
+  own = {'remembered': scene.params['drafter'], 'trained': {}}
+  params = {'target': {}, 'drafter': own}
+  name = f'Either of Suffix and {type(inner).__name__}'
+  return Trained(name, scene.model, drafter, params)
+
+
+def _remembered():
+  texts = [[0, 0, 2, 1]] * 16 + [[1, 0, 1, 2, 0]] * 3
+  return store_lib.build(texts, vocab_size=3)
 
 
 def _mtp(vocab_size, num_modules):

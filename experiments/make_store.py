@@ -1,0 +1,72 @@
+"""Makes the store of texts that `drafters.Suffix` looks things up in.
+
+  python -m experiments.make_store --data=data/smollm2 --out=STORE
+
+The answers in folders of make_data, those of the target and in its tokens, in
+the order of --data; of more than --tokens the last ones are kept. This file
+only wires: specsample/store.py sorts and specsample/store_files.py writes.
+"""
+
+from absl import flags
+
+from experiments import cli
+from experiments import config
+from experiments import environment
+from experiments import remembering
+import specsample
+from specsample import files
+
+config.define_flags('configs/runs/store.gin')
+flags.adopt_module_key_flags(config)
+_DATA = flags.DEFINE_multi_string(
+  'data',
+  None,
+  'A folder of make_data; may be given several times.',
+  required=True,
+)
+_OUT = flags.DEFINE_string(
+  'out',
+  None,
+  'Folder of the store, not there yet; here or in a bucket (gs://).',
+  required=True,
+)
+_TOKENS = flags.DEFINE_integer(
+  'tokens', 2_000_000, 'The most tokens to keep.', lower_bound=1
+)
+
+
+def main() -> None:
+  """Reads, sorts, writes and says how much of what is in the store."""
+  config.parse()
+  environment.set_up()
+  with cli.bad_input():
+    loaded = remembering.target()
+    texts, digests = remembering.answers(loaded, _DATA.value)
+    size = min(_TOKENS.value, sum(len(text) + 1 for text in texts))
+    store = specsample.store.build(
+      texts, vocab_size=loaded.model.vocab_size, capacity=size
+    )
+    kept = specsample.store.texts_of(store)
+    specsample.save_store(
+      _OUT.value,
+      store,
+      target=loaded,
+      card={
+        'target': loaded.fingerprint,
+        'data': digests,
+        'left out': len(texts) - len(kept),
+      },
+    )
+  num_tokens = sum(text.size for text in kept)
+  print(
+    f'{num_tokens:,} tokens in {len(kept):,} answers: {files.at(_OUT.value)}'
+  )
+  if len(kept) < len(texts):
+    print(
+      f'{len(texts) - len(kept):,} answers before them are left out: raise '
+      '--tokens to keep them'
+    )
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,82 @@
+"""Methods that draft from memory, and the texts that are remembered."""
+
+from collections.abc import Mapping, Sequence
+import itertools
+
+import gin
+
+from experiments import data_folder
+from experiments import dialogues as dialogues_lib
+from experiments import methods
+import specsample
+from specsample import drafters
+from specsample.policies import policy as policy_lib
+
+
+@gin.configurable
+def stores(
+  target: specsample.Loaded, names: Sequence[str]
+) -> dict[str, specsample.store.Store]:
+  """Loads stores by their names or folders, as `specsample.load_store` does."""
+  return {name: specsample.load_store(name, target) for name in names}
+
+
+@gin.configurable
+def suffix(
+  drafter: drafters.Suffix,
+  stores: Mapping[str, specsample.store.Store] | None = None,
+) -> methods.Method:
+  """Returns the method of a `Suffix` that looks things up in stores."""
+  return methods.Method(drafter=drafter, params=dict(stores or {}))
+
+
+@gin.configurable
+def either(
+  remembered: methods.Method,
+  trained: methods.Method,
+  policies: Sequence[policy_lib.Policy] = (),
+) -> methods.Method:
+  """Returns the method of `drafters.Either`.
+
+  Args:
+    remembered: of a `Suffix`.
+    trained: drafts where that promises less; its rule verifies.
+    policies: all of which must let a trained draft pass; see
+      `drafters.Adaptive`.
+
+  Raises:
+    ValueError: the two drafters cannot be combined.
+  """
+  drafter = trained.drafter
+  if policies:
+    drafter = drafters.Adaptive(drafter=drafter, policies=policies)
+  return methods.Method(
+    drafter=drafters.Either(remembered=remembered.drafter, trained=drafter),
+    verify=trained.verify,
+    params={'remembered': remembered.params, 'trained': trained.params},
+  )
+
+
+@gin.configurable
+def target(loaded: specsample.Loaded) -> specsample.Loaded:
+  """Returns the target whose answers are to be remembered."""
+  return loaded
+
+
+def answers(
+  target: specsample.Loaded, folders: Sequence[str]
+) -> tuple[list[list[int]], list[str]]:
+  """Returns the target's answers in folders of make_data, and their digests.
+
+  Raises:
+    ValueError: a folder is missing, damaged or of another target.
+  """
+  data = [data_folder.load_for(folder, target) for folder in folders]
+  texts = [
+    dialogue.tokens[start:end].tolist()
+    for of_folder in data
+    for dialogue in itertools.chain(*of_folder.shards)
+    if dialogue.source != dialogues_lib.Source.TEXT
+    for start, end in dialogue.answers
+  ]
+  return texts, [of_folder.digest() for of_folder in data]

@@ -1,0 +1,228 @@
+"""Drafts from memory where that promises more, else with a trained drafter.
+
+The hybrid of SuffixDecoding (Oliaro et al., 2411.04975), row by row.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specsample import indexing
+from specsample import sharding
+from specsample import store as store_lib
+from specsample import types
+from specsample.drafters import adaptive
+from specsample.drafters import settings
+from specsample.drafters import suffix
+from specsample.policies import fixed
+from specsample.types import Array, Draft, DraftLaw, Params
+
+
+@types.pytree
+class EitherState:
+  """The states of both drafters, and who drafts in a row."""
+
+  remembered: suffix.SuffixState
+  trained: adaptive.AdaptiveState
+  kept: Array  # [B] float32, running mean of the trained drafter's kept tokens
+  is_remembered: Array  # [B] bool, rows whose last draft was remembered
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Either:
+  """Verifies one of two drafts, in each row the one that promises more.
+
+  A remembered draft promises its expected number of kept tokens. The trained
+  drafter promises as many as it lately had in this row. Where all rows use
+  remembered drafts it does not run; its caches miss nothing by that.
+
+  The parameters are {'remembered': stores, 'trained': parameters}. A remembered
+  token is a point mass: with a drafter that draws its tokens, a row of
+  `Draft.probs` that is one-hot, so that one law holds for the whole batch.
+
+  Attributes:
+    remembered: a `Suffix`; what it expects is compared, and drafted if it
+      reaches its `min_kept`.
+    trained: drafts chains of the target's tokens and can pause
+      (drafters/pausable.py). An `Adaptive` also decides whether it drafts.
+    prior_kept: tokens that the trained drafter is taken to keep, at first.
+    decay: of that running mean, per round that it drafts in.
+  """
+
+  remembered: Any
+  trained: Any
+  prior_kept: float = 0.7
+  decay: float = 0.9
+
+  def __post_init__(self):
+    """Refuses what is no Suffix, trees and drafters that cannot pause."""
+    if not isinstance(self.remembered, suffix.Suffix):
+      raise ValueError(
+        f'remembered is {type(self.remembered).__name__}: give a Suffix, which '
+        'says how many of its tokens it expects to be kept'
+      )
+    if not isinstance(self.trained, adaptive.Adaptive):
+      always = fixed.Fixed(self.trained.num_draft_tokens)
+      trained = adaptive.Adaptive(drafter=self.trained, policies=(always,))
+      object.__setattr__(self, 'trained', trained)
+    inner = self.trained.drafter
+    if hasattr(inner, 'depth'):
+      raise ValueError(
+        f'trained is {type(inner).__name__}, which drafts trees, and '
+        'remembered drafts are chains: give a drafter of chains'
+      )
+    if hasattr(inner, 'most_kept'):
+      inner = dataclasses.replace(inner, most_kept=self.num_draft_tokens)
+      trained = dataclasses.replace(self.trained, drafter=inner)
+      object.__setattr__(self, 'trained', trained)
+    settings.check_range('prior_kept', self.prior_kept, 0, 1e3)
+    settings.check_range('decay', self.decay, 0, 1)
+
+  @property
+  def num_draft_tokens(self) -> int:
+    """K, that of the longer draft."""
+    return max(self.remembered.num_draft_tokens, self.trained.num_draft_tokens)
+
+  @property
+  def widths(self) -> tuple[int, ...]:
+    """See `types.Drafter`: those of both."""
+    return tuple(sorted({*self.remembered.widths, *self.trained.widths}))
+
+  @property
+  def feature_layers(self) -> tuple[int, ...]:
+    """See `types.Drafter`."""
+    return self.trained.feature_layers
+
+  @property
+  def vocab_size(self) -> int | None:
+    """See `types.Drafter`."""
+    return self.trained.vocab_size
+
+  def with_store(
+    self, params: Params, name: str, store: store_lib.Store
+  ) -> Params:
+    """Returns the whole tree of parameters with a store under that name."""
+    own = _of(params, 'remembered')
+    stores = self.remembered.with_store(own, name, store)['drafter']
+    return params | {'drafter': params['drafter'] | {'remembered': stores}}
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    mean = sharding.zeros((batch_size,), jnp.float32, 'batch')
+    return EitherState(
+      remembered=self.remembered.init(
+        _of(params, 'remembered'), batch_size, max_length
+      ),
+      trained=self.trained.init(_of(params, 'trained'), batch_size, max_length),
+      kept=mean + self.prior_kept,
+      is_remembered=sharding.zeros((batch_size,), bool, 'batch'),
+    )
+
+  def extend(self, params, tokens, count, output, state):
+    """See `types.Drafter`."""
+    trained = self.trained.extend(
+      _of(params, 'trained'), tokens, count, output, state.trained
+    )
+    return dataclasses.replace(state, trained=trained)
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`."""
+    of_memory, remembered = self.remembered.propose(
+      _of(params, 'remembered'), draw, warp, tokens, length, state.remembered
+    )
+    expected = jnp.sum(jnp.cumprod(of_memory.signals.confidence, -1), -1)
+    is_remembered = (of_memory.tokens[:, 0] >= 0) & (expected >= state.kept)
+    # To the trained drafter these rows need nothing.
+    over = state.trained.over | is_remembered
+    drawn, trained = self.trained.propose(
+      _of(params, 'trained'),
+      draw,
+      warp,
+      tokens,
+      length,
+      dataclasses.replace(state.trained, over=over),
+    )
+    draft = _merged(is_remembered, of_memory, drawn, self.num_draft_tokens)
+    return draft, dataclasses.replace(
+      state, remembered=remembered, trained=trained, is_remembered=is_remembered
+    )
+
+  def update(self, params, tokens, length, output, verdict, state):
+    """See `types.Drafter`."""
+    of_trained = ~state.is_remembered
+    trained = self.trained.update(
+      _of(params, 'trained'), tokens, length, output, verdict, state.trained
+    )
+    # What became of remembered drafts says nothing of the trained drafter's.
+    policies = jax.tree.map(
+      lambda new, old: _where(of_trained, new, old),
+      trained.policies,
+      state.trained.policies,
+    )
+    drafted = of_trained & (state.trained.drafted > 0)
+    mean = self.decay * state.kept + (1 - self.decay) * verdict.num_accepted
+    return dataclasses.replace(
+      state,
+      remembered=self.remembered.update(
+        _of(params, 'remembered'),
+        tokens,
+        length,
+        output,
+        verdict,
+        state.remembered,
+      ),
+      trained=dataclasses.replace(trained, policies=policies),
+      kept=jnp.where(drafted, mean, state.kept),
+    )
+
+
+def _of(params, part: str):
+  """The whole tree for one of the two drafters."""
+  own = params.get('drafter', {})
+  if not set(own) <= {'remembered', 'trained'}:
+    raise ValueError(
+      f"params['drafter'] has {sorted(own)}: Either reads 'remembered', the "
+      "stores, and 'trained', the trained drafter's parameters"
+    )
+  found = {key: value for key, value in params.items() if key != 'drafter'}
+  return found | ({'drafter': own[part]} if part in own else {})
+
+
+def _merged(
+  is_first: Array, first: Draft, second: Draft, num_drafts: int
+) -> Draft:
+  """The first draft in rows where is_first [B] is set, else the second."""
+  if second.law not in (DraftLaw.POINT_MASS, DraftLaw.SAMPLED):
+    raise ValueError(
+      f'trained drafts of law {second.law.value!r}: Either takes point masses '
+      'and drawn tokens'
+    )
+  first, second = _padded(first, num_drafts), _padded(second, num_drafts)
+  probs = None
+  if second.probs is not None:
+    one_hot = first.tokens[..., None] == indexing.vocab_ids(
+      second.probs.shape[-1]
+    )
+    probs = _where(is_first, one_hot.astype(second.probs.dtype), second.probs)
+  return Draft(
+    tokens=_where(is_first, first.tokens, second.tokens),
+    probs=probs,
+    law=second.law,
+  )
+
+
+def _padded(draft: Draft, num_drafts: int) -> Draft:
+  """The draft with room for more tokens, which are not there."""
+  missing = num_drafts - draft.tokens.shape[1]
+  probs = draft.probs
+  if probs is not None:
+    probs = jnp.pad(probs, ((0, 0), (0, missing), (0, 0)))
+  tokens = jnp.pad(draft.tokens, ((0, 0), (0, missing)), constant_values=-1)
+  return dataclasses.replace(draft, tokens=tokens, probs=probs)
+
+
+def _where(rows: Array, x: Array, y: Array) -> Array:
+  """x in rows [B] that are set, else y, [B, ...]."""
+  return jnp.where(rows.reshape(-1, *(1,) * (x.ndim - 1)), x, y)

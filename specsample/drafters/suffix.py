@@ -1,0 +1,233 @@
+"""Drafts remembered texts: what followed the same words before.
+
+SuffixDecoding (Oliaro et al., 2411.04975) and, with a store that stays as it
+is, REST (He et al., 2311.08252).
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample import store as store_lib
+from specsample import types
+from specsample.drafters import ngram
+from specsample.drafters import pausable
+from specsample.drafters import settings
+from specsample.types import Array, Draft, DraftLaw, Params, Signals
+
+# How likely a draft token is kept: the logistic function of a constant, the log
+# of the matched tokens (those drafted before it included) and the log odds of
+# its share. Fitted to greedy answers of SmolLM2-135M-Instruct, each with a
+# store of the other answers; rows then learn how far that holds for them.
+_OWN_TEXT = (-1.15, 1.63, 0.0)
+_STORE = (-1.37, 0.81, 0.70)
+# Corrections are learned for each eighth of the estimates.
+_NUM_BINS = 8
+
+
+@types.pytree
+class SuffixState:
+  """What each source proposed last, and how often it was right.
+
+  Source 0 is the row's own text; the stores follow.
+  """
+
+  tokens: Array  # [B, sources, K] int32, -1 after the last
+  estimate: Array  # [B, sources, K] float32, before correction
+  length: Array  # [B] int32, tokens before the round
+  tried: Array  # [B, sources, bins] float32, tokens whose outcome is known
+  kept: Array  # [B, sources, bins] float32, those that were right
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suffix(pausable.NothingMissed):
+  """Continues the longest suffix that occurred before, in the best source.
+
+  It looks in the row's own text, as `Ngram` does, and in the stores of
+  params['drafter'], a dictionary of `store.Store`. The source with the largest
+  expected number of kept tokens drafts, if that number is at least `min_kept`;
+  otherwise nothing is drafted, and the round is a pass over one token. Each row
+  corrects the estimates by what became of them, in rounds without drafts too.
+
+  Attributes:
+    num_draft_tokens: K.
+    max_match: the longest suffix that is looked for.
+    min_kept: draft only if at least so many tokens are expected to be kept. It
+      pays from t(K + 1) / t(1) - 1 on, where t(n) is the time of a pass over n
+      tokens.
+    num_places: of a suffix that a store contains more often, so many places
+      vote.
+    strength: the weight of the first estimate, in tokens.
+    decay: of older outcomes, per round.
+  """
+
+  num_draft_tokens: int
+  max_match: int = 8
+  min_kept: float = 0.7
+  num_places: int = 32
+  strength: float = 8.0
+  decay: float = 0.98
+  feature_layers = ()
+  vocab_size = None
+
+  def __post_init__(self):
+    """Refuses counts below 1 and numbers that are none."""
+    settings.check_num_draft_tokens(self.num_draft_tokens)
+    for name in ('max_match', 'num_places'):
+      settings.check_count(name, getattr(self, name))
+    settings.check_range('min_kept', self.min_kept, 0, self.num_draft_tokens)
+    settings.check_range('strength', self.strength, 1e-6, 1e6)
+    settings.check_range('decay', self.decay, 0, 1)
+
+  @property
+  def widths(self) -> tuple[int, ...]:
+    """Numbers of drafts with a pass of their own: none, and K."""
+    return (0, self.num_draft_tokens)
+
+  def with_store(
+    self, params: Params, name: str, store: store_lib.Store
+  ) -> Params:
+    """Returns the whole tree of parameters with a store under that name."""
+    return params | {'drafter': {**_stores(params), name: store}}
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    del max_length
+    sources = 1 + len(_stores(params))
+    zeros = lambda dtype, *sizes: sharding.zeros(
+      (batch_size, *sizes), dtype, 'batch', *[None] * len(sizes)
+    )
+    return SuffixState(
+      tokens=zeros(jnp.int32, sources, self.num_draft_tokens) - 1,
+      estimate=zeros(jnp.float32, sources, self.num_draft_tokens),
+      length=zeros(jnp.int32),
+      tried=zeros(jnp.float32, sources, _NUM_BINS),
+      kept=zeros(jnp.float32, sources, _NUM_BINS),
+    )
+
+  def extend(self, params, tokens, count, output, state):
+    """See `types.Drafter`; the tokens are read when drafts are made of them."""
+    del params, tokens, count, output
+    return state
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`."""
+    del draw, warp
+    found, estimate = self._look_up(params, tokens, length)
+    chance = jax.vmap(self._corrected)(estimate, state)
+    expected = jnp.sum(jnp.cumprod(chance, axis=-1), axis=-1)  # [B, sources]
+    best = jnp.argmax(expected, axis=-1)[:, None]
+    pays = jnp.take_along_axis(expected, best, axis=-1) >= self.min_kept
+    of_best = lambda x: jnp.take_along_axis(x, best[..., None], axis=1)[:, 0]
+    draft = Draft(
+      tokens=jnp.where(pays, of_best(found), -1),
+      probs=None,
+      law=DraftLaw.POINT_MASS,
+      signals=_signals(of_best(chance)),
+    )
+    return draft, dataclasses.replace(
+      state, tokens=found, estimate=estimate, length=length
+    )
+
+  def update(self, params, tokens, length, output, verdict, state):
+    """See `types.Drafter`: compares what was proposed with what was emitted."""
+    del params, output, verdict
+    return jax.vmap(self._learned)(tokens, length, state)
+
+  def _look_up(self, params, tokens, length):
+    """The tokens and the estimates of each source, [B, sources, K] both."""
+
+    def of_row(tokens, length):
+      own, matched = ngram.longest_match(
+        tokens, length, self.max_match, self.num_draft_tokens
+      )
+      drafted = [own]
+      estimates = [_estimate(_OWN_TEXT, matched, jnp.full(own.shape, 0.5))]
+      for store in _stores(params).values():
+        found = store_lib.look_up(
+          store,
+          tokens,
+          length,
+          max_match=self.max_match,
+          num_tokens=self.num_draft_tokens,
+          num_places=self.num_places,
+        )
+        drafted.append(found.tokens)
+        estimates.append(_estimate(_STORE, found.matched, found.share))
+      return jnp.stack(drafted), jnp.stack(estimates)
+
+    found, estimate = jax.vmap(of_row)(tokens, length)
+    return found, jnp.where(found >= 0, estimate, 0)
+
+  def _corrected(self, estimate: Array, state: SuffixState) -> Array:
+    """Chances [sources, K]: estimates, and what became of their like."""
+    bins = _bin(estimate)
+    tried = jnp.take_along_axis(state.tried, bins, axis=-1)
+    kept = jnp.take_along_axis(state.kept, bins, axis=-1)
+    chance = (kept + self.strength * estimate) / (tried + self.strength)
+    return jnp.where(estimate > 0, chance, 0)
+
+  def _learned(self, tokens, length, state: SuffixState) -> SuffixState:
+    """One row's state after a round. Nothing is known behind a wrong token."""
+    place = state.length + jnp.arange(self.num_draft_tokens)
+    emitted = tokens[jnp.minimum(place, tokens.size - 1)]
+    right = (emitted == state.tokens) & (place < length)
+    right_so_far = jnp.cumprod(right, axis=-1)
+    before = jnp.pad(right_so_far[:, :-1], ((0, 0), (1, 0)), constant_values=1)
+    known = (before > 0) & (place < length) & (state.tokens >= 0)
+    in_bin = jax.nn.one_hot(_bin(state.estimate), _NUM_BINS)
+    count = lambda flags: jnp.sum(in_bin * flags[..., None], axis=1)
+    # A row that is done learns nothing, and forgets nothing.
+    decay = jnp.where(length > state.length, self.decay, 1.0)
+    return dataclasses.replace(
+      state,
+      tried=decay * state.tried + count(known),
+      kept=decay * state.kept + count(known & right),
+    )
+
+
+def _stores(params: Params) -> Mapping[str, store_lib.Store]:
+  """The stores by their names; none if there are no parameters."""
+  stores = params.get('drafter', {})
+  for name, store in stores.items():
+    if not isinstance(store, store_lib.Store):
+      raise ValueError(
+        f"params['drafter'] has {name!r}, a {type(store).__name__}, and Suffix "
+        "reads stores: give {'store': store.build(...)} or nothing"
+      )
+  return stores
+
+
+def _estimate(weights, matched: Array, share: Array) -> Array:
+  """The estimate for each of K tokens, 0 if nothing matched."""
+  constant, of_match, of_share = weights
+  so_far = jnp.maximum(matched, 1) + jnp.arange(share.size)
+  share = jnp.clip(share, 1e-3, 1 - 1e-3)
+  odds = (
+    constant
+    + of_match * jnp.log(so_far)
+    + of_share * jnp.log(share / (1 - share))
+  )
+  return jnp.where(matched > 0, jax.nn.sigmoid(odds), 0)
+
+
+def _bin(estimate: Array) -> Array:
+  return jnp.minimum((estimate * _NUM_BINS).astype(jnp.int32), _NUM_BINS - 1)
+
+
+def _signals(chance: Array) -> Signals:
+  """Of a law that gives the token its chance and says nothing of the rest."""
+  log_prob = jnp.log(chance)
+  rest = 1 - chance
+  entropy = -jax.scipy.special.xlogy(chance, chance)
+  entropy -= jax.scipy.special.xlogy(rest, rest)
+  return Signals(
+    log_prob=log_prob,
+    max_log_prob=log_prob,
+    rank=jnp.zeros(chance.shape, jnp.int32),
+    entropy=entropy,
+    confidence=chance,
+  )
