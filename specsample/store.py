@@ -69,7 +69,7 @@ def build(
     ValueError: no text, a token id outside of [0, V), or too little room for
       the last text.
   """
-  arrays = [np.asarray(text, np.int64) for text in texts]
+  arrays = [np.asarray(text) for text in texts]
   arrays = [text for text in arrays if text.size]
   if not arrays:
     raise ValueError('the store has no text: give at least one token')
@@ -133,7 +133,15 @@ def look_up(
     num_tokens: K, how many tokens to return.
     num_places: how many of the places are read, spread evenly if there are
       more.
+
+  Raises:
+    ValueError: max_match is more than places are sorted by.
   """
+  if max_match > _SORTED_DEPTH:
+    raise ValueError(
+      f'max_match is {max_match}, and a store is sorted by {_SORTED_DEPTH} '
+      'tokens: look for no more'
+    )
   low, high = _intervals(store, _context(tokens, length, max_match))
   sizes = jnp.arange(1, max_match + 1)
   matched = jnp.max(jnp.where(high > low, sizes, 0))
@@ -203,8 +211,9 @@ def _intervals(store: Store, context: Array) -> tuple[Array, Array]:
       jnp.where(is_before, high, middle),
     )
 
-  start = jnp.zeros((2, most), jnp.int32)
-  end = jnp.broadcast_to(store.size, start.shape)
+  # Made of the context, so that they lie where it does.
+  start = jnp.broadcast_to(0 * context, (2, most))
+  end = store.size + start
   steps = math.ceil(math.log2(store.capacity + 1))
   (low, high), _ = jax.lax.fori_loop(0, steps, narrow, (start, end))
   return low, high
@@ -230,6 +239,10 @@ def _sorted_places(tokens: np.ndarray) -> np.ndarray:
 
 def _check_ids(arrays: Sequence[np.ndarray], vocab_size: int) -> None:
   for i, text in enumerate(arrays):
+    if text.dtype.kind not in 'iu':
+      raise ValueError(
+        f'text {i} is of {text.dtype}: give token ids, which are integers'
+      )
     low, high = text.min(), text.max()
     if low < 0 or high >= vocab_size:
       raise ValueError(

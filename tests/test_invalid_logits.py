@@ -64,11 +64,11 @@ class _Breaks(testing.HashModel):
   value: float = float('nan')
   behind: int = 5
 
-  def apply(self, params, tokens, cache, features=(), parents=None):
-    output, cache = super().apply(params, tokens, cache, features, parents)
+  def read(self, params, tokens, cache, features=(), parents=None):
+    output, new = super().read(params, tokens, cache, features, parents)
     bad = (tokens == self.behind)[..., None]
     logits = jnp.where(bad, self.value, output.logits)
-    return dataclasses.replace(output, logits=logits), cache
+    return dataclasses.replace(output, logits=logits), new
 
 
 # What is no distribution is known before the rule: of the others one pair.

@@ -6,12 +6,16 @@ import re
 
 import pytest
 
+import specsample
+from specsample import store
+
 _ROOT = pathlib.Path(__file__).parents[1] / 'checkpoints'
 _TARGET = 'smollm2-135m-instruct'
 _NAMES = sorted(
   path.parent.name for path in _ROOT.glob(f'{_TARGET}/*/card.json')
 )
-_LARGEST = 60e6  # bytes of all of them
+_LARGEST = 60e6  # bytes of all drafters
+_LARGEST_STORE = 4e6  # bytes of its texts
 _ABSOLUTE_PATH = re.compile(r'(^|[\s=])/\w')
 _each = pytest.mark.parametrize('name', _NAMES)
 
@@ -31,8 +35,18 @@ def _texts(value):
 
 def test_all_kinds_ship_and_are_small():
   assert _NAMES == ['draft', 'dspark', 'eagle3', 'hydra', 'medusa', 'mtp']
-  paths = [path for path in _ROOT.rglob('*') if path.is_file()]
+  paths = _ROOT.rglob('drafter.safetensors')
   assert sum(path.stat().st_size for path in paths) <= _LARGEST
+
+
+def test_a_store_ships_and_is_small(smollm2):
+  folder = _ROOT / _TARGET / 'store'
+  assert (folder / 'tokens.npz').stat().st_size <= _LARGEST_STORE
+  card = json.loads((folder / 'store.json').read_text())
+  texts = store.texts_of(specsample.load_store(f'{_TARGET}/store', smollm2))
+  assert len(texts) == card['texts']
+  assert sum(text.size for text in texts) == card['tokens'] > 900_000
+  assert card['license'] and 'Spec-Bench' in card['about']
 
 
 @_each

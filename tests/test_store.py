@@ -190,6 +190,13 @@ def test_what_is_no_store_is_refused(texts, capacity, message):
     store_lib.build(texts, vocab_size=4, capacity=capacity)
 
 
+def test_matches_beyond_the_depth_of_the_order_are_refused():
+  store = store_lib.build([[0, 1] * 20], vocab_size=2)
+  assert _looked_up(store, [0, 1] * 9, 16, 1)[:2] == ([0], 16)
+  with pytest.raises(ValueError, match='max_match is 17, and a store is sort'):
+    _looked_up(store, [0, 1] * 9, 17, 1)
+
+
 def test_stores_of_one_capacity_share_an_executable():
   look_up = jax.jit(
     functools.partial(store_lib.look_up, max_match=4, num_tokens=2)
@@ -202,3 +209,8 @@ def test_stores_of_one_capacity_share_an_executable():
   found = [_find(look_up, store, [1, 2]) for store in stores]
   assert [x.tokens.tolist() for x in found] == [[3, 4], [4, -1], [-1, -1]]
   assert look_up._cache_size() == 1
+
+
+def test_ids_that_are_no_integers_are_refused():
+  with pytest.raises(ValueError, match='text 1 is of float64: give token ids'):
+    store.build([[1, 2], [1.7]], vocab_size=4)

@@ -106,7 +106,8 @@ class Either:
     """Returns the whole tree of parameters with a store under that name."""
     own = _of(params, 'remembered')
     stores = self.remembered.with_store(own, name, store)['drafter']
-    return params | {'drafter': params['drafter'] | {'remembered': stores}}
+    drafter = params.get('drafter', {}) | {'remembered': stores}
+    return params | {'drafter': drafter}
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""

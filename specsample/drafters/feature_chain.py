@@ -258,10 +258,9 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
     def make_entries(state):
       (cache,), (features,) = state.caches, state.features
-      start, count = (
-        cache.length,
-        jnp.minimum(self._num_waiting(state), most_new),
-      )
+      start = cache.length
+      # The last one waits: what is drafted goes on from its output.
+      count = jnp.clip(self._num_waiting(state) - 1, 0, most_new)
       index = start[:, None] + 1 + jnp.arange(most_new)
       new = _behind_drafts(tokens, length, tokens[:, :0], index)
       _, cache = self._run(params, 0, new, features[:, :most_new], cache)

@@ -14,7 +14,6 @@ from specsample import sharding
 from specsample import store as store_lib
 from specsample import types
 from specsample.drafters import ngram
-from specsample.drafters import pausable
 from specsample.drafters import settings
 from specsample.types import Array, Draft, DraftLaw, Params, Signals
 
@@ -43,7 +42,7 @@ class SuffixState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Suffix(pausable.NothingMissed):
+class Suffix:
   """Continues the longest suffix that occurred before, in the best source.
 
   It looks in the row's own text, as `Ngram` does, and in the stores of
@@ -132,6 +131,15 @@ class Suffix(pausable.NothingMissed):
       state, tokens=found, estimate=estimate, length=length
     )
 
+  def pause(self, params, tokens, length, state):
+    """See `pausable.Pausable`: what it would have drafted is compared too."""
+    return self.propose(params, None, None, tokens, length, state)[1]
+
+  def resume(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    del params, tokens, length
+    return state
+
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`: compares what was proposed with what was emitted."""
     del params, output, verdict
@@ -140,13 +148,13 @@ class Suffix(pausable.NothingMissed):
   def _look_up(self, params, tokens, length):
     """The tokens and the estimates of each source, [B, sources, K] both."""
 
-    def of_row(tokens, length):
+    def of_row(tokens, length, stores):
       own, matched = ngram.longest_match(
         tokens, length, self.max_match, self.num_draft_tokens
       )
-      drafted = [own]
+      drafted = [jnp.where(matched > 0, own, -1)]
       estimates = [_estimate(_OWN_TEXT, matched, jnp.full(own.shape, 0.5))]
-      for store in _stores(params).values():
+      for store in stores.values():
         found = store_lib.look_up(
           store,
           tokens,
@@ -157,9 +165,17 @@ class Suffix(pausable.NothingMissed):
         )
         drafted.append(found.tokens)
         estimates.append(_estimate(_STORE, found.matched, found.share))
-      return jnp.stack(drafted), jnp.stack(estimates)
+      return [jnp.stack(drafted), jnp.stack(estimates)]
 
-    found, estimate = jax.vmap(of_row)(tokens, length)
+    # Each device looks its own rows up: the stores are whole on all of them.
+    stores = dict(_stores(params))
+    whole = jax.tree.map(lambda x: (None,) * x.ndim, stores)
+    found, estimate = sharding.map_parts(
+      jax.vmap(of_row, in_axes=(0, 0, None)),
+      (tokens, length, stores),
+      (('batch', None), ('batch',), whole),
+      result=[('batch', None, None)] * 2,
+    )
     return found, jnp.where(found >= 0, estimate, 0)
 
   def _corrected(self, estimate: Array, state: SuffixState) -> Array:
@@ -227,7 +243,7 @@ def _signals(chance: Array) -> Signals:
   return Signals(
     log_prob=log_prob,
     max_log_prob=log_prob,
-    rank=jnp.zeros(chance.shape, jnp.int32),
+    rank=jnp.zeros_like(chance, jnp.int32),
     entropy=entropy,
     confidence=chance,
   )

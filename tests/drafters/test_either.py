@@ -389,3 +389,12 @@ def test_parameters_by_wrong_names_are_refused(own, message):
   params = {'target': _target_params(), 'drafter': own}
   with pytest.raises(ValueError, match=message):
     _start(_TARGET, drafter, params, _PROMPTS, _LENGTHS)
+
+
+@pytest.mark.parametrize('own', [{}, {'drafter': {'trained': {'a': 1}}}])
+def test_a_store_is_added_beside_what_is_there(own):
+  drafter = drafters.Either(remembered=_SUFFIX, trained=_CHAIN)
+  store = _store(_TARGET)
+  found = drafter.with_store({'target': {}} | own, 'history', store)
+  expected = own.get('drafter', {}) | {'remembered': {'history': store}}
+  assert found == {'target': {}, 'drafter': expected}

@@ -19,7 +19,7 @@ from specsample.testing.sample import Group
 from specsample.types import DraftLaw
 
 _K = 4
-_SUFFIX = drafters.Suffix(num_draft_tokens=_K, min_kept=0.01, decay=0.5)
+_SUFFIX = drafters.Suffix(num_draft_tokens=_K, min_kept=0.0, decay=0.5)
 _OWN, _STORED = 0, 1  # the sources
 _WIDTH = 32
 
@@ -145,6 +145,18 @@ def test_a_row_that_is_done_learns_and_forgets_nothing():
   ]
   assert same(0) == [True, True]
   assert same(1) == [False, False]
+
+
+def test_a_round_that_was_left_out_is_learned_of_once():
+  params = _of(_store([9, 3, 8, 6, 7, 1]))
+  _, asked = _proposed([_ROW], params)
+  asked = _after([[*_ROW, 5, 1]], params, asked)
+  later = _tokens([*_ROW, 5, 1])
+  _, state = _propose(_SUFFIX, params, *later, asked)
+  paused = _SUFFIX.pause(params, *later, asked)
+  rows = [[*_ROW, 5, 1, 2]]
+  state, paused = (_after(rows, params, x) for x in (state, paused))
+  jax.tree.map(np.testing.assert_array_equal, paused, state)
 
 
 def test_older_outcomes_count_less():
