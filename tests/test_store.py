@@ -213,4 +213,4 @@ def test_stores_of_one_capacity_share_an_executable():
 
 def test_ids_that_are_no_integers_are_refused():
   with pytest.raises(ValueError, match='text 1 is of float64: give token ids'):
-    store.build([[1, 2], [1.7]], vocab_size=4)
+    store_lib.build([[1, 2], [1.7]], vocab_size=4)
