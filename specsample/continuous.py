@@ -102,12 +102,14 @@ def generate_all(
   waiting = iter(jobs)
   take = lambda count: list(itertools.islice(waiting, count))
 
+  if history is None:
+    return _in_order(batch.run(params, key, take))
+
   def learn(params, done):
     length = int(done.output.lengths[0])
     text = [*done.job.prompt, *done.output.tokens[0, :length]]
-    if history is None or not history.add(text):
-      return params
-    return _with_history(params, drafter, history)
+    is_new = history.add(text)
+    return _with_history(params, drafter, history) if is_new else params
 
   return _in_order(batch.run(params, key, take, learn=learn))
 

@@ -86,12 +86,16 @@ def find(name: str) -> epath.Path:
   )
 
 
-def shipped() -> dict[str, pathlib.Path]:
-  """The folders of the drafters that the library ships, by their names."""
+def shipped(card: str = NAME) -> dict[str, pathlib.Path]:
+  """Returns the folders of what the library ships, by their names.
+
+  Args:
+    card: the file that marks them, that of drafters or of another kind.
+  """
   return {
-    card.parent.relative_to(shelf).as_posix(): card.parent
+    path.parent.relative_to(shelf).as_posix(): path.parent
     for shelf in _SHELVES
-    for card in shelf.glob(f'*/*/{NAME}')
+    for path in shelf.glob(f'*/*/{card}')
   }
 
 

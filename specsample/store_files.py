@@ -9,13 +9,13 @@ from collections.abc import Mapping
 import hashlib
 import json
 import os
-import pathlib
 from typing import Any
 import zipfile
 
 from etils import epath
 import numpy as np
 
+from specsample import drafter_card
 from specsample import files
 from specsample import loading
 from specsample import store as store_lib
@@ -24,8 +24,6 @@ from specsample import store as store_lib
 NAME = 'store.json'
 _TOKENS = 'tokens.npz'
 _FORMAT = 1
-_LIBRARY = pathlib.Path(__file__).parent
-_SHELVES = (_LIBRARY / 'checkpoints', _LIBRARY.parent / 'checkpoints')
 
 
 def save_store(
@@ -125,18 +123,15 @@ def load_store(
 
 def _find(name: str) -> epath.Path:
   """The folder of a store that the library ships, or at a path."""
+  shipped = drafter_card.shipped(NAME)
+  if name in shipped:
+    return files.at(shipped[name])
   path = files.at(name).expanduser()
-  for folder in (*(files.at(shelf / name) for shelf in _SHELVES), path):
-    if (folder / NAME).exists():
-      return folder
-  shipped = sorted(
-    card.parent.relative_to(shelf).as_posix()
-    for shelf in _SHELVES
-    for card in shelf.glob(f'*/*/{NAME}')
-  )
+  if (path / NAME).exists():
+    return path
   raise ValueError(
     f'{name!r} is no folder with a {NAME}, and no store that the library '
-    f'ships: give the folder of one that was saved, or one of {shipped}'
+    f'ships: give the folder of one that was saved, or one of {sorted(shipped)}'
   )
 
 

@@ -25,11 +25,8 @@ _LAYERS = (
   ('models.decoder_layer',),
   ('models', 'drafters'),
   ('loading',),
-  (
-    *('drafter_card', 'mtp_files', 'pairing', 'published', 'store_files'),
-    'vocab_map',
-  ),
-  ('drafter_files',),
+  ('drafter_card', 'mtp_files', 'pairing', 'published', 'vocab_map'),
+  ('drafter_files', 'store_files'),
   ('stopping',),
   ('request', 'emission'),
   ('initial', 'step'),
