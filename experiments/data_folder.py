@@ -211,8 +211,9 @@ class Data:
     train, _ = self.numbers(held_out_every)
     if not train:
       raise ValueError(
-        f'{self.folder} holds one shard, and that is held out, which leaves '
-        'none to train on: make more data'
+        f'{self.folder} holds one shard, which is held out: for one to train '
+        'on, run make_data again with more --tokens than the '
+        f'{self.manifest["answer_tokens"]:,} that are there'
       )
     if num_tokens is None:
       return train

@@ -42,7 +42,7 @@ class Forced:
     self,
     found: Iterable[Conversation],
     known: set[int],
-    watch: Callable[[int], None],
+    watch: Callable[[int, str], None],
   ) -> tuple[list[Dialogue], dict[str, int]]:
     """Returns the dialogues, and how many turns and answers ended how.
 
@@ -50,7 +50,7 @@ class Forced:
       found: the conversations.
       known: digests of first user turns that are not to be repeated; those of
         the conversations are added.
-      watch: is told the number of answer tokens so far.
+      watch: is told the number of answer tokens so far, and an empty string.
 
     Raises:
       ValueError: the tokenizer has tokens that the model does not have.
@@ -68,7 +68,7 @@ class Forced:
         known.add(digest)
       dialogues += made
       num_tokens += dialogues_lib.answer_tokens(made)
-      watch(num_tokens)
+      watch(num_tokens, '')
     return dialogues, dict(sorted(ends.items()))
 
   def _dialogues(self, conversation, digest, ends) -> list[Dialogue]:

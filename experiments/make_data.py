@@ -75,13 +75,14 @@ _EXCLUDE = flags.DEFINE_string(
   'a row with one of its turns or, where both have fewer, all words.',
 )
 # Makes a shard: its number, its conversations, the digests of known turns, and
-# who is told the number of tokens so far. Returns the dialogues and the notes.
+# who is told the number of tokens so far and what is under way. Returns the
+# dialogues and the notes.
 Make = Callable[
   [
     int,
     Sequence[conversations_lib.Conversation],
     set[int],
-    Callable[[int], None],
+    Callable[[int, str], None],
   ],
   tuple[list[Dialogue], dict[str, Any]],
 ]
@@ -259,8 +260,11 @@ def _excluded() -> list[str]:
   return [turn for x in file.conversations for turn in x.turns]
 
 
-def _show(meter: progress.Meter, before: int, number: int, count: int) -> None:
-  meter(before + count, f'shard {number}')
+def _show(
+  meter: progress.Meter, before: int, number: int, count: int, stage: str
+) -> None:
+  shown = f'shard {number}: {stage}' if stage else f'shard {number}'
+  meter(before + count, shown)
 
 
 def _say(line: str) -> None:

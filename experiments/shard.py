@@ -55,7 +55,7 @@ class Shard:
     plans: Sequence[Plan],
     user_temperature: float,
     known: set[int],
-    watch: Callable[[int], None],
+    watch: Callable[[int, str], None],
   ):
     """Arguments as in `synthesis.Synthesis`; `known` is added to."""
     self._limits = limits
@@ -67,6 +67,7 @@ class Shard:
     self._stride = 1 + limits.max_turns
     self._talks: dict[int, _Talk] = {}
     self._num_tokens = 0
+    self._num_turns = 0  # sampled
     self._ends: collections.Counter[str] = collections.Counter()
 
   def jobs(self) -> Iterator[pool.Job]:
@@ -89,7 +90,7 @@ class Shard:
       following = self._take_answer(index, num_answers, done)
     else:
       following = self._take_turn(index, done)
-    self._watch(self._num_tokens)
+    self._watch(self._num_tokens, self._stage())
     return following
 
   def dialogues(self) -> list[Dialogue]:
@@ -100,7 +101,15 @@ class Shard:
     """Returns how many turns and answers came to what end."""
     return dict(sorted(self._ends.items()))
 
+  def _stage(self) -> str:
+    """Says how many user turns are written, until all are."""
+    wanted = sum(plan.conversation is None for plan in self._plans)
+    if self._num_turns == wanted:
+      return ''
+    return f'{self._num_turns:,} of {wanted:,} questions written'
+
   def _take_turn(self, index, done):
+    self._num_turns += 1
     tokens = self._without_stop(done)
     reason = done.stop_reason
     if reason == StopReason.RUNNING or filters.loops(tokens):

@@ -142,6 +142,7 @@ def draws() -> Iterator[Draw]:
   yield from _growing_trees()
   yield from _filtered_trees()
   yield _other_vocabulary()
+  yield from _of_memory()
   # Of the rest, the rules see no more than probabilities.
   of_llama = functools.partial(
     Draw,
@@ -276,6 +277,29 @@ def _other_vocabulary():
     groups=_MIXED,
     params=scene.params,
   )
+
+
+def _of_memory():
+  """Some rows draft from memory, and others draw their drafts or have none."""
+  chain = drafters.Chain(
+    model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
+  )
+  either = trained.either(chain)
+  for scene, name, law in (
+    (trained.remembering(), 'chain', DraftLaw.POINT_MASS),
+    (either, 'block', DraftLaw.SAMPLED),
+    (either, 'coupled', DraftLaw.SAMPLED),
+  ):
+    yield Draw(
+      drafter_name=scene.name,
+      drafter=scene.drafter,
+      verifier_name=name,
+      law=law,
+      settings='mixed batch',
+      groups=_MIXED,
+      params=scene.params,
+      is_of_one_shape=False,
+    )
 
 
 def _filtered_trees():

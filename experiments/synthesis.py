@@ -145,7 +145,7 @@ class Synthesis:
     given: Sequence[conversations.Conversation],
     known: set[int],
     excluded: filters.Exclusion,
-    watch: Callable[[int], None],
+    watch: Callable[[int, str], None],
   ) -> tuple[list[Dialogue], dict[str, Any]]:
     """Samples a shard: its dialogues, and notes about them.
 
@@ -158,7 +158,8 @@ class Synthesis:
       given: the conversations whose user turns are answered first.
       known: digests of user turns that are not to be repeated.
       excluded: texts that no user turn may come from.
-      watch: is told the number of answer tokens so far.
+      watch: is told the number of answer tokens so far, and what is under way
+        while it is not answers.
     """
     shard = shard_lib.Shard(
       limits=self._limits(excluded),
@@ -188,7 +189,7 @@ class Synthesis:
     by_target: bool,
     known: set[int],
     excluded: filters.Exclusion,
-    watch: Callable[[int], None],
+    watch: Callable[[int, str], None],
   ) -> tuple[list[Dialogue], dict[str, Any]]:
     """Makes a shard of conversations that have answers; arguments as `make`.
 

@@ -16,10 +16,14 @@ from specsample.drafters import branching
 from specsample.drafters import pausable
 from specsample.drafters import sequential
 from specsample.policies import decision
+from specsample.policies import fastest
 from specsample.policies import policy as policy_lib
 from specsample.types import Array
 
 _logger = logging.getLogger(__name__)
+
+# A narrower pass is compiled where it makes a round cheaper by this share.
+_LEAST_GAIN = 0.05
 
 
 @types.pytree
@@ -46,12 +50,14 @@ class Adaptive(branching.OverBranches):
     drafter: a `pausable.Pausable`.
     policies: all of them must let a draft pass.
     widths: numbers of drafts for which the target's pass is compiled, rising;
-      K is added. Empty for K alone, where only masks tell that drafts are cut.
+      K is added. None for 0 and K, and of chains for those between that a
+      `Fastest` policy's costs call at least 5% cheaper than the next. Empty for
+      K alone, where only masks tell that drafts are cut.
   """
 
   drafter: Any
   policies: Sequence[policy_lib.Policy]
-  widths: Sequence[int] = ()
+  widths: Sequence[int] | None = None
 
   def __post_init__(self):
     """Refuses no policy, widths out of order, drafters that cannot pause."""
@@ -63,8 +69,8 @@ class Adaptive(branching.OverBranches):
     object.__setattr__(self, 'policies', tuple(self.policies))
     if not self.policies:
       raise ValueError('policies is empty: name one, or leave Adaptive out')
-    widths = tuple(self.widths)
     most = self.num_draft_tokens
+    widths = self._ladder() if self.widths is None else tuple(self.widths)
     if widths != tuple(sorted(set(widths) & set(range(most + 1)))):
       raise ValueError(
         f'widths are {widths}: give rising numbers of drafts, from 0 to {most}'
@@ -90,6 +96,19 @@ class Adaptive(branching.OverBranches):
   def topology(self) -> Any:
     """Of a `Tree` its own, None of other drafters; cut nodes are in it."""
     return getattr(self.drafter, 'topology', None)
+
+  def _ladder(self) -> tuple[int, ...]:
+    """The numbers of drafts that are worth a pass of their own."""
+    most = self.num_draft_tokens
+    timed = (x.costs for x in self.policies if isinstance(x, fastest.Fastest))
+    costs = next(timed, ())
+    widths = [most]
+    # Of a tree they are the costs of its levels.
+    if self.depth == most < len(costs):
+      for width in range(most - 1, 0, -1):
+        if costs[width] < (1 - _LEAST_GAIN) * costs[widths[-1]]:
+          widths.append(width)
+    return tuple(sorted({0, *widths}))
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""

@@ -34,7 +34,7 @@ class Fastest(policy.Length):
 
   Attributes:
     costs: [K + 1] of a round of 0, 1, ... drafts, in any unit, as
-      `python -m experiments.length_costs` measures it.
+      `python -m experiments.length_costs` measures it. More are not read.
     prior: how often drafts are kept, before anything is known.
     strength: so many rounds are needed to make as much of a difference.
     decay: of the counts, a round.
@@ -69,11 +69,6 @@ class Fastest(policy.Length):
         'they must be integers, 1 <= patience <= most_patience'
       )
 
-  @property
-  def most(self) -> int:
-    """See `policy.Policy`."""
-    return len(self.costs) - 1
-
   def init(self, num_draft_tokens):
     """See `policy.Policy`.
 
@@ -82,7 +77,7 @@ class Fastest(policy.Length):
     """
     if num_draft_tokens < 1:
       raise ValueError('Fastest is of a drafter, and this one drafts nothing')
-    if self.most < num_draft_tokens:
+    if len(self.costs) <= num_draft_tokens:
       raise ValueError(
         f'costs has {len(self.costs)} numbers, and rounds have up to '
         f'{num_draft_tokens} drafts: give {num_draft_tokens + 1}'

@@ -220,6 +220,21 @@ def test_the_target_reads_no_more_than_what_was_drafted():
     assert np.all(np.asarray(state.proposed)[:, 3:] == 0) or widths
 
 
+@pytest.mark.parametrize(
+  ('name', 'policy', 'expected'),
+  [
+    ('chain', policies.Fixed(1), (0, 3)),
+    # A second draft is 4% cheaper than a third, and one draft 14%.
+    ('chain', policies.Fastest(costs=(1.0, 1.2, 1.34, 1.4)), (0, 1, 3)),
+    ('chain', policies.Fastest(costs=(1.0, 1.2, 1.3, 1.4)), (0, 1, 2, 3)),
+    ('tree', policies.Fastest(costs=_COSTS), (0, 6)),
+  ],
+)
+def test_a_narrower_pass_is_compiled_where_it_pays(name, policy, expected):
+  drafter = drafters.Adaptive(drafter=_DRAFTERS[name], policies=(policy,))
+  assert drafter.widths == expected
+
+
 def test_more_than_k_is_clamped_and_said_once(caplog):
   make = lambda: drafters.Adaptive(
     drafter=_CHAIN, policies=(policies.Fixed(77),)

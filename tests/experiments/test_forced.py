@@ -65,7 +65,7 @@ def make(tokenizer):
       vocab_size=settings.get('vocab_size', tokenizer.vocab_size),
       by_target=by_target,
     )
-    return maker.make(found, set(known), lambda _: None)
+    return maker.make(found, set(known), lambda *_: None)
 
   return of
 

@@ -137,7 +137,9 @@ def test_there_are_as_many_tokens_as_asked_for(made, all_dialogues, data):
   assert summary.endswith(
     'prompts.txt: 6 conversations, 6 turns of users; all of them are used'
   )
-  assert re.fullmatch(r'[\d,]+/4,000 tokens.*, shard 0', first)
+  assert re.fullmatch(
+    r'[\d,]+/4,000 tokens.*, shard 0: \d+ of \d+ questions written', first
+  )
   manifest = json.loads((made.folder / 'manifest.json').read_text())
   assert manifest['answer_tokens'] == sum(answers)
   for shard, notes in zip(data.shards, manifest['shards'], strict=True):
@@ -424,7 +426,7 @@ def test_each_nth_shard_is_held_out(data):
     with pytest.raises(ValueError, match=f'is {every}: give at least 2'):
       data.to_train(every)
   alone = dataclasses.replace(data, shards=data.shards[:1])
-  with pytest.raises(ValueError, match=r'holds one shard.*make more data'):
+  with pytest.raises(ValueError, match=r'run make_data again with more'):
     alone.to_train(2)
 
 

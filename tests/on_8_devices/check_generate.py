@@ -11,6 +11,7 @@ import specsample
 from specsample import drafters
 from specsample import policies
 from specsample import sharding
+from specsample import store
 from specsample import testing
 from specsample import verify
 from specsample.drafters import vocabulary
@@ -97,6 +98,15 @@ DRAFTERS = {
     top_k=8,
   ),
 }
+SUFFIX = drafters.Suffix(num_draft_tokens=3, min_kept=0.1)
+DRAFTERS['suffix'] = SUFFIX
+DRAFTERS['either'] = drafters.Either(
+  remembered=SUFFIX, trained=DRAFTERS['chain']
+)
+# Of the tokens that LIKELY makes likely, and of the prompts'.
+STORE = store.build(
+  [[1, 2, 3, 7, 14, 21, 28, 35, 0, 7] * 3, [5, 0, 7, 14, 21]], vocab_size=320
+)
 TRAINED = (
   *('medusa', 'hydra', 'draft model', 'dflash', 'dspark'),
   *('eagle', 'eagle-3', 'mtp'),
@@ -146,8 +156,12 @@ def host_params(drafter):
       'pieces': OTHER_PIECES,
       'prefix': np.asarray([7]),
     }
+  elif drafter == 'suffix':
+    own = {'store': STORE}
   else:
     own = DRAFT.init(jax.random.key(1))
+  if drafter == 'either':
+    own = {'remembered': {'store': STORE}, 'trained': own}
   return jax.device_get({'target': target, 'drafter': own})
 
 
@@ -158,8 +172,13 @@ def param_axes(drafter):
     own_axes = whole | {'model': OTHER.param_axes()}
     return {'target': TARGET.param_axes(), 'drafter': own_axes}
   own = DRAFTERS[drafter] if drafter in TRAINED else DRAFT
-  own = WHOLE if 'replicated' in drafter else own
-  return {'target': TARGET.param_axes(), 'drafter': own.param_axes()}
+  own_axes = (WHOLE if 'replicated' in drafter else own).param_axes()
+  stores = {'store': jax.tree.map(lambda x: (None,) * x.ndim, STORE)}
+  if drafter == 'suffix':
+    own_axes = stores
+  elif drafter == 'either':
+    own_axes = {'remembered': stores, 'trained': own_axes}
+  return {'target': TARGET.param_axes(), 'drafter': own_axes}
 
 
 def generate(params, drafter, rule, sampling):
@@ -213,7 +232,7 @@ def test_noise_of_a_position_is_that_of_one_device(drafter):
   [
     *((drafter, 'block') for drafter in ('ngram', 'tli', 'medusa', 'hydra')),
     *((drafter, 'block') for drafter in ('draft model', 'dspark')),
-    *((drafter, 'block') for drafter in ('eagle-3', 'mtp')),
+    *((drafter, 'block') for drafter in ('eagle-3', 'mtp', 'either')),
     *((drafter, 'chain') for drafter in ('none', 'chain', 'adaptive')),
     ('chain of a replicated model', 'synthetic'),
   ],
