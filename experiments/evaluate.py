@@ -14,6 +14,8 @@ into: docs/divergence.md. This file only wires: suite.py says what is decoded,
 evaluation.py measures, table.py makes the rows.
 """
 
+import sys
+
 from absl import flags
 
 from experiments import audits
@@ -141,6 +143,9 @@ def _run(part, journal, traces):
   if part.name and distributed.is_first():
     print(f'\n{part.name}')
   evaluation, tokens = part.evaluation, part.tokens
+  for method in evaluation.methods.values():
+    if method.note and distributed.is_first():
+      print(method.note, file=sys.stderr)
   work = evaluation_lib.units(evaluation, part.prompts, tokens)
   scores = scoring.units(evaluation, part.prompts, journal)
   units_lib.run([*work, *traces, *scores], journal, progress.bar)

@@ -53,16 +53,18 @@ class Evaluation:
   seed: int = 0
   num_seeds: int = 1  # how often each prompt is decoded, unless greedily
   batch_size: int = 1
-  repeats: int = 25  # how often the parts of a round are timed
+  # How often the parts of a round are timed; 0 for not at all, which saves
+  # time, and nothing is predicted then.
+  repeats: int = 25
 
   def __post_init__(self):
-    """Refuses an empty comparison, an empty batch and no time at all."""
+    """Refuses an empty comparison and an empty batch."""
     if not self.methods:
       raise ValueError('Evaluation.methods is empty: name at least one')
-    for name in ('batch_size', 'repeats', 'num_seeds'):
-      if not checks.is_count(getattr(self, name)):
+    for name, least in (('batch_size', 1), ('repeats', 0), ('num_seeds', 1)):
+      if not checks.is_count(getattr(self, name), least):
         raise ValueError(
-          f'Evaluation.{name} is {getattr(self, name)}: give at least 1'
+          f'Evaluation.{name} is {getattr(self, name)}: give at least {least}'
         )
     if not (self.limit is None or checks.is_count(self.limit)):
       raise ValueError(
@@ -222,6 +224,9 @@ def header(
       name: fingerprint.of(method.params)
       for name, method in evaluation.methods.items()
       if method.params is not None
+    },
+    'notes of methods': {
+      name: method.note for name, method in evaluation.methods.items()
     },
     'code of methods': {
       name: environment.source_beside(method.drafter)

@@ -1,6 +1,6 @@
 """What an evaluation leaves: tables in the terminal, and files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import pathlib
 
@@ -194,35 +194,29 @@ def _of_each() -> str:
 
 def _overall(rows: Sequence[results.Row]) -> terminal_table.Table:
   """One line a method, over all prompts."""
-  table = terminal_table.Table(
-    'method',
-    'K',
-    'tokens\na round',
-    'plain\nrounds',
-    'ms a\ntoken',
-    '\nspeedup',
-    '95%\ninterval',
-    '\npredicted',
-    'draft\nms',
-    'verify\nms',
-    'rest\nms',
-    'of the\nroofline',
+  columns: dict[str, Callable[[results.Row], str]] = {
+    'method': lambda row: row.method,
+    'K': lambda row: str(row.num_draft_tokens),
+    'tokens\na round': lambda row: f'{row.tokens_per_round:.2f}',
+    'plain\nrounds': lambda row: number(row.plain_rounds, '.0%'),
+    'ms a\ntoken': lambda row: number(row.ms_per_token, '.1f'),
+    '\nspeedup': lambda row: number(row.speedup, '.2f', 'x'),
+    '95%\ninterval': interval,
+  }
+  # Of what was not timed there are no columns.
+  if any(row.prefill_ms is not None for row in rows):
+    columns |= {
+      '\npredicted': lambda row: number(row.predicted_speedup, '.2f', 'x'),
+      'draft\nms': lambda row: number(row.draft_ms, '.1f'),
+      'verify\nms': lambda row: number(row.verify_ms, '.1f'),
+      'rest\nms': lambda row: number(row.overhead_ms, '.1f'),
+    }
+  columns['of the\nroofline'] = lambda row: number(
+    row.percent_of_roofline, '.0f', '%'
   )
+  table = terminal_table.Table(*columns)
   for row in rows:
-    table.add_row(
-      row.method,
-      str(row.num_draft_tokens),
-      f'{row.tokens_per_round:.2f}',
-      number(row.plain_rounds, '.0%'),
-      number(row.ms_per_token, '.1f'),
-      number(row.speedup, '.2f', 'x'),
-      interval(row),
-      number(row.predicted_speedup, '.2f', 'x'),
-      number(row.draft_ms, '.1f'),
-      number(row.verify_ms, '.1f'),
-      number(row.overhead_ms, '.1f'),
-      number(row.percent_of_roofline, '.0f', '%'),
-    )
+    table.add_row(*(cell(row) for cell in columns.values()))
   return table
 
 

@@ -5,7 +5,6 @@ Nothing is compiled inside a timed region.
 
 from collections.abc import Callable, Sequence
 import contextlib
-import functools
 import time
 from typing import Any
 
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import pass_times
 from specsample import sharding
 from specsample.types import Model, Params
 
@@ -88,50 +88,17 @@ def pass_ms(
   passes: int = 4,
   repeats: int = 25,
 ) -> dict[int, float]:
-  """Milliseconds of one pass of the target over so many tokens, by size.
+  """The least milliseconds of a pass of the target over so many tokens.
 
-  They follow `length` tokens in a cache of `max_length`, of one row in each
-  part of the mesh's data axis. Compiled loops of `passes`, the sizes in turns,
-  the least of `repeats`; what a call of no passes takes is taken off.
+  Arguments as `pass_times.passes` takes them.
   """
-  # By size, of no passes and of so many.
-  times: dict[int, tuple[list[float], list[float]]] = {
-    size: ([], []) for size in sizes
-  }
-  for repeat in range(repeats + 1):
-    for size, taken in times.items():
-      for count, elapsed in zip((0, passes), taken, strict=True):
-        _, once = seconds(
-          _passes,
-          params,
-          length,
-          model=model,
-          num_tokens=size,
-          max_length=max_length + max(sizes),
-          passes=count,
-        )
-        if repeat:  # the first one compiles
-          elapsed.append(once)
-  return {
-    size: 1e3 * (min(elapsed) - min(calls)) / passes
-    for size, (calls, elapsed) in times.items()
-  }
-
-
-@functools.partial(
-  jax.jit, static_argnames=('model', 'num_tokens', 'max_length')
-)
-def _passes(params, length, *, model, num_tokens, max_length, passes):
-  rows = sharding.batch_parts()
-  inputs = 1 + sharding.zeros((rows, num_tokens), jnp.int32, 'batch', None)
-  length += sharding.zeros((rows,), jnp.int32, 'batch')
-
-  def body(_, carry):
-    inputs, cache = carry
-    output, cache = model.apply(params['target'], inputs, cache)
-    # Never true, but the next pass has to wait for all logits to know.
-    moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
-    return inputs + moved[:, None], model.commit(cache, length)
-
-  cache = model.commit(model.init_cache(rows, max_length), length)
-  return jax.lax.fori_loop(0, passes, body, (inputs, cache))[0]
+  found = pass_times.passes(
+    params,
+    model,
+    sizes,
+    length=length,
+    max_length=max_length,
+    times=passes,
+    repeats=repeats,
+  )
+  return {size: 1e3 * min(seconds) for size, seconds in found.items()}

@@ -7,10 +7,13 @@ from typing import Any, Literal
 
 import gin
 import jax
+import numpy as np
 
 import specsample
 from specsample import decode
+from specsample import initial
 from specsample import request
+from specsample import step
 from specsample import tree as tree_lib
 from specsample.types import Drafter, DraftLaw, Model, Params, Verifier
 
@@ -45,6 +48,7 @@ class Method:
   params: Params = None  # None for a drafter without parameters of its own
   # Of a drafter whose parameters depend on K: loads it with another.
   load: Callable[[int], specsample.LoadedDrafter] | None = None
+  note: str = ''  # what users are to be told of it
 
 
 @gin.configurable
@@ -60,6 +64,18 @@ def trained(
   )
   loaded = load(num_draft_tokens)
   return Method(drafter=loaded.drafter, params=loaded.params, load=load)
+
+
+@gin.configurable
+def auto(target: specsample.Loaded, batch_size: int = 1) -> Method:
+  """The method that `specsample.auto` chooses."""
+  choice = specsample.auto(target, batch_size=batch_size)
+  return Method(
+    choice.drafter,
+    choice.verify,
+    choice.drafter_params,
+    note=f'auto: {choice.reason}',
+  )
 
 
 @gin.configurable
@@ -257,6 +273,36 @@ def check(
     drafter=method.drafter,
     verify=method.verify,
   )
+
+
+def draft_law(
+  method: Method,
+  *,
+  model: Model,
+  target: Params,
+  sampling: specsample.Sampling,
+) -> DraftLaw:
+  """The law of a method's drafts; nothing is compiled. Arguments as `check`."""
+  params = all_params(target, method)
+  checked = request.check(
+    params=params,
+    prompts=np.zeros((1, 1), np.int32),
+    lengths=np.ones(1, np.int32),
+    key=jax.random.key(0),
+    request_ids=None,
+    model=model,
+    drafter=method.drafter,
+    sampling=sampling,
+    max_new_tokens=1,
+    max_length=None,
+  )
+
+  def draft(params, checked):
+    parts = {'model': model, 'drafter': method.drafter}
+    state = initial.state(params, checked, **parts)
+    return step.propose(params, state, **parts, verify=method.verify)[0]
+
+  return jax.eval_shape(draft, params, checked).law
 
 
 def file_name(component: Drafter | Verifier) -> str:

@@ -12,6 +12,8 @@ import rich.progress
 from experiments import distributed
 
 Step = Callable[[str], None]
+# Of a bar, before it says how long the rest takes.
+_FEWEST_STEPS = 5
 Bar = Callable[[int], contextlib.AbstractContextManager[Step]]
 
 
@@ -36,13 +38,15 @@ def bar(total: int) -> Iterator[Step]:
     console=rich.console.Console(stderr=True),
     transient=True,
   )
+  left = _left(total)
   with shown:
     task = shown.add_task('', total=total)
     begun = 0
 
     def step(description: str) -> None:
       nonlocal begun
-      shown.update(task, completed=begun, description=description)
+      text = f'{left(begun)}{description}'
+      shown.update(task, completed=begun, description=text)
       begun += 1
 
     yield step
@@ -50,13 +54,36 @@ def bar(total: int) -> Iterator[Step]:
 
 def _printer(total: int) -> Step:
   begun = 0
+  left = _left(total)
 
   def step(description: str) -> None:
     nonlocal begun
+    line = f'[{begun + 1}/{total}] {left(begun)}{description}'
+    print(line, file=sys.stderr, flush=True)
     begun += 1
-    print(f'[{begun}/{total}] {description}', file=sys.stderr, flush=True)
 
   return step
+
+
+def _left(total: int) -> Callable[[int], str]:
+  """Returns a function that says how long the rest will take.
+
+  It is told how many of `total` steps are done, and takes them to be alike: of
+  the first few it says nothing.
+  """
+  begin = time.monotonic()
+
+  def left(done: int) -> str:
+    if done < _FEWEST_STEPS:
+      return ''
+    seconds = (time.monotonic() - begin) / done * (total - done)
+    return f'{_clock(seconds)} left, '
+
+  return left
+
+
+def _clock(seconds: float) -> str:
+  return str(datetime.timedelta(seconds=round(seconds)))
 
 
 # Says how many units are done by now, and what is under way.
@@ -81,7 +108,7 @@ def meter(total: int, done: int, unit: str) -> Iterator[Meter]:
     rate = (done - before) / seconds if seconds else 0
     parts = [f'{done:,}/{total:,} {unit}']
     if rate:
-      left = datetime.timedelta(seconds=round(max(total - done, 0) / rate))
+      left = _clock(max(total - done, 0) / rate)
       speed = f'{rate:,.0f}' if rate >= 10 else f'{rate:.2f}'
       parts += [f'{speed} {unit}/s', f'{left} left']
     return ', '.join([*parts, description])

@@ -50,7 +50,7 @@ class Table:
   evaluation: evaluation_lib.Evaluation
   benchmark: str
   generations: dict[str, list[results.Generation]]
-  parts: dict[str, dict[str, Any]]
+  parts: dict[str, dict[str, Any]]  # of methods whose rounds were timed
   memory_bandwidth: float  # bytes a second, the most that was measured
   # By method and name of the score, as `task.Score` has them.
   scores: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
@@ -83,7 +83,11 @@ class Table:
         ]
         for name in evaluation.methods
       },
-      parts={name: parts_lib.of(journal, name) for name in evaluation.methods},
+      parts={
+        name: found
+        for name in evaluation.methods
+        if (found := parts_lib.of(journal, name)) is not None
+      },
       memory_bandwidth=max(
         once['bytes_per_second'] for once in journal.of(evaluation_lib.MEMORY)
       ),
@@ -158,7 +162,7 @@ class Table:
       method=name,
       drafter=methods_lib.file_name(method.drafter),
       verifier=methods_lib.file_name(method.verify),
-      law=self.parts[name]['law'],
+      law=self._law(name),
       lossless=method.verify.lossless,
       benchmark=self.benchmark,
       category=category,
@@ -177,12 +181,24 @@ class Table:
       **measured,
     )
 
+  def _law(self, name) -> str:
+    if name in self.parts:
+      return self.parts[name]['law']
+    evaluation = self.evaluation
+    law = methods_lib.draft_law(
+      evaluation.methods[name],
+      model=evaluation.target.model,
+      target=evaluation.target.params,
+      sampling=evaluation.sampling,
+    )
+    return law.value
+
   def _parts_of(self, name, category) -> dict[str, Any]:
     """Timed over typical prompts: of a category's nothing is known."""
     found: dict[str, Any] = dict.fromkeys(
       ('prefill_ms', *predicted.PARTS, _BY_WIDTH)
     )
-    if category != results.OVERALL:
+    if category != results.OVERALL or name not in self.parts:
       return found
     parts = self.parts[name]
     found['prefill_ms'] = parts['prefill_ms']
@@ -225,6 +241,7 @@ class Table:
     """Leviathan et al.'s c (2211.17192, section 3.3)."""
     if (
       methods_lib.BASELINE not in self.parts
+      or name not in self.parts
       or not depth
       or not self._is_as_timed(name)
     ):
@@ -257,6 +274,7 @@ class Table:
     if (
       category != results.OVERALL
       or baseline not in self.generations
+      or name not in self.parts
       or not self._is_as_timed(name)
     ):
       return None

@@ -10,6 +10,8 @@ from specsample import stats
 from specsample import store
 from specsample import verify
 from specsample import work
+from specsample.choosing import auto
+from specsample.choosing import Choice
 from specsample.continuous import generate_all
 from specsample.decode import advance
 from specsample.decode import finish
@@ -32,6 +34,7 @@ from specsample.vocab_map import map_vocabulary
 from specsample.vocab_map import VocabMap
 
 __all__ = [
+  'Choice',
   'History',
   'Loaded',
   'LoadedDrafter',
@@ -42,6 +45,7 @@ __all__ = [
   'StopReason',
   'VocabMap',
   'advance',
+  'auto',
   'chips',
   'cost',
   'drafters',

@@ -13,7 +13,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # package no higher than its own line. The longest matching name counts.
 _LAYERS = (
   ('types',),
-  ('sharding', 'files', 'chat', 'chips', 'checks'),
+  ('sharding', 'files', 'chat', 'chips', 'checks', 'measured_here'),
   ('indexing',),
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'work', 'text'),
   ('drafts', 'store'),
@@ -30,10 +30,10 @@ _LAYERS = (
   ('stopping',),
   ('request', 'emission'),
   ('initial', 'step'),
-  ('decode',),
+  ('decode', 'pass_times'),
   ('refill',),
   ('continuous',),
-  ('training', 'slem'),
+  ('training', 'slem', 'choosing'),
   ('testing',),
   ('',),  # specsample/__init__.py
 )

@@ -93,7 +93,7 @@ _EVALUATE = {
   ),
   '--out=FOLDER/long.txt': '--out= ... long.txt: File exists ... give a folder',
   '--out=s3://bucket/run': 's3://bucket/run ... those of gs:// are supported',
-  '--gin_bindings=Evaluation.repeats = 0': 'Evaluation.repeats is 0: give at',
+  '--gin_bindings=Evaluation.repeats = -1': 'Evaluation.repeats is -1: give at',
   '--gin_bindings=Evaluation.limit = -1': 'Evaluation.limit is -1: give at',
   '--gin_file=configs/tasks/human_eval.gin '
   '--gin_bindings=Limits.seconds = 4.5': (

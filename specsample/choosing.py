@@ -1,0 +1,329 @@
+"""Chooses how to decode a target on the machine at hand.
+
+What a draft brings is on the card of its drafter, and what a pass costs is
+measured here, once. Where drafting does not pay, the choice is plain decoding.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from specsample import checks
+from specsample import cost
+from specsample import drafter_card
+from specsample import drafter_files
+from specsample import drafters
+from specsample import files
+from specsample import loading
+from specsample import measured_here
+from specsample import pass_times
+from specsample import policies
+from specsample import store_files
+from specsample import verify as verify_lib
+from specsample.types import Drafter, Params, Verifier
+
+# Tokens of a row in the passes that are timed, and in its cache before.
+_SIZES = (1, 2, 3, 5, 8, 16)
+_CONTEXT = 128
+_REPEATS = 9
+# Lengths of remembered drafts, and how often a token of one that was worth a
+# wider pass is kept: measured in docs/memory.md, 1.8 of 7.
+_REMEMBERED = (3, 7, 15)
+_REMEMBERED_ACCEPTANCE = 0.65
+# A trained drafter must promise so much: cards are of dialogues like those it
+# was trained on, and other texts keep less.
+_MARGIN = 1.1
+# Of a round with drafts, besides the pass and the drafter, in passes.
+_OVERHEAD = 0.05
+# Times of one size that differ by more than this cannot be compared.
+_NOISE = 0.5
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Choice:
+  """How to decode, and why.
+
+  Attributes:
+    drafter: of at most as many drafts as pay here; `drafters.NoDraft` if none.
+    verify: the rule for its drafts.
+    drafter_params: the drafter's own parameters, None if it has none.
+    reason: one line that says what was chosen, and why.
+  """
+
+  drafter: Drafter
+  reason: str
+  verify: Verifier = verify_lib.chain
+  drafter_params: Params = None
+
+  def params(self, target: loading.Loaded) -> Params:
+    """The tree that `generate` takes, with the target's parameters."""
+    params = {'target': target.params}
+    if self.drafter_params is None:
+      return params
+    return params | {'drafter': self.drafter_params}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Promise:
+  """What a trained drafter promises with its best number of drafts."""
+
+  name: str
+  num_draft_tokens: int
+  speedup: float  # over plain decoding
+  costs: tuple[float, ...]  # [K + 1] of rounds of 0, 1, ... drafts, 1 for none
+
+
+def auto(target: loading.Loaded, *, batch_size: int = 1) -> Choice:
+  """Chooses a drafter for a target by what pays on this machine.
+
+  Considers remembered drafts (the row's own text, and the store that ships for
+  the target) and the trained drafters that ship for it. Passes over 1 to 16
+  tokens, and drafts of what may pay, are timed once on a machine and then known
+  (`measured_here`). `drafters.Suffix` drafts where it expects more than the
+  wider pass costs, and a trained drafter as long as `policies.Fastest` finds
+  that it pays in that row: both decide by the past alone, so that the output
+  stays exact.
+
+  Args:
+    target: what to decode with.
+    batch_size: rows that are decoded at once.
+
+  Raises:
+    ValueError: batch_size is no count.
+  """
+  if not checks.is_count(batch_size):
+    raise ValueError(f'batch_size is {batch_size}: give at least 1')
+  times = _pass_seconds(target, batch_size)
+  if _is_uneven(times):
+    low, high = (1e3 * x for x in (min(times['1']), max(times['1'])))
+    return Choice(
+      drafter=drafters.NoDraft(),
+      reason=f'plain decoding: a pass took {low:.0f} to {high:.0f} ms, too '
+      'uneven to tell what pays; try again on a quiet machine',
+    )
+  passes = pass_times_of(times, batch_size)
+  stores = {
+    name: folder
+    for name, folder in drafter_card.shipped(store_files.NAME).items()
+    if files.read_json(files.at(folder / store_files.NAME)).get('target')
+    == target.fingerprint
+  }
+  promises = _promises(target, passes, batch_size)
+  paying = [x for x in promises if x.speedup >= _MARGIN]
+  return _choice(
+    target,
+    length=remembered_length(passes, batch_size),
+    ratio=lambda length: _ratio(passes, batch_size, length),
+    stores=sorted(stores),
+    trained=paying[0] if paying else None,
+    others=[x for x in promises if x not in paying[:1]],
+  )
+
+
+def pass_times_of(
+  seconds: Mapping[str, Sequence[float]], batch_size: int
+) -> cost.PassTimes:
+  """The table of the least times, which never fall as tokens are added.
+
+  Args:
+    seconds: by the number of tokens of a row.
+    batch_size: rows.
+  """
+  sizes = sorted(map(int, seconds))
+  least = np.maximum.accumulate([min(seconds[str(size)]) for size in sizes])
+  return cost.PassTimes(
+    tuple(batch_size * size for size in sizes), tuple(least.tolist())
+  )
+
+
+def remembered_length(passes: cost.PassTimes, batch_size: int) -> int:
+  """How long remembered drafts should be, 0 if none would ever pay."""
+  gain = lambda length: (
+    cost.expected_tokens(_REMEMBERED_ACCEPTANCE, length)
+    / _ratio(passes, batch_size, length)
+  )
+  best = max(_REMEMBERED, key=gain)
+  return best if gain(best) > 1 else 0
+
+
+def promise(
+  name: str,
+  shares: Sequence[float],
+  passes: cost.PassTimes,
+  batch_size: int,
+  draft_seconds: Sequence[float],
+) -> Promise:
+  """What a trained drafter promises here.
+
+  Args:
+    name: of the drafter.
+    shares: [K] of rounds that keep draft 1, 2, ... K, on its card.
+    passes: of the target.
+    batch_size: rows.
+    draft_seconds: [K + 1] of drafting 0, 1, ... K tokens.
+  """
+  plain = passes(batch_size)
+  costs = [1.0]
+  for length in range(1, len(shares) + 1):
+    verified = _ratio(passes, batch_size, length)
+    costs.append(verified + draft_seconds[length] / plain + _OVERHEAD)
+  speedups = [
+    cost.expected_tokens_by_position(shares[:length]) / costs[length]
+    for length in range(1, len(costs))
+  ]
+  best = int(np.argmax(speedups))
+  return Promise(
+    name=name,
+    num_draft_tokens=1 + best,
+    speedup=speedups[best],
+    costs=tuple(round(x, 3) for x in costs[: 2 + best]),
+  )
+
+
+def _ratio(passes, batch_size, length):
+  """A pass over so many drafts and the pending token, over a plain one."""
+  return passes(batch_size * (length + 1)) / passes(batch_size)
+
+
+def _pass_seconds(target, batch_size):
+  length = min(_CONTEXT, target.model.max_length - max(_SIZES) - 1)
+
+  def measure():
+    found = pass_times.passes(
+      {'target': target.params},
+      target.model,
+      _SIZES,
+      length=length,
+      max_length=length,
+      batch=batch_size,
+      repeats=_REPEATS,
+    )
+    return {str(size): seconds for size, seconds in found.items()}
+
+  what = {'passes': repr(target.model), 'batch': batch_size, 'sizes': _SIZES}
+  return measured_here.recall(what, measure, lambda x: not _is_uneven(x))
+
+
+def _is_uneven(times: Mapping[str, Sequence[float]]) -> bool:
+  of_one = np.asarray(times['1'])
+  return bool(np.median(of_one) > (1 + _NOISE) * np.min(of_one)) or (
+    min(map(min, times.values())) <= 0
+  )
+
+
+def _promises(
+  target: loading.Loaded, passes: cost.PassTimes, batch_size: int
+) -> list[Promise]:
+  """Those of all drafters that ship for the target, the best first.
+
+  A drafter is loaded and timed only if it would pay if drafting were free.
+  """
+  found = []
+  for name, shares in _cards(target).items():
+    free = promise(name, shares, passes, batch_size, [0.0] * (len(shares) + 1))
+    if free.speedup >= _MARGIN:
+      seconds = _drafting_seconds(target, name, len(shares), batch_size)
+      free = promise(name, shares, passes, batch_size, seconds)
+    found.append(free)
+  return sorted(found, key=lambda x: -x.speedup)
+
+
+def _cards(target: loading.Loaded) -> dict[str, list[float]]:
+  """Shares of kept drafts, of the drafters that ship for a target."""
+  found = {}
+  for name, folder in sorted(drafter_card.shipped().items()):
+    card: dict[str, Any] = drafter_card.read(files.at(folder))
+    shares = card.get('held_out', {}).get('acceptance_by_position')
+    if card['fingerprint'] == target.fingerprint and shares:
+      most = max(_SIZES) - 1
+      found[name] = [float(x) for x in shares[:most]]
+  return found
+
+
+def _drafting_seconds(target, name, num_draft_tokens, batch_size):
+  loaded = drafter_files.load_drafter(name, target)
+
+  def measure():
+    params = {'target': target.params, 'drafter': loaded.params}
+    seconds = pass_times.drafting(
+      params,
+      target.model,
+      loaded.drafter,
+      length=_CONTEXT,
+      batch=batch_size,
+      repeats=_REPEATS,
+    )
+    return {'draft': seconds}
+
+  what = {'drafts': repr(loaded.drafter), 'batch': batch_size}
+  times = measured_here.recall(what, measure, lambda x: min(x['draft']) > 0)
+  whole = max(0.0, min(times['draft']))
+  if not hasattr(loaded.drafter, 'go_on'):
+    # All of them at once.
+    return [0.0] + [whole] * num_draft_tokens
+  step = whole / num_draft_tokens
+  return [step * i for i in range(num_draft_tokens + 1)]
+
+
+def _choice(target, *, length, ratio, stores, trained, others) -> Choice:
+  remembered = remembered_params = None
+  if length:
+    remembered = drafters.Suffix(
+      num_draft_tokens=length, min_kept=round(ratio(length) - 1, 2)
+    )
+    remembered_params = {
+      name.rpartition('/')[2]: store_files.load_store(name, target)
+      for name in stores
+    }
+  drafter: Drafter = drafters.NoDraft()
+  params = None
+  if trained:
+    loaded = drafter_files.load_drafter(
+      trained.name, target, trained.num_draft_tokens
+    )
+    drafter, params = loaded.drafter, loaded.params
+    drafter = drafters.Adaptive(
+      drafter=drafter, policies=(policies.Fastest(costs=trained.costs),)
+    )
+  if remembered and trained:
+    drafter = drafters.Either(remembered=remembered, trained=drafter)
+    params = {'remembered': remembered_params, 'trained': params}
+  elif remembered:
+    drafter, params = remembered, remembered_params
+  return Choice(
+    drafter=drafter,
+    drafter_params=params,
+    reason=_reason(length, ratio, stores, trained, others),
+  )
+
+
+def _reason(length, ratio, stores, trained, others) -> str:
+  """One line for people."""
+  short = lambda name: name.rpartition('/')[2]
+  parts = []
+  if length:
+    whence = 'its own text and stored answers' if stores else 'its own text'
+    parts.append(
+      f'up to {length} tokens from {whence} (verifying them costs '
+      f'{ratio(length):.2f} of a plain pass here)'
+    )
+  if trained:
+    parts.append(
+      f'up to {trained.num_draft_tokens} from {short(trained.name)} (it '
+      f'promises {trained.speedup:.2f}x)'
+    )
+  chosen = ', else '.join(parts)
+  if not parts:
+    widest = ratio(_REMEMBERED[0])
+    chosen = (
+      f'plain decoding: verifying {_REMEMBERED[0]} drafts costs {widest:.2f} '
+      'of a plain pass here'
+    )
+  if not others:
+    return chosen
+  best = others[0]
+  tail = f'{short(best.name)} promises {best.speedup:.2f}x'
+  return f'{chosen}; not {tail}' if math.isfinite(best.speedup) else chosen

@@ -1,0 +1,81 @@
+"""Times that were measured on this machine before, kept in the user's cache."""
+
+from collections.abc import Callable, Mapping
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import pathlib
+import platform
+from typing import Any
+
+import jax
+
+_logger = logging.getLogger(__name__)
+_PACKAGES = ('specsample', 'jax', 'jaxlib')
+
+
+def recall(
+  what: Mapping[str, Any],
+  measure: Callable[[], Mapping[str, list[float]]],
+  is_good: Callable[[Mapping[str, list[float]]], bool],
+) -> Mapping[str, list[float]]:
+  """Returns times measured before, or measures and keeps them.
+
+  A file for each machine, version and `what`, in the folder that
+  SPECSAMPLE_CACHE names or else in specsample/times of the user's cache folder.
+  One that is damaged or of something else is written anew. Where nothing can be
+  written, nothing is kept.
+
+  Args:
+    what: is measured, in JSON's types.
+    measure: returns times by name.
+    is_good: whether such times are worth keeping.
+  """
+  content = {'of': {**here(), **what}}
+  encoded = json.dumps(content, sort_keys=True).encode()
+  path = _folder() / f'{hashlib.sha256(encoded).hexdigest()[:16]}.json'
+  try:
+    kept = json.loads(path.read_text())
+    if kept['of'] == json.loads(encoded)['of']:
+      return kept['times']
+  except (OSError, ValueError, KeyError, TypeError):
+    pass
+  times = measure()
+  if is_good(times):
+    _write(path, json.dumps({**content, 'times': times}))
+  return times
+
+
+def here() -> dict[str, Any]:
+  """What times depend on besides what is measured: machine and versions."""
+  devices = jax.devices()
+  return {
+    'platform': devices[0].platform,
+    'device': devices[0].device_kind,
+    'devices': len(devices),
+    'machine': platform.node(),
+    'cpus': os.cpu_count(),
+    'flags': os.environ.get('XLA_FLAGS', ''),
+    'versions': {name: importlib.metadata.version(name) for name in _PACKAGES},
+  }
+
+
+def _folder() -> pathlib.Path:
+  named = os.environ.get('SPECSAMPLE_CACHE')
+  if named:
+    return pathlib.Path(named)
+  home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  return pathlib.Path(home) / 'specsample' / 'times'
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+  # Another process may write the same file at the same time.
+  part = path.with_suffix(f'.{os.getpid()}')
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part.write_text(text)
+    part.replace(path)
+  except OSError as error:
+    _logger.info('times are not kept: %s', error)
