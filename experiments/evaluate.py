@@ -146,7 +146,7 @@ def _run(part, journal, traces):
   for method in evaluation.methods.values():
     if method.note and distributed.is_first():
       print(method.note, file=sys.stderr)
-  work = evaluation_lib.units(evaluation, part.prompts, tokens)
+  work = evaluation_lib.units(evaluation, part.prompts, tokens, journal=journal)
   scores = scoring.units(evaluation, part.prompts, journal)
   units_lib.run([*work, *traces, *scores], journal, progress.bar)
   parted = audits.units(evaluation, tokens, journal)

@@ -11,6 +11,7 @@ import gin
 import jax
 import numpy as np
 
+from experiments import carried as carried_lib
 from experiments import environment
 from experiments import generation
 from experiments import journal as journal_lib
@@ -25,6 +26,7 @@ from experiments.tasks import source as source_lib
 from experiments.tasks import task as task_lib
 import specsample
 from specsample import checks
+from specsample import types
 from specsample.models import fingerprint
 
 # The journal's keys: (MEMORY, i), ('generation', method, batch) and
@@ -53,6 +55,10 @@ class Evaluation:
   seed: int = 0
   num_seeds: int = 1  # how often each prompt is decoded, unless greedily
   batch_size: int = 1
+  # Whether the policies of a method begin a batch with what they learned of the
+  # batches before. Then the tokens of a prompt are drawn as if it were alone
+  # only at temperature 0; their distribution stays.
+  carry_policies: bool = False
   # How often the parts of a round are timed; 0 for not at all, which saves
   # time, and nothing is predicted then.
   repeats: int = 25
@@ -66,6 +72,11 @@ class Evaluation:
         raise ValueError(
           f'Evaluation.{name} is {getattr(self, name)}: give at least {least}'
         )
+    if self.carry_policies and jax.process_count() > 1:
+      raise ValueError(
+        'Evaluation.carry_policies is of one process, and there are '
+        f'{jax.process_count()}: leave it out'
+      )
     if not (self.limit is None or checks.is_count(self.limit)):
       raise ValueError(
         f'Evaluation.limit is {self.limit}: give at least 1, or None for all '
@@ -147,20 +158,7 @@ class Evaluation:
 
     A seed is used for a sample, from `seed` on.
     """
-    tokens, lengths = specsample.pad_prompts(prompts)
-    return specsample.generate(
-      methods_lib.all_params(self.target.params, method),
-      tokens,
-      lengths,
-      jax.random.key(self.seed + sample),
-      request_ids=np.asarray(request_ids, np.int32),
-      model=self.target.model,
-      drafter=method.drafter,
-      verify=method.verify,
-      sampling=self.sampling,
-      max_new_tokens=self.max_new_tokens,
-      stop=self.stop,
-    )
+    return self.decode(method, prompts, request_ids, sample)[0]
 
   def warm_up(
     self,
@@ -169,14 +167,40 @@ class Evaluation:
     request_ids: Sequence[int],
   ) -> specsample.Output:
     """A single round, for which all is compiled that `generate` runs."""
+    policies = None
+    if self.carry_policies and hasattr(method.drafter, 'untaught'):
+      policies = method.drafter.untaught()
+    output, _ = self.decode(
+      method, prompts, request_ids, policies=policies, max_rounds=1
+    )
+    return output
+
+  def decode(
+    self,
+    method: methods_lib.Method,
+    prompts: Sequence[list[int]],
+    request_ids: Sequence[int],
+    sample: int = 0,
+    policies: Any = None,
+    max_rounds: int | None = None,
+  ) -> tuple[specsample.Output, types.DecodeState]:
+    """As `generate`; also returns the last state.
+
+    Args:
+      method: decodes, as in `generate` the prompts, request ids and sample.
+      policies: what its policies know before; None for nothing.
+      max_rounds: stops after so many; None for none.
+    """
     tokens, lengths = specsample.pad_prompts(prompts)
     params = methods_lib.all_params(self.target.params, method)
+    if policies is not None:
+      params |= {'policies': policies}
     model, drafter = self.target.model, method.drafter
     state = specsample.prefill(
       params,
       tokens,
       lengths,
-      jax.random.key(self.seed),
+      jax.random.key(self.seed + sample),
       request_ids=np.asarray(request_ids, np.int32),
       model=model,
       drafter=drafter,
@@ -184,6 +208,9 @@ class Evaluation:
       max_new_tokens=self.max_new_tokens,
       verify=method.verify,
     )
+    slots = state.tokens.shape[1]
+    # Never as many rounds as slots: each emits a token.
+    rounds = slots if max_rounds is None else max_rounds
     state = specsample.advance(
       params,
       state,
@@ -191,13 +218,14 @@ class Evaluation:
       drafter=drafter,
       verify=method.verify,
       stop=self.stop,
-      max_rounds=jax.device_put(np.int32(1)),
+      max_rounds=jax.device_put(np.int32(rounds)),
     )
-    return specsample.finish(
+    output = specsample.finish(
       state,
-      max_new_tokens=min(self.max_new_tokens, state.tokens.shape[1]),
+      max_new_tokens=min(self.max_new_tokens, slots),
       batch_size=len(prompts),
     )
+    return output, state
 
 
 def header(
@@ -258,6 +286,7 @@ def units(
   tokens: Sequence[list[int]],
   *,
   visits: int | None = None,
+  journal: journal_lib.Journal | None = None,
 ) -> Iterator[units_lib.Unit]:
   """All the work.
 
@@ -270,6 +299,7 @@ def units(
     prompts: what is decoded.
     tokens: the prompts as the model reads them.
     visits: the most often that parts are timed; None is any number.
+    journal: of the run, from which it takes up what policies carry.
   """
   yield units_lib.Unit('memory', (MEMORY, 0), _memory_bandwidth)
   batches = evaluation.batches(len(prompts))
@@ -278,20 +308,25 @@ def units(
     evaluation.repeats, visits or len(turns), len(turns)
   )
   typical = evaluation.typical(tokens)
+  carried = {
+    name: carried_lib.Carried.of(method, journal)
+    for name, method in evaluation.methods.items()
+    if evaluation.carry_policies
+  }
   for turn, (sample, (i, batch)) in enumerate(turns):
     rows = [tokens[j] for j in batch]
     padded, _ = specsample.pad_prompts(rows)
     for name, method in evaluation.methods.items():
-      generate = functools.partial(
-        evaluation.generate, method, rows, batch, sample
-      )
+      decode = functools.partial(evaluation.decode, method, rows, batch, sample)
       yield units_lib.Unit(
         label(batch, len(prompts), name)
         + (f', {sample + 1}' if sample else ''),
-        ('generation', name, sample * len(batches) + i),
+        ('generation', name, turn),
         functools.partial(
           _generations,
-          generate,
+          decode,
+          carried.get(name),
+          ('generation', name, turn - 1) if turn else None,
           (i, sample),
           [prompts[j].category for j in batch],
           rows,
@@ -323,9 +358,10 @@ def _memory_bandwidth():
   return {'bytes_per_second': measure.memory_bandwidth()}
 
 
-def _generations(generate, place, categories, prompts):
+def _generations(decode, carried, key_before, place, categories, prompts):
   batch, sample = place
-  output, seconds = measure.seconds(generate)
+  policies = carried.before(key_before) if carried else None
+  (output, state), seconds = measure.seconds(decode, policies=policies)
   output = jax.tree.map(np.asarray, output)
   lengths = output.lengths.tolist()
   shares = measure.by_tokens(seconds, lengths)
@@ -347,4 +383,7 @@ def _generations(generate, place, categories, prompts):
       emit_rounds=output.emit_round[i, :length].tolist(),
     )
     generations.append(generation.to_json())
-  return {'generations': generations}
+  if carried is None:
+    return {'generations': generations}
+  carried.learn(state)
+  return {'generations': generations, 'policies': carried.to_json()}

@@ -298,9 +298,11 @@ def draft_law(
   )
 
   def draft(params, checked):
-    parts = {'model': model, 'drafter': method.drafter}
-    state = initial.state(params, checked, **parts)
-    return step.propose(params, state, **parts, verify=method.verify)[0]
+    drafter, verify = method.drafter, method.verify
+    state = initial.state(params, checked, model=model, drafter=drafter)
+    return step.propose(
+      params, state, model=model, drafter=drafter, verify=verify
+    )[0]
 
   return jax.eval_shape(draft, params, checked).law
 

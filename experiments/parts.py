@@ -67,15 +67,9 @@ def measure(
   }
 
 
-def of(journal: journal_lib.Journal, name: str) -> dict[str, Any] | None:
-  """What `measure` found of a method: means, as those of generations are.
-
-  None if nothing was timed.
-  """
-  found = journal.of(KIND, name)
-  if not found:
-    return None
-  means = _mean(found)
+def of(journal: journal_lib.Journal, name: str) -> dict[str, Any]:
+  """What `measure` found of a method: means, as those of generations are."""
+  means = _mean(journal.of(KIND, name))
   draft_ms, rest = rounds.settled(means['draft_ms'], means['overhead_ms'])
   less = rest - means['overhead_ms']
   by_width = means.get('overhead_ms_by_width', {})

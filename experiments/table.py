@@ -84,9 +84,9 @@ class Table:
         for name in evaluation.methods
       },
       parts={
-        name: found
+        name: parts_lib.of(journal, name)
         for name in evaluation.methods
-        if (found := parts_lib.of(journal, name)) is not None
+        if journal.of(parts_lib.KIND, name)
       },
       memory_bandwidth=max(
         once['bytes_per_second'] for once in journal.of(evaluation_lib.MEMORY)

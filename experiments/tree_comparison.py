@@ -69,6 +69,11 @@ class Ablation:
       raise ValueError(
         'Evaluation.methods has no drafter: name at least one that can branch'
       )
+    if not self.evaluation.repeats:
+      raise ValueError(
+        'Evaluation.repeats is 0, and trees are chosen by the times of rounds: '
+        'give at least 1'
+      )
     if not self.probe.num_nodes:
       raise ValueError('Ablation.probe has no node: give a tree, as @k_ary()')
 

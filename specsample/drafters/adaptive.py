@@ -41,6 +41,11 @@ class AdaptiveState:
 class Adaptive(branching.OverBranches):
   """A drafter whose drafts are cut where a policy says so, row by row.
 
+  The rows begin with what params['policies'] holds, if it is there: what
+  `learned` returned after other prompts. Then policies need not begin anew, and
+  a row's number of drafts follows from those prompts too; its distribution does
+  not, nor under temperature 0 its tokens.
+
   In one executable: K is the most that is ever drafted. Where no row wants a
   draft the drafter is left out, one that draws token by token stops with the
   last row, and the target reads no more than the first of the `widths` that
@@ -117,7 +122,15 @@ class Adaptive(branching.OverBranches):
       rows = jnp.broadcast_to(x, (batch_size, *jnp.shape(x)))
       return sharding.constrain(rows, 'batch', *[None] * jnp.ndim(x))
 
-    states = tuple(policy.init(self.depth) for policy in self.policies)
+    first = self.untaught()
+    states = params.get('policies', first)
+    structure: Any = jax.tree.structure(first)
+    if structure != jax.tree.structure(states):
+      names = [type(policy).__name__ for policy in self.policies]
+      raise ValueError(
+        "params['policies'] is not what policies like these have learned "
+        f'({", ".join(names)}): give what `learned` returned, or leave it out'
+      )
     return AdaptiveState(
       inner=self.drafter.init(params, batch_size, max_length),
       policies=jax.tree.map(for_all, states),
@@ -125,6 +138,19 @@ class Adaptive(branching.OverBranches):
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
       over=sharding.zeros((batch_size,), bool, 'batch'),
     )
+
+  def untaught(self) -> tuple[policy_lib.State, ...]:
+    """What the policies know before the first prompt."""
+    return tuple(policy.init(self.depth) for policy in self.policies)
+
+  def learned(self, state: AdaptiveState) -> tuple[policy_lib.State, ...]:
+    """What the policies know at the end of some rows: the mean of them.
+
+    Args:
+      state: `DecodeState.draft` of the rows.
+    """
+    mean = lambda x: jnp.mean(x, axis=0).astype(x.dtype)
+    return jax.tree.map(mean, state.policies)
 
   def extend(self, params, tokens, count, output, state):
     """See `types.Drafter`."""

@@ -17,6 +17,7 @@ from specsample.drafters import adaptive
 from specsample.drafters import settings
 from specsample.drafters import suffix
 from specsample.policies import fixed
+from specsample.policies import policy as policy_lib
 from specsample.types import Array, Draft, DraftLaw, Params
 
 
@@ -108,6 +109,14 @@ class Either:
     stores = self.remembered.with_store(own, name, store)['drafter']
     drafter = params.get('drafter', {}) | {'remembered': stores}
     return params | {'drafter': drafter}
+
+  def untaught(self) -> tuple[policy_lib.State, ...]:
+    """See `Adaptive.untaught`."""
+    return self.trained.untaught()
+
+  def learned(self, state: EitherState) -> tuple[policy_lib.State, ...]:
+    """What the trained drafter's policies know: see `Adaptive.learned`."""
+    return self.trained.learned(state.trained)
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""

@@ -235,6 +235,41 @@ def test_a_narrower_pass_is_compiled_where_it_pays(name, policy, expected):
   assert drafter.widths == expected
 
 
+def test_rows_begin_with_what_policies_learned():
+  fastest = policies.Fastest(costs=_COSTS, strength=0.5, prior=0.1)
+  drafter = drafters.Adaptive(drafter=_CHAIN, policies=(fastest,))
+  params = _params('chain')
+
+  def after(params, rounds):
+    state = _start(drafter, params, _PROMPTS, _LENGTHS)
+    return specsample.advance(
+      params,
+      state,
+      model=_TARGET,
+      drafter=drafter,
+      verify=verify.chain,
+      max_rounds=rounds,
+    )
+
+  first = after(params, 12)
+  (learned,) = drafter.learned(first.draft)
+  (rows,) = first.draft.policies
+  np.testing.assert_allclose(learned.kept, np.mean(rows.kept, axis=0))
+  assert learned.wait.dtype == jnp.int32
+  again = after(params | {'policies': (learned,)}, 0)
+  (begun,) = again.draft.policies
+  jax.tree.map(
+    lambda x, y: np.testing.assert_array_equal(x, np.broadcast_to(y, x.shape)),
+    begun,
+    learned,
+  )
+  untaught = after(params | {'policies': drafter.untaught()}, 12)
+  np.testing.assert_array_equal(untaught.tokens, first.tokens)
+  np.testing.assert_array_equal(untaught.proposed, first.proposed)
+  with pytest.raises(ValueError, match=r'have learned \(Fastest\): give what'):
+    after(params | {'policies': ()}, 0)
+
+
 def test_more_than_k_is_clamped_and_said_once(caplog):
   make = lambda: drafters.Adaptive(
     drafter=_CHAIN, policies=(policies.Fixed(77),)

@@ -106,11 +106,16 @@ def others(tiny_evaluate, commands, tmp_path_factory):
       "--gin_bindings=Evaluation.methods = {'skip': @skip/Method()}",
       f'--profile_dir={folder / "profile"}',
     ],
+    [
+      *common,
+      f'--prompts={folder / "prompts.jsonl"}',
+      '--gin_bindings=Evaluation.repeats = 0',
+    ],
   ]
   calls = [[*call, f'--out={folder}/{i}'] for i, call in enumerate(calls)]
   outcomes = commands.run_in_forks(calls)
-  assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
-  return [Run(calls[i], outcomes[i], folder / str(i)) for i in range(2)]
+  assert [outcome.code for outcome in outcomes] == [0, 0, 0], outcomes
+  return [Run(calls[i], outcomes[i], folder / str(i)) for i in range(3)]
 
 
 def test_result_says_where_and_how(run, checkpoint):
@@ -295,7 +300,7 @@ def test_figure_is_a_png(run, others):
 
 
 def test_plain_text_up_to_a_limit(others):
-  plain, _ = others
+  plain, *_ = others
   rows = plain.rows('overall')
   assert rows.keys() == set(_METHODS)
   assert {row['prompts'] for row in rows.values()} == {2}
@@ -304,7 +309,7 @@ def test_plain_text_up_to_a_limit(others):
 
 
 def test_without_a_baseline_there_is_no_speedup(others):
-  _, drawn = others
+  _, drawn, _ = others
   (row,) = drawn.rows('overall').values()
   assert (row['method'], row['law']) == ('skip', 'sampled')
   assert (row['temperature'], row['prompts'], row['tokens']) == (
@@ -317,8 +322,24 @@ def test_without_a_baseline_there_is_no_speedup(others):
   assert 'equals autoregressive' not in drawn.outcome.out
 
 
+def test_parts_that_were_not_timed_have_no_columns(others):
+  *_, untimed = others
+  rows = untimed.rows('overall')
+  assert {name: row['law'] for name, row in rows.items()} == {
+    'autoregressive': 'point_mass',
+    'ngram': 'point_mass',
+    'skip': 'sampled',
+  }
+  for row in rows.values():
+    assert row['speedup'] > 0
+    for name in ('predicted_speedup', 'draft_ms', 'verify_ms', 'prefill_ms'):
+      assert row[name] is None
+  assert 'speedup' in untimed.outcome.out
+  assert 'predicted' not in untimed.outcome.out
+
+
 def test_a_profile_is_of_one_generation(others):
-  _, drawn = others
+  _, drawn, _ = others
   folder = drawn.folder.parent / 'profile' / 'skip' / 'plugins' / 'profile'
   (of_run,) = folder.iterdir()
   (profile,) = of_run.glob('*.xplane.pb')
