@@ -14,6 +14,7 @@ into: docs/divergence.md. This file only wires: suite.py says what is decoded,
 evaluation.py measures, table.py makes the rows.
 """
 
+import dataclasses
 import sys
 
 from absl import flags
@@ -148,10 +149,29 @@ def _run(part, journal, traces):
       print(method.note, file=sys.stderr)
   work = evaluation_lib.units(evaluation, part.prompts, tokens, journal=journal)
   scores = scoring.units(evaluation, part.prompts, journal)
-  units_lib.run([*work, *traces, *scores], journal, progress.bar)
+  try:
+    units_lib.run([*work, *traces, *scores], journal, progress.bar)
+  except KeyboardInterrupt:
+    if journal is not None:
+      _show_so_far(part, journal)
+    raise
   parted = audits.units(evaluation, tokens, journal)
   if parted:
     units_lib.run(parted, journal, progress.bar)
+
+
+def _show_so_far(part, journal):
+  """Prints the table of the prompts that every method has decoded."""
+  evaluation = dataclasses.replace(part.evaluation, num_seeds=1)
+  decoded = 0
+  for i, batch in enumerate(evaluation.batches(len(part.prompts))):
+    keys = [('generation', name, i) for name in evaluation.methods]
+    if not all(key in journal for key in keys):
+      break
+    decoded = batch.stop
+  if decoded:
+    table = table_lib.Table.of(evaluation, part.benchmark, decoded, journal)
+    evaluation_report.show_so_far(table, len(part.prompts))
 
 
 def _report(out, parts, journals, paper):

@@ -98,6 +98,20 @@ def show(
     print(f'\nresult.json, results.csv, {_of_each()} are in {out}')
 
 
+def show_so_far(table: table_lib.Table, num_prompts: int) -> None:
+  """Prints the table of a run that was interrupted.
+
+  Args:
+    table: of the prompts that were decoded.
+    num_prompts: those that were to be.
+  """
+  overall = _overall_rows(table.rows)
+  shown = terminal_table.console()
+  title = f'{results.title(vars(overall[0]))}; so far, of {num_prompts} prompts'
+  shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
+  shown.print(_overall(overall))
+
+
 def _targets(tables: Sequence[table_lib.Table]) -> str:
   """What was decoded with: the last part of a path, or of a name on the hub."""
   paths = [pathlib.PurePath(table.evaluation.target.name) for table in tables]

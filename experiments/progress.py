@@ -45,7 +45,7 @@ def bar(total: int) -> Iterator[Step]:
 
     def step(description: str) -> None:
       nonlocal begun
-      text = f'{left(begun)}{description}'
+      text = f'{description}{left(begun)}'
       shown.update(task, completed=begun, description=text)
       begun += 1
 
@@ -58,7 +58,7 @@ def _printer(total: int) -> Step:
 
   def step(description: str) -> None:
     nonlocal begun
-    line = f'[{begun + 1}/{total}] {left(begun)}{description}'
+    line = f'[{begun + 1}/{total}] {description}{left(begun)}'
     print(line, file=sys.stderr, flush=True)
     begun += 1
 
@@ -77,7 +77,7 @@ def _left(total: int) -> Callable[[int], str]:
     if done < _FEWEST_STEPS:
       return ''
     seconds = (time.monotonic() - begin) / done * (total - done)
-    return f'{_clock(seconds)} left, '
+    return f' ({_clock(seconds)} left)'
 
   return left
 

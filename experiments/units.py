@@ -58,11 +58,13 @@ def run(
   missing = [unit for unit, lack in zip(work, lacks, strict=True) if lack]
   # The first unit of each program warms it up.
   programs = {unit.program: unit for unit in reversed(missing) if unit.program}
-  with progress(len(programs) + len(missing)) as step:
-    warm: set[tuple] = set()
+  warm: set[tuple] = set()
+  # A bar for each, as they take unlike times and the rest is estimated by them.
+  with progress(len(programs)) as step:
     for unit in reversed(programs.values()):
       step(f'warm-up, {unit.label}')
       _warm_up(unit, warm, is_full)
+  with progress(len(missing)) as step:
     for unit in missing:
       step(unit.label)
       _warm_up(unit, warm, is_full)

@@ -33,9 +33,11 @@ _REPEATS = 9
 # wider pass is kept: measured in docs/memory.md, 1.8 of 7.
 _REMEMBERED = (3, 7, 15)
 _REMEMBERED_ACCEPTANCE = 0.65
-# A trained drafter must promise so much: cards are of dialogues like those it
-# was trained on, and other texts keep less.
+# A trained drafter must promise so much. What was held out is like what it was
+# trained on, and other texts keep less: cards that have acceptance on questions
+# of people are read for that.
 _MARGIN = 1.1
+_ACCEPTANCE = ('on_questions', 'held_out')
 # Of a round with drafts, besides the pass and the drafter, in passes.
 _OVERHEAD = 0.05
 # Times of one size that differ by more than this cannot be compared.
@@ -236,10 +238,10 @@ def _cards(target: loading.Loaded) -> dict[str, list[float]]:
   found = {}
   for name, folder in sorted(drafter_card.shipped().items()):
     card: dict[str, Any] = drafter_card.read(files.at(folder))
-    shares = card.get('held_out', {}).get('acceptance_by_position')
-    if card['fingerprint'] == target.fingerprint and shares:
-      most = max(_SIZES) - 1
-      found[name] = [float(x) for x in shares[:most]]
+    entries = [card[entry] for entry in _ACCEPTANCE if entry in card]
+    if card['fingerprint'] == target.fingerprint and entries:
+      shares = entries[0]['acceptance_by_position']
+      found[name] = [float(x) for x in shares[: max(_SIZES) - 1]]
   return found
 
 

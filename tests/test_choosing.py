@@ -124,7 +124,7 @@ def test_uneven_times_are_not_chosen_by_nor_kept(
   assert specsample.auto(_TARGET).drafter.num_draft_tokens == 15
 
 
-def _ship(shelf, name, shares, target=_TARGET):
+def _ship(shelf, name, shares, target=_TARGET, **card):
   hydra = drafters.Hydra(model=_MODEL, num_draft_tokens=len(shares))
   shelf.joinpath('tiny').mkdir(parents=True, exist_ok=True)
   specsample.save_drafter(
@@ -132,7 +132,7 @@ def _ship(shelf, name, shares, target=_TARGET):
     hydra,
     hydra.init_params(jax.random.key(1), target.params),
     target=target,
-    card={'held_out': {'acceptance_by_position': shares}},
+    card={'held_out': {'acceptance_by_position': shares}} | card,
   )
 
 
@@ -143,7 +143,8 @@ def test_a_trained_drafter_joins_where_its_card_promises_enough(
   draft_seconds = lambda *_, **__: [0.05]
   monkeypatch.setattr(choosing.pass_times, 'drafting', draft_seconds)
   _ship(shelf, 'good', [0.8, 0.7, 0.6])
-  _ship(shelf, 'bad', [0.2, 0.1])
+  on_questions = {'acceptance_by_position': [0.2, 0.1]}
+  _ship(shelf, 'bad', [0.9, 0.9], on_questions=on_questions)
   other = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(9)), None)
   _ship(shelf, 'of another target', [0.9, 0.9, 0.9], other)
   choice = specsample.auto(_TARGET)
