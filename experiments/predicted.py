@@ -16,7 +16,7 @@ import specsample
 from specsample import cost
 from specsample import request
 
-# Of a round; `parts` may have each by width.
+# The parts of a round; the journal may have each of them by width.
 PARTS = ('draft_ms', 'verify_ms', 'overhead_ms')
 
 

@@ -152,7 +152,7 @@ def times(
   _, state = turn()  # compiles
   law = round_programs.abstract_draft(params, state, **components).law
   del state  # its caches would be held beside the next ones
-  # Those of the whole rounds, the same ones in every turn.
+  # The widths of whole rounds: the same in every turn.
   of_rounds: Sequence[int] = widths
   if len(widths) > 1:
     decode_one = functools.partial(decode, max_rounds=single)

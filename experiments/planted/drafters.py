@@ -166,7 +166,7 @@ class DraftsIfLikely(Wrapper):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForgetsIfLikely(Wrapper):
-  """Of an `Either`: chooses by what the drawn tokens promise.
+  """An `Either` that chooses by how likely the drawn tokens are.
 
   The shipped one compares with what was kept in the rounds before.
   """

@@ -165,7 +165,8 @@ class Either:
     trained = self.trained.update(
       _of(params, 'trained'), tokens, length, output, verdict, state.trained
     )
-    # What became of remembered drafts says nothing of the trained drafter's.
+    # Whether remembered drafts were kept says nothing about the trained
+    # drafter.
     policies = jax.tree.map(
       lambda new, old: _where(of_trained, new, old),
       trained.policies,

@@ -187,7 +187,7 @@ class Suffix:
     return jnp.where(estimate > 0, chance, 0)
 
   def _learned(self, tokens, length, state: SuffixState) -> SuffixState:
-    """One row's state after a round. Nothing is known behind a wrong token."""
+    """One row's state after a round. A wrong token teaches nothing behind it."""
     place = state.length + jnp.arange(self.num_draft_tokens)
     emitted = tokens[jnp.minimum(place, tokens.size - 1)]
     right = (emitted == state.tokens) & (place < length)
@@ -235,7 +235,7 @@ def _bin(estimate: Array) -> Array:
 
 
 def _signals(chance: Array) -> Signals:
-  """Of a law that gives the token its chance and says nothing of the rest."""
+  """The signals of a drafter that knows only how likely its token is kept."""
   log_prob = jnp.log(chance)
   rest = 1 - chance
   entropy = -jax.scipy.special.xlogy(chance, chance)
