@@ -13,8 +13,7 @@ from absl import flags
 from absl import logging
 
 from experiments import distributed
-from experiments import results
-from specsample import files
+from experiments import errors
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -61,7 +60,7 @@ def _run(main: Callable[[list[str]], None], interrupted: str) -> None:
         main(argv[1:])
       except KeyboardInterrupt:
         fail(interrupted, INTERRUPTED)
-      except results.NotWrittenError as error:
+      except errors.NotWrittenError as error:
         fail(str(error))
       except BrokenPipeError:
         # The reader has gone; Python would complain again when it flushes.
@@ -85,6 +84,9 @@ def make_folder(path: pathlib.PurePath) -> None:
   Args:
     path: a `pathlib.Path` or, of a bucket too, an `epath.Path`.
   """
+  # Imports JAX, which a command has not done yet when it parses its flags.
+  from specsample import files  # noqa: PLC0415
+
   if not distributed.is_first():
     return
   folder = files.at(path)

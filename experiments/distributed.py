@@ -3,6 +3,9 @@
 Each is started with the same flags. All compute; only the first one, process 0,
 writes files and to the terminal. When one ends early all end: the same command
 goes on from the last finished piece of work.
+
+JAX is imported where it is used: every command imports this module to parse its
+flags, and the import of JAX takes a second.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,8 +22,6 @@ import traceback
 from absl import flags
 from absl import logging
 import gin
-import jax
-from jax.experimental import multihost_utils
 import numpy as np
 
 # Given, these say what JAX would otherwise find out from the cluster.
@@ -85,6 +86,8 @@ def start() -> None:
     place is not None for place in places.values()
   ):
     return
+  import jax  # noqa: PLC0415
+
   # JAX would take a SIGTERM for its own use, and the process would go on.
   jax.config.update('jax_enable_preemption_service', False)
   timeout = values['initialization_timeout']
@@ -124,18 +127,22 @@ def start() -> None:
 
 def is_on() -> bool:
   """Whether this process runs with others."""
-  return jax.distributed.is_initialized()
+  # A process that has not imported JAX has not joined any others.
+  jax = sys.modules.get('jax')
+  return jax is not None and jax.distributed.is_initialized()
 
 
 def is_first() -> bool:
   """Whether this process writes: it is process 0, or the only one."""
-  return not is_on() or jax.process_index() == 0
+  return not is_on() or _place()[0] == 0
 
 
 def from_first(values: np.ndarray) -> np.ndarray:
   """The integers of process 0, on all; every process gives as many."""
   if not is_on():
     return values
+  from jax.experimental import multihost_utils  # noqa: PLC0415
+
   found = multihost_utils.broadcast_one_to_all(values.astype(np.int32))
   return np.asarray(found).astype(values.dtype)
 
@@ -151,6 +158,8 @@ def check_same(texts: Mapping[str, str]) -> None:
   """
   if not is_on():
     return
+  from jax.experimental import multihost_utils  # noqa: PLC0415
+
   digests = np.asarray(
     [list(hashlib.sha256(text.encode()).digest()) for text in texts.values()],
     np.int32,
@@ -189,6 +198,8 @@ def all_end() -> Iterator[None]:
     sys.stderr.flush()
     os._exit(code)
   if is_on():
+    import jax  # noqa: PLC0415
+
     jax.distributed.shutdown()
     _last_words.cancel()
 
@@ -234,10 +245,18 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _lost():
+  index, count = _place()
   return (
-    f'process {jax.process_index()} of {jax.process_count()} ended early, as '
-    'all do when one is lost: start the same command again on each host'
+    f'process {index} of {count} ended early, as all do when one is lost: '
+    'start the same command again on each host'
   )
+
+
+def _place() -> tuple[int, int]:
+  """The number of this process, and how many processes there are."""
+  import jax  # noqa: PLC0415
+
+  return jax.process_index(), jax.process_count()
 
 
 def _give_up(timeout, places):
@@ -259,9 +278,7 @@ def _only_first_writes():
 
   What C++ libraries print there goes to standard error (Gloo greets).
   """
-  kept = (
-    os.dup(1) if jax.process_index() == 0 else os.open(os.devnull, os.O_WRONLY)
-  )
+  kept = os.dup(1) if is_first() else os.open(os.devnull, os.O_WRONLY)
   sys.stdout.flush()
   sys.stdout = os.fdopen(kept, 'w')
   os.dup2(2, 1)

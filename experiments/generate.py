@@ -1,107 +1,115 @@
-"""Decodes one prompt, streaming the text as it comes.
+"""Decodes one prompt or holds a chat, streaming the text as it comes.
 
   python -m experiments.generate --chat --prompt='Why is the sky blue?'
   python -m experiments.generate --chat --prompt='...' --drafter=skip --show
+  python -m experiments.generate --interactive
 
 The text goes to standard output, alone where that is no terminal; the metrics
-and all else go to standard error. --show prints a line a round instead, each
-token coloured by its origin: accepted draft, correction or bonus.
-"""
+and all else go to standard error. --show colours each token by its origin:
+accepted draft, correction, bonus, or plain where the round drafted nothing.
+--interactive reads a turn per line; Ctrl-C ends an answer, and Ctrl-D the chat.
 
-import dataclasses
+JAX and the library are imported after the flags are parsed, so that something
+is on the screen while they load.
+"""
 
 from absl import flags
 
 from experiments import cli
 from experiments import config
 from experiments import distributed
-from experiments import environment
-from experiments import generation
-from experiments import mesh
-from experiments import methods
-from experiments import result_file
-from experiments import terminal
-from specsample import files
+from experiments import stages as stages_lib
+
+# As configs/runs/generate.gin has them.
+DRAFTERS = (
+  *('none', 'ngram', 'skip', 'draft', 'medusa', 'medusa_tree', 'hydra'),
+  *('hydra_tree', 'eagle', 'eagle3', 'mtp', 'mtp_tree', 'dflash', 'dspark'),
+)
 
 config.define_flags('configs/runs/generate.gin')
 flags.adopt_module_key_flags(config)
 distributed.define_flags()
 flags.adopt_module_key_flags(distributed)
-_PROMPT = flags.DEFINE_string('prompt', '', 'What to continue, or to answer.')
-_CHAT = flags.DEFINE_bool('chat', False, 'Answer the prompt in a chat.')
-_DRAFTER = flags.DEFINE_string('drafter', 'ngram', 'none, ngram, skip, ...')
-_NUM_DRAFT_TOKENS = flags.DEFINE_integer(
+flags.DEFINE_string('prompt', '', 'What to continue, or to answer.')
+flags.DEFINE_bool('chat', False, 'Answer the prompt in a chat.')
+flags.DEFINE_bool(
+  'interactive',
+  False,
+  'Chat: read a turn per line from standard input until it ends (Ctrl-D). '
+  '--prompt, if given, is the first turn.',
+)
+flags.DEFINE_string('drafter', 'ngram', f'What drafts: {", ".join(DRAFTERS)}.')
+flags.DEFINE_integer(
   'num_draft_tokens',
   None,
-  "K, drafts a round; default the drafter's own.",
+  "K, draft tokens per round; default the drafter's own.",
   lower_bound=0,
 )
-_TEMPERATURE = flags.DEFINE_float(
-  'temperature', 0.0, '0 is greedy.', lower_bound=0
+flags.DEFINE_float(
+  'temperature',
+  None,
+  '0 is greedy; default as configured, which is 0 in the shipped files.',
+  lower_bound=0,
 )
-_MAX_NEW_TOKENS = flags.DEFINE_integer(
-  'max_new_tokens', 128, 'At most so many tokens.', lower_bound=1
+flags.DEFINE_float(
+  'top_p',
+  None,
+  'Sample from the smallest set of tokens with this probability, in (0, 1]; '
+  'default as configured.',
 )
-_SEED = flags.DEFINE_integer('seed', 0, 'Fixes the tokens that are drawn.')
-_SHOW = flags.DEFINE_bool('show', False, 'Show the rounds, by colour.')
-_OUT = flags.DEFINE_string(
+flags.DEFINE_integer(
+  'top_k',
+  None,
+  'Sample from so many of the most likely tokens, 0 for all; default as '
+  'configured.',
+)
+flags.DEFINE_float(
+  'min_p',
+  None,
+  'Sample from tokens at least this likely relative to the best one, in '
+  '[0, 1]; default as configured.',
+)
+flags.DEFINE_integer(
+  'max_new_tokens',
+  128,
+  'At most so many tokens; in a chat, per answer.',
+  lower_bound=1,
+)
+flags.DEFINE_integer(
+  'max_length',
+  1024,
+  'With --interactive: room for so many tokens in all turns together, or as '
+  'many as the model takes.',
+  lower_bound=1,
+)
+flags.DEFINE_integer('seed', 0, 'Fixes the tokens that are drawn.')
+flags.DEFINE_bool(
+  'show', False, 'Colour each token by its origin (brackets without colours).'
+)
+flags.DEFINE_string(
   'out', None, 'Folder for generate.json, here or in a bucket (gs://).'
 )
 flags.register_validator(
   'prompt',
-  lambda prompt: bool(prompt.strip()),
-  'give a prompt that is not empty',
+  lambda prompt: bool(prompt.strip()) or flags.FLAGS['interactive'].value,
+  'give a prompt that is not empty, or --interactive',
+)
+flags.register_validator(
+  'out',
+  lambda out: not (out and flags.FLAGS['interactive'].value),
+  'a chat leaves no file: give --out or --interactive, not both',
 )
 
 
 def main() -> None:
-  """Checks everything, then decodes and shows."""
-  config.parse()
-  with cli.bad_input():
-    distributed.start()
-  environment.set_up()
-  with mesh.configured():
-    _generate()
+  """Says what is under way, then loads all that decodes."""
+  # Who is first among several processes is known only when they have met.
+  is_shown = not flags.FLAGS.distributed and flags.FLAGS.num_processes is None
+  with stages_lib.shown(is_shown) as stages:
+    stages.begin('importing', 'JAX')
+    from experiments import generating  # noqa: PLC0415
 
-
-def _generate() -> None:
-  with cli.bad_input():
-    out = files.at(_OUT.value) if _OUT.value else None
-    generator = generation.Generator()
-    method = generator.method(_DRAFTER.value, _NUM_DRAFT_TOKENS.value)
-    target = generator.load()
-    tokens = generation.encode(target.tokenizer, _PROMPT.value, _CHAT.value)
-    sampling = dataclasses.replace(
-      generator.sampling, temperature=_TEMPERATURE.value
-    )
-    max_new_tokens = _MAX_NEW_TOKENS.value
-    methods.check(
-      method,
-      [tokens],
-      model=target.model,
-      target=target.params,
-      sampling=sampling,
-      max_new_tokens=max_new_tokens,
-    )
-    if out is not None:
-      cli.make_folder(out)
-    state = generation.begin(
-      target,
-      method,
-      tokens,
-      sampling=sampling,
-      max_new_tokens=max_new_tokens,
-      seed=_SEED.value,
-    )
-  rounds = generation.rounds(target, method, state)
-  if not distributed.is_first():
-    for _ in rounds:
-      pass
-    return
-  shown = terminal.show(rounds, target.tokenizer, by_round=_SHOW.value)
-  if out is not None:
-    result = generation.result(_PROMPT.value, shown, target.tokenizer)
-    result_file.write(out / 'generate.json', environment.describe() | result)
+    generating.run(stages)
 
 
 if __name__ == '__main__':

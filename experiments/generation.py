@@ -1,21 +1,15 @@
-"""One prompt, decoded round by round as it is shown."""
+"""What `generate` decodes with, and what it says of a generation."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
 from typing import Any
 
 import gin
-import jax
-import numpy as np
 
-from experiments import distributed
-from experiments import measure
 from experiments import methods as methods_lib
 import specsample
-from specsample import sharding
 from specsample import text as text_lib
-from specsample.types import DecodeState
 
 
 @gin.configurable
@@ -78,112 +72,35 @@ class Round:
   origins: list[specsample.Origin]
   stats: specsample.stats.Stats
   stop_reason: specsample.StopReason
-  seconds: float  # of all rounds so far, without who shows them
-
-
-def begin(
-  target: specsample.Loaded,
-  method: methods_lib.Method,
-  tokens: list[int],
-  *,
-  sampling: specsample.Sampling,
-  max_new_tokens: int,
-  seed: int,
-) -> DecodeState:
-  """Takes the prompt in; ValueError for what cannot be decoded."""
-  prompts, lengths = specsample.pad_prompts([tokens])
-  return specsample.prefill(
-    methods_lib.all_params(target.params, method),
-    prompts,
-    lengths,
-    jax.random.key(seed),
-    model=target.model,
-    drafter=method.drafter,
-    sampling=sampling,
-    max_new_tokens=max_new_tokens,
-  )
-
-
-def rounds(
-  target: specsample.Loaded, method: methods_lib.Method, state: DecodeState
-) -> Iterator[Round]:
-  """Decodes until the row stops; the given state is used up."""
-
-  def advance(state, max_rounds):
-    return specsample.advance(
-      methods_lib.all_params(target.params, method),
-      state,
-      model=target.model,
-      drafter=method.drafter,
-      verify=method.verify,
-      stop=specsample.Stop(eos_ids=target.tokenizer.eos_ids),
-      max_rounds=max_rounds,
-    )
-
-  # No round is run, but the first one need not wait for the compiler.
-  state = jax.block_until_ready(advance(state, 0))
-  seconds = 0.0
-  prompt_length = shown = int(_first_row(state)['length'])
-  done = False
-  while not done:
-    # Who shows the round takes time too, which is none of decoding's.
-    state, elapsed = measure.seconds(advance, state, 1)
-    seconds += elapsed
-    row = _first_row(state)
-    length, done = int(row['length']), bool(row['done'])
-    yield Round(
-      tokens=row['tokens'][shown:length].tolist(),
-      origins=[specsample.Origin(i) for i in row['origin'][shown:length]],
-      stats=specsample.stats.Stats(
-        tokens=length - prompt_length,
-        rounds=int(row['round']),
-        proposed=tuple(row['proposed'].tolist()),
-        accepted=tuple(row['accepted'].tolist()),
-      ),
-      stop_reason=specsample.StopReason(int(row['stop_reason'])),
-      seconds=seconds,
-    )
-    shown = length
-
-
-def _first_row(state: DecodeState) -> dict[str, np.ndarray]:
-  """What is shown of it, on the host."""
-  names = (
-    'length',
-    'done',
-    'tokens',
-    'origin',
-    'round',
-    'proposed',
-    'accepted',
-    'stop_reason',
-  )
-  shown = {name: getattr(state, name) for name in names}
-  if distributed.is_on():
-    shown = _replicate(shown)
-  return {name: x[0] for name, x in jax.device_get(shown).items()}
-
-
-# Of an array that no host holds whole, each gets a whole one.
-_replicate = jax.jit(sharding.replicate)
+  seconds: float  # of all rounds so far, without the time of showing them
+  num_drafted: int = 0  # draft tokens of this round; of a tree its depth
+  first_seconds: float = 0.0  # of the prefill and the first round
 
 
 def metrics(last: Round) -> dict[str, Any]:
-  """Of a generation, by its last round; the prefill's time is left out."""
+  """Returns the metrics of a generation, given its last round.
+
+  The prefill counts in `time_to_first_token` only. Of a tree, `drafted` counts
+  the tokens of its longest path.
+  """
   stats = last.stats
   return {
     'tokens': stats.tokens,
     'rounds': stats.rounds,
     'tokens_per_round': stats.tokens_per_round,
-    # Of rounds that could have drafted.
+    'drafted': sum(i * count for i, count in enumerate(stats.proposed)),
+    'kept': stats.kept,
+    # None for a drafter that never drafts.
     'plain_rounds': stats.plain_rounds if len(stats.proposed) > 1 else None,
     'acceptance_by_position': [
       None if math.isnan(share) else share
       for share in stats.acceptance_by_position
     ],
+    'time_to_first_token': last.first_seconds if stats.tokens else None,
     'seconds': last.seconds,
-    # Logits that are no distribution stop a row before its first token.
+    # Logits that are NaN or infinite stop a row before its first token.
     'ms_per_token': 1e3 * last.seconds / stats.tokens if stats.tokens else None,
+    'tokens_per_second': stats.tokens / last.seconds if stats.tokens else None,
     'stop_reason': last.stop_reason.name.lower(),
   }
 
@@ -191,7 +108,7 @@ def metrics(last: Round) -> dict[str, Any]:
 def result(
   prompt: str, shown: Sequence[Round], tokenizer: text_lib.Tokenizer
 ) -> dict[str, Any]:
-  """The content of generate.json."""
+  """Returns the content of generate.json."""
   tokens = [token for one in shown for token in one.tokens]
   return {
     'gin_config': gin.operative_config_str(),

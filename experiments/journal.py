@@ -17,7 +17,7 @@ import urllib.parse
 
 from etils import epath
 
-from experiments import results
+from experiments import errors
 from specsample import files
 
 # compare(the header that is there, the one that is expected) -> differences.
@@ -174,7 +174,7 @@ class _Lines:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
       os.fsync(self._file.fileno())
     except OSError as error:
-      raise results.NotWrittenError(
+      raise errors.NotWrittenError(
         f'{self._path} cannot be written ({error.strerror or error}): make '
         'room, and the same command goes on from what is there'
       ) from error

@@ -239,6 +239,7 @@ def check(
   target: Params,
   sampling: specsample.Sampling,
   max_new_tokens: int,
+  max_length: int | None = None,
 ) -> None:
   """Refuses what `specsample.generate` would, before anything is compiled.
 
@@ -246,7 +247,8 @@ def check(
     method: how to decode them.
     tokens: the prompts.
     model: the target. target: its parameters.
-    sampling: as `specsample.generate` takes it, as is max_new_tokens.
+    sampling: as `specsample.generate` takes it, as are max_new_tokens and
+      max_length.
 
   Raises:
     ValueError: a setting out of range, a prompt that does not fit, or a rule
@@ -264,7 +266,7 @@ def check(
     drafter=method.drafter,
     sampling=sampling,
     max_new_tokens=max_new_tokens,
-    max_length=None,
+    max_length=max_length,
   )
   decode.check_rule(
     params,

@@ -9,14 +9,11 @@ import os
 import pathlib
 from typing import Any
 
+from experiments import errors
 from specsample import files
 from specsample import stats
 
 OVERALL = 'overall'  # the category of a row over all prompts
-
-
-class NotWrittenError(ValueError):
-  """What was found cannot be kept; the message says how to go on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +178,7 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
   `path` is a `pathlib.Path` or, of a bucket too, an `epath.Path`.
 
   Raises:
-    NotWrittenError: the disk is full, or the like; nothing stays behind.
+    errors.NotWrittenError: the disk is full, or the like; nothing stays behind.
   """
   if files.is_remote(path):
     # There an object appears when all of it has arrived.
@@ -198,7 +195,7 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
   except OSError as error:
     # Of a full disk it would take the last that is left.
     pathlib.Path(partial).unlink(missing_ok=True)
-    raise NotWrittenError(
+    raise errors.NotWrittenError(
       f'{path} cannot be written ({error.strerror or error}): make room, and '
       'the same command goes on from what is there'
     ) from error

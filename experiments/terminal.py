@@ -1,28 +1,16 @@
-"""A generation as it appears: the text, or the rounds it came in."""
+"""A generation as it appears: the text, or the text marked by origin."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 import io
 import sys
-from typing import Protocol
+from typing import Any, Protocol
 
 import rich.console
-import rich.text
 
-from experiments import evaluation_report
+from experiments import colouring
 from experiments import generation
 import specsample
 from specsample import text as text_lib
-
-_STYLES = {
-  specsample.Origin.ACCEPTED: 'green',
-  specsample.Origin.CORRECTION: 'bold red',
-  specsample.Origin.BONUS: 'bold blue',
-}
-_NAMES = {
-  specsample.Origin.ACCEPTED: 'accepted draft',
-  specsample.Origin.CORRECTION: 'correction',
-  specsample.Origin.BONUS: 'bonus',
-}
 
 
 class View(Protocol):
@@ -32,65 +20,145 @@ class View(Protocol):
     """Shows one more round."""
 
   def close(self) -> None:
-    """Shows what was held back."""
+    """Shows what was held back, and ends the line."""
 
 
 def show(
   rounds: Iterable[generation.Round],
   tokenizer: text_lib.Tokenizer,
-  by_round: bool,
+  by_origin: bool,
+  waits: str = '',
 ) -> list[generation.Round]:
   """Shows rounds as they come, then the metrics; returns the rounds.
 
   Interrupted, it still gives the metrics so far.
+
+  Args:
+    rounds: of a generation.
+    tokenizer: turns their tokens into text.
+    by_origin: whether tokens are marked by their origin, under a legend.
+    waits: what is said of the time before the prompt, see `waits_text`.
   """
   shown: list[generation.Round] = []
-  views = _views(tokenizer, by_round)
+  if by_origin:
+    colouring.print_legend(console())
+  shown_by = views(tokenizer, by_origin)
   try:
     for one in rounds:
       shown.append(one)
-      for view in views:
+      for view in shown_by:
         view.show(one)
   finally:
-    for view in views:
+    for view in shown_by:
       view.close()
     if shown:
-      print(metrics_text(shown[-1]), file=sys.stderr)
+      note('\n' + metrics_text(shown[-1]) + waits)
   return shown
 
 
-def metrics_text(last: generation.Round) -> str:
-  """What a generation brought, in two lines."""
-  metrics = generation.metrics(last)
-  kept = [
-    '-' if share is None else f'{share:.2f}'
-    for share in metrics['acceptance_by_position']
-  ]
-  accepted = ''
-  if kept:
-    accepted = (
-      f', {metrics["plain_rounds"]:.0%} of the rounds without a draft; '
-      f'accepted by position {" ".join(kept)}'
-    )
-  return (
-    f'\n{metrics["tokens"]} tokens in {metrics["rounds"]} rounds, '
-    f'{metrics["tokens_per_round"]:.2f} a round{accepted}\n'
-    f'{metrics["seconds"]:.2f} s, '
-    f'{evaluation_report.number(metrics["ms_per_token"], ".1f")} ms a token '
-    f'(prefill left out); stopped by: {metrics["stop_reason"]}'
+def views(tokenizer: text_lib.Tokenizer, by_origin: bool) -> Sequence[View]:
+  """What to show where: standard output that is no terminal gets text alone."""
+  shown: list[View] = []
+  if not (sys.stdout.isatty() and by_origin):
+    shown.append(TextView(tokenizer))
+  if by_origin:
+    shown.append(colouring.ColourView(tokenizer, console()))
+  return shown
+
+
+def console() -> rich.console.Console:
+  """Where marked text goes: beside the text alone, if that is piped away."""
+  return rich.console.Console(stderr=not sys.stdout.isatty())
+
+
+def note(text: str) -> None:
+  """Prints on standard error, broken between words where it is a terminal."""
+  errors = rich.console.Console(stderr=True)
+  errors.print(
+    text,
+    style='dim',
+    markup=False,
+    highlight=False,
+    soft_wrap=not errors.is_terminal,
   )
 
 
-def _views(tokenizer: text_lib.Tokenizer, by_round: bool) -> list[View]:
-  """What to show where: standard output that is no terminal gets text alone."""
-  shown: list[View] = []
-  is_terminal = sys.stdout.isatty()
-  if not (is_terminal and by_round):
-    shown.append(TextView(tokenizer))
-  if by_round:
-    console = rich.console.Console(stderr=not is_terminal)
-    shown.append(RoundView(tokenizer, console))
-  return shown
+def metrics_text(last: generation.Round) -> str:
+  """Returns what a generation brought, in three lines."""
+  metrics = generation.metrics(last)
+  return '\n'.join(
+    [
+      f'{_count(metrics["tokens"], "token")} in '
+      f'{_count(metrics["rounds"], "round")} '
+      f'({metrics["tokens_per_round"]:.2f} per round){_drafts_text(last)}',
+      f'first token after {_number(metrics["time_to_first_token"], ".2f")} s, '
+      f'then {_number(metrics["tokens_per_second"], ".1f")} tokens per second '
+      f'({_number(metrics["ms_per_token"], ".1f")} ms per token)',
+      f'stopped by: {_reason(last)}',
+    ]
+  )
+
+
+def turn_text(last: generation.Round, num_read: int) -> str:
+  """Returns what an answer of a chat brought, in one line.
+
+  Args:
+    last: its last round.
+    num_read: tokens that the target read before the first round.
+  """
+  metrics = generation.metrics(last)
+  drafts = ''
+  if metrics['drafted']:
+    drafts = f'; {metrics["kept"]} of {metrics["drafted"]} drafted tokens kept'
+  return (
+    f'({_count(num_read, "token")} read, {metrics["tokens"]} written, the '
+    f'first after {_number(metrics["time_to_first_token"], ".2f")} s, then '
+    f'{_number(metrics["tokens_per_second"], ".1f")} per second{drafts}; '
+    f'stopped by: {_reason(last)})'
+  )
+
+
+def waits_text(seconds: Mapping[str, float]) -> str:
+  """Returns the times of the stages before the prompt, to follow the metrics.
+
+  Args:
+    seconds: of each stage, by its name.
+  """
+  times = ', '.join(f'{name} {value:.1f} s' for name, value in seconds.items())
+  return f'; before the prompt: {times}' if times else ''
+
+
+def _drafts_text(last: generation.Round) -> str:
+  stats = last.stats
+  if len(stats.proposed) < 2:
+    return ', without drafts'
+  metrics = generation.metrics(last)
+  num_plain = stats.proposed[0]
+  num_drafting = stats.rounds - num_plain
+  if not num_drafting:
+    return ': no round drafted anything'
+  plain = ''
+  if num_plain:
+    plain = f'; {_count(num_plain, "round")} drafted nothing'
+  return (
+    f': {metrics["drafted"]} drafted in {_count(num_drafting, "round")}, '
+    f'{metrics["kept"]} kept{plain}'
+  )
+
+
+def _reason(last: generation.Round) -> str:
+  if last.stop_reason == specsample.StopReason.RUNNING:
+    return 'interruption'
+  return last.stop_reason.name.lower()
+
+
+def _count(number: int, noun: str) -> str:
+  return f'{number} {noun}' if number == 1 else f'{number} {noun}s'
+
+
+def _number(value: Any, form: str) -> str:
+  """As the form says, '-' for None."""
+  return '-' if value is None else f'{value:{form}}'
 
 
 class TextView:
@@ -113,46 +181,3 @@ class TextView:
   def _write(self, text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-class RoundView:
-  """A line a round, each token coloured by its origin.
-
-  After Figure 1 of Leviathan et al., 2211.17192.
-  """
-
-  def __init__(
-    self, tokenizer: text_lib.Tokenizer, console: rich.console.Console
-  ):
-    """Prints the legend."""
-    self._stream = text_lib.TextStream(tokenizer)
-    self._console = console
-    legend = [rich.text.Text(_NAMES[o], _STYLES[o]) for o in _STYLES]
-    self._console.print(
-      rich.text.Text('round (drafts kept): ') + _join(legend, ', ')
-    )
-
-  def show(self, shown: generation.Round) -> None:
-    """See `View`."""
-    line = rich.text.Text()
-    for token, origin in zip(shown.tokens, shown.origins, strict=True):
-      line.append(self._text([token]), _STYLES[origin])
-    kept = shown.origins.count(specsample.Origin.ACCEPTED)
-    self._print(f'{shown.stats.rounds:4} ({kept}) ', line)
-
-  def close(self) -> None:
-    """See `View`."""
-    rest = self._stream.finish()
-    if rest:
-      self._print(' ' * 9, rich.text.Text(rest))
-
-  def _text(self, tokens: Iterable[int]) -> str:
-    return self._stream.push(tokens).replace('\n', '⏎')
-
-  def _print(self, head: str, line: rich.text.Text) -> None:
-    text = rich.text.Text.assemble((head, 'dim'), line)
-    self._console.print(text, soft_wrap=True)
-
-
-def _join(parts, separator):
-  return rich.text.Text(separator).join(parts)

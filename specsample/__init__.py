@@ -29,6 +29,7 @@ from specsample.sampling import Sampling
 from specsample.stopping import Stop
 from specsample.store_files import load_store
 from specsample.store_files import save_store
+from specsample.turns import extend
 from specsample.types import Origin, Output, StopReason
 from specsample.vocab_map import map_vocabulary
 from specsample.vocab_map import VocabMap
@@ -49,6 +50,7 @@ __all__ = [
   'chips',
   'cost',
   'drafters',
+  'extend',
   'finish',
   'generate',
   'generate_all',

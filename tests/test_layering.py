@@ -31,7 +31,7 @@ _LAYERS = (
   ('request', 'emission'),
   ('initial', 'step'),
   ('decode', 'pass_times'),
-  ('refill',),
+  ('refill', 'turns'),
   ('continuous',),
   ('training', 'slem', 'choosing'),
   ('testing',),
@@ -40,7 +40,7 @@ _LAYERS = (
 # The loop works for every model, drafter and verifier, so it knows none.
 _LOOP = {
   *('continuous', 'decode', 'emission', 'initial', 'refill', 'request'),
-  *('step', 'stopping'),
+  *('step', 'stopping', 'turns'),
 }
 _LOOP_IMPORTS = _LOOP | {
   *('types', 'drafts', 'history', 'indexing', 'sampling', 'sharding'),

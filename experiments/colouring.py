@@ -1,0 +1,113 @@
+"""A generation as running text, each token marked by its origin.
+
+The colours are those of Figure 1 of Leviathan et al., 2211.17192.
+"""
+
+import rich.cells
+import rich.console
+import rich.text
+
+from experiments import generation
+import specsample
+from specsample import text as text_lib
+
+_PLAIN = 'plain'
+_STYLES = {
+  specsample.Origin.ACCEPTED: 'green',
+  specsample.Origin.CORRECTION: 'bold red',
+  specsample.Origin.BONUS: 'bold blue',
+}
+_NAMES = {
+  specsample.Origin.ACCEPTED: 'accepted draft',
+  specsample.Origin.CORRECTION: 'correction',
+  specsample.Origin.BONUS: 'bonus',
+}
+_WHY_PLAIN = f'{_PLAIN} (the round drafted nothing)'
+
+
+class ColourView:
+  """Running text, coloured; without colours accepted drafts have brackets.
+
+  On a terminal lines are broken between words.
+  """
+
+  def __init__(
+    self, tokenizer: text_lib.Tokenizer, console: rich.console.Console
+  ):
+    """`tokenizer` turns the tokens into text, `console` shows it."""
+    self._stream = text_lib.TextStream(tokenizer)
+    self._has_colours = has_colours(console)
+    self._writer = _Writer(console)
+
+  def show(self, shown: generation.Round) -> None:
+    """See `terminal.View`."""
+    is_plain = not shown.num_drafted
+    is_open = False
+    for token, origin in zip(shown.tokens, shown.origins, strict=True):
+      text = self._stream.push([token])
+      if not self._has_colours:
+        is_accepted = origin == specsample.Origin.ACCEPTED
+        if text and is_accepted != is_open:
+          text = ('[' if is_accepted else ']') + text
+          is_open = is_accepted
+      self._writer.write(text, '' if is_plain else _STYLES[origin])
+    if is_open:
+      self._writer.write(']', '')
+
+  def close(self) -> None:
+    """See `terminal.View`."""
+    self._writer.write(self._stream.finish() + '\n', '')
+
+
+def print_legend(console: rich.console.Console) -> None:
+  """Prints what the colours or the brackets mean."""
+  if has_colours(console):
+    parts = [rich.text.Text(_NAMES[o], _STYLES[o]) for o in _STYLES]
+    legend = rich.text.Text(', ').join([*parts, rich.text.Text(_WHY_PLAIN)])
+  else:
+    accepted, *others = _NAMES.values()
+    legend = rich.text.Text(
+      f'[{accepted}], unmarked: {", ".join(others)} or {_WHY_PLAIN}'
+    )
+  console.print(legend, soft_wrap=not console.is_terminal)
+
+
+def has_colours(console: rich.console.Console) -> bool:
+  """Returns whether the console shows colours."""
+  return console.color_system is not None and not console.no_color
+
+
+class _Writer:
+  """Writes styled text piece by piece; a terminal gets whole words."""
+
+  def __init__(self, console: rich.console.Console):
+    self._console = console
+    self._width = console.width if console.is_terminal else None
+    self._column = 0
+    self._word = rich.text.Text()  # of which more may come
+
+  def write(self, text: str, style: str) -> None:
+    line = rich.text.Text()
+    for character in text:
+      if not character.isspace():
+        self._word.append(character, style)
+        continue
+      self._end_word(line)
+      self._column += 1
+      if character == '\n':
+        self._column = 0
+      line.append(character, style)
+    if self._width is None:
+      self._end_word(line)
+    if line:
+      self._console.print(line, end='', soft_wrap=True)
+
+  def _end_word(self, line):
+    size = rich.cells.cell_len(self._word.plain)
+    if self._width is not None and self._column + size > self._width:
+      if self._column:
+        line.append('\n')
+      self._column = 0
+    line.append_text(self._word)
+    self._column += size
+    self._word = rich.text.Text()

@@ -1,0 +1,159 @@
+"""One row, decoded round by round as it is shown."""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+
+import jax
+import numpy as np
+
+from experiments import distributed
+from experiments import generation
+from experiments import measure
+from experiments import methods as methods_lib
+import specsample
+from specsample import request
+from specsample import sharding
+from specsample import turns
+from specsample.types import DecodeState
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Decoder:
+  """Decodes one row at a time, with the same compiled programs for all.
+
+  With `max_length` these serve prompts of every length that leaves room, and
+  rows that are extended; without it, those of one bucket (`pad_prompts`).
+  """
+
+  target: specsample.Loaded
+  method: methods_lib.Method
+  sampling: specsample.Sampling
+  max_new_tokens: int
+  seed: int = 0
+  max_length: int | None = None  # of a row, its prompt included
+
+  @property
+  def params(self):
+    """The tree of parameters that the library's functions take."""
+    return methods_lib.all_params(self.target.params, self.method)
+
+  def compile(self, tokens: list[int]) -> None:
+    """Compiles what decodes this prompt; no pass of the target is run."""
+    # A prompt of one token fills no cache: its token stays pending.
+    state = self._prefill(tokens, length=1)
+    is_chat = self.max_length is not None
+    if is_chat and turns.can_extend(self.method.drafter):
+      state = self.extend(state, [])
+    jax.block_until_ready(self.advance(state, 0))
+
+  def begin(self, tokens: list[int]) -> DecodeState:
+    """Takes the prompt in; ValueError for what cannot be decoded."""
+    return self._prefill(tokens, length=len(tokens))
+
+  def extend(self, state: DecodeState, tokens: list[int]) -> DecodeState:
+    """Appends tokens to a row; the given state is used up."""
+    return specsample.extend(
+      self.params,
+      state,
+      np.asarray([tokens], np.int32).reshape(1, -1),
+      np.asarray([len(tokens)], np.int32),
+      model=self.target.model,
+      drafter=self.method.drafter,
+      max_new_tokens=self.max_new_tokens,
+    )
+
+  def advance(self, state: DecodeState, num_rounds: int) -> DecodeState:
+    """Runs rounds; the given state is used up."""
+    return specsample.advance(
+      self.params,
+      state,
+      model=self.target.model,
+      drafter=self.method.drafter,
+      verify=self.method.verify,
+      stop=specsample.Stop(eos_ids=self.target.tokenizer.eos_ids),
+      max_rounds=num_rounds,
+    )
+
+  def _prefill(self, tokens, length) -> DecodeState:
+    prompts, _ = specsample.pad_prompts([tokens])
+    if self.max_length is not None:
+      # The chunks of a prefill are the same for prompts of this width and more.
+      missing = max(0, request.PREFILL_CHUNK - prompts.shape[1])
+      prompts = np.pad(prompts, ((0, 0), (0, missing)))
+    return specsample.prefill(
+      self.params,
+      prompts,
+      np.asarray([length], np.int32),
+      jax.random.key(self.seed),
+      model=self.target.model,
+      drafter=self.method.drafter,
+      sampling=self.sampling,
+      max_new_tokens=self.max_new_tokens,
+      max_length=self.max_length,
+    )
+
+
+def rounds(
+  decoder: Decoder, begin: Callable[[], DecodeState]
+) -> Iterator[tuple[DecodeState, generation.Round]]:
+  """Decodes until the row stops; yields each round and the state after it.
+
+  Args:
+    decoder: compiled, so that nothing else is timed.
+    begin: returns the state to go on from, with the prompt in its cache.
+  """
+  state, first_seconds = measure.seconds(begin)
+  before = _first_row(state)
+  shown = start = int(before['length'])
+  drafted = _drafted(before['proposed'])
+  seconds = 0.0
+  done = False
+  while not done:
+    # Who shows the round takes time too, which is none of decoding's.
+    state, elapsed = measure.seconds(decoder.advance, state, 1)
+    if not seconds:
+      first_seconds += elapsed
+    seconds += elapsed
+    row = _first_row(state)
+    length, done = int(row['length']), bool(row['done'])
+    count = lambda name, row=row: tuple((row[name] - before[name]).tolist())
+    all_drafted = _drafted(row['proposed'])
+    yield (
+      state,
+      generation.Round(
+        tokens=row['tokens'][shown:length].tolist(),
+        origins=[specsample.Origin(i) for i in row['origin'][shown:length]],
+        stats=specsample.stats.Stats(
+          tokens=length - start,
+          rounds=int(row['round'] - before['round']),
+          proposed=count('proposed'),
+          accepted=count('accepted'),
+        ),
+        stop_reason=specsample.StopReason(int(row['stop_reason'])),
+        seconds=seconds,
+        num_drafted=all_drafted - drafted,
+        first_seconds=first_seconds,
+      ),
+    )
+    shown, drafted = length, all_drafted
+
+
+def _drafted(proposed: np.ndarray) -> int:
+  """Draft tokens of rounds, given how many rounds drafted i of them."""
+  return int(np.arange(proposed.size) @ proposed)
+
+
+def _first_row(state: DecodeState) -> dict[str, np.ndarray]:
+  """What is shown of it, on the host."""
+  names = (
+    *('length', 'done', 'tokens', 'origin', 'round', 'proposed', 'accepted'),
+    'stop_reason',
+  )
+  shown = {name: getattr(state, name) for name in names}
+  if distributed.is_on():
+    shown = _replicate(shown)
+  return {name: x[0] for name, x in jax.device_get(shown).items()}
+
+
+# Of an array that no host holds whole, each gets a whole one.
+_replicate = jax.jit(sharding.replicate)
