@@ -1,7 +1,7 @@
 """Decodes one prompt or holds a chat, streaming the text as it comes.
 
   python -m experiments.generate --chat --prompt='Why is the sky blue?'
-  python -m experiments.generate --chat --prompt='...' --drafter=skip --show
+  python -m experiments.generate --chat --prompt='...' --drafter=none,mtp --show
   python -m experiments.generate --interactive
 
 The text goes to standard output, alone where that is no terminal; the metrics
@@ -22,8 +22,9 @@ from experiments import stages as stages_lib
 
 # As configs/runs/generate.gin has them.
 DRAFTERS = (
-  *('none', 'ngram', 'skip', 'draft', 'medusa', 'medusa_tree', 'hydra'),
-  *('hydra_tree', 'eagle', 'eagle3', 'mtp', 'mtp_tree', 'dflash', 'dspark'),
+  *('auto', 'none', 'ngram', 'suffix', 'either', 'skip', 'draft', 'medusa'),
+  *('medusa_tree', 'hydra', 'hydra_tree', 'eagle', 'eagle3', 'mtp', 'mtp_tree'),
+  *('dflash', 'dspark'),
 )
 
 config.define_flags('configs/runs/generate.gin')
@@ -38,7 +39,12 @@ flags.DEFINE_bool(
   'Chat: read a turn per line from standard input until it ends (Ctrl-D). '
   '--prompt, if given, is the first turn.',
 )
-flags.DEFINE_string('drafter', 'ngram', f'What drafts: {", ".join(DRAFTERS)}.')
+flags.DEFINE_list(
+  'drafter',
+  'auto',
+  f'What drafts: {", ".join(DRAFTERS)}. Several, between commas, answer one '
+  'after the other.',
+)
 flags.DEFINE_integer(
   'num_draft_tokens',
   None,
@@ -98,6 +104,18 @@ flags.register_validator(
   'out',
   lambda out: not (out and flags.FLAGS['interactive'].value),
   'a chat leaves no file: give --out or --interactive, not both',
+)
+flags.register_validator(
+  'drafter',
+  lambda names: (
+    len(names) == 1
+    or (
+      names
+      and not flags.FLAGS['out'].value
+      and not flags.FLAGS['interactive'].value
+    )
+  ),
+  'give one with --out or --interactive',
 )
 
 

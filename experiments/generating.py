@@ -1,6 +1,7 @@
 """What `generate` does once its flags are parsed."""
 
 import dataclasses
+from typing import Any
 
 from absl import flags
 import gin
@@ -36,10 +37,19 @@ def run(stages: stages_lib.Stages) -> None:
 
 
 def _generate(stages) -> None:
+  with cli.bad_input():
+    generator = generation.Generator()
+    for name in flags.FLAGS.drafter:
+      generator.maker(name)  # says now if one is unknown
+  for name in flags.FLAGS.drafter:
+    _generate_with(stages, name)
+
+
+def _generate_with(stages, name: str) -> None:
   values = flags.FLAGS
   with cli.bad_input():
     out = files.at(values.out) if values.out else None
-    decoder = _decoder(stages, max_length=None)
+    decoder = _decoder(stages, name, max_length=None)
     tokenizer = decoder.target.tokenizer
     tokens = generation.encode(tokenizer, values.prompt, values.chat)
     _check(decoder, tokens)
@@ -54,6 +64,7 @@ def _generate(stages) -> None:
       pass
     return
   rounds = (one for _, one in found)
+  _say_what_drafts(name, decoder.method)
   shown = terminal.show(
     rounds, tokenizer, values.show, terminal.waits_text(stages.seconds)
   )
@@ -71,7 +82,9 @@ def _chat(stages) -> None:
         'belongs to it out'
       )
     # A row is full when there is no room for another chunk.
-    decoder = _decoder(stages, max_length=values.max_length + turns.CHUNK)
+    (name,) = values.drafter
+    room = values.max_length + turns.CHUNK
+    decoder = _decoder(stages, name, max_length=room)
     conversation = conversing.Conversation(decoder)
     first = [{'role': 'user', 'content': values.prompt or '?'}]
     tokens = decoder.target.tokenizer.encode_chat(first)
@@ -79,16 +92,32 @@ def _chat(stages) -> None:
     stages.begin('compiling', 'the decoding loop')
     decoder.compile(tokens)
   stages.end()
+  _say_what_drafts(name, decoder.method)
   conversing.hold(conversation, values.prompt.strip(), values.show)
 
 
-def _decoder(stages, max_length: int | None) -> streaming.Decoder:
+def _say_what_drafts(name: str, method: methods.Method) -> None:
+  """Where one could not tell: of several, and of what was chosen."""
+  if method.note or len(flags.FLAGS.drafter) > 1:
+    terminal.note('\n' + (method.note or name))
+
+
+def _decoder(stages, name: str, max_length: int | None) -> streaming.Decoder:
   values = flags.FLAGS
   generator = generation.Generator()
   stages.begin('loading', _model_name())
-  method = generator.method(values.drafter, values.num_draft_tokens)
-  given = {name: values[name].value for name in _SAMPLING}
-  given = {name: value for name, value in given.items() if value is not None}
+  make = generator.maker(name)
+  if name == 'auto':
+    generator.load()
+    stages.begin('timing', 'passes of the model, once on a machine')
+  method = generation.with_num_draft_tokens(
+    make(), name, values.num_draft_tokens
+  )
+  given: dict[str, Any] = {
+    setting: values[setting].value
+    for setting in _SAMPLING
+    if values[setting].value is not None
+  }
   return streaming.Decoder(
     target=generator.load(),
     method=method,

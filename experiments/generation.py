@@ -21,31 +21,40 @@ class Generator:
   methods: dict[str, Callable[[], methods_lib.Method]]
   sampling: specsample.Sampling = specsample.Sampling()
 
-  def method(
-    self, name: str, num_draft_tokens: int | None
-  ) -> methods_lib.Method:
-    """The method of that name, with its own K where None is given.
-
-    Raises:
-      ValueError: there is no such method, or it drafts nothing.
-    """
+  def maker(self, name: str) -> Callable[[], methods_lib.Method]:
+    """What makes the method of that name; ValueError if there is none."""
     if name not in self.methods:
       raise ValueError(
         f'--drafter={name} is unknown: choose one of {", ".join(self.methods)}'
       )
-    method = self.methods[name]()
-    if num_draft_tokens is None:
-      return method
-    own = method.drafter.num_draft_tokens
-    if own == 0 and num_draft_tokens:
-      raise ValueError(
-        f'--num_draft_tokens={num_draft_tokens}, but --drafter={name} drafts '
-        'nothing: choose another drafter, or leave it out'
-      )
-    if num_draft_tokens == 0 < own:
-      none = specsample.drafters.NoDraft()
-      return dataclasses.replace(method, drafter=none)
-    return methods_lib.with_num_draft_tokens(method, num_draft_tokens)
+    return self.methods[name]
+
+
+def with_num_draft_tokens(
+  method: methods_lib.Method, name: str, num_draft_tokens: int | None
+) -> methods_lib.Method:
+  """The method with this K, or its own where None is given.
+
+  Args:
+    method: is called `name`.
+    name: of the drafter, for messages.
+    num_draft_tokens: K.
+
+  Raises:
+    ValueError: it drafts nothing, or was not trained for so many.
+  """
+  if num_draft_tokens is None:
+    return method
+  own = method.drafter.num_draft_tokens
+  if own == 0 and num_draft_tokens:
+    raise ValueError(
+      f'--num_draft_tokens={num_draft_tokens}, but --drafter={name} drafts '
+      'nothing: choose another drafter, or leave it out'
+    )
+  if num_draft_tokens == 0 < own:
+    none = specsample.drafters.NoDraft()
+    return dataclasses.replace(method, drafter=none)
+  return methods_lib.with_num_draft_tokens(method, num_draft_tokens)
 
 
 def encode(

@@ -74,7 +74,15 @@ def auto(target: specsample.Loaded, batch_size: int = 1) -> Method:
     choice.drafter,
     choice.verify,
     choice.drafter_params,
+    load=_chosen_length,
     note=f'auto: {choice.reason}',
+  )
+
+
+def _chosen_length(num_draft_tokens):
+  raise ValueError(
+    f'num_draft_tokens is {num_draft_tokens}, and auto chooses it: leave it '
+    'out, or name a drafter'
   )
 
 

@@ -54,6 +54,14 @@ def either(
     drafter=drafters.Either(remembered=remembered.drafter, trained=drafter),
     verify=trained.verify,
     params={'remembered': remembered.params, 'trained': trained.params},
+    load=_of_two,
+  )
+
+
+def _of_two(num_draft_tokens):
+  raise ValueError(
+    f'num_draft_tokens is {num_draft_tokens}, and of Either both drafters have '
+    'their own: bind those of Suffix and of the trained one'
   )
 
 

@@ -9,6 +9,8 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
+from jax.experimental import multihost_utils
 import numpy as np
 
 from specsample import checks
@@ -21,6 +23,7 @@ from specsample import loading
 from specsample import measured_here
 from specsample import pass_times
 from specsample import policies
+from specsample import sharding
 from specsample import store_files
 from specsample import verify as verify_lib
 from specsample.types import Drafter, Params, Verifier
@@ -98,6 +101,9 @@ def auto(target: loading.Loaded, *, batch_size: int = 1) -> Choice:
   """
   if not checks.is_count(batch_size):
     raise ValueError(f'batch_size is {batch_size}: give at least 1')
+  # As many rows as `generate` makes of them on a mesh.
+  parts = sharding.batch_parts()
+  batch_size = -(-batch_size // parts) * parts
   times = _pass_seconds(target, batch_size)
   if _is_uneven(times):
     low, high = (1e3 * x for x in (min(times['1']), max(times['1'])))
@@ -206,7 +212,20 @@ def _pass_seconds(target, batch_size):
     return {str(size): seconds for size, seconds in found.items()}
 
   what = {'passes': repr(target.model), 'batch': batch_size, 'sizes': _SIZES}
-  return measured_here.recall(what, measure, lambda x: not _is_uneven(x))
+  return _times(what, measure, lambda x: not _is_uneven(x))
+
+
+def _times(what, measure, is_good):
+  """The times, kept on this machine; of several processes the first one's."""
+  if jax.process_count() == 1:
+    return measured_here.recall(what, measure, is_good)
+  # All run the same passes, and then choose alike.
+  times = measure()
+  names = sorted(times)
+  found = multihost_utils.broadcast_one_to_all(
+    np.asarray([times[name] for name in names])
+  )
+  return dict(zip(names, np.asarray(found).tolist(), strict=True))
 
 
 def _is_uneven(times: Mapping[str, Sequence[float]]) -> bool:
@@ -261,7 +280,7 @@ def _drafting_seconds(target, name, num_draft_tokens, batch_size):
     return {'draft': seconds}
 
   what = {'drafts': repr(loaded.drafter), 'batch': batch_size}
-  times = measured_here.recall(what, measure, lambda x: min(x['draft']) > 0)
+  times = _times(what, measure, lambda x: min(x['draft']) > 0)
   whole = max(0.0, min(times['draft']))
   if not hasattr(loaded.drafter, 'go_on'):
     # All of them at once.

@@ -187,7 +187,7 @@ class Suffix:
     return jnp.where(estimate > 0, chance, 0)
 
   def _learned(self, tokens, length, state: SuffixState) -> SuffixState:
-    """One row's state after a round. A wrong token teaches nothing behind it."""
+    """One row's state after a round. Behind a wrong token it learns nothing."""
     place = state.length + jnp.arange(self.num_draft_tokens)
     emitted = tokens[jnp.minimum(place, tokens.size - 1)]
     right = (emitted == state.tokens) & (place < length)

@@ -21,6 +21,7 @@ def call(tiny_methods):
   return [
     'generate',
     *tiny_methods,
+    '--drafter=ngram',
     f'--prompt={_PROMPT}',
     f'--max_new_tokens={_NEW_TOKENS}',
   ]
