@@ -1,7 +1,8 @@
 """Figures: the one module that knows matplotlib, and does without it.
 
-Colours are Okabe and Ito's and one of Tol's, which stay apart for every kind of
-colour vision. Each comes with a marker and a hatch, which stay apart in print.
+The colours are Okabe and Ito's and one of Tol's, which stay apart for every
+kind of colour vision. Neighbours differ in lightness, so that solid bars stay
+apart in print, too. Lines have markers; a hatch only marks colours that repeat.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,25 +18,19 @@ from experiments import results
 try:
   import matplotlib
   import matplotlib.figure
+  import matplotlib.patheffects
   import matplotlib.ticker
 except ImportError:
   matplotlib = None  # type: ignore[assignment]
 
-COLORS = (
-  '#767676',
-  '#0072B2',
-  '#D55E00',
-  '#009E73',
-  '#CC79A7',
-  '#E69F00',
-  '#56B4E9',
-  '#882255',
-)
+GREY, ORANGE, VERMILLION, SKY = '#767676', '#E69F00', '#D55E00', '#56B4E9'
+BLUE, PURPLE, PLUM, GREEN = '#0072B2', '#CC79A7', '#882255', '#009E73'
+COLORS = (GREY, ORANGE, VERMILLION, SKY, BLUE, PURPLE, PLUM, GREEN)
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 # Of lines whose colour came before.
 _DASHES = ('-', '--', ':')
-# Those of dots would be thousands of circles in a page.
-_HATCHES = ('', '//', '\\\\', 'xx', '--', '++', '||', '/')
+# Sparse, and no dots: those would be thousands of circles in a page.
+_HATCHES = ('', '/', '\\')
 
 # A longer name goes on in a second line, and ends there.
 _NAME_WIDTH = 24
@@ -67,7 +62,7 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     name: Look(
       COLORS[i % count],
       MARKERS[(i + i // count) % count],
-      _HATCHES[(i + i // count) % count],
+      _HATCHES[i // count % len(_HATCHES)],
       _DASHES[i // count % len(_DASHES)],
     )
     for i, name in enumerate(dict.fromkeys(names))
@@ -100,6 +95,12 @@ def ink() -> Any:
 def paper() -> Any:
   """The colour behind all."""
   return matplotlib.rcParams['figure.facecolor']
+
+
+def halo() -> list[Any]:
+  """Returns the effects of a thin line that shows over dark bars as well."""
+  around = matplotlib.patheffects.withStroke(linewidth=2.4, foreground=paper())
+  return [around]
 
 
 def style(axes: Any) -> None:

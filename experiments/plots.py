@@ -1,4 +1,4 @@
-"""The figures of one set of rows: tokens a round, speedup, acceptance."""
+"""The figures of one set of rows: tokens per round, speedup, acceptance."""
 
 from collections.abc import Mapping, Sequence
 import functools
@@ -11,7 +11,9 @@ from experiments import methods as methods_lib
 from experiments import results
 
 _LEGEND = {'frameon': False, 'fontsize': 8}
-_NAMES = {'fontsize': 8}
+_NAMES = {'fontsize': 9}
+# Leaves room for what is said of the line at 1.0.
+_TITLE = {'fontsize': 10, 'pad': 16}
 _BESIDE = {'xytext': (5, 0), 'textcoords': 'offset points', 'va': 'center'}
 
 
@@ -23,16 +25,19 @@ def draw(
 
 
 def overall(rows: Sequence[results.Row], title: str) -> figures.Figure:
-  """Tokens a round, speedup and acceptance, side by side."""
-  figure = figures.new(11, max(3.8, 0.9 + 0.32 * len(rows)))
-  axes = figure.subplots(1, 3)
+  """Tokens per round and speedup side by side, acceptance below them."""
+  # As narrow as its letters can still be read at 600 pixels.
+  heights = 1.1 + 0.36 * len(rows), max(2.6, 0.6 + 0.24 * len(rows))
+  figure = figures.new(7.4, sum(heights))
+  above, below = figure.subfigures(2, height_ratios=heights)
+  left, right = above.subplots(1, 2)
   looks = figures.looks([row.method for row in rows])
-  tokens_per_round(axes[0], rows, looks)
-  speedup(axes[1], rows, looks)
+  tokens_per_round(left, rows, looks)
+  speedup(right, rows, looks)
   # Beside those of the first panel.
-  axes[1].set_yticklabels([])
-  acceptance(axes[2], rows, looks)
-  figure.suptitle(title, fontsize=10)
+  right.set_yticklabels([])
+  acceptance(below.subplots(), rows, looks)
+  figure.suptitle(title, fontsize=9)
   return figure
 
 
@@ -41,11 +46,12 @@ def tokens_per_round(
   rows: Sequence[results.Row],
   looks: Mapping[str, figures.Look],
 ) -> None:
-  """A bar a method."""
+  """A bar per method."""
   values = [row.tokens_per_round for row in rows]
   bars = bars_of(axes, rows, values, looks)
-  axes.bar_label(bars, fmt='%.2f', padding=3)
-  axes.set(title='Tokens a round', xlim=(0, 1.18 * max(values)))
+  axes.bar_label(bars, fmt='%.2f', padding=3, fontsize=9)
+  axes.set(xlim=(0, 1.2 * max(values)))
+  axes.set_title('Tokens per round', **_TITLE)
 
 
 def speedup(
@@ -53,8 +59,8 @@ def speedup(
   rows: Sequence[results.Row],
   looks: Mapping[str, figures.Look],
 ) -> None:
-  """A bar a method with its interval, and a line at 1."""
-  axes.set_title('Speedup, with its 95% interval')
+  """A bar per method with its interval, and a line at 1.0."""
+  axes.set_title('Speedup, with its 95% interval', **_TITLE)
   figures.style(axes)
   if all(row.speedup is None for row in rows):
     return
@@ -75,9 +81,18 @@ def speedup(
         (max(row.speedup, end), i),
         **_BESIDE,
         bbox=behind,
+        fontsize=9,
       )
-  axes.set(xlim=(0, 1.25 * max([*ends, *values])))
+  axes.set(xlim=(0, 1.3 * max([*ends, *values])))
   line_at_1(axes)
+  # Above the panel, where no bar is.
+  axes.figure.text(
+    *(1, 1.01, 'line at 1.0: no drafts'),
+    transform=axes.get_xaxis_transform(),
+    ha='center',
+    va='bottom',
+    fontsize=8,
+  )
 
 
 def acceptance(
@@ -85,9 +100,9 @@ def acceptance(
   rows: Sequence[results.Row],
   looks: Mapping[str, figures.Look],
 ) -> None:
-  """The share of drafts kept, a line a method over the position."""
+  """The share of drafts kept, a line per method over the position."""
+  axes.set_title('Acceptance by position', fontsize=10)
   axes.set(
-    title='Acceptance by position',
     xlabel='position in the draft',
     ylim=(0, 1),
   )
@@ -108,7 +123,7 @@ def acceptance(
   figures.count_by_ones(axes.xaxis)
   if axes.lines:
     # Beside the lines, of which there may be many.
-    axes.legend(**_LEGEND, loc='upper left', bbox_to_anchor=(1, 1))
+    axes.figure.legend(**_LEGEND, loc='outside right upper')
 
 
 def bars_of(
@@ -117,7 +132,7 @@ def bars_of(
   values: Sequence[float],
   looks: Mapping[str, figures.Look],
 ) -> Any:
-  """A horizontal bar a row, the first on top; returns the bars."""
+  """A horizontal bar per row, the first on top; returns the bars."""
   places = range(len(rows))
   bars = axes.barh(
     places,
@@ -150,11 +165,14 @@ def whiskers(
       place,
       xerr=[[max(value - low, 0)], [max(high - value, 0)]],
       color=color or figures.ink(),
-      capsize=3,
-      linewidth=1.2,
+      capsize=2,
+      linewidth=0.9,
+      path_effects=figures.halo(),
     )
 
 
 def line_at_1(axes: Any) -> None:
   """Where a method is as fast as the baseline."""
-  axes.axvline(1, color=figures.ink(), linewidth=0.8, linestyle=':', zorder=0)
+  axes.axvline(
+    1, color=figures.ink(), linewidth=0.9, linestyle='--', zorder=1.5
+  )

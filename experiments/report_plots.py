@@ -11,12 +11,14 @@ from experiments import plots
 Record = dict[str, Any]  # a row, as result.json has it
 _LEGEND = {'frameon': False, 'fontsize': 8}
 _CATEGORIES_A_LINE = 3
+# Lighter than the other two parts of a bar.
+_LIGHT_GREY = '#C4C4C4'
 # Fewer are no curve.
 _LEAST_DRAFTS = 3
 _PARTS = {
-  'draft_ms': ('drafting', figures.COLORS[5], '//'),
-  'verify_ms': ("the target's pass", figures.COLORS[1], ''),
-  'overhead_ms': ('the rest', figures.COLORS[0], 'xx'),
+  'draft_ms': ('drafting', figures.ORANGE),
+  'verify_ms': ("the target's pass", figures.BLUE),
+  'overhead_ms': ('the rest', _LIGHT_GREY),
 }
 
 
@@ -51,7 +53,9 @@ def by_category(rows: Sequence[Record]) -> figures.Figure:
     axes.grid(axis='y', color=figures.ink(), alpha=0.15)
     plots.line_at_1(axes)
     figures.style(axes)
-  figure.supxlabel('speedup', fontsize=10)
+  figure.supxlabel(
+    'speedup; the line at 1.0 is decoding without drafts', fontsize=10
+  )
   return figure
 
 
@@ -68,7 +72,7 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
   parts, shares = figure.subplots(1, 2)
   places = range(len(rows))
   left = [0.0] * len(rows)
-  for name, (label, color, hatch) in _PARTS.items():
+  for name, (label, color) in _PARTS.items():
     # A negative rest is noise.
     values = [max(row[name] or 0, 0) for row in rows]
     parts.barh(
@@ -76,7 +80,6 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
       values,
       left=left,
       color=color,
-      hatch=hatch,
       edgecolor=figures.paper(),
       label=label,
     )
@@ -85,14 +88,14 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
     if all(row[name] is None for name in _PARTS):
       # Or it would look as if it took no time.
       parts.text(0, place, ' not known', va='center', fontsize=8)
-  parts.set(title='Milliseconds a round', yticks=places)
+  parts.set(title='Milliseconds per round', yticks=places)
   names = [figures.label(row['method']) for row in rows]
   parts.set_yticklabels(names, fontsize=8)
   parts.set_ylim(len(rows) - 0.4, -0.6)
   figure.legend(**_LEGEND, ncols=3, loc='outside lower left')
   values = [row['percent_of_roofline'] or 0 for row in rows]
   bars = shares.barh(
-    places, values, color=figures.COLORS[3], edgecolor=figures.paper()
+    places, values, color=figures.GREEN, edgecolor=figures.paper()
   )
   shares.bar_label(bars, fmt='%.0f%%', padding=3)
   shares.set(title='Of the memory roofline, %', yticks=[])
@@ -128,7 +131,7 @@ def predicted(rows: Sequence[Record]) -> figures.Figure:
   axes.plot(ends, ends, ':', color=ink, linewidth=0.8, zorder=0)
   low, high = ([share * x for x in ends] for share in (0.9, 1.1))
   axes.fill_between(
-    ends, low, high, color=figures.COLORS[0], alpha=0.2, label='within 10%'
+    ends, low, high, color=figures.GREY, alpha=0.2, label='within 10%'
   )
   start = 0.9 * min(
     min(row['predicted_speedup'], row['speedup']) for row in rows
@@ -186,8 +189,8 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
     for axes, values in zip(all_axes, (seconds, share, per_round), strict=True):
       axes.plot(drafts, values, **line)
   titles = (
-    *('Seconds for 128 tokens', 'Tokens a round / (K + 1)'),
-    'Milliseconds a round',
+    *('Seconds for 128 tokens', 'Tokens per round / (K + 1)'),
+    'Milliseconds per round',
   )
   for axes, title in zip(all_axes, titles, strict=True):
     axes.set(title=title, xlabel='drafts a round, K')

@@ -32,7 +32,8 @@ class AdaptiveState:
 
   inner: types.DrafterState
   policies: tuple[policy_lib.State, ...]  # leaves [B, ...]
-  drafted: Array  # [B] int32, drafts of the round, of a tree how deep
+  # [B] int32, drafts of the round, of a tree how deep; -1 while it is paused.
+  drafted: Array
   length: Array  # [B] int32, tokens before the round
   over: Array  # [B] bool, rows that emit nothing any more
 
@@ -66,9 +67,10 @@ class Adaptive(branching.OverBranches):
 
   def __post_init__(self):
     """Refuses no policy, widths out of order, drafters that cannot pause."""
-    if isinstance(self.drafter, Adaptive):
+    if hasattr(self.drafter, 'untaught'):
       raise ValueError(
-        'the drafter is an Adaptive already: give it all policies at once'
+        f'the drafter is an {type(self.drafter).__name__}, which has policies '
+        'already: give it all policies at once'
       )
     pausable.check(self.drafter)
     object.__setattr__(self, 'policies', tuple(self.policies))
@@ -194,10 +196,34 @@ class Adaptive(branching.OverBranches):
       state, inner=inner, drafted=drafts.depth(draft), length=length
     )
 
+  def pause(self, params, tokens, length, state):
+    """See `pausable.Pausable`; policies learn nothing of such a round."""
+    inner = self.drafter.pause(params, tokens, length, state.inner)
+    drafted = jnp.full_like(state.drafted, -1)
+    return dataclasses.replace(
+      state, inner=inner, drafted=drafted, length=length
+    )
+
+  def resume(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    inner = self.drafter.resume(params, tokens, length, state.inner)
+    # A row that was done may go on with more text.
+    over = jnp.zeros_like(state.over)
+    return dataclasses.replace(state, inner=inner, over=over)
+
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`."""
-    policies = decision.update(
-      self.policies, state.policies, state.drafted, verdict.num_accepted
+    drafted = jnp.maximum(state.drafted, 0)
+    learned = decision.update(
+      self.policies, state.policies, drafted, verdict.num_accepted
+    )
+    is_paused = state.drafted < 0
+    policies = jax.tree.map(
+      lambda old, new: jnp.where(
+        is_paused.reshape(-1, *(1,) * (new.ndim - 1)), old, new
+      ),
+      state.policies,
+      learned,
     )
     inner = self.drafter.update(
       params, tokens, length, output, verdict, state.inner

@@ -159,6 +159,28 @@ class Either:
       state, remembered=remembered, trained=trained, is_remembered=is_remembered
     )
 
+  def pause(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    remembered = self.remembered.pause(
+      _of(params, 'remembered'), tokens, length, state.remembered
+    )
+    trained = self.trained.pause(
+      _of(params, 'trained'), tokens, length, state.trained
+    )
+    return dataclasses.replace(
+      state,
+      remembered=remembered,
+      trained=trained,
+      is_remembered=jnp.ones_like(state.is_remembered),
+    )
+
+  def resume(self, params, tokens, length, state):
+    """See `pausable.Pausable`."""
+    trained = self.trained.resume(
+      _of(params, 'trained'), tokens, length, state.trained
+    )
+    return dataclasses.replace(state, trained=trained)
+
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`."""
     of_trained = ~state.is_remembered

@@ -124,6 +124,12 @@ class Outcome:
   out: str
   err: str
 
+  @property
+  def remarks(self) -> list[str]:
+    """Lines on standard error, but for those that say what is under way."""
+    lines = self.err.splitlines()
+    return [line for line in lines if not line.endswith(' ...')]
+
 
 @pytest.fixture(scope='session')
 def commands(tmp_path_factory):
@@ -181,11 +187,15 @@ def tiny_evaluate(tiny_methods):
 
 @pytest.fixture(scope='session')
 def greedy(checkpoint):
-  """The function that continues a prompt with the tiny model: tokens, text."""
+  """The function that continues a prompt with the tiny model: tokens, text.
+
+  The prompt may be a list of tokens.
+  """
   loaded = specsample.load(checkpoint)
 
   def generate(prompt, max_new_tokens, chat=False):
-    tokens = loaded.tokenizer.encode(prompt)
+    is_text = isinstance(prompt, str)
+    tokens = loaded.tokenizer.encode(prompt) if is_text else list(prompt)
     if chat:
       message = {'role': 'user', 'content': prompt}
       tokens = loaded.tokenizer.encode_chat([message])

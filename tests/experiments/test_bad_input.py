@@ -127,6 +127,10 @@ _GENERATE = {
   ),
   '--temperature=-1': '--temperature=-1 ... not a non-negative ... --help',
   '--temperature=nan': 'temperature is nan ... finite and at least 0',
+  '--top_p=0': 'top_p is 0.0: it must be in (0, 1]; 1 keeps every token',
+  '--top_k=-1': 'top_k is -1: it must be an integer from 0 to 2**31 - 1',
+  '--min_p=2': 'min_p is 2.0: it must be in [0, 1]; 0 keeps every token',
+  '--interactive': 'a chat leaves no file: give --out or --interactive',
   '--max_new_tokens=0': '--max_new_tokens=0 ... not a positive ... --help',
   'Hello': "'Hello' ... --help",
   '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
@@ -336,7 +340,8 @@ def test_one_line_says_what_to_do(outcomes, case):
   assert outcome.code == 2, outcome.err
   assert outcome.out == ''
   pattern = '.*'.join(map(re.escape, expected.split(' ... ')))
-  assert re.fullmatch(f'.*{pattern}.*\n', outcome.err), outcome.err
+  (line,) = outcome.remarks
+  assert re.fullmatch(f'.*{pattern}.*', line), outcome.err
 
 
 def test_nothing_is_left(outcomes):

@@ -158,7 +158,7 @@ def test_a_missing_package_is_one_line(commands, tiny, tmp_path):
   for outcome in commands.run_in_forks(calls, variables=variables):
     assert outcome.code == 2, outcome.err
     assert outcome.out == ''
-    (line,) = outcome.err.splitlines()
+    (line,) = outcome.remarks
     assert 'gs://bucket/cache' in line
     assert "pip install 'specsample[gcs]'" in line
   del variables['JAX_COMPILATION_CACHE_DIR']
@@ -170,6 +170,6 @@ def test_a_missing_package_is_one_line(commands, tiny, tmp_path):
   for outcome in commands.run_in_forks(calls, variables=variables):
     assert outcome.code == 2, outcome.err
     assert outcome.out == ''
-    (line,) = outcome.err.splitlines()
+    (line,) = outcome.remarks
     assert 'gs://bucket/run' in line
     assert "pip install 'specsample[gcs]'" in line

@@ -4,7 +4,10 @@ import json
 import os
 import pty
 import re
+import subprocess
+import sys
 
+import gin
 import pytest
 
 import specsample
@@ -13,6 +16,14 @@ _PROMPT = 'The rain in Spain'
 _NEW_TOKENS = 96  # more than a terminal is wide
 # As terminals know them: green, bold red, bold blue.
 _COLOURS = {'accepted': '32', 'correction': '1;31', 'bonus': '1;34'}
+_DRAWN = """
+from __gin__ import dynamic_registration
+from experiments import generation
+import specsample
+generation.Generator.sampling = @specsample.Sampling()
+specsample.Sampling.temperature = 1.0
+"""
+_TURNS = ('Hello!', 'And then?')
 
 
 @pytest.fixture(scope='module')
@@ -40,7 +51,16 @@ def outcomes(call, commands, tmp_path_factory):
     'drawn': ['--temperature=1', '--drafter=none', '--seed=1'],
     'drawn again': ['--temperature=1', '--drafter=none', '--seed=1'],
     'drawn anew': ['--temperature=1', '--drafter=none', '--seed=2'],
+    'best of all': ['--temperature=1', '--drafter=none', '--top_k=1'],
+    'of all mass': ['--temperature=1', '--drafter=none', '--top_p=1e-6'],
+    'near the best': ['--temperature=1', '--drafter=none', '--min_p=1'],
+    'configured': [
+      *('--drafter=none', '--seed=1'),
+      '--gin_file=configs/runs/generate.gin',
+      f'--gin_file={out / "drawn.gin"}',
+    ],
   }
+  (out / 'drawn.gin').write_text(_DRAWN)
   ended = commands.run_in_forks([[*call, *more] for more in added.values()])
   assert {outcome.code for outcome in ended} == {0}, ended
   return out, dict(zip(added, ended, strict=True))
@@ -58,11 +78,22 @@ def test_a_pipe_gets_the_text_alone(outcomes, greedy, name):
   assert outcome.out == text + '\n'
   assert '\x1b' not in outcome.out + outcome.err
   assert re.search(
-    rf'^{_NEW_TOKENS} tokens in \d+ rounds, \d+\.\d\d a round.*\n'
-    r'\d+\.\d\d s, \d+\.\d ms a token .*stopped by: max_new_tokens\n\Z',
+    rf'^{_NEW_TOKENS} tokens in \d+ rounds \(\d+\.\d\d per round\)[:,] .*\n'
+    r'first token after \d+\.\d\d s, then \d+\.\d tokens per second '
+    r'\(\d+\.\d ms per token\)\n'
+    r'stopped by: max_new_tokens; before the prompt: importing \d+\.\d s, '
+    r'loading \d+\.\d s, compiling \d+\.\d s\n\Z',
     outcome.err,
     re.MULTILINE,
   )
+
+
+def test_standard_error_says_what_is_under_way(outcomes, checkpoint):
+  first, second, third, *rest = outcomes[1]['none'].err.splitlines()
+  assert first == 'importing JAX ...'
+  assert second == f'loading {checkpoint} ...'
+  assert third == 'compiling the decoding loop ...'
+  assert not any(line.endswith(' ...') for line in rest)
 
 
 def test_a_chat_is_answered(outcomes, greedy):
@@ -75,6 +106,14 @@ def test_a_seed_fixes_what_is_drawn(outcomes):
   assert outcomes[1]['drawn again'].out == drawn
   assert outcomes[1]['drawn anew'].out != drawn
   assert outcomes[1]['none'].out != drawn
+  assert outcomes[1]['configured'].out == drawn
+
+
+@pytest.mark.parametrize(
+  'name', ['best of all', 'of all mass', 'near the best']
+)
+def test_of_one_likely_token_sampling_is_greedy(outcomes, name):
+  assert outcomes[1][name].out == outcomes[1]['none'].out
 
 
 @pytest.mark.parametrize('name', ['ngram', 'skip', 'none', 'no drafts'])
@@ -94,60 +133,113 @@ def test_json_holds_the_generation(outcomes, greedy, name):
   assert metrics['rounds'] == len(tokens) - accepted
   assert metrics['tokens_per_round'] == len(tokens) / metrics['rounds']
   assert metrics['stop_reason'] == 'max_new_tokens'
+  assert metrics['kept'] == accepted <= metrics['drafted']
+  assert metrics['time_to_first_token'] > 0
+  assert metrics['tokens_per_second'] == len(tokens) / metrics['seconds']
   drafts = {'ngram': 4, 'skip': 2}.get(name, 0)
   assert len(metrics['acceptance_by_position']) == drafts
   assert (metrics['plain_rounds'] is None) == (not drafts)
   assert bool(accepted) == bool(drafts)
 
 
-def test_rounds_go_to_standard_error_beside_a_pipe(outcomes):
+def test_marked_text_goes_to_standard_error_beside_a_pipe(outcomes):
   outcome = outcomes[1]['skip']
-  legend, *lines = outcome.err.splitlines()
-  assert legend == 'round (drafts kept): accepted draft, correction, bonus'
-  assert _shown_text(lines) == outcome.out.rstrip('\n').replace('\n', '⏎')
+  legend, *rest = outcome.remarks
+  assert legend.startswith('[accepted draft], unmarked: correction, bonus or')
+  marked = '\n'.join(rest).partition('\n\n')[0]
+  text = outcome.out.rstrip('\n')
+  assert marked.count('[') > text.count('[')
+  bare = lambda text: re.sub(r'[\[\]\s]', '', text)
+  assert bare(marked).startswith(bare(text))
   assert 'accepted draft' not in outcomes[1]['none'].err
 
 
-def test_a_terminal_gets_the_origins_by_colour(
-  outcomes, call, commands, checkpoint
-):
-  result = _json(outcomes, 'skip')
-  assert set(result['origins']) == set(_COLOURS)
-  tokenizer = specsample.load(checkpoint).tokenizer
-  expected = [
-    (_COLOURS[origin], character)
-    for token, origin in zip(result['tokens'], result['origins'], strict=True)
-    for character in tokenizer.decode([token]).replace('\n', '⏎')
-  ]
+def test_a_terminal_gets_the_origins_by_colour(outcomes, call, commands):
+  text = outcomes[1]['skip'].out
   screen = _on_terminal(commands, [*call, '--drafter=skip', '--show'])
-  legend, *lines = screen.split('\r\n')
   for colour in _COLOURS.values():
-    assert f'\x1b[{colour}m' in legend
-  coloured = re.findall(r'\x1b\[([1;]*3\d)m([^\x1b]+)', ''.join(lines))
-  assert [
-    (colour, character) for colour, text in coloured for character in text
-  ] == expected
-  # A line a round, with the number of drafts that were kept.
-  plain = [re.sub(r'\x1b\[[\d;]*m', '', line) for line in lines]
-  rounds = [re.match(r' *(\d+) \((\d)\) ', line) for line in plain]
-  found = [(int(one[1]), int(one[2])) for one in rounds if one]
-  assert [i for i, _ in found] == list(
-    range(1, result['metrics']['rounds'] + 1)
+    assert screen.count(f'\x1b[{colour}m') > 1  # in the legend and after it
+  plain = re.sub(r'\x1b\[[\d;?]*[a-zA-Z]', '', screen)
+  bare = lambda text: re.sub(r'\s', '', text)
+  assert bare(text) in bare(plain)
+  assert 'stopped by: max_new_tokens' in plain
+
+
+def test_a_terminal_without_colours_gets_brackets(call, commands):
+  screen = _on_terminal(
+    commands,
+    [*call, '--drafter=skip', '--show'],
+    {'NO_COLOR': '1', 'COLUMNS': '40'},
   )
-  assert sum(kept for _, kept in found) == result['origins'].count('accepted')
-  assert 'stopped by: max_new_tokens' in screen
+  assert not re.search(r'\x1b\[[1;]*3\dm', screen)
+  plain = re.sub(r'\x1b\[[\d;?]*[a-zA-Z]', '', screen)
+  legend, *_ = plain.partition(')')[0].splitlines()[-3:]
+  assert legend.rstrip() == '[accepted draft], unmarked: correction,'
+  # Words of the tiny model may be longer than a line.
+  metrics = plain[plain.rindex(f'{_NEW_TOKENS} tokens in') :]
+  assert all(len(line.strip()) <= 40 for line in metrics.splitlines())
+  assert plain.count('[') > 10
 
 
-def _shown_text(lines):
-  """The text of the rounds among lines without colours."""
-  rounds = [re.fullmatch(r' *\d+ \(\d\) (.*)', line) for line in lines]
-  return ''.join(found[1] for found in rounds if found)
+@pytest.fixture(scope='module')
+def chats(tiny_methods, commands):
+  """What a chat of two turns wrote, by its drafter, and how it ended."""
+  ended = {}
+  for name in ('ngram', 'skip'):
+    call = ('generate', *tiny_methods, '--interactive', '--max_new_tokens=24')
+    process = commands.start(*call, f'--drafter={name}', stdin=subprocess.PIPE)
+    lines = ''.join(f'{turn}\n' for turn in _TURNS)
+    ended[name] = commands.finish(process, lines.encode())
+  return ended
 
 
-def _on_terminal(commands, call):
+@pytest.mark.parametrize('name', ['ngram', 'skip'])
+def test_a_second_turn_is_answered_with_the_first_in_mind(
+  chats, greedy, checkpoint, name
+):
+  tokenizer = specsample.load(checkpoint).tokenizer
+  first, second = _TURNS
+  tokens, answer = greedy(first, 24, chat=True)
+  whole = tokenizer.encode(f'user: {first}\nassistant: ') + tokens
+  new = tokenizer.encode(f'\nuser: {second}\nassistant: ')
+  _, other = greedy(whole + new, 24)
+  outcome = chats[name]
+  assert outcome.code == 0, outcome.err
+  assert outcome.out == f'{answer}\n{other}\n'
+  read = re.findall(r'^\((\d+) tokens read, 24 written', outcome.err, re.M)
+  assert read == [str(len(whole) - 24), str(len(new))]
+
+
+def test_help_names_the_shipped_drafters(commands):
+  text = commands.run('generate', '--help').out
+  (names,) = re.findall(r'What drafts:\s+([^.]*)\.', text)
+  gin.clear_config()
+  gin.add_config_file_search_path(os.getcwd())
+  gin.parse_config_file('configs/runs/generate.gin')
+  shipped = gin.query_parameter('generation.Generator.methods')
+  gin.clear_config()
+  assert names.replace(',', ' ').split() == list(shipped)
+
+
+def test_flags_are_parsed_before_jax_is_imported():
+  code = (
+    'import sys; from experiments import generate; early = set(sys.modules); '
+    'from experiments import generating; late = set(sys.modules); '
+    'print(*sorted(early & {"jax", "rich"}), "jax" in late, '
+    '"matplotlib" in late)'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True
+  )
+  assert done.stdout == 'True False\n'
+
+
+def _on_terminal(commands, call, variables=()):
   """All that a command writes to a terminal of its own."""
   terminal, end = pty.openpty()
-  process = commands.start(*call, stdin=end, stdout=end, stderr=end)
+  process = commands.start(
+    *call, stdin=end, stdout=end, stderr=end, variables=variables
+  )
   os.close(end)
   chunks = []
   try:

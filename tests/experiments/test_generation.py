@@ -2,27 +2,58 @@
 
 import time
 
+import pytest
+
 from experiments import generation
 from experiments import methods
+from experiments import streaming
 import specsample
 
 
-def test_time_of_showing_is_none_of_decoding(checkpoint):
+@pytest.fixture(scope='module')
+def rounds(checkpoint):
+  """The function that decodes a prompt of the tiny model."""
   target = specsample.load(checkpoint)
-  method = methods.Method(drafter=specsample.drafters.NoDraft())
-  state = generation.begin(
-    target,
-    method,
-    target.tokenizer.encode('Hello'),
-    sampling=specsample.Sampling(),
-    max_new_tokens=3,
-    seed=0,
-  )
-  rounds = generation.rounds(target, method, state)
-  first = next(rounds)
+
+  def decode(drafter, prompt, max_new_tokens):
+    decoder = streaming.Decoder(
+      target=target,
+      method=methods.Method(drafter=drafter),
+      sampling=specsample.Sampling(),
+      max_new_tokens=max_new_tokens,
+    )
+    tokens = target.tokenizer.encode(prompt)
+    decoder.compile(tokens)
+    found = streaming.rounds(decoder, lambda: decoder.begin(tokens))
+    return (one for _, one in found)
+
+  return decode
+
+
+def test_time_of_showing_is_none_of_decoding(rounds):
+  found = rounds(specsample.drafters.NoDraft(), 'Hello', 3)
+  first = next(found)
   start = time.perf_counter()
   time.sleep(0.1)
   shown = time.perf_counter() - start
-  second = next(rounds)
+  second = next(found)
   elapsed = time.perf_counter() - start
   assert 0 < second.seconds - first.seconds < elapsed - shown
+  # The prefill and the first round.
+  assert first.first_seconds > first.seconds
+  assert second.first_seconds == first.first_seconds
+
+
+def test_drafted_and_kept_tokens_add_up(rounds):
+  drafter = specsample.drafters.Ngram(num_draft_tokens=4)
+  found = list(rounds(drafter, 'The rain in Spain', 96))
+  metrics = generation.metrics(found[-1])
+  origins = [origin for one in found for origin in one.origins]
+  assert metrics['drafted'] == sum(one.num_drafted for one in found)
+  assert 0 < metrics['kept'] == origins.count(specsample.Origin.ACCEPTED)
+  assert metrics['kept'] <= metrics['drafted'] <= 4 * metrics['rounds']
+  num_plain = sum(one.num_drafted == 0 for one in found)
+  assert metrics['plain_rounds'] == num_plain / metrics['rounds']
+  assert metrics['tokens_per_second'] == pytest.approx(
+    1e3 / metrics['ms_per_token']
+  )

@@ -205,7 +205,8 @@ def test_a_generation_without_a_token_has_no_time_a_token():
     seconds=0.5,
   )
   assert generation.metrics(last)['ms_per_token'] is None
-  assert '- ms a token' in terminal.metrics_text(last)
+  assert generation.metrics(last)['tokens_per_second'] is None
+  assert '(- ms per token)' in terminal.metrics_text(last)
 
 
 def test_measured_fields():

@@ -1,0 +1,145 @@
+"""The text of a generation, marked by origin as a terminal shows it."""
+
+import io
+import re
+
+import pytest
+import rich.console
+
+from experiments import colouring
+from experiments import generation
+from experiments import terminal
+import specsample
+from specsample import stats
+from specsample.types import Origin, StopReason
+
+_ROUNDS = (
+  ('Hi ', [Origin.BONUS], 0),
+  ('there\nyou', [Origin.ACCEPTED] * 8 + [Origin.CORRECTION], 9),
+  (' all', [Origin.ACCEPTED] * 3 + [Origin.BONUS], 3),
+)
+# As terminals know them: green, bold red, bold blue.
+_COLOURED = (
+  'Hi \x1b[32mthere\x1b[0m\n\x1b[32myo\x1b[0m\x1b[1;31mu\x1b[0m'
+  '\x1b[32m al\x1b[0m\x1b[1;34ml\x1b[0m\n'
+)
+
+
+@pytest.fixture(scope='module')
+def tokenizer(checkpoint):
+  """One token per character."""
+  return specsample.load(checkpoint).tokenizer
+
+
+def _round(tokenizer, text, origins, num_drafted):
+  tokens = tokenizer.encode(text)
+  return generation.Round(
+    tokens=tokens,
+    origins=[*origins, *origins[-1:] * (len(tokens) - len(origins))],
+    stats=stats.Stats(len(tokens), 1, (1,), (1,)),
+    stop_reason=StopReason.RUNNING,
+    seconds=1.0,
+    num_drafted=num_drafted,
+  )
+
+
+def _shown(tokenizer, rounds, **settings):
+  """The legend, and what a console of these settings gets of the rounds."""
+  settings = {'width': 40, 'color_system': 'standard'} | settings
+  outputs = []
+  for is_legend in (True, False):
+    console = rich.console.Console(file=io.StringIO(), **settings)
+    if is_legend:
+      colouring.print_legend(console)
+    else:
+      view = colouring.ColourView(tokenizer, console)
+      for one in rounds:
+        view.show(_round(tokenizer, *one))
+      view.close()
+    outputs.append(console.file.getvalue())
+  return outputs
+
+
+def test_colours_are_in_the_running_text(tokenizer):
+  legend, text = _shown(tokenizer, _ROUNDS, force_terminal=True, width=80)
+  # A style may be written for each character.
+  merged = re.sub(r'(\x1b\[[\d;]+m)([^\x1b]*)\x1b\[0m\1', r'\1\2', text)
+  while merged != text:
+    text = merged
+    merged = re.sub(r'(\x1b\[[\d;]+m)([^\x1b]*)\x1b\[0m\1', r'\1\2', text)
+  assert text == _COLOURED
+  assert legend == (
+    '\x1b[32maccepted draft\x1b[0m, \x1b[1;31mcorrection\x1b[0m, '
+    '\x1b[1;34mbonus\x1b[0m, plain (the round drafted nothing)\n'
+  )
+
+
+@pytest.mark.parametrize(
+  'settings', [{'force_terminal': True, 'no_color': True}, {}]
+)
+def test_without_colours_accepted_drafts_have_brackets(tokenizer, settings):
+  legend, text = _shown(
+    tokenizer, _ROUNDS, **{'color_system': None, 'width': 100} | settings
+  )
+  assert text == 'Hi [there\nyo]u[ al]l\n'
+  assert legend == (
+    '[accepted draft], unmarked: correction, bonus or plain (the round drafted '
+    'nothing)\n'
+  )
+
+
+def test_a_narrow_terminal_breaks_lines_between_words(tokenizer):
+  words = 'the quick brown fox jumps over the lazy dog and so on ' + 'x' * 50
+  rounds = [(letter, [Origin.BONUS], 0) for letter in words]
+  legend, text = _shown(tokenizer, rounds, force_terminal=True)
+  lines = text.splitlines()
+  assert ' '.join(line.strip() for line in lines) == words
+  assert all(len(line) <= 41 for line in lines[:-1])
+  assert lines[-1] == 'x' * 50
+  plain = re.sub(r'\x1b\[[\d;]*m', '', legend)
+  assert all(len(line) <= 40 for line in plain.splitlines())
+
+
+def test_an_interrupted_generation_has_its_text_and_metrics(tokenizer, capsys):
+  def rounds():
+    for one in _ROUNDS[:2]:
+      yield _round(tokenizer, *one)
+    raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    terminal.show(rounds(), tokenizer, by_origin=False)
+  out, err = capsys.readouterr()
+  assert out == 'Hi there\nyou\n'
+  assert err.endswith('stopped by: interruption\n')
+
+
+@pytest.mark.parametrize(
+  ('proposed', 'accepted', 'expected'),
+  [
+    (
+      (87, 2, 20),
+      (90, 19, 0),
+      '128 tokens in 109 rounds (1.17 per round): 42 drafted in 22 rounds, '
+      '19 kept; 87 rounds drafted nothing',
+    ),
+    ((108, 0, 1), (108, 0, 1), ': 2 drafted in 1 round, 2 kept; 108 rounds'),
+    ((0, 109), (100, 9), '109 drafted in 109 rounds, 9 kept\n'),
+    ((109, 0), (109, 0), ': no round drafted anything\n'),
+    ((109,), (109,), '(1.17 per round), without drafts\n'),
+  ],
+)
+def test_counts_of_drafts_fit_together(proposed, accepted, expected):
+  last = generation.Round(
+    tokens=[],
+    origins=[],
+    stats=stats.Stats(128, 109, proposed, accepted),
+    stop_reason=StopReason.EOS,
+    seconds=4.0,
+    first_seconds=1.9,
+  )
+  counts, times, reason = terminal.metrics_text(last).splitlines()
+  assert expected in counts + '\n'
+  assert times == (
+    'first token after 1.90 s, then 32.0 tokens per second (31.2 ms per token)'
+  )
+  assert reason == 'stopped by: eos'
