@@ -9,6 +9,7 @@ On a device a token takes 8 bytes, in a file 2 (4 if ids reach beyond 65,535).
 """
 
 from collections.abc import Iterable, Sequence
+import logging
 import math
 
 import jax
@@ -17,6 +18,8 @@ import numpy as np
 
 from specsample import types
 from specsample.types import Array
+
+_logger = logging.getLogger(__name__)
 
 # Follows every text. It is in no context, and drafts end before it.
 SEPARATOR = -1
@@ -63,7 +66,8 @@ def build(
     texts: token ids of each text; nothing is drafted from one into the next.
     vocab_size: V of the target.
     capacity: tokens there is room for, a separator per text included. If the
-      texts have more, the first ones are left out. Default: just enough.
+      texts have more, the first ones are left out, which is logged. Default:
+      just enough.
 
   Raises:
     ValueError: no text, a token id outside of [0, V), or too little room for
@@ -82,7 +86,15 @@ def build(
       f'capacity is {capacity:,} tokens and the last text needs {sizes[-1]:,}: '
       'raise the capacity'
     )
-  kept = arrays[np.argmax(fits) :]
+  num_left_out = int(np.argmax(fits))
+  if num_left_out:
+    _logger.warning(
+      'the first %d of %d texts, %d tokens, are left out: the store has room '
+      'for %d',
+      *(num_left_out, len(arrays), sum(map(len, arrays[:num_left_out]))),
+      capacity,
+    )
+  kept = arrays[num_left_out:]
   ended = [np.append(text, SEPARATOR) for text in kept]
   tokens = np.concatenate(ended).astype(np.int32)
   size = tokens.size

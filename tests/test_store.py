@@ -165,11 +165,15 @@ def test_texts_come_back():
 @pytest.mark.parametrize(
   ('capacity', 'kept'), [(13, 3), (12, 2), (8, 2), (7, 1), (3, 1)]
 )
-def test_beyond_the_capacity_the_oldest_texts_are_dropped(capacity, kept):
+def test_beyond_the_capacity_the_oldest_texts_are_dropped(
+  caplog, capacity, kept
+):
   texts = [[0, 1, 2, 3], [3, 3, 0, 1], [0, 2]]
   store = store_lib.build(texts, vocab_size=4, capacity=capacity)
   found = [text.tolist() for text in store_lib.texts_of(store)]
   assert found == texts[-kept:]
+  dropped = f'the first {3 - kept} of 3 texts, {4 * (3 - kept)} tokens, are'
+  assert (dropped in caplog.text) == (kept < 3)
   is_there = _looked_up(store, [1, 2], 2, 1)[0] == [3]
   assert is_there == (kept == 3)
 

@@ -64,16 +64,18 @@ class Either:
         f'remembered is {type(self.remembered).__name__}: give a Suffix, which '
         'says how many of its tokens it expects to be kept'
       )
-    if not isinstance(self.trained, adaptive.Adaptive):
-      always = fixed.Fixed(self.trained.num_draft_tokens)
-      trained = adaptive.Adaptive(drafter=self.trained, policies=(always,))
-      object.__setattr__(self, 'trained', trained)
-    inner = self.trained.drafter
+    inner = self.trained
+    if isinstance(inner, adaptive.Adaptive):
+      inner = inner.drafter
     if hasattr(inner, 'depth'):
       raise ValueError(
         f'trained is {type(inner).__name__}, which drafts trees, and '
         'remembered drafts are chains: give a drafter of chains'
       )
+    if inner is self.trained:
+      always = fixed.Fixed(inner.num_draft_tokens)
+      trained = adaptive.Adaptive(drafter=inner, policies=(always,))
+      object.__setattr__(self, 'trained', trained)
     if hasattr(inner, 'most_kept'):
       inner = dataclasses.replace(inner, most_kept=self.num_draft_tokens)
       trained = dataclasses.replace(self.trained, drafter=inner)
