@@ -41,7 +41,7 @@ class ColourView:
 
   def show(self, shown: generation.Round) -> None:
     """See `terminal.View`."""
-    is_plain = not shown.num_drafted
+    is_plain = not (shown.num_drafted and self._has_colours)
     is_open = False
     for token, origin in zip(shown.tokens, shown.origins, strict=True):
       text = self._stream.push([token])
@@ -53,10 +53,12 @@ class ColourView:
       self._writer.write(text, '' if is_plain else _STYLES[origin])
     if is_open:
       self._writer.write(']', '')
+    self._writer.flush()
 
   def close(self) -> None:
     """See `terminal.View`."""
     self._writer.write(self._stream.finish() + '\n', '')
+    self._writer.flush()
 
 
 def print_legend(console: rich.console.Console) -> None:
@@ -78,36 +80,54 @@ def has_colours(console: rich.console.Console) -> bool:
 
 
 class _Writer:
-  """Writes styled text piece by piece; a terminal gets whole words."""
+  """Writes styled text; on a terminal lines are broken between words.
+
+  What may be the beginning of a word is held back there.
+  """
 
   def __init__(self, console: rich.console.Console):
     self._console = console
     self._width = console.width if console.is_terminal else None
     self._column = 0
-    self._word = rich.text.Text()  # of which more may come
+    self._line = _Pieces()  # of which all words are whole
+    self._word = _Pieces()
 
   def write(self, text: str, style: str) -> None:
-    line = rich.text.Text()
     for character in text:
       if not character.isspace():
         self._word.append(character, style)
         continue
-      self._end_word(line)
-      self._column += 1
-      if character == '\n':
-        self._column = 0
-      line.append(character, style)
-    if self._width is None:
-      self._end_word(line)
-    if line:
-      self._console.print(line, end='', soft_wrap=True)
+      self._end_word()
+      self._column = 0 if character == '\n' else self._column + 1
+      self._line.append(character, style)
 
-  def _end_word(self, line):
-    size = rich.cells.cell_len(self._word.plain)
+  def flush(self) -> None:
+    if self._width is None:
+      self._end_word()
+    if self._line.pieces:
+      line = rich.text.Text.assemble(*self._line.pieces)
+      self._console.print(line, end='', soft_wrap=True)
+      self._line = _Pieces()
+
+  def _end_word(self):
+    size = sum(rich.cells.cell_len(text) for text, _ in self._word.pieces)
     if self._width is not None and self._column + size > self._width:
       if self._column:
-        line.append('\n')
+        self._line.append('\n', '')
       self._column = 0
-    line.append_text(self._word)
     self._column += size
-    self._word = rich.text.Text()
+    for piece in self._word.pieces:
+      self._line.append(*piece)
+    self._word = _Pieces()
+
+
+class _Pieces:
+  """Texts and their styles, which differ from one to the next."""
+
+  def __init__(self):
+    self.pieces: list[tuple[str, str]] = []
+
+  def append(self, text: str, style: str) -> None:
+    if self.pieces and self.pieces[-1][1] == style:
+      text = self.pieces.pop()[0] + text
+    self.pieces.append((text, style))
