@@ -6,7 +6,6 @@ measured here, once. Where drafting does not pay, the choice is plain decoding.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -109,7 +108,7 @@ def auto(target: loading.Loaded, *, batch_size: int = 1) -> Choice:
     low, high = (1e3 * x for x in (min(times['1']), max(times['1'])))
     return Choice(
       drafter=drafters.NoDraft(),
-      reason=f'plain decoding: a pass took {low:.0f} to {high:.0f} ms, too '
+      reason=f'decodes plainly: a pass took {low:.0f} to {high:.0f} ms, too '
       'uneven to tell what pays; try again on a quiet machine',
     )
   passes = pass_times_of(times, batch_size)
@@ -207,6 +206,7 @@ def _pass_seconds(target, batch_size):
       length=length,
       max_length=length,
       batch=batch_size,
+      times=2,
       repeats=_REPEATS,
     )
     return {str(size): seconds for size, seconds in found.items()}
@@ -323,28 +323,29 @@ def _choice(target, *, length, ratio, stores, trained, others) -> Choice:
 
 def _reason(length, ratio, stores, trained, others) -> str:
   """One line for people."""
-  short = lambda name: name.rpartition('/')[2]
+  short = lambda promise: promise.name.rpartition('/')[2]
   parts = []
   if length:
     whence = 'its own text and stored answers' if stores else 'its own text'
     parts.append(
-      f'up to {length} tokens from {whence} (verifying them costs '
-      f'{ratio(length):.2f} of a plain pass here)'
+      f'drafts up to {length} tokens from {whence} where that promises more '
+      f'than the wider pass costs ({ratio(length):.2f} of a plain pass here)'
     )
   if trained:
     parts.append(
-      f'up to {trained.num_draft_tokens} from {short(trained.name)} (it '
-      f'promises {trained.speedup:.2f}x)'
+      f'{"else" if parts else "drafts"} up to {trained.num_draft_tokens} with '
+      f'{short(trained)}, which promises {trained.speedup:.2f}x'
     )
-  chosen = ', else '.join(parts)
-  if not parts:
-    widest = ratio(_REMEMBERED[0])
-    chosen = (
-      f'plain decoding: verifying {_REMEMBERED[0]} drafts costs {widest:.2f} '
-      'of a plain pass here'
+  elif not length:
+    shortest = _REMEMBERED[0]
+    parts.append(
+      f'decodes plainly: a pass over {shortest} drafts costs '
+      f'{ratio(shortest):.2f} of a plain pass here'
     )
-  if not others:
+  chosen = ', '.join(parts)
+  if trained or not others:
     return chosen
-  best = others[0]
-  tail = f'{short(best.name)} promises {best.speedup:.2f}x'
-  return f'{chosen}; not {tail}' if math.isfinite(best.speedup) else chosen
+  return (
+    f'{chosen}; trained drafters do not pay (the best, {short(others[0])}, '
+    f'promises {others[0].speedup:.2f}x)'
+  )

@@ -96,8 +96,8 @@ def test_where_no_card_is_it_drafts_from_the_rows_own_text(
   choice = specsample.auto(_TARGET)
   assert choice.drafter == drafters.Suffix(num_draft_tokens=7, min_kept=0.55)
   assert choice.reason == (
-    'up to 7 tokens from its own text (verifying them costs 1.55 of a plain '
-    'pass here)'
+    'drafts up to 7 tokens from its own text where that promises more than the '
+    'wider pass costs (1.55 of a plain pass here)'
   )
   _is_greedy(choice)
 
@@ -108,7 +108,7 @@ def test_where_nothing_pays_it_decodes_plainly(cache, shelf, passes_take):
   assert choice.drafter == drafters.NoDraft()
   assert choice.params(_TARGET) == {'target': _TARGET.params}
   assert choice.reason == (
-    'plain decoding: verifying 3 drafts costs 4.00 of a plain pass here'
+    'decodes plainly: a pass over 3 drafts costs 4.00 of a plain pass here'
   )
 
 
@@ -119,7 +119,7 @@ def test_uneven_times_are_not_chosen_by_nor_kept(
   monkeypatch.setattr(choosing.pass_times, 'passes', times)
   choice = specsample.auto(_TARGET)
   assert choice.drafter == drafters.NoDraft()
-  assert choice.reason.startswith('plain decoding: a pass took 20 to 50 ms')
+  assert choice.reason.startswith('decodes plainly: a pass took 20 to 50 ms')
   passes_take(_FLAT)
   assert specsample.auto(_TARGET).drafter.num_draft_tokens == 15
 
@@ -150,13 +150,26 @@ def test_a_trained_drafter_joins_where_its_card_promises_enough(
   choice = specsample.auto(_TARGET)
   # 3.1 / (t(4) + .05 + .05), a pass over 4 tokens taking 1.475.
   assert choice.reason == (
-    'up to 7 tokens from its own text (verifying them costs 1.55 of a plain '
-    'pass here), else up to 3 from good (it promises 1.97x); not bad promises '
-    '0.87x'
+    'drafts up to 7 tokens from its own text where that promises more than the '
+    'wider pass costs (1.55 of a plain pass here), else up to 3 with good, '
+    'which promises 1.97x'
   )
   assert isinstance(choice.drafter, drafters.Either)
   assert choice.drafter.trained.drafter.num_draft_tokens == 3
   _is_greedy(choice)
+
+
+def test_a_trained_drafter_that_does_not_pay_is_named(
+  cache, shelf, passes_take
+):
+  passes_take(_CORES)
+  _ship(shelf, 'bad', [0.2, 0.1])
+  choice = specsample.auto(_TARGET)
+  assert isinstance(choice.drafter, drafters.Suffix)
+  # 1.3 tokens for a pass over 3 and what drafting costs besides, .05.
+  assert choice.reason.endswith(
+    '; trained drafters do not pay (the best, bad, promises 0.87x)'
+  )
 
 
 def test_times_are_measured_once_on_a_machine(cache):

@@ -241,7 +241,8 @@ def test_documents_name_files_that_exist(document):
   assert not _missing_files(text)
 
 
-def test_readme_example_prints_a_reply(capsys):
+def test_readme_example_prints_a_reply(capsys, monkeypatch, tmp_path):
+  monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path))
   text = (_ROOT / 'README.md').read_text('utf-8')
   (example,) = re.findall(r'```python\n(.*?)```', text, re.DOTALL)
   assert len([line for line in example.splitlines() if line]) <= 12

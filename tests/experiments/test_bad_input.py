@@ -120,7 +120,7 @@ _GENERATE = {
     '--num_draft_tokens=3 ... --drafter=none ... choose another drafter'
   ),
   '--drafter=unknown': (
-    '--drafter=unknown is unknown: choose one of none, ngram, skip'
+    '--drafter=unknown is unknown: choose one of auto, none, ngram'
   ),
   '--gin_bindings=Method.verify = @KSeq()': (
     "drafts of Ngram: verify.k_seq is not exact for drafts of law 'point_mass'"
@@ -299,7 +299,7 @@ def outcomes(
   """How each case ended, what it left, and the programs it compiled."""
   own = {
     'evaluate': [*tiny_evaluate, '--limit=2'],
-    'generate': [*tiny_methods, '--prompt=Hello'],
+    'generate': [*tiny_methods, '--drafter=ngram', '--prompt=Hello'],
     'benchmark': tiny,
     'certify': [],
     'make_data': [
@@ -353,7 +353,7 @@ def test_nothing_is_compiled(outcomes, commands_here, tiny):
   _, _, programs = outcomes
   assert programs == set()
   # And what is compiled would have been seen.
-  flags = ['--prompt=Hello', '--max_new_tokens=2']
+  flags = ['--drafter=ngram', '--prompt=Hello', '--max_new_tokens=2']
   call = ['generate', *tiny, *flags]
   (outcome,) = commands_here.run_in_forks([call], variables=_KEEP_ALL)
   assert outcome.code == 0, outcome.err
