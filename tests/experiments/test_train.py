@@ -647,7 +647,7 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
       'was written with another tokenizer or chat',
     ),
     ('nothing', 'manifest.json is not there: make_data --out writes it'),
-    ('one shard', 'which leaves none to train on'),
+    ('one shard', 'run make_data again with more'),
     ('too many tokens', '1,000,000 tokens were asked for, and of the data 768'),
     (
       'settings',
