@@ -11,7 +11,7 @@ source .ci/environment.sh
 environment run
 if (($# == 0)); then
   "$PYTHON_IN_VENV" -m experiments.generate --chat --drafter=none,auto --show \
-    --prompt='Explain what a lighthouse is for, then list its parts and explain what each of the parts is for.'
+    --prompt='Write a Python function that counts how often each word occurs in a text, and explain it.'
 fi
 "$PYTHON_IN_VENV" -m experiments.evaluate \
   --gin_file=configs/runs/quickstart.gin --out=results/quickstart \

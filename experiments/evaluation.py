@@ -55,6 +55,8 @@ class Evaluation:
   seed: int = 0
   num_seeds: int = 1  # how often each prompt is decoded, unless greedily
   batch_size: int = 1
+  # Shorter prompts are padded to so many tokens: fewer programs are compiled.
+  least_width: int = 1
   # Whether the policies of a method begin a batch with what they learned of the
   # batches before. Then the tokens of a prompt are drawn as if it were alone
   # only at temperature 0; their distribution stays.
@@ -67,7 +69,10 @@ class Evaluation:
     """Refuses an empty comparison and an empty batch."""
     if not self.methods:
       raise ValueError('Evaluation.methods is empty: name at least one')
-    for name, least in (('batch_size', 1), ('repeats', 0), ('num_seeds', 1)):
+    for name, least in (
+      *(('batch_size', 1), ('repeats', 0), ('num_seeds', 1)),
+      ('least_width', 1),
+    ):
       if not checks.is_count(getattr(self, name), least):
         raise ValueError(
           f'Evaluation.{name} is {getattr(self, name)}: give at least {least}'
@@ -147,6 +152,14 @@ class Evaluation:
     start = max(0, min(len(rows) // 2 - size // 2, len(rows) - size))
     return rows[start : start + size]
 
+  def padded(
+    self, prompts: Sequence[list[int]]
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts as `pad_prompts` pads them, at least `least_width` wide."""
+    tokens, lengths = specsample.pad_prompts(prompts)
+    missing = max(0, self.least_width - tokens.shape[1])
+    return np.pad(tokens, ((0, 0), (0, missing))), lengths
+
   def generate(
     self,
     method: methods_lib.Method,
@@ -191,7 +204,7 @@ class Evaluation:
       policies: what its policies know before; None for nothing.
       max_rounds: stops after so many; None for none.
     """
-    tokens, lengths = specsample.pad_prompts(prompts)
+    tokens, lengths = self.padded(prompts)
     params = methods_lib.all_params(self.target.params, method)
     if policies is not None:
       params |= {'policies': policies}
@@ -315,7 +328,7 @@ def units(
   }
   for turn, (sample, (i, batch)) in enumerate(turns):
     rows = [tokens[j] for j in batch]
-    padded, _ = specsample.pad_prompts(rows)
+    padded, _ = evaluation.padded(rows)
     for name, method in evaluation.methods.items():
       decode = functools.partial(evaluation.decode, method, rows, batch, sample)
       yield units_lib.Unit(
