@@ -11,7 +11,7 @@ source .ci/environment.sh
 environment run
 if (($# == 0)); then
   "$PYTHON_IN_VENV" -m experiments.generate --chat --drafter=none,auto --show \
-    --prompt='Write a Python function that counts how often each word occurs in a text, and explain it.'
+    --prompt='Write a letter to a friend about a rainy week by the sea, and what you did each day.'
 fi
 "$PYTHON_IN_VENV" -m experiments.evaluate \
   --gin_file=configs/runs/quickstart.gin --out=results/quickstart \
