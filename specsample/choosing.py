@@ -31,9 +31,10 @@ from specsample.types import Drafter, Params, Verifier
 _SIZES = (1, 2, 3, 5, 8, 16)
 _CONTEXT = 128
 _REPEATS = 9
-# Lengths of remembered drafts, and how often a token of one that was worth a
-# wider pass is kept: measured in docs/memory.md, 1.8 of 7.
+# Lengths of remembered drafts; in how many rounds a row drafts, and how often a
+# token of such a draft is kept: measured in docs/memory.md, 1.8 of 7.
 _REMEMBERED = (3, 7, 15)
+_REMEMBERED_SHARE = 0.45
 _REMEMBERED_ACCEPTANCE = 0.65
 # A trained drafter must promise so much. What was held out is like what it was
 # trained on, and other texts keep less: cards that have acceptance on questions
@@ -147,11 +148,17 @@ def pass_times_of(
 
 
 def remembered_length(passes: cost.PassTimes, batch_size: int) -> int:
-  """How long remembered drafts should be, 0 if none would ever pay."""
-  gain = lambda length: (
-    cost.expected_tokens(_REMEMBERED_ACCEPTANCE, length)
-    / _ratio(passes, batch_size, length)
-  )
+  """How long remembered drafts should be, 0 if none would pay.
+
+  A round of several rows is as wide as the longest of their drafts.
+  """
+  wide = 1 - (1 - _REMEMBERED_SHARE) ** batch_size
+
+  def gain(length):
+    kept = cost.expected_tokens(_REMEMBERED_ACCEPTANCE, length) - 1
+    more = _ratio(passes, batch_size, length) - 1
+    return (1 + _REMEMBERED_SHARE * kept) / (1 + wide * more)
+
   best = max(_REMEMBERED, key=gain)
   return best if gain(best) > 1 else 0
 

@@ -42,6 +42,14 @@ def test_remembered_drafts_are_as_long_as_passes_allow(seconds, expected):
   assert choosing.remembered_length(_passes(seconds, 8), 8) == expected
 
 
+def test_of_many_rows_one_that_drafts_makes_the_pass_wide_for_all():
+  # 1.35 drafts of 3 are kept, in .45 of the rounds: 1.61 tokens per round. A
+  # round is wide in .45 of them or, where 8 rows draft, in .99.
+  seconds = dict(zip(_SIZES, (1.0, 1.6, 1.7, 1.8, 3.5, 9.0), strict=True))
+  assert choosing.remembered_length(_passes(seconds), 1) == 3
+  assert choosing.remembered_length(_passes(seconds, 8), 8) == 0
+
+
 def test_a_promise_is_tokens_over_what_a_round_costs():
   promise = choosing.promise(
     'x', [0.5, 0.3, 0.01], _passes(_CORES), 1, [0.0, 0.1, 0.2, 0.3]
