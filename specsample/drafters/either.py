@@ -14,6 +14,7 @@ from specsample import sharding
 from specsample import store as store_lib
 from specsample import types
 from specsample.drafters import adaptive
+from specsample.drafters import pausable
 from specsample.drafters import settings
 from specsample.drafters import suffix
 from specsample.policies import fixed
@@ -67,6 +68,7 @@ class Either:
     inner = self.trained
     if isinstance(inner, adaptive.Adaptive):
       inner = inner.drafter
+    pausable.check(inner)
     if hasattr(inner, 'depth'):
       raise ValueError(
         f'trained is {type(inner).__name__}, which drafts trees, and '
