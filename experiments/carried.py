@@ -1,4 +1,4 @@
-"""What policies learn of one batch of prompts and know in the next one.
+"""Carries what policies learned from one batch of prompts to the next.
 
 It is in the journal beside each batch, so that a run that goes on draws what an
 undisturbed one draws.
@@ -18,7 +18,7 @@ import specsample
 
 @dataclasses.dataclass(eq=False)
 class Carried:
-  """What the policies of a method know so far.
+  """What the policies of a method have learned so far.
 
   Attributes:
     method: has a drafter with policies, such as `drafters.Adaptive`.
@@ -37,7 +37,7 @@ class Carried:
     return cls(method, journal) if hasattr(method.drafter, 'learned') else None
 
   def before(self, key: tuple | None) -> Any:
-    """Returns what is known behind the batch of that key, None for the first.
+    """Returns what was known after the batch of that key, None for the first.
 
     Args:
       key: of the journal; the batch may have been decoded by another process.
@@ -58,11 +58,10 @@ class Carried:
       )
     return untaught if self.known is None else self.known
 
-  def learn(self, state: specsample.types.DecodeState) -> Any:
-    """Takes in what a batch ended with, and returns it."""
+  def learn(self, state: specsample.types.DecodeState) -> None:
+    """Takes in what the policies knew at the end of a batch."""
     drafter: Any = self.method.drafter
     self.known = drafter.learned(state.draft)
-    return self.known
 
   def to_json(self) -> list[Sequence[float]]:
     """Returns what is known for the journal."""

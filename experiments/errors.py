@@ -2,4 +2,4 @@
 
 
 class NotWrittenError(ValueError):
-  """What was found cannot be kept; the message says how to go on."""
+  """Results cannot be written; the message says how to go on."""

@@ -26,6 +26,7 @@ from experiments.tasks import source as source_lib
 from experiments.tasks import task as task_lib
 import specsample
 from specsample import checks
+from specsample import decode
 from specsample import types
 from specsample.models import fingerprint
 
@@ -180,9 +181,10 @@ class Evaluation:
     request_ids: Sequence[int],
   ) -> specsample.Output:
     """A single round, for which all is compiled that `generate` runs."""
+    carried = carried_lib.Carried.of(method, None)
     policies = None
-    if self.carry_policies and hasattr(method.drafter, 'untaught'):
-      policies = method.drafter.untaught()
+    if self.carry_policies and carried is not None:
+      policies = carried.before(None)
     output, _ = self.decode(
       method, prompts, request_ids, policies=policies, max_rounds=1
     )
@@ -235,7 +237,7 @@ class Evaluation:
     )
     output = specsample.finish(
       state,
-      max_new_tokens=min(self.max_new_tokens, slots),
+      max_new_tokens=decode.most_new_tokens(state, self.max_new_tokens),
       batch_size=len(prompts),
     )
     return output, state
@@ -330,14 +332,14 @@ def units(
     rows = [tokens[j] for j in batch]
     padded, _ = evaluation.padded(rows)
     for name, method in evaluation.methods.items():
-      decode = functools.partial(evaluation.decode, method, rows, batch, sample)
+      run = functools.partial(evaluation.decode, method, rows, batch, sample)
       yield units_lib.Unit(
         label(batch, len(prompts), name)
         + (f', {sample + 1}' if sample else ''),
         ('generation', name, turn),
         functools.partial(
           _generations,
-          decode,
+          run,
           carried.get(name),
           ('generation', name, turn - 1) if turn else None,
           (i, sample),
@@ -371,10 +373,10 @@ def _memory_bandwidth():
   return {'bytes_per_second': measure.memory_bandwidth()}
 
 
-def _generations(decode, carried, key_before, place, categories, prompts):
+def _generations(run, carried, key_before, place, categories, prompts):
   batch, sample = place
   policies = carried.before(key_before) if carried else None
-  (output, state), seconds = measure.seconds(decode, policies=policies)
+  (output, state), seconds = measure.seconds(run, policies=policies)
   output = jax.tree.map(np.asarray, output)
   lengths = output.lengths.tolist()
   shares = measure.by_tokens(seconds, lengths)

@@ -217,7 +217,7 @@ def _overall(rows: Sequence[results.Row]) -> terminal_table.Table:
     '\nspeedup': lambda row: number(row.speedup, '.2f', 'x'),
     '95%\ninterval': interval,
   }
-  # Of what was not timed there are no columns.
+  # Columns of what was not timed are left out.
   if any(row.prefill_ms is not None for row in rows):
     columns |= {
       '\npredicted': lambda row: number(row.predicted_speedup, '.2f', 'x'),

@@ -1,4 +1,4 @@
-"""What `generate` does once its flags are parsed."""
+"""Runs `generate` once its flags are parsed."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `generate` decodes with, and what it says of a generation."""
+"""The methods that `generate` offers, and the metrics of a generation."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -22,7 +22,7 @@ class Generator:
   sampling: specsample.Sampling = specsample.Sampling()
 
   def maker(self, name: str) -> Callable[[], methods_lib.Method]:
-    """What makes the method of that name; ValueError if there is none."""
+    """Returns what makes the method; ValueError if the name is unknown."""
     if name not in self.methods:
       raise ValueError(
         f'--drafter={name} is unknown: choose one of {", ".join(self.methods)}'

@@ -9,11 +9,11 @@ import gin
 import jax
 import numpy as np
 
+from experiments import round_programs
 import specsample
 from specsample import decode
 from specsample import initial
 from specsample import request
-from specsample import step
 from specsample import tree as tree_lib
 from specsample.types import Drafter, DraftLaw, Model, Params, Verifier
 
@@ -307,14 +307,13 @@ def draft_law(
     max_length=None,
   )
 
-  def draft(params, checked):
-    drafter, verify = method.drafter, method.verify
-    state = initial.state(params, checked, model=model, drafter=drafter)
-    return step.propose(
-      params, state, model=model, drafter=drafter, verify=verify
-    )[0]
-
-  return jax.eval_shape(draft, params, checked).law
+  parts: dict[str, Any] = {'model': model, 'drafter': method.drafter}
+  begin = functools.partial(initial.state, **parts)
+  state = jax.eval_shape(begin, params, checked)
+  draft = round_programs.abstract_draft(
+    params, state, **parts, verify=method.verify
+  )
+  return draft.law
 
 
 def file_name(component: Drafter | Verifier) -> str:

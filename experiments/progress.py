@@ -12,7 +12,7 @@ import rich.progress
 from experiments import distributed
 
 Step = Callable[[str], None]
-# Of a bar, before it says how long the rest takes.
+# Steps of a bar before it shows the time left.
 _FEWEST_STEPS = 5
 Bar = Callable[[int], contextlib.AbstractContextManager[Step]]
 

@@ -1,4 +1,4 @@
-"""What a command does before its first output, on standard error."""
+"""Shows on standard error what a command does before its first output."""
 
 from collections.abc import Iterator
 import contextlib

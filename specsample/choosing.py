@@ -113,12 +113,12 @@ def auto(target: loading.Loaded, *, batch_size: int = 1) -> Choice:
       'uneven to tell what pays; try again on a quiet machine',
     )
   passes = pass_times_of(times, batch_size)
-  stores = {
-    name: folder
+  stores = [
+    name
     for name, folder in drafter_card.shipped(store_files.NAME).items()
     if files.read_json(files.at(folder / store_files.NAME)).get('target')
     == target.fingerprint
-  }
+  ]
   promises = _promises(target, passes, batch_size)
   paying = [x for x in promises if x.speedup >= _MARGIN]
   return _choice(
@@ -251,11 +251,12 @@ def _promises(
   """
   found = []
   for name, shares in _cards(target).items():
-    free = promise(name, shares, passes, batch_size, [0.0] * (len(shares) + 1))
-    if free.speedup >= _MARGIN:
+    seconds = [0.0] * (len(shares) + 1)
+    promised = promise(name, shares, passes, batch_size, seconds)
+    if promised.speedup >= _MARGIN:
       seconds = _drafting_seconds(target, name, len(shares), batch_size)
-      free = promise(name, shares, passes, batch_size, seconds)
-    found.append(free)
+      promised = promise(name, shares, passes, batch_size, seconds)
+    found.append(promised)
   return sorted(found, key=lambda x: -x.speedup)
 
 
