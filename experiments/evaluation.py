@@ -78,6 +78,12 @@ class Evaluation:
         raise ValueError(
           f'Evaluation.{name} is {getattr(self, name)}: give at least {least}'
         )
+    if self.batch_size > 1:
+      chosen = {
+        name: method.for_batch(self.batch_size) if method.for_batch else method
+        for name, method in self.methods.items()
+      }
+      object.__setattr__(self, 'methods', chosen)
     if self.carry_policies and jax.process_count() > 1:
       raise ValueError(
         'Evaluation.carry_policies is of one process, and there are '

@@ -48,6 +48,8 @@ class Method:
   params: Params = None  # None for a drafter without parameters of its own
   # Of a drafter whose parameters depend on K: loads it with another.
   load: Callable[[int], specsample.LoadedDrafter] | None = None
+  # Of a method that follows from what passes cost: with another batch size.
+  for_batch: Callable[[int], 'Method'] | None = None
   note: str = ''  # what users are to be told of it
 
 
@@ -75,6 +77,7 @@ def auto(target: specsample.Loaded, batch_size: int = 1) -> Method:
     choice.verify,
     choice.drafter_params,
     load=_chosen_length,
+    for_batch=functools.partial(auto, target),
     note=f'auto: {choice.reason}',
   )
 

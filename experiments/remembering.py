@@ -1,6 +1,8 @@
 """Methods that draft from memory, and the texts that are remembered."""
 
 from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
 import itertools
 
 import gin
@@ -9,7 +11,9 @@ from experiments import data_folder
 from experiments import dialogues as dialogues_lib
 from experiments import methods
 import specsample
+from specsample import choosing
 from specsample import drafters
+from specsample import policies as policies_lib
 from specsample.policies import policy as policy_lib
 
 
@@ -25,15 +29,38 @@ def stores(
 def suffix(
   drafter: drafters.Suffix,
   stores: Mapping[str, specsample.store.Store] | None = None,
+  target: specsample.Loaded | None = None,
 ) -> methods.Method:
-  """Returns the method of a `Suffix` that looks things up in stores."""
-  return methods.Method(drafter=drafter, params=dict(stores or {}))
+  """Returns the method of a `Suffix` that looks things up in stores.
+
+  Args:
+    drafter: of as many drafts as it may have.
+    stores: by their names.
+    target: if given, what its passes cost here decides when to draft, instead
+      of the drafter's `min_kept`.
+  """
+  params = dict(stores or {})
+  if target is None:
+    return methods.Method(drafter, params=params)
+  return _suffix(drafter, params, target, 1)
+
+
+def _suffix(drafter, params, target, batch_size):
+  costs = choosing.costs(
+    target, drafter.num_draft_tokens, batch_size=batch_size
+  )
+  return methods.Method(
+    dataclasses.replace(drafter, costs=costs),
+    params=params,
+    for_batch=functools.partial(_suffix, drafter, params, target),
+  )
 
 
 @gin.configurable
 def either(
   remembered: methods.Method,
   trained: methods.Method,
+  target: specsample.Loaded | None = None,
   policies: Sequence[policy_lib.Policy] = (),
 ) -> methods.Method:
   """Returns the method of `drafters.Either`.
@@ -41,12 +68,20 @@ def either(
   Args:
     remembered: of a `Suffix`.
     trained: drafts where that promises less; its rule verifies.
-    policies: all of which must let a trained draft pass; see
+    target: if given, `policies.Fastest` with what rounds cost here decides how
+      much the trained drafter drafts.
+    policies: all of which must let a trained draft pass as well; see
       `drafters.Adaptive`.
 
   Raises:
     ValueError: the two drafters cannot be combined.
   """
+  if target is not None:
+    return _either(remembered, trained, policies, target, 1)
+  return _combined(remembered, trained, policies)
+
+
+def _combined(remembered, trained, policies):
   drafter = trained.drafter
   if policies:
     drafter = drafters.Adaptive(drafter=drafter, policies=policies)
@@ -56,6 +91,21 @@ def either(
     params={'remembered': remembered.params, 'trained': trained.params},
     load=_of_two,
   )
+
+
+def _either(remembered, trained, policies, target, batch_size):
+  costs = choosing.costs(
+    target,
+    trained.drafter.num_draft_tokens,
+    batch_size=batch_size,
+    trained=specsample.LoadedDrafter(trained.drafter, trained.params, card={}),
+  )
+  fastest = policies_lib.Fastest(costs=costs, whole_batch=True)
+  if remembered.for_batch is not None:
+    remembered = remembered.for_batch(batch_size)
+  method = _combined(remembered, trained, (fastest, *policies))
+  again = functools.partial(_either, remembered, trained, policies, target)
+  return dataclasses.replace(method, for_batch=again)
 
 
 def _of_two(num_draft_tokens):

@@ -198,7 +198,7 @@ def _run(rounds, key, *, verify, policies):
 
   def play(states, inputs):
     one, key = inputs
-    wanted = decision.wanted(policies, states, depth, num_prompts)
+    wanted = decision.wanted(policies, states, ~one.is_there, depth)
     keep, is_open = decision.decide(policies, states, wanted, one.draft)
     draft = drafts.cut(one.draft, keep)
     # The drafter runs behind what goes on; some policies then cut its draft.
@@ -209,8 +209,8 @@ def _run(rounds, key, *, verify, policies):
     drafted = drafts.depth(draft)
     node = jax.vmap(sampling.draw)(jax.random.split(key, num_prompts), stop)
     drawn = jnp.take_along_axis(kept, node[:, None], axis=1)[:, 0]
-    learned = decision.update(policies, states, drafted, drawn)
     is_there = one.is_there
+    learned = decision.update(policies, states, drafted, drawn, ~is_there)
     states = jax.tree.map(
       lambda new, old: jnp.where(
         is_there.reshape(-1, *(1,) * (new.ndim - 1)), new, old

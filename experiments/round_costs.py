@@ -33,13 +33,14 @@ class Asked(policy_lib.Length):
     """See `policy.Policy`."""
     return jnp.int32(num_draft_tokens)
 
-  def length(self, state):
+  def length(self, state, over):
     """See `policy.Policy`."""
+    del over
     return state
 
-  def update(self, drafted, kept, state):
+  def update(self, drafted, kept, state, over):
     """See `policy.Policy`."""
-    del drafted, kept
+    del drafted, kept, over
     return state
 
 

@@ -12,6 +12,7 @@ from specsample import tree
 from specsample import verify
 from specsample.sampling import Sampling
 from specsample.testing import adapting
+from specsample.testing import neighbours
 from specsample.testing import sample as sample_lib
 from specsample.testing import tiny
 from specsample.testing import trained
@@ -143,6 +144,7 @@ def draws() -> Iterator[Draw]:
   yield from _filtered_trees()
   yield _other_vocabulary()
   yield from _of_memory()
+  yield from _of_whole_batches()
   # Of the rest, the rules see no more than probabilities.
   of_llama = functools.partial(
     Draw,
@@ -299,6 +301,40 @@ def _of_memory():
       groups=_MIXED,
       params=scene.params,
       is_of_one_shape=False,
+    )
+
+
+def _of_whole_batches():
+  """Pairs of rows in which one decides what the other drafts."""
+  chain = drafters.Chain(
+    model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
+  )
+  suffix = drafters.Suffix(num_draft_tokens=2, costs=(1.0, 1.3, 1.5))
+  adaptive = drafters.Adaptive(
+    drafter=chain,
+    policies=(
+      policies.Fastest(
+        costs=(1.0, 1.3, 1.5), strength=0.5, patience=1, whole_batch=True
+      ),
+    ),
+  )
+  either = drafters.Either(remembered=suffix, trained=adaptive, prior_kept=1.0)
+  stores = trained.remembering().params['drafter']
+  for drafter, name, law, own in (
+    (suffix, 'chain', DraftLaw.POINT_MASS, stores),
+    (adaptive, 'block', DraftLaw.SAMPLED, {}),
+    (either, 'block', DraftLaw.SAMPLED, {'remembered': stores, 'trained': {}}),
+  ):
+    yield Draw(
+      drafter_name=f'{type(drafter).__name__}, the whole batch decides',
+      drafter=drafter,
+      verifier_name=name,
+      law=law,
+      settings='pairs of rows',
+      groups=_MIXED,
+      params={'target': {}, 'drafter': own},
+      is_of_one_shape=False,
+      sample=neighbours.draw,
     )
 
 

@@ -88,7 +88,7 @@ def auto(target: loading.Loaded, *, batch_size: int = 1) -> Choice:
   the target) and the trained drafters that ship for it. Passes over 1 to 16
   tokens, and drafts of what may pay, are timed once on a machine and then known
   (`measured_here`). `drafters.Suffix` drafts where it expects more than the
-  wider pass costs, and a trained drafter as long as `policies.Fastest` finds
+  wider round costs, and a trained drafter as long as `policies.Fastest` finds
   that it pays in that row: both decide by the past alone, so that the output
   stays exact.
 
@@ -99,11 +99,7 @@ def auto(target: loading.Loaded, *, batch_size: int = 1) -> Choice:
   Raises:
     ValueError: batch_size is no count.
   """
-  if not checks.is_count(batch_size):
-    raise ValueError(f'batch_size is {batch_size}: give at least 1')
-  # As many rows as `generate` makes of them on a mesh.
-  parts = sharding.batch_parts()
-  batch_size = -(-batch_size // parts) * parts
+  batch_size = _rows(batch_size)
   times = _pass_seconds(target, batch_size)
   if _is_uneven(times):
     low, high = (1e3 * x for x in (min(times['1']), max(times['1'])))
@@ -124,11 +120,45 @@ def auto(target: loading.Loaded, *, batch_size: int = 1) -> Choice:
   return _choice(
     target,
     length=remembered_length(passes, batch_size),
-    ratio=lambda length: _ratio(passes, batch_size, length),
+    costs=_pass_costs(passes, batch_size, max(_REMEMBERED)),
     stores=sorted(stores),
     trained=paying[0] if paying else None,
     others=[x for x in promises if x not in paying[:1]],
   )
+
+
+def costs(
+  target: loading.Loaded,
+  num_draft_tokens: int,
+  *,
+  batch_size: int = 1,
+  trained: drafter_files.LoadedDrafter | None = None,
+) -> tuple[float, ...]:
+  """What rounds with 0, 1, ... K drafts in each row cost here, in plain passes.
+
+  As `drafters.Suffix` and `policies.Fastest` take them. Timed once on a
+  machine, as `auto` does.
+
+  Args:
+    target: what scores the drafts.
+    num_draft_tokens: K, at most 15.
+    batch_size: rows that are decoded at once.
+    trained: the drafter whose drafts they are; None if drafting takes no time.
+
+  Raises:
+    ValueError: batch_size is no count, or K is none up to 15.
+  """
+  batch_size = _rows(batch_size)
+  most = max(_SIZES) - 1
+  if not (checks.is_count(num_draft_tokens) and num_draft_tokens <= most):
+    raise ValueError(
+      f'num_draft_tokens is {num_draft_tokens!r}: give 1 to {most}'
+    )
+  passes = pass_times_of(_pass_seconds(target, batch_size), batch_size)
+  if trained is None:
+    return _pass_costs(passes, batch_size, num_draft_tokens)
+  seconds = _drafting_seconds(target, trained, batch_size)
+  return _rounded(_round_costs(passes, batch_size, seconds))
 
 
 def pass_times_of(
@@ -179,11 +209,7 @@ def promise(
     batch_size: rows.
     draft_seconds: [K + 1] of drafting 0, 1, ... K tokens.
   """
-  plain = passes(batch_size)
-  costs = [1.0]
-  for length in range(1, len(shares) + 1):
-    verified = _ratio(passes, batch_size, length)
-    costs.append(verified + draft_seconds[length] / plain + _OVERHEAD)
+  costs = _round_costs(passes, batch_size, draft_seconds)
   speedups = [
     cost.expected_tokens_by_position(shares[:length]) / costs[length]
     for length in range(1, len(costs))
@@ -193,8 +219,35 @@ def promise(
     name=name,
     num_draft_tokens=1 + best,
     speedup=speedups[best],
-    costs=tuple(round(x, 3) for x in costs[: 2 + best]),
+    costs=_rounded(costs[: 2 + best]),
   )
+
+
+def _round_costs(passes, batch_size, draft_seconds):
+  """Of rounds of 0, 1, ... drafts that take so long, in plain passes."""
+  costs = [1.0]
+  for length, seconds in enumerate(draft_seconds[1:], start=1):
+    verified = _ratio(passes, batch_size, length)
+    costs.append(verified + seconds / passes(batch_size) + _OVERHEAD)
+  return costs
+
+
+def _pass_costs(passes, batch_size, num_draft_tokens):
+  """Of rounds whose drafts take no time, in plain passes."""
+  free = [0.0] * (num_draft_tokens + 1)
+  return _rounded(_round_costs(passes, batch_size, free))
+
+
+def _rounded(costs):
+  return tuple(round(cost, 3) for cost in costs)
+
+
+def _rows(batch_size):
+  """As many rows as `generate` makes of them on a mesh."""
+  if not checks.is_count(batch_size):
+    raise ValueError(f'batch_size is {batch_size}: give at least 1')
+  parts = sharding.batch_parts()
+  return -(-batch_size // parts) * parts
 
 
 def _ratio(passes, batch_size, length):
@@ -254,7 +307,8 @@ def _promises(
     seconds = [0.0] * (len(shares) + 1)
     promised = promise(name, shares, passes, batch_size, seconds)
     if promised.speedup >= _MARGIN:
-      seconds = _drafting_seconds(target, name, len(shares), batch_size)
+      loaded = drafter_files.load_drafter(name, target)
+      seconds = _drafting_seconds(target, loaded, batch_size)
       promised = promise(name, shares, passes, batch_size, seconds)
     found.append(promised)
   return sorted(found, key=lambda x: -x.speedup)
@@ -272,9 +326,7 @@ def _cards(target: loading.Loaded) -> dict[str, list[float]]:
   return found
 
 
-def _drafting_seconds(target, name, num_draft_tokens, batch_size):
-  loaded = drafter_files.load_drafter(name, target)
-
+def _drafting_seconds(target, loaded, batch_size):
   def measure():
     params = {'target': target.params, 'drafter': loaded.params}
     seconds = pass_times.drafting(
@@ -290,6 +342,7 @@ def _drafting_seconds(target, name, num_draft_tokens, batch_size):
   what = {'drafts': repr(loaded.drafter), 'batch': batch_size}
   times = _times(what, measure, lambda x: min(x['draft']) > 0)
   whole = max(0.0, min(times['draft']))
+  num_draft_tokens = loaded.drafter.num_draft_tokens
   if not hasattr(loaded.drafter, 'go_on'):
     # All of them at once.
     return [0.0] + [whole] * num_draft_tokens
@@ -297,11 +350,11 @@ def _drafting_seconds(target, name, num_draft_tokens, batch_size):
   return [step * i for i in range(num_draft_tokens + 1)]
 
 
-def _choice(target, *, length, ratio, stores, trained, others) -> Choice:
+def _choice(target, *, length, costs, stores, trained, others) -> Choice:
   remembered = remembered_params = None
   if length:
     remembered = drafters.Suffix(
-      num_draft_tokens=length, min_kept=round(ratio(length) - 1, 2)
+      num_draft_tokens=length, costs=costs[: length + 1]
     )
     remembered_params = {
       name.rpartition('/')[2]: store_files.load_store(name, target)
@@ -314,9 +367,8 @@ def _choice(target, *, length, ratio, stores, trained, others) -> Choice:
       trained.name, target, trained.num_draft_tokens
     )
     drafter, params = loaded.drafter, loaded.params
-    drafter = drafters.Adaptive(
-      drafter=drafter, policies=(policies.Fastest(costs=trained.costs),)
-    )
+    fastest = policies.Fastest(costs=trained.costs, whole_batch=True)
+    drafter = drafters.Adaptive(drafter=drafter, policies=(fastest,))
   if remembered and trained:
     drafter = drafters.Either(remembered=remembered, trained=drafter)
     params = {'remembered': remembered_params, 'trained': params}
@@ -325,11 +377,11 @@ def _choice(target, *, length, ratio, stores, trained, others) -> Choice:
   return Choice(
     drafter=drafter,
     drafter_params=params,
-    reason=_reason(length, ratio, stores, trained, others),
+    reason=_reason(length, costs, stores, trained, others),
   )
 
 
-def _reason(length, ratio, stores, trained, others) -> str:
+def _reason(length, costs, stores, trained, others) -> str:
   """One line for people."""
   short = lambda promise: promise.name.rpartition('/')[2]
   parts = []
@@ -337,7 +389,7 @@ def _reason(length, ratio, stores, trained, others) -> str:
     whence = 'its own text and stored answers' if stores else 'its own text'
     parts.append(
       f'drafts up to {length} tokens from {whence} where that promises more '
-      f'than the wider pass costs ({ratio(length):.2f} of a plain pass here)'
+      f'than the wider round costs ({costs[length]:.2f} of a plain pass here)'
     )
   if trained:
     parts.append(
@@ -347,8 +399,8 @@ def _reason(length, ratio, stores, trained, others) -> str:
   elif not length:
     shortest = _REMEMBERED[0]
     parts.append(
-      f'decodes plainly: a pass over {shortest} drafts costs '
-      f'{ratio(shortest):.2f} of a plain pass here'
+      f'decodes plainly: a round of {shortest} drafts costs '
+      f'{costs[shortest]:.2f} of a plain pass here'
     )
   chosen = ', '.join(parts)
   if trained or not others:

@@ -102,10 +102,12 @@ def test_where_no_card_is_it_drafts_from_the_rows_own_text(
 ):
   passes_take(_CORES)
   choice = specsample.auto(_TARGET)
-  assert choice.drafter == drafters.Suffix(num_draft_tokens=7, min_kept=0.55)
+  # A round also costs .05 besides the pass.
+  costs = (1.0, 1.45, 1.5, 1.525, 1.55, 1.567, 1.583, 1.6)
+  assert choice.drafter == drafters.Suffix(num_draft_tokens=7, costs=costs)
   assert choice.reason == (
     'drafts up to 7 tokens from its own text where that promises more than the '
-    'wider pass costs (1.55 of a plain pass here)'
+    'wider round costs (1.60 of a plain pass here)'
   )
   _is_greedy(choice)
 
@@ -116,7 +118,7 @@ def test_where_nothing_pays_it_decodes_plainly(cache, shelf, passes_take):
   assert choice.drafter == drafters.NoDraft()
   assert choice.params(_TARGET) == {'target': _TARGET.params}
   assert choice.reason == (
-    'decodes plainly: a pass over 3 drafts costs 4.00 of a plain pass here'
+    'decodes plainly: a round of 3 drafts costs 4.05 of a plain pass here'
   )
 
 
@@ -159,7 +161,7 @@ def test_a_trained_drafter_joins_where_its_card_promises_enough(
   # 3.1 / (t(4) + .05 + .05), a pass over 4 tokens taking 1.475.
   assert choice.reason == (
     'drafts up to 7 tokens from its own text where that promises more than the '
-    'wider pass costs (1.55 of a plain pass here), else up to 3 with good, '
+    'wider round costs (1.60 of a plain pass here), else up to 3 with good, '
     'which promises 1.97x'
   )
   assert isinstance(choice.drafter, drafters.Either)

@@ -18,6 +18,7 @@ _LAYERS = (
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'work', 'text'),
   ('drafts', 'store'),
   ('history',),
+  ('widths',),
   ('verify', 'tokenizer_files', 'policies', 'spelling'),
   ('models.masks', 'models.rotary', 'models.int8', 'models.tensors'),
   ('models.layers', 'models.cache', 'models.network'),

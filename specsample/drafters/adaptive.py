@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from specsample import drafts
 from specsample import sharding
 from specsample import types
+from specsample import widths as widths_lib
 from specsample.drafters import branching
 from specsample.drafters import pausable
 from specsample.drafters import sequential
@@ -21,9 +22,6 @@ from specsample.policies import policy as policy_lib
 from specsample.types import Array
 
 _logger = logging.getLogger(__name__)
-
-# A narrower pass is compiled where it makes a round cheaper by this share.
-_LEAST_GAIN = 0.05
 
 
 @types.pytree
@@ -108,14 +106,9 @@ class Adaptive(branching.OverBranches):
     """The numbers of drafts that are worth a pass of their own."""
     most = self.num_draft_tokens
     timed = (x.costs for x in self.policies if isinstance(x, fastest.Fastest))
-    costs = next(timed, ())
-    widths = [most]
     # Of a tree they are the costs of its levels.
-    if self.depth == most < len(costs):
-      for width in range(most - 1, 0, -1):
-        if costs[width] < (1 - _LEAST_GAIN) * costs[widths[-1]]:
-          widths.append(width)
-    return tuple(sorted({0, *widths}))
+    costs = next(timed, ()) if self.depth == most else ()
+    return widths_lib.ladder(costs, most)
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
@@ -162,7 +155,7 @@ class Adaptive(branching.OverBranches):
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
     wanted = decision.wanted(
-      self.policies, state.policies, self.depth, tokens.shape[0]
+      self.policies, state.policies, state.over, self.depth
     )
     # Nobody waits for the drafts of a row that is done.
     wanted = jnp.where(state.over, 0, wanted)
@@ -213,14 +206,16 @@ class Adaptive(branching.OverBranches):
 
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`."""
+    # A round emits a token of every row that is not done.
+    over = length == state.length
     drafted = jnp.maximum(state.drafted, 0)
     learned = decision.update(
-      self.policies, state.policies, drafted, verdict.num_accepted
+      self.policies, state.policies, drafted, verdict.num_accepted, state.over
     )
-    is_paused = state.drafted < 0
+    learns_nothing = (state.drafted < 0) | over
     policies = jax.tree.map(
       lambda old, new: jnp.where(
-        is_paused.reshape(-1, *(1,) * (new.ndim - 1)), old, new
+        learns_nothing.reshape(-1, *(1,) * (new.ndim - 1)), old, new
       ),
       state.policies,
       learned,
@@ -232,8 +227,7 @@ class Adaptive(branching.OverBranches):
       state,
       inner=inner,
       policies=policies,
-      # A round emits a token of every other row.
-      over=length == state.length,
+      over=over,
     )
 
 

@@ -29,7 +29,7 @@ class EitherState:
   remembered: suffix.SuffixState
   trained: adaptive.AdaptiveState
   kept: Array  # [B] float32, running mean of the trained drafter's kept tokens
-  is_remembered: Array  # [B] bool, rows whose last draft was remembered
+  is_remembered: Array  # [B] bool, rows that did not need the trained one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,9 @@ class Either:
   """Verifies one of two drafts, in each row the one that promises more.
 
   A remembered draft promises its expected number of kept tokens. The trained
-  drafter promises as many as it lately had in this row. Where all rows use
-  remembered drafts it does not run; its caches miss nothing by that.
+  drafter promises as many as it lately had in this row; where it drafts nothing
+  the remembered draft stands. Where all rows use remembered drafts it does not
+  run; its caches miss nothing by that.
 
   The parameters are {'remembered': stores, 'trained': parameters}. A remembered
   token is a point mass: with a drafter that draws its tokens, a row of
@@ -158,7 +159,10 @@ class Either:
       length,
       dataclasses.replace(state.trained, over=over),
     )
-    draft = _merged(is_remembered, of_memory, drawn, self.num_draft_tokens)
+    # Rows in which the trained drafter drafts nothing, as it decides before it
+    # draws, keep what is remembered: the pass is as wide for all.
+    is_first = is_remembered | (drawn.tokens[:, 0] < 0)
+    draft = _merged(is_first, of_memory, drawn, self.num_draft_tokens)
     return draft, dataclasses.replace(
       state, remembered=remembered, trained=trained, is_remembered=is_remembered
     )

@@ -4,7 +4,7 @@ SuffixDecoding (Oliaro et al., 2411.04975) and, with a store that stays as it
 is, REST (He et al., 2311.08252).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample import store as store_lib
 from specsample import types
+from specsample import widths as widths_lib
 from specsample.drafters import ngram
 from specsample.drafters import settings
 from specsample.types import Array, Draft, DraftLaw, Params, Signals
@@ -51,12 +52,21 @@ class Suffix:
   otherwise nothing is drafted, and the round is a pass over one token. Each row
   corrects the estimates by what became of them, in rounds without drafts too.
 
+  In a batch a round is as wide as the longest draft, for all rows. With `costs`
+  the batch decides as a whole: every row drafts as much as makes the tokens of
+  all rows, for what the round costs, the most. Then how much a row drafts
+  depends on the rows beside it; its distribution does not, nor under
+  temperature 0 its tokens.
+
   Attributes:
     num_draft_tokens: K.
     max_match: the longest suffix that is looked for.
     min_kept: draft only if at least so many tokens are expected to be kept. It
       pays from t(K + 1) / t(1) - 1 on, where t(n) is the time of a pass over n
       tokens.
+    costs: [K + 1] of a round with 0, 1, ... K drafts in each row of the batch,
+      in any unit, as `choosing.costs` measures them; more are not read. They
+      take the place of `min_kept`.
     num_places: of a suffix that a store contains more often, so many places
       vote.
     strength: the weight of the first estimate, in tokens.
@@ -66,6 +76,7 @@ class Suffix:
   num_draft_tokens: int
   max_match: int = 8
   min_kept: float = 0.7
+  costs: Sequence[float] | None = None
   num_places: int = 32
   strength: float = 8.0
   decay: float = 0.98
@@ -78,13 +89,16 @@ class Suffix:
     for name in ('max_match', 'num_places'):
       settings.check_count(name, getattr(self, name))
     settings.check_range('min_kept', self.min_kept, 0, self.num_draft_tokens)
+    if self.costs is not None:
+      costs = widths_lib.check_costs(self.costs, self.num_draft_tokens)
+      object.__setattr__(self, 'costs', costs)
     settings.check_range('strength', self.strength, 1e-6, 1e6)
     settings.check_range('decay', self.decay, 0, 1)
 
   @property
   def widths(self) -> tuple[int, ...]:
-    """Numbers of drafts with a pass of their own: none, and K."""
-    return (0, self.num_draft_tokens)
+    """Numbers of drafts with a pass of their own: 0, K, and as costs say."""
+    return widths_lib.ladder(self.costs or (), self.num_draft_tokens)
 
   def with_store(
     self, params: Params, name: str, store: store_lib.Store
@@ -119,13 +133,20 @@ class Suffix:
     chance = jax.vmap(self._corrected)(estimate, state)
     expected = jnp.sum(jnp.cumprod(chance, axis=-1), axis=-1)  # [B, sources]
     best = jnp.argmax(expected, axis=-1)[:, None]
-    pays = jnp.take_along_axis(expected, best, axis=-1) >= self.min_kept
     of_best = lambda x: jnp.take_along_axis(x, best[..., None], axis=1)[:, 0]
+    chance = of_best(chance)
+    if self.costs is None:
+      pays = jnp.take_along_axis(expected, best, axis=-1) >= self.min_kept
+    else:
+      # A round emits a token of every row that is not done.
+      is_live = length > state.length
+      width = widths_lib.best(chance, is_live, self.costs, self.widths)
+      pays = jnp.arange(self.num_draft_tokens) < width
     draft = Draft(
       tokens=jnp.where(pays, of_best(found), -1),
       probs=None,
       law=DraftLaw.POINT_MASS,
-      signals=_signals(of_best(chance)),
+      signals=_signals(jnp.where(pays, chance, 0)),
     )
     return draft, dataclasses.replace(
       state, tokens=found, estimate=estimate, length=length

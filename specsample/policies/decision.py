@@ -17,13 +17,16 @@ States = tuple[policy_lib.State, ...]
 
 
 def wanted(
-  policies: Policies, states: States, depth: int, batch_size: int
+  policies: Policies, states: States, over: Array, depth: int
 ) -> Array:
-  """How many drafts each row asks for, [B], none more than `depth`."""
-  least = jnp.full((batch_size,), depth, jnp.int32)
+  """How many drafts each row asks for, [B], none more than `depth`.
+
+  Rows that emit nothing any more are `over`, [B] bool.
+  """
+  least = jnp.full(over.shape, depth, jnp.int32)
   least = sharding.constrain(least, 'batch')
   for policy, state in zip(policies, states, strict=True):
-    asked: Any = jax.vmap(policy.length, axis_size=batch_size)(state)
+    asked: Any = jax.vmap(policy.length, axis_name=policy_lib.ROWS)(state, over)
     if asked is not None:
       least = jnp.minimum(least, asked.astype(jnp.int32))
   return jnp.maximum(least, 0)
@@ -52,10 +55,15 @@ def decide(
 
 
 def update(
-  policies: Policies, states: States, drafted: Array, kept: Array
+  policies: Policies, states: States, drafted: Array, kept: Array, over: Array
 ) -> States:
-  """The states after a round of so many drafts, [B] int32 both."""
+  """The states after a round of so many drafts, [B] int32 both.
+
+  Rows that emitted nothing in it were `over` before, [B] bool.
+  """
   return tuple(
-    jax.vmap(policy.update)(drafted, kept, state)
+    jax.vmap(policy.update, axis_name=policy_lib.ROWS)(
+      drafted, kept, state, over
+    )
     for policy, state in zip(policies, states, strict=True)
   )

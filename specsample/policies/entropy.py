@@ -94,8 +94,9 @@ class AdaEDL(policy.Filter):
     entropy = policy.signals_of(draft, self).entropy
     return 1 - jnp.sqrt(self.scale * entropy) >= state.threshold
 
-  def update(self, drafted, kept, state):
+  def update(self, drafted, kept, state, over):
     """See `policy.Policy`."""
+    del over
     mix = lambda decay, old, new: decay * old + (1 - decay) * new
     rate = mix(self.rate_decay, state.rate, kept / jnp.maximum(drafted, 1))
     rate = jnp.where(drafted > 0, rate, state.rate)

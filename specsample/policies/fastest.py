@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 import dataclasses
 import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specsample import checks
 from specsample import types
+from specsample import widths
 from specsample.policies import policy
 from specsample.types import Array
 
@@ -32,6 +35,12 @@ class Fastest(policy.Length):
   2211.17192.) Where K = 0 promises the most it decodes plainly, and tries a
   draft again after a while that doubles each time it is in vain.
 
+  In a batch a round is as wide as the longest draft, for all rows: one row that
+  drafts makes the others pay. With `whole_batch` all rows draft equally much:
+  what makes the tokens of all rows, for what the round costs, the most. Then a
+  row's number of drafts depends on the rows beside it; its distribution does
+  not, nor under temperature 0 its tokens.
+
   Attributes:
     costs: [K + 1] of a round of 0, 1, ... drafts, in any unit, as
       `python -m experiments.length_costs` measures it. More are not read.
@@ -39,6 +48,8 @@ class Fastest(policy.Length):
     strength: so many rounds are needed to make as much of a difference.
     decay: of the counts, a round.
     patience: rounds until the first new try; most_patience: and the most.
+    whole_batch: whether the rows of a batch decide together; costs are of a
+      round in which each of them has so many drafts.
   """
 
   costs: Sequence[float]
@@ -47,16 +58,11 @@ class Fastest(policy.Length):
   decay: float = 0.97
   patience: int = 32
   most_patience: int = 256
+  whole_batch: bool = False
 
   def __post_init__(self):
     """Refuses costs that are none, and shares that are none."""
-    costs = tuple(float(cost) for cost in self.costs)
-    object.__setattr__(self, 'costs', costs)
-    if len(costs) < 2 or not all(0 < cost < math.inf for cost in costs):
-      raise ValueError(
-        f'costs are {costs}: give that of a round without drafts, of one '
-        'with 1 draft, and so on, each above 0'
-      )
+    object.__setattr__(self, 'costs', widths.check_costs(self.costs))
     for name in ('prior', 'decay'):
       policy.check_share(name, getattr(self, name))
     if not 0 < self.strength < math.inf:
@@ -77,11 +83,7 @@ class Fastest(policy.Length):
     """
     if num_draft_tokens < 1:
       raise ValueError('Fastest is of a drafter, and this one drafts nothing')
-    if len(self.costs) <= num_draft_tokens:
-      raise ValueError(
-        f'costs has {len(self.costs)} numbers, and rounds have up to '
-        f'{num_draft_tokens} drafts: give {num_draft_tokens + 1}'
-      )
+    widths.check_costs(self.costs, num_draft_tokens)
     zeros = jnp.zeros(num_draft_tokens, jnp.float32)
     return FastestState(
       reached=zeros,
@@ -98,27 +100,31 @@ class Fastest(policy.Length):
     )
     return (state.kept + strength * of_all) / (state.reached + strength)
 
-  def tokens_a_cost(self, state: FastestState) -> Array:
-    """E[tokens] / cost, [K + 1]."""
+  def tokens_a_cost(self, state: FastestState, over: Any = False) -> Array:
+    """E[tokens] / cost, [K + 1]; the whole batch's if that decides."""
     kept = jnp.cumprod(self.acceptance(state))
     tokens = 1 + jnp.cumsum(jnp.pad(kept, (1, 0)))
-    costs = np.asarray(self.costs[: tokens.size], np.float32)
-    return tokens / costs
+    if self.whole_batch:
+      tokens = jax.lax.psum(jnp.where(over, 0, tokens), policy.ROWS)
+    return tokens / np.asarray(self.costs[: tokens.size], np.float32)
 
-  def length(self, state):
+  def length(self, state, over=False):
     """See `policy.Policy`."""
-    promised = self.tokens_a_cost(state)
+    promised = self.tokens_a_cost(state, over)
     best = jnp.argmax(promised)
     tried = 1 + jnp.argmax(promised[1:])
-    is_plain = (best == 0) & (state.wait > 0)
+    wait = state.wait
+    if self.whole_batch:
+      wait = jax.lax.pmax(jnp.where(over, 0, wait), policy.ROWS)
+    is_plain = (best == 0) & (wait > 0)
     return jnp.where(is_plain, 0, jnp.where(best == 0, tried, best))
 
-  def update(self, drafted, kept, state):
+  def update(self, drafted, kept, state, over=False):
     """See `policy.Policy`."""
     del drafted
     index = jnp.arange(state.kept.size)
     # What another policy cut was asked for, and not kept.
-    asked = self.length(state)
+    asked = self.length(state, over)
     reached = (index <= kept) & (index < asked)
     fade = lambda old, new: jnp.where(reached, self.decay * old + new, old)
     new = dataclasses.replace(
@@ -126,8 +132,10 @@ class Fastest(policy.Length):
       reached=fade(state.reached, 1.0),
       kept=fade(state.kept, index < kept),
     )
-    is_plain = jnp.argmax(self.tokens_a_cost(new)) == 0
+    is_plain = jnp.argmax(self.tokens_a_cost(new, over)) == 0
     in_vain = kept == 0
+    if self.whole_batch:
+      in_vain = jax.lax.psum(jnp.where(over, 0, kept), policy.ROWS) == 0
     longer = jnp.minimum(2 * state.patience, self.most_patience)
     after_try = jnp.where(in_vain & is_plain, longer, self.patience)
     wait_now = jnp.where(in_vain, state.patience, self.patience)

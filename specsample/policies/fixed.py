@@ -32,12 +32,12 @@ class Fixed(policy.Length):
     del num_draft_tokens
     return ()
 
-  def length(self, state):
+  def length(self, state, over):
     """See `policy.Policy`."""
-    del state
+    del state, over
     return jnp.int32(self.num_draft_tokens)
 
-  def update(self, drafted, kept, state):
+  def update(self, drafted, kept, state, over):
     """See `policy.Policy`."""
-    del drafted, kept
+    del drafted, kept, over
     return state

@@ -11,6 +11,8 @@ from specsample.types import Array, Draft
 
 # A pytree of arrays [] or [n].
 State = Any
+# The axis of the rows of a batch, for a policy that decides for all of them.
+ROWS = 'rows'
 
 
 class Policy(Protocol):
@@ -34,10 +36,11 @@ class Policy(Protocol):
   def init(self, num_draft_tokens: int) -> State:
     """The state before the first round, of a drafter of K tokens."""
 
-  def length(self, state: State) -> Array | None:
+  def length(self, state: State, over: Array) -> Array | None:
     """How many tokens to draft in the next round, [] int32; None for all.
 
-    Of a tree how deep it may be. More than K are K.
+    Of a tree how deep it may be. More than K are K. A row that emits nothing
+    any more is `over`, [] bool, and does not count.
     """
 
   def passes(self, draft: Draft, state: State) -> Array | None:
@@ -51,8 +54,13 @@ class Policy(Protocol):
         it reads.
     """
 
-  def update(self, drafted: Array, kept: Array, state: State) -> State:
-    """The state after a round of so many drafts, [] int32 both."""
+  def update(
+    self, drafted: Array, kept: Array, state: State, over: Array
+  ) -> State:
+    """The state after a round of so many drafts, [] int32 both.
+
+    That of a row that is `over`, [] bool, is not read.
+    """
 
 
 class Filter:
@@ -68,13 +76,13 @@ class Filter:
     del num_draft_tokens
     return ()
 
-  def length(self, state):
+  def length(self, state, over):
     """See `Policy`."""
-    del state
+    del state, over
 
-  def update(self, drafted, kept, state):
+  def update(self, drafted, kept, state, over):
     """See `Policy`."""
-    del drafted, kept
+    del drafted, kept, over
     return state
 
 

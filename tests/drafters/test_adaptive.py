@@ -50,11 +50,12 @@ class _Seldom(policy_lib.Length):
     del num_draft_tokens
     return jnp.int32(0)
 
-  def length(self, state):
+  def length(self, state, over):
+    del over
     return jnp.where(state % 4 == 3, 99, 0)
 
-  def update(self, drafted, kept, state):
-    del drafted, kept
+  def update(self, drafted, kept, state, over):
+    del drafted, kept, over
     return state + 1
 
 

@@ -83,6 +83,31 @@ def test_below_min_kept_nothing_is_drafted():
     assert draft.tokens[1].tolist() == [-1] * _K
 
 
+def test_with_costs_the_batch_drafts_what_pays_for_all_of_it():
+  expected = float(_expected(_proposed([_ROW], {})[0])[0])
+
+  def drafted(rows, cost, lengths=None):
+    drafter = dataclasses.replace(_SUFFIX, costs=(1.0, 9, 9, 9, cost))
+    assert drafter.widths == (0, _K)
+    # What other rows have to draft goes into the same pass.
+    draft, state = _proposed(rows, {}, drafter)
+    if lengths is not None:
+      state = dataclasses.replace(state, length=np.asarray(lengths))
+      draft, _ = _proposed(rows, {}, drafter, state)
+    return (np.asarray(draft.tokens) >= 0).all(axis=1).tolist()
+
+  silent = [1, 2]
+  alone, of_two = 1 + expected, 1 + expected / 2
+  assert drafted([_ROW], alone - 1e-3) == [True]
+  assert drafted([_ROW], alone + 1e-3) == [False]
+  assert drafted([_ROW, silent], of_two - 1e-3) == [True, False]
+  assert drafted([_ROW, silent], of_two + 1e-3) == [False, False]
+  assert drafted([_ROW, _ROW, silent], of_two + 1e-3) == [True, True, False]
+  # The second row emitted nothing in the last round: it is done.
+  lengths = [len(_ROW) - 1, len(silent)]
+  assert drafted([_ROW, silent], of_two + 1e-3, lengths) == [True, False]
+
+
 def test_the_source_that_promises_more_drafts():
   # The store has a longer match than the row, which goes on as often as not.
   sure = [[5, 6, 7, 9, 3, 1, 2, 4, 8]] * 8
@@ -327,6 +352,8 @@ def test_policies_read_its_chances():
     ({'num_places': 1.5}, 'num_places is 1.5: give an integer'),
     ({'min_kept': -0.1}, 'min_kept is -0.1: give a number from 0 to 4'),
     ({'min_kept': 4.5}, 'min_kept is 4.5: give a number from 0 to 4'),
+    ({'costs': (1.0, 2.0)}, 'costs has 2 numbers, and .* 4 drafts: give 5'),
+    ({'costs': (1.0, -1.0)}, 'each above 0'),
     ({'strength': 0.0}, 'strength is 0.0: give a number from 1e-06'),
     ({'decay': 1.1}, 'decay is 1.1: give a number from 0 to 1'),
     ({'decay': float('nan')}, 'decay is nan: give a number from 0 to 1'),

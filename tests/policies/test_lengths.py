@@ -1,17 +1,21 @@
 """Lengths that follow from what was kept so far."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specsample import policies
+from specsample.policies import decision
 
 
 def _after(policy, rounds, num_draft_tokens=3):
   """The state after rounds of (drafted, kept)."""
   state = policy.init(num_draft_tokens)
   for drafted, kept in rounds:
-    state = jax.jit(policy.update)(np.int32(drafted), np.int32(kept), state)
+    state = jax.jit(policy.update)(
+      np.int32(drafted), np.int32(kept), state, False
+    )
   return state
 
 
@@ -126,3 +130,41 @@ def test_settings_out_of_range_are_refused(settings, message):
 def test_a_cost_that_is_missing_is_named():
   with pytest.raises(ValueError, match=r'costs has 2 numbers, .* give 5'):
     policies.Fastest(costs=(1, 2)).init(4)
+
+
+def _together(policy, kept, rounds, over=(False, False)):
+  """What two rows ask for, round by round, of which one keeps `kept`."""
+  states = (jax.tree.map(lambda x: jnp.stack([x] * 2), policy.init(2)),)
+  over = jnp.asarray(over)
+  asked = []
+  for _ in range(rounds):
+    wanted = decision.wanted((policy,), states, over, 2)
+    asked.append(wanted.tolist())
+    took = jnp.minimum(jnp.asarray(kept), wanted)
+    states = decision.update((policy,), states, wanted, took, over)
+  return np.asarray(asked)
+
+
+def test_a_whole_batch_drafts_where_the_tokens_of_all_rows_pay():
+  # One row keeps all drafts and the other none: 4 tokens for 1.4, not for 2.2.
+  of_costs = lambda last, whole_batch: policies.Fastest(
+    costs=(1, last, last), patience=8, strength=1.0, whole_batch=whole_batch
+  )
+  alone = _together(of_costs(2.2, False), (2, 0), 24)
+  assert np.all(alone[:, 0] == 2) and alone[:, 1].sum() < 10
+  cheap = _together(of_costs(1.4, True), (2, 0), 24)
+  assert np.all(cheap == 2)
+  dear = _together(of_costs(2.2, True), (2, 0), 24)
+  np.testing.assert_array_equal(dear[:, 0], dear[:, 1])
+  assert np.all(dear[8:16] == 0) or dear[4:].sum() < 12
+  # Then the row that keeps all is the whole batch.
+  left = _together(of_costs(2.2, True), (2, 0), 24, over=(False, True))
+  assert np.all(left[:, 0] == 2)
+
+
+def test_a_whole_batch_tries_again_in_one_round():
+  policy = policies.Fastest(costs=(1, 9, 9), patience=4, whole_batch=True)
+  asked = _together(policy, (0, 0), 40)
+  np.testing.assert_array_equal(asked[:, 0], asked[:, 1])
+  # It tries again after 4 rounds, then after 8 and 16.
+  assert np.flatnonzero(asked[:, 0]).tolist() == [0, 5, 14, 31]

@@ -1,0 +1,68 @@
+"""Which passes are worth compiling, and how wide a pass pays."""
+
+from collections.abc import Sequence
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from specsample.types import Array
+
+# A narrower pass is compiled where it makes a round cheaper by this share.
+_LEAST_GAIN = 0.05
+
+
+def check_costs(
+  costs: Sequence[float], num_draft_tokens: int = 1
+) -> tuple[float, ...]:
+  """The costs of rounds of 0, 1, ... drafts.
+
+  Raises:
+    ValueError: one is not above 0, or there are too few for so many drafts.
+  """
+  costs = tuple(float(cost) for cost in costs)
+  if len(costs) < 2 or not all(0 < cost < math.inf for cost in costs):
+    raise ValueError(
+      f'costs are {costs}: give that of a round without drafts, of one '
+      'with 1 draft, and so on, each above 0'
+    )
+  if len(costs) <= num_draft_tokens:
+    raise ValueError(
+      f'costs has {len(costs)} numbers, and rounds have up to '
+      f'{num_draft_tokens} drafts: give {num_draft_tokens + 1}'
+    )
+  return costs
+
+
+def ladder(costs: Sequence[float], most: int) -> tuple[int, ...]:
+  """The numbers of drafts that are worth a pass of their own: 0, ..., most.
+
+  Args:
+    costs: of rounds of 0, 1, ... drafts; empty if they are not known.
+    most: the most drafts of a round.
+  """
+  widths = [most]
+  if most < len(costs):
+    for width in range(most - 1, 0, -1):
+      if costs[width] < (1 - _LEAST_GAIN) * costs[widths[-1]]:
+        widths.append(width)
+  return tuple(sorted({0, *widths}))
+
+
+def best(
+  chance: Array, is_live: Array, costs: Sequence[float], widths: Sequence[int]
+) -> Array:
+  """The width [] int32 with which a batch emits most for what its round costs.
+
+  Args:
+    chance: [B, K] float32, how likely each draft is kept once it is reached.
+    is_live: [B] bool; the other rows emit nothing.
+    costs: [K + 1] of a round of the whole batch with 0, ... K drafts a row.
+    widths: to choose from, rising.
+  """
+  kept = jnp.cumsum(jnp.cumprod(chance, axis=-1), axis=-1)
+  tokens = 1 + jnp.pad(kept, ((0, 0), (1, 0)))
+  emitted = jnp.sum(jnp.where(is_live[:, None], tokens, 0), axis=0)
+  choices = np.asarray(widths, np.int32)
+  promised = emitted[choices] / np.asarray(costs, np.float32)[choices]
+  return jnp.asarray(choices)[jnp.argmax(promised)]

@@ -1,0 +1,76 @@
+"""Methods that follow from what passes cost, with the batch that is decoded."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import evaluation
+from experiments import methods
+from experiments import remembering
+import specsample
+from specsample import choosing
+from specsample import drafters
+from specsample import testing
+
+_MODEL = testing.tiny_llama(vocab_size=8, max_length=256)
+_TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+  """Where times are kept; those of tiny models are too uneven for that."""
+  monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path))
+  of_sizes = lambda *_, batch, **__: {
+    size: [1 + 0.1 * batch * size] for size in (1, 2, 3, 5, 8, 16)
+  }
+  monkeypatch.setattr(choosing.pass_times, 'passes', of_sizes)
+  monkeypatch.setattr(choosing.pass_times, 'drafting', lambda *_, **__: [0.3])
+  return tmp_path
+
+
+def _costs(batch_size, length=3):
+  """What was measured before, once for each batch."""
+  return choosing.costs(_TARGET, length, batch_size=batch_size)
+
+
+def test_costs_are_of_rounds_of_a_batch(cache):
+  # Passes over 1 to 4 tokens of each row take 1.1 to 1.4, and of 4 rows 1.4 to
+  # 2.6; a round with drafts costs .05 more.
+  passes = [1.1, 1.2, 1.3, 1.4]
+  expected = [1] + [x / passes[0] + 0.05 for x in passes[1:]]
+  np.testing.assert_allclose(_costs(1), expected, atol=1e-3)
+  assert _costs(4)[3] == pytest.approx(2.6 / 1.4 + 0.05, abs=1e-3)
+  batches = [
+    json.loads(path.read_text())['of']['batch'] for path in cache.iterdir()
+  ]
+  assert sorted(batches) == [1, 4]
+  with pytest.raises(ValueError, match='num_draft_tokens is 16: give 1 to 15'):
+    _costs(1, 16)
+
+
+def test_an_evaluation_decides_for_its_own_batch():
+  suffix = remembering.suffix(
+    drafters.Suffix(num_draft_tokens=3), target=_TARGET
+  )
+  assert suffix.drafter.costs == _costs(1)
+  mtp = drafters.MTP(model=_MODEL, num_draft_tokens=2)
+  trained = methods.Method(
+    mtp, params=mtp.init_params(jax.random.key(1), _TARGET.params)
+  )
+  either = remembering.either(suffix, trained, target=_TARGET)
+  compared = evaluation.Evaluation(
+    target=_TARGET,
+    methods={'suffix': suffix, 'either': either, 'mtp': trained},
+    batch_size=2,
+  ).methods
+  of_two = _costs(2)
+  assert compared['suffix'].drafter.costs == of_two
+  assert compared['either'].drafter.remembered.costs == of_two
+  (fastest,) = compared['either'].drafter.trained.policies
+  assert fastest.whole_batch
+  # Drafting takes as long as a quarter of a pass over 2 rows.
+  drafting = np.subtract(fastest.costs[1:], of_two[1:3])
+  np.testing.assert_allclose(drafting, 0.25, atol=2e-3)
+  assert compared['mtp'] is trained
