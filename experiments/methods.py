@@ -48,7 +48,7 @@ class Method:
   params: Params = None  # None for a drafter without parameters of its own
   # Of a drafter whose parameters depend on K: loads it with another.
   load: Callable[[int], specsample.LoadedDrafter] | None = None
-  # Of a method that follows from what passes cost: with another batch size.
+  # Returns the method for another batch size, if what passes cost decides it.
   for_batch: Callable[[int], 'Method'] | None = None
   note: str = ''  # what users are to be told of it
 

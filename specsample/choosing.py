@@ -224,7 +224,7 @@ def promise(
 
 
 def _round_costs(passes, batch_size, draft_seconds):
-  """Of rounds of 0, 1, ... drafts that take so long, in plain passes."""
+  """What rounds of 0, 1, ... K drafts cost, in plain passes."""
   costs = [1.0]
   for length, seconds in enumerate(draft_seconds[1:], start=1):
     verified = _ratio(passes, batch_size, length)
@@ -233,7 +233,7 @@ def _round_costs(passes, batch_size, draft_seconds):
 
 
 def _pass_costs(passes, batch_size, num_draft_tokens):
-  """Of rounds whose drafts take no time, in plain passes."""
+  """As `_round_costs`, where drafting takes no time."""
   free = [0.0] * (num_draft_tokens + 1)
   return _rounded(_round_costs(passes, batch_size, free))
 
@@ -243,7 +243,7 @@ def _rounded(costs):
 
 
 def _rows(batch_size):
-  """As many rows as `generate` makes of them on a mesh."""
+  """The batch size that `generate` pads to on a mesh."""
   if not checks.is_count(batch_size):
     raise ValueError(f'batch_size is {batch_size}: give at least 1')
   parts = sharding.batch_parts()

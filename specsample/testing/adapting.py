@@ -8,7 +8,6 @@ too small to be seen.
 import functools
 
 import jax
-import numpy as np
 import optax
 
 from specsample import decode
@@ -67,20 +66,8 @@ def draw(
     learner: how a row's drafter learns.
   """
   size = _ROWS - _ROWS % len(groups)
-  requests = sample_lib.requests(groups, size)
 
-  def batch(start):
-    state = decode.prefill(
-      params,
-      requests.prompts,
-      requests.lengths,
-      key,
-      request_ids=start + np.arange(size, dtype=np.int32),
-      model=model,
-      drafter=drafter,
-      sampling=requests.sampling,
-      max_new_tokens=num_tokens,
-    )
+  def run(state):
     output = _rounds(
       online.init(params, learner),
       jax.tree.map(lambda x: x[:, None], state),
@@ -91,10 +78,19 @@ def draw(
       num_tokens=num_tokens,
       stop=stop,
     )
-    return jax.device_get(jax.tree.map(lambda x: x[:, 0], output))
+    return jax.tree.map(lambda x: x[:, 0], output)
 
-  outputs = [batch(start) for start in range(0, num_rows, size)]
-  return sample_lib.of(outputs, num_tokens, len(groups))
+  return sample_lib.draw_by(
+    run,
+    params,
+    groups,
+    key,
+    model=model,
+    drafter=drafter,
+    num_tokens=num_tokens,
+    num_rows=num_rows,
+    batch_size=size,
+  )
 
 
 @functools.partial(

@@ -6,7 +6,6 @@ In one batch of thousands of rows none of them would change what all draft.
 import functools
 
 import jax
-import numpy as np
 
 from specsample import decode
 from specsample.stopping import Stop
@@ -15,7 +14,7 @@ from specsample.testing.sample import Group
 from specsample.testing.sample import Sample
 from specsample.types import Array, Drafter, Model, Params, Verifier
 
-# Of one call, half as many batches.
+# Rows of one call: half as many batches.
 _ROWS = 4096
 _NO_STOP = Stop()
 
@@ -34,20 +33,8 @@ def draw(
 ) -> Sample:
   """As `sample.draw`, each row with one of the next group beside it."""
   size = _ROWS - _ROWS % (2 * len(groups))
-  requests = sample_lib.requests(groups, size)
 
-  def batch(start):
-    state = decode.prefill(
-      params,
-      requests.prompts,
-      requests.lengths,
-      key,
-      request_ids=start + np.arange(size, dtype=np.int32),
-      model=model,
-      drafter=drafter,
-      sampling=requests.sampling,
-      max_new_tokens=num_tokens,
-    )
+  def run(state):
     output = _rounds(
       params,
       jax.tree.map(lambda x: x.reshape(-1, 2, *x.shape[1:]), state),
@@ -57,12 +44,19 @@ def draw(
       stop=stop,
       num_tokens=num_tokens,
     )
-    return jax.device_get(
-      jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), output)
-    )
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), output)
 
-  outputs = [batch(start) for start in range(0, num_rows, size)]
-  return sample_lib.of(outputs, num_tokens, len(groups))
+  return sample_lib.draw_by(
+    run,
+    params,
+    groups,
+    key,
+    model=model,
+    drafter=drafter,
+    num_tokens=num_tokens,
+    num_rows=num_rows,
+    batch_size=size,
+  )
 
 
 @functools.partial(

@@ -1,6 +1,6 @@
 """The compiled loop itself, run often and compared with an exact law."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 
@@ -14,6 +14,7 @@ from specsample.testing import chi_square
 from specsample.testing import conditional as conditional_lib
 from specsample.types import (
   Array,
+  DecodeState,
   Drafter,
   Model,
   Origin,
@@ -94,6 +95,45 @@ def draw(
     return jax.device_get(output)
 
   outputs = [batch(start) for start in range(0, num_rows, size)]
+  return of(outputs, num_tokens, len(groups))
+
+
+def draw_by(
+  run: Callable[[DecodeState], Output],
+  params: Params,
+  groups: tuple[Group, ...],
+  key: Array,
+  *,
+  model: Model,
+  drafter: Drafter,
+  num_tokens: int,
+  num_rows: int,
+  batch_size: int,
+) -> Sample:
+  """As `draw`, with another loop than `decode.generate`'s.
+
+  Args:
+    run: decodes rows whose prompts have been taken in.
+    params, groups, key, model, drafter, num_tokens, num_rows: as of `draw`.
+    batch_size: rows that are decoded at once, a multiple of len(groups).
+  """
+  rows = requests(groups, batch_size)
+
+  def batch(start) -> Output:
+    state = decode.prefill(
+      params,
+      rows.prompts,
+      rows.lengths,
+      key,
+      request_ids=start + np.arange(batch_size, dtype=np.int32),
+      model=model,
+      drafter=drafter,
+      sampling=rows.sampling,
+      max_new_tokens=num_tokens,
+    )
+    return jax.device_get(run(state))
+
+  outputs = [batch(start) for start in range(0, num_rows, batch_size)]
   return of(outputs, num_tokens, len(groups))
 
 
