@@ -127,8 +127,8 @@ def _scored(params, now, draft, kept, model, drafter):
   That is never true, but not known before all logits are; also of a pass
   without drafts, whose unembedding is left out where nothing depends on it.
   """
-  scored, cache = step.score(params, now, draft, model=model, drafter=drafter)
-  moved = jnp.any(scored.output.logits == jnp.inf, axis=(1, 2))
+  output, cache = step.score(params, now, draft, model=model, drafter=drafter)
+  moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
   return model.commit(cache, *kept), moved
 
 

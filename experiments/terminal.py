@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import io
+import os
 import sys
 from typing import Any, Protocol
 
@@ -57,13 +58,25 @@ def show(
 
 
 def views(tokenizer: text_lib.Tokenizer, by_origin: bool) -> Sequence[View]:
-  """What to show where: standard output that is no terminal gets text alone."""
+  """What to show where: standard output that is no terminal gets text alone.
+
+  Unless the marked text goes to the same file, where each token would be twice.
+  """
   shown: list[View] = []
-  if not (sys.stdout.isatty() and by_origin):
+  if not by_origin or not (sys.stdout.isatty() or _streams_are_one()):
     shown.append(TextView(tokenizer))
   if by_origin:
     shown.append(colouring.ColourView(tokenizer, console()))
   return shown
+
+
+def _streams_are_one():
+  """Whether standard output and standard error are one file or pipe."""
+  try:
+    out, err = (os.fstat(x.fileno()) for x in (sys.stdout, sys.stderr))
+  except (OSError, ValueError):  # neither file nor pipe
+    return False
+  return os.path.samestat(out, err)
 
 
 def console() -> rich.console.Console:

@@ -30,6 +30,16 @@ class Emission:
   stop_reason: Array  # [B] int32
 
 
+def tokens(draft: Draft, verdict: Verdict) -> Array:
+  """The kept drafts and the next token, which fills the rest: [B, P + 1]."""
+  num_kept, drafted = verdict.num_accepted[:, None], draft.tokens
+  if draft.parents is not None and verdict.path is not None:
+    drafted = jnp.take_along_axis(drafted, verdict.path - 1, axis=1)
+  index = jnp.arange(drafted.shape[1] + 1)
+  kept = jnp.pad(drafted, ((0, 0), (0, 1)))
+  return jnp.where(index < num_kept, kept, verdict.next_token[:, None])
+
+
 def of(
   state: DecodeState,
   draft: Draft,
@@ -42,17 +52,11 @@ def of(
   `valid` [B, N + 1] says behind which nodes the target has a distribution.
   """
   num_kept = verdict.num_accepted[:, None]
-  drafted, node = draft.tokens, num_kept
-  parents = jnp.arange(drafted.shape[1])
+  emitted = tokens(draft, verdict)
+  index = jnp.arange(emitted.shape[1])
+  node, parents = num_kept, jnp.arange(draft.tokens.shape[1])
   if draft.parents is not None and verdict.path is not None:
-    drafted = jnp.take_along_axis(drafted, verdict.path - 1, axis=1)
     node, parents = jnp.max(verdict.path, axis=1)[:, None], draft.parents
-  index = jnp.arange(drafted.shape[1] + 1)
-  tokens = jnp.where(
-    index < num_kept,
-    jnp.pad(drafted, ((0, 0), (0, 1))),
-    verdict.next_token[:, None],
-  )
   goes_on = jnp.any((parents == node) & (draft.tokens >= 0), axis=1)
   last_origin = jnp.where(goes_on[:, None], Origin.CORRECTION, Origin.BONUS)
   origin = jnp.where(index < num_kept, Origin.ACCEPTED, last_origin)
@@ -61,7 +65,7 @@ def of(
   has_next = jnp.take_along_axis(valid, node, axis=1)
   count = (num_kept + has_next)[:, 0]
 
-  reasons = stopping.reasons(state, tokens, stop)
+  reasons = stopping.reasons(state, emitted, stop)
   stops = (reasons > 0) & (index < count[:, None])
   stopped = jnp.any(stops, axis=1)
   first = jnp.argmax(stops, axis=1)
@@ -76,7 +80,7 @@ def of(
   reason = jnp.where(stopped, reason_there, reason)
   reason = jnp.where(state.done, state.stop_reason, reason)
   return Emission(
-    tokens=tokens,
+    tokens=emitted,
     origin=origin.astype(jnp.int8),
     count=count,
     num_accepted=jnp.minimum(verdict.num_accepted, count),

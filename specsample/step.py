@@ -46,12 +46,18 @@ class Round:
 
 
 @types.pytree
-class Scored:
-  """What the target says of a draft; zeros behind what it read."""
+class Judged:
+  """The target's pass over a draft and the verdict; zeros behind the pass.
 
-  output: ModelOutput  # [B, N + 1, ...], as the model gave it
-  probs: Array  # [B, N + 1, V], the distributions after each node
-  log_sum_exp: Array  # [B, N + 1] float32, of the logits
+  It leaves a branch of the pass's width, so it holds little where it can: what
+  nobody reads of the logits and of the distributions is then never padded.
+  """
+
+  output: ModelOutput  # [B, P + 1, ...], of the pending token and the kept path
+  probs: Array  # [B, N + 1, V], 0 where there is no distribution
+  valid: Array  # [B, N + 1] bool, where there is one
+  verdict: Verdict  # [B]
+  log_probs: Array  # [B, P + 1] float32, of the tokens that the verdict keeps
 
 
 def step(
@@ -86,18 +92,12 @@ def observed_step(
       params, state, model=model, drafter=drafter, verify=verify
     )
   with jax.named_scope('verify'):
-    (scored, valid, verdict), cache = _verified(
+    judged, cache = _judged(
       params, state, draft, model=model, drafter=drafter, verify=verify
     )
-    draft = _keep_behind(draft, valid)
-    target_probs = scored.probs
+    draft, verdict = _keep_behind(draft, judged.valid), judged.verdict
   with jax.named_scope('commit'):
-    emission = emission_lib.of(state, draft, verdict, valid, stop)
-    path = _path(draft, verdict)
-    if path is not None:
-      along = lambda x: _take_nodes(x, path)
-      scored = jax.tree.map(along, scored)
-    output = scored.output
+    emission = emission_lib.of(state, draft, verdict, judged.valid, stop)
 
     append = lambda buffer, values: emission_lib.append(
       buffer, values, state.length, emission.count
@@ -106,14 +106,12 @@ def observed_step(
     length = state.length + emission.count
     verdict = dataclasses.replace(verdict, num_accepted=emission.num_accepted)
     draft_state = drafter.update(
-      params, tokens, length, output, verdict, draft_state
+      params, tokens, length, judged.output, verdict, draft_state
     )
     rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
-    logits = output.logits.astype(jnp.float32)
-    log_probs = indexing.pick(logits, emission.tokens) - scored.log_sum_exp
     observed = Round(
       draft=draft,
-      target_probs=target_probs,
+      target_probs=judged.probs,
       num_accepted=emission.num_accepted,
       num_emitted=emission.count,
     )
@@ -124,13 +122,13 @@ def observed_step(
       stop_reason=emission.stop_reason,
       round=state.round + ~state.done,
       tokens=tokens,
-      log_probs=append(state.log_probs, log_probs),
+      log_probs=append(state.log_probs, judged.log_probs),
       origin=append(state.origin, emission.origin),
       emit_round=append(state.emit_round, rounds),
       proposed=_tally(state.proposed, drafts.depth(draft), state.done),
       accepted=_tally(state.accepted, emission.num_accepted, state.done),
       counts=emission_lib.update_counts(state.counts, emission),
-      cache=_commit(state, cache, length - 1, path, model),
+      cache=_commit(state, cache, length - 1, _path(draft, verdict), model),
       draft=draft_state,
     )
 
@@ -176,45 +174,61 @@ def score(
   *,
   model: Model,
   drafter: Drafter,
-) -> tuple[Scored, Cache]:
-  """The target's pass over [pending, d_1, ..., d_N].
+) -> tuple[ModelOutput, Cache]:
+  """The target's pass over [pending, d_1, ..., d_N], as wide as a round's.
 
-  A pass over the first of the drafter's `widths` that holds the drafts of every
-  row: over the pending token alone if nothing was drafted. The distributions
-  have that width too: for a large vocabulary they take longer than a small
-  model's layers.
+  Over the first of the drafter's `widths` that holds the drafts of every row:
+  over the pending token alone if nothing was drafted. Zeros are behind it.
   """
   num_drafts = draft.tokens.shape[1]
 
-  def padded(scored, of_width):
+  def padded(output, of_width):
     missing = num_drafts - of_width.tokens.shape[1]
-    return jax.tree.map(lambda x: _pad(x, missing), scored)
+    return _pad(output, missing)
 
   return _passes(params, state, draft, padded, model=model, drafter=drafter)
 
 
-def _verified(params, state, draft, *, model, drafter, verify):
-  """What was scored, what of it is valid [B, N + 1], and the verdict.
+def _judged(
+  params: Params,
+  state: DecodeState,
+  draft: Draft,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+) -> tuple[Judged, Cache]:
+  """The pass that `score` is, and the verdict on the draft.
 
   The rule sees no more of a chain than the pass did, because over a large
   vocabulary it costs as much as a layer; of a tree it sees all nodes.
   """
-  num_drafts = draft.tokens.shape[1]
 
-  def judged(scored, of_width):
-    missing = num_drafts - of_width.tokens.shape[1]
-    pad = lambda x: _pad(x, missing)
-    valid = sampling_lib.is_distribution(scored.probs)
+  def judged(output, of_width):
+    missing = draft.tokens.shape[1] - of_width.tokens.shape[1]
+    probs = _target_probs(state, draft, output.logits)
+    valid = sampling_lib.is_distribution(probs)
     # A rule looks at all positions at once: of those without a distribution it
     # must see neither the draft nor a NaN.
-    probs = jnp.where(valid[..., None], scored.probs, 0)
-    scored = dataclasses.replace(scored, probs=probs)
+    probs = jnp.where(valid[..., None], probs, 0)
     if draft.parents is not None:
-      scored, valid = jax.tree.map(pad, (scored, valid))
-      kept = _keep_behind(draft, valid)
-      return scored, valid, judge(state, kept, scored.probs, verify)
-    verdict = judge(state, _keep_behind(of_width, valid), probs, verify)
-    return *jax.tree.map(pad, (scored, valid)), verdict
+      output, probs, valid = _pad((output, probs, valid), missing)
+      of_width, missing = draft, 0
+    of_width = _keep_behind(of_width, valid)
+    verdict = judge(state, of_width, probs, verify)
+    path = _path(draft, verdict)
+    if path is not None:
+      output = jax.tree.map(lambda x: _take_nodes(x, path), output)
+    logits = output.logits.astype(jnp.float32)
+    tokens = emission_lib.tokens(of_width, verdict)
+    log_sum_exp = jax.nn.logsumexp(logits, axis=-1)
+    return Judged(
+      output=_pad(output, missing),
+      probs=_pad(probs, missing),
+      valid=_pad(valid, missing),
+      verdict=verdict,
+      log_probs=_pad(indexing.pick(logits, tokens) - log_sum_exp, missing),
+    )
 
   return _passes(params, state, draft, judged, model=model, drafter=drafter)
 
@@ -223,15 +237,15 @@ def _passes(
   params: Params,
   state: DecodeState,
   draft: Draft,
-  then: Callable[[Scored, Draft], Any],
+  then: Callable[[ModelOutput, Draft], Any],
   *,
   model: Any,  # a Model, perhaps Readable
   drafter: Drafter,
 ) -> tuple[Any, Cache]:
-  """The target's pass of the width that is needed, what is done then, a cache.
+  """What is done after a pass of the width that is needed, and a cache.
 
-  `then` gets what was scored of that many drafts, and those drafts. It returns
-  the same shapes for all widths.
+  `then` gets the output for that many drafts, and those drafts. It returns the
+  same shapes for all widths.
   """
   pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
   inputs = jnp.concatenate([pending, jnp.maximum(draft.tokens, 0)], axis=1)
@@ -248,13 +262,7 @@ def _passes(
       features=drafter.feature_layers,
       **behind,
     )
-    logits = output.logits
-    scored = Scored(
-      output=output,
-      probs=_target_probs(state, draft, logits),
-      log_sum_exp=jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1),
-    )
-    return then(scored, drafts.first(draft, width)), new
+    return then(output, drafts.first(draft, width)), new
 
   if len(of_passes) == 1:
     return of_first(num_drafts, model.apply)
@@ -271,9 +279,12 @@ def _passes(
   return found, model.append(state.cache, new)
 
 
-def _pad(x: Array, missing: int) -> Array:
-  """x [B, n, ...] with so many more zeros in its second axis."""
-  return jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2)))
+def _pad(tree: Any, missing: int) -> Any:
+  """Arrays [B, n, ...] with so many more zeros in their second axis."""
+  none = (0, 0)
+  return jax.tree.map(
+    lambda x: jnp.pad(x, (none, (0, missing), *(none,) * (x.ndim - 2))), tree
+  )
 
 
 def widths(model: Model, drafter: Drafter) -> tuple[int, ...]:

@@ -96,6 +96,23 @@ def test_a_narrow_terminal_breaks_lines_between_words(tokenizer):
   assert all(len(line) <= 40 for line in plain.splitlines())
 
 
+@pytest.mark.parametrize('is_one_file', [True, False])
+def test_one_file_for_both_streams_has_each_token_once(
+  tokenizer, tmp_path, monkeypatch, is_one_file
+):
+  marked, text = 'Hi [there\nyo]u[ al]l\n', 'Hi there\nyou all\n'
+  out, err = tmp_path / 'out', tmp_path / ('out' if is_one_file else 'err')
+  with out.open('w') as stdout, err.open('a') as stderr:
+    monkeypatch.setattr('sys.stdout', stdout)
+    monkeypatch.setattr('sys.stderr', stderr)
+    for view in terminal.views(tokenizer, by_origin=True):
+      for one in _ROUNDS:
+        view.show(_round(tokenizer, *one))
+      view.close()
+  assert out.read_text() == (marked if is_one_file else text)
+  assert err.read_text() == marked
+
+
 def test_an_interrupted_generation_has_its_text_and_metrics(tokenizer, capsys):
   def rounds():
     for one in _ROUNDS[:2]:
