@@ -64,6 +64,7 @@ def test_quickstart(run):
   passes = re.findall(r'tokens in (\d+) passes', _text(cells['equal']))
   plain, drafted = map(int, passes)
   assert plain == 48 > drafted
+  assert re.match(r'd(rafts|ecodes) .*\n$', _text(cells['auto']))
   for name in ('origin', 'sampled'):
     (view,) = _displayed(cells[name], 'text/html')
     assert view.count('class="o accepted') > 3
