@@ -58,9 +58,11 @@ def show(
 
 
 def views(tokenizer: text_lib.Tokenizer, by_origin: bool) -> Sequence[View]:
-  """What to show where: standard output that is no terminal gets text alone.
+  """Returns the views of a generation, each with its own stream.
 
-  Unless the marked text goes to the same file, where each token would be twice.
+  If standard output is not a terminal, it gets the plain text and standard
+  error the marked text. If both are the same file, only the marked text is
+  written, so that no token appears twice.
   """
   shown: list[View] = []
   if not by_origin or not (sys.stdout.isatty() or _streams_are_one()):

@@ -47,10 +47,10 @@ class Round:
 
 @types.pytree
 class Judged:
-  """The target's pass over a draft and the verdict; zeros behind the pass.
+  """What the target's pass returned for a draft, and the verdict on the draft.
 
-  It leaves a branch of the pass's width, so it holds little where it can: what
-  nobody reads of the logits and of the distributions is then never padded.
+  Passes of all widths return the same shapes: positions that a narrow pass did
+  not read are zeros.
   """
 
   output: ModelOutput  # [B, P + 1, ...], of the pending token and the kept path
@@ -242,10 +242,11 @@ def _passes(
   model: Any,  # a Model, perhaps Readable
   drafter: Drafter,
 ) -> tuple[Any, Cache]:
-  """What is done after a pass of the width that is needed, and a cache.
+  """Runs the narrowest pass that holds the drafts of every row, and `then`.
 
-  `then` gets the output for that many drafts, and those drafts. It returns the
-  same shapes for all widths.
+  Returns the result of `then`, and the cache behind the pass. `then` gets the
+  output for that many drafts, and those drafts; its result has the same shapes
+  for all widths.
   """
   pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
   inputs = jnp.concatenate([pending, jnp.maximum(draft.tokens, 0)], axis=1)
