@@ -11,18 +11,18 @@ from experiments import generation
 import specsample
 from specsample import text as text_lib
 
-_PLAIN = 'plain'
 _STYLES = {
   specsample.Origin.ACCEPTED: 'green',
   specsample.Origin.CORRECTION: 'bold red',
   specsample.Origin.BONUS: 'bold blue',
+  specsample.Origin.PLAIN: '',
 }
 _NAMES = {
   specsample.Origin.ACCEPTED: 'accepted draft',
   specsample.Origin.CORRECTION: 'correction',
   specsample.Origin.BONUS: 'bonus',
+  specsample.Origin.PLAIN: 'plain (the round drafted nothing)',
 }
-_WHY_PLAIN = f'{_PLAIN} (the round drafted nothing)'
 
 
 class ColourView:
@@ -39,18 +39,19 @@ class ColourView:
     self._has_colours = has_colours(console)
     self._writer = _Writer(console)
 
-  def show(self, shown: generation.Round) -> None:
+  def show(self, shown: generation.Chunk) -> None:
     """See `terminal.View`."""
-    is_plain = not (shown.num_drafted and self._has_colours)
     is_open = False
     for token, origin in zip(shown.tokens, shown.origins, strict=True):
       text = self._stream.push([token])
+      style = _STYLES[origin]
       if not self._has_colours:
+        style = ''
         is_accepted = origin == specsample.Origin.ACCEPTED
         if text and is_accepted != is_open:
           text = ('[' if is_accepted else ']') + text
           is_open = is_accepted
-      self._writer.write(text, '' if is_plain else _STYLES[origin])
+      self._writer.write(text, style)
     if is_open:
       self._writer.write(']', '')
     self._writer.flush()
@@ -65,11 +66,11 @@ def print_legend(console: rich.console.Console) -> None:
   """Prints what the colours or the brackets mean."""
   if has_colours(console):
     parts = [rich.text.Text(_NAMES[o], _STYLES[o]) for o in _STYLES]
-    legend = rich.text.Text(', ').join([*parts, rich.text.Text(_WHY_PLAIN)])
+    legend = rich.text.Text(', ').join(parts)
   else:
-    accepted, *others = _NAMES.values()
+    accepted, *others, plain = _NAMES.values()
     legend = rich.text.Text(
-      f'[{accepted}], unmarked: {", ".join(others)} or {_WHY_PLAIN}'
+      f'[{accepted}], unmarked: {", ".join(others)} or {plain}'
     )
   console.print(legend, soft_wrap=not console.is_terminal)
 

@@ -43,10 +43,10 @@ class Conversation:
     """Turns the tokens into text."""
     return self._decoder.target.tokenizer
 
-  def answer(self, turn: str) -> Iterator[generation.Round]:
-    """Yields the rounds of the answer to a turn of the user.
+  def answer(self, turn: str) -> Iterator[generation.Chunk]:
+    """Yields the chunks of the answer to a turn of the user.
 
-    The caller may stop asking for rounds: the answer is then what it got.
+    The caller may stop asking for more: the answer is then what it got.
 
     Raises:
       ValueError: there is no room for the turn, which is then left out.
@@ -54,7 +54,7 @@ class Conversation:
     messages = [*self._messages, {'role': 'user', 'content': turn}]
     tokens = self._row(messages)
     answer: list[int] = []
-    for state, one in streaming.rounds(
+    for state, one in streaming.chunks(
       self._decoder, lambda: self._begin(tokens)
     ):
       answer += one.tokens

@@ -58,15 +58,15 @@ def _generate_with(stages, name: str) -> None:
     stages.begin('compiling', 'the decoding loop')
     decoder.compile(tokens)
   stages.end()
-  found = streaming.rounds(decoder, lambda: decoder.begin(tokens))
+  found = streaming.chunks(decoder, lambda: decoder.begin(tokens))
   if not distributed.is_first():
     for _ in found:
       pass
     return
-  rounds = (one for _, one in found)
+  chunks = (one for _, one in found)
   _say_what_drafts(name, decoder.method)
   shown = terminal.show(
-    rounds, tokenizer, values.show, terminal.waits_text(stages.seconds)
+    chunks, tokenizer, values.show, terminal.waits_text(stages.seconds)
   )
   if out is not None:
     result = generation.result(values.prompt, shown, tokenizer)
@@ -125,6 +125,7 @@ def _decoder(stages, name: str, max_length: int | None) -> streaming.Decoder:
     max_new_tokens=values.max_new_tokens,
     seed=values.seed,
     max_length=max_length,
+    chunk_seconds=0.0 if distributed.is_on() else 0.1,
   )
 
 

@@ -74,20 +74,19 @@ def encode(
 
 
 @dataclasses.dataclass(frozen=True)
-class Round:
-  """The tokens of one round, and the counts up to it."""
+class Chunk:
+  """The tokens of a few rounds, and the counts up to the last of them."""
 
   tokens: list[int]
   origins: list[specsample.Origin]
   stats: specsample.stats.Stats
   stop_reason: specsample.StopReason
   seconds: float  # of all rounds so far, without the time of showing them
-  num_drafted: int = 0  # draft tokens of this round; of a tree its depth
   first_seconds: float = 0.0  # of the prefill and the first round
 
 
-def metrics(last: Round) -> dict[str, Any]:
-  """Returns the metrics of a generation, given its last round.
+def metrics(last: Chunk) -> dict[str, Any]:
+  """Returns the metrics of a generation, given its last chunk.
 
   The prefill counts in `time_to_first_token` only. Of a tree, `drafted` counts
   the tokens of its longest path.
@@ -115,7 +114,7 @@ def metrics(last: Round) -> dict[str, Any]:
 
 
 def result(
-  prompt: str, shown: Sequence[Round], tokenizer: text_lib.Tokenizer
+  prompt: str, shown: Sequence[Chunk], tokenizer: text_lib.Tokenizer
 ) -> dict[str, Any]:
   """Returns the content of generate.json."""
   tokens = [token for one in shown for token in one.tokens]

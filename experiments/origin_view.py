@@ -16,6 +16,7 @@ _NAMES = {
   specsample.Origin.ACCEPTED: 'accepted draft',
   specsample.Origin.CORRECTION: 'correction by the target',
   specsample.Origin.BONUS: 'bonus of the target',
+  specsample.Origin.PLAIN: 'plain, nothing was drafted',
 }
 # Stands for a token that gives no text of its own: the start of a character of
 # several bytes, whose text is with the last of them.
@@ -37,6 +38,7 @@ STYLE = """\
   border-bottom: 4px double #b34700; }
 .origin-view .bonus { background: #d3e7f6;
   border-bottom: 3px dotted #005f96; }
+.origin-view .plain { border-bottom: 1px solid #999; }
 """
 
 

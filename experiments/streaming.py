@@ -1,4 +1,4 @@
-"""One row, decoded round by round as it is shown."""
+"""One row, decoded a few rounds at a time as it is shown."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -31,6 +31,10 @@ class Decoder:
   max_new_tokens: int
   seed: int = 0
   max_length: int | None = None  # of a row, its prompt included
+  # A call of the compiled loop takes the host some milliseconds however few
+  # rounds it runs, and text that grows ten times a second reads as running
+  # text. 0 is a round each, as for several processes, whose clocks differ.
+  chunk_seconds: float = 0.1
 
   @property
   def params(self):
@@ -93,10 +97,12 @@ class Decoder:
     )
 
 
-def rounds(
+def chunks(
   decoder: Decoder, begin: Callable[[], DecodeState]
-) -> Iterator[tuple[DecodeState, generation.Round]]:
-  """Decodes until the row stops; yields each round and the state after it.
+) -> Iterator[tuple[DecodeState, generation.Chunk]]:
+  """Decodes until the row stops; yields chunks and the state after each.
+
+  The first chunk is one round, those after it take about `chunk_seconds`.
 
   Args:
     decoder: compiled, so that nothing else is timed.
@@ -105,22 +111,21 @@ def rounds(
   state, first_seconds = measure.seconds(begin)
   before = _first_row(state)
   shown = start = int(before['length'])
-  drafted = _drafted(before['proposed'])
   seconds = 0.0
+  num_rounds = 1
   done = False
   while not done:
-    # Who shows the round takes time too, which is none of decoding's.
-    state, elapsed = measure.seconds(decoder.advance, state, 1)
+    # Who shows the chunk takes time too, which is none of decoding's.
+    state, elapsed = measure.seconds(decoder.advance, state, num_rounds)
     if not seconds:
       first_seconds += elapsed
     seconds += elapsed
     row = _first_row(state)
     length, done = int(row['length']), bool(row['done'])
     count = lambda name, row=row: tuple((row[name] - before[name]).tolist())
-    all_drafted = _drafted(row['proposed'])
     yield (
       state,
-      generation.Round(
+      generation.Chunk(
         tokens=row['tokens'][shown:length].tolist(),
         origins=[specsample.Origin(i) for i in row['origin'][shown:length]],
         stats=specsample.stats.Stats(
@@ -131,16 +136,11 @@ def rounds(
         ),
         stop_reason=specsample.StopReason(int(row['stop_reason'])),
         seconds=seconds,
-        num_drafted=all_drafted - drafted,
         first_seconds=first_seconds,
       ),
     )
-    shown, drafted = length, all_drafted
-
-
-def _drafted(proposed: np.ndarray) -> int:
-  """Draft tokens of rounds, given how many rounds drafted i of them."""
-  return int(np.arange(proposed.size) @ proposed)
+    shown = length
+    num_rounds = max(1, round(decoder.chunk_seconds * num_rounds / elapsed))
 
 
 def _first_row(state: DecodeState) -> dict[str, np.ndarray]:

@@ -15,37 +15,37 @@ from specsample import text as text_lib
 
 
 class View(Protocol):
-  """Something that shows rounds as they come."""
+  """Something that shows chunks as they come."""
 
-  def show(self, shown: generation.Round) -> None:
-    """Shows one more round."""
+  def show(self, shown: generation.Chunk) -> None:
+    """Shows one more chunk."""
 
   def close(self) -> None:
     """Shows what was held back, and ends the line."""
 
 
 def show(
-  rounds: Iterable[generation.Round],
+  chunks: Iterable[generation.Chunk],
   tokenizer: text_lib.Tokenizer,
   by_origin: bool,
   waits: str = '',
-) -> list[generation.Round]:
-  """Shows rounds as they come, then the metrics; returns the rounds.
+) -> list[generation.Chunk]:
+  """Shows chunks as they come, then the metrics; returns the chunks.
 
   Interrupted, it still gives the metrics so far.
 
   Args:
-    rounds: of a generation.
+    chunks: of a generation.
     tokenizer: turns their tokens into text.
     by_origin: whether tokens are marked by their origin, under a legend.
     waits: what is said of the time before the prompt, see `waits_text`.
   """
-  shown: list[generation.Round] = []
+  shown: list[generation.Chunk] = []
   if by_origin:
     colouring.print_legend(console())
   shown_by = views(tokenizer, by_origin)
   try:
-    for one in rounds:
+    for one in chunks:
       shown.append(one)
       for view in shown_by:
         view.show(one)
@@ -98,7 +98,7 @@ def note(text: str) -> None:
   )
 
 
-def metrics_text(last: generation.Round) -> str:
+def metrics_text(last: generation.Chunk) -> str:
   """Returns what a generation brought, in three lines."""
   metrics = generation.metrics(last)
   return '\n'.join(
@@ -114,11 +114,11 @@ def metrics_text(last: generation.Round) -> str:
   )
 
 
-def turn_text(last: generation.Round, num_read: int) -> str:
+def turn_text(last: generation.Chunk, num_read: int) -> str:
   """Returns what an answer of a chat brought, in one line.
 
   Args:
-    last: its last round.
+    last: its last chunk.
     num_read: tokens that the target read before the first round.
   """
   metrics = generation.metrics(last)
@@ -143,7 +143,7 @@ def waits_text(seconds: Mapping[str, float]) -> str:
   return f'; before the prompt: {times}' if times else ''
 
 
-def _drafts_text(last: generation.Round) -> str:
+def _drafts_text(last: generation.Chunk) -> str:
   stats = last.stats
   if len(stats.proposed) < 2:
     return ', without drafts'
@@ -161,7 +161,7 @@ def _drafts_text(last: generation.Round) -> str:
   )
 
 
-def _reason(last: generation.Round) -> str:
+def _reason(last: generation.Chunk) -> str:
   if last.stop_reason == specsample.StopReason.RUNNING:
     return 'interruption'
   return last.stop_reason.name.lower()
@@ -185,7 +185,7 @@ class TextView:
       sys.stdout.reconfigure(errors='replace')
     self._stream = text_lib.TextStream(tokenizer)
 
-  def show(self, shown: generation.Round) -> None:
+  def show(self, shown: generation.Chunk) -> None:
     """See `View`."""
     self._write(self._stream.push(shown.tokens))
 

@@ -29,7 +29,7 @@ class Text:
   """
 
   pieces: list[str]
-  origins: list[str]  # 'accepted', 'correction' or 'bonus', of types.Origin
+  origins: list[str]  # 'accepted', 'correction', ..., of types.Origin
   rounds: list[int]  # the round, from 0, that each came in
 
 

@@ -58,8 +58,11 @@ def of(
   if draft.parents is not None and verdict.path is not None:
     node, parents = jnp.max(verdict.path, axis=1)[:, None], draft.parents
   goes_on = jnp.any((parents == node) & (draft.tokens >= 0), axis=1)
-  last_origin = jnp.where(goes_on[:, None], Origin.CORRECTION, Origin.BONUS)
-  origin = jnp.where(index < num_kept, Origin.ACCEPTED, last_origin)
+  has_draft = jnp.any(draft.tokens >= 0, axis=1)
+  last_origin = jnp.select(
+    [goes_on, has_draft], [Origin.CORRECTION, Origin.BONUS], Origin.PLAIN
+  )
+  origin = jnp.where(index < num_kept, Origin.ACCEPTED, last_origin[:, None])
 
   # Without a distribution there is no token after the kept drafts.
   has_next = jnp.take_along_axis(valid, node, axis=1)

@@ -86,13 +86,15 @@ class Origin(enum.IntEnum):
   """Where an emitted token came from.
 
   CORRECTION replaces the first rejected draft; BONUS follows a draft that was
-  accepted whole (and is every token of autoregressive decoding).
+  accepted whole; PLAIN is the token of a round that drafted nothing (and every
+  token of autoregressive decoding).
   """
 
   PROMPT = 0
   ACCEPTED = 1
   CORRECTION = 2
   BONUS = 3
+  PLAIN = 4
 
 
 @pytree

@@ -146,7 +146,7 @@ def test_origin_and_round_of_every_token():
     Origin.ACCEPTED,
     Origin.CORRECTION,
     Origin.CORRECTION,
-    Origin.BONUS,  # nothing was left to draft for
+    Origin.PLAIN,  # nothing was left to draft for
   ]
   assert output.emit_round[0].tolist() == [0, 0, 0, 1, 2]
   assert output.proposed[0].tolist() == [1, 1, 0, 1]

@@ -4,7 +4,8 @@
 const ORIGINS = {
   accepted: 'drafted and kept',
   correction: "the target's, for a rejected draft",
-  bonus: "the target's",
+  bonus: "the target's, behind a draft that was kept whole",
+  plain: "the target's, nothing was drafted",
 };
 
 for (const view of document.querySelectorAll('.written')) {

@@ -14,9 +14,9 @@ from specsample import stats
 from specsample.types import Origin, StopReason
 
 _ROUNDS = (
-  ('Hi ', [Origin.BONUS], 0),
-  ('there\nyou', [Origin.ACCEPTED] * 8 + [Origin.CORRECTION], 9),
-  (' all', [Origin.ACCEPTED] * 3 + [Origin.BONUS], 3),
+  ('Hi ', [Origin.PLAIN]),
+  ('there\nyou', [Origin.ACCEPTED] * 8 + [Origin.CORRECTION]),
+  (' all', [Origin.ACCEPTED] * 3 + [Origin.BONUS]),
 )
 # As terminals know them: green, bold red, bold blue. A word comes when it is
 # whole, after the space before it.
@@ -32,15 +32,14 @@ def tokenizer(checkpoint):
   return specsample.load(checkpoint).tokenizer
 
 
-def _round(tokenizer, text, origins, num_drafted):
+def _chunk(tokenizer, text, origins):
   tokens = tokenizer.encode(text)
-  return generation.Round(
+  return generation.Chunk(
     tokens=tokens,
     origins=[*origins, *origins[-1:] * (len(tokens) - len(origins))],
     stats=stats.Stats(len(tokens), 1, (1,), (1,)),
     stop_reason=StopReason.RUNNING,
     seconds=1.0,
-    num_drafted=num_drafted,
   )
 
 
@@ -55,7 +54,7 @@ def _shown(tokenizer, rounds, **settings):
     else:
       view = colouring.ColourView(tokenizer, console)
       for one in rounds:
-        view.show(_round(tokenizer, *one))
+        view.show(_chunk(tokenizer, *one))
       view.close()
     outputs.append(console.file.getvalue())
   return outputs
@@ -86,7 +85,7 @@ def test_without_colours_accepted_drafts_have_brackets(tokenizer, settings):
 
 def test_a_narrow_terminal_breaks_lines_between_words(tokenizer):
   words = 'the quick brown fox jumps over the lazy dog and so on ' + 'x' * 50
-  rounds = [(letter, [Origin.BONUS], 0) for letter in words]
+  rounds = [(letter, [Origin.PLAIN]) for letter in words]
   legend, text = _shown(tokenizer, rounds, force_terminal=True)
   lines = text.splitlines()
   assert ' '.join(line.strip() for line in lines) == words
@@ -107,7 +106,7 @@ def test_one_file_for_both_streams_has_each_token_once(
     monkeypatch.setattr('sys.stderr', stderr)
     for view in terminal.views(tokenizer, by_origin=True):
       for one in _ROUNDS:
-        view.show(_round(tokenizer, *one))
+        view.show(_chunk(tokenizer, *one))
       view.close()
   assert out.read_text() == (marked if is_one_file else text)
   assert err.read_text() == marked
@@ -116,7 +115,7 @@ def test_one_file_for_both_streams_has_each_token_once(
 def test_an_interrupted_generation_has_its_text_and_metrics(tokenizer, capsys):
   def rounds():
     for one in _ROUNDS[:2]:
-      yield _round(tokenizer, *one)
+      yield _chunk(tokenizer, *one)
     raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
@@ -142,7 +141,7 @@ def test_an_interrupted_generation_has_its_text_and_metrics(tokenizer, capsys):
   ],
 )
 def test_counts_of_drafts_fit_together(proposed, accepted, expected):
-  last = generation.Round(
+  last = generation.Chunk(
     tokens=[],
     origins=[],
     stats=stats.Stats(128, 109, proposed, accepted),

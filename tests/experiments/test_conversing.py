@@ -30,6 +30,7 @@ def _conversation(target, drafter, max_length=384):
     sampling=specsample.Sampling(),
     max_new_tokens=_NEW_TOKENS,
     max_length=max_length,
+    chunk_seconds=0.0,
   )
   decoder.compile([0])
   return conversing.Conversation(decoder)

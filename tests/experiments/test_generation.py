@@ -1,4 +1,4 @@
-"""One prompt decoded round by round, as who shows it sees it."""
+"""One prompt decoded a few rounds at a time, as who shows it sees it."""
 
 import time
 
@@ -11,27 +11,28 @@ import specsample
 
 
 @pytest.fixture(scope='module')
-def rounds(checkpoint):
+def chunks(checkpoint):
   """The function that decodes a prompt of the tiny model."""
   target = specsample.load(checkpoint)
 
-  def decode(drafter, prompt, max_new_tokens):
+  def decode(drafter, prompt, max_new_tokens, chunk_seconds=0.0):
     decoder = streaming.Decoder(
       target=target,
       method=methods.Method(drafter=drafter),
       sampling=specsample.Sampling(),
       max_new_tokens=max_new_tokens,
+      chunk_seconds=chunk_seconds,
     )
     tokens = target.tokenizer.encode(prompt)
     decoder.compile(tokens)
-    found = streaming.rounds(decoder, lambda: decoder.begin(tokens))
+    found = streaming.chunks(decoder, lambda: decoder.begin(tokens))
     return (one for _, one in found)
 
   return decode
 
 
-def test_time_of_showing_is_none_of_decoding(rounds):
-  found = rounds(specsample.drafters.NoDraft(), 'Hello', 3)
+def test_time_of_showing_is_none_of_decoding(chunks):
+  found = chunks(specsample.drafters.NoDraft(), 'Hello', 3)
   first = next(found)
   start = time.perf_counter()
   time.sleep(0.1)
@@ -44,16 +45,25 @@ def test_time_of_showing_is_none_of_decoding(rounds):
   assert second.first_seconds == first.first_seconds
 
 
-def test_drafted_and_kept_tokens_add_up(rounds):
+def test_drafted_and_kept_tokens_add_up(chunks):
   drafter = specsample.drafters.Ngram(num_draft_tokens=4)
-  found = list(rounds(drafter, 'The rain in Spain', 96))
+  found = list(chunks(drafter, 'The rain in Spain', 96))
   metrics = generation.metrics(found[-1])
   origins = [origin for one in found for origin in one.origins]
-  assert metrics['drafted'] == sum(one.num_drafted for one in found)
+  assert len(found) == metrics['rounds']
   assert 0 < metrics['kept'] == origins.count(specsample.Origin.ACCEPTED)
   assert metrics['kept'] <= metrics['drafted'] <= 4 * metrics['rounds']
-  num_plain = sum(one.num_drafted == 0 for one in found)
+  num_plain = origins.count(specsample.Origin.PLAIN)
   assert metrics['plain_rounds'] == num_plain / metrics['rounds']
   assert metrics['tokens_per_second'] == pytest.approx(
     1e3 / metrics['ms_per_token']
   )
+
+
+def test_a_chunk_holds_the_rounds_that_fit_into_its_time(chunks):
+  none = specsample.drafters.NoDraft()
+  single = list(chunks(none, 'Hello', 24))
+  found = list(chunks(none, 'Hello', 24, chunk_seconds=60.0))
+  assert [len(one.tokens) for one in found] == [1, 23]
+  assert [one.tokens[0] for one in single] == found[0].tokens + found[1].tokens
+  assert found[-1].stats == single[-1].stats

@@ -197,7 +197,7 @@ def test_a_table_names_its_rules_and_those_that_are_not_exact():
 
 
 def test_a_generation_without_a_token_has_no_time_a_token():
-  last = generation.Round(
+  last = generation.Chunk(
     tokens=[],
     origins=[],
     stats=stats.Stats(0, 1, (0, 1), (1, 0)),
