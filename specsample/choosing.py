@@ -22,6 +22,7 @@ from specsample import loading
 from specsample import measured_here
 from specsample import pass_times
 from specsample import policies
+from specsample import promises as promises_lib
 from specsample import sharding
 from specsample import store_files
 from specsample import verify as verify_lib
@@ -41,8 +42,6 @@ _REMEMBERED_ACCEPTANCE = 0.65
 # of people are read for that.
 _MARGIN = 1.1
 _ACCEPTANCE = ('on_questions', 'held_out')
-# Of a round with drafts, besides the pass and the drafter, in passes.
-_OVERHEAD = 0.05
 # Times of one size that differ by more than this cannot be compared.
 _NOISE = 0.5
 
@@ -71,22 +70,13 @@ class Choice:
     return params | {'drafter': self.drafter_params}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Promise:
-  """What a trained drafter promises with its best number of drafts."""
-
-  name: str
-  num_draft_tokens: int
-  speedup: float  # over plain decoding
-  costs: tuple[float, ...]  # [K + 1] of rounds of 0, 1, ... drafts, 1 for none
-
-
 def auto(target: loading.Loaded, *, batch_size: int = 1) -> Choice:
   """Chooses a drafter for a target by what pays on this machine.
 
   Considers remembered drafts (the row's own text, and the store that ships for
-  the target) and the trained drafters that ship for it. Passes over 1 to 16
-  tokens, and drafts of what may pay, are timed once on a machine and then known
+  the target) and the trained drafters that ship for it: chains and, where cards
+  say how often a second choice is kept, trees. Passes over 1 to 16 tokens, and
+  drafts of what may pay, are timed once on a machine and then known
   (`measured_here`). `drafters.Suffix` drafts where it expects more than the
   wider round costs, and a trained drafter as long as `policies.Fastest` finds
   that it pays in that row: both decide by the past alone, so that the output
@@ -115,15 +105,18 @@ def auto(target: loading.Loaded, *, batch_size: int = 1) -> Choice:
     if files.read_json(files.at(folder / store_files.NAME)).get('target')
     == target.fingerprint
   ]
-  promises = _promises(target, passes, batch_size)
-  paying = [x for x in promises if x.speedup >= _MARGIN]
+  length = remembered_length(passes, batch_size)
+  found = _promises(target, passes, batch_size)
+  trained = _best(found, _gain(passes, batch_size, length))
+  if trained is not None and trained.topology is not None:
+    length = 0
   return _choice(
     target,
-    length=remembered_length(passes, batch_size),
+    length=length,
     costs=_pass_costs(passes, batch_size, max(_REMEMBERED)),
     stores=sorted(stores),
-    trained=paying[0] if paying else None,
-    others=[x for x in promises if x not in paying[:1]],
+    trained=trained,
+    others=found,
   )
 
 
@@ -158,7 +151,7 @@ def costs(
   if trained is None:
     return _pass_costs(passes, batch_size, num_draft_tokens)
   seconds = _drafting_seconds(target, trained, batch_size)
-  return _rounded(_round_costs(passes, batch_size, seconds))
+  return promises_lib.round_costs(passes, batch_size, seconds)
 
 
 def pass_times_of(
@@ -182,64 +175,41 @@ def remembered_length(passes: cost.PassTimes, batch_size: int) -> int:
 
   A round of several rows is as wide as the longest of their drafts.
   """
-  wide = 1 - (1 - _REMEMBERED_SHARE) ** batch_size
-
-  def gain(length):
-    kept = cost.expected_tokens(_REMEMBERED_ACCEPTANCE, length) - 1
-    more = _ratio(passes, batch_size, length) - 1
-    return (1 + _REMEMBERED_SHARE * kept) / (1 + wide * more)
-
-  best = max(_REMEMBERED, key=gain)
-  return best if gain(best) > 1 else 0
-
-
-def promise(
-  name: str,
-  shares: Sequence[float],
-  passes: cost.PassTimes,
-  batch_size: int,
-  draft_seconds: Sequence[float],
-) -> Promise:
-  """What a trained drafter promises here.
-
-  Args:
-    name: of the drafter.
-    shares: [K] of rounds that keep draft 1, 2, ... K, on its card.
-    passes: of the target.
-    batch_size: rows.
-    draft_seconds: [K + 1] of drafting 0, 1, ... K tokens.
-  """
-  costs = _round_costs(passes, batch_size, draft_seconds)
-  speedups = [
-    cost.expected_tokens_by_position(shares[:length]) / costs[length]
-    for length in range(1, len(costs))
-  ]
-  best = int(np.argmax(speedups))
-  return Promise(
-    name=name,
-    num_draft_tokens=1 + best,
-    speedup=speedups[best],
-    costs=_rounded(costs[: 2 + best]),
+  return max(
+    (0, *_REMEMBERED), key=lambda length: _gain(passes, batch_size, length)
   )
 
 
-def _round_costs(passes, batch_size, draft_seconds):
-  """What rounds of 0, 1, ... K drafts cost, in plain passes."""
-  costs = [1.0]
-  for length, seconds in enumerate(draft_seconds[1:], start=1):
-    verified = _ratio(passes, batch_size, length)
-    costs.append(verified + seconds / passes(batch_size) + _OVERHEAD)
-  return costs
+def _gain(passes, batch_size, length):
+  """What remembered drafts of that length promise over plain decoding."""
+  wide = 1 - (1 - _REMEMBERED_SHARE) ** batch_size
+  kept = cost.expected_tokens(_REMEMBERED_ACCEPTANCE, length) - 1
+  more = promises_lib.ratio(passes, batch_size, length) - 1
+  return (1 + _REMEMBERED_SHARE * kept) / (1 + wide * more)
+
+
+def _best(
+  found: Sequence[promises_lib.Promise], remembered: float
+) -> promises_lib.Promise | None:
+  """Returns the drafter that is used: of those that pay, the most promising.
+
+  Args:
+    found: what drafters promise.
+    remembered: what remembered drafts gain, which join a chain and no tree.
+  """
+  together = lambda x: x.speedup * (remembered if x.topology is None else 1)
+  paying = [
+    x
+    for x in found
+    if x.speedup >= _MARGIN * (1 if x.topology is None else remembered)
+  ]
+  return max(paying, key=together, default=None)
 
 
 def _pass_costs(passes, batch_size, num_draft_tokens):
-  """As `_round_costs`, where drafting takes no time."""
+  """Of rounds where drafting takes no time."""
   free = [0.0] * (num_draft_tokens + 1)
-  return _rounded(_round_costs(passes, batch_size, free))
-
-
-def _rounded(costs):
-  return tuple(round(cost, 3) for cost in costs)
+  return promises_lib.round_costs(passes, batch_size, free)
 
 
 def _rows(batch_size):
@@ -248,11 +218,6 @@ def _rows(batch_size):
     raise ValueError(f'batch_size is {batch_size}: give at least 1')
   parts = sharding.batch_parts()
   return -(-batch_size // parts) * parts
-
-
-def _ratio(passes, batch_size, length):
-  """A pass over so many drafts and the pending token, over a plain one."""
-  return passes(batch_size * (length + 1)) / passes(batch_size)
 
 
 def _pass_seconds(target, batch_size):
@@ -297,32 +262,54 @@ def _is_uneven(times: Mapping[str, Sequence[float]]) -> bool:
 
 def _promises(
   target: loading.Loaded, passes: cost.PassTimes, batch_size: int
-) -> list[Promise]:
+) -> list[promises_lib.Promise]:
   """Those of all drafters that ship for the target, the best first.
 
   A drafter is loaded and timed only if it would pay if drafting were free.
   """
   found = []
-  for name, shares in _cards(target).items():
-    seconds = [0.0] * (len(shares) + 1)
-    promised = promise(name, shares, passes, batch_size, seconds)
+  for name, measured in _cards(target).items():
+    promised = _promise(name, measured, passes, batch_size, None)
     if promised.speedup >= _MARGIN:
       loaded = drafter_files.load_drafter(name, target)
       seconds = _drafting_seconds(target, loaded, batch_size)
-      promised = promise(name, shares, passes, batch_size, seconds)
+      promised = _promise(name, measured, passes, batch_size, seconds)
     found.append(promised)
   return sorted(found, key=lambda x: -x.speedup)
 
 
-def _cards(target: loading.Loaded) -> dict[str, list[float]]:
-  """Shares of kept drafts, of the drafters that ship for a target."""
+def _promise(name, measured, passes, batch_size, seconds):
+  """Returns the better of a chain and, if the card says enough, a tree.
+
+  A level of a tree is taken to be drafted as fast as a token of a chain.
+  """
+  most = max(_SIZES) - 1
+  shares = [float(x) for x in measured['acceptance_by_position'][:most]]
+  if seconds is None:
+    seconds = [0.0] * (len(shares) + 1)
+  promised = promises_lib.of_chain(name, shares, passes, batch_size, seconds)
+  by_rank = measured.get('acceptance_by_rank')
+  if by_rank is None:
+    return promised
+  of_trees = promises_lib.of_trees(
+    name, by_rank, passes, batch_size, seconds, most
+  )
+  return max(promised, of_trees, key=lambda x: x.speedup)
+
+
+def _cards(target: loading.Loaded) -> dict[str, dict[str, Any]]:
+  """What was measured of the drafters that ship for a target.
+
+  'acceptance_by_position' [K] are the shares of rounds that keep draft 1, 2,
+  ...; 'acceptance_by_rank' [K, k], where it is there, is how often the draft of
+  each rank is the one kept, as `tree.best` takes it.
+  """
   found = {}
   for name, folder in sorted(drafter_card.shipped().items()):
     card: dict[str, Any] = drafter_card.read(files.at(folder))
     entries = [card[entry] for entry in _ACCEPTANCE if entry in card]
     if card['fingerprint'] == target.fingerprint and entries:
-      shares = entries[0]['acceptance_by_position']
-      found[name] = [float(x) for x in shares[: max(_SIZES) - 1]]
+      found[name] = entries[0]
   return found
 
 
@@ -362,11 +349,13 @@ def _choice(target, *, length, costs, stores, trained, others) -> Choice:
     }
   drafter: Drafter = drafters.NoDraft()
   params = None
+  verify: Verifier = verify_lib.chain
   if trained:
-    loaded = drafter_files.load_drafter(
-      trained.name, target, trained.num_draft_tokens
-    )
+    loaded = drafter_files.load_drafter(trained.name, target, trained.depth)
     drafter, params = loaded.drafter, loaded.params
+    if trained.topology is not None:
+      drafter = drafters.Tree(drafter=drafter, topology=trained.topology)
+      verify = verify_lib.tree
     fastest = policies.Fastest(costs=trained.costs, whole_batch=True)
     drafter = drafters.Adaptive(drafter=drafter, policies=(fastest,))
   if remembered and trained:
@@ -376,6 +365,7 @@ def _choice(target, *, length, costs, stores, trained, others) -> Choice:
     drafter, params = remembered, remembered_params
   return Choice(
     drafter=drafter,
+    verify=verify,
     drafter_params=params,
     reason=_reason(length, costs, stores, trained, others),
   )
@@ -392,9 +382,12 @@ def _reason(length, costs, stores, trained, others) -> str:
       f'than the wider round costs ({costs[length]:.2f} of a plain pass here)'
     )
   if trained:
+    how = f'up to {trained.depth}'
+    if trained.topology is not None:
+      how = f'trees of {trained.topology.num_nodes} tokens, {how} deep,'
     parts.append(
-      f'{"else" if parts else "drafts"} up to {trained.num_draft_tokens} with '
-      f'{short(trained)}, which promises {trained.speedup:.2f}x'
+      f'{"else" if parts else "drafts"} {how} with {short(trained)}, which '
+      f'promises {trained.speedup:.2f}x'
     )
   elif not length:
     shortest = _REMEMBERED[0]

@@ -11,6 +11,7 @@ from specsample import cost
 from specsample import drafter_card
 from specsample import drafters
 from specsample import measured_here
+from specsample import promises
 from specsample import testing
 
 _MODEL = testing.tiny_llama(vocab_size=8, max_length=256)
@@ -51,13 +52,33 @@ def test_of_many_rows_one_that_drafts_makes_the_pass_wide_for_all():
 
 
 def test_a_promise_is_tokens_over_what_a_round_costs():
-  promise = choosing.promise(
+  promise = promises.of_chain(
     'x', [0.5, 0.3, 0.01], _passes(_CORES), 1, [0.0, 0.1, 0.2, 0.3]
   )
   # 1.5 / 1.55, 1.8 / 1.7 and, over 4 tokens between 3 and 5, 1.81 / 1.825.
-  assert promise.num_draft_tokens == 2
+  assert promise.depth == 2
   assert promise.speedup == pytest.approx(1.8 / 1.7)
   assert promise.costs == (1.0, 1.55, 1.7)
+  assert promise.topology is None
+
+
+@pytest.mark.parametrize(
+  ('seconds', 'num_nodes', 'tokens', 'cost_of_round'),
+  # Of 3 children each: (.5 + .3 + .1) (1 + .9). Where a token costs as much as
+  # the first, only the likeliest is worth it.
+  [(_FLAT, 12, 2.71, 1.25), (_STEEP, 1, 1.5, 2.15)],
+)
+def test_a_tree_has_as_many_nodes_as_pay(
+  seconds, num_nodes, tokens, cost_of_round
+):
+  by_rank = [[0.5, 0.3, 0.1]] * 2
+  promise = promises.of_trees(
+    'x', by_rank, _passes(seconds), 1, [0.0, 0.1, 0.2], 15
+  )
+  assert promise.topology.num_nodes == num_nodes
+  assert promise.speedup == pytest.approx(tokens / cost_of_round)
+  assert promise.costs[-1] == cost_of_round
+  assert promise.depth == promise.topology.depth
 
 
 @pytest.fixture
@@ -167,6 +188,33 @@ def test_a_trained_drafter_joins_where_its_card_promises_enough(
   assert isinstance(choice.drafter, drafters.Either)
   assert choice.drafter.trained.drafter.num_draft_tokens == 3
   _is_greedy(choice)
+
+
+def test_a_tree_is_drafted_where_it_promises_more_than_all_else(
+  cache, shelf, passes_take, monkeypatch
+):
+  passes_take(_FLAT)
+  monkeypatch.setattr(choosing.pass_times, 'drafting', lambda *_, **__: [0.05])
+  by_rank = [[0.3, 0.3, 0.3]] * 2
+  _ship(
+    *(shelf, 'good', [0.3, 0.09]),
+    on_questions={
+      'acceptance_by_position': [0.3, 0.09],
+      'acceptance_by_rank': by_rank,
+    },
+  )
+  choice = specsample.auto(_TARGET)
+  # .9 + .81 drafts are kept; a round costs .05 for drafting, and .05.
+  assert choice.reason == (
+    'drafts trees of 12 tokens, up to 2 deep, with good, which promises 2.46x'
+  )
+  assert choice.verify is specsample.verify.tree
+  assert choice.drafter.drafter.topology.num_nodes == 12
+  _is_greedy(choice)
+  # Drafts from memory and a chain together promise more than this tree.
+  passes_take(_CORES)
+  chosen = specsample.auto(_TARGET, batch_size=2).drafter
+  assert chosen.topology is None
 
 
 def test_a_trained_drafter_that_does_not_pay_is_named(

@@ -31,7 +31,7 @@ _LAYERS = (
   ('stopping',),
   ('request', 'emission'),
   ('initial', 'step'),
-  ('decode', 'pass_times'),
+  ('decode', 'pass_times', 'promises'),
   ('refill', 'turns'),
   ('continuous',),
   ('training', 'slem', 'choosing'),

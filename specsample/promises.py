@@ -1,0 +1,144 @@
+"""What a trained drafter promises: tokens per round, for what a round costs."""
+
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from specsample import cost
+from specsample import tree
+
+# Of a round with drafts, besides the pass and the drafter, in plain passes.
+_OVERHEAD = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Promise:
+  """What a drafter promises with its best chain or tree.
+
+  Attributes:
+    name: of the drafter.
+    speedup: over plain decoding.
+    costs: [D + 1] of rounds of 0, 1, ... D drafts behind one another, 1 for
+      none.
+    topology: of the tree; None for a chain of D drafts.
+  """
+
+  name: str
+  speedup: float
+  costs: tuple[float, ...]
+  topology: tree.Topology | None = None
+
+  @property
+  def depth(self) -> int:
+    """D."""
+    return len(self.costs) - 1
+
+
+def of_chain(
+  name: str,
+  shares: Sequence[float],
+  passes: cost.PassTimes,
+  batch_size: int,
+  draft_seconds: Sequence[float],
+) -> Promise:
+  """The promise of the best number of drafts.
+
+  Args:
+    name: of the drafter.
+    shares: [K] of rounds that keep draft 1, 2, ... K, on its card.
+    passes: of the target.
+    batch_size: rows.
+    draft_seconds: [K + 1] of drafting 0, 1, ... K tokens.
+  """
+  costs = round_costs(passes, batch_size, draft_seconds)
+  speedups = [
+    cost.expected_tokens_by_position(shares[:length]) / costs[length]
+    for length in range(1, len(costs))
+  ]
+  best = int(np.argmax(speedups))
+  return Promise(name=name, speedup=speedups[best], costs=costs[: 2 + best])
+
+
+def of_trees(
+  name: str,
+  acceptance: Sequence[Sequence[float]],
+  passes: cost.PassTimes,
+  batch_size: int,
+  draft_seconds: Sequence[float],
+  most_nodes: int,
+) -> Promise:
+  """The promise of the best tree of at most so many nodes.
+
+  Args:
+    name: of the drafter.
+    acceptance: [K, k], how often the draft of each rank is the one kept, given
+      that those before it were, on its card.
+    passes: of the target.
+    batch_size: rows.
+    draft_seconds: [K + 1] of drafting 0, 1, ... K levels.
+    most_nodes: the largest N.
+  """
+  depth, num_children = np.shape(acceptance)
+  largest = sum(num_children**i for i in range(1, depth + 1))
+  return max(
+    (
+      of_tree(
+        name,
+        tree.best(acceptance, num_nodes, depth),
+        *(acceptance, passes, batch_size, draft_seconds),
+      )
+      for num_nodes in range(1, min(most_nodes, largest) + 1)
+    ),
+    key=lambda promise: promise.speedup,
+  )
+
+
+def of_tree(
+  name: str,
+  topology: tree.Topology,
+  acceptance: Sequence[Sequence[float]],
+  passes: cost.PassTimes,
+  batch_size: int,
+  draft_seconds: Sequence[float],
+) -> Promise:
+  """The promise of a tree; arguments as of `of_trees`.
+
+  A pass is over all of its nodes, however deep the drafts are.
+  """
+  costs = [1.0]
+  for seconds in draft_seconds[1 : topology.depth + 1]:
+    costs.append(_cost(passes, batch_size, topology.num_nodes, seconds))
+  tokens = tree.expected_tokens(topology, acceptance)
+  return Promise(
+    name=name,
+    speedup=tokens / costs[-1],
+    costs=tuple(costs),
+    topology=topology,
+  )
+
+
+def round_costs(
+  passes: cost.PassTimes, batch_size: int, draft_seconds: Sequence[float]
+) -> tuple[float, ...]:
+  """What rounds of 0, 1, ... K drafts cost, in plain passes.
+
+  Args:
+    passes: of the target.
+    batch_size: rows.
+    draft_seconds: [K + 1] of drafting 0, 1, ... K tokens.
+  """
+  costs = [1.0]
+  for length, seconds in enumerate(draft_seconds[1:], start=1):
+    costs.append(_cost(passes, batch_size, length, seconds))
+  return tuple(costs)
+
+
+def ratio(passes: cost.PassTimes, batch_size: int, num_drafts: int) -> float:
+  """A pass over so many drafts and the pending token, over a plain one."""
+  return passes(batch_size * (num_drafts + 1)) / passes(batch_size)
+
+
+def _cost(passes, batch_size, num_drafts, seconds):
+  verified = ratio(passes, batch_size, num_drafts)
+  return round(verified + seconds / passes(batch_size) + _OVERHEAD, 3)
