@@ -38,7 +38,6 @@ STYLE = """\
   border-bottom: 4px double #b34700; }
 .origin-view .bonus { background: #d3e7f6;
   border-bottom: 3px dotted #005f96; }
-.origin-view .plain { border-bottom: 1px solid #999; }
 """
 
 
