@@ -22,11 +22,13 @@ from experiments import prompts as prompts_lib
 from experiments import result_file
 from experiments import results
 from experiments import units as units_lib
+from experiments import warming
 from experiments.tasks import source as source_lib
 from experiments.tasks import task as task_lib
 import specsample
 from specsample import checks
 from specsample import decode
+from specsample import step
 from specsample import types
 from specsample.models import fingerprint
 
@@ -185,16 +187,21 @@ class Evaluation:
     method: methods_lib.Method,
     prompts: Sequence[list[int]],
     request_ids: Sequence[int],
-  ) -> specsample.Output:
-    """A single round, for which all is compiled that `generate` runs."""
+  ) -> None:
+    """Compiles all that `generate` runs, and runs it."""
     carried = carried_lib.Carried.of(method, None)
     policies = None
     if self.carry_policies and carried is not None:
       policies = carried.before(None)
-    output, _ = self.decode(
-      method, prompts, request_ids, policies=policies, max_rounds=1
+    params = self._params(method, policies)
+    warming.run(
+      lambda rows: self._begin(method, params, rows, request_ids),
+      lambda state: self._finish(
+        self._advance(method, params, state, 1), len(prompts)
+      ),
+      prompts,
+      step.widths(self.target.model, method.drafter),
     )
-    return output
 
   def decode(
     self,
@@ -203,50 +210,55 @@ class Evaluation:
     request_ids: Sequence[int],
     sample: int = 0,
     policies: Any = None,
-    max_rounds: int | None = None,
   ) -> tuple[specsample.Output, types.DecodeState]:
     """As `generate`; also returns the last state.
 
     Args:
       method: decodes, as in `generate` the prompts, request ids and sample.
       policies: what its policies know before; None for nothing.
-      max_rounds: stops after so many; None for none.
     """
-    tokens, lengths = self.padded(prompts)
+    params = self._params(method, policies)
+    state = self._begin(method, params, prompts, request_ids, sample)
+    # Never as many rounds as slots: each emits a token.
+    state = self._advance(method, params, state, state.tokens.shape[1])
+    return self._finish(state, len(prompts)), state
+
+  def _params(self, method, policies) -> types.Params:
     params = methods_lib.all_params(self.target.params, method)
-    if policies is not None:
-      params |= {'policies': policies}
-    model, drafter = self.target.model, method.drafter
-    state = specsample.prefill(
+    return params if policies is None else params | {'policies': policies}
+
+  def _begin(self, method, params, prompts, request_ids, sample=0):
+    tokens, lengths = self.padded(prompts)
+    return specsample.prefill(
       params,
       tokens,
       lengths,
       jax.random.key(self.seed + sample),
       request_ids=np.asarray(request_ids, np.int32),
-      model=model,
-      drafter=drafter,
+      model=self.target.model,
+      drafter=method.drafter,
       sampling=self.sampling,
       max_new_tokens=self.max_new_tokens,
       verify=method.verify,
     )
-    slots = state.tokens.shape[1]
-    # Never as many rounds as slots: each emits a token.
-    rounds = slots if max_rounds is None else max_rounds
-    state = specsample.advance(
+
+  def _advance(self, method, params, state, max_rounds):
+    return specsample.advance(
       params,
       state,
-      model=model,
-      drafter=drafter,
+      model=self.target.model,
+      drafter=method.drafter,
       verify=method.verify,
       stop=self.stop,
-      max_rounds=jax.device_put(np.int32(rounds)),
+      max_rounds=jax.device_put(np.int32(max_rounds)),
     )
-    output = specsample.finish(
+
+  def _finish(self, state, num_prompts) -> specsample.Output:
+    return specsample.finish(
       state,
       max_new_tokens=decode.most_new_tokens(state, self.max_new_tokens),
-      batch_size=len(prompts),
+      batch_size=num_prompts,
     )
-    return output, state
 
 
 def header(

@@ -10,9 +10,11 @@ from experiments import distributed
 from experiments import generation
 from experiments import measure
 from experiments import methods as methods_lib
+from experiments import warming
 import specsample
 from specsample import request
 from specsample import sharding
+from specsample import step
 from specsample import turns
 from specsample.types import DecodeState
 
@@ -42,17 +44,32 @@ class Decoder:
     return methods_lib.all_params(self.target.params, self.method)
 
   def compile(self, tokens: list[int]) -> None:
-    """Compiles what decodes this prompt; no pass of the target is run."""
-    # A prompt of one token fills no cache: its token stays pending.
-    state = self._prefill(tokens, length=1)
+    """Compiles what decodes this prompt, and runs it on another one."""
+    widths = step.widths(self.target.model, self.method.drafter)
+    begin = lambda rows: self.begin(rows[0])
+    warming.run(begin, lambda state: self.advance(state, 1), [tokens], widths)
     is_chat = self.max_length is not None
     if is_chat and turns.can_extend(self.method.drafter):
-      state = self.extend(state, [])
-    jax.block_until_ready(self.advance(state, 0))
+      jax.block_until_ready(self.extend(self.begin(tokens), []))
 
   def begin(self, tokens: list[int]) -> DecodeState:
     """Takes the prompt in; ValueError for what cannot be decoded."""
-    return self._prefill(tokens, length=len(tokens))
+    prompts, lengths = specsample.pad_prompts([tokens])
+    if self.max_length is not None:
+      # The chunks of a prefill are the same for prompts of this width and more.
+      missing = max(0, request.PREFILL_CHUNK - prompts.shape[1])
+      prompts = np.pad(prompts, ((0, 0), (0, missing)))
+    return specsample.prefill(
+      self.params,
+      prompts,
+      lengths,
+      jax.random.key(self.seed),
+      model=self.target.model,
+      drafter=self.method.drafter,
+      sampling=self.sampling,
+      max_new_tokens=self.max_new_tokens,
+      max_length=self.max_length,
+    )
 
   def extend(self, state: DecodeState, tokens: list[int]) -> DecodeState:
     """Appends tokens to a row; the given state is used up."""
@@ -76,24 +93,6 @@ class Decoder:
       verify=self.method.verify,
       stop=specsample.Stop(eos_ids=self.target.tokenizer.eos_ids),
       max_rounds=num_rounds,
-    )
-
-  def _prefill(self, tokens, length) -> DecodeState:
-    prompts, _ = specsample.pad_prompts([tokens])
-    if self.max_length is not None:
-      # The chunks of a prefill are the same for prompts of this width and more.
-      missing = max(0, request.PREFILL_CHUNK - prompts.shape[1])
-      prompts = np.pad(prompts, ((0, 0), (0, missing)))
-    return specsample.prefill(
-      self.params,
-      prompts,
-      np.asarray([length], np.int32),
-      jax.random.key(self.seed),
-      model=self.target.model,
-      drafter=self.method.drafter,
-      sampling=self.sampling,
-      max_new_tokens=self.max_new_tokens,
-      max_length=self.max_length,
     )
 
 

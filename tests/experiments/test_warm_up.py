@@ -1,12 +1,17 @@
-"""Nothing is compiled while `evaluate` times it."""
+"""Nothing is compiled, nor run for the first time, while it is timed."""
 
+import jax
+import numpy as np
 import pytest
 
 from experiments import evaluation
 from experiments import methods
 from experiments import prompts
+from experiments import warming
 import specsample
+from specsample import step
 from specsample.testing import hash_model
+from specsample.testing import tiny
 
 
 @pytest.mark.parametrize(
@@ -38,3 +43,47 @@ def test_nothing_is_compiled_while_it_is_timed(
     unit.run()
     # Rounds and prefills of `parts` are those of the generations.
     assert num_compiled() == before, unit.label
+
+
+@pytest.mark.parametrize(
+  'drafter',
+  [
+    specsample.drafters.NoDraft(),
+    specsample.drafters.Ngram(num_draft_tokens=4),
+    specsample.drafters.Suffix(
+      num_draft_tokens=4, costs=(1.0, 1.3, 1.6, 1.9, 2.2)
+    ),
+  ],
+)
+def test_a_round_of_each_width_is_run(drafter):
+  model = tiny.tiny_llama(vocab_size=16)
+  settings = {'model': model, 'drafter': drafter}
+  params = {'target': model.init(jax.random.key(0)), 'drafter': {}}
+
+  def begin(rows):
+    tokens, lengths = specsample.pad_prompts(rows)
+    return specsample.prefill(
+      *(params, tokens, lengths, jax.random.key(0)),
+      sampling=specsample.Sampling(),
+      max_new_tokens=16,
+      **settings,
+    )
+
+  drafted = []
+
+  def advance(state):
+    state = specsample.advance(
+      *(params, state),
+      verify=specsample.verify.chain,
+      max_rounds=1,
+      **settings,
+    )
+    drafted.append(np.flatnonzero(np.asarray(state.proposed[0])).tolist())
+    return state
+
+  widths = step.widths(model, drafter)
+  warming.run(begin, advance, [[1, 2, 3, 4, 5, 6]], widths)
+  assert drafted == [[width] for width in widths]
+  assert (
+    len(widths) == {0: 1, 4: 2}[drafter.num_draft_tokens] or len(widths) > 2
+  )
