@@ -1,0 +1,229 @@
+"""Digests of what the library computes, to show that a change changes nothing.
+
+  python -m tests.golden.record --write        # before a change
+  python -m tests.golden.record                # behind it: what differs
+
+golden.json has a digest for every field of every output: of each drafter under
+the rules that take it, greedy and sampled with filters and penalties, in
+batches of one and of ragged rows, refilled, learning, on a mesh, and of twenty
+steps of each training. Another machine or another version of JAX may round
+differently, so `--write` it there first. `--arrays=FILE` keeps the arrays
+themselves; with `--ties=FILE`, such a file of before, it also says whether
+greedy tokens differ only where two were equally likely to 1e-4.
+"""
+
+import argparse
+from collections.abc import Iterator
+import hashlib
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+# Before JAX starts. What is compared is what is computed, not how fast.
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault(
+  'XLA_FLAGS',
+  '--xla_force_host_platform_device_count=8 '
+  '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true',
+)
+
+import jax
+import numpy as np
+
+from experiments import mappings
+from experiments import statistical
+import specsample
+from specsample import sharding
+from specsample.testing import sample as sample_lib
+from specsample.training import step
+from tests.on_8_devices import check_continuous
+from tests.on_8_devices import check_generate
+from tests.on_8_devices import check_training
+
+_FILE = pathlib.Path(__file__).with_name('golden.json')
+_NUM_TOKENS = 16
+_NUM_STEPS = 20
+# Of the tiny random target: rule and settings.
+_CASES = (
+  ('chain', 'greedy'),
+  ('chain', 'penalties'),
+  ('block', 'filters'),
+  ('coupled', 'filters'),
+)
+_CASE_ON_A_MESH = ('coupled', 'filters')
+
+Record = dict[str, np.ndarray]
+
+
+def records() -> Iterator[tuple[str, Record]]:
+  """Yields the arrays of each case, by its name."""
+  for draw in statistical.draws():
+    yield f'hash model: {draw.name}', _of_draw(draw, len(draw.groups))
+    yield f'hash model, alone: {draw.name}', _of_draw(draw, 1)
+  for drafter in check_generate.DRAFTERS:
+    for case in _CASES:
+      found = check_generate.unsharded(drafter, *case)
+      yield f'tiny target: {drafter}, {", ".join(case)}', _fields(found)
+  mesh = sharding.make_mesh(2, 4)
+  for drafter in check_generate.DRAFTERS:
+    found = check_generate.sharded(mesh, drafter, *_CASE_ON_A_MESH)
+    yield f'on a mesh: {drafter}', _fields(found)
+  yield 'refilled', _refilled()
+  for name in check_training.OBJECTIVES:
+    yield f'training: {name}', _trained(name)
+
+
+def _of_draw(draw, num_rows) -> Record:
+  """The output of the first rows of a draw, or what its own loop returns."""
+  verify = (statistical.VERIFIERS | statistical.TREE_VERIFIERS)[
+    draw.verifier_name
+  ]
+  stop = specsample.Stop(eos_ids=() if draw.eos_id is None else (draw.eos_id,))
+  if draw.sample is not sample_lib.draw:
+    sample = draw.sample(
+      *(draw.params, draw.groups, jax.random.key(0)),
+      model=draw.model,
+      drafter=draw.drafter,
+      verify=verify,
+      num_tokens=statistical.NUM_TOKENS,
+      num_rows=1,
+      stop=stop,
+    )
+    return {'tokens': sample.tokens, 'accepted': sample.accepted}
+  rows = sample_lib.requests(draw.groups[:num_rows], num_rows)
+  return _fields(
+    specsample.generate(
+      *(draw.params, rows.prompts, rows.lengths, jax.random.key(0)),
+      model=draw.model,
+      drafter=draw.drafter,
+      verify=verify,
+      sampling=rows.sampling,
+      max_new_tokens=_NUM_TOKENS,
+      stop=stop,
+    )
+  )
+
+
+def _refilled() -> Record:
+  outputs = check_continuous._generate_all(check_continuous._PARAMS)
+  return {
+    f'{name} of prompt {i}': value
+    for i, output in enumerate(outputs)
+    for name, value in _fields(output).items()
+  }
+
+
+def _trained(name) -> Record:
+  """The losses and the last weights of twenty steps."""
+  objective = check_training.OBJECTIVES[name]
+  params = check_training.host_params(name)
+  is_trained = {
+    'target': jax.tree.map(lambda _: name == 'medusa-2', params['target']),
+    'drafter': objective.drafter.is_trained(),
+  }
+  optimizer = check_training.OPTIMIZER
+  state, frozen = step.init(params, is_trained, optimizer)
+  losses = []
+  for _ in range(_NUM_STEPS):
+    state, report = step.train_step(
+      *(state, frozen, check_training.BATCH),
+      objective=objective,
+      optimizer=optimizer,
+    )
+    losses.append(report['loss'])
+  leaves = jax.tree_util.tree_leaves_with_path(state.trained)
+  weights = {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves}
+  return {'losses': np.asarray(losses)} | weights
+
+
+def _fields(output) -> Record:
+  return {name: np.asarray(x) for name, x in vars(output).items()}
+
+
+def digest(record: Record) -> dict[str, str]:
+  """A digest of each array, its shape and dtype."""
+  found = {}
+  for name, value in sorted(record.items()):
+    text = f'{value.dtype} {value.shape} '.encode() + value.tobytes()
+    found[name] = hashlib.sha256(text).hexdigest()[:16]
+  return found
+
+
+def differences(
+  found: dict[str, dict[str, str]], known: dict[str, dict[str, str]]
+) -> list[str]:
+  """Returns a line for each case that is new, gone or another."""
+  lines = [f'gone: {name}' for name in known if name not in found]
+  for name, record in found.items():
+    if name not in known:
+      lines.append(f'new: {name}')
+    elif record != known[name]:
+      fields = sorted(
+        x for x in record | known[name] if record.get(x) != known[name].get(x)
+      )
+      lines.append(f'differs: {name}: {", ".join(fields)}')
+  return lines
+
+
+def ties(found: Any, known: Any) -> list[str]:
+  """Returns a line for each row whose first other token is no tie.
+
+  Args:
+    found, known: arrays by 'case/field', as `--arrays` keeps them.
+  """
+  lines = []
+  for key in found:
+    case, _, field = key.rpartition('/')
+    if field != 'tokens' or key not in known:
+      continue
+    if f'{case}/log_probs' not in found:
+      continue
+    for row, (new, old) in enumerate(zip(found[key], known[key], strict=True)):
+      others = np.flatnonzero(new != old)
+      if not others.size:
+        continue
+      of = lambda x, case=case, row=row, i=others[0]: x[f'{case}/log_probs'][
+        row, i
+      ]
+      gap = abs(of(found) - of(known))
+      if not gap < 1e-4:
+        lines.append(f'{case}, row {row}, token {others[0]}: {gap:.2g}')
+  return lines
+
+
+def main() -> int:
+  """Records, then writes or compares."""
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--write', action='store_true')
+  parser.add_argument('--arrays', type=pathlib.Path)
+  parser.add_argument('--ties', type=pathlib.Path)
+  flags = parser.parse_args()
+  found: dict[str, dict[str, str]] = {}
+  arrays: Record = {}
+  for name, record in records():
+    assert name not in found, name
+    found[name] = digest(record)
+    if flags.arrays or flags.ties:
+      arrays |= {f'{name}/{field}': x for field, x in record.items()}
+    if mappings.are_few_left():
+      jax.clear_caches()
+    print(f'\r{len(found)} cases', end='', file=sys.stderr, flush=True)
+  print(file=sys.stderr)
+  if flags.arrays:
+    np.savez_compressed(flags.arrays, **arrays)
+  if flags.write:
+    text = json.dumps({'jax': jax.__version__, 'cases': found}, indent=1)
+    _FILE.write_text(text + '\n')
+    return 0
+  lines = differences(found, json.loads(_FILE.read_text())['cases'])
+  print('\n'.join(lines or [f'all {len(found)} cases are as they were']))
+  if flags.ties:
+    no_ties = ties(arrays, np.load(flags.ties))
+    print('\n'.join(['no tie:', *no_ties] if no_ties else ['all are ties']))
+  return bool(lines)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
