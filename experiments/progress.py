@@ -1,5 +1,6 @@
 """Which step is under way, on standard error."""
 
+import collections
 from collections.abc import Callable, Iterator
 import contextlib
 import datetime
@@ -90,24 +91,37 @@ def _clock(seconds: float) -> str:
 Meter = Callable[[int, str], None]
 # Seconds between two lines where there is no terminal.
 _LINE_SECONDS = 30
+# A rate is of the last so many seconds.
+_RATE_SECONDS = 120
 
 
 @contextlib.contextmanager
 def meter(total: int, done: int, unit: str) -> Iterator[Meter]:
   """A bar of `total` units with their rate and the time left.
 
-  A line now and then where there is no terminal. The rate is of this run, which
-  began with `done` units.
+  A line now and then where there is no terminal. The rate begins with the first
+  units that are done in this run, which has `done` of them: what is before them
+  is compiling.
   """
-  begin = time.monotonic()
-  next_line = begin
+  next_line = time.monotonic()
   before = done
+  known: collections.deque[tuple[float, int]] = collections.deque()
+
+  def rate_at(done: int) -> float:
+    now = time.monotonic()
+    if done > before:
+      known.append((now, done))
+    while len(known) > 2 and known[0][0] < now - _RATE_SECONDS:
+      known.popleft()
+    if not known or known[0][0] == now:
+      return 0.0
+    then, first = known[0]
+    return (done - first) / (now - then)
 
   def describe(done: int, description: str) -> str:
-    seconds = time.monotonic() - begin
-    rate = (done - before) / seconds if seconds else 0
+    rate = rate_at(done)
     parts = [f'{done:,}/{total:,} {unit}']
-    if rate:
+    if rate > 0:
       left = _clock(max(total - done, 0) / rate)
       speed = f'{rate:,.0f}' if rate >= 10 else f'{rate:.2f}'
       parts += [f'{speed} {unit}/s', f'{left} left']

@@ -1,0 +1,24 @@
+"""What long work says of the time that is left."""
+
+from experiments import progress
+
+
+def test_the_time_before_the_first_units_is_in_no_rate(monkeypatch, capsys):
+  now = [0.0]
+  monkeypatch.setattr(progress.time, 'monotonic', lambda: now[0])
+  with progress.meter(1000, 100, 'tokens') as meter:
+    now[0] = 60.0
+    meter(109, 'shard 0')
+    now[0] = 95.0
+    meter(459, 'shard 0')
+    # The pace of the last two minutes counts.
+    now[0] = 1000.0
+    meter(460, 'shard 1')
+    now[0] = 1050.0
+    meter(660, 'shard 1')
+  assert capsys.readouterr().err.splitlines() == [
+    '109/1,000 tokens, shard 0',
+    '459/1,000 tokens, 10 tokens/s, 0:00:54 left, shard 0',
+    '460/1,000 tokens, 0.00 tokens/s, 5 days, 15:45:00 left, shard 1',
+    '660/1,000 tokens, 4.00 tokens/s, 0:01:25 left, shard 1',
+  ]
