@@ -14,7 +14,7 @@ PIECES = {
   'a "draft" <i>': [' 😀', '&amp;', ' the'],
 }
 ORIGINS = {
-  'autoregressive': ['bonus'] * 3,
+  'autoregressive': ['plain'] * 3,
   'ngram': ['accepted', 'accepted', 'correction', 'accepted', 'bonus'],
   'a "draft" <i>': ['correction', 'bonus', 'accepted'],
 }

@@ -267,7 +267,7 @@ def test_generations_say_who_wrote_what(run, greedy):
       own = [i for i, x in enumerate(wrote.origins) if x != 'accepted']
       last = {number: i for i, number in enumerate(wrote.rounds)}
       assert own == sorted(last.values())[: len(own)]
-    assert set(one.methods['autoregressive'].origins) == {'bonus'}
+    assert set(one.methods['autoregressive'].origins) == {'plain'}
   assert rounds == {
     method: row['rounds'] for method, row in run.rows('overall').items()
   }
