@@ -181,7 +181,7 @@ def remembered_length(passes: cost.PassTimes, batch_size: int) -> int:
 
 
 def _gain(passes, batch_size, length):
-  """What remembered drafts of that length promise over plain decoding."""
+  """The speedup that remembered drafts of that length promise."""
   wide = 1 - (1 - _REMEMBERED_SHARE) ** batch_size
   kept = cost.expected_tokens(_REMEMBERED_ACCEPTANCE, length) - 1
   more = promises_lib.ratio(passes, batch_size, length) - 1
@@ -207,7 +207,7 @@ def _best(
 
 
 def _pass_costs(passes, batch_size, num_draft_tokens):
-  """Of rounds where drafting takes no time."""
+  """What rounds cost where drafting takes no time."""
   free = [0.0] * (num_draft_tokens + 1)
   return promises_lib.round_costs(passes, batch_size, free)
 
@@ -298,7 +298,7 @@ def _promise(name, measured, passes, batch_size, seconds):
 
 
 def _cards(target: loading.Loaded) -> dict[str, dict[str, Any]]:
-  """What was measured of the drafters that ship for a target.
+  """What the cards of the drafters that ship for a target measured.
 
   'acceptance_by_position' [K] are the shares of rounds that keep draft 1, 2,
   ...; 'acceptance_by_rank' [K, k], where it is there, is how often the draft of

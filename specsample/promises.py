@@ -1,4 +1,4 @@
-"""What a trained drafter promises: tokens per round, for what a round costs."""
+"""The speedup that a trained drafter promises by its card and by times here."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -8,13 +8,13 @@ import numpy as np
 from specsample import cost
 from specsample import tree
 
-# Of a round with drafts, besides the pass and the drafter, in plain passes.
+# What a round with drafts costs beyond its pass and drafter, in plain passes.
 _OVERHEAD = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Promise:
-  """What a drafter promises with its best chain or tree.
+  """The speedup that a drafter promises with its best chain or tree.
 
   Attributes:
     name: of the drafter.
@@ -121,7 +121,7 @@ def of_tree(
 def round_costs(
   passes: cost.PassTimes, batch_size: int, draft_seconds: Sequence[float]
 ) -> tuple[float, ...]:
-  """What rounds of 0, 1, ... K drafts cost, in plain passes.
+  """The costs of rounds with 0, 1, ... K drafts, in plain passes.
 
   Args:
     passes: of the target.

@@ -64,8 +64,8 @@ def test_a_promise_is_tokens_over_what_a_round_costs():
 
 @pytest.mark.parametrize(
   ('seconds', 'num_nodes', 'tokens', 'cost_of_round'),
-  # Of 3 children each: (.5 + .3 + .1) (1 + .9). Where a token costs as much as
-  # the first, only the likeliest is worth it.
+  # A node with 3 children keeps .5 + .3 + .1 of them, so two full levels keep
+  # .9 + .81. Where every token costs as much as the first, one node is best.
   [(_FLAT, 12, 2.71, 1.25), (_STEEP, 1, 1.5, 2.15)],
 )
 def test_a_tree_has_as_many_nodes_as_pay(

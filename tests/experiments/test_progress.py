@@ -1,4 +1,4 @@
-"""What long work says of the time that is left."""
+"""The rate and the time left that long work shows."""
 
 from experiments import progress
 

@@ -45,7 +45,7 @@ from tests.on_8_devices import check_training
 _FILE = pathlib.Path(__file__).with_name('golden.json')
 _NUM_TOKENS = 16
 _NUM_STEPS = 20
-# Of the tiny random target: rule and settings.
+# The rules and settings under which the tiny random target is decoded.
 _CASES = (
   ('chain', 'greedy'),
   ('chain', 'penalties'),
@@ -61,7 +61,9 @@ def records() -> Iterator[tuple[str, Record]]:
   """Yields the arrays of each case, by its name."""
   for draw in statistical.draws():
     yield f'hash model: {draw.name}', _of_draw(draw, len(draw.groups))
-    yield f'hash model, alone: {draw.name}', _of_draw(draw, 1)
+    # Loops of their own always take all rows.
+    if draw.sample is sample_lib.draw:
+      yield f'hash model, alone: {draw.name}', _of_draw(draw, 1)
   for drafter in check_generate.DRAFTERS:
     for case in _CASES:
       found = check_generate.unsharded(drafter, *case)
