@@ -48,7 +48,7 @@ class Loaded:
   exact_fingerprint: str | None = None
   name: str = ''  # as `load` was asked for it
 
-  @property
+  @functools.cached_property
   def fingerprint(self) -> str:
     """What drafters name their target by: `models.fingerprint`."""
     return self.exact_fingerprint or fingerprint_lib.of(self.params)

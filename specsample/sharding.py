@@ -59,8 +59,8 @@ class Axis:
   within: 'Axis | None' = None
 
 
-# None is not divided; a list is one axis merged of several.
-Axes = Axis | str | None | list[Axis]
+# None is not divided; a tuple is one axis merged of several.
+Axes = Axis | str | None | tuple[Axis, ...]
 
 
 def make_mesh(
@@ -324,7 +324,7 @@ def _mesh_axes(axis: Axes) -> tuple[str, ...]:
     return ()
   if isinstance(axis, str):
     axis = Axis(axis)
-  parts = axis if isinstance(axis, list) else [axis]
+  parts = axis if isinstance(axis, tuple) else (axis,)
   sizes = tuple(mesh.shape.items())
   return sum((_divide(part, rules.value, sizes) for part in parts), ())
 

@@ -33,7 +33,7 @@ class Attention(nnx.Module):
     self.group_axis = sharding.Axis(
       'heads_of_kv', num_heads // num_kv_heads, within=self.kv_axis
     )
-    heads = [self.kv_axis, self.group_axis]
+    heads = (self.kv_axis, self.group_axis)
     linear = functools.partial(layers.Linear, keys=keys, dtype=dtype)
     read = functools.partial(linear, in_dim, bias=config.attention_bias)
     self.query = read(num_heads * head_dim, axes=(None, heads))
@@ -70,7 +70,7 @@ class Attention(nnx.Module):
     batch, num_new, _ = mask.shape
     kv, heads_of_kv = self.kv_axis, self.group_axis
     group = self.num_heads // self.num_kv_heads
-    query = self._heads(self.query(x), batch, [kv, heads_of_kv])
+    query = self._heads(self.query(x), batch, (kv, heads_of_kv))
     query = self._normed(self.query_norm, query)
     query = rotary.rotate(query, *rope) * self.scale
     new = self.keys_and_values(x, rope, batch)
@@ -99,7 +99,7 @@ class Attention(nnx.Module):
     mixed = sharding.reshape(
       mixed.transpose(0, 3, 1, 2, 4),
       (batch * num_new, self.num_heads * self.head_dim),
-      *('batch', [kv, heads_of_kv]),
+      *('batch', (kv, heads_of_kv)),
     )
     return self.out(mixed), new_keys, new_values
 
