@@ -338,12 +338,12 @@ class _Network(nnx.Module):
     return self.config.rope(positions, window), mask
 
 
-@functools.partial(jax.jit, static_argnames='definition')
+@functools.partial(jax.jit, static_argnames='definition', inline=True)
 def _read_layer(definition, variables, *args):
   """Calls the layer that `nnx.split` took apart.
 
   Layers that are alike are traced once (measured: four passes of SmolLM2 are
-  ready from the compilation cache after 7 instead of 9.4 s). The compiler puts
-  the operations in the place of each call.
+  ready from the compilation cache after 6.4 instead of 7.4 s). Inlined, because
+  calls of layers were rounded otherwise from pass to pass in bfloat16.
   """
   return nnx.merge(definition, variables)(*args)
