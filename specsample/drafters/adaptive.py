@@ -55,8 +55,9 @@ class Adaptive(branching.OverBranches):
     policies: all of them must let a draft pass.
     widths: numbers of drafts for which the target's pass is compiled, rising;
       K is added. None for 0 and K, and of chains for those between that a
-      `Fastest` policy's costs call at least 5% cheaper than the next. Empty for
-      K alone, where only masks tell that drafts are cut.
+      `Fastest` policy's costs call at least 5% cheaper than the next. With such
+      a policy 0 is among them. Empty for K alone, where only masks tell that
+      drafts are cut.
   """
 
   drafter: Any
@@ -64,7 +65,7 @@ class Adaptive(branching.OverBranches):
   widths: Sequence[int] | None = None
 
   def __post_init__(self):
-    """Refuses no policy, widths out of order, drafters that cannot pause."""
+    """Refuses no policy, widths that do not fit, drafters that cannot pause."""
     if hasattr(self.drafter, 'untaught'):
       raise ValueError(
         f'the drafter is an {type(self.drafter).__name__}, which has policies '
@@ -79,6 +80,12 @@ class Adaptive(branching.OverBranches):
     if widths != tuple(sorted(set(widths) & set(range(most + 1)))):
       raise ValueError(
         f'widths are {widths}: give rising numbers of drafts, from 0 to {most}'
+      )
+    weighs = any(isinstance(x, fastest.Fastest) for x in self.policies)
+    if widths and widths[0] and weighs:
+      raise ValueError(
+        f'widths are {widths}, and Fastest takes a round without drafts for a '
+        'plain pass: begin with 0'
       )
     if most not in widths:
       widths += (most,)

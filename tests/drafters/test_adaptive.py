@@ -290,12 +290,16 @@ def test_more_than_k_is_clamped_and_said_once(caplog):
   assert draft.tokens.shape == (3, _K) and np.all(draft.tokens >= 0)
 
 
+_FASTEST = policies.Fastest(costs=(1.0, 1.1, 1.3, 1.5))
+
+
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
     ({'policies': ()}, 'policies is empty'),
     ({'widths': (2, 1)}, 'rising numbers of drafts, from 0 to 3'),
     ({'widths': (0, 4)}, r'widths are \(0, 4\)'),
+    ({'widths': (2,), 'policies': (_FASTEST,)}, 'plain pass: begin with 0'),
     ({'drafter': object()}, 'object has no pause and resume'),
     (
       {'drafter': drafters.Recording(drafter=_CHAIN, top_k=4)},
