@@ -207,7 +207,7 @@ def _best(
 
 
 def _pass_costs(passes, batch_size, num_draft_tokens):
-  """What rounds cost where drafting takes no time."""
+  """The costs of rounds, if drafting takes no time."""
   free = [0.0] * (num_draft_tokens + 1)
   return promises_lib.round_costs(passes, batch_size, free)
 
@@ -298,7 +298,7 @@ def _promise(name, measured, passes, batch_size, seconds):
 
 
 def _cards(target: loading.Loaded) -> dict[str, dict[str, Any]]:
-  """What the cards of the drafters that ship for a target measured.
+  """Measurements from the cards of the drafters shipped for a target.
 
   'acceptance_by_position' [K] are the shares of rounds that keep draft 1, 2,
   ...; 'acceptance_by_rank' [K, k], where it is there, is how often the draft of

@@ -8,7 +8,7 @@ import numpy as np
 from specsample import cost
 from specsample import tree
 
-# What a round with drafts costs beyond its pass and drafter, in plain passes.
+# Added to the pass and the drafting of a round with drafts, in plain passes.
 _OVERHEAD = 0.05
 
 
