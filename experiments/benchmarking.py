@@ -11,11 +11,12 @@ import gin
 import jax
 import numpy as np
 
+from experiments import clock
 from experiments import generation
 from experiments import measure as measure_lib
 from experiments import methods as methods_lib
+from experiments import part_times
 from experiments import peer
-from experiments import predicted
 from experiments import progress as progress_lib
 from experiments import roofline as roofline_lib
 from experiments import rounds
@@ -222,8 +223,8 @@ def measure(
 
 def _speculative(method, stats, seconds, parts, plain_ms):
   of_rounds = {
-    name: predicted.part_ms(vars(parts), name, len(stats.proposed) - 1)
-    for name in predicted.PARTS
+    name: part_times.of_lengths(vars(parts), name, len(stats.proposed) - 1)
+    for name in part_times.PARTS
   }
   draft_ms, verify_ms, overhead_ms = (
     float(np.average(ms, weights=stats.proposed)) for ms in of_rounds.values()
@@ -293,7 +294,7 @@ def _in_turns(decoders, repeats):
   times: dict[str, list[float]] = {name: [] for name in decoders}
   for repeat in range(repeats + 1):
     for name, decode in decoders.items():
-      _, elapsed = measure_lib.seconds(decode)
+      _, elapsed = clock.seconds(decode)
       if repeat:
         times[name].append(elapsed)
   return {name: min(elapsed) for name, elapsed in times.items()}

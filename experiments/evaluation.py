@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from experiments import carried as carried_lib
+from experiments import clock
 from experiments import environment
 from experiments import generation
 from experiments import journal as journal_lib
@@ -394,10 +395,10 @@ def _memory_bandwidth():
 def _generations(run, carried, key_before, place, categories, prompts):
   batch, sample = place
   policies = carried.before(key_before) if carried else None
-  (output, state), seconds = measure.seconds(run, policies=policies)
+  (output, state), seconds = clock.seconds(run, policies=policies)
   output = jax.tree.map(np.asarray, output)
   lengths = output.lengths.tolist()
-  shares = measure.by_tokens(seconds, lengths)
+  shares = clock.by_tokens(seconds, lengths)
   generations = []
   for i, (category, prompt) in enumerate(zip(categories, prompts, strict=True)):
     length = lengths[i]

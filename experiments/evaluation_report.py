@@ -13,6 +13,7 @@ from experiments import figures
 from experiments import methods as methods_lib
 from experiments import papers
 from experiments import plots
+from experiments import report_columns
 from experiments import result_file
 from experiments import results
 from experiments import suite
@@ -130,7 +131,7 @@ def _compared(
       '' if row.row == last else row.row,
       row.quantity,
       f'{row.paper:g}',
-      number(row.ours, '.3g'),
+      report_columns.number(row.ours, '.3g'),
       f'{row.ci95[0]:.3g}-{row.ci95[1]:.3g}' if row.ci95 else '-',
     )
     last = row.row
@@ -144,7 +145,7 @@ def _show(table: table_lib.Table) -> None:
   shown = terminal_table.console()
   shown.print(rich.text.Text(f'\n{results.title(vars(overall[0]))}\n', 'bold'))
   shown.print(_overall(overall))
-  if table_lib.are_several(row.category for row in rows):
+  if report_columns.are_several(row.category for row in rows):
     shown.print('Speedup (and tokens a round) by category\n')
     names = dict.fromkeys(row.method for row in rows)
     names.pop(methods_lib.BASELINE, None)
@@ -212,20 +213,22 @@ def _overall(rows: Sequence[results.Row]) -> terminal_table.Table:
     'method': lambda row: row.method,
     'K': lambda row: str(row.num_draft_tokens),
     'tokens\na round': lambda row: f'{row.tokens_per_round:.2f}',
-    'plain\nrounds': lambda row: number(row.plain_rounds, '.0%'),
-    'ms a\ntoken': lambda row: number(row.ms_per_token, '.1f'),
-    '\nspeedup': lambda row: number(row.speedup, '.2f', 'x'),
+    'plain\nrounds': lambda row: report_columns.number(row.plain_rounds, '.0%'),
+    'ms a\ntoken': lambda row: report_columns.number(row.ms_per_token, '.1f'),
+    '\nspeedup': lambda row: report_columns.number(row.speedup, '.2f', 'x'),
     '95%\ninterval': interval,
   }
   # Columns of what was not timed are left out.
   if any(row.prefill_ms is not None for row in rows):
     columns |= {
-      '\npredicted': lambda row: number(row.predicted_speedup, '.2f', 'x'),
-      'draft\nms': lambda row: number(row.draft_ms, '.1f'),
-      'verify\nms': lambda row: number(row.verify_ms, '.1f'),
-      'rest\nms': lambda row: number(row.overhead_ms, '.1f'),
+      '\npredicted': lambda row: report_columns.number(
+        row.predicted_speedup, '.2f', 'x'
+      ),
+      'draft\nms': lambda row: report_columns.number(row.draft_ms, '.1f'),
+      'verify\nms': lambda row: report_columns.number(row.verify_ms, '.1f'),
+      'rest\nms': lambda row: report_columns.number(row.overhead_ms, '.1f'),
     }
-  columns['of the\nroofline'] = lambda row: number(
+  columns['of the\nroofline'] = lambda row: report_columns.number(
     row.percent_of_roofline, '.0f', '%'
   )
   table = terminal_table.Table(*columns)
@@ -240,6 +243,7 @@ def _by_category(
   """Speedup and tokens a round, a line a category, a column a method."""
   cells = {(row.category, row.method): row for row in rows}
   table = terminal_table.Table('category', 'prompts', *shown)
+  number = report_columns.number
   for category in dict.fromkeys(row.category for row in rows):
     in_category = [cells[category, name] for name in shown]
     prompts = next(row.prompts for row in rows if row.category == category)
@@ -313,8 +317,3 @@ def interval(row: results.Row) -> str:
     return '-'
   low, high = row.speedup_ci95
   return f'{low:.2f}-{high:.2f}'
-
-
-def number(value: float | None, form: str, unit: str = '') -> str:
-  """As the form says, '-' for None."""
-  return '-' if value is None else f'{value:{form}}{unit}'

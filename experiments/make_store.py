@@ -9,6 +9,7 @@ only wires: specsample/store.py sorts and specsample/store_files.py writes.
 
 from absl import flags
 
+from experiments import answers
 from experiments import cli
 from experiments import config
 from experiments import environment
@@ -41,7 +42,7 @@ def main() -> None:
   environment.set_up()
   with cli.bad_input():
     loaded = remembering.target()
-    texts, digests = remembering.answers(loaded, _DATA.value)
+    texts, digests = answers.of_folders(loaded, _DATA.value)
     size = min(_TOKENS.value, sum(len(text) + 1 for text in texts))
     store = specsample.store.build(
       texts, vocab_size=loaded.model.vocab_size, capacity=size

@@ -1,17 +1,17 @@
-"""Times on the devices: a call, a pass of the target, the memory.
+"""Times on the devices: a pass of the target, and the memory.
 
 Nothing is compiled inside a timed region.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import contextlib
 import time
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import clock
 from specsample import pass_times
 from specsample import sharding
 from specsample.types import Model, Params
@@ -19,21 +19,6 @@ from specsample.types import Model, Params
 # Far above any cache, so that it is the memory that is read.
 _STREAM_BYTES = 1 << 28
 _STREAMS = 8
-
-
-def seconds(function: Callable[..., Any], *args, **kwargs) -> tuple[Any, float]:
-  """Calls the function; its result, ready, and the seconds that took."""
-  start = time.perf_counter()
-  result = jax.block_until_ready(function(*args, **kwargs))
-  return result, time.perf_counter() - start
-
-
-def by_tokens(total: float, lengths: Sequence[int]) -> list[float]:
-  """The seconds of rows that were decoded at once, shared by their tokens."""
-  tokens = sum(lengths)
-  if not tokens:
-    return [total / len(lengths)] * len(lengths)
-  return [total * length / tokens for length in lengths]
 
 
 def memory_bandwidth(repeats: int = 5) -> float:
@@ -73,7 +58,7 @@ def _memory_bandwidth(repeats):
   if jax.devices()[0].platform == 'cpu':
     buffer = np.empty_like(host)
     for _ in range(repeats + 1):
-      _, elapsed = seconds(np.copyto, buffer, host)
+      _, elapsed = clock.seconds(np.copyto, buffer, host)
       copies.append(elapsed)
   return max(2 * host.nbytes / min(copies), host.nbytes / min(reads))
 

@@ -9,13 +9,13 @@ import gin
 import jax
 import numpy as np
 
-from experiments import round_programs
 import specsample
 from specsample import decode
 from specsample import initial
 from specsample import request
+from specsample import step
 from specsample import tree as tree_lib
-from specsample.types import Drafter, DraftLaw, Model, Params, Verifier
+from specsample.types import Draft, Drafter, DraftLaw, Model, Params, Verifier
 
 # The method that every speedup is measured against.
 BASELINE = 'autoregressive'
@@ -313,10 +313,14 @@ def draft_law(
   parts: dict[str, Any] = {'model': model, 'drafter': method.drafter}
   begin = functools.partial(initial.state, **parts)
   state = jax.eval_shape(begin, params, checked)
-  draft = round_programs.abstract_draft(
-    params, state, **parts, verify=method.verify
-  )
+  draft = abstract_draft(params, state, **parts, verify=method.verify)
   return draft.law
+
+
+def abstract_draft(params, state, **components) -> Draft:
+  """What a draft is made of; nothing is computed."""
+  propose = functools.partial(step.propose, **components)
+  return jax.eval_shape(propose, params, state)[0]
 
 
 def file_name(component: Drafter | Verifier) -> str:

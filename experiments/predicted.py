@@ -1,8 +1,8 @@
 """The speedup that the parts of a round predict, beside the measured one.
 
 Of what was timed as a whole nothing is used. The parts were timed apart (see
-`parts`), in turns with autoregressive decoding, so that a machine that slows
-down slows both; of the generations only tokens and rounds are counted.
+`round_parts`), in turns with autoregressive decoding, so that a machine that
+slows down slows both; of the generations only tokens and rounds are counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments import part_times
 from experiments import results
 import specsample
-from specsample import cost
 from specsample import request
-
-# The parts of a round; the journal may have each of them by width.
-PARTS = ('draft_ms', 'verify_ms', 'overhead_ms')
 
 
 def speedup(
@@ -40,7 +37,11 @@ def speedup(
   own = _ms_per_token(
     runs,
     round_ms=np.sum(
-      [part_ms(parts, name, _most_drafts(runs)) for name in PARTS], axis=0
+      [
+        part_times.of_lengths(parts, name, _most_drafts(runs))
+        for name in part_times.PARTS
+      ],
+      axis=0,
     ),
     prefill_ms=parts['prefill_ms'],
     prefill_tokens=parts['prefill_tokens'],
@@ -54,34 +55,12 @@ def speedup(
   return plain / own if min(plain, own) > 0 else None
 
 
-def part_ms(
-  parts: Mapping[str, Any], name: str, most_drafts: int
-) -> np.ndarray:
-  """Returns a part of a round of 0, 1, ... drafts, milliseconds [K + 1].
-
-  Args:
-    parts: of a round, as the journal has them. Without times by width, as those
-      of older versions, the part takes as long in every round.
-    name: one of `PARTS`.
-    most_drafts: K; of a tree its depth, whose every draft is then read by the
-      first width of so many nodes.
-  """
-  by_width = {
-    int(width): ms for width, ms in parts.get(f'{name}_by_width', {}).items()
-  }
-  if not by_width:
-    return np.full(most_drafts + 1, parts[name])
-  widths = sorted(by_width)
-  of_length = [cost.width_of(i, widths) for i in range(most_drafts + 1)]
-  return np.asarray([by_width[width] for width in of_length])
-
-
 def mean_ms(
   runs: Sequence[results.Generation], parts: Mapping[str, Any], name: str
 ) -> float:
   """Returns the mean of a part over the rounds of generations."""
   counts = np.sum([rounds_by_drafts(rows) for rows in _batches(runs)], axis=0)
-  of_rounds = part_ms(parts, name, _most_drafts(runs))
+  of_rounds = part_times.of_lengths(parts, name, _most_drafts(runs))
   return float(np.average(of_rounds, weights=counts))
 
 

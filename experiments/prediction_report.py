@@ -9,9 +9,9 @@ import gin
 
 from experiments import compiled_rounds
 from experiments import environment
-from experiments import evaluation_report
 from experiments import figures
 from experiments import predicting
+from experiments import report_columns
 from experiments import result_file
 from experiments import results
 from experiments import terminal_table
@@ -116,7 +116,7 @@ def _of_paper(rows) -> terminal_table.Table:
     '\nspeedup',
   )
   for row in rows:
-    fitted_ms = evaluation_report.number(row.fitted_ms, '.2f')
+    fitted_ms = report_columns.number(row.fitted_ms, '.2f')
     table.add_row(
       row.benchmark,
       f'{row.tokens_per_round:.2f}',
@@ -125,7 +125,7 @@ def _of_paper(rows) -> terminal_table.Table:
       f'{row.plain_ms:.2f} / {row.ms:.2f}',
       f'{row.speedup:.2f}x',
       f'{row.printed_plain_ms:.2f} / {fitted_ms}',
-      evaluation_report.number(row.fitted_speedup, '.2f', 'x'),
+      report_columns.number(row.fitted_speedup, '.2f', 'x'),
     )
   return table
 

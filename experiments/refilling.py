@@ -10,8 +10,8 @@ import gin
 import jax
 import numpy as np
 
+from experiments import clock
 from experiments import evaluation as evaluation_lib
-from experiments import measure
 from experiments import methods as methods_lib
 from experiments import results
 from experiments import units as units_lib
@@ -120,9 +120,9 @@ def units(
 
 
 def _timed(decode: Callable[..., list], comparison, method, requests):
-  outputs, seconds = measure.seconds(decode, comparison, method, requests)
+  outputs, seconds = clock.seconds(decode, comparison, method, requests)
   lengths = [int(output.lengths[0]) for output in outputs]
-  shares = measure.by_tokens(seconds, lengths)
+  shares = clock.by_tokens(seconds, lengths)
   generations = []
   for request_, output, length, share in zip(
     requests, outputs, lengths, shares, strict=True

@@ -10,12 +10,12 @@ import rich.text
 
 from experiments import audits
 from experiments import environment
-from experiments import evaluation_report
 from experiments import journal as journal_lib
 from experiments import measures
 from experiments import methods as methods_lib
 from experiments import refilling
 from experiments import refilling_audits
+from experiments import report_columns
 from experiments import result_file
 from experiments import results
 from experiments import terminal_table
@@ -162,7 +162,7 @@ def _table(rows: Sequence[Row]) -> terminal_table.Table:
       str(row.tokens),
       f'{row.static_tokens_per_s:.1f}',
       f'{row.refilled_tokens_per_s:.1f}',
-      evaluation_report.number(row.ratio, '.2f', 'x'),
+      report_columns.number(row.ratio, '.2f', 'x'),
       interval,
     )
   return table

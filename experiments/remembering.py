@@ -3,12 +3,9 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import itertools
 
 import gin
 
-from experiments import data_folder
-from experiments import dialogues as dialogues_lib
 from experiments import methods
 import specsample
 from specsample import choosing
@@ -119,22 +116,3 @@ def _of_two(num_draft_tokens):
 def target(loaded: specsample.Loaded) -> specsample.Loaded:
   """Returns the target whose answers are to be remembered."""
   return loaded
-
-
-def answers(
-  target: specsample.Loaded, folders: Sequence[str]
-) -> tuple[list[list[int]], list[str]]:
-  """Returns the target's answers in folders of make_data, and their digests.
-
-  Raises:
-    ValueError: a folder is missing, damaged or of another target.
-  """
-  data = [data_folder.load_for(folder, target) for folder in folders]
-  texts = [
-    dialogue.tokens[start:end].tolist()
-    for of_folder in data
-    for dialogue in itertools.chain(*of_folder.shards)
-    if dialogue.source != dialogues_lib.Source.TEXT
-    for start, end in dialogue.answers
-  ]
-  return texts, [of_folder.digest() for of_folder in data]

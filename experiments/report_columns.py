@@ -1,7 +1,10 @@
 """What the columns of an evaluation mean, and how their values are written."""
 
+from collections.abc import Iterable
 import dataclasses
 from typing import Any
+
+from experiments import results
 
 NOTHING = '-'  # not measured, or without a meaning there
 
@@ -199,3 +202,13 @@ def text(value: Any, form: str = '') -> str:
     case _:
       shown = str(value)
   return shown
+
+
+def number(value: float | None, form: str, unit: str = '') -> str:
+  """As the form says, '-' for None."""
+  return NOTHING if value is None else f'{value:{form}}{unit}'
+
+
+def are_several(categories: Iterable[str]) -> bool:
+  """Whether rows have several categories; a single one is all prompts."""
+  return len({*categories} - {results.OVERALL}) > 1

@@ -8,10 +8,10 @@ from typing import Any
 from experiments import figures
 from experiments import methods as methods_lib
 from experiments import plots
+from experiments import report_columns
 from experiments import report_plots
 from experiments import report_tables
 from experiments import results
-from experiments import table as table_lib
 
 Record = dict[str, Any]
 
@@ -47,7 +47,7 @@ def _all(
   )
   drafting = [row for row in rows if row['method'] != methods_lib.BASELINE]
   with_speedup = [row for row in drafting if row['speedup'] is not None]
-  if table_lib.are_several(row['category'] for row in with_speedup):
+  if report_columns.are_several(row['category'] for row in with_speedup):
     yield (
       'Speedup by category, with 95% intervals',
       functools.partial(report_plots.by_category, with_speedup),

@@ -8,7 +8,6 @@ from typing import Any
 from experiments import methods as methods_lib
 from experiments import report_columns
 from experiments import results
-from experiments import table as table_lib
 
 Record = dict[str, Any]  # a row, as result.json has it
 
@@ -65,7 +64,7 @@ def of_setting(rows: Sequence[Record]) -> Iterator[Table]:
     note,
   )
   yield from _scores(rows)
-  if table_lib.are_several(row['category'] for row in rows):
+  if report_columns.are_several(row['category'] for row in rows):
     yield from _by_category(rows)
 
 

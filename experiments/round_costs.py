@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import clock
 from experiments import environment
 from experiments import evaluation as evaluation_lib
-from experiments import measure as measure_lib
 from experiments import methods as methods_lib
 from experiments import progress as progress_lib
 from experiments import result_file
@@ -144,7 +144,7 @@ def _round_ms(evaluation, method, prompts, length):
   # What was fed before the first round is the prefill's share.
   state = jax.block_until_ready(advance(state, max_rounds=1))
   before = np.max(state.round)
-  state, seconds = measure_lib.seconds(advance, state, max_rounds=_ROUNDS)
+  state, seconds = clock.seconds(advance, state, max_rounds=_ROUNDS)
   # Fewer where the row stopped, as one without room does.
   return 1e3 * seconds / max(1, np.max(state.round) - before)
 

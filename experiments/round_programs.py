@@ -10,16 +10,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from experiments import methods
 from specsample import drafts
 from specsample import sharding
 from specsample import step
 from specsample.types import Draft, DraftLaw
-
-
-def abstract_draft(params, state, **components) -> Draft:
-  """What a draft is made of; nothing is computed."""
-  propose = functools.partial(step.propose, **components)
-  return jax.eval_shape(propose, params, state)[0]
 
 
 @functools.partial(jax.jit, static_argnames=('width',))
@@ -56,7 +51,7 @@ def num_by_drafts(state):
 def drafted_rounds(params, state, *, model, drafter, verify, rounds):
   """Drafts and passes over them: the state, and the last draft's shape."""
   components = {'model': model, 'drafter': drafter, 'verify': verify}
-  abstract = abstract_draft(params, state, **components)
+  abstract = methods.abstract_draft(params, state, **components)
   rows = lambda x: sharding.zeros(x.shape, x.dtype, 'batch', None)
   nothing = jax.tree.map(rows, _shape(abstract))
   kept = _kept(state, abstract)
@@ -140,7 +135,7 @@ def to_judge(params, state, draft, *, width, model, drafter, verify):
 
   After a pass over `width` drafts: no more of a chain, all nodes of a tree.
   """
-  abstract = abstract_draft(
+  abstract = methods.abstract_draft(
     params, state, model=model, drafter=drafter, verify=verify
   )
   batch, num_drafts = draft.tokens.shape

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import measure
+from experiments import clock
+from experiments import methods
 from experiments import round_programs
 import specsample
 from specsample import cost
@@ -118,7 +119,7 @@ def times(
     taken = {}
 
     def timed(name, function, *args, **kwargs):
-      result, taken[name] = measure.seconds(function, *args, **kwargs)
+      result, taken[name] = clock.seconds(function, *args, **kwargs)
       return result
 
     state = timed('plain prefill', start_plain)
@@ -150,7 +151,7 @@ def times(
     return taken, state
 
   _, state = turn()  # compiles
-  law = round_programs.abstract_draft(params, state, **components).law
+  law = methods.abstract_draft(params, state, **components).law
   del state  # its caches would be held beside the next ones
   # The widths of whole rounds: the same in every turn.
   of_rounds: Sequence[int] = widths
@@ -275,10 +276,8 @@ def draft_ms(
   )
   measured = []
   for repeat in range(repeats + 1):
-    (state, draft), both = measure.seconds(
-      draft_and_score, state, rounds=rounds
-    )
-    state, alone = measure.seconds(score, state, draft, rounds=rounds)
+    (state, draft), both = clock.seconds(draft_and_score, state, rounds=rounds)
+    state, alone = clock.seconds(score, state, draft, rounds=rounds)
     if repeat:  # the first one compiles
       measured.append(1e3 * (both - alone) / rounds)
   return max(0.0, float(np.median(measured)))

@@ -6,9 +6,9 @@ import dataclasses
 import jax
 import numpy as np
 
+from experiments import clock
 from experiments import distributed
 from experiments import generation
-from experiments import measure
 from experiments import methods as methods_lib
 from experiments import warming
 import specsample
@@ -107,7 +107,7 @@ def chunks(
     decoder: compiled, so that nothing else is timed.
     begin: returns the state to go on from, with the prompt in its cache.
   """
-  state, first_seconds = measure.seconds(begin)
+  state, first_seconds = clock.seconds(begin)
   before = _first_row(state)
   shown = start = int(before['length'])
   seconds = 0.0
@@ -115,7 +115,7 @@ def chunks(
   done = False
   while not done:
     # Who shows the chunk takes time too, which is none of decoding's.
-    state, elapsed = measure.seconds(decoder.advance, state, num_rounds)
+    state, elapsed = clock.seconds(decoder.advance, state, num_rounds)
     if not seconds:
       first_seconds += elapsed
     seconds += elapsed

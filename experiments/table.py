@@ -1,6 +1,6 @@
 """From the journal of an evaluation to its rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
@@ -11,6 +11,7 @@ from experiments import evaluation as evaluation_lib
 from experiments import journal as journal_lib
 from experiments import measures
 from experiments import methods as methods_lib
+from experiments import part_times
 from experiments import parts as parts_lib
 from experiments import predicted
 from experiments import results
@@ -28,11 +29,6 @@ _OF_TIME = (
   *_OF_PROMPTS,
 )
 _BY_WIDTH = 'verify_ms_by_width'
-
-
-def are_several(categories: Iterable[str]) -> bool:
-  """Whether rows have several categories; a single one is all prompts."""
-  return len({*categories} - {results.OVERALL}) > 1
 
 
 def on_one_machine(tables: Sequence['Table']) -> list['Table']:
@@ -196,7 +192,7 @@ class Table:
   def _parts_of(self, name, category) -> dict[str, Any]:
     """Timed over typical prompts: of a category's nothing is known."""
     found: dict[str, Any] = dict.fromkeys(
-      ('prefill_ms', *predicted.PARTS, _BY_WIDTH)
+      ('prefill_ms', *part_times.PARTS, _BY_WIDTH)
     )
     if category != results.OVERALL or name not in self.parts:
       return found
@@ -205,7 +201,7 @@ class Table:
     found[_BY_WIDTH] = parts.get(_BY_WIDTH) or None
     if self._is_as_timed(name):
       runs = self.generations[name]
-      for part in predicted.PARTS:
+      for part in part_times.PARTS:
         found[part] = predicted.mean_ms(runs, parts, part)
     return found
 

@@ -6,6 +6,7 @@ import os
 import jax
 import jax.numpy as jnp
 
+from experiments import clock
 from experiments import measure
 from specsample import chips
 
@@ -28,6 +29,6 @@ def _product_flops():
   matrix = jnp.ones((_SIDE, _SIDE), jnp.float32)
   product = jax.jit(jnp.matmul)
   times = [
-    measure.seconds(product, matrix, matrix)[1] for _ in range(_REPEATS + 1)
+    clock.seconds(product, matrix, matrix)[1] for _ in range(_REPEATS + 1)
   ]
   return 2 * _SIDE**3 / min(times[1:])  # the first one compiles

@@ -11,6 +11,7 @@ from experiments import audits
 from experiments import environment
 from experiments import evaluation_report
 from experiments import figures
+from experiments import report_columns
 from experiments import result_file
 from experiments import results
 from experiments import table as table_lib
@@ -96,7 +97,7 @@ def _of_drafter(rows) -> terminal_table.Table:
     '\nup',
     '95%\ninterval',
   )
-  number = evaluation_report.number
+  number = report_columns.number
   for row in rows:
     table.add_row(
       f'{row.topology}{" *" if row.is_chosen else ""}',

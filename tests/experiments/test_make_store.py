@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from experiments import answers
 from experiments import data_folder
-from experiments import remembering
 import specsample
 from specsample import store
 
@@ -72,7 +72,7 @@ def test_of_too_many_tokens_the_last_answers_are_kept(
   assert 'answers before them are left out: raise --tokens' in ended.out
   target = specsample.load(checkpoint)
   kept = store.texts_of(specsample.load_store(out, target))
-  texts, _ = remembering.answers(target, [data])
+  texts, _ = answers.of_folders(target, [data])
   assert 0 < len(kept) < len(texts)
   assert [x.tolist() for x in kept] == texts[-len(kept) :]
   assert sum(len(text) + 1 for text in texts[-len(kept) :]) <= 100
