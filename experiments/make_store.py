@@ -13,7 +13,7 @@ from experiments import answers
 from experiments import cli
 from experiments import config
 from experiments import environment
-from experiments import remembering
+from experiments.methods import remembering
 import specsample
 from specsample import files
 

@@ -10,10 +10,10 @@ from experiments import evaluation_report
 from experiments import methods
 from experiments import papers
 from experiments import predicted
-from experiments import random_weights
 from experiments import results
 from experiments import roofline
 from experiments import table
+from experiments.methods import random_weights
 from experiments.tasks import summarization
 import specsample
 from specsample import stats

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from experiments import random_weights
+from experiments.methods import random_weights
 import specsample
 from specsample import drafters
 from specsample import sharding

@@ -6,9 +6,9 @@ import pytest
 
 from experiments import measure
 from experiments import pool as pool_lib
-from experiments import random_weights
 from experiments import roofline
 from experiments import rounds
+from experiments.methods import random_weights
 import specsample
 from specsample import sharding
 from specsample import types

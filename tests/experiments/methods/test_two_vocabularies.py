@@ -18,7 +18,7 @@ import specsample
 from specsample import testing
 from specsample import text
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)

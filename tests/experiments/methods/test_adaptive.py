@@ -6,8 +6,8 @@ import re
 import jax
 import pytest
 
-from experiments import adaptive
 from experiments import methods
+from experiments.methods import adaptive
 import specsample
 from specsample import drafters
 from specsample import policies

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import evaluation
 from experiments import methods
-from experiments import remembering
+from experiments.methods import remembering
 import specsample
 from specsample import choosing
 from specsample import drafters

@@ -1,0 +1,41 @@
+"""Methods of decoding, as configurations put them together."""
+
+from experiments.methods.method import abstract_draft
+from experiments.methods.method import all_params
+from experiments.methods.method import auto
+from experiments.methods.method import BASELINE
+from experiments.methods.method import check
+from experiments.methods.method import draft_law
+from experiments.methods.method import drafting
+from experiments.methods.method import dynamic_tree
+from experiments.methods.method import file_name
+from experiments.methods.method import judged
+from experiments.methods.method import Method
+from experiments.methods.method import model
+from experiments.methods.method import of_shared_tokens
+from experiments.methods.method import params
+from experiments.methods.method import tli
+from experiments.methods.method import trained
+from experiments.methods.method import tree
+from experiments.methods.method import with_num_draft_tokens
+
+__all__ = [
+  'BASELINE',
+  'Method',
+  'abstract_draft',
+  'all_params',
+  'auto',
+  'check',
+  'draft_law',
+  'drafting',
+  'dynamic_tree',
+  'file_name',
+  'judged',
+  'model',
+  'of_shared_tokens',
+  'params',
+  'tli',
+  'trained',
+  'tree',
+  'with_num_draft_tokens',
+]
