@@ -12,13 +12,13 @@ from absl import logging
 import jax
 import numpy as np
 
-from experiments import distributed
 from experiments import divergence
 from experiments import evaluation as evaluation_lib
-from experiments import journal as journal_lib
 from experiments import methods as methods_lib
 from experiments import results
-from experiments import units as units_lib
+from experiments.command import distributed
+from experiments.command import journal as journal_lib
+from experiments.command import units as units_lib
 from specsample import sampling as sampling_lib
 
 # The journal's keys are (KIND, method, prompt).

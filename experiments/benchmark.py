@@ -13,15 +13,15 @@ measures, summary.py writes.
 from absl import flags
 
 from experiments import benchmarking
-from experiments import cli
-from experiments import config
-from experiments import distributed
-from experiments import environment
-from experiments import mesh
 from experiments import methods
 from experiments import peer
-from experiments import progress
 from experiments import summary
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import distributed
+from experiments.command import environment
+from experiments.command import mesh
+from experiments.command import progress
 import specsample
 from specsample import files
 

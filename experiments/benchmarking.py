@@ -11,15 +11,15 @@ import gin
 import jax
 import numpy as np
 
-from experiments import clock
 from experiments import generation
 from experiments import measure as measure_lib
 from experiments import methods as methods_lib
 from experiments import part_times
 from experiments import peer
-from experiments import progress as progress_lib
 from experiments import roofline as roofline_lib
 from experiments import rounds
+from experiments.command import clock
+from experiments.command import progress as progress_lib
 import specsample
 from specsample import checks
 from specsample import initial

@@ -6,10 +6,10 @@ from typing import Any
 import gin
 
 from experiments import dialogues as dialogues_lib
-from experiments import environment
 from experiments import run_records
 from experiments import trainer as trainer_lib
 from experiments import training_data
+from experiments.command import environment
 
 _HELD_OUT = 'greedy decoding of held-out prompts, by the decoding loop'
 _REPLAYED = "the target's greedy answers, replayed"

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import journal as journal_lib
 from experiments import methods as methods_lib
+from experiments.command import journal as journal_lib
 import specsample
 
 

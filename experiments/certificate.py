@@ -10,13 +10,13 @@ from typing import Any
 import gin
 import jax
 
-from experiments import environment
-from experiments import journal as journal_lib
 from experiments import mismatches
-from experiments import progress as progress_lib
 from experiments import result_file
 from experiments import sampled
 from experiments import statistical
+from experiments.command import environment
+from experiments.command import journal as journal_lib
+from experiments.command import progress as progress_lib
 from experiments.planted import bugs
 from specsample import stats
 from specsample import verify

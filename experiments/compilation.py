@@ -18,8 +18,8 @@ import numpy as np
 
 from experiments import compiled as compiled_lib
 from experiments import hlo_counts
-from experiments import mesh_rules
 from experiments import tpus
+from experiments.command import mesh_rules
 import specsample
 from specsample import chips
 from specsample import decode

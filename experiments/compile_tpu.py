@@ -13,14 +13,14 @@ import sys
 
 from absl import flags
 
-from experiments import cli
 from experiments import compilation
-from experiments import config
-from experiments import environment
-from experiments import progress
 from experiments import results
 from experiments import tpu_environment
 from experiments import tpus
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import environment
+from experiments.command import progress
 from specsample import files
 
 config.define_flags('configs/runs/pod_chinchilla_v4.gin')

@@ -15,9 +15,9 @@ import pathlib
 from typing import Any
 
 from experiments import dialogues as dialogues_lib
-from experiments import environment
 from experiments import results
 from experiments import template as template_lib
+from experiments.command import environment
 from experiments.dialogues import Dialogue
 import specsample
 from specsample import checks

@@ -20,25 +20,25 @@ import sys
 from absl import flags
 
 from experiments import audits
-from experiments import cli
-from experiments import config
-from experiments import distributed
-from experiments import environment
 from experiments import evaluation as evaluation_lib
 from experiments import evaluation_report
-from experiments import journal as journal_lib
-from experiments import mesh
 from experiments import papers
 from experiments import profiling
-from experiments import progress
 from experiments import recording
 from experiments import report_files
 from experiments import result_file
 from experiments import scoring
 from experiments import suite
 from experiments import table as table_lib
-from experiments import units as units_lib
 from experiments import written
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import distributed
+from experiments.command import environment
+from experiments.command import journal as journal_lib
+from experiments.command import mesh
+from experiments.command import progress
+from experiments.command import units as units_lib
 from specsample import files
 
 config.define_flags('configs/runs/quickstart.gin')

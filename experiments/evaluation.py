@@ -12,18 +12,18 @@ import jax
 import numpy as np
 
 from experiments import carried as carried_lib
-from experiments import clock
-from experiments import environment
 from experiments import generation
-from experiments import journal as journal_lib
 from experiments import measure
 from experiments import methods as methods_lib
 from experiments import parts
 from experiments import prompts as prompts_lib
 from experiments import result_file
 from experiments import results
-from experiments import units as units_lib
 from experiments import warming
+from experiments.command import clock
+from experiments.command import environment
+from experiments.command import journal as journal_lib
+from experiments.command import units as units_lib
 from experiments.tasks import source as source_lib
 from experiments.tasks import task as task_lib
 import specsample

@@ -8,7 +8,6 @@ import gin
 import rich.text
 
 from experiments import audits
-from experiments import environment
 from experiments import figures
 from experiments import methods as methods_lib
 from experiments import papers
@@ -19,6 +18,7 @@ from experiments import results
 from experiments import suite
 from experiments import table as table_lib
 from experiments import terminal_table
+from experiments.command import environment
 
 
 def write(

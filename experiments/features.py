@@ -21,8 +21,8 @@ import numpy as np
 
 from experiments import batches
 from experiments import data_folder
-from experiments import progress
 from experiments import results
+from experiments.command import progress
 from experiments.dialogues import Dialogue
 import specsample
 from specsample import files

@@ -15,10 +15,10 @@ is on the screen while they load.
 
 from absl import flags
 
-from experiments import cli
-from experiments import config
-from experiments import distributed
-from experiments import stages as stages_lib
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import distributed
+from experiments.command import stages as stages_lib
 
 # As configs/runs/generate.gin has them.
 DRAFTERS = (

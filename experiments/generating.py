@@ -6,18 +6,18 @@ from typing import Any
 from absl import flags
 import gin
 
-from experiments import cli
-from experiments import config
 from experiments import conversing
-from experiments import distributed
-from experiments import environment
 from experiments import generation
-from experiments import mesh
 from experiments import methods
 from experiments import result_file
-from experiments import stages as stages_lib
 from experiments import streaming
 from experiments import terminal
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import distributed
+from experiments.command import environment
+from experiments.command import mesh
+from experiments.command import stages as stages_lib
 from specsample import files
 from specsample import turns
 

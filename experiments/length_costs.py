@@ -11,14 +11,14 @@ round_costs.py measures.
 
 from absl import flags
 
-from experiments import cli
-from experiments import config
-from experiments import environment
 from experiments import evaluation as evaluation_lib
-from experiments import mesh
-from experiments import progress
 from experiments import prompts as prompts_lib
 from experiments import round_costs
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import environment
+from experiments.command import mesh
+from experiments.command import progress
 from specsample import files
 
 config.define_flags('configs/runs/adaptive.gin')

@@ -23,18 +23,18 @@ from typing import Any
 
 from absl import flags
 
-from experiments import cli
-from experiments import config
 from experiments import conversations as conversations_lib
 from experiments import data_folder
-from experiments import environment
 from experiments import features
 from experiments import filling as filling_lib
 from experiments import filters
 from experiments import measure
-from experiments import mesh
-from experiments import progress
 from experiments import synthesis as synthesis_lib
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import environment
+from experiments.command import mesh
+from experiments.command import progress
 from experiments.dialogues import Dialogue
 from specsample import files
 

@@ -13,11 +13,11 @@ import pathlib
 
 from absl import flags
 
-from experiments import cli
-from experiments import config
 from experiments import data_folder
 from experiments import results
 from experiments import text_prompts
+from experiments.command import cli
+from experiments.command import config
 
 config.define_flags('configs/runs/prompts.gin')
 flags.adopt_module_key_flags(config)

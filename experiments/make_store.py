@@ -10,9 +10,9 @@ only wires: specsample/store.py sorts and specsample/store_files.py writes.
 from absl import flags
 
 from experiments import answers
-from experiments import cli
-from experiments import config
-from experiments import environment
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import environment
 from experiments.methods import remembering
 import specsample
 from specsample import files

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import clock
+from experiments.command import clock
 from specsample import pass_times
 from specsample import sharding
 from specsample.types import Model, Params

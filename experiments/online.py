@@ -14,16 +14,16 @@ served.py what is found, served_drafter.py what is learned.
 
 from absl import flags
 
-from experiments import cli
-from experiments import config
-from experiments import environment
-from experiments import journal as journal_lib
-from experiments import mesh
 from experiments import prompts as prompts_lib
 from experiments import served
 from experiments import served_drafter
 from experiments import serving as serving_lib
 from experiments import train_state
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import environment
+from experiments.command import journal as journal_lib
+from experiments.command import mesh
 from specsample import files
 
 config.define_flags('configs/runs/online.gin')

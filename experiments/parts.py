@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments import journal as journal_lib
 from experiments import methods as methods_lib
 from experiments import predicted
 from experiments import rounds
+from experiments.command import journal as journal_lib
 import specsample
 
 # Of the journal's keys the first; behind it the method and the batch.

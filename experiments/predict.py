@@ -13,12 +13,12 @@ computes, prediction_report.py writes.
 
 from absl import flags
 
-from experiments import cli
 from experiments import compiled_rounds
-from experiments import config
-from experiments import environment
 from experiments import predicting
 from experiments import prediction_report
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import environment
 from specsample import files
 
 config.define_flags('configs/runs/predict.gin')

@@ -8,13 +8,13 @@ import pathlib
 import gin
 
 from experiments import compiled_rounds
-from experiments import environment
 from experiments import figures
 from experiments import predicting
 from experiments import report_columns
 from experiments import result_file
 from experiments import results
 from experiments import terminal_table
+from experiments.command import environment
 from specsample import chips
 
 

@@ -10,7 +10,7 @@ import re
 import jax
 
 from experiments import evaluation as evaluation_lib
-from experiments import progress as progress_lib
+from experiments.command import progress as progress_lib
 from specsample import files
 
 

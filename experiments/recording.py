@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import environment
 from experiments import evaluation as evaluation_lib
 from experiments import methods as methods_lib
 from experiments import traces
-from experiments import units as units_lib
+from experiments.command import environment
+from experiments.command import units as units_lib
 import specsample
 from specsample import files
 from specsample import step

@@ -10,11 +10,11 @@ import gin
 import jax
 import numpy as np
 
-from experiments import clock
 from experiments import evaluation as evaluation_lib
 from experiments import methods as methods_lib
 from experiments import results
-from experiments import units as units_lib
+from experiments.command import clock
+from experiments.command import units as units_lib
 import specsample
 from specsample import checks
 from specsample import continuous

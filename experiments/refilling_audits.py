@@ -4,9 +4,9 @@ from collections.abc import Sequence
 import dataclasses
 
 from experiments import audits
-from experiments import journal as journal_lib
 from experiments import refilling
-from experiments import units as units_lib
+from experiments.command import journal as journal_lib
+from experiments.command import units as units_lib
 
 
 def is_audited(comparison: refilling.Comparison, method: str) -> bool:

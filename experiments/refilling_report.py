@@ -9,8 +9,6 @@ import gin
 import rich.text
 
 from experiments import audits
-from experiments import environment
-from experiments import journal as journal_lib
 from experiments import measures
 from experiments import methods as methods_lib
 from experiments import refilling
@@ -19,6 +17,8 @@ from experiments import report_columns
 from experiments import result_file
 from experiments import results
 from experiments import terminal_table
+from experiments.command import environment
+from experiments.command import journal as journal_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

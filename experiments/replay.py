@@ -10,12 +10,12 @@ Prints a table of the variants of a configuration, and writes replay.json to
 
 from absl import flags
 
-from experiments import cli
-from experiments import config
-from experiments import environment
 from experiments import replay_report
 from experiments import replaying
 from experiments import traces
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import environment
 from specsample import files
 
 config.define_flags('configs/runs/replay.gin')

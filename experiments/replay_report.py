@@ -6,12 +6,12 @@ import pathlib
 
 import gin
 
-from experiments import environment
 from experiments import replaying
 from experiments import report_columns
 from experiments import result_file
 from experiments import terminal_table
 from experiments import traces
+from experiments.command import environment
 
 
 def write(

@@ -10,11 +10,11 @@ report_files.py finds the files, page.py makes the page.
 
 from absl import flags
 
-from experiments import cli
 from experiments import figures
 from experiments import page
 from experiments import report_files
 from experiments import results
+from experiments.command import cli
 from specsample import files
 
 _RESULTS = flags.DEFINE_string(

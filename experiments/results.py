@@ -9,7 +9,7 @@ import os
 import pathlib
 from typing import Any
 
-from experiments import errors
+from experiments.command import errors
 from specsample import files
 from specsample import stats
 

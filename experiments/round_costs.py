@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import clock
-from experiments import environment
 from experiments import evaluation as evaluation_lib
 from experiments import methods as methods_lib
-from experiments import progress as progress_lib
 from experiments import result_file
 from experiments import terminal_table
+from experiments.command import clock
+from experiments.command import environment
+from experiments.command import progress as progress_lib
 import specsample
 from specsample import drafters
 from specsample import initial

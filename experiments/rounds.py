@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import clock
 from experiments import methods
 from experiments import round_programs
+from experiments.command import clock
 import specsample
 from specsample import cost
 from specsample import step

@@ -12,9 +12,9 @@ import dataclasses
 import time
 from typing import Any
 
-from experiments import environment
-from experiments import journal as journal_lib
 from experiments import run_plan
+from experiments.command import environment
+from experiments.command import journal as journal_lib
 
 TRAIN, HELD_OUT = 'train', 'held out'
 _DECAY, _PHASE, _SEGMENT, _RESULT = 'decay', 'phase', 'segment', 'result'

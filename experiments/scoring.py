@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments import distributed
 from experiments import evaluation as evaluation_lib
-from experiments import journal as journal_lib
 from experiments import prompts as prompts_lib
 from experiments import results
-from experiments import units as units_lib
+from experiments.command import distributed
+from experiments.command import journal as journal_lib
+from experiments.command import units as units_lib
 from specsample import text as text_lib
 
 

@@ -6,11 +6,11 @@ import dataclasses
 import jax
 import numpy as np
 
-from experiments import clock
-from experiments import distributed
 from experiments import generation
 from experiments import methods as methods_lib
 from experiments import warming
+from experiments.command import clock
+from experiments.command import distributed
 import specsample
 from specsample import request
 from specsample import sharding

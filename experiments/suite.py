@@ -7,9 +7,9 @@ import re
 
 import gin
 
-from experiments import config
 from experiments import evaluation as evaluation_lib
 from experiments import prompts as prompts_lib
+from experiments.command import config
 from experiments.tasks import human_eval
 from experiments.tasks import source as source_lib
 

@@ -7,8 +7,8 @@ from typing import Any
 import gin
 
 from experiments import benchmarking
-from experiments import environment
 from experiments import result_file
+from experiments.command import environment
 
 
 def write(out: pathlib.PurePath, measured: benchmarking.Measured) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from experiments import audits
 from experiments import evaluation as evaluation_lib
-from experiments import journal as journal_lib
 from experiments import measures
 from experiments import methods as methods_lib
 from experiments import part_times
@@ -17,6 +16,7 @@ from experiments import predicted
 from experiments import results
 from experiments import roofline as roofline_lib
 from experiments import scoring
+from experiments.command import journal as journal_lib
 from experiments.tasks import source as source_lib
 from specsample import cost
 from specsample import drafters

@@ -6,8 +6,8 @@ import os
 import jax
 import jax.numpy as jnp
 
-from experiments import clock
 from experiments import measure
+from experiments.command import clock
 from specsample import chips
 
 # Large enough for a product to run at full speed, for half a second or less.

@@ -13,18 +13,18 @@ This file only wires: refilling.py measures, refilling_report.py writes.
 from absl import flags
 
 from experiments import audits
-from experiments import cli
-from experiments import config
-from experiments import environment
 from experiments import evaluation as evaluation_lib
-from experiments import journal as journal_lib
-from experiments import mesh
-from experiments import progress
 from experiments import prompts as prompts_lib
 from experiments import refilling
 from experiments import refilling_audits
 from experiments import refilling_report
-from experiments import units as units_lib
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import environment
+from experiments.command import journal as journal_lib
+from experiments.command import mesh
+from experiments.command import progress
+from experiments.command import units as units_lib
 from specsample import files
 
 config.define_flags('configs/runs/throughput.gin')

@@ -21,13 +21,8 @@ from absl import flags
 import jax
 
 from experiments import agreement as agreement_lib
-from experiments import cli
-from experiments import config
 from experiments import decoding_check
-from experiments import environment
 from experiments import features
-from experiments import journal as journal_lib
-from experiments import mesh
 from experiments import run_checkpoints
 from experiments import run_records
 from experiments import run_results
@@ -36,6 +31,11 @@ from experiments import train_state
 from experiments import trainer as trainer_lib
 from experiments import training as training_lib
 from experiments import training_data
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import environment
+from experiments.command import journal as journal_lib
+from experiments.command import mesh
 from specsample import files
 
 config.define_flags('configs/runs/train_hydra.gin')

@@ -16,13 +16,13 @@ import numpy as np
 from experiments import batches as batches_lib
 from experiments import decoding_check
 from experiments import held_out
-from experiments import progress
 from experiments import run_checkpoints
 from experiments import run_plan
 from experiments import run_records
 from experiments import scalars
 from experiments import training as training_lib
 from experiments import training_data
+from experiments.command import progress
 from specsample import drafters
 from specsample.training import on_policy
 from specsample.training import step as step_lib

@@ -14,18 +14,18 @@ tree_rows.py makes the rows.
 
 from absl import flags
 
-from experiments import cli
-from experiments import config
-from experiments import environment
 from experiments import evaluation as evaluation_lib
-from experiments import journal as journal_lib
-from experiments import mesh
-from experiments import progress
 from experiments import prompts as prompts_lib
 from experiments import table as table_lib
 from experiments import tree_comparison
 from experiments import tree_report
 from experiments import tree_stages
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import environment
+from experiments.command import journal as journal_lib
+from experiments.command import mesh
+from experiments.command import progress
 from specsample import files
 
 config.define_flags('configs/runs/tree_ablation.gin')

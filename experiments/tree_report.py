@@ -8,7 +8,6 @@ import gin
 import rich.text
 
 from experiments import audits
-from experiments import environment
 from experiments import evaluation_report
 from experiments import figures
 from experiments import report_columns
@@ -19,6 +18,7 @@ from experiments import terminal_table
 from experiments import tree_plot
 from experiments import tree_rows
 from experiments import tree_stages
+from experiments.command import environment
 
 _LEGEND = """\
 * has the highest speedup by the cost model, whose tokens a round and speedups

@@ -10,16 +10,16 @@ import functools
 
 from experiments import audits
 from experiments import evaluation as evaluation_lib
-from experiments import journal as journal_lib
 from experiments import methods as methods_lib
 from experiments import parts as parts_lib
-from experiments import progress as progress_lib
 from experiments import prompts as prompts_lib
 from experiments import rounds
 from experiments import tree_calibration
 from experiments import tree_comparison
 from experiments import tree_costs
-from experiments import units as units_lib
+from experiments.command import journal as journal_lib
+from experiments.command import progress as progress_lib
+from experiments.command import units as units_lib
 import specsample
 from specsample import tree
 

@@ -10,11 +10,11 @@ import gin
 import jax
 import numpy as np
 
-from experiments import environment
 from experiments import evaluation as evaluation_lib
 from experiments import methods as methods_lib
-from experiments import progress as progress_lib
 from experiments import result_file
+from experiments.command import environment
+from experiments.command import progress as progress_lib
 import specsample
 
 

@@ -197,7 +197,7 @@ def test_experiments_do_not_import_tests():
     ('models.checkpoint', 'from absl import logging'),
     ('drafters.ngram', 'import gin'),
     ('decode', 'if True:\n  import rich.progress as progress'),
-    ('testing.hash_model', 'from experiments import cli'),
+    ('testing.hash_model', 'from experiments.command import cli'),
   ],
 )
 def test_a_forbidden_import_is_found(module, source):

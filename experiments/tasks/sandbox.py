@@ -27,7 +27,7 @@ import tempfile
 
 import gin
 
-from experiments import environment
+from experiments.command import environment
 
 _JAIL = pathlib.Path(__file__).with_name('jail.py')
 # What -I does, but for leaving out PYTHONHASHSEED, which is in the environment

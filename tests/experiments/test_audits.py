@@ -8,10 +8,10 @@ import pytest
 
 from experiments import audits
 from experiments import evaluation
-from experiments import journal as journal_lib
 from experiments import methods
 from experiments import results
 from experiments import table
+from experiments.command import journal as journal_lib
 import specsample
 from specsample import stats
 from specsample import testing

@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from experiments import journal
 from experiments import results
+from experiments.command import journal
 from specsample import files
 from tests import bucket
 

@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from experiments import evaluation as evaluation_lib
-from experiments import journal as journal_lib
 from experiments import methods
 from experiments import prompts as prompts_lib
+from experiments.command import journal as journal_lib
 import specsample
 from specsample import drafters
 from specsample import policies

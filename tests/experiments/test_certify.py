@@ -6,8 +6,8 @@ import functools
 import pytest
 
 from experiments import certificate
-from experiments import environment
-from experiments import journal as journal_lib
+from experiments.command import environment
+from experiments.command import journal as journal_lib
 
 _HEADER = {'source': '0123'}
 _NAMES = ('one', 'two', 'three', 'four')

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors
 
-from experiments import environment
+from experiments.command import environment
 import specsample
 from specsample import drafters
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from experiments import journal as journal_lib
 from experiments import parts
 from experiments import rounds
+from experiments.command import journal as journal_lib
 from specsample.types import DraftLaw
 
 

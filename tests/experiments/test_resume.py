@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from experiments import environment
+from experiments.command import environment
 
 _PROMPTS = 10
 _NEW_TOKENS = 96

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import journal
 from experiments import run_checkpoints
 from experiments import run_plan
 from experiments import run_records
+from experiments.command import journal
 from specsample import files
 from specsample.training import step as step_lib
 

@@ -11,12 +11,12 @@ import types
 import pytest
 
 from experiments import evaluation as evaluation_lib
-from experiments import journal as journal_lib
 from experiments import methods
 from experiments import prompts as prompts_lib
 from experiments import results
 from experiments import scoring
-from experiments import units
+from experiments.command import journal as journal_lib
+from experiments.command import units
 from experiments.tasks import task as task_lib
 import specsample
 from specsample import stats

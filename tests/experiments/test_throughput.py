@@ -11,12 +11,12 @@ import pytest
 
 from experiments import audits
 from experiments import evaluation
-from experiments import journal as journal_lib
 from experiments import methods
 from experiments import refilling
 from experiments import refilling_audits
 from experiments import refilling_report
 from experiments import results
+from experiments.command import journal as journal_lib
 import specsample
 from specsample import stats
 from specsample import testing

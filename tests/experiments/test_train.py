@@ -15,9 +15,9 @@ import pytest
 
 from experiments import data_folder
 from experiments import dialogues
-from experiments import environment
 from experiments import template
 from experiments import training as training_lib
+from experiments.command import environment
 import specsample
 from specsample.models import fingerprint
 from tests.experiments import event_files

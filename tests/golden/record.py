@@ -32,8 +32,8 @@ os.environ.setdefault(
 import jax
 import numpy as np
 
-from experiments import mappings
 from experiments import statistical
+from experiments.command import mappings
 import specsample
 from specsample import sharding
 from specsample.testing import sample as sample_lib

@@ -12,8 +12,8 @@ import tokenizers
 
 from experiments import evaluation as evaluation_lib
 from experiments import methods
-from experiments import progress
 from experiments import two_vocabularies
+from experiments.command import progress
 import specsample
 from specsample import testing
 from specsample import text

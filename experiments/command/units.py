@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import distributed
-from experiments import journal as journal_lib
-from experiments import mappings
-from experiments import progress as progress_lib
+from experiments.command import distributed
+from experiments.command import journal as journal_lib
+from experiments.command import mappings
+from experiments.command import progress as progress_lib
 
 
 @dataclasses.dataclass(frozen=True)

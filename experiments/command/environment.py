@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from experiments import cli
+from experiments.command import cli
 from specsample import files
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PACKAGES = (
   *('specsample', 'jax', 'jaxlib', 'flax', 'numpy'),
   *('optax', 'orbax-checkpoint'),
@@ -90,7 +90,7 @@ def source(*folders: pathlib.Path) -> str:
 
   Unlike the commit it tells apart two states of files that are not committed.
   """
-  packages = pathlib.Path(files.__file__).parent, pathlib.Path(__file__).parent
+  packages = pathlib.Path(files.__file__).parent, _ROOT / 'experiments'
   digest = hashlib.sha256()
   for folder in folders or packages:
     for path in sorted(folder.rglob('*.py')):

@@ -7,9 +7,9 @@ from absl import flags
 from absl import logging
 import gin
 
-from experiments import cli
+from experiments.command import cli
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def define_flags(default: str) -> None:

@@ -1,6 +1,6 @@
 """The rate and the time left that long work shows."""
 
-from experiments import progress
+from experiments.command import progress
 
 
 def test_the_time_before_the_first_units_is_in_no_rate(monkeypatch, capsys):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import mesh
+from experiments.command import mesh
 from specsample import sharding
 
 _MESH = ('--gin_bindings=Mesh.data = 4', '--gin_bindings=Mesh.model = 2')

@@ -12,8 +12,8 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from experiments import distributed
-from experiments import errors
+from experiments.command import distributed
+from experiments.command import errors
 
 BAD_INPUT = 2
 INTERRUPTED = 130

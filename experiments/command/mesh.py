@@ -7,9 +7,9 @@ import dataclasses
 import gin
 import jax
 
-from experiments import cli
-from experiments import distributed
-from experiments import mesh_rules
+from experiments.command import cli
+from experiments.command import distributed
+from experiments.command import mesh_rules
 from specsample import sharding
 
 

@@ -17,7 +17,7 @@ import urllib.parse
 
 from etils import epath
 
-from experiments import errors
+from experiments.command import errors
 from specsample import files
 
 # compare(the header that is there, the one that is expected) -> differences.

@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
-from experiments import journal as journal_lib
-from experiments import mappings
-from experiments import units
+from experiments.command import journal as journal_lib
+from experiments.command import mappings
+from experiments.command import units
 
 
 def _silent(total):

@@ -10,7 +10,7 @@ import time
 import rich.console
 import rich.progress
 
-from experiments import distributed
+from experiments.command import distributed
 
 Step = Callable[[str], None]
 # Steps of a bar before it shows the time left.

@@ -1,6 +1,6 @@
 import pytest
 
-from experiments import journal
+from experiments.command import journal
 
 HEADER = {'configuration': 'a = 1', 'shape': (1, 2)}
 

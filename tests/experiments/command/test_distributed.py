@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
 _PROMPTS = [f'Is {i} an even number?' for i in range(10)]
 _BATCH_SIZE = 4
 _NEW_TOKENS = 24

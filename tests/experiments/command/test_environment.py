@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments import environment
+from experiments.command import environment
 import specsample
 
 _VARIABLE = 'JAX_DEFAULT_MATMUL_PRECISION'

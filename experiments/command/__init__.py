@@ -1,0 +1,1 @@
+"""What every command starts with and ends with."""
