@@ -7,21 +7,21 @@
 Prints a summary and writes benchmark.json to --out. There each method has its
 own entry in `methods`; draft_ms, verify_ms and overhead_percent at the top are
 of the first in Benchmark.methods. This file only wires: benchmarking.py
-measures, summary.py writes.
+measures, benchmark_report.py writes.
 """
 
 from absl import flags
 
-from experiments import benchmarking
 from experiments import methods
-from experiments import peer
-from experiments import summary
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import distributed
 from experiments.command import environment
 from experiments.command import mesh
 from experiments.command import progress
+from experiments.timing import benchmark_report
+from experiments.timing import benchmarking
+from experiments.timing import transformers_peer
 import specsample
 from specsample import files
 
@@ -53,7 +53,7 @@ def _benchmark(baseline_rss: int) -> None:
     out = files.at(_OUT.value or f'results/{config.name()}')
     benchmark = benchmarking.Benchmark()
     if benchmark.peer is not None:
-      peer.check(benchmark.peer)
+      transformers_peer.check(benchmark.peer)
     for method in benchmark.methods.values():
       methods.check(
         method,
@@ -67,8 +67,8 @@ def _benchmark(baseline_rss: int) -> None:
     cli.make_folder(out)
   measured = benchmarking.measure(benchmark, baseline_rss, progress.bar)
   if distributed.is_first():
-    summary.write(out, measured)
-    summary.show(out, measured)
+    benchmark_report.write(out, measured)
+    benchmark_report.show(out, measured)
 
 
 if __name__ == '__main__':

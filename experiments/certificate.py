@@ -11,13 +11,13 @@ import gin
 import jax
 
 from experiments import mismatches
-from experiments import result_file
 from experiments import sampled
 from experiments import statistical
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import progress as progress_lib
 from experiments.planted import bugs
+from experiments.reporting import result_file
 from specsample import stats
 from specsample import verify
 from specsample.testing import acceptance

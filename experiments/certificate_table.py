@@ -8,7 +8,7 @@ import rich.table
 import rich.text
 
 from experiments import certificate as certificate_lib
-from experiments import terminal_table
+from experiments.reporting import terminal_table
 
 Record = dict[str, Any]
 

@@ -18,12 +18,12 @@ import gin
 
 from experiments import certificate as certificate_lib
 from experiments import certificate_table
-from experiments import result_file
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import progress
+from experiments.reporting import result_file
 from specsample import files
 
 config.define_flags('configs/runs/certify.gin')

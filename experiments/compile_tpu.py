@@ -14,13 +14,13 @@ import sys
 from absl import flags
 
 from experiments import compilation
-from experiments import results
 from experiments import tpu_environment
 from experiments import tpus
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
 from experiments.command import progress
+from experiments.reporting import rows
 from specsample import files
 
 config.define_flags('configs/runs/pod_chinchilla_v4.gin')
@@ -63,12 +63,12 @@ def main() -> None:
     for target in targets:
       one, text = compilation.run(target, setup, step)
       compiled.append(one)
-      results.write_json(
+      rows.write_json(
         out / 'compile.json', [dataclasses.asdict(one) for one in compiled]
       )
       if hlo and text is not None:
         name = target.topology.replace(':', '_')
-        results.write(hlo / f'{name}.hlo', text.encode())
+        rows.write(hlo / f'{name}.hlo', text.encode())
   for one in compiled:
     print(one.summary())
   print(f'\ncompile.json is in {out}')

@@ -19,8 +19,8 @@ import pathlib
 import re
 from typing import Any
 
-from experiments import json_lines
-from experiments import prompts
+from experiments.decoding import json_lines
+from experiments.decoding import prompts
 
 SYSTEM, USER, ASSISTANT = 'system', 'user', 'assistant'
 _ROLES = {

@@ -5,8 +5,8 @@ import functools
 import pathlib
 from typing import Any
 
-from experiments import figures
 from experiments import run_records
+from experiments.reporting import figures
 
 _TRAIN, _HELD_OUT = '#767676', '#0072B2'
 # By position, light to dark.

@@ -15,10 +15,10 @@ import pathlib
 from typing import Any
 
 from experiments import dialogues as dialogues_lib
-from experiments import results
 from experiments import template as template_lib
 from experiments.command import environment
 from experiments.dialogues import Dialogue
+from experiments.reporting import rows
 import specsample
 from specsample import checks
 from specsample import files
@@ -167,7 +167,7 @@ class Folder:
       'shards': shards,
     }
     text = json.dumps(content, indent=1, allow_nan=False)
-    results.write(self._folder / _MANIFEST, f'{text}\n'.encode())
+    rows.write(self._folder / _MANIFEST, f'{text}\n'.encode())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -19,18 +19,8 @@ import sys
 
 from absl import flags
 
-from experiments import audits
-from experiments import evaluation as evaluation_lib
-from experiments import evaluation_report
-from experiments import papers
-from experiments import profiling
 from experiments import recording
 from experiments import report_files
-from experiments import result_file
-from experiments import scoring
-from experiments import suite
-from experiments import table as table_lib
-from experiments import written
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import distributed
@@ -39,6 +29,16 @@ from experiments.command import journal as journal_lib
 from experiments.command import mesh
 from experiments.command import progress
 from experiments.command import units as units_lib
+from experiments.evaluation import audits
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import generations
+from experiments.evaluation import papers
+from experiments.evaluation import profiling
+from experiments.evaluation import report
+from experiments.evaluation import scoring
+from experiments.evaluation import suite
+from experiments.evaluation import table as table_lib
+from experiments.reporting import result_file
 from specsample import files
 
 config.define_flags('configs/runs/quickstart.gin')
@@ -171,7 +171,7 @@ def _show_so_far(part, journal):
     decoded = batch.stop
   if decoded:
     table = table_lib.Table.of(evaluation, part.benchmark, decoded, journal)
-    evaluation_report.show_so_far(table, len(part.prompts))
+    report.show_so_far(table, len(part.prompts))
 
 
 def _report(out, parts, journals, paper):
@@ -187,15 +187,15 @@ def _report(out, parts, journals, paper):
     for part, journal in zip(parts, journals, strict=True)
   ]
   tables = table_lib.on_one_machine(tables)
-  evaluation_report.write(out, tables, paper)
+  report.write(out, tables, paper)
   for part, table in zip(parts, tables, strict=True):
-    written.write(
+    generations.write(
       suite.folder(out, part.name),
       part.evaluation.target.tokenizer,
       part.prompts,
       table.generations,
     )
-  evaluation_report.show(out, tables, paper)
+  report.show(out, tables, paper)
 
 
 def _traces(part, folder):

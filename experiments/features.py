@@ -21,9 +21,9 @@ import numpy as np
 
 from experiments import batches
 from experiments import data_folder
-from experiments import results
 from experiments.command import progress
 from experiments.dialogues import Dialogue
+from experiments.reporting import rows as rows_lib
 import specsample
 from specsample import files
 from specsample import sharding
@@ -219,7 +219,7 @@ def _write(file, vectors):
   content = io.BytesIO()
   # numpy has no bfloat16 of its own.
   np.save(content, vectors.view(np.uint16), allow_pickle=False)
-  results.write(file, content.getvalue())
+  rows_lib.write(file, content.getvalue())
 
 
 def _read(

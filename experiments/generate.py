@@ -125,7 +125,7 @@ def main() -> None:
   is_shown = not flags.FLAGS.distributed and flags.FLAGS.num_processes is None
   with stages_lib.shown(is_shown) as stages:
     stages.begin('importing', 'JAX')
-    from experiments import generating  # noqa: PLC0415
+    from experiments.decoding import generating  # noqa: PLC0415
 
     generating.run(stages)
 

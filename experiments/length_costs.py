@@ -6,19 +6,19 @@
 Prints, for every adaptive method of a configuration, the milliseconds of a
 round of 0, 1, ... K drafts in the very loop that decodes, and the binding that
 hands them to `Fastest`; and writes costs.json to --out. This file only wires:
-round_costs.py measures.
+costs_by_length.py measures.
 """
 
 from absl import flags
 
-from experiments import evaluation as evaluation_lib
-from experiments import prompts as prompts_lib
-from experiments import round_costs
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
 from experiments.command import mesh
 from experiments.command import progress
+from experiments.decoding import prompts as prompts_lib
+from experiments.evaluation import costs_by_length
+from experiments.evaluation import evaluation as evaluation_lib
 from specsample import files
 
 config.define_flags('configs/runs/adaptive.gin')
@@ -54,11 +54,11 @@ def _measure() -> None:
     prompts = prompts_lib.read(path, _LIMIT.value)
     evaluation = evaluation_lib.Evaluation()
     tokens = [evaluation.encode(path, prompt) for prompt in prompts]
-    work = round_costs.work(evaluation)
+    work = costs_by_length.work(evaluation)
     cli.make_folder(out)
-  costs = round_costs.measure(evaluation, work, tokens, progress.bar)
-  round_costs.write(out, costs)
-  round_costs.show(out, costs)
+  costs = costs_by_length.measure(evaluation, work, tokens, progress.bar)
+  costs_by_length.write(out, costs)
+  costs_by_length.show(out, costs)
 
 
 if __name__ == '__main__':

@@ -28,7 +28,6 @@ from experiments import data_folder
 from experiments import features
 from experiments import filling as filling_lib
 from experiments import filters
-from experiments import measure
 from experiments import synthesis as synthesis_lib
 from experiments.command import cli
 from experiments.command import config
@@ -36,6 +35,7 @@ from experiments.command import environment
 from experiments.command import mesh
 from experiments.command import progress
 from experiments.dialogues import Dialogue
+from experiments.timing import hardware
 from specsample import files
 
 config.define_flags('configs/runs/data.gin')
@@ -155,7 +155,7 @@ def _throughput(
   """
   target, size = synthesis.target, synthesis.batch_size
   params = {'target': target.params}
-  (ms,) = measure.pass_ms(
+  (ms,) = hardware.pass_ms(
     params, target.model, [size], length=0, max_length=0, repeats=5
   ).values()
   fastest = 1e3 * size / ms

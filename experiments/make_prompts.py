@@ -14,10 +14,10 @@ import pathlib
 from absl import flags
 
 from experiments import data_folder
-from experiments import results
 from experiments import text_prompts
 from experiments.command import cli
 from experiments.command import config
+from experiments.reporting import rows
 
 config.define_flags('configs/runs/prompts.gin')
 flags.adopt_module_key_flags(config)
@@ -43,7 +43,7 @@ def main() -> None:
     lines = [json.dumps(x, ensure_ascii=False) for x in made]
     out = pathlib.Path(_OUT.value)
     cli.make_folder(out.parent)
-    results.write(out, ('\n'.join(lines) + '\n').encode())
+    rows.write(out, ('\n'.join(lines) + '\n').encode())
   print(f'{len(lines):,} prompts: {out}')
 
 

@@ -14,7 +14,6 @@ served.py what is found, served_drafter.py what is learned.
 
 from absl import flags
 
-from experiments import prompts as prompts_lib
 from experiments import served
 from experiments import served_drafter
 from experiments import serving as serving_lib
@@ -24,6 +23,7 @@ from experiments.command import config
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import mesh
+from experiments.decoding import prompts as prompts_lib
 from specsample import files
 
 config.define_flags('configs/runs/online.gin')

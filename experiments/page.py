@@ -8,13 +8,13 @@ from typing import Any
 
 import jinja2
 
-from experiments import figures
-from experiments import report_columns
 from experiments import report_figures
 from experiments import report_files
 from experiments import report_other
 from experiments import report_tables
-from experiments import written
+from experiments.evaluation import generations
+from experiments.reporting import columns
+from experiments.reporting import figures
 
 _TEMPLATES = pathlib.Path(__file__).parent / 'templates'
 
@@ -70,7 +70,7 @@ def render(runs: Sequence[report_files.Run], title: str) -> str:
     title=title,
     notes=notes,
     sections=[_section(run, i) for i, run in enumerate(runs)],
-    columns=[report_columns.column(name) for name in report_tables.used(rows)],
+    columns=[columns.column(name) for name in report_tables.used(rows)],
     style=(_TEMPLATES / 'report.css').read_text(),
     script=(_TEMPLATES / 'report.js').read_text(),
   )
@@ -145,7 +145,7 @@ def _hardware(hardware):
   return ', '.join(words)
 
 
-def _texts(prompt: written.Prompt) -> dict[str, Any]:
+def _texts(prompt: generations.Prompt) -> dict[str, Any]:
   data = json.dumps(dataclasses.asdict(prompt), ensure_ascii=False)
   # JSON may hold half of a pair of surrogates, of which a page may not be made.
   return json.loads(data.encode(errors='replace'))

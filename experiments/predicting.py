@@ -8,7 +8,7 @@ from typing import Any
 import gin
 
 from experiments import passes as passes_lib
-from experiments import this_machine
+from experiments.timing import this_machine
 from specsample import chips
 from specsample import cost
 from specsample.models import transformer

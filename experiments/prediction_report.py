@@ -8,13 +8,13 @@ import pathlib
 import gin
 
 from experiments import compiled_rounds
-from experiments import figures
 from experiments import predicting
-from experiments import report_columns
-from experiments import result_file
-from experiments import results
-from experiments import terminal_table
 from experiments.command import environment
+from experiments.reporting import columns
+from experiments.reporting import figures
+from experiments.reporting import result_file
+from experiments.reporting import rows as rows_lib
+from experiments.reporting import terminal_table
 from specsample import chips
 
 
@@ -31,7 +31,7 @@ def write(
     'compiled_table': [dataclasses.asdict(row) for row in table],
   }
   result_file.write(out / 'predict.json', record)
-  results.write_csv(out / 'predict.csv', rows)
+  rows_lib.write_csv(out / 'predict.csv', rows)
   figures.write_png(out / 'predict.png', lambda: _figure(rows))
 
 
@@ -116,7 +116,7 @@ def _of_paper(rows) -> terminal_table.Table:
     '\nspeedup',
   )
   for row in rows:
-    fitted_ms = report_columns.number(row.fitted_ms, '.2f')
+    fitted_ms = columns.number(row.fitted_ms, '.2f')
     table.add_row(
       row.benchmark,
       f'{row.tokens_per_round:.2f}',
@@ -125,7 +125,7 @@ def _of_paper(rows) -> terminal_table.Table:
       f'{row.plain_ms:.2f} / {row.ms:.2f}',
       f'{row.speedup:.2f}x',
       f'{row.printed_plain_ms:.2f} / {fitted_ms}',
-      report_columns.number(row.fitted_speedup, '.2f', 'x'),
+      columns.number(row.fitted_speedup, '.2f', 'x'),
     )
   return table
 

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import evaluation as evaluation_lib
 from experiments import methods as methods_lib
 from experiments import traces
 from experiments.command import environment
 from experiments.command import units as units_lib
+from experiments.evaluation import evaluation as evaluation_lib
 import specsample
 from specsample import files
 from specsample import step

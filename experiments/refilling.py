@@ -10,11 +10,11 @@ import gin
 import jax
 import numpy as np
 
-from experiments import evaluation as evaluation_lib
 from experiments import methods as methods_lib
-from experiments import results
 from experiments.command import clock
 from experiments.command import units as units_lib
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.reporting import rows
 import specsample
 from specsample import checks
 from specsample import continuous
@@ -127,7 +127,7 @@ def _timed(decode: Callable[..., list], comparison, method, requests):
   for request_, output, length, share in zip(
     requests, outputs, lengths, shares, strict=True
   ):
-    generation = results.Generation(
+    generation = rows.Generation(
       batch=0,
       category='',
       prompt_tokens=len(request_.prompt),

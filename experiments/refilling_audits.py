@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 import dataclasses
 
-from experiments import audits
 from experiments import refilling
 from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
+from experiments.evaluation import audits
 
 
 def is_audited(comparison: refilling.Comparison, method: str) -> bool:

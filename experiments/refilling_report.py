@@ -8,17 +8,17 @@ from typing import Any
 import gin
 import rich.text
 
-from experiments import audits
-from experiments import measures
 from experiments import methods as methods_lib
 from experiments import refilling
 from experiments import refilling_audits
-from experiments import report_columns
-from experiments import result_file
-from experiments import results
-from experiments import terminal_table
 from experiments.command import environment
 from experiments.command import journal as journal_lib
+from experiments.evaluation import audits
+from experiments.reporting import columns
+from experiments.reporting import ratios
+from experiments.reporting import result_file
+from experiments.reporting import rows as rows_lib
+from experiments.reporting import terminal_table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def _row(comparison, name, method, journal) -> Row:
     for way in (refilling.STATIC, refilling.REFILLED)
   )
   base, runs = _generations(static), _generations(refilled)
-  measured = measures.of(runs, base)
+  measured = ratios.of(runs, base)
   # Of greedy decoding the other repeats are the same.
   first, first_base = (
     [run for run in both if run.batch == 0] for both in (runs, base)
@@ -97,10 +97,10 @@ def _row(comparison, name, method, journal) -> Row:
   )
 
 
-def _generations(records) -> list[results.Generation]:
+def _generations(records) -> list[rows_lib.Generation]:
   """Of all repeats, each a batch: they are what intervals are of."""
   return [
-    dataclasses.replace(results.Generation.from_json(one), batch=repeat)
+    dataclasses.replace(rows_lib.Generation.from_json(one), batch=repeat)
     for repeat, record in enumerate(records)
     for one in record['generations']
   ]
@@ -162,7 +162,7 @@ def _table(rows: Sequence[Row]) -> terminal_table.Table:
       str(row.tokens),
       f'{row.static_tokens_per_s:.1f}',
       f'{row.refilled_tokens_per_s:.1f}',
-      report_columns.number(row.ratio, '.2f', 'x'),
+      columns.number(row.ratio, '.2f', 'x'),
       interval,
     )
   return table

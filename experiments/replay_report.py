@@ -7,11 +7,11 @@ import pathlib
 import gin
 
 from experiments import replaying
-from experiments import report_columns
-from experiments import result_file
-from experiments import terminal_table
 from experiments import traces
 from experiments.command import environment
+from experiments.reporting import columns
+from experiments.reporting import result_file
+from experiments.reporting import terminal_table
 
 
 def write(
@@ -57,7 +57,7 @@ def show(
   console.print(
     'in no column of their own, at most: '
     f'{of_target:.4f} of a distribution of the target, '
-    f'{report_columns.number(of_draft, ".4f")} of a draft',
+    f'{columns.number(of_draft, ".4f")} of a draft',
   )
   print(f'\nreplay.json is in {out}')
 
@@ -65,6 +65,6 @@ def show(
 def _speed(row):
   """One number where both bounds round to it."""
   least, most = (
-    report_columns.number(x, '.2f', 'x') for x in (row.speed, row.most_speed)
+    columns.number(x, '.2f', 'x') for x in (row.speed, row.most_speed)
   )
   return least if least == most else f'{row.speed:.2f}-{most}'

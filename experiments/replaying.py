@@ -33,9 +33,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import intervals
 from experiments import traced_rounds
 from experiments import traces
+from experiments.reporting import intervals
 from specsample import cost
 from specsample import drafts
 from specsample import sampling

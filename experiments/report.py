@@ -10,11 +10,11 @@ report_files.py finds the files, page.py makes the page.
 
 from absl import flags
 
-from experiments import figures
 from experiments import page
 from experiments import report_files
-from experiments import results
 from experiments.command import cli
+from experiments.reporting import figures
+from experiments.reporting import rows
 from specsample import files
 
 _RESULTS = flags.DEFINE_string(
@@ -39,7 +39,7 @@ def main() -> None:
     out = files.at(_OUT.value or f'{_RESULTS.value}/report.html')
     text = page.render(runs, _TITLE.value)
     cli.make_folder(out.parent)
-    results.write(out, text.encode(errors='replace'))
+    rows.write(out, text.encode(errors='replace'))
   if not figures.are_possible():
     print(f'the figures are left out: {figures.MISSING}')
   count = '1 run is' if len(runs) == 1 else f'{len(runs)} runs are'

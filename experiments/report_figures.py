@@ -5,13 +5,13 @@ import dataclasses
 import functools
 from typing import Any
 
-from experiments import figures
 from experiments import methods as methods_lib
-from experiments import plots
-from experiments import report_columns
 from experiments import report_plots
 from experiments import report_tables
-from experiments import results
+from experiments.evaluation import plots
+from experiments.reporting import columns
+from experiments.reporting import figures
+from experiments.reporting import rows as rows_lib
 
 Record = dict[str, Any]
 
@@ -47,7 +47,7 @@ def _all(
   )
   drafting = [row for row in rows if row['method'] != methods_lib.BASELINE]
   with_speedup = [row for row in drafting if row['speedup'] is not None]
-  if report_columns.are_several(row['category'] for row in with_speedup):
+  if columns.are_several(row['category'] for row in with_speedup):
     yield (
       'Speedup by category, with 95% intervals',
       functools.partial(report_plots.by_category, with_speedup),
@@ -77,5 +77,5 @@ def _all(
 
 
 def _row(row):
-  names = [field.name for field in dataclasses.fields(results.Row)]
-  return results.Row(**{name: row[name] for name in names if name in row})
+  names = [field.name for field in dataclasses.fields(rows_lib.Row)]
+  return rows_lib.Row(**{name: row[name] for name in names if name in row})

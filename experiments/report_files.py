@@ -4,8 +4,8 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from experiments import result_file
-from experiments import written
+from experiments.evaluation import generations
+from experiments.reporting import result_file
 from specsample import files
 
 EVALUATION = 'result.json'
@@ -24,7 +24,7 @@ class Run:
   file: str  # its name
   content: dict[str, Any]
   # By the folder of the setting, '' where there is one setting.
-  texts: dict[str, list[written.Prompt]]
+  texts: dict[str, list[generations.Prompt]]
 
   @property
   def name(self) -> str:
@@ -69,9 +69,9 @@ def _run(top, path, prompts):
   texts = {}
   if path.name == EVALUATION:
     texts = {
-      found.parent.name if found.parent != path.parent else '': written.read(
-        found, prompts
-      )
+      found.parent.name
+      if found.parent != path.parent
+      else '': generations.read(found, prompts)
       for found in _texts_of(path.parent)
     }
   return Run(
@@ -84,11 +84,11 @@ def _run(top, path, prompts):
 
 def _texts_of(folder):
   """Of a run: there, or in the folders of its settings."""
-  here = folder / written.NAME
+  here = folder / generations.NAME
   if here.exists():
     return [here]
   return sorted(
     found
-    for found in folder.glob(f'*/{written.NAME}')
+    for found in folder.glob(f'*/{generations.NAME}')
     if not (found.parent / EVALUATION).exists()
   )

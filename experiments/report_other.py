@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments import report_columns
 from experiments.report_tables import Heading
 from experiments.report_tables import Table
+from experiments.reporting import columns
 
 # Shown apart, as where it was measured.
 DESCRIPTION = (
@@ -66,7 +66,7 @@ def _table(caption, records, file):
 
 
 def _text(value) -> str:
-  return report_columns.text(value)
+  return columns.text(value)
 
 
 def _words(name: str) -> str:

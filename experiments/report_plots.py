@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
-from experiments import figures
 from experiments import methods as methods_lib
-from experiments import plots
+from experiments.evaluation import plots
+from experiments.reporting import figures
 
 Record = dict[str, Any]  # a row, as result.json has it
 _LEGEND = {'frameon': False, 'fontsize': 8}

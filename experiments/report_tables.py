@@ -6,8 +6,8 @@ import itertools
 from typing import Any
 
 from experiments import methods as methods_lib
-from experiments import report_columns
-from experiments import results
+from experiments.reporting import columns
+from experiments.reporting import rows as rows_lib
 
 Record = dict[str, Any]  # a row, as result.json has it
 
@@ -34,7 +34,7 @@ def settings(rows: Sequence[Record]) -> list[list[Record]]:
   """The rows of each setting, which make a table."""
 
   def key(row):
-    return tuple(row.get(name) for name in report_columns.SETTING)
+    return tuple(row.get(name) for name in columns.SETTING)
 
   found = dict.fromkeys(map(key, rows))
   return [[row for row in rows if key(row) == one] for one in found]
@@ -42,29 +42,29 @@ def settings(rows: Sequence[Record]) -> list[list[Record]]:
 
 def overall(rows: Sequence[Record]) -> list[Record]:
   """Those over all prompts."""
-  return [row for row in rows if row['category'] == results.OVERALL]
+  return [row for row in rows if row['category'] == rows_lib.OVERALL]
 
 
 def of_setting(rows: Sequence[Record]) -> Iterator[Table]:
   """All columns over all prompts; speedups and scores by category."""
   all_prompts = overall(rows)
-  names = report_columns.names(all_prompts[0])
+  names = columns.names(all_prompts[0])
   empty = [
     name for name in names if all(row.get(name) is None for row in all_prompts)
   ]
   shown = [name for name in names if name not in empty]
   note = ''
   if empty:
-    titles = ', '.join(report_columns.column(name).title for name in empty)
+    titles = ', '.join(columns.column(name).title for name in empty)
     note = f'Not measured: {titles}.'
   yield Table(
-    results.title(all_prompts[0]),
+    rows_lib.title(all_prompts[0]),
     [_heading(name) for name in shown],
-    [[report_columns.cell(row, name) for name in shown] for row in all_prompts],
+    [[columns.cell(row, name) for name in shown] for row in all_prompts],
     note,
   )
   yield from _scores(rows)
-  if report_columns.are_several(row['category'] for row in rows):
+  if columns.are_several(row['category'] for row in rows):
     yield from _by_category(rows)
 
 
@@ -89,9 +89,9 @@ def of_paper(paper: Record | None) -> Iterator[Table]:
   for row in paper['rows']:
     cells = [
       str(row['row']),
-      report_columns.column(row['quantity']).title,
-      report_columns.text(row.get('paper')),
-      report_columns.with_interval(row.get('ours'), row.get('ci95'), ''),
+      columns.column(row['quantity']).title,
+      columns.text(row.get('paper')),
+      columns.with_interval(row.get('ours'), row.get('ci95'), ''),
     ]
     rows.append(cells + [row.get('note') or ''] * with_notes)
   yield Table(
@@ -105,7 +105,7 @@ def of_paper(paper: Record | None) -> Iterator[Table]:
 def used(rows: Sequence[Record]) -> list[str]:
   """The columns of rows that have a meaning to explain."""
   found = dict.fromkeys(name for row in rows for name in row)
-  return [name for name in report_columns.COLUMNS if name in found]
+  return [name for name in columns.COLUMNS if name in found]
 
 
 def _ours(paper: Record) -> str:
@@ -115,7 +115,7 @@ def _ours(paper: Record) -> str:
 
 
 def _heading(name):
-  known = report_columns.column(name)
+  known = columns.column(name)
   return Heading(known.title, known.meaning)
 
 
@@ -138,10 +138,8 @@ def _scores(rows):
 
 def _score(score):
   if not isinstance(score, dict):
-    return report_columns.text(score)
-  return report_columns.with_interval(
-    score.get('value'), score.get('ci95'), '.3f'
-  )
+    return columns.text(score)
+  return columns.with_interval(score.get('value'), score.get('ci95'), '.3f')
 
 
 def _by_category(rows):
@@ -157,7 +155,7 @@ def _by_category(rows):
     line = [category, str(next(group)['prompts'])]
     for method in methods:
       row = cells.get((category, method))
-      line.append(_speedup(row) if row else report_columns.NOTHING)
+      line.append(_speedup(row) if row else columns.NOTHING)
     lines.append(line)
   yield Table(
     'Speedup by category, then tokens a round',
@@ -171,5 +169,5 @@ def _by_category(rows):
 
 
 def _speedup(row):
-  tokens = report_columns.text(row['tokens_per_round'], '.2f')
-  return f'{report_columns.cell(row, "speedup")}, {tokens}'
+  tokens = columns.text(row['tokens_per_round'], '.2f')
+  return f'{columns.cell(row, "speedup")}, {tokens}'

@@ -10,13 +10,13 @@ import gin
 import numpy as np
 import rich.text
 
-from experiments import figures
-from experiments import intervals
-from experiments import result_file
 from experiments import serving as serving_lib
-from experiments import terminal_table
 from experiments.command import environment
 from experiments.command import journal as journal_lib
+from experiments.reporting import figures
+from experiments.reporting import intervals
+from experiments.reporting import result_file
+from experiments.reporting import terminal_table
 
 _NAMES = {
   serving_lib.CONTROL: 'without updates',

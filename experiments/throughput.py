@@ -12,9 +12,6 @@ This file only wires: refilling.py measures, refilling_report.py writes.
 
 from absl import flags
 
-from experiments import audits
-from experiments import evaluation as evaluation_lib
-from experiments import prompts as prompts_lib
 from experiments import refilling
 from experiments import refilling_audits
 from experiments import refilling_report
@@ -25,6 +22,9 @@ from experiments.command import journal as journal_lib
 from experiments.command import mesh
 from experiments.command import progress
 from experiments.command import units as units_lib
+from experiments.decoding import prompts as prompts_lib
+from experiments.evaluation import audits
+from experiments.evaluation import evaluation as evaluation_lib
 from specsample import files
 
 config.define_flags('configs/runs/throughput.gin')

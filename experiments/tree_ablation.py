@@ -14,9 +14,6 @@ tree_rows.py makes the rows.
 
 from absl import flags
 
-from experiments import evaluation as evaluation_lib
-from experiments import prompts as prompts_lib
-from experiments import table as table_lib
 from experiments import tree_comparison
 from experiments import tree_report
 from experiments import tree_stages
@@ -26,6 +23,9 @@ from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import mesh
 from experiments.command import progress
+from experiments.decoding import prompts as prompts_lib
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import table as table_lib
 from specsample import files
 
 config.define_flags('configs/runs/tree_ablation.gin')

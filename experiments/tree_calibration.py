@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import evaluation as evaluation_lib
 from experiments import methods as methods_lib
+from experiments.evaluation import evaluation as evaluation_lib
 import specsample
 from specsample import sharding
 from specsample import step

@@ -8,9 +8,9 @@ import gin
 import jax
 import numpy as np
 
-from experiments import evaluation as evaluation_lib
 from experiments import methods as methods_lib
 from experiments import tree_costs
+from experiments.evaluation import evaluation as evaluation_lib
 import specsample
 from specsample import step
 from specsample import tree

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 import functools
 import pathlib
 
-from experiments import figures
 from experiments import tree_comparison
 from experiments import tree_rows
+from experiments.reporting import figures
 
 _STAR = {'marker': '*', 's': 190, 'edgecolors': 'black', 'linewidths': 0.8}
 

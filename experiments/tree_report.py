@@ -7,18 +7,18 @@ import pathlib
 import gin
 import rich.text
 
-from experiments import audits
-from experiments import evaluation_report
-from experiments import figures
-from experiments import report_columns
-from experiments import result_file
-from experiments import results
-from experiments import table as table_lib
-from experiments import terminal_table
 from experiments import tree_plot
 from experiments import tree_rows
 from experiments import tree_stages
 from experiments.command import environment
+from experiments.evaluation import audits
+from experiments.evaluation import report
+from experiments.evaluation import table as table_lib
+from experiments.reporting import columns
+from experiments.reporting import figures
+from experiments.reporting import result_file
+from experiments.reporting import rows as rows_lib
+from experiments.reporting import terminal_table
 
 _LEGEND = """\
 * has the highest speedup by the cost model, whose tokens a round and speedups
@@ -38,7 +38,7 @@ def write(
 
   That is trees.json, trees.csv and trees.png.
   """
-  first, *_ = evaluation_report.write_rows(out, [table])
+  first, *_ = report.write_rows(out, [table])
   rows = tree_rows.rows(compared, table)
   by_drafter = {
     name: {
@@ -54,8 +54,8 @@ def write(
     'rows': [dataclasses.asdict(row) for row in rows],
   }
   result_file.write(out / 'trees.json', content)
-  results.write_csv(out / 'trees.csv', rows)
-  tree_plot.draw(out / 'trees.png', rows, results.title(vars(first)))
+  rows_lib.write_csv(out / 'trees.csv', rows)
+  tree_plot.draw(out / 'trees.png', rows, rows_lib.title(vars(first)))
   return rows
 
 
@@ -66,12 +66,12 @@ def show(
 ) -> None:
   """Prints a line a tree, and what comparing the outputs found."""
   shown = terminal_table.console()
-  title = results.title(vars(table.rows[0]))
+  title = rows_lib.title(vars(table.rows[0]))
   shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
   for drafter in dict.fromkeys(row.drafter for row in rows):
     shown.print(_of_drafter([row for row in rows if row.drafter == drafter]))
   shown.print(_LEGEND)
-  for line in evaluation_report.mismatch_lines(table.mismatches):
+  for line in report.mismatch_lines(table.mismatches):
     shown.print(line)
   for detail in audits.lines(table.divergences):
     shown.print(detail)
@@ -97,7 +97,7 @@ def _of_drafter(rows) -> terminal_table.Table:
     '\nup',
     '95%\ninterval',
   )
-  number = report_columns.number
+  number = columns.number
   for row in rows:
     table.add_row(
       f'{row.topology}{" *" if row.is_chosen else ""}',
@@ -113,6 +113,6 @@ def _of_drafter(rows) -> terminal_table.Table:
       number(100 * row.judge_ms / row.round_ms, '.1f', '%'),
       number(row.predicted_speedup, '.2f', 'x'),
       number(row.speedup, '.2f', 'x'),
-      evaluation_report.interval(row),
+      report.interval(row),
     )
   return table

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from experiments import results
-from experiments import table as table_lib
 from experiments import tree_comparison
 from experiments import tree_costs
 from experiments import tree_stages
+from experiments.evaluation import table as table_lib
+from experiments.reporting import rows as rows_lib
 from specsample.types import DraftLaw
 
 
@@ -50,7 +50,7 @@ def rows(
 ) -> list[TreeRow]:
   """Each drafter's trees, in the order of the evaluation."""
   measured = {
-    row.method: row for row in table.rows if row.category == results.OVERALL
+    row.method: row for row in table.rows if row.category == rows_lib.OVERALL
   }
   chains = {
     entry.drafter: measured[entry.method_name].tokens_per_round

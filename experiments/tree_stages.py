@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 
-from experiments import audits
-from experiments import evaluation as evaluation_lib
 from experiments import methods as methods_lib
-from experiments import parts as parts_lib
-from experiments import prompts as prompts_lib
-from experiments import rounds
 from experiments import tree_calibration
 from experiments import tree_comparison
 from experiments import tree_costs
 from experiments.command import journal as journal_lib
 from experiments.command import progress as progress_lib
 from experiments.command import units as units_lib
+from experiments.decoding import prompts as prompts_lib
+from experiments.evaluation import audits
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import round_parts as parts_lib
+from experiments.timing import round_times
 import specsample
 from specsample import tree
 
@@ -164,7 +164,7 @@ def _timed(ablation, name, counts) -> list[tree.Topology]:
 def _draft_ms(evaluation, method, tokens):
   params = methods_lib.all_params(evaluation.target.params, method)
   prompts, lengths = specsample.pad_prompts(tokens)
-  draft_ms = rounds.draft_ms(
+  draft_ms = round_times.draft_ms(
     params,
     prompts,
     lengths,

@@ -12,12 +12,12 @@ one batch. This file only wires: two_vocabularies.py compares.
 
 from absl import flags
 
-from experiments import prompts as prompts_lib
-from experiments import two_vocabularies
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
 from experiments.command import progress
+from experiments.decoding import prompts as prompts_lib
+from experiments.evaluation import two_vocabularies
 from specsample import files
 
 config.define_flags('configs/runs/vocabularies.gin')

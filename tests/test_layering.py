@@ -149,7 +149,7 @@ def test_figures_alone_imports_matplotlib():
     for name in _imports(module, path.read_text('utf-8'), False)
     if name.split('.')[0] == 'matplotlib'
   }
-  assert users == {'experiments.figures'}
+  assert users == {'experiments.reporting.figures'}
 
 
 def test_no_import_is_circular():

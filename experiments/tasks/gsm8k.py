@@ -10,7 +10,7 @@ import re
 
 import gin
 
-from experiments import prompts as prompts_lib
+from experiments.decoding import prompts as prompts_lib
 from experiments.tasks import extraction
 from experiments.tasks import hub
 from experiments.tasks import source as source_lib

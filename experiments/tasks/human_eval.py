@@ -13,7 +13,7 @@ import pathlib
 
 import gin
 
-from experiments import prompts as prompts_lib
+from experiments.decoding import prompts as prompts_lib
 from experiments.tasks import extraction
 from experiments.tasks import sandbox
 from experiments.tasks import source as source_lib

@@ -11,7 +11,7 @@ import reprlib
 
 import gin
 
-from experiments import prompts as prompts_lib
+from experiments.decoding import prompts as prompts_lib
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
 

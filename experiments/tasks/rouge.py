@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments import prompts as prompts_lib
+from experiments.decoding import prompts as prompts_lib
 from experiments.tasks import task
 
 NAME = 'ROUGE-2'

@@ -8,8 +8,8 @@ import pathlib
 import reprlib
 from typing import Any
 
-from experiments import json_lines
 from experiments.command import config
+from experiments.decoding import json_lines
 from experiments.tasks import hub as hub_lib
 
 

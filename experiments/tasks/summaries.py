@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 
-from experiments import prompts as prompts_lib
+from experiments.decoding import prompts as prompts_lib
 from experiments.tasks import extraction
 from experiments.tasks import rouge
 from experiments.tasks import source as source_lib

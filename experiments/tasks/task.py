@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from experiments import intervals
-from experiments import prompts as prompts_lib
+from experiments.decoding import prompts as prompts_lib
+from experiments.reporting import intervals
 from experiments.tasks import source as source_lib
 
 

@@ -221,8 +221,10 @@ def greedy(checkpoint):
 # what they all need: an import takes longer than most of them do.
 _IN_FORKS = """
 import gc, json, os, runpy, sys, tempfile
-from experiments import benchmarking, certificate_table, evaluation_report
-from experiments import generating
+from experiments import certificate_table
+from experiments.evaluation import report
+from experiments.timing import benchmarking
+from experiments.decoding import generating
 from specsample.models import huggingface
 
 gc.freeze()  # or each fork would copy all of it as it ends

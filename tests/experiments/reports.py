@@ -3,7 +3,7 @@
 import html.parser
 import json
 
-from experiments import result_file
+from experiments.reporting import result_file
 
 # What a careless page would take for its own.
 NASTY = '</script><script>throw Error()</script> <b>"q"</b> $5 & $6 {{ x }}'

@@ -8,9 +8,9 @@ import sys
 import jax
 import pytest
 
-from experiments import benchmarking
-from experiments import peer
-from experiments import summary
+from experiments.timing import benchmark_report
+from experiments.timing import benchmarking
+from experiments.timing import transformers_peer
 import specsample
 from specsample import testing
 from specsample.models import int8
@@ -112,7 +112,9 @@ def test_of_several_methods_the_first_is_at_the_top(real):
   first = benchmarking.Speculative(**written['methods']['ngram'])
   second = dataclasses.replace(first, draft_ms=first.draft_ms + 1)
   both = {'of b': first, 'of a': second}
-  found = summary.content(benchmarking.Measured(**measured | {'methods': both}))
+  found = benchmark_report.content(
+    benchmarking.Measured(**measured | {'methods': both})
+  )
   assert found['draft_ms'] == first.draft_ms
   assert found['methods']['of a']['draft_ms'] == second.draft_ms
 
@@ -143,7 +145,7 @@ def test_without_torch_transformers_is_left_out(monkeypatch, capsys):
   # What an import of a package that is not installed does.
   monkeypatch.setitem(sys.modules, 'torch', None)
   loaded = specsample.Loaded(None, {}, None)
-  assert peer.generator(loaded, [1], 8) is None
+  assert transformers_peer.generator(loaded, [1], 8) is None
   assert capsys.readouterr().err == (
     'transformers is left out: it or torch is not installed\n'
   )
@@ -169,8 +171,8 @@ def test_transformers_is_compared_on_equal_terms_only(
   model = dataclasses.replace(model, sliding_window=4, dtype=dtype)
   loaded = specsample.Loaded(model, init(model, jax.random.key(0)), None)
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
-  peer.check(loaded)
-  assert peer.generator(loaded, [1], 8) is None
+  transformers_peer.check(loaded)
+  assert transformers_peer.generator(loaded, [1], 8) is None
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith('transformers is left out: ') and line.endswith(why)
 

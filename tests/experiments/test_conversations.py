@@ -156,7 +156,7 @@ def _array(count):
 def test_an_array_is_read_up_to_where_it_is_cut_off(
   tmp_path, monkeypatch, chunk
 ):
-  monkeypatch.setattr('experiments.json_lines._CHUNK', chunk)
+  monkeypatch.setattr('experiments.decoding.json_lines._CHUNK', chunk)
   records = _array(5)
   whole = json.dumps(records, ensure_ascii=False).encode()
   path = tmp_path / 'array.json'

@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-from experiments import written
+from experiments.evaluation import generations as generations_lib
 
 _NEW_TOKENS = 96  # in the other files too: what is compiled serves them all
 _NEW_TOKENS_FLAG = f'--gin_bindings=Evaluation.max_new_tokens = {_NEW_TOKENS}'
@@ -254,7 +254,7 @@ def test_terminal_gets_the_table_and_the_comparison(run):
 
 
 def test_generations_say_who_wrote_what(run, greedy):
-  found = written.read(run.folder / 'generations.jsonl', 9)
+  found = generations_lib.read(run.folder / 'generations.jsonl', 9)
   assert [(one.category, one.text) for one in found] == list(_QUESTIONS)
   rounds = dict.fromkeys(_METHODS, 0)
   for one in found:

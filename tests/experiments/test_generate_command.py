@@ -18,7 +18,7 @@ _NEW_TOKENS = 96  # more than a terminal is wide
 _COLOURS = {'accepted': '32', 'correction': '1;31', 'bonus': '1;34'}
 _DRAWN = """
 from __gin__ import dynamic_registration
-from experiments import generation
+from experiments.decoding import generation
 import specsample
 generation.Generator.sampling = @specsample.Sampling()
 specsample.Sampling.temperature = 1.0
@@ -224,7 +224,7 @@ def test_help_names_the_shipped_drafters(commands):
 def test_flags_are_parsed_before_jax_is_imported():
   code = (
     'import sys; from experiments import generate; early = set(sys.modules); '
-    'from experiments import generating; late = set(sys.modules); '
+    'from experiments.decoding import generating; late = set(sys.modules); '
     'print(*sorted(early & {"jax", "rich"}), "jax" in late, '
     '"matplotlib" in late)'
   )

@@ -14,9 +14,9 @@ import pytest
 from experiments import data_folder
 from experiments import features
 from experiments import filters
-from experiments import prompts
 from experiments import template
 from experiments import text_prompts
+from experiments.decoding import prompts
 from experiments.dialogues import Source
 import specsample
 from specsample.models import fingerprint

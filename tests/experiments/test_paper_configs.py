@@ -7,9 +7,9 @@ import pathlib
 import gin
 import pytest
 
-from experiments import measures
-from experiments import papers
-from experiments import results
+from experiments.evaluation import papers
+from experiments.reporting import ratios
+from experiments.reporting import rows as rows_lib
 from experiments.tasks import summarization
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def test_papers_rows_are_of_the_evaluation(table, full):
   paper = papers.Paper()
   ours = [row for row in paper.rows if row[0] in parts and row[1] in methods]
   assert bool(ours) == bool(paper.rows)
-  fields = {field.name for field in dataclasses.fields(results.Row)}
+  fields = {field.name for field in dataclasses.fields(rows_lib.Row)}
   for _, _, values in ours:
     for quantity in values:
       is_position = quantity.startswith('acceptance at ')
@@ -78,7 +78,7 @@ def test_papers_rows_are_of_the_evaluation(table, full):
   for part, method, over, values in paper.ratios:
     assert part in parts
     assert {method, over} <= methods
-    assert set(values) <= set(measures.RATIOS)
+    assert set(values) <= set(ratios.RATIOS)
 
 
 def test_medusas_own_number_is_not_under_hydras_paper():

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import evaluation as evaluation_lib
 from experiments import methods
 from experiments import recording
 from experiments import replaying
 from experiments import traced_rounds
 from experiments import traces
+from experiments.evaluation import evaluation as evaluation_lib
 import specsample
 from specsample import drafters
 from specsample import policies

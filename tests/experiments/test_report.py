@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from experiments import figures
 from experiments import page
-from experiments import report_columns
 from experiments import report_files
 from experiments import report_plots
-from experiments import result_file
-from experiments import results
+from experiments.reporting import columns
+from experiments.reporting import figures
+from experiments.reporting import result_file
+from experiments.reporting import rows
 from tests.experiments import reports
 
 
@@ -137,12 +137,11 @@ def test_other_commands_have_tables_too(found):
 
 
 def test_every_field_of_a_row_is_explained():
-  row = dict.fromkeys(field.name for field in dataclasses.fields(results.Row))
+  row = dict.fromkeys(field.name for field in dataclasses.fields(rows.Row))
   unexplained = [
     name
     for name in row
-    if name not in report_columns.COLUMNS
-    and not report_columns.is_interval(name, row)
+    if name not in columns.COLUMNS and not columns.is_interval(name, row)
   ]
   assert set(unexplained) <= {'scores'}
 

@@ -5,11 +5,11 @@ import itertools
 from matplotlib.backends import backend_agg
 import pytest
 
-from experiments import figures
 from experiments import methods
-from experiments import plots
 from experiments import report_plots
-from experiments import results
+from experiments.evaluation import plots
+from experiments.reporting import figures
+from experiments.reporting import rows as rows_lib
 from tests.experiments import reports
 
 _CATEGORIES = ('overall', 'math', 'qa', 'summarization', reports.NASTY)
@@ -38,7 +38,7 @@ def _rows(count, categories=_CATEGORIES):
 
 
 def _overall(count):
-  rows = [results.Row(**row) for row in _rows(count, ['overall'])]
+  rows = [rows_lib.Row(**row) for row in _rows(count, ['overall'])]
   return plots.overall(rows, 'title')
 
 
@@ -148,7 +148,7 @@ def test_many_methods_look_different():
 def test_a_method_without_a_speedup_keeps_its_place():
   rows = _rows(3, ['overall'])
   rows[1] = rows[1] | {'speedup': None, 'speedup_ci95': None}
-  figure = plots.overall([results.Row(**row) for row in rows], '')
+  figure = plots.overall([rows_lib.Row(**row) for row in rows], '')
   widths = [bar.get_width() for bar in figure.axes[1].patches]
   assert widths == pytest.approx([1, 0, 1.2, 1.3])
   assert [text.get_text() for text in figure.axes[1].texts] == [

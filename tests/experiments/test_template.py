@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import tokenizers
 
-from experiments import evaluation
 from experiments import methods
-from experiments import prompts
 from experiments import template
+from experiments.decoding import prompts
+from experiments.evaluation import evaluation
 import specsample
 from specsample import testing
 from specsample import tokenizer_files

@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import audits
-from experiments import evaluation
 from experiments import methods
 from experiments import refilling
 from experiments import refilling_audits
 from experiments import refilling_report
-from experiments import results
 from experiments.command import journal as journal_lib
+from experiments.evaluation import audits
+from experiments.evaluation import evaluation
+from experiments.reporting import rows
 import specsample
 from specsample import stats
 from specsample import testing
@@ -113,7 +113,7 @@ def _decoded(folder, target, temperature=0.0):
     answers.items(), comparison.evaluation.methods
   ):
     generations = [
-      results.Generation(
+      rows.Generation(
         batch=0,
         category='',
         prompt_tokens=len(prompt),

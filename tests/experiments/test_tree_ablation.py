@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import evaluation
 from experiments import methods
 from experiments import tree_calibration
 from experiments import tree_costs
+from experiments.evaluation import evaluation
 import specsample
 from specsample import testing
 from specsample import tree

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from experiments import peer
+from experiments.timing import transformers_peer
 import specsample
 
 _SIZES = {
@@ -203,7 +203,7 @@ _PROMPTS = (
 
 def test_greedy_text_of_smollm2_equals_transformers(smollm2):
   model, params, tokenizer = smollm2.model, smollm2.params, smollm2.tokenizer
-  reference = peer.llama(smollm2)
+  reference = transformers_peer.llama(smollm2)
   num_new = 32
   prompts = [
     tokenizer.encode_chat([{'role': 'user', 'content': prompt}])

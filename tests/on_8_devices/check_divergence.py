@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import divergence
+from experiments.evaluation import divergence
 import specsample
 from specsample import sharding
 from specsample import testing

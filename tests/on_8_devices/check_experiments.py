@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import measure
 from experiments import pool as pool_lib
-from experiments import roofline
-from experiments import rounds
 from experiments.methods import random_weights
+from experiments.timing import hardware
+from experiments.timing import roofline
+from experiments.timing import round_times
 import specsample
 from specsample import sharding
 from specsample import types
@@ -81,7 +81,7 @@ def test_parts_of_a_round_are_timed():
   with jax.set_mesh(sharding.make_mesh(2, 4)):
     params = {'target': random_weights.params(_MODEL)}
     prompts, lengths = specsample.pad_prompts([[1, 2, 1, 2], [3], [4, 5]])
-    times = rounds.times(
+    times = round_times.times(
       params,
       prompts,
       lengths,
@@ -93,7 +93,7 @@ def test_parts_of_a_round_are_timed():
       rounds=20,  # a few could be hidden by what a call itself takes
       repeats=1,
     )
-    passes = measure.pass_ms(
+    passes = hardware.pass_ms(
       params, _MODEL, (1, 3), length=4, max_length=32, passes=20, repeats=1
     )
   assert times.law == types.DraftLaw.POINT_MASS

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import evaluation
 from experiments import methods
+from experiments.evaluation import evaluation
 from experiments.methods import remembering
 import specsample
 from specsample import choosing

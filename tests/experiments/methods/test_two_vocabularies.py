@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from experiments import evaluation as evaluation_lib
 from experiments import methods
-from experiments import two_vocabularies
 from experiments.command import progress
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import two_vocabularies
 import specsample
 from specsample import testing
 from specsample import text

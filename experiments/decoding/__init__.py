@@ -1,0 +1,1 @@
+"""How a method decodes prompts, and how that is shown."""

@@ -1,0 +1,180 @@
+"""A chat of several turns that keeps its cache from turn to turn."""
+
+from collections.abc import Iterator
+import contextlib
+import signal
+import sys
+import threading
+
+import jax
+
+from experiments.decoding import colouring
+from experiments.decoding import display
+from experiments.decoding import generation
+from experiments.decoding import stream
+from specsample import request
+from specsample import text as text_lib
+from specsample import turns
+from specsample.types import DecodeState
+
+
+class Conversation:
+  """Turns and answers so far, and the row that holds them.
+
+  A turn is appended to the row where the template renders the turns before it
+  as they are there, token by token; the target then reads only what is new.
+  Where it does not (some templates leave thinking out of earlier answers), the
+  whole conversation is prefilled anew.
+
+  Attributes:
+    num_read: tokens that the target read for the last turn.
+  """
+
+  def __init__(self, decoder: stream.Decoder):
+    """`decoder` has a `max_length`, which holds the whole conversation."""
+    self.num_read = 0
+    self._decoder = decoder
+    self._messages: list[dict[str, str]] = []
+    self._tokens: list[int] = []  # of the row
+    self._state: DecodeState | None = None
+
+  @property
+  def tokenizer(self) -> text_lib.Tokenizer:
+    """Turns the tokens into text."""
+    return self._decoder.target.tokenizer
+
+  def answer(self, turn: str) -> Iterator[generation.Chunk]:
+    """Yields the chunks of the answer to a turn of the user.
+
+    The caller may stop asking for more: the answer is then what it got.
+
+    Raises:
+      ValueError: there is no room for the turn, which is then left out.
+    """
+    messages = [*self._messages, {'role': 'user', 'content': turn}]
+    tokens = self._row(messages)
+    answer: list[int] = []
+    for state, one in stream.chunks(self._decoder, lambda: self._begin(tokens)):
+      answer += one.tokens
+      self._state = state
+      self._tokens = [*tokens, *answer]
+      content = self.tokenizer.decode(answer)
+      self._messages = [*messages, {'role': 'assistant', 'content': content}]
+      yield one
+
+  def _row(self, messages) -> list[int]:
+    """The tokens of a row: those that are there and some more, or all anew."""
+    tokenizer = self.tokenizer
+    text = tokenizer.chat(messages)
+    known = tokenizer.decode(self._tokens, skip_special=False)
+    rest = text.removeprefix(known)
+    no_text = tokenizer.encode('')  # BOS, where the family has it so
+    new = tokenizer.encode(rest, parse_special=True)[len(no_text) :]
+    tokens = [*self._tokens, *new]
+    if tokenizer.decode(tokens, skip_special=False) == text:
+      return tokens
+    return tokenizer.encode_chat(messages)
+
+  def _begin(self, tokens: list[int]) -> DecodeState:
+    """The row with these tokens, its old state used up."""
+    count = len(self._tokens)
+    new = tokens[count:]
+    is_longer = bool(new) and tokens[:count] == self._tokens
+    state = self._state
+    if state is not None and is_longer and self._extends(state, len(new)):
+      self.num_read = len(new)
+      return self._decoder.extend(state, new)
+    self.num_read = len(tokens)
+    return self._decoder.begin(tokens)
+
+  def _extends(self, state: DecodeState, num_new: int) -> bool:
+    """Whether a row is extended: a drafter's state takes many short passes."""
+    has_state = bool(jax.tree.leaves(state.draft))
+    is_short = num_new <= request.PREFILL_CHUNK
+    can_extend = turns.can_extend(self._decoder.method.drafter)
+    return can_extend and (is_short or not has_state)
+
+
+def hold(conversation: Conversation, first: str, by_origin: bool) -> None:
+  """Answers turns until there are no more, or until a second Ctrl-C.
+
+  Args:
+    conversation: with nothing said yet; compiled.
+    first: the first turn, '' to read it like the others.
+    by_origin: whether tokens are marked by their origin, under a legend.
+  """
+  if by_origin:
+    colouring.print_legend(display.console())
+  try:
+    for turn in _turns(first):
+      _answer(conversation, turn, by_origin)
+  except KeyboardInterrupt:
+    pass
+  if sys.stdin.isatty():
+    print(file=sys.stderr)  # after a prompt that got no line
+
+
+def _answer(conversation, turn, by_origin) -> None:
+  """Shows the answer to one turn, or says why there is none."""
+  last = None
+  views = display.views(conversation.tokenizer, by_origin)
+  try:
+    with _first_interrupt() as pressed:
+      for one in conversation.answer(turn):
+        last = one
+        for view in views:
+          view.show(one)
+        if pressed.is_set():
+          break
+  except ValueError as error:
+    display.note(str(error))
+    return
+  finally:
+    if last is not None:
+      for view in views:
+        view.close()
+  if last is not None:
+    display.note(display.turn_text(last, conversation.num_read))
+
+
+@contextlib.contextmanager
+def _first_interrupt() -> Iterator[threading.Event]:
+  """Within it the first Ctrl-C sets an event, and a second one interrupts.
+
+  An interrupt in the middle of a round would lose the row.
+  """
+  pressed = threading.Event()
+
+  def handle(number, frame):
+    del number, frame
+    if pressed.is_set():
+      raise KeyboardInterrupt
+    pressed.set()
+
+  before = signal.signal(signal.SIGINT, handle)
+  try:
+    yield pressed
+  finally:
+    signal.signal(signal.SIGINT, before)
+
+
+def _turns(first: str) -> Iterator[str]:
+  """The turns that are not empty, up to the end of standard input."""
+  if first:
+    yield first
+  while (line := _line()) is not None:
+    if line.strip():
+      yield line.strip()
+
+
+def _line() -> str | None:
+  """A line of standard input, None at its end; a terminal gets a prompt."""
+  prompt = 'you: '
+  if sys.stdin.isatty() and sys.stdout.isatty():
+    try:
+      return input(prompt)
+    except EOFError:
+      return None
+  if sys.stdin.isatty():
+    print(prompt, end='', file=sys.stderr, flush=True)
+  return sys.stdin.readline() or None

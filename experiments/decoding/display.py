@@ -1,0 +1,198 @@
+"""A generation as it appears: the text, or the text marked by origin."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import io
+import os
+import sys
+from typing import Any, Protocol
+
+import rich.console
+
+from experiments.decoding import colouring
+from experiments.decoding import generation
+import specsample
+from specsample import text as text_lib
+
+
+class View(Protocol):
+  """Something that shows chunks as they come."""
+
+  def show(self, shown: generation.Chunk) -> None:
+    """Shows one more chunk."""
+
+  def close(self) -> None:
+    """Shows what was held back, and ends the line."""
+
+
+def show(
+  chunks: Iterable[generation.Chunk],
+  tokenizer: text_lib.Tokenizer,
+  by_origin: bool,
+  waits: str = '',
+) -> list[generation.Chunk]:
+  """Shows chunks as they come, then the metrics; returns the chunks.
+
+  Interrupted, it still gives the metrics so far.
+
+  Args:
+    chunks: of a generation.
+    tokenizer: turns their tokens into text.
+    by_origin: whether tokens are marked by their origin, under a legend.
+    waits: what is said of the time before the prompt, see `waits_text`.
+  """
+  shown: list[generation.Chunk] = []
+  if by_origin:
+    colouring.print_legend(console())
+  shown_by = views(tokenizer, by_origin)
+  try:
+    for one in chunks:
+      shown.append(one)
+      for view in shown_by:
+        view.show(one)
+  finally:
+    for view in shown_by:
+      view.close()
+    if shown:
+      note('\n' + metrics_text(shown[-1]) + waits)
+  return shown
+
+
+def views(tokenizer: text_lib.Tokenizer, by_origin: bool) -> Sequence[View]:
+  """Returns the views of a generation, each with its own stream.
+
+  If standard output is not a terminal, it gets the plain text and standard
+  error the marked text. If both are the same file, only the marked text is
+  written, so that no token appears twice.
+  """
+  shown: list[View] = []
+  if not by_origin or not (sys.stdout.isatty() or _streams_are_one()):
+    shown.append(TextView(tokenizer))
+  if by_origin:
+    shown.append(colouring.ColourView(tokenizer, console()))
+  return shown
+
+
+def _streams_are_one():
+  """Whether standard output and standard error are one file or pipe."""
+  try:
+    out, err = (os.fstat(x.fileno()) for x in (sys.stdout, sys.stderr))
+  except (OSError, ValueError):  # neither file nor pipe
+    return False
+  return os.path.samestat(out, err)
+
+
+def console() -> rich.console.Console:
+  """Where marked text goes: beside the text alone, if that is piped away."""
+  return rich.console.Console(stderr=not sys.stdout.isatty())
+
+
+def note(text: str) -> None:
+  """Prints on standard error, broken between words where it is a terminal."""
+  errors = rich.console.Console(stderr=True)
+  errors.print(
+    text,
+    style='dim',
+    markup=False,
+    highlight=False,
+    soft_wrap=not errors.is_terminal,
+  )
+
+
+def metrics_text(last: generation.Chunk) -> str:
+  """Returns what a generation brought, in three lines."""
+  metrics = generation.metrics(last)
+  return '\n'.join(
+    [
+      f'{_count(metrics["tokens"], "token")} in '
+      f'{_count(metrics["rounds"], "round")} '
+      f'({metrics["tokens_per_round"]:.2f} per round){_drafts_text(last)}',
+      f'first token after {_number(metrics["time_to_first_token"], ".2f")} s, '
+      f'then {_number(metrics["tokens_per_second"], ".1f")} tokens per second '
+      f'({_number(metrics["ms_per_token"], ".1f")} ms per token)',
+      f'stopped by: {_reason(last)}',
+    ]
+  )
+
+
+def turn_text(last: generation.Chunk, num_read: int) -> str:
+  """Returns what an answer of a chat brought, in one line.
+
+  Args:
+    last: its last chunk.
+    num_read: tokens that the target read before the first round.
+  """
+  metrics = generation.metrics(last)
+  drafts = ''
+  if metrics['drafted']:
+    drafts = f'; {metrics["kept"]} of {metrics["drafted"]} drafted tokens kept'
+  return (
+    f'({_count(num_read, "token")} read, {metrics["tokens"]} written, the '
+    f'first after {_number(metrics["time_to_first_token"], ".2f")} s, then '
+    f'{_number(metrics["tokens_per_second"], ".1f")} per second{drafts}; '
+    f'stopped by: {_reason(last)})'
+  )
+
+
+def waits_text(seconds: Mapping[str, float]) -> str:
+  """Returns the times of the stages before the prompt, to follow the metrics.
+
+  Args:
+    seconds: of each stage, by its name.
+  """
+  times = ', '.join(f'{name} {value:.1f} s' for name, value in seconds.items())
+  return f'; before the prompt: {times}' if times else ''
+
+
+def _drafts_text(last: generation.Chunk) -> str:
+  stats = last.stats
+  if len(stats.proposed) < 2:
+    return ', without drafts'
+  metrics = generation.metrics(last)
+  num_plain = stats.proposed[0]
+  num_drafting = stats.rounds - num_plain
+  if not num_drafting:
+    return ': no round drafted anything'
+  plain = ''
+  if num_plain:
+    plain = f'; {_count(num_plain, "round")} drafted nothing'
+  return (
+    f': {metrics["drafted"]} drafted in {_count(num_drafting, "round")}, '
+    f'{metrics["kept"]} kept{plain}'
+  )
+
+
+def _reason(last: generation.Chunk) -> str:
+  if last.stop_reason == specsample.StopReason.RUNNING:
+    return 'interruption'
+  return last.stop_reason.name.lower()
+
+
+def _count(number: int, noun: str) -> str:
+  return f'{number} {noun}' if number == 1 else f'{number} {noun}s'
+
+
+def _number(value: Any, form: str) -> str:
+  """As the form says, '-' for None."""
+  return '-' if value is None else f'{value:{form}}'
+
+
+class TextView:
+  """The text on standard output, unwrapped and uncoloured."""
+
+  def __init__(self, tokenizer: text_lib.Tokenizer):
+    """`tokenizer` turns the tokens into text."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+      sys.stdout.reconfigure(errors='replace')
+    self._stream = text_lib.TextStream(tokenizer)
+
+  def show(self, shown: generation.Chunk) -> None:
+    """See `View`."""
+    self._write(self._stream.push(shown.tokens))
+
+  def close(self) -> None:
+    """See `View`; a newline ends the text."""
+    self._write(self._stream.finish() + '\n')
+
+  def _write(self, text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

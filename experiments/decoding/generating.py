@@ -1,0 +1,148 @@
+"""Runs `generate` once its flags are parsed."""
+
+import dataclasses
+from typing import Any
+
+from absl import flags
+import gin
+
+from experiments import methods
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import distributed
+from experiments.command import environment
+from experiments.command import mesh
+from experiments.command import stages as stages_lib
+from experiments.decoding import conversing
+from experiments.decoding import display
+from experiments.decoding import generation
+from experiments.decoding import stream
+from experiments.reporting import result_file
+from specsample import files
+from specsample import turns
+
+# Where the shipped files say which model is loaded.
+_NAME = 'target/specsample.load.name_or_path'
+_SAMPLING = ('temperature', 'top_p', 'top_k', 'min_p')
+
+
+def run(stages: stages_lib.Stages) -> None:
+  """Checks everything, then decodes and shows."""
+  config.parse()
+  with cli.bad_input():
+    distributed.start()
+  environment.set_up()
+  with mesh.configured():
+    (_chat if flags.FLAGS.interactive else _generate)(stages)
+
+
+def _generate(stages) -> None:
+  with cli.bad_input():
+    generator = generation.Generator()
+    for name in flags.FLAGS.drafter:
+      generator.maker(name)  # says now if one is unknown
+  for name in flags.FLAGS.drafter:
+    _generate_with(stages, name)
+
+
+def _generate_with(stages, name: str) -> None:
+  values = flags.FLAGS
+  with cli.bad_input():
+    out = files.at(values.out) if values.out else None
+    decoder = _decoder(stages, name, max_length=None)
+    tokenizer = decoder.target.tokenizer
+    tokens = generation.encode(tokenizer, values.prompt, values.chat)
+    _check(decoder, tokens)
+    if out is not None:
+      cli.make_folder(out)
+    stages.begin('compiling', 'the decoding loop')
+    decoder.compile(tokens)
+  stages.end()
+  found = stream.chunks(decoder, lambda: decoder.begin(tokens))
+  if not distributed.is_first():
+    for _ in found:
+      pass
+    return
+  chunks = (one for _, one in found)
+  _say_what_drafts(name, decoder.method)
+  shown = display.show(
+    chunks, tokenizer, values.show, display.waits_text(stages.seconds)
+  )
+  if out is not None:
+    result = generation.result(values.prompt, shown, tokenizer)
+    result_file.write(out / 'generate.json', environment.describe() | result)
+
+
+def _chat(stages) -> None:
+  values = flags.FLAGS
+  with cli.bad_input():
+    if distributed.is_on():
+      raise ValueError(
+        '--interactive runs in one process: leave --distributed and what '
+        'belongs to it out'
+      )
+    # A row is full when there is no room for another chunk.
+    (name,) = values.drafter
+    room = values.max_length + turns.CHUNK
+    decoder = _decoder(stages, name, max_length=room)
+    conversation = conversing.Conversation(decoder)
+    first = [{'role': 'user', 'content': values.prompt or '?'}]
+    tokens = decoder.target.tokenizer.encode_chat(first)
+    _check(decoder, tokens)
+    stages.begin('compiling', 'the decoding loop')
+    decoder.compile(tokens)
+  stages.end()
+  _say_what_drafts(name, decoder.method)
+  conversing.hold(conversation, values.prompt.strip(), values.show)
+
+
+def _say_what_drafts(name: str, method: methods.Method) -> None:
+  """Where one could not tell: of several, and of what was chosen."""
+  if method.note or len(flags.FLAGS.drafter) > 1:
+    display.note('\n' + (method.note or name))
+
+
+def _decoder(stages, name: str, max_length: int | None) -> stream.Decoder:
+  values = flags.FLAGS
+  generator = generation.Generator()
+  stages.begin('loading', _model_name())
+  make = generator.maker(name)
+  if name == 'auto':
+    generator.load()
+    stages.begin('timing', 'passes of the model, once on a machine')
+  method = generation.with_num_draft_tokens(
+    make(), name, values.num_draft_tokens
+  )
+  given: dict[str, Any] = {
+    setting: values[setting].value
+    for setting in _SAMPLING
+    if values[setting].value is not None
+  }
+  return stream.Decoder(
+    target=generator.load(),
+    method=method,
+    sampling=dataclasses.replace(generator.sampling, **given),
+    max_new_tokens=values.max_new_tokens,
+    seed=values.seed,
+    max_length=max_length,
+    chunk_seconds=0.0 if distributed.is_on() else 0.1,
+  )
+
+
+def _model_name() -> str:
+  try:
+    return str(gin.query_parameter(_NAME))
+  except ValueError:  # a configuration that loads it in another way
+    return 'the model'
+
+
+def _check(decoder: stream.Decoder, tokens: list[int]) -> None:
+  methods.check(
+    decoder.method,
+    [tokens],
+    model=decoder.target.model,
+    target=decoder.target.params,
+    sampling=decoder.sampling,
+    max_new_tokens=decoder.max_new_tokens,
+    max_length=decoder.max_length,
+  )

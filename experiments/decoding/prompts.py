@@ -1,0 +1,115 @@
+"""Prompts from a file: Spec-Bench's format, JSON lines, or plain text.
+
+  {"question_id": 81, "category": "writing", "turns": ["...", "..."]}
+  {"prompt": "...", "id": "...", "category": "..."}     (the last two optional)
+  a prompt a line
+
+Blank lines are skipped. Of a conversation the first turn is taken. A file is
+read as JSON lines if it is called so (.jsonl, .json) or starts with a brace,
+and may be compressed by gzip.
+"""
+
+import dataclasses
+import pathlib
+import reprlib
+from typing import Any
+
+from experiments.decoding import json_lines
+
+NO_CATEGORY = 'none'
+# The category of the row over all prompts.
+_RESERVED = 'overall'
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """One prompt, and where it came from."""
+
+  id: str
+  category: str
+  text: str
+  line: int  # from 1
+  reference: str | None = None  # what an answer is scored with
+
+
+def read(path: str, limit: int | None = None) -> list[Prompt]:
+  """Reads the first `limit` prompts; None reads all.
+
+  Raises:
+    ValueError: the file, its line and what is wrong with it.
+  """
+  prompts = _parse(path, _read_lines(path))
+  if not prompts:
+    raise ValueError(f'{path} holds no prompt: write one a line')
+  return prompts[:limit]
+
+
+def name(path: str) -> str:
+  """What the prompts are called in a table: the file's name."""
+  return pathlib.Path(_uncompressed(path)).stem
+
+
+def is_json(path: str) -> bool:
+  """Returns whether a file's name says that it holds JSON."""
+  return pathlib.Path(_uncompressed(path)).suffix in ('.jsonl', '.json')
+
+
+def _uncompressed(path: str) -> str:
+  return path.removesuffix('.gz')
+
+
+def _read_lines(path: str) -> list[str]:
+  data = json_lines.content(path)
+  try:
+    return json_lines.lines(data)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+
+
+def _parse(path: str, lines: list[str]) -> list[Prompt]:
+  numbered = [(i, line.strip()) for i, line in enumerate(lines, 1)]
+  numbered = [(i, line) for i, line in numbered if line]
+  if not (is_json(path) or (numbered and numbered[0][1].startswith('{'))):
+    return [Prompt(str(i), NO_CATEGORY, line, i) for i, line in numbered]
+  prompts = []
+  for i, line in numbered:
+    try:
+      prompts.append(from_json(json_lines.value(line), i))
+    except ValueError as error:
+      raise ValueError(f'{path}, line {i}: {error}: correct it') from error
+  return prompts
+
+
+def from_json(record: Any, line: int) -> Prompt:
+  """The prompt of a record of JSON lines.
+
+  Raises:
+    ValueError: what is wrong with it.
+  """
+  if not isinstance(record, dict):
+    raise ValueError('expected a JSON object with "prompt" or "turns"')
+  if 'turns' in record:
+    turns = record['turns']
+    if not (isinstance(turns, list) and turns):
+      raise ValueError('"turns" must be a list of at least one text')
+    text = turns[0]
+  elif 'prompt' in record:
+    text = record['prompt']
+  else:
+    raise ValueError('no "prompt" and no "turns"')
+  if not isinstance(text, str) or not text.strip():
+    raise ValueError(
+      f'the prompt is {reprlib.repr(text)}: it must be a text, not empty'
+    )
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError('the prompt holds half of a surrogate pair') from error
+  category = record.get('category', NO_CATEGORY)
+  if not isinstance(category, str) or category == _RESERVED:
+    raise ValueError(
+      f'"category" is {reprlib.repr(category)}: it must be a text other than '
+      f'{_RESERVED!r}'
+    )
+  identity = record.get('question_id', record.get('id', line))
+  return Prompt(str(identity), category, text, line)

@@ -1,0 +1,158 @@
+"""One row, decoded a few rounds at a time as it is shown."""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+
+import jax
+import numpy as np
+
+from experiments import methods as methods_lib
+from experiments.command import clock
+from experiments.command import distributed
+from experiments.decoding import generation
+from experiments.decoding import warm_up
+import specsample
+from specsample import request
+from specsample import sharding
+from specsample import step
+from specsample import turns
+from specsample.types import DecodeState
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Decoder:
+  """Decodes one row at a time, with the same compiled programs for all.
+
+  With `max_length` these serve prompts of every length that leaves room, and
+  rows that are extended; without it, those of one bucket (`pad_prompts`).
+  """
+
+  target: specsample.Loaded
+  method: methods_lib.Method
+  sampling: specsample.Sampling
+  max_new_tokens: int
+  seed: int = 0
+  max_length: int | None = None  # of a row, its prompt included
+  # A call of the compiled loop takes the host some milliseconds however few
+  # rounds it runs, and text that grows ten times a second reads as running
+  # text. 0 is a round each, as for several processes, whose clocks differ.
+  chunk_seconds: float = 0.1
+
+  @property
+  def params(self):
+    """The tree of parameters that the library's functions take."""
+    return methods_lib.all_params(self.target.params, self.method)
+
+  def compile(self, tokens: list[int]) -> None:
+    """Compiles what decodes this prompt, and runs it on another one."""
+    widths = step.widths(self.target.model, self.method.drafter)
+    begin = lambda rows: self.begin(rows[0])
+    warm_up.run(begin, lambda state: self.advance(state, 1), [tokens], widths)
+    is_chat = self.max_length is not None
+    if is_chat and turns.can_extend(self.method.drafter):
+      jax.block_until_ready(self.extend(self.begin(tokens), []))
+
+  def begin(self, tokens: list[int]) -> DecodeState:
+    """Takes the prompt in; ValueError for what cannot be decoded."""
+    prompts, lengths = specsample.pad_prompts([tokens])
+    if self.max_length is not None:
+      # The chunks of a prefill are the same for prompts of this width and more.
+      missing = max(0, request.PREFILL_CHUNK - prompts.shape[1])
+      prompts = np.pad(prompts, ((0, 0), (0, missing)))
+    return specsample.prefill(
+      self.params,
+      prompts,
+      lengths,
+      jax.random.key(self.seed),
+      model=self.target.model,
+      drafter=self.method.drafter,
+      sampling=self.sampling,
+      max_new_tokens=self.max_new_tokens,
+      max_length=self.max_length,
+    )
+
+  def extend(self, state: DecodeState, tokens: list[int]) -> DecodeState:
+    """Appends tokens to a row; the given state is used up."""
+    return specsample.extend(
+      self.params,
+      state,
+      np.asarray([tokens], np.int32).reshape(1, -1),
+      np.asarray([len(tokens)], np.int32),
+      model=self.target.model,
+      drafter=self.method.drafter,
+      max_new_tokens=self.max_new_tokens,
+    )
+
+  def advance(self, state: DecodeState, num_rounds: int) -> DecodeState:
+    """Runs rounds; the given state is used up."""
+    return specsample.advance(
+      self.params,
+      state,
+      model=self.target.model,
+      drafter=self.method.drafter,
+      verify=self.method.verify,
+      stop=specsample.Stop(eos_ids=self.target.tokenizer.eos_ids),
+      max_rounds=num_rounds,
+    )
+
+
+def chunks(
+  decoder: Decoder, begin: Callable[[], DecodeState]
+) -> Iterator[tuple[DecodeState, generation.Chunk]]:
+  """Decodes until the row stops; yields chunks and the state after each.
+
+  The first chunk is one round, those after it take about `chunk_seconds`.
+
+  Args:
+    decoder: compiled, so that nothing else is timed.
+    begin: returns the state to go on from, with the prompt in its cache.
+  """
+  state, first_seconds = clock.seconds(begin)
+  before = _first_row(state)
+  shown = start = int(before['length'])
+  seconds = 0.0
+  num_rounds = 1
+  done = False
+  while not done:
+    # Who shows the chunk takes time too, which is none of decoding's.
+    state, elapsed = clock.seconds(decoder.advance, state, num_rounds)
+    if not seconds:
+      first_seconds += elapsed
+    seconds += elapsed
+    row = _first_row(state)
+    length, done = int(row['length']), bool(row['done'])
+    count = lambda name, row=row: tuple((row[name] - before[name]).tolist())
+    yield (
+      state,
+      generation.Chunk(
+        tokens=row['tokens'][shown:length].tolist(),
+        origins=[specsample.Origin(i) for i in row['origin'][shown:length]],
+        stats=specsample.stats.Stats(
+          tokens=length - start,
+          rounds=int(row['round'] - before['round']),
+          proposed=count('proposed'),
+          accepted=count('accepted'),
+        ),
+        stop_reason=specsample.StopReason(int(row['stop_reason'])),
+        seconds=seconds,
+        first_seconds=first_seconds,
+      ),
+    )
+    shown = length
+    num_rounds = max(1, round(decoder.chunk_seconds * num_rounds / elapsed))
+
+
+def _first_row(state: DecodeState) -> dict[str, np.ndarray]:
+  """What is shown of it, on the host."""
+  names = (
+    *('length', 'done', 'tokens', 'origin', 'round', 'proposed', 'accepted'),
+    'stop_reason',
+  )
+  shown = {name: getattr(state, name) for name in names}
+  if distributed.is_on():
+    shown = _replicate(shown)
+  return {name: x[0] for name, x in jax.device_get(shown).items()}
+
+
+# Of an array that no host holds whole, each gets a whole one.
+_replicate = jax.jit(sharding.replicate)

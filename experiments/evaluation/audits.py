@@ -1,0 +1,289 @@
+"""The audit of an evaluation: where greedy outputs part from the baseline's.
+
+`divergence` says what is done at the first difference of each.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+from absl import logging
+import jax
+import numpy as np
+
+from experiments import methods as methods_lib
+from experiments.command import distributed
+from experiments.command import journal as journal_lib
+from experiments.command import units as units_lib
+from experiments.evaluation import divergence
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.reporting import rows as rows_lib
+from specsample import sampling as sampling_lib
+
+# The journal's keys are (KIND, method, prompt).
+KIND = 'divergence'
+TIE = 'tie'
+DIFFERS = 'DIFFERS'
+
+# So many of a method are shown in the terminal; result.json has all.
+_SHOWN = 3
+_NO_TOKEN = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Parting:
+  """A first difference. -1 stands for the token of an output that ended."""
+
+  method: str
+  prompt: int  # its number, from 0
+  common: list[int]  # the tokens before
+  token: int
+  baseline_token: int
+
+
+def units(
+  evaluation: evaluation_lib.Evaluation,
+  tokens: Sequence[list[int]],
+  journal: journal_lib.Journal | None,
+) -> list[units_lib.Unit]:
+  """A unit of work for each greedy output that is not the baseline's.
+
+  Only what has to be equal is compared: lossless methods at temperature 0, when
+  there is a baseline.
+
+  Args:
+    evaluation: that was run.
+    tokens: the prompts as the model reads them.
+    journal: with all generations; None in all processes but the first.
+  """
+  if (
+    evaluation.sampling.temperature != 0
+    or methods_lib.BASELINE not in evaluation.methods
+  ):
+    return []
+  found = []
+  if journal is not None:
+    found = list(_partings(evaluation, len(tokens), journal))
+  return [
+    _unit(
+      parting, functools.partial(_audit_in_batch, evaluation, tokens, parting)
+    )
+    for parting in _from_first(evaluation, found)
+  ]
+
+
+def unit(
+  evaluation: evaluation_lib.Evaluation, prompt: list[int], parting: Parting
+) -> units_lib.Unit:
+  """The unit of work for one output, of which no batch is known.
+
+  Args:
+    evaluation: that the method is of; as many rows were decoded at once, and as
+      many tokens at most.
+    prompt: its tokens.
+    parting: of the output from another one, which stands for the baseline's.
+  """
+  return _unit(
+    parting, functools.partial(_audit_alone, evaluation, prompt, parting)
+  )
+
+
+def _unit(parting, run):
+  label = f'difference, prompt {parting.prompt + 1}, {parting.method}'
+  return units_lib.Unit(
+    label,
+    (KIND, parting.method, parting.prompt),
+    functools.partial(_unless_it_fails, label, run),
+  )
+
+
+def _unless_it_fails(label, run):
+  """Nothing where the devices have no room for the target in float32 too.
+
+  What was decoded is not lost for that, and another run tries again.
+  """
+  try:
+    return run()
+  except jax.errors.JaxRuntimeError as error:
+    reason, _, _ = str(error).partition('\n')
+    logging.warning('%s: not audited: %s', label, reason)
+    return None
+
+
+def partings(
+  method: str, outputs: Sequence[list[int]], baseline: Sequence[list[int]]
+) -> Iterator[Parting]:
+  """Where outputs, a prompt each, part from the baseline's."""
+  pairs = zip(outputs, baseline, strict=True)
+  for prompt, (tokens, base) in enumerate(pairs):
+    at = rows_lib.first_difference(tokens, base)
+    if at is not None:
+      ends = [[*row, _NO_TOKEN][at] for row in (tokens, base)]
+      yield Parting(method, prompt, tokens[:at], *ends)
+
+
+def mismatches(
+  method: str,
+  outputs: Sequence[list[int]],
+  baseline: Sequence[list[int]],
+  divergences: Iterable[dict[str, Any]],
+) -> rows_lib.Mismatches:
+  """How many outputs are not the baseline's, by what the audit said of them."""
+  different = sum(1 for _ in partings(method, outputs, baseline))
+  verdicts = [one['verdict'] for one in divergences if one['method'] == method]
+  ties, errors = map(verdicts.count, (TIE, DIFFERS))
+  return rows_lib.Mismatches(ties, errors, different - ties - errors)
+
+
+def lines(
+  divergences: Sequence[dict[str, Any]],
+  baseline: str = methods_lib.BASELINE,
+  file: str = 'result.json',
+) -> list[str]:
+  """A few lines a method, of which those that DIFFER come first.
+
+  Args:
+    divergences: the values of the units.
+    baseline: what the outputs were compared with, by name.
+    file: where all of them are.
+  """
+  shown = []
+  for method in dict.fromkeys(one['method'] for one in divergences):
+    found = [one for one in divergences if one['method'] == method]
+    found.sort(key=lambda one: one['verdict'] != DIFFERS)
+    shown += [_line(one, baseline) for one in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+      shown.append(f'  {len(found) - _SHOWN} more of {method} in {file}')
+  return shown
+
+
+def _line(one, baseline):
+  where = f'  {one["method"]}, prompt {one["prompt"]}, token {one["position"]}'
+  texts = f'{one["text"]!r} for {one["baseline_text"]!r}'
+  if one['audit'] is None:
+    return f'{where}: {texts}: one output ended there ({one["verdict"]})'
+  audit = one['audit']
+  return (
+    f'{where}: {texts} ({one["verdict"]}); ahead is '
+    f"{baseline}'s token by {audit['float32']['lead']:.2g} logits "
+    f'in float32 (a tie up to {audit["bound"]:.2g}), '
+    f'{audit["one_token"]["lead"]:.2g} in passes of 1 token, '
+    f'{audit["block"]["lead"]:.2g} in passes of {one["width"]}'
+  )
+
+
+def _partings(evaluation, num_prompts, journal):
+  def outputs(name):
+    return [
+      generation['tokens']
+      for i in range(len(evaluation.batches(num_prompts)))
+      for generation in journal['generation', name, i]['generations']
+    ]
+
+  baseline = outputs(methods_lib.BASELINE)
+  for name, method in evaluation.methods.items():
+    if not method.verify.lossless or name == methods_lib.BASELINE:
+      continue
+    yield from partings(name, outputs(name), baseline)
+
+
+def _from_first(evaluation, found: list[Parting]) -> list[Parting]:
+  """What the first process found, in all."""
+  names = list(evaluation.methods)
+  (count,) = distributed.from_first(np.asarray([len(found)]))
+  if not count:
+    return []
+  rows = np.full((count, 5 + evaluation.max_new_tokens), _NO_TOKEN)
+  for row, one in zip(rows, found, strict=False):
+    row[:5] = (
+      *(names.index(one.method), one.prompt, len(one.common)),
+      *(one.token, one.baseline_token),
+    )
+    row[5 : 5 + len(one.common)] = one.common
+  return [
+    Parting(names[method], prompt, common[:length], token, baseline_token)
+    for method, prompt, length, token, baseline_token, *common in (
+      distributed.from_first(rows).tolist()
+    )
+  ]
+
+
+def _audit_in_batch(evaluation, tokens, parting) -> dict[str, Any]:
+  batch = next(
+    batch
+    for batch in evaluation.batches(len(tokens))
+    if parting.prompt in batch
+  )
+  return _audit(
+    evaluation,
+    tokens[parting.prompt],
+    parting,
+    _sampling(evaluation, len(batch), batch.index(parting.prompt)),
+    functools.partial(_starts, evaluation, tokens, parting, batch),
+  )
+
+
+def _audit_alone(evaluation, prompt, parting) -> dict[str, Any]:
+  sampling = _sampling(evaluation, 1, 0)
+  return _audit(evaluation, prompt, parting, sampling, lambda: [])
+
+
+def _sampling(evaluation, num_rows, row) -> sampling_lib.Sampling:
+  """The settings of one row of a batch."""
+  vocab_size = evaluation.target.model.vocab_size
+  rows = sampling_lib.per_row(evaluation.sampling, num_rows, vocab_size)
+  return jax.tree.map(lambda x: x[row], rows)
+
+
+def _starts(evaluation, tokens, parting, batch) -> list[int]:
+  """Where the method's rounds began, up to the difference.
+
+  It decodes the batch again, and gives nothing if that has another output.
+  """
+  output = evaluation.generate(
+    evaluation.methods[parting.method], [tokens[i] for i in batch], batch
+  )
+  row, count = batch.index(parting.prompt), len(parting.common) + 1
+  again = np.asarray(output.tokens)[row, :count].tolist()
+  if again != [*parting.common, parting.token]:
+    return []
+  rounds = np.asarray(output.emit_round)[row, :count]
+  return [0, *(1 + np.flatnonzero(np.diff(rounds))).tolist()]
+
+
+def _audit(evaluation, prompt, parting, sampling, starts) -> dict[str, Any]:
+  method = evaluation.methods[parting.method]
+  text = lambda token: (
+    None
+    if token == _NO_TOKEN
+    else evaluation.target.tokenizer.decode([token], skip_special=False)
+  )
+  width = method.drafter.num_draft_tokens + 1
+  found = {
+    'method': parting.method,
+    'prompt': parting.prompt + 1,
+    'position': len(parting.common),  # of the emitted tokens, from 0
+    'token': parting.token,
+    'text': text(parting.token),
+    'baseline_token': parting.baseline_token,
+    'baseline_text': text(parting.baseline_token),
+    'width': width,  # tokens of a pass of the method
+  }
+  if _NO_TOKEN in (parting.token, parting.baseline_token):
+    return found | {'verdict': DIFFERS, 'audit': None}
+  audit = divergence.audit(
+    evaluation.target.params,
+    prompt,
+    parting.common,
+    parting.token,
+    parting.baseline_token,
+    model=evaluation.target.model,
+    width=width,
+    starts=starts(),
+    batch_size=evaluation.batch_size,
+    max_new_tokens=evaluation.max_new_tokens,
+    sampling=sampling,
+  )
+  verdict = TIE if audit.is_tie else DIFFERS
+  return found | {'verdict': verdict, 'audit': audit.to_json()}

@@ -1,0 +1,170 @@
+"""What a round of each length costs, in the loop that decodes."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import methods as methods_lib
+from experiments.command import clock
+from experiments.command import environment
+from experiments.command import progress as progress_lib
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.reporting import result_file
+from experiments.reporting import terminal_table
+import specsample
+from specsample import drafters
+from specsample import initial
+from specsample.policies import policy as policy_lib
+
+# Of one timed call; and the rows of the table take turns so often.
+_ROUNDS, _REPEATS = 8, 25
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked(policy_lib.Length):
+  """The number of drafts is in the state, for whoever writes it there."""
+
+  def init(self, num_draft_tokens):
+    """See `policy.Policy`."""
+    return jnp.int32(num_draft_tokens)
+
+  def length(self, state, over):
+    """See `policy.Policy`."""
+    del over
+    return state
+
+  def update(self, drafted, kept, state, over):
+    """See `policy.Policy`."""
+    del drafted, kept, over
+    return state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+  """Milliseconds of a round of 0, 1, ... K drafts; and of plain decoding."""
+
+  ms: list[float]  # [K + 1]
+  plain_ms: float  # NoDraft in the same loop
+
+  @property
+  def relative(self) -> tuple[float, ...]:
+    """[K + 1], 1 for a round of plain decoding."""
+    return tuple(round(ms / self.plain_ms, 3) for ms in self.ms)
+
+
+def work(
+  evaluation: evaluation_lib.Evaluation,
+) -> dict[str, methods_lib.Method]:
+  """The adaptive methods, asked for any length; of several alike the first.
+
+  Raises:
+    ValueError: there is none.
+  """
+  found: dict[str, methods_lib.Method] = {}
+  for name, method in evaluation.methods.items():
+    if not isinstance(method.drafter, drafters.Adaptive):
+      continue
+    drafter = dataclasses.replace(method.drafter, policies=(Asked(),))
+    if all(other.drafter != drafter for other in found.values()):
+      found[name] = dataclasses.replace(method, drafter=drafter)
+  depth = max((initial.depth(m.drafter) for m in found.values()), default=0)
+  if evaluation.max_new_tokens < (_ROUNDS + 1) * (depth + 1):
+    raise ValueError(
+      f'max_new_tokens is {evaluation.max_new_tokens}, and the rounds that are '
+      f'timed may emit {(_ROUNDS + 1) * (depth + 1)}: allow as many'
+    )
+  if not found:
+    raise ValueError(
+      f'none of the methods {sorted(evaluation.methods)} is adaptive: give one '
+      'made by adaptive.adaptive'
+    )
+  return found
+
+
+def measure(
+  evaluation: evaluation_lib.Evaluation,
+  work: Mapping[str, methods_lib.Method],
+  tokens: Sequence[list[int]],
+  progress: progress_lib.Bar,
+) -> dict[str, Costs]:
+  """Times rounds behind a batch of typical prompts: medians, in turns."""
+  typical = evaluation.typical(tokens)
+  plain = methods_lib.Method(drafters.NoDraft())
+  with progress(len(work)) as step:
+    found = {}
+    for name, method in work.items():
+      step(f'rounds of {name}')
+      of_method = functools.partial(_round_ms, evaluation, method, typical)
+      of_plain = functools.partial(_round_ms, evaluation, plain, typical)
+      lengths = range(initial.depth(method.drafter) + 1)
+      taken: dict[int, list[float]] = {length: [] for length in (-1, *lengths)}
+      for repeat in range(_REPEATS + 1):
+        for length, of_length in taken.items():
+          ms = of_plain(None) if length < 0 else of_method(length)
+          if repeat:  # the first one compiles
+            of_length.append(ms)
+      medians = {length: float(np.median(ms)) for length, ms in taken.items()}
+      found[name] = Costs(
+        ms=[medians[length] for length in lengths], plain_ms=medians[-1]
+      )
+  return found
+
+
+def _round_ms(evaluation, method, prompts, length):
+  padded, lengths = specsample.pad_prompts(prompts)
+  params = methods_lib.all_params(evaluation.target.params, method)
+  state = specsample.prefill(
+    params,
+    padded,
+    lengths,
+    jax.random.key(0),
+    model=evaluation.target.model,
+    drafter=method.drafter,
+    sampling=evaluation.sampling,
+    max_new_tokens=evaluation.max_new_tokens,
+  )
+  if length is not None:
+    (asked,) = state.draft.policies
+    draft = dataclasses.replace(
+      state.draft, policies=(jnp.full_like(asked, length),)
+    )
+    state = dataclasses.replace(state, draft=draft)
+  advance = functools.partial(
+    specsample.advance,
+    params,
+    model=evaluation.target.model,
+    drafter=method.drafter,
+    verify=method.verify,
+  )
+  # What was fed before the first round is the prefill's share.
+  state = jax.block_until_ready(advance(state, max_rounds=1))
+  before = np.max(state.round)
+  state, seconds = clock.seconds(advance, state, max_rounds=_ROUNDS)
+  # Fewer where the row stopped, as one without room does.
+  return 1e3 * seconds / max(1, np.max(state.round) - before)
+
+
+def write(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
+  """costs.json, with where it was measured."""
+  record = {name: dataclasses.asdict(found) for name, found in costs.items()}
+  result_file.write(
+    out / 'costs.json', {'environment': environment.describe(), 'costs': record}
+  )
+
+
+def show(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
+  """Prints the tables, and how `Fastest` is given them."""
+  console = terminal_table.console()
+  for name, found in costs.items():
+    ms = ', '.join(f'{x:.1f}' for x in found.ms)
+    console.print(
+      f'{name}: a round of 0, 1, ... drafts takes {ms} ms, one of plain '
+      f'decoding {found.plain_ms:.1f} ms'
+    )
+    console.print(f'  policies.Fastest.costs = {found.relative}')
+  console.print(f'written to {out / "costs.json"}')

@@ -1,0 +1,423 @@
+"""Methods x prompts: what is decoded, timed and written to the journal."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+import reprlib
+from typing import Any
+
+import gin
+import jax
+import numpy as np
+
+from experiments import methods as methods_lib
+from experiments.command import clock
+from experiments.command import environment
+from experiments.command import journal as journal_lib
+from experiments.command import units as units_lib
+from experiments.decoding import generation
+from experiments.decoding import prompts as prompts_lib
+from experiments.decoding import warm_up as warm_up_lib
+from experiments.evaluation import carried_policies as carried_lib
+from experiments.evaluation import round_parts
+from experiments.reporting import result_file
+from experiments.reporting import rows as rows_lib
+from experiments.tasks import source as source_lib
+from experiments.tasks import task as task_lib
+from experiments.timing import hardware
+import specsample
+from specsample import checks
+from specsample import decode
+from specsample import step
+from specsample import types
+from specsample.models import fingerprint
+
+# The journal's keys: (MEMORY, i), ('generation', method, batch) and
+# (parts.KIND, method, batch).
+MEMORY = 'memory_bandwidth'
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Evaluation:
+  """What is compared, and how many prompts are decoded at once.
+
+  Under a mesh the rows of a batch are divided over its data axis. A prompt's
+  tokens do not depend on the batch.
+  """
+
+  target: specsample.Loaded
+  methods: dict[str, methods_lib.Method]
+  sampling: specsample.Sampling = specsample.Sampling()
+  max_new_tokens: int = 128
+  task: task_lib.Task | None = None  # whose prompts; None: those of --prompts
+  limit: int | None = None  # of them only the first so many
+  chat: bool = True  # without a task: whether a prompt is a turn of a chat
+  # What the chat template asks for by name, as `Tokenizer.chat` takes it.
+  chat_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  seed: int = 0
+  num_seeds: int = 1  # how often each prompt is decoded, unless greedily
+  batch_size: int = 1
+  # Shorter prompts are padded to so many tokens: fewer programs are compiled.
+  least_width: int = 1
+  # Whether the policies of a method begin a batch with what they learned of the
+  # batches before. Then the tokens of a prompt are drawn as if it were alone
+  # only at temperature 0; their distribution stays.
+  carry_policies: bool = False
+  # How often the parts of a round are timed; 0 for not at all, which saves
+  # time, and nothing is predicted then.
+  repeats: int = 25
+
+  def __post_init__(self):
+    """Refuses an empty comparison and an empty batch."""
+    if not self.methods:
+      raise ValueError('Evaluation.methods is empty: name at least one')
+    for name, least in (
+      *(('batch_size', 1), ('repeats', 0), ('num_seeds', 1)),
+      ('least_width', 1),
+    ):
+      if not checks.is_count(getattr(self, name), least):
+        raise ValueError(
+          f'Evaluation.{name} is {getattr(self, name)}: give at least {least}'
+        )
+    if self.batch_size > 1:
+      chosen = {
+        name: method.for_batch(self.batch_size) if method.for_batch else method
+        for name, method in self.methods.items()
+      }
+      object.__setattr__(self, 'methods', chosen)
+    if self.carry_policies and jax.process_count() > 1:
+      raise ValueError(
+        'Evaluation.carry_policies is of one process, and there are '
+        f'{jax.process_count()}: leave it out'
+      )
+    if not (self.limit is None or checks.is_count(self.limit)):
+      raise ValueError(
+        f'Evaluation.limit is {self.limit}: give at least 1, or None for all '
+        'prompts'
+      )
+
+  def encode(self, path: str, prompt: prompts_lib.Prompt) -> list[int]:
+    """The prompt's tokens.
+
+    Raises:
+      ValueError: there is none, or more of them than the model takes; a chat
+        variable that every template is given already.
+    """
+    chat = self.chat if self.task is None else self.task.chat
+    tokens = generation.encode(
+      self.target.tokenizer, prompt.text, chat, self.chat_variables
+    )
+    room = self.target.model.max_length
+    if not tokens:
+      raise ValueError(
+        f'{path}, line {prompt.line}: the tokenizer knows nothing of the '
+        f'prompt {reprlib.repr(prompt.text)}: correct it'
+      )
+    if len(tokens) >= room:
+      raise ValueError(
+        f'{path}, line {prompt.line}: a prompt of {len(tokens)} tokens, but '
+        f'the model takes {room}, its answer included: shorten it'
+      )
+    return tokens
+
+  def check(self, tokens: Sequence[list[int]]) -> None:
+    """Refuses settings that cannot decode the prompts' tokens.
+
+    Raises:
+      ValueError: names the setting.
+    """
+    for method in self.methods.values():
+      methods_lib.check(
+        method,
+        tokens,
+        model=self.target.model,
+        target=self.target.params,
+        sampling=self.sampling,
+        max_new_tokens=self.max_new_tokens,
+      )
+
+  @property
+  def stop(self) -> specsample.Stop:
+    """What ends an answer before it has `max_new_tokens`."""
+    return specsample.Stop(eos_ids=self.target.tokenizer.eos_ids)
+
+  @property
+  def samples(self) -> int:
+    """How often each prompt is decoded: greedily once."""
+    return self.num_seeds if self.sampling.temperature != 0 else 1
+
+  def batches(self, num_prompts: int) -> list[range]:
+    """The prompts, by number, that are decoded at once."""
+    return [
+      range(start, min(start + self.batch_size, num_prompts))
+      for start in range(0, num_prompts, self.batch_size)
+    ]
+
+  def typical(self, tokens: Sequence[list[int]]) -> list[list[int]]:
+    """A batch of the prompts that are neither short nor long."""
+    rows, size = sorted(tokens, key=len), self.batch_size
+    # As many before as behind the middle one.
+    start = max(0, min(len(rows) // 2 - size // 2, len(rows) - size))
+    return rows[start : start + size]
+
+  def padded(
+    self, prompts: Sequence[list[int]]
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts as `pad_prompts` pads them, at least `least_width` wide."""
+    tokens, lengths = specsample.pad_prompts(prompts)
+    missing = max(0, self.least_width - tokens.shape[1])
+    return np.pad(tokens, ((0, 0), (0, missing))), lengths
+
+  def generate(
+    self,
+    method: methods_lib.Method,
+    prompts: Sequence[list[int]],
+    request_ids: Sequence[int],
+    sample: int = 0,
+  ) -> specsample.Output:
+    """Decodes prompts at once; a request id selects a prompt's stream.
+
+    A seed is used for a sample, from `seed` on.
+    """
+    return self.decode(method, prompts, request_ids, sample)[0]
+
+  def warm_up(
+    self,
+    method: methods_lib.Method,
+    prompts: Sequence[list[int]],
+    request_ids: Sequence[int],
+  ) -> None:
+    """Compiles all that `generate` runs, and runs it."""
+    carried = carried_lib.Carried.of(method, None)
+    policies = None
+    if self.carry_policies and carried is not None:
+      policies = carried.before(None)
+    params = self._params(method, policies)
+    warm_up_lib.run(
+      lambda rows: self._begin(method, params, rows, request_ids),
+      lambda state: self._finish(
+        self._advance(method, params, state, 1), len(prompts)
+      ),
+      prompts,
+      step.widths(self.target.model, method.drafter),
+    )
+
+  def decode(
+    self,
+    method: methods_lib.Method,
+    prompts: Sequence[list[int]],
+    request_ids: Sequence[int],
+    sample: int = 0,
+    policies: Any = None,
+  ) -> tuple[specsample.Output, types.DecodeState]:
+    """As `generate`; also returns the last state.
+
+    Args:
+      method: decodes, as in `generate` the prompts, request ids and sample.
+      policies: what its policies know before; None for nothing.
+    """
+    params = self._params(method, policies)
+    state = self._begin(method, params, prompts, request_ids, sample)
+    # Never as many rounds as slots: each emits a token.
+    state = self._advance(method, params, state, state.tokens.shape[1])
+    return self._finish(state, len(prompts)), state
+
+  def _params(self, method, policies) -> types.Params:
+    params = methods_lib.all_params(self.target.params, method)
+    return params if policies is None else params | {'policies': policies}
+
+  def _begin(self, method, params, prompts, request_ids, sample=0):
+    tokens, lengths = self.padded(prompts)
+    return specsample.prefill(
+      params,
+      tokens,
+      lengths,
+      jax.random.key(self.seed + sample),
+      request_ids=np.asarray(request_ids, np.int32),
+      model=self.target.model,
+      drafter=method.drafter,
+      sampling=self.sampling,
+      max_new_tokens=self.max_new_tokens,
+      verify=method.verify,
+    )
+
+  def _advance(self, method, params, state, max_rounds):
+    return specsample.advance(
+      params,
+      state,
+      model=self.target.model,
+      drafter=method.drafter,
+      verify=method.verify,
+      stop=self.stop,
+      max_rounds=jax.device_put(np.int32(max_rounds)),
+    )
+
+  def _finish(self, state, num_prompts) -> specsample.Output:
+    return specsample.finish(
+      state,
+      max_new_tokens=decode.most_new_tokens(state, self.max_new_tokens),
+      batch_size=num_prompts,
+    )
+
+
+def header(
+  evaluation: Evaluation,
+  prompts: Sequence[prompts_lib.Prompt],
+  tokens: Sequence[list[int]],
+  provenance: source_lib.Provenance | None = None,
+) -> dict[str, Any]:
+  """What a resumed run must have in common with the one it goes on from.
+
+  Its tokens too: a chat template may have changed, or write today's date.
+  Prompts of a task have a provenance.
+  """
+  texts = [(prompt.category, prompt.text) for prompt in prompts]
+  return {
+    'schema': result_file.SCHEMA,
+    'configuration': gin.config_str(),
+    'data': None if provenance is None else dataclasses.asdict(provenance),
+    'prompts or limit': journal_lib.digest(texts),
+    'tokens of the prompts': journal_lib.digest(tokens),
+    'model': repr(evaluation.target.model),
+    'target weights': evaluation.target.fingerprint,
+    'drafter weights': {
+      name: fingerprint.of(method.params)
+      for name, method in evaluation.methods.items()
+      if method.params is not None
+    },
+    'notes of methods': {
+      name: method.note for name, method in evaluation.methods.items()
+    },
+    'code of methods': {
+      name: environment.source_beside(method.drafter)
+      | environment.source_beside(method.verify)
+      for name, method in evaluation.methods.items()
+    },
+    **environment.identity(),
+  }
+
+
+def shared(header: dict[str, Any]) -> dict[str, str]:
+  """What of a header all processes of a run have in common."""
+  return {
+    name: repr(value) for name, value in header.items() if name != 'hardware'
+  }
+
+
+def label(batch: range, num_prompts: int, method: str) -> str:
+  """Of a batch of prompts, as its progress is shown."""
+  of_batch = f'prompt {batch[0] + 1}'
+  if len(batch) > 1:
+    of_batch = f'prompts {batch[0] + 1} to {batch[-1] + 1}'
+  return f'{of_batch} of {num_prompts}, {method}'
+
+
+def units(
+  evaluation: Evaluation,
+  prompts: Sequence[prompts_lib.Prompt],
+  tokens: Sequence[list[int]],
+  *,
+  visits: int | None = None,
+  journal: journal_lib.Journal | None = None,
+) -> Iterator[units_lib.Unit]:
+  """All the work.
+
+  The methods take turns at each batch, so that a machine that slows down slows
+  them all. So do the parts of a round, whose times are held against those of
+  the generations: they are timed behind each batch, as far as `repeats` goes.
+
+  Args:
+    evaluation: what is compared.
+    prompts: what is decoded.
+    tokens: the prompts as the model reads them.
+    visits: the most often that parts are timed; None is any number.
+    journal: of the run, from which it takes up what policies carry.
+  """
+  yield units_lib.Unit('memory', (MEMORY, 0), _memory_bandwidth)
+  batches = evaluation.batches(len(prompts))
+  turns = list(itertools.product(range(evaluation.samples), enumerate(batches)))
+  repeats = round_parts.share_out(
+    evaluation.repeats, visits or len(turns), len(turns)
+  )
+  typical = evaluation.typical(tokens)
+  carried = {
+    name: carried_lib.Carried.of(method, journal)
+    for name, method in evaluation.methods.items()
+    if evaluation.carry_policies
+  }
+  for turn, (sample, (i, batch)) in enumerate(turns):
+    rows = [tokens[j] for j in batch]
+    padded, _ = evaluation.padded(rows)
+    for name, method in evaluation.methods.items():
+      run = functools.partial(evaluation.decode, method, rows, batch, sample)
+      yield units_lib.Unit(
+        label(batch, len(prompts), name)
+        + (f', {sample + 1}' if sample else ''),
+        ('generation', name, turn),
+        functools.partial(
+          _generations,
+          run,
+          carried.get(name),
+          ('generation', name, turn - 1) if turn else None,
+          (i, sample),
+          [prompts[j].category for j in batch],
+          rows,
+        ),
+        program=(name, padded.shape),
+        warm_up=functools.partial(evaluation.warm_up, method, rows, batch),
+      )
+    for name, method in evaluation.methods.items():
+      if not repeats[turn]:
+        continue
+      measured = functools.partial(
+        round_parts.measure,
+        method,
+        typical,
+        target=evaluation.target,
+        sampling=evaluation.sampling,
+        max_new_tokens=evaluation.max_new_tokens,
+        stop=evaluation.stop,
+        repeats=repeats[turn],
+      )
+      yield units_lib.Unit(
+        f'parts of a round, {name}', (round_parts.KIND, name, turn), measured
+      )
+  # A machine that was slow at the beginning may be as fast as it was later.
+  yield units_lib.Unit('memory', (MEMORY, 1), _memory_bandwidth)
+
+
+def _memory_bandwidth():
+  return {'bytes_per_second': hardware.memory_bandwidth()}
+
+
+def _generations(run, carried, key_before, place, categories, prompts):
+  batch, sample = place
+  policies = carried.before(key_before) if carried else None
+  (output, state), seconds = clock.seconds(run, policies=policies)
+  output = jax.tree.map(np.asarray, output)
+  lengths = output.lengths.tolist()
+  shares = clock.by_tokens(seconds, lengths)
+  generations = []
+  for i, (category, prompt) in enumerate(zip(categories, prompts, strict=True)):
+    length = lengths[i]
+    generation = rows_lib.Generation(
+      batch=batch,
+      sample=sample,
+      category=category,
+      prompt_tokens=len(prompt),
+      tokens=output.tokens[i, :length].tolist(),
+      log_probs=output.log_probs[i, :length].tolist(),
+      seconds=shares[i],
+      stats=specsample.stats.of(
+        jax.tree.map(lambda x, i=i: x[i : i + 1], output)
+      ),
+      origins=output.origin[i, :length].tolist(),
+      emit_rounds=output.emit_round[i, :length].tolist(),
+    )
+    generations.append(generation.to_json())
+  if carried is None:
+    return {'generations': generations}
+  carried.learn(state)
+  return {'generations': generations, 'policies': carried.to_json()}

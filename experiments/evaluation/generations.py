@@ -1,0 +1,117 @@
+"""Who wrote what: generations.jsonl, the text of each method by the token.
+
+A line a prompt. Text, not ids, so that its readers need no tokenizer.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from experiments.decoding import prompts as prompts_lib
+from experiments.reporting import result_file
+from experiments.reporting import rows
+import specsample
+from specsample import files
+from specsample import text as text_lib
+
+NAME = 'generations.jsonl'
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+  """What a method wrote, token by token.
+
+  The pieces join to the text. One is empty where a token has none of its own:
+  it ends the text, or a character that the token after it completes.
+  """
+
+  pieces: list[str]
+  origins: list[str]  # 'accepted', 'correction', ..., of types.Origin
+  rounds: list[int]  # the round, from 0, that each came in
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """A prompt, and what each method wrote behind it."""
+
+  id: str
+  category: str
+  text: str
+  methods: dict[str, Text]
+
+
+def write(
+  out: pathlib.PurePath,
+  tokenizer: text_lib.Tokenizer,
+  prompts: Sequence[prompts_lib.Prompt],
+  generations: Mapping[str, Sequence[rows.Generation]],
+) -> None:
+  """Writes generations.jsonl.
+
+  Args:
+    out: the folder of the results.
+    tokenizer: of the target.
+    prompts: what was decoded.
+    generations: by method, those of the prompts in their order; what is behind
+      them, further samples, is left out.
+  """
+  lines = [json.dumps({'schema': result_file.SCHEMA})]
+  for i, prompt in enumerate(prompts):
+    methods = {
+      name: _text(tokenizer, of_method[i])
+      for name, of_method in generations.items()
+    }
+    one = Prompt(prompt.id, prompt.category, prompt.text, methods)
+    lines.append(json.dumps(dataclasses.asdict(one)))
+  rows.write(out / NAME, '\n'.join([*lines, '']).encode())
+
+
+def read(path: pathlib.PurePath, limit: int) -> list[Prompt]:
+  """Of a generations.jsonl the first `limit` prompts of each category.
+
+  Raises:
+    ValueError: it is damaged, or of a schema that is unknown; names the file.
+  """
+  found: list[Prompt] = []
+  counts: collections.Counter[str] = collections.Counter()
+  with files.at(path).open('rb') as file:
+    for number, line in enumerate(file, 1):
+      try:
+        record = json.loads(line)
+        if number == 1:
+          _check(path, record['schema'])
+        else:
+          prompt = _prompt(record)
+          counts[prompt.category] += 1
+          if counts[prompt.category] <= limit:
+            found.append(prompt)
+      except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+          f'{path}, line {number}, cannot be read ({error}): the evaluation '
+          'writes it anew where its journal is, else move it away'
+        ) from error
+  return found
+
+
+def _text(tokenizer, generation):
+  return Text(
+    pieces=text_lib.pieces(tokenizer, generation.tokens),
+    origins=[
+      specsample.Origin(origin).name.lower() for origin in generation.origins
+    ],
+    rounds=generation.emit_rounds,
+  )
+
+
+def _check(path, schema):
+  # Its lines have been the same since they were first written.
+  if schema not in range(2, result_file.SCHEMA + 1):
+    raise ValueError(f'schema {schema!r} where {result_file.SCHEMA} is known')
+
+
+def _prompt(record: dict[str, Any]) -> Prompt:
+  methods = {name: Text(**text) for name, text in record['methods'].items()}
+  return Prompt(**record | {'methods': methods})

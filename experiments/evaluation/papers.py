@@ -1,0 +1,167 @@
+"""What a paper reports, beside what was measured."""
+
+from collections.abc import Collection, Mapping, Sequence
+import dataclasses
+import numbers
+import re
+from typing import Any
+
+import gin
+
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import table as table_lib
+from experiments.reporting import ratios as ratios_lib
+from experiments.reporting import rows as rows_lib
+
+_POSITION = 'acceptance at '  # and a position, from 1
+_OF_A_POSITION = re.compile(rf'{_POSITION}[1-9][0-9]*')
+# What a paper's number can stand beside.
+_COLUMNS = tuple(
+  field.name
+  for field in dataclasses.fields(rows_lib.Row)
+  if field.type in (int, float, int | None, float | None)
+)
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Paper:
+  """A table of a paper.
+
+  A row is the setting, the method, and the paper's numbers by quantity: a field
+  of `results.Row` that is a number, 'acceptance at 1' and so on for a position,
+  or a score of the setting's task.
+  Settings and methods are those of the evaluation; others are shown without a
+  number of ours, as what cannot be run here.
+
+  Of gains over another method `ratios` have that one's name too, before the
+  numbers, which are of `measures.RATIOS`: 1.083 tokens a round are 8.3% more.
+  """
+
+  source: str = ''  # paper, table, hardware and models
+  note: str = ''  # why ours must differ
+  rows: Sequence[tuple[str, str, Mapping[str, float]]] = ()
+  ratios: Sequence[tuple[str, str, str, Mapping[str, float]]] = ()
+  # What the paper calls our methods.
+  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+  """One number of a paper, and ours."""
+
+  row: str  # setting and method, and the one that it is a ratio to
+  quantity: str
+  paper: float
+  ours: float | None
+  ci95: list[float] | None
+
+
+def check(
+  paper: Paper, evaluations: Mapping[str, evaluation_lib.Evaluation]
+) -> None:
+  """Refuses what could not be shown beside ours, before anything is decoded.
+
+  Args:
+    paper: the table.
+    evaluations: by setting.
+
+  Raises:
+    ValueError: names the row, the quantity, or the method that a ratio is to.
+  """
+  for row in paper.rows:
+    _check_row('rows', row, '(setting, method, numbers by quantity)')
+  for gain in paper.ratios:
+    _check_row('ratios', gain, '(setting, method, other, numbers by quantity)')
+  for part, method, values in paper.rows:
+    evaluation = evaluations.get(part)
+    if evaluation is None or method not in evaluation.methods:
+      continue
+    task = evaluation.task
+    scores = () if task is None else task.score_names
+    for quantity in values:
+      if not _OF_A_POSITION.fullmatch(quantity):
+        _check_name('rows', quantity, (*scores, *_COLUMNS), part)
+  for part, method, over, values in paper.ratios:
+    evaluation = evaluations.get(part)
+    if evaluation is None or method not in evaluation.methods:
+      continue
+    _check_name('ratios', over, evaluation.methods, part)
+    for quantity in values:
+      _check_name('ratios', quantity, ratios_lib.RATIOS, part)
+
+
+def _check_row(where: str, row: Sequence[Any], form: str) -> None:
+  is_whole = len(row) == 1 + form.count(',') and isinstance(row[-1], Mapping)
+  if not is_whole or not all(
+    isinstance(value, numbers.Real) for value in row[-1].values()
+  ):
+    raise ValueError(f'Paper.{where} has {row!r}: give {form}')
+
+
+def _check_name(
+  where: str, name: str, known: Collection[str], part: str
+) -> None:
+  if name not in known:
+    setting = f' of {part!r}' if part else ''
+    raise ValueError(
+      f'Paper.{where} has {name!r}{setting}: choose one of {", ".join(known)}'
+      + (f', {_POSITION}1, ...' if where == 'rows' else '')
+    )
+
+
+def of_other_prompts(paper: Paper, benchmark: str) -> Paper:
+  """Says that ours are of other data, whatever the settings are called."""
+  note = f'Ours are of {benchmark}, which --prompts put in place of the data.'
+  return dataclasses.replace(paper, note=f'{note} {paper.note}'.strip())
+
+
+def compare(paper: Paper, tables: Sequence[table_lib.Table]) -> list[Compared]:
+  """The paper's numbers beside ours over all prompts."""
+  found = {table.part: table for table in tables}
+  measured = {
+    (row.part, row.method): row
+    for table in tables
+    for row in table.rows
+    if row.category == rows_lib.OVERALL
+  }
+  called = lambda method: paper.names.get(method, method)
+  compared = []
+  for part, method, values in paper.rows:
+    name = ', '.join(filter(None, (part, called(method))))
+    for quantity, value in values.items():
+      ours = _ours(measured.get((part, method)), quantity)
+      compared.append(Compared(name, quantity, value, *ours))
+  for part, method, over, values in paper.ratios:
+    name = ', '.join(filter(None, (part, called(method))))
+    for quantity, value in values.items():
+      ours = _ratio(found.get(part), method, over, quantity)
+      compared.append(
+        Compared(f'{name} over {called(over)}', quantity, value, *ours)
+      )
+  return compared
+
+
+def _ratio(
+  table: table_lib.Table | None, method: str, over: str, quantity: str
+) -> tuple[float | None, list[float] | None]:
+  if table is None or not {method, over} <= table.generations.keys():
+    return None, None
+  runs = table.generations
+  return ratios_lib.ratio(runs[method], runs[over], quantity)
+
+
+def _ours(
+  row: rows_lib.Row | None, quantity: str
+) -> tuple[float | None, list[float] | None]:
+  if row is None:
+    return None, None
+  if quantity in row.scores:
+    score = row.scores[quantity]
+    return score['value'], score['ci95']
+  if quantity.startswith(_POSITION):
+    position = int(quantity.removeprefix(_POSITION))
+    shares = row.acceptance_by_position[position - 1 : position]
+    return (shares[0] if shares else None), None
+  interval = getattr(row, f'{quantity}_ci95', None)
+  return getattr(row, quantity, None), interval

@@ -1,0 +1,116 @@
+"""The speedup that the parts of a round predict, beside the measured one.
+
+Of what was timed as a whole nothing is used. The parts were timed apart (see
+`round_parts`), in turns with autoregressive decoding, so that a machine that
+slows down slows both; of the generations only tokens and rounds are counted.
+"""
+
+from collections.abc import Mapping, Sequence
+import itertools
+from typing import Any
+
+import numpy as np
+
+from experiments.reporting import rows as rows_lib
+from experiments.timing import part_times
+import specsample
+from specsample import request
+
+
+def speedup(
+  runs: Sequence[rows_lib.Generation],
+  baseline: Sequence[rows_lib.Generation],
+  parts: Mapping[str, Any],
+) -> float | None:
+  """The baseline's predicted time a token over the method's.
+
+  None where one of them emitted nothing, where the typical prompts are one
+  token each, as nothing is known of what a prefill takes then, and where noise
+  hid what a round takes. `parts` are the method's, as the journal has them.
+  """
+  if not (_num_tokens(runs) and _num_tokens(baseline)):
+    return None
+  if not parts['prefill_tokens'] and any(
+    fed_tokens([run.prompt_tokens]) for run in runs
+  ):
+    return None
+  own = _ms_per_token(
+    runs,
+    round_ms=np.sum(
+      [
+        part_times.of_lengths(parts, name, _most_drafts(runs))
+        for name in part_times.PARTS
+      ],
+      axis=0,
+    ),
+    prefill_ms=parts['prefill_ms'],
+    prefill_tokens=parts['prefill_tokens'],
+  )
+  plain = _ms_per_token(
+    baseline,
+    round_ms=np.full(_most_drafts(baseline) + 1, parts['plain_ms']),
+    prefill_ms=parts['plain_prefill_ms'],
+    prefill_tokens=parts['prefill_tokens'],
+  )
+  return plain / own if min(plain, own) > 0 else None
+
+
+def mean_ms(
+  runs: Sequence[rows_lib.Generation], parts: Mapping[str, Any], name: str
+) -> float:
+  """Returns the mean of a part over the rounds of generations."""
+  counts = np.sum([rounds_by_drafts(rows) for rows in _batches(runs)], axis=0)
+  of_rounds = part_times.of_lengths(parts, name, _most_drafts(runs))
+  return float(np.average(of_rounds, weights=counts))
+
+
+def rounds_by_drafts(rows: Sequence[rows_lib.Generation]) -> np.ndarray:
+  """Counts the rounds of a batch by the drafts of its widest row, [K + 1].
+
+  Exact for one row. A row's counts do not say which of its rounds were wide, so
+  several rows are assumed to draft independently of each other, each in all of
+  its rounds alike: then the counts are expectations.
+  """
+  most = max(run.stats.rounds for run in rows)
+  # In each round, the chance that no row drafts more than i tokens.
+  at_most = np.ones((most, _most_drafts(rows) + 1))
+  for run in rows:
+    # A row that is done drafts nothing.
+    share = np.cumsum(run.stats.proposed) / max(run.stats.rounds, 1)
+    at_most[: run.stats.rounds] *= share
+  return np.diff(at_most.sum(axis=0), prepend=0)
+
+
+def fed_tokens(prompt_tokens: Sequence[int]) -> int:
+  """How many tokens of a row the prefill takes in, for prompts so long.
+
+  Whole chunks, of a batch as many as its longest prompt needs.
+  """
+  longest = max(prompt_tokens)
+  padded, _ = specsample.pad_prompts([[0] * longest])
+  chunk = min(request.PREFILL_CHUNK, padded.shape[1])
+  return -(-(longest - 1) // chunk) * chunk
+
+
+def _ms_per_token(runs, *, round_ms, prefill_ms, prefill_tokens):
+  total = 0.0
+  for rows in _batches(runs):
+    fed = fed_tokens([run.prompt_tokens for run in rows])
+    # Of prompts that are one token each nothing is fed.
+    total += prefill_ms * fed / max(prefill_tokens, 1)
+    # Rows that are done wait for the last one.
+    total += float(rounds_by_drafts(rows) @ round_ms)
+  return total / _num_tokens(runs)
+
+
+def _batches(runs):
+  of_batch = itertools.groupby(runs, lambda run: (run.batch, run.sample))
+  return [list(rows) for _, rows in of_batch]
+
+
+def _most_drafts(runs):
+  return len(runs[0].stats.proposed) - 1
+
+
+def _num_tokens(runs):
+  return sum(len(run.tokens) for run in runs)

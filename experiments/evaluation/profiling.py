@@ -1,0 +1,74 @@
+"""Traces of one generation of each method, for people to look at.
+
+docs/profile.md says with what.
+"""
+
+from collections.abc import Sequence
+import pathlib
+import re
+
+import jax
+
+from experiments.command import progress as progress_lib
+from experiments.evaluation import evaluation as evaluation_lib
+from specsample import files
+
+
+def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
+  """The folder of --profile_dir, made.
+
+  Raises:
+    ValueError: it is none that can be written here, or a method's name is no
+      name of a folder.
+  """
+  path = files.at(folder)
+  if files.is_remote(path):
+    raise ValueError(
+      f'--profile_dir={folder} is of a bucket: give a local folder, and copy it'
+    )
+  for name in evaluation.methods:
+    if not re.fullmatch(r'\w[\w .,+=-]*', name):
+      raise ValueError(
+        f'method {name!r} cannot be the name of a folder of --profile_dir: '
+        'call it by letters, digits and -'
+      )
+  local = pathlib.Path(folder)
+  try:
+    local.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(
+      f'--profile_dir={folder}: {error.strerror}: give a folder that can be '
+      'written'
+    ) from error
+  return local
+
+
+def write(
+  folder: pathlib.Path,
+  evaluation: evaluation_lib.Evaluation,
+  tokens: Sequence[list[int]],
+  progress: progress_lib.Bar,
+) -> None:
+  """Decodes a typical batch with each method, and traces it in FOLDER/method.
+
+  It is decoded once before, so that nothing is compiled in the trace.
+
+  Args:
+    folder: from `check`.
+    evaluation: with the methods.
+    tokens: the prompts as the model reads them.
+    progress: shows it, see `progress.bar`.
+  """
+  prompts = evaluation.typical(tokens)
+  options = jax.profiler.ProfileOptions()
+  # A line for each call of a Python function would hide the others.
+  options.python_tracer_level = 0
+  with progress(len(evaluation.methods)) as step:
+    for name, method in evaluation.methods.items():
+      step(f'profile, {name}')
+      generate = lambda method=method: jax.block_until_ready(
+        evaluation.generate(method, prompts, range(len(prompts)))
+      )
+      generate()
+      with jax.profiler.trace(str(folder / name), profiler_options=options):
+        generate()

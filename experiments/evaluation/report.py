@@ -1,0 +1,321 @@
+"""What an evaluation leaves: tables in the terminal, and files."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import pathlib
+
+import gin
+import rich.text
+
+from experiments import methods as methods_lib
+from experiments.command import environment
+from experiments.evaluation import audits
+from experiments.evaluation import papers
+from experiments.evaluation import plots
+from experiments.evaluation import suite
+from experiments.evaluation import table as table_lib
+from experiments.reporting import columns as columns_lib
+from experiments.reporting import figures
+from experiments.reporting import result_file
+from experiments.reporting import rows as rows_lib
+from experiments.reporting import terminal_table
+
+
+def write(
+  out: pathlib.PurePath,
+  tables: Sequence[table_lib.Table],
+  paper: papers.Paper,
+) -> None:
+  """Writes result.json and results.csv, and the figure of each table.
+
+  That is results.png in `out` or, of a part, in its folder there.
+  """
+  write_rows(out, tables, paper)
+  for table in tables:
+    overall = _overall_rows(table.rows)
+    path = suite.folder(out, table.part) / 'results.png'
+    plots.draw(path, overall, rows_lib.title(vars(overall[0])))
+
+
+def write_rows(
+  out: pathlib.PurePath,
+  tables: Sequence[table_lib.Table],
+  paper: papers.Paper | None = None,
+) -> list[rows_lib.Row]:
+  """Writes result.json and results.csv; the rows."""
+  rows = [row for table in tables for row in table.rows]
+  data = {
+    table.benchmark: dataclasses.asdict(table.provenance)
+    for table in tables
+    if table.provenance is not None
+  }
+  result = environment.describe() | {
+    'gin_config': gin.operative_config_str(),
+    'data': data,
+    'rows': [dataclasses.asdict(row) for row in rows],
+    'divergences': [
+      {'part': table.part} | found
+      for table in tables
+      for found in table.divergences
+    ],
+  }
+  if paper is not None and paper.source:
+    compared = papers.compare(paper, tables)
+    result['paper'] = {
+      'source': paper.source,
+      'note': paper.note,
+      'targets': _targets(tables),
+      'rows': [dataclasses.asdict(row) for row in compared],
+    }
+  result_file.write(out / 'result.json', result)
+  rows_lib.write_csv(out / 'results.csv', rows)
+  return rows
+
+
+def _overall_rows(rows: Sequence[rows_lib.Row]) -> list[rows_lib.Row]:
+  return [row for row in rows if row.category == rows_lib.OVERALL]
+
+
+def show(
+  out: pathlib.PurePath,
+  tables: Sequence[table_lib.Table],
+  paper: papers.Paper,
+) -> None:
+  """Prints the tables, and beside the paper's numbers ours."""
+  for table in tables:
+    _show(table)
+  if paper.source:
+    shown = terminal_table.console()
+    shown.print(rich.text.Text(f'\n{paper.source}\n', 'bold'))
+    if paper.rows or paper.ratios:
+      shown.print(_compared(papers.compare(paper, tables), _targets(tables)))
+    if paper.note:
+      shown.print(paper.note)
+  if tables[0].part:
+    parts = ', '.join(suite.folder(out, table.part).name for table in tables)
+    print(f'\nresult.json and results.csv are in {out}')
+    print(f'and in its folders {parts}: {_of_each()}')
+  else:
+    print(f'\nresult.json, results.csv, {_of_each()} are in {out}')
+
+
+def show_so_far(table: table_lib.Table, num_prompts: int) -> None:
+  """Prints the table of a run that was interrupted.
+
+  Args:
+    table: of the prompts that were decoded.
+    num_prompts: those that were to be.
+  """
+  overall = _overall_rows(table.rows)
+  shown = terminal_table.console()
+  title = (
+    f'{rows_lib.title(vars(overall[0]))}; so far, of {num_prompts} prompts'
+  )
+  shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
+  shown.print(_overall(overall))
+
+
+def _targets(tables: Sequence[table_lib.Table]) -> str:
+  """What was decoded with: the last part of a path, or of a name on the hub."""
+  paths = [pathlib.PurePath(table.evaluation.target.name) for table in tables]
+  return ', '.join(dict.fromkeys(path.name for path in paths))
+
+
+def _compared(
+  rows: Sequence[papers.Compared], targets: str
+) -> terminal_table.Table:
+  """A line a number of the paper, and ours, of other models as a rule."""
+  ours = f'ours, of\n{targets}' if targets else 'ours'
+  table = terminal_table.Table('', 'quantity', 'paper', ours, '95% interval')
+  last = None
+  for row in rows:
+    table.add_row(
+      '' if row.row == last else row.row,
+      row.quantity,
+      f'{row.paper:g}',
+      columns_lib.number(row.ours, '.3g'),
+      f'{row.ci95[0]:.3g}-{row.ci95[1]:.3g}' if row.ci95 else '-',
+    )
+    last = row.row
+  return table
+
+
+def _show(table: table_lib.Table) -> None:
+  """Prints a table, and what comparing the outputs found."""
+  rows = table.rows
+  overall = _overall_rows(rows)
+  shown = terminal_table.console()
+  shown.print(rich.text.Text(f'\n{rows_lib.title(vars(overall[0]))}\n', 'bold'))
+  shown.print(_overall(overall))
+  if columns_lib.are_several(row.category for row in rows):
+    shown.print('Speedup (and tokens a round) by category\n')
+    names = dict.fromkeys(row.method for row in rows)
+    names.pop(methods_lib.BASELINE, None)
+    if names:
+      shown.print(_by_category(rows, list(names)))
+  if any(row.scores for row in overall):
+    shown.print(_scores(overall))
+  for detail in task_lines(table):
+    shown.print(detail)
+  if methods_lib.BASELINE not in table.generations:
+    shown.print(
+      f'no method is called {methods_lib.BASELINE}, so there is nothing to '
+      'compare speed and outputs with'
+    )
+  for line in (*rule_lines(overall), *mismatch_lines(table.mismatches)):
+    shown.print(line)
+  for detail in audits.lines(table.divergences):
+    shown.print(detail)
+
+
+def task_lines(table: table_lib.Table) -> list[str]:
+  """What of a task's records is not decoded, and why methods have no score."""
+  task, lines = table.evaluation.task, []
+  if task is None or table.provenance is None:
+    return []
+  if left_out := table.provenance.left_out:
+    lines.append(f'{task.name}: records without a text, left out: {left_out}')
+  unscored = [name for name in table.generations if name not in table.scores]
+  if unscored:
+    reason = task.unscored() or (
+      f'{", ".join(unscored)} could not be scored this time: give the same '
+      'command again, which decodes nothing anew'
+    )
+    lines.append(f'no score: {reason}')
+  return lines
+
+
+def _scores(rows: Sequence[rows_lib.Row]) -> terminal_table.Table:
+  """A line a method, a column a score."""
+  names = list(dict.fromkeys(name for row in rows for name in row.scores))
+  table = terminal_table.Table('method', *names)
+  for row in rows:
+    found = [row.scores.get(name) for name in names]
+    table.add_row(
+      row.method, *('-' if score is None else _score(score) for score in found)
+    )
+  return table
+
+
+def _score(score) -> str:
+  if score['ci95'] is None:
+    return f'{score["value"]:.3f}'
+  low, high = score['ci95']
+  return f'{score["value"]:.3f} ({low:.3f}-{high:.3f})'
+
+
+def _of_each() -> str:
+  """The files of a table."""
+  return figures.written('generations.jsonl', 'results.png')
+
+
+def _overall(rows: Sequence[rows_lib.Row]) -> terminal_table.Table:
+  """One line a method, over all prompts."""
+  columns: dict[str, Callable[[rows_lib.Row], str]] = {
+    'method': lambda row: row.method,
+    'K': lambda row: str(row.num_draft_tokens),
+    'tokens\na round': lambda row: f'{row.tokens_per_round:.2f}',
+    'plain\nrounds': lambda row: columns_lib.number(row.plain_rounds, '.0%'),
+    'ms a\ntoken': lambda row: columns_lib.number(row.ms_per_token, '.1f'),
+    '\nspeedup': lambda row: columns_lib.number(row.speedup, '.2f', 'x'),
+    '95%\ninterval': interval,
+  }
+  # Columns of what was not timed are left out.
+  if any(row.prefill_ms is not None for row in rows):
+    columns |= {
+      '\npredicted': lambda row: columns_lib.number(
+        row.predicted_speedup, '.2f', 'x'
+      ),
+      'draft\nms': lambda row: columns_lib.number(row.draft_ms, '.1f'),
+      'verify\nms': lambda row: columns_lib.number(row.verify_ms, '.1f'),
+      'rest\nms': lambda row: columns_lib.number(row.overhead_ms, '.1f'),
+    }
+  columns['of the\nroofline'] = lambda row: columns_lib.number(
+    row.percent_of_roofline, '.0f', '%'
+  )
+  table = terminal_table.Table(*columns)
+  for row in rows:
+    table.add_row(*(cell(row) for cell in columns.values()))
+  return table
+
+
+def _by_category(
+  rows: Sequence[rows_lib.Row], shown: Sequence[str]
+) -> terminal_table.Table:
+  """Speedup and tokens a round, a line a category, a column a method."""
+  cells = {(row.category, row.method): row for row in rows}
+  table = terminal_table.Table('category', 'prompts', *shown)
+  number = columns_lib.number
+  for category in dict.fromkeys(row.category for row in rows):
+    in_category = [cells[category, name] for name in shown]
+    prompts = next(row.prompts for row in rows if row.category == category)
+    table.add_row(
+      category,
+      str(prompts),
+      *(
+        f'{number(row.speedup, ".2f", "x")} ({row.tokens_per_round:.2f})'
+        for row in in_category
+      ),
+    )
+  return table
+
+
+def rule_lines(rows: Sequence[rows_lib.Row]) -> list[rich.text.Text]:
+  """Which rules are not exact; and where tokens are drawn, by which each is.
+
+  Args:
+    rows: of all methods, over all prompts.
+  """
+  lines = [
+    rich.text.Text(
+      f'{row.method}: verify.{row.verifier} is lossy, this is not the '
+      "target's distribution",
+      'bold yellow',
+    )
+    for row in rows
+    if not row.lossless
+  ]
+  drafted = [row for row in rows if row.num_draft_tokens]
+  if drafted and drafted[0].temperature > 0:
+    rules = [f'{row.method} {row.verifier} ({row.law})' for row in drafted]
+    lines.append(
+      rich.text.Text(f'rules, and the laws of drafts: {", ".join(rules)}')
+    )
+  return lines
+
+
+def mismatch_lines(
+  found: dict[str, rows_lib.Mismatches],
+) -> list[rich.text.Text]:
+  """What comparing greedy outputs with the baseline's found, one a method."""
+  lines = []
+  for name, count in found.items():
+    if count.errors:
+      text, style = (
+        f'{count.errors} outputs DIFFER from {methods_lib.BASELINE} and are no '
+        'float ties: not exact',
+        'bold red',
+      )
+    elif count.unaudited:
+      text, style = (
+        f'{count.unaudited} outputs part from {methods_lib.BASELINE} and could '
+        'not be audited: it is not known whether at float ties',
+        'bold red',
+      )
+    elif count.ties:
+      text, style = (
+        f'{count.ties} outputs part from {methods_lib.BASELINE} at a float tie',
+        'yellow',
+      )
+    else:
+      text, style = f'every output equals {methods_lib.BASELINE}', ''
+    lines.append(rich.text.Text(f'{name}: {text}', style))
+  return lines
+
+
+def interval(row: rows_lib.Row) -> str:
+  """Of the speedup, '-' where there is none."""
+  if row.speedup_ci95 is None or row.method == methods_lib.BASELINE:
+    return '-'
+  low, high = row.speedup_ci95
+  return f'{low:.2f}-{high:.2f}'

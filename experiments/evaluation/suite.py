@@ -1,0 +1,101 @@
+"""A table of several settings: an evaluation for each, one after the other."""
+
+from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+import pathlib
+import re
+
+import gin
+
+from experiments.command import config
+from experiments.decoding import prompts as prompts_lib
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.tasks import human_eval
+from experiments.tasks import source as source_lib
+
+# What is decoded where neither a task nor --prompts says what.
+_PROMPTS = 'experiments/data/prompts.jsonl'
+
+
+@gin.configurable
+def evaluations(
+  parts: Mapping[str, Callable[[], evaluation_lib.Evaluation]] | None = None,
+) -> dict[str, evaluation_lib.Evaluation]:
+  """What is evaluated, by the name of its setting.
+
+  Args:
+    parts: such as {'XSum, greedy': @xsum/evaluation.Evaluation}; None for the
+      one that is configured, whose name is ''.
+  """
+  if parts is None:
+    return {'': evaluation_lib.Evaluation()}
+  folders = {folder(pathlib.PurePath(), name) for name in parts}
+  if len(folders) < len(parts) or pathlib.PurePath() in folders:
+    raise ValueError(
+      f'suite.evaluations.parts are {list(parts)}: each needs a folder of its '
+      'own, give them other names'
+    )
+  return {name: make() for name, make in parts.items()}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+  """An evaluation and what it decodes."""
+
+  name: str  # '' of the only one
+  evaluation: evaluation_lib.Evaluation
+  configured: evaluation_lib.Evaluation  # with its own task and samples
+  benchmark: str  # what its prompts are called
+  prompts: list[prompts_lib.Prompt]
+  tokens: list[list[int]]  # of each prompt, as the model reads it
+  # Of a task's data set, as it was when it was read.
+  provenance: source_lib.Provenance | None
+
+
+def parts(
+  *,
+  path: str | None,
+  limit: int | None,
+  num_seeds: int | None,
+  allow_code_execution: bool,
+) -> Iterator[Part]:
+  """Reads what is to be decoded, and checks that it can be.
+
+  Args:
+    path: of a file of prompts that replaces all tasks, None for those.
+    limit: the prompts of each evaluation, None for its own.
+    num_seeds: of each evaluation that samples, None for its own.
+    allow_code_execution: whether tasks may run the code of answers, whatever
+      the configuration says.
+
+  Raises:
+    ValueError: names the setting, or the line of a file.
+  """
+  for name, configured in evaluations().items():
+    task = configured.task if path is None else None
+    if isinstance(task, human_eval.HumanEval):
+      task = dataclasses.replace(
+        task, allow_code_execution=allow_code_execution
+      )
+    evaluation = dataclasses.replace(
+      configured, task=task, num_seeds=num_seeds or configured.num_seeds
+    )
+    limit_here = evaluation.limit if limit is None else limit
+    if task is None:
+      where = config.find(_PROMPTS if path is None else path)
+      prompts = prompts_lib.read(where, limit_here)
+      benchmark = prompts_lib.name(where)
+    else:
+      where = benchmark = task.name
+      prompts = task.prompts()[:limit_here]
+    tokens = [evaluation.encode(where, prompt) for prompt in prompts]
+    evaluation.check(tokens)
+    provenance = None if task is None else task.provenance()
+    yield Part(
+      *(name, evaluation, configured, benchmark, prompts, tokens, provenance)
+    )
+
+
+def folder(out: pathlib.PurePath, part: str) -> pathlib.PurePath:
+  """Of a part's journal and figure, within that of the results."""
+  return out / re.sub(r'[^a-z0-9]+', '_', part.lower()).strip('_')

@@ -1,0 +1,353 @@
+"""From the journal of an evaluation to its rows."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+from experiments import methods as methods_lib
+from experiments.command import journal as journal_lib
+from experiments.evaluation import audits
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import predicted_speedup
+from experiments.evaluation import round_parts as parts_lib
+from experiments.evaluation import scoring
+from experiments.reporting import ratios
+from experiments.reporting import rows as rows_lib
+from experiments.tasks import source as source_lib
+from experiments.timing import part_times
+from experiments.timing import roofline as roofline_lib
+from specsample import cost
+from specsample import drafters
+from specsample import step
+
+# What needs the time of each prompt, and what needs that of a category.
+_OF_PROMPTS = ('mean_speedup', 'mean_speedup_ci95')
+_OF_TIME = (
+  *('ms_per_token', 'ms_per_token_ci95', 'speedup', 'speedup_ci95'),
+  *_OF_PROMPTS,
+)
+_BY_WIDTH = 'verify_ms_by_width'
+
+
+def on_one_machine(tables: Sequence['Table']) -> list['Table']:
+  """The tables of one run, all with the fastest that its memory was."""
+  fastest = max(table.memory_bandwidth for table in tables)
+  return [
+    dataclasses.replace(table, memory_bandwidth=fastest) for table in tables
+  ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """The finished generations of every method, prompt by prompt."""
+
+  evaluation: evaluation_lib.Evaluation
+  benchmark: str
+  generations: dict[str, list[rows_lib.Generation]]
+  parts: dict[str, dict[str, Any]]  # of methods whose rounds were timed
+  memory_bandwidth: float  # bytes a second, the most that was measured
+  # By method and name of the score, as `task.Score` has them.
+  scores: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+  part: str = ''
+  # What `audits` found, where greedy outputs part from the baseline's.
+  divergences: Sequence[dict[str, Any]] = ()
+  provenance: source_lib.Provenance | None = None  # of what a task had decoded
+
+  @classmethod
+  def of(
+    cls,
+    evaluation: evaluation_lib.Evaluation,
+    benchmark: str,
+    num_prompts: int,
+    journal: journal_lib.Journal,
+    part: str = '',
+    provenance: source_lib.Provenance | None = None,
+  ) -> 'Table':
+    """The table of a finished journal; `part` as `results.Row` has it."""
+    return cls(
+      evaluation,
+      benchmark,
+      generations={
+        name: [
+          rows_lib.Generation.from_json(record)
+          for i in range(
+            evaluation.samples * len(evaluation.batches(num_prompts))
+          )
+          for record in journal['generation', name, i]['generations']
+        ]
+        for name in evaluation.methods
+      },
+      parts={
+        name: parts_lib.of(journal, name)
+        for name in evaluation.methods
+        if journal.of(parts_lib.KIND, name)
+      },
+      memory_bandwidth=max(
+        once['bytes_per_second'] for once in journal.of(evaluation_lib.MEMORY)
+      ),
+      scores={
+        name: {score['name']: score for score in journal[key]['scores']}
+        for name in evaluation.methods
+        if (key := scoring.key(evaluation, name)) in journal
+      },
+      part=part,
+      divergences=journal.of(audits.KIND),
+      provenance=provenance,
+    )
+
+  @functools.cached_property
+  def rows(self) -> list[rows_lib.Row]:
+    """Each method over all prompts, then over each category."""
+    first = next(iter(self.generations.values()))
+    categories = dict.fromkeys(generation.category for generation in first)
+    return [
+      self._row(name, category)
+      for category in (rows_lib.OVERALL, *categories)
+      for name in self.generations
+    ]
+
+  @functools.cached_property
+  def mismatches(self) -> dict[str, rows_lib.Mismatches]:
+    """By method, where greedy decoding must give the baseline's tokens."""
+    if (
+      methods_lib.BASELINE not in self.generations
+      or self.evaluation.sampling.temperature != 0
+    ):
+      return {}
+    outputs = {
+      name: [run.tokens for run in runs]
+      for name, runs in self.generations.items()
+    }
+    baseline = outputs[methods_lib.BASELINE]
+    return {
+      name: audits.mismatches(name, outputs[name], baseline, self.divergences)
+      for name, method in self.evaluation.methods.items()
+      if method.verify.lossless and name != methods_lib.BASELINE
+    }
+
+  def _row(self, name: str, category: str) -> rows_lib.Row:
+    method = self.evaluation.methods[name]
+    runs = self._of_category(name, category)
+    baseline = None
+    if methods_lib.BASELINE in self.generations:
+      baseline = self._of_category(methods_lib.BASELINE, category)
+    measured = ratios.row_fields(runs, baseline)
+    if self.evaluation.batch_size > 1:
+      # A prompt's own time is not known, of a category in mixed batches none.
+      measured |= dict.fromkeys(_OF_PROMPTS)
+      if self._are_mixed(name, category):
+        measured |= dict.fromkeys(_OF_TIME)
+    mismatches = (
+      self.mismatches.get(name) if category == rows_lib.OVERALL else None
+    )
+    depth = len(measured['acceptance_by_position'])
+    ratio = (
+      self._cost_ratio(name, depth) if category == rows_lib.OVERALL else None
+    )
+    acceptance, by_formula = measured['acceptance'], None
+    # There is none where answers are a token each, without room for drafts.
+    if (
+      ratio is not None
+      and acceptance is not None
+      and self._drafts_chains_of_k(name, runs)
+    ):
+      by_formula = cost.leviathan_speedup(acceptance, depth, ratio)
+    return rows_lib.Row(
+      method=name,
+      drafter=methods_lib.file_name(method.drafter),
+      verifier=methods_lib.file_name(method.verify),
+      law=self._law(name),
+      lossless=method.verify.lossless,
+      benchmark=self.benchmark,
+      category=category,
+      num_draft_tokens=method.drafter.num_draft_tokens,
+      temperature=float(self.evaluation.sampling.temperature),
+      batch_size=self.evaluation.batch_size,
+      predicted_speedup=self._predicted_speedup(name, category),
+      cost_ratio=ratio,
+      percent_of_roofline=self._percent_of_roofline(name, category),
+      part=self.part,
+      scores=self.scores.get(name, {}) if category == rows_lib.OVERALL else {},
+      leviathan_speedup=by_formula,
+      outputs_tied=mismatches.ties if mismatches else None,
+      outputs_differing=mismatches.not_ties if mismatches else None,
+      **self._parts_of(name, category),
+      **measured,
+    )
+
+  def _law(self, name) -> str:
+    if name in self.parts:
+      return self.parts[name]['law']
+    evaluation = self.evaluation
+    law = methods_lib.draft_law(
+      evaluation.methods[name],
+      model=evaluation.target.model,
+      target=evaluation.target.params,
+      sampling=evaluation.sampling,
+    )
+    return law.value
+
+  def _parts_of(self, name, category) -> dict[str, Any]:
+    """Timed over typical prompts: of a category's nothing is known."""
+    found: dict[str, Any] = dict.fromkeys(
+      ('prefill_ms', *part_times.PARTS, _BY_WIDTH)
+    )
+    if category != rows_lib.OVERALL or name not in self.parts:
+      return found
+    parts = self.parts[name]
+    found['prefill_ms'] = parts['prefill_ms']
+    found[_BY_WIDTH] = parts.get(_BY_WIDTH) or None
+    if self._is_as_timed(name):
+      runs = self.generations[name]
+      for part in part_times.PARTS:
+        found[part] = predicted_speedup.mean_ms(runs, parts, part)
+    return found
+
+  def _is_as_timed(self, name) -> bool:
+    """Whether drafting took as long in every round as where it was timed.
+
+    That was at the beginning of an answer: a policy drafts more or less later
+    on, and of two drafters one may not run. The width of the target's pass may
+    differ, as it is known.
+    """
+    drafter = self.evaluation.methods[name].drafter
+    return not isinstance(drafter, drafters.Adaptive | drafters.Either)
+
+  def _drafts_chains_of_k(self, name, runs) -> bool:
+    """Whether all rounds are those of Leviathan et al.'s formula.
+
+    N-grams draft where they find a match, and trees draft siblings. At its end
+    a text has no room for K drafts, whatever the drafter.
+    """
+    num_drafts = self.evaluation.methods[name].drafter.num_draft_tokens
+    room = self.evaluation.target.model.max_length
+    return all(
+      run.stats.proposed
+      == _of_chains(
+        run.emit_rounds,
+        num_drafts,
+        min(self.evaluation.max_new_tokens, room - run.prompt_tokens),
+      )
+      for run in runs
+    )
+
+  def _cost_ratio(self, name, depth) -> float | None:
+    """Leviathan et al.'s c (2211.17192, section 3.3)."""
+    if (
+      methods_lib.BASELINE not in self.parts
+      or name not in self.parts
+      or not depth
+      or not self._is_as_timed(name)
+    ):
+      return None
+    # A round of its own, as what drafts draw and adjust is in their time too.
+    one_round = self.parts[name]['plain_ms']
+    if one_round <= 0:  # noise hid it
+      return None
+    return self.parts[name]['draft_ms'] / depth / one_round
+
+  def _of_category(self, name, category):
+    return [
+      run
+      for run in self.generations[name]
+      if category in (rows_lib.OVERALL, run.category)
+    ]
+
+  def _are_mixed(self, name, category) -> bool:
+    """Whether prompts were decoded beside some of another category."""
+    if category == rows_lib.OVERALL:
+      return False
+    within = {run.batch for run in self._of_category(name, category)}
+    return any(
+      run.batch in within and run.category != category
+      for run in self.generations[name]
+    )
+
+  def _predicted_speedup(self, name, category) -> float | None:
+    baseline = methods_lib.BASELINE
+    if (
+      category != rows_lib.OVERALL
+      or baseline not in self.generations
+      or name not in self.parts
+      or not self._is_as_timed(name)
+    ):
+      return None
+    return predicted_speedup.speedup(
+      self.generations[name],
+      self.generations[baseline],
+      self.parts[name],
+    )
+
+  def _percent_of_roofline(self, name, category) -> float | None:
+    """Reading weights and caches once a round, over what a round took.
+
+    The prefill's time is in the rounds', so this errs to the low side. None of
+    rows that emitted nothing beside others, which have no share of the time,
+    and of those that were decoded beside rows of another category.
+    """
+    if self._are_mixed(name, category):
+      return None
+    pairs = zip(self.generations[name], self._least_seconds[name], strict=True)
+    seconds, least = zip(
+      *(
+        (run.seconds, least)
+        for run, least in pairs
+        if category in (rows_lib.OVERALL, run.category)
+      ),
+      strict=True,
+    )
+    return 100 * sum(least) / sum(seconds) if any(seconds) else None
+
+  @functools.cached_property
+  def _least_seconds(self) -> dict[str, list[float]]:
+    """Of each generation; those of a batch share its seconds' alike."""
+    target = self.evaluation.target
+    roofline = roofline_lib.Roofline.of(
+      {'target': target.params}, target.model, self.memory_bandwidth
+    )
+
+    def of_batch(runs, widths):
+      caches = 0
+      for run in runs:
+        # The middle of the generation stands for all of it.
+        length = run.prompt_tokens + len(run.tokens) // 2
+        read = roofline_lib.cache_bytes(target.model, length)
+        caches += run.stats.rounds * read
+      least = roofline.seconds(0, caches, 1)
+      # One pass of the target serves all rows.
+      for drafted, passes in enumerate(
+        predicted_speedup.rounds_by_drafts(runs)
+      ):
+        width = cost.width_of(drafted, widths)
+        least += roofline.seconds(passes, 0, len(runs) * (width + 1))
+      return least / sum(run.seconds for run in runs)
+
+    least = {}
+    for name, generations in self.generations.items():
+      drafter = self.evaluation.methods[name].drafter
+      widths = step.widths(target.model, drafter)
+      batches = itertools.groupby(
+        generations, lambda run: (run.batch, run.sample)
+      )
+      least[name] = [
+        ratio * run.seconds
+        for runs in (list(runs) for _, runs in batches)
+        for ratio in [of_batch(runs, widths)]
+        for run in runs
+      ]
+    return least
+
+
+def _of_chains(emit_rounds, num_drafts, most) -> tuple[int, ...]:
+  """[K + 1]: rounds with i drafts, if each drafted as many as it may.
+
+  A round emits one token more than it keeps drafts, and a text at most `most`.
+  """
+  counts = [0] * (num_drafts + 1)
+  before = itertools.pairwise([None, *emit_rounds])
+  for emitted, (last, now) in enumerate(before):
+    if now != last:
+      counts[min(num_drafts, most - emitted - 1)] += 1
+  return tuple(counts)

@@ -1,0 +1,1 @@
+"""What every result is written with: rows, columns, tables, files."""

@@ -1,0 +1,214 @@
+"""What the columns of an evaluation mean, and how their values are written."""
+
+from collections.abc import Iterable
+import dataclasses
+from typing import Any
+
+from experiments.reporting import rows
+
+NOTHING = '-'  # not measured, or without a meaning there
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+  """A field of a row; its interval, if any, is `<name>_ci95`."""
+
+  title: str
+  meaning: str
+  form: str = ''
+
+
+# In the order of the table. A field that is not here is shown behind these.
+COLUMNS = {
+  'method': Column('method', 'as the configuration calls it'),
+  'num_draft_tokens': Column(
+    'K', 'the most tokens that are drafted a round (of a tree, its nodes)'
+  ),
+  'tokens_per_round': Column(
+    'tokens a round',
+    'emitted tokens over rounds; autoregressive decoding has 1',
+    '.2f',
+  ),
+  'plain_rounds': Column(
+    'plain rounds',
+    'the share of rounds that drafted nothing; the target then reads one token '
+    'where the drafter has a pass for that',
+    '.0%',
+  ),
+  'acceptance': Column(
+    'acceptance',
+    'the share kept of the drafts whose turn came (of a tree: of the levels '
+    'that a path came to); one behind an end of text '
+    'counts as lost, as may one more than a short draft had, where rounds '
+    'draft different numbers: then it is a lower bound',
+    '.3f',
+  ),
+  'acceptance_by_position': Column(
+    'acceptance by position',
+    'of the rounds that drafted so far, the share that kept it',
+    '.2f',
+  ),
+  'ms_per_token': Column(
+    'ms a token', 'milliseconds, prefill counted in', '.2f'
+  ),
+  'speedup': Column(
+    'speedup',
+    "the baseline's time a token over the method's, all tokens together",
+    '.2f',
+  ),
+  'mean_speedup': Column(
+    'mean speedup',
+    'as Spec-Bench counts: the means over prompts of tokens a second, one over '
+    'the other',
+    '.2f',
+  ),
+  'leviathan_speedup': Column(
+    "Leviathan's speedup",
+    'by their theorem 3.8, of the acceptance and the cost ratio',
+    '.2f',
+  ),
+  'predicted_speedup': Column(
+    'predicted speedup',
+    'by the times of the parts of a round, which were timed apart, and the '
+    'rounds and tokens that were counted',
+    '.2f',
+  ),
+  'draft_ms': Column(
+    'draft ms', 'of a round: proposing; behind typical prompts', '.2f'
+  ),
+  'verify_ms': Column(
+    'verify ms',
+    "of a round: the target's pass; the mean where rounds differ in width",
+    '.2f',
+  ),
+  'verify_ms_by_width': Column(
+    'verify ms by width',
+    "the target's pass over so many drafts, for each number that has a pass",
+    '.2f',
+  ),
+  'overhead_ms': Column(
+    'rest ms',
+    'of a round: what it took less the two parts; where negative, noise',
+    '.2f',
+  ),
+  'prefill_ms': Column(
+    'prefill ms', 'reading the prompts of a typical batch', '.1f'
+  ),
+  'cost_ratio': Column(
+    'c',
+    'what drafting a token (of a tree, a level) costs, in rounds of the '
+    "baseline's",
+    '.3f',
+  ),
+  'percent_of_roofline': Column(
+    'of the roofline',
+    'reading weights and caches once a round as fast as the memory was read or '
+    'copied, over what the round took, in percent',
+    '.0f',
+  ),
+  'drafter': Column(
+    'drafter', 'what proposes tokens: a file of specsample/drafters'
+  ),
+  'verifier': Column(
+    'verifier', 'the rule that keeps or rejects drafts: specsample/verify'
+  ),
+  'law': Column(
+    'law',
+    'how drafts come about: drawn from a distribution (sampled), or following '
+    'from the tokens before (point_mass)',
+  ),
+  'lossless': Column(
+    'exact',
+    "whether the output is distributed exactly as the target's own",
+  ),
+  'outputs_differing': Column(
+    'differ',
+    "greedy outputs that are not the baseline's; of an exact rule 0, ties of "
+    'floats aside',
+  ),
+  'outputs_tied': Column(
+    'ties', "greedy outputs that part from the baseline's where floats tie"
+  ),
+  'prompts': Column('prompts', 'how many were decoded'),
+  'samples': Column('samples', 'how often each prompt was decoded'),
+  'tokens': Column('tokens', 'that were emitted, ends of text counted in'),
+  'rounds': Column(
+    'rounds', 'passes of the target over drafts, summed over prompts'
+  ),
+  # These are in the caption.
+  'part': Column('setting', 'of a table of several'),
+  'benchmark': Column('benchmark', 'the file or task of the prompts'),
+  'category': Column('category', 'of the prompts'),
+  'temperature': Column('temperature', '0 is greedy decoding', 'g'),
+  'batch_size': Column('batch', 'how many prompts are decoded at once'),
+}
+# What tells the tables of a run apart.
+SETTING = ('part', 'benchmark', 'temperature', 'batch_size')
+_INTERVAL = '_ci95'
+
+
+def names(row: dict[str, Any]) -> list[str]:
+  """The columns of a row, without intervals, scores and its setting."""
+  hidden = {*SETTING, 'category', 'scores'}
+  known = [name for name in COLUMNS if name in row]
+  others = [
+    name for name in row if name not in COLUMNS and not is_interval(name, row)
+  ]
+  return [name for name in known + others if name not in hidden]
+
+
+def is_interval(name: str, row: dict[str, Any]) -> bool:
+  """Whether a field is the interval of another."""
+  return name.endswith(_INTERVAL) and name.removesuffix(_INTERVAL) in row
+
+
+def column(name: str) -> Column:
+  """Of a field that is not known, its name."""
+  return COLUMNS.get(name) or Column(name.replace('_', ' '), '')
+
+
+def cell(row: dict[str, Any], name: str) -> str:
+  """A value as text, with its interval."""
+  form = column(name).form
+  return with_interval(row.get(name), row.get(name + _INTERVAL), form)
+
+
+def with_interval(value: Any, interval: list[float] | None, form: str) -> str:
+  """A value as text and the 95% interval in brackets."""
+  shown = text(value, form)
+  if not interval or interval[0] == interval[1]:
+    return shown
+  low, high = (text(bound, form) for bound in interval)
+  return f'{shown} ({low}-{high})'
+
+
+def text(value: Any, form: str = '') -> str:
+  """Any JSON value, short."""
+  match value:
+    case None | '' | []:
+      shown = NOTHING
+    case dict() if not value:  # the pattern {} is any
+      shown = NOTHING
+    case bool():
+      shown = 'yes' if value else 'no'
+    case int():
+      shown = f'{value:,}'
+    case float():
+      shown = format(value, form or '.4g')
+    case list():
+      shown = ' '.join(text(one, form) for one in value)
+    case dict():
+      shown = ', '.join(f'{name} {text(x, form)}' for name, x in value.items())
+    case _:
+      shown = str(value)
+  return shown
+
+
+def number(value: float | None, form: str, unit: str = '') -> str:
+  """As the form says, '-' for None."""
+  return NOTHING if value is None else f'{value:{form}}{unit}'
+
+
+def are_several(categories: Iterable[str]) -> bool:
+  """Whether rows have several categories; a single one is all prompts."""
+  return len({*categories} - {rows.OVERALL}) > 1

@@ -1,0 +1,159 @@
+"""What is measured of generations, each with its 95% interval.
+
+All are ratios of sums over generations. The units of their intervals are
+batches (prompts, where a batch holds one), each with all samples of its prompts
+and, against a baseline, with what the baseline made of them.
+"""
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+import numpy as np
+
+from experiments.reporting import intervals
+from experiments.reporting import rows
+
+
+def _ms_per_token(sums):
+  return 1e3 * sums['seconds'] / sums['tokens']
+
+
+def _speedup(sums):
+  baseline = sums['baseline seconds'] / sums['baseline tokens']
+  return baseline / (sums['seconds'] / sums['tokens'])
+
+
+def _mean_speedup(sums):
+  return sums['rate'] / sums['baseline rate']
+
+
+_ALONE: dict[str, intervals.Ratio] = {
+  'tokens_per_round': lambda sums: sums['tokens'] / sums['rounds'],
+  'acceptance': lambda sums: sums['kept'] / sums['judged'],
+  'ms_per_token': _ms_per_token,
+}
+_AGAINST: dict[str, intervals.Ratio] = {
+  # Of all tokens together.
+  'speedup': _speedup,
+  # Of the means over prompts of tokens a second, as Spec-Bench counts: each
+  # prompt weighs the same, however long its answer.
+  'mean_speedup': _mean_speedup,
+}
+
+
+def row_fields(
+  runs: Sequence[rows.Generation],
+  baseline: Sequence[rows.Generation] | None,
+) -> dict[str, Any]:
+  """The fields of a `results.Row` that follow from the timed generations.
+
+  `baseline` has the same prompts in the same order; None if it was not run.
+  """
+  total = runs[0].stats
+  for run in runs[1:]:
+    total += run.stats
+  samples = 1 + max(run.sample for run in runs)
+  return {
+    'prompts': len(runs) // samples,
+    'samples': samples,
+    'tokens': total.tokens,
+    'rounds': total.rounds,
+    # Without a draft model every round is one.
+    'plain_rounds': total.plain_rounds
+    if total.rounds and len(total.proposed) > 1
+    else None,
+    'acceptance_by_position': [
+      None if np.isnan(share) else share
+      for share in total.acceptance_by_position
+    ],
+  } | of(runs, baseline)
+
+
+def of(
+  runs: Sequence[rows.Generation],
+  baseline: Sequence[rows.Generation] | None = None,
+) -> dict[str, Any]:
+  """Each measure by name, and its interval as that name with '_ci95' behind.
+
+  None for what has no value, such as the acceptance where nothing is drafted,
+  and for an interval from one or two batches, which say little about others.
+
+  Args:
+    runs: the generations of a method.
+    baseline: those of the same prompts in the same order; None where there are
+      none, and then none of the measures against them.
+  """
+  found: dict[str, Any] = {}
+  batches = _sums(runs, baseline)
+  for name, ratio in (_ALONE | _AGAINST).items():
+    value = interval = None
+    if baseline is not None or name in _ALONE:
+      value = _value(ratio, batches)
+      most = 1.0 if name == 'acceptance' else math.inf
+      interval = intervals.of(ratio, batches, most=most)
+    found |= {name: value, f'{name}_ci95': interval}
+  return found
+
+
+# Those of which `ratio` makes ratios.
+RATIOS = (*_ALONE, 'speedup')
+
+
+def ratio(
+  runs: Sequence[rows.Generation],
+  over: Sequence[rows.Generation],
+  name: str,
+) -> tuple[float | None, list[float] | None]:
+  """A measure of a method over another method's, and its interval.
+
+  Args:
+    runs: the generations of a method.
+    over: the other's, of the same prompts in the same order.
+    name: one of `RATIOS`.
+  """
+
+  def of_both(sums):
+    if name == 'speedup':
+      return _speedup(sums)
+    of_other = {each: sums[f'baseline {each}'] for each in _terms(runs[0])}
+    return _ALONE[name](sums) / _ALONE[name](of_other)
+
+  batches = _sums(runs, over)
+  return _value(of_both, batches), intervals.of(of_both, batches)
+
+
+def _sums(runs, baseline) -> dict[str, np.ndarray]:
+  """By name, of each batch."""
+  batches: dict[int, dict[str, float]] = {}
+  for i, run in enumerate(runs):
+    terms = _terms(run)
+    if baseline is not None:
+      against = _terms(baseline[i]).items()
+      terms |= {f'baseline {name}': term for name, term in against}
+    sums = batches.setdefault(run.batch, dict.fromkeys(terms, 0))
+    for name, term in terms.items():
+      sums[name] += term
+  names = next(iter(batches.values()))
+  return {
+    name: np.asarray([sums[name] for sums in batches.values()], float)
+    for name in names
+  }
+
+
+def _terms(run) -> dict[str, float]:
+  return {
+    'seconds': run.seconds,
+    'tokens': len(run.tokens),
+    # A row that emitted nothing has no share of its batch's seconds.
+    'rate': len(run.tokens) / run.seconds if run.tokens else 0,
+    'rounds': run.stats.rounds,
+    'kept': run.stats.kept,
+    'judged': run.stats.judged,
+  }
+
+
+def _value(ratio: intervals.Ratio, batches) -> float | None:
+  with np.errstate(divide='ignore', invalid='ignore'):
+    value = float(ratio({name: x.sum() for name, x in batches.items()}))
+  return value if np.isfinite(value) else None

@@ -1,0 +1,306 @@
+"""What `benchmark` measures: one model, its drafters, one machine."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+import resource
+import sys
+from typing import Any
+
+import gin
+import jax
+import numpy as np
+
+from experiments import methods as methods_lib
+from experiments.command import clock
+from experiments.command import progress as progress_lib
+from experiments.decoding import generation
+from experiments.timing import hardware as measure_lib
+from experiments.timing import part_times
+from experiments.timing import roofline as roofline_lib
+from experiments.timing import round_times
+from experiments.timing import transformers_peer
+import specsample
+from specsample import checks
+from specsample import initial
+from specsample.types import Model, Params
+
+# Tokens fed in one pass: a draft of 0, 1, 2, 4, 8 or 16, and the pending one.
+_ROWS = (1, 2, 3, 5, 9, 17)
+# Beside the names of methods, of which none is None.
+_PLAIN, _PEER = 'autoregressive', None
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Benchmark:
+  """What is measured. The prompt is a text, or ids 1, 2, 3, ... without one."""
+
+  model: Model
+  params: Params
+  methods: Mapping[str, methods_lib.Method]  # by what they are called
+  prompt: str | None = None
+  loaded: specsample.Loaded | None = None  # with a tokenizer for the prompt
+  prompt_length: int = 64
+  max_new_tokens: int = 128
+  repeats: int = 5
+
+  def __post_init__(self):
+    """Refuses to measure nothing."""
+    if not self.methods:
+      raise ValueError('Benchmark.methods is empty: name a method at least')
+    for name in ('repeats', 'prompt_length'):
+      if not checks.is_count(getattr(self, name)):
+        raise ValueError(
+          f'Benchmark.{name} is {getattr(self, name)}: give at least 1'
+        )
+
+  def check(self) -> None:
+    """Refuses an answer that the model has no room for.
+
+    Raises:
+      ValueError: fewer tokens than `max_new_tokens` would be decoded.
+    """
+    prompt, room = len(self.prompt_tokens()), self.model.max_length
+    if prompt + self.max_new_tokens > room:
+      raise ValueError(
+        f'Benchmark.max_new_tokens is {self.max_new_tokens} behind a prompt of '
+        f'{prompt} tokens, but the model takes {room}: give fewer'
+      )
+
+  @property
+  def peer(self) -> specsample.Loaded | None:
+    """What transformers is measured with; under a mesh it is not."""
+    return self.loaded if jax.sharding.get_mesh().empty else None
+
+  def prompt_tokens(self) -> list[int]:
+    """The one prompt, as the model reads it."""
+    if self.prompt is None or self.loaded is None:
+      return [
+        1 + i % (self.model.vocab_size - 1) for i in range(self.prompt_length)
+      ]
+    return generation.encode(self.loaded.tokenizer, self.prompt, chat=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Speculative:
+  """A method, and what its rounds took."""
+
+  drafter: str
+  verifier: str
+  lossless: bool
+  synthetic: bool  # drafts were kept at a stated rate, not by a lossless rule
+  num_draft_tokens: int
+  tokens_per_s: float  # prefill included
+  tokens_per_round: float
+  plain_rounds: float  # the share that drafted nothing
+  draft_ms: float
+  verify_ms: float  # as the next, of rounds as wide as those of the generation
+  verify_ms_by_width: dict[str, float]  # empty if all are as wide
+  overhead_ms: float
+  draft_percent: float  # of the three
+  overhead_percent: float
+  # c: a drafted token (of a tree, a level) over a round without drafts.
+  cost_ratio: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+  """benchmark.json, which `summary.content` completes. None: not measured."""
+
+  t_ms: dict[str, float]  # a pass of the target over so many tokens
+  ar_tokens_per_s: float  # prefill included, as is the next
+  transformers_tokens_per_s: float | None
+  ar_ms_per_token: float  # prefill left out, the least
+  ar_round_ms: float  # the same, the median: what cost ratios are over
+  memory_gb_per_s: float  # of one device, as it is read or copied
+  percent_of_roofline: float  # of autoregressive decoding
+  methods: dict[str, Speculative]
+  weight_bytes: int  # without a mesh's copies, as the next
+  cache_bytes: int
+  peak_rss_bytes: int  # of the process, by the end of autoregressive decoding
+  baseline_rss_bytes: int  # of that, what it held before there was a model
+  peak_device_bytes: int | None
+  prompt_tokens: int
+  max_new_tokens: int
+
+
+def measure(
+  benchmark: Benchmark, baseline_rss: int, progress: progress_lib.Bar
+) -> Measured:
+  """Measures everything, the memory first: it only ever grows.
+
+  Args:
+    benchmark: what is measured.
+    baseline_rss: `peak_rss` before the benchmark was made.
+    progress: shows it, see `progress.bar`.
+  """
+  prompt = benchmark.prompt_tokens()
+  plain = methods_lib.Method(specsample.drafters.NoDraft())
+  with progress(5 + len(benchmark.methods)) as step:
+    step('autoregressive decoding: memory')
+    generate = functools.partial(_generate, benchmark, prompt)
+    cache_bytes = roofline_lib.cache_bytes(
+      benchmark.model, _cache_length(benchmark, prompt)
+    )
+    jax.block_until_ready(generate(plain))
+    peak = peak_rss()
+    memory = jax.local_devices()[0].memory_stats() or {}
+    peak_device = memory.get('peak_bytes_in_use')
+
+    step('memory')
+    bandwidths = [measure_lib.memory_bandwidth()]
+
+    step('autoregressive, speculative and transformers, in turns')
+    decoders: dict[Any, Callable[[], Any]] = {
+      name: functools.partial(generate, method)
+      for name, method in {_PLAIN: plain, **benchmark.methods}.items()
+    }
+    transformers_generate = None
+    if benchmark.peer is not None:
+      transformers_generate = transformers_peer.generator(
+        benchmark.peer, prompt, benchmark.max_new_tokens
+      )
+    if transformers_generate is not None:
+      decoders[_PEER] = transformers_generate
+    seconds = _in_turns(decoders, benchmark.repeats)
+
+    step('autoregressive decoding without the prefill')
+    plain_times = _round_times(benchmark, prompt, plain)
+    ar_ms = plain_times.least_ms
+    bandwidths.append(measure_lib.memory_bandwidth())
+
+    parts = {}
+    for name, method in benchmark.methods.items():
+      step(f'parts of a round: {name}')
+      parts[name] = _round_times(benchmark, prompt, method)
+
+    step('passes over 1 to 17 tokens')
+    t_ms = measure_lib.pass_ms(
+      {'target': benchmark.params},
+      benchmark.model,
+      _ROWS,
+      length=len(prompt),
+      max_length=_cache_length(benchmark, prompt),
+    )
+    bandwidths.append(measure_lib.memory_bandwidth())
+
+  # The machine's best, as the decoding is: it may be slower for a while.
+  bandwidth = max(bandwidths)
+  target = {'target': benchmark.params}
+  roofline = roofline_lib.Roofline.of(target, benchmark.model, bandwidth)
+  count = benchmark.max_new_tokens
+  transformers_seconds = seconds.get(_PEER)
+  return Measured(
+    t_ms={str(rows): ms for rows, ms in t_ms.items()},
+    ar_tokens_per_s=count / seconds[_PLAIN],
+    transformers_tokens_per_s=(
+      count / transformers_seconds if transformers_seconds else None
+    ),
+    ar_ms_per_token=ar_ms,
+    ar_round_ms=plain_times.plain_ms,
+    memory_gb_per_s=bandwidth / 1e9,
+    percent_of_roofline=1e5 * roofline.seconds(1, cache_bytes, 1) / ar_ms,
+    methods={
+      name: _speculative(
+        method,
+        specsample.stats.of(generate(method)),
+        seconds[name],
+        parts[name],
+        plain_times.plain_ms,
+      )
+      for name, method in benchmark.methods.items()
+    },
+    weight_bytes=roofline_lib.weight_bytes(target),
+    cache_bytes=cache_bytes,
+    peak_rss_bytes=peak,
+    baseline_rss_bytes=baseline_rss,
+    peak_device_bytes=peak_device,
+    prompt_tokens=len(prompt),
+    max_new_tokens=count,
+  )
+
+
+def _speculative(method, stats, seconds, parts, plain_ms):
+  of_rounds = {
+    name: part_times.of_lengths(vars(parts), name, len(stats.proposed) - 1)
+    for name in part_times.PARTS
+  }
+  draft_ms, verify_ms, overhead_ms = (
+    float(np.average(ms, weights=stats.proposed)) for ms in of_rounds.values()
+  )
+  draft_ms, overhead_ms = round_times.settled(draft_ms, overhead_ms)
+  parts_ms = draft_ms + verify_ms + overhead_ms
+  num_drafts = method.drafter.num_draft_tokens
+  return Speculative(
+    drafter=methods_lib.file_name(method.drafter),
+    verifier=methods_lib.file_name(method.verify),
+    lossless=method.verify.lossless,
+    synthetic=isinstance(method.verify, specsample.verify.Synthetic),
+    num_draft_tokens=num_drafts,
+    tokens_per_s=stats.tokens / seconds,
+    tokens_per_round=stats.tokens_per_round,
+    plain_rounds=stats.plain_rounds,
+    draft_ms=draft_ms,
+    verify_ms=verify_ms,
+    verify_ms_by_width=parts.verify_ms_by_width,
+    overhead_ms=overhead_ms,
+    draft_percent=100 * draft_ms / parts_ms,
+    overhead_percent=100 * overhead_ms / parts_ms,
+    # Of NoDraft there is no draft whose cost could be stated.
+    cost_ratio=draft_ms / max(initial.depth(method.drafter), 1) / plain_ms,
+  )
+
+
+def _generate(benchmark, prompt, method):
+  prompts, lengths = specsample.pad_prompts([prompt])
+  return specsample.generate(
+    methods_lib.all_params(benchmark.params, method),
+    prompts,
+    lengths,
+    jax.random.key(0),
+    model=benchmark.model,
+    drafter=method.drafter,
+    verify=method.verify,
+    sampling=specsample.Sampling(temperature=0.0),
+    max_new_tokens=benchmark.max_new_tokens,
+  )
+
+
+def _round_times(benchmark, prompt, method):
+  prompts, lengths = specsample.pad_prompts([prompt])
+  return round_times.times(
+    methods_lib.all_params(benchmark.params, method),
+    prompts,
+    lengths,
+    model=benchmark.model,
+    drafter=method.drafter,
+    verify=method.verify,
+    sampling=specsample.Sampling(temperature=0.0),
+    max_new_tokens=benchmark.max_new_tokens,
+  )
+
+
+def _cache_length(benchmark, prompt):
+  padded, _ = specsample.pad_prompts([prompt])
+  return padded.shape[1] + benchmark.max_new_tokens
+
+
+def _in_turns(decoders, repeats):
+  """The least seconds of each: whatever else the machine does only adds.
+
+  Their first calls, which compile, are left out.
+  """
+  times: dict[str, list[float]] = {name: [] for name in decoders}
+  for repeat in range(repeats + 1):
+    for name, decode in decoders.items():
+      _, elapsed = clock.seconds(decode)
+      if repeat:
+        times[name].append(elapsed)
+  return {name: min(elapsed) for name, elapsed in times.items()}
+
+
+def peak_rss() -> int:
+  """The most bytes that this process has held in memory so far."""
+  unit = 1 if sys.platform == 'darwin' else 1024
+  return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,293 @@
+"""Times of a round of decoding and of its parts.
+
+Nothing is compiled inside a timed region.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import methods
+from experiments.command import clock
+from experiments.timing import timed_loops
+import specsample
+from specsample import cost
+from specsample import step
+from specsample.types import (
+  ArrayLike,
+  DecodeState,
+  Drafter,
+  DraftLaw,
+  Model,
+  Params,
+  Verifier,
+)
+
+_PLAIN = specsample.drafters.NoDraft()
+# The rule is timed over so many times the rounds: it may take less than calls
+# differ by.
+_MORE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundTimes:
+  """Milliseconds of a round and its parts, and of what comes before them."""
+
+  prefill_ms: float  # of all rows of the batch
+  plain_prefill_ms: float  # without a drafter, as is the next
+  plain_ms: float  # a round of autoregressive decoding
+  draft_ms: float  # noise can make it negative, as the rest: `settled`
+  verify_ms: float  # the target's pass over K drafts
+  overhead_ms: float  # the rest, of a round with such a pass
+  judge_ms: float  # of the rest, the rule that decides what is kept
+  least_ms: float  # of whole rounds, the fastest that was seen
+  law: DraftLaw  # of the drafts
+  # By the width of the target's pass; empty if the drafter has one alone.
+  verify_ms_by_width: dict[str, float]
+  overhead_ms_by_width: dict[str, float]  # a rule decides over fewer drafts
+
+
+def times(
+  params: Params,
+  prompts: ArrayLike,
+  lengths: ArrayLike,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  sampling: specsample.Sampling,
+  max_new_tokens: int,
+  stop: specsample.Stop = specsample.Stop(),
+  rounds: int = 4,
+  repeats: int = 25,
+) -> RoundTimes:
+  """Times the prefill, drafting, the target over a draft, a whole round.
+
+  Drafting is what drafting and the target take together less the target, whose
+  weights push the drafter's out of the processor's caches, as in a round: alone
+  it took a third less. Each is a compiled loop of `rounds` (timed_loops.py);
+  all take turns, `repeats` times, with prefill and rounds of autoregressive
+  decoding. Of each a call of no rounds is timed too and taken off: an answer is
+  one call. Parts are medians; the rest is that of the whole less the two parts
+  just before it, when the machine was as fast or slow. The target reads the
+  pending token and the N nodes of a draft that was made before, and moves a
+  path of a tree into place. With the `stop` of `generate` whole rounds run what
+  that has compiled.
+
+  If the drafter has several widths, the target's pass and the rule are timed
+  for each, and what is taken off whole rounds are passes of the widths that
+  these rounds had.
+  """
+  prefill = functools.partial(
+    specsample.prefill,
+    prompts=prompts,
+    lengths=lengths,
+    key=jax.random.key(0),
+    model=model,
+    sampling=sampling,
+    max_new_tokens=max_new_tokens,
+  )
+  plain_params = {'target': params['target']}
+  start = functools.partial(prefill, params, drafter=drafter)
+  start_plain = functools.partial(prefill, plain_params, drafter=_PLAIN)
+  components = {'model': model, 'drafter': drafter, 'verify': verify}
+  draft_and_score, score = _loops(params, **components)
+  decode = functools.partial(
+    specsample.advance, params, stop=stop, **components
+  )
+  decode_plain = functools.partial(
+    specsample.advance,
+    plain_params,
+    model=model,
+    drafter=_PLAIN,
+    verify=specsample.verify.chain,
+    stop=stop,
+  )
+  to_judge = functools.partial(timed_loops.to_judge, params, **components)
+  judge = functools.partial(timed_loops.judged_rounds, verify=verify)
+  num_judged = _MORE * rounds
+  # Of the type that `generate` gives, whose executables these are then.
+  most, single, none = (jax.device_put(np.int32(n)) for n in (rounds, 1, 0))
+  widths = step.widths(model, drafter)
+
+  def turn():
+    """Calls all once: the seconds and rounds by name, and the last state."""
+    taken = {}
+
+    def timed(name, function, *args, **kwargs):
+      result, taken[name] = clock.seconds(function, *args, **kwargs)
+      return result
+
+    state = timed('plain prefill', start_plain)
+    for _ in range(2):  # the first call behind another program is slower
+      state = timed('plain call', decode_plain, state, max_rounds=none)
+    state = timed('plain rounds', decode_plain, state, max_rounds=most)
+    taken['plain done'] = int(timed_loops.most_rounds(state))
+    state = timed('prefill', start)
+    for _ in range(2):
+      state, _ = timed('drafted call', draft_and_score, state, rounds=0)
+    state, draft = timed('drafted', draft_and_score, state, rounds=rounds)
+    taken['drafted width'] = int(timed_loops.most_drafts(draft))
+    by_width = {w: timed_loops.of_width(draft, width=w) for w in widths}
+    jax.block_until_ready(by_width)
+    for _ in range(2):
+      state = timed('pass call', score, state, draft, rounds=0)
+    for width, one in by_width.items():
+      state = timed(('passes', width), score, state, one, rounds=rounds)
+    for width, one in by_width.items():
+      judged = to_judge(state, one, width=width)
+      jax.block_until_ready(judged)
+      for _ in range(2):
+        timed(('rule call', width), judge, state, *judged, rounds=0)
+      timed(('rule', width), judge, state, *judged, rounds=num_judged)
+    for _ in range(2):
+      state = timed('call', decode, state, max_rounds=none)
+    state = timed('rounds', decode, state, max_rounds=most)
+    taken['done'] = int(timed_loops.most_rounds(state))
+    return taken, state
+
+  _, state = turn()  # compiles
+  law = methods.abstract_draft(params, state, **components).law
+  del state  # its caches would be held beside the next ones
+  # The widths of whole rounds: the same in every turn.
+  of_rounds: Sequence[int] = widths
+  if len(widths) > 1:
+    decode_one = functools.partial(decode, max_rounds=single)
+    of_rounds = widths_of_rounds(decode_one, start(), rounds, widths)
+  measured = [turn()[0] for _ in range(repeats)]
+  return medians(measured, rounds, widths, of_rounds, law=law)
+
+
+def widths_of_rounds(
+  decode_one: Callable[[DecodeState], DecodeState],
+  state: DecodeState,
+  rounds: int,
+  widths: Sequence[int],
+) -> list[int]:
+  """Decodes one round at a time, and returns the width of each.
+
+  Args:
+    decode_one: runs a round, as `specsample.advance` does; uses the state up.
+    state: before the first round.
+    rounds: how many to decode; fewer are if all rows are done before.
+    widths: of the drafter. The row with the most drafts decides.
+  """
+  counts = [np.asarray(timed_loops.num_by_drafts(state))]
+  for _ in range(rounds):
+    state = decode_one(state)
+    counts.append(np.asarray(timed_loops.num_by_drafts(state)))
+  lengths = [np.flatnonzero(new) for new in np.diff(counts, axis=0)]
+  return [cost.width_of(int(x.max()), widths) for x in lengths if x.size]
+
+
+def medians(
+  measured: Sequence[Mapping[Any, Any]],
+  rounds: int,
+  widths: Sequence[int],
+  of_rounds: Sequence[int],
+  *,
+  law: DraftLaw,
+) -> RoundTimes:
+  """Returns the parts of a round, as `times` explains them.
+
+  Args:
+    measured: the seconds and counts of each turn of `times`.
+    rounds: how many are timed at once.
+    widths: of the drafter.
+    of_rounds: the widths of the whole rounds.
+    law: of the drafts.
+  """
+  median = lambda values: float(np.median(values))
+  of = lambda name: np.asarray([one[name] for one in measured])
+  ms = lambda name: 1e3 * of(name)
+  # Less the typical call: the least of differences is of the slowest calls.
+  less = lambda name, call: ms(name) - median(ms(call))
+  plain_ms = less('plain rounds', 'plain call') / of('plain done')
+  passes_ms = {w: less(('passes', w), 'pass call') / rounds for w in widths}
+  draft_ms = np.zeros(len(measured))
+  if widths[-1]:
+    width = cost.width_of(measured[0]['drafted width'], widths)
+    draft_ms = less('drafted', 'drafted call') / rounds - passes_ms[width]
+  rule_ms = {
+    w: less(('rule', w), ('rule call', w)) / (_MORE * rounds) for w in widths
+  }
+  round_ms = less('rounds', 'call') / of('done')
+  mean = lambda by_width: np.mean([by_width[w] for w in of_rounds], axis=0)
+  rest_ms = round_ms - draft_ms - mean(passes_ms) - mean(rule_ms)
+  verify_ms = {width: median(passes_ms[width]) for width in widths}
+  overhead_ms = {width: median(rest_ms + rule_ms[width]) for width in widths}
+  by_width = lambda times: (
+    {str(width): ms for width, ms in times.items()} if len(widths) > 1 else {}
+  )
+  return RoundTimes(
+    prefill_ms=median(ms('prefill')),
+    plain_prefill_ms=median(ms('plain prefill')),
+    plain_ms=median(plain_ms),
+    draft_ms=median(draft_ms),
+    verify_ms=verify_ms[widths[-1]],
+    overhead_ms=overhead_ms[widths[-1]],
+    judge_ms=max(0.0, median(rule_ms[widths[-1]])),
+    least_ms=float(np.min(round_ms)),
+    law=law,
+    verify_ms_by_width=by_width(verify_ms),
+    overhead_ms_by_width=by_width(overhead_ms),
+  )
+
+
+def settled(draft_ms: float, overhead_ms: float) -> tuple[float, float]:
+  """Drafting that noise made negative takes nothing, and the rest less.
+
+  Of means: cut off one by one, differences around nothing come to more.
+  """
+  hidden = min(0.0, draft_ms)
+  return draft_ms - hidden, overhead_ms + hidden
+
+
+def draft_ms(
+  params: Params,
+  prompts: ArrayLike,
+  lengths: ArrayLike,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  sampling: specsample.Sampling,
+  max_new_tokens: int,
+  rounds: int = 4,
+  repeats: int = 25,
+) -> float:
+  """`RoundTimes.draft_ms` without the other parts, measured as `times` does."""
+  state = specsample.prefill(
+    params,
+    prompts,
+    lengths,
+    jax.random.key(0),
+    model=model,
+    drafter=drafter,
+    sampling=sampling,
+    max_new_tokens=max_new_tokens,
+  )
+  draft_and_score, score = _loops(
+    params, model=model, drafter=drafter, verify=verify
+  )
+  measured = []
+  for repeat in range(repeats + 1):
+    (state, draft), both = clock.seconds(draft_and_score, state, rounds=rounds)
+    state, alone = clock.seconds(score, state, draft, rounds=rounds)
+    if repeat:  # the first one compiles
+      measured.append(1e3 * (both - alone) / rounds)
+  return max(0.0, float(np.median(measured)))
+
+
+def _loops(params, *, model, drafter, verify):
+  """Loops of rounds that draft, and of the target's passes over a draft."""
+  components = {'model': model, 'drafter': drafter}
+  draft_and_score = functools.partial(
+    timed_loops.drafted_rounds, params, verify=verify, **components
+  )
+  score = functools.partial(timed_loops.target_rounds, params, **components)
+  return draft_and_score, score

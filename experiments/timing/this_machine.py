@@ -1,0 +1,34 @@
+"""The CPU that this process runs on as a chip, by measuring it."""
+
+import math
+import os
+
+import jax
+import jax.numpy as jnp
+
+from experiments.command import clock
+from experiments.timing import hardware
+from specsample import chips
+
+# Large enough for a product to run at full speed, for half a second or less.
+_SIDE = 2048
+_REPEATS = 5
+
+
+def chip() -> chips.Chip:
+  """Its memory, how fast it is read or copied, products of float32 matrices."""
+  return chips.Chip(
+    hbm_bytes=os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
+    hbm_bandwidth=hardware.memory_bandwidth(),
+    flops=_product_flops(),
+    link_bandwidth=math.inf,  # one device sends nothing
+  )
+
+
+def _product_flops():
+  matrix = jnp.ones((_SIDE, _SIDE), jnp.float32)
+  product = jax.jit(jnp.matmul)
+  times = [
+    clock.seconds(product, matrix, matrix)[1] for _ in range(_REPEATS + 1)
+  ]
+  return 2 * _SIDE**3 / min(times[1:])  # the first one compiles

@@ -1,0 +1,137 @@
+"""A chat's turns: what the target reads, compiles and is interrupted in."""
+
+import io
+import itertools
+import signal
+
+import pytest
+
+from experiments import methods
+from experiments.decoding import conversing
+from experiments.decoding import stream
+import specsample
+from specsample import decode
+from specsample import drafters
+from specsample import turns
+
+_NEW_TOKENS = 24
+
+
+@pytest.fixture(scope='module')
+def target(checkpoint):
+  """The tiny model."""
+  return specsample.load(checkpoint)
+
+
+def _conversation(target, drafter, max_length=384):
+  decoder = stream.Decoder(
+    target=target,
+    method=methods.Method(drafter=drafter),
+    sampling=specsample.Sampling(),
+    max_new_tokens=_NEW_TOKENS,
+    max_length=max_length,
+    chunk_seconds=0.0,
+  )
+  decoder.compile([0])
+  return conversing.Conversation(decoder)
+
+
+def _programs():
+  compiled = (decode.advance, decode._prefill, turns._extend)
+  return [program._cache_size() for program in compiled]
+
+
+def _whole(target, turns_, answers):
+  """The tokens of a conversation, its answers as they were written."""
+  tokens, text = [], ''
+  for turn, answer in itertools.zip_longest(turns_, answers, fillvalue=[]):
+    text += f'user: {turn}\nassistant: '
+    tokens += target.tokenizer.encode(text) + answer
+    text = '\n'
+  return tokens
+
+
+@pytest.mark.parametrize('name', ['ngram', 'skip', 'recording'])
+def test_a_turn_is_answered_as_the_whole_conversation_is(target, greedy, name):
+  skip = drafters.Skip(model=target.model, layers=(0,), num_draft_tokens=2)
+  drafter = {
+    'ngram': drafters.Ngram(num_draft_tokens=4),
+    'skip': skip,
+    'recording': drafters.Recording(drafter=skip),
+  }[name]
+  conversation = _conversation(target, drafter)
+  programs = _programs()
+  said, answers, read = ('Hello!', 'And then?', 'Why?'), [], []
+  for turn in said:
+    rounds = list(conversation.answer(turn))
+    answers.append([token for one in rounds for token in one.tokens])
+    read.append(conversation.num_read)
+    assert rounds[-1].stats.tokens == _NEW_TOKENS
+  assert _programs() == programs
+  for i, answer in enumerate(answers):
+    whole = _whole(target, said[: i + 1], answers[:i])
+    assert answer == greedy(whole, _NEW_TOKENS)[0]
+    # Only what is new, unless the drafter cannot be left out of a round.
+    known = len(_whole(target, said[:i], answers[:i]))
+    assert read[i] == len(whole) - (known if name != 'recording' else 0)
+
+
+def test_an_answer_that_is_cut_is_what_the_next_turn_reads(target, greedy):
+  conversation = _conversation(target, drafters.NoDraft())
+  rounds = itertools.islice(conversation.answer('Hello!'), 5)
+  cut = [token for one in rounds for token in one.tokens]
+  rounds = conversation.answer('And then?')
+  answer = [token for one in rounds for token in one.tokens]
+  whole = _whole(target, ['Hello!', 'And then?'], [cut])
+  assert answer == greedy(whole, _NEW_TOKENS)[0]
+
+
+def test_a_turn_without_room_is_left_out(target):
+  conversation = _conversation(target, drafters.NoDraft(), max_length=160)
+  first = [one.tokens for one in conversation.answer('Hello!')]
+  with pytest.raises(ValueError, match='room'):
+    list(conversation.answer('x' * 300))
+  again = _conversation(target, drafters.NoDraft(), max_length=160)
+  assert [one.tokens for one in again.answer('Hello!')] == first
+  expected = [one.tokens for one in again.answer('Why?')]
+  assert [one.tokens for one in conversation.answer('Why?')] == expected
+
+
+class _Pressing(io.StringIO):
+  """Standard output, in whose fourth write Ctrl-C is pressed so many times."""
+
+  def __init__(self, times):
+    super().__init__()
+    self._times = times
+    self._count = 0
+
+  def write(self, text):
+    """See `io.TextIOBase`."""
+    self._count += 1
+    for _ in range(self._times * (self._count == 4)):
+      signal.raise_signal(signal.SIGINT)
+    return super().write(text)
+
+
+@pytest.mark.parametrize(
+  ('times', 'reasons'),
+  [
+    (0, ['max_new_tokens', 'max_new_tokens']),
+    (1, ['interruption', 'max_new_tokens']),
+    (2, []),
+  ],
+)
+def test_ctrl_c_ends_the_answer_and_a_second_one_the_chat(
+  target, monkeypatch, capsys, times, reasons
+):
+  conversation = _conversation(target, drafters.NoDraft())
+  monkeypatch.setattr('sys.stdin', io.StringIO('Hello!\nWhy?\n'))
+  monkeypatch.setattr('sys.stdout', _Pressing(times))
+  handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    conversing.hold(conversation, '', by_origin=False)
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+  finally:
+    signal.signal(signal.SIGINT, handler)
+  notes = capsys.readouterr().err.splitlines()
+  assert [note.rpartition(': ')[2].rstrip(')') for note in notes] == reasons

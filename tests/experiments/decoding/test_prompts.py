@@ -1,0 +1,122 @@
+import gzip
+import json
+
+import pytest
+
+from experiments.decoding import prompts
+
+
+def _write(folder, name, text):
+  path = folder / name
+  path.write_text(text, encoding='utf-8')
+  return str(path)
+
+
+def test_spec_bench_gives_first_turns(tmp_path):
+  records = [
+    {'question_id': 81, 'category': 'writing', 'turns': ['one', 'two']},
+    {'question_id': 82, 'category': 'qa', 'turns': ['three']},
+  ]
+  text = '\n'.join(json.dumps(record) for record in records)
+  assert prompts.read(_write(tmp_path, 'bench.jsonl', text)) == [
+    prompts.Prompt('81', 'writing', 'one', 1),
+    prompts.Prompt('82', 'qa', 'three', 2),
+  ]
+
+
+def test_prompt_field_with_and_without_the_rest(tmp_path):
+  text = (
+    '\ufeff{"prompt": "a\\nb", "id": "x", "category": "c"}\n\n{"prompt": "d"}\n'
+  )
+  # Read as JSON lines for its first character.
+  assert prompts.read(_write(tmp_path, 'questions', text)) == [
+    prompts.Prompt('x', 'c', 'a\nb', 1),
+    prompts.Prompt('3', 'none', 'd', 3),
+  ]
+
+
+def test_plain_text_is_a_prompt_a_line(tmp_path):
+  path = _write(tmp_path, 'plain.txt', 'first\r\n\n  second \n{"third"}')
+  read = prompts.read(path)
+  assert [prompt.text for prompt in read] == ['first', 'second', '{"third"}']
+  assert [prompt.line for prompt in read] == [1, 3, 4]
+
+
+def test_limit_takes_the_first(tmp_path):
+  path = _write(tmp_path, 'plain.txt', 'a\nb\nc')
+  assert [p.text for p in prompts.read(path, limit=2)] == ['a', 'b']
+  assert len(prompts.read(path, limit=9)) == 3
+
+
+@pytest.mark.parametrize(
+  ('line', 'message'),
+  [
+    ('{"prompt": "cut', 'Unterminated string'),
+    ('just text', 'Expecting value (character 1 of a line that is to be'),
+    ('{', '(character 2 of a line that is to be a JSON object)'),
+    ('["prompt"]', 'expected a JSON object'),
+    ('{"text": "a"}', 'no "prompt" and no "turns"'),
+    ('{"prompt": "  "}', 'not empty'),
+    ('{"prompt": 3}', 'must be a text'),
+    ('{"turns": []}', 'at least one text'),
+    ('{"turns": "a"}', 'at least one text'),
+    ('{"turns": [null]}', 'must be a text'),
+    ('{"prompt": "\\ud800"}', 'surrogate'),
+    ('{"prompt": "a", "category": "overall"}', "other than 'overall'"),
+    ('{"prompt": "a", "category": 1}', '"category" is 1'),
+    ('{"prompt": ' + '[' * 10**5, 'it is nested too deeply'),
+    (json.dumps({'prompt': ['a' * 10**5]}), "the prompt is ['aaaa"),
+    (json.dumps({'prompt': 'a', 'category': [1] * 10**5}), 'is [1, 1, '),
+  ],
+  ids=lambda text: text[:40],
+)
+def test_broken_on_line_seven(tmp_path, line, message):
+  path = _write(tmp_path, 'broken.jsonl', '{"prompt": "a"}\n' * 6 + line)
+  with pytest.raises(ValueError, match=r'broken\.jsonl, line 7: ') as error:
+    prompts.read(path)
+  assert message in str(error.value)
+  assert '\n' not in str(error.value)
+  assert len(str(error.value)) < len(path) + 200
+
+
+def test_bytes_that_are_no_text(tmp_path):
+  path = tmp_path / 'latin.txt'
+  path.write_bytes(b'a\n' * 6 + b'caf\xe9\n')
+  with pytest.raises(ValueError, match=r'latin\.txt: line 7 is not UTF-8'):
+    prompts.read(str(path))
+
+
+def test_a_compressed_file_is_read_whatever_its_name(tmp_path):
+  data = gzip.compress(b'{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
+  path = tmp_path / 'prompts.jsonl'
+  path.write_bytes(data)
+  assert [prompt.text for prompt in prompts.read(str(path))] == ['a', 'b']
+  path.write_bytes(data[:-9])
+  with pytest.raises(ValueError, match=r'jsonl: it is damaged .* get it again'):
+    prompts.read(str(path))
+
+
+def test_a_compressed_file_is_called_as_it_would_be_without(tmp_path):
+  path = tmp_path / 'prompts.jsonl.gz'
+  path.write_bytes(gzip.compress(b'["a"]\n'))
+  assert prompts.name(str(path)) == 'prompts'
+  # JSON lines by the name, and no text of a prompt.
+  with pytest.raises(ValueError, match=r'line 1: expected a JSON object'):
+    prompts.read(str(path))
+
+
+def test_missing_and_empty_files(tmp_path):
+  with pytest.raises(ValueError, match=r'nowhere\.jsonl: No such file'):
+    prompts.read(str(tmp_path / 'nowhere.jsonl'))
+  with pytest.raises(ValueError, match='Is a directory'):
+    prompts.read(str(tmp_path))
+  for text in ('', ' \n\n'):
+    with pytest.raises(ValueError, match='holds no prompt'):
+      prompts.read(_write(tmp_path, 'empty.jsonl', text))
+
+
+def test_the_default_prompts_are_varied():
+  read = prompts.read('experiments/data/prompts.jsonl')
+  assert len(read) == 12
+  assert len({prompt.id for prompt in read}) == 12
+  assert len({prompt.category for prompt in read}) == 6

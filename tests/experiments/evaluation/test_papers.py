@@ -1,0 +1,181 @@
+"""What a paper reports beside rows that were made up."""
+
+import dataclasses
+import re
+import types
+
+import pytest
+
+from experiments import methods
+from experiments.evaluation import evaluation
+from experiments.evaluation import papers
+from experiments.reporting import ratios as ratios_lib
+from experiments.reporting import rows as rows_lib
+from experiments.tasks import gsm8k
+from experiments.tasks import human_eval
+from experiments.tasks import questions
+from experiments.tasks import summarization
+import specsample
+from specsample import stats
+
+_PAPER = papers.Paper(
+  source='A paper: gains',
+  names={'token': 'the token rule'},
+  rows=[
+    ('a', 'token', {'tokens_per_round': 2.0}),
+    ('a', 'greedy', {'speedup': 1.5}),
+  ],
+  ratios=[
+    ('a', 'block', 'token', {'tokens_per_round': 1.083, 'speedup': 1.065}),
+    ('a', 'greedy', 'token', {'speedup': 1.5}),
+    ('b', 'block', 'token', {'speedup': 1.5}),
+  ],
+)
+
+
+def _evaluation(*names, task=None):
+  method = methods.Method(specsample.drafters.NoDraft())
+  own = dict.fromkeys(names, method)
+  return evaluation.Evaluation(target=None, methods=own, task=task)
+
+
+def _runs(*tokens_rounds_seconds):
+  return [
+    rows_lib.Generation(
+      batch=i,
+      category='c',
+      prompt_tokens=6,
+      tokens=[1] * tokens,
+      log_probs=[-1.0] * tokens,
+      seconds=seconds,
+      stats=stats.Stats(tokens, rounds, (0, rounds), (rounds, 0)),
+    )
+    for i, (tokens, rounds, seconds) in enumerate(tokens_rounds_seconds)
+  ]
+
+
+def _table(part, rows=(), **generations):
+  return types.SimpleNamespace(part=part, rows=rows, generations=generations)
+
+
+def _row(part, method, **values):
+  names = [field.name for field in dataclasses.fields(rows_lib.Row)]
+  common = {'part': part, 'method': method, 'scores': {}, 'category': 'overall'}
+  return rows_lib.Row(**dict.fromkeys(names) | common | values)
+
+
+def test_numbers_are_beside_those_of_the_same_setting_and_method():
+  rows = [
+    _row('a', 'token', tokens_per_round=1.5, tokens_per_round_ci95=[1.4, 1.6]),
+    _row('a', 'token', tokens_per_round=9.0, category='c'),
+    _row('b', 'token', tokens_per_round=9.0),
+  ]
+  first, second, *_ = papers.compare(_PAPER, [_table('a', rows)])
+  assert (first.row, first.paper) == ('a, the token rule', 2.0)
+  assert (first.ours, first.ci95) == (1.5, [1.4, 1.6])
+  # What is not run here is for reference.
+  assert (second.row, second.ours, second.ci95) == ('a, greedy', None, None)
+
+
+def test_gains_are_ratios_over_the_prompts_that_both_decoded():
+  token = _runs((8, 4, 0.4), (8, 2, 0.2), (8, 1, 0.1))
+  block = _runs((10, 4, 0.4), (10, 2, 0.2), (10, 1, 0.1))
+  found = papers.compare(_PAPER, [_table('a', token=token, block=block)])
+  of_block = found[2:4]
+  for one in of_block:
+    assert one.row == 'a, block over the token rule'
+    assert one.ours == pytest.approx(1.25)
+    # It gains as much on each: prompts that both have are drawn together.
+    assert one.ci95 == pytest.approx([1.25, 1.25])
+  assert [one.quantity for one in of_block] == ['tokens_per_round', 'speedup']
+  # Of a method and of a setting that were not run.
+  assert [(one.ours, one.ci95) for one in found[4:]] == [(None, None)] * 2
+
+
+def test_a_gain_varies_with_the_prompts():
+  token = _runs((8, 4, 0.4), (8, 4, 0.4), (8, 4, 0.4))
+  block = _runs((8, 4, 0.4), (12, 4, 0.4), (16, 4, 0.4))
+  ours, (low, high) = ratios_lib.ratio(block, token, 'tokens_per_round')
+  assert ours == 1.5
+  # That of the mean of 1, 1.5 and 2; 4.303 is Student's t of three.
+  half = 4.303 * 0.5 / 3**0.5
+  assert (low, high) == pytest.approx((1.5 - half, 1.5 + half), abs=1e-3)
+
+
+def test_gains_of_unknown_methods_and_quantities_are_refused():
+  papers.check(_PAPER, {'a': _evaluation('block', 'token')})
+  # What is not run here is for reference.
+  papers.check(_PAPER, {'a': _evaluation('autoregressive')})
+  message = "Paper.ratios has 'token' of 'a': choose one of block"
+  with pytest.raises(ValueError, match=message):
+    papers.check(_PAPER, {'a': _evaluation('block')})
+  ratios = [('', 'block', 'token', {'cost_ratio': 1.0})]
+  message = "Paper.ratios has 'cost_ratio': choose one of tokens_per_round"
+  with pytest.raises(ValueError, match=message):
+    papers.check(
+      papers.Paper(ratios=ratios), {'': _evaluation('block', 'token')}
+    )
+
+
+_TASKS = {
+  'ROUGE-2': summarization.articles(),
+  'accuracy': gsm8k.GSM8K(),
+  'pass@100': human_eval.HumanEval(),
+}
+
+
+@pytest.mark.parametrize(
+  'quantity', [*_TASKS, 'acceptance at 12', 'cost_ratio']
+)
+def test_columns_of_rows_are_those_of_the_table(quantity):
+  paper = papers.Paper(rows=[('', 'draft', {quantity: 1})])
+  task = _TASKS.get(quantity)
+  papers.check(paper, {'': _evaluation('draft', task=task)})
+
+
+@pytest.mark.parametrize(
+  ('quantity', 'task'),
+  [
+    ('acceptance at one', None),
+    ('acceptance at 0', None),
+    ('acceptance at ', summarization.articles()),
+    ('category', summarization.articles()),
+    ('scores', None),
+    ('speedup_ci95', None),
+    ('lossless', gsm8k.GSM8K()),
+    ('ROUGE2', summarization.articles()),
+    ('ROUGE-2', None),
+    ('ROUGE-2', questions.mt_bench()),
+    ('pass@5', human_eval.HumanEval()),
+  ],
+)
+def test_other_columns_are_refused(quantity, task):
+  paper = papers.Paper(rows=[('', 'draft', {'speedup': 2, quantity: 1.0})])
+  with pytest.raises(ValueError, match=re.escape(repr(quantity))) as error:
+    papers.check(paper, {'': _evaluation('draft', task=task)})
+  message = str(error.value)
+  assert 'ms_per_token, speedup, ' in message
+  assert 'acceptance at 1' in message
+  for name in () if task is None else task.score_names:
+    assert f' {name}, ' in message
+  # What is not run here is for reference, by the names that its paper has.
+  papers.check(paper, {'': _evaluation('another', task=task)})
+
+
+@pytest.mark.parametrize(
+  ('where', 'row'),
+  [
+    ('rows', ''),
+    ('rows', ('', 'draft')),
+    ('rows', ('', 'draft', 'speedup')),
+    ('rows', ('', 'another', {'speedup': '1.5'})),
+    ('ratios', ('', 'draft', {'speedup': 1.5})),
+    ('ratios', ('', 'draft', 'ngram', {'speedup': None})),
+  ],
+)
+def test_rows_of_another_form_are_refused(where, row):
+  message = re.escape(f'Paper.{where} has {row!r}: give (setting, method, ')
+  with pytest.raises(ValueError, match=message):
+    papers.check(
+      papers.Paper(**{where: [row]}), {'': _evaluation('draft', 'ngram')}
+    )

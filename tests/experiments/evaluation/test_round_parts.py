@@ -1,0 +1,93 @@
+"""When the parts of rounds are timed, and what is made of the times."""
+
+import pytest
+
+from experiments.command import journal as journal_lib
+from experiments.evaluation import round_parts
+from experiments.timing import round_times
+from specsample.types import DraftLaw
+
+
+@pytest.mark.parametrize(
+  ('repeats', 'visits', 'batches', 'shares'),
+  [
+    (25, 12, 12, [2] * 11 + [3]),
+    (4, 10, 10, [0, 1, 0, 0, 1, 0, 1, 0, 0, 1]),
+    (25, 1, 3, [0, 0, 25]),
+    (1, 3, 3, [0, 0, 1]),
+    (5, 2, 1, [5]),
+  ],
+)
+def test_repeats_are_spread_over_the_batches(repeats, visits, batches, shares):
+  found = round_parts.share_out(repeats, visits, batches)
+  assert sum(found) == repeats
+  assert sorted(found) == sorted(shares)
+  assert [bool(share) for share in found] == [bool(share) for share in shares]
+
+
+def test_times_are_means_over_the_visits(tmp_path):
+  journal = journal_lib.Journal(tmp_path, {})
+  add = lambda name, i, ms, law: journal.add(
+    (round_parts.KIND, name, i),
+    {'draft_ms': ms, 'overhead_ms': 1.0, 'law': law},
+  )
+  for i, ms in enumerate((1.0, 2.0, 6.0)):
+    add('mtp', i, ms, 'sampled')
+    # Of another method, whose name begins alike.
+    add('mtp, tree', i, 9.0, 'x')
+  assert round_parts.of(journal, 'mtp') == {
+    'draft_ms': 3.0,
+    'overhead_ms': 1.0,
+    'overhead_ms_by_width': {},
+    'law': 'sampled',
+  }
+
+
+def test_passes_of_each_width_have_a_mean(tmp_path):
+  journal = journal_lib.Journal(tmp_path, {})
+  for i, (plain, wide) in enumerate(((10.0, 14.0), (12.0, 18.0))):
+    times = {'draft_ms': 1.0, 'overhead_ms': 1.0}
+    times['verify_ms_by_width'] = {'0': plain, '4': wide}
+    times |= {'draft_ms': -2.0, 'overhead_ms_by_width': {'0': 3.0, '4': 5.0}}
+    journal.add((round_parts.KIND, 'ngram', i), times)
+  found = round_parts.of(journal, 'ngram')
+  assert found['verify_ms_by_width'] == {'0': 11.0, '4': 16.0}
+  # Of every width as much as drafting was below nothing.
+  assert found['overhead_ms_by_width'] == {'0': 1.0, '4': 3.0}
+
+
+def test_whole_rounds_are_as_wide_as_they_were():
+  # Of four rounds one drafted: 40 ms less 25 of passes and 4 of drafting.
+  turn = dict.fromkeys(('prefill', 'plain prefill'), 0.0)
+  turn |= dict.fromkeys(('call', 'plain call', 'pass call'), 0.0)
+  turn |= dict.fromkeys((('rule call', 0), ('rule call', 4)), 0.0)
+  # Sixteen decisions at once.
+  turn |= {('rule', 0): 0.008, ('rule', 4): 0.016}
+  turn |= {'drafted call': 0.0, 'plain rounds': 0.02, 'plain done': 4}
+  turn |= {'drafted': 0.044, 'drafted width': 2, 'rounds': 0.04, 'done': 4}
+  turn |= {('passes', 0): 0.02, ('passes', 4): 0.04}
+  found = round_times.medians(
+    [turn] * 3, 4, (0, 4), (0, 0, 4, 0), law=DraftLaw.POINT_MASS
+  )
+  assert found.verify_ms == pytest.approx(10)
+  assert found.verify_ms_by_width == pytest.approx({'0': 5, '4': 10})
+  # A draft of two tokens was read by the pass over four.
+  assert found.draft_ms == pytest.approx(1)
+  # In three of four rounds the rule took half a millisecond less.
+  rest = 10 - 1 - 25 / 4
+  assert found.overhead_ms == pytest.approx(rest + 0.375)
+  expected = {'0': rest - 0.125, '4': rest + 0.375}
+  assert found.overhead_ms_by_width == pytest.approx(expected)
+  always = round_times.medians([turn], 4, (4,), (4,), law=DraftLaw.SAMPLED)
+  assert always.overhead_ms == pytest.approx(10 - 1 - 10)
+  assert always.verify_ms_by_width == always.overhead_ms_by_width == {}
+
+
+def test_noise_around_nothing_is_nothing(tmp_path):
+  journal = journal_lib.Journal(tmp_path, {})
+  for i, ms in enumerate((-3.0, 1.0, 0.5)):
+    times = {'draft_ms': ms, 'overhead_ms': 2.0}
+    journal.add((round_parts.KIND, 'ngram', i), times)
+  # What a round takes in all is as before.
+  found = round_parts.of(journal, 'ngram')
+  assert (found['draft_ms'], found['overhead_ms']) == (0.0, 1.5)

@@ -1,0 +1,224 @@
+"""A table of several settings by one command, beside a paper's numbers."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+_NEW_TOKENS = 96  # as in the other files: what is compiled serves them all
+_TABLE = """
+from __gin__ import dynamic_registration
+
+from experiments import evaluation
+from experiments import methods
+from experiments.evaluation import papers
+from experiments.evaluation import suite
+from experiments.tasks import summarization
+import specsample
+
+include 'configs/runs/evaluate.gin'
+
+suite.evaluations.parts = {
+  'Prompts, greedy': @greedy/evaluation.Evaluation,
+  'Articles, T = 1': @drawn/evaluation.Evaluation,
+}
+evaluation.Evaluation.max_new_tokens = 96
+evaluation.Evaluation.repeats = 1
+evaluation.Evaluation.limit = 2
+evaluation.Evaluation.methods = {
+  'autoregressive': @autoregressive/methods.Method(),
+  'ngram': @ngram/methods.Method(),
+}
+drawn/evaluation.Evaluation.task = @summarization.articles()
+drawn/evaluation.Evaluation.sampling = @drawn/specsample.Sampling()
+drawn/specsample.Sampling.temperature = 1.0
+
+papers.Paper.source = 'A paper, table 1: a chip'
+papers.Paper.note = 'Another pair stands in.'
+papers.Paper.names = {'ngram': 'PLD'}
+papers.Paper.rows = (
+  ('Prompts, greedy', 'ngram', {'speedup': 2.5, 'acceptance at 1': 0.5}),
+  ('Articles, T = 1', 'ngram', {'ROUGE-2': 0.112}),
+  ('Articles, T = 1', 'REST', {'speedup': 1.48}),
+)
+"""
+_GREEDY, _DRAWN = 'prompts_greedy', 'articles_t_1'
+
+
+@pytest.fixture(scope='module')
+def table(tmp_path_factory):
+  """Of two settings and a paper's numbers."""
+  folder = tmp_path_factory.mktemp('table')
+  # The first is the example; the tiny model takes 512 tokens, of a byte each.
+  articles = [
+    {'document': f'{thing} fell.', 'summary': f'A {thing} fell.'}
+    for thing in ('Rain', 'Snow', 'Hail')
+  ]
+  (folder / 'articles.jsonl').write_text(
+    ''.join(json.dumps(article) + '\n' for article in articles)
+  )
+  path = folder / 'table.gin'
+  path.write_text(
+    f"{_TABLE}summarization.articles.path = '{folder}/articles.jsonl'\n"
+  )
+  return path
+
+
+@pytest.fixture(scope='module')
+def calls(table, tiny_methods, commands, tmp_path_factory):
+  """The command as it is, with other prompts, and with one fault each."""
+  out = tmp_path_factory.mktemp('suite')
+  common = ['evaluate', f'--gin_file={table}', *tiny_methods]
+  both = "{'A b': @greedy/Evaluation, 'a-B': @drawn/Evaluation}"
+  faults = [
+    [f'--gin_bindings=evaluations.parts = {both}'],
+    [
+      '--gin_bindings=Paper.rows = '
+      "(('Prompts, greedy', 'ngram', {'speed': 2.5}),)"
+    ],
+    ["--gin_bindings=articles.path = 'absent.jsonl'"],
+  ]
+  prompts = out / 'prompts.txt'
+  prompts.write_text('Why?\n')
+  outcomes = commands.run_in_forks(
+    [
+      [*common, '--num_seeds=2', f'--out={out}/table'],
+      [*common, f'--prompts={prompts}', '--limit=1', f'--out={out}/prompts'],
+      *(
+        [*common, *fault, f'--out={out}/{i}'] for i, fault in enumerate(faults)
+      ),
+    ]
+  )
+  return out, outcomes
+
+
+@pytest.fixture(scope='module')
+def result(calls):
+  folder, outcomes = calls
+  assert outcomes[0].code == 0, outcomes[0].err
+  return json.loads((folder / 'table' / 'result.json').read_text())
+
+
+def test_rows_say_of_which_setting_they_are(result):
+  overall = [row for row in result['rows'] if row['category'] == 'overall']
+  assert [(row['part'], row['method'], row['samples']) for row in overall] == [
+    ('Prompts, greedy', 'autoregressive', 1),
+    ('Prompts, greedy', 'ngram', 1),
+    ('Articles, T = 1', 'autoregressive', 2),
+    ('Articles, T = 1', 'ngram', 2),
+  ]
+  assert [row['prompts'] for row in overall] == [2] * 4
+  tokens = [row['tokens'] for row in overall]
+  assert tokens[:2] == [2 * _NEW_TOKENS] * 2
+  # Of four texts, which end early where that is drawn.
+  assert min(tokens[2:]) > 2 * _NEW_TOKENS
+  assert [row['scores'].keys() for row in overall] == [
+    *([set()] * 2),
+    *([{'ROUGE-2'}] * 2),
+  ]
+
+
+def test_samples_are_drawn_with_seeds_of_their_own(calls):
+  lines = (calls[0] / 'table' / _DRAWN / 'journal.jsonl').read_text()
+  records = [json.loads(line) for line in lines.splitlines()[1:]]
+  tokens = {
+    tuple(record['key']): record['value']['generations'][0]['tokens']
+    for record in records
+    if record['key'][0] == 'generation'
+  }
+  # Two prompts, then the same two once more.
+  assert set(tokens) == {
+    ('generation', name, i)
+    for name in ('autoregressive', 'ngram')
+    for i in range(4)
+  }
+  assert tokens['generation', 'ngram', 0] != tokens['generation', 'ngram', 2]
+
+
+def test_scores_are_of_the_samples_that_are_asked_for(
+  calls, table, tiny_methods, commands
+):
+  fewer = calls[0] / 'fewer'
+  shutil.copytree(calls[0] / 'table', fewer)
+  (outcome,) = commands.run_in_forks(
+    [['evaluate', f'--gin_file={table}', *tiny_methods, f'--out={fewer}']]
+  )
+  assert outcome.code == 0, outcome.err
+  assert 'generation' not in outcome.err
+  lines = (fewer / _DRAWN / 'journal.jsonl').read_text().splitlines()[1:]
+  keys = [tuple(json.loads(line)['key']) for line in lines]
+  assert [key for key in keys if key[0] == 'scores'] == [
+    ('scores', name, samples)
+    for samples in (2, 1)
+    for name in ('autoregressive', 'ngram')
+  ]
+  rows = json.loads((fewer / 'result.json').read_text())['rows']
+  assert [row['samples'] for row in rows if row['scores']] == [1, 1]
+
+
+def test_ours_is_beside_the_papers(calls, result):
+  ngram = {
+    row['part']: row
+    for row in result['rows']
+    if row['method'] == 'ngram' and row['category'] == 'overall'
+  }
+  greedy = ngram['Prompts, greedy']
+  rouge = ngram['Articles, T = 1']['scores']['ROUGE-2']
+  columns = ('row', 'quantity', 'paper', 'ours', 'ci95')
+  assert [
+    tuple(row[name] for name in columns) for row in result['paper']['rows']
+  ] == [
+    (
+      *('Prompts, greedy, PLD', 'speedup', 2.5),
+      *(greedy['speedup'], greedy['speedup_ci95']),
+    ),
+    (
+      *('Prompts, greedy, PLD', 'acceptance at 1', 0.5),
+      *(greedy['acceptance_by_position'][0], None),
+    ),
+    (
+      *('Articles, T = 1, PLD', 'ROUGE-2', 0.112),
+      *(rouge['value'], rouge['ci95']),
+    ),
+    ('Articles, T = 1, REST', 'speedup', 1.48, None, None),
+  ]
+  assert result['data']['Articles']['sha256']
+  out = calls[1][0].out
+  assert 'A paper, table 1: a chip' in out
+  assert 'Another pair stands in.' in out
+  assert (calls[0] / 'table' / _GREEDY / 'results.png').is_file()
+  assert f'and in its folders {_GREEDY}, {_DRAWN}: generations.jsonl' in out
+
+
+def test_prompts_for_a_task_leave_its_score_without_ours(calls):
+  folder, (_, replaced, *_) = calls
+  assert replaced.code == 0, replaced.err
+  path = folder / 'prompts' / 'result.json'
+  paper = json.loads(path.read_text())['paper']
+  found = paper['rows']
+  # Settings are called as before, so a note says what was decoded.
+  assert paper['note'] == (
+    'Ours are of prompts, which --prompts put in place of the data. Another '
+    'pair stands in.'
+  )
+  assert 'Ours are of prompts, which --prompts' in replaced.out
+  (rouge,) = (row for row in found if row['quantity'] == 'ROUGE-2')
+  assert (rouge['paper'], rouge['ours'], rouge['ci95']) == (0.112, None, None)
+  (speedup,) = (row['ours'] for row in found if row['paper'] == 2.5)
+  assert speedup > 0
+  assert re.search(r'Articles, T = 1, PLD +ROUGE-2 +0\.112 +- +-', replaced.out)
+
+
+def test_faults_come_before_anything_is_written(calls):
+  folder, (_, _, *faults) = calls
+  messages = (
+    'each needs a folder of its own',
+    "'speed' of 'Prompts, greedy': choose one of num_draft_tokens, ",
+    'absent.jsonl',
+  )
+  for i, (outcome, message) in enumerate(zip(faults, messages, strict=True)):
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert not (folder / str(i)).exists()

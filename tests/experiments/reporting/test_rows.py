@@ -1,0 +1,268 @@
+import csv
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from experiments.decoding import display
+from experiments.decoding import generation
+from experiments.evaluation import report
+from experiments.reporting import ratios as ratios_lib
+from experiments.reporting import rows as rows_lib
+from specsample import stats
+from specsample.types import StopReason
+
+
+def _generation(seconds, tokens=100, batch=0):
+  return rows_lib.Generation(
+    batch=batch,
+    category='a',
+    prompt_tokens=10,
+    tokens=list(range(tokens)),
+    log_probs=[-1.0] * tokens,
+    seconds=seconds,
+    stats=stats.Stats(tokens, 50, (0, 50), (0, 50)),
+  )
+
+
+def _generations(*seconds):
+  """A batch each."""
+  return [_generation(s, batch=i) for i, s in enumerate(seconds)]
+
+
+def _row(**changes):
+  values = {
+    'method': 'ngram',
+    'drafter': 'ngram',
+    'verifier': 'chain',
+    'law': 'point_mass',
+    'lossless': True,
+    'benchmark': 'prompts',
+    'category': 'overall',
+    'num_draft_tokens': 2,
+    'temperature': 0.0,
+    'batch_size': 1,
+    'prompts': 2,
+    'samples': 1,
+    'tokens': 256,
+    'rounds': 128,
+    'tokens_per_round': 2.0,
+    'tokens_per_round_ci95': [1.5, 2.5],
+    'plain_rounds': 0.25,
+    'acceptance': 0.75,
+    'acceptance_ci95': None,
+    'acceptance_by_position': [0.75, None],
+    'ms_per_token': 16.25,
+    'ms_per_token_ci95': [15.0, 17.5],
+    'speedup': 1.5,
+    'speedup_ci95': [1.25, 1.75],
+    'mean_speedup': 1.5,
+    'mean_speedup_ci95': None,
+    'leviathan_speedup': 1.4,
+    'predicted_speedup': 1.45,
+    'prefill_ms': 80.0,
+    'draft_ms': 0.5,
+    'verify_ms': 20.0,
+    'verify_ms_by_width': {'0': 16.0, '2': 21.5},
+    'overhead_ms': None,
+    'cost_ratio': 0.0125,
+    'percent_of_roofline': 71.0,
+  }
+  return rows_lib.Row(**values | changes)
+
+
+def test_speedup_is_the_ratio_of_seconds_a_token():
+  baseline = _generations(3.0, 1.0)
+  runs = [_generation(1.0, tokens=50), _generation(1.0, batch=1)]
+  # 4 s for 200 tokens against 2 s for 150.
+  assert ratios_lib.of(runs, baseline)['speedup'] == pytest.approx(1.5)
+
+
+def test_a_constant_ratio_has_an_interval_of_no_width():
+  baseline = _generations(1.0, 2.0, 5.0, 9.0)
+  runs = _generations(0.5, 1.0, 2.5, 4.5)
+  low, high = ratios_lib.of(runs, baseline)['speedup_ci95']
+  assert low == pytest.approx(2)
+  assert high == pytest.approx(2)
+
+
+def test_the_interval_of_a_mean_is_students():
+  # 10, 11 and 15 ms a token: 12 +- 4.303 sqrt(7 / 3).
+  found = ratios_lib.of(_generations(1.0, 1.1, 1.5))
+  assert found['ms_per_token_ci95'] == pytest.approx([5.428, 18.572], abs=1e-3)
+  assert ratios_lib.of(_generations(1.0, 1.1))['ms_per_token_ci95'] is None
+
+
+def test_the_interval_is_paired_and_repeatable():
+  # Times that differ between prompts, but little between methods.
+  seconds = [1.0, 3.0, 8.0, 2.0, 20.0, 5.0]
+  factors = [1.4, 1.6, 1.5, 1.45, 1.55, 1.5]
+  baseline = _generations(*seconds)
+  ratios = [s / f for s, f in zip(seconds, factors, strict=True)]
+  runs = _generations(*ratios)
+  low, high = ratios_lib.of(runs, baseline)['speedup_ci95']
+  assert 1.4 <= low < ratios_lib.of(runs, baseline)['speedup'] < high <= 1.6
+  assert ratios_lib.of(runs, baseline)['speedup_ci95'] == [low, high]
+
+
+def test_the_interval_is_of_whole_batches():
+  # Of three, with two prompts each that together are one of 200 tokens.
+  baseline = _generations(*[0.5] * 6)
+  runs = _generations(0.5, 0.3, 0.25, 0.35, 0.3, 0.4)
+  in_pairs = lambda generations: [
+    dataclasses.replace(generation, batch=i // 2)
+    for i, generation in enumerate(generations)
+  ]
+  baseline, runs = in_pairs(baseline), in_pairs(runs)
+  found = ratios_lib.of(runs, baseline)
+  joined = ratios_lib.of(_generations(0.8, 0.6, 0.7), _generations(*[1.0] * 3))
+  for name in ('speedup', 'speedup_ci95'):
+    assert found[name] == pytest.approx(joined[name])
+  assert ratios_lib.of(runs[:2], baseline[:2])['speedup_ci95'] is None
+
+
+def test_spec_bench_means_weigh_prompts_alike():
+  baseline = _generations(1.0, 1.0)
+  # 200 and 25 tokens a second against 100 and 100.
+  runs = [_generation(0.5), _generation(2.0, tokens=50, batch=1)]
+  found = ratios_lib.of(runs, baseline)
+  assert found['mean_speedup'] == pytest.approx(225 / 200)
+  # All tokens together: 10 ms a token against 2.5 s for 150.
+  assert found['speedup'] == pytest.approx(0.01 / (2.5 / 150))
+
+
+def test_samples_of_a_prompt_are_drawn_together():
+  # Two samples of each of two prompts: as two prompts with twice the seconds.
+  twice = [
+    dataclasses.replace(one, sample=sample)
+    for sample in (0, 1)
+    for one in _generations(1.0, 0.5)
+  ]
+  baseline = _generations(1.0, 1.0)
+  once = ratios_lib.row_fields(_generations(1.0, 0.5), baseline)
+  assert once['prompts'] == 2
+  assert once['samples'] == 1
+  found = ratios_lib.row_fields(twice, baseline * 2)
+  assert found['prompts'] == 2
+  assert found['samples'] == 2
+  assert found['tokens'] == 2 * once['tokens']
+  assert found['speedup_ci95'] == pytest.approx(once['speedup_ci95'])
+
+
+def test_what_has_no_value_has_no_interval():
+  none = stats.Stats(100, 100, (100, 0), (100, 0))
+  runs = [dataclasses.replace(x, stats=none) for x in _generations(1.0, 2.0)]
+  found = ratios_lib.of(runs)
+  assert found['acceptance'] is None
+  assert found['acceptance_ci95'] is None
+  assert found['speedup'] is None
+  assert found['ms_per_token'] == pytest.approx(15)
+  assert found['ms_per_token_ci95'] is None  # of two
+
+
+def test_a_row_without_a_token_has_no_time_a_token():
+  # As where the target's logits are no distribution from the first one on.
+  runs = _generations(1.0, 2.0, 3.0)
+  empty = dataclasses.replace(
+    runs[0], tokens=[], log_probs=[], stats=stats.Stats(0, 1, (0, 1), (1, 0))
+  )
+  alone = ratios_lib.row_fields([empty], [runs[0]])
+  assert alone['ms_per_token'] is None
+  # Without the other one of two batches there is no time a token.
+  mixed = ratios_lib.row_fields([empty, runs[1]], runs[:2])
+  assert mixed['ms_per_token_ci95'] is None
+  json.dumps(mixed, allow_nan=False)
+  mixed = ratios_lib.row_fields([empty, *runs[1:]], runs)
+  for name in ('ms_per_token', 'speedup'):
+    assert np.isfinite(mixed[f'{name}_ci95']).all()
+  # Beside another row of its batch it has no share of the seconds.
+  beside = dataclasses.replace(empty, seconds=0.0)
+  shared = ratios_lib.row_fields([beside, runs[0]], runs[:1] * 2)
+  assert shared['ms_per_token'] == pytest.approx(10)
+  assert shared['mean_speedup'] == pytest.approx(0.5)
+
+
+def test_a_table_names_its_rules_and_those_that_are_not_exact():
+  exact = _row()
+  assert report.rule_lines([exact]) == []
+  drawn = _row(temperature=1.0)
+  lossy = _row(
+    method='heads', verifier='typical', lossless=False, temperature=1.0
+  )
+  warned, laws = report.rule_lines([drawn, lossy])
+  assert 'heads: verify.typical is lossy' in warned
+  rules = 'ngram chain (point_mass), heads typical (point_mass)'
+  assert laws.plain.endswith(rules)
+
+
+def test_a_generation_without_a_token_has_no_time_a_token():
+  last = generation.Chunk(
+    tokens=[],
+    origins=[],
+    stats=stats.Stats(0, 1, (0, 1), (1, 0)),
+    stop_reason=StopReason.INVALID_LOGITS,
+    seconds=0.5,
+  )
+  assert generation.metrics(last)['ms_per_token'] is None
+  assert generation.metrics(last)['tokens_per_second'] is None
+  assert '(- ms per token)' in display.metrics_text(last)
+
+
+def test_measured_fields():
+  counts = stats.Stats(5, 2, (0, 0, 2), (0, 1, 1))
+  runs = [_generation(0.1, tokens=5), _generation(0.2, tokens=5)]
+  runs = [dataclasses.replace(run, stats=counts) for run in runs]
+  fields = ratios_lib.row_fields(runs, None)
+  assert fields['prompts'] == 2
+  assert fields['tokens'] == 10
+  assert fields['rounds'] == 4
+  assert fields['tokens_per_round'] == 2.5
+  assert fields['plain_rounds'] == 0
+  assert fields['acceptance_by_position'] == [1.0, 0.5]
+  assert fields['ms_per_token'] == pytest.approx(30)
+  assert fields['speedup'] is None
+  assert fields['speedup_ci95'] is None
+
+
+def test_a_position_never_drafted_has_no_share():
+  counts = stats.Stats(5, 5, (5, 0, 0), (5, 0, 0))
+  run = dataclasses.replace(_generation(1.0, tokens=5), stats=counts)
+  fields = ratios_lib.row_fields([run], [run])
+  assert fields['acceptance_by_position'] == [None, None]
+  assert fields['plain_rounds'] == 1
+  assert fields['speedup'] == 1
+  alone = dataclasses.replace(counts, proposed=(5,), accepted=(5,))
+  run = dataclasses.replace(run, stats=alone)
+  assert ratios_lib.row_fields([run], None)['plain_rounds'] is None
+
+
+def test_a_generation_survives_json():
+  generation = _generation(0.25)
+  text = json.dumps(generation.to_json())
+  assert rows_lib.Generation.from_json(json.loads(text)) == generation
+
+
+def test_csv_and_json_hold_the_same(tmp_path):
+  rows = [_row(), _row(category='a, "b"', speedup=None, speedup_ci95=None)]
+  rows_lib.write_csv(tmp_path / 'results.csv', rows)
+  with (tmp_path / 'results.csv').open(newline='') as file:
+    read = list(csv.DictReader(file))
+  texts = {f.name for f in dataclasses.fields(rows_lib.Row) if f.type is str}
+  values = [
+    {
+      name: cell if name in texts else json.loads(cell or 'null')
+      for name, cell in line.items()
+    }
+    for line in read
+  ]
+  assert values == [dataclasses.asdict(row) for row in rows]
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path):
+  path = tmp_path / 'result.json'
+  rows_lib.write_json(path, {'a': 1})
+  with pytest.raises(ValueError, match='not JSON compliant'):
+    rows_lib.write_json(path, {'a': float('nan')})
+  assert json.loads(path.read_text()) == {'a': 1}
+  assert [file.name for file in tmp_path.iterdir()] == ['result.json']

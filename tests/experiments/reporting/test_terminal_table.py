@@ -1,0 +1,104 @@
+"""Tables in terminals of any width, with names of any kind."""
+
+import pytest
+
+from experiments import refilling_report
+from experiments.evaluation import report
+from experiments.reporting import rows as rows_lib
+from experiments.reporting import terminal_table
+
+# What rich takes for an end of nothing, for a colour, an emoji and a link.
+_NAMES = ('a[/b]', '[red]x', ':bug:', '[link=x]y', 'long name ' * 9 + 'end')
+_HEADINGS = (
+  *('method', 'K', 'tokens\na round', '\nspeedup', '95%\ninterval'),
+  *(f'c{i}' for i in range(9)),
+)
+
+
+def _print(*shown):
+  console = terminal_table.console()
+  for one in shown:
+    console.print(one)
+
+
+def _table():
+  table = terminal_table.Table(*_HEADINGS)
+  for i, name in enumerate(_NAMES):
+    table.add_row(name, *(f'{i}x{j}' for j in range(1, len(_HEADINGS))))
+  return table
+
+
+@pytest.mark.parametrize('width', [30, 80, 100, 300])
+def test_nothing_is_cut_at_any_width(width, in_terminal):
+  text = in_terminal(width, _print, _table())
+  assert max(map(len, text.splitlines())) <= width
+  words = text.split()
+  for i in range(len(_NAMES)):
+    for j in range(1, len(_HEADINGS)):
+      assert words.count(f'{i}x{j}') == 1
+  for heading in _HEADINGS:
+    assert set(heading.split()) <= set(words)
+  for name in _NAMES[:-1]:
+    assert name in text
+  # Of a name that is folded the end too.
+  assert 'end' in words
+
+
+def test_a_part_repeats_the_names(in_terminal):
+  parts = in_terminal(50, _print, _table()).split('method')[1:]
+  assert len(parts) > 1
+  for part in parts:
+    assert all(name in part for name in _NAMES[:-1])
+  (whole,) = in_terminal(300, _print, _table()).split('method')[1:]
+  assert _NAMES[-1] in whole
+
+
+def test_a_line_has_a_cell_a_heading():
+  with pytest.raises(ValueError, match='3 cells under 2 headings'):
+    terminal_table.Table('a', 'b').add_row('1', '2', '3')
+
+
+def test_lines_about_methods_have_their_names(in_terminal):
+  found = {
+    'a[/b]': rows_lib.Mismatches(0, 0),
+    '[red]x': rows_lib.Mismatches(1, 0),
+    ':bug:': rows_lib.Mismatches(0, 1),
+    '[x]': rows_lib.Mismatches(1, 0, 1),
+  }
+  lines = report.mismatch_lines(found)
+  text = in_terminal(100, _print, *lines, 'a str [/b] [red] :bug:')
+  for name in (*found, 'a str [/b] [red] :bug:'):
+    assert name in text
+
+
+def test_throughput_is_shown_by_name(tmp_path, capsys):
+  rows = [
+    refilling_report.Row(
+      method=name,
+      drafter='ngram',
+      num_draft_tokens=4,
+      temperature=0.0,
+      batch_size=2,
+      requests=7,
+      prompt_tokens=70,
+      tokens=123456,
+      static_seconds=[1.0],
+      refilled_seconds=[1.0],
+      static_tokens_per_s=123456.7,
+      refilled_tokens_per_s=123456.8,
+      ratio=1.0,
+      ratio_ci95=[0.25, 1.75],
+      different=2,
+      ties=i,
+      audited=True,
+    )
+    for i, name in enumerate(_NAMES[:3])
+  ]
+  refilling_report.show(tmp_path, rows, (), '[/]prompts')
+  text = capsys.readouterr().out
+  assert '[/]prompts: 7 requests' in text
+  assert 'a[/b]: 2 outputs DIFFER' in text
+  assert '[red]x: 1 outputs DIFFER' in text
+  assert ':bug:: 2 outputs part at a float tie' in text
+  for name in _NAMES[:3]:
+    assert text.count(name) == 2

@@ -1,0 +1,119 @@
+"""What is in the loops that are timed as parts of a round."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.timing import round_times
+from experiments.timing import timed_loops
+import specsample
+from specsample import drafters
+from specsample import step
+from specsample import testing
+from specsample.types import Draft, DraftLaw
+from specsample.verify import chain
+
+_MODEL = testing.tiny_llama(vocab_size=37)
+
+
+@pytest.mark.parametrize(
+  'drafter', [drafters.NoDraft(), drafters.Ngram(num_draft_tokens=2)]
+)
+def test_a_timed_pass_of_the_target_unembeds(drafter):
+  # Of a pass without drafts the compiler found that nobody reads its logits.
+  params = {'target': _MODEL.init(jax.random.key(0))}
+  prompts, lengths = specsample.pad_prompts([[1, 2, 3]])
+  components = {'model': _MODEL, 'drafter': drafter}
+  state = specsample.prefill(
+    params,
+    prompts,
+    lengths,
+    jax.random.key(0),
+    sampling=specsample.Sampling(),
+    max_new_tokens=8,
+    **components,
+  )
+  lowered = timed_loops.drafted_rounds.lower(
+    params, state, verify=chain, rounds=2, **components
+  )
+  # One for each width, of which a round runs one.
+  num_widths = len(step.widths(_MODEL, drafter))
+  assert _num_unembeddings(lowered) == num_widths
+  _, draft = lowered.out_info
+  lowered = timed_loops.target_rounds.lower(
+    params, state, draft, rounds=2, **components
+  )
+  assert _num_unembeddings(lowered) == num_widths
+
+
+@pytest.mark.parametrize(
+  ('model', 'drafter', 'widths'),
+  [
+    (_MODEL, drafters.NoDraft(), (0,)),
+    (_MODEL, drafters.Chain(model=_MODEL, num_draft_tokens=3), (3,)),
+    (_MODEL, drafters.Ngram(num_draft_tokens=3), (0, 3)),
+    # Without `read` there are no passes of several widths.
+    (object(), drafters.Ngram(num_draft_tokens=3), (3,)),
+  ],
+)
+def test_the_widths_are_those_of_passes(model, drafter, widths):
+  assert step.widths(model, drafter) == widths
+
+
+@pytest.mark.parametrize(
+  'drafter',
+  [
+    drafters.Ngram(num_draft_tokens=4),
+    drafters.NgramTree(num_branches=2, depth=2),
+  ],
+)
+def test_a_draft_of_a_width_is_read_in_a_pass_over_it(drafter):
+  topology = getattr(drafter, 'topology', None)
+  draft = Draft(
+    tokens=np.full((2, 4), -1, np.int32),
+    probs=None,
+    law=DraftLaw.POINT_MASS,
+    parents=None if topology is None else np.asarray([topology.parents] * 2),
+  )
+  for width in range(5):
+    found = timed_loops.of_width(draft, width=width)
+    assert timed_loops.most_drafts(found) == width
+    assert found.tokens.shape == draft.tokens.shape
+
+
+def test_the_widest_row_decides_how_wide_a_round_is():
+  repeats, others = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5, 6, 7, 8, 9]
+  drafter = drafters.Ngram(num_draft_tokens=3)
+  components = {'model': _MODEL, 'drafter': drafter}
+  params = {'target': _MODEL.init(jax.random.key(0))}
+
+  def first_width(prompts):
+    tokens, lengths = specsample.pad_prompts(prompts)
+    state = specsample.prefill(
+      params,
+      tokens,
+      lengths,
+      jax.random.key(0),
+      sampling=specsample.Sampling(),
+      max_new_tokens=8,
+      **components,
+    )
+    decode_one = functools.partial(
+      specsample.advance, params, verify=chain, max_rounds=1, **components
+    )
+    found = round_times.widths_of_rounds(decode_one, state, 20, (0, 3))
+    # Eight tokens at most: all rows are done before the last round.
+    assert set(found) <= {0, 3} and 2 <= len(found) <= 8
+    return found[0]
+
+  assert first_width([others, others]) == 0
+  assert first_width([others, repeats]) == 3
+
+
+def _num_unembeddings(lowered) -> int:
+  """How many products have the vocabulary in their results."""
+  lines = lowered.compile().as_text().splitlines()
+  results = [line.partition(' dot(')[0] for line in lines if ' dot(' in line]
+  return sum(f',{_MODEL.vocab_size}]' in result for result in results)
