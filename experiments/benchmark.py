@@ -6,8 +6,8 @@
 
 Prints a summary and writes benchmark.json to --out. There each method has its
 own entry in `methods`; draft_ms, verify_ms and overhead_percent at the top are
-of the first in Benchmark.methods. This file only wires: benchmarking.py
-measures, benchmark_report.py writes.
+of the first in Benchmark.methods. This file only wires: experiments/timing/
+measures and writes.
 """
 
 from absl import flags

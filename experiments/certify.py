@@ -8,7 +8,7 @@ loop with every drafter, and plants known bugs. Prints a summary, writes
 certificate.json to --out, and exits with 1 if an entry fails. Until then a
 journal there lets the same command go on after an interruption; it is refused
 where any of the code has changed since, so that no certificate is of two
-versions. This file only wires: certificate.py finds the entries.
+versions. This file only wires: experiments/certificate/ finds the entries.
 """
 
 import sys

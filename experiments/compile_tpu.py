@@ -5,7 +5,7 @@
 
 Writes compile.json to --out, an object a topology: whether it fits, what its
 devices communicate, its roofline. Ends with exit code 1 if one does not fit.
-This file only wires: compilation.py compiles, hlo_counts.py counts.
+This file only wires: experiments/tpu/ compiles and counts.
 """
 
 import dataclasses

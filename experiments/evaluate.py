@@ -10,8 +10,8 @@ experiments.report` makes a page (docs/report.md). The journal there lets the
 same command go on after an interruption. With --record it also writes traces,
 which `python -m experiments.replay` reads (docs/replay.md). On many devices and
 hosts: docs/pods.md. Greedy outputs that part from the baseline's are looked
-into: docs/divergence.md. This file only wires: suite.py says what is decoded,
-evaluation.py measures, table.py makes the rows.
+into: docs/divergence.md. This file only wires: experiments/evaluation/ decodes,
+measures and makes the rows.
 """
 
 import dataclasses
@@ -19,8 +19,6 @@ import sys
 
 from absl import flags
 
-from experiments import recording
-from experiments import report_files
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import distributed
@@ -38,7 +36,9 @@ from experiments.evaluation import report
 from experiments.evaluation import scoring
 from experiments.evaluation import suite
 from experiments.evaluation import table as table_lib
+from experiments.html_report import files as files_lib
 from experiments.reporting import result_file
+from experiments.traces import recording
 from specsample import files
 
 config.define_flags('configs/runs/quickstart.gin')
@@ -114,7 +114,7 @@ def _evaluate() -> None:
       paper = papers.of_other_prompts(paper, parts[0].benchmark)
     if distributed.is_first():
       result_file.check_settings(
-        out / report_files.EVALUATION, [part.name for part in parts]
+        out / files_lib.EVALUATION, [part.name for part in parts]
       )
     traces = [_traces(part, suite.folder(out, part.name)) for part in parts]
     profiles = [_profiles(part) for part in parts]

@@ -6,7 +6,7 @@
 PATH is what `specsample.load` or `load_drafter` take. Only headers are read,
 and nothing is downloaded. Ends with exit code 1 if something is wrong. There is
 nothing to configure and nothing is written but the report, to standard output.
-This file only wires: inspection.py finds what it is.
+This file only wires: experiments/inspection/ finds what it is.
 """
 
 import sys

@@ -6,7 +6,7 @@
 Prints, for every adaptive method of a configuration, the milliseconds of a
 round of 0, 1, ... K drafts in the very loop that decodes, and the binding that
 hands them to `Fastest`; and writes costs.json to --out. This file only wires:
-costs_by_length.py measures.
+experiments/evaluation/costs_by_length.py measures.
 """
 
 from absl import flags

@@ -8,8 +8,8 @@
 The target writes user turns after its chat template and answers them; --prompts
 gives it real turns to answer. --answers takes conversations whose answers were
 written elsewhere. The second command goes on where the first one ended, as the
-same command does after an interruption. This file only wires: conversations.py
-reads files, synthesis.py makes shards, and data_folder.py keeps them.
+same command does after an interruption. This file only wires:
+experiments/training_data/ reads files, makes shards and keeps them.
 """
 
 import collections

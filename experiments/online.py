@@ -8,15 +8,11 @@ batches before it and from its own earlier rounds: no draft counts that was
 learned from. Prints acceptance by tokens served, and writes online.json,
 online.png and the drafter that was learned to --out. A checkpoint after each
 batch lets the same command go on after an interruption, with all that was
-learned. This file only wires: serving.py has the settings and the loop,
-served.py what is found, served_drafter.py what is learned.
+learned. This file only wires: experiments/online_learning/ serves and reports.
 """
 
 from absl import flags
 
-from experiments import served
-from experiments import served_drafter
-from experiments import serving as serving_lib
 from experiments import train_state
 from experiments.command import cli
 from experiments.command import config
@@ -24,6 +20,9 @@ from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import mesh
 from experiments.decoding import prompts as prompts_lib
+from experiments.online_learning import drafter
+from experiments.online_learning import report
+from experiments.online_learning import server as serving_lib
 from specsample import files
 
 config.define_flags('configs/runs/online.gin')
@@ -60,7 +59,7 @@ def _serve() -> None:
     cli.make_folder(out)
     header = serving_lib.header(serving, prompts, batches)
     journal = journal_lib.Journal(out, header)
-    served_drafter.check(out / 'drafter', journal, len(batches))
+    drafter.check(out / 'drafter', journal, len(batches))
     server = serving_lib.Server(
       serving=serving,
       batches=batches,
@@ -68,10 +67,10 @@ def _serve() -> None:
       checkpoints=train_state.Checkpoints(out / 'checkpoints'),
     )
     learned = server.run()
-    served_drafter.save(out / 'drafter', serving, learned, journal)
-    found = served.Found.of(serving, prompts_lib.name(path), journal)
-    served.write(out, found)
-  served.show(out, found)
+    drafter.save(out / 'drafter', serving, learned, journal)
+    found = report.Found.of(serving, prompts_lib.name(path), journal)
+    report.write(out, found)
+  report.show(out, found)
 
 
 if __name__ == '__main__':

@@ -7,18 +7,18 @@
 Prints a table, and writes predict.json, predict.csv and predict.png to --out.
 --compiled names folders of `compile_tpu`, of the pair with its drafts and of
 the target alone: with them it also prints the paper's table as their numbers
-predict it. What is counted: docs/cost.md. This file only wires: predicting.py
-computes, prediction_report.py writes.
+predict it. What is counted: docs/cost.md. This file only wires:
+experiments/prediction/ computes and writes.
 """
 
 from absl import flags
 
-from experiments import compiled_rounds
-from experiments import predicting
-from experiments import prediction_report
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
+from experiments.prediction import paper_table
+from experiments.prediction import prediction as prediction_lib
+from experiments.prediction import report
 from specsample import files
 
 config.define_flags('configs/runs/predict.gin')
@@ -42,13 +42,13 @@ def main() -> None:
   environment.set_up()
   with cli.bad_input():
     out = files.at(_OUT.value or f'results/{config.name()}')
-    prediction = predicting.Prediction()
-    compiled = compiled_rounds.read(_COMPILED.value)
-    table = compiled_rounds.Table().rows(compiled) if compiled else []
-    rows = predicting.rows(prediction)
+    prediction = prediction_lib.Prediction()
+    compiled = paper_table.read(_COMPILED.value)
+    table = paper_table.Table().rows(compiled) if compiled else []
+    rows = prediction_lib.rows(prediction)
     cli.make_folder(out)
-    prediction_report.write(out, rows, table)
-  prediction_report.show(out, rows, table)
+    report.write(out, rows, table)
+  report.show(out, rows, table)
 
 
 if __name__ == '__main__':

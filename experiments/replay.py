@@ -5,17 +5,17 @@
   python -m experiments.replay --trace=... --gin_file=MY.gin
 
 Prints a table of the variants of a configuration, and writes replay.json to
---out. What is approximate: replaying.py, which this file only wires.
+--out. What is approximate: traces/replaying.py, which this file only wires.
 """
 
 from absl import flags
 
-from experiments import replay_report
-from experiments import replaying
-from experiments import traces
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
+from experiments.traces import replaying
+from experiments.traces import report
+from experiments.traces import trace_file
 from specsample import files
 
 config.define_flags('configs/runs/replay.gin')
@@ -40,11 +40,11 @@ def main() -> None:
       raise ValueError('--trace is empty: name OUT/traces/<method>')
     out = files.at(_OUT.value or f'results/{config.name()}')
     replay = replaying.Replay()
-    trace = traces.read(_TRACE.value)
+    trace = trace_file.read(_TRACE.value)
     rows = replaying.rows(trace, replay)
     cli.make_folder(out)
-  replay_report.write(out, trace, rows)
-  replay_report.show(out, trace, rows)
+  report.write(out, trace, rows)
+  report.show(out, trace, rows)
 
 
 if __name__ == '__main__':

@@ -5,14 +5,14 @@
 
 Reads result.json and generations.jsonl of evaluate, and what the other commands
 leave, in any tree of folders (docs/report.md). This file only wires:
-report_files.py finds the files, page.py makes the page.
+experiments/html_report/ finds the files and makes the page.
 """
 
 from absl import flags
 
-from experiments import page
-from experiments import report_files
 from experiments.command import cli
+from experiments.html_report import files as files_lib
+from experiments.html_report import page
 from experiments.reporting import figures
 from experiments.reporting import rows
 from specsample import files
@@ -35,7 +35,7 @@ _PROMPTS = flags.DEFINE_integer(
 def main() -> None:
   """Reads all, then writes the page."""
   with cli.bad_input():
-    runs = report_files.find(_RESULTS.value, _PROMPTS.value)
+    runs = files_lib.find(_RESULTS.value, _PROMPTS.value)
     out = files.at(_OUT.value or f'{_RESULTS.value}/report.html')
     text = page.render(runs, _TITLE.value)
     cli.make_folder(out.parent)

@@ -7,14 +7,14 @@
 Decodes requests of mixed lengths in batches, one after the other, and with rows
 that are refilled when they are done. Prints a table, and writes throughput.json
 to --out. The journal there lets the same command go on after an interruption.
-This file only wires: refilling.py measures, refilling_report.py writes.
+This file only wires: experiments/batching/ measures and writes.
 """
 
 from absl import flags
 
-from experiments import refilling
-from experiments import refilling_audits
-from experiments import refilling_report
+from experiments.batching import audits as audits_lib
+from experiments.batching import comparison as comparison_lib
+from experiments.batching import report
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
@@ -59,22 +59,22 @@ def _compare() -> None:
     out = files.at(_OUT.value or f'results/{config.name()}')
     path = config.find(_PROMPTS.value)
     prompts = prompts_lib.read(path, _LIMIT.value)
-    comparison = refilling.Comparison()
+    comparison = comparison_lib.Comparison()
     evaluation = comparison.evaluation
     tokens = [evaluation.encode(path, prompt) for prompt in prompts]
     comparison.check(tokens)
     header = evaluation_lib.header(evaluation, prompts, tokens)
     cli.make_folder(out)
     journal = journal_lib.Journal(out, header)
-  work = list(refilling.units(comparison, tokens))
+  work = list(comparison_lib.units(comparison, tokens))
   units_lib.run(work, journal, progress.bar)
-  parted = refilling_audits.units(comparison, tokens, journal)
+  parted = audits_lib.units(comparison, tokens, journal)
   if parted:
     units_lib.run(parted, journal, progress.bar)
-  rows = refilling_report.rows(comparison, journal)
+  rows = report.rows(comparison, journal)
   divergences = journal.of(audits.KIND)
-  refilling_report.write(out, rows, divergences)
-  refilling_report.show(out, rows, divergences, prompts_lib.name(path))
+  report.write(out, rows, divergences)
+  report.show(out, rows, divergences, prompts_lib.name(path))
 
 
 if __name__ == '__main__':

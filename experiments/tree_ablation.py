@@ -8,15 +8,12 @@ Counts how often the child of each rank is kept, times trees of several sizes,
 chooses for each drafter the tree of the highest predicted speedup, and measures
 them all. Prints a table, and writes result.json, results.csv, trees.json,
 trees.csv and trees.png to --out. The journal there lets the same command go on
-after an interruption. This file only wires: tree_stages.py measures,
-tree_rows.py makes the rows.
+after an interruption. This file only wires: experiments/trees/ measures and
+reports.
 """
 
 from absl import flags
 
-from experiments import tree_comparison
-from experiments import tree_report
-from experiments import tree_stages
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
@@ -26,6 +23,9 @@ from experiments.command import progress
 from experiments.decoding import prompts as prompts_lib
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import table as table_lib
+from experiments.trees import comparison
+from experiments.trees import report
+from experiments.trees import stages
 from specsample import files
 
 config.define_flags('configs/runs/tree_ablation.gin')
@@ -61,18 +61,18 @@ def _compare() -> None:
     out = files.at(_OUT.value or f'results/{config.name()}')
     path = config.find(_PROMPTS.value)
     prompts = prompts_lib.read(path, _LIMIT.value)
-    ablation = tree_comparison.Ablation()
+    ablation = comparison.Ablation()
     tokens = [ablation.evaluation.encode(path, prompt) for prompt in prompts]
     ablation.check(tokens)
     header = evaluation_lib.header(ablation.evaluation, prompts, tokens)
     cli.make_folder(out)
     journal = journal_lib.Journal(out, header)
-  compared = tree_stages.run(ablation, prompts, tokens, journal, progress.bar)
+  compared = stages.run(ablation, prompts, tokens, journal, progress.bar)
   table = table_lib.Table.of(
     compared.evaluation, prompts_lib.name(path), len(prompts), journal
   )
-  rows = tree_report.write(out, compared, table)
-  tree_report.show(out, rows, table)
+  rows = report.write(out, compared, table)
+  report.show(out, rows, table)
 
 
 if __name__ == '__main__':

@@ -7,10 +7,10 @@ import json
 import gin
 import pytest
 
-from experiments import compiled_rounds
-from experiments import passes
-from experiments import predicting
-from experiments import prediction_report
+from experiments.prediction import paper_table
+from experiments.prediction import passes
+from experiments.prediction import prediction as prediction_lib
+from experiments.prediction import report
 from specsample import chips
 from specsample import cost
 from specsample.models import attention
@@ -139,11 +139,11 @@ def _prediction(**changes):
     'batch_sizes': (1,),
     'contexts': (0,),
   }
-  return predicting.Prediction(**values | changes)
+  return prediction_lib.Prediction(**values | changes)
 
 
 def test_of_one_row_the_weights_are_all_that_counts():
-  rows = predicting.rows(_prediction())
+  rows = prediction_lib.rows(_prediction())
   target, draft = map(passes.decoder, (_MODEL, _SMALL))
   ratio = draft.read_weights(1) / target.read_weights(1)
   for row in rows:
@@ -165,7 +165,7 @@ def test_of_one_row_the_weights_are_all_that_counts():
 
 
 def test_large_batches_pay_for_drafts():
-  small, middle, large = predicting.rows(
+  small, middle, large = prediction_lib.rows(
     _prediction(num_draft_tokens=(4,), batch_sizes=(1, 64, 512))
   )
   bounds = lambda row: (row.pass_bound, row.verify_bound)
@@ -178,16 +178,18 @@ def test_large_batches_pay_for_drafts():
 
 def test_int8_halves_what_is_read_and_memory_has_an_end():
   wide, narrow = (
-    predicting.rows(_prediction(weights=weights))[0]
+    prediction_lib.rows(_prediction(weights=weights))[0]
     for weights in (None, 'int8')
   )
   assert narrow.pass_ms == pytest.approx(wide.pass_ms / 2)
-  full = predicting.rows(_prediction(batch_sizes=(64,), contexts=(1 << 17,)))
+  full = prediction_lib.rows(
+    _prediction(batch_sizes=(64,), contexts=(1 << 17,))
+  )
   assert not any(row.fits for row in full)
 
 
 def test_timed_passes_give_chens_times():
-  predicted = predicting.rows(
+  predicted = prediction_lib.rows(
     _prediction(
       target=passes.Timed(ms={1: 14.1, 5: 14.1}),
       draft=passes.Timed(ms={1: 1.8}),
@@ -204,10 +206,10 @@ def test_timed_passes_give_chens_times():
 
 
 def test_the_best_k_is_that_of_the_largest_speedup():
-  rows = predicting.rows(
+  rows = prediction_lib.rows(
     _prediction(num_draft_tokens=tuple(range(1, 9)), acceptances=(0.3, 0.9))
   )
-  low, high = predicting.best(rows)
+  low, high = prediction_lib.best(rows)
   assert (low.acceptance, high.acceptance) == (0.3, 0.9)
   assert low.num_draft_tokens < high.num_draft_tokens
   assert high.speedup == max(row.speedup for row in rows)
@@ -224,13 +226,13 @@ def test_a_mixture_of_experts_is_counted_and_latent_attention_refused():
       passes.decoder(dataclasses.replace(_MODEL, **refused))
 
 
-_TABLE = compiled_rounds.Table(
+_TABLE = paper_table.Table(
   plain_ms=14.1, draft_ms=1.8, num_draft_tokens=4, printed_ms={'XSum': 7.52}
 )
 
 
 def test_a_papers_table_follows_from_compiled_rounds(folders):
-  (row,) = _TABLE.rows(compiled_rounds.read([str(x) for x in folders]))
+  (row,) = _TABLE.rows(paper_table.read([str(x) for x in folders]))
   tokens = (4 * 1.8 + 14.1) / 7.52
   assert row.tokens_per_round == pytest.approx(tokens)
   assert row.printed_speedup == pytest.approx(1.875)
@@ -243,14 +245,14 @@ def test_a_papers_table_follows_from_compiled_rounds(folders):
 def test_a_table_needs_both_programs_of_a_topology(folders):
   chen, _ = folders
   with pytest.raises(ValueError, match='NoDraft, K = 0'):
-    _TABLE.rows(compiled_rounds.read([str(chen)]))
+    _TABLE.rows(paper_table.read([str(chen)]))
 
 
 @pytest.mark.parametrize(
   ('other', 'models'), [({'batch_size': 8}, 1), ({'model': 'another'}, 2)]
 )
 def test_programs_of_another_setting_make_no_table(folders, other, models):
-  chen, plain = compiled_rounds.read([str(x) for x in folders])
+  chen, plain = paper_table.read([str(x) for x in folders])
   plain = dataclasses.replace(plain, **other)
   message = f'of {models} models: compile a model for one topology and batch'
   with pytest.raises(ValueError, match=message):
@@ -269,7 +271,7 @@ def test_programs_of_another_setting_make_no_table(folders, other, models):
 def test_another_compile_json_is_refused(tmp_path, content, why):
   (tmp_path / 'compile.json').write_text(json.dumps(content))
   with pytest.raises(ValueError, match=f'{why}.*: compile again'):
-    compiled_rounds.read([str(tmp_path)])
+    paper_table.read([str(tmp_path)])
 
 
 def test_programs_with_other_caches_make_no_table(tmp_path):
@@ -277,20 +279,20 @@ def test_programs_with_other_caches_make_no_table(tmp_path):
     one = _compiled(drafts, 0.009, (200,)) | {'max_length': max_length}
     (tmp_path / str(i)).mkdir()
     (tmp_path / str(i) / 'compile.json').write_text(json.dumps([one]))
-  programs = compiled_rounds.read([str(tmp_path / str(i)) for i in range(2)])
+  programs = paper_table.read([str(tmp_path / str(i)) for i in range(2)])
   with pytest.raises(ValueError, match='compile a model for one topology'):
     _TABLE.rows(programs)
 
 
 def test_two_programs_of_one_setting_are_refused(folders):
-  chen, plain = compiled_rounds.read([str(x) for x in folders])
+  chen, plain = paper_table.read([str(x) for x in folders])
   other = dataclasses.replace(chen, roofline_ms=99.0)
   with pytest.raises(ValueError, match='two programs of one model'):
     _TABLE.rows([chen, plain, other])
 
 
 def test_each_model_has_rows_of_its_own(folders):
-  programs = compiled_rounds.read([str(x) for x in folders])
+  programs = paper_table.read([str(x) for x in folders])
   others = [dataclasses.replace(one, model='another') for one in programs]
   rows = _TABLE.rows([*programs, *others])
   assert [row.model for row in rows] == [programs[0].model, 'another']
@@ -298,7 +300,7 @@ def test_each_model_has_rows_of_its_own(folders):
 
 @pytest.mark.parametrize('plain', [(0.0075, ()), (0.015, (165,))])
 def test_no_wait_is_fitted_where_none_is_left(folders, plain):
-  chen, other = compiled_rounds.read([str(x) for x in folders])
+  chen, other = paper_table.read([str(x) for x in folders])
   seconds, collectives = plain
   other = dataclasses.replace(
     other, roofline_ms=1e3 * seconds, collectives=sum(collectives)
@@ -309,8 +311,8 @@ def test_no_wait_is_fitted_where_none_is_left(folders, plain):
 
 
 def test_where_no_draft_pays_the_table_says_so(capsys, tmp_path):
-  rows = predicting.rows(_prediction(batch_sizes=(512,), draft=_MODEL))
-  prediction_report.show(tmp_path, rows, [])
+  rows = prediction_lib.rows(_prediction(batch_sizes=(512,), draft=_MODEL))
+  report.show(tmp_path, rows, [])
   shown = capsys.readouterr().out
   best = max(row.speedup for row in rows)
   assert f'- ({best:.2f}x)' in shown
@@ -320,7 +322,7 @@ def test_where_no_draft_pays_the_table_says_so(capsys, tmp_path):
 def test_the_other_configuration_is_of_llama_on_gpus():
   gin.clear_config()
   gin.parse_config_file('configs/runs/predict_llama_70b.gin')
-  prediction = predicting.Prediction()
+  prediction = prediction_lib.Prediction()
   gin.clear_config()
   assert (prediction.chip, prediction.devices) == ('h200', 8)
   weights = passes.decoder(prediction.target).num_weights()

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from experiments import traces
+from experiments.traces import trace_file
 
 _METHODS = ('ngram', 'skip')
 _FILES = {f'{name}/0000{i}.npz' for name in _METHODS for i in range(2)}
@@ -117,7 +117,7 @@ def test_a_trace_has_the_tokens_of_the_evaluation(story, method):
     if record['key'][:2] == ['generation', method]
     for generation in record['value']['generations']
   ]
-  trace = traces.read(story.out / 'traces' / method)
+  trace = trace_file.read(story.out / 'traces' / method)
   rows = trace.arrays['output'].tolist()
   assert [[x for x in row if x >= 0] for row in rows] == tokens
   assert trace.header['hardware']['platform'] == 'cpu'

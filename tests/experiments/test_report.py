@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from experiments import page
-from experiments import report_files
-from experiments import report_plots
+from experiments.html_report import figures as figures_lib
+from experiments.html_report import files
+from experiments.html_report import page
 from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import result_file
@@ -20,7 +20,7 @@ from tests.experiments import reports
 def text(tmp_path_factory):
   root = tmp_path_factory.mktemp('results')
   reports.write_tree(root)
-  return page.render(report_files.find(str(root), 2), f'Title {reports.NASTY}')
+  return page.render(files.find(str(root), 2), f'Title {reports.NASTY}')
 
 
 @pytest.fixture(scope='module')
@@ -123,7 +123,7 @@ def test_a_paper_without_numbers_of_ours_is_named(tmp_path):
   paper = {'source': 'Sun et al.', 'note': 'gains alone', 'rows': []}
   content = reports.evaluation() | {'paper': paper}
   result_file.write(tmp_path / 'result.json', content)
-  shown = page.render(report_files.find(str(tmp_path), 1), 'Results')
+  shown = page.render(files.find(str(tmp_path), 1), 'Results')
   assert 'The paper: Sun et al.' in shown and 'gains alone' in shown
 
 
@@ -149,7 +149,7 @@ def test_every_field_of_a_row_is_explained():
 def test_field_that_is_not_known_is_shown(tmp_path):
   content = reports.evaluation(new_field=2.5, new_field_ci95=[2, 3])
   result_file.write(tmp_path / 'result.json', content)
-  text = page.render(report_files.find(str(tmp_path), 1), 'Results')
+  text = page.render(files.find(str(tmp_path), 1), 'Results')
   table = reports.Page(text).tables[0]
   assert table[0][-1] == 'new field'
   assert table[1][-1] == '2.5 (2-3)'
@@ -170,16 +170,16 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, why):
   (folder / name).write_text(content)
   expected = f'^{re.escape(str(folder / name))}.*{re.escape(why)}'
   with pytest.raises(ValueError, match=expected):
-    report_files.find(str(tmp_path), 1)
+    files.find(str(tmp_path), 1)
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r'holds no result\.json'):
-    report_files.find(str(tmp_path), 1)
+    files.find(str(tmp_path), 1)
   with pytest.raises(ValueError, match='is no folder'):
-    report_files.find(str(tmp_path / 'none'), 1)
+    files.find(str(tmp_path / 'none'), 1)
   with pytest.raises(ValueError, match='copy the folder here'):
-    report_files.find('gs://bucket/results', 1)
+    files.find('gs://bucket/results', 1)
 
 
 def _curve(overhead_ms):
@@ -198,7 +198,7 @@ def _curve(overhead_ms):
 
 
 def test_figure_1_of_chen_et_al_by_hand():
-  figure = report_plots.against_num_drafts({'a': _curve(1.0)})
+  figure = figures_lib.against_num_drafts({'a': _curve(1.0)})
   points = [list(axes.lines[0].get_xydata().T) for axes in figure.axes]
   assert [list(x) for x, _ in points] == [[0, 1, 3]] * 3
   seconds, share, per_round = (list(y) for _, y in points)
@@ -210,7 +210,7 @@ def test_figure_1_of_chen_et_al_by_hand():
 
 
 def test_rounds_that_were_not_timed_have_no_point():
-  figure = report_plots.against_num_drafts({'a': _curve(None)})
+  figure = figures_lib.against_num_drafts({'a': _curve(None)})
   (line,) = figure.axes[2].lines
   assert all(math.isnan(y) for y in line.get_ydata())
   # Nor numbers at axes of nothing.

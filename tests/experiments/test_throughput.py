@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from experiments import methods
-from experiments import refilling
-from experiments import refilling_audits
-from experiments import refilling_report
+from experiments.batching import audits as audits_lib
+from experiments.batching import comparison as comparison_lib
+from experiments.batching import report
 from experiments.command import journal as journal_lib
 from experiments.evaluation import audits
 from experiments.evaluation import evaluation
@@ -37,7 +37,7 @@ def _comparison(**kwargs):
   none = {'none': methods.Method(specsample.drafters.NoDraft())}
   target = specsample.Loaded(None, {}, None)
   own = evaluation.Evaluation(target=target, methods=none)
-  return refilling.Comparison(evaluation=own, **kwargs)
+  return comparison_lib.Comparison(evaluation=own, **kwargs)
 
 
 def test_both_ways_are_measured_and_give_the_same(tiny, commands, tmp_path):
@@ -88,7 +88,7 @@ def _decoded(folder, target, temperature=0.0):
   The log-probabilities say that none of them were equally likely.
   """
   ngram = specsample.drafters.Ngram(num_draft_tokens=2)
-  comparison = refilling.Comparison(
+  comparison = comparison_lib.Comparison(
     evaluation=evaluation.Evaluation(
       target=target,
       methods={
@@ -147,7 +147,7 @@ def in_bfloat16(checkpoint):
 
 def test_differences_are_audited(in_bfloat16, tmp_path, capsys):
   comparison, journal = _decoded(tmp_path, in_bfloat16)
-  units = refilling_audits.units(comparison, _REQUESTS, journal)
+  units = audits_lib.units(comparison, _REQUESTS, journal)
   # By a rule that is not exact tokens need not be the most likely.
   assert [unit.key for unit in units] == [
     (audits.KIND, 'ngram', 1),
@@ -158,25 +158,25 @@ def test_differences_are_audited(in_bfloat16, tmp_path, capsys):
   tie, fault = journal.of(audits.KIND)
   assert (tie['verdict'], fault['verdict']) == ('tie', 'DIFFERS')
   assert fault['audit']['float32']['lead'] > fault['audit']['bound']
-  ngram, lossy = refilling_report.rows(comparison, journal)
+  ngram, lossy = report.rows(comparison, journal)
   assert (ngram.different, ngram.ties, ngram.audited) == (2, 1, True)
   assert (lossy.different, lossy.ties, lossy.audited) == (2, 0, False)
   found = [tie, fault, tie, tie]
-  refilling_report.show(tmp_path, [ngram, lossy], found, 'prompts')
+  report.show(tmp_path, [ngram, lossy], found, 'prompts')
   text = ' '.join(capsys.readouterr().out.split())
   assert 'ngram: 1 outputs DIFFER and are no float ties' in text
   assert 'lossy: 2 outputs part; by a lossy rule a rounding is' in text
   assert "ahead is static's token by" in text
   assert '1 more of ngram in throughput.json' in text
-  refilling_report.write(tmp_path, [ngram, lossy], found)
+  report.write(tmp_path, [ngram, lossy], found)
   written = json.loads((tmp_path / 'throughput.json').read_text())
   assert written['divergences'] == found
 
 
 def test_what_is_drawn_is_not_audited(in_bfloat16, tmp_path):
   comparison, journal = _decoded(tmp_path, in_bfloat16, temperature=1.0)
-  assert refilling_audits.units(comparison, _REQUESTS, journal) == []
-  row, _ = refilling_report.rows(comparison, journal)
+  assert audits_lib.units(comparison, _REQUESTS, journal) == []
+  row, _ = report.rows(comparison, journal)
   assert (row.different, row.ties, row.audited) == (2, 0, False)
 
 
@@ -212,14 +212,14 @@ def _ways(checkpoint, model, sizes, **kwargs):
     methods={'none': methods.Method(specsample.drafters.NoDraft())},
     batch_size=kwargs.pop('batch_size'),
   )
-  comparison = refilling.Comparison(
+  comparison = comparison_lib.Comparison(
     evaluation=own,
     num_requests=len(sizes),
     max_new_tokens=(1, 9),
     repeats=1,
     **kwargs,
   )
-  return list(refilling.units(comparison, [[1] * size for size in sizes]))
+  return list(comparison_lib.units(comparison, [[1] * size for size in sizes]))
 
 
 def test_requests_that_emit_nothing_are_timed(checkpoint):

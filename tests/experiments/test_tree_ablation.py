@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from experiments import methods
-from experiments import tree_calibration
-from experiments import tree_costs
 from experiments.evaluation import evaluation
+from experiments.trees import acceptance
+from experiments.trees import costs as costs_lib
 import specsample
 from specsample import testing
 from specsample import tree
@@ -45,19 +45,19 @@ _NEW_TOKENS = 16
   ],
 )
 def test_a_round_is_counted_as_by_hand(emitted, num_accepted, tried, kept):
-  found = tree_calibration.count(_MIXED, _DRAFTED, emitted, num_accepted)
-  assert found == tree_calibration.Counts(tried, kept)
+  found = acceptance.count(_MIXED, _DRAFTED, emitted, num_accepted)
+  assert found == acceptance.Counts(tried, kept)
 
 
 def test_what_was_not_drafted_was_not_tried():
   drafted = (7, 8, -1, -1, 9, -1)
-  found = tree_calibration.count(_MIXED, drafted, (7, 4), 1)
+  found = acceptance.count(_MIXED, drafted, (7, 4), 1)
   assert found.tried == ((1, 0, 0), (0, 0, 0), (0, 0, 0))
   assert found.kept == ((1, 0, 0), (0, 0, 0), (0, 0, 0))
 
 
 def test_acceptance_is_the_share_of_those_tried():
-  counts = tree_calibration.Counts(
+  counts = acceptance.Counts(
     tried=((10, 4, 3), (6, 1, 0)), kept=((6, 1, 0), (3, 1, 0))
   )
   # Of four tenths a quarter; of a half, all of the one that was tried.
@@ -82,7 +82,7 @@ def test_counts_are_those_of_the_generation(checkpoint, temperature):
     max_new_tokens=40,
   )
   prompts = [[1, 2, 3, 4], [9, 8]]
-  found = tree_calibration.decode(compared, method, prompts, range(2))
+  found = acceptance.decode(compared, method, prompts, range(2))
   output = compared.generate(method, prompts, range(2))
   stats = specsample.stats.of(jax.tree.map(np.asarray, output))
   for depth in (1, 2):
@@ -95,7 +95,7 @@ def test_counts_are_those_of_the_generation(checkpoint, temperature):
 
 
 _ACCEPTANCE = (0.5, 0.25)
-_COSTS = tree_costs.Costs(
+_COSTS = costs_lib.Costs(
   draft_ms={1: 1.0, 2: 2.0},
   verify_ms={0: 10.0, 2: 11.0, 6: 17.0},
   overhead_ms={2: 0.0, 6: 2.0},
@@ -105,12 +105,12 @@ _COSTS = tree_costs.Costs(
 
 def test_a_prediction_is_tokens_over_time():
   # Both children of both: 1 + .75 + .75 ** 2 tokens in 2 + 17 + 2 ms.
-  found = tree_costs.predict(tree.k_ary((2, 2)), _ACCEPTANCE, _COSTS)
+  found = costs_lib.predict(tree.k_ary((2, 2)), _ACCEPTANCE, _COSTS)
   assert found.tokens == pytest.approx(2.3125)
   assert found.round_ms == pytest.approx(21)
   assert found.speedup == pytest.approx(2.3125 * 10 / 21)
   # Half way between what was measured.
-  found = tree_costs.predict(tree.Topology((0, 0, 1, 1)), _ACCEPTANCE, _COSTS)
+  found = costs_lib.predict(tree.Topology((0, 0, 1, 1)), _ACCEPTANCE, _COSTS)
   assert found.round_ms == pytest.approx(2 + 14 + 1)
 
 
@@ -126,13 +126,13 @@ def test_a_tree_takes_as_long_as_the_width_that_it_falls_in():
 
 
 def test_the_fastest_tree_is_chosen_not_the_largest():
-  topologies = tree_costs.grid(_ACCEPTANCE, (1, 2, 6, 60), (1, 2))
+  topologies = costs_lib.grid(_ACCEPTANCE, (1, 2, 6, 60), (1, 2))
   assert max(one.num_nodes for one in topologies) == 6
   # By hand: 1.5 / 11.5, 1.75 / 12, 1.75 / 13 (a chain), 2.3125 / 21.
-  chosen = tree_costs.choose(topologies, _ACCEPTANCE, _COSTS)
+  chosen = costs_lib.choose(topologies, _ACCEPTANCE, _COSTS)
   assert chosen.topology == tree.k_ary((2,))
   free = dataclasses.replace(_COSTS, verify_ms={0: 10.0}, overhead_ms={0: 0.0})
-  chosen = tree_costs.choose(topologies, _ACCEPTANCE, free)
+  chosen = costs_lib.choose(topologies, _ACCEPTANCE, free)
   assert chosen.topology.num_nodes == 6
 
 
@@ -258,10 +258,10 @@ def test_predictions_follow_from_what_was_counted_and_timed(story):
   for row in content['rows']:
     if row['parents'] is None:
       continue
-    prediction = tree_costs.predict(
+    prediction = costs_lib.predict(
       tree.Topology(tuple(row['parents'])),
       found['acceptance'],
-      tree_costs.Costs(**costs),
+      costs_lib.Costs(**costs),
     )
     assert row['expected_tokens'] == pytest.approx(prediction.tokens)
     assert row['predicted_speedup'] == pytest.approx(prediction.speedup)

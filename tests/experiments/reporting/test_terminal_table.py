@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import refilling_report
+from experiments.batching import report as report_lib
 from experiments.evaluation import report
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import terminal_table
@@ -73,7 +73,7 @@ def test_lines_about_methods_have_their_names(in_terminal):
 
 def test_throughput_is_shown_by_name(tmp_path, capsys):
   rows = [
-    refilling_report.Row(
+    report_lib.Row(
       method=name,
       drafter='ngram',
       num_draft_tokens=4,
@@ -94,7 +94,7 @@ def test_throughput_is_shown_by_name(tmp_path, capsys):
     )
     for i, name in enumerate(_NAMES[:3])
   ]
-  refilling_report.show(tmp_path, rows, (), '[/]prompts')
+  report_lib.show(tmp_path, rows, (), '[/]prompts')
   text = capsys.readouterr().out
   assert '[/]prompts: 7 requests' in text
   assert 'a[/b]: 2 outputs DIFFER' in text

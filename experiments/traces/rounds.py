@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import traces
+from experiments.traces import trace_file
 from specsample import types
 from specsample.types import Array, Draft, DraftLaw, Signals
 
@@ -20,7 +20,7 @@ class Rounds:
   is_there: Array  # [T, P] bool
 
 
-def of_trace(trace: traces.Trace) -> Rounds:
+def of_trace(trace: trace_file.Trace) -> Rounds:
   """The rounds of a trace, prompts side by side.
 
   Raises:
@@ -34,12 +34,14 @@ def of_trace(trace: traces.Trace) -> Rounds:
   if not np.all(np.any(is_it, axis=-1) | (tokens < 0)):
     raise ValueError(
       'the trace is damaged, a draft has no column: delete its folder and run '
-      f'{traces.COMMAND} again'
+      f'{trace_file.COMMAND} again'
     )
   columns = np.where(tokens >= 0, np.argmax(is_it, axis=-1), -1)
   in_place = functools.partial(dense, arrays)
   said = {
-    name: in_place(x) for name, x in arrays.items() if name in traces.SIGNALS
+    name: in_place(x)
+    for name, x in arrays.items()
+    if name in trace_file.SIGNALS
   }
   optional = lambda name: in_place(arrays[name]) if name in arrays else None
   children = header['num_children']

@@ -9,9 +9,6 @@ import dataclasses
 import functools
 
 from experiments import methods as methods_lib
-from experiments import tree_calibration
-from experiments import tree_comparison
-from experiments import tree_costs
 from experiments.command import journal as journal_lib
 from experiments.command import progress as progress_lib
 from experiments.command import units as units_lib
@@ -20,6 +17,9 @@ from experiments.evaluation import audits
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import round_parts as parts_lib
 from experiments.timing import round_times
+from experiments.trees import acceptance as acceptance_lib
+from experiments.trees import comparison
+from experiments.trees import costs as costs_lib
 import specsample
 from specsample import tree
 
@@ -37,14 +37,14 @@ class Compared:
   """
 
   evaluation: evaluation_lib.Evaluation
-  entries: Sequence[tree_comparison.Entry]
-  counts: Mapping[str, tree_calibration.Counts]
-  costs: Mapping[str, tree_costs.Costs]
-  chosen: Mapping[str, tree_comparison.Entry]
+  entries: Sequence[comparison.Entry]
+  counts: Mapping[str, acceptance_lib.Counts]
+  costs: Mapping[str, costs_lib.Costs]
+  chosen: Mapping[str, comparison.Entry]
 
 
 def run(
-  ablation: tree_comparison.Ablation,
+  ablation: comparison.Ablation,
   prompts: Sequence[prompts_lib.Prompt],
   tokens: Sequence[list[int]],
   journal: journal_lib.Journal,
@@ -111,27 +111,27 @@ def _counting(ablation, tokens) -> Iterator[units_lib.Unit]:
 
 
 def _count(evaluation, method, prompts, request_ids):
-  counts = tree_calibration.decode(evaluation, method, prompts, request_ids)
+  counts = acceptance_lib.decode(evaluation, method, prompts, request_ids)
   return dataclasses.asdict(counts)
 
 
-def _counts(ablation, name, num_prompts, journal) -> tree_calibration.Counts:
+def _counts(ablation, name, num_prompts, journal) -> acceptance_lib.Counts:
   """Those of a drafter over all prompts."""
   probe = ablation.probe_of(name)
-  total = tree_calibration.Counts.none(probe.depth, max(probe.num_children))
+  total = acceptance_lib.Counts.none(probe.depth, max(probe.num_children))
   for i in range(len(ablation.evaluation.batches(num_prompts))):
-    total += tree_calibration.Counts(**journal['acceptance', name, i])
+    total += acceptance_lib.Counts(**journal['acceptance', name, i])
   return total
 
 
-def _entries(ablation, name, counts) -> list[tree_comparison.Entry]:
+def _entries(ablation, name, counts) -> list[comparison.Entry]:
   """What is measured of a drafter, but for the tree that is chosen."""
   chain, *others = ablation.without_counts(name)
   depth = ablation.depths_of(name)[-1:]
   sizes = sorted(set(ablation.num_nodes))
   best = [
     ablation.entry(name, f'best-{topology.num_nodes}', topology)
-    for topology in tree_costs.grid(counts.acceptance, sizes, depth)
+    for topology in costs_lib.grid(counts.acceptance, sizes, depth)
   ]
   return [chain, *best, *others]
 
@@ -155,7 +155,7 @@ def _timed(ablation, name, counts) -> list[tree.Topology]:
   middle = sorted(ablation.num_nodes)[len(ablation.num_nodes) // 2]
   by_depth = {}
   for depth in ablation.depths_of(name):
-    size = min(middle, tree_costs.largest(depth, num_children))
+    size = min(middle, costs_lib.largest(depth, num_children))
     topology = tree.best(counts.acceptance, size, depth)
     by_depth[topology.depth] = topology
   return list(by_depth.values())
@@ -178,7 +178,7 @@ def _draft_ms(evaluation, method, tokens):
   return {'draft_ms': draft_ms}
 
 
-def _costs(ablation, name, counts, entries, journal) -> tree_costs.Costs:
+def _costs(ablation, name, counts, entries, journal) -> costs_lib.Costs:
   """As its trees were timed, decoding without a draft as a tree of none."""
   plain = parts_lib.of(journal, methods_lib.BASELINE)
   parts = {0: plain} | {
@@ -186,7 +186,7 @@ def _costs(ablation, name, counts, entries, journal) -> tree_costs.Costs:
     for entry in entries
     if entry.topology is not None
   }
-  return tree_costs.Costs(
+  return costs_lib.Costs(
     draft_ms={
       topology.depth: journal['draft', name, topology.depth]['draft_ms']
       for topology in _timed(ablation, name, counts)
@@ -197,17 +197,17 @@ def _costs(ablation, name, counts, entries, journal) -> tree_costs.Costs:
   )
 
 
-def _choose(ablation, entries, acceptance, costs) -> tree_comparison.Entry:
+def _choose(ablation, entries, acceptance, costs) -> comparison.Entry:
   """The entry of the chosen tree, maybe a new one."""
   name = entries[0].drafter
-  topology = tree_costs.choose(
-    tree_costs.grid(acceptance, ablation.candidates, ablation.depths_of(name)),
+  topology = costs_lib.choose(
+    costs_lib.grid(acceptance, ablation.candidates, ablation.depths_of(name)),
     acceptance,
     costs,
   ).topology
   for entry in entries:
     # Drawn, a chain is no tree of the most likely tokens.
-    is_drawn = entry.name == tree_comparison.CHAIN and ablation.draws
+    is_drawn = entry.name == comparison.CHAIN and ablation.draws
     if entry.topology == topology and not is_drawn:
       return entry
-  return ablation.entry(name, tree_comparison.CHOSEN, topology)
+  return ablation.entry(name, comparison.CHOSEN, topology)

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 import functools
 import pathlib
 
-from experiments import tree_comparison
-from experiments import tree_rows
 from experiments.reporting import figures
+from experiments.trees import comparison
+from experiments.trees import rows as rows_lib
 
 _STAR = {'marker': '*', 's': 190, 'edgecolors': 'black', 'linewidths': 0.8}
 
 
 def draw(
-  path: pathlib.PurePath, rows: Sequence[tree_rows.TreeRow], title: str
+  path: pathlib.PurePath, rows: Sequence[rows_lib.TreeRow], title: str
 ) -> None:
   """Draws tokens a round, milliseconds a round and speedup against N.
 
@@ -68,9 +68,9 @@ def _draw(axes, rows, name, color):
 
 
 _MARKERS = {
-  tree_comparison.CHAIN: 's',
-  tree_comparison.FIXED: '^',
-  tree_comparison.CHOSEN: 'o',
+  comparison.CHAIN: 's',
+  comparison.FIXED: '^',
+  comparison.CHOSEN: 'o',
 }
 
 

@@ -6,8 +6,8 @@ from matplotlib.backends import backend_agg
 import pytest
 
 from experiments import methods
-from experiments import report_plots
 from experiments.evaluation import plots
+from experiments.html_report import figures as figures_lib
 from experiments.reporting import figures
 from experiments.reporting import rows as rows_lib
 from tests.experiments import reports
@@ -45,7 +45,7 @@ def _overall(count):
 def _against_num_drafts(count):
   rows = _rows(4, ['overall'])
   names = [f'a drafter of {i} words, chain, sampled' for i in range(count)]
-  return report_plots.against_num_drafts(dict.fromkeys(names, rows))
+  return figures_lib.against_num_drafts(dict.fromkeys(names, rows))
 
 
 def _of_drafting(draw, categories):
@@ -60,9 +60,9 @@ def _of_drafting(draw, categories):
 
 _FIGURES = {
   'overall': _overall,
-  'by category': _of_drafting(report_plots.by_category, _CATEGORIES),
-  'roofline': lambda count: report_plots.roofline(_rows(count, ['overall'])),
-  'predicted': _of_drafting(report_plots.predicted, ['overall']),
+  'by category': _of_drafting(figures_lib.by_category, _CATEGORIES),
+  'roofline': lambda count: figures_lib.roofline(_rows(count, ['overall'])),
+  'predicted': _of_drafting(figures_lib.predicted, ['overall']),
   'against K': _against_num_drafts,
 }
 
@@ -110,7 +110,7 @@ def test_nothing_is_squeezed_or_covered(name, count):
 def test_a_panel_a_category_has_a_mark_a_method(count):
   rows = _rows(count)[1 : count + 1]
   with_gap = [*rows, rows[-1] | {'category': 'qa', 'speedup': 3.5}]
-  overall, qa = report_plots.by_category(with_gap).axes
+  overall, qa = figures_lib.by_category(with_gap).axes
   places = range(count)
   assert [label.get_text() for label in overall.get_yticklabels()] == [
     figures.label(row['method']) for row in rows
@@ -130,7 +130,7 @@ def test_a_panel_a_category_has_a_mark_a_method(count):
 def test_rounds_without_a_time_are_not_drawn_as_none():
   rows = _rows(2, ['overall'])
   unknown = dict.fromkeys(('draft_ms', 'verify_ms', 'overhead_ms'))
-  parts, _ = report_plots.roofline([rows[0], rows[1] | unknown]).axes
+  parts, _ = figures_lib.roofline([rows[0], rows[1] | unknown]).axes
   (text,) = parts.texts
   assert text.get_position() == (0, 1)
   assert text.get_text() == ' not known'

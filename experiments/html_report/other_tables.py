@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.report_tables import Heading
-from experiments.report_tables import Table
+from experiments.html_report.tables import Heading
+from experiments.html_report.tables import Table
 from experiments.reporting import columns
 
 # Shown apart, as where it was measured.

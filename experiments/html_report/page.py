@@ -8,11 +8,11 @@ from typing import Any
 
 import jinja2
 
-from experiments import report_figures
-from experiments import report_files
-from experiments import report_other
-from experiments import report_tables
 from experiments.evaluation import generations
+from experiments.html_report import evaluation_figures
+from experiments.html_report import files
+from experiments.html_report import other_tables
+from experiments.html_report import tables as tables_lib
 from experiments.reporting import columns
 from experiments.reporting import figures
 
@@ -23,8 +23,8 @@ _TEMPLATES = pathlib.Path(__file__).parent / 'templates'
 class Block:
   """A setting's tables and figures."""
 
-  tables: list[report_tables.Table]
-  figures: list[report_figures.Figure]
+  tables: list[tables_lib.Table]
+  figures: list[evaluation_figures.Figure]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Section:
   written: list[Written]
 
 
-def render(runs: Sequence[report_files.Run], title: str) -> str:
+def render(runs: Sequence[files.Run], title: str) -> str:
   """The page: HTML with all of its style, script, figures and texts inside."""
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -60,7 +60,7 @@ def render(runs: Sequence[report_files.Run], title: str) -> str:
   rows = [
     row
     for run in runs
-    if run.file == report_files.EVALUATION
+    if run.file == files.EVALUATION
     for row in run.content['rows']
   ]
   notes = []
@@ -70,7 +70,7 @@ def render(runs: Sequence[report_files.Run], title: str) -> str:
     title=title,
     notes=notes,
     sections=[_section(run, i) for i, run in enumerate(runs)],
-    columns=[columns.column(name) for name in report_tables.used(rows)],
+    columns=[columns.column(name) for name in tables_lib.used(rows)],
     style=(_TEMPLATES / 'report.css').read_text(),
     script=(_TEMPLATES / 'report.js').read_text(),
   )
@@ -78,11 +78,11 @@ def render(runs: Sequence[report_files.Run], title: str) -> str:
 
 def _section(run, number):
   anchor = f'run-{number}'
-  described = report_other.description(run.content)
-  if run.file == report_files.EVALUATION:
+  described = other_tables.description(run.content)
+  if run.file == files.EVALUATION:
     blocks = list(_blocks(run.content, anchor))
   else:
-    tables = list(report_other.tables(run.content, run.file))
+    tables = list(other_tables.tables(run.content, run.file))
     blocks = [Block(tables, [])]
   return Section(
     anchor=anchor,
@@ -100,7 +100,7 @@ def _section(run, number):
 
 
 def _blocks(content, anchor) -> Iterator[Block]:
-  paper = list(report_tables.of_paper(content.get('paper')))
+  paper = list(tables_lib.of_paper(content.get('paper')))
   if paper:
     yield Block(paper, [])
   others = {
@@ -108,12 +108,12 @@ def _blocks(content, anchor) -> Iterator[Block]:
     for name, value in content.items()
     if name not in ('rows', 'paper') and value  # no data set, no divergence
   }
-  for i, rows in enumerate(report_tables.settings(content['rows'])):
+  for i, rows in enumerate(tables_lib.settings(content['rows'])):
     yield Block(
-      list(report_tables.of_setting(rows)),
-      list(report_figures.of_setting(rows, f'{anchor}-{i}')),
+      list(tables_lib.of_setting(rows)),
+      list(evaluation_figures.of_setting(rows, f'{anchor}-{i}')),
     )
-  yield Block(list(report_other.tables(others, report_files.EVALUATION)), [])
+  yield Block(list(other_tables.tables(others, files.EVALUATION)), [])
 
 
 def _facts(described) -> Iterator[tuple[str, str]]:

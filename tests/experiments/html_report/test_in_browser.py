@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from experiments import page
-from experiments import report_files
+from experiments.html_report import files
+from experiments.html_report import page
 from tests.experiments import reports
 
 
@@ -17,7 +17,7 @@ from tests.experiments import reports
 def text(tmp_path_factory):
   root = tmp_path_factory.mktemp('results')
   reports.write_tree(root)
-  return page.render(report_files.find(str(root), 2), f'Title {reports.NASTY}')
+  return page.render(files.find(str(root), 2), f'Title {reports.NASTY}')
 
 
 @pytest.fixture(scope='module')

@@ -10,9 +10,9 @@ import gin
 import numpy as np
 import rich.text
 
-from experiments import serving as serving_lib
 from experiments.command import environment
 from experiments.command import journal as journal_lib
+from experiments.online_learning import server as serving_lib
 from experiments.reporting import figures
 from experiments.reporting import intervals
 from experiments.reporting import result_file

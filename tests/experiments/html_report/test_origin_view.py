@@ -5,7 +5,7 @@ from html import parser
 import numpy as np
 import pytest
 
-from experiments import origin_view
+from experiments.html_report import origin_view
 import specsample
 from specsample import text as text_lib
 from specsample.types import Origin

@@ -6,9 +6,9 @@ import functools
 from typing import Any
 
 from experiments import methods as methods_lib
-from experiments import report_plots
-from experiments import report_tables
 from experiments.evaluation import plots
+from experiments.html_report import figures as figures_lib
+from experiments.html_report import tables
 from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import rows as rows_lib
@@ -40,7 +40,7 @@ def of_setting(rows: Sequence[Record], name: str) -> Iterator[Figure]:
 def _all(
   rows: Sequence[Record],
 ) -> Iterator[tuple[str, Callable[[], figures.Figure]]]:
-  overall = report_tables.overall(rows)
+  overall = tables.overall(rows)
   yield (
     'Tokens a round, speedup and acceptance over all prompts',
     functools.partial(plots.overall, [_row(row) for row in overall], ''),
@@ -50,11 +50,11 @@ def _all(
   if columns.are_several(row['category'] for row in with_speedup):
     yield (
       'Speedup by category, with 95% intervals',
-      functools.partial(report_plots.by_category, with_speedup),
+      functools.partial(figures_lib.by_category, with_speedup),
     )
   yield (
     'A round: its parts, and how near the roofline it is',
-    functools.partial(report_plots.roofline, overall),
+    functools.partial(figures_lib.roofline, overall),
   )
   predicted = [
     row
@@ -66,13 +66,13 @@ def _all(
   if predicted:
     yield (
       'Speedup as the parts of a round predict it, and as measured',
-      functools.partial(report_plots.predicted, predicted),
+      functools.partial(figures_lib.predicted, predicted),
     )
-  curves = report_plots.curves(overall)
+  curves = figures_lib.curves(overall)
   if curves:
     yield (
       'Against the number of drafts K, as Figure 1 of Chen et al., 2302.01318',
-      functools.partial(report_plots.against_num_drafts, curves),
+      functools.partial(figures_lib.against_num_drafts, curves),
     )
 
 

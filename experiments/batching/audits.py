@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 import dataclasses
 
-from experiments import refilling
+from experiments.batching import comparison as comparison_lib
 from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
 from experiments.evaluation import audits
 
 
-def is_audited(comparison: refilling.Comparison, method: str) -> bool:
+def is_audited(comparison: comparison_lib.Comparison, method: str) -> bool:
   """Whether only a numerical tie excuses a difference.
 
   Where tokens are drawn, and where a rule that is not exact may keep what is
@@ -21,7 +21,7 @@ def is_audited(comparison: refilling.Comparison, method: str) -> bool:
 
 
 def units(
-  comparison: refilling.Comparison,
+  comparison: comparison_lib.Comparison,
   tokens: Sequence[list[int]],
   journal: journal_lib.Journal,
 ) -> list[units_lib.Unit]:
@@ -41,6 +41,8 @@ def units(
     for name in comparison.evaluation.methods
     if is_audited(comparison, name)
     for parting in audits.partings(
-      name, outputs(refilling.REFILLED, name), outputs(refilling.STATIC, name)
+      name,
+      outputs(comparison_lib.REFILLED, name),
+      outputs(comparison_lib.STATIC, name),
     )
   ]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from experiments import methods
-from experiments import recording
-from experiments import replaying
-from experiments import traced_rounds
-from experiments import traces
 from experiments.evaluation import evaluation as evaluation_lib
+from experiments.traces import recording
+from experiments.traces import replaying
+from experiments.traces import rounds as rounds_lib
+from experiments.traces import trace_file
 import specsample
 from specsample import drafters
 from specsample import policies
@@ -78,7 +78,7 @@ class _Runs:
       range(len(_PROMPTS)),
       num_columns=num_columns,
     )
-    return traces.Trace(
+    return trace_file.Trace(
       trace.header | {'num_prompts': len(_PROMPTS), 'method': name},
       trace.arrays,
     )
@@ -127,7 +127,7 @@ def runs(checkpoint):
 
 
 def _replay(trace, rule, *chosen, seed=0):
-  rounds = traced_rounds.of_trace(trace)
+  rounds = rounds_lib.of_trace(trace)
   found = replaying.run(rounds, replaying.Variant(rule, chosen), seed=seed)
   return jax.tree.map(np.asarray, found)
 
@@ -197,8 +197,8 @@ def test_the_token_rule_needs_few_columns(runs):
   exact = runs.trace('chain', verify.chain)
   few = runs.trace('chain', verify.chain, num_columns=2)
   assert few.arrays['ids'].shape[2] == 2
-  assert traces.outside(few)[0] > 0.1
-  assert traces.outside(exact) == (0, 0)
+  assert trace_file.outside(few)[0] > 0.1
+  assert trace_file.outside(exact) == (0, 0)
   for rule, error in ((verify.chain, 1e-6), (verify.block, 0.005)):
     found, expected = (_replay(trace, rule) for trace in (few, exact))
     difference = _total(found.kept) - _total(expected.kept)
@@ -288,7 +288,7 @@ def test_nothing_is_emitted_behind_an_end():
   # Two rounds of one prompt: sure drafts 0, 1, 2, of which the second ends the
   # text; and a tree whose node 2, behind node 1, is kept.
   sure = lambda n: jnp.ones((2, 1, n, 1), jnp.float32)
-  rounds = traced_rounds.Rounds(
+  rounds = rounds_lib.Rounds(
     draft=Draft(
       tokens=jnp.zeros((2, 1, 3), jnp.int32),
       probs=None,
@@ -394,7 +394,7 @@ def test_a_draft_that_the_drafter_ran_for_is_counted(policy, drafted, asked):
     [[[_UNLIKELY, _LIKELY, _LIKELY], [_LIKELY, _LIKELY, _UNLIKELY]]]
   )
   sure = lambda n: jnp.ones((1, 2, n, 1), jnp.float32)
-  rounds = traced_rounds.Rounds(
+  rounds = rounds_lib.Rounds(
     draft=Draft(
       tokens=jnp.zeros((1, 2, 3), jnp.int32),
       probs=sure(3),
@@ -487,15 +487,15 @@ def written(runs, tmp_path):
       name: x[of_file if name == 'output' else is_in]
       for name, x in trace.arrays.items()
     }
-    part = traces.Trace(trace.header | {'batch': i}, arrays)
-    traces.write(tmp_path / 'it' / f'{i}.npz', part)
+    part = trace_file.Trace(trace.header | {'batch': i}, arrays)
+    trace_file.write(tmp_path / 'it' / f'{i}.npz', part)
   return tmp_path / 'it', part
 
 
 def test_a_trace_is_read_as_it_was_written(runs, written):
   folder, _ = written
   found, expected = (
-    traces.read(folder),
+    trace_file.read(folder),
     runs.trace('chain', verify.chain, num_columns=4),
   )
   variant = replaying.Replay(variants={'it': replaying.Variant(verify.block)})
@@ -516,7 +516,7 @@ def test_what_is_no_trace_is_refused(written, tmp_path):
 
   def refused(message, path=folder):
     with pytest.raises(ValueError, match=message):
-      traces.read(path)
+      trace_file.read(path)
 
   for data in (b'', b'no trace', whole[:99], whole[:-99], whole[99:]):
     second.write_bytes(data)
@@ -531,7 +531,7 @@ def test_what_is_no_trace_is_refused(written, tmp_path):
   np.savez(second, header=np.asarray({}, object))  # a pickle
   refused('is no trace')
   other = part.header | {'seed': 7}
-  traces.write(second, traces.Trace(other, part.arrays))
+  trace_file.write(second, trace_file.Trace(other, part.arrays))
   refused('files of different runs')
   second.unlink()
   refused('holds 2 of 5 prompts: let .* finish')

@@ -17,8 +17,8 @@ What is approximate:
   drafter of the recorded run was asked for is not known: at most all.
 * A policy with a state learns from drafts that are drawn as kept, from the law
   and a seed, and goes on in the next recorded round.
-* The tokens without columns of their own are summed up (`traces`): exact for
-  the token rule, for point masses, and where all tokens have a column.
+* The tokens without columns of their own are summed up (trace_file.py): exact
+  for the token rule, for point masses, and where all tokens have a column.
 * The law of the drafts is the recorded one. Rules that do not take it refuse,
   and `Coupled` does of drawn drafts.
 """
@@ -33,9 +33,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import traced_rounds
-from experiments import traces
 from experiments.reporting import intervals
+from experiments.traces import rounds as rounds_lib
+from experiments.traces import trace_file
 from specsample import cost
 from specsample import drafts
 from specsample import sampling
@@ -132,13 +132,13 @@ class Row:
   most_speed: float | None
 
 
-def rows(trace: traces.Trace, replay: Replay) -> list[Row]:
+def rows(trace: trace_file.Trace, replay: Replay) -> list[Row]:
   """The recorded run, then each variant.
 
   Raises:
     ValueError: a variant that is not for these drafts.
   """
-  rounds = traced_rounds.of_trace(trace)
+  rounds = rounds_lib.of_trace(trace)
   costs = replay.round_costs
   found = [_row(RECORDED, None, recorded(trace), costs)]
   for name, variant in replay.variants.items():
@@ -150,7 +150,7 @@ def rows(trace: traces.Trace, replay: Replay) -> list[Row]:
   return found
 
 
-def recorded(trace: traces.Trace) -> Replayed:
+def recorded(trace: trace_file.Trace) -> Replayed:
   """What came of the rounds in the run itself."""
   arrays: dict[str, Any] = trace.arrays
   draft = Draft(
@@ -159,7 +159,7 @@ def recorded(trace: traces.Trace) -> Replayed:
     law=DraftLaw.POINT_MASS,
     parents=arrays.get('parents'),
   )
-  values = lambda x: traced_rounds.dense(arrays, np.asarray(x, np.float32))
+  values = lambda x: rounds_lib.dense(arrays, np.asarray(x, np.float32))
   ones = np.ones(len(arrays['round']))
   depth, num_drafts = trace.header['depth'], arrays['tokens'].shape[1]
   return Replayed(
@@ -173,7 +173,7 @@ def recorded(trace: traces.Trace) -> Replayed:
 
 
 def run(
-  rounds: traced_rounds.Rounds, variant: Variant, *, seed: int = 0
+  rounds: rounds_lib.Rounds, variant: Variant, *, seed: int = 0
 ) -> Replayed:
   """Replays all rounds, those of a prompt in order.
 

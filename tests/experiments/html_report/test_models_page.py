@@ -13,7 +13,7 @@ from specsample import loading
 from specsample.models import huggingface
 from specsample.models import transformer
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
 _DEVICES = ('v5e', 'v4', 'v5p', 'H200')
 # Those whose sizes the repository has.
 _MODELS = {

@@ -1,7 +1,7 @@
 """Records traces: decodes once more, round by round, and keeps each round.
 
 Apart from what is timed, and with the same keys, so that the tokens are those
-of the evaluation. `traces` says what is kept.
+of the evaluation. `trace_file` says what is kept.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import methods as methods_lib
-from experiments import traces
 from experiments.command import environment
 from experiments.command import units as units_lib
 from experiments.evaluation import evaluation as evaluation_lib
+from experiments.traces import trace_file
 import specsample
 from specsample import files
 from specsample import step
@@ -63,7 +63,7 @@ def units(
 
 def _units(evaluation, out, tokens, num_columns) -> Iterator[units_lib.Unit]:
   for name, method in evaluation.methods.items():
-    folder = traces.folder(out, name)
+    folder = trace_file.folder(out, name)
     written = _names(folder)
     for i, batch in enumerate(evaluation.batches(len(tokens))):
       path = folder / f'{i:05}.npz'
@@ -96,7 +96,7 @@ def _write(
     evaluation, method, prompts, request_ids, num_columns=num_columns
   )
   header = trace.header | header | environment.describe()
-  traces.write(path, traces.Trace(header, trace.arrays))
+  trace_file.write(path, trace_file.Trace(header, trace.arrays))
   return {'file': str(path), 'rounds': len(trace.arrays['round'])}
 
 
@@ -107,7 +107,7 @@ def record(
   request_ids: Sequence[int],
   *,
   num_columns: int,
-) -> traces.Trace:
+) -> trace_file.Trace:
   """The rounds of a batch of prompts, by round, with what was run.
 
   At least as many columns as a node has drafts behind it.
@@ -170,7 +170,7 @@ def record(
     'depth': draft.depth,
     'num_children': draft.num_children,
   }
-  return traces.Trace(header, arrays)
+  return trace_file.Trace(header, arrays)
 
 
 @functools.partial(
@@ -214,8 +214,8 @@ def in_columns(
 
   Returns:
     The tokens [N + 1, C], and in these columns and those of the others, E of
-    `traces`, the target's distributions [N + 1, C + E] and, of drawn drafts,
-    the draft's [N, C + E].
+    `trace_file`, the target's distributions [N + 1, C + E] and, of drawn
+    drafts, the draft's [N, C + E].
   """
   parents, vocab_size = rule.parents(draft), target_probs.shape[1]
   likely = jnp.zeros_like(target_probs)
@@ -227,7 +227,7 @@ def in_columns(
   # Above every probability.
   scores = jnp.where(is_child, 2, jnp.maximum(target_probs, likely))
   _, ids = jax.lax.top_k(scores, num_columns)
-  edges = jnp.asarray(traces.RATIOS, target_probs.dtype)
+  edges = jnp.asarray(trace_file.RATIOS, target_probs.dtype)
   group = sum(target_probs > edge * likely for edge in edges)
 
   def rows(probs, ids, group):
@@ -235,7 +235,7 @@ def in_columns(
     left = jnp.put_along_axis(probs, ids, 0, axis=1, inplace=False)
     rest = [
       jnp.sum(jnp.where(group == i, left, 0), axis=1)
-      for i in range(traces.NUM_GROUPS)
+      for i in range(trace_file.NUM_GROUPS)
     ]
     return jnp.concatenate([top, jnp.stack(rest, axis=1)], axis=1)
 

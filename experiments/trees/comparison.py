@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from experiments import methods as methods_lib
-from experiments import tree_costs
 from experiments.evaluation import evaluation as evaluation_lib
+from experiments.trees import costs
 import specsample
 from specsample import step
 from specsample import tree
@@ -158,7 +158,7 @@ class Ablation:
   def _check_sizes(self, name):
     depths = self.depths_of(name)
     num_children = max(self.probe_of(name).num_children)
-    fits = functools.partial(tree_costs.fits, num_children=num_children)
+    fits = functools.partial(costs.fits, num_children=num_children)
     wrong = [size for size in self.num_nodes if not fits(size, depths[-1])]
     if wrong:
       raise ValueError(

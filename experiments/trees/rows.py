@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from experiments import tree_comparison
-from experiments import tree_costs
-from experiments import tree_stages
 from experiments.evaluation import table as table_lib
 from experiments.reporting import rows as rows_lib
+from experiments.trees import comparison
+from experiments.trees import costs
+from experiments.trees import stages
 from specsample.types import DraftLaw
 
 
@@ -45,9 +45,7 @@ class TreeRow:
     return self.draft_ms + self.verify_ms + self.overhead_ms
 
 
-def rows(
-  compared: tree_stages.Compared, table: table_lib.Table
-) -> list[TreeRow]:
+def rows(compared: stages.Compared, table: table_lib.Table) -> list[TreeRow]:
   """Each drafter's trees, in the order of the evaluation."""
   measured = {
     row.method: row for row in table.rows if row.category == rows_lib.OVERALL
@@ -55,7 +53,7 @@ def rows(
   chains = {
     entry.drafter: measured[entry.method_name].tokens_per_round
     for entry in compared.entries
-    if entry.name == tree_comparison.CHAIN
+    if entry.name == comparison.CHAIN
   }
   found = []
   for entry in compared.entries:
@@ -89,11 +87,11 @@ def rows(
   return found
 
 
-def _predict(compared, entry, row) -> tree_costs.Prediction | None:
+def _predict(compared, entry, row) -> costs.Prediction | None:
   is_drawn = row.law != DraftLaw.POINT_MASS.value and row.temperature != 0
   if entry.topology is None or is_drawn:
     return None
-  return tree_costs.predict(
+  return costs.predict(
     entry.topology,
     compared.counts[entry.drafter].acceptance,
     compared.costs[entry.drafter],

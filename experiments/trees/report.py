@@ -7,9 +7,6 @@ import pathlib
 import gin
 import rich.text
 
-from experiments import tree_plot
-from experiments import tree_rows
-from experiments import tree_stages
 from experiments.command import environment
 from experiments.evaluation import audits
 from experiments.evaluation import report
@@ -19,6 +16,9 @@ from experiments.reporting import figures
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import terminal_table
+from experiments.trees import plot
+from experiments.trees import rows as tree_rows
+from experiments.trees import stages
 
 _LEGEND = """\
 * has the highest speedup by the cost model, whose tokens a round and speedups
@@ -31,7 +31,7 @@ nodes were made of what was kept on these very prompts: other text keeps less.
 
 def write(
   out: pathlib.PurePath,
-  compared: tree_stages.Compared,
+  compared: stages.Compared,
   table: table_lib.Table,
 ) -> list[tree_rows.TreeRow]:
   """Writes the evaluation's result.json and results.csv, and what trees add.
@@ -55,7 +55,7 @@ def write(
   }
   result_file.write(out / 'trees.json', content)
   rows_lib.write_csv(out / 'trees.csv', rows)
-  tree_plot.draw(out / 'trees.png', rows, rows_lib.title(vars(first)))
+  plot.draw(out / 'trees.png', rows, rows_lib.title(vars(first)))
   return rows
 
 

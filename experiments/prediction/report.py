@@ -7,9 +7,9 @@ import pathlib
 
 import gin
 
-from experiments import compiled_rounds
-from experiments import predicting
 from experiments.command import environment
+from experiments.prediction import paper_table
+from experiments.prediction import prediction
 from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import result_file
@@ -20,8 +20,8 @@ from specsample import chips
 
 def write(
   out: pathlib.PurePath,
-  rows: Sequence[predicting.Row],
-  table: Sequence[compiled_rounds.Row],
+  rows: Sequence[prediction.Row],
+  table: Sequence[paper_table.Row],
 ) -> None:
   """Writes predict.json, predict.csv and predict.png."""
   record = environment.describe() | {
@@ -37,8 +37,8 @@ def write(
 
 def show(
   out: pathlib.PurePath,
-  rows: Sequence[predicting.Row],
-  table: Sequence[compiled_rounds.Row],
+  rows: Sequence[prediction.Row],
+  table: Sequence[paper_table.Row],
 ) -> None:
   """Prints the best K of each setting, and the paper's table."""
   console = terminal_table.console()
@@ -46,10 +46,10 @@ def show(
   console.print(_best(rows))
   if any(row.fits is False for row in rows):
     console.print('! does not fit into the memory of the devices')
-  if any(row.speedup <= 1 for row in predicting.best(rows)):
+  if any(row.speedup <= 1 for row in prediction.best(rows)):
     console.print('- no K pays; in brackets what the best one leaves')
   if table:
-    of_settings = itertools.groupby(table, compiled_rounds.setting)
+    of_settings = itertools.groupby(table, paper_table.setting)
     for _, rows_of_setting in of_settings:
       console.print(_of_paper(list(rows_of_setting)))
     console.print(
@@ -83,8 +83,8 @@ def _best(rows) -> terminal_table.Table:
     '\nbound by',
     *(f'{acceptance:g}' for acceptance in acceptances),
   )
-  lines: dict[tuple[int, int], list[predicting.Row]] = {}
-  for row in predicting.best(rows):
+  lines: dict[tuple[int, int], list[prediction.Row]] = {}
+  for row in prediction.best(rows):
     lines.setdefault((row.batch_size, row.context), []).append(row)
   for (batch, context), line in lines.items():
     table.add_row(
@@ -97,7 +97,7 @@ def _best(rows) -> terminal_table.Table:
   return table
 
 
-def _speedup(row: predicting.Row) -> str:
+def _speedup(row: prediction.Row) -> str:
   best = f'{row.speedup:.2f}x'
   return (
     f'{best} (K {row.num_draft_tokens})' if row.speedup > 1 else f'- ({best})'

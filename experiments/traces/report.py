@@ -6,16 +6,16 @@ import pathlib
 
 import gin
 
-from experiments import replaying
-from experiments import traces
 from experiments.command import environment
 from experiments.reporting import columns
 from experiments.reporting import result_file
 from experiments.reporting import terminal_table
+from experiments.traces import replaying
+from experiments.traces import trace_file
 
 
 def write(
-  out: pathlib.PurePath, trace: traces.Trace, rows: Sequence[replaying.Row]
+  out: pathlib.PurePath, trace: trace_file.Trace, rows: Sequence[replaying.Row]
 ) -> None:
   """Writes replay.json."""
   result = environment.describe() | {
@@ -27,7 +27,7 @@ def write(
 
 
 def show(
-  out: pathlib.PurePath, trace: traces.Trace, rows: Sequence[replaying.Row]
+  out: pathlib.PurePath, trace: trace_file.Trace, rows: Sequence[replaying.Row]
 ) -> None:
   """Prints the table, and how much of the distributions has no column."""
   header, console = trace.header, terminal_table.console()
@@ -53,7 +53,7 @@ def show(
       {True: 'yes', False: 'NO', None: ''}[row.lossless],
     )
   console.print(table)
-  of_target, of_draft = traces.outside(trace)
+  of_target, of_draft = trace_file.outside(trace)
   console.print(
     'in no column of their own, at most: '
     f'{of_target:.4f} of a distribution of the target, '

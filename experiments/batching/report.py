@@ -9,8 +9,8 @@ import gin
 import rich.text
 
 from experiments import methods as methods_lib
-from experiments import refilling
-from experiments import refilling_audits
+from experiments.batching import audits as audits_lib
+from experiments.batching import comparison as comparison_lib
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.evaluation import audits
@@ -46,7 +46,7 @@ class Row:
 
 
 def rows(
-  comparison: refilling.Comparison, journal: journal_lib.Journal
+  comparison: comparison_lib.Comparison, journal: journal_lib.Journal
 ) -> list[Row]:
   """A row a method."""
   return [
@@ -58,7 +58,7 @@ def rows(
 def _row(comparison, name, method, journal) -> Row:
   static, refilled = (
     [journal[way, name, repeat] for repeat in range(comparison.repeats)]
-    for way in (refilling.STATIC, refilling.REFILLED)
+    for way in (comparison_lib.STATIC, comparison_lib.REFILLED)
   )
   base, runs = _generations(static), _generations(refilled)
   measured = ratios.of(runs, base)
@@ -93,7 +93,7 @@ def _row(comparison, name, method, journal) -> Row:
     ratio_ci95=measured['speedup_ci95'],
     different=found.ties + found.not_ties,
     ties=found.ties,
-    audited=refilling_audits.is_audited(comparison, name),
+    audited=audits_lib.is_audited(comparison, name),
   )
 
 
@@ -137,7 +137,9 @@ def show(
   shown.print(_table(rows))
   for row in rows:
     shown.print(_agreement(row))
-  for detail in audits.lines(divergences, refilling.STATIC, 'throughput.json'):
+  for detail in audits.lines(
+    divergences, comparison_lib.STATIC, 'throughput.json'
+  ):
     shown.print(detail)
   print(f'\nthroughput.json is in {out}')
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import gin
 
-from experiments import passes as passes_lib
+from experiments.prediction import passes as passes_lib
 from experiments.timing import this_machine
 from specsample import chips
 from specsample import cost

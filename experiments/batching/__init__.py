@@ -1,0 +1,1 @@
+"""Batches that wait for their longest row, and rows that are refilled."""

@@ -1,0 +1,1 @@
+"""A server of prompts whose drafter learns from what is rejected."""

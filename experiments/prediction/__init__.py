@@ -1,0 +1,1 @@
+"""Speedups on chips that are not there."""

@@ -1,0 +1,1 @@
+"""Recorded rounds, and what other rules would have made of them."""

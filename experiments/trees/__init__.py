@@ -1,0 +1,1 @@
+"""Which draft tree is the fastest here."""
