@@ -16,8 +16,8 @@ import sys
 from absl import flags
 import gin
 
-from experiments import certificate as certificate_lib
-from experiments import certificate_table
+from experiments.certificate import certificate as certificate_lib
+from experiments.certificate import terminal
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
@@ -53,9 +53,9 @@ def main() -> None:
   result_file.write(out / 'certificate.json', certificate | described)
   # The next run is to find every entry anew.
   journal.remove()
-  certificate_table.show(certificate)
+  terminal.show(certificate)
   print(f'\ncertificate.json is in {out}')
-  for failure in certificate_table.failures(certificate):
+  for failure in terminal.failures(certificate):
     print(f'FAILED {failure}', file=sys.stderr)
   sys.exit(0 if certificate['passed'] else 1)
 

@@ -13,14 +13,14 @@ import sys
 
 from absl import flags
 
-from experiments import compilation
-from experiments import tpu_environment
-from experiments import tpus
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
 from experiments.command import progress
 from experiments.reporting import rows
+from experiments.tpu import compilation
+from experiments.tpu import environment as environment_lib
+from experiments.tpu import topologies as topologies_lib
 from specsample import files
 
 config.define_flags('configs/runs/pod_chinchilla_v4.gin')
@@ -53,8 +53,8 @@ def main() -> None:
     hlo = files.at(_DUMP_HLO.value) if _DUMP_HLO.value else None
     setup = compilation.CompileTpu()
     topologies = _TOPOLOGY.value or setup.topologies
-    tpus.check(topologies)
-    tpu_environment.enter('experiments.compile_tpu')
+    topologies_lib.check(topologies)
+    environment_lib.enter('experiments.compile_tpu')
     targets = [compilation.target(name, setup) for name in topologies]
     for folder in (out, hlo) if hlo else (out,):
       cli.make_folder(folder)

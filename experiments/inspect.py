@@ -13,8 +13,8 @@ import sys
 
 from absl import flags
 
-from experiments import inspection
 from experiments.command import cli
+from experiments.inspection import inspection
 
 _TARGET = flags.DEFINE_string(
   'target', None, 'Of a drafter: the model whose sizes it is checked against.'

@@ -23,19 +23,19 @@ from typing import Any
 
 from absl import flags
 
-from experiments import conversations as conversations_lib
-from experiments import data_folder
-from experiments import features
-from experiments import filling as filling_lib
-from experiments import filters
-from experiments import synthesis as synthesis_lib
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
 from experiments.command import mesh
 from experiments.command import progress
-from experiments.dialogues import Dialogue
 from experiments.timing import hardware
+from experiments.training_data import conversations as conversations_lib
+from experiments.training_data import data_folder
+from experiments.training_data import features
+from experiments.training_data import filling as filling_lib
+from experiments.training_data import filters
+from experiments.training_data import synthesis as synthesis_lib
+from experiments.training_data.dialogues import Dialogue
 from specsample import files
 
 config.define_flags('configs/runs/data.gin')

@@ -13,11 +13,11 @@ import pathlib
 
 from absl import flags
 
-from experiments import data_folder
-from experiments import text_prompts
 from experiments.command import cli
 from experiments.command import config
 from experiments.reporting import rows
+from experiments.training_data import data_folder
+from experiments.training_data import text_prompts
 
 config.define_flags('configs/runs/prompts.gin')
 flags.adopt_module_key_flags(config)

@@ -9,11 +9,11 @@ only wires: specsample/store.py sorts and specsample/store_files.py writes.
 
 from absl import flags
 
-from experiments import answers
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
 from experiments.methods import remembering
+from experiments.training_data import answers
 import specsample
 from specsample import files
 

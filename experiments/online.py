@@ -13,7 +13,6 @@ learned. This file only wires: experiments/online_learning/ serves and reports.
 
 from absl import flags
 
-from experiments import train_state
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
@@ -23,6 +22,7 @@ from experiments.decoding import prompts as prompts_lib
 from experiments.online_learning import drafter
 from experiments.online_learning import report
 from experiments.online_learning import server as serving_lib
+from experiments.training import train_state
 from specsample import files
 
 config.define_flags('configs/runs/online.gin')

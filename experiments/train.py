@@ -20,22 +20,22 @@ import time
 from absl import flags
 import jax
 
-from experiments import agreement as agreement_lib
-from experiments import decoding_check
-from experiments import features
-from experiments import run_checkpoints
-from experiments import run_records
-from experiments import run_results
-from experiments import scalars
-from experiments import train_state
-from experiments import trainer as trainer_lib
-from experiments import training as training_lib
-from experiments import training_data
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import mesh
+from experiments.training import agreement as agreement_lib
+from experiments.training import checkpoints as checkpoints_lib
+from experiments.training import data as data_lib
+from experiments.training import decoding_check
+from experiments.training import records as records_lib
+from experiments.training import results
+from experiments.training import tensorboard
+from experiments.training import train_state
+from experiments.training import trainer as trainer_lib
+from experiments.training import training as training_lib
+from experiments.training_data import features
 from specsample import files
 
 config.define_flags('configs/runs/train_hydra.gin')
@@ -68,19 +68,19 @@ def _train() -> None:
   with contextlib.ExitStack() as stack, cli.bad_input():
     out = files.at(_OUT.value or f'results/{config.name()}')
     training = training_lib.Training()
-    folders = training_data.load(_DATA.value, training.target)
+    folders = data_lib.load(_DATA.value, training.target)
     if _TENSORBOARD.value:
-      scalars.check(out)
-    first = training_data.TrainingData.first(training, folders)
-    _check(training, training_data.Split.of(training, first, None))
+      tensorboard.check(out)
+    first = data_lib.TrainingData.first(training, folders)
+    _check(training, data_lib.Split.of(training, first, None))
     agreement = agreement_lib.Agreement(training)
     cli.make_folder(out)
-    records = run_records.Records(
+    records = records_lib.Records(
       journal_lib.Journal(out, agreement.header, agreement.differences)
     )
     data, is_new = _data(training, folders, records, first)
     plan = _plan(training, data, records)
-    checkpoints = run_checkpoints.RunCheckpoints(out, records)
+    checkpoints = checkpoints_lib.RunCheckpoints(out, records)
     stack.callback(checkpoints.close)
     checkpoints.step(plan)
     if not records.has_results:
@@ -88,18 +88,18 @@ def _train() -> None:
         train_state.refuse_results(
           out / name, f'is not at its last step, {plan.num_steps}'
         )
-    observe: scalars.Observe = scalars.observe_nothing
+    observe: tensorboard.Observe = tensorboard.observe_nothing
     if _TENSORBOARD.value:
-      observe = stack.enter_context(scalars.writer(out / 'tensorboard'))
-      for kind in (run_records.TRAIN, run_records.HELD_OUT):
+      observe = stack.enter_context(tensorboard.writer(out / 'tensorboard'))
+      for kind in (records_lib.TRAIN, records_lib.HELD_OUT):
         for values in records.curve(plan, kind):
           observe((kind, values['step']), values)
     training = _with_room(training, data)
     vectors = None
     if training.cache_hidden:
       vectors = [_read_vectors(training, x, records) for x in data.folders]
-    split = training_data.Split.of(training, data, vectors)
-    d2t = training_data.draft_vocabulary(
+    split = data_lib.Split.of(training, data, vectors)
+    d2t = data_lib.draft_vocabulary(
       split,
       training.objective.drafter.draft_vocab_size,
       training.target.model.vocab_size,
@@ -126,7 +126,7 @@ def _train() -> None:
         'and give another --out',
         1,
       )
-    run_results.write(out, trainer, params, data)
+    results.write(out, trainer, params, data)
 
 
 def _check(training, split):
@@ -144,7 +144,7 @@ def _data(training, folders, records, first):
   """
   if not records.phases:
     return first, True
-  data = training_data.TrainingData.of(training, folders, records.phases)
+  data = data_lib.TrainingData.of(training, folders, records.phases)
   grown = data.grown(training, folders, records.taken)
   if grown is None:
     return data, False
@@ -161,7 +161,7 @@ def _data(training, folders, records, first):
 
 def _plan(training, data, records):
   """The plan, before the target's vectors are at hand."""
-  split = training_data.Split.of(training, data, None)
+  split = data_lib.Split.of(training, data, None)
   return trainer_lib.plan(
     training, training.batches(split.train, split.phases), records
   )

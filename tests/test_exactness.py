@@ -10,8 +10,8 @@ import collections
 import numpy as np
 import pytest
 
-from experiments import certificate
-from experiments import statistical
+from experiments.certificate import certificate
+from experiments.certificate import sampled_cases
 from specsample import drafters
 from specsample import policies
 from specsample import verify
@@ -26,9 +26,9 @@ for _case in cases_lib.standard_cases(drafter_rounds=2):
 
 
 @pytest.mark.parametrize('shape', _BY_SHAPE)
-@pytest.mark.parametrize('name', statistical.VERIFIERS)
+@pytest.mark.parametrize('name', sampled_cases.VERIFIERS)
 def test_every_sequence_has_the_targets_probability(name, shape):
-  verifier = statistical.VERIFIERS[name]
+  verifier = sampled_cases.VERIFIERS[name]
   laws = {DraftLaw.POINT_MASS} if verifier.positional else verifier.draft_laws
   records = [
     record
@@ -50,8 +50,8 @@ def test_every_law_is_enumerated_under_every_rule_that_takes_it():
 def test_every_lossless_rule_is_enumerated():
   rules = [getattr(verify, name) for name in verify.__all__]
   found = [
-    *statistical.VERIFIERS.values(),
-    *statistical.TREE_VERIFIERS.values(),
+    *sampled_cases.VERIFIERS.values(),
+    *sampled_cases.TREE_VERIFIERS.values(),
   ]
   assert {rule for rule in rules if rule.lossless} == set(found)
 
@@ -61,7 +61,7 @@ _OF_THE_HOST = {'Given'}
 
 
 def test_every_drafter_and_policy_is_enumerated_or_sampled(monkeypatch):
-  found = [draw.drafter for draw in statistical.draws()]
+  found = [draw.drafter for draw in sampled_cases.draws()]
   from_drafter = drafted.from_drafter
 
   def watched(drafter, *args, **kwargs):
@@ -89,9 +89,9 @@ _TREE_CASES = tuple(cases_lib.tree_cases())
 _SCENES_LEFT_OUT = ('temperature and top-k', 'greedy')
 
 
-@pytest.mark.parametrize('name', statistical.TREE_VERIFIERS)
+@pytest.mark.parametrize('name', sampled_cases.TREE_VERIFIERS)
 def test_every_sequence_of_a_tree_has_the_targets_probability(name):
-  verifier = statistical.TREE_VERIFIERS[name]
+  verifier = sampled_cases.TREE_VERIFIERS[name]
   records = [
     certificate.enumerate_tree(name, verifier, case)
     for case in _TREE_CASES

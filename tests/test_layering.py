@@ -48,6 +48,17 @@ _LOOP_IMPORTS = _LOOP | {
   'stats',
   'streams',
 }
+# The folders of experiments, from the floor up: each imports those of
+# lower floors alone, and commands, which stand beside them, whatever they need.
+_FLOORS = (
+  ('command',),
+  ('reporting',),
+  ('methods',),
+  ('certificate', 'decoding', 'tpu'),
+  ('inspection', 'tasks', 'timing', 'training_data'),
+  ('evaluation', 'prediction', 'training'),
+  ('batching', 'html_report', 'online_learning', 'traces', 'trees'),
+)
 # Everything else says what the axes of an array mean, not where they are.
 _OF_A_MESH = ('PartitionSpec', 'NamedSharding', 'shard_map')
 # What a user of the library alone never has to install, and what uses it.
@@ -125,6 +136,47 @@ def test_modules_import_lower_layers_only(module):
   is_package = path.name == '__init__.py'
   violations = _violations(module, path.read_text('utf-8'), is_package)
   assert not violations
+
+
+def _of_higher_floors(module: str, source: str) -> list[str]:
+  """What a module in a folder of experiments may not import."""
+  floor = {name: i for i, names in enumerate(_FLOORS) for name in names}
+  own = module.split('.')[1]
+  found = []
+  for name in _imports(module, source, False):
+    parts = name.split('.')
+    if parts[0] != 'experiments' or parts[1:2] == [own]:
+      continue
+    if parts[1] not in floor or floor[parts[1]] >= floor[own]:
+      found.append(name)
+  return found
+
+
+def test_folders_of_experiments_import_lower_floors_only():
+  folders = set()
+  for module, path in _FILES.items():
+    parts = module.split('.')
+    if parts[0] == 'experiments' and (path.stem == '__init__' or parts[2:]):
+      folders |= {*parts[1:2]}
+      found = parts[1:] and _of_higher_floors(module, path.read_text('utf-8'))
+      assert not found, f'{module} imports {found}'
+  assert folders == {name for names in _FLOORS for name in names}
+
+
+@pytest.mark.parametrize(
+  ('module', 'source', 'is_allowed'),
+  [
+    ('trees.costs', 'from experiments.evaluation import table', True),
+    ('trees.costs', 'from experiments.trees import rows', True),
+    ('evaluation.table', 'from experiments.trees import rows', False),
+    ('traces.rounds', 'from experiments.trees import rows', False),
+    ('command.cli', 'def f():\n  from experiments import methods', False),
+    ('evaluation.table', 'from experiments import evaluate', False),
+  ],
+)
+def test_an_import_of_a_higher_floor_is_found(module, source, is_allowed):
+  found = _of_higher_floors(f'experiments.{module}', source)
+  assert bool(found) is not is_allowed
 
 
 def test_every_part_of_the_core_was_read():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.planted import bugs
+from experiments.certificate.planted import bugs
 
 
 @pytest.mark.parametrize('bug', bugs.BUGS, ids=[bug.name for bug in bugs.BUGS])

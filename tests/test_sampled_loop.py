@@ -8,8 +8,8 @@ import functools
 
 import pytest
 
-from experiments import sampled
-from experiments import statistical
+from experiments.certificate import sampled
+from experiments.certificate import sampled_cases
 from specsample.types import DraftLaw
 
 # The certificate measures these too; here others of their kind stand for them,
@@ -23,7 +23,7 @@ _LEFT_OUT = (
   'Skip + block, mixed batch, tiny Llama',
   'Online distillation after every round + block',
 )
-_ALL = tuple(statistical.draws())
+_ALL = tuple(sampled_cases.draws())
 _DRAWS = {
   draw.name: draw for draw in _ALL if not draw.name.startswith(_LEFT_OUT)
 }
@@ -50,17 +50,17 @@ def test_every_rule_and_law_is_sampled():
   for start in _LEFT_OUT:
     assert any(name.startswith(start) for name in names), start
   rules = {draw.verifier_name for draw in _DRAWS.values()}
-  assert rules == {*statistical.VERIFIERS, *statistical.TREE_VERIFIERS}
+  assert rules == {*sampled_cases.VERIFIERS, *sampled_cases.TREE_VERIFIERS}
   assert {draw.law for draw in _DRAWS.values()} == set(DraftLaw)
 
 
 def test_an_adversarial_drafter_is_kept_as_often_as_the_theory_says():
   adversarial = [_measure(name) for name in _DRAWS if 'least likely' in name]
-  assert len(adversarial) == len(statistical.VERIFIERS)
+  assert len(adversarial) == len(sampled_cases.VERIFIERS)
   for record in adversarial:
     assert record['acceptance_statistic'] <= record['acceptance_threshold']
   friendly = [
-    _measure(f'Chain + {name}, mixed batch') for name in statistical.VERIFIERS
+    _measure(f'Chain + {name}, mixed batch') for name in sampled_cases.VERIFIERS
   ]
   kept = lambda records: [record['accepted'] for record in records]
   assert max(kept(adversarial)) < min(kept(friendly))

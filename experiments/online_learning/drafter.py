@@ -2,10 +2,10 @@
 
 from etils import epath
 
-from experiments import train_state
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.online_learning import server as serving_lib
+from experiments.training import train_state
 import specsample
 from specsample import drafter_card
 from specsample.training import online

@@ -13,12 +13,12 @@ import numpy as np
 import optax
 
 from experiments import methods as methods_lib
-from experiments import train_state
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import progress
 from experiments.decoding import generation
 from experiments.decoding import prompts as prompts_lib
+from experiments.training import train_state
 import specsample
 from specsample import checks
 from specsample import drafters

@@ -221,7 +221,7 @@ def greedy(checkpoint):
 # what they all need: an import takes longer than most of them do.
 _IN_FORKS = """
 import gc, json, os, runpy, sys, tempfile
-from experiments import certificate_table
+from experiments.certificate import terminal
 from experiments.evaluation import report
 from experiments.timing import benchmarking
 from experiments.decoding import generating

@@ -7,7 +7,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # A lossy rule that keeps nothing is exact: that the enumeration finds no error
 # is what must not pass.
 _MISTAKE = """
-from experiments import certificate
+from experiments.certificate import certificate
 from specsample import verify
 certificate._SYNTHETIC = verify.Synthetic(rate=0.0)
 """

@@ -8,7 +8,7 @@ import re
 import gin
 import pytest
 
-from experiments import tpu_environment
+from experiments.tpu import environment
 
 # Flags, and what the one line has to hold, in that order.
 _BAD = {
@@ -82,7 +82,7 @@ def installed(tmp_path):
   library.touch()
   python.write_text('#!/bin/sh\necho "$@"\nenv\n')
   python.chmod(0o755)
-  (folder / 'installed').write_text(tpu_environment._wanted())
+  (folder / 'installed').write_text(environment._wanted())
   return folder
 
 

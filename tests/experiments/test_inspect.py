@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 import transformers
 
-from experiments import inspection
-from experiments import model_memory
+from experiments.inspection import inspection
+from experiments.inspection import memory
 import specsample
 from specsample import testing
 from specsample.models import checkpoint
@@ -162,7 +162,7 @@ def test_gguf_is_told_with_its_types():
   [(15_400_000_000, 1, 1), (15_500_000_000, 2, 1), (127 * 10**9, 16, 2)],
 )
 def test_devices_hold_nine_tenths_of_their_memory(num_bytes, v5e, h200):
-  found = model_memory.num_devices(num_bytes)
+  found = memory.num_devices(num_bytes)
   assert (found['v5e'], found['H200']) == (v5e, h200)
 
 

@@ -11,13 +11,13 @@ import time
 import numpy as np
 import pytest
 
-from experiments import data_folder
-from experiments import features
-from experiments import filters
-from experiments import template
-from experiments import text_prompts
 from experiments.decoding import prompts
-from experiments.dialogues import Source
+from experiments.training_data import data_folder
+from experiments.training_data import features
+from experiments.training_data import filters
+from experiments.training_data import template
+from experiments.training_data import text_prompts
+from experiments.training_data.dialogues import Source
 import specsample
 from specsample.models import fingerprint
 

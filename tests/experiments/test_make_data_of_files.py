@@ -6,11 +6,11 @@ import shutil
 import numpy as np
 import pytest
 
-from experiments import data_folder
-from experiments import features
-from experiments import training as training_lib
-from experiments import training_data
-from experiments.dialogues import Source
+from experiments.training import data as data_lib
+from experiments.training import training as training_lib
+from experiments.training_data import data_folder
+from experiments.training_data import features
+from experiments.training_data.dialogues import Source
 import specsample
 from specsample.testing import trained
 from specsample.training import heads
@@ -296,10 +296,10 @@ def test_texts_of_others_need_greedy_answers_beside_them(
   )
 
   def split(*folders):
-    data = training_data.TrainingData.first(training, folders)
+    data = data_lib.TrainingData.first(training, folders)
     # No shard is read only for what it holds out.
     assert data.held_out[0] == []
-    return training_data.Split.of(training, data, None)
+    return data_lib.Split.of(training, data, None)
 
   found = split(others, own)
   assert len(found.held_out) == 4 + 2

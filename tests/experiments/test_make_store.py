@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from experiments import answers
-from experiments import data_folder
+from experiments.training_data import answers
+from experiments.training_data import data_folder
 import specsample
 from specsample import store
 

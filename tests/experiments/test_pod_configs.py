@@ -8,7 +8,7 @@ import gin
 import jax
 import pytest
 
-from experiments import compilation
+from experiments.tpu import compilation
 from specsample import drafters
 from specsample import verify
 

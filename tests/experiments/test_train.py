@@ -13,14 +13,14 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import data_folder
-from experiments import dialogues
-from experiments import template
-from experiments import training as training_lib
 from experiments.command import environment
+from experiments.training import training as training_lib
+from experiments.training_data import data_folder
+from experiments.training_data import dialogues
+from experiments.training_data import template
 import specsample
 from specsample.models import fingerprint
-from tests.experiments import event_files
+from tests.experiments.training import event_files
 
 _SETTINGS = {
   'epochs': 12.5,

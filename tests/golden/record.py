@@ -32,7 +32,7 @@ os.environ.setdefault(
 import jax
 import numpy as np
 
-from experiments import statistical
+from experiments.certificate import sampled_cases
 from experiments.command import mappings
 import specsample
 from specsample import sharding
@@ -59,7 +59,7 @@ Record = dict[str, np.ndarray]
 
 def records() -> Iterator[tuple[str, Record]]:
   """Yields the arrays of each case, by its name."""
-  for draw in statistical.draws():
+  for draw in sampled_cases.draws():
     yield f'hash model: {draw.name}', _of_draw(draw, len(draw.groups))
     # Loops of their own always take all rows.
     if draw.sample is sample_lib.draw:
@@ -79,7 +79,7 @@ def records() -> Iterator[tuple[str, Record]]:
 
 def _of_draw(draw, num_rows) -> Record:
   """The output of the first rows of a draw, or what its own loop returns."""
-  verify = (statistical.VERIFIERS | statistical.TREE_VERIFIERS)[
+  verify = (sampled_cases.VERIFIERS | sampled_cases.TREE_VERIFIERS)[
     draw.verifier_name
   ]
   stop = specsample.Stop(eos_ids=() if draw.eos_id is None else (draw.eos_id,))
@@ -89,7 +89,7 @@ def _of_draw(draw, num_rows) -> Record:
       model=draw.model,
       drafter=draw.drafter,
       verify=verify,
-      num_tokens=statistical.NUM_TOKENS,
+      num_tokens=sampled_cases.NUM_TOKENS,
       num_rows=1,
       stop=stop,
     )

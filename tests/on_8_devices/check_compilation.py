@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import compilation
+from experiments.tpu import compilation
 import specsample
 from specsample import chips
 from specsample import drafters

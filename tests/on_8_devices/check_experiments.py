@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import pool as pool_lib
 from experiments.methods import random_weights
 from experiments.timing import hardware
 from experiments.timing import roofline
 from experiments.timing import round_times
+from experiments.training_data import pool as pool_lib
 import specsample
 from specsample import sharding
 from specsample import types

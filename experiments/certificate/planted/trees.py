@@ -1,0 +1,127 @@
+"""What can go wrong with trees only, one mistake each."""
+
+import abc
+import dataclasses
+
+import jax.numpy as jnp
+
+from experiments.certificate.planted import drafters
+from specsample import verify
+from specsample.testing.hash_model import HashModel
+from specsample.types import DraftLaw
+from specsample.verify import rule
+
+
+@dataclasses.dataclass(frozen=True)
+class SameResidual:
+  """Every child is tried against the target, whatever was rejected before."""
+
+  lossless = True
+  positional = False
+  draft_laws = verify.tree.draft_laws
+
+  def law(self, draft, target_probs):
+    """See `types.Verifier`."""
+    law = verify.tree.law(draft, target_probs)
+    own = draft.tokens.size
+    # Of each child as if it had no siblings.
+    alone = [
+      verify.tree.law(
+        dataclasses.replace(
+          draft,
+          tokens=draft.tokens[i : i + 1],
+          probs=None if draft.probs is None else draft.probs[i : i + 1],
+          parents=jnp.zeros(1, jnp.int32),
+          depth=1,
+        ),
+        target_probs[draft.parents[i]][None].repeat(2, axis=0),
+      ).stop[1]
+      for i in range(own)
+    ]
+    stop = rule.stop_in_tree(draft.parents, jnp.stack(alone))
+    return dataclasses.replace(law, stop=stop)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Changed(drafters.Wrapper, abc.ABC):
+  """A tree drafter whose draft is changed before it is handed over."""
+
+  @property
+  def topology(self):
+    """Of the tree."""
+    return self.inner.topology
+
+  @property
+  def depth(self):
+    """Of the tree."""
+    return self.inner.depth
+
+  @abc.abstractmethod
+  def change(self, draft):
+    """The draft with the mistake."""
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`."""
+    draft, state = self.inner.propose(params, draw, warp, tokens, length, state)
+    return self.change(draft), state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SecondAsTheFirst(_Changed):
+  """Siblings that were drawn without replacement, said to be independent."""
+
+  def change(self, draft):
+    """Each sibling is said to come of what the first one came of."""
+    first = [self.topology.parents.index(p) for p in self.topology.parents]
+    probs = draft.probs[:, jnp.asarray(first)]
+    return dataclasses.replace(draft, probs=probs, law=DraftLaw.SAMPLED)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LikelierFirst(_Changed):
+  """Two siblings that were drawn are put in the order of their probability."""
+
+  def change(self, draft):
+    """For trees of two leaves."""
+    own = jnp.take_along_axis(
+      draft.probs, jnp.maximum(draft.tokens, 0)[..., None], axis=-1
+    )[..., 0]
+    order = jnp.argsort(-own, axis=1)
+    tokens = jnp.take_along_axis(draft.tokens, order, axis=1)
+    return dataclasses.replace(draft, tokens=tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BeamAsSample(_Changed):
+  """The most likely tokens, said to be drawn from their distribution."""
+
+  def change(self, draft):
+    """Siblings are the best of what the first of them is said to come of."""
+    first = [self.topology.parents.index(p) for p in self.topology.parents]
+    ranks = jnp.asarray(self.topology.ranks)
+    order = jnp.argsort(-draft.probs[:, jnp.asarray(first)], axis=-1)
+    tokens = jnp.take_along_axis(
+      order, jnp.broadcast_to(ranks, draft.tokens.shape)[..., None], axis=-1
+    )[..., 0]
+    return dataclasses.replace(draft, tokens=tokens.astype(jnp.int32))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeesSiblings(HashModel):
+  """A node sees all nodes before it, those of other paths too."""
+
+  def apply(self, params, tokens, cache, features=(), parents=None):
+    """See `types.Model`."""
+    if parents is not None:
+      parents = jnp.broadcast_to(jnp.arange(parents.shape[1]), parents.shape)
+    return super().apply(params, tokens, cache, features, parents)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeepsTheFirstNodes(HashModel):
+  """Of an accepted path the cache keeps as many nodes, but the first ones."""
+
+  def commit(self, cache, length, path=None):
+    """See `types.Model`."""
+    del path
+    return super().commit(cache, length)

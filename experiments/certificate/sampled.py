@@ -1,0 +1,121 @@
+"""What the compiled loop draws, beside the exact law of what it should."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.certificate.sampled_cases import Draw
+from experiments.certificate.sampled_cases import NUM_TOKENS
+from experiments.certificate.sampled_cases import TREE_VERIFIERS
+from experiments.certificate.sampled_cases import VERIFIERS
+from specsample.stopping import Stop
+from specsample.testing import acceptance
+from specsample.testing import chi_square
+from specsample.testing import conditional as conditional_lib
+from specsample.testing import drafted
+from specsample.testing import enumerate as enumerate_lib
+from specsample.testing import proposal as proposal_lib
+from specsample.testing import sample as sample_lib
+from specsample.testing.sample import Group
+from specsample.types import DraftLaw
+
+
+def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
+  """Samples one combination; what the certificate says of it."""
+  sample = draw.sample(
+    draw.params,
+    draw.groups,
+    jax.random.key(seed),
+    model=draw.model,
+    drafter=draw.drafter,
+    verify=(VERIFIERS | TREE_VERIFIERS)[draw.verifier_name],
+    num_tokens=NUM_TOKENS,
+    num_rows=num_rows,
+    stop=Stop(eos_ids=() if draw.eos_id is None else (draw.eos_id,)),
+  )
+  laws = sample_lib.laws(
+    draw.model,
+    draw.params['target'],
+    draw.groups,
+    NUM_TOKENS,
+    draw.eos_id,
+  )
+  tokens = sample_lib.compare(sample, laws, draw.eos_id)
+  record = {
+    'drafter': draw.drafter_name,
+    'verifier': draw.verifier_name,
+    'law': draw.law.value,
+    'settings': draw.settings,
+    'num_tokens': NUM_TOKENS,
+    'samples': tokens.samples,
+    'statistic': tokens.statistic,
+    'threshold': tokens.threshold,
+    'dof': tokens.dof,
+    'alpha': chi_square.ALPHA,
+    'power': chi_square.POWER,
+    'detectable_total_variation': tokens.detectable,
+    'passed': tokens.passed,
+  }
+  # A stop token in the first round cuts what is kept of it.
+  if draw.eos_id is not None or not draw.is_of_one_shape:
+    return record
+  kept = sample_lib.acceptance(
+    sample, [_num_kept(draw, group) for group in draw.groups]
+  )
+  return record | {
+    'accepted': kept.measured,
+    'predicted_accepted': kept.predicted,
+    'standard_error': kept.error,
+    'acceptance_statistic': kept.statistic,
+    'acceptance_threshold': kept.THRESHOLD,
+    'passed': tokens.passed and kept.passed,
+  }
+
+
+def _num_kept(draw: Draw, group: Group) -> np.ndarray:
+  """The distribution [K + 1] of how many drafts the first round keeps."""
+  if draw.verifier_name not in TREE_VERIFIERS:
+    return acceptance.law(_kept(draw, group))
+  # There is no theory of all trees: what the rule's own law says.
+  return enumerate_lib.Enumeration(
+    TREE_VERIFIERS[draw.verifier_name],
+    _drafted(draw, group),
+    conditional_lib.from_model(
+      draw.model, draw.params['target'], group.prompt, group.sampling
+    ),
+  ).num_accepted()
+
+
+def _kept(draw: Draw, group: Group) -> np.ndarray:
+  """The theory: the probability [K] of keeping at least i drafts."""
+  target = conditional_lib.from_model(
+    draw.model, draw.params['target'], group.prompt, group.sampling
+  )
+  num_drafts = draw.drafter.num_draft_tokens
+  if draw.drafts_from is None:
+    proposal = _drafted(draw, group)
+    draft = drafted.conditional(proposal)
+  else:
+    draft = conditional_lib.from_model(
+      *draw.drafts_from(), group.prompt, group.sampling
+    )
+    proposal = proposal_lib.sampled(draft, num_drafts)
+  if draw.law is DraftLaw.POINT_MASS:
+    return acceptance.chain(proposal, target)
+  if draw.verifier_name == 'coupled':
+    return acceptance.coupled(draft, target, num_drafts)
+  rule = {'chain': acceptance.chain, 'block': acceptance.block}
+  return rule[draw.verifier_name](proposal, target)
+
+
+def _drafted(draw: Draw, group: Group) -> proposal_lib.Proposal:
+  """What the drafter itself drafts in the first round."""
+  return drafted.from_drafter(
+    draw.drafter,
+    draw.params,
+    draw.model,
+    group.prompt,
+    group.sampling,
+    rounds=1,
+  )

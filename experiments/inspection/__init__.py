@@ -1,0 +1,1 @@
+"""What a checkpoint is, from the headers of its files."""

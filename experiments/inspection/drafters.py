@@ -1,0 +1,187 @@
+"""Drafters, the library's own and published ones, from their headers."""
+
+import dataclasses
+import math
+import re
+
+from etils import epath
+
+from experiments.inspection import headers as headers_lib
+from experiments.inspection import memory
+from experiments.inspection import models
+from experiments.inspection import report
+from specsample import drafter_card
+from specsample import drafter_files
+from specsample import loading
+from specsample.drafters import trainable
+from specsample.models import config as config_lib
+from specsample.models import safetensors_file
+from specsample.models import transformer
+from specsample.published import eagle
+from specsample.published import layouts
+from specsample.published import source as source_lib
+
+_Facts = list[tuple[str, str]]
+# Settings that are told elsewhere.
+_TOLD = ('model', 'layer_config', 'num_draft_tokens')
+# The least layers that a target has, where a drafter does not say.
+_NUM_LAYERS = 8
+
+
+def published(
+  headers: headers_lib.Headers,
+  layout: layouts.Layout,
+  target: transformer.Transformer | None,
+) -> report.Report:
+  """A drafter in a layout that others publish, for a target if one is given."""
+  facts: _Facts = []
+  problems = list(headers.problems)
+  try:
+    model = target or _stand_in(headers.source)
+    plan = layout.plan(headers.source, _without_weights(model), None)
+    facts += [
+      ('drafter', type(plan.drafter).__name__),
+      ('of a target', f'{model.dim:,} wide, of {model.vocab_size:,} tokens'),
+      *_of(plan.drafter),
+    ]
+    problems += report.differences(source_lib.compare(plan))
+  except (ValueError, TypeError, LookupError) as error:
+    text = report.one_line(error)
+    problems.append(report.Problem(text))
+  supported = safetensors_file.READABLE
+  problems += headers_lib.unsupported(headers.tensors, supported)
+  return report.Report(
+    path=str(headers.folder),
+    what=f'a drafter, {layout.name} as published',
+    facts=(
+      *headers_lib.facts(headers.tensors),
+      *facts,
+      _checked_against(target is not None),
+    ),
+    problems=tuple(problems),
+  )
+
+
+def saved(
+  folder: epath.Path, target: transformer.Transformer | None
+) -> report.Report:
+  """A drafter that `save_drafter` wrote, for a target if one is given."""
+  facts: _Facts = []
+  problems: list[report.Problem] = []
+  card, stored = {}, None
+  try:
+    card = drafter_card.read(folder)
+    name = card.get('target', 'a model')
+    facts += [
+      ('drafter', card['kind']),
+      ('target', f'{name}, fingerprint {card["fingerprint"]}'),
+      *((key, str(value)) for key, value in card['settings'].items()),
+    ]
+  except ValueError as error:
+    text = report.one_line(error)
+    problems.append(report.Problem(text))
+  try:
+    drafter_card.check_present(folder / drafter_files.NAME)
+    stored = safetensors_file.read_header(folder / drafter_files.NAME)
+    facts = [*headers_lib.facts(stored), *facts]
+  except ValueError as error:
+    text = report.one_line(error)
+    problems.append(report.Problem(text))
+  if card and target is not None:
+    try:
+      # Which target it is, its weights alone say.
+      loaded = _without_weights(target, card['fingerprint'])
+      drafter = drafter_card.drafter_of(card, folder, loaded)
+      facts.append(_weights(drafter))
+      if stored is not None:
+        different = drafter_files.compare(drafter, stored)
+        problems += report.differences(different)
+    except (ValueError, TypeError) as error:
+      text = report.one_line(error)
+      problems.append(report.Problem(text))
+  return report.Report(
+    path=str(folder),
+    what='a drafter that this library saved',
+    facts=(*facts, _checked_against(target is not None)),
+    problems=tuple(problems),
+  )
+
+
+def _without_weights(model, fingerprint=None):
+  return loading.Loaded(model, None, None, exact_fingerprint=fingerprint)
+
+
+def _checked_against(is_given):
+  if is_given:
+    return 'checked', 'against the sizes of the target, not its weights'
+  return 'checked', 'against itself; --target=PATH checks it against a target'
+
+
+def _of(drafter: trainable.Trainable) -> _Facts:
+  """Its settings, where they are not the usual ones."""
+  facts = [('drafts', f'{drafter.num_draft_tokens} tokens')]
+  for field in dataclasses.fields(drafter):
+    value = getattr(drafter, field.name)
+    if field.name not in _TOLD and value != field.default:
+      facts.append((field.name, str(value)))
+  config = getattr(drafter, 'layer_config', None)
+  if config is not None:
+    facts += models.of_layers(config)
+  return [*facts, _weights(drafter)]
+
+
+def _weights(drafter):
+  sizes = report.sizes(memory.of_drafter(drafter))
+  return 'weights as', sizes
+
+
+def _stand_in(source: source_lib.Source) -> transformer.Transformer:
+  """A model of the sizes that a drafter's target must have.
+
+  Raises:
+    ValueError: its tensors and its configuration do not say them.
+  """
+  rows = {name: x.shape[0] for name, x in source.tensors.items() if x.shape}
+  matrices = [x.shape for x in source.tensors.values() if len(x.shape) == 2]
+  # An unembedding has more rows than any other matrix.
+  num_rows, num_columns = max(matrices, default=(1, 1))
+  config = eagle.of_layer(source.config)
+  given = {**source.config.values, **config.values}
+  size = config_lib.Config(given, source.config.origin).size
+  dim = size('hidden_size', rows.get('fc.weight', num_columns))
+  # Hydra's layer is of the target's shape: of as few heads as there may be.
+  prefix = 'prefix_embeding_layer.layers.0.'
+  queries, keys = (
+    rows.get(f'{prefix}self_attn.{part}_proj.weight', dim) for part in 'qk'
+  )
+  head_dim = math.gcd(queries, keys)
+  return transformer.Transformer(
+    vocab_size=size('vocab_size', rows.get('t2d', num_rows)),
+    num_layers=size('num_target_layers', _num_layers(source)),
+    dim=dim,
+    num_heads=queries // head_dim,
+    num_kv_heads=keys // head_dim,
+    head_dim=head_dim,
+    mlp_dim=rows.get(f'{prefix}mlp.gate_proj.weight', dim),
+    max_length=size('max_position_embeddings', 1),
+  )
+
+
+def _num_layers(source):
+  """More than any that a configuration names."""
+  named = [
+    number
+    for key, value in _flat(source.config.values)
+    if re.search(r'layer_ids$', key) and isinstance(value, list)
+    for number in value
+    if isinstance(number, int)
+  ]
+  return max([_NUM_LAYERS, *(number + 2 for number in named)])
+
+
+def _flat(values):
+  """The items of an object and of those in it."""
+  for key, value in values.items():
+    yield key, value
+    if isinstance(value, dict):
+      yield from _flat(value)

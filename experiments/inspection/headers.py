@@ -1,0 +1,157 @@
+"""The headers of a folder's files, as far as they can be read."""
+
+from collections.abc import Callable, Collection, Mapping
+from concurrent import futures
+import dataclasses
+import functools
+import math
+import re
+
+from etils import epath
+
+from experiments.inspection import report
+from specsample import files
+from specsample.models import config as config_lib
+from specsample.models import huggingface
+from specsample.models import safetensors_file
+from specsample.models import torch_file
+from specsample.published import source as source_lib
+
+Tensors = Mapping[str, safetensors_file.Tensor]
+_NUM_THREADS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Headers:
+  """What a folder holds.
+
+  Attributes:
+    folder: where.
+    config: config.json, empty if there is none.
+    names: the files of weights, whether they can be read or not.
+    tensors: those of the files that can be read.
+    problems: what is damaged, or not there.
+  """
+
+  folder: epath.Path
+  config: config_lib.Config
+  names: tuple[str, ...]
+  tensors: Tensors
+  problems: tuple[report.Problem, ...]
+
+  @functools.cached_property
+  def source(self) -> source_lib.Source:
+    """As the loaders of published drafters take it."""
+    named = {
+      name.removeprefix('model.'): tensor
+      for name, tensor in self.tensors.items()
+    }
+    return source_lib.Source(self.folder, self.config, named)
+
+
+def read(folder: epath.Path) -> Headers:
+  """All headers that can be read, and what is wrong with the others."""
+  problems: list[report.Problem] = []
+  guarded = functools.partial(_guarded, problems)
+  path = folder / 'config.json'
+  config = guarded(lambda: files.read_json(path)) if path.exists() else None
+  names = guarded(lambda: source_lib.weight_files(folder)) or []
+  present = {path.name for path in folder.iterdir()}
+  absent = tuple(name for name in names if name not in present)
+  if absent:
+    problems.append(
+      report.Problem(
+        f'{report.count(len(absent), "file")} missing that the '
+        'index names: download what is missing',
+        absent,
+      )
+    )
+  there = [folder / name for name in names if name in present]
+  found: dict[str, safetensors_file.Tensor] = {}
+  with futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
+    for header in pool.map(lambda x: _guarded(problems, lambda: of(x)), there):
+      found |= header or {}
+  if not names:
+    problems.extend(_without_weights(folder))
+  return Headers(
+    folder=folder,
+    config=config_lib.Config(config or {}, str(path)),
+    names=tuple(names),
+    tensors=found,
+    problems=tuple(problems),
+  )
+
+
+def of(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
+  """The tensors of a file of safetensors, or one that torch saved.
+
+  Raises:
+    ValueError: it is damaged, or a pickle that asks for more than tensors.
+  """
+  if path.suffix == '.safetensors':
+    return safetensors_file.read_header(path)
+  return torch_file.read_header(path)
+
+
+def unsupported(
+  tensors: Tensors, supported: Collection[str]
+) -> list[report.Problem]:
+  """A problem for each dtype that is not among those supported."""
+  by_kind: dict[str, list[str]] = {}
+  for name, tensor in tensors.items():
+    if tensor.kind not in supported:
+      by_kind.setdefault(tensor.kind, []).append(name)
+  return [
+    report.Problem(
+      f'{report.count(len(names), "tensor")} stored as {kind}, '
+      f'supported are {", ".join(supported)}: load a version that is not '
+      'quantised',
+      tuple(sorted(names)),
+    )
+    for kind, names in by_kind.items()
+  ]
+
+
+def facts(tensors: Tensors) -> list[tuple[str, str]]:
+  """How many numbers there are, and their bytes by dtype.
+
+  What several names stand for is counted once.
+  """
+  unique = {(x.path, x.offset, x.shape): x for x in tensors.values()}.values()
+  by_kind: dict[str, int] = {}
+  for tensor in unique:
+    num_bits = math.prod(tensor.shape) * _bits(tensor.kind)
+    by_kind[tensor.kind] = by_kind.get(tensor.kind, 0) + num_bits // 8
+  num_stored = sum(math.prod(tensor.shape) for tensor in unique)
+  return [
+    ('stored', f'{num_stored:,} numbers in {len(tensors):,} tensors'),
+    ('bytes', report.sizes(by_kind) or 'none'),
+  ]
+
+
+def _bits(kind: str) -> int:
+  """Of a dtype of the format: F8_E4M3 has 8, BOOL too."""
+  match = re.search(r'\d+', kind)
+  return int(match[0]) if match else 8
+
+
+def _guarded(problems, read: Callable):
+  """What `read` gives; None after an error, which becomes a problem."""
+  try:
+    return read()
+  except (ValueError, OSError) as error:
+    text = report.one_line(error)
+    problems.append(report.Problem(text))
+  return None
+
+
+def _without_weights(folder):
+  others = tuple(
+    path.name
+    for path in sorted(folder.iterdir())
+    if path.suffix in huggingface.PICKLE_SUFFIXES
+  )
+  if others:
+    text = 'no file of weights that is known, only what may be pickles'
+    return [report.Problem(text, others)]
+  return [report.Problem('no file of weights: download them')]

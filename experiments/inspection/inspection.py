@@ -1,0 +1,151 @@
+"""What is at a path: a model or a drafter, of which layout, and its report.
+
+Headers alone are read, so that what is damaged can be told from what is not.
+"""
+
+import os
+
+from etils import epath
+
+from experiments.inspection import drafters
+from experiments.inspection import headers as headers_lib
+from experiments.inspection import models
+from experiments.inspection import report
+from specsample import drafter_card
+from specsample import drafter_files
+from specsample import files
+from specsample import loading
+from specsample.models import checkpoint
+from specsample.models import huggingface
+from specsample.models import transformer
+from specsample.published import layouts
+from specsample.published import source as source_lib
+
+_WEIGHTS = ('.safetensors', *huggingface.PICKLE_SUFFIXES)
+
+
+def inspect(name_or_path: str, target: str | None = None) -> report.Report:
+  """What `specsample.load` or `specsample.load_drafter` would find.
+
+  Args:
+    name_or_path: what these take. Nothing is downloaded: a name of the hub is
+      looked up among what was downloaded before.
+    target: of a drafter, the model that it is for; None for none, or for the
+      one that the drafter's card names, if that is on this machine.
+
+  Raises:
+    ValueError: nothing is there, or what is no checkpoint; `target` describes
+      no model.
+  """
+  path = _find(name_or_path)
+  model = None if target is None else models.model_at(_find(target))
+  if not files.is_folder(path):
+    if path.suffix == '.gguf':
+      return models.of_gguf(path)
+    if path.suffix not in _WEIGHTS:
+      raise ValueError(
+        f'{path} is no file of weights: give a .gguf file, or the folder that '
+        'holds config.json and the weights'
+      )
+    return _of_file(path, model)
+  return _of_folder(path, model)
+
+
+def _of_folder(folder, target):
+  if (folder / checkpoint.CONFIG_NAME).exists():
+    return models.of_saved(folder)
+  own = drafter_card.NAME, drafter_files.NAME
+  if any((folder / name).exists() for name in own):
+    return drafters.saved(folder, target or _of_card(folder))
+  headers = headers_lib.read(folder)
+  has_config = (folder / 'config.json').exists()
+  if not headers.names and not has_config:
+    others = [x.name for x in folder.iterdir() if x.suffix in _WEIGHTS]
+    raise ValueError(
+      f'{folder} holds no checkpoint'
+      + (f', but {", ".join(sorted(others))}' if others else '')
+      + ': give a folder with config.json and weights, one that this library '
+      'saved, or a .gguf file by its own name'
+    )
+  try:
+    layout = layouts.find(headers.source)
+  except ValueError as error:
+    problem = report.Problem(report.one_line(error))
+    return _of_no_layout(headers, problem)
+  if layout is not None:
+    return drafters.published(headers, layout, target)
+  if has_config:
+    return models.of_folder(headers)
+  return _of_no_layout(
+    headers,
+    report.Problem(
+      'no config.json, as a model has, and no layout of a drafter that is '
+      f'known: those of {", ".join(x.name for x in layouts.ALL)} are'
+    ),
+  )
+
+
+def _of_no_layout(headers, problem):
+  return report.Report(
+    path=str(headers.folder),
+    what='weights of no layout that is known',
+    facts=tuple(headers_lib.facts(headers.tensors)),
+    problems=(*headers.problems, problem),
+  )
+
+
+def _of_file(path, target):
+  """A file of a folder stands for it; others are read by nothing."""
+  try:
+    names = source_lib.weight_files(path.parent)
+  except ValueError:
+    names = [path.name]  # of a damaged index
+  if path.name in (*names, drafter_files.NAME):
+    return _of_folder(path.parent, target)
+  problem = report.Problem(
+    'no model and no drafter is in a file of that name: rename it, or convert '
+    'it'
+  )
+  try:
+    facts = headers_lib.facts(headers_lib.of(path))
+  except ValueError as error:
+    facts = []
+    text = report.one_line(error)
+    problem = report.Problem(text)
+  return report.Report(str(path), 'a file of tensors', tuple(facts), (problem,))
+
+
+def _of_card(folder) -> transformer.Transformer | None:
+  """The target that a card names, where it is on this machine."""
+  try:
+    name = drafter_card.read(folder).get('target')
+    if isinstance(name, str):
+      return models.model_at(_find(name))
+  except ValueError:
+    pass
+  return None
+
+
+def _find(name: str) -> epath.Path:
+  shipped = drafter_card.shipped()
+  if name in shipped:
+    return files.at(shipped[name])
+  path = loading.find(name)
+  if path is not None:
+    return path
+  if not loading.is_hub_id(name):
+    raise ValueError(f'{name!r} is no file and no folder: check the path')
+  # Imported where it is used: it takes as long as the rest of the library.
+  import huggingface_hub  # noqa: PLC0415
+  from huggingface_hub import errors  # noqa: PLC0415
+
+  try:
+    return files.at(
+      huggingface_hub.snapshot_download(name, local_files_only=True)
+    )
+  except (errors.HfHubHTTPError, OSError, ValueError) as error:
+    raise ValueError(
+      f'{name!r} is no path, and was not downloaded from the hub to '
+      f'{os.environ.get("HF_HOME", "its usual cache")}: check the path, or '
+      f'run `hf download {name}` first'
+    ) from error

@@ -1,0 +1,242 @@
+"""Models in the layouts that `specsample.load` reads, from their headers."""
+
+from etils import epath
+import jax
+
+from experiments.inspection import headers as headers_lib
+from experiments.inspection import memory
+from experiments.inspection import report
+from specsample import mtp_files
+from specsample.models import checkpoint
+from specsample.models import fp8
+from specsample.models import gguf
+from specsample.models import gguf_file
+from specsample.models import huggingface
+from specsample.models import tensors
+from specsample.models import transformer
+
+# The tokens of a cache whose bytes are given.
+_CACHE_TOKENS = 4096
+Facts = list[tuple[str, str]]
+
+
+def of_folder(headers: headers_lib.Headers) -> report.Report:
+  """A model of config.json and safetensors."""
+  config = headers.config
+  facts: Facts = [('model_type', str(config.get('model_type')))]
+  problems = list(headers.problems)
+  pickles = [x for x in headers.names if not x.endswith('.safetensors')]
+  if pickles:
+    text = huggingface.pickle_message(headers.folder / pickles[0])
+    problems.append(report.Problem(text))
+  block = None
+  try:
+    block = fp8.block_size(config)
+  except ValueError as error:
+    # Of other weights too it is worth knowing what else is wrong.
+    text = report.one_line(error)
+    problems.append(report.Problem(text))
+  if block is not None:
+    rows, columns = block
+    text = f'{fp8.KIND}, each block of {rows} x {columns} with a scale'
+    facts.append(('quantised', f'{text}: dequantised when it is loaded'))
+    problems += report.differences(fp8.compare(headers.tensors, block))
+  stored = fp8.dequantised(
+    headers.tensors, str(headers.folder), block, 'bfloat16'
+  )
+  try:
+    family = huggingface.family_of(config)
+    file = f'{family.model.__module__.replace(".", "/")}.py'
+    facts[0] = ('family', f'{config.get("model_type")}, {file}')
+    model = family.model(config, 'bfloat16')
+    found = huggingface.of_model(stored, config, model)
+    ignored = huggingface.ignored_names(family, model)
+    different = tensors.compare(model, found, family.names, ignored)
+  except (ValueError, TypeError, LookupError) as error:
+    text = report.one_line(error)
+    problems.append(report.Problem(text))
+  else:
+    facts += of_model(model)
+    not_read = [x for x in headers.tensors if family.own_name(x) is None]
+    if not_read:
+      facts.append(('not read', tensors.listed(not_read)))
+    problems += report.differences(different)
+    problems += _of_modules(stored, config, model, facts)
+  supported = fp8.kinds(block)
+  problems += headers_lib.unsupported(headers.tensors, supported)
+  return report.Report(
+    path=str(headers.folder),
+    what='a model, config.json and '
+    + (report.count(len(headers.names), 'file') + ' of weights'),
+    facts=(*headers_lib.facts(headers.tensors), *facts),
+    problems=tuple(problems),
+  )
+
+
+def _of_modules(stored, config, model, facts: Facts):
+  """What is wrong with modules for multi-token prediction, told as a fact."""
+  count = config.get(huggingface.NUM_MODULES)
+  prefixes = huggingface.mtp_prefixes(model.num_layers, count)
+  if not prefixes:
+    return []
+  text = f'{count} for multi-token prediction, behind the layers'
+  facts.append(('modules', text))
+  if not any(name.startswith(prefixes) for name in stored.shapes):
+    facts[-1] = ('modules', f'{text}: none is stored')
+    return []
+  plan = mtp_files.plan(stored, config, model)
+  return report.differences(tensors.compare(*plan))
+
+
+def of_gguf(path: epath.Path) -> report.Report:
+  """A GGUF file."""
+  facts: Facts = []
+  problems = []
+  try:
+    with gguf_file.Reader(path) as reader:
+      by_kind: dict[str, int] = {}
+      for kind, size in reader.stored.values():
+        by_kind[kind] = by_kind.get(kind, 0) + size
+      facts = [
+        ('tensors', f'{len(reader.shapes):,}'),
+        ('bytes', report.sizes(by_kind) or 'none'),
+        ('architecture', str(reader.metadata.get('general.architecture'))),
+        ('name', str(reader.metadata.get('general.name'))),
+      ]
+      _, model = gguf.model_of(reader, 'bfloat16')
+      facts += of_model(model)
+      problems += report.differences(gguf.compare(reader, model))
+  except ValueError as error:
+    text = report.one_line(error)
+    problems.append(report.Problem(text))
+  return report.Report(
+    str(path), 'a model, a GGUF file', tuple(facts), tuple(problems)
+  )
+
+
+def of_saved(folder: epath.Path) -> report.Report:
+  """A folder that `models.checkpoint.save` wrote."""
+  facts: Facts = []
+  problems = []
+  expected = found = None
+  try:
+    model = checkpoint.read_model(folder, 'bfloat16')
+    expected = _by_name(model.abstract_params())
+    facts += of_model(model)
+  except (ValueError, TypeError) as error:
+    text = f'{checkpoint.CONFIG_NAME}: {report.one_line(error)}'
+    problems.append(report.Problem(text))
+  try:
+    stored = checkpoint.read_shapes(folder)
+    found = _by_name(stored)
+    by_dtype: dict[str, int] = {}
+    for leaf in jax.tree.leaves(stored):
+      size = memory.num_parameters(leaf) * leaf.dtype.itemsize
+      by_dtype[str(leaf.dtype)] = by_dtype.get(str(leaf.dtype), 0) + size
+    facts.insert(0, ('bytes', report.sizes(by_dtype) or 'none'))
+  except (OSError, KeyError, ValueError) as error:
+    text = f'the parameters: {report.one_line(error)}'
+    problems.append(report.Problem(text))
+  if expected is not None and found is not None:
+    different = tensors.differences(expected, found)
+    problems += report.differences(different)
+  return report.Report(
+    path=str(folder),
+    what='a model that this library saved',
+    facts=tuple(facts),
+    problems=tuple(problems),
+  )
+
+
+def _by_name(params):
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  return {tensors.key(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def model_at(path: epath.Path) -> transformer.Transformer:
+  """The model that headers describe, without its weights.
+
+  Raises:
+    ValueError: they describe none.
+  """
+  if path.suffix == '.gguf':
+    with gguf_file.Reader(path) as reader:
+      return gguf.model_of(reader, 'bfloat16')[1]
+  if (path / checkpoint.CONFIG_NAME).exists():
+    return checkpoint.read_model(path, 'bfloat16')
+  if (path / 'config.json').exists():
+    config = headers_lib.read(path).config
+    return huggingface.family_of(config).model(config, 'bfloat16')
+  raise ValueError(
+    f'{path} is no model: give a folder with config.json, a folder that '
+    'models.checkpoint.save wrote, or a .gguf file'
+  )
+
+
+def of_model(model: transformer.Transformer) -> Facts:
+  """The sizes that matter, and the memory that they take."""
+  params = model.abstract_params()
+  tied = ', the embedding is the unembedding' if model.tie_embeddings else ''
+  weights = memory.of_model(model)
+  cache = memory.of_cache(model, _CACHE_TOKENS)
+  devices = '; '.join(
+    f'{kind} {_devices(weights[kind] + cache)}' for kind in ('bfloat16', 'int8')
+  )
+  return [
+    ('parameters', f'{memory.num_parameters(params):,}'),
+    ('layers', f'{model.num_layers}'),
+    *of_layers(model),
+    ('vocabulary', f'{model.vocab_size:,}{tied}'),
+    ('context', f'{model.max_length:,} tokens'),
+    ('weights as', report.sizes(weights)),
+    (
+      'cache',
+      f'{report.size(cache)} for {_CACHE_TOKENS:,} tokens, bfloat16',
+    ),
+    ('devices', devices),
+  ]
+
+
+def _devices(num_bytes):
+  """'1 of v4, v5p; 2 of v5e', those that hold so many bytes."""
+  by_count: dict[int, list[str]] = {}
+  for name, count in memory.num_devices(num_bytes).items():
+    by_count.setdefault(count, []).append(name)
+  parts = (f'{x} of {", ".join(by_count[x])}' for x in sorted(by_count))
+  return ' or '.join(parts)
+
+
+def of_layers(model: transformer.Transformer) -> Facts:
+  """What each layer is made of."""
+  facts = [
+    ('width', f'{model.dim:,}'),
+    ('heads', _heads(model)),
+    ('feed-forward', f'{model.mlp_dim:,}'),
+  ]
+  windows = [i for i in range(model.num_layers) if model.window(i) is not None]
+  if windows:
+    text = f'{model.sliding_window:,} tokens in {len(windows)} layers'
+    facts.append(('window', text))
+  experts = model.experts
+  if experts is not None:
+    shared = f', {experts.shared_dim:,} shared' if experts.shared_dim else ''
+    text = (
+      f'{experts.num_experts} of {experts.mlp_dim:,}{shared}, '
+      f'{experts.num_per_token} a token, in '
+      f'{model.num_layers - len(experts.dense_layers)} layers'
+    )
+    facts.append(('experts', text))
+  return facts
+
+
+def _heads(model):
+  latent = model.latent
+  if latent is None:
+    return (
+      f'{model.num_heads} of {model.head_dim}, {model.num_kv_heads} of keys '
+      'and values'
+    )
+  return (
+    f'{model.num_heads} of {latent.head_dim} + {latent.rope_dim} over latent '
+    f'vectors of {latent.kv_rank} + {latent.rope_dim}'
+  )

@@ -1,0 +1,321 @@
+"""Compiles prefill and decoding loop for TPUs that are not there.
+
+From shapes alone: nothing is allocated and no weight is read.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import math
+import re
+import time
+from typing import Any
+
+import gin
+import jax
+from jax.experimental import topologies
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.command import mesh_rules
+from experiments.tpu import hlo_counts
+from experiments.tpu import program as compiled_lib
+from experiments.tpu import topologies as topologies_lib
+import specsample
+from specsample import chips
+from specsample import decode
+from specsample import request as request_lib
+from specsample import sharding
+from specsample.drafters import branching
+from specsample.drafters import recording
+from specsample.drafters import tli
+from specsample.drafters import trainable
+from specsample.models import int8
+from specsample.models import transformer
+from specsample.types import Drafter, Params, Verifier
+
+# How the compiler says that a program does not fit: what it needs, 26.44G.
+_NEEDED = re.compile(r'(?:temporaries \(|Used )([\d.]+)([KMGT]?)')
+_UNITS = {'': 1, 'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
+# Of a `VocabMap`: the most pieces of a token, and a BOS token before each text.
+_NUM_PIECES = 8
+_PREFIX_SIZE = 1
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class CompileTpu:
+  """What is compiled, and for which mesh of a topology's devices."""
+
+  model: transformer.Transformer
+  drafter: Drafter
+  # Of params['drafter']; drafters that are trained, and TLI, say it themselves.
+  draft_model: transformer.Transformer | None = None
+  verify: Verifier = specsample.verify.chain
+  sampling: specsample.Sampling = specsample.Sampling()
+  weights: str | None = None  # 'int8' as of `specsample.load`
+  batch_size: int = 1
+  prompt_length: int = 128
+  max_length: int = 2048  # of prompt and output: the caches have room for it
+  topologies: tuple[str, ...] = ()
+  data: int = 1  # what is left of the devices divides the model
+  num_slices: int = 1  # of the topology, `data` is divided over them
+  explicit: bool = True
+  rules: sharding.Rules = sharding.DEFAULT_RULES
+
+  def __post_init__(self):
+    """Refuses batches and meshes of nothing, and rules that are none."""
+    for name in ('batch_size', 'prompt_length', 'data', 'num_slices'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f'CompileTpu.{name} is {getattr(self, name)}: give at least 1'
+        )
+    if self.weights not in (None, 'int8'):
+      raise ValueError(
+        f"CompileTpu.weights is {self.weights!r}: give 'int8' or None"
+      )
+    mesh_rules.check('CompileTpu.rules', self.rules)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Target:
+  """A topology and what a batch looks like on it."""
+
+  topology: str
+  chip: chips.Chip
+  mesh: jax.sharding.Mesh
+  request: request_lib.Request  # on the host
+
+
+def target(topology: str, config: CompileTpu) -> Target:
+  """The mesh of a topology, and the checked arguments of a batch.
+
+  Raises:
+    ValueError: there is no such topology, its devices make no such mesh, or
+      `specsample.generate` would refuse the arguments.
+  """
+  tpu = topologies_lib.of(topology)
+  try:
+    devices = topologies.get_topology_desc(
+      platform='tpu',
+      topology_name=topology,
+      num_slices=config.num_slices,
+      **tpu.options,
+    ).devices
+  except jax.errors.JaxRuntimeError as error:
+    raise ValueError(
+      f'the compiler does not take topology {topology!r}: {error}: '
+      f'choose another shape, such as {topology.partition(":")[0]}:'
+      f'{tpu.example}'
+    ) from error
+  mesh = sharding.make_mesh(
+    config.data,
+    len(devices) // config.data,
+    num_slices=config.num_slices,
+    explicit=config.explicit,
+    devices=devices,
+  )
+  return on(mesh, config, topology=topology, chip=tpu.chip)
+
+
+def on(
+  mesh: jax.sharding.Mesh,
+  config: CompileTpu,
+  *,
+  topology: str,
+  chip: chips.Chip,
+) -> Target:
+  """As `target`, on a mesh that is there."""
+  with jax.set_mesh(mesh), sharding.rules(config.rules):
+    num_parts = sharding.batch_parts()
+  # Without the mesh: nothing can be put on devices that are not there.
+  rows = -(-config.batch_size // num_parts) * num_parts
+  request = request_lib.check(
+    {'target': None},
+    np.zeros((rows, config.prompt_length), np.int32),
+    np.full((rows,), config.prompt_length, np.int32),
+    jax.random.key(0),
+    None,
+    model=config.model,
+    drafter=config.drafter,
+    sampling=config.sampling,
+    max_new_tokens=config.max_length,
+    max_length=config.max_length,
+  )
+  return Target(topology=topology, chip=chip, mesh=mesh, request=request)
+
+
+def run(
+  target: Target, config: CompileTpu, step: Callable[[str], None]
+) -> tuple[compiled_lib.Compiled, str | None]:
+  """Compiles both programs; ValueError where the rule takes other drafts.
+
+  Args:
+    target: what for.
+    config: what.
+    step: is called with a description of each of the two before it begins.
+
+  Returns:
+    What is known of them, and the HLO of the loop if it fits.
+  """
+  start = time.perf_counter()
+  elapsed = lambda: round(time.perf_counter() - start, 1)
+  with jax.set_mesh(target.mesh), sharding.rules(config.rules):
+    params = _params(config)
+    step(f'{target.topology}: prefill')
+    axes = request_lib.axes(target.request)
+    request = _structs(target.request, sharding.of_tree(axes))
+    decode.check_rule(
+      params,
+      request,
+      model=config.model,
+      drafter=config.drafter,
+      verify=config.verify,
+    )
+    lowered = decode._prefill.lower(
+      params, request, model=config.model, drafter=config.drafter
+    )
+    prefill = _compile(lowered, (params, request), target.chip)
+    if isinstance(prefill, _TooLarge):
+      return prefill.compiled(target, config, elapsed()), None
+    step(f'{target.topology}: decoding loop')
+    state = _structs(lowered.out_info, prefill.output_shardings)
+    lowered = decode.advance.lower(
+      params,
+      state,
+      model=config.model,
+      drafter=config.drafter,
+      verify=config.verify,
+      max_rounds=jax.ShapeDtypeStruct((), jnp.int32),
+    )
+    loop = _compile(lowered, (params, state), target.chip)
+    if isinstance(loop, _TooLarge):
+      return loop.compiled(target, config, elapsed()), None
+  seconds = elapsed()
+  text = loop.as_text()
+  counts = hlo_counts.count(text, config.model.vocab_size)
+  memory = loop.memory_analysis()
+  peak = max(_peak(memory), _peak(prefill.memory_analysis()))
+  compiled = compiled_lib.Compiled(
+    **_of(target, config),
+    argument_bytes=memory.argument_size_in_bytes,
+    temp_bytes=memory.temp_size_in_bytes,
+    peak_bytes=peak,
+    fits=peak <= target.chip.hbm_bytes,
+    collectives=[dataclasses.asdict(one) for one in counts.collectives],
+    host_transfers=counts.host_transfers,
+    vocab_all_gathers=counts.vocab_all_gathers,
+    flops_per_round=counts.flops,
+    bytes_per_round=counts.memory_bytes,
+    weight_copies_per_round=counts.weight_copies,
+    roofline_seconds_per_round=target.chip.seconds(
+      counts.flops, counts.memory_bytes, counts.sent_bytes
+    ),
+    compile_seconds=seconds,
+  )
+  return compiled, text
+
+
+def _of(target, config) -> dict[str, Any]:
+  """The fields that say what was compiled, and for what."""
+  return {
+    'model': repr(config.model),
+    'weights': config.weights,
+    'drafter': repr(config.drafter),
+    'topology': target.topology,
+    'devices': target.mesh.size,
+    'mesh': dict(target.mesh.shape),
+    'batch_size': config.batch_size,
+    'max_length': config.max_length,
+    'num_draft_tokens': config.drafter.num_draft_tokens,
+    'hbm_bytes_per_device': target.chip.hbm_bytes,
+  }
+
+
+@dataclasses.dataclass(frozen=True)
+class _TooLarge:
+  """A program that the compiler refuses for its memory."""
+
+  argument_bytes: int
+  peak_bytes: int | None
+
+  def compiled(self, target, config, seconds):
+    peak = self.peak_bytes
+    return compiled_lib.Compiled(
+      **_of(target, config),
+      argument_bytes=self.argument_bytes,
+      temp_bytes=None if peak is None else peak - self.argument_bytes,
+      peak_bytes=peak,
+      fits=False,
+      compile_seconds=seconds,
+    )
+
+
+def _compile(lowered, arguments, chip):
+  argument_bytes = sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves(arguments)
+  )
+  if argument_bytes > chip.hbm_bytes:
+    # The compiler would look for ways to save memory for long.
+    return _TooLarge(argument_bytes, None)
+  try:
+    return lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    needed = _NEEDED.search(str(error))
+    peak = int(float(needed[1]) * _UNITS[needed[2]]) if needed else None
+    return _TooLarge(argument_bytes, peak)
+
+
+def _peak(memory):
+  return (
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.temp_size_in_bytes
+    + memory.generated_code_size_in_bytes
+  )
+
+
+def _params(config) -> Params:
+  def of(owner):
+    params, axes = owner.abstract_params(), owner.param_axes()
+    if config.weights is not None:
+      axes = int8.axes(axes, params)
+      params = jax.eval_shape(int8.weights, params)
+    return _structs(params, sharding.of_tree(axes))
+
+  params = {'target': of(config.model)}
+  drafter = config.drafter
+  # Those around another drafter have no parameters of their own.
+  while isinstance(drafter, branching.OverBranches | recording.Recording):
+    drafter = drafter.drafter
+  if isinstance(drafter, tli.TLI):
+    params['drafter'] = _vocab_map(drafter) | {'model': of(drafter.model)}
+  elif isinstance(drafter, trainable.Trainable):
+    # As `load_drafter` gives them.
+    params['drafter'] = of(trainable.InDtype(drafter))
+  elif config.draft_model is not None:
+    params['drafter'] = of(config.draft_model)
+  return params
+
+
+def _vocab_map(drafter: tli.TLI) -> Params:
+  """What a `VocabMap` adds to the parameters of the draft model."""
+  size = drafter.vocab_size
+  table = lambda *sizes: jax.ShapeDtypeStruct(
+    sizes, jnp.int32, sharding=sharding.of(*[None] * len(sizes))
+  )
+  return {
+    'draft_ids': table(size),
+    'pieces': table(size, _NUM_PIECES),
+    'prefix': table(_PREFIX_SIZE),
+  }
+
+
+def _structs(tree, shardings):
+  struct = lambda x, place: jax.ShapeDtypeStruct(
+    x.shape, x.dtype, sharding=place
+  )
+  return jax.tree.map(struct, tree, shardings)

@@ -1,0 +1,124 @@
+"""The decoding loop of a compiled program, and what a turn of it executes."""
+
+from collections.abc import Iterator
+import dataclasses
+import logging
+import re
+
+from experiments.tpu import hlo
+
+_logger = logging.getLogger(__name__)
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Executed:
+  """An instruction of a round."""
+
+  instruction: hlo.Instruction
+  computation: hlo.Computation  # that it is in
+  times: int  # a round
+  is_fused: bool  # part of a fusion, so that its result is in no memory
+
+
+def round_of(module: hlo.Module) -> list[Executed]:
+  """The instructions of one turn of the decoding loop, a round.
+
+  That is the loop of the entry computation; of several, the one that holds
+  most. Those of a loop within it are executed as often as that one turns, and
+  those of a branch as if every branch were taken.
+
+  Raises:
+    ValueError: there is no loop.
+  """
+  rounds = [
+    list(_walk_loop(module, loop, 1))
+    for loop in outermost_loops(module, module.entry)
+  ]
+  if not rounds:
+    raise ValueError('the program has no loop: compile `decode.advance`')
+  return max(rounds, key=len)
+
+
+def outermost_loops(
+  module: hlo.Module, computation: hlo.Computation
+) -> Iterator[hlo.Instruction]:
+  """The loops that a computation runs and that are in no other."""
+  for instruction in computation.instructions.values():
+    if instruction.opcode == 'while':
+      yield instruction
+    else:
+      for name in _followed(instruction):
+        yield from outermost_loops(module, module[name])
+
+
+def _walk_loop(module, loop, times) -> Iterator[Executed]:
+  for name in (*loop.called('condition'), *loop.called('body')):
+    yield from _walk(module, module[name], times, is_fused=False)
+
+
+def _walk(module, computation, times, is_fused) -> Iterator[Executed]:
+  for instruction in computation.instructions.values():
+    yield Executed(instruction, computation, times, is_fused)
+    if instruction.opcode == 'while':
+      turns = trip_count(module, computation, instruction)
+      yield from _walk_loop(module, instruction, times * turns)
+    is_fusion = instruction.opcode == 'fusion'
+    for name in _followed(instruction):
+      yield from _walk(module, module[name], times, is_fused or is_fusion)
+
+
+def _followed(instruction) -> tuple[str, ...]:
+  if instruction.opcode == 'call':
+    return instruction.called('to_apply')
+  if instruction.opcode in ('fusion', 'async-start'):
+    return instruction.called('calls')
+  return branches(instruction)
+
+
+def branches(instruction: hlo.Instruction) -> tuple[str, ...]:
+  """The computations of which a conditional runs one."""
+  if instruction.opcode != 'conditional':
+    return ()
+  names = ('branch_computations', 'true_computation', 'false_computation')
+  return sum((instruction.called(name) for name in names), ())
+
+
+def trip_count(
+  module: hlo.Module, computation: hlo.Computation, loop: hlo.Instruction
+) -> int:
+  """How often a nested loop turns: a note of the compiler, or its condition.
+
+  A loop whose number of turns depends on values counts once, with a warning.
+  """
+  known = _TRIP_COUNT.search(loop.attributes)
+  if known:
+    return int(known[1])
+  condition = module[loop.called('condition')[0]]
+  test = _original(condition, condition.root)
+  if test.opcode == 'compare' and 'direction=LT' in test.attributes:
+    counter, end = (_original(condition, x) for x in condition.operands(test))
+    if end.opcode == 'constant' and counter.opcode == 'get-tuple-element':
+      index = int(counter.attribute(r'\bindex=(\d+)'))
+      return int(end.arguments) - _start(computation, loop, index)
+  _logger.warning(
+    'the loop %s turns a number of times that depends on values: counted once',
+    loop.name,
+  )
+  return 1
+
+
+def _start(computation, loop, index):
+  """The first value of a loop's counter, 0 if it is not a constant."""
+  (carry,) = computation.operands(loop)
+  if carry.opcode != 'tuple':
+    return 0
+  first = _original(computation, computation.operands(carry)[index])
+  return int(first.arguments) if first.opcode == 'constant' else 0
+
+
+def _original(computation, value):
+  """The value of which this is a copy."""
+  while value.opcode in ('copy', 'bitcast'):
+    (value,) = computation.operands(value)
+  return value

@@ -1,0 +1,137 @@
+"""The journal of a training run.
+
+The steps at the full learning rate have keys ('train', step) and ('held out',
+step). Those of a decay have the decay's own in front, ('decay', first, last,
+'train', step), so that a run which is made longer leaves no line behind that is
+not its own. A 'phase' says which data were added, a 'segment' under which code
+and on which machine the run went on.
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import time
+from typing import Any
+
+from experiments.command import environment
+from experiments.command import journal as journal_lib
+from experiments.training import plan as plan_lib
+
+TRAIN, HELD_OUT = 'train', 'held out'
+_DECAY, _PHASE, _SEGMENT, _RESULT = 'decay', 'phase', 'segment', 'result'
+_HIDDEN = 'hidden vectors'
+
+Plan = plan_lib.Plan
+Values = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Records:
+  """The journal, read and written by what is in it."""
+
+  journal: journal_lib.Journal
+
+  def get(self, plan: Plan, kind: str, step: int) -> dict[str, Any] | None:
+    """Returns the values of a step, None where there are none yet."""
+    return self.journal.get(_key(plan, kind, step))
+
+  def add(
+    self, plan: Plan, kind: str, step: int, values: dict[str, Any]
+  ) -> None:
+    """Keeps the values of a step."""
+    self.journal.add(_key(plan, kind, step), values)
+
+  def curve(self, plan: Plan, kind: str) -> list[dict[str, Any]]:
+    """Returns the values of the steps at the full rate and of the decay."""
+    of_decay = self.journal.of(_DECAY, plan.decay_start, plan.num_steps, kind)
+    return self.constant(kind) + of_decay
+
+  def constant(self, kind: str) -> list[dict[str, Any]]:
+    """Returns the values of the steps at the full rate."""
+    return self.journal.of(kind)
+
+  @property
+  def taken(self) -> int:
+    """Steps taken at the full rate."""
+    reports = self.constant(TRAIN)
+    return reports[-1]['step'] if reports else 0
+
+  def stop(self, patience: int | None, since: int) -> int | None:
+    """Returns the step at which patience was lost, None if it was not.
+
+    Args:
+      patience: evaluations without improvement.
+      since: only those after this step count, that of the last new data.
+    """
+    best, count = -1.0, 0
+    for found in self.constant(HELD_OUT):
+      if patience is None or found['step'] <= since:
+        continue
+      better = found['tokens_per_round'] > best
+      best = max(best, found['tokens_per_round'])
+      count = 0 if better else count + 1
+      if count == patience:
+        return found['step']
+    return None
+
+  @property
+  def phases(self) -> list[dict[str, Any]]:
+    """The data that were read, and the step from which on."""
+    return self.journal.of(_PHASE)
+
+  def add_phase(self, values: dict[str, Any]) -> None:
+    """Keeps one more, the first one with step 0."""
+    self.journal.add((_PHASE, len(self.phases)), values)
+
+  @property
+  def hidden(self) -> list[dict[str, Any]]:
+    """How long it took to find the target's vectors, for each set of data."""
+    return self.journal.of(_HIDDEN)
+
+  def add_hidden(self, digest: str, num_tokens: int, seconds: float) -> None:
+    """Notes that vectors of some data had to be found."""
+    if (_HIDDEN, digest) not in self.journal:
+      values = {'tokens': num_tokens, 'seconds': round(seconds, 3)}
+      self.journal.add((_HIDDEN, digest), values)
+
+  @property
+  def segments(self) -> list[dict[str, Any]]:
+    """The parts of the run, one for each start of the command."""
+    return self.journal.of(_SEGMENT)
+
+  def begin_segment(self, step: int) -> None:
+    """Notes what the run goes on with from a step."""
+    values = {
+      'first_step': step,
+      'phase': len(self.phases) - 1,
+      'begun': time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime()),
+      'code': environment.source(),
+      **environment.describe(),
+    }
+    self.journal.add((_SEGMENT, len(self.segments)), values)
+
+  @property
+  def has_results(self) -> bool:
+    """Whether the run has been at its end, so that results may be its own."""
+    return bool(self.journal.of(_RESULT))
+
+  def add_result(self, plan: Plan, step: int) -> None:
+    """Notes that the weights of a step are about to be written as a result."""
+    key = (_RESULT, plan.decay_start, plan.num_steps)
+    if key not in self.journal:
+      self.journal.add(key, {'step': step})
+
+
+def seen(reports: Iterable[Values]) -> dict[int, int]:
+  """Returns how many tokens of answers were seen up to each report, by step."""
+  found: dict[int, int] = {}
+  total = 0
+  for report in reports:
+    total += report['answer_tokens']
+    found[report['step']] = total
+  return found
+
+
+def _key(plan: Plan, kind: str, step: int) -> tuple:
+  if step <= plan.decay_start:
+    return (kind, step)
+  return (_DECAY, plan.decay_start, plan.num_steps, kind, step)

@@ -1,0 +1,85 @@
+"""Writes the results of a training run: curves, card, drafter, target."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from experiments.training import card
+from experiments.training import curves
+from experiments.training import data as data_lib
+from experiments.training import records
+from experiments.training import trainer as trainer_lib
+import specsample
+from specsample import drafter_card
+from specsample import files
+from specsample.models import checkpoint
+from specsample.models import fingerprint
+from specsample.types import Params
+
+
+def write(
+  out: epath.Path,
+  trainer: trainer_lib.Trainer,
+  params: Params,
+  data: data_lib.TrainingData,
+) -> None:
+  """Writes the curves, the target if it was trained, and last the drafter.
+
+  Results of the same step are kept; those of an earlier end of the same run are
+  replaced, and those that a kill left half-written.
+
+  Args:
+    out: folder of the run.
+    trainer: after its last step.
+    params: the whole tree of the best step.
+    data: what the run has read.
+  """
+  training, plan = trainer.training, trainer.plan()
+  content = card.of(trainer, data)
+  drafter = training.objective.drafter
+  curves.draw(
+    out / 'curves.png',
+    trainer.records.curve(plan, records.TRAIN),
+    trainer.records.curve(plan, records.HELD_OUT),
+    f'{type(drafter).__name__}, K = {drafter.num_draft_tokens}',
+  )
+  folder, of_target = out / 'drafter', out / 'target'
+  if not _is_written(folder, content):
+    trainer.records.add_result(plan, content['training']['steps'])
+    _remove(folder)
+    if training.trains_target:
+      _remove(of_target)
+      checkpoint.save(
+        of_target,
+        training.target.model,
+        params['target'],
+        training.target.optional_tokenizer,
+      )
+    specsample.save_drafter(
+      folder,
+      drafter,
+      params['drafter'],
+      target=(
+        fingerprint.of(params['target'])
+        if training.trains_target
+        else training.target.fingerprint
+      ),
+      card=content,
+    )
+  print(card.text(content, folder))
+
+
+def _is_written(folder: epath.Path, content: Mapping[str, Any]) -> bool:
+  """Whether a whole drafter of the same step of the same plan is there."""
+  path = folder / drafter_card.NAME
+  if not path.exists():
+    return False
+  names = ('steps', 'decay_start', 'last_step')
+  found = files.read_json(path).get('training', {})
+  return all(found.get(x) == content['training'][x] for x in names)
+
+
+def _remove(folder: epath.Path) -> None:
+  if files.is_folder(folder):
+    folder.rmtree()

@@ -1,0 +1,223 @@
+"""How a drafter is trained: what gin sets, and what follows from it."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import gin
+import jax
+import optax
+
+from experiments.training import plan as plan_lib
+from experiments.training_data import batches as batches_lib
+from experiments.training_data import schedule
+import specsample
+from specsample import drafters
+from specsample.training import losses
+from specsample.training import objective as objective_lib
+from specsample.training import slots
+
+# So that a binding can name them: DraftObjective.teacher_loss = @losses.jsd
+for _loss in (
+  losses.forward_kl,
+  losses.reverse_kl,
+  losses.jsd,
+  losses.total_variation,
+  losses.negative_log_acceptance,
+  losses.hybrid,
+):
+  gin.external_configurable(_loss, module='losses')
+# HeadsObjective.slot_weights = @slots.d_pace
+gin.external_configurable(slots.d_pace, module='slots')
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Training:
+  """One run of the trainer: AdamW, whose rate `plan.Plan` scales.
+
+  `agreement` says which of these may change while a run goes on.
+  """
+
+  target: specsample.Loaded
+  objective: objective_lib.Objective  # which has the drafter
+  # How long: that many epochs over all data that are at hand now, or that many
+  # tokens of answers; one of the two is None. Both count from the first step
+  # and include the decay.
+  epochs: float | None = 4.0
+  answer_tokens: int | None = None
+  decay: float = 0.1  # the share of the steps in which the rate falls to 0
+  batch_size: int = 8
+  max_length: int = 256  # of an example; longer ones are cut off
+  width_multiple: int = 32  # batches are that wide, or twice, ...
+  seed: int = 0  # of the order, the first weights and what is sampled
+  learning_rate: float = 1e-3
+  warmup_steps: int = 100  # in which the rate rises
+  weight_decay: float = 0.0
+  b2: float = 0.99
+  clip_norm: float = 1.0  # of the gradient
+  # Medusa-2: the target learns too, at this rate, once the heads have learned
+  # for a while. None leaves it and its distribution as they are.
+  target_learning_rate: float | None = None
+  target_first_step: int = 1000  # its rate is 0 before, and then warms up
+  # Of each folder's answers to train on: the first shards that have so many,
+  # None for all.
+  max_tokens: int | None = None
+  # Shards 0, n, 2 n, ... of each folder are held out. Of those that a run
+  # begins with, so many greedy answers per folder are evaluated on.
+  held_out_every: int = 16
+  held_out_answers: int = 256
+  # The decoding loop itself runs on that many held-out prompts, each cut to its
+  # last tokens, at temperature 0.
+  decoded_prompts: int = 32
+  decoded_prompt_tokens: int = 128
+  decoded_new_tokens: int = 64
+  # Whether the target's vectors are found once and kept beside the data, where
+  # the disk has room for them (`features.fit`); otherwise each step finds them.
+  cache_hidden: bool = True
+  # DistillSpec: the share of steps on what the draft model itself writes.
+  on_policy_share: float = 0.0
+  on_policy_temperature: float = 1.0
+  report_every: int = 50  # steps between two lines of metrics
+  # Steps between two evaluations; there is one after the last step too.
+  evaluate_every: int = 500
+  # The decay begins after so many evaluations in a row without more tokens per
+  # round than before, since data were last added. None: never before the end.
+  patience: int | None = None
+  checkpoint_seconds: float = 60.0
+
+  def __post_init__(self):
+    """Refuses settings that train nothing; ValueError names one."""
+    if (self.epochs is None) == (self.answer_tokens is None):
+      raise ValueError(
+        f'Training.epochs is {self.epochs} and Training.answer_tokens '
+        f'{self.answer_tokens}: give one of them, and None for the other'
+      )
+    positive = (
+      *('batch_size', 'max_length', 'width_multiple', 'clip_norm'),
+      *('learning_rate', 'held_out_answers', 'report_every', 'evaluate_every'),
+      *('on_policy_temperature', 'decoded_prompts', 'decoded_prompt_tokens'),
+      'decoded_new_tokens',
+    )
+    for name in positive:
+      _require(name, getattr(self, name), getattr(self, name) > 0, 'above 0')
+    for name in ('warmup_steps', 'target_first_step'):
+      count = getattr(self, name)
+      _require(name, count, count >= 0, '0 or more')
+    share = self.on_policy_share
+    _require('on_policy_share', share, 0 <= share <= 1, 'from 0 to 1')
+    _require('decay', self.decay, 0 < self.decay < 1, 'above 0 and below 1')
+    for name in (
+      *('epochs', 'answer_tokens', 'target_learning_rate', 'max_tokens'),
+      'patience',
+    ):
+      value = getattr(self, name)
+      _require(name, value, value is None or value > 0, 'above 0, or None')
+    if self.trains_target and self.cache_hidden:
+      raise ValueError(
+        'Training.cache_hidden is True and target_learning_rate '
+        f'{self.target_learning_rate}: the vectors of a target that is trained '
+        'change, so set cache_hidden = False'
+      )
+    if self.trains_target and self.target.exact_fingerprint is not None:
+      raise ValueError(
+        f'Training.target_learning_rate is {self.target_learning_rate}, and '
+        'the weights of the target are of int8, which do not learn: load it '
+        'with weights = None, or set target_learning_rate = None'
+      )
+    drafter = self.objective.drafter
+    if self.on_policy_share and not isinstance(drafter, drafters.DraftModel):
+      raise ValueError(
+        f'Training.on_policy_share is {self.on_policy_share}, and '
+        f'{type(drafter).__name__} is no model that could write answers: set '
+        'it to 0, or train a DraftModel'
+      )
+    if self.on_policy_share and self.objective.token_weight:
+      raise ValueError(
+        f'Training.on_policy_share is {self.on_policy_share} and token_weight '
+        f'{self.objective.token_weight}: what the draft model writes is no '
+        'example, so set token_weight = 0 and teacher_weight = 1'
+      )
+
+  @property
+  def trains_target(self) -> bool:
+    """Whether the target changes too."""
+    return self.target_learning_rate is not None
+
+  @functools.cached_property
+  def optimizer(self) -> optax.GradientTransformation:
+    """The optimizer of the whole tree of parameters, at the peak rates."""
+    adam = lambda rate: optax.adamw(
+      rate, b2=self.b2, weight_decay=self.weight_decay
+    )
+    clip = optax.clip_by_global_norm(self.clip_norm)
+    if not self.trains_target:
+      return optax.chain(clip, adam(self.learning_rate))
+    rates = {
+      'drafter': adam(self.learning_rate),
+      'target': adam(self.target_learning_rate),
+    }
+    return optax.chain(clip, optax.partition(rates, _label))
+
+  def scales(self, plan: plan_lib.Plan, step: int) -> dict[str, float]:
+    """Returns the shares of the peak rates with which a step is taken."""
+    return {
+      'drafter': plan.scale(step, self.warmup_steps),
+      'target': plan.scale(step, self.warmup_steps, self.target_first_step),
+    }
+
+  def batches(
+    self,
+    examples: Sequence[batches_lib.Example],
+    phases: Sequence[schedule.Phase] | None = None,
+  ) -> batches_lib.Batches:
+    """The batches of an endless run.
+
+    Raises:
+      ValueError: none of the examples is short enough.
+    """
+    return batches_lib.Batches(
+      examples=examples,
+      batch_size=self.batch_size,
+      max_length=self.max_length,
+      width_multiple=self.width_multiple,
+      seed=self.seed,
+      phases=phases,
+    )
+
+  def num_steps(self, batches: batches_lib.Batches) -> float:
+    """Returns how many steps are wanted over all data at hand."""
+    epochs = self.epochs
+    if epochs is None:
+      assert self.answer_tokens is not None
+      epochs = self.answer_tokens / batches.answer_tokens
+    return epochs * batches.per_epoch
+
+  def settings(self) -> dict[str, Any]:
+    """As the card has them, JSON."""
+    own = {
+      field.name: getattr(self, field.name)
+      for field in dataclasses.fields(self)
+      if field.name not in ('target', 'objective')
+    }
+    objective = {
+      field.name: getattr(self.objective, field.name)
+      for field in dataclasses.fields(self.objective)
+      if field.name != 'drafter'
+    }
+    name = lambda value: getattr(value, '__name__', value)
+    return own | {'objective': {k: name(v) for k, v in objective.items()}}
+
+
+def _label(params):
+  """Which of the two a parameter belongs to."""
+  return {
+    name: jax.tree.map(lambda _, name=name: name, tree)
+    for name, tree in params.items()
+  }
+
+
+def _require(name, value, holds, expected):
+  if not holds:
+    raise ValueError(f'Training.{name} is {value}: give {expected}')

@@ -1,0 +1,1 @@
+"""Dialogues that drafters learn from: how they are made, kept and read."""

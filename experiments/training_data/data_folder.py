@@ -1,0 +1,396 @@
+"""A folder of shards and its manifest: data that grows by the same command.
+
+manifest.json says what the shards hold: the target by its fingerprint, the
+settings, and of each shard what it took to make it. A shard is in the data set
+when its file is there; the manifest is brought up to date after it.
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from experiments.command import environment
+from experiments.reporting import rows
+from experiments.training_data import dialogues as dialogues_lib
+from experiments.training_data import template as template_lib
+from experiments.training_data.dialogues import Dialogue
+import specsample
+from specsample import checks
+from specsample import files
+
+_MANIFEST = 'manifest.json'
+# Describes the dialogues by the setting `answers`.
+TARGET, OTHERS = 'target', 'others'
+_WHAT = {
+  None: 'answers of the target, sampled by make_data',
+  TARGET: 'answers of the target, written by another engine',
+  OTHERS: 'conversations whose answers the target did not write',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+  """What all shards of a folder have in common."""
+
+  target: str  # the fingerprint of its parameters
+  vocab_size: int
+  settings: dict[str, Any]  # JSON
+
+  def header(self, number: int) -> dict[str, Any]:
+    """Returns what the header of a shard must have, by its number."""
+    settings = json.dumps(self.settings, sort_keys=True)
+    return {
+      'format': dialogues_lib.FORMAT,
+      'target': self.target,
+      'settings': hashlib.sha256(settings.encode()).hexdigest(),
+      'number': number,
+    }
+
+  def to_json(self) -> dict[str, Any]:
+    """As the manifest has it."""
+    return {'format': dialogues_lib.FORMAT, **dataclasses.asdict(self)}
+
+
+def shard_path(folder: pathlib.PurePath, number: int):
+  """The file of a shard."""
+  return files.at(folder) / f'shard-{number:05}.npz'
+
+
+class Folder:
+  """Where shards are made, by one run at a time."""
+
+  def __init__(
+    self,
+    folder: pathlib.PurePath,
+    identity: Identity,
+    notes: dict[str, Any] | None = None,
+  ):
+    """Opens a folder or begins one.
+
+    Args:
+      folder: here or in a bucket.
+      identity: what its shards have in common.
+      notes: JSON that the manifest gets besides.
+
+    Raises:
+      ValueError: it is in use, or holds data of another target or of other
+        settings, or its manifest is damaged.
+    """
+    self._folder = files.at(folder)
+    self._identity = identity
+    self._notes = notes or {}
+    self._lock = _lock(self._folder)
+    self._shards: dict[int, dict[str, Any]] = {}
+    path = self._folder / _MANIFEST
+    if path.exists():
+      manifest = files.read_json(path)
+      _check_same(path, manifest, identity)
+      self._shards = dict(enumerate(manifest['shards']))
+    else:
+      if shard_path(folder, 0).exists():
+        raise ValueError(
+          f'{path} is missing beside its shards: give another --out'
+        )
+      self._update()
+
+  def read(
+    self, number: int
+  ) -> tuple[list[Dialogue], dict[str, Any] | None] | None:
+    """Returns a shard's dialogues and its origin, None if there is no shard.
+
+    Raises:
+      ValueError: it is damaged or does not belong here.
+    """
+    path = shard_path(self._folder, number)
+    if not path.exists():
+      return None
+    found, header = dialogues_lib.read(path, self._identity.header(number))
+    origin = header.get('origin')
+    if number not in self._shards:  # the run ended before it was noted
+      self._note(number, found, {'origin': origin} if origin else {})
+    return found, origin
+
+  def add(
+    self,
+    number: int,
+    found: list[Dialogue],
+    notes: dict[str, Any],
+    origin: dict[str, Any] | None = None,
+  ) -> None:
+    """Keeps a shard; returns when it is on the disk.
+
+    Args:
+      number: of the shard.
+      found: its dialogues.
+      notes: JSON for the manifest.
+      origin: which conversations of a file it was made of, JSON.
+
+    Raises:
+      ValueError: it cannot be written; what was there stays.
+    """
+    header = self._identity.header(number)
+    if origin:
+      header['origin'] = origin
+      notes = notes | {'origin': origin}
+    dialogues_lib.write(shard_path(self._folder, number), header, found)
+    self._note(number, found, notes)
+
+  def close(self) -> None:
+    """Lets another run have it."""
+    if self._lock is not None:
+      os.close(self._lock)
+
+  def _note(self, number, found, notes) -> None:
+    self._shards[number] = {
+      'dialogues': len(found),
+      'answer_tokens': dialogues_lib.answer_tokens(found),
+      **notes,
+    }
+    self._update()
+
+  def _update(self) -> None:
+    shards = [self._shards[i] for i in sorted(self._shards)]
+    timed = [shard for shard in shards if 'seconds' in shard]
+    tokens = lambda shards: sum(shard['answer_tokens'] for shard in shards)
+    seconds = sum(shard['seconds'] for shard in timed)
+    content = {
+      **self._identity.to_json(),
+      'answer_tokens': tokens(shards),
+      'answer_tokens_per_second': tokens(timed) / seconds if seconds else None,
+      **self._notes,
+      **environment.describe(),
+      'shards': shards,
+    }
+    text = json.dumps(content, indent=1, allow_nan=False)
+    rows.write(self._folder / _MANIFEST, f'{text}\n'.encode())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Data:
+  """All dialogues of a folder."""
+
+  folder: pathlib.PurePath
+  identity: Identity
+  shards: list[list[Dialogue]]
+  manifest: dict[str, Any]  # how they were made
+
+  def numbers(self, held_out_every: int) -> tuple[list[int], list[int]]:
+    """The numbers of the shards to train on, and of those held out.
+
+    Those are 0, n, 2 n, ..., so that none changes sides as the data grow.
+
+    Raises:
+      ValueError: it would be none or all that are held out.
+    """
+    if not checks.is_count(held_out_every, 2):
+      raise ValueError(
+        f'held_out_every is {held_out_every}: give at least 2, so that some '
+        'shards are held out and others are to train on'
+      )
+    every = range(len(self.shards))
+    held_out = every[::held_out_every]
+    return [i for i in every if i not in held_out], list(held_out)
+
+  def to_train(
+    self, held_out_every: int, num_tokens: int | None = None
+  ) -> list[int]:
+    """The numbers of the first shards that have so many tokens to train on.
+
+    Args:
+      held_out_every: as in `numbers`.
+      num_tokens: of answers; None for all shards.
+
+    Raises:
+      ValueError: there are none to train on, or fewer tokens; as `numbers`.
+    """
+    train, _ = self.numbers(held_out_every)
+    if not train:
+      raise ValueError(
+        f'{self.folder} holds one shard, which is held out: for one to train '
+        'on, run make_data again with more --tokens than the '
+        f'{self.manifest["answer_tokens"]:,} that are there'
+      )
+    if num_tokens is None:
+      return train
+    kept, count = self._until(train, num_tokens, dialogues_lib.answer_tokens)
+    if count < num_tokens:
+      raise ValueError(
+        f'{num_tokens:,} tokens were asked for, and of the data {count:,} are '
+        'to train on: make more data, or train on fewer'
+      )
+    return kept
+
+  def to_hold_out(self, held_out_every: int, num_answers: int) -> list[int]:
+    """The numbers of the first held-out shards with so many greedy answers.
+
+    All that are held out, if they have fewer.
+    """
+    _, held_out = self.numbers(held_out_every)
+    num_greedy = lambda shard: sum(d.temperature == 0 for d in shard)
+    return self._until(held_out, num_answers, num_greedy)[0]
+
+  def only(self, numbers: Iterable[int]) -> 'Data':
+    """The same with nothing left of other shards."""
+    kept = set(numbers)
+    shards = [x if i in kept else [] for i, x in enumerate(self.shards)]
+    return dataclasses.replace(self, shards=shards)
+
+  def _until(self, numbers, limit, count):
+    """Returns the first of these shards that have `limit`, and their total."""
+    kept, total = [], 0
+    for number in numbers:
+      found = count(self.shards[number])
+      if found and total < limit:
+        kept.append(number)
+        total += found
+    return kept, total
+
+  @property
+  def what(self) -> str:
+    """Says in a few words who wrote the answers."""
+    return _WHAT[self.identity.settings.get('answers')]
+
+  def digest(self) -> str:
+    """Returns hexadecimal digits that other dialogues would not have."""
+    found = hashlib.sha256()
+    for shard in self.shards:
+      found.update(digest(shard).encode())
+    return found.hexdigest()[:16]
+
+
+def digest(shard: Sequence[Dialogue]) -> str:
+  """Hexadecimal digits that other dialogues would not have; none of none."""
+  found = hashlib.sha256()
+  for dialogue in shard:
+    found.update(f'{dialogue.answers} {dialogue.temperature}\n'.encode())
+    found.update(dialogue.tokens.tobytes())
+  return found.hexdigest()[:16] if shard else ''
+
+
+def load(
+  path: str | os.PathLike[str],
+  target: str,
+  template: template_lib.Template,
+  weights: str | None = None,
+) -> Data:
+  """Reads the data that a target wrote.
+
+  Args:
+    path: of the folder.
+    target: the fingerprint of its parameters.
+    template: of its tokenizer.
+    weights: of its parameters, as of `specsample.load`.
+
+  Raises:
+    ValueError: nothing is there, it is of another target or tokenizer or of
+      other weights, or a shard is missing, damaged or of another folder.
+  """
+  folder = files.at(path)
+  manifest_path = folder / _MANIFEST
+  if not manifest_path.exists():
+    raise ValueError(f'{manifest_path} is not there: make_data --out writes it')
+  manifest = files.read_json(manifest_path)
+  try:
+    identity = Identity(
+      *(manifest[name] for name in ('target', 'vocab_size', 'settings'))
+    )
+    numbers = range(len(manifest['shards']))
+  except (KeyError, TypeError) as error:
+    raise ValueError(
+      f'{manifest_path} is no manifest of make_data: {error}'
+    ) from error
+  if manifest.get('format') != dialogues_lib.FORMAT:
+    raise ValueError(
+      f'{manifest_path} has format {manifest.get("format")} and this version '
+      f'reads format {dialogues_lib.FORMAT}: make the data again'
+    )
+  if identity.target != target:
+    raise ValueError(
+      f'{folder} was written by target {identity.target}, and this one is '
+      f'{target}: make data for this target'
+    )
+  if identity.settings.get('template') != _as_json(template):
+    raise ValueError(
+      f'{folder} was written with another tokenizer or chat template than this '
+      "target's: make data for this one"
+    )
+  written = identity.settings.get('weights')
+  if written != weights:
+    raise ValueError(
+      f'{folder} was written by a target with weights = {written!r}, and this '
+      f'one is loaded with weights = {weights!r}: load it as it was, or make '
+      'data for this one'
+    )
+  shards = []
+  for number in numbers:
+    shard = shard_path(folder, number)
+    if not shard.exists():
+      raise ValueError(
+        f'{shard} is missing: the same make_data command makes it'
+      )
+    found, _ = dialogues_lib.read(shard, identity.header(number))
+    for dialogue in found:
+      if (
+        not 0
+        <= dialogue.tokens.min()
+        <= dialogue.tokens.max()
+        < (identity.vocab_size)
+      ):
+        raise ValueError(f'{shard} holds no token ids of this target')
+    shards.append(found)
+  if not shards:
+    raise ValueError(f'{folder} holds no shard yet: make_data goes on there')
+  return Data(folder, identity, shards, manifest)
+
+
+def load_for(path: str | os.PathLike[str], target: specsample.Loaded) -> Data:
+  """`load`, of what this target wrote."""
+  return load(
+    path,
+    target.fingerprint,
+    template_lib.Template.of(target.tokenizer),
+    None if target.exact_fingerprint is None else 'int8',
+  )
+
+
+def _as_json(template):
+  return json.loads(json.dumps(dataclasses.asdict(template)))
+
+
+def _check_same(path, manifest, identity) -> None:
+  expected = json.loads(json.dumps(identity.to_json()))
+  flat = lambda content: {
+    **{name: content.get(name) for name in expected if name != 'settings'},
+    **(content.get('settings') or {}),
+  }
+  found, wanted = flat(manifest), flat(expected)
+  different = [
+    name
+    for name in sorted(found.keys() | wanted.keys())
+    if found.get(name) != wanted.get(name)
+  ]
+  if different or not isinstance(manifest.get('shards'), list):
+    names = ', '.join(different) or 'kind'
+    raise ValueError(
+      f'{path} belongs to data with another {names}: give another --out, or '
+      'the settings that it was begun with'
+    )
+
+
+def _lock(folder) -> int | None:
+  if files.is_remote(folder):
+    return None
+  lock = os.open(folder, os.O_RDONLY)
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    os.close(lock)
+    raise ValueError(
+      f'{folder} is in use by another run: wait for it, or give another --out'
+    ) from error
+  return lock

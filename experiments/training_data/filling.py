@@ -1,0 +1,102 @@
+"""Goes through a file of conversations shard by shard while data grow."""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.training_data import conversations
+from experiments.training_data import data_folder
+from experiments.training_data import dialogues as dialogues_lib
+from experiments.training_data.dialogues import Dialogue
+
+
+class Filling:
+  """Where a folder of shards stands, and what its next shard is made of.
+
+  A shard notes which conversations it was made of: the next one goes on after
+  them. So the file may grow at its end, and only there.
+
+  Attributes:
+    number: of the next shard.
+    num_tokens: of the answers in the shards so far.
+    known: digests of the first user turns in them.
+    first: the conversation that the next shard begins with.
+  """
+
+  def __init__(
+    self, folder: data_folder.Folder, file: conversations.File | None
+  ):
+    """Begins before the first shard; `read` goes on to the others."""
+    self.number = 0
+    self.num_tokens = 0
+    self.known: set[int] = set()
+    self.first = 0
+    self._folder = folder
+    self._file = file
+
+  def read(self) -> bool:
+    """Takes in the next shard if it has been made.
+
+    Raises:
+      ValueError: it is damaged, or was made of other conversations.
+    """
+    found = self._folder.read(self.number)
+    if found is None:
+      return False
+    dialogues, origin = found
+    if origin is not None:
+      self._check(origin)
+    self._take_in(dialogues, origin)
+    return True
+
+  def given(self, count: int) -> Sequence[conversations.Conversation]:
+    """Returns up to `count` conversations that are next."""
+    every = self._file.conversations if self._file else []
+    return every[self.first : self.first + count]
+
+  @property
+  def left(self) -> int:
+    """The number of conversations that no shard was made of."""
+    return len(self._file.conversations) - self.first if self._file else 0
+
+  def add(
+    self,
+    dialogues: list[Dialogue],
+    given: Sequence[conversations.Conversation],
+    notes: dict[str, Any],
+  ) -> None:
+    """Keeps the next shard, made of the conversations that were `given`.
+
+    Raises:
+      ValueError: it cannot be written.
+    """
+    origin = None
+    if given:
+      origin = self._origin(len(given))
+      categories = collections.Counter(x.category for x in given)
+      notes = notes | {'categories': dict(sorted(categories.items()))}
+    self._folder.add(self.number, dialogues, notes, origin)
+    self._take_in(dialogues, origin)
+
+  def _take_in(self, dialogues, origin) -> None:
+    self.number += 1
+    self.num_tokens += dialogues_lib.answer_tokens(dialogues)
+    self.known.update(dialogue.turn for dialogue in dialogues)
+    self.first += origin['count'] if origin else 0
+
+  def _origin(self, count: int) -> dict[str, Any]:
+    digest = conversations.digest(self.given(count))
+    return {'first': self.first, 'count': count, 'digest': digest}
+
+  def _check(self, origin) -> None:
+    if self._file is None:
+      raise ValueError(
+        f'shard {self.number} was made of a file of prompts: give it again '
+        'with --prompts, or give another --out'
+      )
+    if origin != self._origin(origin['count']):
+      raise ValueError(
+        f'shard {self.number} was made of other conversations than '
+        f'{self._file.path} has at that place: a file may only grow at its '
+        'end, so give the file as it was, or another --out'
+      )

@@ -1,0 +1,74 @@
+"""Which user turns are answered, and how long prompts and answers may be."""
+
+from collections.abc import Sequence
+import dataclasses
+
+from experiments.training_data import filters
+from specsample import text as text_lib
+
+Messages = Sequence[tuple[str, str]]  # (role, content)
+
+
+class UnfitError(Exception):
+  """A turn is not answered; the message says why in a few words."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Limits:
+  """The limits of a conversation, which ends before a turn that exceeds them.
+
+  Attributes:
+    tokenizer: the target's.
+    excluded: texts that no user turn may come from.
+    max_prompt_tokens: of all that an answer follows, chat template included.
+    max_answer_tokens: of one answer.
+    max_turns: answers of one conversation.
+    min_ascii_share: of a user turn's characters; 0 takes every language.
+  """
+
+  tokenizer: text_lib.Tokenizer
+  excluded: filters.Exclusion
+  max_prompt_tokens: int
+  max_answer_tokens: int
+  max_turns: int
+  min_ascii_share: float
+
+  def prompt(self, messages: Messages) -> list[int]:
+    """Returns the tokens that the answer to a user's turn follows.
+
+    Args:
+      messages: the turn, after all that was said before it.
+
+    Raises:
+      UnfitError: the turn is not to be answered.
+    """
+    _, turn = messages[-1]
+    if not turn.strip():
+      raise UnfitError('turn is empty')
+    if not all(self.is_plain(content) for _, content in messages):
+      raise UnfitError('turn with control tokens or broken characters')
+    if sum(c.isascii() for c in turn) < self.min_ascii_share * len(turn):
+      raise UnfitError('turn of another script')
+    if turn in self.excluded:
+      raise UnfitError('turn excluded')
+    try:
+      found = self.encode(messages, add_generation_prompt=True)
+    except ValueError as error:
+      raise UnfitError('the chat template refuses the messages') from error
+    if len(found) > self.max_prompt_tokens:
+      raise UnfitError('turn too long')
+    return found
+
+  def encode(
+    self, messages: Messages, add_generation_prompt: bool
+  ) -> list[int]:
+    """Returns the tokens of messages as the chat template renders them."""
+    return self.tokenizer.encode_chat(
+      [{'role': role, 'content': content} for role, content in messages],
+      add_generation_prompt,
+    )
+
+  def is_plain(self, text: str) -> bool:
+    """Returns whether a text has no control tokens and no broken characters."""
+    encode = self.tokenizer.encode
+    return '\ufffd' not in text and encode(text) == encode(text, True)

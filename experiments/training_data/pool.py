@@ -1,0 +1,135 @@
+"""Many continuations at once: rows that end make room for the next prompts.
+
+As in `specsample.generate_all`, but a continuation may be followed by another,
+prompts that are prefilled together are of similar length, and the target's
+hidden vectors are kept.
+"""
+
+from collections.abc import Callable, Iterable
+import dataclasses
+import heapq
+
+import jax
+import numpy as np
+
+from experiments.training_data import recorder
+import specsample
+from specsample import refill
+from specsample import sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A prompt to be continued."""
+
+  number: int  # selects the random stream, whatever else is in the batch
+  prompt: tuple[int, ...]
+  temperature: float
+  max_new_tokens: int  # behind the prompt within the pool's `max_length`
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+  """What became of a job."""
+
+  job: Job
+  tokens: list[int]  # the stop counted in
+  stop_reason: specsample.StopReason  # RUNNING where `is_over` ended it
+  # [n, D] bfloat16, the target's last hidden vectors of prompt and tokens but
+  # for the last token, which it was not given.
+  hidden: np.ndarray
+
+
+# A job that follows from a finished one, or None.
+Then = Callable[[Continuation], Job | None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pool:
+  """How many rows there are, and of what size."""
+
+  target: specsample.Loaded
+  sampling: specsample.Sampling  # its temperature is each job's own
+  stop: specsample.Stop
+  max_length: int  # of a prompt and its continuation
+  batch_size: int = 64
+  group_size: int = 4  # prompts that are prefilled together
+  rounds: int = 8  # at most, between two looks at the rows
+  slot_step: int = 128  # by which the buffers follow the longest row
+  fewest_rows: int = 16  # of the batch, once no jobs wait
+
+  def run(
+    self,
+    jobs: Iterable[Job],
+    key: jax.Array,
+    then: Then,
+    is_over: refill.IsOver,
+  ) -> int:
+    """Continues all jobs, and those that `then` makes of finished ones.
+
+    The order in which they finish depends on nothing but the arguments.
+
+    Returns:
+      How many tokens the target read or wrote: prompts and continuations.
+    """
+    num_tokens = 0
+    taken: dict[int, Job] = {}
+    # The shortest first: prompts that are prefilled together are of similar
+    # length, and the buffers stay small until long ones need them.
+    waiting = [(len(job.prompt), job.number, job) for job in jobs]
+    heapq.heapify(waiting)
+
+    def take(count):
+      count = min(count, len(waiting))
+      group = [heapq.heappop(waiting)[-1] for _ in range(count)]
+      taken.update({job.number: job for job in group})
+      return [self._request(job) for job in group]
+
+    batch = refill.Batch(
+      model=self.target.model,
+      drafter=recorder.Recorder(dim=self.target.model.dim),
+      verify=specsample.verify.chain,
+      stop=self.stop,
+      batch_size=self.batch_size,
+      max_length=self.max_length,
+      max_new_tokens=self.max_length,
+      group_size=self.group_size,
+      rounds=self.rounds,
+      slot_step=self.slot_step,
+      fewest_rows=self.fewest_rows,
+    )
+    params = {'target': self.target.params}
+    for done in batch.run(params, key, take, is_over):
+      job, output = taken.pop(done.job.index), done.output
+      tokens = output.tokens[0, : output.lengths[0]].tolist()
+      # Cut on the host: of each length it would be a program of its own.
+      hidden = np.asarray(_row(done.state.draft.hidden, done.row))
+      num_tokens += len(job.prompt) + len(tokens)
+      continuation = Continuation(
+        job=job,
+        tokens=tokens,
+        stop_reason=specsample.StopReason(int(output.stop_reason[0])),
+        hidden=hidden[: len(job.prompt) + len(tokens) - 1],
+      )
+      following = then(continuation)
+      if following is not None:
+        entry = (len(following.prompt), following.number, following)
+        heapq.heappush(waiting, entry)
+    return num_tokens
+
+  def _request(self, job: Job) -> refill.Job:
+    return refill.Job(
+      index=job.number,
+      prompt=job.prompt,
+      request_id=job.number,
+      sampling=dataclasses.replace(
+        self.sampling, temperature=np.asarray(job.temperature, np.float32)
+      ),
+      max_new_tokens=job.max_new_tokens,
+    )
+
+
+@jax.jit
+def _row(x, row):
+  whole = sharding.constrain(x, *[None] * x.ndim)
+  return jax.lax.dynamic_index_in_dim(whole, row, keepdims=False)

@@ -1,0 +1,268 @@
+"""Dialogues of a model: what it is asked, by itself or by people, and answers.
+
+A chat model that is given its chat template's beginning of a user's turn writes
+such a turn itself (Xu et al., 2406.08464), and then answers it. So its own
+distribution can be learned from the model alone, or from real user turns.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+import gin
+import jax
+import numpy as np
+
+from experiments.training_data import conversations
+from experiments.training_data import filters
+from experiments.training_data import forced
+from experiments.training_data import limits as limits_lib
+from experiments.training_data import pool as pool_lib
+from experiments.training_data import shard as shard_lib
+from experiments.training_data import template as template_lib
+from experiments.training_data.dialogues import Dialogue
+import specsample
+from specsample import sampling as sampling_lib
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Synthesis:
+  """What is sampled, shard by shard."""
+
+  target: specsample.Loaded
+  # The temperature is each conversation's own.
+  sampling: specsample.Sampling = specsample.Sampling(min_p=0.02)
+  seed: int = 0
+  # Conversations tried per shard. The first ones are from the file of prompts
+  # while it lasts. If all of them are, no user turn is sampled once there is a
+  # file, and the data end with it.
+  user_turns: int = 768
+  prompts_per_shard: int = 256
+  user_temperature: float = 1.0
+  # First words given to sampled user turns, and the share of turns that get
+  # them.
+  openings: Sequence[str] = ()
+  opened_share: float = 0.0
+  # The share of conversations whose answers are greedy. The others have one of
+  # these temperatures.
+  greedy_share: float = 0.5
+  temperatures: Sequence[float] = (0.4, 0.7, 1.0)
+  # A conversation ends before a turn that makes the prompt longer.
+  max_prompt_tokens: int = 512  # of all before an answer, with the template
+  max_answer_tokens: int = 320
+  max_turns: int = 8  # of a conversation
+  # The least share of ASCII characters in a file's user turns: about 0.95 keeps
+  # English text and code.
+  min_ascii_share: float = 0.0
+  batch_size: int = 64
+  # Whether to keep the target's hidden vectors for training: 2 bytes x its
+  # width x the tokens of the dialogues, on the disk.
+  keep_hidden: bool = True
+
+  def __post_init__(self):
+    """Refuses what gives no dialogue; ValueError names the setting."""
+    for name in ('user_turns', 'max_answer_tokens', 'max_turns', 'batch_size'):
+      _require(
+        name, getattr(self, name), getattr(self, name) >= 1, 'at least 1'
+      )
+    _require(
+      'prompts_per_shard',
+      self.prompts_per_shard,
+      1 <= self.prompts_per_shard <= self.user_turns,
+      f'from 1 to user_turns, {self.user_turns}',
+    )
+    _require('seed', self.seed, 0 <= self.seed < 2**32, 'from 0 to 2**32 - 1')
+    for name in ('greedy_share', 'opened_share', 'min_ascii_share'):
+      share = getattr(self, name)
+      _require(name, share, 0 <= share <= 1, 'from 0 to 1')
+    _require(
+      'temperatures',
+      self.temperatures,
+      self.temperatures and min(self.temperatures) > 0,
+      'some above 0',
+    )
+    _require(
+      'openings',
+      self.openings,
+      self.openings or not self.opened_share,
+      'some, or opened_share = 0',
+    )
+
+  def check(self) -> None:
+    """Refuses what cannot be sampled, before anything is compiled.
+
+    Raises:
+      ValueError: names the setting.
+    """
+    for temperature in (*self.temperatures, self.user_temperature):
+      sampling = dataclasses.replace(self.sampling, temperature=temperature)
+      sampling_lib.per_row(sampling, 1, self.target.model.vocab_size)
+    fixed = max(map(len, self._openings())) + len(self._template().after)
+    _require(
+      'max_prompt_tokens',
+      self.max_prompt_tokens,
+      self.max_prompt_tokens > fixed,
+      f'more than the {fixed} that the chat template and an opening take',
+    )
+    length = self.max_prompt_tokens + self.max_answer_tokens
+    room = self.target.model.max_length
+    if length > room:
+      raise ValueError(
+        f'Synthesis.max_prompt_tokens and max_answer_tokens make {length}, and '
+        f'the model takes {room}: lower one of them'
+      )
+
+  def settings(self, answers: str | None = None) -> dict[str, Any]:
+    """Returns what shards depend on besides the weights and files, as JSON.
+
+    Args:
+      answers: whose answers a file holds, None if they are sampled.
+    """
+    of_limits = ('max_prompt_tokens', 'max_answer_tokens', 'max_turns')
+    names = [*of_limits, 'min_ascii_share']
+    found: dict[str, Any] = {'answers': answers}
+    if answers is None:
+      ignored = ('target', 'sampling', 'batch_size', 'keep_hidden')
+      every = [field.name for field in dataclasses.fields(self)]
+      names = [name for name in every if name not in ignored]
+      found['dtype'] = self.target.model.dtype
+      found |= {
+        name: np.asarray(value).tolist()
+        for name, value in dataclasses.asdict(self.sampling).items()
+        if value is not None and name != 'temperature'
+      }
+    found |= {name: getattr(self, name) for name in names}
+    found['template'] = dataclasses.asdict(self._template())
+    if self.target.exact_fingerprint is not None:
+      # Its fingerprint is the exact model's, which would write other texts.
+      found['weights'] = 'int8'
+    return found
+
+  def make(
+    self,
+    number: int,
+    given: Sequence[conversations.Conversation],
+    known: set[int],
+    excluded: filters.Exclusion,
+    watch: Callable[[int, str], None],
+  ) -> tuple[list[Dialogue], dict[str, Any]]:
+    """Samples a shard: its dialogues, and notes about them.
+
+    Both follow from the arguments alone, as far as a batch of the same size is
+    rounded alike. The notes are `ends`, how many jobs came to what end, and
+    `rows`, how many tokens the target read or wrote.
+
+    Args:
+      number: of the shard.
+      given: the conversations whose user turns are answered first.
+      known: digests of user turns that are not to be repeated.
+      excluded: texts that no user turn may come from.
+      watch: is told the number of answer tokens so far, and what is under way
+        while it is not answers.
+    """
+    shard = shard_lib.Shard(
+      limits=self._limits(excluded),
+      template=self._template(),
+      plans=self._plans(number, given),
+      user_temperature=self.user_temperature,
+      known=set(known),
+      watch=watch,
+    )
+    pool = pool_lib.Pool(
+      target=self.target,
+      sampling=self.sampling,
+      stop=specsample.Stop(
+        eos_ids=self.target.tokenizer.eos_ids,
+        sequences=(self._template().after,),
+      ),
+      max_length=self.max_prompt_tokens + self.max_answer_tokens,
+      batch_size=self.batch_size,
+    )
+    key = jax.random.fold_in(jax.random.key(self.seed), number)
+    rows = pool.run(shard.jobs(), key, shard.then, filters.loops)
+    return shard.dialogues(), {'ends': shard.ends(), 'rows': rows}
+
+  def force(
+    self,
+    given: Sequence[conversations.Conversation],
+    by_target: bool,
+    known: set[int],
+    excluded: filters.Exclusion,
+    watch: Callable[[int, str], None],
+  ) -> tuple[list[Dialogue], dict[str, Any]]:
+    """Makes a shard of conversations that have answers; arguments as `make`.
+
+    The notes are `ends` alone, since nothing is sampled.
+
+    Args:
+      given: the conversations.
+      by_target: whether the target wrote their answers, in another engine.
+      known: digests of user turns that are not to be repeated.
+      excluded: texts that no user turn may come from.
+      watch: is told the number of answer tokens so far.
+
+    Raises:
+      ValueError: the tokenizer does not fit the model.
+    """
+    maker = forced.Forced(
+      limits=self._limits(excluded),
+      vocab_size=self.target.model.vocab_size,
+      by_target=by_target,
+    )
+    dialogues, ends = maker.make(given, set(known), watch)
+    return dialogues, {'ends': ends}
+
+  def _limits(self, excluded) -> limits_lib.Limits:
+    return limits_lib.Limits(
+      tokenizer=self.target.tokenizer,
+      excluded=excluded,
+      max_prompt_tokens=self.max_prompt_tokens,
+      max_answer_tokens=self.max_answer_tokens,
+      max_turns=self.max_turns,
+      min_ascii_share=self.min_ascii_share,
+    )
+
+  def _plans(self, number, given) -> list[shard_lib.Plan]:
+    """Returns what each conversation of a shard begins with."""
+    rng = np.random.default_rng([self.seed, number])
+    only_given = given and self.prompts_per_shard == self.user_turns
+    count = len(given) if only_given else self.user_turns
+    temperatures = np.resize(self.temperatures, count)
+    temperatures[: round(self.greedy_share * count)] = 0
+    openings = np.zeros(count, int)
+    num_opened = round(self.opened_share * count)
+    if num_opened:
+      openings[:num_opened] = 1 + np.resize(
+        rng.permutation(len(self.openings)), num_opened
+      )
+    begun = self._openings()
+    return [
+      shard_lib.Plan(
+        conversation=conversation,
+        begun=begun[opening],
+        temperature=float(temperature),
+      )
+      for conversation, opening, temperature in zip(
+        [*given, *[None] * (count - len(given))],
+        rng.permutation(openings),
+        rng.permutation(temperatures),
+        strict=True,
+      )
+    ]
+
+  def _template(self) -> template_lib.Template:
+    return template_lib.Template.of(self.target.tokenizer)
+
+  def _openings(self) -> list[tuple[int, ...]]:
+    """Returns what a sampled turn is prompted with; the first has no words."""
+    template = self._template()
+    return [
+      template.before,
+      *(template.opened(self.target.tokenizer, x) for x in self.openings),
+    ]
+
+
+def _require(name, value, holds, expected):
+  if not holds:
+    raise ValueError(f'Synthesis.{name} is {value}: give {expected}')

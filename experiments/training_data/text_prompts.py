@@ -1,0 +1,90 @@
+"""Prompts about texts that the target wrote."""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+from typing import Any
+
+import gin
+import numpy as np
+
+from experiments.training_data import filters
+from experiments.training_data import template as template_lib
+from experiments.training_data.dialogues import Dialogue
+import specsample
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Prompts:
+  """What is asked about the texts.
+
+  `templates` have {text}, one to `max_answers` answers, and may have
+  {question}, a user's short turn that ends with a question mark.
+  """
+
+  target: specsample.Loaded
+  templates: Sequence[str]
+  max_answers: int = 2
+  max_question_tokens: int = 32
+  seed: int = 0
+
+  def __post_init__(self):
+    """Refuses templates without a text; ValueError names the setting."""
+    if not self.templates:
+      raise ValueError('Prompts.templates is empty: give at least one')
+    for template in self.templates:
+      try:
+        has_text = '{text}' in template
+        template.format(text='', question='')
+      except (LookupError, ValueError) as error:
+        raise ValueError(
+          f'Prompts.templates holds {template!r} ({error}): of braces it may '
+          'have {text} and {question}'
+        ) from error
+      if not has_text:
+        raise ValueError(f'Prompts.templates holds {template!r}: add {{text}}')
+    if self.max_answers < 1:
+      raise ValueError(
+        f'Prompts.max_answers is {self.max_answers}: give at least 1'
+      )
+
+  def make(
+    self, dialogues: Sequence[Dialogue], count: int
+  ) -> Iterator[dict[str, Any]]:
+    """Yields prompts in the format of `prompts.read`, templates in turn.
+
+    Raises:
+      ValueError: no dialogue begins with a short question.
+    """
+    tokenizer = self.target.tokenizer
+    template = template_lib.Template.of(tokenizer)
+    decode = lambda tokens: tokenizer.decode(tokens.tolist()).strip()
+    texts = [
+      decode(d.tokens[slice(*span)]) for d in dialogues for span in d.answers
+    ]
+    questions = []
+    for dialogue in dialogues:
+      end = dialogue.answers[0][0] - len(template.after)
+      turn = dialogue.tokens[len(template.before) : end]
+      if turn.size > self.max_question_tokens:
+        continue
+      text = decode(turn)
+      # The digest differs if earlier turns or a system message come before.
+      if text.endswith('?') and filters.digest(text) == dialogue.turn:
+        questions.append(text)
+    if not questions and any('{question}' in x for x in self.templates):
+      raise ValueError(
+        f'none of {len(dialogues)} dialogues begins with a question of at most '
+        f'{self.max_question_tokens} tokens: make more data, or raise '
+        'Prompts.max_question_tokens'
+      )
+    rng = np.random.default_rng(self.seed)
+    for i in range(count):
+      number = rng.integers(1, self.max_answers + 1)
+      chosen = [texts[j] for j in rng.integers(len(texts), size=number)]
+      question = questions[rng.integers(len(questions))] if questions else ''
+      which = i % len(self.templates)
+      prompt = self.templates[which].format(
+        text='\n\n'.join(chosen), question=question
+      )
+      yield {'prompt': prompt, 'category': f'template {which}'}

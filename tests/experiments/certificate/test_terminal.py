@@ -1,0 +1,71 @@
+"""The certificate in a terminal, where an entry is no number."""
+
+import json
+
+from experiments.certificate import terminal
+from experiments.certificate.planted import detectors
+
+
+def test_what_is_no_number_is_shown_and_fails(capsys):
+  case = {
+    'verifier': 'mine',
+    'law': 'sampled',
+    'max_error': None,
+    'expected_accepted': None,
+    'passed': False,
+  }
+  drawn = {
+    'drafter': 'Chain',
+    'verifier': 'mine',
+    'settings': 'mixed batch',
+    'statistic': None,
+    'threshold': 60.0,
+    'detectable_total_variation': 0.01,
+    'accepted': None,
+    'predicted_accepted': None,
+    'passed': False,
+  }
+  bug = {
+    'name': 'a bug',
+    'statistic': None,
+    'threshold': 1.0,
+    'shipped_statistic': None,
+    'caught': False,
+  }
+  certificate = {
+    'cases': [case, case | {'max_error': 1e-16, 'expected_accepted': 1.0}],
+    'lossy': [],
+    'statistical': [drawn],
+    'planted_bugs': [bug],
+  }
+  json.dumps(certificate, allow_nan=False)
+  terminal.show(certificate)
+  assert capsys.readouterr().out.count('NaN') >= 6
+  assert len(list(terminal.failures(certificate))) == 4
+
+
+def test_a_lossy_rule_is_shown_with_its_distance_from_the_target(capsys):
+  record = lambda rule, distance: {
+    'verifier': rule,
+    'law': 'sampled',
+    'max_error': distance / 2,
+    'total_variation': distance,
+    'expected_accepted': 1.0,
+    'passed': True,
+  }
+  certificate = {
+    'cases': [record('exact', 0.0)],
+    'lossy': [record('typical', 0.25), record('typical', 0.5)],
+    'statistical': [],
+    'planted_bugs': [],
+  }
+  terminal.show(certificate)
+  exact, typical = capsys.readouterr().out.splitlines()[-3:-1]
+  assert 'exact' in exact
+  assert 'lossy' not in exact
+  assert '2.5e-01 (lossy, TV 0.25 to 0.50)' in typical
+
+
+def test_a_statistic_that_is_no_number_is_an_alarm():
+  assert detectors.Reading(float('nan'), 1.0, 'any').alarm
+  assert not detectors.Reading(1.0, 1.0, 'any').alarm

@@ -1,0 +1,75 @@
+"""Checkpoints that are damaged, which training and serving both go on from."""
+
+import dataclasses
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.training import train_state
+from specsample.training import step as step_lib
+
+
+def _state(step):
+  # Of numbers that cannot be packed.
+  draw = lambda: jnp.asarray(rng.normal(size=(64, 64)), jnp.float32)
+  rng = np.random.default_rng(step)
+  return step_lib.TrainState(
+    step=jnp.int32(step), trained={'kernel': draw()}, optimizer=(draw(),)
+  )
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  """A folder with two checkpoints."""
+  folder = tmp_path_factory.mktemp('checkpoints')
+  checkpoints = train_state.Checkpoints(folder)
+  for step in (5, 10):
+    checkpoints.save(_state(step))
+  return folder
+
+
+def _cut(folder):
+  """As a disk does that was full, of what is data."""
+  for path in folder.rglob('*'):
+    if path.is_file() and path.stat().st_size > 1000:
+      path.write_bytes(path.read_bytes()[:100])
+
+
+def _empty(folder):
+  for path in folder.rglob('*'):
+    if path.is_file():
+      path.write_bytes(b'')
+
+
+def _remove_some(folder):
+  for path in folder.rglob('*'):
+    if path.is_file() and path.name != '_CHECKPOINT_METADATA':
+      path.unlink()
+
+
+@pytest.mark.parametrize('damage', [_cut, _empty, _remove_some])
+def test_a_damaged_one_is_named_and_the_one_before_is_there(
+  saved, tmp_path, damage
+):
+  folder = shutil.copytree(saved, tmp_path / 'checkpoints')
+  damage(folder / '10')
+  with pytest.raises(ValueError) as raised:
+    train_state.Checkpoints(folder).restore(_state(0))
+  (message,) = str(raised.value).splitlines()
+  assert message.startswith(f'{folder / "10"} is damaged, or of another run (')
+  assert message.endswith(
+    'delete it to go on from the one before, or give another --out'
+  )
+  # As it says.
+  shutil.rmtree(folder / '10')
+  found = train_state.Checkpoints(folder).restore(_state(0))
+  jax.tree.map(np.testing.assert_array_equal, found, _state(5))
+
+
+def test_one_of_other_parameters_is_refused(saved):
+  other = dataclasses.replace(_state(0), trained={'other': jnp.zeros(3)})
+  with pytest.raises(ValueError, match='10 is damaged, or of another run'):
+    train_state.Checkpoints(saved).restore(other)

@@ -1,0 +1,143 @@
+"""Batches of examples: what is in them, and in which order."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.training_data import batches
+from experiments.training_data import dialogues
+
+
+def _dialogue(size, *starts_and_ends):
+  """Its last answer, given by its start, ends with the tokens."""
+  bounds = [*starts_and_ends, size]
+  answers = tuple(zip(bounds[::2], bounds[1::2], strict=True))
+  tokens = np.arange(size, dtype=np.int32) + 100 * size
+  return dialogues.Dialogue(
+    tokens, answers, 0.0, dialogues.Source.SAMPLED, True, 0
+  )
+
+
+_DIALOGUES = [
+  _dialogue(size, answer)
+  for size, answer in zip(range(20, 64, 2), range(3, 25), strict=True)
+]
+_EXAMPLES = [batches.example(d, {}, whole=True) for d in _DIALOGUES]
+
+
+def test_an_epoch_has_every_example_once():
+  loader = batches.Batches(
+    examples=_EXAMPLES, batch_size=5, max_length=48, width_multiple=16
+  )
+  rows = lambda found: sorted(
+    row[row > 0].tolist()
+    for batch in found
+    for row in batch['tokens']
+    if row.any()
+  )
+  expected = sorted(x.tokens[:48].tolist() for x in _EXAMPLES)
+  steps = loader.per_epoch
+  assert steps == -(-len(_EXAMPLES) // 5)
+  assert rows(loader[i] for i in range(steps)) == expected
+  assert rows(loader[i] for i in range(steps, 2 * steps)) == expected
+  assert rows(loader.once()) == expected
+  first = lambda epoch: [
+    loader[epoch * steps + i]['tokens'][0, 0] for i in range(steps)
+  ]
+  assert first(0) != first(1)
+  # Another reader of the same data is given the same batch.
+  again = dataclasses.replace(loader)[steps + 1]
+  np.testing.assert_array_equal(again['tokens'], loader[steps + 1]['tokens'])
+
+
+def test_a_batch_marks_the_answers():
+  (batch,) = batches.Batches(
+    examples=_EXAMPLES[:3], batch_size=4, width_multiple=32
+  ).once()
+  assert batch.keys() == {'tokens', 'mask'}
+  assert batch['tokens'].shape == (4, 32)
+  for row, mask, example in zip(
+    batch['tokens'], batch['mask'], _EXAMPLES[:3], strict=False
+  ):
+    np.testing.assert_array_equal(row[mask], example.learned)
+    assert mask.argmax() == example.answers[0][0]
+  assert not batch['mask'][3].any()
+
+
+def test_vectors_stay_with_their_tokens():
+  hidden = np.arange(40, dtype=jnp.bfloat16).reshape(20, 2)
+  dialogue = _dialogue(20, 9)
+  example = batches.example(dialogue, {'hidden': hidden}, whole=False)
+  # The token before the answer is pending, and the one before it read.
+  assert example.tokens.tolist() == dialogue.tokens[7:].tolist()
+  assert example.answers == ((2, 13),)
+  (batch,) = batches.Batches(
+    examples=[example], batch_size=1, width_multiple=16
+  ).once()
+  assert batch['hidden'].dtype == jnp.bfloat16
+  np.testing.assert_array_equal(batch['hidden'][0, :13], hidden[7:])
+  assert not batch['hidden'][0, 13:].any()
+  whole = batches.example(dialogue, {'hidden': hidden}, whole=True)
+  np.testing.assert_array_equal(whole.tokens, dialogue.tokens)
+  np.testing.assert_array_equal(whole.vectors['hidden'], hidden)
+
+
+def test_a_step_names_the_places_of_the_answers():
+  examples = [
+    batches.example(_dialogue(size, answer), {}, whole=True)
+    for size, answer in [(40, 30), (60, 1), (64, 60), (58, 40)]
+  ]
+  of = lambda few, **settings: batches.Batches(
+    examples=few, batch_size=len(few), width_multiple=8, **settings
+  )
+  few = of([examples[0], *examples[2:]])[0]
+  assert few['tokens'].shape == (3, 64)
+  assert few['places'].shape == (3, 24)
+  for row, mask in zip(few['places'], few['mask'], strict=True):
+    np.testing.assert_array_equal(np.diff(row), 1)
+    assert row[0] == mask.argmax() - 2
+    assert set(np.flatnonzero(mask)) <= set(row)
+  # Nothing is saved where one of the answers is as long as the batch is wide.
+  assert 'places' not in of(examples)[0]
+  # Of what is cut off no place is read.
+  cut = of([examples[3]], max_length=48)[0]
+  assert cut['places'].tolist() == [[*range(38, 54)]]
+
+
+def test_a_dialogue_of_several_answers_has_several_runs():
+  dialogue = _dialogue(40, 10, 14, 20, 23, 30)
+  example = batches.example(dialogue, {}, whole=False)
+  assert example.answers == ((2, 6), (12, 15), (22, 32))
+  learned = [*range(10, 14), *range(20, 23), *range(30, 40)]
+  assert example.learned.tolist() == dialogue.tokens[learned].tolist()
+  whole = batches.example(dialogue, {}, whole=True)
+  of = lambda **settings: batches.Batches(
+    examples=[whole], batch_size=2, width_multiple=8, **settings
+  )
+  batch = of()[0]
+  assert np.flatnonzero(batch['mask'][0]).tolist() == learned
+  # The places go from the first answer to the last one.
+  assert batch['places'][0].tolist() == [*range(8, 40)]
+  # An answer may be cut, and those after it are left out.
+  cut = of(max_length=22)[0]
+  assert np.flatnonzero(cut['mask'][0]).tolist() == [10, 11, 12, 13, 20, 21]
+  assert not cut['mask'][1].any()
+
+
+def test_an_answer_at_the_beginning_is_not_cut():
+  example = batches.example(_dialogue(20, 1), {}, whole=False)
+  assert (example.tokens.size, example.answers) == (20, ((1, 20),))
+
+
+def test_examples_whose_answer_is_cut_off_are_left_out():
+  with pytest.raises(ValueError, match=r'no answer of 22 .* begins within'):
+    batches.Batches(examples=_EXAMPLES, batch_size=2, max_length=3)
+  loader = batches.Batches(examples=_EXAMPLES, batch_size=2, max_length=5)
+  assert loader.per_epoch == 1
+
+
+def test_empty_batches_are_refused():
+  with pytest.raises(ValueError, match='batch_size is 0'):
+    batches.Batches(examples=_EXAMPLES, batch_size=0)

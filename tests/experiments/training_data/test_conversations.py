@@ -1,0 +1,265 @@
+"""Files of conversations: their formats, and what is left out of them."""
+
+import gzip
+import json
+
+import pytest
+
+from experiments.training_data import conversations
+
+_SHAREGPT = {
+  'id': 'a_0',
+  'conversations': [
+    {'from': 'system', 'value': 'Be brief.'},
+    {'from': 'human', 'value': 'One?'},
+    {'from': 'gpt', 'value': 'Two.'},
+    {'from': 'user', 'value': 'Three?'},
+    {'from': 'bing', 'value': 'Four.'},
+  ],
+}
+_MESSAGES = (
+  ('system', 'Be brief.'),
+  ('user', 'One?'),
+  ('assistant', 'Two.'),
+  ('user', 'Three?'),
+  ('assistant', 'Four.'),
+)
+
+
+def _openai(*messages, **more):
+  return {
+    'messages': [{'role': role, 'content': text} for role, text in messages],
+    **more,
+  }
+
+
+def _read(folder, *records, name='file.jsonl'):
+  path = folder / name
+  if name.startswith('array'):
+    path.write_text(json.dumps(records, indent=1))
+  else:
+    path.write_text('\n'.join(map(json.dumps, records)))
+  return conversations.read(str(path))
+
+
+@pytest.mark.parametrize('name', ['lines.jsonl', 'lines', 'array.json'])
+def test_both_formats_are_read_from_lines_and_arrays(tmp_path, name):
+  record = _openai(
+    *_MESSAGES, temperature=0, source='chat', finish_reason='length'
+  )
+  record['messages'][1]['content'] = [
+    {'type': 'text', 'text': 'On'},
+    {'type': 'text', 'text': 'e?'},
+  ]
+  file = _read(tmp_path, _SHAREGPT, record, name=name)
+  first, second = file.conversations
+  assert first == conversations.Conversation(
+    messages=_MESSAGES, id='a_0', place=1
+  )
+  assert second == conversations.Conversation(
+    messages=_MESSAGES,
+    id='2',
+    place=2,
+    category='chat',
+    temperature=0,
+    finish_reason='length',
+  )
+  assert first.turns == ['One?', 'Three?']
+  assert first.system == _MESSAGES[:1]
+  assert (file.num_read, file.num_turns, file.left_out) == (2, 4, {})
+  assert file.lost is None
+  assert file.summary().endswith(
+    '2 conversations, 4 turns of users; all of them are used'
+  )
+
+
+def test_all_turns_of_a_file_of_prompts_are_the_users(tmp_path):
+  file = _read(
+    tmp_path,
+    {'question_id': 81, 'category': 'writing', 'turns': ['one', 'two']},
+    {'prompt': 'three', 'source': 'own'},
+  )
+  assert [x.turns for x in file.conversations] == [['one', 'two'], ['three']]
+  assert [x.category for x in file.conversations] == ['writing', 'own']
+  assert [x.id for x in file.conversations] == ['81', '2']
+  plain = tmp_path / 'plain.txt'
+  plain.write_text('[one]\n\ntwo\n')
+  file = conversations.read(str(plain))
+  assert [x.turns for x in file.conversations] == [['[one]'], ['two']]
+  assert [x.place for x in file.conversations] == [1, 3]
+
+
+_USER, _GPT = ('user', 'One?'), ('assistant', 'Two.')
+
+
+@pytest.mark.parametrize(
+  ('messages', 'kept', 'left_out'),
+  [
+    ([_GPT], None, 'skipped (no turn of a user)'),
+    ([], None, 'skipped (no turn of a user)'),
+    ([('user', ' ')], None, 'skipped (empty turn)'),
+    ([_GPT, _USER, _GPT], 2, 'begin with an answer, which is left out'),
+    ([_USER, _USER], 1, 'cut short (roles out of order)'),
+    ([_USER, _GPT, _GPT], 2, 'cut short (roles out of order)'),
+    ([_USER, _GPT, ('system', 'x')], 2, 'cut short (roles out of order)'),
+    ([_USER, ('assistant', '')], 1, 'cut short (empty turn)'),
+    ([_USER, ('tool', 'x')], 1, 'cut short (tool call)'),
+    ([_USER, ('nobody', 'x')], 1, 'cut short (unknown role)'),
+    ([_USER, (['user'], 'x')], 1, 'cut short (unknown role)'),
+    ([_USER, ('assistant', None)], 1, 'cut short (a message without text)'),
+    ([_USER, ('assistant', '\ud800')], 1, 'cut short (broken characters)'),
+    (
+      [_USER, ('assistant', [{'type': 'image_url', 'image_url': 'x'}])],
+      1,
+      'cut short (image or another part that is no text)',
+    ),
+  ],
+)
+def test_what_is_unfit_ends_a_conversation(tmp_path, messages, kept, left_out):
+  file = _read(
+    tmp_path, _openai(*messages, finish_reason='stop'), _openai(_USER)
+  )
+  assert file.left_out == {left_out: 1}
+  *found, _ = file.conversations
+  assert [len(x.messages) for x in found] == ([] if kept is None else [kept])
+  # What a record says of its last answer is not said of an earlier one.
+  if 'cut' in left_out:
+    assert found[0].finish_reason is None
+
+
+def test_an_assistants_tool_call_ends_a_conversation(tmp_path):
+  record = _openai(_USER, _GPT)
+  record['messages'][1]['tool_calls'] = [{'id': 'x'}]
+  file = _read(tmp_path, record)
+  assert file.left_out == {'cut short (tool call)': 1}
+  assert file.conversations[0].messages == (_USER,)
+
+
+@pytest.mark.parametrize('value', [-1, 'hot', True, float('nan')])
+def test_a_temperature_that_is_none_is_counted(tmp_path, value):
+  file = _read(
+    tmp_path, _openai(_USER, temperature=value), _openai(_USER, temperature=0.7)
+  )
+  assert file.left_out == {
+    'skipped ("temperature" is not a number of at least 0)': 1
+  }
+  assert [x.temperature for x in file.conversations] == [0.7]
+
+
+def _array(count):
+  """Conversations with characters of up to four bytes."""
+  text = 'Who\N{SNOWMAN}\N{GRINNING FACE}'
+  return [_openai(('user', f'{text}{i}'), _GPT) for i in range(count)]
+
+
+@pytest.mark.parametrize('chunk', [1, 7, 100, 1 << 20])
+def test_an_array_is_read_up_to_where_it_is_cut_off(
+  tmp_path, monkeypatch, chunk
+):
+  monkeypatch.setattr('experiments.decoding.json_lines._CHUNK', chunk)
+  records = _array(5)
+  whole = json.dumps(records, ensure_ascii=False).encode()
+  path = tmp_path / 'array.json'
+  path.write_bytes(whole)
+  file = conversations.read(str(path))
+  assert file.lost is None
+  texts = [x.turns[0] for x in file.conversations]
+  assert texts == [x['messages'][0]['content'] for x in records]
+  for cut in range(whole.index(b'2"') + 90, len(whole)):
+    path.write_bytes(whole[:cut])
+    file = conversations.read(str(path))
+    assert [x.turns[0] for x in file.conversations] == texts[: file.num_read]
+    assert file.num_read >= 3
+    left = whole[:cut].rpartition(b'}]}')[2].lstrip(b', ')
+    assert f'{file.num_read} conversations' in file.lost
+    assert f'the {len(left):,} bytes after' in file.lost
+
+
+def test_an_array_damaged_in_the_middle_gives_what_is_before(tmp_path):
+  whole = json.dumps(_array(5)).encode()
+  middle = whole.index(b'messages', len(whole) // 2)
+  path = tmp_path / 'array.json'
+  path.write_bytes(whole[:middle] + b'"' + whole[middle:])
+  file = conversations.read(str(path))
+  assert 0 < len(file.conversations) < 5
+  assert 'is cut off or damaged after' in file.lost
+  # Bytes that are no text only end their own conversation.
+  path.write_bytes(whole.replace(b'"Two."', b'"Tw\xff."', 1))
+  file = conversations.read(str(path))
+  assert file.left_out == {'cut short (broken characters)': 1}
+  assert [len(x.messages) for x in file.conversations] == [1, 2, 2, 2, 2]
+  # A record of another form is no damage.
+  path.write_text(json.dumps([{'a': 1}, None, *_array(1)]))
+  file = conversations.read(str(path))
+  assert file.left_out == {'skipped (no conversation)': 2}
+  assert len(file.conversations) == 1
+
+
+@pytest.mark.parametrize('name', ['lines.jsonl', 'array.json'])
+def test_a_compressed_file_is_read_up_to_where_it_is_cut_off(tmp_path, name):
+  records = _array(2000)
+  dumped = [json.dumps(x) for x in records]
+  text = f'[{",".join(dumped)}]' if 'array' in name else '\n'.join(dumped)
+  # As two files behind each other, which gzip takes as one.
+  data = gzip.compress(text[:900].encode()) + gzip.compress(text[900:].encode())
+  path = tmp_path / f'{name}.gz'
+  path.write_bytes(data)
+  assert len(conversations.read(str(path)).conversations) == 2000
+  path.write_bytes(data[: len(data) // 2])
+  file = conversations.read(str(path))
+  assert 100 < len(file.conversations) < 2000
+  assert 'is damaged (it is cut off)' in file.lost
+  texts = [x['messages'][0]['content'] for x in records]
+  assert [x.turns[0] for x in file.conversations] == texts[: file.num_read]
+
+
+def test_damaged_lines_are_left_out_and_the_first_is_named(tmp_path):
+  path = tmp_path / 'lines.jsonl'
+  good = json.dumps(_openai(_USER))
+  path.write_text(f'{good}\n{good[:-9]}\n{good}\n{good[:20]}')
+  file = conversations.read(str(path))
+  assert [x.place for x in file.conversations] == [1, 3]
+  assert 'lines.jsonl, line 2: ' in file.lost
+  assert '2 of 4 lines are damaged' in file.lost
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('', 'there is no conversation with a turn of a user .the file is empty'),
+    ('[]', 'there is no conversation with a turn of a user'),
+    ('[{"mess', 'is cut off or damaged after 0 conversations .*there is no'),
+    ('{"mess', 'line 1: Unterminated string .*there is no conversation'),
+    ('{"messages": []}', r'\(1 skipped \(no turn of a user\)\)'),
+    ('{"messages": "x"}', 'line 1: "messages" must be a list of messages'),
+    ('{"text": "x"}', 'line 1: no "prompt" and no "turns"'),
+    ('{"prompt": " "}', 'line 1: the prompt is .*not empty: correct it'),
+    ('{"turns": ["a", ""]}', 'line 1: the prompt is .*not empty: correct it'),
+  ],
+)
+def test_a_file_without_conversations_is_refused(tmp_path, text, message):
+  path = tmp_path / 'file.json'
+  path.write_text(text)
+  with pytest.raises(ValueError, match=rf'file\.json.*{message}') as error:
+    conversations.read(str(path))
+  assert '\n' not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=r'nowhere: No such file.*readable'):
+    conversations.read(str(tmp_path / 'nowhere'))
+
+
+def test_a_digest_depends_on_all_that_dialogues_are_made_of(tmp_path):
+  records = [
+    _openai(_USER, _GPT),
+    _openai(_USER, _GPT, temperature=0),
+    _openai(_USER, _GPT, finish_reason='stop'),
+    _openai(_USER, _GPT, num_tokens=7),
+    _openai(_USER),
+  ]
+  found = _read(tmp_path, *records).conversations
+  digests = [conversations.digest([x]) for x in found]
+  assert len(set(digests)) == len(records)
+  again = _read(tmp_path, *records).conversations
+  assert [conversations.digest([x]) for x in again] == digests
