@@ -12,7 +12,6 @@ measures and writes.
 
 from absl import flags
 
-from experiments import methods
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import distributed
@@ -22,7 +21,6 @@ from experiments.command import progress
 from experiments.timing import benchmark_report
 from experiments.timing import benchmarking
 from experiments.timing import transformers_peer
-import specsample
 from specsample import files
 
 config.define_flags('configs/runs/benchmark.gin')
@@ -55,14 +53,7 @@ def _benchmark(baseline_rss: int) -> None:
     if benchmark.peer is not None:
       transformers_peer.check(benchmark.peer)
     for method in benchmark.methods.values():
-      methods.check(
-        method,
-        [benchmark.prompt_tokens()],
-        model=benchmark.model,
-        target=benchmark.params,
-        sampling=specsample.Sampling(),
-        max_new_tokens=benchmark.max_new_tokens,
-      )
+      benchmark.setup(method).check([benchmark.prompt_tokens()])
     benchmark.check()
     cli.make_folder(out)
   measured = benchmarking.measure(benchmark, baseline_rss, progress.bar)

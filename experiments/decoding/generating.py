@@ -18,6 +18,7 @@ from experiments.decoding import display
 from experiments.decoding import generation
 from experiments.decoding import stream
 from experiments.reporting import result_file
+import specsample
 from specsample import files
 from specsample import turns
 
@@ -52,7 +53,7 @@ def _generate_with(stages, name: str) -> None:
     decoder = _decoder(stages, name, max_length=None)
     tokenizer = decoder.target.tokenizer
     tokens = generation.encode(tokenizer, values.prompt, values.chat)
-    _check(decoder, tokens)
+    decoder.check([tokens])
     if out is not None:
       cli.make_folder(out)
     stages.begin('compiling', 'the decoding loop')
@@ -88,7 +89,7 @@ def _chat(stages) -> None:
     conversation = conversing.Conversation(decoder)
     first = [{'role': 'user', 'content': values.prompt or '?'}]
     tokens = decoder.target.tokenizer.encode_chat(first)
-    _check(decoder, tokens)
+    decoder.check([tokens])
     stages.begin('compiling', 'the decoding loop')
     decoder.compile(tokens)
   stages.end()
@@ -118,9 +119,11 @@ def _decoder(stages, name: str, max_length: int | None) -> stream.Decoder:
     for setting in _SAMPLING
     if values[setting].value is not None
   }
+  target = generator.load()
   return stream.Decoder(
-    target=generator.load(),
+    target=target,
     method=method,
+    stop=specsample.Stop(eos_ids=target.tokenizer.eos_ids),
     sampling=dataclasses.replace(generator.sampling, **given),
     max_new_tokens=values.max_new_tokens,
     seed=values.seed,
@@ -134,15 +137,3 @@ def _model_name() -> str:
     return str(gin.query_parameter(_NAME))
   except ValueError:  # a configuration that loads it in another way
     return 'the model'
-
-
-def _check(decoder: stream.Decoder, tokens: list[int]) -> None:
-  methods.check(
-    decoder.method,
-    [tokens],
-    model=decoder.target.model,
-    target=decoder.target.params,
-    sampling=decoder.sampling,
-    max_new_tokens=decoder.max_new_tokens,
-    max_length=decoder.max_length,
-  )

@@ -6,10 +6,10 @@ import dataclasses
 import jax
 import numpy as np
 
-from experiments import methods as methods_lib
 from experiments.command import clock
 from experiments.command import distributed
 from experiments.decoding import generation
+from experiments.decoding import setup as setup_lib
 from experiments.decoding import warm_up
 import specsample
 from specsample import request
@@ -20,28 +20,17 @@ from specsample.types import DecodeState
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Decoder:
+class Decoder(setup_lib.Setup):
   """Decodes one row at a time, with the same compiled programs for all.
 
   With `max_length` these serve prompts of every length that leaves room, and
   rows that are extended; without it, those of one bucket (`pad_prompts`).
   """
 
-  target: specsample.Loaded
-  method: methods_lib.Method
-  sampling: specsample.Sampling
-  max_new_tokens: int
-  seed: int = 0
-  max_length: int | None = None  # of a row, its prompt included
   # A call of the compiled loop takes the host some milliseconds however few
   # rounds it runs, and text that grows ten times a second reads as running
   # text. 0 is a round each, as for several processes, whose clocks differ.
   chunk_seconds: float = 0.1
-
-  @property
-  def params(self):
-    """The tree of parameters that the library's functions take."""
-    return methods_lib.all_params(self.target.params, self.method)
 
   def compile(self, tokens: list[int]) -> None:
     """Compiles what decodes this prompt, and runs it on another one."""
@@ -54,22 +43,9 @@ class Decoder:
 
   def begin(self, tokens: list[int]) -> DecodeState:
     """Takes the prompt in; ValueError for what cannot be decoded."""
-    prompts, lengths = specsample.pad_prompts([tokens])
-    if self.max_length is not None:
-      # The chunks of a prefill are the same for prompts of this width and more.
-      missing = max(0, request.PREFILL_CHUNK - prompts.shape[1])
-      prompts = np.pad(prompts, ((0, 0), (0, missing)))
-    return specsample.prefill(
-      self.params,
-      prompts,
-      lengths,
-      jax.random.key(self.seed),
-      model=self.target.model,
-      drafter=self.method.drafter,
-      sampling=self.sampling,
-      max_new_tokens=self.max_new_tokens,
-      max_length=self.max_length,
-    )
+    # The chunks of a prefill are the same for prompts of this width and more.
+    least = 1 if self.max_length is None else request.PREFILL_CHUNK
+    return self.prefill([tokens], least_width=least)
 
   def extend(self, state: DecodeState, tokens: list[int]) -> DecodeState:
     """Appends tokens to a row; the given state is used up."""
@@ -81,18 +57,6 @@ class Decoder:
       model=self.target.model,
       drafter=self.method.drafter,
       max_new_tokens=self.max_new_tokens,
-    )
-
-  def advance(self, state: DecodeState, num_rounds: int) -> DecodeState:
-    """Runs rounds; the given state is used up."""
-    return specsample.advance(
-      self.params,
-      state,
-      model=self.target.model,
-      drafter=self.method.drafter,
-      verify=self.method.verify,
-      stop=specsample.Stop(eos_ids=self.target.tokenizer.eos_ids),
-      max_rounds=num_rounds,
     )
 
 

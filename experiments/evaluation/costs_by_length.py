@@ -116,35 +116,19 @@ def measure(
 
 
 def _round_ms(evaluation, method, prompts, length):
-  padded, lengths = specsample.pad_prompts(prompts)
-  params = methods_lib.all_params(evaluation.target.params, method)
-  state = specsample.prefill(
-    params,
-    padded,
-    lengths,
-    jax.random.key(0),
-    model=evaluation.target.model,
-    drafter=method.drafter,
-    sampling=evaluation.sampling,
-    max_new_tokens=evaluation.max_new_tokens,
-  )
+  # No answer ends: its rounds are timed.
+  setup = dataclasses.replace(evaluation.setup(method), stop=specsample.Stop())
+  state = setup.prefill(prompts)
   if length is not None:
     (asked,) = state.draft.policies
     draft = dataclasses.replace(
       state.draft, policies=(jnp.full_like(asked, length),)
     )
     state = dataclasses.replace(state, draft=draft)
-  advance = functools.partial(
-    specsample.advance,
-    params,
-    model=evaluation.target.model,
-    drafter=method.drafter,
-    verify=method.verify,
-  )
   # What was fed before the first round is the prefill's share.
-  state = jax.block_until_ready(advance(state, max_rounds=1))
+  state = jax.block_until_ready(setup.advance(state, 1))
   before = np.max(state.round)
-  state, seconds = clock.seconds(advance, state, max_rounds=_ROUNDS)
+  state, seconds = clock.seconds(setup.advance, state, _ROUNDS)
   # Fewer where the row stopped, as one without room does.
   return 1e3 * seconds / max(1, np.max(state.round) - before)
 

@@ -18,6 +18,7 @@ from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
 from experiments.decoding import generation
 from experiments.decoding import prompts as prompts_lib
+from experiments.decoding import setup as setup_lib
 from experiments.decoding import warm_up as warm_up_lib
 from experiments.evaluation import carried_policies as carried_lib
 from experiments.evaluation import round_parts
@@ -28,7 +29,6 @@ from experiments.tasks import task as task_lib
 from experiments.timing import hardware
 import specsample
 from specsample import checks
-from specsample import decode
 from specsample import step
 from specsample import types
 from specsample.models import fingerprint
@@ -129,14 +129,7 @@ class Evaluation:
       ValueError: names the setting.
     """
     for method in self.methods.values():
-      methods_lib.check(
-        method,
-        tokens,
-        model=self.target.model,
-        target=self.target.params,
-        sampling=self.sampling,
-        max_new_tokens=self.max_new_tokens,
-      )
+      self.setup(method).check(tokens)
 
   @property
   def stop(self) -> specsample.Stop:
@@ -162,14 +155,6 @@ class Evaluation:
     start = max(0, min(len(rows) // 2 - size // 2, len(rows) - size))
     return rows[start : start + size]
 
-  def padded(
-    self, prompts: Sequence[list[int]]
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts as `pad_prompts` pads them, at least `least_width` wide."""
-    tokens, lengths = specsample.pad_prompts(prompts)
-    missing = max(0, self.least_width - tokens.shape[1])
-    return np.pad(tokens, ((0, 0), (0, missing))), lengths
-
   def generate(
     self,
     method: methods_lib.Method,
@@ -194,12 +179,10 @@ class Evaluation:
     policies = None
     if self.carry_policies and carried is not None:
       policies = carried.before(None)
-    params = self._params(method, policies)
+    setup = self.setup(method, policies=policies)
     warm_up_lib.run(
-      lambda rows: self._begin(method, params, rows, request_ids),
-      lambda state: self._finish(
-        self._advance(method, params, state, 1), len(prompts)
-      ),
+      lambda rows: self._prefill(setup, rows, request_ids),
+      lambda state: setup.finish(setup.advance(state, 1), len(prompts)),
       prompts,
       step.widths(self.target.model, method.drafter),
     )
@@ -218,47 +201,27 @@ class Evaluation:
       method: decodes, as in `generate` the prompts, request ids and sample.
       policies: what its policies know before; None for nothing.
     """
-    params = self._params(method, policies)
-    state = self._begin(method, params, prompts, request_ids, sample)
-    # Never as many rounds as slots: each emits a token.
-    state = self._advance(method, params, state, state.tokens.shape[1])
-    return self._finish(state, len(prompts)), state
+    setup = self.setup(method, sample, policies)
+    state = setup.advance(self._prefill(setup, prompts, request_ids))
+    return setup.finish(state, len(prompts)), state
 
-  def _params(self, method, policies) -> types.Params:
-    params = methods_lib.all_params(self.target.params, method)
-    return params if policies is None else params | {'policies': policies}
-
-  def _begin(self, method, params, prompts, request_ids, sample=0):
-    tokens, lengths = self.padded(prompts)
-    return specsample.prefill(
-      params,
-      tokens,
-      lengths,
-      jax.random.key(self.seed + sample),
-      request_ids=np.asarray(request_ids, np.int32),
-      model=self.target.model,
-      drafter=method.drafter,
+  def setup(
+    self, method: methods_lib.Method, sample: int = 0, policies: Any = None
+  ) -> setup_lib.Setup:
+    """What decodes with a method; arguments as of `decode`."""
+    return setup_lib.Setup(
+      target=self.target,
+      method=method,
       sampling=self.sampling,
       max_new_tokens=self.max_new_tokens,
-      verify=method.verify,
-    )
-
-  def _advance(self, method, params, state, max_rounds):
-    return specsample.advance(
-      params,
-      state,
-      model=self.target.model,
-      drafter=method.drafter,
-      verify=method.verify,
       stop=self.stop,
-      max_rounds=jax.device_put(np.int32(max_rounds)),
+      seed=self.seed + sample,
+      policies=policies,
     )
 
-  def _finish(self, state, num_prompts) -> specsample.Output:
-    return specsample.finish(
-      state,
-      max_new_tokens=decode.most_new_tokens(state, self.max_new_tokens),
-      batch_size=num_prompts,
+  def _prefill(self, setup, prompts, request_ids) -> types.DecodeState:
+    return setup.prefill(
+      prompts, request_ids=request_ids, least_width=self.least_width
     )
 
 
@@ -349,7 +312,7 @@ def units(
   }
   for turn, (sample, (i, batch)) in enumerate(turns):
     rows = [tokens[j] for j in batch]
-    padded, _ = evaluation.padded(rows)
+    padded, _ = setup_lib.padded(rows, evaluation.least_width)
     for name, method in evaluation.methods.items():
       run = functools.partial(evaluation.decode, method, rows, batch, sample)
       yield units_lib.Unit(
@@ -373,12 +336,8 @@ def units(
         continue
       measured = functools.partial(
         round_parts.measure,
-        method,
+        evaluation.setup(method),
         typical,
-        target=evaluation.target,
-        sampling=evaluation.sampling,
-        max_new_tokens=evaluation.max_new_tokens,
-        stop=evaluation.stop,
         repeats=repeats[turn],
       )
       yield units_lib.Unit(

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments import methods as methods_lib
 from experiments.command import journal as journal_lib
+from experiments.decoding import setup as setup_lib
 from experiments.evaluation import predicted_speedup
 from experiments.timing import round_times
-import specsample
 
 # Of the journal's keys the first; behind it the method and the batch.
 KIND = 'parts'
@@ -37,30 +36,16 @@ def share_out(repeats: int, visits: int, batches: int) -> list[int]:
 
 
 def measure(
-  method: methods_lib.Method,
-  tokens: Sequence[list[int]],
-  *,
-  target: specsample.Loaded,
-  **kwargs,
+  setup: setup_lib.Setup, tokens: Sequence[list[int]], *, repeats: int
 ) -> dict[str, Any]:
   """Times the rounds of a method: a unit of the journal.
 
   Args:
-    method: what drafts and verifies.
+    setup: decodes.
     tokens: of a batch of prompts.
-    target: the model.
-    **kwargs: as of `rounds.times`.
+    repeats: of each part.
   """
-  prompts, lengths = specsample.pad_prompts(tokens)
-  times = round_times.times(
-    methods_lib.all_params(target.params, method),
-    prompts,
-    lengths,
-    model=target.model,
-    drafter=method.drafter,
-    verify=method.verify,
-    **kwargs,
-  )
+  times = round_times.times(setup, tokens, repeats=repeats)
   return dataclasses.asdict(times) | {
     'law': times.law.value,
     'prefill_tokens': predicted_speedup.fed_tokens(

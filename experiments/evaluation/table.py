@@ -180,14 +180,8 @@ class Table:
   def _law(self, name) -> str:
     if name in self.parts:
       return self.parts[name]['law']
-    evaluation = self.evaluation
-    law = methods_lib.draft_law(
-      evaluation.methods[name],
-      model=evaluation.target.model,
-      target=evaluation.target.params,
-      sampling=evaluation.sampling,
-    )
-    return law.value
+    setup = self.evaluation.setup(self.evaluation.methods[name])
+    return setup.draft_law().value
 
   def _parts_of(self, name, category) -> dict[str, Any]:
     """Timed over typical prompts: of a category's nothing is known."""

@@ -4,8 +4,6 @@ from experiments.methods.method import abstract_draft
 from experiments.methods.method import all_params
 from experiments.methods.method import auto
 from experiments.methods.method import BASELINE
-from experiments.methods.method import check
-from experiments.methods.method import draft_law
 from experiments.methods.method import drafting
 from experiments.methods.method import dynamic_tree
 from experiments.methods.method import file_name
@@ -25,8 +23,6 @@ __all__ = [
   'abstract_draft',
   'all_params',
   'auto',
-  'check',
-  'draft_law',
   'drafting',
   'dynamic_tree',
   'file_name',

@@ -1,18 +1,14 @@
 """A decoding method as the gin files put it together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any, Literal
 
 import gin
 import jax
-import numpy as np
 
 import specsample
-from specsample import decode
-from specsample import initial
-from specsample import request
 from specsample import step
 from specsample import tree as tree_lib
 from specsample.types import Draft, Drafter, DraftLaw, Model, Params, Verifier
@@ -240,81 +236,6 @@ def all_params(target: Params, method: Method) -> Params:
   if method.params is None:
     return {'target': target}
   return {'target': target, 'drafter': method.params}
-
-
-def check(
-  method: Method,
-  tokens: Sequence[list[int]],
-  *,
-  model: Model,
-  target: Params,
-  sampling: specsample.Sampling,
-  max_new_tokens: int,
-  max_length: int | None = None,
-) -> None:
-  """Refuses what `specsample.generate` would, before anything is compiled.
-
-  Args:
-    method: how to decode them.
-    tokens: the prompts.
-    model: the target. target: its parameters.
-    sampling: as `specsample.generate` takes it, as are max_new_tokens and
-      max_length.
-
-  Raises:
-    ValueError: a setting out of range, a prompt that does not fit, or a rule
-      that does not take the drafter's drafts.
-  """
-  prompts, lengths = specsample.pad_prompts(list(tokens))
-  params = all_params(target, method)
-  checked = request.check(
-    params=params,
-    prompts=prompts,
-    lengths=lengths,
-    key=jax.random.key(0),
-    request_ids=None,
-    model=model,
-    drafter=method.drafter,
-    sampling=sampling,
-    max_new_tokens=max_new_tokens,
-    max_length=max_length,
-  )
-  decode.check_rule(
-    params,
-    checked,
-    model=model,
-    drafter=method.drafter,
-    verify=method.verify,
-  )
-
-
-def draft_law(
-  method: Method,
-  *,
-  model: Model,
-  target: Params,
-  sampling: specsample.Sampling,
-) -> DraftLaw:
-  """The law of a method's drafts; nothing is compiled. Arguments as `check`."""
-  params = all_params(target, method)
-  checked = request.check(
-    params=params,
-    prompts=np.zeros((1, 1), np.int32),
-    lengths=np.ones(1, np.int32),
-    key=jax.random.key(0),
-    request_ids=None,
-    model=model,
-    drafter=method.drafter,
-    sampling=sampling,
-    max_new_tokens=1,
-    max_length=None,
-  )
-
-  parts: dict[str, Any] = {'model': model, 'drafter': method.drafter}
-  begin = functools.partial(initial.state, **parts)
-  state = jax.eval_shape(begin, params, checked)
-  draft = abstract_draft(params, state, **parts, verify=method.verify)
-  return draft.law
 
 
 def abstract_draft(params, state, **components) -> Draft:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import resource
 import sys
-from typing import Any
+from typing import Any, cast
 
 import gin
 import jax
@@ -15,6 +15,7 @@ from experiments import methods as methods_lib
 from experiments.command import clock
 from experiments.command import progress as progress_lib
 from experiments.decoding import generation
+from experiments.decoding import setup as setup_lib
 from experiments.timing import hardware as measure_lib
 from experiments.timing import part_times
 from experiments.timing import roofline as roofline_lib
@@ -67,6 +68,15 @@ class Benchmark:
         f'Benchmark.max_new_tokens is {self.max_new_tokens} behind a prompt of '
         f'{prompt} tokens, but the model takes {room}: give fewer'
       )
+
+  def setup(self, method: methods_lib.Method) -> setup_lib.Setup:
+    """What decodes with a method."""
+    return setup_lib.Setup(
+      target=specsample.Loaded(cast(Any, self.model), self.params, None),
+      method=method,
+      sampling=specsample.Sampling(temperature=0.0),
+      max_new_tokens=self.max_new_tokens,
+    )
 
   @property
   def peer(self) -> specsample.Loaded | None:
@@ -139,7 +149,7 @@ def measure(
   plain = methods_lib.Method(specsample.drafters.NoDraft())
   with progress(5 + len(benchmark.methods)) as step:
     step('autoregressive decoding: memory')
-    generate = functools.partial(_generate, benchmark, prompt)
+    generate = lambda method: benchmark.setup(method).generate([prompt])
     cache_bytes = roofline_lib.cache_bytes(
       benchmark.model, _cache_length(benchmark, prompt)
     )
@@ -166,14 +176,14 @@ def measure(
     seconds = _in_turns(decoders, benchmark.repeats)
 
     step('autoregressive decoding without the prefill')
-    plain_times = _round_times(benchmark, prompt, plain)
+    plain_times = round_times.times(benchmark.setup(plain), [prompt])
     ar_ms = plain_times.least_ms
     bandwidths.append(measure_lib.memory_bandwidth())
 
     parts = {}
     for name, method in benchmark.methods.items():
       step(f'parts of a round: {name}')
-      parts[name] = _round_times(benchmark, prompt, method)
+      parts[name] = round_times.times(benchmark.setup(method), [prompt])
 
     step('passes over 1 to 17 tokens')
     t_ms = measure_lib.pass_ms(
@@ -249,35 +259,6 @@ def _speculative(method, stats, seconds, parts, plain_ms):
     overhead_percent=100 * overhead_ms / parts_ms,
     # Of NoDraft there is no draft whose cost could be stated.
     cost_ratio=draft_ms / max(initial.depth(method.drafter), 1) / plain_ms,
-  )
-
-
-def _generate(benchmark, prompt, method):
-  prompts, lengths = specsample.pad_prompts([prompt])
-  return specsample.generate(
-    methods_lib.all_params(benchmark.params, method),
-    prompts,
-    lengths,
-    jax.random.key(0),
-    model=benchmark.model,
-    drafter=method.drafter,
-    verify=method.verify,
-    sampling=specsample.Sampling(temperature=0.0),
-    max_new_tokens=benchmark.max_new_tokens,
-  )
-
-
-def _round_times(benchmark, prompt, method):
-  prompts, lengths = specsample.pad_prompts([prompt])
-  return round_times.times(
-    methods_lib.all_params(benchmark.params, method),
-    prompts,
-    lengths,
-    model=benchmark.model,
-    drafter=method.drafter,
-    verify=method.verify,
-    sampling=specsample.Sampling(temperature=0.0),
-    max_new_tokens=benchmark.max_new_tokens,
   )
 
 

@@ -13,21 +13,14 @@ import numpy as np
 
 from experiments import methods
 from experiments.command import clock
+from experiments.decoding import setup as setup_lib
 from experiments.timing import timed_loops
 import specsample
 from specsample import cost
 from specsample import step
-from specsample.types import (
-  ArrayLike,
-  DecodeState,
-  Drafter,
-  DraftLaw,
-  Model,
-  Params,
-  Verifier,
-)
+from specsample.types import DecodeState, DraftLaw
 
-_PLAIN = specsample.drafters.NoDraft()
+_PLAIN = methods.Method(specsample.drafters.NoDraft())
 # The rule is timed over so many times the rounds: it may take less than calls
 # differ by.
 _MORE = 4
@@ -52,16 +45,9 @@ class RoundTimes:
 
 
 def times(
-  params: Params,
-  prompts: ArrayLike,
-  lengths: ArrayLike,
+  setup: setup_lib.Setup,
+  prompts: Sequence[list[int]],
   *,
-  model: Model,
-  drafter: Drafter,
-  verify: Verifier,
-  sampling: specsample.Sampling,
-  max_new_tokens: int,
-  stop: specsample.Stop = specsample.Stop(),
   rounds: int = 4,
   repeats: int = 25,
 ) -> RoundTimes:
@@ -82,37 +68,15 @@ def times(
   for each, and what is taken off whole rounds are passes of the widths that
   these rounds had.
   """
-  prefill = functools.partial(
-    specsample.prefill,
-    prompts=prompts,
-    lengths=lengths,
-    key=jax.random.key(0),
-    model=model,
-    sampling=sampling,
-    max_new_tokens=max_new_tokens,
+  plain = dataclasses.replace(setup, method=_PLAIN)
+  verify = setup.method.verify
+  draft_and_score, score = _loops(setup)
+  to_judge = functools.partial(
+    timed_loops.to_judge, setup.params, **setup.components
   )
-  plain_params = {'target': params['target']}
-  start = functools.partial(prefill, params, drafter=drafter)
-  start_plain = functools.partial(prefill, plain_params, drafter=_PLAIN)
-  components = {'model': model, 'drafter': drafter, 'verify': verify}
-  draft_and_score, score = _loops(params, **components)
-  decode = functools.partial(
-    specsample.advance, params, stop=stop, **components
-  )
-  decode_plain = functools.partial(
-    specsample.advance,
-    plain_params,
-    model=model,
-    drafter=_PLAIN,
-    verify=specsample.verify.chain,
-    stop=stop,
-  )
-  to_judge = functools.partial(timed_loops.to_judge, params, **components)
   judge = functools.partial(timed_loops.judged_rounds, verify=verify)
   num_judged = _MORE * rounds
-  # Of the type that `generate` gives, whose executables these are then.
-  most, single, none = (jax.device_put(np.int32(n)) for n in (rounds, 1, 0))
-  widths = step.widths(model, drafter)
+  widths = step.widths(setup.target.model, setup.method.drafter)
 
   def turn():
     """Calls all once: the seconds and rounds by name, and the last state."""
@@ -122,12 +86,12 @@ def times(
       result, taken[name] = clock.seconds(function, *args, **kwargs)
       return result
 
-    state = timed('plain prefill', start_plain)
+    state = timed('plain prefill', plain.prefill, prompts)
     for _ in range(2):  # the first call behind another program is slower
-      state = timed('plain call', decode_plain, state, max_rounds=none)
-    state = timed('plain rounds', decode_plain, state, max_rounds=most)
+      state = timed('plain call', plain.advance, state, 0)
+    state = timed('plain rounds', plain.advance, state, rounds)
     taken['plain done'] = int(timed_loops.most_rounds(state))
-    state = timed('prefill', start)
+    state = timed('prefill', setup.prefill, prompts)
     for _ in range(2):
       state, _ = timed('drafted call', draft_and_score, state, rounds=0)
     state, draft = timed('drafted', draft_and_score, state, rounds=rounds)
@@ -145,21 +109,22 @@ def times(
         timed(('rule call', width), judge, state, *judged, rounds=0)
       timed(('rule', width), judge, state, *judged, rounds=num_judged)
     for _ in range(2):
-      state = timed('call', decode, state, max_rounds=none)
-    state = timed('rounds', decode, state, max_rounds=most)
+      state = timed('call', setup.advance, state, 0)
+    state = timed('rounds', setup.advance, state, rounds)
     taken['done'] = int(timed_loops.most_rounds(state))
     return taken, state
 
   _, state = turn()  # compiles
-  law = methods.abstract_draft(params, state, **components).law
   del state  # its caches would be held beside the next ones
   # The widths of whole rounds: the same in every turn.
   of_rounds: Sequence[int] = widths
   if len(widths) > 1:
-    decode_one = functools.partial(decode, max_rounds=single)
-    of_rounds = widths_of_rounds(decode_one, start(), rounds, widths)
+    decode_one = functools.partial(setup.advance, max_rounds=1)
+    of_rounds = widths_of_rounds(
+      decode_one, setup.prefill(prompts), rounds, widths
+    )
   measured = [turn()[0] for _ in range(repeats)]
-  return medians(measured, rounds, widths, of_rounds, law=law)
+  return medians(measured, rounds, widths, of_rounds, law=setup.draft_law())
 
 
 def widths_of_rounds(
@@ -248,32 +213,15 @@ def settled(draft_ms: float, overhead_ms: float) -> tuple[float, float]:
 
 
 def draft_ms(
-  params: Params,
-  prompts: ArrayLike,
-  lengths: ArrayLike,
+  setup: setup_lib.Setup,
+  prompts: Sequence[list[int]],
   *,
-  model: Model,
-  drafter: Drafter,
-  verify: Verifier,
-  sampling: specsample.Sampling,
-  max_new_tokens: int,
   rounds: int = 4,
   repeats: int = 25,
 ) -> float:
   """`RoundTimes.draft_ms` without the other parts, measured as `times` does."""
-  state = specsample.prefill(
-    params,
-    prompts,
-    lengths,
-    jax.random.key(0),
-    model=model,
-    drafter=drafter,
-    sampling=sampling,
-    max_new_tokens=max_new_tokens,
-  )
-  draft_and_score, score = _loops(
-    params, model=model, drafter=drafter, verify=verify
-  )
+  state = setup.prefill(prompts)
+  draft_and_score, score = _loops(setup)
   measured = []
   for repeat in range(repeats + 1):
     (state, draft), both = clock.seconds(draft_and_score, state, rounds=rounds)
@@ -283,11 +231,15 @@ def draft_ms(
   return max(0.0, float(np.median(measured)))
 
 
-def _loops(params, *, model, drafter, verify):
+def _loops(setup):
   """Loops of rounds that draft, and of the target's passes over a draft."""
-  components = {'model': model, 'drafter': drafter}
   draft_and_score = functools.partial(
-    timed_loops.drafted_rounds, params, verify=verify, **components
+    timed_loops.drafted_rounds, setup.params, **setup.components
   )
-  score = functools.partial(timed_loops.target_rounds, params, **components)
+  score = functools.partial(
+    timed_loops.target_rounds,
+    setup.params,
+    model=setup.target.model,
+    drafter=setup.method.drafter,
+  )
   return draft_and_score, score

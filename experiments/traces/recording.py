@@ -112,34 +112,15 @@ def record(
 
   At least as many columns as a node has drafts behind it.
   """
-  padded, lengths = specsample.pad_prompts(prompts)
-  params = methods_lib.all_params(evaluation.target.params, method)
-  stop = evaluation.stop
-  state = specsample.prefill(
-    params,
-    padded,
-    lengths,
-    jax.random.key(evaluation.seed),
-    request_ids=np.asarray(request_ids, np.int32),
-    model=evaluation.target.model,
-    drafter=method.drafter,
-    sampling=evaluation.sampling,
-    max_new_tokens=evaluation.max_new_tokens,
-  )
-  components: dict[str, Any] = {
-    'model': evaluation.target.model,
-    'drafter': method.drafter,
-    'verify': method.verify,
-  }
-  draft = jax.eval_shape(
-    functools.partial(step.propose, **components), params, state
-  )[0]
+  setup = evaluation.setup(method)
+  state = setup.prefill(prompts, request_ids=request_ids)
+  draft = methods_lib.abstract_draft(setup.params, state, **setup.components)
   vocab_size = evaluation.target.model.vocab_size
   goes_on = functools.partial(
     _round,
-    params,
-    **components,
-    stop=stop,
+    setup.params,
+    **setup.components,
+    stop=setup.stop,
     num_columns=min(num_columns, vocab_size),
   )
   done = np.asarray(state.done)
@@ -165,7 +146,7 @@ def record(
     'max_new_tokens': evaluation.max_new_tokens,
     'seed': evaluation.seed,
     'vocab_size': vocab_size,
-    'eos_ids': list(stop.eos_ids),
+    'eos_ids': list(setup.stop.eos_ids),
     'law': draft.law.value,
     'depth': draft.depth,
     'num_children': draft.num_children,

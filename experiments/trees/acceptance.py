@@ -10,7 +10,6 @@ import numpy as np
 
 from experiments import methods as methods_lib
 from experiments.evaluation import evaluation as evaluation_lib
-import specsample
 from specsample import sharding
 from specsample import step
 from specsample import tree
@@ -107,36 +106,14 @@ def decode(
   """
   drafter: Any = method.drafter
   topology = drafter.topology
-  params = methods_lib.all_params(evaluation.target.params, method)
-  components = {
-    'model': evaluation.target.model,
-    'drafter': method.drafter,
-    'verify': method.verify,
-  }
-  tokens, lengths = specsample.pad_prompts(prompts)
-  state = specsample.prefill(
-    params,
-    tokens,
-    lengths,
-    jax.random.key(evaluation.seed),
-    request_ids=np.asarray(request_ids, np.int32),
-    model=evaluation.target.model,
-    drafter=method.drafter,
-    sampling=evaluation.sampling,
-    max_new_tokens=evaluation.max_new_tokens,
-  )
+  setup = evaluation.setup(method)
+  state = setup.prefill(prompts, request_ids=request_ids)
   total = Counts.none(topology.depth, max(topology.num_children))
   before = jax.device_get(_shown(state))
   while not before['done'].all():
     # The round drafts it again: it has the same keys.
-    drafted = jax.device_get(_drafted(params, state, **components))
-    state = specsample.advance(
-      params,
-      state,
-      stop=evaluation.stop,
-      max_rounds=1,
-      **components,
-    )
+    drafted = jax.device_get(_drafted(setup.params, state, **setup.components))
+    state = setup.advance(state, 1)
     after = jax.device_get(_shown(state))
     for row in range(len(prompts)):
       new = slice(before['length'][row], after['length'][row])

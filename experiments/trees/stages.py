@@ -20,7 +20,6 @@ from experiments.timing import round_times
 from experiments.trees import acceptance as acceptance_lib
 from experiments.trees import comparison
 from experiments.trees import costs as costs_lib
-import specsample
 from specsample import tree
 
 
@@ -162,18 +161,8 @@ def _timed(ablation, name, counts) -> list[tree.Topology]:
 
 
 def _draft_ms(evaluation, method, tokens):
-  params = methods_lib.all_params(evaluation.target.params, method)
-  prompts, lengths = specsample.pad_prompts(tokens)
   draft_ms = round_times.draft_ms(
-    params,
-    prompts,
-    lengths,
-    model=evaluation.target.model,
-    drafter=method.drafter,
-    verify=method.verify,
-    sampling=evaluation.sampling,
-    max_new_tokens=evaluation.max_new_tokens,
-    repeats=evaluation.repeats,
+    evaluation.setup(method), tokens, repeats=evaluation.repeats
   )
   return {'draft_ms': draft_ms}
 

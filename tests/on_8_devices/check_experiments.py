@@ -4,6 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import methods
+from experiments.decoding import setup
 from experiments.methods import random_weights
 from experiments.timing import hardware
 from experiments.timing import roofline
@@ -80,16 +82,15 @@ def test_without_a_mesh_one_device_reads_all():
 def test_parts_of_a_round_are_timed():
   with jax.set_mesh(sharding.make_mesh(2, 4)):
     params = {'target': random_weights.params(_MODEL)}
-    prompts, lengths = specsample.pad_prompts([[1, 2, 1, 2], [3], [4, 5]])
+    ngram = specsample.drafters.Ngram(num_draft_tokens=2)
     times = round_times.times(
-      params,
-      prompts,
-      lengths,
-      model=_MODEL,
-      drafter=specsample.drafters.Ngram(num_draft_tokens=2),
-      verify=specsample.verify.chain,
-      sampling=specsample.Sampling(),
-      max_new_tokens=64,
+      setup.Setup(
+        target=specsample.Loaded(_MODEL, params['target'], None),
+        method=methods.Method(ngram),
+        sampling=specsample.Sampling(),
+        max_new_tokens=64,
+      ),
+      [[1, 2, 1, 2], [3], [4, 5]],
       rounds=20,  # a few could be hidden by what a call itself takes
       repeats=1,
     )

@@ -28,6 +28,7 @@ def _conversation(target, drafter, max_length=384):
     target=target,
     method=methods.Method(drafter=drafter),
     sampling=specsample.Sampling(),
+    stop=specsample.Stop(eos_ids=target.tokenizer.eos_ids),
     max_new_tokens=_NEW_TOKENS,
     max_length=max_length,
     chunk_seconds=0.0,

@@ -20,6 +20,7 @@ def chunks(checkpoint):
       target=target,
       method=methods.Method(drafter=drafter),
       sampling=specsample.Sampling(),
+      stop=specsample.Stop(eos_ids=target.tokenizer.eos_ids),
       max_new_tokens=max_new_tokens,
       chunk_seconds=chunk_seconds,
     )

@@ -1,0 +1,157 @@
+"""A target and a method, and how much they decode of which distribution."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import methods as methods_lib
+import specsample
+from specsample import decode
+from specsample import initial
+from specsample import request
+from specsample.types import Array, DecodeState, DraftLaw, Params
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Setup:
+  """What `specsample.prefill`, `advance` and `generate` take, at once.
+
+  Attributes:
+    target: the model, with its parameters.
+    method: what drafts and verifies.
+    sampling, max_new_tokens, stop, max_length: as `specsample.generate` takes
+      them.
+    seed: of the key.
+    policies: what a drafter's policies know before; None for nothing.
+  """
+
+  target: specsample.Loaded
+  method: methods_lib.Method
+  sampling: specsample.Sampling
+  max_new_tokens: int
+  stop: specsample.Stop = specsample.Stop()
+  max_length: int | None = None
+  seed: int = 0
+  policies: Any = None
+
+  @property
+  def params(self) -> Params:
+    """The tree of parameters that the library's functions take."""
+    params = methods_lib.all_params(self.target.params, self.method)
+    if self.policies is None:
+      return params
+    return params | {'policies': self.policies}
+
+  @property
+  def components(self) -> dict[str, Any]:
+    """The model, the drafter and the rule, as keyword arguments."""
+    return {
+      'model': self.target.model,
+      'drafter': self.method.drafter,
+      'verify': self.method.verify,
+    }
+
+  @property
+  def key(self) -> Array:
+    """Of all that is drawn."""
+    return jax.random.key(self.seed)
+
+  def check(self, prompts: Sequence[list[int]]) -> None:
+    """Refuses what `specsample.generate` would, before anything is compiled.
+
+    Raises:
+      ValueError: a setting out of range, a prompt that does not fit, or a rule
+        that does not take the drafter's drafts.
+    """
+    checked = self._checked(*specsample.pad_prompts(list(prompts)))
+    decode.check_rule(self.params, checked, **self.components)
+
+  def draft_law(self) -> DraftLaw:
+    """The law of the method's drafts; nothing is compiled."""
+    checked = self._checked(np.zeros((1, 1), np.int32), np.ones(1, np.int32))
+    begin = functools.partial(
+      initial.state, model=self.target.model, drafter=self.method.drafter
+    )
+    state = jax.eval_shape(begin, self.params, checked)
+    return methods_lib.abstract_draft(self.params, state, **self.components).law
+
+  def prefill(
+    self,
+    prompts: Sequence[list[int]],
+    *,
+    request_ids: Sequence[int] | None = None,
+    least_width: int = 1,
+  ) -> DecodeState:
+    """Takes prompts in.
+
+    Args:
+      prompts: token ids of each row.
+      request_ids: [B], each selects a row's stream.
+      least_width: shorter prompts are padded to so many tokens, so that fewer
+        programs are compiled.
+    """
+    tokens, lengths = padded(prompts, least_width)
+    ids = None if request_ids is None else np.asarray(request_ids, np.int32)
+    return specsample.prefill(
+      self.params,
+      tokens,
+      lengths,
+      self.key,
+      request_ids=ids,
+      sampling=self.sampling,
+      max_new_tokens=self.max_new_tokens,
+      max_length=self.max_length,
+      **self.components,
+    )
+
+  def advance(
+    self, state: DecodeState, max_rounds: int | None = None
+  ) -> DecodeState:
+    """Runs rounds, by default until all rows are done; uses the state up."""
+    if max_rounds is None:
+      # Never so many: each emits a token.
+      max_rounds = state.tokens.shape[1]
+    return specsample.advance(
+      self.params,
+      state,
+      stop=self.stop,
+      # An explicit transfer, as those of a request are.
+      max_rounds=jax.device_put(np.int32(max_rounds)),
+      **self.components,
+    )
+
+  def finish(self, state: DecodeState, num_rows: int) -> specsample.Output:
+    """What the first so many rows emitted; under a mesh there may be more."""
+    most = decode.most_new_tokens(state, self.max_new_tokens)
+    return specsample.finish(state, max_new_tokens=most, batch_size=num_rows)
+
+  def generate(self, prompts: Sequence[list[int]]) -> specsample.Output:
+    """Decodes prompts at once, to the end."""
+    return self.finish(self.advance(self.prefill(prompts)), len(prompts))
+
+  def _checked(self, tokens, lengths) -> request.Request:
+    return request.check(
+      self.params,
+      tokens,
+      lengths,
+      self.key,
+      None,
+      model=self.target.model,
+      drafter=self.method.drafter,
+      sampling=self.sampling,
+      max_new_tokens=self.max_new_tokens,
+      max_length=self.max_length,
+    )
+
+
+def padded(
+  prompts: Sequence[list[int]], least_width: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Prompts as `pad_prompts` pads them, at least so many tokens wide."""
+  tokens, lengths = specsample.pad_prompts(prompts)
+  missing = max(0, least_width - tokens.shape[1])
+  return np.pad(tokens, ((0, 0), (0, missing))), lengths
