@@ -18,21 +18,16 @@ from experiments.command import distributed
 from experiments.command import environment
 from experiments.command import mesh
 from experiments.command import progress
+from experiments.command import run_flags
 from experiments.timing import benchmark_report
 from experiments.timing import benchmarking
 from experiments.timing import transformers_peer
-from specsample import files
 
 config.define_flags('configs/runs/benchmark.gin')
 flags.adopt_module_key_flags(config)
 distributed.define_flags()
 flags.adopt_module_key_flags(distributed)
-_OUT = flags.DEFINE_string(
-  'out',
-  None,
-  'Folder of benchmark.json, here or in a bucket (gs://); default '
-  'results/<name of the gin file>.',
-)
+_OUT = run_flags.out('benchmark.json')
 
 
 def main() -> None:
@@ -48,7 +43,7 @@ def main() -> None:
 
 def _benchmark(baseline_rss: int) -> None:
   with cli.bad_input():
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     benchmark = benchmarking.Benchmark()
     if benchmark.peer is not None:
       transformers_peer.check(benchmark.peer)

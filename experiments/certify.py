@@ -23,17 +23,12 @@ from experiments.command import config
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import progress
+from experiments.command import run_flags
 from experiments.reporting import result_file
-from specsample import files
 
 config.define_flags('configs/runs/certify.gin')
 flags.adopt_module_key_flags(config)
-_OUT = flags.DEFINE_string(
-  'out',
-  None,
-  'Folder of certificate.json, here or in a bucket (gs://); default '
-  'results/<name of the gin file>.',
-)
+_OUT = run_flags.out('certificate.json')
 
 
 def main() -> None:
@@ -41,7 +36,7 @@ def main() -> None:
   config.parse()
   environment.set_up()
   with cli.bad_input():
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     plan = certificate_lib.Plan()
     cli.make_folder(out)
     journal = journal_lib.Journal(out, certificate_lib.header(plan))

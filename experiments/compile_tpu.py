@@ -17,6 +17,7 @@ from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
 from experiments.command import progress
+from experiments.command import run_flags
 from experiments.reporting import rows
 from experiments.tpu import compilation
 from experiments.tpu import environment as environment_lib
@@ -31,12 +32,7 @@ _TOPOLOGY = flags.DEFINE_multi_string(
   "A chip and how many there are along each axis, 'v5e:4x4'; repeatable. "
   'Default: those of the configuration.',
 )
-_OUT = flags.DEFINE_string(
-  'out',
-  None,
-  'Folder of compile.json, here or in a bucket (gs://); default '
-  'results/<name of the gin file>.',
-)
+_OUT = run_flags.out('compile.json')
 _DUMP_HLO = flags.DEFINE_string(
   'dump_hlo', None, "Folder for the HLO of each topology's decoding loop."
 )
@@ -49,7 +45,7 @@ def main() -> None:
   config.parse()
   environment.set_up()
   with cli.bad_input():
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     hlo = files.at(_DUMP_HLO.value) if _DUMP_HLO.value else None
     setup = compilation.CompileTpu()
     topologies = _TOPOLOGY.value or setup.topologies

@@ -26,6 +26,7 @@ from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import mesh
 from experiments.command import progress
+from experiments.command import run_flags
 from experiments.command import units as units_lib
 from experiments.evaluation import audits
 from experiments.evaluation import evaluation as evaluation_lib
@@ -45,12 +46,7 @@ config.define_flags('configs/runs/quickstart.gin')
 flags.adopt_module_key_flags(config)
 distributed.define_flags()
 flags.adopt_module_key_flags(distributed)
-_OUT = flags.DEFINE_string(
-  'out',
-  None,
-  'Folder of the results, here or in a bucket (gs://); default '
-  'results/<name of the gin file>.',
-)
+_OUT = run_flags.out()
 _PROMPTS = flags.DEFINE_string(
   'prompts',
   None,
@@ -58,9 +54,7 @@ _PROMPTS = flags.DEFINE_string(
   'JSON lines with a prompt field, or plain text with a prompt a line. Without '
   'a task in the configuration by default experiments/data/prompts.jsonl.',
 )
-_LIMIT = flags.DEFINE_integer(
-  'limit', None, 'Only the first so many prompts.', lower_bound=1
-)
+_LIMIT = run_flags.limit()
 _NUM_SEEDS = flags.DEFINE_integer(
   'num_seeds',
   None,
@@ -98,7 +92,7 @@ def main() -> None:
 
 def _evaluate() -> None:
   with cli.bad_input():
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     parts = list(
       suite.parts(
         path=_PROMPTS.value,

@@ -16,27 +16,16 @@ from experiments.command import config
 from experiments.command import environment
 from experiments.command import mesh
 from experiments.command import progress
+from experiments.command import run_flags
 from experiments.decoding import prompts as prompts_lib
 from experiments.evaluation import costs_by_length
 from experiments.evaluation import evaluation as evaluation_lib
-from specsample import files
 
 config.define_flags('configs/runs/adaptive.gin')
 flags.adopt_module_key_flags(config)
-_OUT = flags.DEFINE_string(
-  'out',
-  None,
-  'Folder of costs.json, here or in a bucket (gs://); default results/<name '
-  'of the gin file>.',
-)
-_PROMPTS = flags.DEFINE_string(
-  'prompts',
-  'experiments/data/prompts.jsonl',
-  'Prompts, of which one of middling length is decoded.',
-)
-_LIMIT = flags.DEFINE_integer(
-  'limit', 4, 'Only the first so many prompts.', lower_bound=1
-)
+_OUT = run_flags.out('costs.json')
+_PROMPTS = run_flags.prompts()
+_LIMIT = run_flags.limit(4)
 
 
 def main() -> None:
@@ -49,7 +38,7 @@ def main() -> None:
 
 def _measure() -> None:
   with cli.bad_input():
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     path = config.find(_PROMPTS.value)
     prompts = prompts_lib.read(path, _LIMIT.value)
     evaluation = evaluation_lib.Evaluation()

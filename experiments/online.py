@@ -18,27 +18,23 @@ from experiments.command import config
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import mesh
+from experiments.command import run_flags
 from experiments.decoding import prompts as prompts_lib
 from experiments.online_learning import drafter
 from experiments.online_learning import report
 from experiments.online_learning import server as serving_lib
 from experiments.training import train_state
-from specsample import files
 
 config.define_flags('configs/runs/online.gin')
 flags.adopt_module_key_flags(config)
-_OUT = flags.DEFINE_string(
-  'out', None, 'Folder of the run; default results/<name of the gin file>.'
-)
+_OUT = run_flags.out('the run')
 _PROMPTS = flags.DEFINE_string(
   'prompts',
   None,
   'Prompts of one domain: a file as evaluate takes.',
   required=True,
 )
-_LIMIT = flags.DEFINE_integer(
-  'limit', None, 'Only the first so many prompts.', lower_bound=1
-)
+_LIMIT = run_flags.limit()
 
 
 def main() -> None:
@@ -51,7 +47,7 @@ def main() -> None:
 
 def _serve() -> None:
   with cli.bad_input():
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     path = config.find(_PROMPTS.value)
     prompts = prompts_lib.read(path, _LIMIT.value)
     serving = serving_lib.Serving()

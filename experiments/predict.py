@@ -16,19 +16,14 @@ from absl import flags
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
+from experiments.command import run_flags
 from experiments.prediction import paper_table
 from experiments.prediction import prediction as prediction_lib
 from experiments.prediction import report
-from specsample import files
 
 config.define_flags('configs/runs/predict.gin')
 flags.adopt_module_key_flags(config)
-_OUT = flags.DEFINE_string(
-  'out',
-  None,
-  'Folder of the results, here or in a bucket (gs://); default '
-  'results/<name of the gin file>.',
-)
+_OUT = run_flags.out()
 _COMPILED = flags.DEFINE_multi_string(
   'compiled',
   [],
@@ -41,7 +36,7 @@ def main() -> None:
   config.parse()
   environment.set_up()
   with cli.bad_input():
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     prediction = prediction_lib.Prediction()
     compiled = paper_table.read(_COMPILED.value)
     table = paper_table.Table().rows(compiled) if compiled else []

@@ -13,22 +13,17 @@ from absl import flags
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
+from experiments.command import run_flags
 from experiments.traces import replaying
 from experiments.traces import report
 from experiments.traces import trace_file
-from specsample import files
 
 config.define_flags('configs/runs/replay.gin')
 flags.adopt_module_key_flags(config)
 _TRACE = flags.DEFINE_string(
   'trace', None, "A method's trace: OUT/traces/<method>, here or in a bucket."
 )
-_OUT = flags.DEFINE_string(
-  'out',
-  None,
-  'Folder of replay.json, here or in a bucket (gs://); default results/<name '
-  'of the gin file>.',
-)
+_OUT = run_flags.out('replay.json')
 
 
 def main() -> None:
@@ -38,7 +33,7 @@ def main() -> None:
   with cli.bad_input():
     if not _TRACE.value:
       raise ValueError('--trace is empty: name OUT/traces/<method>')
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     replay = replaying.Replay()
     trace = trace_file.read(_TRACE.value)
     rows = replaying.rows(trace, replay)

@@ -21,29 +21,17 @@ from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import mesh
 from experiments.command import progress
+from experiments.command import run_flags
 from experiments.command import units as units_lib
 from experiments.decoding import prompts as prompts_lib
 from experiments.evaluation import audits
 from experiments.evaluation import evaluation as evaluation_lib
-from specsample import files
 
 config.define_flags('configs/runs/throughput.gin')
 flags.adopt_module_key_flags(config)
-_OUT = flags.DEFINE_string(
-  'out',
-  None,
-  'Folder of the results, here or in a bucket (gs://); default '
-  'results/<name of the gin file>.',
-)
-_PROMPTS = flags.DEFINE_string(
-  'prompts',
-  'experiments/data/prompts.jsonl',
-  "Prompts: Spec-Bench's jsonl (first turns), JSON lines with a prompt field, "
-  'or plain text with a prompt a line.',
-)
-_LIMIT = flags.DEFINE_integer(
-  'limit', None, 'Only the first so many prompts.', lower_bound=1
-)
+_OUT = run_flags.out()
+_PROMPTS = run_flags.prompts()
+_LIMIT = run_flags.limit()
 
 
 def main() -> None:
@@ -56,7 +44,7 @@ def main() -> None:
 
 def _compare() -> None:
   with cli.bad_input():
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     path = config.find(_PROMPTS.value)
     prompts = prompts_lib.read(path, _LIMIT.value)
     comparison = comparison_lib.Comparison()

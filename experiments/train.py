@@ -25,6 +25,7 @@ from experiments.command import config
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import mesh
+from experiments.command import run_flags
 from experiments.training import agreement as agreement_lib
 from experiments.training import checkpoints as checkpoints_lib
 from experiments.training import data as data_lib
@@ -36,7 +37,6 @@ from experiments.training import train_state
 from experiments.training import trainer as trainer_lib
 from experiments.training import training as training_lib
 from experiments.training_data import features
-from specsample import files
 
 config.define_flags('configs/runs/train_hydra.gin')
 flags.adopt_module_key_flags(config)
@@ -46,9 +46,7 @@ _DATA = flags.DEFINE_multi_string(
   'Folder that make_data wrote with the target; may be given several times.',
   required=True,
 )
-_OUT = flags.DEFINE_string(
-  'out', None, 'Folder of the run; default results/<name of the gin file>.'
-)
+_OUT = run_flags.out('the run')
 _TENSORBOARD = flags.DEFINE_bool(
   'tensorboard',
   False,
@@ -66,7 +64,7 @@ def main() -> None:
 
 def _train() -> None:
   with contextlib.ExitStack() as stack, cli.bad_input():
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     training = training_lib.Training()
     folders = data_lib.load(_DATA.value, training.target)
     if _TENSORBOARD.value:

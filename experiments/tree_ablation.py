@@ -20,32 +20,20 @@ from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import mesh
 from experiments.command import progress
+from experiments.command import run_flags
 from experiments.decoding import prompts as prompts_lib
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import table as table_lib
 from experiments.trees import comparison
 from experiments.trees import report
 from experiments.trees import stages
-from specsample import files
 
 config.define_flags('configs/runs/tree_ablation.gin')
 flags.adopt_module_key_flags(config)
-_OUT = flags.DEFINE_string(
-  'out',
-  None,
-  'Folder of the results, here or in a bucket (gs://); default '
-  'results/<name of the gin file>.',
-)
-_PROMPTS = flags.DEFINE_string(
-  'prompts',
-  'experiments/data/prompts.jsonl',
-  "Prompts: Spec-Bench's jsonl (first turns), JSON lines with a prompt field, "
-  'or plain text with a prompt a line.',
-)
+_OUT = run_flags.out()
+_PROMPTS = run_flags.prompts()
 # Of the default file those are of one length, and compiled once a method.
-_LIMIT = flags.DEFINE_integer(
-  'limit', 4, 'Only the first so many prompts.', lower_bound=1
-)
+_LIMIT = run_flags.limit(4)
 
 
 def main() -> None:
@@ -58,7 +46,7 @@ def main() -> None:
 
 def _compare() -> None:
   with cli.bad_input():
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     path = config.find(_PROMPTS.value)
     prompts = prompts_lib.read(path, _LIMIT.value)
     ablation = comparison.Ablation()

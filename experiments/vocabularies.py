@@ -16,22 +16,15 @@ from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
 from experiments.command import progress
+from experiments.command import run_flags
 from experiments.decoding import prompts as prompts_lib
 from experiments.evaluation import two_vocabularies
-from specsample import files
 
 config.define_flags('configs/runs/vocabularies.gin')
 flags.adopt_module_key_flags(config)
-_OUT = flags.DEFINE_string(
-  'out',
-  None,
-  'Folder of vocabularies.json, here or in a bucket (gs://); default '
-  'results/<name of the gin file>.',
-)
-_PROMPTS = flags.DEFINE_string(
-  'prompts', 'experiments/data/prompts.jsonl', 'As of experiments.evaluate.'
-)
-_LIMIT = flags.DEFINE_integer('limit', 8, 'So many prompts.', lower_bound=1)
+_OUT = run_flags.out('vocabularies.json')
+_PROMPTS = run_flags.prompts()
+_LIMIT = run_flags.limit(8)
 
 _DIFFERS = 1
 
@@ -41,7 +34,7 @@ def main() -> None:
   config.parse()
   environment.set_up()
   with cli.bad_input():
-    out = files.at(_OUT.value or f'results/{config.name()}')
+    out = run_flags.folder(_OUT)
     path = config.find(_PROMPTS.value)
     prompts = prompts_lib.read(path, _LIMIT.value)
     comparison = two_vocabularies.Comparison()
