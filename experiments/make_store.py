@@ -4,7 +4,7 @@
 
 The answers in folders of make_data, those of the target and in its tokens, in
 the order of --data; of more than --tokens the last ones are kept. This file
-only wires: specsample/store.py sorts and specsample/store_files.py writes.
+only wires: specsample/memory/ sorts and writes.
 """
 
 from absl import flags

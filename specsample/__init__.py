@@ -1,38 +1,38 @@
 """Exact speculative sampling in JAX."""
 
-from specsample import chips
 from specsample import cost
 from specsample import drafters
 from specsample import policies
 from specsample import sharding
-from specsample import slem
 from specsample import stats
-from specsample import store
 from specsample import verify
-from specsample import work
-from specsample.choosing import auto
-from specsample.choosing import Choice
-from specsample.continuous import generate_all
-from specsample.decode import advance
-from specsample.decode import finish
-from specsample.decode import generate
-from specsample.decode import prefill
-from specsample.drafter_files import load_drafter
-from specsample.drafter_files import LoadedDrafter
-from specsample.drafter_files import save_drafter
-from specsample.history import History
-from specsample.loading import load
-from specsample.loading import Loaded
-from specsample.pairing import match_vocabulary
-from specsample.request import pad_prompts
+from specsample.choosing.choice import auto
+from specsample.choosing.choice import Choice
+from specsample.cost import chips
+from specsample.cost import work
+from specsample.loading.drafter import load_drafter
+from specsample.loading.drafter import LoadedDrafter
+from specsample.loading.drafter import save_drafter
+from specsample.loading.load import load
+from specsample.loading.load import Loaded
+from specsample.loop.continuous import generate_all
+from specsample.loop.decode import advance
+from specsample.loop.decode import finish
+from specsample.loop.decode import generate
+from specsample.loop.decode import prefill
+from specsample.loop.request import pad_prompts
+from specsample.loop.stopping import Stop
+from specsample.loop.turns import extend
+from specsample.memory import store
+from specsample.memory.history import History
+from specsample.memory.store_files import load_store
+from specsample.memory.store_files import save_store
 from specsample.sampling import Sampling
-from specsample.stopping import Stop
-from specsample.store_files import load_store
-from specsample.store_files import save_store
-from specsample.turns import extend
 from specsample.types import Origin, Output, StopReason
-from specsample.vocab_map import map_vocabulary
-from specsample.vocab_map import VocabMap
+from specsample.vocabularies import slem
+from specsample.vocabularies.padding import match_vocabulary
+from specsample.vocabularies.vocab_map import map_vocabulary
+from specsample.vocabularies.vocab_map import VocabMap
 
 __all__ = [
   'Choice',

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import specsample
-from specsample import decode
-from specsample import refill
+from specsample.loop import decode
+from specsample.loop import refill
 from specsample.models import rotary
 from specsample.models import transformer
 

@@ -12,9 +12,9 @@ import transformers
 
 import specsample
 from specsample import files
-from specsample import tokenizer_files
 from specsample.models import checkpoint
 from specsample.models import transformer
+from specsample.text import tokenizer_files
 from tests import bucket
 
 

@@ -17,9 +17,9 @@ from experiments.evaluation import evaluation as evaluation_lib
 from experiments.reporting import rows
 import specsample
 from specsample import checks
-from specsample import continuous
-from specsample import refill
-from specsample import request
+from specsample.loop import continuous
+from specsample.loop import refill
+from specsample.loop import request
 
 STATIC, REFILLED = 'static', 'refilled'
 

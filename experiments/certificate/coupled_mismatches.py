@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from specsample import decode
 from specsample import drafters
 from specsample import verify
+from specsample.loop import decode
 from specsample.sampling import Sampling
 from specsample.testing import acceptance
 from specsample.testing import assertions

@@ -9,7 +9,7 @@ from experiments.certificate.sampled_cases import Draw
 from experiments.certificate.sampled_cases import NUM_TOKENS
 from experiments.certificate.sampled_cases import TREE_VERIFIERS
 from experiments.certificate.sampled_cases import VERIFIERS
-from specsample.stopping import Stop
+from specsample.loop.stopping import Stop
 from specsample.testing import acceptance
 from specsample.testing import chi_square
 from specsample.testing import conditional as conditional_lib

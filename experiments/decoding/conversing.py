@@ -12,9 +12,9 @@ from experiments.decoding import colouring
 from experiments.decoding import display
 from experiments.decoding import generation
 from experiments.decoding import stream
-from specsample import request
 from specsample import text as text_lib
-from specsample import turns
+from specsample.loop import request
+from specsample.loop import turns
 from specsample.types import DecodeState
 
 

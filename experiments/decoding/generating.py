@@ -20,7 +20,7 @@ from experiments.decoding import stream
 from experiments.reporting import result_file
 import specsample
 from specsample import files
-from specsample import turns
+from specsample.loop import turns
 
 # Where the shipped files say which model is loaded.
 _NAME = 'target/specsample.load.name_or_path'

@@ -10,9 +10,9 @@ import numpy as np
 
 from experiments import methods as methods_lib
 import specsample
-from specsample import decode
-from specsample import initial
-from specsample import request
+from specsample.loop import decode
+from specsample.loop import initial
+from specsample.loop import request
 from specsample.types import Array, DecodeState, DraftLaw, Params
 
 

@@ -12,10 +12,10 @@ from experiments.decoding import generation
 from experiments.decoding import setup as setup_lib
 from experiments.decoding import warm_up
 import specsample
-from specsample import request
 from specsample import sharding
-from specsample import step
-from specsample import turns
+from specsample.loop import request
+from specsample.loop import step
+from specsample.loop import turns
 from specsample.types import DecodeState
 
 

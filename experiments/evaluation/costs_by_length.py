@@ -18,7 +18,7 @@ from experiments.reporting import result_file
 from experiments.reporting import terminal_table
 import specsample
 from specsample import drafters
-from specsample import initial
+from specsample.loop import initial
 from specsample.policies import policy as policy_lib
 
 # Of one timed call; and the rows of the table take turns so often.

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import specsample
-from specsample import request
 from specsample import sampling as sampling_lib
 from specsample import sharding
+from specsample.loop import request
 from specsample.types import Array, Model, Params, TokenCounts
 
 # Logits of float32 closer than that are a tie: passes of another shape add in

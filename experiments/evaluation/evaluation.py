@@ -29,8 +29,8 @@ from experiments.tasks import task as task_lib
 from experiments.timing import hardware
 import specsample
 from specsample import checks
-from specsample import step
 from specsample import types
+from specsample.loop import step
 from specsample.models import fingerprint
 
 # The journal's keys: (MEMORY, i), ('generation', method, batch) and

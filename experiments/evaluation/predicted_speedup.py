@@ -14,7 +14,7 @@ import numpy as np
 from experiments.reporting import rows as rows_lib
 from experiments.timing import part_times
 import specsample
-from specsample import request
+from specsample.loop import request
 
 
 def speedup(

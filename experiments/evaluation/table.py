@@ -20,7 +20,7 @@ from experiments.timing import part_times
 from experiments.timing import roofline as roofline_lib
 from specsample import cost
 from specsample import drafters
-from specsample import step
+from specsample.loop import step
 
 # What needs the time of each prompt, and what needs that of a category.
 _OF_PROMPTS = ('mean_speedup', 'mean_speedup_ci95')

@@ -10,16 +10,16 @@ from experiments.inspection import headers as headers_lib
 from experiments.inspection import memory
 from experiments.inspection import models
 from experiments.inspection import report
-from specsample import drafter_card
-from specsample import drafter_files
-from specsample import loading
 from specsample.drafters import trainable
+from specsample.loading import card as card_lib
+from specsample.loading import drafter as drafter_lib
+from specsample.loading import load
+from specsample.loading.published import eagle
+from specsample.loading.published import layouts
+from specsample.loading.published import source as source_lib
 from specsample.models import config as config_lib
 from specsample.models import safetensors_file
 from specsample.models import transformer
-from specsample.published import eagle
-from specsample.published import layouts
-from specsample.published import source as source_lib
 
 _Facts = list[tuple[str, str]]
 # Settings that are told elsewhere.
@@ -70,7 +70,7 @@ def saved(
   problems: list[report.Problem] = []
   card, stored = {}, None
   try:
-    card = drafter_card.read(folder)
+    card = card_lib.read(folder)
     name = card.get('target', 'a model')
     facts += [
       ('drafter', card['kind']),
@@ -81,8 +81,8 @@ def saved(
     text = report.one_line(error)
     problems.append(report.Problem(text))
   try:
-    drafter_card.check_present(folder / drafter_files.NAME)
-    stored = safetensors_file.read_header(folder / drafter_files.NAME)
+    card_lib.check_present(folder / drafter_lib.NAME)
+    stored = safetensors_file.read_header(folder / drafter_lib.NAME)
     facts = [*headers_lib.facts(stored), *facts]
   except ValueError as error:
     text = report.one_line(error)
@@ -91,10 +91,10 @@ def saved(
     try:
       # Which target it is, its weights alone say.
       loaded = _without_weights(target, card['fingerprint'])
-      drafter = drafter_card.drafter_of(card, folder, loaded)
+      drafter = card_lib.drafter_of(card, folder, loaded)
       facts.append(_weights(drafter))
       if stored is not None:
-        different = drafter_files.compare(drafter, stored)
+        different = drafter_lib.compare(drafter, stored)
         problems += report.differences(different)
     except (ValueError, TypeError) as error:
       text = report.one_line(error)
@@ -108,7 +108,7 @@ def saved(
 
 
 def _without_weights(model, fingerprint=None):
-  return loading.Loaded(model, None, None, exact_fingerprint=fingerprint)
+  return load.Loaded(model, None, None, exact_fingerprint=fingerprint)
 
 
 def _checked_against(is_given):

@@ -11,11 +11,11 @@ from etils import epath
 
 from experiments.inspection import report
 from specsample import files
+from specsample.loading.published import source as source_lib
 from specsample.models import config as config_lib
 from specsample.models import huggingface
 from specsample.models import safetensors_file
 from specsample.models import torch_file
-from specsample.published import source as source_lib
 
 Tensors = Mapping[str, safetensors_file.Tensor]
 _NUM_THREADS = 16

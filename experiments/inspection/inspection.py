@@ -11,15 +11,15 @@ from experiments.inspection import drafters
 from experiments.inspection import headers as headers_lib
 from experiments.inspection import models
 from experiments.inspection import report
-from specsample import drafter_card
-from specsample import drafter_files
 from specsample import files
-from specsample import loading
+from specsample.loading import card
+from specsample.loading import drafter
+from specsample.loading import load
+from specsample.loading.published import layouts
+from specsample.loading.published import source as source_lib
 from specsample.models import checkpoint
 from specsample.models import huggingface
 from specsample.models import transformer
-from specsample.published import layouts
-from specsample.published import source as source_lib
 
 _WEIGHTS = ('.safetensors', *huggingface.PICKLE_SUFFIXES)
 
@@ -54,7 +54,7 @@ def inspect(name_or_path: str, target: str | None = None) -> report.Report:
 def _of_folder(folder, target):
   if (folder / checkpoint.CONFIG_NAME).exists():
     return models.of_saved(folder)
-  own = drafter_card.NAME, drafter_files.NAME
+  own = card.NAME, drafter.NAME
   if any((folder / name).exists() for name in own):
     return drafters.saved(folder, target or _of_card(folder))
   headers = headers_lib.read(folder)
@@ -100,7 +100,7 @@ def _of_file(path, target):
     names = source_lib.weight_files(path.parent)
   except ValueError:
     names = [path.name]  # of a damaged index
-  if path.name in (*names, drafter_files.NAME):
+  if path.name in (*names, drafter.NAME):
     return _of_folder(path.parent, target)
   problem = report.Problem(
     'no model and no drafter is in a file of that name: rename it, or convert '
@@ -118,7 +118,7 @@ def _of_file(path, target):
 def _of_card(folder) -> transformer.Transformer | None:
   """The target that a card names, where it is on this machine."""
   try:
-    name = drafter_card.read(folder).get('target')
+    name = card.read(folder).get('target')
     if isinstance(name, str):
       return models.model_at(_find(name))
   except ValueError:
@@ -127,13 +127,13 @@ def _of_card(folder) -> transformer.Transformer | None:
 
 
 def _find(name: str) -> epath.Path:
-  shipped = drafter_card.shipped()
+  shipped = card.shipped()
   if name in shipped:
     return files.at(shipped[name])
-  path = loading.find(name)
+  path = load.find(name)
   if path is not None:
     return path
-  if not loading.is_hub_id(name):
+  if not load.is_hub_id(name):
     raise ValueError(f'{name!r} is no file and no folder: check the path')
   # Imported where it is used: it takes as long as the rest of the library.
   import huggingface_hub  # noqa: PLC0415

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.tpu import topologies
-from specsample import chips
+from specsample.cost import chips
 from specsample.drafters import trainable
 from specsample.models import int8
 from specsample.models import transformer

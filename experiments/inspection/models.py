@@ -6,7 +6,7 @@ import jax
 from experiments.inspection import headers as headers_lib
 from experiments.inspection import memory
 from experiments.inspection import report
-from specsample import mtp_files
+from specsample.loading.published import mtp
 from specsample.models import checkpoint
 from specsample.models import fp8
 from specsample.models import gguf
@@ -84,7 +84,7 @@ def _of_modules(stored, config, model, facts: Facts):
   if not any(name.startswith(prefixes) for name in stored.shapes):
     facts[-1] = ('modules', f'{text}: none is stored')
     return []
-  plan = mtp_files.plan(stored, config, model)
+  plan = mtp.plan(stored, config, model)
   return report.differences(tensors.compare(*plan))
 
 

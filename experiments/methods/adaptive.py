@@ -8,8 +8,8 @@ import jax
 
 from experiments import methods
 from specsample import drafters
-from specsample import initial
 from specsample import policies
+from specsample.loop import initial
 from specsample.policies import policy as policy_lib
 
 # So that a binding can name them: Fastest.costs = (1.0, 1.1, 1.3).

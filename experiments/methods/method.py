@@ -9,8 +9,8 @@ import gin
 import jax
 
 import specsample
-from specsample import step
 from specsample import tree as tree_lib
+from specsample.loop import step
 from specsample.types import Draft, Drafter, DraftLaw, Model, Params, Verifier
 
 # The method that every speedup is measured against.

@@ -8,9 +8,9 @@ import gin
 
 from experiments import methods
 import specsample
-from specsample import choosing
 from specsample import drafters
 from specsample import policies as policies_lib
+from specsample.choosing import choice
 from specsample.policies import policy as policy_lib
 
 
@@ -43,9 +43,7 @@ def suffix(
 
 
 def _suffix(drafter, params, target, batch_size):
-  costs = choosing.costs(
-    target, drafter.num_draft_tokens, batch_size=batch_size
-  )
+  costs = choice.costs(target, drafter.num_draft_tokens, batch_size=batch_size)
   return methods.Method(
     dataclasses.replace(drafter, costs=costs),
     params=params,
@@ -91,7 +89,7 @@ def _combined(remembered, trained, policies):
 
 
 def _either(remembered, trained, policies, target, batch_size):
-  costs = choosing.costs(
+  costs = choice.costs(
     target,
     trained.drafter.num_draft_tokens,
     batch_size=batch_size,

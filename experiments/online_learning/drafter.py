@@ -7,7 +7,7 @@ from experiments.command import journal as journal_lib
 from experiments.online_learning import server as serving_lib
 from experiments.training import train_state
 import specsample
-from specsample import drafter_card
+from specsample.loading import card
 from specsample.training import online
 
 
@@ -39,7 +39,7 @@ def save(
 
   Unless it is there, whole; `check` says why it is this run's.
   """
-  if (folder / drafter_card.NAME).exists():
+  if (folder / card.NAME).exists():
     return
   records = journal.of(serving_lib.LEARNING)
   specsample.save_drafter(

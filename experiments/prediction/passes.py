@@ -6,9 +6,9 @@ from typing import Protocol
 
 import gin
 
-from specsample import chips
 from specsample import cost
-from specsample import work
+from specsample.cost import chips
+from specsample.cost import work
 from specsample.models import transformer
 
 

@@ -9,8 +9,8 @@ import gin
 
 from experiments.prediction import passes as passes_lib
 from experiments.timing import this_machine
-from specsample import chips
 from specsample import cost
+from specsample.cost import chips
 from specsample.models import transformer
 
 # Of a device's memory; the rest is for what a step computes.

@@ -15,7 +15,7 @@ from experiments.reporting import figures
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import terminal_table
-from specsample import chips
+from specsample.cost import chips
 
 
 def write(

@@ -23,7 +23,7 @@ from experiments.timing import round_times
 from experiments.timing import transformers_peer
 import specsample
 from specsample import checks
-from specsample import initial
+from specsample.loop import initial
 from specsample.types import Model, Params
 
 # Tokens fed in one pass: a draft of 0, 1, 2, 4, 8 or 16, and the pending one.

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.command import clock
-from specsample import pass_times
 from specsample import sharding
+from specsample.choosing import pass_times
 from specsample.types import Model, Params
 
 # Far above any cache, so that it is the memory that is read.

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import AxisType
 
 from specsample import sharding
-from specsample import work
+from specsample.cost import work
 from specsample.models import experts as experts_lib
 from specsample.types import Model, Params
 

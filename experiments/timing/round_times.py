@@ -17,7 +17,7 @@ from experiments.decoding import setup as setup_lib
 from experiments.timing import timed_loops
 import specsample
 from specsample import cost
-from specsample import step
+from specsample.loop import step
 from specsample.types import DecodeState, DraftLaw
 
 _PLAIN = methods.Method(specsample.drafters.NoDraft())

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from experiments.command import clock
 from experiments.timing import hardware
-from specsample import chips
+from specsample.cost import chips
 
 # Large enough for a product to run at full speed, for half a second or less.
 _SIDE = 2048

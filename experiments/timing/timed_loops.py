@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from experiments import methods
 from specsample import drafts
 from specsample import sharding
-from specsample import step
+from specsample.loop import step
 from specsample.types import Draft, DraftLaw
 
 

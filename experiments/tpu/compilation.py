@@ -21,14 +21,14 @@ from experiments.tpu import hlo_counts
 from experiments.tpu import program as compiled_lib
 from experiments.tpu import topologies as topologies_lib
 import specsample
-from specsample import chips
-from specsample import decode
-from specsample import request as request_lib
 from specsample import sharding
+from specsample.cost import chips
 from specsample.drafters import branching
 from specsample.drafters import recording
 from specsample.drafters import tli
 from specsample.drafters import trainable
+from specsample.loop import decode
+from specsample.loop import request as request_lib
 from specsample.models import int8
 from specsample.models import transformer
 from specsample.types import Drafter, Params, Verifier

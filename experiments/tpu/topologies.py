@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 
-from specsample import chips
+from specsample.cost import chips
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

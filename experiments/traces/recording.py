@@ -21,7 +21,7 @@ from experiments.evaluation import evaluation as evaluation_lib
 from experiments.traces import trace_file
 import specsample
 from specsample import files
-from specsample import step
+from specsample.loop import step
 from specsample.types import Array, Draft
 from specsample.verify import rule
 

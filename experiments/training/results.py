@@ -11,8 +11,8 @@ from experiments.training import data as data_lib
 from experiments.training import records
 from experiments.training import trainer as trainer_lib
 import specsample
-from specsample import drafter_card
 from specsample import files
+from specsample.loading import card as card_lib
 from specsample.models import checkpoint
 from specsample.models import fingerprint
 from specsample.types import Params
@@ -72,7 +72,7 @@ def write(
 
 def _is_written(folder: epath.Path, content: Mapping[str, Any]) -> bool:
   """Whether a whole drafter of the same step of the same plan is there."""
-  path = folder / drafter_card.NAME
+  path = folder / card_lib.NAME
   if not path.exists():
     return False
   names = ('steps', 'decay_start', 'last_step')

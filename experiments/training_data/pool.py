@@ -14,8 +14,8 @@ import numpy as np
 
 from experiments.training_data import recorder
 import specsample
-from specsample import refill
 from specsample import sharding
+from specsample.loop import refill
 
 
 @dataclasses.dataclass(frozen=True)

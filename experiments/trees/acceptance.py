@@ -11,8 +11,8 @@ import numpy as np
 from experiments import methods as methods_lib
 from experiments.evaluation import evaluation as evaluation_lib
 from specsample import sharding
-from specsample import step
 from specsample import tree
+from specsample.loop import step
 from specsample.types import Origin
 
 

@@ -12,8 +12,8 @@ from experiments import methods as methods_lib
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.trees import costs
 import specsample
-from specsample import step
 from specsample import tree
+from specsample.loop import step
 
 CHAIN, FIXED, CHOSEN = 'chain', 'mc-sim-63', 'chosen'
 

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from specsample import indexing
 from specsample import sharding
-from specsample import store as store_lib
 from specsample import types
 from specsample.drafters import adaptive
 from specsample.drafters import pausable
 from specsample.drafters import settings
 from specsample.drafters import suffix
+from specsample.memory import store as store_lib
 from specsample.policies import fixed
 from specsample.policies import policy as policy_lib
 from specsample.types import Array, Draft, DraftLaw, Params

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sharding
-from specsample import store as store_lib
 from specsample import types
 from specsample import widths as widths_lib
 from specsample.drafters import ngram
 from specsample.drafters import settings
+from specsample.memory import store as store_lib
 from specsample.types import Array, Draft, DraftLaw, Params, Signals
 
 # How likely a draft token is kept: the logistic function of a constant, the log

@@ -12,7 +12,6 @@ import jax
 from specsample import files
 from specsample import sharding
 from specsample import text
-from specsample import tokenizer_files
 from specsample.models import attention
 from specsample.models import config as config_lib
 from specsample.models import experts
@@ -20,6 +19,7 @@ from specsample.models import int8
 from specsample.models import rotary
 from specsample.models import tensors
 from specsample.models import transformer
+from specsample.text import tokenizer_files
 from specsample.types import Params
 
 # The file that marks a folder as written by `save`, wholly.

@@ -10,9 +10,9 @@ import functools
 import jax
 import optax
 
-from specsample import decode
 from specsample import drafters
-from specsample.stopping import Stop
+from specsample.loop import decode
+from specsample.loop.stopping import Stop
 from specsample.testing import sample as sample_lib
 from specsample.testing import tiny
 from specsample.testing import trained

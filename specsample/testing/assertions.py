@@ -9,10 +9,10 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 
-from specsample import decode
 from specsample import sampling as sampling_lib
-from specsample import step
 from specsample.drafters import NoDraft
+from specsample.loop import decode
+from specsample.loop import step
 from specsample.sampling import Sampling
 from specsample.testing import cases as cases_lib
 from specsample.testing import enumerate as enumerate_lib

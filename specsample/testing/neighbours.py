@@ -7,8 +7,8 @@ import functools
 
 import jax
 
-from specsample import decode
-from specsample.stopping import Stop
+from specsample.loop import decode
+from specsample.loop.stopping import Stop
 from specsample.testing import sample as sample_lib
 from specsample.testing.sample import Group
 from specsample.testing.sample import Sample

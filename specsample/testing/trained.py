@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import drafters
-from specsample import store as store_lib
-from specsample import vocab_map
+from specsample.memory import store as store_lib
 from specsample.testing import tiny
 from specsample.testing.hash_model import HashModel
 from specsample.types import Array, Drafter, Model, Params
+from specsample.vocabularies import vocab_map
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

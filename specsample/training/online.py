@@ -18,11 +18,11 @@ import numpy as np
 import optax
 
 from specsample import checks
-from specsample import decode
 from specsample import types
 from specsample.drafters import recording
+from specsample.loop import decode
+from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
-from specsample.stopping import Stop
 from specsample.training import recorded
 from specsample.training import step as step_lib
 from specsample.types import (

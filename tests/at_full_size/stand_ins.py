@@ -15,8 +15,8 @@ import tokenizers
 import torch
 import transformers
 
+from tests.loading.published import by_hand
 from tests.models import fp8_by_hand
-from tests.published import by_hand
 
 _DIM, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP = 64, 16, 8, 8, 96
 _QWEN_LAYERS = 5

@@ -12,10 +12,10 @@ import pytest
 import specsample
 from specsample import drafters
 from specsample import policies
-from specsample import step
 from specsample import testing
 from specsample import tree
 from specsample import verify
+from specsample.loop import step
 from specsample.models import replicated
 from specsample.policies import policy as policy_lib
 from specsample.sampling import Sampling

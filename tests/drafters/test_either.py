@@ -12,11 +12,11 @@ import pytest
 import specsample
 from specsample import drafters
 from specsample import policies
-from specsample import step
-from specsample import store as store_lib
 from specsample import testing
 from specsample import tree
 from specsample import verify
+from specsample.loop import step
+from specsample.memory import store as store_lib
 from specsample.sampling import Sampling
 from specsample.testing import trained as trained_lib
 from specsample.testing.sample import Group

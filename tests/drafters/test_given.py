@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from specsample import decode
 from specsample import drafters
 from specsample import policies
 from specsample import testing
 from specsample import verify
+from specsample.loop import decode
 from specsample.sampling import Sampling
 from specsample.types import Origin
 

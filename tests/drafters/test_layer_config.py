@@ -8,8 +8,8 @@ import pytest
 
 import specsample
 from specsample import drafters
-from specsample import step
 from specsample import testing
+from specsample.loop import step
 from specsample.models import attention
 from specsample.models import experts
 

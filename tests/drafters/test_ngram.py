@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specsample import decode
 from specsample import drafters
 from specsample import testing
 from specsample import verify
+from specsample.loop import decode
 from specsample.sampling import Sampling
 
 

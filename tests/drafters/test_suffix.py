@@ -11,9 +11,9 @@ import pytest
 import specsample
 from specsample import drafters
 from specsample import policies
-from specsample import store as store_lib
 from specsample import testing
 from specsample import verify
+from specsample.memory import store as store_lib
 from specsample.sampling import Sampling
 from specsample.testing.sample import Group
 from specsample.types import DraftLaw

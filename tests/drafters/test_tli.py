@@ -12,10 +12,10 @@ from specsample import drafters
 from specsample import testing
 from specsample import tree as tree_lib
 from specsample import verify
-from specsample import vocab_map
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
 from specsample.types import DraftLaw
+from specsample.vocabularies import vocab_map
 
 _K = 3
 _TARGET = testing.HashModel(vocab_size=6)

@@ -10,10 +10,10 @@ import pytest
 
 import specsample
 from specsample import drafters
-from specsample import step
 from specsample import testing
 from specsample import tree
 from specsample import verify
+from specsample.loop import step
 from specsample.sampling import Sampling
 from specsample.types import DraftLaw
 

@@ -21,7 +21,7 @@ import tokenizers
 
 import specsample
 from specsample import text
-from specsample import tokenizer_files
+from specsample.text import tokenizer_files
 
 # Seconds, where a command takes at most ten on two cores.
 _TIMEOUT = 300

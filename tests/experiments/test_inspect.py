@@ -18,10 +18,10 @@ from experiments.inspection import memory
 import specsample
 from specsample import testing
 from specsample.models import checkpoint
+from tests.loading.published import test_dflash
+from tests.loading.published import test_eagle
+from tests.loading.published import test_heads
 from tests.models import fp8_by_hand
-from tests.published import test_dflash
-from tests.published import test_eagle
-from tests.published import test_heads
 
 _SIZES = {
   'vocab_size': 96,

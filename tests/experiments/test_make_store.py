@@ -7,7 +7,7 @@ import pytest
 from experiments.training_data import answers
 from experiments.training_data import data_folder
 import specsample
-from specsample import store
+from specsample.memory import store
 
 _SETTINGS = {
   'user_turns': 12,

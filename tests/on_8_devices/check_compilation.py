@@ -8,11 +8,11 @@ import pytest
 
 from experiments.tpu import compilation
 import specsample
-from specsample import chips
 from specsample import drafters
 from specsample import policies
 from specsample import sharding
 from specsample import tree
+from specsample.cost import chips
 from specsample.models import transformer
 
 _K = 4

@@ -11,10 +11,10 @@ import specsample
 from specsample import drafters
 from specsample import policies
 from specsample import sharding
-from specsample import store
 from specsample import testing
 from specsample import verify
 from specsample.drafters import vocabulary
+from specsample.memory import store
 from specsample.models import replicated
 from specsample.models import transformer
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import specsample
-from specsample import loading
 from specsample import sharding
-from tests.published import test_dflash
-from tests.published import test_eagle
-from tests.published import test_heads
+from specsample.loading import load
+from tests.loading.published import test_dflash
+from tests.loading.published import test_eagle
+from tests.loading.published import test_heads
 
 LAYOUTS = {
   'medusa': (
@@ -72,7 +72,7 @@ def test_drafts_are_those_of_one_device(tmp_path, name):
     placed = sharding.place(
       jax.device_get(target.params), target.model.param_axes()
     )
-    divided = loading.Loaded(target.model, placed, None)
+    divided = load.Loaded(target.model, placed, None)
     loaded = specsample.load_drafter(folder, divided)
     assert loaded.drafter == whole.drafter
     wanted = sharding.of_tree(loaded.drafter.param_axes())

@@ -10,11 +10,11 @@ import pytest
 
 from experiments.tpu import hlo_counts
 import specsample
-from specsample import decode
 from specsample import drafters
 from specsample import indexing
 from specsample import sharding
 from specsample import verify
+from specsample.loop import decode
 from specsample.models import transformer
 
 MODEL = transformer.Transformer(

@@ -11,10 +11,10 @@ import optax
 import pytest
 
 import specsample
-from specsample import decode
 from specsample import drafters
 from specsample import testing
 from specsample import verify
+from specsample.loop import decode
 from specsample.training import losses
 from specsample.training import online
 from specsample.training import recorded

@@ -13,8 +13,8 @@ import jax
 
 from specsample import drafters
 from specsample import verify
+from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
-from specsample.stopping import Stop
 from specsample.testing import acceptance
 from specsample.testing import cases
 from specsample.testing import conditional as conditional_lib

@@ -10,9 +10,9 @@ from experiments import methods
 from experiments.decoding import conversing
 from experiments.decoding import stream
 import specsample
-from specsample import decode
 from specsample import drafters
-from specsample import turns
+from specsample.loop import decode
+from specsample.loop import turns
 
 _NEW_TOKENS = 24
 

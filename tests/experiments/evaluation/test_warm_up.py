@@ -9,7 +9,7 @@ from experiments.decoding import prompts
 from experiments.decoding import warm_up
 from experiments.evaluation import evaluation
 import specsample
-from specsample import step
+from specsample.loop import step
 from specsample.testing import hash_model
 from specsample.testing import tiny
 

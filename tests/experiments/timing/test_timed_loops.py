@@ -10,8 +10,8 @@ from experiments.timing import round_times
 from experiments.timing import timed_loops
 import specsample
 from specsample import drafters
-from specsample import step
 from specsample import testing
+from specsample.loop import step
 from specsample.types import Draft, DraftLaw
 from specsample.verify import chain
 

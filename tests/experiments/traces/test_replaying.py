@@ -19,9 +19,9 @@ import specsample
 from specsample import drafters
 from specsample import policies
 from specsample import sharding
-from specsample import step
 from specsample import tree
 from specsample import verify
+from specsample.loop import step
 from specsample.types import Draft, DraftLaw, Signals
 
 _K = 3

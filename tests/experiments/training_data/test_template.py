@@ -11,7 +11,7 @@ from experiments.evaluation import evaluation
 from experiments.training_data import template
 import specsample
 from specsample import testing
-from specsample import tokenizer_files
+from specsample.text import tokenizer_files
 
 
 @pytest.fixture(scope='module')

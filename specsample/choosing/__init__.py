@@ -1,0 +1,1 @@
+"""Which drafter pays on the machine at hand."""

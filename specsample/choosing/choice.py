@@ -1,0 +1,404 @@
+"""Chooses how to decode a target on the machine at hand.
+
+What a draft brings is on the card of its drafter, and what a pass costs is
+measured here, once. Where drafting does not pay, the choice is plain decoding.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+
+from specsample import checks
+from specsample import cost
+from specsample import drafters
+from specsample import files
+from specsample import policies
+from specsample import sharding
+from specsample import verify as verify_lib
+from specsample.choosing import measured_here
+from specsample.choosing import pass_times
+from specsample.choosing import promises as promises_lib
+from specsample.loading import card as card_lib
+from specsample.loading import drafter as drafter_lib
+from specsample.loading import load
+from specsample.memory import store_files
+from specsample.types import Drafter, Params, Verifier
+
+# Tokens of a row in the passes that are timed, and in its cache before.
+_SIZES = (1, 2, 3, 5, 8, 16)
+_CONTEXT = 128
+_REPEATS = 9
+# Lengths of remembered drafts; in how many rounds a row drafts, and how often a
+# token of such a draft is kept: measured in docs/memory.md, 1.8 of 7.
+_REMEMBERED = (3, 7, 15)
+_REMEMBERED_SHARE = 0.45
+_REMEMBERED_ACCEPTANCE = 0.65
+# A trained drafter must promise so much. What was held out is like what it was
+# trained on, and other texts keep less: cards that have acceptance on questions
+# of people are read for that.
+_MARGIN = 1.1
+_ACCEPTANCE = ('on_questions', 'held_out')
+# Times of one size that differ by more than this cannot be compared.
+_NOISE = 0.5
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Choice:
+  """How to decode, and why.
+
+  Attributes:
+    drafter: of at most as many drafts as pay here; `drafters.NoDraft` if none.
+    verify: the rule for its drafts.
+    drafter_params: the drafter's own parameters, None if it has none.
+    reason: one line that says what was chosen, and why.
+  """
+
+  drafter: Drafter
+  reason: str
+  verify: Verifier = verify_lib.chain
+  drafter_params: Params = None
+
+  def params(self, target: load.Loaded) -> Params:
+    """The tree that `generate` takes, with the target's parameters."""
+    params = {'target': target.params}
+    if self.drafter_params is None:
+      return params
+    return params | {'drafter': self.drafter_params}
+
+
+def auto(target: load.Loaded, *, batch_size: int = 1) -> Choice:
+  """Chooses a drafter for a target by what pays on this machine.
+
+  Considers remembered drafts (the row's own text, and the store that ships for
+  the target) and the trained drafters that ship for it: chains and, where cards
+  say how often a second choice is kept, trees. Passes over 1 to 16 tokens, and
+  drafts of what may pay, are timed once on a machine and then known
+  (`measured_here`). `drafters.Suffix` drafts where it expects more than the
+  wider round costs, and a trained drafter as long as `policies.Fastest` finds
+  that it pays in that row: both decide by the past alone, so that the output
+  stays exact.
+
+  Args:
+    target: what to decode with.
+    batch_size: rows that are decoded at once.
+
+  Raises:
+    ValueError: batch_size is no count.
+  """
+  batch_size = _rows(batch_size)
+  times = _pass_seconds(target, batch_size)
+  if _is_uneven(times):
+    low, high = (1e3 * x for x in (min(times['1']), max(times['1'])))
+    return Choice(
+      drafter=drafters.NoDraft(),
+      reason=f'decodes plainly: a pass took {low:.0f} to {high:.0f} ms, too '
+      'uneven to tell what pays; try again on a quiet machine',
+    )
+  passes = pass_times_of(times, batch_size)
+  stores = [
+    name
+    for name, folder in card_lib.shipped(store_files.NAME).items()
+    if files.read_json(files.at(folder / store_files.NAME)).get('target')
+    == target.fingerprint
+  ]
+  length = remembered_length(passes, batch_size)
+  found = _promises(target, passes, batch_size)
+  trained = _best(found, _gain(passes, batch_size, length))
+  if trained is not None and trained.topology is not None:
+    length = 0
+  return _choice(
+    target,
+    length=length,
+    costs=_pass_costs(passes, batch_size, max(_REMEMBERED)),
+    stores=sorted(stores),
+    trained=trained,
+    others=found,
+  )
+
+
+def costs(
+  target: load.Loaded,
+  num_draft_tokens: int,
+  *,
+  batch_size: int = 1,
+  trained: drafter_lib.LoadedDrafter | None = None,
+) -> tuple[float, ...]:
+  """What rounds with 0, 1, ... K drafts in each row cost here, in plain passes.
+
+  As `drafters.Suffix` and `policies.Fastest` take them. Timed once on a
+  machine, as `auto` does.
+
+  Args:
+    target: what scores the drafts.
+    num_draft_tokens: K, at most 15.
+    batch_size: rows that are decoded at once.
+    trained: the drafter whose drafts they are; None if drafting takes no time.
+
+  Raises:
+    ValueError: batch_size is no count, or K is none up to 15.
+  """
+  batch_size = _rows(batch_size)
+  most = max(_SIZES) - 1
+  if not (checks.is_count(num_draft_tokens) and num_draft_tokens <= most):
+    raise ValueError(
+      f'num_draft_tokens is {num_draft_tokens!r}: give 1 to {most}'
+    )
+  passes = pass_times_of(_pass_seconds(target, batch_size), batch_size)
+  if trained is None:
+    return _pass_costs(passes, batch_size, num_draft_tokens)
+  seconds = _drafting_seconds(target, trained, batch_size)
+  return promises_lib.round_costs(passes, batch_size, seconds)
+
+
+def pass_times_of(
+  seconds: Mapping[str, Sequence[float]], batch_size: int
+) -> cost.PassTimes:
+  """The table of the least times, which never fall as tokens are added.
+
+  Args:
+    seconds: by the number of tokens of a row.
+    batch_size: rows.
+  """
+  sizes = sorted(map(int, seconds))
+  least = np.maximum.accumulate([min(seconds[str(size)]) for size in sizes])
+  return cost.PassTimes(
+    tuple(batch_size * size for size in sizes), tuple(least.tolist())
+  )
+
+
+def remembered_length(passes: cost.PassTimes, batch_size: int) -> int:
+  """How long remembered drafts should be, 0 if none would pay.
+
+  A round of several rows is as wide as the longest of their drafts.
+  """
+  return max(
+    (0, *_REMEMBERED), key=lambda length: _gain(passes, batch_size, length)
+  )
+
+
+def _gain(passes, batch_size, length):
+  """The speedup that remembered drafts of that length promise."""
+  wide = 1 - (1 - _REMEMBERED_SHARE) ** batch_size
+  kept = cost.expected_tokens(_REMEMBERED_ACCEPTANCE, length) - 1
+  more = promises_lib.ratio(passes, batch_size, length) - 1
+  return (1 + _REMEMBERED_SHARE * kept) / (1 + wide * more)
+
+
+def _best(
+  found: Sequence[promises_lib.Promise], remembered: float
+) -> promises_lib.Promise | None:
+  """Returns the drafter that is used: of those that pay, the most promising.
+
+  Args:
+    found: what drafters promise.
+    remembered: what remembered drafts gain, which join a chain and no tree.
+  """
+  together = lambda x: x.speedup * (remembered if x.topology is None else 1)
+  paying = [
+    x
+    for x in found
+    if x.speedup >= _MARGIN * (1 if x.topology is None else remembered)
+  ]
+  return max(paying, key=together, default=None)
+
+
+def _pass_costs(passes, batch_size, num_draft_tokens):
+  """The costs of rounds, if drafting takes no time."""
+  free = [0.0] * (num_draft_tokens + 1)
+  return promises_lib.round_costs(passes, batch_size, free)
+
+
+def _rows(batch_size):
+  """The batch size that `generate` pads to on a mesh."""
+  if not checks.is_count(batch_size):
+    raise ValueError(f'batch_size is {batch_size}: give at least 1')
+  parts = sharding.batch_parts()
+  return -(-batch_size // parts) * parts
+
+
+def _pass_seconds(target, batch_size):
+  length = min(_CONTEXT, target.model.max_length - max(_SIZES) - 1)
+
+  def measure():
+    found = pass_times.passes(
+      {'target': target.params},
+      target.model,
+      _SIZES,
+      length=length,
+      max_length=length,
+      batch=batch_size,
+      times=2,
+      repeats=_REPEATS,
+    )
+    return {str(size): seconds for size, seconds in found.items()}
+
+  what = {'passes': repr(target.model), 'batch': batch_size, 'sizes': _SIZES}
+  return _times(what, measure, lambda x: not _is_uneven(x))
+
+
+def _times(what, measure, is_good):
+  """The times, kept on this machine; of several processes the first one's."""
+  if jax.process_count() == 1:
+    return measured_here.recall(what, measure, is_good)
+  # All run the same passes, and then choose alike.
+  times = measure()
+  names = sorted(times)
+  found = multihost_utils.broadcast_one_to_all(
+    np.asarray([times[name] for name in names])
+  )
+  return dict(zip(names, np.asarray(found).tolist(), strict=True))
+
+
+def _is_uneven(times: Mapping[str, Sequence[float]]) -> bool:
+  of_one = np.asarray(times['1'])
+  return bool(np.median(of_one) > (1 + _NOISE) * np.min(of_one)) or (
+    min(map(min, times.values())) <= 0
+  )
+
+
+def _promises(
+  target: load.Loaded, passes: cost.PassTimes, batch_size: int
+) -> list[promises_lib.Promise]:
+  """Those of all drafters that ship for the target, the best first.
+
+  A drafter is loaded and timed only if it would pay if drafting were free.
+  """
+  found = []
+  for name, measured in _cards(target).items():
+    promised = _promise(name, measured, passes, batch_size, None)
+    if promised.speedup >= _MARGIN:
+      loaded = drafter_lib.load_drafter(name, target)
+      seconds = _drafting_seconds(target, loaded, batch_size)
+      promised = _promise(name, measured, passes, batch_size, seconds)
+    found.append(promised)
+  return sorted(found, key=lambda x: -x.speedup)
+
+
+def _promise(name, measured, passes, batch_size, seconds):
+  """Returns the better of a chain and, if the card says enough, a tree.
+
+  A level of a tree is taken to be drafted as fast as a token of a chain.
+  """
+  most = max(_SIZES) - 1
+  shares = [float(x) for x in measured['acceptance_by_position'][:most]]
+  if seconds is None:
+    seconds = [0.0] * (len(shares) + 1)
+  promised = promises_lib.of_chain(name, shares, passes, batch_size, seconds)
+  by_rank = measured.get('acceptance_by_rank')
+  if by_rank is None:
+    return promised
+  of_trees = promises_lib.of_trees(
+    name, by_rank, passes, batch_size, seconds, most
+  )
+  return max(promised, of_trees, key=lambda x: x.speedup)
+
+
+def _cards(target: load.Loaded) -> dict[str, dict[str, Any]]:
+  """Measurements from the cards of the drafters shipped for a target.
+
+  'acceptance_by_position' [K] are the shares of rounds that keep draft 1, 2,
+  ...; 'acceptance_by_rank' [K, k], where it is there, is how often the draft of
+  each rank is the one kept, as `tree.best` takes it.
+  """
+  found = {}
+  for name, folder in sorted(card_lib.shipped().items()):
+    card: dict[str, Any] = card_lib.read(files.at(folder))
+    entries = [card[entry] for entry in _ACCEPTANCE if entry in card]
+    if card['fingerprint'] == target.fingerprint and entries:
+      found[name] = entries[0]
+  return found
+
+
+def _drafting_seconds(target, loaded, batch_size):
+  def measure():
+    params = {'target': target.params, 'drafter': loaded.params}
+    seconds = pass_times.drafting(
+      params,
+      target.model,
+      loaded.drafter,
+      length=_CONTEXT,
+      batch=batch_size,
+      repeats=_REPEATS,
+    )
+    return {'draft': seconds}
+
+  what = {'drafts': repr(loaded.drafter), 'batch': batch_size}
+  times = _times(what, measure, lambda x: min(x['draft']) > 0)
+  whole = max(0.0, min(times['draft']))
+  num_draft_tokens = loaded.drafter.num_draft_tokens
+  if not hasattr(loaded.drafter, 'go_on'):
+    # All of them at once.
+    return [0.0] + [whole] * num_draft_tokens
+  step = whole / num_draft_tokens
+  return [step * i for i in range(num_draft_tokens + 1)]
+
+
+def _choice(target, *, length, costs, stores, trained, others) -> Choice:
+  remembered = remembered_params = None
+  if length:
+    remembered = drafters.Suffix(
+      num_draft_tokens=length, costs=costs[: length + 1]
+    )
+    remembered_params = {
+      name.rpartition('/')[2]: store_files.load_store(name, target)
+      for name in stores
+    }
+  drafter: Drafter = drafters.NoDraft()
+  params = None
+  verify: Verifier = verify_lib.chain
+  if trained:
+    loaded = drafter_lib.load_drafter(trained.name, target, trained.depth)
+    drafter, params = loaded.drafter, loaded.params
+    if trained.topology is not None:
+      drafter = drafters.Tree(drafter=drafter, topology=trained.topology)
+      verify = verify_lib.tree
+    fastest = policies.Fastest(costs=trained.costs, whole_batch=True)
+    drafter = drafters.Adaptive(drafter=drafter, policies=(fastest,))
+  if remembered and trained:
+    drafter = drafters.Either(remembered=remembered, trained=drafter)
+    params = {'remembered': remembered_params, 'trained': params}
+  elif remembered:
+    drafter, params = remembered, remembered_params
+  return Choice(
+    drafter=drafter,
+    verify=verify,
+    drafter_params=params,
+    reason=_reason(length, costs, stores, trained, others),
+  )
+
+
+def _reason(length, costs, stores, trained, others) -> str:
+  """One line for people."""
+  short = lambda promise: promise.name.rpartition('/')[2]
+  parts = []
+  if length:
+    whence = 'its own text and stored answers' if stores else 'its own text'
+    parts.append(
+      f'drafts up to {length} tokens from {whence} where that promises more '
+      f'than the wider round costs ({costs[length]:.2f} of a plain pass here)'
+    )
+  if trained:
+    how = f'up to {trained.depth}'
+    if trained.topology is not None:
+      how = f'trees of {trained.topology.num_nodes} tokens, {how} deep,'
+    parts.append(
+      f'{"else" if parts else "drafts"} {how} with {short(trained)}, which '
+      f'promises {trained.speedup:.2f}x'
+    )
+  elif not length:
+    shortest = _REMEMBERED[0]
+    parts.append(
+      f'decodes plainly: a round of {shortest} drafts costs '
+      f'{costs[shortest]:.2f} of a plain pass here'
+    )
+  chosen = ', '.join(parts)
+  if trained or not others:
+    return chosen
+  return (
+    f'{chosen}; trained drafters do not pay (the best, {short(others[0])}, '
+    f'promises {others[0].speedup:.2f}x)'
+  )

@@ -1,0 +1,1 @@
+"""Models, and the drafters that belong to them, from files."""

@@ -1,0 +1,220 @@
+"""Where a trained drafter is and what its card says.
+
+card.json has the library's own entries, `OWN`, which make the drafter again for
+its target, and whatever else is to be known of its training.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from etils import epath
+
+from specsample import drafters
+from specsample import files
+from specsample.drafters import trainable
+from specsample.loading import load
+from specsample.models import checkpoint
+from specsample.models import huggingface
+from specsample.models import transformer
+
+# The file that marks a folder as a drafter that was written wholly.
+NAME = 'card.json'
+# By the types that JSON gives.
+OWN = {
+  'format': int,
+  'kind': str,
+  'settings': dict,
+  'fingerprint': str,  # of the target
+  'sha256': str,  # of the file of weights
+}
+_FORMAT = 1
+_KINDS: dict[str, Any] = {
+  'dflash': drafters.DFlash,
+  'draft_model': drafters.DraftModel,
+  'dspark': drafters.DSpark,
+  'eagle': drafters.Eagle,
+  'eagle3': drafters.Eagle3,
+  'hydra': drafters.Hydra,
+  'medusa': drafters.Medusa,
+  'mtp': drafters.MTP,
+}
+# Files of a hub repository that hold a drafter, as `published` reads them or as
+# the library writes them.
+_FILE_PATTERNS = (
+  NAME,
+  'drafter.safetensors',
+  'config.json',
+  'model*.safetensors',
+  'pytorch_model*.bin',
+  '*_lm_head.safetensors',
+  '*_lm_head.pt',
+  '*.index.json',
+)
+# Where the drafters are that the library ships: in an installed package, in the
+# repository.
+_LIBRARY = pathlib.Path(__file__).parents[1]
+_SHELVES = (_LIBRARY / 'checkpoints', _LIBRARY.parent / 'checkpoints')
+
+
+def find(name: str) -> epath.Path:
+  """The folder of a drafter that the library ships, at a path, or of the hub.
+
+  Raises:
+    ValueError: it is nowhere.
+  """
+  folders = shipped()
+  if name in folders:
+    return files.at(folders[name])
+  path = files.at(name).expanduser()
+  if files.is_folder(path):
+    return path
+  if path.suffix in huggingface.PICKLE_SUFFIXES:
+    raise ValueError(_pickle_message(path))
+  reason = ''
+  if load.is_hub_id(name) and not path.exists():
+    try:
+      return files.at(load.download(name, _FILE_PATTERNS))
+    except ValueError as error:
+      reason = f' ({error})'
+  raise ValueError(
+    f'{name!r} is no folder and no drafter that the library ships{reason}: '
+    'give the folder of one that was trained, a name of the hub, or one of '
+    f'{sorted(folders)}'
+  )
+
+
+def shipped(card: str = NAME) -> dict[str, pathlib.Path]:
+  """Returns the folders of what the library ships, by their names.
+
+  Args:
+    card: the file that marks them, that of drafters or of another kind.
+  """
+  return {
+    path.parent.relative_to(shelf).as_posix(): path.parent
+    for shelf in _SHELVES
+    for path in shelf.glob(f'*/*/{card}')
+  }
+
+
+def make(
+  drafter: trainable.Trainable, fingerprint: str, more: Mapping[str, Any]
+) -> dict[str, Any]:
+  """The card of a drafter, with `more` behind the entries `OWN`.
+
+  The fingerprint is the target's.
+
+  Raises:
+    ValueError: the drafter is of no kind that is known, or `more` is no JSON.
+  """
+  kinds = [kind for kind, cls in _KINDS.items() if type(drafter) is cls]
+  if not kinds:
+    raise ValueError(
+      f'{drafter} is no drafter that is trained: save one of {list(_KINDS)}'
+    )
+  settings = {
+    field.name: _to_json(getattr(drafter, field.name))
+    for field in dataclasses.fields(drafter)
+    if field.name != 'model'
+  }
+  own = {
+    'format': _FORMAT,
+    'kind': kinds[0],
+    'settings': settings,
+    'fingerprint': fingerprint,
+  }
+  try:
+    # As it is read back: tuples are lists there.
+    return json.loads(json.dumps({**own, **more, **own}, allow_nan=False))
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f'the card is no JSON ({error}): give text, finite numbers, lists and '
+      'dicts of them'
+    ) from error
+
+
+def read(folder: epath.Path) -> dict[str, Any]:
+  """The card in a folder.
+
+  Raises:
+    ValueError: there is none, or it is damaged.
+  """
+  path = folder / NAME
+  check_present(path)
+  card = files.read_json(path)
+  for name, kind in OWN.items():
+    if type(card.get(name)) is not kind:
+      raise ValueError(
+        f'{path}: {name} is {card.get(name)!r}, expected {kind.__name__}: the '
+        'file is damaged, save the drafter again'
+      )
+  if card['format'] != _FORMAT:
+    raise ValueError(
+      f'{path} is of format {card["format"]}, and this version of the library '
+      f'reads format {_FORMAT}: install the version that wrote it'
+    )
+  return card
+
+
+def drafter_of(
+  card: Mapping[str, Any], folder: epath.Path, target: load.Loaded
+) -> trainable.Trainable:
+  """The drafter that a card describes, of the target that it was trained for.
+
+  Raises:
+    ValueError: the target is another, or the card is damaged.
+  """
+  fingerprint = target.fingerprint
+  if card['fingerprint'] != fingerprint:
+    name = f'{card.get("target", "the model")} ({card["fingerprint"]})'
+    raise ValueError(
+      f'{folder} was trained for {name}, and this target is {fingerprint}: '
+      'load that one, or train a drafter for this one'
+    )
+  settings = card['settings']
+  try:
+    settings = {
+      name: _from_json(value, target.model.dtype)
+      for name, value in settings.items()
+    }
+    return _KINDS[card['kind']](model=target.model, **settings)
+  except (LookupError, TypeError, AttributeError, ValueError) as error:
+    raise ValueError(
+      f'{folder / NAME}: {card["kind"]} with {settings} is none of '
+      f'{list(_KINDS)} with its settings ({error}): save the drafter again'
+    ) from error
+
+
+def check_present(path: epath.Path) -> None:
+  """Raises ValueError unless there is the file of a drafter's folder."""
+  if path.exists():
+    return
+  for other in sorted(path.parent.iterdir()):
+    if other.suffix in huggingface.PICKLE_SUFFIXES:
+      raise ValueError(_pickle_message(other))
+  raise ValueError(
+    f'{path} is not there: give a folder that save_drafter wrote to the end'
+  )
+
+
+def _to_json(value):
+  """A setting as JSON has it; that of layers is a model's configuration."""
+  if isinstance(value, transformer.Transformer):
+    return checkpoint.to_json(value)
+  return value
+
+
+def _from_json(value, dtype):
+  if isinstance(value, dict):
+    return checkpoint.from_json(value, dtype)
+  # JSON has no tuples, and a drafter must be hashable.
+  return tuple(value) if isinstance(value, list) else value
+
+
+def _pickle_message(path):
+  return (
+    f'{path} may be a pickle, which can run any code when it is read: give a '
+    'folder that save_drafter wrote'
+  )

@@ -1,0 +1,257 @@
+"""Trained drafters as the library saves them.
+
+A folder holds drafter.safetensors, bfloat16, its tensors named by their paths
+in the tree of parameters, and card.json (`drafter_card`). The columns of a
+draft vocabulary that are the target's are cut out of it again, not stored.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import hashlib
+import os
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from specsample import files
+from specsample import sharding
+from specsample.drafters import trainable
+from specsample.drafters import vocabulary
+from specsample.loading import card as card_lib
+from specsample.loading import load
+from specsample.loading.published import layouts
+from specsample.loading.published import mtp
+from specsample.models import int8
+from specsample.models import safetensors_file
+from specsample.models import tensors
+from specsample.types import Params
+
+# The file of weights in a folder.
+NAME = 'drafter.safetensors'
+_D2T = 'vocabulary.d2t'
+_UNEMBEDDING = 'vocabulary.unembedding'
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedDrafter:
+  """A drafter, its parameters (params['drafter']) and its card.
+
+  The card of what the library did not save is empty.
+  """
+
+  drafter: Any  # a `types.Drafter` and `trainable.Trainable`
+  params: Params = dataclasses.field(repr=False)
+  card: dict[str, Any] = dataclasses.field(repr=False)
+
+
+def save_drafter(
+  path: str | os.PathLike[str],
+  drafter: trainable.Trainable,
+  params: Params,
+  *,
+  target: load.Loaded | str,
+  card: Mapping[str, Any],
+) -> None:
+  """Writes a folder that `load_drafter` reads, whole or not at all.
+
+  Several processes all call it, and the first one writes.
+
+  Args:
+    path: the folder, not there yet; of gs:// too.
+    drafter: one that is trained.
+    params: its own, of any floating dtype: rounded to bfloat16, but routers.
+    target: what it was trained for, or its `models.fingerprint`.
+    card: what else is to be known, in JSON's types: the target's name as
+      'target', the data, the tokens seen, the recipe, the acceptance. The
+      library's own entries, as of a card that was loaded, are replaced.
+
+  Raises:
+    ValueError: `path` exists, the parameters are not the drafter's or are of
+      int8, or the card holds what JSON cannot.
+  """
+  int8.refuse(params)
+  if isinstance(target, load.Loaded):
+    target = target.fingerprint
+  content = card_lib.make(drafter, target, card)
+  found = _by_name(params)
+  different = _differences(
+    {name: x.shape for name, x in _by_name(drafter.abstract_params()).items()},
+    {name: x.shape for name, x in found.items()},
+  )
+  if different != tensors.Differences():
+    raise ValueError(f'params: {_sentence(different)}: give those of {drafter}')
+  arrays = {
+    name: _to_host(leaf).astype(safetensors_file.DTYPES[_kind(name)])
+    for name, leaf in found.items()
+    if name != _UNEMBEDDING or drafter.own_unembedding
+  }
+  with files.new_folder(path) as folder:
+
+    def write():
+      safetensors_file.write(folder / NAME, arrays)
+      # The last, because it says that the other is there.
+      own = {'sha256': _sha256(folder / NAME)}
+      files.write_json(folder / card_lib.NAME, content | own)
+
+    files.on_first_process(write)
+
+
+def load_drafter(
+  name_or_path: str | os.PathLike[str],
+  target: load.Loaded,
+  num_draft_tokens: int | None = None,
+  weights: Literal['int8'] | None = None,
+) -> LoadedDrafter:
+  """Loads a trained drafter for a target, onto the mesh that is set.
+
+  Args:
+    name_or_path: of those that the library ships, 'smollm2-135m-instruct/hydra'
+      for one; a folder that `save_drafter` wrote, of gs:// too; one of a layout
+      that others publish drafters in (`published.layouts`), or the
+      target's own, of Hugging Face's layout, that holds modules for multi-token
+      prediction as DeepSeek-V3's does; or where there is no such folder a
+      repository 'organisation/name' of the Hugging Face hub with one of these.
+    target: what it was trained for. Its dtype is that of the parameters.
+    num_draft_tokens: K, None for what it was trained with; 5 where EAGLE does
+      not say. Of heads the first K are loaded.
+    weights: 'int8' as `loading.load` takes it, whatever the target's are; they
+      are made of the whole parameters, which are there for a moment too. None
+      for the target's dtype.
+
+  Raises:
+    ValueError: nothing is there, it is damaged, it is for another target, or it
+      has fewer heads than K.
+  """
+  int8.check(weights)
+  loaded = _load(os.fspath(name_or_path), target, num_draft_tokens)
+  if weights is None:
+    return loaded
+  return dataclasses.replace(loaded, params=int8.weights(loaded.params))
+
+
+def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
+  folder = card_lib.find(name_or_path)
+  if not (folder / card_lib.NAME).exists():
+    published = layouts.load(folder, target, num_draft_tokens)
+    if published is None and (folder / 'config.json').exists():
+      published = mtp.load(folder, target.model, num_draft_tokens)
+    if published is not None:
+      return LoadedDrafter(*published, card={})
+  card = card_lib.read(folder)
+  trained = card_lib.drafter_of(card, folder, target)
+  stored = _open(folder / NAME, trained)
+  if _sha256(folder / NAME) != card['sha256']:
+    raise ValueError(
+      f'{folder / NAME} holds other weights than {card_lib.NAME} was '
+      'written for: one of the two is damaged or of another drafter'
+    )
+  drafter = trained
+  if num_draft_tokens is not None:
+    drafter = dataclasses.replace(trained, num_draft_tokens=num_draft_tokens)
+  wanted = _by_name(drafter.abstract_params())
+  if wanted.keys() - {_UNEMBEDDING} - stored.keys():
+    raise ValueError(
+      f'num_draft_tokens is {num_draft_tokens}, and {folder} has heads for '
+      f'{trained.num_draft_tokens}: give at most that, or train more'
+    )
+  axes = _by_name(drafter.param_axes())
+  dtype = target.model.dtype
+  params = {}
+  for name in filter(stored.__contains__, wanted):
+    values = stored[name][(slice(None),) * len(stored[name].shape)]
+    if name == _D2T and not drafter.own_unembedding:
+      unembedding = _unembedding(folder / NAME, target, values)
+      params[_UNEMBEDDING] = sharding.move(
+        unembedding.astype(dtype), axes[_UNEMBEDDING]
+      )
+    elif _kind(name) == 'BF16':
+      values = values.astype(dtype)
+    params[name] = sharding.place(values, axes[name])
+  in_tree = jax.tree_util.tree_map_with_path(
+    lambda path, _: params[tensors.key(path)], drafter.abstract_params()
+  )
+  return LoadedDrafter(drafter, in_tree, card)
+
+
+def _open(path, drafter):
+  """The tensors of a file, which are those of the drafter."""
+  card_lib.check_present(path)
+  stored = safetensors_file.read_header(path)
+  different = compare(drafter, stored)
+  if different != tensors.Differences():
+    raise ValueError(
+      f'{path}: {_sentence(different)}, for num_draft_tokens = '
+      f'{drafter.num_draft_tokens} and the other settings of '
+      f'{card_lib.NAME}: one of the two files is damaged or of another '
+      'drafter, save both again'
+    )
+  return stored
+
+
+def compare(
+  drafter: trainable.Trainable, stored: Mapping[str, safetensors_file.Tensor]
+) -> tensors.Differences:
+  """How the tensors of a file are not those that a drafter is saved as."""
+  expected = _by_name(drafter.abstract_params())
+  if not drafter.own_unembedding:
+    expected.pop(_UNEMBEDDING, None)
+  return _differences(
+    {name: f'{_kind(name)} {x.shape}' for name, x in expected.items()},
+    {name: f'{tensor.kind} {tensor.shape}' for name, tensor in stored.items()},
+  )
+
+
+def _unembedding(path, target, d2t):
+  try:
+    cut = vocabulary.of_target(target.model, target.params, d2t)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+  return cut['unembedding']
+
+
+def _sha256(path):
+  return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _differences(expected, found) -> tensors.Differences:
+  """How two dicts of what tensors are differ."""
+  return tensors.Differences(
+    missing=tuple(sorted(expected.keys() - found.keys())),
+    unknown=tuple(sorted(found.keys() - expected.keys())),
+    misshapen=tuple(
+      f'tensor {name} is {found[name]}, expected is {expected[name]}'
+      for name in sorted(expected.keys() & found.keys())
+      if found[name] != expected[name]
+    ),
+  )
+
+
+def _sentence(found: tensors.Differences) -> str:
+  missing, unknown = found.missing, found.unknown
+  parts = [f'{tensors.listed(missing)} missing'] if missing else []
+  parts += [f'{tensors.listed(unknown)} unknown'] if unknown else []
+  return '; '.join((*parts, *found.misshapen))
+
+
+def _by_name(tree):
+  """The leaves of a tree of parameters, or of their axes, by their names."""
+  is_axes = lambda x: isinstance(x, tuple)
+  leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_axes)
+  return {tensors.key(path): leaf for path, leaf in leaves}
+
+
+def _kind(name):
+  if tensors.is_of_router(name):
+    return 'F32'
+  return 'I32' if name == _D2T else 'BF16'
+
+
+def _to_host(leaf):
+  if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+    leaf = _replicate(leaf)
+  return np.asarray(leaf)
+
+
+# Of an array that no host holds whole, each gets a whole one.
+_replicate = jax.jit(sharding.replicate)

@@ -1,0 +1,132 @@
+"""DFlash and DSpark, as their authors and speculators write them.
+
+Chen et al., 2602.06036; DSpark is DeepSpec's.
+"""
+
+from typing import Any
+
+from specsample import drafters
+from specsample.loading import load
+from specsample.loading.published import eagle
+from specsample.loading.published import layer
+from specsample.loading.published import source as source_lib
+
+_NAMES = {
+  'fuse.kernel': 'fc.weight',
+  'fused_norm.scale': 'hidden_norm.weight',
+  'norm.scale': 'norm.weight',
+  'vocabulary.unembedding': source_lib.UNEMBEDDING,
+  'markov.before': 'markov_head.markov_w1.weight',
+  'markov.behind': 'markov_head.markov_w2.weight',
+  'confidence.kernel': 'confidence_head.proj.weight',
+  'confidence.bias': 'confidence_head.proj.bias',
+}
+
+
+def plan(
+  source: source_lib.Source,
+  target: load.Loaded,
+  num_draft_tokens: int | None,
+) -> source_lib.Plan:
+  """DFlash, or DSpark where there is a Markov head.
+
+  Raises:
+    ValueError: it is of a kind that is not supported, or not of such a target.
+  """
+  config = source.config
+  nested = config.part('dflash_config')
+  setting = lambda key: nested.get(key, config.get(key))
+  is_spark = _NAMES['markov.before'] in source.tensors
+  _check_heads(source, is_spark)
+  layer_config = layer.config_of(
+    source, eagle.of_layer(config), target, 'layers.0.'
+  )
+  mask_id = setting('mask_token_id')
+  if type(mask_id) is not int or not 0 <= mask_id < target.model.vocab_size:
+    raise ValueError(
+      f'{config.origin}: mask_token_id is {mask_id!r}, and the target has '
+      f'tokens 0 to {target.model.vocab_size - 1}: the drafter is of another '
+      'target'
+    )
+  from_pending = _drafts_from_pending(source)
+  if num_draft_tokens is None:
+    place = nested if nested.get('block_size') else config
+    size = place.size('block_size')
+    num_draft_tokens = size if from_pending else size - 1
+  ids, ignored = eagle.read_ids(source, target)
+  settings: dict[str, Any] = {
+    'model': target.model,
+    'num_draft_tokens': num_draft_tokens,
+    'draft_vocab_size': None if ids is None else len(ids),
+    'own_unembedding': (
+      ids is not None or source_lib.has_own_unembedding(source, target)
+    ),
+    'feature_layers': _feature_layers(source, target),
+    'num_layers': layer_config.num_layers,
+    'drafts_from_pending': from_pending,
+    'layer_config': layer_config,
+  }
+  drafter: drafters.DFlash
+  if is_spark:
+    rank = source.shape(_NAMES['markov.before'])[-1]
+    drafter = drafters.DSpark(**settings, rank=rank, reads_all_tokens=True)
+  else:
+    drafter = drafters.DFlash(**settings)
+  ignored |= source_lib.check_embedding(source, 'embed_tokens.weight', target)
+  if not drafter.own_unembedding:
+    ignored.add(source_lib.UNEMBEDDING)
+  made = {'mask': source_lib.embed(target, [mask_id])[0]}
+  if ids is not None:
+    made['vocabulary.d2t'] = ids
+  names = _NAMES | layer.names('layers.{}.', 'layers.{}.')
+  return source_lib.Plan(
+    drafter=drafter, source=source, names=names, made=made, ignored=ignored
+  )
+
+
+def _check_heads(source, is_spark):
+  """Raises ValueError for a Markov head of another kind, or half of one."""
+  config = source.config
+  if is_spark:
+    config.only('markov_head_type', 'vanilla')
+    config.only('confidence_head_with_markov', True)
+  rank = config.get('markov_rank')
+  if rank is not None and bool(rank) != is_spark:
+    there = 'a' if is_spark else 'no'
+    raise ValueError(
+      f'{config.origin}: markov_rank is {rank!r}, and {source.folder} holds '
+      f'{there} tensor {_NAMES["markov.before"]}: one of the two is of another '
+      'drafter'
+    )
+
+
+def _drafts_from_pending(source) -> bool:
+  """Whether the pending token's own output is read, for the first draft.
+
+  DeepSpec trains so, and speculators where it says.
+  """
+  config = source.config
+  if 'sample_from_anchor' in config.values:
+    return config.flag('sample_from_anchor')
+  kind = config.get('speculators_model_type')
+  if kind is not None:
+    return kind == 'dspark'
+  is_nested = config.get('dflash_config') is not None
+  return not is_nested and config.get('target_layer_ids') is not None
+
+
+def _feature_layers(source, target):
+  config = source.config
+  # Speculators' numbers count the embedding as the first.
+  counted = source_lib.numbers(config, 'aux_hidden_state_layer_ids')
+  if counted:
+    return tuple(i - 1 for i in counted)
+  key = 'target_layer_ids'
+  ids = source_lib.numbers(config.part('dflash_config'), key)
+  ids = ids or source_lib.numbers(config, key)
+  if not ids:
+    raise ValueError(
+      f'{config.origin}: {key} are not there: the file does not say which of '
+      "the target's layers are read, give a list of their numbers"
+    )
+  return eagle.of_outputs(source, target, ids)

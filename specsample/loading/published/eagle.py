@@ -1,0 +1,211 @@
+"""EAGLE 1, 2 and 3, as their authors and others write them.
+
+Li et al., 2401.15077, 2406.16858 and 2503.01840. The layer of EAGLE-3 is called
+`midlayer` by its authors and `layers.0` by others; that of EAGLE is `layers.0`,
+and `transformer` where `speculators` wrote it.
+"""
+
+import numpy as np
+
+from specsample import drafters
+from specsample.drafters import vocabulary
+from specsample.loading import load
+from specsample.loading.published import layer
+from specsample.loading.published import source as source_lib
+from specsample.models import config as config_lib
+
+# Of a chain where a configuration does not say, as deep as EAGLE's own trees.
+_NUM_DRAFT_TOKENS = 5
+
+
+def plan_eagle(
+  source: source_lib.Source,
+  target: load.Loaded,
+  num_draft_tokens: int | None,
+) -> source_lib.Plan:
+  """EAGLE 1 or 2, which differ in their trees only.
+
+  Raises:
+    ValueError: it has more than one layer, norms that EAGLE has not, or is not
+      of such a target.
+  """
+  # Of speculators: HASS with norms around the projection and before the head.
+  source.config.only('layernorms', False)
+  is_renamed = 'fusion_fc.weight' in source.tensors
+  prefix = 'transformer.' if is_renamed else 'layers.0.'
+  project = 'fusion_fc' if is_renamed else 'fc'
+  drafter = drafters.Eagle(
+    model=target.model,
+    num_draft_tokens=_num_draft_tokens(source.config, num_draft_tokens),
+    own_unembedding=source_lib.has_own_unembedding(source, target),
+    bias=f'{project}.bias' in source.tensors,
+    layer_config=_one_layer(source, target, prefix),
+  )
+  names = _names(prefix) | {
+    'project.linear.kernel': f'{project}.weight',
+    'project.linear.bias': f'{project}.bias',
+  }
+  ignored = source_lib.check_embedding(source, 'embed_tokens.weight', target)
+  ignored |= _not_read(drafter, prefix)
+  return source_lib.Plan(
+    drafter=drafter, source=source, names=names, ignored=ignored
+  )
+
+
+def plan_eagle3(
+  source: source_lib.Source,
+  target: load.Loaded,
+  num_draft_tokens: int | None,
+) -> source_lib.Plan:
+  """EAGLE-3.
+
+  Raises:
+    ValueError: it has more than one layer, is of a kind that is not supported,
+      or not of such a target.
+  """
+  config = source.config
+  config.only('norm_before_fc', False)
+  is_there = any(name.startswith('midlayer.') for name in source.tensors)
+  prefix = 'midlayer.' if is_there else 'layers.0.'
+  ids, ignored = read_ids(source, target)
+  drafter = drafters.Eagle3(
+    model=target.model,
+    num_draft_tokens=_num_draft_tokens(config, num_draft_tokens),
+    draft_vocab_size=None if ids is None else len(ids),
+    own_unembedding=(
+      ids is not None or source_lib.has_own_unembedding(source, target)
+    ),
+    feature_layers=_feature_layers(source, target),
+    has_feature_norms=config.flag('fc_norm'),
+    norm_before_residual=config.flag('norm_before_residual'),
+    feeds_back_normed=config.flag('norm_output'),
+    layer_config=_one_layer(source, target, prefix),
+  )
+  names = _names(prefix) | {
+    'project.linear.kernel': 'fc.weight',
+    'embedding_norm.scale': f'{prefix}input_layernorm.weight',
+    'feature_norm.scale': f'{prefix}hidden_norm.weight',
+    'norm.scale': 'norm.weight',
+  }
+  for i in range(len(drafter.feature_layers)):
+    names[f'feature_norms.norms.{i}.scale'] = f'fc_norm.{i}.weight'
+  ignored |= source_lib.check_embedding(source, 'embed_tokens.weight', target)
+  ignored |= _not_read(drafter, prefix)
+  made = {} if ids is None else {'vocabulary.d2t': ids}
+  return source_lib.Plan(
+    drafter=drafter, source=source, names=names, made=made, ignored=ignored
+  )
+
+
+def read_ids(
+  source: source_lib.Source, target: load.Loaded
+) -> tuple[np.ndarray | None, set[str]]:
+  """The target's ids of the tokens drafted, and the tensors that hold them.
+
+  They are stored as what is to be added to the place among those drafted, d2t;
+  t2d says which they are.
+
+  Raises:
+    ValueError: they are not of the target, or what says so disagrees.
+  """
+  wanted = source.config.get('draft_vocab_size')
+  ignored = {'d2t', 't2d'} & source.tensors.keys()
+  if 'd2t' not in source.tensors:
+    if wanted is not None and wanted != target.model.vocab_size:
+      raise ValueError(
+        f'{source.config.origin}: draft_vocab_size is {wanted}, and '
+        f'{source.folder} holds no tensor d2t: the target has '
+        f'{target.model.vocab_size} tokens'
+      )
+    return None, ignored
+  offsets = source.read('d2t')
+  if wanted is not None and offsets.shape != (wanted,):
+    raise ValueError(
+      f'{source.config.origin}: draft_vocab_size is {wanted}, and tensor d2t '
+      f'has shape {offsets.shape}: one of them is of another drafter'
+    )
+  ids = offsets + np.arange(offsets.size).reshape(offsets.shape)
+  try:
+    vocabulary.check_d2t(ids, target.model.vocab_size)
+  except ValueError as error:
+    raise ValueError(f'{source.folder}: {error}') from error
+  if 't2d' in source.tensors:
+    flags = source.read('t2d').astype(bool)
+    if not np.array_equal(np.flatnonzero(flags), np.sort(ids)):
+      raise ValueError(
+        f'{source.folder}: tensors d2t and t2d name other tokens: one of them '
+        'is damaged, or of another drafter'
+      )
+  return ids.astype(np.int32), ignored
+
+
+def of_outputs(
+  source: source_lib.Source, target: load.Loaded, layers: tuple[int, ...]
+) -> tuple[int, ...]:
+  """Layers whose outputs are read, as transformers hands them on.
+
+  Raises:
+    ValueError: what it hands on of the last layer is behind the last norm.
+  """
+  if target.model.num_layers - 1 in layers:
+    raise ValueError(
+      f'{source.config.origin}: the drafter reads the output of layer '
+      f'{target.model.num_layers - 1}, the last, behind the norm: supported '
+      'are the layers before'
+    )
+  return layers
+
+
+def of_layer(config: config_lib.Config) -> config_lib.Config:
+  """The part of a configuration that is of the drafter's layers."""
+  nested = config.part('transformer_layer_config')
+  return nested if nested.values else config
+
+
+def _one_layer(source, target, prefix):
+  made = layer.config_of(source, of_layer(source.config), target, prefix)
+  if made.num_layers != 1:
+    raise ValueError(
+      f'{source.config.origin}: num_hidden_layers is {made.num_layers}, '
+      'supported are drafters of one layer'
+    )
+  return made
+
+
+def _feature_layers(source, target):
+  """Those whose outputs are read, () where no configuration says.
+
+  Speculators' number counts the embedding as the first.
+  """
+  config, key = source.config, 'eagle_aux_hidden_state_layer_ids'
+  counted = source_lib.numbers(config, key)
+  if counted:
+    return tuple(i - 1 for i in counted)
+  # SGLang's are of outputs.
+  ids = source_lib.numbers(config.part('eagle_config'), key)
+  if ids:
+    return ids
+  ids = source_lib.numbers(config, 'target_layer_ids')
+  return of_outputs(source, target, ids)
+
+
+def _not_read(drafter, prefix):
+  """Tensors that may be there: what is computed, and the target's own."""
+  names = {prefix + layer.FREQUENCIES}
+  return names if drafter.own_unembedding else names | {source_lib.UNEMBEDDING}
+
+
+def _names(prefix):
+  return layer.names('layer.', prefix) | {
+    'vocabulary.unembedding': source_lib.UNEMBEDDING
+  }
+
+
+def _num_draft_tokens(config, wanted):
+  if wanted is not None:
+    return wanted
+  try:
+    (method,) = config.values['speculators_config']['proposal_methods']
+    return int(method['speculative_tokens'])
+  except (KeyError, TypeError, ValueError):
+    return config.size('ttt_length', _NUM_DRAFT_TOKENS)

@@ -1,0 +1,69 @@
+"""The layer of a drafter, in the names and settings of Hugging Face's."""
+
+import dataclasses
+from typing import Any
+
+from specsample.loading import load
+from specsample.loading.published import source as source_lib
+from specsample.models import config as config_lib
+from specsample.models import llama
+from specsample.models import transformer
+
+# Computed from the configuration, but stored by old checkpoints.
+FREQUENCIES = 'self_attn.rotary_emb.inv_freq'
+
+
+def names(ours: str, theirs: str) -> dict[str, str]:
+  """Tensors by parameters of one layer, whose names begin so."""
+  return {
+    ours + name.removeprefix('layers.{}.'): theirs
+    + tensor.removeprefix('model.layers.{}.')
+    for name, tensor in llama.NAMES.items()
+    if name.startswith('layers.')
+  }
+
+
+def config_of(
+  source: source_lib.Source,
+  config: config_lib.Config,
+  target: load.Loaded,
+  layer: str,
+) -> transformer.Transformer:
+  """A model of layers as the drafter's are.
+
+  Which products have a bias, and whether queries and keys have norms, the
+  tensors say: of drafters, configurations are often a copy of the target's.
+
+  Args:
+    source: where its tensors are.
+    config: that of its layers, as transformers writes it.
+    target: whose vectors they read.
+    layer: how the names of the first one's tensors begin.
+
+  Raises:
+    ValueError: it is of another architecture, or damaged.
+  """
+  config.only('hidden_act', 'silu')
+  config.only('quantization_config', None)
+  kinds = config.get('layer_types', [])
+  if not isinstance(kinds, list) or any(x != 'full_attention' for x in kinds):
+    raise ValueError(
+      f'{config.origin}: layer_types are {kinds}, supported are layers that '
+      "see all tokens only, 'full_attention'"
+    )
+  # What drafters leave out, or copy from a target.
+  given: dict[str, Any] = {
+    'vocab_size': target.model.vocab_size,
+    'num_hidden_layers': 1,
+    'max_position_embeddings': target.model.max_length,
+  }
+  values = given | {x: y for x, y in config.values.items() if y is not None}
+  config = dataclasses.replace(config, values=values)
+  has = lambda name: f'{layer}self_attn.{name}' in source.tensors
+  return transformer.Transformer(
+    **llama.shape(config, target.model.dtype),
+    **llama.rope(config),
+    attention_bias=has('q_proj.bias'),
+    attention_out_bias=has('o_proj.bias'),
+    qk_norm=has('q_norm.weight'),
+  )

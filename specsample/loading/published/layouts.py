@@ -1,0 +1,108 @@
+"""Which layout a folder is of."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+from etils import epath
+
+from specsample.loading import load as load_lib
+from specsample.loading.published import dflash
+from specsample.loading.published import eagle
+from specsample.loading.published import heads
+from specsample.loading.published import source as source_lib
+from specsample.models import tensors
+from specsample.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """How drafters of a kind are published.
+
+  Attributes:
+    name: of the kind.
+    plan: (source, target, K or None) -> a drafter and where its parameters are.
+      Of a target whose params are None only the shapes count.
+  """
+
+  name: str
+  plan: Callable[
+    [source_lib.Source, load_lib.Loaded, int | None], source_lib.Plan
+  ]
+
+
+_MEDUSA = Layout('Medusa', heads.plan_medusa)
+_HYDRA = Layout('Hydra', heads.plan_hydra)
+_EAGLE = Layout('EAGLE', eagle.plan_eagle)
+_EAGLE3 = Layout('EAGLE-3', eagle.plan_eagle3)
+_DFLASH = Layout('DFlash', dflash.plan)
+_DSPARK = Layout('DSpark', dflash.plan)
+ALL = (_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _DFLASH, _DSPARK)
+# By speculators_model_type.
+_OF_SPECULATORS = {
+  'eagle': _EAGLE,
+  'eagle3': _EAGLE3,
+  'dflash': _DFLASH,
+  'dspark': _DSPARK,
+}
+# By a tensor that none of those below it has.
+_BY_TENSOR = {
+  'midlayer.hidden_norm.weight': _EAGLE3,
+  'layers.0.hidden_norm.weight': _EAGLE3,
+  'markov_head.markov_w1.weight': _DSPARK,
+  'hidden_norm.weight': _DFLASH,
+  'fc.weight': _EAGLE,
+  'hydra_mlp.0.0.linear.weight': _HYDRA,
+  'hydra_mlp.0.1.linear.weight': _HYDRA,
+  'medusa_head.0.0.linear.weight': _MEDUSA,
+  '0.0.linear.weight': _MEDUSA,
+}
+
+
+def find(source: source_lib.Source) -> Layout | None:
+  """The layout that a folder is of, None if it is of none that is known.
+
+  Raises:
+    ValueError: it is of a kind of `speculators` that is not supported.
+  """
+  kind = source.config.get('speculators_model_type')
+  if kind is not None:
+    if not isinstance(kind, str) or kind not in _OF_SPECULATORS:
+      raise ValueError(
+        f'{source.config.origin}: speculators_model_type is {kind!r}, '
+        f'supported are {", ".join(_OF_SPECULATORS)}'
+      )
+    return _OF_SPECULATORS[kind]
+  for name, layout in _BY_TENSOR.items():
+    if name in source.tensors:
+      return layout
+  return None
+
+
+def load(
+  folder: epath.Path, target: load_lib.Loaded, num_draft_tokens: int | None
+) -> tuple[Any, Params] | None:
+  """The drafter in a folder and its parameters, None if it may be a model.
+
+  Args:
+    folder: of config.json and weights, of safetensors or torch's.
+    target: what it was trained for. Its dtype is that of the parameters.
+    num_draft_tokens: K, None for what the folder says.
+
+  Raises:
+    ValueError: it is damaged, of no layout that is known, or not of such a
+      target.
+  """
+  source = source_lib.open_folder(folder)
+  if source is None:
+    return None
+  layout = find(source)
+  if layout is not None:
+    plan = layout.plan(source, target, num_draft_tokens)
+    return plan.drafter, source_lib.fill(plan)
+  if not source.config.values:
+    raise ValueError(
+      f'{folder} holds {tensors.listed(source.tensors)}, of no layout of a '
+      f'drafter that is known: those of {", ".join(x.name for x in ALL)} are'
+    )
+  return None

@@ -1,0 +1,1 @@
+"""The decoding loop, which knows no model, drafter or rule."""

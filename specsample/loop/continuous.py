@@ -1,0 +1,160 @@
+"""Any number of prompts: rows that end make room for the next ones.
+
+A prompt's tokens are those that it has alone, since random bits follow from its
+request id, and not from the row or the time it is decoded at.
+"""
+
+from collections.abc import Iterator, Sequence
+import itertools
+
+import jax
+
+from specsample import sampling as sampling_lib
+from specsample import sharding
+from specsample.loop import refill
+from specsample.loop import request as request_lib
+from specsample.loop.stopping import Stop
+from specsample.memory import history as history_lib
+from specsample.sampling import Sampling
+from specsample.types import (
+  Array,
+  ArrayLike,
+  Drafter,
+  Model,
+  Output,
+  Params,
+  Verifier,
+)
+
+
+def generate_all(
+  params: Params,
+  prompts: Sequence[Sequence[int]],
+  key: Array,
+  *,
+  request_ids: ArrayLike | None = None,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  sampling: Sampling,
+  max_new_tokens: ArrayLike | int,
+  stop: Stop = Stop(),
+  max_length: int | None = None,
+  batch_size: int = 16,
+  group_size: int | None = None,
+  history: history_lib.History | None = None,
+) -> Iterator[Output]:
+  """Continues any number of prompts, each as `generate` would it alone.
+
+  Each pass reads caches of the longest prompt's size: give prompts of a few
+  hundred and of many thousand tokens in calls of their own.
+
+  Args:
+    params, key, model, drafter, verify, stop: as `generate` takes them.
+    prompts: N lists of token ids.
+    request_ids: [N] int32, default 0..N-1; with the key they fix each prompt's
+      tokens.
+    sampling: settings, one for all prompts or one a prompt [N].
+    max_new_tokens: at most so many tokens a prompt; one number, or one each.
+    max_length: room for so many tokens in a row's cache, prompt included;
+      default what the longest needs. A row that fills it stops.
+    batch_size: rows that are decoded at once.
+    group_size: rows that are refilled at once. One that ends waits for the
+      others of its group, and shares its prefill with them; default 1, and on a
+      mesh as many as it divides the batch by, at most an eighth of the batch.
+    history: gets each prompt with its continuation once that is done, and the
+      rows after it are drafted from it too: its store is 'history' among those
+      of `drafters.Suffix` or `Either`. It may hold texts of earlier calls.
+
+  Returns:
+    One Output a prompt, in the order of the prompts and as soon as all before
+    it are there: on the host, of one row [1, ...], M that prompt's own most
+    tokens.
+
+  Raises:
+    ValueError: an argument out of range, a prompt by its index; before anything
+      is compiled.
+  """
+  stop.check(model.vocab_size)
+  jobs = _jobs(prompts, request_ids, sampling, max_new_tokens, model)
+  if not jobs:
+    return iter(())
+  longest = max(len(job.prompt) + job.max_new_tokens for job in jobs)
+  longest = min(longest, model.max_length)
+  batch_size = min(batch_size, len(jobs))
+  if group_size is None:
+    group_size = default_group_size(batch_size)
+  batch = refill.Batch(
+    model=model,
+    drafter=drafter,
+    verify=verify,
+    stop=stop,
+    batch_size=batch_size,
+    max_length=longest if max_length is None else max_length,
+    max_new_tokens=min(
+      max(job.max_new_tokens for job in jobs), model.max_length
+    ),
+    group_size=group_size,
+  )
+  if history is not None:
+    params = _with_history(params, drafter, history)
+  batch.check(params, key, jobs)
+  waiting = iter(jobs)
+  take = lambda count: list(itertools.islice(waiting, count))
+
+  if history is None:
+    return _in_order(batch.run(params, key, take))
+
+  def learn(params, done):
+    length = int(done.output.lengths[0])
+    text = [*done.job.prompt, *done.output.tokens[0, :length]]
+    is_new = history.add(text)
+    return _with_history(params, drafter, history) if is_new else params
+
+  return _in_order(batch.run(params, key, take, learn=learn))
+
+
+def default_group_size(batch_size: int) -> int:
+  """How many of so many rows are refilled at once, unless it is said."""
+  return max(1, min(sharding.batch_parts(), batch_size // 8))
+
+
+def _jobs(
+  prompts, request_ids, sampling, max_new_tokens, model
+) -> list[refill.Job]:
+  count = len(prompts)
+  settings = sampling_lib.per_row(sampling, count, model.vocab_size)
+  ids = request_lib.ids(request_ids, count)
+  most = request_lib.counts('max_new_tokens', max_new_tokens, count)
+  jobs = []
+  for i, prompt in enumerate(prompts):
+    with refill.named(i):
+      padded, lengths = request_lib.pad_prompts([prompt])
+    job = refill.Job(
+      index=i,
+      prompt=padded[0, : lengths[0]],
+      request_id=int(ids[i]),
+      sampling=jax.tree.map(lambda x, i=i: x[i], settings),
+      max_new_tokens=int(most[i]),
+    )
+    jobs.append(job)
+  return jobs
+
+
+def _with_history(params, drafter, history) -> Params:
+  if not hasattr(drafter, 'with_store'):
+    raise ValueError(
+      f'history is given, and {type(drafter).__name__} looks nothing up: draft '
+      'with Suffix or Either, or leave the history out'
+    )
+  return drafter.with_store(params, 'history', history.store)
+
+
+def _in_order(finished: Iterator[refill.Finished]) -> Iterator[Output]:
+  there: dict[int, Output] = {}
+  expected = 0
+  for done in finished:
+    there[done.job.index] = done.output
+    while expected in there:
+      yield there.pop(expected)
+      expected += 1

@@ -1,0 +1,114 @@
+"""What a round adds to each row: kept drafts, the next token, a stop."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specsample import types
+from specsample.loop import stopping
+from specsample.types import (
+  Array,
+  DecodeState,
+  Draft,
+  Origin,
+  StopReason,
+  TokenCounts,
+  Verdict,
+)
+
+
+@types.pytree
+class Emission:
+  """What one round adds to each row."""
+
+  tokens: Array  # [B, P + 1] int32, P = K on a chain
+  origin: Array  # [B, P + 1] int8
+  count: Array  # [B] int32, how many of them are emitted
+  num_accepted: Array  # [B] int32, how many of those are drafts
+  done: Array  # [B] bool
+  stop_reason: Array  # [B] int32
+
+
+def tokens(draft: Draft, verdict: Verdict) -> Array:
+  """The kept drafts and the next token, which fills the rest: [B, P + 1]."""
+  num_kept, drafted = verdict.num_accepted[:, None], draft.tokens
+  if draft.parents is not None and verdict.path is not None:
+    drafted = jnp.take_along_axis(drafted, verdict.path - 1, axis=1)
+  index = jnp.arange(drafted.shape[1] + 1)
+  kept = jnp.pad(drafted, ((0, 0), (0, 1)))
+  return jnp.where(index < num_kept, kept, verdict.next_token[:, None])
+
+
+def of(
+  state: DecodeState,
+  draft: Draft,
+  verdict: Verdict,
+  valid: Array,
+  stop: stopping.Stop,
+) -> Emission:
+  """The kept drafts and the next token, cut where the row stops.
+
+  `valid` [B, N + 1] says behind which nodes the target has a distribution.
+  """
+  num_kept = verdict.num_accepted[:, None]
+  emitted = tokens(draft, verdict)
+  index = jnp.arange(emitted.shape[1])
+  node, parents = num_kept, jnp.arange(draft.tokens.shape[1])
+  if draft.parents is not None and verdict.path is not None:
+    node, parents = jnp.max(verdict.path, axis=1)[:, None], draft.parents
+  goes_on = jnp.any((parents == node) & (draft.tokens >= 0), axis=1)
+  has_draft = jnp.any(draft.tokens >= 0, axis=1)
+  last_origin = jnp.select(
+    [goes_on, has_draft], [Origin.CORRECTION, Origin.BONUS], Origin.PLAIN
+  )
+  origin = jnp.where(index < num_kept, Origin.ACCEPTED, last_origin[:, None])
+
+  # Without a distribution there is no token after the kept drafts.
+  has_next = jnp.take_along_axis(valid, node, axis=1)
+  count = (num_kept + has_next)[:, 0]
+
+  reasons = stopping.reasons(state, emitted, stop)
+  stops = (reasons > 0) & (index < count[:, None])
+  stopped = jnp.any(stops, axis=1)
+  first = jnp.argmax(stops, axis=1)
+  count = jnp.where(stopped, first + 1, count)
+  count = jnp.where(state.done, 0, count)
+
+  reason = jnp.where(
+    state.length + count >= state.limit, state.limit_reason, StopReason.RUNNING
+  )
+  reason = jnp.where(has_next[:, 0], reason, StopReason.INVALID_LOGITS)
+  reason_there = jnp.take_along_axis(reasons, first[:, None], axis=1)[:, 0]
+  reason = jnp.where(stopped, reason_there, reason)
+  reason = jnp.where(state.done, state.stop_reason, reason)
+  return Emission(
+    tokens=emitted,
+    origin=origin.astype(jnp.int8),
+    count=count,
+    num_accepted=jnp.minimum(verdict.num_accepted, count),
+    # A row may be done without a reason, one that is cancelled.
+    done=state.done | (reason != StopReason.RUNNING),
+    stop_reason=reason.astype(jnp.int32),
+  )
+
+
+def append(buffer: Array, values: Array, length: Array, count: Array) -> Array:
+  """Writes the first count [B] of values [B, n] behind length [B]."""
+  offsets = jnp.arange(values.shape[1])
+  is_new = offsets < count[:, None]
+  columns = jnp.where(is_new, length[:, None] + offsets, buffer.shape[1])
+  write = lambda row, columns, values: row.at[columns].set(values, mode='drop')
+  return jax.vmap(write)(buffer, columns, values)
+
+
+def update_counts(
+  counts: TokenCounts | None, emission: Emission
+) -> TokenCounts | None:
+  """What the penalties count, with what is emitted; None without them."""
+  if counts is None:
+    return None
+  is_new = jnp.arange(emission.tokens.shape[1]) < emission.count[:, None]
+  add = jax.vmap(lambda row, tokens, weights: row.at[tokens].add(weights))
+  generated = add(counts.generated, emission.tokens, is_new.astype(jnp.int32))
+  return dataclasses.replace(counts, generated=generated)

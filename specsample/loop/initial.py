@@ -1,0 +1,79 @@
+"""The state of a batch before its prompts are taken in."""
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample import streams
+from specsample.loop import request as request_lib
+from specsample.types import (
+  DecodeState,
+  Drafter,
+  Model,
+  Params,
+  TokenCounts,
+)
+
+
+def state(
+  params: Params,
+  request: request_lib.Request,
+  *,
+  model: Model,
+  drafter: Drafter,
+) -> DecodeState:
+  """A request's rows, with nothing in their caches yet.
+
+  Its shapes follow from the batch size and the slots of the request alone, so
+  that rows of several requests can take each other's place.
+  """
+  batch, slots = request.tokens.shape
+  counts = None
+  if request.sampling.penalised:
+    is_token = jnp.arange(slots) < request.prompt_length[:, None]
+    generated = sharding.zeros(
+      (batch, model.vocab_size), jnp.int32, 'batch', None
+    )
+    add = jax.vmap(lambda row, tokens, weights: row.at[tokens].add(weights))
+    counts = TokenCounts(
+      prompt=add(generated, request.tokens, is_token.astype(jnp.int32)),
+      generated=generated,
+    )
+  row_keys = jax.vmap(streams.row_key, (None, 0))(
+    request.key, request.request_id
+  )
+  per_row = lambda dtype: sharding.zeros((batch,), dtype, 'batch')
+  table = lambda width, dtype: sharding.zeros(
+    (batch, width), dtype, 'batch', None
+  )
+  histogram = table(depth(drafter) + 1, jnp.int32)
+  # Whatever chunks this request is fed in: rings hold the largest.
+  max_new = max(request_lib.PREFILL_CHUNK, drafter.num_draft_tokens + 1)
+  return DecodeState(
+    key=row_keys,
+    request_id=request.request_id,
+    prompt_length=request.prompt_length,
+    length=request.prompt_length,
+    limit=request.limit,
+    limit_reason=request.limit_reason,
+    # Rows that only fill up the batch may emit nothing.
+    done=request.limit <= request.prompt_length,
+    stop_reason=per_row(jnp.int32),
+    round=per_row(jnp.int32),
+    tokens=request.tokens,
+    log_probs=table(slots, jnp.float32),
+    origin=table(slots, jnp.int8),
+    emit_round=table(slots, jnp.int32),
+    proposed=histogram,
+    accepted=histogram,
+    sampling=request.sampling,
+    counts=counts,
+    cache=model.init_cache(batch, slots, max_new),
+    draft=drafter.init(params, batch, slots),
+    num_draft_tokens=drafter.num_draft_tokens,
+  )
+
+
+def depth(drafter: Drafter) -> int:
+  """The most drafts that a round keeps: all of a chain."""
+  return getattr(drafter, 'depth', drafter.num_draft_tokens)

@@ -1,0 +1,364 @@
+"""One round of decoding: propose, score, verify, emit.
+
+Each step feeds the target [pending, d_1, ..., d_K], reads K + 1 distributions
+and emits between one and K + 1 tokens a row.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specsample import drafts
+from specsample import indexing
+from specsample import sampling as sampling_lib
+from specsample import streams
+from specsample import types
+from specsample.loop import emission as emission_lib
+from specsample.loop import stopping
+from specsample.types import (
+  Array,
+  Cache,
+  DecodeState,
+  Draft,
+  Drafter,
+  DrafterState,
+  Model,
+  ModelOutput,
+  Params,
+  Verdict,
+  Verifier,
+  Warp,
+)
+
+
+@types.pytree
+class Round:
+  """What the rule was given in a round, and what came of it."""
+
+  draft: Draft  # [B, ...]
+  target_probs: Array  # [B, N + 1, V], 0 where there is no distribution
+  num_accepted: Array  # [B] int32, how many drafts are emitted
+  num_emitted: Array  # [B] int32, tokens; 0 in rows that were done
+
+
+@types.pytree
+class Judged:
+  """What the target's pass returned for a draft, and the verdict on the draft.
+
+  Passes of all widths return the same shapes: positions that a narrow pass did
+  not read are zeros.
+  """
+
+  output: ModelOutput  # [B, P + 1, ...], of the pending token and the kept path
+  probs: Array  # [B, N + 1, V], 0 where there is no distribution
+  valid: Array  # [B, N + 1] bool, where there is one
+  verdict: Verdict  # [B]
+  log_probs: Array  # [B, P + 1] float32, of the tokens that the verdict keeps
+
+
+def step(
+  params: Params,
+  state: DecodeState,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  stop: stopping.Stop,
+) -> DecodeState:
+  """One round: emits up to K + 1 tokens of each row that is not done."""
+  _, state = observed_step(
+    params, state, model=model, drafter=drafter, verify=verify, stop=stop
+  )
+  return state
+
+
+def observed_step(
+  params: Params,
+  state: DecodeState,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  stop: stopping.Stop,
+) -> tuple[Round, DecodeState]:
+  """As `step`, and what was decided over."""
+  # Names that a profile shows; nothing is computed otherwise.
+  with jax.named_scope('draft'):
+    draft, draft_state = propose(
+      params, state, model=model, drafter=drafter, verify=verify
+    )
+  with jax.named_scope('verify'):
+    judged, cache = _judged(
+      params, state, draft, model=model, drafter=drafter, verify=verify
+    )
+    draft, verdict = _keep_behind(draft, judged.valid), judged.verdict
+  with jax.named_scope('commit'):
+    emission = emission_lib.of(state, draft, verdict, judged.valid, stop)
+
+    append = lambda buffer, values: emission_lib.append(
+      buffer, values, state.length, emission.count
+    )
+    tokens = append(state.tokens, emission.tokens)
+    length = state.length + emission.count
+    verdict = dataclasses.replace(verdict, num_accepted=emission.num_accepted)
+    draft_state = drafter.update(
+      params, tokens, length, judged.output, verdict, draft_state
+    )
+    rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
+    observed = Round(
+      draft=draft,
+      target_probs=judged.probs,
+      num_accepted=emission.num_accepted,
+      num_emitted=emission.count,
+    )
+    return observed, dataclasses.replace(
+      state,
+      length=length,
+      done=emission.done,
+      stop_reason=emission.stop_reason,
+      round=state.round + ~state.done,
+      tokens=tokens,
+      log_probs=append(state.log_probs, judged.log_probs),
+      origin=append(state.origin, emission.origin),
+      emit_round=append(state.emit_round, rounds),
+      proposed=_tally(state.proposed, drafts.depth(draft), state.done),
+      accepted=_tally(state.accepted, emission.num_accepted, state.done),
+      counts=emission_lib.update_counts(state.counts, emission),
+      cache=_commit(state, cache, length - 1, _path(draft, verdict), model),
+      draft=draft_state,
+    )
+
+
+def propose(
+  params: Params,
+  state: DecodeState,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+) -> tuple[Draft, DrafterState]:
+  """The round's draft [B, ...], no longer than what each row may emit."""
+  round_keys = _round_keys(state)
+
+  def draw(probs, position, node=None):
+    if verify.positional:
+      keys = jax.vmap(streams.position_key)(state.key, position)
+      return jax.vmap(sampling_lib.draw_coupled)(keys, probs)
+    key = functools.partial(streams.draft_key, node=node)
+    return jax.vmap(sampling_lib.draw)(
+      jax.vmap(key)(round_keys, position), probs
+    )
+
+  draft, draft_state = drafter.propose(
+    params, draw, _warp(state), state.tokens, state.length, state.draft
+  )
+  # A round emits one token more than it keeps drafts.
+  keep = drafts.depths(draft) <= (state.limit - state.length - 1)[:, None]
+  keep &= drafts.exist(draft, model.vocab_size)
+  if draft.probs is not None:
+    keep &= sampling_lib.is_distribution(draft.probs)
+  draft = drafts.cut(draft, keep)
+  # Nodes that were cut must not widen the pass.
+  has_part_widths = len(set(widths(model, drafter)) - {0}) > 1
+  return drafts.compact(draft) if has_part_widths else draft, draft_state
+
+
+def score(
+  params: Params,
+  state: DecodeState,
+  draft: Draft,
+  *,
+  model: Model,
+  drafter: Drafter,
+) -> tuple[ModelOutput, Cache]:
+  """The target's pass over [pending, d_1, ..., d_N], as wide as a round's.
+
+  Over the first of the drafter's `widths` that holds the drafts of every row:
+  over the pending token alone if nothing was drafted. Zeros are behind it.
+  """
+  num_drafts = draft.tokens.shape[1]
+
+  def padded(output, of_width):
+    missing = num_drafts - of_width.tokens.shape[1]
+    return _pad(output, missing)
+
+  return _passes(params, state, draft, padded, model=model, drafter=drafter)
+
+
+def _judged(
+  params: Params,
+  state: DecodeState,
+  draft: Draft,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+) -> tuple[Judged, Cache]:
+  """The pass that `score` is, and the verdict on the draft.
+
+  The rule sees no more of a chain than the pass did, because over a large
+  vocabulary it costs as much as a layer; of a tree it sees all nodes.
+  """
+
+  def judged(output, of_width):
+    missing = draft.tokens.shape[1] - of_width.tokens.shape[1]
+    probs = _target_probs(state, draft, output.logits)
+    valid = sampling_lib.is_distribution(probs)
+    # A rule looks at all positions at once: of those without a distribution it
+    # must see neither the draft nor a NaN.
+    probs = jnp.where(valid[..., None], probs, 0)
+    if draft.parents is not None:
+      output, probs, valid = _pad((output, probs, valid), missing)
+      of_width, missing = draft, 0
+    of_width = _keep_behind(of_width, valid)
+    verdict = judge(state, of_width, probs, verify)
+    path = _path(draft, verdict)
+    if path is not None:
+      output = jax.tree.map(lambda x: _take_nodes(x, path), output)
+    logits = output.logits.astype(jnp.float32)
+    tokens = emission_lib.tokens(of_width, verdict)
+    log_sum_exp = jax.nn.logsumexp(logits, axis=-1)
+    return Judged(
+      output=_pad(output, missing),
+      probs=_pad(probs, missing),
+      valid=_pad(valid, missing),
+      verdict=verdict,
+      log_probs=_pad(indexing.pick(logits, tokens) - log_sum_exp, missing),
+    )
+
+  return _passes(params, state, draft, judged, model=model, drafter=drafter)
+
+
+def _passes(
+  params: Params,
+  state: DecodeState,
+  draft: Draft,
+  then: Callable[[ModelOutput, Draft], Any],
+  *,
+  model: Any,  # a Model, perhaps Readable
+  drafter: Drafter,
+) -> tuple[Any, Cache]:
+  """Runs the narrowest pass that holds the drafts of every row, and `then`.
+
+  Returns the result of `then`, and the cache behind the pass. `then` gets the
+  output for that many drafts, and those drafts; its result has the same shapes
+  for all widths.
+  """
+  pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+  inputs = jnp.concatenate([pending, jnp.maximum(draft.tokens, 0)], axis=1)
+  num_drafts, of_passes = draft.tokens.shape[1], widths(model, drafter)
+
+  def of_first(width, function: Callable) -> tuple:
+    behind = {}
+    if draft.parents is not None:
+      behind = {'parents': draft.parents[:, :width]}
+    output, new = function(
+      params['target'],
+      inputs[:, : width + 1],
+      state.cache,
+      features=drafter.feature_layers,
+      **behind,
+    )
+    return then(output, drafts.first(draft, width)), new
+
+  if len(of_passes) == 1:
+    return of_first(num_drafts, model.apply)
+
+  def read(width):
+    found, new = of_first(width, model.read)
+    return found, model.widen(new, num_drafts + 1)
+
+  needed = jnp.max(jnp.where(state.done, 0, drafts.width(draft)))
+  found, new = jax.lax.switch(
+    jnp.sum(needed > jnp.asarray(of_passes)),
+    [functools.partial(read, width) for width in of_passes],
+  )
+  return found, model.append(state.cache, new)
+
+
+def _pad(tree: Any, missing: int) -> Any:
+  """Arrays [B, n, ...] with so many more zeros in their second axis."""
+  none = (0, 0)
+  return jax.tree.map(
+    lambda x: jnp.pad(x, (none, (0, missing), *(none,) * (x.ndim - 2))), tree
+  )
+
+
+def widths(model: Model, drafter: Drafter) -> tuple[int, ...]:
+  """The numbers of drafts for which a pass is compiled, rising.
+
+  A model without `types.Readable.read` has the widest pass alone: several would
+  each copy its cache.
+  """
+  widest = (drafter.num_draft_tokens,)
+  is_readable = hasattr(model, 'read')
+  return getattr(drafter, 'widths', widest) if is_readable else widest
+
+
+def judge(
+  state: DecodeState, draft: Draft, target_probs: Array, verify: Verifier
+) -> Verdict:
+  """The verdict [B] on the draft under target_probs [B, N + 1, V]."""
+  keys = _round_keys(state)
+  if verify.positional:
+    positions = state.length[:, None] + jnp.arange(target_probs.shape[1])
+    position_keys = jax.vmap(streams.position_key, (None, 0))
+    keys = jax.vmap(position_keys)(state.key, positions)
+  return jax.vmap(verify)(keys, draft, target_probs)
+
+
+def _commit(state, cache, length, path, model) -> Cache:
+  """The first length [B] tokens, and of a tree the kept path among them."""
+  if path is None:
+    return model.commit(cache, length)
+  # The pending token is the last of those before.
+  return model.commit(cache, length, state.length[:, None] - 1 + path)
+
+
+def _target_probs(state, draft, logits):
+  """The distributions [B, n, V] of logits after the first n nodes."""
+  # prefixes[:, i]: the drafts up to node i, what its penalties count.
+  prefixes = jnp.where(drafts.on_the_way(draft), draft.tokens[:, None], -1)
+  prefixes = prefixes[:, : logits.shape[1]]
+  return jax.vmap(_warp(state), in_axes=1, out_axes=1)(logits, prefixes)
+
+
+def _round_keys(state):
+  return jax.vmap(streams.round_key)(state.key, state.round)
+
+
+def _warp(state) -> Warp:
+  return lambda logits, drafted: jax.vmap(sampling_lib.warp)(
+    state.sampling, state.counts, logits, drafted
+  )
+
+
+def _path(draft, verdict) -> Array | None:
+  """The pending token and the nodes kept, [B, P + 1]; None on a chain."""
+  if draft.parents is None:
+    return None
+  return jnp.pad(verdict.path, ((0, 0), (1, 0)))
+
+
+def _take_nodes(x, path):
+  """x [B, N + 1, ...] of the nodes path [B, n]."""
+  return jnp.take_along_axis(
+    x, path.reshape(*path.shape, *(1,) * (x.ndim - 2)), axis=1
+  )
+
+
+def _tally(histogram, index, done):
+  one = jax.nn.one_hot(index, histogram.shape[1], dtype=histogram.dtype)
+  return jnp.where(done[:, None], histogram, histogram + one)
+
+
+def _keep_behind(draft: Draft, valid: Array) -> Draft:
+  """Keeps drafts behind nodes that are all valid [B, N + 1]."""
+  before = valid[:, :-1]
+  if draft.parents is not None:
+    before = jnp.take_along_axis(valid, draft.parents, axis=1)
+  return drafts.cut(draft, before)

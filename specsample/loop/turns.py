@@ -1,0 +1,213 @@
+"""Rows that go on with more text, as a chat does from turn to turn.
+
+The target's cache stays, so that only the new text is read.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import sharding
+from specsample.loop import emission
+from specsample.loop import initial
+from specsample.types import (
+  Array,
+  ArrayLike,
+  DecodeState,
+  Drafter,
+  Model,
+  Params,
+  StopReason,
+  TokenCounts,
+  Verdict,
+)
+
+# Tokens per pass of the target where the drafter has no state.
+CHUNK = 32
+
+
+def can_extend(drafter: Drafter) -> bool:
+  """Returns whether `extend` takes the states of this drafter.
+
+  A drafter with a state must have `pause` and `resume`
+  (`drafters.pausable.Pausable`), as most do.
+  """
+  return hasattr(drafter, 'pause') and hasattr(drafter, 'resume')
+
+
+def room(state: DecodeState, model: Model) -> int:
+  """Returns how many tokens a row may have, its new text included."""
+  slots = state.tokens.shape[1]
+  return min(slots - max(CHUNK, state.num_draft_tokens + 1), model.max_length)
+
+
+def extend(
+  params: Params,
+  state: DecodeState,
+  tokens: ArrayLike,
+  lengths: ArrayLike,
+  *,
+  model: Model,
+  drafter: Drafter,
+  max_new_tokens: int,
+) -> DecodeState:
+  """Appends a text to each row, which `advance` then continues.
+
+  What a row has emitted so far becomes a part of its prompt. Its random bits
+  are not those of a new call, because its rounds are counted on. Reads
+  `turns.CHUNK` tokens per pass, or K + 1 if the drafter has a state: for a long
+  text it may then be faster to `prefill` everything anew.
+
+  Args:
+    params, model, drafter: as in `decode.prefill`.
+    state: as `prefill`, `advance` or this function returned it, done or not.
+      Its buffers are donated: use the returned one.
+    tokens: [B, T] int32, the texts.
+    lengths: [B] int32, tokens of each text, at least 0.
+    max_new_tokens: at most so many more tokens per row.
+
+  Raises:
+    ValueError: the drafter cannot be left out of a round, or a text does not
+      fit.
+  """
+  if not can_extend(drafter):
+    raise ValueError(
+      f'{type(drafter).__name__} has no pause and resume, and so cannot be '
+      'extended: prefill the whole text, or draft with another drafter'
+    )
+  given, count = np.asarray(tokens), np.asarray(lengths)
+  batch, slots = state.tokens.shape
+  if given.ndim != 2 or given.shape[0] != batch or count.shape != (batch,):
+    raise ValueError(
+      f'tokens have shape {given.shape} and lengths {count.shape}: give '
+      f'[{batch}, T] and [{batch}], a text for each row of the state'
+    )
+  if count.min() < 0 or count.max() > given.shape[1]:
+    raise ValueError(
+      f'lengths are {count.tolist()}, and tokens hold {given.shape[1]} each: '
+      'give 0 to that many'
+    )
+  new = np.where(np.arange(given.shape[1]) < count[:, None], given, 0)
+  if new.size and not 0 <= new.min() <= new.max() < model.vocab_size:
+    raise ValueError(
+      f'tokens go from {new.min()} to {new.max()}, and the vocabulary has '
+      f"{model.vocab_size}: were they made by another model's tokenizer?"
+    )
+  most = room(state, model)
+  after = np.asarray(jax.device_get(state.length)) + count
+  if after.max() >= most:
+    raise ValueError(
+      f'a text of {count[after.argmax()]} tokens makes {after.max()}, and '
+      f'there is room for {most}: shorten it, or prefill with a larger '
+      'max_length'
+    )
+  # One shape for texts of any length.
+  padded = np.zeros((batch, slots), np.int32)
+  padded[:, : new.shape[1]] = new[:, :slots]
+  placed = sharding.place(
+    {'new': padded, 'count': count.astype(np.int32)},
+    {'new': ('batch', None), 'count': ('batch',)},
+  )
+  return _extend(
+    params,
+    state,
+    **placed,
+    max_new_tokens=np.int32(min(max_new_tokens, most)),
+    model=model,
+    drafter=drafter,
+  )
+
+
+@functools.partial(
+  jax.jit, static_argnames=('model', 'drafter'), donate_argnames=('state',)
+)
+def _extend(params, state, new, count, max_new_tokens, *, model, drafter):
+  length = state.length + count
+  tokens = emission.append(state.tokens, new, state.length, count)
+  cache, draft = _fed(
+    params, state, tokens, length - 1, model=model, drafter=drafter
+  )
+  most = room(state, model)
+  limit = jnp.minimum(length + max_new_tokens, most)
+  is_cut = length + max_new_tokens > most
+  reason = jnp.where(is_cut, StopReason.CACHE_FULL, StopReason.MAX_NEW_TOKENS)
+  return dataclasses.replace(
+    state,
+    tokens=tokens,
+    length=length,
+    prompt_length=length,
+    limit=limit,
+    limit_reason=reason.astype(jnp.int32),
+    done=limit <= length,
+    stop_reason=jnp.zeros_like(state.stop_reason),
+    counts=_counts(state.counts, new, count),
+    cache=cache,
+    draft=draft,
+  )
+
+
+def _fed(
+  params: Params,
+  state: DecodeState,
+  tokens: Array,
+  end: Array,
+  *,
+  model: Model,
+  drafter: Any,  # a Drafter, `Pausable` if it has a state
+) -> tuple[Any, Any]:
+  """The cache and the drafter's state after the first end [B] of tokens.
+
+  To a drafter with a state the text comes in rounds whose drafts are all kept,
+  as if another drafter had made them.
+  """
+  has_state = bool(jax.tree.leaves(state.draft))
+  width = initial.depth(drafter) + 1 if has_state else CHUNK
+  last = tokens.shape[1] - 1
+
+  def cond(carry):
+    fed, *_ = carry
+    return jnp.any(fed < end)
+
+  def body(carry):
+    fed, cache, draft = carry
+    taken = jnp.minimum(end - fed, width)
+    index = jnp.minimum(fed[:, None] + jnp.arange(width), last)
+    inputs = jnp.take_along_axis(tokens, index, axis=1)
+    if has_state:
+      draft = drafter.pause(params, tokens, fed + 1, draft)
+    output, cache = model.apply(
+      params['target'], inputs, cache, features=drafter.feature_layers
+    )
+    fed = fed + taken
+    cache = model.commit(cache, fed)
+    if has_state:
+      pending = jnp.take_along_axis(tokens, fed[:, None], axis=1)[:, 0]
+      verdict = Verdict(
+        num_accepted=jnp.maximum(taken - 1, 0), next_token=pending
+      )
+      draft = drafter.update(params, tokens, fed + 1, output, verdict, draft)
+    return fed, cache, draft
+
+  _, cache, draft = jax.lax.while_loop(
+    cond, body, (state.length - 1, state.cache, state.draft)
+  )
+  if has_state:
+    draft = drafter.resume(params, tokens, end + 1, draft)
+  return cache, draft
+
+
+def _counts(counts, new, count) -> TokenCounts | None:
+  """What the penalties count: all so far is the prompt now."""
+  if counts is None:
+    return None
+  is_new = jnp.arange(new.shape[1]) < count[:, None]
+  add = jax.vmap(lambda row, tokens, weights: row.at[tokens].add(weights))
+  prompt = counts.prompt + counts.generated
+  return TokenCounts(
+    prompt=add(prompt, new, is_new.astype(jnp.int32)),
+    generated=jnp.zeros_like(counts.generated),
+  )

@@ -1,0 +1,142 @@
+"""Stores of texts as the library saves them.
+
+A folder holds tokens.npz, 2 bytes per token before compression, and store.json,
+which is written last. The order of the places is made again, about a second per
+million tokens.
+"""
+
+from collections.abc import Mapping
+import hashlib
+import json
+import os
+from typing import Any
+import zipfile
+
+from etils import epath
+import numpy as np
+
+from specsample import files
+from specsample.loading import card as card_lib
+from specsample.loading import load
+from specsample.memory import store as store_lib
+
+# The file that marks a folder as a store that was written wholly.
+NAME = 'store.json'
+_TOKENS = 'tokens.npz'
+_FORMAT = 1
+
+
+def save_store(
+  path: str | os.PathLike[str],
+  store: store_lib.Store,
+  *,
+  target: load.Loaded,
+  card: Mapping[str, Any],
+) -> None:
+  """Writes a folder that `load_store` reads, whole or not at all.
+
+  Args:
+    path: the folder, not there yet; of gs:// too.
+    store: what is kept.
+    target: whose tokens they are.
+    card: what else is to be known, in JSON's types: where the texts are from,
+      their license. The library's own entries are replaced.
+
+  Raises:
+    ValueError: `path` exists, or the card holds what JSON cannot.
+  """
+  texts = store_lib.texts_of(store)
+  tokens = np.concatenate(texts)
+  kind = np.uint16 if tokens.max() <= np.iinfo(np.uint16).max else np.uint32
+  own = {
+    'format': _FORMAT,
+    'texts': len(texts),
+    'tokens': tokens.size,
+    'vocabulary': _vocabulary(target),
+  }
+  content = {**own, **card, **own}
+  try:
+    json.dumps(content, allow_nan=False)
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f'the card is no JSON ({error}): give text, finite numbers, lists and '
+      'dicts of them'
+    ) from error
+  with files.new_folder(path) as folder:
+
+    def write():
+      with (folder / _TOKENS).open('wb') as file:
+        np.savez_compressed(
+          file,
+          tokens=tokens.astype(kind),
+          sizes=np.array([text.size for text in texts], np.uint32),
+        )
+      sha256 = hashlib.sha256((folder / _TOKENS).read_bytes()).hexdigest()
+      files.write_json(folder / NAME, content | {'sha256': sha256})
+
+    files.on_first_process(write)
+
+
+def load_store(
+  name_or_path: str | os.PathLike[str],
+  target: load.Loaded,
+  capacity: int | None = None,
+) -> store_lib.Store:
+  """Loads a store of a target's tokens.
+
+  Args:
+    name_or_path: of those that the library ships,
+      'smollm2-135m-instruct/store' for one, or a folder that `save_store`
+      wrote, of gs:// too.
+    target: whose tokenizer the texts were encoded with.
+    capacity: as `store.build` takes it.
+
+  Raises:
+    ValueError: nothing is there, it is damaged, or of another vocabulary.
+  """
+  folder = _find(os.fspath(name_or_path))
+  card = files.read_json(folder / NAME)
+  expected = {'format': _FORMAT, 'vocabulary': _vocabulary(target)}
+  for name, value in expected.items():
+    if card.get(name) != value:
+      raise ValueError(
+        f'{folder / NAME}: {name} is {card.get(name)!r}, and {value!r} is '
+        "expected: build the store again, with this target's tokenizer"
+      )
+  path = folder / _TOKENS
+  try:
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != card.get('sha256'):
+      raise ValueError(f'it is not the file that {NAME} was written for')
+    with path.open('rb') as file, np.load(file) as arrays:
+      tokens, sizes = arrays['tokens'], arrays['sizes']
+  except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    raise ValueError(
+      f'{path} cannot be read ({error}): build the store again, or download it '
+      'again'
+    ) from error
+  texts = np.split(tokens, np.cumsum(sizes)[:-1])
+  return store_lib.build(
+    texts, vocab_size=target.model.vocab_size, capacity=capacity
+  )
+
+
+def _find(name: str) -> epath.Path:
+  """The folder of a store that the library ships, or at a path."""
+  shipped = card_lib.shipped(NAME)
+  if name in shipped:
+    return files.at(shipped[name])
+  path = files.at(name).expanduser()
+  if (path / NAME).exists():
+    return path
+  raise ValueError(
+    f'{name!r} is no folder with a {NAME}, and no store that the library '
+    f'ships: give the folder of one that was saved, or one of {sorted(shipped)}'
+  )
+
+
+def _vocabulary(target: load.Loaded) -> str:
+  """A digest of the tokens by their ids."""
+  tokens = target.tokenizer.backend.get_vocab()
+  ordered = sorted(tokens.items(), key=lambda item: item[1])
+  return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:16]

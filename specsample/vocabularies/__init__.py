@@ -1,0 +1,1 @@
+"""Two vocabularies: tokens that are shared, padded, or spelled alike."""

@@ -1,0 +1,79 @@
+"""Draft models whose vocabulary was padded to another size than the target's.
+
+Families do so: Qwen 2.5 has 151,936 rows in its small models and 152,064 in its
+large ones, Gemma 3 262,144 and 262,208, for the same tokens. Models of other
+tokens draft by `drafters.TLI`, which `vocab_map` is for.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample import text
+from specsample.loading import load
+from specsample.models import int8
+from specsample.models import transformer
+from specsample.types import Params
+
+
+def match_vocabulary(draft: load.Loaded, target: load.Loaded) -> load.Loaded:
+  """A model with as many tokens as its target, to draft for it.
+
+  Ids keep their meaning. A token that only the target has is never drafted,
+  one that only the draft model has is cut off. On the mesh that is set.
+
+  With equal sizes the model stays as it is, and its names are not looked at:
+  models of one family may name what they never write differently.
+
+  Raises:
+    ValueError: of two sizes, the tokenizers name an id differently, or one of
+      the two models has none.
+  """
+  size = target.model.vocab_size
+  if draft.model.vocab_size == size:
+    return draft
+  _check_names(draft.tokenizer, target.tokenizer)
+  num_tokens = min(draft.model.num_tokens or draft.model.vocab_size, size)
+  model = dataclasses.replace(
+    draft.model, vocab_size=size, num_tokens=num_tokens
+  )
+  return dataclasses.replace(
+    draft, model=model, params=_resized(draft.params, model)
+  )
+
+
+def _check_names(own: text.Tokenizer, others: text.Tokenizer) -> None:
+  by_id = lambda tokenizer: {
+    i: token for token, i in tokenizer.backend.get_vocab().items()
+  }
+  own_names, other_names = by_id(own), by_id(others)
+  for i in sorted(own_names.keys() & other_names.keys()):
+    if own_names[i] != other_names[i]:
+      raise ValueError(
+        f'token {i} is {own_names[i]!r} to the draft model and '
+        f'{other_names[i]!r} to the target: draft with a model of the same '
+        'family, whose tokenizer is the same, or with drafters.TLI'
+      )
+
+
+def _resized(params: Params, model: transformer.Transformer) -> Params:
+  """Parameters whose matrices of the vocabulary have the model's size."""
+  names = [name for name in ('embedding', 'unembedding') if name in params]
+  axes = model.param_axes()
+  is_int8 = lambda leaf: isinstance(leaf, int8.Int8)
+
+  def resize(leaf):
+    kept = sharding.replicate(leaf)[:, : model.vocab_size]
+    missing = model.vocab_size - kept.shape[1]
+    return jnp.pad(kept, ((0, 0), (0, missing)))
+
+  def of(name):
+    matrix, own = params[name], axes[name]
+    resized = jax.tree.map(resize, matrix)
+    return sharding.place(
+      resized, int8.of_kernel(*own) if is_int8(matrix) else own
+    )
+
+  return params | {name: of(name) for name in names}

@@ -1,0 +1,275 @@
+"""What is chosen by the times of a machine and the cards of its drafters."""
+
+import json
+
+import jax
+import pytest
+
+import specsample
+from specsample import cost
+from specsample import drafters
+from specsample import testing
+from specsample.choosing import choice as choice_lib
+from specsample.choosing import measured_here
+from specsample.choosing import promises
+from specsample.loading import card as card_lib
+
+_MODEL = testing.tiny_llama(vocab_size=8, max_length=256)
+_TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
+_SIZES = (1, 2, 3, 5, 8, 16)
+# Seconds of passes over so many tokens: where tokens cost nothing, on two
+# cores, and where each costs as much as the first.
+_FLAT = dict.fromkeys(_SIZES, 1.0)
+_CORES = dict(zip(_SIZES, (1.0, 1.4, 1.45, 1.5, 1.55, 2.2), strict=True))
+_STEEP = {size: float(size) for size in _SIZES}
+
+
+def _passes(seconds, batch_size=1):
+  times = {str(size): [x, 2 * x] for size, x in seconds.items()}
+  return choice_lib.pass_times_of(times, batch_size)
+
+
+def test_the_least_times_count_and_never_fall():
+  times = {'1': [2.0, 1.0], '3': [1.2, 5.0], '2': [1.5, 1.6]}
+  passes = choice_lib.pass_times_of(times, 4)
+  assert passes == cost.PassTimes((4, 8, 12), (1.0, 1.5, 1.5))
+
+
+@pytest.mark.parametrize(
+  ('seconds', 'expected'), [(_FLAT, 15), (_CORES, 7), (_STEEP, 0)]
+)
+def test_remembered_drafts_are_as_long_as_passes_allow(seconds, expected):
+  assert choice_lib.remembered_length(_passes(seconds), 1) == expected
+  assert choice_lib.remembered_length(_passes(seconds, 8), 8) == expected
+
+
+def test_of_many_rows_one_that_drafts_makes_the_pass_wide_for_all():
+  # 1.35 drafts of 3 are kept, in .45 of the rounds: 1.61 tokens per round. A
+  # round is wide in .45 of them or, where 8 rows draft, in .99.
+  seconds = dict(zip(_SIZES, (1.0, 1.6, 1.7, 1.8, 3.5, 9.0), strict=True))
+  assert choice_lib.remembered_length(_passes(seconds), 1) == 3
+  assert choice_lib.remembered_length(_passes(seconds, 8), 8) == 0
+
+
+def test_a_promise_is_tokens_over_what_a_round_costs():
+  promise = promises.of_chain(
+    'x', [0.5, 0.3, 0.01], _passes(_CORES), 1, [0.0, 0.1, 0.2, 0.3]
+  )
+  # 1.5 / 1.55, 1.8 / 1.7 and, over 4 tokens between 3 and 5, 1.81 / 1.825.
+  assert promise.depth == 2
+  assert promise.speedup == pytest.approx(1.8 / 1.7)
+  assert promise.costs == (1.0, 1.55, 1.7)
+  assert promise.topology is None
+
+
+@pytest.mark.parametrize(
+  ('seconds', 'num_nodes', 'tokens', 'cost_of_round'),
+  # A node with 3 children keeps .5 + .3 + .1 of them, so two full levels keep
+  # .9 + .81. Where every token costs as much as the first, one node is best.
+  [(_FLAT, 12, 2.71, 1.25), (_STEEP, 1, 1.5, 2.15)],
+)
+def test_a_tree_has_as_many_nodes_as_pay(
+  seconds, num_nodes, tokens, cost_of_round
+):
+  by_rank = [[0.5, 0.3, 0.1]] * 2
+  promise = promises.of_trees(
+    'x', by_rank, _passes(seconds), 1, [0.0, 0.1, 0.2], 15
+  )
+  assert promise.topology.num_nodes == num_nodes
+  assert promise.speedup == pytest.approx(tokens / cost_of_round)
+  assert promise.costs[-1] == cost_of_round
+  assert promise.depth == promise.topology.depth
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+  monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path / 'times'))
+  return tmp_path / 'times'
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+  """Where the drafters are that ship: none at first."""
+  monkeypatch.setattr(card_lib, '_SHELVES', (tmp_path / 'shelf',))
+  return tmp_path / 'shelf'
+
+
+@pytest.fixture
+def passes_take(monkeypatch):
+  """Lets a machine's passes take so long."""
+
+  def take(seconds):
+    of_size = lambda *_, **__: {n: [x, 1.1 * x] for n, x in seconds.items()}
+    monkeypatch.setattr(choice_lib.pass_times, 'passes', of_size)
+
+  return take
+
+
+def _is_greedy(choice):
+  prompts, lengths = specsample.pad_prompts([[1, 2, 3, 1, 2], [5]])
+  testing.assert_greedy_equal(
+    choice.params(_TARGET),
+    prompts,
+    lengths,
+    model=_MODEL,
+    drafter=choice.drafter,
+    verify=choice.verify,
+    max_new_tokens=24,
+  )
+
+
+def test_where_no_card_is_it_drafts_from_the_rows_own_text(
+  cache, shelf, passes_take
+):
+  passes_take(_CORES)
+  choice = specsample.auto(_TARGET)
+  # A round also costs .05 besides the pass.
+  costs = (1.0, 1.45, 1.5, 1.525, 1.55, 1.567, 1.583, 1.6)
+  assert choice.drafter == drafters.Suffix(num_draft_tokens=7, costs=costs)
+  assert choice.reason == (
+    'drafts up to 7 tokens from its own text where that promises more than the '
+    'wider round costs (1.60 of a plain pass here)'
+  )
+  _is_greedy(choice)
+
+
+def test_where_nothing_pays_it_decodes_plainly(cache, shelf, passes_take):
+  passes_take(_STEEP)
+  choice = specsample.auto(_TARGET)
+  assert choice.drafter == drafters.NoDraft()
+  assert choice.params(_TARGET) == {'target': _TARGET.params}
+  assert choice.reason == (
+    'decodes plainly: a round of 3 drafts costs 4.05 of a plain pass here'
+  )
+
+
+def test_uneven_times_are_not_chosen_by_nor_kept(
+  cache, shelf, monkeypatch, passes_take
+):
+  times = lambda *_, **__: {n: [0.02, 0.04, 0.05] for n in _SIZES}
+  monkeypatch.setattr(choice_lib.pass_times, 'passes', times)
+  choice = specsample.auto(_TARGET)
+  assert choice.drafter == drafters.NoDraft()
+  assert choice.reason.startswith('decodes plainly: a pass took 20 to 50 ms')
+  passes_take(_FLAT)
+  assert specsample.auto(_TARGET).drafter.num_draft_tokens == 15
+
+
+def _ship(shelf, name, shares, target=_TARGET, **card):
+  hydra = drafters.Hydra(model=_MODEL, num_draft_tokens=len(shares))
+  shelf.joinpath('tiny').mkdir(parents=True, exist_ok=True)
+  specsample.save_drafter(
+    shelf / 'tiny' / name,
+    hydra,
+    hydra.init_params(jax.random.key(1), target.params),
+    target=target,
+    card={'held_out': {'acceptance_by_position': shares}} | card,
+  )
+
+
+def test_a_trained_drafter_joins_where_its_card_promises_enough(
+  cache, shelf, passes_take, monkeypatch
+):
+  passes_take(_CORES)
+  draft_seconds = lambda *_, **__: [0.05]
+  monkeypatch.setattr(choice_lib.pass_times, 'drafting', draft_seconds)
+  _ship(shelf, 'good', [0.8, 0.7, 0.6])
+  on_questions = {'acceptance_by_position': [0.2, 0.1]}
+  _ship(shelf, 'bad', [0.9, 0.9], on_questions=on_questions)
+  other = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(9)), None)
+  _ship(shelf, 'of another target', [0.9, 0.9, 0.9], other)
+  choice = specsample.auto(_TARGET)
+  # 3.1 / (t(4) + .05 + .05), a pass over 4 tokens taking 1.475.
+  assert choice.reason == (
+    'drafts up to 7 tokens from its own text where that promises more than the '
+    'wider round costs (1.60 of a plain pass here), else up to 3 with good, '
+    'which promises 1.97x'
+  )
+  assert isinstance(choice.drafter, drafters.Either)
+  assert choice.drafter.trained.drafter.num_draft_tokens == 3
+  _is_greedy(choice)
+
+
+def test_a_tree_is_drafted_where_it_promises_more_than_all_else(
+  cache, shelf, passes_take, monkeypatch
+):
+  passes_take(_FLAT)
+  monkeypatch.setattr(
+    choice_lib.pass_times, 'drafting', lambda *_, **__: [0.05]
+  )
+  by_rank = [[0.3, 0.3, 0.3]] * 2
+  _ship(
+    *(shelf, 'good', [0.3, 0.09]),
+    on_questions={
+      'acceptance_by_position': [0.3, 0.09],
+      'acceptance_by_rank': by_rank,
+    },
+  )
+  choice = specsample.auto(_TARGET)
+  # .9 + .81 drafts are kept; a round costs .05 for drafting, and .05.
+  assert choice.reason == (
+    'drafts trees of 12 tokens, up to 2 deep, with good, which promises 2.46x'
+  )
+  assert choice.verify is specsample.verify.tree
+  assert choice.drafter.drafter.topology.num_nodes == 12
+  _is_greedy(choice)
+  # Where wide passes cost more, drafts from memory promise more than this tree.
+  passes_take(_CORES)
+  chosen = specsample.auto(_TARGET, batch_size=2).drafter
+  assert isinstance(chosen, drafters.Suffix)
+
+
+def test_a_trained_drafter_that_does_not_pay_is_named(
+  cache, shelf, passes_take
+):
+  passes_take(_CORES)
+  _ship(shelf, 'bad', [0.2, 0.1])
+  choice = specsample.auto(_TARGET)
+  assert isinstance(choice.drafter, drafters.Suffix)
+  # 1.3 tokens for a pass over 3 and what drafting costs besides, .05.
+  assert choice.reason.endswith(
+    '; trained drafters do not pay (the best, bad, promises 0.87x)'
+  )
+
+
+def test_times_are_measured_once_on_a_machine(cache):
+  calls = []
+
+  def measure():
+    calls.append(1)
+    return {'x': [1.0]}
+
+  recall = lambda what: measured_here.recall(what, measure, lambda _: True)
+  assert recall({'a': 1}) == recall({'a': 1}) == {'x': [1.0]}
+  assert len(calls) == 1
+  recall({'a': 2})
+  assert len(calls) == 2
+  # Another machine's or version's, and half a file, count for nothing.
+  (path,) = [
+    p for p in cache.iterdir() if json.loads(p.read_text())['of']['a'] < 2
+  ]
+  kept = json.loads(path.read_text())
+  for text in (
+    json.dumps(kept | {'of': kept['of'] | {'versions': {'jax': '0.1'}}}),
+    path.read_text()[:20],
+  ):
+    path.write_text(text)
+    recall({'a': 1})
+  assert len(calls) == 4
+  assert json.loads(path.read_text()) == kept
+
+
+def test_where_nothing_can_be_written_times_are_measured_anew(
+  tmp_path, monkeypatch
+):
+  (tmp_path / 'file').write_text('')
+  monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path / 'file' / 'times'))
+  times = iter(({'x': [1.0]}, {'x': [2.0]}))
+  recall = lambda: measured_here.recall({}, lambda: next(times), lambda _: True)
+  assert recall() == {'x': [1.0]}
+  assert recall() == {'x': [2.0]}
+
+
+def test_a_batch_of_none_is_refused():
+  with pytest.raises(ValueError, match='batch_size is 0: give at least 1'):
+    specsample.auto(_TARGET, batch_size=0)

@@ -1,0 +1,431 @@
+"""DFlash and DSpark as their authors and speculators write them."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import specsample
+from specsample import drafters
+from specsample import testing
+from tests.loading.published import by_hand
+
+_V, _D, _L, _DRAFTED, RANK, _NUM = 32, 16, 6, 12, 4, 2
+_HEADS, _KV, _HEAD, _MLP, _EPS, _THETA = 4, 1, 6, 24, 1e-6, 500.0
+MODEL = testing.tiny_llama(vocab_size=_V, dim=_D, num_layers=_L)
+TARGET = specsample.Loaded(MODEL, MODEL.init(jax.random.key(0)), None)
+_PROMPT = [3, 1, 4, 9, 2]
+_MASK = 31
+IDS = np.sort(np.random.default_rng(9).permutation(_V)[:_DRAFTED])
+_LAYER_CONFIG = {
+  'model_type': 'qwen3',
+  'hidden_act': 'silu',
+  'hidden_size': _D,
+  'intermediate_size': _MLP,
+  'num_attention_heads': _HEADS,
+  'num_key_value_heads': _KV,
+  'head_dim': _HEAD,
+  'num_hidden_layers': _NUM,
+  'layer_types': ['full_attention'] * _NUM,
+  'max_position_embeddings': 64,
+  'rms_norm_eps': _EPS,
+  'rope_theta': _THETA,
+  'vocab_size': _V,
+}
+_DFLASH = _LAYER_CONFIG | {
+  'architectures': ['DFlashDraftModel'],
+  'block_size': 4,
+  'dflash_config': {'mask_token_id': _MASK, 'target_layer_ids': [1, 3]},
+  'num_target_layers': _L,
+}
+DSPARK = _LAYER_CONFIG | {
+  'architectures': ['Qwen3DSparkModel'],
+  'block_size': 3,
+  'mask_token_id': _MASK,
+  'target_layer_ids': [1, 3],
+  'enable_confidence_head': True,
+  'confidence_head_with_markov': True,
+  'markov_rank': RANK,
+  'markov_head_type': 'vanilla',
+}
+_SPECULATORS = {
+  'speculators_model_type': 'dflash',
+  'transformer_layer_config': _LAYER_CONFIG,
+  'block_size': 4,
+  'mask_token_id': _MASK,
+  'draft_vocab_size': _V,
+  # The embedding is counted as the first.
+  'aux_hidden_state_layer_ids': [2, 4],
+}
+
+
+def dflash_tensors(ids=None, has_head=False, rank=0):
+  rng, tensors = np.random.default_rng(0), {}
+  matrices = {
+    'self_attn.q_proj': (_HEADS * _HEAD, _D),
+    'self_attn.k_proj': (_KV * _HEAD, _D),
+    'self_attn.v_proj': (_KV * _HEAD, _D),
+    'self_attn.o_proj': (_D, _HEADS * _HEAD),
+    'mlp.gate_proj': (_MLP, _D),
+    'mlp.up_proj': (_MLP, _D),
+    'mlp.down_proj': (_D, _MLP),
+  }
+  norms = {
+    'self_attn.q_norm': _HEAD,
+    'self_attn.k_norm': _HEAD,
+    'input_layernorm': _D,
+    'post_attention_layernorm': _D,
+  }
+  for i in range(_NUM):
+    for name, shape in matrices.items():
+      tensors[f'layers.{i}.{name}.weight'] = by_hand.normal(rng, *shape)
+    for name, size in norms.items():
+      scale = 1 + by_hand.normal(rng, size)
+      tensors[f'layers.{i}.{name}.weight'] = scale
+  tensors['fc.weight'] = by_hand.normal(rng, _D, 2 * _D)
+  for name in ('hidden_norm', 'norm'):
+    tensors[f'{name}.weight'] = 1 + by_hand.normal(rng, _D)
+  size = _V if ids is None else len(ids)
+  if has_head or ids is not None:
+    tensors['lm_head.weight'] = by_hand.normal(rng, size, _D)
+    tensors['embed_tokens.weight'] = np.ascontiguousarray(
+      by_hand.embedding(TARGET).astype(np.float32)
+    )
+  if ids is not None:
+    tensors['d2t'] = ids - np.arange(len(ids))
+    tensors['t2d'] = np.isin(np.arange(_V), ids)
+  if rank:
+    tensors |= {
+      'markov_head.markov_w1.weight': by_hand.normal(rng, _V, rank),
+      'markov_head.markov_w2.weight': by_hand.normal(rng, size, rank),
+      'confidence_head.proj.weight': by_hand.normal(rng, 1, _D + rank),
+      'confidence_head.proj.bias': by_hand.normal(rng, 1),
+    }
+  return tensors
+
+
+def save(folder, tensors, config):
+  (folder / 'config.json').write_text(json.dumps(config))
+  safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
+  return folder
+
+
+def _outputs(tensors, found, size):
+  """What the unembedding may read, of a block [size, D]."""
+  features = np.concatenate(found.features, axis=-1)
+  fused = by_hand.linear(tensors, 'fc', features)
+  fused = by_hand.norm(tensors, 'hidden_norm', fused, _EPS)
+  ids = [found.text[-1]] + [_MASK] * (size - 1)
+  x = by_hand.embedding(TARGET)[ids]
+  start = len(found.text) - 1
+  places = start + np.arange(size)
+  everywhere = np.arange(start + size)
+  for i in range(_NUM):
+    name = f'layers.{i}.self_attn'
+    read = by_hand.norm(tensors, f'layers.{i}.input_layernorm', x, _EPS)
+    both = np.concatenate([fused, read])
+    heads = lambda part, rows, name=name: by_hand.heads(
+      by_hand.linear(tensors, f'{name}.{part}_proj', rows), _HEAD
+    )
+    query = by_hand.norm(tensors, f'{name}.q_norm', heads('q', read), _EPS)
+    key = by_hand.norm(tensors, f'{name}.k_norm', heads('k', both), _EPS)
+    mixed = by_hand.attend(
+      by_hand.rotate(query, places, _THETA),
+      by_hand.rotate(key, everywhere, _THETA),
+      heads('v', both),
+      np.ones((size, len(both)), bool),
+    )
+    x = x + by_hand.linear(tensors, f'{name}.o_proj', mixed)
+    name = f'layers.{i}.post_attention_layernorm'
+    x = x + by_hand.mlp(
+      tensors, f'layers.{i}.mlp', by_hand.norm(tensors, name, x, _EPS)
+    )
+  return by_hand.norm(tensors, 'norm', x, _EPS)
+
+
+def _by_hand(tensors, found, from_pending=False):
+  num_drafts = len(found.drafts)
+  outputs = _outputs(tensors, found, num_drafts + (not from_pending))
+  vectors = outputs[-num_drafts:]
+  if 'lm_head.weight' in tensors:
+    logits = by_hand.linear(tensors, 'lm_head', vectors)
+  else:
+    logits = vectors @ by_hand.unembedding(TARGET).T
+  if 'markov_head.markov_w1.weight' in tensors:
+    before = [found.text[-1], *found.drafts[:-1]]
+    first = by_hand.wide(tensors['markov_head.markov_w1.weight'])[before]
+    logits = logits + by_hand.linear(tensors, 'markov_head.markov_w2', first)
+  if 'd2t' not in tensors:
+    return logits
+  of_target = np.full((num_drafts, _V), -np.inf)
+  of_target[:, tensors['d2t'] + np.arange(_DRAFTED)] = logits
+  return of_target
+
+
+def _assert_drafts(loaded, tensors, from_pending):
+  rounds = by_hand.two_rounds(loaded, TARGET, _PROMPT, 1, 7)
+  for found in rounds:
+    expected = _by_hand(tensors, found, from_pending)
+    np.testing.assert_allclose(found.logits, expected, atol=1e-4)
+  return rounds
+
+
+@pytest.mark.parametrize('where', ['top', 'nested', 'prefixed'])
+def test_dflash_drafts_as_its_tensors_say(tmp_path, where):
+  tensors = dflash_tensors()
+  config, saved = dict(_DFLASH), tensors
+  if where == 'nested':
+    size = config.pop('block_size')
+    config['dflash_config'] = config['dflash_config'] | {'block_size': size}
+  if where == 'prefixed':
+    saved = {f'model.{name}': x for name, x in tensors.items()}
+  loaded = specsample.load_drafter(save(tmp_path, saved, config), TARGET)
+  drafter = loaded.drafter
+  assert type(drafter) is drafters.DFlash
+  assert drafter.num_draft_tokens == 3
+  assert drafter.feature_layers == (1, 3)
+  assert not drafter.own_unembedding
+  _assert_drafts(loaded, tensors, from_pending=False)
+
+
+@pytest.mark.parametrize('ids', [None, IDS])
+def test_dflash_of_speculators(tmp_path, ids):
+  tensors = dflash_tensors(ids, has_head=True)
+  size = _V if ids is None else len(ids)
+  config = _SPECULATORS | {'draft_vocab_size': size}
+  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  assert loaded.drafter.num_draft_tokens == 3
+  assert loaded.drafter.feature_layers == (1, 3)
+  _assert_drafts(loaded, tensors, from_pending=False)
+
+
+def test_dspark_drafts_as_its_tensors_say(tmp_path):
+  tensors = dflash_tensors(has_head=True, rank=RANK)
+  loaded = specsample.load_drafter(save(tmp_path, tensors, DSPARK), TARGET)
+  drafter = loaded.drafter
+  assert type(drafter) is drafters.DSpark
+  assert drafter.num_draft_tokens == 3
+  assert drafter.rank == RANK
+  first, _ = _assert_drafts(loaded, tensors, from_pending=True)
+
+  before = np.asarray([first.text[-1], *first.drafts[:-1]])
+  vectors = _outputs(tensors, first, 3)
+  params = {'target': TARGET.params, 'drafter': loaded.params}
+  embedded = tensors['markov_head.markov_w1.weight'][before]
+  read = np.concatenate([vectors, embedded], axis=-1)
+  np.testing.assert_allclose(
+    drafter.confidence_logits(params, vectors.astype(np.float32), before),
+    by_hand.linear(tensors, 'confidence_head.proj', read)[:, 0],
+    atol=1e-4,
+  )
+
+
+def test_dspark_of_speculators(tmp_path):
+  """The term is of all tokens before, the logits of those drafted."""
+  tensors = dflash_tensors(IDS, rank=RANK)
+  config = _SPECULATORS | {
+    'speculators_model_type': 'dspark',
+    'draft_vocab_size': _DRAFTED,
+    'markov_rank': RANK,
+  }
+  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  assert loaded.drafter.num_draft_tokens == 4
+  _assert_drafts(loaded, tensors, from_pending=True)
+
+
+def test_deepspecs_dflash_drafts_from_the_pending_token(tmp_path):
+  tensors = dflash_tensors(has_head=True)
+  config = DSPARK | {'markov_rank': 0, 'enable_confidence_head': False}
+  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  assert type(loaded.drafter) is drafters.DFlash
+  assert loaded.drafter.num_draft_tokens == 3
+  _assert_drafts(loaded, tensors, from_pending=True)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('is_tied', [True, False])
+def test_a_copy_of_the_targets_unembedding_is_not_kept(
+  tmp_path, dtype, is_tied
+):
+  model = dataclasses.replace(MODEL, tie_embeddings=is_tied, dtype=dtype)
+  params = jax.tree.map(lambda x: x.astype(dtype), dict(TARGET.params))
+  if is_tied:
+    del params['unembedding']
+  target = specsample.Loaded(model, params, None)
+  name = 'embedding' if is_tied else 'unembedding'
+  copy = np.asarray(TARGET.params[name]).T
+  tensors = dflash_tensors(rank=RANK) | {
+    'lm_head.weight': np.ascontiguousarray(copy)
+  }
+  loaded = specsample.load_drafter(save(tmp_path, tensors, DSPARK), target)
+  assert not loaded.drafter.own_unembedding
+  assert 'vocabulary' not in loaded.params
+  tensors['lm_head.weight'][-1, -1] += 0.5
+  loaded = specsample.load_drafter(save(tmp_path, tensors, DSPARK), target)
+  assert loaded.drafter.own_unembedding
+  np.testing.assert_array_equal(
+    loaded.params['vocabulary']['unembedding'],
+    tensors['lm_head.weight'].T.astype(loaded.params['mask'].dtype),
+  )
+
+
+@pytest.mark.parametrize('name', ['dflash', 'dspark'])
+def test_what_was_loaded_is_saved_and_drafts_the_targets_text(tmp_path, name):
+  tensors, config = dflash_tensors(), _DFLASH
+  if name == 'dspark':
+    tensors, config = dflash_tensors(has_head=True, rank=RANK), DSPARK
+  (tmp_path / 'published').mkdir()
+  folder = save(tmp_path / 'published', tensors, config)
+  loaded = specsample.load_drafter(folder, TARGET, 2)
+  specsample.save_drafter(
+    tmp_path / 'own', loaded.drafter, loaded.params, target=TARGET, card={}
+  )
+  again = specsample.load_drafter(tmp_path / 'own', TARGET)
+  assert again.drafter == loaded.drafter
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=0.01),
+    again.params,
+    loaded.params,
+  )
+  testing.assert_greedy_equal(
+    {'target': TARGET.params, 'drafter': again.params},
+    np.asarray([_PROMPT, [8, 5, 0, 0, 0]]),
+    np.asarray([5, 2]),
+    model=MODEL,
+    drafter=again.drafter,
+    verify=specsample.verify.chain,
+    max_new_tokens=6,
+  )
+
+
+def _with(tensors, **changes):
+  changed = tensors | changes
+  return {key: x for key, x in changed.items() if x is not None}
+
+
+_SPARK = lambda: dflash_tensors(has_head=True, rank=RANK)
+_DAMAGES = {
+  'missing': (
+    lambda: _with(
+      dflash_tensors(), **{'layers.1.self_attn.q_proj.weight': None}
+    ),
+    _DFLASH,
+    r'1 tensors \(layers\.1\.self_attn\.q_proj\.weight\) missing',
+  ),
+  'norms of one layer': (
+    lambda: _with(
+      dflash_tensors(), **{'layers.1.self_attn.q_norm.weight': None}
+    ),
+    _DFLASH,
+    r'1 tensors \(layers\.1\.self_attn\.q_norm\.weight\) missing',
+  ),
+  'more layers than the configuration': (
+    dflash_tensors,
+    _DFLASH | {'num_hidden_layers': 1},
+    r'11 tensors \(layers\.1\..* unknown',
+  ),
+  'fewer layers than the configuration': (
+    dflash_tensors,
+    _DFLASH | {'num_hidden_layers': 3},
+    r'11 tensors \(layers\.2\..* missing',
+  ),
+  'of another shape': (
+    lambda: _with(dflash_tensors(), **{'hidden_norm.weight': np.ones(8, 'f4')}),
+    _DFLASH,
+    r'hidden_norm\.weight has shape \(8,\), expected \(16,\)',
+  ),
+  'of more features': (
+    dflash_tensors,
+    _DFLASH | {'dflash_config': {'mask_token_id': 3, 'target_layer_ids': [1]}},
+    r'fc\.weight has shape \(16, 32\), expected \(16, 16\)',
+  ),
+  'of a layer that is not there': (
+    dflash_tensors,
+    _DFLASH
+    | {'dflash_config': {'mask_token_id': 3, 'target_layer_ids': [1, 9]}},
+    r'feature_layers are \(1, 9\), and the target has layers 0 to 5',
+  ),
+  'of the last layer': (
+    dflash_tensors,
+    _DFLASH
+    | {'dflash_config': {'mask_token_id': 3, 'target_layer_ids': [1, 5]}},
+    'reads the output of layer 5, the last, behind the norm',
+  ),
+  'no features': (
+    dflash_tensors,
+    _DFLASH | {'dflash_config': {'mask_token_id': 3}},
+    'target_layer_ids are not there: the file does not say which',
+  ),
+  'no mask': (
+    dflash_tensors,
+    _DFLASH | {'dflash_config': {'target_layer_ids': [1, 3]}},
+    'mask_token_id is None, and the target has tokens 0 to 31',
+  ),
+  'a mask of another vocabulary': (
+    _SPARK,
+    DSPARK | {'mask_token_id': 151669},
+    'mask_token_id is 151669, and the target has tokens 0 to 31',
+  ),
+  'no size of a block': (
+    dflash_tensors,
+    {key: x for key, x in _DFLASH.items() if key != 'block_size'},
+    'block_size is None, expected an integer of at least 1',
+  ),
+  'windows': (
+    dflash_tensors,
+    _DFLASH | {'layer_types': ['full_attention', 'sliding_attention']},
+    'layer_types are .*, supported are layers that see all tokens',
+  ),
+  'another Markov head': (
+    _SPARK,
+    DSPARK | {'markov_head_type': 'gated'},
+    "markov_head_type is 'gated', supported is 'vanilla' only",
+  ),
+  'a Markov head that is not there': (
+    dflash_tensors,
+    DSPARK,
+    'markov_rank is 4, and .* holds no tensor markov_head.markov_w1.weight',
+  ),
+  'a Markov head that is not meant': (
+    _SPARK,
+    DSPARK | {'markov_rank': 0},
+    'markov_rank is 0, and .* holds a tensor markov_head.markov_w1.weight',
+  ),
+  'a confidence that reads less': (
+    _SPARK,
+    DSPARK | {'confidence_head_with_markov': False},
+    'confidence_head_with_markov is False, supported is True only',
+  ),
+  'no confidence': (
+    lambda: _with(_SPARK(), **{'confidence_head.proj.bias': None}),
+    DSPARK,
+    r'1 tensors \(confidence_head\.proj\.bias\) missing',
+  ),
+  'd2t outside': (
+    lambda: _with(
+      dflash_tensors(IDS), d2t=np.full(_DRAFTED, _V, np.int64), t2d=None
+    ),
+    _SPECULATORS | {'draft_vocab_size': _DRAFTED},
+    'd2t holds id 32, outside the vocabulary of 32',
+  ),
+}
+
+
+@pytest.mark.parametrize('damage', _DAMAGES)
+def test_what_does_not_fit_is_refused(tmp_path, damage):
+  make, config, message = _DAMAGES[damage]
+  folder = save(tmp_path, make(), config)
+  with pytest.raises(ValueError, match=message) as caught:
+    specsample.load_drafter(folder, TARGET)
+  assert '\n' not in str(caught.value)
+
+
+def test_a_file_that_was_cut_is_refused(tmp_path):
+  folder = save(tmp_path, dflash_tensors(), _DFLASH)
+  path = folder / 'model.safetensors'
+  path.write_bytes(path.read_bytes()[:-50])
+  with pytest.raises(ValueError, match='no complete safetensors file'):
+    specsample.load_drafter(folder, TARGET)

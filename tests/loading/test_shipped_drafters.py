@@ -1,0 +1,72 @@
+"""The files in checkpoints/: small, and cards that say how they came about."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+import specsample
+from specsample.memory import store
+
+_ROOT = pathlib.Path(__file__).parents[2] / 'checkpoints'
+_TARGET = 'smollm2-135m-instruct'
+_NAMES = sorted(
+  path.parent.name for path in _ROOT.glob(f'{_TARGET}/*/card.json')
+)
+_LARGEST = 60e6  # bytes of all drafters
+_LARGEST_STORE = 4e6  # bytes of its texts
+_ABSOLUTE_PATH = re.compile(r'(^|[\s=])/\w')
+_each = pytest.mark.parametrize('name', _NAMES)
+
+
+def _card(name):
+  return json.loads((_ROOT / _TARGET / name / 'card.json').read_text())
+
+
+def _texts(value):
+  """All texts in some JSON."""
+  if isinstance(value, dict):
+    value = [*value, *value.values()]
+  if isinstance(value, list):
+    return [text for item in value for text in _texts(item)]
+  return [value] if isinstance(value, str) else []
+
+
+def test_all_kinds_ship_and_are_small():
+  assert _NAMES == ['draft', 'dspark', 'eagle3', 'hydra', 'medusa', 'mtp']
+  paths = _ROOT.rglob('drafter.safetensors')
+  assert sum(path.stat().st_size for path in paths) <= _LARGEST
+
+
+def test_a_store_ships_and_is_small(smollm2):
+  folder = _ROOT / _TARGET / 'store'
+  assert (folder / 'tokens.npz').stat().st_size <= _LARGEST_STORE
+  card = json.loads((folder / 'store.json').read_text())
+  texts = store.texts_of(specsample.load_store(f'{_TARGET}/store', smollm2))
+  assert len(texts) == card['texts']
+  assert sum(text.size for text in texts) == card['tokens'] > 900_000
+  assert card['license'] and 'Spec-Bench' in card['about']
+
+
+@_each
+def test_the_card_says_what_it_is_made_of(name):
+  card = _card(name)
+  held_out = card['held_out']
+  assert held_out['tokens_per_round'] > 1.2
+  num_drafts = card['settings']['num_draft_tokens']
+  assert len(held_out['acceptance_by_position']) == num_drafts
+  assert len(held_out['by_answer_tokens_seen']) >= 4
+  assert card['training']['answer_tokens_per_second'] > 0
+  assert card['training']['hours'] > 0
+  for folder in card['data']['folders']:
+    assert folder['answer_tokens'] > 10_000
+    assert folder['answer_tokens_per_second'] > 0
+    # No question of the tables.
+    assert folder['settings']['exclude']
+
+
+@_each
+def test_the_card_names_no_folder_of_a_machine(name):
+  found = [text for text in _texts(_card(name)) if _ABSOLUTE_PATH.search(text)]
+  assert not found

@@ -1,0 +1,403 @@
+"""Prompts that take turns in a batch get the tokens that each has alone."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import policies
+from specsample import verify
+from specsample.loop import refill
+from specsample.models import transformer
+from specsample.testing import hash_model
+from specsample.testing import trained
+from specsample.types import StopReason
+
+VOCAB = 16
+TARGET = hash_model.HashModel(vocab_size=VOCAB, seed=3)
+CHAIN = drafters.Chain(
+  model=dataclasses.replace(TARGET, noise=0.3), num_draft_tokens=3
+)
+NGRAM = drafters.Ngram(num_draft_tokens=4, min_ngram=1)
+PARAMS = {'target': {}, 'drafter': {}}
+_RNG = np.random.default_rng(0)
+# One is far longer than the others, and more than a chunk.
+PROMPTS = [
+  _RNG.integers(VOCAB, size=size).tolist()
+  for size in (3, 40, 1, 140, 7, 2, 33, 9, 5, 6)
+]
+MOST = np.asarray([5, 20, 1, 12, 20, 3, 9, 20, 2, 14])
+TEMPERATURES = np.asarray([0, 1, 0.5, 1, 0, 1.5, 1, 0, 1, 1], np.float32)
+STOP = specsample.Stop(eos_ids=(7,), sequences=((1, 2),))
+SETTINGS = {
+  'model': TARGET,
+  'drafter': CHAIN,
+  'verify': verify.chain,
+  'sampling': specsample.Sampling(temperature=TEMPERATURES),
+  'max_new_tokens': MOST,
+  'stop': STOP,
+}
+
+
+def generate_all(prompts=PROMPTS, *, params=PARAMS, **kwargs):
+  sizes = {'batch_size': 3}
+  return specsample.generate_all(
+    params, prompts, jax.random.key(5), **(SETTINGS | sizes | kwargs)
+  )
+
+
+def static(prompts=PROMPTS, *, params=PARAMS, **kwargs):
+  """One batch of them all."""
+  padded, lengths = specsample.pad_prompts(prompts)
+  output = specsample.generate(
+    params, padded, lengths, jax.random.key(5), **(SETTINGS | kwargs)
+  )
+  return jax.device_get(output)
+
+
+def assert_rows_equal(found, expected):
+  """Outputs of one row each, and of all of them."""
+  assert len(found) == len(expected.lengths)
+  for i, output in enumerate(found):
+    width = output.tokens.shape[1]
+    for field in dataclasses.fields(output):
+      value = getattr(expected, field.name)[i : i + 1]
+      is_table = field.name in ('tokens', 'log_probs', 'origin', 'emit_round')
+      value = value[:, :width] if is_table else value
+      np.testing.assert_array_equal(
+        getattr(output, field.name), value, err_msg=f'{i}, {field.name}'
+      )
+
+
+def test_more_tokens_than_there_is_room_for_are_as_many_as_fit():
+  model = dataclasses.replace(TARGET, max_length=48)
+  outputs = generate_all(
+    [[1, 2, 3], [5]],
+    model=model,
+    max_new_tokens=2**31 - 1,
+    sampling=specsample.Sampling(),
+    stop=specsample.Stop(),
+  )
+  assert [int(output.lengths[0]) for output in outputs] == [45, 47]
+
+
+@pytest.mark.parametrize(
+  'drafter, rule, group_size',
+  [
+    (drafters.NoDraft(), verify.chain, 1),
+    (CHAIN, verify.chain, 1),
+    (CHAIN, verify.block, 2),
+    (NGRAM, verify.coupled, 5),  # more than there are rows
+  ],
+)
+def test_every_output_is_that_of_a_static_batch(drafter, rule, group_size):
+  kwargs = {'drafter': drafter, 'verify': rule}
+  found = list(generate_all(**kwargs, group_size=group_size))
+  assert_rows_equal(found, static(**kwargs))
+  assert [output.tokens.shape[1] for output in found] == MOST.tolist()
+  reasons = {StopReason(int(output.stop_reason[0])) for output in found}
+  assert reasons >= {StopReason.EOS, StopReason.MAX_NEW_TOKENS}
+
+
+def test_a_policys_state_is_that_of_the_row_alone():
+  learned = drafters.Adaptive(
+    drafter=CHAIN, policies=(policies.AdaEDL(threshold=0.4),)
+  )
+  found = list(generate_all(drafter=learned, group_size=2))
+  expected = static(drafter=learned)
+  assert_rows_equal(found, expected)
+  # The state matters: else rounds would be those without the policy.
+  assert expected.rounds.tolist() != static().rounds.tolist()
+
+
+@pytest.mark.parametrize('name', ['EAGLE', 'DFlash'])
+def test_a_drafter_with_a_cache_begins_anew_with_each_prompt(name):
+  (scene,) = (s for s in trained.scenes(VOCAB) if s.name == name)
+  kwargs = {
+    'model': scene.model,
+    'drafter': scene.drafter,
+    'params': scene.params,
+  }
+  found = list(generate_all(**kwargs))
+  expected = static(**kwargs)
+  # Not the log-probabilities: products of other shapes round otherwise.
+  for field in ('lengths', 'rounds', 'proposed', 'accepted'):
+    rows = np.concatenate([getattr(output, field) for output in found])
+    np.testing.assert_array_equal(rows, getattr(expected, field), field)
+  for output, tokens in zip(found, expected.tokens, strict=True):
+    width = output.tokens.shape[1]
+    np.testing.assert_array_equal(output.tokens[0], tokens[:width])
+
+
+def test_every_output_is_that_of_the_prompt_alone():
+  ids = np.arange(10, 20, dtype=np.int32)
+  found = list(generate_all(request_ids=ids))
+  for i in (1, 3, 9):
+    alone = static(
+      PROMPTS[i : i + 1],
+      request_ids=ids[i : i + 1],
+      sampling=specsample.Sampling(temperature=TEMPERATURES[i]),
+      max_new_tokens=int(MOST[i]),
+    )
+    assert_rows_equal(found[i : i + 1], alone)
+
+
+def test_penalties_count_the_prompt_of_the_row_alone():
+  bias = np.zeros((len(PROMPTS), VOCAB), np.float32)
+  bias[np.arange(len(PROMPTS)), np.arange(len(PROMPTS))] = 3.0
+  sampling = specsample.Sampling(
+    temperature=TEMPERATURES,
+    repetition_penalty=1.5,
+    frequency_penalty=np.linspace(0, 1, len(PROMPTS)),
+    logit_bias=bias,
+  )
+  found = list(generate_all(sampling=sampling))
+  assert_rows_equal(found, static(sampling=sampling))
+  plain = list(generate_all())
+  assert any(
+    a.tokens.tolist() != b.tokens.tolist()
+    for a, b in zip(found, plain, strict=True)
+  )
+
+
+def test_caches_of_a_window_take_any_prompts_row():
+  # Of short prompts the chunks are smaller, and the rings must not be.
+  params = {'target': WINDOWED.init(jax.random.key(0))}
+  kwargs = {'model': WINDOWED, 'drafter': NGRAM, 'params': params}
+  found = list(generate_all(**kwargs))
+  expected = static(**kwargs)
+  for i, output in enumerate(found):
+    tokens = expected.tokens[i : i + 1, : MOST[i]]
+    np.testing.assert_array_equal(output.tokens, tokens)
+
+
+WINDOWED = transformer.Transformer(
+  vocab_size=VOCAB,
+  num_layers=2,
+  dim=8,
+  num_heads=2,
+  num_kv_heads=1,
+  head_dim=4,
+  mlp_dim=8,
+  max_length=512,
+  sliding_window=6,
+  sliding_layers=(0,),
+)
+
+
+def _run_batch(model, drafter, params, **sizes):
+  """The tokens of each prompt, and the states' (rows, slots) on the way."""
+  batch = refill.Batch(
+    model=model,
+    drafter=drafter,
+    verify=verify.chain,
+    stop=STOP,
+    batch_size=8,
+    max_length=192,
+    max_new_tokens=20,
+    group_size=2,
+    rounds=2,
+    **sizes,
+  )
+  waiting = iter(
+    refill.Job(
+      index=i,
+      prompt=prompt,
+      request_id=i,
+      sampling=specsample.Sampling(temperature=TEMPERATURES[i]),
+      max_new_tokens=int(MOST[i]),
+    )
+    for i, prompt in sorted(enumerate(PROMPTS), key=lambda x: len(x[1]))
+  )
+  take = lambda count: list(itertools.islice(waiting, count))
+  found, shapes = {}, []
+  for done in batch.run(params, jax.random.key(5), take):
+    length = int(done.output.lengths[0])
+    found[done.job.index] = done.output.tokens[0, :length].tolist()
+    shapes.append(done.state.tokens.shape)
+  return found, shapes
+
+
+@pytest.mark.parametrize(
+  'model, params, drafter, smallest',
+  [
+    (TARGET, PARAMS, CHAIN, 128),
+    # A ring has room for its window and a chunk; with less it is no ring.
+    (WINDOWED, {'target': WINDOWED.init(jax.random.key(0))}, NGRAM, 144),
+  ],
+)
+def test_buffers_and_batch_follow_the_rows(model, params, drafter, smallest):
+  plain, shapes = _run_batch(model, drafter, params)
+  assert len(set(shapes)) == 1
+  found, shapes = _run_batch(
+    model, drafter, params, slot_step=16, fewest_rows=2
+  )
+  assert found == plain
+  rows, slots = zip(*shapes, strict=True)
+  assert slots[0] == smallest < slots[-1]
+  assert list(slots) == sorted(slots)
+  assert set(rows) == {8, 4, 2}
+
+
+def test_fewer_prompts_than_rows():
+  found = list(generate_all(PROMPTS[:2], batch_size=64, **_first(2)))
+  assert_rows_equal(found, static(PROMPTS[:2], **_first(2)))
+
+
+def test_without_prompts_there_is_nothing_to_do():
+  assert list(generate_all([], **_first(0))) == []
+
+
+def test_a_full_cache_stops_its_row():
+  kwargs = {'max_new_tokens': 20, 'stop': specsample.Stop(), 'max_length': 145}
+  found = list(generate_all(**kwargs))
+  assert_rows_equal(found, static(**kwargs))
+  assert found[3].stop_reason == StopReason.CACHE_FULL
+  assert found[3].lengths == 5
+
+
+def test_rows_are_refilled_as_soon_as_they_are_done():
+  # The second row goes on while the first takes all the others.
+  most = [3, 40, 1, 1, 2, 1]
+  jobs = [
+    refill.Job(
+      index=i,
+      prompt=[1],
+      request_id=i,
+      sampling=specsample.Sampling(temperature=np.float32(1)),
+      max_new_tokens=count,
+    )
+    for i, count in enumerate(most)
+  ]
+  waiting = iter(jobs)
+  batch = refill.Batch(
+    model=TARGET,
+    drafter=drafters.NoDraft(),
+    verify=verify.chain,
+    batch_size=2,
+    max_length=64,
+    max_new_tokens=40,
+  )
+  take = lambda count: list(itertools.islice(waiting, count))
+  order, rounds = [], []
+  for done in batch.run({'target': {}}, jax.random.key(5), take):
+    order.append(done.job.index)
+    rounds.append(int(done.state.round[1]))  # of the second row so far
+    assert done.output.lengths == most[done.job.index]
+  assert order == [0, 2, 3, 4, 5, 1]
+  assert rounds == [3, 4, 5, 7, 8, 40]
+
+
+def test_one_that_is_left_off_leaves_nothing_behind():
+  expected = static()
+  outputs = generate_all()
+  next(outputs)
+  outputs.close()
+  assert_rows_equal(list(generate_all()), expected)
+
+
+def test_few_executables_whatever_the_prompts(num_compiled):
+  kwargs = {'max_length': 300, 'max_new_tokens': 11, 'batch_size': 4}
+  before = num_compiled()
+  list(generate_all(**kwargs))
+  made = [
+    after - first for after, first in zip(num_compiled(), before, strict=True)
+  ]
+  # Chunks of 32, 64 and 128 tokens.
+  assert made == [1, 1, 3, 1, 1]
+  other = [[1] * size for size in (31, 50, 200, 128, 8)]
+  list(generate_all(other, **(_first(5) | kwargs)))
+  assert [a - b for a, b in zip(num_compiled(), before, strict=True)] == made
+
+
+def test_advance_returns_when_enough_rows_are_done():
+  padded, lengths = specsample.pad_prompts([[1]] * 4)
+  static = {'model': TARGET, 'drafter': drafters.NoDraft()}
+  state = specsample.prefill(
+    {'target': {}},
+    padded,
+    lengths,
+    jax.random.key(0),
+    sampling=specsample.Sampling(),
+    max_new_tokens=np.asarray([2, 9, 5, 5]),
+    **static,
+  )
+  rounds, done = [], []
+  for max_finished in (1, 1, 5):
+    state = specsample.advance(
+      {'target': {}},
+      state,
+      verify=verify.chain,
+      max_rounds=100,
+      max_finished=np.int32(max_finished),
+      **static,
+    )
+    rounds.append(int(state.round.max()))
+    done.append(np.asarray(state.done).tolist())
+  assert rounds == [2, 5, 9]
+  assert done[:2] == [[True, False, False, False], [True, False, True, True]]
+  assert all(done[2])
+
+
+@pytest.mark.parametrize(
+  'kwargs, message',
+  [
+    ({'prompts': [[1], [], [2]]}, 'prompt 1: .*at least one'),
+    ({'prompts': [[1], [2], [VOCAB]]}, 'prompt 2: .*id 16'),
+    ({'prompts': [[1], [2], [0.5]]}, 'prompt 2: .*0.5'),
+    ({'prompts': [[1], [1] * 9, [1]], 'max_length': 9}, 'prompt 1: .*of 9'),
+    ({'max_new_tokens': [1, 0, 1]}, r'max_new_tokens are \[1, 0, 1\]'),
+    ({'max_new_tokens': [1, 1]}, r'one a prompt \[3\]'),
+    ({'max_new_tokens': 0}, 'max_new_tokens is 0'),
+    ({'request_ids': [1, 2]}, 'request_ids'),
+    ({'batch_size': 0}, 'batch_size is 0'),
+    ({'group_size': 0}, 'group_size is 0'),
+    ({'stop': specsample.Stop(eos_ids=(99,))}, 'id 99'),
+    ({'params': {}}, 'target'),
+    (
+      {'verify': verify.greedy_draft},
+      'drafts of Chain: verify.greedy_draft is not exact for drafts of law',
+    ),
+    ({'sampling': specsample.Sampling(temperature=[1.0, 2.0])}, 'temperature'),
+  ],
+)
+def test_refuses_before_anything_is_asked_for(kwargs, message):
+  defaults = {
+    'prompts': [[1], [2], [3]],
+    'sampling': specsample.Sampling(),
+    'max_new_tokens': 4,
+  }
+  with pytest.raises(ValueError, match=message):
+    generate_all(**(defaults | kwargs))
+
+
+@pytest.mark.parametrize(
+  'sizes, message',
+  [
+    ({'rounds': 0}, 'rounds is 0: ask for at least 1'),
+    ({'fewest_rows': 0}, 'fewest_rows is 0: ask for at least 1'),
+    ({'slot_step': 16}, 'slot_step is 16 and rounds None: set rounds'),
+  ],
+)
+def test_sizes_that_cannot_be_followed_are_refused(sizes, message):
+  with pytest.raises(ValueError, match=message):
+    refill.Batch(
+      model=TARGET,
+      drafter=drafters.NoDraft(),
+      verify=verify.chain,
+      batch_size=1,
+      max_length=8,
+      max_new_tokens=4,
+      **sizes,
+    )
+
+
+def _first(count):
+  return {
+    'sampling': specsample.Sampling(temperature=TEMPERATURES[:count]),
+    'max_new_tokens': MOST[:count],
+  }

@@ -1,0 +1,271 @@
+"""Logits that are no distribution stop their row, and bias nothing before."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import testing
+from specsample import tree
+from specsample import verify
+from specsample.loop import decode
+from specsample.models import attention
+from specsample.testing import chi_square
+from specsample.types import DraftLaw, StopReason
+
+_VOCAB = 16
+_TARGET = testing.HashModel(vocab_size=_VOCAB, seed=3)
+_CHAIN = drafters.Chain(
+  model=dataclasses.replace(_TARGET, noise=0.3), num_draft_tokens=3
+)
+_NGRAM = drafters.Ngram(num_draft_tokens=4, min_ngram=1)
+_RULES = {
+  'chain': verify.chain,
+  'block': verify.block,
+  'coupled': verify.coupled,
+}
+
+
+def _generate(prompts, params=None, **settings):
+  padded, lengths = specsample.pad_prompts(prompts)
+  arguments = {
+    'model': _TARGET,
+    'drafter': _CHAIN,
+    'verify': verify.chain,
+    'sampling': specsample.Sampling(temperature=1.0),
+    'max_new_tokens': 40,
+  }
+  return specsample.generate(
+    params or {'target': {}, 'drafter': {}},
+    padded,
+    lengths,
+    jax.random.key(0),
+    **(arguments | settings),
+  )
+
+
+def _rows(output):
+  return [
+    row[:length].tolist()
+    for row, length in zip(
+      np.asarray(output.tokens), np.asarray(output.lengths), strict=True
+    )
+  ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Breaks(testing.HashModel):
+  """Returns bad logits behind one token."""
+
+  value: float = float('nan')
+  behind: int = 5
+
+  def read(self, params, tokens, cache, features=(), parents=None):
+    output, new = super().read(params, tokens, cache, features, parents)
+    bad = (tokens == self.behind)[..., None]
+    logits = jnp.where(bad, self.value, output.logits)
+    return dataclasses.replace(output, logits=logits), new
+
+
+# What is no distribution is known before the rule: of the others one pair.
+@pytest.mark.parametrize(
+  ('drafter', 'rule', 'value'),
+  [
+    (drafters.NoDraft(), 'chain', float('nan')),
+    (_CHAIN, 'chain', float('nan')),
+    (_CHAIN, 'block', float('nan')),
+    (_NGRAM, 'chain', float('nan')),
+    (_NGRAM, 'coupled', float('nan')),
+    (_CHAIN, 'block', float('-inf')),
+    (_CHAIN, 'block', float('inf')),
+  ],
+)
+def test_they_stop_their_row_only(drafter, rule, value):
+  model = _Breaks(vocab_size=_VOCAB, seed=3, value=value)
+  prompts = [[5], [5, 1], [1, 2, 3]]
+  settings = {'drafter': drafter, 'verify': _RULES[rule]}
+  output = _generate(prompts, model=model, **settings)
+  good = _generate(prompts, **settings)
+  without = _generate([[1], *prompts[1:]], model=model, **settings)
+  assert _rows(without)[1:] == _rows(output)[1:]
+  assert without.lengths[0] > 0 and max(output.lengths) > 1
+  assert output.lengths[0] == 0
+  assert output.stop_reason[0] == StopReason.INVALID_LOGITS
+  for row, reference, reason in zip(
+    _rows(output), _rows(good), output.stop_reason, strict=True
+  ):
+    assert 5 not in row[:-1]
+    if row and row[-1] == 5:
+      assert reason == StopReason.INVALID_LOGITS
+    if drafter is not _CHAIN and row:  # its acceptance is judged as before
+      assert row == reference[: len(row)]
+
+
+_LLAMA = testing.tiny_llama(vocab_size=8)
+_LATENT = attention.Latent(kv_rank=8, rope_dim=4, head_dim=8, value_dim=8)
+
+
+@pytest.mark.parametrize(
+  'model',
+  [
+    _LLAMA,
+    dataclasses.replace(_LLAMA, has_int8_cache=True),
+    dataclasses.replace(_LLAMA, latent=_LATENT, num_kv_heads=4),
+  ],
+  ids=['keys and values', 'of int8', 'latent vectors'],
+)
+@pytest.mark.parametrize('is_kept', [False, True])
+def test_a_rejected_draft_is_seen_by_nothing(model, is_kept):
+  """Though its own keys and values are no numbers, now and a round later."""
+  bad, prompt = 5, [[1, 2, 3]]
+  params = model.init(jax.random.key(0))
+  params |= {'embedding': params['embedding'].at[:, bad].set(jnp.nan)}
+  bias = np.zeros(model.vocab_size, np.float32)
+  bias[bad] = 1e9 if is_kept else -np.inf
+  settings = {
+    'model': model,
+    'sampling': specsample.Sampling(logit_bias=bias),
+    'max_new_tokens': 6,
+  }
+  run = {'prompts': prompt, 'params': {'target': params}} | settings
+  plain = _generate(drafter=drafters.NoDraft(), **run)
+  given = drafters.Given(num_draft_tokens=2)
+  padded, lengths = specsample.pad_prompts(prompt)
+  state = decode.prefill(
+    {'target': params},
+    padded,
+    lengths,
+    jax.random.key(0),
+    drafter=given,
+    **settings,
+  )
+  wrong = (int(plain.tokens[0, 0]) + 1) % bad
+  state = decode.advance(
+    {'target': params},
+    given.give(state, np.asarray([[bad, wrong] if is_kept else [wrong, bad]])),
+    model=model,
+    drafter=given,
+    verify=verify.chain,
+    max_rounds=9,
+  )
+  output = decode.finish(state, max_new_tokens=6)
+  assert _rows(output) == _rows(plain)
+  ends = StopReason.INVALID_LOGITS if is_kept else StopReason.MAX_NEW_TOKENS
+  assert output.stop_reason[0] == plain.stop_reason[0] == ends
+  assert output.lengths[0] == (1 if is_kept else 6)
+
+
+@pytest.mark.parametrize('has_int8_cache', [False, True])
+def test_padding_without_numbers_is_seen_by_nothing(has_int8_cache):
+  """Of a short prompt beside one of several chunks, which it is fed with."""
+  model = dataclasses.replace(_LLAMA, has_int8_cache=has_int8_cache)
+  params = model.init(jax.random.key(0))
+  params |= {'embedding': params['embedding'].at[:, 0].set(jnp.nan)}
+  bias = np.zeros(model.vocab_size, np.float32)
+  bias[0] = -np.inf  # never emitted
+  generate = lambda prompts: _generate(
+    prompts,
+    {'target': params},
+    model=model,
+    drafter=drafters.NoDraft(),
+    sampling=specsample.Sampling(logit_bias=bias),
+    max_new_tokens=6,
+  )
+  short, long = [1, 2, 3, 4, 5], [1 + i % 7 for i in range(150)]
+  output = generate([short, long])
+  assert output.lengths.tolist() == [6, 6]
+  assert _rows(output)[0] == _rows(generate([short]))[0]
+
+
+def test_greedy_rows_stop_too():
+  model = _Breaks(vocab_size=_VOCAB, seed=3)
+  output = _generate(
+    [[5]], model=model, sampling=specsample.Sampling(temperature=0.0)
+  )
+  assert output.lengths[0] == 0
+  assert output.stop_reason[0] == StopReason.INVALID_LOGITS
+
+
+def _first_tokens(target, drafter, rule):
+  """How many rows begin with each token, of the law without what is broken."""
+  num_rows = 4096
+  output = _generate(
+    [[1, 0, 1]] * num_rows,
+    model=target,
+    drafter=drafter,
+    verify=rule,
+    max_new_tokens=4,
+  )
+  whole = testing.HashModel(vocab_size=3)
+  law = testing.conditional.from_model(whole, {}, (1, 0, 1))(0, 0)[0]
+  first = np.asarray(output.tokens)[:, 0]
+  return np.bincount(first, minlength=3), law, output
+
+
+def _drafter(model):
+  return drafters.Chain(
+    model=dataclasses.replace(model, noise=0.6), num_draft_tokens=3
+  )
+
+
+_WHOLE = testing.HashModel(vocab_size=3)
+_TREE = drafters.Tree(
+  drafter=_drafter(_WHOLE),
+  topology=tree.k_ary((2, 1, 1)),
+  law=DraftLaw.SAMPLED,
+)
+
+
+# Behind a first token there is none: one that the drafter likes too much, 0, or
+# too little, 2, which block verification keeps whatever comes.
+@pytest.mark.parametrize(
+  ('rule', 'drafter', 'behind'),
+  [
+    (verify.chain, _drafter(_WHOLE), 0),
+    (verify.block, _drafter(_WHOLE), 0),
+    (verify.block, _drafter(_WHOLE), 2),
+    (verify.coupled, _drafter(_WHOLE), 0),
+    (verify.tree, _TREE, 0),
+    (verify.traversal, _TREE, 0),
+    (verify.multi_path_block, _TREE, 0),
+  ],
+  ids=lambda value: str(value) if value in (0, 2) else type(value).__name__,
+)
+def test_what_comes_before_them_is_distributed_as_ever(rule, drafter, behind):
+  breaks = _Breaks(vocab_size=3, behind=behind)
+  counts, law, _ = _first_tokens(breaks, drafter, rule)
+  assert chi_square.test([(counts, law)]).passed, (counts, law)
+
+
+@pytest.mark.parametrize('rule', [verify.chain, verify.block])
+def test_a_drafter_without_a_distribution_changes_nothing(rule):
+  drafter = _drafter(_Breaks(vocab_size=3, behind=2))
+  counts, law, output = _first_tokens(_WHOLE, drafter, rule)
+  assert chi_square.test([(counts, law)]).passed, (counts, law)
+  assert set(output.stop_reason.tolist()) == {StopReason.MAX_NEW_TOKENS}
+  assert specsample.stats.of(output).tokens_per_round > 1
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_a_row_without_an_allowed_token_stops(temperature):
+  # Only ids 0 and 1 are tokens of this model, and the bias forbids both.
+  model = testing.HashModel(vocab_size=_VOCAB, padding=_VOCAB - 2)
+  forbidden = np.where(np.arange(_VOCAB) < 2, -np.inf, 0)
+  output = _generate(
+    [[1], [1]],
+    model=model,
+    drafter=_NGRAM,
+    sampling=specsample.Sampling(
+      temperature=temperature,
+      logit_bias=np.stack([forbidden, np.zeros(_VOCAB)]),
+    ),
+  )
+  assert output.lengths.tolist() == [0, 40]
+  assert output.stop_reason.tolist() == [
+    StopReason.INVALID_LOGITS,
+    StopReason.MAX_NEW_TOKENS,
+  ]

@@ -1,0 +1,300 @@
+"""Bad input: refused by name, before anything is compiled."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import policies
+from specsample import testing
+from specsample import tree
+from specsample import verify
+from specsample.loop import decode
+
+VOCAB = 16
+TARGET = testing.HashModel(vocab_size=VOCAB, seed=3)
+CHAIN = drafters.Chain(
+  model=dataclasses.replace(TARGET, noise=0.3), num_draft_tokens=3
+)
+NGRAM = drafters.Ngram(num_draft_tokens=4, min_ngram=1)
+PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [5], list(range(12)), [9, 9, 9]]
+PARAMS = {'target': {}, 'drafter': {}}
+_ONE_TOKEN = {
+  'model': TARGET,
+  'drafter': CHAIN,
+  'verify': verify.chain,
+  'sampling': specsample.Sampling(),
+  'max_new_tokens': 1,
+}
+
+
+def generate(prompts=PROMPTS, params=PARAMS, **kwargs):
+  padded, lengths = specsample.pad_prompts(prompts)
+  settings = {
+    'model': TARGET,
+    'drafter': CHAIN,
+    'verify': verify.chain,
+    'sampling': specsample.Sampling(temperature=1.0),
+    'max_new_tokens': 12,
+  } | kwargs
+  key = jax.random.key(0)
+  return specsample.generate(params, padded, lengths, key, **settings)
+
+
+def prefill(drafter, max_new_tokens=4):
+  padded, lengths = specsample.pad_prompts(PROMPTS)
+  return specsample.prefill(
+    PARAMS,
+    padded,
+    lengths,
+    jax.random.key(0),
+    model=TARGET,
+    drafter=drafter,
+    sampling=specsample.Sampling(),
+    max_new_tokens=max_new_tokens,
+  )
+
+
+@pytest.mark.parametrize(
+  'kwargs, message',
+  [
+    ({'max_new_tokens': 0}, 'max_new_tokens is 0'),
+    ({'max_length': 8}, 'prompt of 12 tokens leaves no room in 8'),
+    ({'prompts': [[VOCAB]]}, 'id 16, outside the vocabulary of 16'),
+    ({'prompts': [[-1]]}, 'id -1'),
+    ({'prompts': [[]]}, 'at least one token'),
+    ({'prompts': []}, 'at least one prompt'),
+    ({'max_new_tokens': 4.0}, 'max_new_tokens is 4.0'),
+    ({'max_new_tokens': None}, 'max_new_tokens is None'),
+    ({'max_length': '70'}, "max_length is '70'"),
+    ({'prompts': [[1.5]]}, '1.5'),
+    ({'prompts': [[1 << 40]]}, '1099511627776'),
+    ({'prompts': np.asarray([[[1]]])}, 'list of token ids'),
+    (
+      {
+        'drafter': drafters.Chain(
+          model=testing.HashModel(vocab_size=8), num_draft_tokens=2
+        )
+      },
+      'target has 16 tokens and the drafter 8',
+    ),
+    ({'stop': specsample.Stop(eos_ids=(99,))}, 'id 99'),
+    ({'sampling': specsample.Sampling(temperature=-1.0)}, '-1.0'),
+    ({'sampling': specsample.Sampling(top_p=0.0)}, '0.0'),
+    ({'sampling': specsample.Sampling(temperature=None)}, 'temperature'),
+    ({'sampling': specsample.Sampling(top_k=1.5)}, '1.5'),
+    ({'request_ids': np.arange(3)}, 'request_ids'),
+    ({'request_ids': [0.2, 0.9, 1, 2]}, 'request_ids'),
+    ({'request_ids': [1 << 33, 1, 2, 3]}, '8589934592'),
+    (
+      {'drafter': NGRAM, 'verify': verify.k_seq},
+      "drafts of Ngram: verify.k_seq is not exact .* law 'point_mass', only",
+    ),
+    (
+      {
+        'drafter': drafters.Tree(
+          drafter=dataclasses.replace(CHAIN, num_draft_tokens=2),
+          topology=tree.k_ary((2, 1)),
+        ),
+        'verify': verify.block,
+      },
+      'drafts of Tree: verify.block is for chains, .* a tree of 4 nodes',
+    ),
+  ],
+)
+def test_refuses(kwargs, message):
+  before = decode._prefill._cache_size()
+  with pytest.raises(ValueError, match=message):
+    generate(**kwargs)
+  assert decode._prefill._cache_size() == before
+
+
+def test_refuses_a_prompt_over_the_models_context():
+  small = dataclasses.replace(TARGET, max_length=10)
+  with pytest.raises(ValueError, match='no room in 10'):
+    generate(model=small, drafter=NGRAM)
+
+
+def test_refuses_lengths_that_do_not_fit():
+  padded, _ = specsample.pad_prompts(PROMPTS)
+  call = lambda prompts, lengths: specsample.generate(
+    PARAMS,
+    prompts,
+    lengths,
+    jax.random.key(0),
+    model=TARGET,
+    drafter=NGRAM,
+    verify=verify.chain,
+    sampling=specsample.Sampling(),
+    max_new_tokens=4,
+  )
+  with pytest.raises(ValueError, match='65'):
+    call(padded, np.asarray([1, 65, 1, 1]))
+  with pytest.raises(ValueError, match=r'\(2,\)'):
+    call(padded, np.asarray([1, 1]))
+  with pytest.raises(ValueError, match='float32'):
+    call(padded.astype(np.float32), np.asarray([1, 1, 1, 1]))
+
+
+def test_refuses_parameters_that_are_not_there():
+  with pytest.raises(ValueError, match=r"\['target'\].*params\['drafter'\]"):
+    generate(params={'target': {}})
+  with pytest.raises(ValueError, match=r"\['layers'\].*'target'"):
+    generate(params={'layers': {}}, drafter=NGRAM)
+
+
+def test_64_bits_are_refused_and_the_remedy_holds():
+  with jax.enable_x64(True):
+    with pytest.raises(ValueError, match=r'jax\.enable_x64\(False\)'):
+      generate(drafter=NGRAM)
+    with jax.enable_x64(False):
+      output = generate(drafter=NGRAM)
+  np.testing.assert_array_equal(output.tokens, generate(drafter=NGRAM).tokens)
+
+
+@pytest.mark.parametrize('key', [None, 0, np.zeros(3)])
+def test_refuses_what_is_no_key(key):
+  padded, lengths = specsample.pad_prompts(PROMPTS)
+  with pytest.raises(ValueError, match=r'jax\.random\.key'):
+    specsample.generate(
+      PARAMS,
+      padded,
+      lengths,
+      key,
+      model=TARGET,
+      drafter=NGRAM,
+      verify=verify.chain,
+      sampling=specsample.Sampling(),
+      max_new_tokens=4,
+    )
+
+
+@pytest.mark.parametrize(
+  ('make', 'message'),
+  [
+    (lambda: specsample.Stop(sequences=((),)), 'empty'),
+    (lambda: specsample.Stop(eos_ids=3), 'eos_ids are 3'),
+    (lambda: specsample.Stop(eos_ids=(2.0,)), '2.0'),
+    (lambda: specsample.Stop(sequences=(1, 2)), 'sequences'),
+    (lambda: drafters.Ngram(num_draft_tokens=-1), 'is -1'),
+    (lambda: drafters.Ngram(num_draft_tokens=2.0), 'is 2.0'),
+    (lambda: drafters.Chain(model=TARGET, num_draft_tokens=0), 'NoDraft'),
+    (lambda: tree.Topology((0, 0.9)), r'parents are \(0, 0.9\)'),
+    (lambda: policies.Fixed(1.5), 'num_draft_tokens is 1.5'),
+    (
+      lambda: drafters.Recording(drafter=CHAIN, top_k=VOCAB + 1),
+      'top_k is 17, and the target has 16',
+    ),
+    (
+      lambda: drafters.Skip(model=TARGET, layers=(0,), num_draft_tokens=0),
+      'NoDraft',
+    ),
+  ],
+)
+def test_settings_are_checked_when_they_are_made(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
+
+
+def test_lists_are_taken_where_tuples_are_meant():
+  stop = specsample.Stop(eos_ids=[3], sequences=[[1, 2]])
+  assert stop == specsample.Stop(eos_ids=(3,), sequences=((1, 2),))
+  assert hash(stop) is not None
+  skip = drafters.Skip(model=TARGET, layers=[0, 1], num_draft_tokens=2)
+  output = generate(drafter=skip, stop=stop, request_ids=[0, 1, 2, 3])
+  assert output.tokens.shape == (4, 12)
+
+
+def test_what_pads_a_prompt_does_not_matter(tiny_llama):
+  model, params = tiny_llama
+  run = lambda padding: specsample.generate(
+    {'target': params},
+    np.asarray([[1, 2, 3, padding], [4, 5, 6, 7]], np.int32),
+    np.asarray([3, 4], np.int32),
+    jax.random.key(0),
+    model=model,
+    drafter=NGRAM,
+    verify=verify.chain,
+    sampling=specsample.Sampling(),
+    max_new_tokens=4,
+  )
+  expected = run(0)
+  for padding in (-100, model.vocab_size, 1_000_000):
+    np.testing.assert_array_equal(run(padding).tokens, expected.tokens)
+
+
+@pytest.mark.parametrize('name', ['rbg', 'unsafe_rbg'])
+def test_generators_that_share_bits_among_rows_are_refused(name):
+  key = jax.random.key(0, impl=name)
+  # Which is why: the rows behind the first are drawn from its key.
+  others = jax.random.split(key, 3).at[0].set(key)
+  rows = jax.vmap(jax.random.bits)
+  changed = others.at[0].set(jax.random.key(1, impl=name))
+  assert (rows(others)[1:] != rows(changed)[1:]).all()
+  with pytest.raises(ValueError, match=f"'{name}'.*impl='threefry2x32'"):
+    specsample.generate(PARAMS, [[1]], [1], key, **_ONE_TOKEN)
+
+
+def test_a_key_is_one_key():
+  keys = jax.random.split(jax.random.key(0), 2)
+  with pytest.raises(ValueError, match='make one with'):
+    specsample.generate(PARAMS, [[1]], [1], keys, **_ONE_TOKEN)
+
+
+def test_more_tokens_than_there_is_room_for_are_as_many_as_fit():
+  output = generate(max_new_tokens=10**9, max_length=20)
+  assert output.tokens.shape[1] < 200
+  lengths = np.asarray([len(prompt) for prompt in PROMPTS])
+  np.testing.assert_array_equal(lengths + output.lengths, 20)
+
+
+def test_a_state_is_for_a_tree_of_as_many_nodes():
+  trees = [
+    drafters.Tree(
+      drafter=dataclasses.replace(CHAIN, num_draft_tokens=2),
+      topology=topology,
+    )
+    for topology in (tree.chain(2), tree.k_ary((3, 3)))
+  ]
+  state = prefill(trees[0])
+  with pytest.raises(ValueError, match=r'proposes 12 .* 2 deep, .* made for 2'):
+    specsample.advance(
+      PARAMS,
+      state,
+      verify=verify.tree,
+      max_rounds=1,
+      model=TARGET,
+      drafter=trees[1],
+    )
+
+
+def test_a_state_is_for_the_drafter_it_was_made_for():
+  state = prefill(NGRAM)
+  advance = lambda drafter, **settings: specsample.advance(
+    PARAMS,
+    state,
+    model=TARGET,
+    drafter=drafter,
+    verify=verify.chain,
+    max_rounds=1,
+    **settings,
+  )
+  with pytest.raises(ValueError, match=r'proposes 8 .* made for 4'):
+    advance(dataclasses.replace(NGRAM, num_draft_tokens=8))
+  with pytest.raises(ValueError, match='id 99'):
+    advance(NGRAM, stop=specsample.Stop(eos_ids=(99,)))
+
+
+def test_fewer_tokens_can_be_taken_out_than_were_decoded():
+  static = {'model': TARGET, 'drafter': NGRAM}
+  state = prefill(NGRAM, max_new_tokens=8)
+  state = specsample.advance(
+    PARAMS, state, verify=verify.chain, max_rounds=8, **static
+  )
+  output = specsample.finish(state, max_new_tokens=3)
+  whole = specsample.finish(state, max_new_tokens=8)
+  assert output.lengths.tolist() == [3] * 4
+  np.testing.assert_array_equal(output.tokens, whole.tokens[:, :3])

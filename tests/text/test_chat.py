@@ -1,0 +1,145 @@
+"""Chat templates: what `transformers` renders, and what the sandbox stops."""
+
+import pytest
+import tokenizers
+import transformers
+
+from specsample.text import chat
+
+_CHAT = (
+  {'role': 'system', 'content': 'Be brief.'},
+  {'role': 'user', 'content': ' "Grüße" & <b>?\n'},
+  {'role': 'assistant', 'content': 'Hi'},
+  {'role': 'user', 'content': 'And 1 < 2?'},
+)
+_NAMED_TOKENS = {'bos_token': '<s>', 'eos_token': '</s>'}
+_TEMPLATES = {
+  'chatml': (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+    "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+  ),
+  'blocks': """
+    {%- set ns = namespace(count=0) %}
+    {{- bos_token }}
+    {% for message in messages if message.role != 'system' %}
+      {%- set ns.count = ns.count + 1 %}
+      {% if ns.count > 2 %}{% break %}{% endif %}
+[{{ loop.index }}] {{ message['content'] | trim }} {{ message | tojson }}
+      {% generation %}
+{{ message.role | upper }}{{ eos_token }}
+      {% endgeneration %}
+    {% endfor %}
+  """,
+  'questions': (
+    '{% if tools is none and documents is none %}plain{% endif %}'
+    '{{ tools is defined }}{{ undefined_name is defined }}'
+    "{{ messages[1:] | map(attribute='role') | join(',') }}"
+    '{{ messages | tojson(indent=2) }}'
+  ),
+  'date': "{{ strftime_now('%Y') }}-{{ messages | length }}",
+}
+
+
+@pytest.fixture(scope='module')
+def reference():
+  """A tokenizer of transformers, for its rendering."""
+  return transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()),
+    **_NAMED_TOKENS,
+  )
+
+
+@pytest.mark.parametrize('add_generation_prompt', [False, True])
+@pytest.mark.parametrize('name', list(_TEMPLATES))
+def test_rendering_equals_transformers(reference, name, add_generation_prompt):
+  expected = reference.apply_chat_template(
+    list(_CHAT),
+    chat_template=_TEMPLATES[name],
+    add_generation_prompt=add_generation_prompt,
+    tokenize=False,
+  )
+  assert _render(_TEMPLATES[name], _CHAT, add_generation_prompt) == expected
+
+
+def _render(
+  template, messages=_CHAT, add_generation_prompt=True, variables=None
+):
+  return chat.render(
+    template,
+    messages,
+    add_generation_prompt=add_generation_prompt,
+    named_tokens=_NAMED_TOKENS,
+    variables=variables,
+  )
+
+
+@pytest.mark.parametrize('variables', [{}, {'think': False, 'unused': 'a'}])
+def test_variables_are_what_a_template_asks_for(reference, variables):
+  template = (
+    '{{ bos_token }}{{ messages | length }}'
+    '{% if think is defined and think is false %}<think></think>{% endif %}'
+  )
+  expected = reference.apply_chat_template(
+    list(_CHAT), chat_template=template, tokenize=False, **variables
+  )
+  found = _render(template, variables=variables)
+  assert found == expected
+  assert found.endswith('<think></think>') == bool(variables)
+
+
+@pytest.mark.parametrize('name', ['messages', 'tools', 'eos_token'])
+def test_variables_that_are_set_already_are_refused(name):
+  with pytest.raises(ValueError, match=f'variables name {name}, which every'):
+    _render(_TEMPLATES['chatml'], variables={name: 'x', 'think': True})
+
+
+@pytest.mark.parametrize(
+  'attack',
+  [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    '{{ messages.__class__.__base__ }}',
+    "{{ raise_exception.__globals__['__builtins__'] }}",
+    "{{ cycler.__init__.__globals__.os.popen('true').read() }}",
+    "{{ '{0.__class__}'.format(messages) + messages.append(1) }}",
+    "{{ messages.append({'role': 'system', 'content': 'obey'}) }}",
+    "{{ messages[0].update(content='obey') }}",
+    '{% set x = messages.pop() %}{{ x }}',
+    "{% import 'os' as os %}",
+    "{% include '/etc/passwd' %}",
+  ],
+)
+def test_the_sandbox_stops(attack):
+  with pytest.raises(ValueError, match='does not render'):
+    _render(attack)
+
+
+def test_the_sandbox_hides_attributes_from_format():
+  assert _render("{{ '{0.__class__}'.format(1) }}x") == 'x'
+
+
+@pytest.mark.parametrize(
+  ('messages', 'words'),
+  [
+    ([], 'messages is empty'),
+    ([{'role': 'user'}], "'content': ..."),
+    ([{'role': 'user', 'content': 'a', 'name': 'b'}], "'name': 'b'"),
+    ([{'role': 'user', 'content': None}], 'content None'),
+    ([{'role': 3, 'content': 'a'}], 'role 3'),
+    (['hello'], "'hello'"),
+  ],
+)
+def test_messages_of_another_form_are_named(messages, words):
+  with pytest.raises(ValueError, match=words):
+    _render(_TEMPLATES['chatml'], messages)
+
+
+def test_a_template_can_refuse():
+  template = "{{ raise_exception('roles must alternate') }}"
+  with pytest.raises(ValueError, match='roles must alternate'):
+    _render(template)
+
+
+def test_a_template_that_is_none_is_named():
+  with pytest.raises(ValueError, match='does not render'):
+    _render('{% for message in %}')
