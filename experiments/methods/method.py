@@ -13,6 +13,9 @@ from specsample import tree as tree_lib
 from specsample.loop import step
 from specsample.types import Draft, Drafter, DraftLaw, Model, Params, Verifier
 
+# By the name of the package, as configurations have it.
+_configurable = gin.configurable(module='experiments.methods')
+
 # The method that every speedup is measured against.
 BASELINE = 'autoregressive'
 
@@ -34,7 +37,7 @@ for _topology in (tree_lib.k_ary, tree_lib.mc_sim_7b_63):
   gin.external_configurable(_topology, module='specsample.tree')
 
 
-@gin.configurable
+@_configurable
 @dataclasses.dataclass(frozen=True, eq=False)
 class Method:
   """A drafter, the rule that verifies its drafts, and its own parameters."""
@@ -49,7 +52,7 @@ class Method:
   note: str = ''  # what users are to be told of it
 
 
-@gin.configurable
+@_configurable
 def trained(
   name: str,
   target: specsample.Loaded,
@@ -64,7 +67,7 @@ def trained(
   return Method(drafter=loaded.drafter, params=loaded.params, load=load)
 
 
-@gin.configurable
+@_configurable
 def auto(target: specsample.Loaded, batch_size: int = 1) -> Method:
   """The method that `specsample.auto` chooses."""
   choice = specsample.auto(target, batch_size=batch_size)
@@ -85,7 +88,7 @@ def _chosen_length(num_draft_tokens):
   )
 
 
-@gin.configurable
+@_configurable
 def tli(
   draft: specsample.Loaded, target: specsample.Loaded, num_draft_tokens: int
 ) -> Method:
@@ -113,19 +116,19 @@ def of_shared_tokens(
   return Method(drafter=drafter, params=shared.params(draft.params))
 
 
-@gin.configurable
+@_configurable
 def drafting(method: Callable[[], Method], num_draft_tokens: int) -> Method:
   """A method with another K; `method` makes it with its own."""
   return with_num_draft_tokens(method(), num_draft_tokens)
 
 
-@gin.configurable
+@_configurable
 def judged(method: Method, verify: Verifier) -> Method:
   """A method whose drafts another rule verifies."""
   return dataclasses.replace(method, verify=verify)
 
 
-@gin.configurable
+@_configurable
 def tree(
   method: Method,
   topology: tree_lib.Topology,
@@ -157,7 +160,7 @@ def tree(
   return _of_tree(drafter, method, verify)
 
 
-@gin.configurable
+@_configurable
 def dynamic_tree(
   method: Method,
   num_draft_tokens: int,
@@ -219,13 +222,13 @@ def with_num_draft_tokens(method: Method, num_draft_tokens: int) -> Method:
   return dataclasses.replace(method, drafter=drafter)
 
 
-@gin.configurable
+@_configurable
 def model(loaded: specsample.Loaded) -> Model:
   """The model of `specsample.load`, for drafters that need it."""
   return loaded.model
 
 
-@gin.configurable
+@_configurable
 def params(loaded: specsample.Loaded) -> Params:
   """The parameters of `specsample.load`, for a method with a draft model."""
   return loaded.params

@@ -9,11 +9,13 @@ batches of one and of ragged rows, refilled, learning, on a mesh, and of twenty
 steps of each training. Another machine or another version of JAX may round
 differently, so `--write` it there first. `--arrays=FILE` keeps the arrays
 themselves; with `--ties=FILE`, such a file of before, it also says whether
-greedy tokens differ only where two were equally likely to 1e-4.
+greedy tokens differ only where two were equally likely to 1e-4. `--only=TEXT`
+records cases whose names have the text, and `--write` then keeps the others.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+import functools
 import hashlib
 import json
 import os
@@ -57,24 +59,34 @@ _CASE_ON_A_MESH = ('coupled', 'filters')
 Record = dict[str, np.ndarray]
 
 
-def records() -> Iterator[tuple[str, Record]]:
-  """Yields the arrays of each case, by its name."""
+def records() -> Iterator[tuple[str, Callable[[], Record]]]:
+  """Yields each case: its name, and what computes its arrays."""
   for draw in sampled_cases.draws():
-    yield f'hash model: {draw.name}', _of_draw(draw, len(draw.groups))
+    record = functools.partial(_of_draw, draw)
+    whole = functools.partial(record, len(draw.groups))
+    yield f'hash model: {draw.name}', whole
     # Loops of their own always take all rows.
     if draw.sample is sample_lib.draw:
-      yield f'hash model, alone: {draw.name}', _of_draw(draw, 1)
+      alone = functools.partial(record, 1)
+      yield f'hash model, alone: {draw.name}', alone
   for drafter in check_generate.DRAFTERS:
     for case in _CASES:
-      found = check_generate.unsharded(drafter, *case)
-      yield f'tiny target: {drafter}, {", ".join(case)}', _fields(found)
+      found = functools.partial(_on_one_device, drafter, *case)
+      yield f'tiny target: {drafter}, {", ".join(case)}', found
   mesh = sharding.make_mesh(2, 4)
   for drafter in check_generate.DRAFTERS:
-    found = check_generate.sharded(mesh, drafter, *_CASE_ON_A_MESH)
-    yield f'on a mesh: {drafter}', _fields(found)
-  yield 'refilled', _refilled()
+    yield f'on a mesh: {drafter}', functools.partial(_on, mesh, drafter)
+  yield 'refilled', _refilled
   for name in check_training.OBJECTIVES:
-    yield f'training: {name}', _trained(name)
+    yield f'training: {name}', functools.partial(_trained, name)
+
+
+def _on_one_device(drafter, rule, settings) -> Record:
+  return _fields(check_generate.unsharded(drafter, rule, settings))
+
+
+def _on(mesh, drafter) -> Record:
+  return _fields(check_generate.sharded(mesh, drafter, *_CASE_ON_A_MESH))
 
 
 def _of_draw(draw, num_rows) -> Record:
@@ -201,11 +213,16 @@ def main() -> int:
   parser.add_argument('--write', action='store_true')
   parser.add_argument('--arrays', type=pathlib.Path)
   parser.add_argument('--ties', type=pathlib.Path)
+  parser.add_argument('--only', default='')
   flags = parser.parse_args()
   found: dict[str, dict[str, str]] = {}
   arrays: Record = {}
-  for name, record in records():
+  known = json.loads(_FILE.read_text())['cases'] if _FILE.exists() else {}
+  for name, compute in records():
     assert name not in found, name
+    if flags.only not in name:
+      continue
+    record = compute()
     found[name] = digest(record)
     if flags.arrays or flags.ties:
       arrays |= {f'{name}/{field}': x for field, x in record.items()}
@@ -216,10 +233,12 @@ def main() -> int:
   if flags.arrays:
     np.savez_compressed(flags.arrays, **arrays)
   if flags.write:
-    text = json.dumps({'jax': jax.__version__, 'cases': found}, indent=1)
+    cases = known | found if flags.only else found
+    text = json.dumps({'jax': jax.__version__, 'cases': cases}, indent=1)
     _FILE.write_text(text + '\n')
     return 0
-  lines = differences(found, json.loads(_FILE.read_text())['cases'])
+  known = {name: x for name, x in known.items() if flags.only in name}
+  lines = differences(found, known)
   print('\n'.join(lines or [f'all {len(found)} cases are as they were']))
   if flags.ties:
     no_ties = ties(arrays, np.load(flags.ties))
