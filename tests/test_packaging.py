@@ -280,5 +280,6 @@ def _missing_files(markdown: str) -> set[str]:
     for name in named
     if not (_ROOT / name).exists()
     and not (_ROOT / 'specsample' / name).exists()
+    and not (_ROOT / 'experiments' / name).exists()
     and ('/' in name or not list((_ROOT / 'specsample').rglob(name)))
   }

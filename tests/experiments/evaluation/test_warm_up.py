@@ -52,7 +52,7 @@ def test_nothing_is_compiled_while_it_is_timed(
     (specsample.drafters.Ngram(num_draft_tokens=4), [0, 4]),
     (
       specsample.drafters.Suffix(
-        num_draft_tokens=4, costs=(1.0, 1.3, 1.6, 1.9, 2.2)
+        num_draft_tokens=4, costs=(1.0, 1.2, 1.4, 1.6, 1.8)
       ),
       [0, 1, 2, 3, 4],
     ),
