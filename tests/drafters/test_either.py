@@ -260,9 +260,7 @@ def test_nothing_is_learned_of_the_other_drafter():
 
 def test_drawn_and_remembered_tokens_have_one_law():
   model, chain, params = _scene('chain')
-  drafter = drafters.Either(
-    remembered=_SUFFIX, trained=chain, prior_kept=0.3
-  )
+  drafter = drafters.Either(remembered=_SUFFIX, trained=chain, prior_kept=0.3)
   own = _with_store(params, _store(model))
   start = _start(model, drafter, own, _PROMPTS, _LENGTHS, temperature=1.0)
   propose = functools.partial(step.propose, model=model, verify=verify.block)
