@@ -1,6 +1,7 @@
 """The gin configuration of a command: files, then bindings over them."""
 
 import pathlib
+import re
 import tokenize
 
 from absl import flags
@@ -8,6 +9,7 @@ from absl import logging
 import gin
 
 from experiments.command import cli
+from experiments.command import moved
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -55,6 +57,9 @@ def parse() -> None:
   ) as error:
     # For an unknown macro gin gives the whole configuration.
     reason = str(error).partition(' in config string:')[0]
+    gone = re.search(r"No module named 'experiments\.(\w+)'", reason)
+    if gone and (now := moved.to(gone[1])):
+      cli.fail(f'gin: {reason}: it is {now} now')
     cli.fail(f'gin: {reason} (the files in configs/ show what can be set)')
   finally:
     logging.set_verbosity(logging.WARNING)
