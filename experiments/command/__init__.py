@@ -1,1 +1,1 @@
-"""What every command starts with and ends with."""
+"""How commands start and end: flags, settings, journals, progress."""

@@ -18,7 +18,7 @@ from specsample.types import Array, DecodeState, DraftLaw, Params
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Setup:
-  """What `specsample.prefill`, `advance` and `generate` take, at once.
+  """The arguments of `specsample.prefill`, `advance` and `generate`.
 
   Attributes:
     target: the model, with its parameters.
@@ -57,7 +57,7 @@ class Setup:
 
   @property
   def key(self) -> Array:
-    """Of all that is drawn."""
+    """The PRNG key of everything that is drawn."""
     return jax.random.key(self.seed)
 
   def check(self, prompts: Sequence[list[int]]) -> None:
@@ -125,7 +125,7 @@ class Setup:
     )
 
   def finish(self, state: DecodeState, num_rows: int) -> specsample.Output:
-    """What the first so many rows emitted; under a mesh there may be more."""
+    """The output of the first `num_rows` rows; a mesh may have added some."""
     most = decode.most_new_tokens(state, self.max_new_tokens)
     return specsample.finish(state, max_new_tokens=most, batch_size=num_rows)
 

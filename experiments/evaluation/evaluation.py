@@ -208,7 +208,7 @@ class Evaluation:
   def setup(
     self, method: methods_lib.Method, sample: int = 0, policies: Any = None
   ) -> setup_lib.Setup:
-    """What decodes with a method; arguments as of `decode`."""
+    """The setup that decodes with a method; arguments as in `decode`."""
     return setup_lib.Setup(
       target=self.target,
       method=method,

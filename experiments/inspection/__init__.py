@@ -1,1 +1,1 @@
-"""What a checkpoint is, from the headers of its files."""
+"""Tells what a checkpoint is by the headers of its files."""

@@ -242,7 +242,7 @@ def all_params(target: Params, method: Method) -> Params:
 
 
 def abstract_draft(params, state, **components) -> Draft:
-  """What a draft is made of; nothing is computed."""
+  """The shapes and the law of a draft; nothing is computed."""
   propose = functools.partial(step.propose, **components)
   return jax.eval_shape(propose, params, state)[0]
 

@@ -1,1 +1,1 @@
-"""What every result is written with: rows, columns, tables, files."""
+"""Results as rows, columns, tables and files."""

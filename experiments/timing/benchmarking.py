@@ -70,7 +70,7 @@ class Benchmark:
       )
 
   def setup(self, method: methods_lib.Method) -> setup_lib.Setup:
-    """What decodes with a method."""
+    """The setup that decodes with a method."""
     return setup_lib.Setup(
       target=specsample.Loaded(cast(Any, self.model), self.params, None),
       method=method,

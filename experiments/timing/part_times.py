@@ -1,4 +1,4 @@
-"""What the parts of a round take, by the number of its drafts."""
+"""How long the parts of a round take, by its number of drafts."""
 
 from collections.abc import Mapping
 from typing import Any
