@@ -147,17 +147,6 @@ def _propose(
     return forced[:, 0]
 
   @jax.jit
-  def take_in(params):
-    output, _ = model.apply(
-      params['target'],
-      tokens[:, :width],
-      model.init_cache(count, room),
-      features=drafter.feature_layers,
-    )
-    state = drafter.init(params, count, room)
-    return drafter.extend(params, tokens[:, :width], lengths - 1, output, state)
-
-  @jax.jit
   def propose(params, state):
     warp = _warp(sampling, rows, model.vocab_size)
     draft, _ = drafter.propose(params, draw, warp, tokens, lengths, state)
@@ -165,7 +154,9 @@ def _propose(
 
   params = jax.device_get(params)  # from wherever they are
   with precision.on_cpu():
-    state = take_in(params)
+    state = _take_in(
+      params, tokens, lengths, model=model, drafter=drafter, width=width
+    )
   with precision.float64():
     draft = jax.device_get(propose(params, state))
     jax.effects_barrier()
@@ -177,6 +168,20 @@ def _propose(
   # Of what no row drew one path of all that differ in it counts.
   weights *= np.all(is_drawn | (rows.forced == 0), axis=1)
   return draft, weights
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'drafter', 'width'))
+def _take_in(params, tokens, lengths, *, model, drafter, width):
+  """The state behind one prefill of `width` tokens, whatever the sampling."""
+  count, room = tokens.shape
+  output, _ = model.apply(
+    params['target'],
+    tokens[:, :width],
+    model.init_cache(count, room),
+    features=drafter.feature_layers,
+  )
+  state = drafter.init(params, count, room)
+  return drafter.extend(params, tokens[:, :width], lengths - 1, output, state)
 
 
 def _warp(sampling, rows, vocab_size):

@@ -1,6 +1,6 @@
 """The commands as a user starts them, on a tiny model of random weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import io
@@ -135,7 +135,9 @@ class Outcome:
 def commands(tmp_path_factory):
   """Starts the commands; what they compile is kept with the tests' own."""
   cache = os.environ.get('JAX_COMPILATION_CACHE_DIR')
-  return Commands(cache or str(tmp_path_factory.mktemp('cache')))
+  found = Commands(cache or str(tmp_path_factory.mktemp('cache')))
+  yield found
+  found.close()
 
 
 @pytest.fixture(scope='session')
@@ -144,10 +146,8 @@ def cpu_devices():
 
   def variables(count):
     flags = (
+      os.environ.get('XLA_FLAGS', ''),
       f'--xla_force_host_platform_device_count={count}',
-      # Nearly all of the time goes to the compiler.
-      '--xla_backend_optimization_level=0',
-      '--xla_llvm_disable_expensive_passes=true',
     )
     return {'XLA_FLAGS': ' '.join(flags)}
 
@@ -182,7 +182,8 @@ def two_models(tiny, checkpoint):
 @pytest.fixture(scope='session')
 def tiny_evaluate(tiny_methods):
   """As `tiny_methods`, for the methods that need no training."""
-  return ('--gin_file=configs/runs/evaluate.gin', *tiny_methods)
+  repeats = '--gin_bindings=Evaluation.repeats = 4'
+  return ('--gin_file=configs/runs/evaluate.gin', *tiny_methods, repeats)
 
 
 @pytest.fixture(scope='session')
@@ -217,31 +218,49 @@ def greedy(checkpoint):
   return generate
 
 
-# Runs commands one after another, each in a fork of a process that has imported
-# what they all need: an import takes longer than most of them do.
-_IN_FORKS = """
-import gc, json, os, runpy, sys, tempfile
+# Nobody reads here how fast the memory is, which takes ten seconds a command.
+_LITTLE = """
+from experiments.timing import hardware
+hardware._STREAM_BYTES = 1 << 20
+"""
+# One command.
+_ONE = f"""
+import runpy, sys
+{_LITTLE}
+_, *sys.argv = sys.argv
+module = f'experiments.{{sys.argv[0]}}'
+sys.orig_argv = [sys.executable, '-m', module, *sys.argv[1:]]
+runpy.run_module(module, run_name='__main__')
+"""
+# Runs the commands that it reads, one a line, each in a fork of a process that
+# has imported what they all need: an import takes longer than most of them do.
+_SERVER = f"""
+import gc, json, os, runpy, signal, sys, tempfile
 from experiments.certificate import terminal
+from experiments.decoding import generating
 from experiments.evaluation import report
 from experiments.timing import benchmarking
-from experiments.decoding import generating
+from experiments.training import checkpoints
 from specsample.models import huggingface
-
+{_LITTLE}
 gc.freeze()  # or each fork would copy all of it as it ends
-outcomes = []
-for name, *arguments in json.load(sys.stdin):
+for line in sys.stdin:
+  name, *arguments = json.loads(line)
   with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
     child = os.fork()
     if not child:
+      signal.alarm({_TIMEOUT})
+      os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
       os.dup2(out.fileno(), 1)
       os.dup2(err.fileno(), 2)
       sys.argv = [name, *arguments]
-      runpy.run_module(f'experiments.{name}', run_name='__main__')
+      module = f'experiments.{{name}}'
+      sys.orig_argv = [sys.executable, '-m', module, *arguments]
+      runpy.run_module(module, run_name='__main__')
       sys.exit()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     texts = [os.pread(f.fileno(), 1 << 20, 0).decode() for f in (out, err)]
-    outcomes.append([code, *texts])
-json.dump(outcomes, sys.stdout)
+  print(json.dumps([code, *texts]), flush=True)
 """
 
 
@@ -250,6 +269,9 @@ class Commands:
   """Runs `python -m experiments.<name>` from the root of the repository."""
 
   cache: str
+  variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # By their environment variables, which a process reads as it imports.
+  servers: dict = dataclasses.field(default_factory=dict, init=False)
 
   def start(self, name: str, *arguments: str, **options) -> subprocess.Popen:
     """A running command.
@@ -260,13 +282,17 @@ class Commands:
     # script runs in the background does.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-      return self._start('-m', f'experiments.{name}', *arguments, **options)
+      how = ('-m', f'experiments.{name}')
+      if name == 'evaluate':
+        how = ('-c', _ONE, name)
+      return self._start(*how, *arguments, **options)
     finally:
       signal.signal(signal.SIGINT, handler)
 
   def run(self, name: str, *arguments: str) -> Outcome:
     """A finished command."""
-    return self.finish(self.start(name, *arguments))
+    (outcome,) = self.run_all([(name, *arguments)])
+    return outcome
 
   def finish(
     self, process: subprocess.Popen, stdin: bytes | None = None
@@ -278,17 +304,30 @@ class Commands:
       process.kill()
     return Outcome(process.returncode, out.decode(), err.decode())
 
-  def run_in_forks(
-    self, calls: Sequence[Sequence[str]], **options
+  def run_all(
+    self, calls: Sequence[Sequence[str]], variables: Mapping[str, str] = {}
   ) -> list[Outcome]:
-    """Many finished commands (name, *arguments) for one start of Python.
+    """Finished commands (name, *arguments), one after another.
 
-    Options as `start`'s.
+    In forks of one process; what is about starting itself takes `start`.
     """
-    process = self._start('-c', _IN_FORKS, stdin=subprocess.PIPE, **options)
-    all_ended = self.finish(process, json.dumps(calls).encode())
-    assert all_ended.code == 0, all_ended.err
-    return [Outcome(*values) for values in json.loads(all_ended.out)]
+    key = tuple(variables.items())
+    if key not in self.servers:
+      self.servers[key] = self._start(
+        *('-c', _SERVER), stdin=subprocess.PIPE, stderr=None, variables=key
+      )
+    server = self.servers[key]
+    outcomes = []
+    for call in calls:
+      server.stdin.write(json.dumps(call).encode() + b'\n')
+      server.stdin.flush()
+      outcomes.append(Outcome(*json.loads(server.stdout.readline())))
+    return outcomes
+
+  def close(self) -> None:
+    """Ends the processes behind `run`."""
+    for server in self.servers.values():
+      server.communicate()
 
   def cached(self) -> list[pathlib.Path]:
     """The programs that have been compiled, by their files."""
@@ -315,6 +354,7 @@ class Commands:
       'JAX_PLATFORMS': 'cpu',
       'TERM': 'xterm-256color',
       'XDG_CACHE_HOME': self.cache,
+      **self.variables,
     }
     return subprocess.Popen(
       [sys.executable, *arguments],

@@ -289,7 +289,9 @@ _KEEP_ALL = {'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
 def commands_here(commands, tmp_path_factory):
   """The commands, with a compilation cache that is empty at first."""
   cache = tmp_path_factory.mktemp('cache')
-  return dataclasses.replace(commands, cache=str(cache))
+  here = dataclasses.replace(commands, cache=str(cache))
+  yield here
+  here.close()
 
 
 @pytest.fixture(scope='module')
@@ -321,7 +323,7 @@ def outcomes(
     out = f'--out={files / "results" / str(i)}'
     calls.append([command, *own[command], out, *re.split(' (?=--)', flags)])
   before = set(files.rglob('*'))
-  ended = commands_here.run_in_forks(calls, variables=_KEEP_ALL)
+  ended = commands_here.run_all(calls, variables=_KEEP_ALL)
   left = set(files.rglob('*')) - before
   return dict(zip(_CASES, ended, strict=True)), left, _programs(commands_here)
 
@@ -355,6 +357,6 @@ def test_nothing_is_compiled(outcomes, commands_here, tiny):
   # And what is compiled would have been seen.
   flags = ['--drafter=ngram', '--prompt=Hello', '--max_new_tokens=2']
   call = ['generate', *tiny, *flags]
-  (outcome,) = commands_here.run_in_forks([call], variables=_KEEP_ALL)
+  (outcome,) = commands_here.run_all([call], variables=_KEEP_ALL)
   assert outcome.code == 0, outcome.err
   assert _programs(commands_here) == {'_prefill', 'advance'}

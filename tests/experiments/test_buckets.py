@@ -109,7 +109,7 @@ def test_an_evaluation_goes_on_from_a_bucket(
     "--gin_bindings=Evaluation.methods = {'ngram': @ngram/Method()}",
   )
   variables = _variables(tmp_path, _STAND_IN)
-  (first,) = commands.run_in_forks([call], variables=variables)
+  (first,) = commands.run_all([call], variables=variables)
   assert first.code == 0, first.err
   assert 'results.png are in gs://bucket/run\n' in first.out
   folder = tmp_path / 'bucket' / 'run'
@@ -127,7 +127,7 @@ def test_an_evaluation_goes_on_from_a_bucket(
   for name in ('generation,ngram,1.json', 'parts,ngram,2.json'):
     units.pop(name).unlink()
   (folder / 'result.json').unlink()
-  (second,) = commands.run_in_forks([call], variables=variables)
+  (second,) = commands.run_all([call], variables=variables)
   assert second.code == 0, second.err
   steps = [line.partition('] ')[2] for line in second.err.splitlines()]
   assert [step for step in steps if not step.startswith('warm-up')] == [
@@ -155,7 +155,7 @@ def test_a_missing_package_is_one_line(commands, tiny, tmp_path):
     ('certify', _OUT),
     ('compile_tpu', _OUT),
   ]
-  for outcome in commands.run_in_forks(calls, variables=variables):
+  for outcome in commands.run_all(calls, variables=variables):
     assert outcome.code == 2, outcome.err
     assert outcome.out == ''
     (line,) = outcome.remarks
@@ -167,7 +167,7 @@ def test_a_missing_package_is_one_line(commands, tiny, tmp_path):
     ('generate', *tiny, _OUT, '--prompt=Hello'),
     ('benchmark', *tiny, _OUT),
   ]
-  for outcome in commands.run_in_forks(calls, variables=variables):
+  for outcome in commands.run_all(calls, variables=variables):
     assert outcome.code == 2, outcome.err
     assert outcome.out == ''
     (line,) = outcome.remarks

@@ -20,7 +20,7 @@ def test_an_entry_that_fails_is_named_and_fails_the_command(commands, tmp_path):
     "--gin_bindings=Plan.sections = ('lossy',)",
     f'--out={tmp_path / name}',
   )
-  good, bad = commands.run_in_forks(
+  good, bad = commands.run_all(
     [flags('good'), (*flags('bad'), '--gin_bindings=import keeps_nothing')],
     variables={'PYTHONPATH': f'{tmp_path}:{_ROOT}'},
   )

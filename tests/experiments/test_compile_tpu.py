@@ -42,11 +42,12 @@ def outcomes(commands, tmp_path_factory):
     for flags in _BAD
   ]
   calls[-1].pop()
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setenv('PIP_NO_INDEX', '1')
-    patch.delenv('PIP_FIND_LINKS', raising=False)
-    patch.setenv('PIP_CONFIG_FILE', os.devnull)
-    ended = commands.run_in_forks(calls)
+  nothing_to_install = {
+    'PIP_NO_INDEX': '1',
+    'PIP_FIND_LINKS': '',
+    'PIP_CONFIG_FILE': os.devnull,
+  }
+  ended = commands.run_all(calls, variables=nothing_to_install)
   return dict(zip(_BAD, ended, strict=True)), folder
 
 
@@ -65,10 +66,13 @@ def test_nothing_is_left(outcomes, commands):
 
 
 @pytest.fixture
-def commands_here(commands, tmp_path, monkeypatch):
+def commands_here(commands, tmp_path):
   """The commands with a cache folder of their own, and without packages."""
-  monkeypatch.setenv('PIP_NO_INDEX', '1')
-  return dataclasses.replace(commands, cache=str(tmp_path))
+  here = dataclasses.replace(
+    commands, cache=str(tmp_path), variables={'PIP_NO_INDEX': '1'}
+  )
+  yield here
+  here.close()
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def others(tiny_evaluate, commands, tmp_path_factory):
     ],
   ]
   calls = [[*call, f'--out={folder}/{i}'] for i, call in enumerate(calls)]
-  outcomes = commands.run_in_forks(calls)
+  outcomes = commands.run_all(calls)
   assert [outcome.code for outcome in outcomes] == [0, 0, 0], outcomes
   return [Run(calls[i], outcomes[i], folder / str(i)) for i in range(3)]
 

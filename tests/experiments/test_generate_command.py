@@ -61,7 +61,7 @@ def outcomes(call, commands, tmp_path_factory):
     ],
   }
   (out / 'drawn.gin').write_text(_DRAWN)
-  ended = commands.run_in_forks([[*call, *more] for more in added.values()])
+  ended = commands.run_all([[*call, *more] for more in added.values()])
   assert {outcome.code for outcome in ended} == {0}, ended
   return out, dict(zip(added, ended, strict=True))
 

@@ -540,7 +540,7 @@ def test_the_command_ends_as_the_checkpoint_is(tmp_path, commands):
     ['inspect', 'a', 'b'],
     ['inspect', str(tmp_path / 'whole'), '--target=' + str(tmp_path / 'empty')],
   ]
-  whole, broken, *others = commands.run_in_forks(calls)
+  whole, broken, *others = commands.run_all(calls)
   assert whole.code == 0, whole.err
   assert whole.out.endswith('nothing is missing, unknown or of another shape\n')
   assert 'family        llama, specsample/models/llama.py' in whole.out
@@ -569,9 +569,7 @@ def test_what_was_downloaded_from_the_hub_is_inspected(tmp_path, commands):
   (cached / 'refs').mkdir()
   (cached / 'refs' / 'main').write_text(commit)
   calls = [['inspect', f'organisation/{name}'] for name in ('model', 'absent')]
-  model, absent = commands.run_in_forks(
-    calls, variables={'HF_HOME': str(tmp_path)}
-  )
+  model, absent = commands.run_all(calls, variables={'HF_HOME': str(tmp_path)})
   assert model.code == 0, model.err
   assert f'{commit}: a model, config.json and 1 file of weights' in model.out
   assert absent.code == 2

@@ -324,7 +324,7 @@ def refusals(commands, flags, files, made, tmp_path_factory):
     path: path.read_bytes() for path in parent.rglob('*') if path.is_file()
   }
   before = read()
-  ended = commands.run_in_forks(list(calls.values()))
+  ended = commands.run_all(list(calls.values()))
   assert read() == before
   return dict(zip(calls, ended, strict=True))
 

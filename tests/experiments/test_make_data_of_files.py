@@ -247,7 +247,7 @@ def refusals(commands, flags, written, asked, tmp_path_factory):
     'all excluded': (parent / 'y', f'--prompts={path}', f'--exclude={path}'),
     'other exclusion': (asked[0], f'--prompts={other}'),
   }
-  ended = commands.run_in_forks(
+  ended = commands.run_all(
     [
       ['make_data', *flags, f'--out={out}', *more]
       for out, *more in calls.values()

@@ -84,7 +84,7 @@ def outcomes(commands, folders, tmp_path_factory):
     ['predict', f'--out={out}', *compiled],
     *(['predict', f'--out={out / "bad"}', flag] for flag in _BAD),
   ]
-  good, *bad = commands.run_in_forks(calls)
+  good, *bad = commands.run_all(calls)
   return good, dict(zip(_BAD, bad, strict=True)), out
 
 

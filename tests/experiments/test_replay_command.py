@@ -45,7 +45,7 @@ def story(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
   journals, written = {}, {}
 
   def run(calls):
-    done = commands.run_in_forks(list(calls.values()), variables=cpu_devices(1))
+    done = commands.run_all(list(calls.values()), variables=cpu_devices(1))
     return dict(zip(calls, done, strict=True))
 
   def look(moment):

@@ -43,6 +43,7 @@ def story(commands, tiny_evaluate, tmp_path_factory):
     *tiny_evaluate,
     f'--gin_bindings=Evaluation.methods = {{{methods}}}',
     f'--gin_bindings=Evaluation.max_new_tokens = {_NEW_TOKENS}',
+    f'--gin_bindings=Evaluation.repeats = {_PROMPTS}',
     f'--prompts={folder / "prompts.txt"}',
     f'--out={out}',
   ]

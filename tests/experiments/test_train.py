@@ -632,7 +632,7 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
   case('max_length', max_length=2)
   case('held out', held_out_every=0)
   case('twice', more=[f'--data={parent / "twice"}'])
-  ended = commands.run_in_forks(list(calls.values()))
+  ended = commands.run_all(list(calls.values()))
   return dict(zip(calls, ended, strict=True))
 
 

@@ -177,7 +177,7 @@ def story(call, commands, cpu_devices, tmp_path_factory):
   """A run, its folder, and one that goes on from most of its journal."""
   folder = tmp_path_factory.mktemp('ablation')
   first, second = folder / 'first', folder / 'second'
-  run = functools.partial(commands.run_in_forks, variables=cpu_devices(1))
+  run = functools.partial(commands.run_all, variables=cpu_devices(1))
   (ended,) = run([[*call, f'--out={first}']])
   assert ended.code == 0, ended.err
   lines = (first / 'journal.jsonl').read_text().splitlines(keepends=True)
@@ -331,7 +331,8 @@ def outcomes(call, commands, tmp_path_factory):
     ]
     for i, binding in enumerate(_BAD)
   ]
-  ended = dict(zip(_BAD, here.run_in_forks(calls), strict=True))
+  ended = dict(zip(_BAD, here.run_all(calls), strict=True))
+  here.close()
   programs = {path.name.partition('-')[0] for path in here.cached()}
   return ended, list(folder.iterdir()), programs
 

@@ -207,7 +207,7 @@ def alone(commands, tiny):
   }
   call = ('generate', *tiny, '--prompt=Hello', '--initialization_timeout=2')
   calls = [(*call, *flags) for flags in cases.values()]
-  return dict(zip(cases, commands.run_in_forks(calls), strict=True))
+  return dict(zip(cases, commands.run_all(calls), strict=True))
 
 
 @pytest.mark.parametrize(

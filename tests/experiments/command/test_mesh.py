@@ -62,7 +62,7 @@ def outcomes(commands, tiny_methods, tiny_evaluate, cpu_devices, folder):
   for binding in _REFUSED:
     flag = f'--gin_bindings={binding}'
     calls[binding] = (*evaluate, flag, f'--out={folder / "refused"}')
-  ended = commands.run_in_forks(list(calls.values()), variables=cpu_devices(8))
+  ended = commands.run_all(list(calls.values()), variables=cpu_devices(8))
   return dict(zip(calls, ended, strict=True))
 
 

@@ -81,7 +81,7 @@ def calls(table, tiny_methods, commands, tmp_path_factory):
   ]
   prompts = out / 'prompts.txt'
   prompts.write_text('Why?\n')
-  outcomes = commands.run_in_forks(
+  outcomes = commands.run_all(
     [
       [*common, '--num_seeds=2', f'--out={out}/table'],
       [*common, f'--prompts={prompts}', '--limit=1', f'--out={out}/prompts'],
@@ -141,7 +141,7 @@ def test_scores_are_of_the_samples_that_are_asked_for(
 ):
   fewer = calls[0] / 'fewer'
   shutil.copytree(calls[0] / 'table', fewer)
-  (outcome,) = commands.run_in_forks(
+  (outcome,) = commands.run_all(
     [['evaluate', f'--gin_file={table}', *tiny_methods, f'--out={fewer}']]
   )
   assert outcome.code == 0, outcome.err

@@ -23,7 +23,7 @@ def without_matplotlib(commands, tiny_evaluate, tmp_path_factory):
     ['predict', f'--out={folder / "predicted"}'],
   ]
   variables = {'PYTHONPATH': str(folder / 'modules')}
-  return commands.run_in_forks(calls, variables=variables), folder / 'out'
+  return commands.run_all(calls, variables=variables), folder / 'out'
 
 
 def test_without_matplotlib_the_rest_is_there(without_matplotlib):

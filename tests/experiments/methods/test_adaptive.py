@@ -49,7 +49,7 @@ def outcomes(flags, commands, tmp_path_factory):
     ['evaluate', *flags, '--limit=1', f'--out={folders[0]}'],
     ['length_costs', *flags, f'--out={folders[1]}'],
   ]
-  ended = commands.run_in_forks(calls)
+  ended = commands.run_all(calls)
   assert [outcome.code for outcome in ended] == [0, 0], ended
   return ended, folders
 
@@ -92,7 +92,7 @@ def test_costs_of_no_adaptive_method_are_refused(
   tiny_evaluate, commands, tmp_path
 ):
   call = ['length_costs', *tiny_evaluate, f'--out={tmp_path / "out"}']
-  (outcome,) = commands.run_in_forks([call])
+  (outcome,) = commands.run_all([call])
   assert outcome.code == 2
   assert 'is adaptive: give one made by adaptive.adaptive' in outcome.err
   assert not (tmp_path / 'out').exists()

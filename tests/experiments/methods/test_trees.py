@@ -91,7 +91,7 @@ def test_a_prompt_is_decoded_with_a_tree(
     [*common, *small, rule],
     [*common, *small],
   ]
-  deep, sized, wrong, outcome = commands.run_in_forks(
+  deep, sized, wrong, outcome = commands.run_all(
     calls, variables=cpu_devices(1)
   )
   assert [x.code for x in (deep, sized, wrong)] == [2, 2, 2]

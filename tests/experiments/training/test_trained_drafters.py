@@ -37,7 +37,7 @@ def test_a_prompt_is_decoded_with_any_k(save, tiny, commands, greedy, tmp_path):
   calls = [
     [*common, *more, f'--out={tmp_path / str(k)}'] for k, more in added.items()
   ]
-  outcomes = commands.run_in_forks(calls)
+  outcomes = commands.run_all(calls)
   assert [outcome.code for outcome in outcomes] == [0, 0, 2], outcomes
   for k in (1, 2):
     result = json.loads((tmp_path / str(k) / 'generate.json').read_text())
@@ -62,7 +62,7 @@ def test_methods_are_compared_by_name(save, tiny, commands, tmp_path):
     '--limit=1',
     f'--out={out}',
   ]
-  outcomes = commands.run_in_forks([call, call])
+  outcomes = commands.run_all([call, call])
   assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
   row = json.loads((out / 'result.json').read_text())['rows'][0]
   assert (row['method'], row['drafter']) == ('heads', 'medusa')
@@ -70,6 +70,6 @@ def test_methods_are_compared_by_name(save, tiny, commands, tmp_path):
   # Other weights of the same name are not what has been measured.
   shutil.rmtree(path)
   save(path, 2)
-  (outcome,) = commands.run_in_forks([call])
+  (outcome,) = commands.run_all([call])
   assert outcome.code == 2
   assert 'belongs to a run with another drafter weights: give' in outcome.err
