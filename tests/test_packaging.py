@@ -241,15 +241,6 @@ def test_documents_name_files_that_exist(document):
   assert not _missing_files(text)
 
 
-def test_readme_example_prints_a_reply(capsys, monkeypatch, tmp_path):
-  monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path))
-  text = (_ROOT / 'README.md').read_text('utf-8')
-  (example,) = re.findall(r'```python\n(.*?)```', text, re.DOTALL)
-  assert len([line for line in example.splitlines() if line]) <= 12
-  exec(compile(example, 'README.md', 'exec'), {})
-  assert re.search(r'\w+ \w+', capsys.readouterr().out)
-
-
 def test_a_missing_file_is_found():
   text = (
     'See [it](nowhere.md#a), `gone.py`, `verify/no.py` and `configs/no/`. Run'

@@ -3,7 +3,9 @@
 import jax
 import numpy as np
 import pytest
+import torch
 
+from experiments.timing import transformers_peer
 import specsample
 from specsample import drafters
 from specsample import verify
@@ -19,21 +21,18 @@ _SAMPLING = specsample.Sampling(temperature=0.8, top_p=0.95)
 
 
 @pytest.fixture(scope='module')
-def methods(smollm2):
-  """A drafter of each kind, its rule and the whole parameter tree."""
+def method(smollm2):
+  """The function that gives a drafter, its rule and the whole parameters."""
   target = {'target': smollm2.params}
-  trained = {}
-  for name in _TRAINED:
+
+  def of(name):
+    if name == 'ngram':
+      return drafters.Ngram(num_draft_tokens=4), verify.chain, target
     loaded = specsample.load_drafter(f'smollm2-135m-instruct/{name}', smollm2)
     params = target | {'drafter': loaded.params}
-    trained[name] = (loaded.drafter, verify.block, params)
-  return trained | {
-    'ngram': (
-      drafters.Ngram(num_draft_tokens=4),
-      verify.chain,
-      target,
-    ),
-  }
+    return loaded.drafter, verify.block, params
+
+  return of
 
 
 @pytest.fixture(scope='module')
@@ -70,11 +69,9 @@ def greedy(smollm2, prompts):
   return _generate(smollm2, prompts)
 
 
-@pytest.mark.parametrize('method', ['ngram', *_TRAINED])
-def test_greedy_equals_autoregressive(
-  smollm2, prompts, greedy, methods, method
-):
-  drafter, rule, params = methods[method]
+@pytest.mark.parametrize('name', ['ngram', *_TRAINED])
+def test_greedy_equals_autoregressive(smollm2, prompts, greedy, method, name):
+  drafter, rule, params = method(name)
   output = _generate(smollm2, prompts, params, drafter=drafter, verify=rule)
   np.testing.assert_array_equal(output.tokens, greedy.tokens)
   np.testing.assert_array_equal(output.lengths, greedy.lengths)
@@ -84,8 +81,8 @@ def test_greedy_equals_autoregressive(
   assert len(set(output.rounds.tolist())) > 1  # ragged
 
 
-def test_coupled_equals_plain_sampling(smollm2, prompts, methods):
-  drafter, _, params = methods['hydra']
+def test_coupled_equals_plain_sampling(smollm2, prompts, method):
+  drafter, _, params = method('hydra')
   settings = {'sampling': _SAMPLING, 'verify': verify.coupled}
   plain = _generate(smollm2, prompts, **settings)
   output = _generate(smollm2, prompts, params, drafter=drafter, **settings)
@@ -94,8 +91,8 @@ def test_coupled_equals_plain_sampling(smollm2, prompts, methods):
   assert specsample.stats.of(output).tokens_per_round > 1
 
 
-def test_row_is_the_same_alone_padded_and_permuted(smollm2, prompts, methods):
-  drafter, _, _ = methods['ngram']
+def test_row_is_the_same_alone_padded_and_permuted(smollm2, prompts, method):
+  drafter, _, _ = method('ngram')
   settings = {'sampling': _SAMPLING, 'drafter': drafter}
   # Longer than the bucket of the others, which are padded to it.
   long = prompts[1] * 4
@@ -114,3 +111,23 @@ def test_row_is_the_same_alone_padded_and_permuted(smollm2, prompts, methods):
       smollm2, [prompt], request_ids=np.asarray([i], np.int32), **settings
     )
     np.testing.assert_array_equal(alone.tokens[0], together.tokens[i])
+
+
+def test_greedy_text_of_smollm2_equals_transformers(smollm2, prompts, greedy):
+  tokenizer = smollm2.tokenizer
+  reference = transformers_peer.llama(smollm2)
+  for i, prompt in enumerate(prompts):
+    expected = reference.generate(
+      torch.tensor([prompt]),
+      attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+      max_new_tokens=_NEW_TOKENS,
+      do_sample=False,
+      eos_token_id=list(tokenizer.eos_ids),
+      pad_token_id=0,
+    )[0, len(prompt) :]
+    tokens = np.asarray(greedy.tokens[i, : greedy.lengths[i]])
+    assert tokens.tolist() == expected.tolist()
+  # Equally scrambled weights would agree as well.
+  assert 'light and color' in tokenizer.decode(
+    greedy.tokens[1, : greedy.lengths[1]]
+  )

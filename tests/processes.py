@@ -1,0 +1,42 @@
+"""Tests in processes of their own: flags of XLA are read once, as it starts."""
+
+from collections.abc import Sequence
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+EIGHT_DEVICES = '--xla_force_host_platform_device_count=8'
+
+
+def check(
+  tests: Sequence[str | pathlib.Path], *flags: str, nightly: bool = False
+) -> None:
+  """Runs tests with XLA's flags; what they print, where one fails.
+
+  Args:
+    tests: files, or names of tests, from the root on.
+    flags: of XLA, all there are.
+    nightly: as the option of conftest.py.
+  """
+  done = subprocess.run(
+    [
+      *(sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider'),
+      *('-p', 'no:xdist', '-o', 'python_files=check_*.py test_*.py'),
+      *(['--nightly'] if nightly else []),
+      *tests,
+    ],
+    env=os.environ | {'XLA_FLAGS': ' '.join(flags)},
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  # Of some files nothing is left for the night, or nothing for the day.
+  none_now = done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+  is_of_other_time = none_now and ' deselected' in done.stdout
+  passed = done.returncode == 0 or is_of_other_time
+  assert passed, done.stdout + done.stderr

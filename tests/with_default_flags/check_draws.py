@@ -1,0 +1,89 @@
+"""What a drafter says it drew from, in the executables that users run."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.certificate import sampled
+from experiments.certificate import sampled_cases
+import specsample
+from specsample import testing
+from specsample.testing import trained
+
+_DRAWS = {draw.name: draw for draw in sampled_cases.draws()}
+_SCENES = {scene.name: scene for scene in trained.scenes(vocab_size=8)}
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'Chain + block, mixed batch',
+    'Hydra + coupled, mixed batch',
+    'Tree, without replacement + traversal, mixed batch',
+  ],
+)
+def test_compiled_loop_follows_the_target(name):
+  record = sampled.measure(_DRAWS[name], num_rows=8192, seed=2)
+  assert record['passed'], record
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watched:
+  """A drafter that tells what its draws are given, and what it returns."""
+
+  drafter: specsample.types.Drafter
+  drawn: list = dataclasses.field(compare=False, hash=False)
+  returned: list = dataclasses.field(compare=False, hash=False)
+
+  def __getattr__(self, name):
+    return getattr(self.drafter, name)
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    def watched(probs, position, node=None):
+      jax.debug.callback(lambda *x: self.drawn.append(x), probs, position)
+      return draw(probs, position, node)
+
+    draft, state = self.drafter.propose(
+      params, watched, warp, tokens, length, state
+    )
+    jax.debug.callback(lambda *x: self.returned.append(x), draft.probs, length)
+    return draft, state
+
+
+@pytest.mark.parametrize('name', _SCENES)
+def test_draws_in_bfloat16_are_from_the_probabilities_it_returns(name):
+  """Bit for bit: a verifier divides by them."""
+  scene = _SCENES[name]
+  model, drafter, params = scene.model, scene.drafter, scene.params
+  if not isinstance(model, testing.HashModel):  # which has no dtype
+    model = dataclasses.replace(model, dtype='bfloat16')
+    drafter = dataclasses.replace(drafter, model=model)
+    cast = lambda x: x.astype('bfloat16') if x.dtype == jnp.float32 else x
+    params = jax.tree.map(cast, params)
+  drawn, returned = [], []
+  watched = _Watched(drafter, drawn, returned)
+  prompts = np.arange(4 * 6).reshape(4, 6) % model.vocab_size
+  both = {'model': model, 'drafter': watched}
+  state = specsample.prefill(
+    params,
+    prompts,
+    np.asarray([6, 2, 5, 1]),
+    jax.random.key(0),
+    sampling=specsample.Sampling(temperature=0.8, top_p=0.9),
+    max_new_tokens=8,
+    **both,
+  )
+  specsample.advance(
+    params, state, verify=specsample.verify.block, max_rounds=1, **both
+  )
+  jax.effects_barrier()
+  ((probs, length),) = returned
+  probs, length = np.asarray(probs), np.asarray(length)
+  assert len(drawn) == probs.shape[1] == drafter.num_draft_tokens
+  rows = np.arange(len(prompts))
+  for given, position in drawn:
+    expected = probs[rows, np.asarray(position) - length]
+    assert np.asarray(given).tobytes() == expected.tobytes()
