@@ -1,5 +1,7 @@
 """`warp` against transformers' processors, and its edges."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -207,6 +209,37 @@ def test_draw_follows_the_distribution(draw, vocab):
   kept = expected > 0
   statistic = np.sum((observed - expected)[kept] ** 2 / expected[kept])
   assert statistic < scipy.stats.chi2.isf(1e-6, kept.sum() - 1)
+
+
+# Of SmolLM2, in 256 blocks; of GPT-2, of blocks that are padded; of Gemma.
+@pytest.mark.parametrize('vocab', [49_152, 50_257, 262_144])
+def test_each_token_has_its_share_of_the_uniforms(monkeypatch, vocab):
+  """Exactly: of whole weights, every uniform between two of them is drawn."""
+  monkeypatch.setattr(jax.random, 'split', lambda key: key)
+  monkeypatch.setattr(jax.random, 'uniform', lambda key, dtype: key)
+  total = 1 << 17
+  rng = np.random.default_rng(2)
+  # Some tokens, and whole blocks, have none.
+  laws = rng.dirichlet(np.full(vocab, 0.2))
+  laws[vocab // 4 : vocab // 2] = 0
+  weights = rng.multinomial(total, laws / laws.sum())
+  tokens = np.repeat(np.arange(vocab), weights)
+  num_blocks = math.gcd(vocab, sampling._NUM_BLOCKS)
+  if num_blocks < sampling._FEWEST_BLOCKS:
+    num_blocks = -(-vocab // sampling._NUM_BLOCKS)
+  size = -(-vocab // num_blocks)
+  masses = np.add.reduceat(weights, np.arange(0, vocab, size))
+  places = np.arange(total) + 0.5
+  in_block = places - (np.cumsum(masses) - masses)[tokens // size]
+  uniforms = np.stack(
+    [places / total, in_block / masses[tokens // size]], axis=1
+  )
+  probs = jnp.asarray(weights, jnp.float32)
+  draw = lambda pair: sampling.draw(pair, probs)
+  drawn = jax.jit(lambda pairs: jax.lax.map(draw, pairs, batch_size=1024))(
+    jnp.asarray(uniforms, jnp.float32)
+  )
+  np.testing.assert_array_equal(drawn, tokens)
 
 
 @pytest.mark.parametrize('vocab', [3, 300])
