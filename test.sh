@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Lints, type-checks and tests. Arguments go to pytest, for example
 #   ./test.sh tests/verify -k block
+# With --nightly, the tests that it otherwise leaves for the night.
 # pytest runs last and whatever came before it; the exit status is that of the
 # first step that failed.
 set -euo pipefail
@@ -23,7 +24,7 @@ unoptimised=(
   --xla_cpu_use_fusion_emitters=false
   --xla_cpu_parallel_codegen_split_count=1
 )
-export XLA_FLAGS="${XLA_FLAGS:-${unoptimised[*]}}"
+export XLA_FLAGS="${XLA_FLAGS-${unoptimised[*]}}"
 
 status=0
 failed=''

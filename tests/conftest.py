@@ -1,5 +1,8 @@
 """What several test files share."""
 
+import gc
+import pathlib
+
 import gguf
 import jax
 import numpy as np
@@ -10,11 +13,33 @@ from specsample.loop import decode
 from specsample.loop import refill
 from specsample.models import rotary
 from specsample.models import transformer
+from tests import tiers
 
 
-def pytest_collection_modifyitems(items):
-  """Begins with the file that takes longest, or one process waits for it."""
-  items.sort(key=lambda item: item.path.name != 'test_on_8_devices.py')
+def pytest_addoption(parser):
+  """See tiers.py."""
+  parser.addoption(
+    '--nightly', action='store_true', help='run what is left for the night'
+  )
+
+
+def pytest_collection_modifyitems(config, items):
+  """Leaves out what is of the other time of day, and sets the order."""
+  nightly = config.getoption('--nightly')
+  names = [str(item.nodeid).removeprefix('tests/') for item in items]
+  is_whole = not any('::' in str(argument) for argument in config.args)
+  unused = tiers.that_fit_nothing(names) if is_whole else []
+  if unused:
+    raise pytest.UsageError(f'tests/tiers.py: no test is {unused}')
+  keep = [tiers.is_of(nightly, name) for name in names]
+  left_out = [item for item, kept in zip(items, keep, strict=True) if not kept]
+  config.hook.pytest_deselected(items=left_out)
+  items[:] = [item for item, kept in zip(items, keep, strict=True) if kept]
+  folder = pathlib.Path(__file__).parent
+  items.sort(key=lambda item: tiers.turn(str(item.path.relative_to(folder))))
+  # What is there now stays, and need not be looked through.
+  gc.collect()
+  gc.freeze()
 
 
 @pytest.fixture(scope='module', autouse=True)
