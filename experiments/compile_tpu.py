@@ -18,7 +18,7 @@ from experiments.command import config
 from experiments.command import environment
 from experiments.command import progress
 from experiments.command import run_flags
-from experiments.reporting import rows
+from experiments.reporting import files as reporting_files
 from experiments.tpu import compilation
 from experiments.tpu import environment as environment_lib
 from experiments.tpu import topologies as topologies_lib
@@ -59,12 +59,12 @@ def main() -> None:
     for target in targets:
       one, text = compilation.run(target, setup, step)
       compiled.append(one)
-      rows.write_json(
+      reporting_files.write_json(
         out / 'compile.json', [dataclasses.asdict(one) for one in compiled]
       )
       if hlo and text is not None:
         name = target.topology.replace(':', '_')
-        rows.write(hlo / f'{name}.hlo', text.encode())
+        reporting_files.write(hlo / f'{name}.hlo', text.encode())
   for one in compiled:
     print(one.summary())
   print(f'\ncompile.json is in {out}')

@@ -15,7 +15,7 @@ from absl import flags
 
 from experiments.command import cli
 from experiments.command import config
-from experiments.reporting import rows
+from experiments.reporting import files
 from experiments.training_data import data_folder
 from experiments.training_data import text_prompts
 
@@ -43,7 +43,7 @@ def main() -> None:
     lines = [json.dumps(x, ensure_ascii=False) for x in made]
     out = pathlib.Path(_OUT.value)
     cli.make_folder(out.parent)
-    rows.write(out, ('\n'.join(lines) + '\n').encode())
+    files.write(out, ('\n'.join(lines) + '\n').encode())
   print(f'{len(lines):,} prompts: {out}')
 
 

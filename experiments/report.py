@@ -14,7 +14,7 @@ from experiments.command import cli
 from experiments.html_report import files as files_lib
 from experiments.html_report import page
 from experiments.reporting import figures
-from experiments.reporting import rows
+from experiments.reporting import files as reporting_files
 from specsample import files
 
 _RESULTS = flags.DEFINE_string(
@@ -39,7 +39,7 @@ def main() -> None:
     out = files.at(_OUT.value or f'{_RESULTS.value}/report.html')
     text = page.render(runs, _TITLE.value)
     cli.make_folder(out.parent)
-    rows.write(out, text.encode(errors='replace'))
+    reporting_files.write(out, text.encode(errors='replace'))
   if not figures.are_possible():
     print(f'the figures are left out: {figures.MISSING}')
   count = '1 run is' if len(runs) == 1 else f'{len(runs)} runs are'

@@ -11,6 +11,7 @@ import pathlib
 from typing import Any
 
 from experiments.decoding import prompts as prompts_lib
+from experiments.reporting import files as reporting_files
 from experiments.reporting import result_file
 from experiments.reporting import rows
 import specsample
@@ -66,7 +67,7 @@ def write(
     }
     one = Prompt(prompt.id, prompt.category, prompt.text, methods)
     lines.append(json.dumps(dataclasses.asdict(one)))
-  rows.write(out / NAME, '\n'.join([*lines, '']).encode())
+  reporting_files.write(out / NAME, '\n'.join([*lines, '']).encode())
 
 
 def read(path: pathlib.PurePath, limit: int) -> list[Prompt]:

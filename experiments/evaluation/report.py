@@ -16,6 +16,7 @@ from experiments.evaluation import suite
 from experiments.evaluation import table as table_lib
 from experiments.reporting import columns as columns_lib
 from experiments.reporting import figures
+from experiments.reporting import files
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import terminal_table
@@ -68,7 +69,7 @@ def write_rows(
       'rows': [dataclasses.asdict(row) for row in compared],
     }
   result_file.write(out / 'result.json', result)
-  rows_lib.write_csv(out / 'results.csv', rows)
+  files.write_csv(out / 'results.csv', rows)
   return rows
 
 

@@ -12,8 +12,8 @@ from experiments.prediction import paper_table
 from experiments.prediction import prediction
 from experiments.reporting import columns
 from experiments.reporting import figures
+from experiments.reporting import files
 from experiments.reporting import result_file
-from experiments.reporting import rows as rows_lib
 from experiments.reporting import terminal_table
 from specsample.cost import chips
 
@@ -31,7 +31,7 @@ def write(
     'compiled_table': [dataclasses.asdict(row) for row in table],
   }
   result_file.write(out / 'predict.json', record)
-  rows_lib.write_csv(out / 'predict.csv', rows)
+  files.write_csv(out / 'predict.csv', rows)
   figures.write_png(out / 'predict.png', lambda: _figure(rows))
 
 

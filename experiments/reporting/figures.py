@@ -13,7 +13,7 @@ import re
 import textwrap
 from typing import Any
 
-from experiments.reporting import rows
+from experiments.reporting import files
 
 try:
   import matplotlib
@@ -132,7 +132,7 @@ def write_png(path: pathlib.PurePath, draw: Callable[[], Figure]) -> None:
   image = io.BytesIO()
   with matplotlib.rc_context(_PLAIN):
     draw().savefig(image, format='png', dpi=150)
-  rows.write(path, image.getvalue())
+  files.write(path, image.getvalue())
 
 
 def to_svg(draw: Callable[[], Figure], name: str) -> str:

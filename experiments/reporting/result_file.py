@@ -14,6 +14,7 @@ import typing
 from typing import Any
 
 from experiments.reporting import columns
+from experiments.reporting import files as reporting_files
 from experiments.reporting import rows as rows_lib
 from specsample import files
 
@@ -69,7 +70,7 @@ _DESCRIPTION = ('hardware', 'versions', 'git_commit', 'command')
 
 def write(path: pathlib.PurePath, content: Mapping[str, Any]) -> None:
   """Writes a file of results, whole or not at all."""
-  rows_lib.write_json(path, {'schema': SCHEMA, **content})
+  reporting_files.write_json(path, {'schema': SCHEMA, **content})
 
 
 def read(path: pathlib.PurePath) -> dict[str, Any]:

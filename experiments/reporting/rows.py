@@ -1,16 +1,9 @@
-"""From timed generations to the rows of a table, and to files."""
+"""Timed generations, and the rows of a table that are made of them."""
 
 from collections.abc import Mapping, Sequence
-import csv
 import dataclasses
-import io
-import json
-import os
-import pathlib
 from typing import Any
 
-from experiments.command import errors
-from specsample import files
 from specsample import stats
 
 OVERALL = 'overall'  # the category of a row over all prompts
@@ -143,59 +136,3 @@ def title(row: Mapping[str, Any]) -> str:
     f'{row["tokens"]} tokens, batch {row["batch_size"]}, '
     f'temperature {row["temperature"]:g}'
   )
-
-
-def write_json(path: pathlib.PurePath, value: Any) -> None:
-  """Writes a JSON file, whole or not at all."""
-  text = json.dumps(value, indent=2, allow_nan=False)
-  write(path, (text + '\n').encode())
-
-
-def write_csv(path: pathlib.PurePath, rows: Sequence[Any]) -> None:
-  """Writes rows, dataclasses of one kind, at least one.
-
-  A cell that is no text holds its JSON, None is empty.
-  """
-  names = [field.name for field in dataclasses.fields(rows[0])]
-  text = io.StringIO()
-  writer = csv.DictWriter(text, names, lineterminator='\n')
-  writer.writeheader()
-  for row in rows:
-    cells = dataclasses.asdict(row).items()
-    writer.writerow({name: _cell(value) for name, value in cells})
-  write(path, text.getvalue().encode())
-
-
-def _cell(value: Any) -> str:
-  if value is None:
-    return ''
-  return value if isinstance(value, str) else json.dumps(value)
-
-
-def write(path: pathlib.PurePath, data: bytes) -> None:
-  """Writes a file that appears under its name only when it is complete.
-
-  `path` is a `pathlib.Path` or, of a bucket too, an `epath.Path`.
-
-  Raises:
-    errors.NotWrittenError: the disk is full, or the like; nothing stays behind.
-  """
-  if files.is_remote(path):
-    # There an object appears when all of it has arrived.
-    files.at(path).write_bytes(data)
-    return
-  # Another process may be writing the same file.
-  partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
-  try:
-    with open(partial, 'wb') as file:
-      file.write(data)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(partial, path)
-  except OSError as error:
-    # Of a full disk it would take the last that is left.
-    pathlib.Path(partial).unlink(missing_ok=True)
-    raise errors.NotWrittenError(
-      f'{path} cannot be written ({error.strerror or error}): make room, and '
-      'the same command goes on from what is there'
-    ) from error

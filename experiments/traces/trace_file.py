@@ -38,7 +38,7 @@ import zlib
 
 import numpy as np
 
-from experiments.reporting import rows
+from experiments.reporting import files as reporting_files
 from specsample import files
 
 FORMAT = 1
@@ -83,7 +83,7 @@ def write(path: pathlib.PurePath, trace: Trace) -> None:
   # Nothing else: before numpy 2.2 every keyword is an array.
   np.savez_compressed(data, **arrays)
   files.at(path.parent).mkdir(parents=True, exist_ok=True)
-  rows.write(path, data.getvalue())
+  reporting_files.write(path, data.getvalue())
 
 
 def read(path: str | os.PathLike[str]) -> Trace:

@@ -15,7 +15,7 @@ import pathlib
 from typing import Any
 
 from experiments.command import environment
-from experiments.reporting import rows
+from experiments.reporting import files as reporting_files
 from experiments.training_data import dialogues as dialogues_lib
 from experiments.training_data import template as template_lib
 from experiments.training_data.dialogues import Dialogue
@@ -167,7 +167,7 @@ class Folder:
       'shards': shards,
     }
     text = json.dumps(content, indent=1, allow_nan=False)
-    rows.write(self._folder / _MANIFEST, f'{text}\n'.encode())
+    reporting_files.write(self._folder / _MANIFEST, f'{text}\n'.encode())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

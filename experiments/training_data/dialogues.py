@@ -18,7 +18,7 @@ import zlib
 from etils import epath
 import numpy as np
 
-from experiments.reporting import rows as rows_lib
+from experiments.reporting import files
 
 FORMAT = 2
 
@@ -105,7 +105,7 @@ def write(
   dialogues: Sequence[Dialogue],
 ) -> None:
   """Writes a shard like `results.write`."""
-  rows_lib.write(path, encode(header, dialogues))
+  files.write(path, encode(header, dialogues))
 
 
 def read(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.command import progress
-from experiments.reporting import rows as rows_lib
+from experiments.reporting import files as reporting_files
 from experiments.training_data import batches
 from experiments.training_data import data_folder
 from experiments.training_data.dialogues import Dialogue
@@ -219,7 +219,7 @@ def _write(file, vectors):
   content = io.BytesIO()
   # numpy has no bfloat16 of its own.
   np.save(content, vectors.view(np.uint16), allow_pickle=False)
-  rows_lib.write(file, content.getvalue())
+  reporting_files.write(file, content.getvalue())
 
 
 def _read(

@@ -13,6 +13,7 @@ from experiments.evaluation import report
 from experiments.evaluation import table as table_lib
 from experiments.reporting import columns
 from experiments.reporting import figures
+from experiments.reporting import files
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import terminal_table
@@ -54,7 +55,7 @@ def write(
     'rows': [dataclasses.asdict(row) for row in rows],
   }
   result_file.write(out / 'trees.json', content)
-  rows_lib.write_csv(out / 'trees.csv', rows)
+  files.write_csv(out / 'trees.csv', rows)
   plot.draw(out / 'trees.png', rows, rows_lib.title(vars(first)))
   return rows
 

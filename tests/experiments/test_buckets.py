@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from experiments.command import journal
-from experiments.reporting import rows
+from experiments.reporting import files as reporting_files
 from specsample import files
 from tests import bucket
 
@@ -88,7 +88,7 @@ def test_damage_is_refused(folder, name, content, expected):
 def test_files_are_written_to_a_bucket(folder):
   remote, local = folder
   remote.mkdir(parents=True)
-  rows.write_json(remote / 'result.json', {'a': 1})
+  reporting_files.write_json(remote / 'result.json', {'a': 1})
   assert json.loads((local / 'result.json').read_text()) == {'a': 1}
   assert [path.name for path in local.iterdir()] == ['result.json']
 

@@ -8,6 +8,7 @@ import pytest
 from experiments.decoding import display
 from experiments.decoding import generation
 from experiments.evaluation import report
+from experiments.reporting import files
 from experiments.reporting import ratios as ratios_lib
 from experiments.reporting import rows as rows_lib
 from specsample import stats
@@ -245,7 +246,7 @@ def test_a_generation_survives_json():
 
 def test_csv_and_json_hold_the_same(tmp_path):
   rows = [_row(), _row(category='a, "b"', speedup=None, speedup_ci95=None)]
-  rows_lib.write_csv(tmp_path / 'results.csv', rows)
+  files.write_csv(tmp_path / 'results.csv', rows)
   with (tmp_path / 'results.csv').open(newline='') as file:
     read = list(csv.DictReader(file))
   texts = {f.name for f in dataclasses.fields(rows_lib.Row) if f.type is str}
@@ -261,8 +262,8 @@ def test_csv_and_json_hold_the_same(tmp_path):
 
 def test_a_file_is_whole_or_as_it_was(tmp_path):
   path = tmp_path / 'result.json'
-  rows_lib.write_json(path, {'a': 1})
+  files.write_json(path, {'a': 1})
   with pytest.raises(ValueError, match='not JSON compliant'):
-    rows_lib.write_json(path, {'a': float('nan')})
+    files.write_json(path, {'a': float('nan')})
   assert json.loads(path.read_text()) == {'a': 1}
   assert [file.name for file in tmp_path.iterdir()] == ['result.json']
