@@ -286,3 +286,9 @@ def test_nothing_drafted_samples_the_target(rule):
   assert (verdict.num_accepted == 0).all()
   counts = np.bincount(verdict.next_token, minlength=3)
   assert chi_square.test([(counts, np.asarray(_TARGET))]).passed
+
+
+@pytest.mark.parametrize('rule', [verify.chain, verify.block])
+def test_rules_of_chains_are_exact_for_chains_alone(rule):
+  laws = {DraftLaw.POINT_MASS, DraftLaw.SAMPLED}
+  assert set(rule.draft_laws) == laws
