@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config, items):
   items[:] = [item for item, kept in zip(items, keep, strict=True) if kept]
   folder = pathlib.Path(__file__).parent
   items.sort(key=lambda item: tiers.turn(str(item.path.relative_to(folder))))
-  # What is there now stays, and need not be looked through.
+  # All of this stays to the end: the garbage collector can skip it.
   gc.collect()
   gc.freeze()
 

@@ -12,7 +12,7 @@ import pytest
 from tests import processes
 
 _FOLDER = pathlib.Path(__file__).parent / 'on_8_devices'
-# Of about the same length.
+# Each takes about as long as the others.
 _GROUPS = {
   'chains': ('generate', 'continuous'),
   'trees': ('trees', 'divergence', 'compilation'),
