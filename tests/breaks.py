@@ -93,7 +93,12 @@ BREAKS = {
 
 
 def is_seen(fault: Break) -> bool:
-  """Whether a test by day fails in a copy with this fault."""
+  """Whether a test by day fails in a copy with this fault.
+
+  Raises:
+    ValueError: the line is not there once.
+    RuntimeError: pytest could not run the tests.
+  """
   with tempfile.TemporaryDirectory() as folder:
     copy = pathlib.Path(folder) / 'specsample'
     ignored = shutil.ignore_patterns('.git', '.venv', '.jax_cache', 'results')
@@ -105,9 +110,12 @@ def is_seen(fault: Break) -> bool:
     path.write_text(text.replace(fault.old, fault.new), 'utf-8')
     # From the copy: what is installed there would be found last.
     command = [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:xdist']
+    command += fault.tests
     done = subprocess.run(
-      [*command, *fault.tests], cwd=copy, capture_output=True, check=False
+      command, cwd=copy, capture_output=True, text=True, check=False
     )
+  if done.returncode not in (0, 1):  # no test ran
+    raise RuntimeError(f'{command} ended with {done.returncode}: {done.stdout}')
   return done.returncode == 1
 
 

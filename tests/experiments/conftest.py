@@ -218,34 +218,35 @@ def greedy(checkpoint):
   return generate
 
 
-# Nobody reads here how fast the memory is, which takes ten seconds a command.
-_LITTLE = """
+# Measuring the memory's speed would take each command ten seconds.
+_COMMAND = """
+import runpy, sys
 from experiments.timing import hardware
 hardware._STREAM_BYTES = 1 << 20
+
+def run(name, *arguments):
+  module = f'experiments.{name}'
+  sys.argv = [name, *arguments]
+  sys.orig_argv = [sys.executable, '-m', module, *arguments]
+  runpy.run_module(module, run_name='__main__')
 """
-# One command.
 _ONE = f"""
-import runpy, sys
-{_LITTLE}
-_, *sys.argv = sys.argv
-module = f'experiments.{{sys.argv[0]}}'
-sys.orig_argv = [sys.executable, '-m', module, *sys.argv[1:]]
-runpy.run_module(module, run_name='__main__')
+{_COMMAND}
+run(*sys.argv[1:])
 """
 # Runs the commands that it reads, one a line, each in a fork of a process that
 # has imported what they all need: an import takes longer than most of them do.
 _SERVER = f"""
-import gc, json, os, runpy, signal, sys, tempfile
+{_COMMAND}
+import gc, json, os, signal, tempfile
 from experiments.certificate import terminal
 from experiments.decoding import generating
 from experiments.evaluation import report
 from experiments.timing import benchmarking
 from experiments.training import checkpoints
 from specsample.models import huggingface
-{_LITTLE}
 gc.freeze()  # or each fork would copy all of it as it ends
 for line in sys.stdin:
-  name, *arguments = json.loads(line)
   with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
     child = os.fork()
     if not child:
@@ -253,10 +254,7 @@ for line in sys.stdin:
       os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
       os.dup2(out.fileno(), 1)
       os.dup2(err.fileno(), 2)
-      sys.argv = [name, *arguments]
-      module = f'experiments.{{name}}'
-      sys.orig_argv = [sys.executable, '-m', module, *arguments]
-      runpy.run_module(module, run_name='__main__')
+      run(*json.loads(line))
       sys.exit()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     texts = [os.pread(f.fileno(), 1 << 20, 0).decode() for f in (out, err)]
@@ -321,7 +319,10 @@ class Commands:
     for call in calls:
       server.stdin.write(json.dumps(call).encode() + b'\n')
       server.stdin.flush()
-      outcomes.append(Outcome(*json.loads(server.stdout.readline())))
+      line = server.stdout.readline()
+      if not line:
+        raise RuntimeError(f'the process behind run ended at {call}')
+      outcomes.append(Outcome(*json.loads(line)))
     return outcomes
 
   def close(self) -> None:
