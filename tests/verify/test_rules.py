@@ -288,7 +288,15 @@ def test_nothing_drafted_samples_the_target(rule):
   assert chi_square.test([(counts, np.asarray(_TARGET))]).passed
 
 
-@pytest.mark.parametrize('rule', [verify.chain, verify.block])
-def test_rules_of_chains_are_exact_for_chains_alone(rule):
-  laws = {DraftLaw.POINT_MASS, DraftLaw.SAMPLED}
-  assert set(rule.draft_laws) == laws
+@pytest.mark.parametrize(
+  ('rules', 'laws'),
+  [
+    ([*_ALL, verify.Lenient(lenience=0.5)], _LAWS),
+    ([verify.tree, verify.traversal, verify.Typical()], list(DraftLaw)),
+    ([verify.k_seq, verify.multi_path_block], [DraftLaw.SAMPLED]),
+    ([verify.greedy_draft], [DraftLaw.TOP_AND_SAMPLED]),
+  ],
+)
+def test_a_rule_takes_the_laws_that_it_is_made_for(rules, laws):
+  for rule in rules:
+    assert set(rule.draft_laws) == set(laws), rule
