@@ -45,11 +45,17 @@ class Checkpoints:
   def __init__(self, folder: pathlib.PurePath):
     """Opens the folder, or makes it."""
     self._folder = files.absolute(folder)
+    is_remote = files.is_remote(self._folder)
+    # orbax deletes what a killed run left in a thread, which outlives `close`
+    # and complains where the program ends first. Buckets have another mark.
+    if not is_remote:
+      for unfinished in self._folder.glob('*.orbax-checkpoint-tmp*'):
+        unfinished.rmtree()
     self._manager = ocp.CheckpointManager(
       self._folder,
       options=ocp.CheckpointManagerOptions(
         max_to_keep=2,
-        cleanup_tmp_directories=True,
+        cleanup_tmp_directories=is_remote,
         enable_async_checkpointing=False,
       ),
     )

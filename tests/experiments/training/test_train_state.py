@@ -73,3 +73,12 @@ def test_one_of_other_parameters_is_refused(saved):
   other = dataclasses.replace(_state(0), trained={'other': jnp.zeros(3)})
   with pytest.raises(ValueError, match='10 is damaged, or of another run'):
     train_state.Checkpoints(saved).restore(other)
+
+
+def test_what_a_killed_run_left_is_deleted_before_anything_else(saved):
+  unfinished = saved / '15.orbax-checkpoint-tmp-3'
+  unfinished.mkdir()
+  checkpoints = train_state.Checkpoints(saved)
+  assert not unfinished.exists()
+  assert checkpoints.step == 10
+  checkpoints.close()
