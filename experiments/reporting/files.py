@@ -61,7 +61,7 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
       os.fsync(file.fileno())
     os.replace(partial, path)
   except OSError as error:
-    # Of a full disk it would take the last that is left.
+    # On a full disk it would hold the last free bytes.
     pathlib.Path(partial).unlink(missing_ok=True)
     raise errors.NotWrittenError(
       f'{path} cannot be written ({error.strerror or error}): make room, and '
