@@ -71,7 +71,9 @@ def test_rounds_without_drafts_are_most_where_drafts_are_never_kept(outcomes):
   assert by_name['contrary']['predicted_speedup'] is None
   assert by_name['contrary']['cost_ratio'] is None
   assert by_name['contrary']['leviathan_speedup'] is None
-  assert by_name['autoregressive']['predicted_speedup'] > 0
+  # None where other work on the machine hid what a round takes.
+  predicted = by_name['autoregressive']['predicted_speedup']
+  assert predicted is None or predicted > 0
 
 
 def test_the_costs_of_all_lengths_are_printed_as_a_binding(outcomes):
