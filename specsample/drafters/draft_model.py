@@ -19,6 +19,8 @@ from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
 from specsample.models import int8
 from specsample.models import layers
+from specsample.models import matrices
+from specsample.models import transposed
 from specsample.types import Array, Cache, ModelOutput, Params
 
 
@@ -81,9 +83,9 @@ class DraftModel(trainable.Trainable):
       )
     of_target = self.model.keep_params(target_params, self.layers)
     return jax.tree.map(
-      lambda x: jnp.array(int8.dequantised(x, jnp.float32)),
+      lambda x: jnp.array(matrices.dense(x, jnp.float32)),
       _own(of_target),
-      is_leaf=lambda x: isinstance(x, int8.Int8),
+      is_leaf=lambda x: isinstance(x, int8.Int8 | transposed.Transposed),
     )
 
   @property

@@ -22,6 +22,7 @@ from specsample.drafters import trainable
 from specsample.drafters import vocabulary as vocabulary_lib
 from specsample.models import int8
 from specsample.models import layers
+from specsample.models import matrices
 from specsample.types import Array, Params
 
 
@@ -78,7 +79,7 @@ class Unembedding(nnx.Module):
     self.bias = nnx.Param(jnp.zeros(vocab_size), axes=(self.axis,))
 
   def __call__(self, rows: Array) -> Array:
-    logits = int8.product(
+    logits = matrices.product(
       rows, self.kernel.get_value(), ('batch', self.axis), jnp.float32
     )
     return logits + self.bias[...].astype(jnp.float32)

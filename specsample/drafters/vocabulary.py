@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import sharding
-from specsample.models import int8
+from specsample.models import matrices
 from specsample.models import network
 from specsample.types import Array, ArrayLike, Model, Params
 
@@ -52,7 +52,7 @@ class DraftVocabulary(nnx.Module):
     """Logits [n, V'] of rows [n, D]."""
     kernel = self.unembedding.get_value()
     axes = ('batch', self.axis)
-    logits = int8.product(rows, kernel, axes, jnp.float32)
+    logits = matrices.product(rows, kernel, axes, jnp.float32)
     if self.softcap is None:
       return logits
     return self.softcap * jnp.tanh(logits / self.softcap)

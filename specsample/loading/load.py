@@ -24,6 +24,7 @@ from specsample.models import huggingface
 from specsample.models import int8
 from specsample.models import tensors
 from specsample.models import transformer
+from specsample.models import transposed
 from specsample.text import tokenizer_files
 from specsample.types import Params
 
@@ -84,7 +85,8 @@ def load(
     dtype: 'float32' or 'bfloat16', of the parameters and the computation.
     weights: 'int8' for matrices of integers with a scale for each output
       (`models.int8`): a quarter of the bytes of float32, and no longer exactly
-      the model. None for `dtype`.
+      the model. None for `dtype`; those of float32 for a CPU without a mesh
+      are stored transposed (`models.matrices`).
 
   Raises:
     ValueError: nothing is there, it is damaged or of another architecture, or
@@ -94,12 +96,12 @@ def load(
   int8.check(weights)
   name = os.fspath(name_or_path)
   if weights is None:
-    loaded = _load(name, dtype, tensors.as_read)
+    loaded = _load(name, dtype, transposed.as_is_fast_here)
     return dataclasses.replace(loaded, name=name)
   first: dict[str, tuple[str, float]] = {}
 
   def convert(model, path, leaf):
-    key = tensors.key(path)
+    key, leaf = tensors.key(path), jax.device_put(leaf)
     first[key] = (fingerprint_lib.name(path, leaf), fingerprint_lib.first(leaf))
     return int8.weight(key, leaf, model.tie_embeddings)
 

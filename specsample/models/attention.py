@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.models import int8
 from specsample.models import layers
+from specsample.models import matrices
 from specsample.models import rotary
 from specsample.types import Array
 
@@ -237,7 +238,7 @@ class LatentAttention(nnx.Module):
     rotated = rotary.rotate(rotated, *rope)
     of_keys, of_values = jnp.split(
       sharding.reshape(
-        int8.dequantised(self.key_value.kernel.get_value(), x.dtype),
+        matrices.dense(self.key_value.kernel.get_value(), x.dtype),
         (sizes.kv_rank, num_heads, sizes.head_dim + sizes.value_dim),
         *(None, heads, None),
       ),

@@ -19,6 +19,7 @@ from specsample.models import int8
 from specsample.models import rotary
 from specsample.models import tensors
 from specsample.models import transformer
+from specsample.models import transposed
 from specsample.text import tokenizer_files
 from specsample.types import Params
 
@@ -53,6 +54,7 @@ def save(
       or of several processes each has its own.
   """
   int8.refuse(params)
+  params = transposed.plain(params)
   mismatch = _mismatch(model, params)
   if mismatch:
     raise ValueError(f'{mismatch} of {model}: save it with its own model')

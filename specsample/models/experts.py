@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.models import int8
 from specsample.models import layers
+from specsample.models import matrices
 from specsample.types import Array
 
 
@@ -166,7 +167,7 @@ class MoE(nnx.Module):
     def run(row_and_expert):
       row, expert = row_and_expert
       take = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, expert, 0, False)
-      product = lambda x, kernel: int8.product(
+      product = lambda x, kernel: matrices.product(
         x, kernel, (None, None), row.dtype
       )
       return self._feed(product, row[None], *jax.tree.map(take, kernels))[0]
@@ -176,7 +177,9 @@ class MoE(nnx.Module):
   def _run_by_expert(self, rows, of_experts, *kernels):
     """The rows of each expert at once: all experts are read."""
     order = jnp.argsort(of_experts, stable=True)
-    product = functools.partial(int8.product_by_group, group=of_experts[order])
+    product = functools.partial(
+      matrices.product_by_group, group=of_experts[order]
+    )
     return self._feed(product, rows[order], *kernels)[jnp.argsort(order)]
 
   def _feed(self, product, rows, gate, up, down):

@@ -9,6 +9,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from specsample import sharding
+from specsample.models import transposed
 from specsample.types import Params
 
 _LENGTH = 16
@@ -20,7 +21,9 @@ def of(params: Params) -> str:
   A hash of the parameters' names and shapes and of the first value of each,
   rounded to bfloat16: the same for both dtypes and on every mesh.
   """
-  leaves = jax.tree_util.tree_leaves_with_path(params)
+  leaves = jax.tree_util.tree_leaves_with_path(
+    params, is_leaf=transposed.is_transposed
+  )
   return of_first({name(path, leaf): first(leaf) for path, leaf in leaves})
 
 
@@ -35,13 +38,15 @@ def of_first(values: Mapping[str, float]) -> str:
   return digest.hexdigest()[:_LENGTH]
 
 
-def name(path: tuple[Any, ...], leaf: jax.Array) -> str:
+def name(path: tuple[Any, ...], leaf: jax.Array | transposed.Transposed) -> str:
   """A parameter's path and shape."""
   return f'{jax.tree_util.keystr(path)}{leaf.shape}'
 
 
-def first(leaf: jax.Array) -> float:
+def first(leaf: jax.Array | transposed.Transposed) -> float:
   """The value at index 0, NaN where another host has it."""
+  if isinstance(leaf, transposed.Transposed):
+    leaf = leaf.values
   with sharding.no_mesh():
     return _first(leaf)
 

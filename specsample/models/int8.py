@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specsample import indexing
 from specsample import sharding
 from specsample import types
 from specsample.models import tensors
+from specsample.models import transposed
 from specsample.types import Array, Params
 
 # Up to this many queries, XLA's CPU backend is faster with the keys as the left
@@ -44,56 +44,6 @@ def quantise(x: Array, axis: int = -1) -> Int8:
   scale = jnp.max(jnp.abs(wide), axis=axis, keepdims=True) / 127
   values = jnp.round(wide / jnp.where(scale, scale, 1))
   return Int8(values=values.astype(jnp.int8), scale=scale)
-
-
-def product(x: Array, kernel: Array | Int8, axes: Any, dtype: Any) -> Array:
-  """Rows x [R, D] @ kernel [D, F], of int8 with a scale [1, F].
-
-  Args:
-    x: what the product is made in the dtype of.
-    kernel: see above.
-    axes: the `sharding.Axes` of the result.
-    dtype: of the result.
-  """
-  if isinstance(kernel, Int8):
-    y = product(x, kernel.values.astype(x.dtype), axes, dtype)
-    return (y * kernel.scale).astype(dtype)
-  return sharding.einsum(
-    'rd,df->rf', x, kernel, axes=axes, preferred_element_type=dtype
-  )
-
-
-def product_by_group(x: Array, kernels: Array | Int8, group: Array) -> Array:
-  """Rows x [R, D] @ kernels[group] [R, D, F], of int8 with scales [E, 1, F].
-
-  Args:
-    x: the rows; the product is of their dtype.
-    kernels: [E, D, F].
-    group: [R], which is the kernel of each row; it does not fall.
-  """
-  if isinstance(kernels, Int8):
-    y = product_by_group(x, kernels.values.astype(x.dtype), group)
-    return (y * kernels.scale[group, 0]).astype(x.dtype)
-  return jax.lax.ragged_dot(
-    x, kernels, jnp.bincount(group, length=kernels.shape[0])
-  )
-
-
-def lookup(
-  table: Array | Int8, ids: Array, vocab: sharding.Axis, dtype: Any
-) -> Array:
-  """Columns of table [D, V], of int8 with a scale [1, V]: [..., D]."""
-  if not isinstance(table, Int8):
-    return indexing.lookup(table, ids, vocab)
-  found = indexing.lookup(table.values, ids, vocab).astype(jnp.float32)
-  return (found * indexing.lookup(table.scale, ids, vocab)).astype(dtype)
-
-
-def dequantised(x: Array | Int8, dtype: Any) -> Array:
-  """The array, of a dtype."""
-  if isinstance(x, Int8):
-    return (x.values * x.scale).astype(dtype)
-  return x.astype(dtype)
 
 
 def dtype_of(params: Params) -> Any:
@@ -149,22 +99,10 @@ def mix(weights: Array, values: Array | Int8, dtype: Any) -> Array:
   )
 
 
-def is_weight(name: str, leaf: Any, is_tied: bool) -> bool:
-  """Whether a parameter, called as by `tensors.key`, can be of int8.
-
-  Those are the matrices of products. An embedding is one where it is tied to
-  the unembedding; of another a step reads a few columns only, and compilers
-  copy all of it for those of int8. A router's is none.
-  """
-  *_, own = name.split('.')
-  names = ('kernel', 'unembedding', *(['embedding'] if is_tied else []))
-  is_matrix = leaf.ndim > 1 and own in names
-  return is_matrix and not tensors.is_of_router(name)
-
-
 def weight(name: str, leaf: Array, is_tied: bool) -> Array | Int8:
   """A parameter as of int8 if it can be, else as it is."""
-  return _quantise_weight(leaf) if is_weight(name, leaf, is_tied) else leaf
+  is_matrix = tensors.is_matrix(name, leaf, is_tied)
+  return _quantise_weight(leaf) if is_matrix else leaf
 
 
 # [..., in, out]: each output has a scale of its own.
@@ -178,6 +116,7 @@ def weights(params: Params) -> Params:
 
   Each output has a scale of its own. What is made of them works as before.
   """
+  params = transposed.plain(params)
   return _map(lambda leaf: quantise(leaf, axis=_IN), params, params)
 
 
@@ -222,8 +161,11 @@ def _map(function, tree, params):
   is_tied = 'unembedding' not in params
   paths, treedef = jax.tree_util.tree_flatten_with_path(params)
   leaves = jax.tree.leaves(tree, is_leaf=is_leaf)
+  is_matrix = [
+    tensors.is_matrix(tensors.key(path), leaf, is_tied) for path, leaf in paths
+  ]
   mapped = [
-    function(leaf) if is_weight(tensors.key(path), of_params, is_tied) else leaf
-    for leaf, (path, of_params) in zip(leaves, paths, strict=True)
+    function(leaf) if chosen else leaf
+    for leaf, chosen in zip(leaves, is_matrix, strict=True)
   ]
   return jax.tree_util.tree_unflatten(treedef, mapped)

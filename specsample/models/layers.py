@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sharding
-from specsample.models import int8
+from specsample.models import matrices
 from specsample.types import Array
 
 
@@ -51,7 +51,7 @@ class Linear(nnx.Module):
 
   def __call__(self, x: Array) -> Array:
     kernel = self.kernel.get_value()
-    y = int8.product(x, kernel, ('batch', self.out_axis), x.dtype)
+    y = matrices.product(x, kernel, ('batch', self.out_axis), x.dtype)
     return y if self.bias is None else y + self.bias[...]
 
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from specsample import sharding
-from specsample.types import Array, Params
+from specsample.types import Array, ArrayLike, Params
 
 Index = tuple[slice, ...]
 # How many tensors a message names.
@@ -38,14 +38,16 @@ class Described(Protocol):
     """The `sharding.Axes` of each parameter's axes, a tuple each."""
 
 
-# What is kept of a model's parameter, of its path and itself.
-Convert = Callable[[Any, tuple[Any, ...], Array], Any]
+# What is kept of a model's parameter, of its path and itself. On the host it is
+# a view, whose memory nothing else has.
+Convert = Callable[[Any, tuple[Any, ...], ArrayLike], Any]
 
 
-def as_read(model: Described, path: tuple[Any, ...], leaf: Array) -> Array:
+def as_read(model: Described, path: tuple[Any, ...], leaf: ArrayLike) -> Array:
   """A `Convert` that keeps parameters as they are."""
   del model, path
-  return leaf
+  # The transfer transposes; waiting for it lets go of the file's layout.
+  return jax.device_put(leaf).block_until_ready()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +135,7 @@ def fill(
       with '{}' for its number.
     ignored: names that may be in the file and are not read.
     convert: what is kept of a parameter. Called as soon as one is read, the
-      largest first.
+      largest first; without a mesh it is still on the host.
 
   Raises:
     ValueError: tensors that are missing, unknown or of another shape.
@@ -149,7 +151,7 @@ def fill(
   leaves: list[Any] = [None] * len(sources)
   by_size = lambda i: -math.prod(tensors.shapes[sources[i]])
   for i in sorted(range(len(sources)), key=by_size):
-    place = _on_device if jax.sharding.get_mesh().empty else _on_mesh
+    place = _on_host if jax.sharding.get_mesh().empty else _on_mesh
     path, leaf = expected[i]
     read = place(tensors, sources[i], leaf, axes[i])
     leaves[i] = convert(model, path, read)
@@ -225,6 +227,18 @@ def is_of_router(name: str) -> bool:
   return 'router' in above or 'router' in own
 
 
+def is_matrix(name: str, leaf: Any, is_tied: bool) -> bool:
+  """Whether a parameter, called as by `key`, is a matrix of products.
+
+  An embedding is one where it is tied to the unembedding; of another a step
+  reads a few columns only, and compilers copy all of it for those of int8. A
+  router's is none.
+  """
+  *_, own = name.split('.')
+  names = ('kernel', 'unembedding', *(['embedding'] if is_tied else []))
+  return leaf.ndim > 1 and own in names and not is_of_router(name)
+
+
 def source_name(path: tuple[Any, ...], names: Mapping[str, str]) -> str:
   """The name in a file of the parameter at a path; see `fill`."""
   name = key(path)
@@ -242,12 +256,10 @@ def listed(names: Collection[str]) -> str:
   return f'{len(names)} tensors ({", ".join(shown)})'
 
 
-def _on_device(tensors, source, leaf, axes) -> Array:
+def _on_host(tensors, source, leaf, axes) -> np.ndarray:
   del axes
   everything = (slice(None),) * leaf.ndim
-  values = tensors.open(source)[everything].astype(leaf.dtype, copy=False)
-  # The transfer transposes; waiting for it lets go of the file's layout.
-  return jax.device_put(values.T).block_until_ready()
+  return tensors.open(source)[everything].astype(leaf.dtype, copy=False).T
 
 
 def _on_mesh(tensors, source, leaf, axes) -> Array:

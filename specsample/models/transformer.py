@@ -15,9 +15,9 @@ from specsample.models import attention
 from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
 from specsample.models import experts as experts_lib
-from specsample.models import int8
 from specsample.models import layers
 from specsample.models import masks
+from specsample.models import matrices
 from specsample.models import network
 from specsample.models import rotary
 from specsample.types import Array, ModelOutput, Params
@@ -282,13 +282,13 @@ class _Network(nnx.Module):
   def embed(self, ids):
     scale, dtype = self.config.embedding_scale, jnp.dtype(self.config.dtype)
     table = self.embedding.get_value()
-    found = int8.lookup(table, ids, self.vocab_axis, dtype)
+    found = matrices.lookup(table, ids, self.vocab_axis, dtype)
     return found if scale is None else found * jnp.asarray(scale, dtype)
 
   def unembed(self, hidden):
     kernel = self.embedding if self.unembedding is None else self.unembedding
     rows = hidden.reshape(-1, hidden.shape[-1])
-    logits = int8.product(
+    logits = matrices.product(
       *(rows, kernel.get_value(), ('batch', self.vocab_axis), jnp.float32)
     )
     cap = self.config.logit_softcap

@@ -15,6 +15,7 @@ from specsample import text
 from specsample.loading import load
 from specsample.models import int8
 from specsample.models import transformer
+from specsample.models import transposed
 from specsample.types import Params
 
 
@@ -71,6 +72,8 @@ def _resized(params: Params, model: transformer.Transformer) -> Params:
 
   def of(name):
     matrix, own = params[name], axes[name]
+    if transposed.is_transposed(matrix):
+      return transposed.Transposed(values=resize(matrix.values.T).T)
     resized = jax.tree.map(resize, matrix)
     return sharding.place(
       resized, int8.of_kernel(*own) if is_int8(matrix) else own

@@ -20,6 +20,7 @@ from specsample import testing
 from specsample.loading import card as card_lib
 from specsample.models import fingerprint
 from specsample.models import int8
+from specsample.models import matrices
 
 _MODEL = testing.tiny_llama(vocab_size=8)
 _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
@@ -171,7 +172,7 @@ def test_it_drafts_as_its_matrices_of_int8_say(saved, name):
   assert int8.names(found.params)
   is_int8 = lambda x: isinstance(x, int8.Int8)
   rounded = jax.tree.map(
-    lambda x: int8.dequantised(x, jnp.float32) if is_int8(x) else x,
+    lambda x: matrices.dense(x, jnp.float32) if is_int8(x) else x,
     found.params,
     is_leaf=is_int8,
   )

@@ -16,6 +16,7 @@ from specsample.models import checkpoint
 from specsample.models import experts
 from specsample.models import rotary
 from specsample.models import transformer
+from specsample.models import transposed
 
 
 def _model(rope_scaling=None, **changes):
@@ -34,6 +35,7 @@ def _model(rope_scaling=None, **changes):
 
 
 def _assert_equal(found, expected):
+  found = transposed.plain(found)
   assert jax.tree.structure(found) == jax.tree.structure(expected)
   jax.tree.map(np.testing.assert_array_equal, found, expected)
 

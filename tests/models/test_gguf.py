@@ -10,6 +10,7 @@ import specsample
 from specsample.loading import load
 from specsample.models import gguf_file
 from specsample.models import rotary
+from specsample.models import transposed
 
 _KINDS = gguf.GGMLQuantizationType
 
@@ -68,6 +69,7 @@ def parts(tiny_llama):
 
 
 def _assert_equal(found, expected):
+  found = transposed.plain(found)
   assert jax.tree.structure(found) == jax.tree.structure(expected)
   jax.tree.map(np.testing.assert_array_equal, found, expected)
 

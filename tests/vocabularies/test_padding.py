@@ -1,6 +1,7 @@
 """Draft models whose vocabulary was padded to another size."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import specsample
 from specsample import testing
 from specsample import text
 from specsample.models import int8
+from specsample.models import transposed
 
 _SIZE = 24  # of the target's vocabulary
 _NAMES = [f'token{i}' for i in range(18)]  # fewer than any model has rows
@@ -41,15 +43,23 @@ def _logits(loaded, tokens):
   return loaded.model.apply(loaded.params, tokens, cache)[0].logits
 
 
-@pytest.mark.parametrize('is_int8', [False, True])
+@pytest.mark.parametrize('form', ['array', 'int8', 'transposed'])
 @pytest.mark.parametrize('tie_embeddings', [False, True])
 @pytest.mark.parametrize('size', [20, 32])
 def test_its_logits_are_those_of_the_tokens_that_both_have(
-  size, tie_embeddings, is_int8
+  size, tie_embeddings, form
 ):
   draft = _loaded(size, tie_embeddings=tie_embeddings)
-  if is_int8:
+  if form == 'int8':
     draft = dataclasses.replace(draft, params=int8.weights(draft.params))
+  elif form == 'transposed':
+    draft = dataclasses.replace(
+      draft,
+      params=jax.tree_util.tree_map_with_path(
+        functools.partial(transposed.as_is_fast_here, draft.model),
+        draft.params,
+      ),
+    )
   matched = specsample.match_vocabulary(draft, _loaded(_SIZE))
   found, own = _logits(matched, _TOKENS), _logits(draft, _TOKENS)
   shared = min(size, _SIZE)
@@ -58,8 +68,8 @@ def test_its_logits_are_those_of_the_tokens_that_both_have(
   assert np.all(np.isneginf(found[..., shared:]))
   shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)
   expected = matched.model.abstract_params()
-  if not is_int8:
-    assert shapes(matched.params) == shapes(expected)
+  if form != 'int8':
+    assert shapes(transposed.plain(matched.params)) == shapes(expected)
 
 
 @pytest.mark.parametrize('size', [20, 32])
