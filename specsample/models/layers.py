@@ -1,8 +1,9 @@
 """Building blocks of decoder-only transformers, as thin Flax NNX modules.
 
 Modules hold parameters and read them; caches come in and go out as values.
-Weights are [in, out], activations rows [B * T, D]: a batch-1 product with a
-leading batch axis takes a slow path on the CPU backend.
+Weights are [in, out] or one of the forms of `matrices`, activations rows
+[B * T, D]: a batch-1 product with a leading batch axis takes a slow path on
+the CPU backend.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,5 +1,6 @@
 """What is chosen by the times of a machine and the cards of its drafters."""
 
+import dataclasses
 import json
 
 import jax
@@ -13,6 +14,7 @@ from specsample.choosing import choice as choice_lib
 from specsample.choosing import measured_here
 from specsample.choosing import promises
 from specsample.loading import card as card_lib
+from specsample.models import int8
 
 _MODEL = testing.tiny_llama(vocab_size=8, max_length=256)
 _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
@@ -257,6 +259,22 @@ def test_times_are_measured_once_on_a_machine(cache):
     recall({'a': 1})
   assert len(calls) == 4
   assert json.loads(path.read_text()) == kept
+
+
+def test_another_form_of_the_matrices_is_timed_anew(
+  cache, shelf, passes_take, monkeypatch
+):
+  passes_take(_CORES)
+  timed, calls = choice_lib.pass_times.passes, []
+  monkeypatch.setattr(
+    choice_lib.pass_times,
+    'passes',
+    lambda *args, **kwargs: (calls.append(1), timed(*args, **kwargs))[1],
+  )
+  of_int8 = dataclasses.replace(_TARGET, params=int8.weights(_TARGET.params))
+  for target in (_TARGET, of_int8, _TARGET, of_int8):
+    specsample.auto(target)
+  assert len(calls) == 2
 
 
 def test_where_nothing_can_be_written_times_are_measured_anew(
