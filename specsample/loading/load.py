@@ -86,7 +86,7 @@ def load(
     weights: 'int8' for matrices of integers with a scale for each output
       (`models.int8`): a quarter of the bytes of float32, and no longer exactly
       the model. None for `dtype`; those of float32 for a CPU without a mesh
-      are stored transposed (`models.matrices`).
+      are stored transposed (`models.transposed`).
 
   Raises:
     ValueError: nothing is there, it is damaged or of another architecture, or
