@@ -101,7 +101,7 @@ def load(
   first: dict[str, tuple[str, float]] = {}
 
   def convert(model, path, leaf):
-    key, leaf = tensors.key(path), jax.device_put(leaf)
+    key, leaf = tensors.key(path), tensors.as_read(model, path, leaf)
     first[key] = (fingerprint_lib.name(path, leaf), fingerprint_lib.first(leaf))
     return int8.weight(key, leaf, model.tie_embeddings)
 

@@ -16,6 +16,7 @@ import numpy as np
 import specsample
 from specsample import sharding
 from specsample.models import checkpoint
+from specsample.models import transposed
 from tests import bucket
 
 
@@ -56,7 +57,8 @@ def main():
     heads = medusa.init_params(
       jax.random.key(0), whole.params, 2 * np.arange(24)
     )
-    expected, heads = jax.device_get((whole.params, heads))
+    plain = transposed.plain(whole.params)
+    expected, heads = jax.device_get((plain, heads))
   served = bucket.make(source.parents[1]).served
 
   with jax.set_mesh(sharding.make_mesh(1, 8)):
