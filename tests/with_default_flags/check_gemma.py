@@ -9,6 +9,7 @@ import transformers
 import specsample
 from specsample.models import gemma
 from specsample.models import tensors
+from specsample.models import transposed
 
 # The second is longer than the windows, of 512 tokens.
 _PROMPTS = (
@@ -38,7 +39,8 @@ def _reference(loaded):
     sliding_window=512,
   )
   model = transformers.Gemma3ForCausalLM(config).eval()
-  leaves = jax.tree_util.tree_leaves_with_path(loaded.params)
+  params = transposed.plain(loaded.params)
+  leaves = jax.tree_util.tree_leaves_with_path(params)
   names = gemma.GEMMA3.names
   weights = {
     tensors.source_name(path, names): torch.from_numpy(np.array(leaf.T))
