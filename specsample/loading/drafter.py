@@ -25,7 +25,6 @@ from specsample.loading.published import mtp
 from specsample.models import int8
 from specsample.models import safetensors_file
 from specsample.models import tensors
-from specsample.models import transposed
 from specsample.types import Params
 
 # The file of weights in a folder.
@@ -72,7 +71,6 @@ def save_drafter(
       int8, or the card holds what JSON cannot.
   """
   int8.refuse(params)
-  params = transposed.plain(params)
   if isinstance(target, load.Loaded):
     target = target.fingerprint
   content = card_lib.make(drafter, target, card)

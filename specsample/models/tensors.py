@@ -38,8 +38,9 @@ class Described(Protocol):
     """The `sharding.Axes` of each parameter's axes, a tuple each."""
 
 
-# What is kept of a model's parameter, of its path and itself. On the host it is
-# a view, whose memory nothing else has.
+# Makes what is kept of a parameter, given the model, the parameter's path and
+# the parameter: an array of the mesh, or without one a view of host memory that
+# nothing else uses.
 Convert = Callable[[Any, tuple[Any, ...], ArrayLike], Any]
 
 
