@@ -37,6 +37,7 @@ from experiments.training import train_state
 from experiments.training import trainer as trainer_lib
 from experiments.training import training as training_lib
 from experiments.training_data import features
+from specsample.models import transposed
 
 config.define_flags('configs/runs/train_hydra.gin')
 flags.adopt_module_key_flags(config)
@@ -92,7 +93,7 @@ def _train() -> None:
       for kind in (records_lib.TRAIN, records_lib.HELD_OUT):
         for values in records.curve(plan, kind):
           observe((kind, values['step']), values)
-    training = _with_room(training, data)
+    training = _with_room(_for_many_rows(training), data)
     vectors = None
     if training.cache_hidden:
       vectors = [_read_vectors(training, x, records) for x in data.folders]
@@ -163,6 +164,17 @@ def _plan(training, data, records):
   return trainer_lib.plan(
     training, training.batches(split.train, split.phases), records
   )
+
+
+def _for_many_rows(training):
+  """The settings, with the target's matrices [in, out].
+
+  Batches have many rows, for which transposed ones are slower, and a checkpoint
+  must not depend on the machine that `specsample.load` read them for.
+  """
+  target = training.target
+  target = dataclasses.replace(target, params=transposed.plain(target.params))
+  return dataclasses.replace(training, target=target)
 
 
 def _with_room(training, data):

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import optax
 
 from specsample import types
+from specsample.models import matrices
 from specsample.models import tensors
+from specsample.models import transposed
 from specsample.types import Array, ArrayLike, Params
 
 # batch: arrays with the batch axis first, {'tokens': [B, T], ...}.
@@ -51,14 +53,25 @@ def init(
     ValueError: nothing is trained.
   """
   is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
-  master = lambda x: jnp.array(x, jnp.float32, copy=True)
+  master = lambda x: jnp.array(matrices.dense(x, jnp.float32), copy=True)
   keep = lambda path, x: not is_float(x) or _keeps_dtype(path)
-  cast = lambda path, x: x if keep(path, x) else x.astype(dtype)
+  cast = lambda path, x: (
+    x if keep(path, x) or x.dtype == dtype else matrices.dense(x, dtype)
+  )
+  # A transposed matrix is one parameter: None stands for it as for others.
+  is_leaf = transposed.is_transposed
+  is_trained = jax.tree.map(
+    lambda own: own.values if is_leaf(own) else own, is_trained, is_leaf=is_leaf
+  )
   trained = jax.tree.map(
-    lambda x, own: master(x) if own else None, params, is_trained
+    lambda x, own: master(x) if own else None,
+    *(params, is_trained),
+    is_leaf=is_leaf,
   )
   frozen = jax.tree_util.tree_map_with_path(
-    lambda path, x, own: None if own else cast(path, x), params, is_trained
+    lambda path, x, own: None if own else cast(path, x),
+    *(params, is_trained),
+    is_leaf=is_leaf,
   )
   if not jax.tree.leaves(trained):
     raise ValueError(

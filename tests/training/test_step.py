@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from specsample.models import transposed
 from specsample.training import step
 
 _SGD = optax.sgd(0.5)
@@ -96,6 +97,38 @@ def test_what_is_frozen_is_held_as_it_is_computed_with():
   _, frozen = step.init(_params(), _IS_TRAINED, _SGD, 'bfloat16')
   assert frozen['target']['w'].dtype == jnp.bfloat16
   assert frozen['drafter']['ids'].dtype == jnp.int32
+
+
+def _transposed_flags(is_trained):
+  flag = transposed.Transposed(values=is_trained['target']['w'])
+  return is_trained | {'target': {'w': flag}}
+
+
+def _transposed(params):
+  store = lambda x: transposed.Transposed(values=x.T)
+  return params | {'target': {'w': store(params['target']['w'])}}
+
+
+@pytest.mark.parametrize('trains_target', [False, True])
+def test_a_checkpoint_does_not_say_how_a_matrix_is_stored(trains_target):
+  is_trained = _IS_TRAINED | {'target': {'w': trains_target}}
+  state, _ = step.init(_params(), is_trained, _ADAM)
+  other, frozen = step.init(
+    _transposed(_params()), _transposed_flags(is_trained), _ADAM
+  )
+  assert jax.tree.structure(other) == jax.tree.structure(state)
+  whole = step.join(other.trained, frozen)['target']['w']
+  np.testing.assert_array_equal(np.asarray(whole), _TARGET)
+  assert transposed.is_transposed(whole) != trains_target
+
+
+def test_a_transposed_matrix_in_another_dtype_is_an_array():
+  _, frozen = step.init(
+    _transposed(_params()), _transposed_flags(_IS_TRAINED), _SGD, 'bfloat16'
+  )
+  np.testing.assert_array_equal(
+    frozen['target']['w'], jnp.asarray(_TARGET, jnp.bfloat16)
+  )
 
 
 def test_the_loss_falls():
