@@ -13,7 +13,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # package no higher than its own line. The longest matching name counts.
 _LAYERS = (
   # Of these packages the modules have layers of their own.
-  ('choosing', 'loading', 'loop', 'memory', 'vocabularies'),
+  ('loading', 'loop', 'memory', 'vocabularies'),
   ('types',),
   ('sharding', 'files', 'text.chat', 'cost.chips', 'checks'),
   ('choosing.measured_here', 'indexing'),
@@ -40,7 +40,7 @@ _LAYERS = (
   ('loop.decode', 'choosing.pass_times', 'choosing.promises'),
   ('loop.refill', 'loop.turns'),
   ('loop.continuous',),
-  ('training', 'vocabularies.slem', 'choosing.choice'),
+  ('training', 'vocabularies.slem', 'choosing'),
   ('testing',),
   ('',),  # specsample/__init__.py
 )

@@ -1,1 +1,11 @@
 """Which drafter pays on the machine at hand."""
+
+from specsample.choosing.choice import auto
+from specsample.choosing.choice import Choice
+from specsample.choosing.choice import costs
+
+__all__ = [
+  'Choice',
+  'auto',
+  'costs',
+]

@@ -107,8 +107,8 @@ def auto(target: load.Loaded, *, batch_size: int = 1) -> Choice:
     == target.fingerprint
   ]
   length = remembered_length(passes, batch_size)
-  found = _promises(target, passes, batch_size)
-  trained = _best(found, _gain(passes, batch_size, length))
+  gain = _gain(passes, batch_size, length)
+  trained, promised = _trained(target, passes, batch_size, gain)
   if trained is not None and trained.topology is not None:
     length = 0
   return _choice(
@@ -117,7 +117,7 @@ def auto(target: load.Loaded, *, batch_size: int = 1) -> Choice:
     costs=_pass_costs(passes, batch_size, max(_REMEMBERED)),
     stores=sorted(stores),
     trained=trained,
-    others=found,
+    others=promised,
   )
 
 
@@ -189,24 +189,6 @@ def _gain(passes, batch_size, length):
   return (1 + _REMEMBERED_SHARE * kept) / (1 + wide * more)
 
 
-def _best(
-  found: Sequence[promises_lib.Promise], remembered: float
-) -> promises_lib.Promise | None:
-  """Returns the drafter that is used: of those that pay, the most promising.
-
-  Args:
-    found: what drafters promise.
-    remembered: what remembered drafts gain, which join a chain and no tree.
-  """
-  together = lambda x: x.speedup * (remembered if x.topology is None else 1)
-  paying = [
-    x
-    for x in found
-    if x.speedup >= _MARGIN * (1 if x.topology is None else remembered)
-  ]
-  return max(paying, key=together, default=None)
-
-
 def _pass_costs(passes, batch_size, num_draft_tokens):
   """The costs of rounds, if drafting takes no time."""
   free = [0.0] * (num_draft_tokens + 1)
@@ -272,22 +254,43 @@ def _is_uneven(times: Mapping[str, Sequence[float]]) -> bool:
   )
 
 
-def _promises(
-  target: load.Loaded, passes: cost.PassTimes, batch_size: int
-) -> list[promises_lib.Promise]:
-  """Those of all drafters that ship for the target, the best first.
+def _trained(
+  target: load.Loaded,
+  passes: cost.PassTimes,
+  batch_size: int,
+  remembered: float,
+) -> tuple[promises_lib.Promise | None, list[promises_lib.Promise]]:
+  """Chooses one of the drafters that ship for the target.
 
-  A drafter is loaded and timed only if it would pay if drafting were free.
+  A drafter is loaded and timed only if it would pay, and more than those timed
+  before it, if drafting were free.
+
+  Args:
+    target, passes, batch_size: what decodes.
+    remembered: what remembered drafts gain, which join a chain and no tree.
+
+  Returns:
+    Of those that pay the most promising, None if none does; and what all of
+    them promise, the best first.
   """
-  found = []
-  for name, measured in _cards(target).items():
-    promised = _promise(name, measured, passes, batch_size, None)
-    if promised.speedup >= _MARGIN:
+  joined = lambda x: remembered if x.topology is None else 1
+  together = lambda x: x.speedup * joined(x)
+  cards = _cards(target)
+  free = [_promise(*card, passes, batch_size, None) for card in cards.items()]
+  best, found = None, []
+  for promised in sorted(free, key=lambda x: -together(x)):
+    is_timed = promised.speedup >= _MARGIN
+    if best is not None:
+      is_timed &= together(promised) > together(best)
+    if is_timed:
+      name = promised.name
       loaded = drafter_lib.load_drafter(name, target)
       seconds = _drafting_seconds(target, loaded, batch_size)
-      promised = _promise(name, measured, passes, batch_size, seconds)
+      promised = _promise(name, cards[name], passes, batch_size, seconds)
+      if together(promised) >= _MARGIN * remembered:
+        best = max(best or promised, promised, key=together)
     found.append(promised)
-  return sorted(found, key=lambda x: -x.speedup)
+  return best, sorted(found, key=lambda x: -x.speedup)
 
 
 def _promise(name, measured, passes, batch_size, seconds):

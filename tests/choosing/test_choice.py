@@ -192,6 +192,25 @@ def test_a_trained_drafter_joins_where_its_card_promises_enough(
   _is_greedy(choice)
 
 
+def test_drafters_that_cannot_promise_more_are_not_timed(
+  cache, shelf, passes_take, monkeypatch
+):
+  passes_take(_CORES)
+  timed = []
+
+  def draft_seconds(params, model, drafter, **_):
+    timed.append(drafter.num_draft_tokens)
+    return [0.05]
+
+  monkeypatch.setattr(choice_lib.pass_times, 'drafting', draft_seconds)
+  _ship(shelf, 'good', [0.8, 0.7, 0.6])
+  # 1.67x if drafting took no time.
+  _ship(shelf, 'another', [0.8, 0.7])
+  choice = specsample.auto(_TARGET)
+  assert timed == [3]
+  assert 'with good, which promises 1.97x' in choice.reason
+
+
 def test_a_tree_is_drafted_where_it_promises_more_than_all_else(
   cache, shelf, passes_take, monkeypatch
 ):
