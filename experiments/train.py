@@ -169,8 +169,7 @@ def _plan(training, data, records):
 def _for_many_rows(training):
   """The settings, with the target's matrices [in, out].
 
-  Batches have many rows, for which transposed ones are slower, and a checkpoint
-  must not depend on the machine that `specsample.load` read them for.
+  Batches have many rows, for which transposed ones are slower.
   """
   target = training.target
   target = dataclasses.replace(target, params=transposed.plain(target.params))

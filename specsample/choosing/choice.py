@@ -273,8 +273,7 @@ def _trained(
     Of those that pay the most promising, None if none does; and what all of
     them promise, the best first.
   """
-  joined = lambda x: remembered if x.topology is None else 1
-  together = lambda x: x.speedup * joined(x)
+  together = lambda x: x.speedup * (remembered if x.topology is None else 1)
   cards = _cards(target)
   free = [_promise(*card, passes, batch_size, None) for card in cards.items()]
   best, found = None, []
