@@ -1,4 +1,4 @@
-"""What follows from the shape of drafts, chains and trees, of a whole batch."""
+"""Functions of the shape of a batch of drafts, chains or trees."""
 
 import dataclasses
 
@@ -10,9 +10,10 @@ from specsample.types import Array, Draft
 
 
 def on_the_way(draft: Draft) -> Array:
-  """Which drafts are on the way to each node, [N + 1, N] or [B, N + 1, N].
+  """Returns which draft tokens are on the path to each node.
 
-  A draft is on the way to itself; to node 0, the pending token, none is.
+  The result is [N + 1, N] or [B, N + 1, N]. A draft token is on the path to
+  itself; none is on the path to node 0, the pending token.
   """
   num_drafts = draft.tokens.shape[-1]
   if draft.parents is None:
@@ -21,30 +22,30 @@ def on_the_way(draft: Draft) -> Array:
 
 
 def depths(draft: Draft) -> Array:
-  """How many drafts there are up to each, [N] or [B, N]: on a chain 1 to N."""
+  """Returns the depth of each draft token, [N] or [B, N]; 1 to N on a chain."""
   return jnp.sum(on_the_way(draft)[..., 1:, :], axis=-1)
 
 
 def depth(draft: Draft) -> Array:
-  """Of the longest path that was drafted, [B]."""
+  """Returns the length of the longest drafted path, [B]."""
   drafted = jnp.where(draft.tokens >= 0, depths(draft), 0)
   return jnp.max(drafted, axis=-1, initial=0)
 
 
 def width(draft: Draft) -> Array:
-  """The last node that was drafted, [B]; 0 where none was."""
+  """Returns the number of the last drafted node, [B]; 0 if there is none."""
   numbers = jnp.arange(1, draft.tokens.shape[-1] + 1)
   return jnp.max(jnp.where(draft.tokens >= 0, numbers, 0), axis=-1, initial=0)
 
 
 def all_on_the_way(draft: Draft, flags: Array) -> Array:
-  """Whether flags [B, N] are set for all drafts up to each, [B, N]."""
+  """Returns whether flags [B, N] are set on the whole path to each, [B, N]."""
   before = on_the_way(draft)[..., 1:, :]
   return jnp.all(flags[..., None, :] | ~before, axis=-1)
 
 
 def of_parents(draft: Draft, flags: Array) -> Array:
-  """Flags [B, N] of the node before each draft; True of the pending token."""
+  """Returns flags [B, N] of each node's parent; True for the pending token."""
   of_nodes = jnp.pad(flags, ((0, 0), (1, 0)), constant_values=True)
   if draft.parents is None:
     return of_nodes[:, :-1]
@@ -52,15 +53,15 @@ def of_parents(draft: Draft, flags: Array) -> Array:
 
 
 def exist(draft: Draft, vocab_size: int) -> Array:
-  """Which drafts are not behind the last token of a vocabulary, [B, N].
+  """Returns which draft tokens are smaller than `vocab_size`, [B, N].
 
-  A rule would read the last token's probability for such a one.
+  A verifier would read the last token's probability for any other token.
   """
   return draft.tokens < vocab_size
 
 
 def cut(draft: Draft, keep: Array) -> Draft:
-  """Keeps drafts to whom all on the way are to be kept, [B, N] of them."""
+  """Keeps the draft tokens whose whole path is set in keep [B, N]."""
   keep = all_on_the_way(draft, keep)
   probs = draft.probs
   if probs is not None:
@@ -71,7 +72,7 @@ def cut(draft: Draft, keep: Array) -> Draft:
 
 
 def first(draft: Draft, width: int) -> Draft:
-  """The first `width` of the drafts [B, N] of a chain, or nodes of a tree."""
+  """Returns the first `width` tokens of chains [B, N], or nodes of trees."""
   num_children = draft.num_children
   return dataclasses.replace(
     jax.tree.map(lambda x: x[:, :width], draft),
@@ -80,9 +81,10 @@ def first(draft: Draft, width: int) -> Draft:
 
 
 def compact(draft: Draft) -> Draft:
-  """The same tree, its nodes that are there before those that are not.
+  """Returns the same tree with its missing nodes moved to the end.
 
-  Siblings stay in their order, and nodes behind their parents.
+  Siblings keep their order, and children still come after their parents. The
+  signals are dropped.
   """
   if draft.parents is None:
     return draft

@@ -1,7 +1,7 @@
-"""Files here and in a bucket, read in parts; folders written whole or not.
+"""Local files and files in a bucket, read in parts; all-or-nothing folders.
 
-A path is a local one or begins with gs://. With several processes the first one
-alone makes, renames and removes.
+A path is local or begins with gs://. With several processes, only the first one
+creates, renames and removes.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,16 +17,16 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-# What is asked of a bucket in one request, and how many at a time.
+# The size of one request to a bucket, and the number of requests at a time.
 _PART_BYTES = 4 * 2**20
 _NUM_PARTS = 32
 
 
 def at(path: str | os.PathLike[str]) -> epath.Path:
-  """The path of a file or folder, local or of a bucket.
+  """Returns the path of a file or folder, local or in a bucket.
 
   Raises:
-    ValueError: it is remote and not of gs://, or package gcsfs is missing.
+    ValueError: if the path is remote but not gs://, or gcsfs is not installed.
   """
   name = os.fspath(path)
   scheme, separator, _ = name.partition('://')
@@ -36,7 +36,7 @@ def at(path: str | os.PathLike[str]) -> epath.Path:
       'a bucket, or to a local folder'
     )
   if separator:
-    # Imported where it is used: it takes as long as half of the library.
+    # Imported lazily: it takes half as long to import as the whole library.
     import fsspec  # noqa: PLC0415
 
     try:
@@ -50,25 +50,25 @@ def at(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
-  """`at`, from the root of the file system or bucket."""
+  """Returns `at(path)` as an absolute path."""
   path = at(path)
   return path if is_remote(path) else epath.Path(os.path.abspath(path))
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-  """Whether a path is of a bucket."""
+  """Returns whether a path is in a bucket."""
   return os.fspath(path).startswith('gs://')
 
 
 def is_folder(path: epath.Path) -> bool:
-  """Whether there is a folder.
+  """Returns whether a path is an existing folder.
 
   Raises:
-    ValueError: a bucket that cannot be reached.
+    ValueError: if the bucket cannot be reached.
   """
   try:
     return path.is_dir()
-  except Exception as error:  # Those of a bucket have nothing in common.
+  except Exception as error:  # Errors of a bucket have no common base class.
     raise ValueError(
       f'{path} cannot be reached ({_one_line(error)}): check the name of the '
       'bucket, the network, and the credentials (`gcloud auth '
@@ -77,7 +77,7 @@ def is_folder(path: epath.Path) -> bool:
 
 
 def size(path: epath.Path) -> int:
-  """The number of bytes in a file."""
+  """Returns the number of bytes in a file."""
   if is_remote(path):
     system, name = _system(path)
     return system.size(name)
@@ -87,10 +87,10 @@ def size(path: epath.Path) -> int:
 def read_into(path: epath.Path, offset: int, buffer: memoryview) -> None:
   """Fills `buffer` with the bytes of a file from `offset` on.
 
-  No others are asked for, and of a bucket many parts at a time.
+  No other bytes are requested; a bucket is read in many parts at a time.
 
   Raises:
-    ValueError: the file ends before.
+    ValueError: if the file ends too early.
   """
   if is_remote(path):
     num_bytes = 0
@@ -125,10 +125,10 @@ def _system(path):
 
 
 def read_json(path: epath.Path) -> dict[str, Any]:
-  """The object in a JSON file.
+  """Returns the object in a JSON file.
 
   Raises:
-    ValueError: there is no file, or it holds no JSON object.
+    ValueError: if there is no such file, or it holds no JSON object.
   """
   try:
     content = json.loads(path.read_bytes().decode('utf-8'))
@@ -142,23 +142,24 @@ def read_json(path: epath.Path) -> dict[str, Any]:
 
 
 def write_json(path: epath.Path, content: dict[str, Any]) -> None:
-  """Writes an object as JSON, indented."""
+  """Writes an object as indented JSON."""
   text = json.dumps(content, indent=2, ensure_ascii=False)
   path.write_bytes(f'{text}\n'.encode())
 
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[epath.Path]:
-  """A folder to fill, which appears at `path` once the block is through.
+  """Yields a folder to fill, which appears at `path` once the block is done.
 
-  When the block raises, nothing stays behind. Several processes all enter the
-  block, with the same path on a file system that they share.
+  If the block raises, nothing is left behind. With several processes, all of
+  them enter the block, with the same path on a shared file system.
 
-  In a bucket, where nothing can be renamed, it is `path` from the beginning:
-  there the block writes last what marks the folder as whole.
+  Nothing can be renamed in a bucket, so there the folder is at `path` from the
+  start, and stays there if the block raises. The block must write last the file
+  that marks the folder as complete.
 
   Raises:
-    ValueError: `path` exists.
+    ValueError: if `path` exists.
   """
   final = absolute(path)
   if is_remote(final):
@@ -189,20 +190,21 @@ def _check_absent(path):
 
 
 def on_first_process(action: Callable[[], int | None]) -> int:
-  """Runs `action` in process 0, once all have come here; all wait for it.
+  """Runs `action` in process 0 once all processes arrive; all wait for it.
 
   Returns:
-    The action's result in every process, 0 for None; at least 0, 32 bits.
+    The action's result in every process, with 0 for None. The result must be at
+    least 0 and fit in an int32.
 
   Raises:
-    ValueError: in the others, when the action raised in process 0.
+    ValueError: in the other processes, if the action raised in process 0.
   """
   multihost_utils.sync_global_devices('on_first_process')
   result, caught = 0, None
   if jax.process_index() == 0:
     try:
       result = action() or 0
-    except Exception as error:  # The others learn of it before it is raised.
+    except Exception as error:  # Raised once the other processes know.
       result, caught = -1, error
   result = int(multihost_utils.broadcast_one_to_all(np.int32(result)))
   if caught is not None:

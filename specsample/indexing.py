@@ -1,7 +1,7 @@
-"""Indexing along axes that a mesh may divide, most of all the vocabulary.
+"""Indexing along axes that a mesh may divide, above all the vocabulary.
 
-What an index asks for is found where it lives: an array of the size of a
-vocabulary is never gathered.
+Each entry is looked up on the device that holds it: no array of vocabulary size
+is ever gathered.
 """
 
 import jax
@@ -12,17 +12,17 @@ from specsample.types import Array
 
 
 def vocab_ids(vocab_size: int) -> Array:
-  """All token ids [V] int32, divided as logits are."""
+  """Returns all token ids [V] int32, divided like logits."""
   vocab = sharding.Axis('vocab', vocab_size)
   return sharding.constrain(jnp.arange(vocab_size), vocab)
 
 
 def lookup(table: Array, ids: Array, vocab: sharding.Axis) -> Array:
-  """Columns of table [D, V] as [..., D], looked up where they live.
+  """Returns columns of table [D, V] as [..., D], read where they live.
 
   Args:
-    table: divided over `vocab`, its second axis, and nothing else.
-    ids: [B, ...] int32, in the vocabulary.
+    table: divided along `vocab`, its second axis, and nothing else.
+    ids: [B, ...] int32, within the vocabulary.
     vocab: the axis.
   """
   of_ids = ('batch', *[None] * (ids.ndim - 1))
@@ -50,10 +50,10 @@ def lookup(table: Array, ids: Array, vocab: sharding.Axis) -> Array:
 
 
 def pick(x: Array, index: Array) -> Array:
-  """x[index] along the last axis of x [..., V], for one index [...] a row.
+  """Returns x[index] along the last axis of x [..., V], for an index [...].
 
-  One index [] is that of all rows. Of a divided vocabulary a scalar a row is
-  gathered.
+  An index [] is used for all rows. If the vocabulary is divided, only a scalar
+  per row is gathered.
   """
   if not sharding.is_divided(sharding.Axis('vocab', x.shape[-1])):
     index = jnp.broadcast_to(index, x.shape[:-1])
@@ -63,14 +63,14 @@ def pick(x: Array, index: Array) -> Array:
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
-  """The k largest of x [B, ..., V] and where they are, [B, ..., k] both.
+  """Returns the k largest entries of x [B, ..., V] and their indices.
 
-  In falling order, of equals the first before the others. Of a divided
-  vocabulary k of each part are gathered.
+  Both are [B, ..., k], in decreasing order; of equal entries the first comes
+  first. If the vocabulary is divided, k entries of each part are gathered.
   """
   vocab = sharding.Axis('vocab', x.shape[-1])
   if not sharding.is_divided(vocab):
-    # As rows: of these the CPU's compiler selects k, others it sorts whole.
+    # As rows [n, V]: the CPU compiler sorts arrays of other shapes in full.
     values, ids = jax.lax.top_k(x.reshape(-1, x.shape[-1]), k)
     shape = (*x.shape[:-1], k)
     return values.reshape(shape), ids.reshape(shape)
@@ -93,14 +93,14 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
 
 
 def row(x: Array, index: Array, axis: sharding.Axes) -> Array:
-  """x[index] of x [N, ...] along its first axis, for one index []."""
+  """Returns x[index] along the first axis of x [N, ...], for an index []."""
   if not sharding.is_divided(axis):
     return jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
   here = jnp.arange(x.shape[0]) == index
   return jnp.sum(jnp.where(here[:, None], x, 0), axis=0)
 
 
-# Columns of int8 that TPUs store together.
+# The number of int8 columns that TPUs store together.
 _TILE = 32
 
 
@@ -109,8 +109,8 @@ def _columns(table, ids):
   size = table.shape[1]
   is_tiled = table.dtype == jnp.int8 and size % _TILE == 0
   if is_tiled and flat.size * _TILE <= size:
-    # Whole tiles first: to reach into one, TPUs copy all of the table. Of many
-    # columns that is the less.
+    # Read whole tiles, because TPUs copy the whole table to reach into one. For
+    # many columns that copy is the cheaper way.
     tiles = table.reshape(len(table), -1, _TILE)
     read = jax.lax.optimization_barrier(jnp.take(tiles, flat // _TILE, axis=1))
     within = (flat % _TILE)[:, None]

@@ -1,7 +1,7 @@
-"""From logits to the distribution that is really sampled.
+"""The distribution that is actually sampled from, computed from logits.
 
-Baseline, drafter and verifier all call the one `warp` here, so that the
-distribution a draft is tested against is the one it was drawn from.
+Baseline, drafter and verifier all call the same `warp`, so that a draft is
+verified against the distribution it was drawn from.
 """
 
 from collections.abc import Callable
@@ -17,31 +17,31 @@ from specsample import sharding
 from specsample import types
 from specsample.types import Array, ArrayLike, TokenCounts
 
-# A larger vocabulary is drawn from in two steps: a block, a token of the block.
-# Of the sizes that models have almost all have this many equal blocks.
+# Larger vocabularies are sampled in two steps: first a block, then a token of
+# it. Almost all models have a vocabulary size that splits into equal blocks.
 _NUM_BLOCKS = 256
 _FEWEST_BLOCKS = 16
 
 
 @types.pytree
 class Sampling:
-  """Sampling settings: scalars, or one value a row [B].
+  """Sampling settings, each a scalar or one value per row [B].
 
-  A setting left at None is not compiled at all. The order is that of Hugging
-  Face: penalties and bias, temperature, top-k, top-p, min-p; tokens tied with
-  the last one kept by top-k or top-p are kept too.
+  A setting left at None is not compiled at all. Settings are applied in the
+  order of Hugging Face: penalties and bias, temperature, top-k, top-p, min-p.
+  Tokens tied with the last one kept by top-k or top-p are kept too.
   """
 
-  # 0 takes the most likely token: the limit, as a one-hot distribution.
+  # 0 is greedy: the limit, a one-hot distribution at the most likely token.
   temperature: ArrayLike | float = 0.0
   # Keeps the k most likely tokens; 0 keeps all.
   top_k: ArrayLike | float | None = None
-  # Keeps the smallest set of that mass, in (0, 1] (Holtzman, 1904.09751).
+  # Keeps the smallest set with this mass, in (0, 1] (Holtzman, 1904.09751).
   top_p: ArrayLike | float | None = None
-  # Keeps tokens at least that likely relative to the best one, in [0, 1].
+  # Keeps tokens at least this likely relative to the best one, in [0, 1].
   min_p: ArrayLike | float | None = None
-  # Divides positive and multiplies negative logits of every token that the
-  # prompt or the output holds, > 0 (Keskar et al., 1909.05858).
+  # Divides positive and multiplies negative logits of every token in the prompt
+  # or the output, > 0 (Keskar et al., 1909.05858).
   repetition_penalty: ArrayLike | float | None = None
   # Subtracted once from the logit of every emitted token.
   presence_penalty: ArrayLike | float | None = None
@@ -52,7 +52,7 @@ class Sampling:
 
   @property
   def penalised(self) -> bool:
-    """Whether tokens have to be counted."""
+    """Whether a penalty is set, so that tokens have to be counted."""
     return not (
       self.repetition_penalty is None
       and self.presence_penalty is None
@@ -60,9 +60,9 @@ class Sampling:
     )
 
 
-# Penalties beyond it would make infinite logits of finite ones.
+# Larger penalties could turn finite logits into infinite ones.
 _LARGEST = 1e30
-# What each value must satisfy, as a test and in words.
+# The condition on each value, as a test and in words.
 _RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
   'temperature': (lambda x: x >= 0, 'finite and at least 0; 0 is greedy'),
   'top_k': (
@@ -86,12 +86,12 @@ _RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def per_row(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
-  """Checks the settings and gives every row its own: leaves [B] or [B, V].
+  """Checks the settings and gives each row its own: leaves [B] or [B, V].
 
   Runs on the host; values that are being traced are passed on unchecked.
 
   Raises:
-    ValueError: a value out of range or a shape that fits no batch.
+    ValueError: if a value is out of range or a shape does not fit the batch.
   """
   rows = {}
   for name, (holds, expected) in _RANGES.items():
@@ -117,8 +117,8 @@ def _check(name, value, holds, expected):
     raise ValueError(f'{name} is {value!r}: it must be a number')
   with np.errstate(over='ignore'):
     cast = given.astype(np.int32 if name == 'top_k' else np.float32)
-  # What is tested is what will be computed with: 1e-50 is 0 by then, and so is
-  # 1e-40 on a device.
+  # Test the value that will be computed with: 1e-50 becomes 0 in float32, and a
+  # device flushes 1e-40 to 0.
   if name != 'top_k':
     cast = np.where(np.abs(cast) < np.finfo(np.float32).tiny, 0, cast)
   exact = name != 'top_k' or np.array_equal(cast, given)
@@ -161,18 +161,18 @@ def warp(
   logits: Array,
   drafted: Array,
 ) -> Array:
-  """The distribution that is sampled from, for one row and one position.
+  """Returns the distribution to sample from, for one row and one position.
 
   Args:
     sampling: the row's settings, scalar leaves.
-    counts: occurrences [V] of the tokens so far; None where none is needed.
-    logits: [V], any float dtype; computed on in float32 at least.
-    drafted: [n] int32, tokens drafted since `counts`, -1 for none: they count
-      as emitted.
+    counts: occurrences [V] of the tokens so far; None if no penalty is set.
+    logits: [V], any float dtype; computed in at least float32.
+    drafted: [n] int32, tokens drafted since `counts`, -1 for none; penalties
+      count them as emitted.
 
   Returns:
-    Probabilities [V], float32 (float64 for float64 logits). All NaN where
-    there is no distribution: a logit is NaN or +inf, or every one is -inf.
+    Probabilities [V], float32 (float64 for float64 logits). All NaN if there is
+    no distribution: a logit is NaN or +inf, or every logit is -inf.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   if counts is not None:
@@ -182,7 +182,7 @@ def warp(
     logits = logits + sharding.constrain(sampling.logit_bias, vocab)
   greedy = jnp.equal(sampling.temperature, 0)
   temperature = jnp.where(greedy, 1, sampling.temperature)
-  # Shifted before it is scaled: a tiny temperature must not give inf - inf.
+  # Shift before scaling, so that a tiny temperature cannot give inf - inf.
   largest = jnp.max(logits)
   shifted = (logits - largest) / temperature.astype(logits.dtype)
   is_best = indexing.vocab_ids(logits.size) == _first(logits == largest)
@@ -200,24 +200,24 @@ def warp(
 
 
 def most_likely(probs: Array) -> Array:
-  """The index [] of the largest of probs [V], of equals the first."""
+  """Returns the index [] of the largest of probs [V], the first if tied."""
   return _first(probs == jnp.max(probs))
 
 
 def is_distribution(probs: Array) -> Array:
-  """Whether rows [..., V] that `warp` returned are distributions [...]."""
+  """Returns whether rows [..., V] from `warp` are distributions, as [...]."""
   return ~jnp.isnan(indexing.pick(probs, jnp.zeros((), jnp.int32)))
 
 
 def draw(key: Array, probs: Array) -> Array:
-  """One index of probs [V] (unnormalised is fine), by inverse distribution.
+  """Draws an index from probs [V], which need not sum to 1, by inverse CDF.
 
-  int32; of zeros alone it is 0.
+  The index is int32; it is 0 if all of probs are 0.
 
   First a block of the vocabulary is drawn by its mass, then a token of the
-  block: two uniforms, where noise for every token would cost as much as a
-  tenth of a small model's pass. Of a divided vocabulary the masses are
-  gathered, and the one block.
+  block. This takes two uniforms; noise for every token would cost as much as a
+  tenth of a small model's pass. If the vocabulary is divided, only the masses
+  and the chosen block are gathered.
   """
   size = probs.size
   if size <= _NUM_BLOCKS:
@@ -235,11 +235,11 @@ def draw(key: Array, probs: Array) -> Array:
 
 
 def draw_coupled(key: Array, probs: Array) -> Array:
-  """One index of probs [V]: argmax(log probs + Gumbel noise), int32.
+  """Draws argmax(log probs + Gumbel noise) of probs [V], an int32 index.
 
-  Under one key, similar distributions mostly give the same index.
+  With the same key, similar distributions mostly give the same index.
   """
-  # With the default noise of 23 bits, a draw in a hundred over 128k equally
+  # With the default noise of 23 bits, one draw in a hundred over 128k equally
   # likely tokens is a tie for the largest, which the lower index wins.
   noise = jax.random.gumbel(
     key,
@@ -249,15 +249,15 @@ def draw_coupled(key: Array, probs: Array) -> Array:
     out_sharding=sharding.of_new(sharding.Axis('vocab', probs.size)),
   )
   scores = jnp.log(probs) + noise
-  # Of no distribution, NaN, it is some index still.
+  # If probs are NaN, this is still a valid index.
   return jnp.minimum(_first(scores == jnp.max(scores)), probs.size - 1)
 
 
 def _draw(key, weights):
-  # The uniform is scaled by the largest partial sum, which it then never
-  # reaches, and only where weights are positive is there one, so rounding
-  # selects neither an index behind the last nor one of weight 0. (Partial sums
-  # need not increase: some backends add in a tree.)
+  # The uniform is scaled by the largest partial sum and never reaches it, and
+  # only positive weights have a partial sum. Rounding can therefore select
+  # neither an index past the end nor one of weight 0. (Partial sums need not
+  # increase: some backends add in a tree.)
   weights = sharding.constrain(weights, None)
   cumulative = jnp.where(weights > 0, jnp.cumsum(weights), 0)
   uniform = jax.random.uniform(key, dtype=weights.dtype) * jnp.max(cumulative)
@@ -265,16 +265,17 @@ def _draw(key, weights):
 
 
 def _first(flags):
-  """The first index [] of flags [V] that is set, V if none is.
+  """Returns the first index [] of flags [V] that is set, or V if none is.
 
-  As a minimum, which a divided vocabulary has by parts, as argmax has not.
+  Takes a minimum because, unlike argmax, it can be computed by parts if the
+  vocabulary is divided.
   """
   return jnp.min(jnp.where(flags, indexing.vocab_ids(flags.size), flags.size))
 
 
 def _penalise(sampling, counts, logits, drafted):
   is_token = (drafted >= 0).astype(counts.generated.dtype)
-  # Else the compiler may keep them divided, and gather them for each node.
+  # Otherwise the compiler may keep the counts divided and gather them per node.
   own = sharding.constrain(counts.generated, None)
   generated = own.at[jnp.maximum(drafted, 0)].add(is_token)
   vocab = sharding.Axis('vocab', logits.size)
@@ -306,17 +307,17 @@ def _top_p(probs, p):
 
 
 def _smallest_set(probs, enough):
-  """The mask of the smallest set {probs >= threshold} that is `enough`.
+  """Returns the mask of the smallest set {probs >= threshold} that is `enough`.
 
-  Bisection on the bits of the threshold: floats in [0, 1] are ordered as their
-  bits, so no sort is needed, and a divided vocabulary is not gathered.
-  `enough` takes masks [n, V] and returns [n].
+  Bisects the bits of the threshold: floats in [0, 1] are ordered like their
+  bits, so no sort is needed, and a divided vocabulary is not gathered. `enough`
+  takes masks [n, V] and returns [n].
   """
   integer = jnp.uint64 if probs.dtype == jnp.float64 else jnp.uint32
   bits = jax.lax.bitcast_convert_type(probs, integer)
-  num_bits = 8 * probs.dtype.itemsize - 2  # the sign and the top exponent bit
-  # Of a divided vocabulary each step waits for an all-reduce, so there are
-  # fewer that try more thresholds.
+  num_bits = 8 * probs.dtype.itemsize - 2  # minus sign and top exponent bit
+  # If the vocabulary is divided, each step waits for an all-reduce, so take
+  # fewer steps and try more thresholds in each.
   is_divided = sharding.is_divided(sharding.Axis('vocab', probs.size))
   step_bits = 3 if is_divided else 1
   num_steps = -(-num_bits // step_bits)
@@ -328,6 +329,6 @@ def _smallest_set(probs, enough):
     digit = jnp.sum(enough(bits >= raised[:, None]), dtype=integer)
     return threshold | (digit << shift)
 
-  # Not a constant: mapped over a divided batch, a loop takes none.
+  # Not a constant: a loop mapped over a divided batch cannot start from one.
   zero = jnp.max(bits) ^ jnp.max(bits)
   return bits >= jax.lax.fori_loop(0, num_steps, body, zero)

@@ -1,10 +1,10 @@
-"""Where arrays live on a mesh: the only file that names its axes.
+"""The placement of arrays on a mesh; the only file that names mesh axes.
 
-Code says what the axes of an array mean; `rules` say over which axes of the
-mesh a meaning is divided. Everything here works without a mesh, where it costs
-nothing, and with one (`jax.set_mesh`) of Explicit or Auto axes. Under Explicit
-axes a sharding is part of an array's type, so that one that drifts in a loop is
-an error when it is traced.
+Code says what the axes of an array mean; `rules` say over which mesh axes each
+meaning is divided. Everything here works without a mesh, at no cost, and with
+one (`jax.set_mesh`) of Explicit or Auto axes. Under Explicit axes a sharding is
+part of an array's type, so one that drifts in a loop is an error when the loop
+is traced.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +27,10 @@ _logger = logging.getLogger(__name__)
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
-# The weights as in Megatron-LM (Shoeybi et al., 1909.08053): the products into
-# heads and into the feed-forward's width are divided by columns, those back by
-# rows, so that each pair needs one all-reduce. What is left over where there
-# are more devices than key-value heads divides the query heads of each.
+# Weights are divided as in Megatron-LM (Shoeybi et al., 1909.08053): products
+# into heads and into the feed-forward width by columns, products back by rows,
+# so that each pair needs one all-reduce. If there are more devices than
+# key-value heads, the remaining mesh axes divide the query heads of each.
 DEFAULT_RULES: Rules = (
   ('batch', ('data',)),
   ('kv_heads', ('model',)),
@@ -39,27 +39,27 @@ DEFAULT_RULES: Rules = (
   ('vocab', ('model',)),
 )
 
-# `with sharding.rules(other): ...`; what is compiled under one set of rules is
-# not used under another.
+# Use as `with sharding.rules(other): ...`. A program compiled under one set of
+# rules is not used under another.
 rules = jax.make_user_context(default_value=DEFAULT_RULES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-  """What an axis of an array means.
+  """The meaning of an array axis.
 
-  Of the mesh axes of its rule it takes those that divide it evenly; what is
-  left over is replicated, with one line of log.
+  It is divided over those mesh axes of its rule that divide it evenly, and
+  replicated over the others, which is logged once.
   """
 
   name: str
-  size: int | None = None  # None is divided by any number
-  # The axis before this one in a merged axis, as heads [K, G] are. It is
-  # divided first, and this one only where that has been divided to the end.
+  size: int | None = None  # None is divisible by any number
+  # The axis before this one in a merged axis, as with heads [K, G]. It is
+  # divided first, and this one only if the first is divided completely.
   within: 'Axis | None' = None
 
 
-# None is not divided; a tuple is one axis merged of several.
+# None is not divided; a tuple is one axis merged from several.
 Axes = Axis | str | None | tuple[Axis, ...]
 
 
@@ -71,23 +71,23 @@ def make_mesh(
   explicit: bool = True,
   devices: Sequence[Any] | None = None,
 ) -> jax.sharding.Mesh:
-  """A mesh of data x model devices, to be entered by `jax.set_mesh`.
+  """Returns a mesh of data x model devices, to enter with `jax.set_mesh`.
 
-  Its axes are 'data' and, for each prime factor of `model`, one 'model_i', so
-  that an axis which not all of them divide can take some. Rules may say 'model'
-  for all of them.
+  Its axes are 'data' and one 'model_i' for each prime factor of `model`, so
+  that an array axis that not all of them divide can still be divided by some.
+  Rules may say 'model' for all of them.
 
   Args:
-    data: how many ways the batch is divided.
-    model: how many ways the weights, the caches and the vocabulary are.
-    num_slices: of TPUs that a data-centre network connects; `data` is divided
-      over them, so that `model` stays within one.
-    explicit: axes of type Explicit, else Auto.
-    devices: which ones; default all.
+    data: the number of parts of the batch.
+    model: the number of parts of the weights, the caches and the vocabulary.
+    num_slices: the number of TPU slices, connected by a data-centre network;
+      `data` is divided over them, so that `model` stays within one slice.
+    explicit: whether the axes are of type Explicit; otherwise Auto.
+    devices: the devices to use; default all.
 
   Raises:
-    ValueError: data x model is not the number of devices, or the slices do not
-      divide `data` or are not there.
+    ValueError: if data x model is not the number of devices, `data` is not a
+      multiple of the slices, or the devices have another number of slices.
   """
   devices = jax.devices() if devices is None else devices
   if data < 1 or model < 1 or data * model != len(devices):
@@ -126,27 +126,27 @@ def make_mesh(
 
 
 def no_mesh() -> Any:
-  """`with sharding.no_mesh(): ...`, where a single shard is an array itself."""
+  """Returns a context without a mesh, where a single shard is a plain array."""
   return jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ()))
 
 
 def spec(*axes: Axes) -> PartitionSpec:
-  """How an array with these axes is divided over the mesh that is set."""
+  """Returns how an array with these axes is divided over the current mesh."""
   return PartitionSpec(*(_mesh_axes(axis) or None for axis in axes))
 
 
 def is_divided(axis: Axes) -> bool:
-  """Whether more than one part is made of the axis."""
+  """Returns whether the axis is divided into more than one part."""
   return _num_parts(axis) > 1
 
 
 def batch_parts() -> int:
-  """How many ways a batch is divided; its rows have to be a multiple."""
+  """Returns the number of parts of a batch, which must divide its rows."""
   return _num_parts('batch')
 
 
 def constrain(x: ArrayLike, *axes: Axes) -> Array:
-  """The same array, divided as its axes say."""
+  """Returns the same array, divided as its axes say."""
   mesh = _mesh()
   if mesh is None:
     return jnp.asarray(x)
@@ -156,9 +156,9 @@ def constrain(x: ArrayLike, *axes: Axes) -> Array:
 
 
 def einsum(subscripts: str, *operands: Array, axes: Sequence[Axes], **kwargs):
-  """`jnp.einsum` whose result is divided as its axes say.
+  """Computes `jnp.einsum`, with the result divided as its axes say.
 
-  Of a sum over a divided axis this is where the all-reduce is.
+  If the sum is over a divided axis, this is where the all-reduce happens.
   """
   mesh = _mesh()
   if mesh is None:
@@ -169,7 +169,7 @@ def einsum(subscripts: str, *operands: Array, axes: Sequence[Axes], **kwargs):
 
 
 def reshape(x: Array, shape: Sequence[int], *axes: Axes) -> Array:
-  """`jnp.reshape` into axes whose division JAX could not tell."""
+  """Computes `jnp.reshape` into axes whose division JAX cannot infer."""
   mesh = _mesh()
   if mesh is None:
     return x.reshape(shape)
@@ -179,14 +179,14 @@ def reshape(x: Array, shape: Sequence[int], *axes: Axes) -> Array:
 
 
 def zeros(shape: Sequence[int], dtype: Any, *axes: Axes) -> Array:
-  """`jnp.zeros`, divided as the axes say."""
+  """Returns `jnp.zeros`, divided as the axes say."""
   return constrain(jnp.zeros(shape, dtype, out_sharding=of_new(*axes)), *axes)
 
 
 def of_new(*axes: Axes) -> PartitionSpec | None:
-  """The `out_sharding` of JAX's functions that make an array of nothing.
+  """Returns the `out_sharding` for JAX functions that create an array.
 
-  None without Explicit axes, which alone take one.
+  None without Explicit axes, because only those accept it.
   """
   mesh = _mesh()
   return spec(*axes) if mesh and mesh.are_all_axes_explicit else None
@@ -200,13 +200,13 @@ def map_parts(
   result: Any,
   sum_over: Axis | None = None,
 ) -> Any:
-  """function(*args), where each device runs it on its own parts.
+  """Returns function(*args), computed by each device on its own parts.
 
   Args:
-    function: of arrays to arrays. Without a mesh it is called as it is.
+    function: maps arrays to arrays. Without a mesh it is simply called.
     args: arrays, or trees of them.
-    axes: of each of them, as for `of_tree`.
-    result: the axes of what the function gives, likewise.
+    axes: the axes of each argument, as for `of_tree`.
+    result: the axes of what the function returns, likewise.
     sum_over: an axis over whose parts the results are summed, as in an
       all-reduce.
   """
@@ -228,10 +228,10 @@ def map_parts(
 
 
 def write_rows(x: Array, rows: Array, new: Array) -> Array:
-  """x [B, ...] with new [n, ...] written over its rows with numbers [n].
+  """Returns x [B, ...] with its rows of indices [n] replaced by new [n, ...].
 
-  A number that is too large is no row. The other axes of both are divided
-  alike; the new rows are gathered first.
+  An index that is too large is skipped. The other axes of both arrays must be
+  divided alike; the new rows are gathered first.
   """
   mesh = _mesh()
   if mesh is None or not mesh.are_all_axes_explicit:
@@ -243,14 +243,14 @@ def write_rows(x: Array, rows: Array, new: Array) -> Array:
 
 
 def replicate(tree: Any) -> Any:
-  """Every array whole on every device."""
+  """Returns the tree with every array whole on every device."""
   return jax.tree.map(lambda x: constrain(x, *[None] * x.ndim), tree)
 
 
 def of(*axes: Axes) -> jax.sharding.Sharding:
-  """The sharding of an array with these axes, to give to JAX from outside.
+  """Returns the sharding of an array with these axes, to pass to JAX directly.
 
-  The first device's where no mesh is set.
+  Without a mesh it is that of the first device.
   """
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
@@ -259,22 +259,22 @@ def of(*axes: Axes) -> jax.sharding.Sharding:
 
 
 def of_tree(axes: Any) -> Any:
-  """A tree of shardings, from one with a tuple of axes for each array."""
+  """Returns a tree of shardings, given a tuple of axes for each array."""
   return map_axes(lambda leaf: of(*leaf), axes)
 
 
 def map_axes(function: Callable[[tuple], Any], axes: Any) -> Any:
-  """A tree with a tuple of axes for each array, mapped leaf by leaf."""
+  """Maps a function over a tree that has a tuple of axes for each array."""
   is_axes = lambda x: isinstance(x, tuple)
   return jax.tree.map(function, axes, is_leaf=is_axes)
 
 
 def place(tree: Any, axes: Any) -> Any:
-  """Puts arrays on the mesh that is set, or on the device where none is.
+  """Puts arrays on the current mesh, or on the default device without one.
 
   Args:
-    tree: of arrays, on the host or on devices. With several hosts each of them
-      gives the same values, and keeps its parts.
+    tree: arrays, on the host or on devices. With several hosts, each of them
+      passes the same values and keeps its own parts.
     axes: the same tree, with a tuple of axes for each array.
   """
   if jax.sharding.get_mesh().empty:
@@ -283,12 +283,12 @@ def place(tree: Any, axes: Any) -> Any:
 
 
 def move(x: Array, axes: Sequence[Axes]) -> Array:
-  """An array that is on the mesh that is set, divided along these axes.
+  """Divides an array that is on the current mesh along these axes.
 
-  Where none is set it stays as it is. Put on a device by name it would be
-  committed to it, and so would be all that is computed with it: of every
-  program there would be two, one of states that are committed and one of those
-  that no such array has met yet.
+  Without a mesh the array is returned as it is. `device_put` to a named device
+  would commit the array and everything computed from it, and every program
+  would be compiled twice: for committed states and for states that no such
+  array has touched yet.
   """
   if jax.sharding.get_mesh().empty:
     return x
@@ -308,7 +308,7 @@ def _put(x, sharding):
 
 
 def _mesh():
-  """The mesh that is set, None where there is none (or within shard_map)."""
+  """Returns the current mesh, or None without one (and within shard_map)."""
   mesh = jax.sharding.get_abstract_mesh()
   return None if mesh.empty or mesh.are_all_axes_manual else mesh
 
@@ -331,7 +331,7 @@ def _mesh_axes(axis: Axes) -> tuple[str, ...]:
 
 @functools.cache
 def _divide(axis: Axis, rules: Rules, mesh: tuple) -> tuple[str, ...]:
-  """The mesh axes that divide the axis; cached, so that it logs once."""
+  """Returns the mesh axes that divide the axis; cached, so it logs once."""
   sizes: Mapping[str, int] = dict(mesh)
   names = _rule(axis.name, rules, sizes)
   if axis.within is not None:
@@ -360,7 +360,7 @@ def _divide(axis: Axis, rules: Rules, mesh: tuple) -> tuple[str, ...]:
 
 
 def _rule(name, rules, sizes):
-  """The mesh axes that the rules give a name, 'model' for all 'model_i'."""
+  """Returns the mesh axes of a name's rule; 'model' means all 'model_i'."""
   return tuple(
     mesh_axis
     for wanted in dict(rules).get(name, ())

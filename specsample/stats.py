@@ -1,6 +1,6 @@
 """The acceptance histogram, and every metric that follows from it.
 
-Counts are of emitted tokens: what a round drafted behind a stop token is in
+Only emitted tokens count as accepted: a token drafted after a stop token is in
 `proposed`, but was neither accepted nor emitted.
 """
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from specsample.types import ArrayLike, DraftLaw, Output
 
-# Those of siblings for which `optimal_acceptance` is known.
+# The laws of siblings for which `optimal_acceptance` is known.
 BOUNDED_LAWS = frozenset([DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT])
 
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-  """Counts over any number of sequences; `+` joins them."""
+  """Counts over any number of sequences; `+` adds them up."""
 
   tokens: int  # emitted
-  rounds: int  # passes of the target, the prefill left out
+  rounds: int  # target passes, without the prefill
   proposed: tuple[int, ...]  # [K + 1], rounds that drafted i tokens
   accepted: tuple[int, ...]  # [K + 1], rounds that emitted i drafted tokens
 
@@ -34,21 +34,21 @@ class Stats:
 
   @property
   def tokens_per_round(self) -> float:
-    """Emitted tokens a pass of the target (tau, mean accepted length)."""
+    """The emitted tokens per target pass (tau, mean accepted length)."""
     return self.tokens / self.rounds if self.rounds else float('nan')
 
   @property
   def plain_rounds(self) -> float:
-    """The share of rounds that drafted nothing, NaN where there was no round.
+    """The share of rounds that drafted nothing; NaN if there was no round.
 
-    Where the drafter has a width of 0 (`types.Drafter`), the target read one
-    token in such a round, unless another row of the batch had a draft.
+    If the drafter has a width of 0 (`types.Drafter`), the target read one token
+    in such a round, unless another row of the batch had a draft.
     """
     return self.proposed[0] / self.rounds if self.rounds else float('nan')
 
   @property
   def acceptance_by_position(self) -> tuple[float, ...]:
-    """[K]: of the rounds that drafted token i, the share that emitted it."""
+    """The share [K] of rounds drafting token i in which it was emitted."""
     proposed, accepted = _at_least(self.proposed), _at_least(self.accepted)
     return tuple(
       float(a / p) if p else float('nan')
@@ -57,38 +57,38 @@ class Stats:
 
   @property
   def kept(self) -> int:
-    """Drafts that were emitted."""
+    """The number of draft tokens that were emitted."""
     return int(_at_least(self.accepted)[1:].sum())
 
   @property
   def judged(self) -> int:
-    """Drafts whose turn came: all before them in their round were kept.
+    """The number of draft tokens reached: all before them were kept.
 
-    Where rounds draft different numbers of tokens, the two histograms may leave
-    open whether a round kept all of a short draft or lost a longer one. Such
-    rounds count as the latter, and so does one that a stop ends at a draft with
-    others behind it: at most one an answer.
+    If rounds draft different numbers of tokens, the two histograms may leave
+    open whether a round kept all of a short draft or rejected a token of a
+    longer one. Such a round counts as a rejection. So does a round that a stop
+    token ends before the end of the draft; there is at most one per answer.
     """
     proposed, accepted = _at_least(self.proposed), _at_least(self.accepted)
     return int(np.minimum(proposed[1:], accepted[:-1]).sum())
 
   @property
   def acceptance(self) -> float:
-    """`kept` over `judged`, NaN where nothing was drafted.
+    """The acceptance rate, `kept` / `judged`; NaN if nothing was drafted.
 
-    The most likely value of alpha (Leviathan et al., 2211.17192, definition
-    3.1), if it is the same at each position.
+    The maximum-likelihood estimate of alpha (Leviathan et al., 2211.17192,
+    definition 3.1), if it is the same at each position.
     """
     return self.kept / self.judged if self.judged else float('nan')
 
 
 def _at_least(counts: tuple[int, ...]) -> np.ndarray:
-  """[K + 1]: the rounds of i or more, from those of exactly i."""
+  """Returns the rounds of i or more [K + 1], from those of exactly i."""
   return np.cumsum(counts[::-1])[::-1]
 
 
 def of(output: Output) -> Stats:
-  """The statistics of all rows of an output, on the host."""
+  """Returns the statistics of all rows of an output, on the host."""
   total = lambda x: tuple(int(n) for n in np.asarray(x).sum(axis=0))
   return Stats(
     tokens=int(np.asarray(output.lengths).sum()),
@@ -104,17 +104,18 @@ def optimal_acceptance(
   num_drafts: int,
   law: DraftLaw = DraftLaw.SAMPLED,
 ) -> float:
-  """The most that any exact rule keeps one of k siblings.
+  """Returns the highest rate at which an exact rule can keep one of k siblings.
 
-  The least, over sets H of tokens, of target(H) + 1 - Pr(all drafts are in H);
-  the least set is a prefix of the tokens in the order of target / draft (Hu et
-  al., 2502.18779, theorem 5; Khisti et al., 2410.18234). That probability is
-  draft(H)^k of independent drafts. Without replacement it is a sum over k - 1
-  of the drafts, which takes V^k steps.
+  It is the minimum, over sets H of tokens, of target(H) + 1 - Pr(all drafts are
+  in H); the minimising set is a prefix of the tokens sorted by target / draft
+  (Hu et al., 2502.18779, theorem 5; Khisti et al., 2410.18234). For independent
+  drafts that probability is draft(H)^k. Without replacement it is a sum over
+  k - 1 of the drafts, which takes V^k steps.
 
   Args:
     target_probs: [V], of sum 1.
-    draft_probs: [V], which the drafts are drawn from, the first at least.
+    draft_probs: [V], the distribution of the drafts, or of the first of them if
+      they are drawn without replacement.
     num_drafts: k, at least 1.
     law: of the siblings, SAMPLED or WITHOUT_REPLACEMENT.
 
@@ -122,7 +123,8 @@ def optimal_acceptance(
     A probability.
 
   Raises:
-    ValueError: shapes that do not fit, no draft, or another law.
+    ValueError: if the shapes do not fit, there is no draft, or the law is
+      another.
   """
   target = np.asarray(target_probs, np.float64)
   draft = np.asarray(draft_probs, np.float64)
@@ -137,7 +139,7 @@ def optimal_acceptance(
       f'law is {law.value!r}, and the bound is known for {known}: give one of '
       'those'
     )
-  # What is never drafted is in no least set.
+  # Tokens that are never drafted are in no minimising set.
   is_drafted = draft > 0
   ratios = target[is_drafted] / draft[is_drafted]
   order = np.argsort(ratios, kind='stable')
@@ -152,10 +154,10 @@ def optimal_acceptance(
 
 
 def _all_within(draft, num_drafts):
-  """[V]: the probability that k drafts are among the first 1, 2, ..., V tokens.
+  """Returns Pr(k drafts are among the first 1, 2, ..., V tokens), [V].
 
-  Drawn without replacement from draft [V]; where that has fewer tokens than k,
-  all of them are drafted.
+  The drafts are drawn without replacement from draft [V]; if that has fewer
+  tokens than k, all of them are drafted.
   """
   if num_drafts == 1 or draft.size == 1:
     return np.cumsum(draft)
@@ -163,6 +165,6 @@ def _all_within(draft, num_drafts):
   for i, first in enumerate(draft):
     rest = np.delete(draft, i)
     behind = _all_within(rest / rest.sum(), num_drafts - 1)
-    # Of the tokens up to one at i or after it, the rest has one less.
+    # A prefix that contains token i has one token less in `rest`.
     within[i:] += first * np.append(0, behind)[i:]
   return within

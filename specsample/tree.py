@@ -1,8 +1,8 @@
-"""Draft trees: which node follows which, and what follows from that.
+"""Draft trees: which node follows which, and everything derived from that.
 
-The nodes of a tree of N drafts are numbered 1 to N, and 0 is the pending token,
-which all of them follow. `parents` [N] names the node before each, and a node
-comes behind its parent. On a chain node i follows node i - 1.
+The nodes of a tree of N draft tokens are numbered 1 to N. Node 0 is the pending
+token, the root. `parents` [N] holds the parent of each node, and every node
+comes after its parent. On a chain, node i follows node i - 1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ import numpy as np
 from specsample import indexing
 from specsample.types import Array
 
-# Of each rank, [k], or of each depth and rank, [depth, k].
+# Acceptance rates of each rank, [k], or of each depth and rank, [depth, k].
 Acceptance = Sequence[float] | Sequence[Sequence[float]] | np.ndarray
 
 
@@ -25,16 +25,17 @@ class Topology:
   """A tree that is the same in every round.
 
   Attributes:
-    parents: [N] node before each node; see the module.
+    parents: [N] the parent of each node; see the module's docstring.
   """
 
   parents: tuple[int, ...]
 
   def __post_init__(self):
-    """Refuses nodes that come before their parents.
+    """Checks that nodes come after their parents.
 
     Raises:
-      ValueError: naming the first such node.
+      ValueError: if one does not, naming the first such node, or if parents are
+        not integers.
     """
     try:
       parents = tuple(map(operator.index, self.parents))
@@ -53,12 +54,12 @@ class Topology:
 
   @property
   def num_nodes(self) -> int:
-    """N."""
+    """The number of nodes, N."""
     return len(self.parents)
 
   @functools.cached_property
   def depths(self) -> tuple[int, ...]:
-    """[N] how many drafts each path has, its node counted in."""
+    """The depth [N] of each node: the draft tokens on its path, with itself."""
     depths = [0]
     for parent in self.parents:
       depths.append(depths[parent] + 1)
@@ -66,12 +67,12 @@ class Topology:
 
   @property
   def depth(self) -> int:
-    """Of the longest path."""
+    """The length of the longest path."""
     return max(self.depths, default=0)
 
   @functools.cached_property
   def ranks(self) -> tuple[int, ...]:
-    """[N] how many siblings each node has before it."""
+    """The rank [N] of each node: how many siblings come before it."""
     seen = [0] * (self.num_nodes + 1)
     ranks = []
     for parent in self.parents:
@@ -81,24 +82,27 @@ class Topology:
 
   @property
   def num_children(self) -> tuple[int, ...]:
-    """[N + 1] of each node, that of the pending token first."""
+    """The number of children [N + 1] of each node, the pending token first."""
     counts = [0] * (self.num_nodes + 1)
     for parent in self.parents:
       counts[parent] += 1
     return tuple(counts)
 
   def children(self, node: int) -> tuple[int, ...]:
-    """The nodes that follow one, in order."""
+    """Returns the children of a node, in order."""
     return tuple(i + 1 for i, p in enumerate(self.parents) if p == node)
 
   def level(self, depth: int) -> tuple[int, ...]:
-    """The nodes of a depth, in order; 0 has the pending token alone."""
+    """Returns the nodes at a depth, in order; at 0 only the pending token."""
     if not depth:
       return (0,)
     return tuple(i + 1 for i, d in enumerate(self.depths) if d == depth)
 
   def paths(self) -> list[tuple[int, ...]]:
-    """The ranks on the way to each node: [0, 2] is the first's third child."""
+    """Returns the ranks along the path to each node.
+
+    (0, 2) is the third child of the first child.
+    """
     paths: list[tuple[int, ...]] = [()]
     for parent, rank in zip(self.parents, self.ranks, strict=True):
       paths.append((*paths[parent], rank))
@@ -106,12 +110,12 @@ class Topology:
 
 
 def chain(num_nodes: int) -> Topology:
-  """Each node follows the one before."""
+  """Returns a chain: each node follows the one before."""
   return Topology(tuple(range(num_nodes)))
 
 
 def k_ary(branching: Sequence[int]) -> Topology:
-  """Every node of depth i has branching[i] children, level by level."""
+  """Returns a tree by levels: nodes of depth i have branching[i] children."""
   if not branching or any(count < 1 for count in branching):
     raise ValueError(
       f'branching is {tuple(branching)}: give the children of a node, at least '
@@ -127,11 +131,11 @@ def k_ary(branching: Sequence[int]) -> Topology:
 
 
 def from_paths(paths: Iterable[Sequence[int]]) -> Topology:
-  """The tree of nodes that are named by the ranks on the way to them.
+  """Returns the tree of nodes that are given by the ranks along their paths.
 
   Raises:
-    ValueError: a path whose beginning, or whose earlier sibling, is missing; a
-      path that is there twice.
+    ValueError: if the parent or an earlier sibling of a path is missing, or a
+      path is empty or occurs twice.
   """
   ordered = sorted(map(tuple, paths), key=lambda path: (len(path), path))
   number: dict[tuple[int, ...], int] = {(): 0}
@@ -151,7 +155,7 @@ def from_paths(paths: Iterable[Sequence[int]]) -> Topology:
   return Topology(tuple(parents))
 
 
-# Of Medusa's code, for Vicuna-7B: 63 nodes, found by simulation.
+# From Medusa's code, for Vicuna-7B: 63 nodes, found by simulation.
 _MC_SIM_7B_63 = (
   '0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 '
   '8 9 100 020 12 003 40 21 004 005 0000 011 006 030 50 13 007 008 009 60 040 '
@@ -160,25 +164,26 @@ _MC_SIM_7B_63 = (
 
 
 def mc_sim_7b_63() -> Topology:
-  """The tree of Medusa (Cai et al., 2401.10774) for Vicuna-7B."""
+  """Returns the tree of Medusa (Cai et al., 2401.10774) for Vicuna-7B."""
   return from_paths(tuple(map(int, path)) for path in _MC_SIM_7B_63.split())
 
 
 def best(acceptance: Acceptance, num_nodes: int, depth: int) -> Topology:
-  """The tree of so many nodes that keeps the most drafts in expectation.
+  """Returns the tree of num_nodes nodes that keeps the most drafts on average.
 
   Sequoia's dynamic program (Chen et al., 2402.12374, section 3.1): a child of
   rank r is kept with probability acceptance[r], wherever its parent is, or with
-  acceptance[d - 1, r] where it is d drafts deep.
+  acceptance[d - 1, r] if it is at depth d.
 
   Args:
     acceptance: [k] the probability that the child of each rank is the one kept,
-      for the at most k children of a node; or [depth, k].
+      where a node has at most k children; or [depth, k].
     num_nodes: N.
-    depth: of the longest path at most.
+    depth: the largest depth that a node may have.
 
   Raises:
-    ValueError: no probabilities, or so many nodes do not fit.
+    ValueError: if acceptance holds no probabilities, or num_nodes nodes do not
+      fit.
   """
   rates = _rates(acceptance, depth)
   num_children = rates.shape[1]
@@ -188,7 +193,8 @@ def best(acceptance: Acceptance, num_nodes: int, depth: int) -> Topology:
       f'num_nodes is {num_nodes}: {num_children} children of a node in depth '
       f'{depth} are 1 to {largest}'
     )
-  # worth[m]: of the best m nodes behind a node, at most so deep.
+  # worth[m]: expected drafts kept by the best m nodes below a node, within the
+  # levels handled so far.
   worth = np.where(np.arange(num_nodes + 1) > 0, -np.inf, 0.0)
   sizes = []
   for of_level in rates[::-1]:
@@ -210,11 +216,14 @@ def best(acceptance: Acceptance, num_nodes: int, depth: int) -> Topology:
 
 
 def expected_tokens(topology: Topology, acceptance: Acceptance) -> float:
-  """Tokens a round: one, and each node if it and all on the way to it are kept.
+  """Returns the expected tokens per round.
+
+  A round emits one token, and each node if it and all nodes on its path are
+  kept.
 
   Args:
     topology: the tree.
-    acceptance: as `best` takes it. What has no rate counts as never kept.
+    acceptance: as for `best`. A node without a rate counts as never kept.
   """
   rates = _rates(acceptance, topology.depth)
   kept = [1.0]
@@ -226,7 +235,7 @@ def expected_tokens(topology: Topology, acceptance: Acceptance) -> float:
 
 
 def _rates(acceptance, depth):
-  """Acceptance [depth, k], given so or for all depths at once."""
+  """Returns acceptance as [depth, k], after checking it."""
   rates = np.asarray(acceptance, np.float64)
   is_rates = rates.ndim in (1, 2) and rates.size and (rates >= 0).all()
   if not is_rates or (rates.sum(axis=-1) > 1 + 1e-6).any():
@@ -241,14 +250,15 @@ def _rates(acceptance, depth):
 
 
 def _allocate(rates, worth):
-  """Shares m nodes out among children, the first of them first.
+  """Distributes m nodes among children, the first child first.
 
   Args:
-    rates: [k]. worth: [N + 1], of the best m nodes behind a child.
+    rates: [k].
+    worth: [N + 1], of the best m nodes below a child.
 
   Returns:
     As `worth`, a level higher, and for each rank [N + 1] how many nodes its
-    child is given, itself included, of m for it and those behind.
+    child gets, itself included, of m for it and its later siblings.
   """
   num_nodes = len(worth) - 1
   rest = np.where(np.arange(num_nodes + 1) > 0, -np.inf, 0.0)
@@ -257,7 +267,7 @@ def _allocate(rates, worth):
     value, size = rest * 1.0, np.zeros(num_nodes + 1, int)
     value[1:] = -np.inf
     for m in range(1, num_nodes + 1):
-      # A child of s nodes, and m - s for those behind it.
+      # The child has s nodes in all, and its later siblings m - s.
       with np.errstate(invalid='ignore'):
         own = rate * np.where(worth[:m] > -np.inf, 1 + worth[:m], -np.inf)
       total = np.where(worth[:m] > -np.inf, own, -np.inf) + rest[m - 1 :: -1]
@@ -269,15 +279,16 @@ def _allocate(rates, worth):
 
 
 def ancestors(parents: Array) -> Array:
-  """[..., N + 1, N + 1] bool: which nodes are on the way to each, itself too.
+  """Returns which nodes are on the path to each node, itself included.
 
-  Of parents [..., N]. Node 0 is on the way to all.
+  Takes parents [..., N] and returns [..., N + 1, N + 1] bool. Node 0 is on
+  every path.
   """
   size = parents.shape[-1] + 1
   behind = jnp.pad(parents, [(0, 0)] * (parents.ndim - 1) + [(1, 0)])
   nodes = jnp.arange(size)
   seen = (behind[..., None] == nodes) | (nodes[:, None] == nodes)
-  # Twice as far each time, as a product because that takes the least memory.
+  # Each step doubles the reach, as a product because that takes least memory.
   for _ in range((size - 1).bit_length()):
     steps = seen.astype(jnp.float32)
     seen = jnp.einsum('...ij,...jk->...ik', steps, steps) > 0
@@ -285,12 +296,12 @@ def ancestors(parents: Array) -> Array:
 
 
 def depths(ancestors: Array) -> Array:
-  """[..., N + 1] int32, of the pending token 0, of `ancestors`."""
+  """Returns node depths [..., N + 1] int32, from `ancestors`; 0 at the root."""
   return jnp.sum(ancestors, axis=-1, dtype=jnp.int32) - 1
 
 
 def path_to(ancestors: Array, node: Array, length: int) -> Array:
-  """The nodes [length] on the way to a node [], 0 behind the last.
+  """Returns the nodes [length] on the path to a node [], padded with 0.
 
   Args:
     ancestors: [N + 1, N + 1], of one sequence.

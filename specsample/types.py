@@ -1,14 +1,17 @@
-"""The values of speculative decoding, the two protocols, and the letters.
+"""The data types and protocols that the whole library shares.
 
-Letters used for array dimensions everywhere in the library:
+These letters name array dimensions everywhere in the library:
 
-  B batch    T tokens fed at once    S sequence buffer    K drafted tokens
-  N draft nodes (N = K on a chain)   V vocabulary         D model width
-  L layers   M new tokens at most    V' tokens that are drafted, of V
+  B  batch size               K  draft length
+  T  tokens in one pass       N  nodes of a draft (N = K for a chain)
+  S  sequence buffer size     P  depth of a draft tree (P = K for a chain)
+  L  layers                   V  vocabulary size
+  D  model width              V' tokens that the drafter can draft, of V
+  M  new tokens at most
 
-`target` is the model whose distribution is reproduced, `draft` the guess.
-Arrays are written for one sequence where a docstring says so; `decode` maps
-them over the batch.
+The *target* is the model whose distribution is reproduced; the *draft* is a
+guess of its next tokens. Where a docstring says "for one sequence", shapes omit
+the batch axis; the decoding loop maps over it.
 """
 
 from collections.abc import Callable
@@ -24,7 +27,7 @@ Array = jax.Array
 ArrayLike = jax.Array | np.ndarray
 # Nested dictionaries of arrays: {'target': ..., 'drafter': ...} at the top.
 Params = Any
-# A pytree of arrays that a model or drafter owns; decode never looks inside.
+# A pytree of arrays that a model or drafter owns; the loop never looks inside.
 Cache = Any
 DrafterState = Any
 
@@ -42,27 +45,29 @@ def static(**kwargs: Any) -> Any:
 def pytree(cls):
   """Makes `cls` a frozen keyword-only dataclass that JAX can traverse.
 
-  Fields declared with `static()` are part of the tree's structure, so that a
-  change in one of them is a new trace.
+  Fields declared with `static()` are part of the tree's structure, so changing
+  one of them causes a new trace.
   """
   cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
   return jax.tree_util.register_dataclass(cls)
 
 
 class DraftLaw(enum.Enum):
-  """How the tokens of a draft came about; what a verifier is exact for.
+  """How draft tokens were chosen, which decides which verifiers are exact.
 
-  The tokens before one are those on the way to it. `probs[i]` is always what
-  token i was really drawn from, given those before it and its earlier siblings.
+  Below, "the tokens before" a token are those on the path to it. `probs[i]` is
+  always the distribution that token i was really drawn from, given the tokens
+  before it and its earlier siblings.
 
-  POINT_MASS: token i is a function of the tokens before it (n-gram lookup), and
-    so are its siblings (the k most likely ones).
-  SAMPLED: token i was drawn from `Draft.probs[i]`. Siblings have the same
-    distribution, and were drawn independently.
-  WITHOUT_REPLACEMENT: of siblings none is there twice. The first was drawn from
-    its `probs`, which the others have too, but for their earlier siblings.
-  TOP_AND_SAMPLED: of siblings the last was drawn, and the others are the most
-    likely tokens of a distribution of which it got the rest.
+  POINT_MASS: token i is a deterministic function of the tokens before it (as in
+    n-gram lookup), and so are its siblings (as with the k most likely tokens).
+  SAMPLED: token i was drawn from `Draft.probs[i]`. Siblings were drawn
+    independently from the same distribution.
+  WITHOUT_REPLACEMENT: siblings are distinct. The first was drawn from its
+    `probs`, and each later one from the same distribution with its earlier
+    siblings removed and renormalised.
+  TOP_AND_SAMPLED: all siblings but the last are the most likely tokens of a
+    distribution, and the last was drawn from the rest of it.
   """
 
   POINT_MASS = 'point_mass'
@@ -85,8 +90,8 @@ class StopReason(enum.IntEnum):
 class Origin(enum.IntEnum):
   """Where an emitted token came from.
 
-  CORRECTION replaces the first rejected draft; BONUS follows a draft that was
-  accepted whole; PLAIN is the token of a round that drafted nothing (and every
+  CORRECTION replaces the first rejected draft token; BONUS follows a fully
+  accepted draft; PLAIN is the token of a round that drafted nothing (and every
   token of autoregressive decoding).
   """
 
@@ -99,74 +104,76 @@ class Origin(enum.IntEnum):
 
 @pytree
 class ModelOutput:
-  """What one pass of a model over T tokens returns."""
+  """The result of one pass of a model over T tokens."""
 
-  logits: Array  # [B, T, V], of the token after each input
+  logits: Array  # [B, T, V], for the token after each input
   hidden: Array  # [B, T, D], the vectors that `unembed` reads
   features: tuple[
     Array, ...
-  ] = ()  # [B, T, D] each, outputs of the asked layers
+  ] = ()  # [B, T, D] each, outputs of the requested layers
 
 
 @pytree
 class Signals:
-  """What a drafter says of its drafts by itself, for one sequence.
+  """A drafter's own confidence in its draft tokens, for one sequence.
 
-  Of its own softmax, before temperature, penalties and truncation: at
-  temperature 0 too it says how sure the drafter is.
+  All but `confidence` come from the drafter's softmax before temperature,
+  penalties and truncation, so they are informative at temperature 0 too.
   """
 
   log_prob: Array  # [N] float32, of each token
-  max_log_prob: Array  # [N] float32, of the most likely one in its place
-  rank: Array  # [N] int32, how many are more likely in its place
-  entropy: Array  # [N] float32, in nats, of the distribution in its place
-  # [N] float32, a trained estimate of how likely it is to be kept if those
-  # before are, which does not read the token; None where there is none.
+  max_log_prob: Array  # [N] float32, of the most likely token at its position
+  rank: Array  # [N] int32, how many tokens are more likely at its position
+  entropy: Array  # [N] float32, in nats, of the distribution at its position
+  # [N] float32, a learned estimate of the probability that the token is kept if
+  # those before it are; it must not depend on which token was drawn. None if
+  # the drafter has no such estimate.
   confidence: Array | None = None
 
 
 @pytree
 class Draft:
-  """A drafted chain of one sequence, or a tree.
+  """A draft for one sequence: a chain of tokens, or a tree.
 
   A chain shorter than K is padded with token -1 and rows of zero probability.
-  So are nodes of a tree that are not there, with all behind them.
+  Missing nodes of a tree, and all their descendants, are padded the same way.
   """
 
   tokens: Array  # [N] int32, -1 where nothing was drafted
   probs: Array | None  # [N, V] after warping; None for a point mass
   law: DraftLaw = static()
-  # [N] int32, the node before each, as in `tree`; None for a chain.
+  # [N] int32, the parent of each node, as in `tree`; None for a chain.
   parents: Array | None = None
-  depth: int | None = static(default=None)  # of a tree, its longest path
-  # Of a tree [N + 1], the most children that each node may have; None is N.
+  depth: int | None = static(default=None)  # length of a tree's longest path
+  # [N + 1] for a tree, the most children that each node may have; None means N.
   num_children: tuple[int, ...] | None = static(default=None)
-  signals: Signals | None = None  # of which filters and lengths follow
+  signals: Signals | None = None  # what policies decide by
 
 
 @pytree
 class Law:
-  """A verifier's distribution given one draft, for one sequence.
+  """The distribution of a verifier's verdict on one draft, for one sequence.
 
-  On a chain node i is the i-th draft, and 0 is none.
+  On a chain, node i is the i-th draft token; node 0 is the pending token, at
+  which no draft token is accepted.
   """
 
   stop: Array  # [N + 1], probability that the accepted drafts end at node i
-  next: Array  # [N + 1, V], distribution of the token after them
+  next: Array  # [N + 1, V], distribution of the token after node i
 
 
 @pytree
 class Verdict:
   """A verifier's decision for one sequence."""
 
-  num_accepted: Array  # [] int32, how many drafts are kept, one behind another
+  num_accepted: Array  # [] int32, number of accepted draft tokens, on one path
   next_token: Array  # [] int32, the token after them
-  path: Array | None = None  # [P] int32, their nodes in a tree, then 0
+  path: Array | None = None  # [P] int32, accepted nodes of a tree; 0 pads
 
 
 @pytree
 class TokenCounts:
-  """What the penalties count."""
+  """Token occurrences, as the penalties count them."""
 
   prompt: Array  # [B, V] int32, occurrences in the prompt
   generated: Array  # [B, V] int32, occurrences in the emitted tokens
@@ -176,60 +183,63 @@ class TokenCounts:
 class DecodeState:
   """Everything the decoding loop carries; the batch axis is always first.
 
-  The last token of every row is *pending*: in `tokens`, but in no cache.
+  The last token of every row is *pending*: it is in `tokens`, but in no cache
+  yet. For a tree, `proposed` and `accepted` are [B, P + 1] and count the tokens
+  of one path.
   """
 
-  key: Array  # [B] PRNG keys, one a row
+  key: Array  # [B] PRNG keys, one per row
   request_id: Array  # [B] int32
   prompt_length: Array  # [B] int32
-  length: Array  # [B] int32, tokens so far, the prompt counted in
+  length: Array  # [B] int32, tokens so far, including the prompt
   limit: Array  # [B] int32, the length at which the row stops
-  limit_reason: Array  # [B] int32, the StopReason of reaching it
+  limit_reason: Array  # [B] int32, the StopReason if that length is reached
   done: Array  # [B] bool
   stop_reason: Array  # [B] int32, a StopReason
-  round: Array  # [B] int32, passes of the target since the prefill
+  round: Array  # [B] int32, target passes since the prefill
   tokens: Array  # [B, S] int32
-  log_probs: Array  # [B, S] float32, of the target before warping
+  log_probs: Array  # [B, S] float32, under the target before warping
   origin: Array  # [B, S] int8, an Origin
   emit_round: Array  # [B, S] int32, the round that emitted the token
   proposed: Array  # [B, K + 1] int32, rounds that drafted i tokens
   accepted: Array  # [B, K + 1] int32, rounds that emitted i drafted tokens
   sampling: Any  # Sampling with [B] leaves
-  counts: TokenCounts | None  # None where no penalty is set
+  counts: TokenCounts | None  # None if no penalty is set
   cache: Cache
   draft: DrafterState
-  num_draft_tokens: int = static()  # N, for which there is room behind a row
+  num_draft_tokens: int = static()  # N; every row leaves room for a draft
 
 
 @pytree
 class Output:
-  """The result of `generate`: emitted tokens only, the prompt left out."""
+  """The result of `generate`: emitted tokens only, without the prompt."""
 
-  tokens: Array  # [B, M] int32, 0 after a row's length
-  lengths: Array  # [B] int32, emitted tokens, the stop token counted in
-  log_probs: Array  # [B, M] float32, of the target before warping
-  origin: Array  # [B, M] int8, an Origin, 0 after a row's length
-  emit_round: Array  # [B, M] int32
-  rounds: Array  # [B] int32, passes of the target
+  tokens: Array  # [B, M] int32, 0 past the end of a row
+  lengths: Array  # [B] int32, emitted tokens, including the stop token
+  log_probs: Array  # [B, M] float32, under the target before warping
+  origin: Array  # [B, M] int8, an Origin, 0 past the end of a row
+  emit_round: Array  # [B, M] int32, the round that emitted the token
+  rounds: Array  # [B] int32, target passes since the prefill
   proposed: Array  # [B, K + 1] int32, rounds that drafted i tokens
   accepted: Array  # [B, K + 1] int32, rounds that emitted i drafted tokens
   stop_reason: Array  # [B] int32, a StopReason
 
 
-# warp(logits [B, V], drafted [B, n]) -> probs [B, V]: the row's sampling
-# settings, with the drafted tokens (-1 is skipped) counted by the penalties.
+# warp(logits [B, V], drafted [B, n]) -> probs [B, V]: applies the row's
+# sampling settings; penalties also count the drafted tokens (-1 is skipped).
 Warp = Callable[[Array, Array], Array]
 
 
 class Draw(Protocol):
-  """Draws drafts; equal arguments give equal tokens."""
+  """A function that draws draft tokens; equal arguments give equal tokens."""
 
   def __call__(
     self, probs: Array, position: Array, node: int | None = None
   ) -> Array:
-    """Tokens [B] of probs [B, V], for that index [B] of the sequence.
+    """Returns tokens [B] drawn from probs [B, V] for `position` [B].
 
-    In a tree several nodes are for one, and each has draws of its own.
+    The position is the token's index in the sequence. Several nodes of a tree
+    share a position; `node` gives each of them draws of its own.
     """
 
 
@@ -241,15 +251,15 @@ class Model(Protocol):
 
   @property
   def vocab_size(self) -> int:
-    """V. Ids of padding among them have logits of -inf."""
+    """V, including padding ids, whose logits are -inf."""
 
   @property
   def dim(self) -> int:
-    """D, of the vectors that `unembed` reads."""
+    """D, the width of the vectors that `unembed` reads."""
 
   @property
   def dtype(self) -> str:
-    """That of the computation: 'float32' or 'bfloat16'."""
+    """The dtype of the computation: 'float32' or 'bfloat16'."""
 
   @property
   def max_length(self) -> int:
@@ -258,11 +268,12 @@ class Model(Protocol):
   def init_cache(
     self, batch_size: int, max_length: int, max_new: int | None = None
   ) -> Cache:
-    """An empty cache with room for `max_length` tokens a row.
+    """Returns an empty cache with room for `max_length` tokens per row.
 
-    With room for none, `apply` reads whole sequences and leaves it empty.
-    `max_new` is the most tokens that are fed before a commit; None is no limit.
-    Layers that see a window only then keep no more than that and the window.
+    If `max_length` is 0, `apply` processes whole sequences and caches nothing.
+    `max_new` is the most tokens that are fed before a commit; None means no
+    limit. If it is set, a sliding-window layer keeps at most the window and
+    `max_new` more tokens.
     """
 
   def apply(
@@ -273,15 +284,17 @@ class Model(Protocol):
     features: tuple[int, ...] = (),
     parents: Array | None = None,
   ) -> tuple[ModelOutput, Cache]:
-    """Feeds tokens [B, T] behind each row's committed prefix.
+    """Feeds tokens [B, T] after each row's committed prefix.
 
     Returns the output and a cache that holds all T tokens of every row;
     `commit` then says how many of them stay. `features` names layers whose
-    outputs are returned too, -1 the embedding; ValueError if one is missing.
+    outputs are returned too (-1 is the embedding). Raises ValueError if the
+    model has no such layer.
 
-    With parents [B, W - 1] the last W entries of each row, those T included,
-    are a tree (`tree`), the first of them its node 0: each sees what is before
-    the tree and the nodes on the way to it, whose number is its position there.
+    With parents [B, W - 1], the last W entries of each row, which include the
+    T new ones, form a tree (see `tree`), and the first of them is its node 0.
+    Each node attends to everything before the tree and to the nodes on its
+    path, and its position is that of node 0 plus its depth.
     """
 
   def commit(
@@ -289,22 +302,23 @@ class Model(Protocol):
   ) -> Cache:
     """Keeps the first length [B] tokens of each row.
 
-    With path [B, P], the entries at those indices follow each other from the
-    first of them on: the nodes of a tree that are kept, moved into place.
+    With path [B, P + 1], the entries at those indices are first moved to
+    consecutive places, starting at the first of them: the pending token stays,
+    and the accepted nodes of a tree move up to follow it.
     """
 
   def embed(self, params: Params, ids: Array) -> Array:
-    """Input vectors [..., D] of token ids [...]."""
+    """Returns the input vectors [..., D] of token ids [...]."""
 
   def unembed(self, params: Params, hidden: Array) -> Array:
-    """Logits [..., V] of hidden vectors [..., D]."""
+    """Returns the logits [..., V] of hidden vectors [..., D]."""
 
 
 class Readable(Model, Protocol):
-  """A model whose `apply` is `read`, then `append`.
+  """A model whose `apply` is `read` followed by `append`.
 
-  What is read may then be one of several passes, without a copy of the cache
-  for each of them.
+  The decoding loop can then choose between passes of several widths without
+  copying the cache for each of them.
   """
 
   def read(
@@ -315,44 +329,46 @@ class Readable(Model, Protocol):
     features: tuple[int, ...] = (),
     parents: Array | None = None,
   ) -> tuple[ModelOutput, Any]:
-    """As `Model.apply`, and instead of the cache what `append` puts there."""
+    """Runs `Model.apply`, but returns the argument of `append`, not a cache."""
 
   def widen(self, new: Any, num_tokens: int) -> Any:
-    """What `append` puts there, made up to so many tokens by any others."""
+    """Pads the result of `read` to `num_tokens` tokens, with any values."""
 
   def append(self, cache: Cache, new: Any) -> Cache:
-    """The cache with the tokens that were read."""
+    """Returns the cache with the tokens that were read."""
 
 
 class Drafter(Protocol):
-  """Proposes up to `num_draft_tokens` tokens a round, for a whole batch.
+  """A source of drafts, of up to `num_draft_tokens` tokens per row and round.
 
-  Implementations are frozen dataclasses of static configuration. `params` is
-  the whole tree {'target': ..., 'drafter': ...}: a drafter may read the
-  target's. The state's leaves have the batch axis first.
+  Implementations are frozen dataclasses of static configuration and work on a
+  whole batch. `params` is the whole tree {'target': ..., 'drafter': ...}, so a
+  drafter may read the target's parameters. All leaves of the state have the
+  batch axis first.
 
-  A drafter that often drafts less than K tokens may have `widths`, rising
-  numbers of drafts that end with K: in each round the target reads no more than
-  the first of them that holds all drafts of all rows. A tree has a `depth`, the
-  most drafts that a round keeps.
+  A drafter that often drafts fewer than K tokens may have an attribute
+  `widths`, increasing numbers of draft tokens that end with K. In each round
+  the target then reads at most the first width that holds the drafts of all
+  rows. A drafter of trees has an attribute `depth`, the most draft tokens that
+  a round can keep.
   """
 
   @property
   def num_draft_tokens(self) -> int:
-    """K, at least 0."""
+    """K, or N for a tree; at least 0."""
 
   @property
   def feature_layers(self) -> tuple[int, ...]:
-    """Layers of the target whose outputs the drafter reads."""
+    """The target's layers whose outputs the drafter reads."""
 
   @property
   def vocab_size(self) -> int | None:
-    """V of a drafter with a vocabulary of its own, else None."""
+    """The V that the drafter was made for; None if it fits any target."""
 
   def init(
     self, params: Params, batch_size: int, max_length: int
   ) -> DrafterState:
-    """The state before any token."""
+    """Returns the state before any token."""
 
   def extend(
     self,
@@ -373,7 +389,7 @@ class Drafter(Protocol):
     length: Array,
     state: DrafterState,
   ) -> tuple[Draft, DrafterState]:
-    """Drafts behind the first length [B] of tokens [B, S]."""
+    """Drafts tokens to follow the first length [B] of tokens [B, S]."""
 
   def update(
     self,
@@ -384,38 +400,42 @@ class Drafter(Protocol):
     verdict: Verdict,
     state: DrafterState,
   ) -> DrafterState:
-    """Learns the round's outcome: the new tokens and length, what the target
-    returned for [pending, drafts], and how many drafts were kept. The drafts
-    may have been another drafter's (`drafters.Either`).
+    """Learns the outcome of a round.
 
-    Of a tree the output [B, P + 1, ...] is of the pending token and the kept
-    path.
+    The arguments are the new tokens and length, the target's output for
+    [pending, drafts], and a verdict that says how many draft tokens were kept.
+    The drafts may have been another drafter's (`drafters.Either`).
+
+    For a tree, the output [B, P + 1, ...] covers the pending token and the
+    accepted path.
     """
 
 
 class Verifier(Protocol):
-  """Decides how many drafts to keep and draws the token after them.
+  """A rule that decides how many draft tokens to keep and draws the next token.
 
-  A pure function of one sequence. `draft_laws` are the laws for which the
-  output is distributed as the target's own; others raise ValueError when the
-  call is traced.
+  It is a pure function of one sequence. `draft_laws` are the laws it accepts; a
+  lossless verifier is exact for all of them. A draft of another law raises
+  ValueError when the call is traced.
   """
 
   @property
   def lossless(self) -> bool:
-    """Whether the output is distributed exactly as the target's."""
+    """Whether the output has exactly the target's distribution."""
 
   @property
   def positional(self) -> bool:
-    """Whether `key` is one key a position [K + 1], shared with the draft,
-    or one key a round []."""
+    """Whether `key` is one key per position [K + 1], not one per round [].
+
+    Keys per position are shared with the drafter.
+    """
 
   @property
   def draft_laws(self) -> frozenset[DraftLaw]:
-    """The laws of drafts that the rule takes."""
+    """The draft laws that the verifier accepts."""
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict, given draft and target [K + 1, V]."""
+    """Returns the law of the verdict, given target_probs [N + 1, V]."""
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    """One draw from `law`."""
+    """Draws one verdict from `law`."""

@@ -1,4 +1,4 @@
-"""Which passes are worth compiling, and how wide a pass pays."""
+"""The widths of passes that are worth compiling, and the one that pays most."""
 
 from collections.abc import Sequence
 import math
@@ -8,17 +8,18 @@ import numpy as np
 
 from specsample.types import Array
 
-# A narrower pass is compiled where it makes a round cheaper by this share.
+# A narrower pass is compiled if it makes a round cheaper by this share.
 _LEAST_GAIN = 0.05
 
 
 def check_costs(
   costs: Sequence[float], num_draft_tokens: int = 1
 ) -> tuple[float, ...]:
-  """The costs of rounds of 0, 1, ... drafts.
+  """Returns the costs of rounds of 0, 1, ... draft tokens, after checking them.
 
   Raises:
-    ValueError: one is not above 0, or there are too few for so many drafts.
+    ValueError: if a cost is not a finite number above 0, or there are too few
+      of them for num_draft_tokens.
   """
   costs = tuple(float(cost) for cost in costs)
   if len(costs) < 2 or not all(0 < cost < math.inf for cost in costs):
@@ -35,11 +36,11 @@ def check_costs(
 
 
 def ladder(costs: Sequence[float], most: int) -> tuple[int, ...]:
-  """The numbers of drafts that are worth a pass of their own: 0, ..., most.
+  """Returns the draft lengths that are worth a pass of their own: 0, ..., most.
 
   Args:
-    costs: of rounds of 0, 1, ... drafts; empty if they are not known.
-    most: the most drafts of a round.
+    costs: of rounds of 0, 1, ... draft tokens; empty if they are not known.
+    most: the most draft tokens of a round.
   """
   widths = [most]
   if most < len(costs):
@@ -52,13 +53,15 @@ def ladder(costs: Sequence[float], most: int) -> tuple[int, ...]:
 def best(
   chance: Array, is_live: Array, costs: Sequence[float], widths: Sequence[int]
 ) -> Array:
-  """The width [] int32 with which a batch emits most for what its round costs.
+  """Returns the width [] int32 at which a batch emits the most for its cost.
 
   Args:
-    chance: [B, K] float32, how likely each draft is kept once it is reached.
+    chance: [B, K] float32, the probability that each draft token is kept once
+      it is reached.
     is_live: [B] bool; the other rows emit nothing.
-    costs: [K + 1] of a round of the whole batch with 0, ... K drafts a row.
-    widths: to choose from, rising.
+    costs: [K + 1] of a round of the whole batch with 0, ..., K draft tokens per
+      row.
+    widths: the widths to choose from, rising.
   """
   kept = jnp.cumsum(jnp.cumprod(chance, axis=-1), axis=-1)
   tokens = 1 + jnp.pad(kept, ((0, 0), (1, 0)))

@@ -1,4 +1,4 @@
-"""Which drafter pays on the machine at hand."""
+"""Choosing a drafter that pays off on the machine at hand."""
 
 from specsample.choosing.choice import auto
 from specsample.choosing.choice import Choice

@@ -1,7 +1,7 @@
-"""Chooses how to decode a target on the machine at hand.
+"""Choosing how to decode a target on the machine at hand.
 
-What a draft brings is on the card of its drafter, and what a pass costs is
-measured here, once. Where drafting does not pay, the choice is plain decoding.
+A drafter's card says how much its drafts gain, and the cost of a pass is
+measured here, once. If drafting does not pay off, the choice is plain decoding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,21 +29,21 @@ from specsample.loading import load
 from specsample.memory import store_files
 from specsample.types import Drafter, Params, Verifier
 
-# Tokens of a row in the passes that are timed, and in its cache before.
+# Tokens per row in the timed passes, and in the cache before them.
 _SIZES = (1, 2, 4, 5, 8, 16)
 _CONTEXT = 128
 _REPEATS = 9
-# Lengths of remembered drafts; in how many rounds a row drafts, and how often a
-# token of such a draft is kept: measured in docs/memory.md, 1.8 of 7.
+# Lengths of remembered drafts, the share of rounds in which a row drafts, and
+# the acceptance rate of those drafts (1.8 of 7 are kept), from docs/memory.md.
 _REMEMBERED = (3, 7, 15)
 _REMEMBERED_SHARE = 0.45
 _REMEMBERED_ACCEPTANCE = 0.65
-# A trained drafter must promise so much. What was held out is like what it was
-# trained on, and other texts keep less: cards that have acceptance on questions
-# of people are read for that.
+# The least speedup that a trained drafter must promise. Held-out text resembles
+# the training text, and other text has a lower acceptance rate, so the rate on
+# people's questions is used from cards that have it.
 _MARGIN = 1.1
 _ACCEPTANCE = ('on_questions', 'held_out')
-# Times of one size that differ by more than this cannot be compared.
+# If the times of one size differ by a larger share, they cannot be compared.
 _NOISE = 0.5
 
 
@@ -52,7 +52,8 @@ class Choice:
   """How to decode, and why.
 
   Attributes:
-    drafter: of at most as many drafts as pay here; `drafters.NoDraft` if none.
+    drafter: drafts at most as many tokens as pay off here; `drafters.NoDraft`
+      if none do.
     verify: the rule for its drafts.
     drafter_params: the drafter's own parameters, None if it has none.
     reason: one line that says what was chosen, and why.
@@ -64,7 +65,7 @@ class Choice:
   drafter_params: Params = None
 
   def params(self, target: load.Loaded) -> Params:
-    """The tree that `generate` takes, with the target's parameters."""
+    """Returns the tree that `generate` takes, with the target's parameters."""
     params = {'target': target.params}
     if self.drafter_params is None:
       return params
@@ -72,23 +73,23 @@ class Choice:
 
 
 def auto(target: load.Loaded, *, batch_size: int = 1) -> Choice:
-  """Chooses a drafter for a target by what pays on this machine.
+  """Chooses the drafter for a target that pays off most on this machine.
 
-  Considers remembered drafts (the row's own text, and the store that ships for
-  the target) and the trained drafters that ship for it: chains and, where cards
-  say how often a second choice is kept, trees. Passes over 1 to 16 tokens, and
-  drafts of what may pay, are timed once on a machine and then known
-  (`measured_here`). `drafters.Suffix` drafts where it expects more than the
-  wider round costs, and a trained drafter as long as `policies.Fastest` finds
-  that it pays in that row: both decide by the past alone, so that the output
-  stays exact.
+  Considers remembered drafts (from the row's own text and the stores that ship
+  for the target) and the trained drafters that ship for it: as chains and, if
+  the card says how often a second choice is kept, as trees. Passes over 1 to 16
+  tokens, and the drafters that may pay off, are timed once per machine, and the
+  times are kept (`measured_here`). `drafters.Suffix` drafts where it expects to
+  gain more than the wider round costs, and a trained drafter drafts as long as
+  `policies.Fastest` finds that it pays off in the batch. Both decide from the
+  past alone, so the output stays exact.
 
   Args:
-    target: what to decode with.
-    batch_size: rows that are decoded at once.
+    target: the model to decode with.
+    batch_size: number of rows that are decoded at once.
 
   Raises:
-    ValueError: batch_size is no count.
+    ValueError: batch_size is not a positive integer.
   """
   batch_size = _rows(batch_size)
   times = _pass_seconds(target, batch_size)
@@ -128,19 +129,20 @@ def costs(
   batch_size: int = 1,
   trained: drafter_lib.LoadedDrafter | None = None,
 ) -> tuple[float, ...]:
-  """What rounds with 0, 1, ... K drafts in each row cost here, in plain passes.
+  """Returns the costs of rounds with 0 to K drafts per row, in plain passes.
 
-  As `drafters.Suffix` and `policies.Fastest` take them. Timed once on a
-  machine, as `auto` does.
+  They have the form that `drafters.Suffix` and `policies.Fastest` take, and are
+  timed once per machine, as in `auto`.
 
   Args:
-    target: what scores the drafts.
+    target: the model that scores the drafts.
     num_draft_tokens: K, at most 15.
-    batch_size: rows that are decoded at once.
-    trained: the drafter whose drafts they are; None if drafting takes no time.
+    batch_size: number of rows that are decoded at once.
+    trained: the drafter that makes the drafts, whose own K then replaces
+      num_draft_tokens; None if drafting takes no time.
 
   Raises:
-    ValueError: batch_size is no count, or K is none up to 15.
+    ValueError: batch_size is not a positive integer, or K is not from 1 to 15.
   """
   batch_size = _rows(batch_size)
   most = max(_SIZES) - 1
@@ -158,11 +160,11 @@ def costs(
 def pass_times_of(
   seconds: Mapping[str, Sequence[float]], batch_size: int
 ) -> cost.PassTimes:
-  """The table of the least times, which never fall as tokens are added.
+  """Returns the table of the shortest times, made non-decreasing in the tokens.
 
   Args:
-    seconds: by the number of tokens of a row.
-    batch_size: rows.
+    seconds: the times, by the number of tokens per row.
+    batch_size: number of rows.
   """
   sizes = sorted(map(int, seconds))
   least = np.maximum.accumulate([min(seconds[str(size)]) for size in sizes])
@@ -172,7 +174,7 @@ def pass_times_of(
 
 
 def remembered_length(passes: cost.PassTimes, batch_size: int) -> int:
-  """How long remembered drafts should be, 0 if none would pay.
+  """Returns the best length of remembered drafts, 0 if none would pay off.
 
   A round of several rows is as wide as the longest of their drafts.
   """
@@ -182,7 +184,7 @@ def remembered_length(passes: cost.PassTimes, batch_size: int) -> int:
 
 
 def _gain(passes, batch_size, length):
-  """The speedup that remembered drafts of that length promise."""
+  """Returns the speedup that remembered drafts of this length promise."""
   wide = 1 - (1 - _REMEMBERED_SHARE) ** batch_size
   kept = cost.expected_tokens(_REMEMBERED_ACCEPTANCE, length) - 1
   more = promises_lib.ratio(passes, batch_size, length) - 1
@@ -190,13 +192,13 @@ def _gain(passes, batch_size, length):
 
 
 def _pass_costs(passes, batch_size, num_draft_tokens):
-  """The costs of rounds, if drafting takes no time."""
+  """Returns the costs of rounds if drafting takes no time."""
   free = [0.0] * (num_draft_tokens + 1)
   return promises_lib.round_costs(passes, batch_size, free)
 
 
 def _rows(batch_size):
-  """The batch size that `generate` pads to on a mesh."""
+  """Returns the batch size that `generate` pads to on a mesh."""
   if not checks.is_count(batch_size):
     raise ValueError(f'batch_size is {batch_size}: give at least 1')
   parts = sharding.batch_parts()
@@ -229,16 +231,16 @@ def _pass_seconds(target, batch_size):
 
 
 def _form(params: Params) -> str:
-  """Digits that differ where matrices are stored in other forms."""
+  """Returns a hash that tells apart the forms in which matrices are stored."""
   structure = str(jax.tree.structure(params))
   return hashlib.sha256(structure.encode()).hexdigest()[:16]
 
 
 def _times(what, measure, is_good):
-  """The times, kept on this machine; of several processes the first one's."""
+  """Recalls or measures the times; several processes use those of the first."""
   if jax.process_count() == 1:
     return measured_here.recall(what, measure, is_good)
-  # All run the same passes, and then choose alike.
+  # All processes run the same passes, and then make the same choice.
   times = measure()
   names = sorted(times)
   found = multihost_utils.broadcast_one_to_all(
@@ -262,16 +264,19 @@ def _trained(
 ) -> tuple[promises_lib.Promise | None, list[promises_lib.Promise]]:
   """Chooses one of the drafters that ship for the target.
 
-  A drafter is loaded and timed only if it would pay, and more than those timed
-  before it, if drafting were free.
+  A drafter is loaded and timed only if, with free drafting, it would pay off
+  and gain more than the drafters timed before it.
 
   Args:
-    target, passes, batch_size: what decodes.
-    remembered: what remembered drafts gain, which join a chain and no tree.
+    target: the model to decode with.
+    passes: the times of its passes.
+    batch_size: number of rows.
+    remembered: the speedup of remembered drafts, which combine with a chain but
+      not with a tree.
 
   Returns:
-    Of those that pay the most promising, None if none does; and what all of
-    them promise, the best first.
+    The most promising drafter that pays off, None if there is none; and the
+    promises of all drafters, the best first.
   """
   together = lambda x: x.speedup * (remembered if x.topology is None else 1)
   cards = _cards(target)
@@ -293,9 +298,9 @@ def _trained(
 
 
 def _promise(name, measured, passes, batch_size, seconds):
-  """Returns the better of a chain and, if the card says enough, a tree.
+  """Returns the better promise of a chain and, if the card allows it, a tree.
 
-  A level of a tree is taken to be drafted as fast as a token of a chain.
+  Drafting a level of a tree is taken to be as fast as a token of a chain.
   """
   most = max(_SIZES) - 1
   shares = [float(x) for x in measured['acceptance_by_position'][:most]]
@@ -312,10 +317,10 @@ def _promise(name, measured, passes, batch_size, seconds):
 
 
 def _cards(target: load.Loaded) -> dict[str, dict[str, Any]]:
-  """Measurements from the cards of the drafters shipped for a target.
+  """Returns measurements from the cards of the drafters shipped for a target.
 
-  'acceptance_by_position' [K] are the shares of rounds that keep draft 1, 2,
-  ...; 'acceptance_by_rank' [K, k], where it is there, is how often the draft of
+  'acceptance_by_position' [K] holds the shares of rounds that keep draft 1, 2,
+  ...; 'acceptance_by_rank' [K, k], if it is there, says how often the draft of
   each rank is the one kept, as `tree.best` takes it.
   """
   found = {}
@@ -349,7 +354,7 @@ def _drafting_seconds(target, loaded, batch_size):
   whole = max(0.0, min(times['draft']))
   num_draft_tokens = loaded.drafter.num_draft_tokens
   if not hasattr(loaded.drafter, 'go_on'):
-    # All of them at once.
+    # The drafter makes all its drafts at once.
     return [0.0] + [whole] * num_draft_tokens
   step = whole / num_draft_tokens
   return [step * i for i in range(num_draft_tokens + 1)]
@@ -390,7 +395,7 @@ def _choice(target, *, length, costs, stores, trained, others) -> Choice:
 
 
 def _reason(length, costs, stores, trained, others) -> str:
-  """One line for people."""
+  """Returns the reason for the choice, in one line for people."""
   short = lambda promise: promise.name.rpartition('/')[2]
   parts = []
   if length:

@@ -1,4 +1,4 @@
-"""Times that were measured on this machine before, kept in the user's cache."""
+"""Times measured on this machine before, kept in the user's cache folder."""
 
 from collections.abc import Callable, Mapping
 import hashlib
@@ -23,15 +23,15 @@ def recall(
 ) -> Mapping[str, list[float]]:
   """Returns times measured before, or measures and keeps them.
 
-  A file for each machine, version and `what`, in the folder that
+  There is one file for each machine, version and `what`, in the folder that
   SPECSAMPLE_CACHE names or else in specsample/times of the user's cache folder.
-  One that is damaged or of something else is written anew. Where nothing can be
-  written, nothing is kept.
+  A file that is damaged or of another measurement is written again. If the
+  folder cannot be written to, the times are not kept.
 
   Args:
-    what: is measured, in JSON's types.
+    what: says what is measured, in JSON's types.
     measure: returns times by name.
-    is_good: whether such times are worth keeping.
+    is_good: says whether the times are worth keeping.
   """
   content = {'of': {**here(), **what}}
   encoded = json.dumps(content, sort_keys=True).encode()
@@ -49,7 +49,7 @@ def recall(
 
 
 def here() -> dict[str, Any]:
-  """What times depend on besides what is measured: machine and versions."""
+  """Returns what times depend on besides `what`: the machine and versions."""
   devices = jax.devices()
   return {
     'platform': devices[0].platform,

@@ -1,4 +1,4 @@
-"""How long a pass of the target and a draft take on the devices at hand."""
+"""Times of the target's passes and of drafting on the devices at hand."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -29,22 +29,22 @@ def passes(
   times: int = 4,
   repeats: int = 25,
 ) -> dict[int, list[float]]:
-  """Times a pass of the target over so many tokens of each row.
+  """Times passes of the target over several numbers of tokens per row.
 
-  The sizes take turns, so that a machine that slows down slows them all.
+  The sizes take turns, so that a slowdown of the machine affects all of them.
 
   Args:
     params: {'target': ...}.
     model: the target.
-    sizes: numbers of tokens of a row.
-    length: tokens of each row that are in the cache before.
-    max_length: slots of the cache.
-    batch: rows; None for one in each part of the mesh's data axis.
-    times: passes in a compiled loop; what a loop of none takes is taken off.
-    repeats: of each loop.
+    sizes: numbers of tokens per row.
+    length: tokens of each row that are already in the cache.
+    max_length: slots of the cache, not counting those for the largest size.
+    batch: number of rows; None for one in each part of the mesh's data axis.
+    times: passes in a compiled loop; the time of an empty loop is subtracted.
+    repeats: how often each loop is timed.
 
   Returns:
-    The seconds of a pass, [repeats] for each size.
+    The seconds per pass, [repeats] for each size.
   """
   rows = sharding.batch_parts() if batch is None else batch
   taken: dict[int, list[float]] = {size: [] for size in sizes}
@@ -86,14 +86,15 @@ def drafting(
 
   Args:
     params: {'target': ..., 'drafter': ...}.
-    model: the target. drafter: drafts for it.
+    model: the target.
+    drafter: drafts for the target.
     length: tokens of each row before the draft.
-    batch: rows.
-    times: drafts in a compiled loop; what a loop of none takes is taken off.
-    repeats: of the loop.
+    batch: number of rows.
+    times: drafts in a compiled loop; the time of an empty loop is subtracted.
+    repeats: how often the loop is timed.
 
   Returns:
-    The seconds of a draft, [repeats].
+    The seconds per draft, [repeats].
   """
   prompts = np.ones((batch, length), np.int32)
   checked = request.check(
@@ -131,7 +132,7 @@ def _passes(params, length, *, model, rows, num_tokens, max_length, times):
   def body(_, carry):
     inputs, cache = carry
     output, cache = model.apply(params['target'], inputs, cache)
-    # Never true, but the next pass has to wait for all logits to know.
+    # Never true, but makes the next pass depend on all logits.
     moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
     return inputs + moved[:, None], model.commit(cache, length)
 
@@ -145,7 +146,7 @@ def _drafts(params, state, *, model, drafter, times):
     draft, own = step.propose(
       params, state, model=model, drafter=drafter, verify=verify.chain
     )
-    # Never true, but the next draft has to wait for this one to know.
+    # Never true, but makes the next draft depend on this one.
     moved = jnp.any(draft.tokens < -1, axis=-1)
     return dataclasses.replace(
       state, tokens=state.tokens + moved[:, None], draft=own

@@ -1,4 +1,4 @@
-"""The speedup that a trained drafter promises by its card and by times here."""
+"""The speedup that a trained drafter promises, by its card and local times."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -8,7 +8,7 @@ import numpy as np
 from specsample import cost
 from specsample import tree
 
-# Added to the pass and the drafting of a round with drafts, in plain passes.
+# Cost of a round with drafts beyond its pass and its drafting, in plain passes.
 _OVERHEAD = 0.05
 
 
@@ -17,11 +17,11 @@ class Promise:
   """The speedup that a drafter promises with its best chain or tree.
 
   Attributes:
-    name: of the drafter.
-    speedup: over plain decoding.
-    costs: [D + 1] of rounds of 0, 1, ... D drafts behind one another, 1 for
-      none.
-    topology: of the tree; None for a chain of D drafts.
+    name: the drafter's name.
+    speedup: the speedup over plain decoding.
+    costs: [D + 1], the costs of rounds with drafts 0, 1, ... D deep, in plain
+      passes; the first is 1.
+    topology: the tree; None for a chain of D drafts.
   """
 
   name: str
@@ -31,7 +31,7 @@ class Promise:
 
   @property
   def depth(self) -> int:
-    """D."""
+    """D, the number of drafts in a chain or the depth of a tree."""
     return len(self.costs) - 1
 
 
@@ -42,14 +42,14 @@ def of_chain(
   batch_size: int,
   draft_seconds: Sequence[float],
 ) -> Promise:
-  """The promise of the best number of drafts.
+  """Returns the promise of the chain with the best number of drafts.
 
   Args:
-    name: of the drafter.
-    shares: [K] of rounds that keep draft 1, 2, ... K, on its card.
-    passes: of the target.
-    batch_size: rows.
-    draft_seconds: [K + 1] of drafting 0, 1, ... K tokens.
+    name: the drafter's name.
+    shares: [K], the shares of rounds that keep draft 1, 2, ... K, on its card.
+    passes: the times of the target's passes.
+    batch_size: number of rows.
+    draft_seconds: [K + 1], the times of drafting 0, 1, ... K tokens.
   """
   costs = round_costs(passes, batch_size, draft_seconds)
   speedups = [
@@ -68,16 +68,16 @@ def of_trees(
   draft_seconds: Sequence[float],
   most_nodes: int,
 ) -> Promise:
-  """The promise of the best tree of at most so many nodes.
+  """Returns the promise of the best tree of at most `most_nodes` nodes.
 
   Args:
-    name: of the drafter.
+    name: the drafter's name.
     acceptance: [K, k], how often the draft of each rank is the one kept, given
-      that those before it were, on its card.
-    passes: of the target.
-    batch_size: rows.
-    draft_seconds: [K + 1] of drafting 0, 1, ... K levels.
-    most_nodes: the largest N.
+      that those before it were, from its card.
+    passes: the times of the target's passes.
+    batch_size: number of rows.
+    draft_seconds: [K + 1], the times of drafting 0, 1, ... K levels.
+    most_nodes: the largest N to consider.
   """
   depth, num_children = np.shape(acceptance)
   largest = sum(num_children**i for i in range(1, depth + 1))
@@ -102,9 +102,9 @@ def of_tree(
   batch_size: int,
   draft_seconds: Sequence[float],
 ) -> Promise:
-  """The promise of a tree; arguments as of `of_trees`.
+  """Returns the promise of a tree; takes the arguments of `of_trees`.
 
-  A pass is over all of its nodes, however deep the drafts are.
+  A pass reads all of its nodes, however deep the drafts are.
   """
   costs = [1.0]
   for seconds in draft_seconds[1 : topology.depth + 1]:
@@ -121,12 +121,12 @@ def of_tree(
 def round_costs(
   passes: cost.PassTimes, batch_size: int, draft_seconds: Sequence[float]
 ) -> tuple[float, ...]:
-  """The costs of rounds with 0, 1, ... K drafts, in plain passes.
+  """Returns the costs of rounds with 0, 1, ... K drafts, in plain passes.
 
   Args:
-    passes: of the target.
-    batch_size: rows.
-    draft_seconds: [K + 1] of drafting 0, 1, ... K tokens.
+    passes: the times of the target's passes.
+    batch_size: number of rows.
+    draft_seconds: [K + 1], the times of drafting 0, 1, ... K tokens.
   """
   costs = [1.0]
   for length, seconds in enumerate(draft_seconds[1:], start=1):
@@ -135,7 +135,7 @@ def round_costs(
 
 
 def ratio(passes: cost.PassTimes, batch_size: int, num_drafts: int) -> float:
-  """A pass over so many drafts and the pending token, over a plain one."""
+  """Returns what a pass over pending token and drafts costs in plain passes."""
   return passes(batch_size * (num_drafts + 1)) / passes(batch_size)
 
 

@@ -1,4 +1,4 @@
-"""What decoding costs: the papers' formulas, work and chips."""
+"""The cost of decoding: the papers' formulas, work and chips."""
 
 from specsample.cost.formulas import best_num_draft_tokens
 from specsample.cost.formulas import chain_round

@@ -1,13 +1,13 @@
-"""Chips, as a roofline needs them: the figures of one device of JAX.
+"""Chips, described by the figures of one JAX device that a roofline needs.
 
-A device is a chip: on TPU v4 and v5p its two cores together. Of TPU7x each core
-is one, and has half of what the chip has.
+A device is a chip: on TPU v4 and v5p, its two cores together. On TPU7x each
+core is a device, with half of the chip's figures.
 
 Sources: the tables at docs.cloud.google.com/tpu/docs/v5e, v5p, v6e and tpu7x;
 for v4, Jouppi et al., 2304.01433; NVIDIA's data sheets of H100 SXM and H200,
-products without sparsity. What the links between chips carry is taken in one
-direction, all links of a chip together: half of the tables' bidirectional
-bandwidth, and six links of 50 GB/s on v4.
+for products without sparsity. The bandwidth of the links between chips is in
+one direction and for all links of a chip together: half of the tables'
+bidirectional bandwidth, and six links of 50 GB/s on v4.
 """
 
 from collections.abc import Mapping
@@ -18,19 +18,19 @@ _GIB = 1 << 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-  """One device; bandwidths in bytes a second."""
+  """One device; bandwidths in bytes per second."""
 
   hbm_bytes: int
   hbm_bandwidth: float
-  flops: float  # a second, of bfloat16 products
+  flops: float  # per second, of bfloat16 products
   link_bandwidth: float  # between chips
   devices_per_chip: int = 1
 
   def seconds(self, flops: float, memory: float, links: float) -> float:
-    """The least time for so many operations, and bytes each way.
+    """Returns the least time for operations, memory traffic and messages.
 
-    That is all of them at once at their full speeds (the roofline): what waits
-    for a message to arrive is left out, however short the message.
+    `memory` and `links` are in bytes. All three run at once and at full speed
+    (the roofline): the latency of messages is left out, however short they are.
     """
     return max(
       flops / self.flops,

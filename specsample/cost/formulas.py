@@ -1,8 +1,9 @@
-"""What rounds bring and what they cost: speedups before anything is decoded.
+"""Tokens and costs of rounds: speedups, predicted before anything is decoded.
 
-A speedup is tokens a round over what a round costs in passes of the target.
-Tokens follow from acceptance (Leviathan et al., 2211.17192); times, in seconds,
-are measured, or the least that a chip needs (work.py).
+A speedup is the tokens per round divided by the cost of a round in passes of
+the target. Tokens follow from the acceptance rate (Leviathan et al.,
+2211.17192); times, in seconds, are measured, or the minimum that a chip needs
+(work.py).
 """
 
 from collections.abc import Sequence
@@ -13,16 +14,16 @@ import numpy as np
 
 
 def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
-  """Tokens a round where each draft is kept with the same probability.
+  """Returns the tokens per round if all drafts have the same acceptance rate.
 
   (1 - a^(K + 1)) / (1 - a), Leviathan et al., equation 1.
 
   Args:
-    acceptance: a, of a draft behind drafts that were kept.
+    acceptance: a, of a draft after drafts that were all kept.
     num_draft_tokens: K, drafted in every round.
 
   Raises:
-    ValueError: no probability, or a negative K.
+    ValueError: the acceptance is no probability, or K is negative.
   """
   _check_share('acceptance', acceptance)
   _check_count('num_draft_tokens', num_draft_tokens, 0)
@@ -30,14 +31,15 @@ def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
 
 
 def expected_tokens_by_position(shares: Sequence[float]) -> float:
-  """Tokens a round from the share of rounds that keep draft 1, 2, ... K.
+  """Returns the tokens per round, given the share of rounds that keep draft i.
 
-  One more than their sum, where every round drafts all K. These are shares of
-  all rounds, as in `stats.Stats.acceptance_by_position`, not of the rounds that
-  kept the draft before.
+  If every round drafts all K, it is 1 plus the sum of the shares of drafts
+  1, 2, ... K. These are shares of all rounds, as in
+  `stats.Stats.acceptance_by_position`, not of the rounds that kept the draft
+  before.
 
   Raises:
-    ValueError: one of them is no probability.
+    ValueError: a share is no probability.
   """
   for share in shares:
     _check_share('a share', share)
@@ -45,10 +47,13 @@ def expected_tokens_by_position(shares: Sequence[float]) -> float:
 
 
 def implied_acceptance(tokens_per_round: float, num_draft_tokens: int) -> float:
-  """The acceptance at which `expected_tokens` are so many: its inverse.
+  """Returns the acceptance rate that gives these tokens per round.
+
+  This is the inverse of `expected_tokens`.
 
   Raises:
-    ValueError: no acceptance gives so many tokens with K drafts, K at least 1.
+    ValueError: no acceptance rate gives as many tokens with K drafts, or K is
+      below 1.
   """
   _check_count('num_draft_tokens', num_draft_tokens, 1)
   if not 1 <= tokens_per_round <= num_draft_tokens + 1:
@@ -57,7 +62,7 @@ def implied_acceptance(tokens_per_round: float, num_draft_tokens: int) -> float:
       f'a round brings 1 to {num_draft_tokens + 1}'
     )
   low, high = 0.0, 1.0
-  for _ in range(60):  # halvings, down to the last bit
+  for _ in range(60):  # bisection down to the last bit
     middle = (low + high) / 2
     if expected_tokens(middle, num_draft_tokens) < tokens_per_round:
       low = middle
@@ -67,10 +72,10 @@ def implied_acceptance(tokens_per_round: float, num_draft_tokens: int) -> float:
 
 
 def implied_tokens(round_seconds: float, seconds_per_token: float) -> float:
-  """Tokens a round from the two times: how many fit into a round.
+  """Returns the tokens per round from two times: how many fit into a round.
 
-  With a round of K passes of the drafter and one of the target this is what the
-  times of Chen et al., 2302.01318, table 1, say of their acceptance.
+  For a round of K passes of the drafter and one of the target, this is what the
+  times of Chen et al., 2302.01318, table 1, imply about their acceptance rate.
   """
   return round_seconds / seconds_per_token
 
@@ -78,12 +83,14 @@ def implied_tokens(round_seconds: float, seconds_per_token: float) -> float:
 def speedup(
   tokens_per_round: float, *, round_seconds: float, pass_seconds: float
 ) -> float:
-  """How many times as fast as a pass of the target for every token.
+  """Returns the speedup over a pass of the target for every token.
 
   Args:
-    tokens_per_round: of a row.
-    round_seconds: drafting, the target's pass over the drafts and the rest.
-    pass_seconds: a pass of the target over one token; both of a batch.
+    tokens_per_round: tokens per round of one row.
+    round_seconds: time of a round: drafting, the target's pass over the drafts
+      and the rest.
+    pass_seconds: time of a pass of the target over one token; both times are
+      for a batch.
   """
   return tokens_per_round * pass_seconds / round_seconds
 
@@ -91,13 +98,15 @@ def speedup(
 def leviathan_speedup(
   acceptance: float, num_draft_tokens: int, cost_ratio: float
 ) -> float:
-  """(1 - a^(K + 1)) / ((1 - a)(Kc + 1)): Leviathan et al., theorem 3.8.
+  """Returns the speedup of Leviathan et al., theorem 3.8.
 
-  Its target takes as long over K + 1 tokens as over one.
+  (1 - a^(K + 1)) / ((1 - a)(Kc + 1)). The target is assumed to take as long
+  over K + 1 tokens as over one.
 
   Args:
-    acceptance: a. num_draft_tokens: K, their gamma.
-    cost_ratio: c, a pass of the drafter over one of the target.
+    acceptance: a, the acceptance rate.
+    num_draft_tokens: K, their gamma.
+    cost_ratio: c, the time of a drafter's pass over that of a target's pass.
 
   Raises:
     ValueError: a value is out of range.
@@ -110,10 +119,10 @@ def leviathan_speedup(
 def best_num_draft_tokens(
   acceptance: float, cost_ratio: float, *, most: int = 64
 ) -> int:
-  """The K of the largest `leviathan_speedup`, up to `most`; 0 if none pays.
+  """Returns the K of the largest `leviathan_speedup`; 0 if no draft pays.
 
-  Their section 3.5. It pays to draft at all where a > c (corollary 3.9). A
-  drafter that costs nothing is best as long as it may be.
+  K is at most `most`; see their section 3.5. Drafting pays at all if a > c
+  (corollary 3.9). If the drafter costs nothing, the longest draft is best.
   """
   _check_count('most', most, 0)
   speedups = [
@@ -125,16 +134,17 @@ def best_num_draft_tokens(
 def memory_bound_speedup(
   tokens_per_round: float, num_draft_tokens: int, parameter_ratio: float
 ) -> float:
-  """MBSU, tau / (cK + 1): a pass takes as long as its weights are many.
+  """Returns MBSU, tau / (cK + 1): pass times are proportional to parameters.
 
   Goel et al., 2403.00858.
 
   Args:
-    tokens_per_round: tau. num_draft_tokens: K, one after the other.
+    tokens_per_round: tau.
+    num_draft_tokens: K, drafted one after the other.
     parameter_ratio: c, the drafter's parameters over the target's.
 
   Raises:
-    ValueError: a negative ratio or K.
+    ValueError: the ratio or K is negative.
   """
   _check_count('num_draft_tokens', num_draft_tokens, 0)
   if not 0 <= parameter_ratio < math.inf:
@@ -151,7 +161,7 @@ def memory_bound_speedup(
 
 @dataclasses.dataclass(frozen=True)
 class PassTimes:
-  """t(n): the seconds of a pass over n tokens, measured for some n.
+  """The time t(n) in seconds of a pass over n tokens, measured for some n.
 
   `python -m experiments.benchmark` measures them.
   """
@@ -160,7 +170,7 @@ class PassTimes:
   seconds: tuple[float, ...]
 
   def __post_init__(self):
-    """Refuses what is no table."""
+    """Refuses a malformed table."""
     if (
       len(self.tokens) != len(self.seconds)
       or not self.tokens
@@ -173,10 +183,10 @@ class PassTimes:
       )
 
   def __call__(self, num_tokens: int) -> float:
-    """t(n), on the line between its neighbours.
+    """Returns t(n), interpolated linearly between measurements.
 
     Raises:
-      ValueError: n lies outside of what was measured.
+      ValueError: n is outside of the measured range.
     """
     low, high = self.tokens[0], self.tokens[-1]
     if not low <= num_tokens <= high:
@@ -189,7 +199,7 @@ class PassTimes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-  """A round of a chain of drafts for every row of a batch, by its parts."""
+  """A round with a chain of drafts for every row of a batch, by its parts."""
 
   tokens_per_round: float  # of a row
   draft_seconds: float  # of all K drafts
@@ -199,12 +209,12 @@ class Round:
 
   @property
   def seconds(self) -> float:
-    """Of the round."""
+    """The time of the whole round."""
     return self.draft_seconds + self.verify_seconds + self.overhead_seconds
 
   @property
   def seconds_per_token(self) -> float:
-    """What a row waits for a token."""
+    """The mean time that a row waits for a token."""
     return self.seconds / self.tokens_per_round
 
   @property
@@ -226,15 +236,15 @@ def chain_round(
   overhead_seconds: float = 0.0,
   batch: int = 1,
 ) -> Round:
-  """K steps of a drafter, then one pass of the target, as Chen et al.'s loop.
+  """Returns the round of K drafter steps and a target pass (Chen et al.).
 
   Args:
-    target: t(n), for n = batch and n = batch * (K + 1) at least.
-    tokens_per_round: of a row.
+    target: t(n), for at least n = batch and n = batch * (K + 1).
+    tokens_per_round: tokens per round of one row.
     num_draft_tokens: K.
-    draft_seconds: a step of the drafter, for all rows.
-    overhead_seconds: the rest of a round.
-    batch: B; rows that are done are taken to be refilled at once.
+    draft_seconds: time of a step of the drafter, for all rows.
+    overhead_seconds: time of the rest of a round.
+    batch: B; rows that are done are assumed to be refilled at once.
   """
   _check_count('num_draft_tokens', num_draft_tokens, 0)
   _check_count('batch', batch, 1)
@@ -248,14 +258,14 @@ def chain_round(
 
 
 def width_of(num_drafts: int, widths: Sequence[int]) -> int:
-  """Returns the width of the target's pass in a round of so many drafts.
+  """Returns the width of the target's pass in a round of `num_drafts` drafts.
 
   Args:
-    num_drafts: of a batch, the drafts of the row that has the most.
-    widths: rising numbers of drafts, as `types.Drafter` has them.
+    num_drafts: the drafts of the row that has the most in the batch.
+    widths: increasing numbers of drafts, as in `types.Drafter`.
 
   Raises:
-    ValueError: no width holds so many drafts.
+    ValueError: no width holds that many drafts.
   """
   for width in widths:
     if width >= num_drafts:
@@ -286,16 +296,17 @@ def mixed_round(
     target: t(n), for n = batch and n = batch * (w + 1) for each width w.
     shares: [K + 1], the shares of a row's rounds that draft 0, 1, ... K tokens:
       `stats.Stats.proposed` over `rounds`.
-    acceptance: a, as `expected_tokens` takes it.
-    widths: rising numbers of drafts that end with K, as `width_of` takes them.
-    draft_seconds: a step of the drafter, for all rows; a round has as many as
-      the row with the most drafts.
-    overhead_seconds: the rest of a round, a lookup that may find nothing too.
+    acceptance: a, as in `expected_tokens`.
+    widths: increasing numbers of drafts that end with K, as in `width_of`.
+    draft_seconds: time of a step of the drafter, for all rows; a round has as
+      many steps as the row with the most drafts.
+    overhead_seconds: time of the rest of a round, including a lookup that may
+      find nothing.
     batch: B.
 
   Raises:
-    ValueError: the shares are no distribution, the widths do not rise to K, the
-      acceptance is no probability, or a time was not measured.
+    ValueError: the shares are no distribution, the widths do not increase to K,
+      the acceptance is no probability, or a time was not measured.
   """
   for share in shares:
     _check_share('a share', share)

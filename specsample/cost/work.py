@@ -1,34 +1,34 @@
-"""The work of a pass of a decoder, from its shape: the roofline of a step.
+"""The work of a decoder's pass, computed from its shape: a step's roofline.
 
-Counted are the weights, once a pass; keys and values of each row's context; two
-operations for each weight a token meets and those of attention. Left out are
-activations, sampling, what the drafts add to the cache, and the time until a
-message arrives. Between devices, which divide every layer among them, two sums
-over all of them a layer (Shoeybi et al., 1909.08053).
+It counts the weights, read once per pass; the keys and values of each row's
+context; and two operations for each weight that a token meets, plus those of
+attention. It leaves out activations, sampling, what the drafts add to the
+cache, and the latency of messages. Devices divide every layer among them, with
+two all-reduces per layer (Shoeybi et al., 1909.08053).
 """
 
 import dataclasses
 
 from specsample.cost import chips
 
-# Of bfloat16: what devices send each other.
+# Devices send each other bfloat16.
 _ACTIVATION_BYTES = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-  """What one of the devices does in a pass."""
+  """The work of one device in a pass."""
 
   flops: float
   memory_bytes: float
   sent_bytes: float
 
   def seconds(self, chip: chips.Chip) -> float:
-    """The least time on a chip: its roofline (Williams et al., 2009)."""
+    """Returns the least time by a chip's roofline (Williams et al., 2009)."""
     return chip.seconds(self.flops, self.memory_bytes, self.sent_bytes)
 
   def bound(self, chip: chips.Chip) -> str:
-    """What takes that time: 'memory', 'products' or 'links'."""
+    """Returns what limits that time: 'memory', 'products' or 'links'."""
     times = {
       'memory': chip.seconds(0, self.memory_bytes, 0),
       'products': chip.seconds(self.flops, 0, 0),
@@ -40,26 +40,31 @@ class Work:
 def share_of_experts(
   num_experts: int, num_per_token: int, num_tokens: int
 ) -> float:
-  """The share of E experts that a pass over n tokens reads, on average.
+  """Returns the mean share of E experts that a pass over n tokens reads.
 
-  A token is sent to k of them, each as likely, whatever the other tokens' are:
-  1 - (1 - k / E)^n.
+  Each token is sent to k of them, all equally likely and independent of the
+  other tokens: 1 - (1 - k / E)^n.
   """
   return 1 - (1 - num_per_token / num_experts) ** num_tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoder:
-  """A decoder with gated feed-forwards, as far as its cost follows from it.
+  """The shape of a decoder with gated feed-forwards, as its cost depends on it.
 
   Attributes:
-    num_layers, dim, num_heads, num_kv_heads, head_dim: L, D and its attention.
-    mlp_dim: of the feed-forward, in layers that have one.
-    vocab_size: V. Of embeddings that are not tied a row a token is read.
-    weight_bytes, cache_bytes: of a number: 4 float32, 2 bfloat16, 1 int8.
-    num_experts: E, 0 for none; num_per_token: those that a token is sent to.
-    expert_dim, shared_dim: their width, and that of one for all tokens.
-    num_dense_layers: of L, those that have one feed-forward in their place.
+    num_layers, dim, num_heads, num_kv_heads, head_dim: L, D and the shape of
+      the attention.
+    mlp_dim: width of the feed-forward, in layers that have one.
+    vocab_size: V. If embeddings are not tied, one row of their table is read
+      per token.
+    weight_bytes, cache_bytes: bytes per number: 4 in float32, 2 in bfloat16, 1
+      in int8.
+    num_experts: E, 0 for none.
+    num_per_token: how many experts a token is sent to.
+    expert_dim, shared_dim: width of each expert, and of one for all tokens.
+    num_dense_layers: how many of the L layers have a feed-forward instead of
+      experts.
   """
 
   num_layers: int
@@ -79,9 +84,9 @@ class Decoder:
   num_dense_layers: int = 0
 
   def read_weights(self, num_tokens: int) -> float:
-    """How many weights a pass over so many tokens reads.
+    """Returns how many weights a pass over `num_tokens` tokens reads.
 
-    Of many experts `share_of_experts`.
+    Experts are counted by `share_of_experts`.
     """
     if not self.num_experts:
       return self._weights(0.0)
@@ -89,38 +94,38 @@ class Decoder:
     return self._weights(self.num_experts * share)
 
   def num_weights(self) -> int:
-    """All of them."""
+    """Returns the number of all weights."""
     table = 0 if self.tie_embeddings else self.vocab_size * self.dim
     return int(self._weights(self.num_experts)) + table
 
   def context_bytes(self, num_tokens: int) -> float:
-    """Of the keys and values of one row."""
+    """Returns the bytes of the keys and values of one row."""
     vectors = 2 * self.num_layers * self.num_kv_heads * num_tokens
     return vectors * self.head_dim * self.cache_bytes
 
   def held_bytes(self, *, batch: int, context: int, devices: int = 1) -> float:
-    """Weights and caches, of one of the devices."""
+    """Returns the bytes of weights and caches on one device."""
     weights = self.num_weights() * self.weight_bytes / devices
     return weights + self._own_cache(batch * context, devices)
 
   def work(
     self, num_tokens: int, *, batch: int = 1, context: int = 0, devices: int = 1
   ) -> Work:
-    """Of one device, in a pass over so many tokens of each of `batch` rows.
+    """Returns the work of one device in a pass over a batch.
 
     Args:
-      num_tokens: K + 1 of a row.
-      batch: B.
+      num_tokens: tokens per row, K + 1.
+      batch: B, the number of rows.
       context: tokens of each row in the cache.
-      devices: that divide heads, feed-forward and vocabulary. Where they are
+      devices: how many divide heads, feed-forward and vocabulary. If there are
         more than `num_kv_heads`, several read the same keys and values.
     """
     total = batch * num_tokens
-    # What attention multiplies: queries by keys, their weights by values.
+    # Attention multiplies queries by keys, and attention weights by values.
     met = 2 * self.num_layers * self.num_heads * self.head_dim * context
     flops = 2 * total * (self._weights(self.num_per_token) + met)
     weights = self.read_weights(total) * self.weight_bytes
-    # A ring sends each part of a sum twice, but for a device's own.
+    # A ring sends each part of a sum twice, except for a device's own.
     sums = 2 * self.num_layers * total * self.dim * _ACTIVATION_BYTES
     return Work(
       flops=flops / devices,
@@ -133,7 +138,7 @@ class Decoder:
     return self.context_bytes(num_tokens) / min(devices, self.num_kv_heads)
 
   def _weights(self, experts):
-    """Without the embeddings' table, and with so many experts a layer."""
+    """Counts weights without the embedding table, with `experts` per layer."""
     heads = 2 * self.num_heads + 2 * self.num_kv_heads
     attention = self.dim * heads * self.head_dim
     dense = 3 * self.dim * self.mlp_dim

@@ -1,4 +1,4 @@
-"""Drafts with another drafter as much as policies think worth verifying."""
+"""A drafter that drafts only as much as its policies find worth verifying."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -26,38 +26,39 @@ _logger = logging.getLogger(__name__)
 
 @types.pytree
 class AdaptiveState:
-  """The drafter's own state, and those of the policies."""
+  """The drafter's own state and the policies' states."""
 
   inner: types.DrafterState
   policies: tuple[policy_lib.State, ...]  # leaves [B, ...]
-  # [B] int32, drafts of the round, of a tree how deep; -1 while it is paused.
+  # [B] int32, drafts of the round, for a tree its depth; -1 while it is paused.
   drafted: Array
   length: Array  # [B] int32, tokens before the round
-  over: Array  # [B] bool, rows that emit nothing any more
+  over: Array  # [B] bool, rows that emit no more tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adaptive(branching.OverBranches):
-  """A drafter whose drafts are cut where a policy says so, row by row.
+  """A drafter that cuts another drafter's drafts, row by row, as policies say.
 
-  The rows begin with what params['policies'] holds, if it is there: what
-  `learned` returned after other prompts. Then policies need not begin anew, and
-  a row's number of drafts follows from those prompts too; its distribution does
-  not, nor under temperature 0 its tokens.
+  Rows start from params['policies'] if it is given: the states that `learned`
+  returned after other prompts, so that policies need not start from scratch.
+  The number of drafts in a row then depends on those prompts too; the row's
+  distribution does not, and neither do its tokens at temperature 0.
 
-  In one executable: K is the most that is ever drafted. Where no row wants a
-  draft the drafter is left out, one that draws token by token stops with the
-  last row, and the target reads no more than the first of the `widths` that
-  holds all drafts. A policy that asks for more than K gets K.
+  There is a single executable, and K is the most that is ever drafted. If no
+  row wants a draft, the drafter does not run. A drafter that draws token by
+  token stops when no row wants more, and the target reads no more than the
+  first of the `widths` that holds all drafts. A policy that asks for more than
+  K gets K.
 
   Attributes:
     drafter: a `pausable.Pausable`.
-    policies: all of them must let a draft pass.
+    policies: a draft has to pass all of them.
     widths: numbers of drafts for which the target's pass is compiled, rising;
-      K is added. None for 0 and K, and of chains for those between that a
-      `Fastest` policy's costs call at least 5% cheaper than the next. With such
-      a policy 0 is among them. Empty for K alone, where only masks tell that
-      drafts are cut.
+      K is added. None means 0, K and, for chains, each number in between that
+      is at least 5% cheaper than the next by the costs of a `Fastest` policy.
+      With such a policy they begin with 0. Empty means K alone: drafts that are
+      cut are then only masked.
   """
 
   drafter: Any
@@ -65,7 +66,7 @@ class Adaptive(branching.OverBranches):
   widths: Sequence[int] | None = None
 
   def __post_init__(self):
-    """Refuses no policy, widths that do not fit, drafters that cannot pause."""
+    """Raises ValueError if the drafter, policies or widths do not fit."""
     if hasattr(self.drafter, 'untaught'):
       raise ValueError(
         f'the drafter is an {type(self.drafter).__name__}, which has policies '
@@ -101,19 +102,19 @@ class Adaptive(branching.OverBranches):
 
   @property
   def depth(self) -> int:
-    """The most drafts that a round keeps: of a chain all."""
+    """The most drafts that a round keeps; all of them for a chain."""
     return getattr(self.drafter, 'depth', self.num_draft_tokens)
 
   @property
   def topology(self) -> Any:
-    """Of a `Tree` its own, None of other drafters; cut nodes are in it."""
+    """The topology of a `Tree`, cut nodes included; None for other drafters."""
     return getattr(self.drafter, 'topology', None)
 
   def _ladder(self) -> tuple[int, ...]:
-    """The numbers of drafts that are worth a pass of their own."""
+    """Returns the numbers of drafts that are worth a pass of their own."""
     most = self.num_draft_tokens
     timed = (x.costs for x in self.policies if isinstance(x, fastest.Fastest))
-    # Of a tree they are the costs of its levels.
+    # A tree's costs are those of its levels, not of its numbers of nodes.
     costs = next(timed, ()) if self.depth == most else ()
     return widths_lib.ladder(costs, most)
 
@@ -142,11 +143,11 @@ class Adaptive(branching.OverBranches):
     )
 
   def untaught(self) -> tuple[policy_lib.State, ...]:
-    """What the policies know before the first prompt."""
+    """Returns the policies' states before the first prompt."""
     return tuple(policy.init(self.depth) for policy in self.policies)
 
   def learned(self, state: AdaptiveState) -> tuple[policy_lib.State, ...]:
-    """What the policies know at the end of some rows: the mean of them.
+    """Returns the mean of the policies' states at the end of some rows.
 
     Args:
       state: `DecodeState.draft` of the rows.
@@ -164,7 +165,7 @@ class Adaptive(branching.OverBranches):
     wanted = decision.wanted(
       self.policies, state.policies, state.over, self.depth
     )
-    # Nobody waits for the drafts of a row that is done.
+    # A row that is done needs no drafts.
     wanted = jnp.where(state.over, 0, wanted)
     decide = functools.partial(
       decision.decide, self.policies, state.policies, wanted
@@ -197,7 +198,7 @@ class Adaptive(branching.OverBranches):
     )
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`; policies learn nothing of such a round."""
+    """See `pausable.Pausable`; policies learn nothing from such a round."""
     inner = self.drafter.pause(params, tokens, length, state.inner)
     drafted = jnp.full_like(state.drafted, -1)
     return dataclasses.replace(
@@ -207,13 +208,13 @@ class Adaptive(branching.OverBranches):
   def resume(self, params, tokens, length, state):
     """See `pausable.Pausable`."""
     inner = self.drafter.resume(params, tokens, length, state.inner)
-    # A row that was done may go on with more text.
+    # A row that was done may continue with more text.
     over = jnp.zeros_like(state.over)
     return dataclasses.replace(state, inner=inner, over=over)
 
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`."""
-    # A round emits a token of every row that is not done.
+    # A round emits at least one token in every row that is not done.
     over = length == state.length
     drafted = jnp.maximum(state.drafted, 0)
     learned = decision.update(
@@ -239,7 +240,7 @@ class Adaptive(branching.OverBranches):
 
 
 def _nothing(like):
-  """A draft of nothing, with the shapes of another."""
+  """Returns an empty draft with the shapes of another."""
   zeros = jax.tree.map(
     lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like
   )
@@ -248,7 +249,7 @@ def _nothing(like):
 
 @functools.cache
 def _say_clamped(name: str, most: int, depth: int) -> None:
-  """Once for each."""
+  """Warns once for each combination of arguments."""
   _logger.warning(
     '%s asks for up to %d drafts a round, and the drafter drafts %d: it gets '
     'as many',

@@ -1,4 +1,4 @@
-"""Drafters that can go on from several drafts at once, as trees need."""
+"""Drafters that can continue from several drafts at once, as trees need."""
 
 from typing import Any, Protocol
 
@@ -9,40 +9,41 @@ from specsample.types import Array, Drafter, DrafterState, Params
 
 
 class Branching(Drafter, Protocol):
-  """A drafter that can go on from several drafts at once.
+  """A drafter that can continue from several drafts at once.
 
-  Nodes that are gone on from are numbered as they come, 0 the pending token.
+  The nodes that it continues from are numbered in the order that `grow` gets
+  them; 0 is the pending token.
   """
 
   def begin(
     self, params: Params, tokens: Array, length: Array, state: DrafterState
   ) -> tuple[Array, Any]:
-    """Logits [B, 1, V'] behind the pending token, and what `grow` needs."""
+    """Returns logits [B, 1, V'] after the pending token, and `grow`'s carry."""
 
   def grow(
     self, params: Params, tokens: Array, parents: Array, carry: Any
   ) -> tuple[Array, Any]:
-    """Logits [B, n, V'] behind n more nodes.
+    """Returns logits [B, n, V'] after n more nodes, and the next carry.
 
     Args:
-      params: the whole tree.
-      tokens: [B, n] of the new nodes, all a level behind the last ones.
-      parents: [B, W - 1], of all nodes so far, the new ones the last.
-      carry: from the call before.
+      params: the whole tree of parameters.
+      tokens: [B, n], tokens of the new nodes, all one level below the previous.
+      parents: [B, W - 1], the parents of all nodes so far, the new ones last.
+      carry: from the previous call of `begin` or `grow`.
     """
 
   def end(self, carry: Any, state: DrafterState) -> DrafterState:
-    """The state as `propose` leaves it."""
+    """Returns the state as `propose` leaves it."""
 
   def target_ids(self, params: Params, ids: Array) -> Array:
-    """The target's tokens of ids [...] of the V' that are drafted."""
+    """Maps ids [...] of the V' tokens that are drafted to the target's ids."""
 
   def widen(self, params: Params, logits: Array) -> Array:
-    """Logits [..., V] of [..., V']: -inf where nothing is drafted."""
+    """Expands logits [..., V'] to [..., V]: -inf for tokens never drafted."""
 
 
 def check(drafter: Any) -> None:
-  """Raises ValueError unless a tree can be made of the drafter."""
+  """Raises ValueError unless the drafter can draft trees."""
   if not hasattr(drafter, 'grow'):
     raise ValueError(
       'a tree goes on from several drafts at once, which '
@@ -52,7 +53,7 @@ def check(drafter: Any) -> None:
 
 
 def check_siblings(count: int, logits: Array) -> None:
-  """Raises ValueError unless logits [..., V'] are of so many tokens."""
+  """Raises ValueError unless logits [..., V'] have at least `count` tokens."""
   if count > logits.shape[-1]:
     raise ValueError(
       f'{count} siblings are to be drafted, of {logits.shape[-1]} tokens that '
@@ -62,7 +63,7 @@ def check_siblings(count: int, logits: Array) -> None:
 
 
 class OverBranches:
-  """The parts of `types.Drafter` that are those of a `Branching` drafter."""
+  """The parts of `types.Drafter` that are passed on to another drafter."""
 
   drafter: Any  # a Branching
 
@@ -98,7 +99,7 @@ class OverBranches:
 
 
 def for_all(parents: Any, batch_size: int) -> Array:
-  """Parents, the same in all rows: [B, n]."""
+  """Broadcasts parents to all rows: [B, n]."""
   row = jnp.asarray(parents, jnp.int32)
   rows = jnp.broadcast_to(row, (batch_size, row.size))
   return sharding.constrain(rows, 'batch', None)

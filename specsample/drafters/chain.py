@@ -1,4 +1,4 @@
-"""Drafts token by token with a second, cheaper model.
+"""Token-by-token drafting with a second, cheaper model.
 
 Leviathan et al., 2211.17192; Chen et al., 2302.01318.
 """
@@ -14,7 +14,7 @@ from specsample.drafters import sequential
 from specsample.drafters import settings
 from specsample.types import Array, Model
 
-# So many tokens at once are fed to a draft model that paused.
+# Tokens per pass when a draft model catches up after a pause.
 _CATCH_UP = 16
 
 
@@ -29,14 +29,14 @@ class ChainState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chain:
-  """Samples K tokens from `model`, whose parameters are params['drafter']."""
+  """A drafter that samples K tokens from `model`, given params['drafter']."""
 
   model: Model
   num_draft_tokens: int
   feature_layers = ()
 
   def __post_init__(self):
-    """Refuses an empty draft."""
+    """Raises ValueError unless K is an integer of at least 1."""
     settings.check_num_draft_tokens(self.num_draft_tokens)
 
   @property
@@ -62,20 +62,20 @@ class Chain:
     return dataclasses.replace(state, cache=cache, length=length)
 
   def begin(self, params, tokens, length, state):
-    """See `branching.Branching`: a pass over what a round of a tree adds."""
+    """See `branching.Branching`: a pass over what a round of a tree can add."""
     return self._begin(params, tokens, length, state, self.num_draft_tokens + 1)
 
   def _begin(self, params, tokens, length, state, width):
-    """The same, a pass over the last `width` tokens.
+    """Runs `begin` with a pass over the last `width` tokens.
 
-    After a round that kept all K drafts the last of them was never fed to the
-    draft model, so at least the last two tokens are; an entry that is right is
-    written again with the same values.
+    If a round keeps all K drafts, the last of them was never fed to the draft
+    model, so `width` is at least 2. Entries that are already right are written
+    again with the same values.
     """
     width = min(width, tokens.shape[1])
     start = jnp.maximum(length - width, 0)
     output, cache = self._feed(params, tokens, start, width, state.cache)
-    # Of a short sequence, the last of those tokens are not there yet.
+    # If the sequence is shorter than `width`, the pass runs past its end.
     logits = jnp.take_along_axis(
       output.logits, (length - 1 - start)[:, None, None], axis=1
     )
@@ -86,7 +86,7 @@ class Chain:
     )
 
   def _feed(self, params, tokens, start, width, cache):
-    """A pass over `width` tokens from start [B] on."""
+    """Runs a pass over `width` tokens from index start [B] on."""
     index = start[:, None] + jnp.arange(width)
     inputs = jnp.take_along_axis(
       tokens, jnp.minimum(index, tokens.shape[1] - 1), axis=1
@@ -95,7 +95,7 @@ class Chain:
     return self.model.apply(_own(params), inputs, cache)
 
   def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`: passes over all that was not drafted."""
+    """See `pausable.Pausable`: feeds the tokens that were left out."""
 
     def cond(state):
       return jnp.any(state.length < length - 2)
@@ -103,7 +103,7 @@ class Chain:
     width = min(_CATCH_UP, tokens.shape[1])
 
     def feed(state):
-      # Behind the end of the sequence nothing can be written.
+      # Nothing can be written past the end of the buffer.
       start = jnp.minimum(state.length, tokens.shape[1] - width)
       _, cache = self._feed(params, tokens, start, width, state.cache)
       known = jnp.minimum(start + width, length - 1)
@@ -114,16 +114,16 @@ class Chain:
     return jax.lax.while_loop(cond, feed, state)
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: `resume` takes the tokens in."""
+    """See `pausable.Pausable`: `resume` feeds the tokens later."""
     del params, tokens, length
     return state
 
   def go_on(self, params, tokens, carry):
-    """See `sequential.Sequential`: a pass over a token."""
+    """See `sequential.Sequential`: a pass over one token."""
     output, cache = self.model.apply(
       _own(params), jnp.maximum(tokens, 0)[:, None], carry.cache
     )
-    # The first place that is still free.
+    # The first slot that is still free.
     is_next = jnp.cumsum(carry.fed < 0, axis=1) == 1
     fed = jnp.where(is_next, tokens[:, None], carry.fed)
     carry = dataclasses.replace(carry, cache=cache, fed=fed)
@@ -158,7 +158,7 @@ class Chain:
     return logits[:, 0], carry
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: one pass a token."""
+    """See `types.Drafter`: one pass per token."""
     return sequential.propose(
       draw, warp, tokens, length, state, drafter=self, params=params
     )
@@ -166,13 +166,13 @@ class Chain:
   def update(self, params, tokens, length, output, verdict, state):
     """See `types.Drafter`: entries of drafts that were emitted are right.
 
-    What was verified may be another drafter's: the tokens tell.
+    The verified draft may be another drafter's, so the tokens are compared.
     """
     del params, output, verdict
     place = state.length[:, None] + jnp.arange(state.fed.shape[1])
     last = tokens.shape[1] - 1
     emitted = jnp.take_along_axis(tokens, jnp.minimum(place, last), axis=1)
-    # The last token is pending, whatever it is.
+    # The last token is pending, so its entry does not count even if it was fed.
     is_right = (emitted == state.fed) & (place < length[:, None] - 1)
     kept = jnp.sum(jnp.cumprod(is_right, axis=1), axis=1)
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Drafts a block of tokens in one pass over masks.
+"""Drafting a block of tokens in one pass over masks.
 
 Chen et al., 2602.06036 (DFlash), as a chain.
 """
@@ -28,11 +28,12 @@ from specsample.types import Array, Draft, DraftLaw, Params
 
 
 class Network(nnx.Module):
-  """A small decoder whose context are keys and values of the target's features.
+  """A small decoder whose context is made from the target's features.
 
-  What stands for a token that is not known yet is a vector, `mask`. It is
-  trained, because not every target has an unused token; with a `mask_token_id`
-  it is the target's embedding of that token, as in the paper, and stays so.
+  The context consists of keys and values. A token that is not known yet is
+  represented by a vector, `mask`. It is trained, because not every target has
+  an unused token; with a `mask_token_id` it is the target's embedding of that
+  token, as in the paper, and stays fixed.
   """
 
   def __init__(self, config, keys):
@@ -48,7 +49,7 @@ class Network(nnx.Module):
       size, model.dim, axes=(self.width, None), keys=keys, dtype=jnp.float32
     )
     self.fused_norm = norm()
-    scale = model.dim**-0.5  # that of an embedding before training
+    scale = model.dim**-0.5  # that of an untrained embedding
     mask = scale * jax.random.normal(next(keys), (model.dim,))
     is_fixed = config.mask_token_id is not None
     self.mask = (network.Buffer if is_fixed else nnx.Param)(mask, axes=(None,))
@@ -66,10 +67,10 @@ class Network(nnx.Module):
   def context(
     self, features: Sequence[Array], start: Array
   ) -> tuple[list[Array], list[Array]]:
-    """Keys and values, one of [B, H, T, head_dim] for each layer.
+    """Returns keys and values of [B, H, T, head_dim], one of each per layer.
 
     Args:
-      features: [B, T, D] each, of one layer of the target each.
+      features: [B, T, D] each, one for each layer of the target that is read.
       start: [B] int32, the position of the first of the T tokens.
     """
     num_new = features[0].shape[1]
@@ -93,13 +94,13 @@ class Network(nnx.Module):
     keys: Sequence[Array],
     values: Sequence[Array],
   ) -> Array:
-    """What the unembedding reads for each draft: [B, n, K, D].
+    """Returns what the unembedding reads for each draft: [B, n, K, D].
 
     Args:
-      first: [B, n, D], embeddings of the first tokens of n blocks a row.
+      first: [B, n, D], embeddings of the first tokens of n blocks per row.
       start: [B, n] int32, their positions. A block sees the context before.
       num_drafts: K.
-      keys, values: of the context, as from `context`.
+      keys, values: the context, as returned by `context`.
     """
     batch, num_blocks, dim = first.shape
     num_masks = num_drafts - self.drafts_from_pending
@@ -127,14 +128,14 @@ class Network(nnx.Module):
 
 
 def block_mask(start: Array, size: int, num_entries: int) -> Array:
-  """What the tokens of n blocks may see: [B, T, S + T] bool, T = n * size.
+  """Returns what tokens of n blocks see: [B, T, S + T] bool, T = n * size.
 
-  Of S entries of context those before their block, and all of their own block.
+  A token sees the context entries before its block, and all of its own block.
 
   Args:
     start: [B, n] int32, the positions of the blocks.
-    size: tokens of a block.
-    num_entries: S.
+    size: the number of tokens in a block.
+    num_entries: S, the number of context entries.
   """
   batch, num_blocks = start.shape
   before = jnp.arange(num_entries) < start[..., None, None]  # [B, n, 1, S]
@@ -149,26 +150,28 @@ def block_mask(start: Array, size: int, num_entries: int) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DFlash(pausable.NothingMissed, trainable.Trainable):
-  """Draws all K tokens from one pass over [pending token, mask, ..., mask].
+  """A drafter that draws K tokens in one pass over [pending, mask, ..., mask].
 
-  No draft sees the token drawn before it, as in Medusa; but each mask sees the
-  others, and through `num_layers` layers of the target's own kind all features
-  that the target had of the tokens before the pending one, each as its own key
-  and value. The embedding is the target's, and so is the unembedding.
+  As in Medusa, no draft sees the token drawn before it. But each mask sees the
+  others and, through `num_layers` layers of the target's own kind, all of the
+  target's features of the tokens before the pending one, each as its own key
+  and value. The embedding and the unembedding are the target's.
 
   Attributes:
-    feature_layers: of the target, whose outputs are read; -1 its embedding.
-    has_feature_norms: each feature is normalised before they are joined, at
-      first as the target's layer that reads it does. Not in the paper.
-    num_layers: of the draft network.
-    drafts_from_pending: draft 0 is read where the pending token is, and draft i
-      at mask i - 1, as DeepSpec trains it; otherwise draft i at mask i.
+    feature_layers: layers of the target whose outputs are read; -1 is its
+      embedding.
+    has_feature_norms: whether each feature is normalised before they are
+      concatenated, initially as the target's layer that reads it does. Not in
+      the paper.
+    num_layers: the number of layers of the draft network.
+    drafts_from_pending: whether draft 0 is read at the pending token and draft
+      i at mask i - 1, as DeepSpec trains it. If not, draft i is read at mask i.
     mask_token_id: an unused token of the target, whose embedding is the mask.
       Engines that read the mask from the target's embedding, as the published
       layout has it, need one. None trains a vector instead.
-    layer_config: a `models.transformer.Transformer` that says the shape of its
+    layer_config: a `models.transformer.Transformer` that gives the shape of the
       layers; None for the target's. They have keys and values and one
-      feed-forward, whatever the shape says of latent vectors and experts.
+      feed-forward, even if the shape has latent vectors or experts.
   """
 
   feature_layers: tuple[int, ...] = ()
@@ -180,7 +183,7 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
   _network = Network
 
   def __post_init__(self):
-    """Refuses layers that the target does not have; see `Trainable`."""
+    """Raises ValueError if a setting does not fit; see `Trainable`."""
     super().__post_init__()
     settings.check_shape(self)
     if not checks.is_count(self.num_layers):
@@ -201,7 +204,7 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
 
   @property
   def shape(self) -> Any:
-    """What says the shape of the layers."""
+    """The configuration that gives the shape of the layers."""
     shape = self.model if self.layer_config is None else self.layer_config
     return settings.plain_shape(shape)
 
@@ -213,7 +216,7 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
   def context(
     self, params: Params, features: Sequence[Array]
   ) -> cache_lib.KVCache:
-    """What blocks see of sequences with features [B, T, D] each."""
+    """Returns what blocks see of sequences with features [B, T, D] each."""
     batch, length, _ = features[0].shape
     start = sharding.zeros((batch,), jnp.int32, 'batch')
     keys, values = self.merge(params).context(features, start)
@@ -228,13 +231,13 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     start: Array,
     context: cache_lib.KVCache,
   ) -> Array:
-    """What the unembedding reads: [B, n, K, D], of n blocks a row.
+    """Returns what the unembedding reads for n blocks per row: [B, n, K, D].
 
     Args:
-      params: the whole tree.
+      params: the whole tree of parameters.
       first: [B, n] int32, the pending tokens.
       start: [B, n] int32, their positions.
-      context: of the tokens before them, and of others that they do not see.
+      context: holds the tokens before them; blocks do not see later ones.
     """
     return self.merge(params)(
       self.model.embed(params['target'], first),
@@ -245,17 +248,17 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     )
 
   def given(self, params: Params, logits: Array, previous: Array) -> Array:
-    """Logits [..., V'] given the tokens before, [...]: here the same."""
+    """Returns logits [..., V'] given previous tokens [...]: here unchanged."""
     del params, previous
     return logits
 
   def confidence(
     self, params: Params, vectors: Array, previous: Array
   ) -> Array | None:
-    """See `types.Signals`; here None, there is no head for it.
+    """See `types.Signals`; here None, as there is no head for it.
 
     Args:
-      params: the whole tree.
+      params: the whole tree of parameters.
       vectors: [..., D], from `vectors`.
       previous: [...] int32, the tokens before the drafts.
     """
@@ -268,11 +271,12 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
         "the last norm begins as the target's: give the target's parameters"
       )
     params = super()._begin(key, target_params)
-    # The unembedding, which is not trained, is made for what it gives.
+    # The unembedding is not trained, and expects the output of the target's
+    # last norm.
     scale = feature_norms.scale_of(self.model, target_params['norm'])
     params |= {'norm': {'scale': scale}}
     if self.mask_token_id is not None:
-      # As many rows as any mesh divides a batch into; all are the same.
+      # Any mesh can divide this many rows; they are all the same.
       ids = jnp.full(jax.device_count(), self.mask_token_id)
       embedded = sharding.replicate(self.model.embed(target_params, ids))
       params |= {'mask': embedded[0].astype(jnp.float32)}
@@ -305,7 +309,7 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     return self._take_in(params, output, state.length + count, state)
 
   def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`: context are the features of what was kept."""
+    """See `types.Drafter`: the features of kept tokens become context."""
     del tokens, verdict
     return self._take_in(params, output, length - 1, state)
 
@@ -321,7 +325,7 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     return cache_lib.commit(state, length)
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: nothing of the block stays in the state."""
+    """See `types.Drafter`: the state keeps nothing of the block."""
     pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
     vectors = self.vectors(params, pending, length[:, None] - 1, state)[:, 0]
     logits = self.logits(params, vectors)  # [B, K, V'], in one product

@@ -1,7 +1,7 @@
-"""Drafts with a small model that begins as a few of the target's layers.
+"""A small draft model that begins as a few of the target's layers.
 
-A draft model of the target's own kind (Leviathan et al., 2211.17192), which
-shares its embedding and is distilled from it (Zhou et al., 2310.08461).
+It is of the target's own kind (Leviathan et al., 2211.17192), shares the
+target's embedding and is distilled from it (Zhou et al., 2310.08461).
 """
 
 from collections.abc import Sequence
@@ -38,18 +38,18 @@ class _Network(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftModel(trainable.Trainable):
-  """A `Chain` of a decoder with layers and a last norm of its own.
+  """A `Chain` over a decoder with layers and a last norm of its own.
 
-  Before training they are `layers` (from 0) and the norm of the target, which
-  is of the Llama family. The embedding is the target's, and so is the
-  unembedding, cut to the draft vocabulary if there is one.
+  Before training these are the target's `layers` (counted from 0) and its last
+  norm; the target is of the Llama family. The embedding is the target's, and so
+  is the unembedding, restricted to the draft vocabulary if there is one.
   """
 
   layers: Sequence[int]
   _network = _Network
 
   def __post_init__(self):
-    """Refuses layers that the target does not have; see `Trainable`."""
+    """Raises ValueError for layers the target lacks; see `Trainable`."""
     super().__post_init__()
     if not hasattr(self.model, 'num_kv_heads'):
       raise ValueError(
@@ -70,7 +70,7 @@ class DraftModel(trainable.Trainable):
     return Decoder(self)
 
   def vectors(self, params: Params, tokens: Array) -> Array:
-    """What the unembedding reads: [B, T, D] for sequences [B, T]."""
+    """Returns what the unembedding reads of sequences [B, T]: [B, T, D]."""
     empty = self.decoder.init_cache(tokens.shape[0], 0)
     return self.decoder.run(params, tokens, empty)[0].hidden
 
@@ -96,7 +96,7 @@ class DraftModel(trainable.Trainable):
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
-    self.own(params)  # says what is missing
+    self.own(params)  # raises if parameters are missing
     return self._chain.init({'drafter': params}, batch_size, max_length)
 
   def extend(self, params, tokens, count, output, state):
@@ -142,7 +142,7 @@ class DraftModel(trainable.Trainable):
     return super().widen(params, self.logits(params, vectors))
 
   def target_ids(self, params, ids):
-    """See `branching.Branching`: its logits are of all tokens."""
+    """See `branching.Branching`: the logits already cover all tokens."""
     del params
     return ids
 
@@ -160,9 +160,9 @@ class DraftModel(trainable.Trainable):
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-  """A draft model as a `types.Model`, of the whole tree of parameters.
+  """A draft model as a `types.Model` that takes the whole tree of parameters.
 
-  Its logits are -inf for tokens outside of the draft vocabulary.
+  Its logits are -inf for tokens outside the draft vocabulary.
   """
 
   drafter: DraftModel
@@ -218,7 +218,7 @@ class Decoder:
     features: tuple[int, ...] = (),
     parents: Array | None = None,
   ) -> tuple[ModelOutput, Cache]:
-    """As `apply`, with the target's logits of the hidden vectors."""
+    """Does the same as `apply`, but with logits of the target's unembedding."""
     own = self.drafter.own(params)
     found = own['norm']['scale'].dtype
     if found != jnp.dtype(self._model.dtype):
@@ -245,5 +245,5 @@ class Decoder:
 
 
 def _own(params):
-  """What a draft model does not share with its target."""
+  """Returns the parameters that a draft model and its target do not share."""
   return {name: params[name] for name in ('layers', 'norm')}

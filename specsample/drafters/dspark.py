@@ -1,7 +1,8 @@
-"""Drafts as DFlash does, each token given the one before it.
+"""Block drafting as in DFlash, with each token given the one before it.
 
-DSpark, as DeepSeek's DeepSpec trains it: a term of low rank makes of a block of
-independent tokens a Markov chain, and a small head says how far to trust it.
+DSpark, as DeepSeek's DeepSpec trains it: a low-rank term turns a block of
+independent tokens into a Markov chain, and a small head says how far to trust
+it.
 """
 
 import dataclasses
@@ -19,11 +20,11 @@ from specsample.types import Array, Params
 
 
 class _Markov(nnx.Module):
-  """W1[x] W2^T, at first 0: what token x says of the one behind it.
+  """W1[x] W2^T, initially 0: how token x changes the next token's logits.
 
-  They are [rank, V or V'] and [rank, V'], divided over the tokens. With V' on
-  both sides nothing is said behind a token that is never drafted: only a
-  pending one can be that.
+  The matrices are [rank, V or V'] and [rank, V'], sharded over the tokens. With
+  V' on both sides the term is 0 after a token that is never drafted, which only
+  a pending token can be.
   """
 
   def __init__(self, rank, num_before, size, keys):
@@ -34,16 +35,16 @@ class _Markov(nnx.Module):
     self.behind = nnx.Param(jnp.zeros((rank, size)), axes=(None, self.axis))
 
   def embed(self, ids: Array, is_drafted: Array) -> Array:
-    """W1[x], [..., rank]."""
+    """Returns W1[x], [..., rank]; 0 where `is_drafted` is False."""
     found = indexing.lookup(self.before[...], ids, self.before_axis)
-    # Without fused loops the CPU backend cannot run a bfloat16 product of what
-    # is chosen on the way.
+    # Without fused loops, the CPU backend cannot run a bfloat16 product of what
+    # a `where` returns.
     return jax.lax.optimization_barrier(
       jnp.where(is_drafted[..., None], found, 0)
     )
 
   def __call__(self, embedded: Array) -> Array:
-    """Logits [n, V'] to be added, of rows [n, rank]."""
+    """Returns the logits [n, V'] to add for rows [n, rank]."""
     return sharding.einsum(
       'rd,dv->rv',
       embedded,
@@ -60,7 +61,7 @@ class _Network(dflash.Network):
     size = config.draft_vocab_size or num_tokens
     num_before = num_tokens if config.reads_all_tokens else size
     self.markov = _Markov(config.rank, num_before, size, keys)
-    # At first it says 1/2 of everything.
+    # Before training the confidence is 1/2 everywhere.
     self.confidence = layers.Linear(
       config.model.dim + config.rank,
       1,
@@ -73,15 +74,16 @@ class _Network(dflash.Network):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DSpark(dflash.DFlash):
-  """Draws token i given token i - 1, at the cost of one product [rank, V'].
+  """A `DFlash` that draws token i given token i - 1.
 
-  logits_i = U_i + W1[x_{i - 1}] W2^T, where U_i are those of DFlash. What is
-  drawn from is what follows from that, so the law is SAMPLED as any.
+  logits_i = U_i + W1[x_{i - 1}] W2^T, where U_i are the logits of DFlash; each
+  token costs one product [rank, V']. Tokens are drawn from the distribution
+  that these logits give, so the law is SAMPLED as for other drafters.
 
   Attributes:
-    rank: of the term.
-    reads_all_tokens: the term is of every token before, also of those that are
-      never drafted.
+    rank: the rank of the term.
+    reads_all_tokens: whether the term depends on every previous token,
+      including tokens that are never drafted.
   """
 
   rank: int = 256
@@ -89,7 +91,7 @@ class DSpark(dflash.DFlash):
   _network = _Network
 
   def __post_init__(self):
-    """Refuses an empty term; see `DFlash`."""
+    """Raises ValueError unless `rank` is at least 1; see `DFlash`."""
     super().__post_init__()
     if not checks.is_count(self.rank):
       raise ValueError(
@@ -97,7 +99,7 @@ class DSpark(dflash.DFlash):
       )
 
   def given(self, params: Params, logits: Array, previous: Array) -> Array:
-    """Logits [..., V'] given the tokens before, [...]."""
+    """Returns logits [..., V'] given the previous tokens, [...]."""
     embedded = self._embed(params, previous)
     rows = embedded.reshape(-1, self.rank)
     term = self.merge(params).markov(rows)
@@ -106,7 +108,7 @@ class DSpark(dflash.DFlash):
   def confidence_logits(
     self, params: Params, vectors: Array, previous: Array
   ) -> Array:
-    """As `confidence`, before the sigmoid."""
+    """Returns `confidence` before the sigmoid."""
     read = jnp.concatenate([vectors, self._embed(params, previous)], axis=-1)
     rows = self.merge(params).confidence(read.reshape(-1, read.shape[-1]))
     axes = ('batch', *[None] * (previous.ndim - 1))
@@ -116,13 +118,14 @@ class DSpark(dflash.DFlash):
   def confidence(
     self, params: Params, vectors: Array, previous: Array
   ) -> Array:
-    """How likely drafts are to be kept if those before are, [...] in (0, 1).
+    """Estimates how likely drafts are to be kept if those before are: [...].
 
-    Trained towards 1 - TV(target, draft). A draft may be cut where it is low:
-    it is a function of the tokens before, and not of the one drawn.
+    Values are in (0, 1), trained towards 1 - TV(target, draft). A draft may be
+    cut if its value is low: it depends on the tokens before, not on the one
+    drawn.
 
     Args:
-      params: the whole tree.
+      params: the whole tree of parameters.
       vectors: [..., D], from `vectors`.
       previous: [...] int32, the tokens before the drafts.
     """

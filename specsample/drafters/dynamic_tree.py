@@ -1,4 +1,4 @@
-"""Drafts the most likely tree, whose shape follows from the text.
+"""Drafting the most likely tree, whose shape depends on the text.
 
 EAGLE-2 (Li et al., 2406.16858): expand, then rerank.
 """
@@ -21,16 +21,16 @@ from specsample.types import Array, Draft, DraftLaw, Signals
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DynamicTree(branching.OverBranches):
-  """Of many candidates the N whose paths the drafter finds most likely.
+  """A drafter of the N candidates whose paths its drafter finds most likely.
 
-  At each depth the `width` likeliest paths are gone on from, with as many
-  tokens each. What is kept of all candidates is a tree: no path is likelier
-  than its beginning. It follows from the text alone, so it is a point mass.
+  At each depth the `width` likeliest paths are extended, each by `width`
+  tokens. The candidates that are kept form a tree, as no path is likelier than
+  its beginning. The tree depends on the text alone, so it is a point mass.
 
   Attributes:
-    drafter: of as many tokens as the tree is deep.
+    drafter: drafts as many tokens as the tree is deep.
     num_draft_tokens: N.
-    width: k.
+    width: k, the paths that are extended and the tokens that follow each.
   """
 
   drafter: Any  # a Branching
@@ -38,7 +38,7 @@ class DynamicTree(branching.OverBranches):
   width: int = 10
 
   def __post_init__(self):
-    """Refuses trees that cannot be."""
+    """Raises ValueError if no such tree can be drafted."""
     branching.check(self.drafter)
     settings.check_num_draft_tokens(self.num_draft_tokens)
     if not checks.is_count(self.width):
@@ -53,26 +53,26 @@ class DynamicTree(branching.OverBranches):
 
   @property
   def depth(self) -> int:
-    """Of the longest path, the most drafts that a round keeps."""
+    """The length of the longest path, the most drafts that a round keeps."""
     return self.drafter.num_draft_tokens
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`: with room for what is gone on from in vain."""
+    """See `types.Drafter`: with room for extended nodes that are not kept."""
     room = max(0, self.depth * self.width - self.num_draft_tokens)
     return self.drafter.init(params, batch_size, max_length + room)
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: a call of `grow` for each level but the last."""
+    """See `types.Drafter`: one call of `grow` per level but the last."""
     del draw, warp
     batch, width = tokens.shape[0], self.width
     logits, carry = self.drafter.begin(params, tokens, length, state)
     root = sharding.zeros((batch, 1), jnp.float32, 'batch', None)
     found = [self._candidates(params, logits, root)]
-    # The paths that are gone on from, by their numbers among the candidates,
-    # and the nodes before them as `grow` counts.
+    # The candidates that are extended, and their parents as `grow` numbers
+    # them.
     expanded = branching.for_all(range(width), batch)
     parents = branching.for_all([0] * width, batch)
-    # The candidate before each, 0 the pending token.
+    # The parent of each candidate, counted from 1; 0 is the pending token.
     before = [branching.for_all([0] * width, batch)]
     for depth in range(1, self.depth):
       ids, scores, _ = _join(found)
@@ -89,15 +89,17 @@ class DynamicTree(branching.OverBranches):
     return draft, self.drafter.end(carry, state)
 
   def _candidates(self, params, logits, scores) -> tuple[Array, Array, Signals]:
-    """The likeliest tokens [B, n * k] behind n paths, their scores and signals.
+    """Returns the k likeliest tokens after each of n paths: [B, n * k].
+
+    Also returns their scores and signals, of the same shape.
 
     Args:
-      params: the whole tree.
+      params: the whole tree of parameters.
       logits: [B, n, V'].
       scores: [B, n] float32, the paths' log-probabilities.
     """
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    # Of a drafter that has nothing to offer for now.
+    # NaN: the drafter has nothing to offer for now, all its logits are -inf.
     log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
     branching.check_siblings(self.width, log_probs)
     values, ids = indexing.top_k(log_probs, self.width)
@@ -108,13 +110,13 @@ class DynamicTree(branching.OverBranches):
     return flat(ids), flat(scores), jax.tree.map(flat, signals)
 
   def _best(self, candidates, before) -> Draft:
-    """The tree of the likeliest candidates, parents before children."""
+    """Returns the tree of the likeliest candidates, parents before children."""
     ids, scores, signals = candidates
-    # Of equals the first, which is never behind the other.
+    # Among equals `top_k` takes the first, which never descends from another.
     _, kept = jax.lax.top_k(scores, self.num_draft_tokens)
     kept = jnp.sort(kept, axis=1)
     take = functools.partial(_take, index=kept)
-    # How many of those kept are up to its parent: that one's own number.
+    # A parent's node number is the number of kept candidates up to it.
     number = jnp.sum(kept[:, None] < take(before)[..., None], axis=-1)
     return Draft(
       tokens=jnp.where(jnp.isfinite(take(scores)), take(ids), -1),
@@ -128,7 +130,7 @@ class DynamicTree(branching.OverBranches):
 
 
 def _join(found):
-  """Tokens, scores and signals [B, C] of all candidates so far."""
+  """Joins the tokens, scores and signals of all candidates so far: [B, C]."""
   return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *found)
 
 

@@ -1,4 +1,4 @@
-"""Drafts with one layer that goes on from the target's features.
+"""Drafters with one layer that continues from the target's features.
 
 EAGLE (Li et al., 2401.15077; as a chain also EAGLE-2, 2406.16858) and EAGLE-3
 (Li et al., 2503.01840).
@@ -49,7 +49,7 @@ class _Eagle(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle(feature_chain.FeatureChain):
-  """EAGLE-1 and 2: each output is a guess of the target's next hidden vector.
+  """EAGLE-1 and EAGLE-2: each output predicts the target's next hidden vector.
 
   A projection of [embedding of the next token; hidden vector], with `bias`,
   goes through one layer of the target's shape.
@@ -95,20 +95,21 @@ class _Eagle3(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle3(feature_chain.FeatureChain):
-  """EAGLE-3: goes on from outputs of three layers, projected to one vector.
+  """EAGLE-3: continues from three layers' outputs, projected to one vector.
 
   The attention reads [norm of the embedding; norm of the vector], and the
-  vector itself goes around it. The norm before the unembedding, at first the
-  target's own, is not in what is fed back.
+  residual connection carries the vector itself. The norm before the
+  unembedding, initially the target's own, is not applied to what is fed back.
 
   Attributes:
-    feature_layers: of the target of L layers, -1 for its embedding; by default
-      what enters layers 2, L // 2 and L - 3, as in the paper's code.
-    has_feature_norms: each feature is normalised before the projection, at
-      first as the target's layer that reads it does. Not in the paper.
-    norm_before_residual: what goes around the attention is the norm of the
-      vector. This and the next are of drafters that `speculators` trains.
-    feeds_back_normed: what is fed back is behind the last norm.
+    feature_layers: layers of the target, -1 for its embedding. For a target of
+      L layers the default is the inputs of layers 2, L // 2 and L - 3, as in
+      the paper's code.
+    has_feature_norms: whether each feature is normalised before the projection,
+      initially as the target's layer that reads it does. Not in the paper.
+    norm_before_residual: whether the residual connection carries the norm of
+      the vector. This and the next are for drafters that `speculators` trains.
+    feeds_back_normed: whether the last norm is applied to what is fed back.
   """
 
   feature_layers: tuple[int, ...] = ()
@@ -118,7 +119,7 @@ class Eagle3(feature_chain.FeatureChain):
   _network = _Eagle3
 
   def __post_init__(self):
-    """Fills in the layers, and refuses those that the target has not."""
+    """Fills in the layers; raises ValueError for layers the target lacks."""
     if not self.feature_layers and hasattr(self.model, 'num_layers'):
       size = self.model.num_layers
       chosen = (1, size // 2 - 1, size - 4)

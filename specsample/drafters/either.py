@@ -1,4 +1,4 @@
-"""Drafts from memory where that promises more, else with a trained drafter.
+"""Drafting from memory if that promises more, else with a trained drafter.
 
 The hybrid of SuffixDecoding (Oliaro et al., 2411.04975), row by row.
 """
@@ -24,34 +24,35 @@ from specsample.types import Array, Draft, DraftLaw, Params
 
 @types.pytree
 class EitherState:
-  """The states of both drafters, and who drafts in a row."""
+  """The states of both drafters, and which of them drafts in each row."""
 
   remembered: suffix.SuffixState
   trained: adaptive.AdaptiveState
   kept: Array  # [B] float32, running mean of the trained drafter's kept tokens
-  is_remembered: Array  # [B] bool, rows that did not need the trained one
+  is_remembered: Array  # [B] bool, rows that do without the trained drafter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Either:
-  """Verifies one of two drafts, in each row the one that promises more.
+  """A drafter that proposes, in each row, the more promising of two drafts.
 
   A remembered draft promises its expected number of kept tokens. The trained
-  drafter promises as many as it lately had in this row; where it drafts nothing
-  the remembered draft stands. Where all rows use remembered drafts it does not
-  run; its caches miss nothing by that.
+  drafter promises as many as it recently had kept in this row; if it drafts
+  nothing, the remembered draft is used. If all rows use remembered drafts, the
+  trained drafter does not run, and its caches miss nothing.
 
   The parameters are {'remembered': stores, 'trained': parameters}. A remembered
-  token is a point mass: with a drafter that draws its tokens, a row of
-  `Draft.probs` that is one-hot, so that one law holds for the whole batch.
+  token is a point mass. If the trained drafter draws its tokens, a remembered
+  token has a one-hot row in `Draft.probs`, so that one law holds for the whole
+  batch.
 
   Attributes:
-    remembered: a `Suffix`; what it expects is compared, and drafted if it
-      reaches its `min_kept`.
+    remembered: a `Suffix`, which drafts if its expected number of kept tokens
+      is at least its `min_kept`; that number is compared.
     trained: drafts chains of the target's tokens and can pause
       (drafters/pausable.py). An `Adaptive` also decides whether it drafts.
-    prior_kept: tokens that the trained drafter is taken to keep, at first.
-    decay: of that running mean, per round that it drafts in.
+    prior_kept: the trained drafter's running mean of kept tokens at the start.
+    decay: the decay of that mean, per round that the trained drafter drafts in.
   """
 
   remembered: Any
@@ -60,7 +61,7 @@ class Either:
   decay: float = 0.9
 
   def __post_init__(self):
-    """Refuses what is no Suffix, trees and drafters that cannot pause."""
+    """Raises ValueError unless given a Suffix and a pausable chain drafter."""
     if not isinstance(self.remembered, suffix.Suffix):
       raise ValueError(
         f'remembered is {type(self.remembered).__name__}: give a Suffix, which '
@@ -88,12 +89,12 @@ class Either:
 
   @property
   def num_draft_tokens(self) -> int:
-    """K, that of the longer draft."""
+    """K of the longer draft."""
     return max(self.remembered.num_draft_tokens, self.trained.num_draft_tokens)
 
   @property
   def widths(self) -> tuple[int, ...]:
-    """See `types.Drafter`: those of both."""
+    """See `types.Drafter`: the widths of both drafters."""
     return tuple(sorted({*self.remembered.widths, *self.trained.widths}))
 
   @property
@@ -120,7 +121,7 @@ class Either:
     return self.trained.untaught()
 
   def learned(self, state: EitherState) -> tuple[policy_lib.State, ...]:
-    """What the trained drafter's policies know: see `Adaptive.learned`."""
+    """See `Adaptive.learned`: what the trained drafter's policies know."""
     return self.trained.learned(state.trained)
 
   def init(self, params, batch_size, max_length):
@@ -149,7 +150,7 @@ class Either:
     )
     expected = jnp.sum(jnp.cumprod(of_memory.signals.confidence, -1), -1)
     is_remembered = (of_memory.tokens[:, 0] >= 0) & (expected >= state.kept)
-    # To the trained drafter these rows need nothing.
+    # The trained drafter need not draft for these rows.
     over = state.trained.over | is_remembered
     drawn, trained = self.trained.propose(
       _of(params, 'trained'),
@@ -159,8 +160,8 @@ class Either:
       length,
       dataclasses.replace(state.trained, over=over),
     )
-    # Rows in which the trained drafter drafts nothing, as it decides before it
-    # draws, keep what is remembered: the pass is as wide for all.
+    # If the trained drafter drafts nothing in a row, which it decides before it
+    # draws, the remembered draft stays: the pass is equally wide for all rows.
     is_first = is_remembered | (drawn.tokens[:, 0] < 0)
     draft = _merged(is_first, of_memory, drawn, self.num_draft_tokens)
     return draft, dataclasses.replace(
@@ -220,7 +221,7 @@ class Either:
 
 
 def _of(params, part: str):
-  """The whole tree for one of the two drafters."""
+  """Returns the whole tree of parameters for one of the two drafters."""
   own = params.get('drafter', {})
   if not set(own) <= {'remembered', 'trained'}:
     raise ValueError(
@@ -234,7 +235,7 @@ def _of(params, part: str):
 def _merged(
   is_first: Array, first: Draft, second: Draft, num_drafts: int
 ) -> Draft:
-  """The first draft in rows where is_first [B] is set, else the second."""
+  """Takes the first draft in rows where is_first [B] holds, else the second."""
   if second.law not in (DraftLaw.POINT_MASS, DraftLaw.SAMPLED):
     raise ValueError(
       f'trained drafts of law {second.law.value!r}: Either takes point masses '
@@ -255,7 +256,7 @@ def _merged(
 
 
 def _padded(draft: Draft, num_drafts: int) -> Draft:
-  """The draft with room for more tokens, which are not there."""
+  """Pads the draft to `num_drafts` tokens, the new ones -1."""
   missing = num_drafts - draft.tokens.shape[1]
   probs = draft.probs
   if probs is not None:
@@ -265,5 +266,5 @@ def _padded(draft: Draft, num_drafts: int) -> Draft:
 
 
 def _where(rows: Array, x: Array, y: Array) -> Array:
-  """x in rows [B] that are set, else y, [B, ...]."""
+  """Returns x in rows [B] that are set, else y, [B, ...]."""
   return jnp.where(rows.reshape(-1, *(1,) * (x.ndim - 1)), x, y)

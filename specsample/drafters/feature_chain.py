@@ -1,9 +1,10 @@
-"""What drafters share that go on from the target's features, token by token.
+"""Common parts of drafters that continue from the target's features.
 
-Entry t is made of the target's feature at token t and of token t + 1, and its
-output is read for token t + 2. So there are as many entries as tokens before
-the pending one. While a draft is drawn, the output of the entry before stands
-for a feature that the target has not given yet (EAGLE, Li et al., 2401.15077).
+They draft token by token. Entry t is made of the target's feature at token t
+and of token t + 1, and its output is read for token t + 2. So there are as many
+entries as tokens before the pending one. While a draft is drawn, the output of
+the previous entry stands in for a feature that the target has not computed yet
+(EAGLE, Li et al., 2401.15077).
 """
 
 import abc
@@ -30,12 +31,12 @@ from specsample.types import Array, Draft, DraftLaw, Params
 
 @types.pytree
 class FeatureState:
-  """What is known of the tokens before the pending one."""
+  """The entries and features of the tokens before the pending one."""
 
-  # Of each module, of the entries whose tokens are known.
+  # One per module, with the entries whose tokens are known.
   caches: tuple[cache_lib.KVCache, ...]
-  # What each module reads for its next entries, from the first that is not in
-  # its cache on: [B, n, D] of the target, [B, 1, D] of the module before.
+  # The inputs of each module's next entries, starting with the first that isn't
+  # in its cache: [B, n, D] from the target, [B, 1, D] from the previous module.
   features: tuple[Array, ...]
   length: Array  # [B] int32, tokens whose features are known
 
@@ -45,32 +46,34 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   """The parts of `types.Drafter` that are the same for all networks.
 
   A module of a network is called with rows of embeddings and features
-  [B * T, D], and as `decoder_layer.DecoderLayer` then; it returns as that does.
-  Its `read` turns outputs [B * T, D] into what the unembedding reads.
+  [B * T, D], followed by the other arguments of `decoder_layer.DecoderLayer`,
+  and returns what that returns. Its `read` turns outputs [B * T, D] into what
+  the unembedding reads.
 
-  Most have one module. Where there are more, each goes on from the outputs of
-  the one before, a token further: entry t of module i is of token t + i + 1,
-  its output is read for token t + i + 2. The last makes all drafts that follow.
+  Most networks have one module. If there are more, each continues from the
+  outputs of the previous one, one token further: entry t of module i is made of
+  token t + i + 1, and its output is read for token t + i + 2. The last module
+  makes all remaining drafts.
 
-  In the caches are entries made of the target's own features and of kept tokens
-  only: those of a round's kept drafts are made in the next round, in the passes
-  that begin it.
+  The caches hold only entries made of the target's own features and of kept
+  tokens. The entries of a round's kept drafts are made in the next round, in
+  the passes that begin it.
 
   Attributes:
-    layer_config: a `models.transformer.Transformer` that says the shape of the
+    layer_config: a `models.transformer.Transformer` that gives the shape of the
       layers, as a model of such layers alone; None for the target's.
-    most_kept: drafts that a round may keep where another drafter's are verified
-      too (`drafters.Either`); None: num_draft_tokens.
+    most_kept: the most drafts that a round may keep if another drafter's drafts
+      are verified too (`drafters.Either`); None for num_draft_tokens.
   """
 
   layer_config: Any = None
   most_kept: int | None = None
-  # Whether layers are of that shape's kind, of latent attention too; others
-  # have keys and values.
+  # Whether `shape` keeps latent attention and experts; if not, layers have keys
+  # and values and one feed-forward.
   _is_of_its_kind: ClassVar[bool] = False
 
   def __post_init__(self):
-    """Refuses layers that cannot be made."""
+    """Raises ValueError for layers that cannot be made."""
     super().__post_init__()
     settings.check_shape(self)
     if self.feature_layers:
@@ -78,33 +81,36 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
   @property
   def shape(self) -> Any:
-    """What says the shape of the layers."""
+    """The configuration that gives the shape of the layers."""
     shape = self.model if self.layer_config is None else self.layer_config
     return shape if self._is_of_its_kind else settings.plain_shape(shape)
 
   @property
   def window(self) -> int | None:
-    """How many entries one sees, None for all: its layer is behind all."""
+    """How many entries each entry sees; None for all.
+
+    The layer counts as one that follows all layers of `shape`.
+    """
     return self.shape.window(self.shape.num_layers)
 
   @property
   def num_modules(self) -> int:
-    """How many modules there are."""
+    """The number of modules."""
     return 1
 
   def modules(self, params: Params) -> Sequence[Any]:
-    """The modules, of which no more than K draft."""
+    """Returns the modules, of which at most K draft."""
     return [self.merge(params)]
 
   @abc.abstractmethod
   def features(
     self, params: Params, hidden: Array, of_layers: tuple[Array, ...]
   ) -> Array:
-    """What is read of the target, [B, T, D].
+    """Returns what the network reads of the target, [B, T, D].
 
     Args:
-      params: the whole tree.
-      hidden: [B, T, D], its hidden vectors.
+      params: the whole tree of parameters.
+      hidden: [B, T, D], the target's hidden vectors.
       of_layers: [B, T, D] each, the outputs of `feature_layers`.
     """
 
@@ -114,7 +120,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return True
 
   def vectors(self, params: Params, outputs: Array, number: int) -> Array:
-    """What the unembedding reads of outputs [..., D], for draft `number`."""
+    """Maps outputs [..., D] to the unembedding's input for draft `number`."""
     modules = self.modules(params)
     module = modules[min(number, len(modules) - 1)]
     return module.read(_rows(outputs)).reshape(outputs.shape)
@@ -123,7 +129,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     """See `types.Drafter`."""
     dtype = int8.dtype_of(self.own(params))
     num_used = min(self.num_modules, self.num_draft_tokens)
-    # A single module may leave a round's entries for later, see `pause`.
+    # A single module may leave a round's entries for later; see `pause`.
     rounds = 2 if self.num_modules == 1 else 1
     sizes = [rounds * self._most_new] + [1] * (num_used - 1)
     zeros = lambda size: sharding.zeros(
@@ -142,7 +148,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     before = self._features(params, output, state)
     place = jnp.arange(tokens.shape[1])
     last_place = tokens.shape[1] - 1
-    # Of what a module reads, before and after the chunk.
+    # How many of a module's inputs are known before and after the chunk.
     known, length = state.length, state.length + count
     caches, kept = [], []
     for i, cache in enumerate(state.caches):
@@ -179,9 +185,9 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     )
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: a pass of at least K + 1 entries, then one a token.
+    """See `types.Drafter`: a pass of K + 1 or more entries, then one per token.
 
-    Behind a prompt of one token there is no feature yet, and zeros stand for
+    After a prompt of one token there is no feature yet, and zeros stand in for
     it.
     """
     shape = (tokens.shape[0], self.num_draft_tokens)
@@ -195,7 +201,8 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       signals = signals_lib.of_tokens(logits, token)
       return drafted.at[:, i].set(token), (probs, signals)
 
-    # Of what a module reads: where its first is, and how many are kept.
+    # The module's inputs from number `known` - 1 on; the first is void if
+    # `known` is 0.
     before = state.features[0][:, : self._most_new]
     known = state.caches[0].length + 1
     last, end = len(state.caches) - 1, self.num_draft_tokens - 1
@@ -239,16 +246,17 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     draft = Draft(
       tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
     )
-    # Made of outputs, the drafts' own entries do not stay.
+    # The drafts' own entries are made of outputs, so they do not stay.
     caches[-1] = cache_lib.commit(cache, caches[-1].length)
     return draft, dataclasses.replace(
       state, caches=tuple(caches), features=(state.features[0], *kept)
     )
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: entries wait while there is room for a round's.
+    """See `pausable.Pausable`: entries wait while there is room for more.
 
-    A pass over those of several rounds costs what one of a round does.
+    A pass over the entries of several rounds costs as much as a pass over the
+    entries of one.
     """
     if self.num_modules > 1:
       nothing = lambda probs, position: jnp.zeros_like(position)
@@ -259,7 +267,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     def make_entries(state):
       (cache,), (features,) = state.caches, state.features
       start = cache.length
-      # The last one waits: what is drafted goes on from its output.
+      # The last entry waits: drafting continues from its output.
       count = jnp.clip(self._num_waiting(state) - 1, 0, most_new)
       index = start[:, None] + 1 + jnp.arange(most_new)
       new = _behind_drafts(tokens, length, tokens[:, :0], index)
@@ -280,15 +288,15 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
   @property
   def _most_new(self):
-    """Tokens that a round may emit."""
+    """The most tokens that a round may emit."""
     return 1 + (self.most_kept or self.num_draft_tokens)
 
   def _num_waiting(self, state):
-    """Entries that can be made and are not in the first cache, [B]."""
+    """Counts entries that can be made but are not in the first cache, [B]."""
     return state.length - state.caches[0].length
 
   def begin(self, params, tokens, length, state):
-    """See `branching.Branching`: the pass of K + 1 entries."""
+    """See `branching.Branching`: the pass over K + 1 entries."""
     if self.num_modules > 1:
       raise ValueError(
         f'num_modules is {self.num_modules}: trees are of a module that goes '
@@ -305,7 +313,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return self._logits(params, last), (last, cache, 1, length - 1)
 
   def grow(self, params, tokens, parents, carry):
-    """See `branching.Branching`: each new entry of the output of its parent."""
+    """See `branching.Branching`: new entries read their parents' outputs."""
     outputs, cache, num_nodes, length = carry
     num_new, num_last = tokens.shape[1], outputs.shape[1]
     before = parents[:, -num_new:] - (num_nodes - num_last)
@@ -316,7 +324,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return self._logits(params, outputs), carry
 
   def end(self, carry, state):
-    """See `branching.Branching`; made of outputs, drafts leave no entries."""
+    """See `branching.Branching`: entries made of outputs are dropped."""
     _, cache, _, length = carry
     cache = cache_lib.commit(cache, length)
     return dataclasses.replace(state, caches=(cache,))
@@ -325,10 +333,10 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return self.logits(params, self.vectors(params, outputs, 0))
 
   def _run(self, params, number, tokens, features, cache, parents=None):
-    """A module's outputs [B, T, D] behind its cache, and that with them.
+    """Returns a module's outputs [B, T, D] after its cache, and the new cache.
 
-    Entries are of tokens [B, T] and of the features before them; with parents
-    as of `types.Model.apply` they are nodes of a tree.
+    Entries are made of tokens [B, T] and of the features before them. With
+    parents, as in `types.Model.apply`, they are nodes of a tree.
     """
     num_new = tokens.shape[1]
     sizes = (cache.length, num_new, cache_lib.size(cache.keys[0]))
@@ -359,13 +367,13 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return self.features(params, output.hidden, output.features)
 
   def rope(self, positions: Array) -> tuple[Array, Array]:
-    """The tables of `rotary.rotate` for positions [B, T]."""
+    """Returns the tables of `rotary.rotate` for positions [B, T]."""
     return self.shape.rope(positions, self.window)
 
   def empty_cache(
     self, batch_size: int, max_length: int, dtype: jnp.dtype
   ) -> cache_lib.KVCache:
-    """A module's cache, of no entry yet."""
+    """Returns a module's cache without entries."""
     layer = dataclasses.replace(
       self.shape,
       num_layers=1,
@@ -376,7 +384,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
 
 class Joined(nnx.Module):
-  """A linear map of so many vectors [n, D], joined, to one of them."""
+  """A linear map from `count` concatenated vectors [n, D] to one vector."""
 
   def __init__(self, count: int, dim: int, bias: bool, keys):
     self.axis = sharding.Axis('mlp', count * dim)
@@ -395,9 +403,9 @@ class Joined(nnx.Module):
 
 
 def with_norm_of(model: Any, params: Params, target_params: Params) -> Params:
-  """A drafter's parameters with the last norm of its target, `model`.
+  """Returns a drafter's parameters with the last norm of its target, `model`.
 
-  As they are where the target's are not given.
+  They are unchanged if the target's parameters are not given.
   """
   if target_params is None:
     return params
@@ -406,7 +414,7 @@ def with_norm_of(model: Any, params: Params, target_params: Params) -> Params:
 
 
 def _behind_drafts(tokens, length, drafted, index):
-  """The tokens [B, T] at index [B, T]: drafts [B, n] from length [B] on."""
+  """Returns tokens [B, T] at index [B, T]: drafts [B, n] from length [B] on."""
   found = jnp.take_along_axis(
     tokens, jnp.minimum(index, length[:, None] - 1), axis=1
   )
@@ -421,12 +429,12 @@ def _behind_drafts(tokens, length, drafted, index):
 
 
 def _entries(num_known):
-  """How many entries a module has that reads so many vectors."""
+  """Returns how many entries can be made from that many known inputs."""
   return jnp.maximum(num_known - 1, 0)
 
 
 def _take(x, index):
-  """x [B, T, D] at index [B, n]: [B, n, D]."""
+  """Returns x [B, T, D] at index [B, n] as [B, n, D]."""
   return jnp.take_along_axis(x, index[..., None], axis=1)
 
 

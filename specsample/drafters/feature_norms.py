@@ -1,9 +1,10 @@
-"""Brings features of several layers to one scale before they are joined.
+"""Norms that bring features of several layers to one scale.
 
-What a layer hands on grows from layer to layer, and holds a few components far
-above the rest: in SmolLM2-135M of layers 1, 14 and 26 the median component is
-1.3, 5.7 and 14, the largest ones 42, 162 and 360, and those of the first token
-25,000. Joined as they are, the late layer's few are all that is seen.
+The outputs of layers grow from layer to layer, and a few components are far
+larger than the rest: in SmolLM2-135M the median component of layers 1, 14 and
+26 is 1.3, 5.7 and 14, the largest are 42, 162 and 360, and those of the first
+token 25,000. If features are concatenated without norms, only the few large
+components of the late layer matter.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from specsample.types import Array, Params
 
 
 class FeatureNorms(nnx.Module):
-  """A norm for each of some features, or for none of them."""
+  """A norm for each of some features, or no norms at all."""
 
   def __init__(self, count: int, dim: int, eps: float):
     self.norms = nnx.List(
@@ -25,14 +26,14 @@ class FeatureNorms(nnx.Module):
     )
 
   def __call__(self, features: Sequence[Array]) -> list[Array]:
-    """Of features [..., D] each; as they are where there are no norms."""
+    """Normalises features [..., D]; without norms they are unchanged."""
     if not self.norms:
       return list(features)
     return [norm(x) for norm, x in zip(self.norms, features, strict=True)]
 
 
 def scale_of(model: Any, norm: Params) -> Array:
-  """What a norm of a model multiplies with, [D] float32."""
+  """Returns the factor [D] float32 that a norm of a model multiplies by."""
   return getattr(model, 'norm_offset', 0) + jnp.array(
     norm['scale'], jnp.float32
   )
@@ -41,10 +42,10 @@ def scale_of(model: Any, norm: Params) -> Array:
 def of_readers(
   model: Any, target_params: Params, feature_layers: Sequence[int]
 ) -> Params:
-  """The parameters of norms that begin as those of the target's own readers.
+  """Returns parameters of norms that begin as those of the target's readers.
 
-  What layer i hands on, layer i + 1 reads through its first norm, and the
-  unembedding of the last one through the last norm.
+  Layer i + 1 reads the output of layer i through its first norm, and the
+  unembedding reads that of the last layer through the last norm.
   """
   after = target_params['layers']
 

@@ -1,4 +1,4 @@
-"""Drafts what the host wrote into its state before the round."""
+"""Drafting what the host wrote into the state before the round."""
 
 import dataclasses
 
@@ -17,42 +17,42 @@ from specsample.types import Array, ArrayLike, DecodeState, Draft, DraftLaw
 class GivenState:
   """The next draft."""
 
-  tokens: Array  # [B, K] int32, -1 behind the last
+  tokens: Array  # [B, K] int32, -1 after the last
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Given(stateless.Stateless):
-  """Proposes up to K given tokens a row, once; without any, nothing.
+  """A drafter that proposes up to K given tokens per row, once.
 
-  A point mass: what is given may depend on the tokens so far, and on nothing
-  that the target is going to draw.
+  Without given tokens it drafts nothing. A point mass: the given tokens may
+  depend on the tokens so far, but on nothing that the target will draw.
   """
 
   num_draft_tokens: int
 
   def __post_init__(self):
-    """Refuses an empty draft."""
+    """Raises ValueError unless K is an integer of at least 1."""
     settings.check_num_draft_tokens(self.num_draft_tokens)
 
   @property
   def widths(self) -> tuple[int, ...]:
-    """See `types.Drafter`: in a round nothing may be given."""
+    """See `types.Drafter`: a round may be given no tokens."""
     return (0, self.num_draft_tokens)
 
   def give(self, state: DecodeState, drafts: ArrayLike) -> DecodeState:
-    """The state between two rounds, with the drafts of the next one.
+    """Returns the state between two rounds, with the drafts of the next one.
 
     Args:
-      state: of `prefill` or `advance`.
-      drafts: [B, K] integers, ids of the target, -1 behind the last of a row.
-        Where the target has no such id the draft ends.
+      state: from `prefill` or `advance`.
+      drafts: [B, K] integers, ids of the target, -1 after the last of a row. A
+        draft ends at the first id that the target does not have.
 
     Raises:
-      ValueError: they have another shape, or are no integers.
+      ValueError: the drafts have another shape or are not integers.
     """
     shape = (state.length.shape[0], self.num_draft_tokens)
     given = np.asarray(jax.device_get(drafts))
-    with np.errstate(invalid='ignore'):  # of NaN
+    with np.errstate(invalid='ignore'):  # for NaN
       tokens = given.astype(np.int32)
     is_ids = given.dtype.kind in 'iu' and np.array_equal(tokens, given)
     if given.shape != shape or not is_ids:
@@ -75,7 +75,7 @@ class Given(stateless.Stateless):
     return draft, self._nothing(tokens.shape[0])
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: what was given was for this round."""
+    """See `pausable.Pausable`: the given tokens were for this round."""
     del params, length, state
     return self._nothing(tokens.shape[0])
 

@@ -1,8 +1,8 @@
-"""What drafters share that read the target's last hidden vectors.
+"""Shared parts of drafters that read the target's last hidden vectors.
 
-Head i, from 0, proposes the token i + 1 places behind the pending one, from
-the hidden vector of the token before the pending one: the pending token has not
-been through the target yet.
+Head i (from 0) proposes the token i + 1 places after the pending one. It reads
+the hidden vector of the token before the pending one, because the pending token
+has not been through the target yet.
 """
 
 import abc
@@ -28,15 +28,15 @@ from specsample.types import Array, Params
 
 @types.pytree
 class HeadsState:
-  """What the heads read of the tokens before the pending one."""
+  """The heads' view of the tokens before the pending one."""
 
-  hidden: Array  # [B, D], of the last of them; 0 where there is none
-  length: Array  # [B] int32, how many they are
-  cache: types.Cache = None  # of a prefix layer
+  hidden: Array  # [B, D], of the last of those tokens; 0 if there is none
+  length: Array  # [B] int32, the number of those tokens
+  cache: types.Cache = None  # the prefix layer's, if there is one
 
 
 class ResidualBlock(nnx.Module):
-  """x + SiLU(linear(x)), at first the identity; the output is divided."""
+  """x + SiLU(linear(x)), initially the identity; the output is sharded."""
 
   def __init__(self, dim: int):
     self.width = sharding.Axis('mlp', dim)
@@ -50,11 +50,11 @@ class ResidualBlock(nnx.Module):
 
 
 class Projection(nnx.Module):
-  """A linear map of a divided input, at first the identity.
+  """A linear map of a sharded input, initially the identity.
 
-  Published heads have an unembedding [D, V] of their own each; here they share
-  the target's, behind a map [D, D] of their own. Without it, all that a head
-  could add to the hidden vector would be SiLU's, which is never below -0.28.
+  Published heads each have an unembedding [D, V]. Here they share the target's,
+  each after a map [D, D] of its own. Without that map, a head could only add
+  SiLU's outputs to the hidden vector, and those are never below -0.28.
   """
 
   def __init__(self, dim: int):
@@ -69,7 +69,7 @@ class Projection(nnx.Module):
 
 
 class Unembedding(nnx.Module):
-  """Logits [n, V] of rows [n, D], for one head."""
+  """The unembedding of one head: logits [n, V] of rows [n, D]."""
 
   def __init__(self, dim: int, vocab_size: int):
     self.axis = sharding.Axis('vocab', vocab_size)
@@ -86,15 +86,15 @@ class Unembedding(nnx.Module):
 
 
 class Head(nnx.Module):
-  """The blocks that a head ends with, and a linear map.
+  """The final blocks of a head, followed by a linear map.
 
-  The map is an unembedding where the head has one of its own, and otherwise a
-  `Projection` to what the target's reads.
+  The map is the head's own unembedding if it has one, and otherwise a
+  `Projection` to the input of the target's.
   """
 
   def __init__(self, config: Any, num_blocks: int):
     dim = config.model.dim
-    # Published heads apply one block again and again.
+    # Published heads apply a single block repeatedly.
     num_kept = min(num_blocks, 1) if config.shares_blocks else num_blocks
     self.blocks = nnx.List([ResidualBlock(dim) for _ in range(num_kept)])
     self.order = tuple(i % num_kept for i in range(num_blocks))
@@ -103,33 +103,35 @@ class Head(nnx.Module):
     self.unembed = Unembedding(dim, config.model.vocab_size) if is_own else None
 
   def finish(self, x: Array) -> Array:
-    """What the unembedding reads, of rows [n, D]."""
+    """Maps rows [n, D] to the unembedding's inputs."""
     for i in self.order:
       x = self.blocks[i](x)
     return x if self.project is None else self.project(x)
 
 
 def vocabulary(config: Any) -> vocabulary_lib.DraftVocabulary | None:
-  """That of all heads, None where they draft all tokens."""
+  """Returns the vocabulary of all heads; None if they draft all tokens."""
   return None if config.own_unembedding else vocabulary_lib.make(config)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Heads(pausable.NothingMissed, trainable.Trainable, abc.ABC):
-  """The parts of `types.Drafter` that are the same for all kinds of heads.
+  """The parts of `types.Drafter` that all kinds of heads share.
 
-  There is a head for each of the K tokens, of `num_layers` layers. The network
-  holds them as `heads`. With `own_unembedding` each has one, and a bias.
+  There is one head per draft token, K in all, each of `num_layers` layers. The
+  network holds them as `heads`. With `own_unembedding` each head has an
+  unembedding of its own, with a bias.
 
   Attributes:
-    shares_blocks: a head's layers, but for Hydra's first, are one.
+    shares_blocks: whether a head's layers share one set of weights, except for
+      Hydra's first layer.
   """
 
   num_layers: int = 1
   shares_blocks: bool = False
 
   def __post_init__(self):
-    """Refuses heads without layers, and what `Trainable` refuses."""
+    """Refuses heads without layers; see also `Trainable`."""
     super().__post_init__()
     if not checks.is_count(self.num_layers):
       raise ValueError(
@@ -146,20 +148,20 @@ class Heads(pausable.NothingMissed, trainable.Trainable, abc.ABC):
   def vectors(
     self, params: Params, tokens: Array, hidden: Array
   ) -> list[Array]:
-    """What the unembedding reads: K of [B, T, D], one for each head.
+    """Returns the unembedding's inputs: K arrays [B, T, D], one per head.
 
     Args:
       params: the whole tree.
-      tokens: [B, T], which go on as the heads are to read them.
-      hidden: [B, T, D], the target's, of all of them.
+      tokens: [B, T], including the continuations that the heads read.
+      hidden: [B, T, D], the target's hidden vectors at all of these tokens.
 
     Returns:
-      Vectors [b, t] follow from hidden[b, : t + 1] and, for head i, from
-      tokens[b, t + 1 : t + i + 2]; where those run out, from zeros.
+      Vectors [b, t] depend on hidden[b, : t + 1] and, for head i, on
+      tokens[b, t + 1 : t + i + 2]; zeros stand in for tokens past the end.
     """
 
   def head_logits(self, params: Params, number: int, vectors: Array) -> Array:
-    """Logits [..., V'] of vectors [..., D] of the head of that number."""
+    """Returns logits [..., V'] of vectors [..., D] from head `number`."""
     unembed = self.merge(params).heads[number].unembed
     if unembed is None:
       return self.logits(params, vectors)
@@ -192,7 +194,7 @@ class Heads(pausable.NothingMissed, trainable.Trainable, abc.ABC):
 
 
 def check_dtype(hidden: Array, state: HeadsState) -> None:
-  """Raises ValueError unless target and heads compute in one dtype."""
+  """Raises ValueError unless target and heads compute in the same dtype."""
   if hidden.dtype != state.hidden.dtype:
     raise ValueError(
       f'the target computes in {hidden.dtype} and the weights of the heads are '
@@ -201,12 +203,12 @@ def check_dtype(hidden: Array, state: HeadsState) -> None:
 
 
 def take_in(state: HeadsState, hidden: Array, length: Array) -> HeadsState:
-  """Moves the state on by vectors [B, T, D] behind those that it has.
+  """Advances the state by hidden vectors [B, T, D].
 
   Args:
-    state: of `state.length` tokens.
-    hidden: of the tokens from there on.
-    length: [B] int32, tokens of the new state.
+    state: covers `state.length` tokens.
+    hidden: of the tokens that follow those.
+    length: [B] int32, tokens that the new state covers.
   """
   count = (length - state.length)[:, None, None]
   last = jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0), axis=1)

@@ -1,4 +1,4 @@
-"""Drafts with heads that read the tokens drafted before theirs.
+"""A drafter whose heads read the draft tokens before theirs.
 
 Ankner et al., 2402.05109 (Hydra and Hydra++), as a chain.
 """
@@ -23,9 +23,10 @@ from specsample.types import Array, Draft, DraftLaw, Params
 
 
 class _Head(heads.Head):
-  """Head i: of the hidden vector and i + 1 embeddings, the pending one's first.
+  """Head i, which reads the hidden vector and i + 1 token embeddings.
 
-  As in Medusa but for the first layer, which reads all of them.
+  The first embedding is the pending token's. Only the first layer, which reads
+  all of these vectors, differs from Medusa's head.
   """
 
   def __init__(self, config, i, keys):
@@ -65,22 +66,25 @@ class _Network(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hydra(heads.Heads):
-  """Draws token i from head i, given the pending token and the i before it.
+  """A drafter whose heads read the pending token and the drafts before theirs.
 
-  Hydra++ has four layers a head and `prefix_attention`: a decoder layer of the
-  target's own kind between the target and the heads, over the hidden vectors of
+  Head i draws token i given the pending token and the i drafts before it.
+
+  Hydra++ has four layers per head and `prefix_attention`: a decoder layer like
+  the target's own between the target and the heads, over the hidden vectors of
   all tokens before the pending one.
 
-  Embeddings are multiplied by `embedding_scale`, 1 in the paper. Where they are
-  much smaller than hidden vectors it takes heads long to learn to read them.
+  Embeddings are multiplied by `embedding_scale`, 1 in the paper. If they are
+  much smaller than the hidden vectors, heads take long to learn to read them.
 
-  As published, the first layer of a head adds to what it makes a linear map of
-  all that it reads, `has_linear_residual`, where by default it is the hidden
-  vector; and a norm is behind the prefix layer, `has_prefix_norm`.
+  Two options follow the published heads. With `has_linear_residual` the
+  residual of a head's first layer is a linear map of its whole input; by
+  default it is the hidden vector. With `has_prefix_norm` a norm follows the
+  prefix layer.
 
-  `layer_config` is a `models.transformer.Transformer` that says the shape of
-  the prefix layer, None for the target's. It has keys and values and one
-  feed-forward, whatever the shape says of latent vectors and experts.
+  `layer_config` is a `models.transformer.Transformer` with the shape of the
+  prefix layer, None for the target's. The layer has ordinary keys and values
+  and a single feed-forward, even if the shape has latent attention or experts.
   """
 
   prefix_attention: bool = False
@@ -91,7 +95,7 @@ class Hydra(heads.Heads):
   _network = _Network
 
   def __post_init__(self):
-    """Refuses a target of whose layers none can be made."""
+    """Checks the settings, and that a prefix layer can be built."""
     super().__post_init__()
     settings.check_flag('prefix_attention', self.prefix_attention)
     settings.check_flag('has_linear_residual', self.has_linear_residual)
@@ -110,7 +114,7 @@ class Hydra(heads.Heads):
 
   @property
   def shape(self) -> Any:
-    """What says the shape of the prefix layer."""
+    """The configuration with the shape of the prefix layer."""
     shape = self.model if self.layer_config is None else self.layer_config
     return settings.plain_shape(shape)
 
@@ -168,7 +172,7 @@ class Hydra(heads.Heads):
     """See `branching.Branching`."""
     hidden, embeddings, num_nodes = carry
     num_new, last = tokens.shape[1], embeddings[0].shape[1]
-    # All follow nodes of the last level.
+    # Every parent of a new node is in the last level.
     index = parents[:, -num_new:] - (num_nodes - last)
     along = lambda x: jnp.take_along_axis(x, index[..., None], axis=1)
     embeddings = [*map(along, embeddings), self._embed(params, tokens)]
@@ -181,7 +185,7 @@ class Hydra(heads.Heads):
     return state
 
   def _behind(self, params, carry):
-    """Logits [B, n, V'] behind paths of n embeddings [B, n, D] each."""
+    """Returns logits [B, n, V'] after n paths, of embeddings [B, n, D] each."""
     hidden, embeddings, _ = carry
     number = len(embeddings) - 1
     head = self.merge(params).heads[number]

@@ -1,4 +1,4 @@
-"""Drafts with a head for each of the next tokens, all at once.
+"""A drafter with a head for each of the next tokens, run all at once.
 
 Cai et al., 2401.10774 (Medusa), as a chain.
 """
@@ -29,9 +29,10 @@ class _Network(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Medusa(heads.Heads):
-  """Draws token i from head i, which has seen none of the tokens drafted.
+  """A drafter whose heads see none of the draft tokens.
 
-  The K products with the target's unembedding are one.
+  Head i draws draft token i. The K products with the target's unembedding are
+  computed as one.
   """
 
   _network = _Network
@@ -48,7 +49,7 @@ class Medusa(heads.Heads):
     ]
 
   def _logits(self, params, tokens, state):
-    """[B, K, V'], of all heads."""
+    """Returns the logits of all heads, [B, K, V']."""
     vectors = self.vectors(params, tokens, state.hidden[:, None])
     if not self.own_unembedding:
       return self.logits(params, jnp.concatenate(vectors, axis=1))

@@ -1,7 +1,7 @@
-"""Drafts with modules for multi-token prediction.
+"""A drafter with modules for multi-token prediction.
 
-DeepSeek-V3 (2412.19437, section 2.2). Behind the last module its own outputs
-are read again, as with the one module that is published.
+DeepSeek-V3 (2412.19437, section 2.2). The last module continues from its own
+outputs, as is done with the single module that is published.
 """
 
 import dataclasses
@@ -45,16 +45,16 @@ class _Network(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MTP(feature_chain.FeatureChain):
-  """Layers of the target's kind, each behind norms of what it joins.
+  """A drafter whose modules are layers like the target's, on normalised inputs.
 
   Module i joins [norm of the embedding of the token i + 1 ahead; norm of the
-  hidden vector, or of the output of the module before], in the order of the
-  published weights. The unembedding is the target's, behind a norm that is at
-  first the target's too.
+  hidden vector, or of the previous module's output], in the order of the
+  published weights. The unembedding is the target's, after a norm that is
+  initially the target's too.
 
   Attributes:
-    num_modules: D. Draft i is of module min(i, D - 1); of K drafts no more than
-      K modules are read.
+    num_modules: D. Draft token i comes from module min(i, D - 1); at most K
+      modules are used.
   """
 
   num_modules: int = 1
@@ -62,7 +62,7 @@ class MTP(feature_chain.FeatureChain):
   _is_of_its_kind = True
 
   def __post_init__(self):
-    """Refuses to have no module; see `FeatureChain`."""
+    """Refuses `num_modules` below 1; see also `FeatureChain`."""
     super().__post_init__()
     if not checks.is_count(self.num_modules):
       raise ValueError(

@@ -1,4 +1,4 @@
-"""Drafts by copying what followed the same words before.
+"""Drafters that copy what followed the same tokens earlier.
 
 Prompt lookup (Saxena, 2023) over the longest matching suffix; no parameters.
 """
@@ -18,11 +18,11 @@ from specsample.types import Array, Draft, DraftLaw
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ngram(stateless.Stateless):
-  """Continues the latest occurrence of the longest repeated suffix.
+  """A drafter that continues the latest match of the longest repeated suffix.
 
-  A suffix of at most `max_ngram` tokens is compared; without an earlier
-  occurrence of at least `min_ngram` of them nothing is drafted. A copy that
-  reaches the end of the sequence goes on into its own draft.
+  Suffixes of at most `max_ngram` tokens are compared. Nothing is drafted unless
+  one of at least `min_ngram` tokens occurred before. A copy that reaches the
+  end of the sequence continues into its own draft.
   """
 
   num_draft_tokens: int
@@ -58,10 +58,10 @@ class Ngram(stateless.Stateless):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NgramTree(stateless.Stateless):
-  """Continues several occurrences, each with another first token.
+  """A drafter that continues several matches with different first tokens.
 
-  The longest matches first, of equals the latest: as many chains behind the
-  pending token, `depth` tokens each.
+  The tree has `num_branches` chains of `depth` tokens after the pending token.
+  The longest matches come first, and among equal ones the latest.
   """
 
   num_branches: int
@@ -84,7 +84,7 @@ class NgramTree(stateless.Stateless):
 
   @property
   def num_draft_tokens(self) -> int:
-    """N."""
+    """N, the number of nodes."""
     return self.num_branches * self.depth
 
   @property
@@ -128,24 +128,24 @@ class NgramTree(stateless.Stateless):
 def longest_match(
   tokens: Array, length: Array, max_ngram: int, count: int
 ) -> tuple[Array, Array]:
-  """Continues the latest occurrence of the longest repeated suffix.
+  """Continues the latest match of the longest repeated suffix.
 
   Args:
     tokens: [S] int32, one sequence.
-    length: [] int32, how many of them are there.
+    length: [] int32, how many of them are in use.
     max_ngram: how many tokens of the suffix are compared.
     count: how many tokens to return.
 
   Returns:
-    The tokens [count], and the length of the match, [] int32; at 0 the tokens
-    mean nothing.
+    The tokens [count], and the length of the match, [] int32; if it is 0, the
+    tokens are meaningless.
   """
   start, longest = _latest_of_longest(_matches(tokens, length, max_ngram))
   return _copy_from(tokens, length, start, count), longest
 
 
 def _matches(tokens: Array, length: Array, max_ngram: int) -> Array:
-  """How many tokens before each position equal the suffix, [S] of [S]."""
+  """Counts the tokens before each position that equal the suffix, [S]."""
   positions = jnp.arange(tokens.size)
   matched = jnp.zeros(tokens.size, jnp.int32)
   agrees = (positions > 0) & (positions < length)
@@ -158,13 +158,13 @@ def _matches(tokens: Array, length: Array, max_ngram: int) -> Array:
 
 
 def _latest_of_longest(matched: Array) -> tuple[Array, Array]:
-  """The position [] of the longest match, and how long it is."""
+  """Returns the latest position [] of the longest match, and its length."""
   longest = jnp.max(matched)
   positions = jnp.arange(matched.size)
   return jnp.max(jnp.where(matched == longest, positions, 0)), longest
 
 
 def _copy_from(tokens: Array, length: Array, start: Array, count: int) -> Array:
-  """The tokens [count] from start on, and those again from length on."""
+  """Repeats the tokens from `start` to `length` until there are [count]."""
   period = jnp.maximum(length - start, 1)
   return tokens[start + jnp.arange(count) % period]

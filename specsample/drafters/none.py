@@ -1,6 +1,6 @@
 """No drafter: K = 0, autoregressive decoding in the same loop.
 
-Every baseline is this drafter, so a speedup compares like with like.
+Every baseline uses this drafter, so that a speedup compares like with like.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from specsample.types import Draft, DraftLaw
 
 @dataclasses.dataclass(frozen=True)
 class NoDraft(stateless.Stateless):
-  """Proposes nothing; each round emits one token of the target."""
+  """A drafter that proposes nothing; each round emits one target token."""
 
   num_draft_tokens = 0
 

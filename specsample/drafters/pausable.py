@@ -1,4 +1,4 @@
-"""Drafters that may be left out of a round, and lose nothing by it."""
+"""Drafters that can be left out of a round without losing anything."""
 
 from typing import Any, Protocol
 
@@ -6,25 +6,26 @@ from specsample.types import Array, Drafter, DrafterState, Params
 
 
 class Pausable(Drafter, Protocol):
-  """A drafter that is not asked in every round.
+  """A drafter that need not draft in every round.
 
-  In a round without drafts `pause` stands for `propose`; before the next
-  `propose` comes `resume`. What they need not do is left to the other.
+  In a round without drafts `pause` is called instead of `propose`, and `resume`
+  is called before the next `propose`. Each of the two may leave work to the
+  other.
   """
 
   def pause(
     self, params: Params, tokens: Array, length: Array, state: DrafterState
   ) -> DrafterState:
-    """The state of a round without drafts; arguments as of `propose`."""
+    """Returns the state for a round without drafts; see `Drafter.propose`."""
 
   def resume(
     self, params: Params, tokens: Array, length: Array, state: DrafterState
   ) -> DrafterState:
-    """The state as if no round had been left out."""
+    """Returns the state as if no round had been left out."""
 
 
 class NothingMissed:
-  """The methods of drafters that learn all they need in `update`."""
+  """`pause` and `resume` for drafters that learn all they need in `update`."""
 
   def pause(self, params, tokens, length, state):
     """See `Pausable`."""

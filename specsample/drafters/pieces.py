@@ -1,4 +1,4 @@
-"""A text so far in the tokens of a draft model that has others: its pieces."""
+"""The text so far in the draft model's own tokens, called pieces."""
 
 import dataclasses
 
@@ -12,28 +12,28 @@ from specsample.types import Array
 
 @types.pytree
 class Pieces:
-  """The pieces of each row, and a cache of some of them."""
+  """The pieces of each row, and a cache that holds some of them."""
 
   cache: types.Cache
-  ids: Array  # [B, C + slack] int32, those fed as drafts included
-  # [B] int32, pieces of the text so far; of one that is too long C + 1.
+  ids: Array  # [B, C + slack] int32, including pieces fed as drafts
+  # [B] int32, pieces of the text so far; C + 1 if there are more than C.
   count: Array
-  num_known: Array  # [B] int32, so many entries of the cache are of `ids`
+  num_known: Array  # [B] int32, leading cache entries that match `ids`
   length: Array  # [B] int32, tokens whose pieces are in `ids`
 
 
 def append(
   state: Pieces, table: Array, tokens: Array, count: Array, room: int
 ) -> Pieces:
-  """Puts the pieces of more tokens behind the others.
+  """Appends the pieces of more tokens.
 
-  What was fed as a draft stays known as far as the text goes on as it did.
+  Pieces fed as drafts stay known as long as the text agrees with them.
 
   Args:
     state: of B rows.
     table: [V, P] int32, the pieces of each token, -1 for none.
     tokens: [B, T]. count: [B], how many of them are new.
-    room: C, how many pieces of a row are kept.
+    room: C, the most pieces of a row that are kept.
   """
   places = sharding.of_new('batch', None, None)
   new = table.at[tokens].get(out_sharding=places)  # [B, T, P]
@@ -57,12 +57,12 @@ def append(
 
 
 def take(rows: Array, start: Array, width: int) -> Array:
-  """So many of rows [B, S] from start [B] on."""
+  """Returns `width` entries of rows [B, S] from start [B] on."""
   of_row = lambda row, i: jax.lax.dynamic_slice(row, (i,), (width,))
   return jax.vmap(of_row)(rows, start)
 
 
 def write(rows: Array, values: Array, index: Array) -> Array:
-  """Rows [B, S] with values [B, n] at index [B, n], S being no place."""
+  """Writes values [B, n] into rows [B, S] at index [B, n]; S is dropped."""
   of_row = lambda row, values, index: row.at[index].set(values, mode='drop')
   return jax.vmap(of_row)(rows, values, index)

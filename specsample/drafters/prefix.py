@@ -18,10 +18,10 @@ from specsample.types import Array
 
 
 class PrefixLayer(nnx.Module):
-  """One layer of the shape of `model` over the target's last hidden vectors.
+  """One layer in the shape of `model`, over the target's last hidden vectors.
 
-  At first it is the identity. By default there is no norm behind it: that would
-  undo the scale that the target's unembedding expects.
+  It is initially the identity. By default no norm follows it: a norm would undo
+  the scale that the target's unembedding expects.
   """
 
   def __init__(self, model: Any, keys, has_norm: bool = False):
@@ -41,7 +41,7 @@ class PrefixLayer(nnx.Module):
   def __call__(
     self, hidden: Array, cache: cache_lib.KVCache
   ) -> tuple[Array, cache_lib.KVCache]:
-    """The output for hidden [B, T, D] behind the cache, and the new cache."""
+    """Returns the output for hidden [B, T, D] and the extended cache."""
     config = self.config
     batch, num_new, dim = hidden.shape
     rope = rotary.tables(
@@ -66,7 +66,7 @@ class PrefixLayer(nnx.Module):
 def init_cache(
   model: Any, batch_size: int, max_length: int, dtype: jnp.dtype
 ) -> cache_lib.KVCache:
-  """An empty cache of the one layer."""
+  """Returns an empty cache of one layer."""
   return cache_lib.init(
     batch_size, max_length, 1, model.num_kv_heads, model.head_dim, dtype
   )

@@ -1,7 +1,7 @@
-"""Remembers the target's law where drafts were rejected, to learn from it.
+"""A drafter that records the target's law where drafts were rejected.
 
-What Online Speculative Decoding (Liu et al., 2310.07177) keeps between two
-updates of its draft model; `training.online` has the update.
+Online Speculative Decoding (Liu et al., 2310.07177) keeps this between two
+updates of its draft model. The update itself is in `training.online`.
 """
 
 import dataclasses
@@ -20,49 +20,49 @@ from specsample.types import Array, DrafterState
 
 @types.pytree
 class Ring:
-  """The target's law at the last M positions that were recorded, of each row.
+  """The target's law at the last M recorded positions of each row.
 
   Logits are the target's own, before warping.
   """
 
-  position: Array  # [B, M] int32, the index of the token there, -1 where empty
+  position: Array  # [B, M] int32, index of the recorded token; -1 if empty
   ids: Array  # [B, M, k] int32, the most likely tokens
-  logits: Array  # [B, M, k] float32, theirs
-  log_sum_exp: Array  # [B, M] float32, of all V logits
-  count: Array  # [B] int32, written so far: the next is entry count % M
+  logits: Array  # [B, M, k] float32, of those tokens
+  log_sum_exp: Array  # [B, M] float32, over all V logits
+  count: Array  # [B] int32, entries written; the next goes to count % M
 
   def emptied(self) -> 'Ring':
-    """The same ring with nothing in it."""
+    """Returns the same ring with nothing in it."""
     return dataclasses.replace(self, position=jnp.full_like(self.position, -1))
 
 
 @types.pytree
 class RecordingState:
-  """The drafter's own state, the ring, and what the last draft was."""
+  """The wrapped drafter's state, the ring, and which nodes have children."""
 
   inner: DrafterState
   ring: Ring
   length: Array  # [B] int32, tokens before the round
-  goes_on: Array  # [B, N + 1] bool, whether something was drafted behind a node
+  goes_on: Array  # [B, N + 1] bool, whether a draft follows each node
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recording:
-  """Drafts as `drafter`, and records what the target would have written.
+  """A drafter that drafts as `drafter` does and records the target's law.
 
-  Around a `drafters.Adaptive`, not within: what a filter cut was not rejected.
-  The target's pass then has one width.
+  Wrap it around a `drafters.Adaptive`, not the other way round: drafts that a
+  filter cut were not rejected. The target's pass then has a single width.
 
-  The entries of a row's ring are indices into its tokens. A row that is
-  refilled gets the empty ring of its prefill.
+  Ring positions are indices into the row's tokens. A row that is refilled
+  starts with the empty ring of its prefill.
 
   Attributes:
-    drafter: which drafts, a chain or a tree.
-    num_positions: M; of more, the last ones are kept.
-    top_k: k, the tokens of each position whose logits are kept.
-    rejected_only: positions at which a draft was rejected, as in the paper;
-      False records all at which a token was emitted. (A row's limit cuts its
-      last draft, and what is cut off counts as rejected.)
+    drafter: the wrapped drafter, of chains or trees.
+    num_positions: M; the ring keeps the last M positions.
+    top_k: k, the number of logits that are kept per position.
+    rejected_only: record only positions at which a draft was rejected, as in
+      the paper; False records all positions at which a token was emitted. (A
+      row's limit cuts its last draft, and the part cut off counts as rejected.)
   """
 
   drafter: Any  # a types.Drafter
@@ -87,7 +87,7 @@ class Recording:
 
   @property
   def depth(self) -> int:
-    """The most drafts that a round keeps."""
+    """The most draft tokens that a round keeps."""
     return getattr(self.drafter, 'depth', self.num_draft_tokens)
 
   @property
@@ -148,7 +148,7 @@ class Recording:
       params, tokens, length, output, verdict, state.inner
     )
     emitted = length - state.length
-    last = verdict.num_accepted[:, None]  # the output before which all is kept
+    last = verdict.num_accepted[:, None]  # the output after the kept drafts
     if self.rejected_only:
       node = last
       if verdict.path is not None:
@@ -162,7 +162,7 @@ class Recording:
       logits = output.logits
       index = jnp.arange(logits.shape[1])[None]
       is_new = index < emitted[:, None]
-    # Of a drafter that has no vocabulary of its own it was not known before.
+    # A drafter without a vocabulary of its own could not check this before.
     self._check_top_k(logits.shape[-1])
     logits = logits.astype(jnp.float32)
     top, ids = indexing.top_k(logits, self.top_k)
@@ -189,7 +189,7 @@ class Recording:
 
 
 def _write(ring: Ring, entry: Ring, is_new: Array) -> Ring:
-  """The ring with one more entry [B, ...], in rows where is_new [B] is set."""
+  """Writes an entry [B, ...] to the ring in rows where is_new [B] is set."""
   slots = jnp.arange(ring.position.shape[1])
   here = is_new[:, None] & (slots == (ring.count % slots.size)[:, None])
 

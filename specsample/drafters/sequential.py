@@ -1,4 +1,4 @@
-"""Drafters that draw token by token, each behind a pass over the one before."""
+"""Drafters that draw token by token, with a pass over each before the next."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -22,23 +22,23 @@ from specsample.types import (
 
 
 class Sequential(Drafter, Protocol):
-  """A drafter that can stop after any token, and saves what comes behind."""
+  """A drafter that can stop after any token and save the remaining passes."""
 
   def first(
     self, params: Params, tokens: Array, length: Array, state: DrafterState
   ) -> tuple[Array, Any]:
-    """Logits [B, V] behind the pending token, and what `go_on` needs."""
+    """Returns logits [B, V] after the pending token, and what `go_on` needs."""
 
   def go_on(
     self, params: Params, tokens: Array, carry: Any
   ) -> tuple[Array, Any]:
-    """Logits [B, V] behind one more token [B], -1 where there is none.
+    """Returns logits [B, V] after one more token [B], and the next carry.
 
-    What it needs next has the same shapes.
+    The token is -1 in rows without one. The next carry has the same shapes.
     """
 
   def end(self, carry: Any, state: DrafterState) -> DrafterState:
-    """The state as `propose` leaves it."""
+    """Returns the state as `propose` leaves it."""
 
 
 def propose(
@@ -86,14 +86,15 @@ def propose_while(
   drafter: Sequential,
   params: Params,
 ) -> tuple[Draft, DrafterState]:
-  """As `propose`, and no pass behind the last token of all rows.
+  """Proposes like `propose`, but stops once no row goes on.
 
   Args:
-    goes_on: of a draft whose first i tokens are there and whose rows behind are
-      zeros: which tokens stay [B, K], and behind which of them more may come,
-      [B, K]. Neither may depend on what is not there yet.
-    draw, warp, tokens, length, state, params: as of `types.Drafter.propose`.
-    drafter: of K tokens.
+    goes_on: takes a draft whose first i tokens are drawn; later tokens are -1,
+      and their probs and signals are zeros. Returns which tokens stay, [B, K],
+      and after which of them more may follow, [B, K]. Neither may depend on
+      what is not drawn yet.
+    draw, warp, tokens, length, state, params: see `types.Drafter.propose`.
+    drafter: drafts K tokens.
   """
   draft_one = _drawn_by(draw, warp, length)
   logits, carry = drafter.first(params, tokens, length, state)
@@ -109,7 +110,7 @@ def propose_while(
     )
 
   def judged(drafted, found, i):
-    """The drafts without token i where it does not stay, and what goes on."""
+    """Drops token i in rows where it does not stay; also says which go on."""
     stays, is_open = goes_on(draft_of(drafted, found))
     token = jnp.where(stays[:, i], drafted[:, i], -1)
     return drafted.at[:, i].set(token), stays[:, i] & is_open[:, i]

@@ -1,4 +1,4 @@
-"""Checks that drafters make of their settings when they are made."""
+"""Checks of drafters' settings, made when a drafter is constructed."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -31,16 +31,16 @@ def check_range(name: str, value: float, least: float, most: float) -> None:
 
 
 def check_flag(name: str, value: bool) -> None:
-  """Raises ValueError unless a setting of that name is a truth value."""
+  """Raises ValueError unless a setting is True or False."""
   if not isinstance(value, bool):
     raise ValueError(f'{name} is {value!r}: give True or False')
 
 
 def check_shape(drafter: Any) -> None:
-  """Raises ValueError unless a drafter's layers can be made of its `shape`.
+  """Raises ValueError unless a drafter's layers can be made from its `shape`.
 
   Args:
-    drafter: with a `model`, a `layer_config` and a `shape`, one of the two.
+    drafter: has a `model`, a `layer_config` and a `shape` from one of the two.
   """
   if not hasattr(drafter.shape, 'num_kv_heads'):
     raise ValueError(
@@ -62,13 +62,13 @@ def check_shape(drafter: Any) -> None:
 
 
 def plain_shape(shape: Any) -> Any:
-  """The shape with keys and values a head, and one feed-forward a layer.
+  """Returns the shape with ordinary attention and one feed-forward per layer.
 
-  Of attention over latent vectors what goes with it is left out too: queries
-  are scaled for heads of `head_dim`, which is the shape's own.
+  Without latent attention its query scale is dropped too: queries are scaled
+  for heads of the shape's own `head_dim`.
 
   Args:
-    shape: a `models.transformer.Transformer`; anything else stays as it is.
+    shape: a `models.transformer.Transformer`; anything else is returned as is.
   """
   if getattr(shape, 'latent', None) is not None:
     shape = dataclasses.replace(shape, latent=None, query_scale=None)
@@ -78,11 +78,11 @@ def plain_shape(shape: Any) -> Any:
 
 
 def check_features(features: Sequence[int], num_layers: int) -> tuple[int, ...]:
-  """The features; raises ValueError unless a target has them.
+  """Returns the features; raises ValueError unless the target has them all.
 
   Args:
-    features: layers whose outputs are read, -1 for the embedding.
-    num_layers: of the target.
+    features: layers whose outputs are read, -1 for the embedding; at least one.
+    num_layers: the target's.
   """
   features = tuple(features)
   missing = [i for i in features if i not in range(-1, num_layers)]
@@ -95,7 +95,7 @@ def check_features(features: Sequence[int], num_layers: int) -> tuple[int, ...]:
 
 
 def check_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
-  """The layers; raises ValueError unless they are some of num_layers."""
+  """Returns the layers; raises ValueError unless the model has them all."""
   layers = tuple(layers)
   if not layers or not all(i in range(num_layers) for i in layers):
     raise ValueError(

@@ -1,4 +1,4 @@
-"""What drafters say of their drafts, of logits before warping."""
+"""Signals that drafters give about their drafts, from logits before warping."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,10 @@ from specsample.types import Array, Signals
 
 
 def of_tokens(logits: Array, tokens: Array) -> Signals:
-  """The signals [...] of tokens [...], each drafted with logits [..., V].
+  """Returns signals [...] of tokens [...], each drafted from logits [..., V].
 
-  A logit of -inf is never drafted; those of token -1 mean nothing.
+  A token with a logit of -inf is never drafted; signals of token -1 are
+  meaningless.
   """
   log_probs = jax.nn.log_softmax(
     logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
@@ -25,9 +26,11 @@ def of_tokens(logits: Array, tokens: Array) -> Signals:
 
 
 def of_top(log_probs: Array, values: Array) -> Signals:
-  """The signals [..., k] of the most likely tokens, whose values [..., k] are.
+  """Returns signals [..., k] of the k most likely tokens.
 
-  Of log-probabilities [..., V], in falling order.
+  Args:
+    log_probs: [..., V].
+    values: [..., k], the largest of them, in descending order.
   """
   like = lambda x: jnp.broadcast_to(x, values.shape)
   return Signals(

@@ -1,4 +1,4 @@
-"""Drafts with some of the target's own layers: no further weights.
+"""A drafter made of some of the target's own layers: no further weights.
 
 Zhang et al., 2309.08168 (Draft & Verify), with the layers given.
 """
@@ -15,7 +15,7 @@ from specsample.drafters import settings
 class Skip:
   """A `Chain` whose model is the target with only `layers` (from 0) left.
 
-  `model` is the target's; it offers `keep_layers` and `keep_params`.
+  `model` is the target; it provides `keep_layers` and `keep_params`.
   """
 
   model: Any
@@ -31,7 +31,7 @@ class Skip:
 
   @property
   def vocab_size(self) -> int:
-    """The target's own."""
+    """The target's V."""
     return self.model.vocab_size
 
   @property

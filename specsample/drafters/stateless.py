@@ -1,4 +1,4 @@
-"""What drafters share that look at nothing but the tokens so far."""
+"""Shared parts of drafters that look only at the tokens so far."""
 
 from specsample.drafters import pausable
 

@@ -1,7 +1,7 @@
-"""Drafts remembered texts: what followed the same words before.
+"""A drafter that copies from remembered texts what followed the same tokens.
 
-SuffixDecoding (Oliaro et al., 2411.04975) and, with a store that stays as it
-is, REST (He et al., 2311.08252).
+SuffixDecoding (Oliaro et al., 2411.04975) and, with a store that never changes,
+REST (He et al., 2311.08252).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,20 +19,20 @@ from specsample.memory import store as store_lib
 from specsample.types import Array, Draft, DraftLaw, Params, Signals
 
 # How likely a draft token is kept: the logistic function of a constant, the log
-# of the matched tokens (those drafted before it included) and the log odds of
+# of the number of matched tokens (earlier drafts included) and the log odds of
 # its share. Fitted to greedy answers of SmolLM2-135M-Instruct, each with a
-# store of the other answers. The constants are 0.6 below the fit: of many
-# estimates the highest drafts, which is mostly too high, and sampled answers
-# repeat less. Rows then learn how far that holds for them.
+# store of the other answers. The constants are 0.6 below the fit: the source
+# with the highest estimate drafts, which is usually too high, and sampled
+# answers repeat less. Each row then learns its own correction.
 _OWN_TEXT = (-1.75, 1.63, 0.0)
 _STORE = (-1.97, 0.81, 0.70)
-# Corrections are learned for each eighth of the estimates.
+# Estimates fall into this many bins, each with a correction of its own.
 _NUM_BINS = 8
 
 
 @types.pytree
 class SuffixState:
-  """What each source proposed last, and how often it was right.
+  """The last proposal of each source, and how often it was right.
 
   Source 0 is the row's own text; the stores follow.
   """
@@ -41,38 +41,37 @@ class SuffixState:
   estimate: Array  # [B, sources, K] float32, before correction
   length: Array  # [B] int32, tokens before the round
   tried: Array  # [B, sources, bins] float32, tokens whose outcome is known
-  kept: Array  # [B, sources, bins] float32, those that were right
+  kept: Array  # [B, sources, bins] float32, those of them that were right
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Suffix:
-  """Continues the longest suffix that occurred before, in the best source.
+  """A drafter that continues the longest suffix that occurred before.
 
   It looks in the row's own text, as `Ngram` does, and in the stores of
   params['drafter'], a dictionary of `store.Store`. The source with the largest
   expected number of kept tokens drafts, if that number is at least `min_kept`;
   otherwise nothing is drafted, and the round is a pass over one token. Each row
-  corrects the estimates by what became of them, in rounds without drafts too.
+  corrects its estimates by their outcomes, including in rounds without drafts.
 
-  In a batch a round is as wide as the longest draft, for all rows. With `costs`
-  the batch decides as a whole: every row drafts as much as makes the tokens of
-  all rows, for what the round costs, the most. Then how much a row drafts
-  depends on the rows beside it; its distribution does not, nor under
-  temperature 0 its tokens.
+  The longest draft of a batch sets the width of the round for all rows. With
+  `costs` the batch decides as a whole: all rows draft up to the length that
+  maximises the expected tokens of the batch per cost of the round. How much a
+  row drafts then depends on the rows beside it; its distribution does not, and
+  neither do its tokens at temperature 0.
 
   Attributes:
     num_draft_tokens: K.
-    max_match: the longest suffix that is looked for.
-    min_kept: draft only if at least so many tokens are expected to be kept. It
-      pays from t(K + 1) / t(1) - 1 on, where t(n) is the time of a pass over n
-      tokens.
-    costs: [K + 1] of a round with 0, 1, ... K drafts in each row of the batch,
-      in any unit, as `choosing.costs` measures them; more are not read. They
-      take the place of `min_kept`.
-    num_places: of a suffix that a store contains more often, so many places
-      vote.
-    strength: the weight of the first estimate, in tokens.
-    decay: of older outcomes, per round.
+    max_match: the longest suffix to look for.
+    min_kept: draft only if at least this many tokens are expected to be kept.
+      Drafting pays from t(K + 1) / t(1) - 1 on, where t(n) is the time of a
+      pass over n tokens.
+    costs: [K + 1] costs of a round with 0, 1, ... K drafts in each row of the
+      batch, in any unit, as `choosing.costs` measures them; further entries are
+      ignored. They replace `min_kept`.
+    num_places: the most occurrences of a suffix in a store that vote.
+    strength: pseudo-count: weight of the first estimate, in tokens.
+    decay: factor on older outcomes, per round.
   """
 
   num_draft_tokens: int
@@ -86,7 +85,7 @@ class Suffix:
   vocab_size = None
 
   def __post_init__(self):
-    """Refuses counts below 1 and numbers that are none."""
+    """Refuses counts below 1 and settings out of range."""
     settings.check_num_draft_tokens(self.num_draft_tokens)
     for name in ('max_match', 'num_places'):
       settings.check_count(name, getattr(self, name))
@@ -99,7 +98,7 @@ class Suffix:
 
   @property
   def widths(self) -> tuple[int, ...]:
-    """Numbers of drafts with a pass of their own: 0, K, and as costs say."""
+    """See `types.Drafter`: 0, K, and the widths that `costs` favour."""
     return widths_lib.ladder(self.costs or (), self.num_draft_tokens)
 
   def with_store(
@@ -124,7 +123,7 @@ class Suffix:
     )
 
   def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`; the tokens are read when drafts are made of them."""
+    """See `types.Drafter`; `propose` reads the tokens."""
     del params, tokens, count, output
     return state
 
@@ -140,7 +139,7 @@ class Suffix:
     if self.costs is None:
       pays = jnp.take_along_axis(expected, best, axis=-1) >= self.min_kept
     else:
-      # A round emits a token of every row that is not done.
+      # Every round emits a token in each row that is not done.
       is_live = length > state.length
       width = widths_lib.best(chance, is_live, self.costs, self.widths)
       pays = jnp.arange(self.num_draft_tokens) < width
@@ -155,7 +154,7 @@ class Suffix:
     )
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: what it would have drafted is compared too."""
+    """See `pausable.Pausable`: drafts that are not used are compared too."""
     return self.propose(params, None, None, tokens, length, state)[1]
 
   def resume(self, params, tokens, length, state):
@@ -169,7 +168,7 @@ class Suffix:
     return jax.vmap(self._learned)(tokens, length, state)
 
   def _look_up(self, params, tokens, length):
-    """The tokens and the estimates of each source, [B, sources, K] both."""
+    """Returns tokens and estimates of each source, both [B, sources, K]."""
 
     def of_row(tokens, length, stores):
       own, matched = ngram.longest_match(
@@ -190,7 +189,7 @@ class Suffix:
         estimates.append(_estimate(_STORE, found.matched, found.share))
       return [jnp.stack(drafted), jnp.stack(estimates)]
 
-    # Each device looks its own rows up: the stores are whole on all of them.
+    # Each device looks up its own rows; the stores are replicated.
     stores = dict(_stores(params))
     whole = jax.tree.map(lambda x: (None,) * x.ndim, stores)
     found, estimate = sharding.map_parts(
@@ -202,7 +201,7 @@ class Suffix:
     return found, jnp.where(found >= 0, estimate, 0)
 
   def _corrected(self, estimate: Array, state: SuffixState) -> Array:
-    """Chances [sources, K]: estimates, and what became of their like."""
+    """Corrects estimates [sources, K] by the outcomes of similar ones."""
     bins = _bin(estimate)
     tried = jnp.take_along_axis(state.tried, bins, axis=-1)
     kept = jnp.take_along_axis(state.kept, bins, axis=-1)
@@ -210,7 +209,7 @@ class Suffix:
     return jnp.where(estimate > 0, chance, 0)
 
   def _learned(self, tokens, length, state: SuffixState) -> SuffixState:
-    """One row's state after a round. Behind a wrong token it learns nothing."""
+    """Updates one row's state; it learns nothing after a wrong token."""
     place = state.length + jnp.arange(self.num_draft_tokens)
     emitted = tokens[jnp.minimum(place, tokens.size - 1)]
     right = (emitted == state.tokens) & (place < length)
@@ -229,7 +228,7 @@ class Suffix:
 
 
 def _stores(params: Params) -> Mapping[str, store_lib.Store]:
-  """The stores by their names; none if there are no parameters."""
+  """Returns the stores by name; none if there are no parameters."""
   stores = params.get('drafter', {})
   if not isinstance(stores, Mapping):
     raise ValueError(
@@ -246,7 +245,7 @@ def _stores(params: Params) -> Mapping[str, store_lib.Store]:
 
 
 def _estimate(weights, matched: Array, share: Array) -> Array:
-  """The estimate for each of K tokens, 0 if nothing matched."""
+  """Estimates how likely each of K tokens is kept; 0 if nothing matched."""
   constant, of_match, of_share = weights
   so_far = jnp.maximum(matched, 1) + jnp.arange(share.size)
   share = jnp.clip(share, 1e-3, 1 - 1e-3)
@@ -263,7 +262,7 @@ def _bin(estimate: Array) -> Array:
 
 
 def _signals(chance: Array) -> Signals:
-  """The signals of a drafter that knows only how likely its token is kept."""
+  """Returns signals that follow from how likely each token is kept."""
   log_prob = jnp.log(chance)
   rest = 1 - chance
   entropy = -jax.scipy.special.xlogy(chance, chance)

@@ -1,4 +1,4 @@
-"""Drafts with a model of another vocabulary, in the tokens that both have.
+"""A drafter with a model of another vocabulary, limited to shared tokens.
 
 Token-level intersection: Timor et al., 2502.05202, Algorithm 4.
 """
@@ -16,32 +16,32 @@ from specsample.drafters import settings
 from specsample.drafters import signals as signals_lib
 from specsample.types import Draft, DraftLaw, Model
 
-# How many pieces a pass takes in at most.
+# The most pieces that a pass takes in.
 _CHUNK = 64
-# And behind rounds in which nothing was drafted.
+# The same when catching up on rounds without drafts.
 _CATCH_UP = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TLI:
-  """Samples K tokens from the shared ones of `model`, as `Chain` from all.
+  """A drafter like `Chain`, limited to tokens that `model` and target share.
 
-  The draft model's distribution is cut to the tokens that the target has too,
-  renormalised, and is that of the target's ids from there on: settings and
-  penalties apply to those. What the target emits goes back into the draft model
-  as pieces, by a table that does not depend on the text around a token.
+  The draft model's distribution is restricted to the shared tokens and
+  renormalised. From there on it is over the target's ids, to which sampling
+  settings and penalties apply. Tokens that the target emits are fed back to the
+  draft model as pieces, by a table that ignores the text around a token.
 
-  params['drafter'] is what `VocabMap.params` returns.
+  params['drafter'] is the result of `VocabMap.params`.
 
   Attributes:
     model: the draft model.
-    vocab_size: V, of the target.
+    vocab_size: V of the target.
     num_draft_tokens: K.
-    room, spare: behind a text of t tokens nothing is drafted where it has more
-      than room * t + spare pieces, or as many as the draft model takes: there
-      is room for no more. A rule of the row alone, whatever it is padded to.
-    most_kept: drafts that a round may keep where another drafter's are verified
-      too (`drafters.Either`); None: K.
+    room, spare: nothing is drafted after a text of t tokens if it has more than
+      room * t + spare pieces, or more than fit in the draft model; the buffer
+      holds no more. This depends on the row alone, not on its padding.
+    most_kept: the most drafts that a round may keep if another drafter's are
+      verified too (`drafters.Either`); None means K.
   """
 
   model: Model
@@ -53,7 +53,7 @@ class TLI:
   feature_layers = ()
 
   def __post_init__(self):
-    """Refuses an empty draft and no room at all."""
+    """Refuses an empty draft and a buffer without room."""
     settings.check_num_draft_tokens(self.num_draft_tokens)
     if not (self.room > 0 and self.spare >= 0):
       raise ValueError(
@@ -85,15 +85,15 @@ class TLI:
     )
 
   def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`: the chunk's pieces go into the draft model."""
+    """See `types.Drafter`: feeds the chunk's pieces to the draft model."""
     del output
     state = self._append(params, tokens, count, state)
     return self._feed(params, state, min(tokens.shape[1], _CHUNK), leave=0)
 
   def begin(self, params, tokens, length, state):
-    """See `branching.Branching`: the last two pieces, as `Chain` does.
+    """See `branching.Branching`: a pass over the last two pieces, as in Chain.
 
-    Of a token of several pieces the others go before, two at a time.
+    Earlier pieces that are still missing go first, two per pass.
     """
     state = self.pause(params, tokens, length, state)
     state = self._feed(params, state, 2, leave=2)
@@ -113,19 +113,19 @@ class TLI:
     return jnp.where(is_there, self._to_target(params, logits), -jnp.inf), state
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: the pieces of what is new are kept to be fed."""
-    # No more than were kept and one are new.
+    """See `pausable.Pausable`: stores new tokens' pieces, to be fed later."""
+    # At most the kept drafts and one more token are new.
     index = state.length[:, None] + jnp.arange(self._most_new)
     new = jnp.take_along_axis(tokens, index, axis=1, mode='clip')
     return self._append(params, new, length - state.length, state)
 
   def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`: `begin` would take in two pieces a pass."""
+    """See `pausable.Pausable`: `begin` would feed only two pieces per pass."""
     state = self.pause(params, tokens, length, state)
     return self._feed(params, state, _CATCH_UP, leave=2)
 
   def grow(self, params, tokens, parents, carry):
-    """See `branching.Branching`: a pass over the new nodes, a piece each."""
+    """See `branching.Branching`: a pass over the new nodes, one piece each."""
     output, cache = self.model.apply(
       self._own(params)['model'],
       self._draft_ids(params, tokens),
@@ -152,7 +152,7 @@ class TLI:
     return logits
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: one pass a token, at least."""
+    """See `types.Drafter`: at least one pass per token."""
     logits, state = self.begin(params, tokens, length, state)
     logits, cache = logits[:, 0], state.cache
     known = state.num_known
@@ -188,7 +188,7 @@ class TLI:
     draft = Draft(
       tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
     )
-    # The drafts that were fed are known until the text goes on otherwise.
+    # Fed drafts count as known until the text turns out differently.
     fed = self._draft_ids(params, drafted[:, :last])
     ids = pieces_lib.write(state.ids, fed, known[:, None] + jnp.arange(last))
     state = dataclasses.replace(
@@ -206,27 +206,27 @@ class TLI:
 
   @property
   def _slack(self):
-    """Entries behind the last kept piece, for what is fed at once."""
+    """Spare entries after the last kept piece, to hold what one pass feeds."""
     return max(_CHUNK, self._most_new)
 
   @property
   def _most_new(self):
-    """Tokens that a round may emit."""
+    """The most tokens that a round may emit."""
     return 1 + (self.most_kept or self.num_draft_tokens)
 
   def _room(self, state):
-    """C, of how many pieces a text may have."""
+    """Returns C, the most pieces that a text may have."""
     return state.ids.shape[1] - self._slack
 
   def _has_room(self, params, state):
-    """Whether something is drafted [B]."""
+    """Returns which rows draft, [B] bool."""
     own = self.room * state.length + self.spare
     own = own + self._own(params)['prefix'].size
     count = state.count
     return (count > 0) & (count <= own) & (count <= self._room(state))
 
   def _num_fed(self, state):
-    """How many pieces [B] of the text are to be in the cache."""
+    """Returns how many pieces [B] of the text belong in the cache."""
     return jnp.minimum(state.count, self._room(state))
 
   def _append(self, params, tokens, count, state):
@@ -234,7 +234,7 @@ class TLI:
     return pieces_lib.append(state, table, tokens, count, self._room(state))
 
   def _feed(self, params, state, width, leave):
-    """Takes in all pieces but the last `leave`, so many a pass at most."""
+    """Feeds all pieces but the last `leave`, at most `width` per pass."""
     end = self._num_fed(state) - leave
 
     def cond(carry):
@@ -259,14 +259,14 @@ class TLI:
     return dataclasses.replace(state, num_known=known, cache=cache)
 
   def _draft_ids(self, params, tokens):
-    """The draft model's tokens of drafts [B, n]; some token of no draft."""
+    """Maps drafts [B, n] to the draft model's ids; -1 to an arbitrary one."""
     ids = self._own(params)['draft_ids']
     places = sharding.of_new('batch', None)
     found = ids.at[jnp.maximum(tokens, 0)].get(out_sharding=places)
     return jnp.maximum(found, 0)
 
   def _to_target(self, params, logits):
-    """Logits [B, n, V] of the draft model's own: -inf for what it has not."""
+    """Maps the draft model's logits to [B, n, V], -inf for what it lacks."""
     ids = self._own(params)['draft_ids']
     logits = sharding.constrain(logits, 'batch', None, None)
     take = jax.vmap(jax.vmap(lambda row: row.at[jnp.maximum(ids, 0)].get()))

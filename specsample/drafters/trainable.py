@@ -1,4 +1,4 @@
-"""What drafters have in common that are trained for one target."""
+"""Shared parts of drafters that are trained for one target."""
 
 from collections.abc import Callable
 import dataclasses
@@ -20,13 +20,13 @@ from specsample.types import Array, ArrayLike, Params
 class InDtype:
   """A drafter's parameters, in the dtype of its target.
 
-  Indices are as they are, and so are routers (see `models.experts`).
+  Indices and routers keep their own dtypes (see `models.experts`).
   """
 
   drafter: 'Trainable'
 
   def abstract_params(self) -> Params:
-    """The parameters' shapes and dtypes, nothing allocated."""
+    """Returns the parameters' shapes and dtypes without allocating any."""
     dtype = jnp.dtype(self.drafter.model.dtype)
 
     def of(path, leaf):
@@ -38,29 +38,29 @@ class InDtype:
     return jax.tree_util.tree_map_with_path(of, of_drafter)
 
   def param_axes(self) -> Params:
-    """The `sharding.Axes` of each parameter's axes, a tuple each."""
+    """Returns the `sharding.Axes` of each parameter's axes, as tuples."""
     return self.drafter.param_axes()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trainable:
-  """A drafter with parameters of its own, beside those of its target.
+  """A drafter with parameters of its own, besides those of its target.
 
   Attributes:
     model: the target.
     num_draft_tokens: K.
     draft_vocab_size: V' of a `vocabulary.DraftVocabulary`; None drafts all
       tokens.
-    own_unembedding: logits come from an unembedding [D, V'] among the drafter's
-      parameters, as published drafters have it, and not from the target's. It
-      is not trained here.
+    own_unembedding: whether logits come from an unembedding [D, V'] among the
+      drafter's parameters, as in published drafters, instead of the target's.
+      It is not trained here.
   """
 
   model: Any
   num_draft_tokens: int
   draft_vocab_size: int | None = None
   own_unembedding: bool = False
-  # Made of (self, keys); has a `vocabulary`, None for all tokens.
+  # Called with (self, keys); has a `vocabulary`, None for all tokens.
   _network: ClassVar[Callable[..., Any]]
 
   def __post_init__(self):
@@ -77,17 +77,17 @@ class Trainable:
 
   @property
   def feature_layers(self) -> tuple[int, ...]:
-    """See `types.Drafter`; none, besides the target's hidden vectors."""
+    """See `types.Drafter`; none: the target's hidden vectors are enough."""
     return ()
 
   @property
   def vocab_size(self) -> int:
-    """The target's own."""
+    """The target's V."""
     return self.model.vocab_size
 
   @property
   def reads_prompt(self) -> bool:
-    """Whether drafts follow from more than the last two tokens."""
+    """Whether drafts depend on more than the last two tokens."""
     return False
 
   def init_params(
@@ -96,17 +96,17 @@ class Trainable:
     target_params: Params = None,
     d2t: ArrayLike | None = None,
   ) -> Params:
-    """Parameters before training, in float32, divided over the mesh.
+    """Returns untrained parameters in float32, sharded over the mesh.
 
     Args:
       key: a PRNG key.
-      target_params: the target's, which a draft vocabulary and a draft model
-        are made of.
-      d2t: the tokens of the draft vocabulary, as `vocabulary.of_target`.
+      target_params: the target's, from which a draft vocabulary and a draft
+        model are made.
+      d2t: the tokens of the draft vocabulary; see `vocabulary.of_target`.
 
     Raises:
-      ValueError: d2t is not of draft_vocab_size tokens of the target, or the
-        target's parameters are missing.
+      ValueError: d2t does not name draft_vocab_size tokens of the target, the
+        target's parameters are missing, or `own_unembedding` is set.
     """
     if (None if d2t is None else len(d2t)) != self.draft_vocab_size:
       raise ValueError(
@@ -129,28 +129,31 @@ class Trainable:
     return sharding.place(params, self.param_axes())
 
   def _begin(self, key, target_params):
-    """The parameters but for the vocabulary's."""
+    """Returns the parameters without those of the vocabulary."""
     del target_params
     return network.init(self._network, self, key)
 
   def abstract_params(self) -> Params:
-    """The parameters' shapes and dtypes, nothing allocated."""
+    """Returns the parameters' shapes and dtypes without allocating any."""
     return network.abstract_params(self._network, self)
 
   def param_axes(self) -> Params:
-    """The `sharding.Axes` of each parameter's axes, a tuple each."""
+    """Returns the `sharding.Axes` of each parameter's axes, as tuples."""
     return network.param_axes(self._network, self)
 
   def is_trained(self) -> Params:
-    """Whether each parameter is trained, or a part of the target: bool."""
+    """Returns whether each parameter is trained: a tree of bool.
+
+    Parts of the target, such as the columns of a draft vocabulary, are not.
+    """
     return network.is_trained(self._network, self)
 
   def merge(self, params: Params) -> Any:
-    """The network, given the whole tree of parameters."""
+    """Returns the network, given the whole tree of parameters."""
     return network.merge(self._network, self, self.own(params))
 
   def own(self, params: Params) -> Params:
-    """The drafter's part of the whole tree of parameters."""
+    """Returns the drafter's part of the whole tree of parameters."""
     if 'drafter' not in params:
       raise ValueError(
         f'params holds {sorted(params)}, and {type(self).__name__} reads '
@@ -159,7 +162,7 @@ class Trainable:
     return params['drafter']
 
   def logits(self, params: Params, vectors: Array) -> Array:
-    """Logits [..., V'] (all V without a draft vocabulary) of [..., D]."""
+    """Returns logits [..., V'] of [..., D] (V without a draft vocabulary)."""
     own = self.merge(params).vocabulary
     if own is None:
       return self.model.unembed(params['target'], vectors)
@@ -167,11 +170,11 @@ class Trainable:
     return rows.reshape(*vectors.shape[:-1], -1)
 
   def target_logits(self, params: Params, vectors: Array) -> Array:
-    """Logits [..., V] of vectors [..., D]: -inf where nothing is drafted."""
+    """Returns logits [..., V] of [..., D], -inf for tokens never drafted."""
     return self.widen(params, self.logits(params, vectors))
 
   def widen(self, params: Params, logits: Array) -> Array:
-    """Logits [..., V] of [..., V']: -inf where nothing is drafted."""
+    """Widens logits [..., V'] to [..., V], -inf for tokens never drafted."""
     own = self.merge(params).vocabulary
     if own is None:
       return logits
@@ -179,12 +182,12 @@ class Trainable:
     return rows.reshape(*logits.shape[:-1], -1)
 
   def target_ids(self, params: Params, ids: Array) -> Array:
-    """The target's tokens of ids [...] of those drafted."""
+    """Maps ids [...] of draft tokens to the target's ids."""
     own = self.merge(params).vocabulary
     return ids if own is None else own.target_ids(ids)
 
   def draft_ids(self, params: Params, tokens: Array) -> tuple[Array, Array]:
-    """Where tokens [...] are among those drafted, and whether they are."""
+    """Maps tokens [...] to draft ids; also says which have one."""
     own = self.merge(params).vocabulary
     if own is None:
       return tokens, jnp.ones_like(tokens, bool)

@@ -1,8 +1,8 @@
-"""Drafts a tree of fixed shape with a drafter that otherwise drafts chains.
+"""A drafter of trees of fixed shape, made from a drafter of chains.
 
-Medusa's (Cai et al., 2401.10774), Hydra's (2402.05109), SpecInfer's
-(2305.09781) and Sequoia's (2402.12374), as the topology and the choice of
-siblings say.
+The topology and the choice of siblings make the tree that of Medusa (Cai et
+al., 2401.10774), Hydra (2402.05109), SpecInfer (2305.09781) or Sequoia
+(2402.12374).
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ from specsample.types import Array, Draft, DraftLaw, Signals
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tree(branching.OverBranches):
-  """Behind each node as many tokens as it has children in a topology.
+  """A drafter that gives each node the children it has in a topology.
 
   Attributes:
-    drafter: of as many tokens as the tree is deep.
-    topology: of the tree.
-    law: how siblings come of what the drafter says. POINT_MASS are the most
-      likely tokens, in that order, which needs no probabilities (Medusa, Hydra,
-      EAGLE); the others are drawn as `types.DraftLaw` says (SpecInfer, Sequoia,
-      greedy draft sampling).
+    drafter: drafts as many tokens as the tree is deep.
+    topology: the shape of the tree.
+    law: how siblings are chosen. POINT_MASS takes the most likely tokens, in
+      that order, which needs no probabilities (Medusa, Hydra, EAGLE); the other
+      laws draw them as `types.DraftLaw` says (SpecInfer, Sequoia, greedy draft
+      sampling).
   """
 
   drafter: Any  # a Branching
@@ -39,7 +39,7 @@ class Tree(branching.OverBranches):
   law: DraftLaw = DraftLaw.POINT_MASS
 
   def __post_init__(self):
-    """Refuses a drafter that cannot branch, or is of another depth."""
+    """Refuses a drafter that cannot branch or has another depth."""
     branching.check(self.drafter)
     found = self.drafter.num_draft_tokens
     if not self.topology.num_nodes or found != self.topology.depth:
@@ -50,23 +50,23 @@ class Tree(branching.OverBranches):
 
   @property
   def num_draft_tokens(self) -> int:
-    """N."""
+    """N, the number of nodes."""
     return self.topology.num_nodes
 
   @property
   def depth(self) -> int:
-    """Of the longest path, the most drafts that a round keeps."""
+    """The depth of the longest path, the most drafts that a round keeps."""
     return self.topology.depth
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: a call of `grow` for each level but the last."""
+    """See `types.Drafter`: one call of `grow` per level but the last."""
     topology, batch = self.topology, tokens.shape[0]
     logits, carry = self.drafter.begin(params, tokens, length, state)
     nothing = jnp.full((batch, topology.num_nodes), -1, jnp.int32)
     drafted = sharding.constrain(nothing, 'batch', None)
     of_nodes: dict[int, Array] = {}
     signals: dict[int, Signals] = {}
-    # The nodes that are gone on from, by their numbers in the topology.
+    # The nodes that get children, by their numbers in the topology.
     grown, level = [0], [0]
     for depth in range(1, topology.depth + 1):
       if self.law is DraftLaw.POINT_MASS:
@@ -98,13 +98,13 @@ class Tree(branching.OverBranches):
       num_children=topology.num_children,
       signals=jax.tree.map(stack, *in_order(signals)),
     )
-    # Behind a node that is not there is none either.
+    # A missing node has no children either.
     return drafts.cut(draft, drafted >= 0), self.drafter.end(carry, state)
 
   def _most_likely(self, params, logits, level):
-    """The tokens [B] of the children of a level, from logits [B, n, V'].
+    """Picks the tokens [B] of a level's children from logits [B, n, V'].
 
-    And what the drafter says of them.
+    Returns the tokens and the signals, by node.
     """
     most = max(self.topology.num_children[node] for node in level)
     branching.check_siblings(most, logits)
@@ -120,7 +120,7 @@ class Tree(branching.OverBranches):
     return of_children(tokens), self._signals(logits, level, of_children(ids))
 
   def _signals(self, logits, level, tokens):
-    """Those of the children of a level, tokens [B] of logits [B, n, V]."""
+    """Returns the signals of a level's children, from logits [B, n, V]."""
     return {
       child: signals_lib.of_tokens(logits[:, i], tokens[child])
       for i, node in enumerate(level)
@@ -128,7 +128,7 @@ class Tree(branching.OverBranches):
     }
 
   def _drawn(self, draw, warp, length, logits, level, drafted):
-    """As `_most_likely`, drawn; and the distributions [B, V] of each."""
+    """Draws a level's children; returns tokens [B] and probs [B, V] of each."""
     tokens, of_nodes = {}, {}
     for i, node in enumerate(level):
       path = [n - 1 for n in self._path(node)]
@@ -149,7 +149,7 @@ class Tree(branching.OverBranches):
     return tokens, of_nodes
 
   def _path(self, node):
-    """The nodes on the way to one, itself the last."""
+    """Returns the nodes on the way to a node, ending with it."""
     path: list[int] = []
     while node:
       path.insert(0, node)
@@ -158,12 +158,12 @@ class Tree(branching.OverBranches):
 
 
 def _is(token, probs):
-  """Where a token [B] is among probs [B, V], which may be divided."""
+  """Returns where a token [B] is in probs [B, V], which may be sharded."""
   return indexing.vocab_ids(probs.shape[-1]) == token[:, None]
 
 
 def _without(probs, token):
-  """Probabilities [B, V] without a token [B], of sum 1 or, of nothing, 0."""
+  """Renormalises probs [B, V] without a token [B]; all 0 if nothing is left."""
   left = jnp.where(_is(token, probs), 0, probs)
   mass = jnp.sum(left, axis=-1, keepdims=True)
   return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1), 0)

@@ -1,10 +1,10 @@
-"""A draft vocabulary: the tokens, few of the target's, that a drafter proposes.
+"""A draft vocabulary: the few tokens of the target that a drafter proposes.
+
+The unembedding is a fifth of a small model's bytes; the columns of the tokens
+that the target mostly writes are a fraction of that (FR-Spec, Zhao et al.,
+2502.14856; EAGLE-3, 2503.01840).
 
 Published drafters have an unembedding of their own, of some tokens or of all.
-
-The unembedding is a fifth of a small model's bytes; of the columns of the
-tokens that the target mostly writes it is a fraction of that (FR-Spec, Zhao et
-al., 2502.14856; EAGLE-3, 2503.01840).
 """
 
 import dataclasses
@@ -21,16 +21,17 @@ from specsample.models import matrices
 from specsample.models import network
 from specsample.types import Array, ArrayLike, Model, Params
 
-# Of the target's [D, V] so many rows at a time.
+# Rows of the target's [D, V] that are computed at a time, at most.
 _UNIT_VECTORS = 64
 
 
 class DraftVocabulary(nnx.Module):
-  """Which tokens, and their columns of an unembedding, by default the target's.
+  """The ids of the draft tokens and their columns of an unembedding.
 
-  `d2t` [V'] are the ids in the target's vocabulary, None if they are all of it
-  in its order; `unembedding` is [D, V']. Neither is trained. Logits x become
-  c * tanh(x / c) with a `softcap` c, as the target's own do (Gemma 2).
+  `d2t` [V'] are ids in the target's vocabulary, None if they are all of it in
+  its order; `unembedding` is [D, V'], by default the target's. Neither is
+  trained. With a `softcap` c, logits x become c * tanh(x / c), as the target's
+  own do (Gemma 2).
   """
 
   def __init__(
@@ -49,7 +50,7 @@ class DraftVocabulary(nnx.Module):
     self.softcap = softcap
 
   def __call__(self, rows: Array) -> Array:
-    """Logits [n, V'] of rows [n, D]."""
+    """Returns logits [n, V'] of rows [n, D]."""
     kernel = self.unembedding.get_value()
     axes = ('batch', self.axis)
     logits = matrices.product(rows, kernel, axes, jnp.float32)
@@ -58,7 +59,7 @@ class DraftVocabulary(nnx.Module):
     return self.softcap * jnp.tanh(logits / self.softcap)
 
   def to_target(self, logits: Array, vocab_size: int) -> Array:
-    """The logits [n, V] of the target's tokens: -inf where none is drafted."""
+    """Returns logits [n, V] of the target's tokens, -inf if never drafted."""
     if self.d2t is None:
       return logits
     logits = sharding.constrain(logits, 'batch', None)
@@ -73,14 +74,14 @@ class DraftVocabulary(nnx.Module):
     return sharding.constrain(wide, 'batch', vocab)
 
   def target_ids(self, ids: Array) -> Array:
-    """The target's tokens of ids [B, ...] of those drafted."""
+    """Maps ids [B, ...] of draft tokens to the target's ids."""
     if self.d2t is None:
       return ids
     places = sharding.of_new('batch', *[None] * (ids.ndim - 1))
     return self.d2t[...].at[ids].get(out_sharding=places)
 
   def draft_ids(self, tokens: Array, vocab_size: int) -> tuple[Array, Array]:
-    """Where tokens [...] are in `d2t`, and whether they are; 0 if not."""
+    """Finds tokens [...] in `d2t` (0 if absent), and says which are there."""
     if self.d2t is None:
       return tokens, jnp.ones_like(tokens, bool)
     d2t = self.d2t[...]
@@ -92,39 +93,39 @@ class DraftVocabulary(nnx.Module):
 
 
 def make(config: Any) -> DraftVocabulary | None:
-  """That of a drafter, None if it drafts with the target's unembedding."""
+  """Makes a drafter's vocabulary; None if it uses the target's unembedding."""
   has_ids = config.draft_vocab_size is not None
   if not has_ids and not config.own_unembedding:
     return None
   size = config.draft_vocab_size if has_ids else config.model.vocab_size
-  # An unembedding of a drafter's own was not made for the target's cap.
+  # A drafter's own unembedding was not made for the target's softcap.
   softcap = None if config.own_unembedding else _softcap(config.model)
   return DraftVocabulary(config.model.dim, size, has_ids, softcap)
 
 
 def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
-  """The parameters of a `DraftVocabulary`, cut out of the target's: float32.
+  """Cuts the parameters of a `DraftVocabulary` out of the target's, in float32.
 
   Args:
-    model: the target, whose `unembed` is linear but for a `logit_softcap`,
-      which is not in the columns.
+    model: the target, whose `unembed` is linear apart from a `logit_softcap`,
+      which the columns leave out.
     target_params: its parameters.
-    d2t: [V'] integers, ids of the target's vocabulary, each at most once.
+    d2t: [V'] integers, ids in the target's vocabulary, each at most once.
 
   Raises:
-    ValueError: d2t is not that.
+    ValueError: d2t is anything else.
   """
   ids = np.asarray(d2t)
   check_d2t(ids, model.vocab_size)
   if _softcap(model) is not None:
-    # The logits of unit vectors are columns of what is linear only.
+    # Unit vectors recover the matrix only if `unembed` is linear.
     model = dataclasses.replace(model, logit_softcap=None)  # type: ignore[type-var]
 
   num_rows = math.gcd(model.dim, _UNIT_VECTORS)
 
   @jax.jit
   def columns(target_params, ids):
-    # The logits of each unit vector, of a few at a time: [D, V] may be large.
+    # Logits of a few unit vectors at a time, because [D, V] may be large.
     def of_block(first):
       units = jax.nn.one_hot(first + jnp.arange(num_rows), model.dim)
       logits = model.unembed(
@@ -139,7 +140,7 @@ def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
     )
 
   ids = ids.astype(np.int32)
-  # What rounds on an accelerator otherwise is the sum of one number and zeros.
+  # Without this, an accelerator would round these sums of one number and zeros.
   with jax.default_matmul_precision('highest'):
     return {
       'd2t': jnp.asarray(ids),
@@ -148,7 +149,7 @@ def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
 
 
 def _softcap(model: Any) -> float | None:
-  """The target's, None of models that know no such thing."""
+  """Returns the target's softcap; None for models without one."""
   return getattr(model, 'logit_softcap', None)
 
 

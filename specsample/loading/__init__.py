@@ -1,1 +1,1 @@
-"""Models, and the drafters that belong to them, from files."""
+"""Loading models, and the drafters that belong to them, from files."""

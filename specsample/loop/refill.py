@@ -1,13 +1,13 @@
 """A batch whose rows are refilled between compiled runs of rounds.
 
-Rows that are done are read, and the next prompts are prefilled by themselves
-and written over them (Yu et al., Orca, OSDI 2022).
+Finished rows are read out, and the next prompts are prefilled on their own and
+written over them (Yu et al., Orca, OSDI 2022).
 
-By default everything has one shape: one executable of the loop, one to write
-rows, and at most four of the prefill, one for each chunk size. A batch may also
-follow its rows: its buffers grow with the longest row, so that attention reads
-no more than that, and once no prompts wait it has fewer rows. Each size is
-compiled.
+By default every shape is fixed: there is one executable of the loop, one that
+writes rows, and at most four of the prefill, one for each chunk size. A batch
+can also adapt to its rows: its buffers grow with the longest row, so that
+attention reads no more than that, and the number of rows shrinks once no
+prompts are waiting. Each size is then compiled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,8 @@ from specsample.types import (
   Verifier,
 )
 
-# Few sizes of short prompts, each an executable of its prefill in one pass.
+# Prompts are padded to a multiple of this: those that fit into one prefill pass
+# then have few sizes, each with an executable of its own.
 _WIDTH_MULTIPLE = 32
 
 
@@ -45,53 +46,53 @@ _WIDTH_MULTIPLE = 32
 class Job:
   """A prompt to be continued."""
 
-  index: int  # what the caller calls it
+  index: int  # the caller's number for the job
   prompt: Sequence[int] | np.ndarray
   request_id: int
-  sampling: Sampling  # scalars, of the same settings in all jobs
+  sampling: Sampling  # scalars; all jobs must set the same settings
   max_new_tokens: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Finished:
-  """A job that is done, or not gone on with."""
+  """A job that is done, or that `is_over` ended."""
 
   job: Job
-  output: Output  # [1, ...], on the host; RUNNING where `is_over` ended it
-  state: DecodeState  # of the batch: used up when the next job is asked for
-  row: int  # the job's, in the state
+  output: Output  # [1, ...], on the host; RUNNING if `is_over` ended it
+  state: DecodeState  # the batch's; donated when the next job is asked for
+  row: int  # the job's row in the state
 
 
-# The next jobs, at most so many; none where none is waiting now.
+# Returns at most this many next jobs; none if no job is waiting now.
 Take = Callable[[int], Sequence[Job]]
-# Whether a continuation, by its tokens so far, need not go on.
+# Whether a continuation can end early, given its tokens so far.
 IsOver = Callable[[Sequence[int]], bool]
-# The parameters to go on with, of the same shapes, once a job is finished.
+# Returns the parameters to continue with after a job, of the same shapes.
 Learn = Callable[[Params, Finished], Params]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-  """Rows that jobs take turns in, for callers that make jobs as they go."""
+  """Rows that jobs take turns in, for callers that create jobs as they go."""
 
   model: Model
   drafter: Drafter
   verify: Verifier
   stop: Stop = Stop()
   batch_size: int
-  max_length: int  # of a prompt and its continuation
-  max_new_tokens: int  # the most of any job
+  max_length: int  # of a prompt with its continuation
+  max_new_tokens: int  # the largest of any job
   group_size: int = 1  # rows that are refilled at once
-  rounds: int | None = None  # at most, between two looks at the rows
-  # Buffers have a multiple of this many slots, the smallest that holds the rows
-  # until the next look (so `rounds` must be set). None: room for `max_length`.
+  rounds: int | None = None  # at most, between two checks of the rows
+  # Buffers have the smallest multiple of this many slots that holds the rows
+  # until the next check (so `rounds` must be set). None: room for `max_length`.
   slot_step: int | None = None
-  # Once no jobs wait, the batch is halved down to this many rows as rows end.
-  # None: it stays as it is.
+  # Once no jobs are waiting, the batch is halved as rows finish, down to this
+  # many rows. None: its size does not change.
   fewest_rows: int | None = None
 
   def __post_init__(self):
-    """Refuses sizes below 1, and slots that nobody would look after."""
+    """Raises ValueError for sizes below 1, or `slot_step` without `rounds`."""
     for name in ('batch_size', 'group_size'):
       request_lib.counts(name, getattr(self, name), 1)
     for name in ('rounds', 'slot_step', 'fewest_rows'):
@@ -104,10 +105,10 @@ class Batch:
       )
 
   def check(self, params: Params, key: Array, jobs: Sequence[Job]) -> None:
-    """Refuses what `decode.generate` would, and a prompt by its job's index.
+    """Runs the checks of `decode.generate`; names a prompt by its job's index.
 
     Raises:
-      ValueError: what does not fit, and the remedy.
+      ValueError: an argument does not fit; the message says how to fix it.
     """
     capacity = min(self.max_length, self.model.max_length)
     for job in jobs:
@@ -133,8 +134,8 @@ class Batch:
   ) -> Iterator[Finished]:
     """Continues jobs until none is left, yielding each when it is done.
 
-    The order follows from the arguments alone. `take` is asked again after jobs
-    were yielded, and may have got new ones from them.
+    The order depends on the arguments alone. `take` is called again after jobs
+    were yielded, so it may return jobs that were made from their results.
     """
     running: dict[int, Job] = {}
     lengths: dict[int, int] = {}  # of the running rows, prompts included
@@ -185,7 +186,7 @@ class Batch:
     return min(self.group_size, self.batch_size)
 
   def _after_rounds(self, length: int) -> int:
-    """Slots that a row of this length may need until the next look."""
+    """Returns the slots that a row of `length` may need by the next check."""
     tokens = self.drafter.num_draft_tokens + 1
     rounds = self.max_length if self.rounds is None else self.rounds
     return length + tokens * (rounds + 1)
@@ -199,7 +200,8 @@ class Batch:
     largest = shapes(None)
     last = largest.tokens.shape[1]
     sizes = range(self.slot_step or last, last, self.slot_step or last)
-    # The ring of a window is a buffer of another kind than one that grows.
+    # A layer with a window is a ring at some sizes and a plain buffer at other
+    # sizes. Only the sizes with the layout of the largest can grow into it.
     like = jax.tree.structure(largest)
     found = {size: shapes(size) for size in sizes} | {last: largest}
     return _Sizes(
@@ -207,8 +209,8 @@ class Batch:
     )
 
   def _fewer_rows(self, num_rows: int, running: dict[int, Job]) -> list[int]:
-    """The rows to go on with: all, or those running and some to fill up."""
-    # Rows of a mesh stay where they are.
+    """Returns the rows to keep: all, or the running ones and some padding."""
+    # On a mesh, rows stay where they are.
     fewest = None if sharding.batch_parts() > 1 else self.fewest_rows
     wanted = max(len(running), num_rows if fewest is None else fewest)
     while num_rows >= 2 * wanted:
@@ -217,7 +219,7 @@ class Batch:
     return sorted(running) + others[: num_rows - len(running)]
 
   def _request(self, params, key, sampling, slots=None) -> request_lib.Request:
-    """Of rows that are to be written over."""
+    """Returns a request of placeholder rows, which will be overwritten."""
     return request_lib.check(
       params,
       np.zeros((self.batch_size, 1), np.int32),
@@ -233,7 +235,7 @@ class Batch:
     )
 
   def _prefill(self, params, key, jobs, sizes: '_Sizes') -> DecodeState:
-    # One shape for groups of any size.
+    # Groups of any size are padded to one shape.
     jobs = [*jobs, *[jobs[-1]] * (self._group - len(jobs))]
     longest = max(len(job.prompt) for job in jobs)
     prompts = np.zeros((len(jobs), width(longest)), np.int32)
@@ -257,7 +259,7 @@ class Batch:
     )
 
   def _advance(self, params, state, max_finished) -> DecodeState:
-    # A round of a row that is not done emits a token.
+    # Upper bound: every round emits at least one token per running row.
     rounds = self.max_length if self.rounds is None else self.rounds
     return decode.advance(
       params,
@@ -275,26 +277,26 @@ class Batch:
 class _Sizes:
   """The numbers of slots that a state may have, and its shapes for each."""
 
-  shapes: dict[int, Any]  # by the slots, ascending: a state of shapes
+  shapes: dict[int, Any]  # slots, ascending, to a state of shapes
 
   @property
   def first(self) -> int:
-    """The fewest slots."""
+    """The smallest number of slots."""
     return next(iter(self.shapes))
 
   def holding(self, length: int) -> int:
-    """The fewest slots that hold a row of this length, or the most."""
+    """Returns the smallest size that holds `length` tokens, or the largest."""
     return next((x for x in self.shapes if x >= length), max(self.shapes))
 
   def holding_doubled(self, length: int) -> int:
-    """As `holding`, among few sizes: powers of two times the first."""
+    """Rounds up to `first` times a power of two, then like `holding`."""
     size = self.first
     while size < length:
       size *= 2
     return self.holding(size)
 
   def grown(self, state: DecodeState, length: int) -> DecodeState:
-    """The state with slots for rows of this length, or as it is."""
+    """Returns the state with slots for rows of this length, or as it is."""
     size = self.holding(length)
     if size <= state.tokens.shape[1]:
       return state
@@ -304,13 +306,13 @@ class _Sizes:
 
 
 def width(longest: int) -> int:
-  """What prompts are padded to for their prefill, by the longest of them."""
+  """Returns the width that prompts are padded to for their prefill."""
   return -(-longest // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
 
 
 @contextlib.contextmanager
 def named(index: int) -> Iterator[None]:
-  """Says of which prompt an error is."""
+  """Adds the index of the prompt to the message of a ValueError."""
   try:
     yield
   except ValueError as error:
@@ -318,8 +320,8 @@ def named(index: int) -> Iterator[None]:
 
 
 def _row(output: Output, row: int, job: Job) -> Output:
-  """A row, [1, ...], with as many columns as the job may have tokens."""
-  # Copied: a view would keep all rows.
+  """Returns one row [1, ...], cut to the job's `max_new_tokens` columns."""
+  # Copied, because a view would keep all rows alive.
   one = jax.tree.map(lambda x: x[row : row + 1].copy(), output)
   cut = lambda x: x[:, : job.max_new_tokens]
   return dataclasses.replace(
@@ -332,7 +334,7 @@ def _row(output: Output, row: int, job: Job) -> Output:
 
 
 def _places(rows: Sequence[int], fresh: DecodeState) -> np.ndarray:
-  """The row that each of `fresh` goes to; what fills it up goes nowhere."""
+  """Returns the row that each row of `fresh` goes to; padding goes nowhere."""
   places = np.full(fresh.length.shape, np.iinfo(np.int32).max, np.int32)
   places[: len(rows)] = rows
   return places
@@ -340,16 +342,17 @@ def _places(rows: Sequence[int], fresh: DecodeState) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames=('model', 'drafter'))
 def _empty(params, request, *, model, drafter) -> DecodeState:
-  """Rows that are all done."""
+  """Returns a state whose rows are all done."""
   state = initial.state(params, request, model=model, drafter=drafter)
   return dataclasses.replace(state, done=state.length > 0)
 
 
 @functools.partial(jax.jit, donate_argnames=('state',))
 def _replace(state: DecodeState, fresh: DecodeState, places: Any):
-  """Writes the rows of `fresh` over those with the numbers given.
+  """Writes the rows of `fresh` over the rows with the numbers in `places`.
 
-  Slots that `fresh` has not are 0: a row reads none that it has not written.
+  Slots that `fresh` does not have become 0: a row reads no slot that it has not
+  written.
   """
   fit = lambda old, new: _fit(new, new.shape[:1] + old.shape[1:])
   write = lambda old, new: sharding.write_rows(old, places, fit(old, new))
@@ -358,14 +361,14 @@ def _replace(state: DecodeState, fresh: DecodeState, places: Any):
 
 @functools.partial(jax.jit, static_argnames=('shapes',))
 def _resize(state: DecodeState, *, shapes: tuple) -> DecodeState:
-  """The state with leaves of these shapes."""
+  """Returns the state with leaves of these shapes."""
   leaves, structure = jax.tree.flatten(state)
   resized = [_fit(x, shape) for x, shape in zip(leaves, shapes, strict=True)]
   return jax.tree.unflatten(structure, resized)
 
 
 def _fit(x: Array, shape: tuple[int, ...]) -> Array:
-  """x with zeros added at the end of its axes, up to `shape`."""
+  """Pads x with zeros at the end of its axes, up to `shape`."""
   if x.shape == shape:
     return x
   return jnp.pad(x, [(0, n - m) for n, m in zip(shape, x.shape, strict=True)])
@@ -373,5 +376,5 @@ def _fit(x: Array, shape: tuple[int, ...]) -> Array:
 
 @jax.jit
 def _keep_rows(state: DecodeState, rows: Any) -> DecodeState:
-  """The state of the rows with these numbers."""
+  """Returns the state of the rows with these numbers."""
   return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), state)

@@ -15,11 +15,11 @@ from specsample import types
 from specsample.sampling import Sampling
 from specsample.types import Array, Drafter, Model, Params, StopReason
 
-# Bounds the attention scores of a prefill: this many tokens against the cache.
+# Limits the attention scores of a prefill: this many tokens against the cache.
 PREFILL_CHUNK = 128
 _SMALLEST_BUCKET = 64
-# A TPU tiles a bfloat16 cache by so many tokens. Of another length, the caches
-# would be laid out anew before the loop.
+# A TPU tiles a bfloat16 cache by this many tokens. A cache of any other length
+# would be laid out again before the loop.
 _SLOT_MULTIPLE = 16
 
 
@@ -32,7 +32,7 @@ def pad_prompts(
     prompts [B, P] int32, padded with 0, and lengths [B] int32.
 
   Raises:
-    ValueError: no prompt, an empty one, or one of no token ids.
+    ValueError: there is no prompt, or one is empty or not a list of token ids.
   """
   rows = [np.asarray(prompt) for prompt in prompts]
   sizes = [row.size for row in rows]
@@ -65,11 +65,11 @@ class Request:
   key: Array  # a PRNG key
   request_id: Array  # [B] int32
   sampling: Sampling  # leaves [B]; the bias [B, V]
-  chunk: int = types.static()  # tokens a prefill pass takes in
+  chunk: int = types.static()  # tokens per prefill pass
 
 
 def axes(request: Request) -> Request:
-  """The `sharding.Axes` of each array of a request, in its place."""
+  """Returns a request with the `sharding.Axes` of each array in its place."""
   of_rows = lambda x: ('batch', *[None] * (x.ndim - 1))
   return dataclasses.replace(jax.tree.map(of_rows, request), key=())
 
@@ -90,12 +90,11 @@ def check(
 ) -> Request:
   """Checks the arguments of `decode.generate` and moves them to the device.
 
-  Values that are being traced are passed on unchecked. `slots` is the size of
-  the buffers if they are to be smaller than `max_length` needs, see
-  `decode.prefill`.
+  Traced values are passed on unchecked. `slots` is the size of the buffers if
+  they should be smaller than `max_length` needs; see `decode.prefill`.
 
   Raises:
-    ValueError: what does not fit, and the remedy.
+    ValueError: an argument does not fit; the message says how to fix it.
   """
   _check_precision()
   _check_params(params)
@@ -113,10 +112,10 @@ def check(
     capacity = min(width + most, model.max_length)
     longest = min(width, capacity)
   else:
-    # Whatever P is: rows of one max_length can take each other's place.
+    # Does not depend on P: rows of one max_length can replace each other.
     capacity = min(_count('max_length', max_length), model.max_length)
     longest = capacity
-  # Room for one round behind the last kept token, and for whole chunks.
+  # Room for one round after the last kept token, and for whole chunks.
   chunk_ends = -(-longest // PREFILL_CHUNK) * PREFILL_CHUNK
   all_slots = max(capacity + drafter.num_draft_tokens + 1, chunk_ends)
   all_slots = -(-all_slots // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
@@ -128,7 +127,7 @@ def check(
     prompts, lengths = jax.device_get((prompts, lengths))
     prompts, lengths = np.asarray(prompts), np.asarray(lengths)
     check_prompts(prompts, lengths, capacity, model)
-  # What pads a prompt may be no token at all, -100 for one.
+  # Prompts may be padded with values that are not token ids, such as -100.
   is_token = xp.arange(width) < xp.asarray(lengths)[:, None]
   kept = xp.where(is_token, xp.asarray(prompts), 0)[:, :slots].astype(np.int32)
   lengths = xp.asarray(lengths).astype(np.int32)
@@ -149,13 +148,14 @@ def check(
 
 
 def _on_devices(request):
-  """An explicit transfer, so that none is left for the compiled part.
+  """Transfers the request explicitly, before the compiled functions need it.
 
-  Rows that are done from the start fill up what the mesh divides the batch by.
+  Rows that are done from the start pad the batch to a multiple of the number of
+  parts that the mesh divides it into.
   """
   missing = -request.prompt_length.size % sharding.batch_parts()
   if missing:
-    # The last row once more, which may emit nothing.
+    # Copies of the last row, with a limit of 0 so that they emit nothing.
     fill = lambda x: np.concatenate([x, np.repeat(x[-1:], missing, axis=0)])
     rows = jax.tree.map(fill, dataclasses.replace(request, key=None))
     rows.limit[-missing:] = 0
@@ -164,7 +164,7 @@ def _on_devices(request):
 
 
 def counts(name: str, value: Any, size: int) -> np.ndarray:
-  """One count of at least 1, or one each, as [size] int32."""
+  """Checks that counts, one or [size], are at least 1; returns [size] int32."""
   if np.ndim(value) == 0:
     most = np.iinfo(np.int32).max
     return np.full(size, min(_count(name, value), most), np.int32)
@@ -227,8 +227,8 @@ def _check_key(key):
   is_raw = is_array and key.dtype == jnp.uint32
   if not ((is_typed and key.shape == ()) or (is_raw and key.shape == (2,))):
     raise ValueError(f'key is {key!r}: make one with jax.random.key(seed)')
-  # Mapped over rows, these draw all rows' bits from the first row's key: rows
-  # would not be independent, nor rounds once the first row is done.
+  # Under vmap these generators draw all rows' bits from the first row's key:
+  # rows would not be independent, nor would rounds once the first row is done.
   if is_typed and 'rbg' in str(jax.random.key_impl(key)):
     raise ValueError(
       f'key is of the generator {jax.random.key_impl(key)!r}, which is not '
@@ -238,7 +238,7 @@ def _check_key(key):
 
 
 def ids(request_ids: Any, batch: int) -> Any:
-  """The ids that were given, 0 to batch - 1 for None, as [batch] int32."""
+  """Returns the given ids as [batch] int32; None stands for 0 to batch - 1."""
   if isinstance(request_ids, jax.core.Tracer):
     return request_ids
   if request_ids is None:
@@ -256,10 +256,11 @@ def ids(request_ids: Any, batch: int) -> Any:
 def check_prompts(
   prompts: np.ndarray, lengths: np.ndarray, capacity: int, model: Model
 ) -> None:
-  """Refuses prompts [B, P] without room for a token in `capacity`.
+  """Checks prompts [B, P]: `capacity` must leave room for at least one token.
 
   Raises:
-    ValueError: a length, or a token that does not exist.
+    ValueError: a dtype or length does not fit, or a token is not in the
+      vocabulary.
   """
   batch, width = prompts.shape
   if prompts.dtype.kind not in 'iu':

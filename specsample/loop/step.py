@@ -1,7 +1,7 @@
 """One round of decoding: propose, score, verify, emit.
 
 Each step feeds the target [pending, d_1, ..., d_K], reads K + 1 distributions
-and emits between one and K + 1 tokens a row.
+and emits between one and K + 1 tokens per row.
 """
 
 from collections.abc import Callable
@@ -37,27 +37,27 @@ from specsample.types import (
 
 @types.pytree
 class Round:
-  """What the rule was given in a round, and what came of it."""
+  """The input of the verification rule in one round, and the outcome."""
 
   draft: Draft  # [B, ...]
   target_probs: Array  # [B, N + 1, V], 0 where there is no distribution
-  num_accepted: Array  # [B] int32, how many drafts are emitted
-  num_emitted: Array  # [B] int32, tokens; 0 in rows that were done
+  num_accepted: Array  # [B] int32, number of emitted draft tokens
+  num_emitted: Array  # [B] int32, number of emitted tokens; 0 in done rows
 
 
 @types.pytree
 class Judged:
-  """What the target's pass returned for a draft, and the verdict on the draft.
+  """The target's output for a draft, and the verdict on the draft.
 
-  Passes of all widths return the same shapes: positions that a narrow pass did
+  Passes of all widths give the same shapes: positions that a narrow pass did
   not read are zeros.
   """
 
-  output: ModelOutput  # [B, P + 1, ...], of the pending token and the kept path
+  output: ModelOutput  # [B, P + 1, ...]: pending token, then drafts or path
   probs: Array  # [B, N + 1, V], 0 where there is no distribution
-  valid: Array  # [B, N + 1] bool, where there is one
+  valid: Array  # [B, N + 1] bool, whether there is a distribution
   verdict: Verdict  # [B]
-  log_probs: Array  # [B, P + 1] float32, of the tokens that the verdict keeps
+  log_probs: Array  # [B, P + 1] float32, of the kept drafts and the next token
 
 
 def step(
@@ -69,7 +69,7 @@ def step(
   verify: Verifier,
   stop: stopping.Stop,
 ) -> DecodeState:
-  """One round: emits up to K + 1 tokens of each row that is not done."""
+  """Runs one round: emits up to K + 1 tokens per row that is not done."""
   _, state = observed_step(
     params, state, model=model, drafter=drafter, verify=verify, stop=stop
   )
@@ -85,8 +85,8 @@ def observed_step(
   verify: Verifier,
   stop: stopping.Stop,
 ) -> tuple[Round, DecodeState]:
-  """As `step`, and what was decided over."""
-  # Names that a profile shows; nothing is computed otherwise.
+  """Runs one round, and also returns what the rule was given and decided."""
+  # These scopes only name the phases in a profile.
   with jax.named_scope('draft'):
     draft, draft_state = propose(
       params, state, model=model, drafter=drafter, verify=verify
@@ -141,7 +141,7 @@ def propose(
   drafter: Drafter,
   verify: Verifier,
 ) -> tuple[Draft, DrafterState]:
-  """The round's draft [B, ...], no longer than what each row may emit."""
+  """Returns the round's draft [B, ...], cut to what each row may still emit."""
   round_keys = _round_keys(state)
 
   def draw(probs, position, node=None):
@@ -156,7 +156,7 @@ def propose(
   draft, draft_state = drafter.propose(
     params, draw, _warp(state), state.tokens, state.length, state.draft
   )
-  # A round emits one token more than it keeps drafts.
+  # A round emits one token in addition to the drafts that it keeps.
   keep = drafts.depths(draft) <= (state.limit - state.length - 1)[:, None]
   keep &= drafts.exist(draft, model.vocab_size)
   if draft.probs is not None:
@@ -175,10 +175,11 @@ def score(
   model: Model,
   drafter: Drafter,
 ) -> tuple[ModelOutput, Cache]:
-  """The target's pass over [pending, d_1, ..., d_N], as wide as a round's.
+  """Runs the target over [pending, d_1, ..., d_N], as a round does.
 
-  Over the first of the drafter's `widths` that holds the drafts of every row:
-  over the pending token alone if nothing was drafted. Zeros are behind it.
+  The pass covers the first of the drafter's `widths` that holds the drafts of
+  every row; at width 0 it reads the pending token alone. The output is padded
+  with zeros to N + 1 positions.
   """
   num_drafts = draft.tokens.shape[1]
 
@@ -198,18 +199,18 @@ def _judged(
   drafter: Drafter,
   verify: Verifier,
 ) -> tuple[Judged, Cache]:
-  """The pass that `score` is, and the verdict on the draft.
+  """Runs the same pass as `score`, then the rule on its output.
 
-  The rule sees no more of a chain than the pass did, because over a large
-  vocabulary it costs as much as a layer; of a tree it sees all nodes.
+  On a chain the rule sees only the positions that the pass read, because over a
+  large vocabulary a rule costs as much as a layer. On a tree it sees all nodes.
   """
 
   def judged(output, of_width):
     missing = draft.tokens.shape[1] - of_width.tokens.shape[1]
     probs = _target_probs(state, draft, output.logits)
     valid = sampling_lib.is_distribution(probs)
-    # A rule looks at all positions at once: of those without a distribution it
-    # must see neither the draft nor a NaN.
+    # A rule looks at all positions at once, so it must see neither NaN nor the
+    # drafts that follow a position without a distribution.
     probs = jnp.where(valid[..., None], probs, 0)
     if draft.parents is not None:
       output, probs, valid = _pad((output, probs, valid), missing)
@@ -242,11 +243,11 @@ def _passes(
   model: Any,  # a Model, perhaps Readable
   drafter: Drafter,
 ) -> tuple[Any, Cache]:
-  """Runs the narrowest pass that holds the drafts of every row, and `then`.
+  """Runs the narrowest pass that holds the drafts of every row, then `then`.
 
-  Returns the result of `then`, and the cache behind the pass. `then` gets the
-  output for that many drafts, and those drafts; its result has the same shapes
-  for all widths.
+  `then` gets the output of the pass and the drafts that it covers. Its result
+  must have the same shapes for all widths. Returns that result, and the cache
+  after the pass.
   """
   pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
   inputs = jnp.concatenate([pending, jnp.maximum(draft.tokens, 0)], axis=1)
@@ -281,7 +282,7 @@ def _passes(
 
 
 def _pad(tree: Any, missing: int) -> Any:
-  """Arrays [B, n, ...] with so many more zeros in their second axis."""
+  """Pads arrays [B, n, ...] with `missing` zeros along their second axis."""
   none = (0, 0)
   return jax.tree.map(
     lambda x: jnp.pad(x, (none, (0, missing), *(none,) * (x.ndim - 2))), tree
@@ -289,10 +290,10 @@ def _pad(tree: Any, missing: int) -> Any:
 
 
 def widths(model: Model, drafter: Drafter) -> tuple[int, ...]:
-  """The numbers of drafts for which a pass is compiled, rising.
+  """Returns the numbers of drafts for which a pass is compiled, ascending.
 
-  A model without `types.Readable.read` has the widest pass alone: several would
-  each copy its cache.
+  A model without `types.Readable.read` has only the widest pass, because each
+  of several passes would copy its cache.
   """
   widest = (drafter.num_draft_tokens,)
   is_readable = hasattr(model, 'read')
@@ -302,7 +303,7 @@ def widths(model: Model, drafter: Drafter) -> tuple[int, ...]:
 def judge(
   state: DecodeState, draft: Draft, target_probs: Array, verify: Verifier
 ) -> Verdict:
-  """The verdict [B] on the draft under target_probs [B, N + 1, V]."""
+  """Returns the verdict [B] on the draft under target_probs [B, N + 1, V]."""
   keys = _round_keys(state)
   if verify.positional:
     positions = state.length[:, None] + jnp.arange(target_probs.shape[1])
@@ -312,16 +313,16 @@ def judge(
 
 
 def _commit(state, cache, length, path, model) -> Cache:
-  """The first length [B] tokens, and of a tree the kept path among them."""
+  """Commits the first length [B] tokens, moving a tree's path into place."""
   if path is None:
     return model.commit(cache, length)
-  # The pending token is the last of those before.
+  # The path's indices count from the pending token, the last one in `state`.
   return model.commit(cache, length, state.length[:, None] - 1 + path)
 
 
 def _target_probs(state, draft, logits):
-  """The distributions [B, n, V] of logits after the first n nodes."""
-  # prefixes[:, i]: the drafts up to node i, what its penalties count.
+  """Turns logits after the first n nodes into distributions [B, n, V]."""
+  # prefixes[:, i]: the drafts up to node i, which its penalties count.
   prefixes = jnp.where(drafts.on_the_way(draft), draft.tokens[:, None], -1)
   prefixes = prefixes[:, : logits.shape[1]]
   return jax.vmap(_warp(state), in_axes=1, out_axes=1)(logits, prefixes)
@@ -338,14 +339,14 @@ def _warp(state) -> Warp:
 
 
 def _path(draft, verdict) -> Array | None:
-  """The pending token and the nodes kept, [B, P + 1]; None on a chain."""
+  """Returns the pending and the kept nodes, [B, P + 1]; None for a chain."""
   if draft.parents is None:
     return None
   return jnp.pad(verdict.path, ((0, 0), (1, 0)))
 
 
 def _take_nodes(x, path):
-  """x [B, N + 1, ...] of the nodes path [B, n]."""
+  """Takes the nodes path [B, n] from x [B, N + 1, ...]."""
   return jnp.take_along_axis(
     x, path.reshape(*path.shape, *(1,) * (x.ndim - 2)), axis=1
   )
@@ -357,7 +358,7 @@ def _tally(histogram, index, done):
 
 
 def _keep_behind(draft: Draft, valid: Array) -> Draft:
-  """Keeps drafts behind nodes that are all valid [B, N + 1]."""
+  """Keeps the drafts whose ancestors are all `valid` [B, N + 1]."""
   before = valid[:, :-1]
   if draft.parents is not None:
     before = jnp.take_along_axis(valid, draft.parents, axis=1)

@@ -1,4 +1,4 @@
-"""What ends a row besides its length: EOS ids and token sequences."""
+"""Stop conditions other than a row's length: EOS ids and token sequences."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -11,14 +11,14 @@ from specsample.types import Array, DecodeState, StopReason
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stop:
-  """What ends a row besides its length. The stop itself is emitted too."""
+  """Stop conditions other than length. The stop tokens are emitted too."""
 
   eos_ids: Sequence[int] = ()
-  # Token sequences; one that begins in the prompt does not count.
+  # Token sequences; a match that begins in the prompt does not count.
   sequences: Sequence[Sequence[int]] = ()
 
   def __post_init__(self):
-    """Makes tuples of lists; refuses what holds no integers."""
+    """Turns lists into tuples; raises ValueError unless they hold integers."""
     try:
       ids = tuple(map(operator.index, self.eos_ids))
       sequences = tuple(
@@ -46,9 +46,10 @@ class Stop:
 
 
 def reasons(state: DecodeState, tokens: Array, stop: Stop) -> Array:
-  """The StopReason [B, n] that each of tokens [B, n] would give, or 0.
+  """Returns the StopReason [B, n] that each of tokens [B, n] gives, or 0.
 
-  The tokens continue the state's; a sequence may begin in earlier rounds.
+  The tokens follow those in the state; a stop sequence may begin in an earlier
+  round.
   """
   eos_ids = jnp.asarray(stop.eos_ids, jnp.int32)
   is_eos = jnp.any(tokens[..., None] == eos_ids, axis=-1)

@@ -1,6 +1,6 @@
-"""Rows that go on with more text, as a chat does from turn to turn.
+"""Multi-turn decoding: rows continue with more text, as in a chat.
 
-The target's cache stays, so that only the new text is read.
+The target's cache is kept, so that only the new text is read.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ from specsample.types import (
   Verdict,
 )
 
-# Tokens per pass of the target where the drafter has no state.
+# Tokens per pass of the target if the drafter has no state.
 CHUNK = 32
 
 
 def can_extend(drafter: Drafter) -> bool:
   """Returns whether `extend` takes the states of this drafter.
 
-  A drafter with a state must have `pause` and `resume`
-  (`drafters.pausable.Pausable`), as most do.
+  The drafter must have `pause` and `resume` (`drafters.pausable.Pausable`), as
+  most do.
   """
   return hasattr(drafter, 'pause') and hasattr(drafter, 'resume')
 
@@ -57,22 +57,22 @@ def extend(
 ) -> DecodeState:
   """Appends a text to each row, which `advance` then continues.
 
-  What a row has emitted so far becomes a part of its prompt. Its random bits
-  are not those of a new call, because its rounds are counted on. Reads
-  `turns.CHUNK` tokens per pass, or K + 1 if the drafter has a state: for a long
-  text it may then be faster to `prefill` everything anew.
+  The tokens that a row has emitted so far become part of its prompt. Its random
+  bits differ from those of a new call, because its round count continues. Each
+  pass reads `turns.CHUNK` tokens, or K + 1 if the drafter has a state (for a
+  tree, its depth + 1). For a long text it may then be faster to `prefill`
+  everything again.
 
   Args:
     params, model, drafter: as in `decode.prefill`.
-    state: as `prefill`, `advance` or this function returned it, done or not.
-      Its buffers are donated: use the returned one.
+    state: as returned by `prefill`, `advance` or this function; its rows may be
+      done or not. Its buffers are donated: use the returned state.
     tokens: [B, T] int32, the texts.
-    lengths: [B] int32, tokens of each text, at least 0.
-    max_new_tokens: at most so many more tokens per row.
+    lengths: [B] int32, number of tokens in each text, at least 0.
+    max_new_tokens: the most further tokens to emit per row.
 
   Raises:
-    ValueError: the drafter cannot be left out of a round, or a text does not
-      fit.
+    ValueError: the drafter has no `pause` and `resume`, or a text does not fit.
   """
   if not can_extend(drafter):
     raise ValueError(
@@ -105,7 +105,7 @@ def extend(
       f'there is room for {most}: shorten it, or prefill with a larger '
       'max_length'
     )
-  # One shape for texts of any length.
+  # Padded, so that texts of any length have one shape.
   padded = np.zeros((batch, slots), np.int32)
   padded[:, : new.shape[1]] = new[:, :slots]
   placed = sharding.place(
@@ -159,10 +159,10 @@ def _fed(
   model: Model,
   drafter: Any,  # a Drafter, `Pausable` if it has a state
 ) -> tuple[Any, Any]:
-  """The cache and the drafter's state after the first end [B] of tokens.
+  """Returns the cache and the drafter's state after the first end [B] tokens.
 
-  To a drafter with a state the text comes in rounds whose drafts are all kept,
-  as if another drafter had made them.
+  A drafter with a state sees the text as rounds whose drafts were all kept, as
+  if another drafter had made them.
   """
   has_state = bool(jax.tree.leaves(state.draft))
   width = initial.depth(drafter) + 1 if has_state else CHUNK
@@ -201,7 +201,7 @@ def _fed(
 
 
 def _counts(counts, new, count) -> TokenCounts | None:
-  """What the penalties count: all so far is the prompt now."""
+  """Returns the penalty counts, with all tokens so far counted as prompt."""
   if counts is None:
     return None
   is_new = jnp.arange(new.shape[1]) < count[:, None]

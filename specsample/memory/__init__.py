@@ -1,1 +1,1 @@
-"""Texts that are remembered, to draft from."""
+"""Remembered texts to draft from."""

@@ -1,4 +1,4 @@
-"""What was generated so far, as a store that drafts are looked up in."""
+"""A history of generated texts, as a store that drafts are looked up in."""
 
 from collections.abc import Sequence
 
@@ -10,30 +10,31 @@ from specsample.memory import store as store_lib
 class History:
   """The latest texts, kept on the host and sorted into a `Store` now and then.
 
-  `generate_all` adds what finished, so that later rows draft from it. That
-  anticipates nothing: a row's tokens keep the target's distribution whatever
-  the store holds, and only the number of rounds changes. (At temperatures above
-  0 the tokens drawn under one key may differ from those without a history, as
-  with another drafter; `verify.coupled` and temperature 0 give the same ones.)
+  `generate_all` adds each finished text, so that later rows draft from it. This
+  anticipates no token that is still to be drawn: a row's tokens keep the
+  target's distribution whatever the store holds, and only the number of rounds
+  changes. (At temperatures above 0 the tokens drawn with a key may differ from
+  those without a history, as with another drafter; with `verify.coupled` or at
+  temperature 0 they are the same.)
 
-  Texts of one user speed up those of another with the same words, which can be
-  told from outside: keep a history per user where that matters.
+  One user's texts speed up those of another user with the same words, which can
+  be observed from outside: keep one history per user if that matters.
   """
 
   def __init__(
     self, *, vocab_size: int, capacity: int = 1 << 16, every: int = 2048
   ):
-    """Begins with no text.
+    """Creates an empty history.
 
     Args:
       vocab_size: V of the target.
-      capacity: tokens that are kept, one more counted per text; of more, the
-        oldest texts are dropped. Also the size of the arrays on the device.
-      every: tokens that are added before the store is sorted again, which takes
-        about a second per million tokens kept.
+      capacity: the number of tokens to keep, counting one more per text; beyond
+        it, the oldest texts are dropped. Also the size of the device arrays.
+      every: the number of added tokens after which the store is sorted again,
+        which takes about a second per million tokens kept.
 
     Raises:
-      ValueError: a number below 1.
+      ValueError: if a number is below 1.
     """
     for name, value in (('capacity', capacity), ('every', every)):
       if value < 1:
@@ -46,13 +47,13 @@ class History:
 
   @property
   def store(self) -> store_lib.Store:
-    """The store as it was last sorted; always of the same shapes."""
+    """The store as it was last sorted; its shapes never change."""
     return self._store
 
   def add(self, text: Sequence[int]) -> bool:
-    """Adds a text; returns whether there is a new store.
+    """Adds a text and returns whether there is a new store.
 
-    Of a text that is longer than the capacity its end is kept.
+    If a text is longer than the capacity, only its end is kept.
     """
     kept = np.asarray(text, np.int32)[1 - self._capacity :]
     if not kept.size:

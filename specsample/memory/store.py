@@ -1,11 +1,12 @@
 """Token sequences that drafts are looked up in, as a sorted suffix array.
 
-The places of the texts are sorted by the tokens that follow them, so all places
-where some words occur are neighbours, and two binary searches find them (REST,
-He et al., 2311.08252; SuffixDecoding, Oliaro et al., 2411.04975). A store is a
-pytree of fixed shapes: another store of the same capacity compiles nothing.
+A place is an index into the texts. Places are sorted by the tokens that follow
+them, so all occurrences of the same words are neighbours, and two binary
+searches find them (REST, He et al., 2311.08252; SuffixDecoding, Oliaro et al.,
+2411.04975). A store is a pytree of fixed shapes, so another store of the same
+capacity compiles nothing.
 
-On a device a token takes 8 bytes, in a file 2 (4 if ids reach beyond 65,535).
+A token takes 8 bytes on a device and 2 in a file (4 if ids exceed 65,535).
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,7 @@ from specsample.types import Array
 
 _logger = logging.getLogger(__name__)
 
-# Follows every text. It is in no context, and drafts end before it.
+# Follows every text. No context contains it, and drafts end before it.
 SEPARATOR = -1
 # Places that agree in this many tokens are in no particular order.
 _SORTED_DEPTH = 16
@@ -29,7 +30,7 @@ _SORTED_DEPTH = 16
 
 @types.pytree
 class Store:
-  """Texts and the order of their places."""
+  """Texts and the sorted order of their places."""
 
   tokens: Array  # [C] int32, each text followed by SEPARATOR
   order: Array  # [C] int32, the first `size` are places sorted by what follows
@@ -37,17 +38,17 @@ class Store:
 
   @property
   def capacity(self) -> int:
-    """C."""
+    """The number of tokens C that there is room for."""
     return self.tokens.shape[0]
 
 
 @types.pytree
 class Found:
-  """What followed the longest repeated suffix of one sequence."""
+  """The tokens that followed the longest repeated suffix of one sequence."""
 
   tokens: Array  # [K] int32, -1 after the last
-  matched: Array  # [] int32, tokens of the suffix; 0 if it is not in the store
-  # [K] float32, of the places that agree so far, the share that go on with the
+  matched: Array  # [] int32, length of the suffix; 0 if it is not in the store
+  # [K] float32, the share of the places agreeing so far that continue with this
   # token, (count - 1/2) / (all + 1/2): one place alone is no certainty.
   share: Array
 
@@ -63,15 +64,15 @@ def build(
   Takes about a second per million tokens.
 
   Args:
-    texts: token ids of each text; nothing is drafted from one into the next.
+    texts: token ids of each text; no draft continues from one into the next.
     vocab_size: V of the target.
-    capacity: tokens there is room for, a separator per text included. If the
-      texts have more, the first ones are left out, which is logged. Default:
-      just enough.
+    capacity: the number of tokens there is room for, including a separator per
+      text. If the texts have more, the first ones are left out, which is
+      logged. Default: just enough.
 
   Raises:
-    ValueError: no text, a token id outside of [0, V), or too little room for
-      the last text.
+    ValueError: if there is no text, a token id is outside of [0, V), or the
+      last text does not fit.
   """
   arrays = [np.asarray(text) for text in texts]
   arrays = [text for text in arrays if text.size]
@@ -132,22 +133,22 @@ def look_up(
   num_tokens: int,
   num_places: int = 32,
 ) -> Found:
-  """Finds what mostly followed the longest suffix that the store contains.
+  """Finds what usually followed the longest suffix that the store contains.
 
-  Token by token the most frequent one is taken, of the places that agree with
-  those before it (SuffixDecoding's path of the largest counts).
+  Token by token, it takes the most frequent one among the places that agree
+  with the tokens before it (SuffixDecoding's path of the largest counts).
 
   Args:
     store: the texts.
     tokens: [S] int32, one sequence.
-    length: [] int32, how many of them are there.
-    max_match: the longest suffix that is looked for.
+    length: [] int32, how many of the tokens are valid.
+    max_match: the longest suffix to look for.
     num_tokens: K, how many tokens to return.
     num_places: how many of the places are read, spread evenly if there are
       more.
 
   Raises:
-    ValueError: max_match is more than places are sorted by.
+    ValueError: if max_match is more tokens than places are sorted by.
   """
   if max_match > _SORTED_DEPTH:
     raise ValueError(
@@ -160,14 +161,14 @@ def look_up(
   index = jnp.maximum(matched - 1, 0)
   low, high = low[index], high[index]
   count = jnp.where(matched > 0, high - low, 0)
-  # Every place if there are few of them.
+  # Reads every place if there are few of them.
   rank = jnp.arange(num_places)
   spread = (rank * 2 + 1) * (count / (2 * num_places))
   is_few = count <= num_places
   rank = jnp.where(is_few, rank, spread.astype(jnp.int32))
   alive = rank < count
   place = store.order[jnp.where(alive, low + rank, 0)] + matched
-  found = _read(store, place[:, None] + jnp.arange(num_tokens))  # [C, K]
+  found = _read(store, place[:, None] + jnp.arange(num_tokens))  # [places, K]
   drafted, shares = [], []
   for i in range(num_tokens):
     here = found[:, i]
@@ -185,28 +186,32 @@ def look_up(
 
 
 def _context(tokens: Array, length: Array, size: int) -> Array:
-  """The last tokens [size], -2 before the first."""
+  """Returns the last tokens [size], with -2 before the first token."""
   index = length - size + jnp.arange(size)
   return jnp.where(index >= 0, tokens[jnp.maximum(index, 0)], -2)
 
 
 def _read(store: Store, place: Array) -> Array:
-  """The tokens at places [...], separators after the last."""
+  """Returns the tokens at places [...], with separators past the end."""
   inside = place < store.size
   return jnp.where(inside, store.tokens[jnp.where(inside, place, 0)], SEPARATOR)
 
 
 def _intervals(store: Store, context: Array) -> tuple[Array, Array]:
-  """Ranks [L] from and before which places begin with the last 1..L tokens."""
+  """Returns the ranks [L] that bound the places of the last 1, ..., L tokens.
+
+  The places that begin with the last m tokens have ranks low[m - 1] up to, but
+  not including, high[m - 1].
+  """
   most = context.size
   sizes = jnp.arange(1, most + 1)
   place = jnp.arange(most)
-  # Row m - 1 is the last m tokens of the context; what is behind is not read.
+  # Row m - 1 is the last m tokens of the context; the rest of it is not read.
   query = context[jnp.minimum(most - sizes[:, None] + place, most - 1)]
   is_read = place < sizes[:, None]
 
   def narrow(_, bounds):
-    low, high = bounds  # [2, L], of the lower and of the upper end
+    low, high = bounds  # [2, L], for the lower and for the upper end
     middle = (low + high) // 2
     text = _read(store, store.order[middle][..., None] + place)
     differs = is_read & (text != query)
@@ -215,7 +220,7 @@ def _intervals(store: Store, context: Array) -> tuple[Array, Array]:
       jnp.broadcast_to(query, text.shape), first, axis=-1
     )
     ahead = jnp.where(jnp.any(differs, axis=-1), ahead[..., 0], 0)
-    # The lower end is behind what is smaller, the upper behind equals too.
+    # The lower end is after all smaller places, the upper after equal ones too.
     is_before = ahead < jnp.array([[0], [1]])
     is_before &= low < high
     return (
@@ -223,7 +228,7 @@ def _intervals(store: Store, context: Array) -> tuple[Array, Array]:
       jnp.where(is_before, high, middle),
     )
 
-  # Made of the context, so that they lie where it does.
+  # Derived from the context, so that they live where it does.
   start = jnp.broadcast_to(0 * context, (2, most))
   end = store.size + start
   steps = math.ceil(math.log2(store.capacity + 1))
@@ -232,7 +237,7 @@ def _intervals(store: Store, context: Array) -> tuple[Array, Array]:
 
 
 def _sorted_places(tokens: np.ndarray) -> np.ndarray:
-  """The places sorted by the tokens from each on, by prefix doubling."""
+  """Returns the places sorted by the tokens that follow, by prefix doubling."""
   rank = (tokens + 1).astype(np.int64)
   depth = 1
   while True:

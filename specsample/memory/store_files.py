@@ -1,8 +1,8 @@
-"""Stores of texts as the library saves them.
+"""Saving and loading of stores of texts.
 
-A folder holds tokens.npz, 2 bytes per token before compression, and store.json,
-which is written last. The order of the places is made again, about a second per
-million tokens.
+A folder holds tokens.npz, 2 bytes per token (or 4) before compression, and
+store.json, which is written last. The order of the places is not stored but
+sorted again when loading, in about a second per million tokens.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from specsample.loading import card as card_lib
 from specsample.loading import load
 from specsample.memory import store as store_lib
 
-# The file that marks a folder as a store that was written wholly.
+# The file that marks a folder as a completely written store.
 NAME = 'store.json'
 _TOKENS = 'tokens.npz'
 _FORMAT = 1
@@ -33,17 +33,17 @@ def save_store(
   target: load.Loaded,
   card: Mapping[str, Any],
 ) -> None:
-  """Writes a folder that `load_store` reads, whole or not at all.
+  """Writes a folder that `load_store` can read, whole or not at all.
 
   Args:
-    path: the folder, not there yet; of gs:// too.
-    store: what is kept.
-    target: whose tokens they are.
-    card: what else is to be known, in JSON's types: where the texts are from,
-      their license. The library's own entries are replaced.
+    path: the folder, which must not exist yet; may be on gs://.
+    store: the texts to save.
+    target: the model whose tokens they are.
+    card: what else to record, in JSON's types, such as the source of the texts
+      and their license. Entries that the library writes itself are replaced.
 
   Raises:
-    ValueError: `path` exists, or the card holds what JSON cannot.
+    ValueError: if `path` exists, or the card cannot be written as JSON.
   """
   texts = store_lib.texts_of(store)
   tokens = np.concatenate(texts)
@@ -85,14 +85,14 @@ def load_store(
   """Loads a store of a target's tokens.
 
   Args:
-    name_or_path: of those that the library ships,
-      'smollm2-135m-instruct/store' for one, or a folder that `save_store`
-      wrote, of gs:// too.
-    target: whose tokenizer the texts were encoded with.
-    capacity: as `store.build` takes it.
+    name_or_path: the name of a store that the library ships, such as
+      'smollm2-135m-instruct/store', or a folder that `save_store` wrote, which
+      may be on gs://.
+    target: the model whose tokenizer encoded the texts.
+    capacity: as in `store.build`.
 
   Raises:
-    ValueError: nothing is there, it is damaged, or of another vocabulary.
+    ValueError: if nothing is there, it is damaged, or has another vocabulary.
   """
   folder = _find(os.fspath(name_or_path))
   card = files.read_json(folder / NAME)
@@ -122,7 +122,7 @@ def load_store(
 
 
 def _find(name: str) -> epath.Path:
-  """The folder of a store that the library ships, or at a path."""
+  """Returns the folder of a store that the library ships, or at a path."""
   shipped = card_lib.shipped(NAME)
   if name in shipped:
     return files.at(shipped[name])
@@ -136,7 +136,7 @@ def _find(name: str) -> epath.Path:
 
 
 def _vocabulary(target: load.Loaded) -> str:
-  """A digest of the tokens by their ids."""
+  """Returns a digest of the tokens in the order of their ids."""
   tokens = target.tokenizer.backend.get_vocab()
   ordered = sorted(tokens.items(), key=lambda item: item[1])
   return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:16]

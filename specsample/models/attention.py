@@ -1,6 +1,7 @@
 """Attention over a cache: grouped queries, or one latent vector for all heads.
 
-Activations are rows [B * T, D]; caches come in and go out as values.
+Activations are rows [B * T, D]. The cache is only read: the keys and values of
+new tokens are returned.
 """
 
 import dataclasses
@@ -60,10 +61,12 @@ class Attention(nnx.Module):
     self.softcap = config.attention_softcap
 
   def __call__(self, x, rope, mask, keys, values, attend_with=None):
-    """x [B * T, D], rotary tables, mask [B, T, S + T], a layer's cache leaves.
+    """Attends from x [B * T, D] to the cache and among the new tokens.
 
-    `attend_with` takes the place of `attend`. Where it does, the leaves and the
-    mask may be of any shape that it knows; the mask begins with [B, T].
+    `rope` holds the rotary tables, `mask` is [B, T, S + T], and `keys` and
+    `values` are a layer's cache leaves. `attend_with` replaces `attend`; the
+    leaves and the mask may then have any shape that it supports, but the mask
+    begins with [B, T].
 
     Returns the layer's output [B * T, D], and the keys and values
     [B, H, T, head_dim] of the new tokens, which are not in the cache yet.
@@ -107,7 +110,7 @@ class Attention(nnx.Module):
   def keys_and_values(
     self, x: Array, rope: tuple[Array, Array], batch: int
   ) -> tuple[Array, Array]:
-    """What others see of x [B * T, D]: [B, H, T, head_dim] both."""
+    """Returns the keys and values of x [B * T, D]: [B, H, T, head_dim] each."""
     keys = self._heads(self.key(x), batch, self.kv_axis)
     keys = rotary.rotate(self._normed(self.key_norm, keys), *rope)
     values = self._heads(self.value(x), batch, self.kv_axis)
@@ -123,10 +126,10 @@ class Attention(nnx.Module):
 
 
 def _finite(values):
-  """Zeros for what is no number: 0 times that would be none.
+  """Replaces NaN and infinity by zeros, because 0 times either is NaN.
 
-  Else a rejected draft of such values would be seen by tokens that do not
-  attend to it. A token that does sees that its keys are none.
+  Otherwise a rejected draft with such values would affect tokens that do not
+  attend to it. A token that does attend to it still gets NaN from its keys.
   """
   return jnp.where(jnp.isfinite(values), values, 0)
 
@@ -138,22 +141,23 @@ def attend(
   values: tuple,
   softcap: float | None = None,
 ) -> Array:
-  """What queries [B, H, G * T, D] take of a cache and of the new tokens.
+  """Attends from queries [B, H, G * T, D] to a cache and to the new tokens.
 
   Args:
-    query: scaled; the T of one head behind those of another of its group.
+    query: already scaled; the T queries of one head of a group follow those of
+      another.
     mask: [B, T, S + T].
-    keys, values: those of the cache and those of the new tokens,
-      [B, H, S, D] and [B, H, T, D].
-    softcap: scores are c * tanh(score / c) (Gemma 2, 2408.00118).
+    keys, values: pairs of the cache's [B, H, S, D] and the new tokens'
+      [B, H, T, D].
+    softcap: if given, scores are c * tanh(score / c) (Gemma 2, 2408.00118).
 
   Returns:
     [B, H, G * T, D] float32.
   """
   num_queries, size = query.shape[2], mask.shape[2] - mask.shape[1]
   if num_queries == 1:
-    # Of a single row the TPU compiler makes no matrix product, and lays the
-    # whole cache out anew for what it makes instead.
+    # For a single row the TPU compiler does not emit a matrix product, and what
+    # it emits instead needs the whole cache in another layout.
     query = jnp.repeat(query, 2, axis=2)
   scores = jnp.concatenate([int8.scores(query, k) for k in keys], axis=-1)
   if softcap is not None:
@@ -171,12 +175,13 @@ class Latent:
   """Sizes of attention over latent vectors (DeepSeek-V2, 2405.04434).
 
   Attributes:
-    kv_rank: of the vector that keys and values are made of.
-    rope_dim: of the part of queries and keys that is rotated; the key's is one
-      for all heads.
-    head_dim: of the part that is not.
-    value_dim: of a head's values.
-    query_rank: of what queries are made of, None for the input itself.
+    kv_rank: size of the vector that keys and values are made of.
+    rope_dim: size of the rotated part of queries and keys; all heads share the
+      key's.
+    head_dim: size of the part that is not rotated.
+    value_dim: size of a head's values.
+    query_rank: size of the vector that queries are made of; None if they are
+      made of the input itself.
   """
 
   kv_rank: int
@@ -186,16 +191,17 @@ class Latent:
   query_rank: int | None = None
 
 
-# The models have another epsilon of their own only for the norms of layers.
+# Fixed: a model's own epsilon applies only to the norms of layers.
 _LATENT_EPS = 1e-6
 
 
 class LatentAttention(nnx.Module):
-  """Attention whose cache holds one latent vector a token, for all heads.
+  """Attention whose cache holds one latent vector per token, for all heads.
 
-  In place of the keys and values that are made of it, the products that make
-  them are joined to the query's and the output's: all heads are the queries of
-  one, whose keys are [latent vector; rotated part] (2405.04434, section 2.1).
+  Keys and values are never expanded: the products that would make them are
+  absorbed into the query's and the output's. All heads are then queries of a
+  single head, whose keys are [latent vector; rotated part] (2405.04434,
+  section 2.1).
   """
 
   def __init__(self, config, keys):
@@ -223,7 +229,10 @@ class LatentAttention(nnx.Module):
     )
 
   def __call__(self, x, rope, mask, keys, values, attend_with=None):
-    """As `Attention`; keys are [B, 1, S, kv_rank + rope_dim], values None."""
+    """Attends as `Attention` does; `values` is None.
+
+    `keys` are [B, 1, S, kv_rank + rope_dim].
+    """
     batch, num_new, _ = mask.shape
     sizes, num_heads, heads = self.sizes, self.num_heads, self.heads
     read = x

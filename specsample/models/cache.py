@@ -1,11 +1,11 @@
-"""Key-value caches: one leaf a layer, a length a row.
+"""KV caches: one leaf per layer, one length per row.
 
 Layers are separate leaves of a tuple because a loop carry of stacked layers is
 copied whole at every step (measured: 50 times slower on a CPU).
 
-A layer whose tokens see a window only keeps them in a ring: token i is in entry
-i % S. What is rejected has then overwritten tokens S before it, so that a ring
-has room for a window and for all that is fed before it is known what stays.
+A layer whose tokens see only a window keeps them in a ring: token i is in entry
+i % S. Rejected tokens have then overwritten the tokens S positions before them,
+so a ring has room for a window and for all tokens that are fed before a commit.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from specsample import types
 from specsample.models import int8
 from specsample.types import Array
 
-# [B, H, S, D] of a layer, or such leaves of a pytree, None where there is none.
+# [B, H, S, D] of a layer, or a pytree of such arrays; None if there is none.
 Entries = Any
 
 
@@ -31,7 +31,7 @@ class KVCache:
   keys: tuple[Entries, ...]  # L of [B, H, S, head_dim], H key-value heads
   values: tuple[Entries, ...]  # L of [B, H, S, head_dim]
   length: Array  # [B] int32, tokens kept
-  rings: tuple[int, ...] = types.static(default=())  # those layers
+  rings: tuple[int, ...] = types.static(default=())  # layers that are rings
 
 
 @types.pytree
@@ -51,7 +51,7 @@ def init(
   head_dim: int,
   dtype: jnp.dtype,
 ) -> KVCache:
-  """An empty cache, of layers that are alike."""
+  """Returns an empty cache whose layers all have the same shape."""
   make = lambda: tuple(
     entries(batch_size, max_length, num_heads, head_dim, dtype)
     for _ in range(num_layers)
@@ -66,7 +66,7 @@ def entries(
   head_dim: int,
   dtype: jnp.dtype,
 ) -> Entries:
-  """Room for the keys or values of a layer, those of int8 with their scales."""
+  """Returns room for a layer's keys or values; int8 includes the scales."""
   axes = ('batch', sharding.Axis('kv_heads', num_heads), None, None)
   shape = (batch_size, num_heads, max_length)
   zeros = lambda size, dtype: sharding.zeros((*shape, size), dtype, *axes)
@@ -78,12 +78,12 @@ def entries(
 
 
 def no_tokens(batch_size: int) -> Array:
-  """The length of an empty cache."""
+  """Returns the length of an empty cache."""
   return sharding.zeros((batch_size,), jnp.int32, 'batch')
 
 
 def size(entries: Entries) -> int:
-  """S, how many tokens a layer has room for."""
+  """Returns S, the number of tokens that a layer has room for."""
   return jax.tree.leaves(entries)[0].shape[2]
 
 
@@ -93,13 +93,14 @@ def append(
   values: Sequence[Entries],
   after: Array,
 ) -> KVCache:
-  """Writes L of [B, H, T, head_dim] behind each row's kept tokens.
+  """Writes L of [B, H, T, head_dim] after each row's kept tokens.
 
-  `after` [B, D] is a result of the layers that read the cache. Adding 0 times
-  it makes the writes wait for those reads; without an order between the two,
-  the CPU backend copies every leaf at every step (measured: 2.5 of 20 ms).
+  `after` [B, D] is a result of the layers that read the cache. Adding 0 * after
+  makes the writes wait for those reads; without an order between the two, the
+  CPU backend copies every leaf at every step (measured: 2.5 of 20 ms).
 
-  A cache with room for no token stays as it is: whole sequences pass by it.
+  A cache with no room is returned unchanged: the model then processes whole
+  sequences and caches nothing.
 
   Raises:
     ValueError: there are more new tokens than a ring has room for.
@@ -108,7 +109,7 @@ def append(
     return cache
   num_new = size(keys[0])
   first = after[:, :1, None, None]
-  # Of what is no number 0 times that is none either, and would be stored.
+  # 0 times NaN or infinity is NaN, and would be stored.
   wait = jnp.where(jnp.isfinite(first), 0 * first, 0)
 
   def write_all(buffers, updates):
@@ -133,7 +134,7 @@ def append(
 
 
 def widen(new: New, num_tokens: int) -> New:
-  """The same, of more tokens: zeros, which a commit leaves out."""
+  """Pads `new` to `num_tokens` tokens with zeros, which a commit drops."""
   more = lambda x: jnp.pad(
     x, ((0, 0), (0, 0), (0, num_tokens - x.shape[2]), (0, 0))
   )
@@ -145,10 +146,10 @@ def widen(new: New, num_tokens: int) -> New:
 
 
 def write(buffer: Array, update: Array, start: Array, axis: int = 0) -> Array:
-  """Writes updates of T entries into buffer rows [B, ...] from start [B] on.
+  """Writes T entries into each row of buffer [B, ...], from start [B] on.
 
-  `axis` is that of the entries in a row. The caller leaves room for T of them:
-  a start too far behind is moved back.
+  `axis` is the axis of the entries within a row. The caller leaves room for T
+  entries: a start that is too large is moved back.
   """
   write_row = lambda buffer, update, start: jax.lax.dynamic_update_slice_in_dim(
     buffer, update, start, axis
@@ -159,8 +160,8 @@ def write(buffer: Array, update: Array, start: Array, axis: int = 0) -> Array:
 def commit(cache: KVCache, length: Array, path: Array | None = None) -> KVCache:
   """Keeps the first length [B] tokens of each row.
 
-  With path [B, P] the entries there are first moved, one behind another, to
-  where the first of them is.
+  With path [B, P], the entries at those indices are first moved next to each
+  other, starting at the position of the first.
   """
   moved = lambda entries: entries
   if path is not None:
@@ -206,10 +207,10 @@ def _write_layer(entries, update, start, is_ring):
 
 
 def _write_round(buffer, update, start):
-  """Writes [H, T, D] into the ring [H, S, D] of a row, on at 0 behind its end.
+  """Writes [H, T, D] into a row's ring [H, S, D], wrapping around at its end.
 
-  Of two slices, the last that begins no later than the updates and the first of
-  the ring, each keeps what is not of theirs.
+  Rewrites two slices of T entries: the last one that begins no later than the
+  updates, and the first of the ring. Entries without an update are kept.
   """
   size, num_new = buffer.shape[1], update.shape[1]
   for begin in (jnp.minimum(start, size - num_new), jnp.zeros_like(start)):
@@ -222,6 +223,6 @@ def _write_round(buffer, update, start):
 
 
 def _each_row(write_row, buffer, update, start):
-  if buffer.shape[0] == 1:  # mapped, the update becomes a slower scatter
+  if buffer.shape[0] == 1:  # vmap would make the update a slower scatter
     return write_row(buffer[0], update[0], start[0])[None]
   return jax.vmap(write_row)(buffer, update, start)

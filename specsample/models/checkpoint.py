@@ -1,4 +1,4 @@
-"""Models as the library saves them: orbax checkpoints."""
+"""Saving and restoring models in the library's own format, with orbax."""
 
 import copy
 import dataclasses
@@ -23,7 +23,7 @@ from specsample.models import transposed
 from specsample.text import tokenizer_files
 from specsample.types import Params
 
-# The file that marks a folder as written by `save`, wholly.
+# The file that marks a folder as completely written by `save`.
 CONFIG_NAME = 'specsample.json'
 _PARAMS_NAME = 'params'
 
@@ -44,14 +44,15 @@ def save(
   params: Params,
   tokenizer: text.Tokenizer | None = None,
 ) -> None:
-  """Writes a folder that `specsample.load` reads, whole or not at all.
+  """Writes a folder that `specsample.load` reads, completely or not at all.
 
-  Several processes all call it, each writes what its devices hold. In a bucket
-  (gs://) a folder appears at once, and is no model before it is whole.
+  With several processes all of them call it, and each writes what its devices
+  hold. In a bucket (gs://) the folder is visible from the start, but is not a
+  model until it is complete.
 
   Raises:
-    ValueError: `path` exists, or the parameters are not the model's or of int8,
-      or of several processes each has its own.
+    ValueError: `path` exists, the parameters are int8 or do not fit the model,
+      or each of several processes has parameters of its own.
   """
   int8.refuse(params)
   params = transposed.plain(params)
@@ -64,7 +65,7 @@ def save(
       f'each of {jax.process_count()} processes has parameters of its own: '
       'divide them over a mesh with `sharding.place`'
     )
-  # Imported where it is used: 25 MB that decoding has no need of.
+  # Imported where it is used: 25 MB that decoding does not need.
   import orbax.checkpoint as ocp  # noqa: PLC0415
 
   with files.new_folder(path) as folder:
@@ -73,7 +74,7 @@ def save(
     limit = _gigabytes_in_flight(params)
     with ocp.StandardCheckpointer(save_concurrent_gb=limit) as checkpointer:
       checkpointer.save(folder / _PARAMS_NAME, params)
-    # The last, because it says that the others are there.
+    # Written last, because it says that the rest is there.
     config = to_json(model)
     files.on_first_process(
       lambda: files.write_json(folder / CONFIG_NAME, config)
@@ -83,13 +84,13 @@ def save(
 def restore(
   path: str | os.PathLike[str], dtype: str
 ) -> tuple[transformer.Transformer, Params]:
-  """The model and parameters that `save` wrote, as `dtype`.
+  """Returns the model and parameters that `save` wrote, as `dtype`.
 
-  The parameters are divided over the mesh that is set, whatever they were
-  divided over when they were saved. Each process reads what its devices hold.
+  The parameters are sharded over the current mesh, however they were sharded
+  when they were saved. Each process reads what its devices hold.
 
   Raises:
-    ValueError: the folder is incomplete, damaged or of another version.
+    ValueError: the folder is incomplete, damaged or from another version.
   """
   import orbax.checkpoint as ocp  # noqa: PLC0415
 
@@ -101,7 +102,7 @@ def restore(
   places = sharding.of_tree(model.param_axes())
   target = jax.tree.map(place, model.abstract_params(), places)
   try:
-    # Compared first: orbax names no parameter that does not fit.
+    # Compared first: orbax does not name the parameter that does not fit.
     stored = read_shapes(folder)
     mismatch = _mismatch(model, stored)
     if mismatch:
@@ -118,7 +119,7 @@ def restore(
 
 
 def read_model(folder: epath.Path, dtype: str) -> transformer.Transformer:
-  """The model that a folder describes; ValueError if it does not."""
+  """Returns the model that a folder describes; ValueError if there is none."""
   config_lib.check_dtype(dtype)
   config = folder / CONFIG_NAME
   content = files.read_json(config)
@@ -134,10 +135,10 @@ def read_model(folder: epath.Path, dtype: str) -> transformer.Transformer:
 
 
 def read_shapes(folder: epath.Path) -> Params:
-  """What has the shape and dtype of each stored parameter; none is read.
+  """Returns the shape and dtype of each stored parameter; reads no values.
 
   Raises:
-    OSError, KeyError, ValueError: they are not there, or damaged.
+    OSError, KeyError, ValueError: the parameters are missing or damaged.
   """
   import orbax.checkpoint as ocp  # noqa: PLC0415
 
@@ -150,7 +151,7 @@ def read_shapes(folder: epath.Path) -> Params:
 
 
 def _gigabytes_in_flight(params):
-  """What to read or write at a time, where orbax takes 96 of host memory."""
+  """Returns how many GB to read or write at a time; orbax's default is 96."""
   largest = max(
     math.prod(leaf.shape) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(params)
@@ -159,12 +160,12 @@ def _gigabytes_in_flight(params):
 
 
 def _is_shared(leaf):
-  """Whether an array is one for all processes."""
+  """Returns whether an array is shared by all processes."""
   return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
 def _mismatch(model, params):
-  """The first parameter that is not as the model has it, as a sentence."""
+  """Describes the first parameter that does not fit the model, if any."""
   shapes = lambda tree: {
     tensors.key(path): tuple(leaf.shape)
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -180,7 +181,7 @@ def _mismatch(model, params):
 
 
 def to_json(model: transformer.Transformer) -> dict[str, Any]:
-  """A model's configuration but for its dtype, of JSON's types."""
+  """Returns a model's configuration, without its dtype, in JSON's types."""
   config = dataclasses.asdict(model)
   del config['dtype']
   if model.rope_scaling is not None:
@@ -190,10 +191,10 @@ def to_json(model: transformer.Transformer) -> dict[str, Any]:
 
 
 def from_json(config: dict[str, Any], dtype: str) -> transformer.Transformer:
-  """The model of a configuration that `to_json` made.
+  """Returns the model of a configuration that `to_json` made.
 
   Raises:
-    KeyError, TypeError, AttributeError, ValueError: it is another.
+    KeyError, TypeError, AttributeError, ValueError: `to_json` did not make it.
   """
   config = copy.deepcopy(config)
   family = _FAMILIES[config.pop('family')]
@@ -213,7 +214,7 @@ def _made(cls, values):
 
 
 def _hashable(value):
-  """JSON has no tuples, and the model must be hashable."""
+  """Turns lists into tuples, which JSON lacks and a hashable model needs."""
   return tuple(value) if isinstance(value, list) else value
 
 

@@ -13,47 +13,47 @@ def check_dtype(dtype: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Values by name, checked when they are asked for.
+  """Configuration values by name, checked when they are read.
 
-  All methods raise ValueError where a value is not what it has to be; one that
-  is null is one that is not there.
+  Methods raise ValueError if a value is not as expected. A null value counts as
+  missing.
   """
 
   values: Mapping[str, Any]
   origin: str  # the file, for messages
 
   def get(self, key: str, default: Any = None) -> Any:
-    """The value as it is."""
+    """Returns the value unchecked, or the default if it is missing."""
     value = self.values.get(key)
     return default if value is None else value
 
   def size(self, key: str, default: int | None = None) -> int:
-    """An integer of at least 1."""
+    """Returns an integer of at least 1."""
     value = self.get(key, default)
     if type(value) is not int or value < 1:
       raise self.unexpected(key, 'an integer of at least 1')
     return value
 
   def number(self, key: str, default: float | None = None) -> float:
-    """A number above 0."""
+    """Returns a number above 0."""
     value = self.get(key, default)
     if type(value) not in (int, float) or not value > 0:
       raise self.unexpected(key, 'a number above 0')
     return float(value)
 
   def optional_number(self, key: str) -> float | None:
-    """A number above 0, None where there is none."""
+    """Returns a number above 0, or None if it is missing."""
     return None if self.get(key) is None else self.number(key)
 
   def flag(self, key: str, default: bool = False) -> bool:
-    """True or false."""
+    """Returns true or false."""
     value = self.get(key, default)
     if type(value) is not bool:
       raise self.unexpected(key, 'true or false')
     return value
 
   def only(self, key: str, supported: Any) -> None:
-    """Refuses any other value than the one that is supported."""
+    """Raises ValueError unless the value is missing or the supported one."""
     value = self.get(key, supported)
     if value != supported:
       raise ValueError(
@@ -61,14 +61,14 @@ class Config:
       )
 
   def part(self, key: str) -> 'Config':
-    """The object at a key, empty where there is none."""
+    """Returns the object at a key, empty if it is missing."""
     value = self.get(key, {})
     if not isinstance(value, dict):
       raise self.unexpected(key, 'an object')
     return Config(value, self.origin)
 
   def unexpected(self, key: str, expected: str) -> ValueError:
-    """Says that a value is not what was expected."""
+    """Returns the error for a value that is not what was expected."""
     return ValueError(
       f'{self.origin}: {key} is {self.get(key)!r}, expected {expected}: the '
       'file is damaged, or of another architecture'

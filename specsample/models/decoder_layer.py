@@ -11,10 +11,10 @@ from specsample.models import layers
 
 
 class DecoderLayer(nnx.Module):
-  """Attention and feed-forward behind norms, each added to its input.
+  """Pre-norm attention and feed-forward, each added to its input.
 
-  `config` has the fields of `transformer.Transformer`. Of a configuration
-  whose layers differ, `index` says which one this is; behind them all is -1.
+  `config` has the fields of `transformer.Transformer`. If its layers differ,
+  `index` says which one this is; -1 stands for a layer after all of them.
   """
 
   def __init__(self, config, keys, index=-1):
@@ -37,7 +37,7 @@ class DecoderLayer(nnx.Module):
     self.mlp_post_norm = after()
 
   def __call__(self, x, rope, mask, keys, values, attend_with=None):
-    """As `attention.Attention`, on the rows [B * T, D] of the layer before."""
+    """Applies the layer to rows x [B * T, D]; see `attention.Attention`."""
     attended, new_keys, new_values = self.attention(
       self.attention_norm(x), rope, mask, keys, values, attend_with
     )

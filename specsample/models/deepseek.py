@@ -48,7 +48,7 @@ def _deepseek_v3(
     ('rope_interleave', True),
   ):
     config.only(key, supported)
-  # Of attention over latent vectors there are as many as heads.
+  # Latent attention has as many key-value heads as heads: take the defaults.
   values = dict(config.values) | {'num_key_value_heads': None, 'head_dim': None}
   config = config_lib.Config(values, config.origin)
   fields = llama.shape(config, dtype) | llama.rope(config)
@@ -83,7 +83,7 @@ def _deepseek_v3(
 
 
 def _query_scale(latent, config):
-  """Sharper by YaRN's growth twice, where that says mscale_all_dim."""
+  """Returns the query scale, times growth**2 if YaRN has mscale_all_dim."""
   key = 'rope_parameters' if config.get('rope_parameters') else 'rope_scaling'
   rope = config.part(key)
   scale = (latent.head_dim + latent.rope_dim) ** -0.5
@@ -99,15 +99,19 @@ def _query_scale(latent, config):
 
 
 def _own_name(name):
-  """Queries are made of the input, or of a vector that is made of it."""
+  """Returns the name in `_NAMES`, where q_b_proj is called q_proj.
+
+  Queries are made of the input (q_proj), or of a vector that is made of it.
+  """
   return family.own_name(name.replace('.q_b_proj.', '.q_proj.'))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-  """A tensor of which the rows that are rotated are interleaved pairs.
+  """A tensor whose rotated rows are stored as interleaved pairs.
 
-  Of every `size` rows these are the last `rope_dim`.
+  They are the last `rope_dim` of every `size` rows. Reading puts the first rows
+  of all pairs before the second rows.
   """
 
   tensor: tensors.Tensor
@@ -127,7 +131,7 @@ class _Split:
 def _rearranged(
   model: transformer.Transformer, name: str, tensor: tensors.Tensor
 ) -> tensors.Tensor:
-  """Orders the rows that are rotated as `rotary.rotate` takes them."""
+  """Orders the rotated rows as `rotary.rotate` expects them."""
   latent = model.latent
   assert latent is not None
   match = re.search(r'\.(q_proj|kv_a_proj_with_mqa)\.', name)

@@ -1,4 +1,4 @@
-"""Feed-forward of many experts, of which each token is sent to a few."""
+"""Mixture-of-experts feed-forward: each token is routed to a few experts."""
 
 import dataclasses
 import functools
@@ -17,21 +17,24 @@ from specsample.types import Array
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts:
-  """How tokens are sent to experts.
+  """The sizes and the routing of a mixture of experts.
 
   Attributes:
     num_experts: E.
-    num_per_token: to how many of them a token is sent.
-    mlp_dim: the width of each.
-    dense_layers: those with one feed-forward, of the model's `mlp_dim`.
-    scores: of the router's logits, softmax over all experts or a sigmoid each
-      (DeepSeek-V3, 2412.19437, section 2.1.2).
-    is_normalised: the weights of a token's experts are divided by their sum.
-    scale: what they are multiplied by then.
-    has_bias: a bias is added to scores only to choose by them.
-    num_groups, groups_per_token: of how many groups of experts, those with the
-      largest sums of their two best scores, a token's are.
-    shared_dim: the width of a feed-forward that sees every token, 0 for none.
+    num_per_token: number of experts per token.
+    mlp_dim: width of each expert.
+    dense_layers: layers with a single feed-forward, of the model's `mlp_dim`.
+    scores: how router logits become scores, by a softmax over all experts or a
+      sigmoid of each (DeepSeek-V3, 2412.19437, section 2.1.2).
+    is_normalised: whether the weights of a token's experts are divided by their
+      sum.
+    scale: factor by which the weights are then multiplied.
+    has_bias: whether a bias is added to the scores to choose experts; weights
+      do not include it.
+    num_groups, groups_per_token: the experts are divided into `num_groups`
+      groups; a token's come from the `groups_per_token` groups with the
+      largest sums of their two best scores.
+    shared_dim: width of a feed-forward that sees every token, 0 for none.
   """
 
   num_experts: int
@@ -47,7 +50,7 @@ class Experts:
   shared_dim: int = 0
 
   def __post_init__(self):
-    """Refuses what no token can be sent to."""
+    """Raises ValueError if tokens cannot be routed."""
     if not 1 <= self.num_per_token <= self.num_experts:
       raise ValueError(
         f'num_per_token is {self.num_per_token} and num_experts '
@@ -68,7 +71,7 @@ class Experts:
 
 
 class _Bank(nnx.Module):
-  """The weights [E, in, out] of one product of all experts."""
+  """The weights [E, in, out] of one matrix product of all experts."""
 
   def __init__(self, shape, axes, keys, dtype):
     kernel = jax.random.normal(next(keys), shape, jnp.float32)
@@ -77,17 +80,17 @@ class _Bank(nnx.Module):
     self.kernel_axes = axes
 
   def axes(self):
-    """Of the kernel, as for `sharding.of_tree`."""
+    """Returns the axes of the kernel, as for `sharding.of_tree`."""
     if isinstance(self.kernel.get_value(), int8.Int8):
       return int8.of_kernel(*self.kernel_axes)
     return self.kernel_axes
 
 
 class MoE(nnx.Module):
-  """Experts (Mixtral, 2401.04088; DeepSeek-V3, 2412.19437).
+  """A mixture of experts (Mixtral, 2401.04088; DeepSeek-V3, 2412.19437).
 
-  `config` has the fields of `transformer.Transformer`. Every device has its
-  part of the width of each expert, so that all do the same work.
+  `config` has the fields of `transformer.Transformer`. Each device holds a
+  slice of the width of every expert, so that all devices do the same work.
   """
 
   def __init__(self, config, keys):
@@ -115,7 +118,7 @@ class MoE(nnx.Module):
     self.activation = layers.ACTIVATIONS[config.activation]
 
   def __call__(self, x: Array) -> Array:
-    """x [R, D] as [R, D]."""
+    """Maps x [R, D] to [R, D]."""
     weights, chosen = self._route(x)
     banks = self.expert_gate, self.expert_up, self.expert_down
     rows = 'batch', None
@@ -129,7 +132,7 @@ class MoE(nnx.Module):
     return y if self.shared is None else y + self.shared(x)
 
   def _route(self, x):
-    """Of each row the weights and the numbers [R, k] of its experts."""
+    """Returns the weights and the indices [R, k] of each row's experts."""
     sizes = self.sizes
     logits = self.router(x.astype(jnp.float32))
     if sizes.scores == 'softmax':
@@ -153,7 +156,7 @@ class MoE(nnx.Module):
     return weights * sizes.scale, chosen
 
   def _run(self, x, weights, chosen, *kernels):
-    """The weighted sum of what its experts make of each row of x [R, D]."""
+    """Returns the weighted sum of the outputs of each row's experts."""
     num_rows, per_row = chosen.shape
     rows, of_experts = jnp.repeat(x, per_row, axis=0), chosen.reshape(-1)
     is_few = len(rows) < self.sizes.num_experts
@@ -162,7 +165,7 @@ class MoE(nnx.Module):
     return jnp.einsum('rkd,rk->rd', made, weights.astype(made.dtype))
 
   def _run_alone(self, rows, of_experts, *kernels):
-    """Row after row: no other experts are read, one of two rows twice."""
+    """Runs row by row: reads only chosen experts, repeatedly if rows agree."""
 
     def run(row_and_expert):
       row, expert = row_and_expert
@@ -175,7 +178,7 @@ class MoE(nnx.Module):
     return jax.lax.map(run, (rows, of_experts))
 
   def _run_by_expert(self, rows, of_experts, *kernels):
-    """The rows of each expert at once: all experts are read."""
+    """Runs the rows of each expert together: reads all experts."""
     order = jnp.argsort(of_experts, stable=True)
     product = functools.partial(
       matrices.product_by_group, group=of_experts[order]

@@ -1,4 +1,4 @@
-"""What the library knows of a family of published models."""
+"""Families of published models, and how their files are read."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -9,10 +9,10 @@ from specsample.models import transformer
 
 
 def own_name(name: str) -> str | None:
-  """A tensor's name in `Family.names`, None for one that is not read.
+  """Returns a tensor's name in `Family.names`, None if it is not read.
 
-  Some folders leave out the first part of all names; old ones hold what is now
-  computed of the configuration.
+  Some folders leave out the `model.` that other names begin with. Old ones hold
+  rotary frequencies, which are now computed from the configuration.
   """
   if name.endswith('.rotary_emb.inv_freq'):
     return None
@@ -30,16 +30,16 @@ def _as_stored(
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """How the configuration and the tensors of a family are read.
+  """The rules for reading a family's configuration and tensors.
 
   Attributes:
-    model: of a config.json and a dtype the model.
-    names: of each parameter the tensor in its files, as of `tensors.fill`; '*'
-      in one stands for the numbers of experts, which are stacked.
-    own_name: of a tensor's name in a file its name in `names`, None for one
-      that is not read.
-    rearranged: of the model, a tensor's name and the tensor, with another order
-      in it where the library's is not the family's.
+    model: makes the model from a config.json and a dtype.
+    names: the tensor of each parameter, as for `tensors.fill`; '*' stands for
+      the numbers of the experts, whose tensors are stacked.
+    own_name: maps a tensor's name in a file to its name in `names`, or to None
+      if it is not read.
+    rearranged: given the model, a tensor's name and the tensor, returns the
+      tensor, reordered if the library's order is not the family's.
   """
 
   model: Callable[[config_lib.Config, str], transformer.Transformer]

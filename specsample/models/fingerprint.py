@@ -1,4 +1,4 @@
-"""A few letters for a model's weights, named by all that is made for them."""
+"""Short hashes of a model's weights, by which other files refer to them."""
 
 from collections.abc import Mapping
 import hashlib
@@ -16,10 +16,10 @@ _LENGTH = 16
 
 
 def of(params: Params) -> str:
-  """Hexadecimal digits that differ for models that were trained apart.
+  """Returns hexadecimal digits that differ for separately trained models.
 
-  A hash of the parameters' names and shapes and of the first value of each,
-  rounded to bfloat16: the same for both dtypes and on every mesh.
+  They are a hash of each parameter's name, shape and first value, which is
+  rounded to bfloat16. They are the same for both dtypes and on every mesh.
   """
   leaves = jax.tree_util.tree_leaves_with_path(
     params, is_leaf=transposed.is_transposed
@@ -28,7 +28,7 @@ def of(params: Params) -> str:
 
 
 def of_first(values: Mapping[str, float]) -> str:
-  """As `of`, from what `name` and `first` say of each parameter in turn."""
+  """Computes `of` from each parameter's `name` and `first`, in tree order."""
   found = np.asarray(list(values.values()), np.float32)
   if jax.process_count() > 1:
     found = np.nanmax(multihost_utils.process_allgather(found), axis=0)
@@ -39,12 +39,12 @@ def of_first(values: Mapping[str, float]) -> str:
 
 
 def name(path: tuple[Any, ...], leaf: jax.Array | transposed.Transposed) -> str:
-  """A parameter's path and shape."""
+  """Returns a parameter's path and shape."""
   return f'{jax.tree_util.keystr(path)}{leaf.shape}'
 
 
 def first(leaf: jax.Array | transposed.Transposed) -> float:
-  """The value at index 0, NaN where another host has it."""
+  """Returns the value at index 0, or NaN if another host has it."""
   if isinstance(leaf, transposed.Transposed):
     leaf = leaf.values
   with sharding.no_mesh():

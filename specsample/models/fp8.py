@@ -1,8 +1,8 @@
-"""Matrices of 8-bit floats with a scale for each block of their numbers.
+"""Matrices of 8-bit floats with one scale per block.
 
-As DeepSeek-V3 is published (2412.19437, section 3.3), and the FP8 versions of
-Qwen3: beside a matrix NAME lies NAME_scale_inv, which its blocks are to be
-multiplied by. The last blocks may be cut off.
+DeepSeek-V3 (2412.19437, section 3.3) and the FP8 versions of Qwen3 are
+published in this format: with a matrix NAME comes NAME_scale_inv, the scales by
+which its blocks are multiplied. The last blocks may be smaller.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from specsample.models import tensors
 
 KIND = 'F8_E4M3'  # in safetensors
 _SCALE = '_scale_inv'
-# The number that each byte stands for; NumPy converts them four times slower.
+# The value of each byte; NumPy's own conversion is four times slower.
 _VALUES = np.arange(256, dtype=np.uint8).view(jnp.float8_e4m3fn).astype('f4')
 
 Block = tuple[int, int]  # rows and columns
@@ -26,10 +26,10 @@ _Stored = Mapping[str, safetensors_file.Tensor]
 
 
 def block_size(config: config_lib.Config) -> Block | None:
-  """Of the blocks of a model, None of one that is not quantised.
+  """Returns the size of a model's blocks, None if it is not quantised.
 
   Raises:
-    ValueError: it is quantised in another way.
+    ValueError: the model is quantised in another way.
   """
   part = config.part('quantization_config')
   if not part.values:
@@ -55,12 +55,12 @@ def _unsupported(part, key, supported):
 
 
 def kinds(block: Block | None) -> tuple[str, ...]:
-  """What tensors may be stored as, with blocks of a size or without any."""
+  """Returns the supported safetensors dtypes, given the block size if any."""
   return (*safetensors_file.WEIGHT_DTYPES, *([] if block is None else [KIND]))
 
 
 def compare(found: _Stored, block: Block | None) -> tensors.Differences:
-  """How the scales in files are not those that their matrices need."""
+  """Returns how the scales differ from those that the matrices need."""
   expected = {
     name + _SCALE: tuple(
       -(-number // size)
@@ -75,13 +75,14 @@ def compare(found: _Stored, block: Block | None) -> tensors.Differences:
 def dequantised(
   found: _Stored, origin: str, block: Block | None, dtype: str
 ) -> tensors.TensorFile:
-  """Stored tensors without scales, matrices of `KIND` as ones of a dtype.
+  """Returns the tensors without the scales, `KIND` matrices dequantised.
 
   Args:
-    found: what `compare` has no objections to, unless only shapes are asked.
-    origin: as of the result.
-    block: as `block_size` has it.
-    dtype: what each part is dequantised to as it is read.
+    found: the stored tensors, which `compare` accepts unless only shapes are
+      read.
+    origin: `TensorFile.origin` of the result.
+    block: the result of `block_size`.
+    dtype: dtype to which each part is dequantised as it is read.
   """
   matrices = _matrices(found, block)
   scales = {name + _SCALE for name in matrices}
@@ -100,7 +101,7 @@ def dequantised(
 
 
 def _matrices(found, block):
-  """Those with blocks; a scale of another is a tensor that is not known."""
+  """Returns the matrices with blocks; any other scale is an unknown tensor."""
   return {
     name: tensor
     for name, tensor in found.items()
@@ -110,7 +111,7 @@ def _matrices(found, block):
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-  """A matrix [out, in] of `KIND` and its scales, as one of a dtype."""
+  """A `KIND` matrix [out, in] and its scales, dequantised as it is read."""
 
   matrix: safetensors_file.Tensor
   scale: safetensors_file.Tensor
@@ -118,7 +119,7 @@ class _Blocks:
   dtype: Any
 
   def __getitem__(self, index: tensors.Index, /) -> np.ndarray:
-    """A part, for which the scales of its blocks alone are read."""
+    """Returns a part, reading only the scales of its blocks."""
     height, width = self.block
     rows, columns = (
       range(*part.indices(size))
@@ -128,12 +129,12 @@ class _Blocks:
       slice(rows.start // height, -(-rows.stop // height)),
       slice(columns.start // width, -(-columns.stop // width)),
     ]
-    # Of each row of blocks the scale of each column.
+    # One row per row of blocks, with the scale of each column.
     scale = np.repeat(scale.astype(np.float32), width, axis=1)
     scale = scale[:, columns.start % width :][:, : len(columns)]
     coded = self.matrix[index].view(np.uint8)
     values = np.empty(coded.shape, self.dtype)
-    before = rows.start % height  # of the first row of blocks
+    before = rows.start % height  # rows of the first block before the part
     for i, of_columns in enumerate(scale):
       part = slice(max(0, i * height - before), (i + 1) * height - before)
       values[part] = np.take(_VALUES, coded[part]) * of_columns

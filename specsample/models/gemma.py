@@ -19,7 +19,7 @@ _NAMES = llama.NAMES | {
 
 
 def fields(dim: int) -> dict[str, Any]:
-  """The fields of a `Transformer` that both generations have."""
+  """Returns the `Transformer` fields that both generations share."""
   return {
     'activation': 'gelu_tanh',
     'norm_offset': 1.0,
@@ -29,7 +29,7 @@ def fields(dim: int) -> dict[str, Any]:
 
 
 def _shape(config, dtype, defaults):
-  """What both have, where a configuration leaves out what is usual."""
+  """Returns the configuration with defaults, and the fields that both share."""
   given = {k: v for k, v in config.values.items() if v is not None}
   filled = {
     'tie_word_embeddings': True,
@@ -62,7 +62,7 @@ def _sliding_layers(config, num_layers):
 
 
 def sliding_layers(num_layers: int, step: int) -> tuple[int, ...]:
-  """The layers with a window, where every step-th has none."""
+  """Returns the layers with a window, if every `step`-th layer has none."""
   return tuple(i for i in range(num_layers) if (i + 1) % step)
 
 
@@ -95,7 +95,7 @@ def _gemma3(config: config_lib.Config, dtype: str) -> transformer.Transformer:
 
 
 def _gemma3_rope(config):
-  """transformers 5 writes the parameters of both kinds of layers."""
+  """Returns the rope's fields; transformers 5 writes them per layer type."""
   new = config.part('rope_parameters')
   if 'full_attention' not in new.values:
     theta = config.number('rope_local_base_freq', 10_000.0)
@@ -114,7 +114,7 @@ def _gemma3_with_images(
 
 
 def _name_of_text(name):
-  """Of models with images those of text, which are called in two ways."""
+  """Returns a text tensor's name from either layout; None for image tensors."""
   of_images = ('vision_tower.', 'multi_modal_projector.')
   if name.removeprefix('model.').startswith(of_images):
     return None
@@ -125,7 +125,7 @@ def _name_of_text(name):
 
 GEMMA2 = family.Family(_gemma2, _NAMES)
 GEMMA3 = family.Family(_gemma3, _NAMES)
-# Its text model alone, without the part that reads images.
+# Only the text model, without the part that reads images.
 GEMMA3_WITH_IMAGES = family.Family(
   _gemma3_with_images, _NAMES, own_name=_name_of_text
 )

@@ -36,17 +36,17 @@ _NAMES = {
   'layers.{}.mlp.down.kernel': 'blk.{}.ffn_down.weight',
   'layers.{}.mlp_post_norm.scale': 'blk.{}.post_ffw_norm.weight',
 }
-# Llama 3.1's divisors of the rotary frequencies: configuration, no parameter.
+# Llama 3.1's divisors of rotary frequencies: configuration, not a parameter.
 _ROPE_FACTORS = 'rope_freqs.weight'
 
 
 def load(
   path: str | os.PathLike[str], dtype: str, convert: tensors.Convert
 ) -> tuple[transformer.Transformer, Params, dict[str, Any]]:
-  """The model, its parameters dequantised to `dtype`, and the metadata.
+  """Returns the model, its parameters dequantised to `dtype`, and metadata.
 
-  On a mesh each process dequantises every tensor whole, and keeps its parts.
-  `convert` is as of `tensors.fill`.
+  On a mesh each process dequantises whole tensors and keeps its parts. See
+  `tensors.fill` for `convert`.
 
   Raises:
     ValueError: the file is damaged, or holds no model of a known family.
@@ -68,7 +68,7 @@ def load(
 def compare(
   reader: gguf_file.Reader, model: transformer.Transformer
 ) -> tensors.Differences:
-  """How the tensors of a file are not the model's; no weight is read."""
+  """Returns how a file's tensors differ from the model's; reads no weights."""
   file = tensors.TensorFile(str(reader.path), reader.shapes, reader.read)
   return tensors.compare(model, file, _NAMES, {_ROPE_FACTORS})
 
@@ -77,12 +77,12 @@ def _rearranged(architecture, model, name, values):
   if architecture == 'llama':
     return _heads_split(name, values, model)
   if model.norm_offset and name.endswith('norm.weight'):
-    return values - model.norm_offset  # GGUF has it added
+    return values - model.norm_offset  # GGUF stores scale + offset
   return values
 
 
 def _heads_split(name: str, values: np.ndarray, model: transformer.Transformer):
-  """Orders the rows of query and key heads as `rotary.rotate` takes them.
+  """Orders the rows of query and key heads as `rotary.rotate` expects them.
 
   GGUF interleaves the two halves of a head that are rotated together.
   """
@@ -97,7 +97,7 @@ def _heads_split(name: str, values: np.ndarray, model: transformer.Transformer):
 def model_of(
   reader: gguf_file.Reader, dtype: str
 ) -> tuple[str, transformer.Transformer]:
-  """The architecture's name and the model; ValueError if it is not known."""
+  """Returns the architecture and the model; ValueError if it is not known."""
   metadata, shapes, origin = reader.metadata, reader.shapes, str(reader.path)
   architecture = metadata.get('general.architecture')
   if architecture not in _ARCHITECTURES:
@@ -156,10 +156,10 @@ def model_of(
 
 
 def _gemma3(config, fields):
-  """What llama.cpp knows of the architecture and the file does not say."""
+  """Returns the fields that llama.cpp knows and the file does not state."""
   num_layers = fields['num_layers']
   step = config.size('attention.sliding_window_pattern', 6)
-  # The largest divides its width by the heads that it has, not by theirs.
+  # (dim / num_heads)**-0.5 for the 27B model, head_dim**-0.5 for the others.
   per_head = fields['dim'] / fields['num_heads']
   return gemma.fields(fields['dim']) | {
     'sliding_layers': gemma.sliding_layers(num_layers, step),
@@ -195,7 +195,7 @@ def _rope_scaling(config, head_dim, reader):
         f'{(head_dim // 2,)}: convert the model again'
       )
     return rotary.FactorRope(factors=tuple(factors.tolist()))
-  # The first is how the factor was called before there were types.
+  # The first is the factor's name from before there were types.
   keys = ('rope.scale_linear', 'rope.scaling.factor')
   key = next((key for key in keys if key in config.values), None)
   kind = config.get('rope.scaling.type', 'linear' if key else 'none')

@@ -1,8 +1,8 @@
 """The GGUF format: metadata, and tensors dequantised one at a time.
 
-The header is parsed here, because the reader of package `gguf` takes seconds
-over a vocabulary and maps the file, whose pages then count as memory. The
-package knows the quantised types.
+The header is parsed here, because the reader of package `gguf` takes seconds to
+read a vocabulary and maps the file, whose pages then count as memory. The
+package does the dequantisation.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import numpy as np
 
 _VERSIONS = (2, 3)
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-# The format's numbers of scalar types.
+# `struct` codes by the format's numbers of scalar types.
 _SCALARS = dict(enumerate('BbHhIif?')) | {10: 'Q', 11: 'q', 12: 'd'}
 
 
@@ -29,7 +29,7 @@ class _Tensor:
 
   @property
   def stored_shape(self) -> tuple[int, ...]:
-    """The shape as bytes."""
+    """The shape of the tensor's bytes."""
     return gguf.quant_shape_to_byte_shape(self.shape, self.kind)
 
 
@@ -37,13 +37,13 @@ class Reader:
   """An open GGUF file.
 
   Attributes:
-    path: of the file.
+    path: path of the file.
     metadata: values by key; strings, numbers and lists of them.
     shapes: the shape of each tensor; matrices are [out, in].
-    stored: of each tensor the name of what it is quantised as, and its bytes.
+    stored: for each tensor, the name of its quantisation and its size in bytes.
 
   Raises:
-    ValueError: the file is no GGUF file, or damaged.
+    ValueError: the file is not a GGUF file, or is damaged.
   """
 
   def __init__(self, path: str | os.PathLike[str]):
@@ -65,7 +65,7 @@ class Reader:
     self._file.close()
 
   def read(self, name: str) -> np.ndarray:
-    """The values of a tensor, as float32."""
+    """Returns the values of a tensor, as float32."""
     tensor = self._tensors[name]
     stored = np.empty(tensor.stored_shape, np.uint8)
     self._file.seek(tensor.offset)
@@ -137,7 +137,7 @@ class Reader:
     return struct.unpack(code, self._take(struct.calcsize(code)))[0]
 
   def _take(self, num_bytes: int) -> bytes:
-    # Compared first, because a damaged length may exceed all memory.
+    # Compared first, because a damaged length may exceed the memory there is.
     data = self._file.read(num_bytes) if num_bytes <= self._size else b''
     if len(data) < num_bytes:
       raise ValueError(f'it ends within the header, at byte {self._size}')

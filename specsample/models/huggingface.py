@@ -45,23 +45,23 @@ _FAMILIES = {
   'qwen3': qwen.QWEN3,
   'qwen3_moe': qwen.QWEN3_MOE,
 }
-# How many modules for multi-token prediction lie behind the layers.
+# Config key: how many multi-token prediction modules follow the layers.
 NUM_MODULES = 'num_nextn_predict_layers'
-# Headers that are asked of a bucket at a time.
+# Number of headers that are read from a bucket at a time.
 _NUM_THREADS = 16
 
 
 def load(
   path: str | os.PathLike[str], dtype: str, convert: tensors.Convert
 ) -> tuple[transformer.Transformer, Params]:
-  """The model in a folder and its parameters as `dtype`.
+  """Returns the model in a folder and its parameters as `dtype`.
 
-  Matrices of 8 bits are dequantised (`models.fp8`). On a mesh each process
-  reads the parts that its devices hold. `convert` is as of `tensors.fill`.
+  8-bit matrices are dequantised (`models.fp8`). On a mesh each process reads
+  the parts that its devices hold. See `tensors.fill` for `convert`.
 
   Raises:
-    ValueError: files are missing or damaged, or hold no model of a family that
-      is known.
+    ValueError: files are missing or damaged, or hold no model of a known
+      family.
   """
   config_lib.check_dtype(dtype)
   folder = files.at(path)
@@ -81,8 +81,8 @@ def of_model(
   config: config_lib.Config,
   model: transformer.Transformer,
 ) -> tensors.TensorFile:
-  """The tensors of a folder that are the model's, as its family calls them."""
-  # A drafter that lies behind the layers: `mtp_files` reads it.
+  """Returns the model's tensors in a folder, by the names of its family."""
+  # A drafter after the layers, which `loading.published.mtp` reads.
   behind = mtp_prefixes(model.num_layers, config.get(NUM_MODULES))
   is_own = lambda name: not name.startswith(behind)
   return _chosen(stored, config, model, is_own)
@@ -94,7 +94,7 @@ def of_modules(
   model: transformer.Transformer,
   prefixes: tuple[str, ...],
 ) -> tensors.TensorFile:
-  """As `of_model`, those of modules whose names begin so (`mtp_prefixes`)."""
+  """Does the same as `of_model` for modules with these `mtp_prefixes`."""
   is_own = lambda name: name.startswith(prefixes)
   return _chosen(stored, config, model, is_own)
 
@@ -120,12 +120,12 @@ def _chosen(stored, config, model, is_chosen):
 def ignored_names(
   family: family_lib.Family, model: transformer.Transformer
 ) -> set[str]:
-  """A tied unembedding is sometimes stored all the same."""
+  """Returns names to ignore: a tied unembedding is sometimes stored anyway."""
   return {family.names['unembedding']} if model.tie_embeddings else set()
 
 
 def family_of(config: config_lib.Config) -> family_lib.Family:
-  """The family of a configuration; ValueError for one that is not known."""
+  """Returns the family of a configuration; ValueError if it is not known."""
   kind = config.get('model_type')
   if kind not in _FAMILIES:
     raise ValueError(
@@ -136,7 +136,7 @@ def family_of(config: config_lib.Config) -> family_lib.Family:
 
 
 def mtp_prefixes(num_layers: int, count: Any) -> tuple[str, ...]:
-  """How the names of so many modules begin, of none unless it is a number."""
+  """Returns the name prefixes of `count` modules; none if not an integer."""
   if not isinstance(count, int):
     return ()
   return tuple(f'model.layers.{num_layers + i}.' for i in range(count))
@@ -145,10 +145,10 @@ def mtp_prefixes(num_layers: int, count: Any) -> tuple[str, ...]:
 def open_tensors(
   folder: epath.Path, config: config_lib.Config, dtype: str
 ) -> tensors.TensorFile:
-  """The tensors of all safetensors files of a folder; no weight is read.
+  """Returns the tensors of a folder's safetensors files; reads no weights.
 
-  Those of 8 bits are dequantised to `dtype` as they are read, as the
-  configuration says.
+  If the configuration says so, 8-bit tensors are dequantised to `dtype` as they
+  are read.
   """
   block = fp8.block_size(config)
   found: dict[str, safetensors_file.Tensor] = {}
@@ -175,7 +175,7 @@ def _shard_paths(folder: epath.Path) -> list[epath.Path]:
   if not index.exists():
     raise ValueError(_without_weights(folder))
   names = files_of_index(index)
-  # Listed at once, because a bucket answers a question in some 50 ms.
+  # Listed once, because each request to a bucket takes some 50 ms.
   present = {path.name for path in folder.iterdir()}
   absent = [name for name in names if name not in present]
   if absent:
@@ -187,7 +187,7 @@ def _shard_paths(folder: epath.Path) -> list[epath.Path]:
 
 
 def files_of_index(index: epath.Path) -> list[str]:
-  """The files that an index names; ValueError if it is damaged."""
+  """Returns the files that an index names; ValueError if it is damaged."""
   shard_of = files.read_json(index).get('weight_map')
   if not isinstance(shard_of, dict) or not shard_of:
     raise ValueError(f'{index} has no weight_map: download it again')
@@ -205,7 +205,7 @@ def _without_weights(folder: epath.Path) -> str:
 
 
 def pickle_message(path: epath.Path) -> str:
-  """Why a pickle is refused, and what to do."""
+  """Returns a message that says why a pickle is refused, and what to do."""
   return (
     f'{path} may be a pickle, which can run any code when it is read: convert '
     'it where it is trusted, with save_pretrained(..., safe_serialization='

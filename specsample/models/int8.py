@@ -1,7 +1,7 @@
-"""Arrays of 8-bit integers with scales: weights and the entries of caches.
+"""Int8 arrays with scales, for weights and for the entries of KV caches.
 
-Decoding is bound by the bytes that a step reads. Only what is stored is
-rounded: products are of the dtype of the computation.
+Decoding is bound by the bytes that a step reads. Only stored values are
+rounded; products use the dtype of the computation.
 """
 
 import functools
@@ -16,29 +16,30 @@ from specsample.models import tensors
 from specsample.models import transposed
 from specsample.types import Array, Params
 
-# Up to this many queries, XLA's CPU backend is faster with the keys as the left
-# side of the product: it packs the right side first, and the keys are large
-# (measured with 3 queries, 64 rows and 256 keys: 56 ms per pass in place of
-# 117; with 15 queries 10% faster, with 192 a quarter slower).
+# With at most this many queries, XLA's CPU backend is faster with the keys on
+# the left of the product: it packs the right side first, and the keys are large
+# (measured with 64 rows and 256 keys: 3 queries take 56 ms per pass instead of
+# 117; the gain is 10% with 15 queries, and 192 are a quarter slower).
 _FEW_QUERIES = 32
 
 
 @types.pytree
 class Int8:
-  """An array as integers times a scale for each of its vectors."""
+  """An array stored as integers times one scale per vector."""
 
   values: Array  # [...] int8
-  scale: Array  # the same, of size 1 along the vectors, float32
+  scale: Array  # float32, like `values` but of size 1 along the vectors
 
 
 def quantise(x: Array, axis: int = -1) -> Int8:
-  """The nearest that -127 to 127 times a scale are to the vectors of x.
+  """Rounds each vector of x to integers from -127 to 127 times a scale.
 
-  No value is off by more than half a scale, the vector's largest / 254.
+  No value is off by more than half a scale, which is the vector's largest
+  absolute value / 254.
 
   Args:
-    x: of a floating dtype.
-    axis: that of the vectors.
+    x: an array of a floating dtype.
+    axis: the axis along which the vectors lie.
   """
   wide = x.astype(jnp.float32)
   scale = jnp.max(jnp.abs(wide), axis=axis, keepdims=True) / 127
@@ -47,18 +48,18 @@ def quantise(x: Array, axis: int = -1) -> Int8:
 
 
 def dtype_of(params: Params) -> Any:
-  """The dtype of parameters of which some may be of int8."""
+  """Returns the dtype of the parameters that are not stored as int8."""
   leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Int8))
   return next(leaf.dtype for leaf in leaves if not isinstance(leaf, Int8))
 
 
 def stored_as(x: Array, entries: Array | Int8) -> Array | Int8:
-  """x [..., D] as it will be found among entries of a cache."""
+  """Returns x [..., D] in the form in which the cache stores entries."""
   return quantise(x) if isinstance(entries, Int8) else x
 
 
 def scores(query: Array, keys: Array | Int8) -> Array:
-  """Products [B, H, Q, S] of queries [B, H, Q, D] and keys [B, H, S, D]."""
+  """Returns query [B, H, Q, D] times keys [B, H, S, D], as [B, H, Q, S]."""
   if isinstance(keys, Int8):
     of_values = scores(query, keys.values.astype(query.dtype))
     return of_values * jnp.swapaxes(keys.scale, -1, -2)
@@ -84,9 +85,9 @@ def _keys_first(query, keys):
 
 
 def mix(weights: Array, values: Array | Int8, dtype: Any) -> Array:
-  """Sums [B, H, Q, D] of values [B, H, S, D] by weights [B, H, Q, S], float32.
+  """Returns the weighted sums [B, H, Q, D] of values [B, H, S, D].
 
-  The products are of `dtype`.
+  The weights are [B, H, Q, S]. Products use `dtype`; the result is float32.
   """
   if isinstance(values, Int8):
     weights = weights * jnp.swapaxes(values.scale, -1, -2)
@@ -100,34 +101,33 @@ def mix(weights: Array, values: Array | Int8, dtype: Any) -> Array:
 
 
 def weight(name: str, leaf: Array, is_tied: bool) -> Array | Int8:
-  """A parameter as of int8 if it can be, else as it is."""
+  """Quantises a parameter if it is a matrix of products, else returns it."""
   is_matrix = tensors.is_matrix(name, leaf, is_tied)
   return _quantise_weight(leaf) if is_matrix else leaf
 
 
-# [..., in, out]: each output has a scale of its own.
+# The input axis of [..., in, out]: each output has a scale of its own.
 _IN = -2
-# In place of the array that is given, which is not needed any more.
 _quantise_weight = jax.jit(functools.partial(quantise, axis=_IN))
 
 
 def weights(params: Params) -> Params:
-  """The parameters of a model or of a drafter, its matrices of int8.
+  """Returns the parameters of a model or drafter with int8 matrices.
 
-  Each output has a scale of its own. What is made of them works as before.
+  Each output has a scale of its own. The result can be used like `params`.
   """
   params = transposed.plain(params)
   return _map(lambda leaf: quantise(leaf, axis=_IN), params, params)
 
 
 def check(weights: str | None) -> None:
-  """Raises ValueError unless it is what functions that load take."""
+  """Raises ValueError unless `weights` is 'int8' or None."""
   if weights not in (None, 'int8'):
     raise ValueError(f"weights is {weights!r}: give 'int8', or None for dtype")
 
 
 def names(params: Params) -> list[str]:
-  """Which parameters are of int8, called as by `tensors.key`."""
+  """Returns the names, as by `tensors.key`, of the int8 parameters."""
   leaves = jax.tree_util.tree_leaves_with_path(
     params, is_leaf=lambda x: isinstance(x, Int8)
   )
@@ -135,7 +135,7 @@ def names(params: Params) -> list[str]:
 
 
 def refuse(params: Params) -> None:
-  """Raises ValueError where parameters to be saved are of int8."""
+  """Raises ValueError if any parameter to be saved is int8."""
   found = names(params)
   if found:
     raise ValueError(
@@ -145,18 +145,18 @@ def refuse(params: Params) -> None:
 
 
 def axes(of_params: Params, params: Params) -> Params:
-  """The `sharding.Axes` of `weights(params)`, of those of params."""
+  """Returns the `sharding.Axes` of `weights(params)`, given those of params."""
   return _map(lambda leaf: of_kernel(*leaf), of_params, params)
 
 
 def of_kernel(*axes: sharding.Axes) -> Int8:
-  """The `sharding.Axes` of a matrix of int8, of those of the matrix."""
+  """Returns the `sharding.Axes` of an int8 matrix, given the matrix's axes."""
   scale = *axes[:_IN], None, axes[-1]
   return Int8(values=axes, scale=scale)  # type: ignore[arg-type]
 
 
 def _map(function, tree, params):
-  """A tree like params, those that can be of int8 mapped."""
+  """Maps the leaves of tree whose parameters can be int8, keeps the others."""
   is_leaf = lambda x: isinstance(x, tuple)
   is_tied = 'unembedding' not in params
   paths, treedef = jax.tree_util.tree_flatten_with_path(params)

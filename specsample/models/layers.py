@@ -1,9 +1,9 @@
 """Building blocks of decoder-only transformers, as thin Flax NNX modules.
 
-Modules hold parameters and read them; caches come in and go out as values.
-Weights are [in, out] or one of the forms of `matrices`, activations rows
-[B * T, D]: a batch-1 product with a leading batch axis takes a slow path on
-the CPU backend.
+Modules hold parameters and read them; caches are passed in and returned.
+Weights are [in, out] or one of the forms in `matrices`. Activations are rows
+[B * T, D], because a batch-1 product with a leading batch axis takes a slow
+path on the CPU backend.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ from specsample.types import Array
 
 
 def random_keys(key: Array) -> Iterator[Array]:
-  """A key for each weight in turn.
+  """Yields a key for each weight in turn.
 
-  (`nnx.Rngs` counts in an array, and takes seconds to trace for 80 layers.)
+  `nnx.Rngs` counts in an array, and takes seconds to trace for 80 layers.
   """
   for count in itertools.count():
     yield jax.random.fold_in(key, count)
@@ -41,7 +41,7 @@ class Linear(nnx.Module):
   """x @ kernel (+ bias), in the dtype of x.
 
   `axes` are the `sharding.Axes` of the input and the output. Without `keys`
-  the kernel is 0. One of int8 may stand in its place.
+  the kernel is initialised to 0. An int8 kernel may take its place.
   """
 
   def __init__(self, in_dim, out_dim, *, axes, bias=False, keys, dtype):
@@ -59,7 +59,7 @@ class Linear(nnx.Module):
 class RMSNorm(nnx.Module):
   """Root-mean-square normalisation over the last axis, computed in float32.
 
-  What it is multiplied by is `offset` + the parameter.
+  The normalised values are multiplied by `offset` + the parameter.
   """
 
   def __init__(self, dim, eps, dtype, offset=0.0):
@@ -87,8 +87,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 class GatedMLP(nnx.Module):
   """Gated feed-forward, SwiGLU or GeGLU (Shazeer, 2002.05202).
 
-  `config` has the fields of `transformer.Transformer`; `hidden_dim` is another
-  width than its own.
+  `config` has the fields of `transformer.Transformer`; `hidden_dim` overrides
+  its `mlp_dim`.
   """
 
   def __init__(self, config, keys, hidden_dim=None):

@@ -1,7 +1,7 @@
 """The Llama family: Llama 2 and 3, SmolLM2, Mistral.
 
 Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825.
-What other families have in common with it, they take from here.
+Other families reuse the parts that they share with Llama.
 """
 
 import math
@@ -36,10 +36,10 @@ NAMES = {
 
 
 def shape(config: config_lib.Config, dtype: str) -> dict[str, Any]:
-  """The fields of a `Transformer` that all families give alike.
+  """Returns the `Transformer` fields that are common to all families.
 
   Raises:
-    ValueError: one is missing or makes no sense.
+    ValueError: a field is missing or makes no sense.
   """
   config.only('mlp_bias', False)
   num_heads = config.size('num_attention_heads')
@@ -60,10 +60,10 @@ def shape(config: config_lib.Config, dtype: str) -> dict[str, Any]:
 
 
 def rope(config: config_lib.Config) -> dict[str, Any]:
-  """The fields rope_theta and rope_scaling of a `Transformer`.
+  """Returns the fields rope_theta and rope_scaling of a `Transformer`.
 
-  transformers 5 writes rope_parameters; 4 wrote rope_theta and rope_scaling,
-  whose rope_type was once called type.
+  transformers 5 writes rope_parameters. Version 4 wrote rope_theta and
+  rope_scaling, whose key rope_type was once called type.
   """
   key = 'rope_parameters' if config.get('rope_parameters') else 'rope_scaling'
   theta = config.get('rope_theta', 10_000.0)
@@ -72,7 +72,7 @@ def rope(config: config_lib.Config) -> dict[str, Any]:
 
 
 def rope_of(parameters: config_lib.Config) -> dict[str, Any]:
-  """As `rope`, of the parameters themselves."""
+  """Like `rope`, but reads the rope parameters themselves."""
   number, origin = parameters.number, parameters.origin
   kind = parameters.get('rope_type', parameters.get('type', 'default'))
   scaling: rotary.Scaling | None = None
@@ -114,7 +114,7 @@ def _yarn_scale(parameters):
 
 
 def yarn_growth(factor: float, weight: float) -> float:
-  """By how much more attention is sharpened, for that factor of YaRN."""
+  """Returns YaRN's attention scale for a scaling factor and a weight."""
   return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 
@@ -137,17 +137,17 @@ def _mistral(config: config_lib.Config, dtype: str) -> transformer.Transformer:
 
 
 def window(config: config_lib.Config, default: int) -> int | None:
-  """sliding_window, None where it is null; the default is transformers'."""
+  """Returns sliding_window, None if null; `default` is that of transformers."""
   if config.values.get('sliding_window', default) is None:
     return None
   return config.size('sliding_window', default)
 
 
 def layers_of_kind(config: config_lib.Config, kind: str) -> tuple[int, ...]:
-  """The numbers of the layers that layer_types calls so.
+  """Returns the indices of the layers whose layer_types entry is `kind`.
 
   Raises:
-    ValueError: it is no list of a kind that is known for each layer.
+    ValueError: layer_types is not a list of one known kind per layer.
   """
   kinds = config.get('layer_types')
   is_list = isinstance(kinds, list)

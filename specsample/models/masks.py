@@ -1,4 +1,4 @@
-"""What each new token may see: of a cache, and of the others that are new."""
+"""Attention masks of new tokens, over a cache and over each other."""
 
 import jax.numpy as jnp
 
@@ -10,10 +10,11 @@ from specsample.types import Array
 def causal(
   length: Array, num_new: int, size: int, window: int | None = None
 ) -> Array:
-  """What each of `num_new` tokens behind length [B] cached ones may see.
+  """Returns the mask of `num_new` tokens after length [B] cached ones.
 
-  Returns [B, T, S + T] bool: of a cache of S entries the tokens so far, of the
-  new tokens itself and those before it; at most `window` tokens back.
+  The mask is [B, T, S + T] bool, over the S cache entries and the T new tokens.
+  Each new token sees the tokens so far, the new ones before it and itself; with
+  `window`, only the last `window` of these.
   """
   positions = length[:, None] + jnp.arange(num_new)  # [B, T]
   seen_at = jnp.concatenate([_indices(length, size), positions], axis=1)
@@ -31,16 +32,18 @@ def of_tree(
   parents: Array,
   window: int | None = None,
 ) -> tuple[Array, Array]:
-  """As `causal`, of new tokens that are the last nodes of a tree.
+  """Like `causal`, for new tokens that are the last nodes of a tree.
 
   Args:
-    length: [B], of the cached ones, the nodes before the new ones included.
-    num_new: T. size: S.
-    parents: [B, W - 1] of the tree's W nodes, as `types.Model.apply`.
-    window: as `causal`.
+    length: [B], the number of cached tokens, including the tree nodes before
+      the new ones.
+    num_new: T.
+    size: S.
+    parents: [B, W - 1] of the tree's W nodes, as in `types.Model.apply`.
+    window: as in `causal`.
 
   Returns:
-    [B, T, S + T] bool, and the new tokens' positions [B, T].
+    The mask [B, T, S + T] bool, and the new tokens' positions [B, T].
   """
   num_nodes = parents.shape[1] + 1
   num_before = num_nodes - num_new
@@ -69,10 +72,10 @@ def of_tree(
 
 
 def _indices(length, size):
-  """The token [B, S] that each entry of a cache holds, negative for none.
+  """Returns the token index [B, S] of each cache entry, negative if empty.
 
-  Token i is in entry i % S: in a ring the last S tokens, and in a cache with
-  room for all of them entry i is that of token i.
+  Token i is in entry i % S: a ring holds the last S tokens, and in a cache with
+  room for all of them entry i holds token i.
   """
   entries = jnp.broadcast_to(jnp.arange(size), (length.size, size))
   entries = sharding.constrain(entries, 'batch', None)

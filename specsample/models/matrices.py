@@ -1,6 +1,6 @@
-"""Matrices [in, out] of products, in each form that they are stored in.
+"""Weight matrices [in, out] in each form in which they are stored.
 
-An array, integers with scales, or the array transposed.
+A matrix is an array, integers with scales, or the transposed array.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ Matrix = Array | int8.Int8 | transposed.Transposed
 
 
 def dense(x: Matrix, dtype: Any) -> Array:
-  """The array [in, out], of a dtype."""
+  """Returns the array [in, out] in the given dtype."""
   if isinstance(x, int8.Int8):
     return (x.values * x.scale).astype(dtype)
   values = x.values.T if isinstance(x, transposed.Transposed) else x
@@ -26,13 +26,13 @@ def dense(x: Matrix, dtype: Any) -> Array:
 
 
 def product(x: Array, kernel: Matrix, axes: Any, dtype: Any) -> Array:
-  """Rows x [R, D] @ kernel [D, F].
+  """Multiplies rows x [R, D] by kernel [D, F].
 
   Args:
-    x: what the product is made in the dtype of.
-    kernel: an array, of int8 with a scale [1, F], or transposed.
+    x: the rows; the product is computed in their dtype.
+    kernel: an array, int8 with a scale [1, F], or transposed.
     axes: the `sharding.Axes` of the result.
-    dtype: of the result.
+    dtype: the dtype of the result.
   """
   if isinstance(kernel, int8.Int8):
     y = product(x, kernel.values.astype(x.dtype), axes, dtype)
@@ -47,12 +47,12 @@ def product(x: Array, kernel: Matrix, axes: Any, dtype: Any) -> Array:
 def product_by_group(
   x: Array, kernels: Array | int8.Int8, group: Array
 ) -> Array:
-  """Rows x [R, D] @ kernels[group] [R, D, F], of int8 with scales [E, 1, F].
+  """Multiplies rows x [R, D] by kernels[group], one kernel per row.
 
   Args:
-    x: the rows; the product is of their dtype.
-    kernels: [E, D, F].
-    group: [R], which is the kernel of each row; it does not fall.
+    x: the rows; the product is computed in their dtype.
+    kernels: [E, D, F]; int8 kernels have scales [E, 1, F].
+    group: [R], the index of each row's kernel, in ascending order.
   """
   if isinstance(kernels, int8.Int8):
     y = product_by_group(x, kernels.values.astype(x.dtype), group)
@@ -65,7 +65,7 @@ def product_by_group(
 def lookup(
   table: Matrix, ids: Array, vocab: sharding.Axis, dtype: Any
 ) -> Array:
-  """Columns of table [D, V], of int8 with a scale [1, V]: [..., D]."""
+  """Looks up columns [..., D] of table [D, V]; int8 has a scale [1, V]."""
   if isinstance(table, transposed.Transposed):
     return jnp.take(table.values, ids, axis=0)
   if not isinstance(table, int8.Int8):

@@ -1,8 +1,8 @@
-"""Networks of Flax NNX as pure functions of trees of arrays.
+"""Flax NNX networks as pure functions of trees of arrays.
 
-A network is a class that is made of a configuration, a frozen dataclass, and
-an iterator of PRNG keys (`layers.random_keys`). Its variables name the axes of
-their arrays in the metadata `axes`.
+A network is a class whose constructor takes a configuration (a frozen
+dataclass) and an iterator of PRNG keys (`layers.random_keys`). Its variables
+name the axes of their arrays in the metadata `axes`.
 """
 
 import functools
@@ -20,32 +20,32 @@ class Buffer(nnx.Variable):
 
 
 def init(network: Any, config: Any, key: Array) -> Params:
-  """Random parameters: nested dictionaries of arrays."""
+  """Returns random parameters: nested dictionaries of arrays."""
   made = network(config, layers.random_keys(key))
   return nnx.to_pure_dict(nnx.split(made)[1])
 
 
 def abstract_params(network: Any, config: Any) -> Params:
-  """The parameters' shapes and dtypes, nothing allocated."""
+  """Returns the parameters' shapes and dtypes without allocating them."""
   return nnx.to_pure_dict(_abstract(network, config)[1])
 
 
 def param_axes(network: Any, config: Any) -> Params:
-  """The `sharding.Axes` of each parameter's axes, a tuple each."""
+  """Returns a tuple of `sharding.Axes` per parameter, one for each axis."""
   return _of_variables(
     network, config, lambda variable: variable.get_metadata('axes')
   )
 
 
 def is_trained(network: Any, config: Any) -> Params:
-  """Whether each parameter is trained: a tree of bool."""
+  """Returns whether each parameter is trained, as a tree of bool."""
   return _of_variables(
     network, config, lambda variable: not isinstance(variable, Buffer)
   )
 
 
 def merge(network: Any, config: Any, params: Params) -> Any:
-  """The network with these parameters."""
+  """Returns the network with these parameters."""
   return nnx.merge(_abstract(network, config)[0], params)
 
 
@@ -55,8 +55,8 @@ def _abstract(network, config):
     lambda: network(config, layers.random_keys(jax.random.key(0)))
   )
   definition, state = nnx.split(made)
-  # Without a sharding: that is of the mesh that is set, and this is remembered
-  # for all of them.
+  # The sharding is dropped: it belongs to the mesh that is set now, and this
+  # result is cached for all meshes.
   plain = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
   return definition, jax.tree.map(plain, state)
 

@@ -9,11 +9,11 @@ from specsample.types import Array, Cache, ModelOutput, Params
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-  """`model`, divided over the batch only.
+  """A wrapper that divides `model` over the batch only.
 
-  For a drafter so small that the all-reduces of its layers would take longer
-  than to read its weights on every device. Its logits are cut to what each
-  device has of the target's vocabulary.
+  This is for a drafter so small that the all-reduces of its layers would take
+  longer than reading all its weights on every device. Its logits are divided
+  over the vocabulary, as the target's are.
   """
 
   model: Any
@@ -39,15 +39,15 @@ class Replicated:
     return self.model.max_length
 
   def init(self, key: Array) -> Params:
-    """Random parameters."""
+    """Returns random parameters."""
     return self.model.init(key)
 
   def abstract_params(self) -> Params:
-    """The parameters' shapes and dtypes, nothing allocated."""
+    """Returns the parameters' shapes and dtypes without allocating them."""
     return self.model.abstract_params()
 
   def param_axes(self) -> Params:
-    """The `sharding.Axes` of each parameter: it is divided over none."""
+    """Returns the `sharding.Axes` of each parameter: none is divided."""
     whole = lambda axes: (None,) * len(axes)
     return sharding.map_axes(whole, self.model.param_axes())
 
@@ -96,6 +96,6 @@ class Replicated:
 
 
 def _replicated():
-  """Of the rules that are in force only the batch's."""
+  """Returns a context that keeps only the sharding rules of the batch."""
   batch = tuple(rule for rule in sharding.rules.value if rule[0] == 'batch')
   return sharding.rules(batch)

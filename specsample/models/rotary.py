@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al., 2104.09864) and how they are stretched."""
+"""Rotary position embeddings (Su et al., 2104.09864) and their scaling."""
 
 import dataclasses
 import math
@@ -49,15 +49,16 @@ class Llama3Rope:
 
 @dataclasses.dataclass(frozen=True)
 class YarnRope:
-  """Low frequencies divided by `factor`, in ramps (Peng et al., 2309.00071).
+  """YaRN: low frequencies are divided by `factor` (Peng et al., 2309.00071).
 
   Attributes:
-    factor: s of the paper.
-    original_max_length: of the sequences that the model was first trained on.
-    fast, slow: above that many turns in them frequencies are kept, and below
-      are divided.
-    scale: what the rotated vectors are multiplied by, 0.1 ln(s) + 1 if None.
-    is_rounded: the ends of the ramp are whole numbers.
+    factor: s in the paper.
+    original_max_length: the length of the sequences that the model was first
+      trained on.
+    fast, slow: frequencies that make more than `fast` turns in that length are
+      kept, and those that make fewer than `slow` turns are divided.
+    scale: the factor for the rotated vectors, 0.1 ln(s) + 1 if None.
+    is_rounded: whether the ends of the ramp are rounded to whole numbers.
   """
 
   factor: float
@@ -68,10 +69,10 @@ class YarnRope:
   is_rounded: bool = True
 
   def __call__(self, frequencies: Array) -> Array:
-    """Between them a ramp over the pairs of dimensions."""
+    """Divides low frequencies, with a ramp over the pairs of dimensions."""
     count = frequencies.shape[0]
     turns = self.original_max_length * frequencies / (2 * math.pi)
-    # How often pair i turns falls by the same factor from pair to pair.
+    # The number of turns falls by the same factor from pair to pair.
     step = jnp.log(turns[0] / turns[-1]) / (count - 1)
     place = lambda wanted: jnp.log(turns[0] / wanted) / step
     low, high = place(self.fast), place(self.slow)
@@ -84,7 +85,7 @@ class YarnRope:
 
   @property
   def attention_scale(self) -> float:
-    """What the rotated vectors are multiplied by."""
+    """The factor for the rotated vectors."""
     return 0.1 * math.log(self.factor) + 1 if self.scale is None else self.scale
 
 
@@ -97,7 +98,7 @@ def tables(
   theta: float,
   scaling: Scaling | None = None,
 ) -> tuple[Array, Array]:
-  """Cosines and sines [..., head_dim / 2] of positions [...]."""
+  """Returns cosines and sines [..., head_dim / 2] of positions [...]."""
   exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
   frequencies = theta**-exponents
   if scaling is not None:

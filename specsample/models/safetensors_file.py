@@ -1,7 +1,7 @@
-"""The safetensors format: arrays of which parts are read, here or in a bucket.
+"""The safetensors format, with partial reads from local files and buckets.
 
-A header of JSON says where in the file each array is. The format's own package
-reads and writes local files only.
+A JSON header says where in the file each array is. The format's own package
+reads and writes only local files.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ import numpy as np
 
 from specsample import files
 
-# By the format's names: what weights that are not quantised are stored as, what
-# can be written, and what can be read. Beside matrices of 8 bits lie scales
-# (`models.fp8`).
+# Dtypes by their names in the format: those of weights that are not quantised,
+# those that can be written, and those that can be read. Scales are stored
+# beside matrices of 8 bits (`models.fp8`).
 WEIGHT_DTYPES = {
   'F64': np.dtype('<f8'),
   'F32': np.dtype('<f4'),
@@ -31,16 +31,16 @@ READABLE = DTYPES | {
   'BOOL': np.dtype(np.bool_),
   'F8_E4M3': np.dtype(jnp.float8_e4m3fn),
 }
-# What the format allows a header, so that a damaged length is no request for
+# The format's own limit on a header, so that a damaged length cannot ask for
 # all memory.
 _MAX_HEADER_BYTES = 100_000_000
-# Rows are read in blocks of this size where parts of them are wanted.
+# Rows are read in blocks of this size if only parts of them are wanted.
 _BLOCK_BYTES = 32 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """An array in a file; indexing by a slice of each axis reads that part."""
+  """An array in a file; indexing it by a slice per axis reads that part."""
 
   path: epath.Path
   kind: str  # the dtype's name in the format
@@ -48,7 +48,7 @@ class Tensor:
   offset: int  # of its first byte in the file
 
   def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-    """The part of the array, whose rows alone are read."""
+    """Returns that part of the array; only its rows are read."""
     rows, *columns = index
     first, last, _ = rows.indices(self.shape[0])
     sizes = [
@@ -79,10 +79,10 @@ class Tensor:
 
 
 def read_header(path: epath.Path) -> dict[str, Tensor]:
-  """The arrays in a file by name; those not of `READABLE` cannot be read.
+  """Returns the arrays in a file by name; only `READABLE` ones can be read.
 
   Raises:
-    ValueError: it is no safetensors file, or damaged.
+    ValueError: the file is not a safetensors file, or is damaged.
   """
   try:
     size = files.size(path)
@@ -102,13 +102,13 @@ def read_header(path: epath.Path) -> dict[str, Tensor]:
 
 
 def write(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
-  """Writes arrays of `DTYPES`, by name, as one file.
+  """Writes named arrays, with dtypes among `DTYPES`, to one file.
 
   Raises:
-    ValueError: an array of another dtype.
+    ValueError: an array has another dtype.
   """
   kinds = {dtype: kind for kind, dtype in DTYPES.items()}
-  # The widest first, so that each begins at a multiple of its width.
+  # The widest come first, so that each begins at a multiple of its width.
   ordered = sorted(
     arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])
   )

@@ -1,6 +1,6 @@
 """Filling a model with the named tensors of a foreign format.
 
-`gguf` and `huggingface` read theirs into a `TensorFile`; `fill` checks it
+`gguf` and `huggingface` open their files as a `TensorFile`; `fill` checks it
 against what the model expects before any weight is read.
 """
 
@@ -17,30 +17,30 @@ from specsample import sharding
 from specsample.types import Array, ArrayLike, Params
 
 Index = tuple[slice, ...]
-# How many tensors a message names.
+# The most tensors that a message names.
 _NUM_LISTED = 8
 
 
 class Tensor(Protocol):
-  """A tensor of which parts can be read; an array is one."""
+  """A tensor that can be read in parts, such as an array."""
 
   def __getitem__(self, index: Index, /) -> np.ndarray:
-    """The part at a slice of each axis."""
+    """Returns the part that is selected by one slice per axis."""
 
 
 class Described(Protocol):
-  """What says which parameters it has: a model, a drafter."""
+  """An object that describes its parameters: a model or a drafter."""
 
   def abstract_params(self) -> Params:
-    """The parameters' shapes and dtypes, nothing allocated."""
+    """Returns the parameters' shapes and dtypes without allocating them."""
 
   def param_axes(self) -> Params:
-    """The `sharding.Axes` of each parameter's axes, a tuple each."""
+    """Returns a tuple of `sharding.Axes` per parameter, one for each axis."""
 
 
-# Makes what is kept of a parameter, given the model, the parameter's path and
-# the parameter: an array of the mesh, or without one a view of host memory that
-# nothing else uses.
+# Converts a parameter that was read to the form that is kept. Takes the model,
+# the parameter's path and the parameter: an array on the mesh or, without a
+# mesh, a view of host memory that nothing else uses.
 Convert = Callable[[Any, tuple[Any, ...], ArrayLike], Any]
 
 
@@ -49,7 +49,7 @@ def as_read(model: Described, path: tuple[Any, ...], leaf: ArrayLike) -> Array:
   del model, path
   if isinstance(leaf, jax.Array):
     return leaf
-  # The transfer transposes; waiting for it lets go of the file's layout.
+  # The transfer transposes; waiting for it frees the copy in the file's layout.
   return jax.device_put(leaf).block_until_ready()
 
 
@@ -64,12 +64,12 @@ class TensorFile:
 
 @dataclasses.dataclass(frozen=True)
 class Differences:
-  """How the tensors of a file are not those that a model expects.
+  """The differences between a file's tensors and those that a model expects.
 
   Attributes:
     missing: names that are not in the file.
     unknown: names that the model does not expect.
-    misshapen: sentences that say of which shapes the others are.
+    misshapen: a sentence for each tensor of an unexpected shape.
   """
 
   missing: tuple[str, ...] = ()
@@ -90,10 +90,10 @@ class _Stack:
 
 
 def stacked(tensors: TensorFile) -> TensorFile:
-  """The same tensors, those of all experts of a layer as one.
+  """Returns the tensors with those of all experts of a layer stacked.
 
-  '.experts.*.' in its name stands for their numbers, which are 0 to E - 1; what
-  is incomplete or of several shapes is left as it is.
+  In a stack's name, '.experts.*.' stands for their numbers, which are 0 to
+  E - 1. Incomplete sets and those of several shapes are left as they are.
   """
   of_experts = re.compile(r'(.*\.experts\.)(\d+)(\..*)')
   found: dict[str, dict[int, str]] = {}
@@ -125,23 +125,23 @@ def fill(
   ignored: Collection[str] = (),
   convert: Convert = as_read,
 ) -> Params:
-  """The model's parameters, read from `tensors`, the largest first.
+  """Reads the model's parameters from `tensors`, the largest first.
 
-  On a mesh each process reads what its devices hold, once. One tensor at a time
-  is in host memory besides the parameters, and the largest while there are few
-  of those: at most three times its size.
+  On a mesh each process reads what its devices hold, once. Besides the
+  parameters, host memory holds one tensor at a time, which takes at most three
+  times its size; the largest come first, while there are few parameters.
 
   Args:
-    model: says which parameters there are, their shapes, dtype and axes.
-    tensors: where their values are.
-    names: the name in the file of each parameter; for those of any layer one,
-      with '{}' for its number.
+    model: describes the parameters: their shapes, dtypes and axes.
+    tensors: holds their values.
+    names: the name in the file of each parameter; one with '{}' for the layer's
+      number serves all layers.
     ignored: names that may be in the file and are not read.
-    convert: what is kept of a parameter. Called as soon as one is read, the
-      largest first; without a mesh it is still on the host.
+    convert: converts a parameter to the form that is kept. It is called as soon
+      as one is read, the largest first; without a mesh it is still on the host.
 
   Raises:
-    ValueError: tensors that are missing, unknown or of another shape.
+    ValueError: tensors are missing, unknown or of another shape.
   """
   refuse(compare(model, tensors, names, ignored), tensors.origin)
   expected, treedef = jax.tree_util.tree_flatten_with_path(
@@ -167,7 +167,7 @@ def compare(
   names: Mapping[str, str],
   ignored: Collection[str] = (),
 ) -> Differences:
-  """What `fill` with these arguments refuses; no weight is read."""
+  """Returns the differences that `fill` would refuse; reads no weights."""
   leaves = jax.tree_util.tree_leaves_with_path(model.abstract_params())
   return differences(
     {source_name(path, names): leaf.shape[::-1] for path, leaf in leaves},
@@ -181,7 +181,7 @@ def differences(
   found: Mapping[str, tuple[int, ...]],
   ignored: Collection[str] = (),
 ) -> Differences:
-  """Of shapes by name, those that are found and those that are expected."""
+  """Returns the differences between the expected and the found shapes."""
   return Differences(
     missing=tuple(sorted(expected.keys() - found.keys())),
     unknown=tuple(sorted(found.keys() - expected.keys() - set(ignored))),
@@ -194,7 +194,7 @@ def differences(
 
 
 def refuse(found: Differences, origin: str) -> None:
-  """Raises ValueError for the first kind of differences that there are."""
+  """Raises ValueError for the first kind of difference, if there is any."""
   if found.missing:
     raise ValueError(
       f'{origin}: {listed(found.missing)} missing: the checkpoint is '
@@ -216,26 +216,26 @@ def refuse(found: Differences, origin: str) -> None:
 
 
 def key(path: tuple[Any, ...]) -> str:
-  """The name of a parameter, from its path in the tree."""
+  """Returns the name of a parameter, made from its path in the tree."""
   return '.'.join(str(entry.key) for entry in path)
 
 
 def is_of_router(name: str) -> bool:
-  """Whether a parameter, called as by `key`, is one of a router.
+  """Returns whether a parameter, named as by `key`, belongs to a router.
 
-  Those tell nearly equal experts apart (`models.experts`), and are of float32
-  in every model.
+  Routers tell nearly equal experts apart (`models.experts`), so that they are
+  float32 in every model.
   """
   *_, above, own = ['', *name.split('.')]
   return 'router' in above or 'router' in own
 
 
 def is_matrix(name: str, leaf: Any, is_tied: bool) -> bool:
-  """Whether a parameter, called as by `key`, is a matrix of products.
+  """Returns whether a parameter, named as by `key`, is a matrix of products.
 
-  An embedding is one where it is tied to the unembedding; of another a step
-  reads a few columns only, and compilers copy all of it for those of int8. A
-  router's is none.
+  An embedding is one only if it is tied to the unembedding: a step reads only a
+  few columns of any other, and compilers copy all of it for them if it is int8.
+  A router's matrix does not count.
   """
   *_, own = name.split('.')
   names = ('kernel', 'unembedding', *(['embedding'] if is_tied else []))
@@ -243,7 +243,7 @@ def is_matrix(name: str, leaf: Any, is_tied: bool) -> bool:
 
 
 def source_name(path: tuple[Any, ...], names: Mapping[str, str]) -> str:
-  """The name in a file of the parameter at a path; see `fill`."""
+  """Returns the name in a file of the parameter at a path; see `fill`."""
   name = key(path)
   layer = re.match(r'layers\.(\d+)\.', name)
   if layer is None or name in names:
@@ -252,7 +252,7 @@ def source_name(path: tuple[Any, ...], names: Mapping[str, str]) -> str:
 
 
 def listed(names: Collection[str]) -> str:
-  """How many tensors there are and the first of their names, for messages."""
+  """Returns the number of tensors and their first names, for messages."""
   shown = sorted(names)[:_NUM_LISTED]
   if len(names) > len(shown):
     shown.append(f'and {len(names) - len(shown)} more')
@@ -270,8 +270,8 @@ def _on_mesh(tensors, source, leaf, axes) -> Array:
   parts: dict[str, np.ndarray] = {}
 
   def read(index):
-    # By its text, because slices have no hash before Python 3.12. Devices that
-    # hold the same part share what was read.
+    # The key is text because slices have no hash before Python 3.12. Devices
+    # that hold the same part share what was read.
     name = str(index)
     if name not in parts:
       values = tensor[index[::-1]]
@@ -286,10 +286,10 @@ def _on_mesh(tensors, source, leaf, axes) -> Array:
 
 
 def _by_rows(wanted, shape, axes):
-  """A sharding whose parts are whole rows [out] of a file's matrix [out, in].
+  """Returns a sharding into whole rows [out] of a file's matrix [out, in].
 
-  Where parts of every row are wanted, each process would read the whole matrix
-  to cut them out. Rows are read instead, and exchanged between the devices.
+  If parts of every row are wanted, each process would read the whole matrix to
+  cut them out. Rows are read instead, and exchanged between the devices.
   """
   if len(shape) < 2:
     return wanted

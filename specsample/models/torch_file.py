@@ -1,8 +1,8 @@
-"""PyTorch's zip format, read without running what its pickle may ask for.
+"""A reader of PyTorch's zip format that runs no code from its pickle.
 
-`torch.save` writes an archive of a pickle, which says what the tensors are, and
-of their bytes. A pickle may call anything; here it may make tensors, and dicts
-of them, and nothing else.
+`torch.save` writes an archive with a pickle, which describes the tensors, and
+with their bytes. A pickle may call anything; here it may only make tensors and
+dicts of them.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from etils import epath
 
 from specsample.models import safetensors_file
 
-# The names in the safetensors format of what storages hold.
+# Storage types and the names of their dtypes in the safetensors format.
 _KINDS = {
   'DoubleStorage': 'F64',
   'FloatStorage': 'F32',
@@ -27,11 +27,11 @@ _KINDS = {
   'IntStorage': 'I32',
   'BoolStorage': 'BOOL',
 }
-# Of a zip archive's local header: what is fixed, and where in it two lengths
-# of two bytes are of what follows.
+# The local header of a zip entry: the size of its fixed part, and the position
+# in it of two 2-byte lengths, those of the fields after it.
 _HEADER_BYTES = 30
 _LENGTHS = slice(26, 30)
-# What damaged archives and pickles raise.
+# Errors that damaged archives and pickles raise.
 _ERRORS = (
   pickle.UnpicklingError,
   zipfile.BadZipFile,
@@ -42,11 +42,11 @@ _ERRORS = (
 
 
 def read_header(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
-  """The tensors of a state dict by name; no weight is read.
+  """Returns the tensors of a state dict by name; reads no weights.
 
   Raises:
-    ValueError: the file is of another format or damaged, its pickle asks for
-      anything else than tensors, or a tensor is not stored row by row.
+    ValueError: the file is in another format or damaged, its pickle asks for
+      anything but tensors, or a tensor is not stored row by row.
   """
   try:
     with path.open('rb') as file, zipfile.ZipFile(file) as archive:
@@ -75,7 +75,7 @@ def read_header(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
 class _Storage:
   kind: str
   key: str
-  size: int  # numbers
+  size: int  # in elements
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _View:
 
 
 class _MakeView:
-  """In the place of torch's function; no pickle can change an instance."""
+  """A replacement for torch's function; no pickle can change an instance."""
 
   __slots__ = ()
 
@@ -99,7 +99,7 @@ class _MakeView:
 
 
 class _MakeDict:
-  """In the place of collections.OrderedDict."""
+  """A replacement for collections.OrderedDict."""
 
   __slots__ = ()
 
@@ -108,7 +108,7 @@ class _MakeDict:
 
 
 class _Dict(dict):
-  """A dict that takes the attributes of a state dict, and drops them."""
+  """A dict that accepts the attributes of a state dict and drops them."""
 
   __slots__ = ()
 
@@ -117,7 +117,7 @@ class _Dict(dict):
 
 
 class _Unpickler(pickle.Unpickler):
-  """Of what torch.save writes for a state dict, and of nothing else."""
+  """An unpickler that accepts only what torch.save writes for a state dict."""
 
   def find_class(self, module, name):
     if (module, name) == ('torch._utils', '_rebuild_tensor_v2'):

@@ -1,4 +1,4 @@
-"""A decoder-only transformer: Llama and, by its settings, other families.
+"""A decoder-only transformer: Llama and, by configuration, other families.
 
 Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825.
 """
@@ -25,32 +25,34 @@ from specsample.types import Array, ModelOutput, Params
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transformer:
-  """A decoder, as a `types.Model`, Llama's by default. Sizes in elements.
+  """A decoder-only `types.Model`, by default Llama. Sizes are in elements.
 
   Attributes:
-    attention_bias: of the products that make queries, keys and values.
-    attention_out_bias: of the one behind them.
-    qk_norm: queries and keys are normalised, a head at a time (Qwen 3).
-    query_scale: what queries are multiplied by, head_dim**-0.5 if None.
-    attention_softcap, logit_softcap: scores and logits x become
+    attention_bias: whether the projections to queries, keys and values have a
+      bias.
+    attention_out_bias: whether the projection after them has one.
+    qk_norm: whether queries and keys are normalised per head (Qwen 3).
+    query_scale: the factor for queries, head_dim**-0.5 if None.
+    attention_softcap, logit_softcap: if set, scores and logits x become
       c * tanh(x / c) (Gemma 2).
-    num_tokens: how many of the vocabulary are tokens, the first; what is padded
-      behind them has no probability. All if None.
-    activation: of the feed-forward, a name of `layers.ACTIVATIONS`.
-    norm_offset: what is added to the norms' parameters (Gemma's 1).
-    has_post_norms: outputs of attention and feed-forward are normalised too
-      (Gemma 2).
-    embedding_scale: what embeddings are multiplied by, rounded to `dtype`.
-    sliding_window: how many tokens a token sees, itself counted in.
-    sliding_layers: those with the window; all if None.
-    sliding_rope_theta: of those layers, whose rope is not scaled then.
-    latent: for attention over latent vectors; num_kv_heads and head_dim are
-      not read then.
-    experts: for layers of many feed-forwards.
-    has_int8_cache: keys and values are stored as integers of 8 bits, with a
+    num_tokens: how many entries of the vocabulary, from the first, are tokens;
+      the padding after them has no probability. All if None.
+    activation: the feed-forward's, a name in `layers.ACTIVATIONS`.
+    norm_offset: the value added to the norms' parameters (1 for Gemma).
+    has_post_norms: whether the outputs of attention and feed-forward are
+      normalised too (Gemma 2).
+    embedding_scale: the factor for embeddings, rounded to `dtype`.
+    sliding_window: how many tokens a token sees, itself included.
+    sliding_layers: the layers with the window; all if None.
+    sliding_rope_theta: rope_theta in those layers, whose rope is then not
+      scaled.
+    latent: the settings of attention over latent vectors, which does not read
+      num_kv_heads and head_dim.
+    experts: the settings of layers with a mixture of experts.
+    has_int8_cache: whether keys and values are stored as 8-bit integers, with a
       scale for each vector.
-    dtype: of the parameters and of the computation. `int8.weights` may stand in
-      place of the parameters.
+    dtype: that of the parameters and of the computation. The parameters may
+      also be the result of `int8.weights`.
   """
 
   vocab_size: int
@@ -85,7 +87,7 @@ class Transformer:
   dtype: str = 'float32'
 
   def __post_init__(self):
-    """Refuses heads that cannot be shared out, and an empty window."""
+    """Raises ValueError for invalid sizes or an unknown activation."""
     if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
       raise ValueError(
         f'num_heads is {self.num_heads} and num_kv_heads {self.num_kv_heads}: '
@@ -109,7 +111,7 @@ class Transformer:
       )
 
   def window(self, layer: int) -> int | None:
-    """How many tokens a layer sees, None for all."""
+    """Returns how many tokens a layer sees, None for all."""
     if self.sliding_layers is None or layer in self.sliding_layers:
       return self.sliding_window
     return None
@@ -117,8 +119,10 @@ class Transformer:
   def rope(
     self, positions: Array, window: int | None = None
   ) -> tuple[Array, Array]:
-    """The tables of `rotary.rotate` for positions [B, T], in layers that see
-    so many tokens."""
+    """Returns the tables of `rotary.rotate` for positions [B, T].
+
+    `window` is how many tokens the layers see, None for all.
+    """
     head_dim = self.latent.rope_dim if self.latent else self.head_dim
     theta, scaling = self.rope_theta, self.rope_scaling
     if window is not None and self.sliding_rope_theta is not None:
@@ -126,21 +130,21 @@ class Transformer:
     return rotary.tables(positions, head_dim, theta, scaling)
 
   def init(self, key: Array) -> Params:
-    """Random parameters: nested dictionaries of arrays in `dtype`."""
+    """Returns random parameters: nested dictionaries of arrays in `dtype`."""
     return network.init(_Network, self, key)
 
   def abstract_params(self) -> Params:
-    """The parameters' shapes and dtypes, nothing allocated."""
+    """Returns the parameters' shapes and dtypes without allocating them."""
     return network.abstract_params(_Network, self)
 
   def param_axes(self) -> Params:
-    """The `sharding.Axes` of each parameter's axes, a tuple each."""
+    """Returns a tuple of `sharding.Axes` per parameter, one for each axis."""
     return network.param_axes(_Network, self)
 
   def init_cache(
     self, batch_size: int, max_length: int, max_new: int | None = None
   ) -> cache_lib.KVCache:
-    """See `types.Model`; layers with a window keep that and `max_new`."""
+    """See `types.Model`; layers with a window hold it and `max_new` tokens."""
     sizes = [
       max_length
       if max_new is None or (window := self.window(i)) is None
@@ -232,7 +236,7 @@ class Transformer:
     return network.merge(_Network, self, params).unembed(hidden)
 
   def keep_layers(self, indices: tuple[int, ...]) -> 'Transformer':
-    """The same model with a subset of its layers; see `keep_params`."""
+    """Returns the model with a subset of its layers; see `keep_params`."""
     kept = lambda some: tuple(
       i for i, index in enumerate(indices) if index in some
     )
@@ -248,7 +252,7 @@ class Transformer:
     )
 
   def keep_params(self, params: Params, indices: tuple[int, ...]) -> Params:
-    """The parameters of `keep_layers(indices)`, shared, nothing copied."""
+    """Returns the parameters of `keep_layers(indices)`, shared, not copied."""
     kept = {i: params['layers'][index] for i, index in enumerate(indices)}
     return params | {'layers': kept}
 
@@ -257,8 +261,8 @@ class _Network(nnx.Module):
   def __init__(self, config: Transformer, keys):
     dtype = jnp.dtype(config.dtype)
     self.vocab_axis = sharding.Axis('vocab', config.vocab_size)
-    # [D, V] also for the lookup: tied weights exist once, and the product
-    # that reads all of them gets the fast layout.
+    # The lookup also uses [D, V]: tied weights exist once, and the product that
+    # reads all of them gets the fast layout.
     vocabulary = lambda: layers.Linear(
       config.dim,
       config.vocab_size,
@@ -305,7 +309,7 @@ class _Network(nnx.Module):
       functools.partial(self._view, cache.length, num_new, parents)
     )
     x = self.embed(tokens).reshape(batch * num_new, -1)
-    # By the layer that they enter: outputs[i + 1] is that of layer i.
+    # Indexed by the layer that reads them: outputs[i + 1] is that of layer i.
     new_keys, new_values, outputs = [], [], [x]
     for i, (layer, keys, values) in enumerate(
       zip(self.layers, cache.keys, cache.values, strict=True)
@@ -329,7 +333,7 @@ class _Network(nnx.Module):
     )
 
   def _view(self, length, num_new, parents, size, window):
-    """The rotary tables and the mask of layers with that cache and window."""
+    """Returns the rotary tables and the mask for a cache size and a window."""
     if parents is None:
       positions = length[:, None] + jnp.arange(num_new)
       mask = masks.causal(length, num_new, size, window)
@@ -340,10 +344,11 @@ class _Network(nnx.Module):
 
 @functools.partial(jax.jit, static_argnames='definition', inline=True)
 def _read_layer(definition, variables, *args):
-  """Calls the layer that `nnx.split` took apart.
+  """Calls a layer that `nnx.split` took apart.
 
   Layers that are alike are traced once (measured: four passes of SmolLM2 are
-  ready from the compilation cache after 6.4 instead of 7.4 s). Inlined, because
-  with calls XLA rounded bfloat16 differently in passes of different widths.
+  ready from the compilation cache after 6.4 instead of 7.4 s). The call is
+  inlined, because otherwise XLA rounded bfloat16 differently in passes of
+  different widths.
   """
   return nnx.merge(definition, variables)(*args)

@@ -1,4 +1,4 @@
-"""Matrices that are stored for products with few rows on a CPU."""
+"""Matrices stored transposed, for products with few rows on a CPU."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from specsample import types
 from specsample.models import tensors
 from specsample.types import Array, ArrayLike, Params
 
-# The numbers of rows with which XLA's CPU backend is as fast as with fewer: on
-# two cores of an AMD EPYC the product into the vocabulary of SmolLM2 takes 8.3
-# ms with 4 rows, 13.3 with 5, 10.3 with 8, 15.4 with 9, 12.1 with 16.
+# XLA's CPU backend is efficient with up to 4 rows, with 8 and with 16: on two
+# cores of an AMD EPYC the product into the vocabulary of SmolLM2 takes 8.3 ms
+# with 4 rows, 13.3 with 5, 10.3 with 8, 15.4 with 9, 12.1 with 16.
 _ANY_NUMBER = 4
 _WHOLE_TILES = (8, 16)
 # With more rows than this, packing is a small part of the work, and the weights
-# are better on the right (512 rows: 273 ms, on the left 366).
+# are better on the right (512 rows: 273 ms, and 366 with them on the left).
 _MANY_ROWS = 128
 
 
@@ -25,21 +25,21 @@ _MANY_ROWS = 128
 class Transposed:
   """A matrix [in, out] stored as [out, in], to be read by few rows on a CPU.
 
-  XLA's CPU backend packs the right side of a product before it computes: a
-  second reading of all weights, and a writing. With the weights on the left it
-  packs the few rows instead, and there they have to be [out, in]. On two cores
-  of an AMD EPYC a pass of SmolLM2-135M over 1, 2, 3, 4, 5 and 8 tokens takes
-  38, 45, 51, 49, 59 and 66 ms that way; stored as [in, out], 40, 55, 83, 83, 92
-  and 117 ms.
+  XLA's CPU backend packs the right side of a product before it computes, which
+  reads all weights a second time and writes them. With the weights on the left
+  it packs the few rows instead; the weights then have to be [out, in]. On two
+  cores of an AMD EPYC a pass of SmolLM2-135M over 1, 2, 3, 4, 5 and 8 tokens
+  takes 38, 45, 51, 49, 59 and 66 ms this way, and 40, 55, 83, 83, 92 and 117 ms
+  with weights stored as [in, out].
 
-  To NumPy it is the array [in, out].
+  NumPy sees it as the array [in, out].
   """
 
   values: Array  # [out, in]
 
   @property
   def shape(self) -> tuple[int, int]:
-    """(in, out)."""
+    """The shape (in, out) of the matrix."""
     num_out, num_in = self.values.shape
     return num_in, num_out
 
@@ -49,17 +49,17 @@ class Transposed:
     return self.values.dtype
 
   def __array__(self, dtype=None, copy=None) -> np.ndarray:
-    """The array [in, out]."""
+    """Returns the array [in, out]."""
     return np.array(self.values, dtype, copy=copy).T
 
 
 def is_transposed(leaf: Any) -> bool:
-  """Whether a leaf of parameters is one, for `jax.tree.map`."""
+  """Returns whether a leaf is a `Transposed`, for `jax.tree.map`."""
   return isinstance(leaf, Transposed)
 
 
 def product(x: Array, kernel: Transposed, axes: Any, dtype: Any) -> Array:
-  """Rows x [R, D] @ kernel [D, F]; see `matrices.product`."""
+  """Multiplies rows x [R, D] by kernel [D, F]; see `matrices.product`."""
   num_rows = len(x)
   # A product with a vector packs nothing.
   if num_rows == 1 or num_rows > _MANY_ROWS:
@@ -79,9 +79,9 @@ def product(x: Array, kernel: Transposed, axes: Any, dtype: Any) -> Array:
 def as_is_fast_here(
   model: Any, path: tuple[Any, ...], leaf: ArrayLike
 ) -> Array | Transposed:
-  """A `tensors.Convert`: on a CPU matrices of float32 are transposed.
+  """Transposes float32 matrices on a CPU; this is a `tensors.Convert`.
 
-  On a mesh they are not, as what divides them does not know the form.
+  On a mesh they stay as they are, because `sharding` does not know this form.
   """
   is_here = jax.default_backend() == 'cpu' and jax.sharding.get_mesh().empty
   is_matrix = leaf.ndim == 2 and tensors.is_matrix(
@@ -93,6 +93,6 @@ def as_is_fast_here(
 
 
 def plain(params: Params) -> Params:
-  """The parameters, each transposed matrix as the array [in, out] again."""
+  """Returns the parameters with transposed matrices as arrays [in, out]."""
   whole = lambda x: x.values.T if is_transposed(x) else x
   return jax.tree.map(whole, params, is_leaf=is_transposed)

@@ -1,4 +1,4 @@
-"""What decides how much is drafted and verified: filters and lengths."""
+"""Policies for how much is drafted and verified: filters and lengths."""
 
 from specsample.policies.entropy import AdaEDL
 from specsample.policies.entropy import SVIP

@@ -1,4 +1,4 @@
-"""What several policies say together of the drafts of a whole batch."""
+"""Joint decisions of several policies on the drafts of a whole batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from specsample.policies import policy as policy_lib
 from specsample.types import Array, Draft, DraftLaw
 
 Policies = Sequence[policy_lib.Policy]
-# One of each policy, leaves [B, ...].
+# One state for each policy, leaves [B, ...].
 States = tuple[policy_lib.State, ...]
 
 
 def wanted(
   policies: Policies, states: States, over: Array, depth: int
 ) -> Array:
-  """How many drafts each row asks for, [B], none more than `depth`.
+  """Returns how many drafts each row asks for, [B], at most `depth`.
 
-  Rows that emit nothing any more are `over`, [B] bool.
+  `over` [B] bool marks rows that emit no more tokens.
   """
   least = jnp.full(over.shape, depth, jnp.int32)
   least = sharding.constrain(least, 'batch')
@@ -35,7 +35,7 @@ def wanted(
 def decide(
   policies: Policies, states: States, wanted: Array, draft: Draft
 ) -> tuple[Array, Array]:
-  """Which drafts stay, and behind which more may come: [B, N] bool.
+  """Returns which drafts stay, and after which more may come: [B, N] bool.
 
   `wanted` [B] is how many drafts each row asks for.
   """
@@ -57,9 +57,10 @@ def decide(
 def update(
   policies: Policies, states: States, drafted: Array, kept: Array, over: Array
 ) -> States:
-  """The states after a round of so many drafts, [B] int32 both.
+  """Returns the states after a round.
 
-  Rows that emitted nothing in it were `over` before, [B] bool.
+  `drafted` and `kept` [B] int32 count the round's drafts. `over` [B] bool marks
+  rows that had ended before and emitted nothing in it.
   """
   return tuple(
     jax.vmap(policy.update, axis_name=policy_lib.ROWS)(

@@ -1,7 +1,7 @@
-"""Stops where the drafter is unsure: lengths that follow from its entropy.
+"""Filters that stop drafting when the drafter's entropy is too high.
 
-The entropy of the draft's distribution bounds how likely a token of it is kept
-from below, and it is known before the token is drawn.
+The entropy of the draft distribution gives a lower bound on the probability
+that a token drawn from it is kept, and is known before the token is drawn.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ from specsample.types import Array
 
 @dataclasses.dataclass(frozen=True)
 class SVIP(policy.Filter):
-  """Drafts while the root of the entropy, in nats, is at most the threshold.
+  """Drafts while the square root of the entropy is at most the threshold.
 
-  Zhang et al., 2411.18462.
+  The entropy is in nats (Zhang et al., 2411.18462).
   """
 
   threshold: float = 1.0
@@ -40,28 +40,29 @@ class SVIP(policy.Filter):
 
 @types.pytree
 class AdaEDLState:
-  """What AdaEDL has learned of a row."""
+  """The state of AdaEDL for one row."""
 
-  threshold: Array  # [] float32, of the bound
-  rate: Array  # [] float32, running share of the drafts that were kept
+  threshold: Array  # [] float32, threshold of the bound
+  rate: Array  # [] float32, running acceptance rate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaEDL(policy.Filter):
   """Drafts while 1 - sqrt(scale * entropy) is at least a running threshold.
 
-  That bound is on the probability that a token is kept. The threshold rises
-  where less than the `target_rate` of the drafts is kept, and falls otherwise
-  (Agrawal et al., 2410.18351); also in rounds without drafts, which the paper
-  has not: there a first token is drafted whatever the bound.
+  This is a lower bound on the probability that a token is kept. The threshold
+  rises while the running acceptance rate is below `target_rate`, and falls
+  otherwise (Agrawal et al., 2410.18351). It also falls in rounds without
+  drafts. The paper has no such rounds: it always drafts a first token, whatever
+  the bound.
 
   Attributes:
-    scale: gamma, of the entropy in nats.
+    scale: gamma, factor of the entropy in nats.
     threshold: lambda, in the first round.
-    target_rate: alpha, the share of drafts that should be kept.
+    target_rate: alpha, the acceptance rate to aim for.
     step: epsilon, by which the threshold moves.
-    rate_decay: beta_1, of the running share. threshold_decay: beta_2, of the
-      threshold.
+    rate_decay: beta_1, decay of the running acceptance rate.
+    threshold_decay: beta_2, decay of the threshold.
   """
 
   scale: float = 0.2
@@ -73,7 +74,7 @@ class AdaEDL(policy.Filter):
   reads_token = False
 
   def __post_init__(self):
-    """Refuses settings that are no shares."""
+    """Refuses settings that are out of range."""
     if not 0 <= self.scale < math.inf:
       raise ValueError(f'scale is {self.scale!r}: give a number of at least 0')
     for name in (
@@ -100,7 +101,7 @@ class AdaEDL(policy.Filter):
     mix = lambda decay, old, new: decay * old + (1 - decay) * new
     rate = mix(self.rate_decay, state.rate, kept / jnp.maximum(drafted, 1))
     rate = jnp.where(drafted > 0, rate, state.rate)
-    # Where nothing was drafted nothing else would ever let it fall again.
+    # In rounds without drafts, nothing else would ever make it fall again.
     rises = (drafted > 0) & (rate < self.target_rate)
     moved = state.threshold + jnp.where(rises, self.step, -self.step)
     threshold = mix(self.threshold_decay, state.threshold, moved)

@@ -1,4 +1,4 @@
-"""The length that promises the most tokens a second, which may be none."""
+"""The draft length that promises the most tokens per second, possibly 0."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -18,44 +18,46 @@ from specsample.types import Array
 
 @types.pytree
 class FastestState:
-  """What is known of a row's drafts; the counts fade."""
+  """Statistics of a row's drafts; the counts decay."""
 
-  reached: Array  # [K] float32, rounds in which draft i was decided on
-  kept: Array  # [K] float32, rounds in which it was kept
+  reached: Array  # [K] float32, rounds that accepted or rejected draft i
+  kept: Array  # [K] float32, rounds that accepted it
   wait: Array  # [] int32, rounds until drafts are tried again
-  patience: Array  # [] int32, how many they will be next time
+  patience: Array  # [] int32, the next wait if a try is in vain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fastest(policy.Length):
-  """Maximises E[tokens of a round] / cost of the round over K = 0, 1, ...
+  """Maximises E[tokens per round] / cost of the round over K = 0, 1, ...
 
-  E = 1 + a_1 + a_1 a_2 + ..., where a_i is how often draft i is kept once it is
-  reached, in this row so far. (With one a for all it is Leviathan et al.'s,
-  2211.17192.) Where K = 0 promises the most it decodes plainly, and tries a
-  draft again after a while that doubles each time it is in vain.
+  E = 1 + a_1 + a_1 a_2 + ..., where a_i is the acceptance rate of draft i, once
+  it is reached, in this row so far. (With a single a for all drafts this is the
+  formula of Leviathan et al., 2211.17192.) If K = 0 promises the most, the row
+  decodes plainly, and tries a draft again after a wait that doubles each time
+  the try is in vain.
 
   In a batch a round is as wide as the longest draft, for all rows: one row that
-  drafts makes the others pay. With `whole_batch` all rows draft equally much:
-  what makes the tokens of all rows, for what the round costs, the most. Then a
-  row's number of drafts depends on the rows beside it; its distribution does
-  not, nor under temperature 0 its tokens.
+  drafts makes the others pay. With `whole_batch` all rows draft the same number
+  of tokens, the one that maximises the tokens of all rows over the cost of the
+  round. Then a row's number of drafts depends on the other rows; its
+  distribution does not, and neither do its tokens at temperature 0.
 
   Attributes:
-    costs: [K + 1] of a round of 0, 1, ... drafts, in any unit, as
-      `python -m experiments.length_costs` measures it. More are not read.
-    prior: how often drafts are kept, before anything is known.
-    strength: so many rounds are needed to make as much of a difference.
-    decay: of the counts, a round.
-    patience: rounds until the first new try; most_patience: and the most.
-    whole_batch: whether the rows of a batch decide together; costs are of a
-      round in which each of them has so many drafts.
+    costs: [K + 1], the costs of rounds of 0, 1, ... drafts, in any unit, as
+      `python -m experiments.length_costs` measures them. More are ignored.
+    prior: the acceptance rate that is assumed before anything is known.
+    strength: pseudo-count: weight of the prior, in rounds.
+    decay: decay factor of the counts, per round.
+    patience: rounds until the first new try.
+    most_patience: upper bound of that wait as it doubles, in rounds.
+    whole_batch: whether the rows of a batch decide together; the costs are then
+      of rounds in which every row has that many drafts.
   """
 
   costs: Sequence[float]
   # With a strength of 2, two rounds in vain were enough to give up a drafter
-  # that makes 2.0 tokens a round. With these values one that is never right
-  # costs 2% of the time of 128 tokens (simulated).
+  # that yields 2.0 tokens per round. With these values a drafter that is never
+  # right costs 2% of the time of 128 tokens (simulated).
   prior: float = 0.6
   strength: float = 8.0
   decay: float = 0.995
@@ -64,7 +66,7 @@ class Fastest(policy.Length):
   whole_batch: bool = False
 
   def __post_init__(self):
-    """Refuses costs that are none, and shares that are none."""
+    """Refuses settings that are out of range."""
     object.__setattr__(self, 'costs', widths.check_costs(self.costs))
     for name in ('prior', 'decay'):
       policy.check_share(name, getattr(self, name))
@@ -82,7 +84,7 @@ class Fastest(policy.Length):
     """See `policy.Policy`.
 
     Raises:
-      ValueError: there is no cost for as many drafts, or no draft.
+      ValueError: there are too few costs for K drafts, or K is 0.
     """
     if num_draft_tokens < 1:
       raise ValueError('Fastest is of a drafter, and this one drafts nothing')
@@ -96,7 +98,7 @@ class Fastest(policy.Length):
     )
 
   def acceptance(self, state: FastestState) -> Array:
-    """a [K]: how often draft i is kept, of the rounds that decide on it."""
+    """Returns a [K], the acceptance rate of draft i once it is reached."""
     strength = self.strength
     of_all = (jnp.sum(state.kept) + strength * self.prior) / (
       jnp.sum(state.reached) + strength
@@ -104,7 +106,7 @@ class Fastest(policy.Length):
     return (state.kept + strength * of_all) / (state.reached + strength)
 
   def tokens_a_cost(self, state: FastestState, over: Any = False) -> Array:
-    """E[tokens] / cost, [K + 1]; the whole batch's if that decides."""
+    """Returns E[tokens] / cost [K + 1]; of the batch if that decides."""
     kept = jnp.cumprod(self.acceptance(state))
     tokens = 1 + jnp.cumsum(jnp.pad(kept, (1, 0)))
     if self.whole_batch:
@@ -126,7 +128,7 @@ class Fastest(policy.Length):
     """See `policy.Policy`."""
     del drafted
     index = jnp.arange(state.kept.size)
-    # What another policy cut was asked for, and not kept.
+    # A draft that another policy cut counts as asked for and rejected.
     asked = self.length(state, over)
     reached = (index <= kept) & (index < asked)
     fade = lambda old, new: jnp.where(reached, self.decay * old + new, old)

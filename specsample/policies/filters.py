@@ -1,7 +1,7 @@
-"""Filters: which drafts are promising enough to be verified, without a state.
+"""Stateless filters that choose which drafts are worth verifying.
 
-All read what the drafter says by itself (`types.Signals`), so that they mean
-the same at every temperature.
+They all read the drafter's own `types.Signals`, so that they mean the same at
+every temperature.
 """
 
 import dataclasses
@@ -16,18 +16,18 @@ from specsample.types import Array, Draft, DraftLaw
 
 @dataclasses.dataclass(frozen=True)
 class _Threshold(policy.Filter):
-  """The setting of filters that compare a probability with one number."""
+  """The setting of filters that compare a probability with a threshold."""
 
   threshold: float
 
   def __post_init__(self):
-    """Refuses what is no probability."""
+    """Refuses a threshold outside [0, 1]."""
     policy.check_share('threshold', self.threshold)
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenProbability(_Threshold):
-  """Goes on behind drafts of at least that probability."""
+  """Continues after a draft if its probability is at least `threshold`."""
 
   reads_token = True
 
@@ -39,7 +39,7 @@ class TokenProbability(_Threshold):
 
 @dataclasses.dataclass(frozen=True)
 class PathProbability(_Threshold):
-  """Goes on behind drafts that are as likely, with all on the way to them."""
+  """Continues after a draft if its path has probability `threshold` or more."""
 
   reads_token = True
 
@@ -52,7 +52,7 @@ class PathProbability(_Threshold):
 
 @dataclasses.dataclass(frozen=True)
 class TopK(policy.Filter):
-  """Goes on behind drafts that are among the k most likely of their place."""
+  """Continues after a draft if it is among the k most likely in its place."""
 
   k: int
   reads_token = True
@@ -69,9 +69,9 @@ class TopK(policy.Filter):
 
 @dataclasses.dataclass(frozen=True)
 class LargestProbability(_Threshold):
-  """Drafts a token while the most likely one has at least that probability.
+  """Drafts while the most likely token has probability `threshold` or more.
 
-  Which is known before one is drawn.
+  This probability is known before the token is drawn.
   """
 
   reads_token = False
@@ -85,7 +85,7 @@ class LargestProbability(_Threshold):
 
 @dataclasses.dataclass(frozen=True)
 class Confidence(_Threshold):
-  """Drafts a token while a trained head trusts it at least so much."""
+  """Drafts while the confidence of a trained head is at least `threshold`."""
 
   reads_token = False
 
@@ -97,11 +97,12 @@ class Confidence(_Threshold):
 
 @dataclasses.dataclass(frozen=True)
 class ConfidenceProduct(_Threshold):
-  """Drafts while all tokens so far are kept with at least that probability.
+  """Drafts while the product of confidences is at least `threshold`.
 
-  Of a trained head's estimates, which are multiplied: SpecDec++ (Huang et al.,
-  2405.19715) stops where the probability of a rejection is too large, DSpark
-  where that of the whole is too small.
+  The factors are a trained head's estimates; their product is the probability
+  that all tokens so far are kept. SpecDec++ (Huang et al., 2405.19715) stops
+  when the probability of a rejection is too large, DSpark when that of keeping
+  the whole draft is too small.
   """
 
   reads_token = False
@@ -115,10 +116,10 @@ class ConfidenceProduct(_Threshold):
 
 @dataclasses.dataclass(frozen=True)
 class TopNodes(policy.Filter):
-  """Of a tree the `num_nodes` whose paths are the most likely.
+  """Keeps the `num_nodes` nodes of a tree whose paths are the most likely.
 
-  Exact where a tree is a function of the text: of drawn siblings the likely
-  ones were drawn more often, and to keep those is biased.
+  This is exact only if the tree is a function of the text. Among siblings that
+  were drawn, likely tokens were drawn more often, and keeping those is biased.
   """
 
   num_nodes: int
@@ -140,7 +141,7 @@ class TopNodes(policy.Filter):
     scores = _along(draft, policy.signals_of(draft, self).log_prob)
     scores = jnp.where(draft.tokens >= 0, scores, -jnp.inf)
     number = jnp.arange(scores.size)
-    # Of equals the first, which is never behind the other.
+    # Ties go to the first node, which is never below the other one.
     is_better = (scores > scores[:, None]) | (
       (scores == scores[:, None]) & (number < number[:, None])
     )
@@ -148,7 +149,7 @@ class TopNodes(policy.Filter):
 
 
 def confidence_of(draft: Draft, of: policy.Policy) -> Array:
-  """A trained head's estimate for each draft, [N].
+  """Returns a trained head's estimate for each draft, [N].
 
   Raises:
     ValueError: the drafter has no such head.
@@ -163,7 +164,7 @@ def confidence_of(draft: Draft, of: policy.Policy) -> Array:
 
 
 def _along(draft, values):
-  """The sums [N] of values [N] along the way to each node, itself too."""
+  """Sums values [N] along the path to each node, itself included: [N]."""
   before = drafts.on_the_way(draft)[1:]
   return jnp.sum(jnp.where(before, values, 0), axis=-1)
 

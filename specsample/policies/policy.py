@@ -1,8 +1,8 @@
-"""What decides how much of a draft is verified, for one sequence.
+"""The protocol of policies, which decide how much of a draft is verified.
 
-The output stays exact if a decision anticipates nothing: whether a draft is
-verified may follow from the tokens before it and from what the drafter knew
-when it drew it, but not from the token that was drawn.
+Everything is for one sequence. The output stays exact if a decision anticipates
+nothing: whether a draft is verified may depend on the tokens before it and on
+what the drafter knew when it drew it, but not on the token that was drawn.
 """
 
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from specsample.types import Array, Draft
 
 # A pytree of arrays [] or [n].
 State = Any
-# The axis of the rows of a batch, for a policy that decides for all of them.
+# The axis of the batch's rows, for a policy that decides for all of them.
 ROWS = 'rows'
 
 
@@ -25,46 +25,47 @@ class Policy(Protocol):
   def reads_token(self) -> bool:
     """Whether `passes` of a draft depends on its own token.
 
-    Then it decides on the drafts behind it. A point mass has one token that it
-    can be, and is decided on itself.
+    If so, it decides on the drafts after it. For a point mass, which can only
+    be one token, it decides on the draft itself.
     """
 
   @property
   def most(self) -> int | None:
-    """The largest `length` that it ever asks for; None is any number."""
+    """The largest `length` that it ever asks for; None if there is no limit."""
 
   def init(self, num_draft_tokens: int) -> State:
-    """The state before the first round, of a drafter of K tokens."""
+    """Returns the state before the first round, for a drafter of K tokens."""
 
   def length(self, state: State, over: Array) -> Array | None:
-    """How many tokens to draft in the next round, [] int32; None for all.
+    """Returns how many tokens to draft next, [] int32; None for all.
 
-    Of a tree how deep it may be. More than K are K. A row that emits nothing
-    any more is `over`, [] bool, and does not count.
+    For a tree it is the depth. A number above K counts as K. `over` [] bool
+    marks a row that emits no more tokens and does not count.
     """
 
   def passes(self, draft: Draft, state: State) -> Array | None:
-    """Which drafts pass, [N] bool; None for all.
+    """Returns which drafts pass, [N] bool; None for all.
 
-    A draft is verified if it and all on the way to it are. What it says of a
-    draft may not depend on those behind it.
+    A draft is verified if it and all drafts on the way to it pass. The result
+    for a draft may not depend on the drafts after it.
 
     Raises:
-      ValueError: the draft is of a law that it is not exact for, or lacks what
-        it reads.
+      ValueError: the policy is not exact for the draft's law, or the draft
+        lacks what it reads.
     """
 
   def update(
     self, drafted: Array, kept: Array, state: State, over: Array
   ) -> State:
-    """The state after a round of so many drafts, [] int32 both.
+    """Returns the state after a round.
 
-    That of a row that is `over`, [] bool, is not read.
+    `drafted` and `kept` [] int32 count the round's drafts. The result for a row
+    that is `over`, [] bool, is not read.
     """
 
 
 class Filter:
-  """The parts of a `Policy` that has no state and asks for no length."""
+  """Defaults for a `Policy` that has no state and asks for no length."""
 
   @property
   def most(self) -> int | None:
@@ -87,7 +88,7 @@ class Filter:
 
 
 class Length:
-  """The parts of a `Policy` that looks at no draft."""
+  """Defaults for a `Policy` that reads no draft."""
 
   reads_token = False
 
@@ -102,10 +103,10 @@ class Length:
 
 
 def signals_of(draft: Draft, policy: Any) -> Any:
-  """What the drafter says of its drafts.
+  """Returns what the drafter says about its drafts.
 
   Raises:
-    ValueError: it says nothing.
+    ValueError: the drafter gives no signals.
   """
   if draft.signals is None:
     raise ValueError(

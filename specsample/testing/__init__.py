@@ -1,4 +1,4 @@
-"""For tests of drafters and verifiers: enumerable models and assertions."""
+"""Enumerable models and assertions for testing drafters and verifiers."""
 
 from specsample.testing.assertions import assert_batch_invariant
 from specsample.testing.assertions import assert_draft

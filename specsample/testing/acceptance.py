@@ -1,8 +1,8 @@
-"""How many drafts a rule keeps, by its theory alone: no `.law` is involved.
+"""Theoretical acceptance of the rules, computed without their `.law`.
 
-Everything is for the first round after the prompt. Each function returns [K]:
-the probability of keeping at least 1, 2, ..., K drafts, of which the sum is
-the expected number.
+Everything is for the first round after the prompt. Each rule has a function
+that returns [K]: the probability of keeping at least 1, 2, ..., K drafts. Their
+sum is the expected number of accepted drafts.
 """
 
 import numpy as np
@@ -21,10 +21,10 @@ def chain(proposal: Proposal, target: Conditional) -> np.ndarray:
 
 
 def block(proposal: Proposal, target: Conditional) -> np.ndarray:
-  """Sums m_i = min(m_{i-1} target_i, prod_j draft_j), m_0 = 1, alike.
+  """Sums m_i = min(m_{i-1} target_i, prod_j draft_j), m_0 = 1, over prefixes.
 
-  m_i is the probability of drafting a prefix and keeping at least all of it
-  (Sun et al., 2403.10444).
+  m_i is the probability of drafting a prefix of i tokens and keeping at least
+  all of it (Sun et al., 2403.10444).
   """
   target_probs, draft_probs, share = _of_drafted(proposal, target)
   drafted = np.cumprod(draft_probs, axis=-1)
@@ -41,9 +41,9 @@ def coupled(
 ) -> np.ndarray:
   """Multiplies the probabilities that both sides choose the same token.
 
-  Under shared Gumbel noise both choose x with probability
-  1 / sum_y max(target_y / target_x, draft_y / draft_x), at each position anew
-  (Daliri et al., 2408.07978).
+  With shared Gumbel noise both choose x with probability
+  1 / sum_y max(target_y / target_x, draft_y / draft_x), independently at each
+  position (Daliri et al., 2408.07978).
   """
   both = np.ones(1)
   at_least = np.empty(num_draft_tokens)
@@ -54,7 +54,7 @@ def coupled(
 
 
 def law(at_least: np.ndarray) -> np.ndarray:
-  """The distribution [K + 1] of the number of kept drafts."""
+  """Returns the distribution [K + 1] of the number of kept drafts."""
   return -np.diff(at_least, prepend=1, append=0)
 
 
@@ -68,15 +68,15 @@ def _match(target, draft):
 
 
 def _of_drafted(proposal, target):
-  """The probabilities [D, K] of each draft's tokens, and shares [K].
+  """Returns target and draft probabilities [D, K] of tokens, and shares [K].
 
-  A prefix of i tokens stands in V^(K - i) of the D = V^K drafts, so that each
-  of them counts for that share.
+  A prefix of i tokens occurs in V^(K - i) of the D = V^K drafts, so each
+  occurrence gets a share of 1 / V^(K - i).
   """
   drafts = proposal(0)
   tokens = drafts.tokens[0]
   num_drafts = tokens.shape[-1]
-  # One more than drafts: there is nothing to stack where K = 0.
+  # One more than there are drafts: with K = 0 there is nothing to stack.
   rows = conditional_lib.along(target, 0, drafts.tokens, num_drafts + 1)[
     0, :, :-1
   ]

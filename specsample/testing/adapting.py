@@ -1,8 +1,8 @@
-"""The compiled loop with a drafter that learns between its rounds.
+"""The compiled loop with a drafter that learns between rounds.
 
-Each row has a drafter of its own, so that what a row rejected decides what it
-drafts next: of one drafter for thousands of rows the part of one row would be
-too small to be seen.
+Each row has a drafter of its own, so that the tokens that a row rejected
+influence what it drafts next. If thousands of rows shared a drafter, the effect
+of a single row would be too small to detect.
 """
 
 import functools
@@ -22,13 +22,16 @@ from specsample.training import online
 from specsample.training import recorded
 from specsample.types import Array, Drafter, Model, Params, Verifier
 
-# Of one call; each has weights of its own.
+# Rows per call; each row has its own weights.
 _ROWS = 2048
 _NO_STOP = Stop()
 
 
 def scene() -> tuple[online.Learner, Params]:
-  """A draft model of three tokens that one rejection changes a lot."""
+  """Returns a learner and parameters, with three tokens in the vocabulary.
+
+  A single rejection changes the draft model a lot.
+  """
   model = tiny.tiny_llama(vocab_size=3)
   params = jax.tree.map(lambda x: 1.6 * x, model.init(jax.random.key(0)))
   drafter = drafters.DraftModel(model=model, num_draft_tokens=2, layers=(0,))
@@ -58,11 +61,12 @@ def draw(
   num_rows: int,
   stop: Stop = _NO_STOP,
 ) -> Sample:
-  """As `sample.draw`, with updates of each row's drafter as the learner says.
+  """Draws as `sample.draw` does, while each row's drafter learns.
 
   Args:
-    params, groups, key, model, verify, num_tokens, num_rows, stop: as there.
-    drafter: `learner.drafter`, or one whose states are of its kind.
+    params, groups, key, model, verify, num_tokens, num_rows, stop: as for
+      `sample.draw`.
+    drafter: `learner.drafter`, or a drafter with the same kind of state.
     learner: how a row's drafter learns.
   """
   size = _ROWS - _ROWS % len(groups)
@@ -103,7 +107,7 @@ def draw(
 def _rounds(
   learned, states, *, model, drafter, verify, stop, learner, num_tokens
 ):
-  """The output of states [n, 1, ...], batches of one row each."""
+  """Returns the output of states [n, 1, ...], batches of one row each."""
 
   def of_row(state):
     def next_update(carry, _):
@@ -120,7 +124,7 @@ def _rounds(
       state, learned, _ = online.update(state, learned, learner)
       return (state, learned), None
 
-    # Each round emits a token at least.
+    # Every round emits at least one token.
     (state, _), _ = jax.lax.scan(
       next_update, (state, learned), length=num_tokens
     )

@@ -1,7 +1,7 @@
-"""What a drafter or a verifier of your own has to satisfy.
+"""Assertions that your own drafter or verifier has to satisfy.
 
-Each raises AssertionError with the numbers, and takes seconds to a minute on a
-CPU. A `HashModel` needs no parameters and is the strictest of targets.
+Each raises an AssertionError with the numbers, and takes from seconds to a
+minute on a CPU. A `HashModel` needs no parameters and is the strictest target.
 """
 
 from collections.abc import Iterable
@@ -42,14 +42,16 @@ def assert_draft(
   verify: Verifier,
   sampling: Sampling,
 ) -> None:
-  """What is drafted behind each prompt is a chain or a tree of its law.
+  """Asserts that the draft after each prompt is a chain or a tree of its law.
 
-  Parents come before their children, and no path is longer, no node has more
-  children, than the draft says. Siblings are of one distribution where they are
-  independent; otherwise none is there twice, and each of those drawn comes of
-  what those before it left. A drawn token has a probability above 0.
+  Parents come before their children. No path is longer, and no node has more
+  children, than the draft says. Siblings of law SAMPLED have the same
+  distribution. Under the other laws siblings are distinct, and the distribution
+  of a drawn sibling excludes the tokens of those before it. A drawn token has a
+  probability above 0.
 
-  Arguments as `generate`'s; `verify` says whether the draws are positional.
+  The arguments are those of `generate`; `verify` determines whether the draws
+  are positional.
   """
   state = decode.prefill(
     params,
@@ -59,7 +61,7 @@ def assert_draft(
     model=model,
     drafter=drafter,
     sampling=sampling,
-    # So that nothing is cut.
+    # Leaves room for the whole draft, so that nothing is cut.
     max_new_tokens=drafter.num_draft_tokens + 1,
   )
   propose = lambda params, state: step.propose(
@@ -75,16 +77,18 @@ def assert_exact(
   cases: Iterable[Case] | None = None,
   tolerance: float = 1e-12,
 ) -> None:
-  """The rule's `.law` reproduces the target: every string of 2 and 3 rounds.
+  """Asserts that the rule's `.law` reproduces the target's distribution.
 
-  Enumerates the drafts of the laws that the rule takes; for a positional rule
-  the point masses only, as the noise decides the rest (see
+  Enumerates every string of a few rounds (2 and 3 by default), with drafts of
+  the laws that the rule accepts. For a positional rule these are point masses
+  only, because other drafts depend on the noise (see
   `assert_equals_plain_sampling`).
 
   Args:
     verify: the rule.
-    cases: default `testing.cases.standard_cases()`.
-    tolerance: the largest error of a probability, and of their sum.
+    cases: by default `testing.cases.standard_cases()`.
+    tolerance: the largest allowed error of a string's probability, and the
+      largest allowed total variation distance.
   """
   if cases is None:
     cases = cases_lib.standard_cases()
@@ -96,7 +100,7 @@ def assert_exact(
     enumeration = enumerate_lib.Enumeration(verify, case.proposal, case.target)
     for rounds in case.rounds:
       num_found += 1
-      # A NaN is no error below the tolerance either.
+      # Written so that NaN fails as well.
       if not max(enumeration.error(rounds)) <= tolerance:
         error = enumeration.error(rounds)[0]
         failures.append(
@@ -124,18 +128,19 @@ def assert_follows_target(
   num_tokens: int = 4,
   num_rows: int = 65536,
 ) -> None:
-  """Chi-square of the compiled loop's first tokens against their exact law.
+  """Asserts that the compiled loop's first tokens follow their exact law.
 
-  A row that stops before `num_tokens` fails it.
+  The test is a chi-square test. A row that stops before `num_tokens` fails it.
 
   Args:
-    params: the whole tree.
+    params: the whole tree of parameters.
     groups: prompts and settings, mixed in every batch.
     key: a PRNG key.
-    model: the target, of a small vocabulary: the law has V^num_tokens cells.
-    drafter, verify: what is tested.
+    model: the target; its vocabulary must be small, because the law has
+      V^num_tokens cells.
+    drafter, verify: the drafter and the rule under test.
     num_tokens: more than K + 1, so that there is a second round.
-    num_rows: samples in total.
+    num_rows: at least this many samples are drawn in total.
   """
   sample = sample_lib.draw(
     params,
@@ -167,14 +172,15 @@ def assert_greedy_equal(
   verify: Verifier,
   max_new_tokens: int,
 ) -> None:
-  """At temperature 0 the tokens are those of autoregressive decoding.
+  """Asserts that greedy tokens are those of autoregressive decoding.
 
   Args:
-    params: the whole tree.
-    prompts: [B, P] int32; lengths: [B].
+    params: the whole tree of parameters.
+    prompts: [B, P] int32.
+    lengths: [B].
     model, drafter, verify: as for `generate`. A real network may differ where
       two tokens are equally likely up to rounding.
-    max_new_tokens: tokens a row.
+    max_new_tokens: tokens per row.
   """
   assert_equals_plain_sampling(
     params,
@@ -201,10 +207,10 @@ def assert_equals_plain_sampling(
   sampling: Sampling,
   max_new_tokens: int,
 ) -> None:
-  """Token for token what the same key gives without a drafter.
+  """Asserts that the tokens are those that the key gives without a drafter.
 
-  For positional rules (coupled) at any temperature, for others at 0. Arguments
-  as `generate`'s.
+  This holds for positional rules (coupled) at any temperature, and for other
+  rules at temperature 0. The arguments are those of `generate`.
   """
   run = lambda drafter: decode.generate(
     params,
@@ -238,9 +244,11 @@ def assert_batch_invariant(
   sampling: Sampling,
   max_new_tokens: int,
 ) -> None:
-  """A row's tokens are the same alone, in a batch, permuted and padded.
+  """Asserts that a row's tokens do not depend on its batch or padding.
 
-  Arguments as `generate`'s; `sampling` may have one value a row.
+  Each row is decoded in the batch, in the reversed batch, with prompts padded
+  further, and alone. The arguments are those of `generate`; `sampling` may have
+  one value per row.
   """
   batch, width = np.shape(prompts)
   room = 2 * width + max_new_tokens
@@ -288,7 +296,10 @@ def _check_emitted(output):
 
 
 def count_mismatches(output: Output, other: Output) -> int:
-  """In how many places two outputs of one shape differ, missing tokens too."""
+  """Counts the positions where two outputs of one shape differ.
+
+  A token that only one of them has counts as a difference.
+  """
   emitted = lambda x: np.where(
     np.arange(x.tokens.shape[1]) < np.asarray(x.lengths)[:, None], x.tokens, -1
   )

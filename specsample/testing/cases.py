@@ -25,7 +25,7 @@ from specsample.types import Drafter, DraftLaw, Params
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """One target, one way of drafting, and for how many rounds to follow them."""
+  """A target, a way of drafting, and the numbers of rounds to enumerate."""
 
   name: str
   law: DraftLaw
@@ -41,13 +41,13 @@ _PLAIN = Sampling(temperature=1.0)
 
 
 def standard_cases(drafter_rounds: int = 3) -> Iterator[Case]:
-  """All that every rule is held against: K = 1..3, V = 2..4, 2 and 3 rounds.
+  """Yields the cases for every rule: K = 1..3, V = 2..4, 2 and 3 rounds.
 
-  Only V = 4 with K = 3 has too many strings for a third round (4 ** 12).
+  V = 4 with K = 3 has too many strings (4 ** 12) for a third round.
 
   Args:
-    drafter_rounds: of the shipped drafters, 2 or 3; of the third one most of
-      the time goes to drafting behind each string of two.
+    drafter_rounds: the number of rounds for the shipped drafters, 2 or 3. Most
+      of the time for a third round goes to drafting after each string of two.
   """
   for vocab_size, num_draft_tokens in _SHAPES:
     rounds = (2,) if (vocab_size, num_draft_tokens) == (4, 3) else (2, 3)
@@ -60,7 +60,7 @@ def standard_cases(drafter_rounds: int = 3) -> Iterator[Case]:
 
 
 def drafter_cases(rounds: int = 3) -> Iterator[Case]:
-  """The shipped drafters, followed through their own `propose`."""
+  """Yields cases that enumerate the shipped drafters' own `propose`."""
   target = HashModel(vocab_size=3)
   params: Params = {'target': {}, 'drafter': {}}
   other = dataclasses.replace(target, noise=0.5)
@@ -107,7 +107,7 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
       )
 
 
-# At thresholds that some of the hash model's drafts pass and others do not.
+# With thresholds that some of the hash model's drafts pass and others do not.
 POLICIES = (
   policies.TokenProbability(0.4),
   policies.PathProbability(0.3),
@@ -120,7 +120,7 @@ POLICIES = (
 
 
 def policy_cases() -> Iterator[Case]:
-  """Every filter of drawn drafts, as the shipped wrapper applies it."""
+  """Yields a case for every filter of drawn drafts, applied by `Adaptive`."""
   target = HashModel(vocab_size=3)
   chain = drafters.Chain(
     model=dataclasses.replace(target, noise=0.6), num_draft_tokens=3
@@ -151,7 +151,7 @@ def policy_cases() -> Iterator[Case]:
 
 @dataclasses.dataclass(frozen=True)
 class TreeCase:
-  """As `Case`, of trees: V = 3."""
+  """Like `Case`, for trees with V = 3."""
 
   name: str
   law: DraftLaw
@@ -161,7 +161,7 @@ class TreeCase:
   target: Conditional
 
 
-# Siblings alone, deep and wide, and numbered in another order than by depth.
+# Siblings only, deep and wide trees, and one that is not numbered by depth.
 _TOPOLOGIES = {
   'siblings': tree.k_ary((3,)),
   'binary': tree.k_ary((2, 1)),
@@ -174,7 +174,7 @@ _TWO_SIBLINGS = tree.k_ary((2,))
 
 
 def tree_cases() -> Iterator[TreeCase]:
-  """Every law of siblings on some trees, and trees of a drafter's own."""
+  """Yields trees of every law, and trees from the shipped drafters."""
   for law, (name, topology), scene in itertools.product(
     DraftLaw, _TOPOLOGIES.items(), _TREE_SCENES
   ):
@@ -187,7 +187,7 @@ def tree_cases() -> Iterator[TreeCase]:
       name=f'{name}, {scene.name}',
       law=law,
       topology=topology,
-      # Strings of 3 ** 9 tokens take a minute.
+      # Three rounds of depth 2 are 3 ** 9 strings, which take a minute.
       rounds=2,
       proposal=proposal_lib.tree(draft, topology, law),
       target=_table(model, scene.target),
@@ -196,7 +196,8 @@ def tree_cases() -> Iterator[TreeCase]:
   chain = drafters.Chain(
     model=dataclasses.replace(target, noise=0.5), num_draft_tokens=2
   )
-  # Of so few that are so wrong no rule keeps one always: there is a bound.
+  # With two siblings this unlikely, even the best rule sometimes rejects both:
+  # the optimal acceptance is below 1.
   contrary = dataclasses.replace(target, scale=-target.scale)
   for law in (DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT):
     yield TreeCase(
@@ -209,7 +210,7 @@ def tree_cases() -> Iterator[TreeCase]:
     )
   for law in DraftLaw:
     yield _drafted_tree('Tree', chain, law)
-    # What goes on behind a node may follow from its token, whatever the law.
+    # Whether a tree goes on after a node may depend on its token, for any law.
     for policy in (policies.TokenProbability(0.5), policies.TopNodes(2)):
       if isinstance(policy, policies.TopNodes) and law != DraftLaw.POINT_MASS:
         continue
@@ -219,7 +220,7 @@ def tree_cases() -> Iterator[TreeCase]:
 
 
 def _drafted_tree(name, chain, law, policy=None):
-  """The shipped drafter of trees, followed through its own `propose`."""
+  """Returns a case that enumerates the `propose` of `drafters.Tree`."""
   target = HashModel(vocab_size=3)
   topology = tree.Topology((0, 0, 1))
   drafter: Drafter = drafters.Tree(drafter=chain, topology=topology, law=law)
@@ -240,10 +241,10 @@ def _drafted_tree(name, chain, law, policy=None):
 
 
 def after_the_draw(threshold: float) -> Cut:
-  """Drafts on while the drawn tokens were likely; judged by the token before.
+  """Returns a cut that stops after the first unlikely draft token.
 
-  Non-anticipating: token i is kept, however unlikely, if those before it were
-  likely enough.
+  It is non-anticipating: token i is kept, however unlikely, if the tokens
+  before it were likely enough.
   """
 
   def cut(tokens, probs):
@@ -255,7 +256,7 @@ def after_the_draw(threshold: float) -> Cut:
 
 
 def before_the_draw(threshold: float) -> Cut:
-  """Drafts on while the best token is likely: known before one is drawn."""
+  """Returns a cut before the first draw whose best token is unlikely."""
 
   def cut(tokens, probs):
     del tokens
@@ -265,7 +266,7 @@ def before_the_draw(threshold: float) -> Cut:
 
 
 def _worked_example():
-  """Sun et al.'s example: 10/9 drafts kept token by token, 11/9 as a block."""
+  """Yields Sun et al.'s example: `chain` keeps 10/9 drafts, `block` 11/9."""
   context_free = lambda *probs: lambda t, _: np.tile(probs, (2**t, 1))
   yield Case(
     name='worked example',
@@ -293,7 +294,7 @@ def _both(name, sampling):
 
 
 def _forbid(*ids):
-  """A bias for the vocabularies of up to four ids, cut to size later."""
+  """Returns settings that forbid `ids`, out of 0..3; `_table` cuts the bias."""
   return Sampling(temperature=1.0, logit_bias=_bias(ids))
 
 
@@ -330,7 +331,7 @@ _TREE_SCENES = tuple(
   for scene in _SCENES
   if scene.name in ('plain', 'temperature and top-k', 'greedy', 'disjoint')
 )
-_EVERYWHERE = 4  # so many scenes, from the first, at every V and K
+_EVERYWHERE = 4  # this many scenes, from the first, are used at every V and K
 _SHAPES = [(v, k) for v in (2, 3, 4) for k in (1, 2, 3)]
 
 

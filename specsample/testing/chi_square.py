@@ -7,13 +7,14 @@ import numpy as np
 from scipy import optimize
 from scipy import stats
 
-# A wrong alarm in a million; an effect is called detectable at this power.
+# One false alarm in a million tests; an effect is detectable if the test finds
+# it with this power.
 ALPHA = 1e-6
 POWER = 0.99
 
-# Cells are joined until so many counts are expected in each.
+# Cells are merged until each has at least this expected count.
 _SMALLEST_EXPECTED = 5.0
-# What one count in a cell of probability 0 adds: more than any threshold.
+# Added for each count in a cell of probability 0: more than any threshold.
 _IMPOSSIBLE = 1e6
 
 
@@ -22,17 +23,17 @@ class ChiSquare:
   """The outcome of one test over any number of independent groups."""
 
   statistic: float
-  threshold: float  # exceeded with probability ALPHA where the laws are equal
+  threshold: float  # exceeded with probability ALPHA if the laws are equal
   dof: int
   samples: int
-  # The total variation between the law and what is really sampled, over the
-  # joined cells and averaged over the samples, from which on the test fails
+  # The smallest total variation between the law and the sampled distribution,
+  # over the merged cells and averaged over the samples, at which the test fails
   # with probability POWER or more; 1 if nothing is claimed.
   detectable: float
 
   @property
   def passed(self) -> bool:
-    """Whether the counts agree with the law, and there are any."""
+    """Whether there are counts and they agree with the law."""
     return self.samples > 0 and self.statistic <= self.threshold
 
 
@@ -62,12 +63,12 @@ def test(groups: Iterable[tuple[np.ndarray, np.ndarray]]) -> ChiSquare:
 
 
 def _join(counts, expected):
-  """Joins the rarest cells until the smallest holds enough."""
+  """Merges the rarest cells until every expected count is large enough."""
   order = np.argsort(expected)
   counts, expected = counts[order], expected[order]
   rare = np.searchsorted(np.cumsum(expected), _SMALLEST_EXPECTED) + 1
   enough = np.searchsorted(expected, _SMALLEST_EXPECTED)
-  # All rare cells become one, with the next added if they are still too few.
+  # All rare cells become one; the next cell joins if its count is too small.
   head = min(max(rare, enough), counts.size) if enough else 0
   if not head:
     return counts, expected
@@ -76,10 +77,10 @@ def _join(counts, expected):
 
 
 def _detectable(threshold, dof, samples):
-  """The smallest total variation that is found with probability POWER.
+  """Returns the smallest total variation that is found with probability POWER.
 
-  With noncentrality n sum (d_i ** 2 / p_i), at least n (sum |d_i|) ** 2 = 4 n
-  TV ** 2 by Cauchy and Schwarz, whatever the direction of the deviation d.
+  The noncentrality n sum (d_i ** 2 / p_i) is at least n (sum |d_i|) ** 2 = 4 n
+  TV ** 2 by Cauchy-Schwarz, whatever the direction of the deviation d.
   """
   if not dof:
     return 1.0

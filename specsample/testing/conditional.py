@@ -1,7 +1,7 @@
-"""The distribution after every string of tokens, as float64 tables.
+"""Float64 tables of the distribution after every string of tokens.
 
-The strings of t tokens are indexed in lexicographic order, 0 .. V^t - 1; a
-fixed prompt stands before them.
+The strings of t tokens are indexed in lexicographic order, 0 .. V^t - 1; they
+follow a fixed prompt.
 """
 
 from collections.abc import Callable
@@ -19,21 +19,21 @@ from specsample.types import Model, Params, TokenCounts
 
 # conditional(t, committed) -> [V^t, V] float64: the distribution after every
 # string of t tokens, of which the first `committed` were emitted in earlier
-# rounds and the others are drafts of this one.
+# rounds and the others are draft tokens of this one.
 Conditional = Callable[[int, int], np.ndarray]
 
-_BLOCK = 2048  # rows of a compiled call: one shape whatever there is to do
+_BLOCK = 2048  # rows per compiled call; a fixed shape compiles only once
 
 
 def strings(vocab_size: int, length: int) -> np.ndarray:
-  """All strings [V^length, length] int32, in lexicographic order."""
+  """Returns all strings [V^length, length] int32, in lexicographic order."""
   number = np.arange(vocab_size**length)[:, None]
   place = vocab_size ** np.arange(length - 1, -1, -1)
   return (number // place % vocab_size).astype(np.int32)
 
 
 def index(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-  """The index [...] of strings of tokens [..., t]; -1 reads as token 0."""
+  """Returns the index [...] of strings of tokens [..., t]; -1 reads as 0."""
   place = vocab_size ** np.arange(tokens.shape[-1] - 1, -1, -1)
   return np.maximum(tokens, 0) @ place.astype(np.int64)
 
@@ -41,13 +41,13 @@ def index(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 def along(
   conditional: Conditional, t: int, tokens: np.ndarray, count: int
 ) -> np.ndarray:
-  """The distributions [n, D, count, V] after 0 .. count - 1 drafted tokens.
+  """Returns distributions [n, D, count, V] after 0 .. count - 1 draft tokens.
 
   Args:
     conditional: the tables.
     t: the length of the n strings that the drafts follow, n = V^t.
-    tokens: [n, D, K] int32, at least count - 1 of them.
-    count: how many distributions.
+    tokens: [n, D, K] int32, K at least count - 1.
+    count: the number of distributions per draft.
   """
   rows = []
   for i in range(count):
@@ -62,16 +62,16 @@ def along(
 def at_nodes(
   conditional: Conditional, t: int, tokens: np.ndarray, topology: Topology
 ) -> np.ndarray:
-  """The distributions [n, D, N + 1, V] after the nodes of trees.
+  """Returns the distributions [n, D, N + 1, V] after the nodes of trees.
 
   Args:
     conditional: the tables.
     t: the length of the n strings that the trees follow, n = V^t.
     tokens: [n, D, N] int32; -1 reads as token 0.
-    topology: which node follows which.
+    topology: the shape of the trees.
   """
   count = len(tokens)
-  # Of each node the index of its string, the one it follows included.
+  # The index of each node's string, including the string that the tree follows.
   string = [np.broadcast_to(np.arange(count)[:, None], tokens.shape[:2])]
   vocab_size = conditional(t, t).shape[-1]
   for i, parent in enumerate(topology.parents):
@@ -91,16 +91,17 @@ def from_model(
   prompt: tuple[int, ...],
   sampling: Sampling = Sampling(temperature=1.0),
 ) -> Conditional:
-  """The distributions that `sampling` makes of a model's logits.
+  """Returns the distributions that `sampling` gives for a model's logits.
 
-  The logits are the model's own; from there on everything is float64. The
-  penalties count committed tokens and drafts apart, as `decode` does.
+  The logits have the model's own precision; everything after them is float64.
+  The penalties count committed tokens and draft tokens separately, as `decode`
+  does.
 
   Args:
     model: any model.
     params: its own tree (what params['target'] holds).
     prompt: at least one token.
-    sampling: scalar settings, or [V] for the bias.
+    sampling: scalar settings, except for the bias [V].
   """
 
   @functools.cache
@@ -122,7 +123,7 @@ def from_model(
 
 
 def ending(conditional: Conditional, eos_id: int) -> Conditional:
-  """The same distributions, but after `eos_id` comes nothing but `eos_id`."""
+  """Returns the same distributions, but only `eos_id` can follow `eos_id`."""
 
   def ended(t, committed):
     table = conditional(t, committed)
@@ -134,7 +135,7 @@ def ending(conditional: Conditional, eos_id: int) -> Conditional:
 
 
 def joint_law(conditional: Conditional, length: int) -> np.ndarray:
-  """The law [V^length] of the first `length` tokens of plain sampling."""
+  """Returns the law [V^length] of the first `length` plainly sampled tokens."""
   law = np.ones(1)
   for t in range(length):
     law = (law[:, None] * conditional(t, t)).reshape(-1)
@@ -142,14 +143,14 @@ def joint_law(conditional: Conditional, length: int) -> np.ndarray:
 
 
 def total_variation(law: np.ndarray, other: np.ndarray) -> float:
-  """The largest difference in the probability of any event, in [0, 1]."""
+  """Returns the largest difference in any event's probability, in [0, 1]."""
   return float(np.abs(law - other).sum() / 2)
 
 
 def count_tokens(
   prompt: tuple[int, ...], generated: np.ndarray, vocab_size: int
 ) -> TokenCounts:
-  """What the penalties count: prompt [V], and [n, V] of generated [n, t]."""
+  """Returns penalty counts: prompt [V], and [n, V] of generated [n, t]."""
   count = lambda tokens: (
     np.asarray(tokens)[..., None] == np.arange(vocab_size)
   ).sum(axis=-2)
@@ -162,8 +163,8 @@ def warp(
   logits: np.ndarray,
   drafted: np.ndarray,
 ) -> np.ndarray:
-  """`sampling.warp` in float64, for logits [n, V] and drafted [n, i]."""
-  # Without penalties the drafts do not matter, and they would be a new shape.
+  """Applies `sampling.warp` in float64 to logits [n, V] and drafted [n, i]."""
+  # Without penalties the drafts do not matter, but would add a new shape.
   drafted = drafted if counts is not None else drafted[:, :0]
   drafted = np.pad(drafted, ((0, 0), (1, 0)), constant_values=-1)
   prompt = None if counts is None else counts.prompt
@@ -176,7 +177,7 @@ def warp(
 
 
 def in_blocks(function, arrays):
-  """function(*arrays) of arrays [n, ...], in calls of one fixed size."""
+  """Computes function(*arrays) for arrays [n, ...] in calls of a fixed size."""
   leaves, tree = jax.tree.flatten(arrays)
   size = len(leaves[0])
   results = []
@@ -204,7 +205,7 @@ def _logits_after_all(model, params, prompt, t):
   head = np.broadcast_to(np.asarray(prompt), (len(tokens), len(prompt)))
   tokens = np.concatenate([head, tokens], axis=1).astype(np.int32)
   last = tokens.shape[1] - 1
-  # What is fed behind a token does not change its logits.
+  # Padding after a token does not change its logits.
   width = -(-tokens.shape[1] // 16) * 16
   padded = np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
   return in_blocks(

@@ -1,4 +1,4 @@
-"""What a drafter's own `propose` draws, with its exact probabilities."""
+"""Enumeration of what a drafter's own `propose` draws, with exact weights."""
 
 import dataclasses
 import functools
@@ -27,19 +27,20 @@ def from_drafter(
   *,
   rounds: int,
 ) -> Proposal:
-  """The drafts of a drafter, each weighed by how it was really drawn.
+  """Returns the drafts of a drafter, weighted by how they were really drawn.
 
-  Its `draw` is answered with every token in turn, and the weight of a draft is
-  the product of the probabilities that `draw` was given, whatever `probs` of
-  the Draft says. The drafter takes the prompt and the string in as one prefill.
+  `draw` returns every token in turn. The weight of a draft is the product of
+  the probabilities that `draw` was given, whatever `Draft.probs` says. The
+  drafter takes in the prompt and the string as a single prefill.
 
   Args:
-    drafter: one that draws a chain or a `drafters.Tree`, or draws nothing.
-    params: the whole tree, with the target's under 'target'.
+    drafter: a drafter of chains, a `drafters.Tree`, or a drafter that draws
+      nothing.
+    params: the whole tree of parameters, with the target's under 'target'.
     model: the target, whose outputs some drafters read.
     prompt: at least one token.
-    sampling: scalar settings, or [V] for the bias.
-    rounds: how many will be enumerated.
+    sampling: scalar settings, except for the bias [V].
+    rounds: the number of rounds that will be enumerated.
   """
   num_drafts = drafter.num_draft_tokens
   topology = getattr(drafter, 'topology', None)
@@ -59,7 +60,7 @@ def from_drafter(
       )
     tokens = np.asarray(draft.tokens).reshape(ends[-1], *paths.shape)
     if draft.law is DraftLaw.POINT_MASS:
-      # The same on every path: nothing was drawn.
+      # Nothing was drawn, so the draft is the same on every path.
       tokens = tokens[:, :1]
       weights = np.ones(tokens.shape[:2])
       return Drafts(tokens, None, weights, draft.law, topology)
@@ -85,9 +86,10 @@ def from_drafter(
 
 
 def conditional(proposal: Proposal) -> Conditional:
-  """What the drafts after the prompt are drawn from, if all K tokens are drawn.
+  """Returns the distributions that drafts after the prompt are drawn from.
 
-  Of strings of fewer than K tokens, all of them drafted.
+  The proposal must draw all K tokens. The result is defined for strings of
+  fewer than K tokens, all of them draft tokens.
   """
 
   def table(t, committed):
@@ -100,7 +102,7 @@ def conditional(proposal: Proposal) -> Conditional:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-  """A ragged batch: every string of some lengths, times every path of K."""
+  """A ragged batch: every string of some lengths with every path of K."""
 
   prompt: tuple[int, ...]
   tokens: np.ndarray  # [n, P + t] int32, the prompt first, -1 at the end
@@ -125,7 +127,7 @@ class _Rows:
 def _propose(
   drafter, params, model, sampling, rows
 ) -> tuple[Draft, np.ndarray]:
-  """The draft of each row and the probability [n] that it is drawn."""
+  """Returns each row's draft and the probability [n] that it is drawn."""
   count, width = rows.tokens.shape
   room = width + drafter.num_draft_tokens + 1
   lengths = (rows.tokens >= 0).sum(axis=1, dtype=np.int32)
@@ -138,10 +140,10 @@ def _propose(
       jnp.asarray(rows.forced), column[:, None], axis=1
     )
     chosen = jnp.take_along_axis(probs, forced, axis=1)[:, 0]
-    # Where nothing is left to draw, one row of all that differ in it counts.
+    # If no token is left to draw, only one of the rows that differ here counts.
     is_left = jnp.sum(probs, axis=1) > 0
     chosen = jnp.where(is_left, chosen, forced[:, 0] == 0)
-    # A callback is outside of enable_x64 and would get the floats rounded.
+    # A callback runs outside `enable_x64`, which would round the floats.
     bits = jax.lax.bitcast_convert_type(chosen.astype(jnp.float64), jnp.uint32)
     io_callback(lambda *found: drawn.append(found), None, bits, column)
     return forced[:, 0]
@@ -152,7 +154,7 @@ def _propose(
     draft, _ = drafter.propose(params, draw, warp, tokens, lengths, state)
     return draft
 
-  params = jax.device_get(params)  # from wherever they are
+  params = jax.device_get(params)  # from any device
   with precision.on_cpu():
     state = _take_in(
       params, tokens, lengths, model=model, drafter=drafter, width=width
@@ -165,14 +167,17 @@ def _propose(
   for bits, column in drawn:
     weights *= np.ascontiguousarray(bits).view(np.float64)[:, 0]
     np.put_along_axis(is_drawn, np.asarray(column)[:, None], True, axis=1)
-  # Of what no row drew one path of all that differ in it counts.
+  # One path counts among those that differ only in tokens that no row drew.
   weights *= np.all(is_drawn | (rows.forced == 0), axis=1)
   return draft, weights
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'drafter', 'width'))
 def _take_in(params, tokens, lengths, *, model, drafter, width):
-  """The state behind one prefill of `width` tokens, whatever the sampling."""
+  """Returns the drafter's state after one prefill of `width` tokens.
+
+  The state does not depend on the sampling settings.
+  """
   count, room = tokens.shape
   output, _ = model.apply(
     params['target'],

@@ -1,7 +1,7 @@
 """The exact law of several rounds of draft, verify, emit, in float64.
 
-What is enumerated is the shipped code: `.law` of a rule, `sampling.warp`, and
-`propose` of a drafter (`drafted.from_drafter`).
+The enumerated code is the shipped code: a rule's `.law`, `sampling.warp`, and a
+drafter's `propose` (`drafted.from_drafter`).
 """
 
 import functools
@@ -20,15 +20,15 @@ from specsample.types import Draft, Law, Verifier
 
 
 class Enumeration:
-  """Speculative decoding from the prompt on, every outcome of every round."""
+  """Speculative decoding from a prompt, with every outcome of every round."""
 
   def __init__(self, verify: Verifier, proposal: Proposal, target: Conditional):
-    """Takes what decides the law; nothing is computed yet.
+    """Stores what determines the law; nothing is computed yet.
 
     Args:
-      verify: a rule with a `.law` for these drafts.
+      verify: a rule whose `.law` accepts these drafts.
       proposal: the drafts after every string.
-      target: the distributions they are verified against.
+      target: the distributions that the drafts are verified against.
     """
     self._verify = verify
     self._proposal = proposal
@@ -36,21 +36,22 @@ class Enumeration:
     self._emissions: dict[int, list[np.ndarray]] = {}
 
   def emissions(self, t: int) -> list[np.ndarray]:
-    """One round's law after every string of t tokens.
+    """Returns one round's law after every string of t tokens.
 
     Returns:
-      K + 1 arrays, of the depth of a tree K; [V^t, V^i, V], the i-th, is the
-      probability of keeping just these i drafts and then emitting this token.
+      K + 1 arrays (for a tree, K is its depth). The i-th, [V^t, V^i, V], is the
+      probability of keeping exactly these i drafts and then emitting this
+      token.
     """
     if t not in self._emissions:
       self._emissions[t] = self._round(t)
     return self._emissions[t]
 
   def joint_law(self, rounds: int) -> np.ndarray:
-    """The law of the first rounds * (K + 1) tokens.
+    """Returns the law of the first rounds * (K + 1) tokens.
 
-    So many come of the given number of rounds at most; strings that are still
-    shorter then are completed by the target itself.
+    This is the most that the given number of rounds can emit. Strings that are
+    still shorter after these rounds are completed by the target itself.
     """
     pending = self._after(rounds)
     longest = max(pending)
@@ -61,7 +62,7 @@ class Enumeration:
     return law + pending[longest]
 
   def error(self, rounds: int) -> tuple[float, float]:
-    """How far `joint_law` is from plain sampling of the same target.
+    """Returns how far `joint_law` is from plain sampling of the same target.
 
     Returns:
       The largest absolute difference in the probability of a string, and the
@@ -74,7 +75,7 @@ class Enumeration:
     return difference, conditional_lib.total_variation(law, plain)
 
   def num_accepted(self, round: int = 0) -> np.ndarray:
-    """The distribution [K + 1] of how many drafts one round keeps."""
+    """Returns the distribution [K + 1] of how many drafts one round keeps."""
     kept = np.zeros(len(self.emissions(0)))
     for t, mass in self._after(round).items():
       for i, emission in enumerate(self.emissions(t)):
@@ -82,12 +83,12 @@ class Enumeration:
     return kept
 
   def expected_accepted(self) -> float:
-    """The mean number of drafts that the first round keeps."""
+    """Returns the mean number of drafts that the first round keeps."""
     law = self.num_accepted()
     return float(law @ np.arange(law.size))
 
   def _after(self, rounds):
-    """The strings' probabilities [V^t] after some rounds, by their length t."""
+    """Returns the string probabilities [V^t] after some rounds, keyed by t."""
     pending = {0: np.ones(1)}
     for _ in range(rounds):
       longer: dict[int, np.ndarray] = {}

@@ -1,8 +1,8 @@
 """A random language model whose distribution is a hash of the whole prefix.
 
-Any mistake in a cache, a position or a batch changes its logits, and they are
-the same bits whatever the batch, padding, chunking or sharding: integer
-hashing, one conversion to float32 and one product.
+Any mistake in a cache, a position or a batch changes its logits. They are
+bitwise the same for any batch, padding, chunking or sharding, because they take
+only integer hashing, one conversion to float32 and one product.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from specsample.types import Array, ModelOutput, Params
 
 @types.pytree
 class HashCache:
-  """The hash of every prefix; entries behind `length` are stale."""
+  """The hash of every prefix; entries after `length` are stale."""
 
   # [B, S + 1] uint32; entry i is the hash of the first i tokens.
   hashes: Array
@@ -27,21 +27,21 @@ class HashCache:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HashModel:
-  """A `types.Model` of no parameters (give {}), for tests and enumeration.
+  """A `types.Model` without parameters (pass {}), for tests and enumeration.
 
   A model that differs only in `noise`, `noise_seed` or `scale` sees the same
-  hashes and so is correlated with this one: a drafter for it.
+  hashes, so it is correlated with this one and can draft for it.
   """
 
   vocab_size: int
   seed: int = 0
-  # Logits are spread uniformly over [0, scale): 0 is a uniform distribution,
-  # and below 0 the least likely tokens become the most likely.
+  # Logits are uniform over [0, scale). With 0 the distribution is uniform, and
+  # below 0 the least likely tokens become the most likely.
   scale: float = 4.0
   # The share of the logits that comes from `noise_seed`, in steps of 1 / 256.
   noise: float = 0.0
   noise_seed: int = 1
-  # So many of the last ids are no tokens: their logits are -inf.
+  # The number of padding ids at the end, whose logits are -inf.
   padding: int = 0
   # Leaving layers out (see `keep_layers`) adds noise.
   num_layers: int = 4
@@ -106,7 +106,7 @@ class HashModel:
 
   def append(self, cache: HashCache, new: Array) -> HashCache:
     """See `types.Readable`."""
-    if cache.hashes.shape[1] == 1:  # room for no token
+    if cache.hashes.shape[1] == 1:  # no room for any token
       return cache
     return HashCache(
       hashes=cache_lib.write(cache.hashes, new, cache.length + 1),
@@ -124,7 +124,7 @@ class HashModel:
     return HashCache(hashes=hashes, length=length)
 
   def embed(self, params: Params, ids: Array) -> Array:
-    """See `types.Model`: the id itself, beside a 0."""
+    """See `types.Model`: the vector (id, 0)."""
     del params
     ids = ids.astype(jnp.float32)
     return jnp.stack([ids, jnp.zeros_like(ids)], axis=-1)
@@ -144,13 +144,13 @@ class HashModel:
     return jnp.where(is_token, logits, -np.inf)
 
   def keep_layers(self, indices: tuple[int, ...]) -> 'HashModel':
-    """The noisier model that is left of `indices` of the layers."""
+    """Returns the noisier model that has only the layers `indices`."""
     return dataclasses.replace(
       self, noise=1 - len(indices) / self.num_layers, num_layers=len(indices)
     )
 
   def keep_params(self, params: Params, indices: tuple[int, ...]) -> Params:
-    """The parameters of `keep_layers(indices)`: none, as before."""
+    """Returns the parameters of `keep_layers(indices)`: still none."""
     del indices
     return params
 
@@ -159,19 +159,19 @@ class HashModel:
     return _mix(ids * _TOKEN + _seed_hash(seed))
 
 
-# Odd, so that neither product loses a bit of what it multiplies.
+# Odd, so that multiplying by them loses no bits.
 _PREFIX = np.uint32(0xCC9E2D51)
 _TOKEN = np.uint32(0x9E3779B1)
 
 
 def _hashes(tokens, cache, parents):
-  """The hashes [B, T] up to each of the tokens."""
+  """Returns the hashes [B, T] of the prefixes up to each of the tokens."""
   num_new = tokens.shape[1]
   if parents is None:
     parents = jnp.arange(num_new - 1)
     parents = jnp.broadcast_to(parents, (len(tokens), num_new - 1))
   num_nodes = parents.shape[1] + 1
-  # Behind the hash before the tree those of its nodes.
+  # The hash of the prefix before the tree, then those of its nodes.
   root = cache.length - (num_nodes - num_new)
   index = jnp.minimum(
     root[:, None] + jnp.arange(num_nodes + 1), cache.hashes.shape[1] - 1
@@ -191,7 +191,7 @@ def _hashes(tokens, cache, parents):
 
 
 def _mix(x):
-  """The finalizer of MurmurHash3: a bijection of 32 bits."""
+  """Applies the finaliser of MurmurHash3, a bijection of 32 bits."""
   x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
   x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
   return x ^ (x >> 16)

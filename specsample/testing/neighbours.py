@@ -1,6 +1,7 @@
 """The compiled loop in many batches of two rows, which decide together.
 
-In one batch of thousands of rows none of them would change what all draft.
+In a single batch of thousands of rows, no single row would affect what the
+batch drafts.
 """
 
 import functools
@@ -14,7 +15,7 @@ from specsample.testing.sample import Group
 from specsample.testing.sample import Sample
 from specsample.types import Array, Drafter, Model, Params, Verifier
 
-# Rows of one call: half as many batches.
+# Rows per call, in half as many batches.
 _ROWS = 4096
 _NO_STOP = Stop()
 
@@ -31,7 +32,7 @@ def draw(
   num_rows: int,
   stop: Stop = _NO_STOP,
 ) -> Sample:
-  """As `sample.draw`, each row with one of the next group beside it."""
+  """Draws as `sample.draw` does, in pairs of rows from successive groups."""
   size = _ROWS - _ROWS % (2 * len(groups))
 
   def run(state):
@@ -64,7 +65,7 @@ def draw(
   static_argnames=('model', 'drafter', 'verify', 'stop', 'num_tokens'),
 )
 def _rounds(params, states, *, model, drafter, verify, stop, num_tokens):
-  """The output of states [n, 2, ...], batches of two rows each."""
+  """Returns the output of states [n, 2, ...], batches of two rows each."""
 
   def of_batch(state):
     state = decode.advance(
@@ -74,7 +75,7 @@ def _rounds(params, states, *, model, drafter, verify, stop, num_tokens):
       drafter=drafter,
       verify=verify,
       stop=stop,
-      # Each round emits a token at least.
+      # Every round emits at least one token.
       max_rounds=num_tokens,
     )
     return decode.finish(state, max_new_tokens=num_tokens)

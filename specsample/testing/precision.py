@@ -1,7 +1,7 @@
-"""Where the certificate enumerates: on the CPU, and in float64.
+"""Contexts in which the certificate enumerates: on the CPU, and in float64.
 
-A TPU has no float64 of its own, and its compiler cannot take one apart into
-bits, as the search for a threshold does.
+A TPU has no native float64, and its compiler cannot reinterpret a float64 as
+bits, which the search for a sampling threshold does.
 """
 
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ import jax
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-  """What is not on a device yet is computed on the CPU."""
+  """Computes on the CPU whatever is not on a device yet."""
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
     yield
 
 
 @contextlib.contextmanager
 def float64() -> Iterator[None]:
-  """The same, in float64."""
+  """Does the same as `on_cpu`, in float64."""
   with jax.enable_x64(True), on_cpu():
     yield

@@ -16,10 +16,10 @@ class Drafts:
   """The D drafts that can follow each of n strings."""
 
   tokens: np.ndarray  # [n, D, N] int32, -1 where nothing was drafted
-  probs: np.ndarray | None  # [n, D, N, V], what the verifier is told
+  probs: np.ndarray | None  # [n, D, N, V], as the verifier gets them
   weights: np.ndarray  # [n, D], the probability that this draft is drawn
   law: DraftLaw
-  topology: Topology | None = None  # of trees; N = K on a chain
+  topology: Topology | None = None  # None for a chain, where N = K
 
 
 # proposal(t) -> the drafts after every string of t tokens.
@@ -29,7 +29,7 @@ Cut = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def keep_all(tokens: np.ndarray, probs: np.ndarray) -> np.ndarray:
-  """The `Cut` that cuts nothing."""
+  """Keeps every token: the `Cut` that cuts nothing."""
   del probs
   return np.full(tokens.shape[:-1], tokens.shape[-1])
 
@@ -37,13 +37,13 @@ def keep_all(tokens: np.ndarray, probs: np.ndarray) -> np.ndarray:
 def sampled(
   draft: Conditional, num_draft_tokens: int, cut: Cut = keep_all
 ) -> Proposal:
-  """Draws every token from `draft`, given those before it.
+  """Returns a proposal that draws each token from `draft`, given its prefix.
 
   Args:
     draft: the distributions, which the verifier is told.
     num_draft_tokens: K.
-    cut: shortens the draft. Non-anticipating: whether token i is kept depends
-      on the tokens before i and the distributions up to i.
+    cut: shortens the draft. It must be non-anticipating: whether token i is
+      kept depends only on the tokens before i and the distributions up to i.
   """
 
   def propose(t):
@@ -66,11 +66,12 @@ def sampled(
 def most_likely(
   draft: Conditional, num_draft_tokens: int, cut: Cut = keep_all
 ) -> Proposal:
-  """A point mass: each token is the most likely one after those before it.
+  """Returns a proposal of point masses: the most likely token at each position.
 
   Args:
-    draft: the distributions; num_draft_tokens: K.
-    cut: shortens the draft; of a point mass any choice is non-anticipating.
+    draft: the distributions.
+    num_draft_tokens: K.
+    cut: shortens the draft; for a point mass every cut is non-anticipating.
   """
 
   def propose(t):
@@ -95,10 +96,10 @@ def most_likely(
 
 
 def tree(draft: Conditional, topology: Topology, law: DraftLaw) -> Proposal:
-  """A tree whose siblings come of `draft` as the law says.
+  """Returns a proposal of trees whose siblings follow the given law.
 
-  A child for which the draft has no token left is not there, with all behind
-  it.
+  A child for which `draft` has no token left is missing, with all its
+  descendants.
   """
 
   def propose(t):
@@ -118,7 +119,7 @@ def tree(draft: Conditional, topology: Topology, law: DraftLaw) -> Proposal:
       probs[..., i, :] = np.where(there[..., None], of_node, 0)
       token = tokens[..., i, None]
       drawn = np.take_along_axis(of_node, token, axis=-1)[..., 0]
-      # Of what is not there one string of all that differ in it counts.
+      # One string counts among those that differ only in missing nodes.
       weights *= np.where(there, drawn, token[..., 0] == 0)
     tokens = np.where(is_there[..., 1:], tokens, -1)
     if law is not DraftLaw.POINT_MASS:
@@ -131,7 +132,7 @@ def tree(draft: Conditional, topology: Topology, law: DraftLaw) -> Proposal:
 
 
 def _of_child(at_nodes, tokens, topology, i, law):
-  """What node i + 1 is drawn from [n, D, V], before it is normalised."""
+  """Returns the distribution [n, D, V] of node i + 1, not yet normalised."""
   parent = topology.parents[i]
   probs = at_nodes[..., parent, :].copy()
   siblings = [j for j, other in enumerate(topology.parents) if other == parent]

@@ -1,4 +1,4 @@
-"""The compiled loop itself, run often and compared with an exact law."""
+"""Samples of the compiled loop, and their comparison with an exact law."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -23,14 +23,14 @@ from specsample.types import (
   Verifier,
 )
 
-# Rows of one call: large enough to be fast, small enough to compile fast.
+# Rows per call: large enough to be fast, small enough to compile fast.
 _ROWS = 4096
 _NO_STOP = Stop()
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """Rows that are samples of one law."""
+  """A prompt and settings; the rows of a group are samples of one law."""
 
   prompt: tuple[int, ...]
   sampling: Sampling  # scalars
@@ -38,14 +38,14 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-  """Rows of several groups, mixed in every batch: row i is of group i % G."""
+  """Rows of several groups, mixed in every batch; row i is in group i % G."""
 
   tokens: np.ndarray  # [n, M] int32, -1 after a row's length
   accepted: np.ndarray  # [n, M], drafts kept in each round
   num_groups: int
 
   def of_group(self, group: int) -> 'Sample':
-    """The rows of one group."""
+    """Returns the rows of one group."""
     rows = slice(group, None, self.num_groups)
     return Sample(self.tokens[rows], self.accepted[rows], 1)
 
@@ -64,11 +64,11 @@ def draw(
 ) -> Sample:
   """Generates at least `num_rows` independent rows of `num_tokens` tokens.
 
-  One key, a request id a row; the batches mix prompts of all lengths and all
-  settings of the groups.
+  The rows share one key and have a request id each. Every batch mixes prompts
+  of all lengths and the settings of all groups.
 
   Raises:
-    ValueError: that is no sample.
+    ValueError: if there are no groups, no rows or no tokens.
   """
   if not groups or num_rows < 1 or num_tokens < 1:
     raise ValueError(
@@ -110,11 +110,11 @@ def draw_by(
   num_rows: int,
   batch_size: int,
 ) -> Sample:
-  """As `draw`, with another loop than `decode.generate`'s.
+  """Draws as `draw` does, with a loop other than that of `decode.generate`.
 
   Args:
-    run: decodes rows whose prompts have been taken in.
-    params, groups, key, model, drafter, num_tokens, num_rows: as of `draw`.
+    run: decodes rows whose prompts have been prefilled.
+    params, groups, key, model, drafter, num_tokens, num_rows: as for `draw`.
     batch_size: rows that are decoded at once, a multiple of len(groups).
   """
   rows = requests(groups, batch_size)
@@ -139,7 +139,7 @@ def draw_by(
 
 @dataclasses.dataclass(frozen=True)
 class Requests:
-  """The rows of one batch: row i is of group i % G."""
+  """The rows of one batch; row i is in group i % G."""
 
   prompts: np.ndarray  # [n, P] int32, padded with 0
   lengths: np.ndarray  # [n] int32
@@ -147,7 +147,7 @@ class Requests:
 
 
 def requests(groups: tuple[Group, ...], size: int) -> Requests:
-  """`size` rows that mix prompts of all lengths and all settings."""
+  """Returns `size` rows that mix prompts of all lengths and all settings."""
   width = max(len(group.prompt) for group in groups)
   group_of_row = np.arange(size) % len(groups)
   prompts = np.asarray(
@@ -163,7 +163,7 @@ def requests(groups: tuple[Group, ...], size: int) -> Requests:
 
 
 def of(outputs: Sequence[Output], num_tokens: int, num_groups: int) -> Sample:
-  """The sample that batches of such rows are."""
+  """Joins the outputs of batches into one sample."""
   joined = jax.tree.map(lambda *x: np.concatenate(x), *outputs)
   emitted = np.arange(num_tokens) < joined.lengths[:, None]
   kept = emitted & (joined.origin == Origin.ACCEPTED)
@@ -176,7 +176,10 @@ def of(outputs: Sequence[Output], num_tokens: int, num_groups: int) -> Sample:
 
 
 def mix(samplings: list[Sampling]) -> Sampling:
-  """One `Sampling` with leaves [G]; what some leave out is neutral there."""
+  """Stacks settings into one `Sampling` with leaves [G].
+
+  A setting that some of them leave out gets its neutral value there.
+  """
   leaves: dict[str, np.ndarray] = {}
   for field in dataclasses.fields(Sampling):
     values = [vars(sampling)[field.name] for sampling in samplings]
@@ -199,12 +202,14 @@ def laws(
   num_tokens: int,
   eos_id: int | None = None,
 ) -> list[np.ndarray]:
-  """The exact law [V^M] of each group's first tokens.
+  """Returns the exact law [V^M] of each group's first tokens.
 
   Args:
-    model: the target; params: its own tree.
-    groups: the rows; num_tokens: M.
-    eos_id: after it, a string goes on with nothing else.
+    model: the target.
+    params: the target's own tree.
+    groups: the prompts and settings.
+    num_tokens: M.
+    eos_id: if given, a string that contains it continues with `eos_id` only.
   """
   tables = [
     conditional_lib.from_model(model, params, group.prompt, group.sampling)
@@ -223,8 +228,8 @@ def compare(
   Args:
     sample: from `draw`.
     laws: from `laws`, with the same groups and number of tokens.
-    eos_id: what stands for the missing tokens of a row that stopped; None
-      where no row may stop: then one that did fails the test by itself.
+    eos_id: replaces the missing tokens of a row that stopped. If it is None, no
+      row may stop, and a single row that did fails the test.
   """
   num_tokens = sample.tokens.shape[1]
 
@@ -235,7 +240,7 @@ def compare(
     if eos_id is not None:
       tokens = np.where(tokens < 0, eos_id, tokens)
     cells = conditional_lib.index(tokens, vocab_size)
-    # A cell more, of probability 0: of strings that are none.
+    # One more cell, of probability 0, for strings with invalid tokens.
     is_token = (tokens >= 0) & (tokens < vocab_size)
     cells = np.where(is_token.all(axis=1), cells, law.size)
     return np.bincount(cells, minlength=law.size + 1), np.append(law, 0.0)
@@ -245,7 +250,7 @@ def compare(
 
 @dataclasses.dataclass(frozen=True)
 class Acceptance:
-  """Drafts kept in a round: their mean, and what the law predicts."""
+  """The mean number of drafts kept in a round, measured and predicted."""
 
   measured: float
   predicted: float
@@ -255,7 +260,7 @@ class Acceptance:
 
   @property
   def statistic(self) -> float:
-    """The difference in standard errors; 5 occur by chance in 2e6 samples."""
+    """The difference in standard errors; by chance it reaches 5 once in 2e6."""
     return abs(self.measured - self.predicted) / self.error
 
   @property
@@ -267,13 +272,13 @@ class Acceptance:
 def acceptance(
   sample: Sample, laws: list[np.ndarray], round: int = 0
 ) -> Acceptance:
-  """Compares how many drafts a round keeps with its exact law, group by group.
+  """Compares the mean number of drafts that a round keeps with its exact law.
 
   Args:
-    sample: from `draw`, with (K + 1) * (round + 1) tokens at least: what is
-      drafted at a row's end is less.
-    laws: the distribution [K + 1] of the number of kept drafts, of each group.
-    round: from 0.
+    sample: from `draw`, with at least (K + 1) * (round + 1) tokens, because
+      drafts are shorter at the end of a row.
+    laws: for each group the distribution [K + 1] of the number of kept drafts.
+    round: counted from 0.
   """
   measured, predicted, variance = 0.0, 0.0, 0.0
   size = len(sample.tokens)
@@ -284,7 +289,7 @@ def acceptance(
     measured += float(kept.sum())
     predicted += float(kept.size * mean)
     variance += float(kept.size * (law @ (count - mean) ** 2))
-  # Greedy rows alone have no variance; then not one draft may be missing.
+  # Greedy rows have no variance: if all are greedy, no draft may be missing.
   error = max(math.sqrt(variance), 1 / (2 * Acceptance.THRESHOLD)) / size
   return Acceptance(
     measured=measured / size,

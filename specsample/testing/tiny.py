@@ -9,7 +9,7 @@ def tiny_llama(
   dim: int = 16,
   max_length: int = 256,
 ) -> transformer.Transformer:
-  """A Llama of a few thousand weights, with two query heads a key head.
+  """Returns a Llama of a few thousand weights, two query heads per key head.
 
   Its parameters are `tiny_llama().init(jax.random.key(0))`.
   """

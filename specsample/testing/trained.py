@@ -1,4 +1,4 @@
-"""Drafters with parameters, on small targets: noise stands for training."""
+"""Drafters with parameters on small targets; noise stands in for training."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -18,7 +18,7 @@ from specsample.vocabularies import vocab_map
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trained:
-  """A target, a drafter for it and the parameters of both."""
+  """A target, a drafter for it, and the parameters of both."""
 
   name: str
   model: Model
@@ -27,7 +27,10 @@ class Trained:
 
 
 def with_noise(params: Params, key: Array, scale: float = 0.1) -> Params:
-  """Adds normal noise to every array of floats, all alike before training."""
+  """Adds normal noise to every array of floats.
+
+  Untrained heads are all alike; the noise makes them differ, as training would.
+  """
   leaves, tree = jax.tree.flatten(params)
   keys = jax.random.split(key, len(leaves))
   is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
@@ -40,10 +43,11 @@ def with_noise(params: Params, key: Array, scale: float = 0.1) -> Params:
 
 
 def scenes(vocab_size: int) -> Iterator[Trained]:
-  """A drafter of every kind that is trained, with K = 2.
+  """Yields a drafter of every kind that is trained, with K = 2.
 
   The first two read a hash model's hidden vectors, which are the hashes; the
-  targets of the others are Llamas. Some draft every second token.
+  targets of the others are Llamas. Some draft only every second token of the
+  vocabulary.
   """
   hashes = HashModel(vocab_size=vocab_size)
   some = (vocab_size + 1) // 2
@@ -89,7 +93,7 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
 
 
 def branching(vocab_size: int) -> Iterator[Trained]:
-  """Of `scenes` drafters of which trees are made; MTP has one module."""
+  """Yields the `scenes` whose drafters can draft trees; MTP has one module."""
   for scene in scenes(vocab_size):
     if scene.name in ('Medusa', 'Hydra', 'EAGLE'):
       yield scene
@@ -98,7 +102,7 @@ def branching(vocab_size: int) -> Iterator[Trained]:
 
 
 def confident(vocab_size: int) -> Trained:
-  """A drafter, K = 2, whose confidence head trusts some drafts only."""
+  """Returns a drafter, K = 2, whose confidence head trusts only some drafts."""
   (scene,) = (s for s in scenes(vocab_size) if s.name == 'DSpark')
   head = scene.params['drafter']['confidence']
   doubtful = {'kernel': 10 * head['kernel'], 'bias': head['bias'] - 4.3}
@@ -107,11 +111,11 @@ def confident(vocab_size: int) -> Trained:
 
 
 def other_vocabulary() -> Trained:
-  """A draft model of four tokens for a target of three, K = 2.
+  """Returns a draft model of four tokens for a target of three, K = 2.
 
-  It has two of them by other ids. The third is two of its tokens, one of which
-  is in no other, and a text begins with that. A text with many of them has no
-  room.
+  It has two of the target's tokens, under other ids. The third one is made of
+  draft tokens 3 and 1, and every text begins with draft token 1. A text with
+  many third tokens has no room, so nothing is drafted after it.
   """
   target = HashModel(vocab_size=3)
   model = HashModel(vocab_size=4, noise_seed=2, noise=0.5)
@@ -131,9 +135,9 @@ def other_vocabulary() -> Trained:
 
 
 def remembering() -> Trained:
-  """Remembers two tokens after some strings, nothing after others.
+  """Returns a drafter that remembers two tokens after some strings only.
 
-  Those of the row's own text after some, and after others those of a store.
+  Some of them come from the row's own text, others from a store.
   """
   drafter = drafters.Suffix(num_draft_tokens=2, min_kept=0.7)
   params = {'target': {}, 'drafter': {'store': _remembered()}}
@@ -141,10 +145,11 @@ def remembering() -> Trained:
 
 
 def either(inner: Drafter) -> Trained:
-  """Drafts as `remembering` after some strings, and otherwise as another.
+  """Returns a drafter that drafts as `remembering` does, or else as `inner`.
 
   Args:
-    inner: the other drafter, of parameters {}.
+    inner: drafts after strings of which nothing is remembered; its parameters
+      are {}.
   """
   scene = remembering()
   drafter = drafters.Either(
@@ -179,7 +184,7 @@ def _of_hashes(drafter):
     drafter.init_params(jax.random.key(0), {}, _every_second(drafter)),
     jax.random.key(1),
   )
-  # A hidden vector is two numbers up to 2 ** 16, an embedding one up to V.
+  # A hidden vector holds two numbers up to 2 ** 16, an embedding one up to V.
   unembedding = jax.random.normal(jax.random.key(2), (2, size)) / 2**16
   params['vocabulary']['unembedding'] = unembedding
   for head in params['heads'].values():
@@ -202,7 +207,10 @@ def _of_llama(drafter):
 
 
 def _every_second(drafter):
-  """From the last token, as many as are drafted; None for all."""
+  """Returns the ids that are drafted, every second one from the last down.
+
+  None stands for all ids.
+  """
   size = drafter.draft_vocab_size
   if size is None:
     return None

@@ -1,6 +1,6 @@
-"""What a draft has to be, whatever its tokens: `Draft`'s own words, checked.
+"""Checks of the properties that every `Draft` has to have.
 
-A rule relies on all of it, and while it is traced sees none of the numbers.
+A rule relies on all of them, but sees no values while it is traced.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from specsample.types import Draft, DraftLaw
 
 
 def problems(draft: Draft) -> Iterator[str]:
-  """A sentence for each thing that is wrong.
+  """Yields a sentence for each problem.
 
   Args:
-    draft: of a batch, tokens [B, N], on the host or a device.
+    draft: a batch of drafts, tokens [B, N], on the host or a device.
   """
   host = jax.device_get(draft)
   for row, tokens in enumerate(np.asarray(host.tokens)):
@@ -40,7 +40,7 @@ def _of_shape(draft, parents, tokens):
         f'node {i + 1} follows node {parent}, which has to be one of 0 to {i}: '
         'list parents before children'
       )
-      return  # what is how deep is not defined
+      return  # depths are undefined from here on
     depths.append(depths[parent] + 1)
     ranks.append(parents[:i].count(parent))
     if tokens[i] < 0:

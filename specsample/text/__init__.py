@@ -1,4 +1,4 @@
-"""Text as tokens, and tokens as text."""
+"""Conversion of text to tokens and back."""
 
 from specsample.text.tokenizer import continuation
 from specsample.text.tokenizer import pieces

@@ -26,20 +26,20 @@ def render(
     template: a jinja2 template.
     messages: at least one.
     add_generation_prompt: whether the text ends where the answer begins.
-    named_tokens: 'bos_token' and so on, as far as there are any.
+    named_tokens: 'bos_token' and so on, those that the model has.
     variables: what else a template asks for by name, such as Qwen3's
       {'enable_thinking': False}; others are ignored.
 
   Raises:
-    ValueError: a message of another form, or one that the template refuses; a
-      variable that is set here.
+    ValueError: if a message has another form or the template refuses it, or a
+      variable is already set here.
   """
   if not messages:
     raise ValueError('messages is empty: a chat begins with one message')
   own = {
     'messages': [_plain(message) for message in messages],
     'add_generation_prompt': add_generation_prompt,
-    # Templates that know tools and documents ask whether they are None.
+    # Templates that support tools and documents check whether they are None.
     'tools': None,
     'documents': None,
     **named_tokens,
@@ -60,7 +60,7 @@ def render(
 
 
 def _plain(message):
-  """A copy made of strings, whatever object the caller passed."""
+  """Copies a message to plain strings, whatever object the caller passed."""
   if not isinstance(message, Mapping) or set(message) != {'role', 'content'}:
     raise ValueError(
       f"message {message!r}: expected {{'role': ..., 'content': ...}}"
@@ -72,7 +72,7 @@ def _plain(message):
 
 
 class _Generation(jinja2.ext.Extension):
-  """Renders what {% generation %} encloses; only training reads the tag."""
+  """The tag {% generation %}: renders its content; only training reads it."""
 
   tags = {'generation'}  # noqa: RUF012 (jinja2's own type)
 
@@ -96,7 +96,7 @@ def _compile(template):
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None):
-  # jinja2's own filter escapes what is markup in HTML.
+  # jinja2's own filter escapes HTML markup.
   return json.dumps(
     value, ensure_ascii=ensure_ascii, indent=indent, separators=separators
   )

@@ -1,4 +1,4 @@
-"""Between text and token ids; `tokenizer_files` reads and writes tokenizers."""
+"""Text to token ids and back; `tokenizer_files` reads and writes tokenizers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -9,8 +9,8 @@ import tokenizers
 
 from specsample.text import chat as chat_lib
 
-# Ends a turn in the families that have such a token; their configuration may
-# name only the end of a document.
+# Tokens that end a turn, in the model families that have one; a configuration
+# may name only the token that ends a document.
 _END_OF_TURN = (
   '<|im_end|>',
   '<|eot_id|>',
@@ -18,21 +18,21 @@ _END_OF_TURN = (
   '<|end|>',
   '<end_of_turn>',
 )
-# A backend's setting and the encoding under it belong together.
+# Held while a backend's setting is changed and used to encode.
 _lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Tokenizer:
-  """Text to token ids and back.
+  """A tokenizer, which turns text into token ids and back.
 
   Attributes:
-    backend: the tokenizer of package `tokenizers`; its post-processor says
+    backend: the tokenizer of package `tokenizers`; its post-processor decides
       whether a text of this family begins with the BOS token.
-    end_ids: the ids that the model's configuration names as ends.
+    end_ids: the ids that the model's configuration names as end tokens.
     named_tokens: tokens that a chat template knows by name: 'bos_token',
-      'eos_token', 'unk_token' and 'pad_token', as far as the model has them.
-    chat_template: a jinja2 template, None where the model has none.
+      'eos_token', 'unk_token' and 'pad_token', those that the model has.
+    chat_template: a jinja2 template; None if the model has none.
   """
 
   backend: tokenizers.Tokenizer = dataclasses.field(repr=False)
@@ -42,17 +42,17 @@ class Tokenizer:
 
   @property
   def vocab_size(self) -> int:
-    """How many tokens there are; a model's embedding may have more rows."""
+    """The number of tokens; a model's embedding may have more rows."""
     return self.backend.get_vocab_size()
 
   @property
   def bos_id(self) -> int | None:
-    """The token that begins a text."""
+    """The id of the token that begins a text; None if there is none."""
     return self.backend.token_to_id(self.named_tokens.get('bos_token', ''))
 
   @property
   def eos_ids(self) -> tuple[int, ...]:
-    """The tokens that end a text or, where there is a template, a turn."""
+    """The ids of tokens that end a text or, with a chat template, a turn."""
     tokens = [self.named_tokens.get('eos_token', '')]
     template = self.chat_template or ''
     tokens += [token for token in _END_OF_TURN if token in template]
@@ -60,24 +60,24 @@ class Tokenizer:
     return tuple(sorted({*self.end_ids, *(i for i in ids if i is not None)}))
 
   def encode(self, text: str, parse_special: bool = False) -> list[int]:
-    """Token ids of a text, behind BOS where the family has it so.
+    """Returns the token ids of a text, after BOS if the model family uses it.
 
     No other special token is added. Control tokens spelled out in the text,
-    such as <|im_end|>, are text like any other unless `parse_special`: input
-    from elsewhere cannot end a turn.
+    such as <|im_end|>, are text like any other unless `parse_special`, so that
+    untrusted input cannot end a turn.
     """
-    # Of what the post-processor adds, an end of text is no part of a prompt.
+    # The post-processor may also add an end of text, which is not for a prompt.
     added = self.backend.encode('').ids
     bos = [i for i in added if i == self.bos_id]
     return bos + self._encode(text, parse_special)
 
   def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-    """Text of token ids, which may be an array's.
+    """Returns the text of token ids, which may come from an array.
 
-    Bytes that are no UTF-8 become U+FFFD, ids past the vocabulary nothing.
+    Bytes that are not UTF-8 become U+FFFD; ids past the vocabulary are dropped.
 
     Raises:
-      ValueError: a negative id.
+      ValueError: if an id is negative.
     """
     ids = [int(i) for i in ids]
     if min(ids, default=0) < 0:
@@ -90,15 +90,15 @@ class Tokenizer:
     add_generation_prompt: bool = True,
     variables: Mapping[str, Any] | None = None,
   ) -> str:
-    """Renders messages {'role': ..., 'content': ...} by the chat template.
+    """Renders messages {'role': ..., 'content': ...} with the chat template.
 
-    With `add_generation_prompt` the text ends where the answer begins. What a
-    template asks for beside them are `variables`: Qwen3's thinks unless they
-    are {'enable_thinking': False}.
+    With `add_generation_prompt` the text ends where the answer begins.
+    `variables` holds what else a template asks for: Qwen3 thinks unless it is
+    {'enable_thinking': False}.
 
     Raises:
-      ValueError: no template, messages that it does not take, or a variable
-        that every template is given already.
+      ValueError: if there is no template, it refuses the messages, or a
+        variable is one that every template is given already.
     """
     if self.chat_template is None:
       raise ValueError(
@@ -119,16 +119,16 @@ class Tokenizer:
     add_generation_prompt: bool = True,
     variables: Mapping[str, Any] | None = None,
   ) -> list[int]:
-    """Token ids of `chat`; BOS is there if the template writes it.
+    """Returns the token ids of `chat`, with BOS if the template writes it.
 
-    Control tokens are parsed wherever they stand, inside a message too: check
-    a text that must not hold any before making a message of it.
+    Control tokens are parsed wherever they occur, also inside a message: check
+    any text that must not contain them before making a message of it.
     """
     text = self.chat(messages, add_generation_prompt, variables)
     return self._encode(text, True)
 
   def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, without BOS, control tokens being text."""
+    """Returns each text's token ids, without BOS; control tokens are text."""
     with _lock:
       self.backend.encode_special_tokens = True
       found = self.backend.encode_batch(list(texts), add_special_tokens=False)
@@ -143,10 +143,10 @@ class Tokenizer:
 def pieces(
   tokenizer: Tokenizer, ids: Iterable[int], skip_special: bool = True
 ) -> list[str]:
-  """The text that each token adds; joined, they are that of a `TextStream`.
+  """Returns the text that each token adds; joined, that of a `TextStream`.
 
-  '' for a token that adds none: a character of several tokens is the text of
-  the last one.
+  The text of a token that adds none is ''. A character that takes several
+  tokens belongs to the last of them.
   """
   stream = TextStream(tokenizer, skip_special)
   found = [stream.push([token]) for token in ids]
@@ -156,22 +156,22 @@ def pieces(
 
 
 def continuation(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
-  """What ids add to a text: their first token keeps its leading space.
+  """Returns what ids add to a text, with the leading space of the first token.
 
-  Which `Tokenizer.decode` drops of a vocabulary such as Llama 2's, as if a text
-  began there.
+  `Tokenizer.decode` drops that space for vocabularies such as Llama 2's, as if
+  a text began there.
   """
   before = tokenizer.encode('a')
   return tokenizer.decode([*before, *ids])[len(tokenizer.decode(before)) :]
 
 
 class TextStream:
-  """Gives out the text of a growing sequence once it can no longer change.
+  """A stream of text from growing ids, given out once it can no longer change.
 
-  What `push` and `finish` return adds up to `decode` of all ids; the bytes of
-  an unfinished character are held back. Where a run of byte tokens (Llama 2,
-  Gemma) is no text as a whole, `decode` makes a U+FFFD of each byte of it, and
-  the stream only of what is no character.
+  The results of `push` and `finish`, joined, are `decode` of all ids; bytes of
+  an unfinished character are held back. One exception: if a run of byte tokens
+  (Llama 2, Gemma) is not valid text as a whole, `decode` makes every byte of it
+  U+FFFD, but the stream only the bytes that are not part of a character.
   """
 
   # A character has up to four bytes, so at most three are unfinished.
@@ -179,20 +179,20 @@ class TextStream:
 
   def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
     self._decode = lambda ids: tokenizer.decode(ids, skip_special)
-    # Stands before later tokens, because the first token of a text may lose
-    # its leading space.
+    # Put before later tokens, because the first token of a text may lose its
+    # leading space.
     self._anchor = tokenizer.encode('a')
     self._window: list[int] = []
     self._num_given = 0
 
   def push(self, ids: Iterable[int]) -> str:
     """Takes in new tokens and returns the text that became final."""
-    # One by one: of a run of byte tokens that ends in an unfinished character
-    # some tokenizers decode nothing.
+    # One at a time: some tokenizers decode nothing from a run of byte tokens
+    # that ends in an unfinished character.
     return ''.join(self._push(int(i)) for i in ids)
 
   def finish(self) -> str:
-    """Returns the rest, an unfinished character as U+FFFD; starts anew."""
+    """Returns the rest, an unfinished character as U+FFFD, and starts anew."""
     rest = self._decode(self._window)[self._num_given :]
     self._window, self._num_given = [], 0
     return rest

@@ -15,7 +15,7 @@ from tokenizers import processors
 from specsample import files
 from specsample import text
 
-# What a chat template may call a token, and its id's name in GGUF metadata.
+# Names of tokens in chat templates, and of their ids in GGUF metadata.
 _NAMED_TOKENS = {
   'bos_token': 'bos_token_id',
   'eos_token': 'eos_token_id',
@@ -23,7 +23,7 @@ _NAMED_TOKENS = {
   'pad_token': 'padding_token_id',
 }
 _GGUF_END_IDS = ('eos_token_id', 'eot_token_id', 'eom_token_id')
-# GGUF's token types; the others are never made of text.
+# GGUF's token types; text is never encoded to tokens of the other types.
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 
 _GPT2_SPLIT = (
@@ -34,8 +34,8 @@ _LLAMA3_SPLIT = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
   r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
 )
-# How a byte-level vocabulary cuts text before merging, in turn, by the name
-# that GGUF gives it.
+# The patterns by which a byte-level vocabulary splits text before merging, in
+# turn, by GGUF's name for the vocabulary.
 _SPLITS = {
   'gpt-2': (_GPT2_SPLIT,),
   'default': (_GPT2_SPLIT,),
@@ -46,14 +46,14 @@ _SPLITS = {
 
 
 def load(path: str | os.PathLike[str]) -> text.Tokenizer | None:
-  """The tokenizer in a folder, None where there is no tokenizer.json.
+  """Returns the tokenizer in a folder, None if it has no tokenizer.json.
 
-  Beside it these are read, as far as they are there: tokenizer_config.json,
+  These files are read too if they exist: tokenizer_config.json,
   special_tokens_map.json, chat_template.jinja, config.json and
   generation_config.json.
 
   Raises:
-    ValueError: a file that is damaged.
+    ValueError: if a file is damaged.
   """
   folder = files.at(path)
   source = folder / 'tokenizer.json'
@@ -88,7 +88,7 @@ def load(path: str | os.PathLike[str]) -> text.Tokenizer | None:
 
 
 def save(tokenizer: text.Tokenizer, path: str | os.PathLike[str]) -> None:
-  """Writes files into a folder that `load` and `transformers` read."""
+  """Writes the files that `load` and `transformers` read into a folder."""
   folder = files.at(path)
   backend = tokenizer.backend.to_str(pretty=True)
   (folder / 'tokenizer.json').write_bytes(backend.encode())
@@ -106,10 +106,10 @@ def save(tokenizer: text.Tokenizer, path: str | os.PathLike[str]) -> None:
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer | None:
-  """The tokenizer in a GGUF file's metadata, None where there is none.
+  """Returns the tokenizer in a GGUF file's metadata, None if it has none.
 
   Raises:
-    ValueError: it is of an unknown kind, or damaged.
+    ValueError: if it is of an unknown kind, or damaged.
   """
   prefix = 'tokenizer.ggml.'
   fields = {
@@ -166,14 +166,14 @@ def from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer | None:
 
 
 def _byte_level(fields, tokens, types, named_tokens):
-  """Byte-level BPE, and whether its text begins with BOS."""
+  """Returns a byte-level BPE, and whether its text begins with BOS."""
   del types, named_tokens
   name = fields.get('pre', 'default')
   backend = tokenizers.Tokenizer(
     models.BPE(
       vocab={token: i for i, token in enumerate(tokens)},
       merges=[tuple(merge.split(' ')) for merge in fields['merges']],
-      # Llama 3 takes a word of the vocabulary whole, whatever the merges say.
+      # Llama 3 keeps a word of the vocabulary whole, whatever the merges say.
       ignore_merges=name == 'llama-bpe',
     )
   )
@@ -193,7 +193,7 @@ def _byte_level(fields, tokens, types, named_tokens):
 
 
 def _sentence_piece(fields, tokens, types, named_tokens):
-  """SentencePiece BPE with bytes as a fallback; its text begins with BOS."""
+  """Returns a SentencePiece BPE with byte fallback; text begins with BOS."""
   pieces = {
     token: score
     for token, score, type_ in zip(tokens, fields['scores'], types, strict=True)
@@ -225,7 +225,7 @@ def _sentence_piece(fields, tokens, types, named_tokens):
 
 
 def _merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
-  """The merges that build each piece of two others, best score first."""
+  """Returns the merges that build pieces of two others, best score first."""
   merges = []
   for piece, score in pieces.items():
     for i in range(1, len(piece)):
@@ -240,7 +240,7 @@ def _read(path):
 
 
 def _content(path: epath.Path, name: str, token: Any) -> str:
-  """A token that is configured as a string, or as an object around it."""
+  """Returns a token that is configured as a string, or an object around it."""
   content = token.get('content') if isinstance(token, dict) else token
   if not isinstance(content, str):
     raise ValueError(f'{path}: {name} is {token!r}, expected a string')
@@ -262,7 +262,7 @@ def _chat_template(folder, config):
   if path.exists():
     return path.read_bytes().decode('utf-8')
   template = config.get('chat_template')
-  if isinstance(template, list):  # Several by name, of which one is for chat.
+  if isinstance(template, list):  # Several by name; 'default' is for chat.
     named = {entry.get('name'): entry.get('template') for entry in template}
     template = named.get('default')
   if not isinstance(template, str | None):

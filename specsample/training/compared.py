@@ -1,9 +1,10 @@
-"""Drafts compared with what came and with the target, a few places at a time.
+"""Comparison of drafts with the text and the target, a few places at a time.
 
-Logits are by far the largest arrays of a step: n drafts of T tokens have n * T
-* V' of them. So only those of a few places are in memory at once, and what is
-kept for the backward pass is the gradient itself, as large as the vectors that
-the logits are made of. Places where nothing is learned are left out.
+Logits are by far the largest arrays of a training step: n drafts of T tokens
+have n * T * V' of them. Therefore only the logits of a few places are in memory
+at once, and the backward pass keeps the gradient itself, which is as large as
+the vectors that the logits are computed from. Places where nothing is learned
+are left out.
 """
 
 from collections.abc import Callable
@@ -16,37 +17,38 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.types import Array, Params
 
-# Logits in memory at once: 16 MiB of float32, which a CPU's caches mostly hold.
+# Logits in memory at once: 16 MiB of float32, which mostly fits a CPU's caches.
 _NUM_LOGITS = 2**22
 
 
 class Drafts(NamedTuple):
-  """The data that n drafts of each token are compared with, constants."""
+  """Constants that the n drafts at each place are compared with."""
 
-  hidden: Array  # [B, T, D], the target's, whose logits are the teacher's
-  ids: Array  # [B, T] int32, the tokens to draft, of the V'
-  is_drafted: Array  # [B, T] bool, whether they are among them
+  hidden: Array  # [B, T, D], the target's, from which teacher logits follow
+  ids: Array  # [B, T] int32, the tokens to draft, as draft vocabulary ids
+  is_drafted: Array  # [B, T] bool, whether they are in the draft vocabulary
   is_learned: Array  # [B, T] bool, whether any draft is learned
-  token_scale: Array  # [B, T, n], of the cross-entropy
-  teacher_scale: Array  # [B, T, n], of the teacher's loss
+  token_scale: Array  # [B, T, n], weight of the cross-entropy
+  teacher_scale: Array  # [B, T, n], weight of the teacher's loss
 
 
 class Compared(NamedTuple):
-  """The result, where something is learned; only the losses have a gradient."""
+  """The result where something is learned; only `losses` has a gradient."""
 
   losses: Array  # [B, T, n]
   log_probs: Array  # [B, T, n] of the tokens to draft, -inf if not drafted
-  match: Array  # [B, T, n] bool, whether they are the most likely
+  match: Array  # [B, T, n] bool, whether those are the most likely tokens
 
 
 class Comparison(NamedTuple):
-  """How vectors are compared; hashable."""
+  """The way in which vectors are compared; hashable."""
 
-  # compare(read, vectors [B, T, n, D], fixed, drafts), of any T, closed over no
-  # array. `read` is what logits are made with, `fixed` what else it needs.
+  # compare(read, vectors [B, T, n, D], fixed, drafts), for any T; it may close
+  # over no array. `read` holds the parameters that logits are computed with,
+  # `fixed` whatever else it needs.
   compare: Callable[[Params, Array, Any, Drafts], Compared]
-  vocab_size: int  # V', which says how many places fit
-  # Whether logits are computed again for the gradient if `read` is trained.
+  vocab_size: int  # V', which determines how many places fit in memory
+  # Whether logits are recomputed for the gradient if `read` is trained.
   recompute: bool = False
 
 
@@ -60,16 +62,16 @@ def by_places(
 ) -> Compared:
   """Returns `comparison.compare` of all places, computed chunk by chunk.
 
-  The result at a place must follow from that place alone. Its gradient is
-  computed together with it, so that logits are computed once and not kept;
-  unless `read` is trained: then all places are compared at once.
+  The result at a place must depend on that place alone. Its gradient is
+  computed together with it, so that logits are computed once and not kept. If
+  `read` is trained, all places are compared at once instead.
 
   Args:
     comparison: how vectors are compared.
-    read: what logits are made with.
+    read: the parameters that logits are computed with.
     vectors: [B, T, n, D].
-    fixed: what has no gradient.
-    drafts: what vectors are compared with.
+    fixed: inputs without a gradient.
+    drafts: the data that vectors are compared with.
   """
   of_chunk = lambda vectors, drafts: comparison.compare(
     read, vectors, fixed, drafts
@@ -120,10 +122,10 @@ by_places.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _over_chunks(function, vocab_size, vectors, drafts):
-  """function(vectors, drafts), where something is learned."""
+  """Applies function(vectors, drafts) where something is learned."""
   if not jax.sharding.get_abstract_mesh().empty:
     return _loop(function, vocab_size, vectors, drafts)
-  # All rows become one, in which the places that are learned come first.
+  # All rows are merged into one, with the learned places first.
   shape = drafts.is_learned.shape
   order = jnp.argsort(~drafts.is_learned.reshape(-1))
   back = jnp.argsort(order)
@@ -135,7 +137,7 @@ def _over_chunks(function, vocab_size, vectors, drafts):
 
 
 def _loop(function, vocab_size, vectors, drafts):
-  """function(vectors, drafts), up to the last place that is learned."""
+  """Applies function(vectors, drafts) up to the last learned place."""
   batch, size, count, _ = vectors.shape
   fitting = max(_NUM_LOGITS // (batch * count * vocab_size), 1)
   width = -(-size // -(-size // fitting))

@@ -1,4 +1,4 @@
-"""What block-parallel drafters are trained for, as DFlash is."""
+"""The objective of block-parallel drafters, as in DFlash."""
 
 import dataclasses
 import functools
@@ -17,48 +17,48 @@ from specsample.training import slots
 from specsample.training.step import Batch
 from specsample.types import Array, Params
 
-# Odd, so that no bit of what they multiply is lost.
+# Odd multipliers, so that no bit of the other factor is lost.
 _ROW = 0x9E3779B1
 _BATCH = 0x85EBCA6B
 
 
 class Text(NamedTuple):
-  """What blocks are made of, and what they see."""
+  """The text that blocks are drafted from, and the context that they see."""
 
   tokens: Array  # [B, T] int32
-  hidden: Array  # [B, T, D], the target's last
+  hidden: Array  # [B, T, D], the target's last hidden states
   context: cache_lib.KVCache  # of the T tokens
 
 
 class Drafted(NamedTuple):
-  """The drafts of n blocks a row, and what the target says of them."""
+  """The drafts of n blocks per row, and what they are compared with."""
 
   vectors: Array  # [B, n, K, D]
   before: Array  # [B, n, K] int32, the tokens before the drafts
   logits: Array  # [B, n, K, V']
-  ids: Array  # [B, n, K] int32, the tokens that came, of the V'
-  is_drafted: Array  # [B, n, K] bool, whether they are among them
-  hidden: Array  # [B, n, K, D], the target's of the tokens before
+  ids: Array  # [B, n, K] int32, the text's tokens, as draft vocabulary ids
+  is_drafted: Array  # [B, n, K] bool, whether they are in the draft vocabulary
+  hidden: Array  # [B, n, K, D], the target's at the tokens before
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DFlashObjective(objective.Objective):
-  """The losses of a few blocks a document: an `objective.Objective`.
+  """The losses of a few blocks per document: an `objective.Objective`.
 
-  Of each document `num_blocks` places are drawn, evenly among those with a
-  token to learn behind them. The weight of draft i, from 0, is
-  exp(-i / gamma), because a draft counts only if all before it are kept. The
-  paper has gamma = 4 for 7 drafts and 7 for 15.
+  `num_blocks` places are drawn from each document, evenly among those that are
+  followed by a token to learn. The weight of draft i, from 0, is
+  exp(-i / gamma), because a draft counts only if all drafts before it are kept.
+  The paper uses gamma = 4 for 7 drafts and 7 for 15.
 
-  A batch may hold `features` [B, T, n * D], those of the drafter's n layers,
-  found before.
+  A batch may hold precomputed `features` [B, T, n * D], the outputs of the
+  drafter's n `feature_layers`.
 
   Attributes:
     drafter: DFlash.
-    gamma: of the weights.
-    slot_weights: one of `slots`, whose weights take the place of those. A loss
-      is then their sum, weighted, for each draft that is learned.
-    num_blocks: of a document. `matches` takes as many at a time.
+    gamma: decay constant of the weights.
+    slot_weights: one of `slots`, whose weights replace those of `gamma`. A loss
+      is then the weighted sum divided by the number of learned drafts.
+    num_blocks: blocks per document. `matches` processes as many at a time.
   """
 
   drafter: dflash.DFlash
@@ -67,7 +67,7 @@ class DFlashObjective(objective.Objective):
   num_blocks: int = 8
 
   def __post_init__(self):
-    """Refuses to learn of no block, or of none of its tokens."""
+    """Refuses to learn from no block, or a gamma that is not above 0."""
     super().__post_init__()
     if self.num_blocks < 1 or not self.gamma > 0:
       raise ValueError(
@@ -78,7 +78,7 @@ class DFlashObjective(objective.Objective):
   def __call__(
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
-    """The loss [], and a report from `objective.acceptance`."""
+    """Returns the loss [], and a report from `objective.acceptance`."""
     tokens, mask = batch['tokens'], batch['mask']
     start, exists = starts(tokens, mask, self.num_blocks)
     learned = at(mask, self._index(start) + 1) & exists[..., None]
@@ -99,7 +99,7 @@ class DFlashObjective(objective.Objective):
     num_chunks = -(-width // self.num_blocks)
 
     def of_chunk(first):
-      # What is too many in the last chunk is cut off.
+      # Places past the end, in the last chunk, are cut off below.
       start = jnp.minimum(first + jnp.arange(self.num_blocks), width - 1)
       start = jnp.broadcast_to(start, (num_rows, self.num_blocks))
       start = sharding.constrain(start, 'batch', None)
@@ -111,7 +111,7 @@ class DFlashObjective(objective.Objective):
     return found[..., :width] & objective.drafts(batch['mask'], num_drafts)
 
   def loss(self, params: Params, drafted: Drafted, learned: Array) -> Array:
-    """The loss [], of the drafts that are learned, [B, n, K] bool."""
+    """Returns the loss [] of the drafts where `learned` [B, n, K] is set."""
     loss = jnp.zeros(())
     entropy = losses.cross_entropy(drafted.logits, drafted.ids)
     weights = None
@@ -132,9 +132,10 @@ class DFlashObjective(objective.Objective):
   def mean(
     self, values: Array, learned: Array, weights: Array | None = None
   ) -> Array:
-    """The weighted mean [] of values [B, n, K] where they are learned.
+    """Returns the weighted mean [] of values [B, n, K] where they are learned.
 
-    Without weights [B, n, K] those by gamma, divided by their sum.
+    If `weights` [B, n, K] is None, the weights follow from gamma and their sum
+    is the divisor; otherwise it is the number of learned values.
     """
     values = jnp.where(learned, values, 0)
     if weights is not None:
@@ -159,33 +160,37 @@ class DFlashObjective(objective.Objective):
     return Drafted(vectors, before, logits, ids, is_drafted, hidden)
 
   def _index(self, start):
-    """The places [B, n, K] of the tokens before the drafts."""
+    """Returns the places [B, n, K] of the tokens before the drafts."""
     return start[..., None] + jnp.arange(self.drafter.num_draft_tokens)
 
 
 def starts(tokens: Array, mask: Array, num_blocks: int) -> tuple[Array, Array]:
-  """Pending tokens of a document: [B, n] int32, and whether there are as many.
+  """Chooses the pending tokens of `num_blocks` blocks in each document.
 
-  They are evenly spaced among those with a token to learn behind them, from one
-  that follows from all tokens of the batch: of a document that comes again in
-  another batch others are taken.
+  They are evenly spaced among the tokens that are followed by a token to learn.
+  The offset is a hash of all tokens of the batch, so that a document gets other
+  blocks when it recurs in another batch.
 
   Args:
     tokens: [B, T] int32.
     mask: [B, T] bool, the tokens to learn.
     num_blocks: n.
+
+  Returns:
+    The places [B, n] int32 of the pending tokens, and whether there are that
+    many, [B, n] bool.
   """
   count = jnp.cumsum(objective.behind(mask, 1), axis=1)  # [B, T]
   total = count[:, -1:]
   bits = tokens.astype(jnp.uint32)
-  # Of 32 bits where JAX has 64 too, as is what is divided below.
+  # Always 32 bits, even if JAX uses 64, as are the floats divided below.
   total_of = functools.partial(jnp.sum, dtype=jnp.uint32)
   place_of = jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1
   of_row = total_of(bits * place_of, axis=1)
   mixed = of_row * jnp.uint32(_ROW) ^ total_of(of_row) * jnp.uint32(_BATCH)
   mixed = (mixed ^ mixed >> 15) * jnp.uint32(_ROW)
   offset = (mixed >> 8).astype(jnp.float32) / 2**24  # in [0, 1)
-  # Where all can be taken, they are.
+  # If there are at most `num_blocks` places, all of them are taken.
   step = jnp.maximum(total, num_blocks).astype(jnp.float32) / num_blocks
   which = (jnp.arange(num_blocks) + offset[:, None]) * step
   which = jnp.floor(which).astype(jnp.int32)
@@ -195,7 +200,7 @@ def starts(tokens: Array, mask: Array, num_blocks: int) -> tuple[Array, Array]:
 
 
 def at(x: Array, index: Array) -> Array:
-  """x [B, T, ...] at index [B, n, K] along T: [B, n, K, ...]; behind it 0."""
+  """Gathers x [B, T, ...] at index [B, n, K]: [B, n, K, ...], 0 past T."""
   flat = index.reshape(index.shape[0], -1)
   flat = flat.reshape(*flat.shape, *(1,) * (x.ndim - 2))
   inside = flat < x.shape[1]
@@ -206,7 +211,7 @@ def at(x: Array, index: Array) -> Array:
 
 
 def _came(drafted):
-  """Where the most likely token is the one that came, [B, n, K] bool."""
+  """Returns where the most likely token is the text's, [B, n, K] bool."""
   best = jnp.max(drafted.logits, axis=-1)
   return drafted.is_drafted & (
     indexing.pick(drafted.logits, drafted.ids) == best

@@ -1,4 +1,4 @@
-"""What a draft model is trained for, on given texts or on its own."""
+"""The objective of a draft model, on given texts or on its own."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ class DraftObjective(objective.Objective):
   """The losses of a draft model at all positions: an `objective.Objective`.
 
   Distillation (DistillSpec, Zhou et al., 2310.08461) is token_weight = 0 and
-  teacher_weight = 1; `on_policy.resample` gives the texts of its best recipes.
+  teacher_weight = 1; `on_policy.resample` writes texts for its best recipes.
   """
 
   drafter: draft_model.DraftModel
@@ -24,7 +24,7 @@ class DraftObjective(objective.Objective):
   def __call__(
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
-    """The loss [], and a report from `objective.acceptance`."""
+    """Returns the loss [], and a report from `objective.acceptance`."""
     loss, match, mask = self._compare(params, batch)
     learned = objective.drafts(mask, self.drafter.num_draft_tokens)
     return loss, objective.acceptance(match, learned)
@@ -41,6 +41,6 @@ class DraftObjective(objective.Objective):
     hidden = crop(self.hidden(params, batch))
     found = self.compare(1, params, [vectors], hidden, tokens, mask)
     loss, match = jnp.sum(found.losses), found.match[0]
-    # Behind drafts that all came, a draft is what it is behind the text.
+    # If all drafts before it match the text, a draft is the one after the text.
     came = jnp.pad(match, ((0, 0), (1, 0)))[:, :-1]
     return loss, objective.drafts(came, self.drafter.num_draft_tokens), mask

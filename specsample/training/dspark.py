@@ -1,4 +1,4 @@
-"""What DSpark is trained for: its drafts, and how far to trust them."""
+"""The objective of DSpark: its drafts, and the confidence in them."""
 
 import dataclasses
 
@@ -14,15 +14,16 @@ from specsample.types import Array, Params
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DSparkObjective(dflash.DFlashObjective):
-  """As `DFlashObjective`, each draft given the token that came before it.
+  """A `DFlashObjective` whose drafts are each given the token before them.
 
-  The confidence learns 1 - TV(target, draft), how likely a draft is kept. It
-  only reads: what is drafted does not change for it. (The two are compared
-  among the tokens drafted, as the teacher's loss does.)
+  The confidence learns 1 - TV(target, draft), the probability that a draft is
+  kept. Its loss trains the confidence head alone and leaves the drafts as they
+  are. (The total variation is over the draft vocabulary, as in the teacher's
+  loss.)
 
   Attributes:
     drafter: DSpark.
-    confidence_weight: of the cross-entropy of the confidence.
+    confidence_weight: weight of the cross-entropy of the confidence.
   """
 
   drafter: dspark.DSpark
@@ -38,7 +39,7 @@ class DSparkObjective(dflash.DFlashObjective):
     loss = super().loss(params, drafted, learned)
     if not self.confidence_weight:
       return loss
-    # Only the head learns of what follows.
+    # The loss below trains only the confidence head.
     fixed = jax.lax.stop_gradient((params, drafted))
     own = params['drafter']['confidence']
     fixed_params, drafted = fixed

@@ -1,4 +1,4 @@
-"""What drafters that go on from the target's features are trained for."""
+"""The objective of drafters that continue from the target's features."""
 
 import dataclasses
 import functools
@@ -20,8 +20,8 @@ from specsample.types import Array, Params
 class FeatureObjective(objective.Objective):
   """The losses of unrolled drafts at all positions: an `objective.Objective`.
 
-  Draft i is made of the outputs of the drafts before it, as in decoding
-  ("training-time test"), behind tokens that are the batch's. Published recipes:
+  Draft i is computed from the outputs of the drafts before it, as in decoding
+  ("training-time test"), but with the batch's tokens. Published recipes:
 
     EAGLE-3 (Li et al., 2503.01840): the default, soft labels.
     EAGLE-1 (Li et al., 2401.15077, sections 4.2 and 5): num_steps = 1,
@@ -29,18 +29,18 @@ class FeatureObjective(objective.Objective):
     Multi-token prediction (DeepSeek-V3, 2412.19437, equations 24 and 25) with
       weight w: token_weight = w / num_steps, teacher_weight = 0, decay = 1.
 
-  A batch may hold `features` [B, T, n * D], the outputs of the drafter's
-  `feature_layers` one behind the other, found before.
+  A batch may hold precomputed `features` [B, T, n * D], the concatenated
+  outputs of the drafter's `feature_layers`.
 
   Attributes:
     drafter: Eagle, Eagle3 or MTP.
-    num_steps: how many drafts are learned.
+    num_steps: the number of drafts that are learned.
     decay: the weight of draft i is decay ** i, from 0 (0.8 in EAGLE-3's code).
-    slot_weights: one of `slots`, whose weights take the place of those.
-    feature_weight: of the smooth L1 distance between what `vectors` are and the
-      target's hidden vectors.
-    feature_noise: a; what is read of the target is off by up to a, uniformly,
-      so that a draft made of a guess is not worse for it.
+    slot_weights: one of `slots`, whose weights replace those of `decay`.
+    feature_weight: weight of the smooth L1 distance between `vectors` and the
+      target's hidden states.
+    feature_noise: a; uniform noise between -a and a is added to the features,
+      so that drafts learn to cope with features that are only estimates.
   """
 
   drafter: feature_chain.FeatureChain
@@ -63,10 +63,10 @@ class FeatureObjective(objective.Objective):
   def __call__(
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
-    """The loss [] and a report of the drafts.
+    """Returns the loss [] and a report of the drafts.
 
-    `draft_loss` [num_steps] are their losses; the rest is from
-    `objective.acceptance`, of as many drafts as are learned, K at most.
+    `draft_loss` [num_steps] holds their losses; the rest is from
+    `objective.acceptance`, for the learned drafts and at most K of them.
     """
     found, match, mask = self._compare(
       params, batch, self.num_steps, self.feature_noise
@@ -80,7 +80,7 @@ class FeatureObjective(objective.Objective):
     )
     match = match[: self.drafter.num_draft_tokens]
     learned = objective.drafts(mask, len(match))
-    # The first token is behind no feature.
+    # No feature precedes the first token.
     accepted = objective.acceptance(match[..., 1:], learned[..., 1:])
     of_drafts = jnp.sum(found.losses, axis=(1, 2))
     return loss, {'draft_loss': of_drafts} | accepted
@@ -92,8 +92,11 @@ class FeatureObjective(objective.Objective):
     return match & objective.drafts(mask, num_drafts)
 
   def _compare(self, params, batch, num_steps, noise=0.0):
-    """What drafts are like beside the text, [num_steps, B, T] what came by the
-    place of the pending token, and the mask."""
+    """Compares the unrolled drafts with the text.
+
+    Returns the comparison, the matches [num_steps, B, T] by the place of the
+    pending token, and the mask.
+    """
     crop = functools.partial(objective.crop, batch)
     hidden, of_layers = self.of_target(params, batch)
     features = self.drafter.features(params, hidden, of_layers)
@@ -104,7 +107,7 @@ class FeatureObjective(objective.Objective):
     )
     tokens, mask = crop(batch['tokens']), crop(batch['mask'])
     hidden = crop(hidden)
-    # Draft i after features up to token t is token t + i + 2.
+    # Draft i, given features up to token t, is for token t + i + 2.
     vectors = [
       self.drafter.vectors(params, x, i) for i, x in enumerate(outputs)
     ]
@@ -118,7 +121,7 @@ class FeatureObjective(objective.Objective):
     return found, match[..., :-1], mask
 
   def _distance(self, vectors, hidden, mask, i):
-    """The loss of draft i's vectors [B, T, D] at each place, [B, T]."""
+    """Returns the loss of draft i's vectors [B, T, D] at each place, [B, T]."""
     learned = objective.behind(mask, i + 2)
     distance = smooth_l1(vectors, objective.behind(hidden, i + 1))
     share = learned / jnp.maximum(jnp.sum(learned), 1)
@@ -126,7 +129,7 @@ class FeatureObjective(objective.Objective):
 
 
 def _noise(tokens, scale, like):
-  """Numbers between -scale and scale, which follow from the batch's tokens."""
+  """Returns noise between -scale and scale, seeded by the batch's tokens."""
   weights = jnp.arange(1, tokens.size + 1, dtype=jnp.uint32)
   mixed = jnp.sum(tokens.astype(jnp.uint32) * weights.reshape(tokens.shape))
   key = jax.random.key(mixed)
@@ -135,7 +138,10 @@ def _noise(tokens, scale, like):
 
 
 def smooth_l1(vectors: Array, others: Array) -> Array:
-  """The mean over D of x^2 / 2, |x| - 1 / 2 from 1 on: [...] of [..., D]."""
+  """Returns the smooth L1 distance of vectors [..., D], averaged over D: [...].
+
+  It is x^2 / 2 for |x| < 1, and |x| - 1 / 2 otherwise.
+  """
   distance = jnp.abs(vectors.astype(jnp.float32) - others.astype(jnp.float32))
   small = distance < 1
   value = jnp.where(small, jnp.square(distance) / 2, distance - 0.5)

@@ -1,4 +1,4 @@
-"""What heads on hidden vectors are trained for, as Medusa and Hydra are."""
+"""The objective of heads on hidden states, as in Medusa and Hydra."""
 
 import dataclasses
 import functools
@@ -17,15 +17,15 @@ from specsample.types import Array, Params
 class HeadsObjective(objective.Objective):
   """The losses of all heads at all positions: an `objective.Objective`.
 
-  Medusa-1 is the default (Cai et al., 2401.10774, equation 1), Medusa-2 has a
-  `target_weight` and a target that is trained. Hydra++ learns from the teacher
+  The default is Medusa-1 (Cai et al., 2401.10774, equation 1); Medusa-2 has a
+  `target_weight` and trains the target too. Hydra++ learns from the teacher
   alone: token_weight = 0, teacher_weight = 1 (Ankner et al., 2402.05109).
 
   Attributes:
     drafter: Medusa or Hydra.
     decay: the weight of head i is decay ** i, from 0.
-    slot_weights: one of `slots`, whose weights take the place of those.
-    target_weight: of the target's own cross-entropy.
+    slot_weights: one of `slots`, whose weights replace those of `decay`.
+    target_weight: weight of the target's own cross-entropy.
   """
 
   drafter: heads.Heads
@@ -34,7 +34,7 @@ class HeadsObjective(objective.Objective):
   target_weight: float = 0.0
 
   def __post_init__(self):
-    """Refuses to train a target apart from what is cut out of it."""
+    """Refuses to train a target from which a draft vocabulary was cut."""
     super().__post_init__()
     if self.target_weight and self.drafter.draft_vocab_size is not None:
       raise ValueError(
@@ -45,9 +45,9 @@ class HeadsObjective(objective.Objective):
   def __call__(
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
-    """The loss [] and a report of the heads, [K] each.
+    """Returns the loss [] and a report of the heads, [K] each.
 
-    `head_loss` is their losses; the rest is from `objective.acceptance`.
+    `head_loss` holds their losses; the rest is from `objective.acceptance`.
     """
     if self.target_weight and 'hidden' in batch:
       raise ValueError(
@@ -67,7 +67,7 @@ class HeadsObjective(objective.Objective):
     if self.target_weight:
       loss += self.target_weight * self._of_target(params, hidden, batch)
     learned = objective.drafts(mask, num_heads)
-    # The first token is behind no vector that a head could read.
+    # Before the first token there is no hidden state that a head could read.
     accepted = objective.acceptance(match[..., 1:], learned[..., 1:])
     of_heads = jnp.sum(found.losses, axis=(1, 2))
     return loss, {'head_loss': of_heads} | accepted
@@ -78,12 +78,15 @@ class HeadsObjective(objective.Objective):
     return match & objective.drafts(mask, self.drafter.num_draft_tokens)
 
   def _compare(self, params, batch, hidden):
-    """What heads are like beside the text, [K, B, T] what came by the place of
-    the pending token, and the mask."""
+    """Compares the heads with the text.
+
+    Returns the comparison, the matches [K, B, T] by the place of the pending
+    token, and the mask.
+    """
     crop = functools.partial(objective.crop, batch)
     of_all = self.drafter.vectors(params, batch['tokens'], hidden)
     tokens, mask = crop(batch['tokens']), crop(batch['mask'])
-    # Head i at position t drafts token t + i + 2: the next one is pending.
+    # Head i at position t drafts token t + i + 2: token t + 1 is pending.
     vectors = list(map(crop, of_all))
     found = self.compare(2, params, vectors, crop(hidden), tokens, mask)
     match = jnp.pad(found.match, ((0, 0), (0, 0), (1, 0)))

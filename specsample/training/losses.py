@@ -1,14 +1,15 @@
-"""How far a draft is from the target, position by position.
+"""Losses of a draft against the target, position by position.
 
-`logits` [..., V] are the drafter's, any float dtype; everything is computed in
-float32. `target_log_probs` [..., V] are the target's log-probabilities of the
-same tokens. Where the drafter's vocabulary is a part of the target's they sum
-to less than 1: what the target does elsewhere is a constant of the losses. All
-return [...], to be averaged by `masked_mean`.
+`logits` [..., V] are the drafter's, in any float dtype; everything is computed
+in float32. `target_log_probs` [..., V] are the target's log-probabilities of
+the same tokens. If the drafter's vocabulary is a part of the target's, their
+probabilities sum to less than 1; the rest is a constant of the losses. All
+losses return [...], to be averaged by `masked_mean`.
 
-Named as in DistillSpec (Zhou et al., 2310.08461). The gradients of those most
-used are written out, because JAX's own would go over the vocabulary many times;
-they are of the drafter's logits alone, the target is a constant.
+The names follow DistillSpec (Zhou et al., 2310.08461). The gradients of the
+most used losses are written out, because JAX's own would pass over the
+vocabulary many times; they are with respect to the drafter's logits alone, the
+target is a constant.
 """
 
 import math
@@ -19,51 +20,53 @@ import jax.numpy as jnp
 from specsample import indexing
 from specsample.types import Array
 
-# Below it the logarithm of an acceptance rate says too much of rounding.
+# Below this acceptance rate, the logarithm mostly measures rounding errors.
 _SMALLEST_RATE = 1e-5
 
 
 def cross_entropy(logits: Array, tokens: Array) -> Array:
-  """-log of the draft's probability of tokens [...]: hard labels.
+  """Returns -log of the draft's probability of tokens [...]: hard labels.
 
-  What Medusa's heads are trained on (Cai et al., 2401.10774, equation 1).
+  Medusa's heads are trained with it (Cai et al., 2401.10774, equation 1).
   """
   return _cross_entropy(_wide(logits), tokens)
 
 
 def forward_kl(logits: Array, target_log_probs: Array) -> Array:
-  """KL(target || draft): knowledge distillation (Hinton et al., 1503.02531).
+  """Returns KL(target || draft), the loss of knowledge distillation.
 
-  Up to the target's entropy it is the cross-entropy against the target's
-  distribution, the teacher loss of Hydra++ (Ankner et al., 2402.05109).
+  (Hinton et al., 1503.02531.) Up to the target's entropy it is the
+  cross-entropy against the target's distribution, the teacher loss of Hydra++
+  (Ankner et al., 2402.05109).
   """
   return _forward_kl(_wide(logits), _wide(target_log_probs))
 
 
 def reverse_kl(logits: Array, target_log_probs: Array) -> Array:
-  """KL(draft || target), as in MiniLLM (Gu et al., 2306.08543)."""
+  """Returns KL(draft || target), as in MiniLLM (Gu et al., 2306.08543)."""
   return _divergence(_log_softmax(logits), _wide(target_log_probs))
 
 
 def jsd(logits: Array, target_log_probs: Array, weight: float = 0.5) -> Array:
-  """The Jensen-Shannon divergence, as in GKD (Agarwal et al., 2306.13649).
+  """Returns the Jensen-Shannon divergence of GKD (Agarwal et al., 2306.13649).
 
-  weight * KL(target || mixture) + (1 - weight) * KL(draft || mixture), with the
-  mixture weight * target + (1 - weight) * draft; from 0 to log 2 at 1/2.
+  It is weight * KL(target || mixture) + (1 - weight) * KL(draft || mixture)
+  with mixture = weight * target + (1 - weight) * draft. At a weight of 1/2 it
+  lies between 0 and log 2.
 
   Args:
     logits, target_log_probs: [..., V].
-    weight: of the target, in (0, 1).
+    weight: weight of the target, in (0, 1).
 
   Raises:
-    ValueError: the weight is not.
+    ValueError: the weight is not in (0, 1).
   """
   if not 0 < weight < 1:
     raise ValueError(f'weight is {weight}: it must be between 0 and 1')
   draft, target = _log_softmax(logits), _wide(target_log_probs)
   mixture = weight * jnp.exp(target) + (1 - weight) * jnp.exp(draft)
   mixture = jnp.log(jnp.where(mixture > 0, mixture, 1))
-  # Elsewhere the mixture is weight * target.
+  # Outside the drafter's vocabulary the mixture is weight * target.
   elsewhere = 1 - jnp.sum(jnp.exp(target), axis=-1)
   here = weight * _divergence(target, mixture)
   here += (1 - weight) * _divergence(draft, mixture)
@@ -71,7 +74,7 @@ def jsd(logits: Array, target_log_probs: Array, weight: float = 0.5) -> Array:
 
 
 def total_variation(logits: Array, target_log_probs: Array) -> Array:
-  """1 - sum min(target, draft): the probability that a draft is rejected.
+  """Returns 1 - sum min(target, draft), the probability of a rejection.
 
   (Leviathan et al., 2211.17192, corollary 3.6; a loss in DistillSpec.)
   """
@@ -79,12 +82,12 @@ def total_variation(logits: Array, target_log_probs: Array) -> Array:
 
 
 def negative_log_acceptance(logits: Array, target_log_probs: Array) -> Array:
-  """-log of the acceptance rate sum min(target, draft), "nla".
+  """Returns -log of the acceptance rate sum min(target, draft), "nla".
 
   The likelihood loss of LK (2602.23881). Its gradient is that of the total
-  variation divided by the acceptance rate, so it does not vanish where nearly
-  every draft is rejected. Below a rate of 1e-5 value and gradient stay as they
-  are there: -log 1e-5 and 0.
+  variation divided by the acceptance rate, so it does not vanish if nearly
+  every draft is rejected. At rates below 1e-5 the value is constant, -log 1e-5,
+  and the gradient is 0.
   """
   accepted = 1 - total_variation(logits, target_log_probs)
   return -jnp.log(jnp.maximum(accepted, _SMALLEST_RATE))
@@ -93,10 +96,10 @@ def negative_log_acceptance(logits: Array, target_log_probs: Array) -> Array:
 def hybrid(
   logits: Array, target_log_probs: Array, sharpness: float = 3.0
 ) -> Array:
-  """KL(target || draft) early and total variation late, the hybrid of LK.
+  """Returns the hybrid of LK: KL(target || draft) early, total variation late.
 
-  w * KL + (1 - w) * TV with w = exp(-sharpness * acceptance rate) of each
-  position, through which no gradient flows (2602.23881).
+  It is w * KL + (1 - w) * TV with w = exp(-sharpness * acceptance rate) at each
+  position. No gradient flows through w (2602.23881).
 
   Args:
     logits, target_log_probs: [..., V].
@@ -114,8 +117,8 @@ def hybrid(
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
-  """The mean [] of values [...] where mask [...] is set; 0 where it is not."""
-  # Selected, not multiplied: what is masked out may be infinite.
+  """Averages values [...] where mask [...] is set: []; 0 if it is nowhere."""
+  # Selected, not multiplied: masked values may be infinite.
   kept = jnp.where(mask, values, 0)
   return jnp.sum(kept) / jnp.maximum(jnp.sum(mask), 1)
 
@@ -155,14 +158,14 @@ def _total_variation_backward(kept, cotangent):
   logits, target = kept
   draft = logits - _log_sum_exp(logits)
   probs = jnp.exp(draft)
-  # Only of tokens that the draft has too little of, more is accepted.
+  # The acceptance rate grows only with tokens that the draft underestimates.
   below = jnp.where(draft < target, probs, 0)
   mass = jnp.sum(below, axis=-1, keepdims=True)
   return cotangent[..., None] * (mass * probs - below), None
 
 
 def _keep(function):
-  """`function` as the forward pass of a `custom_vjp` that keeps its inputs."""
+  """Makes `function` a `custom_vjp` forward pass that keeps its inputs."""
   return lambda *args: (function(*args), args)
 
 
@@ -172,11 +175,11 @@ _total_variation.defvjp(_keep(_total_variation), _total_variation_backward)
 
 
 def _divergence(log_probs, other):
-  """sum exp(log_probs) (log_probs - other), without tokens of probability 0."""
+  """Sums exp(log_probs) * (log_probs - other) over possible tokens."""
   probs = jnp.exp(log_probs)
   possible = probs > 0
-  # Both are replaced before they are subtracted: the gradient of what `where`
-  # leaves out would be NaN.
+  # Both are masked before the subtraction; otherwise the entries that `where`
+  # leaves out would have a gradient of NaN.
   ratio = jnp.where(possible, log_probs, 0) - jnp.where(possible, other, 0)
   return jnp.sum(probs * ratio, axis=-1)
 

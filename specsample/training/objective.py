@@ -1,4 +1,4 @@
-"""What drafters learn of a text that the target wrote: its tokens, its law."""
+"""Objectives that train drafters on the target's tokens and distribution."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -22,18 +22,19 @@ TeacherLoss = Callable[[Array, Array], Array]
 class Objective(abc.ABC):
   """A loss of the whole tree of parameters, on a batch of documents.
 
-  A batch holds `tokens` [B, T] int32, a document a row, and `mask` [B, T] bool,
-  set where the target wrote the token: those are learned. It may hold `hidden`
-  [B, T, D], the target's vectors, found before, and `places`, see `crop`.
+  A batch holds `tokens` [B, T] int32, one document per row, and `mask` [B, T]
+  bool, set for the tokens that the target wrote: those are learned. It may hold
+  `hidden` [B, T, D], precomputed hidden states of the target, and `places`, see
+  `crop`.
 
   Attributes:
-    drafter: what is trained.
-    token_weight: of the cross-entropy of the tokens.
-    teacher_weight: of `teacher_loss` against the target's distribution.
+    drafter: the drafter that is trained.
+    token_weight: weight of the cross-entropy of the tokens.
+    teacher_weight: weight of `teacher_loss` against the target's distribution.
     teacher_loss: one of `losses`.
-    recompute: whether logits are computed again for the gradient, not kept.
-      Matters for blocks (DFlash) and where the unembedding is trained: other
-      objectives keep none.
+    recompute: whether logits are recomputed for the gradient instead of kept.
+      It matters for blocks (DFlash) and if the unembedding is trained; other
+      objectives keep no logits.
   """
 
   drafter: trainable.Trainable
@@ -54,29 +55,31 @@ class Objective(abc.ABC):
   def __call__(
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
-    """The loss [], and a report of the batch, as `acceptance` at least."""
+    """Returns the loss [] and a report that includes that of `acceptance`."""
 
   @abc.abstractmethod
   def matches(self, params: Params, batch: Batch) -> Array:
-    """Where drafts would be right, [K, B, T] bool.
+    """Returns where drafts would be right, [K, B, T] bool.
 
-    At [i, b, t], with token t pending: whether the most likely draft i is token
-    t + 1 + i, given those before it, and that token is one to learn.
+    Entry [i, b, t], with token t pending, is set if the most likely draft i,
+    given the tokens before it, is token t + 1 + i, and that token is learned.
     """
 
   @property
   def reads_prompt(self) -> bool:
-    """Whether more is read than a row's `hidden` from two tokens before the
-    mask on."""
+    """Whether the objective reads the prompt.
+
+    If not, it reads a row's `hidden` only from two tokens before the mask on.
+    """
     return self.drafter.reads_prompt
 
   def of_target(
     self, params: Params, batch: Batch
   ) -> tuple[Array, tuple[Array, ...]]:
-    """The hidden vectors and the outputs of the drafter's `feature_layers`.
+    """Returns the target's hidden states and the outputs of `feature_layers`.
 
-    [B, T, D] each: those that the batch has, `features` [B, T, n * D] one
-    behind the other, and the target's own of what it has not.
+    They are [B, T, D] each. The batch may hold them, with the outputs
+    concatenated as `features` [B, T, n * D]; the target computes what it lacks.
     """
     model, layers = self.drafter.model, self.drafter.feature_layers
     if not layers:
@@ -93,7 +96,7 @@ class Objective(abc.ABC):
     return output.hidden, output.features
 
   def hidden(self, params: Params, batch: Batch) -> Array:
-    """The target's vectors [B, T, D]."""
+    """Returns the target's hidden states [B, T, D]."""
     if 'hidden' in batch:
       return batch['hidden'].astype(self.drafter.model.dtype)
     tokens = batch['tokens']
@@ -102,14 +105,15 @@ class Objective(abc.ABC):
     return model.apply(params['target'], tokens, empty)[0].hidden
 
   def teacher(self, params: Params, hidden: Array) -> Array:
-    """The target's log-probabilities [B, T, V'] among the tokens drafted.
+    """Returns the target's log-probabilities [..., V'] of the drafted tokens.
 
-    The best that a draft of those can be is the target's distribution given
-    that it is one of them. (That of all tokens would cost the whole product
-    with the unembedding, more than the rest of a small drafter's step.) So what
-    losses call the acceptance rate, sum min(target, draft), is here that of a
-    target that writes these tokens only. The true one is lower where the target
-    writes others: by at most their probability.
+    They are normalised over the draft vocabulary: the best possible draft from
+    it is the target's distribution, given that the token is in it. (Normalising
+    over all tokens would cost the whole product with the unembedding, more than
+    the rest of a small drafter's step.) What losses call the acceptance rate,
+    sum min(target, draft), is therefore that of a target that only writes these
+    tokens. The true rate is lower if the target writes others: by at most their
+    probability.
     """
     logits = self.drafter.logits(params, hidden)
     return jax.lax.stop_gradient(jax.nn.log_softmax(logits.astype(jnp.float32)))
@@ -123,20 +127,20 @@ class Objective(abc.ABC):
     tokens: Array,
     mask: Array,
   ) -> compared.Compared:
-    """Compares n drafts with the tokens that came and with the target.
+    """Compares n drafts with the tokens of the text and with the target.
 
     Args:
-      ahead: vectors[i][:, t] are to predict tokens[:, t + ahead + i].
+      ahead: vectors[i][:, t] is to predict tokens[:, t + ahead + i].
       params: the whole tree.
-      vectors: n of [B, T, D], what the unembedding reads.
-      hidden: [B, T, D], the target's.
+      vectors: n of [B, T, D], the inputs of the unembedding.
+      hidden: [B, T, D], the target's hidden states.
       tokens, mask: the batch's.
 
     Returns:
       [n, B, T] each; the losses of draft i add up to its loss.
     """
-    # By the place of the token before the one to predict, at which the target
-    # says the same to all drafts.
+    # Everything is aligned to the token before the predicted one, at which the
+    # target's distribution is the same for all drafts.
     shifts = [ahead + i - 1 for i in range(len(vectors))]
     ids, is_drafted = self.drafter.draft_ids(params, behind(tokens, 1))
     learned = behind(mask, 1)
@@ -183,12 +187,12 @@ class Objective(abc.ABC):
     )
 
   def _compare_places(self, read, vectors, fixed, drafts):
-    """See `compared.Compare`."""
+    """See `compared.Comparison`."""
     params = _join(read, fixed)
     logits = self.drafter.logits(params, vectors).astype(jnp.float32)
     ids = jnp.broadcast_to(drafts.ids[..., None], logits.shape[:-1])
     is_drafted = drafts.is_drafted[..., None]
-    # Selected, not multiplied: what is not learned may be infinite.
+    # Selected, not multiplied: values that are not learned may be infinite.
     scaled = lambda scale, values: scale * jnp.where(scale > 0, values, 0)
     entropy = losses.cross_entropy(logits, ids)
     found = jnp.zeros_like(entropy)
@@ -209,7 +213,7 @@ class Objective(abc.ABC):
 
 
 def _split(params):
-  """What logits are made with, and the whole tree."""
+  """Returns the parameters that logits are computed with, and all of them."""
   own = params['drafter']
   has_own = 'vocabulary' in own
   read = own['vocabulary'] if has_own else params['target']
@@ -223,14 +227,14 @@ def _join(read, fixed):
 
 
 def acceptance(match: Array, learned: Array) -> dict[str, Array]:
-  """How often drafts are kept at temperature 0, [K] each.
+  """Returns how often drafts are kept at temperature 0, [K] each.
 
-  `correct`: how often the most likely token i is the one that came; `kept`, how
-  often all up to it are. 1 + the sum of `kept` is how many tokens a round would
-  give.
+  `correct` is how often the most likely token of draft i is the text's, `kept`
+  how often this holds for all drafts up to i. 1 + the sum of `kept` is the
+  number of tokens per round that this would give.
 
   Args:
-    match: [K, B, T], whether draft i is the token that came, as
+    match: [K, B, T], whether draft i is the token of the text, as in
       `Objective.matches`.
     learned: [K, B, T], whether that is a token to learn.
   """
@@ -242,10 +246,11 @@ def acceptance(match: Array, learned: Array) -> dict[str, Array]:
 
 
 def crop(batch: Batch, x: Array) -> Array:
-  """x [B, T, ...] at the `places` [B, A] of a batch that has them.
+  """Returns x [B, T, ...] at the `places` [B, A] of a batch that has them.
 
-  Those of a row follow each other, from two tokens before its answer up to the
-  end; from T on x is 0. Of a long prompt no logits are computed so.
+  The places of a row are consecutive, from two tokens before its answer up to
+  the end; from T on x is 0. This avoids computing logits for a long prompt.
+  Without `places` x is returned as it is.
   """
   if 'places' not in batch:
     return x
@@ -255,11 +260,11 @@ def crop(batch: Batch, x: Array) -> Array:
 
 
 def drafts(x: Array, num_draft_tokens: int) -> Array:
-  """x [B, T] of each of the K tokens behind a pending one: [K, B, T]."""
+  """Returns x [B, T] at the K tokens after each pending one: [K, B, T]."""
   return jnp.stack([behind(x, i + 1) for i in range(num_draft_tokens)])
 
 
 def behind(x: Array, count: int) -> Array:
-  """x [B, T, ...] moved `count` positions to the front; behind it zeros."""
+  """Shifts x [B, T, ...] left by `count` positions along T; zeros follow."""
   padding = ((0, 0), (0, count)) + ((0, 0),) * (x.ndim - 2)
   return jnp.pad(x, padding)[:, count:]

@@ -1,8 +1,8 @@
-"""Texts that a draft model writes itself, to be trained on.
+"""Texts that a draft model writes itself, as training data.
 
-On-policy data of DistillSpec (Zhou et al., 2310.08461, section 4): a draft is
-judged behind tokens that were drafted, so that is where it is to agree with the
-target.
+On-policy data of DistillSpec (Zhou et al., 2310.08461, section 4): in decoding,
+a draft token follows other draft tokens, so that is where the draft model
+should agree with the target.
 """
 
 from collections.abc import Mapping
@@ -28,24 +28,25 @@ def resample(
   temperature: float = 1.0,
   end_ids: tuple[int, ...] = (),
 ) -> dict[str, Array]:
-  """The batch with answers of the draft model in place of the target's.
+  """Returns the batch with answers of the draft model instead of the target's.
 
-  Train on them with teacher_weight alone: their tokens are no examples.
+  Train on it with teacher_weight alone: its tokens are not examples to imitate.
 
   Args:
     params: the whole tree, in the dtype of the target.
-    batch: `tokens` [B, T] and `mask` [B, T], set where the target wrote the
-      token. Tokens that it did not write stay; several answers a row may
-      follow each other.
-    key: a PRNG key; row and position give the rest.
-    drafter: what writes.
-    temperature: at which it does; 0 takes the most likely tokens.
-    end_ids: tokens that end an answer. Up to the end of the one in the batch
-      they are repeated, and not learned.
+    batch: `tokens` [B, T] and `mask` [B, T], set for the tokens that the target
+      wrote. All other tokens stay; a row may hold several answers one after the
+      other.
+    key: a PRNG key, folded with row and position for each draw.
+    drafter: the draft model that writes.
+    temperature: its temperature; 0 takes the most likely tokens.
+    end_ids: tokens that end an answer. The end token is then repeated up to the
+      end of the batch's answer, and not learned.
 
   Returns:
-    `tokens` and `mask` of the same shapes, the mask set where the draft model
-    wrote the token. Other entries, such as hidden vectors, hold no more.
+    `tokens` and `mask` of the same shapes, the mask set for the tokens that the
+    draft model wrote. Other entries, such as `hidden`, no longer apply and are
+    left out.
 
   Raises:
     ValueError: the temperature is out of range.
@@ -90,7 +91,7 @@ def _resample(params, tokens, mask, key, sampling, *, drafter, end_ids):
     ends = jnp.isin(token, jnp.asarray(end_ids, tokens.dtype))
     return (token, is_learned & ends | is_over, cache), (token, is_learned)
 
-  # Position 0 follows nothing that it could be drawn from.
+  # Position 0 has no prefix from which it could be drawn.
   first = tokens[:, 0]
   begin = (first, jnp.zeros_like(mask[:, 0]), model.init_cache(*tokens.shape))
   columns = (jnp.arange(1, size), tokens[:, 1:].T, mask[:, 1:].T)

@@ -1,10 +1,10 @@
-"""Distils a drafter while it drafts, from the drafts that were rejected.
+"""Online distillation of a drafter from the drafts that were rejected.
 
 Online Speculative Decoding (Liu et al., 2310.07177): between two chunks of
 rounds the drafter takes a step towards the target at the positions that
 `drafters.Recording` kept. The output stays exact: a round's drafts are drawn
-from, and verified against, the weights that the rounds before it left, which no
-token of the round itself has a say in.
+from, and verified against, weights that depend on earlier rounds only and on no
+token of the round itself.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 @types.pytree
 class Learned:
-  """What an update changes, and the parameters that it leaves alone."""
+  """The training state that an update changes, and the frozen parameters."""
 
   train: step_lib.TrainState
   frozen: Params
@@ -47,18 +47,18 @@ class Learned:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learner:
-  """How a drafter learns from its rejections.
+  """The settings with which a drafter learns from its rejections.
 
   Attributes:
-    objective: a loss of `recorded` examples, and the drafter that it trains.
-    optimizer: of optax; the same object in all calls.
-    rounds: of decoding between two updates.
-    num_positions: M, the last rejections of a row that an update learns from; a
-      round has one at most.
-    top_k: k, the tokens of each whose probabilities are recorded.
+    objective: a loss of `recorded` examples, with the drafter that it trains.
+    optimizer: an optax optimizer; the same object in all calls.
+    rounds: rounds of decoding between two updates.
+    num_positions: M; an update learns from the last M rejections of a row, of
+      which a round has at most one.
+    top_k: k, the tokens per position whose probabilities are recorded.
     rejected_only: see `drafters.Recording`.
-    window: W, the tokens of each row that an update reads, up to its last one.
-    num_steps: of the optimizer, an update.
+    window: W; an update reads the last W tokens of each row.
+    num_steps: optimizer steps per update.
   """
 
   objective: recorded.DraftModelObjective
@@ -71,7 +71,7 @@ class Learner:
   num_steps: int = 1
 
   def __post_init__(self):
-    """Refuses updates that never come, or that read nothing."""
+    """Refuses updates that would never happen, or read nothing."""
     for name in ('rounds', 'window', 'num_steps'):
       value = getattr(self, name)
       if not checks.is_count(value):
@@ -82,7 +82,7 @@ class Learner:
 
   @property
   def drafter(self) -> recording.Recording:
-    """What decodes: the objective's drafter, recorded."""
+    """The drafter to decode with: the objective's, in a `Recording`."""
     return recording.Recording(
       drafter=self.objective.drafter,
       num_positions=self.num_positions,
@@ -92,12 +92,12 @@ class Learner:
 
   @property
   def dtype(self) -> str:
-    """Of the computation; what is learned is kept in float32."""
+    """The dtype of the computation; trained weights are kept in float32."""
     return self.objective.drafter.model.dtype
 
 
 def init(params: Params, learner: Learner) -> Learned:
-  """What is learned before any update; `params` is the whole tree."""
+  """Returns the state before any update; `params` is the whole tree."""
   is_trained = {
     'target': jax.tree.map(lambda _: False, params['target']),
     'drafter': learner.objective.drafter.is_trained(),
@@ -109,29 +109,31 @@ def init(params: Params, learner: Learner) -> Learned:
 
 
 def params_of(learned: Learned, learner: Learner) -> Params:
-  """The whole tree to decode with, in the dtype of the target."""
+  """Returns the whole tree to decode with, in the dtype of the target."""
   return step_lib.join(learned.train.trained, learned.frozen, learner.dtype)
 
 
 def update(
   state: DecodeState, learned: Learned, learner: Learner
 ) -> tuple[DecodeState, Learned, dict[str, Array]]:
-  """Learns from what was rejected since the last update.
+  """Learns from the positions that were recorded since the last update.
 
-  An update after which a weight or the loss is no number changes nothing but
-  the count of steps, and neither does one with nothing to learn from.
+  An update whose weights or loss become NaN or infinite changes only the step
+  count, and so does one with nothing to learn from.
 
   Args:
-    state: between two calls of `decode.advance`, whose drafter is
+    state: the state between two calls of `decode.advance` with
       `learner.drafter`. Its cache of the draft model stays as the old weights
-      left it: a draft is whatever it was drawn from.
-    learned: from `init`, or from the update before, which it leaves intact.
-    learner: how.
+      left it. This is exact: verification uses the distribution that a draft
+      was really drawn from.
+    learned: from `init` or the previous update; it stays valid.
+    learner: the settings.
 
   Returns:
-    The state with empty rings, what is learned now, and of the update `loss`
-    and `kept` before it, `loss_after`, `gradient_norm`, the number of positions
-    `recorded` and whether it is there to stay, `is_finite`; [] each.
+    The state with empty rings, the new `Learned`, and a report with [] each:
+    `loss`, `kept` and `gradient_norm` of the first step, `loss_after` the
+    update, the number of positions `recorded`, and `is_finite`, which is False
+    if the update was undone because of NaN or infinity.
   """
   ring = state.draft.ring
   batch = recorded.examples(
@@ -166,8 +168,8 @@ def _learn(train, frozen, batch, *, objective, optimizer, num_steps, dtype):
     )
 
   new, reports = jax.lax.scan(take, train, length=num_steps)
-  # A step that is finite may leave weights that are not: they would draft
-  # nothing any more, so that nothing would be rejected to learn from.
+  # A finite step may still leave weights that are NaN or infinite. They would
+  # draft nothing, so that nothing would be rejected and learned from any more.
   loss, _ = objective(step_lib.join(new.trained, frozen, dtype), batch)
   is_finite = jnp.all(reports['is_finite']) & jnp.isfinite(loss)
   report = jax.tree.map(lambda x: x[0], reports)
@@ -193,21 +195,21 @@ def generate(
   stop: Stop = Stop(),
   max_length: int | None = None,
 ) -> tuple[Output, Learned, list[dict[str, float]]]:
-  """`decode.generate` with an update after every `learner.rounds` rounds.
+  """Runs `decode.generate` with an update after every `learner.rounds` rounds.
 
-  A row's drafts depend on the rows that are learned from beside it, and so do
-  its tokens at a temperature above 0; their distribution does not.
+  A row's drafts depend on the other rows that are learned from, and so do its
+  tokens at a temperature above 0; their distribution does not.
 
   Args:
-    learned: from `init`, or from the call before: how the drafter goes on
+    learned: from `init`, or from the previous call, so that the drafter keeps
       learning from one batch of prompts to the next.
-    learner: how; `learner.drafter` drafts.
+    learner: the settings; `learner.drafter` drafts.
     prompts, lengths, key, request_ids, model, verify, sampling, max_new_tokens,
-    stop, max_length: as `decode.generate`'s.
+    stop, max_length: as in `decode.generate`.
 
   Returns:
-    The output, what is learned after it, and the report of each update. An
-    update that came to no number is undone, and logged with its number.
+    The output, the new `Learned`, and the report of each update. An update that
+    produced NaN or infinity is undone, and logged with its step number.
   """
   stop.check(model.vocab_size)
   params = params_of(learned, learner)

@@ -1,7 +1,7 @@
-"""What a drafter learns of the positions that `drafters.Recording` kept.
+"""Examples and a loss from the positions that `drafters.Recording` kept.
 
-Of each the target's k most likely tokens are known and how likely all others
-are together. The draft is compared with that: k + 1 outcomes.
+For each position the target's k most likely tokens are known, and the total
+probability of all others. The draft is compared with these k + 1 outcomes.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from specsample.training import objective
 from specsample.training.step import Batch
 from specsample.types import Array, Params
 
-# Of the rest, whose probability is a difference, so that its logarithm exists.
+# Keeps the logarithm of the remaining probability, a difference, finite.
 _SMALLEST = 1e-6
 
 
@@ -26,17 +26,17 @@ _SMALLEST = 1e-6
 def examples(
   ring: recording.Ring, tokens: Array, length: Array, *, window: int
 ) -> dict[str, Array]:
-  """A batch of what a ring holds, cut to the last `window` tokens of a row.
+  """Turns a ring into a batch, cut to the last `window` tokens of each row.
 
   Args:
-    ring: of a `drafters.RecordingState`.
+    ring: the ring of a `drafters.RecordingState`.
     tokens, length: [B, S] and [B], those of the `types.DecodeState`.
-    window: W; positions before it are left out.
+    window: W; earlier positions are masked out.
 
   Returns:
-    `tokens` [B, W]; `places` [B, M], the index there of the token before each
-    position; `mask` [B, M], which of them hold something; `ids` [B, M, k] and
-    `log_probs` [B, M, k] of the target's most likely tokens.
+    `tokens` [B, W]; `places` [B, M], the index in `tokens` of the token before
+    each position; `mask` [B, M], which positions are valid; `ids` [B, M, k]
+    and `log_probs` [B, M, k] of the target's most likely tokens.
   """
   window = min(window, tokens.shape[1])
   start = jnp.maximum(length - window, 0)
@@ -53,13 +53,13 @@ def examples(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftModelObjective:
-  """A draft model's loss [] of `examples`, and `kept`, what it would keep.
+  """The loss [] of a draft model on `examples`, and its acceptance rate `kept`.
 
-  Drafters that read the target's hidden vectors have none: a ring holds none.
+  Drafters that read the target's hidden states cannot use it: a ring has none.
 
   Attributes:
-    drafter: what is trained.
-    teacher_loss: one of `losses`, of distributions over k + 1 outcomes.
+    drafter: the draft model that is trained.
+    teacher_loss: one of `losses`, on distributions over k + 1 outcomes.
   """
 
   drafter: draft_model.DraftModel
@@ -68,8 +68,11 @@ class DraftModelObjective:
   def __call__(
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
-    """The mean loss [], the mean of sum min(target, draft) `kept` [], and the
-    number of positions `recorded` []."""
+    """Returns the mean loss [] and a report.
+
+    `kept` [] is the mean of sum min(target, draft), and `recorded` [] the
+    number of positions.
+    """
     vectors = self.drafter.vectors(params, batch['tokens'])
     vectors = jnp.take_along_axis(vectors, batch['places'][..., None], axis=1)
     logits = self.drafter.logits(params, vectors).astype(jnp.float32)
@@ -85,13 +88,14 @@ class DraftModelObjective:
 def outcomes(
   logits: Array, ids: Array, is_drafted: Array, log_probs: Array
 ) -> tuple[Array, Array]:
-  """Log-probabilities [..., k + 1] of the draft and of the target.
+  """Returns log-probabilities [..., k + 1] of the draft and of the target.
 
-  Those of k tokens, -inf where they are not drafted, and of all others.
+  They are those of k tokens, -inf if a token is not drafted, and of all others.
 
   Args:
     logits: [..., V'], the draft's, float32.
-    ids: [..., k] of the V'. is_drafted: [..., k], whether they are among them.
+    ids: [..., k], draft vocabulary ids.
+    is_drafted: [..., k], whether the tokens are in the draft vocabulary.
     log_probs: [..., k], the target's.
   """
   all_drafts = jax.nn.log_softmax(logits, axis=-1)

@@ -1,8 +1,8 @@
-"""How much each draft of a round counts in the loss, by how the others do.
+"""Weights of a round's drafts in the loss, from the drafter's probabilities.
 
-A draft counts in decoding only if all before it are kept. Fixed weights, such
-as decay ** i, say so whatever the drafter has learned; a function here says it
-by the drafter's own probabilities. Its weights have no gradient.
+A draft counts in decoding only if all drafts before it are kept. Fixed weights,
+such as decay ** i, express this whatever the drafter has learned; the functions
+here use the drafter's own probabilities. Their weights have no gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,26 +12,26 @@ import jax.numpy as jnp
 
 from specsample.types import Array
 
-# weights(log_probs [K, ...], learned [K, ...]) -> [K, ...]: of K drafts in a
-# row, the log-probabilities of the tokens that came, and which are learned.
+# weights(log_probs [K, ...], learned [K, ...]) -> [K, ...]: for K consecutive
+# drafts, log-probabilities of the text's tokens, and which drafts are learned.
 SlotWeights = Callable[[Array, Array], Array]
 
 
 def d_pace(log_probs: Array, learned: Array, smoothing: float = 0.5) -> Array:
-  """The weights of D-PACE (2605.18810).
+  """Returns the weights of D-PACE (2605.18810).
 
   With s_i = (1 - smoothing) * prob_i + smoothing, and 1 where nothing is
-  learned, draft i weighs the sum over the learned j >= i of s_0 ... s_j. It is
-  the gradient of the expected number of tokens kept, of these smoothed
-  probabilities, by log s_i.
+  learned, the weight of draft i is the sum of s_0 ... s_j over the learned
+  j >= i. This is the gradient, with respect to log s_i, of the expected number
+  of tokens kept under the smoothed probabilities.
 
   Args:
-    log_probs: [K, ...] of the tokens that came; -inf of those never drafted.
-    learned: [K, ...] bool, which of them count.
-    smoothing: so that drafts after a bad one are learned too, from 0 to 1.
+    log_probs: [K, ...] of the text's tokens; -inf for those never drafted.
+    learned: [K, ...] bool, which drafts count.
+    smoothing: from 0 to 1; above 0, drafts after a bad one are learned too.
 
   Returns:
-    [K, ...] float32, without a gradient; 0 after the last that is learned.
+    [K, ...] float32, without a gradient; 0 after the last learned draft.
 
   Raises:
     ValueError: the smoothing is out of range.
@@ -51,12 +51,12 @@ def total(
   log_probs: Array,
   learned: Array,
 ) -> Array:
-  """Returns the sum [] of the losses [K, ...] of K drafts, weighted.
+  """Returns the weighted sum [] of the losses [K, ...] of K drafts.
 
   Args:
     losses: 0 where nothing is learned.
-    fixed: K weights, for `slot_weights` None.
-    slot_weights: what gives the weights instead.
+    fixed: K weights, used if `slot_weights` is None.
+    slot_weights: the function that computes the weights instead.
     log_probs, learned: see `SlotWeights`.
   """
   if slot_weights is None:

@@ -1,8 +1,8 @@
-"""One step of training, on any objective: float32 weights, any compute dtype.
+"""A training step for any objective: float32 weights, any compute dtype.
 
-Parameters are the whole tree {'target': ..., 'drafter': ...}. What is trained
-of it is in the state; the rest, `frozen`, is given to every step. In either of
-the two trees None stands for what is in the other.
+Parameters are the whole tree {'target': ..., 'drafter': ...}. The trained ones
+are in the state; the others, `frozen`, are passed to every step. Each of the
+two trees has None in place of the parameters that the other one holds.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,13 +21,13 @@ from specsample.types import Array, ArrayLike, Params
 
 # batch: arrays with the batch axis first, {'tokens': [B, T], ...}.
 Batch = Mapping[str, Array]
-# objective(params, batch) -> the loss [] and what to report of the batch.
+# objective(params, batch) -> the loss [] and a report of the batch.
 LossFunction = Callable[[Params, Batch], tuple[Array, dict[str, Array]]]
 
 
 @types.pytree
 class TrainState:
-  """What a step changes; a checkpoint of it is all that a run needs."""
+  """The state that a step changes: all that a run's checkpoint has to hold."""
 
   step: Array  # [] int32, steps taken
   trained: Params  # float32, None where a parameter is frozen
@@ -40,14 +40,15 @@ def init(
   optimizer: optax.GradientTransformation,
   dtype: str = 'float32',
 ) -> tuple[TrainState, Params]:
-  """The state before the first step, and what is frozen.
+  """Returns the state before the first step, and the frozen parameters.
 
   Args:
-    params: the whole tree. What is trained is copied to float32, divided as it
-      is; what is not becomes `dtype`, and no step donates it.
-    is_trained: the same tree, of bool.
-    optimizer: of optax.
-    dtype: that of the computation, the target's own: 'float32', 'bfloat16'.
+    params: the whole tree. Trained parameters are copied to float32 with their
+      sharding; frozen ones are cast to `dtype`, and no step donates them.
+    is_trained: a bool for each parameter, in the same tree.
+    optimizer: an optax optimizer.
+    dtype: the dtype of the computation, the target's own: 'float32' or
+      'bfloat16'.
 
   Raises:
     ValueError: nothing is trained.
@@ -58,7 +59,7 @@ def init(
   cast = lambda path, x: (
     x if keep(path, x) or x.dtype == dtype else matrices.dense(x, dtype)
   )
-  # A transposed matrix is one parameter: None stands for it as for others.
+  # A transposed matrix is one parameter: a single None replaces it too.
   is_leaf = transposed.is_transposed
   is_trained = jax.tree.map(
     lambda own: own.values if is_leaf(own) else own, is_trained, is_leaf=is_leaf
@@ -86,7 +87,7 @@ def init(
 
 
 def join(trained: Params, frozen: Params, dtype: Any = None) -> Params:
-  """The whole tree again, what is trained as `dtype` (None: as it is)."""
+  """Returns the whole tree; the trained part is cast to `dtype` if given."""
   keep = lambda path: dtype is None or _keeps_dtype(path)
   cast = lambda path, x: x if keep(path) else x.astype(dtype)
   return jax.tree_util.tree_map_with_path(
@@ -98,9 +99,9 @@ def join(trained: Params, frozen: Params, dtype: Any = None) -> Params:
 
 
 def _keeps_dtype(path):
-  """Whether a parameter is float32 whatever the computation is in."""
+  """Returns whether a parameter stays float32 in any compute dtype."""
   if not all(isinstance(entry, jax.tree_util.DictKey) for entry in path):
-    return True  # the scale of one of int8
+    return True  # the scale of an int8 matrix
   return tensors.is_of_router(tensors.key(path))
 
 
@@ -121,20 +122,21 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Array]]:
   """Takes one step down the gradient of `objective`.
 
-  A step whose loss, gradient or update is no number changes only the count.
+  A step whose loss, gradient or update is NaN or infinite changes only the step
+  count.
 
   Args:
-    state: from `init` or the step before. Its buffers are donated.
+    state: from `init` or the previous step. Its buffers are donated.
     frozen: from `init`.
-    batch: what the objective reads.
+    batch: the input of the objective.
     objective, optimizer: static; the same objects in every step.
     dtype: as in `init`.
-    scales: factors of the updates of 'target' and 'drafter', for learning rates
-      that change from step to step without another executable. None is 1.
+    scales: factors for the updates of 'target' and 'drafter', with which
+      learning rates change from step to step without recompilation. None is 1.
 
   Returns:
-    The state, and what the objective reports with `loss`, the norm of the
-    gradient `gradient_norm` and whether the step was taken, `is_finite`.
+    The state, and the objective's report with `loss`, `gradient_norm` and
+    `is_finite`, whether the step was taken.
   """
 
   def loss_of(trained):

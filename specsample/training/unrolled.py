@@ -1,4 +1,4 @@
-"""Drafts of a `FeatureChain` after every prefix of a text at once."""
+"""Drafts of a `FeatureChain` after every prefix of a text, all at once."""
 
 from collections.abc import Callable
 import functools
@@ -20,22 +20,22 @@ def outputs(
   num_steps: int,
   pick: Callable[[Array], Array] = lambda x: x,
 ) -> list[Array]:
-  """Returns what decoding would have after every prefix, all drafts right.
+  """Returns the outputs after every prefix, as if all drafts were right.
 
   Args:
-    drafter: whose modules are run.
+    drafter: the drafter whose modules are run.
     params: the whole tree.
     tokens: [B, T].
     features: [B, T, D], from `drafter.features`.
     num_steps: n.
-    pick: takes the places that drafts are wanted at, [B, A, ...] of [B, T,
-      ...]; by default all. What lies past T is 0 there.
+    pick: selects the places to draft at, [B, A, ...] of [B, T, ...]; all by
+      default. Values past T are 0.
 
   Returns:
-    n of [B, A, D]. At place t, number i is the output of the entry of token
-    t + 1 + i, made of features up to token t and of outputs after it;
-    `drafter.vectors` of it are for token t + i + 2. Where tokens run out it is
-    made of zeros.
+    n arrays [B, A, D], equal to the outputs in decoding. At place t, array i is
+    the output of the entry of token t + 1 + i, computed from features up to
+    token t and from outputs after it; its `drafter.vectors` are for token
+    t + i + 2. Where tokens run out, zeros replace them.
   """
   batch, size = tokens.shape
   embedded = drafter.model.embed(params['target'], tokens)
@@ -58,8 +58,8 @@ def outputs(
     if i < end:
       features = rows.reshape(features.shape)
       found.append(pick(features))
-  # The entries of the last module are seen by all after them, but only those
-  # picked go on: of the others the compiler drops all but keys and values.
+  # All later entries see the last module's entries, but only picked ones go on:
+  # for the others, the compiler drops everything except keys and values.
   features, roots = pick(features), pick(roots)
   leaves: tuple[tuple, ...] = ((keys,), (values,))
   for step in range(num_steps - end):
@@ -76,7 +76,7 @@ def outputs(
     if step:
       leaves = tuple((*old, x) for old, x in zip(leaves, new, strict=True))
     if drafter.window is not None:
-      # An entry sees the window - 1 before it.
+      # An entry sees the window - 1 entries before it.
       first = max(1, len(leaves[0]) - max(drafter.window - 1, 0))
       leaves = tuple((old[0], *old[first:]) for old in leaves)
   return found
@@ -85,10 +85,10 @@ def outputs(
 def _known_mask(
   step: int, roots: Array, size: int, window: int | None
 ) -> Array:
-  """Returns which of the T first entries those of a step see, [B, A, T].
+  """Returns which of the first T entries the entries of a step see, [B, A, T].
 
   They see the entries up to their root [B, A], the last token whose feature was
-  the target's. (The entries made after it are seen by their own root alone.)
+  the target's. (Only entries with the same root see those made after it.)
   """
   ahead = jnp.arange(size) - roots[..., None]
   seen = ahead <= 0
@@ -106,19 +106,20 @@ def _attend(
   *,
   sees_new: bool,
 ) -> Array:
-  """Attends to the first entries, and of all later ones each to its root's.
+  """Attends to the first entries, and to the later entries of the same root.
 
-  As `attention.attend`, but the cache is a tuple: the leaf of the T first
-  entries [B, H, T, D], and one of [B, H, A, D] for each later step. Entry a of
-  a later step is seen by query a alone: a product of [A, D] with [A, D], where
-  a mask would take one of [A, D] with [D, A].
+  Like `attention.attend`, but the cache is a tuple: the first T entries
+  [B, H, T, D], and an array [B, H, A, D] for each later step. Only query a sees
+  entry a of a later step, so that its scores are an elementwise product of
+  [A, D] with [A, D], where a mask would need the product of [A, D] with [D, A].
 
   Args:
     query: [B, H, G * A, D].
-    mask: [B, A, T], of the first entries.
-    keys, values: the cache and the new entries, the next of these steps.
+    mask: [B, A, T], for the first entries.
+    keys, values: the cache, and the new entries of this step.
     softcap: see `attention.attend`.
-    sees_new: whether the new entries are not among the first.
+    sees_new: whether to attend to the new entries too; False in the first step,
+      where they are among the first entries.
   """
   (first, *own), new = keys
   (first_values, *own_values), new_values = values

@@ -1,4 +1,4 @@
-"""Verification rules: callables with a `.law`, one paper a file."""
+"""Verification rules: callables with a `.law`, one paper per file."""
 
 from specsample.verify.block import block
 from specsample.verify.chain import chain

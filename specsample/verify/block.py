@@ -1,6 +1,7 @@
-"""Block verification: the draft is judged as a whole (Sun et al., 2403.10444).
+"""Block verification: the draft is verified as a whole, not token by token.
 
-Never keeps fewer tokens in expectation than the token rule.
+Sun et al., 2403.10444. In expectation it keeps at least as many tokens as the
+token rule (`chain`).
 """
 
 import dataclasses
@@ -13,21 +14,25 @@ from specsample.verify import rule
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-  """Keeps the longest prefix of which an independent test succeeds."""
+  """Keeps the longest prefix that passes its independent test."""
 
   lossless = True
   positional = False
   draft_laws = rule.CHAIN_LAWS
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict, given target_probs [K + 1, V].
+    """Returns the verdict's distribution, given target_probs [K + 1, V].
 
-    With joint ratio r_i = min(r_{i-1} target / draft, 1), r_0 = 1, and residual
-    mass m_i = sum (r_i target - draft)+, prefix i < K passes with probability
-    m_i / (m_i + 1 - r_i), prefix K with r_K (Algorithm 2 there). The token
-    after a kept prefix i < K follows (r_i target - draft)+, normalised. A
-    shorter draft's last prefix passes as the K-th does, with or without a
-    distribution of the target behind it.
+    Algorithm 2 of the paper. Let p_i and q_i be the distributions of the target
+    and the drafter after the first i draft tokens. With the joint ratio
+    r_i = min(r_{i-1} p_{i-1}(x_i) / q_{i-1}(x_i), 1), r_0 = 1, and the residual
+    mass m_i = sum_x (r_i p_i(x) - q_i(x))+, prefix i < K passes with
+    probability m_i / (m_i + 1 - r_i), and prefix K with probability r_K. The
+    token after a kept prefix i < K is drawn from (r_i p_i - q_i)+, normalised;
+    after prefix K it is drawn from p_K.
+
+    The last prefix of a draft shorter than K passes as prefix K would, whether
+    or not the target's distribution after it is given.
     """
     rule.check_chain('block', draft, self.draft_laws)
     draft_probs = rule.draft_probs(draft, target_probs)
@@ -40,15 +45,14 @@ class Block:
       joint[:-1, None] * target_probs[:-1] - draft_probs, 0
     )
     mass = jnp.sum(residual, axis=-1)
-    # Where nothing is drafted, all of r_i target: but that may be missing.
+    # Past the end of the draft the mass is r_i, even if p_i is missing.
     mass = jnp.where(draft.tokens >= 0, mass, joint[:-1])
-    room = mass + (1 - joint[:-1])  # at least the mass, in floats too
+    room = mass + (1 - joint[:-1])  # at least the mass, even after rounding
     passes = jnp.where(room == 0, 1, rule.ratio(mass, room))
-    # The empty prefix always passes; the whole draft's last test is its ratio.
+    # The empty prefix always passes; the whole draft has probability joint[-1].
     passes = jnp.concatenate([passes, joint[-1:]])
     passes = jnp.where(jnp.arange(passes.size) == 0, 1, passes)
-    # Not a reversed cumulative product: mapped over a divided batch, there is
-    # none.
+    # A reversed cumulative product cannot be mapped over a sharded batch.
     is_later = ~jnp.tri(passes.size, dtype=bool)
     stop = passes * jnp.prod(jnp.where(is_later, 1 - passes, 1), axis=1)
     return Law(

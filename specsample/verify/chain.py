@@ -1,7 +1,7 @@
-"""The token rule: accept each draft in turn, stop at the first rejection.
+"""The token rule: accepts drafts in turn and stops at the first rejection.
 
 Leviathan et al., 2211.17192, Algorithm 1; Chen et al., 2302.01318, Algorithm 2
-(which calls the target q).
+(where q denotes the target).
 """
 
 import dataclasses
@@ -12,17 +12,21 @@ from specsample.verify import rule
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-  """Accepts draft i with probability min(1, target / draft)."""
+  """Accepts draft token x with probability min(1, p(x) / q(x)).
+
+  p is the target's distribution and q the drafter's, both after the tokens
+  before x.
+  """
 
   lossless = True
   positional = False
   draft_laws = rule.CHAIN_LAWS
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict, given target_probs [K + 1, V].
+    """Returns the verdict's distribution, given target_probs [K + 1, V].
 
-    After a rejection the next token follows (target - draft)+, normalised;
-    after K accepted drafts, the target.
+    After a rejection the next token is drawn from the residual distribution
+    (p - q)+, normalised; after K accepted drafts it is drawn from p.
     """
     rule.check_chain('chain', draft, self.draft_laws)
     return rule.token_by_token(draft, target_probs)

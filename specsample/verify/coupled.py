@@ -1,9 +1,9 @@
-"""The coupled rule: drafter and target share Gumbel noise by position.
+"""The coupled rule: drafter and target share Gumbel noise at each position.
 
-Both take argmax(log probability + noise[position]); a draft is kept while the
-two agree. What is emitted is always the target's choice, so the output equals
-plain sampling under the same key for any drafter and any K (Daliri et al.,
-2408.07978).
+Both take argmax(log probability + noise[position]), and drafts are kept for as
+long as the two agree. Every emitted token is the target's choice, so for any
+drafter and any K the output equals plain sampling under the same key (Daliri et
+al., 2408.07978).
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ class Coupled:
   draft_laws = rule.CHAIN_LAWS
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict of a draft that saw no noise.
+    """Returns the verdict's distribution for a draft that used no noise.
 
-    For a point mass only: drafts drawn with the shared noise determine the
-    verdict together with that noise, not by their values alone.
+    It is defined for point masses only: if drafts were drawn with the shared
+    noise, the verdict depends on that noise and not on the draft tokens alone.
 
     Raises:
-      ValueError: a sampled draft.
+      ValueError: if the draft was sampled, or is a tree.
     """
     rule.check_chain(
       'coupled.law', draft, frozenset([types.DraftLaw.POINT_MASS])
@@ -41,7 +41,7 @@ class Coupled:
     return chain.law(draft, target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    """The verdict under noise keys [K + 1], one a position."""
+    """Returns the verdict under noise keys [K + 1], one per position."""
     rule.check_chain('coupled', draft, self.draft_laws)
     chosen = jax.vmap(sampling.draw_coupled)(key, target_probs)
     agrees = (chosen[:-1] == draft.tokens).astype(jnp.int32)

@@ -1,6 +1,6 @@
-"""Greedy draft sampling: the most likely tokens, and one drawn of the rest.
+"""Greedy draft sampling: the most likely tokens, and one drawn from the rest.
 
-Hu et al., 2502.18779, section 5, at each node of a tree.
+Hu et al., 2502.18779, section 5, applied at each node of a tree.
 """
 
 import dataclasses
@@ -15,10 +15,12 @@ from specsample.verify import rule
 
 @dataclasses.dataclass(frozen=True)
 class GreedyDraft:
-  """Tries the drawn child by the token rule; its residual may be a sibling.
+  """Tries the drawn child by the token rule, then its siblings by the residual.
 
-  Where the drawn child is rejected the token is drawn of (target - draft)+, and
-  one that is among the other children is kept as a draft.
+  The drawn child x is accepted with probability min(1, p(x) / q(x)), where p is
+  the target's distribution and q the one that x was drawn from. If x is
+  rejected, the token is drawn from (p - q)+, normalised; if it is one of the
+  other children, that child is kept as a draft.
   """
 
   lossless = True
@@ -26,14 +28,14 @@ class GreedyDraft:
   draft_laws = frozenset([types.DraftLaw.TOP_AND_SAMPLED])
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict, given target_probs [N + 1, V]."""
+    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_law('greedy_draft', draft, self.draft_laws)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
     parents, tokens = rule.parents(draft), draft.tokens
     draft_probs = rule.draft_probs(draft, target_probs)
-    # Where the drawn child was cut, the last of the most likely ones stands for
-    # it: drawn, as it were, from a distribution of one token.
+    # If the drawn child was cut, the last of the most likely ones takes its
+    # place, as if drawn from a distribution with a single token.
     is_there = tokens >= 0
     is_later = rule.is_sibling_before(parents).T & is_there
     is_drawn = is_there & ~jnp.any(is_later, axis=1)
@@ -68,8 +70,9 @@ greedy_draft = GreedyDraft()
 
 
 def _reached(parents, accept):
-  """The probability [N + 1] of keeping the drafts up to each node."""
-  # Not a constant: mapped over a divided batch, a loop takes none.
+  """Returns the probability [N + 1] of keeping the drafts up to each node."""
+  # Derived from `accept`: a loop mapped over a sharded batch cannot start from
+  # a constant.
   start = jnp.pad(0 * accept, (1, 0)) + 1
   visit = lambda i, reached: reached.at[i + 1].set(
     reached[parents[i]] * accept[i]

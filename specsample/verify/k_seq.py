@@ -1,6 +1,6 @@
-"""K-SEQ: i.i.d. siblings, each kept at the same discounted rate.
+"""K-SEQ: i.i.d. siblings, each accepted at the same discounted rate.
 
-SpecTr (Sun et al., 2310.15141, Algorithm 2), at each node of a tree.
+SpecTr (Sun et al., 2310.15141, Algorithm 2), applied at each node of a tree.
 """
 
 import dataclasses
@@ -16,12 +16,15 @@ from specsample.verify import rule
 
 @dataclasses.dataclass(frozen=True)
 class KSeq:
-  """Accepts a child with probability min(1, target / (rho draft)).
+  """Accepts a child x with probability min(1, p(x) / (rho q(x))).
 
-  rho is the least discount for which what is accepted of k children is no more
-  than the target has: 1 - (1 - beta)^k = rho beta, where beta = sum_x
-  min(draft, target / rho) is the probability that a child is accepted. With one
-  child it is the token rule.
+  p is the target's distribution and q the one that the k children were drawn
+  from. Let beta = sum_x min(q(x), p(x) / rho), the probability that a child is
+  accepted. The discount rho is the smallest one for which no token is accepted
+  with more than its probability under the target; it solves
+  1 - (1 - beta)^k = rho beta. If all children are rejected, the next token is
+  drawn from (p - min(q, p / rho) (1 - (1 - beta)^k) / beta)+, normalised. With
+  one child this is the token rule.
   """
 
   lossless = True
@@ -29,7 +32,7 @@ class KSeq:
   draft_laws = frozenset([types.DraftLaw.SAMPLED])
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict, given target_probs [N + 1, V]."""
+    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_law('k_seq', draft, self.draft_laws)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
@@ -37,7 +40,7 @@ class KSeq:
     draft_probs = rule.draft_probs(draft, target_probs)
     is_there = draft.tokens >= 0
     first = rule.siblings_before(parents) == 0
-    # A node that never has a child has no discount.
+    # Only nodes that may have children need a discount.
     nodes = np.flatnonzero(rule.num_children(draft))
     target = jnp.take(target_probs, nodes, axis=0)
     drawn = rule.child_rows(parents, draft_probs, first)  # [N + 1, V]
@@ -72,7 +75,7 @@ k_seq = KSeq()
 
 
 def _discount(target_probs, drawn, count):
-  """rho [n] in [1, k]; k = count [n], 1 where there is no child."""
+  """Returns rho [n] in [1, k], where k is count [n]; 1 if there is no child."""
   low = jnp.ones(count.size, target_probs.dtype)
   high = jnp.maximum(count, 1).astype(low.dtype)
 
@@ -84,7 +87,7 @@ def _discount(target_probs, drawn, count):
     is_enough = 1 - (1 - beta) ** count <= middle * beta
     return jnp.where(is_enough, low, middle), jnp.where(is_enough, middle, high)
 
-  # Halvings of [1, k] to the last bit. The upper end accepts no more than the
-  # target has.
+  # Bisects [1, k] to the last bit. At the upper end no token is accepted with
+  # more than its probability under the target.
   steps = jnp.finfo(low.dtype).nmant + 1
   return jax.lax.fori_loop(0, steps, halve, (low, high))[1]

@@ -1,4 +1,4 @@
-"""Lenience: lossy, the token rule with an easier test.
+"""Lenience: a lossy variant of the token rule that accepts more drafts.
 
 Leviathan et al., 2211.17192, appendix A.5.
 """
@@ -11,11 +11,12 @@ from specsample.verify import rule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lenient:
-  """Accepts draft i with probability min(1, target / (lenience * draft)).
+  """Accepts draft token x with probability min(1, p(x) / (lenience q(x))).
 
-  No token is emitted with more than 1 / lenience of its probability under the
-  target, which is all that is promised; 1 is the token rule. Where the target
-  is greedy a draft has all of its probability or none, and nothing changes.
+  p is the target's distribution and q the drafter's. The only guarantee is that
+  no token is emitted with more than 1 / lenience times its probability under
+  the target; lenience 1 is the token rule. If the target is greedy, p(x) is 0
+  or 1 and lenience changes nothing.
   """
 
   lenience: float
@@ -24,17 +25,17 @@ class Lenient:
   draft_laws = rule.CHAIN_LAWS
 
   def __post_init__(self):
-    """Refuses what is no share."""
+    """Checks that `lenience` is in (0, 1]."""
     if not 0 < self.lenience <= 1:
       raise ValueError(
         f'lenience is {self.lenience}: give a share, more than 0 and up to 1'
       )
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict, given target_probs [K + 1, V].
+    """Returns the verdict's distribution, given target_probs [K + 1, V].
 
-    After a rejection the next token follows (target - draft)+, normalised;
-    after K accepted drafts, the target.
+    After a rejection the next token is drawn from (p - q)+, normalised; after
+    K accepted drafts it is drawn from p.
     """
     rule.check_chain('lenient', draft, self.draft_laws)
     return rule.token_by_token(draft, target_probs, self.lenience)

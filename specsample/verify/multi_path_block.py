@@ -1,6 +1,6 @@
 """Block verification of the best of several independent paths.
 
-The greedy choice of Thomas and Pal (2602.16961), at each node of a tree.
+The greedy choice of Thomas and Pal (2602.16961), made at each node of a tree.
 """
 
 import dataclasses
@@ -18,16 +18,17 @@ from specsample.verify.block import block
 
 @dataclasses.dataclass(frozen=True)
 class MultiPathBlock:
-  """Goes down to the child of highest target / draft, and judges that path.
+  """Descends to the child of highest p(x) / q(x) and verifies that path.
 
-  Of k children the one that is gone down to is x with probability a^k - b^k,
-  where a is the mass that the draft has at x and at all tokens behind it in the
-  order of their ratios, and b that of those behind it alone. This is what block
-  verification is told that the path was drawn from. With one child everywhere
-  it is block verification. Where draft and target are alike it keeps less than
-  `Tree` and `Traversal`, which do not lean to any token.
+  p is the target's distribution and q the drafter's. Of k i.i.d. children, the
+  chosen one is x with probability a^k - b^k. Here a is the drafter's mass on x
+  and on all tokens after it in the order of falling ratios, and b is the mass
+  on the tokens after x alone. Block verification takes this distribution as
+  the one that the path was drawn from. With one child everywhere this is block
+  verification. If draft and target are alike, it keeps fewer tokens than `Tree`
+  and `Traversal`, which do not favour any token.
 
-  The order is that of the whole vocabulary: one that is divided is gathered.
+  The order is over the whole vocabulary, so a sharded vocabulary is gathered.
   """
 
   lossless = True
@@ -35,7 +36,7 @@ class MultiPathBlock:
   draft_laws = frozenset([types.DraftLaw.SAMPLED])
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict, given target_probs [N + 1, V]."""
+    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_law('multi_path_block', draft, self.draft_laws)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
@@ -45,8 +46,9 @@ class MultiPathBlock:
 
     node = jnp.zeros((), jnp.int32)
     path, targets, chosen = [], [], []
-    # Behind a leaf there is no node, so no token, and nothing is kept. Not a
-    # loop: mapped over a divided batch, a carry would have to say how.
+    # After a leaf the node is -1 and its token too, so nothing is kept. The
+    # loop is unrolled: mapped over a sharded batch, a loop's carry would have
+    # to declare its sharding.
     for _ in range(depth):
       target = indexing.row(target_probs, jnp.maximum(node, 0), None)
       is_child = (parents == node) & (draft.tokens >= 0)
@@ -80,13 +82,16 @@ multi_path_block = MultiPathBlock()
 
 
 def _of_best(ratios, probs, count, most):
-  """Of `count` draws from probs [V], at most `most`, that of highest ratio.
+  """Ranks tokens by ratio and returns the law of the best of `count` draws.
+
+  The draws are i.i.d. from probs [V]; `most` is a static bound on `count`.
 
   Returns:
-    The place [V] of each token, that of the highest ratio 0, equal ones in the
-    order of their numbers, and the distribution [V] of the draw.
+    The place [V] of each token in the order of falling ratios, counted from 0
+    and with ties in the order of token ids, and the distribution [V] of the
+    draw with the highest ratio.
   """
-  # A divided vocabulary cannot be sorted: its rows on the path are gathered.
+  # A sharded vocabulary cannot be sorted, so the rows on the path are gathered.
   ratios, probs = sharding.replicate((ratios, probs))
   numbers = jnp.arange(probs.size)
   _, order, in_order = jax.lax.sort(
@@ -97,7 +102,8 @@ def _of_best(ratios, probs, count, most):
   a = jnp.take(behind, place)
   b = jnp.take(jnp.pad(behind, (0, 1)), place + 1)
 
-  # (a^k - b^k) / (a - b), because the difference of the powers cancels.
+  # Computes (a^k - b^k) / (a - b) as a sum of products, because subtracting the
+  # powers would lose precision to cancellation.
   def add(i, carry):
     total, power = carry
     more = total * a + power, power * b
@@ -110,7 +116,7 @@ def _of_best(ratios, probs, count, most):
 
 
 def _at_nodes(path, law, target_probs):
-  """A law of a path [P + 1], whose end -1 marks, as one of all nodes."""
+  """Maps the law of a path [P + 1], padded with -1, to a law of all nodes."""
   nodes = jnp.arange(target_probs.shape[0])
   is_it = path == nodes[:, None]
   there = jnp.any(is_it, axis=1)

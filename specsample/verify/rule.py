@@ -1,4 +1,4 @@
-"""What verification rules share. Everything here is for one sequence."""
+"""Helpers shared by the verification rules, each for a single sequence."""
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,14 @@ from specsample import tree
 from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
 
-# Of drafts of which none has a sibling.
+# The laws of drafts without siblings, i.e. of chains.
 CHAIN_LAWS = frozenset([types.DraftLaw.POINT_MASS, types.DraftLaw.SAMPLED])
 
 
 def check_chain(
   name: str, draft: Draft, exact: frozenset[types.DraftLaw]
 ) -> None:
-  """As `check_law`, and refuses a tree too."""
+  """Raises ValueError for a tree, or for a draft that `check_law` rejects."""
   if draft.parents is not None:
     raise ValueError(
       f'verify.{name} is for chains, and the draft is a tree of '
@@ -31,10 +31,11 @@ def check_chain(
 def check_law(
   name: str, draft: Draft, exact: frozenset[types.DraftLaw]
 ) -> None:
-  """Refuses a draft whose law the rule is not exact for.
+  """Checks that the rule is exact for a draft of this law.
 
   Raises:
-    ValueError: at trace time, naming the law and those that are accepted.
+    ValueError: at trace time, if the law is not in `exact` (the message names
+      the law and the accepted ones), or if `draft.probs` does not fit the law.
   """
   if draft.law not in exact:
     accepted = sorted(law.value for law in exact)
@@ -52,7 +53,7 @@ def check_law(
 
 
 def draft_probs(draft: Draft, target_probs: Array) -> Array:
-  """The law [K, V] of each drafted token: zeros where nothing was drafted."""
+  """Returns each draft token's distribution [K, V], zeros for padding."""
   if draft.probs is not None:
     return draft.probs
   return jax.nn.one_hot(
@@ -61,30 +62,34 @@ def draft_probs(draft: Draft, target_probs: Array) -> Array:
 
 
 def of_tokens(probs: Array, tokens: Array) -> Array:
-  """The probability [K] of each of tokens [K]; 0 for token -1."""
+  """Returns the probability [K] of each of tokens [K]; 0 for token -1."""
   chosen = indexing.pick(probs, jnp.maximum(tokens, 0))
   return jnp.where(tokens >= 0, chosen, 0)
 
 
 def of_children(probs: Array, draft: Draft) -> Array:
-  """What the rows [N + 1, V] of the nodes before have of each token, [N]."""
+  """Returns each draft token's probability [N] in its parent's row of probs.
+
+  `probs` [N + 1, V] has a row per node, the pending token's first.
+  """
   before, tokens = parents(draft), draft.tokens
   if sharding.is_divided(sharding.Axis('vocab', probs.shape[-1])):
     return of_tokens(jnp.take(probs, before, axis=0), tokens)
-  # Not a copy of the rows.
+  # Gathers single elements: `take` would copy whole rows.
   return jnp.where(tokens >= 0, probs[before, jnp.maximum(tokens, 0)], 0)
 
 
 def ratio(numerator: Array, denominator: Array) -> Array:
-  """numerator / denominator, 0 where the denominator is 0."""
+  """Returns numerator / denominator, or 0 where the denominator is 0."""
   is_zero = denominator == 0
   return jnp.where(is_zero, 0, numerator / jnp.where(is_zero, 1, denominator))
 
 
 def stop_at_rejection(accept: Array) -> Array:
-  """Probabilities [K + 1] of how many drafts precede the first rejected one.
+  """Returns the probability [K + 1] of each number of accepted drafts.
 
-  `accept` [K] are those of accepting each draft once it is reached.
+  Drafts are accepted up to the first rejection; `accept` [K] is the probability
+  of accepting each draft once it is reached.
   """
   one = jnp.ones(1, accept.dtype)
   reached = jnp.cumprod(jnp.concatenate([one, accept]))
@@ -94,11 +99,12 @@ def stop_at_rejection(accept: Array) -> Array:
 def token_by_token(
   draft: Draft, target_probs: Array, lenience: float = 1
 ) -> Law:
-  """The law of a chain whose drafts are accepted in turn.
+  """Returns the law of a chain whose drafts are accepted one after another.
 
-  Each with probability min(1, target / (lenience * draft)). After a rejection
-  the next token follows (target - draft)+, normalised; after K accepted drafts,
-  the target.
+  With p the target's distribution and q the drafter's, draft token x is
+  accepted with probability min(1, p(x) / (lenience q(x))). After a rejection
+  the next token is drawn from (p - q)+, normalised; after K accepted drafts it
+  is drawn from p.
 
   Args:
     draft: a chain.
@@ -123,37 +129,38 @@ def token_by_token(
 
 
 def no_drafts(target_probs: Array) -> Law:
-  """The law of a round without drafts: the target's own, [1, V]."""
+  """Returns the law of a round without drafts: the target's own, [1, V]."""
   return Law(stop=jnp.ones(1, target_probs.dtype), next=target_probs)
 
 
 def stop_in_tree(parents: Array, accept: Array) -> Array:
-  """Probabilities [N + 1] of the node at which the accepted drafts end.
+  """Returns the probability [N + 1] that the accepted drafts end at each node.
 
   Args:
-    parents: [N], the node before each.
-    accept: [N], of accepting each draft once its parent is, and none of its
-      earlier siblings.
+    parents: [N], the parent of each node.
+    accept: [N], the probability of accepting each draft once its parent is
+      accepted and its earlier siblings are rejected.
   """
 
   def visit(i, stop):
-    # Of being at a node with no child accepted yet.
+    # The probability of being at the parent with no child accepted yet.
     here = stop[parents[i]]
     stop = stop.at[i + 1].set(here * accept[i])
     return stop.at[parents[i]].set(here * (1 - accept[i]))
 
-  # Not a constant: mapped over a divided batch, a loop takes none.
+  # Derived from `accept`: a loop mapped over a sharded batch cannot start from
+  # a constant.
   start = jnp.pad(0 * accept, (1, 0), constant_values=1)
   return jax.lax.fori_loop(0, parents.size, visit, start)
 
 
 def child_rows(parents: Array, rows: Array, which: Array) -> Array:
-  """Of each node the row of one of its children, zeros where there is none.
+  """Returns the row [N + 1, V] of one child of each node, zeros for no child.
 
   Args:
-    parents: [N], the node before each.
-    rows: [N, V], of the drafts.
-    which: [N] bool, at most one child of each node.
+    parents: [N], the parent of each node.
+    rows: [N, V], one per draft token.
+    which: [N] bool, selects at most one child of each node.
   """
   nodes = jnp.arange(parents.size + 1)
   is_it = (parents == nodes[:, None]) & which  # [N + 1, N]
@@ -163,31 +170,34 @@ def child_rows(parents: Array, rows: Array, which: Array) -> Array:
 
 
 def child_tokens(parents: Array, tokens: Array, which: Array) -> Array:
-  """As `child_rows`, of tokens [N]: [N + 1], -1 where there is no child."""
+  """Returns the token [N + 1] of one child of each node, -1 for no child.
+
+  The arguments are those of `child_rows`, with tokens [N] instead of rows.
+  """
   nodes = jnp.arange(parents.size + 1)
   is_it = (parents == nodes[:, None]) & which
   return jnp.max(jnp.where(is_it, tokens, -1), axis=1)
 
 
 def is_sibling_before(parents: Array) -> Array:
-  """[N, N]: at [i, j], whether node j is a sibling that comes before i."""
+  """Returns [N, N] bool: at [i, j], whether j is an earlier sibling of i."""
   earlier = jnp.tri(parents.size, k=-1, dtype=bool)
   return (parents == parents[:, None]) & earlier
 
 
 def siblings_before(parents: Array) -> Array:
-  """How many siblings come before each node, [N]."""
+  """Counts the earlier siblings of each node, [N]."""
   return jnp.sum(is_sibling_before(parents), axis=1)
 
 
 def normalise(weights: Array, fallback: Array) -> Array:
-  """Weights [..., V] scaled to sum 1; rows that sum to 0 are the fallback's."""
+  """Scales weights [..., V] to sum to 1; uses `fallback` for rows of sum 0."""
   mass = jnp.sum(weights, axis=-1, keepdims=True)
   return jnp.where(mass > 0, ratio(weights, mass), fallback)
 
 
 def draw(key: Array, draft: Draft, law: Law) -> Verdict:
-  """One draw of (stop, next token) from a law."""
+  """Draws a verdict from a law: where the drafts end, then the next token."""
   node = sampling.draw(streams.accept_key(key), law.stop)
   has_drafts = jnp.any((parents(draft) == node) & (draft.tokens >= 0))
   next_key = jnp.where(
@@ -205,7 +215,7 @@ def draw(key: Array, draft: Draft, law: Law) -> Verdict:
 
 
 def num_children(draft: Draft) -> tuple[int, ...]:
-  """The most children that each node may have, [N + 1]."""
+  """Returns the most children that each node may have, [N + 1]."""
   size = draft.tokens.size
   if draft.parents is None:
     return (1,) * size + (0,)
@@ -213,14 +223,14 @@ def num_children(draft: Draft) -> tuple[int, ...]:
 
 
 def without_children(probs: Array, draft: Draft) -> Array:
-  """Rows [N + 1, V], 0 where a node has a child with that token."""
+  """Sets probs [N + 1, V] to 0 at the tokens of each node's children."""
   before, tokens = parents(draft), draft.tokens
   vocab_size = probs.shape[-1]
   if not sharding.is_divided(sharding.Axis('vocab', vocab_size)):
-    # A draft that is not there is no token.
+    # Padding gets an index past the vocabulary, which `drop` ignores.
     column = jnp.where(tokens >= 0, tokens, vocab_size)
     return probs.at[before, column].set(0, mode='drop')
-  # A scatter would gather a divided vocabulary.
+  # A scatter would gather a sharded vocabulary.
   rank = siblings_before(before)
   vocab_ids = indexing.vocab_ids(vocab_size)
 
@@ -232,7 +242,7 @@ def without_children(probs: Array, draft: Draft) -> Array:
 
 
 def parents(draft: Draft) -> Array:
-  """The node before each, [N], of a chain too."""
+  """Returns the parent of each node, [N], for chains as well as trees."""
   if draft.parents is None:
     return jnp.arange(draft.tokens.size)
   if draft.parents.shape != draft.tokens.shape:

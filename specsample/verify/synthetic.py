@@ -1,9 +1,9 @@
 """A lossy stand-in for hardware studies with random weights.
 
-Two networks of random weights agree on nothing, so no rule keeps their drafts.
-This one keeps them at a stated rate, whatever the probabilities, which makes
-the time of a round that of trained networks with that acceptance. What it
-emits is distributed as nothing in particular.
+Two networks with random weights agree on nothing, so every rule would reject
+their drafts. This rule accepts drafts at a given rate whatever the
+probabilities, so that a round takes as long as with trained networks of that
+acceptance rate. The emitted tokens follow no particular distribution.
 """
 
 import dataclasses
@@ -16,9 +16,10 @@ from specsample.verify import rule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Synthetic:
-  """Keeps each draft with probability `rate`, until the first that fails.
+  """Accepts each draft with probability `rate` until the first rejection.
 
-  Without a stop, E[tokens a round] = (1 - rate^(K + 1)) / (1 - rate).
+  If no stop condition cuts rounds short, the expected number of tokens per
+  round is (1 - rate^(K + 1)) / (1 - rate).
   """
 
   rate: float
@@ -27,7 +28,7 @@ class Synthetic:
   draft_laws = rule.CHAIN_LAWS
 
   def __post_init__(self):
-    """Refuses what is no probability."""
+    """Checks that `rate` is a probability."""
     if not 0 <= self.rate <= 1:
       raise ValueError(
         f'the synthetic acceptance rate is {self.rate}: give a probability, '
@@ -35,9 +36,10 @@ class Synthetic:
       )
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict, given target_probs [K + 1, V].
+    """Returns the verdict's distribution, given target_probs [K + 1, V].
 
-    The token after the kept drafts follows the target's distribution there.
+    The token after the accepted drafts is drawn from the target's distribution
+    at its position.
     """
     rule.check_chain('synthetic', draft, self.draft_laws)
     accept = jnp.where(draft.tokens >= 0, self.rate, 0)

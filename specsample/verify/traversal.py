@@ -1,6 +1,6 @@
-"""Traversal verification: a tree is judged from its leaves to its root.
+"""Traversal verification: a tree is verified from its leaves to its root.
 
-Weng et al., 2505.12398. On a chain it is block verification.
+Weng et al., 2505.12398. On a chain this is block verification.
 """
 
 import dataclasses
@@ -16,12 +16,15 @@ from specsample.verify import rule
 
 @dataclasses.dataclass(frozen=True)
 class Traversal:
-  """Tries the whole path to each leaf in turn, and takes rejected leaves away.
+  """Tries the whole path to each leaf in turn and removes rejected leaves.
 
-  A leaf's path is kept with probability a = min(1, a target / draft), along the
-  path from 1 at the root on. Where it is not, the leaf's parent goes on with
-  the target's distribution (a target - draft)+, of mass S, and with a = S / (S
-  + 1 - a); the root keeps a = 1. Childless, it is a leaf.
+  p is the target's distribution after a node's parent, and q the one that the
+  node's token x was drawn from. The root has a = 1, and a node has
+  a = min(1, a_parent p(x) / q(x)). A leaf's path is kept with probability a. If
+  it is rejected, the leaf is removed and its parent continues with the residual
+  (a_parent p - q)+, normalised, in place of p and with
+  a_parent <- S / (S + 1 - a_parent), where S is the mass of the residual; the
+  root keeps a = 1. A node that has lost all its children is a leaf.
   """
 
   lossless = True
@@ -29,26 +32,27 @@ class Traversal:
   draft_laws = frozenset(types.DraftLaw)
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict, given target_probs [N + 1, V]."""
+    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_law('traversal', draft, self.draft_laws)
     parents = rule.parents(draft)
     size, dtype = parents.size + 1, target_probs.dtype
     depth = parents.size if draft.depth is None else draft.depth
-    # By the number of the node; of the pending token there is none.
+    # Indexed by node; the pending token has no parent and was not drafted.
     before = jnp.pad(parents, (1, 0), constant_values=-1)
     tokens = jnp.pad(draft.tokens, (1, 0), constant_values=-1)
 
-    # Not constants: mapped over a divided batch, a loop takes none.
+    # Derived from `tokens`: a loop mapped over a sharded batch cannot start
+    # from constants.
     zeros = (0 * tokens).astype(dtype)
 
     def drawn_from(node):
-      """The distribution [V] that a node's token was drawn from."""
+      """Returns the distribution [V] that a node's token was drawn from."""
       if draft.probs is not None:
         return indexing.row(draft.probs, node - 1, None)
       return jax.nn.one_hot(tokens[node], target_probs.shape[-1], dtype=dtype)
 
     def first_leaf(left, own, target):
-      """The first leaf that is left, its parent, and a of both."""
+      """Returns the first remaining leaf, its parent, and `a` of both."""
 
       def down(_, place):
         node, _, a, _ = place
@@ -60,7 +64,7 @@ class Traversal:
           rule.of_tokens(drawn_from(child), token),
         )
         step = jnp.minimum(step, jnp.finfo(dtype).max)  # 0 * inf is NaN
-        # Where a child was taken away, a is what was left.
+        # A node that has lost a child has its updated `a` in `own`.
         new = jnp.where(own[child] < 0, jnp.minimum(a * step, 1), own[child])
         down = (child, node, new, a)
         return jax.tree.map(

@@ -1,7 +1,7 @@
-"""Recursive rejection: at each node its children are tried one after another.
+"""Recursive rejection: tries the children of each node one after another.
 
 SpecInfer (Miao et al., 2305.09781, Algorithm 2), Sequoia (Chen et al.,
-2402.12374, Algorithm 2) and EAGLE (2401.15077); of point masses it is what
+2402.12374, Algorithm 2) and EAGLE (2401.15077). With point masses it is what
 EAGLE-2 and Medusa do when they sample.
 """
 
@@ -17,10 +17,11 @@ from specsample.verify import rule
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-  """Accepts a child with probability min(1, residual / draft), or goes on.
+  """Accepts a child x with probability min(1, r(x) / q(x)), or tries the next.
 
-  The residual is the target's distribution at first, and behind each rejected
-  child the positive part of what it was less that child's distribution. On a
+  q is the distribution that x was drawn from. The residual distribution r is
+  the target's at first; after each rejected child it becomes (r - q)+,
+  normalised. If all children are rejected, the next token is drawn from r. On a
   chain this is the token rule.
   """
 
@@ -29,7 +30,7 @@ class Tree:
   draft_laws = frozenset(types.DraftLaw)
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict, given target_probs [N + 1, V]."""
+    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_law('tree', draft, self.draft_laws)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
@@ -46,7 +47,10 @@ tree = Tree()
 
 
 def _of_point_masses(draft, target_probs):
-  """Of a point mass the residual is what there was, but for the token."""
+  """Returns the law for point masses.
+
+  The residual after a rejection is what it was without the rejected token.
+  """
   parents, tokens = rule.parents(draft), draft.tokens
   is_before = rule.is_sibling_before(parents)
   is_again = jnp.any(is_before & (tokens == tokens[:, None]), axis=1)
@@ -61,13 +65,14 @@ def _of_point_masses(draft, target_probs):
 
 
 def _of_drawn(draft, target_probs):
-  """The first children of all nodes at once, then the second ones, ...
+  """Returns the law for drawn children.
 
-  Child by child, the distributions of all nodes would be copied as often.
+  All first children are tried at once, then all second ones, and so on. Going
+  child by child would copy the distributions of all nodes for every child.
   """
   parents, bounds = rule.parents(draft), rule.num_children(draft)
   rank = rule.siblings_before(parents)
-  # Those that may have more than i children come before the others.
+  # Nodes that may have more than i children come before the others.
   nodes = np.argsort(np.negative(bounds), kind='stable')
   finished: list[Array] = []
   residual = jnp.take(target_probs, nodes, axis=0)

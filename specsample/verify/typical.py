@@ -1,4 +1,4 @@
-"""Typical acceptance: lossy, what the target would not find odd is kept.
+"""Typical acceptance: a lossy rule that keeps tokens plausible to the target.
 
 Cai et al., 2401.10774 (Medusa), section 2.3.1, after Hewitt et al., 2210.15191.
 """
@@ -17,8 +17,11 @@ from specsample.verify import rule
 class Typical:
   """Keeps the longest path of tokens above min(epsilon, delta exp(-entropy)).
 
-  Of paths of one length the one of the largest probability. The token behind
-  it is the target's. What is emitted is not distributed as the target's.
+  Draft token x passes if p(x) > min(epsilon, delta exp(-H(p))), where p is the
+  target's distribution and H its entropy in nats. Of several longest paths, the
+  one with the highest probability under the target is kept. The token after the
+  path is drawn from the target. The output does not have the target's
+  distribution.
   """
 
   epsilon: float = 0.09
@@ -28,14 +31,14 @@ class Typical:
   draft_laws = frozenset(types.DraftLaw)
 
   def __post_init__(self):
-    """Refuses thresholds that are no probability."""
+    """Checks that the thresholds are probabilities."""
     for name in ('epsilon', 'delta'):
       value = getattr(self, name)
       if not 0 <= value <= 1:
         raise ValueError(f'{name} is {value}: give a probability, 0 to 1')
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """The distribution of the verdict, given target_probs [N + 1, V]."""
+    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_law('typical', draft, self.draft_laws)
     parents = rule.parents(draft)
     is_possible = target_probs > 0

@@ -1,1 +1,1 @@
-"""Two vocabularies: tokens that are shared, padded, or spelled alike."""
+"""Drafting across two vocabularies: by shared tokens, padding or text."""

@@ -1,8 +1,9 @@
-"""Draft models whose vocabulary was padded to another size than the target's.
+"""Draft models whose vocabulary is padded to another size than the target's.
 
-Families do so: Qwen 2.5 has 151,936 rows in its small models and 152,064 in its
-large ones, Gemma 3 262,144 and 262,208, for the same tokens. Models of other
-tokens draft by `drafters.TLI`, which `vocab_map` is for.
+This happens within model families. For the same tokens, Qwen 2.5 has 151,936
+rows in its small models and 152,064 in its large ones, and Gemma 3 has 262,144
+and 262,208. Models with different tokens draft with `drafters.TLI`, using a map
+from `vocab_map`.
 """
 
 import dataclasses
@@ -20,17 +21,19 @@ from specsample.types import Params
 
 
 def match_vocabulary(draft: load.Loaded, target: load.Loaded) -> load.Loaded:
-  """A model with as many tokens as its target, to draft for it.
+  """Returns the draft model with its vocabulary resized to the target's.
 
-  Ids keep their meaning. A token that only the target has is never drafted,
-  one that only the draft model has is cut off. On the mesh that is set.
+  Ids keep their meaning. A token that only the target has is never drafted, and
+  a token that only the draft model has is cut off. The parameters are placed on
+  the mesh that is set.
 
-  With equal sizes the model stays as it is, and its names are not looked at:
-  models of one family may name what they never write differently.
+  If the sizes are equal, the model is returned as it is, without comparing the
+  token names: models of one family may give different names to tokens that they
+  never write.
 
   Raises:
-    ValueError: of two sizes, the tokenizers name an id differently, or one of
-      the two models has none.
+    ValueError: the sizes differ, and the tokenizers name an id differently or
+      one of the two models has no tokenizer.
   """
   size = target.model.vocab_size
   if draft.model.vocab_size == size:
@@ -60,7 +63,7 @@ def _check_names(own: text.Tokenizer, others: text.Tokenizer) -> None:
 
 
 def _resized(params: Params, model: transformer.Transformer) -> Params:
-  """Parameters whose matrices of the vocabulary have the model's size."""
+  """Returns the parameters with vocabulary matrices of the model's size."""
   names = [name for name in ('embedding', 'unembedding') if name in params]
   axes = model.param_axes()
   is_int8 = lambda leaf: isinstance(leaf, int8.Int8)

@@ -1,9 +1,10 @@
-"""Drafts text with a model of any other vocabulary: the two share nothing.
+"""Drafting as text, with a draft model of any other vocabulary.
 
 String-level exact match: Timor et al., 2502.05202, Algorithm 2. The draft model
-continues the text, the target's tokenizer makes tokens of the continuation, and
-those are kept that equal what the target samples. Between the rounds this runs
-on the host, where the tokenizers are.
+continues the text, the target's tokenizer encodes the continuation, and the
+tokens that equal what the target samples are kept. The two vocabularies need
+not share anything. The work between rounds runs on the host, where the
+tokenizers are.
 """
 
 from collections.abc import Sequence
@@ -27,13 +28,13 @@ from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
 from specsample.types import Array, ArrayLike, Output, Verifier
 
-# Tokens of the draft model that a pass takes in: behind a prompt, in a round.
+# Draft-model tokens per pass: few in a round, many after a prompt.
 _CHUNKS = (8, 64)
-# Behind a text of t of the target's tokens nothing is drafted where it has more
-# than _ROOM * t + _SPARE of the draft model's: there is room for no more. That
-# is a rule of the row alone, whatever it is padded to and in whatever batch.
+# Nothing is drafted for a text of t target tokens if it has more than
+# _ROOM * t + _SPARE draft-model tokens, because there is no room for more. This
+# depends on the row alone, not on its padding or the rest of the batch.
 _ROOM, _SPARE = 1.5, 16
-# Tokens before a text with which it is encoded, the first that fit.
+# How many preceding tokens a text is encoded with: the first number that works.
 _OVERLAPS = (8, 4, 2, 1, 0)
 
 
@@ -50,21 +51,24 @@ def generate(
   stop: Stop = Stop(),
   request_ids: ArrayLike | None = None,
 ) -> Output:
-  """As `decode.generate`, with drafts of a model that has its own tokenizer.
+  """Continues prompts with a draft model that has its own tokenizer.
 
-  A draft is the draft model's most likely text, a function of the tokens so
-  far, so the output is distributed as the target alone at any temperature.
+  Works like `decode.generate`. A draft is the draft model's most likely text, a
+  function of the tokens so far, so with a lossless rule the output has exactly
+  the target model's distribution at any temperature.
 
   Args:
     target, draft: models with their tokenizers.
-    prompts: token ids of the target, a list for each row.
-    key: as `decode.generate`'s, as are sampling, max_new_tokens, stop and
+    prompts: token ids of the target, one list per row.
+    key: as in `decode.generate`, as are sampling, max_new_tokens, stop and
       request_ids.
-    num_draft_tokens: K, of the target's tokens and of the draft model's.
+    num_draft_tokens: K, the number of tokens that the draft model writes, and
+      the most target tokens of a draft.
     verify: a rule for chains that takes point masses.
 
   Raises:
-    ValueError: as `decode.generate`; a model without a tokenizer.
+    ValueError: as in `decode.generate`; or a model has no tokenizer, or the
+      draft model takes too few tokens for K drafts.
   """
   stop.check(target.model.vocab_size)
   given = given_lib.Given(num_draft_tokens=num_draft_tokens)
@@ -118,10 +122,11 @@ def generate(
 def following(
   tokenizer: text.Tokenizer, ids: Sequence[int], written: str
 ) -> list[int]:
-  """Token ids of a text that follows others, which stay as they are.
+  """Returns the token ids of a text that follows `ids`, which stay as they are.
 
-  As the tokenizer would go on from the last of them; where it would have made
-  other tokens of those, as of a text of its own.
+  The text is encoded together with the last few ids, so that it continues them
+  as the tokenizer would. If that would change these ids, fewer of them are
+  taken, and in the end none.
   """
   ends = [list(ids[max(0, len(ids) - n) :]) if n else [] for n in _OVERLAPS]
   whole = tokenizer.encode_all(
@@ -135,7 +140,7 @@ def following(
 
 
 class _Writer:
-  """Goes on with texts by a draft model, whose cache keeps what it can."""
+  """A draft model that continues texts and reuses what its cache holds."""
 
   def __init__(self, draft, num_draft_tokens, batch_size, num_slots):
     self._tokenizer = draft.tokenizer
@@ -156,16 +161,16 @@ class _Writer:
     )
 
   def go_on(self, texts: Sequence[tuple[str, int]]) -> list[str]:
-    """What follows each text, '' where there is no room or it is empty.
+    """Returns a continuation of each text, '' if it is empty or has no room.
 
-    Beside a text is how many of the target's tokens it has.
+    Each text comes with its number of target tokens.
     """
     rows = [self._tokenizer.encode(text) if text else [] for text, _ in texts]
     fits = [
       0 < len(row) <= min(_ROOM * count + _SPARE, self._room)
       for row, (_, count) in zip(rows, texts, strict=True)
     ]
-    # Of the others the draft is not looked at.
+    # The other rows get a dummy token, and their drafts are ignored.
     rows = [row if fit else [0] for row, fit in zip(rows, fits, strict=True)]
     known = list(map(_num_equal, rows, self._fed))
     missing = max(
@@ -185,7 +190,7 @@ class _Writer:
       chunk=next((n for n in _CHUNKS if missing <= 2 * n), max(_CHUNKS)),
     )
     drafted = jax.device_get(drafted).tolist()
-    # The last draft was not fed.
+    # The last draft token was not fed.
     self._fed = [row + new[:-1] for row, new in zip(rows, drafted, strict=True)]
     return [
       self._text(row, new) if fit else ''
@@ -193,12 +198,12 @@ class _Writer:
     ]
 
   def _text(self, row, new):
-    """The text of new tokens behind a row, to the end or its last character."""
+    """Returns the text of new tokens, up to EOS or the last whole character."""
     ends = set(self._tokenizer.eos_ids)
     new = new[: next((i for i, token in enumerate(new) if token in ends), None)]
     before = row[-max(_OVERLAPS) :]
     known = self._tokenizer.decode(before)
-    # Behind others, because some tokenizers take the space off the first.
+    # Decoded after other tokens: some tokenizers strip the first token's space.
     return self._tokenizer.decode(before + new)[len(known) :].rstrip('\ufffd')
 
 
@@ -215,9 +220,9 @@ def _continue(
   chain: chain_lib.Chain,
   chunk: int,
 ) -> tuple[Array, chain_lib.ChainState]:
-  """The most likely next tokens [B, K], by the first length [B] of tokens.
+  """Returns the most likely tokens [B, K] after the first length [B] tokens.
 
-  Of those the first known [B] are in the state's cache.
+  The first known [B] of those are in the state's cache already.
   """
   before = length - 1
   kept = jnp.minimum(known, before)
@@ -247,7 +252,7 @@ def _continue(
 
 
 def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
-  """How many tokens two rows begin with alike."""
+  """Returns the length of the common prefix of two rows of tokens."""
   pairs = enumerate(zip(one, other, strict=False))
   shorter = min(len(one), len(other))
   return next((i for i, (a, b) in pairs if a != b), shorter)

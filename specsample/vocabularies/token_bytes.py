@@ -1,7 +1,7 @@
-"""What the tokens of a vocabulary stand for, whatever they are called.
+"""The bytes that the tokens of a vocabulary stand for, whatever their names.
 
-A byte-level vocabulary writes ' the' as 'Ġthe', SentencePiece as '▁the', and
-bytes that are no text as '<0x0A>' or as letters of their own.
+A byte-level vocabulary writes ' the' as 'Ġthe', and SentencePiece as '▁the'.
+Bytes that are not text are written as '<0x0A>' or as letters of their own.
 """
 
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ import tokenizers
 from specsample import text
 
 _BYTE_TOKEN = re.compile('<0x([0-9A-Fa-f]{2})>')
-# Of what a decoder does, that between texts and nothing to a token itself.
+# Decoder steps that act between whole texts and leave single tokens unchanged.
 _OF_WHOLE_TEXTS = ('Fuse', 'Strip')
-# Before a token, for tokenizers that begin a text with a space of their own.
+# Put before a text, for tokenizers that begin a text with a space of their own.
 _ANCHORS = ('\n', 'a', '.')
 
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-  """One token: what it is called and what it stands for."""
+  """A token's name and the bytes that it stands for."""
 
   name: str
-  text: bytes  # may be a part of a character; of a control token its name
-  is_control: bool  # is never made of text, as one that ends a turn
-  is_fallback: bool  # a byte of what the vocabulary has no token for
+  text: bytes  # may be part of a character; for a control token, its name
+  is_control: bool  # never made from text, like a token that ends a turn
+  is_fallback: bool  # stands for one byte of text that has no token
 
 
 def of(tokenizer: text.Tokenizer) -> dict[int, Token]:
-  """The tokens by their ids.
+  """Returns the tokens of a tokenizer by their ids.
 
   Raises:
     ValueError: the tokenizer joins tokens in a way that is not known here.
@@ -42,7 +42,7 @@ def of(tokenizer: text.Tokenizer) -> dict[int, Token]:
   added = backend.get_added_tokens_decoder()
   tokens = {}
   for name, i in backend.get_vocab().items():
-    if i in added:  # stands for what it is called
+    if i in added:  # stands for its own name
       tokens[i] = Token(name, name.encode(), added[i].special, False)
     else:
       stands_for, is_fallback = _decoded(name, steps)
@@ -51,7 +51,11 @@ def of(tokenizer: text.Tokenizer) -> dict[int, Token]:
 
 
 def canonical(tokens: dict[int, Token]) -> dict[tuple[bytes, bool], int]:
-  """The id of each (text, is_control), of several that a text is made of."""
+  """Returns the id that each (text, is_control) is encoded as.
+
+  If several tokens stand for the same text, it is the lowest of their ids, and
+  that of a byte fallback only if there is no other.
+  """
   ids: dict[tuple[bytes, bool], int] = {}
   for i in sorted(tokens, key=lambda i: (tokens[i].is_fallback, i)):
     ids.setdefault((tokens[i].text, tokens[i].is_control), i)
@@ -63,12 +67,12 @@ def spell(
   tokens: dict[int, Token],
   texts: Sequence[bytes],
 ) -> list[list[int]]:
-  """Each of some texts in a tokenizer's own tokens, as within a longer text.
+  """Returns each text in the tokenizer's own tokens, as within a longer text.
 
-  Bytes that are no character become tokens of one byte each; what the
-  vocabulary has no token for is left out.
+  Bytes that do not form a character become tokens of one byte each; bytes that
+  the vocabulary has no token for are left out.
   """
-  # Bytes of no character are lone surrogates, which stand apart.
+  # Bytes that form no character are lone surrogates, which are split off.
   parts = [
     re.findall(
       '[\udc80-\udcff]|[^\udc80-\udcff]+', t.decode('utf-8', 'surrogateescape')
@@ -100,8 +104,8 @@ def spell(
 
 
 def _decoder(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-  """The steps of a backend's decoder."""
-  # Written out without the vocabulary, which may have 100 MB.
+  """Returns the steps of a backend's decoder."""
+  # Serialised without the vocabulary, which may take 100 MB.
   empty = tokenizers.Tokenizer(tokenizers.models.BPE())
   if backend.decoder is not None:
     empty.decoder = backend.decoder
@@ -121,7 +125,7 @@ def _decoder(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
 
 
 def _decoded(name, steps):
-  """What a token of that name stands for, and whether it is a byte's."""
+  """Returns what a name stands for, and whether it is a byte fallback."""
   for step in steps:
     kind = step['type']
     if kind == 'Replace':
@@ -136,7 +140,10 @@ def _decoded(name, steps):
 
 
 def _byte_letters() -> dict[str, int]:
-  """GPT-2's letters of the bytes: themselves, or the next from U+0100 on."""
+  """Maps GPT-2's letters to bytes: those of printable bytes are themselves.
+
+  The other bytes have the letters from U+0100 on, in their order.
+  """
   printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
   others = [byte for byte in range(256) if byte not in printable]
   letters = {chr(byte): byte for byte in printable}

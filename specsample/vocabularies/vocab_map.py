@@ -1,7 +1,7 @@
-"""How the tokens of a draft model relate to those of its target.
+"""Maps between the tokens of a draft model and those of its target.
 
 Timor et al., 2502.05202. Tokens are the same if they stand for the same text
-(`spelling`), not if they have the same name or id.
+(`token_bytes`), not if they have the same name or id.
 """
 
 import dataclasses
@@ -15,18 +15,18 @@ from specsample.loading import load
 from specsample.types import Params
 from specsample.vocabularies import token_bytes
 
-# Vocabularies of one language share a third and more of the smaller one.
-# Unrelated ones share an alphabet, of which no word can be drafted.
+# Vocabularies of one language share at least a third of the smaller one.
+# Unrelated ones share little more than an alphabet, too little to draft words.
 _LEAST_SHARE = 0.05
 
 
 class Kind(enum.Enum):
   """How two vocabularies relate.
 
-  IDENTITY: the same tokens by the same ids: `drafters.Chain` drafts.
+  IDENTITY: the same tokens with the same ids; use `drafters.Chain`.
   PADDING: the same, but one has more rows: `match_vocabulary`, then `Chain`.
-  D2T: the draft model has some of the target's tokens, by other ids.
-  INTERSECTION: each may have tokens that the other has not.
+  D2T: the target has all of the draft model's tokens, but with other ids.
+  INTERSECTION: each may have tokens that the other does not have.
   """
 
   IDENTITY = 'identity'
@@ -37,21 +37,22 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class VocabMap:
-  """What `drafters.TLI` has to know of two vocabularies, on the host.
+  """The relation of two vocabularies as `drafters.TLI` needs it, on the host.
 
   Attributes:
     kind: how they relate.
-    draft_ids: [V] int32, of each of the target's tokens the one of the draft
-      model that stands for the same text, -1 where there is none. No draft
-      token is there twice.
+    draft_ids: [V] int32, for each target token the draft model's token that
+      stands for the same text, -1 if there is none. No draft-model token occurs
+      twice.
     pieces: [V, P] int32, the draft model's tokens that are fed to it for each
-      of the target's, -1 behind the last. A token that both have is one piece,
-      another its text in the draft model's tokens, of more than P the last. A
-      byte that is part of a character is a piece of its own. Control tokens
-      that the draft model lacks have no pieces.
-    prefix: what the draft model reads before any text: the BOS token of its
-      family, unless the target's texts begin with one, whose piece it then is.
-    num_draft_tokens, num_target_tokens: how many each has, without padding.
+      target token, -1 after the last. A shared token is one piece; any other is
+      its text in the draft model's tokens, cut to the last P. A byte that is
+      part of a character is a piece of its own. Control tokens that the draft
+      model lacks have no pieces.
+    prefix: the draft model's BOS token, which it reads before any text. Empty
+      if the target's texts begin with BOS, which is then fed as that token.
+    num_draft_tokens, num_target_tokens: how many tokens each vocabulary has,
+      without padding.
   """
 
   kind: Kind
@@ -63,11 +64,11 @@ class VocabMap:
 
   @property
   def num_shared(self) -> int:
-    """How many tokens both have."""
+    """The number of tokens that both have."""
     return int(np.sum(self.draft_ids >= 0))
 
   def params(self, draft_params: Params) -> Params:
-    """params['drafter'] of `drafters.TLI`, on the mesh that is set."""
+    """Returns params['drafter'] of `drafters.TLI`, on the mesh that is set."""
     arrays = {
       'draft_ids': self.draft_ids,
       'pieces': self.pieces,
@@ -80,7 +81,7 @@ class VocabMap:
 def map_vocabulary(
   draft: load.Loaded, target: load.Loaded, *, max_pieces: int = 8
 ) -> VocabMap:
-  """The map between two models that have tokenizers; errors as `of`'s."""
+  """Returns the map between two models with tokenizers; raises as `of` does."""
   return of(
     draft.tokenizer,
     target.tokenizer,
@@ -99,18 +100,19 @@ def of(
   max_pieces: int = 8,
   least_share: float = _LEAST_SHARE,
 ) -> VocabMap:
-  """The map between two vocabularies.
+  """Returns the map between two vocabularies.
 
   Args:
-    draft: the draft model's tokenizer. target: the target's.
-    draft_vocab_size: rows of the draft model, padding included.
-    target_vocab_size: V, the same of the target.
-    max_pieces: P at most.
-    least_share: of the smaller vocabulary, what both have to have.
+    draft: the draft model's tokenizer.
+    target: the target's tokenizer.
+    draft_vocab_size: rows of the draft model's vocabulary, padding included.
+    target_vocab_size: V, the same for the target.
+    max_pieces: the largest P allowed.
+    least_share: more than this share of the smaller one must be shared.
 
   Raises:
-    ValueError: they share no token, or too few to draft with; a tokenizer of
-      which it is not known what its tokens stand for.
+    ValueError: they share no token, or too few to draft with; or it is not
+      known what the tokens of one tokenizer stand for.
   """
   if max_pieces < 1:
     raise ValueError(f'max_pieces is {max_pieces}: feed at least 1 a token')
@@ -151,7 +153,7 @@ def of(
 
 
 def _shared(own, others) -> dict[int, int]:
-  """Draft ids by target id; first of tokens that even have one name."""
+  """Returns draft ids by target id; tokens of equal name are paired first."""
   by_name = {token.name: i for i, token in own.items()}
   found = {}
   for i, token in others.items():
@@ -163,7 +165,7 @@ def _shared(own, others) -> dict[int, int]:
     {i: token for i, token in tokens.items() if i not in without}
   )
   of_draft, of_target = left(own, taken), left(others, found.keys())
-  # A text that is paired is spelled by that pair.
+  # A text that is paired already is spelled by that pair.
   paired = {(others[i].text, others[i].is_control) for i in found}
   return found | {
     i: of_draft[key]
@@ -173,7 +175,7 @@ def _shared(own, others) -> dict[int, int]:
 
 
 def _pieces(draft, own, others, draft_ids):
-  """Those of the tokens that the target alone has, by id."""
+  """Returns the pieces, by id, of the tokens that only the target has."""
   ids = [
     i
     for i, token in others.items()

@@ -1,4 +1,4 @@
-"""Drafters in the layouts that others publish them in.
+"""Drafters in the layouts in which others publish them.
 
-`layouts.load` finds out which one a folder is of.
+`layouts.load` finds the layout of a folder.
 """

@@ -1,6 +1,6 @@
-"""DFlash and DSpark, as their authors and speculators write them.
+"""DFlash and DSpark, as their authors and `speculators` write them.
 
-Chen et al., 2602.06036; DSpark is DeepSpec's.
+Chen et al., 2602.06036; DSpark is from DeepSpec.
 """
 
 from typing import Any
@@ -28,10 +28,10 @@ def plan(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """DFlash, or DSpark where there is a Markov head.
+  """Plans a DFlash drafter, or a DSpark one if there is a Markov head.
 
   Raises:
-    ValueError: it is of a kind that is not supported, or not of such a target.
+    ValueError: the drafter is of an unsupported kind, or for another target.
   """
   config = source.config
   nested = config.part('dflash_config')
@@ -85,7 +85,7 @@ def plan(
 
 
 def _check_heads(source, is_spark):
-  """Raises ValueError for a Markov head of another kind, or half of one."""
+  """Raises ValueError if a Markov head is of another kind or incomplete."""
   config = source.config
   if is_spark:
     config.only('markov_head_type', 'vanilla')
@@ -101,9 +101,10 @@ def _check_heads(source, is_spark):
 
 
 def _drafts_from_pending(source) -> bool:
-  """Whether the pending token's own output is read, for the first draft.
+  """Returns whether the pending token's output gives the first draft token.
 
-  DeepSpec trains so, and speculators where it says.
+  It does for drafters that DeepSpec trains. In `speculators` the setting
+  sample_from_anchor decides; by default it does for DSpark only.
   """
   config = source.config
   if 'sample_from_anchor' in config.values:
@@ -117,7 +118,7 @@ def _drafts_from_pending(source) -> bool:
 
 def _feature_layers(source, target):
   config = source.config
-  # Speculators' numbers count the embedding as the first.
+  # The numbers of `speculators` count the embedding as the first.
   counted = source_lib.numbers(config, 'aux_hidden_state_layer_ids')
   if counted:
     return tuple(i - 1 for i in counted)

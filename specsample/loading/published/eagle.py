@@ -2,7 +2,7 @@
 
 Li et al., 2401.15077, 2406.16858 and 2503.01840. The layer of EAGLE-3 is called
 `midlayer` by its authors and `layers.0` by others; that of EAGLE is `layers.0`,
-and `transformer` where `speculators` wrote it.
+or `transformer` if `speculators` wrote it.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from specsample.loading.published import layer
 from specsample.loading.published import source as source_lib
 from specsample.models import config as config_lib
 
-# Of a chain where a configuration does not say, as deep as EAGLE's own trees.
+# The default length of a chain, as deep as EAGLE's own trees.
 _NUM_DRAFT_TOKENS = 5
 
 
@@ -23,13 +23,13 @@ def plan_eagle(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """EAGLE 1 or 2, which differ in their trees only.
+  """Plans an EAGLE 1 or 2 drafter; the two differ only in their trees.
 
   Raises:
-    ValueError: it has more than one layer, norms that EAGLE has not, or is not
-      of such a target.
+    ValueError: the drafter has more than one layer or norms that EAGLE lacks,
+      or is for another target.
   """
-  # Of speculators: HASS with norms around the projection and before the head.
+  # In `speculators`, HASS with norms around the projection and before the head.
   source.config.only('layernorms', False)
   is_renamed = 'fusion_fc.weight' in source.tensors
   prefix = 'transformer.' if is_renamed else 'layers.0.'
@@ -57,11 +57,11 @@ def plan_eagle3(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """EAGLE-3.
+  """Plans an EAGLE-3 drafter.
 
   Raises:
-    ValueError: it has more than one layer, is of a kind that is not supported,
-      or not of such a target.
+    ValueError: the drafter has more than one layer, is of an unsupported kind,
+      or is for another target.
   """
   config = source.config
   config.only('norm_before_fc', False)
@@ -100,13 +100,14 @@ def plan_eagle3(
 def read_ids(
   source: source_lib.Source, target: load.Loaded
 ) -> tuple[np.ndarray | None, set[str]]:
-  """The target's ids of the tokens drafted, and the tensors that hold them.
+  """Returns the target's ids of the draft vocabulary, and tensors to ignore.
 
-  They are stored as what is to be added to the place among those drafted, d2t;
-  t2d says which they are.
+  d2t holds the ids, each minus its index in the draft vocabulary, and t2d flags
+  them in the target's vocabulary. The ids are None if there is no d2t.
 
   Raises:
-    ValueError: they are not of the target, or what says so disagrees.
+    ValueError: the ids are not the target's, or d2t, t2d and the configuration
+      disagree.
   """
   wanted = source.config.get('draft_vocab_size')
   ignored = {'d2t', 't2d'} & source.tensors.keys()
@@ -142,10 +143,11 @@ def read_ids(
 def of_outputs(
   source: source_lib.Source, target: load.Loaded, layers: tuple[int, ...]
 ) -> tuple[int, ...]:
-  """Layers whose outputs are read, as transformers hands them on.
+  """Returns the layers, checked to be outputs that transformers provides.
 
   Raises:
-    ValueError: what it hands on of the last layer is behind the last norm.
+    ValueError: the last layer is among them; transformers provides its output
+      only after the final norm.
   """
   if target.model.num_layers - 1 in layers:
     raise ValueError(
@@ -157,7 +159,7 @@ def of_outputs(
 
 
 def of_layer(config: config_lib.Config) -> config_lib.Config:
-  """The part of a configuration that is of the drafter's layers."""
+  """Returns the part of a configuration that describes the drafter's layers."""
   nested = config.part('transformer_layer_config')
   return nested if nested.values else config
 
@@ -173,15 +175,15 @@ def _one_layer(source, target, prefix):
 
 
 def _feature_layers(source, target):
-  """Those whose outputs are read, () where no configuration says.
+  """Returns the layers whose outputs are read, () if no configuration says.
 
-  Speculators' number counts the embedding as the first.
+  The numbers of `speculators` count the embedding as the first.
   """
   config, key = source.config, 'eagle_aux_hidden_state_layer_ids'
   counted = source_lib.numbers(config, key)
   if counted:
     return tuple(i - 1 for i in counted)
-  # SGLang's are of outputs.
+  # SGLang's numbers are those of layer outputs.
   ids = source_lib.numbers(config.part('eagle_config'), key)
   if ids:
     return ids
@@ -190,7 +192,7 @@ def _feature_layers(source, target):
 
 
 def _not_read(drafter, prefix):
-  """Tensors that may be there: what is computed, and the target's own."""
+  """Returns tensors that may exist, but are computed or the target's own."""
   names = {prefix + layer.FREQUENCIES}
   return names if drafter.own_unembedding else names | {source_lib.UNEMBEDDING}
 

@@ -1,8 +1,8 @@
-"""Medusa's heads and Hydra's, in the files that their authors' code writes.
+"""Medusa and Hydra heads, in the files that their authors' code writes.
 
 Cai et al., 2401.10774; Ankner et al., 2402.05109. Each head has an unembedding
-of its own, and of its blocks of the same width there may be only one, stored
-once or again and again.
+of its own. Its blocks of the same width may all be one, which is then stored
+once or several times.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ def plan_medusa(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """The first heads of medusa_lm_head.
+  """Plans a Medusa drafter with the first heads of medusa_lm_head.
 
   Raises:
-    ValueError: there are fewer heads, or they are not of such a target.
+    ValueError: there are fewer heads than K, or they are for another target.
   """
   source = _without(source, 'medusa_head.')
   num_heads = _count(source, r'(\d+)\.')
@@ -60,16 +60,16 @@ def plan_hydra(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """The first heads of hydra_lm_head.
+  """Plans a Hydra drafter with the first heads of hydra_lm_head.
 
-  Those of Hydra++ are behind dropout, so that their numbers are odd, and behind
-  a layer of the target's shape.
+  In Hydra++ each part of a head comes after dropout, so that its number is odd,
+  and all heads come after a layer of the target's shape.
 
   Raises:
-    ValueError: there are fewer heads, they read no drafted tokens, or they are
-      not of such a target.
+    ValueError: there are fewer heads than K, they read no draft tokens, or they
+      are for another target.
   """
-  # Heads that read the last hidden vectors.
+  # Only heads that read the last hidden states are supported.
   source.config.only('hidden_state_offset', 0)
   num_heads = _count(source, r'hydra_mlp\.(\d+)\.')
   has_prefix = any(name.startswith(_PREFIX) for name in source.tensors)
@@ -111,7 +111,7 @@ def plan_hydra(
 
 
 def _without(source, prefix):
-  """The tensors with a prefix without it, all of them if none has it."""
+  """Keeps the tensors with a prefix, stripped of it, or all if none has it."""
   found = {
     name.removeprefix(prefix): tensor
     for name, tensor in source.tensors.items()
@@ -122,7 +122,7 @@ def _without(source, prefix):
 
 
 def _count(source, pattern):
-  """One more than the highest number that names have there."""
+  """Returns 1 + the highest number that the pattern finds in the names."""
   matches = [re.match(pattern, name) for name in source.tensors]
   numbers = [int(match[1]) for match in matches if match]
   if not numbers:
@@ -155,7 +155,7 @@ def _blocks(
   block: Callable[[int, int], str],
   numbers: Sequence[int],
 ) -> dict[str, str]:
-  """The tensors of a head's blocks, as files number them."""
+  """Returns the tensor names of a head's blocks, by parameter."""
   kept = numbers[:1] if drafter.shares_blocks else numbers
   names: dict[str, str] = {}
   for i, number in enumerate(kept):
@@ -165,7 +165,7 @@ def _blocks(
 
 
 def _copies(drafter, block, numbers) -> set[str]:
-  """The tensors of blocks that are the first one again."""
+  """Returns the tensors of blocks that repeat the first one."""
   again = numbers[1:] if drafter.shares_blocks else ()
   return {
     block(head, number) + part
@@ -176,7 +176,10 @@ def _copies(drafter, block, numbers) -> set[str]:
 
 
 def _shares(source, block, num_heads, numbers, reads) -> bool:
-  """Whether all blocks of a head are one, in the file or, read, by values."""
+  """Returns whether all blocks of a head are one.
+
+  They are compared by their place in the file and, if `reads`, by value.
+  """
   if len(numbers) < 2:
     return False
   for head in range(num_heads):
@@ -198,7 +201,7 @@ def _are_equal(source, name, other) -> bool:
 
 
 def _others(source, drafter, pattern) -> set[str]:
-  """The tensors of heads that are not wanted."""
+  """Returns the tensors of heads beyond the first K."""
   matches = {name: re.match(pattern, name) for name in source.tensors}
   return {
     name

@@ -1,4 +1,4 @@
-"""The layer of a drafter, in the names and settings of Hugging Face's."""
+"""A drafter's layers, in the names and settings of Hugging Face."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ FREQUENCIES = 'self_attn.rotary_emb.inv_freq'
 
 
 def names(ours: str, theirs: str) -> dict[str, str]:
-  """Tensors by parameters of one layer, whose names begin so."""
+  """Maps a layer's parameter names to tensor names, given both prefixes."""
   return {
     ours + name.removeprefix('layers.{}.'): theirs
     + tensor.removeprefix('model.layers.{}.')
@@ -29,19 +29,19 @@ def config_of(
   target: load.Loaded,
   layer: str,
 ) -> transformer.Transformer:
-  """A model of layers as the drafter's are.
+  """Returns a model whose layers are like the drafter's.
 
-  Which products have a bias, and whether queries and keys have norms, the
-  tensors say: of drafters, configurations are often a copy of the target's.
+  The tensors tell which products have a bias, and whether queries and keys have
+  norms, because a drafter's configuration is often a copy of the target's.
 
   Args:
-    source: where its tensors are.
-    config: that of its layers, as transformers writes it.
-    target: whose vectors they read.
-    layer: how the names of the first one's tensors begin.
+    source: holds the drafter's tensors.
+    config: the configuration of its layers, as transformers writes it.
+    target: the model whose hidden states they read.
+    layer: the prefix of the first layer's tensor names.
 
   Raises:
-    ValueError: it is of another architecture, or damaged.
+    ValueError: the drafter is of another architecture, or damaged.
   """
   config.only('hidden_act', 'silu')
   config.only('quantization_config', None)
@@ -51,7 +51,7 @@ def config_of(
       f'{config.origin}: layer_types are {kinds}, supported are layers that '
       "see all tokens only, 'full_attention'"
     )
-  # What drafters leave out, or copy from a target.
+  # Defaults for settings that drafters leave out, or copy from a target.
   given: dict[str, Any] = {
     'vocab_size': target.model.vocab_size,
     'num_hidden_layers': 1,

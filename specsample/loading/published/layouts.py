@@ -1,4 +1,4 @@
-"""Which layout a folder is of."""
+"""Finding the layout in which a folder's drafter is published."""
 
 from collections.abc import Callable
 import dataclasses
@@ -17,12 +17,12 @@ from specsample.types import Params
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How drafters of a kind are published.
+  """The layout in which a kind of drafter is published.
 
   Attributes:
-    name: of the kind.
+    name: the name of the kind.
     plan: (source, target, K or None) -> a drafter and where its parameters are.
-      Of a target whose params are None only the shapes count.
+      If the target's params are None, only the shapes count.
   """
 
   name: str
@@ -45,7 +45,7 @@ _OF_SPECULATORS = {
   'dflash': _DFLASH,
   'dspark': _DSPARK,
 }
-# By a tensor that none of those below it has.
+# By a tensor that none of the layouts below it has.
 _BY_TENSOR = {
   'midlayer.hidden_norm.weight': _EAGLE3,
   'layers.0.hidden_norm.weight': _EAGLE3,
@@ -60,10 +60,10 @@ _BY_TENSOR = {
 
 
 def find(source: source_lib.Source) -> Layout | None:
-  """The layout that a folder is of, None if it is of none that is known.
+  """Returns the layout of a folder, None if it is not a known one.
 
   Raises:
-    ValueError: it is of a kind of `speculators` that is not supported.
+    ValueError: the folder is of a kind of `speculators` that is not supported.
   """
   kind = source.config.get('speculators_model_type')
   if kind is not None:
@@ -82,15 +82,16 @@ def find(source: source_lib.Source) -> Layout | None:
 def load(
   folder: epath.Path, target: load_lib.Loaded, num_draft_tokens: int | None
 ) -> tuple[Any, Params] | None:
-  """The drafter in a folder and its parameters, None if it may be a model.
+  """Loads the drafter in a folder; returns None if it may be a model.
 
   Args:
-    folder: of config.json and weights, of safetensors or torch's.
-    target: what it was trained for. Its dtype is that of the parameters.
+    folder: holds config.json and weights, in safetensors or torch files.
+    target: the model that it was trained for. Its dtype is used for the
+      parameters.
     num_draft_tokens: K, None for what the folder says.
 
   Raises:
-    ValueError: it is damaged, of no layout that is known, or not of such a
+    ValueError: the drafter is damaged, of no known layout, or for another
       target.
   """
   source = source_lib.open_folder(folder)

@@ -1,7 +1,7 @@
-"""Modules for multi-token prediction in the folder of their own target.
+"""Modules for multi-token prediction, in the folder of their own target.
 
-DeepSeek-V3's layout: module i is layer L + i of the files, behind the target's
-L layers.
+In DeepSeek-V3's layout, module i is layer L + i of the files, after the L
+layers of the target.
 """
 
 from etils import epath
@@ -16,7 +16,7 @@ from specsample.models import tensors
 from specsample.models import transformer
 from specsample.types import Params
 
-# Of a module, besides its layer.
+# The parameters of a module besides its layer.
 _NAMES = {
   'embedding_norm.scale': 'enorm.weight',
   'feature_norm.scale': 'hnorm.weight',
@@ -24,7 +24,7 @@ _NAMES = {
   'norm.scale': 'shared_head.norm.weight',
 }
 _OF_LAYER = 'layers.{}.', 'model.layers.{}.'
-# Of the target's embedding and unembedding, which the modules share.
+# Copies of the target's embedding and unembedding, which the modules share.
 _COPIES = ('embed_tokens.weight', 'shared_head.head.weight')
 
 
@@ -33,15 +33,15 @@ def load(
   model: transformer.Transformer,
   num_draft_tokens: int | None,
 ) -> tuple[mtp.MTP, Params]:
-  """The modules and their parameters, in the dtype of the target.
+  """Loads the modules and their parameters, in the target's dtype.
 
   Args:
-    folder: of config.json and safetensors, the target's own.
+    folder: the target's own, with config.json and safetensors.
     model: the target.
-    num_draft_tokens: K, None for as many as there are modules.
+    num_draft_tokens: K, None for the number of modules.
 
   Raises:
-    ValueError: there are none, or they are not of such a model.
+    ValueError: there are no modules, or they are for another model.
   """
   path = folder / 'config.json'
   config = config_lib.Config(files.read_json(path), str(path))
@@ -65,10 +65,10 @@ def plan(
   model: transformer.Transformer,
   num_draft_tokens: int | None = None,
 ) -> tuple[mtp.MTP, tensors.TensorFile, dict[str, str], set[str]]:
-  """The modules, their tensors and names, and those that are not read.
+  """Returns a drafter, its tensors, their names, and tensors to ignore.
 
   Raises:
-    ValueError: they are of another family than the model.
+    ValueError: the modules are of another family than the model.
   """
   prefixes = huggingface.mtp_prefixes(
     model.num_layers, config.get(huggingface.NUM_MODULES)

@@ -1,4 +1,4 @@
-"""What a folder holds that was published: a configuration, and tensors."""
+"""The contents of a published folder: a configuration and tensors."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
@@ -21,7 +21,7 @@ from specsample.models import transposed
 from specsample.types import Params
 
 _CONFIG_NAME = 'config.json'
-# How files of heads end, and what other weights are in, the best first.
+# Suffixes of head files, and names of other weight files, the best first.
 _HEADS = ('_lm_head.safetensors', '_lm_head.pt')
 _INDICES = ('model.safetensors.index.json', 'pytorch_model.bin.index.json')
 _FILES = (
@@ -29,19 +29,19 @@ _FILES = (
   *('pytorch_model.bin', _INDICES[1]),
 )
 UNEMBEDDING = 'lm_head.weight'
-# Rows of it that are compared at a time.
+# The number of rows of the unembedding that are compared at a time.
 _BLOCK_ROWS = 4096
-# Rows of an embedding that are compared, and how far they may be from the
-# target's, relative to these: a target of 4 bits is 0.05 from what it was.
+# How many rows of an embedding are compared, and how far they may be from the
+# target's, relative to their norm: a 4-bit target is 0.05 from the exact one.
 _NUM_ROWS = 64
 _TOLERANCE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """A folder's configuration, empty without one, and its tensors.
+  """A folder's configuration, empty if there is none, and its tensors.
 
-  Names are without 'model.' before them.
+  Tensor names are without the prefix 'model.'.
   """
 
   folder: epath.Path
@@ -49,7 +49,7 @@ class Source:
   tensors: dict[str, safetensors_file.Tensor]
 
   def shape(self, name: str) -> tuple[int, ...]:
-    """That of a tensor; ValueError if there is none of that name."""
+    """Returns a tensor's shape; raises ValueError if it does not exist."""
     if name not in self.tensors:
       raise ValueError(
         f'{self.folder} holds no tensor {name}: the checkpoint is incomplete, '
@@ -58,15 +58,16 @@ class Source:
     return self.tensors[name].shape
 
   def read(self, name: str) -> np.ndarray:
-    """A whole tensor."""
+    """Reads a whole tensor."""
     return self.tensors[name][(slice(None),) * len(self.shape(name))]
 
 
 def open_folder(folder: epath.Path) -> Source | None:
-  """What is there, None without weights; none of them is read.
+  """Opens a folder without reading its weights; returns None if it has none.
 
   Raises:
-    ValueError: a file is damaged, or one that an index names is missing.
+    ValueError: a file is damaged, a file that an index names is missing, or a
+      tensor's dtype is not supported.
   """
   present = {path.name for path in folder.iterdir()}
   names = weight_files(folder)
@@ -96,14 +97,14 @@ def open_folder(folder: epath.Path) -> Source | None:
 
 
 def weight_files(folder: epath.Path) -> list[str]:
-  """The files of a folder's weights; those of an index may not be there.
+  """Returns a folder's weight files; those that an index names may be missing.
 
   Raises:
     ValueError: the index is damaged.
   """
   present = {path.name for path in folder.iterdir()}
   heads = [name for name in present if name.endswith(_HEADS)]
-  # Of two files of heads that of safetensors.
+  # If there are two files of heads, safetensors comes first.
   for name in (*sorted(heads, reverse=True), *_FILES):
     if name not in present:
       continue
@@ -118,11 +119,11 @@ class Plan:
   """A drafter, and where each of its parameters is.
 
   Attributes:
-    drafter: says which parameters there are.
-    source: where their values are.
-    names: the tensor's name of each parameter, as `tensors.fill`.
-    made: values, by the parameter's name, of what is in no file as it is to be;
-      matrices are [out, in].
+    drafter: describes the parameters.
+    source: holds their values.
+    names: the tensor's name for each parameter, as in `tensors.fill`.
+    made: values of parameters that no file holds in their final form, by the
+      parameter's name; matrices are [out, in].
     ignored: tensors that are not read.
   """
 
@@ -134,10 +135,10 @@ class Plan:
 
 
 def fill(plan: Plan) -> Params:
-  """A drafter's parameters in the dtype of its target, indices as they are.
+  """Reads a drafter's parameters in its target's dtype, indices as they are.
 
   Raises:
-    ValueError: tensors that are missing, unknown or of another shape.
+    ValueError: tensors are missing, unknown or of another shape.
   """
   found, names = _file_and_names(plan)
   return tensors.fill(
@@ -146,14 +147,14 @@ def fill(plan: Plan) -> Params:
 
 
 def compare(plan: Plan) -> tensors.Differences:
-  """What `fill` refuses; no weight is read."""
+  """Returns the differences that `fill` would refuse; reads no weights."""
   found, names = _file_and_names(plan)
   return tensors.compare(plan.drafter, found, names, plan.ignored)
 
 
 def _file_and_names(plan):
   source = plan.source
-  # By names that no tensor has.
+  # Under names that no tensor has.
   values = {f'(made) {name}': value for name, value in plan.made.items()}
   names = dict(plan.names) | {name: f'(made) {name}' for name in plan.made}
   shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
@@ -167,10 +168,10 @@ def _file_and_names(plan):
 
 
 def numbers(config: config_lib.Config, key: str) -> tuple[int, ...]:
-  """Integers of a configuration, () where there are none.
+  """Returns the integers at a key of a configuration, () if there are none.
 
   Raises:
-    ValueError: they are something else.
+    ValueError: the value is not a list of integers.
   """
   found = config.get(key, [])
   if not isinstance(found, list) or any(type(x) is not int for x in found):
@@ -179,13 +180,13 @@ def numbers(config: config_lib.Config, key: str) -> tuple[int, ...]:
 
 
 def check_embedding(source: Source, name: str, target: load.Loaded) -> set[str]:
-  """The name, if there is such a tensor, which is then to be ignored.
+  """Checks a copy of the embedding; returns its name, if any, to be ignored.
 
-  A drafter's copy of the embedding is not kept twice. Some rows are compared,
-  unless the target is without parameters.
+  The drafter's copy is not kept beside the target's embedding. Some rows are
+  compared, unless the target has no parameters.
 
   Raises:
-    ValueError: it is not the target's.
+    ValueError: the tensor is not the target's embedding.
   """
   if name not in source.tensors:
     return set()
@@ -214,10 +215,11 @@ def check_embedding(source: Source, name: str, target: load.Loaded) -> set[str]:
 
 
 def has_own_unembedding(source: Source, target: load.Loaded) -> bool:
-  """Whether there is an unembedding, and it is not a copy of the target's.
+  """Returns whether there is an unembedding that is not the target's.
 
-  Many drafters are published with a copy, so that they can be run alone. What a
-  target without parameters has is not known, and no copy.
+  Many drafters are published with a copy of the target's, so that they can be
+  run alone. If the target's cannot be read (there are no parameters, or they
+  are int8 or on other hosts), any counts as the drafter's own.
   """
   if UNEMBEDDING not in source.tensors or target.params is None:
     return UNEMBEDDING in source.tensors
@@ -238,13 +240,13 @@ def has_own_unembedding(source: Source, target: load.Loaded) -> bool:
 
 
 def embed(target: load.Loaded, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-  """The target's embeddings [n, D] of tokens, float32, whole on every host.
+  """Returns the target's embeddings [n, D] of tokens, float32, on every host.
 
-  Zeros where the target is without parameters.
+  They are zeros if the target has no parameters.
   """
   if target.params is None:
     return np.zeros((len(ids), target.model.dim), np.float32)
-  # As many rows as any mesh divides a batch into; all are the same.
+  # The ids are repeated, so that any mesh can divide the batch evenly.
   rows = np.tile(np.asarray(ids, np.int32), (jax.device_count(), 1))
   find: Callable[..., jax.Array] = jax.jit(
     lambda params, ids: sharding.replicate(target.model.embed(params, ids))
