@@ -1,8 +1,8 @@
-"""Commands, and beside them a folder for each of their jobs."""
+"""The commands, and a folder for each part of their work."""
 
 
 def __getattr__(name):
-  # For configurations and scripts from before the folders.
+  # For configurations and scripts that are older than the folders.
   from experiments.command import moved  # noqa: PLC0415
 
   now = moved.to(name)

@@ -5,9 +5,9 @@
   python -m experiments.benchmark --gin_file=configs/runs/benchmark_8b.gin
 
 Prints a summary and writes benchmark.json to --out. There each method has its
-own entry in `methods`; draft_ms, verify_ms and overhead_percent at the top are
-of the first in Benchmark.methods. This file only wires: experiments/timing/
-measures and writes.
+own entry in `methods`; draft_ms, verify_ms and overhead_percent at the top
+level are those of the first method in Benchmark.methods. This file is only the
+wiring: experiments/timing/ measures and writes.
 """
 
 from absl import flags
@@ -31,7 +31,7 @@ _OUT = run_flags.out('benchmark.json')
 
 
 def main() -> None:
-  """Measures, prints, writes."""
+  """Measures, prints and writes the results."""
   config.parse()
   with cli.bad_input():
     distributed.start()

@@ -1,14 +1,15 @@
-"""Certifies that decoding is exact, and that the check would notice if not.
+"""Certifies that decoding is exact, and that the checks catch known bugs.
 
   python -m experiments.certify --out=results/certify
   python -m experiments.certify --gin_bindings='Plan.num_rows = 1000000'
 
 Enumerates every lossless rule over its shipped `.law`, samples the compiled
 loop with every drafter, and plants known bugs. Prints a summary, writes
-certificate.json to --out, and exits with 1 if an entry fails. Until then a
-journal there lets the same command go on after an interruption; it is refused
-where any of the code has changed since, so that no certificate is of two
-versions. This file only wires: experiments/certificate/ finds the entries.
+certificate.json to --out, and exits with code 1 if an entry fails. Until the
+certificate is written, a journal in --out lets the same command resume after an
+interruption. The journal is refused if any code has changed since, so that no
+certificate mixes two versions. This file is only the wiring:
+experiments/certificate/ computes the entries.
 """
 
 import sys
@@ -32,7 +33,7 @@ _OUT = run_flags.out('certificate.json')
 
 
 def main() -> None:
-  """Finds every entry, writes and prints them."""
+  """Computes every entry, then writes and prints the certificate."""
   config.parse()
   environment.set_up()
   with cli.bad_input():
@@ -46,7 +47,7 @@ def main() -> None:
     'gin_config': gin.operative_config_str()
   }
   result_file.write(out / 'certificate.json', certificate | described)
-  # The next run is to find every entry anew.
+  # The next run has to compute every entry anew.
   journal.remove()
   terminal.show(certificate)
   print(f'\ncertificate.json is in {out}')

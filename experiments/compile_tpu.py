@@ -1,11 +1,12 @@
-"""Compiles a configuration for TPUs that are not there, and says what it needs.
+"""Compiles a configuration for TPUs, on a machine that has none.
 
   python -m experiments.compile_tpu --topology=v4:2x2x4
   python -m experiments.compile_tpu --gin_file=configs/runs/pod_llama_70b.gin
 
-Writes compile.json to --out, an object a topology: whether it fits, what its
-devices communicate, its roofline. Ends with exit code 1 if one does not fit.
-This file only wires: experiments/tpu/ compiles and counts.
+Writes compile.json to --out, with an object per topology: whether the program
+fits, what its devices communicate, and its roofline. Exits with code 1 if one
+does not fit. This file is only the wiring: experiments/tpu/ compiles and
+counts.
 """
 
 import dataclasses
@@ -41,7 +42,7 @@ _DOES_NOT_FIT = 1
 
 
 def main() -> None:
-  """Compiles for one topology after the other, writing what is known so far."""
+  """Compiles for one topology after another, writing the results so far."""
   config.parse()
   environment.set_up()
   with cli.bad_input():

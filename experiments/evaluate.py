@@ -5,13 +5,13 @@
   python -m experiments.evaluate --gin_bindings='Ngram.num_draft_tokens = 4'
 
 Prints a table, and writes result.json, results.csv, results.png and
-generations.jsonl (who wrote what, by the token) to --out, of which `python -m
-experiments.report` makes a page (docs/report.md). The journal there lets the
-same command go on after an interruption. With --record it also writes traces,
-which `python -m experiments.replay` reads (docs/replay.md). On many devices and
-hosts: docs/pods.md. Greedy outputs that part from the baseline's are looked
-into: docs/divergence.md. This file only wires: experiments/evaluation/ decodes,
-measures and makes the rows.
+generations.jsonl (each method's text, with every token's origin) to --out.
+`python -m experiments.report` makes a page of them (docs/report.md). The
+journal there lets the same command resume after an interruption. With --record
+it also writes traces, which `python -m experiments.replay` reads
+(docs/replay.md). For many devices and hosts, see docs/pods.md. Greedy outputs
+that differ from the baseline's are audited (docs/divergence.md). This file is
+only the wiring: experiments/evaluation/ decodes, measures and makes the rows.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ _PROFILE_DIR = flags.DEFINE_string(
 
 
 def main() -> None:
-  """Measures what the journal lacks, then reports all of it."""
+  """Measures what is not in the journal yet, then reports everything."""
   config.parse()
   with cli.bad_input():
     distributed.start()
@@ -102,7 +102,7 @@ def _evaluate() -> None:
       )
     )
     paper = papers.Paper()
-    # A task's scores are no wrong names where --prompts stands in for it.
+    # The names of a task's scores stay valid if --prompts replaces the task.
     papers.check(paper, {part.name: part.configured for part in parts})
     if _PROMPTS.value and any(part.configured.task for part in parts):
       paper = papers.of_other_prompts(paper, parts[0].benchmark)
@@ -128,7 +128,7 @@ def _evaluate() -> None:
     _run(part, *kept)
   if distributed.is_first():
     _report(out, parts, journals, paper)
-  # Behind the files: whatever becomes of it, they are there.
+  # Profiles come last: if one fails, the result files are already written.
   for part, profile in zip(parts, profiles, strict=True):
     if profile is not None:
       profiling.write(profile, part.evaluation, part.tokens, progress.bar)

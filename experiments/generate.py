@@ -4,9 +4,9 @@
   python -m experiments.generate --chat --prompt='...' --drafter=none,mtp --show
   python -m experiments.generate --interactive
 
-The text goes to standard output, alone where that is no terminal; the metrics
-and all else go to standard error. --show colours each token by its origin:
-accepted draft, correction, bonus, or plain where the round drafted nothing.
+The text goes to standard output, alone if that is not a terminal; metrics and
+everything else go to standard error. --show colours each token by its origin:
+accepted draft, correction, bonus, or plain if the round drafted nothing.
 --interactive reads a turn per line; Ctrl-C ends an answer, and Ctrl-D the chat.
 
 JAX and the library are imported after the flags are parsed, so that something
@@ -20,7 +20,7 @@ from experiments.command import config
 from experiments.command import distributed
 from experiments.command import stages as stages_lib
 
-# As configs/runs/generate.gin has them.
+# In the order of configs/runs/generate.gin.
 DRAFTERS = (
   *('auto', 'none', 'ngram', 'suffix', 'either', 'skip', 'draft', 'medusa'),
   *('medusa_tree', 'hydra', 'hydra_tree', 'eagle', 'eagle3', 'mtp', 'mtp_tree'),
@@ -120,8 +120,8 @@ flags.register_validator(
 
 
 def main() -> None:
-  """Says what is under way, then loads all that decodes."""
-  # Who is first among several processes is known only when they have met.
+  """Shows what is under way, then loads everything that decodes."""
+  # Which of several processes is the first is known only once they have met.
   is_shown = not flags.FLAGS.distributed and flags.FLAGS.num_processes is None
   with stages_lib.shown(is_shown) as stages:
     stages.begin('importing', 'JAX')

@@ -1,12 +1,12 @@
-"""Says what a checkpoint is, how large, and all that is wrong with it.
+"""Reports what a checkpoint is, its size, and everything wrong with it.
 
   python -m experiments.inspect PATH
   python -m experiments.inspect DRAFTER --target=PATH
 
-PATH is what `specsample.load` or `load_drafter` take. Only headers are read,
-and nothing is downloaded. Ends with exit code 1 if something is wrong. There is
-nothing to configure and nothing is written but the report, to standard output.
-This file only wires: experiments/inspection/ finds what it is.
+PATH is what `specsample.load` or `load_drafter` takes. Only headers are read,
+and nothing is downloaded. Exits with code 1 if something is wrong. There is
+nothing to configure, and the report on standard output is all that is written.
+This file is only the wiring: experiments/inspection/ finds what is at PATH.
 """
 
 import sys

@@ -1,12 +1,12 @@
-"""Measures what a round of each length costs: the table of `policies.Fastest`.
+"""Measures what a round of each length costs, for `policies.Fastest`.
 
   python -m experiments.length_costs --out=results/length_costs
   python -m experiments.length_costs --gin_file=MY.gin
 
-Prints, for every adaptive method of a configuration, the milliseconds of a
-round of 0, 1, ... K drafts in the very loop that decodes, and the binding that
-hands them to `Fastest`; and writes costs.json to --out. This file only wires:
-experiments/evaluation/costs_by_length.py measures.
+For every adaptive method of a configuration, prints the milliseconds of a round
+of 0, 1, ... K drafts, measured in the loop that decodes, and the binding that
+passes these costs to `Fastest`. Writes costs.json to --out. This file is only
+the wiring: experiments/evaluation/costs_by_length.py measures.
 """
 
 from absl import flags
@@ -29,7 +29,7 @@ _LIMIT = run_flags.limit(4)
 
 
 def main() -> None:
-  """Measures, prints, writes."""
+  """Measures, prints and writes the costs."""
   config.parse()
   environment.set_up()
   with mesh.configured():

@@ -5,11 +5,12 @@
   python -m experiments.make_data --out=... --prompts=own.jsonl --exclude=test
   python -m experiments.make_data --out=... --answers=written.jsonl.gz
 
-The target writes user turns after its chat template and answers them; --prompts
-gives it real turns to answer. --answers takes conversations whose answers were
-written elsewhere. The second command goes on where the first one ended, as the
-same command does after an interruption. This file only wires:
-experiments/training_data/ reads files, makes shards and keeps them.
+The target writes user turns itself, from the start of its chat template, and
+answers them; --prompts gives it real turns to answer. --answers takes
+conversations whose answers were written elsewhere. The second command continues
+where the first one ended, as the same command does after an interruption. This
+file is only the wiring: experiments/training_data/ reads files, makes shards
+and keeps them.
 """
 
 import collections
@@ -74,9 +75,9 @@ _EXCLUDE = flags.DEFINE_string(
   'A test set, in the formats of --prompts: no user turn may share 13 words in '
   'a row with one of its turns or, where both have fewer, all words.',
 )
-# Makes a shard: its number, its conversations, the digests of known turns, and
-# who is told the number of tokens so far and what is under way. Returns the
-# dialogues and the notes.
+# Makes a shard from its number, its conversations, the digests of known turns,
+# and a callback that takes the number of tokens so far and what is under way.
+# Returns the dialogues and the notes.
 Make = Callable[
   [
     int,
@@ -111,7 +112,7 @@ def _make_data() -> None:
     synthesis.check()
     keep_hidden = synthesis.keep_hidden and not forced
     if keep_hidden:
-      features.path(out, 0)  # says if there is no place for them
+      features.path(out, 0)  # raises an error if they cannot be kept there
     settings = synthesis.settings(_ANSWERS_BY.value if forced else None)
     identity = data_folder.Identity(
       target=synthesis.target.fingerprint,
@@ -149,8 +150,8 @@ def _throughput(
   """Returns a line that compares the rates with the target's fastest pass.
 
   Args:
-    synthesis: what the rates are of.
-    tokens: of answers, per second.
+    synthesis: the settings that the rates were measured with.
+    tokens: answer tokens per second.
     rows: tokens that the target read or wrote, per second.
   """
   target, size = synthesis.target, synthesis.batch_size
@@ -178,12 +179,12 @@ def _fill(
   Args:
     filling: the folder and the file.
     make: makes a shard.
-    count: conversations of the file per shard.
+    count: the number of conversations of the file per shard.
     only_given: whether the data end with the file.
     keep_hidden: whether dialogues come with hidden vectors to keep.
 
   Returns:
-    Answer tokens and rows of the target per second; None if it sampled nothing.
+    Answer tokens and target rows, each per second; None if it sampled nothing.
   """
   wanted = _TOKENS.value
   seconds, num_tokens, num_rows = 0.0, 0, 0
@@ -193,7 +194,7 @@ def _fill(
   )
 
   def read() -> None:
-    """Takes in the shards that are there and needed."""
+    """Reads the existing shards that are needed."""
     with cli.bad_input():
       while filling.num_tokens < wanted and filling.read():
         pass
@@ -238,7 +239,7 @@ def _fill(
 
 
 def _read(path: str | None) -> conversations_lib.File | None:
-  """Reads a file of conversations and says on stderr what is left out."""
+  """Reads a file of conversations and reports on stderr what is left out."""
   if path is None:
     return None
   file = conversations_lib.read(config.find(path))
@@ -272,7 +273,7 @@ def _say(line: str) -> None:
 
 
 def _digest(texts: Sequence[str]) -> str | None:
-  """Returns what tells one list of texts from another, None if it is empty."""
+  """Returns a digest of a list of texts; None if it is empty."""
   encoded = json.dumps(list(texts)).encode()
   return hashlib.sha256(encoded).hexdigest() if texts else None
 

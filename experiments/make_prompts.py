@@ -3,9 +3,9 @@
   python -m experiments.make_prompts --data=data/smollm2 --out=prompts.jsonl
   python -m experiments.make_data --prompts=prompts.jsonl --out=data/texts
 
-By itself a model mostly asks short questions. Here its own answers become the
-texts that it is to summarise or to answer from: prompts of a few hundred tokens
-whose answers repeat parts of them.
+Left to itself, a model mostly asks short questions. Here its own answers become
+texts that it has to summarise, or to answer questions from: the prompts have a
+few hundred tokens, and their answers repeat parts of them.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Makes the store of texts that `drafters.Suffix` looks things up in.
+"""Makes the store of texts that `drafters.Suffix` searches.
 
   python -m experiments.make_store --data=data/smollm2 --out=STORE
 
-The answers in folders of make_data, those of the target and in its tokens, in
-the order of --data; of more than --tokens the last ones are kept. This file
-only wires: specsample/memory/ sorts and writes.
+The texts are the target's answers in folders of make_data, as tokens, in the
+order of --data. If there are more tokens than --tokens, the last answers are
+kept. This file is only the wiring: specsample/memory/ sorts and writes.
 """
 
 from absl import flags
@@ -37,7 +37,7 @@ _TOKENS = flags.DEFINE_integer(
 
 
 def main() -> None:
-  """Reads, sorts, writes and says how much of what is in the store."""
+  """Reads, sorts and writes the texts, then prints how much is in the store."""
   config.parse()
   environment.set_up()
   with cli.bad_input():

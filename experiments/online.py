@@ -1,14 +1,15 @@
-"""Serves prompts with a draft model that learns from what is rejected.
+"""Serves prompts with a draft model that learns from its rejected drafts.
 
   python -m experiments.online --prompts=HumanEval.jsonl.gz --out=results/online
 
 Decodes the same prompts, once each, with a draft model that is updated and with
-one that is not. What a batch of prompts is drafted with was learned from the
-batches before it and from its own earlier rounds: no draft counts that was
-learned from. Prints acceptance by tokens served, and writes online.json,
-online.png and the drafter that was learned to --out. A checkpoint after each
-batch lets the same command go on after an interruption, with all that was
-learned. This file only wires: experiments/online_learning/ serves and reports.
+one that is not. The model that drafts for a batch has learned from the batches
+before it and from that batch's own earlier rounds, so that no draft is counted
+after the model has learned from it. Prints acceptance rates by tokens served,
+and writes online.json, online.png and the learned drafter to --out. A
+checkpoint after each batch lets the same command resume after an interruption,
+with everything that was learned. This file is only the wiring:
+experiments/online_learning/ serves and reports.
 """
 
 from absl import flags
@@ -38,7 +39,7 @@ _LIMIT = run_flags.limit()
 
 
 def main() -> None:
-  """Serves what the journal lacks, then reports all of it."""
+  """Serves what is not in the journal yet, then reports everything."""
   config.parse()
   environment.set_up()
   with mesh.configured():

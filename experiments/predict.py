@@ -1,13 +1,13 @@
-"""Predicts speedups on chips that are not there, over K, batch and context.
+"""Predicts speedups on other chips, over K, batch size and context length.
 
   python -m experiments.predict
   python -m experiments.predict --gin_bindings="Prediction.chip = 'h200'"
   python -m experiments.predict --compiled=results/chen --compiled=results/plain
 
 Prints a table, and writes predict.json, predict.csv and predict.png to --out.
---compiled names folders of `compile_tpu`, of the pair with its drafts and of
-the target alone: with them it also prints the paper's table as their numbers
-predict it. What is counted: docs/cost.md. This file only wires:
+--compiled names folders of `compile_tpu`, for the pair with its drafts and for
+the target alone; with them it also prints the paper's table as their numbers
+predict it. docs/cost.md says what is counted. This file is only the wiring:
 experiments/prediction/ computes and writes.
 """
 
@@ -32,7 +32,7 @@ _COMPILED = flags.DEFINE_multi_string(
 
 
 def main() -> None:
-  """Computes all of it, then writes and prints it."""
+  """Computes everything, then writes and prints it."""
   config.parse()
   environment.set_up()
   with cli.bad_input():

@@ -4,8 +4,9 @@
   python -m experiments.replay --trace=results/traced/traces/draft
   python -m experiments.replay --trace=... --gin_file=MY.gin
 
-Prints a table of the variants of a configuration, and writes replay.json to
---out. What is approximate: traces/replaying.py, which this file only wires.
+Prints a table of the variants in a configuration, and writes replay.json to
+--out. This file is only the wiring of experiments/traces/replaying.py, which
+says what is approximate.
 """
 
 from absl import flags
@@ -27,7 +28,7 @@ _OUT = run_flags.out('replay.json')
 
 
 def main() -> None:
-  """Reads, replays, reports."""
+  """Reads a trace, replays it and reports."""
   config.parse()
   environment.set_up()
   with cli.bad_input():

@@ -1,10 +1,10 @@
-"""Makes one HTML page of results, which opens from disk.
+"""Makes one HTML page of results, which can be opened from disk.
 
   python -m experiments.report
   python -m experiments.report --results=results/quickstart --out=page.html
 
 Reads result.json and generations.jsonl of evaluate, and what the other commands
-leave, in any tree of folders (docs/report.md). This file only wires:
+write, in any tree of folders (docs/report.md). This file is only the wiring:
 experiments/html_report/ finds the files and makes the page.
 """
 
@@ -33,7 +33,7 @@ _PROMPTS = flags.DEFINE_integer(
 
 
 def main() -> None:
-  """Reads all, then writes the page."""
+  """Reads all results, then writes the page."""
   with cli.bad_input():
     runs = files_lib.find(_RESULTS.value, _PROMPTS.value)
     out = files.at(_OUT.value or f'{_RESULTS.value}/report.html')

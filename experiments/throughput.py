@@ -1,13 +1,14 @@
-"""Tokens a second: batches that wait for their longest row, and refilled rows.
+"""Compares static batches with refilled rows, in tokens per second.
 
   python -m experiments.throughput
   python -m experiments.throughput --prompts=questions.jsonl --limit=48
   python -m experiments.throughput --gin_bindings='Comparison.repeats = 5'
 
-Decodes requests of mixed lengths in batches, one after the other, and with rows
-that are refilled when they are done. Prints a table, and writes throughput.json
-to --out. The journal there lets the same command go on after an interruption.
-This file only wires: experiments/batching/ measures and writes.
+Decodes requests of mixed lengths in successive batches, each of which waits for
+its longest row, and with rows that are refilled when they are done. Prints a
+table, and writes throughput.json to --out. The journal there lets the same
+command resume after an interruption. This file is only the wiring:
+experiments/batching/ measures and writes.
 """
 
 from absl import flags
@@ -35,7 +36,7 @@ _LIMIT = run_flags.limit()
 
 
 def main() -> None:
-  """Measures what the journal lacks, then reports all of it."""
+  """Measures what is not in the journal yet, then reports everything."""
   config.parse()
   environment.set_up()
   with mesh.configured():

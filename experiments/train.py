@@ -6,10 +6,11 @@
     --data=data/smollm2 --data=data/texts
 
 Writes the drafter and its card to --out/drafter, for `specsample.load_drafter`,
-the metrics as JSON lines (--tensorboard: for TensorBoard too) and the curves as
-PNG. The same command goes on after an interruption, on other machines and under
-other code too, and after more data were made or a longer run was asked for.
-This file only wires: training.py has the settings, trainer.py the loop.
+the metrics as JSON lines (with --tensorboard, for TensorBoard too) and the
+curves as PNG. The same command resumes after an interruption, even on other
+machines and under other code, and continues if more data were made or a longer
+run is asked for. This file is only the wiring: experiments/training/training.py
+has the settings, trainer.py the loop.
 """
 
 import contextlib
@@ -56,7 +57,7 @@ _TENSORBOARD = flags.DEFINE_bool(
 
 
 def main() -> None:
-  """Checks everything, then trains from where the last run was."""
+  """Checks everything, then trains from where the last run stopped."""
   config.parse()
   environment.set_up()
   with mesh.configured():
@@ -136,10 +137,10 @@ def _check(training, split):
 
 
 def _data(training, folders, records, first):
-  """Returns the data of the run, and whether the journal lacks them.
+  """Returns the data of the run, and whether they are new to the journal.
 
-  New data join after the last step at the full rate. Where no such step is left
-  to take they wait until a longer run is asked for.
+  New data join after the last step taken, as long as steps at the full learning
+  rate are left. Otherwise they wait until a longer run is asked for.
   """
   if not records.phases:
     return first, True
@@ -159,7 +160,7 @@ def _data(training, folders, records, first):
 
 
 def _plan(training, data, records):
-  """The plan, before the target's vectors are at hand."""
+  """Returns the plan, before the target's vectors are available."""
   split = data_lib.Split.of(training, data, None)
   return trainer_lib.plan(
     training, training.batches(split.train, split.phases), records
@@ -167,9 +168,9 @@ def _plan(training, data, records):
 
 
 def _for_many_rows(training):
-  """The settings, with the target's matrices [in, out].
+  """Returns the settings with the target's matrices stored as [in, out].
 
-  Batches have many rows, for which transposed ones are slower.
+  Batches have many rows, for which transposed matrices are slower.
   """
   target = training.target
   target = dataclasses.replace(target, params=transposed.plain(target.params))
@@ -177,7 +178,7 @@ def _for_many_rows(training):
 
 
 def _with_room(training, data):
-  """The settings, without kept vectors if the disk has no room for them."""
+  """Returns the settings, without kept vectors if the disk has no room."""
   if not training.cache_hidden:
     return training
   fits, message = features.fit(
@@ -192,7 +193,7 @@ def _with_room(training, data):
 
 
 def _read_vectors(training, data, records):
-  """The target's vectors; how long it took to find them is noted."""
+  """Returns the target's vectors, and records how long computing them took."""
   begin = time.monotonic()
   vectors, num_tokens = features.read(
     data, training.target, training.objective.drafter.feature_layers

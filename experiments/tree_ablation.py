@@ -5,11 +5,11 @@
   python -m experiments.tree_ablation --gin_bindings='Ablation.num_nodes = (9,)'
 
 Counts how often the child of each rank is kept, times trees of several sizes,
-chooses for each drafter the tree of the highest predicted speedup, and measures
-them all. Prints a table, and writes result.json, results.csv, trees.json,
-trees.csv and trees.png to --out. The journal there lets the same command go on
-after an interruption. This file only wires: experiments/trees/ measures and
-reports.
+chooses for each drafter the tree with the highest predicted speedup, and
+measures them all. Prints a table, and writes result.json, results.csv,
+trees.json, trees.csv and trees.png to --out. The journal there lets the same
+command resume after an interruption. This file is only the wiring:
+experiments/trees/ measures and reports.
 """
 
 from absl import flags
@@ -32,12 +32,12 @@ config.define_flags('configs/runs/tree_ablation.gin')
 flags.adopt_module_key_flags(config)
 _OUT = run_flags.out()
 _PROMPTS = run_flags.prompts()
-# Of the default file those are of one length, and compiled once a method.
+# In the default file these have one padded length: one compilation per method.
 _LIMIT = run_flags.limit(4)
 
 
 def main() -> None:
-  """Measures what the journal lacks, then reports all of it."""
+  """Measures what is not in the journal yet, then reports everything."""
   config.parse()
   environment.set_up()
   with mesh.configured():

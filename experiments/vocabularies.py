@@ -1,13 +1,14 @@
-r"""Compares drafts of another vocabulary: of shared tokens and of text.
+r"""Compares two ways to draft in another vocabulary: shared tokens and text.
 
   python -m experiments.vocabularies
   python -m experiments.vocabularies --prompts=questions.jsonl --limit=8 \
     --gin_bindings='Comparison.num_draft_tokens = 4'
 
-Prints what the two vocabularies share and the tokens a round of both ways, TLI
-and SLEM, and writes vocabularies.json to --out; ends with exit code 1 where a
+Prints what the two vocabularies share and the tokens per round of both ways,
+TLI and SLEM, and writes vocabularies.json to --out. Exits with code 1 if a
 greedy output is not the target's own. Prompts are continued as plain text, in
-one batch. This file only wires: two_vocabularies.py compares.
+one batch. This file is only the wiring:
+experiments/evaluation/two_vocabularies.py compares.
 """
 
 from absl import flags
@@ -30,7 +31,7 @@ _DIFFERS = 1
 
 
 def main() -> None:
-  """Loads, maps, decodes, reports."""
+  """Loads, maps, decodes and reports."""
   config.parse()
   environment.set_up()
   with cli.bad_input():

@@ -1,9 +1,9 @@
-"""Ten lines broken on purpose, each to be seen by the tests of the day.
+"""Breaks ten lines on purpose; the daytime tests have to notice each of them.
 
   python -m tests.breaks [NAME ...]
 
 Copies the repository, breaks one line after another in the copy, and runs the
-tests that have to fail there: minutes each, so that no suite has this.
+tests that have to fail there. Each takes minutes, so no test suite runs this.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class Break:
-  """A line of a file, what it becomes, and who should notice."""
+  """A line of a file, its replacement, and the tests that should notice."""
 
   file: str
   old: str
@@ -93,10 +93,10 @@ BREAKS = {
 
 
 def is_seen(fault: Break) -> bool:
-  """Whether a test by day fails in a copy with this fault.
+  """Returns whether a daytime test fails in a copy with this fault.
 
   Raises:
-    ValueError: the line is not there once.
+    ValueError: the line doesn't occur exactly once.
     RuntimeError: pytest could not run the tests.
   """
   with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +108,7 @@ def is_seen(fault: Break) -> bool:
     if text.count(fault.old) != 1:
       raise ValueError(f'{fault.file} has not once: {fault.old!r}')
     path.write_text(text.replace(fault.old, fault.new), 'utf-8')
-    # From the copy: what is installed there would be found last.
+    # `-m` puts the copy first on the path, before an installed package.
     command = [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:xdist']
     command += fault.tests
     done = subprocess.run(
@@ -120,7 +120,7 @@ def is_seen(fault: Break) -> bool:
 
 
 def main(names: list[str]) -> int:
-  """Prints what is seen; the number of those that are not."""
+  """Prints which breaks are noticed; returns the number that are not."""
   unknown = set(names) - BREAKS.keys()
   if unknown:
     raise SystemExit(f'no break is {sorted(unknown)}: {sorted(BREAKS)}')

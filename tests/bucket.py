@@ -1,4 +1,4 @@
-"""A stand-in for a bucket of gs://, made of a local folder."""
+"""A stand-in for a gs:// bucket, backed by a local folder."""
 
 import os
 import pathlib
@@ -9,9 +9,10 @@ from fsspec.implementations import local
 
 
 class FileSystem(local.LocalFileSystem):
-  """Files of gs:// below `root`.
+  """A file system that serves gs:// paths from `root`.
 
-  `served` are the parts that were read, `error` is what every question raises.
+  `served` lists the byte ranges that were read; `error`, if set, is raised by
+  every query.
   """
 
   protocol = ('gs', 'gcs')
@@ -30,19 +31,19 @@ class FileSystem(local.LocalFileSystem):
     return super()._strip_protocol(name)
 
   def isdir(self, path):
-    """Whether there is a folder."""
+    """Returns whether the folder exists."""
     if self.error is not None:
       raise self.error
     return super().isdir(path)
 
   def cat_file(self, path, start=None, end=None, **kwargs):
-    """Serves a part of a file."""
+    """Serves a byte range of a file."""
     self.served.append((os.path.basename(path), start, end))
     return super().cat_file(path, start, end, **kwargs)
 
 
 def make(root: pathlib.Path) -> type[FileSystem]:
-  """Lets gs://NAME be the folder NAME in `root`; returns the file system."""
+  """Maps gs://NAME to the folder NAME in `root`; returns the file system."""
   FileSystem.root = root
   FileSystem.served = []
   FileSystem.error = None

@@ -1,4 +1,4 @@
-"""What several test files share."""
+"""Fixtures and hooks that several test files share."""
 
 import gc
 import pathlib
@@ -24,7 +24,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-  """Leaves out what is of the other time of day, and sets the order."""
+  """Deselects the tests of the other tier, and sorts the rest."""
   nightly = config.getoption('--nightly')
   names = [str(item.nodeid).removeprefix('tests/') for item in items]
   is_whole = not any('::' in str(argument) for argument in config.args)
@@ -37,21 +37,21 @@ def pytest_collection_modifyitems(config, items):
   items[:] = [item for item, kept in zip(items, keep, strict=True) if kept]
   folder = pathlib.Path(__file__).parent
   items.sort(key=lambda item: tiers.turn(str(item.path.relative_to(folder))))
-  # All of this stays to the end: the garbage collector can skip it.
+  # These objects live until the end, so the garbage collector can skip them.
   gc.collect()
   gc.freeze()
 
 
 @pytest.fixture(scope='module', autouse=True)
 def _drop_executables():
-  """Drops what a file compiled, or Linux's limit of 65530 mappings is hit."""
+  """Drops each file's executables: Linux allows only 65530 mappings."""
   yield
   jax.clear_caches()
 
 
 @pytest.fixture(scope='session')
 def num_compiled():
-  """A function: how many executables each part of continuous batching has."""
+  """A function that counts the executables of continuous batching by part."""
   parts = (
     decode.advance,
     decode.finish,
@@ -64,7 +64,7 @@ def num_compiled():
 
 @pytest.fixture(scope='session')
 def smollm2():
-  """SmolLM2-135M-Instruct in float32, read once a session."""
+  """SmolLM2-135M-Instruct in float32, read once per session."""
   return specsample.load('smollm2-135m-instruct')
 
 
@@ -81,7 +81,7 @@ def tiny_llama():
     mlp_dim=96,
     max_length=128,
     rope_scaling=rotary.LinearRope(factor=2.0),
-    # As float32, because that is how GGUF stores it.
+    # Rounded to float32, because that is how GGUF stores it.
     norm_eps=float(np.float32(1e-5)),
   )
 
@@ -103,7 +103,7 @@ def write_gguf():
 
 
 def _write_gguf(path, metadata=(), tensors=(), kinds=()):
-  """Writes metadata and tensors [out, in], some as a quantised kind."""
+  """Writes metadata and tensors [out, in], some of them quantised."""
   metadata = dict(metadata)
   writer = gguf.GGUFWriter(path, metadata.pop('general.architecture', 'llama'))
   for key, value in metadata.items():

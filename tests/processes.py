@@ -1,4 +1,4 @@
-"""Tests in processes of their own: flags of XLA are read once, as it starts."""
+"""Runs tests in their own processes, as XLA reads its flags once, on start."""
 
 from collections.abc import Sequence
 import os
@@ -15,12 +15,12 @@ EIGHT_DEVICES = '--xla_force_host_platform_device_count=8'
 def check(
   tests: Sequence[str | pathlib.Path], *flags: str, nightly: bool = False
 ) -> None:
-  """Runs tests with XLA's flags; what they print, where one fails.
+  """Runs tests with XLA's flags; shows their output if one fails.
 
   Args:
-    tests: files, or names of tests, from the root on.
-    flags: of XLA, all there are.
-    nightly: as the option of conftest.py.
+    tests: files or names of tests, from the root on.
+    flags: all of XLA's flags.
+    nightly: the option of conftest.py.
   """
   done = subprocess.run(
     [
@@ -35,7 +35,7 @@ def check(
     text=True,
     check=False,
   )
-  # All tests of a file may belong to the other time of day.
+  # All tests of a file may belong to the other tier.
   none_now = done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
   is_of_other_time = none_now and ' deselected' in done.stdout
   passed = done.returncode == 0 or is_of_other_time

@@ -1,4 +1,4 @@
-"""The lines that breaks.py breaks are there: it is run by hand."""
+"""The lines that breaks.py breaks exist; breaks.py itself is run by hand."""
 
 import pathlib
 

@@ -1,8 +1,8 @@
-"""The claim of the library: the output is distributed as the target alone.
+"""The library's claim: the output has exactly the target's distribution.
 
-`python -m experiments.certify` follows the drafters for a third round and has
-more scenes of trees, and writes it down. That these tests can fail is what
-test_planted_bugs.py shows.
+`python -m experiments.certify` also follows the drafters for a third round,
+covers more scenes of trees, and records the result. test_planted_bugs.py shows
+that these tests can fail.
 """
 
 import collections
@@ -36,7 +36,7 @@ def test_every_sequence_has_the_targets_probability(name, shape):
     if case.law in laws
     for record in certificate.enumerate_case(name, verifier, case)
   ]
-  # Of probabilities, and of how many drafts are kept against the theory.
+  # Records test probabilities, and numbers of kept drafts against the theory.
   assert [record for record in records if not record['passed']] == []
   assert {record['law'] for record in records} <= {law.value for law in laws}
   assert min(record['rounds'] for record in records) >= 2
@@ -56,7 +56,7 @@ def test_every_lossless_rule_is_enumerated():
   assert {rule for rule in rules if rule.lossless} == set(found)
 
 
-# Drafts what the host says, once: it has no law of its own.
+# The host supplies these drafts once, so they have no law of their own.
 _OF_THE_HOST = {'Given'}
 
 
@@ -75,7 +75,7 @@ def test_every_drafter_and_policy_is_enumerated_or_sampled(monkeypatch):
     cases_lib.tree_cases,
   ):
     assert list(cases())
-  # Around a drafter may be another.
+  # A drafter may wrap another one.
   found += [x.drafter for x in found if hasattr(x, 'drafter')]
   found += [x.drafter for x in found if hasattr(x, 'drafter')]
   names = lambda components: {type(x).__name__ for x in components}
@@ -85,7 +85,7 @@ def test_every_drafter_and_policy_is_enumerated_or_sampled(monkeypatch):
 
 
 _TREE_CASES = tuple(cases_lib.tree_cases())
-# Of each tree, which the certificate has.
+# Scenes of each tree that only the certificate covers.
 _SCENES_LEFT_OUT = ('temperature and top-k', 'greedy')
 
 
@@ -118,7 +118,7 @@ def test_typical_acceptance_is_noticed_to_be_lossy():
   assert record['total_variation'] > 0.01
 
 
-# A number decides, the same after every string.
+# Policies that cut at a fixed number, the same after every string.
 _OF_A_NUMBER = ('Fixed', 'TopNodes')
 
 
@@ -147,10 +147,10 @@ def test_drafts_are_remembered_after_some_strings_and_not_after_others():
   }
   for case in remembering:
     drafts = case.proposal(3)
-    # Of the strings 2 0 0, from the store, and 0 1 0, from the row's own text.
+    # The store continues the string 2 0 0, and the row's own text 0 1 0.
     assert np.all(drafts.tokens[18] == [2, 1])
     assert np.all(drafts.tokens[3] == [1, 0])
-    # Others are drafted nothing, what an n-gram says, or what a chain draws.
+    # Elsewhere the draft is empty, or an n-gram's or a chain's.
     if case.law is DraftLaw.SAMPLED:
       is_one_hot = np.all(drafts.probs.max(axis=-1) == 1, axis=(1, 2))
       assert 0 < is_one_hot.sum() < is_one_hot.size

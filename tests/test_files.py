@@ -1,4 +1,4 @@
-"""Paths of buckets (gs://), and models that are read from there."""
+"""Paths in buckets (gs://), and models that are read from there."""
 
 import importlib
 import itertools
@@ -20,7 +20,7 @@ from tests import bucket
 
 @pytest.fixture
 def served(tmp_path):
-  """A bucket gs://bucket; the list of what is read from it."""
+  """The list of what is read from the bucket gs://bucket."""
   (tmp_path / 'bucket').mkdir()
   return bucket.make(tmp_path).served
 
@@ -44,7 +44,7 @@ def test_any_part_of_a_file_is_read(served, tmp_path, monkeypatch):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory, smollm2):
-  """A tiny model of transformers in several files, and a tokenizer."""
+  """A tiny model of transformers in several files, with a tokenizer."""
   folder = tmp_path_factory.mktemp('model')
   config = transformers.LlamaConfig(
     vocab_size=smollm2.tokenizer.vocab_size,
@@ -66,7 +66,7 @@ def test_a_folder_in_a_bucket_is_loaded(folder, served, tmp_path):
   assert loaded.model == expected.model
   jax.tree.map(np.testing.assert_array_equal, loaded.params, expected.params)
   assert loaded.tokenizer.encode('Hello') == expected.tokenizer.encode('Hello')
-  # Every byte of the weights, and none twice.
+  # Every byte of the weights is read, and none twice.
   weights = sorted(folder.glob('*.safetensors'))
   assert len(weights) > 2
   for path in weights:
@@ -134,7 +134,7 @@ def test_json_is_kept_in_a_bucket(served, tmp_path):
   assert files.read_json(files.at('gs://bucket/folder/file.json')) == content
   with pytest.raises(ValueError, match=r'gs://bucket/none\.json cannot be'):
     files.read_json(files.at('gs://bucket/none.json'))
-  assert not served  # It is opened, not asked for in parts.
+  assert not served  # The file is opened, not read in parts.
 
 
 def test_a_bucket_that_cannot_be_reached_is_named(tmp_path):
@@ -146,7 +146,7 @@ def test_a_bucket_that_cannot_be_reached_is_named(tmp_path):
 
 
 def test_the_package_that_is_missing_is_named(monkeypatch):
-  # Not by attribute, which is a table of the same name.
+  # By name, because the package's attribute is a table of the same name.
   registry = importlib.import_module('fsspec.registry')
   missing = {'class': 'no_such_package.FileSystem', 'err': 'Install it'}
   monkeypatch.setitem(registry.known_implementations, 'gs', missing)

@@ -1,4 +1,4 @@
-"""Dependencies run one way: every import, held to the library's layers."""
+"""Dependencies run one way: every import follows the library's layers."""
 
 import ast
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# A module imports modules of the layers above its own line, and of its own
-# package no higher than its own line. The longest matching name counts.
+# A module may import from the lines above its own and, within its own package,
+# from its own line. The longest matching name counts.
 _LAYERS = (
-  # Of these packages the modules have layers of their own.
+  # The modules of these packages have layers of their own.
   ('loading', 'loop', 'memory', 'vocabularies'),
   ('types',),
   ('sharding', 'files', 'text.chat', 'cost.chips', 'checks'),
@@ -44,14 +44,14 @@ _LAYERS = (
   ('testing',),
   ('',),  # specsample/__init__.py
 )
-# The loop works for every model, drafter and verifier, so it knows none.
+# The loop works with any model, drafter and verifier, so it imports none.
 _LOOP_IMPORTS = {
   *('types', 'drafts', 'memory.history', 'indexing', 'sampling', 'sharding'),
   'stats',
   'streams',
 }
-# The folders of experiments, from the floor up: each imports those of
-# lower floors alone, and commands, which stand beside them, whatever they need.
+# The folders of experiments, from the bottom up. Each imports only lower ones;
+# the commands beside them import whatever they need.
 _FLOORS = (
   ('command',),
   ('reporting',),
@@ -61,9 +61,9 @@ _FLOORS = (
   ('evaluation', 'prediction', 'training'),
   ('batching', 'html_report', 'online_learning', 'traces', 'trees'),
 )
-# Everything else says what the axes of an array mean, not where they are.
+# All modules but `sharding` name an array's axes, not where they are.
 _OF_A_MESH = ('PartitionSpec', 'NamedSharding', 'shard_map')
-# What a user of the library alone never has to install, and what uses it.
+# Packages that users of the library alone need not install, and their users.
 _ONLY_OUTSIDE = {
   *('absl', 'datasets', 'gin', 'matplotlib', 'rich', 'torch', 'transformers'),
   *('colab', 'experiments', 'tests'),
@@ -84,7 +84,7 @@ _LIBRARY = [name for name in _FILES if name.split('.')[0] == 'specsample']
 
 
 def _imports(module: str, source: str, is_package: bool) -> Iterator[str]:
-  """Full names of all that is imported, also inside functions."""
+  """Yields the full names of all imports, also those inside functions."""
   for node in ast.walk(ast.parse(source)):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
@@ -96,7 +96,7 @@ def _imports(module: str, source: str, is_package: bool) -> Iterator[str]:
 
 
 def _layer(name: str) -> tuple[int, str] | None:
-  """Index and name of the layer's entry for a full name of the library."""
+  """Returns index and name of the layer's entry for a library module's name."""
   if name == 'specsample':
     return len(_LAYERS) - 1, ''
   matches = [
@@ -109,7 +109,7 @@ def _layer(name: str) -> tuple[int, str] | None:
 
 
 def _violations(module: str, source: str, is_package=False) -> list[str]:
-  """What a library module of that name and source may not import."""
+  """Returns complaints about imports that a library module may not have."""
   own = _layer(module)
   if own is None:
     return [f'{module} has no place in _LAYERS: give it one']
@@ -143,7 +143,7 @@ def test_modules_import_lower_layers_only(module):
 
 
 def _of_higher_floors(module: str, source: str) -> list[str]:
-  """What a module in a folder of experiments may not import."""
+  """Returns the imports that a module of an experiments folder may not have."""
   floor = {name: i for i, names in enumerate(_FLOORS) for name in names}
   own = module.split('.')[1]
   found = []

@@ -18,7 +18,7 @@ _V, _D, _L, _K = 96, 32, 2, 3
 _CONFIG = transformers.DeepseekV3Config(
   vocab_size=_V,
   hidden_size=_D,
-  # One more than the target has: of it the module is made.
+  # One layer more than the target has; the module is made of it.
   num_hidden_layers=_L + 1,
   num_attention_heads=4,
   num_key_value_heads=4,
@@ -60,7 +60,7 @@ def fixture_network():
   torch.manual_seed(0)
   network = transformers.DeepseekV3ForCausalLM(_CONFIG).eval()
   with torch.no_grad():
-    # Of zeros, it would choose as if it were not there.
+    # With zeros, routing would be the same without the bias.
     for layer in network.model.layers[1:]:
       bias = layer.mlp.gate.e_score_correction_bias
       bias.copy_(3 + 0.1 * torch.randn(bias.shape))
@@ -69,7 +69,7 @@ def fixture_network():
 
 @pytest.fixture(scope='module', name='own')
 def fixture_own():
-  """What a module has besides a layer."""
+  """The tensors that a module has besides its layer."""
   rng = np.random.default_rng(0)
   return {
     name: rng.normal(0.3, 0.2, shape).astype('f4')
@@ -79,7 +79,7 @@ def fixture_own():
 
 @pytest.fixture(scope='module', name='folder')
 def fixture_folder(tmp_path_factory, network, own):
-  """The network as a target of two layers, with a module behind them."""
+  """The network as a target of two layers, followed by a module."""
   folder = tmp_path_factory.mktemp('deepseek')
   network.save_pretrained(folder)
   weights = folder / 'model.safetensors'
@@ -99,10 +99,10 @@ def _normed(x, scale):
 
 
 def _expected(network, own, hidden, text, length):
-  """Logits of K drafts behind text [:length], given what was drafted: [K, V].
+  """Returns the logits [K, V] of K drafts after text [:length].
 
-  Features of the target's are used up to that of the token before the pending
-  one; behind them stand the module's outputs.
+  `text` includes the drafts. The target's features are used up to the token
+  before the pending one, and the module's own outputs after that.
   """
   embedded = network.model.embed_tokens(torch.tensor(text))
   features, found = torch.tensor(np.array(hidden))[: length - 1], []
@@ -215,7 +215,7 @@ def test_the_router_is_not_rounded(folder, network, tmp_path, is_saved):
 
 @pytest.fixture(scope='module', name='folders_of_8_bits')
 def fixture_folders_of_8_bits(tmp_path_factory, folder):
-  """As DeepSeek-V3 is published, and as what that means in 32 bits."""
+  """DeepSeek-V3 as it is published, and decoded to 32 bits."""
   root = tmp_path_factory.mktemp('published')
   fp8_by_hand.write(folder, root / 'fp8', (6, 5), plain=root / 'plain')
   return root / 'fp8', root / 'plain'

@@ -1,7 +1,7 @@
 """Runs the files of tests/on_8_devices, in processes with 8 devices.
 
-The number of devices is fixed when JAX starts, so that a process of the
-ordinary tests has one.
+The number of devices is fixed when JAX starts, and a process of the ordinary
+tests has one.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 from tests import processes
 
 _FOLDER = pathlib.Path(__file__).parent / 'on_8_devices'
-# Each takes about as long as the others.
+# Each group takes about as long as the others.
 _GROUPS = {
   'chains': ('generate', 'continuous'),
   'trees': ('trees', 'divergence', 'compilation'),

@@ -1,4 +1,4 @@
-"""What a user installs: the wheel, its dependencies, and what README names."""
+"""A user's install: the wheel, its dependencies, and the files README names."""
 
 import ast
 import importlib.metadata
@@ -48,7 +48,7 @@ def _target_and_medusa():
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory) -> pathlib.Path:
-  # From a copy, so that building leaves nothing behind in the working tree.
+  # Build from a copy, to leave nothing behind in the working tree.
   source = tmp_path_factory.mktemp('source')
   for name in ('pyproject.toml', 'README.md', 'LICENSE'):
     shutil.copy(_ROOT / name, source)
@@ -95,8 +95,8 @@ def installed(wheel, tmp_path_factory) -> pathlib.Path:
   return folder
 
 
-# Imports every module of the installed library while nothing can be imported
-# that a plain `pip install specsample` would not have installed.
+# Imports every module of the installed library, while blocking all imports that
+# a plain `pip install specsample` would not have installed.
 _IMPORT_ALL = """
 import importlib, pathlib, pkgutil, sys
 
@@ -132,7 +132,7 @@ def test_wheel_imports_without_the_extras(installed):
     env={'JAX_PLATFORMS': 'cpu'},
   )
   modules = list((_ROOT / 'specsample').rglob('*.py'))
-  assert int(output.split()[-1]) == len(modules) - 1  # but for the package
+  assert int(output.split()[-1]) == len(modules) - 1  # all but the package
 
 
 _LOAD_MEDUSA = """
@@ -159,7 +159,7 @@ def test_wheel_has_the_drafters_by_name(installed):
 
 
 def _closure(roots: list[str]) -> set[str]:
-  """Names of the distributions that installing `roots` installs."""
+  """Returns the names of the distributions that installing `roots` installs."""
   found = set()
   pending = [(root, '') for root in roots]
   while pending:

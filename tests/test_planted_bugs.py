@@ -1,4 +1,4 @@
-"""Each known mistake is caught, by what does not alarm on the shipped code."""
+"""Each known mistake is caught by a check that passes on the shipped code."""
 
 import pytest
 
@@ -14,8 +14,8 @@ def test_is_caught(bug):
 
 
 def test_all_known_mistakes_are_planted():
-  # Those of chains, four of filters, seven of trees, two of drafters that
-  # remember, one of drafters that learn.
+  # 22 mistakes in chains, four in filters, seven in trees, two in drafters that
+  # remember, one in drafters that learn.
   assert len(bugs.BUGS) == 22 + 4 + 7 + 2 + 1
   names = [bug.name for bug in bugs.BUGS]
   assert len(set(names)) == len(names)

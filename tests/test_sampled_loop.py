@@ -1,7 +1,7 @@
-"""The compiled loop, sampled, against the exact law of what it emits.
+"""The compiled loop, sampled, against the exact law of its output.
 
-`python -m experiments.certify` does the same with more rows, and writes it
-down. That these tests can fail is what test_planted_bugs.py shows.
+`python -m experiments.certify` does the same with more rows, and records the
+result. test_planted_bugs.py shows that these tests can fail.
 """
 
 import functools
@@ -12,8 +12,8 @@ from experiments.certificate import sampled
 from experiments.certificate import sampled_cases
 from specsample.types import DraftLaw
 
-# The certificate measures these too; here others of their kind stand for them,
-# because each takes half a minute.
+# Each takes half a minute, so they are left to the certificate, and others of
+# their kind stand for them here.
 _LEFT_OUT = (
   *('DraftModel', 'EAGLE +', 'MTP', 'DFlash', 'Hydra++'),
   *('Adaptive, AdaEDL + chain', 'Adaptive, AdaEDL + coupled'),
@@ -40,7 +40,7 @@ def _measure(name):
 def test_compiled_loop_follows_the_target(name):
   record = _measure(name)
   assert record['passed'], record
-  # Else a pass would mean little.
+  # Otherwise a pass would mean little.
   assert record['detectable_total_variation'] < 0.1
 
 

@@ -174,7 +174,7 @@ def test_rows_keep_their_own_settings():
     ({'top_k': -1}, '-1'),
     ({'min_p': 1.1}, '1.1'),
     ({'repetition_penalty': 0.0}, '0.0'),
-    # Numbers of float32 that a device reads as 0, or makes infinities of.
+    # float32 numbers that a device reads as 0, or turns into infinities.
     ({'top_p': 1.1e-38}, '1.1e-38'),
     ({'repetition_penalty': 2e-38}, '2e-38.*from 1e-30'),
     ({'frequency_penalty': -3e38}, '-3e[+]38.*up to 1e[+]30'),
@@ -189,7 +189,7 @@ def test_refuses(settings, value):
     sampling.per_row(sampling.Sampling(**settings), 2, VOCAB)
 
 
-# Drawn in one step; in two, of blocks that are padded, and that are not.
+# Drawn in one step; in two, with blocks that are padded; and with whole blocks.
 @pytest.mark.parametrize('vocab', [4, 1000, 1536])
 @pytest.mark.parametrize('draw', [sampling.draw, sampling.draw_coupled])
 def test_draw_follows_the_distribution(draw, vocab):
@@ -202,7 +202,7 @@ def test_draw_follows_the_distribution(draw, vocab):
   assert observed.size == vocab
   assert not observed[np.asarray(probs) == 0].any()
   expected = 20_000 * np.asarray(probs, float)
-  # Cells of at least five; the rest are one cell.
+  # Cells have an expected count of at least five; the rest form one cell.
   rare = expected < 5
   observed = np.append(observed[~rare], observed[rare].sum())
   expected = np.append(expected[~rare], expected[rare].sum())
@@ -211,15 +211,15 @@ def test_draw_follows_the_distribution(draw, vocab):
   assert statistic < scipy.stats.chi2.isf(1e-6, kept.sum() - 1)
 
 
-# Of SmolLM2, in 256 blocks; of GPT-2, of blocks that are padded; of Gemma.
+# SmolLM2, in 256 blocks; GPT-2, in blocks that are padded; Gemma.
 @pytest.mark.parametrize('vocab', [49_152, 50_257, 262_144])
 def test_each_token_has_its_share_of_the_uniforms(monkeypatch, vocab):
-  """Exactly: of whole weights, every uniform between two of them is drawn."""
+  """Weights are integers, and every uniform between two of them is drawn."""
   monkeypatch.setattr(jax.random, 'split', lambda key: key)
   monkeypatch.setattr(jax.random, 'uniform', lambda key, dtype: key)
   total = 1 << 17
   rng = np.random.default_rng(2)
-  # Some tokens, and whole blocks, have none.
+  # Some tokens, and whole blocks, have no weight.
   laws = rng.dirichlet(np.full(vocab, 0.2))
   laws[vocab // 4 : vocab // 2] = 0
   weights = rng.multinomial(total, laws / laws.sum())

@@ -11,21 +11,22 @@ from scipy import optimize
 from specsample import stats
 from specsample.types import DraftLaw
 
-# K = 2. Five rounds drafted two tokens and one drafted one; of the former two
-# kept both, two kept one and one kept none; the latter kept its one.
+# K = 2. Five rounds drafted two tokens: two of them kept both, two kept one and
+# one kept none. One round drafted one token and kept it.
 _STATS = stats.Stats(
   tokens=13, rounds=6, proposed=(0, 1, 5), accepted=(1, 3, 2)
 )
 
 
 def test_acceptance_is_of_what_was_drafted():
-  # Of six first drafts five were kept, of five second drafts two.
+  # Five of six first drafts were kept, and two of five second drafts.
   assert _STATS.acceptance_by_position == pytest.approx((5 / 6, 2 / 5))
   assert _STATS.tokens_per_round == pytest.approx(13 / 6)
 
 
 def test_alpha_is_of_the_drafts_whose_turn_came():
-  # All six first drafts, and the second ones behind the five that were kept.
+  # All six first drafts, and a second after each of the five that were kept;
+  # the counts can't tell that one of these rounds drafted no second token.
   assert (_STATS.kept, _STATS.judged) == (7, 11)
   assert _STATS.acceptance == pytest.approx(7 / 11)
 
@@ -66,7 +67,7 @@ def _independent(draft, tokens):
 
 
 def _without_replacement(draft, tokens):
-  """The probability that these are drawn, in this order."""
+  """Returns the probability of drawing these tokens, in this order."""
   drawn = 1.0
   for i, token in enumerate(tokens):
     taken = draft[list(tokens[:i])].sum()
@@ -81,7 +82,7 @@ _DRAWN = {
 
 
 def _by_linear_program(target, draft, num_drafts, law):
-  """The most that a coupling of the token and the drafts can match them."""
+  """Returns how often an optimal coupling has the token among the drafts."""
   size = target.size
   drafts = list(itertools.product(range(size), repeat=num_drafts))
   pairs = [(y, x) for y in range(size) for x in range(len(drafts))]
@@ -109,7 +110,7 @@ def test_the_bound_is_that_of_a_linear_program(num_drafts, law):
 def test_the_bound_of_the_worked_example():
   target, draft = (0.5, 0.3, 0.2), (0.2, 0.3, 0.5)
   assert stats.optimal_acceptance(target, draft, 2) == pytest.approx(0.86)
-  # Of one draft it is what the token rule keeps.
+  # With one draft, it is what the token rule keeps.
   assert stats.optimal_acceptance(target, draft, 1) == pytest.approx(0.7)
   without = DraftLaw.WITHOUT_REPLACEMENT
   # The least set is that of 1 and 2, which are drafted in either order.
@@ -117,7 +118,7 @@ def test_the_bound_of_the_worked_example():
   assert stats.optimal_acceptance(target, draft, 2, without) == pytest.approx(
     0.5 + 1 - both
   )
-  # All that there are are drafted.
+  # All tokens are drafted.
   every = stats.optimal_acceptance(target, draft, 3, without)
   assert every == pytest.approx(1)
   one = stats.optimal_acceptance(target, (0.0, 1.0, 0.0), 2, without)

@@ -1,4 +1,4 @@
-"""No two uses of randomness share a key, wherever in a batch a row is."""
+"""No two uses of randomness share a key, wherever a row is in its batch."""
 
 import itertools
 

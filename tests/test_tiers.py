@@ -1,4 +1,4 @@
-"""What waits for the night is there; conftest.py holds the names to it."""
+"""The files of nightly tests exist; conftest.py checks the tests' names."""
 
 import pathlib
 

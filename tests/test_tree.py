@@ -70,7 +70,7 @@ def test_a_level_without_nodes_is_refused(branching):
 
 
 def _worth(topology, acceptance):
-  """The expected number of drafts kept."""
+  """Returns the expected number of kept drafts."""
   worth = [1.0]
   for parent, rank in zip(topology.parents, topology.ranks, strict=True):
     worth.append(worth[parent] * acceptance[rank])

@@ -1,4 +1,4 @@
-"""Which passes are compiled, and how wide one pays for a whole batch."""
+"""Which passes are compiled, and which width pays for a whole batch."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ _COSTS = (1.0, 1.2, 1.24, 1.6)
   ('costs', 'expected'),
   [
     ((), (0, 3)),
-    # 1.24 is at least 5% below 1.6; 1.2 is not below 1.24 by as much.
+    # 1.24 is at least 5% below 1.6, but 1.2 is less than 5% below 1.24.
     (_COSTS, (0, 2, 3)),
     ((1, 1, 1, 1), (0, 3)),
     ((1, 2, 3, 4), (0, 1, 2, 3)),
@@ -51,7 +51,7 @@ def test_one_row_that_is_sure_does_not_make_nine_others_pay():
   sure, silent = [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]
   # 10 tokens for 1, 11 for 1.2, 12 for 1.24 and 13 for 1.6.
   assert _best([sure] + 9 * [silent]) == 0
-  # Up to 16 for 1.6, and 14 for 1.24.
+  # Up to 16 tokens for 1.6, and 14 for 1.24.
   assert _best(3 * [sure] + 7 * [silent]) == 2
   # Rows that are done emit nothing: 2 tokens for 1, 4 for 1.24.
   assert _best([sure] + 9 * [silent], [True] * 2 + [False] * 8) == 2

@@ -1,6 +1,6 @@
 """Tests of the executables that users run.
 
-test.sh has XLA compile fast; here it compiles as it does by default.
+test.sh makes XLA compile fast; here it compiles with its default flags.
 """
 
 import pathlib

@@ -1,1 +1,1 @@
-"""Batches that wait for their longest row, and rows that are refilled."""
+"""Static batches, compared with batches whose finished rows are refilled."""

@@ -1,4 +1,4 @@
-"""Where outputs of refilled rows part from those of static batches, and why."""
+"""Audits of outputs that differ between refilled rows and static batches."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -10,10 +10,10 @@ from experiments.evaluation import audits
 
 
 def is_audited(comparison: comparison_lib.Comparison, method: str) -> bool:
-  """Whether only a numerical tie excuses a difference.
+  """Returns whether only a numerical tie excuses a difference.
 
-  Where tokens are drawn, and where a rule that is not exact may keep what is
-  not the most likely, a rounding decides elsewhere too.
+  If tokens are sampled, or if a lossy rule may accept other tokens than the
+  most likely one, rounding can change an output without a tie as well.
   """
   evaluation = comparison.evaluation
   is_greedy = bool(evaluation.sampling.temperature == 0)
@@ -25,8 +25,8 @@ def units(
   tokens: Sequence[list[int]],
   journal: journal_lib.Journal,
 ) -> list[units_lib.Unit]:
-  """The units that look into differences, when all is decoded."""
-  # Greedily decoded the other repeats are the same.
+  """Returns the units that audit differences, once everything is decoded."""
+  # With greedy decoding, the other repeats have the same outputs.
   outputs = lambda way, name: [
     one['tokens'] for one in journal[way, name, 0]['generations']
   ]

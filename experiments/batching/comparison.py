@@ -1,4 +1,4 @@
-"""The same requests in static batches and with rows that are refilled."""
+"""The same requests, decoded in static batches and with refilled rows."""
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
@@ -27,16 +27,17 @@ STATIC, REFILLED = 'static', 'refilled'
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
-  """What is decoded both ways.
+  """A comparison of static batches with refilled rows.
 
   Attributes:
-    evaluation: the target, the methods, and the rows that are decoded at once;
-      its `max_new_tokens` is not read.
-    num_requests: how many; the prompts take turns.
-    max_new_tokens: of the requests, dealt out in turn, another for each time
-      that a prompt is asked. EOS ends an answer earlier.
-    group_size: rows that are refilled at once, as `generate_all` takes it.
-    repeats: how often each is measured.
+    evaluation: the target, the methods, and the number of rows that are decoded
+      at once; its `max_new_tokens` is not used.
+    num_requests: the number of requests, which cycle through the prompts.
+    max_new_tokens: the most new tokens of a request. Requests cycle through
+      these numbers, and a repeated prompt gets another one each time. EOS may
+      end an answer earlier.
+    group_size: the rows that are refilled at once, as in `generate_all`.
+    repeats: how often each way of decoding is measured.
   """
 
   evaluation: evaluation_lib.Evaluation
@@ -46,7 +47,7 @@ class Comparison:
   repeats: int = 3
 
   def __post_init__(self):
-    """Refuses to measure nothing, and empty groups."""
+    """Raises ValueError if nothing would be measured or a group is empty."""
     for name in ('num_requests', 'repeats', 'group_size'):
       value = getattr(self, name)
       if value is not None and not checks.is_count(value):
@@ -61,27 +62,27 @@ class Comparison:
 
   @property
   def num_rows(self) -> int:
-    """How many are refilled."""
+    """The number of rows that are refilled."""
     return min(self.evaluation.batch_size, self.num_requests)
 
   @property
   def num_refilled_at_once(self) -> int:
-    """Of these rows."""
+    """The number of these rows that are refilled at once."""
     if self.group_size is None:
       return continuous.default_group_size(self.num_rows)
     return min(self.group_size, self.num_rows)
 
   def check(self, tokens: Sequence[list[int]]) -> None:
-    """Refuses settings that cannot decode the prompts' tokens.
+    """Checks that the prompts' tokens can be decoded with these settings.
 
     Raises:
-      ValueError: names the setting.
+      ValueError: if they cannot; names the setting.
     """
     longest = max(self.max_new_tokens)
     dataclasses.replace(self.evaluation, max_new_tokens=longest).check(tokens)
 
   def requests(self, tokens: Sequence[list[int]]) -> list['Request']:
-    """All of them, in the order that they are decoded in."""
+    """Returns all requests, in the order in which they are decoded."""
     found = []
     for i in range(self.num_requests):
       turn, prompt = divmod(i, len(tokens))
@@ -92,7 +93,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A prompt and how far it is continued."""
+  """A prompt, and the most tokens to continue it by."""
 
   number: int  # selects the random stream
   prompt: list[int]
@@ -102,7 +103,7 @@ class Request:
 def units(
   comparison: Comparison, tokens: Sequence[list[int]]
 ) -> Iterator[units_lib.Unit]:
-  """All the work; the two ways take turns, as do the methods."""
+  """Yields the units of work; the two ways take turns, as do the methods."""
   requests = comparison.requests(tokens)
   for repeat in range(comparison.repeats):
     for name, method in comparison.evaluation.methods.items():
@@ -141,7 +142,7 @@ def _timed(decode: Callable[..., list], comparison, method, requests):
 
 
 def _static(comparison, method, requests) -> list[specsample.Output]:
-  """A batch after the other, as `evaluate` decodes, with the refilled cache."""
+  """Decodes batch by batch, like `evaluate`, with caches as when refilled."""
   outputs = []
   max_length = _max_length(requests)
   for batch in _batches(comparison, requests):
@@ -165,7 +166,7 @@ def _static(comparison, method, requests) -> list[specsample.Output]:
 
 
 def _compile_static(comparison, method, requests) -> Any:
-  """The programs of all batches, run on prompts of one token for no round."""
+  """Runs the programs of all batches, on one-token prompts for no rounds."""
   max_length = _max_length(requests)
   for batch in _batches(comparison, requests):
     prompts, lengths = specsample.pad_prompts([one.prompt for one in batch])
@@ -199,17 +200,18 @@ def _refilled(comparison, method, requests) -> list[specsample.Output]:
 
 
 def _compile_refilled(comparison, method, requests) -> Any:
-  """The programs of a run, which ends when each has been run.
+  """Decodes with refilled rows until each program has been run.
 
-  Those that differ are of prefills: of a group of requests that are refilled at
-  once, by the longest of them. One of each is first, and all end at once.
+  Only prefill has several programs: requests that are refilled at once are
+  padded to the longest of them. A group of each width comes first, and requests
+  end after one token.
   """
   size = comparison.num_refilled_at_once
   each = {}
   for start in range(0, len(requests), size):
     group = requests[start : start + size]
     widest = refill.width(max(len(one.prompt) for one in group))
-    # Filled up as `refill` does it.
+    # Filled up as in `refill`.
     filled = [*group, *[group[-1]] * (size - len(group))]
     each[min(widest, request.PREFILL_CHUNK)] = filled
   first = [one for group in each.values() for one in group]
@@ -245,15 +247,15 @@ def _batches(comparison, requests) -> list[list[Request]]:
 
 
 def _max_length(requests) -> int:
-  """The tokens of the longest one with its answer.
+  """Returns the most tokens that a request has with its answer.
 
-  Both ways have room for so many, because each pass reads the whole cache.
+  Both ways have room for this many, because each pass reads the whole cache.
   """
   return max(len(one.prompt) + one.max_new_tokens for one in requests)
 
 
 def _settings(comparison, method, requests, max_length) -> dict[str, Any]:
-  """What all ways of decoding take."""
+  """Returns the arguments that all ways of decoding take."""
   evaluation = comparison.evaluation
   most = [one.max_new_tokens for one in requests]
   return {

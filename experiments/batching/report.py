@@ -1,4 +1,4 @@
-"""What a comparison of throughput leaves: a table, and throughput.json."""
+"""The results of a throughput comparison: a table, and throughput.json."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -23,7 +23,7 @@ from experiments.reporting import terminal_table
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """One method, decoded both ways. Seconds are of all requests."""
+  """One method, decoded both ways. Seconds are totals over all requests."""
 
   method: str
   drafter: str
@@ -33,22 +33,22 @@ class Row:
   requests: int
   prompt_tokens: int  # of all requests
   tokens: int  # emitted for all requests
-  static_seconds: list[float]  # a repeat each
+  static_seconds: list[float]  # one per repeat
   refilled_seconds: list[float]
-  static_tokens_per_s: float  # prefill included, as is the next
+  static_tokens_per_s: float  # both rates include the prefill
   refilled_tokens_per_s: float
-  ratio: float | None  # of the two; None where nothing was emitted
-  ratio_ci95: list[float] | None  # over repeats; None for two
-  different: int  # outputs that are not the same both ways
-  ties: int  # of them, those that part at a float tie
-  # Whether differences were looked into: those that are no ties are faults.
+  ratio: float | None  # refilled over static; None if nothing was emitted
+  ratio_ci95: list[float] | None  # over repeats; None for fewer than three
+  different: int  # outputs that differ between the two ways
+  ties: int  # those of them that part at a float tie
+  # Whether differences were audited; if so, any that is not a tie is a fault.
   audited: bool
 
 
 def rows(
   comparison: comparison_lib.Comparison, journal: journal_lib.Journal
 ) -> list[Row]:
-  """A row a method."""
+  """Returns one row per method."""
   return [
     _row(comparison, name, method, journal)
     for name, method in comparison.evaluation.methods.items()
@@ -62,7 +62,7 @@ def _row(comparison, name, method, journal) -> Row:
   )
   base, runs = _generations(static), _generations(refilled)
   measured = ratios.of(runs, base)
-  # Of greedy decoding the other repeats are the same.
+  # With greedy decoding, the other repeats have the same outputs.
   first, first_base = (
     [run for run in both if run.batch == 0] for both in (runs, base)
   )
@@ -98,7 +98,7 @@ def _row(comparison, name, method, journal) -> Row:
 
 
 def _generations(records) -> list[rows_lib.Generation]:
-  """Of all repeats, each a batch: they are what intervals are of."""
+  """Returns all generations; a repeat is a batch, the unit of intervals."""
   return [
     dataclasses.replace(rows_lib.Generation.from_json(one), batch=repeat)
     for repeat, record in enumerate(records)
@@ -111,7 +111,7 @@ def write(
   rows: Sequence[Row],
   divergences: Sequence[dict[str, Any]],
 ) -> None:
-  """Writes throughput.json; `divergences` as `audits` has them."""
+  """Writes throughput.json; `divergences` are the values of the audit units."""
   result = environment.describe() | {
     'gin_config': gin.operative_config_str(),
     'rows': [dataclasses.asdict(row) for row in rows],
@@ -126,7 +126,7 @@ def show(
   divergences: Sequence[dict[str, Any]],
   prompts: str,
 ) -> None:
-  """Prints the table, and whether the outputs are the same."""
+  """Prints the table, and whether both ways gave the same outputs."""
   shown = terminal_table.console()
   first = rows[0]
   title = (

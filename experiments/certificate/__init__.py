@@ -1,8 +1,9 @@
-"""That decoding is exact, and that the check would notice if not."""
+"""Evidence that decoding is exact, and that a mistake would be noticed."""
 
 
 def __getattr__(name):
-  # Configurations name it; others of this folder do without the rest.
+  # Configurations refer to `certificate.Plan`. It is imported lazily, because
+  # users of this folder's other modules do not need it.
   if name == 'Plan':
     from experiments.certificate import certificate  # noqa: PLC0415
 

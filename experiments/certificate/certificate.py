@@ -1,4 +1,4 @@
-"""What the certificate holds, and how each entry is found."""
+"""The contents of the certificate, and how each entry is computed."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -27,19 +27,19 @@ from specsample.testing.cases import Case
 from specsample.types import DraftLaw, Verifier
 
 Record = dict[str, Any]
-# An entry's description, and how to find it.
+# A description, and the function that computes its records.
 Work = tuple[str, Callable[[], list[Record]]]
-# The same by section, number in it and description, the journal's keys.
+# The same functions by the journal's keys: section, number in it, description.
 Steps = dict[tuple[str, int, str], Callable[[], list[Record]]]
 
 TOLERANCE = 1e-12
 SECTIONS = ('cases', 'lossy', 'statistical', 'planted_bugs')
 
-# What is kept by a formula of its own, for rules that have one.
+# Independent formulas for the kept drafts, for the rules that have one.
 _LAW = {
   'chain': acceptance.chain,
   'block': acceptance.block,
-  # For point masses, which are all that its law takes, it is the token rule.
+  # `coupled.law` takes only point masses, for which it is the token rule.
   'coupled': acceptance.chain,
 }
 _SYNTHETIC = verify.Synthetic(rate=0.8)
@@ -50,7 +50,10 @@ _TYPICAL = verify.Typical()
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """How much is done. Fewer rows find coarser errors only, and say so."""
+  """The amount of work.
+
+  With fewer rows only larger errors are detected; each entry says how large.
+  """
 
   num_rows: int = 131072  # of each statistical entry
   num_keys: int = 256  # for which coupled is compared with plain sampling
@@ -59,7 +62,7 @@ class Plan:
   sections: tuple[str, ...] = SECTIONS
 
   def __post_init__(self):
-    """Refuses what is out of range."""
+    """Refuses settings that are out of range."""
     unknown = set(self.sections) - set(SECTIONS)
     if unknown or not self.sections:
       raise ValueError(f'sections are {self.sections}: name some of {SECTIONS}')
@@ -72,7 +75,7 @@ class Plan:
 
 
 def steps(plan: Plan) -> Steps:
-  """All the work, in order."""
+  """Returns all the work, in order."""
   work = {
     'cases': _cases,
     'lossy': _lossy,
@@ -89,9 +92,9 @@ def steps(plan: Plan) -> Steps:
 def build(
   todo: Steps, journal: journal_lib.Journal, progress: progress_lib.Bar
 ) -> Record:
-  """Finds every entry: {section: [records], 'passed': ..., 'complete': ...}.
+  """Computes all entries: {section: [records], 'passed': ..., 'complete': ...}.
 
-  What the journal has, of a run with the same `header`, is not found again.
+  Entries that the journal has, from a run with the same `header`, are reused.
   """
   missing = [key for key in todo if key not in journal]
   with progress(len(missing)) as step:
@@ -99,7 +102,7 @@ def build(
       section, _, description = key
       step(f'{section}: {description}')
       journal.add(key, {'records': list(map(_finite, todo[key]()))})
-      # Of all entries together they hit Linux's limit of 65530 mappings.
+      # All entries' programs together hit Linux's limit of 65530 mappings.
       jax.clear_caches()
   certificate: Record = {name: [] for name in SECTIONS}
   for key in todo:
@@ -112,7 +115,7 @@ def build(
 
 
 def header(plan: Plan) -> Record:
-  """What a resumed run must have in common with the one it goes on from."""
+  """Returns what a resumed run must share with the run that it continues."""
   return {
     'schema': result_file.SCHEMA,
     'configuration': dataclasses.asdict(plan),
@@ -121,12 +124,12 @@ def header(plan: Plan) -> Record:
 
 
 def passed(record: Record) -> bool:
-  """Whether an entry says what it should."""
+  """Returns whether an entry shows what it should."""
   return record['caught'] if 'caught' in record else record['passed']
 
 
 def _finite(record: Record) -> Record:
-  """JSON has no NaN; what is not a number has not passed either."""
+  """Replaces NaN and infinity, which JSON lacks, by None."""
   is_number = lambda x: not isinstance(x, float) or math.isfinite(x)
   return {name: x if is_number(x) else None for name, x in record.items()}
 
@@ -158,14 +161,14 @@ def _enumerate_all(cases: list[Case]) -> list[Record]:
     record
     for case in cases
     for name, verifier in sampled_cases.VERIFIERS.items()
-    # Shared noise decides a sampled draft: its mismatches are counted.
+    # With sampled drafts shared noise decides: mismatches are counted instead.
     if not (verifier.positional and case.law is DraftLaw.SAMPLED)
     for record in enumerate_case(name, verifier, case)
   ]
 
 
 def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
-  """The records of a lossless rule on one case, one for each depth."""
+  """Returns a lossless rule's records on one case, one per number of rounds."""
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
   expected = enumeration.expected_accepted()
   formula = _LAW.get(name)
@@ -207,10 +210,10 @@ def _enumerate_trees(name, verifier, law) -> list[Record]:
 def enumerate_tree(
   name: str, verifier: Verifier, case: cases_lib.TreeCase
 ) -> Record:
-  """The record of a lossless rule on one tree.
+  """Returns the record of a lossless rule on one tree.
 
-  Where siblings that were drawn alike are all that there is, what is kept of
-  them stands beside the most that any exact rule keeps.
+  If the tree consists of siblings whose law is in `stats.BOUNDED_LAWS`, the
+  record also has the most that any exact rule can keep.
   """
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
   error, variation = enumeration.error(case.rounds)
@@ -255,7 +258,7 @@ def _lossy(plan) -> Iterator[Work]:
           sum(rate**i for i in range(1, case.num_draft_tokens + 1)),
         ),
       )
-      # As the token rule would keep them of a target so much larger.
+      # Lenient keeps what the token rule would with a target scaled like this.
       larger = lambda *place: case.target(*place) / lenience  # noqa: B023
       yield (
         f'lenient, {of_case}',
@@ -274,14 +277,14 @@ def _lossy(plan) -> Iterator[Work]:
 
 
 def measure_typical(case: cases_lib.TreeCase) -> list[Record]:
-  """How far typical acceptance is from the target, on one tree."""
+  """Measures how far typical acceptance is from the target, on one tree."""
   record = enumerate_tree('typical', _TYPICAL, case)
   is_noticed = not _TYPICAL.lossless and record['max_error'] > TOLERANCE
   return [record | {'passed': is_noticed}]
 
 
 def _measure_lossy(name, verifier, settings, case, predicted) -> list[Record]:
-  """How far a rule is from the target, and that it keeps what is predicted."""
+  """Measures a rule's error, and checks that it keeps as much as predicted."""
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
   error, variation = enumeration.error(2)
   expected = enumeration.expected_accepted()
@@ -298,7 +301,7 @@ def _measure_lossy(name, verifier, settings, case, predicted) -> list[Record]:
       'case': case.name,
       'vocab_size': case.vocab_size,
       'num_draft_tokens': case.num_draft_tokens,
-      # Its error shows that the enumeration would notice.
+      # The error shows that the enumeration would notice a mistake.
       'passed': not verifier.lossless
       and error > TOLERANCE
       and abs(expected - predicted) < TOLERANCE,

@@ -1,4 +1,4 @@
-"""How many tokens of coupled decoding are not those of plain sampling."""
+"""Counts of tokens that differ between coupled decoding and plain sampling."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -28,7 +28,7 @@ _PROMPT = (3, 1, 4, 1)
 
 
 def scenes() -> Iterator[tuple[Trained, Callable[[], Conditional]]]:
-  """Drafters, and what each draws from behind the prompt."""
+  """Yields drafters, each with its distributions after the prompt."""
   table = lambda model: conditional_lib.from_model(
     model, {}, _PROMPT, _SAMPLING
   )
@@ -59,7 +59,7 @@ def count(
   num_keys: int,
   seed: int,
 ) -> list[dict[str, Any]]:
-  """The record of coupled decoding against plain sampling, a key a row."""
+  """Compares coupled decoding with plain sampling, with one key per row."""
   target = conditional_lib.from_model(
     scene.model, scene.params['target'], _PROMPT, _SAMPLING
   )

@@ -1,4 +1,4 @@
-"""What the compiled loop draws, beside the exact law of what it should."""
+"""Samples of the compiled loop, compared with the exact law."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from specsample.types import DraftLaw
 
 
 def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
-  """Samples one combination; what the certificate says of it."""
+  """Samples one combination and returns its record in the certificate."""
   sample = draw.sample(
     draw.params,
     draw.groups,
@@ -57,7 +57,7 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
     'detectable_total_variation': tokens.detectable,
     'passed': tokens.passed,
   }
-  # A stop token in the first round cuts what is kept of it.
+  # A stop token in the first round cuts off drafts that were kept.
   if draw.eos_id is not None or not draw.is_of_one_shape:
     return record
   kept = sample_lib.acceptance(
@@ -74,10 +74,10 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
 
 
 def _num_kept(draw: Draw, group: Group) -> np.ndarray:
-  """The distribution [K + 1] of how many drafts the first round keeps."""
+  """Returns the law [K + 1] of the number of drafts kept in the first round."""
   if draw.verifier_name not in TREE_VERIFIERS:
     return acceptance.law(_kept(draw, group))
-  # There is no theory of all trees: what the rule's own law says.
+  # There is no theory for all trees, so the rule's own law is used.
   return enumerate_lib.Enumeration(
     TREE_VERIFIERS[draw.verifier_name],
     _drafted(draw, group),
@@ -88,7 +88,7 @@ def _num_kept(draw: Draw, group: Group) -> np.ndarray:
 
 
 def _kept(draw: Draw, group: Group) -> np.ndarray:
-  """The theory: the probability [K] of keeping at least i drafts."""
+  """Returns the theoretical probability [K] of keeping at least i drafts."""
   target = conditional_lib.from_model(
     draw.model, draw.params['target'], group.prompt, group.sampling
   )
@@ -110,7 +110,7 @@ def _kept(draw: Draw, group: Group) -> np.ndarray:
 
 
 def _drafted(draw: Draw, group: Group) -> proposal_lib.Proposal:
-  """What the drafter itself drafts in the first round."""
+  """Returns the drafter's own proposal in the first round."""
   return drafted.from_drafter(
     draw.drafter,
     draw.params,

@@ -1,4 +1,4 @@
-"""The compiled loop against exact laws: which combinations are sampled."""
+"""The combinations for which the compiled loop is compared with exact laws."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -25,7 +25,7 @@ VERIFIERS: dict[str, Verifier] = {
   'block': verify.block,
   'coupled': verify.coupled,
 }
-# Of trees, and the laws of siblings that the loop is sampled with.
+# The rules for trees, and the sibling laws that the loop is sampled with.
 TREE_VERIFIERS: dict[str, Verifier] = {
   'tree': verify.tree,
   'traversal': verify.traversal,
@@ -57,9 +57,9 @@ _MIXED = tuple(
     Sampling(temperature=0.0),
   )
 )
-# Of each prompt one, for drafters whose predictions take long to compile.
+# One group per prompt, for drafters whose predictions take long to compile.
 _TWO = (_MIXED[0], _MIXED[6])
-# So strong that of a tree it shows what is not on the path and counted.
+# Strong enough to show if nodes off a tree's path are counted.
 _PENALISED = tuple(
   Group(prompt, sampling)
   for prompt in _PROMPTS
@@ -87,18 +87,19 @@ class Draw:
   # The model that the drafter samples from and its parameters, if it has one.
   drafts_from: Callable[[], tuple[Model, Params]] | None = None
   eos_id: int | None = None
-  # Whether drafts have one shape in all rows: then what is kept is predicted.
+  # Whether drafts have the same shape in all rows. Only then is the number of
+  # kept drafts predicted.
   is_of_one_shape: bool = True
   sample: Callable[..., sample_lib.Sample] = sample_lib.draw
 
   @property
   def name(self) -> str:
-    """What is sampled, in words."""
+    """A description of what is sampled."""
     return f'{self.drafter_name} + {self.verifier_name}, {self.settings}'
 
 
 def draws() -> Iterator[Draw]:
-  """Every drafter, with verifiers for what it drafts, and one at its worst."""
+  """Yields every drafter with rules for its drafts, and a worst case."""
   for name in VERIFIERS:
     mixed = functools.partial(
       Draw, verifier_name=name, settings='mixed batch', groups=_MIXED
@@ -145,7 +146,7 @@ def draws() -> Iterator[Draw]:
   yield _other_vocabulary()
   yield from _of_memory()
   yield from _of_whole_batches()
-  # Of the rest, the rules see no more than probabilities.
+  # For the rest one rule is enough, because rules see only probabilities.
   of_llama = functools.partial(
     Draw,
     verifier_name='block',
@@ -194,12 +195,12 @@ def _chain(draw, name, **changes):
 
 
 def _adaptive(draw):
-  """Lengths that follow from what was kept in the rounds before."""
+  """Yields drafters whose draft lengths depend on what earlier rounds kept."""
   model = dataclasses.replace(_MODEL, noise=0.5)
   chain = drafters.Chain(model=model, num_draft_tokens=2)
   for policy in (
     policies.AdaEDL(threshold=0.4, step=1.0, threshold_decay=0.0),
-    # After a rejection it drafts one token less, after two none.
+    # After one rejection it drafts one token less, after two none.
     policies.Fastest(costs=(1.0, 1.3, 1.5), strength=0.5, patience=1),
   ):
     yield draw(
@@ -223,7 +224,8 @@ def _tree(verifier_name, law, **settings):
   )
 
 
-# The default of each, and the laws that read what `Tree` makes of its logits.
+# A rule and a law for each: `Tree`'s default law, and the laws that draw
+# siblings from its logits.
 _TRAINED_TREE_DRAWS = {
   'Medusa': ('tree', DraftLaw.POINT_MASS),
   'Hydra': ('traversal', DraftLaw.WITHOUT_REPLACEMENT),
@@ -249,7 +251,7 @@ def _trained_trees():
 
 
 def _growing_trees():
-  """Trees whose shape is another in each row: they are sampled alone."""
+  """Yields trees whose shape varies by row, so they can only be sampled."""
   chain = drafters.Chain(
     model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
   )
@@ -282,7 +284,10 @@ def _other_vocabulary():
 
 
 def _of_memory():
-  """Some rows draft from memory, and others draw their drafts or have none."""
+  """Yields cases in which some rows draft from memory.
+
+  The other rows draw their drafts, or have none.
+  """
   chain = drafters.Chain(
     model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
   )
@@ -305,7 +310,7 @@ def _of_memory():
 
 
 def _of_whole_batches():
-  """Pairs of rows in which one decides what the other drafts."""
+  """Yields pairs of rows in which one decides what the other drafts."""
   chain = drafters.Chain(
     model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
   )
@@ -339,7 +344,7 @@ def _of_whole_batches():
 
 
 def _filtered_trees():
-  """Trees of which fewer nodes are verified than drafted."""
+  """Yields trees with fewer verified nodes than drafted ones."""
   chain = drafters.Chain(
     model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
   )

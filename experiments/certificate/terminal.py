@@ -14,7 +14,7 @@ Record = dict[str, Any]
 
 
 def show(certificate: Record) -> None:
-  """Prints a summary a section, and every planted bug."""
+  """Prints a summary of each section, and every planted bug."""
   console = terminal_table.console()
   if certificate['cases']:
     console.print('\nExact enumeration of lossless rules\n', style='bold')
@@ -28,7 +28,7 @@ def show(certificate: Record) -> None:
 
 
 def failures(certificate: Record) -> Iterator[str]:
-  """A line for each entry that does not say what it should."""
+  """Yields a line for each entry that does not show what it should."""
   for section in certificate_lib.SECTIONS:
     for record in certificate[section]:
       if not certificate_lib.passed(record):
@@ -67,7 +67,7 @@ def _cases(lossless: list[Record], lossy: list[Record]) -> rich.table.Table:
 
 
 def _of_the_most(rows):
-  """What is kept of drawn siblings, of what an exact rule could keep."""
+  """Returns the range of kept siblings, as shares of the optimum."""
   shares = [
     row['expected_accepted'] / row['optimal_accepted']
     for row in rows
@@ -114,7 +114,7 @@ def _planted_bugs(records: list[Record]) -> rich.table.Table:
 
 
 def _number(value: float | None, spec: str) -> str:
-  """What is no number is None in a certificate."""
+  """Formats a number; None, which stands for NaN or infinity, becomes NaN."""
   return 'NaN' if value is None else format(value, spec)
 
 

@@ -1,1 +1,1 @@
-"""How commands start and end: flags, settings, journals, progress."""
+"""The start and end of commands: flags, settings, journals, progress."""

@@ -1,4 +1,4 @@
-"""How every command ends: a result, or one line that says what to do."""
+"""Runs commands so that each ends in a result or in one line of advice."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -17,7 +17,7 @@ from experiments.command import errors
 
 BAD_INPUT = 2
 INTERRUPTED = 130
-# With which gin begins a line for each call that led to an error.
+# gin begins a line with this for each call that led to an error.
 _CALL = '\n  In call to configurable '
 
 
@@ -26,7 +26,7 @@ def run(main: Callable[[], None], interrupted: str = 'interrupted') -> None:
 
   Args:
     main: the command, which reads its flags itself.
-    interrupted: the line after a Ctrl-C.
+    interrupted: the line to print after Ctrl-C.
   """
 
   def checked(arguments: list[str]) -> None:
@@ -38,11 +38,11 @@ def run(main: Callable[[], None], interrupted: str = 'interrupted') -> None:
 
 
 def run_on(main: Callable[[str], None], name: str) -> None:
-  """As `run`, of a command that takes one argument besides its flags.
+  """Runs a command that takes one argument besides its flags; see `run`.
 
   Args:
     main: the command.
-    name: of the argument, for messages.
+    name: the argument's name, for messages.
   """
 
   def checked(arguments: list[str]) -> None:
@@ -63,11 +63,11 @@ def _run(main: Callable[[list[str]], None], interrupted: str) -> None:
       except errors.NotWrittenError as error:
         fail(str(error))
       except BrokenPipeError:
-        # The reader has gone; Python would complain again when it flushes.
+        # The reader is gone, and Python would complain again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
-  # Of what the libraries log only warnings belong on a user's terminal.
+  # Only the warnings of libraries belong on a user's terminal.
   logging.set_verbosity(logging.WARNING)
   app.run(guarded, flags_parser=_parse_flags)
 
@@ -79,12 +79,15 @@ def fail(message: str, code: int = BAD_INPUT) -> NoReturn:
 
 
 def make_folder(path: pathlib.PurePath) -> None:
-  """Makes the folder of --out, in process 0; ValueError where that cannot be.
+  """Makes the folder of --out, in process 0 only.
 
   Args:
-    path: a `pathlib.Path` or, of a bucket too, an `epath.Path`.
+    path: a `pathlib.Path`, or an `epath.Path`, which may be in a bucket.
+
+  Raises:
+    ValueError: if the folder cannot be made.
   """
-  # Imports JAX, which a command has not done yet when it parses its flags.
+  # Imported lazily: it imports JAX, and flags are parsed before that.
   from specsample import files  # noqa: PLC0415
 
   if not distributed.is_first():
@@ -103,7 +106,7 @@ def make_folder(path: pathlib.PurePath) -> None:
 
 @contextlib.contextmanager
 def bad_input() -> Iterator[None]:
-  """Makes an error about what the user gave one line and exit code 2."""
+  """Turns an error in what the user gave into one line and exit code 2."""
   try:
     yield
   except (
@@ -117,9 +120,9 @@ def bad_input() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-  """The message, without the calls that gin appends a line for each.
+  """Returns the message without the lines that gin appends, one per call.
 
-  The first of them says whose argument is missing or too many.
+  The first of these lines says whose argument is missing or too many.
   """
   reason, _, calls = str(error).partition(_CALL)
   found = re.match(r"'(\S+)'.*?(?: in scope '(\S+)')?$", calls, re.MULTILINE)

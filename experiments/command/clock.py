@@ -1,4 +1,4 @@
-"""How long a call takes, and its share for each of several rows."""
+"""Timing of calls, and the share of the time that each row takes."""
 
 from collections.abc import Callable, Sequence
 import time
@@ -8,14 +8,14 @@ import jax
 
 
 def seconds(function: Callable[..., Any], *args, **kwargs) -> tuple[Any, float]:
-  """Calls the function; its result, ready, and the seconds that took."""
+  """Calls the function; returns its result, once ready, and the seconds."""
   start = time.perf_counter()
   result = jax.block_until_ready(function(*args, **kwargs))
   return result, time.perf_counter() - start
 
 
 def by_tokens(total: float, lengths: Sequence[int]) -> list[float]:
-  """The seconds of rows that were decoded at once, shared by their tokens."""
+  """Divides the seconds of rows that were decoded together by their tokens."""
   tokens = sum(lengths)
   if not tokens:
     return [total / len(lengths)] * len(lengths)

@@ -15,8 +15,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def define_flags(default: str) -> None:
-  """Defines --gin_file, whose default is a file of the repository, and
-  --gin_bindings."""
+  """Defines --gin_file, with `default` as its default, and --gin_bindings."""
   flags.DEFINE_multi_string(
     'gin_file', [default], 'A gin file; repeat it to read several in order.'
   )
@@ -29,16 +28,16 @@ def define_flags(default: str) -> None:
 
 
 def parse() -> None:
-  """Reads the flags' configuration; a fault is one line and exit code 2.
+  """Reads the configuration that the flags give.
 
-  Relative paths are looked up from the working directory, then from the
-  repository.
+  A fault in it ends the command with one line and exit code 2. Relative paths
+  are looked up in the working directory, then in the repository.
   """
   gin.add_config_file_search_path(str(_ROOT))
   for path in flags.FLAGS.gin_file:
     if not pathlib.Path(find(path)).is_file():
       cli.fail(f'--gin_file={path} is no file: configs/runs/ has those to read')
-  # gin logs each place where an included file is not; its error says it too.
+  # gin logs every place where it misses an included file; its error has them.
   logging.set_verbosity(logging.FATAL)
   try:
     gin.parse_config_files_and_bindings(
@@ -55,7 +54,7 @@ def parse() -> None:
     ImportError,
     OSError,
   ) as error:
-    # For an unknown macro gin gives the whole configuration.
+    # For an unknown macro, gin's error contains the whole configuration.
     reason = str(error).partition(' in config string:')[0]
     gone = re.search(r"No module named 'experiments\.(\w+)'", reason)
     if gone and (now := moved.to(gone[1])):
@@ -66,15 +65,15 @@ def parse() -> None:
 
 
 def name() -> str:
-  """What the configuration is called: its last file, without the folder."""
+  """Returns the name of the configuration: the stem of its last file."""
   return pathlib.Path(flags.FLAGS.gin_file[-1]).stem
 
 
 def find(path: str) -> str:
-  """The path, in the repository if nothing is there from the working folder.
+  """Returns the path, or the one in the repository if only that exists.
 
   Raises:
-    ValueError: it is empty, as of a variable of the shell that is not set.
+    ValueError: if it is empty, as from a shell variable that is not set.
   """
   if not path:
     raise ValueError(

@@ -1,11 +1,11 @@
 """Several processes, usually on several hosts, that run one command together.
 
-Each is started with the same flags. All compute; only the first one, process 0,
-writes files and to the terminal. When one ends early all end: the same command
-goes on from the last finished piece of work.
+Each process is started with the same flags. All of them compute; only the first
+one, process 0, writes to files and to the terminal. If one ends early, all end,
+and the same command resumes from the last finished piece of work.
 
-JAX is imported where it is used: every command imports this module to parse its
-flags, and the import of JAX takes a second.
+JAX is imported lazily, because every command imports this module to parse its
+flags, and importing JAX takes a second.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,18 +24,18 @@ from absl import logging
 import gin
 import numpy as np
 
-# Given, these say what JAX would otherwise find out from the cluster.
+# If given, these replace what JAX would find out from the cluster.
 _PLACES = ('coordinator_address', 'num_processes', 'process_id')
 _OWN_FLAGS = (
   *('distributed', *_PLACES, 'initialization_timeout', 'heartbeat_timeout'),
 )
 _LOST = 1
-# Of errors between processes; others are faults of this one.
+# These mark errors between processes; other errors are this process's own.
 _COMMUNICATION = ('Gloo', 'NCCL', 'UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED')
 
 
 def define_flags() -> None:
-  """Defines --distributed and what belongs to it."""
+  """Defines --distributed and the flags that belong to it."""
   flags.DEFINE_bool(
     'distributed',
     False,
@@ -73,12 +73,12 @@ def define_flags() -> None:
 def start() -> None:
   """Joins the other processes, if the flags ask for it.
 
-  Before any other use of JAX. Where they do not come together in time, the
-  process ends with one line and exit code 2.
+  It has to be called before any other use of JAX. If the processes do not come
+  together in time, this one ends with one line and exit code 2.
 
   Raises:
-    ValueError: the flags fit no cluster or not each other, or the processes
-      were not all started with the same ones.
+    ValueError: if the flags do not fit the cluster or each other, or if the
+      processes were not all started with the same flags.
   """
   values = flags.FLAGS.flag_values_dict()
   places = {name: values[name] for name in _PLACES}
@@ -88,10 +88,10 @@ def start() -> None:
     return
   import jax  # noqa: PLC0415
 
-  # JAX would take a SIGTERM for its own use, and the process would go on.
+  # JAX would catch SIGTERM for its own use, and the process would go on.
   jax.config.update('jax_enable_preemption_service', False)
   timeout = values['initialization_timeout']
-  # JAX ends a process that waits in vain by an abort; this comes before it.
+  # JAX aborts a process that waits in vain; this timer ends it before that.
   watch = threading.Timer(timeout, _give_up, [timeout, places])
   watch.daemon = True
   watch.start()
@@ -126,19 +126,19 @@ def start() -> None:
 
 
 def is_on() -> bool:
-  """Whether this process runs with others."""
+  """Returns whether this process runs with others."""
   # A process that has not imported JAX has not joined any others.
   jax = sys.modules.get('jax')
   return jax is not None and jax.distributed.is_initialized()
 
 
 def is_first() -> bool:
-  """Whether this process writes: it is process 0, or the only one."""
+  """Returns whether this process writes: it is process 0, or the only one."""
   return not is_on() or _place()[0] == 0
 
 
 def from_first(values: np.ndarray) -> np.ndarray:
-  """The integers of process 0, on all; every process gives as many."""
+  """Returns process 0's integers on all; all processes pass equally many."""
   if not is_on():
     return values
   from jax.experimental import multihost_utils  # noqa: PLC0415
@@ -151,10 +151,11 @@ def check_same(texts: Mapping[str, str]) -> None:
   """Refuses processes that differ, before they wait for each other forever.
 
   Args:
-    texts: what has to be the same on all, by what it is called.
+    texts: what has to be the same on all processes, by name.
 
   Raises:
-    ValueError: in every process; names the first that differs, and in what.
+    ValueError: in every process; it names the first process that differs, and
+      in what.
   """
   if not is_on():
     return
@@ -179,9 +180,9 @@ def check_same(texts: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def all_end() -> Iterator[None]:
-  """Ends with the others; after an error at once, so that they end too.
+  """Ends with the others; after an error, exits at once so that they end too.
 
-  Left to Python, an error would first wait for all others to come to their end.
+  Left to Python, the process would first wait for all others to finish.
   """
   try:
     yield
@@ -190,9 +191,9 @@ def all_end() -> Iterator[None]:
       raise
     code = _exit_code(error)
     sys.stdout.flush()
-    with contextlib.suppress(RuntimeError):  # of devices that do not start
+    with contextlib.suppress(RuntimeError):  # if the devices do not start
       if is_first():
-        # Without it the others die, who may be about to say what is wrong.
+        # Without this process the others die: let them say what is wrong first.
         time.sleep(1)
     _last_words.cancel()
     sys.stderr.flush()
@@ -205,27 +206,28 @@ def all_end() -> Iterator[None]:
 
 
 class _LastWords:
-  """A line on standard error in case that this process dies.
+  """A line on standard error in case this process dies.
 
-  When another process is lost JAX aborts this one: by then nothing here can
-  print any more. So a shell waits for a word that it is over, or for the end.
+  If another process is lost, JAX aborts this one, and then nothing here can
+  print any more. So a shell waits to be told that all is over, and prints the
+  line if its input ends before that.
   """
 
   def __init__(self):
     self._shell: subprocess.Popen | None = None
 
   def prepare(self, line: str) -> None:
-    """What is said."""
+    """Starts the shell that prints `line` if this process dies."""
     self._shell = subprocess.Popen(
       ['sh', '-c', 'read word || printf "%s\\n" "$1" >&2', 'sh', line],
       stdin=subprocess.PIPE,
       stdout=subprocess.DEVNULL,
     )
-    # Instead of a stack trace of Python, which absl asks for.
+    # Otherwise Python would print a stack trace, as absl asks it to.
     signal.signal(signal.SIGABRT, signal.SIG_DFL)
 
   def cancel(self) -> None:
-    """Says nothing."""
+    """Tells the shell to print nothing."""
     if self._shell is not None:
       self._shell.communicate(b'over\n')
 
@@ -253,7 +255,7 @@ def _lost():
 
 
 def _place() -> tuple[int, int]:
-  """The number of this process, and how many processes there are."""
+  """Returns the number of this process, and how many processes there are."""
   import jax  # noqa: PLC0415
 
   return jax.process_index(), jax.process_count()
@@ -276,7 +278,8 @@ def _give_up(timeout, places):
 def _only_first_writes():
   """Keeps standard output for what process 0 prints.
 
-  What C++ libraries print there goes to standard error (Gloo greets).
+  Whatever C++ libraries print there, such as Gloo's greeting, goes to standard
+  error.
   """
   kept = os.dup(1) if is_first() else os.open(os.devnull, os.O_WRONLY)
   sys.stdout.flush()

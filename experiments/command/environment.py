@@ -1,4 +1,4 @@
-"""Where a number was measured: what every result file records."""
+"""The environment of a measurement, which every result file records."""
 
 import dataclasses
 import hashlib
@@ -24,14 +24,14 @@ _PACKAGES = (
 
 
 def set_up() -> None:
-  """What JAX is told before a command decodes or trains.
+  """Configures JAX, before a command decodes or trains.
 
-  Compiled programs are kept between runs: in the folder that
-  JAX_COMPILATION_CACHE_DIR names, which may be of a bucket (gs://) for all
-  hosts to read, or else in the user's cache folder; those that took a tenth of
-  a second, or what JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS says. Products of
-  float32 are made of all of its bits, unless JAX_DEFAULT_MATMUL_PRECISION says
-  otherwise.
+  Compiled programs are kept between runs if compiling them took at least a
+  tenth of a second, or JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS. They are
+  kept in the folder that JAX_COMPILATION_CACHE_DIR names, which may be in a
+  bucket (gs://) for all hosts to read, or else in the user's cache folder.
+  Products of float32 use full precision, unless JAX_DEFAULT_MATMUL_PRECISION
+  says otherwise.
   """
   folder = os.environ.get('JAX_COMPILATION_CACHE_DIR')
   if folder:
@@ -43,14 +43,15 @@ def set_up() -> None:
   jax.config.update('jax_compilation_cache_dir', folder)
   if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
-  # A TPU would round what it multiplies to bfloat16, a GPU to TF32: more than
-  # passes of another shape may differ by. bfloat16 is multiplied as before.
+  # By default a TPU would round factors to bfloat16, and a GPU to TF32, which
+  # changes results more than the shape of a pass may. Products of bfloat16 stay
+  # as they are.
   if 'JAX_DEFAULT_MATMUL_PRECISION' not in os.environ:
     jax.config.update('jax_default_matmul_precision', 'highest')
 
 
 def hardware() -> dict[str, Any]:
-  """The devices that computed, and the machine around them (process 0's)."""
+  """Returns the devices that computed, and the machine of this process."""
   devices = jax.devices()
   return {
     'platform': devices[0].platform,
@@ -65,20 +66,20 @@ def hardware() -> dict[str, Any]:
 
 
 def num_cores() -> int:
-  """How many processors this process may use, of those that there are."""
+  """Returns how many of the machine's processors this process may use."""
   if hasattr(os, 'sched_getaffinity'):  # on Linux
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:
-  """Python's version and those of the packages that computed."""
+  """Returns the versions of Python and of the packages that computed."""
   packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
   return {'python': platform.python_version()} | packages
 
 
 def git_commit() -> str | None:
-  """The commit of the code, '-dirty' added where files differ from it."""
+  """Returns the commit of the code, plus '-dirty' if files differ from it."""
   commit = _git('rev-parse', 'HEAD')
   if commit is None:
     return None
@@ -86,9 +87,9 @@ def git_commit() -> str | None:
 
 
 def source(*folders: pathlib.Path) -> str:
-  """A digest of the library's and the experiments' code, or that of folders.
+  """Returns a digest of the library's and experiments' code, or of `folders`.
 
-  Unlike the commit it tells apart two states of files that are not committed.
+  Unlike the commit, it tells two states of uncommitted files apart.
   """
   packages = pathlib.Path(files.__file__).parent, _ROOT / 'experiments'
   digest = hashlib.sha256()
@@ -100,12 +101,13 @@ def source(*folders: pathlib.Path) -> str:
 
 
 def source_beside(component: Any) -> dict[str, str]:
-  """Digests of the other modules that a component is made of, by name.
+  """Returns digests of a component's modules outside both packages, by name.
 
-  A drafter or rule of a user's own is in neither package.
+  A drafter or rule that a user wrote is in neither package.
 
   Args:
-    component: a dataclass, and what its fields hold; anything else has none.
+    component: a dataclass, searched with what its fields hold; anything else
+      has no modules.
   """
   if not dataclasses.is_dataclass(component):
     return {}
@@ -120,21 +122,21 @@ def source_beside(component: Any) -> dict[str, str]:
 
 
 def compiler_flags() -> dict[str, str]:
-  """What of the environment changes the programs that XLA makes."""
+  """Returns the environment variables that change how XLA compiles."""
   names = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
   return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def command() -> str:
-  """The command line, as it can be typed again."""
+  """Returns the command line, as it can be typed again."""
   return shlex.join(['python', *sys.orig_argv[1:]])
 
 
 def identity() -> dict[str, Any]:
-  """What of the above all parts of a run that is resumed have in common.
+  """Returns what all parts of a resumed run must have in common.
 
-  The code and not the commit, which files beside the code change, such as the
-  results.
+  It has the code instead of the commit, which also changes with files beside
+  the code, such as results.
   """
   return {
     'code': source(),
@@ -145,7 +147,7 @@ def identity() -> dict[str, Any]:
 
 
 def describe() -> dict[str, Any]:
-  """The fields of the above, as the result files have them."""
+  """Returns the fields of result files that say how a number was measured."""
   return {
     'hardware': hardware(),
     'versions': versions(),

@@ -1,5 +1,5 @@
-"""Errors that end every command in the same way; imports nothing."""
+"""Errors that end every command in the same way; this file imports nothing."""
 
 
 class NotWrittenError(ValueError):
-  """Results cannot be written; the message says how to go on."""
+  """The error if results cannot be written; its message says how to go on."""

@@ -1,7 +1,8 @@
-"""What a run has finished, kept: killed, it goes on where it was.
+"""A journal of what a run has finished, so that it can resume after a kill.
 
 The header says what is being measured. Every further record is a finished unit,
-kept before the next begins: a line of a local file, an object of a bucket.
+kept before the next one begins: as a line of a local file, or an object in a
+bucket.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from etils import epath
 from experiments.command import errors
 from specsample import files
 
-# compare(the header that is there, the one that is expected) -> differences.
+# compare(found header, expected header) -> differences.
 Compare = Callable[[dict[str, Any], dict[str, Any]], list[str]]
 
 _NUM_READERS = 32
@@ -28,7 +29,7 @@ _HEADER = 'header.json'
 
 
 def digest(value: Any) -> str:
-  """What a header says of what is too long to be in it."""
+  """Returns a digest, for a header, of a value that is too long to be in it."""
   return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
@@ -42,7 +43,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 
 class Journal:
-  """Finished units, each with a key of its own."""
+  """The finished units of a run, each with its own key."""
 
   def __init__(
     self,
@@ -50,14 +51,15 @@ class Journal:
     header: dict[str, Any],
     compare: Compare = differences,
   ):
-    """Opens or begins the journal in `folder`, which may be of a bucket.
+    """Opens or begins the journal in `folder`, which may be in a bucket.
 
-    It is journal.jsonl, in a bucket a folder `journal`. A bucket knows no
-    locks: start a run there once. `compare` says what of two headers differs.
+    The journal is the file journal.jsonl, or in a bucket the folder `journal`.
+    A bucket has no locks, so start only one run there at a time. `compare`
+    returns what differs between two headers.
 
     Raises:
-      ValueError: the journal there is damaged or of another run, or, not in a
-        bucket, in use.
+      ValueError: if the journal there is damaged, belongs to another run or,
+        unless it is in a bucket, is in use.
     """
     self._store: _Store
     if files.is_remote(folder):
@@ -69,7 +71,7 @@ class Journal:
     if found is None:
       self._store.begin(header)
     else:
-      # Compared as it is read back: tuples are lists there.
+      # The header is compared as it is read back: JSON makes lists of tuples.
       self._check_header(compare(found, json.loads(json.dumps(header))))
     for record in records:
       self._entries[tuple(record['key'])] = record['value']
@@ -81,11 +83,11 @@ class Journal:
     return self._entries[key]
 
   def get(self, key: tuple) -> dict[str, Any] | None:
-    """The unit of a key, None if it is not finished."""
+    """Returns the unit of a key; None if it is not finished."""
     return self._entries.get(key)
 
   def of(self, *prefix: str | int) -> list[dict[str, Any]]:
-    """The units whose keys begin so, by what follows there."""
+    """Returns the units whose keys begin with `prefix`, sorted by the rest."""
     size = len(prefix)
     keys = sorted(key for key in self._entries if key[:size] == prefix)
     return [self._entries[key] for key in keys]
@@ -94,18 +96,18 @@ class Journal:
     return len(self._entries)
 
   def add(self, key: tuple, value: dict[str, Any]) -> None:
-    """Records a finished unit; returns when it is kept."""
+    """Records a finished unit; returns once it is stored."""
     if key in self._entries:
       raise ValueError(f'{key} is in {self._store} already')
     self._store.add({'key': key, 'value': value})
     self._entries[key] = value
 
   def close(self) -> None:
-    """Lets another run have it."""
+    """Closes the journal, so that another run can open it."""
     self._store.close()
 
   def remove(self) -> None:
-    """Deletes it: what it kept is in the results."""
+    """Deletes the journal, once the results have what it kept."""
     self._store.remove()
 
   def _check_header(self, different: list[str]) -> None:
@@ -117,30 +119,30 @@ class Journal:
 
 
 class _Store(Protocol):
-  """Where the records are."""
+  """The place where the records are stored."""
 
   def read(self) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """The header, None where there is nothing yet, and the records."""
+    """Returns the header, or None if there is nothing yet, and the records."""
 
   def begin(self, header: dict[str, Any]) -> None:
-    """Keeps the header."""
+    """Stores the header."""
 
   def add(self, record: dict[str, Any]) -> None:
-    """Keeps one more record."""
+    """Stores one more record."""
 
   def close(self) -> None:
-    """Frees what was opened."""
+    """Releases what was opened."""
 
   def remove(self) -> None:
-    """Deletes all of it."""
+    """Deletes everything."""
 
 
 class _Lines:
-  """A JSON object a line, written through to the disk."""
+  """One JSON object per line, written through to the disk."""
 
   def __init__(self, path: pathlib.PurePath):
     self._path = path
-    # Without a buffer, which would be written again at the end of the process.
+    # Unbuffered: a buffer would be written once more when the process ends.
     self._file = open(path, 'a+b', buffering=0)  # noqa: SIM115 (see `close`)
     try:
       fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,7 +155,7 @@ class _Lines:
     return str(self._path)
 
   def read(self):
-    """See `_Store`; a last line that a kill tore apart is dropped."""
+    """See `_Store`; drops a last line that a kill left incomplete."""
     self._file.seek(0)
     lines = self._file.read().split(b'\n')[:-1]
     records = [
@@ -190,7 +192,7 @@ class _Lines:
 
 
 class _Objects:
-  """A JSON object each, which appears in the bucket when it is complete."""
+  """A JSON object per record; each appears in the bucket when complete."""
 
   def __init__(self, folder: epath.Path):
     self._folder = folder
@@ -213,7 +215,7 @@ class _Objects:
     units = sorted(
       name for name in names if name.endswith('.json') and name != _HEADER
     )
-    # Each takes as long as a way to the bucket and back.
+    # Each read takes as long as a round trip to the bucket.
     with futures.ThreadPoolExecutor(_NUM_READERS) as pool:
       header, *records = pool.map(self._read, [_HEADER, *units])
     return header, records

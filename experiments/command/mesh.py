@@ -16,10 +16,11 @@ from specsample import sharding
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """data x model devices; 1 x 1 of one process is no mesh, the first device.
+  """A mesh of data x model devices; none if both are 1 in a single process.
 
-  The arguments of `sharding.make_mesh`, and the rules that say over which of
-  its axes each meaning is divided (None: `sharding.DEFAULT_RULES`).
+  Without a mesh, the first device computes. The fields are the arguments of
+  `sharding.make_mesh`, and the rules that say over which mesh axes each meaning
+  is divided (None: `sharding.DEFAULT_RULES`).
   """
 
   data: int = 1
@@ -34,10 +35,10 @@ class Mesh:
       mesh_rules.check('Mesh.rules', self.rules)
 
   def set(self) -> contextlib.AbstractContextManager[None]:
-    """Within it JAX and `sharding` use the mesh.
+    """Returns a context in which JAX and `sharding` use the mesh.
 
     Raises:
-      ValueError: the devices that are there do not make such a mesh.
+      ValueError: if the devices that are there do not make such a mesh.
     """
     if self.data == self.model == self.num_slices == 1 and not (
       distributed.is_on()
@@ -53,12 +54,12 @@ class Mesh:
 
   @property
   def own_rules(self) -> sharding.Rules:
-    """Those that hold within it."""
+    """The rules that hold within the mesh."""
     return sharding.DEFAULT_RULES if self.rules is None else self.rules
 
 
 def configured() -> contextlib.AbstractContextManager[None]:
-  """`Mesh().set()` of the configuration; a fault is one line, exit code 2."""
+  """Returns `Mesh().set()` as configured; a fault is one line, exit code 2."""
   with cli.bad_input():
     return Mesh().set()
 

@@ -1,4 +1,4 @@
-"""What a configuration may say of the axes over which arrays are divided."""
+"""Checks of the configured rules for dividing arrays over mesh axes."""
 
 import re
 
@@ -9,11 +9,11 @@ def check(name: str, rules: sharding.Rules) -> None:
   """Refuses rules over axes that no array or no mesh has.
 
   Args:
-    name: of the setting, for messages.
-    rules: what it is.
+    name: the name of the setting, for messages.
+    rules: the value of the setting.
 
   Raises:
-    ValueError: names the rule.
+    ValueError: if the rules are not valid; it names the rule.
   """
   wanted = (
     "give pairs as ('batch', ('data',)), with mesh axes 'data', 'model' and "

@@ -1,6 +1,6 @@
-"""Where modules went that once stood beside the commands."""
+"""The new places of modules that used to be beside the commands."""
 
-# By their old names in experiments; the new ones are in there too.
+# New names by old names, both relative to experiments.
 _MOVED = {
   'adaptive': 'methods.adaptive',
   'agreement': 'training.agreement',
@@ -135,5 +135,5 @@ _MOVED = {
 
 
 def to(name: str) -> str | None:
-  """The full name of a module that was experiments.<name>, None if none was."""
+  """Returns the new full name of experiments.<name>; None if it has none."""
   return f'experiments.{_MOVED[name]}' if name in _MOVED else None

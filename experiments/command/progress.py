@@ -1,4 +1,4 @@
-"""Which step is under way, on standard error."""
+"""The progress of a command, shown on standard error."""
 
 import collections
 from collections.abc import Callable, Iterator
@@ -13,17 +13,17 @@ import rich.progress
 from experiments.command import distributed
 
 Step = Callable[[str], None]
-# Steps of a bar before it shows the time left.
+# The number of steps of a bar before it shows the time left.
 _FEWEST_STEPS = 5
 Bar = Callable[[int], contextlib.AbstractContextManager[Step]]
 
 
 @contextlib.contextmanager
 def bar(total: int) -> Iterator[Step]:
-  """A progress bar of `total` steps; a line a step where there is no terminal.
+  """Shows a progress bar of `total` steps; without a terminal, a line per step.
 
-  Of several processes only the first one shows it. Yields a function that is
-  called with a step's description before it begins.
+  Of several processes only the first one shows it. Yields a function to call
+  with a step's description before the step begins.
   """
   if not distributed.is_first():
     yield lambda _: None
@@ -69,8 +69,8 @@ def _printer(total: int) -> Step:
 def _left(total: int) -> Callable[[int], str]:
   """Returns a function that says how long the rest will take.
 
-  It is told how many of `total` steps are done, and takes them to be alike: of
-  the first few it says nothing.
+  The function takes the number of steps done, of `total`, and assumes that all
+  of them take equally long. During the first few it says nothing.
   """
   begin = time.monotonic()
 
@@ -87,21 +87,21 @@ def _clock(seconds: float) -> str:
   return str(datetime.timedelta(seconds=round(seconds)))
 
 
-# Says how many units are done by now, and what is under way.
+# Takes the number of units done so far, and what is under way.
 Meter = Callable[[int, str], None]
-# Seconds between two lines where there is no terminal.
+# Seconds between two lines if there is no terminal.
 _LINE_SECONDS = 30
-# A rate is of the last so many seconds.
+# The rate is measured over this many of the last seconds.
 _RATE_SECONDS = 120
 
 
 @contextlib.contextmanager
 def meter(total: int, done: int, unit: str) -> Iterator[Meter]:
-  """A bar of `total` units with their rate and the time left.
+  """Shows a bar of `total` units with their rate and the time left.
 
-  A line now and then where there is no terminal. The rate begins with the first
-  units that are done in this run, which has `done` of them: what is before them
-  is compiling.
+  Without a terminal, it prints a line now and then. `done` units are done when
+  the run begins; the rate is measured from the first units that this run
+  finishes, because the time before that is compilation.
   """
   next_line = time.monotonic()
   before = done

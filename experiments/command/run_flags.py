@@ -1,4 +1,4 @@
-"""Flags that many commands have: where results go, and which prompts."""
+"""Flags that many commands share: where results go, and which prompts."""
 
 from absl import flags
 from etils import epath
@@ -6,12 +6,12 @@ from etils import epath
 from experiments.command import config
 from specsample import files
 
-# They are the command's, which shows them with --help.
+# The flags belong to the command, which lists them under --help.
 flags.disclaim_key_flags()
 
 
 def out(what: str = 'the results') -> flags.FlagHolder[str | None]:
-  """Defines --out: a folder, which holds `what`."""
+  """Defines --out, the folder of `what`."""
   return flags.DEFINE_string(
     'out',
     None,
@@ -21,16 +21,16 @@ def out(what: str = 'the results') -> flags.FlagHolder[str | None]:
 
 
 def folder(out: flags.FlagHolder[str | None]) -> epath.Path:
-  """The folder of --out, which need not be there.
+  """Returns the folder of --out, which need not exist.
 
   Raises:
-    ValueError: its path is of no place that is known.
+    ValueError: if its path is neither local nor in a bucket that can be read.
   """
   return files.at(out.value or f'results/{config.name()}')
 
 
 def prompts() -> flags.FlagHolder[str]:
-  """Defines --prompts: a file, some prompts of ours by default."""
+  """Defines --prompts, a file; by default one with some prompts of ours."""
   return flags.DEFINE_string(
     'prompts',
     'experiments/data/prompts.jsonl',
@@ -40,7 +40,7 @@ def prompts() -> flags.FlagHolder[str]:
 
 
 def limit(default: int | None = None) -> flags.FlagHolder[int | None]:
-  """Defines --limit: of a file of prompts only the first so many."""
+  """Defines --limit, how many prompts from the start of a file are used."""
   return flags.DEFINE_integer(
     'limit', default, 'Only the first so many prompts.', lower_bound=1
   )

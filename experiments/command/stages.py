@@ -8,19 +8,19 @@ from typing import Protocol
 
 
 class Stages(Protocol):
-  """Shows one stage after another, and times them."""
+  """A display of one stage after another, which also times them."""
 
-  seconds: dict[str, float]  # of the stages that are over, by their names
+  seconds: dict[str, float]  # of the stages that are over, by name
 
   def begin(self, name: str, subject: str) -> None:
-    """Ends the stage before and shows the next one, as 'loading MODEL ...'."""
+    """Ends the previous stage and shows the next, as in 'loading MODEL ...'."""
 
   def end(self) -> None:
     """Ends the stage that is under way."""
 
 
 class _Silent:
-  """Times the stages and shows nothing."""
+  """Stages that are timed but not shown."""
 
   def __init__(self):
     self.seconds: dict[str, float] = {}
@@ -44,7 +44,7 @@ class _Silent:
 
 
 class _Lines(_Silent):
-  """Prints a line per stage."""
+  """Stages that are printed, a line each."""
 
   def show(self, text: str) -> None:
     """See `_Silent`."""
@@ -52,11 +52,11 @@ class _Lines(_Silent):
 
 
 class _Status(_Silent):
-  """Shows the stage in a line of the terminal that goes away at the end."""
+  """Stages in a line of the terminal that disappears at the end."""
 
   def __init__(self):
     super().__init__()
-    # Imported where it is used: a pipe does not need it.
+    # Imported lazily: output to a pipe does not need it.
     import rich.console  # noqa: PLC0415
 
     self._status = rich.console.Console(stderr=True).status('')
@@ -79,10 +79,10 @@ class _Status(_Silent):
 
 @contextlib.contextmanager
 def shown(is_shown: bool = True) -> Iterator[Stages]:
-  """Shows stages until its end: one transient line, or a line per stage.
+  """Shows stages until the context ends: in one transient line, or a line each.
 
   Args:
-    is_shown: False only times them, as all processes but the first one do.
+    is_shown: if False, only times them, as in all processes but the first.
   """
   stages: _Silent = _Silent()
   if is_shown:

@@ -1,4 +1,4 @@
-"""Pieces of work that are warmed up, timed and journalled, each but once."""
+"""Units of work that are warmed up, timed and journalled, each only once."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -19,13 +19,13 @@ class Unit:
 
   label: str
   key: tuple
-  # None where there is nothing to keep: the next run tries again.
+  # Returns None if there is nothing to keep; then the next run tries again.
   run: Callable[[], dict[str, Any] | None]
-  # What has to be compiled before `run` can be timed, and how.
+  # The program to compile before `run` can be timed, and what compiles it.
   program: tuple = ()
   warm_up: Callable[[], Any] = lambda: None
-  # Whether a file that it leaves is gone: then it is done again, even where the
-  # journal has it.
+  # Whether a file that the unit leaves is gone. Then it is done again, even if
+  # the journal has it.
   is_lost: bool = False
 
 
@@ -35,17 +35,17 @@ def run(
   progress: progress_lib.Bar,
   is_full: Callable[[], bool] = mappings.are_few_left,
 ) -> None:
-  """Does what the journal lacks; `progress` shows it, see `progress.bar`.
+  """Runs the units that are not in the journal yet.
 
-  Of several processes the first has the journal. The others, None here, do the
-  same units in the same order.
+  With several processes, only the first one has the journal. The others pass
+  None and run the same units in the same order.
 
   Args:
-    work: what is to be done.
-    journal: has what was done before.
-    progress: shows it.
-    is_full: whether there is no room for more executables. Then all are
-      dropped, and a unit's program is warmed up once more.
+    work: the units to run.
+    journal: the units that were finished before.
+    progress: shows the progress; see `progress.bar`.
+    is_full: returns whether there is no room for more executables. If so, all
+      are dropped, and a unit's program is warmed up again.
   """
   lacks = distributed.from_first(
     np.asarray(
@@ -59,7 +59,7 @@ def run(
   # The first unit of each program warms it up.
   programs = {unit.program: unit for unit in reversed(missing) if unit.program}
   warm: set[tuple] = set()
-  # A bar for each, as they take unlike times and the rest is estimated by them.
+  # Two bars: the time left is estimated from steps, and these differ in length.
   with progress(len(programs)) as step:
     for unit in reversed(programs.values()):
       step(f'warm-up, {unit.label}')
@@ -75,7 +75,7 @@ def run(
 
 
 def _warm_up(unit, warm, is_full):
-  """Has all compiled that the unit runs, if it was not or is dropped now."""
+  """Compiles the unit's program unless it is warm; if full, first drops all."""
   if distributed.from_first(np.asarray([is_full()]))[0]:
     jax.clear_caches()
     warm.clear()

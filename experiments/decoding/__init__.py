@@ -1,1 +1,1 @@
-"""How a method decodes prompts, and how that is shown."""
+"""Decoding of prompts with a method, and display of the output."""

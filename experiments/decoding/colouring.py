@@ -26,21 +26,22 @@ _NAMES = {
 
 
 class ColourView:
-  """Running text, coloured; without colours accepted drafts have brackets.
+  """A view of running text, coloured by the origin of each token.
 
-  On a terminal lines are broken between words.
+  Without colours, accepted draft tokens appear in brackets. On a terminal,
+  lines are broken between words.
   """
 
   def __init__(
     self, tokenizer: text_lib.Tokenizer, console: rich.console.Console
   ):
-    """`tokenizer` turns the tokens into text, `console` shows it."""
+    """Starts a view on `console`; `tokenizer` turns the tokens into text."""
     self._stream = text_lib.TextStream(tokenizer)
     self._has_colours = has_colours(console)
     self._writer = _Writer(console)
 
   def show(self, shown: generation.Chunk) -> None:
-    """See `terminal.View`."""
+    """See `display.View`."""
     is_open = False
     for token, origin in zip(shown.tokens, shown.origins, strict=True):
       text = self._stream.push([token])
@@ -57,7 +58,7 @@ class ColourView:
     self._writer.flush()
 
   def close(self) -> None:
-    """See `terminal.View`."""
+    """See `display.View`."""
     self._writer.write(self._stream.finish() + '\n', '')
     self._writer.flush()
 
@@ -81,16 +82,16 @@ def has_colours(console: rich.console.Console) -> bool:
 
 
 class _Writer:
-  """Writes styled text; on a terminal lines are broken between words.
+  """A writer of styled text that breaks a terminal's lines between words.
 
-  What may be the beginning of a word is held back there.
+  On a terminal, it holds text back until the word is complete.
   """
 
   def __init__(self, console: rich.console.Console):
     self._console = console
     self._width = console.width if console.is_terminal else None
     self._column = 0
-    self._line = _Pieces()  # of which all words are whole
+    self._line = _Pieces()  # complete words only
     self._word = _Pieces()
 
   def write(self, text: str, style: str) -> None:
@@ -123,7 +124,7 @@ class _Writer:
 
 
 class _Pieces:
-  """Texts and their styles, which differ from one to the next."""
+  """Pieces of text with their styles; neighbours differ in style."""
 
   def __init__(self):
     self.pieces: list[tuple[str, str]] = []

@@ -19,19 +19,19 @@ from specsample.types import DecodeState
 
 
 class Conversation:
-  """Turns and answers so far, and the row that holds them.
+  """The turns and answers so far, and the row that holds them.
 
-  A turn is appended to the row where the template renders the turns before it
-  as they are there, token by token; the target then reads only what is new.
-  Where it does not (some templates leave thinking out of earlier answers), the
-  whole conversation is prefilled anew.
+  A new turn is appended to the row if the template renders the earlier turns
+  exactly as the row has them, token by token; the target then reads only the
+  new tokens. If it does not (some templates leave thinking out of earlier
+  answers), the whole conversation is prefilled again.
 
   Attributes:
     num_read: tokens that the target read for the last turn.
   """
 
   def __init__(self, decoder: stream.Decoder):
-    """`decoder` has a `max_length`, which holds the whole conversation."""
+    """Starts a conversation that must fit in the decoder's `max_length`."""
     self.num_read = 0
     self._decoder = decoder
     self._messages: list[dict[str, str]] = []
@@ -40,13 +40,13 @@ class Conversation:
 
   @property
   def tokenizer(self) -> text_lib.Tokenizer:
-    """Turns the tokens into text."""
+    """The tokenizer of the target."""
     return self._decoder.target.tokenizer
 
   def answer(self, turn: str) -> Iterator[generation.Chunk]:
     """Yields the chunks of the answer to a turn of the user.
 
-    The caller may stop asking for more: the answer is then what it got.
+    The caller may stop early; the answer is then what has been yielded so far.
 
     Raises:
       ValueError: there is no room for the turn, which is then left out.
@@ -63,12 +63,12 @@ class Conversation:
       yield one
 
   def _row(self, messages) -> list[int]:
-    """The tokens of a row: those that are there and some more, or all anew."""
+    """Returns a row's tokens: the old and new ones, or all encoded again."""
     tokenizer = self.tokenizer
     text = tokenizer.chat(messages)
     known = tokenizer.decode(self._tokens, skip_special=False)
     rest = text.removeprefix(known)
-    no_text = tokenizer.encode('')  # BOS, where the family has it so
+    no_text = tokenizer.encode('')  # BOS, if the model family adds it
     new = tokenizer.encode(rest, parse_special=True)[len(no_text) :]
     tokens = [*self._tokens, *new]
     if tokenizer.decode(tokens, skip_special=False) == text:
@@ -76,7 +76,7 @@ class Conversation:
     return tokenizer.encode_chat(messages)
 
   def _begin(self, tokens: list[int]) -> DecodeState:
-    """The row with these tokens, its old state used up."""
+    """Returns a state of the row with these tokens; uses up the old state."""
     count = len(self._tokens)
     new = tokens[count:]
     is_longer = bool(new) and tokens[:count] == self._tokens
@@ -88,7 +88,10 @@ class Conversation:
     return self._decoder.begin(tokens)
 
   def _extends(self, state: DecodeState, num_new: int) -> bool:
-    """Whether a row is extended: a drafter's state takes many short passes."""
+    """Returns whether to extend the row instead of prefilling it again.
+
+    If the drafter has a state, a long text would take many short passes.
+    """
     has_state = bool(jax.tree.leaves(state.draft))
     is_short = num_new <= request.PREFILL_CHUNK
     can_extend = turns.can_extend(self._decoder.method.drafter)
@@ -99,9 +102,9 @@ def hold(conversation: Conversation, first: str, by_origin: bool) -> None:
   """Answers turns until there are no more, or until a second Ctrl-C.
 
   Args:
-    conversation: with nothing said yet; compiled.
-    first: the first turn, '' to read it like the others.
-    by_origin: whether tokens are marked by their origin, under a legend.
+    conversation: an empty conversation whose decoder is compiled.
+    first: the first turn; if it is '', that turn is read like the others.
+    by_origin: whether to print a legend and mark tokens by their origin.
   """
   if by_origin:
     colouring.print_legend(display.console())
@@ -111,7 +114,7 @@ def hold(conversation: Conversation, first: str, by_origin: bool) -> None:
   except KeyboardInterrupt:
     pass
   if sys.stdin.isatty():
-    print(file=sys.stderr)  # after a prompt that got no line
+    print(file=sys.stderr)  # ends the line of an unanswered prompt
 
 
 def _answer(conversation, turn, by_origin) -> None:
@@ -139,7 +142,7 @@ def _answer(conversation, turn, by_origin) -> None:
 
 @contextlib.contextmanager
 def _first_interrupt() -> Iterator[threading.Event]:
-  """Within it the first Ctrl-C sets an event, and a second one interrupts.
+  """Yields an event that the first Ctrl-C sets; a second Ctrl-C interrupts.
 
   An interrupt in the middle of a round would lose the row.
   """
@@ -159,7 +162,7 @@ def _first_interrupt() -> Iterator[threading.Event]:
 
 
 def _turns(first: str) -> Iterator[str]:
-  """The turns that are not empty, up to the end of standard input."""
+  """Yields the turns that are not empty, until standard input ends."""
   if first:
     yield first
   while (line := _line()) is not None:
@@ -168,7 +171,7 @@ def _turns(first: str) -> Iterator[str]:
 
 
 def _line() -> str | None:
-  """A line of standard input, None at its end; a terminal gets a prompt."""
+  """Returns a line of standard input, None at its end; prompts a terminal."""
   prompt = 'you: '
   if sys.stdin.isatty() and sys.stdout.isatty():
     try:

@@ -1,4 +1,4 @@
-"""A generation as it appears: the text, or the text marked by origin."""
+"""Display of a generation: its text, plain or marked by origin."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import io
@@ -15,7 +15,7 @@ from specsample import text as text_lib
 
 
 class View(Protocol):
-  """Something that shows chunks as they come."""
+  """A display of chunks as they come."""
 
   def show(self, shown: generation.Chunk) -> None:
     """Shows one more chunk."""
@@ -32,13 +32,13 @@ def show(
 ) -> list[generation.Chunk]:
   """Shows chunks as they come, then the metrics; returns the chunks.
 
-  Interrupted, it still gives the metrics so far.
+  If it is interrupted, it still shows the metrics so far.
 
   Args:
-    chunks: of a generation.
+    chunks: the chunks of a generation.
     tokenizer: turns their tokens into text.
-    by_origin: whether tokens are marked by their origin, under a legend.
-    waits: what is said of the time before the prompt, see `waits_text`.
+    by_origin: whether to show a legend and mark tokens by their origin.
+    waits: text about the time before the prompt, see `waits_text`.
   """
   shown: list[generation.Chunk] = []
   if by_origin:
@@ -73,7 +73,7 @@ def views(tokenizer: text_lib.Tokenizer, by_origin: bool) -> Sequence[View]:
 
 
 def _streams_are_one():
-  """Whether standard output and standard error are one file or pipe."""
+  """Returns whether standard output and standard error are one file or pipe."""
   try:
     out, err = (os.fstat(x.fileno()) for x in (sys.stdout, sys.stderr))
   except (OSError, ValueError):  # neither file nor pipe
@@ -82,12 +82,12 @@ def _streams_are_one():
 
 
 def console() -> rich.console.Console:
-  """Where marked text goes: beside the text alone, if that is piped away."""
+  """Returns the console for marked text: stderr if stdout is not a terminal."""
   return rich.console.Console(stderr=not sys.stdout.isatty())
 
 
 def note(text: str) -> None:
-  """Prints on standard error, broken between words where it is a terminal."""
+  """Prints on standard error; on a terminal, breaks lines between words."""
   errors = rich.console.Console(stderr=True)
   errors.print(
     text,
@@ -99,7 +99,7 @@ def note(text: str) -> None:
 
 
 def metrics_text(last: generation.Chunk) -> str:
-  """Returns what a generation brought, in three lines."""
+  """Returns the metrics of a generation, in three lines."""
   metrics = generation.metrics(last)
   return '\n'.join(
     [
@@ -115,10 +115,10 @@ def metrics_text(last: generation.Chunk) -> str:
 
 
 def turn_text(last: generation.Chunk, num_read: int) -> str:
-  """Returns what an answer of a chat brought, in one line.
+  """Returns the metrics of an answer in a chat, in one line.
 
   Args:
-    last: its last chunk.
+    last: the last chunk of the answer.
     num_read: tokens that the target read before the first round.
   """
   metrics = generation.metrics(last)
@@ -137,7 +137,7 @@ def waits_text(seconds: Mapping[str, float]) -> str:
   """Returns the times of the stages before the prompt, to follow the metrics.
 
   Args:
-    seconds: of each stage, by its name.
+    seconds: the time of each stage, by its name.
   """
   times = ', '.join(f'{name} {value:.1f} s' for name, value in seconds.items())
   return f'; before the prompt: {times}' if times else ''
@@ -172,15 +172,15 @@ def _count(number: int, noun: str) -> str:
 
 
 def _number(value: Any, form: str) -> str:
-  """As the form says, '-' for None."""
+  """Formats a number, or returns '-' for None."""
   return '-' if value is None else f'{value:{form}}'
 
 
 class TextView:
-  """The text on standard output, unwrapped and uncoloured."""
+  """A view that writes plain, unwrapped text to standard output."""
 
   def __init__(self, tokenizer: text_lib.Tokenizer):
-    """`tokenizer` turns the tokens into text."""
+    """Starts a view; `tokenizer` turns the tokens into text."""
     if isinstance(sys.stdout, io.TextIOWrapper):
       sys.stdout.reconfigure(errors='replace')
     self._stream = text_lib.TextStream(tokenizer)

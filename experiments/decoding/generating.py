@@ -1,4 +1,4 @@
-"""Runs `generate` once its flags are parsed."""
+"""The part of `generate` that runs once its flags are parsed."""
 
 import dataclasses
 from typing import Any
@@ -22,13 +22,13 @@ import specsample
 from specsample import files
 from specsample.loop import turns
 
-# Where the shipped files say which model is loaded.
+# The binding with which the shipped files choose the model.
 _NAME = 'target/specsample.load.name_or_path'
 _SAMPLING = ('temperature', 'top_p', 'top_k', 'min_p')
 
 
 def run(stages: stages_lib.Stages) -> None:
-  """Checks everything, then decodes and shows."""
+  """Checks everything, then decodes and shows the text."""
   config.parse()
   with cli.bad_input():
     distributed.start()
@@ -41,7 +41,7 @@ def _generate(stages) -> None:
   with cli.bad_input():
     generator = generation.Generator()
     for name in flags.FLAGS.drafter:
-      generator.maker(name)  # says now if one is unknown
+      generator.maker(name)  # raises now if one is unknown
   for name in flags.FLAGS.drafter:
     _generate_with(stages, name)
 
@@ -98,7 +98,7 @@ def _chat(stages) -> None:
 
 
 def _say_what_drafts(name: str, method: methods.Method) -> None:
-  """Where one could not tell: of several, and of what was chosen."""
+  """Shows the method's note, or its name if there are several methods."""
   if method.note or len(flags.FLAGS.drafter) > 1:
     display.note('\n' + (method.note or name))
 

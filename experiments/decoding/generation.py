@@ -15,14 +15,14 @@ from specsample import text as text_lib
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Generator:
-  """What `generate` decodes with. Nothing is loaded before it is called for."""
+  """The model, methods and sampling of `generate`, loaded only when needed."""
 
   load: Callable[[], specsample.Loaded]
   methods: dict[str, Callable[[], methods_lib.Method]]
   sampling: specsample.Sampling = specsample.Sampling()
 
   def maker(self, name: str) -> Callable[[], methods_lib.Method]:
-    """Returns what makes the method; ValueError if the name is unknown."""
+    """Returns what makes a method; raises ValueError if `name` is unknown."""
     if name not in self.methods:
       raise ValueError(
         f'--drafter={name} is unknown: choose one of {", ".join(self.methods)}'
@@ -33,15 +33,15 @@ class Generator:
 def with_num_draft_tokens(
   method: methods_lib.Method, name: str, num_draft_tokens: int | None
 ) -> methods_lib.Method:
-  """The method with this K, or its own where None is given.
+  """Returns the method with this K, or unchanged if K is None.
 
   Args:
-    method: is called `name`.
-    name: of the drafter, for messages.
-    num_draft_tokens: K.
+    method: the method called `name`.
+    name: name of the drafter, for messages.
+    num_draft_tokens: K; 0 replaces the drafter by `NoDraft`.
 
   Raises:
-    ValueError: it drafts nothing, or was not trained for so many.
+    ValueError: the method drafts nothing, or was not trained for this K.
   """
   if num_draft_tokens is None:
     return method
@@ -63,9 +63,9 @@ def encode(
   chat: bool,
   variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-  """The tokens of a prompt, plain or as the one user turn of a chat.
+  """Returns the tokens of a prompt, plain or as the only turn of a chat.
 
-  The chat template is given `variables`, as `Tokenizer.chat` takes them.
+  `variables` are passed to the chat template, as in `Tokenizer.chat`.
   """
   if chat:
     turn = {'role': 'user', 'content': prompt}
@@ -88,8 +88,8 @@ class Chunk:
 def metrics(last: Chunk) -> dict[str, Any]:
   """Returns the metrics of a generation, given its last chunk.
 
-  The prefill counts in `time_to_first_token` only. Of a tree, `drafted` counts
-  the tokens of its longest path.
+  The prefill counts only towards `time_to_first_token`. For a tree, `drafted`
+  counts the tokens of its longest path.
   """
   stats = last.stats
   return {

@@ -1,4 +1,4 @@
-"""JSON lines and JSON arrays, also of compressed and of damaged files."""
+"""Readers of JSON lines and arrays, also in compressed and damaged files."""
 
 import codecs
 from collections.abc import Iterator
@@ -9,18 +9,18 @@ import re
 from typing import Any
 import zlib
 
-# Bytes that are decompressed, or decoded, at once.
+# Bytes to decompress, and to decode, at once.
 _PACKED = 1 << 16
 _CHUNK = 1 << 20
 _NO_SEPARATOR = re.compile(r'[^\s,]')
-_GZIP = b'\x1f\x8b'  # how such a file begins, whatever it is called
+_GZIP = b'\x1f\x8b'  # how a gzip file begins, whatever its name
 
 
 def content(path: str) -> bytes:
   """Returns the bytes of a file.
 
   Raises:
-    ValueError: it cannot be read; names the file and the remedy.
+    ValueError: it cannot be read; the message names the file and the remedy.
   """
   try:
     return pathlib.Path(path).read_bytes()
@@ -31,10 +31,10 @@ def content(path: str) -> bytes:
 
 
 def unpacked(data: bytes) -> bytes:
-  """The text of a file, which may be compressed by gzip.
+  """Returns the content of a file, decompressed if it is a gzip file.
 
   Raises:
-    ValueError: it is damaged.
+    ValueError: the file is damaged.
   """
   if not data.startswith(_GZIP):
     return data
@@ -45,14 +45,14 @@ def unpacked(data: bytes) -> bytes:
 
 
 class BreakError(ValueError):
-  """An array ends before its closing bracket, or is damaged.
+  """An error for an array that is damaged or lacks its closing bracket.
 
   Attributes:
-    num_bytes: how many follow the last value that could be read.
+    num_bytes: number of bytes after the last value that could be read.
   """
 
   def __init__(self, reason: str, num_bytes: int):
-    """The reason is the message."""
+    """Creates the error with `reason` as its message."""
     super().__init__(reason)
     self.num_bytes = num_bytes
 
@@ -64,7 +64,7 @@ def unpacked_until(data: bytes) -> tuple[bytes, str | None]:
     data: the file, which may be compressed by gzip.
 
   Returns:
-    The text, and what is wrong after it; None if nothing is.
+    The text, and what is wrong after it; None if nothing is wrong.
   """
   if not data.startswith(_GZIP):
     return data, None
@@ -87,10 +87,10 @@ def unpacked_until(data: bytes) -> tuple[bytes, str | None]:
 def array(data: bytes) -> Iterator[Any]:
   """Yields the values of a JSON array, one at a time.
 
-  Bytes that are no UTF-8 become surrogates, which no valid text has.
+  Bytes that are not UTF-8 become surrogates, which no valid text contains.
 
   Raises:
-    BreakError: after the last whole value, where the array is damaged.
+    BreakError: the array is damaged; raised after its last complete value.
   """
   decoder = json.JSONDecoder()
   read_text = codecs.getincrementaldecoder('utf-8')('surrogateescape').decode
@@ -122,14 +122,14 @@ def array(data: bytes) -> Iterator[Any]:
 
 
 def lines(data: bytes) -> list[str]:
-  """The lines of a text in UTF-8, also of one compressed by gzip.
+  """Returns the lines of a UTF-8 text, which may be compressed by gzip.
 
   Raises:
-    ValueError: it is damaged, or no such text; names the line.
+    ValueError: it is damaged, or is not UTF-8; the message then names the line.
   """
   data = unpacked(data)
   try:
-    # Not splitlines, which also splits at a form feed inside a text.
+    # Not splitlines, which would also split at a form feed inside a text.
     return data.decode('utf-8-sig').split('\n')
   except UnicodeDecodeError as error:
     line = data[: error.start].count(b'\n') + 1
@@ -139,10 +139,10 @@ def lines(data: bytes) -> list[str]:
 
 
 def value(line: str) -> Any:
-  """The value of a line.
+  """Returns the value of a line.
 
   Raises:
-    ValueError: it is no JSON, or nested too deeply to be read.
+    ValueError: the line is not JSON, or is nested too deeply to be read.
   """
   try:
     return json.loads(line)

@@ -2,11 +2,11 @@
 
   {"question_id": 81, "category": "writing", "turns": ["...", "..."]}
   {"prompt": "...", "id": "...", "category": "..."}     (the last two optional)
-  a prompt a line
+  one prompt per line
 
-Blank lines are skipped. Of a conversation the first turn is taken. A file is
-read as JSON lines if it is called so (.jsonl, .json) or starts with a brace,
-and may be compressed by gzip.
+Blank lines are skipped. Only the first turn of a conversation is used. A file
+is read as JSON lines if its name says so (.jsonl, .json) or if it starts with a
+brace, and it may be compressed by gzip.
 """
 
 import dataclasses
@@ -17,26 +17,27 @@ from typing import Any
 from experiments.decoding import json_lines
 
 NO_CATEGORY = 'none'
-# The category of the row over all prompts.
+# The category that stands for all prompts together.
 _RESERVED = 'overall'
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """One prompt, and where it came from."""
+  """One prompt and where it came from."""
 
   id: str
   category: str
   text: str
   line: int  # from 1
-  reference: str | None = None  # what an answer is scored with
+  reference: str | None = None  # what the answer is scored against
 
 
 def read(path: str, limit: int | None = None) -> list[Prompt]:
   """Reads the first `limit` prompts; None reads all.
 
   Raises:
-    ValueError: the file, its line and what is wrong with it.
+    ValueError: the file cannot be read, or a prompt is invalid; the message
+      names the file, the line and what is wrong with it.
   """
   prompts = _parse(path, _read_lines(path))
   if not prompts:
@@ -45,7 +46,7 @@ def read(path: str, limit: int | None = None) -> list[Prompt]:
 
 
 def name(path: str) -> str:
-  """What the prompts are called in a table: the file's name."""
+  """Returns the prompts' name in tables: the file's name without its suffix."""
   return pathlib.Path(_uncompressed(path)).stem
 
 
@@ -81,10 +82,10 @@ def _parse(path: str, lines: list[str]) -> list[Prompt]:
 
 
 def from_json(record: Any, line: int) -> Prompt:
-  """The prompt of a record of JSON lines.
+  """Returns the prompt in a record of JSON lines.
 
   Raises:
-    ValueError: what is wrong with it.
+    ValueError: the record is invalid; the message says what is wrong with it.
   """
   if not isinstance(record, dict):
     raise ValueError('expected a JSON object with "prompt" or "turns"')

@@ -1,4 +1,4 @@
-"""A target and a method, and how much they decode of which distribution."""
+"""A target, a method, and the settings with which they decode."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -21,12 +21,11 @@ class Setup:
   """The arguments of `specsample.prefill`, `advance` and `generate`.
 
   Attributes:
-    target: the model, with its parameters.
-    method: what drafts and verifies.
-    sampling, max_new_tokens, stop, max_length: as `specsample.generate` takes
-      them.
-    seed: of the key.
-    policies: what a drafter's policies know before; None for nothing.
+    target: the model with its parameters.
+    method: the drafter and the verification rule.
+    sampling, max_new_tokens, stop, max_length: as in `specsample.generate`.
+    seed: the seed of the PRNG key.
+    policies: what the drafter's policies already know; None for nothing.
   """
 
   target: specsample.Loaded
@@ -61,17 +60,17 @@ class Setup:
     return jax.random.key(self.seed)
 
   def check(self, prompts: Sequence[list[int]]) -> None:
-    """Refuses what `specsample.generate` would, before anything is compiled.
+    """Raises for what `specsample.generate` would refuse; compiles nothing.
 
     Raises:
-      ValueError: a setting out of range, a prompt that does not fit, or a rule
-        that does not take the drafter's drafts.
+      ValueError: a setting is out of range, a prompt does not fit, or the rule
+        does not take the drafter's drafts.
     """
     checked = self._checked(*specsample.pad_prompts(list(prompts)))
     decode.check_rule(self.params, checked, **self.components)
 
   def draft_law(self) -> DraftLaw:
-    """The law of the method's drafts; nothing is compiled."""
+    """Returns the law of the method's drafts, without compiling anything."""
     checked = self._checked(np.zeros((1, 1), np.int32), np.ones(1, np.int32))
     begin = functools.partial(
       initial.state, model=self.target.model, drafter=self.method.drafter
@@ -86,12 +85,12 @@ class Setup:
     request_ids: Sequence[int] | None = None,
     least_width: int = 1,
   ) -> DecodeState:
-    """Takes prompts in.
+    """Prefills a batch of prompts.
 
     Args:
       prompts: token ids of each row.
-      request_ids: [B], each selects a row's stream.
-      least_width: shorter prompts are padded to so many tokens, so that fewer
+      request_ids: [B]; each selects the random stream of its row.
+      least_width: shorter prompts are padded to this many tokens, so that fewer
         programs are compiled.
     """
     tokens, lengths = padded(prompts, least_width)
@@ -111,26 +110,26 @@ class Setup:
   def advance(
     self, state: DecodeState, max_rounds: int | None = None
   ) -> DecodeState:
-    """Runs rounds, by default until all rows are done; uses the state up."""
+    """Runs rounds, by default until all rows are done; `state` is donated."""
     if max_rounds is None:
-      # Never so many: each emits a token.
+      # Upper bound: every round emits at least one token.
       max_rounds = state.tokens.shape[1]
     return specsample.advance(
       self.params,
       state,
       stop=self.stop,
-      # An explicit transfer, as those of a request are.
+      # The transfer to the device is explicit, like the request's.
       max_rounds=jax.device_put(np.int32(max_rounds)),
       **self.components,
     )
 
   def finish(self, state: DecodeState, num_rows: int) -> specsample.Output:
-    """The output of the first `num_rows` rows; a mesh may have added some."""
+    """Returns the output of the first `num_rows` rows; a mesh may add rows."""
     most = decode.most_new_tokens(state, self.max_new_tokens)
     return specsample.finish(state, max_new_tokens=most, batch_size=num_rows)
 
   def generate(self, prompts: Sequence[list[int]]) -> specsample.Output:
-    """Decodes prompts at once, to the end."""
+    """Decodes a batch of prompts to the end."""
     return self.finish(self.advance(self.prefill(prompts)), len(prompts))
 
   def _checked(self, tokens, lengths) -> request.Request:
@@ -151,7 +150,7 @@ class Setup:
 def padded(
   prompts: Sequence[list[int]], least_width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Prompts as `pad_prompts` pads them, at least so many tokens wide."""
+  """Returns what `pad_prompts` does, but at least `least_width` tokens wide."""
   tokens, lengths = specsample.pad_prompts(prompts)
   missing = max(0, least_width - tokens.shape[1])
   return np.pad(tokens, ((0, 0), (0, missing))), lengths

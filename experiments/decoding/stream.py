@@ -1,4 +1,4 @@
-"""One row, decoded a few rounds at a time as it is shown."""
+"""Decoding of one row, a few rounds at a time, so that it can be shown."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -21,19 +21,19 @@ from specsample.types import DecodeState
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Decoder(setup_lib.Setup):
-  """Decodes one row at a time, with the same compiled programs for all.
+  """A decoder of one row at a time that reuses its compiled programs.
 
-  With `max_length` these serve prompts of every length that leaves room, and
-  rows that are extended; without it, those of one bucket (`pad_prompts`).
+  With `max_length`, the programs serve prompts of every length that leaves room
+  and rows that are extended; without it, prompts of one bucket (`pad_prompts`).
   """
 
-  # A call of the compiled loop takes the host some milliseconds however few
-  # rounds it runs, and text that grows ten times a second reads as running
-  # text. 0 is a round each, as for several processes, whose clocks differ.
+  # A call of the compiled loop costs the host some milliseconds, however few
+  # rounds it runs, and text that grows ten times per second looks continuous.
+  # 0 means one round per call, as several processes need: their clocks differ.
   chunk_seconds: float = 0.1
 
   def compile(self, tokens: list[int]) -> None:
-    """Compiles what decodes this prompt, and runs it on another one."""
+    """Compiles the programs for this prompt and runs them on another one."""
     widths = step.widths(self.target.model, self.method.drafter)
     begin = lambda rows: self.begin(rows[0])
     warm_up.run(begin, lambda state: self.advance(state, 1), [tokens], widths)
@@ -42,13 +42,13 @@ class Decoder(setup_lib.Setup):
       jax.block_until_ready(self.extend(self.begin(tokens), []))
 
   def begin(self, tokens: list[int]) -> DecodeState:
-    """Takes the prompt in; ValueError for what cannot be decoded."""
-    # The chunks of a prefill are the same for prompts of this width and more.
+    """Prefills the prompt; raises ValueError if it cannot be decoded."""
+    # Prompts of this width or more are prefilled in chunks of the same size.
     least = 1 if self.max_length is None else request.PREFILL_CHUNK
     return self.prefill([tokens], least_width=least)
 
   def extend(self, state: DecodeState, tokens: list[int]) -> DecodeState:
-    """Appends tokens to a row; the given state is used up."""
+    """Appends tokens to a row; the given state is donated."""
     return specsample.extend(
       self.params,
       state,
@@ -65,11 +65,11 @@ def chunks(
 ) -> Iterator[tuple[DecodeState, generation.Chunk]]:
   """Decodes until the row stops; yields chunks and the state after each.
 
-  The first chunk is one round, those after it take about `chunk_seconds`.
+  The first chunk is one round; each later one takes about `chunk_seconds`.
 
   Args:
-    decoder: compiled, so that nothing else is timed.
-    begin: returns the state to go on from, with the prompt in its cache.
+    decoder: compiled, so that compilation is not timed.
+    begin: returns the state to continue, with the prompt in its cache.
   """
   state, first_seconds = clock.seconds(begin)
   before = _first_row(state)
@@ -78,7 +78,7 @@ def chunks(
   num_rounds = 1
   done = False
   while not done:
-    # Who shows the chunk takes time too, which is none of decoding's.
+    # Only decoding is timed, not what the caller does with the chunk.
     state, elapsed = clock.seconds(decoder.advance, state, num_rounds)
     if not seconds:
       first_seconds += elapsed
@@ -107,7 +107,7 @@ def chunks(
 
 
 def _first_row(state: DecodeState) -> dict[str, np.ndarray]:
-  """What is shown of it, on the host."""
+  """Returns what is shown of the first row, on the host."""
   names = (
     *('length', 'done', 'tokens', 'origin', 'round', 'proposed', 'accepted'),
     'stop_reason',
@@ -118,5 +118,5 @@ def _first_row(state: DecodeState) -> dict[str, np.ndarray]:
   return {name: x[0] for name, x in jax.device_get(shown).items()}
 
 
-# Of an array that no host holds whole, each gets a whole one.
+# Gives each host a whole copy of arrays that no host holds whole.
 _replicate = jax.jit(sharding.replicate)

@@ -1,4 +1,4 @@
-"""Runs all that a compiled round may run, so that nothing is slow later."""
+"""A warm-up of all that a round may run, so that nothing is slow later."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -19,14 +19,14 @@ def run(
   """Runs a round of each width.
 
   XLA builds parts of a program when they first run, which takes a quarter of a
-  second for a pass of SmolLM2 on two cores. Prompts that repeat one token are
-  drafted for whatever drafts, and a row with little room left has few drafts.
+  second for a pass of SmolLM2 on two cores. Every drafter drafts for prompts
+  that repeat one token, and a row with little room left has few drafts.
 
   Args:
-    begin: takes prompts in.
+    begin: prefills prompts.
     advance: runs a round, and whatever else is to be warmed up.
-    prompts: as the model reads them; of these only the lengths matter.
-    widths: numbers of drafts for which there is a pass, as `step.widths`.
+    prompts: token ids of each row; only their lengths matter.
+    widths: numbers of drafts for which there is a pass, as in `step.widths`.
   """
   repeated = [row[-1:] * len(row) for row in prompts]
   for width in widths:

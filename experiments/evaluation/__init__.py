@@ -1,8 +1,8 @@
-"""Methods x prompts -> a table."""
+"""The evaluation of methods over prompts, which gives a table."""
 
 
 def __getattr__(name):
-  # Configurations name it; others of this folder do without the rest.
+  # Configurations use this name; other modules of the folder load without it.
   if name == 'Evaluation':
     from experiments.evaluation import evaluation  # noqa: PLC0415
 

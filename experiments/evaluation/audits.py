@@ -1,6 +1,6 @@
-"""The audit of an evaluation: where greedy outputs part from the baseline's.
+"""Audits of greedy outputs that differ from the baseline's.
 
-`divergence` says what is done at the first difference of each.
+`divergence` explains what is done at the first difference of each output.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,18 +26,18 @@ KIND = 'divergence'
 TIE = 'tie'
 DIFFERS = 'DIFFERS'
 
-# So many of a method are shown in the terminal; result.json has all.
+# At most this many per method are shown in the terminal; result.json has all.
 _SHOWN = 3
 _NO_TOKEN = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class Parting:
-  """A first difference. -1 stands for the token of an output that ended."""
+  """The first difference of an output; token -1 means that an output ended."""
 
   method: str
   prompt: int  # its number, from 0
-  common: list[int]  # the tokens before
+  common: list[int]  # the tokens before the difference
   token: int
   baseline_token: int
 
@@ -47,15 +47,15 @@ def units(
   tokens: Sequence[list[int]],
   journal: journal_lib.Journal | None,
 ) -> list[units_lib.Unit]:
-  """A unit of work for each greedy output that is not the baseline's.
+  """Returns a unit of work for each greedy output that is not the baseline's.
 
-  Only what has to be equal is compared: lossless methods at temperature 0, when
-  there is a baseline.
+  Only outputs that must be equal are compared: those of lossless methods at
+  temperature 0, if there is a baseline.
 
   Args:
-    evaluation: that was run.
+    evaluation: the evaluation that was run.
     tokens: the prompts as the model reads them.
-    journal: with all generations; None in all processes but the first.
+    journal: holds all generations; None in every process but the first.
   """
   if (
     evaluation.sampling.temperature != 0
@@ -76,13 +76,14 @@ def units(
 def unit(
   evaluation: evaluation_lib.Evaluation, prompt: list[int], parting: Parting
 ) -> units_lib.Unit:
-  """The unit of work for one output, of which no batch is known.
+  """Returns the unit of work for one output whose batch is not known.
 
   Args:
-    evaluation: that the method is of; as many rows were decoded at once, and as
-      many tokens at most.
-    prompt: its tokens.
-    parting: of the output from another one, which stands for the baseline's.
+    evaluation: has the method. Its batch size and its maximum number of new
+      tokens are those of the run.
+    prompt: the prompt's tokens.
+    parting: the first difference between the output and another one, which
+      takes the place of the baseline's.
   """
   return _unit(
     parting, functools.partial(_audit_alone, evaluation, prompt, parting)
@@ -99,9 +100,10 @@ def _unit(parting, run):
 
 
 def _unless_it_fails(label, run):
-  """Nothing where the devices have no room for the target in float32 too.
+  """Runs an audit; returns None if the devices have no room for it.
 
-  What was decoded is not lost for that, and another run tries again.
+  The audit holds the target in float32 too. If it fails, the decoded outputs
+  are kept, and the next run tries again.
   """
   try:
     return run()
@@ -114,7 +116,10 @@ def _unless_it_fails(label, run):
 def partings(
   method: str, outputs: Sequence[list[int]], baseline: Sequence[list[int]]
 ) -> Iterator[Parting]:
-  """Where outputs, a prompt each, part from the baseline's."""
+  """Yields the first difference of each output from the baseline's, if any.
+
+  Both sequences have one output per prompt.
+  """
   pairs = zip(outputs, baseline, strict=True)
   for prompt, (tokens, base) in enumerate(pairs):
     at = rows_lib.first_difference(tokens, base)
@@ -129,7 +134,7 @@ def mismatches(
   baseline: Sequence[list[int]],
   divergences: Iterable[dict[str, Any]],
 ) -> rows_lib.Mismatches:
-  """How many outputs are not the baseline's, by what the audit said of them."""
+  """Counts the outputs that are not the baseline's, by the audit's verdict."""
   different = sum(1 for _ in partings(method, outputs, baseline))
   verdicts = [one['verdict'] for one in divergences if one['method'] == method]
   ties, errors = map(verdicts.count, (TIE, DIFFERS))
@@ -141,12 +146,12 @@ def lines(
   baseline: str = methods_lib.BASELINE,
   file: str = 'result.json',
 ) -> list[str]:
-  """A few lines a method, of which those that DIFFER come first.
+  """Returns a few lines per method, starting with outputs that DIFFER.
 
   Args:
     divergences: the values of the units.
-    baseline: what the outputs were compared with, by name.
-    file: where all of them are.
+    baseline: the name of what the outputs were compared with.
+    file: the name of the file that lists all of them.
   """
   shown = []
   for method in dict.fromkeys(one['method'] for one in divergences):
@@ -189,7 +194,7 @@ def _partings(evaluation, num_prompts, journal):
 
 
 def _from_first(evaluation, found: list[Parting]) -> list[Parting]:
-  """What the first process found, in all."""
+  """Returns the partings that the first process found, in every process."""
   names = list(evaluation.methods)
   (count,) = distributed.from_first(np.asarray([len(found)]))
   if not count:
@@ -230,16 +235,16 @@ def _audit_alone(evaluation, prompt, parting) -> dict[str, Any]:
 
 
 def _sampling(evaluation, num_rows, row) -> sampling_lib.Sampling:
-  """The settings of one row of a batch."""
+  """Returns the settings of one row of a batch."""
   vocab_size = evaluation.target.model.vocab_size
   rows = sampling_lib.per_row(evaluation.sampling, num_rows, vocab_size)
   return jax.tree.map(lambda x: x[row], rows)
 
 
 def _starts(evaluation, tokens, parting, batch) -> list[int]:
-  """Where the method's rounds began, up to the difference.
+  """Returns where the method's rounds began, up to the difference.
 
-  It decodes the batch again, and gives nothing if that has another output.
+  Decodes the batch again; returns an empty list if that gives another output.
   """
   output = evaluation.generate(
     evaluation.methods[parting.method], [tokens[i] for i in batch], batch
@@ -263,12 +268,12 @@ def _audit(evaluation, prompt, parting, sampling, starts) -> dict[str, Any]:
   found = {
     'method': parting.method,
     'prompt': parting.prompt + 1,
-    'position': len(parting.common),  # of the emitted tokens, from 0
+    'position': len(parting.common),  # index into the emitted tokens, from 0
     'token': parting.token,
     'text': text(parting.token),
     'baseline_token': parting.baseline_token,
     'baseline_text': text(parting.baseline_token),
-    'width': width,  # tokens of a pass of the method
+    'width': width,  # tokens per pass of the method
   }
   if _NO_TOKEN in (parting.token, parting.baseline_token):
     return found | {'verdict': DIFFERS, 'audit': None}

@@ -1,7 +1,7 @@
-"""Carries what policies learned from one batch of prompts to the next.
+"""Carrying over what policies learned from one batch of prompts to the next.
 
-It is in the journal beside each batch, so that a run that goes on draws what an
-undisturbed one draws.
+What they learned is kept in the journal with each batch, so that a resumed run
+draws the same tokens as an uninterrupted one.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ import specsample
 
 @dataclasses.dataclass(eq=False)
 class Carried:
-  """What the policies of a method have learned so far.
+  """The state that the policies of a method have learned so far.
 
   Attributes:
-    method: has a drafter with policies, such as `drafters.Adaptive`.
-    journal: what was decoded before; None if nothing was.
+    method: its drafter has policies, as `drafters.Adaptive` does.
+    journal: holds what was decoded before; None if nothing was.
   """
 
   method: methods_lib.Method
@@ -33,16 +33,17 @@ class Carried:
   def of(
     cls, method: methods_lib.Method, journal: journal_lib.Journal | None
   ) -> 'Carried | None':
-    """Returns it for a method with policies, None for others."""
+    """Returns a `Carried` if the method's drafter has policies, else None."""
     return cls(method, journal) if hasattr(method.drafter, 'learned') else None
 
   def before(self, key: tuple | None) -> Any:
-    """Returns what was known after the batch of that key, None for the first.
+    """Returns what the policies know before a batch.
 
     Args:
-      key: of the journal; the batch may have been decoded by another process.
+      key: the journal's key of the batch before it, which an earlier run may
+        have decoded; None for the first batch.
     """
-    drafter: Any = self.method.drafter  # the protocol knows no policies
+    drafter: Any = self.method.drafter  # the protocol has no policies
     untaught = drafter.untaught()
     if key is None:
       return untaught
@@ -59,10 +60,10 @@ class Carried:
     return untaught if self.known is None else self.known
 
   def learn(self, state: specsample.types.DecodeState) -> None:
-    """Takes in what the policies knew at the end of a batch."""
+    """Stores what the policies know at the end of a batch."""
     drafter: Any = self.method.drafter
     self.known = drafter.learned(state.draft)
 
   def to_json(self) -> list[Sequence[float]]:
-    """Returns what is known for the journal."""
+    """Returns what the policies know, as lists for the journal."""
     return [np.asarray(x).tolist() for x in jax.tree.leaves(self.known)]

@@ -1,4 +1,4 @@
-"""What a round of each length costs, in the loop that decodes."""
+"""The cost of a round of each draft length, timed in the decoding loop."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -21,13 +21,13 @@ from specsample import drafters
 from specsample.loop import initial
 from specsample.policies import policy as policy_lib
 
-# Of one timed call; and the rows of the table take turns so often.
+# Rounds per timed call, and how often each length is timed, in turns.
 _ROUNDS, _REPEATS = 8, 25
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked(policy_lib.Length):
-  """The number of drafts is in the state, for whoever writes it there."""
+  """A policy that drafts as many tokens as the caller wrote into its state."""
 
   def init(self, num_draft_tokens):
     """See `policy.Policy`."""
@@ -46,24 +46,27 @@ class Asked(policy_lib.Length):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-  """Milliseconds of a round of 0, 1, ... K drafts; and of plain decoding."""
+  """Milliseconds per round of 0, 1, ... K drafts, and of plain decoding."""
 
   ms: list[float]  # [K + 1]
   plain_ms: float  # NoDraft in the same loop
 
   @property
   def relative(self) -> tuple[float, ...]:
-    """[K + 1], 1 for a round of plain decoding."""
+    """The costs [K + 1] relative to a round of plain decoding."""
     return tuple(round(ms / self.plain_ms, 3) for ms in self.ms)
 
 
 def work(
   evaluation: evaluation_lib.Evaluation,
 ) -> dict[str, methods_lib.Method]:
-  """The adaptive methods, asked for any length; of several alike the first.
+  """Returns the adaptive methods, made to draft any length on request.
+
+  If the drafters of several methods differ only in their policies, only the
+  first of these methods is returned.
 
   Raises:
-    ValueError: there is none.
+    ValueError: no method is adaptive, or max_new_tokens is too small.
   """
   found: dict[str, methods_lib.Method] = {}
   for name, method in evaluation.methods.items():
@@ -92,7 +95,10 @@ def measure(
   tokens: Sequence[list[int]],
   progress: progress_lib.Bar,
 ) -> dict[str, Costs]:
-  """Times rounds behind a batch of typical prompts: medians, in turns."""
+  """Returns the median times of rounds after a batch of typical prompts.
+
+  Plain decoding and the draft lengths take turns.
+  """
   typical = evaluation.typical(tokens)
   plain = methods_lib.Method(drafters.NoDraft())
   with progress(len(work)) as step:
@@ -116,7 +122,7 @@ def measure(
 
 
 def _round_ms(evaluation, method, prompts, length):
-  # No answer ends: its rounds are timed.
+  # No answer may end while its rounds are timed.
   setup = dataclasses.replace(evaluation.setup(method), stop=specsample.Stop())
   state = setup.prefill(prompts)
   if length is not None:
@@ -125,16 +131,16 @@ def _round_ms(evaluation, method, prompts, length):
       state.draft, policies=(jnp.full_like(asked, length),)
     )
     state = dataclasses.replace(state, draft=draft)
-  # What was fed before the first round is the prefill's share.
+  # One untimed round, so that no work of the prefill is timed.
   state = jax.block_until_ready(setup.advance(state, 1))
   before = np.max(state.round)
   state, seconds = clock.seconds(setup.advance, state, _ROUNDS)
-  # Fewer where the row stopped, as one without room does.
+  # There are fewer rounds if the rows stop, for example for lack of room.
   return 1e3 * seconds / max(1, np.max(state.round) - before)
 
 
 def write(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
-  """costs.json, with where it was measured."""
+  """Writes costs.json, with the environment in which it was measured."""
   record = {name: dataclasses.asdict(found) for name, found in costs.items()}
   result_file.write(
     out / 'costs.json', {'environment': environment.describe(), 'costs': record}
@@ -142,7 +148,7 @@ def write(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
 
 
 def show(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
-  """Prints the tables, and how `Fastest` is given them."""
+  """Prints the costs, and the setting that passes them to `Fastest`."""
   console = terminal_table.console()
   for name, found in costs.items():
     ms = ', '.join(f'{x:.1f}' for x in found.ms)

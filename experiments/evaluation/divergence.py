@@ -1,13 +1,13 @@
-"""Why greedy outputs part: a numerical tie, or a fault.
+"""The reason why greedy outputs differ: a numerical tie, or a fault.
 
-Passes of another shape round differently, so that in bfloat16 a speculative run
-and an autoregressive one may choose different tokens where two are about
-equally likely. At the first difference the target is run over what both wrote
-before: in passes of one token as the autoregressive run, in passes of N + 1
-tokens as the speculative one, and in float32, which is the arbiter. It is a tie
-if in float32 both tokens are within `bound` of the best, else the outputs
-DIFFER for a reason that is no rounding. Logits are those that were chosen from:
-with the run's penalties and bias.
+Passes of different shapes round differently, so in bfloat16 a speculative and
+an autoregressive run may choose different tokens if two are about equally
+likely. At the first difference the target is run over the tokens that both
+outputs have in common: in passes of one token as in the autoregressive run, in
+passes of N + 1 tokens as in the speculative run, and in float32, which decides.
+The difference is a tie if in float32 both tokens are within `bound` of the best
+one; otherwise the outputs DIFFER for a reason other than rounding. The logits
+are those that the run chose from, with its penalties and bias.
 """
 
 from collections.abc import Sequence
@@ -25,20 +25,20 @@ from specsample import sharding
 from specsample.loop import request
 from specsample.types import Array, Model, Params, TokenCounts
 
-# Logits of float32 closer than that are a tie: passes of another shape add in
-# another order, which moves them by less.
+# Float32 logits closer than this are a tie: passes of another shape add in
+# another order, which moves the logits by less.
 _FLOAT32_BOUND = 1e-4
-# Half of the distance between neighbours of 8 significant bits, relative.
+# Half the relative distance between neighbours of 8 significant bits.
 _UNIT_ROUNDOFF = 2.0**-8
-# The probability that an error is larger than the bound is below 1e-5.
+# An error is larger than the bound with a probability below 1e-5.
 _DEVIATIONS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """What the target says at a position, by passes of one kind."""
+  """The target's logits at a position, from passes of one kind."""
 
-  best: int  # the tokens of the largest two logits
+  best: int  # the tokens with the two largest logits
   second: int
   margin: float  # between these two logits
   lead: float  # of the baseline's token over the method's
@@ -46,18 +46,18 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-  """The readings at the first difference, and what follows from them."""
+  """The readings at the first difference, and the conclusion from them."""
 
-  one_token: Reading  # of passes of one token, in the dtype of the run
-  block: Reading  # of passes of N + 1 tokens, in the dtype of the run
+  one_token: Reading  # from passes of one token, in the run's dtype
+  block: Reading  # from passes of N + 1 tokens, in the run's dtype
   float32: Reading
-  # What rounding may move the logits of the two against the best one's; float32
-  # logits, as the margins.
+  # How far rounding may move the two tokens' logits relative to the best one's,
+  # in float32 logits, like the margins.
   bound: float
   is_tie: bool
 
   def to_json(self) -> dict[str, Any]:
-    """As the journal and result.json have it."""
+    """Returns the audit as the journal and result.json hold it."""
     return dataclasses.asdict(self)
 
 
@@ -75,20 +75,22 @@ def audit(
   max_new_tokens: int,
   sampling: specsample.Sampling = specsample.Sampling(),
 ) -> Audit:
-  """Runs the target over what two greedy outputs have in common.
+  """Runs the target over the tokens that two greedy outputs have in common.
 
   Args:
-    params: the target's, in the dtype of the run.
+    params: the target's parameters, in the run's dtype.
     prompt: at least one token.
     common: the tokens that both emitted, up to the first difference.
-    token: what the method emitted then. baseline_token: the baseline.
+    token: the token that the method emitted next.
+    baseline_token: the token that the baseline emitted next.
     model: the target.
-    width: N + 1, the tokens of a pass of the method.
-    starts: behind how many of `common` each of its rounds began, from 0 on; if
-      not known a pass begins every `width` tokens.
-    batch_size: rows of the run; so many are fed here, all the same.
-    max_new_tokens: of the run, so that all its audits share a program.
-    sampling: of the row, scalars and a bias [V]; its temperature is not read.
+    width: N + 1, the number of tokens per pass of the method.
+    starts: how many tokens of `common` were emitted before each of the method's
+      rounds, starting with 0. If empty, a pass begins every `width` tokens.
+    batch_size: rows of the run; the audit feeds as many identical rows.
+    max_new_tokens: the run's limit, so that all its audits share a program.
+    sampling: the row's settings, scalars and a bias [V]; the temperature is
+      ignored.
   """
   padded, _ = specsample.pad_prompts([list(prompt)])
   chunk = min(request.PREFILL_CHUNK, padded.shape[1])
@@ -133,7 +135,7 @@ def audit(
   one_token, _, _ = read(model, 1, range(first, length), batch_size)
   rounds = [first + start for start in starts] or range(first, length, width)
   block, _, _ = read(model, width, rounds, batch_size)
-  # On a TPU float32 alone does not say that products are of float32.
+  # On a TPU, dtype float32 alone does not make products float32.
   with jax.default_matmul_precision('highest'):
     exact = _in_float32(model)
     float32, shortfall, hidden = read(exact, chunk, range(0, length, chunk), 1)
@@ -148,15 +150,15 @@ def audit(
 
 
 def _finite(x: np.floating) -> float:
-  """JSON has no infinity, which an id that is no token is behind by."""
+  """Returns a finite number for JSON; padding ids have logits of -inf."""
   return float(np.nan_to_num(x))
 
 
 def _counts(sampling, prompt, common, vocab_size) -> TokenCounts | None:
-  """What the penalties count where the outputs part."""
+  """Returns the penalties' counts at the difference; None without penalties."""
   if not sampling.penalised:
     return None
-  # On the host, where no other number of tokens is another program.
+  # On the host: on the device, each number of tokens would be a new program.
   count = lambda tokens: jnp.asarray(
     np.bincount(np.asarray(tokens, np.int32), minlength=vocab_size), jnp.int32
   )
@@ -165,18 +167,19 @@ def _counts(sampling, prompt, common, vocab_size) -> TokenCounts | None:
 
 @jax.jit
 def _chosen_from(sampling, counts, logits) -> Array:
-  """What a greedy run takes the largest of, up to a constant; from logits [V].
+  """Returns the values whose largest a greedy run takes, from logits [V].
 
-  With penalties or a bias it is log-probabilities: at temperature 1 `warp` is
-  the softmax of the logits that they leave.
+  They are exact up to a constant. With penalties or a bias they are
+  log-probabilities: at temperature 1 `warp` returns the softmax of the adjusted
+  logits.
   """
   if counts is None and sampling.logit_bias is None:
     return logits
-  # Divided as decoding has them.
+  # Sharded as in decoding.
   logits = sharding.constrain(logits, sharding.Axis('vocab', logits.size))
   none = jnp.full(1, -1, jnp.int32)
   probs = sampling_lib.warp(sampling, counts, logits, none)
-  # A token that is forbidden has none.
+  # A forbidden token has probability 0.
   probs = jnp.maximum(probs, jnp.finfo(probs.dtype).tiny)
   return sharding.replicate(jnp.log(probs))
 
@@ -191,12 +194,12 @@ def _in_float32(model: Any) -> Any:
 def _behind(
   params, tokens, firsts, count, *, model, chunk, width, batch_size
 ) -> tuple[Array, Array]:
-  """The logits [V] behind the last of tokens [S], and the vector [D] that they
-  are made of.
+  """Returns the logits [V] and hidden vector [D] of the last of tokens [S].
 
-  The tokens before `firsts[0]` are fed in chunks, as a prefill does it, the
-  others in `count` passes of `width`. What a pass feeds from the first token of
-  the next one on is not kept, and so behind the last token, `firsts[count]`.
+  The tokens before `firsts[0]` are fed in chunks, as in a prefill, and the
+  others in `count` passes of `width`. A pass keeps only the tokens before the
+  start of the next one. For the last pass that is `firsts[count]`, the end of
+  the tokens.
   """
   params = _cast(params, model.dtype)
   parts = sharding.batch_parts()
@@ -228,8 +231,8 @@ def _behind(
 
 
 def _cast(params, dtype):
-  """The weights in another dtype; integers and what scales them stay."""
-  # A weight of int8 is a node of its own: its scale is float32 already.
+  """Casts bfloat16 weights; integers and their scales stay."""
+  # An int8 weight is a node of its own, whose scale is float32 already.
   return jax.tree.map(
     lambda x: x.astype(dtype) if x.dtype == jnp.bfloat16 else x, params
   )
@@ -237,22 +240,23 @@ def _cast(params, dtype):
 
 @functools.partial(jax.jit, static_argnames=('model',))
 def _bounds(params, hidden, best, others, sampling, counts, *, model) -> Array:
-  """By how much rounding may move logits [n] against that of the best token.
+  """Returns how far rounding may move logits [n] relative to the best token's.
 
   The difference of two logits is a function f of the vector h [D] that they are
-  made of; to first order an error e of h moves it by sum_d f'_d e_d. h is what
-  is left of a stream to which 2 L + 2 results were added or that was scaled,
-  each time rounded to bfloat16: relative to a component an error of at most u =
-  2^-8, of either sign, which the stream hands on. Independent of each other,
-  these are together beyond t u sqrt((2 L + 2) sum_d (f'_d h_d)^2) with a
-  probability below 2 exp(-t^2 / 2) (Hoeffding; so Higham and Mary, 2019). What
-  layers make of the errors that they read is not counted; docs/divergence.md
-  has how the bound compares with errors that were measured.
+  computed from; to first order, an error e of h moves it by sum_d f'_d e_d. h
+  is the end of a stream to which results were added or that was scaled, 2 L + 2
+  times, each time rounded to bfloat16. Each rounding has an error of at most
+  u = 2^-8 relative to a component, of either sign, which the stream carries on.
+  If these errors are independent, their sum exceeds
+  t u sqrt((2 L + 2) sum_d (f'_d h_d)^2) with a probability below
+  2 exp(-t^2 / 2) (Hoeffding's inequality, as in Higham and Mary, 2019). What
+  layers make of errors in their inputs is not counted; docs/divergence.md
+  compares the bound with measured errors.
   """
   params = _cast(params, model.dtype)
 
   def lead(hidden, other):
-    # A row for each part of the batch, all the same.
+    # One identical row for each part of the batch.
     rows = hidden + sharding.zeros(
       (sharding.batch_parts(), 1, hidden.size),
       hidden.dtype,

@@ -1,4 +1,4 @@
-"""Methods x prompts: what is decoded, timed and written to the journal."""
+"""The evaluation of methods over prompts: decoding, timing, the journal."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
@@ -33,17 +33,17 @@ from specsample import types
 from specsample.loop import step
 from specsample.models import fingerprint
 
-# The journal's keys: (MEMORY, i), ('generation', method, batch) and
-# (parts.KIND, method, batch).
+# The journal's keys: (MEMORY, i), ('generation', method, turn) and
+# (round_parts.KIND, method, turn), where a turn is one sample of one batch.
 MEMORY = 'memory_bandwidth'
 
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Evaluation:
-  """What is compared, and how many prompts are decoded at once.
+  """A comparison of methods over prompts, which are decoded in batches.
 
-  Under a mesh the rows of a batch are divided over its data axis. A prompt's
+  Under a mesh the rows of a batch are sharded over its data axis. A prompt's
   tokens do not depend on the batch.
   """
 
@@ -51,26 +51,26 @@ class Evaluation:
   methods: dict[str, methods_lib.Method]
   sampling: specsample.Sampling = specsample.Sampling()
   max_new_tokens: int = 128
-  task: task_lib.Task | None = None  # whose prompts; None: those of --prompts
-  limit: int | None = None  # of them only the first so many
+  task: task_lib.Task | None = None  # source of the prompts; None: --prompts
+  limit: int | None = None  # use at most this many prompts, the first ones
   chat: bool = True  # without a task: whether a prompt is a turn of a chat
-  # What the chat template asks for by name, as `Tokenizer.chat` takes it.
+  # Variables of the chat template, as `Tokenizer.chat` takes them.
   chat_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   seed: int = 0
-  num_seeds: int = 1  # how often each prompt is decoded, unless greedily
+  num_seeds: int = 1  # samples per prompt, unless decoding is greedy
   batch_size: int = 1
-  # Shorter prompts are padded to so many tokens: fewer programs are compiled.
+  # Shorter prompts are padded to this many tokens: fewer programs are compiled.
   least_width: int = 1
-  # Whether the policies of a method begin a batch with what they learned of the
-  # batches before. Then the tokens of a prompt are drawn as if it were alone
-  # only at temperature 0; their distribution stays.
+  # Whether the policies of a method begin a batch with what they learned from
+  # the batches before. If so, the tokens of a prompt are drawn as if it were
+  # alone only at temperature 0; their distribution stays the same.
   carry_policies: bool = False
-  # How often the parts of a round are timed; 0 for not at all, which saves
-  # time, and nothing is predicted then.
+  # How often the parts of a round are timed. 0 skips the timing, which saves
+  # time, but then nothing is predicted.
   repeats: int = 25
 
   def __post_init__(self):
-    """Refuses an empty comparison and an empty batch."""
+    """Checks the settings, and fits the methods to the batch size."""
     if not self.methods:
       raise ValueError('Evaluation.methods is empty: name at least one')
     for name, least in (
@@ -99,11 +99,11 @@ class Evaluation:
       )
 
   def encode(self, path: str, prompt: prompts_lib.Prompt) -> list[int]:
-    """The prompt's tokens.
+    """Returns the prompt's tokens.
 
     Raises:
-      ValueError: there is none, or more of them than the model takes; a chat
-        variable that every template is given already.
+      ValueError: the prompt has no tokens or more than the model takes, or a
+        chat variable is one that every template is given already.
     """
     chat = self.chat if self.task is None else self.task.chat
     tokens = generation.encode(
@@ -126,32 +126,32 @@ class Evaluation:
     """Refuses settings that cannot decode the prompts' tokens.
 
     Raises:
-      ValueError: names the setting.
+      ValueError: a setting does not fit; the message names it.
     """
     for method in self.methods.values():
       self.setup(method).check(tokens)
 
   @property
   def stop(self) -> specsample.Stop:
-    """What ends an answer before it has `max_new_tokens`."""
+    """The conditions that end an answer before `max_new_tokens`."""
     return specsample.Stop(eos_ids=self.target.tokenizer.eos_ids)
 
   @property
   def samples(self) -> int:
-    """How often each prompt is decoded: greedily once."""
+    """The number of times that each prompt is decoded; 1 if greedy."""
     return self.num_seeds if self.sampling.temperature != 0 else 1
 
   def batches(self, num_prompts: int) -> list[range]:
-    """The prompts, by number, that are decoded at once."""
+    """Returns the indices of the prompts in each batch."""
     return [
       range(start, min(start + self.batch_size, num_prompts))
       for start in range(0, num_prompts, self.batch_size)
     ]
 
   def typical(self, tokens: Sequence[list[int]]) -> list[list[int]]:
-    """A batch of the prompts that are neither short nor long."""
+    """Returns a batch of the prompts that are neither short nor long."""
     rows, size = sorted(tokens, key=len), self.batch_size
-    # As many before as behind the middle one.
+    # Centred on the prompt of median length.
     start = max(0, min(len(rows) // 2 - size // 2, len(rows) - size))
     return rows[start : start + size]
 
@@ -162,9 +162,9 @@ class Evaluation:
     request_ids: Sequence[int],
     sample: int = 0,
   ) -> specsample.Output:
-    """Decodes prompts at once; a request id selects a prompt's stream.
+    """Decodes prompts as one batch; a request id selects a prompt's stream.
 
-    A seed is used for a sample, from `seed` on.
+    Each sample has its own seed, counted from `seed`.
     """
     return self.decode(method, prompts, request_ids, sample)[0]
 
@@ -174,7 +174,7 @@ class Evaluation:
     prompts: Sequence[list[int]],
     request_ids: Sequence[int],
   ) -> None:
-    """Compiles all that `generate` runs, and runs it."""
+    """Compiles everything that `generate` runs, by running it."""
     carried = carried_lib.Carried.of(method, None)
     policies = None
     if self.carry_policies and carried is not None:
@@ -195,11 +195,11 @@ class Evaluation:
     sample: int = 0,
     policies: Any = None,
   ) -> tuple[specsample.Output, types.DecodeState]:
-    """As `generate`; also returns the last state.
+    """Decodes as `generate` does; also returns the last state.
 
     Args:
-      method: decodes, as in `generate` the prompts, request ids and sample.
-      policies: what its policies know before; None for nothing.
+      method, prompts, request_ids, sample: as in `generate`.
+      policies: what the method's policies already know; None for nothing.
     """
     setup = self.setup(method, sample, policies)
     state = setup.advance(self._prefill(setup, prompts, request_ids))
@@ -208,7 +208,7 @@ class Evaluation:
   def setup(
     self, method: methods_lib.Method, sample: int = 0, policies: Any = None
   ) -> setup_lib.Setup:
-    """The setup that decodes with a method; arguments as in `decode`."""
+    """Returns the setup for a method; the arguments are those of `decode`."""
     return setup_lib.Setup(
       target=self.target,
       method=method,
@@ -231,10 +231,10 @@ def header(
   tokens: Sequence[list[int]],
   provenance: source_lib.Provenance | None = None,
 ) -> dict[str, Any]:
-  """What a resumed run must have in common with the one it goes on from.
+  """Returns what a resumed run must have in common with the run it resumes.
 
-  Its tokens too: a chat template may have changed, or write today's date.
-  Prompts of a task have a provenance.
+  This includes the tokens: a chat template may have changed, or may write
+  today's date. Prompts of a task have a provenance.
   """
   texts = [(prompt.category, prompt.text) for prompt in prompts]
   return {
@@ -263,14 +263,14 @@ def header(
 
 
 def shared(header: dict[str, Any]) -> dict[str, str]:
-  """What of a header all processes of a run have in common."""
+  """Returns the entries of a header that all processes of a run share."""
   return {
     name: repr(value) for name, value in header.items() if name != 'hardware'
   }
 
 
 def label(batch: range, num_prompts: int, method: str) -> str:
-  """Of a batch of prompts, as its progress is shown."""
+  """Returns the label of a batch of prompts in the progress display."""
   of_batch = f'prompt {batch[0] + 1}'
   if len(batch) > 1:
     of_batch = f'prompts {batch[0] + 1} to {batch[-1] + 1}'
@@ -285,18 +285,19 @@ def units(
   visits: int | None = None,
   journal: journal_lib.Journal | None = None,
 ) -> Iterator[units_lib.Unit]:
-  """All the work.
+  """Yields all units of work.
 
-  The methods take turns at each batch, so that a machine that slows down slows
-  them all. So do the parts of a round, whose times are held against those of
-  the generations: they are timed behind each batch, as far as `repeats` goes.
+  The methods take turns at each batch, so that a slowdown of the machine
+  affects all of them. The parts of a round take turns too, and are timed
+  between the batches, `repeats` times in total, because their times are
+  compared with those of the generations.
 
   Args:
     evaluation: what is compared.
     prompts: what is decoded.
     tokens: the prompts as the model reads them.
-    visits: the most often that parts are timed; None is any number.
-    journal: of the run, from which it takes up what policies carry.
+    visits: the most batches after which parts are timed; None for no limit.
+    journal: the run's journal, from which policies that are carried resume.
   """
   yield units_lib.Unit('memory', (MEMORY, 0), _memory_bandwidth)
   batches = evaluation.batches(len(prompts))
@@ -343,7 +344,7 @@ def units(
       yield units_lib.Unit(
         f'parts of a round, {name}', (round_parts.KIND, name, turn), measured
       )
-  # A machine that was slow at the beginning may be as fast as it was later.
+  # Measured again, as the machine may have been slow at the beginning.
   yield units_lib.Unit('memory', (MEMORY, 1), _memory_bandwidth)
 
 

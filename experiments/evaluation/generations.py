@@ -1,6 +1,7 @@
-"""Who wrote what: generations.jsonl, the text of each method by the token.
+"""The file generations.jsonl: the text and origin of every emitted token.
 
-A line a prompt. Text, not ids, so that its readers need no tokenizer.
+It has one line per prompt. It holds text, not ids, so that its readers need no
+tokenizer.
 """
 
 import collections
@@ -23,20 +24,21 @@ NAME = 'generations.jsonl'
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """What a method wrote, token by token.
+  """The text of a method, token by token.
 
-  The pieces join to the text. One is empty where a token has none of its own:
-  it ends the text, or a character that the token after it completes.
+  The pieces, joined, are the text. The piece of a token that has no text of its
+  own is empty: an end-of-text token, or one whose character a later token
+  completes.
   """
 
   pieces: list[str]
-  origins: list[str]  # 'accepted', 'correction', ..., of types.Origin
-  rounds: list[int]  # the round, from 0, that each came in
+  origins: list[str]  # 'accepted', 'correction', ..., as in types.Origin
+  rounds: list[int]  # the round, from 0, that emitted each token
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """A prompt, and what each method wrote behind it."""
+  """A prompt, and the text with which each method continued it."""
 
   id: str
   category: str
@@ -54,10 +56,10 @@ def write(
 
   Args:
     out: the folder of the results.
-    tokenizer: of the target.
-    prompts: what was decoded.
-    generations: by method, those of the prompts in their order; what is behind
-      them, further samples, is left out.
+    tokenizer: the target's tokenizer.
+    prompts: the prompts that were decoded.
+    generations: each method's generations, first those of the prompts in their
+      order. Any after these are further samples, which are left out.
   """
   lines = [json.dumps({'schema': result_file.SCHEMA})]
   for i, prompt in enumerate(prompts):
@@ -71,10 +73,11 @@ def write(
 
 
 def read(path: pathlib.PurePath, limit: int) -> list[Prompt]:
-  """Of a generations.jsonl the first `limit` prompts of each category.
+  """Reads the first `limit` prompts of each category from generations.jsonl.
 
   Raises:
-    ValueError: it is damaged, or of a schema that is unknown; names the file.
+    ValueError: the file is damaged or has an unknown schema; the message names
+      the file.
   """
   found: list[Prompt] = []
   counts: collections.Counter[str] = collections.Counter()
@@ -108,7 +111,7 @@ def _text(tokenizer, generation):
 
 
 def _check(path, schema):
-  # Its lines have been the same since they were first written.
+  # The format of the lines has not changed since schema 2.
   if schema not in range(2, result_file.SCHEMA + 1):
     raise ValueError(f'schema {schema!r} where {result_file.SCHEMA} is known')
 

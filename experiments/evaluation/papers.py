@@ -1,4 +1,4 @@
-"""What a paper reports, beside what was measured."""
+"""A paper's reported numbers beside the measured ones."""
 
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
@@ -13,9 +13,9 @@ from experiments.evaluation import table as table_lib
 from experiments.reporting import ratios as ratios_lib
 from experiments.reporting import rows as rows_lib
 
-_POSITION = 'acceptance at '  # and a position, from 1
+_POSITION = 'acceptance at '  # followed by a position, from 1
 _OF_A_POSITION = re.compile(rf'{_POSITION}[1-9][0-9]*')
-# What a paper's number can stand beside.
+# The fields of a row that a paper's number can be compared with.
 _COLUMNS = tuple(
   field.name
   for field in dataclasses.fields(rows_lib.Row)
@@ -28,21 +28,22 @@ _COLUMNS = tuple(
 class Paper:
   """A table of a paper.
 
-  A row is the setting, the method, and the paper's numbers by quantity: a field
-  of `results.Row` that is a number, 'acceptance at 1' and so on for a position,
-  or a score of the setting's task.
-  Settings and methods are those of the evaluation; others are shown without a
-  number of ours, as what cannot be run here.
+  An entry of `rows` has the setting, the method, and the paper's numbers by
+  quantity: a field of `reporting.rows.Row` that is a number, 'acceptance at 1'
+  and so on for a position, or a score of the setting's task. Settings and
+  methods are those of the evaluation; others are shown without a number of
+  ours, because they cannot be run here.
 
-  Of gains over another method `ratios` have that one's name too, before the
-  numbers, which are of `measures.RATIOS`: 1.083 tokens a round are 8.3% more.
+  An entry of `ratios` is a gain over another method. It also has that method's
+  name, before the numbers, whose quantities are those of
+  `reporting.ratios.RATIOS`: 1.083 tokens per round means 8.3% more.
   """
 
   source: str = ''  # paper, table, hardware and models
-  note: str = ''  # why ours must differ
+  note: str = ''  # why our numbers must differ
   rows: Sequence[tuple[str, str, Mapping[str, float]]] = ()
   ratios: Sequence[tuple[str, str, str, Mapping[str, float]]] = ()
-  # What the paper calls our methods.
+  # The paper's names for our methods.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -50,7 +51,7 @@ class Paper:
 class Compared:
   """One number of a paper, and ours."""
 
-  row: str  # setting and method, and the one that it is a ratio to
+  row: str  # setting and method; for a ratio, also the other method
   quantity: str
   paper: float
   ours: float | None
@@ -60,14 +61,17 @@ class Compared:
 def check(
   paper: Paper, evaluations: Mapping[str, evaluation_lib.Evaluation]
 ) -> None:
-  """Refuses what could not be shown beside ours, before anything is decoded.
+  """Refuses numbers that could not be shown beside ours.
+
+  Called before anything is decoded.
 
   Args:
     paper: the table.
     evaluations: by setting.
 
   Raises:
-    ValueError: names the row, the quantity, or the method that a ratio is to.
+    ValueError: an entry does not fit. The message names the row, the quantity,
+      or the method that a ratio is relative to.
   """
   for row in paper.rows:
     _check_row('rows', row, '(setting, method, numbers by quantity)')
@@ -111,13 +115,13 @@ def _check_name(
 
 
 def of_other_prompts(paper: Paper, benchmark: str) -> Paper:
-  """Says that ours are of other data, whatever the settings are called."""
+  """Adds a note that our numbers are for other data than the settings name."""
   note = f'Ours are of {benchmark}, which --prompts put in place of the data.'
   return dataclasses.replace(paper, note=f'{note} {paper.note}'.strip())
 
 
 def compare(paper: Paper, tables: Sequence[table_lib.Table]) -> list[Compared]:
-  """The paper's numbers beside ours over all prompts."""
+  """Returns the paper's numbers beside ours, which are over all prompts."""
   found = {table.part: table for table in tables}
   measured = {
     (row.part, row.method): row

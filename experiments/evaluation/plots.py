@@ -12,7 +12,7 @@ from experiments.reporting import rows as rows_lib
 
 _LEGEND = {'frameon': False, 'fontsize': 8}
 _NAMES = {'fontsize': 9}
-# Leaves room for what is said of the line at 1.0.
+# Leaves room for the label of the line at 1.0.
 _TITLE = {'fontsize': 10, 'pad': 16}
 _BESIDE = {'xytext': (5, 0), 'textcoords': 'offset points', 'va': 'center'}
 
@@ -25,8 +25,8 @@ def draw(
 
 
 def overall(rows: Sequence[rows_lib.Row], title: str) -> figures.Figure:
-  """Tokens per round and speedup side by side, acceptance below them."""
-  # As narrow as its letters can still be read at 600 pixels.
+  """Draws tokens per round and speedup side by side, acceptance below them."""
+  # Narrow enough for the letters to be readable at a width of 600 pixels.
   heights = 1.1 + 0.36 * len(rows), max(2.6, 0.6 + 0.24 * len(rows))
   figure = figures.new(7.4, sum(heights))
   above, below = figure.subfigures(2, height_ratios=heights)
@@ -34,7 +34,7 @@ def overall(rows: Sequence[rows_lib.Row], title: str) -> figures.Figure:
   looks = figures.looks([row.method for row in rows])
   tokens_per_round(left, rows, looks)
   speedup(right, rows, looks)
-  # Beside those of the first panel.
+  # The left panel's labels serve for both.
   right.set_yticklabels([])
   acceptance(below.subplots(), rows, looks)
   figure.suptitle(title, fontsize=9)
@@ -46,7 +46,7 @@ def tokens_per_round(
   rows: Sequence[rows_lib.Row],
   looks: Mapping[str, figures.Look],
 ) -> None:
-  """A bar per method."""
+  """Draws a bar per method."""
   values = [row.tokens_per_round for row in rows]
   bars = bars_of(axes, rows, values, looks)
   axes.bar_label(bars, fmt='%.2f', padding=3, fontsize=9)
@@ -59,12 +59,12 @@ def speedup(
   rows: Sequence[rows_lib.Row],
   looks: Mapping[str, figures.Look],
 ) -> None:
-  """A bar per method with its interval, and a line at 1.0."""
+  """Draws a bar per method with its interval, and a line at 1.0."""
   axes.set_title('Speedup, with its 95% interval', **_TITLE)
   figures.style(axes)
   if all(row.speedup is None for row in rows):
     return
-  # Where there is none the place of the bar is empty.
+  # The place of a bar stays empty if there is no speedup.
   values = [row.speedup or 0 for row in rows]
   ends = [
     max(row.speedup_ci95 or [value])
@@ -72,7 +72,7 @@ def speedup(
   ]
   bars_of(axes, rows, values, looks)
   whiskers(axes, values, [row.speedup_ci95 for row in rows], range(len(rows)))
-  # Above the line of the baseline, which may go through it.
+  # Keeps a label readable if the line of the baseline goes through it.
   behind = {'facecolor': figures.paper(), 'edgecolor': 'none', 'pad': 1}
   for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
     if row.speedup is not None:
@@ -85,7 +85,7 @@ def speedup(
       )
   axes.set(xlim=(0, 1.3 * max([*ends, *values])))
   line_at_1(axes)
-  # Above the panel, where no bar is.
+  # Above the panel, where there are no bars.
   axes.figure.text(
     *(1, 1.01, 'line at 1.0: no drafts'),
     transform=axes.get_xaxis_transform(),
@@ -100,7 +100,7 @@ def acceptance(
   rows: Sequence[rows_lib.Row],
   looks: Mapping[str, figures.Look],
 ) -> None:
-  """The share of drafts kept, a line per method over the position."""
+  """Draws the share of drafts kept by position, with a line per method."""
   axes.set_title('Acceptance by position', fontsize=10)
   axes.set(
     xlabel='position in the draft',
@@ -122,7 +122,7 @@ def acceptance(
     )
   figures.count_by_ones(axes.xaxis)
   if axes.lines:
-    # Beside the lines, of which there may be many.
+    # Beside the lines, as there may be many of them.
     axes.figure.legend(**_LEGEND, loc='outside right upper')
 
 
@@ -132,7 +132,7 @@ def bars_of(
   values: Sequence[float],
   looks: Mapping[str, figures.Look],
 ) -> Any:
-  """A horizontal bar per row, the first on top; returns the bars."""
+  """Draws a horizontal bar per row, the first on top, and returns the bars."""
   places = range(len(rows))
   bars = axes.barh(
     places,
@@ -155,7 +155,7 @@ def whiskers(
   places: Sequence[float],
   color: str | None = None,
 ) -> None:
-  """The intervals of values, horizontal; nothing where there is none."""
+  """Draws the intervals of values horizontally; None draws nothing."""
   for value, interval, place in zip(values, intervals, places, strict=True):
     if interval is None:
       continue
@@ -172,7 +172,7 @@ def whiskers(
 
 
 def line_at_1(axes: Any) -> None:
-  """Where a method is as fast as the baseline."""
+  """Draws the line at which a method is as fast as the baseline."""
   axes.axvline(
     1, color=figures.ink(), linewidth=0.9, linestyle='--', zorder=1.5
   )

@@ -1,8 +1,8 @@
 """The speedup that the parts of a round predict, beside the measured one.
 
-Of what was timed as a whole nothing is used. The parts were timed apart (see
-`round_parts`), in turns with autoregressive decoding, so that a machine that
-slows down slows both; of the generations only tokens and rounds are counted.
+Nothing that was timed as a whole is used. The parts were timed separately (see
+`round_parts`), in turns with autoregressive decoding, so that a slowdown of the
+machine affects both; of the generations only tokens and rounds are counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,12 @@ def speedup(
   baseline: Sequence[rows_lib.Generation],
   parts: Mapping[str, Any],
 ) -> float | None:
-  """The baseline's predicted time a token over the method's.
+  """Returns the baseline's predicted time per token over the method's.
 
-  None where one of them emitted nothing, where the typical prompts are one
-  token each, as nothing is known of what a prefill takes then, and where noise
-  hid what a round takes. `parts` are the method's, as the journal has them.
+  The result is None if either of them emitted nothing, if noise hid the time of
+  a round, or if a prefill is needed and its time is unknown, because the
+  typical prompts are one token each. `parts` are the method's, as the journal
+  has them.
   """
   if not (_num_tokens(runs) and _num_tokens(baseline)):
     return None
@@ -58,7 +59,7 @@ def speedup(
 def mean_ms(
   runs: Sequence[rows_lib.Generation], parts: Mapping[str, Any], name: str
 ) -> float:
-  """Returns the mean of a part over the rounds of generations."""
+  """Returns the mean time of a part over the rounds of generations."""
   counts = np.sum([rounds_by_drafts(rows) for rows in _batches(runs)], axis=0)
   of_rounds = part_times.of_lengths(parts, name, _most_drafts(runs))
   return float(np.average(of_rounds, weights=counts))
@@ -67,9 +68,10 @@ def mean_ms(
 def rounds_by_drafts(rows: Sequence[rows_lib.Generation]) -> np.ndarray:
   """Counts the rounds of a batch by the drafts of its widest row, [K + 1].
 
-  Exact for one row. A row's counts do not say which of its rounds were wide, so
-  several rows are assumed to draft independently of each other, each in all of
-  its rounds alike: then the counts are expectations.
+  The counts are exact for one row. A row's own counts do not say which of its
+  rounds were wide. Several rows are therefore assumed to draft independently of
+  each other, with the same distribution in all rounds of a row, and the counts
+  are expectations.
   """
   most = max(run.stats.rounds for run in rows)
   # In each round, the chance that no row drafts more than i tokens.
@@ -82,9 +84,9 @@ def rounds_by_drafts(rows: Sequence[rows_lib.Generation]) -> np.ndarray:
 
 
 def fed_tokens(prompt_tokens: Sequence[int]) -> int:
-  """How many tokens of a row the prefill takes in, for prompts so long.
+  """Returns how many tokens of a row the prefill feeds, given prompt lengths.
 
-  Whole chunks, of a batch as many as its longest prompt needs.
+  It feeds whole chunks, as many as the longest prompt of the batch needs.
   """
   longest = max(prompt_tokens)
   padded, _ = specsample.pad_prompts([[0] * longest])
@@ -96,9 +98,9 @@ def _ms_per_token(runs, *, round_ms, prefill_ms, prefill_tokens):
   total = 0.0
   for rows in _batches(runs):
     fed = fed_tokens([run.prompt_tokens for run in rows])
-    # Of prompts that are one token each nothing is fed.
+    # Nothing is fed if all prompts are one token each.
     total += prefill_ms * fed / max(prefill_tokens, 1)
-    # Rows that are done wait for the last one.
+    # Rows that are done wait for the last row.
     total += float(rounds_by_drafts(rows) @ round_ms)
   return total / _num_tokens(runs)
 

@@ -1,6 +1,6 @@
 """Traces of one generation of each method, for people to look at.
 
-docs/profile.md says with what.
+docs/profile.md says how to look at them.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from specsample import files
 
 
 def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
-  """The folder of --profile_dir, made.
+  """Creates the folder of --profile_dir, and returns it.
 
   Raises:
-    ValueError: it is none that can be written here, or a method's name is no
-      name of a folder.
+    ValueError: the folder cannot be written on this machine, or the name of a
+      method cannot be the name of a folder.
   """
   path = files.at(folder)
   if files.is_remote(path):
@@ -51,17 +51,18 @@ def write(
 ) -> None:
   """Decodes a typical batch with each method, and traces it in FOLDER/method.
 
-  It is decoded once before, so that nothing is compiled in the trace.
+  The batch is decoded once before that, so that nothing is compiled in the
+  trace.
 
   Args:
     folder: from `check`.
-    evaluation: with the methods.
+    evaluation: has the methods.
     tokens: the prompts as the model reads them.
-    progress: shows it, see `progress.bar`.
+    progress: shows the progress; see `progress.bar`.
   """
   prompts = evaluation.typical(tokens)
   options = jax.profiler.ProfileOptions()
-  # A line for each call of a Python function would hide the others.
+  # One line per call of a Python function would hide the others.
   options.python_tracer_level = 0
   with progress(len(evaluation.methods)) as step:
     for name, method in evaluation.methods.items():

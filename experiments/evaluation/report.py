@@ -1,4 +1,4 @@
-"""What an evaluation leaves: tables in the terminal, and files."""
+"""The report of an evaluation: tables in the terminal, and files."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -29,7 +29,7 @@ def write(
 ) -> None:
   """Writes result.json and results.csv, and the figure of each table.
 
-  That is results.png in `out` or, of a part, in its folder there.
+  The figure is results.png in `out` or, for a part, in the part's folder there.
   """
   write_rows(out, tables, paper)
   for table in tables:
@@ -43,7 +43,7 @@ def write_rows(
   tables: Sequence[table_lib.Table],
   paper: papers.Paper | None = None,
 ) -> list[rows_lib.Row]:
-  """Writes result.json and results.csv; the rows."""
+  """Writes result.json and results.csv, and returns the rows."""
   rows = [row for table in tables for row in table.rows]
   data = {
     table.benchmark: dataclasses.asdict(table.provenance)
@@ -82,7 +82,7 @@ def show(
   tables: Sequence[table_lib.Table],
   paper: papers.Paper,
 ) -> None:
-  """Prints the tables, and beside the paper's numbers ours."""
+  """Prints the tables, and the paper's numbers beside ours."""
   for table in tables:
     _show(table)
   if paper.source:
@@ -104,8 +104,8 @@ def show_so_far(table: table_lib.Table, num_prompts: int) -> None:
   """Prints the table of a run that was interrupted.
 
   Args:
-    table: of the prompts that were decoded.
-    num_prompts: those that were to be.
+    table: the table of the prompts that were decoded.
+    num_prompts: how many prompts there are in total.
   """
   overall = _overall_rows(table.rows)
   shown = terminal_table.console()
@@ -117,7 +117,7 @@ def show_so_far(table: table_lib.Table, num_prompts: int) -> None:
 
 
 def _targets(tables: Sequence[table_lib.Table]) -> str:
-  """What was decoded with: the last part of a path, or of a name on the hub."""
+  """Returns the targets' names, the last parts of their paths or hub names."""
   paths = [pathlib.PurePath(table.evaluation.target.name) for table in tables]
   return ', '.join(dict.fromkeys(path.name for path in paths))
 
@@ -125,7 +125,10 @@ def _targets(tables: Sequence[table_lib.Table]) -> str:
 def _compared(
   rows: Sequence[papers.Compared], targets: str
 ) -> terminal_table.Table:
-  """A line a number of the paper, and ours, of other models as a rule."""
+  """Returns a table with a line per number of the paper, and ours beside it.
+
+  Ours are usually from other models.
+  """
   ours = f'ours, of\n{targets}' if targets else 'ours'
   table = terminal_table.Table('', 'quantity', 'paper', ours, '95% interval')
   last = None
@@ -142,7 +145,7 @@ def _compared(
 
 
 def _show(table: table_lib.Table) -> None:
-  """Prints a table, and what comparing the outputs found."""
+  """Prints a table, and the result of comparing outputs."""
   rows = table.rows
   overall = _overall_rows(rows)
   shown = terminal_table.console()
@@ -170,7 +173,7 @@ def _show(table: table_lib.Table) -> None:
 
 
 def task_lines(table: table_lib.Table) -> list[str]:
-  """What of a task's records is not decoded, and why methods have no score."""
+  """Explains which records are left out, and why methods have no score."""
   task, lines = table.evaluation.task, []
   if task is None or table.provenance is None:
     return []
@@ -187,7 +190,7 @@ def task_lines(table: table_lib.Table) -> list[str]:
 
 
 def _scores(rows: Sequence[rows_lib.Row]) -> terminal_table.Table:
-  """A line a method, a column a score."""
+  """Returns a table with a line per method and a column per score."""
   names = list(dict.fromkeys(name for row in rows for name in row.scores))
   table = terminal_table.Table('method', *names)
   for row in rows:
@@ -206,12 +209,12 @@ def _score(score) -> str:
 
 
 def _of_each() -> str:
-  """The files of a table."""
+  """Returns the names of a table's files."""
   return figures.written('generations.jsonl', 'results.png')
 
 
 def _overall(rows: Sequence[rows_lib.Row]) -> terminal_table.Table:
-  """One line a method, over all prompts."""
+  """Returns a table with a line per method, over all prompts."""
   columns: dict[str, Callable[[rows_lib.Row], str]] = {
     'method': lambda row: row.method,
     'K': lambda row: str(row.num_draft_tokens),
@@ -221,7 +224,7 @@ def _overall(rows: Sequence[rows_lib.Row]) -> terminal_table.Table:
     '\nspeedup': lambda row: columns_lib.number(row.speedup, '.2f', 'x'),
     '95%\ninterval': interval,
   }
-  # Columns of what was not timed are left out.
+  # Columns of parts that were not timed are left out.
   if any(row.prefill_ms is not None for row in rows):
     columns |= {
       '\npredicted': lambda row: columns_lib.number(
@@ -243,7 +246,10 @@ def _overall(rows: Sequence[rows_lib.Row]) -> terminal_table.Table:
 def _by_category(
   rows: Sequence[rows_lib.Row], shown: Sequence[str]
 ) -> terminal_table.Table:
-  """Speedup and tokens a round, a line a category, a column a method."""
+  """Returns a table of the speedup, with tokens per round in parentheses.
+
+  It has a line per category and a column per method.
+  """
   cells = {(row.category, row.method): row for row in rows}
   table = terminal_table.Table('category', 'prompts', *shown)
   number = columns_lib.number
@@ -262,10 +268,10 @@ def _by_category(
 
 
 def rule_lines(rows: Sequence[rows_lib.Row]) -> list[rich.text.Text]:
-  """Which rules are not exact; and where tokens are drawn, by which each is.
+  """Returns warnings of lossy rules; if sampling, also all rules and laws.
 
   Args:
-    rows: of all methods, over all prompts.
+    rows: the rows of all methods, over all prompts.
   """
   lines = [
     rich.text.Text(
@@ -288,7 +294,7 @@ def rule_lines(rows: Sequence[rows_lib.Row]) -> list[rich.text.Text]:
 def mismatch_lines(
   found: dict[str, rows_lib.Mismatches],
 ) -> list[rich.text.Text]:
-  """What comparing greedy outputs with the baseline's found, one a method."""
+  """Says for each method how its greedy outputs compare with the baseline's."""
   lines = []
   for name, count in found.items():
     if count.errors:
@@ -315,7 +321,7 @@ def mismatch_lines(
 
 
 def interval(row: rows_lib.Row) -> str:
-  """Of the speedup, '-' where there is none."""
+  """Returns the interval of the speedup, '-' if there is none."""
   if row.speedup_ci95 is None or row.method == methods_lib.BASELINE:
     return '-'
   low, high = row.speedup_ci95

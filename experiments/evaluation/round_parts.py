@@ -1,7 +1,8 @@
-"""The parts of a round, timed between the generations they are to explain.
+"""The parts of a round, timed between the generations that they explain.
 
-Behind typical prompts, a few rounds at a time, behind batches that are evenly
-spread: a machine that becomes faster or slower does so for both.
+They are timed after typical prompts, a few rounds at a time, between batches
+that are evenly spread over the run, so that a machine that becomes faster or
+slower affects both.
 """
 
 from collections.abc import Sequence
@@ -15,17 +16,17 @@ from experiments.decoding import setup as setup_lib
 from experiments.evaluation import predicted_speedup
 from experiments.timing import round_times
 
-# Of the journal's keys the first; behind it the method and the batch.
+# The first part of the journal's keys; the method and the turn follow.
 KIND = 'parts'
 
 
 def share_out(repeats: int, visits: int, batches: int) -> list[int]:
-  """How many of the repeats come behind each of the batches.
+  """Returns how many of the repeats come after each of the batches.
 
   Args:
-    repeats: in all.
-    visits: behind how many batches there are some, at most.
-    batches: how many there are; behind the last one there are always some.
+    repeats: the number of repeats in total.
+    visits: the most batches that may have repeats after them.
+    batches: the number of batches; some repeats always come after the last one.
   """
   count = min(repeats, visits, batches)
   shares = [0] * batches
@@ -38,12 +39,12 @@ def share_out(repeats: int, visits: int, batches: int) -> list[int]:
 def measure(
   setup: setup_lib.Setup, tokens: Sequence[list[int]], *, repeats: int
 ) -> dict[str, Any]:
-  """Times the rounds of a method: a unit of the journal.
+  """Times the parts of a method's rounds; the result is a unit of the journal.
 
   Args:
-    setup: decodes.
-    tokens: of a batch of prompts.
-    repeats: of each part.
+    setup: the setup that decodes.
+    tokens: a batch of prompts.
+    repeats: how often each part is timed.
   """
   times = round_times.times(setup, tokens, repeats=repeats)
   return dataclasses.asdict(times) | {
@@ -55,7 +56,10 @@ def measure(
 
 
 def of(journal: journal_lib.Journal, name: str) -> dict[str, Any]:
-  """What `measure` found of a method: means, as those of generations are."""
+  """Returns the means of what `measure` found for a method.
+
+  They are means because the times of generations are means too.
+  """
   means = _mean(journal.of(KIND, name))
   draft_ms, rest = round_times.settled(means['draft_ms'], means['overhead_ms'])
   less = rest - means['overhead_ms']
@@ -68,7 +72,7 @@ def of(journal: journal_lib.Journal, name: str) -> dict[str, Any]:
 
 
 def _mean(found: Sequence[Any]) -> Any:
-  """The mean of numbers, within dictionaries too, or the text that all are."""
+  """Averages numbers, within dictionaries too; text is the same in all."""
   first = found[0]
   if isinstance(first, dict):
     return {name: _mean([one[name] for one in found]) for name in first}

@@ -21,12 +21,12 @@ def units(
   prompts: Sequence[prompts_lib.Prompt],
   journal: journal_lib.Journal | None,
 ) -> Iterator[units_lib.Unit]:
-  """A unit of work for each method, after all of it is decoded.
+  """Yields a unit of work for each method, to be run when all is decoded.
 
   Args:
-    evaluation: whose task scores.
-    prompts: what was decoded.
-    journal: has the generations, in the process that has one.
+    evaluation: has the task that scores.
+    prompts: the prompts that were decoded.
+    journal: holds the generations; None in processes that have no journal.
   """
   if not _is_scored(evaluation):
     return
@@ -41,12 +41,12 @@ def units(
 def key(
   evaluation: evaluation_lib.Evaluation, name: str
 ) -> tuple[str, str, int]:
-  """A method's scores in the journal: other ones of more samples."""
+  """Returns the journal's key of a method's scores for this many samples."""
   return 'scores', name, evaluation.samples
 
 
 def _is_scored(evaluation) -> bool:
-  """Whether there is a task, and it scores in process 0, on all."""
+  """Returns, in every process, whether process 0 can score with a task."""
   task = evaluation.task
   if task is None:
     return False
@@ -58,7 +58,7 @@ def _score(evaluation, prompts, journal, name) -> dict[str, Any] | None:
   if journal is None:
     return None
   tokenizer = evaluation.target.tokenizer
-  # An answer of a chat begins a text; any other one continues its prompt.
+  # An answer in a chat begins a text; any other answer continues its prompt.
   decode = tokenizer.decode
   if not evaluation.task.chat:
     decode = functools.partial(text_lib.continuation, tokenizer)
@@ -70,7 +70,7 @@ def _score(evaluation, prompts, journal, name) -> dict[str, Any] | None:
       tokens = rows.Generation.from_json(record).tokens
       answers[j].append(decode(tokens))
   scores = evaluation.task.score(prompts, answers)
-  # Without any something is missing here that may be there another time.
+  # Without scores, something is missing here that a later run may have.
   if not scores:
     return None
   return {'scores': [dataclasses.asdict(score) for score in scores]}

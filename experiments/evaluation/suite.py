@@ -1,4 +1,4 @@
-"""A table of several settings: an evaluation for each, one after the other."""
+"""A table of several settings, each with an evaluation, run in sequence."""
 
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
@@ -13,7 +13,7 @@ from experiments.evaluation import evaluation as evaluation_lib
 from experiments.tasks import human_eval
 from experiments.tasks import source as source_lib
 
-# What is decoded where neither a task nor --prompts says what.
+# The prompts that are decoded if there is neither a task nor --prompts.
 _PROMPTS = 'experiments/data/prompts.jsonl'
 
 
@@ -21,11 +21,12 @@ _PROMPTS = 'experiments/data/prompts.jsonl'
 def evaluations(
   parts: Mapping[str, Callable[[], evaluation_lib.Evaluation]] | None = None,
 ) -> dict[str, evaluation_lib.Evaluation]:
-  """What is evaluated, by the name of its setting.
+  """Returns the evaluations by the names of their settings.
 
   Args:
-    parts: such as {'XSum, greedy': @xsum/evaluation.Evaluation}; None for the
-      one that is configured, whose name is ''.
+    parts: makes the evaluation of each setting, for example
+      {'XSum, greedy': @xsum/evaluation.Evaluation}; None for the single
+      evaluation that is configured, whose name is ''.
   """
   if parts is None:
     return {'': evaluation_lib.Evaluation()}
@@ -42,13 +43,13 @@ def evaluations(
 class Part:
   """An evaluation and what it decodes."""
 
-  name: str  # '' of the only one
+  name: str  # '' for the single configured one
   evaluation: evaluation_lib.Evaluation
-  configured: evaluation_lib.Evaluation  # with its own task and samples
-  benchmark: str  # what its prompts are called
+  configured: evaluation_lib.Evaluation  # before flags changed it
+  benchmark: str  # the name of its prompts
   prompts: list[prompts_lib.Prompt]
   tokens: list[list[int]]  # of each prompt, as the model reads it
-  # Of a task's data set, as it was when it was read.
+  # The task's data set, as it was when it was read; None without a task.
   provenance: source_lib.Provenance | None
 
 
@@ -59,12 +60,13 @@ def parts(
   num_seeds: int | None,
   allow_code_execution: bool,
 ) -> Iterator[Part]:
-  """Reads what is to be decoded, and checks that it can be.
+  """Reads the prompts of each evaluation, and checks that they can be decoded.
 
   Args:
-    path: of a file of prompts that replaces all tasks, None for those.
-    limit: the prompts of each evaluation, None for its own.
-    num_seeds: of each evaluation that samples, None for its own.
+    path: a file of prompts that replaces all tasks; None keeps the tasks.
+    limit: the number of prompts per evaluation; None for its own limit.
+    num_seeds: the samples per prompt, for evaluations that sample; None for
+      their own number.
     allow_code_execution: whether tasks may run the code of answers, whatever
       the configuration says.
 
@@ -97,5 +99,5 @@ def parts(
 
 
 def folder(out: pathlib.PurePath, part: str) -> pathlib.PurePath:
-  """Of a part's journal and figure, within that of the results."""
+  """Returns the folder of a part's journal and figure, within `out`."""
   return out / re.sub(r'[^a-z0-9]+', '_', part.lower()).strip('_')

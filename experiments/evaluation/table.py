@@ -1,4 +1,4 @@
-"""From the journal of an evaluation to its rows."""
+"""The rows of a table, made from the journal of an evaluation."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -22,7 +22,7 @@ from specsample import cost
 from specsample import drafters
 from specsample.loop import step
 
-# What needs the time of each prompt, and what needs that of a category.
+# The fields that need the time of each prompt, and of each category.
 _OF_PROMPTS = ('mean_speedup', 'mean_speedup_ci95')
 _OF_TIME = (
   *('ms_per_token', 'ms_per_token_ci95', 'speedup', 'speedup_ci95'),
@@ -32,7 +32,7 @@ _BY_WIDTH = 'verify_ms_by_width'
 
 
 def on_one_machine(tables: Sequence['Table']) -> list['Table']:
-  """The tables of one run, all with the fastest that its memory was."""
+  """Gives the tables of one run the highest memory bandwidth of any of them."""
   fastest = max(table.memory_bandwidth for table in tables)
   return [
     dataclasses.replace(table, memory_bandwidth=fastest) for table in tables
@@ -46,14 +46,14 @@ class Table:
   evaluation: evaluation_lib.Evaluation
   benchmark: str
   generations: dict[str, list[rows_lib.Generation]]
-  parts: dict[str, dict[str, Any]]  # of methods whose rounds were timed
-  memory_bandwidth: float  # bytes a second, the most that was measured
-  # By method and name of the score, as `task.Score` has them.
+  parts: dict[str, dict[str, Any]]  # by method, if its rounds were timed
+  memory_bandwidth: float  # bytes per second, the highest that was measured
+  # By method and name of the score, in the form of `task.Score`.
   scores: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   part: str = ''
-  # What `audits` found, where greedy outputs part from the baseline's.
+  # The audits of greedy outputs that differ from the baseline's.
   divergences: Sequence[dict[str, Any]] = ()
-  provenance: source_lib.Provenance | None = None  # of what a task had decoded
+  provenance: source_lib.Provenance | None = None  # of the task's data set
 
   @classmethod
   def of(
@@ -65,7 +65,7 @@ class Table:
     part: str = '',
     provenance: source_lib.Provenance | None = None,
   ) -> 'Table':
-    """The table of a finished journal; `part` as `results.Row` has it."""
+    """Returns the table of a finished journal; `part` is as in `rows.Row`."""
     return cls(
       evaluation,
       benchmark,
@@ -99,7 +99,7 @@ class Table:
 
   @functools.cached_property
   def rows(self) -> list[rows_lib.Row]:
-    """Each method over all prompts, then over each category."""
+    """The rows of each method over all prompts, then over each category."""
     first = next(iter(self.generations.values()))
     categories = dict.fromkeys(generation.category for generation in first)
     return [
@@ -110,7 +110,10 @@ class Table:
 
   @functools.cached_property
   def mismatches(self) -> dict[str, rows_lib.Mismatches]:
-    """By method, where greedy decoding must give the baseline's tokens."""
+    """The mismatches of the methods that must give the baseline's tokens.
+
+    These are the lossless methods, if decoding is greedy and has a baseline.
+    """
     if (
       methods_lib.BASELINE not in self.generations
       or self.evaluation.sampling.temperature != 0
@@ -135,7 +138,8 @@ class Table:
       baseline = self._of_category(methods_lib.BASELINE, category)
     measured = ratios.row_fields(runs, baseline)
     if self.evaluation.batch_size > 1:
-      # A prompt's own time is not known, of a category in mixed batches none.
+      # The time of a single prompt is unknown, and so is that of a category if
+      # batches mix categories.
       measured |= dict.fromkeys(_OF_PROMPTS)
       if self._are_mixed(name, category):
         measured |= dict.fromkeys(_OF_TIME)
@@ -147,7 +151,7 @@ class Table:
       self._cost_ratio(name, depth) if category == rows_lib.OVERALL else None
     )
     acceptance, by_formula = measured['acceptance'], None
-    # There is none where answers are a token each, without room for drafts.
+    # Answers of one token have no room for drafts, and so no acceptance rate.
     if (
       ratio is not None
       and acceptance is not None
@@ -184,7 +188,10 @@ class Table:
     return setup.draft_law().value
 
   def _parts_of(self, name, category) -> dict[str, Any]:
-    """Timed over typical prompts: of a category's nothing is known."""
+    """Returns the times of a round's parts, as fields of a row.
+
+    They were timed over typical prompts, so nothing is known of a category's.
+    """
     found: dict[str, Any] = dict.fromkeys(
       ('prefill_ms', *part_times.PARTS, _BY_WIDTH)
     )
@@ -200,20 +207,20 @@ class Table:
     return found
 
   def _is_as_timed(self, name) -> bool:
-    """Whether drafting took as long in every round as where it was timed.
+    """Returns whether drafting took as long in every round as when timed.
 
-    That was at the beginning of an answer: a policy drafts more or less later
-    on, and of two drafters one may not run. The width of the target's pass may
-    differ, as it is known.
+    It was timed at the beginning of an answer: later a policy drafts more or
+    less, and of two drafters one may not run. The width of the target's pass
+    may differ, because it is known.
     """
     drafter = self.evaluation.methods[name].drafter
     return not isinstance(drafter, drafters.Adaptive | drafters.Either)
 
   def _drafts_chains_of_k(self, name, runs) -> bool:
-    """Whether all rounds are those of Leviathan et al.'s formula.
+    """Returns whether all rounds are as Leviathan et al.'s formula assumes.
 
-    N-grams draft where they find a match, and trees draft siblings. At its end
-    a text has no room for K drafts, whatever the drafter.
+    N-gram drafters draft only if they find a match, and trees draft siblings.
+    At the end of a text there is no room for K drafts, whatever the drafter.
     """
     num_drafts = self.evaluation.methods[name].drafter.num_draft_tokens
     room = self.evaluation.target.model.max_length
@@ -228,7 +235,7 @@ class Table:
     )
 
   def _cost_ratio(self, name, depth) -> float | None:
-    """Leviathan et al.'s c (2211.17192, section 3.3)."""
+    """Returns Leviathan et al.'s c (2211.17192, section 3.3)."""
     if (
       methods_lib.BASELINE not in self.parts
       or name not in self.parts
@@ -236,7 +243,7 @@ class Table:
       or not self._is_as_timed(name)
     ):
       return None
-    # A round of its own, as what drafts draw and adjust is in their time too.
+    # A whole plain round: the drafts' time also includes drawing and warping.
     one_round = self.parts[name]['plain_ms']
     if one_round <= 0:  # noise hid it
       return None
@@ -250,7 +257,7 @@ class Table:
     ]
 
   def _are_mixed(self, name, category) -> bool:
-    """Whether prompts were decoded beside some of another category."""
+    """Returns whether batches mix the category's prompts with others."""
     if category == rows_lib.OVERALL:
       return False
     within = {run.batch for run in self._of_category(name, category)}
@@ -275,11 +282,12 @@ class Table:
     )
 
   def _percent_of_roofline(self, name, category) -> float | None:
-    """Reading weights and caches once a round, over what a round took.
+    """Returns the time to read weights and caches once per round, in percent.
 
-    The prefill's time is in the rounds', so this errs to the low side. None of
-    rows that emitted nothing beside others, which have no share of the time,
-    and of those that were decoded beside rows of another category.
+    It is relative to the time that the rounds took. The prefill's time is part
+    of that, so this errs on the low side. None for rows that emitted nothing
+    beside others, because they have no share of the time, and for rows that
+    were decoded beside rows of another category.
     """
     if self._are_mixed(name, category):
       return None
@@ -296,7 +304,10 @@ class Table:
 
   @functools.cached_property
   def _least_seconds(self) -> dict[str, list[float]]:
-    """Of each generation; those of a batch share its seconds' alike."""
+    """The least possible seconds of each generation, by method.
+
+    The generations of a batch share them in proportion to their seconds.
+    """
     target = self.evaluation.target
     roofline = roofline_lib.Roofline.of(
       {'target': target.params}, target.model, self.memory_bandwidth
@@ -335,9 +346,10 @@ class Table:
 
 
 def _of_chains(emit_rounds, num_drafts, most) -> tuple[int, ...]:
-  """[K + 1]: rounds with i drafts, if each drafted as many as it may.
+  """Returns the rounds with i drafts, [K + 1], if each drafts all it may.
 
-  A round emits one token more than it keeps drafts, and a text at most `most`.
+  A round emits one token more than the drafts it keeps, and a text has at most
+  `most` tokens.
   """
   counts = [0] * (num_drafts + 1)
   before = itertools.pairwise([None, *emit_rounds])

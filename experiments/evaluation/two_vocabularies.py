@@ -1,4 +1,4 @@
-"""A draft model of another vocabulary: drafts of shared tokens, and of text."""
+"""A draft model with another vocabulary: drafting shared tokens, or text."""
 
 from collections.abc import Iterator, Sequence
 import dataclasses
@@ -24,9 +24,9 @@ class Comparison:
   """A target and a draft model, and how they decode.
 
   Attributes:
-    evaluation: says the target and its settings; its methods are left out.
+    evaluation: gives the target and its settings; its methods are ignored.
     draft: the draft model.
-    num_draft_tokens: K, of both ways.
+    num_draft_tokens: K, for both ways of drafting.
   """
 
   evaluation: evaluation_lib.Evaluation
@@ -35,7 +35,7 @@ class Comparison:
 
   @functools.cached_property
   def shared(self) -> specsample.VocabMap:
-    """What both vocabularies have; ValueError where that is too little."""
+    """The map of both vocabularies; ValueError if they share too few tokens."""
     return specsample.map_vocabulary(self.draft, self.evaluation.target)
 
   @functools.cached_property
@@ -46,10 +46,10 @@ class Comparison:
     )
 
   def check(self, tokens: Sequence[list[int]]) -> None:
-    """Refuses what cannot be decoded.
+    """Refuses settings that cannot decode the prompts' tokens.
 
     Raises:
-      ValueError: names the setting.
+      ValueError: a setting does not fit; the message names it.
     """
     methods = {'TLI': self.tli}
     dataclasses.replace(self.evaluation, methods=methods).check(tokens)
@@ -57,15 +57,15 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """What a way of drafting came to, over all prompts."""
+  """The results of one way of drafting, over all prompts."""
 
   way: str
   tokens: int
   rounds: int
   tokens_per_round: float
   plain_rounds: float  # the share that drafted nothing
-  acceptance_by_position: list[float | None]  # None where none was drafted
-  equals_target: bool | None  # None where tokens are sampled
+  acceptance_by_position: list[float | None]  # None if never drafted
+  equals_target: bool | None  # None if tokens are sampled
 
 
 def rows(
@@ -73,7 +73,7 @@ def rows(
   tokens: Sequence[list[int]],
   progress: progress_lib.Bar,
 ) -> Iterator[Row]:
-  """Decodes all prompts in one batch, both ways and without drafts."""
+  """Decodes all prompts in one batch, in both ways and without drafts."""
   evaluation = comparison.evaluation
   generate = lambda method: evaluation.generate(
     method, tokens, range(len(tokens))
@@ -143,7 +143,7 @@ def write(
 
 
 def lines(shared: specsample.VocabMap, found: Sequence[Row]) -> list[str]:
-  """The summary, a fact a line."""
+  """Returns the summary, one fact per line."""
   summary = [
     f'{shared.kind.value}: {shared.num_shared} tokens shared, of '
     f"{shared.num_draft_tokens} of the draft model's and "

@@ -25,11 +25,11 @@ class Figure:
 
 
 def of_setting(rows: Sequence[Record], name: str) -> Iterator[Figure]:
-  """Those that the rows of a setting have values for.
+  """Yields the figures that a setting's rows have values for.
 
   Args:
-    rows: as result.json has them, over all prompts and by category.
-    name: a word that no other setting of the page has.
+    rows: rows of result.json, over all prompts and by category.
+    name: a word that is unique among the settings of the page.
   """
   if not figures.are_possible():
     return

@@ -1,4 +1,4 @@
-"""The figures of a page beside that of plots.py, one function each."""
+"""The figures of a page besides the one in plots.py, one function each."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -8,12 +8,12 @@ from experiments import methods as methods_lib
 from experiments.evaluation import plots
 from experiments.reporting import figures
 
-Record = dict[str, Any]  # a row, as result.json has it
+Record = dict[str, Any]  # a row of result.json
 _LEGEND = {'frameon': False, 'fontsize': 8}
 _CATEGORIES_A_LINE = 3
 # Lighter than the other two parts of a bar.
 _LIGHT_GREY = '#C4C4C4'
-# Fewer are no curve.
+# With fewer points there is no curve.
 _LEAST_DRAFTS = 3
 _PARTS = {
   'draft_ms': ('drafting', figures.ORANGE),
@@ -23,7 +23,7 @@ _PARTS = {
 
 
 def by_category(rows: Sequence[Record]) -> figures.Figure:
-  """A panel a category, a line and a mark a method."""
+  """Draws a panel per category, with a line and a mark per method."""
   methods = list(dict.fromkeys(row['method'] for row in rows))
   categories = list(dict.fromkeys(row['category'] for row in rows))
   num_columns = min(len(categories), _CATEGORIES_A_LINE)
@@ -49,7 +49,7 @@ def by_category(rows: Sequence[Record]) -> figures.Figure:
     axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.tick_params(labelbottom=True)
     axes.locator_params(axis='x', nbins=6)
-    # From the names to the marks.
+    # Lines that lead from the names to the marks.
     axes.grid(axis='y', color=figures.ink(), alpha=0.15)
     plots.line_at_1(axes)
     figures.style(axes)
@@ -60,14 +60,14 @@ def by_category(rows: Sequence[Record]) -> figures.Figure:
 
 
 def _speedup(axes, row, place, look):
-  """A mark with its interval."""
+  """Draws a mark with its interval."""
   value = row['speedup']
   plots.whiskers(axes, [value], [row['speedup_ci95']], [place], look.color)
   axes.plot(value, place, look.marker, color=look.color, markersize=5)
 
 
 def roofline(rows: Sequence[Record]) -> figures.Figure:
-  """The parts of a round as a stacked bar, and the share of the roofline."""
+  """Draws a round's parts as stacked bars, and the share of the roofline."""
   figure = figures.new(11, 1.6 + 0.32 * len(rows))
   parts, shares = figure.subplots(1, 2)
   places = range(len(rows))
@@ -86,7 +86,7 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
     left = [x + value for x, value in zip(left, values, strict=True)]
   for place, row in enumerate(rows):
     if all(row[name] is None for name in _PARTS):
-      # Or it would look as if it took no time.
+      # Otherwise it would look as if it took no time.
       parts.text(0, place, ' not known', va='center', fontsize=8)
   parts.set(title='Milliseconds per round', yticks=places)
   names = [figures.label(row['method']) for row in rows]
@@ -107,7 +107,7 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
 
 
 def predicted(rows: Sequence[Record]) -> figures.Figure:
-  """A mark a method, on the diagonal where the prediction is right."""
+  """Draws a mark per method, on the diagonal if the prediction is right."""
   figure = figures.new(7.4, max(4.6, 0.6 + 0.32 * len(rows)))
   axes = figure.subplots()
   looks = figures.looks(
@@ -148,7 +148,7 @@ def predicted(rows: Sequence[Record]) -> figures.Figure:
 
 
 def curves(rows: Sequence[Record]) -> dict[str, list[Record]]:
-  """By name of the curve, its rows by K; what has too few is left out."""
+  """Returns each curve's rows by K, without curves of too few points."""
   groups: dict[tuple, list[Record]] = {}
   for row in rows:
     if row['num_draft_tokens']:
@@ -159,18 +159,19 @@ def curves(rows: Sequence[Record]) -> dict[str, list[Record]]:
   for key, group in groups.items():
     by_k = {row['num_draft_tokens']: row for row in group}
     if len(by_k) == len(group) >= _LEAST_DRAFTS:
-      # K = 0 is the baseline of all.
+      # The baseline is the point K = 0 of every curve.
       points = baseline[:1] + [by_k[k] for k in sorted(by_k)]
       found[', '.join(key)] = points
   return found
 
 
 def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
-  """Time for 128 tokens, tokens a round over K + 1 and time a round, over K.
+  """Draws decoding time, tokens per round and time per round against K.
 
-  A round has K drafts and one token of the target's own, so that K + 1 is what
-  it emits at most. Its time is that of its parts, without the prefill; where
-  they were not timed there is no point.
+  Decoding time is that of 128 tokens. A round has K drafts and one token of the
+  target's own, so tokens per round are divided by K + 1, the most that a round
+  emits. The time of a round is the sum of its parts, without the prefill; there
+  is no point if a part was not timed.
   """
   figure = figures.new(11, 3.6 + 0.1 * len(by_name))
   all_axes = figure.subplots(1, 3)
@@ -212,6 +213,6 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
 
 
 def _round_ms(row: Record) -> float:
-  """NaN where a part was not timed."""
+  """Returns the sum of a round's parts; NaN if a part was not timed."""
   times = [row[name] for name in _PARTS]
   return math.nan if None in times else sum(times)

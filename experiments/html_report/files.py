@@ -1,4 +1,4 @@
-"""The files of results in a folder tree, as a page shows them."""
+"""The result files in a folder tree, as a page shows them."""
 
 import dataclasses
 import pathlib
@@ -9,7 +9,7 @@ from experiments.reporting import result_file
 from specsample import files
 
 EVALUATION = 'result.json'
-# What the other commands leave.
+# The result files of the other commands.
 _OTHERS = (
   *('trees.json', 'benchmark.json', 'throughput.json', 'replay.json'),
   *('online.json', 'costs.json', 'predict.json', 'certificate.json'),
@@ -18,17 +18,17 @@ _OTHERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """One file of results."""
+  """One result file."""
 
-  folder: str  # from the root of the tree
+  folder: str  # relative to the root of the tree
   file: str  # its name
   content: dict[str, Any]
-  # By the folder of the setting, '' where there is one setting.
+  # By the folder of the setting; '' if there is one setting.
   texts: dict[str, list[generations.Prompt]]
 
   @property
   def name(self) -> str:
-    """The folder and, where it is not an evaluation's, the file."""
+    """The folder and, unless it is an evaluation's, the file."""
     parts = [self.folder] if self.folder != '.' else []
     if self.file != EVALUATION or not parts:
       parts.append(self.file.removesuffix('.json'))
@@ -36,14 +36,14 @@ class Run:
 
 
 def find(root: str, prompts: int) -> list[Run]:
-  """All files of results below a folder, by name.
+  """Finds all result files below a folder, sorted by path.
 
   Args:
     root: the folder.
-    prompts: how many texts of each category are read.
+    prompts: how many prompts of each category to read.
 
   Raises:
-    ValueError: there are none, or one cannot be read; names it.
+    ValueError: there are none, or one cannot be read; the message names it.
   """
   if files.is_remote(root):
     raise ValueError(
@@ -83,7 +83,7 @@ def _run(top, path, prompts):
 
 
 def _texts_of(folder):
-  """Of a run: there, or in the folders of its settings."""
+  """Returns the generations.jsonl files of a run, or of its settings."""
   here = folder / generations.NAME
   if here.exists():
     return [here]

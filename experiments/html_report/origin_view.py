@@ -1,8 +1,8 @@
-"""Who wrote each token, as HTML: the drafter, or the target and why.
+"""An HTML view of who wrote each token: the drafter, or the target and why.
 
-A fragment without scripts or files of its own, for a notebook's output and for
-a page. A token's author is told by colour and, for those who do not see it or
-print in grey, by the line under it.
+The view is a fragment without scripts or further files, so that it fits into a
+notebook's output and into a page. Colours tell the authors apart; for readers
+who cannot see the colours or print in grey, so do the lines under the tokens.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ _NAMES = {
   specsample.Origin.BONUS: 'bonus of the target',
   specsample.Origin.PLAIN: 'plain, nothing was drafted',
 }
-# Stands for a token that gives no text of its own: the start of a character of
-# several bytes, whose text is with the last of them.
+# Stands for a token without text of its own: the start of a multi-byte
+# character, whose text belongs to the last of its tokens.
 _NO_TEXT = '\u25cc'
 
-# Tints of Okabe and Ito's colours, which stay apart for every kind of colour
-# vision. Text is dark whatever the page around it.
+# Tints of Okabe and Ito's colours, which can be told apart with every kind of
+# colour vision. Text is dark on every page.
 STYLE = """\
 .origin-view { background: #fff; color: #111; padding: .6em .8em;
   line-height: 2; overflow-wrap: anywhere; font-family: sans-serif; }
@@ -44,7 +44,7 @@ STYLE = """\
 def of_output(
   tokenizer: text_lib.Tokenizer, output: specsample.Output, row: int = 0
 ) -> str:
-  """A whole fragment, its style and legend included, of one row of an output.
+  """Returns a whole fragment for one row, with its style and legend.
 
   In a notebook: `IPython.display.HTML(origin_view.of_output(...))`.
   """
@@ -60,7 +60,7 @@ def of_output(
 
 
 def view(shown: str) -> str:
-  """The frame of what `tokens` returned, with the legend above it.
+  """Frames the result of `tokens`, with the legend above it.
 
   `STYLE` has to be on the page.
   """
@@ -68,7 +68,7 @@ def view(shown: str) -> str:
 
 
 def legend() -> str:
-  """What the colours and lines mean."""
+  """Returns the legend of the colours and lines."""
   marks = ', '.join(
     f'<span class="{_classes(origin)}">{name}</span>'
     for origin, name in _NAMES.items()
@@ -80,15 +80,15 @@ def legend() -> str:
 def tokens(
   texts: Sequence[str], origins: Sequence[int], rounds: Sequence[int]
 ) -> str:
-  """The tokens, marked; what they hold is text, never markup.
+  """Returns the tokens as marked spans; their text is escaped.
 
   Args:
-    texts: of each token, see `text.pieces`.
-    origins: a `specsample.Origin` each, as `Output.origin`.
-    rounds: that emitted each, as `Output.emit_round`.
+    texts: the text of each token, see `text.pieces`.
+    origins: a `specsample.Origin` per token, as in `Output.origin`.
+    rounds: the round that emitted each token, as in `Output.emit_round`.
 
   Raises:
-    ValueError: not as many of one as of another, or no origin.
+    ValueError: the lengths differ, or a number is no origin.
   """
   if not len(texts) == len(origins) == len(rounds):
     raise ValueError(

@@ -1,4 +1,4 @@
-"""What commands other than evaluate leave, as the tables of a page."""
+"""Tables of a page for the results of commands other than evaluate."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,22 +7,22 @@ from experiments.html_report.tables import Heading
 from experiments.html_report.tables import Table
 from experiments.reporting import columns
 
-# Shown apart, as where it was measured.
+# Shown separately, as facts about the run.
 DESCRIPTION = (
   *('schema', 'hardware', 'versions', 'compiler_flags', 'git_commit'),
   *('command', 'gin_config', 'environment'),
 )
-# A certificate has thousands of rows; the file has the others.
+# A certificate has thousands of rows; the file has the rest.
 _MOST_ROWS = 30
 
 
 def description(content: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Where it was measured."""
+  """Returns the entries that say where the results were measured."""
   return content.get('environment') or content
 
 
 def tables(content: Mapping[str, Any], file: str) -> Iterator[Table]:
-  """A table of what are single values, then one of each list of records."""
+  """Yields a table of the single values, then one per list of records."""
   values: dict[str, Any] = {}
   nested = {}
   for name, value in content.items():
@@ -41,7 +41,7 @@ def tables(content: Mapping[str, Any], file: str) -> Iterator[Table]:
 
 
 def _records(value) -> list[dict[str, Any]] | None:
-  """Of a list of records, or of records by name; None for other values."""
+  """Returns records as a list, also records by name; None for other values."""
   records = value
   if isinstance(value, dict):
     if not value or not all(isinstance(one, dict) for one in value.values()):

@@ -1,4 +1,4 @@
-"""One page of all results: what report_files finds, in a template."""
+"""One page of all results: the runs that `files` finds, in a template."""
 
 from collections.abc import Iterator, Sequence
 import dataclasses
@@ -37,7 +37,7 @@ class Written:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-  """All of one run."""
+  """The section of one run."""
 
   anchor: str
   name: str
@@ -49,7 +49,7 @@ class Section:
 
 
 def render(runs: Sequence[files.Run], title: str) -> str:
-  """The page: HTML with all of its style, script, figures and texts inside."""
+  """Returns the page as HTML, with style, script, figures and texts inside."""
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_TEMPLATES),
     autoescape=True,
@@ -117,7 +117,7 @@ def _blocks(content, anchor) -> Iterator[Block]:
 
 
 def _facts(described) -> Iterator[tuple[str, str]]:
-  """Where it was measured, in words."""
+  """Yields where the results were measured, in words."""
   hardware = described.get('hardware') or {}
   if hardware:
     yield 'hardware', _hardware(hardware)
@@ -130,7 +130,7 @@ def _facts(described) -> Iterator[tuple[str, str]]:
 
 
 def _hardware(hardware):
-  """'2 cores of an AMD EPYC, 16 GB', and the devices that are no CPU."""
+  """Returns '2 cores of an AMD EPYC, 16 GB', after any other devices."""
   words = []
   if hardware.get('platform') not in (None, 'cpu'):
     count = hardware.get('device_count', 1)
@@ -147,5 +147,5 @@ def _hardware(hardware):
 
 def _texts(prompt: generations.Prompt) -> dict[str, Any]:
   data = json.dumps(dataclasses.asdict(prompt), ensure_ascii=False)
-  # JSON may hold half of a pair of surrogates, of which a page may not be made.
+  # JSON may hold half of a surrogate pair, which a page may not contain.
   return json.loads(data.encode(errors='replace'))

@@ -1,4 +1,4 @@
-"""The tables of a page: of an evaluation, and of what a paper reports."""
+"""The tables of a page: an evaluation's, and its comparison with a paper."""
 
 from collections.abc import Iterator, Sequence
 import dataclasses
@@ -9,12 +9,12 @@ from experiments import methods as methods_lib
 from experiments.reporting import columns
 from experiments.reporting import rows as rows_lib
 
-Record = dict[str, Any]  # a row, as result.json has it
+Record = dict[str, Any]  # a row of result.json
 
 
 @dataclasses.dataclass(frozen=True)
 class Heading:
-  """Of a column."""
+  """The heading of a column."""
 
   title: str
   meaning: str = ''
@@ -22,7 +22,7 @@ class Heading:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """Cells as text; the first column names the rows."""
+  """A table of text cells; the first column names the rows."""
 
   caption: str
   headings: list[Heading]
@@ -31,7 +31,7 @@ class Table:
 
 
 def settings(rows: Sequence[Record]) -> list[list[Record]]:
-  """The rows of each setting, which make a table."""
+  """Groups rows by setting; each group becomes a table."""
 
   def key(row):
     return tuple(row.get(name) for name in columns.SETTING)
@@ -41,12 +41,12 @@ def settings(rows: Sequence[Record]) -> list[list[Record]]:
 
 
 def overall(rows: Sequence[Record]) -> list[Record]:
-  """Those over all prompts."""
+  """Returns the rows over all prompts."""
   return [row for row in rows if row['category'] == rows_lib.OVERALL]
 
 
 def of_setting(rows: Sequence[Record]) -> Iterator[Table]:
-  """All columns over all prompts; speedups and scores by category."""
+  """Yields tables over all prompts, of scores, and of speedups by category."""
   all_prompts = overall(rows)
   names = columns.names(all_prompts[0])
   empty = [
@@ -69,7 +69,7 @@ def of_setting(rows: Sequence[Record]) -> Iterator[Table]:
 
 
 def of_paper(paper: Record | None) -> Iterator[Table]:
-  """What a paper reports beside ours; nothing where there is no paper."""
+  """Yields a paper's results beside ours; nothing if there is no paper."""
   if not paper:
     return
   if not paper['rows']:
@@ -103,13 +103,13 @@ def of_paper(paper: Record | None) -> Iterator[Table]:
 
 
 def used(rows: Sequence[Record]) -> list[str]:
-  """The columns of rows that have a meaning to explain."""
+  """Returns the columns of the rows that have a meaning to explain."""
   found = dict.fromkeys(name for row in rows for name in row)
   return [name for name in columns.COLUMNS if name in found]
 
 
 def _ours(paper: Record) -> str:
-  """The heading of our numbers beside a paper's, and the model they are of."""
+  """Returns the heading of our numbers, with the models if they are named."""
   targets = paper.get('targets')
   return f'ours, of {targets}' if targets else 'ours'
 
@@ -120,7 +120,7 @@ def _heading(name):
 
 
 def _scores(rows):
-  """A line a method, a column a score."""
+  """Yields a table with a line per method and a column per score."""
   rows = overall(rows)
   names = list(
     dict.fromkeys(name for row in rows for name in row.get('scores') or {})
@@ -143,7 +143,7 @@ def _score(score):
 
 
 def _by_category(rows):
-  """A line a category, a column a method."""
+  """Yields a table with a line per category and a column per method."""
   cells = {(row['category'], row['method']): row for row in rows}
   methods = [
     name

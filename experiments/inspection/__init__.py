@@ -1,1 +1,1 @@
-"""Tells what a checkpoint is by the headers of its files."""
+"""Inspection of checkpoints by the headers of their files."""

@@ -1,4 +1,4 @@
-"""Drafters, the library's own and published ones, from their headers."""
+"""Reports on drafters, saved or published, from the headers of their files."""
 
 import dataclasses
 import math
@@ -22,9 +22,9 @@ from specsample.models import safetensors_file
 from specsample.models import transformer
 
 _Facts = list[tuple[str, str]]
-# Settings that are told elsewhere.
+# Settings that are reported elsewhere.
 _TOLD = ('model', 'layer_config', 'num_draft_tokens')
-# The least layers that a target has, where a drafter does not say.
+# The fewest layers to assume for a target, if a drafter does not say.
 _NUM_LAYERS = 8
 
 
@@ -33,7 +33,7 @@ def published(
   layout: layouts.Layout,
   target: transformer.Transformer | None,
 ) -> report.Report:
-  """A drafter in a layout that others publish, for a target if one is given."""
+  """Reports on a drafter in a published layout, for a target if given."""
   facts: _Facts = []
   problems = list(headers.problems)
   try:
@@ -65,7 +65,7 @@ def published(
 def saved(
   folder: epath.Path, target: transformer.Transformer | None
 ) -> report.Report:
-  """A drafter that `save_drafter` wrote, for a target if one is given."""
+  """Reports on a drafter that `save_drafter` wrote, for a target if given."""
   facts: _Facts = []
   problems: list[report.Problem] = []
   card, stored = {}, None
@@ -89,7 +89,7 @@ def saved(
     problems.append(report.Problem(text))
   if card and target is not None:
     try:
-      # Which target it is, its weights alone say.
+      # The fingerprint cannot be checked without weights: use the card's.
       loaded = _without_weights(target, card['fingerprint'])
       drafter = card_lib.drafter_of(card, folder, loaded)
       facts.append(_weights(drafter))
@@ -118,7 +118,7 @@ def _checked_against(is_given):
 
 
 def _of(drafter: trainable.Trainable) -> _Facts:
-  """Its settings, where they are not the usual ones."""
+  """Returns facts on a drafter: K, settings other than defaults, and sizes."""
   facts = [('drafts', f'{drafter.num_draft_tokens} tokens')]
   for field in dataclasses.fields(drafter):
     value = getattr(drafter, field.name)
@@ -136,10 +136,10 @@ def _weights(drafter):
 
 
 def _stand_in(source: source_lib.Source) -> transformer.Transformer:
-  """A model of the sizes that a drafter's target must have.
+  """Returns a model with the sizes that a drafter's target must have.
 
   Raises:
-    ValueError: its tensors and its configuration do not say them.
+    ValueError: the drafter's tensors and configuration do not give them.
   """
   rows = {name: x.shape[0] for name, x in source.tensors.items() if x.shape}
   matrices = [x.shape for x in source.tensors.values() if len(x.shape) == 2]
@@ -149,7 +149,7 @@ def _stand_in(source: source_lib.Source) -> transformer.Transformer:
   given = {**source.config.values, **config.values}
   size = config_lib.Config(given, source.config.origin).size
   dim = size('hidden_size', rows.get('fc.weight', num_columns))
-  # Hydra's layer is of the target's shape: of as few heads as there may be.
+  # Hydra's layer has the target's shape: assume the fewest possible heads.
   prefix = 'prefix_embeding_layer.layers.0.'
   queries, keys = (
     rows.get(f'{prefix}self_attn.{part}_proj.weight', dim) for part in 'qk'
@@ -168,7 +168,7 @@ def _stand_in(source: source_lib.Source) -> transformer.Transformer:
 
 
 def _num_layers(source):
-  """More than any that a configuration names."""
+  """Returns more layers than any number that a configuration names."""
   named = [
     number
     for key, value in _flat(source.config.values)
@@ -180,7 +180,7 @@ def _num_layers(source):
 
 
 def _flat(values):
-  """The items of an object and of those in it."""
+  """Yields the items of an object and of the objects in it."""
   for key, value in values.items():
     yield key, value
     if isinstance(value, dict):

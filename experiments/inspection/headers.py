@@ -23,14 +23,14 @@ _NUM_THREADS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Headers:
-  """What a folder holds.
+  """The contents of a folder.
 
   Attributes:
-    folder: where.
+    folder: the folder.
     config: config.json, empty if there is none.
-    names: the files of weights, whether they can be read or not.
-    tensors: those of the files that can be read.
-    problems: what is damaged, or not there.
+    names: the weight files, whether they can be read or not.
+    tensors: the tensors of the files that can be read.
+    problems: what is damaged or missing.
   """
 
   folder: epath.Path
@@ -41,7 +41,7 @@ class Headers:
 
   @functools.cached_property
   def source(self) -> source_lib.Source:
-    """As the loaders of published drafters take it."""
+    """The contents in the form that the loaders of published drafters take."""
     named = {
       name.removeprefix('model.'): tensor
       for name, tensor in self.tensors.items()
@@ -50,7 +50,7 @@ class Headers:
 
 
 def read(folder: epath.Path) -> Headers:
-  """All headers that can be read, and what is wrong with the others."""
+  """Reads all headers that it can, and records the problems of the others."""
   problems: list[report.Problem] = []
   guarded = functools.partial(_guarded, problems)
   path = folder / 'config.json'
@@ -83,7 +83,7 @@ def read(folder: epath.Path) -> Headers:
 
 
 def of(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
-  """The tensors of a file of safetensors, or one that torch saved.
+  """Returns the tensors of a safetensors file, or of one that torch saved.
 
   Raises:
     ValueError: it is damaged, or a pickle that asks for more than tensors.
@@ -96,7 +96,7 @@ def of(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
 def unsupported(
   tensors: Tensors, supported: Collection[str]
 ) -> list[report.Problem]:
-  """A problem for each dtype that is not among those supported."""
+  """Returns a problem for each dtype that is not supported."""
   by_kind: dict[str, list[str]] = {}
   for name, tensor in tensors.items():
     if tensor.kind not in supported:
@@ -113,9 +113,9 @@ def unsupported(
 
 
 def facts(tensors: Tensors) -> list[tuple[str, str]]:
-  """How many numbers there are, and their bytes by dtype.
+  """Returns how many numbers are stored, and their bytes by dtype.
 
-  What several names stand for is counted once.
+  Numbers that have several names are counted once.
   """
   unique = {(x.path, x.offset, x.shape): x for x in tensors.values()}.values()
   by_kind: dict[str, int] = {}
@@ -130,13 +130,13 @@ def facts(tensors: Tensors) -> list[tuple[str, str]]:
 
 
 def _bits(kind: str) -> int:
-  """Of a dtype of the format: F8_E4M3 has 8, BOOL too."""
+  """Returns the bits of a dtype of the format: 8 for F8_E4M3, and for BOOL."""
   match = re.search(r'\d+', kind)
   return int(match[0]) if match else 8
 
 
 def _guarded(problems, read: Callable):
-  """What `read` gives; None after an error, which becomes a problem."""
+  """Calls `read`; turns an error into a problem and returns None."""
   try:
     return read()
   except (ValueError, OSError) as error:

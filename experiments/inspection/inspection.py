@@ -1,6 +1,6 @@
-"""What is at a path: a model or a drafter, of which layout, and its report.
+"""Finds the model or drafter at a path and its layout, and reports on it.
 
-Headers alone are read, so that what is damaged can be told from what is not.
+Only headers are read, so that damaged parts can be told from intact ones.
 """
 
 import os
@@ -25,17 +25,17 @@ _WEIGHTS = ('.safetensors', *huggingface.PICKLE_SUFFIXES)
 
 
 def inspect(name_or_path: str, target: str | None = None) -> report.Report:
-  """What `specsample.load` or `specsample.load_drafter` would find.
+  """Reports what `specsample.load` or `specsample.load_drafter` would find.
 
   Args:
-    name_or_path: what these take. Nothing is downloaded: a name of the hub is
-      looked up among what was downloaded before.
-    target: of a drafter, the model that it is for; None for none, or for the
-      one that the drafter's card names, if that is on this machine.
+    name_or_path: as these functions take it. Nothing is downloaded: a name of
+      the hub is looked up among earlier downloads.
+    target: the model that a drafter is for. None means the target that the
+      drafter's card names if it is on this machine, and otherwise no target.
 
   Raises:
-    ValueError: nothing is there, or what is no checkpoint; `target` describes
-      no model.
+    ValueError: there is nothing, or no checkpoint, at the path; or `target`
+      does not describe a model.
   """
   path = _find(name_or_path)
   model = None if target is None else models.model_at(_find(target))
@@ -95,11 +95,11 @@ def _of_no_layout(headers, problem):
 
 
 def _of_file(path, target):
-  """A file of a folder stands for it; others are read by nothing."""
+  """Reports on the folder if it uses this file, otherwise on the file alone."""
   try:
     names = source_lib.weight_files(path.parent)
   except ValueError:
-    names = [path.name]  # of a damaged index
+    names = [path.name]  # the index is damaged
   if path.name in (*names, drafter.NAME):
     return _of_folder(path.parent, target)
   problem = report.Problem(
@@ -116,7 +116,7 @@ def _of_file(path, target):
 
 
 def _of_card(folder) -> transformer.Transformer | None:
-  """The target that a card names, where it is on this machine."""
+  """Returns the target that a card names, if it is on this machine."""
   try:
     name = card.read(folder).get('target')
     if isinstance(name, str):
@@ -135,7 +135,7 @@ def _find(name: str) -> epath.Path:
     return path
   if not load.is_hub_id(name):
     raise ValueError(f'{name!r} is no file and no folder: check the path')
-  # Imported where it is used: it takes as long as the rest of the library.
+  # Imported here because it takes as long as the rest of the library.
   import huggingface_hub  # noqa: PLC0415
   from huggingface_hub import errors  # noqa: PLC0415
 

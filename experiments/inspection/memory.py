@@ -13,23 +13,23 @@ from specsample.models import int8
 from specsample.models import transformer
 from specsample.types import Params
 
-# As parameters are loaded: int8 with all else of bfloat16.
+# The forms in which parameters are loaded; int8 leaves the rest in bfloat16.
 KINDS = ('float32', 'bfloat16', 'int8')
-# Bytes of one device.
+# The memory of one device, in bytes.
 DEVICES = {
   name: tpu.chip.hbm_bytes for name, tpu in topologies.TPUS.items()
 } | {'H200': chips.CHIPS['h200'].hbm_bytes}
-# Of a device's memory; the rest is for what a step computes.
+# The share of a device's memory to fill; the rest is for what a step computes.
 _SHARE = 0.9
 
 
 def num_parameters(params: Params) -> int:
-  """How many numbers there are."""
+  """Returns the number of parameters."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 def of_model(model: transformer.Transformer) -> dict[str, int]:
-  """Bytes of the weights by `KINDS`."""
+  """Returns the bytes of the weights, by `KINDS`."""
   as_dtype = lambda dtype: dataclasses.replace(
     model, dtype=dtype
   ).abstract_params()
@@ -37,25 +37,25 @@ def of_model(model: transformer.Transformer) -> dict[str, int]:
 
 
 def of_drafter(drafter: trainable.Trainable) -> dict[str, int]:
-  """Bytes of a drafter's own weights by `KINDS`."""
+  """Returns the bytes of a drafter's own weights, by `KINDS`."""
   params = drafter.abstract_params()
   return _of(_cast(params, 'float32'), _cast(params, 'bfloat16'))
 
 
 def of_cache(model: transformer.Transformer, num_tokens: int) -> int:
-  """Bytes of the cache of one sequence in bfloat16.
+  """Returns the bytes of the cache of one sequence in bfloat16.
 
-  Layers with a window keep that and 64 tokens.
+  Layers with a window keep the window and 64 more tokens.
   """
   model = dataclasses.replace(model, dtype='bfloat16')
   return _bytes(jax.eval_shape(lambda: model.init_cache(1, num_tokens, 64)))
 
 
 def num_devices(num_bytes: int) -> dict[str, int]:
-  """How many of each of `DEVICES`, a power of two, hold so many bytes.
+  """Returns how many of each of `DEVICES` hold the bytes, a power of two.
 
-  A tenth of the memory is left for what a step computes, and all is divided
-  evenly: what really fits on TPUs says `compile_tpu`.
+  A tenth of the memory is left for what a step computes, and the bytes are
+  divided evenly. `compile_tpu` says what really fits on TPUs.
   """
   least = lambda size: math.ceil(math.log2(max(num_bytes / (_SHARE * size), 1)))
   return {name: 2 ** least(size) for name, size in DEVICES.items()}

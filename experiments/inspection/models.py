@@ -1,4 +1,4 @@
-"""Models in the layouts that `specsample.load` reads, from their headers."""
+"""Reports on models in the layouts of `specsample.load`, from their headers."""
 
 from etils import epath
 import jax
@@ -15,13 +15,13 @@ from specsample.models import huggingface
 from specsample.models import tensors
 from specsample.models import transformer
 
-# The tokens of a cache whose bytes are given.
+# The length of the cache whose bytes are reported.
 _CACHE_TOKENS = 4096
 Facts = list[tuple[str, str]]
 
 
 def of_folder(headers: headers_lib.Headers) -> report.Report:
-  """A model of config.json and safetensors."""
+  """Reports on a model of config.json and safetensors."""
   config = headers.config
   facts: Facts = [('model_type', str(config.get('model_type')))]
   problems = list(headers.problems)
@@ -33,7 +33,7 @@ def of_folder(headers: headers_lib.Headers) -> report.Report:
   try:
     block = fp8.block_size(config)
   except ValueError as error:
-    # Of other weights too it is worth knowing what else is wrong.
+    # Even if the format is not supported, other problems are worth knowing.
     text = report.one_line(error)
     problems.append(report.Problem(text))
   if block is not None:
@@ -74,7 +74,7 @@ def of_folder(headers: headers_lib.Headers) -> report.Report:
 
 
 def _of_modules(stored, config, model, facts: Facts):
-  """What is wrong with modules for multi-token prediction, told as a fact."""
+  """Returns what is wrong with multi-token prediction modules; adds a fact."""
   count = config.get(huggingface.NUM_MODULES)
   prefixes = huggingface.mtp_prefixes(model.num_layers, count)
   if not prefixes:
@@ -89,7 +89,7 @@ def _of_modules(stored, config, model, facts: Facts):
 
 
 def of_gguf(path: epath.Path) -> report.Report:
-  """A GGUF file."""
+  """Reports on a GGUF file."""
   facts: Facts = []
   problems = []
   try:
@@ -115,7 +115,7 @@ def of_gguf(path: epath.Path) -> report.Report:
 
 
 def of_saved(folder: epath.Path) -> report.Report:
-  """A folder that `models.checkpoint.save` wrote."""
+  """Reports on a folder that `models.checkpoint.save` wrote."""
   facts: Facts = []
   problems = []
   expected = found = None
@@ -154,10 +154,10 @@ def _by_name(params):
 
 
 def model_at(path: epath.Path) -> transformer.Transformer:
-  """The model that headers describe, without its weights.
+  """Returns the model that headers describe, without its weights.
 
   Raises:
-    ValueError: they describe none.
+    ValueError: the headers describe no model.
   """
   if path.suffix == '.gguf':
     with gguf_file.Reader(path) as reader:
@@ -174,7 +174,7 @@ def model_at(path: epath.Path) -> transformer.Transformer:
 
 
 def of_model(model: transformer.Transformer) -> Facts:
-  """The sizes that matter, and the memory that they take."""
+  """Returns a model's main sizes, and the memory that it takes."""
   params = model.abstract_params()
   tied = ', the embedding is the unembedding' if model.tie_embeddings else ''
   weights = memory.of_model(model)
@@ -198,7 +198,7 @@ def of_model(model: transformer.Transformer) -> Facts:
 
 
 def _devices(num_bytes):
-  """'1 of v4, v5p; 2 of v5e', those that hold so many bytes."""
+  """Returns '1 of v4, v5p or 2 of v5e', the devices that hold the bytes."""
   by_count: dict[int, list[str]] = {}
   for name, count in memory.num_devices(num_bytes).items():
     by_count.setdefault(count, []).append(name)
@@ -207,7 +207,7 @@ def _devices(num_bytes):
 
 
 def of_layers(model: transformer.Transformer) -> Facts:
-  """What each layer is made of."""
+  """Returns what each layer consists of."""
   facts = [
     ('width', f'{model.dim:,}'),
     ('heads', _heads(model)),

@@ -1,4 +1,4 @@
-"""What is known of a checkpoint, and what is wrong with it, as text."""
+"""A report on a checkpoint, its facts and its problems, as text."""
 
 from collections.abc import Iterator, Mapping
 import dataclasses
@@ -8,7 +8,7 @@ from specsample.models import tensors
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  """What keeps a checkpoint from being loaded, and all that it is about."""
+  """A reason why a checkpoint cannot be loaded, and the names it concerns."""
 
   text: str
   about: tuple[str, ...] = ()
@@ -16,13 +16,13 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What `inspection.inspect` found.
+  """The result of `inspection.inspect`.
 
   Attributes:
-    path: where.
-    what: of which kind the checkpoint is.
-    facts: lines of a name and a value.
-    problems: none if it can be loaded, as far as headers say.
+    path: the checkpoint's path.
+    what: the kind of checkpoint.
+    facts: lines, each a name and a value.
+    problems: empty if the checkpoint can be loaded, as far as headers tell.
   """
 
   path: str
@@ -31,7 +31,7 @@ class Report:
   problems: tuple[Problem, ...] = ()
 
   def lines(self) -> Iterator[str]:
-    """The report as text."""
+    """Yields the lines of the report."""
     yield f'{self.path}: {self.what}'
     width = max((len(name) for name, _ in self.facts), default=0)
     for name, value in self.facts:
@@ -45,7 +45,7 @@ class Report:
 
 
 def differences(found: tensors.Differences) -> list[Problem]:
-  """A problem for each kind of differences that there are."""
+  """Returns a problem for each kind of difference that was found."""
   kinds = {
     'missing': found.missing,
     'unknown': found.unknown,
@@ -59,12 +59,12 @@ def differences(found: tensors.Differences) -> list[Problem]:
 
 
 def count(number: int, noun: str) -> str:
-  """'1 tensor', '2 tensors'."""
+  """Returns '1 tensor' or '2 tensors'."""
   return f'{number:,} {noun}' + 's' * (number != 1)
 
 
 def size(num_bytes: int) -> str:
-  """In units of 1000."""
+  """Returns a size in units that are powers of 1000."""
   value = float(num_bytes)
   for unit in ('B', 'kB', 'MB'):
     if value < 1000:
@@ -74,11 +74,11 @@ def size(num_bytes: int) -> str:
 
 
 def sizes(by_name: Mapping[str, int]) -> str:
-  """'BF16 2.472 GB, F32 1.2 kB', the largest first."""
+  """Returns 'BF16 2.472 GB, F32 1.2 kB', the largest first."""
   ordered = sorted(by_name.items(), key=lambda item: -item[1])
   return ', '.join(f'{name} {size(number)}' for name, number in ordered)
 
 
 def one_line(error: Exception) -> str:
-  """An error's message."""
+  """Returns an error's message on one line."""
   return ' '.join(str(error).split())

@@ -1,4 +1,4 @@
-"""Methods of decoding, as configurations put them together."""
+"""Methods of decoding, as configurations assemble them."""
 
 from experiments.methods.method import abstract_draft
 from experiments.methods.method import all_params

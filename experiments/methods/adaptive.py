@@ -12,7 +12,7 @@ from specsample import policies
 from specsample.loop import initial
 from specsample.policies import policy as policy_lib
 
-# So that a binding can name them: Fastest.costs = (1.0, 1.1, 1.3).
+# Lets a binding name them: Fastest.costs = (1.0, 1.1, 1.3).
 for _policy in policies.__all__:
   gin.external_configurable(
     getattr(policies, _policy), module='specsample.policies'
@@ -26,17 +26,18 @@ def adaptive(
   num_draft_tokens: int | None = None,
   widths: Sequence[int] | None = None,
 ) -> methods.Method:
-  """A method whose drafts are cut as policies say, see `drafters.Adaptive`.
+  """Returns a method whose drafts policies cut; see `drafters.Adaptive`.
 
   Args:
-    method: drafts; its rule verifies.
-    policies: all of which must let a draft pass.
-    num_draft_tokens: the most, None for the method's own.
-    widths: the target's passes; None has one for each number of drafts, and of
-      a tree for every power of two.
+    method: its drafter drafts, and its rule verifies.
+    policies: a draft has to pass all of them.
+    num_draft_tokens: the most draft tokens; None for the method's own number.
+    widths: the widths of the target's passes; None means one for each number of
+      drafts, and for a tree one for every power of two.
 
   Raises:
-    ValueError: the drafter was not trained for so many, or cannot pause.
+    ValueError: the drafter was not trained for that many drafts, or cannot
+      pause.
   """
   if num_draft_tokens is not None:
     method = methods.with_num_draft_tokens(method, num_draft_tokens)
@@ -57,13 +58,13 @@ def _widths(drafter):
 
 @gin.configurable
 def contrary(method: methods.Method) -> methods.Method:
-  """A draft model's method with the least likely tokens for the most likely.
+  """Returns a draft model's method that prefers the least likely tokens.
 
-  Its last vectors are negated, and with them its logits: drafts that are as
-  costly as ever and never kept, for a policy to get along with.
+  Its last norm is negated, and so are its logits: the drafts cost as much as
+  before and are never kept, which a policy has to cope with.
 
   Raises:
-    ValueError: its drafter is no `drafters.DraftModel`.
+    ValueError: the method's drafter is not a `drafters.DraftModel`.
   """
   if not isinstance(method.drafter, drafters.DraftModel):
     raise ValueError(

@@ -1,4 +1,4 @@
-"""A decoding method as the gin files put it together."""
+"""A decoding method, as gin files assemble it."""
 
 from collections.abc import Callable
 import dataclasses
@@ -13,13 +13,13 @@ from specsample import tree as tree_lib
 from specsample.loop import step
 from specsample.types import Draft, Drafter, DraftLaw, Model, Params, Verifier
 
-# By the name of the package, as configurations have it.
+# Registered under the name of the package, which configurations use.
 _configurable = gin.configurable(module='experiments.methods')
 
 # The method that every speedup is measured against.
 BASELINE = 'autoregressive'
 
-# So that a binding can name them: --gin_bindings='Method.verify = @Block()'.
+# Lets a binding name them: --gin_bindings='Method.verify = @Block()'.
 for _verify in (
   specsample.verify.Lenient(lenience=1.0),
   specsample.verify.Typical(),
@@ -45,11 +45,11 @@ class Method:
   drafter: Drafter
   verify: Verifier = specsample.verify.chain
   params: Params = None  # None for a drafter without parameters of its own
-  # Of a drafter whose parameters depend on K: loads it with another.
+  # Loads the drafter for another K, if its parameters depend on K.
   load: Callable[[int], specsample.LoadedDrafter] | None = None
-  # Returns the method for another batch size, if what passes cost decides it.
+  # Returns the method for another batch size, if the costs of passes matter.
   for_batch: Callable[[int], 'Method'] | None = None
-  note: str = ''  # what users are to be told of it
+  note: str = ''  # a message about it for users
 
 
 @_configurable
@@ -59,7 +59,7 @@ def trained(
   num_draft_tokens: int | None = None,
   weights: Literal['int8'] | None = None,
 ) -> Method:
-  """The method of a trained drafter, as `specsample.load_drafter` finds it."""
+  """Returns the method of a trained drafter; see `specsample.load_drafter`."""
   load = functools.partial(
     specsample.load_drafter, name, target, weights=weights
   )
@@ -69,7 +69,7 @@ def trained(
 
 @_configurable
 def auto(target: specsample.Loaded, batch_size: int = 1) -> Method:
-  """The method that `specsample.auto` chooses."""
+  """Returns the method that `specsample.auto` chooses."""
   choice = specsample.auto(target, batch_size=batch_size)
   return Method(
     choice.drafter,
@@ -92,10 +92,10 @@ def _chosen_length(num_draft_tokens):
 def tli(
   draft: specsample.Loaded, target: specsample.Loaded, num_draft_tokens: int
 ) -> Method:
-  """The method of a draft model that has another vocabulary.
+  """Returns the method of a draft model that has another vocabulary.
 
   Raises:
-    ValueError: it shares too few tokens with the target.
+    ValueError: the draft model shares too few tokens with the target.
   """
   shared = specsample.map_vocabulary(draft, target)
   return of_shared_tokens(draft, target, shared, num_draft_tokens)
@@ -107,7 +107,7 @@ def of_shared_tokens(
   shared: specsample.VocabMap,
   num_draft_tokens: int,
 ) -> Method:
-  """As `tli`, where it is known what the two vocabularies share."""
+  """Returns the method of `tli`, given what the two vocabularies share."""
   drafter = specsample.drafters.TLI(
     model=draft.model,
     vocab_size=target.model.vocab_size,
@@ -118,13 +118,13 @@ def of_shared_tokens(
 
 @_configurable
 def drafting(method: Callable[[], Method], num_draft_tokens: int) -> Method:
-  """A method with another K; `method` makes it with its own."""
+  """Returns a method with another K; `method` makes it with its own."""
   return with_num_draft_tokens(method(), num_draft_tokens)
 
 
 @_configurable
 def judged(method: Method, verify: Verifier) -> Method:
-  """A method whose drafts another rule verifies."""
+  """Returns a method whose drafts another rule verifies."""
   return dataclasses.replace(method, verify=verify)
 
 
@@ -135,17 +135,17 @@ def tree(
   law: str = 'point_mass',
   verify: Verifier = specsample.verify.tree,
 ) -> Method:
-  """A method's drafter, going on from several drafts at once.
+  """Returns a method that drafts trees, extending several drafts at once.
 
   Args:
     method: its drafter is loaded to be as deep as the tree.
-    topology: of the tree.
-    law: of siblings, a `types.DraftLaw`; see `drafters.Tree`.
-    verify: a rule for trees that takes that law.
+    topology: the shape of the tree.
+    law: how siblings are chosen, a `types.DraftLaw`; see `drafters.Tree`.
+    verify: a rule for trees that accepts that law.
 
   Raises:
-    ValueError: the drafter cannot branch, or not so deep; the verifier does not
-      take the law.
+    ValueError: the drafter cannot branch, or not that deep, or the verifier
+      does not accept the law.
   """
   taken = sorted(known.value for known in verify.draft_laws)
   if law not in taken:
@@ -167,15 +167,17 @@ def dynamic_tree(
   width: int = 10,
   depth: int | None = None,
 ) -> Method:
-  """A method's drafter, whose most likely tree is drafted (EAGLE-2).
+  """Returns a method that drafts its drafter's most likely tree (EAGLE-2).
 
   Args:
     method: its drafter is loaded to be as deep as the tree.
-    num_draft_tokens: N. width: as `drafters.DynamicTree` takes them.
-    depth: of the tree, None for that of the method.
+    num_draft_tokens: N, as in `drafters.DynamicTree`.
+    width: as in `drafters.DynamicTree`.
+    depth: the depth of the tree; None for the K of the method.
 
   Raises:
-    ValueError: the drafter cannot branch, or not so deep; too many nodes.
+    ValueError: the drafter cannot branch, or not that deep, or there are too
+      many nodes.
   """
   method = _branching(method, depth or method.drafter.num_draft_tokens)
   drafter = specsample.drafters.DynamicTree(
@@ -205,10 +207,10 @@ def _of_tree(drafter, method, verify):
 
 
 def with_num_draft_tokens(method: Method, num_draft_tokens: int) -> Method:
-  """The method with another K, at least 1.
+  """Returns the method with another K, at least 1.
 
   Raises:
-    ValueError: the drafter was not trained for so many.
+    ValueError: the drafter was not trained for that many draft tokens.
   """
   drafter: Any = method.drafter  # a dataclass, which the protocol leaves open
   if num_draft_tokens == drafter.num_draft_tokens:
@@ -224,29 +226,29 @@ def with_num_draft_tokens(method: Method, num_draft_tokens: int) -> Method:
 
 @_configurable
 def model(loaded: specsample.Loaded) -> Model:
-  """The model of `specsample.load`, for drafters that need it."""
+  """Returns the model of `specsample.load`, for drafters that need it."""
   return loaded.model
 
 
 @_configurable
 def params(loaded: specsample.Loaded) -> Params:
-  """The parameters of `specsample.load`, for a method with a draft model."""
+  """Returns the parameters of `specsample.load`, for a draft model's method."""
   return loaded.params
 
 
 def all_params(target: Params, method: Method) -> Params:
-  """The tree that `specsample.generate` takes, given the target's."""
+  """Returns the parameters for `specsample.generate`, given the target's."""
   if method.params is None:
     return {'target': target}
   return {'target': target, 'drafter': method.params}
 
 
 def abstract_draft(params, state, **components) -> Draft:
-  """The shapes and the law of a draft; nothing is computed."""
+  """Returns the shapes and the law of a draft; nothing is computed."""
   propose = functools.partial(step.propose, **components)
   return jax.eval_shape(propose, params, state)[0]
 
 
 def file_name(component: Drafter | Verifier) -> str:
-  """What a drafter or verifier is called: the file it is defined in."""
+  """Returns the name of a drafter or verifier: the file that defines it."""
   return type(component).__module__.rpartition('.')[2]

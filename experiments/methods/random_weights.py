@@ -12,21 +12,21 @@ from specsample.types import Array, Params
 
 @gin.configurable
 def params(model: transformer.Transformer, seed: int = 0) -> Params:
-  """Random parameters of the model, where the mesh that is set has them.
+  """Returns random parameters of the model, sharded over the mesh, if any.
 
-  The same on every mesh.
+  They are the same on every mesh.
   """
   return initializer(model)(jax.random.key(seed))
 
 
 def initializer(model: transformer.Transformer) -> Callable[[Array], Params]:
-  """The compiled function from a key to parameters, made in parts."""
+  """Returns the compiled function that makes sharded parameters from a key."""
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
     return jax.jit(model.init)
   shardings = sharding.of_tree(model.param_axes())
   init = model.init
   if mesh.are_all_axes_explicit:
-    # Of explicit axes a random array would be whole on every device at first.
+    # With explicit axes every device would at first hold each array as a whole.
     init = jax.sharding.auto_axes(init, out_sharding=shardings)
   return jax.jit(init, out_shardings=shardings)

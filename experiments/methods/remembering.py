@@ -28,13 +28,13 @@ def suffix(
   stores: Mapping[str, specsample.store.Store] | None = None,
   target: specsample.Loaded | None = None,
 ) -> methods.Method:
-  """Returns the method of a `Suffix` that looks things up in stores.
+  """Returns the method of a `Suffix` that searches stores.
 
   Args:
-    drafter: of as many drafts as it may have.
-    stores: by their names.
-    target: if given, what its passes cost here decides when to draft, instead
-      of the drafter's `min_kept`.
+    drafter: its K is the most that is ever drafted.
+    stores: the stores by name.
+    target: if given, the cost of its passes on this machine decides when to
+      draft, instead of the drafter's `min_kept`.
   """
   params = dict(stores or {})
   if target is None:
@@ -61,12 +61,13 @@ def either(
   """Returns the method of `drafters.Either`.
 
   Args:
-    remembered: of a `Suffix`.
-    trained: drafts where that promises less; its rule verifies.
-    target: if given, `policies.Fastest` with what rounds cost here decides how
-      much the trained drafter drafts.
-    policies: all of which must let a trained draft pass as well; see
-      `drafters.Adaptive`.
+    remembered: the method of a `Suffix`.
+    trained: its drafter drafts if the remembered draft promises less, and its
+      rule verifies.
+    target: if given, `policies.Fastest`, with the costs of rounds on this
+      machine, decides how much the trained drafter drafts.
+    policies: further policies, all of which a trained draft must pass as well;
+      see `drafters.Adaptive`.
 
   Raises:
     ValueError: the two drafters cannot be combined.

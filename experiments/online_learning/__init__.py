@@ -1,1 +1,1 @@
-"""A server of prompts whose drafter learns from what is rejected."""
+"""A server of prompts whose drafter learns from its rejected drafts."""

@@ -1,4 +1,4 @@
-"""The drafter that a server leaves: what it has learned, and nothing older."""
+"""The drafter that a server has trained, saved after the last batch."""
 
 from etils import epath
 
@@ -14,10 +14,10 @@ from specsample.training import online
 def check(
   folder: epath.Path, journal: journal_lib.Journal, num_batches: int
 ) -> None:
-  """Refuses a drafter that is there before all batches were served.
+  """Refuses a drafter that exists before all batches were served.
 
-  A run writes its own behind the last one, whole: so one that is found then is
-  this run's, whenever it was killed.
+  A run writes its drafter in one piece, after the last batch. A drafter that is
+  found later is therefore its own, whenever the run was killed.
 
   Raises:
     ValueError: names the folder.
@@ -35,9 +35,9 @@ def save(
   learned: online.Learned,
   journal: journal_lib.Journal,
 ) -> None:
-  """The drafter as it is now, for `specsample.load_drafter`.
+  """Saves the current drafter for `specsample.load_drafter`.
 
-  Unless it is there, whole; `check` says why it is this run's.
+  Does nothing if a complete drafter exists; `check` says why it is this run's.
   """
   if (folder / card.NAME).exists():
     return

@@ -1,5 +1,4 @@
-"""What a server's journal says: acceptance by tokens served, with and without
-updates."""
+"""Acceptance by tokens served, with and without updates, from a journal."""
 
 import dataclasses
 import functools
@@ -26,20 +25,20 @@ _NAMES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-  """Some batches that follow each other, served by both."""
+  """Consecutive batches, served by both arms."""
 
-  first_token: int  # served before it
+  first_token: int  # number of tokens served before it
   tokens: int
   prompts: int
-  acceptance: dict[str, float]  # of each arm: drafts kept, of those proposed
+  acceptance: dict[str, float]  # of each arm: kept drafts over proposed ones
   tokens_per_round: dict[str, float]
-  rise: float  # of the acceptance
-  rise_ci95: list[float] | None  # over prompts, both arms paired
+  rise: float  # of the acceptance, with updates
+  rise_ci95: list[float] | None  # over prompts, with the arms paired
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-  """A whole run."""
+  """The results of a whole run."""
 
   title: str
   windows: list[Window]
@@ -53,7 +52,7 @@ class Found:
     prompts: str,
     journal: journal_lib.Journal,
   ) -> 'Found':
-    """What the journal of a finished run says."""
+    """Reads the results from the journal of a finished run."""
     batches = {arm: journal.of(arm) for arm in serving_lib.ARMS}
     parts = np.array_split(
       np.arange(len(batches[serving_lib.CONTROL])), serving.windows
@@ -113,7 +112,7 @@ def _acceptance(accepted, proposed):
 
 
 def _rise(sums):
-  """Of the acceptance, with updates over without."""
+  """Returns the acceptance with updates minus that without."""
   control, learning = (
     _acceptance(sums[f'{arm} accepted'], sums[f'{arm} proposed'])
     for arm in serving_lib.ARMS
@@ -122,7 +121,7 @@ def _rise(sums):
 
 
 def _rows(records) -> dict[str, np.ndarray]:
-  """The counts of every prompt of some batches, [n] each."""
+  """Returns the counts of every prompt of some batches, [n] each."""
   names = ('tokens', 'rounds', 'proposed', 'accepted')
   return {
     name: np.concatenate([record[name] for record in records]) for name in names
@@ -139,7 +138,7 @@ def write(out: pathlib.PurePath, found: Found) -> None:
 
 
 def show(out: pathlib.PurePath, found: Found) -> None:
-  """Prints a line a window, and what the updates cost."""
+  """Prints a line per window, and the cost of the updates."""
   shown = terminal_table.console()
   shown.print(rich.text.Text(f'\n{found.title}\n', 'bold'))
   table = terminal_table.Table(
@@ -166,7 +165,8 @@ def show(out: pathlib.PurePath, found: Found) -> None:
     f'acceptance: drafts kept of those proposed. {updates} updates, {undone} '
     'came to no number and were undone'
   )
-  # Of those where a process began most was compilation.
+  # The first batches of a process are left out: they spent most of their time
+  # compiling.
   timed = [
     [record['seconds'] for record in pair]
     for pair in zip(*found.batches.values(), strict=True)
@@ -185,7 +185,7 @@ def show(out: pathlib.PurePath, found: Found) -> None:
 
 
 def draw(path: pathlib.PurePath, found: Found) -> None:
-  """Draws acceptance and tokens a round by tokens served, as a PNG."""
+  """Draws acceptance and tokens per round by tokens served, as a PNG."""
   figures.write_png(path, functools.partial(_figure, found))
 
 

@@ -1,4 +1,4 @@
-"""A server of prompts whose draft model learns, and one whose does not."""
+"""A server of prompts whose draft model learns, and a control that does not."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -27,7 +27,7 @@ from specsample.training import online
 from specsample.training import recorded
 from specsample.types import Output
 
-# The journal's keys: (one of these, batch).
+# The journal's keys are (one of these, batch).
 LEARNING, CONTROL = 'learning', 'control'
 ARMS = (CONTROL, LEARNING)
 
@@ -35,9 +35,9 @@ ARMS = (CONTROL, LEARNING)
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Serving:
-  """What is served, and how the draft model learns; see `online.Learner`.
+  """The settings of the server and of its learning; see `online.Learner`.
 
-  Adam at a constant rate, the gradient clipped.
+  The optimizer is Adam at a constant rate, with the gradient clipped.
   """
 
   target: specsample.Loaded
@@ -45,7 +45,7 @@ class Serving:
   sampling: specsample.Sampling = specsample.Sampling()
   max_new_tokens: int = 128
   chat: bool = True  # whether a prompt is one user turn of a chat
-  seed: int = 0  # of the order of the prompts, and of what is drawn
+  seed: int = 0  # of the order of the prompts, and of all sampling
   batch_size: int = 8
   learning_rate: float = 3e-4
   b2: float = 0.99
@@ -56,10 +56,10 @@ class Serving:
   rejected_only: bool = True
   window: int = 128
   num_steps: int = 1
-  windows: int = 6  # of equally many batches, in which acceptance is counted
+  windows: int = 6  # equal parts of the run, each with its own acceptance
 
   def __post_init__(self):
-    """Refuses a drafter that cannot learn, and nothing to serve."""
+    """Refuses a drafter that cannot learn, and settings that serve nothing."""
     if not isinstance(self.method.drafter, drafters.DraftModel):
       raise ValueError(
         f'Serving.method drafts with {type(self.method.drafter).__name__}: '
@@ -79,12 +79,12 @@ class Serving:
 
   @property
   def drafter(self) -> drafters.DraftModel:
-    """What learns."""
+    """The draft model that learns."""
     return cast(drafters.DraftModel, self.method.drafter)
 
   @functools.cached_property
   def learner(self) -> online.Learner:
-    """How the draft model learns."""
+    """The `online.Learner` with these settings."""
     return online.Learner(
       objective=recorded.DraftModelObjective(drafter=self.drafter),
       optimizer=optax.chain(
@@ -101,17 +101,17 @@ class Serving:
 
   @property
   def params(self) -> Any:
-    """The whole tree, before anything is learned."""
+    """The whole parameter tree, before anything is learned."""
     return methods_lib.all_params(self.target.params, self.method)
 
   def batches(
     self, path: str, prompts: Sequence[prompts_lib.Prompt]
   ) -> list['Batch']:
-    """The prompts in the order in which they are served, as tokens.
+    """Returns the tokens of the prompts, in the order in which they are served.
 
     Raises:
-      ValueError: a prompt that the model does not take, or fewer batches than
-        windows.
+      ValueError: the model cannot take a prompt, or there are fewer batches
+        than windows.
     """
     order = np.random.default_rng(self.seed).permutation(len(prompts))
     rows = []
@@ -131,7 +131,7 @@ class Serving:
     size = self.batch_size
     batches = [
       Batch(padded[i : i + size], lengths[i : i + size], order[i : i + size])
-      # Rows that are missing in the last batch would be another program.
+      # An incomplete last batch would need another program: it is left out.
       for i in range(0, len(rows) - size + 1, size)
     ]
     if len(batches) < self.windows:
@@ -145,16 +145,16 @@ class Serving:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Prompts that are decoded at once."""
+  """Prompts that are decoded together."""
 
   prompts: np.ndarray  # [B, P] int32
   lengths: np.ndarray  # [B] int32
-  numbers: np.ndarray  # [B], the prompts in their file: request ids
+  numbers: np.ndarray  # [B], indices of the prompts in the file: request ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Server:
-  """Serves the batches from wherever the checkpoints and the journal are."""
+  """A server that resumes from its checkpoints and journal."""
 
   serving: Serving
   batches: list[Batch]
@@ -162,10 +162,10 @@ class Server:
   checkpoints: train_state.Checkpoints
 
   def run(self) -> online.Learned:
-    """What is learned after the last batch.
+    """Serves all batches; returns what was learned after the last one.
 
-    A batch is in the journal before its checkpoint is written: one that a kill
-    left without is served again, and gives the same numbers.
+    A batch is journalled before its checkpoint is written. If a kill comes in
+    between, the batch is served again, and gives the same numbers.
     """
     serving = self.serving
     learned = online.init(serving.params, serving.learner)
@@ -190,7 +190,7 @@ class Server:
     return learned
 
   def _num_done(self, step: int) -> int:
-    """The batches before the checkpoint of that step."""
+    """Returns the number of batches before the checkpoint of a step."""
     if not step:
       return 0
     steps = [record['step'] for record in self.journal.of(LEARNING)]
@@ -245,9 +245,9 @@ def header(
   prompts: Sequence[prompts_lib.Prompt],
   batches: Sequence[Batch],
 ) -> dict[str, Any]:
-  """What a run that goes on must have in common with the one before.
+  """Returns what a run that continues must share with the one before.
 
-  The tokens too: a chat template may have changed, or write today's date.
+  This includes the tokens: a chat template may change, or write today's date.
   """
   texts = [prompt.text for prompt in prompts]
   tokens = [batch.prompts.tolist() for batch in batches]
@@ -262,7 +262,7 @@ def header(
 
 
 def _record(output: Output, begin: float) -> dict[str, Any]:
-  """Of each row of a batch what it emitted, drafted and kept."""
+  """Returns what each row of a batch emitted, drafted and kept."""
   output = jax.device_get(output)
   drafts = np.arange(output.proposed.shape[1])
   return {
@@ -276,5 +276,5 @@ def _record(output: Output, begin: float) -> dict[str, Any]:
 
 
 def _json(value: float) -> float | None:
-  """JSON has no NaN."""
+  """Returns None for NaN and infinity, which JSON does not have."""
   return value if np.isfinite(value) else None

@@ -1,1 +1,1 @@
-"""Speedups on chips that are not there."""
+"""Predicted speedups on chips that are not at hand."""

@@ -1,9 +1,9 @@
-"""A paper's table, as the programs that TPU's compiler made predict it.
+"""A paper's table, predicted from programs that TPU's compiler produced.
 
-A round takes at least what its products, bytes and messages need. How long
-nothing happens until a message arrives no compiler says; what a paper's
-autoregressive decoding takes beyond its roofline, shared out over its
-collectives, is a second guess at it, fitted to that one number.
+A round takes at least the time of its products, bytes and messages. No compiler
+says how long a device waits for a message. A second prediction fits that wait
+to a single number of the paper: its time of autoregressive decoding beyond the
+roofline, divided among the collectives.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ _NAME = 'compile.json'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rounds:
-  """A program of one topology: its rounds."""
+  """The rounds of a program that was compiled for one topology."""
 
-  model: str  # and what its weights, caches and mesh are
+  model: str  # with a description of its weights, caches and mesh
   topology: str
   batch_size: int
   num_draft_tokens: int
@@ -33,40 +33,40 @@ class Rounds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """A line of the table. Printed: by the paper; the rest is predicted."""
+  """A line of the table; `printed` values are the paper's, others predicted."""
 
   model: str
   topology: str
   batch_size: int
   benchmark: str
   num_draft_tokens: int
-  tokens_per_round: float  # that the printed times imply
-  printed_plain_ms: float  # a token, autoregressive
-  printed_ms: float  # a token
-  printed_speedup: float  # of the printed times
-  plain_ms: float  # a token, at the roofline, as the next two
+  tokens_per_round: float  # implied by the printed times
+  printed_plain_ms: float  # per token, autoregressive
+  printed_ms: float  # per token
+  printed_speedup: float  # by the printed times
+  plain_ms: float  # per token, at the roofline, as are the next two
   ms: float
   speedup: float
-  # With a wait at each collective; None where none is left to explain.
+  # With a wait at each collective; None if there is no wait to explain.
   fitted_ms: float | None
   fitted_speedup: float | None
 
 
 def setting(of: Rounds | Row) -> tuple[str, str, int]:
-  """What is to be the same where two are compared."""
+  """Returns what two compared programs or rows must have in common."""
   return of.model, of.topology, of.batch_size
 
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-  """What a paper prints, in milliseconds.
+  """The times that a paper prints, in milliseconds.
 
   Attributes:
-    plain_ms: a token of autoregressive decoding.
-    draft_ms: a pass of the drafter.
+    plain_ms: time per token of autoregressive decoding.
+    draft_ms: time of a pass of the drafter.
     num_draft_tokens: K.
-    printed_ms: a token of speculative sampling, by benchmark.
+    printed_ms: time per token of speculative sampling, by benchmark.
   """
 
   plain_ms: float
@@ -75,10 +75,12 @@ class Table:
   printed_ms: Mapping[str, float]
 
   def rows(self, compiled: Sequence[Rounds]) -> list[Row]:
-    """For each model, topology and batch compiled with K drafts and without.
+    """Returns the rows of all settings compiled with K drafts and with none.
+
+    A setting is a model, topology and batch size; it has a row per benchmark.
 
     Raises:
-      ValueError: there is none, or two of the same K.
+      ValueError: there is no such setting, or one has two programs of one K.
     """
     by_size = {(*setting(one), one.num_draft_tokens): one for one in compiled}
     if len(by_size) < len(compiled):
@@ -140,10 +142,10 @@ class Table:
 
 
 def read(folders: Sequence[str]) -> list[Rounds]:
-  """The programs of folders that `compile_tpu` wrote, those that fit.
+  """Returns the programs that fit, from folders that `compile_tpu` wrote.
 
   Raises:
-    ValueError: there is no compile.json, or one without what is needed.
+    ValueError: a compile.json is missing, or lacks what is needed.
   """
   return [
     _rounds(folder, one)

@@ -1,4 +1,4 @@
-"""How long passes of a model take: as they were timed, or as a chip allows."""
+"""The time of a model's passes: as it was measured, or as a chip allows."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -13,35 +13,35 @@ from specsample.models import transformer
 
 
 class Passes(Protocol):
-  """A model, as far as a prediction asks for it."""
+  """The properties of a model that a prediction asks for."""
 
   def seconds(self, num_tokens: int, batch: int, context: int) -> float:
-    """Of a pass over so many tokens of each row of a batch."""
+    """Returns the time of a pass over `num_tokens` tokens of each batch row."""
 
   def bound(self, num_tokens: int, batch: int, context: int) -> str | None:
-    """What it waits for; None if that is not known."""
+    """Returns what limits the pass; None if that is not known."""
 
   def held_bytes(self, batch: int, context: int) -> float | None:
-    """Weights and caches of a device; None if they are not known."""
+    """Returns the bytes of weights and caches per device; None if unknown."""
 
   def num_weights(self) -> int | None:
-    """All of them; None if that is not known."""
+    """Returns the number of all weights; None if it is not known."""
 
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
-  """A model whose passes were timed, on whatever they ran.
+  """A model whose passes were timed, on any hardware.
 
   Attributes:
-    ms: milliseconds of a pass by its tokens, those of all rows of a batch; on
-      the line between two of them, never beyond.
+    ms: milliseconds of a pass by its number of tokens, those of all rows of a
+      batch; interpolated linearly in between, never extrapolated.
   """
 
   ms: Mapping[int, float]
 
   def __post_init__(self):
-    """Refuses what are no times."""
+    """Refuses values that are not numbers."""
     numbers = (*self.ms, *self.ms.values())
     if not all(isinstance(number, int | float) for number in numbers):
       raise ValueError(
@@ -69,7 +69,7 @@ class Timed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnChips:
-  """A model divided over devices, at their roofline."""
+  """A model sharded over devices, at their roofline."""
 
   decoder: work.Decoder
   chip: chips.Chip
@@ -102,14 +102,14 @@ class OnChips:
 def decoder(
   model: transformer.Transformer, weights: str | None = None
 ) -> work.Decoder:
-  """What of a model its cost follows from.
+  """Returns the shape of a model, from which its cost follows.
 
   Args:
-    model: of any weights.
-    weights: 'int8' for 8 bits a weight, None for the model's own.
+    model: the model; no weights are read.
+    weights: 'int8' for 8 bits per weight, None for the model's own.
 
   Raises:
-    ValueError: its cache is not of keys and values for every token.
+    ValueError: its cache does not hold keys and values for every token.
   """
   if model.latent is not None or model.sliding_window is not None:
     raise ValueError(

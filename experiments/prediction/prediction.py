@@ -1,4 +1,4 @@
-"""What `predict` computes: a speedup for each setting."""
+"""The prediction of a speedup for each setting."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -13,7 +13,7 @@ from specsample import cost
 from specsample.cost import chips
 from specsample.models import transformer
 
-# Of a device's memory; the rest is for what a step computes.
+# Share of a device's memory; the rest is for what a step computes.
 _SHARE = 0.9
 _CPU = 'cpu'
 # The least value of each kind of setting.
@@ -28,17 +28,18 @@ _SETTINGS = {
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Prediction:
-  """The settings, each with each.
+  """The settings, of which every combination is predicted.
 
   Attributes:
     target, draft: shapes of models, or passes that were timed.
-    chip: a name of `chips.CHIPS`, or 'cpu' for this machine, measured.
-    devices: how many of them divide both models.
+    chip: a name in `chips.CHIPS`, or 'cpu' for this machine, measured.
+    devices: how many devices both models are sharded over.
     num_draft_tokens: K, drafted one after the other.
-    acceptances: of a draft behind kept ones (`cost.expected_tokens`).
-    batch_sizes, contexts: rows, and what each has in its cache.
-    overhead_ms: the rest of a round.
-    weights: 'int8' for 8 bits a weight.
+    acceptances: acceptance rates of a draft after drafts that were all kept
+      (`cost.expected_tokens`).
+    batch_sizes, contexts: numbers of rows, and of tokens in the cache of each.
+    overhead_ms: time of the rest of a round.
+    weights: 'int8' for 8 bits per weight, None for the model's own.
   """
 
   target: transformer.Transformer | passes_lib.Timed
@@ -53,7 +54,7 @@ class Prediction:
   weights: str | None = None
 
   def __post_init__(self):
-    """Refuses settings of nothing, and chips without figures."""
+    """Refuses empty or impossible settings, and chips without figures."""
     names = (*chips.CHIPS, _CPU)
     if self.chip not in names:
       raise ValueError(
@@ -82,7 +83,7 @@ class Prediction:
       )
 
   def networks(self) -> tuple[passes_lib.Passes, passes_lib.Passes]:
-    """Target and drafter; the CPU is measured, if it is one.
+    """Returns the target and the drafter; measures the CPU if it is the chip.
 
     Raises:
       ValueError: a model is of a kind whose cost is not known.
@@ -100,36 +101,36 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """One setting of predict.json; milliseconds."""
+  """One setting of predict.json; times are in milliseconds."""
 
   chip: str  # or 'timed passes'
-  devices: int | None  # None of timed passes
+  devices: int | None  # None for timed passes
   batch_size: int
   context: int
   acceptance: float
   num_draft_tokens: int
   tokens_per_round: float
   pass_ms: float  # of the target, over a token of each row
-  draft_ms: float  # of all drafts of a round
-  verify_ms: float
+  draft_ms: float  # of all draft tokens of a round
+  verify_ms: float  # of the target's pass over K + 1 tokens of each row
   overhead_ms: float
-  ms_per_token: float  # that a row waits
+  ms_per_token: float  # mean time that a row waits for a token
   speedup: float
-  # Beside it two formulas for which a pass over K + 1 tokens costs one over 1:
-  leviathan_speedup: float  # with c of the drafter's pass and the target's
-  memory_bound_speedup: float | None  # MBSU, c of parameters; None if unknown
-  # What passes of the target wait for; None if they were timed.
+  # Two formulas in which a pass over K + 1 tokens costs as much as over one:
+  leviathan_speedup: float  # c is the ratio of the two models' pass times
+  memory_bound_speedup: float | None  # MBSU, c by parameters; None if unknown
+  # The limit on the target's passes; None if they were timed.
   pass_bound: str | None  # over a token of each row
   verify_bound: str | None  # over K + 1
-  fits: bool | None  # into the memory; None where that is not known
+  fits: bool | None  # into the memory; None if that is not known
 
 
 def rows(prediction: Prediction) -> list[Row]:
-  """All of them.
+  """Returns a row for every combination of the settings.
 
   Raises:
-    ValueError: an acceptance is none, a model's cost is not known, or passes
-      over that many tokens were not timed.
+    ValueError: an acceptance is no probability, a model's cost is not known, or
+      passes over that many tokens were not timed.
   """
   networks = prediction.networks()
   return [
@@ -188,7 +189,7 @@ def _row(prediction, networks, batch, context, acceptance, num_drafts):
 
 
 def best(found: Sequence[Row]) -> list[Row]:
-  """Of each setting but K the row of the largest speedup, in their order."""
+  """Returns the row of the best K for each of the other settings, in order."""
   groups: dict[Any, list[Row]] = {}
   for row in found:
     key = (row.batch_size, row.context, row.acceptance)

@@ -1,4 +1,4 @@
-"""What a prediction leaves: a table in the terminal, files and a figure."""
+"""The report on a prediction: a table in the terminal, files and a figure."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -25,7 +25,7 @@ def write(
 ) -> None:
   """Writes predict.json, predict.csv and predict.png."""
   record = environment.describe() | {
-    'predicted': True,  # nothing of it was measured
+    'predicted': True,  # no speedup was measured
     'gin_config': gin.operative_config_str(),
     'rows': [dataclasses.asdict(row) for row in rows],
     'compiled_table': [dataclasses.asdict(row) for row in table],
@@ -131,7 +131,7 @@ def _of_paper(rows) -> terminal_table.Table:
 
 
 def _figure(rows) -> figures.Figure:
-  """A panel a batch size, at the first context: speedup over K."""
+  """Draws speedup over K at the first context, a panel per batch size."""
   batches = list(dict.fromkeys(row.batch_size for row in rows))
   acceptances = list(dict.fromkeys(row.acceptance for row in rows))
   looks = figures.looks([f'{acceptance:g}' for acceptance in acceptances])

@@ -1,4 +1,4 @@
-"""What the columns of an evaluation mean, and how their values are written."""
+"""The meaning of each column of an evaluation, and how values are written."""
 
 from collections.abc import Iterable
 import dataclasses
@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.reporting import rows
 
-NOTHING = '-'  # not measured, or without a meaning there
+NOTHING = '-'  # not measured, or meaningless there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Column:
   form: str = ''
 
 
-# In the order of the table. A field that is not here is shown behind these.
+# In the order of the table. Fields that are not here are shown after these.
 COLUMNS = {
   'method': Column('method', 'as the configuration calls it'),
   'num_draft_tokens': Column(
@@ -142,13 +142,13 @@ COLUMNS = {
   'temperature': Column('temperature', '0 is greedy decoding', 'g'),
   'batch_size': Column('batch', 'how many prompts are decoded at once'),
 }
-# What tells the tables of a run apart.
+# The fields that distinguish the tables of a run.
 SETTING = ('part', 'benchmark', 'temperature', 'batch_size')
 _INTERVAL = '_ci95'
 
 
 def names(row: dict[str, Any]) -> list[str]:
-  """The columns of a row, without intervals, scores and its setting."""
+  """Returns the columns of a row, without intervals, scores and its setting."""
   hidden = {*SETTING, 'category', 'scores'}
   known = [name for name in COLUMNS if name in row]
   others = [
@@ -158,23 +158,23 @@ def names(row: dict[str, Any]) -> list[str]:
 
 
 def is_interval(name: str, row: dict[str, Any]) -> bool:
-  """Whether a field is the interval of another."""
+  """Returns whether a field is the interval of another."""
   return name.endswith(_INTERVAL) and name.removesuffix(_INTERVAL) in row
 
 
 def column(name: str) -> Column:
-  """Of a field that is not known, its name."""
+  """Returns a field's column; the title of an unknown field is its name."""
   return COLUMNS.get(name) or Column(name.replace('_', ' '), '')
 
 
 def cell(row: dict[str, Any], name: str) -> str:
-  """A value as text, with its interval."""
+  """Returns a value as text, with its interval."""
   form = column(name).form
   return with_interval(row.get(name), row.get(name + _INTERVAL), form)
 
 
 def with_interval(value: Any, interval: list[float] | None, form: str) -> str:
-  """A value as text and the 95% interval in brackets."""
+  """Returns a value as text, with the 95% interval in brackets."""
   shown = text(value, form)
   if not interval or interval[0] == interval[1]:
     return shown
@@ -183,11 +183,11 @@ def with_interval(value: Any, interval: list[float] | None, form: str) -> str:
 
 
 def text(value: Any, form: str = '') -> str:
-  """Any JSON value, short."""
+  """Returns any JSON value as short text."""
   match value:
     case None | '' | []:
       shown = NOTHING
-    case dict() if not value:  # the pattern {} is any
+    case dict() if not value:  # the pattern {} matches any dict
       shown = NOTHING
     case bool():
       shown = 'yes' if value else 'no'
@@ -205,10 +205,10 @@ def text(value: Any, form: str = '') -> str:
 
 
 def number(value: float | None, form: str, unit: str = '') -> str:
-  """As the form says, '-' for None."""
+  """Returns a value in the given form, with its unit; '-' for None."""
   return NOTHING if value is None else f'{value:{form}}{unit}'
 
 
 def are_several(categories: Iterable[str]) -> bool:
-  """Whether rows have several categories; a single one is all prompts."""
+  """Returns whether there are several categories; one means all prompts."""
   return len({*categories} - {rows.OVERALL}) > 1

@@ -1,8 +1,9 @@
-"""Figures: the one module that knows matplotlib, and does without it.
+"""Figures: the only module that uses matplotlib, and it works without it.
 
-The colours are Okabe and Ito's and one of Tol's, which stay apart for every
-kind of colour vision. Neighbours differ in lightness, so that solid bars stay
-apart in print, too. Lines have markers; a hatch only marks colours that repeat.
+The colours are Okabe and Ito's and one of Tol's, which can be told apart with
+every kind of colour vision. Neighbours differ in lightness, so that solid bars
+can be told apart in print, too. Lines have markers; hatches only mark colours
+that repeat.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,19 +28,19 @@ GREY, ORANGE, VERMILLION, SKY = '#767676', '#E69F00', '#D55E00', '#56B4E9'
 BLUE, PURPLE, PLUM, GREEN = '#0072B2', '#CC79A7', '#882255', '#009E73'
 COLORS = (GREY, ORANGE, VERMILLION, SKY, BLUE, PURPLE, PLUM, GREEN)
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
-# Of lines whose colour came before.
+# For lines whose colour has been used before.
 _DASHES = ('-', '--', ':')
-# Sparse, and no dots: those would be thousands of circles in a page.
+# Sparse, and without dots, which would be thousands of circles in a page.
 _HATCHES = ('', '/', '\\')
 
-# A longer name goes on in a second line, and ends there.
+# A longer name continues on a second line, where it is cut off.
 _NAME_WIDTH = 24
 
-# A name may hold dollars, and is no formula then.
+# A name may contain dollar signs without being a formula.
 _PLAIN = {'text.parse_math': False}
 
 MISSING = 'matplotlib is not installed (pip install matplotlib)'
-# Stand for the colours of the page that a figure is a part of.
+# Placeholders for the colours of the page that contains a figure.
 _INK, _PAPER = '#010203', '#fdfefc'
 
 Figure = Any  # a matplotlib.figure.Figure
@@ -47,7 +48,7 @@ Figure = Any  # a matplotlib.figure.Figure
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-  """How one of several series is told from the others."""
+  """The marks that tell one of several series from the others."""
 
   color: str
   marker: str
@@ -56,7 +57,7 @@ class Look:
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
-  """A look each; beyond eight, colours come again with all else changed."""
+  """Returns a look per name; after eight, colours repeat with other marks."""
   count = len(COLORS)
   return {
     name: Look(
@@ -70,7 +71,7 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
 
 
 def label(name: str) -> str:
-  """A name as it stands at an axis or in a legend: in two lines at most."""
+  """Returns a name for an axis or a legend, in at most two lines."""
   first, *more = textwrap.wrap(name, _NAME_WIDTH) or ['']
   if len(more) > 1:
     more = [more[0][: _NAME_WIDTH - 1] + '…']
@@ -78,27 +79,27 @@ def label(name: str) -> str:
 
 
 def are_possible() -> bool:
-  """Whether matplotlib is there."""
+  """Returns whether matplotlib is installed."""
   return matplotlib is not None
 
 
 def new(width: float, height: float) -> Figure:
-  """An empty figure of so many inches."""
+  """Returns an empty figure of this size in inches."""
   return matplotlib.figure.Figure((width, height), layout='constrained')
 
 
 def ink() -> Any:
-  """The colour of lines and letters; in a page the page's own."""
+  """Returns the colour of lines and text; in a page, the page's own."""
   return matplotlib.rcParams['text.color']
 
 
 def paper() -> Any:
-  """The colour behind all."""
+  """Returns the colour of the background."""
   return matplotlib.rcParams['figure.facecolor']
 
 
 def halo() -> list[Any]:
-  """Returns the effects of a thin line that shows over dark bars as well."""
+  """Returns the effects that show a thin line over dark bars as well."""
   around = matplotlib.patheffects.withStroke(linewidth=2.4, foreground=paper())
   return [around]
 
@@ -114,18 +115,18 @@ def count_by_thousands(axis: Any) -> None:
 
 
 def count_by_ones(axis: Any) -> None:
-  """Labels an axis with whole numbers alone."""
+  """Labels an axis with whole numbers only."""
   axis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
 
 
 def written(*names: str) -> str:
-  """The names of files that were written, without figures if there are none."""
+  """Returns the names of written files, without figures if there are none."""
   there = [x for x in names if are_possible() or not x.endswith('.png')]
   return ' and '.join(filter(None, (', '.join(there[:-1]), there[-1])))
 
 
 def write_png(path: pathlib.PurePath, draw: Callable[[], Figure]) -> None:
-  """Writes what `draw` returns; without matplotlib says that it is left out."""
+  """Writes the figure; without matplotlib, prints that it is left out."""
   if not are_possible():
     print(f'{path.name} is left out: {MISSING}')
     return
@@ -136,11 +137,11 @@ def write_png(path: pathlib.PurePath, draw: Callable[[], Figure]) -> None:
 
 
 def to_svg(draw: Callable[[], Figure], name: str) -> str:
-  """What `draw` returns as an element of a page, in the page's own colours.
+  """Returns the figure as an SVG element of a page, in the page's own colours.
 
   Args:
-    draw: makes the figure, with `ink` and `paper` where it is black on white.
-    name: a word that no other figure of the page has.
+    draw: makes the figure, using `ink` and `paper` for black and white.
+    name: a word that is unique among the figures of the page.
   """
   image = io.StringIO()
   settings = _PLAIN | {
@@ -157,14 +158,14 @@ def to_svg(draw: Callable[[], Figure], name: str) -> str:
     'xtick.color': _INK,
     'ytick.color': _INK,
   }
-  # Else the file says when it was made, and by what.
+  # Otherwise the file would say when it was made, and by what.
   nothing = dict.fromkeys(('Creator', 'Date', 'Format', 'Type'))
   with matplotlib.rc_context(settings):
     draw().savefig(image, format='svg', metadata=nothing)
   svg = image.getvalue()
   svg = svg[svg.index('<svg') :].rstrip()
   svg = svg.replace(_INK, 'currentColor').replace(_PAPER, 'var(--paper)')
-  # Ids are the page's, where every figure has a figure_1.
+  # Ids are global in a page, and every figure has a figure_1.
   of_figure = lambda tag: re.sub(
     r'( id="|url\(#|href="#)', rf'\g<1>{name}-', tag[0]
   )

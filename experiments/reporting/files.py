@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also in a bucket."""
+"""Files that are written whole or not at all, also in a bucket."""
 
 from collections.abc import Sequence
 import csv
@@ -20,9 +20,9 @@ def write_json(path: pathlib.PurePath, value: Any) -> None:
 
 
 def write_csv(path: pathlib.PurePath, rows: Sequence[Any]) -> None:
-  """Writes rows, dataclasses of one kind, at least one.
+  """Writes rows, which are dataclasses of one kind; there is at least one.
 
-  A cell that is no text holds its JSON, None is empty.
+  A cell that is not text is written as JSON, and None as an empty cell.
   """
   names = [field.name for field in dataclasses.fields(rows[0])]
   text = io.StringIO()
@@ -43,13 +43,14 @@ def _cell(value: Any) -> str:
 def write(path: pathlib.PurePath, data: bytes) -> None:
   """Writes a file that appears under its name only when it is complete.
 
-  `path` is a `pathlib.Path` or, of a bucket too, an `epath.Path`.
+  `path` is a `pathlib.Path`, or an `epath.Path`, which may be in a bucket.
 
   Raises:
-    errors.NotWrittenError: the disk is full, or the like; nothing stays behind.
+    errors.NotWrittenError: if the disk is full, or the like; nothing is left
+      behind.
   """
   if files.is_remote(path):
-    # There an object appears when all of it has arrived.
+    # In a bucket, an object appears once all of it has arrived.
     files.at(path).write_bytes(data)
     return
   # Another process may be writing the same file.
@@ -61,7 +62,7 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
       os.fsync(file.fileno())
     os.replace(partial, path)
   except OSError as error:
-    # On a full disk it would hold the last free bytes.
+    # On a full disk, the partial file would hold the last free bytes.
     pathlib.Path(partial).unlink(missing_ok=True)
     raise errors.NotWrittenError(
       f'{path} cannot be written ({error.strerror or error}): make room, and '

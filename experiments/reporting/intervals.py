@@ -1,9 +1,10 @@
-"""95% intervals of what few units, such as prompts, were measured of.
+"""95% intervals of measurements over a few units, such as prompts.
 
-The delete-one jackknife with Student's t (Tukey, 1958; Efron and Tibshirani, An
-Introduction to the Bootstrap, chapter 11), because tables here have 3 to 80
-prompts: percentiles of a bootstrap, of 3 the least and the largest, hold the
-value of 4 units 8 times in 10.
+They are delete-one jackknife intervals with Student's t (Tukey, 1958; Efron and
+Tibshirani, An Introduction to the Bootstrap, chapter 11), because tables here
+have 3 to 80 prompts. Percentiles of a bootstrap are just the smallest and the
+largest value if there are 3 units, and cover the true value 8 times in 10 if
+there are 4.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,19 +13,20 @@ import math
 import numpy as np
 import scipy.stats
 
-# Of two, Student's t is 12.7 spreads: next to nothing is known.
+# With two, Student's t is 12.7 standard errors, which says next to nothing.
 _FEWEST = 3
-# Sums by name, each [...], to a value of that shape.
+# Maps sums by name, each [...], to a value of that shape.
 Ratio = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 
 def of_shares(values: np.ndarray) -> list[float] | None:
-  """The interval of a mean, as `of`, of values [n] from 0 to 1.
+  """Returns the interval of the mean of values [n] from 0 to 1; see `of`.
 
-  Where all are 0 or 1 it is that of Clopper and Pearson (1934) for a share,
-  which holds it 95 times in 100 or more: a jackknife of few such is too short,
-  and of equal ones nothing. None of fewer than three, and of equal values
-  between.
+  If all values are 0 or 1, it is Clopper and Pearson's (1934) interval for a
+  share, which covers the true share at least 95 times in 100. A jackknife
+  interval would be too short for few such values, and empty for equal ones.
+  None if there are fewer than three values, or if all are equal and between 0
+  and 1.
   """
   values = np.asarray(values, float)
   if np.isin(values, (0, 1)).all() and len(values) >= _FEWEST:
@@ -44,16 +46,17 @@ def of(
   least: float = 0.0,
   most: float = math.inf,
 ) -> list[float] | None:
-  """The interval of ratio(the terms' sums), had the units been others alike.
+  """Returns the interval of ratio(the terms' sums), over units like these.
 
   Args:
-    ratio: smooth in its sums, as a ratio of two of them is.
-    terms: by name, of each unit, [n].
-    least: the ratio can be. most: the same.
+    ratio: a function that is smooth in the sums, as a ratio of two sums is.
+    terms: by name, the terms of the units, [n].
+    least: the smallest value that the ratio can have.
+    most: the largest value that the ratio can have.
 
   Returns:
-    [low, high]; None of fewer than three units, which say next to nothing about
-    others, and where the ratio has no value without one of them.
+    [low, high]; None if there are fewer than three units, which say next to
+    nothing about others, or if the ratio has no value without one of them.
   """
   count = len(next(iter(terms.values())))
   if count < _FEWEST:

@@ -1,8 +1,8 @@
-"""What is measured of generations, each with its 95% interval.
+"""Measures of generations, each with its 95% interval.
 
 All are ratios of sums over generations. The units of their intervals are
-batches (prompts, where a batch holds one), each with all samples of its prompts
-and, against a baseline, with what the baseline made of them.
+batches (prompts, if a batch holds one), each with all samples of its prompts
+and, compared with a baseline, the baseline's generations for them.
 """
 
 from collections.abc import Sequence
@@ -34,10 +34,10 @@ _ALONE: dict[str, intervals.Ratio] = {
   'ms_per_token': _ms_per_token,
 }
 _AGAINST: dict[str, intervals.Ratio] = {
-  # Of all tokens together.
+  # Over all tokens together.
   'speedup': _speedup,
-  # Of the means over prompts of tokens a second, as Spec-Bench counts: each
-  # prompt weighs the same, however long its answer.
+  # The ratio of the prompts' mean tokens per second, as in Spec-Bench: each
+  # prompt has the same weight, however long its answer.
   'mean_speedup': _mean_speedup,
 }
 
@@ -46,7 +46,7 @@ def row_fields(
   runs: Sequence[rows.Generation],
   baseline: Sequence[rows.Generation] | None,
 ) -> dict[str, Any]:
-  """The fields of a `results.Row` that follow from the timed generations.
+  """Returns the fields of a `rows.Row` that follow from timed generations.
 
   `baseline` has the same prompts in the same order; None if it was not run.
   """
@@ -59,7 +59,7 @@ def row_fields(
     'samples': samples,
     'tokens': total.tokens,
     'rounds': total.rounds,
-    # Without a draft model every round is one.
+    # Without a drafter, every round is plain.
     'plain_rounds': total.plain_rounds
     if total.rounds and len(total.proposed) > 1
     else None,
@@ -74,15 +74,16 @@ def of(
   runs: Sequence[rows.Generation],
   baseline: Sequence[rows.Generation] | None = None,
 ) -> dict[str, Any]:
-  """Each measure by name, and its interval as that name with '_ci95' behind.
+  """Returns each measure by name, and its interval by the name plus '_ci95'.
 
-  None for what has no value, such as the acceptance where nothing is drafted,
-  and for an interval from one or two batches, which say little about others.
+  A measure without a value is None, such as the acceptance rate if nothing is
+  drafted. So is an interval from one or two batches, which say little about
+  others.
 
   Args:
     runs: the generations of a method.
-    baseline: those of the same prompts in the same order; None where there are
-      none, and then none of the measures against them.
+    baseline: the baseline's generations for the same prompts in the same order.
+      If None, the measures against the baseline are None.
   """
   found: dict[str, Any] = {}
   batches = _sums(runs, baseline)
@@ -96,7 +97,7 @@ def of(
   return found
 
 
-# Those of which `ratio` makes ratios.
+# The measures that `ratio` accepts.
 RATIOS = (*_ALONE, 'speedup')
 
 
@@ -105,11 +106,11 @@ def ratio(
   over: Sequence[rows.Generation],
   name: str,
 ) -> tuple[float | None, list[float] | None]:
-  """A measure of a method over another method's, and its interval.
+  """Returns a measure of one method over another's, and its interval.
 
   Args:
     runs: the generations of a method.
-    over: the other's, of the same prompts in the same order.
+    over: the other method's, for the same prompts in the same order.
     name: one of `RATIOS`.
   """
 
@@ -124,7 +125,7 @@ def ratio(
 
 
 def _sums(runs, baseline) -> dict[str, np.ndarray]:
-  """By name, of each batch."""
+  """Returns the sums of the terms of each batch, by name."""
   batches: dict[int, dict[str, float]] = {}
   for i, run in enumerate(runs):
     terms = _terms(run)

@@ -1,9 +1,9 @@
-"""The JSON files that commands leave: one number says how to read them.
+"""The JSON files that commands write; a schema number says how to read them.
 
-A file without a number is of schema 1. Since schema 2 a file has `schema`, and
-beside the rows of result.json there may be `paper`: what a paper reports, and
-ours. _GAINED lists what rows have since when, _REDEFINED what means another
-thing since.
+A file without a number has schema 1. Since schema 2 a file has `schema`, and
+result.json may have `paper` beside its rows: what a paper reports, and our
+numbers. _GAINED lists the fields that rows have gained since, _REDEFINED those
+whose meaning has changed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from specsample import files
 
 SCHEMA = 5
 
-# What a row of result.json has had from the beginning.
+# The fields that rows of result.json have had from the beginning.
 _FIRST = (
   *('method', 'drafter', 'verifier', 'law', 'lossless', 'benchmark'),
   *('category', 'num_draft_tokens', 'temperature', 'batch_size', 'prompts'),
@@ -28,8 +28,8 @@ _FIRST = (
   *('ms_per_token', 'speedup', 'speedup_ci95', 'draft_ms', 'verify_ms'),
   *('overhead_ms', 'percent_of_roofline'),
 )
-# What rows gained with a schema, and what is known of an earlier one: mostly
-# that it was not measured.
+# The fields that rows gained with a schema, and their values in earlier files:
+# mostly None, for what was not measured.
 _GAINED: dict[int, dict[str, Any]] = {
   2: {
     'part': '',
@@ -50,21 +50,21 @@ _GAINED: dict[int, dict[str, Any]] = {
   5: {'plain_rounds': None, 'verify_ms_by_width': None},
 }
 
-# Until schema 3 the roofline was that of a copy alone, and the passes that cost
-# ratios are over had no unembedding.
+# Up to schema 3, the roofline was that of a copy alone, and the passes by which
+# cost ratios are divided had no unembedding.
 _REDEFINED: dict[int, tuple[str, ...]] = {
   4: ('cost_ratio', 'leviathan_speedup', 'percent_of_roofline'),
 }
-# Nor had the pass of rows that draft nothing; the rest of a round had it.
+# Nor had the pass of rows that draft nothing: it was in the rest of the round.
 _REDEFINED_WITHOUT_DRAFTS: dict[int, tuple[str, ...]] = {
   4: ('verify_ms', 'overhead_ms'),
 }
 
 # The types of a row's fields.
 _HINTS = typing.get_type_hints(rows_lib.Row)
-# As above, beside the rows.
+# The same for fields beside the rows.
 _GAINED_BESIDE: dict[int, dict[str, Any]] = {2: {'paper': None}}
-# What each file of results says of where it was measured.
+# The fields of every result file that say where it was measured.
 _DESCRIPTION = ('hardware', 'versions', 'git_commit', 'command')
 
 
@@ -74,14 +74,15 @@ def write(path: pathlib.PurePath, content: Mapping[str, Any]) -> None:
 
 
 def read(path: pathlib.PurePath) -> dict[str, Any]:
-  """A file of results, as this version would have written it.
+  """Returns a result file's content as this version would have written it.
 
-  What an earlier version did not write is what is known of it, else None. Only
-  result.json has changed so far: of the other files the number is checked.
+  Fields that an earlier version did not write have the values that are known
+  for it, else None. Only result.json has changed so far; in other files, only
+  the number is checked.
 
   Raises:
-    ValueError: there is none, it is damaged, or of a schema that cannot be read
-      as today's; names the file, the schema and the remedy.
+    ValueError: if the file is missing, damaged, or of a schema that cannot be
+      read as today's; it names the file, the schema and the remedy.
   """
   try:
     content = json.loads(files.at(path).read_bytes())
@@ -117,11 +118,12 @@ def check_settings(path: pathlib.PurePath, parts: Sequence[str]) -> None:
   """Refuses to replace the results of other settings.
 
   Args:
-    path: of a result.json, if there is one. What cannot be read is no loss.
+    path: a result.json, which need not exist. A file that cannot be read may be
+      replaced.
     parts: the names of the settings that are to be written there.
 
   Raises:
-    ValueError: names those that are there, and the remedy.
+    ValueError: if results of others are there; it names them and the remedy.
   """
   if not files.at(path).exists():
     return
@@ -139,9 +141,9 @@ def check_settings(path: pathlib.PurePath, parts: Sequence[str]) -> None:
 
 
 def _migrate(path, content, schema):
-  """Adds what later schemas have, and misses what this one must have.
+  """Adds the fields of later schemas, and checks those of this schema.
 
-  Fields that it does not know stay.
+  Unknown fields are kept.
   """
   content = _since(schema, _GAINED_BESIDE) | content
   _check(path, schema, content, _DESCRIPTION)
@@ -164,11 +166,11 @@ def _migrate(path, content, schema):
 
 
 def _check_types(path, schema, row):
-  """As far as classes say: of a list not what is in it."""
+  """Checks the types of a row's fields, but not of the items of a list."""
   for name, hint in _HINTS.items():
     union = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
     kinds = [typing.get_origin(one) or one for one in union or (hint,)]
-    # JSON has a whole number where a float happens to be one.
+    # In JSON, a float may be written as a whole number.
     kinds += [int] * (float in kinds)
     if name in row and not isinstance(row[name], tuple(kinds)):
       raise _refusal(path, schema, f'a {name} that is {row[name]!r}')
@@ -185,7 +187,7 @@ def _check_paper(path, schema, paper):
 
 
 def _unknown(schema, row):
-  """The fields that an earlier version measured as something else."""
+  """Returns the fields that an earlier version measured as something else."""
   redefined = [_REDEFINED]
   if not row['num_draft_tokens']:
     redefined.append(_REDEFINED_WITHOUT_DRAFTS)

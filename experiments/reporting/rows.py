@@ -1,4 +1,4 @@
-"""Timed generations, and the rows of a table that are made of them."""
+"""Timed generations, and the rows of a table that are computed from them."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -13,29 +13,29 @@ OVERALL = 'overall'  # the category of a row over all prompts
 class Generation:
   """One prompt, decoded by one method.
 
-  Prompts of a batch are decoded at once: its seconds are shared out by their
-  tokens, so that each of its tokens costs the same.
+  The prompts of a batch are decoded together. Each gets a share of the batch's
+  seconds in proportion to its tokens, so that every token costs the same.
   """
 
-  batch: int  # which one, from 0; with batch size 1 the prompt's number
+  batch: int  # its number, from 0; with batch size 1, the prompt's number
   category: str
   prompt_tokens: int
   tokens: list[int]
   log_probs: list[float]
   seconds: float
   stats: stats.Stats
-  sample: int = 0  # which one of the prompt
-  # Of each token; empty where only times were asked for.
+  sample: int = 0  # the number of the sample of the prompt
+  # One value per token; empty if only times were asked for.
   origins: list[int] = dataclasses.field(default_factory=list)  # types.Origin
   emit_rounds: list[int] = dataclasses.field(default_factory=list)
 
   def to_json(self) -> dict[str, Any]:
-    """As the journal keeps it."""
+    """Returns the record that the journal keeps."""
     return dataclasses.asdict(self)
 
   @classmethod
   def from_json(cls, record: dict[str, Any]) -> 'Generation':
-    """The inverse of `to_json`."""
+    """Returns the generation of a record of `to_json`."""
     counts = dict(record['stats'])
     for name in ('proposed', 'accepted'):
       counts[name] = tuple(counts[name])
@@ -44,13 +44,13 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """One line of result.json: a method over the prompts of a category.
+  """One row of result.json: a method over the prompts of a category.
 
-  Times are milliseconds; what was not measured is None. Of batches, the time a
-  token is the seconds of the batches over all of their tokens (throughput, not
-  what one prompt waits), the speedup is a ratio of two of those, its interval
-  is over batches (with all samples of their prompts), and the parts of a
-  round are those of a whole batch.
+  Times are in milliseconds, and values that were not measured are None. With
+  batches, the time per token is the seconds of the batches over all of their
+  tokens (throughput, not the latency of one prompt), the speedup is a ratio of
+  two such times, its interval is over batches (with all samples of their
+  prompts), and the parts of a round are those of a whole batch.
   """
 
   method: str
@@ -69,53 +69,53 @@ class Row:
   rounds: int
   tokens_per_round: float
   tokens_per_round_ci95: list[float] | None
-  plain_rounds: float | None  # the share without a draft; None where K is 0
-  acceptance: float | None  # of the drafts whose turn came, the share kept
+  plain_rounds: float | None  # the share that drafts nothing; None if K is 0
+  acceptance: float | None  # the acceptance rate: `stats.Stats.acceptance`
   acceptance_ci95: list[float] | None
-  acceptance_by_position: list[float | None]  # [K], None where never drafted
+  acceptance_by_position: list[float | None]  # [K], None if never drafted
   ms_per_token: float | None  # prefill included; None without tokens
   ms_per_token_ci95: list[float] | None
   speedup: float | None
   speedup_ci95: list[float] | None
-  mean_speedup: float | None  # as Spec-Bench counts: `ratios`
+  mean_speedup: float | None  # as in Spec-Bench: see `ratios`
   mean_speedup_ci95: list[float] | None
-  leviathan_speedup: float | None  # of acceptance and cost_ratio: `cost`
-  predicted_speedup: float | None  # by the times below, which were apart
+  leviathan_speedup: float | None  # from acceptance and cost_ratio: see `cost`
+  predicted_speedup: float | None  # from the times below, measured separately
   prefill_ms: float | None  # of a batch of typical prompts
-  draft_ms: float | None  # of a round, as are the next two; None if they differ
-  verify_ms: float | None  # as the rest, a mean over rounds of any width
+  draft_ms: float | None  # per round; None, like all parts, if it varies
+  verify_ms: float | None  # like overhead_ms, a mean over rounds of any width
   verify_ms_by_width: dict[str, float] | None  # if there are several widths
   overhead_ms: float | None
   cost_ratio: float | None  # of a draft token to a round of the baseline
-  percent_of_roofline: float | None  # of one pass of the target a round
+  percent_of_roofline: float | None  # of one pass of the target per round
   part: str = ''  # of a table of several settings
   scores: dict[str, Any] = dataclasses.field(default_factory=dict)  # by name
-  # Greedy outputs that must be the baseline's and are not: at ties of floats,
-  # and elsewhere. None where nothing must be equal.
+  # Greedy outputs that should equal the baseline's and do not: at ties of
+  # floats, and elsewhere. None if no outputs have to be equal.
   outputs_tied: int | None = None
   outputs_differing: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Mismatches:
-  """Outputs of a lossless greedy method that are not the baseline's."""
+  """Outputs of a lossless greedy method that differ from the baseline's."""
 
-  ties: int  # both tokens were equally likely where they part
+  ties: int  # both tokens were equally likely at the first difference
   errors: int
-  unaudited: int = 0  # nothing is known of where they part
+  unaudited: int = 0  # nothing is known about the first difference
 
   @property
   def not_ties(self) -> int:
-    """What has to be looked into."""
+    """The number of outputs that have to be looked into."""
     return self.errors + self.unaudited
 
 
 def first_difference(
   tokens: Sequence[int], baseline: Sequence[int]
 ) -> int | None:
-  """The first index at which they differ, None where they are equal.
+  """Returns the first index at which the two differ; None if they are equal.
 
-  It is the length of the shorter one where that is a part of the other.
+  If one is the beginning of the other, it is the length of the shorter one.
   """
   pairs = zip(tokens, baseline, strict=False)
   shorter = min(len(tokens), len(baseline))
@@ -125,7 +125,7 @@ def first_difference(
 
 
 def title(row: Mapping[str, Any]) -> str:
-  """What was decoded: of a row over all prompts, as result.json has it."""
+  """Returns what was decoded, from a row over all prompts of result.json."""
   benchmark = row['benchmark']
   setting = row.get('part') or benchmark
   of_benchmark = f' ({benchmark})' if setting != benchmark else ''

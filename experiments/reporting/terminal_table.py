@@ -1,7 +1,7 @@
-"""What commands print their results with: plain text, and tables of it.
+"""Plain text and tables, with which commands print their results.
 
-Names are a user's. What rich would take for markup or an emoji in them is text
-like any other; styles come as a `rich.text.Text`.
+Names come from users. Whatever rich would take for markup or an emoji in them
+is text like any other; styles come as a `rich.text.Text`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,15 +12,15 @@ import rich.console
 import rich.measure
 import rich.table
 
-# Of a table in a file or a pipe, where no terminal says how wide it is.
+# For a table in a file or a pipe, where no terminal says how wide it is.
 _PIPE_WIDTH = 100
-# The first column's share of a terminal that is too narrow for all of a table.
+# The first column's share of a terminal that is too narrow for the whole table.
 _SHARE_OF_NAMES = 1 / 3
 _ANY_WIDTH = 1 << 16
 
 
 def console() -> rich.console.Console:
-  """Standard output; plain text where it is no terminal."""
+  """Returns a console on standard output; plain text if it is no terminal."""
   width = None if sys.stdout.isatty() else _PIPE_WIDTH
   return rich.console.Console(
     width=width, highlight=False, markup=False, emoji=False
@@ -28,19 +28,19 @@ def console() -> rich.console.Console:
 
 
 class Table:
-  """Lines of text under headings; all but the first column to the right.
+  """Lines of text under headings; all but the first column align right.
 
-  Where it is wider than the terminal it comes in parts, one below the other,
-  each with the first column and as many others as fit: nothing is cut.
+  A table that is wider than the terminal is printed in parts, one below the
+  other, each with the first column and as many others as fit: nothing is cut.
   """
 
   def __init__(self, *headings: str):
-    """An empty table; there are two headings or more."""
+    """Makes an empty table with at least two headings."""
     self._headings = headings
     self._rows: list[Sequence[str]] = []
 
   def add_row(self, *cells: str) -> None:
-    """Adds a line, a cell a heading."""
+    """Adds a line, with one cell per heading."""
     if len(cells) != len(self._headings):
       raise ValueError(
         f'{len(cells)} cells under {len(self._headings)} headings: give each '
@@ -51,7 +51,7 @@ class Table:
   def __rich_console__(
     self, console: rich.console.Console, options: rich.console.ConsoleOptions
   ) -> Iterator[rich.table.Table]:
-    """The parts, for rich."""
+    """Yields the parts of the table, for rich."""
     room = options.max_width
     everything = range(1, len(self._headings))
     unlimited = options.update(width=_ANY_WIDTH)
@@ -74,11 +74,11 @@ class Table:
     yield self._part(shown, limit)
 
   def _part(self, columns: Sequence[int], limit: int | None):
-    """The first column, so wide at most, beside others."""
+    """Returns the first column, at most `limit` wide, beside other columns."""
     table = rich.table.Table(
       box=rich.box.SIMPLE_HEAD, padding=0, pad_edge=False
     )
-    # A cell that alone is too wide goes on in the next line.
+    # A cell that is too wide by itself continues on the next line.
     table.add_column(
       self._headings[0], vertical='bottom', overflow='fold', max_width=limit
     )

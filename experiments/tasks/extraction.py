@@ -1,4 +1,7 @@
-"""What of an answer is scored: models write on, and chat models explain."""
+"""The part of an answer that is scored.
+
+A plain model keeps writing after its answer; a chat model adds explanations.
+"""
 
 from collections.abc import Iterable, Iterator
 import dataclasses
@@ -7,8 +10,8 @@ import re
 # Where the completion of a function ends: Chen et al. 2107.03374, section 2.
 CODE_STOPS = ('\nclass', '\ndef', '\n#', '\nif', '\nprint')
 
-# Before a block of code: alone, behind the mark of an item of a list, or at the
-# end of a line of text. What stands behind backticks has none.
+# The fence that opens a code block: on a line of its own, after a list marker,
+# or at the end of a line of text. No backtick may follow a fence of backticks.
 _FENCE = re.compile(
   r'([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)(?:\S.*[ \t](?=[`~]+\w*\s*$))?'
   r'(`{3,}(?!.*`)|~{3,})'
@@ -16,20 +19,20 @@ _FENCE = re.compile(
 _FIRST_LINE_OF_CODE = re.compile(
   r'^(?:def |class |@|import \w|from \w+(?:\.\w+)* import )', re.MULTILINE
 )
-# Around what reasoning models think; a template may write the first itself.
+# The tags around a model's thoughts; a chat template may write the first one.
 _THOUGHT, _END_OF_THOUGHT = '<think>', '</think>'
 
 
 def cut(text: str, stops: Iterable[str]) -> str:
-  """The text before the first of the stops."""
+  """Returns the text before the first stop, or all of it if there is none."""
   ends = [text.find(stop) for stop in stops]
   return text[: min([end for end in ends if end >= 0], default=len(text))]
 
 
 def spoken(answer: str) -> str:
-  """A chat model's answer without the thoughts before it.
+  """Returns a chat model's answer without the thoughts before it.
 
-  Cut short while it thinks, a model has answered nothing.
+  The result is empty if the answer was cut short while the model was thinking.
   """
   _, end, rest = answer.partition(_END_OF_THOUGHT)
   if end:
@@ -38,12 +41,13 @@ def spoken(answer: str) -> str:
 
 
 def code(answer: str, name: str) -> str:
-  """The code of a chat model's answer that defines the function `name`.
+  """Returns the code in a chat model's answer that defines function `name`.
 
-  That is the last fenced block that does, since models correct themselves, but
-  one that is cut short only where no other does. Or else it is the first block
-  with any function, or the first at all; without a fence, what follows the
-  first line that begins as code does, or all of the answer.
+  Models correct themselves, so this is the last fenced block that defines it; a
+  block that is cut short counts only if no complete block does. Failing that,
+  it is the first block with any function, or else the first block. Without any
+  fence, it is the answer from the first line that looks like code, or all of
+  the answer.
   """
   blocks = list(_blocks(answer))
   if not blocks:
@@ -58,11 +62,12 @@ def code(answer: str, name: str) -> str:
 
 
 def program(prompt: str, answer: str, name: str, *, chat: bool) -> str:
-  """The function `name`, which a prompt begins, as an answer completes it.
+  """Returns a prompt that begins the function `name`, completed by an answer.
 
-  A chat model's code may be the rest of the function, which is indented, or all
-  of it. That is put behind the prompt, which has the imports and what else the
-  function calls, and which is a function even with its docstring alone.
+  A chat model's code may be the rest of the function, which is indented, or the
+  whole function. Both are put after the prompt, because it has the imports and
+  helpers that the function needs. A prompt is valid code on its own, because a
+  docstring alone makes a function body.
   """
   if not chat:
     return prompt + cut(answer, CODE_STOPS)
@@ -73,14 +78,14 @@ def program(prompt: str, answer: str, name: str, *, chat: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-  """What is behind a fence."""
+  """The content of a fenced block of code."""
 
   text: str
   is_closed: bool
 
 
 def _blocks(answer: str) -> Iterator[_Block]:
-  """The fenced blocks; those of an item of a list are indented as it is."""
+  """Yields the fenced blocks, without the indentation of their list item."""
   lines = iter(answer.split('\n'))
   for line in lines:
     opening = _FENCE.match(line)
@@ -89,7 +94,7 @@ def _blocks(answer: str) -> Iterator[_Block]:
     indent, fence = opening.groups()
     inside: list[str] = []
     for line in lines:
-      # Deeper it is a part of the code, such as of a docstring.
+      # A fence that is indented further is part of the code, as in a docstring.
       if _indent(line) <= len(indent) and line.lstrip().startswith(fence):
         yield _Block('\n'.join([*_outdent(inside, len(indent)), '']), True)
         break
@@ -99,7 +104,7 @@ def _blocks(answer: str) -> Iterator[_Block]:
 
 
 def _outdent(lines, most):
-  """Without the spaces that all begin with, so far as the fence has them."""
+  """Removes the indentation that all lines share, at most `most` characters."""
   shared = min([most, *(_indent(line) for line in lines if line.strip())])
   return [line[shared:] for line in lines]
 

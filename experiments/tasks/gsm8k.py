@@ -1,4 +1,4 @@
-"""GSM8K: word problems of arithmetic, whose answer is a number.
+"""GSM8K: arithmetic word problems whose answer is a number.
 
 Cobbe et al. 2110.14168, the 1,319 problems of the test split.
 """
@@ -23,40 +23,43 @@ _MARK = '####'  # before the number at the end of a reference
 _REQUEST = (
   'Solve this problem step by step. End with "The answer is" and the number.'
 )
-# Where a model that goes on writing begins a problem of its own.
+# A plain model that keeps writing begins a problem of its own here.
 _STOPS = ('\nQuestion:',)
-# As LaTeX has it: 2{,}125, or 2\,125.
+# Thousands separators in LaTeX: 2{,}125 or 2\,125.
 _LATEX_COMMA = re.compile(r'(?<=\d)(?:\{,\}|\\[,!])(?=\d{3})')
 _SIGNS = re.compile(
   '[\N{MULTIPLICATION SIGN}\N{DIVISION SIGN}\N{MIDDLE DOT}]'
   r'|\\(?:times|cdot|div)\b|(?<=[\d)])\s*x\s*(?=[\d$(])'
 )
-# Of bold text, not of 2**3.
+# The marks of bold text, but not the power in 2**3.
 _BOLD = re.compile(r'(?<!\d)\*\*|\*\*(?!\d)')
-# All of its digits, or none; .5 is a number, but not behind the end.5 of a
-# sentence. Behind what it is taken from a minus is no sign.
+# Matches all digits of a number or none. '.5' is a number, but in 'the end.5',
+# after the full stop of a sentence, only '5' is. A minus after an operand means
+# subtraction and is not part of the number.
 _NUMBER = (
   r'(?:(?<![\w)])-)?\$?(?:(?<!(?<![\w.])\.)\d++(?:,\d{3}(?!\d))*+(?:\.\d++)?+'
   r'|(?<![\w.])\.\d++)'
 )
-# What is behind it is no number, but divides one.
+# The text before a denominator, which does not count as an answer.
 _FRACTION = re.compile(r'\d[ \t]*/[ \t]*$')
-# Without prose: of words only units and variables, which a sign is behind, 'of'
-# and those of LaTeX. A bracket right behind a number begins an explanation.
+# The left side of an equation, without prose: its only words are units and
+# variables, which an operator follows, 'of', and LaTeX commands. A bracket
+# right after a number begins an explanation.
 _EQUATION = (
   r'(?:\\[a-z]+|[-+*/^%${})\\ \t\d]|[.,](?=\d)|(?<!\d)(?<!\d )\('
   r'|\bof\b|[^\W\d_]+(?=[ )}]*[-+*/^=]))*+='
 )
-# Words, markup, what begins mathematics in LaTeX.
+# Words, markup, or the beginning of LaTeX mathematics.
 _BETWEEN = r'[^\d\n-]{0,20}'
-# Not the first number of an expression, which is on the same line.
+# A number, unless an operator and another number follow it on the same line.
 _RESULT = rf'({_NUMBER})(?![ \t]*[-+*/^][ \t$\\(]*\d)'
 _SAID = re.compile(
   r'(?:answer is\b[\s:]*+|\\boxed\{)'
   rf'(?:{_BETWEEN}(?:{_EQUATION})+)?{_BETWEEN}{_RESULT}',
   re.IGNORECASE,
 )
-# Of Markdown's headings neither 'Step 1' nor '1. Step'.
+# '####' also begins Markdown headings: '#### Step 1' and '#### 1. Step' do not
+# count.
 _MARKED = re.compile(
   rf'(?:{_MARK}(?![ \t]*\d+[.):][ \t]*[^\W\d])|answer:)[ \t\\($£€]*{_RESULT}',
   re.IGNORECASE,
@@ -66,15 +69,15 @@ _MARKED = re.compile(
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GSM8K:
-  """Scored by the share of answers whose number is the reference's."""
+  """GSM8K, scored by the share of answers that give the reference's number."""
 
-  path: str | None = None  # None for the hub's
+  path: str | None = None  # None reads from the hub
   revision: str | None = None  # of the hub's repository; None for the newest
   chat: bool = False
 
   @property
   def name(self) -> str:
-    """As tables show it."""
+    """The name that tables show."""
     return 'GSM8K'
 
   @property
@@ -83,23 +86,23 @@ class GSM8K:
     return (_SCORE,)
 
   def prompts(self) -> list[prompts_lib.Prompt]:
-    """A problem each, without examples; a reference is a number."""
+    """Returns one zero-shot prompt per problem; its reference is a number."""
     source = self._source()
     return [self._prompt(source, record) for record in source.read()]
 
   def provenance(self) -> source_lib.Provenance:
-    """What `prompts` reads."""
+    """Describes the data that `prompts` reads."""
     return self._source().provenance()
 
   def unscored(self) -> None:
-    """It always scores."""
+    """Returns None, because answers are always scored."""
 
   def score(
     self,
     prompts: Sequence[prompts_lib.Prompt],
     answers: Sequence[Sequence[str]],
   ) -> list[task.Score]:
-    """Accuracy; of several samples of a prompt the mean is taken."""
+    """Returns the accuracy, averaged over the samples of each prompt."""
     shares = []
     for prompt, samples in zip(prompts, answers, strict=True):
       given = [
@@ -142,12 +145,12 @@ class GSM8K:
 
 
 def number(answer: str) -> decimal.Decimal | None:
-  """The number that an answer gives, None where it gives none.
+  """Returns the number that an answer gives, or None if it gives none.
 
-  That is the last one that is said to be the answer, 'the answer is 5' or in a
-  box of LaTeX, where 'the answer is 2 + 3 = 5' says 5 and so does 'the answer
-  is 5 as 7 - 2 = 5'; or else the last right behind '####' or 'Answer:'; or else
-  the last number of all, unless that is what another one is divided by.
+  This is the last number that is said to be the answer, as in 'the answer is 5'
+  or in a LaTeX box. Both 'the answer is 2 + 3 = 5' and 'the answer is 5 as
+  7 - 2 = 5' say 5. Failing that, it is the last number right after '####' or
+  'Answer:', or else the last number of all, unless that is a denominator.
   """
   answer = _plain(answer)
   found = _SAID.findall(answer) or _MARKED.findall(answer)
@@ -162,6 +165,6 @@ def number(answer: str) -> decimal.Decimal | None:
 
 
 def _plain(answer):
-  """With the signs of a keyboard, and without bold text."""
+  """Replaces special signs by those of a keyboard and removes bold markup."""
   answer = _LATEX_COMMA.sub(',', _BOLD.sub('', answer))
   return _SIGNS.sub(' * ', answer).replace('\N{MINUS SIGN}', '-')

@@ -1,4 +1,4 @@
-"""Data sets of the hub, through its library `datasets`, if it is installed."""
+"""Data sets on the hub, read with the library `datasets` if it is installed."""
 
 from collections.abc import Iterable
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Subset:
-  """A split of a data set as the hub names it."""
+  """A split of a data set, as the hub names it."""
 
   repository: str
   subset: str | None
@@ -16,13 +16,13 @@ class Subset:
   revision: str | None = None  # a branch, tag or commit; None for the newest
 
   def rows(self) -> Iterable[dict[str, Any]]:
-    """Downloads it, or finds it in the hub's cache.
+    """Returns the rows, downloaded or from the hub's cache.
 
     Raises:
-      ValueError: the library is missing, or it cannot get the data.
+      ValueError: the library is missing or cannot get the data.
     """
     try:
-      # By name: it is heavy, and neither the tests nor the checks need it.
+      # Imported by name: it is heavy, and neither tests nor checks need it.
       datasets = importlib.import_module('datasets')
     except ImportError as error:
       raise ValueError(
@@ -32,11 +32,11 @@ class Subset:
       return datasets.load_dataset(
         self.repository, self.subset, split=self.split, revision=self.revision
       )
-    # Its errors have no common kind: of the network, of the hub, of its cache.
+    # Errors of the network, the hub and its cache have no common base class.
     except Exception as error:
       raise ValueError(f'{type(error).__name__}: {error}') from error
 
   def __str__(self) -> str:
-    """As messages and results name it."""
+    """Returns the name that messages and results show."""
     parts = (self.repository, self.subset, self.split, self.revision)
     return 'hub: ' + ', '.join(part for part in parts if part is not None)

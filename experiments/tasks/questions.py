@@ -1,8 +1,8 @@
-"""MT-Bench and Spec-Bench: questions that speed is measured with.
+"""MT-Bench and Spec-Bench: questions for measuring speed.
 
 Zheng et al. 2306.05685, 80 conversations of two turns; Xia et al. 2401.07851,
-480 questions, of which 80 are MT-Bench's. Of a conversation the first turn is
-taken, where Spec-Bench's own evaluation goes through all.
+480 questions, of which 80 are MT-Bench's. Only the first turn of a conversation
+is used, whereas Spec-Bench's own evaluation goes through all turns.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from experiments.tasks import task
 
 @dataclasses.dataclass(frozen=True)
 class Category:
-  """What the published questions of a category have in common."""
+  """A category, and the properties that its published questions share."""
 
   name: str
-  group: str  # the category of the table
+  group: str  # the category that tables show
   ids: range
   turns: int
 
@@ -37,7 +37,7 @@ _MT_BENCH = tuple(
     strict=True,
   )
 )
-# Of which MT-Bench's are one group.
+# MT-Bench's questions form one group.
 _SPEC_BENCH = (
   *(dataclasses.replace(one, group='mt_bench') for one in _MT_BENCH),
   *(
@@ -64,14 +64,14 @@ class Questions:
 
   @property
   def score_names(self) -> tuple[str, ...]:
-    """None."""
+    """Empty, because answers are not scored."""
     return ()
 
   def prompts(self) -> list[prompts_lib.Prompt]:
-    """The first turns.
+    """Returns the first turn of each question.
 
     Raises:
-      ValueError: a question is none of this benchmark's, or is there twice.
+      ValueError: a question is not one of this benchmark's, or occurs twice.
     """
     prompts = [self._prompt(record) for record in self.source.read()]
     lines: dict[str, int] = {}
@@ -84,11 +84,11 @@ class Questions:
     return prompts
 
   def provenance(self) -> source_lib.Provenance:
-    """What `prompts` reads."""
+    """Describes the data that `prompts` reads."""
     return self.source.provenance()
 
   def unscored(self) -> str:
-    """Why answers are not scored."""
+    """Returns why answers are not scored."""
     return self.why_unscored
 
   def score(
@@ -96,7 +96,7 @@ class Questions:
     prompts: Sequence[prompts_lib.Prompt],
     answers: Sequence[Sequence[str]],
   ) -> list[task.Score]:
-    """No score."""
+    """Returns no score."""
     del prompts, answers
     return []
 
@@ -118,7 +118,7 @@ class Questions:
 
 
 def _check(category, values):
-  """Refuses what is no question of its category."""
+  """Raises ValueError unless a record is a question of its category."""
   number, ids = values.get('question_id'), category.ids
   if not isinstance(number, int) or number not in ids:
     raise ValueError(
@@ -138,7 +138,7 @@ def _check(category, values):
 
 @gin.configurable
 def mt_bench(*, path: str | None = None, chat: bool = True) -> Questions:
-  """MT-Bench from a file of its questions, by its own eight categories."""
+  """Returns MT-Bench from a file of its questions, in its eight categories."""
   return Questions(
     name='MT-Bench',
     source=source_lib.Source(
@@ -162,7 +162,7 @@ def mt_bench(*, path: str | None = None, chat: bool = True) -> Questions:
 
 @gin.configurable
 def spec_bench(*, path: str | None = None, chat: bool = True) -> Questions:
-  """Spec-Bench from a file of its questions, in its tables' six groups."""
+  """Returns Spec-Bench from a file of its questions, in its six groups."""
   return Questions(
     name='Spec-Bench',
     source=source_lib.Source(

@@ -1,4 +1,4 @@
-"""ROUGE-2, the score of summaries: Lin 2004."""
+"""ROUGE-2, the score of summaries (Lin, 2004)."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ NAME = 'ROUGE-2'
 
 
 def missing() -> str | None:
-  """Why there is no ROUGE-2 here; None where there is."""
+  """Returns why ROUGE-2 is not available here; None if it is."""
   try:
     _scorer()
   except ImportError as error:
@@ -20,11 +20,11 @@ def missing() -> str | None:
 def score(
   prompts: Sequence[prompts_lib.Prompt], answers: Sequence[Sequence[str]]
 ) -> list[task.Score]:
-  """The mean F1 over bigrams of stems; [] where it is `missing`.
+  """Returns the mean F1 over bigrams of stems; [] if the package is `missing`.
 
   Args:
-    prompts: with references.
-    answers: summaries; of several samples of a prompt the mean is taken.
+    prompts: prompts with references.
+    answers: the summaries; the mean is taken over the samples of a prompt.
   """
   if missing():
     return []

@@ -1,16 +1,17 @@
 """Runs generated code where it can do nothing but compute.
 
-Each program has a process of its own, which gives up all system calls that a
-computation does without before the program begins (`system_calls.py`): it
-cannot start a process or thread, reach the network, signal, or write, create or
-remove a file. It has little memory and time, no environment, no input, an empty
-folder to be in, what it prints is dropped, and it ends with this process. Only
-Linux can do that; where it cannot be done nothing is run, since code that a
-model wrote may do anything.
+Each program has a process of its own. Before the program begins, the process
+gives up all system calls that a computation does not need (`system_calls.py`):
+it cannot start a process or thread, reach the network, send a signal, or write,
+create or remove a file. It has little memory and time, no environment, no input
+and an empty working directory. What it prints is discarded, and it ends with
+this process. Only Linux can do that; elsewhere nothing is run, because code
+that a model wrote may do anything.
 
-What remains: it can read the files that you can read, though nothing of them
-gets out, and it runs in one interpreter with its tests. A program that sets out
-to cheat could pass them; one that ends early or prints success does not.
+Two gaps remain. The program can read the files that you can read, although
+nothing of them gets out; and it shares an interpreter with its tests, so a
+program that sets out to cheat could pass them. A program that ends early or
+prints success does not.
 """
 
 from collections.abc import Sequence
@@ -30,13 +31,13 @@ import gin
 from experiments.command import environment
 
 _JAIL = pathlib.Path(__file__).with_name('jail.py')
-# What -I does, but for leaving out PYTHONHASHSEED, which is in the environment
-# that we give. And no compiled files are written.
+# Like -I, except that PYTHONHASHSEED, which we set in the environment, applies.
+# No compiled files are written.
 _PYTHON = (sys.executable, '-s', '-P', '-B')
-# Where some installations of Python find themselves.
+# Some installations of Python need it to find their own libraries.
 _KEPT = ('LD_LIBRARY_PATH',)
 _MAX_ANSWER = 4096
-# With less an interpreter does not begin, or its answer has no room.
+# With less, an interpreter does not start, or its answer does not fit.
 _LEAST = {
   'seconds': 1,
   'clock_seconds': 1,
@@ -49,16 +50,16 @@ _LEAST = {
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """What a program may use.
+  """The resources that a program may use.
 
   Raises:
-    ValueError: a limit that no program could keep, or that is no whole number,
-      which all but `clock_seconds` have to be.
+    ValueError: a limit is infinite or too small for any program, or is not a
+      whole number, as all but `clock_seconds` have to be.
   """
 
-  seconds: int = 3  # of the processor
-  clock_seconds: float = 15  # others use the processor too
-  memory_bytes: int = 2**30  # of addresses
+  seconds: int = 3  # CPU time
+  clock_seconds: float = 15  # wall-clock time; others use the processor too
+  memory_bytes: int = 2**30  # address space
   file_bytes: int = 2**20
   open_files: int = 32
 
@@ -73,7 +74,7 @@ class Limits:
         )
 
   def of_process(self) -> dict[str, int]:
-    """By the names of setrlimit(2)."""
+    """Returns the limits by their names in setrlimit(2)."""
     return {
       'CPU': self.seconds,
       'AS': self.memory_bytes,
@@ -94,7 +95,7 @@ class Outcome:
 
 
 def refusal(limits: Limits = DEFAULT) -> str | None:
-  """Why no program can be run here within limits; None where it can be."""
+  """Returns why no program can be run here within limits; None if one can."""
   kind, reason = _run('import collections', limits)
   if kind == 'failed':
     return f'a program that does nothing fails ({reason}) within {limits}'
@@ -102,10 +103,10 @@ def refusal(limits: Limits = DEFAULT) -> str | None:
 
 
 def run(program: str, limits: Limits = DEFAULT) -> Outcome:
-  """Runs Python source to its end, or to that of its limits.
+  """Runs Python source until it ends or reaches a limit.
 
   Raises:
-    ValueError: it cannot be walled in here, and was not run.
+    ValueError: the program cannot be confined here, and was not run.
   """
   kind, reason = _run(program, limits)
   if kind == 'refused':
@@ -117,14 +118,14 @@ def run(program: str, limits: Limits = DEFAULT) -> Outcome:
 
 
 def run_all(programs: Sequence[str], limits: Limits = DEFAULT) -> list[Outcome]:
-  """`run`, as many at once as there are processors for this process."""
-  # Of others it may not use, programs would run out of time.
+  """Runs programs, as many at once as this process may use processors."""
+  # Counting processors that it may not use would make programs run out of time.
   with futures.ThreadPoolExecutor(environment.num_cores()) as pool:
     return list(pool.map(lambda program: run(program, limits), programs))
 
 
 def _run(program: str, limits: Limits) -> tuple[str, str]:
-  """'passed', 'failed' or 'refused', and why."""
+  """Returns 'passed', 'failed' or 'refused', and why."""
   secret = secrets.token_hex(16)
   task = {
     'program': program,
@@ -135,18 +136,18 @@ def _run(program: str, limits: Limits) -> tuple[str, str]:
   kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
   with (
     tempfile.TemporaryDirectory(prefix='specsample-') as folder,
-    # A file, whose size is limited, where a pipe could be filled for ever.
+    # A file, because its size is limited; a pipe could be filled for ever.
     tempfile.TemporaryFile() as answer,
   ):
     try:
-      # Killed when the time is up or we are interrupted. It has no children.
+      # It is killed when time is up or we are interrupted. It has no children.
       ended = subprocess.run(
         [*_PYTHON, str(_JAIL)],
         input=json.dumps(task).encode(),
         stdout=answer,
         stderr=subprocess.DEVNULL,
         cwd=folder,
-        # Sets of strings have the same order each time.
+        # Gives sets of strings the same order each time.
         env={'PYTHONHASHSEED': '0', 'OPENBLAS_NUM_THREADS': '1', **kept},
         start_new_session=True,
         timeout=limits.clock_seconds,

@@ -1,4 +1,4 @@
-"""Where a data set is read from: a file of JSON lines, or the hub."""
+"""The source of a data set: a file of JSON lines, or the hub."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -15,13 +15,13 @@ from experiments.tasks import hub as hub_lib
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-  """What was read."""
+  """A description of the data that was read."""
 
   source: str
-  # Of the file, unpacked if need be; of the hub's records as JSON lines.
+  # The digest of the unpacked file, or of the hub's records as JSON lines.
   sha256: str
-  published: bool | None  # is it that of the published file? None: not known
-  left_out: int = 0  # records, for want of a text
+  published: bool | None  # whether it is the published file's; None if unknown
+  left_out: int = 0  # records that lack a text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,29 +36,29 @@ class Record:
 class Source:
   """A data set whose records have texts of known names."""
 
-  task: str  # what it is called in messages
+  task: str  # its name in messages
   fields: tuple[str, ...]  # the texts that each record has
-  # That of them without which a record is left out; else it is an error.
+  # A record without this text is left out; without another it is an error.
   skip_without: str | None = None
   remedy: str  # where to get it, and how to name a file of it
   path: str | None
-  hub: hub_lib.Subset | None = None  # read where no path is given
+  hub: hub_lib.Subset | None = None  # read if no path is given
   sha256: str | None = None  # of the published file, unpacked
 
   def read(self) -> list[Record]:
-    """All records, but for those without the text of `skip_without`.
+    """Returns all records, except those without the text of `skip_without`.
 
     Raises:
-      ValueError: it is absent, empty or of another schema.
+      ValueError: the data set is absent, empty or of another schema.
     """
     kept, _ = self._read()
     return kept
 
   def provenance(self) -> Provenance:
-    """What `read` reads.
+    """Describes the data that `read` reads.
 
     Raises:
-      ValueError: as there.
+      ValueError: as for `read`.
     """
     kept, left_out = self._read()
     if self.path is not None:
@@ -73,13 +73,13 @@ class Source:
     return Provenance(str(self.hub), found.hexdigest(), None, left_out)
 
   def error(self, reason: str) -> ValueError:
-    """What is wrong with the data set, with its name and the remedy."""
+    """Returns an error with the data set's name, the reason and the remedy."""
     where = self.hub if self.path is None else self.path
     place = '' if where is None else f'{where}: '
     return ValueError(f'{self.task}: {place}{reason}: {self.remedy}')
 
   def _read(self) -> tuple[list[Record], int]:
-    """The records that are kept, and how many are not."""
+    """Returns the records that are kept, and the number that are left out."""
     records = [
       Record(line, self._checked(line, values)) for line, values in self._rows()
     ]
@@ -146,7 +146,7 @@ class Source:
 
 
 def binding(task: str, fields: tuple[str, ...]) -> str:
-  """How a user names a file of a task, the end of a remedy."""
+  """Returns the end of a remedy: how a user names a file for a task."""
   names = ', '.join(f'"{name}"' for name in fields)
   return (
     f"""--gin_bindings='{task}.path = "FILE"' names a file of JSON lines """

@@ -9,7 +9,7 @@ from experiments.tasks import rouge
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
-# Where a model that goes on writing has ended the summary.
+# A plain model that keeps writing has ended its summary here.
 _STOPS = ('\n\n', '\nArticle:')
 
 
@@ -17,13 +17,13 @@ _STOPS = ('\n\n', '\nArticle:')
 class Summaries:
   """A data set of articles and their summaries, made in `summarization.py`.
 
-  Of a record the first of its source's fields is the article, the second the
-  summary. With `one_shot` a prompt begins with an example.
+  The source has two fields, the article and its summary. With `one_shot` every
+  prompt begins with an example.
   """
 
   name: str
   source: source_lib.Source
-  request: str  # of a chat: what is to be done
+  request: str  # the instruction in a chat prompt
   one_shot: source_lib.Source | None = None  # the example is its first record
   chat: bool = False
   max_words: int | None = None  # longer articles are left out
@@ -34,7 +34,7 @@ class Summaries:
     return (rouge.NAME,)
 
   def prompts(self) -> list[prompts_lib.Prompt]:
-    """An article each; a reference is the article's own summary."""
+    """Returns a prompt per article, with the article's summary as reference."""
     records = self.source.read()
     if self.source == self.one_shot:
       records = records[1:]
@@ -53,11 +53,11 @@ class Summaries:
     return [self._prompt(begin, record) for record in kept]
 
   def provenance(self) -> source_lib.Provenance:
-    """What `prompts` reads, but for the example."""
+    """Describes the data that `prompts` reads, except for the example."""
     return self.source.provenance()
 
   def unscored(self) -> str | None:
-    """Whether the package of ROUGE is missing."""
+    """Returns why there is no ROUGE-2 score; None if there is one."""
     return rouge.missing()
 
   def score(
@@ -65,8 +65,11 @@ class Summaries:
     prompts: Sequence[prompts_lib.Prompt],
     answers: Sequence[Sequence[str]],
   ) -> list[task.Score]:
-    """ROUGE-2: of a chat model's answer without its thoughts; of what a plain
-    model writes on, the first paragraph's."""
+    """Returns the ROUGE-2 score of the summaries in the answers.
+
+    The summary is a chat model's answer without its thoughts, or the first
+    paragraph of what a plain model writes.
+    """
     summary = extraction.spoken if self.chat else _first_paragraph
     found = [[summary(text) for text in samples] for samples in answers]
     return rouge.score(prompts, found)

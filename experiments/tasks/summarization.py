@@ -1,8 +1,9 @@
-"""The tasks of summarising: XSum, CNN/DailyMail, and a few articles of our own.
+"""Summarisation tasks: XSum, CNN/DailyMail, and a few articles of our own.
 
-XSum is Narayan et al. 1808.08745, CNN/DailyMail Hermann et al. 1506.03340 as
-See et al. 1704.04368 prepared it. Chen et al. 2302.01318 put one example before
-each article of XSum and do not print it; here it is the first of our own.
+XSum is by Narayan et al. 1808.08745. CNN/DailyMail is by Hermann et al.
+1506.03340, as prepared by See et al. 1704.04368. Chen et al. 2302.01318 put one
+example before each article of XSum, but do not print it; here it is the first
+article of our own.
 """
 
 import gin
@@ -21,10 +22,10 @@ _SPLITS = ('train', 'validation', 'test')
 
 @gin.configurable
 def articles(*, path: str = _OURS, chat: bool = False) -> summaries.Summaries:
-  """Twelve articles that were written for this repository.
+  """Returns twelve articles that were written for this repository.
 
-  They let every machine try what XSum is for; to compare models by, they are
-  too few. The first article of the file is the example, and no prompt.
+  They stand in for XSum on any machine, but are too few to compare models by.
+  The first article of the file is the example, and not a prompt.
   """
   own = _articles(path)
   return summaries.Summaries(
@@ -41,17 +42,17 @@ def xsum(
   chat: bool = False,
   max_words: int | None = None,
 ) -> summaries.Summaries:
-  """A split of XSum, whose summaries are one sentence.
+  """Returns a split of XSum, whose summaries are one sentence long.
 
-  Of a few of its articles the hub has the summary alone: they are left out.
+  For a few articles the hub has only the summary; these are left out.
 
   Args:
-    path: a file of it; None for the hub's.
-    split: of the hub's: 'train', 'validation' or 'test'. A file is read whole.
-    revision: of the hub's repository; None for the newest. Where that holds
-      a script, which the library no longer runs, 'refs/convert/parquet'.
+    path: a file with the data set; None reads from the hub.
+    split: of the hub: 'train', 'validation' or 'test'. A file is read whole.
+    revision: of the hub's repository; None for the newest. If that holds a
+      script, which the library no longer runs, use 'refs/convert/parquet'.
     chat: whether a prompt is one user turn of a chat.
-    max_words: articles of more are left out.
+    max_words: longer articles are left out; None keeps all.
 
   Raises:
     ValueError: there is no such split.
@@ -85,7 +86,7 @@ def cnn_dailymail(
   chat: bool = False,
   max_words: int | None = None,
 ) -> summaries.Summaries:
-  """CNN/DailyMail's test split, without an example; arguments as of `xsum`."""
+  """Returns CNN/DailyMail's test split, zero-shot; arguments as for `xsum`."""
   return summaries.Summaries(
     name='CNN/DM',
     source=_on_hub(

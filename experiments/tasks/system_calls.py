@@ -1,11 +1,13 @@
-"""A seccomp filter of the few system calls that a computation needs.
+"""A seccomp filter that allows the few system calls that a computation needs.
 
-Linux takes the others away from a process, for good: seccomp(2). What is not
-listed here fails as a call that the kernel does not have, so that of another
-process, thread, socket, signal or timer there is nothing to be had, nor of
-calls that a later kernel adds. Files can be opened for reading alone.
+Linux takes all other calls away from a process, permanently: seccomp(2). A call
+that is not listed here fails as if the kernel did not have it. The process
+therefore cannot start another process or thread, open a socket, send a signal,
+set a timer, or make a call that a later kernel adds. Files can be opened for
+reading only.
 
-Standard library only: `jail.py` imports this file without the rest.
+This file uses only the standard library, because `jail.py` imports it without
+the rest of the package.
 """
 
 import ctypes
@@ -15,7 +17,7 @@ import signal
 import struct
 import sys
 
-# Of x86-64 and of aarch64, as <asm/unistd.h> numbers them; None: it has none.
+# Numbers on x86-64 and on aarch64, from <asm/unistd.h>; None: no such call.
 _ALLOWED = {
   'read': (0, 63),
   'readv': (19, 65),
@@ -73,14 +75,14 @@ _ALLOWED = {
   'exit_group': (231, 94),
 }
 _OPENAT = (257, 56)
-# The kernel's name of the architecture, AUDIT_ARCH_*.
+# The kernel's constants for the architectures, AUDIT_ARCH_*.
 _ARCHITECTURES = {'x86_64': 0xC000003E, 'aarch64': 0xC00000B7}
 _WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
 
 # Classic BPF: load a word, jump if equal, jump if a bit is set, return.
 _LOAD, _EQUAL, _HAS_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06
-# Where struct seccomp_data has the number, the architecture and the lower half
-# of the third argument, which are the flags of openat.
+# Offsets in struct seccomp_data of the number, the architecture and the lower
+# half of the third argument, which holds the flags of openat.
 _NUMBER, _ARCHITECTURE, _FLAGS = 0, 4, 32
 _ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
@@ -88,10 +90,10 @@ _MODE_FILTER = 2
 
 
 def end_with(parent: int) -> None:
-  """Has the kernel kill this process when its parent is gone, however.
+  """Makes the kernel kill this process when its parent ends, however it ends.
 
   Raises:
-    OSError: this system cannot do that, or the parent is gone.
+    OSError: this system cannot do that, or the parent has already ended.
   """
   _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != parent:
@@ -99,7 +101,7 @@ def end_with(parent: int) -> None:
 
 
 def renounce() -> None:
-  """Gives up all other system calls, for this process and for good.
+  """Gives up all system calls that are not listed here, permanently.
 
   Raises:
     OSError: this system or machine has no such filter.

@@ -1,4 +1,4 @@
-"""What a task is: prompts, and how answers to them are scored."""
+"""The protocol of a task: prompts, and how answers to them are scored."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -17,18 +17,18 @@ class Score:
 
   name: str  # as tables show it: 'ROUGE-2', 'pass@1'
   value: float  # 0 to 1
-  ci95: list[float] | None  # of other prompts like these: `intervals.of_shares`
+  ci95: list[float] | None  # for prompts like these: `intervals.of_shares`
 
 
 class Task(Protocol):
-  """A data set and its score: a frozen dataclass.
+  """A data set and its score, as a frozen dataclass.
 
-  Nothing is read, and no package of an extra imported, when one is made.
+  Making a task reads nothing and imports no optional package.
   """
 
   @property
   def name(self) -> str:
-    """As tables show it."""
+    """The name that tables show."""
 
   @property
   def chat(self) -> bool:
@@ -36,10 +36,10 @@ class Task(Protocol):
 
   @property
   def score_names(self) -> tuple[str, ...]:
-    """What `score` may give, whether or not it does here."""
+    """The names that `score` may return, whether or not it does here."""
 
   def prompts(self) -> list[prompts_lib.Prompt]:
-    """All of them.
+    """Returns all prompts.
 
     Raises:
       ValueError: the data set is absent, empty or of another schema; the
@@ -47,20 +47,20 @@ class Task(Protocol):
     """
 
   def provenance(self) -> source_lib.Provenance:
-    """What `prompts` reads; ValueError as there."""
+    """Describes the data that `prompts` reads; raises ValueError as it does."""
 
   def unscored(self) -> str | None:
-    """Why `score` gives nothing; None where it scores."""
+    """Returns why `score` returns nothing; None if it scores."""
 
   def score(
     self,
     prompts: Sequence[prompts_lib.Prompt],
     answers: Sequence[Sequence[str]],
   ) -> list[Score]:
-    """Scores the samples of each prompt, at least one; [] where `unscored`."""
+    """Scores each prompt's samples, at least one each; [] if `unscored`."""
 
 
 def average(name: str, values: Sequence[float]) -> Score:
-  """The score that is the mean of the prompts' own, which are 0 to 1."""
+  """Returns the mean of the prompts' own scores, which are from 0 to 1."""
   shares = np.asarray(values, np.float64)
   return Score(name, float(shares.mean()), intervals.of_shares(shares))

@@ -1,1 +1,1 @@
-"""How long things take on the devices at hand."""
+"""Timing of passes, rounds and methods on the devices at hand."""

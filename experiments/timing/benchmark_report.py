@@ -1,4 +1,4 @@
-"""What a benchmark leaves: a summary in the terminal, and benchmark.json."""
+"""The output of a benchmark: a terminal summary and benchmark.json."""
 
 import dataclasses
 import pathlib
@@ -21,9 +21,9 @@ def write(out: pathlib.PurePath, measured: benchmarking.Measured) -> None:
 
 
 def content(measured: benchmarking.Measured) -> dict[str, Any]:
-  """What was measured, in JSON's types.
+  """Returns what was measured, in JSON's types.
 
-  The parts of a round of the first method stand beside `methods` too, for
+  The parts of a round of the first method are repeated beside `methods`, for
   readers that compare one speculative method between runs.
   """
   first = next(iter(measured.methods.values()))
@@ -42,7 +42,7 @@ def show(out: pathlib.PurePath, measured: benchmarking.Measured) -> None:
 
 
 def lines(measured: benchmarking.Measured) -> list[str]:
-  """The summary, a fact a line."""
+  """Returns the summary, one fact per line."""
   base = measured.t_ms['1']
   passes = ', '.join(
     f't({n}) {ms:.1f}' + (f' ({ms / base:.2f}x)' if n != '1' else '')

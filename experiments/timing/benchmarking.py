@@ -1,4 +1,4 @@
-"""What `benchmark` measures: one model, its drafters, one machine."""
+"""The measurements of `benchmark`: one model, its drafters, one machine."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -28,18 +28,21 @@ from specsample.types import Model, Params
 
 # Tokens fed in one pass: a draft of 0, 1, 2, 4, 8 or 16, and the pending one.
 _ROWS = (1, 2, 3, 5, 9, 17)
-# Beside the names of methods, of which none is None.
+# Used next to the names of methods, none of which is None.
 _PLAIN, _PEER = 'autoregressive', None
 
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Benchmark:
-  """What is measured. The prompt is a text, or ids 1, 2, 3, ... without one."""
+  """A benchmark's settings.
+
+  The prompt is a text, or the ids 1, 2, 3, ... if there is none.
+  """
 
   model: Model
   params: Params
-  methods: Mapping[str, methods_lib.Method]  # by what they are called
+  methods: Mapping[str, methods_lib.Method]  # by name
   prompt: str | None = None
   loaded: specsample.Loaded | None = None  # with a tokenizer for the prompt
   prompt_length: int = 64
@@ -47,7 +50,7 @@ class Benchmark:
   repeats: int = 5
 
   def __post_init__(self):
-    """Refuses to measure nothing."""
+    """Raises ValueError if nothing would be measured."""
     if not self.methods:
       raise ValueError('Benchmark.methods is empty: name a method at least')
     for name in ('repeats', 'prompt_length'):
@@ -57,7 +60,7 @@ class Benchmark:
         )
 
   def check(self) -> None:
-    """Refuses an answer that the model has no room for.
+    """Checks that the model has room for the whole answer.
 
     Raises:
       ValueError: fewer tokens than `max_new_tokens` would be decoded.
@@ -70,7 +73,7 @@ class Benchmark:
       )
 
   def setup(self, method: methods_lib.Method) -> setup_lib.Setup:
-    """The setup that decodes with a method."""
+    """Returns the setup that decodes with a method."""
     return setup_lib.Setup(
       target=specsample.Loaded(cast(Any, self.model), self.params, None),
       method=method,
@@ -80,11 +83,11 @@ class Benchmark:
 
   @property
   def peer(self) -> specsample.Loaded | None:
-    """What transformers is measured with; under a mesh it is not."""
+    """The model that transformers is measured with; None under a mesh."""
     return self.loaded if jax.sharding.get_mesh().empty else None
 
   def prompt_tokens(self) -> list[int]:
-    """The one prompt, as the model reads it."""
+    """Returns the tokens of the one prompt."""
     if self.prompt is None or self.loaded is None:
       return [
         1 + i % (self.model.vocab_size - 1) for i in range(self.prompt_length)
@@ -94,7 +97,7 @@ class Benchmark:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Speculative:
-  """A method, and what its rounds took."""
+  """A method's speed, and the time of each part of its rounds."""
 
   drafter: str
   verifier: str
@@ -103,33 +106,36 @@ class Speculative:
   num_draft_tokens: int
   tokens_per_s: float  # prefill included
   tokens_per_round: float
-  plain_rounds: float  # the share that drafted nothing
+  plain_rounds: float  # the share of rounds that drafted nothing
   draft_ms: float
-  verify_ms: float  # as the next, of rounds as wide as those of the generation
-  verify_ms_by_width: dict[str, float]  # empty if all are as wide
+  verify_ms: float  # like overhead_ms, averaged over the widths of the rounds
+  verify_ms_by_width: dict[str, float]  # empty if there is only one width
   overhead_ms: float
-  draft_percent: float  # of the three
+  draft_percent: float  # of the sum of the three parts
   overhead_percent: float
-  # c: a drafted token (of a tree, a level) over a round without drafts.
+  # c: a draft token (for a tree, a level) over a round without drafts.
   cost_ratio: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-  """benchmark.json, which `summary.content` completes. None: not measured."""
+  """The measurements in benchmark.json; None means not measured.
 
-  t_ms: dict[str, float]  # a pass of the target over so many tokens
-  ar_tokens_per_s: float  # prefill included, as is the next
+  `benchmark_report.content` adds a few more fields.
+  """
+
+  t_ms: dict[str, float]  # a pass of the target, by its number of tokens
+  ar_tokens_per_s: float  # prefill included, like the next
   transformers_tokens_per_s: float | None
-  ar_ms_per_token: float  # prefill left out, the least
-  ar_round_ms: float  # the same, the median: what cost ratios are over
-  memory_gb_per_s: float  # of one device, as it is read or copied
+  ar_ms_per_token: float  # without the prefill; the least
+  ar_round_ms: float  # without the prefill; the median, used for cost ratios
+  memory_gb_per_s: float  # of one device, the faster of reading and copying
   percent_of_roofline: float  # of autoregressive decoding
   methods: dict[str, Speculative]
-  weight_bytes: int  # without a mesh's copies, as the next
+  weight_bytes: int  # without copies on a mesh, like cache_bytes
   cache_bytes: int
-  peak_rss_bytes: int  # of the process, by the end of autoregressive decoding
-  baseline_rss_bytes: int  # of that, what it held before there was a model
+  peak_rss_bytes: int  # of the process, after autoregressive decoding
+  baseline_rss_bytes: int  # the same before the model was loaded
   peak_device_bytes: int | None
   prompt_tokens: int
   max_new_tokens: int
@@ -138,12 +144,12 @@ class Measured:
 def measure(
   benchmark: Benchmark, baseline_rss: int, progress: progress_lib.Bar
 ) -> Measured:
-  """Measures everything, the memory first: it only ever grows.
+  """Measures everything, memory first because its peak only grows.
 
   Args:
-    benchmark: what is measured.
+    benchmark: what to measure.
     baseline_rss: `peak_rss` before the benchmark was made.
-    progress: shows it, see `progress.bar`.
+    progress: shows the progress, see `progress.bar`.
   """
   prompt = benchmark.prompt_tokens()
   plain = methods_lib.Method(specsample.drafters.NoDraft())
@@ -195,7 +201,7 @@ def measure(
     )
     bandwidths.append(measure_lib.memory_bandwidth())
 
-  # The machine's best, as the decoding is: it may be slower for a while.
+  # The machine's best, like the decoding times: it may be slow for a while.
   bandwidth = max(bandwidths)
   target = {'target': benchmark.params}
   roofline = roofline_lib.Roofline.of(target, benchmark.model, bandwidth)
@@ -257,7 +263,7 @@ def _speculative(method, stats, seconds, parts, plain_ms):
     overhead_ms=overhead_ms,
     draft_percent=100 * draft_ms / parts_ms,
     overhead_percent=100 * overhead_ms / parts_ms,
-    # Of NoDraft there is no draft whose cost could be stated.
+    # NoDraft has depth 0, and no draft whose cost could be stated.
     cost_ratio=draft_ms / max(initial.depth(method.drafter), 1) / plain_ms,
   )
 
@@ -268,9 +274,10 @@ def _cache_length(benchmark, prompt):
 
 
 def _in_turns(decoders, repeats):
-  """The least seconds of each: whatever else the machine does only adds.
+  """Runs all decoders in turns and returns the least seconds of each.
 
-  Their first calls, which compile, are left out.
+  The least is taken because other work of the machine only adds time. First
+  calls are left out, because they compile.
   """
   times: dict[str, list[float]] = {name: [] for name in decoders}
   for repeat in range(repeats + 1):
@@ -282,6 +289,6 @@ def _in_turns(decoders, repeats):
 
 
 def peak_rss() -> int:
-  """The most bytes that this process has held in memory so far."""
+  """Returns the most bytes that this process has held in memory so far."""
   unit = 1 if sys.platform == 'darwin' else 1024
   return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

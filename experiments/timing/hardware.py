@@ -1,4 +1,4 @@
-"""Times on the devices: a pass of the target, and the memory.
+"""Measurements on the devices: passes of the target, and memory bandwidth.
 
 Nothing is compiled inside a timed region.
 """
@@ -16,19 +16,19 @@ from specsample import sharding
 from specsample.choosing import pass_times
 from specsample.types import Model, Params
 
-# Far above any cache, so that it is the memory that is read.
+# Far larger than any cache, so that the memory itself is read.
 _STREAM_BYTES = 1 << 28
 _STREAMS = 8
 
 
 def memory_bandwidth(repeats: int = 5) -> float:
-  """The most bytes a second that the memory of one device gives or takes.
+  """Returns the most bytes per second that one device's memory moves.
 
-  Of a large sum, which reads as a pass of a model does, and of a large copy,
-  which reads and writes: a roofline of the slower one would flatter. That is
-  this process's first device, also under a mesh; where it is the host's CPU,
-  numpy copies too. Processes that share a machine measure at the same time, and
-  share its bandwidth.
+  It times a large sum, which reads as a pass of a model does, and a large copy,
+  which reads and writes. The faster of them counts, because a roofline of the
+  slower one would flatter. The device is this process's first one, also under a
+  mesh. If it is the host's CPU, numpy copies too. Processes that share a
+  machine measure at the same time and share its bandwidth.
   """
   one = sharding.make_mesh(devices=jax.local_devices()[:1])
   is_mesh = not jax.sharding.get_mesh().empty
@@ -39,14 +39,14 @@ def memory_bandwidth(repeats: int = 5) -> float:
 def _memory_bandwidth(repeats):
   host = np.ones(_STREAM_BYTES // 4, np.float32)
   source = jnp.asarray(host)
-  # Donated, the second array is reused, as numpy's is: no fresh pages.
+  # The output reuses the donated array, as numpy's copy does: no fresh pages.
   fill = jax.jit(lambda old, x: x + 1, donate_argnums=0, keep_unused=True)
   read = jax.jit(jnp.sum)
   target = fill(jnp.zeros_like(source), source)
   jax.block_until_ready(read(source))
   copies, reads = [], []
   for _ in range(repeats):
-    # Several wait for the device at once, so that it does not wait for calls.
+    # Several calls are queued, so that the device does not wait for the host.
     start = time.perf_counter()
     for _ in range(_STREAMS):
       target = fill(target, source)
@@ -73,9 +73,9 @@ def pass_ms(
   passes: int = 4,
   repeats: int = 25,
 ) -> dict[int, float]:
-  """The least milliseconds of a pass of the target over so many tokens.
+  """Returns the least milliseconds of a target pass, by its number of tokens.
 
-  Arguments as `pass_times.passes` takes them.
+  The arguments are those of `pass_times.passes`; `passes` is its `times`.
   """
   found = pass_times.passes(
     params,

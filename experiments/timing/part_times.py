@@ -1,4 +1,4 @@
-"""How long the parts of a round take, by its number of drafts."""
+"""The time of each part of a round, by the round's number of drafts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +14,14 @@ PARTS = ('draft_ms', 'verify_ms', 'overhead_ms')
 def of_lengths(
   parts: Mapping[str, Any], name: str, most_drafts: int
 ) -> np.ndarray:
-  """Returns a part of a round of 0, 1, ... drafts, milliseconds [K + 1].
+  """Returns the milliseconds [K + 1] of a part for rounds of 0, 1, ... drafts.
 
   Args:
-    parts: of a round, as the journal has them. Without times by width, as those
-      of older versions, the part takes as long in every round.
+    parts: the parts of a round, as in the journal. Older journals have no times
+      by width; the part then takes the same time in every round.
     name: one of `PARTS`.
-    most_drafts: K; of a tree its depth, whose every draft is then read by the
-      first width of so many nodes.
+    most_drafts: K. For a tree, its depth: a draft of depth i is then counted at
+      the first width of at least i nodes.
   """
   by_width = {
     int(width): ms for width, ms in parts.get(f'{name}_by_width', {}).items()

@@ -1,9 +1,9 @@
-"""The least time that the memory leaves to a pass of the target.
+"""The least time of a pass of the target that memory bandwidth allows.
 
-A pass reads the weights once on every device that holds them, of many experts
-those that its tokens are sent to, and the cache of each row. Devices of a mesh
-read at the same time, each from its own memory; the CPU's devices are an
-exception, those of a process share one.
+A pass reads the weights once on every device that holds them, except that it
+reads only the experts that its tokens are sent to. It also reads the cache of
+each row. The devices of a mesh read at the same time, each from its own memory;
+only the CPU devices of a process share one memory.
 """
 
 import dataclasses
@@ -19,15 +19,16 @@ from specsample.types import Model, Params
 
 
 def weight_bytes(params: Params) -> int:
-  """Bytes of the target's weights that passes read, all experts among them.
+  """Returns the bytes of the target's weights that passes read.
 
-  Without a mesh; under one each device reads its parts of them.
+  All experts are included. Every weight counts once, even if a mesh holds
+  several copies; each device of a mesh reads its own part.
   """
   return sum(_read(params, lambda leaf: leaf.nbytes))
 
 
 def cache_bytes(model: Model, length: int) -> int:
-  """Bytes of the cache of one sequence of `length` tokens."""
+  """Returns the bytes of the cache of one sequence of `length` tokens."""
   rows = sharding.batch_parts()
   cache = jax.eval_shape(lambda: model.init_cache(rows, length))
   leaves = jax.tree.leaves(cache)
@@ -36,19 +37,22 @@ def cache_bytes(model: Model, length: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-  """What the devices of the mesh, or the one device, read and how fast."""
+  """The reads of the mesh's devices, or of the one device, and their speed."""
 
-  weight_bytes: int  # of one pass, over all devices, but for experts
+  weight_bytes: int  # per pass, over all devices, without experts
   expert_bytes: int  # of all experts, likewise
   experts: experts_lib.Experts | None  # the target's, if it has any
   cache_copies: float  # how many devices read the same part of a cache
-  bytes_per_second: float  # of all memories
+  bytes_per_second: float  # of all memories together
 
   @classmethod
   def of(
     cls, params: Params, model: Model, memory_bandwidth: float
   ) -> 'Roofline':
-    """Where the parameters are; `memory_bandwidth` is that of one memory."""
+    """Returns the roofline of the devices that hold the parameters.
+
+    `memory_bandwidth` is that of one memory, in bytes per second.
+    """
     weights, of_experts = _read(params, _bytes_on_devices)
     return cls(
       weight_bytes=weights,
@@ -59,10 +63,13 @@ class Roofline:
     )
 
   def seconds(self, passes: float, caches: int, num_tokens: int) -> float:
-    """Of so many passes, which read so many bytes of caches altogether.
+    """Returns the least seconds of several passes.
 
-    Each is over `num_tokens` of all rows, sent to as many experts as tokens are
-    on average to which all experts are alike.
+    Args:
+      passes: number of passes.
+      caches: bytes of caches that all the passes read together.
+      num_tokens: tokens of all rows per pass, which decide how many experts are
+        read: the mean number if all experts are equally likely.
     """
     of_pass = float(self.weight_bytes)
     if self.experts is not None:
@@ -74,13 +81,13 @@ class Roofline:
 
 
 def _read(params, size):
-  """Of the weights but experts', and of those."""
+  """Returns the size of all weights but the experts', and the experts' size."""
   target = params['target']
   of_experts = total = 0
   for path, leaf in jax.tree_util.tree_leaves_with_path(target):
     total += size(leaf)
     of_experts += size(leaf) * ('expert_' in jax.tree_util.keystr(path))
-  if 'unembedding' in target:  # then of the other table a row a token is read
+  if 'unembedding' in target:  # then one row of the embedding per token is read
     total -= size(target['embedding'])
   return total - of_experts, of_experts
 
@@ -95,7 +102,7 @@ def _cache_copies(model):
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
     return 1
-  # Of Explicit axes JAX tells how an array is divided without computing it.
+  # For Explicit axes, JAX says how an array is divided without computing it.
   kinds = (AxisType.Explicit,) * len(mesh.axis_names)
   with jax.set_mesh(
     jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)

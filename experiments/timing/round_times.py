@@ -1,4 +1,4 @@
-"""Times of a round of decoding and of its parts.
+"""Timing of a round of decoding and of its parts.
 
 Nothing is compiled inside a timed region.
 """
@@ -21,27 +21,27 @@ from specsample.loop import step
 from specsample.types import DecodeState, DraftLaw
 
 _PLAIN = methods.Method(specsample.drafters.NoDraft())
-# The rule is timed over so many times the rounds: it may take less than calls
-# differ by.
+# The rule is timed over this many times as many rounds, because it may take
+# less time than calls differ by.
 _MORE = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundTimes:
-  """Milliseconds of a round and its parts, and of what comes before them."""
+  """Milliseconds of a round and its parts, and of the prefill before it."""
 
   prefill_ms: float  # of all rows of the batch
-  plain_prefill_ms: float  # without a drafter, as is the next
+  plain_prefill_ms: float  # without a drafter, like the next
   plain_ms: float  # a round of autoregressive decoding
-  draft_ms: float  # noise can make it negative, as the rest: `settled`
+  draft_ms: float  # noise can make it negative, like overhead_ms; see `settled`
   verify_ms: float  # the target's pass over K drafts
-  overhead_ms: float  # the rest, of a round with such a pass
-  judge_ms: float  # of the rest, the rule that decides what is kept
-  least_ms: float  # of whole rounds, the fastest that was seen
+  overhead_ms: float  # the rest of a round with such a pass
+  judge_ms: float  # the part of overhead_ms that the verification rule takes
+  least_ms: float  # a whole round, in the fastest turn
   law: DraftLaw  # of the drafts
-  # By the width of the target's pass; empty if the drafter has one alone.
+  # By the width of the target's pass; empty if the drafter has only one width.
   verify_ms_by_width: dict[str, float]
-  overhead_ms_by_width: dict[str, float]  # a rule decides over fewer drafts
+  overhead_ms_by_width: dict[str, float]  # a rule also judges fewer drafts
 
 
 def times(
@@ -51,22 +51,25 @@ def times(
   rounds: int = 4,
   repeats: int = 25,
 ) -> RoundTimes:
-  """Times the prefill, drafting, the target over a draft, a whole round.
+  """Times the prefill, drafting, the target's pass over a draft, and a round.
 
-  Drafting is what drafting and the target take together less the target, whose
-  weights push the drafter's out of the processor's caches, as in a round: alone
-  it took a third less. Each is a compiled loop of `rounds` (timed_loops.py);
-  all take turns, `repeats` times, with prefill and rounds of autoregressive
-  decoding. Of each a call of no rounds is timed too and taken off: an answer is
-  one call. Parts are medians; the rest is that of the whole less the two parts
-  just before it, when the machine was as fast or slow. The target reads the
-  pending token and the N nodes of a draft that was made before, and moves a
-  path of a tree into place. With the `stop` of `generate` whole rounds run what
-  that has compiled.
+  Each is a compiled loop of `rounds` (timed_loops.py). All loops take turns,
+  `repeats` times, with the prefill and with rounds of autoregressive decoding.
+  For each loop, a call of no rounds is timed too and subtracted, because an
+  answer is a single call.
+
+  The time of drafting is that of drafting and the target together, less that of
+  the target alone. As in a round, the target's weights then push the drafter's
+  out of the processor's caches; alone, drafting took a third less. Parts are
+  medians. The rest is a whole round less the two parts timed just before it,
+  when the machine was as fast or slow. The target reads the pending token and
+  the N nodes of a draft that was made before, and moves a path of a tree into
+  place. If `setup.stop` is that of `generate`, whole rounds run the program
+  that `generate` has compiled.
 
   If the drafter has several widths, the target's pass and the rule are timed
-  for each, and what is taken off whole rounds are passes of the widths that
-  these rounds had.
+  for each. The passes that are subtracted from whole rounds are then of the
+  widths that these rounds had.
   """
   plain = dataclasses.replace(setup, method=_PLAIN)
   verify = setup.method.verify
@@ -79,7 +82,7 @@ def times(
   widths = step.widths(setup.target.model, setup.method.drafter)
 
   def turn():
-    """Calls all once: the seconds and rounds by name, and the last state."""
+    """Calls everything once; returns times and rounds by name, and a state."""
     taken = {}
 
     def timed(name, function, *args, **kwargs):
@@ -87,7 +90,7 @@ def times(
       return result
 
     state = timed('plain prefill', plain.prefill, prompts)
-    for _ in range(2):  # the first call behind another program is slower
+    for _ in range(2):  # the first call after another program is slower
       state = timed('plain call', plain.advance, state, 0)
     state = timed('plain rounds', plain.advance, state, rounds)
     taken['plain done'] = int(timed_loops.most_rounds(state))
@@ -115,8 +118,8 @@ def times(
     return taken, state
 
   _, state = turn()  # compiles
-  del state  # its caches would be held beside the next ones
-  # The widths of whole rounds: the same in every turn.
+  del state  # else its caches would be held beside the next ones
+  # The widths of whole rounds are the same in every turn.
   of_rounds: Sequence[int] = widths
   if len(widths) > 1:
     decode_one = functools.partial(setup.advance, max_rounds=1)
@@ -136,10 +139,10 @@ def widths_of_rounds(
   """Decodes one round at a time, and returns the width of each.
 
   Args:
-    decode_one: runs a round, as `specsample.advance` does; uses the state up.
-    state: before the first round.
-    rounds: how many to decode; fewer are if all rows are done before.
-    widths: of the drafter. The row with the most drafts decides.
+    decode_one: runs a round as `specsample.advance` does; its state is donated.
+    state: the state before the first round.
+    rounds: rounds to decode; fewer are decoded if all rows are done before.
+    widths: the drafter's widths. The row with the most drafts decides.
   """
   counts = [np.asarray(timed_loops.num_by_drafts(state))]
   for _ in range(rounds):
@@ -157,19 +160,20 @@ def medians(
   *,
   law: DraftLaw,
 ) -> RoundTimes:
-  """Returns the parts of a round, as `times` explains them.
+  """Returns the parts of a round that `times` describes.
 
   Args:
     measured: the seconds and counts of each turn of `times`.
-    rounds: how many are timed at once.
-    widths: of the drafter.
+    rounds: how many rounds are timed at once.
+    widths: the drafter's widths.
     of_rounds: the widths of the whole rounds.
-    law: of the drafts.
+    law: the law of the drafts.
   """
   median = lambda values: float(np.median(values))
   of = lambda name: np.asarray([one[name] for one in measured])
   ms = lambda name: 1e3 * of(name)
-  # Less the typical call: the least of differences is of the slowest calls.
+  # Subtracts the median call without rounds. With single calls, the least
+  # difference would be that of the slowest call.
   less = lambda name, call: ms(name) - median(ms(call))
   plain_ms = less('plain rounds', 'plain call') / of('plain done')
   passes_ms = {w: less(('passes', w), 'pass call') / rounds for w in widths}
@@ -204,9 +208,10 @@ def medians(
 
 
 def settled(draft_ms: float, overhead_ms: float) -> tuple[float, float]:
-  """Drafting that noise made negative takes nothing, and the rest less.
+  """Sets a negative draft_ms to 0 and lowers overhead_ms by as much.
 
-  Of means: cut off one by one, differences around nothing come to more.
+  This is for means: if noise around 0 were cut off in every single difference,
+  the mean would come out too large.
   """
   hidden = min(0.0, draft_ms)
   return draft_ms - hidden, overhead_ms + hidden
@@ -219,7 +224,7 @@ def draft_ms(
   rounds: int = 4,
   repeats: int = 25,
 ) -> float:
-  """`RoundTimes.draft_ms` without the other parts, measured as `times` does."""
+  """Returns only `RoundTimes.draft_ms`, measured as in `times`; at least 0."""
   state = setup.prefill(prompts)
   draft_and_score, score = _loops(setup)
   measured = []
@@ -232,7 +237,7 @@ def draft_ms(
 
 
 def _loops(setup):
-  """Loops of rounds that draft, and of the target's passes over a draft."""
+  """Returns loops of drafting and target passes, and of target passes alone."""
   draft_and_score = functools.partial(
     timed_loops.drafted_rounds, setup.params, **setup.components
   )

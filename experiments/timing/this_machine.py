@@ -1,4 +1,4 @@
-"""The CPU that this process runs on as a chip, by measuring it."""
+"""The CPU that this process runs on, measured and described as a chip."""
 
 import math
 import os
@@ -10,13 +10,13 @@ from experiments.command import clock
 from experiments.timing import hardware
 from specsample.cost import chips
 
-# Large enough for a product to run at full speed, for half a second or less.
+# Large enough for full speed; a product takes half a second or less.
 _SIDE = 2048
 _REPEATS = 5
 
 
 def chip() -> chips.Chip:
-  """Its memory, how fast it is read or copied, products of float32 matrices."""
+  """Measures memory size, memory bandwidth and products of float32 matrices."""
   return chips.Chip(
     hbm_bytes=os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
     hbm_bandwidth=hardware.memory_bandwidth(),

@@ -1,7 +1,8 @@
 """The compiled loops that are timed as parts of a round of decoding.
 
-A loop has to do as often as a round what a round does: nothing may be left out
-because nobody reads it, nor moved out of the loop because nothing changes it.
+Every turn of a loop must do all the work of a round. The compiler must not drop
+a computation because nothing reads its result, nor move it out of the loop
+because its inputs do not change.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from specsample.types import Draft, DraftLaw
 
 @functools.partial(jax.jit, static_argnames=('width',))
 def of_width(draft, *, width) -> Draft:
-  """Returns a draft of the same shape with its first `width` nodes alone."""
+  """Returns a draft of the same shape with exactly its first `width` nodes."""
   is_there = jnp.arange(draft.tokens.shape[1]) < width
   tokens = jnp.where(is_there, jnp.maximum(draft.tokens, 0), -1)
   return dataclasses.replace(draft, tokens=tokens)
@@ -27,13 +28,13 @@ def of_width(draft, *, width) -> Draft:
 
 @jax.jit
 def most_drafts(draft):
-  """Returns the width of the row with the most drafts, as `drafts.width`."""
+  """Returns the most drafts of any row, counted as in `drafts.width`."""
   return sharding.replicate(jnp.max(drafts.width(draft)))
 
 
 @jax.jit
 def most_rounds(state):
-  """Of the rows the most rounds, which all of them took in one loop."""
+  """Returns the most rounds of any row; all rows take them in one loop."""
   return sharding.replicate(jnp.max(state.round))
 
 
@@ -49,7 +50,10 @@ def num_by_drafts(state):
   donate_argnames=('state',),
 )
 def drafted_rounds(params, state, *, model, drafter, verify, rounds):
-  """Drafts and passes over them: the state, and the last draft's shape."""
+  """Drafts and runs the target; returns the state and the last draft.
+
+  The draft is without probabilities and signals (see `_shape`).
+  """
   components = {'model': model, 'drafter': drafter, 'verify': verify}
   abstract = methods.abstract_draft(params, state, **components)
   rows = lambda x: sharding.zeros(x.shape, x.dtype, 'batch', None)
@@ -58,15 +62,15 @@ def drafted_rounds(params, state, *, model, drafter, verify, rounds):
 
   def body(_, carry):
     length, cache, draft_state, _ = carry
-    # Heads read what no round here changes: else they would draft once, before
-    # the loop.
+    # Heads read what no round here changes. Without the barrier they would
+    # draft only once, before the loop.
     length, draft_state = jax.lax.optimization_barrier((length, draft_state))
     now = dataclasses.replace(
       state, length=length, cache=cache, draft=draft_state
     )
     draft, draft_state = step.propose(params, now, **components)
     cache, moved = _scored(params, now, draft, kept, model, drafter)
-    # The next round has to wait for what was drawn from, too.
+    # The next round must also wait for the distributions of this draft.
     if draft.probs is not None:
       moved |= jnp.any(draft.probs < 0, axis=(1, 2))
     return length + moved, cache, draft_state, _shape(draft)
@@ -81,7 +85,7 @@ def drafted_rounds(params, state, *, model, drafter, verify, rounds):
 
 
 def _shape(draft: Draft) -> Draft:
-  """A draft without its probabilities, and what only filters read."""
+  """Returns a draft without its probabilities and without its signals."""
   return dataclasses.replace(
     draft, probs=None, law=DraftLaw.POINT_MASS, signals=None
   )
@@ -91,7 +95,7 @@ def _shape(draft: Draft) -> Draft:
   jax.jit, static_argnames=('model', 'drafter'), donate_argnames=('state',)
 )
 def target_rounds(params, state, draft, *, model, drafter, rounds):
-  """Passes of the target over a draft: the state."""
+  """Runs passes of the target over a draft; returns the state."""
   kept = _kept(state, draft)
 
   def body(_, carry):
@@ -107,8 +111,10 @@ def target_rounds(params, state, draft, *, model, drafter, rounds):
 
 
 def _kept(state, draft) -> tuple:
-  """What of a pass is committed, as `types.Model.commit` takes it: nothing, and
-  of a tree a path, which is moved into place."""
+  """Returns what is committed after a pass, as `types.Model.commit` takes it.
+
+  No draft token is kept, but a path of a tree is moved into place.
+  """
   if draft.parents is None:
     return state.length - 1, None
   batch = state.length.shape[0]
@@ -117,10 +123,11 @@ def _kept(state, draft) -> tuple:
 
 
 def _scored(params, now, draft, kept, model, drafter):
-  """The cache behind a pass, and what [B] the next one has to wait for.
+  """Returns the cache after a pass, and flags [B] that the next one waits for.
 
-  That is never true, but not known before all logits are; also of a pass
-  without drafts, whose unembedding is left out where nothing depends on it.
+  The flags are never true, but that is known only once all logits are computed.
+  This also matters for a pass without drafts, whose unembedding would be left
+  out if nothing depended on it.
   """
   output, cache = step.score(params, now, draft, model=model, drafter=drafter)
   moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
@@ -131,9 +138,10 @@ def _scored(params, now, draft, kept, model, drafter):
   jax.jit, static_argnames=('width', 'model', 'drafter', 'verify')
 )
 def to_judge(params, state, draft, *, width, model, drafter, verify):
-  """What a rule decides over: a draft, and distributions that are uniform.
+  """Returns what a rule decides over: a draft and uniform distributions.
 
-  After a pass over `width` drafts: no more of a chain, all nodes of a tree.
+  As after a pass over `width` drafts, a chain is cut to `width` tokens; a tree
+  has all its nodes.
   """
   abstract = methods.abstract_draft(
     params, state, model=model, drafter=drafter, verify=verify
@@ -154,16 +162,15 @@ def to_judge(params, state, draft, *, width, model, drafter, verify):
 
 @functools.partial(jax.jit, static_argnames=('verify',))
 def judged_rounds(state, draft, target_probs, *, verify, rounds):
-  """Decisions of a rule over what `to_judge` gives: nothing of use."""
+  """Runs a rule on the output of `to_judge`; the result means nothing."""
 
   def body(_, carry):
-    # Nothing of a rule may be moved out of the loop, where it would be done
-    # once.
+    # The barrier keeps the rule inside the loop; outside, it would run once.
     carry, *given = jax.lax.optimization_barrier((carry, draft, target_probs))
     length, round_ = carry
     now = dataclasses.replace(state, length=length, round=round_)
     verdict = step.judge(now, *given, verify)
-    # Never true, as above.
+    # Never true, as in `_scored`.
     moved = (verdict.num_accepted < 0) | (verdict.next_token < 0)
     if verdict.path is not None:
       moved |= jnp.any(verdict.path < -1, axis=1)

@@ -1,4 +1,4 @@
-"""The same weights in `transformers`, to measure beside ours."""
+"""The same weights in `transformers`, for comparison with this library."""
 
 from collections.abc import Callable
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 import specsample
 from specsample.models import int8
 
-# What `llama` builds; all else is to be as in a Llama.
+# Fields that `llama` passes on; all others must have their default values.
 _BUILT = {
   *('vocab_size', 'num_layers', 'dim', 'num_heads', 'num_kv_heads'),
   *('head_dim', 'mlp_dim', 'max_length', 'rope_theta', 'norm_eps'),
@@ -21,7 +21,7 @@ _BUILT = {
 
 
 def check(loaded: specsample.Loaded) -> None:
-  """Refuses a model that `generator` would compare and cannot build.
+  """Checks that `generator` can build a model that it would compare.
 
   Raises:
     ValueError: it has more than a Llama has, or its positions are scaled.
@@ -31,7 +31,7 @@ def check(loaded: specsample.Loaded) -> None:
 
 
 def _why_not(loaded):
-  """Why the two cannot be compared on equal terms, None where they can."""
+  """Returns why a fair comparison is impossible, None if it is possible."""
   if not all(map(importlib.util.find_spec, ('torch', 'transformers'))):
     return 'it or torch is not installed'
   if jax.default_backend() != 'cpu':
@@ -61,11 +61,12 @@ def _check_fields(ours):
 def generator(
   loaded: specsample.Loaded, prompt: list[int], max_new_tokens: int
 ) -> Callable[[], Any] | None:
-  """A call of transformers' eager greedy `generate`, or None.
+  """Returns a call of transformers' eager greedy `generate`, or None.
 
-  `check` says whether it can be built. It decodes exactly `max_new_tokens`
-  tokens, in float32, on all cores. Without torch, or where ours is of another
-  dtype or on an accelerator, one line on stderr says why it is left out.
+  `check` says whether the model can be built. The call decodes exactly
+  `max_new_tokens` tokens, in float32, on all cores. If torch or transformers is
+  missing, or our model has another dtype or int8 weights, or runs on an
+  accelerator, one line on stderr says why the comparison is left out.
   """
   why_not = _why_not(loaded)
   if why_not is not None:
@@ -92,7 +93,7 @@ def generator(
 
 
 def llama(loaded: specsample.Loaded) -> Any:
-  """A transformers.LlamaForCausalLM of our parameters."""
+  """Returns a transformers.LlamaForCausalLM with our parameters."""
   import torch  # noqa: PLC0415
   import transformers  # noqa: PLC0415
 

@@ -1,1 +1,1 @@
-"""Programs compiled for TPUs that are not there, and what is in them."""
+"""Compilation for TPUs that are not attached, and analysis of the programs."""

@@ -1,6 +1,6 @@
-"""Compiles prefill and decoding loop for TPUs that are not there.
+"""Compilation of prefill and decoding loop for TPUs that are not attached.
 
-From shapes alone: nothing is allocated and no weight is read.
+Only shapes are needed: nothing is allocated and no weight is read.
 """
 
 from collections.abc import Callable
@@ -33,10 +33,11 @@ from specsample.models import int8
 from specsample.models import transformer
 from specsample.types import Drafter, Params, Verifier
 
-# How the compiler says that a program does not fit: what it needs, 26.44G.
+# Finds how much memory a program needs (26.44G) in an error of the compiler.
 _NEEDED = re.compile(r'(?:temporaries \(|Used )([\d.]+)([KMGT]?)')
 _UNITS = {'': 1, 'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
-# Of a `VocabMap`: the most pieces of a token, and a BOS token before each text.
+# Assumed of a `VocabMap`: at most 8 pieces per token, and a BOS token before
+# each text.
 _NUM_PIECES = 8
 _PREFIX_SIZE = 1
 
@@ -44,26 +45,26 @@ _PREFIX_SIZE = 1
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class CompileTpu:
-  """What is compiled, and for which mesh of a topology's devices."""
+  """The program to compile, and the mesh to compile it for."""
 
   model: transformer.Transformer
   drafter: Drafter
-  # Of params['drafter']; drafters that are trained, and TLI, say it themselves.
+  # The model of params['drafter']; TLI and trained drafters know their own.
   draft_model: transformer.Transformer | None = None
   verify: Verifier = specsample.verify.chain
   sampling: specsample.Sampling = specsample.Sampling()
-  weights: str | None = None  # 'int8' as of `specsample.load`
+  weights: str | None = None  # 'int8', as in `specsample.load`
   batch_size: int = 1
   prompt_length: int = 128
-  max_length: int = 2048  # of prompt and output: the caches have room for it
+  max_length: int = 2048  # prompt and output; the capacity of the caches
   topologies: tuple[str, ...] = ()
-  data: int = 1  # what is left of the devices divides the model
-  num_slices: int = 1  # of the topology, `data` is divided over them
+  data: int = 1  # size of the mesh's data axis; the rest divides the model
+  num_slices: int = 1  # slices of the topology; `data` is divided over them
   explicit: bool = True
   rules: sharding.Rules = sharding.DEFAULT_RULES
 
   def __post_init__(self):
-    """Refuses batches and meshes of nothing, and rules that are none."""
+    """Raises ValueError for counts below 1, unknown weights or bad rules."""
     for name in ('batch_size', 'prompt_length', 'data', 'num_slices'):
       if getattr(self, name) < 1:
         raise ValueError(
@@ -78,7 +79,7 @@ class CompileTpu:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Target:
-  """A topology and what a batch looks like on it."""
+  """A topology's chip and mesh, and a batch for it."""
 
   topology: str
   chip: chips.Chip
@@ -87,10 +88,10 @@ class Target:
 
 
 def target(topology: str, config: CompileTpu) -> Target:
-  """The mesh of a topology, and the checked arguments of a batch.
+  """Returns the mesh of a topology and the checked arguments of a batch.
 
   Raises:
-    ValueError: there is no such topology, its devices make no such mesh, or
+    ValueError: there is no such topology, its devices cannot form the mesh, or
       `specsample.generate` would refuse the arguments.
   """
   tpu = topologies_lib.of(topology)
@@ -124,10 +125,10 @@ def on(
   topology: str,
   chip: chips.Chip,
 ) -> Target:
-  """As `target`, on a mesh that is there."""
+  """Does the same as `target` for a mesh that already exists."""
   with jax.set_mesh(mesh), sharding.rules(config.rules):
     num_parts = sharding.batch_parts()
-  # Without the mesh: nothing can be put on devices that are not there.
+  # Not under the mesh: nothing can be put on devices that are not attached.
   rows = -(-config.batch_size // num_parts) * num_parts
   request = request_lib.check(
     {'target': None},
@@ -147,15 +148,19 @@ def on(
 def run(
   target: Target, config: CompileTpu, step: Callable[[str], None]
 ) -> tuple[compiled_lib.Compiled, str | None]:
-  """Compiles both programs; ValueError where the rule takes other drafts.
+  """Compiles the prefill and the decoding loop; nothing is run.
 
   Args:
-    target: what for.
-    config: what.
-    step: is called with a description of each of the two before it begins.
+    target: the topology and batch to compile for.
+    config: what to compile.
+    step: called with a description of each program before it is compiled.
 
   Returns:
-    What is known of them, and the HLO of the loop if it fits.
+    What is known about the programs, and the HLO of the loop; None instead of
+    the HLO if the compiler cannot fit a program into memory.
+
+  Raises:
+    ValueError: the rule does not take the drafter's drafts.
   """
   start = time.perf_counter()
   elapsed = lambda: round(time.perf_counter() - start, 1)
@@ -216,7 +221,7 @@ def run(
 
 
 def _of(target, config) -> dict[str, Any]:
-  """The fields that say what was compiled, and for what."""
+  """Returns the fields that say what was compiled, and for which devices."""
   return {
     'model': repr(config.model),
     'weights': config.weights,
@@ -233,7 +238,7 @@ def _of(target, config) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _TooLarge:
-  """A program that the compiler refuses for its memory."""
+  """A program that needs more memory than a device has."""
 
   argument_bytes: int
   peak_bytes: int | None
@@ -256,7 +261,7 @@ def _compile(lowered, arguments, chip):
     for x in jax.tree.leaves(arguments)
   )
   if argument_bytes > chip.hbm_bytes:
-    # The compiler would look for ways to save memory for long.
+    # The compiler would spend a long time looking for ways to save memory.
     return _TooLarge(argument_bytes, None)
   try:
     return lowered.compile()
@@ -288,13 +293,13 @@ def _params(config) -> Params:
 
   params = {'target': of(config.model)}
   drafter = config.drafter
-  # Those around another drafter have no parameters of their own.
+  # Wrappers of another drafter have no parameters of their own.
   while isinstance(drafter, branching.OverBranches | recording.Recording):
     drafter = drafter.drafter
   if isinstance(drafter, tli.TLI):
     params['drafter'] = _vocab_map(drafter) | {'model': of(drafter.model)}
   elif isinstance(drafter, trainable.Trainable):
-    # As `load_drafter` gives them.
+    # In the dtypes that `load_drafter` returns.
     params['drafter'] = of(trainable.InDtype(drafter))
   elif config.draft_model is not None:
     params['drafter'] = of(config.draft_model)
@@ -302,7 +307,7 @@ def _params(config) -> Params:
 
 
 def _vocab_map(drafter: tli.TLI) -> Params:
-  """What a `VocabMap` adds to the parameters of the draft model."""
+  """Returns what a `VocabMap` adds to the parameters of the draft model."""
   size = drafter.vocab_size
   table = lambda *sizes: jax.ShapeDtypeStruct(
     sizes, jnp.int32, sharding=sharding.of(*[None] * len(sizes))

@@ -1,8 +1,8 @@
-"""A Python environment that has TPU's compiler, libtpu, and only it has.
+"""A Python environment of its own for libtpu, the TPU compiler.
 
-Where libtpu is installed every start of JAX loads it and warns that there is no
-TPU. So it lives in a virtual environment of its own, in the user's cache
-folder, which sees everything else in the environment that it is called from.
+Where libtpu is installed, every start of JAX loads it and warns that there is
+no TPU. So libtpu gets a virtual environment of its own in the user's cache
+folder. That environment also sees everything in the one that calls it.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ import time
 from typing import IO
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Written last: without it an install was interrupted.
+# Written last: if it is missing, an install was interrupted.
 _MARK = 'installed'
-# No TPU is asked for, several processes may compile at once, and what a program
-# took to compile is not hidden by a cache.
+# JAX looks for no TPU, several processes may compile at once, and no cache
+# hides how long a program takes to compile.
 _VARIABLES: Mapping[str, str] = {
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
   'JAX_ENABLE_COMPILATION_CACHE': 'false',
@@ -34,10 +34,10 @@ _VARIABLES: Mapping[str, str] = {
 
 
 def enter(module: str) -> None:
-  """Goes on as `python -m module`, with the same arguments, where libtpu is.
+  """Restarts as `python -m module`, with the same arguments, where libtpu is.
 
-  Returns at once if that is here. The first time libtpu is installed, some
-  hundred megabytes.
+  Returns at once if this process already has libtpu and its settings. The first
+  call installs libtpu, about 200 MB.
 
   Raises:
     ValueError: it cannot be installed.
@@ -46,7 +46,7 @@ def enter(module: str) -> None:
   if has_libtpu and _VARIABLES.items() <= os.environ.items():
     return
   python = sys.executable if has_libtpu else str(_installed())
-  # The folder with this package, and all that is installed here.
+  # The folder of this package, and everything that is installed here.
   paths = [str(_ROOT), *(path for path in sys.path if path)]
   environment = {
     **os.environ,
@@ -58,7 +58,7 @@ def enter(module: str) -> None:
 
 
 def _installed() -> pathlib.Path:
-  """The interpreter of the environment, which is made if it is not there."""
+  """Returns the environment's interpreter; installs it if it is missing."""
   home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
   folder = pathlib.Path(home) / 'specsample' / 'libtpu'
   python = folder / 'bin' / 'python'
@@ -73,7 +73,7 @@ def _installed() -> pathlib.Path:
 
 
 def _requirement() -> str:
-  """The libtpu that this version of JAX asks for, 'libtpu==0.0.42.*'."""
+  """Returns this JAX version's libtpu requirement: 'libtpu==0.0.42.*'."""
   for line in importlib.metadata.requires('jax') or ():
     requirement, _, condition = line.partition(';')
     if requirement.startswith('libtpu') and 'tpu' in condition:
@@ -86,7 +86,7 @@ def _wanted() -> str:
 
 
 def _is_current(folder: pathlib.Path) -> bool:
-  """Whether an install for this Python and JAX came to its end there."""
+  """Returns whether an install for this Python and JAX was completed there."""
   mark = folder / _MARK
   return (
     mark.is_file()
@@ -104,7 +104,7 @@ def _install(folder: pathlib.Path, lock: IO[str]) -> None:
     file=sys.stderr,
     flush=True,
   )
-  # What an interrupted install left.
+  # Leftovers of an interrupted install.
   shutil.rmtree(folder)
   python = str(folder / 'bin' / 'python')
   pip = [sys.executable, '-m', 'pip', '--python', python, 'install']
@@ -140,7 +140,7 @@ def _run(command: list[str], lock: IO[str]) -> None:
 
 
 def _reason(output: str) -> str:
-  """The last line of what failed, an ERROR of pip's if there is one."""
+  """Returns the last ERROR line of pip, or else the last line of the output."""
   lines = [line.strip() for line in output.splitlines() if line.strip()]
   errors = [line for line in lines if line.startswith('ERROR')]
   return (errors or lines or ['no reason was given'])[-1]

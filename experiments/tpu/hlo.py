@@ -1,7 +1,7 @@
-"""The text of a compiled program, read into values.
+"""A parser for the text of a compiled program.
 
-Reads what `jax.stages.Compiled.as_text` returns: XLA's HLO after all passes,
-of one device. Only what counting needs is kept (hlo_counts.py).
+It reads what `jax.stages.Compiled.as_text` returns: the HLO of one device after
+all of XLA's passes. It keeps only what the counting in hlo_counts.py needs.
 """
 
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ _HEADER = re.compile(r'(ENTRY )?%?([\w.-]+) \(.*\{$')
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """One array: an instruction that returns a tuple has several."""
+  """One array; an instruction that returns a tuple has several shapes."""
 
   dtype: str
   dims: tuple[int, ...]
   minor_to_major: tuple[int, ...] = ()
   tile: tuple[int, ...] = ()  # of the most minor axes, which are padded to it
-  space: int = 0  # the memory: 0 is the device's large one (HBM)
+  space: int = 0  # number of the memory: 0 is the device's large one (HBM)
 
   @property
   def size(self) -> int:
@@ -41,7 +41,7 @@ class Shape:
 
   @property
   def padded_size(self) -> int:
-    """Bytes that it takes in memory, its tiles filled up."""
+    """Bytes that it takes in memory, with the padding of its tiles."""
     order = self.minor_to_major or range(len(self.dims))[::-1]
     dims = [self.dims[axis] for axis in order]
     for i, tile in enumerate(self.tile[::-1][: len(dims)]):
@@ -50,12 +50,12 @@ class Shape:
 
   @property
   def layout(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How its elements lie, wherever they do."""
+    """The arrangement of its elements, whichever memory holds them."""
     return self.minor_to_major, self.tile
 
   @property
   def _itemsize(self) -> int:
-    # Small floats (f8e4m3fn, ...) are a byte, tokens and opaque values none.
+    # Small floats (f8e4m3fn, ...) take a byte; tokens and opaque values, none.
     return _BYTES.get(self.dtype, 1 if self.dtype.startswith('f8') else 0)
 
 
@@ -67,23 +67,26 @@ class Instruction:
   opcode: str
   shapes: tuple[Shape, ...]  # of the result; a nested tuple is flattened
   operands: tuple[str, ...]  # names of instructions of the same computation
-  arguments: str  # what stands in the parentheses
-  attributes: str  # what stands behind them
+  arguments: str  # the text in the parentheses
+  attributes: str  # the text after them
 
   def attribute(self, pattern: str) -> str:
-    """The first group of a pattern found in the attributes, '' if it is not."""
+    """Returns a pattern's first group in the attributes, '' if not found."""
     match = re.search(pattern, self.attributes)
     return match[1] if match else ''
 
   def called(self, attribute: str) -> tuple[str, ...]:
-    """The names of the computations that an attribute holds."""
+    """Returns the names of the computations that an attribute holds."""
     names = self.attribute(rf'\b{attribute}=(\{{[^}}]*\}}|%[\w.-]+)')
     return tuple(_NAME.findall(names))
 
   @property
   def results(self) -> tuple[Shape, ...]:
-    """The arrays that it makes; where it only begins to, they alone, without
-    its operands and contexts, which then are in `shapes` too."""
+    """The arrays that the instruction makes.
+
+    The start of an asynchronous operation also lists its operands and contexts
+    in `shapes`; they are left out here.
+    """
     count = len(self.operands)
     match self.opcode:
       case 'all-gather-start' | 'collective-permute-start':
@@ -102,7 +105,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Computation:
-  """A function of the program; the instructions are in order."""
+  """A function of the program, with its instructions in order."""
 
   name: str
   instructions: dict[str, Instruction]
@@ -110,7 +113,7 @@ class Computation:
 
   @functools.cached_property
   def users(self) -> dict[str, list[Instruction]]:
-    """The instructions that read each one."""
+    """The instructions that read the result of each instruction."""
     users: dict[str, list[Instruction]] = {
       name: [] for name in self.instructions
     }
@@ -129,7 +132,7 @@ class Computation:
     }
 
   def operands(self, instruction: Instruction) -> list[Instruction]:
-    """The instructions whose results one reads."""
+    """Returns the instructions whose results an instruction reads."""
     return [self.instructions[name] for name in instruction.operands]
 
 
@@ -145,10 +148,10 @@ class Module:
 
 
 def parse(text: str) -> Module:
-  """Reads a module.
+  """Parses a module.
 
   Raises:
-    ValueError: it has no entry computation, so it is no HLO module.
+    ValueError: the text has no entry computation, so it is not an HLO module.
   """
   computations: dict[str, Computation] = {}
   entry = None
@@ -177,8 +180,7 @@ def _computation(name, lines):
     instructions[instruction.name] = instruction
     if line.lstrip().startswith('ROOT '):
       root = instruction
-  # The order of a list is not always that of the text: the root may be
-  # followed by what has no user.
+  # The root is not always last: instructions without users may follow it.
   return Computation(name, instructions, root or instruction)
 
 
@@ -199,7 +201,7 @@ def _instruction(line):
 
 
 def _end_of_word(text):
-  """Where the first space outside of brackets is."""
+  """Returns the index of the first space that is outside of all brackets."""
   depth = 0
   for i, character in enumerate(text):
     if character in '({[':

@@ -1,8 +1,8 @@
-"""What a round of a compiled decoding loop does, counted in its HLO.
+"""Counts of what a round of a compiled decoding loop does, from its HLO.
 
-All of one device. The compiler's own cost analysis is not used: it counts the
-body of a loop once however often it turns, and the time that it estimates for
-these programs can be negative.
+All counts are per device. The compiler's own cost analysis is not used: it
+counts the body of a loop once, however often the loop turns, and the time that
+it estimates for these programs can be negative.
 """
 
 from collections.abc import Iterator
@@ -38,19 +38,21 @@ class Collective:
   """Collectives of one kind and size."""
 
   op: str
-  bytes: int  # of the whole array: of what it returns, or a scatter takes in
+  bytes: int  # of the whole result; for a reduce-scatter, of the whole input
   per_round: int
 
   @property
   def sent_bytes(self) -> int:
-    """What a device has to send a round, with many devices: of an all-reduce
-    twice its array, of the others once."""
+    """The bytes that a device sends per round, if there are many devices.
+
+    An all-reduce sends its array twice, the other collectives once.
+    """
     return (1 + (self.op == 'all-reduce')) * self.bytes * self.per_round
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
-  """A round's; see the functions of these names."""
+  """The counts of one round; see the functions of the same names."""
 
   collectives: list[Collective]
   host_transfers: int
@@ -61,15 +63,15 @@ class Counts:
 
   @property
   def sent_bytes(self) -> int:
-    """Bytes that a device has to send to others."""
+    """The bytes that a device sends to others per round."""
     return sum(one.sent_bytes for one in self.collectives)
 
 
 def count(text: str, vocab_size: int) -> Counts:
-  """Counts in what `jax.stages.Compiled.as_text` returned.
+  """Counts a round in the text that `jax.stages.Compiled.as_text` returns.
 
   Raises:
-    ValueError: this is no HLO, or it holds no loop.
+    ValueError: the text is not HLO, or it has no loop.
   """
   module = hlo.parse(text)
   executed = hlo_loop.round_of(module)
@@ -84,7 +86,7 @@ def count(text: str, vocab_size: int) -> Counts:
 
 
 def collectives(executed: list[Executed]) -> list[Collective]:
-  """The collectives of a round, those of one kind and size together."""
+  """Returns the collectives of a round, grouped by kind and size."""
   found: dict[tuple[str, int], int] = {}
   for one in executed:
     op = _collective(one.instruction)
@@ -95,11 +97,11 @@ def collectives(executed: list[Executed]) -> list[Collective]:
 
 
 def vocab_all_gathers(executed: list[Executed], vocab_size: int) -> int:
-  """How often a round leaves values of a whole vocabulary on a device.
+  """Returns how often a round gathers a whole vocabulary on a device.
 
-  That is any collective with a result of which one axis, or some next to each
-  other together, are as long as the vocabulary: a sum of parts that are zero
-  elsewhere gathers as well.
+  Counts every collective whose result has one axis, or several adjacent axes
+  together, as long as the vocabulary. Sums count too, because a sum of parts
+  that are zero elsewhere is a gather as well.
   """
   return sum(
     one.times
@@ -110,18 +112,18 @@ def vocab_all_gathers(executed: list[Executed], vocab_size: int) -> int:
 
 
 def host_transfers(executed: list[Executed]) -> int:
-  """How often a round exchanges values with the host."""
+  """Returns how often a round exchanges values with the host."""
   return sum(one.times for one in executed if _is_with_host(one))
 
 
 def weight_copies(module: hlo.Module, executed: list[Executed]) -> int:
-  """How often a round copies a weight or a cache.
+  """Returns how often a round copies a weight or a cache.
 
-  That is copy, transpose and all-gather results of 1 MiB and more, also as the
-  root of a fusion, of what the loop keeps; activations are made in the round.
-  An update in place is no copy, and neither is a move into another memory in
-  which the layout stays: TPUs read weights ahead of time into memory on the
-  chip. Where the move changes the layout it counts.
+  Counts the results of copies, transposes and all-gathers of at least 1 MiB,
+  also at the root of a fusion, if the loop keeps their source; activations are
+  made within the round. An update in place is not a copy. Neither is a move to
+  another memory in the same layout, because TPUs read weights into on-chip
+  memory ahead of time. A move that changes the layout counts.
   """
   origins = hlo_origin.Origins(module)
   return sum(
@@ -162,7 +164,7 @@ def _holds(dims, size):
 
 
 def _copies(module, origins, computation, instruction) -> Iterator[hlo.Shape]:
-  """The arrays of the result that are copies of what the loop keeps."""
+  """Yields the arrays of the result that are copies of what the loop keeps."""
   op = instruction.opcode.removesuffix('-start')
   if op in ('copy', 'transpose', 'all-gather'):
     operands = computation.operands(instruction)
@@ -177,12 +179,12 @@ def _copies(module, origins, computation, instruction) -> Iterator[hlo.Shape]:
 
 
 def _is_moved(copied, source):
-  """Whether it is in another memory as it was."""
+  """Returns whether a copy changes only the memory, not the layout."""
   return copied.space != source.space and copied.layout == source.layout
 
 
 def _made(computation, root) -> Iterator[hlo.Instruction]:
-  """The instructions that make what the root of a fusion names."""
+  """Yields the instructions that make the results of a fusion."""
   if root.opcode not in ('bitcast', 'tuple'):
     yield root
     return

@@ -1,4 +1,4 @@
-"""The decoding loop of a compiled program, and what a turn of it executes."""
+"""The decoding loop of a compiled program, and what each turn executes."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -13,23 +13,23 @@ _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 @dataclasses.dataclass(frozen=True)
 class Executed:
-  """An instruction of a round."""
+  """An instruction that a round executes."""
 
   instruction: hlo.Instruction
-  computation: hlo.Computation  # that it is in
-  times: int  # a round
-  is_fused: bool  # part of a fusion, so that its result is in no memory
+  computation: hlo.Computation  # that contains it
+  times: int  # per round
+  is_fused: bool  # part of a fusion, so its result is not stored in memory
 
 
 def round_of(module: hlo.Module) -> list[Executed]:
-  """The instructions of one turn of the decoding loop, a round.
+  """Returns the instructions of a round, one turn of the decoding loop.
 
-  That is the loop of the entry computation; of several, the one that holds
-  most. Those of a loop within it are executed as often as that one turns, and
-  those of a branch as if every branch were taken.
+  The decoding loop is the entry computation's loop; if there are several, the
+  one with the most instructions. Instructions of a nested loop are executed
+  once per turn of that loop. Every branch counts as taken.
 
   Raises:
-    ValueError: there is no loop.
+    ValueError: the program has no loop.
   """
   rounds = [
     list(_walk_loop(module, loop, 1))
@@ -43,7 +43,7 @@ def round_of(module: hlo.Module) -> list[Executed]:
 def outermost_loops(
   module: hlo.Module, computation: hlo.Computation
 ) -> Iterator[hlo.Instruction]:
-  """The loops that a computation runs and that are in no other."""
+  """Yields the loops of a computation that are in no other loop."""
   for instruction in computation.instructions.values():
     if instruction.opcode == 'while':
       yield instruction
@@ -77,7 +77,7 @@ def _followed(instruction) -> tuple[str, ...]:
 
 
 def branches(instruction: hlo.Instruction) -> tuple[str, ...]:
-  """The computations of which a conditional runs one."""
+  """Returns the computations that a conditional chooses from."""
   if instruction.opcode != 'conditional':
     return ()
   names = ('branch_computations', 'true_computation', 'false_computation')
@@ -87,9 +87,10 @@ def branches(instruction: hlo.Instruction) -> tuple[str, ...]:
 def trip_count(
   module: hlo.Module, computation: hlo.Computation, loop: hlo.Instruction
 ) -> int:
-  """How often a nested loop turns: a note of the compiler, or its condition.
+  """Returns how often a nested loop turns.
 
-  A loop whose number of turns depends on values counts once, with a warning.
+  The number comes from the compiler's annotation or from the loop's condition.
+  If it depends on values, the loop counts once, with a warning.
   """
   known = _TRIP_COUNT.search(loop.attributes)
   if known:
@@ -109,7 +110,7 @@ def trip_count(
 
 
 def _start(computation, loop, index):
-  """The first value of a loop's counter, 0 if it is not a constant."""
+  """Returns the first value of a loop's counter, 0 if it is not a constant."""
   (carry,) = computation.operands(loop)
   if carry.opcode != 'tuple':
     return 0
@@ -118,7 +119,7 @@ def _start(computation, loop, index):
 
 
 def _original(computation, value):
-  """The value of which this is a copy."""
+  """Follows copies and bitcasts back to the original value."""
   while value.opcode in ('copy', 'bitcast'):
     (value,) = computation.operands(value)
   return value

@@ -1,12 +1,12 @@
-"""Whether a value of a decoding loop was there before the round."""
+"""A test of whether a value of a decoding loop existed before the round."""
 
 import functools
 
 from experiments.tpu import hlo
 from experiments.tpu import hlo_loop
 
-# What they give is their first operand: moved, laid out anew, or with a part
-# of it written over.
+# Their result is their first operand: moved, in another layout, or partly
+# overwritten.
 _PASS = (
   *('bitcast', 'reshape', 'transpose', 'convert', 'copy', 'all-gather'),
   *('slice', 'dynamic-slice', 'pad', 'dynamic-update-slice', 'scatter'),
@@ -14,7 +14,7 @@ _PASS = (
 
 
 class Origins:
-  """Follows values of a module to where they come from."""
+  """The values of a module, traced back to where they come from."""
 
   def __init__(self, module: hlo.Module):
     self._module = module
@@ -23,7 +23,7 @@ class Origins:
       for loop in hlo_loop.outermost_loops(module, module.entry)
       for name in _run_by(loop)
     }
-    # Of each computation what is handed to it, by parameter, and where.
+    # The callers of each computation, with the operands that they pass to it.
     self._callers: dict[str, list[tuple[hlo.Computation, list]]] = {}
     for computation in module.computations.values():
       for instruction in computation.instructions.values():
@@ -42,14 +42,14 @@ class Origins:
     value: hlo.Instruction,
     index: int | None = None,
   ) -> bool:
-    """Whether a value is one that the loop keeps: a weight, a cache.
+    """Returns whether the loop keeps a value, such as a weight or a cache.
 
-    Or is one in another layout, of another dtype, or in part written over.
+    The value may be in another layout or dtype, or partly overwritten.
 
     Args:
-      computation: that it is in.
+      computation: the computation that contains the value.
       value: the instruction that makes it.
-      index: of a tuple, which element is meant.
+      index: which element is meant if the value is a tuple.
     """
     if value.opcode == 'parameter':
       return self._is_kept_parameter(computation, value, index)
@@ -73,7 +73,7 @@ class Origins:
 
 
 def _sources(computation, value, index):
-  """Of which operands a value is, and of a tuple of which element."""
+  """Returns the operands that a value comes from, with their tuple elements."""
   operands = computation.operands(value)
   op = value.opcode.removesuffix('-start').removesuffix('-done')
   if op == 'get-tuple-element':
@@ -88,7 +88,7 @@ def _sources(computation, value, index):
 
 
 def _run_by(instruction):
-  """The computations that an instruction runs on its operands."""
+  """Returns the computations that an instruction runs on its operands."""
   names = ('condition', 'body', 'calls', 'to_apply')
   return tuple(
     name for attribute in names for name in instruction.called(attribute)

@@ -7,7 +7,7 @@ import re
 from experiments.tpu import hlo
 from experiments.tpu.hlo_loop import Executed
 
-# They name values, or begin what is walked through itself.
+# They only name values, or start computations that are visited on their own.
 _FREE = (
   *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
   *('after-all', 'opt-barrier', 'domain', 'partition-id', 'replica-id'),
@@ -22,10 +22,11 @@ _FLOATS = ('f', 'bf')
 
 
 def flops(executed: list[Executed]) -> int:
-  """Floating-point operations of a round.
+  """Returns the floating-point operations of a round.
 
-  Of a product two for each pair of factors; of sums and other arithmetic one an
-  element, as which compilers also write the products of a single row.
+  A matrix product counts two operations for each pair of factors. Sums and
+  other arithmetic count one per element; compilers also write the products of a
+  single row in this form.
   """
   return sum(
     one.times * _flops(one.computation, one.instruction) for one in executed
@@ -33,10 +34,10 @@ def flops(executed: list[Executed]) -> int:
 
 
 def memory_bytes(module: hlo.Module, executed: list[Executed]) -> int:
-  """Bytes that a round reads from and writes to the device's large memory.
+  """Returns the bytes that a round reads from and writes to HBM.
 
-  With the padding of layouts. Of an array of which a part is read or written,
-  the part counts; what is in the memory on the chip does not.
+  The padding of layouts is included. If only a part of an array is read or
+  written, only that part counts. Memory on the chip does not count.
   """
   return sum(
     one.times * _memory_bytes(module, one.computation, one.instruction)
@@ -68,10 +69,10 @@ def _flops(computation, instruction):
 
 
 def _pairs(instruction, left, right):
-  """Pairs of factors in a convolution, as which TPUs write every product.
+  """Counts the pairs of factors in a convolution.
 
-  A window may run over the axis of a batch, with holes, so that each element
-  meets its own partner only.
+  TPUs write every matrix product as a convolution. A window may run over a
+  batch axis, with holes, so that each element meets only its own partner.
   """
   labels = instruction.attribute(r'dim_labels=([\w>-]+)')
   of_left, of_right, of_result = re.split('_|->', labels)
@@ -101,7 +102,7 @@ def _pairs(instruction, left, right):
 
 @functools.cache
 def _partners(left, right, result, *, stride, padding, left_step, right_step):
-  """Pairs of an output and a tap of the window that meet an element."""
+  """Counts the pairs of an output and a window tap that meet an element."""
   meets = lambda position: (
     position % left_step == 0 and 0 <= position < left * left_step
   )
@@ -132,12 +133,12 @@ def _memory_bytes(module, computation, instruction):
 
 
 def _stored(shapes):
-  """Bytes of arrays in the large memory."""
+  """Returns the bytes of those arrays that are in HBM."""
   return sum(shape.padded_size for shape in shapes if shape.space == 0)
 
 
 def _read(module, computation, user, index, operand):
-  """Bytes that an instruction reads of its operand of that index."""
+  """Returns the bytes that an instruction reads of its operand `index`."""
   op = user.opcode
   whole = _stored(operand.shapes)
   if op in ('slice', 'dynamic-slice', 'gather') and index == 0:
@@ -151,9 +152,10 @@ def _read(module, computation, user, index, operand):
 
 
 def _read_within(module, computation, value, is_copied=False):
-  """Bytes of a value that the instructions of a fusion read.
+  """Returns the bytes of a value that the instructions of a fusion read.
 
-  Of a copy that it is `is_copied` says so: the fusion's result is read whole.
+  `is_copied` says that `value` is a copy made within the fusion. If it is the
+  fusion's result, all of it is read.
   """
   if is_copied and value is computation.root:
     return sum(shape.padded_size for shape in value.shapes)
@@ -172,10 +174,10 @@ def _read_within(module, computation, value, is_copied=False):
 
 
 def _is_view(module, instruction):
-  """Whether it is its operand, in a fusion, by another name.
+  """Returns whether an instruction of a fusion renames or copies its operand.
 
-  That may be a fusion too. What is copied within one is stored nowhere: of a
-  part that is read, that part is.
+  The instruction may itself be a fusion. Copies within a fusion are stored
+  nowhere: if a part of one is read, only that part counts.
   """
   if instruction.opcode != 'fusion':
     return instruction.opcode in ('bitcast', 'copy')
@@ -187,7 +189,7 @@ def _is_view(module, instruction):
 
 
 def _written(module, computation, instruction):
-  """Bytes of its result that an instruction writes."""
+  """Returns the bytes of its result that an instruction writes."""
   op = instruction.opcode
   whole = _stored(instruction.results)
   if op in ('dynamic-update-slice', 'scatter'):
@@ -197,7 +199,7 @@ def _written(module, computation, instruction):
     callee = module[instruction.called('calls')[0]]
     return min(whole, _written(module, callee, callee.root))
   if op in ('bitcast', 'tuple'):
-    # At the root of a fusion: what it names was made by others.
+    # The root of a fusion: other instructions made what it names.
     return min(
       whole,
       sum(

@@ -1,4 +1,4 @@
-"""What `compile_tpu` finds out about a program."""
+"""The facts that `compile_tpu` finds out about a program."""
 
 import dataclasses
 from typing import Any
@@ -6,23 +6,23 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-  """One object of compile.json: all of one device, and of one round.
+  """One object of compile.json; its figures are per device and per round.
 
-  Arguments and temporaries are those of the decoding loop, whose arguments hold
-  the caches; the peak is the larger one of the loop's and the prefill's. Of a
-  program that the compiler refuses for its memory the fields say what that one
-  would need, its results among the temporaries, as far as it is known; what
-  could not be counted is None.
+  Arguments and temporaries are those of the decoding loop, whose arguments
+  include the caches. The peak is the larger of the loop's and the prefill's. If
+  the compiler refuses a program for its memory, these fields say what that
+  program would need, as far as it is known, with its results counted among the
+  temporaries. A figure that could not be determined is None.
   """
 
-  model: str  # as Python writes it, as the drafter
-  weights: str | None  # 'int8', or as the model has them
+  model: str  # its repr, like the drafter's
+  weights: str | None  # 'int8'; None if they are as in the model
   drafter: str
   topology: str
   devices: int
   mesh: dict[str, int]
   batch_size: int
-  max_length: int  # of prompt and output, what the caches have room for
+  max_length: int  # prompt and output; the capacity of the caches
   num_draft_tokens: int  # 0: autoregressive decoding
   hbm_bytes_per_device: int
   argument_bytes: int
@@ -39,7 +39,7 @@ class Compiled:
   compile_seconds: float
 
   def summary(self) -> str:
-    """A line of the above, for the terminal."""
+    """Returns a one-line summary for the terminal."""
     gib = lambda size: f'{(size or 0) / (1 << 30):.2f}'
     if not self.fits:
       least = self.peak_bytes or self.argument_bytes

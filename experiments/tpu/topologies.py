@@ -1,4 +1,4 @@
-"""TPUs that `compile_tpu` compiles for, and the shapes they are joined in."""
+"""The TPUs that `compile_tpu` compiles for, and their topologies."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -11,8 +11,8 @@ class Tpu:
   """A chip whose topologies libtpu knows."""
 
   chip: chips.Chip
-  example: str  # a shape of its topologies
-  # What JAX has to know beside a topology's name.
+  example: str  # the shape of one of its topologies
+  # Options that JAX needs besides a topology's name.
   options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -20,7 +20,7 @@ TPUS: Mapping[str, Tpu] = {
   'v4': Tpu(
     chip=chips.CHIPS['v4'],
     example='2x2x4',
-    # Both cores of a chip as one device; else each is one, with half of it.
+    # Makes both cores of a chip one device; by default, each core is a device.
     options={'chip_config_name': 'megacore'},
   ),
   'v5e': Tpu(chip=chips.CHIPS['v5e'], example='4x4'),
@@ -31,10 +31,11 @@ TPUS: Mapping[str, Tpu] = {
 
 
 def of(topology: str) -> Tpu:
-  """The TPU of a topology as JAX writes it, 'v4:2x2x4'.
+  """Returns the TPU of a topology that is written as in JAX, 'v4:2x2x4'.
 
   Raises:
-    ValueError: there is no such TPU, or its chips lie in another shape.
+    ValueError: there is no such TPU, or the shape is malformed or has another
+      number of axes.
   """
   name, _, shape = topology.partition(':')
   tpu = TPUS.get(name)
@@ -60,12 +61,12 @@ def of(topology: str) -> Tpu:
 
 
 def examples() -> str:
-  """A topology of each TPU."""
+  """Returns an example topology for each TPU, separated by commas."""
   return ', '.join(f'{name}:{tpu.example}' for name, tpu in TPUS.items())
 
 
 def check(topologies: Sequence[str]) -> None:
-  """Refuses no topologies, and what `of` does."""
+  """Raises ValueError if no topology is given, or if `of` refuses one."""
   if not topologies:
     raise ValueError(
       f'no topology is given: name one with --topology, such as {examples()}'

@@ -1,1 +1,1 @@
-"""Recorded rounds, and what other rules would have made of them."""
+"""Recorded rounds, and their replay with other rules and policies."""

@@ -1,7 +1,7 @@
 """Records traces: decodes once more, round by round, and keeps each round.
 
-Apart from what is timed, and with the same keys, so that the tokens are those
-of the evaluation. `trace_file` says what is kept.
+Traces are recorded separately from what is timed, and with the same keys, so
+that the tokens are those of the evaluation. `trace_file` says what is kept.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,16 +33,16 @@ def units(
   tokens: Sequence[list[int]],
   num_columns: int = 64,
 ) -> list[units_lib.Unit]:
-  """A unit of work for each method and batch, which writes a file of its trace.
+  """Returns a unit of work per method and batch, which writes a trace file.
 
-  One whose file is gone is to be done again.
+  A unit whose file is gone is done again.
 
   Args:
-    evaluation: whose methods are recorded.
+    evaluation: its methods are recorded.
     out: the folder of its results.
-    tokens: the prompts as the model reads them.
-    num_columns: C, the tokens of each distribution that are kept apart; at
-      least as many as there are drafts.
+    tokens: the prompts as token ids.
+    num_columns: C, how many tokens of each distribution get a column of their
+      own; at least the number of draft tokens.
 
   Raises:
     ValueError: there are too few columns, or several devices.
@@ -84,7 +84,7 @@ def _units(evaluation, out, tokens, num_columns) -> Iterator[units_lib.Unit]:
 
 
 def _names(folder) -> set[str]:
-  """What is in a folder: of a bucket one request, however many files."""
+  """Returns the names in a folder; in a bucket that takes a single request."""
   at = files.at(folder)
   return {one.name for one in at.iterdir()} if files.is_folder(at) else set()
 
@@ -108,9 +108,10 @@ def record(
   *,
   num_columns: int,
 ) -> trace_file.Trace:
-  """The rounds of a batch of prompts, by round, with what was run.
+  """Records the rounds of a batch of prompts, and what was run.
 
-  At least as many columns as a node has drafts behind it.
+  The rows are ordered by round. `num_columns` has to be at least the number of
+  children that a node may have.
   """
   setup = evaluation.setup(method)
   state = setup.prefill(prompts, request_ids=request_ids)
@@ -160,7 +161,7 @@ def record(
   donate_argnames=('state',),
 )
 def _round(params, state, *, num_columns, **components):
-  """What is kept of a round, and the state behind it."""
+  """Returns what is kept of a round, and the state after it."""
   number = state.round
   observed, state = step.observed_step(params, state, **components)
   draft = observed.draft
@@ -186,17 +187,18 @@ def _round(params, state, *, num_columns, **components):
 def in_columns(
   draft: Draft, target_probs: Array, *, num_columns: int
 ) -> tuple[Array, Array, Array | None]:
-  """The likeliest tokens of each node, and a few columns for the others.
+  """Reduces distributions to the likeliest tokens and sums over the others.
 
   Args:
-    draft: of one sequence.
+    draft: the draft of one sequence.
     target_probs: [N + 1, V].
     num_columns: C, at most V.
 
   Returns:
-    The tokens [N + 1, C], and in these columns and those of the others, E of
-    `trace_file`, the target's distributions [N + 1, C + E] and, of drawn
-    drafts, the draft's [N, C + E].
+    The tokens [N + 1, C] that have columns of their own. Then, over these and
+    the E columns of the other tokens (see `trace_file`), the distributions of
+    the target [N + 1, C + E] and of the draft [N, C + E]. The last is None for
+    a point mass.
   """
   parents, vocab_size = rule.parents(draft), target_probs.shape[1]
   likely = jnp.zeros_like(target_probs)
@@ -205,7 +207,7 @@ def in_columns(
   token = jnp.where(draft.tokens >= 0, draft.tokens, vocab_size)
   is_child = jnp.zeros(likely.shape, bool)
   is_child = is_child.at[parents, token].set(True, mode='drop')
-  # Above every probability.
+  # The score of a child is above every probability.
   scores = jnp.where(is_child, 2, jnp.maximum(target_probs, likely))
   _, ids = jax.lax.top_k(scores, num_columns)
   edges = jnp.asarray(trace_file.RATIOS, target_probs.dtype)

@@ -1,26 +1,29 @@
-"""Replays a trace: what other rules and policies would have made of it.
+"""Replays a trace with other rules and policies.
 
-No model is run. The shipped `law` of a rule is evaluated on the distributions
-of each round, cut as the shipped policies decide, so that the drafts it keeps
-are an expectation without the noise of a draw.
+No model is run. The drafts of each round are cut as the library's policies
+decide, and the library's `law` of a rule is evaluated on the recorded
+distributions, so the number of kept drafts is an expectation without sampling
+noise.
 
-What is approximate:
+A replay is approximate in these ways:
 
-* Rounds begin where those of the recorded run began. Another rule or length
-  would have begun some of them elsewhere.
-* A policy can make drafts shorter, never longer. What it costs to draft and
-  score them is what a table of costs says, of one row: of a tree by its depth,
-  and at the end of a text as if no more was drafted than could be emitted.
-* A draft that is cut once the drafter has run costs it a pass, and the target
-  none. The table knows both only together, so that a speed is between two
-  bounds: such drafts cost as if they had been verified, or nothing. What the
-  drafter of the recorded run was asked for is not known: at most all.
-* A policy with a state learns from drafts that are drawn as kept, from the law
-  and a seed, and goes on in the next recorded round.
-* The tokens without columns of their own are summed up (trace_file.py): exact
-  for the token rule, for point masses, and where all tokens have a column.
-* The law of the drafts is the recorded one. Rules that do not take it refuse,
-  and `Coupled` does of drawn drafts.
+* Rounds begin where those of the recorded run began. With another rule or draft
+  length, some of them would have begun elsewhere.
+* A policy can make drafts shorter, never longer. The cost of drafting and
+  scoring them is taken from a table of costs for one row: for a tree by its
+  depth, and at the end of a text as if no more had been drafted than could be
+  emitted.
+* A draft that is cut after the drafter has run costs a pass of the drafter but
+  none of the target. The table has only both together, so the speed is between
+  two bounds: such drafts cost as much as verified ones, or nothing. How many
+  drafts the drafter of the recorded run was asked for is not known, so all of
+  them are assumed.
+* A policy with a state learns from numbers of kept drafts that are drawn from
+  the law with a seed, and continues with the next recorded round.
+* The tokens without columns of their own are summed up (trace_file.py). That is
+  exact for the token rule, for point masses, and if all tokens have a column.
+* The law of the drafts is the recorded one. Rules that do not take it raise
+  ValueError, and `Coupled` does so for drawn drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +47,7 @@ from specsample.policies import decision
 from specsample.policies import policy as policy_lib
 from specsample.types import Array, Draft, DraftLaw, Verifier
 
-# The row of the run itself.
+# The name of the row for the recorded run itself.
 RECORDED = 'recorded'
 
 
@@ -60,18 +63,18 @@ class Variant:
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Replay:
-  """What a trace is replayed with.
+  """The settings of a replay.
 
   Attributes:
-    variants: by their names in the table.
-    costs: of a round of 0, 1, ... drafts, in rounds of plain decoding, as
+    variants: the rules and policies to replay, by their names in the table.
+    costs: costs of rounds of 0, 1, ... drafts, in rounds of plain decoding, as
       `python -m experiments.length_costs` prints them (`policies.Fastest` takes
-      any unit); None predicts no speed.
-    widths: rising numbers of drafts that end with K, as a drafter has them: a
-      round costs what one of the first of these costs that holds its drafts, so
-      that without a draft it costs a plain round if 0 is one of them. Empty
-      where `costs` were measured with the widths.
-    seed: of what policies with a state learn from.
+      any unit). If None, no speed is predicted.
+    widths: increasing numbers of drafts that end with K, as in `types.Drafter`.
+      A round costs as much as one with the first of these numbers that holds
+      its drafts, so a round without a draft costs a plain round if 0 is one of
+      them. Leave it empty if `costs` were measured with the widths.
+    seed: for the draws that policies with a state learn from.
   """
 
   variants: Mapping[str, Variant]
@@ -80,7 +83,7 @@ class Replay:
   seed: int = 0
 
   def __post_init__(self):
-    """Refuses an empty comparison, and widths that do not fit the costs."""
+    """Raises ValueError without variants, or if widths do not fit the costs."""
     if not self.variants:
       raise ValueError('Replay.variants is empty: name at least one')
     lengths = range(len(self.costs or ()))
@@ -96,7 +99,7 @@ class Replay:
 
   @property
   def round_costs(self) -> Sequence[float] | None:
-    """What a round of 0, 1, ... drafts costs, with the widths; None unknown."""
+    """The costs of rounds of 0, 1, ... drafts with these widths, or None."""
     if self.costs is None or not self.widths:
       return self.costs
     lengths = range(len(self.costs))
@@ -105,38 +108,38 @@ class Replay:
 
 @types.pytree
 class Replayed:
-  """What came of each round, [T, P] float32, 0 where there was none."""
+  """The outcome of each round, [T, P] float32; 0 where there was no round."""
 
-  drafted: Array  # of a tree how deep
-  asked: Array  # as `drafted`, with what was cut once the drafter had run
-  kept: Array  # drafts that are emitted, expected
-  tokens: Array  # the token behind them counted in
+  drafted: Array  # length of the draft; the depth of a tree
+  asked: Array  # as `drafted`, with what was cut after the drafter had run
+  kept: Array  # expected number of emitted draft tokens
+  tokens: Array  # expected number of emitted tokens, drafts and the next one
   variance: Array  # of the tokens
   rounds: Array  # 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """A variant over all prompts, a round of each."""
+  """The means of a variant per round, over all prompts."""
 
   variant: str
-  lossless: bool | None  # None of the recorded run
+  lossless: bool | None  # None for the recorded run
   drafted: float
   kept: float
   tokens: float
-  tokens_ci95: list[float] | None  # over prompts; None of two
+  tokens_ci95: list[float] | None  # over prompts; None for fewer than three
   tokens_sd: float  # of a live run over just these rounds, around `tokens`
-  # Tokens a cost, which is 1 for plain decoding; None without costs. At least,
-  # as if what was asked for and cut had been verified; at most, as if free.
+  # Tokens per cost, which is 1 for plain decoding; None without costs. Drafts
+  # asked for but cut count as verified in `speed`, as free in `most_speed`.
   speed: float | None
   most_speed: float | None
 
 
 def rows(trace: trace_file.Trace, replay: Replay) -> list[Row]:
-  """The recorded run, then each variant.
+  """Returns the row of the recorded run, then one per variant.
 
   Raises:
-    ValueError: a variant that is not for these drafts.
+    ValueError: a variant does not take these drafts.
   """
   rounds = rounds_lib.of_trace(trace)
   costs = replay.round_costs
@@ -151,7 +154,7 @@ def rows(trace: trace_file.Trace, replay: Replay) -> list[Row]:
 
 
 def recorded(trace: trace_file.Trace) -> Replayed:
-  """What came of the rounds in the run itself."""
+  """Returns the outcome of the rounds in the recorded run."""
   arrays: dict[str, Any] = trace.arrays
   draft = Draft(
     tokens=arrays['tokens'],
@@ -175,7 +178,7 @@ def recorded(trace: trace_file.Trace) -> Replayed:
 def run(
   rounds: rounds_lib.Rounds, variant: Variant, *, seed: int = 0
 ) -> Replayed:
-  """Replays all rounds, those of a prompt in order.
+  """Replays all rounds, those of each prompt in order.
 
   Raises:
     ValueError: the rule does not take the drafts' law, or a policy lacks what
@@ -201,7 +204,7 @@ def _run(rounds, key, *, verify, policies):
     wanted = decision.wanted(policies, states, ~one.is_there, depth)
     keep, is_open = decision.decide(policies, states, wanted, one.draft)
     draft = drafts.cut(one.draft, keep)
-    # The drafter runs behind what goes on; some policies then cut its draft.
+    # The drafter runs after each open draft; some policies then cut its result.
     is_asked = drafts.of_parents(draft, is_open) & (wanted > 0)[:, None]
     asked = drafts.depth(drafts.cut(one.draft, is_asked))
     stop = jax.vmap(verify.law)(draft, one.target_probs).stop
@@ -237,9 +240,9 @@ def _run(rounds, key, *, verify, policies):
 
 
 def _emitted(draft, is_end):
-  """Drafts and tokens [B, N + 1] that are emitted if it stops at each node.
+  """Counts the drafts and tokens emitted if a round stops at each node.
 
-  Nothing behind a draft that ends the text.
+  Both are [B, N + 1]. Nothing is emitted after a draft that ends the text.
   """
   on_the_way = drafts.on_the_way(draft)
   ends = jnp.any(on_the_way & is_end[:, None], axis=-1)  # [B, N + 1]
@@ -272,7 +275,7 @@ def _row(name, lossless, replayed: Replayed, costs) -> Row:
 
 
 def _speed(of_rounds, lengths, costs):
-  """Tokens a cost if rounds cost as those of so many drafts, [T, P]."""
+  """Returns tokens per cost if rounds have `lengths` [T, P] drafts."""
   lengths = lengths.astype(np.int64)
   if lengths.max() >= len(costs):
     raise ValueError(

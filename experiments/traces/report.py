@@ -1,4 +1,4 @@
-"""What a replay leaves: a table in the terminal, and replay.json."""
+"""The report of a replay: a table in the terminal, and replay.json."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -63,7 +63,7 @@ def show(
 
 
 def _speed(row):
-  """One number where both bounds round to it."""
+  """Returns both bounds of the speed, or one number if they round to it."""
   least, most = (
     columns.number(x, '.2f', 'x') for x in (row.speed, row.most_speed)
   )

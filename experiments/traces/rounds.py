@@ -1,4 +1,4 @@
-"""The rounds of a trace as rules and policies take them, side by side."""
+"""The rounds of a trace as rules and policies take them, prompts batched."""
 
 import functools
 
@@ -12,16 +12,16 @@ from specsample.types import Array, Draft, DraftLaw, Signals
 
 @types.pytree
 class Rounds:
-  """Rounds [T, P] of P prompts, all but the last ones of a prompt there."""
+  """Rounds [T, P] of P prompts; T is the most rounds that a prompt has."""
 
-  draft: Draft  # its tokens are columns of the node before
+  draft: Draft  # its tokens are columns of the parent node
   target_probs: Array  # [T, P, N + 1, C + E]
   is_end: Array  # [T, P, N] bool, drafts that end the text
-  is_there: Array  # [T, P] bool
+  is_there: Array  # [T, P] bool, False after the last round of a prompt
 
 
 def of_trace(trace: trace_file.Trace) -> Rounds:
-  """The rounds of a trace, prompts side by side.
+  """Returns the rounds of a trace, batched over prompts.
 
   Raises:
     ValueError: a draft has no column.
@@ -62,7 +62,7 @@ def of_trace(trace: trace_file.Trace) -> Rounds:
 
 
 def dense(arrays: dict[str, np.ndarray], x: np.ndarray, fill: int = 0) -> Array:
-  """x [R, ...] of the rounds of a trace as [T, P, ...], on the device."""
+  """Returns x [R, ...] of a trace's rounds as [T, P, ...], on the device."""
   number, prompt = arrays['round'], arrays['prompt']
   prompts = np.unique(prompt)
   shape = (number.max() + 1, prompts.size, *x.shape[1:])

@@ -1,28 +1,29 @@
-"""Traces: the rounds of a real run, with what each was decided over.
+"""Traces: the rounds of a real run, with the inputs of each decision.
 
-A trace is a folder of files, one of each batch of prompts, numpy's .npz without
-pickles. R rounds of a file, of N drafts each (V, B as in `types`):
+A trace is a folder of files, one per batch of prompts, in NumPy's .npz format
+without pickles. A file of R rounds with N drafts each holds (M as in `types`):
 
   header        text, JSON: what was run, and where
-  prompt, round [R] int32, from 0; a round has one row a prompt
+  prompt, round [R] int32, from 0; a round has one row per prompt
   tokens        [R, N] int32, the drafts, -1 where there is none
-  parents       [R, N] int32, of trees alone, the node before each
+  parents       [R, N] int32, the parent of each node, only for trees
   ids           [R, N + 1, C] int32, the tokens of the columns of each node
-  target_probs  [R, N + 1, C + E] float32, after warping, behind each node
-  draft_probs   [R, N, C + E] float32, of drawn drafts alone, in the columns of
-                the node before
+  target_probs  [R, N + 1, C + E] float32, warped, for the token after each node
+  draft_probs   [R, N, C + E] float32, in the columns of the parent, only for
+                drawn drafts
   log_prob, max_log_prob, rank, entropy, confidence
                 [R, N], `types.Signals`, as far as the drafter gives them
   num_accepted, num_emitted
                 [R] int32, the drafts and tokens that the run emitted
-  output        [prompts, M] int32, the emitted tokens, -1 behind the last
+  output        [prompts, M] int32, the emitted tokens, -1 after the last
 
-The columns of a node are the drafts behind it, and the tokens that are the most
-likely under target or draft. The other tokens are E columns more, by the ratio
-of their probabilities: rules compare r target with draft, and what is summed up
-overlaps no more than token by token unless 1 / r is within a group. Siblings of
-different distributions count with the largest. Probabilities are kept, not
-their logarithms, because a rule is given those, to the last bit.
+The columns of a node are its children and the tokens that are most likely under
+the target or the draft. All other tokens share E more columns, grouped by the
+ratio of their probabilities. Rules compare r times the target's probability
+with the draft's; the overlap of the sums is that of the single tokens unless
+1 / r lies within a group. If siblings have different distributions, the largest
+probability counts. Probabilities are kept, not their logarithms, so that rules
+get exactly the same bits as in the run.
 """
 
 from collections.abc import Sequence
@@ -42,8 +43,8 @@ from experiments.reporting import files as reporting_files
 from specsample import files
 
 FORMAT = 1
-# Of target / draft, between the groups of tokens without columns of their own.
-# With 1 among them the token rule is exact.
+# Bounds of target / draft between the groups of tokens without columns of their
+# own. The token rule is exact because 1 is one of them.
 RATIOS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 NUM_GROUPS = len(RATIOS) + 1  # E
 _ALWAYS = {
@@ -52,45 +53,45 @@ _ALWAYS = {
 }
 SIGNALS = ('log_prob', 'max_log_prob', 'rank', 'entropy', 'confidence')
 _SOMETIMES = {'parents': 2, 'draft_probs': 3} | dict.fromkeys(SIGNALS, 2)
-# What records a file that is gone, whatever the journal knows.
+# The command that records missing files, whatever the journal says.
 COMMAND = 'the same `python -m experiments.evaluate --record`'
-# What differs between the files of a trace.
+# Header entries that differ between the files of a trace.
 _OF_A_FILE = ('batch', 'command', 'git_commit')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
-  """Rounds and where they are from; the module says what the arrays are."""
+  """Rounds and where they are from; see the module for the arrays."""
 
   header: dict[str, Any]
   arrays: dict[str, np.ndarray]
 
 
 def folder(out: pathlib.PurePath, method: str) -> pathlib.PurePath:
-  """Where the trace of a method is, of an evaluation in folder `out`."""
+  """Returns the folder of a method's trace, for an evaluation in `out`."""
   return out / 'traces' / urllib.parse.quote(method, safe=' ,')
 
 
 def write(path: pathlib.PurePath, trace: Trace) -> None:
-  """Writes a file, whole or not at all, and the folder that it is in.
+  """Writes a file, whole or not at all, and creates its folder.
 
   Raises:
-    ValueError: it cannot be written.
+    ValueError: the file cannot be written.
   """
   data = io.BytesIO()
   header = json.dumps(trace.header | {'format': FORMAT})
   arrays: dict[str, Any] = trace.arrays | {'header': np.asarray(header)}
-  # Nothing else: before numpy 2.2 every keyword is an array.
+  # No other arguments: before NumPy 2.2 every keyword is an array.
   np.savez_compressed(data, **arrays)
   files.at(path.parent).mkdir(parents=True, exist_ok=True)
   reporting_files.write(path, data.getvalue())
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
-  """The trace of a folder.
+  """Reads the trace in a folder.
 
   Raises:
-    ValueError: it is none, of another version, damaged or unfinished.
+    ValueError: it is not a trace, or of another version, damaged or unfinished.
   """
   at = files.at(path)
   if not files.is_folder(at):
@@ -109,7 +110,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
 
 
 def outside(trace: Trace) -> tuple[float, float | None]:
-  """The most that a target's and a draft's distribution have in no column."""
+  """Returns the most probability without a column, of target and draft."""
   rest = lambda x: float(np.max(np.sum(x[..., -NUM_GROUPS:], -1), initial=0))
   draft_probs = trace.arrays.get('draft_probs')
   of_draft = None if draft_probs is None else rest(draft_probs)
@@ -153,7 +154,7 @@ def _read(path) -> Trace:
       header = json.loads(str(found['header']))
       version = header.get('format')
       arrays = {name: found[name] for name in found if name != 'header'}
-  # A file of one array is no context, one of text no zip file.
+  # A file of one array is no context manager, and one of text is no zip file.
   except (
     *(ValueError, TypeError, AttributeError, KeyError, EOFError),
     *(OSError, zipfile.BadZipFile, zlib.error),

@@ -1,8 +1,9 @@
-"""How a drafter is trained."""
+"""The training of a drafter."""
 
 
 def __getattr__(name):
-  # Configurations name it; others of this folder do without the rest.
+  # Gin configurations import `Training` from here. It is loaded lazily, because
+  # other users of this package do without the rest.
   if name == 'Training':
     from experiments.training import training  # noqa: PLC0415
 

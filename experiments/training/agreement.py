@@ -1,9 +1,9 @@
 """Settings that must match across the starts of a training run.
 
-A run goes on under other code, on other machines and with other versions: those
-are noted for each part. What makes the curve what it is has to agree: the
-target, its chat template and weights, the objective, the drafter, and of
-`training.Training` every setting but those that only say how long the run is
+A run may continue under other code, on other machines and with other versions:
+these are recorded for each part of it. Whatever shapes the curve has to agree:
+the target, its chat template and weights, the objective, the drafter, and every
+setting of `training.Training` except those that only say how long the run is
 (`epochs`, `answer_tokens`, `decay`, `patience`, `max_tokens`), how often
 something is done (`evaluate_every`, `checkpoint_seconds`), or where the
 target's vectors come from (`cache_hidden`).
@@ -21,17 +21,17 @@ _FREE = (
   *('epochs', 'answer_tokens', 'decay', 'patience', 'max_tokens'),
   *('evaluate_every', 'checkpoint_seconds', 'cache_hidden'),
 )
-# Parts of the components that are the target, or are listed by themselves.
+# Fields that hold the target, or a component that is listed separately.
 _ELSEWHERE = ('target', 'objective', 'drafter', 'model')
 # Longer values are not repeated in a message.
 _LONGEST = 40
 
 
 class Agreement:
-  """The header of a run's journal, and how it is compared."""
+  """The header of a run's journal, and how two headers are compared."""
 
   def __init__(self, training: training_lib.Training):
-    """Lists the settings with their defaults."""
+    """Lists the settings and their defaults."""
     objective = training.objective
     target = training.target
     of_target = dataclasses.asdict(template.Template.of(target.tokenizer))
@@ -51,10 +51,10 @@ class Agreement:
   def differences(
     self, found: dict[str, Any], expected: dict[str, Any]
   ) -> list[str]:
-    """Returns in what another part of the run differs, in words.
+    """Returns the differences from another part of the run, in words.
 
-    A setting that was not there yet when the run began must have its default;
-    one that is gone is not compared.
+    A setting that did not exist when the run began must have its default. A
+    setting that no longer exists is not compared.
     """
     names = []
     for name, value in expected.items():
@@ -75,7 +75,7 @@ _NONE = object()
 
 
 def _settings(component: Any) -> Iterator[tuple[str, Any, Any]]:
-  """Yields the names that gin binds, with values and defaults as in JSON."""
+  """Yields each setting's name in gin, its value and its default, as JSON."""
   free = _FREE if isinstance(component, training_lib.Training) else ()
   for field in dataclasses.fields(component):
     if field.name in _ELSEWHERE or field.name in free:
@@ -90,7 +90,9 @@ def _settings(component: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _to_json(value: Any) -> Any:
-  """As the journal reads it back; a function is its name, a component its
-  `repr`."""
+  """Returns a value as the journal reads it back.
+
+  A function becomes its name, and a component its `repr`.
+  """
   name = lambda x: getattr(x, '__name__', None) or repr(x)
   return json.loads(json.dumps(value, default=name))

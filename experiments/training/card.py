@@ -1,4 +1,4 @@
-"""What a trained drafter's card says of how it came about."""
+"""The card of a trained drafter: how it was trained, and how good it is."""
 
 import os
 from typing import Any
@@ -22,11 +22,11 @@ _REPLAYED_OF_OLD = (
 def of(
   trainer: trainer_lib.Trainer, data: data_lib.TrainingData
 ) -> dict[str, Any]:
-  """Returns the card of a finished run, as JSON; rates are of wall time.
+  """Returns the card of a finished run, as JSON; rates use wall time.
 
   Args:
-    trainer: after its last step.
-    data: all that the run has read.
+    trainer: the trainer after its last step.
+    data: all data that the run has read.
   """
   training, records, plan = trainer.training, trainer.records, trainer.plan()
   reports = records.curve(plan, records_lib.TRAIN)
@@ -47,7 +47,7 @@ def of(
       'added_at_steps': list(data.first_steps[1:]),
     },
     'training': {
-      # The weights are those after this many steps, the best of all.
+      # The best step; the weights are those after it.
       'steps': best['step'],
       'decay_start': plan.decay_start,
       'last_step': plan.num_steps,
@@ -59,7 +59,7 @@ def of(
       **environment.describe(),
       'segments': records.segments,
     },
-    # Where they were not kept when the dialogues were written.
+    # One entry for each time that a folder's vectors had to be computed.
     'hidden_vectors': [
       x | {'tokens_per_second': x['tokens'] / x['seconds']}
       for x in records.hidden
@@ -88,7 +88,7 @@ def of(
 
 
 def text(card: dict[str, Any], folder: os.PathLike[str]) -> str:
-  """Returns a few lines of the card."""
+  """Returns a summary of the card in a few lines."""
   data, training = card['data'], card['training']
   held_out, replayed = card['held_out'], card['held_out']['replayed']
   shares = ' '.join(
@@ -108,7 +108,7 @@ def text(card: dict[str, Any], folder: os.PathLike[str]) -> str:
 
 
 def _folder(data: data_lib.TrainingData, i: int) -> dict[str, Any]:
-  """What was read of a folder, and how that was made."""
+  """Returns what was read from a folder, and how the folder was made."""
   folder = data.folders[i]
   train = [n for phase in data.train for n in phase[i]]
   tokens = lambda numbers: sum(
@@ -134,7 +134,7 @@ def _folder(data: data_lib.TrainingData, i: int) -> dict[str, Any]:
 
 
 def _target_name():
-  """As the configuration has it, None where it does not say."""
+  """Returns the target's name in the configuration, None if it has none."""
   try:
     return gin.query_parameter('target/specsample.load.name_or_path')
   except ValueError:
@@ -142,5 +142,5 @@ def _target_name():
 
 
 def _curve(seen, evaluations, name):
-  """Pairs of tokens seen and what was measured then."""
+  """Returns pairs of the tokens seen and the value measured then."""
   return [[seen[x['step']], x[name]] for x in evaluations]

@@ -1,7 +1,7 @@
 """The states that a training run keeps.
 
-`checkpoints` holds the last two at the full learning rate, from which a run
-that is made longer goes on. A decay over steps A to B has its own in
+`checkpoints` holds the last two states at the full learning rate; a run that is
+made longer continues from them. A decay over steps A to B has its own in
 `decay/A-B/checkpoints`. The weights with the most tokens per round are in
 `best` and `decay/A-B/best`.
 """
@@ -20,24 +20,24 @@ _CHECKPOINTS, _BEST, _DECAY = 'checkpoints', 'best', 'decay'
 
 
 class RunCheckpoints:
-  """Finds and keeps states by the plan of the run."""
+  """The states of a run, found and kept according to its plan."""
 
   def __init__(self, out: epath.Path, records: records_lib.Records):
-    """Opens the folders in `out`, or makes them."""
+    """Opens the folders in `out`, or creates them."""
     self._out = out
     self._records = records
     self._opened: dict[epath.Path, train_state.Checkpoints] = {}
 
   def close(self) -> None:
-    """Lets go of all folders; the last call."""
+    """Closes all folders; this must be the last call."""
     for opened in self._opened.values():
       opened.close()
 
   def step(self, plan: plan_lib.Plan) -> int:
-    """The step that the run goes on from, 0 where no state was kept.
+    """Returns the step that the run continues from, 0 if no state was kept.
 
     Raises:
-      ValueError: the states are of another run.
+      ValueError: the states belong to another run.
     """
     constant = self._open(_CHECKPOINTS).step or 0
     step = constant
@@ -48,24 +48,24 @@ class RunCheckpoints:
     return step
 
   def restore(self, like: TrainState, plan: plan_lib.Plan) -> TrainState | None:
-    """Reads the state of `step`, None where no state was kept.
+    """Reads the state of `step`; returns None if no state was kept.
 
     Raises:
-      ValueError: it is damaged, or of another run.
+      ValueError: the state is damaged, or belongs to another run.
     """
     step = self.step(plan)
     return self._at(plan, step, _CHECKPOINTS).restore(like) if step else None
 
   def save(self, state: TrainState, plan: plan_lib.Plan) -> None:
-    """Keeps a state; of decays only this plan's stays.
+    """Keeps a state, in the plan's own folder if it is one of the decay.
 
     Raises:
-      ValueError: it cannot be written.
+      ValueError: the state cannot be written.
     """
     self._at(plan, int(state.step), _CHECKPOINTS).save(state)
 
   def forget_other_decays(self, plan: plan_lib.Plan) -> None:
-    """Deletes the states of decays that are no part of the run any more."""
+    """Deletes the states of decays that are no longer part of the run."""
     parent = self._out / _DECAY
     if files.is_folder(parent):
       for folder in parent.iterdir():
@@ -86,8 +86,8 @@ class RunCheckpoints:
   def save_best(self, state: TrainState, plan: plan_lib.Plan) -> None:
     """Keeps the weights of a state as the best so far.
 
-    Before they are journalled: what is there without its line is not known to
-    be any good, and `best` leaves it out.
+    This comes before they are journalled: weights without a record in the
+    journal are not known to be any good, and `best` ignores them.
 
     Raises:
       ValueError: they cannot be written.
@@ -96,10 +96,10 @@ class RunCheckpoints:
     self._at(plan, int(state.step), _BEST).save(weights)
 
   def restore_best(self, like: TrainState, plan: plan_lib.Plan) -> TrainState:
-    """Reads the weights that `best` tells of.
+    """Reads the weights that `best` describes.
 
     Raises:
-      ValueError: they are damaged or gone.
+      ValueError: they are damaged or missing.
     """
     best = self.best(plan)
     if best is None:
@@ -114,7 +114,7 @@ class RunCheckpoints:
     return found
 
   def last(self, plan: plan_lib.Plan) -> str:
-    """Which state the run would go on from, in words."""
+    """Returns which state the run would continue from, in words."""
     step = self.step(plan)
     return f'that of step {step} is there' if step else 'none is there'
 

@@ -9,7 +9,7 @@ from experiments.reporting import figures
 from experiments.training import records
 
 _TRAIN, _HELD_OUT = '#767676', '#0072B2'
-# By position, light to dark.
+# By position; they repeat after the sixth.
 _SHADES = ('#009E73', '#0072B2', '#D55E00', '#CC79A7', '#E69F00', '#56B4E9')
 
 
@@ -22,10 +22,10 @@ def draw(
   """Draws the losses, the tokens per round and the acceptance by position.
 
   Args:
-    path: of the image.
-    train, held_out: the journal's records of each kind, in order; those of the
-      decay last.
-    title: above the three plots.
+    path: the path of the image.
+    train, held_out: the journal's records of each kind, in order, with those of
+      the decay last.
+    title: the title above the three plots.
   """
   figures.write_png(path, functools.partial(_figure, train, held_out, title))
 

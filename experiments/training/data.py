@@ -1,8 +1,8 @@
-"""The data that a run reads from its folders, which may grow meanwhile.
+"""The data that a run reads from its folders, which may grow between starts.
 
-Of each folder some shards are learned from and some held out. The journal has
-the digest of each shard that was read, phase by phase (`schedule`): what
-has been read has to stay as it was, in the same order of folders, and new
+Some shards of each folder are for training, and some are held out. The journal
+records the digest of every shard that was read, phase by phase (`schedule`).
+What has been read must stay as it was, with the folders in the same order; new
 shards and folders come after it.
 """
 
@@ -20,18 +20,18 @@ from experiments.training_data import schedule
 from experiments.training_data.dialogues import Dialogue
 import specsample
 
-# Of a phase, as the journal has it: 'first_step', and for each folder its
-# 'name' and the digests of new shards: 'train', 'held_out'.
+# A phase as the journal has it: 'first_step', and for each folder its 'name'
+# and the digests of its new shards, 'train' and 'held_out'.
 Record = Mapping[str, Any]
 
 
 def load(
   folders: Sequence[str], target: specsample.Loaded
 ) -> list[data_folder.Data]:
-  """Reads all that the folders hold.
+  """Reads all data in the folders.
 
   Raises:
-    ValueError: a folder is named twice, or is not for this target.
+    ValueError: a folder is named twice, or holds no data for this target.
   """
   for folder in folders:
     if folders.count(folder) > 1:
@@ -41,12 +41,12 @@ def load(
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingData:
-  """The shards of each folder that are read, and since which phase."""
+  """The shards that a run reads from each folder, and in which phase."""
 
   folders: Sequence[data_folder.Data]  # shards that are not read are empty
-  # [phases][folders]: the numbers of the shards to learn from that are new.
+  # [phases][folders]: the numbers of the new shards to train on.
   train: Sequence[Sequence[Sequence[int]]]
-  held_out: Sequence[Sequence[int]]  # [folders] of the first phase
+  held_out: Sequence[Sequence[int]]  # [folders]: shards of the first phase
   first_steps: Sequence[int]  # [phases]
 
   @classmethod
@@ -56,15 +56,15 @@ class TrainingData:
     folders: Sequence[data_folder.Data],
     records: Sequence[Record],
   ) -> 'TrainingData':
-    """Finds again what a run has read.
+    """Returns the data that a run has read so far.
 
     Args:
-      training: settings.
-      folders: all that is there.
-      records: of the phases so far, at least one.
+      training: the settings.
+      folders: all data that are there now.
+      records: the journal's phases so far, at least one.
 
     Raises:
-      ValueError: a shard that was read is missing or another one.
+      ValueError: a folder or shard that was read is missing or has changed.
     """
     before = max(len(record['folders']) for record in records)
     if len(folders) < before:
@@ -123,9 +123,9 @@ class TrainingData:
     folders: Sequence[data_folder.Data],
     first_step: int,
   ) -> 'TrainingData | None':
-    """The same with what is new in the folders as a phase from a step on.
+    """Returns the data with the new shards as a phase that begins at a step.
 
-    None where nothing is new.
+    Returns None if nothing is new.
 
     Raises:
       ValueError: a folder has nothing to train on.
@@ -145,7 +145,7 @@ class TrainingData:
     )
 
   def record(self) -> dict[str, Any]:
-    """The last phase, for the journal."""
+    """Returns the last phase, for the journal."""
     digests = lambda data, numbers: [
       data_folder.digest(data.shards[n]) for n in numbers
     ]
@@ -164,7 +164,7 @@ class TrainingData:
 
 
 def _find(data, numbers, digests) -> list[int]:
-  """Returns those of the shards that have these digests, in the same order."""
+  """Returns the numbers whose shards have these digests, in the same order."""
   left = iter(numbers)
   found = []
   for digest in digests:
@@ -182,12 +182,12 @@ def _find(data, numbers, digests) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Split:
-  """The examples to learn from, phase by phase, and those held out."""
+  """The examples to train on, phase by phase, and the held-out examples."""
 
   train: list[batches_lib.Example]
   phases: list[schedule.Phase]
   held_out: list[batches_lib.Example]
-  prompts: list[np.ndarray]  # of all held-out dialogues, [n] int32
+  prompts: list[np.ndarray]  # [n] int32 each, of all held-out dialogues
 
   @classmethod
   def of(
@@ -196,13 +196,13 @@ class Split:
     data: TrainingData,
     vectors: Sequence[list[list[features.Vectors]]] | None,
   ) -> 'Split':
-    """Makes examples of the dialogues.
+    """Turns the dialogues into examples.
 
     Args:
-      training: settings.
-      data: what is read.
-      vectors: the target's, of each dialogue of each shard of each folder, once
-        they are at hand.
+      training: the settings.
+      data: the shards that the run reads.
+      vectors: the target's vectors by folder, shard and dialogue; None if they
+        are not at hand.
 
     Raises:
       ValueError: no greedy answer is held out.
@@ -241,14 +241,14 @@ class Split:
 def draft_vocabulary(
   split: Split, size: int | None, vocab_size: int
 ) -> np.ndarray | None:
-  """The `size` most frequent tokens of answers, ascending; None for all.
+  """Returns the `size` most frequent answer tokens, ascending; None for all.
 
-  Of the first phase: data that are added later do not change it.
+  Only the first phase counts: data that are added later change nothing.
   """
   if size is None:
     return None
   counts = np.zeros(vocab_size, np.int64)
   for example in split.train[: split.phases[0].num_examples]:
     np.add.at(counts, example.learned, 1)
-  # Stable: of equally frequent tokens those that the tokenizer merged first.
+  # Stable: the tokenizer's earlier merges win among equally frequent tokens.
   return np.sort(np.argsort(-counts, kind='stable')[:size]).astype(np.int32)

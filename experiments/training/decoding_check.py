@@ -1,4 +1,4 @@
-"""Tokens per round of a drafter in training, by the decoding loop itself."""
+"""Tokens per round of a drafter in training, counted by the decoding loop."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -16,11 +16,11 @@ from specsample.types import Params
 def choose_prompts(
   training: training_lib.Training, prompts: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-  """Chooses prompts evenly from those held out, and cuts them.
+  """Chooses evenly spaced held-out prompts, and truncates them.
 
   Returns:
-    At most `decoded_prompts`, of each at most its last
-    `decoded_prompt_tokens`.
+    At most `decoded_prompts` prompts, each cut to its last
+    `decoded_prompt_tokens` tokens.
 
   Raises:
     ValueError: the target has no room for prompts and answers of that length.
@@ -44,12 +44,12 @@ def decode(
 ) -> stats_lib.Stats:
   """Decodes answers at temperature 0, all prompts as one batch.
 
-  Parameters are arguments of the compiled loop, so that it is compiled once.
+  The parameters are arguments of the compiled loop, so it is compiled once.
 
   Args:
     params: the whole tree, in the dtype of the computation.
-    prompts: from `choose_prompts`.
-    training: settings.
+    prompts: the prompts from `choose_prompts`.
+    training: the settings.
   """
   rows, lengths = specsample.pad_prompts([x.tolist() for x in prompts])
   output = specsample.generate(

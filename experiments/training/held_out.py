@@ -1,8 +1,9 @@
-"""How a drafter would do on answers that it has not learned.
+"""Evaluation of a drafter on answers that it was not trained on.
 
-At temperature 0 the target's own answer says what it keeps of a draft. So one
-pass over the answer gives every draft that would be right, and going through
-them round by round what decoding would count, without decoding.
+At temperature 0 the target's own answer determines which draft tokens it keeps.
+So one pass over the answer yields every draft token that would be right, and
+walking through them round by round gives the counts of decoding, without
+decoding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,13 +24,13 @@ def evaluate(
   objective: objective_lib.Objective,
   eos_ids: Sequence[int] = (),
 ) -> tuple[float, stats_lib.Stats]:
-  """The mean loss, and the counts of greedy decoding.
+  """Returns the mean loss, and the counts of greedy decoding.
 
   Args:
     params: the whole tree, in the dtype of the computation.
-    batches: of greedy answers.
-    objective: what is trained for.
-    eos_ids: the tokens that end an answer; others end at their limit.
+    batches: batches of greedy answers.
+    objective: the objective that is trained.
+    eos_ids: the tokens that end an answer; other answers end at their limit.
   """
   losses, weights, counts = [], [], []
   for batch in batches:
@@ -49,10 +50,10 @@ def replay(
 
   Args:
     matches: [K, B, T] bool, as `objective.Objective.matches`.
-    mask: [B, T] bool, the tokens of the answers; each run of a row is an
-      answer.
-    ends: [B, T] bool, the tokens that end a text. An answer whose last token is
-      another one was cut at its limit.
+    mask: [B, T] bool, the tokens of the answers; each contiguous run in a row
+      is an answer.
+    ends: [B, T] bool, the tokens that end a text. An answer that ends with any
+      other token was cut at its limit.
   """
   num_drafts = len(matches)
   leading = np.cumprod(matches, axis=0, dtype=np.int32).sum(axis=0)
@@ -63,7 +64,7 @@ def replay(
     starts, stops = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
     for pending, last in zip(starts - 1, stops - 1, strict=True):
       while pending < last:
-        # A round emits one token more than it keeps drafts, up to the limit.
+        # A round emits the kept drafts and one more token, up to the limit.
         room = num_drafts if is_end[last] else last - pending - 1
         drafted = min(num_drafts, room)
         emitted = min(kept[pending], drafted)
@@ -79,7 +80,7 @@ def replay(
 
 
 def place(batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
-  """The batch on the devices, its rows divided."""
+  """Returns the batch on the devices, with its rows sharded."""
   axes = {k: ('batch',) + (None,) * (x.ndim - 1) for k, x in batch.items()}
   return sharding.place(dict(batch), axes)
 

@@ -1,10 +1,10 @@
 """The journal of a training run.
 
 The steps at the full learning rate have keys ('train', step) and ('held out',
-step). Those of a decay have the decay's own in front, ('decay', first, last,
-'train', step), so that a run which is made longer leaves no line behind that is
-not its own. A 'phase' says which data were added, a 'segment' under which code
-and on which machine the run went on.
+step). The keys of a decay's steps begin with the decay itself, ('decay', first,
+last, 'train', step), so that an abandoned decay is not part of a run that was
+made longer. A 'phase' says which data were added; a 'segment' says with which
+code and on which machine the run continued.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,22 +26,22 @@ Values = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Records:
-  """The journal, read and written by what is in it."""
+  """The journal of a run, read and written by kind of record."""
 
   journal: journal_lib.Journal
 
   def get(self, plan: Plan, kind: str, step: int) -> dict[str, Any] | None:
-    """Returns the values of a step, None where there are none yet."""
+    """Returns the values of a step, None if there are none yet."""
     return self.journal.get(_key(plan, kind, step))
 
   def add(
     self, plan: Plan, kind: str, step: int, values: dict[str, Any]
   ) -> None:
-    """Keeps the values of a step."""
+    """Records the values of a step."""
     self.journal.add(_key(plan, kind, step), values)
 
   def curve(self, plan: Plan, kind: str) -> list[dict[str, Any]]:
-    """Returns the values of the steps at the full rate and of the decay."""
+    """Returns the values of the steps at the full rate, then of the decay."""
     of_decay = self.journal.of(_DECAY, plan.decay_start, plan.num_steps, kind)
     return self.constant(kind) + of_decay
 
@@ -51,16 +51,17 @@ class Records:
 
   @property
   def taken(self) -> int:
-    """Steps taken at the full rate."""
+    """The number of steps taken at the full rate."""
     reports = self.constant(TRAIN)
     return reports[-1]['step'] if reports else 0
 
   def stop(self, patience: int | None, since: int) -> int | None:
-    """Returns the step at which patience was lost, None if it was not.
+    """Returns the step at which patience ran out, None if it did not.
 
     Args:
-      patience: evaluations without improvement.
-      since: only those after this step count, that of the last new data.
+      patience: the number of evaluations without improvement.
+      since: the step at which data were last added; only later evaluations
+        count.
     """
     best, count = -1.0, 0
     for found in self.constant(HELD_OUT):
@@ -75,20 +76,20 @@ class Records:
 
   @property
   def phases(self) -> list[dict[str, Any]]:
-    """The data that were read, and the step from which on."""
+    """The data that were read, with the first step of each phase."""
     return self.journal.of(_PHASE)
 
   def add_phase(self, values: dict[str, Any]) -> None:
-    """Keeps one more, the first one with step 0."""
+    """Records another phase; the first phase begins at step 0."""
     self.journal.add((_PHASE, len(self.phases)), values)
 
   @property
   def hidden(self) -> list[dict[str, Any]]:
-    """How long it took to find the target's vectors, for each set of data."""
+    """The time spent computing the target's vectors, for each data set."""
     return self.journal.of(_HIDDEN)
 
   def add_hidden(self, digest: str, num_tokens: int, seconds: float) -> None:
-    """Notes that vectors of some data had to be found."""
+    """Records that the vectors of a data set had to be computed."""
     if (_HIDDEN, digest) not in self.journal:
       values = {'tokens': num_tokens, 'seconds': round(seconds, 3)}
       self.journal.add((_HIDDEN, digest), values)
@@ -99,7 +100,7 @@ class Records:
     return self.journal.of(_SEGMENT)
 
   def begin_segment(self, step: int) -> None:
-    """Notes what the run goes on with from a step."""
+    """Records the data, the code and the machine of the run from a step on."""
     values = {
       'first_step': step,
       'phase': len(self.phases) - 1,
@@ -111,7 +112,7 @@ class Records:
 
   @property
   def has_results(self) -> bool:
-    """Whether the run has been at its end, so that results may be its own."""
+    """Whether the run has reached its end, so that results may be its own."""
     return bool(self.journal.of(_RESULT))
 
   def add_result(self, plan: Plan, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Writes the results of a training run: curves, card, drafter, target."""
+"""The results of a training run: curves, card, drafter and target."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,14 +26,14 @@ def write(
 ) -> None:
   """Writes the curves, the target if it was trained, and last the drafter.
 
-  Results of the same step are kept; those of an earlier end of the same run are
-  replaced, and those that a kill left half-written.
+  Results of the same step are kept. Results of an earlier end of the same run
+  are replaced, and so are results that a kill left half-written.
 
   Args:
-    out: folder of the run.
-    trainer: after its last step.
+    out: the folder of the run.
+    trainer: the trainer after its last step.
     params: the whole tree of the best step.
-    data: what the run has read.
+    data: the data that the run has read.
   """
   training, plan = trainer.training, trainer.plan()
   content = card.of(trainer, data)
@@ -71,7 +71,7 @@ def write(
 
 
 def _is_written(folder: epath.Path, content: Mapping[str, Any]) -> bool:
-  """Whether a whole drafter of the same step of the same plan is there."""
+  """Returns whether a complete drafter of the same step and plan is there."""
   path = folder / card_lib.NAME
   if not path.exists():
     return False

@@ -1,4 +1,4 @@
-"""Numbers of a run as TensorBoard shows them, beside the journal."""
+"""The metrics of a run for TensorBoard, in addition to the journal."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -8,19 +8,19 @@ from typing import Any
 
 from specsample import files
 
-# observe((kind, step), values), as what is journalled is told.
+# observe((kind, step), values) is called for each journalled step.
 Observe = Callable[[tuple, dict[str, Any]], None]
 
 
 def observe_nothing(key: tuple, values: dict[str, Any]) -> None:
-  """Where nobody looks."""
+  """Ignores the values: the observer of runs without TensorBoard."""
 
 
 def check(folder: pathlib.PurePath) -> None:
   """Refuses a folder that `writer` cannot write to.
 
   Raises:
-    ValueError: the package is missing, or the folder is of a bucket.
+    ValueError: the package is missing, or the folder is in a bucket.
   """
   if importlib.util.find_spec('tensorboardX') is None:
     raise ValueError(
@@ -38,8 +38,8 @@ def check(folder: pathlib.PurePath) -> None:
 def writer(folder: pathlib.PurePath) -> Iterator[Observe]:
   """Writes event files to a local folder while the context lasts.
 
-  Package tensorboardX writes them, without TensorFlow; `tensorboard
-  --logdir=FOLDER` shows them, while the run goes on too.
+  The package tensorboardX writes them, without TensorFlow. `tensorboard
+  --logdir=FOLDER` shows them, even while the run goes on.
 
   Raises:
     ValueError: see `check`.
@@ -47,7 +47,7 @@ def writer(folder: pathlib.PurePath) -> Iterator[Observe]:
   check(folder)
   import tensorboardX  # noqa: PLC0415 (an extra, which most runs do without)
 
-  # What earlier runs wrote there is not shown: a killed one lost its last.
+  # Hides what earlier starts wrote: a kill may have lost the last events.
   with tensorboardX.SummaryWriter(
     str(folder), flush_secs=10, purge_step=0
   ) as events:

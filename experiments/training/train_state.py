@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, of which the last whole one is found again."""
+"""Checkpoints of a training run, of which the last complete one is restored."""
 
 import pathlib
 from typing import NoReturn
@@ -11,17 +11,17 @@ from specsample.training.step import TrainState
 
 
 def refuse_results(folder: pathlib.PurePath, where: str) -> None:
-  """Refuses results of another run, which would stay as if they were its own.
+  """Refuses results of another run, which would pass for those of this run.
 
-  A run writes its own after its last step: if they are there before, they are
-  another run's.
+  A run writes its results after its last step, so any that exist before then
+  belong to another run.
 
   Args:
-    folder: of the results.
-    where: what this run has done so far, continuing 'this run'.
+    folder: the folder of the results.
+    where: what this run has done so far; it continues 'this run'.
 
   Raises:
-    ValueError: the folder is there.
+    ValueError: the folder exists.
   """
   if files.is_folder(folder):
     raise ValueError(
@@ -40,14 +40,15 @@ def refuse_step(step: int) -> NoReturn:
 
 
 class Checkpoints:
-  """The last two states of a run; one that is being written does not count."""
+  """The last two states of a run; a half-written state does not count."""
 
   def __init__(self, folder: pathlib.PurePath):
-    """Opens the folder, or makes it."""
+    """Opens the folder, or creates it."""
     self._folder = files.absolute(folder)
     is_remote = files.is_remote(self._folder)
-    # orbax deletes what a killed run left in a thread, which outlives `close`
-    # and complains where the program ends first. Buckets have another mark.
+    # orbax deletes a killed run's leftovers in a thread that outlives `close`
+    # and complains if the program ends first. So they are deleted here, except
+    # in buckets, where orbax marks them differently.
     if not is_remote:
       for unfinished in self._folder.glob('*.orbax-checkpoint-tmp*'):
         unfinished.rmtree()
@@ -63,17 +64,17 @@ class Checkpoints:
   def restore(
     self, like: TrainState, step: int | None = None
   ) -> TrainState | None:
-    """Reads a state, divided over the devices as `like` is.
+    """Reads a state, sharded over the devices as `like` is.
 
     Args:
       like: a state of the same shapes.
-      step: of the state; None for the last one.
+      step: the step of the state; None for the last one.
 
     Returns:
-      The state, None where there is none yet.
+      The state, or None if there is none yet.
 
     Raises:
-      ValueError: it is damaged, or of another run.
+      ValueError: the state is damaged, or belongs to another run.
     """
     step = self._manager.latest_step() if step is None else step
     if step is None:
@@ -85,7 +86,7 @@ class Checkpoints:
       return self._manager.restore(
         step, args=ocp.args.StandardRestore(jax.tree.map(shape, like))
       )
-    except Exception as error:  # Of a damaged array orbax raises just that.
+    except Exception as error:  # orbax raises it if an array is damaged.
       reason, *_ = str(error).splitlines() or [type(error).__name__]
       raise ValueError(
         f'{self._folder / str(step)} is damaged, or of another run ({reason}): '
@@ -93,11 +94,12 @@ class Checkpoints:
       ) from error
 
   def save(self, state: TrainState) -> None:
-    """Keeps a state in place of one of the same step; returns when it is on the
-    disk.
+    """Keeps a state, in place of one of the same step.
+
+    Returns when the state is on the disk.
 
     Raises:
-      ValueError: it cannot be written; the last one stays.
+      ValueError: the state cannot be written; the previous one stays.
     """
     step = int(state.step)
     try:
@@ -122,7 +124,7 @@ class Checkpoints:
 
   @property
   def last(self) -> str:
-    """Which one a run would go on from, in words."""
+    """The state that a run would continue from, in words."""
     step = self.step
     return 'none is there' if step is None else f'that of step {step} is there'
 

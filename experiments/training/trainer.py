@@ -1,7 +1,7 @@
 """The loop of a training run: steps, metrics, checkpoints, evaluations.
 
-The same run gives the same numbers however often it was interrupted: step i
-reads batch i and a key of its own, and what a kill lost is computed again.
+A run gives the same numbers however often it is interrupted: step i reads batch
+i and a key of its own, and steps that a kill lost are computed again.
 """
 
 from collections.abc import Mapping
@@ -30,12 +30,12 @@ from specsample.types import Params
 
 
 class LossError(Exception):
-  """The loss, its gradient or what follows from it is NaN or infinite."""
+  """The loss, its gradient or the update of the weights is NaN or infinite."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Trainer:
-  """Trains from wherever the checkpoints and the journal are."""
+  """A run that resumes from its checkpoints and journal."""
 
   training: training_lib.Training
   split: data.Split
@@ -44,17 +44,17 @@ class Trainer:
   checkpoints: checkpoints_lib.RunCheckpoints
   observe: tensorboard.Observe = (
     tensorboard.observe_nothing
-  )  # what is journalled
+  )  # called with what is journalled
 
   def plan(self) -> plan_lib.Plan:
-    """When the learning rate falls and when the run ends, as things stand."""
+    """Returns the start of the decay and the last step, as things stand."""
     return plan(self.training, self._batches, self.records)
 
   def run(self) -> Params:
-    """Trains up to the last step, if that is not done yet.
+    """Trains up to the last step, unless that has been done already.
 
     Returns:
-      The whole tree of parameters with the most tokens per round.
+      The whole parameter tree of the step with the most tokens per round.
 
     Raises:
       LossError: names the step; the checkpoints before it stay.
@@ -77,7 +77,7 @@ class Trainer:
         step = int(state.step)
         if self._is_evaluated(step, plan):
           self._evaluate(state, frozen, plan)
-          plan = self.plan()  # which begins the decay when patience is lost
+          plan = self.plan()  # begins the decay if patience has run out
         age = time.monotonic() - saved_at
         if (
           step in (plan.decay_start, plan.num_steps)
@@ -95,7 +95,7 @@ class Trainer:
     plan: plan_lib.Plan,
     meter: progress.Meter,
   ) -> step_lib.TrainState:
-    """Takes the steps up to the next report, and writes it down."""
+    """Takes the steps up to the next report, and journals it."""
     training = self.training
     begin = time.monotonic()
     first = int(state.step)
@@ -116,7 +116,7 @@ class Trainer:
         scales=training.scales(plan, number),
       )
       reports.append(report)
-      # One late, so that the device always has the next step to do.
+      # Checked one step late, so that the device always has work queued.
       if len(reports) > 1:
         _check(reports[-2], number)
       meter(number + 1, description)
@@ -148,7 +148,7 @@ class Trainer:
     self, state: step_lib.TrainState, frozen: Params, plan: plan_lib.Plan
   ) -> None:
     """Evaluates a state, and keeps its weights if they are the best so far."""
-    # A step that is taken again after a kill has the numbers that it had.
+    # A step that is repeated after a kill keeps its journalled values.
     step = int(state.step)
     known = self.records.get(plan, records_lib.HELD_OUT, step)
     params = step_lib.join(state.trained, frozen, self._dtype)
@@ -196,7 +196,7 @@ class Trainer:
     self.observe((kind, values['step']), values)
 
   def _given(self, number, state, frozen):
-    """What a step reads: the batch, or what the draft model makes of it."""
+    """Returns a step's batch, possibly with answers of the draft model."""
     batch = self._batches[number]
     rng = np.random.default_rng([self.training.seed, number])
     if rng.random() >= self.training.on_policy_share:
@@ -247,12 +247,12 @@ def plan(
   batches: batches_lib.Batches,
   records: records_lib.Records,
 ) -> plan_lib.Plan:
-  """When the learning rate falls and when the run ends.
+  """Returns the start of the decay and the last step.
 
   Args:
-    training: settings.
-    batches: of all data at hand, with their phases.
-    records: of the run so far.
+    training: the settings.
+    batches: the batches of all data at hand, with their phases.
+    records: the records of the run so far.
   """
   assert batches.phases is not None
   return plan_lib.Plan.of(

@@ -1,4 +1,4 @@
-"""How a drafter is trained: what gin sets, and what follows from it."""
+"""The settings of a training run, and what follows from them."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -18,7 +18,7 @@ from specsample.training import losses
 from specsample.training import objective as objective_lib
 from specsample.training import slots
 
-# So that a binding can name them: DraftObjective.teacher_loss = @losses.jsd
+# Lets gin bind them, as in DraftObjective.teacher_loss = @losses.jsd
 for _loss in (
   losses.forward_kl,
   losses.reverse_kl,
@@ -35,60 +35,61 @@ gin.external_configurable(slots.d_pace, module='slots')
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Training:
-  """One run of the trainer: AdamW, whose rate `plan.Plan` scales.
+  """The settings of a run with AdamW, whose rate `plan.Plan` scales.
 
-  `agreement` says which of these may change while a run goes on.
+  `agreement` says which of them may change between the starts of a run.
   """
 
   target: specsample.Loaded
-  objective: objective_lib.Objective  # which has the drafter
-  # How long: that many epochs over all data that are at hand now, or that many
-  # tokens of answers; one of the two is None. Both count from the first step
-  # and include the decay.
+  objective: objective_lib.Objective  # holds the drafter
+  # The length of the run: epochs over all data at hand now, or tokens of
+  # answers; one of the two is None. Both count from the first step and include
+  # the decay.
   epochs: float | None = 4.0
   answer_tokens: int | None = None
-  decay: float = 0.1  # the share of the steps in which the rate falls to 0
+  decay: float = 0.1  # share of the steps over which the rate falls to 0
   batch_size: int = 8
-  max_length: int = 256  # of an example; longer ones are cut off
-  width_multiple: int = 32  # batches are that wide, or twice, ...
-  seed: int = 0  # of the order, the first weights and what is sampled
+  max_length: int = 256  # of an example; longer ones are truncated
+  width_multiple: int = 32  # batch widths are multiples of it
+  seed: int = 0  # of the order, the initial weights and all sampling
   learning_rate: float = 1e-3
-  warmup_steps: int = 100  # in which the rate rises
+  warmup_steps: int = 100  # over which the rate rises
   weight_decay: float = 0.0
   b2: float = 0.99
-  clip_norm: float = 1.0  # of the gradient
-  # Medusa-2: the target learns too, at this rate, once the heads have learned
-  # for a while. None leaves it and its distribution as they are.
+  clip_norm: float = 1.0  # largest norm of the gradient
+  # Medusa-2: the target is trained too, at this rate, once the heads have been
+  # trained for a while. None leaves the target and its distribution unchanged.
   target_learning_rate: float | None = None
-  target_first_step: int = 1000  # its rate is 0 before, and then warms up
-  # Of each folder's answers to train on: the first shards that have so many,
-  # None for all.
+  target_first_step: int = 1000  # the target's rate is 0 before, then warms up
+  # Training uses the first shards of each folder that hold this many tokens of
+  # answers; None for all shards.
   max_tokens: int | None = None
-  # Shards 0, n, 2 n, ... of each folder are held out. Of those that a run
-  # begins with, so many greedy answers per folder are evaluated on.
+  # Shards 0, n, 2 n, ... of each folder are held out. Evaluations use at most
+  # this many greedy answers per folder, of the shards held out at the start.
   held_out_every: int = 16
   held_out_answers: int = 256
-  # The decoding loop itself runs on that many held-out prompts, each cut to its
-  # last tokens, at temperature 0.
+  # The decoding loop itself runs on this many held-out prompts at temperature
+  # 0, each cut to its last `decoded_prompt_tokens` tokens.
   decoded_prompts: int = 32
   decoded_prompt_tokens: int = 128
   decoded_new_tokens: int = 64
-  # Whether the target's vectors are found once and kept beside the data, where
-  # the disk has room for them (`features.fit`); otherwise each step finds them.
+  # Whether the target's vectors are computed once and kept beside the data, if
+  # the disk has room for them (`features.fit`); otherwise each step does it.
   cache_hidden: bool = True
-  # DistillSpec: the share of steps on what the draft model itself writes.
+  # DistillSpec: the share of steps on answers that the draft model writes.
   on_policy_share: float = 0.0
   on_policy_temperature: float = 1.0
   report_every: int = 50  # steps between two lines of metrics
   # Steps between two evaluations; there is one after the last step too.
   evaluate_every: int = 500
-  # The decay begins after so many evaluations in a row without more tokens per
-  # round than before, since data were last added. None: never before the end.
+  # The decay begins after this many evaluations in a row without more tokens
+  # per round than the best since data were last added. None: not before the
+  # planned step.
   patience: int | None = None
   checkpoint_seconds: float = 60.0
 
   def __post_init__(self):
-    """Refuses settings that train nothing; ValueError names one."""
+    """Refuses invalid settings; the ValueError names one."""
     if (self.epochs is None) == (self.answer_tokens is None):
       raise ValueError(
         f'Training.epochs is {self.epochs} and Training.answer_tokens '
@@ -161,7 +162,7 @@ class Training:
     return optax.chain(clip, optax.partition(rates, _label))
 
   def scales(self, plan: plan_lib.Plan, step: int) -> dict[str, float]:
-    """Returns the shares of the peak rates with which a step is taken."""
+    """Returns the shares of the peak rates at a step."""
     return {
       'drafter': plan.scale(step, self.warmup_steps),
       'target': plan.scale(step, self.warmup_steps, self.target_first_step),
@@ -172,7 +173,7 @@ class Training:
     examples: Sequence[batches_lib.Example],
     phases: Sequence[schedule.Phase] | None = None,
   ) -> batches_lib.Batches:
-    """The batches of an endless run.
+    """Returns the batches of an endless run.
 
     Raises:
       ValueError: none of the examples is short enough.
@@ -187,7 +188,7 @@ class Training:
     )
 
   def num_steps(self, batches: batches_lib.Batches) -> float:
-    """Returns how many steps are wanted over all data at hand."""
+    """Returns the number of steps wanted, given all data at hand."""
     epochs = self.epochs
     if epochs is None:
       assert self.answer_tokens is not None
@@ -195,7 +196,7 @@ class Training:
     return epochs * batches.per_epoch
 
   def settings(self) -> dict[str, Any]:
-    """As the card has them, JSON."""
+    """Returns the settings for the card, as JSON."""
     own = {
       field.name: getattr(self, field.name)
       for field in dataclasses.fields(self)
@@ -211,7 +212,7 @@ class Training:
 
 
 def _label(params):
-  """Which of the two a parameter belongs to."""
+  """Labels every parameter 'drafter' or 'target'."""
   return {
     name: jax.tree.map(lambda _, name=name: name, tree)
     for name, tree in params.items()

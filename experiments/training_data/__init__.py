@@ -1,1 +1,1 @@
-"""Dialogues that drafters learn from: how they are made, kept and read."""
+"""Dialogues for training drafters: making, storing and reading them."""

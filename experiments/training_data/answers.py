@@ -1,4 +1,4 @@
-"""The answers that folders of data hold, as texts of tokens."""
+"""The answers in data folders, as lists of token ids."""
 
 from collections.abc import Sequence
 import itertools
@@ -14,7 +14,7 @@ def of_folders(
   """Returns the target's answers in folders of make_data, and their digests.
 
   Raises:
-    ValueError: a folder is missing, damaged or of another target.
+    ValueError: if a folder is missing, damaged or made with another target.
   """
   data = [data_folder.load_for(folder, target) for folder in folders]
   texts = [

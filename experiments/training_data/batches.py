@@ -1,9 +1,9 @@
-"""Dialogues as batches of one step each, shuffled by a seed.
+"""Batches of dialogues, one per training step, shuffled with a seed.
 
-Step i of a run reads batch i, whatever was read before, so that a run which
-goes on after a kill takes up where it was (`schedule`). A row holds one
-dialogue, because a model's pass has no mask between two; rows of a batch are of
-similar length instead.
+Step i of a run reads batch i, whatever was read before, so a run that was
+killed continues where it stopped (see `schedule`). A row holds one dialogue,
+because the model has no mask that would separate two; instead, the rows of a
+batch have similar lengths.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ import numpy as np
 from experiments.training_data import schedule
 from experiments.training_data.dialogues import Dialogue
 
-# What heads read of the tokens before an answer.
+# The number of tokens before an answer that heads read.
 _BEFORE_ANSWER = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Example:
-  """A dialogue as it is learned."""
+  """A dialogue as training reads it."""
 
   tokens: np.ndarray  # [n] int32
   answers: tuple[tuple[int, int], ...]  # slices of `tokens`, in order
-  # The target's, [n, ...] bfloat16 each, those that are at hand.
+  # The target's vectors by name, [n, ...] bfloat16 each; empty if not stored.
   vectors: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   @property
@@ -38,11 +38,11 @@ class Example:
 def example(
   dialogue: Dialogue, vectors: Mapping[str, np.ndarray], whole: bool
 ) -> Example:
-  """Returns a dialogue as an example, with the vectors [n, ...] at hand.
+  """Returns an example of a dialogue and its stored vectors [n, ...].
 
-  Unless the `whole` dialogue is read, the example begins where heads draft the
-  first answer's first token: they are given the token before it, and the vector
-  of the token before that.
+  Unless the `whole` dialogue is read, the example begins where heads start to
+  draft the first answer: for its first token they are given the token before
+  it, and the vector of the token before that.
   """
   first, _ = dialogue.answers[0]
   start = 0 if whole else max(first - _BEFORE_ANSWER, 0)
@@ -58,7 +58,7 @@ def example(
 def pad(
   rows: Sequence[np.ndarray], batch_size: int, width_multiple: int
 ) -> np.ndarray:
-  """Rows of tokens as an array [batch_size, T] int32, 0 where there is none."""
+  """Returns rows of tokens as an array [batch_size, T] int32, padded with 0."""
   longest = max(row.size for row in rows)
   width = -(-longest // width_multiple) * width_multiple
   tokens = np.zeros((batch_size, width), np.int32)
@@ -71,16 +71,17 @@ def pad(
 class Batches:
   """The batches of an endless run over some examples.
 
-  A batch is {'tokens': [B, T] int32, 'mask': [B, T] bool}, where `mask` is set
-  for the tokens of answers, and has the vectors that the examples have, [B, T,
-  ...] bfloat16. Where that is narrower it has `places` [B, A] int32 too, see
-  `specsample.training.objective.crop`. Rows that fill it up are masked whole.
+  A batch is {'tokens': [B, T] int32, 'mask': [B, T] bool}, where `mask` marks
+  the tokens of answers, and it has the vectors of the examples, [B, T, ...]
+  bfloat16. The batch of a step also has `places` [B, A] int32 if the answers
+  span fewer than T tokens, see `specsample.training.objective.crop`. Rows that
+  only fill up a batch are masked out.
 
-  T is a multiple of `width_multiple`, so that there are few shapes, up to
-  `max_length`, where longer examples are cut off.
+  T is a multiple of `width_multiple`, which limits the number of shapes, and at
+  most `max_length`; longer examples are cut off.
 
-  `phases` says from which step on how many of the examples are learned from;
-  by default all of them from the first step on.
+  `phases` says how many of the examples are learned from, and from which step
+  on; by default all of them, from step 0.
   """
 
   examples: Sequence[Example]
@@ -91,10 +92,11 @@ class Batches:
   phases: Sequence[schedule.Phase] | None = None
 
   def __post_init__(self):
-    """Refuses sizes that hold nothing.
+    """Checks the sizes.
 
     Raises:
-      ValueError: names the value; or no answer begins below `max_length`.
+      ValueError: if a size is below 1 (the message names it), or no answer
+        begins within `max_length`.
     """
     if min(self.batch_size, self.width_multiple) < 1:
       raise ValueError(
@@ -109,12 +111,12 @@ class Batches:
 
   @property
   def per_epoch(self) -> int:
-    """Batches until each example has been seen once."""
+    """The number of batches that show each example once."""
     return -(-len(self._usable) // self.batch_size)
 
   @property
   def answer_tokens(self) -> int:
-    """Tokens to learn in an epoch."""
+    """The number of answer tokens in an epoch."""
     limit = self.max_length
     return sum(
       max(min(end, limit) - start, 0)
@@ -123,11 +125,11 @@ class Batches:
     )
 
   def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-    """The batch of a step, from 0; in each epoch another order."""
+    """Returns the batch of a step, from 0; the order differs in each epoch."""
     return self._with_places(self._batch(self._usable[self._schedule[step]]))
 
   def once(self) -> Iterator[dict[str, np.ndarray]]:
-    """Each example once, from the shortest on: to evaluate."""
+    """Yields batches with each example once, shortest first, to evaluate."""
     order = schedule.by_length(
       np.arange(len(self._usable)), self._schedule.lengths
     )
@@ -161,7 +163,7 @@ class Batches:
     )
 
   def _with_places(self, batch):
-    """Returns the batch with the places from its first answers to its last."""
+    """Adds `places` to the batch if that makes it narrower."""
     mask = batch['mask']
     starts = np.maximum(mask.argmax(axis=1) - _BEFORE_ANSWER, 0)
     ends = mask.shape[1] - mask[:, ::-1].argmax(axis=1)

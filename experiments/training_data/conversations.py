@@ -1,12 +1,12 @@
-"""Conversations from a file, in ShareGPT's or OpenAI's format, or prompts.
+"""Conversation files in the format of ShareGPT or OpenAI, and prompt files.
 
   {"id": "...", "conversations": [{"from": "human", "value": "..."}, ...]}
   {"messages": [{"role": "user", "content": "..."}, ...], "temperature": 0}
-  what `prompts` reads, where all "turns" are the user's
+  any format that `prompts` reads; here all "turns" are the user's
 
-The records stand in one JSON array or are JSON lines. A damaged or cut-off file
-gives what can be read of it, and `File.lost` says how much is missing. What
-cannot be used of a conversation is left out and counted.
+The records form one JSON array or are JSON lines. A damaged or truncated file
+is read as far as possible, and `File.lost` says how much is missing. Parts of a
+conversation that cannot be used are left out and counted.
 """
 
 import collections
@@ -37,9 +37,9 @@ _BOM = b'\xef\xbb\xbf'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conversation:
-  """A chat of a user and an assistant, possibly after a system message.
+  """A chat between a user and an assistant, possibly after a system message.
 
-  Conversations of the formats of `prompts` only have the user's turns.
+  Conversations in a format of `prompts` have only the user's turns.
   """
 
   messages: tuple[tuple[str, str], ...]  # (role, content), content not blank
@@ -48,7 +48,7 @@ class Conversation:
   category: str = prompts.NO_CATEGORY
   temperature: float | None = None  # of the answers
   finish_reason: str | None = None  # of the last answer
-  num_tokens: int | None = None  # of the only answer, its end counted in
+  num_tokens: int | None = None  # of the only answer, including its end
 
   @property
   def system(self) -> tuple[tuple[str, str], ...]:
@@ -67,10 +67,10 @@ class File:
 
   path: str
   conversations: Sequence[Conversation]
-  num_read: int = 0  # conversations, before any was skipped
-  num_turns: int = 0  # of users in those
+  num_read: int = 0  # conversations, including skipped ones
+  num_turns: int = 0  # user turns in all of these
   left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-  lost: str | None = None  # says what a damaged file lost, and where
+  lost: str | None = None  # what is missing from a damaged file, and where
 
   def summary(self) -> str:
     """Returns one line that says what was read and what was left out."""
@@ -92,7 +92,7 @@ class File:
 
 
 def digest(conversations: Sequence[Conversation]) -> str:
-  """Returns hexadecimal digits that other conversations would not have."""
+  """Returns a hexadecimal digest of what the conversations contain."""
   content = [
     (x.messages, x.temperature, x.finish_reason, x.num_tokens)
     for x in conversations
@@ -101,11 +101,11 @@ def digest(conversations: Sequence[Conversation]) -> str:
 
 
 def read(path: str) -> File:
-  """Reads a file, which may be compressed by gzip.
+  """Reads a file, which may be compressed with gzip.
 
   Raises:
-    ValueError: the file cannot be read or holds no user turn, or a line of
-      JSON lines is no record; names the file, the line and the remedy.
+    ValueError: if the file cannot be read or has no user turn, or if one of its
+      JSON lines is not a record; names the file, the line and the remedy.
   """
   reader = _Reader(path)
   data, damage = json_lines.unpacked_until(json_lines.content(path))
@@ -113,7 +113,7 @@ def read(path: str) -> File:
   if _ARRAY.match(data):
     found = list(reader.array(data))
   else:
-    if damage:  # the last line is not whole
+    if damage:  # the last line is incomplete
       data = data[: data.rfind(b'\n') + 1]
     found = list(reader.lines(data))
   if damage:
@@ -138,11 +138,11 @@ def read(path: str) -> File:
 
 
 class _UnfitError(Exception):
-  """A message cannot be used; says why."""
+  """Raised for a message that cannot be used; says why."""
 
 
 class _Reader:
-  """Counts what it leaves out while it reads."""
+  """A reader that counts what it leaves out."""
 
   def __init__(self, path: str):
     self._path = path
@@ -203,10 +203,10 @@ class _Reader:
       )
 
   def _record(self, record: Any, place: int) -> Iterator[Conversation]:
-    """Yields the record's conversation unless nothing of it can be used.
+    """Yields the record's conversation, or nothing if none of it can be used.
 
     Raises:
-      ValueError: it is no conversation.
+      ValueError: if the record is not a conversation.
     """
     self.num_read += 1
     raw = _raw_messages(record)
@@ -217,7 +217,7 @@ class _Reader:
       return
     roles = [_role(message) for message in raw]
     self.num_turns += roles.count(USER)
-    # ShareGPT's long conversations were split, often before an answer.
+    # ShareGPT's long conversations were split, often right before an answer.
     first = next((i for i, x in enumerate(roles) if x == USER), len(roles))
     start = next((i for i in range(first) if roles[i] == ASSISTANT), first)
     if start < first < len(roles):
@@ -237,7 +237,7 @@ class _Reader:
 
 
 def _raw_messages(record):
-  """Returns the messages as they are in the file, None of a prompt."""
+  """Returns the messages as they are in the file, or None for a prompt."""
   for name in ('conversations', 'messages'):
     if isinstance(record, dict) and name in record:
       if not isinstance(record[name], list):
@@ -247,11 +247,11 @@ def _raw_messages(record):
 
 
 def _prompts(record, place) -> Conversation:
-  """Returns the user's turns of a format of `prompts`."""
+  """Returns the user's turns of a record in a format of `prompts`."""
   first = prompts.from_json(record, place)
   turns = [first.text]
   for i in range(1, len(record.get('turns', turns))):
-    # Each is checked like the first one.
+    # Each turn is checked like the first one.
     turn = prompts.from_json(record | {'turns': record['turns'][i:]}, place)
     turns.append(turn.text)
   return Conversation(
@@ -263,7 +263,7 @@ def _prompts(record, place) -> Conversation:
 
 
 def _chat(record, messages, last, whole, place) -> Conversation:
-  """Returns the conversation of messages that are in turn."""
+  """Returns the conversation made of messages whose roles alternate."""
   temperature = record.get('temperature')
   if temperature is not None and not (
     isinstance(temperature, int | float)
@@ -292,7 +292,7 @@ def _category(record) -> str:
 
 
 def _in_turn(raw) -> tuple[list[tuple[str, str]], str | None]:
-  """Returns the messages up to one that is unfit, and why that one is."""
+  """Returns the messages before the first unfit one, and why it is unfit."""
   messages: list[tuple[str, str]] = []
   for message in raw:
     try:
@@ -307,7 +307,7 @@ def _in_turn(raw) -> tuple[list[tuple[str, str]], str | None]:
 
 
 def _role(message) -> str | None:
-  """Returns the role, None if it is unknown."""
+  """Returns the role, or None if it is unknown."""
   if not isinstance(message, dict):
     return None
   role = message.get('role', message.get('from'))

@@ -1,8 +1,8 @@
-"""A folder of shards and its manifest: data that grows by the same command.
+"""A folder of shards with a manifest; the same command can extend it.
 
-manifest.json says what the shards hold: the target by its fingerprint, the
-settings, and of each shard what it took to make it. A shard is in the data set
-when its file is there; the manifest is brought up to date after it.
+manifest.json says what the shards hold: the target's fingerprint, the settings,
+and how each shard was made. A shard belongs to the data set once its file
+exists; the manifest is updated after that.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from specsample import checks
 from specsample import files
 
 _MANIFEST = 'manifest.json'
-# Describes the dialogues by the setting `answers`.
+# The values of the setting `answers`, and a description of each.
 TARGET, OTHERS = 'target', 'others'
 _WHAT = {
   None: 'answers of the target, sampled by make_data',
@@ -35,14 +35,14 @@ _WHAT = {
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-  """What all shards of a folder have in common."""
+  """The properties that all shards of a folder share."""
 
   target: str  # the fingerprint of its parameters
   vocab_size: int
   settings: dict[str, Any]  # JSON
 
   def header(self, number: int) -> dict[str, Any]:
-    """Returns what the header of a shard must have, by its number."""
+    """Returns the entries that the header of shard `number` must have."""
     settings = json.dumps(self.settings, sort_keys=True)
     return {
       'format': dialogues_lib.FORMAT,
@@ -52,17 +52,17 @@ class Identity:
     }
 
   def to_json(self) -> dict[str, Any]:
-    """As the manifest has it."""
+    """Returns the manifest's entries for these properties, as JSON."""
     return {'format': dialogues_lib.FORMAT, **dataclasses.asdict(self)}
 
 
 def shard_path(folder: pathlib.PurePath, number: int):
-  """The file of a shard."""
+  """Returns the path of a shard."""
   return files.at(folder) / f'shard-{number:05}.npz'
 
 
 class Folder:
-  """Where shards are made, by one run at a time."""
+  """A folder in which one run at a time makes shards."""
 
   def __init__(
     self,
@@ -70,16 +70,16 @@ class Folder:
     identity: Identity,
     notes: dict[str, Any] | None = None,
   ):
-    """Opens a folder or begins one.
+    """Opens a folder or begins a new one.
 
     Args:
-      folder: here or in a bucket.
-      identity: what its shards have in common.
-      notes: JSON that the manifest gets besides.
+      folder: its path, local or in a bucket.
+      identity: the properties that its shards share.
+      notes: further entries of the manifest, as JSON.
 
     Raises:
-      ValueError: it is in use, or holds data of another target or of other
-        settings, or its manifest is damaged.
+      ValueError: if the folder is in use or holds data of another target or of
+        other settings, or its manifest is missing or damaged.
     """
     self._folder = files.at(folder)
     self._identity = identity
@@ -101,10 +101,10 @@ class Folder:
   def read(
     self, number: int
   ) -> tuple[list[Dialogue], dict[str, Any] | None] | None:
-    """Returns a shard's dialogues and its origin, None if there is no shard.
+    """Returns a shard's dialogues and its origin, or None if there is no shard.
 
     Raises:
-      ValueError: it is damaged or does not belong here.
+      ValueError: if the shard is damaged or does not belong here.
     """
     path = shard_path(self._folder, number)
     if not path.exists():
@@ -122,16 +122,16 @@ class Folder:
     notes: dict[str, Any],
     origin: dict[str, Any] | None = None,
   ) -> None:
-    """Keeps a shard; returns when it is on the disk.
+    """Writes a shard; returns once it is on the disk.
 
     Args:
-      number: of the shard.
+      number: the shard's number.
       found: its dialogues.
-      notes: JSON for the manifest.
-      origin: which conversations of a file it was made of, JSON.
+      notes: its entries in the manifest, as JSON.
+      origin: the conversations of a file that it was made from, as JSON.
 
     Raises:
-      ValueError: it cannot be written; what was there stays.
+      ValueError: if the shard cannot be written; existing files do not change.
     """
     header = self._identity.header(number)
     if origin:
@@ -141,7 +141,7 @@ class Folder:
     self._note(number, found, notes)
 
   def close(self) -> None:
-    """Lets another run have it."""
+    """Releases the folder for another run."""
     if self._lock is not None:
       os.close(self._lock)
 
@@ -177,15 +177,16 @@ class Data:
   folder: pathlib.PurePath
   identity: Identity
   shards: list[list[Dialogue]]
-  manifest: dict[str, Any]  # how they were made
+  manifest: dict[str, Any]  # how the shards were made
 
   def numbers(self, held_out_every: int) -> tuple[list[int], list[int]]:
-    """The numbers of the shards to train on, and of those held out.
+    """Returns the numbers of the training shards and of the held-out shards.
 
-    Those are 0, n, 2 n, ..., so that none changes sides as the data grow.
+    Shards 0, n, 2 n, ... are held out, where n is `held_out_every`, so no shard
+    changes sides as the data grow.
 
     Raises:
-      ValueError: it would be none or all that are held out.
+      ValueError: unless `held_out_every` is an integer of at least 2.
     """
     if not checks.is_count(held_out_every, 2):
       raise ValueError(
@@ -199,14 +200,15 @@ class Data:
   def to_train(
     self, held_out_every: int, num_tokens: int | None = None
   ) -> list[int]:
-    """The numbers of the first shards that have so many tokens to train on.
+    """Returns the numbers of the first shards with enough tokens to train on.
 
     Args:
       held_out_every: as in `numbers`.
-      num_tokens: of answers; None for all shards.
+      num_tokens: the number of answer tokens needed; None for all shards.
 
     Raises:
-      ValueError: there are none to train on, or fewer tokens; as `numbers`.
+      ValueError: if there are no shards to train on or too few tokens, or as in
+        `numbers`.
     """
     train, _ = self.numbers(held_out_every)
     if not train:
@@ -226,22 +228,23 @@ class Data:
     return kept
 
   def to_hold_out(self, held_out_every: int, num_answers: int) -> list[int]:
-    """The numbers of the first held-out shards with so many greedy answers.
+    """Returns the numbers of the first held-out shards with enough answers.
 
-    All that are held out, if they have fewer.
+    They hold `num_answers` greedy dialogues, or all greedy dialogues that are
+    held out if there are fewer.
     """
     _, held_out = self.numbers(held_out_every)
     num_greedy = lambda shard: sum(d.temperature == 0 for d in shard)
     return self._until(held_out, num_answers, num_greedy)[0]
 
   def only(self, numbers: Iterable[int]) -> 'Data':
-    """The same with nothing left of other shards."""
+    """Returns the same data with all other shards empty."""
     kept = set(numbers)
     shards = [x if i in kept else [] for i, x in enumerate(self.shards)]
     return dataclasses.replace(self, shards=shards)
 
   def _until(self, numbers, limit, count):
-    """Returns the first of these shards that have `limit`, and their total."""
+    """Returns the first shards that reach `limit`, and their total count."""
     kept, total = [], 0
     for number in numbers:
       found = count(self.shards[number])
@@ -252,11 +255,11 @@ class Data:
 
   @property
   def what(self) -> str:
-    """Says in a few words who wrote the answers."""
+    """A phrase that says who wrote the answers."""
     return _WHAT[self.identity.settings.get('answers')]
 
   def digest(self) -> str:
-    """Returns hexadecimal digits that other dialogues would not have."""
+    """Returns a hexadecimal digest of the dialogues."""
     found = hashlib.sha256()
     for shard in self.shards:
       found.update(digest(shard).encode())
@@ -264,7 +267,7 @@ class Data:
 
 
 def digest(shard: Sequence[Dialogue]) -> str:
-  """Hexadecimal digits that other dialogues would not have; none of none."""
+  """Returns a hexadecimal digest of the dialogues; '' if there are none."""
   found = hashlib.sha256()
   for dialogue in shard:
     found.update(f'{dialogue.answers} {dialogue.temperature}\n'.encode())
@@ -278,17 +281,18 @@ def load(
   template: template_lib.Template,
   weights: str | None = None,
 ) -> Data:
-  """Reads the data that a target wrote.
+  """Reads data that a target wrote.
 
   Args:
-    path: of the folder.
-    target: the fingerprint of its parameters.
-    template: of its tokenizer.
-    weights: of its parameters, as of `specsample.load`.
+    path: the folder.
+    target: the fingerprint of the target's parameters.
+    template: the chat template of its tokenizer.
+    weights: how its parameters were loaded, as in `specsample.load`.
 
   Raises:
-    ValueError: nothing is there, it is of another target or tokenizer or of
-      other weights, or a shard is missing, damaged or of another folder.
+    ValueError: if the folder has no data, or data in another format or of
+      another target, tokenizer or `weights`, or if a shard is missing, damaged
+      or from another folder.
   """
   folder = files.at(path)
   manifest_path = folder / _MANIFEST
@@ -349,7 +353,7 @@ def load(
 
 
 def load_for(path: str | os.PathLike[str], target: specsample.Loaded) -> Data:
-  """`load`, of what this target wrote."""
+  """Reads data that this target wrote; see `load`."""
   return load(
     path,
     target.fingerprint,

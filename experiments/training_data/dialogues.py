@@ -1,8 +1,8 @@
-"""Dialogues to learn from, as token ids, and the files that hold them.
+"""Dialogues to train on, as token ids, and the files that hold them.
 
-A shard is an .npz file, written whole or not at all. Its header names the
-target and the settings; a shard of another target or with other settings is
-refused, as is a damaged one.
+A shard is an .npz file, written completely or not at all. Its header names the
+target and the settings; a shard with another target or other settings is
+refused, and so is a damaged one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,31 +35,31 @@ class Source(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dialogue:
-  """A conversation and the answers in it that are learned."""
+  """A conversation, and the answers in it that are trained on."""
 
   tokens: np.ndarray  # [n] int32, chat template included
-  # Where each answer begins and ends, in order, as slices of `tokens`. The
-  # last one ends with the tokens.
+  # The slices of `tokens` that hold the answers, in order. The last answer ends
+  # where `tokens` ends.
   answers: tuple[tuple[int, int], ...]
-  # The answers' temperature: 0 for greedy ones of the target, NaN if unknown,
-  # or if the target did not write them.
+  # The answers' temperature: 0 if the target wrote them greedily, NaN if it is
+  # unknown or the target did not write them.
   temperature: float
   source: Source
-  ended: bool  # the last answer has its end and was not cut
+  ended: bool  # the last answer was not cut, and includes its end
   turn: int  # `filters.digest` of the first user turn, 64 bits
-  # [n, D] bfloat16, the target's last hidden vectors; the last one is 0. Only a
-  # dialogue that was just sampled has them: `features` keeps them in a file of
-  # their own.
+  # [n, D] bfloat16, the target's final hidden vectors, 0 for the last token.
+  # Only a dialogue that was just sampled has them; `features` stores them in a
+  # file of their own.
   hidden: np.ndarray | None = None
 
   @property
   def answer_tokens(self) -> int:
-    """The number of tokens to learn."""
+    """The number of tokens in the answers."""
     return sum(end - start for start, end in self.answers)
 
 
 def append(dialogues: list[Dialogue], longer: Dialogue) -> None:
-  """Adds a dialogue that goes on from the last one in `dialogues`.
+  """Adds a dialogue that continues the last one in `dialogues`.
 
   Replaces the last one if the tokens of the longer dialogue begin with all of
   its tokens. Otherwise the template renders an old answer differently once
@@ -104,21 +104,22 @@ def write(
   header: dict[str, Any],
   dialogues: Sequence[Dialogue],
 ) -> None:
-  """Writes a shard like `results.write`."""
+  """Writes a shard, completely or not at all; see `files.write`."""
   files.write(path, encode(header, dialogues))
 
 
 def read(
   path: epath.Path, header: dict[str, Any]
 ) -> tuple[list[Dialogue], dict[str, Any]]:
-  """Reads a shard: its dialogues and its header.
+  """Returns the dialogues and the header of a shard.
 
   Args:
     path: the file.
-    header: entries that the shard's header has to have.
+    header: entries that the shard's header must have.
 
   Raises:
-    ValueError: it is damaged, or of another target, settings or place.
+    ValueError: if the shard is damaged, or has another target, other settings
+      or another number.
   """
   try:
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
@@ -178,5 +179,5 @@ def _rows(columns: dict[str, np.ndarray]) -> Iterable[Dialogue]:
 
 
 def answer_tokens(dialogues: Iterable[Dialogue]) -> int:
-  """Returns how many tokens there are to learn."""
+  """Returns the total number of tokens in the answers."""
   return sum(dialogue.answer_tokens for dialogue in dialogues)

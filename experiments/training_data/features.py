@@ -1,11 +1,11 @@
-"""The target's vectors of all dialogues, kept beside them.
+"""The target's vectors of all dialogues, stored beside them.
 
-Its last hidden vectors, and for drafters that read more of it the outputs of
-some layers.
+These are its final hidden vectors and, for drafters that read more of the
+target, the outputs of some layers.
 
 They are the same in every epoch and for every drafter that reads them. The
-target had them when it wrote the dialogues; a pass that finds them again costs
-more than a step of training small heads.
+target computes them anyway when it writes the dialogues; computing them again
+costs more than a training step of small heads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,10 @@ from specsample import sharding
 _BATCH_SIZE = 16
 _WIDTH_MULTIPLE = 64
 _AXES = ('batch', None)
-_ITEM_BYTES = 2  # of bfloat16
+_ITEM_BYTES = 2  # bfloat16
 
-# Of a dialogue: 'hidden' [n, D] and, of L layers, 'features' [n, L * D], one
-# behind the other; bfloat16.
+# A dialogue's bfloat16 vectors: 'hidden' [n, D] and, if L layers are read,
+# 'features' [n, L * D], their outputs concatenated.
 Vectors = Mapping[str, np.ndarray]
 
 
@@ -43,22 +43,22 @@ def fit(
   target: specsample.Loaded,
   layers: tuple[int, ...] = (),
 ) -> tuple[bool, str]:
-  """Says whether the vectors of some data should be kept on the disk.
+  """Decides whether the vectors of some data should be stored on the disk.
 
-  They should if what is not there yet needs at most half of the free space, and
-  never in a bucket. Nothing is written, and nothing but the data's sizes read.
+  They should be if the missing ones need at most half of the free space, but
+  never in a bucket. Nothing is written, and only the data's sizes are read.
 
   Args:
-    data: of all folders.
+    data: the data of all folders.
     target: the target that wrote them.
     layers: as for `read`.
 
   Returns:
-    Whether to keep them, and a line that says why, with the bytes needed and
+    Whether to store them, and a line that says why, with the bytes needed and
     free.
 
   Raises:
-    ValueError: a folder cannot be looked at.
+    ValueError: if the free space of a folder cannot be determined.
   """
   remote = [part.folder for part in data if files.is_remote(part.folder)]
   if remote:
@@ -94,21 +94,23 @@ def read(
   target: specsample.Loaded,
   layers: tuple[int, ...] = (),
 ) -> tuple[list[list[Vectors]], int]:
-  """The vectors of each dialogue of each shard.
+  """Returns the vectors of each dialogue of each shard.
 
-  Those of a shard are found once, and kept beside it, whole or not at all; they
-  are read from there as they are needed.
+  A shard's vectors are computed once and stored beside it, completely or not at
+  all. They are read from there as they are needed.
 
   Args:
-    data: of a folder here and not in a bucket.
-    target: which wrote it.
-    layers: whose outputs are read too, as `types.Model.apply` numbers them.
+    data: the data of a local folder, not one in a bucket.
+    target: the target that wrote it.
+    layers: layers whose outputs are read too, numbered as in
+      `types.Model.apply`.
 
   Returns:
-    The vectors, and of how many tokens they had to be found.
+    The vectors, and the number of tokens for which they had to be computed.
 
   Raises:
-    ValueError: a file there is damaged, or cannot be written.
+    ValueError: if the folder is in a bucket, or a file is damaged or cannot be
+      written.
   """
   files_of = [
     _paths(data.folder, number, layers) for number in range(len(data.shards))
@@ -140,10 +142,10 @@ def read(
 def write(
   folder: pathlib.PurePath, number: int, shard: Sequence[Dialogue]
 ) -> None:
-  """Keeps the hidden vectors of dialogues that have just been made.
+  """Stores the hidden vectors of dialogues that were just sampled.
 
   Raises:
-    ValueError: they cannot be written, or the folder is in a bucket.
+    ValueError: if they cannot be written or the folder is in a bucket.
   """
   vectors = [d.hidden for d in shard if d.hidden is not None]
   _write(path(folder, number), np.concatenate(vectors))
@@ -152,7 +154,7 @@ def write(
 def path(
   folder: pathlib.PurePath | str, number: int, kind: str = 'hidden'
 ) -> epath.Path:
-  """The file of a shard's vectors; ValueError in a bucket."""
+  """Returns the file of a shard's vectors; raises ValueError for a bucket."""
   shard = data_folder.shard_path(files.at(folder), number)
   if files.is_remote(shard):
     raise ValueError(
@@ -175,7 +177,7 @@ def _widths(model, layers) -> dict[str, int]:
 
 
 def _of_shard(shard, target, layers, names, watch) -> dict[str, np.ndarray]:
-  """Those of the names, one dialogue behind the other."""
+  """Computes the named vectors of a shard, its dialogues concatenated."""
   model = target.model
   starts = np.cumsum([0, *(dialogue.tokens.size for dialogue in shard)])
   widths = _widths(model, layers)

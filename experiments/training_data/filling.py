@@ -1,4 +1,4 @@
-"""Goes through a file of conversations shard by shard while data grow."""
+"""Progress through a file of conversations, shard by shard, as data grow."""
 
 import collections
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from experiments.training_data.dialogues import Dialogue
 
 
 class Filling:
-  """Where a folder of shards stands, and what its next shard is made of.
+  """The state of a folder of shards, and what its next shard is made from.
 
-  A shard notes which conversations it was made of: the next one goes on after
-  them. So the file may grow at its end, and only there.
+  A shard records which conversations it was made from, and the next one
+  continues after them. So the file may grow at its end, and only there.
 
   Attributes:
-    number: of the next shard.
-    num_tokens: of the answers in the shards so far.
+    number: the number of the next shard.
+    num_tokens: the number of answer tokens in the shards so far.
     known: digests of the first user turns in them.
     first: the conversation that the next shard begins with.
   """
@@ -26,7 +26,7 @@ class Filling:
   def __init__(
     self, folder: data_folder.Folder, file: conversations.File | None
   ):
-    """Begins before the first shard; `read` goes on to the others."""
+    """Starts before the first shard; `read` moves on over existing ones."""
     self.number = 0
     self.num_tokens = 0
     self.known: set[int] = set()
@@ -35,10 +35,10 @@ class Filling:
     self._file = file
 
   def read(self) -> bool:
-    """Takes in the next shard if it has been made.
+    """Takes in the next shard if it exists; returns whether it does.
 
     Raises:
-      ValueError: it is damaged, or was made of other conversations.
+      ValueError: if it is damaged or was made from other conversations.
     """
     found = self._folder.read(self.number)
     if found is None:
@@ -50,13 +50,13 @@ class Filling:
     return True
 
   def given(self, count: int) -> Sequence[conversations.Conversation]:
-    """Returns up to `count` conversations that are next."""
+    """Returns the next conversations, at most `count`."""
     every = self._file.conversations if self._file else []
     return every[self.first : self.first + count]
 
   @property
   def left(self) -> int:
-    """The number of conversations that no shard was made of."""
+    """The number of conversations that no shard was made from yet."""
     return len(self._file.conversations) - self.first if self._file else 0
 
   def add(
@@ -65,10 +65,10 @@ class Filling:
     given: Sequence[conversations.Conversation],
     notes: dict[str, Any],
   ) -> None:
-    """Keeps the next shard, made of the conversations that were `given`.
+    """Writes the next shard, made from the conversations `given`.
 
     Raises:
-      ValueError: it cannot be written.
+      ValueError: if it cannot be written.
     """
     origin = None
     if given:

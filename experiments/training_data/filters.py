@@ -1,52 +1,53 @@
-"""Which texts are fit to learn from: no duplicate, no loop, none of a test."""
+"""Filters for training texts: duplicates, loops, and texts of a test set."""
 
 from collections.abc import Iterable, Sequence
 import hashlib
 import unicodedata
 
-# A loop is that most of so many last tokens repeat, counted by n-grams.
+# A text loops if more than _MOST_REPEATED of the n-grams in its last _WINDOW
+# tokens are repetitions; a text shorter than _SHORTEST never does.
 _WINDOW = 96
 _SHORTEST = 32
 _NGRAM = 4
 _MOST_REPEATED = 0.5
-# Texts that share so many words in a row are of one origin, as in Brown et al.,
-# 2005.14165, appendix C.
+# Texts that share this many words in a row have a common origin, as in Brown et
+# al., 2005.14165, appendix C.
 _COMMON_WORDS = 13
 
 
 def words(text: str) -> list[str]:
-  """The words of a text, without case, accents' encoding and punctuation."""
+  """Returns a text's words in NFKC, casefolded and without punctuation."""
   folded = unicodedata.normalize('NFKC', text).casefold()
   return ''.join(c if c.isalnum() else ' ' for c in folded).split()
 
 
 def digest(text: str) -> int:
-  """64 bits that are the same for texts of the same words.
+  """Returns 64 bits that are equal for texts with the same words.
 
-  Of a text without words, its characters count.
+  For a text without words, they depend on its characters.
   """
   normal = ' '.join(words(text)) or text.strip()
   return int.from_bytes(hashlib.sha256(normal.encode()).digest()[:8], 'big')
 
 
 def repeated_share(tokens: Sequence[int]) -> float:
-  """Which share of the n-grams has occurred before among them."""
+  """Returns the share of the n-grams that have occurred before among them."""
   ngrams = [tuple(tokens[i : i + _NGRAM]) for i in _starts(tokens, _NGRAM)]
   return 1 - len(set(ngrams)) / len(ngrams)
 
 
 def loops(tokens: Sequence[int]) -> bool:
-  """Whether the end of a text has become a repetition."""
+  """Returns whether the end of a text has become a repetition."""
   if len(tokens) < _SHORTEST:
     return False
   return repeated_share(tokens[-_WINDOW:]) > _MOST_REPEATED
 
 
 class Exclusion:
-  """Texts that nothing may be taken from."""
+  """A set of texts that no user turn may overlap."""
 
   def __init__(self, texts: Iterable[str]):
-    """Of texts shorter than the common run only the whole counts."""
+    """Takes the texts; one shorter than a run only matches as a whole."""
     self._runs = {run for text in texts for run in _runs(words(text))}
 
   def __contains__(self, text: str) -> bool:
@@ -61,5 +62,5 @@ def _runs(items: list[str]) -> set[str]:
 
 
 def _starts(items, length):
-  """Where runs of that length begin; one, if there are not so many items."""
+  """Returns where runs of a length begin; only 0 if there are too few items."""
   return range(max(1, len(items) - length + 1))

@@ -1,7 +1,7 @@
-"""The dialogues of conversations whose answers were written elsewhere.
+"""Dialogues made from conversations whose answers were written elsewhere.
 
 Nothing is sampled: the answers are encoded as the chat template renders them,
-and `features` finds the target's hidden vectors when they are needed.
+and `features` computes the target's hidden vectors when they are needed.
 """
 
 import collections
@@ -19,19 +19,19 @@ from experiments.training_data.conversations import Conversation
 from experiments.training_data.dialogues import Dialogue
 from experiments.training_data.dialogues import Source
 
-# After so many tokens each an answer is looked at, as often as a sampled one.
+# Answers are checked for loops every this many tokens, like sampled ones.
 _LOOKS = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Forced:
-  """Makes dialogues of conversations.
+  """A maker of dialogues from conversations.
 
   Attributes:
-    limits: what user turns and answers keep to.
+    limits: the limits on user turns and answers.
     vocab_size: the model's, which may have fewer tokens than its tokenizer.
-    by_target: whether the target wrote the answers. Only then is a temperature
-      kept, and 0 means greedy, and answers are cut where they begin to loop.
+    by_target: whether the target wrote the answers. Only then are temperatures
+      kept, where 0 means greedy, and answers cut where they begin to loop.
   """
 
   limits: limits_lib.Limits
@@ -44,16 +44,16 @@ class Forced:
     known: set[int],
     watch: Callable[[int, str], None],
   ) -> tuple[list[Dialogue], dict[str, int]]:
-    """Returns the dialogues, and how many turns and answers ended how.
+    """Returns the dialogues, and counts of how turns and answers ended.
 
     Args:
       found: the conversations.
-      known: digests of first user turns that are not to be repeated; those of
-        the conversations are added.
-      watch: is told the number of answer tokens so far, and an empty string.
+      known: digests of first user turns that must not be repeated; those of the
+        dialogues are added.
+      watch: called with the number of answer tokens so far and an empty string.
 
     Raises:
-      ValueError: the tokenizer has tokens that the model does not have.
+      ValueError: if the tokenizer gives a token that the model does not have.
     """
     dialogues: list[Dialogue] = []
     ends: collections.Counter[str] = collections.Counter()
@@ -72,7 +72,7 @@ class Forced:
     return dialogues, dict(sorted(ends.items()))
 
   def _dialogues(self, conversation, digest, ends) -> list[Dialogue]:
-    """Returns the dialogues of one conversation, mostly a single one."""
+    """Returns the dialogues of one conversation, usually a single one."""
     made: list[Dialogue] = []
     num_answers = 0
     messages = conversation.messages
@@ -133,7 +133,7 @@ class Forced:
     )
 
   def _encode(self, messages, prompt) -> tuple[list[int], list[int]]:
-    """Returns the last message's tokens, and the token that ends it."""
+    """Returns the last message's tokens, and the token that ends it, if any."""
     tokenizer = self.limits.tokenizer
     eos_ids = tokenizer.eos_ids
     whole = self.limits.encode(messages, add_generation_prompt=False)
@@ -142,8 +142,8 @@ class Forced:
       for i, token in enumerate(rest):
         if token in eos_ids:
           return rest[:i], [token]
-    # The template writes no end after an answer, or writes the answer in
-    # another way than a model does (without its thinking, for example).
+    # The template writes no end after an answer, or renders the answer
+    # differently from how a model writes it (for example without its thinking).
     (answer,) = tokenizer.encode_all([messages[-1][1]])
     named = tokenizer.named_tokens.get('eos_token', '')
     end = tokenizer.backend.token_to_id(named)
@@ -151,7 +151,7 @@ class Forced:
 
 
 def _loop(answer: list[int]) -> int | None:
-  """Returns after how many tokens a sampled answer would have been ended."""
+  """Returns the length at which a loop would have ended sampling, or None."""
   for size in range(_LOOKS, len(answer) + 1, _LOOKS):
     if filters.loops(answer[:size]):
       return size
@@ -161,16 +161,19 @@ def _loop(answer: list[int]) -> int | None:
 def _has_end(
   conversation: Conversation, num_tokens: int, max_tokens: int
 ) -> bool:
-  """Returns whether the last answer was not cut; False if that is doubtful.
+  """Returns whether the last answer is complete rather than cut.
+
+  It counts as complete if the file gives neither a reason for its end nor its
+  number of tokens, and as cut if that number does not fit the text.
 
   Args:
-    conversation: what the file says about it.
-    num_tokens: of the answer as it is encoded here, without an end.
-    max_tokens: where answers are cut.
+    conversation: what the file says about the answer.
+    num_tokens: the answer's tokens as encoded here, without an end.
+    max_tokens: the limit at which answers are cut.
   """
   if conversation.finish_reason is not None:
     return conversation.finish_reason == 'stop'
   given = conversation.num_tokens
-  # A model may write a text in other tokens than it is encoded in. An end that
-  # was never written would be learned, a missing one is only not learned.
+  # A model may write a text in other tokens than the tokenizer encodes it in.
+  # Missing an end only leaves it unlearned; a false one would be learned.
   return given is None or (given == num_tokens + 1 and given < max_tokens)

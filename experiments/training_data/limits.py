@@ -1,4 +1,4 @@
-"""Which user turns are answered, and how long prompts and answers may be."""
+"""Limits on which user turns are answered, and on prompt and answer lengths."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -10,7 +10,7 @@ Messages = Sequence[tuple[str, str]]  # (role, content)
 
 
 class UnfitError(Exception):
-  """A turn is not answered; the message says why in a few words."""
+  """Raised for a turn that is not answered; says why in a few words."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -18,12 +18,14 @@ class Limits:
   """The limits of a conversation, which ends before a turn that exceeds them.
 
   Attributes:
-    tokenizer: the target's.
-    excluded: texts that no user turn may come from.
-    max_prompt_tokens: of all that an answer follows, chat template included.
-    max_answer_tokens: of one answer.
-    max_turns: answers of one conversation.
-    min_ascii_share: of a user turn's characters; 0 takes every language.
+    tokenizer: the target's tokenizer.
+    excluded: texts that no user turn may overlap.
+    max_prompt_tokens: the most tokens before an answer, including the chat
+      template's.
+    max_answer_tokens: the most tokens of one answer.
+    max_turns: the most answers in one conversation.
+    min_ascii_share: the least share of ASCII characters in a user turn; 0
+      accepts every language.
   """
 
   tokenizer: text_lib.Tokenizer
@@ -34,13 +36,13 @@ class Limits:
   min_ascii_share: float
 
   def prompt(self, messages: Messages) -> list[int]:
-    """Returns the tokens that the answer to a user's turn follows.
+    """Returns the prompt for the answer to a user's turn, as tokens.
 
     Args:
-      messages: the turn, after all that was said before it.
+      messages: the turn, after all earlier messages.
 
     Raises:
-      UnfitError: the turn is not to be answered.
+      UnfitError: if the turn should not be answered.
     """
     _, turn = messages[-1]
     if not turn.strip():

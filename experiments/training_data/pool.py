@@ -1,8 +1,8 @@
-"""Many continuations at once: rows that end make room for the next prompts.
+"""Batched continuation of many prompts; finished rows take the next ones.
 
-As in `specsample.generate_all`, but a continuation may be followed by another,
-prompts that are prefilled together are of similar length, and the target's
-hidden vectors are kept.
+Like `specsample.generate_all`, except that a finished continuation may lead to
+another prompt, prompts of similar length are prefilled together, and the
+target's hidden vectors are kept.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,41 +22,41 @@ from specsample.loop import refill
 class Job:
   """A prompt to be continued."""
 
-  number: int  # selects the random stream, whatever else is in the batch
+  number: int  # selects the random stream, independently of the batch
   prompt: tuple[int, ...]
   temperature: float
-  max_new_tokens: int  # behind the prompt within the pool's `max_length`
+  max_new_tokens: int  # with the prompt at most the pool's `max_length`
 
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-  """What became of a job."""
+  """The result of a job."""
 
   job: Job
-  tokens: list[int]  # the stop counted in
-  stop_reason: specsample.StopReason  # RUNNING where `is_over` ended it
-  # [n, D] bfloat16, the target's last hidden vectors of prompt and tokens but
-  # for the last token, which it was not given.
+  tokens: list[int]  # including the stop token or sequence
+  stop_reason: specsample.StopReason  # RUNNING if `is_over` ended it
+  # [n, D] bfloat16, the target's final hidden vectors of prompt and tokens,
+  # except for the last token, which the target has not read.
   hidden: np.ndarray
 
 
-# A job that follows from a finished one, or None.
+# Returns the job that follows from a finished one, or None.
 Then = Callable[[Continuation], Job | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pool:
-  """How many rows there are, and of what size."""
+  """A batch of rows that jobs take turns in."""
 
   target: specsample.Loaded
-  sampling: specsample.Sampling  # its temperature is each job's own
+  sampling: specsample.Sampling  # each job sets its own temperature
   stop: specsample.Stop
-  max_length: int  # of a prompt and its continuation
+  max_length: int  # of a prompt with its continuation
   batch_size: int = 64
   group_size: int = 4  # prompts that are prefilled together
-  rounds: int = 8  # at most, between two looks at the rows
-  slot_step: int = 128  # by which the buffers follow the longest row
-  fewest_rows: int = 16  # of the batch, once no jobs wait
+  rounds: int = 8  # at most, between two checks of the rows
+  slot_step: int = 128  # buffers grow in steps of this many slots
+  fewest_rows: int = 16  # the batch shrinks down to this once no jobs wait
 
   def run(
     self,
@@ -65,17 +65,17 @@ class Pool:
     then: Then,
     is_over: refill.IsOver,
   ) -> int:
-    """Continues all jobs, and those that `then` makes of finished ones.
+    """Runs all jobs, and those that `then` returns for finished ones.
 
-    The order in which they finish depends on nothing but the arguments.
+    The order in which they finish depends on the arguments alone.
 
     Returns:
-      How many tokens the target read or wrote: prompts and continuations.
+      The number of tokens that the target read or wrote, prompts included.
     """
     num_tokens = 0
     taken: dict[int, Job] = {}
-    # The shortest first: prompts that are prefilled together are of similar
-    # length, and the buffers stay small until long ones need them.
+    # Shortest first: prompts that are prefilled together then have similar
+    # lengths, and the buffers stay small until long prompts need them.
     waiting = [(len(job.prompt), job.number, job) for job in jobs]
     heapq.heapify(waiting)
 
@@ -102,7 +102,7 @@ class Pool:
     for done in batch.run(params, key, take, is_over):
       job, output = taken.pop(done.job.index), done.output
       tokens = output.tokens[0, : output.lengths[0]].tolist()
-      # Cut on the host: of each length it would be a program of its own.
+      # Cut on the host: each length would need a program of its own.
       hidden = np.asarray(_row(done.state.draft.hidden, done.row))
       num_tokens += len(job.prompt) + len(tokens)
       continuation = Continuation(

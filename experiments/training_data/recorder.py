@@ -1,4 +1,4 @@
-"""Keeps what drafters are trained on while the target writes it."""
+"""A drafter that records the target's hidden vectors for training."""
 
 import dataclasses
 
@@ -13,15 +13,15 @@ from specsample.types import Array
 
 @types.pytree
 class Recorded:
-  """The target's last hidden vectors of the tokens before the pending one."""
+  """The target's final hidden vectors of the tokens before the pending one."""
 
   hidden: Array  # [B, S, D] bfloat16
-  length: Array  # [B] int32, how many they are
+  length: Array  # [B] int32, the number of recorded vectors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recorder(drafters.NoDraft):
-  """Drafts nothing; its state is a `Recorded` of vectors [dim]."""
+  """A drafter that never drafts; its state is a `Recorded` of vectors [dim]."""
 
   dim: int
 

@@ -1,11 +1,11 @@
-"""Which examples each step of a run learns from, while the data grow.
+"""The examples that each step of a run learns from, while the data grow.
 
 A run is divided into phases. The first one has the examples that were there
-when the run began; another one begins whenever more have been appended. A phase
-begins with the examples that the running epoch has left, together with the new
-ones, and goes on with epochs over all of them. So the batch of step i follows
-from the seed, the phases and i alone, and phases that are added later change no
-step before them.
+when the run began, and another one begins whenever more have been appended. A
+phase begins with the examples that are left of the current epoch, together with
+the new ones, and continues with epochs over all of them. So the batch of step i
+depends only on the seed, the phases and i, and adding a phase does not change
+any step before it.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ _SORTED_TOGETHER = 32
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-  """A part of a run over the same examples."""
+  """A part of a run that learns from a fixed set of examples."""
 
   first_step: int
-  num_examples: int  # it learns from the first `num_examples` of all
+  num_examples: int  # the phase learns from the first `num_examples` of all
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,10 +31,10 @@ class Schedule:
   """The examples of each step, as indices.
 
   Attributes:
-    lengths: [N] of all examples; those of a batch are of similar length.
+    lengths: [N] of all examples; those in a batch have similar lengths.
     phases: in order; the first one begins at step 0.
-    batch_size: examples per step; an epoch's last batch may have fewer.
-    seed: of the order, which differs from epoch to epoch.
+    batch_size: examples per step; one batch of an epoch may have fewer.
+    seed: the seed of the order, which differs from epoch to epoch.
   """
 
   lengths: np.ndarray
@@ -51,7 +51,7 @@ class Schedule:
     return self._epoch(number, epoch)[index]
 
   def _place(self, number: int, step: int) -> tuple[int, int]:
-    """Returns the epoch of a phase in which a step is, and its batch there."""
+    """Returns a step's epoch within its phase, and its batch in that epoch."""
     offset = step - self.phases[number].first_step
     first = len(self._epoch(number, 0))
     if offset < first:
@@ -62,7 +62,7 @@ class Schedule:
 
   @functools.lru_cache(maxsize=4)  # noqa: B019 (lives as long as the run)
   def _epoch(self, number: int, epoch: int) -> list[np.ndarray]:
-    """Returns the batches of an epoch; epoch 0 of a phase finishes another."""
+    """Returns an epoch's batches; epoch 0 completes the previous phase's."""
     count = self.phases[number].num_examples
     if epoch or not number:
       examples = np.arange(count)
@@ -82,7 +82,7 @@ class Schedule:
     return [batches[i] for i in rng.permutation(len(batches))]
 
   def _left(self, number: int, step: int) -> np.ndarray:
-    """Returns what a phase's epoch has not shown before a step, sorted."""
+    """Returns the examples that a phase's epoch has left at a step, sorted."""
     epoch, index = self._place(number, step)
     return np.sort(np.concatenate(self._epoch(number, epoch)[index:]))
 

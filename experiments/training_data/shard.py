@@ -1,4 +1,4 @@
-"""The jobs of one shard: user turns, and the answers to those that are fit."""
+"""The jobs of one shard: sampled user turns, and answers to the fit ones."""
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +19,17 @@ from specsample import StopReason
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """One conversation that is tried."""
+  """The plan for one conversation."""
 
-  # Its user turns are answered. None to sample one turn.
+  # Its user turns are answered. If it is None, one turn is sampled.
   conversation: conversations.Conversation | None
-  begun: tuple[int, ...]  # what the sampled turn is prompted with
+  begun: tuple[int, ...]  # the prompt for sampling a turn
   temperature: float  # of the answers
 
 
 @dataclasses.dataclass
 class _Talk:
-  """A conversation in the making."""
+  """A conversation in progress."""
 
   source: Source
   digest: int  # of its first user turn
@@ -40,11 +40,11 @@ class _Talk:
 
 
 class Shard:
-  """A shard in the making.
+  """A shard in progress.
 
-  A conversation with number i has jobs (1 + max_turns) i, which samples its
-  user turn, and those after it, which are its answers. So the number of a job,
-  which selects its random stream, does not depend on other conversations.
+  Conversation i has job (1 + max_turns) i, which samples its user turn, and the
+  jobs after it, which write its answers. So the number of a job, which selects
+  its random stream, does not depend on other conversations.
   """
 
   def __init__(
@@ -57,7 +57,7 @@ class Shard:
     known: set[int],
     watch: Callable[[int, str], None],
   ):
-    """Arguments as in `synthesis.Synthesis`; `known` is added to."""
+    """Takes arguments as in `synthesis.Synthesis`; adds turns to `known`."""
     self._limits = limits
     self._template = template
     self._plans = plans
@@ -71,7 +71,7 @@ class Shard:
     self._ends: collections.Counter[str] = collections.Counter()
 
   def jobs(self) -> Iterator[pool.Job]:
-    """Yields the first jobs; `then` makes the others."""
+    """Yields the first jobs; `then` returns the others."""
     for i, plan in enumerate(self._plans):
       if plan.conversation is None:
         room = self._limits.max_prompt_tokens - len(plan.begun)
@@ -98,11 +98,11 @@ class Shard:
     return [x for i in sorted(self._talks) for x in self._talks[i].dialogues]
 
   def ends(self) -> dict[str, int]:
-    """Returns how many turns and answers came to what end."""
+    """Returns counts of how turns and answers ended."""
     return dict(sorted(self._ends.items()))
 
   def _stage(self) -> str:
-    """Says how many user turns are written, until all are."""
+    """Returns how many user turns are written, or '' once all of them are."""
     wanted = sum(plan.conversation is None for plan in self._plans)
     if self._num_turns == wanted:
       return ''
@@ -125,14 +125,14 @@ class Shard:
   def _first(
     self, index: int, turns: Sequence[str], source: Source
   ) -> pool.Job | None:
-    """Returns the job to answer the first turn, None if that is not fit."""
+    """Returns the job that answers the first turn, or None if it is unfit."""
     plan = self._plans[index]
     system = plan.conversation.system if plan.conversation else ()
     digest = filters.digest(turns[0])
     if digest in self._known:
       return self._end('dropped, turn known')
     messages = [*system, (conversations.USER, turns[0])]
-    # As a user's text is encoded, which may not be how the model wrote it.
+    # Encoded like a user's text, which may differ from what the model wrote.
     try:
       prompt = self._limits.prompt(messages)
     except limits_lib.UnfitError as error:
@@ -144,7 +144,7 @@ class Shard:
     return self._answer(index, 1)
 
   def _answer(self, index: int, num_answers: int) -> pool.Job:
-    """Returns the job to write an answer, the first one being number 1."""
+    """Returns the job that writes an answer; the first one is number 1."""
     return pool.Job(
       self._stride * index + num_answers,
       tuple(self._talks[index].prompt),
@@ -162,7 +162,7 @@ class Shard:
     talk = self._talks[index]
     tokens = np.asarray([*talk.prompt, *answer], np.int32)
     hidden = np.zeros((tokens.size, *done.hidden.shape[1:]), done.hidden.dtype)
-    # The last token was not given to the target.
+    # The target has not read the last token.
     given = min(tokens.size - 1, len(done.hidden))
     hidden[:given] = done.hidden[:given]
     dialogue = Dialogue(
@@ -186,7 +186,7 @@ class Shard:
     return self._next(index, num_answers + 1, text)
 
   def _next(self, index: int, number: int, answer: str) -> pool.Job | None:
-    """Returns the job of the next answer, None if its turn is not fit."""
+    """Returns the job of the next answer, or None if the conversation ends."""
     talk = self._talks[index]
     if not self._limits.is_plain(answer):
       return self._end('not gone on with, answer with control tokens')

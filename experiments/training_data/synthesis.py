@@ -1,8 +1,9 @@
-"""Dialogues of a model: what it is asked, by itself or by people, and answers.
+"""Dialogues of a model that answers its own questions or those of people.
 
-A chat model that is given its chat template's beginning of a user's turn writes
-such a turn itself (Xu et al., 2406.08464), and then answers it. So its own
-distribution can be learned from the model alone, or from real user turns.
+A chat model that is prompted with the part of its chat template that begins a
+user's turn writes such a turn itself (Xu et al., 2406.08464), and then answers
+it. So its own distribution can be learned from the model alone, or from real
+user turns.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,40 +29,40 @@ from specsample import sampling as sampling_lib
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Synthesis:
-  """What is sampled, shard by shard."""
+  """A sampler of dialogues, shard by shard."""
 
   target: specsample.Loaded
-  # The temperature is each conversation's own.
+  # Each conversation sets its own temperature.
   sampling: specsample.Sampling = specsample.Sampling(min_p=0.02)
   seed: int = 0
-  # Conversations tried per shard. The first ones are from the file of prompts
-  # while it lasts. If all of them are, no user turn is sampled once there is a
-  # file, and the data end with it.
+  # Conversations tried per shard. The first `prompts_per_shard` come from the
+  # file of prompts while it lasts. If the two numbers are equal and there is a
+  # file, no user turn is sampled, and the data end with the file.
   user_turns: int = 768
   prompts_per_shard: int = 256
   user_temperature: float = 1.0
-  # First words given to sampled user turns, and the share of turns that get
+  # First words for sampled user turns, and the share of turns that begin with
   # them.
   openings: Sequence[str] = ()
   opened_share: float = 0.0
-  # The share of conversations whose answers are greedy. The others have one of
+  # The share of conversations whose answers are greedy. The others use one of
   # these temperatures.
   greedy_share: float = 0.5
   temperatures: Sequence[float] = (0.4, 0.7, 1.0)
-  # A conversation ends before a turn that makes the prompt longer.
-  max_prompt_tokens: int = 512  # of all before an answer, with the template
+  # A conversation ends before a turn that makes the prompt longer than this.
+  max_prompt_tokens: int = 512  # all before an answer, including the template
   max_answer_tokens: int = 320
   max_turns: int = 8  # of a conversation
-  # The least share of ASCII characters in a file's user turns: about 0.95 keeps
-  # English text and code.
+  # The least share of ASCII characters in a user turn: about 0.95 keeps English
+  # text and code.
   min_ascii_share: float = 0.0
   batch_size: int = 64
-  # Whether to keep the target's hidden vectors for training: 2 bytes x its
-  # width x the tokens of the dialogues, on the disk.
+  # Whether to store the target's hidden vectors for training. On the disk, they
+  # take 2 bytes x the target's width x the tokens of the dialogues.
   keep_hidden: bool = True
 
   def __post_init__(self):
-    """Refuses what gives no dialogue; ValueError names the setting."""
+    """Raises ValueError, naming the setting, if no dialogue could be made."""
     for name in ('user_turns', 'max_answer_tokens', 'max_turns', 'batch_size'):
       _require(
         name, getattr(self, name), getattr(self, name) >= 1, 'at least 1'
@@ -90,10 +91,10 @@ class Synthesis:
     )
 
   def check(self) -> None:
-    """Refuses what cannot be sampled, before anything is compiled.
+    """Checks that sampling is possible, before anything is compiled.
 
     Raises:
-      ValueError: names the setting.
+      ValueError: if it is not; names the setting.
     """
     for temperature in (*self.temperatures, self.user_temperature):
       sampling = dataclasses.replace(self.sampling, temperature=temperature)
@@ -117,7 +118,7 @@ class Synthesis:
     """Returns what shards depend on besides the weights and files, as JSON.
 
     Args:
-      answers: whose answers a file holds, None if they are sampled.
+      answers: who wrote the answers in a file; None if they are sampled.
     """
     of_limits = ('max_prompt_tokens', 'max_answer_tokens', 'max_turns')
     names = [*of_limits, 'min_ascii_share']
@@ -135,7 +136,7 @@ class Synthesis:
     found |= {name: getattr(self, name) for name in names}
     found['template'] = dataclasses.asdict(self._template())
     if self.target.exact_fingerprint is not None:
-      # Its fingerprint is the exact model's, which would write other texts.
+      # The fingerprint is the exact model's, which would write other texts.
       found['weights'] = 'int8'
     return found
 
@@ -147,19 +148,19 @@ class Synthesis:
     excluded: filters.Exclusion,
     watch: Callable[[int, str], None],
   ) -> tuple[list[Dialogue], dict[str, Any]]:
-    """Samples a shard: its dialogues, and notes about them.
+    """Samples a shard; returns its dialogues, and notes about them.
 
-    Both follow from the arguments alone, as far as a batch of the same size is
-    rounded alike. The notes are `ends`, how many jobs came to what end, and
-    `rows`, how many tokens the target read or wrote.
+    Both depend on the arguments alone, as far as batches of the same size are
+    rounded in the same way. The notes are `ends`, which counts how jobs ended,
+    and `rows`, the number of tokens that the target read or wrote.
 
     Args:
-      number: of the shard.
+      number: the shard's number.
       given: the conversations whose user turns are answered first.
-      known: digests of user turns that are not to be repeated.
-      excluded: texts that no user turn may come from.
-      watch: is told the number of answer tokens so far, and what is under way
-        while it is not answers.
+      known: digests of user turns that must not be repeated.
+      excluded: texts that no user turn may overlap.
+      watch: called with the number of answer tokens so far, and the current
+        stage, which is empty while answers are written.
     """
     shard = shard_lib.Shard(
       limits=self._limits(excluded),
@@ -191,19 +192,20 @@ class Synthesis:
     excluded: filters.Exclusion,
     watch: Callable[[int, str], None],
   ) -> tuple[list[Dialogue], dict[str, Any]]:
-    """Makes a shard of conversations that have answers; arguments as `make`.
+    """Makes a shard from conversations that already have answers.
 
-    The notes are `ends` alone, since nothing is sampled.
+    Returns the dialogues and the notes, which are only `ends`, since nothing is
+    sampled.
 
     Args:
       given: the conversations.
       by_target: whether the target wrote their answers, in another engine.
-      known: digests of user turns that are not to be repeated.
-      excluded: texts that no user turn may come from.
-      watch: is told the number of answer tokens so far.
+      known: digests of user turns that must not be repeated.
+      excluded: texts that no user turn may overlap.
+      watch: called with the number of answer tokens so far.
 
     Raises:
-      ValueError: the tokenizer does not fit the model.
+      ValueError: if the tokenizer does not fit the model.
     """
     maker = forced.Forced(
       limits=self._limits(excluded),
@@ -224,7 +226,7 @@ class Synthesis:
     )
 
   def _plans(self, number, given) -> list[shard_lib.Plan]:
-    """Returns what each conversation of a shard begins with."""
+    """Returns the plans of a shard's conversations."""
     rng = np.random.default_rng([self.seed, number])
     only_given = given and self.prompts_per_shard == self.user_turns
     count = len(given) if only_given else self.user_turns
@@ -255,7 +257,7 @@ class Synthesis:
     return template_lib.Template.of(self.target.tokenizer)
 
   def _openings(self) -> list[tuple[int, ...]]:
-    """Returns what a sampled turn is prompted with; the first has no words."""
+    """Returns the prompts for sampled turns; the first has no opening words."""
     template = self._template()
     return [
       template.before,

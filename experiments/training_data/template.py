@@ -1,20 +1,20 @@
-"""A chat template as what stands before and after a user's turn."""
+"""A chat template, as the tokens before and after a user's turn."""
 
 import dataclasses
 
 from specsample import text as text_lib
 
-# Words that no template writes itself.
+# Text that no template contains.
 _PLACEHOLDER = 'Here7Stands3The5Turn'
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-  """Token ids around the one user turn of a chat.
+  """The token ids around the only user turn of a chat.
 
   Attributes:
-    before: all up to the turn's first token; not empty.
-    after: from the end of the turn to the beginning of the answer; not empty.
+    before: everything before the turn; not empty.
+    after: everything between the turn and the answer; not empty.
   """
 
   before: tuple[int, ...]
@@ -22,11 +22,11 @@ class Template:
 
   @classmethod
   def of(cls, tokenizer: text_lib.Tokenizer) -> 'Template':
-    """Derives both from the tokenizer's chat template.
+    """Derives `before` and `after` from the tokenizer's chat template.
 
     Raises:
-      ValueError: there is no template, or none in which a turn has a place of
-        its own.
+      ValueError: if there is no template, or it does not write the turn exactly
+        once, with text before and after it.
     """
     chat = tokenizer.chat([{'role': 'user', 'content': _PLACEHOLDER}])
     parts = chat.split(_PLACEHOLDER)
@@ -41,11 +41,11 @@ class Template:
   def opened(
     self, tokenizer: text_lib.Tokenizer, words: str
   ) -> tuple[int, ...]:
-    """`before` with the first words of the turn."""
+    """Returns `before`, followed by the first words of the turn."""
     return self.before + _encode(tokenizer, words)
 
 
 def _encode(tokenizer, text):
-  """Without the BOS of a whole text; control tokens are parsed."""
+  """Encodes a text without the tokenizer's BOS; control tokens are parsed."""
   num_added = len(tokenizer.encode(''))
   return tuple(tokenizer.encode(text, parse_special=True)[num_added:])

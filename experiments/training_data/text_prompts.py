@@ -16,10 +16,10 @@ import specsample
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Prompts:
-  """What is asked about the texts.
+  """A maker of prompts that ask about texts.
 
-  `templates` have {text}, one to `max_answers` answers, and may have
-  {question}, a user's short turn that ends with a question mark.
+  Each of `templates` has {text}, which stands for one to `max_answers` answers,
+  and may have {question}, a short user turn that ends with a question mark.
   """
 
   target: specsample.Loaded
@@ -29,7 +29,7 @@ class Prompts:
   seed: int = 0
 
   def __post_init__(self):
-    """Refuses templates without a text; ValueError names the setting."""
+    """Raises ValueError, naming the setting, for settings that do not fit."""
     if not self.templates:
       raise ValueError('Prompts.templates is empty: give at least one')
     for template in self.templates:
@@ -51,10 +51,11 @@ class Prompts:
   def make(
     self, dialogues: Sequence[Dialogue], count: int
   ) -> Iterator[dict[str, Any]]:
-    """Yields prompts in the format of `prompts.read`, templates in turn.
+    """Yields `count` prompts, as `prompts.read` reads them, templates in turn.
 
     Raises:
-      ValueError: no dialogue begins with a short question.
+      ValueError: if a template needs a question and no dialogue begins with a
+        short one.
     """
     tokenizer = self.target.tokenizer
     template = template_lib.Template.of(tokenizer)

@@ -1,1 +1,1 @@
-"""Which draft tree is the fastest here."""
+"""Choosing the draft tree that is fastest on this machine."""

@@ -1,4 +1,4 @@
-"""How often the child of each rank is the one kept, counted while decoding."""
+"""Counts how often the child of each rank is kept, while decoding."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -18,9 +18,9 @@ from specsample.types import Origin
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-  """By depth and rank, [depth][k]: how many children were tried, and kept.
+  """Numbers of children tried and kept, by depth and rank: [depth][k].
 
-  Those of a node are tried by rank, until one is kept.
+  The children of a node are tried in order of rank, until one is kept.
   """
 
   tried: tuple[tuple[int, ...], ...]
@@ -28,17 +28,18 @@ class Counts:
 
   @classmethod
   def none(cls, depth: int, num_children: int) -> 'Counts':
-    """Of a tree so deep, and so many children of a node, before any round."""
+    """Returns zero counts for `depth` levels and `num_children` ranks."""
     zeros = ((0,) * num_children,) * depth
     return cls(zeros, zeros)
 
   @property
   def acceptance(self) -> np.ndarray:
-    """[depth, k], the probability that the child of each rank is the one kept.
+    """The probability [depth, k] that the child of each rank is the one kept.
 
-    Of those tried a share is kept, and the ones before it were not. (So nodes
-    may have different numbers of children: Kaplan and Meier, 1958.) What was
-    never tried is never kept.
+    It is the share kept of the children that were tried, times the probability
+    that no earlier sibling was kept, so nodes may have different numbers of
+    children (Kaplan and Meier, 1958). A rank that was never tried counts as
+    never kept.
     """
     tried = np.asarray(self.tried)
     share = np.asarray(self.kept) / np.maximum(tried, 1)
@@ -60,15 +61,15 @@ def count(
   emitted: Sequence[int],
   num_accepted: int,
 ) -> Counts:
-  """What one round says.
+  """Counts the children that were tried and kept in one round.
 
-  Each emitted token was asked for at a node, whose children were tried.
+  Each emitted token was drawn at a node, whose children were tried.
 
   Args:
-    topology: of the draft.
+    topology: the draft's tree.
     drafted: [N] tokens, -1 where none was drafted.
-    emitted: tokens of the round, the accepted drafts the first of them.
-    num_accepted: how many those are.
+    emitted: the round's tokens, the accepted draft tokens first.
+    num_accepted: the number of accepted draft tokens.
   """
   shape = topology.depth, max(topology.num_children)
   tried, kept = np.zeros(shape, int), np.zeros(shape, int)
@@ -96,13 +97,13 @@ def decode(
   prompts: Sequence[list[int]],
   request_ids: Sequence[int],
 ) -> Counts:
-  """Decodes prompts at once, round by round, and counts.
+  """Decodes a batch of prompts, round by round, and counts.
 
   Args:
     evaluation: the target and how it is decoded.
     method: its drafter is a `drafters.Tree`.
-    prompts: as the model reads them.
-    request_ids: [B], each selects a prompt's stream.
+    prompts: token ids, one list per prompt.
+    request_ids: [B], each selects a prompt's random stream.
   """
   drafter: Any = method.drafter
   topology = drafter.topology
@@ -111,7 +112,7 @@ def decode(
   total = Counts.none(topology.depth, max(topology.num_children))
   before = jax.device_get(_shown(state))
   while not before['done'].all():
-    # The round drafts it again: it has the same keys.
+    # The round drafts the same tokens again, because it has the same keys.
     drafted = jax.device_get(_drafted(setup.params, state, **setup.components))
     state = setup.advance(state, 1)
     after = jax.device_get(_shown(state))

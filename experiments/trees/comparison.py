@@ -1,4 +1,4 @@
-"""Drafters x trees: which are compared."""
+"""The drafters and trees that an ablation compares."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -20,33 +20,34 @@ CHAIN, FIXED, CHOSEN = 'chain', 'mc-sim-63', 'chosen'
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-  """A drafter with a tree, as a method that is measured."""
+  """A drafter with a tree: one method to measure."""
 
-  drafter: str  # what it is called
-  name: str  # of the tree
+  drafter: str  # the drafter's name
+  name: str  # the tree's name
   method: methods_lib.Method
-  topology: tree.Topology | None  # None for one that follows from the text
+  topology: tree.Topology | None  # None if the tree depends on the text
 
   @property
   def method_name(self) -> str:
-    """What the evaluation calls it."""
+    """The method's name in the evaluation."""
     return f'{self.drafter} {self.name}'
 
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Ablation:
-  """Which trees are compared.
+  """The drafters and trees to compare.
 
   Attributes:
-    evaluation: how it is measured; its methods are the drafters, as chains.
-    num_nodes: N of the best trees that are measured.
-    candidates: N of those that the cost model chooses from.
-    depths: of the candidates, the deepest one that of all that is measured;
-      None for 1 to the drafter's own.
-    probe: the tree that the acceptance of each rank is counted with, cut to the
-      depth.
-    dynamic_num_nodes: N of EAGLE-2's tree. dynamic_width: its width.
+    evaluation: how they are measured; its methods are the drafters, as chains.
+    num_nodes: sizes N of the best trees that are measured.
+    candidates: sizes N of the trees that the cost model chooses from.
+    depths: depths of the candidates. The largest also limits the depth of all
+      other trees. None means 1 to the drafter's own.
+    probe: the tree with which the acceptance of each rank is counted, cut to
+      the largest depth.
+    dynamic_num_nodes: N of EAGLE-2's tree.
+    dynamic_width: the width of EAGLE-2's tree.
   """
 
   evaluation: evaluation_lib.Evaluation
@@ -58,7 +59,7 @@ class Ablation:
   dynamic_width: int = 10
 
   def __post_init__(self):
-    """Refuses grids without trees, or without drafters."""
+    """Raises ValueError if there are no trees, drafters or timings."""
     for name in ('num_nodes', 'candidates', 'depths'):
       given = getattr(self, name)
       if given is not None and (not given or min(given) < 1):
@@ -79,7 +80,7 @@ class Ablation:
 
   @property
   def drafters(self) -> dict[str, methods_lib.Method]:
-    """The methods that draft, by what they are called."""
+    """The methods that draft, by name."""
     return {
       name: method
       for name, method in self.evaluation.methods.items()
@@ -88,23 +89,23 @@ class Ablation:
 
   @property
   def draws(self) -> bool:
-    """Whether tokens are drawn, and not the most likely ones."""
+    """Whether tokens are drawn, i.e. a temperature is not 0."""
     return bool(np.any(np.asarray(self.evaluation.sampling.temperature) != 0))
 
   def depths_of(self, name: str) -> Sequence[int]:
-    """Those of a drafter's candidates."""
+    """Returns the depths of a drafter's candidates, in ascending order."""
     own = self.drafters[name].drafter.num_draft_tokens
     return sorted(self.depths or range(1, own + 1))
 
   def probe_of(self, name: str) -> tree.Topology:
-    """The probe, no deeper than what is measured of a drafter."""
+    """Returns the probe, cut to the largest depth measured for a drafter."""
     depth = self.depths_of(name)[-1]
     return tree.from_paths(
       path for path in self.probe.paths() if len(path) <= depth
     )
 
   def with_trees(self, entries: Sequence[Entry]) -> evaluation_lib.Evaluation:
-    """The evaluation of some entries, beside decoding without a draft."""
+    """Returns the evaluation of some entries and of decoding without drafts."""
     baseline = methods_lib.Method(specsample.drafters.NoDraft())
     methods = {entry.method_name: entry.method for entry in entries}
     return dataclasses.replace(
@@ -112,10 +113,10 @@ class Ablation:
     )
 
   def without_counts(self, name: str) -> list[Entry]:
-    """The entries of a drafter that need no acceptance to be known.
+    """Returns the entries of a drafter that do not depend on its acceptance.
 
     Raises:
-      ValueError: the drafter cannot branch, or not so deep.
+      ValueError: the drafter cannot branch, or not to that depth.
     """
     method, depth = self.drafters[name], self.depths_of(name)[-1]
     deepest = methods_lib.with_num_draft_tokens(method, depth)
@@ -132,18 +133,18 @@ class Ablation:
     return found
 
   def entry(self, name: str, label: str, topology: tree.Topology) -> Entry:
-    """A drafter with a tree of fixed shape."""
+    """Returns the entry of a drafter with a tree of fixed shape."""
     method = methods_lib.tree(self.drafters[name], topology)
     return Entry(name, label, method, topology)
 
   def check(self, tokens: Sequence[list[int]]) -> None:
-    """Refuses what cannot be measured, before anything is compiled.
+    """Checks that everything can be measured, before anything is compiled.
 
     Args:
-      tokens: the prompts, as the model reads them.
+      tokens: the prompts as token ids.
 
     Raises:
-      ValueError: names the setting.
+      ValueError: a setting does not fit; the message names it.
     """
     for name, method in self.drafters.items():
       entries = self.without_counts(name)
@@ -173,7 +174,7 @@ class Ablation:
       )
 
   def _check_draft(self, method, prompt):
-    """Raises what making a draft would, of shapes alone."""
+    """Traces a draft, to raise the errors that drafting would raise."""
 
     def draft(params, prompts, lengths):
       state = specsample.prefill(

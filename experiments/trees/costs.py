@@ -1,7 +1,7 @@
-"""What a round with a tree costs, and the tree that is chosen for it.
+"""The cost of a round with a tree, and the choice of a tree by its cost.
 
-As Sequoia's choice for a machine (Chen et al., 2402.12374, section 3.3): what
-counts is tokens a second, not tokens a round.
+As in Sequoia's choice of a tree for a machine (Chen et al., 2402.12374, section
+3.3), the criterion is tokens per second, not tokens per round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,16 @@ from specsample import tree
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-  """Measured milliseconds of a round's parts; between them straight lines.
+  """Measured milliseconds of a round's parts, interpolated linearly.
 
   Attributes:
-    draft_ms: of drafting, by depth.
-    verify_ms: of the target's pass, by nodes.
-    overhead_ms: of the rest, by nodes.
-    autoregressive_ms: of a round without a draft.
-    widths: rising numbers of nodes, as a drafter has them: the target's pass
-      then takes as long as over the first of these that holds the tree. Empty
-      for a pass over just the tree.
+    draft_ms: drafting, by depth.
+    verify_ms: the target's pass, by number of nodes.
+    overhead_ms: the rest, by number of nodes.
+    autoregressive_ms: a round without a draft.
+    widths: increasing numbers of nodes, as in `types.Drafter`: the target's
+      pass takes as long as for the first of them that holds the tree. Empty if
+      a pass reads only the tree.
   """
 
   draft_ms: Mapping[int, float]
@@ -34,13 +34,13 @@ class Costs:
   widths: Sequence[int] = ()
 
   def __post_init__(self):
-    """Refuses to say what was not measured at all."""
+    """Raises ValueError if a part has no measured time."""
     for name in ('draft_ms', 'verify_ms', 'overhead_ms'):
       if not getattr(self, name):
         raise ValueError(f'{name} is empty: give at least one time')
 
   def round_ms(self, topology: tree.Topology) -> float:
-    """Of drafting a tree, scoring it, and the rest."""
+    """Returns the time of drafting a tree, scoring it, and the rest."""
     nodes = topology.num_nodes
     read = cost.width_of(nodes, self.widths) if self.widths else nodes
     return (
@@ -52,10 +52,10 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """What the cost model says of a tree."""
+  """The cost model's prediction for a tree."""
 
   topology: tree.Topology
-  tokens: float  # a round
+  tokens: float  # per round
   round_ms: float
   speedup: float  # over a round without a draft
 
@@ -63,7 +63,7 @@ class Prediction:
 def predict(
   topology: tree.Topology, acceptance: tree.Acceptance, costs: Costs
 ) -> Prediction:
-  """The prediction for one tree; acceptance as `tree.best` takes it."""
+  """Returns the prediction for a tree; `acceptance` is as for `tree.best`."""
   tokens = tree.expected_tokens(topology, acceptance)
   round_ms = costs.round_ms(topology)
   speedup = tokens * costs.autoregressive_ms / round_ms
@@ -71,19 +71,19 @@ def predict(
 
 
 def largest(depth: int, num_children: int) -> int:
-  """N of the tree so deep whose nodes all have so many children."""
+  """Returns the size of the full tree with that depth and branching."""
   return sum(num_children**i for i in range(1, depth + 1))
 
 
 def fits(size: int, depth: int, num_children: int) -> bool:
-  """Whether a tree of so many nodes is so deep, with at most k children."""
+  """Returns whether a tree with that size, depth and branching exists."""
   return depth <= size <= largest(depth, num_children)
 
 
 def grid(
   acceptance: tree.Acceptance, sizes: Sequence[int], depths: Sequence[int]
 ) -> list[tree.Topology]:
-  """The best tree of each size and depth, as far as there are such."""
+  """Returns the best tree of each size and depth that are possible."""
   num_children = np.asarray(acceptance).shape[-1]
   found = [
     tree.best(acceptance, size, depth)
@@ -99,7 +99,7 @@ def choose(
   acceptance: tree.Acceptance,
   costs: Costs,
 ) -> Prediction:
-  """Of some trees the one of the highest predicted speedup."""
+  """Returns the prediction for the tree with the highest predicted speedup."""
   predictions = [predict(one, acceptance, costs) for one in topologies]
   return max(predictions, key=lambda one: one.speedup)
 

@@ -14,9 +14,9 @@ _STAR = {'marker': '*', 's': 190, 'edgecolors': 'black', 'linewidths': 0.8}
 def draw(
   path: pathlib.PurePath, rows: Sequence[rows_lib.TreeRow], title: str
 ) -> None:
-  """Draws tokens a round, milliseconds a round and speedup against N.
+  """Draws tokens per round, milliseconds per round and speedup against N.
 
-  A line a drafter joins its best trees; the others are marks.
+  A line per drafter joins its best trees; the other trees are marks.
   """
   figures.write_png(path, functools.partial(_figure, rows, title))
 
@@ -79,7 +79,7 @@ def _marker(row):
 
 
 def _ticks(sizes):
-  """A power of two each, around all of them."""
+  """Returns ticks and labels: the powers of two around the sizes."""
   powers = [1 << i for i in range(max(sizes).bit_length() + 1)]
   shown = [size for size in powers if min(sizes) / 2 < size < 2 * max(sizes)]
   return shown, [str(size) for size in shown]

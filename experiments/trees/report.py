@@ -1,4 +1,4 @@
-"""What an ablation of trees leaves: a table in the terminal, and files."""
+"""The report of an ablation of trees: a table in the terminal, and files."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -35,9 +35,9 @@ def write(
   compared: stages.Compared,
   table: table_lib.Table,
 ) -> list[tree_rows.TreeRow]:
-  """Writes the evaluation's result.json and results.csv, and what trees add.
+  """Writes the evaluation's result.json and results.csv, and the trees' files.
 
-  That is trees.json, trees.csv and trees.png.
+  These are trees.json, trees.csv and trees.png. Returns the rows of the trees.
   """
   first, *_ = report.write_rows(out, [table])
   rows = tree_rows.rows(compared, table)
@@ -65,7 +65,7 @@ def show(
   rows: Sequence[tree_rows.TreeRow],
   table: table_lib.Table,
 ) -> None:
-  """Prints a line a tree, and what comparing the outputs found."""
+  """Prints a line per tree, and the differences between outputs."""
   shown = terminal_table.console()
   title = rows_lib.title(vars(table.rows[0]))
   shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
@@ -81,7 +81,7 @@ def show(
 
 
 def _of_drafter(rows) -> terminal_table.Table:
-  """One line a tree: its shape, tokens a round, times, speedups."""
+  """Tabulates each tree's shape, tokens per round, times and speedups."""
   table = terminal_table.Table(
     rows[0].drafter,
     'N',

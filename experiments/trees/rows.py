@@ -1,4 +1,4 @@
-"""From a finished ablation to its rows: a tree each."""
+"""The rows of a finished ablation, one per tree."""
 
 import dataclasses
 
@@ -14,9 +14,9 @@ from specsample.types import DraftLaw
 class TreeRow:
   """A drafter with a tree; times are milliseconds of a round.
 
-  What is expected and predicted follows from the acceptance by rank and the
-  costs; None of a tree that follows from the text, and of drafts whose law is
-  not that of the tree which the acceptance was counted with.
+  Expected and predicted values follow from the acceptance by rank and the
+  costs. They are None for a tree that depends on the text, and for drafts whose
+  law is not that of the tree with which the acceptance was counted.
   """
 
   method: str
@@ -26,13 +26,13 @@ class TreeRow:
   law: str  # of the drafts: types.DraftLaw
   num_nodes: int
   depth: int
-  expected_tokens: float | None  # a round
+  expected_tokens: float | None  # per round
   tokens_per_round: float
-  over_chain: float  # those over the ones of the drafter's chain
+  over_chain: float  # tokens per round over those of the drafter's chain
   draft_ms: float
   verify_ms: float
   overhead_ms: float
-  judge_ms: float  # of the rest, the rule that decides what is kept
+  judge_ms: float  # the verification rule, a part of the overhead
   predicted_ms: float | None
   predicted_speedup: float | None
   speedup: float | None
@@ -41,12 +41,12 @@ class TreeRow:
 
   @property
   def round_ms(self) -> float:
-    """Of all parts."""
+    """The sum of all parts."""
     return self.draft_ms + self.verify_ms + self.overhead_ms
 
 
 def rows(compared: stages.Compared, table: table_lib.Table) -> list[TreeRow]:
-  """Each drafter's trees, in the order of the evaluation."""
+  """Returns the rows of each drafter's trees, in the evaluation's order."""
   measured = {
     row.method: row for row in table.rows if row.category == rows_lib.OVERALL
   }

@@ -1,7 +1,7 @@
-"""The work of an ablation: count, time, choose, compare.
+"""The stages of an ablation: count, time, choose, compare.
 
-What a stage does follows from the journal of those before, so that a run that
-was interrupted goes on with the same trees.
+The work of a stage follows from the journal of the stages before it, so that an
+interrupted run goes on with the same trees.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ from specsample import tree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compared:
-  """All that was measured: what the report needs beside the journal.
+  """The measurements that the report needs besides the journal.
 
   Attributes:
-    evaluation: of all entries, and decoding without a draft.
-    entries: in the order of the evaluation.
-    counts: by drafter.
-    costs: by drafter.
+    evaluation: evaluates all entries, and decoding without a draft.
+    entries: the entries, in the order of the evaluation.
+    counts: the acceptance counts, by drafter.
+    costs: the measured times, by drafter.
     chosen: by drafter, the entry of the tree that the cost model chose.
   """
 
@@ -49,13 +49,14 @@ def run(
   journal: journal_lib.Journal,
   progress: progress_lib.Bar,
 ) -> Compared:
-  """Does what the journal lacks.
+  """Does the work that the journal lacks.
 
   Args:
-    ablation: what is compared.
-    prompts: what is decoded. tokens: as the model reads them.
+    ablation: the drafters and trees to compare.
+    prompts: the prompts to decode.
+    tokens: the prompts as token ids.
     journal: the work that is done; see `evaluation` for its other keys.
-    progress: shows it, see `progress.bar`.
+    progress: shows the progress, see `progress.bar`.
   """
   counting = list(_counting(ablation, tokens))
   units_lib.run(counting, journal, progress)
@@ -69,7 +70,7 @@ def run(
     for entry in _entries(ablation, name, counts[name])
   ]
   known = ablation.with_trees(entries)
-  # Once: of all trees more is compiled than there is room for.
+  # One visit each: there is no room for the executables of all trees at once.
   timing = [
     unit
     for unit in evaluation_lib.units(known, prompts, tokens, visits=1)
@@ -115,7 +116,7 @@ def _count(evaluation, method, prompts, request_ids):
 
 
 def _counts(ablation, name, num_prompts, journal) -> acceptance_lib.Counts:
-  """Those of a drafter over all prompts."""
+  """Returns the counts of a drafter over all prompts."""
   probe = ablation.probe_of(name)
   total = acceptance_lib.Counts.none(probe.depth, max(probe.num_children))
   for i in range(len(ablation.evaluation.batches(num_prompts))):
@@ -124,7 +125,7 @@ def _counts(ablation, name, num_prompts, journal) -> acceptance_lib.Counts:
 
 
 def _entries(ablation, name, counts) -> list[comparison.Entry]:
-  """What is measured of a drafter, but for the tree that is chosen."""
+  """Returns a drafter's entries, except that of the chosen tree."""
   chain, *others = ablation.without_counts(name)
   depth = ablation.depths_of(name)[-1:]
   sizes = sorted(set(ablation.num_nodes))
@@ -136,7 +137,7 @@ def _entries(ablation, name, counts) -> list[comparison.Entry]:
 
 
 def _drafting(ablation, counts, tokens) -> Iterator[units_lib.Unit]:
-  """Of each drafter and depth, with a tree of the middle size."""
+  """Yields units that time drafting at each depth, with a mid-sized tree."""
   prompts = ablation.evaluation.typical(tokens)
   for name in ablation.drafters:
     for topology in _timed(ablation, name, counts[name]):
@@ -149,7 +150,7 @@ def _drafting(ablation, counts, tokens) -> Iterator[units_lib.Unit]:
 
 
 def _timed(ablation, name, counts) -> list[tree.Topology]:
-  """A tree for each depth, as far as the rates go."""
+  """Returns a tree for each depth that the best trees reach."""
   num_children = len(counts.tried[0])
   middle = sorted(ablation.num_nodes)[len(ablation.num_nodes) // 2]
   by_depth = {}
@@ -168,7 +169,7 @@ def _draft_ms(evaluation, method, tokens):
 
 
 def _costs(ablation, name, counts, entries, journal) -> costs_lib.Costs:
-  """As its trees were timed, decoding without a draft as a tree of none."""
+  """Returns a drafter's costs; decoding without drafts is a tree of size 0."""
   plain = parts_lib.of(journal, methods_lib.BASELINE)
   parts = {0: plain} | {
     entry.topology.num_nodes: parts_lib.of(journal, entry.method_name)
@@ -187,7 +188,7 @@ def _costs(ablation, name, counts, entries, journal) -> costs_lib.Costs:
 
 
 def _choose(ablation, entries, acceptance, costs) -> comparison.Entry:
-  """The entry of the chosen tree, maybe a new one."""
+  """Returns the entry of the chosen tree, which may be a new one."""
   name = entries[0].drafter
   topology = costs_lib.choose(
     costs_lib.grid(acceptance, ablation.candidates, ablation.depths_of(name)),
@@ -195,7 +196,7 @@ def _choose(ablation, entries, acceptance, costs) -> comparison.Entry:
     costs,
   ).topology
   for entry in entries:
-    # Drawn, a chain is no tree of the most likely tokens.
+    # A chain of drawn tokens is not a tree of the most likely tokens.
     is_drawn = entry.name == comparison.CHAIN and ablation.draws
     if entry.topology == topology and not is_drawn:
       return entry

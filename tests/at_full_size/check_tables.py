@@ -1,8 +1,8 @@
-"""The tables of configs/full, by their commands, on a mesh of 16 devices.
+"""Runs every table of configs/full by its command, on a mesh of 16 devices.
 
-Names of models are as the configurations have them; small stand-ins lie where
-the hub's package looks. Bound are what a user would bind, files of data sets,
-and how little is decoded.
+Models keep the names that the configurations give them; small stand-ins lie in
+the Hugging Face cache. The bindings are those that a user would set (the files
+of data sets) and some that keep decoding short.
 """
 
 import json
@@ -16,8 +16,8 @@ import pytest
 from tests.at_full_size import stand_ins
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-# The configuration of configs/full behind each table's, the devices of its mesh
-# and the files that it reads.
+# For each table: its configuration in configs/full, the number of devices of
+# its mesh and the files that it reads.
 _TABLES = {
   'block_verification': ('block_verification', 16, ('GSM8K',)),
   'chen2023_figure1': ('chen2023_figure1', 16, ('xsum',)),
@@ -43,13 +43,13 @@ _RECORDS = {
   'spec_bench': _QUESTION,
   'xsum': {'document': 'It rained. The roof is wet.', 'summary': 'Rain.'},
 }
-# XSum has articles of which only the summary is there.
+# Some XSum records have a summary but no article.
 _WITHOUT_A_TEXT = {'xsum': {'document': '', 'summary': 'Snow.'}}
 
 
 @pytest.fixture(scope='session', name='files')
 def fixture_files(tmp_path_factory):
-  """The hub's cache, and a problem of each data set."""
+  """A folder with the hub's cache and one problem of each data set."""
   folder = tmp_path_factory.mktemp('files')
   (folder / 'hub').mkdir()
   stand_ins.write(folder / 'hub')
@@ -99,7 +99,7 @@ def test_table_is_made_of_the_published_names(files, tmp_path, table):
   assert (notice in done.stdout) == ('xsum' in data)
   rows = result['rows']
   assert {row['method'] for row in rows} > {'autoregressive'}
-  # A drafter of random weights keeps little; what it may not do is change it.
+  # A random drafter accepts little, but it must not change the output.
   for row in rows:
     assert row['tokens'] >= row['rounds'] > 0
     assert not row['outputs_differing']

@@ -1,8 +1,8 @@
 """Small checkpoints under the names of published ones.
 
-Their files are those of the published: the same names of files and tensors, the
-same settings but for sizes, random numbers. They lie as the hub's package keeps
-what it downloaded, so that a configuration finds them unchanged.
+They have the same file names, tensor names and settings as the published
+checkpoints, except for their sizes and random weights. They lie in the layout
+of the Hugging Face cache, so that a configuration finds them unchanged.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.models import fp8_by_hand
 
 _DIM, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP = 64, 16, 8, 8, 96
 _QWEN_LAYERS = 5
-# Of bytes, the tokens of chats, and a few that no text has, as published.
+# As published: bytes, the special tokens of chats, and a few unused tokens.
 _VOCAB, _DRAFTED, _MASK = 272, 96, 260
 _SPECIAL = ('<|begin|>', '<|start|>', '<|end|>')
 _BEGIN, _END = 256, 258
@@ -38,7 +38,7 @@ _SIZES = {
   'max_position_embeddings': 16384,
   'bos_token_id': _BEGIN,
   'eos_token_id': _END,
-  # Large enough that drafts and the target are no uniform distributions.
+  # Large enough that neither drafts nor the target are uniform distributions.
   'initializer_range': 0.3,
 }
 _LLAMA = {
@@ -56,9 +56,9 @@ _LLAMA = {
 
 
 def write(hub: pathlib.Path) -> None:
-  """All that the configurations of `configs/full` name."""
+  """Writes every model that the configurations of `configs/full` name."""
   torch.manual_seed(0)
-  # As many layers as the drafter of a model reads from, else two.
+  # As many layers as the model's drafter reads features from, or two.
   for name, layers in (
     ('Llama-3.1-70B', 2),
     ('Llama-3.1-8B', 6),
@@ -189,11 +189,11 @@ def _write_qwen(hub):
 
 
 def _write_deepseek(hub):
-  """In 8 bits, with the module for one more token behind its layers."""
+  """Writes DeepSeek-V3 in 8 bits, with its MTP module after the last layer."""
   layers = 2
   config = transformers.DeepseekV3Config(
     **_SIZES,
-    # transformers reads no such module: it is made of one layer more.
+    # transformers doesn't read MTP modules, so an extra layer becomes one.
     num_hidden_layers=layers + 1,
     num_key_value_heads=_HEADS,
     moe_intermediate_size=16,
@@ -246,7 +246,7 @@ def _write_deepseek(hub):
 
 
 def _repository(hub, name):
-  """An empty folder, as the hub's package finds the newest of a name."""
+  """Makes an empty folder where the hub's package looks for a repository."""
   cached = hub / f'models--{name.replace("/", "--")}'
   commit = '0' * 40
   (cached / 'refs').mkdir(parents=True)
@@ -262,7 +262,7 @@ def _causal_lm(folder, kind, config):
 
 
 def _tokenizer(folder):
-  """Of bytes, with a template that asks whether to think, as Qwen's."""
+  """Writes a byte tokenizer with an optional-thinking template, as Qwen's."""
   alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
   model = tokenizers.models.BPE(
     {text: i for i, text in enumerate(alphabet)}, []
@@ -315,7 +315,7 @@ def _drafter_config(model_type, num_layers):
 
 
 def _matrices(shapes):
-  """A scale, which is of one axis and called a norm's, is around 1."""
+  """Draws matrices; norm scales are vectors around 1."""
   rng = np.random.default_rng(len(shapes))
   return {
     name: by_hand.normal(rng, *shape) + np.float32('norm' in name)
@@ -346,7 +346,7 @@ def _layer(
 
 
 def _embedding(hub, name):
-  """The target's, of which a drafter has a copy."""
+  """Returns the target's embedding, which the drafter's file also holds."""
   (path,) = hub.glob(
     f'models--{name.replace("/", "--")}/snapshots/*/*.safetensors'
   )
@@ -367,7 +367,7 @@ def _medusa(num_heads):
 
 
 def _hydra(num_heads, num_layers):
-  """Hydra++, with a layer of the target's kind before the heads."""
+  """Returns Hydra++: a layer of the target's kind before the heads."""
   shapes = {}
   for i in range(num_heads):
     head = f'hydra_mlp.{i}'
@@ -399,7 +399,7 @@ def _eagle3(drafted, name='midlayer.', *, qk_norm=False):
     }
   )
   if drafted < _VOCAB:
-    ids = np.arange(drafted) + 32  # of bytes that are letters
+    ids = np.arange(drafted) + 32  # the bytes of letters
     tensors['d2t'] = ids - np.arange(drafted)
     tensors['t2d'] = np.isin(np.arange(_VOCAB), ids)
   return tensors

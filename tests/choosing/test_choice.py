@@ -1,4 +1,4 @@
-"""What is chosen by the times of a machine and the cards of its drafters."""
+"""`auto` chooses by the machine's pass times and the drafters' cards."""
 
 import dataclasses
 import json
@@ -19,8 +19,8 @@ from specsample.models import int8
 _MODEL = testing.tiny_llama(vocab_size=8, max_length=256)
 _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
 _SIZES = (1, 2, 3, 5, 8, 16)
-# Seconds of passes over so many tokens: where tokens cost nothing, on two
-# cores, and where each costs as much as the first.
+# Seconds per pass by its number of tokens: if further tokens are free, on two
+# cores, and if each costs as much as the first.
 _FLAT = dict.fromkeys(_SIZES, 1.0)
 _CORES = dict(zip(_SIZES, (1.0, 1.4, 1.45, 1.5, 1.55, 2.2), strict=True))
 _STEEP = {size: float(size) for size in _SIZES}
@@ -46,8 +46,8 @@ def test_remembered_drafts_are_as_long_as_passes_allow(seconds, expected):
 
 
 def test_of_many_rows_one_that_drafts_makes_the_pass_wide_for_all():
-  # 1.35 drafts of 3 are kept, in .45 of the rounds: 1.61 tokens per round. A
-  # round is wide in .45 of them or, where 8 rows draft, in .99.
+  # A row drafts in .45 of the rounds and then keeps 1.35 of 3 tokens, which is
+  # 1.61 tokens per round. Of the rounds .45 are wide or, if 8 rows draft, .99.
   seconds = dict(zip(_SIZES, (1.0, 1.6, 1.7, 1.8, 3.5, 9.0), strict=True))
   assert choice_lib.remembered_length(_passes(seconds), 1) == 3
   assert choice_lib.remembered_length(_passes(seconds, 8), 8) == 0
@@ -57,7 +57,7 @@ def test_a_promise_is_tokens_over_what_a_round_costs():
   promise = promises.of_chain(
     'x', [0.5, 0.3, 0.01], _passes(_CORES), 1, [0.0, 0.1, 0.2, 0.3]
   )
-  # 1.5 / 1.55, 1.8 / 1.7 and, over 4 tokens between 3 and 5, 1.81 / 1.825.
+  # 1.5 / 1.55, 1.8 / 1.7, and 1.81 / 1.825 with 4 tokens, between 3 and 5.
   assert promise.depth == 2
   assert promise.speedup == pytest.approx(1.8 / 1.7)
   assert promise.costs == (1.0, 1.55, 1.7)
@@ -67,7 +67,7 @@ def test_a_promise_is_tokens_over_what_a_round_costs():
 @pytest.mark.parametrize(
   ('seconds', 'num_nodes', 'tokens', 'cost_of_round'),
   # A node with 3 children keeps .5 + .3 + .1 of them, so two full levels keep
-  # .9 + .81. Where every token costs as much as the first, one node is best.
+  # .9 + .81. If every token costs as much as the first, one node is best.
   [(_FLAT, 12, 2.71, 1.25), (_STEEP, 1, 1.5, 2.15)],
 )
 def test_a_tree_has_as_many_nodes_as_pay(
@@ -91,14 +91,14 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def shelf(tmp_path, monkeypatch):
-  """Where the drafters are that ship: none at first."""
+  """The folder that shipped drafters are looked up in, empty at first."""
   monkeypatch.setattr(card_lib, '_SHELVES', (tmp_path / 'shelf',))
   return tmp_path / 'shelf'
 
 
 @pytest.fixture
 def passes_take(monkeypatch):
-  """Lets a machine's passes take so long."""
+  """A function that sets how long the machine's passes take."""
 
   def take(seconds):
     of_size = lambda *_, **__: {n: [x, 1.1 * x] for n, x in seconds.items()}
@@ -125,7 +125,7 @@ def test_where_no_card_is_it_drafts_from_the_rows_own_text(
 ):
   passes_take(_CORES)
   choice = specsample.auto(_TARGET)
-  # A round also costs .05 besides the pass.
+  # A drafting round costs .05 on top of the pass.
   costs = (1.0, 1.45, 1.5, 1.525, 1.55, 1.567, 1.583, 1.6)
   assert choice.drafter == drafters.Suffix(num_draft_tokens=7, costs=costs)
   assert choice.reason == (
@@ -181,7 +181,7 @@ def test_a_trained_drafter_joins_where_its_card_promises_enough(
   other = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(9)), None)
   _ship(shelf, 'of another target', [0.9, 0.9, 0.9], other)
   choice = specsample.auto(_TARGET)
-  # 3.1 / (t(4) + .05 + .05), a pass over 4 tokens taking 1.475.
+  # 3.1 / (t(4) + .05 + .05); a pass over 4 tokens takes 1.475.
   assert choice.reason == (
     'drafts up to 7 tokens from its own text where that promises more than the '
     'wider round costs (1.60 of a plain pass here), else up to 3 with good, '
@@ -204,7 +204,7 @@ def test_drafters_that_cannot_promise_more_are_not_timed(
 
   monkeypatch.setattr(choice_lib.pass_times, 'drafting', draft_seconds)
   _ship(shelf, 'good', [0.8, 0.7, 0.6])
-  # 1.67x if drafting took no time.
+  # At most 1.67x, if drafting took no time.
   _ship(shelf, 'another', [0.8, 0.7])
   choice = specsample.auto(_TARGET)
   assert timed == [3]
@@ -227,14 +227,14 @@ def test_a_tree_is_drafted_where_it_promises_more_than_all_else(
     },
   )
   choice = specsample.auto(_TARGET)
-  # .9 + .81 drafts are kept; a round costs .05 for drafting, and .05.
+  # 1 + .9 + .81 tokens; drafting costs .05 and the rest of the round .05.
   assert choice.reason == (
     'drafts trees of 12 tokens, up to 2 deep, with good, which promises 2.46x'
   )
   assert choice.verify is specsample.verify.tree
   assert choice.drafter.drafter.topology.num_nodes == 12
   _is_greedy(choice)
-  # Where wide passes cost more, drafts from memory promise more than this tree.
+  # If wide passes cost more, remembered drafts promise more than this tree.
   passes_take(_CORES)
   chosen = specsample.auto(_TARGET, batch_size=2).drafter
   assert isinstance(chosen, drafters.Suffix)
@@ -247,7 +247,7 @@ def test_a_trained_drafter_that_does_not_pay_is_named(
   _ship(shelf, 'bad', [0.2, 0.1])
   choice = specsample.auto(_TARGET)
   assert isinstance(choice.drafter, drafters.Suffix)
-  # 1.3 tokens for a pass over 3 and what drafting costs besides, .05.
+  # 1.3 tokens for a pass over 3 tokens and .05 for the rest of the round.
   assert choice.reason.endswith(
     '; trained drafters do not pay (the best, bad, promises 0.87x)'
   )
@@ -265,7 +265,7 @@ def test_times_are_measured_once_on_a_machine(cache):
   assert len(calls) == 1
   recall({'a': 2})
   assert len(calls) == 2
-  # Another machine's or version's, and half a file, count for nothing.
+  # Entries of another machine or version and truncated files are ignored.
   (path,) = [
     p for p in cache.iterdir() if json.loads(p.read_text())['of']['a'] < 2
   ]

@@ -1,4 +1,4 @@
-"""The cost model, against the numbers that its papers print."""
+"""The cost model against the numbers that its papers print."""
 
 import functools
 import math
@@ -7,15 +7,15 @@ import pytest
 
 from specsample import cost
 
-# Chen et al., 2302.01318, table 1: ms a token of the target alone and of
-# speculative sampling, 4 drafts of 1.8 ms each.
+# Chen et al., 2302.01318, table 1: ms per token of the target alone and of
+# speculative sampling, with 4 draft tokens at 1.8 ms each.
 _CHEN_TARGET, _CHEN_DRAFT, _CHEN_K = 14.1, 1.8, 4
 _CHEN = {'XSum nucleus': 7.52, 'XSum greedy': 7.00, 'HumanEval': 5.73}
 _CHEN_PRINTED = {'XSum nucleus': 1.92, 'XSum greedy': 2.01, 'HumanEval': 2.46}
 _CHEN_TOKENS = {'XSum nucleus': 2.83, 'XSum greedy': 3.04, 'HumanEval': 3.72}
 
-# Leviathan et al., 2211.17192: alpha, gamma, c and the improvement that the
-# paper expects, to the digits it prints.
+# Leviathan et al., 2211.17192: alpha, gamma, c and the expected improvement, to
+# the digits that the paper prints.
 _LEVIATHAN = [
   (0.75, 7, 0.02, 3.2),
   (0.80, 7, 0.04, 3.3),
@@ -38,7 +38,7 @@ def test_chens_times_imply_tokens_and_these_the_speedup(benchmark):
   tokens = cost.implied_tokens(loop, _CHEN[benchmark])
   assert tokens == pytest.approx(_CHEN_TOKENS[benchmark], abs=0.005)
   acceptance = cost.implied_acceptance(tokens, _CHEN_K)
-  # As an acceptance is reported, with two digits.
+  # Rounded as an acceptance rate is reported, to two digits.
   predicted = cost.chain_round(
     cost.PassTimes((1, 5), (_CHEN_TARGET, _CHEN_TARGET)),
     tokens_per_round=cost.expected_tokens(round(acceptance, 2), _CHEN_K),
@@ -47,7 +47,7 @@ def test_chens_times_imply_tokens_and_these_the_speedup(benchmark):
   )
   times = _CHEN_TARGET / _CHEN[benchmark]
   assert predicted.speedup == pytest.approx(times, rel=0.01)
-  # Of XSum, nucleus, that is 1.875 where they print 1.92.
+  # For XSum nucleus this gives 1.875; the paper prints 1.92.
   assert predicted.speedup == pytest.approx(_CHEN_PRINTED[benchmark], rel=0.05)
   assert predicted.seconds_per_token == pytest.approx(
     _CHEN[benchmark], rel=0.01
@@ -56,7 +56,7 @@ def test_chens_times_imply_tokens_and_these_the_speedup(benchmark):
 
 @pytest.mark.parametrize(('alpha', 'gamma', 'c', 'expected'), _LEVIATHAN)
 def test_leviathans_expectations(alpha, gamma, c, expected):
-  # All are printed with two digits: half of the last one on each side.
+  # All are printed with two digits, so allow half of the last digit either way.
   low, middle, high = (
     cost.leviathan_speedup(alpha + change, gamma, c - change)
     for change in (-0.005, 0, 0.005)
@@ -90,7 +90,7 @@ def test_certain_drafts_are_all_kept_and_others_none():
 
 
 def test_shares_by_position_give_the_mean_accepted_length():
-  # vLLM's EAGLE-3 of Llama 3.1 8B on MT-bench, which prints 2.60.
+  # vLLM's EAGLE-3 for Llama 3.1 8B on MT-bench; vLLM prints 2.60.
   found = cost.expected_tokens_by_position((0.730, 0.521, 0.355))
   assert found == pytest.approx(2.60, abs=0.01)
   constant = [0.7**i for i in range(1, 4)]
@@ -117,7 +117,7 @@ def test_drafting_pays_where_acceptance_exceeds_the_cost():
 
 
 def test_memory_bound_speedup_counts_parameters():
-  # 115M parameters for 7B, three drafts, 2.4 tokens: 2.4 / (3 * 115 / 7000 + 1)
+  # 115M parameters for 7B, 3 drafts, 2.4 tokens: 2.4 / (3 * 115 / 7000 + 1)
   found = cost.memory_bound_speedup(2.4, 3, 115e6 / 7e9)
   assert found == pytest.approx(2.4 * 7000 / 7345)
 
@@ -132,15 +132,15 @@ def test_a_batch_pays_for_the_tokens_of_its_pass():
     overhead_seconds=0.05,
     batch=4,
   )
-  # 16 tokens are half way from 12 to 20.
+  # 16 tokens are halfway from 12 to 20.
   assert predicted.verify_seconds == 2.25
   assert predicted.seconds == pytest.approx(0.3 + 2.25 + 0.05)
   assert predicted.speedup == pytest.approx(2 * 1.0 / 2.6)
 
 
-# A pass over a token takes 10, over a token and four drafts 14.
+# A pass over one token takes 10, over one token and four drafts 14.
 _PASSES = cost.PassTimes((1, 2, 5, 10), (10.0, 10.5, 14.0, 18.0))
-# Three rounds of four draft nothing, the others all four.
+# Three rounds in four draft nothing, the fourth drafts all four tokens.
 _SELDOM = (0.75, 0, 0, 0, 0.25)
 
 

@@ -1,4 +1,4 @@
-"""The roofline of a pass, against sizes that are known otherwise."""
+"""The roofline of a pass against sizes known from elsewhere."""
 
 import dataclasses
 
@@ -41,7 +41,7 @@ def test_weights_are_those_of_the_model(tied):
   decoder = work.Decoder(**_SIZES, tie_embeddings=tied, weight_bytes=4)
   total, params = _sizes_of(model)
   assert decoder.num_weights() == total
-  # Of a table of embeddings of its own a row is read.
+  # An untied embedding table is not read as a whole, only one row per token.
   table = 0 if tied else params['embedding'].size
   assert decoder.read_weights(3) == total - table
 
@@ -60,7 +60,7 @@ def test_weights_of_experts_are_those_of_the_model():
     num_dense_layers=1,
   )
   assert decoder.num_weights() == _sizes_of(model)[0]
-  # Of the one layer that has experts, two for one token; in a pass over many
+  # Only one layer has experts: one token reads two of them, a pass over many
   # tokens nearly all.
   expert = 3 * 8 * 6
   read = [decoder.read_weights(n) for n in (1, 2, 200)]
@@ -81,7 +81,7 @@ def test_the_cache_is_that_of_the_model():
 
 
 def test_the_bound_of_chens_target_is_the_papers():
-  # 70B parameters of 2 bytes on 16 chips of 1.2 TB/s, as the paper takes them.
+  # As in the paper: 70B parameters of 2 bytes on 16 chips of 1.2 TB/s.
   read = work.Work(flops=0, memory_bytes=70e9 * 2 / 16, sent_bytes=0)
   assert 1e3 * read.seconds(chips.CHIPS['v4']) == pytest.approx(7.29, abs=0.005)
 
@@ -93,7 +93,7 @@ def test_a_pass_reads_the_weights_once_and_each_context():
   of_context = 2 * 80 * 8 * 128 * 2 * 1000
   assert many.memory_bytes - one.memory_bytes == pytest.approx(15 * of_context)
   assert many.flops == pytest.approx(80 * one.flops)
-  # Two operations a weight, about; and four a head's number in the context.
+  # About two operations per weight, and four per element of a context's heads.
   attention = 4 * 80 * 64 * 128 * 1000
   assert one.flops - attention == pytest.approx(2 * 69.5e9, rel=0.01)
 
@@ -105,7 +105,7 @@ def test_devices_share_the_pass_and_send_its_sums():
   assert one.sent_bytes == 0
   assert eight.flops == one.flops / 8
   assert eight.memory_bytes == pytest.approx(one.memory_bytes / 8)
-  # Of 8 heads two devices read the same one.
+  # With 8 key-value heads on 16 devices, two devices read the same head.
   cache = _LLAMA_70B.context_bytes(1000)
   weights = one.memory_bytes - cache
   assert sixteen.memory_bytes == pytest.approx(weights / 16 + cache / 8)
@@ -117,7 +117,7 @@ def test_what_binds_a_pass_changes_with_its_tokens():
   chip = chips.CHIPS['h100']
   bound = lambda batch: _LLAMA_70B.work(1, batch=batch, devices=8).bound(chip)
   assert bound(1) == 'memory'
-  # 989e12 / 3350e9 = 295 operations a byte: 295 tokens for weights of 2 bytes.
+  # 989e12 / 3350e9 = 295 operations per byte: 295 tokens with 2-byte weights.
   assert bound(290) == 'memory'
   assert bound(310) == 'products'
   slow = dataclasses.replace(chip, link_bandwidth=1e9)

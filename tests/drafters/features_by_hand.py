@@ -1,4 +1,4 @@
-"""Drafters that go on from features, one sequence at a time, in NumPy."""
+"""Drafters that continue features, one sequence at a time, in NumPy."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def _linear(params, x):
 
 
 def _rotate(x):
-  """Heads x [H, T, size], token t by t."""
+  """Rotates heads x [H, T, size], token t by its position t."""
   size = x.shape[-1] // 2
   frequencies = 10_000.0 ** (-np.arange(size) / size)
   angles = np.arange(x.shape[1])[:, None] * frequencies
@@ -50,7 +50,7 @@ def _mlp(params, x):
 
 
 def _outputs(own, model, embedded, features):
-  """All outputs of entries [T, D] and [T, D]."""
+  """Returns all outputs for `embedded` [T, D] and `features` [T, D]."""
   layer = own['layer']
   project = lambda *x: _linear(
     own['project']['linear'], np.concatenate(x, axis=-1)
@@ -71,12 +71,13 @@ def _outputs(own, model, embedded, features):
 
 
 def vectors(params, drafter, output, tokens, length, num_drafts):
-  """What is unembedded for each draft behind tokens [:length]: [K, D].
+  """Returns the vectors [K, D] to unembed for drafts after tokens [:length].
 
   Args:
-    params: the whole tree. drafter: Eagle, Eagle3 or MTP.
-    output: the target's, of those tokens.
-    tokens: with the drafts behind them.
+    params: the whole tree.
+    drafter: Eagle, Eagle3 or MTP.
+    output: the target's output for those tokens.
+    tokens: the text, followed by the draft tokens.
     length: at least 2.
     num_drafts: K.
   """

@@ -1,4 +1,4 @@
-"""Drafts that are cut, and rounds that are left out: nothing else changes."""
+"""Truncated drafts and skipped rounds change nothing else."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ _LENGTHS = np.asarray([6, 1, 4], np.int32)
 
 @dataclasses.dataclass(frozen=True)
 class _Seldom(policy_lib.Length):
-  """Drafts in every fourth round."""
+  """A policy that drafts in every fourth round."""
 
   def init(self, num_draft_tokens):
     del num_draft_tokens
@@ -90,7 +90,7 @@ def _start(drafter, params, prompts, lengths):
 
 
 def _check_next_draft(drafter, params, rule, state):
-  """Against that of a drafter which is given all tokens at once."""
+  """Checks the next draft against that of a drafter given all tokens anew."""
   fresh = _start(drafter, params, state.tokens, np.asarray(state.length))
   fresh = dataclasses.replace(fresh, limit=state.limit)
   if isinstance(drafter, drafters.Adaptive):
@@ -126,7 +126,8 @@ def _advance(drafter, name, rounds):
   )
   assert not np.any(state.done)
   if name in ('chain', 'tree'):
-    # The others keep so many too seldom for tokens that were never fed.
+    # Fully accepted drafts end with a token that was never fed to the drafter.
+    # The other drafters have too few of them to require one.
     assert np.all(state.accepted[:, 3])
   return state
 
@@ -185,7 +186,7 @@ def test_rows_are_the_same_in_any_batch(policy):
 
 
 def test_the_target_reads_no_more_than_what_was_drafted():
-  """Of a tree pruned to two nodes, three inputs: counted in the program."""
+  """A tree pruned to two nodes is three inputs, as counted at run time."""
   policy = policies.TopNodes(2)
   drafter = lambda widths: drafters.Adaptive(
     drafter=_DRAFTERS['tree'], policies=(policy,), widths=widths
@@ -226,7 +227,7 @@ def test_the_target_reads_no_more_than_what_was_drafted():
   ('name', 'policy', 'expected'),
   [
     ('chain', policies.Fixed(1), (0, 3)),
-    # A second draft is 4% cheaper than a third, and one draft 14%.
+    # Width 2 is only 4% cheaper than width 3; width 1 is 14% cheaper.
     ('chain', policies.Fastest(costs=(1.0, 1.2, 1.34, 1.4)), (0, 1, 3)),
     ('chain', policies.Fastest(costs=(1.0, 1.2, 1.3, 1.4)), (0, 1, 2, 3)),
     ('tree', policies.Fastest(costs=_COSTS), (0, 6)),
@@ -350,7 +351,7 @@ def test_a_target_of_one_width_decodes_the_same_tokens():
   whole, several = generate(replicated.Replicated(_TARGET)), generate(_TARGET)
   np.testing.assert_array_equal(whole.tokens, several.tokens)
   np.testing.assert_array_equal(whole.proposed, several.proposed)
-  # In passes over one token and over two.
+  # There were passes over one token and over two.
   assert np.all(several.proposed[:, :2] > 0)
   np.testing.assert_allclose(whole.log_probs, several.log_probs, atol=1e-4)
 
@@ -370,7 +371,7 @@ def test_a_row_that_is_done_asks_for_no_drafts():
     drafter=drafter,
     verify=verify.chain,
   )
-  # The round that ends two rows, and one in which they emit nothing.
+  # The first round ends two rows; in the second they emit nothing.
   state = advance(state, max_rounds=2)
   assert state.draft.over.tolist() == [True, True, False]
   draft, _ = step.propose(

@@ -1,4 +1,4 @@
-"""A draft model's drafts: its own continuation, whatever was kept before."""
+"""A draft model drafts its own continuation, whatever was accepted before."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def _rows(sequences):
 
 
 def _begin(drafter, params, sequences):
-  """The state after a prefill of all tokens but the pending one."""
+  """Returns the state after a prefill of all tokens but the pending one."""
   tokens, lengths = _rows(sequences)
   state = drafter.init(params, len(sequences), _WIDTH)
   width = max(map(len, sequences))
@@ -51,7 +51,7 @@ def _propose(drafter, params, sequences, state):
 
 
 def _greedy(model, prompt, count):
-  """The model's own continuation, one fresh table a token."""
+  """Returns the model's own continuation, one fresh table per token."""
   probs = []
   for _ in range(count):
     table = conditional_lib.from_model(model, {}, tuple(prompt))
@@ -97,7 +97,8 @@ def test_what_another_drafter_drafted_is_not_taken_for_its_own(num_right):
   params = {'drafter': {}}
   state = _begin(_CHAIN, params, _PROMPTS)
   draft, state = _propose(_CHAIN, params, _PROMPTS, state)
-  # So many tokens as it drafted them, then others; the rule kept all of them.
+  # The first `num_right` tokens are as drafted, the others are not; the rule
+  # accepted all of them.
   sequences = [
     [
       *row,
@@ -110,7 +111,7 @@ def test_what_another_drafter_drafted_is_not_taken_for_its_own(num_right):
   tokens, lengths = _rows(sequences)
   verdict = Verdict(num_accepted=jnp.full(3, _K), next_token=None)
   state = _CHAIN.update(params, tokens, lengths, None, verdict, state)
-  # The last of its drafts was never fed.
+  # The last draft token was never fed.
   known = np.asarray([len(row) for row in _PROMPTS]) + min(num_right, _K - 1)
   np.testing.assert_array_equal(state.length, known)
   state = _CHAIN.resume(params, tokens, lengths, state)

@@ -1,4 +1,4 @@
-"""DFlash and DSpark: a block in one pass over masks."""
+"""DFlash and DSpark: a block drafted in one pass over masks."""
 
 import dataclasses
 import functools
@@ -86,13 +86,13 @@ def test_rows_are_the_same_in_any_batch(name):
 
 
 def _features(params, tokens):
-  """The target's features of whole sequences, afresh."""
+  """Returns the target's features of whole sequences, from scratch."""
   empty = _TARGET.init_cache(len(tokens), 0)
   return _TARGET.apply(params['target'], tokens, empty, features=(0, 2))[0]
 
 
 def _propose(name, sequence, draw):
-  """The draft behind one sequence, prefilled at once."""
+  """Returns the draft after one sequence, prefilled in one pass."""
   params, drafter = _params(name), _DRAFTERS[name]
   tokens = np.zeros((1, 16), np.int32)
   tokens[0, : len(sequence)] = sequence
@@ -134,7 +134,7 @@ def _rotate(head, position):
 
 
 def _by_hand(params, sequence):
-  """The vectors [K, D] of the masks behind a sequence, by loops in float64."""
+  """Returns the vectors [K, D] of the masks, computed by loops in float64."""
   to_numpy = lambda tree: jax.tree.map(lambda x: np.asarray(x, float), tree)
   target, own = to_numpy(params['target']), to_numpy(params['drafter'])
   pending = len(sequence) - 1
@@ -146,7 +146,7 @@ def _by_hand(params, sequence):
   for layer in own['layers'].values():
     attention = {n: w['kernel'] for n, w in layer['attention'].items()}
     normed = [_norm(row, layer['attention_norm']['scale']) for row in x]
-    # Each with its position: the context, then the block.
+    # Each with its position: first the context, then the block.
     seen = [*enumerate(fused), *enumerate(normed, start=pending)]
     attended = []
     for i, row in enumerate(normed):
@@ -173,7 +173,7 @@ def _by_hand(params, sequence):
 
 
 def _by_hand_probs(name, sequence, drafted):
-  """The probabilities [K, V] that the drafts were drawn from."""
+  """Returns the probabilities [K, V] that the draft tokens were drawn from."""
   params = _params(name)
   own = jax.tree.map(lambda x: np.asarray(x, float), params['drafter'])
   logits = _by_hand(params, sequence) @ own['vocabulary']['unembedding']
@@ -189,7 +189,7 @@ def _by_hand_probs(name, sequence, drafted):
 @pytest.mark.parametrize('sequence', [[5], [6], [3, 1, 4, 1, 5, 9, 2, 6]])
 @_each
 def test_drafts_are_those_of_a_pass_worked_out_by_hand(name, sequence):
-  # The second most likely, so that no argmax can take its place.
+  # Draws the second most likely token, so that an argmax would be noticed.
   second = lambda probs, position: probs.argsort(axis=-1)[:, -2].astype('int32')
   draft, _ = _propose(name, sequence, second)
   assert draft.law is DraftLaw.SAMPLED

@@ -1,4 +1,4 @@
-"""A draft model: some of its target's layers, and then what training made."""
+"""A draft model: a few of its target's layers, and then trained weights."""
 
 import dataclasses
 import functools
@@ -63,9 +63,10 @@ def test_untrained_it_drafts_as_its_targets_layers():
 
 @jax.jit
 def _by_hand(params, tokens):
-  """The probabilities [T, V] behind each token of a sequence."""
+  """Returns the probabilities [T, V] after each token of a sequence."""
   own, size = params['drafter'], tokens.size
-  # A Llama with the sequence as its vocabulary, and that of the drafts behind.
+  # A Llama whose input vocabulary is the sequence; the logits come from the
+  # drafter's own vocabulary.
   two = dataclasses.replace(_TARGET, num_layers=2, vocab_size=size)
   decoder = {
     'embedding': params['target']['embedding'][:, tokens],
@@ -81,7 +82,7 @@ def _by_hand(params, tokens):
 
 
 def _propose(drafter, params, tokens, length, draw):
-  """The draft behind the first `length` of one row, prefilled at once."""
+  """Returns the draft after one row's first `length` tokens, in one prefill."""
   warp = lambda logits, drafted: jax.nn.softmax(logits)
 
   @jax.jit
@@ -98,7 +99,7 @@ def _propose(drafter, params, tokens, length, draw):
 @pytest.mark.parametrize('sequence', [[5], [3, 1, 4, 1, 5, 9, 2, 6]])
 def test_drafts_are_drawn_from_its_own_layers_and_vocabulary(sequence):
   params = _params(_CUT, 0.1)
-  # The second most likely, so that no argmax can take its place.
+  # Draws the second most likely token, so that an argmax would be noticed.
   second = lambda probs, position: probs.argsort(axis=-1)[:, -2].astype('int32')
   draft = _propose(_CUT, params, sequence, len(sequence), second)
   assert draft.law is DraftLaw.SAMPLED
@@ -123,7 +124,7 @@ def test_training_sees_what_drafting_sees():
   forced = lambda probs, position: jnp.asarray(tokens)[position]
   for length in (1, 7):
     draft = _propose(_CUT, params, tokens[:length], length, forced)
-    # The logits of the pending token are the first draft's.
+    # The pending token's logits give the first draft token.
     expected = trained[length - 1 : length - 1 + _K]
     np.testing.assert_allclose(draft.probs[0], expected, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""One of two drafts in each row: the trained drafter misses nothing by it."""
+"""Each row takes one of two drafts; the trained drafter loses nothing by it."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ _TRAINED = {
     feature_layers=(0, 1), num_layers=1, rank=4, **_MAKE
   ),
 }
-# Longer than what the trained ones draft.
+# Longer than the drafts of the trained drafters.
 _SUFFIX = drafters.Suffix(num_draft_tokens=5, min_kept=0.2)
 _PROMPTS = np.arange(3 * 6).reshape(3, 6) % _V
 _LENGTHS = np.asarray([6, 1, 4], np.int32)
@@ -52,7 +52,7 @@ def _target_params():
 
 @functools.cache
 def _scene(name):
-  """A target, a drafter for it, and the parameters of both."""
+  """Returns a target, a drafter for it, and the parameters of both."""
   if name == 'tli':
     scene = trained_lib.other_vocabulary()
     drafter = dataclasses.replace(scene.drafter, room=2.0, spare=16)
@@ -85,7 +85,7 @@ def _start(model, drafter, params, prompts, lengths, temperature=0.0):
 def _advance(model, drafter, params, state, rounds, rule=verify.chain):
   return specsample.advance(
     params,
-    # What goes in is given away.
+    # The input state is donated.
     jax.tree.map(jnp.copy, state),
     model=model,
     drafter=drafter,
@@ -103,14 +103,14 @@ def _plain(model):
 
 
 def _store(model):
-  """What two rows say, one of them only later; a third is not in it."""
+  """Builds a store of row 0's output and a later part of row 1's."""
   tokens = np.asarray(_plain(model).tokens)
   texts = [tokens[0, : _LENGTHS[0] + 16], tokens[1, 9:24]]
   return store_lib.build(texts, vocab_size=model.vocab_size, capacity=64)
 
 
 def _with_store(params, store):
-  """Those of an `Either`, of a trained drafter's."""
+  """Returns the parameters of an `Either`, given its trained drafter's."""
   own = {'remembered': {'store': store}}
   if 'drafter' in params:
     own['trained'] = params['drafter']
@@ -119,7 +119,7 @@ def _with_store(params, store):
 
 @functools.cache
 def _rounds(name):
-  """The drafter, and the states after each round."""
+  """Returns the drafter and the states after each round."""
   model, inner, params = _scene(name)
   drafter = drafters.Either(remembered=_SUFFIX, trained=inner)
   own = _with_store(params, _store(model))
@@ -130,7 +130,7 @@ def _rounds(name):
 
 
 def _kept(before, after):
-  """How many drafts a round kept in each row, -1 where it emitted nothing."""
+  """Counts the drafts that a round kept in each row, -1 if it emitted none."""
   of_round = after.accepted - before.accepted
   return np.where(of_round.any(axis=1), of_round.argmax(axis=1), -1)
 
@@ -147,7 +147,7 @@ def test_the_trained_drafter_misses_nothing_of_remembered_rounds(name):
   lengths = []
   for before, state in itertools.pairwise(states[:9]):
     lengths += _kept(before, state)[state.draft.is_remembered].tolist()
-    # All rows are asked, whoever drafted before.
+    # All rows are asked to draft, whichever drafter was used before.
     own = dataclasses.replace(
       state.draft.trained, over=np.zeros_like(state.done)
     )
@@ -162,7 +162,7 @@ def test_the_trained_drafter_misses_nothing_of_remembered_rounds(name):
       found.signals.log_prob, expected.signals.log_prob, atol=2e-4
     )
   assert not np.any(state.done)
-  # More than the trained drafter ever drafts, and drafts that were wrong.
+  # Longer than any draft of the trained drafter; and some drafts were wrong.
   assert max(lengths) > drafter.trained.num_draft_tokens > min(lengths)
 
 
@@ -187,7 +187,7 @@ def test_rows_of_one_batch_choose_differently():
 
 @dataclasses.dataclass(frozen=True)
 class _Counting(type(_TARGET)):
-  """The same model, which tells of each pass."""
+  """The same model, but it reports each pass."""
 
   def apply(self, *args, **kwargs):
     jax.debug.callback(_PASSES.append, 1)
@@ -270,13 +270,13 @@ def test_drawn_and_remembered_tokens_have_one_law():
   tokens, probs = np.asarray(draft.tokens), np.asarray(draft.probs)
   # A point mass at each remembered token.
   np.testing.assert_array_equal(probs[0], np.eye(_V)[tokens[0]])
-  # And what the trained drafter alone draws, with the bits it alone would use.
+  # The other rows equal what the trained drafter alone draws, bit for bit.
   alone = dataclasses.replace(start, draft=start.draft.trained)
   expected, _ = propose(params, alone, drafter=drafter.trained)
   np.testing.assert_array_equal(tokens[1:, :2], expected.tokens[1:])
   np.testing.assert_array_equal(probs[1:, :2], expected.probs[1:])
   assert 0 < probs[1:, :2].max() < 1
-  # Shorter drafts end with tokens that are not there.
+  # Shorter drafts are padded with missing tokens.
   assert np.all(tokens[1:, 2:] == -1) and not probs[1:, 2:].any()
 
 
@@ -299,7 +299,7 @@ def test_of_two_point_masses_the_draft_is_one():
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 def test_rows_are_the_same_in_any_batch(temperature):
   model, chain, params = _scene('chain')
-  # The trained drafter's draft is the longer one here.
+  # Here the trained drafter has the longer draft.
   longer = dataclasses.replace(chain, num_draft_tokens=6)
   testing.assert_batch_invariant(
     _with_store(params, _store(model)),
@@ -316,7 +316,7 @@ def test_rows_are_the_same_in_any_batch(temperature):
 
 @pytest.mark.parametrize('rule', [verify.chain, verify.block])
 def test_the_compiled_loop_follows_the_target(rule):
-  """Over rounds in which it learns, which no enumeration has."""
+  """Covers rounds after learning, which the enumeration doesn't reach."""
   model = testing.HashModel(vocab_size=3)
   other = dataclasses.replace(model, noise=0.5)
   store = store_lib.build([[1, 0, 1, 2, 2, 0], [0, 1, 1, 0]], vocab_size=3)

@@ -1,4 +1,4 @@
-"""EAGLE and multi-token prediction: what holds for all that read features."""
+"""EAGLE and multi-token prediction: properties of all feature drafters."""
 
 import dataclasses
 import functools
@@ -28,14 +28,14 @@ _DRAFTERS = {
   ),
   'mtp': drafters.MTP(model=_TARGET, **_SOME),
   'mtp of 2': drafters.MTP(model=_TARGET, num_modules=2, **_SOME),
-  # More than are read.
+  # More modules than draft tokens, so one is never used.
   'mtp of 4': drafters.MTP(model=_TARGET, num_modules=4, **_SOME),
 }
 _TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 _PROMPTS = np.arange(4 * 6).reshape(4, 6) % _V
 _LENGTHS = np.asarray([6, 2, 5, 1])
 _each = pytest.mark.parametrize('name', _DRAFTERS)
-# Of multi-token prediction the many modules stand for the one.
+# For multi-token prediction, several modules stand for a single one too.
 _few = pytest.mark.parametrize('name', ['eagle', 'eagle3', 'mtp of 2'])
 
 
@@ -58,7 +58,7 @@ def _as(drafter, **changes):
 
 @functools.partial(jax.jit, static_argnames='drafter')
 def _read(params, tokens, *, drafter):
-  """The target's output of whole sequences."""
+  """Returns the target's output for whole sequences."""
   model = drafter.model
   empty = model.init_cache(tokens.shape[0], 0)
   return model.apply(params['target'], tokens, empty, drafter.feature_layers)[0]
@@ -66,7 +66,7 @@ def _read(params, tokens, *, drafter):
 
 @functools.partial(jax.jit, static_argnames=('drafter', 'draw'))
 def _propose(params, tokens, length, *, drafter, draw):
-  """The draft behind the first length [B], prefilled at once."""
+  """Returns the draft after the first length [B] tokens, in one prefill."""
   output = _read(params, tokens, drafter=drafter)
   state = drafter.init(params, *tokens.shape)
   state = drafter.extend(params, tokens, length - 1, output, state)
@@ -75,7 +75,7 @@ def _propose(params, tokens, length, *, drafter, draw):
 
 
 def _second(probs, position):
-  """The second most likely, so that no argmax can take its place."""
+  """Draws the second most likely token, so that an argmax would be noticed."""
   del position
   return jnp.argsort(probs, axis=-1)[:, -2].astype(jnp.int32)
 
@@ -86,7 +86,7 @@ def _forced(probs, position):
 
 
 def _probs(params, drafter, vectors):
-  """The probabilities of all tokens, of vectors [n, D]."""
+  """Returns the probabilities of all tokens for vectors [n, D]."""
   own = params['drafter']
   if drafter.draft_vocab_size is None:
     logits = _TARGET.unembed(params['target'], jnp.asarray(vectors))
@@ -129,7 +129,7 @@ def test_training_sees_what_drafting_sees(name, window):
     [drafter.vectors(params, x, i)[0] for i, x in enumerate(outputs)]
   )
   trained = jax.nn.softmax(drafter.target_logits(params, vectors))
-  # A row for every length; the last tokens are drafts.
+  # One row for every length; the last tokens are drafts.
   lengths = np.arange(2, text.size - _K + 1)
   draft, _ = _propose(
     params,
@@ -143,9 +143,9 @@ def test_training_sees_what_drafting_sees(name, window):
 
 
 def _cache_error(drafter, name, num_rounds):
-  """How far the cache is from one that is made afresh, in its deviations."""
+  """Returns the cache's error against a fresh one, in standard deviations."""
   params = _params(name, drafter.model.dtype)
-  # Longer than a chunk of the prefill, as long as one, and by one longer.
+  # Row lengths: above a prefill chunk of 64, equal to it, one above, and short.
   prompts = np.random.default_rng(0).integers(_V, size=(5, 70))
   static = {'model': drafter.model, 'drafter': drafter}
   state = specsample.prefill(
@@ -163,7 +163,7 @@ def _cache_error(drafter, name, num_rounds):
   kept = np.asarray(state.accepted).sum(axis=0)
   assert not num_rounds or (kept[0] and kept[1:].any())
   assert not np.asarray(state.done).any()
-  # The round that follows makes the entries of the last kept drafts.
+  # The next round computes the entries of the last accepted drafts.
   found = _next_caches(params, state, drafter=drafter)
   _, fresh = _propose(
     params,
@@ -201,7 +201,7 @@ def _next_caches(params, state, *, drafter):
   return after.caches
 
 
-# The passes of a target differ in the last bits by how many tokens they read.
+# A target's outputs depend in the last bits on how many tokens a pass reads.
 _TOLERANCES = {'float32': 1e-3, 'bfloat16': 0.1}
 
 
@@ -216,7 +216,7 @@ def test_the_cache_is_of_the_targets_own_features(name, dtype, num_rounds):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _KeepsGuesses(drafters.Eagle):
-  """Makes the entries of kept drafts of its outputs, as it drew them."""
+  """A faulty drafter that caches accepted drafts from its own outputs."""
 
   def propose(self, params, draw, warp, tokens, length, state):
     (cache,), (held,) = state.caches, state.features
@@ -268,7 +268,7 @@ def test_rows_are_the_same_in_any_batch(name):
 def test_eagle3_reads_the_papers_layers_by_default():
   deep = testing.tiny_llama(num_layers=30)
   drafter = drafters.Eagle3(model=deep, num_draft_tokens=4)
-  # What enters layers 2, 15 and 27.
+  # The inputs of layers 2, 15 and 27.
   assert drafter.feature_layers == (1, 14, 26)
 
 
@@ -291,7 +291,7 @@ def test_no_module_is_refused():
   [
     ((0, 3), r'\(0, 3\), and the target has layers 0 to 2'),
     ((-2,), 'name some of them, or -1'),
-    # One layer is too few for those of the paper.
+    # One layer is too few for the paper's default layers.
     ((), r'\(1, -1, -3\)'),
   ],
 )

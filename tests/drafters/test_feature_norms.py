@@ -1,4 +1,4 @@
-"""Features of several layers on one scale, for all that join them."""
+"""Drafters that join the features of several layers bring them to one scale."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def _make(kind, has_feature_norms=True):
 
 
 def _read(drafter, params, features):
-  """What the drafter makes of features [1, T, D]: a few arrays."""
+  """Returns the arrays that the drafter computes from features [1, T, D]."""
   if isinstance(drafter, drafters.Eagle3):
     return [drafter.features(params, features[0], features)]
   network = drafter.merge(params)
@@ -41,7 +41,7 @@ def _read(drafter, params, features):
 
 @_each
 def test_norms_of_a_target_with_an_offset_begin_alike(kind):
-  """Gemma's norms are 1 + their parameters, a drafter's are the parameters."""
+  """Gemma's norms scale by 1 + parameter, a drafter's by the parameter."""
   model = dataclasses.replace(_TARGET, norm_offset=1.0)
   target = testing.with_noise(model.init(jax.random.key(0)), jax.random.key(1))
   drafter = kind(

@@ -1,4 +1,4 @@
-"""Drafts that the host gives between two rounds."""
+"""Drafts that the host supplies between two rounds."""
 
 import dataclasses
 
@@ -48,13 +48,13 @@ def test_what_is_given_is_proposed_once():
     **_ARGUMENTS,
   )
   greedy = np.asarray(plain.tokens)
-  # The first row's own tokens, and of the second's two with another between.
+  # The first row's own tokens; the second row's with a wrong one in the middle.
   wrong = (greedy[1, 1] + 1) % 8
   drafts = [greedy[0, :3], [greedy[1, 0], wrong, greedy[1, 2]]]
   state = _advance(_GIVEN.give(_prefill(), np.asarray(drafts)), 1)
   assert (state.length - state.prompt_length).tolist() == [4, 2]
   assert state.accepted.tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
-  # Nothing is given for the second round, and one token of the third.
+  # Nothing is given for the second round, and for the third one token in row 2.
   state = _advance(state, 1)
   assert (state.length - state.prompt_length).tolist() == [5, 3]
   drafts = np.stack([greedy[0, 5:8], [greedy[1, 3], -1, -1]])
@@ -70,7 +70,7 @@ _widths_read: list[int] = []
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Watched(testing.HashModel):
-  """The same model, which tells how many tokens each pass reads."""
+  """The same model, but it records how many tokens each pass reads."""
 
   def read(self, params, tokens, *args, **kwargs):
     width = tokens.shape[1]

@@ -1,4 +1,4 @@
-"""Medusa and Hydra: what holds for all heads on hidden vectors."""
+"""Medusa and Hydra: properties of all heads on hidden vectors."""
 
 import dataclasses
 import functools
@@ -73,14 +73,14 @@ def test_rows_are_the_same_in_any_batch(name):
 
 
 def _hidden(params, tokens):
-  """The target's hidden vectors of whole sequences, afresh."""
+  """Returns the target's hidden vectors of whole sequences, from scratch."""
   cache = _TARGET.init_cache(*tokens.shape)
   return _TARGET.apply(params['target'], tokens, cache)[0].hidden
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _through_prefix(drafter, params, hidden):
-  """The prefix layer as the one layer of a Llama whose embeddings they are."""
+  """Applies the prefix layer as the only layer of a Llama fed with `hidden`."""
   size = len(hidden)
   one = dataclasses.replace(_TARGET, num_layers=1, vocab_size=size)
   layers = {0: params['drafter']['prefix']['layer']}

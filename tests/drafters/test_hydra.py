@@ -1,4 +1,4 @@
-"""Hydra's draft, worked out in numpy."""
+"""Hydra's draft, computed in NumPy."""
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ def _silu(x):
 
 
 def _by_hand(params, head, hidden, tokens):
-  """One row's logits behind the pending token and those drafted."""
+  """Returns one row's logits after the pending token and the drafted ones."""
   embeddings = params['target']['embedding'][:, tokens].T
   x = np.concatenate([hidden, *embeddings])
   x = hidden + _silu(x @ head['read']['kernel'] + head['read']['bias'])
@@ -38,7 +38,7 @@ def test_a_head_reads_the_pending_token_and_those_drafted_before():
   hidden = np.random.default_rng(0).normal(size=(2, _D)).astype(np.float32)
   draft, _ = _HYDRA.propose(
     params,
-    # The third most likely, so that no argmax can take its place.
+    # Draws the third most likely token, so that an argmax would be noticed.
     lambda probs, position: probs.argsort(axis=-1)[:, -3].astype(np.int32),
     lambda logits, drafted: jax.nn.softmax(logits),
     _TOKENS,

@@ -1,4 +1,4 @@
-"""Drafters whose layers are of another shape than their target's."""
+"""Drafters whose layers have another shape than their target's."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Medusa's draft, worked out in numpy."""
+"""Medusa's draft, computed in NumPy."""
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ def _silu(x):
 
 
 def _draft(drafter, params, hidden):
-  """The drafted argmaxes, and the softmaxes they are of."""
+  """Returns the drafted argmaxes and the softmaxes they were taken from."""
   state = HeadsState(hidden=hidden, length=np.asarray([3, 3]))
   draft, _ = drafter.propose(
     params,

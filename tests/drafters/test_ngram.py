@@ -23,7 +23,7 @@ def propose(sequence, num_draft_tokens=4, padding=8, **kwargs):
 
 
 def test_continues_the_longest_match():
-  # 1 2 ends the sequence; 9 1 2 is the longer match, though an earlier one.
+  # The longest match, 9 1 2, is further back than the latest match of 1 2.
   sequence = [9, 1, 2, 5, 6, 7, 8, 1, 2, 3, 9, 1, 2]
   assert propose(sequence, max_ngram=3) == [5, 6, 7, 8]
   assert propose(sequence, max_ngram=2) == [3, 9, 1, 2]
@@ -86,8 +86,8 @@ def _branches(sequence, **kwargs):
 
 
 def test_branches_continue_other_occurrences():
-  # 9 1 2 is the longest match; then the latest one of 1 2, but not that one
-  # whose continuation begins as another's.
+  # 9 1 2 is the longest match. Matches of 1 2 follow, the latest first, except
+  # the one whose continuation begins with the same token as another's.
   sequence = [1, 2, 8, 1, 2, 3, 4, 9, 1, 2, 5, 6, 1, 2, 3, 7, 9, 1, 2]
   found = _branches(sequence, num_branches=4, depth=3, max_ngram=3)
   assert found == [[5, 6, 1], [3, 7, 9], [8, 1, 2], [-1, -1, -1]]
@@ -128,7 +128,7 @@ _widths_read: list[int] = []
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Watched(testing.HashModel):
-  """The same model, which tells how many tokens each pass reads."""
+  """The same model, but it records how many tokens each pass reads."""
 
   def read(self, params, tokens, *args, **kwargs):
     width = tokens.shape[1]

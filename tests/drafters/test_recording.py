@@ -1,5 +1,4 @@
-"""What is recorded: where the loop says that a draft was corrected, and what
-the target alone says of that position."""
+"""`Recording` keeps the target's own law where the loop corrected a draft."""
 
 import dataclasses
 import functools
@@ -41,13 +40,13 @@ _ARGUMENTS = (_PARAMS, _PROMPTS, _LENGTHS, jax.random.key(3))
 
 @functools.cache
 def _decoded(case, **settings):
-  """The last state of the loop, on the host."""
+  """Returns the last state of the loop, on the host."""
   inner, rule = _CASES[case]
   drafter = drafters.Recording(
     drafter=inner, **{'num_positions': 32, 'top_k': 5} | settings
   )
   state = specsample.prefill(*_ARGUMENTS, drafter=drafter, **_SETTINGS)
-  for _ in range(2):  # the second finds some rows done
+  for _ in range(2):  # the second time, some rows are done already
     state = specsample.advance(
       _PARAMS,
       state,
@@ -61,7 +60,7 @@ def _decoded(case, **settings):
 
 
 def _written(state, row):
-  """What the row's ring holds, in the order of the positions."""
+  """Returns the contents of the row's ring, ordered by position."""
   ring = jax.tree.map(lambda x: x[row], state.draft.ring)
   order = np.argsort(ring.position)
   order = order[ring.position[order] >= 0]
@@ -69,7 +68,7 @@ def _written(state, row):
 
 
 def _corrected(state, row):
-  """Where the loop says that a draft was replaced."""
+  """Returns the positions where the loop says that a draft was replaced."""
   is_correction = state.origin[row] == specsample.Origin.CORRECTION
   return np.flatnonzero(is_correction).tolist()
 
@@ -79,7 +78,7 @@ def test_positions_are_those_of_corrections(case):
   state = _decoded(case)
   total = 0
   for row, length in enumerate(state.length):
-    # A draft that the row's limit cut off counts as rejected.
+    # A draft cut off by the row's limit counts as rejected.
     end = length - (length == state.limit[row])
     found = [i for i in _written(state, row).position.tolist() if i < end]
     assert found == [i for i in _corrected(state, row) if i < end]
@@ -152,7 +151,7 @@ def test_a_ring_that_holds_nothing_is_refused(settings, message):
     drafters.Recording(drafter=_CHAIN, **settings)
 
 
-# The second has no vocabulary of its own.
+# 'ngram' has no vocabulary of its own.
 @pytest.mark.parametrize('case', ['chain', 'ngram'])
 def test_more_tokens_than_there_are_cannot_be_recorded(case):
   with pytest.raises(ValueError, match='top_k is 13, and the target has 12'):

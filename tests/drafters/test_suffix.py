@@ -1,4 +1,4 @@
-"""Drafts of remembered texts: which, whether at all, and what is learned."""
+"""Drafts from remembered text: what is drafted, when, and what is learned."""
 
 import dataclasses
 import functools
@@ -51,12 +51,12 @@ def _proposed(rows, params, drafter=_SUFFIX, state=None):
 
 
 def _after(rows, params, state, drafter=_SUFFIX):
-  """The state after a round that made these rows of those before."""
+  """Returns the state after a round that extended the texts to these rows."""
   return drafter.update(params, *_tokens(*rows), None, None, state)
 
 
 def _expected(draft):
-  """How many tokens of each row it says are kept, [B]."""
+  """Returns how many tokens [B] the draft is expected to keep."""
   return np.cumprod(draft.signals.confidence, axis=1).sum(axis=1)
 
 
@@ -67,7 +67,7 @@ def test_the_rows_own_text_goes_on():
   draft, _ = _proposed([_ROW, [1], [1, 2]], {})
   assert draft.tokens.tolist() == [[5, 6, 7, 9], [-1] * _K, [-1] * _K]
   assert draft.law is DraftLaw.POINT_MASS
-  # The longer what is behind it, the likelier a token is kept.
+  # The longer the matched context, the likelier a token is kept.
   assert np.all(np.diff(draft.signals.confidence[0]) > 0)
   assert np.all(draft.signals.confidence[1:] == 0)
 
@@ -89,7 +89,7 @@ def test_with_costs_the_batch_drafts_what_pays_for_all_of_it():
   def drafted(rows, cost, lengths=None):
     drafter = dataclasses.replace(_SUFFIX, costs=(1.0, 9, 9, 9, cost))
     assert drafter.widths == (0, _K)
-    # What other rows have to draft goes into the same pass.
+    # The drafts of other rows go into the same pass.
     draft, state = _proposed(rows, {}, drafter)
     if lengths is not None:
       state = dataclasses.replace(state, length=np.asarray(lengths))
@@ -103,13 +103,14 @@ def test_with_costs_the_batch_drafts_what_pays_for_all_of_it():
   assert drafted([_ROW, silent], of_two - 1e-3) == [True, False]
   assert drafted([_ROW, silent], of_two + 1e-3) == [False, False]
   assert drafted([_ROW, _ROW, silent], of_two + 1e-3) == [True, True, False]
-  # The second row emitted nothing in the last round: it is done.
+  # The second row emitted nothing in the last round, so it is done.
   lengths = [len(_ROW) - 1, len(silent)]
   assert drafted([_ROW, silent], of_two + 1e-3, lengths) == [True, False]
 
 
 def test_the_source_that_promises_more_drafts():
-  # The store has a longer match than the row, which goes on as often as not.
+  # `sure` and `unsure` match more of the row than its own text does, but only
+  # `sure` always continues alike; `other` matches less.
   sure = [[5, 6, 7, 9, 3, 1, 2, 4, 8]] * 8
   unsure = [[5, 6, 7, 9, 3, i, i, i, i] for i in range(8)]
   other = [[3, 8, 8, 8, 8]] * 4
@@ -123,17 +124,17 @@ def test_the_source_that_promises_more_drafts():
     assert draft.tokens[0].tolist() == expected
     alone = _expected(_proposed([_ROW], {})[0])
     assert _expected(draft) >= alone
-    # What the others would have drafted is known too.
+    # The other source's proposal is kept in the state too.
     assert state.tokens[0, _OWN].tolist() == [5, 6, 7, 9]
     assert state.tokens[0, _STORED, 0] >= 0
-  # Of two stores one after the other.
+  # Two stores, in either order.
   for stores in ((sure, other), (other, sure)):
     draft, _ = _proposed([_ROW], _of(*(_store(*texts) for texts in stores)))
     assert draft.tokens[0].tolist() == [1, 2, 4, 8]
 
 
 def _learned(emitted, state=None, drafter=_SUFFIX):
-  """What is tried and kept in all, [sources] each, after a round."""
+  """Returns the counts tried and kept after a round, [sources] each."""
   params = _of(_store([9, 3, 8, 6, 7, 1]))
   _, state = _proposed([_ROW], params, drafter, state)
   state = _after([_ROW + emitted], params, state, drafter)
@@ -143,15 +144,15 @@ def _learned(emitted, state=None, drafter=_SUFFIX):
 @pytest.mark.parametrize('min_kept', [0.0, _K])
 def test_outcomes_are_learned_of_every_source_drafted_or_not(min_kept):
   drafter = dataclasses.replace(_SUFFIX, min_kept=float(min_kept))
-  # The row says 5 6 7 9 and the store 8 6 7 1.
+  # The row continues with 5 6 7 9 and the store with 8 6 7 1.
   assert _learned([5, 6, 1], drafter=drafter) == ([3, 1], [2, 0])
   assert _learned([8, 6, 7, 1, 0], drafter=drafter) == ([1, 4], [0, 4])
-  # Of tokens that the round did not emit nothing is known.
+  # The outcome of tokens beyond the emitted ones is unknown.
   assert _learned([5], drafter=drafter) == ([1, 1], [1, 0])
 
 
 def test_behind_a_wrong_token_nothing_is_learned():
-  # All others are right again.
+  # All tokens but the wrong one are right.
   assert _learned([4, 6, 7, 9, 1]) == ([1, 1], [0, 0])
   assert _learned([5, 6, 0, 9, 1]) == ([3, 1], [2, 0])
 
@@ -200,7 +201,7 @@ def test_estimates_are_corrected_by_what_became_of_their_like():
   estimate = np.asarray(before.signals.confidence[0])
   rows = [[*_ROW, 4]]
   state = _after(rows, {}, state, drafter)
-  # The same words again, in another row's place.
+  # The same words again, in the place of another row.
   after, _ = _proposed([_ROW], {}, drafter, state)
   assert after.tokens.tolist() == before.tokens.tolist()
   eighth = np.floor(8 * estimate)
@@ -208,7 +209,7 @@ def test_estimates_are_corrected_by_what_became_of_their_like():
   assert is_like.any() and not is_like.all()
   expected = np.where(is_like, strength * estimate / (1 + strength), estimate)
   np.testing.assert_allclose(after.signals.confidence[0], expected, rtol=1e-5)
-  # Now it does not pay any more.
+  # With the lower estimate, drafting no longer pays.
   least = (_expected(before)[0] + _expected(after)[0]) / 2
   picky = dataclasses.replace(drafter, min_kept=float(least))
   assert np.all(_proposed([_ROW], {}, picky)[0].tokens >= 0)
@@ -249,7 +250,7 @@ def _generate(drafter, own=None, **settings):
 
 @functools.cache
 def _stores():
-  """What the target says, and what it does not."""
+  """Returns the plain output, a store of parts of it, and a random store."""
   plain = _generate(drafters.NoDraft())
   rng = np.random.default_rng(0)
   build = functools.partial(store_lib.build, vocab_size=_V, capacity=700)
@@ -270,7 +271,7 @@ def test_greedy_output_is_the_targets_own_whatever_the_stores_hold():
     output = _generate(_DRAFTER, own)
     np.testing.assert_array_equal(output.tokens, plain.tokens)
     assert output.accepted[:, 1:].sum() > 0
-    # Rounds without drafts, with them, and such that kept few of them.
+    # There were rounds with no draft and with a full one.
     proposed = np.asarray(output.proposed).sum(axis=0)
     assert proposed[0] > 0 and proposed[-1] > 0
     rounds[name] = output.rounds.sum()
@@ -306,7 +307,7 @@ def test_with_shared_noise_the_store_changes_no_token_at_any_temperature():
 
 
 def test_the_compiled_loop_follows_the_target():
-  """Over rounds in which it learns, which no enumeration has."""
+  """Covers rounds after learning, which the enumeration doesn't reach."""
   model = testing.HashModel(vocab_size=3)
   store = store_lib.build([[1, 0, 1, 2, 2, 0], [0, 1, 1, 0]], vocab_size=3)
   testing.assert_follows_target(

@@ -1,4 +1,4 @@
-"""Drafts of another vocabulary: what is fed, drawn and forgotten."""
+"""Drafts in another vocabulary: what is fed, drawn and forgotten."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ _K = 3
 _TARGET = testing.HashModel(vocab_size=6)
 _MODEL = testing.HashModel(vocab_size=7, noise=0.5, noise_seed=3)
 _TLI = drafters.TLI(model=_MODEL, vocab_size=6, num_draft_tokens=_K)
-# The target's 2 and 3 are its own, and so are the draft model's 3, 4 and 6.
+# Only the target has its tokens 2 and 3, only the draft model its 3, 4 and 6.
 _DRAFT_IDS = np.asarray([5, 0, -1, -1, 1, 2], np.int32)
 _PIECES = ([5], [0], [3, 4], [], [1], [2])  # 3 is a control token
 _PREFIX = (6,)
@@ -73,7 +73,7 @@ def _rows(sequences):
 
 @functools.partial(jax.jit, static_argnames=('drafter', 'width'))
 def _take_in(params, tokens, lengths, *, drafter, width):
-  """The state after a prefill, of chunks of a width."""
+  """Returns the state after a prefill in chunks of `width` tokens."""
   state = drafter.init(params, len(tokens), _WIDTH)
   for start in range(0, _WIDTH, width):
     count = jnp.clip(lengths - 1 - start, 0, width)
@@ -96,7 +96,7 @@ def _drafted(sequences, state, drafter=_TLI, params=_PARAMS):
 
 
 def _by_hand(pieces, count):
-  """The drafts behind some pieces and their distributions, token by token."""
+  """Returns the drafts after some pieces and their laws, token by token."""
   tokens, probs = [], []
   for _ in range(count):
     table = conditional_lib.from_model(_MODEL, {}, tuple(pieces))
@@ -109,7 +109,7 @@ def _by_hand(pieces, count):
 
 
 def _known(state):
-  """What each row's cache holds."""
+  """Returns the hashes in each row's cache."""
   return [
     hashes[: known + 1].tolist()
     for hashes, known in zip(state.cache.hashes, state.num_known, strict=True)
@@ -120,7 +120,7 @@ def _known(state):
 def test_prompts_are_taken_in_as_pieces(width):
   state = _begun(_PROMPTS, width=width)
   for i, pieces in enumerate(_OF_PROMPTS):
-    # All but those of the pending token.
+    # All pieces but the pending token's.
     count = len(pieces) - len(_PIECES[_PROMPTS[i][-1]])
     assert state.count[i] == count
     assert state.ids[i, :count].tolist() == pieces[:count]
@@ -146,7 +146,7 @@ def test_drafts_are_those_of_the_shared_tokens():
 @pytest.mark.parametrize('kept', [(0, 1, 2, 0), (3, 3, 3, 3), (2, 3, 0, 1)])
 def test_what_was_kept_is_seen_and_what_was_not_is_forgotten(kept):
   sequences, state = _PROMPTS, _begun(_PROMPTS)
-  for next_token in (2, 3, 1):  # of two pieces, of none and of one
+  for next_token in (2, 3, 1):  # tokens of two pieces, none and one
     draft, state = _drafted(sequences, state)
     sequences = [
       [*row, *drafted[:count].tolist(), next_token]
@@ -164,10 +164,10 @@ def test_without_room_nothing_is_drafted_and_nothing_breaks():
   short = dataclasses.replace(_TLI, room=1.0, spare=1)
   sequences = [[2, 2, 0, 0], [1, 1, 1, 1], [2, 0, 0, 0]]
   draft, state = _drafted(sequences, _begun(sequences, short), short)
-  # Six pieces behind the prefix, four, and five.
+  # After the prefix there are six pieces, four, and five.
   assert [(row >= 0).all() for row in np.asarray(draft.tokens)] == [0, 1, 1]
   assert (draft.tokens[0] == -1).all() and (draft.probs[0] == 0).all()
-  # Of tokens of fewer pieces there is room again.
+  # Tokens with fewer pieces leave room again.
   longer = [[*row, 3, 3] for row in sequences]
   draft, _ = _drafted(longer, state, short)
   fresh, _ = _drafted(longer, _begun(longer))
@@ -233,8 +233,8 @@ def test_a_tree_of_most_likely_tokens_begins_as_the_greedy_chain():
   testing.assert_greedy_equal(
     _PARAMS, drafter=tree, verify=verify.tree, **_GENERATE
   )
-  # Behind another path, and a token of two pieces, it is what it would be if
-  # it had been given all at once.
+  # After another path and a token of two pieces, the draft is the same as if
+  # the drafter had been given all tokens at once.
   other = [1, topology.parents.index(2)]
   kept = np.asarray(draft.tokens)[:, other].tolist()
   longer = [[*row, *path, 2] for row, path in zip(_PROMPTS, kept, strict=True)]
@@ -253,7 +253,7 @@ def test_a_tree_of_most_likely_tokens_begins_as_the_greedy_chain():
 )
 def test_a_tree_has_no_more_than_there_is_to_draft(of):
   short = of(dataclasses.replace(_TLI, room=1.0, spare=1))
-  # The first has no room; there are four shared tokens for five children.
+  # The first row has no room; the second has four shared tokens for 5 children.
   sequences = [[2, 2, 0, 0], [1, 1, 1, 1]]
   draft, _ = _propose(
     _PARAMS, *_rows(sequences), _begun(sequences, short), drafter=short

@@ -1,4 +1,4 @@
-"""What holds for all drafters that are trained."""
+"""Properties of all trainable drafters."""
 
 import dataclasses
 import functools
@@ -59,7 +59,7 @@ _each = pytest.mark.parametrize('name', _DRAFTERS)
 
 @functools.cache
 def _scene(name, dtype='float32'):
-  """Target, drafter and parameters."""
+  """Returns the target, the drafter and their parameters."""
   drafter = _DRAFTERS[name]
   target_params = _TARGET.init(jax.random.key(0))
   d2t = None if drafter.draft_vocab_size is None else _D2T
@@ -91,7 +91,7 @@ def test_greedy_tokens_are_the_targets_own_in_bfloat16(name):
   logits = target.apply(params['target'], tokens, target.init_cache(4, 0))[0]
   logits = np.asarray(logits.logits[:, -new - 1 : -1])
   chosen = np.take_along_axis(logits, output.tokens[..., None], axis=-1)[..., 0]
-  # A pass over one token rounds otherwise than one over many.
+  # A pass over one token rounds differently from one over many.
   np.testing.assert_allclose(chosen, logits.max(axis=-1), atol=0.05)
 
 
@@ -207,7 +207,7 @@ def test_logits_of_a_draft_vocabulary_have_the_targets_cap():
   found = drafter.logits(params, vectors)
   assert 0.4 < np.abs(found).max() < 0.5
   np.testing.assert_allclose(found, expected, atol=1e-5)
-  # One that was trained elsewhere is as its own training had it.
+  # A drafter that was trained elsewhere has no cap, as in its own training.
   published = drafters.Eagle(
     model=model, num_draft_tokens=_K, own_unembedding=True
   )

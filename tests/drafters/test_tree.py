@@ -1,4 +1,4 @@
-"""Trees of the most likely tokens, of every drafter that can branch."""
+"""Trees of the most likely tokens, for every drafter that can branch."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ def _params(name):
 
 @functools.partial(jax.jit, static_argnames=('drafter', 'chain'))
 def _propose(params, forced, *, drafter, chain):
-  """The draft behind the prompts, of a tree or of the chain of its drafter."""
+  """Returns a tree drafter's draft after the prompts, or its inner chain's."""
   output, _ = _TARGET.apply(
     params['target'],
     _PROMPTS,
@@ -111,11 +111,11 @@ def test_every_node_is_drawn_with_a_key_of_its_own():
     return drafter.propose({'drafter': {}}, draw, warp, tokens, lengths, state)
 
   jax.eval_shape(propose, np.zeros((4, 32), np.int32), _LENGTHS)
-  # What `streams.draft_key` takes beside the position.
+  # The nodes' numbers, which `streams.draft_key` takes besides the position.
   assert sorted(drawn) == list(range(1, _TREE.num_nodes + 1))
 
 
-# Rules see drafts, not drafters: one stands for both.
+# Rules see drafts, not drafters, so `traversal` needs only one drafter.
 @pytest.mark.parametrize(
   ('name', 'rule'),
   [*((name, verify.tree) for name in _DRAFTERS), ('hydra', verify.traversal)],
@@ -132,8 +132,8 @@ def test_greedy_output_is_the_targets_own(name, rule):
   )
 
 
-# Chain and DraftModel keep what Skip does, Medusa what Hydra does, EAGLE and
-# MTP what EAGLE-3 does.
+# Chain and DraftModel keep the same state as Skip, Medusa as Hydra, and EAGLE
+# and MTP as EAGLE-3.
 @pytest.mark.parametrize('name', ['skip', 'hydra', 'eagle3'])
 def test_behind_kept_paths_it_drafts_as_one_that_is_given_all_at_once(name):
   params = _params(name)
@@ -149,7 +149,7 @@ def test_behind_kept_paths_it_drafts_as_one_that_is_given_all_at_once(name):
     max_new_tokens=60,
     max_length=80,
   )
-  # Drafts of no training are kept too, some paths whole and others in part.
+  # The rule accepts untrained drafts too, some paths wholly, others in part.
   rule = verify.Typical(epsilon=0.02, delta=1.0)
   state = specsample.advance(
     params,
@@ -197,10 +197,10 @@ def _dynamic(name):
 
 
 def _expanded(name, width, num_nodes):
-  """EAGLE-2's tree behind each prompt, path by path: [(path, score)]."""
+  """Returns EAGLE-2's tree after each prompt, by path: [(path, score)]."""
 
   def probs(paths):
-    """What follows each row's path [4, V]; all of one length."""
+    """Returns the law after each row's path [4, V]; all have one length."""
     forced = np.zeros((4, _K), np.int32)
     forced[:, : paths.shape[1]] = paths
     chain = _propose(_params(name), forced, drafter=_dynamic(name), chain=True)
@@ -294,7 +294,7 @@ def test_a_drafter_of_another_depth_is_refused():
   ],
 )
 def test_more_siblings_than_there_are_drafted_tokens_are_refused(wide):
-  drafter = _DRAFTERS['medusa']  # of seven of the target's tokens
+  drafter = _DRAFTERS['medusa']  # drafts seven of the target's tokens
   with pytest.raises(ValueError, match='8 siblings are to be drafted, of 7'):
     specsample.prefill(
       _params('medusa'),

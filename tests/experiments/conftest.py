@@ -1,4 +1,4 @@
-"""The commands as a user starts them, on a tiny model of random weights."""
+"""Fixtures that run the commands as a user does, on a tiny random model."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -23,10 +23,10 @@ import specsample
 from specsample import text
 from specsample.text import tokenizer_files
 
-# Seconds, where a command takes at most ten on two cores.
+# Seconds per command; each takes at most ten on two cores.
 _TIMEOUT = 300
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Some are what a terminal library would read as markup.
+# Some tokens look like markup to a terminal library.
 _END = '<|end|>'
 _TEXT = (*string.digits, *string.ascii_letters, *string.punctuation, *' \né')
 _TOKENS = (_END, *_TEXT, '[bold]', '[/]', ':smile:', ' the')
@@ -47,7 +47,7 @@ _TEMPLATE = (
 
 
 class _Terminal(io.StringIO):
-  """A file that says that it is one."""
+  """A text stream that claims to be a terminal."""
 
   def isatty(self):
     """See `io.IOBase`."""
@@ -56,7 +56,7 @@ class _Terminal(io.StringIO):
 
 @pytest.fixture
 def in_terminal(monkeypatch):
-  """The text, without styles, that a call prints in so many columns."""
+  """A function that returns the unstyled text a call prints at some width."""
   monkeypatch.setenv('TERM', 'xterm')
   monkeypatch.delenv('FORCE_COLOR', raising=False)
 
@@ -98,7 +98,7 @@ def _weights():
     'model.norm': np.ones(dim),
     'lm_head': draw(len(_TOKENS), dim),
   }
-  # Its logit is always 0, never the largest: no text ends early.
+  # Its logit is always 0 and never the largest, so no text ends early.
   weights['lm_head'][_TOKENS.index(_END)] = 0
   for i in range(_CONFIG['num_hidden_layers']):
     layer = {
@@ -118,7 +118,7 @@ def _weights():
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """How a command ended."""
+  """How a command ended and what it printed."""
 
   code: int
   out: str
@@ -126,14 +126,14 @@ class Outcome:
 
   @property
   def remarks(self) -> list[str]:
-    """Lines on standard error, but for those that say what is under way."""
+    """The lines on standard error, except for progress messages."""
     lines = self.err.splitlines()
     return [line for line in lines if not line.endswith(' ...')]
 
 
 @pytest.fixture(scope='session')
 def commands(tmp_path_factory):
-  """Starts the commands; what they compile is kept with the tests' own."""
+  """Starts the commands; they share the tests' compilation cache."""
   cache = os.environ.get('JAX_COMPILATION_CACHE_DIR')
   found = Commands(cache or str(tmp_path_factory.mktemp('cache')))
   yield found
@@ -142,7 +142,7 @@ def commands(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def cpu_devices():
-  """The function that gives the variables of a process with many devices."""
+  """The function that returns variables for a process with many devices."""
 
   def variables(count):
     flags = (
@@ -156,14 +156,14 @@ def cpu_devices():
 
 @pytest.fixture(scope='session')
 def tiny(checkpoint):
-  """Flags that put the tiny model in place of the default."""
+  """Flags that replace the default model by the tiny one."""
   binding = f"target/specsample.load.name_or_path = '{checkpoint}'"
   return (f'--gin_bindings={binding}',)
 
 
 @pytest.fixture(scope='session')
 def tiny_methods(tiny):
-  """As `tiny`, with drafters for it."""
+  """The flags of `tiny`, and drafters for it."""
   bindings = (
     'Ngram.num_draft_tokens = 4',
     'Skip.num_draft_tokens = 2',
@@ -174,21 +174,21 @@ def tiny_methods(tiny):
 
 @pytest.fixture(scope='session')
 def two_models(tiny, checkpoint):
-  """As `tiny`, with the same as a draft model of another vocabulary."""
+  """The flags of `tiny`, with the same model as other-vocabulary drafter."""
   name = 'other_vocabulary/specsample.load.name_or_path'
   return (*tiny, f"--gin_bindings={name} = '{checkpoint}'")
 
 
 @pytest.fixture(scope='session')
 def tiny_evaluate(tiny_methods):
-  """As `tiny_methods`, for the methods that need no training."""
+  """The flags of `tiny_methods`, for the methods that need no training."""
   repeats = '--gin_bindings=Evaluation.repeats = 4'
   return ('--gin_file=configs/runs/evaluate.gin', *tiny_methods, repeats)
 
 
 @pytest.fixture(scope='session')
 def greedy(checkpoint):
-  """The function that continues a prompt with the tiny model: tokens, text.
+  """A function that continues a prompt with the tiny model: (tokens, text).
 
   The prompt may be a list of tokens.
   """
@@ -218,7 +218,7 @@ def greedy(checkpoint):
   return generate
 
 
-# Measuring the memory's speed would take each command ten seconds.
+# Measuring the memory bandwidth fully would take each command ten seconds.
 _COMMAND = """
 import runpy, sys
 from experiments.timing import hardware
@@ -234,8 +234,8 @@ _ONE = f"""
 {_COMMAND}
 run(*sys.argv[1:])
 """
-# Runs the commands that it reads, one a line, each in a fork of a process that
-# has imported what they all need: an import takes longer than most of them do.
+# Runs the commands that it reads, one per line, in forks of a process that has
+# done the shared imports, which take longer than most commands.
 _SERVER = f"""
 {_COMMAND}
 import gc, json, os, signal, tempfile
@@ -268,16 +268,17 @@ class Commands:
 
   cache: str
   variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  # By their environment variables, which a process reads as it imports.
+  # Keyed by their environment variables, which a process reads on import.
   servers: dict = dataclasses.field(default_factory=dict, init=False)
 
   def start(self, name: str, *arguments: str, **options) -> subprocess.Popen:
-    """A running command.
+    """Starts a command.
 
-    With environment `variables`, and what `subprocess.Popen` takes as options.
+    `options` are those of `subprocess.Popen`, besides `variables` to set in the
+    environment.
     """
-    # Ctrl-C reaches a child only where its parent does not ignore it, as what a
-    # script runs in the background does.
+    # A child reacts to Ctrl-C only if its parent doesn't ignore it, as the
+    # background jobs of a script do.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
       how = ('-m', f'experiments.{name}')
@@ -288,14 +289,14 @@ class Commands:
       signal.signal(signal.SIGINT, handler)
 
   def run(self, name: str, *arguments: str) -> Outcome:
-    """A finished command."""
+    """Runs a command and returns its outcome."""
     (outcome,) = self.run_all([(name, *arguments)])
     return outcome
 
   def finish(
     self, process: subprocess.Popen, stdin: bytes | None = None
   ) -> Outcome:
-    """How a running command ends."""
+    """Waits for a running command and returns its outcome."""
     try:
       out, err = process.communicate(stdin, _TIMEOUT)
     finally:
@@ -305,9 +306,9 @@ class Commands:
   def run_all(
     self, calls: Sequence[Sequence[str]], variables: Mapping[str, str] = {}
   ) -> list[Outcome]:
-    """Finished commands (name, *arguments), one after another.
+    """Runs commands (name, *arguments) one after another.
 
-    In forks of one process; what is about starting itself takes `start`.
+    They run in forks of one process; tests of the start itself use `start`.
     """
     key = tuple(variables.items())
     if key not in self.servers:
@@ -326,12 +327,12 @@ class Commands:
     return outcomes
 
   def close(self) -> None:
-    """Ends the processes behind `run`."""
+    """Ends the processes that `run` uses."""
     for server in self.servers.values():
       server.communicate()
 
   def cached(self) -> list[pathlib.Path]:
-    """The programs that have been compiled, by their files."""
+    """Returns the files of the programs that have been compiled."""
     return list(pathlib.Path(self.cache).rglob('jit_*'))
 
   def _start(self, *arguments, variables=(), **options):
@@ -341,7 +342,7 @@ class Commands:
       'stdout': subprocess.PIPE,
       'stderr': subprocess.PIPE,
     }
-    # What rich looks at, and what this session was started with.
+    # Leave out variables that rich reads and those of this test session.
     environment = {
       name: value
       for name, value in os.environ.items()

@@ -1,11 +1,11 @@
-"""Made-up results, and what is read of a page of them."""
+"""Made-up results, and a parser for the page that shows them."""
 
 import html.parser
 import json
 
 from experiments.reporting import result_file
 
-# What a careless page would take for its own.
+# Text that a careless page would treat as its own markup.
 NASTY = '</script><script>throw Error()</script> <b>"q"</b> $5 & $6 {{ x }}'
 METHODS = ('autoregressive', 'ngram', 'a "draft" <i>')
 PIECES = {
@@ -75,7 +75,7 @@ def row(method, category, num_drafts, **changes):
 
 
 def evaluation(**changes):
-  """A result.json whose rows have other values, or more of them."""
+  """Returns a result.json, with `changes` to its rows."""
   return DESCRIPTION | {'rows': _rows(**changes)}
 
 
@@ -93,7 +93,7 @@ def _write_texts(folder):
   for i, (category, text) in enumerate([('qa', NASTY), ('math', 'é\ud800')]):
     methods = {
       name: {
-        # The second prompt's texts are the other way round.
+        # The second prompt's texts are reversed.
         'pieces': PIECES[name][:: 1 - 2 * i],
         'origins': ORIGINS[name],
         'rounds': ROUNDS[name],
@@ -107,7 +107,7 @@ def _write_texts(folder):
 
 
 def write_tree(root):
-  """Three evaluations, one of them of two settings, and two other files."""
+  """Writes three evaluations, one of two settings, and two other files."""
   settings = _rows(part='XSum, greedy') + _rows(
     part='XSum, nucleus', temperature=1.0, speedup=None, speedup_ci95=None
   )
@@ -150,7 +150,7 @@ def write_tree(root):
 
 
 class Page(html.parser.HTMLParser):
-  """The elements, the text and the cells of a page."""
+  """The elements, text and table cells of a page."""
 
   def __init__(self, text):
     super().__init__()

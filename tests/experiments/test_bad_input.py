@@ -1,4 +1,4 @@
-"""Every command, given what it cannot use, ends with one line that says so.
+"""Every command, given input it cannot use, ends with one line that says so.
 
 The line names the value and the remedy, the exit code is 2, nothing has been
 compiled and nothing is left behind.
@@ -11,9 +11,9 @@ import shutil
 
 import pytest
 
-# Flags, and what the line has to hold, in that order. The words in capitals
-# stand for the folder of `files`, a setting and a prompt of 600 tokens, where
-# the tiny model takes 512.
+# Flags, and the parts of the expected line, in that order. The words in
+# capitals stand for the folder of `files`, a setting, and a prompt of 600
+# tokens (the tiny model takes 512).
 _MEDUSA = (
   '--gin_file=configs/runs/quickstart.gin '
   '--gin_file=configs/drafters/medusa.gin '
@@ -281,7 +281,7 @@ def files(tmp_path_factory, checkpoint):
   return folder
 
 
-# Programs that compiled fast, too.
+# Keep programs even if they compiled fast.
 _KEEP_ALL = {'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
 
 
@@ -298,7 +298,7 @@ def commands_here(commands, tmp_path_factory):
 def outcomes(
   files, commands_here, tiny, tiny_methods, tiny_evaluate, two_models
 ):
-  """How each case ended, what it left, and the programs it compiled."""
+  """The outcome of each case, the files left, and the programs compiled."""
   own = {
     'evaluate': [*tiny_evaluate, '--limit=2'],
     'generate': [*tiny_methods, '--drafter=ngram', '--prompt=Hello'],
@@ -329,7 +329,7 @@ def outcomes(
 
 
 def _programs(commands):
-  """Those of the decoding loop that the compilation cache holds."""
+  """Returns the decoding loop's programs in the compilation cache."""
   cached = {path.name.partition('-')[0] for path in commands.cached()}
   loop = {'_prefill', 'advance', 'drafted_rounds', 'target_rounds'}
   return {name for name in loop if f'jit_{name}' in cached}
@@ -354,7 +354,7 @@ def test_nothing_is_left(outcomes):
 def test_nothing_is_compiled(outcomes, commands_here, tiny):
   _, _, programs = outcomes
   assert programs == set()
-  # And what is compiled would have been seen.
+  # A run that does compile is noticed.
   flags = ['--drafter=ngram', '--prompt=Hello', '--max_new_tokens=2']
   call = ['generate', *tiny, *flags]
   (outcome,) = commands_here.run_all([call], variables=_KEEP_ALL)

@@ -1,4 +1,4 @@
-"""What `python -m experiments.benchmark` prints and leaves."""
+"""The output and files of `python -m experiments.benchmark`."""
 
 import dataclasses
 import json
@@ -25,16 +25,16 @@ _FEW = (
 _TIMES = ('ar_tokens_per_s', 'ar_ms_per_token', 'ar_round_ms')
 _RATES = ('memory_gb_per_s', 'percent_of_roofline')
 _OF_METHOD = ('tokens_per_s', 'verify_ms')
-# N-grams are found in less than a microsecond.
+# N-gram lookup takes less than a microsecond, so these may vanish.
 _OF_DRAFTING = ('draft_ms', 'cost_ratio')
-# The rest of a round is a difference of two times: on a model as small as this
-# one it can be below 0.
+# The rest of a round is a difference of two times, which can be negative for a
+# model as small as this one.
 _DIFFERENCES = ('overhead_ms', 'overhead_percent')
 
 
 @pytest.fixture(scope='module')
 def real(tiny, commands, tmp_path_factory):
-  """A checkpoint with a tokenizer, beside transformers."""
+  """A checkpoint with a tokenizer, compared with transformers."""
   out = tmp_path_factory.mktemp('real')
   prompt = "--gin_bindings=Benchmark.prompt = 'Why is the sky blue?'"
   return _run(commands, out, *tiny, *_FEW, prompt)
@@ -42,7 +42,7 @@ def real(tiny, commands, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def synthetic(checkpoint, commands, tmp_path_factory):
-  """The shipped hardware study, in the checkpoint's shape."""
+  """The shipped hardware study, with the checkpoint's sizes."""
   out = tmp_path_factory.mktemp('synthetic')
   model = specsample.load(checkpoint).model
   target = {
@@ -92,7 +92,7 @@ def test_json_holds_every_measurement(name, request):
   assert measured['weight_bytes'] < measured['peak_rss_bytes']
   assert 1 <= found['tokens_per_round'] <= found['num_draft_tokens'] + 1
   plain, passes = found['plain_rounds'], found['verify_ms_by_width']
-  # A chain has a draft in every round, but perhaps not in the last one.
+  # A chain drafts in every round, except perhaps the last.
   assert 0 < plain < 1 if found['drafter'] == 'ngram' else plain < 0.05
   assert passes.keys() == ({'0', '4'} if found['drafter'] == 'ngram' else set())
   if passes:
@@ -121,11 +121,11 @@ def test_of_several_methods_the_first_is_at_the_top(real):
 
 def test_bytes_are_those_of_the_model(real, synthetic, checkpoint):
   model = specsample.load(checkpoint).model
-  # A pass reads all but the embedding, of which it takes one row a token.
+  # A pass reads everything but the embedding, from which it takes single rows.
   file = (checkpoint / 'model.safetensors').read_bytes()
   header = 8 + int.from_bytes(file[:8], 'little')
   weights = len(file) - header - 4 * model.vocab_size * model.dim
-  # Keys and values of the prompt's bucket and the new tokens, and a length.
+  # Keys and values for the prompt's bucket and the new tokens, and a length.
   token = 2 * model.num_layers * model.num_kv_heads * model.head_dim
   cache = 4 * (token * (64 + _NEW_TOKENS) + 1)
   for _, measured in (real, synthetic):
@@ -142,7 +142,7 @@ def test_the_same_weights_run_in_transformers(real, synthetic):
 
 
 def test_without_torch_transformers_is_left_out(monkeypatch, capsys):
-  # What an import of a package that is not installed does.
+  # As if the package were not installed.
   monkeypatch.setitem(sys.modules, 'torch', None)
   loaded = specsample.Loaded(None, {}, None)
   assert transformers_peer.generator(loaded, [1], 8) is None
@@ -166,7 +166,7 @@ def _int8(model, key):
 def test_transformers_is_compared_on_equal_terms_only(
   dtype, init, backend, why, monkeypatch, capsys
 ):
-  # More than a Llama has, which is refused where it is to be built.
+  # transformers' Llama has no sliding window, so building one would be refused.
   model = testing.tiny_llama(vocab_size=8)
   model = dataclasses.replace(model, sliding_window=4, dtype=dtype)
   loaded = specsample.Loaded(model, init(model, jax.random.key(0)), None)

@@ -25,7 +25,7 @@ _NO_PACKAGE = "import sys\nsys.modules['gcsfs'] = None\n"
 
 @pytest.fixture
 def folder(tmp_path):
-  """A folder of a bucket, and where it really is."""
+  """A folder in a bucket, and its local folder."""
   bucket.make(tmp_path)
   return files.at('gs://bucket/run'), tmp_path / 'bucket' / 'run'
 
@@ -151,7 +151,7 @@ def test_an_evaluation_goes_on_from_a_bucket(
 def test_a_missing_package_is_one_line(commands, tiny, tmp_path):
   variables = _variables(tmp_path, _NO_PACKAGE)
   calls = [
-    ('generate', *tiny, '--prompt=Hello'),  # for the compiled programs
+    ('generate', *tiny, '--prompt=Hello'),  # fills the compilation cache
     ('certify', _OUT),
     ('compile_tpu', _OUT),
   ]

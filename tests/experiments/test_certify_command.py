@@ -1,11 +1,11 @@
-"""The certificate that the command writes, and how it ends."""
+"""The certificate that the command writes, and the command's exit code."""
 
 import json
 import pathlib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-# A lossy rule that keeps nothing is exact: that the enumeration finds no error
-# is what must not pass.
+# A lossy rule that accepts nothing is exact, so the enumeration finds no error,
+# which has to fail the certificate.
 _MISTAKE = """
 from experiments.certificate import certificate
 from specsample import verify
@@ -30,7 +30,7 @@ def test_an_entry_that_fails_is_named_and_fails_the_command(commands, tmp_path):
   found = read('good')
   assert good.code == 0, good.err
   assert found['passed']
-  # Of four sections one was asked for.
+  # Only one of four sections was asked for.
   assert not found['complete']
   assert len(found['lossy']) == 16
   assert not any(found[x] for x in ('cases', 'statistical', 'planted_bugs'))

@@ -1,4 +1,4 @@
-"""`compile_tpu` up to where TPU's compiler is needed, which is not here."""
+"""`compile_tpu` without TPU's compiler, up to where it needs it."""
 
 import dataclasses
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from experiments.tpu import environment
 
-# Flags, and what the one line has to hold, in that order.
+# Flags, and the parts of the expected line, in that order.
 _BAD = {
   '--topology=v9:2x2': "'v9:2x2' ... v4:2x2x4, v5e:4x4, v5p:2x2x4, v6e:4x4",
   '--topology=h100:8': "'h100:8' is of no TPU ... v4:2x2x4 ... h100",
@@ -35,7 +35,7 @@ _BAD = {
 
 @pytest.fixture(scope='module')
 def outcomes(commands, tmp_path_factory):
-  """How each case ends, with nothing that pip could install, and --out."""
+  """The outcome of each case if pip has nothing to install, and --out."""
   folder = tmp_path_factory.mktemp('out') / 'results'
   calls = [
     ['compile_tpu', f'--out={folder}', *re.split(' (?=--)', flags)]
@@ -99,7 +99,7 @@ def test_an_environment_is_made_once(commands_here, installed):
   command, *variables = outcome.out.splitlines()
   assert command == f'-m experiments.compile_tpu {_FLAG}'
   assert {'ALLOW_MULTIPLE_LIBTPU_LOAD=1', 'JAX_PLATFORMS=cpu'} <= set(variables)
-  # What is installed where the command was started is seen there too.
+  # Packages installed where the command was started are visible there too.
   (path,) = (x for x in variables if x.startswith('PYTHONPATH='))
   assert os.path.dirname(os.path.dirname(gin.__file__)) in path.split(':')
 

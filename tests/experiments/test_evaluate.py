@@ -1,4 +1,4 @@
-"""What `python -m experiments.evaluate` prints and leaves."""
+"""The output and files of `python -m experiments.evaluate`."""
 
 import csv
 import dataclasses
@@ -14,11 +14,11 @@ import pytest
 
 from experiments.evaluation import generations as generations_lib
 
-_NEW_TOKENS = 96  # in the other files too: what is compiled serves them all
+_NEW_TOKENS = 96  # as in other files, so that they share compiled programs
 _NEW_TOKENS_FLAG = f'--gin_bindings=Evaluation.max_new_tokens = {_NEW_TOKENS}'
 _QUESTIONS = (
   ('writing', 'Write a line.'),
-  ('[qa]', 'Why is the sky blue?'),  # rich would take it for markup
+  ('[qa]', 'Why is the sky blue?'),  # rich would read it as markup
   ('writing', 'And another one.'),
   ('[qa]', 'What is 2 + 2?'),
 )
@@ -39,7 +39,7 @@ _FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """An evaluation: how it was called, how it ended and its folder."""
+  """An evaluation: its arguments, its outcome and its folder."""
 
   arguments: list
   outcome: object
@@ -57,7 +57,7 @@ class Run:
     }
 
   def generations(self, method):
-    """By prompt, from the journal."""
+    """Returns a method's generations by prompt, from the journal."""
     lines = (self.folder / 'journal.jsonl').read_text().splitlines()
     records = [json.loads(line) for line in lines[1:]]
     of_method = [r for r in records if r['key'][:2] == ['generation', method]]
@@ -92,7 +92,7 @@ def run(tiny_evaluate, commands, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def others(tiny_evaluate, commands, tmp_path_factory):
-  """Two prompts of plain text; and JSON lines, drawn, without a baseline."""
+  """Runs on plain text, on sampled JSON lines, and without timing the parts."""
   folder = tmp_path_factory.mktemp('others')
   (folder / 'plain.txt').write_text('One.\n\nTwo.\nThree.\n')
   (folder / 'prompts.jsonl').write_text('{"prompt": "One", "category": "a"}\n')
@@ -132,7 +132,7 @@ def test_result_says_where_and_how(run, checkpoint):
   git = ['git', '-C', pathlib.Path(__file__).parent, 'rev-parse', 'HEAD']
   head = subprocess.run(git, capture_output=True, text=True, check=False)
   commit = (result['git_commit'] or '').removesuffix('-dirty')
-  assert commit == head.stdout.strip()  # nothing outside a repository
+  assert commit == head.stdout.strip()  # empty outside a repository
   expected = ['python', '-m', 'experiments.evaluate', *run.arguments]
   assert shlex.split(result['command']) == expected
   assert f"specsample.load.name_or_path = '{checkpoint}'" in re.sub(
@@ -143,7 +143,7 @@ def test_result_says_where_and_how(run, checkpoint):
 
 def test_categories_are_shown_where_there_are_several(run, others):
   assert 'Speedup (and tokens a round) by category' in run.outcome.out
-  for other in others:  # of none, and of one
+  for other in others:  # no category, or one
     assert 'roofline' in other.outcome.out
     assert 'by category' not in other.outcome.out
 
@@ -167,10 +167,10 @@ def test_rows_are_methods_by_categories(run):
     assert (row['benchmark'], row['batch_size']) == ('spec_bench', 1)
     assert (row['temperature'], row['lossless']) == (0, True)
     assert row['verifier'] == 'chain'
-    # Timed over one prompt, not by category.
+    # These are timed over one prompt, not by category.
     times = ('prefill_ms', 'draft_ms', 'verify_ms')
     assert all(isinstance(row[name], float) for name in times)
-    # None where other work on the machine hid what a round takes.
+    # It is None if other work on the machine hid the time of a round.
     predicted = row['predicted_speedup']
     assert predicted is None or predicted > 0
     times = (*times, 'predicted_speedup')
@@ -198,7 +198,7 @@ def test_rounds_without_a_draft_are_plain_passes(run):
   counts = [one['stats']['proposed'] for one in run.generations('ngram')]
   plain = sum(count[0] for count in counts) / row['rounds']
   assert row['plain_rounds'] == plain > 0
-  # No text ends with an end of text: the last round of each may draft nothing.
+  # No text ends early, but the last round of each may draft nothing.
   assert rows['skip']['plain_rounds'] <= len(_QUESTIONS) / row['rounds']
   assert rows['autoregressive']['plain_rounds'] is None
   passes = row['verify_ms_by_width']
@@ -247,11 +247,11 @@ def test_terminal_gets_the_table_and_the_comparison(run):
   for method in _METHODS[1:]:
     assert f'\n{method}: every output equals autoregressive\n' in out
   assert out.endswith(f'results.png are in {run.folder}\n')
-  # Where it has not run before, matplotlib says that it lists the fonts.
+  # On its first run matplotlib reports that it builds a font cache.
   lines = run.outcome.err.splitlines()
   steps = [line for line in lines if 'font cache' not in line]
-  # Of each method a warm-up; then two copies and, of each method for each
-  # question, an answer and the parts of its rounds.
+  # A warm-up per method; then two copies and, for each method and question, an
+  # answer and the parts of its rounds.
   counts = (len(_METHODS), 2 + 2 * len(_METHODS) * len(_QUESTIONS))
   expected = [f'[{i}/{n}]' for n in counts for i in range(1, n + 1)]
   assert [step.split()[0] for step in steps] == expected
@@ -267,7 +267,7 @@ def test_generations_say_who_wrote_what(run, greedy):
       assert ''.join(wrote.pieces) == text
       assert len(wrote.origins) == len(wrote.rounds) == _NEW_TOKENS
       rounds[method] += wrote.rounds[-1] + 1
-      # Each round but a cut last one ends with a token of the target's own.
+      # Each round ends with a token of the target's own, unless it was cut.
       own = [i for i, x in enumerate(wrote.origins) if x != 'accepted']
       last = {number: i for i, number in enumerate(wrote.rounds)}
       assert own == sorted(last.values())[: len(own)]
@@ -347,8 +347,8 @@ def test_a_profile_is_of_one_generation(others):
   (of_run,) = folder.iterdir()
   (profile,) = of_run.glob('*.xplane.pb')
   content = profile.read_bytes()
-  # What ran, and nothing that was compiled meanwhile. (The names of a round's
-  # parts may be those of a program that an older version left in a cache.)
+  # It holds what ran, and nothing that was compiled meanwhile. (The names of a
+  # round's parts may be from a program that an older version left in a cache.)
   assert b'jit_advance' in content and b'jit(advance)/while/body/' in content
   assert b'backend_compile' not in content
   assert list(of_run.glob('*.trace.json.gz'))

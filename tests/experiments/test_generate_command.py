@@ -1,4 +1,4 @@
-"""What `python -m experiments.generate` writes where."""
+"""The output and files of `python -m experiments.generate`."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import specsample
 
 _PROMPT = 'The rain in Spain'
 _NEW_TOKENS = 96  # more than a terminal is wide
-# As terminals know them: green, bold red, bold blue.
+# Terminal codes for green, bold red and bold blue.
 _COLOURS = {'accepted': '32', 'correction': '1;31', 'bonus': '1;34'}
 _DRAWN = """
 from __gin__ import dynamic_registration
@@ -28,7 +28,7 @@ _TURNS = ('Hello!', 'And then?')
 
 @pytest.fixture(scope='module')
 def call(tiny_methods):
-  """The command with its flags, all but the drafter's."""
+  """The command with its flags; the drafter is n-gram lookup."""
   return [
     'generate',
     *tiny_methods,
@@ -40,7 +40,7 @@ def call(tiny_methods):
 
 @pytest.fixture(scope='module')
 def outcomes(call, commands, tmp_path_factory):
-  """How the command ended by what was added to it, into a pipe."""
+  """Outcomes of the command by case, with its output going to a pipe."""
   out = tmp_path_factory.mktemp('out')
   added = {
     'ngram': [f'--out={out}/ngram'],
@@ -183,7 +183,7 @@ def test_a_terminal_without_colours_gets_brackets(call, commands):
 
 @pytest.fixture(scope='module')
 def chats(tiny_methods, commands):
-  """What a chat of two turns wrote, by its drafter, and how it ended."""
+  """Outcomes of a chat of two turns, by drafter."""
   ended = {}
   for name in ('ngram', 'skip'):
     call = ('generate', *tiny_methods, '--interactive', '--max_new_tokens=24')
@@ -235,7 +235,7 @@ def test_flags_are_parsed_before_jax_is_imported():
 
 
 def _on_terminal(commands, call, variables=()):
-  """All that a command writes to a terminal of its own."""
+  """Returns everything that a command writes to a terminal of its own."""
   terminal, end = pty.openpty()
   process = commands.start(
     *call, stdin=end, stdout=end, stderr=end, variables=variables

@@ -1,4 +1,4 @@
-"""What `inspect` says of whole and of broken checkpoints."""
+"""Reports of `inspect` on whole and on broken checkpoints."""
 
 import dataclasses
 import json
@@ -102,7 +102,7 @@ def _change(path, **changes):
 
 
 def _problems(path, target=None):
-  """The texts of the problems, and what all of them are about."""
+  """Returns the problems' texts, and everything that they are about."""
   report = inspection.inspect(str(path), target and str(target))
   texts = [problem.text for problem in report.problems]
   return texts, [x for problem in report.problems for x in problem.about]
@@ -118,7 +118,7 @@ def test_families_are_told_with_their_sizes(tmp_path, kind):
   assert facts['family'] == f'{kind}, specsample/models/{file}.py'
   assert facts | own == facts
   count = sum(x.numel() for x in reference.parameters())
-  num_biases = 8 if kind == 'deepseek_v3' else 0  # of its router, a buffer
+  num_biases = 8 if kind == 'deepseek_v3' else 0  # in its router, as a buffer
   count += num_biases
   assert facts['parameters'] == f'{count:,}'
   assert facts['stored'].startswith(f'{count:,} numbers in ')
@@ -149,16 +149,16 @@ def test_gguf_is_told_with_its_types():
   assert facts['architecture'] == 'llama'
   assert facts['parameters'] == '134,515,008'
   assert facts['bytes'].startswith('Q4_1 66.36 MB, Q8_0 30.08 MB, F32')
-  # 2 bytes each, but for int8 with scales of 4.
+  # 2 bytes each; int8 has scales of 4 bytes.
   assert 'bfloat16 269 MB, int8 135' in facts['weights as']
-  # 30 layers of 3 heads of 64 numbers, twice.
+  # Keys and values of 3 heads of 64 numbers in 30 layers.
   assert facts['cache'] == '94.37 MB for 4,096 tokens, bfloat16'
   assert facts['devices'].startswith('bfloat16 1 of v4, v5e, v5p, v6e, tpu7x')
 
 
 @pytest.mark.parametrize(
   ('num_bytes', 'v5e', 'h200'),
-  # Of 16 * 2**30 and of 141 * 10**9 bytes nine tenths.
+  # Nine tenths of 16 * 2**30 and of 141 * 10**9 bytes.
   [(15_400_000_000, 1, 1), (15_500_000_000, 2, 1), (127 * 10**9, 16, 2)],
 )
 def test_devices_hold_nine_tenths_of_their_memory(num_bytes, v5e, h200):
@@ -198,7 +198,7 @@ def test_models_of_the_library_are_told(tmp_path):
   assert 'describes no model' in texts[0]
 
 
-# Of each layout tensors, configuration and the class that they become.
+# For each layout: its tensors, its configuration and the resulting class.
 _PUBLISHED = {
   'Medusa': (test_heads.medusa_tensors, None, 'Medusa'),
   'Hydra': (test_heads.hydra_tensors, None, 'Hydra'),
@@ -230,7 +230,7 @@ _TARGETS = {
 
 
 def _publish(folder, layout, changes=()):
-  """A small drafter in a layout, some of its tensors others or None."""
+  """Writes a small drafter in a layout; `changes` replace or drop tensors."""
   make, config, _ = _PUBLISHED[layout]
   folder.mkdir()
   tensors = {k: x for k, x in (make() | dict(changes)).items() if x is not None}

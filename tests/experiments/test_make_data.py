@@ -1,4 +1,4 @@
-"""Data as the command makes it: what is in them, and how they grow."""
+"""Data that the command makes: their content, and how they grow."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ _TOKENS = 4000
 
 @pytest.fixture(scope='module')
 def files(tmp_path_factory):
-  """The prompts, and the one that is excluded."""
+  """A folder with the prompts and with an excluded one."""
   folder = tmp_path_factory.mktemp('files')
   (folder / 'prompts.txt').write_text('\n'.join(_QUESTIONS))
   (folder / 'exclude.txt').write_text('Who excluded this?\n')
@@ -53,7 +53,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def flags(tiny, files):
-  """Of all calls, but for --out and --tokens."""
+  """The flags of all calls, except for --out and --tokens."""
   return (
     *tiny,
     *(
@@ -68,13 +68,13 @@ def flags(tiny, files):
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-  """A folder of data, and how the command ended that made it."""
+  """A folder of data, and the outcome of the command that made it."""
 
   folder: object
   ended: object
 
   def files(self):
-    """The shards' content, by their names."""
+    """Returns the shards' contents by file name."""
     return {
       path.name: path.read_bytes() for path in self.folder.glob('shard-*.npz')
     }
@@ -82,7 +82,7 @@ class Made:
 
 @pytest.fixture(scope='module')
 def made(commands, flags, tmp_path_factory):
-  """Data of one undisturbed run."""
+  """The data of one undisturbed run."""
   folder = tmp_path_factory.mktemp('made') / 'data'
   ended = commands.run(
     'make_data', *flags, f'--out={folder}', f'--tokens={_TOKENS}'
@@ -111,7 +111,7 @@ def all_dialogues(data):
 
 
 def _turn(target, dialogue):
-  """The user's words."""
+  """Returns the user's words in a dialogue."""
   prompt = target.tokenizer.decode(dialogue.tokens[: dialogue.answers[0][0]])
   assert prompt.startswith('user: ')
   assert prompt.endswith('\nassistant: ')
@@ -206,7 +206,7 @@ def test_outputs_of_layers_are_found_once(made, data, target):
 
 
 def test_shares_are_as_set(all_dialogues, made):
-  # Of 4 temperatures the greedy one for half of the jobs.
+  # One of 4 temperatures is greedy, and half of the jobs have it.
   temperatures = np.asarray([d.temperature for d in all_dialogues])
   found, counts = np.unique(temperatures.round(3), return_counts=True)
   np.testing.assert_allclose(found, [0, 0.4, 0.7, 1.0], atol=1e-6)
@@ -222,7 +222,7 @@ def test_turns_of_the_file_are_answered_once(all_dialogues, data, target):
     'Is 8 odd?',
     'And 9?',
   ]
-  # The fourth question ends the first shard's.
+  # The first shard takes four of the questions, and drops two of them.
   assert sum(d.source == Source.PROMPT for d in data.shards[0]) == 2
 
 
@@ -245,7 +245,7 @@ def test_an_answer_ends_soon_after_it_begins_to_loop(all_dialogues):
   looping = [answer for answer in answers if filters.loops(answer)]
   assert looping, 'a random model loops'
   for answer in looping:
-    assert not filters.loops(answer[:-8])  # as often as it is looked at
+    assert not filters.loops(answer[:-8])  # answers are checked that often
 
 
 def test_a_killed_run_goes_on_to_the_same_files(
@@ -272,7 +272,7 @@ def test_more_tokens_take_one_command(commands, flags, made, tmp_path):
   fewer = tmp_path / 'data'
   shutil.copytree(made.folder, fewer)
   names = sorted(made.files())
-  # As after a kill between a shard and the manifest, and in another.
+  # As if killed before the manifest noted a shard, and while writing another.
   manifest = json.loads((fewer / 'manifest.json').read_text())
   kept = manifest | {'shards': manifest['shards'][:1]}
   (fewer / 'manifest.json').write_text(json.dumps(kept))
@@ -290,7 +290,7 @@ def test_more_tokens_take_one_command(commands, flags, made, tmp_path):
 
 @pytest.fixture(scope='module')
 def refusals(commands, flags, files, made, tmp_path_factory):
-  """How the command ended on copies of the data, and whether they changed."""
+  """Outcomes of the command on copies of the data, and whether they changed."""
   parent = tmp_path_factory.mktemp('refused')
   names = sorted(made.files())
   calls = {}
@@ -356,7 +356,7 @@ def test_what_does_not_belong_is_refused(refusals, case, expected):
 def test_a_full_disk_leaves_what_was_there(
   commands, flags, made, tmp_path, keep_hidden
 ):
-  """As a limit on the size of a file, which a shard exceeds."""
+  """A file size limit that a shard exceeds stands in for a full disk."""
   for name in ('manifest.json', 'shard-00000.npz'):
     shutil.copy(made.folder / name, tmp_path)
   manifest = json.loads((tmp_path / 'manifest.json').read_text())
@@ -395,7 +395,7 @@ def test_data_of_another_target_are_refused(made, tmp_path):
 
 
 def test_data_of_other_weights_are_refused(made, target, tmp_path):
-  """Though rounded weights have the fingerprint of the exact ones."""
+  """Rounded weights are refused though their exact fingerprint is the same."""
   of_int8 = dataclasses.replace(target, exact_fingerprint=target.fingerprint)
   with pytest.raises(ValueError, match=r"None, and this .* = 'int8': load it"):
     data_folder.load_for(made.folder, of_int8)

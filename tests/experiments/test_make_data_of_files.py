@@ -1,4 +1,4 @@
-"""Data of files: several turns, answers written elsewhere, files that grow."""
+"""Data made from files: several turns, foreign answers, growing files."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ _COUNT = 8
 
 
 def _conversation(i, temperature):
-  """Turns of a user and somebody's answers."""
+  """Returns a user's turns with somebody's answers."""
   messages = [
     {'role': 'user', 'content': f'Is {i} odd?'},
     {'role': 'assistant', 'content': f'I say that {i} is.'},
@@ -39,7 +39,7 @@ def _conversation(i, temperature):
 
 
 def _array(folder, *records):
-  """A file that is cut off in the middle of one more conversation."""
+  """Writes a file that breaks off in the middle of one more conversation."""
   path = folder / 'array.json'
   path.write_text(json.dumps([*records, _conversation(99, 0)])[:-60])
   return path
@@ -47,7 +47,7 @@ def _array(folder, *records):
 
 @pytest.fixture(scope='module')
 def flags(tiny):
-  """Of all calls, but for the files and --out."""
+  """The flags of all calls, except for the files and --out."""
   settings = [f'Synthesis.{name} = {x!r}' for name, x in _SETTINGS.items()]
   settings.append("target/specsample.load.dtype = 'float32'")
   return (*tiny, *(f'--gin_bindings={setting}' for setting in settings))
@@ -64,7 +64,7 @@ def _shards(folder):
 
 @pytest.fixture(scope='module')
 def asked(commands, flags, tmp_path_factory):
-  """Answers of the target to turns of an array, and how the command ended."""
+  """The target's answers to an array's turns, and the command's outcome."""
   folder = tmp_path_factory.mktemp('asked')
   path = _array(folder, *(_conversation(i, 0) for i in range(4)))
   exclude = folder / 'exclude.json'
@@ -140,7 +140,7 @@ def test_a_cut_off_file_is_used_and_one_line_says_what_is_lost(asked):
 
 @pytest.fixture(scope='module')
 def written(commands, flags, tmp_path_factory):
-  """A file of answers, the data of it, and how the command ended."""
+  """A file of answers, the data made from it, and the command's outcome."""
   folder = tmp_path_factory.mktemp('written')
   path = folder / 'answers.jsonl'
   lines = [json.dumps(_conversation(i, 0.7 * (i % 2))) for i in range(_COUNT)]
@@ -156,7 +156,7 @@ def test_answers_written_elsewhere_are_kept_as_they_are(written, target):
   data = data_folder.load_for(folder, target)
   assert [len(shard) for shard in data.shards] == [6, 6, 4]
   found = [dialogue for shard in data.shards for dialogue in shard]
-  # The template writes no end, so each answer ends a dialogue of its own.
+  # The template renders no end, so each answer ends a dialogue of its own.
   assert {len(x.answers) for x in found} == {1}
   texts = [target.tokenizer.decode(x.tokens) for x in found]
   assert texts[3] == (
@@ -169,7 +169,7 @@ def test_answers_written_elsewhere_are_kept_as_they_are(written, target):
   assert {x.source for x in found} == {Source.ENGINE}
   assert data.what == 'answers of the target, written by another engine'
   assert ended.out.endswith('add conversations at its end for more tokens\n')
-  # No vectors are kept, and all can be found.
+  # No vectors are kept, but all of them can be computed.
   assert not list(folder.glob('*-hidden.npy'))
   _, num_found = features.read(data, target)
   assert num_found == sum(x.tokens.size for x in found)
@@ -186,7 +186,7 @@ def test_a_file_may_grow_between_two_calls(commands, flags, written, tmp_path):
   assert commands.run(*call).code == 0
   before = _shards(out)
   assert len(before) == 2
-  # As after a kill before the shard was noted.
+  # As if killed before the shard was noted in the manifest.
   manifest = json.loads((out / 'manifest.json').read_text())
   few = manifest | {'shards': manifest['shards'][:1]}
   (out / 'manifest.json').write_text(json.dumps(few))
@@ -222,7 +222,7 @@ def test_a_call_goes_on_to_the_files_of_an_undisturbed_one(
 
 @pytest.fixture(scope='module')
 def refusals(commands, flags, written, asked, tmp_path_factory):
-  """How commands ended that do not fit the data in their folder."""
+  """Outcomes of commands that don't fit the data in their folder."""
   path, folder, _ = written
   parent = tmp_path_factory.mktemp('refused')
   other = parent / 'other.jsonl'
@@ -297,7 +297,7 @@ def test_texts_of_others_need_greedy_answers_beside_them(
 
   def split(*folders):
     data = data_lib.TrainingData.first(training, folders)
-    # No shard is read only for what it holds out.
+    # No shard is read just for its held-out answers.
     assert data.held_out[0] == []
     return data_lib.Split.of(training, data, None)
 

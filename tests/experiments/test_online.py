@@ -1,4 +1,4 @@
-"""A server that learns: what it finds, and what a kill takes from it."""
+"""A server that learns: its results, and what a kill costs it."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ _SETTINGS = {
 
 @pytest.fixture(scope='module')
 def flags(tiny, checkpoint, tmp_path_factory):
-  """The function that gives the command's, with a draft model for it."""
+  """A function that returns the command's flags, with a draft model."""
   folder = tmp_path_factory.mktemp('online')
   target = specsample.load(checkpoint)
   drafter = drafters.DraftModel(
@@ -62,7 +62,7 @@ def flags(tiny, checkpoint, tmp_path_factory):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """How a run ended, and what it left."""
+  """The outcome of a run, and the files that it left."""
 
   outcome: object
   out: pathlib.Path
@@ -85,7 +85,7 @@ class Run:
 
 
 def _journal(out):
-  """Key and value of each record, but for what time and process make of it."""
+  """Returns key and value of each record, without times and compilations."""
   lines = (out / 'journal.jsonl').read_text().splitlines()[1:]
   records = [json.loads(line) for line in lines]
   for record in records:
@@ -95,7 +95,7 @@ def _journal(out):
 
 @pytest.fixture(scope='module')
 def whole(flags, commands, tmp_path_factory):
-  """A run that nothing interrupts."""
+  """A run that is not interrupted."""
   out = tmp_path_factory.mktemp('whole') / 'out'
   outcome = commands.run(*flags(out))
   assert outcome.code == 0, outcome.err
@@ -104,7 +104,7 @@ def whole(flags, commands, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def killed(flags, commands, tmp_path_factory):
-  """The same, killed after two batches; and a kill before the checkpoint."""
+  """The number of records at a kill before a checkpoint; the resumed run."""
   out = tmp_path_factory.mktemp('killed') / 'out'
   process = commands.start(*flags(out))
   try:
@@ -113,7 +113,7 @@ def killed(flags, commands, tmp_path_factory):
     process.kill()  # SIGKILL
     process.communicate()
   kept = len(_journal(out))
-  # As if it had been killed between the journal and the last checkpoint.
+  # As if killed between the journal's record and the last checkpoint.
   steps = sorted(int(path.name) for path in (out / 'checkpoints').iterdir())
   shutil.rmtree(out / 'checkpoints' / str(steps[-1]))
   outcome = commands.run(*flags(out))

@@ -1,4 +1,4 @@
-"""Each paper's configuration reads, and names what it compares."""
+"""Each paper's configuration can be read, and names what it compares."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ _HERE = ('hydra', 'trees', 'trees_sampled', 'adaptive')
 _READ = (
   *((table, None) for table in (*_FULL, *_HERE)),
   *((table, table) for table in _FULL),
-  ('hydra', 'medusa'),  # of the same pair, with the same heads
+  ('hydra', 'medusa'),  # the same pair and the same heads
 )
 
 
@@ -38,14 +38,14 @@ def _own_gin():
 
 
 def _task():
-  """The evaluation's, without loading its target."""
+  """Returns the evaluation's task without loading its target."""
   return gin.query_parameter(
     'evaluation.Evaluation.task'
   ).scoped_configurable_fn()
 
 
 def _keys(parameter):
-  """Of a dictionary that is bound, without making its values."""
+  """Returns the keys of a bound dictionary without making its values."""
   return set(gin.query_parameter(parameter))
 
 
@@ -64,7 +64,7 @@ def test_papers_rows_are_of_the_evaluation(table, full):
   assert 'autoregressive' in methods
   try:
     parts = _keys('suite.evaluations.parts')
-  except ValueError:  # of one setting
+  except ValueError:  # there is only one setting
     parts = {''}
   paper = papers.Paper()
   ours = [row for row in paper.rows if row[0] in parts and row[1] in methods]

@@ -1,4 +1,4 @@
-"""The configurations of `compile_tpu` have the sizes that they name."""
+"""The configurations of `compile_tpu` have the sizes that they state."""
 
 import dataclasses
 import math
@@ -13,8 +13,8 @@ from specsample import drafters
 from specsample import verify
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Of the Llamas as published, all weights counted; of Chinchilla and its drafter
-# to the digits that the papers give.
+# All weights of the Llamas as published; Chinchilla and its drafter to the
+# digits that the papers give.
 _PARAMETERS = {
   'pod_chinchilla_v4': (
     pytest.approx(70e9, rel=0.01),
@@ -44,13 +44,13 @@ def _own_gin():
 
 @pytest.fixture(params=_PARAMETERS)
 def configured(request):
-  """A configuration's name and what it sets up."""
+  """A configuration's name, and what it sets up."""
   gin.parse_config_file(f'configs/runs/{request.param}.gin')
   return request.param, compilation.CompileTpu()
 
 
 def _num_parameters(model):
-  """Of a model whose layers are alike, from those of none and of one."""
+  """Counts a model's parameters, given that its layers are alike."""
   none, one = (
     sum(
       math.prod(leaf.shape)

@@ -1,4 +1,4 @@
-"""`predict`: its table, its files, and a paper's table of compiled rounds."""
+"""`predict`: its table, its files, and a paper's table from compiled rounds."""
 
 import csv
 import dataclasses
@@ -29,7 +29,7 @@ _MODEL = transformer.Transformer(
   dtype='bfloat16',
 )
 _SMALL = dataclasses.replace(_MODEL, num_layers=1)
-# Flags, and what the one line has to hold.
+# Flags, and the parts of the expected line.
 _BAD = {
   '--gin_bindings=Prediction.chip = "a100"': "'a100': give one of v4, v5e",
   '--gin_bindings=Prediction.chip = "cpu"': "of chip 'cpu'",
@@ -63,7 +63,7 @@ def _compiled(num_draft_tokens, roofline_seconds, collectives):
 
 @pytest.fixture(scope='module')
 def folders(tmp_path_factory):
-  """Two folders as `compile_tpu` leaves them, with round numbers in them."""
+  """Two folders in `compile_tpu`'s format, filled with round numbers."""
   made = []
   for name, one in {
     'chen': _compiled(4, 0.009, (200, 40)),
@@ -77,7 +77,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def outcomes(commands, folders, tmp_path_factory):
-  """How the command ends, as it is and with each bad flag; and --out."""
+  """Outcomes of the command as it is and with each bad flag, and --out."""
   out = tmp_path_factory.mktemp('out')
   compiled = [f'--compiled={folder}' for folder in folders]
   calls = [
@@ -102,7 +102,7 @@ def test_the_files_hold_every_setting(outcomes):
   _, _, out = outcomes
   found = json.loads((out / 'predict.json').read_text())
   assert found['predicted'] is True
-  # 4 batch sizes, 2 contexts, 4 acceptances, 8 K.
+  # 4 batch sizes, 2 contexts, 4 acceptance rates, 8 draft lengths.
   assert len(found['rows']) == 4 * 2 * 4 * 8
   with open(out / 'predict.csv', newline='') as file:
     rows = list(csv.DictReader(file))
@@ -155,7 +155,7 @@ def test_of_one_row_the_weights_are_all_that_counts():
     assert row.speedup == pytest.approx(
       cost.leviathan_speedup(0.8, row.num_draft_tokens, ratio)
     )
-    # The same formula, with the ratio of the times and of the parameters.
+    # The same formula with the ratio of the times.
     assert row.leviathan_speedup == pytest.approx(row.speedup)
     tokens = 1 + sum(0.8 ** (i + 1) for i in range(row.num_draft_tokens))
     share = draft.num_weights() / target.num_weights()
@@ -170,7 +170,7 @@ def test_large_batches_pay_for_drafts():
   )
   bounds = lambda row: (row.pass_bound, row.verify_bound)
   assert bounds(small) == ('memory', 'memory')
-  # A token of each row is no more than the memory brings in time, five are.
+  # Memory bounds a pass over one token per row, products one over five.
   assert bounds(middle) == ('memory', 'products')
   assert bounds(large) == ('products', 'products')
   assert large.speedup < 1 < small.speedup
@@ -197,7 +197,7 @@ def test_timed_passes_give_chens_times():
       acceptances=(0.71,),
     )
   )[0]
-  # The 2.83 tokens a loop that 7.52 ms a token imply.
+  # The 2.83 tokens per loop that 7.52 ms per token imply.
   assert predicted.tokens_per_round == pytest.approx(2.83, abs=0.01)
   assert predicted.ms_per_token == pytest.approx(7.52, rel=0.01)
   assert (

@@ -14,12 +14,12 @@ _FILES = {f'{name}/0000{i}.npz' for name in _METHODS for i in range(2)}
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-  """An evaluation that records later, is cut short, and is replayed."""
+  """An evaluation that is recorded later, cut short, and replayed."""
 
   out: object
   ended: dict
   journals: dict
-  written: dict  # when, by the file
+  written: dict  # modification times by file
 
 
 @pytest.fixture(scope='module')
@@ -57,13 +57,13 @@ def story(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
 
   ended = run({'evaluate': evaluate, 'record': record})
   look('recorded')
-  # As if it had been killed while it wrote the last one.
+  # As if killed while the last trace was being written.
   lines = journals['recorded'][:-1]
   (out / 'journal.jsonl').write_text('\n'.join(lines) + '\n')
   os.truncate(out / 'traces' / 'skip' / '00001.npz', 99)
   at = lambda name: f'--trace={out / "traces" / name}'
   ended |= run({'torn': [*replay, at('skip')]})
-  # As it says; the journal knows this one.
+  # Deleting a file and running again must also work if the journal has it.
   (out / 'traces' / 'ngram' / '00000.npz').unlink()
   ended |= run(
     {

@@ -1,4 +1,4 @@
-"""The page that experiments.report makes of results."""
+"""The page that experiments.report makes from results."""
 
 import dataclasses
 import math
@@ -51,13 +51,13 @@ def test_nothing_is_fetched(text, found):
       assert value.startswith(('#', 'data:')), (tag, values)
   assert not re.search(r'@import|@font-face', text)
   assert set(re.findall(r'url\(([^)]?)', text)) <= {'#'}
-  # Of what a script could fetch with.
+  # Calls that a script could fetch with.
   assert not re.search(r'fetch\(|XMLHttp|import\(|new Image', text)
 
 
 def test_what_looks_like_markup_is_text(text, found):
   assert found.count('b') == found.count('i') == 0
-  # The page's own, and the texts of three settings.
+  # The page's own script, and the texts of three settings.
   assert found.count('script') == 1 + 3
   assert reports.NASTY in found.text
   assert f'Title {reports.NASTY}' in found.text
@@ -78,7 +78,7 @@ def test_figures_are_those_that_the_rows_have_values_for(found):
   assert found.count('svg') == len(captions)
   count = lambda start: sum(one.startswith(start) for one in captions)
   assert count('Tokens a round') == count('A round: its parts') == 4
-  # One setting has no speedups, one run no categories.
+  # One setting has no speedups, and one run has no categories.
   assert count('Speedup by category') == 2
   assert count('Speedup as the parts of a round') == 1
   assert count('Against the number of drafts') == 1
@@ -183,7 +183,7 @@ def test_a_folder_without_results_is_refused(tmp_path):
 
 
 def _curve(overhead_ms):
-  """Rows of K = 0, 1 and 3; the prefill is in the time a token alone."""
+  """Returns rows of K = 0, 1, 3; only the time per token includes prefill."""
   return [
     {
       'num_draft_tokens': k,
@@ -203,9 +203,9 @@ def test_figure_1_of_chen_et_al_by_hand():
   assert [list(x) for x, _ in points] == [[0, 1, 3]] * 3
   seconds, share, per_round = (list(y) for _, y in points)
   assert seconds == pytest.approx([2.56, 1.92, 1.6])
-  # Of K drafts and a token of the target's own.
+  # Tokens per round over the K + 1 that are possible.
   assert share == pytest.approx([1, 0.75, 0.5])
-  # A time a token that holds the prefill would give 20, 22.5 and 25.
+  # From the time per token, which includes prefill, it would be 20, 22.5, 25.
   assert per_round == pytest.approx([11, 13, 17])
 
 
@@ -213,7 +213,7 @@ def test_rounds_that_were_not_timed_have_no_point():
   figure = figures_lib.against_num_drafts({'a': _curve(None)})
   (line,) = figure.axes[2].lines
   assert all(math.isnan(y) for y in line.get_ydata())
-  # Nor numbers at axes of nothing.
+  # The empty axes have no numbers either.
   assert not list(figure.axes[2].get_xticks())
   assert [text.get_text() for text in figure.axes[2].texts] == ['not measured']
   assert list(figure.axes[0].get_xticks()) and not figure.axes[0].texts

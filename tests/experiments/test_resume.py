@@ -1,4 +1,4 @@
-"""An evaluation that is killed, interrupted, doubled or changed."""
+"""An evaluation that is killed, interrupted, started twice or changed."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ _KEYS = {
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-  """How runs ended, and the files of their one folder at some moments."""
+  """The outcomes of runs, and snapshots of the folder that they share."""
 
   ended: dict
   files: dict
@@ -32,7 +32,7 @@ class Story:
 
 @pytest.fixture(scope='module')
 def story(commands, tiny_evaluate, tmp_path_factory):
-  """One folder of results, and all that happens to it."""
+  """One folder of results, and everything that happens to it."""
   folder = tmp_path_factory.mktemp('resume')
   out = folder / 'out'
   lines = [f'Is {i} an even number?\n' for i in range(_PROMPTS)]
@@ -65,7 +65,7 @@ def story(commands, tiny_evaluate, tmp_path_factory):
     first.communicate()
   look('killed')
   full = commands.start(*call)
-  # As of a full disk: no file may become larger than the journal is.
+  # Like a full disk: no file may become larger than the journal is.
   size = (out / 'journal.jsonl').stat().st_size
   resource.prlimit(full.pid, resource.RLIMIT_FSIZE, (size, size))
   ended['full'] = commands.finish(full)
@@ -93,7 +93,7 @@ def _wait_for_units(out, count, process):
 
 
 def _records(files):
-  """The whole lines of the journal, the first of which describes the run."""
+  """Returns the journal's complete lines; the first one describes the run."""
   return files['journal.jsonl'].split(b'\n')[:-1]
 
 
@@ -113,7 +113,7 @@ def test_a_second_run_is_refused_while_the_first_goes_on(story):
 def test_a_run_is_held_to_the_code_and_not_to_the_commit(story):
   header = json.loads(_records(story.files['killed'])[0])
   assert header['code'] == environment.source()
-  # Which files beside the code would change, such as the results themselves.
+  # The commit also changes with other files, such as the results themselves.
   assert environment.git_commit() not in header.values()
   assert header['target weights']
 
@@ -160,7 +160,7 @@ def test_nothing_is_done_twice_and_nothing_is_lost(story):
   keys = _keys(story.files['finished'])
   assert len(keys) == len(set(keys))
   assert set(keys) == _KEYS
-  # Warm-ups apart, a step is a unit that was missing.
+  # Apart from warm-ups, each step is a unit that was missing.
   for before, run in (('killed', 'interrupted'), ('interrupted', 'finished')):
     missing = _KEYS - set(_keys(story.files[before]))
     lines = story.ended[run].err.splitlines()

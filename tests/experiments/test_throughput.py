@@ -1,4 +1,4 @@
-"""What `python -m experiments.throughput` prints and leaves."""
+"""The output and files of `python -m experiments.throughput`."""
 
 import dataclasses
 import itertools
@@ -55,11 +55,11 @@ def test_both_ways_are_measured_and_give_the_same(tiny, commands, tmp_path):
   rate = 2 * row['tokens'] / sum(refilled)
   assert row['refilled_tokens_per_s'] == pytest.approx(rate)
   assert row['ratio'] == pytest.approx(sum(static) / sum(refilled))
-  assert row['ratio_ci95'] is None  # of two repeats
+  assert row['ratio_ci95'] is None  # only two repeats
   assert re.search(f'ngram +2 +{row["tokens"]} ', outcome.out)
   assert 'ngram: every output is the same both ways' in outcome.out
   assert result['divergences'] == []
-  # Of a journal with a fault the same command finds it.
+  # The same command finds a fault in the journal.
   path = tmp_path / 'journal.jsonl'
   lines = path.read_text().splitlines(keepends=True)
   for i, record in enumerate(map(json.loads, lines)):
@@ -83,9 +83,9 @@ _ANSWER = [9, 2, 6, 5]
 
 
 def _decoded(folder, target, temperature=0.0):
-  """Made-up outputs: equal, parting at tokens of the same weights, and not.
+  """Makes up outputs: equal ones, ones that part at a tie, and different ones.
 
-  The log-probabilities say that none of them were equally likely.
+  By their log-probabilities, none of the tokens were equally likely.
   """
   ngram = specsample.drafters.Ngram(num_draft_tokens=2)
   comparison = comparison_lib.Comparison(
@@ -148,7 +148,7 @@ def in_bfloat16(checkpoint):
 def test_differences_are_audited(in_bfloat16, tmp_path, capsys):
   comparison, journal = _decoded(tmp_path, in_bfloat16)
   units = audits_lib.units(comparison, _REQUESTS, journal)
-  # By a rule that is not exact tokens need not be the most likely.
+  # A lossy rule may emit other tokens than the most likely ones.
   assert [unit.key for unit in units] == [
     (audits.KIND, 'ngram', 1),
     (audits.KIND, 'ngram', 2),
@@ -195,7 +195,7 @@ def test_a_prompt_that_is_asked_again_is_continued_further():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Noting(hash_model.HashModel):
-  """Notes the size of every cache that is made for it."""
+  """Records the size of every cache that is made for it."""
 
   slots: set = dataclasses.field(default_factory=set, compare=False)
 
@@ -205,7 +205,7 @@ class _Noting(hash_model.HashModel):
 
 
 def _ways(checkpoint, model, sizes, **kwargs):
-  """The units of prompts of so many tokens, an answer of 1 or 9 each."""
+  """Returns the units for prompts of these sizes, with 1 or 9 new tokens."""
   target = specsample.Loaded(model, {}, specsample.load(checkpoint).tokenizer)
   own = evaluation.Evaluation(
     target=target,
@@ -231,7 +231,7 @@ def test_requests_that_emit_nothing_are_timed(checkpoint):
 
 
 def test_both_ways_have_caches_of_the_same_size(checkpoint):
-  # Of batches [5, 40] and [200, 7] the second one alone is padded to 256.
+  # Batch [200, 7] needs padding to 256; batch [5, 40] alone would need less.
   model = _Noting(vocab_size=16)
   slots = []
   for unit in _ways(checkpoint, model, (5, 40, 200, 7), batch_size=2):
@@ -239,14 +239,14 @@ def test_both_ways_have_caches_of_the_same_size(checkpoint):
     jax.clear_caches()  # a cache is made when a program is traced
     unit.run()
     slots.append(set(model.slots))
-  assert slots == [{256}, {256}]  # of 201 tokens, whole chunks
+  assert slots == [{256}, {256}]  # 201 tokens, in whole chunks
 
 
 @pytest.mark.parametrize(
   ('batch_size', 'group_size'),
   [
-    (1, None),  # fewer rows than sizes of a prefill
-    (5, 2),  # prefills are as wide as the longer one of two
+    (1, None),  # fewer rows than there are prefill sizes
+    (5, 2),  # prefills are as wide as the longer prompt of two
     (3, 2),
     (9, 3),  # more rows than requests
   ],

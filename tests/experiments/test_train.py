@@ -1,4 +1,4 @@
-"""Training as the command does it: what it leaves, and what interrupts it."""
+"""The training command: what it leaves, and what may interrupt it."""
 
 import dataclasses
 import json
@@ -35,12 +35,12 @@ _SETTINGS = {
   'decoded_prompt_tokens': 8,
   'decoded_new_tokens': 32,
 }
-# Of 6 batches per epoch; the last 15 steps are the decay.
+# There are 6 batches per epoch; the last 15 steps are the decay.
 _NUM_STEPS = 75
 _DECAY_START = 60
 _KINDS = ('train', 'held out')
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What is not the configuration's name, capitalised.
+# Class names that are not the capitalised name of the configuration.
 _CLASSES = {
   'draft': 'DraftModel',
   'dspark': 'DSpark',
@@ -67,7 +67,7 @@ def data(target, tmp_path_factory):
 
 
 def _write_data(folder, target, num_shards=3, seed=0):
-  """Writes greedy answers of the target; a folder that is there grows."""
+  """Writes greedy answers of the target, or adds to an existing folder."""
   folder.mkdir(exist_ok=True)
   vocab_size = target.model.vocab_size
   identity = data_folder.Identity(
@@ -105,7 +105,7 @@ def _write_data(folder, target, num_shards=3, seed=0):
 
 @pytest.fixture(scope='module')
 def flags(tiny, data):
-  """The function that gives those of a configuration."""
+  """A function that returns a configuration's flags."""
 
   def of(name, out, folders=(data,), **settings):
     size = _CLASSES.get(name, name.split('_')[0].capitalize())
@@ -129,25 +129,25 @@ def flags(tiny, data):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A folder that the command wrote, and how it ended."""
+  """A folder that the command wrote, and the command's outcome."""
 
   folder: pathlib.Path
   ended: object
 
   def journal(self):
-    """The records without what the clock said."""
+    """Returns the records without clock times."""
     lines = (self.folder / 'journal.jsonl').read_text().splitlines()
     records = [json.loads(line) for line in lines[1:]]
     for record in records:
       for name in ('seconds', 'replayed_seconds'):
         record['value'].pop(name, None)
-    # Only the first run on some data finds the vectors, and each segment is
-    # another one.
+    # Only the first run on some data computes the vectors, and segments differ
+    # between runs.
     left_out = ('hidden vectors', 'segment')
     return [x for x in records if x['key'][0] not in left_out]
 
   def of(self, kind, decay=None):
-    """The values of a kind of record, those of a decay last."""
+    """Returns the values of a kind of record, those of a decay last."""
     found = {tuple(x['key']): x['value'] for x in self.journal()}
     own = [value for key, value in found.items() if key[0] == kind]
     of_decay = [
@@ -158,17 +158,17 @@ class Run:
     return own + of_decay
 
   def segments(self):
-    """The records of the starts of the command."""
+    """Returns the record of each start of the command."""
     lines = (self.folder / 'journal.jsonl').read_text().splitlines()
     records = [json.loads(line) for line in lines[1:]]
     return [x['value'] for x in records if x['key'][0] == 'segment']
 
   def card(self):
-    """Of the drafter."""
+    """Returns the drafter's card."""
     return json.loads((self.folder / 'drafter' / 'card.json').read_text())
 
   def weights(self):
-    """The bytes of the drafter."""
+    """Returns the drafter's weights as bytes."""
     return (self.folder / 'drafter' / 'drafter.safetensors').read_bytes()
 
 
@@ -196,8 +196,7 @@ def test_the_loss_falls_and_acceptance_rises(hydra):
 
 
 def test_decoding_counts_what_replaying_its_answers_counts(hydra):
-  """The data are the target's own answers to the same prompts; only the cached
-  vectors are rounded."""
+  """The data are the target's own answers; only cached vectors are rounded."""
   for found in hydra.of('held out'):
     assert found['tokens'] == found['replayed_tokens']
     assert found['tokens_per_round'] == pytest.approx(
@@ -244,8 +243,8 @@ def test_the_card_says_how_it_was_trained(hydra, target):
 @pytest.mark.parametrize(
   'name',
   [
-    # Medusa and Hydra train in other tests. DFlash trains as DSpark does, and
-    # EAGLE as EAGLE-3.
+    # Other tests train Medusa and Hydra. DFlash trains as DSpark does, and
+    # EAGLE as EAGLE-3 does.
     *('draft', 'hydra_plus', 'medusa_2', 'dspark', 'eagle3', 'mtp'),
   ],
 )
@@ -272,10 +271,10 @@ def test_several_folders_are_one_run(commands, flags, data, target, tmp_path):
   ]
   assert found == [12 * 32, 24 * 32]
   assert card['held_out']['replayed']['answer_tokens'] == sum(found)
-  assert card['training']['last_step'] == 15  # of 12 batches, in fives
+  assert card['training']['last_step'] == 15  # 12 batches, rounded up to fives
 
 
-# In the decay the journal has more than 17 lines.
+# The journal has more than 17 lines only in the decay.
 @pytest.mark.parametrize('num_lines', [7, 19])
 def test_a_killed_run_gives_the_same_curve_and_weights(
   commands, flags, hydra, num_lines, tmp_path
@@ -294,7 +293,7 @@ def test_a_killed_run_gives_the_same_curve_and_weights(
 def test_a_mesh_gives_the_same_curve(
   commands, flags, hydra, cpu_devices, tmp_path
 ):
-  """In two parts: a checkpoint is read back to where its parts were."""
+  """Covers a kill too: a checkpoint is restored with its sharding."""
   mesh = ('--gin_bindings=Mesh.data = 2', '--gin_bindings=Mesh.model = 4')
   call = flags('hydra', tmp_path / 'run', checkpoint_seconds=0.0)
   start = lambda: commands.start(
@@ -354,7 +353,7 @@ def test_the_drafter_of_another_run_is_not_taken_for_its_own(
 def test_a_drafter_that_is_not_whole_is_written_again(
   commands, flags, hydra, tmp_path
 ):
-  """As a kill leaves it in a bucket, where nothing can be renamed."""
+  """A kill leaves such a drafter in a bucket, where renaming is impossible."""
   out = shutil.copytree(hydra.folder, tmp_path / 'run')
   (out / 'drafter' / 'card.json').unlink()
   ended = commands.run('train', *flags('hydra', out))
@@ -378,7 +377,7 @@ def _kill_after(commands, call, journal, num_lines):
 
 @pytest.fixture(scope='module')
 def changed_code(tmp_path_factory):
-  """A copy of the repository in which a file of the code differs."""
+  """A copy of the repository with a change in one code file."""
   copy = tmp_path_factory.mktemp('changed')
   ignored = shutil.ignore_patterns('__pycache__')
   for name in ('experiments', 'specsample'):
@@ -392,9 +391,9 @@ def changed_code(tmp_path_factory):
 
 @pytest.fixture
 def growing(data, target, tmp_path):
-  """A folder of the same data, and the function that adds two shards."""
+  """A copy of the data, and a function that adds two shards to it."""
   folder = shutil.copytree(data, tmp_path / 'data')
-  # Of which shard 3 is held out.
+  # Shard 3 is held out.
   return folder, lambda: _write_data(folder, target, num_shards=5)
 
 
@@ -417,7 +416,7 @@ def test_a_run_goes_on_under_other_code_with_more_data(
   ]
   assert upto(run, taken) == upto(hydra, taken)
   assert upto(run, taken + 10) != upto(hydra, taken + 10)
-  # Of 9 batches per epoch: 90 at the full rate, and then the decay.
+  # 9 batches per epoch: 90 steps at the full rate, and then the decay.
   assert run.of('train')[-1]['step'] == 110
   first, second = run.segments()
   assert first['code'] != second['code']
@@ -428,7 +427,7 @@ def test_a_run_goes_on_under_other_code_with_more_data(
   assert card['data']['added_at_steps'] == [taken]
   assert card['held_out']['replayed']['answer_tokens'] == 12 * 32
   assert card['training']['segments'] == [first, second]
-  # Wherever it is killed now, it does the same.
+  # Running it again from the start gives the same weights.
   again = shutil.copytree(out, tmp_path / 'again')
   shutil.rmtree(again / 'drafter')
   shutil.rmtree(again / 'decay')
@@ -454,7 +453,7 @@ def test_a_finished_run_goes_on_from_before_its_decay(
   assert [x['first_step'] for x in last['segments']] == [0, _DECAY_START]
   assert last['last_step'] == 150
   assert [x.name for x in (out / 'decay').iterdir()] == ['120-150']
-  # No step at the full rate is left: the same end as before.
+  # No step at the full rate is left, so it ends as before.
   ended = commands.run('train', *flags('hydra', out, epochs=2))
   assert ended.code == 0, ended.err
   assert extended.card()['training']['last_step'] == 150
@@ -465,14 +464,14 @@ def test_patience_begins_the_decay_and_the_best_weights_are_kept(
 ):
   settings = {'learning_rate': 1e-9, 'evaluate_every': 5, 'patience': 2}
   run = _train(commands, flags, 'hydra', tmp_path, **settings)
-  # None of the evaluations is better than the first.
+  # No evaluation is better than the first.
   assert [x['step'] for x in run.of('held out')] == [5, 10, 15, 20]
   assert [x['step'] for x in run.of('train')] == [5, 10, 15, 20]
   training = run.card()['training']
   assert training['steps'] == 5
   assert training['answer_tokens_seen'] == run.of('train')[0]['answer_tokens']
   assert training['decay_start'] == 15
-  # Without patience it goes on, at the full rate.
+  # Without patience it goes on at the full rate.
   call = flags('hydra', run.folder, **settings | {'patience': None})
   ended = commands.run('train', *call)
   assert ended.code == 0, ended.err
@@ -522,7 +521,7 @@ def test_a_loss_that_is_no_number_stops_the_run(commands, flags, tmp_path):
 def test_a_gradient_that_is_no_number_is_named_by_its_step(
   commands, flags, hydra, data, tmp_path
 ):
-  """As a run that goes on with vectors that a broken disk spoilt."""
+  """Covers a run that resumes with vectors that a broken disk spoilt."""
   out = tmp_path / 'run'
   folder = tmp_path / 'data'
   settings = {'epochs': 2.5, 'report_every': 1, 'checkpoint_seconds': 0.0}
@@ -566,7 +565,7 @@ def test_checkpoints_without_their_journal_are_refused(
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(commands, flags, tmp_path):
-  """As a limit on the size of a file, which comes after some checkpoints."""
+  """A file size limit, set after some checkpoints, stands for a full disk."""
   call = ['train', *flags('hydra', tmp_path / 'run', checkpoint_seconds=1e-3)]
   process = commands.start(*call)
   folder = tmp_path / 'run' / 'checkpoints'
@@ -577,7 +576,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(commands, flags, tmp_path):
   resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
   ended = commands.finish(process)
   assert ended.code == 2
-  # Now and then orbax's threads complain behind it, as the process ends.
+  # Now and then orbax's threads complain afterwards, as the process ends.
   (line,) = [x for x in ended.err.splitlines() if 'cannot be written' in x]
   assert 'the same command goes on' in line
   assert steps()
@@ -587,7 +586,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(commands, flags, tmp_path):
 
 @pytest.fixture(scope='module')
 def refusals(commands, flags, data, hydra, target, tmp_path_factory):
-  """How the command ends on what it cannot use."""
+  """Outcomes of the command by case, given input that it cannot use."""
   parent = tmp_path_factory.mktemp('refused')
   calls = {}
 

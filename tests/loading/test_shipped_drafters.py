@@ -1,4 +1,4 @@
-"""The files in checkpoints/: small, and cards that say how they came about."""
+"""The files in checkpoints/ are small, and their cards say how they arose."""
 
 import json
 import pathlib
@@ -25,7 +25,7 @@ def _card(name):
 
 
 def _texts(value):
-  """All texts in some JSON."""
+  """Returns all strings in some JSON."""
   if isinstance(value, dict):
     value = [*value, *value.values()]
   if isinstance(value, list):
@@ -62,7 +62,7 @@ def test_the_card_says_what_it_is_made_of(name):
   for folder in card['data']['folders']:
     assert folder['answer_tokens'] > 10_000
     assert folder['answer_tokens_per_second'] > 0
-    # No question of the tables.
+    # The questions of the tables are excluded.
     assert folder['settings']['exclude']
 
 

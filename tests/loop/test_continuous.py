@@ -1,4 +1,4 @@
-"""Prompts that take turns in a batch get the tokens that each has alone."""
+"""Prompts that take turns in a batch get the tokens that each gets alone."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ CHAIN = drafters.Chain(
 NGRAM = drafters.Ngram(num_draft_tokens=4, min_ngram=1)
 PARAMS = {'target': {}, 'drafter': {}}
 _RNG = np.random.default_rng(0)
-# One is far longer than the others, and more than a chunk.
+# One prompt is far longer than the others, and longer than a chunk.
 PROMPTS = [
   _RNG.integers(VOCAB, size=size).tolist()
   for size in (3, 40, 1, 140, 7, 2, 33, 9, 5, 6)
@@ -51,7 +51,7 @@ def generate_all(prompts=PROMPTS, *, params=PARAMS, **kwargs):
 
 
 def static(prompts=PROMPTS, *, params=PARAMS, **kwargs):
-  """One batch of them all."""
+  """Decodes all prompts in one batch."""
   padded, lengths = specsample.pad_prompts(prompts)
   output = specsample.generate(
     params, padded, lengths, jax.random.key(5), **(SETTINGS | kwargs)
@@ -60,7 +60,7 @@ def static(prompts=PROMPTS, *, params=PARAMS, **kwargs):
 
 
 def assert_rows_equal(found, expected):
-  """Outputs of one row each, and of all of them."""
+  """Compares outputs of one row each with one output of all rows."""
   assert len(found) == len(expected.lengths)
   for i, output in enumerate(found):
     width = output.tokens.shape[1]
@@ -110,7 +110,7 @@ def test_a_policys_state_is_that_of_the_row_alone():
   found = list(generate_all(drafter=learned, group_size=2))
   expected = static(drafter=learned)
   assert_rows_equal(found, expected)
-  # The state matters: else rounds would be those without the policy.
+  # The state matters; otherwise the rounds would be those without the policy.
   assert expected.rounds.tolist() != static().rounds.tolist()
 
 
@@ -124,7 +124,7 @@ def test_a_drafter_with_a_cache_begins_anew_with_each_prompt(name):
   }
   found = list(generate_all(**kwargs))
   expected = static(**kwargs)
-  # Not the log-probabilities: products of other shapes round otherwise.
+  # Not the log-probabilities, as products of other shapes round differently.
   for field in ('lengths', 'rounds', 'proposed', 'accepted'):
     rows = np.concatenate([getattr(output, field) for output in found])
     np.testing.assert_array_equal(rows, getattr(expected, field), field)
@@ -165,7 +165,7 @@ def test_penalties_count_the_prompt_of_the_row_alone():
 
 
 def test_caches_of_a_window_take_any_prompts_row():
-  # Of short prompts the chunks are smaller, and the rings must not be.
+  # Chunks are smaller for short prompts, but the rings must not be.
   params = {'target': WINDOWED.init(jax.random.key(0))}
   kwargs = {'model': WINDOWED, 'drafter': NGRAM, 'params': params}
   found = list(generate_all(**kwargs))
@@ -190,7 +190,7 @@ WINDOWED = transformer.Transformer(
 
 
 def _run_batch(model, drafter, params, **sizes):
-  """The tokens of each prompt, and the states' (rows, slots) on the way."""
+  """Returns each prompt's tokens, and the states' (rows, slots) on the way."""
   batch = refill.Batch(
     model=model,
     drafter=drafter,
@@ -226,7 +226,7 @@ def _run_batch(model, drafter, params, **sizes):
   'model, params, drafter, smallest',
   [
     (TARGET, PARAMS, CHAIN, 128),
-    # A ring has room for its window and a chunk; with less it is no ring.
+    # A ring has room for its window and a chunk; a smaller buffer isn't a ring.
     (WINDOWED, {'target': WINDOWED.init(jax.random.key(0))}, NGRAM, 144),
   ],
 )
@@ -261,7 +261,7 @@ def test_a_full_cache_stops_its_row():
 
 
 def test_rows_are_refilled_as_soon_as_they_are_done():
-  # The second row goes on while the first takes all the others.
+  # The second row keeps going while the first takes all the other jobs.
   most = [3, 40, 1, 1, 2, 1]
   jobs = [
     refill.Job(
@@ -307,7 +307,7 @@ def test_few_executables_whatever_the_prompts(num_compiled):
   made = [
     after - first for after, first in zip(num_compiled(), before, strict=True)
   ]
-  # Chunks of 32, 64 and 128 tokens.
+  # The three are for chunks of 32, 64 and 128 tokens.
   assert made == [1, 1, 3, 1, 1]
   other = [[1] * size for size in (31, 50, 200, 128, 8)]
   list(generate_all(other, **(_first(5) | kwargs)))

@@ -1,4 +1,4 @@
-"""The round: stops, bookkeeping, penalties, what is counted."""
+"""The round: stops, bookkeeping, penalties and counts."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ VOCAB = 32
 
 @dataclasses.dataclass(frozen=True)
 class Counting(hash_model.HashModel):
-  """After token t comes (t + 1) % VOCAB, with certainty."""
+  """A model in which token t is followed by (t + 1) % VOCAB with certainty."""
 
   vocab_size: int = VOCAB
 
@@ -65,7 +65,7 @@ def test_eos_inside_an_accepted_run_cuts_it():
 
 @pytest.mark.parametrize('drafter', [drafters.NoDraft(), PERFECT])
 def test_stop_sequence_may_span_rounds(drafter):
-  # The first round emits 2..6, so that 5, 6, 7 ends in the second.
+  # The first round emits 2 to 6, so 5, 6, 7 is completed in the second.
   stop = specsample.Stop(sequences=((5, 6, 7), (20,)))
   output = generate([[1]], drafter=drafter, stop=stop)
   assert output.tokens[0, : output.lengths[0]].tolist() == [2, 3, 4, 5, 6, 7]
@@ -146,7 +146,7 @@ def test_origin_and_round_of_every_token():
     Origin.ACCEPTED,
     Origin.CORRECTION,
     Origin.CORRECTION,
-    Origin.PLAIN,  # nothing was left to draft for
+    Origin.PLAIN,  # there is no room for a draft
   ]
   assert output.emit_round[0].tolist() == [0, 0, 0, 1, 2]
   assert output.proposed[0].tolist() == [1, 1, 0, 1]
@@ -216,7 +216,7 @@ _MODEL = hash_model.HashModel(vocab_size=VOCAB)
 _CLOSE = drafters.Chain(
   model=dataclasses.replace(_MODEL, noise=0.2), num_draft_tokens=3
 )
-# Kept is a path that is not the first nodes.
+# Accepted paths are not always the first nodes.
 _TREE = drafters.Tree(
   drafter=dataclasses.replace(_CLOSE, num_draft_tokens=2),
   topology=tree.Topology((0, 0, 0, 2, 1, 2)),
@@ -227,7 +227,7 @@ _TREE = drafters.Tree(
   ('drafter', 'rule'),
   [
     (_CLOSE, verify.chain),
-    # The target reads less than K drafts.
+    # The target reads fewer than K draft tokens.
     (
       drafters.Adaptive(
         drafter=_CLOSE, policies=(policies.TokenProbability(0.2),), widths=(1,)
@@ -349,8 +349,8 @@ def test_a_profile_can_tell_the_parts_of_a_round():
   )
   text = lowered.as_text(debug_info=True)
   parts = re.findall(r'"jit\(advance\)/while/body/(\w+)/', text)
-  # Nothing of a round is outside of the three.
+  # A round has no operation outside of the three parts.
   assert set(parts) == {'draft', 'verify', 'commit'}
-  # Looking up n-grams compares tokens, with no softmax.
+  # N-gram lookup compares tokens and needs no softmax.
   of_softmax = re.findall(r'while/body/(\w+)/[^"]*\bexp"', text)
   assert 'verify' in of_softmax and 'draft' not in of_softmax

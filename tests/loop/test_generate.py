@@ -1,4 +1,4 @@
-"""`generate`: invariance of a row's tokens, compilation."""
+"""`generate`: invariance of a row's tokens, and compilation."""
 
 import dataclasses
 
@@ -91,7 +91,7 @@ def test_speculation_accepts_what_a_perfect_drafter_drafts():
   perfect = drafters.Chain(model=TARGET, num_draft_tokens=3)
   output = generate(drafter=perfect)
   assert specsample.stats.of(output).acceptance_by_position == (1, 1, 1)
-  assert list(output.rounds) == [3, 3, 3, 3]  # 12 tokens, 4 a round
+  assert list(output.rounds) == [3, 3, 3, 3]  # 12 tokens, 4 per round
 
 
 def test_row_is_the_same_alone_padded_and_permuted():
@@ -147,7 +147,7 @@ def test_parts_equal_the_whole():
 
 def test_row_of_a_running_batch_can_be_refilled():
   padded, lengths = specsample.pad_prompts([[1, 2], [3, 4]])
-  long = list(range(VOCAB)) * 9  # of a larger bucket
+  long = list(range(VOCAB)) * 9  # needs a larger bucket
   long_padded, long_lengths = specsample.pad_prompts([long])
   static = {
     'model': TARGET,

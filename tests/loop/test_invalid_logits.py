@@ -1,4 +1,4 @@
-"""Logits that are no distribution stop their row, and bias nothing before."""
+"""Invalid logits stop their row and don't bias the tokens before."""
 
 import dataclasses
 
@@ -59,7 +59,7 @@ def _rows(output):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Breaks(testing.HashModel):
-  """Returns bad logits behind one token."""
+  """Returns bad logits after one token."""
 
   value: float = float('nan')
   behind: int = 5
@@ -71,7 +71,7 @@ class _Breaks(testing.HashModel):
     return dataclasses.replace(output, logits=logits), new
 
 
-# What is no distribution is known before the rule: of the others one pair.
+# Invalid logits are found before the rule, so one pair tests the other values.
 @pytest.mark.parametrize(
   ('drafter', 'rule', 'value'),
   [
@@ -101,7 +101,7 @@ def test_they_stop_their_row_only(drafter, rule, value):
     assert 5 not in row[:-1]
     if row and row[-1] == 5:
       assert reason == StopReason.INVALID_LOGITS
-    if drafter is not _CHAIN and row:  # its acceptance is judged as before
+    if drafter is not _CHAIN and row:  # drafts are judged as before
       assert row == reference[: len(row)]
 
 
@@ -120,7 +120,7 @@ _LATENT = attention.Latent(kv_rank=8, rope_dim=4, head_dim=8, value_dim=8)
 )
 @pytest.mark.parametrize('is_kept', [False, True])
 def test_a_rejected_draft_is_seen_by_nothing(model, is_kept):
-  """Though its own keys and values are no numbers, now and a round later."""
+  """The draft's own keys and values are NaN, now and in the next round."""
   bad, prompt = 5, [[1, 2, 3]]
   params = model.init(jax.random.key(0))
   params |= {'embedding': params['embedding'].at[:, bad].set(jnp.nan)}
@@ -161,7 +161,7 @@ def test_a_rejected_draft_is_seen_by_nothing(model, is_kept):
 
 @pytest.mark.parametrize('has_int8_cache', [False, True])
 def test_padding_without_numbers_is_seen_by_nothing(has_int8_cache):
-  """Of a short prompt beside one of several chunks, which it is fed with."""
+  """Beside a prompt of several chunks, a short one is fed NaN padding."""
   model = dataclasses.replace(_LLAMA, has_int8_cache=has_int8_cache)
   params = model.init(jax.random.key(0))
   params |= {'embedding': params['embedding'].at[:, 0].set(jnp.nan)}
@@ -191,7 +191,7 @@ def test_greedy_rows_stop_too():
 
 
 def _first_tokens(target, drafter, rule):
-  """How many rows begin with each token, of the law without what is broken."""
+  """Returns counts of first tokens, the law without bad logits, the output."""
   num_rows = 4096
   output = _generate(
     [[1, 0, 1]] * num_rows,
@@ -220,8 +220,8 @@ _TREE = drafters.Tree(
 )
 
 
-# Behind a first token there is none: one that the drafter likes too much, 0, or
-# too little, 2, which block verification keeps whatever comes.
+# Logits are bad after one first token: 0, which the drafter overrates, or 2,
+# which it underrates, so that block verification keeps it whatever follows.
 @pytest.mark.parametrize(
   ('rule', 'drafter', 'behind'),
   [

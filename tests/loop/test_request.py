@@ -1,4 +1,4 @@
-"""Bad input: refused by name, before anything is compiled."""
+"""Bad input is refused by name, before anything is compiled."""
 
 import dataclasses
 
@@ -229,7 +229,7 @@ def test_what_pads_a_prompt_does_not_matter(tiny_llama):
 @pytest.mark.parametrize('name', ['rbg', 'unsafe_rbg'])
 def test_generators_that_share_bits_among_rows_are_refused(name):
   key = jax.random.key(0, impl=name)
-  # Which is why: the rows behind the first are drawn from its key.
+  # The reason: under vmap, rows after the first are drawn from the first's key.
   others = jax.random.split(key, 3).at[0].set(key)
   rows = jax.vmap(jax.random.bits)
   changed = others.at[0].set(jax.random.key(1, impl=name))

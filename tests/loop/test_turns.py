@@ -1,4 +1,4 @@
-"""`extend`: a row with more text is the row of the whole text."""
+"""`extend`: a row with more text equals the row of the whole text."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from specsample.testing import trained
 _VOCAB = 16
 _HASHES = testing.HashModel(vocab_size=_VOCAB, seed=3)
 _PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [5]]
-# More than one pass takes in, and nothing.
+# One text takes more than one pass, the other is empty.
 _TEXTS = [[4, 1, 2, 9, 9, 1, 2] * 6, []]
 _FIRST, _SECOND = 9, 20
 _CHAIN = drafters.Chain(
@@ -27,7 +27,7 @@ _ADAPTIVE = drafters.Adaptive(
 )
 _SUFFIX = drafters.Suffix(num_draft_tokens=4, min_kept=0.1)
 _EITHER = drafters.Either(remembered=_SUFFIX, trained=_CHAIN)
-# What they expect of their drafts follows from what they have seen.
+# Their drafts depend on what they have seen.
 _LEARNING = {'Adaptive', 'Suffix', 'Either'}
 _UNTRAINED = [
   trained.Trained(type(drafter).__name__, _HASHES, drafter, params)
@@ -59,7 +59,7 @@ def _prefill(scene, prompts, max_new_tokens, sampling=specsample.Sampling()):
 
 
 def _decoded(scene, state):
-  """Each row's text when it is done, and the state."""
+  """Returns each row's text when it is done, and the state."""
   state = specsample.advance(
     scene.params,
     state,

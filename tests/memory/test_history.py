@@ -1,4 +1,4 @@
-"""A store that grows with what was generated, and what it changes."""
+"""A store that grows with the generated text, and what it changes."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Stores of texts: in which order their places are, and what is found there."""
+"""Stores of texts: the order of their places, and what is found in them."""
 
 import collections
 import functools
@@ -21,7 +21,7 @@ def _find(look_up, store, context):
 
 
 def _looked_up(store, context, max_match, num_tokens, **settings):
-  """The draft as a list, and how many tokens matched."""
+  """Returns the draft as a list, how many tokens matched, and the shares."""
   look_up = functools.partial(
     store_lib.look_up, max_match=max_match, num_tokens=num_tokens, **settings
   )
@@ -31,7 +31,7 @@ def _looked_up(store, context, max_match, num_tokens, **settings):
 
 
 def _continuations(texts, context, max_match, num_tokens):
-  """What followed the longest suffix that a text has, and its length."""
+  """Returns what followed the longest suffix that a text has; its length."""
   for matched in range(min(max_match, len(context)), 0, -1):
     suffix = list(context[-matched:])
     found = [
@@ -46,7 +46,7 @@ def _continuations(texts, context, max_match, num_tokens):
 
 
 def _check_path(found, continuations):
-  """Each token is a most frequent one, with the share of those that agree."""
+  """Checks that each token is a most frequent one, and has the right share."""
   alive = continuations
   for i, (token, share) in enumerate(
     zip(found.tokens.tolist(), found.share.tolist(), strict=True)
@@ -67,7 +67,7 @@ def test_look_up_equals_a_search_by_hand(vocab_size, capacity):
   rng = np.random.default_rng(vocab_size)
   text = lambda most: rng.integers(0, vocab_size, rng.integers(1, most))
   texts = [text(20) for _ in range(40)]
-  # Into the order's whole depth, with one token long after another.
+  # Repetitions that reach the order's whole depth.
   texts += [[0] * 19, np.tile([1, 0], 12)]
   store = store_lib.build(texts, vocab_size=vocab_size, capacity=capacity)
   assert int(store.size) < store.capacity == capacity
@@ -90,7 +90,7 @@ def test_look_up_equals_a_search_by_hand(vocab_size, capacity):
 
 
 def test_the_worked_example():
-  # 1 2 occurs four times: 3 1 2 4 1 follows, 4 1 2 3 1, 3 1 2, and nothing.
+  # 1 2 occurs four times, followed by 3 1 2 4 1, 4 1 2 3 1, 3 1 2 and nothing.
   text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
   store = store_lib.build([text], vocab_size=5)
   tokens, matched, share = _looked_up(store, text, 2, 6)
@@ -98,7 +98,7 @@ def test_the_worked_example():
   of_alive = [(2, 4), (2, 2), (2, 2), (1, 2), (1, 1), (1, 1)]
   expected = [(count - 0.5) / (all + 0.5) for count, all in of_alive]
   np.testing.assert_allclose(share, expected, atol=1e-6)
-  # Behind 3 1 2 there is one 4, and an end.
+  # 3 1 2 is followed once by 4 and once by the end.
   tokens, matched, share = _looked_up(store, text, 3, 2)
   assert (tokens, matched) == ([4, 1], 3)
   np.testing.assert_allclose(share, [0.5 / 2.5, 0.5 / 1.5], atol=1e-6)
@@ -106,19 +106,19 @@ def test_the_worked_example():
 
 def test_drafts_end_with_their_text():
   store = store_lib.build([[1, 2, 3], [4, 5]], vocab_size=9, capacity=12)
-  # Neither the next text nor the room behind the last one is read.
+  # Neither the next text nor the free space after the last one is read.
   assert _looked_up(store, [1, 2], 4, 3)[0] == [3, -1, -1]
   assert _looked_up(store, [4], 4, 3)[0] == [5, -1, -1]
   assert _looked_up(store, [2, 3], 4, 3)[:2] == ([-1] * 3, 2)
   assert _looked_up(store, [4, 5], 4, 3)[:2] == ([-1] * 3, 2)
-  # No match goes from one text into the next.
+  # A match doesn't continue from one text into the next.
   assert _looked_up(store, [3, 4], 4, 3)[:2] == ([5, -1, -1], 1)
   assert _looked_up(store, [6], 4, 3)[:2] == ([-1] * 3, 0)
 
 
 def test_what_is_padding_is_in_no_context():
   store = store_lib.build([[0, 0, 0, 0, 3]], vocab_size=4)
-  # Of a row of one token, the other slots are zeros.
+  # The row has one token; its other slots are zeros.
   tokens, matched, _ = _looked_up(store, [0], 4, 1)
   assert (tokens, matched) == ([0], 1)
 
@@ -146,7 +146,7 @@ def test_places_are_sorted_by_what_follows():
     order = np.asarray(store.order)[:size]
     assert sorted(order) == list(range(size))
     tokens = np.asarray(store.tokens)
-    # What is shorter comes first, as in a dictionary.
+    # Shorter continuations come first, as in a dictionary.
     behind = [tuple(tokens[:size][i : i + 16]) for i in order]
     assert behind == sorted(behind)
     assert np.all(tokens[size:] == _SEPARATOR)

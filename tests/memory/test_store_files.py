@@ -1,4 +1,4 @@
-"""Stores as they are saved: what is read back, and what is refused."""
+"""Saved stores: what is read back, and what is refused."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ def target(smollm2):
 
 @pytest.fixture
 def folder(target, tmp_path):
-  """A store that was saved."""
+  """The folder of a saved store."""
   made = store.build(_TEXTS, vocab_size=target.model.vocab_size, capacity=40)
   path = tmp_path / 'store'
   specsample.save_store(path, made, target=target, card={'license': 'none'})

@@ -1,4 +1,4 @@
-"""Checkpoints of 8 bits, written as DeepSeek-V3's, and what they mean."""
+"""Checkpoints in 8 bits, written as DeepSeek-V3's, and their decoded values."""
 
 import json
 import re
@@ -8,9 +8,9 @@ import torch
 
 
 def quantised(matrix, block, scale_dtype=torch.float32):
-  """A matrix [out, in] in 8 bits, its scales, and the numbers that it means."""
+  """Returns a matrix [out, in] in 8 bits, its scales and its decoded values."""
   size, (height, width) = matrix.shape, block
-  # Zeros to the end of the last blocks, which are cut off again.
+  # The last blocks are padded with zeros, which are cut off again.
   counts = -(-size[0] // height), -(-size[1] // width)
   padded = torch.zeros(counts[0] * height, counts[1] * width)
   padded[: size[0], : size[1]] = matrix
@@ -23,7 +23,7 @@ def quantised(matrix, block, scale_dtype=torch.float32):
 
 
 def write(source, folder, block, *, plain):
-  """A folder's model with projections of 8 bits; what they mean, to `plain`."""
+  """Writes a folder's model with 8-bit projections; decoded ones to `plain`."""
   stored, meant = {}, {}
   for path in source.glob('*.safetensors'):
     for name, tensor in safetensors.torch.load_file(path).items():

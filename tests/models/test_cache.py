@@ -49,7 +49,7 @@ def _apply(params, tokens, cache, parents=None, *, model):
 
 
 def _alone(name, text):
-  """The logits of every token of a text, in one pass over nothing else."""
+  """Returns the logits of every token of a text, from one pass of its own."""
   model = _MODELS[name]
   padded = np.zeros((1, _ROOM), np.int32)
   padded[0, : len(text)] = text
@@ -59,10 +59,10 @@ def _alone(name, text):
 
 
 def _close(name, found, expected):
-  """Of int8 a value between two integers may be rounded to either.
+  """Compares logits, with more tolerance for int8 caches.
 
-  One that is rounded otherwise moves all logits behind it by about 1e-3, a
-  token that is not the text's by 1e-1.
+  An int8 value between two integers may be rounded to either. A different
+  rounding moves all later logits by about 1e-3, and a wrong token by 1e-1.
   """
   error = np.abs(np.asarray(found) - expected)
   if 'int8' in name:
@@ -85,7 +85,7 @@ def test_rows_that_keep_what_they_like_equal_prefills(name):
     for row, new, logits in zip(rows, tokens, output.logits, strict=True):
       text = [*row, *new]
       _close(name, logits, _alone(name, text)[len(row) :])
-    # All, none, or some: the window's edge is passed at every offset.
+    # Keep all, none or some, to pass the window's edge at every offset.
     counts = np.asarray([_FED, turn % (_FED + 1), (3 * turn) % (_FED + 1)])
     for row, new, count in zip(rows, tokens, counts, strict=True):
       row += new[:count].tolist()
@@ -117,7 +117,7 @@ def test_kept_paths_of_trees_equal_prefills(name):
 
 @_each
 def test_a_prompt_padded_at_its_end_leaves_the_window(name):
-  """Rows of other lengths in one chunk: what is behind a row is not its own."""
+  """Rows of different lengths share a chunk, and see only their own tokens."""
   model, params = _MODELS[name], _params(name)
   chunk = 4 * _WINDOW
   cache = model.init_cache(3, _ROOM, max_new=chunk)
@@ -172,5 +172,5 @@ def test_an_int8_cache_errs_little():
     _alone(name, text) for name in ('full', 'int8')
   )  # with the same parameters
   error = np.sqrt(np.mean((found - exact) ** 2))
-  # 0.049 or 0.050 of it, as processors round; of 7 bits it would be twice that.
+  # 0.049 or 0.050 of it, depending on the processor; 7 bits would double it.
   assert 0 < error < 0.07 * np.std(exact)

@@ -1,4 +1,4 @@
-"""Models as the library saves them."""
+"""Models saved by the library."""
 
 import dataclasses
 import json
@@ -116,7 +116,7 @@ def test_nothing_is_overwritten(tmp_path):
 def test_a_failure_leaves_nothing_behind(tmp_path, smollm2):
   model = _model()
   params = model.init(jax.random.key(0))
-  # Found out when tokenizer.json and more are already written.
+  # This fails after tokenizer.json and more have been written.
   broken = dataclasses.replace(smollm2.tokenizer, chat_template=object())
   with pytest.raises(TypeError):
     checkpoint.save(tmp_path / 'model', model, params, broken)

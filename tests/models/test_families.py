@@ -17,7 +17,7 @@ _SIZES = {
   'num_key_value_heads': 2,
   'intermediate_size': 48,
   'max_position_embeddings': 256,
-  # Wide enough for logits that tell a wrong model from a right one.
+  # Large enough that the logits tell a wrong model from a right one.
   'initializer_range': 0.3,
 }
 _OWN_HEADS = _SIZES | {'head_dim': 12}
@@ -131,7 +131,7 @@ _BATCH, _LENGTH = 2, 48
 
 @pytest.fixture(scope='module', autouse=True)
 def _one_torch_thread():
-  """Several wait for each other busily, also where others need the cores."""
+  """Uses one torch thread: several busy-wait, even if others need the cores."""
   before = torch.get_num_threads()
   torch.set_num_threads(1)
   yield
@@ -139,7 +139,7 @@ def _one_torch_thread():
 
 
 def _reference(name):
-  """A random transformers model, its norms not ones and its biases not 0."""
+  """Returns a random transformers model with nontrivial norms and biases."""
   torch.manual_seed(0)
   config = _CONFIGS[name]
   config._attn_implementation = 'eager'
@@ -160,7 +160,7 @@ def _reference(name):
 
 @pytest.fixture(scope='module', params=list(_CONFIGS))
 def pair(request, tmp_path_factory):
-  """A model and its parameters as loaded, and what transformers computes."""
+  """A loaded model, its parameters, and what transformers computes."""
   folder = tmp_path_factory.mktemp(request.param)
   reference = _reference(request.param)
   reference.save_pretrained(folder)

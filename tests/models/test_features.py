@@ -23,7 +23,7 @@ def test_features_are_outputs_of_layers_and_the_embedding(model):
   np.testing.assert_allclose(embedded, model.embed(params, _TOKENS))
   scale = np.sqrt(np.square(last).mean(axis=-1, keepdims=True) + 1e-5)
   np.testing.assert_allclose(output.hidden, last / scale, rtol=1e-4)
-  # A model that ends behind layer 0, with its input as the last vectors.
+  # The last vectors of a model that ends after layer 0 are that layer's output.
   short = _MODEL.keep_layers((0,))
   other, _ = short.apply(
     _MODEL.keep_params(params, (0,)), _TOKENS, short.init_cache(2, 4)

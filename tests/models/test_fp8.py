@@ -1,6 +1,6 @@
-"""Matrices of 8 bits with a scale for each block, and what is wrong with some.
+"""Matrices in 8 bits with a scale per block, and faults in them.
 
-That a model of them is the one that they mean: `test_mtp_of_deepseek`.
+`test_mtp_of_deepseek` tests that a model of them equals the decoded one.
 """
 
 import json
@@ -21,7 +21,7 @@ _NAME = 'model.layers.0.mlp.up_proj.weight'
 _SCALE = f'{_NAME}_scale_inv'
 
 
-# DeepSeek's scales are of float32, Qwen's of bfloat16.
+# DeepSeek's scales are float32, Qwen's bfloat16.
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_parts_are_those_of_the_matrix(tmp_path, dtype):
   torch.manual_seed(0)

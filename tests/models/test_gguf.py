@@ -1,4 +1,4 @@
-"""GGUF files written as llama.cpp's converter writes them, and broken ones."""
+"""GGUF files as llama.cpp's converter writes them, and broken ones."""
 
 import gguf
 import jax
@@ -33,7 +33,7 @@ def _metadata(model):
 
 
 def _interleaved(kernel, num_heads):
-  """The rows [out, in] of heads, their halves interleaved."""
+  """Returns the rows [out, in] of heads with their halves interleaved."""
   rows = np.asarray(kernel).T
   halves = rows.reshape(num_heads, 2, -1, rows.shape[1])
   return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(rows.shape)
@@ -64,7 +64,7 @@ def _tensors(model, params):
 
 @pytest.fixture(scope='module')
 def parts(tiny_llama):
-  """Metadata and tensors of a file that loads."""
+  """The metadata and tensors of a file that loads."""
   return _metadata(tiny_llama[0]), _tensors(*tiny_llama)
 
 
@@ -281,7 +281,7 @@ def test_a_type_that_cannot_be_decoded_is_named(parts, write_gguf, tmp_path):
   metadata, tensors = parts
   path = tmp_path / 'model.gguf'
   write_gguf(path, metadata, tensors)
-  # The type of the last tensor, in front of its offset.
+  # The type of the last tensor, which precedes its offset.
   name = b'blk.1.ffn_down.weight'
   content = bytearray(path.read_bytes())
   kind = content.index(name) + len(name) + 4 + 2 * 8
@@ -304,11 +304,11 @@ def test_a_truncated_file_is_found(parts, write_gguf, tmp_path, kept):
 @pytest.mark.parametrize(
   ('offset', 'content'),
   [
-    (0, b'PK\x03\x04'),  # no GGUF at all
-    (4, b'\x00\x00\x00\x03'),  # of another byte order
-    (8, b'\xff' * 8),  # a count of tensors beyond all bounds
+    (0, b'PK\x03\x04'),  # not GGUF at all
+    (4, b'\x00\x00\x00\x03'),  # another byte order
+    (8, b'\xff' * 8),  # an absurd number of tensors
     (24, b'\xff' * 8),  # a key longer than the file
-    (32, b'\xff'),  # a key that is no text
+    (32, b'\xff'),  # a key that is not text
   ],
 )
 def test_a_damaged_header_is_found(

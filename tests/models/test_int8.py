@@ -72,7 +72,7 @@ def test_a_model_is_that_of_the_rounded_matrices(changes):
   assert params['norm']['scale'].dtype == jnp.float32
   found = _logits(params, model=model)
   rounded = _logits(_dequantised(params), model=model)
-  # Mostly within 1e-5, on processors that add in another order within 1.3e-4.
+  # Mostly within 1e-5, but 1.3e-4 on processors that add in another order.
   np.testing.assert_allclose(found, rounded, atol=5e-4)
   expected = _logits(exact, model=model)
   error = np.sqrt(np.mean((found - expected) ** 2))
@@ -90,7 +90,7 @@ def test_axes_are_those_of_the_parameters():
 
 
 def test_shapes_are_of_no_mesh():
-  # A size that no other test has asked for: what is asked for is remembered.
+  # Shapes are cached, so this is a size that no other test asks for.
   model = dataclasses.replace(_LLAMA, vocab_size=41)
   for explicit in (True, False):
     with jax.set_mesh(sharding.make_mesh(explicit=explicit)):

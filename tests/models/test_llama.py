@@ -1,4 +1,4 @@
-"""What a Llama is, window and subset of layers, and SmolLM2's text."""
+"""Llama models, with a window or a subset of layers, and SmolLM2's text."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ _SIZES = {
   'num_key_value_heads': 2,
   'intermediate_size': 48,
   'max_position_embeddings': 256,
-  # Wide enough for logits that tell a wrong model from a right one.
+  # Large enough that the logits tell a wrong model from a right one.
   'initializer_range': 0.3,
 }
 _CONFIGS = {
@@ -51,7 +51,7 @@ _BATCH, _LENGTH = 2, 48
 
 @pytest.fixture(scope='module', autouse=True)
 def _one_torch_thread():
-  """Several wait for each other busily, also where others need the cores."""
+  """Uses one torch thread: several busy-wait, even if others need the cores."""
   before = torch.get_num_threads()
   torch.set_num_threads(1)
   yield
@@ -59,7 +59,7 @@ def _one_torch_thread():
 
 
 def _reference(name):
-  """A random transformers model, its norms not ones and its biases not 0."""
+  """Returns a random transformers model with nontrivial norms and biases."""
   torch.manual_seed(0)
   config = _CONFIGS[name]
   config._attn_implementation = 'eager'
@@ -177,7 +177,7 @@ def test_a_token_changes_no_logits_before_it(tiny_llama):
 
 def test_a_window_ends_where_it_says(tiny_llama):
   model, params = tiny_llama
-  # One layer: two pass a token on over two windows.
+  # One layer, because two would pass a token on over two windows.
   model = dataclasses.replace(model, num_layers=1, sliding_window=5)
   params = params | {'layers': {0: params['layers'][0]}}
   tokens = np.arange(24)[None]

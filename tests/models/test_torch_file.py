@@ -1,4 +1,4 @@
-"""State dicts that torch saved, read without torch and without their code."""
+"""State dicts saved by torch, read without torch and without running code."""
 
 import collections
 import io
@@ -27,7 +27,7 @@ def test_tensors_are_what_torch_saved(tmp_path):
   whole = torch.randn(6, 5)
   tensors = {
     'float': whole,
-    'part': whole[2:4],  # of the same storage
+    'part': whole[2:4],  # in the same storage
     'one row': torch.randn(3, 7)[:1].t()[:1],
     'double': torch.randn(2, 3, 4).double(),
     'half': torch.randn(4).half(),
@@ -63,7 +63,7 @@ def test_a_modules_state_is_read_in_parts(tmp_path):
 
 
 class _Call:
-  """Whatever unpickles it calls a function."""
+  """An object that calls a function when it is unpickled."""
 
   def __init__(self, function, *arguments):
     self.call = function, arguments
@@ -95,14 +95,14 @@ def test_a_pickle_runs_no_code(tmp_path, function, name, protocol):
   with pytest.raises(ValueError, match=message):
     _read(tmp_path / 'model.pt')
   assert not made.exists()
-  # It is the reader that is careful, not the pickle that is harmless.
+  # The pickle is not harmless; it is the reader that is careful.
   if function is os.mkdir:
     pickle.loads(pickle.dumps(call, protocol))
     assert made.is_dir()
 
 
-# A function's defaults, a class's attributes and a kind: what a pickle could
-# change for the next file that is read, were it the reader's own.
+# A function's defaults, a class's attribute and a storage type: if they were
+# the reader's own, a pickle could change them for the next file.
 _PATCHES = [
   (b'ctorch._utils\n_rebuild_tensor_v2\n', b'__defaults__'),
   (b'ccollections\nOrderedDict\n', b'__init__'),

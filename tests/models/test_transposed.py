@@ -1,4 +1,4 @@
-"""Matrices that are stored for products with few rows on a CPU."""
+"""Matrices stored for products with few rows on a CPU."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ _IS_TIED = [False, True]
 
 
 def _params(model):
-  # Larger than at initialisation: logits that tell tokens apart.
+  # Larger than at initialisation, so that the logits tell tokens apart.
   return jax.tree.map(lambda x: 1.6 * x, model.init(jax.random.key(0)))
 
 

@@ -1,4 +1,4 @@
-"""A tree in one pass: what each of its paths would be alone."""
+"""A tree in one pass: each path gets the logits that it would get alone."""
 
 import dataclasses
 import functools
@@ -40,10 +40,10 @@ def _prefilled(name):
 
 
 def _alone(name, row, path):
-  """The logits of the last of a prompt and the nodes of a path behind it."""
+  """Returns the last logits of a prompt that is followed by a path of nodes."""
   model = _MODELS[name]
   text = np.concatenate([_PROMPTS[row, : _LENGTHS[row]], _NODES[row, path]])
-  # What is behind a token does not change its logits.
+  # Tokens that follow don't change a token's logits.
   padded = np.pad(text, (0, 12 - text.size))[None]
   output, _ = _whole(_params(name), padded, model=model)
   return output.logits[0, text.size - 1]
@@ -91,7 +91,7 @@ def test_a_kept_path_is_moved_into_place(name):
   _, cache = model.apply(
     _params(name), jnp.asarray(_NODES), cache, parents=parents
   )
-  # All of a path, none, and the first of one; behind them nothing matters.
+  # Keep a whole path, none of it, and one's first node; the rest is ignored.
   kept = np.asarray([[0, 1, 3, 5], [0, 0, 0, 0], [0, 6, 7, 0]])
   counts = np.asarray([4, 1, 2])
   cache = model.commit(

@@ -1,4 +1,4 @@
-"""`compile_tpu`'s numbers, for these devices, against what can be known."""
+"""`compile_tpu`'s numbers for these devices, against known values."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def _target(config, chip):
 
 @pytest.fixture(scope='module')
 def compiled():
-  """What is known of one row on a mesh of 1 x 8, and the loop's HLO."""
+  """The counts for one row on a mesh of 1 x 8, and the loop's HLO."""
   return compilation.run(_target(_CONFIG, _CHIP), _CONFIG, lambda step: None)
 
 
@@ -74,7 +74,7 @@ def test_the_arguments_are_those_of_generate(compiled):
     leaf.addressable_shards[0].data.nbytes
     for leaf in jax.tree.leaves((placed, state))
   )
-  # And the number of rounds.
+  # Plus the number of rounds.
   assert counted.argument_bytes == held + 4
 
 
@@ -88,7 +88,7 @@ def test_operations_are_those_of_the_products(compiled):
     )
     + model.dim * model.vocab_size
   )
-  # The draft model sees two tokens in its first pass, then one in each.
+  # The draft model reads two tokens in its first pass, then one in each.
   products = (_K + 1) * (per_token(_TARGET) + per_token(_DRAFT))
   assert 1 <= 8 * counted.flops_per_round / (2 * products) < 1.25
 
@@ -110,7 +110,7 @@ def test_a_layer_is_summed_twice_a_pass_and_a_lookup_once(compiled):
 def test_no_vocabulary_is_gathered_and_no_host_asked(compiled):
   counted, text = compiled
   assert counted.vocab_all_gathers == counted.host_transfers == 0
-  # Logits are there, divided by 8.
+  # The logits are there, divided over 8 devices.
   assert 'f32[5,64]' in text
 
 
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_not_compiled():
 
 
 def _argument_bytes(drafter, **changes):
-  """Of a device in the prefill, which is traced and not compiled."""
+  """Returns a device's argument bytes in the prefill, which isn't compiled."""
   config = dataclasses.replace(
     _CONFIG, drafter=drafter, **{'draft_model': None} | changes
   )
@@ -151,7 +151,7 @@ def test_tli_brings_its_map_beside_the_draft_model():
   tli = drafters.TLI(
     model=_DRAFT, vocab_size=_TARGET.vocab_size, num_draft_tokens=_K
   )
-  # The token itself, and 8 pieces; each device has all of the map.
+  # The token itself and 8 pieces; each device has the whole map.
   of_map = 4 * (_TARGET.vocab_size * (1 + 8) + 1)
   assert _argument_bytes(tli) == of_chain + of_map
 

@@ -59,7 +59,7 @@ def test_every_output_is_that_of_one_device():
     # Four parts divide neither the batch nor the group.
     found = _generate_all(params, batch_size=5, group_size=2)
   for output, alone in zip(found, expected, strict=True):
-    # Sums over what is divided are of another order.
+    # Sums over a sharded axis are taken in another order.
     np.testing.assert_allclose(output.log_probs, alone.log_probs, atol=1e-4)
     same = dataclasses.replace(output, log_probs=alone.log_probs)
     jax.tree.map(np.testing.assert_array_equal, same, alone)

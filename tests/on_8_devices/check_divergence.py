@@ -1,4 +1,4 @@
-"""An audit on a mesh reads what one on a single device reads."""
+"""An audit on a mesh reads the same as an audit on a single device."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What the experiments make and measure on a mesh."""
+"""Results and measurements of the experiments on a mesh."""
 
 import jax
 import numpy as np
@@ -57,15 +57,15 @@ def test_roofline_counts_what_each_device_reads(explicit):
     found = roofline.Roofline.of(params, _MODEL, memory_bandwidth=100.0)
     cache = roofline.cache_bytes(_MODEL, length=10)
   assert cache == 4 * (2 * 10 * 2 * 16 + 1)  # and the length
-  # Of the attention 4 query heads of 16; 2 key-value heads, on two devices
-  # each; the feed-forward's three; the unembedding; three norms.
+  # In four parts: 4 query heads of 16, the three feed-forward matrices and the
+  # unembedding. In two: 2 key-value heads, each on two devices. Whole: 3 norms.
   in_four = 2 * 64 * 64 + 3 * 64 * 96 + 64 * 96
   in_two = 2 * 64 * 32
   whole = 3 * 64
   data = 2
   assert found.weight_bytes == 4 * data * (in_four + 2 * in_two + 4 * whole)
   assert found.cache_copies == pytest.approx(2, rel=0.02)
-  # The devices of a process share the memory of the CPU.
+  # A process's devices share the memory of the CPU.
   assert found.bytes_per_second == 100
   assert found.seconds(3, 50, 1) == pytest.approx(
     (3 * found.weight_bytes + found.cache_copies * 50) / 100
@@ -91,7 +91,7 @@ def test_parts_of_a_round_are_timed():
         max_new_tokens=64,
       ),
       [[1, 2, 1, 2], [3], [4, 5]],
-      rounds=20,  # a few could be hidden by what a call itself takes
+      rounds=20,  # the time of a call could hide fewer
       repeats=1,
     )
     passes = hardware.pass_ms(
@@ -99,7 +99,7 @@ def test_parts_of_a_round_are_timed():
     )
   assert times.law == types.DraftLaw.POINT_MASS
   assert min(times.verify_ms, times.least_ms) > 0
-  # N-grams are found in less than a microsecond; noise is smaller than a pass.
+  # N-gram lookup takes less than a microsecond; noise is smaller than a pass.
   assert times.draft_ms > -times.verify_ms
   assert passes.keys() == {1, 3}
   assert min(passes.values()) > 0
@@ -118,7 +118,7 @@ def test_rows_that_take_turns_are_continued_the_same_on_a_mesh():
       sampling=specsample.Sampling(),
       stop=specsample.Stop(),
       max_length=32,
-      batch_size=3,  # and in a group 2: four parts divide neither
+      batch_size=3,  # four parts divide neither this nor a group
       group_size=2,
       rounds=2,
     )

@@ -1,4 +1,4 @@
-"""Sharded models of every kind of layer give the unsharded tokens."""
+"""Sharded models with every kind of layer give the unsharded tokens."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from specsample.models import int8
 from specsample.models import transformer
 
 _LLAMA = transformer.Transformer(
-  # More than 256 tokens: those are drawn in two steps.
+  # More than 256 tokens, so that they are drawn in two steps.
   vocab_size=320,
   num_layers=2,
   dim=32,
@@ -78,7 +78,7 @@ def _generate(params, model):
       model=model,
       drafter=drafters.Ngram(num_draft_tokens=3, min_ngram=1),
       verify=specsample.verify.block,
-      # What is likely repeats itself, and n-grams are found.
+      # Likely tokens recur, so that n-grams are found.
       sampling=specsample.Sampling(
         temperature=np.asarray([0.0, 0.3, 1.0]), top_k=50
       ),
@@ -89,7 +89,7 @@ def _generate(params, model):
 
 @functools.cache
 def _on_one_device(name, is_int8):
-  """The model, its parameters and their axes, and the tokens."""
+  """Returns the model, its parameters and their axes, and the tokens."""
   model = dataclasses.replace(_MODELS[name], has_int8_cache=is_int8)
   params, axes = model.init(jax.random.key(0)), model.param_axes()
   params = testing.with_noise(params, jax.random.key(1))

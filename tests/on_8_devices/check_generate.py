@@ -1,4 +1,4 @@
-"""Sharded models give the unsharded tokens: each drafter and rule of chains."""
+"""Sharded models give the unsharded tokens, for each drafter and chain rule."""
 
 import dataclasses
 import functools
@@ -18,8 +18,8 @@ from specsample.memory import store
 from specsample.models import replicated
 from specsample.models import transformer
 
-# More than 256 tokens: those are drawn in two steps. Fewer key-value heads than
-# 4 or 8 devices, and for the draft model as many as query heads.
+# More than 256 tokens, so that they are drawn in two steps. Fewer key-value
+# heads than 4 or 8 devices; the draft model has as many as query heads.
 TARGET = transformer.Transformer(
   vocab_size=320,
   num_layers=1,
@@ -41,7 +41,7 @@ DRAFT = transformer.Transformer(
   max_length=128,
 )
 WHOLE = replicated.Replicated(DRAFT)
-# Of another vocabulary: every second token is the target's, the others are two.
+# Another vocabulary: it shares every second target token; the others are pairs.
 OTHER = dataclasses.replace(DRAFT, vocab_size=200)
 OTHER_PIECES = np.stack(
   [np.arange(320) // 2, np.where(np.arange(320) % 2, 199, -1)], axis=1
@@ -103,7 +103,7 @@ DRAFTERS['suffix'] = SUFFIX
 DRAFTERS['either'] = drafters.Either(
   remembered=SUFFIX, trained=DRAFTERS['chain']
 )
-# Of the tokens that LIKELY makes likely, and of the prompts'.
+# Texts of tokens that LIKELY makes likely, and of the prompts' tokens.
 STORE = store.build(
   [[1, 2, 3, 7, 14, 21, 28, 35, 0, 7] * 3, [5, 0, 7, 14, 21]], vocab_size=320
 )
@@ -119,8 +119,8 @@ RULES = {
 }
 BIAS = np.zeros(TARGET.vocab_size, np.float32)
 BIAS[::7] = 2
-# Of the likely tokens some are drafted, also by drafters of random weights and
-# of few tokens, and kept.
+# Some of these likely tokens are drafted and accepted, even if the drafter has
+# random weights and few tokens.
 LIKELY = np.zeros(TARGET.vocab_size, np.float32)
 LIKELY[:56:7] = 5
 SAMPLINGS = {
@@ -136,7 +136,7 @@ SAMPLINGS = {
     logit_bias=BIAS,
   ),
 }
-# Three rows: two, four and eight parts of the batch do not hold as many each.
+# Three rows don't divide evenly into two, four or eight parts.
 PROMPTS, LENGTHS = specsample.pad_prompts([[1, 2, 3, 1, 2, 3], [5], [7, 8, 7]])
 
 
@@ -166,7 +166,7 @@ def host_params(drafter):
 
 
 def param_axes(drafter):
-  """The axes of the tree that `host_params` returns."""
+  """Returns the axes of the tree that `host_params` returns."""
   if drafter == 'tli':
     whole = {'draft_ids': (None,), 'pieces': (None, None), 'prefix': (None,)}
     own_axes = whole | {'model': OTHER.param_axes()}
@@ -216,12 +216,12 @@ def check(mesh, *case):
       getattr(found, name), getattr(expected, name), name
     )
   np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4)
-  # Else nothing would be seen of how drafts are judged.
+  # Otherwise nothing would show how drafts are judged.
   assert expected.accepted[:, 1:].any() == (case[0] != 'none')
 
 
-# With `coupled` a drafter draws by noise of the position, with the other rules
-# of a stream of its own: below is one for each `propose` that draws.
+# With `coupled`, a drafter draws with the noise of a position, with other rules
+# from a stream of its own. This covers each `propose` that draws.
 @pytest.mark.parametrize('drafter', DRAFTERS)
 def test_noise_of_a_position_is_that_of_one_device(drafter):
   check(sharding.make_mesh(2, 4), drafter, 'coupled', 'filters')

@@ -45,7 +45,7 @@ _MATRICES = {
 
 
 def _write(folder, sizes, draw):
-  """A model as safetensors, one file a layer and one for the rest."""
+  """Writes a model as safetensors, one file per layer and one for the rest."""
   dim, width = sizes['hidden_size'], sizes['intermediate_size']
   heads = sizes['num_attention_heads']
   kv_dim = dim // heads * sizes['num_key_value_heads']
@@ -79,7 +79,7 @@ def _write(folder, sizes, draw):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """A tiny model in three safetensors files, in gs://bucket too."""
+  """A tiny model in three safetensors files, also found at gs://bucket."""
   root = tmp_path_factory.mktemp('root')
   rng = np.random.default_rng(0)
   draw = lambda shape: rng.normal(size=shape).astype(np.float32)
@@ -104,7 +104,7 @@ def _mesh(data, model, explicit=True):
 
 
 def _assert_placed(loaded, whole):
-  """Its values and, on the mesh that is set, where each of them is."""
+  """Checks the values and, on the mesh that is set, where each of them is."""
   assert loaded.model == whole.model
   params = loaded.params
   if jax.sharding.get_mesh().empty:
@@ -250,8 +250,8 @@ def test_loading_takes_three_tensors_more_memory_than_the_shards(tmp_path):
     'max_position_embeddings': 64,
   }
   _write(tmp_path / 'model', sizes, lambda shape: np.ones(shape, np.float32))
-  # A process starts with the peak of the one that it is started from: that
-  # has to be a shell, not this one.
+  # A process starts with its parent's peak memory, so the parent has to be a
+  # shell, not this process.
   command = ['sh', '-c', '"$@"; exit', 'sh', sys.executable, '-c', _PEAK]
   output = subprocess.run(
     [*command, tmp_path / 'model'],
@@ -287,9 +287,9 @@ def test_two_processes_share_the_work(folder, whole, tmp_path):
   outputs = [process.communicate()[0] for process in processes]
   for process, output in zip(processes, outputs, strict=True):
     assert process.returncode == 0, '\n'.join(outputs)
-    # Half of the weights, the norms, and what describes the files.
+    # Half of the weights, the norms, and the files' metadata.
     size = sum(path.stat().st_size for path in folder.glob('*.safetensors'))
     assert int(output.split()[-1]) < 0.55 * size
-  # What failed has left nothing behind.
+  # Failed saves have left nothing behind.
   assert sorted(os.listdir(tmp_path)) == ['drafter', 'saved']
   _assert_placed(specsample.load(tmp_path / 'saved'), whole)

@@ -1,5 +1,4 @@
-"""Published drafters are divided as they are read, and draft what they draft on
-one device."""
+"""Published drafters are sharded while read, and draft as on one device."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""sharding.py itself, and what the compiler makes of a divided vocabulary."""
+"""sharding.py itself, and what the compiler makes of a sharded vocabulary."""
 
 import dataclasses
 import logging
@@ -37,7 +37,7 @@ def shapes_on_devices(x):
 
 
 def setup(mesh, model=MODEL, num_rows=2):
-  """Placed parameters of a target and a draft model, and prefill arguments."""
+  """Returns prefill arguments, with placed parameters, and its settings."""
   with jax.set_mesh(mesh):
     params = sharding.place(model.init(jax.random.key(0)), model.param_axes())
   prompts, lengths = specsample.pad_prompts([[1, 2, 3]] * num_rows)
@@ -67,7 +67,7 @@ def counts_of_a_round(mesh, rule):
 
 @dataclasses.dataclass(frozen=True)
 class Sorting:
-  """Chain verification of distributions that are sorted once for nothing."""
+  """Chain verification that first sorts each distribution needlessly."""
 
   lossless = True
   positional = False
@@ -109,7 +109,7 @@ def test_a_rule_that_gathers_the_vocabulary_is_found():
 
 @dataclasses.dataclass(frozen=True)
 class Drifting:
-  """A model whose cache is not divided any more once it was written to."""
+  """A model whose cache is no longer sharded once it has been written to."""
 
   model: transformer.Transformer
 
@@ -164,7 +164,7 @@ def test_weights_and_caches_are_in_equal_parts(data, model, explicit):
 @pytest.mark.parametrize('group', [1, 2, 3, 4, 8])
 @pytest.mark.parametrize('model', [2, 4, 6, 8])
 def test_a_head_is_never_cut(kv_heads, group, model):
-  """The parts of the merged axis are those of the two axes, in that order."""
+  """A merged axis is divided in the same way as its two axes."""
   kv = sharding.Axis('kv_heads', kv_heads)
   of_kv = sharding.Axis('heads_of_kv', group, within=kv)
   devices = jax.devices()[:model]
@@ -196,7 +196,7 @@ def test_what_does_not_divide_is_logged_once(caplog):
 
 
 def test_rules_can_be_replaced():
-  """Under rules that divide the batch alone, the vocabulary is whole."""
+  """Under rules that divide only the batch, the vocabulary is whole."""
   vocab = sharding.Axis('vocab', 96)
   with jax.set_mesh(sharding.make_mesh(2, 4)):
     assert sharding.is_divided(vocab)
@@ -209,7 +209,7 @@ def test_rules_can_be_replaced():
 
 @pytest.mark.parametrize(
   ('dtype', 'size'),
-  # Of int8 in tiles, column by column, and in parts that are no tiles.
+  # int8 in tiles, column by column, and in parts that aren't tiles.
   [('float32', 48), ('int8', 8192), ('int8', 256), ('int8', 48)],
 )
 def test_lookup_is_take(mesh, dtype, size):
@@ -255,10 +255,10 @@ def test_slices_that_are_not_there_are_refused():
     sharding.make_mesh(2, 4, num_slices=2)
 
 
-# Of 40 tokens a part has 5 or 10, fewer than are asked for.
+# Some parts have 5 or 10 of the 40 tokens, fewer than are asked for.
 @pytest.mark.parametrize('k', [3, 12])
 def test_the_largest_of_a_divided_vocabulary_are_those_of_a_whole_one(mesh, k):
-  # Many are equal: the first of them come first.
+  # Many values are equal; the first of them come first.
   x = np.random.default_rng(0).integers(6, size=(8, 3, 40)).astype(np.float32)
   with jax.set_mesh(mesh):
     axes = ('batch', None, sharding.Axis('vocab', 40))

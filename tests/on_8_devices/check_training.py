@@ -1,4 +1,4 @@
-"""A step of training on a mesh is that of one device."""
+"""A training step on a mesh equals one on a single device."""
 
 import functools
 
@@ -90,7 +90,7 @@ def host_params(name):
 
 
 def train(params, name):
-  """The parameters and the report after two steps."""
+  """Returns the parameters and the report after two steps."""
   objective = OBJECTIVES[name]
   is_trained = {
     'target': jax.tree.map(lambda _: name == 'medusa-2', params['target']),
@@ -105,7 +105,7 @@ def train(params, name):
       state, frozen, batch, objective=objective, optimizer=OPTIMIZER
     )
   if jax.sharding.get_mesh().are_all_axes_explicit:
-    # Elsewhere the compiler may divide what nobody said is whole.
+    # Otherwise the compiler may divide what was not declared whole.
     assert jax.tree.map(lambda x: x.sharding, state) == before
   return jax.device_get((step.join(state.trained, frozen), report))
 

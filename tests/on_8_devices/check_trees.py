@@ -17,9 +17,9 @@ from specsample import verify
 from specsample.models import transformer
 from specsample.types import DraftLaw
 
-# More than 256 tokens: those are drawn in two steps. Of no other sizes the
-# product, so that one which is gathered is found. Fewer key-value heads than
-# 4 or 8 devices.
+# More than 256 tokens, so that they are drawn in two steps. The vocabulary is
+# not a product of other sizes, so that a gathered one is recognised. Fewer
+# key-value heads than 4 or 8 devices.
 TARGET = transformer.Transformer(
   vocab_size=352,
   num_layers=1,
@@ -66,14 +66,14 @@ SAMPLINGS = {
     frequency_penalty=0.1,
     logit_bias=BIAS,
   ),
-  # Of four, so that n-grams come again.
+  # Only four tokens are allowed, so that n-grams recur.
   'few tokens': specsample.Sampling(
     temperature=1.0,
     logit_bias=np.where(np.arange(TARGET.vocab_size) % 88, -np.inf, 0),
   ),
 }
 MAX_NEW_TOKENS = 12
-# Three rows: two, four and eight parts of the batch do not hold as many each.
+# Three rows don't divide evenly into two, four or eight parts.
 PROMPTS, LENGTHS = specsample.pad_prompts([[1, 2, 3, 1, 2, 3], [5], [7, 8, 7]])
 
 
@@ -89,7 +89,7 @@ NGRAM = drafters.NgramTree(num_branches=2, depth=2, min_ngram=1)
 SAMPLED = DraftLaw.SAMPLED
 WITHOUT = DraftLaw.WITHOUT_REPLACEMENT
 GREEDY_DRAFT = DraftLaw.TOP_AND_SAMPLED
-# Every drafter, every rule and every law. The weights are of the first name.
+# Every drafter, rule and law. The first name is that of the weights.
 CASES = {
   'medusa': ('medusa', tree_of('medusa'), verify.tree),
   'hydra, i.i.d.': ('hydra', tree_of('hydra', SAMPLED), verify.k_seq),
@@ -125,7 +125,7 @@ CASES = {
     verify.multi_path_block,
   ),
 }
-# They sort the rows on the path.
+# Rules that sort the rows on the path.
 GATHERS = {verify.multi_path_block}
 
 
@@ -144,7 +144,7 @@ def host_params(name):
 
 
 def generate(params, case, sampling):
-  """The output, and what a round of the compiled loop does."""
+  """Returns the output, and the counts of a round of the compiled loop."""
   _, drafter, rule = CASES[case]
   of_both = {'model': TARGET, 'drafter': drafter}
   state = specsample.prefill(
@@ -171,13 +171,13 @@ def generate(params, case, sampling):
 @functools.cache
 def unsharded(case, sampling):
   output, _ = generate(host_params(CASES[case][0]), case, SAMPLINGS[sampling])
-  # Else no path would be moved into place.
+  # Otherwise no path would be moved into place.
   assert specsample.stats.of(output).kept
   return output
 
 
 def check(mesh, case, sampling='filters'):
-  """The tokens on a mesh are those of one device, and no round gathers them."""
+  """Checks that a mesh gives one device's tokens and gathers no vocabulary."""
   name = CASES[case][0]
   own = DRAFT if name in ('chain', 'skip') else OF[name]
   with jax.set_mesh(mesh):

@@ -5,7 +5,7 @@ import pytest
 
 from specsample import sharding
 
-# Each shape once and each kind twice: every mesh compiles everything anew.
+# Each shape once and each kind twice, as each mesh compiles everything anew.
 MESHES = [
   pytest.param((1, 8, False), id='1x8-auto'),
   pytest.param((2, 4, True), id='2x4-explicit'),
@@ -24,7 +24,7 @@ def mesh(request):
 
 @pytest.fixture(autouse=True)
 def _few_executables(request):
-  """Drops what was compiled before Linux's limit of 65530 mappings is hit."""
+  """Drops executables before Linux's limit of 65530 mappings is hit."""
   yield
   session = request.session
   session.num_run = getattr(session, 'num_run', 0) + 1

@@ -1,8 +1,8 @@
 """One of the two processes of `check_loading`.
 
-Takes the coordinator's address, its own number, a folder with a model, which it
-reads as from a bucket, and a folder to save it to. The last word that it prints
-is how many bytes of weights it read.
+Takes the coordinator's address, its own number, the folder of a model, which it
+reads as from a bucket, and a folder to save the model to. The last word that it
+prints is how many bytes of weights it read.
 """
 
 import os
@@ -38,7 +38,7 @@ def _check_drafter(loaded, medusa, params, folder):
   specsample.save_drafter(folder, medusa, placed, target=loaded, card={})
   again = specsample.load_drafter(folder, loaded).params
   assert not again['vocabulary']['unembedding'].is_fully_addressable
-  # Before training, heads are the identity, which bfloat16 holds.
+  # Before training, heads are the identity, which bfloat16 represents exactly.
   jax.tree.map(_assert_equal, again, params)
 
 
@@ -69,7 +69,7 @@ def main():
     model, params = loaded.model, loaded.params
     own = _raised(lambda: checkpoint.save(target, model, expected))
     assert 'each of 2 processes has parameters of its own' in own
-    # The first process finds out while the other one waits.
+    # The first process fails while the other one waits.
     broken = _raised(lambda: checkpoint.save(target, model, params, object()))
     assert ('process 0 failed' in broken) == (number == '1'), broken
     assert not target.exists()
@@ -89,5 +89,5 @@ if __name__ == '__main__':
     main()
   except BaseException:
     traceback.print_exc()
-    # At once: an orderly end would wait for the other process.
+    # Exit at once, because an orderly end would wait for the other process.
     os._exit(1)

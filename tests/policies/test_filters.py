@@ -1,4 +1,4 @@
-"""Which drafts pass, worked out by hand."""
+"""Which draft tokens pass each filter, worked out by hand."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ _CHAIN = Draft(
   law=DraftLaw.SAMPLED,
   signals=_SIGNALS,
 )
-# Nodes 1 and 2 are siblings, and 3 is behind 1.
+# Nodes 1 and 2 are siblings, and 3 is a child of 1.
 _TREE = dataclasses.replace(
   _CHAIN, law=DraftLaw.POINT_MASS, parents=jnp.asarray([0, 0, 1])
 )
@@ -46,7 +46,7 @@ _TREE = dataclasses.replace(
 def test_what_passes_of_a_chain(policy, reads_token, passes):
   found = policy.passes(_CHAIN, policy.init(3))
   assert found.tolist() == [bool(x) for x in passes]
-  # What depends on the token itself may only decide on what is behind it.
+  # A filter that reads the token itself may only decide on those after it.
   assert policy.reads_token == reads_token
 
 

@@ -1,4 +1,4 @@
-"""Lengths that follow from what was kept so far."""
+"""Draft lengths that follow from what has been accepted so far."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from specsample.policies import decision
 
 
 def _after(policy, rounds, num_draft_tokens=3):
-  """The state after rounds of (drafted, kept)."""
+  """Returns the state after rounds of (drafted, kept)."""
   state = policy.init(num_draft_tokens)
   for drafted, kept in rounds:
     state = jax.jit(policy.update)(
@@ -33,7 +33,7 @@ def test_adaedl_asks_for_more_certainty_where_too_little_is_kept():
   np.testing.assert_allclose(state.threshold, 0.42, rtol=1e-6)
   high = _after(policy, [(4, 4)])
   np.testing.assert_allclose(high.threshold, 0.39, rtol=1e-6)
-  # Else a threshold above all bounds would stay.
+  # Otherwise a threshold above all bounds would stay there.
   idle = _after(policy, [(0, 0)])
   np.testing.assert_allclose(idle.threshold, 0.39, rtol=1e-6)
   assert idle.rate == policy.init(3).rate
@@ -43,8 +43,8 @@ def test_fastest_counts_what_was_decided():
   policy = policies.Fastest(
     costs=(1, 1, 1, 1), prior=0.5, strength=2.0, decay=0.5
   )
-  # Of three drafts one was kept, so the third was not decided on; then a filter
-  # cut all behind the first, which counts as not kept.
+  # One of three drafts was kept, so the third was not decided on. Then a filter
+  # cut all drafts after the first, which counts as not kept.
   state = _after(policy, [(3, 1), (1, 1)])
   np.testing.assert_allclose(state.reached, [1.5, 1.5, 0.0])
   np.testing.assert_allclose(state.kept, [1.5, 0.0, 0.0])
@@ -65,7 +65,7 @@ def test_fastest_gives_up_drafts_that_a_filter_cuts():
 @pytest.mark.parametrize(
   ('costs', 'rate', 'length'),
   [
-    # E[tokens] of a = .8: 1, 1.8, 2.44, 2.952.
+    # E[tokens] for a rate of .8: 1, 1.8, 2.44, 2.952.
     ((1, 1, 1, 1), 0.8, 3),
     ((1, 1.2, 1.4, 1.9), 0.8, 2),
     ((1, 1.2, 1.8, 2.7), 0.8, 1),
@@ -91,7 +91,7 @@ def test_fastest_decodes_plainly_where_drafts_lose_and_tries_again_ever_later():
     state = policy.update(np.int32(lengths[-1]), np.int32(0), state)
   tries = np.flatnonzero(lengths)
   waits = np.diff(tries[tries > tries[0] + 4])
-  # As long as it waits at most, and no sooner.
+  # The wait grows to its maximum and no further.
   assert waits[-1] == waits[-2] == 17
   assert np.all(np.diff(waits) >= 0) and waits[0] < 17
   assert max(lengths[i] for i in tries[-3:]) == 1
@@ -133,7 +133,7 @@ def test_a_cost_that_is_missing_is_named():
 
 
 def _together(policy, kept, rounds, over=(False, False)):
-  """What two rows ask for, round by round, of which one keeps `kept`."""
+  """Returns what two rows ask for in each round, if they keep `kept` drafts."""
   states = (jax.tree.map(lambda x: jnp.stack([x] * 2), policy.init(2)),)
   over = jnp.asarray(over)
   asked = []
@@ -146,7 +146,7 @@ def _together(policy, kept, rounds, over=(False, False)):
 
 
 def test_a_whole_batch_drafts_where_the_tokens_of_all_rows_pay():
-  # One row keeps all drafts and the other none: 4 tokens for 1.4, not for 2.2.
+  # One row keeps all drafts and the other none: 4 tokens pay for 1.4, not 2.2.
   of_costs = lambda last, whole_batch: policies.Fastest(
     costs=(1, last, last), patience=8, strength=1.0, whole_batch=whole_batch
   )
@@ -157,7 +157,7 @@ def test_a_whole_batch_drafts_where_the_tokens_of_all_rows_pay():
   dear = _together(of_costs(2.2, True), (2, 0), 24)
   np.testing.assert_array_equal(dear[:, 0], dear[:, 1])
   assert np.all(dear[8:16] == 0) or dear[4:].sum() < 12
-  # Then the row that keeps all is the whole batch.
+  # Now the row that keeps all drafts is the whole batch.
   left = _together(of_costs(2.2, True), (2, 0), 24, over=(False, True))
   assert np.all(left[:, 0] == 2)
 

@@ -43,7 +43,7 @@ _SAMPLED, _WITHOUT = DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT
 
 
 def _tree(law):
-  """Two children, and one behind each."""
+  """Returns a drafter of two children with one child each."""
   return drafters.Tree(
     drafter=dataclasses.replace(_CHAIN, num_draft_tokens=2),
     topology=tree.k_ary((2, 1)),
@@ -54,7 +54,7 @@ def _tree(law):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Changed(planted.Wrapper):
   field: str
-  value: Callable  # of the draft
+  value: Callable  # a function of the draft
 
   def propose(self, params, draw, warp, tokens, length, state):
     draft, state = super().propose(params, draw, warp, tokens, length, state)
@@ -158,7 +158,7 @@ def test_a_draft_that_is_not_of_its_law_is_found(law, field, value, message):
 def test_exact():
   few = list(itertools.islice(cases_lib.standard_cases(), 8))
   testing.assert_exact(verify.block, few)
-  testing.assert_exact(verify.coupled, few)  # its point masses
+  testing.assert_exact(verify.coupled, few)  # only its point masses
   with pytest.raises(AssertionError, match=r'plain, sampled, V = 2, K = 1'):
     testing.assert_exact(rules.PlainResidual(), few)
   sampled = [case for case in few if case.law is DraftLaw.SAMPLED]
@@ -212,7 +212,7 @@ def test_equals_plain_sampling():
     sampling=Sampling(temperature=1.0),
   )
   run(verify.coupled)
-  # Exact, but under other random numbers.
+  # The rule is exact, but uses other random numbers.
   with pytest.raises(AssertionError, match='not those of plain sampling'):
     run(verify.chain)
 

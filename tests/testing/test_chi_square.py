@@ -30,7 +30,7 @@ def test_rare_cells_are_joined():
   law = np.asarray([0.5, 0.496, 0.001, 0.001, 0.001, 0.001])
   counts = np.asarray([500, 496, 4, 0, 0, 0])
   result = chi_square.test([(counts, law)])
-  # The four have 4 counts, too few: the next cell joins them.
+  # Four cells together have too few counts, so the next cell joins them.
   assert (result.statistic, result.dof) == (0, 1)
 
 
@@ -62,9 +62,9 @@ def test_what_is_called_detectable_is_detected(direction):
   assert np.abs(off - _LAW).sum() / 2 == pytest.approx(detectable)
   biased = rng.multinomial(samples, off, size=trials)
   found = [not chi_square.test([(counts, _LAW)]).passed for counts in biased]
-  assert np.mean(found) >= 0.97  # 0.99, less three standard errors
+  assert np.mean(found) >= 0.97  # 0.99 less three standard errors
 
-  # A quarter of it hides.
+  # A quarter of it goes unnoticed.
   hidden = rng.multinomial(samples, _LAW + detectable / 4 * shift, size=trials)
   found = [not chi_square.test([(counts, _LAW)]).passed for counts in hidden]
   assert np.mean(found) < 0.05

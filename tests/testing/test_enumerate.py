@@ -140,7 +140,7 @@ def test_a_drafters_own_proposals_equal_its_models_table(penalty):
 def test_a_lookup_is_enumerated_as_it_is():
   ngram = drafters.Ngram(num_draft_tokens=2, min_ngram=1)
   found = drafted.from_drafter(ngram, _PARAMS, _MODEL, _PROMPT, rounds=2)
-  # Behind (1, 0, 1): the token after the latest occurrence of the suffix.
+  # After (1, 0, 1), the token after the suffix's latest occurrence.
   np.testing.assert_array_equal(found(0).tokens, [[[0, 1]]])
   np.testing.assert_array_equal(
     found(1).tokens[:, 0], [[1, 0], [1, 1], [-1, -1]]
@@ -171,7 +171,7 @@ def test_cuts_are_taken_where_they_say():
 
 
 def test_coupled_acceptance_on_two_tokens():
-  # Both choose 0 with probability 1 / (1 + max(1, 3)), 1 with 1 / (1 + 1).
+  # Both choose 0 with probability 1 / (1 + max(1, 3)) and 1 with 1 / (1 + 1).
   found = acceptance.coupled(
     _context_free(0.25, 0.75), _context_free(0.5, 0.5), 2
   )
@@ -187,7 +187,7 @@ def test_standard_cases_cover_what_they_promise():
   sizes = {(c.vocab_size, c.num_draft_tokens) for c in every}
   assert sizes >= {(v, k) for v in (2, 3, 4) for k in (1, 2, 3)}
   assert {rounds for c in every for rounds in c.rounds} == {2, 3}
-  # Each setting of `Sampling` is another than the default somewhere.
+  # Each setting of `Sampling` differs from its default somewhere.
   settings = [
     sampling
     for scene in cases._SCENES

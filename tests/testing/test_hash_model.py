@@ -15,7 +15,7 @@ _MODEL = HashModel(vocab_size=11)
 
 @functools.partial(jax.jit, static_argnames='model')
 def _logits(tokens, model=_MODEL):
-  """Logits [B, T, V] of whole prefixes [B, T] in one pass."""
+  """Returns the logits [B, T, V] of whole prefixes [B, T], in one pass."""
   output, _ = model.apply({}, tokens, model.init_cache(*tokens.shape))
   return output.logits
 

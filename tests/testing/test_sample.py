@@ -1,4 +1,4 @@
-"""Samples of the compiled loop: what is mixed, counted and compared."""
+"""Samples of the compiled loop: how they are mixed, counted and compared."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Chat templates: what `transformers` renders, and what the sandbox stops."""
+"""Chat templates, rendered as by `transformers`, and stopped by the sandbox."""
 
 import pytest
 import tokenizers

@@ -56,7 +56,7 @@ def test_bos_is_added_once_where_the_family_has_it(tokenizer):
   plain = tokenizer.encode('Hello')
   assert with_bos.encode('Hello') == [tokenizer.bos_id, *plain]
   assert with_bos.encode('') == [tokenizer.bos_id]
-  # The template writes it, and nothing else does.
+  # Only the template writes the BOS token.
   chat = [{'role': 'user', 'content': 'Hello'}]
   assert with_bos.encode_chat(chat) == tokenizer.encode_chat(chat)
 
@@ -108,7 +108,7 @@ def test_a_stream_adds_up_to_the_text(tokenizer):
 
 def test_a_stream_of_any_tokens_adds_up_to_their_text(tokenizer):
   rng = np.random.default_rng(0)
-  # Half of them bytes, which rarely make characters.
+  # Half of them are bytes, which rarely form characters.
   single = [i for i in range(400) if len(tokenizer.decode([i])) == 1]
   for _ in range(20):
     anywhere = rng.integers(0, tokenizer.vocab_size, 150)
@@ -143,7 +143,7 @@ def test_a_stream_starts_anew_after_finish(tokenizer):
 
 
 def test_a_stream_keeps_spaces_between_sentence_pieces():
-  """Where each token decoded on its own would lose its space."""
+  """Each token decoded on its own would lose its space."""
   words = ['\u2581the', '\u2581end', '\u2581is', '\u2581near', '<s>', 'a']
   backend = tokenizers.Tokenizer(
     tokenizers.models.WordLevel({word: i for i, word in enumerate(words)})
@@ -158,7 +158,7 @@ def test_a_stream_keeps_spaces_between_sentence_pieces():
 
 
 def test_a_continuation_keeps_the_space_that_a_text_would_lose():
-  """As with Llama 2's decoder, which drops one before the first word."""
+  """Llama 2's decoder, for example, drops a space before the first word."""
   alphabet = ['\u2581', '\n', *'adrenutx']
   backend = tokenizers.Tokenizer(
     tokenizers.models.BPE({x: i for i, x in enumerate(alphabet)}, [])

@@ -44,7 +44,7 @@ def test_smollm2_encodes_as_in_transformers(smollm2, smollm2_reference, text):
 
 
 def test_smollm2_keeps_digits_apart(smollm2):
-  """As its training did; transformers does not know it from the GGUF file."""
+  """It was trained like this, which transformers can't tell from the GGUF."""
   pieces = lambda text: [
     smollm2.tokenizer.decode([i]) for i in smollm2.tokenizer.encode(text)
   ]
@@ -70,7 +70,7 @@ def test_smollm2_chats_as_in_transformers(
 
 
 def _byte_level_metadata(split):
-  """A small byte-level tokenizer that knows runs of digits and spaces."""
+  """Returns a small byte-level tokenizer with runs of digits and spaces."""
   trained = tokenizers.Tokenizer(tokenizers.models.BPE())
   trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
     add_prefix_space=False, use_regex=False
@@ -138,7 +138,7 @@ def test_byte_level_splits_differ():
 
 
 def _sentence_piece_metadata():
-  """A small SentencePiece vocabulary: scores, no merges."""
+  """Returns a small SentencePiece vocabulary, with scores and no merges."""
   trained = tokenizers.Tokenizer(tokenizers.models.BPE())
   trained.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
   trained.train_from_iterator(
@@ -147,7 +147,7 @@ def _sentence_piece_metadata():
   )
   vocab = trained.get_vocab()
   pieces = sorted(vocab, key=vocab.get)
-  # A piece that plain text could be merged into, and must not.
+  # Pieces that plain text could be merged into, but must not be.
   pieces += ['<s', '</s']
   control = ['<unk>', '<s>', '</s>']
   bytes_ = [f'<0x{byte:02X}>' for byte in range(256)]
@@ -183,11 +183,11 @@ def test_sentence_pieces_by_hand():
   tokenizer = tokenizer_files.from_gguf(_sentence_piece_metadata())
   tokens = _sentence_piece_metadata()['tokenizer.ggml.tokens']
   pieces = lambda text: [tokens[i] for i in tokenizer.encode(text)[1:]]
-  # A prefix space even before a space, and bytes for what is in no piece.
+  # A prefix space even before a space, and bytes for unknown characters.
   assert ''.join(pieces('the')) == '\u2581the'
   assert ''.join(pieces(' the')) == '\u2581\u2581the'
   assert pieces('ω') == ['\u2581', '<0xCF>', '<0x89>']
-  # Text that spells a control token or a byte is neither.
+  # Text that spells a control token or a byte is plain text.
   assert not {'<s>', '</s>', '<0xCF>'} & set(pieces('<s></s><0xCF>'))
 
 
@@ -254,7 +254,7 @@ def test_transformers_reads_what_is_saved(folder, smollm2):
 
 @pytest.mark.parametrize('template', [False, True])
 def test_bos_is_added_as_transformers_does(folder, template):
-  # Which transformers passes over where there is a tokenizer.json.
+  # transformers ignores this setting if there is a tokenizer.json.
   _change(folder / 'tokenizer_config.json', {'add_bos_token': not template})
   backend = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   if template:

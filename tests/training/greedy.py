@@ -10,7 +10,7 @@ from specsample.training import step
 
 
 def text(model, target_params, num_rows, length):
-  """What the target writes behind one random token a row: [B, length]."""
+  """Returns the target's text [B, length] after one random token per row."""
   prompts = np.random.default_rng(1).integers(
     model.vocab_size, size=(num_rows, 1)
   )
@@ -29,7 +29,7 @@ def text(model, target_params, num_rows, length):
 
 
 def train(params, is_trained, tokens, *, objective, optimizer, steps=60):
-  """The reports of the first and the last step on one batch."""
+  """Returns the reports of the first and the last step on one batch."""
   batch = {'tokens': tokens, 'mask': np.ones(tokens.shape, bool)}
   state, frozen = step.init(params, is_trained, optimizer)
   reports = []

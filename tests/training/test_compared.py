@@ -51,7 +51,7 @@ def _by_places(kernel, vectors, vocab_size=_V, recompute=False):
   )
 
 
-# So large a vocabulary that there is room for one place.
+# A vocabulary so large that there is only room for one place at a time.
 _one_by_one = functools.partial(_by_places, vocab_size=2**30)
 _recomputed = functools.partial(_by_places, recompute=True)
 
@@ -72,7 +72,7 @@ def test_the_gradient_is_that_of_all_places():
   weighted = lambda compare, kernel, vectors: jnp.sum(
     _WEIGHTS * compare(kernel, vectors).losses
   )
-  # Of what is not trained no gradient is asked.
+  # No gradient is taken for what isn't trained.
   for wanted in ((1,), (0, 1)):
     of = lambda compare, wanted=wanted: jax.jit(
       jax.grad(functools.partial(weighted, compare), argnums=wanted)

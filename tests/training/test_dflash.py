@@ -58,7 +58,7 @@ def _params(drafter):
   target = jax.tree.map(lambda x: 2 * x, _TARGET.init(jax.random.key(3)))
   own = drafter.init_params(jax.random.key(1), target, _D2T)
   noisy = testing.with_noise(own, jax.random.key(4), 0.3)
-  # The columns of the draft vocabulary are the target's.
+  # The draft vocabulary's columns are the target's.
   return {
     'target': target,
     'drafter': noisy | {'vocabulary': own['vocabulary']},
@@ -79,7 +79,7 @@ def _of_target(drafter, params, tokens):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _draft(drafter, params, tokens, length, forced):
-  """The probabilities [K, V] and the vectors behind a row, as in decoding."""
+  """Returns probabilities [K, V] and vectors after a row, as in decoding."""
   output = _of_target(drafter, params, tokens)
   state = drafter.init(params, 1, tokens.shape[1])
   state = drafter.extend(params, tokens, length - 1, output, state)
@@ -92,10 +92,10 @@ def _draft(drafter, params, tokens, length, forced):
 
 
 def _by_hand(drafter, params, batch, blocks):
-  """Means over the drafts of blocks [(row, place of the pending token)].
+  """Computes means over the drafts of blocks [(row, place of pending token)].
 
-  Returns the weighted means of cross-entropy, KL, total variation and
-  confidence's cross-entropy, and [K] how many drafts came of those learned.
+  Returns the weighted means of cross-entropy, KL, total variation and the
+  confidence's cross-entropy, and [K] the share of correct drafts.
   """
   tokens, mask = batch['tokens'], batch['mask']
   hidden = _of_target(drafter, params, tokens).hidden
@@ -192,7 +192,7 @@ def test_blocks_begin_evenly_where_there_is_something_to_learn():
   assert start[usable].min() == 9
   assert start[usable].max() == 38
   assert set(np.diff(start[usable], axis=1).ravel()) == {6}
-  # Other rows of the batch, and other places are taken.
+  # In another batch, other places are taken.
   others, _ = find(tokens[:32], mask[:32], 5)
   assert (start[3:32] != others[3:]).any(axis=1).mean() > 0.5
   again, _ = find(tokens, mask, 5)

@@ -31,7 +31,7 @@ def _params():
   target = jax.tree.map(lambda x: 2 * x, _TARGET.init(jax.random.key(3)))
   own = _DRAFTER.init_params(jax.random.key(1), target, _D2T)
   noisy = testing.with_noise(own, jax.random.key(4))
-  # The columns of the draft vocabulary are the target's.
+  # The draft vocabulary's columns are the target's.
   kept = {name: own[name] for name in own if name == 'vocabulary'}
   return {'target': target, 'drafter': noisy | kept}
 
@@ -51,14 +51,14 @@ def _hidden(params, tokens):
 
 @jax.jit
 def _draft_logits(params, tokens):
-  """Of the draft vocabulary, as decoding has them."""
+  """Returns the logits of the draft vocabulary, as in decoding."""
   model = _DRAFTER.decoder
   output, _ = model.apply(params, tokens, model.init_cache(*tokens.shape))
   return output.logits[..., _D2T]
 
 
 def _by_hand(params, batch):
-  """Sums and counts over the positions that are learned from."""
+  """Returns the loss, the rates of correct and kept drafts, and the matches."""
   tokens, mask = batch['tokens'], batch['mask']
   hidden = _hidden(params, tokens)
   teacher = _log_softmax(_TARGET.unembed(params['target'], hidden)[..., _D2T])
@@ -142,7 +142,7 @@ def test_what_is_not_learned_may_be_left_out():
 def test_only_learned_tokens_are_learned():
   params = _params()
   objective = draft.DraftObjective(drafter=_DRAFTER, teacher_weight=1.0)
-  # Position 0 is behind no token.
+  # Position 0 follows no token.
   mask = np.zeros((4, _T), bool)
   mask[:, 0] = True
   gradient = jax.grad(
@@ -162,7 +162,7 @@ def test_only_learned_tokens_are_learned():
   ids=['tokens', 'total variation'],
 )
 def test_losses_fall_and_drafts_are_kept(teacher_loss):
-  # Of this draft model, the rest of the target is what it has to learn.
+  # The draft model has one layer, and learns what the rest of the target does.
   target = _params()['target']
   drafter = drafters.DraftModel(model=_TARGET, num_draft_tokens=_K, layers=(0,))
   own = drafter.init_params(jax.random.key(1), target)

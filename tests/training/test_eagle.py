@@ -1,4 +1,4 @@
-"""The objective of what reads features, against loops over positions."""
+"""The objective of feature drafters, against loops over positions."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ _BATCH = {
   'tokens': _RNG.integers(_V, size=(8, _T)),
   'mask': _RNG.random((8, _T)) < 0.7,
 }
-# Of DeepSeek-V3, with the weight 0.3.
+# DeepSeek-V3's loss with the weight 0.3, a tenth for each of three drafts.
 _TOKENS_ONLY = {'token_weight': 0.1, 'teacher_weight': 0.0, 'decay': 1.0}
 _OBJECTIVES = {
   'eagle': eagle.FeatureObjective(
@@ -60,14 +60,14 @@ def _params(name):
   d2t = None if drafter.draft_vocab_size is None else _D2T
   own = drafter.init_params(jax.random.key(1), target, d2t)
   noisy = testing.with_noise(own, jax.random.key(4))
-  # The columns of the draft vocabulary are the target's.
+  # The draft vocabulary's columns are the target's.
   kept = {name: own[name] for name in own if name == 'vocabulary'}
   return {'target': target, 'drafter': noisy | kept}
 
 
 @functools.cache
 def _output(name):
-  """What the target makes of the batch."""
+  """Returns the target's output for the batch."""
   layers = _DRAFTERS[name].feature_layers
   tokens = _BATCH['tokens']
   return jax.jit(_TARGET.apply, static_argnames='features')(
@@ -89,7 +89,7 @@ def _smooth_l1(x):
 
 
 def _by_hand(name, objective):
-  """The loss of each draft, and what comes of it at every position."""
+  """Returns the loss of each draft, and where each draft is correct."""
   params, drafter = _params(name), objective.drafter
   tokens, mask = _BATCH['tokens'], _BATCH['mask']
   output = _output(name)
@@ -109,7 +109,7 @@ def _by_hand(name, objective):
   ]
   for b, pending in np.ndindex(tokens.shape):
     if not pending:
-      continue  # behind no feature
+      continue  # there is no feature before it
     drafts = min(num_drafts, _T - 1 - pending)
     if not drafts:
       continue
@@ -177,8 +177,8 @@ def test_what_is_not_learned_may_be_left_out(name):
   first = np.asarray([6, 5, 6, 7, 6, 5, 7, 6])[:, None]
   rows = np.arange(_T) - first
   batch = _BATCH | {'mask': (rows >= 0) & (rows < 3)}
-  # From where the last draft is an answer's first token; the last of a row's
-  # places may be behind its end.
+  # From where the last draft is an answer's first token on; the last of a row's
+  # places may be past its end.
   places = first - 5 + np.arange(8)
   whole = of(params, batch)
   few = of(params, batch | {'places': places})

@@ -1,4 +1,4 @@
-"""The objective of heads, against loops over positions, and that it is met."""
+"""The objective of heads, against loops over positions, and training on it."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ def _params(drafter):
   d2t = None if drafter.draft_vocab_size is None else _D2T
   own = drafter.init_params(jax.random.key(1), target, d2t)
   noisy = testing.with_noise(own, jax.random.key(2))
-  # The columns of the draft vocabulary are the target's.
+  # The draft vocabulary's columns are the target's.
   kept = {name: own[name] for name in own if name == 'vocabulary'}
   return {'target': target, 'drafter': noisy | kept}
 
@@ -47,7 +47,7 @@ def _log_softmax(logits):
 
 
 def _by_hand(drafter, params, batch):
-  """Sums and counts over the positions that each head learns from."""
+  """Returns the means that each head should have, and the matches."""
   tokens, mask = batch['tokens'], batch['mask']
   cache = _TARGET.init_cache(*tokens.shape)
   hidden = _TARGET.apply(params['target'], tokens, cache)[0].hidden
@@ -100,7 +100,7 @@ def test_every_head_learns_the_token_it_drafts(drafter):
   np.testing.assert_allclose(report['kept'], kept, atol=1e-6)
   found = np.asarray(jax.jit(objective.matches)(params, _BATCH))
   assert matches.any()
-  # Without a token before the pending one, zeros stand for its vector.
+  # Without a token before the pending one, a zero vector takes its place.
   np.testing.assert_array_equal(found[:, :, 1:], matches[:, :, 1:])
 
 
@@ -123,8 +123,8 @@ def test_what_is_not_learned_may_be_left_out(prefix):
   of = jax.jit(jax.value_and_grad(objective, has_aux=True, allow_int=True))
   rows = np.arange(_T) - np.asarray([[6], [5], [6]])
   batch = _BATCH | {'mask': (rows >= 0) & (rows < 4)}
-  # From where the last head drafts an answer's first token; the last of a row's
-  # places may be behind its end.
+  # From where the last head drafts an answer's first token on; the last of a
+  # row's places may be past its end.
   places = np.asarray([[2], [1], [2]]) + np.arange(9)
   whole = of(params, batch)
   few = of(params, batch | {'places': places})
@@ -221,7 +221,7 @@ def test_losses_fall_and_drafts_are_kept(settings):
 
 
 def _greedy_text(target):
-  """What the target writes behind one random token a row."""
+  """Returns what the target writes after one random token per row."""
   tokens = jnp.asarray(_RNG.integers(_V, size=(64, 1)))
 
   @jax.jit

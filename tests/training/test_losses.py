@@ -1,4 +1,4 @@
-"""The losses against their definitions, in numpy and float64."""
+"""The losses against their definitions, in NumPy and float64."""
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ def test_is_its_definition(loss):
   found = loss(jnp.asarray(_DRAFT), jnp.log(target))
   assert found.shape == _SHAPE[:-1]
   np.testing.assert_allclose(found, expected, rtol=1e-5)
-  # Of a distribution from itself.
+  # The loss of a distribution against itself.
   zero = loss(jnp.asarray(_TARGET), jnp.log(target))
   np.testing.assert_allclose(zero, 0, atol=1e-6)
 
@@ -84,7 +84,7 @@ def test_teacher_gradient_is_that_of_cross_entropy_with_its_distribution():
 
 
 def _differences(function, logits, step=1e-6):
-  """The gradient of the sum of function(probabilities), by differences."""
+  """Returns the gradient of the sum of function(probs), by differences."""
   found = np.empty_like(logits)
   for place in np.ndindex(logits.shape):
     ends = []
@@ -101,7 +101,7 @@ def test_gradient_is_that_of_differences(loss):
   target, draft = _softmax(_TARGET), _softmax(_DRAFT)
   definition = _DEFINITIONS[loss]
   if loss is losses.hybrid:
-    # Its weight is a constant for the gradient.
+    # The gradient treats the weight as a constant.
     weight = np.exp(-3 * _kept(target, draft))
     definition = lambda target, draft: _hybrid(target, draft, weight)
   expected = _differences(lambda draft: definition(target, draft), _DRAFT)

@@ -1,4 +1,4 @@
-"""Texts of the draft model itself, against its own law and by replaying."""
+"""Texts drawn from the draft model, against its own law and by replaying."""
 
 import functools
 
@@ -22,7 +22,7 @@ _DRAFTER = drafters.DraftModel(
 )
 _RNG = np.random.default_rng(0)
 _TOKENS = _RNG.integers(_V, size=(6, _T))
-# Two answers a row, the second up to the end.
+# Two answers per row, the second one up to the end.
 _MASK = np.zeros((6, _T), bool)
 _MASK[:, 3:7] = _MASK[:, 9:] = True
 _BATCH = {'tokens': _TOKENS, 'mask': _MASK}
@@ -87,7 +87,7 @@ def test_they_are_drawn_from_the_draft_models_law():
   mask = np.tile([False, False, True, True], (rows, 1))
   found = _resample({'tokens': tokens, 'mask': mask}, temperature=temperature)
 
-  # Rows of the prompt and every token behind it.
+  # The prompt, followed by each token.
   texts = np.asarray([[*prompt, i] for i in range(_V)])
   cache = _DRAFTER.decoder.init_cache(_V, 3)
   output, _ = jax.jit(_DRAFTER.decoder.apply)(_params(), texts, cache)
@@ -112,7 +112,7 @@ def test_an_answer_may_end_before_its_room_does():
       assert (tokens[length:] == end).all()
       learned = np.arange(len(tokens)) < length
       np.testing.assert_array_equal(found['mask'][row, places], learned)
-    # Up to the first end nothing is other than it was.
+    # Up to the first end, the text is as before.
     first = np.argmax(found['mask'][row] & (found['tokens'][row] == end))
     np.testing.assert_array_equal(
       found['tokens'][row, :first], plain['tokens'][row, :first]

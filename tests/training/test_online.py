@@ -1,4 +1,4 @@
-"""Learning while decoding: what is learned from, what is undone, what stays."""
+"""Learning while decoding: what is learned, what is undone and what stays."""
 
 import dataclasses
 import functools
@@ -52,7 +52,7 @@ def _params(drafter=_WHOLE):
 
 
 def _state(learner=_LEARNER, rounds=6):
-  """After some rounds, in which something was rejected."""
+  """Returns the state after some rounds, in which drafts were rejected."""
   state = decode.prefill(
     _params(),
     _PROMPTS,
@@ -93,7 +93,7 @@ def test_outcomes_are_tokens_and_the_rest():
   )
   expected = [0.15, 0.5, 0, 0.35]
   np.testing.assert_allclose(np.exp(draft), expected, atol=2e-6)
-  # What is not drafted is missing; the rest is what is left of the target.
+  # Undrafted tokens have no mass; the last entry is what the target has left.
   np.testing.assert_allclose(np.exp(target), [0.4, 0.3, 0, 0.1], atol=2e-6)
 
 
@@ -158,10 +158,10 @@ def test_an_update_learns_and_empties_the_rings():
   assert report['is_finite']
   assert report['recorded'] > 6
   assert (np.asarray(state.draft.ring.position) == -1).all()
-  # What was learned before is still there.
+  # The state that was passed in is unchanged.
   before = online.params_of(learned, _LEARNER)['drafter']
   jax.tree.map(np.testing.assert_array_equal, before, _params()['drafter'])
-  # With nothing to learn from nothing changes, momentum or not.
+  # With nothing to learn from, nothing changes, not even by momentum.
   _, same, report = online.update(state, after, _LEARNER)
   assert report['recorded'] == 0
   jax.tree.map(
@@ -213,7 +213,7 @@ def test_decoding_and_learning_are_one_executable_each():
 
 @pytest.mark.parametrize(
   'optimizer',
-  # The second one's first step is finite, and what it leads to is not.
+  # The second optimizer's first step is finite, but its result is not.
   [optax.scale(jnp.nan), optax.sgd(1e30)],
   ids=['nan', 'too far'],
 )
@@ -226,7 +226,7 @@ def test_an_update_that_comes_to_no_number_is_undone(optimizer, caplog):
   jax.tree.map(
     np.testing.assert_array_equal, after.train.trained, learned.train.trained
   )
-  # Once for each, with its number; and decoding has gone on.
+  # There is one message per update, with its number; and decoding has gone on.
   messages = [record.getMessage() for record in caplog.records]
   assert len(messages) == len(reports) > 2
   for number, message in enumerate(messages, 1):

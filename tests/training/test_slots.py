@@ -1,4 +1,4 @@
-"""Weights of drafts, by hand, and in each objective that has them."""
+"""Weights of drafts, by hand and in each objective that has them."""
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ def test_the_weights_of_d_pace_by_hand():
   log_probs = jnp.log(jnp.asarray([0.8, 0.5, 0.9]))
   found = slots.d_pace(log_probs, jnp.ones(3, bool))
   np.testing.assert_allclose(found, [2.21625, 1.31625, 0.64125], rtol=1e-6)
-  # What is not learned neither counts nor stops what follows it.
+  # A draft that is not learned neither counts nor stops those after it.
   found = slots.d_pace(log_probs, jnp.asarray([True, False, True]))
   np.testing.assert_allclose(found, [0.9 + 0.855, 0.855, 0.855], rtol=1e-6)
   # A token that is never drafted has the probability 0.

@@ -1,4 +1,4 @@
-"""A step of training: what changes, in which dtype, and what a NaN does."""
+"""A training step: what changes, in which dtype, and what a NaN does."""
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ def test_is_a_step_down_the_gradient_of_what_is_trained():
     report['gradient_norm'], np.linalg.norm(gradient), rtol=1e-6
   )
   assert state.step == 1
-  # Nothing that was given is gone.
+  # The arrays that were passed in still exist.
   np.testing.assert_array_equal(params['drafter']['u'], 0.25)
   whole = step.join(state.trained, frozen)
   assert whole['target']['w'] is params['target']['w']
@@ -89,7 +89,7 @@ def test_computes_in_bfloat16_on_float32_weights():
   assert report['is_half']
   moved = np.abs(np.asarray(state.trained['drafter']['u']) - 0.25)
   assert state.trained['drafter']['u'].dtype == jnp.float32
-  # Less than a bfloat16 of that size can say, and not lost.
+  # Less than bfloat16 resolves at that size, but not lost.
   assert 0 < moved.max() < 2**-10
 
 
@@ -141,7 +141,7 @@ def test_the_loss_falls():
 
 
 def _flat(params, batch):
-  """A loss that is 0 where its gradient is no number."""
+  """Returns a loss that is 0 where its gradient is infinite or NaN."""
   u = params['drafter']['u']
   return jnp.sum(jnp.sqrt(batch['x'] * u)), {}
 

@@ -1,7 +1,7 @@
-"""Unrolled drafts, and training on them, against the plain computation.
+"""Unrolled drafts, and training on them, against a plain computation.
 
-The plain one hides entries from one another with masks of all against all, and
-keeps all logits.
+The plain one hides entries from one another with full masks, and keeps all
+logits.
 """
 
 import dataclasses
@@ -104,7 +104,7 @@ def _plain_outputs(drafter, params, tokens, features, num_steps, pick):
 
 
 def _plain_loss(drafter, params, batch):
-  """KL(target, draft) of `_STEPS` drafts, draft i weighted 0.8 ** i."""
+  """Returns KL(target, draft) of `_STEPS` drafts; draft i weighs 0.8 ** i."""
   model, pick = drafter.model, functools.partial(objective.crop, batch)
   output, _ = model.apply(
     params['target'],
@@ -134,7 +134,7 @@ def test_outputs_are_those_of_masks_of_all_against_all(name):
   drafter, params = _DRAFTERS[name], _params(name)
   features = _RNG.normal(size=(4, _T, _TARGET.dim)).astype(np.float32)
   weights = _RNG.normal(size=(_STEPS, 4, _A, _TARGET.dim)).astype(np.float32)
-  # Past the end of the text nothing is drafted.
+  # Nothing is drafted past the end of the text.
   weights *= (_BATCH['places'] < _T)[..., None]
 
   def of(outputs):

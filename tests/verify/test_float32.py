@@ -1,4 +1,4 @@
-"""What float32 does to the rules' laws over a vocabulary of a real size."""
+"""The effect of float32 on the rules' laws, over a realistic vocabulary."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def _softmax(logits):
 
 
 def _drafted(rng, topology, law, own):
-  """Tokens [N] and what they were drawn from [N, V]; own [N + 1, V]."""
+  """Draws tokens [N] and returns their laws [N, V] too, from own [N + 1, V]."""
   tokens = np.zeros(topology.num_nodes, np.int32)
   probs = np.zeros((topology.num_nodes, _VOCAB_SIZE))
   for node in range(topology.num_nodes + 1):
@@ -50,7 +50,7 @@ def _drafted(rng, topology, law, own):
 
 
 def _emitted(rule, topology, law, tokens, probs, target):
-  """The probability [N + 1, V] to stop at each node with each token."""
+  """Returns the probability [N + 1, V] to stop at each node with each token."""
   shape = {}
   if topology is not _CHAIN:
     shape = {
@@ -71,11 +71,11 @@ def _emitted(rule, topology, law, tokens, probs, target):
 def test_a_law_is_that_of_float64(name, noise):
   rule, topology, law = _RULES[name]
   rng = np.random.default_rng(0)
-  # Few likely tokens and a long tail: text has an entropy of some bits.
+  # A few likely tokens and a long tail: text has an entropy of a few bits.
   logits = rng.normal(scale=4, size=(topology.num_nodes + 1, _VOCAB_SIZE))
   target = _softmax(logits).astype(np.float32)
-  # What is drafted is all but what the target says where there is no noise: of
-  # the residual only roundings are left.
+  # Without noise the drafter equals the target up to rounding, so that only
+  # rounding errors are left of the residual.
   own = _softmax(logits + noise * rng.normal(size=logits.shape))
   tokens, probs = _drafted(rng, topology, law, own)
   probs = probs.astype(np.float32)
@@ -86,8 +86,8 @@ def test_a_law_is_that_of_float64(name, noise):
       probs.astype(np.float64),
       target.astype(np.float64),
     )
-  # K-SEQ is exact at any rate from the best one on: a bisection in float32 ends
-  # at another.
+  # K-SEQ is exact at any rate from the best one on, and bisection in float32
+  # ends at another one.
   tolerance = 1e-4 if rule is verify.k_seq else 1e-6
   assert abs(found - expected).sum() < tolerance
   assert expected.sum() == pytest.approx(1, abs=1e-6)

@@ -1,4 +1,4 @@
-"""The rules for trees: exact by enumeration, and on worked numbers."""
+"""The rules for trees: exact by enumeration, and on worked examples."""
 
 import dataclasses
 import itertools
@@ -45,7 +45,7 @@ def _table(noise, sampling=Sampling(temperature=1.0)):
     (DraftLaw.SAMPLED, 'tree', 0.76),
     (DraftLaw.WITHOUT_REPLACEMENT, 'tree', 0.82),
     (DraftLaw.SAMPLED, 'traversal', 0.76),
-    # The better of the two is 0, 1 or 2 with .36, .39 and .25.
+    # The better of the two is 0, 1 or 2 with probability .36, .39 and .25.
     (DraftLaw.SAMPLED, 'multi_path_block', 0.86),
   ],
 )
@@ -141,8 +141,8 @@ def test_rules_for_chains_refuse_a_tree(rule):
 
 
 def test_what_was_cut_does_not_stand_for_the_drawn_child():
-  # Two children, the likeliest and a drawn one, and behind the latter another
-  # that is cut: a node of no parent's any more.
+  # Two children, the likeliest and a drawn one, and a child of the latter.
+  # This child is cut, and then has no parent.
   left = np.asarray([0.0, 0.6, 0.4])
   full = Draft(
     tokens=jnp.asarray([0, 1, 2]),
@@ -161,7 +161,7 @@ def test_what_was_cut_does_not_stand_for_the_drawn_child():
   row = dataclasses.replace(
     cut, tokens=cut.tokens[0], probs=cut.probs[0], parents=cut.parents[0]
   )
-  # As likely as it was drawn: kept, and the other is never what remains.
+  # The drawn child is as likely as in its draft, so it is always kept.
   target = jnp.tile(jnp.asarray(left), (4, 1))
   law = verify.greedy_draft.law(row, target)
   np.testing.assert_allclose(law.stop, [0, 0, 1, 0], atol=1e-6)
@@ -171,7 +171,7 @@ _GAPS = tree.Topology((0, 0, 1, 1, 2, 0, 3))
 
 
 def _with_gaps(rng, law):
-  """A draft of `_GAPS` as its law has it, of which some nodes drafted none."""
+  """Returns a draft of `_GAPS` under a law; some nodes drafted nothing."""
   size, vocab = _GAPS.num_nodes, 5
   tokens = np.full(size, -1, np.int32)
   probs = np.zeros((size, vocab))
@@ -202,7 +202,7 @@ def _with_gaps(rng, law):
 
 
 def _emitted(law_of, draft, target):
-  """How likely each path with the token behind it is."""
+  """Returns how likely each path is, with the token after it."""
   row = dataclasses.replace(
     draft,
     tokens=draft.tokens[0],
@@ -270,12 +270,12 @@ def test_typical_acceptance_keeps_the_longest_likely_path():
   target = jnp.asarray(
     [[0.5, 0.4, 0.1], [0.9, 0.095, 0.005], [0.3, 0.4, 0.3], *[_TARGET] * 2]
   )
-  # Of entropies .94, .36 and 1.09 all thresholds are .09.
+  # With entropies of .94, .36 and 1.09, all thresholds are .09.
   law = verify.Typical().law(draft, target)
   np.testing.assert_array_equal(law.stop, [0, 0, 0, 0, 1])
   np.testing.assert_array_equal(law.next, target)
-  # .999 exp(-1.09) = .34 lets no grandchild pass, .999 exp(-.94) = .39 both
-  # children, of which the first is the likelier.
+  # .999 exp(-1.09) = .34 lets no grandchild pass; .999 exp(-.94) = .39 lets
+  # both children pass, of which the first is the likelier.
   strict = verify.Typical(epsilon=0.9, delta=0.999).law(draft, target)
   np.testing.assert_array_equal(strict.stop, [0, 1, 0, 0, 0])
   assert not verify.Typical().lossless

@@ -15,7 +15,7 @@ from specsample.models import int8
 from specsample.models import transposed
 
 _SIZE = 24  # of the target's vocabulary
-_NAMES = [f'token{i}' for i in range(18)]  # fewer than any model has rows
+_NAMES = [f'token{i}' for i in range(18)]  # fewer than any model's rows
 
 
 def _tokenizer(names):
@@ -29,7 +29,7 @@ def _tokenizer(names):
 def _loaded(vocab_size, seed=0, names=_NAMES, **changes):
   model = testing.tiny_llama(vocab_size=vocab_size, num_layers=1)
   model = dataclasses.replace(model, **changes)
-  # Larger than at initialisation: logits that tell tokens apart.
+  # Larger than at initialisation, so that the logits tell tokens apart.
   params = jax.tree.map(lambda x: 1.6 * x, model.init(jax.random.key(seed)))
   tokenizer = None if names is None else _tokenizer(names)
   return specsample.Loaded(model, params, tokenizer)
@@ -74,7 +74,7 @@ def test_its_logits_are_those_of_the_tokens_that_both_have(
 
 @pytest.mark.parametrize('size', [20, 32])
 def test_it_drafts_for_its_target(size):
-  """Also behind tokens that it does not have."""
+  """It drafts also after tokens that it doesn't have."""
   target = _loaded(_SIZE, seed=1)
   draft = _loaded(size)
   draft = specsample.match_vocabulary(draft, target)

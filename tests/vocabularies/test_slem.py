@@ -1,4 +1,4 @@
-"""Drafts of text: what the target emits is its own, whatever they are."""
+"""Drafting as text: the output is the target's own, whatever is drafted."""
 
 import collections
 import dataclasses
@@ -18,7 +18,7 @@ from specsample.testing import chi_square
 from specsample.testing import conditional as conditional_lib
 from specsample.vocabularies import slem
 
-# The same text in few long tokens and in many short ones.
+# The same text takes a few long tokens or many short ones.
 _LONG = ('a', 'b', 'ab', 'ba', 'aba')
 _LONG_MERGES = [('a', 'b'), ('b', 'a'), ('ab', 'a')]
 _SHORT = ('b', 'a')
@@ -75,13 +75,13 @@ def _plain(prompts=_PROMPTS, **settings):
 def test_greedy_output_is_the_targets():
   output = _generate()
   np.testing.assert_array_equal(output.tokens, _plain().tokens)
-  # Of five tokens some drafts are right by chance.
+  # With five tokens, some drafts are right by chance.
   assert specsample.stats.of(output).tokens_per_round > 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Reordered(testing.HashModel):
-  """The same model with other ids: token i is what was order[i]."""
+  """The same model with other ids: token i was order[i] before."""
 
   order: tuple[int, ...]
 
@@ -103,7 +103,7 @@ def test_drafts_of_the_same_model_are_all_kept_whatever_its_ids():
   )
   output = _generate(target, draft)
   np.testing.assert_array_equal(output.tokens, _plain().tokens)
-  # Of ten tokens four in each round, and two in the last.
+  # Ten tokens: four in each of two rounds, and two in the last one.
   assert output.accepted.tolist() == [[0, 1, 0, 2]] * 3
 
 
@@ -140,7 +140,8 @@ def test_coupled_output_is_plain_sampling_in_any_batch():
 
 
 def test_whether_a_row_drafts_depends_on_no_other_row():
-  # A text of many short tokens, more than there is room for behind it alone.
+  # The row's text has too many short tokens for its own room, but not for the
+  # buffer that the longer row needs.
   row, longer = [4] * 63, [0] * 200
   settings = {
     'sampling': specsample.Sampling(temperature=1.0),
@@ -163,13 +164,13 @@ def test_a_stop_token_ends_a_row():
 @pytest.mark.parametrize(
   ('ids', 'written', 'expected'),
   [
-    # As the tokenizer goes on.
+    # Encoded as the tokenizer goes on.
     ([3], 'b', [1]),
     ([0, 0], 'ab', [2]),
-    # It would have made 'ab' of the last token and the text, but it is there.
+    # The tokenizer would merge the last id into 'ab', but that id stays.
     ([0], 'ba', [3]),
     ([1, 0], 'b', [1]),
-    # Two tokens that it would have made one of.
+    # Two tokens that the tokenizer would have merged into one.
     ([0, 1], 'ab', [2]),
   ],
 )
@@ -191,7 +192,7 @@ def test_without_room_the_target_goes_on_alone():
   draft = _loaded(_SHORT, max_length=8)
   output = _generate(draft=draft)
   np.testing.assert_array_equal(output.tokens, _plain().tokens)
-  # Five letters and three drafts are as many as the draft model takes.
+  # The draft model has room for five letters and three drafts.
   assert output.proposed[1].sum() > output.proposed[1, 1:].sum() > 0
   with pytest.raises(ValueError, match='takes 3 tokens: too few for 3 drafts'):
     _generate(draft=_loaded(_SHORT, max_length=3))

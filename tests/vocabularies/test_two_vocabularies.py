@@ -1,4 +1,4 @@
-"""Gemma 3 270M drafts for SmolLM2, which has other tokens."""
+"""Gemma 3 270M drafts for SmolLM2, which has another vocabulary."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def _tokens(target):
 
 
 def _check_greedy(target, output):
-  """The emitted tokens are the most likely ones, by one pass over them all."""
+  """Checks, in one pass, that the emitted tokens are the most likely ones."""
   rows = [
     [*prompt, *emitted.tolist()]
     for prompt, emitted in zip(_tokens(target), output.tokens, strict=True)
@@ -42,13 +42,13 @@ def _check_greedy(target, output):
 
 
 def test_greedy_output_is_the_targets(smollm2, gemma):
-  # The other direction, and drafts of text, `experiments.vocabularies` runs:
-  # here each would compile both models once more.
+  # `experiments.vocabularies` runs the other direction and drafts of text; here
+  # each would compile both models once more.
   draft, target = gemma, smollm2
   found = specsample.map_vocabulary(draft, target)
   assert found.kind is vocab_map.Kind.INTERSECTION
-  # Of SmolLM2's 49,152 tokens; the others are mostly its control tokens and
-  # words that Gemma has not.
+  # SmolLM2 has 49,152 tokens; the rest are mostly its control tokens and words
+  # that Gemma doesn't have.
   assert found.num_shared == 46145
   # 'Ġcapital' and '▁capital'.
   own, others = (

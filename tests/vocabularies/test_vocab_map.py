@@ -1,4 +1,4 @@
-"""Maps between vocabularies, of tokenizers small enough to write down."""
+"""Maps between vocabularies, for tokenizers small enough to write down."""
 
 import pytest
 import tokenizers
@@ -31,7 +31,7 @@ def _finish(backend, control, bos=None):
 
 
 def _byte_level(merges=_MERGES, control=('<end>',), bos=None):
-  """All bytes and what the merges make, as GPT-2 writes it."""
+  """Returns a tokenizer of all bytes and the merges, as GPT-2 writes them."""
   write = lambda t: ''.join(_BYTE_LETTER[byte] for byte in t)
   to_bytes = lambda t: t if isinstance(t, bytes) else t.encode()
   pairs = [(write(to_bytes(a)), write(to_bytes(b))) for a, b in merges]
@@ -49,7 +49,7 @@ def _byte_level(merges=_MERGES, control=('<end>',), bos=None):
 def _sentence_piece(
   merges=_MERGES, control=('<end>',), bos=None, leading_space=False
 ):
-  """Letters and what the merges make, and bytes for all else."""
+  """Returns a tokenizer of letters and merges, with bytes for all else."""
   write = lambda t: t.replace(' ', '▁')
   pairs = [(write(a), write(b)) for a, b in merges]
   names = [
@@ -105,8 +105,8 @@ def _pieces_of(found, i):
 @pytest.mark.parametrize('leading_space', [False, True])
 def test_tokens_of_one_text_are_shared_however_they_are_written(leading_space):
   own, other = _byte_level(), _sentence_piece(leading_space=leading_space)
-  # All bytes, the merges and the control token. Of the other's letters é is two
-  # bytes, and each of the others is beside its byte.
+  # They share all bytes, the merges and the control token. In `other`, é is
+  # two bytes, and every other letter exists besides its byte.
   found = _map(own, other)
   assert found.kind is Kind.D2T and found.num_draft_tokens == found.num_shared
   assert found.num_shared == 256 + len(_MERGES) + 1
@@ -116,7 +116,7 @@ def test_tokens_of_one_text_are_shared_however_they_are_written(leading_space):
   assert found.draft_ids[_id(other, '<0xC3>')] == _id(own, 'Ã')
   assert _pieces_of(found, _id(other, '<0x61>')) == [_id(own, 'a')]
   assert _pieces_of(found, _id(other, 'é')) == [_id(own, 'Ã'), _id(own, '©')]
-  # The other way round the same pairs.
+  # The other direction has the same pairs.
   back = _map(other, own)
   assert back.kind is Kind.INTERSECTION and back.num_shared == found.num_shared
   pairs = {i: j for i, j in enumerate(found.draft_ids.tolist()) if j >= 0}
@@ -140,7 +140,7 @@ def test_a_token_of_the_target_alone_is_spelled(leading_space):
 
 
 def test_bytes_of_a_character_are_pieces_of_their_own():
-  # A space with the first half of é, and the second half.
+  # The target has a token for a space and the first half of é.
   target = _byte_level([*_MERGES, (b' ', b'\xc3')])
   found = _map(_sentence_piece(), target)
   draft = _sentence_piece()
@@ -148,7 +148,7 @@ def test_bytes_of_a_character_are_pieces_of_their_own():
     _id(draft, '▁'),
     _id(draft, '<0xC3>'),
   ]
-  # Where there is no token of a byte, nothing is fed for it.
+  # If there is no token for a byte, nothing is fed for it.
   few = _words(['the', ' ', 'a', 'é'])
   found = _map(few, target, least_share=0.0)
   assert _pieces_of(found, _id(target, 'ĠÃ')) == [1]
@@ -157,7 +157,7 @@ def test_bytes_of_a_character_are_pieces_of_their_own():
 
 def test_control_tokens_are_shared_by_name_only():
   target = _byte_level(control=('<end>', '<turn>'))
-  # To this one '<turn>' is text.
+  # To the draft model, '<turn>' is plain text.
   draft = _words(['<turn>', 't', 'h', 'e', '<', 'u', 'r', 'n', '>'])
   draft.backend.add_special_tokens(
     [tokenizers.AddedToken('<end>', special=True)]
@@ -172,17 +172,17 @@ def test_a_text_begins_with_the_draft_models_bos_once():
   plain, with_bos = _byte_level(), _sentence_piece(bos='<end>')
   other = _byte_level(control=('<s>',), bos='<s>')
   bos = _id(with_bos, '<end>')
-  # The target's texts have none: it is read before them.
+  # The target's texts have no BOS, so the draft model's is read before them.
   assert _map(with_bos, _byte_level(control=())).prefix == (bos,)
-  # They have one of another name: that is read as this.
+  # They have a BOS of another name, which is read as the draft model's.
   found = _map(with_bos, other)
   assert found.prefix == ()
   assert _pieces_of(found, _id(other, '<s>')) == [bos]
   assert found.draft_ids[_id(other, '<s>')] == -1
-  # The draft model reads none.
+  # The draft model reads no BOS.
   found = _map(plain, other)
   assert found.prefix == () and _pieces_of(found, _id(other, '<s>')) == []
-  # Both have the same.
+  # Both have the same BOS.
   found = _map(plain, with_bos)
   assert _pieces_of(found, bos) == [_id(plain, '<end>')]
 

@@ -1,4 +1,4 @@
-"""What a drafter says it drew from, in the executables that users run."""
+"""The probabilities that drafters report, in the executables that users run."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def test_compiled_loop_follows_the_target(name):
 
 @dataclasses.dataclass(frozen=True)
 class _Watched:
-  """A drafter that tells what its draws are given, and what it returns."""
+  """A drafter that records what its draws are given, and what it returns."""
 
   drafter: specsample.types.Drafter
   drawn: list = dataclasses.field(compare=False, hash=False)
@@ -55,10 +55,10 @@ class _Watched:
 
 @pytest.mark.parametrize('name', _SCENES)
 def test_draws_in_bfloat16_are_from_the_probabilities_it_returns(name):
-  """Bit for bit: a verifier divides by them."""
+  """They are equal bit for bit, because a verifier divides by them."""
   scene = _SCENES[name]
   model, drafter, params = scene.model, scene.drafter, scene.params
-  if not isinstance(model, testing.HashModel):  # which has no dtype
+  if not isinstance(model, testing.HashModel):  # a HashModel has no dtype
     model = dataclasses.replace(model, dtype='bfloat16')
     drafter = dataclasses.replace(drafter, model=model)
     cast = lambda x: x.astype('bfloat16') if x.dtype == jnp.float32 else x

@@ -11,7 +11,7 @@ from specsample.models import gemma
 from specsample.models import tensors
 from specsample.models import transposed
 
-# The second is longer than the windows, of 512 tokens.
+# The second prompt is longer than the windows of 512 tokens.
 _PROMPTS = (
   'The capital of France is',
   ', '.join(str(number) for number in range(100, 240)),
@@ -21,12 +21,12 @@ _NUM_NEW = 12
 
 @pytest.fixture(scope='module')
 def loaded():
-  """It, its weights dequantised."""
+  """Gemma 3 270M, with dequantised weights."""
   return specsample.load('gemma-3-270m')
 
 
 def _reference(loaded):
-  """The same weights in transformers, of the sizes that Google publishes."""
+  """Returns the same weights in transformers, with Google's published sizes."""
   config = transformers.Gemma3TextConfig(
     vocab_size=262_144,
     hidden_size=640,
@@ -79,7 +79,7 @@ def test_greedy_text_equals_that_of_transformers(loaded):
     tokens = np.asarray(found.tokens[row, :_NUM_NEW])
     assert tokens.tolist() == expected.tolist()
   assert len(prompts[1]) > 512
-  # Equally scrambled weights would agree as well.
+  # Equally scrambled weights would agree too.
   texts = [tokenizer.decode(row[:_NUM_NEW]) for row in np.array(found.tokens)]
   assert 'the capital of the country' in texts[0]
   assert texts[1].startswith(', 240, 241')

@@ -1,4 +1,4 @@
-"""What README shows is what a reader gets."""
+"""The example in README works as it is shown."""
 
 import pathlib
 import re

@@ -22,7 +22,7 @@ _SAMPLING = specsample.Sampling(temperature=0.8, top_p=0.95)
 
 @pytest.fixture(scope='module')
 def method(smollm2):
-  """The function that gives a drafter, its rule and the whole parameters."""
+  """A function that returns a drafter, its rule and all parameters."""
   target = {'target': smollm2.params}
 
   def of(name):
@@ -76,7 +76,7 @@ def test_greedy_equals_autoregressive(smollm2, prompts, greedy, method, name):
   np.testing.assert_array_equal(output.tokens, greedy.tokens)
   np.testing.assert_array_equal(output.lengths, greedy.lengths)
   np.testing.assert_allclose(output.log_probs, greedy.log_probs, atol=1e-3)
-  # A drafter whose every draft is refused would pass the above as well.
+  # A drafter whose drafts are all rejected would pass the checks above too.
   assert specsample.stats.of(output).tokens_per_round > 1.1
   assert len(set(output.rounds.tolist())) > 1  # ragged
 
@@ -94,7 +94,7 @@ def test_coupled_equals_plain_sampling(smollm2, prompts, method):
 def test_row_is_the_same_alone_padded_and_permuted(smollm2, prompts, method):
   drafter, _, _ = method('ngram')
   settings = {'sampling': _SAMPLING, 'drafter': drafter}
-  # Longer than the bucket of the others, which are padded to it.
+  # Longer than the bucket of the other prompts, which are padded to it.
   long = prompts[1] * 4
   assert len(specsample.pad_prompts([long])[0][0]) > len(
     specsample.pad_prompts(prompts)[0][0]
@@ -137,5 +137,5 @@ def test_greedy_text_of_smollm2_equals_transformers(smollm2):
     )[0, len(prompt) :]
     tokens = np.asarray(found.tokens[i, : found.lengths[i]])
     assert tokens.tolist() == expected.tolist()
-  # Equally scrambled weights would agree as well.
+  # Equally scrambled weights would agree too.
   assert 'Paris' in tokenizer.decode(found.tokens[0, : found.lengths[0]])

@@ -1,6 +1,6 @@
 """`compile_tpu` from end to end, with TPU's compiler.
 
-Not among the ordinary tests: the first time it downloads libtpu (0.2 GB).
+Not among the ordinary tests: the first run downloads libtpu (0.2 GB).
 
   python -m pytest -o python_files='check_*.py' tests/with_libtpu
 """
@@ -24,16 +24,16 @@ _FIELDS = [
   *('weight_copies_per_round', 'roofline_seconds_per_round'),
   'compile_seconds',
 ]
-# The pair of the default configuration with few layers.
+# The default configuration's pair with few layers.
 _FEW_LAYERS = (
   '--gin_bindings=chinchilla_70b/transformer.Transformer.num_layers = 4',
   '--gin_bindings=chinchilla_4b/transformer.Transformer.num_layers = 1',
 )
-# What a pass multiplies with, in bfloat16: layers and unembedding.
+# The weights that a pass multiplies with, in bfloat16: layers and unembedding.
 _TARGET_BYTES = 2 * 8192 * (4 * (4 * 8192 + 3 * 24576) + 32000)
 _DRAFT_BYTES = 2 * 6144 * (4 * 6144 + 3 * 16384 + 32000)
 _K = 4
-_ON_CHIP_BYTES = 128 << 20  # of a v4 or v5e, which may keep as many weights
+_ON_CHIP_BYTES = 128 << 20  # a v4 or v5e may keep this much of them
 
 
 def _run(*flags):
@@ -50,12 +50,12 @@ def _run(*flags):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """What the command writes for two topologies."""
+  """The files that the command writes for two topologies."""
   out = tmp_path_factory.mktemp('out')
   topologies = ('--topology=v4:2x2x4', '--topology=v5e:4x4')
   done = _run(*_FEW_LAYERS, *topologies, f'--out={out}', f'--dump_hlo={out}')
   assert done.returncode == 0, done.stderr
-  # The first time it says that it installs the compiler.
+  # The first run also says that it installs the compiler.
   steps = done.stderr.splitlines()[-4:]
   assert [step.partition(' ')[2] for step in steps] == [
     'v4:2x2x4: prefill',
@@ -68,7 +68,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(params=[0, 1], ids=['v4', 'v5e'])
 def compiled(folder, request):
-  """One topology's object of compile.json."""
+  """One topology's object in compile.json."""
   return json.loads((folder / 'compile.json').read_text())[request.param]
 
 
@@ -123,7 +123,7 @@ def test_every_trained_drafter_compiles_for_a_tpu(tmp_path, kind):
   assert compiled['weight_copies_per_round'] == 0
 
 
-# Those whose parameters are not their own, or not a model's alone.
+# Drafters whose parameters are another drafter's, or more than a model's.
 _OTHERS = {
   'recording': """
     compilation.CompileTpu.drafter = @drafters.Recording()
@@ -185,16 +185,16 @@ def test_a_tree_moves_little_more_than_the_weights(tmp_path):
     f'--out={tmp_path}',
   )
   assert done.returncode == 0, done.stderr
-  # No loop turns a number of times that is not known.
+  # Every loop has a known number of turns.
   assert 'counted once' not in done.stderr
   (compiled,) = json.loads((tmp_path / 'compile.json').read_text())
   assert compiled['fits']
   assert compiled['host_transfers'] == 0
   assert compiled['vocab_all_gathers'] == 0
   assert compiled['weight_copies_per_round'] == 0
-  # Node by node, the rule would copy the distributions of all 64 times.
+  # Going node by node, the rule would copy all 64 distributions 64 times.
   assert compiled['bytes_per_round'] < 1.3 * compiled['argument_bytes']
-  # Two a layer, and fewer than two a node for all else.
+  # Two per layer, and fewer than two per node for everything else.
   collectives = sum(one['per_round'] for one in compiled['collectives'])
   assert collectives < 2 * 4 + 2 * 64
 

@@ -1,6 +1,7 @@
-"""Known mistakes of speculative sampling, each with what detects it.
+"""Known mistakes in speculative sampling, each with its detector.
 
-A bug is caught if the detector alarms on it, and not on the shipped code.
+A bug is caught if the detector raises an alarm on it, and none on the shipped
+code.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from specsample.types import DraftLaw
 
 @dataclasses.dataclass(frozen=True)
 class Bug:
-  """A mistake: one detector's reading with it and without."""
+  """A mistake, with one detector's readings with and without it."""
 
   name: str
   planted: Callable[[], Reading]
@@ -67,7 +68,7 @@ _OTHER_VOCABULARY = TLI(
 
 
 def _bug(name, detector, planted, shipped) -> Bug:
-  """One detector, given what the two versions differ in."""
+  """Returns a bug, given a detector and what its two versions differ in."""
   return Bug(
     name,
     functools.partial(detector, **planted),
@@ -116,7 +117,7 @@ def _loop(name, groups, mistake, **both) -> Bug:
 
 
 def _tree(name, topology, law, mistake) -> Bug:
-  """A mistake in how the draft of a tree is handed over."""
+  """Returns a mistake in how the draft of a tree is handed over."""
   inner = detectors.tree(topology, law)
   return _bug(
     name,
@@ -127,7 +128,7 @@ def _tree(name, topology, law, mistake) -> Bug:
 
 
 def _scored_tree(name, model) -> Bug:
-  """A mistake in how the target scores a tree, or keeps a path of it."""
+  """Returns a mistake in how the target scores a tree, or keeps its path."""
   return _bug(
     name,
     functools.partial(
@@ -142,7 +143,7 @@ def _scored_tree(name, model) -> Bug:
 
 
 def _filter(name, policy, mistake, inner=detectors.CHAIN, rule=verify.chain):
-  """A policy that decides by what it may not know."""
+  """Returns a mistake in a policy: it decides by what it must not know."""
   version = lambda policy: {
     'drafter': Adaptive(drafter=inner, policies=(policy,))
   }
@@ -155,7 +156,7 @@ def _filter(name, policy, mistake, inner=detectors.CHAIN, rule=verify.chain):
 
 
 def _either(name, mistake, rule=verify.chain) -> Bug:
-  """A mistake in how one of two drafts is chosen, or handed over."""
+  """Returns a mistake in how one of two drafts is chosen, or handed over."""
   return _bug(
     name,
     functools.partial(

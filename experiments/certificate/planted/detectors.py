@@ -1,7 +1,7 @@
 """Detectors: each turns one version of the code into a statistic.
 
-What they have in common with the tests of the shipped code is everything but
-the component that is exchanged.
+They share everything with the tests of the shipped code except the component
+that is exchanged.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ from specsample.types import Drafter, DraftLaw, Model, Params, Verifier
 
 PLAIN = Sampling(temperature=1.0)
 MODEL = HashModel(vocab_size=3)
-# Of whose drafts about half are accepted.
+# About half of its drafts are accepted.
 CHAIN = drafters.Chain(
   model=dataclasses.replace(MODEL, noise=0.6), num_draft_tokens=2
 )
 
 
 def tree(topology: Topology, law: DraftLaw) -> drafters.Tree:
-  """A tree of that model's drafts."""
+  """Returns a drafter of trees that drafts with the model of `CHAIN`."""
   inner = dataclasses.replace(CHAIN, num_draft_tokens=topology.depth)
   return drafters.Tree(drafter=inner, topology=topology, law=law)
 
@@ -48,14 +48,14 @@ _NUM_ROWS = 32768
 
 @functools.cache
 def _params() -> Params:
-  """The map of another vocabulary: hash models have none of their own.
+  """Returns the map of another vocabulary; hash models have no parameters.
 
-  Made when it is asked for: arrays start JAX, and tests of commands fork.
+  It is made on demand, because arrays start JAX, and tests of commands fork.
   """
   return trained.other_vocabulary().params
 
 
-# After some strings it remembers what the prompt or they say, without a store.
+# It has no store: after some strings, it drafts from the row's own text.
 EITHER = drafters.Either(
   remembered=drafters.Suffix(num_draft_tokens=2, min_kept=0.7),
   trained=CHAIN,
@@ -64,13 +64,13 @@ EITHER = drafters.Either(
 
 
 def params_of_either() -> Params:
-  """No store and a chain without parameters."""
+  """Returns no store, and no parameters for the chain."""
   return {'target': {}, 'drafter': {'trained': {}}}
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """A statistic, and what the shipped code stays below."""
+  """A statistic, and the threshold that the shipped code does not exceed."""
 
   statistic: float
   threshold: float
@@ -79,7 +79,7 @@ class Reading:
   @property
   def alarm(self) -> bool:
     """Whether the detector says that something is wrong."""
-    # A NaN is one.
+    # NaN raises the alarm too.
     return not self.statistic <= self.threshold
 
 
@@ -90,7 +90,7 @@ def enumerated(
   sampling: Sampling = PLAIN,
   params: Callable[[], Params] = _params,
 ) -> Reading:
-  """The largest error in the probability of a string, after two rounds."""
+  """Returns the largest error in a string's probability, after two rounds."""
   enumeration = enumerate_lib.Enumeration(
     verifier,
     drafted.from_drafter(
@@ -103,7 +103,7 @@ def enumerated(
 
 
 def tokens_given_away(verifier: Verifier) -> Reading:
-  """How far a round is from E[tokens] = 1 + sum of products of min."""
+  """Returns how far a round is from E[tokens] = 1 + sum of products of min."""
   target, proposal = _tables()
   enumeration = enumerate_lib.Enumeration(verifier, proposal, target)
   ideal = acceptance.chain(proposal, target).sum()
@@ -128,16 +128,18 @@ def sampled(
   num_tokens: int = 5,
   eos_id: int | None = None,
 ) -> Reading:
-  """Chi-square of the compiled loop's tokens against the exact law.
+  """Tests the compiled loop's tokens against the exact law by chi-square.
 
   Args:
     groups: the rows of the batch.
-    mistake: is entered while the loop is compiled and runs.
-    model: the target that runs; reference: the one whose law is expected.
-    drafter, verifier: what runs.
-    num_tokens: how many tokens of a row; eos_id: stops a row.
+    mistake: returns the context in which the loop is compiled and run.
+    model: the target that runs.
+    reference: the target whose law is expected.
+    drafter, verifier: the drafter and the rule that run.
+    num_tokens: tokens per row.
+    eos_id: stops a row.
   """
-  # Before the mistake: the law would be computed with it.
+  # Computed outside the mistake, which would change the law as well.
   laws = sample_lib.laws(reference, {}, groups, num_tokens, eos_id)
   with mistake():
     sample = sample_lib.draw(
@@ -161,9 +163,10 @@ def sampled(
 
 @functools.cache
 def second_round(drafter: Drafter) -> Reading:
-  """The loop's acceptance in round 2 against that of a drafter of full sight.
+  """Compares the loop's acceptance in round 2 with that of a full cache.
 
-  In standard errors. Exactness does not suffer from what a drafter forgets.
+  The statistic is in standard errors. A drafter that forgets tokens is still
+  exact, so only its acceptance shows the mistake.
   """
   target, proposal = _tables()
   law = enumerate_lib.Enumeration(verify.chain, proposal, target).num_accepted(

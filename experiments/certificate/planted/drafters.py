@@ -13,13 +13,13 @@ from specsample.sampling import Sampling
 from specsample.testing.hash_model import HashModel
 from specsample.types import Array, DraftLaw, Params, Warp
 
-# Makes another warp of the one that the loop gives.
+# Turns the warp that the loop gives into another one.
 Rewarp = Callable[[Warp], Warp]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wrapper:
-  """Forwards everything; each mistake is an override."""
+  """A drafter that forwards everything; each mistake is an override."""
 
   inner: Any  # a types.Drafter
   feature_layers = ()
@@ -65,23 +65,23 @@ class Misdeclared(Wrapper):
 
 
 def as_given(warp: Warp) -> Warp:
-  """The distribution that the loop asks for."""
+  """Returns the warp that the loop gives."""
   return warp
 
 
 def raw(warp: Warp) -> Warp:
-  """The softmax of the logits, unprocessed."""
+  """Returns a warp that is the softmax of the unprocessed logits."""
   del warp
   return _warp(Sampling(temperature=1.0))
 
 
 def from_bfloat16(warp: Warp) -> Warp:
-  """What the loop asks for, of logits rounded to bfloat16."""
+  """Returns the loop's warp, applied to logits rounded to bfloat16."""
   return lambda logits, drafted: warp(logits.astype(jnp.bfloat16), drafted)
 
 
 def argmax(warp: Warp) -> Warp:
-  """All mass on the most likely token."""
+  """Returns a warp that puts all mass on the most likely token."""
 
   def one_hot(logits, drafted):
     probs = warp(logits, drafted)
@@ -92,14 +92,14 @@ def argmax(warp: Warp) -> Warp:
 
 
 def unnormalised(warp: Warp) -> Warp:
-  """The probabilities of `LogProbs`, as many of them as are left."""
+  """Returns a warp that takes what `LogProbs` gives, without renormalising."""
   del warp
   return lambda logits, drafted: jnp.exp(logits)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogProbs(HashModel):
-  """The same model, whose logits are logarithms of probabilities."""
+  """A hash model whose logits are log probabilities."""
 
   def unembed(self, params: Params, hidden: Array) -> Array:
     """See `types.Model`."""
@@ -107,7 +107,7 @@ class LogProbs(HashModel):
 
 
 def top_p_first(sampling: Sampling) -> Rewarp:
-  """Cuts to `top_p` before the temperature is applied, not after."""
+  """Returns a `Rewarp` with `top_p` before the temperature, not after it."""
   cut = _warp(Sampling(temperature=1.0, top_p=sampling.top_p))
   heat = _warp(Sampling(temperature=sampling.temperature))
 
@@ -126,7 +126,7 @@ def _warp(sampling):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CutsBeforeTheToken(Wrapper):
-  """Leaves out a drawn token, and all after it, that was not likely enough.
+  """Cuts a draft at the first drawn token that was not likely enough.
 
   Whether token i is drafted then depends on token i.
   """
@@ -168,7 +168,7 @@ class DraftsIfLikely(Wrapper):
 class ForgetsIfLikely(Wrapper):
   """An `Either` that chooses by how likely the drawn tokens are.
 
-  The shipped one compares with what was kept in the rounds before.
+  The shipped one compares with what was kept in earlier rounds.
   """
 
   least: float
@@ -192,7 +192,7 @@ class ForgetsIfLikely(Wrapper):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LeavesDrawnProbs(Wrapper):
-  """Of an `Either`: remembered tokens come with the other drafter's law."""
+  """An `Either` that gives remembered tokens the trained drafter's `probs`."""
 
   def propose(self, params, draw, warp, tokens, length, state):
     draft, new = super().propose(params, draw, warp, tokens, length, state)
@@ -208,7 +208,7 @@ class LeavesDrawnProbs(Wrapper):
 
 
 def _repeat(drafted, length):
-  """A `Draw` of tokens [B, K] that were drawn before."""
+  """Returns a `Draw` that repeats tokens [B, K] that were drawn before."""
 
   def repeat(probs, position, node=None):
     del probs, node  # a chain has one node for each position
@@ -219,13 +219,13 @@ def _repeat(drafted, length):
 
 
 def _promised(draft):
-  """How many tokens [B] are kept if each is with its own probability."""
+  """Returns the expected number of kept tokens [B], if q(x) are the rates."""
   drawn = jnp.take_along_axis(draft.probs, draft.tokens[..., None], axis=-1)
   return jnp.sum(jnp.cumprod(drawn[..., 0], axis=1), axis=1)
 
 
 def _choose(rows, draft, other):
-  """The one draft in rows [B] that are set, else the other."""
+  """Returns `draft` in rows [B] that are set, else `other`."""
   return types.Draft(
     tokens=jnp.where(rows[:, None], draft.tokens, other.tokens),
     probs=jnp.where(rows[:, None, None], draft.probs, other.probs),
@@ -235,9 +235,9 @@ def _choose(rows, draft, other):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnknownTokens(Wrapper):
-  """Drafts an id that the target lacks wherever token 0 is drawn.
+  """Drafts an id that the target lacks whenever token 0 is drawn.
 
-  Correct: what becomes of such an id is the loop's part.
+  The drafter is correct: the loop has to handle such an id.
   """
 
   unknown_id: int
@@ -252,14 +252,14 @@ class UnknownTokens(Wrapper):
 @types.pytree
 class _Forgetful:
   inner: types.DrafterState
-  missing: Array  # [B] bool, the last draft of the round before was accepted
+  missing: Array  # [B] bool, whether the previous round accepted all drafts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForgetsLastAccepted(Wrapper):
-  """After a draft that was accepted whole, its last token is not in the cache.
+  """A drafter whose cache misses the last token of a fully accepted draft.
 
-  It was drawn but never fed: what is there instead reads as token 0.
+  That token was drawn but never fed; token 0 is read in its place.
   """
 
   def init(self, params, batch_size, max_length):

@@ -1,8 +1,8 @@
 """Mistakes in the model's cache and in the loop itself.
 
-Those that no broken component can make replace one small function of the
-library while a `with` block lasts; the loop has to be compiled in it, for a
-model of its own (`Marked`).
+A mistake that no broken component can make replaces one small function of the
+library for the length of a `with` block. The loop has to be compiled in that
+block, for a model of its own (`Marked`).
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from specsample.types import StopReason
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneLength(HashModel):
-  """Keeps as much of every row's cache as of the longest row's."""
+  """A model that keeps as many tokens in every row as in the longest one."""
 
   def commit(self, cache, length, path=None):
     longest = jnp.broadcast_to(jnp.max(length), length.shape)
@@ -33,7 +33,7 @@ class OneLength(HashModel):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Marked(HashModel):
-  """The same model, but what is compiled for it serves no other mark."""
+  """A hash model; programs that are compiled for one mark serve no other."""
 
   mark: str
 
@@ -51,12 +51,12 @@ def _replaced(
 
 
 def reused_uniforms():
-  """Every round of a row draws the same bits."""
+  """Makes every round of a row draw the same bits."""
   return _replaced(streams, 'round_key', lambda row_key, round: row_key)
 
 
 def greedy_decided_by_batch():
-  """Rows at temperature 0 sample at 1 as soon as another row samples."""
+  """Makes rows at temperature 0 sample at 1 if another row samples."""
   shipped = sampling_lib.per_row
 
   def per_row(sampling, batch_size, vocab_size):
@@ -70,7 +70,7 @@ def greedy_decided_by_batch():
 
 
 def penalties_once_a_round():
-  """Tokens drafted in this round are not counted."""
+  """Leaves the tokens drafted in this round out of the penalties' counts."""
   shipped = sampling_lib.warp
 
   def warp(sampling, counts, logits, drafted):
@@ -80,7 +80,7 @@ def penalties_once_a_round():
 
 
 def penalties_of_all_nodes():
-  """Of a tree all nodes before one count as on the way to it."""
+  """Puts all earlier nodes of a tree on the path to each node."""
 
   def on_the_way(draft):
     num_drafts = draft.tokens.shape[-1]
@@ -90,18 +90,18 @@ def penalties_of_all_nodes():
 
 
 def drafts_of_unknown_tokens():
-  """A draft of an id behind the vocabulary stays in."""
+  """Keeps draft tokens whose id is beyond the vocabulary."""
   return _replaced(
     drafts, 'exist', lambda draft, vocab_size: draft.tokens >= -1
   )
 
 
 def stops_at_the_last_token_only():
-  """An EOS inside an accepted run is not noticed."""
+  """Ignores an EOS inside an accepted run."""
   shipped = stopping.reasons
 
   def reasons(state, tokens, stop):
-    # Behind the accepted run there are only copies of the token after it.
+    # After the accepted run there are only copies of the token after it.
     equal = tokens == tokens[:, -1:]
     is_last = jnp.cumprod(equal[:, ::-1], axis=1)[:, ::-1] > 0
     return jnp.where(is_last, shipped(state, tokens, stop), StopReason.RUNNING)

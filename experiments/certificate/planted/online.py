@@ -1,4 +1,4 @@
-"""A mistake of drafters that learn while they draft, and what detects it."""
+"""A mistake of drafters that learn while they draft, and its detector."""
 
 import dataclasses
 import functools
@@ -20,15 +20,15 @@ from specsample.types import Drafter, Params
 _GROUPS = (Group((1, 0, 1), detectors.PLAIN),)
 _NUM_TOKENS = 5
 _NUM_ROWS = 4096
-# The optimizer's of `adapting.scene`.
+# The learning rate of the optimizer in `adapting.scene`.
 _STEP_SIZE = 4.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnsBeforeItDeclares(drafters.Wrapper):
-  """Updates between the draw and the verdict.
+  """A drafter that updates its weights between the draw and the verdict.
 
-  Tokens are drawn with the old weights, and `probs` are those of the new ones.
+  Tokens are drawn with the old weights, but `probs` come from the new ones.
   """
 
   learner: online.Learner
@@ -60,9 +60,10 @@ class LearnsBeforeItDeclares(drafters.Wrapper):
 
 @functools.cache
 def sampled(is_mistaken: bool) -> Reading:
-  """Chi-square of the adapting loop's tokens against the exact law."""
+  """Tests the adapting loop's tokens against the exact law by chi-square."""
   learner, params = adapting.scene()
-  # In every second round there is something to learn from.
+  # An update empties the ring. With one every two rounds, the ring holds
+  # something to learn from in every second round.
   learner = dataclasses.replace(learner, rounds=2)
   drafter: Drafter = learner.drafter
   if is_mistaken:

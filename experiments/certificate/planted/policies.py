@@ -1,4 +1,4 @@
-"""Filters that decide by what they may not know, one mistake each."""
+"""Filters with one mistake each: they decide by what they must not know."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ from specsample.types import DraftLaw
 
 @dataclasses.dataclass(frozen=True)
 class Anticipating(policy.Filter):
-  """Leaves out a drawn token itself where it should what comes behind it."""
+  """Leaves out a drawn token itself, instead of the tokens after it."""
 
   inner: Any  # a policy.Policy that reads the token
   reads_token = False
@@ -22,7 +22,7 @@ class Anticipating(policy.Filter):
 
 @dataclasses.dataclass(frozen=True)
 class LikeliestDrawn(policy.Filter):
-  """Keeps the likeliest of siblings that were drawn, as if they were not."""
+  """Keeps the most likely of drawn siblings, as if they had not been drawn."""
 
   num_nodes: int
   reads_token = False

@@ -28,7 +28,7 @@ class _Rule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class PlainResidual(_Rule):
-  """After a rejection the target's own distribution, the draft left in."""
+  """Draws from p after a rejection, without subtracting q."""
 
   def law(self, draft, target_probs):
     law = verify.chain.law(draft, target_probs)
@@ -37,7 +37,7 @@ class PlainResidual(_Rule):
 
 @dataclasses.dataclass(frozen=True)
 class BonusAfterRejection(_Rule):
-  """Every next token comes from the last distribution, the bonus token's."""
+  """Draws every next token from the last distribution, the bonus token's."""
 
   def law(self, draft, target_probs):
     law = verify.chain.law(draft, target_probs)
@@ -47,10 +47,9 @@ class BonusAfterRejection(_Rule):
 
 @dataclasses.dataclass(frozen=True)
 class SkippedBonus(_Rule):
-  """A draft that was accepted whole ends its round: K tokens, not K + 1.
+  """Ends the round after a fully accepted draft: K tokens, not K + 1.
 
-  Nothing is wrong with the distribution, but a token of each such round is
-  given away.
+  The distribution is right, but each such round gives a token away.
   """
 
   def law(self, draft, target_probs):
@@ -91,10 +90,10 @@ class BlockStopsAtFirst(_Rule):
 
 @dataclasses.dataclass(frozen=True)
 class UncappedLastRatio(_Rule):
-  """Block, but the last test is of the product of all ratios, uncapped.
+  """Block, but its last test is of the uncapped product of all ratios.
 
-  An early ratio above 1 pays for a later one below, as in the hierarchical
-  rule of 2601.05724.
+  An early ratio above 1 makes up for a later one below 1, as in the
+  hierarchical rule of 2601.05724.
   """
 
   def law(self, draft, target_probs):
@@ -109,9 +108,9 @@ class UncappedLastRatio(_Rule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedNoise(_Rule):
-  """The residual is drawn with the noise that drew the rejected draft.
+  """Draws the residual with the noise that drew the rejected draft token.
 
-  For rows whose prompts have `prompt_length` tokens, in the first round.
+  This happens in the first round, if a prompt has `prompt_length` tokens.
   """
 
   prompt_length: int
@@ -133,7 +132,7 @@ class SharedNoise(_Rule):
 
 
 def _joint_ratios(draft, target_probs):
-  """Block's capped products [K + 1] and the ratios [K] themselves."""
+  """Returns Block's capped products [K + 1] and the ratios [K] themselves."""
   ratios = rule.ratio(
     rule.of_tokens(target_probs[:-1], draft.tokens),
     rule.of_tokens(rule.draft_probs(draft, target_probs), draft.tokens),
@@ -145,7 +144,7 @@ def _joint_ratios(draft, target_probs):
 
 
 def _block_tests(draft, target_probs, joint, last):
-  """The probability [K + 1] that the test of each prefix succeeds."""
+  """Returns the probability [K + 1] that the test of each prefix succeeds."""
   draft_probs = rule.draft_probs(draft, target_probs)
   residual = jnp.maximum(joint[:-1, None] * target_probs[:-1] - draft_probs, 0)
   mass = residual.sum(axis=-1)

@@ -1,4 +1,4 @@
-"""What can go wrong with trees only, one mistake each."""
+"""Mistakes that only trees allow, one per class."""
 
 import abc
 import dataclasses
@@ -14,7 +14,7 @@ from specsample.verify import rule
 
 @dataclasses.dataclass(frozen=True)
 class SameResidual:
-  """Every child is tried against the target, whatever was rejected before."""
+  """Tests every child against the target, whatever was rejected before."""
 
   lossless = True
   positional = False
@@ -24,7 +24,7 @@ class SameResidual:
     """See `types.Verifier`."""
     law = verify.tree.law(draft, target_probs)
     own = draft.tokens.size
-    # Of each child as if it had no siblings.
+    # The acceptance probability of each child, as if it had no siblings.
     alone = [
       verify.tree.law(
         dataclasses.replace(
@@ -48,17 +48,17 @@ class _Changed(drafters.Wrapper, abc.ABC):
 
   @property
   def topology(self):
-    """Of the tree."""
+    """The topology of the tree."""
     return self.inner.topology
 
   @property
   def depth(self):
-    """Of the tree."""
+    """The depth of the tree."""
     return self.inner.depth
 
   @abc.abstractmethod
   def change(self, draft):
-    """The draft with the mistake."""
+    """Returns the draft with the mistake."""
 
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
@@ -68,10 +68,10 @@ class _Changed(drafters.Wrapper, abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SecondAsTheFirst(_Changed):
-  """Siblings that were drawn without replacement, said to be independent."""
+  """Declares siblings drawn without replacement to be independent."""
 
   def change(self, draft):
-    """Each sibling is said to come of what the first one came of."""
+    """Gives each sibling the distribution of the first one."""
     first = [self.topology.parents.index(p) for p in self.topology.parents]
     probs = draft.probs[:, jnp.asarray(first)]
     return dataclasses.replace(draft, probs=probs, law=DraftLaw.SAMPLED)
@@ -79,10 +79,10 @@ class SecondAsTheFirst(_Changed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LikelierFirst(_Changed):
-  """Two siblings that were drawn are put in the order of their probability."""
+  """Sorts two drawn siblings by their probability."""
 
   def change(self, draft):
-    """For trees of two leaves."""
+    """Returns the sorted draft, for trees of two leaves."""
     own = jnp.take_along_axis(
       draft.probs, jnp.maximum(draft.tokens, 0)[..., None], axis=-1
     )[..., 0]
@@ -93,10 +93,10 @@ class LikelierFirst(_Changed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BeamAsSample(_Changed):
-  """The most likely tokens, said to be drawn from their distribution."""
+  """Declares that the most likely tokens were drawn from their distribution."""
 
   def change(self, draft):
-    """Siblings are the best of what the first of them is said to come of."""
+    """Makes siblings the most likely tokens of the first one's distribution."""
     first = [self.topology.parents.index(p) for p in self.topology.parents]
     ranks = jnp.asarray(self.topology.ranks)
     order = jnp.argsort(-draft.probs[:, jnp.asarray(first)], axis=-1)
@@ -108,7 +108,7 @@ class BeamAsSample(_Changed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeesSiblings(HashModel):
-  """A node sees all nodes before it, those of other paths too."""
+  """A model in which a node sees all nodes before it, also on other paths."""
 
   def apply(self, params, tokens, cache, features=(), parents=None):
     """See `types.Model`."""
@@ -119,7 +119,7 @@ class SeesSiblings(HashModel):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeepsTheFirstNodes(HashModel):
-  """Of an accepted path the cache keeps as many nodes, but the first ones."""
+  """A model that keeps a tree's first nodes, not those of the accepted path."""
 
   def commit(self, cache, length, path=None):
     """See `types.Model`."""

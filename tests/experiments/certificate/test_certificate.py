@@ -1,4 +1,4 @@
-"""A certificate that is interrupted, and of code that changes meanwhile."""
+"""Certificates that are interrupted, or whose code changes meanwhile."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ _STEPS = {
 
 
 def _build(folder, steps_before_a_kill=None, header=_HEADER):
-  """The certificate, None where it was killed, and the steps it took."""
+  """Returns the certificate (None if it was killed) and the steps it took."""
   begun = []
 
   @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The certificate in a terminal, where an entry is no number."""
+"""The certificate in a terminal, also if an entry is NaN."""
 
 import json
 

@@ -25,7 +25,7 @@ _TIMEOUT = 300
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """How both processes ended, and the files in the folder of each."""
+  """The outcomes of both processes, and the files in each one's folder."""
 
   ended: list
   files: list
@@ -37,7 +37,7 @@ class Run:
 
 @pytest.fixture(scope='module')
 def runs(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
-  """The same command twice: process 1 is killed, then both go on."""
+  """The same command twice: process 1 is killed, then both resume."""
   prompts = tmp_path_factory.mktemp('prompts') / 'prompts.txt'
   prompts.write_text('\n'.join(_PROMPTS))
   folders = [_folder(tmp_path_factory) for _ in range(2)]
@@ -81,7 +81,7 @@ def runs(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
 
 
 def _folder(tmp_path_factory):
-  """A folder in which the commands can be started."""
+  """Makes a folder in which the commands can be started."""
   folder = tmp_path_factory.mktemp('host')
   for name in ('configs', 'experiments'):
     (folder / name).symlink_to(_ROOT / name)
@@ -89,7 +89,7 @@ def _folder(tmp_path_factory):
 
 
 def _start_both(commands, call, folders, options, each=((), ())):
-  """Both processes, with flags for each."""
+  """Starts both processes, with flags for each."""
   with socket.create_server(('localhost', 0)) as server:
     port = server.getsockname()[1]
   address = (f'--coordinator_address=localhost:{port}', '--num_processes=2')
@@ -166,7 +166,7 @@ def test_only_process_0_writes(runs):
     outcome = run.ended[1]
     assert run.files[1] == {}
     assert outcome.out == ''
-    # Gloo greets each of its peers; no steps and no table are there.
+    # Gloo prints a greeting per peer; there must be no steps and no table.
     assert not re.search(r'prompt|of a round|memory', outcome.err), outcome.err
   assert 'Gloo' not in runs[1].ended[0].out
 
@@ -182,7 +182,7 @@ def test_processes_that_differ_are_refused(
   )
   outcome, other = [commands.finish(process) for process in processes]
   assert outcome.code == 2
-  # (Gloo greets in between.)
+  # Gloo prints its greetings in between.
   assert re.search(
     r'process 1 has another command line than process 0: start all with the '
     'same command',
@@ -195,7 +195,7 @@ def test_processes_that_differ_are_refused(
 
 @pytest.fixture(scope='module')
 def alone(commands, tiny):
-  """Flags that cannot work, and how the command ended."""
+  """Outcomes of the command by case, with flags that cannot work."""
   with socket.create_server(('localhost', 0)) as server:
     address = f'--coordinator_address=localhost:{server.getsockname()[1]}'
   cases = {

@@ -1,4 +1,4 @@
-"""What every command that decodes tells JAX first."""
+"""The JAX settings that every decoding command makes first."""
 
 import importlib
 
@@ -20,7 +20,7 @@ _SET = (
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch):
-  """Leaves JAX as it was."""
+  """Restores JAX's settings after each test."""
   monkeypatch.delenv(_VARIABLE, raising=False)
   monkeypatch.delenv(_MIN_SECONDS, raising=False)
   before = {name: getattr(jax.config, name) for name in _SET}
@@ -30,7 +30,7 @@ def _as_before(monkeypatch):
 
 
 def _product():
-  """The program that multiplies two matrices of float32."""
+  """Returns the program that multiplies two float32 matrices, as text."""
   matrix = jax.ShapeDtypeStruct((2, 2), jnp.float32)
   return jax.jit(lambda x, y: x @ y).lower(matrix, matrix).as_text()
 
@@ -79,7 +79,7 @@ def test_a_drafter_of_ones_own_is_part_of_the_code(tmp_path, monkeypatch):
 
 
 def test_the_variable_decides_where_it_is_set(monkeypatch):
-  # As JAX reads it when it is imported.
+  # As JAX does when it reads the variable on import.
   monkeypatch.setenv(_VARIABLE, 'tensorfloat32')
   jax.config.update('jax_default_matmul_precision', 'tensorfloat32')
   environment.set_up()

@@ -32,7 +32,7 @@ def test_a_kill_at_any_byte_loses_the_last_unit_at_most(tmp_path):
   for size in range(len(data) + 1):
     (tmp_path / 'journal.jsonl').write_bytes(data[:size])
     resumed = _open(tmp_path)
-    complete = max(data[:size].count(b'\n') - 1, 0)  # the header is a line
+    complete = max(data[:size].count(b'\n') - 1, 0)  # the header is a line too
     assert len(resumed) == complete
     for i in range(complete, 3):
       resumed.add(('unit', i), {'value': i})

@@ -1,4 +1,4 @@
-"""The commands on a mesh of 8 devices: what they give, and what they refuse."""
+"""The commands on a mesh of 8 devices: their results and their refusals."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def outcomes(commands, tiny_methods, tiny_evaluate, cpu_devices, folder):
-  """The same evaluation with and without a mesh, a generation, and faults."""
+  """An evaluation with and without a mesh, a generation, and refused flags."""
   evaluate = (
     *('evaluate', *tiny_evaluate, f'--prompts={folder / "prompts.jsonl"}'),
     f'--gin_bindings=Evaluation.max_new_tokens = {_NEW_TOKENS}',
@@ -87,7 +87,7 @@ def test_batches_over_the_data_axis_have_the_tokens_of_one_device(
   assert [len(batch) for batch in batches] == [4, 2]
   tokens = lambda batches: [row['tokens'] for batch in batches for row in batch]
   assert tokens(batches) == tokens(alone)
-  # Drawn, and each from a stream of its own.
+  # The tokens were sampled, each row from a stream of its own.
   assert len({tuple(row) for row in tokens(alone)}) == 6
 
 
@@ -149,7 +149,7 @@ def test_rules_hold_within_the_mesh_only():
 
 @dataclasses.dataclass(frozen=True)
 class _Device:
-  """What `make_mesh` asks of a device of a slice."""
+  """The attributes of a slice's device that `make_mesh` reads."""
 
   id: int
   slice_index: int

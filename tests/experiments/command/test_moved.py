@@ -1,4 +1,4 @@
-"""Old names of modules say where they went."""
+"""Old module names say where the modules went."""
 
 import importlib.util
 

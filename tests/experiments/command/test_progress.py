@@ -1,4 +1,4 @@
-"""The rate and the time left that long work shows."""
+"""The rate and the remaining time that long work shows."""
 
 from experiments.command import progress
 
@@ -11,7 +11,7 @@ def test_the_time_before_the_first_units_is_in_no_rate(monkeypatch, capsys):
     meter(109, 'shard 0')
     now[0] = 95.0
     meter(459, 'shard 0')
-    # The pace of the last two minutes counts.
+    # Only the pace of the last two minutes counts.
     now[0] = 1000.0
     meter(460, 'shard 1')
     now[0] = 1050.0

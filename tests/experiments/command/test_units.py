@@ -1,4 +1,4 @@
-"""Work that is done once, with its program compiled before it is timed."""
+"""Work that is done once, its program compiled before it is timed."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ def _silent(total):
   ('full', 'happened'),
   [
     (set(), ['warm b', 'warm a', 'a 0', 'b 1', 'a 2']),
-    # Before the second unit there is no room: both programs are dropped.
+    # Memory is full before the second unit, so both programs are dropped.
     ({3}, ['warm b', 'warm a', 'a 0', 'warm b', 'b 1', 'warm a', 'a 2']),
   ],
 )

@@ -1,4 +1,4 @@
-"""The text of a generation, marked by origin as a terminal shows it."""
+"""A generation's text, coloured by origin in a terminal."""
 
 import io
 import re
@@ -18,8 +18,8 @@ _ROUNDS = (
   ('there\nyou', [Origin.ACCEPTED] * 8 + [Origin.CORRECTION]),
   (' all', [Origin.ACCEPTED] * 3 + [Origin.BONUS]),
 )
-# As terminals know them: green, bold red, bold blue. A word comes when it is
-# whole, after the space before it.
+# Terminal codes for green, bold red and bold blue. A word is printed once it is
+# complete, after the space before it.
 _COLOURED = (
   'Hi \x1b[32mthere\x1b[0m\n\x1b[32myo\x1b[0m\x1b[1;31mu\x1b[0m'
   '\x1b[32m \x1b[0m\x1b[32mal\x1b[0m\x1b[1;34ml\x1b[0m\n'
@@ -28,7 +28,7 @@ _COLOURED = (
 
 @pytest.fixture(scope='module')
 def tokenizer(checkpoint):
-  """One token per character."""
+  """A tokenizer with one token per character."""
   return specsample.load(checkpoint).tokenizer
 
 
@@ -44,7 +44,7 @@ def _chunk(tokenizer, text, origins):
 
 
 def _shown(tokenizer, rounds, **settings):
-  """The legend, and what a console of these settings gets of the rounds."""
+  """Returns what a console prints for the legend and for the rounds."""
   settings = {'width': 40, 'color_system': 'standard'} | settings
   outputs = []
   for is_legend in (True, False):

@@ -1,4 +1,4 @@
-"""A chat's turns: what the target reads, compiles and is interrupted in."""
+"""A chat's turns: what the target reads, what is compiled, and Ctrl-C."""
 
 import io
 import itertools
@@ -43,7 +43,7 @@ def _programs():
 
 
 def _whole(target, turns_, answers):
-  """The tokens of a conversation, its answers as they were written."""
+  """Returns a conversation's tokens, with the answers as they were emitted."""
   tokens, text = [], ''
   for turn, answer in itertools.zip_longest(turns_, answers, fillvalue=[]):
     text += f'user: {turn}\nassistant: '
@@ -72,7 +72,7 @@ def test_a_turn_is_answered_as_the_whole_conversation_is(target, greedy, name):
   for i, answer in enumerate(answers):
     whole = _whole(target, said[: i + 1], answers[:i])
     assert answer == greedy(whole, _NEW_TOKENS)[0]
-    # Only what is new, unless the drafter cannot be left out of a round.
+    # Only the new tokens, unless the drafter has to take part in every round.
     known = len(_whole(target, said[:i], answers[:i]))
     assert read[i] == len(whole) - (known if name != 'recording' else 0)
 
@@ -99,7 +99,7 @@ def test_a_turn_without_room_is_left_out(target):
 
 
 class _Pressing(io.StringIO):
-  """Standard output, in whose fourth write Ctrl-C is pressed so many times."""
+  """A standard output during whose fourth write Ctrl-C is pressed."""
 
   def __init__(self, times):
     super().__init__()

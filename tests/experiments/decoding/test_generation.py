@@ -1,4 +1,4 @@
-"""One prompt decoded a few rounds at a time, as who shows it sees it."""
+"""One prompt decoded a few rounds at a time, as a caller displays it."""
 
 import time
 
@@ -41,7 +41,7 @@ def test_time_of_showing_is_none_of_decoding(chunks):
   second = next(found)
   elapsed = time.perf_counter() - start
   assert 0 < second.seconds - first.seconds < elapsed - shown
-  # The prefill and the first round.
+  # `first_seconds` covers the prefill and the first round.
   assert first.first_seconds > first.seconds
   assert second.first_seconds == first.first_seconds
 

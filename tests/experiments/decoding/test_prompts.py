@@ -28,7 +28,7 @@ def test_prompt_field_with_and_without_the_rest(tmp_path):
   text = (
     '\ufeff{"prompt": "a\\nb", "id": "x", "category": "c"}\n\n{"prompt": "d"}\n'
   )
-  # Read as JSON lines for its first character.
+  # Read as JSON lines because of its first character.
   assert prompts.read(_write(tmp_path, 'questions', text)) == [
     prompts.Prompt('x', 'c', 'a\nb', 1),
     prompts.Prompt('3', 'none', 'd', 3),
@@ -100,7 +100,7 @@ def test_a_compressed_file_is_called_as_it_would_be_without(tmp_path):
   path = tmp_path / 'prompts.jsonl.gz'
   path.write_bytes(gzip.compress(b'["a"]\n'))
   assert prompts.name(str(path)) == 'prompts'
-  # JSON lines by the name, and no text of a prompt.
+  # By its name the file holds JSON lines, so its line is not a prompt's text.
   with pytest.raises(ValueError, match=r'line 1: expected a JSON object'):
     prompts.read(str(path))
 

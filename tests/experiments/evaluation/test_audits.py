@@ -1,4 +1,4 @@
-"""From generations that were made up to the audit of their differences."""
+"""From made-up generations to the audit of their differences."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def evaluated(smollm2):
 
 
 def _journal(folder, outputs):
-  """Of an evaluation whose methods gave these outputs, a prompt each."""
+  """Writes an evaluation's journal, given each method's output per prompt."""
   journal = journal_lib.Journal(folder, {})
   for method, of_prompts in outputs.items():
     times = {'draft_ms': 1.0, 'overhead_ms': 1.0, 'law': 'point_mass'}
@@ -76,7 +76,7 @@ def test_a_fault_and_an_early_end_differ(evaluated, tmp_path):
     {methods.BASELINE: baseline, 'ngram': outputs, 'lossy': outputs},
   )
   units = audits.units(evaluated, _PROMPTS, journal)
-  # Of a lossy method other tokens are expected.
+  # A lossy method is expected to give other tokens.
   assert [unit.key for unit in units] == [
     (audits.KIND, 'ngram', 0),
     (audits.KIND, 'ngram', 1),
@@ -105,7 +105,7 @@ def test_a_fault_and_an_early_end_differ(evaluated, tmp_path):
 
 
 def test_a_tie_is_no_fault(evaluated, tmp_path):
-  # Two tokens with one and the same weights are equally likely.
+  # Two tokens with equal weights are equally likely.
   params = dict(evaluated.target.params)
   best, last = _best_and_last(evaluated, _PROMPTS[0])
   kernel = params['unembedding']
@@ -134,7 +134,7 @@ def test_a_tie_is_no_fault(evaluated, tmp_path):
 def test_penalties_are_part_of_what_is_audited(
   evaluated, tmp_path, penalty, verdict
 ):
-  # Two tokens of the same weights, which the bias puts above all others.
+  # Two tokens with equal weights, which the bias puts above all others.
   params = dict(evaluated.target.params)
   kernel = params['unembedding']
   params['unembedding'] = kernel.at[:, 8].set(kernel[:, 7])
@@ -147,7 +147,7 @@ def test_penalties_are_part_of_what_is_audited(
   )
   outputs = {
     methods.BASELINE: [[7, 8, *_OUTPUT[2:]], _OUTPUT],
-    # The first one again, which is penalised.
+    # 7 is emitted again, although it is penalised.
     'ngram': [[7, 7, *_OUTPUT[2:]], _OUTPUT],
     'lossy': [_OUTPUT, _OUTPUT],
   }

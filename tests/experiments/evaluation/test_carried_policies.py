@@ -1,4 +1,4 @@
-"""What policies learn of a prompt and know in the next one."""
+"""Policies carry what they learned from one prompt to the next."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def evaluation(checkpoint):
     drafter=drafters.Chain(model=target.model, num_draft_tokens=2),
     policies=(policies.Fastest(costs=(1.0, 1.3, 1.5), strength=0.5),),
   )
-  # Logits of the other sign: it learns not to draft.
+  # Logits with the opposite sign, so that the policy learns not to draft.
   norm = jax.tree.map(lambda x: -x, target.params['norm'])
   return evaluation_lib.Evaluation(
     target=target,
@@ -39,7 +39,7 @@ def evaluation(checkpoint):
 
 
 def _decode(evaluation, folder, count):
-  """Decodes what is missing of the first prompts; returns the records."""
+  """Decodes what is missing of the first `count` units; returns the records."""
   folder.mkdir(exist_ok=True)
   journal = journal_lib.Journal(folder, {})
   work = [
@@ -58,13 +58,13 @@ def _decode(evaluation, folder, count):
 
 
 def _drafts(records):
-  """Of each prompt: its tokens, and how many rounds drafted."""
+  """Returns each prompt's tokens and how many rounds drafted nothing."""
   generations = [record['generations'][0] for record in records]
   return [(one['tokens'], one['stats']['proposed'][0]) for one in generations]
 
 
 def test_a_prompt_begins_with_what_the_one_before_taught(evaluation, tmp_path):
-  # Greedily no draft is ever kept.
+  # With greedy decoding no draft is ever kept.
   greedy = specsample.Sampling(temperature=0.0)
   evaluation = dataclasses.replace(
     evaluation, sampling=greedy, max_new_tokens=12
@@ -74,7 +74,7 @@ def test_a_prompt_begins_with_what_the_one_before_taught(evaluation, tmp_path):
   alone = _drafts(_decode(fresh, tmp_path / 'alone', 3))
   assert carried[0] == alone[0]
   assert carried[1][0] == alone[1][0]
-  # It waits where the other tries in vain.
+  # The carried policy drafts nothing, while the fresh one tries in vain.
   assert carried[1][1] == 12 > alone[1][1]
 
 

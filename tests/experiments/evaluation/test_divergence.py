@@ -1,4 +1,4 @@
-"""Differences that were made: near-tied logits, and faults, in bfloat16."""
+"""Audits of planted differences: near-tied logits and faults, in bfloat16."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from specsample import testing
 
 _PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 _COMMON = [5, 3, 5, 8, 9]
-_WIDTH = 3  # does not divide the tokens that are fed
+_WIDTH = 3  # does not divide the number of tokens fed
 _BFLOAT16 = dataclasses.replace(testing.tiny_llama(), dtype='bfloat16')
 
 
@@ -25,7 +25,7 @@ def params():
 
 
 def _logits(params, model=None):
-  """Behind the common tokens, by one pass in float32."""
+  """Returns logits and hidden vector after the text, by one float32 pass."""
   model = dataclasses.replace(_BFLOAT16, dtype='float32')
   params = jax.tree.map(lambda x: x.astype('float32'), params)
   tokens = jnp.asarray([[*_PROMPT, *_COMMON]])
@@ -45,7 +45,7 @@ def _audit(params, token, baseline_token, model=_BFLOAT16, **changes):
 
 
 def _nearly_tied(params):
-  """As the parameters, the second token as likely as the best but for a bit."""
+  """Returns parameters that make the two best tokens equal up to rounding."""
   logits, _ = _logits(params)
   best, second, *_ = _ranked(params)
   assert logits[second] > 0
@@ -61,7 +61,7 @@ def test_a_near_tie_is_one(params):
   audit = _audit(tied, second, best)
   assert 0 < audit.float32.margin < audit.bound / 2
   assert audit.is_tie
-  # Whichever of the two is the baseline's.
+  # Either of the two may be the baseline's.
   assert _audit(tied, best, second).is_tie
 
 
@@ -70,7 +70,7 @@ def test_another_token_is_none(params):
   audit = _audit(params, last, best)
   assert audit.float32.lead > audit.bound
   assert not audit.is_tie
-  # Two tokens may be tied with each other far behind the best one.
+  # Two tokens may be tied with each other but far behind the best one.
   *_, before, last = _ranked(params)
   assert not _audit(params, last, before).is_tie
 
@@ -91,7 +91,7 @@ def test_readings_are_those_of_one_pass_over_all(params):
   audit = _audit(params, third, best)
   for reading, tolerance in (
     (audit.float32, 1e-5),
-    # Of logits of about 1, from weights and vectors of 8 bits.
+    # Logits are about 1; weights and vectors have 8 bits of precision.
     (audit.one_token, 0.1),
     (audit.block, 0.1),
   ):
@@ -120,15 +120,15 @@ def test_the_bound_is_that_of_the_formula(params):
   best, second, *_ = _ranked(params)
   kernel = np.asarray(params['unembedding'], np.float32)
   moved = hidden * (kernel[:, best] - kernel[:, second])
-  # Two layers: four sums of the stream, the embedding and the last scale.
+  # Two layers: four residual sums, the embedding and the last norm's scale.
   expected = 5 * 2**-8 * np.sqrt(6 * np.sum(moved**2)) + 1e-4
   assert _audit(params, second, best).bound == pytest.approx(expected, rel=1e-4)
 
 
 def _penalised(kind, logits, bias):
-  """Settings for which the tokens of `bias` are tied, far above the others.
+  """Returns settings that tie the two tokens of `bias`, far above the others.
 
-  The first of the two was emitted, the second one was not.
+  The first of the two has been emitted, the second has not.
   """
   first, second = np.flatnonzero(bias)
   gap = logits[first] - logits[second]
@@ -156,7 +156,8 @@ def test_what_is_tied_is_what_penalties_and_biases_leave(params, kind):
   model = dataclasses.replace(_BFLOAT16, dtype='float32')
   exact = jax.tree.map(lambda x: x.astype('float32'), params)
   logits, _ = _logits(params)
-  # Of a sign, so that a quotient makes them equal; one was emitted.
+  # The logits have one sign, so that a quotient can equate them; only the first
+  # token was emitted.
   pairs = [
     (first, second)
     for first in sorted({*_COMMON})
@@ -180,7 +181,7 @@ def test_what_is_tied_is_what_penalties_and_biases_leave(params, kind):
   assert abs(audit.float32.lead) < audit.bound
   for reading in (audit.one_token, audit.block):
     assert reading.lead == pytest.approx(audit.float32.lead, abs=1e-5)
-  # Without them, and with others, the same tokens are none.
+  # Without these settings, or with others, the same tokens are not tied.
   assert not _audit(exact, first, second, model).is_tie
   only = specsample.Sampling(logit_bias=bias)
   audit = _audit(exact, first, second, model, sampling=only)

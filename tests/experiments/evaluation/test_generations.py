@@ -1,4 +1,4 @@
-"""generations.jsonl: pieces of text, and where each came from."""
+"""generations.jsonl: pieces of text and the origin of each."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _END = '<|end|>'
 
 @pytest.fixture(scope='module')
 def tokenizer():
-  """Of bytes: a character that is no ASCII takes two tokens or more."""
+  """A byte tokenizer: non-ASCII characters take two tokens or more."""
   alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
   vocabulary = {token: i for i, token in enumerate([*alphabet, 'Ġthe'])}
   backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
@@ -82,7 +82,7 @@ def test_file_says_who_wrote_what(tokenizer, tmp_path):
     generations_lib.Prompt('b', 'qa', '</script>', {'x': expected}),
     generations_lib.Prompt('c', 'math', '1 + 1', {'x': expected}),
   ]
-  # Of each category.
+  # One prompt per category.
   assert [one.id for one in generations_lib.read(path, 1)] == ['81', 'c']
 
 

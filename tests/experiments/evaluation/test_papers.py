@@ -1,4 +1,4 @@
-"""What a paper reports beside rows that were made up."""
+"""A paper's numbers beside made-up rows."""
 
 import dataclasses
 import re
@@ -73,7 +73,7 @@ def test_numbers_are_beside_those_of_the_same_setting_and_method():
   first, second, *_ = papers.compare(_PAPER, [_table('a', rows)])
   assert (first.row, first.paper) == ('a, the token rule', 2.0)
   assert (first.ours, first.ci95) == (1.5, [1.4, 1.6])
-  # What is not run here is for reference.
+  # Rows that are not run here are listed for reference.
   assert (second.row, second.ours, second.ci95) == ('a, greedy', None, None)
 
 
@@ -85,10 +85,10 @@ def test_gains_are_ratios_over_the_prompts_that_both_decoded():
   for one in of_block:
     assert one.row == 'a, block over the token rule'
     assert one.ours == pytest.approx(1.25)
-    # It gains as much on each: prompts that both have are drawn together.
+    # The gain is the same on each prompt, and the interval pairs the prompts.
     assert one.ci95 == pytest.approx([1.25, 1.25])
   assert [one.quantity for one in of_block] == ['tokens_per_round', 'speedup']
-  # Of a method and of a setting that were not run.
+  # One method and one setting were not run.
   assert [(one.ours, one.ci95) for one in found[4:]] == [(None, None)] * 2
 
 
@@ -97,14 +97,14 @@ def test_a_gain_varies_with_the_prompts():
   block = _runs((8, 4, 0.4), (12, 4, 0.4), (16, 4, 0.4))
   ours, (low, high) = ratios_lib.ratio(block, token, 'tokens_per_round')
   assert ours == 1.5
-  # That of the mean of 1, 1.5 and 2; 4.303 is Student's t of three.
+  # The interval of the mean of 1, 1.5 and 2; 4.303 is Student's t for n = 3.
   half = 4.303 * 0.5 / 3**0.5
   assert (low, high) == pytest.approx((1.5 - half, 1.5 + half), abs=1e-3)
 
 
 def test_gains_of_unknown_methods_and_quantities_are_refused():
   papers.check(_PAPER, {'a': _evaluation('block', 'token')})
-  # What is not run here is for reference.
+  # Methods that are not run here are listed for reference.
   papers.check(_PAPER, {'a': _evaluation('autoregressive')})
   message = "Paper.ratios has 'token' of 'a': choose one of block"
   with pytest.raises(ValueError, match=message):
@@ -158,7 +158,7 @@ def test_other_columns_are_refused(quantity, task):
   assert 'acceptance at 1' in message
   for name in () if task is None else task.score_names:
     assert f' {name}, ' in message
-  # What is not run here is for reference, by the names that its paper has.
+  # Methods that are not run here are for reference, with their paper's columns.
   papers.check(paper, {'': _evaluation('another', task=task)})
 
 

@@ -1,4 +1,4 @@
-"""When the parts of rounds are timed, and what is made of the times."""
+"""When the parts of rounds are timed, and what is computed from the times."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_times_are_means_over_the_visits(tmp_path):
   )
   for i, ms in enumerate((1.0, 2.0, 6.0)):
     add('mtp', i, ms, 'sampled')
-    # Of another method, whose name begins alike.
+    # Another method whose name begins with the same words.
     add('mtp, tree', i, 9.0, 'x')
   assert round_parts.of(journal, 'mtp') == {
     'draft_ms': 3.0,
@@ -52,16 +52,16 @@ def test_passes_of_each_width_have_a_mean(tmp_path):
     journal.add((round_parts.KIND, 'ngram', i), times)
   found = round_parts.of(journal, 'ngram')
   assert found['verify_ms_by_width'] == {'0': 11.0, '4': 16.0}
-  # Of every width as much as drafting was below nothing.
+  # The negative drafting time is taken off the overhead of every width.
   assert found['overhead_ms_by_width'] == {'0': 1.0, '4': 3.0}
 
 
 def test_whole_rounds_are_as_wide_as_they_were():
-  # Of four rounds one drafted: 40 ms less 25 of passes and 4 of drafting.
+  # One round of four drafted: 40 ms less 25 for passes and 4 for drafting.
   turn = dict.fromkeys(('prefill', 'plain prefill'), 0.0)
   turn |= dict.fromkeys(('call', 'plain call', 'pass call'), 0.0)
   turn |= dict.fromkeys((('rule call', 0), ('rule call', 4)), 0.0)
-  # Sixteen decisions at once.
+  # Times are for sixteen decisions.
   turn |= {('rule', 0): 0.008, ('rule', 4): 0.016}
   turn |= {'drafted call': 0.0, 'plain rounds': 0.02, 'plain done': 4}
   turn |= {'drafted': 0.044, 'drafted width': 2, 'rounds': 0.04, 'done': 4}
@@ -71,9 +71,9 @@ def test_whole_rounds_are_as_wide_as_they_were():
   )
   assert found.verify_ms == pytest.approx(10)
   assert found.verify_ms_by_width == pytest.approx({'0': 5, '4': 10})
-  # A draft of two tokens was read by the pass over four.
+  # The pass over four tokens read the draft of two.
   assert found.draft_ms == pytest.approx(1)
-  # In three of four rounds the rule took half a millisecond less.
+  # In three rounds of four the rule took half a millisecond less.
   rest = 10 - 1 - 25 / 4
   assert found.overhead_ms == pytest.approx(rest + 0.375)
   expected = {'0': rest - 0.125, '4': rest + 0.375}
@@ -88,6 +88,6 @@ def test_noise_around_nothing_is_nothing(tmp_path):
   for i, ms in enumerate((-3.0, 1.0, 0.5)):
     times = {'draft_ms': ms, 'overhead_ms': 2.0}
     journal.add((round_parts.KIND, 'ngram', i), times)
-  # What a round takes in all is as before.
+  # The total time of a round stays the same.
   found = round_parts.of(journal, 'ngram')
   assert (found['draft_ms'], found['overhead_ms']) == (0.0, 1.5)

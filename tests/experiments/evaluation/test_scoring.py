@@ -1,4 +1,4 @@
-"""Scores of answers: of which there are some, and who decides it."""
+"""Scores of answers: which are missing, and which process decides."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _TIMEOUT = 300
 _METHODS = ('autoregressive', 'ngram')
 _PROMPT = prompts_lib.Prompt('0', prompts_lib.NO_CATEGORY, 'a', 1, 'b')
-# One of two processes, which differ in whether a task scores there.
+# The program of two processes; only in one of them can the task score.
 _PROCESS = """
 import sys, types
 import jax
@@ -44,7 +44,7 @@ for scores_in in range(2):
 
 @dataclasses.dataclass(frozen=True)
 class _Length:
-  """Scores the length of answers, unless a word of it is `broken`."""
+  """Scores the length of answers, or fails if a word is in `broken`."""
 
   broken: frozenset[str] = frozenset()
   name: str = 'Length'
@@ -87,7 +87,7 @@ def _generation(text):
 
 @pytest.fixture
 def journal(tmp_path):
-  """Of a run that has decoded."""
+  """The journal of a run that has decoded."""
   opened = journal_lib.Journal(tmp_path, {})
   opened.add((evaluation_lib.MEMORY, 0), {'bytes_per_second': 1.0})
   for name in _METHODS:
@@ -97,7 +97,7 @@ def journal(tmp_path):
 
 
 def _score(evaluation, journal):
-  """Does what the journal lacks, and says what that was."""
+  """Computes the scores that the journal lacks; returns their labels."""
   labels = []
   units.run(
     list(scoring.units(evaluation, [_PROMPT], journal)),
@@ -139,7 +139,7 @@ def test_two_processes_go_by_the_first():
   finally:
     for process in processes:
       process.kill()
-  # (Gloo prints, too.)
+  # Gloo prints lines too.
   assert [
     [line for line in out.splitlines() if line.startswith('units')]
     for out in printed

@@ -1,4 +1,4 @@
-"""A table of several settings by one command, beside a paper's numbers."""
+"""A table of several settings from one command, beside a paper's numbers."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-_NEW_TOKENS = 96  # as in the other files: what is compiled serves them all
+_NEW_TOKENS = 96  # as in other files, so that they share compiled programs
 _TABLE = """
 from __gin__ import dynamic_registration
 
@@ -48,9 +48,9 @@ _GREEDY, _DRAWN = 'prompts_greedy', 'articles_t_1'
 
 @pytest.fixture(scope='module')
 def table(tmp_path_factory):
-  """Of two settings and a paper's numbers."""
+  """A configuration of two settings and a paper's numbers."""
   folder = tmp_path_factory.mktemp('table')
-  # The first is the example; the tiny model takes 512 tokens, of a byte each.
+  # The first is the prompt's example; the model takes 512 tokens, a byte each.
   articles = [
     {'document': f'{thing} fell.', 'summary': f'A {thing} fell.'}
     for thing in ('Rain', 'Snow', 'Hail')
@@ -67,7 +67,7 @@ def table(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def calls(table, tiny_methods, commands, tmp_path_factory):
-  """The command as it is, with other prompts, and with one fault each."""
+  """Outcomes as it is, with other prompts, and with one fault each."""
   out = tmp_path_factory.mktemp('suite')
   common = ['evaluate', f'--gin_file={table}', *tiny_methods]
   both = "{'A b': @greedy/Evaluation, 'a-B': @drawn/Evaluation}"
@@ -111,7 +111,7 @@ def test_rows_say_of_which_setting_they_are(result):
   assert [row['prompts'] for row in overall] == [2] * 4
   tokens = [row['tokens'] for row in overall]
   assert tokens[:2] == [2 * _NEW_TOKENS] * 2
-  # Of four texts, which end early where that is drawn.
+  # Four sampled texts, some of which end early.
   assert min(tokens[2:]) > 2 * _NEW_TOKENS
   assert [row['scores'].keys() for row in overall] == [
     *([set()] * 2),
@@ -127,7 +127,7 @@ def test_samples_are_drawn_with_seeds_of_their_own(calls):
     for record in records
     if record['key'][0] == 'generation'
   }
-  # Two prompts, then the same two once more.
+  # Two prompts, each sampled twice.
   assert set(tokens) == {
     ('generation', name, i)
     for name in ('autoregressive', 'ngram')
@@ -197,7 +197,7 @@ def test_prompts_for_a_task_leave_its_score_without_ours(calls):
   path = folder / 'prompts' / 'result.json'
   paper = json.loads(path.read_text())['paper']
   found = paper['rows']
-  # Settings are called as before, so a note says what was decoded.
+  # Settings keep their names, so a note says what was decoded instead.
   assert paper['note'] == (
     'Ours are of prompts, which --prompts put in place of the data. Another '
     'pair stands in.'

@@ -1,4 +1,4 @@
-"""Rows of a table from generations that were made up."""
+"""Rows of a table from made-up generations."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ _BANDWIDTH = 1e6
 
 @pytest.fixture
 def in_batches():
-  """Three prompts, two of them in one batch; the method's and a baseline's."""
+  """A method and a baseline on three prompts, two of them in one batch."""
 
   def generation(batch, category, seconds, tokens, rounds):
     return rows_lib.Generation(
@@ -93,14 +93,14 @@ def test_one_pass_of_the_target_serves_a_batch(in_batches):
   rows = in_batches.rows
   # Embedding, attention (2 of 4 x 4, 2 of 4 x 2), three of 4 x 8, three norms.
   weights = 4 * (40 + 2 * 16 + 2 * 8 + 3 * 32 + 3 * 4)
-  # Keys and values of two numbers at the middle of the generation, a length.
+  # Keys and values of 2 numbers halfway through the generation, and a length.
   cache = lambda tokens: 4 * (2 * 2 * (6 + tokens // 2) + 1)
   first = 5 * weights + 5 * cache(8) + 3 * cache(4)
   second = 7 * weights + 7 * cache(12)
   expected = lambda ideal, seconds: 100 * ideal / _BANDWIDTH / seconds
   percent = lambda category: _row(rows, 'ngram', category).percent_of_roofline
   assert percent('overall') == pytest.approx(expected(first + second, 0.6))
-  # Both categories have a part of the first batch: nobody knows which.
+  # Both categories are in the first batch, whose time cannot be split.
   assert percent('a') is None and percent('b') is None
 
 
@@ -119,8 +119,8 @@ def test_time_a_token_is_that_of_the_batches(in_batches):
   assert (row.prompts, row.tokens, row.rounds) == (3, 24, 15)
   assert row.ms_per_token == pytest.approx(1e3 * 0.6 / 24)
   assert row.speedup == pytest.approx(2)
-  assert row.speedup_ci95 is None  # of two batches
-  assert row.mean_speedup is None  # over prompts, whose own times are not known
+  assert row.speedup_ci95 is None  # only two batches
+  assert row.mean_speedup is None  # needs times per prompt, which are not known
   for category in ('a', 'b'):  # decoded together
     of_category = _row(in_batches.rows, 'ngram', category)
     assert of_category.ms_per_token is of_category.speedup is None
@@ -129,7 +129,7 @@ def test_time_a_token_is_that_of_the_batches(in_batches):
 
 def test_a_prediction_uses_the_parts_and_the_counts_alone(in_batches):
   rows = in_batches.rows
-  # Prefills and rounds of two batches, in which the row of more rounds counts.
+  # Prefills and rounds of two batches; a batch runs as long as its longest row.
   baseline = 2 * 50 + (8 + 12) * 20
   method = 2 * 60 + (5 + 7) * 25
   predicted = _row(rows, 'ngram', 'overall').predicted_speedup
@@ -146,7 +146,7 @@ def test_a_prediction_uses_the_parts_and_the_counts_alone(in_batches):
   assert _row(changed, 'ngram', 'overall').speedup == pytest.approx(1)
 
 
-# A round without a draft takes less.
+# A round without a draft is faster.
 _WIDE = {
   'verify_ms_by_width': {'0': 15, '1': 21},
   'overhead_ms_by_width': {'0': 2, '1': 4},
@@ -154,7 +154,7 @@ _WIDE = {
 
 
 def _drafting(in_batches, batch_size, share=1 / 4):
-  """As many of the method's rounds have a draft as `share` says."""
+  """Returns the table with drafts in a `share` of the method's rounds."""
 
   def changed(run, batch):
     drafted = share * run.stats.rounds
@@ -179,10 +179,10 @@ def test_rounds_cost_what_their_widths_cost(in_batches):
   assert row.verify_ms_by_width == {'0': 15, '1': 21}
   assert (row.draft_ms, row.overhead_ms) == (1, 2.5)
   baseline = 2 * 50 + (8 + 12) * 20
-  # Three prefills, and rounds of which one in four is wide.
+  # Three prefills; one round in four is wide.
   method = 3 * 60 + (5 + 3 + 7) * (1 + 16.5 + 2.5)
   assert row.predicted_speedup == pytest.approx(baseline / method)
-  # As all rounds were wide, and as older results have it.
+  # Without times by width all rounds count as wide, as in older results.
   row = _row(in_batches.rows, 'ngram', 'overall')
   assert (row.verify_ms, row.verify_ms_by_width) == (21, None)
   assert row.plain_rounds == 0
@@ -191,7 +191,7 @@ def test_rounds_cost_what_their_widths_cost(in_batches):
 def test_a_round_of_a_batch_is_as_wide_as_its_widest_row(in_batches):
   found = _drafting(in_batches, 2)
   first, second, third = found.generations['ngram']
-  # For three rounds both rows go on, then the first one alone.
+  # Both rows run for three rounds, then the first one alone.
   plain = 3 * 0.75**2 + 2 * 0.75
   counts = predicted_speedup.rounds_by_drafts([first, second])
   assert counts == pytest.approx([plain, 5 - plain])
@@ -226,7 +226,7 @@ def test_where_drafting_varies_nothing_is_predicted(in_batches, kind):
 
 
 def test_leviathans_formula_is_of_chains_to_the_end_of_a_text(in_batches):
-  # Of four tokens at most: the last round has room for no draft.
+  # With four tokens at most, the last round has no room for a draft.
   def rows(*emit_rounds, proposed, accepted):
     counts = stats.Stats(4, len(set(emit_rounds)), proposed, accepted)
     run = dataclasses.replace(
@@ -314,14 +314,14 @@ def test_a_pass_reads_the_experts_of_its_tokens():
   model = dataclasses.replace(_MODEL, experts=sizes)
   params = {'target': random_weights.params(model)}
   found = roofline.Roofline.of(params, model, memory_bandwidth=_BANDWIDTH)
-  # Three of 4 x 8 each.
+  # Three matrices of 4 x 8 per expert.
   assert found.expert_bytes == 4 * 4 * 3 * 32
   assert found.weight_bytes + found.expert_bytes == roofline.weight_bytes(
     params
   )
   read = lambda tokens: found.seconds(1, 0, tokens) * _BANDWIDTH
   assert read(1) == pytest.approx(found.weight_bytes + found.expert_bytes / 4)
-  # Two tokens are sent to the same one in a case of four.
+  # With probability 1/4 two tokens share an expert.
   assert read(2) == pytest.approx(
     found.weight_bytes + found.expert_bytes * 7 / 16
   )
@@ -339,7 +339,7 @@ def test_plain_passes_read_the_experts_of_a_token(in_batches):
     ).percent_of_roofline
   )
   of_experts = 4 * 4 * 3 * 32
-  # In 11.25 of 15 rounds a quarter of them instead of 7 / 16.
+  # In 11.25 of 15 rounds a quarter of the experts is read, instead of 7 / 16.
   saved = 11.25 * of_experts * (7 / 16 - 1 / 4) / _BANDWIDTH
   always = _drafting(in_batches, 1, share=1)
   assert percent(always) - percent(seldom) == pytest.approx(100 * saved / 0.6)
@@ -399,7 +399,7 @@ def test_what_was_left_out_and_has_no_score_is_said(
   )
   score = {'ROUGE-2': {'name': 'ROUGE-2', 'value': 0.5, 'ci95': None}}
   provenance = evaluated.task.provenance()
-  # What was decoded may be gone by the time that it is reported.
+  # The data may be gone by the time the results are reported.
   path.unlink()
   printed = {}
   for names in (('autoregressive',), ('autoregressive', 'ngram')):

@@ -1,4 +1,4 @@
-"""Nothing is compiled, nor run for the first time, while it is timed."""
+"""Nothing is compiled or run for the first time while it is timed."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from specsample.testing import tiny
 
 @pytest.mark.parametrize(
   ('most', 'temperature'),
-  [(9, 0.0), (300, 1.0)],  # more tokens than the model takes, too
+  [(9, 0.0), (300, 1.0)],  # 300 is more tokens than the model takes
 )
 def test_nothing_is_compiled_while_it_is_timed(
   checkpoint, num_compiled, most, temperature
@@ -41,7 +41,7 @@ def test_nothing_is_compiled_while_it_is_timed(
     unit.warm_up()
     before = num_compiled()
     unit.run()
-    # Rounds and prefills of `parts` are those of the generations.
+    # `parts` runs the same rounds and prefills as the generations.
     assert num_compiled() == before, unit.label
 
 

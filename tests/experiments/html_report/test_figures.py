@@ -1,4 +1,4 @@
-"""Figures by method: whether all of many methods can be read."""
+"""Figures by method stay readable with many methods."""
 
 import itertools
 
@@ -17,7 +17,7 @@ _COUNTS = (1, 2, 9, 14)
 
 
 def _rows(count, categories=_CATEGORIES):
-  """Of so many methods with long names beside the baseline."""
+  """Returns rows of a baseline and `count` methods with long names."""
   names = [methods.BASELINE]
   names += [f'a method of {i} words or more of them' for i in range(count)]
   return [
@@ -68,7 +68,7 @@ _FIGURES = {
 
 
 def _boxes(figure):
-  """Panels, the names at their axes, and legends, as they are drawn."""
+  """Returns the extents of panels, axis names and legends, as drawn."""
   canvas = backend_agg.FigureCanvasAgg(figure)
   canvas.draw()
   extents = lambda found: [
@@ -86,7 +86,7 @@ def _boxes(figure):
 
 
 def _is_in_view(axes, label):
-  """Beyond the ends of an axis there may be labels that are not drawn."""
+  """Returns whether a label lies within the axis, and so is drawn."""
   low, high = sorted(axes.get_ylim())
   return low <= label.get_position()[1] <= high
 
@@ -123,7 +123,7 @@ def test_a_panel_a_category_has_a_mark_a_method(count):
   assert marks(overall) == [
     (row['speedup'], place) for row, place in zip(rows, places, strict=True)
   ]
-  # What other methods lack does not move a mark.
+  # Values that other methods lack don't move a mark.
   assert marks(qa) == [(3.5, count - 1)]
 
 
@@ -139,7 +139,7 @@ def test_rounds_without_a_time_are_not_drawn_as_none():
 def test_many_methods_look_different():
   looks = figures.looks([str(i) for i in range(24)])
   for one, other in itertools.combinations(looks.values(), 2):
-    # In print there are no colours.
+    # Colours are lost in print.
     assert (one.color, one.marker) != (other.color, other.marker)
     assert (one.marker, one.dashes) != (other.marker, other.dashes)
     assert (one.color, one.hatch) != (other.color, other.hatch)

@@ -1,4 +1,4 @@
-"""The page of results, opened in a browser without a window."""
+"""The page of results, opened in a headless browser."""
 
 import html
 import json
@@ -31,7 +31,7 @@ def browser():
 
 @pytest.fixture(scope='module')
 def render(browser, tmp_path_factory):
-  """The function that opens a page: its elements, and its console's lines."""
+  """A function that opens a page and returns its elements and console lines."""
 
   def opened(text):
     folder = tmp_path_factory.mktemp('page')
@@ -55,7 +55,7 @@ def render(browser, tmp_path_factory):
   return opened
 
 
-# Clicks all that can be chosen, and keeps what is then shown.
+# Clicks everything that can be chosen, and records what is shown then.
 _CHOOSE_ALL = """
 <script>
 const seen = [];
@@ -89,7 +89,7 @@ def test_browser_finds_no_error(render, text):
   shown, console = render(text)
   assert console == []
   tokens = re.findall(r'<span class="token (\w+)" title="(round [^"]*)"', shown)
-  # Of each setting's first prompt the first method with a draft that was kept.
+  # For each setting's first prompt, the first method with an accepted draft.
   assert [origin for origin, _ in tokens] == 3 * reports.ORIGINS['ngram']
   assert tokens[3][1] == 'round 2: drafted and kept'
 

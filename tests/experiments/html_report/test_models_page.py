@@ -1,4 +1,4 @@
-"""The tables of docs/models.md, against the code that they are about."""
+"""The tables of docs/models.md against the code that they describe."""
 
 import pathlib
 
@@ -15,7 +15,7 @@ from specsample.models import transformer
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _DEVICES = ('v5e', 'v4', 'v5p', 'H200')
-# Those whose sizes the repository has.
+# The models whose sizes the repository has.
 _MODELS = {
   'SmolLM2 135M': None,
   'Llama 3.2 1B': 'llama_3_2_1b',
@@ -32,7 +32,7 @@ def _own_gin():
 
 
 def _rows(first_cell):
-  """The rows of the table whose head begins so: cells by their first."""
+  """Returns a table's rows by first cell, given its heading's first cell."""
   text = (_ROOT / 'docs' / 'models.md').read_text('utf-8')
   _, head, rest = text.partition(f'\n| {first_cell} |')
   assert head

@@ -1,4 +1,4 @@
-"""The token-origin view, read back with Python's own parser of HTML."""
+"""The token-origin view, read back with Python's own HTML parser."""
 
 from html import parser
 
@@ -12,7 +12,7 @@ from specsample.types import Origin
 
 
 class _Spans(parser.HTMLParser):
-  """Collects (classes, title, text) of each span of the tokens."""
+  """Collects (classes, title, text) of each token's span."""
 
   def __init__(self, source):
     super().__init__()
@@ -71,7 +71,7 @@ def test_the_prompt_begins_no_round():
 
 
 def test_authors_differ_by_more_than_colour():
-  # Of each author the kind of line, which a print in grey shows too.
+  # The line style of each origin, which grey print shows too.
   lines = {
     rule.split()[0]: rule.partition('border-bottom:')[2].split()[1]
     for rule in origin_view.STYLE.replace('\n', ' ').split('.origin-view .')
@@ -92,7 +92,7 @@ def test_pieces_add_up_to_the_text(smollm2):
   assert len(pieces) == len(tokens)
   assert ''.join(pieces) == tokenizer.decode(tokens, skip_special=False)
   assert ''.join(pieces).startswith(text)
-  assert '' in pieces  # a character of several tokens
+  assert '' in pieces  # part of a character of several tokens
 
 
 def test_lists_of_other_lengths_are_refused():

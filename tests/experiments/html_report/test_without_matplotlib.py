@@ -7,7 +7,7 @@ from tests.experiments import reports
 
 @pytest.fixture(scope='module')
 def without_matplotlib(commands, tiny_evaluate, tmp_path_factory):
-  """How they end where matplotlib cannot be imported, and their folder."""
+  """The outcomes if matplotlib cannot be imported, and their folder."""
   folder = tmp_path_factory.mktemp('without')
   (folder / 'modules').mkdir()
   (folder / 'modules' / 'matplotlib.py').write_text('raise ImportError')

@@ -1,4 +1,4 @@
-"""Adaptive methods as gin files name them, and what their rounds cost."""
+"""Adaptive methods as gin files name them, and their rounds' costs."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _K = 2
 
 @pytest.fixture(scope='module')
 def flags(checkpoint, tiny, tmp_path_factory):
-  """The shipped configuration with a tiny draft model."""
+  """Flags for the shipped configuration with a tiny draft model."""
   path = tmp_path_factory.mktemp('drafter') / 'draft'
   target = specsample.load(checkpoint)
   drafter = drafters.DraftModel(
@@ -43,7 +43,7 @@ def flags(checkpoint, tiny, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def outcomes(flags, commands, tmp_path_factory):
-  """Both commands, and the folders that they wrote."""
+  """The outcomes of both commands, and the folders that they wrote."""
   folders = [tmp_path_factory.mktemp(name) for name in ('compared', 'costs')]
   calls = [
     ['evaluate', *flags, '--limit=1', f'--out={folders[0]}'],
@@ -64,14 +64,14 @@ def test_rounds_without_drafts_are_most_where_drafts_are_never_kept(outcomes):
   assert by_name['contrary']['num_draft_tokens'] == _K
   assert by_name['contrary']['plain_rounds'] > 0.5
   assert by_name['contrary']['verify_ms_by_width'].keys() == {'0', '1', '2'}
-  # Its rounds are not all like those whose parts are timed.
+  # Its rounds differ from those whose parts are timed.
   assert by_name['contrary']['draft_ms'] is None
   assert by_name['contrary']['prefill_ms'] > 0
   assert by_name['autoregressive']['verify_ms'] > 0
   assert by_name['contrary']['predicted_speedup'] is None
   assert by_name['contrary']['cost_ratio'] is None
   assert by_name['contrary']['leviathan_speedup'] is None
-  # None where other work on the machine hid what a round takes.
+  # It is None if other work on the machine hid the time of a round.
   predicted = by_name['autoregressive']['predicted_speedup']
   assert predicted is None or predicted > 0
 

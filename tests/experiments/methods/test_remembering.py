@@ -1,4 +1,4 @@
-"""Methods that follow from what passes cost, with the batch that is decoded."""
+"""Methods that depend on the cost of passes at the evaluation's batch size."""
 
 import json
 
@@ -20,7 +20,7 @@ _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-  """Where times are kept; those of tiny models are too uneven for that."""
+  """The folder of cached times, made up because a tiny model's are uneven."""
   monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path))
   of_sizes = lambda *_, batch, **__: {
     size: [1 + 0.1 * batch * size] for size in (1, 2, 3, 5, 8, 16)
@@ -31,12 +31,12 @@ def cache(tmp_path, monkeypatch):
 
 
 def _costs(batch_size, length=3):
-  """What was measured before, once for each batch."""
+  """Returns the costs, measured at most once per batch size."""
   return choice.costs(_TARGET, length, batch_size=batch_size)
 
 
 def test_costs_are_of_rounds_of_a_batch(cache):
-  # Passes over 1 to 4 tokens of each row take 1.1 to 1.4, and of 4 rows 1.4 to
+  # Passes over 1 to 4 tokens per row take 1.1 to 1.4, and with 4 rows 1.4 to
   # 2.6; a round with drafts costs .05 more.
   passes = [1.1, 1.2, 1.3, 1.4]
   expected = [1] + [x / passes[0] + 0.05 for x in passes[1:]]
@@ -70,7 +70,7 @@ def test_an_evaluation_decides_for_its_own_batch():
   assert compared['either'].drafter.remembered.costs == of_two
   (fastest,) = compared['either'].drafter.trained.policies
   assert fastest.whole_batch
-  # Drafting takes as long as a quarter of a pass over 2 rows.
+  # Drafting takes a quarter of a pass over 2 rows.
   drafting = np.subtract(fastest.costs[1:], of_two[1:3])
   np.testing.assert_allclose(drafting, 0.25, atol=2e-3)
   assert compared['mtp'] is trained

@@ -1,4 +1,4 @@
-"""Files of results of today, of before, and of neither."""
+"""Result files of the current schema, of older ones, and of neither."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import pytest
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
 
-# As it was written before files said their schema.
+# As written before files stated their schema.
 _OLD = {
   'hardware': {'platform': 'cpu', 'device': 'cpu', 'cpu_cores': 2},
   'versions': {'python': '3.11.2', 'jax': '0.10.2'},

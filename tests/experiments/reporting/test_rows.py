@@ -28,7 +28,7 @@ def _generation(seconds, tokens=100, batch=0):
 
 
 def _generations(*seconds):
-  """A batch each."""
+  """Returns generations in a batch each."""
   return [_generation(s, batch=i) for i, s in enumerate(seconds)]
 
 
@@ -89,14 +89,14 @@ def test_a_constant_ratio_has_an_interval_of_no_width():
 
 
 def test_the_interval_of_a_mean_is_students():
-  # 10, 11 and 15 ms a token: 12 +- 4.303 sqrt(7 / 3).
+  # 10, 11 and 15 ms per token: 12 +- 4.303 sqrt(7 / 3).
   found = ratios_lib.of(_generations(1.0, 1.1, 1.5))
   assert found['ms_per_token_ci95'] == pytest.approx([5.428, 18.572], abs=1e-3)
   assert ratios_lib.of(_generations(1.0, 1.1))['ms_per_token_ci95'] is None
 
 
 def test_the_interval_is_paired_and_repeatable():
-  # Times that differ between prompts, but little between methods.
+  # The times differ between prompts, but little between methods.
   seconds = [1.0, 3.0, 8.0, 2.0, 20.0, 5.0]
   factors = [1.4, 1.6, 1.5, 1.45, 1.55, 1.5]
   baseline = _generations(*seconds)
@@ -108,7 +108,7 @@ def test_the_interval_is_paired_and_repeatable():
 
 
 def test_the_interval_is_of_whole_batches():
-  # Of three, with two prompts each that together are one of 200 tokens.
+  # Three batches of two prompts, each equivalent to one prompt of 200 tokens.
   baseline = _generations(*[0.5] * 6)
   runs = _generations(0.5, 0.3, 0.25, 0.35, 0.3, 0.4)
   in_pairs = lambda generations: [
@@ -125,16 +125,16 @@ def test_the_interval_is_of_whole_batches():
 
 def test_spec_bench_means_weigh_prompts_alike():
   baseline = _generations(1.0, 1.0)
-  # 200 and 25 tokens a second against 100 and 100.
+  # 200 and 25 tokens per second against 100 and 100.
   runs = [_generation(0.5), _generation(2.0, tokens=50, batch=1)]
   found = ratios_lib.of(runs, baseline)
   assert found['mean_speedup'] == pytest.approx(225 / 200)
-  # All tokens together: 10 ms a token against 2.5 s for 150.
+  # All tokens together: 10 ms per token against 2.5 s for 150.
   assert found['speedup'] == pytest.approx(0.01 / (2.5 / 150))
 
 
 def test_samples_of_a_prompt_are_drawn_together():
-  # Two samples of each of two prompts: as two prompts with twice the seconds.
+  # Two samples of two prompts count as two prompts with twice the seconds.
   twice = [
     dataclasses.replace(one, sample=sample)
     for sample in (0, 1)
@@ -159,25 +159,25 @@ def test_what_has_no_value_has_no_interval():
   assert found['acceptance_ci95'] is None
   assert found['speedup'] is None
   assert found['ms_per_token'] == pytest.approx(15)
-  assert found['ms_per_token_ci95'] is None  # of two
+  assert found['ms_per_token_ci95'] is None  # only two batches
 
 
 def test_a_row_without_a_token_has_no_time_a_token():
-  # As where the target's logits are no distribution from the first one on.
+  # As if the target's first logits were already invalid.
   runs = _generations(1.0, 2.0, 3.0)
   empty = dataclasses.replace(
     runs[0], tokens=[], log_probs=[], stats=stats.Stats(0, 1, (0, 1), (1, 0))
   )
   alone = ratios_lib.row_fields([empty], [runs[0]])
   assert alone['ms_per_token'] is None
-  # Without the other one of two batches there is no time a token.
+  # One of two batches has no time per token, so there is no interval.
   mixed = ratios_lib.row_fields([empty, runs[1]], runs[:2])
   assert mixed['ms_per_token_ci95'] is None
   json.dumps(mixed, allow_nan=False)
   mixed = ratios_lib.row_fields([empty, *runs[1:]], runs)
   for name in ('ms_per_token', 'speedup'):
     assert np.isfinite(mixed[f'{name}_ci95']).all()
-  # Beside another row of its batch it has no share of the seconds.
+  # It shares a batch with another row and gets none of its seconds.
   beside = dataclasses.replace(empty, seconds=0.0)
   shared = ratios_lib.row_fields([beside, runs[0]], runs[:1] * 2)
   assert shared['ms_per_token'] == pytest.approx(10)

@@ -7,7 +7,7 @@ from experiments.evaluation import report
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import terminal_table
 
-# What rich takes for an end of nothing, for a colour, an emoji and a link.
+# rich would read these as a closing tag, a colour, an emoji and a link.
 _NAMES = ('a[/b]', '[red]x', ':bug:', '[link=x]y', 'long name ' * 9 + 'end')
 _HEADINGS = (
   *('method', 'K', 'tokens\na round', '\nspeedup', '95%\ninterval'),
@@ -40,7 +40,7 @@ def test_nothing_is_cut_at_any_width(width, in_terminal):
     assert set(heading.split()) <= set(words)
   for name in _NAMES[:-1]:
     assert name in text
-  # Of a name that is folded the end too.
+  # A name that is folded keeps its end.
   assert 'end' in words
 
 

@@ -38,7 +38,7 @@ def _fenced(*codes):
     (f'~~~python\n{_F}~~~\nDone.', _F),
     (f'````py\n{_F}````', _F),
     ('Use ```x```.\n```\ndef f(): pass\n```', 'def f(): pass\n'),
-    # Of an item of a list; and with code that its fence does not indent.
+    # Code in a list item, and code that is indented less than its fence.
     (
       '1. This:\n   ```python\n   def f():\n     pass\n\n   ```\n2. So.',
       f'{_F}\n',
@@ -48,17 +48,17 @@ def _fenced(*codes):
     ('1. ```python\n   def f():\n     pass\n   ```\nDone.', _F),
     (f'Here it is: ```python\n{_F}```\nDone.', _F),
     (f'No ``` here: x\n```\n{_F}```', _F),
-    # Fences in what is fenced.
+    # Fences within the fenced code.
     (
       '```\ndef f():\n  """\n  ```\n  """\n```',
       'def f():\n  """\n  ```\n  """\n',
     ),
     ('~~~\ndef f(): "```"\n~~~', 'def f(): "```"\n'),
-    # Cut short by the limit of tokens.
+    # Cut short by the token limit.
     ('Here:\n```py\ndef f():\n  pa', 'def f():\n  pa'),
     (_fenced(_F) + 'Or else:\n```\ndef f():\n  re', _F),
     (_fenced(_G) + 'Then:\n```\ndef f():\n  pa', 'def f():\n  pa'),
-    # Which of several.
+    # The choice between several blocks.
     (_fenced('pip install x\n', _F), _F),
     (_fenced(_G, _F), _F),
     (_fenced(_F, _G), _F),
@@ -69,7 +69,7 @@ def _fenced(*codes):
     (_fenced('class A:\n  def f(self): 1\n', _F), _F),
     (_fenced('1\n', _G, 'def h(): 1\n'), _G),
     (_fenced('f = len\n', 'f(3)\n'), 'f = len\n'),
-    # Without any.
+    # No block at all.
     ('The code from here:\n\nfrom a.b import c\nx', 'from a.b import c\nx'),
     ('import this one\n\ndef f(): pass', 'import this one\n\ndef f(): pass'),
     ('def f(): pass', 'def f(): pass'),
@@ -86,7 +86,7 @@ def test_code_of_a_chat(answer, code):
   [
     ('<think>\nOr 3?\n</think>\n\nIt is 4.', '\n\nIt is 4.'),
     ('\n<think></think>4', '4'),
-    # Where the template has opened it.
+    # The chat template has opened the block.
     ('Or 3?\n</think>\n4', '\n4'),
     ('<think>\nOr 3? Let me', ''),
     ('I think <think> is no word.', 'I think <think> is no word.'),

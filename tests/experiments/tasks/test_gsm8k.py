@@ -26,7 +26,7 @@ _PROBLEM = {
     ('the answer is: $1,234.50, of which 3 are lost', '1234.50'),
     ('**Answer:** 7. The answer is **-7**', '-7'),
     ('The answer is 3 + 4 = 7.', '7'),
-    # Without the digit before the point.
+    # No digit before the point.
     ('The answer is .5', '.5'),
     ('The answer is $.50, or -.25', '.50'),
     ('She pays 3, then .75', '.75'),
@@ -41,7 +41,7 @@ _PROBLEM = {
     (r'So \boxed{2{,}125}', '2125'),
     (r'So \boxed{\$12\,125.50}', '12125.50'),
     (r'So \boxed{1\!000}, not 3', '1000'),
-    # Of an equation the result, if that is what it ends with.
+    # The result of an equation, if it ends with one.
     ('The answer is 18 as she sells 16 - 3 - 4 = 9', '18'),
     ('The answer is 18, because 16 - 7 = 9 and 9 * 2 = 18 > 3', '18'),
     ('The answer is **18** (16 - 7 = 9 at $2)', '18'),
@@ -78,7 +78,7 @@ _PROBLEM = {
     ('The answer is 9 + 9', '9'),
     ('The answer is 9 \u00d7 2 = 18', '18'),
     ('The answer is 50% of 8 = 4', '4'),
-    # As chats write it.
+    # In the style of chats.
     ('**The answer is 18.** She has 3 ducks.', '18'),
     ('The answer is $18. She has 3 ducks.', '18'),
     ('The final answer is: 18 dollars, for 3 ducks', '18'),
@@ -95,7 +95,7 @@ _PROBLEM = {
     ('### Answer: **1,018** for 3 ducks', '1018'),
     ('Answer: 16 - 3 = 13 are left, each at $2. In all 26', '26'),
     ('Answer: Let me see. 3 * 6 = 18', '18'),
-    # Headings are not what ends a reference.
+    # A heading doesn't end a reference solution.
     ('#### Step 1: 4 + 5 = 9\nThen 9 * 2 = 18', '18'),
     ('#### Step 1: 4 + 5 = 9\n#### Step 2: 9 * 2 = **18**', '18'),
     ('#### 1. Eggs\n4 + 5 = 9\n#### 2. Dollars\n9 * 2 = 18', '18'),
@@ -104,7 +104,7 @@ _PROBLEM = {
     ('Two of 3.\n#### -18\nOf 3.', '-18'),
     ('Two of 3.\n#### **18**\nOf 3.', '18'),
     ('Two of 3.\n####18.\nOf 3.', '18'),
-    # The last of all.
+    # The last number of all.
     ('She makes 9 * 2 = 18', '18'),
     ('9 eggs at $2 = **$18**.', '18'),
     ('From 9 to 18-20', '20'),
@@ -128,13 +128,13 @@ def test_accuracy_over_samples_and_prompts(tmp_path):
   (score,) = task.score(
     prompts,
     [
-      # What a plain model makes up behind its answer does not count.
+      # A base model may go on to make up another question; that doesn't count.
       ['It is 72.0.\nQuestion: 3 pens?\nAnswer: 3', 'It is 27'],
       ['$1000', '1,000 pens'],
     ],
   )
   assert (score.name, score.value) == ('accuracy', 0.75)
-  assert score.ci95 is None  # of two
+  assert score.ci95 is None  # only two
 
 
 def test_what_a_chat_thinks_does_not_count(tmp_path):

@@ -24,7 +24,7 @@ _WRONG = (
 
 
 class _TooFewFiles(sandbox.Limits):
-  """With which no program can be walled in."""
+  """Limits under which no program can be sandboxed."""
 
   def of_process(self):
     return super().of_process() | {'NOFILE': 4}
@@ -56,7 +56,7 @@ def test_a_published_problem_is_solved_and_is_not():
   right, wrong = '    return x + y\n', '    return x - y\n'
   (score,) = task.score([prompt, prompt], [[right], [wrong]])
   assert (score.name, score.value) == ('pass@1', 0.5)
-  assert score.ci95 is None  # of two
+  assert score.ci95 is None  # only two
 
 
 def test_only_what_passes_the_tests_counts(tmp_path):

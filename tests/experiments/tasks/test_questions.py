@@ -4,7 +4,7 @@ import pytest
 
 from experiments.tasks import questions
 
-# An id of a category, and its group in Spec-Bench's tables.
+# An id for each category, and the category's group in Spec-Bench's tables.
 _GROUPED = {
   'writing': (81, 'mt_bench'),
   'math': (120, 'mt_bench'),
@@ -36,7 +36,7 @@ def test_spec_bench_has_six_groups(tmp_path):
   groups = [group for _, group in _GROUPED.values()]
   assert [prompt.category for prompt in prompts] == groups
   assert len({prompt.category for prompt in prompts}) == 6
-  # Of a conversation the first turn.
+  # Only the first turn of a conversation is read.
   assert {prompt.text for prompt in prompts} == {'one'}
   assert [prompt.id for prompt in prompts] == [
     str(number) for number, _ in _GROUPED.values()

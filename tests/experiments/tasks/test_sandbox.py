@@ -13,7 +13,7 @@ from experiments.tasks import sandbox
 
 _SHORT = sandbox.Limits(seconds=1, clock_seconds=5)
 _TIMEOUT = 60
-# A parent whose program sleeps for long.
+# A parent whose program sleeps for a long time.
 _PARENT = """
 from experiments.tasks import sandbox
 limits = sandbox.Limits(clock_seconds=600)
@@ -22,26 +22,26 @@ sandbox.run_all(['import time\\ntime.sleep(600)'], limits)
 
 
 class _TooFewFiles(sandbox.Limits):
-  """With which the filter cannot be loaded."""
+  """Limits under which the filter cannot be loaded."""
 
   def of_process(self):
     return super().of_process() | {'NOFILE': 4}
 
 
 class _NoNumber(sandbox.Limits):
-  """Which setrlimit does not take."""
+  """A limit that setrlimit doesn't take."""
 
   def of_process(self):
     return super().of_process() | {'CPU': 4.5}
 
 
 def _plainly(program):
-  """Runs a program as anybody would, to see that it does what it tries."""
+  """Runs a program without a sandbox, to see that it does what it tries."""
   subprocess.run([sys.executable, '-I', '-c', program], check=True)
 
 
 def _processes(mark):
-  """The process ids of those whose command line has the mark."""
+  """Returns the ids of processes whose command line contains the mark."""
   found = []
   for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
     try:
@@ -88,7 +88,7 @@ def test_a_program_that_fails_does_not(program, reason):
     ('import os\nos._exit(0)', 'exit 0'),
     ('import atexit, os\natexit.register(os._exit, 0)\n1 / 0', None),
     ('print("passed")\nprint(\'{"kind": "passed"}\')\n1 / 0', None),
-    # Three is where the answer goes.
+    # File descriptor 3 is where the answer goes.
     (
       'import os\nos.write(3, b\'{"kind": "passed", "reason": "", '
       '"secret": "00"}\')\nos._exit(0)',
@@ -133,7 +133,7 @@ def test_an_answer_that_is_filled_up_ends():
 
 
 def test_there_is_no_other_process_or_thread():
-  # Bounded, in case it can.
+  # Bounded, in case it succeeds.
   bomb = 'import os\nfor _ in range(4): os.fork()'
   assert sandbox.run(bomb) == sandbox.Outcome(False, 'OSError')
   thread = 'import threading\nthreading.Thread(target=print).start()'
@@ -278,7 +278,7 @@ def test_where_it_cannot_be_walled_in_it_is_not_run(limits, reason):
 def test_limits_that_nothing_keeps_are_refused(name, value, remedy):
   with pytest.raises(ValueError) as caught:
     sandbox.Limits(**{name: value})
-  line, *_ = str(caught.value).splitlines()  # gin says more
+  line, *_ = str(caught.value).splitlines()  # gin adds lines of its own
   assert line == f'Limits.{name} = {value!r}: give {remedy}'
 
 
@@ -309,7 +309,7 @@ def test_a_program_ends_with_the_run_that_started_it():
 
 
 def _wait_for(condition):
-  """What the condition gives, when that is something."""
+  """Waits until the condition gives a true value, and returns it."""
   deadline = time.monotonic() + _TIMEOUT
   while not (found := condition()):
     assert time.monotonic() < deadline
@@ -318,7 +318,7 @@ def _wait_for(condition):
 
 
 def _walled_in_child(parent):
-  """The process id of the child that has begun its program, None for none."""
+  """Returns the id of the parent's sandboxed child, or None."""
   for path in pathlib.Path('/proc').glob('[0-9]*'):
     status = _status(path.name)
     if status.get('PPid') == str(parent) and status.get('Seccomp') == '2':
@@ -327,7 +327,7 @@ def _walled_in_child(parent):
 
 
 def _status(process):
-  """What Linux says of a process, nothing where it has ended."""
+  """Returns Linux's status of a process, or {} if it has ended."""
   try:
     text = pathlib.Path(f'/proc/{process}/status').read_text()
   except OSError:

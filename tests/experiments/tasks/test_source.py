@@ -90,7 +90,7 @@ def test_an_absent_file_is_refused(tmp_path):
     _source(None).read()
 
 
-# As much of the hub's library as is called, over a folder.
+# The part of the hub's library that is called, serving a folder.
 _LIBRARY = """
 import json, pathlib
 
@@ -116,7 +116,7 @@ def test_the_hub_is_read_through_its_library(tmp_path, monkeypatch):
     hashlib.sha256(lines.encode()).hexdigest(),
     None,
   )
-  # Those left out are as if they were not there.
+  # Records left out count as absent.
   _file(tmp_path, '{"a": "one"}\n{"a": ""}\n{"a": "two"}', 'test.jsonl')
   skipping = _source(None, hub=subset, skip_without='a')
   assert [record.line for record in skipping.read()] == [1, 3]
@@ -128,7 +128,7 @@ def test_the_hub_is_read_through_its_library(tmp_path, monkeypatch):
 
 
 def test_without_the_hub_library_a_file_is_asked_for(monkeypatch):
-  # How Python itself marks what cannot be imported.
+  # Python marks modules that cannot be imported this way.
   monkeypatch.setitem(sys.modules, 'datasets', None)
   subset = hub.Subset('owner/set', None, 'test')
   with pytest.raises(ValueError, match=r'specsample\[data\].*: get it there'):

@@ -128,12 +128,12 @@ def test_rouge_2_by_hand(tmp_path):
     {'document': 'y', 'summary': 'Dogs bark.'},
   ]
   task = summarization.xsum(path=_file(tmp_path, records))
-  # Of five bigrams three are shared (a stem is compared): 3/5 both ways.
+  # Three of five bigrams are shared (stems are compared): 3/5 both ways.
   samples = [['The cats sat on a mat', 'nothing else'], ['Dogs bark']]
   (score,) = task.score(task.prompts(), samples)
   assert score.name == 'ROUGE-2'
   assert score.value == pytest.approx((0.6 / 2 + 1) / 2)
-  assert score.ci95 is None  # of two
+  assert score.ci95 is None  # only two
 
 
 def test_what_a_plain_model_writes_on_does_not_count(tmp_path):

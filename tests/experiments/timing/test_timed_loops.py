@@ -1,4 +1,4 @@
-"""What is in the loops that are timed as parts of a round."""
+"""The loops that are timed as the parts of a round."""
 
 import functools
 
@@ -22,7 +22,7 @@ _MODEL = testing.tiny_llama(vocab_size=37)
   'drafter', [drafters.NoDraft(), drafters.Ngram(num_draft_tokens=2)]
 )
 def test_a_timed_pass_of_the_target_unembeds(drafter):
-  # Of a pass without drafts the compiler found that nobody reads its logits.
+  # The compiler found that nobody reads the logits of a pass without drafts.
   params = {'target': _MODEL.init(jax.random.key(0))}
   prompts, lengths = specsample.pad_prompts([[1, 2, 3]])
   components = {'model': _MODEL, 'drafter': drafter}
@@ -38,7 +38,7 @@ def test_a_timed_pass_of_the_target_unembeds(drafter):
   lowered = timed_loops.drafted_rounds.lower(
     params, state, verify=chain, rounds=2, **components
   )
-  # One for each width, of which a round runs one.
+  # One for each width; a round runs one of them.
   num_widths = len(step.widths(_MODEL, drafter))
   assert _num_unembeddings(lowered) == num_widths
   _, draft = lowered.out_info
@@ -54,7 +54,7 @@ def test_a_timed_pass_of_the_target_unembeds(drafter):
     (_MODEL, drafters.NoDraft(), (0,)),
     (_MODEL, drafters.Chain(model=_MODEL, num_draft_tokens=3), (3,)),
     (_MODEL, drafters.Ngram(num_draft_tokens=3), (0, 3)),
-    # Without `read` there are no passes of several widths.
+    # Without `read`, the model has no passes of several widths.
     (object(), drafters.Ngram(num_draft_tokens=3), (3,)),
   ],
 )
@@ -104,7 +104,7 @@ def test_the_widest_row_decides_how_wide_a_round_is():
       specsample.advance, params, verify=chain, max_rounds=1, **components
     )
     found = round_times.widths_of_rounds(decode_one, state, 20, (0, 3))
-    # Eight tokens at most: all rows are done before the last round.
+    # With eight new tokens at most, all rows are done before the last round.
     assert set(found) <= {0, 3} and 2 <= len(found) <= 8
     return found[0]
 
@@ -113,7 +113,7 @@ def test_the_widest_row_decides_how_wide_a_round_is():
 
 
 def _num_unembeddings(lowered) -> int:
-  """How many products have the vocabulary in their results."""
+  """Counts the products whose results span the vocabulary."""
   lines = lowered.compile().as_text().splitlines()
   results = [line.partition(' dot(')[0] for line in lines if ' dot(' in line]
   return sum(f',{_MODEL.vocab_size}]' in result for result in results)

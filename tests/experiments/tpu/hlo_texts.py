@@ -1,12 +1,12 @@
-"""The text of a compiled decoding loop, with room for what a test plants."""
+"""The text of a compiled decoding loop, with room for planted operations."""
 
 VOCAB_SIZE = 32000
-# 2 MiB, in the device's large memory and in that on the chip.
+# 2 MiB, in the device's main memory and in its on-chip memory.
 WEIGHT = 'bf16[1024,1024]{1,0:T(8,128)(2,1)}'
 ON_CHIP = 'bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)}'
-# A decoding loop with a loop in it, as a TPU's compiler writes it. INNER and
-# OUTER stand for what a test plants in the two bodies, COMPUTATIONS for what
-# those call; in all of them WEIGHT and ON_CHIP are the shapes above.
+# A decoding loop with an inner loop, as the TPU compiler writes it. INNER and
+# OUTER stand for what a test plants in the two bodies, and COMPUTATIONS for
+# what they call; in all of them WEIGHT and ON_CHIP are the shapes above.
 _TEXT = """\
 HloModule jit_advance, is_scheduled=true, entry_computation_layout={()->()}
 
@@ -65,7 +65,7 @@ body=%body
 
 
 def of(outer='', inner='', computations='', start=0, end=7):
-  """The text; the inner loop turns from `start` to `end`."""
+  """Returns the text; the inner loop counts from `start` to `end`."""
   text = _TEXT
   for word, meaning in {
     'COMPUTATIONS': computations,
@@ -89,7 +89,7 @@ _FUSED = """
 
 
 def fusion(*lines):
-  """A fusion of the weight, x, whose instructions are `lines`."""
+  """Returns a fusion of the weight, x, with the instructions `lines`."""
   made = '\n  '.join(lines)
   computation = _FUSED.replace('MADE', made)
   return {

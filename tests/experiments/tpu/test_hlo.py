@@ -1,4 +1,4 @@
-"""Compiled programs as text, and the rounds of the loops in them."""
+"""Compiled programs as text, and their loops' rounds."""
 
 import logging
 
@@ -76,7 +76,7 @@ def test_a_program_of_this_machine():
   executed = hlo_loop.round_of(module)
   assert hlo_work.flops(executed) == 8 * 2 * rows * width * width
   weights = 8 * 4 * width * width
-  activations = 8 * 4 * 4 * rows * width  # each is read twice, written twice
+  activations = 8 * 4 * 4 * rows * width  # each is read twice and written twice
   moved = hlo_work.memory_bytes(module, executed)
   assert weights < moved <= weights + activations + 1000
 
@@ -87,7 +87,7 @@ def test_a_program_of_this_machine():
     ('%c = f32[8]{0} call(%i), to_apply=%one', 1),
     ('%c = ((s32[]), f32[8]{0}) async-start(%i), calls=%one', 1),
     ('%c = f32[8]{0} fusion(%i), kind=kCustom, calls=%one', 1),
-    # Of a branch it is not known which way it goes: both count.
+    # It is not known which branch is taken, so both count.
     ('%c = f32[8]{0} conditional(%i), branch_computations={%one, %two}', 2),
     (
       '%c = f32[8]{0} conditional(%i), true_computation=%one, '

@@ -1,4 +1,4 @@
-"""What a round communicates and copies: each count is of something planted."""
+"""Counts of what a round communicates and copies, with planted operations."""
 
 import pytest
 
@@ -17,13 +17,13 @@ def test_of_a_loop_with_nothing_planted_nothing_is_counted():
     vocab_all_gathers=0,
     weight_copies=0,
     flops=0,
-    # Integers of 4 bytes: the outer loop reads two, where the inner one turns
-    # seven times with three of them and a flag.
+    # Integers of 4 bytes: the outer loop reads two of them, and the inner loop
+    # reads three and a flag in each of its seven turns.
     memory_bytes=2 * 4 + 7 * (3 * 4 + 1),
   )
 
 
-# What is planted, the operation, and the bytes of its array.
+# The planted text, the operation, and the bytes of its array.
 _COLLECTIVES = {
   '%c = f32[8,16]{1,0} all-reduce(%i), to_apply=%sum': ('all-reduce', 512),
   '%c = (f32[8]{0}, f32[4]{0}) all-reduce(%i, %i), to_apply=%sum': (
@@ -56,7 +56,7 @@ def test_collectives_of_an_inner_loop_count_with_its_turns():
   line = '%c = f32[8]{0} all-reduce(%i), to_apply=%sum'
   more = '%d = f32[4]{0} all-reduce(%i), to_apply=%sum'
   counts = _count(outer=f'{line}\n  {more}', inner=line, start=3)
-  # From 3 up to 7 four times, and once outside.
+  # Four times in the inner loop, from 3 up to 7, and once outside.
   assert counts.collectives == [
     hlo_counts.Collective('all-reduce', 16, 1),
     hlo_counts.Collective('all-reduce', 32, 5),

@@ -1,4 +1,4 @@
-"""Operations and bytes of a round, of instructions whose work is known."""
+"""Operations and bytes of a round, for instructions whose work is known."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_operations_of_products_and_of_a_fusion():
 
 
 def test_operations_of_a_product_with_a_batch():
-  """Which a TPU's compiler writes as a convolution with holes."""
+  """A TPU's compiler writes such a product as a convolution with holes."""
   batch, rows, size, columns = 3, 2, 128, 2053
   operands = (
     f'%q = bf16[{batch},{rows},{size}]{{2,1,0}} broadcast(%i)\n'
@@ -55,7 +55,7 @@ def test_operations_of_a_product_with_a_batch():
 @pytest.mark.parametrize(
   ('places', 'window', 'taps'),
   [
-    # Three taps at each of five places, less one at either end.
+    # Three taps at each of five places, except for one at either end.
     (5, 'size=3 pad=1_1', 3 * 5 - 2),
     (3, 'size=3 pad=1_1 stride=2', 3 * 3 - 2),
     (1, 'size=3 rhs_dilate=2', 3),
@@ -142,7 +142,7 @@ def test_bytes_that_a_fusion_reads(read, part):
   [
     (('ROOT %c = WEIGHT copy(%x)',), 2),
     (('%c = WEIGHT copy(%x)', 'ROOT %b = WEIGHT bitcast(%c)'), 2),
-    # Copied within the fusion only, and of that a part is read.
+    # Only the fusion uses the copy, and it reads a part of it.
     (
       (
         '%o = s32[] constant(0)',

@@ -1,4 +1,4 @@
-"""What a trace keeps of a run, and what is made of it without models."""
+"""Traces: what they keep of a run, and how they are replayed without models."""
 
 import dataclasses
 import functools
@@ -90,7 +90,7 @@ class _Runs:
     return jax.tree.map(np.asarray, output)
 
   def observed(self, method, rounds):
-    """What rules are given, whole, of the first rounds of a run."""
+    """Yields the rules' full input in the first rounds, and the live rows."""
     params = methods.all_params(self.loaded.params, method)
     padded, lengths = specsample.pad_prompts(self.tokens)
     state = specsample.prefill(
@@ -121,7 +121,7 @@ class _Runs:
 @pytest.fixture(scope='module')
 def runs(checkpoint):
   loaded = specsample.load(checkpoint)
-  # Some tokens are far likelier than others.
+  # Make some tokens far likelier than others.
   peaked = jax.tree.map(lambda x: 1.5 * x, loaded.params)
   return _Runs(dataclasses.replace(loaded, params=peaked))
 
@@ -133,7 +133,7 @@ def _replay(trace, rule, *chosen, seed=0):
 
 
 def _path(name, node):
-  """The nodes on the way to one."""
+  """Returns the nodes on the path to a node."""
   parents = range(_K) if name == 'chain' else _TREE.parents
   return [*_path(name, parents[node - 1]), node] if node else []
 
@@ -243,7 +243,7 @@ def test_block_keeps_no_fewer_than_the_token_rule(runs):
   ],
 )
 def test_a_policy_cuts_as_in_a_run_of_its_own(runs, policy):
-  # In the first round, which begins alike.
+  # Compares the first round, which begins the same.
   method = runs.method('chain', verify.chain)
   adaptive = drafters.Adaptive(drafter=method.drafter, policies=(policy,))
   method = dataclasses.replace(method, drafter=adaptive)
@@ -285,8 +285,8 @@ def test_learning_follows_the_seed(runs):
 
 
 def test_nothing_is_emitted_behind_an_end():
-  # Two rounds of one prompt: sure drafts 0, 1, 2, of which the second ends the
-  # text; and a tree whose node 2, behind node 1, is kept.
+  # Two rounds of one prompt: certain drafts 0, 1, 2, the second of which ends
+  # the text; and a tree whose node 2, a child of node 1, is kept.
   sure = lambda n: jnp.ones((2, 1, n, 1), jnp.float32)
   rounds = rounds_lib.Rounds(
     draft=Draft(
@@ -326,7 +326,8 @@ def test_a_table_of_costs_predicts_speeds(runs):
   assert two.tokens == pytest.approx(1 + two.kept)  # no text ends early
   assert two.tokens < live.tokens
   assert two.tokens * 2 / 3 < two.speed < two.tokens * 2 / 3 * 1.05
-  # No draft was cut once it was known; plain decoding is 1, not costs[0].
+  # No draft token was cut after it was drafted. Plain decoding costs 1, not
+  # costs[0].
   assert two.speed == two.most_speed
   half = dataclasses.replace(replay, costs=(2.0, 2.5, 3.0, 3.5))
   halved = [row.speed for row in replaying.rows(trace, half)]
@@ -349,14 +350,14 @@ def test_a_round_costs_what_the_width_that_holds_its_drafts_costs(runs):
     row.speed
     for row in replaying.rows(trace, dataclasses.replace(replay, widths=widths))
   ]
-  # A draft that is cut to nothing costs a plain round, if there is such a pass.
+  # A fully cut draft costs a plain round, if there is a pass of that width.
   live, plain, two = speeds((0, 3))
   assert plain == pytest.approx(1 / 1.03)
   assert speeds((3,))[1] == pytest.approx(1 / 1.75)
   assert speeds((0, 1, 2, 3)) == speeds(())
   every = speeds(())
-  assert live == every[0]  # asked for all drafts
-  # At the limit there are rounds without a draft, which cost as much as before.
+  assert live == every[0]  # all drafts are asked for
+  # Rounds at the limit have no draft and cost as much as before.
   assert every[2] * 1.5 / 1.75 <= two < every[2] * 1.5 / 1.75 * 1.02
 
 
@@ -381,15 +382,15 @@ _LIKELY, _UNLIKELY = 0.0, -9.0
   [
     (policies.Fixed(0), [0, 0], [0, 0]),
     (policies.Fixed(2), [2, 2], [2, 2]),
-    # Known before the token: the drafter was asked for one that is cut.
+    # Decided before the draw: the drafter has run for a token that is cut.
     (policies.LargestProbability(0.5), [0, 2], [1, 3]),
-    # Known behind it: no further one was asked for.
+    # Decided after the draw: the drafter doesn't run for a further token.
     (policies.TokenProbability(0.5), [1, 3], [1, 3]),
     (policies.LargestProbability(0.0), [3, 3], [3, 3]),
   ],
 )
 def test_a_draft_that_the_drafter_ran_for_is_counted(policy, drafted, asked):
-  # A round of two prompts: the first draft is unlikely, and the third one.
+  # In one prompt's draft the first token is unlikely, in the other's the third.
   log_prob = jnp.asarray(
     [[[_UNLIKELY, _LIKELY, _LIKELY], [_LIKELY, _LIKELY, _UNLIKELY]]]
   )
@@ -422,7 +423,7 @@ def test_a_speed_is_between_what_cut_drafts_may_have_cost(runs):
     variants={'never': never}, costs=(1.03, 1.5, 1.6, 1.7)
   )
   live, row = replaying.rows(trace, replay)
-  # One is asked for in each round, but for the last ones, and cut.
+  # Each round but the last ones asks for one draft token, which is then cut.
   assert (row.drafted, row.tokens) == (0, 1)
   assert row.most_speed == pytest.approx(1 / 1.03)
   assert 1 / 1.5 <= row.speed < 1.05 / 1.5
@@ -479,7 +480,7 @@ def test_recording_refuses_few_columns_and_meshes(runs, tmp_path):
 
 @pytest.fixture
 def written(runs, tmp_path):
-  """A trace in two files, and how to change the second."""
+  """The folder of a trace in two files, and the second file's content."""
   trace = runs.trace('chain', verify.chain, num_columns=4)
   for i, of_file in enumerate((np.arange(2), np.arange(2, len(_PROMPTS)))):
     is_in = np.isin(trace.arrays['prompt'], of_file)

@@ -6,8 +6,10 @@ from tensorboardX.proto import event_pb2
 
 
 def scalars(path):
-  """(tag, step, value) of each scalar: records of a length, a checksum of it,
-  the event and its checksum."""
+  """Returns (tag, step, value) of each scalar in an event file.
+
+  A record is a length, its checksum, the event, and the event's checksum.
+  """
   data, found = path.read_bytes(), []
   while data:
     (length,) = struct.unpack('<Q', data[:8])

@@ -1,4 +1,4 @@
-"""Which settings may change while a training run goes on."""
+"""Settings that may or may not change while a training run goes on."""
 
 import dataclasses
 
@@ -64,7 +64,7 @@ def test_a_new_setting_has_to_have_its_default(training):
   assert _differences(training, other, left_out=new) == [
     'Training.clip_norm (it has 1.0, and this is 0.5)'
   ]
-  # Without a default it is not known what the run had.
+  # Without a default, the value that the run had is unknown.
   name = 'Hydra.num_draft_tokens'
   assert _differences(training, training, left_out=[name]) == [name]
 

@@ -1,4 +1,4 @@
-"""Which states a training run goes on from, and which is the best."""
+"""Which states a training run resumes from, and which is the best."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,7 @@ def _state(step):
 
 @pytest.fixture
 def run(tmp_path):
-  """Records and checkpoints of a run in a folder."""
+  """The records and checkpoints of a run in a folder."""
   out = files.at(tmp_path)
   records = records_lib.Records(journal.Journal(out, {}))
   return records, checkpoints_lib.RunCheckpoints(out, records)
@@ -60,13 +60,13 @@ def test_a_decay_is_left_for_a_longer_run(run, tmp_path):
 
 def test_the_best_weights_are_those_that_are_journalled(run):
   records, checkpoints = run
-  checkpoints.save_best(_state(10), _PLAN)  # and then a kill
+  checkpoints.save_best(_state(10), _PLAN)  # then it is killed
   assert checkpoints.best(_PLAN) is None
   with pytest.raises(ValueError, match='hold no weights that the journal'):
     checkpoints.restore_best(_state(0), _PLAN)
   checkpoints.save_best(_state(10), _PLAN)
   _evaluate(records, 10, 1.5)
-  _evaluate(records, 20, 1.4)  # which was not kept
+  _evaluate(records, 20, 1.4)  # its weights were not kept
   checkpoints.save_best(_state(30), _PLAN)
   assert checkpoints.best(_PLAN)['step'] == 10
   _evaluate(records, 30, 1.6)
@@ -76,7 +76,7 @@ def test_the_best_weights_are_those_that_are_journalled(run):
   assert checkpoints.best(_PLAN)['step'] == 45
   found = checkpoints.restore_best(_state(0), _PLAN)
   np.testing.assert_array_equal(found.trained['kernel'], 45.0)
-  # The decay is no part of a longer run.
+  # The decay is not part of a longer run.
   assert checkpoints.best(_LONGER)['step'] == 30
   assert [x['step'] for x in records.curve(_LONGER, 'held out')] == [10, 20, 30]
   assert [x['step'] for x in records.curve(_PLAN, 'held out')] == [

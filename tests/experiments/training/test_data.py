@@ -1,4 +1,4 @@
-"""What a run reads of folders that grow."""
+"""The data that a run reads from folders that grow."""
 
 import dataclasses
 import pathlib
@@ -15,7 +15,7 @@ from experiments.training_data import schedule
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-  """What is read of `training.Training`."""
+  """The settings of `training.Training` that are read."""
 
   held_out_every: int = 3
   held_out_answers: int = 4
@@ -26,7 +26,7 @@ _TRAINING = _Settings()
 
 
 def _folder(name, num_shards, seed=0):
-  """A folder with two dialogues of 4 tokens to learn in each shard."""
+  """Returns a folder with two dialogues of 4 learned tokens per shard."""
 
   def shard(number):
     rng = np.random.default_rng([seed, number])
@@ -54,7 +54,7 @@ def test_what_was_read_is_found_again():
   a, b = _folder('a', 7), _folder('b', 4, seed=1)
   first = _first(a, b)
   assert first.train == [[[1, 2, 4, 5], [1, 2]]]
-  assert first.held_out == [[0, 3], [0, 3]]  # 2 shards have 4 answers
+  assert first.held_out == [[0, 3], [0, 3]]  # two shards have 4 answers
   records = [first.record()]
   more_a, c = _folder('a', 9), _folder('c', 2, seed=2)
   found = _again(records, more_a, b, c)
@@ -67,7 +67,7 @@ def test_what_was_read_is_found_again():
   assert (again.train, again.held_out) == (grown.train, grown.held_out)
   assert again.first_steps == [0, 40]
   assert again.grown(_TRAINING, [more_a, b, c], 50) is None
-  # Shards that are not read are not there.
+  # Shards that are not read are empty.
   assert [len(x) for x in again.folders[0].shards] == [2] * 6 + [0, 2, 2]
 
 
@@ -115,6 +115,6 @@ def test_the_draft_vocabulary_is_of_the_first_phase():
     prompts=[],
   )
   found = data.draft_vocabulary(split, 3, 10)
-  # 0 and 2 came once each: the lower one is taken.
+  # 0 and 2 occur once each, so the lower one is taken.
   assert found.tolist() == [0, 4, 7]
   assert data.draft_vocabulary(split, None, 10) is None

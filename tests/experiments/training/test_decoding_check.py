@@ -1,4 +1,4 @@
-"""Tokens per round of a drafter in training, by the decoding loop itself."""
+"""A drafter's tokens per round in training, by the decoding loop itself."""
 
 import dataclasses
 

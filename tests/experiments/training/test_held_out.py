@@ -1,4 +1,4 @@
-"""What held-out answers say of decoding is what decoding then counts."""
+"""Statistics replayed from held-out answers are those of decoding."""
 
 import dataclasses
 import functools
@@ -82,12 +82,12 @@ def test_counts_are_those_of_decoding(name, eos_ids):
   )
   assert np.isfinite(loss)
   assert stats == specsample.stats.of(output)
-  # Something is kept, and not everything.
+  # Some drafts are kept, but not all.
   assert stats.rounds < stats.tokens < stats.rounds * len(stats.accepted)
 
 
 def test_replay_goes_from_round_to_round():
-  # Of one row: a prompt of 2 tokens and an answer of 6.
+  # One row: a prompt of 2 tokens and an answer of 6.
   mask = np.arange(8)[None] >= 2
   matches = np.zeros((2, 1, 8), bool)
   matches[0, 0, [1, 4, 6]] = True
@@ -99,7 +99,7 @@ def test_replay_goes_from_round_to_round():
   assert stats == specsample.stats.Stats(
     tokens=6, rounds=3, proposed=(1, 0, 2), accepted=(1, 1, 1)
   )
-  # At an end there is room for more.
+  # If the text ends there, the last round has room for drafts.
   ends[0, 7] = True
   stats = held_out.replay(matches, mask, ends)
   assert stats == specsample.stats.Stats(
@@ -108,7 +108,7 @@ def test_replay_goes_from_round_to_round():
 
 
 def test_replay_begins_anew_with_each_answer():
-  # Two answers of 3 tokens, at 2 and at 8; the first one has its end.
+  # Two answers of 3 tokens, at 2 and at 8; the first one ends the text.
   mask = np.zeros((1, 12), bool)
   mask[0, [2, 3, 4, 8, 9, 10]] = True
   ends = np.arange(12)[None] == 4
@@ -133,6 +133,6 @@ def test_counts_of_batches_are_added():
   )
   loss, stats = evaluate([batch(slice(0, 4))])
   losses, parts = evaluate([batch(slice(0, 2)), batch(slice(2, 4))])
-  # Of the batches' means each counts as much as it has tokens to learn.
+  # Batch means are weighted by their number of learned tokens.
   np.testing.assert_allclose(losses, loss, rtol=0.1)
   assert dataclasses.astuple(parts) == dataclasses.astuple(stats)

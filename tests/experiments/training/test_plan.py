@@ -1,4 +1,4 @@
-"""How the learning rate goes, and how long a run is."""
+"""The learning rate's schedule, and the length of a run."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_the_rate_rises_stays_and_falls():
   assert set(rates[4:900]) == {1.0}
   assert np.all(np.diff(rates[899:]) < 0)
   assert 0 < rates[-1] < 0.01
-  # Half of what is left of the rate is gone after a quarter of the decay.
+  # The rate has halved after a quarter of the decay.
   assert rates[925] == pytest.approx(0.5, abs=0.01)
 
 
@@ -43,7 +43,7 @@ def test_what_was_taken_at_the_full_rate_is_kept(steps):
   plan = _plan(steps)
   assert plan.decay_start % 10 == plan.num_steps % 10 == 0
   assert plan.decay_start < plan.num_steps
-  # The same run, and one that is asked to be shorter, end as planned.
+  # The same run, or one asked to be shorter, ends as planned.
   assert _plan(steps, taken=plan.decay_start) == plan
   assert _plan(steps / 2, taken=plan.decay_start) == plan
   assert _plan(2 * steps + 20, taken=plan.decay_start) == _plan(2 * steps + 20)

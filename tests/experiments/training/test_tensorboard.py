@@ -1,4 +1,4 @@
-"""What TensorBoard would read, from the event file itself."""
+"""The scalars that TensorBoard would read, from the event file itself."""
 
 import sys
 

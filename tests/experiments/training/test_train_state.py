@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, which training and serving both go on from."""
+"""Damaged checkpoints of the state that training and serving resume from."""
 
 import dataclasses
 import shutil
@@ -13,7 +13,7 @@ from specsample.training import step as step_lib
 
 
 def _state(step):
-  # Of numbers that cannot be packed.
+  # Random numbers, which don't compress.
   draw = lambda: jnp.asarray(rng.normal(size=(64, 64)), jnp.float32)
   rng = np.random.default_rng(step)
   return step_lib.TrainState(
@@ -32,7 +32,7 @@ def saved(tmp_path_factory):
 
 
 def _cut(folder):
-  """As a disk does that was full, of what is data."""
+  """Truncates the data files, as a full disk does."""
   for path in folder.rglob('*'):
     if path.is_file() and path.stat().st_size > 1000:
       path.write_bytes(path.read_bytes()[:100])
@@ -63,7 +63,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_there(
   assert message.endswith(
     'delete it to go on from the one before, or give another --out'
   )
-  # As it says.
+  # Follow the message's advice.
   shutil.rmtree(folder / '10')
   found = train_state.Checkpoints(folder).restore(_state(0))
   jax.tree.map(np.testing.assert_array_equal, found, _state(5))

@@ -16,7 +16,7 @@ _PROMPT = 'The rain in Spain'
 
 @pytest.fixture(scope='module')
 def save(checkpoint):
-  """The function that saves weights by their seed, and gives the flags."""
+  """A function that saves weights by their seed and returns the flags."""
   target = specsample.load(checkpoint)
   drafter = specsample.drafters.Medusa(model=target.model, num_draft_tokens=2)
   own = drafter.init_params(jax.random.key(0))
@@ -67,7 +67,7 @@ def test_methods_are_compared_by_name(save, tiny, commands, tmp_path):
   row = json.loads((out / 'result.json').read_text())['rows'][0]
   assert (row['method'], row['drafter']) == ('heads', 'medusa')
   assert (row['verifier'], row['num_draft_tokens']) == ('block', 1)
-  # Other weights of the same name are not what has been measured.
+  # Other weights under the same name are not those that were measured.
   shutil.rmtree(path)
   save(path, 2)
   (outcome,) = commands.run_all([call])

@@ -1,4 +1,4 @@
-"""Batches of examples: what is in them, and in which order."""
+"""Batches of examples: their content and their order."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from experiments.training_data import dialogues
 
 
 def _dialogue(size, *starts_and_ends):
-  """Its last answer, given by its start, ends with the tokens."""
+  """Returns a dialogue whose last answer, given by its start, ends it."""
   bounds = [*starts_and_ends, size]
   answers = tuple(zip(bounds[::2], bounds[1::2], strict=True))
   tokens = np.arange(size, dtype=np.int32) + 100 * size
@@ -47,7 +47,7 @@ def test_an_epoch_has_every_example_once():
     loader[epoch * steps + i]['tokens'][0, 0] for i in range(steps)
   ]
   assert first(0) != first(1)
-  # Another reader of the same data is given the same batch.
+  # Another reader of the same data gets the same batch.
   again = dataclasses.replace(loader)[steps + 1]
   np.testing.assert_array_equal(again['tokens'], loader[steps + 1]['tokens'])
 
@@ -70,7 +70,7 @@ def test_vectors_stay_with_their_tokens():
   hidden = np.arange(40, dtype=jnp.bfloat16).reshape(20, 2)
   dialogue = _dialogue(20, 9)
   example = batches.example(dialogue, {'hidden': hidden}, whole=False)
-  # The token before the answer is pending, and the one before it read.
+  # The token before the answer is pending; the one before that has been read.
   assert example.tokens.tolist() == dialogue.tokens[7:].tolist()
   assert example.answers == ((2, 13),)
   (batch,) = batches.Batches(
@@ -99,9 +99,9 @@ def test_a_step_names_the_places_of_the_answers():
     np.testing.assert_array_equal(np.diff(row), 1)
     assert row[0] == mask.argmax() - 2
     assert set(np.flatnonzero(mask)) <= set(row)
-  # Nothing is saved where one of the answers is as long as the batch is wide.
+  # Nothing is saved if one of the answers is as long as the batch is wide.
   assert 'places' not in of(examples)[0]
-  # Of what is cut off no place is read.
+  # Places that were cut off are not read.
   cut = of([examples[3]], max_length=48)[0]
   assert cut['places'].tolist() == [[*range(38, 54)]]
 

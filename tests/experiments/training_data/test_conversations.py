@@ -1,4 +1,4 @@
-"""Files of conversations: their formats, and what is left out of them."""
+"""Files of conversations: their formats, and what is left out."""
 
 import gzip
 import json
@@ -122,7 +122,7 @@ def test_what_is_unfit_ends_a_conversation(tmp_path, messages, kept, left_out):
   assert file.left_out == {left_out: 1}
   *found, _ = file.conversations
   assert [len(x.messages) for x in found] == ([] if kept is None else [kept])
-  # What a record says of its last answer is not said of an earlier one.
+  # A record's finish reason is about its last answer, not an earlier one.
   if 'cut' in left_out:
     assert found[0].finish_reason is None
 
@@ -147,7 +147,7 @@ def test_a_temperature_that_is_none_is_counted(tmp_path, value):
 
 
 def _array(count):
-  """Conversations with characters of up to four bytes."""
+  """Returns conversations with characters of up to four bytes."""
   text = 'Who\N{SNOWMAN}\N{GRINNING FACE}'
   return [_openai(('user', f'{text}{i}'), _GPT) for i in range(count)]
 
@@ -183,12 +183,12 @@ def test_an_array_damaged_in_the_middle_gives_what_is_before(tmp_path):
   file = conversations.read(str(path))
   assert 0 < len(file.conversations) < 5
   assert 'is cut off or damaged after' in file.lost
-  # Bytes that are no text only end their own conversation.
+  # Broken characters end only their own conversation.
   path.write_bytes(whole.replace(b'"Two."', b'"Tw\xff."', 1))
   file = conversations.read(str(path))
   assert file.left_out == {'cut short (broken characters)': 1}
   assert [len(x.messages) for x in file.conversations] == [1, 2, 2, 2, 2]
-  # A record of another form is no damage.
+  # A record of another form is not damage.
   path.write_text(json.dumps([{'a': 1}, None, *_array(1)]))
   file = conversations.read(str(path))
   assert file.left_out == {'skipped (no conversation)': 2}
@@ -200,7 +200,7 @@ def test_a_compressed_file_is_read_up_to_where_it_is_cut_off(tmp_path, name):
   records = _array(2000)
   dumped = [json.dumps(x) for x in records]
   text = f'[{",".join(dumped)}]' if 'array' in name else '\n'.join(dumped)
-  # As two files behind each other, which gzip takes as one.
+  # Two concatenated gzip files, which gzip reads as one.
   data = gzip.compress(text[:900].encode()) + gzip.compress(text[900:].encode())
   path = tmp_path / f'{name}.gz'
   path.write_bytes(data)

@@ -17,7 +17,7 @@ _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
 
 
 def _data(folder, sizes):
-  """Shards of one dialogue each; none of their tokens takes memory."""
+  """Returns shards of one dialogue each, whose tokens take no memory."""
   of = lambda size: dialogues.Dialogue(
     tokens=np.broadcast_to(np.int32(1), (size,)),
     answers=((1, size),),
@@ -33,7 +33,7 @@ def _data(folder, sizes):
 def test_vectors_that_need_little_of_the_disk_are_kept(tmp_path):
   data = _data(tmp_path, [100_000, 0, 200_000])
   fits, message = features.fit([data], _TARGET)
-  # 2 bytes, 16 wide.
+  # Vectors of 16 numbers of 2 bytes.
   assert fits
   assert 'are kept beside the data: they need 0.0096 GB more' in message
   _, message = features.fit([data, data], _TARGET, (0, 1, -1))

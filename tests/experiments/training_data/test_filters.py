@@ -1,4 +1,4 @@
-"""What is a duplicate, a loop, and a text of a test set."""
+"""Filters for duplicates, loops and the texts of a test set."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_texts_without_words_are_told_apart():
 
 
 def test_repeated_share_by_hand():
-  # 1234 2341 3412 4123 1234 2341: two of six have been there before.
+  # 1234 2341 3412 4123 1234 2341: two of six have occurred before.
   tokens = [1, 2, 3, 4, 1, 2, 3, 4, 1]
   assert filters.repeated_share(tokens) == pytest.approx(2 / 6)
   assert filters.repeated_share([1, 2, 3]) == 0
@@ -46,7 +46,7 @@ def test_a_period_is_a_loop(period):
 
 def test_a_text_that_repeats_little_is_none():
   rng = np.random.default_rng(0)
-  # A list whose every line begins with the same four words.
+  # A list in which every line begins with the same four words.
   lines = rng.integers(1000, size=(9, 12))
   lines[:, :4] = [1, 2, 3, 4]
   assert not filters.loops(lines.ravel().tolist())
@@ -57,7 +57,7 @@ def test_a_text_that_repeats_little_is_none():
   ('text', 'is_excluded'),
   [
     ('who am I', True),  # the same words
-    ('Who am I, and who are you?', False),  # has a short one within it
+    ('Who am I, and who are you?', False),  # contains a short excluded text
     (_LONG.upper(), True),
     (f'Please solve this. {_LONG}. How many are left?', True),
     (' '.join(_LONG.split()[:13]), True),

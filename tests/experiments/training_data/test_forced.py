@@ -1,4 +1,4 @@
-"""Dialogues of answers that were written elsewhere."""
+"""Dialogues with answers that were written elsewhere."""
 
 import dataclasses
 import math
@@ -15,13 +15,13 @@ from experiments.training_data import forced
 from experiments.training_data import limits
 from specsample import text as text_lib
 
-# An answer has its end.
+# An answer is rendered with its end.
 _TEMPLATE = (
   '{% for m in messages %}{{ m.role }}: {{ m.content }}'
   "{{ eos_token if m.role == 'assistant' else '' }}\n"
   '{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}'
 )
-# Earlier answers are rendered without what they begin with.
+# Earlier answers are rendered without their beginning.
 _FORGETFUL = _TEMPLATE.replace(
   'm.content }}', "m.content if loop.last else m.content.split('=')[-1] }}"
 )
@@ -35,7 +35,7 @@ _MESSAGES = (
 
 @pytest.fixture(scope='module')
 def tokenizer():
-  """One token per character, and an end that is a control token."""
+  """A tokenizer of one token per character and a control token, the end."""
   vocabulary = {c: i for i, c in enumerate('é' + string.printable)}
   backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
   backend.add_special_tokens(['<|end|>'])
@@ -47,7 +47,7 @@ def tokenizer():
 
 @pytest.fixture
 def make(tokenizer):
-  """The function that makes dialogues under a chat template and settings."""
+  """A function that makes dialogues under a chat template and settings."""
 
   def of(*found, template=_TEMPLATE, by_target=True, known=(), **settings):
     maker = forced.Forced(
@@ -127,9 +127,9 @@ def test_a_template_without_an_end_gets_the_tokenizers(make, tokenizer):
     ({}, True),
     ({'finish_reason': 'stop'}, True),
     ({'finish_reason': 'length'}, False),
-    ({'num_tokens': 5}, True),  # with the end
+    ({'num_tokens': 5}, True),  # including the end
     ({'num_tokens': 4}, False),
-    ({'num_tokens': 9}, False),  # it was written in other tokens
+    ({'num_tokens': 9}, False),  # the answer was written in other tokens
     ({'num_tokens': 4, 'finish_reason': 'stop'}, True),
   ],
 )
@@ -197,7 +197,7 @@ def test_limits_of_tokens_and_turns(make, tokenizer):
   (found,), ends = make(_conversation(), max_turns=1)
   assert _texts(tokenizer, found)[1] == ['1 = two<|end|>']
   assert ends == {'kept, with its end': 1}
-  # A context has the whole answer, of which the first tokens are learned.
+  # The context has the whole answer, but only its first tokens are learned.
   (found,), ends = make(_conversation(), max_answer_tokens=5)
   assert _texts(tokenizer, found) == (
     'user: One?\nassistant: 1 = two<|end|>\n'

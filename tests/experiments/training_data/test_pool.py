@@ -1,4 +1,4 @@
-"""Rows that take each other's place are continued as if each were alone."""
+"""Rows that replace one another in a batch continue as if each were alone."""
 
 import functools
 
@@ -17,7 +17,7 @@ _STOP = specsample.Stop(eos_ids=(7,), sequences=((1, 2),))
 _SAMPLING = specsample.Sampling(min_p=0.01)
 _MAX_LENGTH = 64
 _RNG = np.random.default_rng(0)
-# One prompt is as long as two multiples of what they are padded to.
+# One prompt is exactly as long as the multiple that prompts are padded to.
 _JOBS = [
   pool_lib.Job(
     number=100 + i,
@@ -31,7 +31,7 @@ _JOBS = [
 
 @functools.cache
 def _alone(job):
-  """The job by the library itself: tokens and stop reason."""
+  """Returns a job's tokens and stop reason from the library itself."""
   prompts, lengths = specsample.pad_prompts([job.prompt])
   output = specsample.generate(
     {'target': {}},
@@ -53,7 +53,7 @@ def _alone(job):
 
 
 def _run(jobs, *, then=lambda done: None, is_over=lambda _: False, **sizes):
-  """All that finished, in that order."""
+  """Runs the jobs; returns the finished ones in the order of finishing."""
   finished = []
 
   def note(done):
@@ -77,7 +77,7 @@ def _run(jobs, *, then=lambda done: None, is_over=lambda _: False, **sizes):
     {'batch_size': 4, 'group_size': 2, 'rounds': 3},
     {'batch_size': 4, 'group_size': 3, 'rounds': 8},
     {'batch_size': 20, 'group_size': 4, 'rounds': 1},
-    # Buffers that grow with the rows, and rows that become fewer at the end.
+    # Buffers that grow with the rows, and a batch that shrinks at the end.
     {'batch_size': 8, 'group_size': 2, 'rounds': 3, 'slot_step': 16},
     {'batch_size': 8, 'rounds': 2, 'slot_step': 32, 'fewest_rows': 1},
   ],

@@ -43,7 +43,7 @@ def test_steps_before_a_boundary_stay_as_they_were(boundary):
 @pytest.mark.parametrize('boundary', [0, 1, 7, 25, 26, 60])
 @pytest.mark.parametrize('second', [0, 3, 40])
 def test_examples_are_seen_equally_often(boundary, second):
-  """To within one, counted from the phase in which they were appended."""
+  """Counts within a phase differ by at most one from its start on."""
   phases = [(0, 101), (boundary, 140), (boundary + second, 161)]
   schedule = _schedule(*phases)
   starts = [0, 101, 140, 161]
@@ -53,14 +53,14 @@ def test_examples_are_seen_equally_often(boundary, second):
       own = [counts[x] for x in range(*starts[i : i + 2])]
       if last > first:
         assert max(own) - min(own) <= 1
-  # Nothing is left out in an epoch that was interrupted twice.
+  # Nothing is left out of an epoch that was interrupted twice.
   assert min(counts[x] for x in range(161)) > 0
 
 
 def test_a_phase_begins_with_what_is_unseen():
   schedule = _schedule((0, 40), (4, 60))
   seen = set(_counts(schedule, 0, 4))
-  opening = _counts(schedule, 4, 4 + 11)  # 24 that are left, and 20 new ones
+  opening = _counts(schedule, 4, 4 + 11)  # 24 that are left and 20 new ones
   assert set(opening) == set(range(60)) - seen
   assert set(opening.values()) == {1}
   assert _counts(schedule, 15, 30) == collections.Counter(range(60))

@@ -1,4 +1,4 @@
-"""What a chat template writes around a user's turn."""
+"""The text that a chat template writes around a user's turn."""
 
 import dataclasses
 

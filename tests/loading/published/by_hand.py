@@ -1,7 +1,7 @@
-"""What published drafters are made of, in NumPy, and two rounds of one.
+"""The parts of published drafters in NumPy, and two rounds of a drafter.
 
-Everything is of one sequence, in float64; weights are as files have them,
-[out, in].
+Everything is for one sequence and in float64; weights are [out, in], as in the
+files.
 """
 
 import dataclasses
@@ -39,12 +39,12 @@ def mlp(tensors, name, x):
 
 
 def heads(x, head_dim):
-  """Rows [T, H * size] as [H, T, size]."""
+  """Splits rows [T, H * size] into heads [H, T, size]."""
   return x.reshape(len(x), -1, head_dim).swapaxes(0, 1)
 
 
 def rotate(x, positions, theta):
-  """Heads [H, T, size] at positions [T]."""
+  """Rotates heads [H, T, size] to positions [T]."""
   half = x.shape[-1] // 2
   angles = positions[:, None] * theta ** (-np.arange(half) / half)
   first, second = x[..., :half], x[..., half:]
@@ -55,7 +55,10 @@ def rotate(x, positions, theta):
 
 
 def attend(query, key, value, mask):
-  """[T, H * size] of heads [H, T, size], [G, S, size] twice and [T, S]."""
+  """Returns the attention [T, H * size] of heads [H, T, size].
+
+  `key` and `value` are [G, S, size], and the mask is [T, S].
+  """
   mixed = []
   for i, of_head in enumerate(query):
     group = i * len(key) // len(query)
@@ -67,7 +70,7 @@ def attend(query, key, value, mask):
 
 
 def causal_attention(tensors, name, x, head_dim, theta, eps=1e-6):
-  """Self-attention of rows [T, D] from position 0 on, with its products."""
+  """Applies self-attention to rows [T, D], from position 0 on."""
   positions = np.arange(len(x))
   of = lambda part: heads(linear(tensors, f'{name}.{part}_proj', x), head_dim)
   query, key, value = of('q'), of('k'), of('v')
@@ -85,19 +88,19 @@ def causal_attention(tensors, name, x, head_dim, theta, eps=1e-6):
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-  """What a drafter drew behind a text, and of which logits."""
+  """The tokens that a drafter drew after a text, and their logits."""
 
   text: list[int]
   drafts: list[int]
   logits: np.ndarray  # [K, V]
-  hidden: np.ndarray  # [T - 1, D], the target's of the text but its last token
-  features: list[np.ndarray]  # as many, of each layer that is read
+  hidden: np.ndarray  # [T - 1, D], the target's for all but the last token
+  features: list[np.ndarray]  # as many rows, for each layer that is read
 
 
 def two_rounds(loaded, target, prompt, kept, token):
-  """The drafts behind a prompt, and behind those kept and one more token.
+  """Returns the drafts after a prompt, and after `kept` of them and `token`.
 
-  Each draft is the third most likely, so that no argmax can take its place.
+  Each draft is the third most likely token, so that an argmax would be noticed.
   """
   drafter, model = loaded.drafter, target.model
   params = {'target': target.params, 'drafter': loaded.params}
@@ -163,12 +166,12 @@ def two_rounds(loaded, target, prompt, kept, token):
 
 
 def embedding(target):
-  """[V, D]."""
+  """Returns the embedding [V, D]."""
   return wide(target.params['embedding']).T
 
 
 def unembedding(target):
-  """[V, D]."""
+  """Returns the unembedding [V, D]."""
   return wide(target.params['unembedding']).T
 
 

@@ -57,7 +57,7 @@ _SPECULATORS = {
   'block_size': 4,
   'mask_token_id': _MASK,
   'draft_vocab_size': _V,
-  # The embedding is counted as the first.
+  # The embedding counts as the first layer.
   'aux_hidden_state_layer_ids': [2, 4],
 }
 
@@ -114,7 +114,7 @@ def save(folder, tensors, config):
 
 
 def _outputs(tensors, found, size):
-  """What the unembedding may read, of a block [size, D]."""
+  """Returns the vectors [size, D] of a block that may be unembedded."""
   features = np.concatenate(found.features, axis=-1)
   fused = by_hand.linear(tensors, 'fc', features)
   fused = by_hand.norm(tensors, 'hidden_norm', fused, _EPS)
@@ -224,7 +224,7 @@ def test_dspark_drafts_as_its_tensors_say(tmp_path):
 
 
 def test_dspark_of_speculators(tmp_path):
-  """The term is of all tokens before, the logits of those drafted."""
+  """The Markov term reads any token; the logits are those of drafted tokens."""
   tensors = dflash_tensors(IDS, rank=RANK)
   config = _SPECULATORS | {
     'speculators_model_type': 'dspark',

@@ -109,10 +109,10 @@ def save(folder, tensors, config, name='model.safetensors'):
 
 
 def _chain(found, features, step):
-  """Logits for each draft, of step(rows of embeddings, features).
+  """Returns each draft's logits, using step(rows of embeddings, features).
 
-  Entry t is of feature t and of token t + 1; behind those of the text it is
-  the output of the entry before that stands for the feature.
+  Entry t combines feature t with token t + 1. After the text, the output of the
+  entry before takes the place of the feature.
   """
   tokens = [*found.text, *found.drafts]
   embedded, logits = by_hand.embedding(TARGET), []
@@ -202,7 +202,7 @@ def test_eagle_drafts_as_its_tensors_say(tmp_path, name, has_bias, more):
 
 @pytest.mark.parametrize('has_bias', [True, False])
 def test_eagle_of_speculators(tmp_path, has_bias):
-  """As its converter renames what EAGLE's authors wrote."""
+  """The converter of speculators renames what EAGLE's authors wrote."""
   tensors = eagle_tensors(has_bias)
   saved = {
     name.replace('fc.', 'fusion_fc.').replace('layers.0.', 'transformer.'): x
@@ -221,7 +221,7 @@ def test_eagle_of_speculators(tmp_path, has_bias):
 
 
 def test_the_products_of_attention_may_have_a_bias(tmp_path):
-  """As in EAGLE for Qwen 2, the output's has none."""
+  """EAGLE for Qwen 2 has such biases, but none for the output projection."""
   rng, tensors = np.random.default_rng(6), eagle_tensors()
   for part, heads in (('q', _HEADS), ('k', _KV), ('v', _KV)):
     bias = by_hand.normal(rng, heads * _HEAD)
@@ -275,7 +275,7 @@ def test_eagle3_drafts_as_its_tensors_say(tmp_path, spelling):
 
 
 def test_eagle3_of_all_tokens_and_five_layers(tmp_path):
-  """As DeepSpec trains it: its numbers are of outputs, and heads have norms."""
+  """As in DeepSpec, numbers are of layers' outputs, and heads have norms."""
   tensors = eagle3_tensors('layers.0.', ids=None, num_features=5)
   for part in ('q_norm', 'k_norm'):
     name = f'layers.0.self_attn.{part}'
@@ -299,7 +299,7 @@ def test_what_speculators_may_change(tmp_path, flags):
     for i in range(3):
       tensors |= _norm(rng, f'fc_norm.{i}')
   config = SPECULATORS | dict.fromkeys(flags, True)
-  # Speculators' numbers count the embedding as the first.
+  # In speculators' numbers the embedding counts as the first layer.
   config['eagle_aux_hidden_state_layer_ids'] = [0, 3, 5]
   loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
   assert loaded.drafter.feature_layers == (-1, 2, 4)
@@ -309,7 +309,7 @@ def test_what_speculators_may_change(tmp_path, flags):
 
 
 def test_the_target_may_have_layers_of_another_kind(tmp_path):
-  """As Qwen 3 has norms of its heads, and its drafters have not."""
+  """Qwen 3, for example, has norms for its heads, and its drafters don't."""
   model = dataclasses.replace(
     MODEL, qk_norm=True, sliding_window=3, sliding_layers=(0, 2)
   )
@@ -344,7 +344,7 @@ def test_what_was_loaded_is_saved_and_drafts_the_targets_text(tmp_path):
   specsample.save_drafter(
     tmp_path / 'own', loaded.drafter, loaded.params, target=TARGET, card={}
   )
-  for _ in range(2):  # a card that was read is as it was
+  for _ in range(2):  # reading a card doesn't change it
     again = specsample.load_drafter(tmp_path / 'own', TARGET)
     assert again.drafter == loaded.drafter
     assert again.card['settings']['layer_config']['rope_scaling'] == {
@@ -553,7 +553,7 @@ def test_what_does_not_fit_is_refused(tmp_path, damage):
 
 
 def _shards(folder, suffix):
-  """The weights as two files and their index."""
+  """Writes the weights as two files and their index."""
   tensors = eagle_tensors()
   names = sorted(tensors)
   parts = [names[:5], names[5:]]

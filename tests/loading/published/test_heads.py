@@ -21,7 +21,7 @@ _PROMPT = [3, 1, 4, 9, 2]
 
 
 def medusa_tensors(num_layers=2, is_shared=True):
-  """As `[ResBlock] * n` in a Sequential: one block, named n times."""
+  """Returns the tensors of `[ResBlock] * n`: one block under n names."""
   rng, tensors = np.random.default_rng(0), {}
   for i in range(_K):
     for j in range(num_layers):
@@ -79,7 +79,7 @@ def hydra_tensors(is_plus=True, num_layers=3):
 
 
 def save(folder, name, tensors):
-  """With torch, arrays that are one as one storage; or as safetensors."""
+  """Saves with torch, shared arrays as one storage, or as safetensors."""
   path = folder / name
   if path.suffix == '.safetensors':
     safetensors.numpy.save_file(tensors, path)

@@ -33,7 +33,7 @@ except ValueError as error:
 
 
 def _cache(home: pathlib.Path, folder: pathlib.Path) -> None:
-  """As the hub's package keeps what it downloaded."""
+  """Copies a folder to where the hub's package keeps downloads."""
   cached = home / 'hub' / f'models--organisation--{folder.name}'
   commit = '0' * 40
   shutil.copytree(folder, cached / 'snapshots' / commit)
@@ -42,7 +42,7 @@ def _cache(home: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def test_published_and_own_drafters_are_loaded_from_the_cache(tmp_path):
-  """In a process of its own: the hub's package reads its settings once."""
+  """Runs in its own process, as the hub's package reads its settings once."""
   medusa, own = tmp_path / 'medusa', tmp_path / 'own'
   medusa.mkdir()
   rng = np.random.default_rng(0)

@@ -47,7 +47,7 @@ _COPIES = {
 
 
 def _modules(count=2):
-  """Tensors as DeepSeek names them, with modules behind the last layer."""
+  """Returns tensors with DeepSeek's names; modules follow the last layer."""
   rng = np.random.default_rng(0)
   return {
     f'model.layers.{_L + i}.{name}': rng.normal(0.3, 0.2, shape).astype('f4')
