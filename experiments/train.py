@@ -1,4 +1,4 @@
-"""Trains a drafter on the data that its target wrote.
+r"""Trains a drafter on the data that its target wrote.
 
   python -m experiments.make_data --out=data/smollm2
   python -m experiments.train --data=data/smollm2   # Hydra

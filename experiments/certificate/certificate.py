@@ -332,7 +332,8 @@ def _catch(bug) -> list[Record]:
   return [
     {
       'name': bug.name,
-      'caught': planted.alarm and not shipped.alarm,
+      # A statistic that is NaN catches nothing.
+      'caught': planted.statistic > planted.threshold and not shipped.alarm,
       'statistic': planted.statistic,
       'threshold': planted.threshold,
       'shipped_statistic': shipped.statistic,

@@ -75,16 +75,16 @@ def work(
     drafter = dataclasses.replace(method.drafter, policies=(Asked(),))
     if all(other.drafter != drafter for other in found.values()):
       found[name] = dataclasses.replace(method, drafter=drafter)
-  depth = max((initial.depth(m.drafter) for m in found.values()), default=0)
-  if evaluation.max_new_tokens < (_ROUNDS + 1) * (depth + 1):
-    raise ValueError(
-      f'max_new_tokens is {evaluation.max_new_tokens}, and the rounds that are '
-      f'timed may emit {(_ROUNDS + 1) * (depth + 1)}: allow as many'
-    )
   if not found:
     raise ValueError(
       f'none of the methods {sorted(evaluation.methods)} is adaptive: give one '
       'made by adaptive.adaptive'
+    )
+  depth = max(initial.depth(method.drafter) for method in found.values())
+  if evaluation.max_new_tokens < (_ROUNDS + 1) * (depth + 1):
+    raise ValueError(
+      f'max_new_tokens is {evaluation.max_new_tokens}, and the rounds that are '
+      f'timed may emit {(_ROUNDS + 1) * (depth + 1)}: allow as many'
     )
   return found
 

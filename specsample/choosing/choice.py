@@ -138,17 +138,26 @@ def costs(
     target: the model that scores the drafts.
     num_draft_tokens: K, at most 15.
     batch_size: number of rows that are decoded at once.
-    trained: the drafter that makes the drafts, whose own K then replaces
-      num_draft_tokens; None if drafting takes no time.
+    trained: the drafter of K tokens that makes the drafts; None if drafting
+      takes no time.
 
   Raises:
-    ValueError: batch_size is not a positive integer, or K is not from 1 to 15.
+    ValueError: batch_size is not a positive integer, or K is not from 1 to 15
+      or not the drafter's.
   """
   batch_size = _rows(batch_size)
   most = max(_SIZES) - 1
   if not (checks.is_count(num_draft_tokens) and num_draft_tokens <= most):
     raise ValueError(
       f'num_draft_tokens is {num_draft_tokens!r}: give 1 to {most}'
+    )
+  own = num_draft_tokens
+  if trained is not None:
+    own = trained.drafter.num_draft_tokens
+  if own != num_draft_tokens:
+    raise ValueError(
+      f'num_draft_tokens is {num_draft_tokens}, and the drafter drafts {own}: '
+      'load it with as many'
     )
   passes = pass_times_of(_pass_seconds(target, batch_size), batch_size)
   if trained is None:

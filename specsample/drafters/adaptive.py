@@ -83,7 +83,7 @@ class Adaptive(branching.OverBranches):
         f'widths are {widths}: give rising numbers of drafts, from 0 to {most}'
       )
     weighs = any(isinstance(x, fastest.Fastest) for x in self.policies)
-    if widths and widths[0] and weighs:
+    if weighs and widths[:1] != (0,):
       raise ValueError(
         f'widths are {widths}, and Fastest takes a round without drafts for a '
         'plain pass: begin with 0'

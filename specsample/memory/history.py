@@ -34,11 +34,11 @@ class History:
         which takes about a second per million tokens kept.
 
     Raises:
-      ValueError: if a number is below 1.
+      ValueError: if capacity is below 2, or every below 1.
     """
-    for name, value in (('capacity', capacity), ('every', every)):
-      if value < 1:
-        raise ValueError(f'{name} is {value}: give at least 1 token')
+    for name, value, least in (('capacity', capacity, 2), ('every', every, 1)):
+      if value < least:
+        raise ValueError(f'{name} is {value}: give at least {least}')
     self.num_dropped = 0  # texts
     self._vocab_size, self._capacity = vocab_size, capacity
     self._every, self._num_new, self._num_tokens = every, 0, 0

@@ -43,9 +43,12 @@ def save_store(
       and their license. Entries that the library writes itself are replaced.
 
   Raises:
-    ValueError: if `path` exists, or the card cannot be written as JSON.
+    ValueError: if `path` exists, the store is empty, or the card cannot be
+      written as JSON.
   """
   texts = store_lib.texts_of(store)
+  if not texts:
+    raise ValueError('the store has no text: build it of at least one')
   tokens = np.concatenate(texts)
   kind = np.uint16 if tokens.max() <= np.iinfo(np.uint16).max else np.uint32
   own = {

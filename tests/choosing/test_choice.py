@@ -253,6 +253,14 @@ def test_a_trained_drafter_that_does_not_pay_is_named(
   )
 
 
+def test_costs_are_of_as_many_tokens_as_the_drafter_drafts(cache):
+  three = specsample.LoadedDrafter(
+    drafters.Ngram(num_draft_tokens=3), None, card={}
+  )
+  with pytest.raises(ValueError, match='is 4, and the drafter drafts 3'):
+    choice_lib.costs(_TARGET, 4, trained=three)
+
+
 def test_times_are_measured_once_on_a_machine(cache):
   calls = []
 

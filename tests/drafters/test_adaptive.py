@@ -302,6 +302,7 @@ _FASTEST = policies.Fastest(costs=(1.0, 1.1, 1.3, 1.5))
     ({'widths': (2, 1)}, 'rising numbers of drafts, from 0 to 3'),
     ({'widths': (0, 4)}, r'widths are \(0, 4\)'),
     ({'widths': (2,), 'policies': (_FASTEST,)}, 'plain pass: begin with 0'),
+    ({'widths': (), 'policies': (_FASTEST,)}, 'plain pass: begin with 0'),
     ({'drafter': object()}, 'object has no pause and resume'),
     (
       {'drafter': drafters.Recording(drafter=_CHAIN, top_k=4)},

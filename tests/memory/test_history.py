@@ -95,10 +95,12 @@ def test_new_texts_compile_nothing(num_compiled):
   assert num_compiled() == before
 
 
-@pytest.mark.parametrize('name', ['capacity', 'every'])
-def test_no_room_is_refused(name):
-  with pytest.raises(ValueError, match=f'{name} is 0: give at least 1'):
-    _history(**{name: 0})
+# A text takes one more than its tokens.
+@pytest.mark.parametrize(('name', 'value'), [('capacity', 1), ('every', 0)])
+def test_no_room_is_refused(name, value):
+  message = f'{name} is {value}: give at least {value + 1}'
+  with pytest.raises(ValueError, match=message):
+    _history(**{name: value})
 
 
 def test_a_drafter_that_looks_nothing_up_is_refused():

@@ -56,6 +56,14 @@ def test_a_folder_that_exists_is_not_written_over(folder, target):
     specsample.save_store(folder, again, target=target, card={})
 
 
+def test_an_empty_store_leaves_no_folder(target, tmp_path):
+  with pytest.raises(ValueError, match='the store has no text'):
+    specsample.save_store(
+      tmp_path / 'new', store.empty(8), target=target, card={}
+    )
+  assert not list(tmp_path.iterdir())
+
+
 def test_a_card_that_is_no_json_leaves_no_folder(target, tmp_path):
   made = store.build(_TEXTS, vocab_size=target.model.vocab_size)
   with pytest.raises(ValueError, match='the card is no JSON'):
