@@ -58,7 +58,7 @@ _LLAMA = {
 def write(hub: pathlib.Path) -> None:
   """Writes every model that the configurations of `configs/full` name."""
   torch.manual_seed(0)
-  # As many layers as the model's drafter reads features from, or two.
+  # Each model has enough layers for the features that its drafter reads.
   for name, layers in (
     ('Llama-3.1-70B', 2),
     ('Llama-3.1-8B', 6),

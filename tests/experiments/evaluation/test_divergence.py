@@ -70,7 +70,7 @@ def test_another_token_is_none(params):
   audit = _audit(params, last, best)
   assert audit.float32.lead > audit.bound
   assert not audit.is_tie
-  # Two tokens may be tied with each other but far behind the best one.
+  # Two unlikely tokens can be tied without either being a tie for the best.
   *_, before, last = _ranked(params)
   assert not _audit(params, last, before).is_tie
 
