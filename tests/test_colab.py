@@ -62,9 +62,10 @@ def _displayed(outputs, kind):
 
 
 def test_quickstart(run, smollm2, tmp_path, monkeypatch):
-  # As if `auto` had been here before: timing takes most of a minute.
+  # As if `auto` had been here before, on a machine where nothing pays: timing
+  # takes most of a minute, and decoding of another kind is compiled anew.
   monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path))
-  seconds = lambda _, __, sizes, **___: {n: [1 + n / 20] * 2 for n in sizes}
+  seconds = lambda _, __, sizes, **___: {n: [1.0 * n] * 2 for n in sizes}
   monkeypatch.setattr(pass_times, 'passes', seconds)
   monkeypatch.setattr(pass_times, 'drafting', lambda *_, **__: [0.2, 0.2])
   specsample.auto(smollm2)
@@ -73,7 +74,7 @@ def test_quickstart(run, smollm2, tmp_path, monkeypatch):
   passes = re.findall(r'tokens in (\d+) passes', _text(cells['equal']))
   plain, drafted = map(int, passes)
   assert plain == 48 > drafted
-  assert re.match(r'd(rafts|ecodes) .*\n$', _text(cells['auto']))
+  assert re.match(r'decodes plainly.*\n$', _text(cells['auto']))
   for name in ('origin', 'sampled'):
     (view,) = _displayed(cells[name], 'text/html')
     assert view.count('class="o accepted') > 3

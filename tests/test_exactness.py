@@ -19,8 +19,18 @@ from specsample.testing import cases as cases_lib
 from specsample.testing import drafted
 from specsample.types import DraftLaw
 
+# Cases that only the certificate covers: a second setting of trained drafters
+# that share their code with one that has both here.
+_LEFT_OUT = tuple(
+  f'drafters.{name}, penalties'
+  for name in ('Medusa', 'Hydra++', 'DraftModel', 'EAGLE', 'MTP', 'DFlash')
+)
 _BY_SHAPE = collections.defaultdict(list)
+_SKIPPED = set()
 for _case in cases_lib.standard_cases(drafter_rounds=2):
+  if _case.name in _LEFT_OUT:
+    _SKIPPED.add(_case.name)
+    continue
   _shape = f'V={_case.vocab_size}-K={_case.num_draft_tokens}'
   _BY_SHAPE[_shape].append(_case)
 
@@ -45,6 +55,12 @@ def test_every_sequence_has_the_targets_probability(name, shape):
 def test_every_law_is_enumerated_under_every_rule_that_takes_it():
   laws = {case.law for cases in _BY_SHAPE.values() for case in cases}
   assert laws == {DraftLaw.POINT_MASS, DraftLaw.SAMPLED}
+
+
+def test_what_is_left_out_has_another_case_here():
+  assert set(_LEFT_OUT) == _SKIPPED
+  names = {case.name for cases in _BY_SHAPE.values() for case in cases}
+  assert {name.replace('penalties', 'top-p') for name in _LEFT_OUT} <= names
 
 
 def test_every_lossless_rule_is_enumerated():
