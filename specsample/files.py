@@ -32,8 +32,8 @@ def at(path: str | os.PathLike[str]) -> epath.Path:
   scheme, separator, _ = name.partition('://')
   if separator and scheme != 'gs':
     raise ValueError(
-      f'{name}: of remote paths those of gs:// are supported: copy it to such '
-      'a bucket, or to a local folder'
+      f'{name} is a remote path, and only gs:// is supported: copy it to a '
+      'gs:// bucket, or to a local folder'
     )
   if separator:
     # Imported lazily: it takes half as long to import as the whole library.
@@ -43,8 +43,8 @@ def at(path: str | os.PathLike[str]) -> epath.Path:
       fsspec.get_filesystem_class(scheme)
     except ImportError as error:
       raise ValueError(
-        f'{name}: a gs:// path needs package gcsfs: run `pip install '
-        "'specsample[gcs]'`"
+        f'{name} is a gs:// path, which needs the package gcsfs: run `pip '
+        "install 'specsample[gcs]'`"
       ) from error
   return epath.Path(name)
 
@@ -137,7 +137,9 @@ def read_json(path: epath.Path) -> dict[str, Any]:
       f'{path} cannot be read ({error}): make it again, or download it again'
     ) from error
   if not isinstance(content, dict):
-    raise ValueError(f'{path} holds {type(content).__name__}, not an object')
+    raise ValueError(
+      f'{path} holds a JSON {type(content).__name__}, not an object'
+    )
   return content
 
 

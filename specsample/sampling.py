@@ -151,7 +151,7 @@ def _broadcast(name, value, shape):
   except ValueError as error:
     raise ValueError(
       f'{name} has shape {value.shape}, which does not broadcast to {shape}: '
-      'give one value, or one a row'
+      'give one value, or one per row'
     ) from error
 
 

@@ -92,18 +92,20 @@ def make_mesh(
   devices = jax.devices() if devices is None else devices
   if data < 1 or model < 1 or data * model != len(devices):
     raise ValueError(
-      f'a mesh of {data} x {model} needs {data * model} devices, and there are '
-      f'{len(devices)}: choose data and model so that their product is that'
+      f'a mesh of {data} x {model} needs {data * model} devices, but there are '
+      f'{len(devices)}: choose data and model so that their product is the '
+      'number of devices'
     )
   if num_slices < 1 or data % num_slices:
     raise ValueError(
-      f'num_slices is {num_slices} and data {data}: the slices hold equal '
-      'parts of the data axis, choose a multiple for data'
+      f'num_slices is {num_slices} and data is {data}, but the slices hold '
+      'equal parts of the data axis: make num_slices at least 1, and data a '
+      'multiple of it'
     )
   slices = {getattr(device, 'slice_index', 0) for device in devices}
   if num_slices > 1 and len(slices) != num_slices:
     raise ValueError(
-      f'num_slices is {num_slices}, and the devices are of {len(slices)} '
+      f'num_slices is {num_slices}, but the devices belong to {len(slices)} '
       'slices: give the number of slices that there are'
     )
   if num_slices == 1:
@@ -348,13 +350,13 @@ def _divide(axis: Axis, rules: Rules, mesh: tuple) -> tuple[str, ...]:
   wanted = math.prod(sizes[name] for name in names)
   if parts < wanted:
     _logger.warning(
-      '%s of %d is not divided evenly by %d devices: %s',
+      'axis %s of size %d does not divide evenly among %d devices: %s',
       axis.name,
       axis.size,
       wanted,
-      f'in {parts} parts, each on {wanted // parts} devices'
+      f'it is in {parts} parts, each on {wanted // parts} devices'
       if parts > 1
-      else 'replicated',
+      else 'it is replicated',
     )
   return taken
 

@@ -130,14 +130,15 @@ def optimal_acceptance(
   draft = np.asarray(draft_probs, np.float64)
   if target.shape != draft.shape or target.ndim != 1 or num_drafts < 1:
     raise ValueError(
-      f'target_probs are {target.shape}, draft_probs {draft.shape} and '
-      f'num_drafts {num_drafts}: give two of [V], and at least 1 draft'
+      f'target_probs has shape {target.shape}, draft_probs has shape '
+      f'{draft.shape} and num_drafts is {num_drafts}: give two arrays of shape '
+      '[V], and at least 1 draft token'
     )
   if law not in BOUNDED_LAWS:
     known = sorted(known.value for known in BOUNDED_LAWS)
     raise ValueError(
-      f'law is {law.value!r}, and the bound is known for {known}: give one of '
-      'those'
+      f'law is {law.value!r}, but the bound is known only for {known}: give '
+      'one of these laws'
     )
   # Tokens that are never drafted are in no minimising set.
   is_drafted = draft > 0

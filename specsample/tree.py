@@ -41,15 +41,15 @@ class Topology:
       parents = tuple(map(operator.index, self.parents))
     except TypeError as error:
       raise ValueError(
-        f'parents are {self.parents!r}: give the number of the node before '
-        'each, (0, 0, 1)'
+        f"parents are {self.parents!r}: give the number of each node's parent, "
+        'as in (0, 0, 1)'
       ) from error
     object.__setattr__(self, 'parents', parents)
     for i, parent in enumerate(self.parents):
       if not 0 <= parent <= i:
         raise ValueError(
           f'parents are {self.parents}: node {i + 1} follows node {parent}, '
-          f'which has to be one of 0 to {i}; list parents before children'
+          f'but must follow one of 0 to {i}; list parents before children'
         )
 
   @property
@@ -118,8 +118,8 @@ def k_ary(branching: Sequence[int]) -> Topology:
   """Returns a tree by levels: nodes of depth i have branching[i] children."""
   if not branching or any(count < 1 for count in branching):
     raise ValueError(
-      f'branching is {tuple(branching)}: give the children of a node, at least '
-      '1, for each depth'
+      f'branching is {tuple(branching)}: give the number of children per node, '
+      'at least 1, for each depth'
     )
   parents: list[int] = []
   level = [0]
@@ -144,7 +144,9 @@ def from_paths(paths: Iterable[Sequence[int]]) -> Topology:
     before = path[:-1]
     sibling = (*before, path[-1] - 1) if path and path[-1] else before
     if not path or path in number:
-      raise ValueError(f'path {list(path)} is there twice, or empty')
+      raise ValueError(
+        f'path {list(path)} is empty or occurs twice: give each path once'
+      )
     if before not in number or sibling not in number:
       missing = before if before not in number else sibling
       raise ValueError(
@@ -190,8 +192,8 @@ def best(acceptance: Acceptance, num_nodes: int, depth: int) -> Topology:
   largest = sum(num_children**i for i in range(1, depth + 1))
   if num_nodes < 1 or num_nodes > largest:
     raise ValueError(
-      f'num_nodes is {num_nodes}: {num_children} children of a node in depth '
-      f'{depth} are 1 to {largest}'
+      f'num_nodes is {num_nodes}: with up to {num_children} children per node '
+      f'and depth {depth}, give 1 to {largest}'
     )
   # worth[m]: expected drafts kept by the best m nodes below a node, within the
   # levels handled so far.
@@ -240,8 +242,8 @@ def _rates(acceptance, depth):
   is_rates = rates.ndim in (1, 2) and rates.size and (rates >= 0).all()
   if not is_rates or (rates.sum(axis=-1) > 1 + 1e-6).any():
     raise ValueError(
-      f'acceptance is {acceptance}: give for each rank the probability that '
-      'its child is kept, of sum at most 1'
+      f'acceptance is {acceptance}: give the probability that the child of '
+      'each rank is kept, with a sum of at most 1'
     )
   if rates.ndim == 1:
     return np.tile(rates, (depth, 1))

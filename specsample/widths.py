@@ -24,13 +24,13 @@ def check_costs(
   costs = tuple(float(cost) for cost in costs)
   if len(costs) < 2 or not all(0 < cost < math.inf for cost in costs):
     raise ValueError(
-      f'costs are {costs}: give that of a round without drafts, of one '
-      'with 1 draft, and so on, each above 0'
+      f'costs are {costs}: give the cost of a round with 0 draft tokens, with '
+      '1, and so on, each above 0'
     )
   if len(costs) <= num_draft_tokens:
     raise ValueError(
-      f'costs has {len(costs)} numbers, and rounds have up to '
-      f'{num_draft_tokens} drafts: give {num_draft_tokens + 1}'
+      f'costs has {len(costs)} numbers, but rounds have up to '
+      f'{num_draft_tokens} draft tokens: give {num_draft_tokens + 1} costs'
     )
   return costs
 

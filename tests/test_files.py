@@ -157,5 +157,5 @@ def test_the_package_that_is_missing_is_named(monkeypatch):
 
 @pytest.mark.parametrize('path', ['s3://bucket/model', 'http://host/model'])
 def test_other_remote_paths_are_refused(path):
-  with pytest.raises(ValueError, match='of remote paths those of gs://'):
+  with pytest.raises(ValueError, match='only gs:// is supported'):
     specsample.load(path)

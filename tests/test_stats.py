@@ -126,7 +126,9 @@ def test_the_bound_of_the_worked_example():
 
 
 def test_bounds_of_nothing_are_refused():
-  with pytest.raises(ValueError, match=r'num_drafts 0: give two of \[V\]'):
+  with pytest.raises(
+    ValueError, match=r'num_drafts is 0: give two arrays of shape \[V\]'
+  ):
     stats.optimal_acceptance((1.0,), (1.0,), 0)
-  with pytest.raises(ValueError, match="law is 'point_mass', and the bound is"):
+  with pytest.raises(ValueError, match="law is 'point_mass', but the bound is"):
     stats.optimal_acceptance((1.0,), (1.0,), 1, DraftLaw.POINT_MASS)

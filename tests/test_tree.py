@@ -39,7 +39,7 @@ def test_medusas_tree():
 @pytest.mark.parametrize(
   ('parents', 'message'),
   [
-    ((0, 2), r'node 2 follows node 2, which has to be one of 0 to 1'),
+    ((0, 2), r'node 2 follows node 2, but must follow one of 0 to 1'),
     ((1,), 'node 1 follows node 1'),
     ((0, -1), 'node 2 follows node -1'),
   ],
@@ -54,8 +54,8 @@ def test_a_node_before_its_parent_is_refused(parents, message):
   [
     ([(0,), (1, 0)], r'\[1, 0\] needs path \[1\]'),
     ([(0,), (2,)], r'\[2\] needs path \[1\]'),
-    ([(0,), (0,)], r'\[0\] is there twice'),
-    ([()], 'or empty'),
+    ([(0,), (0,)], r'\[0\] is empty or occurs twice'),
+    ([()], 'is empty or'),
   ],
 )
 def test_paths_without_a_beginning_are_refused(paths, message):
@@ -144,7 +144,9 @@ def test_what_has_no_rate_is_never_kept():
 
 @pytest.mark.parametrize('acceptance', [(), (0.6, 0.5), (-0.1, 0.2)])
 def test_what_is_no_acceptance_is_refused(acceptance):
-  with pytest.raises(ValueError, match='give for each rank the probability'):
+  with pytest.raises(
+    ValueError, match='give the probability that the child of'
+  ):
     tree.best(acceptance, 3, 2)
 
 

@@ -97,8 +97,8 @@ def auto(target: load.Loaded, *, batch_size: int = 1) -> Choice:
     low, high = (1e3 * x for x in (min(times['1']), max(times['1'])))
     return Choice(
       drafter=drafters.NoDraft(),
-      reason=f'decodes plainly: a pass took {low:.0f} to {high:.0f} ms, too '
-      'uneven to tell what pays; try again on a quiet machine',
+      reason=f'decodes plainly: a pass took {low:.0f} to {high:.0f} ms, which '
+      'is too uneven to tell what pays off; try again on a quiet machine',
     )
   passes = pass_times_of(times, batch_size)
   stores = [
@@ -156,8 +156,8 @@ def costs(
     own = trained.drafter.num_draft_tokens
   if own != num_draft_tokens:
     raise ValueError(
-      f'num_draft_tokens is {num_draft_tokens}, and the drafter drafts {own}: '
-      'load it with as many'
+      f'num_draft_tokens is {num_draft_tokens}, but the drafter drafts {own} '
+      'tokens: load it with the same number'
     )
   passes = pass_times_of(_pass_seconds(target, batch_size), batch_size)
   if trained is None:
@@ -411,26 +411,26 @@ def _reason(length, costs, stores, trained, others) -> str:
     whence = 'its own text and stored answers' if stores else 'its own text'
     parts.append(
       f'drafts up to {length} tokens from {whence} where that promises more '
-      f'than the wider round costs ({costs[length]:.2f} of a plain pass here)'
+      f'than the wider round costs ({costs[length]:.2f} plain passes here)'
     )
   if trained:
     how = f'up to {trained.depth}'
     if trained.topology is not None:
       how = f'trees of {trained.topology.num_nodes} tokens, {how} deep,'
     parts.append(
-      f'{"else" if parts else "drafts"} {how} with {short(trained)}, which '
-      f'promises {trained.speedup:.2f}x'
+      f'{"otherwise" if parts else "drafts"} {how} with {short(trained)}, '
+      f'which promises {trained.speedup:.2f}x'
     )
   elif not length:
     shortest = _REMEMBERED[0]
     parts.append(
-      f'decodes plainly: a round of {shortest} drafts costs '
-      f'{costs[shortest]:.2f} of a plain pass here'
+      f'decodes plainly: a round of {shortest} draft tokens costs '
+      f'{costs[shortest]:.2f} plain passes here'
     )
   chosen = ', '.join(parts)
   if trained or not others:
     return chosen
   return (
-    f'{chosen}; trained drafters do not pay (the best, {short(others[0])}, '
-    f'promises {others[0].speedup:.2f}x)'
+    f'{chosen}; trained drafters do not pay off (the best, '
+    f'{short(others[0])}, promises {others[0].speedup:.2f}x)'
   )

@@ -58,8 +58,8 @@ def implied_acceptance(tokens_per_round: float, num_draft_tokens: int) -> float:
   _check_count('num_draft_tokens', num_draft_tokens, 1)
   if not 1 <= tokens_per_round <= num_draft_tokens + 1:
     raise ValueError(
-      f'tokens_per_round is {tokens_per_round}: with {num_draft_tokens} drafts '
-      f'a round brings 1 to {num_draft_tokens + 1}'
+      f'tokens_per_round is {tokens_per_round}: a round of {num_draft_tokens} '
+      f'draft tokens emits 1 to {num_draft_tokens + 1} tokens'
     )
   low, high = 0.0, 1.0
   for _ in range(60):  # bisection down to the last bit
@@ -149,8 +149,8 @@ def memory_bound_speedup(
   _check_count('num_draft_tokens', num_draft_tokens, 0)
   if not 0 <= parameter_ratio < math.inf:
     raise ValueError(
-      f'the drafter costs {parameter_ratio} of the target: give a ratio of at '
-      'least 0'
+      f"the drafter's cost is {parameter_ratio} times the target's: give a "
+      'ratio of at least 0'
     )
   return speedup(
     tokens_per_round,
@@ -191,8 +191,8 @@ class PassTimes:
     low, high = self.tokens[0], self.tokens[-1]
     if not low <= num_tokens <= high:
       raise ValueError(
-        f'a pass over {num_tokens} tokens is asked for, and {low} to {high} '
-        'were measured: measure that many too'
+        f'a pass over {num_tokens} tokens was asked for, but only {low} to '
+        f'{high} tokens were measured: measure that many too'
       )
     return float(np.interp(num_tokens, self.tokens, self.seconds))
 
@@ -271,8 +271,8 @@ def width_of(num_drafts: int, widths: Sequence[int]) -> int:
     if width >= num_drafts:
       return width
   raise ValueError(
-    f'widths are {tuple(widths)}, and a round has {num_drafts} drafts: let the '
-    'last width hold the longest draft'
+    f'widths are {tuple(widths)}, but a round drafts up to {num_drafts} '
+    f'tokens: make the last width at least {num_drafts}'
   )
 
 
@@ -312,14 +312,14 @@ def mixed_round(
     _check_share('a share', share)
   if not math.isclose(sum(shares), 1, abs_tol=1e-6):
     raise ValueError(
-      f'shares are {tuple(shares)}, with sum {sum(shares)}: give one for each '
-      'number of drafts from 0 to K, with sum 1'
+      f'shares are {tuple(shares)}, which sum to {sum(shares)}: give a share '
+      'for each number of draft tokens from 0 to K, with a sum of 1'
     )
   lengths = range(len(shares))
   if sorted({*widths} & {*lengths}) != [*widths] or lengths[-1] not in widths:
     raise ValueError(
-      f'widths are {tuple(widths)}: give rising numbers of drafts from 0 to '
-      f'{lengths[-1]}, the last one {lengths[-1]}'
+      f'widths are {tuple(widths)}: give increasing numbers of draft tokens '
+      f'from 0 to {lengths[-1]}, ending with {lengths[-1]}'
     )
   _check_count('batch', batch, 1)
   # The chance that no row drafts more than 0, 1, ... K tokens.

@@ -69,8 +69,8 @@ class Adaptive(branching.OverBranches):
     """Raises ValueError if the drafter, policies or widths do not fit."""
     if hasattr(self.drafter, 'untaught'):
       raise ValueError(
-        f'the drafter is an {type(self.drafter).__name__}, which has policies '
-        'already: give it all policies at once'
+        f'drafter is an {type(self.drafter).__name__}, which already has '
+        'policies: pass all policies to one Adaptive'
       )
     pausable.check(self.drafter)
     object.__setattr__(self, 'policies', tuple(self.policies))
@@ -80,12 +80,13 @@ class Adaptive(branching.OverBranches):
     widths = self._ladder() if self.widths is None else tuple(self.widths)
     if widths != tuple(sorted(set(widths) & set(range(most + 1)))):
       raise ValueError(
-        f'widths are {widths}: give rising numbers of drafts, from 0 to {most}'
+        f'widths are {widths}: give increasing numbers of draft tokens, from 0 '
+        f'to {most}'
       )
     weighs = any(isinstance(x, fastest.Fastest) for x in self.policies)
     if weighs and widths[:1] != (0,):
       raise ValueError(
-        f'widths are {widths}, and Fastest takes a round without drafts for a '
+        f'widths are {widths}, but Fastest counts a round without drafts as a '
         'plain pass: begin with 0'
       )
     if most not in widths:
@@ -131,7 +132,7 @@ class Adaptive(branching.OverBranches):
     if structure != jax.tree.structure(states):
       names = [type(policy).__name__ for policy in self.policies]
       raise ValueError(
-        "params['policies'] is not what policies like these have learned "
+        "params['policies'] does not fit the policies "
         f'({", ".join(names)}): give what `learned` returned, or leave it out'
       )
     return AdaptiveState(
@@ -251,8 +252,8 @@ def _nothing(like):
 def _say_clamped(name: str, most: int, depth: int) -> None:
   """Warns once for each combination of arguments."""
   _logger.warning(
-    '%s asks for up to %d drafts a round, and the drafter drafts %d: it gets '
-    'as many',
+    '%s asks for up to %d draft tokens per round, but the drafter drafts %d: '
+    'the policy gets that many',
     name,
     most,
     depth,

@@ -46,9 +46,9 @@ def check(drafter: Any) -> None:
   """Raises ValueError unless the drafter can draft trees."""
   if not hasattr(drafter, 'grow'):
     raise ValueError(
-      'a tree goes on from several drafts at once, which '
-      f'{type(drafter).__name__} cannot: make it of Chain, DraftModel, Eagle, '
-      'Eagle3, Hydra, MTP, Medusa, Skip or TLI'
+      'a tree continues several drafts at once, which '
+      f'{type(drafter).__name__} cannot do: make the tree with Chain, '
+      'DraftModel, Eagle, Eagle3, Hydra, MTP, Medusa, Skip or TLI'
     )
 
 
@@ -56,9 +56,9 @@ def check_siblings(count: int, logits: Array) -> None:
   """Raises ValueError unless logits [..., V'] have at least `count` tokens."""
   if count > logits.shape[-1]:
     raise ValueError(
-      f'{count} siblings are to be drafted, of {logits.shape[-1]} tokens that '
-      'the drafter drafts: make the tree narrower, or use a drafter with a '
-      'larger draft_vocab_size'
+      f'the tree has {count} siblings, but the drafter drafts only '
+      f'{logits.shape[-1]} different tokens: make the tree narrower, or use a '
+      'drafter with a larger draft_vocab_size'
     )
 
 

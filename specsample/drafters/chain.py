@@ -189,7 +189,7 @@ class Chain:
 def _own(params):
   if 'drafter' not in params:
     raise ValueError(
-      f"params holds {sorted(params)}, and Chain reads params['drafter']: put "
-      "the draft model's parameters there"
+      f'params has the keys {sorted(params)}, but Chain reads '
+      "params['drafter']: put the draft model's parameters there"
     )
   return params['drafter']

@@ -188,14 +188,15 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     settings.check_shape(self)
     if not checks.is_count(self.num_layers):
       raise ValueError(
-        f'num_layers is {self.num_layers!r}: the draft network has at least 1'
+        f'num_layers is {self.num_layers!r}: give the draft network at least '
+        '1 layer'
       )
     mask_id, size = self.mask_token_id, self.model.vocab_size
     is_id = checks.is_count(mask_id, least=0) and mask_id < size
     if mask_id is not None and not is_id:
       raise ValueError(
-        f'mask_token_id is {mask_id!r}, and the target has tokens 0 to '
-        f'{size - 1}: name one that no text uses, or None to train a vector'
+        f'mask_token_id is {mask_id!r}, but the target has tokens 0 to '
+        f'{size - 1}: give a token that no text uses, or None to train a vector'
       )
     of_target = settings.check_features(
       self.feature_layers, self.model.num_layers
@@ -268,7 +269,8 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
   def _begin(self, key, target_params):
     if target_params is None:
       raise ValueError(
-        "the last norm begins as the target's: give the target's parameters"
+        "target_params is None, but the last norm starts as the target's: give "
+        "the target's parameters"
       )
     params = super()._begin(key, target_params)
     # The unembedding is not trained, and expects the output of the target's
@@ -293,9 +295,9 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     num_new = self.num_draft_tokens + 1
     if max_length < num_new:
       raise ValueError(
-        f'num_draft_tokens is {self.num_draft_tokens}, and a cache of '
-        f'{max_length} tokens has no room for the {num_new} of a round: lower '
-        'it, or raise max_length'
+        f'num_draft_tokens is {self.num_draft_tokens}, but a cache of '
+        f'{max_length} tokens has no room for the {num_new} tokens of a round: '
+        'lower num_draft_tokens, or raise max_length'
       )
     shape = self.shape
     return cache_lib.init(
@@ -317,8 +319,8 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     found, own = output.features[0], self.own(params)['mask'].dtype
     if found.dtype != own:
       raise ValueError(
-        f'the target computes in {found.dtype} and the weights of the drafter '
-        f'are {own}: load both with one dtype'
+        f'the target computes in {found.dtype}, but the weights of the drafter '
+        f'are {own}: load both with the same dtype'
       )
     keys, values = self.merge(params).context(output.features, state.length)
     state = cache_lib.append(state, keys, values, after=found[:, 0])

@@ -53,8 +53,8 @@ class DraftModel(trainable.Trainable):
     super().__post_init__()
     if not hasattr(self.model, 'num_kv_heads'):
       raise ValueError(
-        f'a draft model begins as layers of the target, which is {self.model}: '
-        'it can be one of the Llama family'
+        'a draft model starts as layers of the target, but the target is '
+        f'{self.model}: choose a target of the Llama family'
       )
     of_target = settings.check_layers(self.layers, self.model.num_layers)
     object.__setattr__(self, 'layers', of_target)
@@ -78,8 +78,8 @@ class DraftModel(trainable.Trainable):
     del key
     if target_params is None:
       raise ValueError(
-        "a draft model begins as layers of the target: give the target's "
-        'parameters'
+        'target_params is None, but a draft model starts as layers of the '
+        "target: give the target's parameters"
       )
     of_target = self.model.keep_params(target_params, self.layers)
     return jax.tree.map(
@@ -223,8 +223,8 @@ class Decoder:
     found = own['norm']['scale'].dtype
     if found != jnp.dtype(self._model.dtype):
       raise ValueError(
-        f'the target computes in {self._model.dtype} and the weights of the '
-        f'draft model are {found}: load both with one dtype'
+        f'the target computes in {self._model.dtype}, but the weights of the '
+        f'draft model are {found}: load both with the same dtype'
       )
     decoder = params['target'] | _own(own)
     return self._model.apply(decoder, tokens, cache, features, parents)

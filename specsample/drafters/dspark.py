@@ -95,7 +95,8 @@ class DSpark(dflash.DFlash):
     super().__post_init__()
     if not checks.is_count(self.rank):
       raise ValueError(
-        f'rank is {self.rank!r}: give at least 1; DFlash has no such term'
+        f'rank is {self.rank!r}: give at least 1, or use DFlash, which has no '
+        'term with a rank'
       )
 
   def given(self, params: Params, logits: Array, previous: Array) -> Array:

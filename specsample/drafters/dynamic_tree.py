@@ -42,13 +42,13 @@ class DynamicTree(branching.OverBranches):
     branching.check(self.drafter)
     settings.check_num_draft_tokens(self.num_draft_tokens)
     if not checks.is_count(self.width):
-      raise ValueError(f'width is {self.width!r}: go on from at least 1 path')
+      raise ValueError(f'width is {self.width!r}: continue at least 1 path')
     most = self.width + (self.depth - 1) * self.width**2
     if self.num_draft_tokens > most:
       raise ValueError(
-        f'num_draft_tokens is {self.num_draft_tokens}, and width {self.width} '
-        f'finds {most} candidates in depth {self.depth}: lower the one or '
-        'raise the other'
+        f'num_draft_tokens is {self.num_draft_tokens}, but width {self.width} '
+        f'finds only {most} candidates down to depth {self.depth}: lower '
+        'num_draft_tokens or raise width'
       )
 
   @property

@@ -73,8 +73,8 @@ class Either:
     pausable.check(inner)
     if hasattr(inner, 'depth'):
       raise ValueError(
-        f'trained is {type(inner).__name__}, which drafts trees, and '
-        'remembered drafts are chains: give a drafter of chains'
+        f'trained is {type(inner).__name__}, which drafts trees, but '
+        'remembered drafts are chains: give a drafter that drafts chains'
       )
     if inner is self.trained:
       always = fixed.Fixed(inner.num_draft_tokens)
@@ -225,8 +225,8 @@ def _of(params, part: str):
   own = params.get('drafter', {})
   if not set(own) <= {'remembered', 'trained'}:
     raise ValueError(
-      f"params['drafter'] has {sorted(own)}: Either reads 'remembered', the "
-      "stores, and 'trained', the trained drafter's parameters"
+      f"params['drafter'] has the keys {sorted(own)}: give only 'remembered', "
+      "the stores, and 'trained', the trained drafter's parameters"
     )
   found = {key: value for key, value in params.items() if key != 'drafter'}
   return found | ({'drafter': own[part]} if part in own else {})
@@ -238,8 +238,8 @@ def _merged(
   """Takes the first draft in rows where is_first [B] holds, else the second."""
   if second.law not in (DraftLaw.POINT_MASS, DraftLaw.SAMPLED):
     raise ValueError(
-      f'trained drafts of law {second.law.value!r}: Either takes point masses '
-      'and drawn tokens'
+      f'trained has drafts of law {second.law.value!r}, but Either takes only '
+      'point masses and sampled tokens: give another trained drafter'
     )
   first, second = _padded(first, num_drafts), _padded(second, num_drafts)
   probs = None

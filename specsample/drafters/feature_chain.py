@@ -299,8 +299,8 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     """See `branching.Branching`: the pass over K + 1 entries."""
     if self.num_modules > 1:
       raise ValueError(
-        f'num_modules is {self.num_modules}: trees are of a module that goes '
-        'on from its own outputs, 1'
+        f'num_modules is {self.num_modules}, but a tree needs a single module, '
+        'which continues from its own outputs: give num_modules = 1'
       )
     (cache,), (features,) = state.caches, state.features
     features = features[:, : self._most_new]
@@ -361,8 +361,8 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     own = state.features[0].dtype
     if output.hidden.dtype != own:
       raise ValueError(
-        f'the target computes in {output.hidden.dtype} and the weights of the '
-        f'drafter are {own}: load both with one dtype'
+        f'the target computes in {output.hidden.dtype}, but the weights of the '
+        f'drafter are {own}: load both with the same dtype'
       )
     return self.features(params, output.hidden, output.features)
 

@@ -57,8 +57,9 @@ class Given(stateless.Stateless):
     is_ids = given.dtype.kind in 'iu' and np.array_equal(tokens, given)
     if given.shape != shape or not is_ids:
       raise ValueError(
-        f'drafts are {given.dtype} of shape {given.shape}: give token ids of '
-        f'int32, {shape}, a row for each of the state, -1 behind the last'
+        f'drafts are {given.dtype} of shape {given.shape}: give int32 token '
+        f'ids of shape {shape}, one row per row of the state, with -1 after '
+        'the last draft token'
       )
     placed = sharding.place({'tokens': tokens}, {'tokens': ('batch', None)})
     return dataclasses.replace(state, draft=GivenState(**placed))

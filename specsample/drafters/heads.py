@@ -140,7 +140,7 @@ class Heads(pausable.NothingMissed, trainable.Trainable, abc.ABC):
     settings.check_flag('shares_blocks', self.shares_blocks)
     if self.own_unembedding and self.draft_vocab_size is not None:
       raise ValueError(
-        f'draft_vocab_size is {self.draft_vocab_size}, and heads with '
+        f'draft_vocab_size is {self.draft_vocab_size}, but heads with '
         'own_unembedding draft all tokens: leave one of the two out'
       )
 
@@ -197,8 +197,8 @@ def check_dtype(hidden: Array, state: HeadsState) -> None:
   """Raises ValueError unless target and heads compute in the same dtype."""
   if hidden.dtype != state.hidden.dtype:
     raise ValueError(
-      f'the target computes in {hidden.dtype} and the weights of the heads are '
-      f'{state.hidden.dtype}: load both with one dtype'
+      f'the target computes in {hidden.dtype}, but the weights of the heads '
+      f'are {state.hidden.dtype}: load both with the same dtype'
     )
 
 

@@ -108,7 +108,7 @@ class Hydra(heads.Heads):
       settings.check_shape(self)
     elif self.layer_config is not None or self.has_prefix_norm:
       raise ValueError(
-        'layer_config and has_prefix_norm are of the prefix layer: set '
+        'layer_config and has_prefix_norm belong to the prefix layer: set '
         'prefix_attention = True, or leave them out'
       )
 

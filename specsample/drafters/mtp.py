@@ -66,8 +66,8 @@ class MTP(feature_chain.FeatureChain):
     super().__post_init__()
     if not checks.is_count(self.num_modules):
       raise ValueError(
-        f'num_modules is {self.num_modules!r}: multi-token prediction has at '
-        'least 1'
+        f'num_modules is {self.num_modules!r}: multi-token prediction needs at '
+        'least 1 module'
       )
 
   def modules(self, params: Params) -> list[_Module]:

@@ -42,6 +42,6 @@ def check(drafter: Any) -> None:
   """Raises ValueError unless the drafter can be left out of a round."""
   if not (hasattr(drafter, 'pause') and hasattr(drafter, 'resume')):
     raise ValueError(
-      f'{type(drafter).__name__} has no pause and resume, and so cannot be '
-      'left out of a round: add the methods of drafters/pausable.py'
+      f'{type(drafter).__name__} has no pause and resume, so it cannot sit out '
+      'a round: add the methods of drafters/pausable.py'
     )

@@ -183,8 +183,8 @@ class Recording:
   def _check_top_k(self, vocab_size):
     if self.top_k > vocab_size:
       raise ValueError(
-        f'top_k is {self.top_k}, and the target has {vocab_size} tokens: '
-        'record at most as many'
+        f'top_k is {self.top_k}, but the target has {vocab_size} tokens: '
+        'record at most that many'
       )
 
 

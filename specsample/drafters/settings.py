@@ -11,7 +11,7 @@ def check_num_draft_tokens(num_draft_tokens: int) -> None:
   """Raises ValueError unless K is an integer of at least 1."""
   if not checks.is_count(num_draft_tokens):
     raise ValueError(
-      f'num_draft_tokens is {num_draft_tokens!r}: draft at least 1 token a '
+      f'num_draft_tokens is {num_draft_tokens!r}: draft at least 1 token per '
       'round; NoDraft() decodes without drafts'
     )
 
@@ -44,20 +44,21 @@ def check_shape(drafter: Any) -> None:
   """
   if not hasattr(drafter.shape, 'num_kv_heads'):
     raise ValueError(
-      f'{type(drafter).__name__} has layers of the shape of {drafter.shape}, '
-      'which is no Transformer: choose such a target, or give a layer_config'
+      f'{type(drafter).__name__} has layers with the shape of {drafter.shape}, '
+      'which is not a Transformer: choose a Transformer as the target, or give '
+      'a layer_config'
     )
   if drafter.shape.dim != drafter.model.dim:
     raise ValueError(
-      f'layer_config has vectors of {drafter.shape.dim} numbers and the target '
-      f'of {drafter.model.dim}: a drafter reads and writes vectors as wide as '
-      "the target's"
+      f'layer_config has vectors of {drafter.shape.dim} numbers, but those of '
+      f'the target have {drafter.model.dim}: give a layer_config whose vectors '
+      "are as wide as the target's"
     )
   if drafter.shape.latent is None and drafter.shape.head_dim % 2:
     raise ValueError(
       f'{type(drafter).__name__} has layers with a head_dim of '
-      f'{drafter.shape.head_dim}, and positions rotate pairs of numbers: give '
-      'a layer_config with an even one'
+      f'{drafter.shape.head_dim}, but positions rotate pairs of numbers: give '
+      'a layer_config with an even head_dim'
     )
 
 
@@ -88,7 +89,7 @@ def check_features(features: Sequence[int], num_layers: int) -> tuple[int, ...]:
   missing = [i for i in features if i not in range(-1, num_layers)]
   if missing or not features:
     raise ValueError(
-      f'feature_layers are {features}, and the target has layers 0 to '
+      f'feature_layers are {features}, but the target has layers 0 to '
       f'{num_layers - 1}: name some of them, or -1 for its embedding'
     )
   return features

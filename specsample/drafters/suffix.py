@@ -232,14 +232,14 @@ def _stores(params: Params) -> Mapping[str, store_lib.Store]:
   stores = params.get('drafter', {})
   if not isinstance(stores, Mapping):
     raise ValueError(
-      f"params['drafter'] is of type {type(stores).__name__}, and Suffix "
-      "reads stores by name: give {'store': store.build(...)} or nothing"
+      f"params['drafter'] is of type {type(stores).__name__}, but Suffix "
+      "reads stores by name: give {'store': store.build(...)}, or leave it out"
     )
   for name, store in stores.items():
     if not isinstance(store, store_lib.Store):
       raise ValueError(
-        f"params['drafter'] has {name!r}, a {type(store).__name__}, and Suffix "
-        "reads stores: give {'store': store.build(...)} or nothing"
+        f"params['drafter'][{name!r}] is of type {type(store).__name__}, but "
+        "Suffix reads stores: give {'store': store.build(...)}, or leave it out"
       )
   return stores
 

@@ -57,8 +57,8 @@ class TLI:
     settings.check_num_draft_tokens(self.num_draft_tokens)
     if not (self.room > 0 and self.spare >= 0):
       raise ValueError(
-        f'room is {self.room} and spare {self.spare}: room must be above 0, '
-        'and spare not below'
+        f'room is {self.room} and spare is {self.spare}: room must be above 0, '
+        'and spare at least 0'
       )
 
   def init(self, params, batch_size, max_length):
@@ -70,8 +70,8 @@ class TLI:
     )
     if room <= prefix.size:
       raise ValueError(
-        f'the draft model takes {self.model.max_length} tokens: too few for '
-        f'{self.num_draft_tokens} drafts behind a text'
+        f'the draft model takes {self.model.max_length} tokens, too few for '
+        f'{self.num_draft_tokens} draft tokens after a text: draft fewer tokens'
       )
     ids = jnp.zeros((batch_size, room + self._slack), jnp.int32)
     ids = ids.at[:, : prefix.size].set(prefix)
@@ -279,12 +279,13 @@ class TLI:
     names = {'model', 'draft_ids', 'pieces', 'prefix'}
     if not names <= set(own):
       raise ValueError(
-        f"params['drafter'] holds {sorted(own)}, and TLI reads {sorted(names)}:"
-        ' put there what params() of the VocabMap returns'
+        f"params['drafter'] has the keys {sorted(own)}, but TLI reads "
+        f'{sorted(names)}: put what params() of the VocabMap returns there'
       )
     if own['draft_ids'].shape != (self.vocab_size,):
       raise ValueError(
-        f'vocab_size is {self.vocab_size}, and the map was made for a target '
-        f'of {own["draft_ids"].size} tokens: give the size of that target'
+        f'vocab_size is {self.vocab_size}, but the map was made for a target '
+        f'with {own["draft_ids"].size} tokens: give the vocabulary size of '
+        'that target'
       )
     return own

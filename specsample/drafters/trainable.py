@@ -71,7 +71,7 @@ class Trainable:
     if not is_size or (size is not None and size > self.model.vocab_size):
       raise ValueError(
         f'draft_vocab_size is {size!r}: draft at least 1 and at most the '
-        f"target's {self.model.vocab_size} tokens, None for all of them"
+        f"target's {self.model.vocab_size} tokens, or give None for all of them"
       )
     settings.check_flag('own_unembedding', self.own_unembedding)
 
@@ -110,17 +110,18 @@ class Trainable:
     """
     if (None if d2t is None else len(d2t)) != self.draft_vocab_size:
       raise ValueError(
-        f'd2t names {d2t if d2t is None else len(d2t)} tokens and '
-        f'draft_vocab_size is {self.draft_vocab_size}: name as many'
+        f'd2t names {d2t if d2t is None else len(d2t)} tokens, but '
+        f'draft_vocab_size is {self.draft_vocab_size}: make them equal'
       )
     if d2t is not None and target_params is None:
       raise ValueError(
-        "a draft vocabulary is cut out of the target's: give target_params"
+        'target_params is None, but d2t takes the draft vocabulary from the '
+        "target's: give target_params"
       )
     if self.own_unembedding:
       raise ValueError(
-        'own_unembedding is of drafters that were trained elsewhere: load one, '
-        'or train with own_unembedding = False'
+        'own_unembedding is for drafters that were trained elsewhere: load '
+        'such a drafter, or train with own_unembedding = False'
       )
     params = self._begin(key, target_params)
     if d2t is not None:
@@ -156,8 +157,8 @@ class Trainable:
     """Returns the drafter's part of the whole tree of parameters."""
     if 'drafter' not in params:
       raise ValueError(
-        f'params holds {sorted(params)}, and {type(self).__name__} reads '
-        "params['drafter']: put its parameters there"
+        f'params has the keys {sorted(params)}, but {type(self).__name__} '
+        "reads params['drafter']: put its parameters there"
       )
     return params['drafter']
 

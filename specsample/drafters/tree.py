@@ -44,8 +44,9 @@ class Tree(branching.OverBranches):
     found = self.drafter.num_draft_tokens
     if not self.topology.num_nodes or found != self.topology.depth:
       raise ValueError(
-        f'the tree is {self.topology.depth} drafts deep and the drafter drafts '
-        f'{found} tokens: set its num_draft_tokens to the depth of the tree'
+        f'the tree is {self.topology.depth} levels deep, but the drafter '
+        f'drafts {found} tokens: set its num_draft_tokens to the depth of the '
+        'tree'
       )
 
   @property

@@ -28,8 +28,8 @@ class SVIP(policy.Filter):
     """Refuses a threshold below 0."""
     if not self.threshold >= 0:
       raise ValueError(
-        f'threshold is {self.threshold!r}: give the root of an entropy, at '
-        'least 0'
+        f'threshold is {self.threshold!r}: give the square root of an entropy, '
+        'at least 0'
       )
 
   def passes(self, draft, state):

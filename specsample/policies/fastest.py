@@ -87,7 +87,10 @@ class Fastest(policy.Length):
       ValueError: there are too few costs for K drafts, or K is 0.
     """
     if num_draft_tokens < 1:
-      raise ValueError('Fastest is of a drafter, and this one drafts nothing')
+      raise ValueError(
+        'Fastest chooses a draft length, but the drafter drafts nothing: leave '
+        'Fastest out'
+      )
     widths.check_costs(self.costs, num_draft_tokens)
     zeros = jnp.zeros(num_draft_tokens, jnp.float32)
     return FastestState(

@@ -134,9 +134,9 @@ class TopNodes(policy.Filter):
     del state
     if draft.law is not DraftLaw.POINT_MASS:
       raise ValueError(
-        'TopNodes chooses among drafts by their own probability, and those of '
-        f'law {draft.law.value!r} were drawn: it is exact for point masses, '
-        'such as Tree(law=DraftLaw.POINT_MASS) and DynamicTree'
+        'TopNodes chooses draft tokens by their own probability, but tokens of '
+        f'law {draft.law.value!r} were drawn: draft point masses, for which it '
+        'is exact, with Tree(law=DraftLaw.POINT_MASS) or DynamicTree'
       )
     scores = _along(draft, policy.signals_of(draft, self).log_prob)
     scores = jnp.where(draft.tokens >= 0, scores, -jnp.inf)
@@ -157,8 +157,8 @@ def confidence_of(draft: Draft, of: policy.Policy) -> Array:
   confidence = policy.signals_of(draft, of).confidence
   if confidence is None:
     raise ValueError(
-      f'{type(of).__name__} reads what a trained head says, and the drafter '
-      'has none: draft with DSpark, or choose LargestProbability'
+      f"{type(of).__name__} reads a trained head's confidence, but the drafter "
+      'has no such head: draft with DSpark, or choose LargestProbability'
     )
   return confidence
 
@@ -171,4 +171,4 @@ def _along(draft, values):
 
 def _check_count(name, value):
   if not checks.is_count(value):
-    raise ValueError(f'{name} is {value!r}: keep an integer of at least 1')
+    raise ValueError(f'{name} is {value!r}: give an integer of at least 1')

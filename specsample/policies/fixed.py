@@ -18,8 +18,8 @@ class Fixed(policy.Length):
     """Refuses a length below 0."""
     if not checks.is_count(self.num_draft_tokens, 0):
       raise ValueError(
-        f'num_draft_tokens is {self.num_draft_tokens!r}: ask for an integer of '
-        'at least 0'
+        f'num_draft_tokens is {self.num_draft_tokens!r}: give an integer of at '
+        'least 0'
       )
 
   @property

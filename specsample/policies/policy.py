@@ -110,8 +110,8 @@ def signals_of(draft: Draft, policy: Any) -> Any:
   """
   if draft.signals is None:
     raise ValueError(
-      f'{type(policy).__name__} reads Draft.signals, and the drafter gives '
-      'none: choose one with probabilities, or leave the policy out'
+      f'{type(policy).__name__} reads Draft.signals, but the drafter gives no '
+      'signals: choose a drafter with probabilities, or leave the policy out'
     )
   return draft.signals
 

@@ -21,8 +21,8 @@ def check_chain(
   """Raises ValueError for a tree, or for a draft that `check_law` rejects."""
   if draft.parents is not None:
     raise ValueError(
-      f'verify.{name} is for chains, and the draft is a tree of '
-      f'{draft.tokens.size} nodes: choose a verifier of trees, such as '
+      f'verify.{name} is for chains, but the draft is a tree of '
+      f'{draft.tokens.size} nodes: choose a verifier for trees, such as '
       'verify.tree'
     )
   check_law(name, draft, exact)
@@ -47,8 +47,8 @@ def check_law(
     given = 'no' if draft.probs is None else 'an array of'
     raise ValueError(
       f'a draft of law {draft.law.value!r} came with {given} probabilities: '
-      'a point mass has probs=None, a sampled draft the distribution of each '
-      'token'
+      'a point mass has probs=None, and a sampled draft has the distribution '
+      'of each token'
     )
 
 
@@ -247,7 +247,7 @@ def parents(draft: Draft) -> Array:
     return jnp.arange(draft.tokens.size)
   if draft.parents.shape != draft.tokens.shape:
     raise ValueError(
-      f'the draft has tokens {draft.tokens.shape} and parents '
-      f'{draft.parents.shape}: name the node before each'
+      f'the draft has tokens of shape {draft.tokens.shape} and parents of '
+      f'shape {draft.parents.shape}: give the parent of each token'
     )
   return draft.parents

@@ -130,7 +130,7 @@ def test_where_no_card_is_it_drafts_from_the_rows_own_text(
   assert choice.drafter == drafters.Suffix(num_draft_tokens=7, costs=costs)
   assert choice.reason == (
     'drafts up to 7 tokens from its own text where that promises more than the '
-    'wider round costs (1.60 of a plain pass here)'
+    'wider round costs (1.60 plain passes here)'
   )
   _is_greedy(choice)
 
@@ -141,7 +141,7 @@ def test_where_nothing_pays_it_decodes_plainly(cache, shelf, passes_take):
   assert choice.drafter == drafters.NoDraft()
   assert choice.params(_TARGET) == {'target': _TARGET.params}
   assert choice.reason == (
-    'decodes plainly: a round of 3 drafts costs 4.05 of a plain pass here'
+    'decodes plainly: a round of 3 draft tokens costs 4.05 plain passes here'
   )
 
 
@@ -184,7 +184,7 @@ def test_a_trained_drafter_joins_where_its_card_promises_enough(
   # 3.1 / (t(4) + .05 + .05); a pass over 4 tokens takes 1.475.
   assert choice.reason == (
     'drafts up to 7 tokens from its own text where that promises more than the '
-    'wider round costs (1.60 of a plain pass here), else up to 3 with good, '
+    'wider round costs (1.60 plain passes here), otherwise up to 3 with good, '
     'which promises 1.97x'
   )
   assert isinstance(choice.drafter, drafters.Either)
@@ -249,7 +249,7 @@ def test_a_trained_drafter_that_does_not_pay_is_named(
   assert isinstance(choice.drafter, drafters.Suffix)
   # 1.3 tokens for a pass over 3 tokens and .05 for the rest of the round.
   assert choice.reason.endswith(
-    '; trained drafters do not pay (the best, bad, promises 0.87x)'
+    '; trained drafters do not pay off (the best, bad, promises 0.87x)'
   )
 
 
@@ -257,7 +257,7 @@ def test_costs_are_of_as_many_tokens_as_the_drafter_drafts(cache):
   three = specsample.LoadedDrafter(
     drafters.Ngram(num_draft_tokens=3), None, card={}
   )
-  with pytest.raises(ValueError, match='is 4, and the drafter drafts 3'):
+  with pytest.raises(ValueError, match='is 4, but the drafter drafts 3'):
     choice_lib.costs(_TARGET, 4, trained=three)
 
 

@@ -214,19 +214,19 @@ def _mixed(**changes):
 @pytest.mark.parametrize(
   ('call', 'message'),
   [
-    (lambda: _mixed(shares=(0.5, 0.6)), 'with sum 1.1: give one'),
-    (lambda: _mixed(shares=()), 'with sum 0: give one'),
+    (lambda: _mixed(shares=(0.5, 0.6)), 'which sum to 1.1: give a share'),
+    (lambda: _mixed(shares=()), 'which sum to 0: give a share'),
     (lambda: _mixed(shares=(-1, 2)), 'a share is -1'),
     (lambda: _mixed(acceptance=2), 'acceptance is 2'),
     (
       lambda: _mixed(widths=(0, 3)),
-      r'\(0, 3\): .* from 0 to 4, the last one 4',
+      r'\(0, 3\): .* from 0 to 4, ending with 4',
     ),
     (lambda: _mixed(widths=(4, 0)), r'widths are \(4, 0\)'),
     (lambda: _mixed(widths=(-1, 4)), r'widths are \(-1, 4\)'),
     (lambda: _mixed(batch=0), 'batch is 0'),
-    (lambda: _mixed(batch=3), 'over 15 tokens is asked for, and 1 to 10'),
-    (lambda: cost.width_of(5, (0, 4)), r'\(0, 4\), and a round has 5 drafts'),
+    (lambda: _mixed(batch=3), 'over 15 tokens was asked for, but only 1 to 10'),
+    (lambda: cost.width_of(5, (0, 4)), r'\(0, 4\), but a round drafts up to 5'),
     (lambda: cost.expected_tokens(1.1, 4), 'acceptance is 1.1'),
     (lambda: cost.expected_tokens(math.nan, 4), 'acceptance is nan'),
     (lambda: cost.expected_tokens(0.5, -1), 'num_draft_tokens is -1'),
@@ -234,10 +234,13 @@ def _mixed(**changes):
     (lambda: cost.expected_tokens_by_position([0.5, 2]), 'a share is 2'),
     (lambda: cost.implied_acceptance(5.5, 4), '1 to 5'),
     (lambda: cost.implied_acceptance(1, 0), 'num_draft_tokens is 0'),
-    (lambda: cost.leviathan_speedup(0.5, 4, -0.1), 'costs -0.1'),
+    (lambda: cost.leviathan_speedup(0.5, 4, -0.1), 'cost is -0.1'),
     (lambda: cost.PassTimes((2, 1), (1.0, 1.0)), 'increasing'),
     (lambda: cost.PassTimes((1, 2), (1.0,)), 'a time for each'),
-    (lambda: cost.PassTimes((1, 5), (1.0, 2.0))(6), '1 to 5 were measured'),
+    (
+      lambda: cost.PassTimes((1, 5), (1.0, 2.0))(6),
+      '1 to 5 tokens were measured',
+    ),
   ],
 )
 def test_what_is_out_of_range_is_named(call, message):

@@ -269,7 +269,7 @@ def test_rows_begin_with_what_policies_learned():
   untaught = after(params | {'policies': drafter.untaught()}, 12)
   np.testing.assert_array_equal(untaught.tokens, first.tokens)
   np.testing.assert_array_equal(untaught.proposed, first.proposed)
-  with pytest.raises(ValueError, match=r'have learned \(Fastest\): give what'):
+  with pytest.raises(ValueError, match=r'the policies \(Fastest\): give what'):
     after(params | {'policies': ()}, 0)
 
 
@@ -280,7 +280,9 @@ def test_more_than_k_is_clamped_and_said_once(caplog):
   with caplog.at_level(logging.WARNING):
     drafter = make()
     make()
-  assert caplog.text.count('Fixed asks for up to 77 drafts a round') == 1
+  assert (
+    caplog.text.count('Fixed asks for up to 77 draft tokens per round') == 1
+  )
   state = _start(drafter, _params('chain'), _PROMPTS, _LENGTHS)
   draft, _ = step.propose(
     _params('chain'),
@@ -299,7 +301,7 @@ _FASTEST = policies.Fastest(costs=(1.0, 1.1, 1.3, 1.5))
   ('settings', 'message'),
   [
     ({'policies': ()}, 'policies is empty'),
-    ({'widths': (2, 1)}, 'rising numbers of drafts, from 0 to 3'),
+    ({'widths': (2, 1)}, 'increasing numbers of draft tokens, from 0 to 3'),
     ({'widths': (0, 4)}, r'widths are \(0, 4\)'),
     ({'widths': (2,), 'policies': (_FASTEST,)}, 'plain pass: begin with 0'),
     ({'widths': (), 'policies': (_FASTEST,)}, 'plain pass: begin with 0'),
@@ -310,7 +312,7 @@ _FASTEST = policies.Fastest(costs=(1.0, 1.1, 1.3, 1.5))
     ),
     (
       {'drafter': drafters.Adaptive(drafter=_CHAIN, policies=(_Seldom(),))},
-      'give it all policies at once',
+      'pass all policies to one Adaptive',
     ),
   ],
 )

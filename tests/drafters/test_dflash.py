@@ -318,7 +318,7 @@ def test_a_target_of_another_dtype_is_refused():
   params = _params('dflash')
   half = dataclasses.replace(_TARGET, dtype='bfloat16')
   cast = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params['target'])
-  with pytest.raises(ValueError, match=r'bfloat16 and .* float32: load both'):
+  with pytest.raises(ValueError, match=r'bfloat16, but .* float32: load both'):
     specsample.generate(
       params | {'target': cast},
       _PROMPTS,
@@ -335,14 +335,14 @@ def test_a_target_of_another_dtype_is_refused():
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'feature_layers': ()}, r'feature_layers are \(\), and the target has'),
+    ({'feature_layers': ()}, r'feature_layers are \(\), but the target has'),
     ({'feature_layers': (0, 3)}, r'are \(0, 3\), .* has layers 0 to 2'),
     ({'num_layers': 0}, 'num_layers is 0'),
     ({'num_draft_tokens': 0}, 'num_draft_tokens is 0'),
     ({'rank': 0}, 'rank is 0: give at least 1'),
     (
       {'model': testing.HashModel(vocab_size=8), 'draft_vocab_size': None},
-      'layers of the shape of HashModel.*, which is no Transformer',
+      'layers with the shape of HashModel.*, which is not a Transformer',
     ),
   ],
 )
@@ -353,13 +353,13 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 def test_a_block_that_does_not_fit_the_cache_is_refused():
   with pytest.raises(
-    ValueError, match='num_draft_tokens is 3, and a cache of 3 tokens has no'
+    ValueError, match='num_draft_tokens is 3, but a cache of 3 tokens has no'
   ):
     _DRAFTERS['dflash'].init(_params('dflash'), 1, 3)
 
 
 def test_parameters_that_are_missing_are_named():
-  with pytest.raises(ValueError, match=r"\['target'\], and DFlash reads"):
+  with pytest.raises(ValueError, match=r"\['target'\], but DFlash reads"):
     _DRAFTERS['dflash'].init({'target': {}}, 1, 8)
   whole = dataclasses.replace(_DRAFTERS['dflash'], draft_vocab_size=None)
   with pytest.raises(ValueError, match="give the target's parameters"):

@@ -187,7 +187,7 @@ def test_a_target_of_another_dtype_is_refused():
   half = dataclasses.replace(_TARGET, dtype='bfloat16')
   params = _params(_WHOLE)
   cast = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params['target'])
-  with pytest.raises(ValueError, match=r'bfloat16 and .* float32: load both'):
+  with pytest.raises(ValueError, match=r'bfloat16, but .* float32: load both'):
     _generate(
       params | {'target': cast},
       dataclasses.replace(_WHOLE, model=half),
@@ -205,7 +205,7 @@ def test_a_target_of_another_dtype_is_refused():
     ({'draft_vocab_size': 13}, "is 13: .* at most the target's 12 tokens"),
     (
       {'model': testing.HashModel(vocab_size=8)},
-      'begins as layers of the target, which is HashModel',
+      'starts as layers of the target, but the target is HashModel',
     ),
   ],
 )
@@ -215,7 +215,7 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 
 def test_parameters_that_are_missing_are_named():
-  with pytest.raises(ValueError, match=r"\['target'\], and DraftModel reads"):
+  with pytest.raises(ValueError, match=r"\['target'\], but DraftModel reads"):
     _WHOLE.init({'target': {}}, 1, 8)
   with pytest.raises(ValueError, match="give the target's parameters"):
     _WHOLE.init_params(jax.random.key(0))

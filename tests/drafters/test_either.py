@@ -380,8 +380,11 @@ def test_settings_out_of_range_are_refused(settings, message):
 @pytest.mark.parametrize(
   ('own', 'message'),
   [
-    ({'store': {}}, r"has \['store'\]: Either reads 'remembered'"),
-    ({'remembered': {'store': {}}, 'trained': {}}, "'store', a dict, and Suff"),
+    ({'store': {}}, r"the keys \['store'\]: give only 'remembered'"),
+    (
+      {'remembered': {'store': {}}, 'trained': {}},
+      r"\['store'\] is of type dict, but Suff",
+    ),
   ],
 )
 def test_parameters_by_wrong_names_are_refused(own, message):

@@ -289,7 +289,7 @@ def test_no_module_is_refused():
 @pytest.mark.parametrize(
   ('layers', 'message'),
   [
-    ((0, 3), r'\(0, 3\), and the target has layers 0 to 2'),
+    ((0, 3), r'\(0, 3\), but the target has layers 0 to 2'),
     ((-2,), 'name some of them, or -1'),
     # One layer is too few for the paper's default layers.
     ((), r'\(1, -1, -3\)'),
@@ -303,7 +303,7 @@ def test_layers_that_the_target_has_not_are_refused(layers, message):
 
 @_each
 def test_a_target_without_layers_is_refused(name):
-  with pytest.raises(ValueError, match='layers of the shape of HashModel'):
+  with pytest.raises(ValueError, match='layers with the shape of HashModel'):
     dataclasses.replace(_DRAFTERS[name], model=testing.HashModel(vocab_size=_V))
 
 
@@ -311,5 +311,5 @@ def test_a_target_without_layers_is_refused(name):
 def test_a_target_of_another_dtype_is_refused(name):
   half = _as(_DRAFTERS[name], dtype='bfloat16')
   params = {**_params(name), 'target': _params(name, 'bfloat16')['target']}
-  with pytest.raises(ValueError, match=r'bfloat16 and .* float32: load both'):
+  with pytest.raises(ValueError, match=r'bfloat16, but .* float32: load both'):
     _propose(params, _PROMPTS, _LENGTHS, drafter=half, draw=_second)

@@ -135,11 +135,17 @@ def test_a_draft_ends_before_an_id_that_the_target_lacks(rule):
 @pytest.mark.parametrize(
   ('drafts', 'message'),
   [
-    (np.zeros((2, 2), np.int32), r'of shape \(2, 2\): give token ids'),
-    (np.full((2, 3), 1.7), r'are float64 of shape \(2, 3\): give token ids'),
+    (np.zeros((2, 2), np.int32), r'of shape \(2, 2\): give int32 token ids'),
+    (
+      np.full((2, 3), 1.7),
+      r'are float64 of shape \(2, 3\): give int32 token ids',
+    ),
     (np.ones((2, 3)), r'are float64 of shape'),
     (np.full((2, 3), np.nan), r'are float64 of shape'),
-    (np.full((2, 3), 2**32), r'are int64 of shape \(2, 3\): give token ids'),
+    (
+      np.full((2, 3), 2**32),
+      r'are int64 of shape \(2, 3\): give int32 token ids',
+    ),
   ],
 )
 def test_what_is_no_draft_is_refused(drafts, message):

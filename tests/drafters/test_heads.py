@@ -161,7 +161,7 @@ def test_a_target_of_another_dtype_is_refused():
   params = _params('hydra')
   half = dataclasses.replace(_TARGET, dtype='bfloat16')
   cast = lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
-  with pytest.raises(ValueError, match=r'bfloat16 and .* float32: load both'):
+  with pytest.raises(ValueError, match=r'bfloat16, but .* float32: load both'):
     specsample.generate(
       params | {'target': cast(params['target'])},
       _PROMPTS,
@@ -176,7 +176,7 @@ def test_a_target_of_another_dtype_is_refused():
 
 
 def test_parameters_that_are_not_there_are_named():
-  with pytest.raises(ValueError, match=r"\['target'\], and Hydra reads"):
+  with pytest.raises(ValueError, match=r"\['target'\], but Hydra reads"):
     _DRAFTERS['hydra'].init({'target': {}}, 1, 8)
 
 
@@ -189,7 +189,8 @@ def test_parameters_that_are_not_there_are_named():
     ({'draft_vocab_size': 0}, 'is 0: draft at least 1'),
     (
       {'model': testing.HashModel(vocab_size=8), 'prefix_attention': True},
-      'Hydra has layers of the shape of HashModel.*, which is no Transformer',
+      'Hydra has layers with the shape of HashModel.*, which is not a '
+      'Transformer',
     ),
   ],
 )
@@ -202,8 +203,8 @@ def test_settings_out_of_range_are_refused(settings, message):
 @pytest.mark.parametrize(
   ('d2t', 'message'),
   [
-    (None, 'd2t names None tokens and draft_vocab_size is 5'),
-    ([0, 1], 'd2t names 2 tokens and draft_vocab_size is 5'),
+    (None, 'd2t names None tokens, but draft_vocab_size is 5'),
+    ([0, 1], 'd2t names 2 tokens, but draft_vocab_size is 5'),
     ([0, 1, 2, 3, 8], 'holds id 8, outside the vocabulary of 8'),
     ([0, 1, 2, 3, -1], 'holds id -1'),
     ([0, 1, 2, 3, 3], 'names a token twice'),

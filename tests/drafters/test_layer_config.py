@@ -134,7 +134,8 @@ _WIDE = dataclasses.replace(_MODEL, dim=24)
   [
     (
       lambda: dataclasses.replace(_DRAFTERS['eagle'], layer_config=_WIDE),
-      'layer_config has vectors of 24 numbers and the target of 16: a drafter',
+      'layer_config has vectors of 24 numbers, but those of the target have '
+      '16: give a layer_config',
     ),
     (
       lambda: dataclasses.replace(_DRAFTERS['dflash'], layer_config=_WIDE),
@@ -142,7 +143,8 @@ _WIDE = dataclasses.replace(_MODEL, dim=24)
     ),
     (
       lambda: dataclasses.replace(_DRAFTERS['mtp'], layer_config='llama'),
-      'MTP has layers of the shape of llama, which is no Transformer: choose',
+      'MTP has layers with the shape of llama, which is not a Transformer: '
+      'choose',
     ),
     (
       lambda: drafters.DFlash(
@@ -154,7 +156,7 @@ _WIDE = dataclasses.replace(_MODEL, dim=24)
     ),
     (
       lambda: dataclasses.replace(_DRAFTERS['hydra++'], prefix_attention=False),
-      'layer_config and has_prefix_norm are of the prefix layer: set',
+      'layer_config and has_prefix_norm belong to the prefix layer: set',
     ),
   ],
 )

@@ -154,5 +154,5 @@ def test_a_ring_that_holds_nothing_is_refused(settings, message):
 # 'ngram' has no vocabulary of its own.
 @pytest.mark.parametrize('case', ['chain', 'ngram'])
 def test_more_tokens_than_there_are_cannot_be_recorded(case):
-  with pytest.raises(ValueError, match='top_k is 13, and the target has 12'):
+  with pytest.raises(ValueError, match='top_k is 13, but the target has 12'):
     _decoded(case, top_k=13)

@@ -353,7 +353,10 @@ def test_policies_read_its_chances():
     ({'num_places': 1.5}, 'num_places is 1.5: give an integer'),
     ({'min_kept': -0.1}, 'min_kept is -0.1: give a number from 0 to 4'),
     ({'min_kept': 4.5}, 'min_kept is 4.5: give a number from 0 to 4'),
-    ({'costs': (1.0, 2.0)}, 'costs has 2 numbers, and .* 4 drafts: give 5'),
+    (
+      {'costs': (1.0, 2.0)},
+      'costs has 2 numbers, but .* 4 draft tokens: give 5',
+    ),
     ({'costs': (1.0, -1.0)}, 'each above 0'),
     ({'strength': 0.0}, 'strength is 0.0: give a number from 1e-06'),
     ({'decay': 1.1}, 'decay is 1.1: give a number from 0 to 1'),
@@ -366,7 +369,9 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 
 def test_parameters_that_are_no_store_are_refused():
-  with pytest.raises(ValueError, match="'layers', a dict, and Suffix reads"):
+  with pytest.raises(
+    ValueError, match=r"\['layers'\] is of type dict, but Suffix reads"
+  ):
     _SUFFIX.init({'drafter': {'layers': {}}}, 1, _WIDTH)
-  with pytest.raises(ValueError, match='is of type int, and Suffix'):
+  with pytest.raises(ValueError, match='is of type int, but Suffix'):
     _SUFFIX.init({'drafter': 3}, 1, _WIDTH)

@@ -274,7 +274,7 @@ def test_params_of_another_kind_are_refused():
   with pytest.raises(ValueError, match='VocabMap'):
     _begun(_PROMPTS, params={'drafter': {}})
   other = dataclasses.replace(_TLI, vocab_size=5)
-  with pytest.raises(ValueError, match='a target of 6 tokens'):
+  with pytest.raises(ValueError, match='a target with 6 tokens'):
     _begun(_PROMPTS, other)
 
 
@@ -283,7 +283,7 @@ def test_params_of_another_kind_are_refused():
   [
     ({'num_draft_tokens': 0}, 'num_draft_tokens is 0'),
     ({'room': 0.0}, 'room is 0.0'),
-    ({'spare': -1}, 'spare -1'),
+    ({'spare': -1}, 'spare is -1'),
   ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

@@ -226,6 +226,6 @@ def test_parameters_are_made_of_the_targets(name):
   d2t = None if drafter.draft_vocab_size is None else _D2T
   message = r"target's"
   if d2t is None:
-    d2t, message = _D2T, 'd2t names 5 tokens and draft_vocab_size is None'
+    d2t, message = _D2T, 'd2t names 5 tokens, but draft_vocab_size is None'
   with pytest.raises(ValueError, match=message):
     drafter.init_params(jax.random.key(0), d2t=d2t)

@@ -253,8 +253,11 @@ def test_greedy_output_of_a_dynamic_tree_is_the_targets_own(name):
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'num_draft_tokens': 22}, 'width 3 finds 21 candidates in depth 3'),
-    ({'width': 0}, 'width is 0: go on from at least 1'),
+    (
+      {'num_draft_tokens': 22},
+      'width 3 finds only 21 candidates down to depth 3',
+    ),
+    ({'width': 0}, 'width is 0: continue at least 1'),
     ({'num_draft_tokens': 0}, 'draft at least 1 token'),
   ],
 )
@@ -271,13 +274,15 @@ def test_dynamic_trees_that_cannot_be_are_refused(settings, message):
   ],
 )
 def test_a_drafter_that_cannot_branch_is_refused(of):
-  with pytest.raises(ValueError, match='which Ngram cannot: make it of Chain'):
+  with pytest.raises(
+    ValueError, match='which Ngram cannot do: make the tree with Chain'
+  ):
     of(drafters.Ngram(num_draft_tokens=3))
 
 
 def test_a_drafter_of_another_depth_is_refused():
   with pytest.raises(
-    ValueError, match='2 drafts deep and the drafter drafts 3'
+    ValueError, match='2 levels deep, but the drafter drafts 3'
   ):
     drafters.Tree(drafter=_DRAFTERS['hydra'], topology=tree.k_ary((2, 2)))
 
@@ -295,7 +300,9 @@ def test_a_drafter_of_another_depth_is_refused():
 )
 def test_more_siblings_than_there_are_drafted_tokens_are_refused(wide):
   drafter = _DRAFTERS['medusa']  # drafts seven of the target's tokens
-  with pytest.raises(ValueError, match='8 siblings are to be drafted, of 7'):
+  with pytest.raises(
+    ValueError, match='8 siblings, but the drafter drafts only 7'
+  ):
     specsample.prefill(
       _params('medusa'),
       _PROMPTS,
@@ -314,7 +321,7 @@ def test_trees_of_several_modules_are_refused():
   target = _params('mtp')['target']
   own = drafter.init_params(jax.random.key(0), target)
   whole = drafters.Tree(drafter=drafter, topology=_TREE)
-  with pytest.raises(ValueError, match='num_modules is 2: trees are of a'):
+  with pytest.raises(ValueError, match='num_modules is 2, but a tree needs a'):
     _propose(
       {'target': target, 'drafter': own},
       jnp.zeros((4, _K), jnp.int32),

@@ -92,14 +92,14 @@ _EVALUATE = {
     'pytorch_model.bin may be a pickle ... safe_serialization'
   ),
   '--out=FOLDER/long.txt': '--out= ... long.txt: File exists ... give a folder',
-  '--out=s3://bucket/run': 's3://bucket/run ... those of gs:// are supported',
+  '--out=s3://bucket/run': 's3://bucket/run ... only gs:// is supported',
   '--gin_bindings=Evaluation.repeats = -1': 'Evaluation.repeats is -1: give at',
   '--gin_bindings=Evaluation.limit = -1': 'Evaluation.limit is -1: give at',
   '--gin_file=configs/tasks/human_eval.gin '
   '--gin_bindings=Limits.seconds = 4.5': (
     'Limits.seconds = 4.5: give a whole number, 1 or more'
   ),
-  '--gin_bindings=Mesh.data = 2': 'a mesh of 2 x 1 needs 2 devices, and there',
+  '--gin_bindings=Mesh.data = 2': 'a mesh of 2 x 1 needs 2 devices, but there',
   f"{_MEDUSA} --gin_bindings=medusa/trained.name = 'FOLDER/nowhere'": (
     "nowhere' is no folder and no drafter ... give the folder ... or one of ["
   ),

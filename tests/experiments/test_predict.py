@@ -41,7 +41,7 @@ _BAD = {
   '--gin_bindings=Prediction.acceptances = (0.5, 1.5)': 'acceptance is 1.5',
   '--gin_bindings=Prediction.weights = "int4"': "'int4': give 'int8'",
   '--gin_bindings=Prediction.target = @passes.Timed()\n'
-  'passes.Timed.ms = {1: 14.0, 5: 14.0}': '1 to 5 were measured',
+  'passes.Timed.ms = {1: 14.0, 5: 14.0}': '1 to 5 tokens were measured',
   '--compiled=nowhere': '--compiled=nowhere: ... that experiments.compile_tpu',
 }
 

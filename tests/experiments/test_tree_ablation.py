@@ -121,7 +121,9 @@ def test_a_tree_takes_as_long_as_the_width_that_it_falls_in():
     rest = _COSTS.draft_ms[of_tree.depth] + max(0, (nodes - 2) / 2)
     expected = _COSTS.verify_ms[read] + rest
     assert of_widths.round_ms(of_tree) == pytest.approx(expected)
-  with pytest.raises(ValueError, match='a round has 6 drafts: let the last'):
+  with pytest.raises(
+    ValueError, match='a round drafts up to 6 tokens: make the'
+  ):
     dataclasses.replace(_COSTS, widths=(0, 2)).round_ms(tree.k_ary((2, 2)))
 
 
@@ -307,7 +309,9 @@ _BAD = {
   'Ablation.num_nodes = (1,)': 'num_nodes has 1, and no tree ... is 2 deep',
   'Ablation.num_nodes = (13,)': 'num_nodes has 13, ... 3 children a node',
   'Ablation.candidates = (99,)': 'Ablation.candidates are (99,), and no tree',
-  'Ablation.dynamic_num_nodes = 9': 'width 2 finds 6 candidates in depth 2',
+  'Ablation.dynamic_num_nodes = 9': (
+    'width 2 finds only 6 candidates down to depth 2'
+  ),
   "Evaluation.methods = {'autoregressive': @medusa/trained()}": 'no drafter',
   "Evaluation.methods = {'ngram': @ngram/Method()}": (
     'Ngram cannot go on from several drafts at once ... choose Medusa'

@@ -189,9 +189,10 @@ def test_what_does_not_divide_is_logged_once(caplog):
       assert not sharding.is_divided(sharding.Axis('vocab', 50257))
       assert sharding.is_divided(sharding.Axis('vocab', 50258))
   assert [record.getMessage() for record in caplog.records] == [
-    'vocab of 50257 is not divided evenly by 8 devices: replicated',
-    'vocab of 50258 is not divided evenly by 8 devices: in 2 parts, '
-    'each on 4 devices',
+    'axis vocab of size 50257 does not divide evenly among 8 devices: it is '
+    'replicated',
+    'axis vocab of size 50258 does not divide evenly among 8 devices: it is '
+    'in 2 parts, each on 4 devices',
   ]
 
 
@@ -246,12 +247,12 @@ def test_a_mesh_of_another_number_of_devices_is_refused(data, model):
 
 @pytest.mark.parametrize('num_slices', [0, 3])
 def test_slices_that_do_not_divide_the_batch_are_refused(num_slices):
-  with pytest.raises(ValueError, match='choose a multiple'):
+  with pytest.raises(ValueError, match='and data a multiple'):
     sharding.make_mesh(2, 4, num_slices=num_slices)
 
 
 def test_slices_that_are_not_there_are_refused():
-  with pytest.raises(ValueError, match='of 1 slices: give the number'):
+  with pytest.raises(ValueError, match='to 1 slices: give the number'):
     sharding.make_mesh(2, 4, num_slices=2)
 
 

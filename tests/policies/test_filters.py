@@ -79,7 +79,7 @@ def test_of_equals_the_first_is_kept_and_of_what_is_not_there_nothing():
 )
 def test_drawn_siblings_are_not_pruned(law):
   drawn = dataclasses.replace(_TREE, law=law)
-  with pytest.raises(ValueError, match='exact for point masses'):
+  with pytest.raises(ValueError, match='draft point masses'):
     policies.TopNodes(2).passes(drawn, ())
 
 
@@ -103,8 +103,8 @@ def test_what_a_drafter_does_not_say_is_named():
     (lambda: policies.PathProbability(-0.1), 'threshold is -0.1'),
     (lambda: policies.ConfidenceProduct(2), 'threshold is 2'),
     (lambda: policies.SVIP(-1.0), 'threshold is -1.0'),
-    (lambda: policies.TopK(0), 'k is 0: keep an integer of at least 1'),
-    (lambda: policies.TopK(1.5), 'k is 1.5: keep an integer'),
+    (lambda: policies.TopK(0), 'k is 0: give an integer of at least 1'),
+    (lambda: policies.TopK(1.5), 'k is 1.5: give an integer'),
     (lambda: policies.SVIP(float('nan')), 'threshold is nan'),
     (lambda: policies.TopNodes(0), 'num_nodes is 0'),
     (lambda: policies.AdaEDL(target_rate=1.2), 'target_rate is 1.2'),

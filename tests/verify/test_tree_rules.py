@@ -135,7 +135,7 @@ def test_rules_for_chains_refuse_a_tree(rule):
     depth=1,
   )
   with pytest.raises(
-    ValueError, match='for chains, and the draft is a tree of 2'
+    ValueError, match='for chains, but the draft is a tree of 2'
   ):
     rule.law(draft, jnp.ones((3, 3)) / 3)
 

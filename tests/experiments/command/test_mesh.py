@@ -14,9 +14,9 @@ from specsample import sharding
 _MESH = ('--gin_bindings=Mesh.data = 4', '--gin_bindings=Mesh.model = 2')
 _NEW_TOKENS = 24
 _REFUSED = {
-  'Mesh.data = 3': 'a mesh of 3 x 1 needs 3 devices, and there are 8',
+  'Mesh.data = 3': 'a mesh of 3 x 1 needs 3 devices, but there are 8',
   'Mesh.model = 0': 'a mesh of 1 x 0 needs 0 devices',
-  'Mesh.data = 8\nMesh.num_slices = 3': 'num_slices is 3 and data 8',
+  'Mesh.data = 8\nMesh.num_slices = 3': 'num_slices is 3 and data is 8',
   "Mesh.rules = (('batch', 'data'),)": (
     "Mesh.rules holds ('batch', 'data'): give pairs as ('batch', ('data',))"
   ),

@@ -346,7 +346,7 @@ _DAMAGES = {
     dflash_tensors,
     _DFLASH
     | {'dflash_config': {'mask_token_id': 3, 'target_layer_ids': [1, 9]}},
-    r'feature_layers are \(1, 9\), and the target has layers 0 to 5',
+    r'feature_layers are \(1, 9\), but the target has layers 0 to 5',
   ),
   'of the last layer': (
     dflash_tensors,

@@ -436,7 +436,7 @@ _DAMAGES = {
   'config of a wider drafter': (
     eagle3_tensors,
     {'hidden_size': 24},
-    'layer_config has vectors of 24 numbers and the target of 16',
+    'layer_config has vectors of 24 numbers, but those of the target have 16',
   ),
   'config of two layers': (
     eagle_tensors,
@@ -476,7 +476,7 @@ _DAMAGES = {
   'a layer that is not there': (
     eagle3_tensors,
     {'eagle_aux_hidden_state_layer_ids': [1, 2, 9]},
-    r'feature_layers are \(0, 1, 8\), and the target has layers 0 to 5',
+    r'feature_layers are \(0, 1, 8\), but the target has layers 0 to 5',
   ),
   'layers by name': (
     eagle3_tensors,
