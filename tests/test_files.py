@@ -86,14 +86,14 @@ def test_a_missing_file_of_a_bucket_is_named(folder, served, tmp_path):
 
 
 def test_what_is_not_in_the_bucket_is_named(served):
-  with pytest.raises(ValueError, match='gs://bucket/model is not there'):
+  with pytest.raises(ValueError, match='gs://bucket/model does not exist'):
     specsample.load('gs://bucket/model')
   assert not served
 
 
 def test_a_gguf_file_in_a_bucket_is_refused(served, tmp_path):
   (tmp_path / 'bucket' / 'model.gguf').write_bytes(b'GGUF')
-  with pytest.raises(ValueError, match='copy it there, or load a folder'):
+  with pytest.raises(ValueError, match='copy it to one, or load a folder'):
     specsample.load('gs://bucket/model.gguf')
   assert not served
 
@@ -102,7 +102,7 @@ def test_a_folder_whose_saving_was_interrupted_is_refused(served, tmp_path):
   params = tmp_path / 'bucket' / 'model' / 'params'
   params.mkdir(parents=True)
   (params / 'manifest.ocdbt').write_bytes(b'')
-  with pytest.raises(ValueError, match='saved to the end'):
+  with pytest.raises(ValueError, match='completely saved model'):
     specsample.load('gs://bucket/model')
   assert not served
 

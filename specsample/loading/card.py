@@ -80,9 +80,9 @@ def find(name: str) -> epath.Path:
     except ValueError as error:
       reason = f' ({error})'
   raise ValueError(
-    f'{name!r} is no folder and no drafter that the library ships{reason}: '
-    'give the folder of one that was trained, a name of the hub, or one of '
-    f'{sorted(folders)}'
+    f'{name!r} is neither a folder nor a drafter that the library ships'
+    f'{reason}: give the folder of a trained drafter, the name of a hub '
+    f'repository, or one of {sorted(folders)}'
   )
 
 
@@ -112,7 +112,8 @@ def make(
   kinds = [kind for kind, cls in _KINDS.items() if type(drafter) is cls]
   if not kinds:
     raise ValueError(
-      f'{drafter} is no drafter that is trained: save one of {list(_KINDS)}'
+      f'{drafter} is not a kind of drafter that can be saved: give one of '
+      f'{list(_KINDS)}'
     )
   settings = {
     field.name: _to_json(getattr(drafter, field.name))
@@ -130,8 +131,8 @@ def make(
     return json.loads(json.dumps({**own, **more, **own}, allow_nan=False))
   except (TypeError, ValueError) as error:
     raise ValueError(
-      f'the card is no JSON ({error}): give text, finite numbers, lists and '
-      'dicts of them'
+      f'the card cannot be written as JSON ({error}): use only text, finite '
+      'numbers, and lists and dicts of these'
     ) from error
 
 
@@ -148,12 +149,12 @@ def read(folder: epath.Path) -> dict[str, Any]:
     if type(card.get(name)) is not kind:
       raise ValueError(
         f'{path}: {name} is {card.get(name)!r}, expected {kind.__name__}: the '
-        'file is damaged, save the drafter again'
+        'file is damaged, so save the drafter again'
       )
   if card['format'] != _FORMAT:
     raise ValueError(
-      f'{path} is of format {card["format"]}, and this version of the library '
-      f'reads format {_FORMAT}: install the version that wrote it'
+      f'{path} has format {card["format"]}, but this version of the library '
+      f'reads format {_FORMAT}: install the version that wrote the file'
     )
   return card
 
@@ -170,8 +171,9 @@ def drafter_of(
   if card['fingerprint'] != fingerprint:
     name = f'{card.get("target", "the model")} ({card["fingerprint"]})'
     raise ValueError(
-      f'{folder} was trained for {name}, and this target is {fingerprint}: '
-      'load that one, or train a drafter for this one'
+      f'the drafter in {folder} was trained for {name}, but this target is '
+      f'{fingerprint}: load the target of the drafter, or train a drafter for '
+      'this target'
     )
   settings = card['settings']
   try:
@@ -182,8 +184,8 @@ def drafter_of(
     return _KINDS[card['kind']](model=target.model, **settings)
   except (LookupError, TypeError, AttributeError, ValueError) as error:
     raise ValueError(
-      f'{folder / NAME}: {card["kind"]} with {settings} is none of '
-      f'{list(_KINDS)} with its settings ({error}): save the drafter again'
+      f'{folder / NAME}: {card["kind"]} with settings {settings} does not '
+      f'describe any of {list(_KINDS)} ({error}): save the drafter again'
     ) from error
 
 
@@ -195,7 +197,7 @@ def check_present(path: epath.Path) -> None:
     if other.suffix in huggingface.PICKLE_SUFFIXES:
       raise ValueError(_pickle_message(other))
   raise ValueError(
-    f'{path} is not there: give a folder that save_drafter wrote to the end'
+    f'{path} is missing: give a folder that save_drafter finished writing'
   )
 
 

@@ -80,7 +80,9 @@ def save_drafter(
     {name: x.shape for name, x in found.items()},
   )
   if different != tensors.Differences():
-    raise ValueError(f'params: {_sentence(different)}: give those of {drafter}')
+    raise ValueError(
+      f'params: {_sentence(different)}: give the parameters of {drafter}'
+    )
   arrays = {
     name: _to_host(leaf).astype(safetensors_file.DTYPES[_kind(name)])
     for name, leaf in found.items()
@@ -144,8 +146,9 @@ def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
   stored = _open(folder / NAME, trained)
   if _sha256(folder / NAME) != card['sha256']:
     raise ValueError(
-      f'{folder / NAME} holds other weights than {card_lib.NAME} was '
-      'written for: one of the two is damaged or of another drafter'
+      f'{folder / NAME} does not hold the weights that {card_lib.NAME} was '
+      'written for: one of the two files is damaged or belongs to another '
+      'drafter'
     )
   drafter = trained
   if num_draft_tokens is not None:
@@ -153,8 +156,9 @@ def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
   wanted = _by_name(drafter.abstract_params())
   if wanted.keys() - {_UNEMBEDDING} - stored.keys():
     raise ValueError(
-      f'num_draft_tokens is {num_draft_tokens}, and {folder} has heads for '
-      f'{trained.num_draft_tokens}: give at most that, or train more'
+      f'num_draft_tokens is {num_draft_tokens}, but {folder} has heads for '
+      f'only {trained.num_draft_tokens}: give a smaller number, or train more '
+      'heads'
     )
   axes = _by_name(drafter.param_axes())
   dtype = target.model.dtype
@@ -182,10 +186,10 @@ def _open(path, drafter):
   different = compare(drafter, stored)
   if different != tensors.Differences():
     raise ValueError(
-      f'{path}: {_sentence(different)}, for num_draft_tokens = '
-      f'{drafter.num_draft_tokens} and the other settings of '
-      f'{card_lib.NAME}: one of the two files is damaged or of another '
-      'drafter, save both again'
+      f'{path}: {_sentence(different)}, given num_draft_tokens = '
+      f'{drafter.num_draft_tokens} and the other settings in '
+      f'{card_lib.NAME}: one of the two files is damaged or belongs to another '
+      'drafter, so save both again'
     )
   return stored
 
@@ -221,7 +225,7 @@ def _differences(expected, found) -> tensors.Differences:
     missing=tuple(sorted(expected.keys() - found.keys())),
     unknown=tuple(sorted(found.keys() - expected.keys())),
     misshapen=tuple(
-      f'tensor {name} is {found[name]}, expected is {expected[name]}'
+      f'tensor {name} is {found[name]}, expected {expected[name]}'
       for name in sorted(expected.keys() & found.keys())
       if found[name] != expected[name]
     ),
@@ -230,8 +234,12 @@ def _differences(expected, found) -> tensors.Differences:
 
 def _sentence(found: tensors.Differences) -> str:
   missing, unknown = found.missing, found.unknown
-  parts = [f'{tensors.listed(missing)} missing'] if missing else []
-  parts += [f'{tensors.listed(unknown)} unknown'] if unknown else []
+  parts = [f'it lacks {tensors.listed(missing)}'] if missing else []
+  parts += (
+    [f'it has {tensors.listed(unknown)} unknown to the drafter']
+    if unknown
+    else []
+  )
   return '; '.join((*parts, *found.misshapen))
 
 

@@ -135,7 +135,8 @@ def find(name: str) -> epath.Path | None:
     return path
   if files.is_remote(path):
     raise ValueError(
-      f'{path} is not there: check the path, and that this account may read it'
+      f'{path} does not exist: check the path, and that this account can read '
+      'it'
     )
   return None
 
@@ -145,13 +146,13 @@ def _load_file(path, dtype, convert):
     raise ValueError(huggingface.pickle_message(path))
   if path.suffix != '.gguf':
     raise ValueError(
-      f'{path} is no GGUF file: give a .gguf file, or the folder that holds '
+      f'{path} is not a GGUF file: give a .gguf file, or the folder that holds '
       'config.json and the weights'
     )
   if files.is_remote(path):
     raise ValueError(
-      f'{path} is a GGUF file, which is read from a local disk only: copy it '
-      'there, or load a folder with safetensors'
+      f'{path} is a GGUF file, which can only be read from a local disk: copy '
+      'it to one, or load a folder with safetensors'
     )
   model, params, metadata = gguf.load(path, dtype, convert)
   return Loaded(model, params, tokenizer_files.from_gguf(metadata))
@@ -168,8 +169,7 @@ def _load_folder(path, dtype, convert):
   else:
     raise ValueError(
       f'{path} holds neither config.json nor {checkpoint.CONFIG_NAME}: give a '
-      'folder with a model that was saved to the end, or a .gguf file by its '
-      'own name'
+      'folder with a completely saved model, or the path of a .gguf file itself'
     )
   return Loaded(model, params, tokenizer_files.load(path))
 
@@ -206,7 +206,7 @@ def assembled(package: str) -> pathlib.Path:
       module.assemble(pathlib.Path(folder) / path.name).rename(path)
   except (ImportError, OSError, ValueError) as error:
     raise ValueError(
-      f'{path} cannot be put together of the parts of {package} ({error}): '
+      f'{path} cannot be assembled from the parts of {package} ({error}): '
       f'make room there, or run `pip install --force-reinstall {package}`'
     ) from error
   return path
@@ -227,7 +227,7 @@ def download(name: str, patterns: Sequence[str]) -> pathlib.Path:
   """
   if not is_hub_id(name):
     raise ValueError(
-      f'{name!r} is no file, no folder and no hub model: check the path, or '
+      f'{name!r} is not a file, a folder or a hub model: check the path, or '
       f"give 'organisation/name' or one of {list(_PACKAGED)}"
     )
   # Imported only when it is used: it takes as long as the rest of the library.
@@ -241,6 +241,7 @@ def download(name: str, patterns: Sequence[str]) -> pathlib.Path:
   except (errors.HfHubHTTPError, OSError, ValueError) as error:
     reason = ' '.join(str(error).split())
     raise ValueError(
-      f'{name!r} is no local path, and the hub did not give it ({reason}): '
-      'check the name, the network, and the access token of a gated model'
+      f'{name!r} is not a local path, and could not be downloaded from the hub '
+      f'({reason}): check the name, the network, and the access token if the '
+      'model is gated'
     ) from error

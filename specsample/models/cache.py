@@ -196,8 +196,8 @@ def _write_layer(entries, update, start, is_ring):
   room, num_new = size(entries), size(update)
   if num_new > room:
     raise ValueError(
-      f'{num_new} tokens are fed to a ring with room for {room}: give '
-      '`init_cache` the most that are fed before a commit, as max_new'
+      f'{num_new} tokens are fed to a ring with room for {room}: set max_new '
+      'of `init_cache` to the most tokens that are fed before a commit'
     )
   return jax.tree.map(
     lambda x, new: _each_row(_write_round, x, new, start % room),

@@ -58,7 +58,9 @@ def save(
   params = transposed.plain(params)
   mismatch = _mismatch(model, params)
   if mismatch:
-    raise ValueError(f'{mismatch} of {model}: save it with its own model')
+    raise ValueError(
+      f'{mismatch} for {model}: save the parameters with their own model'
+    )
   is_shared = all(map(_is_shared, jax.tree.leaves(params)))
   if jax.process_count() > 1 and not is_shared:
     raise ValueError(
@@ -112,8 +114,8 @@ def restore(
       params = checkpointer.restore(folder / _PARAMS_NAME, target)
   except (OSError, KeyError, ValueError) as error:
     raise ValueError(
-      f'{folder / _PARAMS_NAME} is damaged, or does not fit {CONFIG_NAME}: '
-      f'save the model again ({error})'
+      f'{folder / _PARAMS_NAME} is damaged or does not fit {CONFIG_NAME} '
+      f'({error}): save the model again'
     ) from error
   return model, params
 
@@ -128,8 +130,8 @@ def read_model(folder: epath.Path, dtype: str) -> transformer.Transformer:
     model.abstract_params()
   except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
     raise ValueError(
-      f'{config} describes no model of {list(_FAMILIES)} ({error!r}): save '
-      'the model again'
+      f'{config} does not describe a model of any of the families '
+      f'{list(_FAMILIES)} ({error!r}): save the model again'
     ) from error
   return model
 
@@ -174,7 +176,7 @@ def _mismatch(model, params):
   for key in sorted(found.keys() | expected.keys()):
     if found.get(key) != expected.get(key):
       return (
-        f'parameter {key} has shape {found.get(key)}, expected is '
+        f'parameter {key} has shape {found.get(key)}, expected '
         f'{expected.get(key)}'
       )
   return None

@@ -57,7 +57,8 @@ class Config:
     value = self.get(key, supported)
     if value != supported:
       raise ValueError(
-        f'{self.origin}: {key} is {value!r}, supported is {supported!r} only'
+        f'{self.origin}: {key} is {value!r}, but only {supported!r} is '
+        'supported'
       )
 
   def part(self, key: str) -> 'Config':
@@ -71,5 +72,5 @@ class Config:
     """Returns the error for a value that is not what was expected."""
     return ValueError(
       f'{self.origin}: {key} is {self.get(key)!r}, expected {expected}: the '
-      'file is damaged, or of another architecture'
+      'file is damaged, or is for another architecture'
     )

@@ -53,8 +53,8 @@ class Experts:
     """Raises ValueError if tokens cannot be routed."""
     if not 1 <= self.num_per_token <= self.num_experts:
       raise ValueError(
-        f'num_per_token is {self.num_per_token} and num_experts '
-        f'{self.num_experts}: a token is sent to at least one of them'
+        f'num_per_token is {self.num_per_token} and num_experts is '
+        f'{self.num_experts}: give a num_per_token from 1 to num_experts'
       )
     in_group = self.num_experts // max(self.num_groups, 1)
     if (
@@ -64,9 +64,10 @@ class Experts:
       or self.num_per_token > self.groups_per_token * in_group
     ):
       raise ValueError(
-        f'num_groups is {self.num_groups} and groups_per_token '
-        f'{self.groups_per_token}: {self.num_experts} experts are divided '
-        f'evenly, and {self.num_per_token} of them are in those groups'
+        f'num_groups is {self.num_groups} and groups_per_token is '
+        f'{self.groups_per_token}: divide the {self.num_experts} experts '
+        'evenly into groups, and give each token groups that hold at least '
+        f'{self.num_per_token} experts'
       )
 
 

@@ -49,8 +49,8 @@ def block_size(config: config_lib.Config) -> Block | None:
 
 def _unsupported(part, key, supported):
   return ValueError(
-    f'{part.origin}: {key} of quantization_config is {part.get(key)!r}, '
-    f'supported is {supported}: load a version that is not quantised'
+    f'{part.origin}: {key} of quantization_config is {part.get(key)!r}, but '
+    f'only {supported} is supported: load a version that is not quantised'
   )
 
 

@@ -102,8 +102,8 @@ def model_of(
   architecture = metadata.get('general.architecture')
   if architecture not in _ARCHITECTURES:
     raise ValueError(
-      f'{origin}: architecture {architecture!r} is not supported, '
-      f'{", ".join(_ARCHITECTURES)} are'
+      f'{origin}: architecture is {architecture!r}, but the supported '
+      f'architectures are {", ".join(_ARCHITECTURES)}'
     )
   if metadata.get('split.count', 0) not in (0, 1):
     raise ValueError(
@@ -185,7 +185,7 @@ def _rope_scaling(config, head_dim, reader):
   if rotated != head_dim:
     raise ValueError(
       f'{reader.path}: {rotated} of {head_dim} dimensions are rotated, which '
-      'is not supported: load a model that rotates all'
+      'is not supported: load a model that rotates all dimensions'
     )
   if _ROPE_FACTORS in reader.shapes:
     factors = reader.read(_ROPE_FACTORS)
@@ -203,7 +203,7 @@ def _rope_scaling(config, head_dim, reader):
     return None
   if kind != 'linear' or key is None:
     raise ValueError(
-      f"{reader.path}: rope scaling {kind!r} is not supported: 'linear' with "
-      "a factor and Llama 3.1's factors are"
+      f"{reader.path}: rope scaling is {kind!r}, but only 'linear' with a "
+      "factor and Llama 3.1's factors are supported"
     )
   return rotary.LinearRope(factor=config.number(key))

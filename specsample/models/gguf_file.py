@@ -55,7 +55,7 @@ class Reader:
     except (ValueError, LookupError, struct.error) as error:
       self._file.close()
       raise ValueError(
-        f'{path} is no complete GGUF file ({error}): download it again'
+        f'{path} is not a complete GGUF file ({error}): download it again'
       ) from error
 
   def __enter__(self):
@@ -75,7 +75,7 @@ class Reader:
     except NotImplementedError as error:
       raise ValueError(
         f'{self.path}: tensor {name} is quantised as {tensor.kind.name}, '
-        'which package gguf does not decode: use another quantisation'
+        'which the package gguf does not decode: use another quantisation'
       ) from error
 
   def _read_header(self):
@@ -106,7 +106,9 @@ class Reader:
     for name, tensor in self._tensors.items():
       end = tensor.offset + self.stored[name][1]
       if end > self._size:
-        raise ValueError(f'tensor {name} ends at byte {end} of {self._size}')
+        raise ValueError(
+          f'tensor {name} ends at byte {end} in a file of {self._size} bytes'
+        )
 
   def _tensor_info(self):
     num_dims = self._scalar('I')

@@ -129,7 +129,7 @@ def family_of(config: config_lib.Config) -> family_lib.Family:
   kind = config.get('model_type')
   if kind not in _FAMILIES:
     raise ValueError(
-      f'{config.origin}: model_type {kind!r} is not supported, supported are '
+      f'{config.origin}: model_type is {kind!r}, but the supported types are '
       f'{", ".join(_FAMILIES)}'
     )
   return _FAMILIES[kind]
@@ -160,8 +160,9 @@ def open_tensors(
   for name, tensor in found.items():
     if tensor.kind not in supported:
       raise ValueError(
-        f'{folder}: tensor {name} is stored as {tensor.kind}, supported are '
-        f'{", ".join(supported)}: load a version that is not quantised'
+        f'{folder}: tensor {name} is stored as {tensor.kind}, but the '
+        f'supported types are {", ".join(supported)}: load a version that is '
+        'not quantised'
       )
   tensors.refuse(fp8.compare(found, block), str(folder))
   return fp8.dequantised(found, str(folder), block, dtype)

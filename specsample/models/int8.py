@@ -139,8 +139,8 @@ def refuse(params: Params) -> None:
   found = names(params)
   if found:
     raise ValueError(
-      f'{tensors.listed(found)} of int8, which are not saved: give the exact '
-      'parameters, those of load(..., weights=None)'
+      f'params has {tensors.listed(found)} in int8, which cannot be saved: '
+      'give the exact parameters, from load(..., weights=None)'
     )
 
 

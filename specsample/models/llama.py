@@ -96,8 +96,8 @@ def rope_of(parameters: config_lib.Config) -> dict[str, Any]:
     )
   elif kind != 'default':
     raise ValueError(
-      f"{origin}: rope scaling {kind!r} is not supported: 'default', 'linear', "
-      "'llama3' and 'yarn' are"
+      f"{origin}: rope scaling is {kind!r}, but only 'default', 'linear', "
+      "'llama3' and 'yarn' are supported"
     )
   return {'rope_theta': number('rope_theta'), 'rope_scaling': scaling}
 

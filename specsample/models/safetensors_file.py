@@ -88,7 +88,9 @@ def read_header(path: epath.Path) -> dict[str, Tensor]:
     size = files.size(path)
     start = 8 + int.from_bytes(_read(path, 0, 8), 'little')
     if start > min(size, _MAX_HEADER_BYTES):
-      raise ValueError(f'its header ends at byte {start} of {size}')
+      raise ValueError(
+        f'its header ends at byte {start} in a file of {size} bytes'
+      )
     header = json.loads(_read(path, 8, start))
     header.pop('__metadata__', None)
     return {
@@ -97,7 +99,7 @@ def read_header(path: epath.Path) -> dict[str, Tensor]:
     }
   except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
     raise ValueError(
-      f'{path} is no complete safetensors file ({error}): download it again'
+      f'{path} is not a complete safetensors file ({error}): download it again'
     ) from error
 
 
@@ -117,8 +119,8 @@ def write(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
   for name, array in ordered:
     if array.dtype not in kinds:
       raise ValueError(
-        f'tensor {name} is {array.dtype}, and what is written is '
-        f'{", ".join(map(str, kinds))}: convert it'
+        f'tensor {name} is {array.dtype}, but the dtypes that can be written '
+        f'are {", ".join(map(str, kinds))}: convert it'
       )
     header[name] = {
       'dtype': kinds[array.dtype],
@@ -145,11 +147,15 @@ def _tensor(path, name: str, entry: dict[str, Any], start: int, size: int):
   shape = tuple(entry['shape'])
   tensor = Tensor(path, entry['dtype'], shape, start + first)
   if any(type(number) is not int or number < 0 for number in (first, *shape)):
-    raise ValueError(f'tensor {name} has shape {shape} at {first}')
+    raise ValueError(f'tensor {name} has shape {shape} at offset {first}')
   if start + last > size:
-    raise ValueError(f'tensor {name} ends at byte {start + last} of {size}')
+    raise ValueError(
+      f'tensor {name} ends at byte {start + last} in a file of {size} bytes'
+    )
   if tensor.kind in READABLE:
     expected = math.prod(shape) * READABLE[tensor.kind].itemsize
     if last - first != expected:
-      raise ValueError(f'tensor {name} has {last - first} bytes of {expected}')
+      raise ValueError(
+        f'tensor {name} has {last - first} bytes, expected {expected}'
+      )
   return tensor

@@ -197,21 +197,21 @@ def refuse(found: Differences, origin: str) -> None:
   """Raises ValueError for the first kind of difference, if there is any."""
   if found.missing:
     raise ValueError(
-      f'{origin}: {listed(found.missing)} missing: the checkpoint is '
-      'incomplete, or of another architecture'
+      f'{origin} lacks {listed(found.missing)}: the checkpoint is incomplete '
+      'or has another architecture'
     )
   if found.unknown:
     raise ValueError(
-      f'{origin}: {listed(found.unknown)} unknown to the model: the '
-      'checkpoint is of an architecture that only resembles it'
+      f'{origin} has {listed(found.unknown)} unknown to the model: the '
+      "checkpoint's architecture only resembles the model's"
     )
   if found.misshapen:
     shown = '; '.join(found.misshapen[:_NUM_LISTED])
     num_more = len(found.misshapen) - _NUM_LISTED
     more = f'; and {num_more} more' if num_more > 0 else ''
     raise ValueError(
-      f'{origin}: {shown}{more} from the configuration: one of them is of '
-      'another model'
+      f'{origin}: {shown}{more} according to the configuration: the weights '
+      'and the configuration belong to different models'
     )
 
 

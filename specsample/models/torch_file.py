@@ -54,11 +54,13 @@ def read_header(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
       (name,) = [name for name in entries if name.endswith('/data.pkl')]
       content = _Unpickler(io.BytesIO(archive.read(name))).load()
       if not isinstance(content, dict):
-        raise ValueError(f'it holds {type(content).__name__}, no state dict')
+        raise ValueError(
+          f'its content is of type {type(content).__name__}, not a state dict'
+        )
       folder = name.removesuffix('data.pkl')
       order = entries.get(f'{folder}byteorder')
       if order is not None and archive.read(order) != b'little':
-        raise ValueError('its numbers begin with their highest byte')
+        raise ValueError('its numbers are big-endian')
       return {
         key: _tensor(path, file, entries, folder, (key, value))
         for key, value in content.items()
@@ -66,8 +68,9 @@ def read_header(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
   except _ERRORS as error:
     reason = ' '.join(str(error).split()) or type(error).__name__
     raise ValueError(
-      f'{path} holds no tensors by name as torch.save writes them ({reason}): '
-      'download it again, or save a state_dict with torch 1.6 or later'
+      f'{path} does not hold named tensors as torch.save writes them '
+      f'({reason}): download it again, or save a state_dict with torch 1.6 or '
+      'later'
     ) from error
 
 
@@ -94,7 +97,7 @@ class _MakeView:
   def __call__(self, storage, offset, shape, strides, *others) -> _View:
     del others  # gradients and hooks
     if not isinstance(storage, _Storage):
-      raise ValueError('a tensor without a storage')
+      raise ValueError('a tensor has no storage')
     return _View(storage, offset, tuple(shape), tuple(strides))
 
 
@@ -127,30 +130,33 @@ class _Unpickler(pickle.Unpickler):
     if module == 'torch' and name in _KINDS:
       return _KINDS[name]
     raise pickle.UnpicklingError(
-      f'its pickle asks for {module}.{name}, which could run code: refused'
+      f'its pickle asks for {module}.{name}, which is refused because it could '
+      'run code'
     )
 
   def persistent_load(self, pid: Any) -> _Storage:
     label, kind, key, _, size = pid
     if label != 'storage' or kind not in _KINDS.values():
-      raise ValueError(f'a storage of {kind}')
+      raise ValueError(f'it has a storage of unknown kind {kind}')
     return _Storage(kind, str(key), int(size))
 
 
 def _tensor(path, file, entries, folder, item) -> safetensors_file.Tensor:
   name, view = item
   if not isinstance(name, str) or not isinstance(view, _View):
-    raise ValueError(f'{name!r} is {type(view).__name__}, no tensor by a name')
+    raise ValueError(
+      f'{name!r} is of type {type(view).__name__}, not a named tensor'
+    )
   storage, shape = view.storage, view.shape
   width = safetensors_file.READABLE[storage.kind].itemsize
   info = entries[f'{folder}data/{storage.key}']
   if info.compress_type != zipfile.ZIP_STORED:
     raise ValueError(f'tensor {name} is compressed')
   if info.file_size < storage.size * width:
-    raise ValueError(f'tensor {name} has {info.file_size} bytes')
+    raise ValueError(f'tensor {name} has only {info.file_size} bytes')
   numbers = (*shape, view.offset)
   if any(type(number) is not int or number < 0 for number in numbers):
-    raise ValueError(f'tensor {name} has shape {shape} at {view.offset}')
+    raise ValueError(f'tensor {name} has shape {shape} at offset {view.offset}')
   by_rows = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
   strides = zip(shape, view.strides, by_rows, strict=True)
   if any(size > 1 and found != wanted for size, found, wanted in strides):
@@ -159,7 +165,7 @@ def _tensor(path, file, entries, folder, item) -> safetensors_file.Tensor:
       'with .contiguous()'
     )
   if view.offset + math.prod(shape) > storage.size:
-    raise ValueError(f'tensor {name} ends behind its storage')
+    raise ValueError(f'tensor {name} ends after the end of its storage')
   file.seek(info.header_offset)
   header = file.read(_HEADER_BYTES)
   first = info.header_offset + _HEADER_BYTES

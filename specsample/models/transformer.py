@@ -90,24 +90,26 @@ class Transformer:
     """Raises ValueError for invalid sizes or an unknown activation."""
     if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
       raise ValueError(
-        f'num_heads is {self.num_heads} and num_kv_heads {self.num_kv_heads}: '
-        'each key-value head serves the same number of heads'
+        f'num_heads is {self.num_heads} and num_kv_heads is '
+        f'{self.num_kv_heads}: each key-value head must serve the same number '
+        'of heads'
       )
     if self.num_tokens is not None and not (
       1 <= self.num_tokens <= self.vocab_size
     ):
       raise ValueError(
-        f'num_tokens is {self.num_tokens} and vocab_size {self.vocab_size}: '
-        'tokens are some of the vocabulary; None is all'
+        f'num_tokens is {self.num_tokens} and vocab_size is {self.vocab_size}: '
+        'give a number from 1 to vocab_size, or None for the whole vocabulary'
       )
     if self.sliding_window is not None and self.sliding_window < 1:
       raise ValueError(
-        f'sliding_window is {self.sliding_window}: a token sees at least '
-        'itself; None is no window'
+        f'sliding_window is {self.sliding_window}: give at least 1, because a '
+        'token sees itself, or None for no window'
       )
     if self.activation not in layers.ACTIVATIONS:
       raise ValueError(
-        f'activation is {self.activation!r}: one of {list(layers.ACTIVATIONS)}'
+        f'activation is {self.activation!r}: give one of '
+        f'{list(layers.ACTIVATIONS)}'
       )
 
   def window(self, layer: int) -> int | None:
@@ -195,15 +197,15 @@ class Transformer:
     missing = [i for i in features if i not in there]
     if missing:
       raise ValueError(
-        f'features are {features}, and the model has no layer {missing[0]}: '
+        f'features are {features}, but the model has no layer {missing[0]}: '
         f'name outputs of layers 0 to {self.num_layers - 1}, or the embedding '
         'as -1'
       )
     found = params['norm']['scale'].dtype
     if found != jnp.dtype(self.dtype):
       raise ValueError(
-        f'the parameters are {found} and the model computes in {self.dtype}: '
-        'load both with one dtype'
+        f'the parameters are {found}, but the model computes in {self.dtype}: '
+        'load both with the same dtype'
       )
     made = network.merge(_Network, self, params)
     return made(tokens, cache, features, parents)

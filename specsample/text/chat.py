@@ -35,7 +35,7 @@ def render(
       variable is already set here.
   """
   if not messages:
-    raise ValueError('messages is empty: a chat begins with one message')
+    raise ValueError('messages is empty: give at least one message')
   own = {
     'messages': [_plain(message) for message in messages],
     'add_generation_prompt': add_generation_prompt,
@@ -48,8 +48,8 @@ def render(
   taken = sorted(own.keys() & variables.keys())
   if taken:
     raise ValueError(
-      f'variables name {", ".join(taken)}, which every chat template is given '
-      'already: leave that out'
+      f'variables has {", ".join(taken)}, which every chat template is already '
+      'given: leave it out'
     )
   try:
     return _compile(template).render(own, **variables)

@@ -63,7 +63,7 @@ def load(path: str | os.PathLike[str]) -> text.Tokenizer | None:
     backend = tokenizers.Tokenizer.from_buffer(source.read_bytes())
   except Exception as error:  # The package raises nothing narrower.
     raise ValueError(
-      f'{source} is no tokenizer ({error}): download it again'
+      f'{source} is not a tokenizer ({error}): download it again'
     ) from error
   # Settings of somebody's training run, not of the model.
   backend.no_truncation()
@@ -266,5 +266,7 @@ def _chat_template(folder, config):
     named = {entry.get('name'): entry.get('template') for entry in template}
     template = named.get('default')
   if not isinstance(template, str | None):
-    raise ValueError(f'{folder}: chat_template is {template!r}, no string')
+    raise ValueError(
+      f'{folder}: chat_template is {template!r}, expected a string'
+    )
   return template

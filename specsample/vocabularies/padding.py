@@ -56,9 +56,9 @@ def _check_names(own: text.Tokenizer, others: text.Tokenizer) -> None:
   for i in sorted(own_names.keys() & other_names.keys()):
     if own_names[i] != other_names[i]:
       raise ValueError(
-        f'token {i} is {own_names[i]!r} to the draft model and '
-        f'{other_names[i]!r} to the target: draft with a model of the same '
-        'family, whose tokenizer is the same, or with drafters.TLI'
+        f'token {i} is {own_names[i]!r} for the draft model but '
+        f'{other_names[i]!r} for the target: draft with a model of the same '
+        'family, which has the same tokenizer, or with drafters.TLI'
       )
 
 

@@ -152,8 +152,9 @@ class _Writer:
     self._room = min(room, draft.model.max_length - num_draft_tokens)
     if self._room < 1:
       raise ValueError(
-        f'the draft model takes {draft.model.max_length} tokens: too few for '
-        f'{num_draft_tokens} drafts behind a text'
+        f'the draft model takes at most {draft.model.max_length} tokens, too '
+        f'few for {num_draft_tokens} draft tokens after a text: draft fewer '
+        'tokens, or use a draft model with a longer context'
       )
     self._fed: list[list[int]] = [[] for _ in range(batch_size)]
     self._state = self._chain.init(

@@ -118,8 +118,8 @@ def _decoder(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
     is_replace = step['type'] == 'Replace' and 'String' in step['pattern']
     if step['type'] not in known and not is_replace:
       raise ValueError(
-        f'a tokenizer decodes by {step}, of which it is not known what a '
-        'token stands for: draft with slem.generate, which goes over text'
+        f'a tokenizer decodes with {step}, so it is not known what its tokens '
+        'stand for: draft with slem.generate, which exchanges text'
       )
   return steps
 

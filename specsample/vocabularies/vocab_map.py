@@ -115,7 +115,7 @@ def of(
       known what the tokens of one tokenizer stand for.
   """
   if max_pieces < 1:
-    raise ValueError(f'max_pieces is {max_pieces}: feed at least 1 a token')
+    raise ValueError(f'max_pieces is {max_pieces}: feed at least 1 per token')
   there = lambda tokenizer, size: {
     i: token for i, token in token_bytes.of(tokenizer).items() if i < size
   }
@@ -126,9 +126,10 @@ def of(
   num_shared = int(np.sum(draft_ids >= 0))
   if num_shared <= least_share * min(len(own), len(others)):
     raise ValueError(
-      f'the draft model has {len(own)} tokens and the target {len(others)}, '
-      f'and {num_shared} of them stand for the same text: too few to draft '
-      'with; slem.generate drafts text and shares no tokens'
+      f'the draft model has {len(own)} tokens and the target has '
+      f'{len(others)}, but only {num_shared} of them stand for the same text, '
+      'too few to draft with: use slem.generate, which drafts text and needs '
+      'no shared tokens'
     )
   adds = lambda tokenizer: tuple(tokenizer.encode(''))
   bos = adds(target)

@@ -80,10 +80,10 @@ _EVALUATE = {
     'layers are (0, 7) ... layers 0 to 1: name at least one'
   ),
   "--gin_bindings=TARGET = 'nowhere'": (
-    "'nowhere' is no file ... check the path"
+    "'nowhere' is not a file ... check the path"
   ),
   "--gin_bindings=TARGET = 'FOLDER/model.onnx'": (
-    'model.onnx is no GGUF file ... give a .gguf file'
+    'model.onnx is not a GGUF file ... give a .gguf file'
   ),
   "--gin_bindings=TARGET = 'FOLDER/model.bin'": (
     'model.bin may be a pickle ... safe_serialization'
@@ -101,11 +101,12 @@ _EVALUATE = {
   ),
   '--gin_bindings=Mesh.data = 2': 'a mesh of 2 x 1 needs 2 devices, but there',
   f"{_MEDUSA} --gin_bindings=medusa/trained.name = 'FOLDER/nowhere'": (
-    "nowhere' is no folder and no drafter ... give the folder ... or one of ["
+    "nowhere' is neither a folder nor a drafter ... give the folder ... or "
+    'one of ['
   ),
   f"{_MEDUSA} --gin_bindings=medusa/trained.name = 'FOLDER/drafter'": (
-    'drafter was trained for another (0123), and this target is ... load that '
-    'one, or train'
+    'drafter was trained for another (0123), but this target is ... load the '
+    'target of the drafter, or train'
   ),
 }
 _GENERATE = {
@@ -138,8 +139,8 @@ _GENERATE = {
     'model.bin may be a pickle ... safe_serialization'
   ),
   "--drafter=hydra --gin_bindings=hydra/trained.name = 'FOLDER/drafter'": (
-    'drafter was trained for another (0123), and this target is ... load that '
-    'one, or train'
+    'drafter was trained for another (0123), but this target is ... load the '
+    'target of the drafter, or train'
   ),
   "--drafter=draft --gin_bindings=draft/trained.name = 'FOLDER/model.bin'": (
     'model.bin may be a pickle ... give a folder that save_drafter wrote'
@@ -161,7 +162,7 @@ _BENCHMARK = {
     'num_draft_tokens is -1 ... draft at least'
   ),
   "--gin_bindings=TARGET = 'nowhere'": (
-    "'nowhere' is no file ... check the path"
+    "'nowhere' is not a file ... check the path"
   ),
   "--gin_bindings=TARGET = 'FOLDER/scaled'": (
     'LinearRope(factor=2.0) ... rope_scaling ... Benchmark.loaded = None'

@@ -195,7 +195,7 @@ def test_models_of_the_library_are_told(tmp_path):
   assert 'specsample.json: ' in _problems(tmp_path / 'whole')[0][0]
   (tmp_path / 'whole' / 'specsample.json').write_text('{}')
   texts, _ = _problems(tmp_path / 'whole')
-  assert 'describes no model' in texts[0]
+  assert 'does not describe a model' in texts[0]
 
 
 # For each layout: its tensors, its configuration and the resulting class.
@@ -298,7 +298,10 @@ def test_a_kind_of_speculator_that_is_not_known_is_named(tmp_path):
   _change(folder / 'config.json', speculators_model_type='mlp')
   texts, _ = _problems(folder)
   assert len(texts) == 1
-  assert "is 'mlp', supported are eagle, eagle3, dflash, dspark" in texts[0]
+  assert (
+    "is 'mlp', but the supported types are eagle, eagle3, dflash, dspark"
+    in texts[0]
+  )
 
 
 def test_drafters_of_the_library_are_told(tmp_path):
@@ -330,17 +333,17 @@ def test_drafters_of_the_library_are_told(tmp_path):
   checkpoint.save(tmp_path / 'wide', wide, wide.init(jax.random.key(0)))
   texts, names = _problems(folder, tmp_path / 'wide')
   assert 'of another shape' in texts[0]
-  assert 'BF16 (16, 16), expected is BF16 (24, 24)' in ' '.join(names)
+  assert 'BF16 (16, 16), expected BF16 (24, 24)' in ' '.join(names)
 
   os.truncate(folder / 'drafter.safetensors', 500)
   (folder / 'card.json').write_text('{"format": 1}')
   texts, _ = _problems(folder)
   assert len(texts) == 2
   assert 'kind is None, expected str' in texts[0]
-  assert 'no complete safetensors file' in texts[1]
+  assert 'not a complete safetensors file' in texts[1]
   (folder / 'card.json').unlink()
   texts, _ = _problems(folder / 'drafter.safetensors')
-  assert 'card.json is not there' in texts[0]
+  assert 'card.json is missing' in texts[0]
 
 
 def test_shards_that_are_missing_or_cut_off_are_named(tmp_path):
@@ -353,7 +356,7 @@ def test_shards_that_are_missing_or_cut_off_are_named(tmp_path):
   texts, names = _problems(tmp_path)
   assert '2 files missing that the index names' in texts[0]
   assert {shard.name for shard in shards[:2]} <= set(names)
-  assert f'{shards[2].name} is no complete safetensors file' in texts[1]
+  assert f'{shards[2].name} is not a complete safetensors file' in texts[1]
   assert 'tensors missing' in texts[2]
   index = json.loads((tmp_path / 'model.safetensors.index.json').read_text())
   gone = {shard.name for shard in shards[:3]}
@@ -364,15 +367,19 @@ def test_shards_that_are_missing_or_cut_off_are_named(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'expected', 'num_names'),
   [
-    ({'model_type': 'mamba'}, "'mamba' is not supported, ... qwen3_moe", 0),
-    ({'hidden_act': 'gelu'}, "hidden_act is 'gelu', supported is 'silu'", 0),
+    (
+      {'model_type': 'mamba'},
+      "is 'mamba', but the supported types are ... qwen3_moe",
+      0,
+    ),
+    ({'hidden_act': 'gelu'}, "hidden_act is 'gelu', but only 'silu' is", 0),
     ({'hidden_size': None}, 'hidden_size is None, expected an integer', 0),
     ({'num_hidden_layers': 4}, '18 tensors missing', 18),
     ({'num_hidden_layers': 1}, '9 tensors unknown', 9),
     ({'vocab_size': 97}, '2 tensors of another shape', 2),
     (
       {'quantization_config': {'quant_method': 'gptq'}},
-      "quant_method of quantization_config is 'gptq', supported is 'fp8'",
+      "quant_method of quantization_config is 'gptq', but only 'fp8' is",
       0,
     ),
   ],
@@ -446,7 +453,7 @@ def test_weights_that_cannot_be_read_are_named(tmp_path):
   assert 'pytorch_model.bin may be a pickle' in texts[0]
   (tmp_path / 'fp8' / 'pytorch_model.bin').write_bytes(b'cos\nabort\n(tR.')
   texts, _ = _problems(tmp_path / 'fp8')
-  assert 'holds no tensors by name as torch.save writes them' in texts[0]
+  assert 'does not hold named tensors as torch.save writes them' in texts[0]
   (tmp_path / 'fp8' / 'pytorch_model.bin').unlink()
   texts, names = _problems(tmp_path / 'fp8')
   assert texts == ['no file of weights: download them', '21 tensors missing']
@@ -503,10 +510,11 @@ def test_broken_gguf_files_are_told(tmp_path, write_gguf):
   ]
   assert len(names) == 12
   os.truncate(path, path.stat().st_size - 1000)
-  assert 'is no complete GGUF file (tensor ' in _problems(path)[0][0]
+  assert 'is not a complete GGUF file (tensor ' in _problems(path)[0][0]
   path.unlink()
   write_gguf(path, {'general.architecture': 'mamba'})
-  assert "'mamba' is not supported, llama, gemma3," in _problems(path)[0][0]
+  message = "is 'mamba', but the supported architectures are llama, gemma3,"
+  assert message in _problems(path)[0][0]
 
 
 def test_files_alone_are_told(tmp_path):

@@ -305,7 +305,7 @@ def test_a_fault_is_looked_into(story):
 _BAD = {
   'Ablation.num_nodes = ()': 'Ablation.num_nodes is (): give at least one',
   'Ablation.depths = (0,)': 'Ablation.depths is (0,): give at least one',
-  'Ablation.depths = (3,)': 'num_draft_tokens is 3, and ... has heads for 2',
+  'Ablation.depths = (3,)': 'num_draft_tokens is 3, but ... heads for only 2',
   'Ablation.num_nodes = (1,)': 'num_nodes has 1, and no tree ... is 2 deep',
   'Ablation.num_nodes = (13,)': 'num_nodes has 13, ... 3 children a node',
   'Ablation.candidates = (99,)': 'Ablation.candidates are (99,), and no tree',

@@ -222,7 +222,9 @@ def test_fewer_heads_are_the_first_ones(saved, trained, name):
   expected = _rounded(trained[name])
   expected['heads'] = {i: expected['heads'][i] for i in (0, 1)}
   _assert_equal(loaded.params, expected)
-  with pytest.raises(ValueError, match=r'is 4, and .* has heads for 3: give'):
+  with pytest.raises(
+    ValueError, match=r'is 4, but .* has heads for only 3: give'
+  ):
     specsample.load_drafter(saved / name, _TARGET, 4)
   with pytest.raises(ValueError, match='num_draft_tokens is 0: draft at least'):
     specsample.load_drafter(saved / name, _TARGET, 0)
@@ -257,7 +259,9 @@ def test_shipped_drafters_have_names(saved, tmp_path, monkeypatch):
   shutil.copytree(saved / 'medusa', tmp_path / 'tiny-llama' / 'medusa')
   loaded = specsample.load_drafter('tiny-llama/medusa', _TARGET)
   assert loaded.drafter == _DRAFTERS['medusa']
-  message = r"'tiny-llama' is no folder .* one of \['tiny-llama/medusa'\]$"
+  message = (
+    r"'tiny-llama' is neither a folder .* one of \['tiny-llama/medusa'\]$"
+  )
   with pytest.raises(ValueError, match=message):
     specsample.load_drafter('tiny-llama', _TARGET)
 
@@ -267,8 +271,8 @@ def test_a_drafter_of_another_target_is_refused(saved):
   target = specsample.Loaded(_MODEL, other, None)
   own = fingerprint.of(_TARGET.params)
   message = (
-    rf'medusa was trained for tiny \({own}\), and this target is '
-    f'{fingerprint.of(other)}: .* train a drafter for this one'
+    rf'medusa was trained for tiny \({own}\), but this target is '
+    f'{fingerprint.of(other)}: .* train a drafter for this target'
   )
   with pytest.raises(ValueError, match=message):
     specsample.load_drafter(saved / 'medusa', target)
@@ -314,7 +318,7 @@ _KERNEL = 'heads.0.project.linear.kernel'
 _DAMAGES = {
   'truncated': (
     lambda folder: _cut(folder / 'drafter.safetensors', 3000),
-    r'no complete safetensors file \(tensor .* ends at byte',
+    r'not a complete safetensors file \(tensor .* ends at byte',
   ),
   'damaged card': (
     lambda folder: _cut(folder / 'card.json', 100),
@@ -322,11 +326,11 @@ _DAMAGES = {
   ),
   'no card': (
     lambda folder: os.remove(folder / 'card.json'),
-    r'card\.json is not there: give a folder that save_drafter wrote',
+    r'card\.json is missing: give a folder that save_drafter finished',
   ),
   'no weights': (
     lambda folder: os.remove(folder / 'drafter.safetensors'),
-    r'drafter\.safetensors is not there: give a folder',
+    r'drafter\.safetensors is missing: give a folder',
   ),
   'a pickle for the weights': (
     lambda folder: _as_pickle(folder, 'drafter.safetensors'),
@@ -337,15 +341,15 @@ _DAMAGES = {
       _as_pickle(folder, 'drafter.safetensors'),
       os.remove(folder / 'card.json'),
     ),
-    r'medusa_lm_head\.pt holds no tensors by name as torch.save writes them',
+    r'medusa_lm_head\.pt does not hold named tensors as torch.save writes them',
   ),
   'other weights of the same shapes': (
     lambda folder: _flip(folder / 'drafter.safetensors'),
-    r'holds other weights than card\.json was written for',
+    r'does not hold the weights that card\.json was written for',
   ),
   'another format': (
     lambda folder: _edit_card(folder, format=2),
-    'is of format 2, and this version of the library reads format 1',
+    'has format 2, but this version of the library reads format 1',
   ),
   'no fingerprint': (
     lambda folder: _edit_card(folder, fingerprint=None),
@@ -353,7 +357,7 @@ _DAMAGES = {
   ),
   'unknown kind': (
     lambda folder: _edit_card(folder, kind='lookahead'),
-    r"lookahead with .* is none of \['dflash', .*'medusa', 'mtp'\]",
+    r"lookahead .* does not describe any of \['dflash', .*'medusa', 'mtp'\]",
   ),
   'unknown setting': (
     lambda folder: _edit_settings(folder, num_trees=2),
@@ -365,31 +369,31 @@ _DAMAGES = {
   ),
   'more heads in the card': (
     lambda folder: _edit_settings(folder, num_draft_tokens=4),
-    r'5 tensors \(heads\.3\.blocks\.0\.linear\.bias, .* missing, for '
+    r'it lacks 5 tensors \(heads\.3\.blocks\.0\.linear\.bias, .*, given '
     'num_draft_tokens = 4 .* save both again',
   ),
   'fewer heads in the card': (
     lambda folder: _edit_settings(folder, num_draft_tokens=2),
-    r'5 tensors \(heads\.2\..* unknown, for num_draft_tokens = 2',
+    r'it has 5 tensors \(heads\.2\..* unknown .*, given num_draft_tokens = 2',
   ),
   'missing and unknown': (
     lambda folder: _edit_arrays(
       folder, lambda arrays: arrays.update(more=arrays.pop(_KERNEL))
     ),
-    rf'1 tensors \({_KERNEL}\) missing; 1 tensors \(more\) unknown',
+    rf'it lacks 1 tensors \({_KERNEL}\); it has 1 tensors \(more\) unknown',
   ),
   'of another shape': (
     lambda folder: _edit_arrays(
       folder, lambda arrays: arrays.update({_KERNEL: arrays[_KERNEL][:8]})
     ),
-    rf'tensor {_KERNEL} is BF16 \(8, 16\), expected is BF16 \(16, 16\)',
+    rf'tensor {_KERNEL} is BF16 \(8, 16\), expected BF16 \(16, 16\)',
   ),
   'of another dtype': (
     lambda folder: _edit_arrays(
       folder,
       lambda arrays: arrays.update({_KERNEL: np.zeros((16, 16), np.int64)}),
     ),
-    rf'tensor {_KERNEL} is I64 \(16, 16\), expected is BF16 \(16, 16\)',
+    rf'tensor {_KERNEL} is I64 \(16, 16\), expected BF16 \(16, 16\)',
   ),
   'd2t outside': (
     lambda folder: _edit_arrays(
@@ -426,13 +430,21 @@ def test_nothing_is_left_of_what_cannot_be_saved(trained, saved, tmp_path):
     path, drafter, params, target=_TARGET, card=card
   )
   path, params = tmp_path / 'medusa', trained['medusa']
-  with pytest.raises(ValueError, match=r'the card is no JSON .* finite'):
+  with pytest.raises(
+    ValueError, match=r'the card cannot be written as JSON .* finite'
+  ):
     save(path, medusa, params, {'loss': float('nan')})
-  with pytest.raises(ValueError, match=r'the card is no JSON \(.*ndarray'):
+  with pytest.raises(
+    ValueError, match=r'card cannot be written as JSON \(.*ndarray'
+  ):
     save(path, medusa, params, {'loss': np.ones(2)})
-  with pytest.raises(ValueError, match=r'is no drafter that is trained'):
+  with pytest.raises(
+    ValueError, match=r'is not a kind of drafter that can be saved'
+  ):
     save(path, drafters.Ngram(num_draft_tokens=2), params, {})
-  with pytest.raises(ValueError, match=r'params: 5 tensors \(heads\.2.*give'):
+  with pytest.raises(
+    ValueError, match=r'params: it .* 5 tensors \(heads\.2.*give'
+  ):
     save(path, dataclasses.replace(medusa, num_draft_tokens=2), params, {})
   assert not os.listdir(tmp_path)
   before = (saved / 'medusa' / 'card.json').read_bytes()

@@ -86,7 +86,7 @@ def test_a_hub_model_is_loaded_from_the_cache(folder, tmp_path):
   ).stdout.splitlines()
   assert lines[0] == '[19556]'
   assert len(lines) == 2
-  assert "'organisation/absent' is no local path" in lines[1]
+  assert "'organisation/absent' is not a local path" in lines[1]
   assert 'check the name, the network' in lines[1]
 
 
@@ -103,7 +103,7 @@ def test_a_hub_model_is_loaded_from_the_cache(folder, tmp_path):
 )
 def test_what_is_nowhere_is_named(name, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(ValueError, match='no hub model') as caught:
+  with pytest.raises(ValueError, match='or a hub model') as caught:
     specsample.load(name)
   assert repr(name) in str(caught.value)
   assert 'smollm2-135m-instruct' in str(caught.value)

@@ -227,5 +227,7 @@ def test_rows_of_deepseek_that_are_no_pairs_are_refused(tmp_path):
     **_SIZES | _LATENT | _EXPERTS, rope_interleave=False
   )
   config.save_pretrained(tmp_path)
-  with pytest.raises(ValueError, match='rope_interleave is False, supported'):
+  with pytest.raises(
+    ValueError, match='rope_interleave is False, but only True is'
+  ):
     specsample.load(tmp_path)

@@ -49,7 +49,7 @@ def test_parts_are_those_of_the_matrix(tmp_path, dtype):
 @pytest.mark.parametrize(
   ('tensors', 'settings', 'words'),
   [
-    ({_SCALE: None}, {}, [f'1 tensors ({_SCALE}) missing']),
+    ({_SCALE: None}, {}, [f'lacks 1 tensors ({_SCALE})']),
     (
       {_SCALE: torch.ones(6, 4)},
       {},
@@ -60,7 +60,7 @@ def test_parts_are_those_of_the_matrix(tmp_path, dtype):
       {'model.norm.weight': torch.ones(32).to(torch.float8_e4m3fn)}
       | {'model.norm.weight_scale_inv': torch.ones(4)},
       {},
-      ['1 tensors (model.norm.weight_scale_inv) unknown'],
+      ['has 1 tensors (model.norm.weight_scale_inv) unknown'],
     ),
     ({}, {'weight_block_size': [16, 8]}, ['_scale_inv has shape', '(3, 4)']),
     (
@@ -68,10 +68,18 @@ def test_parts_are_those_of_the_matrix(tmp_path, dtype):
       {'weight_block_size': None},
       ['weight_block_size of quantization_config is None', '[rows, columns]'],
     ),
-    ({}, {'weight_block_size': [128]}, ['is [128], supported is [rows, c']),
-    ({}, {'weight_block_size': [0, 8]}, ['is [0, 8], supported is [rows, c']),
-    ({}, {'quant_method': 'gptq'}, ["is 'gptq', supported is 'fp8': load a"]),
-    ({}, None, ['stored as F8_E4M3, supported are F64', 'not quantised']),
+    ({}, {'weight_block_size': [128]}, ['is [128], but only [rows, c']),
+    ({}, {'weight_block_size': [0, 8]}, ['is [0, 8], but only [rows, c']),
+    (
+      {},
+      {'quant_method': 'gptq'},
+      ["is 'gptq', but only 'fp8' is supported: load a"],
+    ),
+    (
+      {},
+      None,
+      ['stored as F8_E4M3, but the supported types are F64', 'not quantised'],
+    ),
   ],
 )
 def test_what_is_wrong_is_named(tmp_path, tensors, settings, words):

@@ -256,8 +256,11 @@ def _rejected(path, *words):
       {'llama.feed_forward_length': 97},
       ['blk.0.ffn_down.weight', '(64, 96)', '(64, 97)'],
     ),
-    ({'llama.block_count': 3}, ['9 tensors', 'blk.2.attn_k.weight', 'missing']),
-    ({'llama.block_count': 1}, ['9 tensors', 'blk.1.attn_k.weight', 'unknown']),
+    ({'llama.block_count': 3}, ['lacks 9 tensors', 'blk.2.attn_k.weight']),
+    (
+      {'llama.block_count': 1},
+      ['has 9 tensors', 'blk.1.attn_k.weight', 'unknown'],
+    ),
   ],
 )
 def test_metadata_that_does_not_fit_is_named(

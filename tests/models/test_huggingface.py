@@ -93,7 +93,7 @@ def folder(tmp_path):
   ('changes', 'words'),
   [
     ({'model_type': 'mamba'}, ["'mamba'", 'llama, mistral']),
-    ({'model_type': None}, ['model_type None']),
+    ({'model_type': None}, ['model_type is None']),
     ({'hidden_act': 'gelu'}, ['hidden_act', "'gelu'", "'silu'"]),
     ({'mlp_bias': True}, ['mlp_bias', 'True']),
     (
@@ -114,8 +114,8 @@ def folder(tmp_path):
     ),
     ({'vocab_size': 97}, ['embed_tokens', '(96, 32)', '(97, 32)']),
     ({'num_key_value_heads': 1}, ['k_proj', '(16, 32)', '(8, 32)']),
-    ({'num_hidden_layers': 3}, ['9 tensors', 'layers.2.', 'missing']),
-    ({'num_hidden_layers': 1}, ['9 tensors', 'layers.1.', 'unknown']),
+    ({'num_hidden_layers': 3}, ['lacks 9 tensors', 'layers.2.']),
+    ({'num_hidden_layers': 1}, ['has 9 tensors', 'layers.1.', 'unknown']),
     (
       {'model_type': 'mistral', 'sliding_window': -1},
       ['sliding_window is -1'],
@@ -124,7 +124,7 @@ def folder(tmp_path):
       {'model_type': 'mistral', 'sliding_window': 0},
       ['sliding_window is 0'],
     ),
-    ({'attention_bias': True}, ['8 tensors', '_proj.bias', 'missing']),
+    ({'attention_bias': True}, ['lacks 8 tensors', '_proj.bias']),
     ({'tie_word_embeddings': 'false'}, ["tie_word_embeddings is 'false'"]),
     ({'rope_parameters': 5}, ['rope_parameters is 5']),
   ],

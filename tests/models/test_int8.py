@@ -188,11 +188,11 @@ def test_smollm2_stays_close_to_what_it_was(smollm2):
 
 def test_matrices_of_int8_are_not_saved(saved, tmp_path):
   target = specsample.load(saved / 'model', weights='int8')
-  message = r'attention\.\w+\.kernel.* of int8.*weights=None'
+  message = r'attention\.\w+\.kernel.* in int8.*weights=None'
   with pytest.raises(ValueError, match=message):
     checkpoint.save(tmp_path / 'model', target.model, target.params)
   loaded = specsample.load_drafter(saved / 'drafter', target)
-  with pytest.raises(ValueError, match=r'heads.*kernel.* of int8'):
+  with pytest.raises(ValueError, match=r'heads.*kernel.* in int8'):
     specsample.save_drafter(
       tmp_path / 'drafter',
       loaded.drafter,

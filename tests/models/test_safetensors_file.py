@@ -65,7 +65,7 @@ def test_what_is_written_is_what_the_package_reads(tmp_path, arrays):
 def test_an_array_of_no_supported_dtype_is_not_written(tmp_path, arrays):
   path = tmp_path / 'model.safetensors'
   with pytest.raises(
-    ValueError, match='tensor ids is int64, and what is writt'
+    ValueError, match='tensor ids is int64, but the dtypes that can be writt'
   ):
     safetensors_file.write(files.at(path), arrays)
   assert not path.exists()
@@ -75,10 +75,10 @@ def test_an_array_of_no_supported_dtype_is_not_written(tmp_path, arrays):
   ('change', 'words'),
   [
     ({'data_offsets': [0, 10**9]}, 'ends at byte 1000000'),
-    ({'data_offsets': [0, 16]}, 'has 16 bytes of 20'),
-    ({'data_offsets': [-4, 16]}, 'at -4'),
+    ({'data_offsets': [0, 16]}, 'has 16 bytes, expected 20'),
+    ({'data_offsets': [-4, 16]}, 'at offset -4'),
     ({'data_offsets': 20}, 'int'),
-    ({'shape': [5, 2]}, 'has 20 bytes of 40'),
+    ({'shape': [5, 2]}, 'has 20 bytes, expected 40'),
     ({'shape': [-5]}, r'shape \(-5,\)'),
     ({'shape': None}, 'NoneType'),
   ],
@@ -98,7 +98,7 @@ def test_a_damaged_entry_is_found(tmp_path, change, words):
   write(entry | change)
   with pytest.raises(ValueError, match=words) as caught:
     safetensors_file.read_header(files.at(path))
-  assert f'{path} is no complete safetensors file' in str(caught.value)
+  assert f'{path} is not a complete safetensors file' in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -115,5 +115,5 @@ def test_a_damaged_entry_is_found(tmp_path, change, words):
 def test_a_damaged_header_is_found(tmp_path, content):
   path = tmp_path / 'model.safetensors'
   path.write_bytes(content)
-  with pytest.raises(ValueError, match='no complete safetensors file'):
+  with pytest.raises(ValueError, match='not a complete safetensors file'):
     safetensors_file.read_header(files.at(path))

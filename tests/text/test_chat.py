@@ -90,7 +90,7 @@ def test_variables_are_what_a_template_asks_for(reference, variables):
 
 @pytest.mark.parametrize('name', ['messages', 'tools', 'eos_token'])
 def test_variables_that_are_set_already_are_refused(name):
-  with pytest.raises(ValueError, match=f'variables name {name}, which every'):
+  with pytest.raises(ValueError, match=f'variables has {name}, which every'):
     _render(_TEMPLATES['chatml'], variables={name: 'x', 'think': True})
 
 

@@ -103,7 +103,9 @@ def test_a_model_of_the_same_size_stays_as_it_is():
 
 def test_other_names_are_refused():
   names = [*_NAMES[:5], 'other', *_NAMES[6:]]
-  message = r"token 5 is 'other' to the draft model and 'token5' to the target"
+  message = (
+    r"token 5 is 'other' for the draft model but 'token5' for the target"
+  )
   with pytest.raises(ValueError, match=message):
     specsample.match_vocabulary(_loaded(20, names=names), _loaded(_SIZE))
 

@@ -194,5 +194,6 @@ def test_without_room_the_target_goes_on_alone():
   np.testing.assert_array_equal(output.tokens, _plain().tokens)
   # The draft model has room for five letters and three drafts.
   assert output.proposed[1].sum() > output.proposed[1, 1:].sum() > 0
-  with pytest.raises(ValueError, match='takes 3 tokens: too few for 3 drafts'):
+  message = 'takes at most 3 tokens, too few for 3 draft tokens'
+  with pytest.raises(ValueError, match=message):
     _generate(draft=_loaded(_SHORT, max_length=3))

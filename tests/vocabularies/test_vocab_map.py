@@ -212,7 +212,9 @@ def test_too_few_shared_tokens_are_refused(num_shared):
   target = _words([f'word{i}' for i in range(30)])
   names = [f'other{i}' for i in range(20 - num_shared)]
   draft = _words([*names, *(f'word{i}' for i in range(num_shared))])
-  message = f'20 tokens and the target 30, and {num_shared} of them .* slem'
+  message = (
+    f'20 tokens and the target has 30, but only {num_shared} of them .* slem'
+  )
   with pytest.raises(ValueError, match=message):
     _map(draft, target)
 

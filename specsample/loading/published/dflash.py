@@ -44,9 +44,9 @@ def plan(
   mask_id = setting('mask_token_id')
   if type(mask_id) is not int or not 0 <= mask_id < target.model.vocab_size:
     raise ValueError(
-      f'{config.origin}: mask_token_id is {mask_id!r}, and the target has '
-      f'tokens 0 to {target.model.vocab_size - 1}: the drafter is of another '
-      'target'
+      f'{config.origin}: mask_token_id is {mask_id!r}, but the target has '
+      f'tokens 0 to {target.model.vocab_size - 1}: the drafter was made for '
+      'another target'
     )
   from_pending = _drafts_from_pending(source)
   if num_draft_tokens is None:
@@ -94,9 +94,9 @@ def _check_heads(source, is_spark):
   if rank is not None and bool(rank) != is_spark:
     there = 'a' if is_spark else 'no'
     raise ValueError(
-      f'{config.origin}: markov_rank is {rank!r}, and {source.folder} holds '
-      f'{there} tensor {_NAMES["markov.before"]}: one of the two is of another '
-      'drafter'
+      f'{config.origin}: markov_rank is {rank!r}, but {source.folder} has '
+      f'{there} tensor {_NAMES["markov.before"]}: one of the two belongs to '
+      'another drafter'
     )
 
 
@@ -127,7 +127,7 @@ def _feature_layers(source, target):
   ids = ids or source_lib.numbers(config, key)
   if not ids:
     raise ValueError(
-      f'{config.origin}: {key} are not there: the file does not say which of '
-      "the target's layers are read, give a list of their numbers"
+      f'{config.origin}: {key} is missing, so it is not known which of the '
+      "target's layers are read: add a list of their numbers"
     )
   return eagle.of_outputs(source, target, ids)

@@ -114,16 +114,17 @@ def read_ids(
   if 'd2t' not in source.tensors:
     if wanted is not None and wanted != target.model.vocab_size:
       raise ValueError(
-        f'{source.config.origin}: draft_vocab_size is {wanted}, and '
-        f'{source.folder} holds no tensor d2t: the target has '
-        f'{target.model.vocab_size} tokens'
+        f'{source.config.origin}: draft_vocab_size is {wanted}, but '
+        f'{source.folder} has no tensor d2t to map these tokens to the '
+        f"target's {target.model.vocab_size}: the checkpoint is incomplete, or "
+        'was made for another target'
       )
     return None, ignored
   offsets = source.read('d2t')
   if wanted is not None and offsets.shape != (wanted,):
     raise ValueError(
-      f'{source.config.origin}: draft_vocab_size is {wanted}, and tensor d2t '
-      f'has shape {offsets.shape}: one of them is of another drafter'
+      f'{source.config.origin}: draft_vocab_size is {wanted}, but tensor d2t '
+      f'has shape {offsets.shape}: one of the two belongs to another drafter'
     )
   ids = offsets + np.arange(offsets.size).reshape(offsets.shape)
   try:
@@ -134,8 +135,8 @@ def read_ids(
     flags = source.read('t2d').astype(bool)
     if not np.array_equal(np.flatnonzero(flags), np.sort(ids)):
       raise ValueError(
-        f'{source.folder}: tensors d2t and t2d name other tokens: one of them '
-        'is damaged, or of another drafter'
+        f'{source.folder}: tensors d2t and t2d name different tokens: one of '
+        'the two is damaged or belongs to another drafter'
       )
   return ids.astype(np.int32), ignored
 
@@ -152,8 +153,8 @@ def of_outputs(
   if target.model.num_layers - 1 in layers:
     raise ValueError(
       f'{source.config.origin}: the drafter reads the output of layer '
-      f'{target.model.num_layers - 1}, the last, behind the norm: supported '
-      'are the layers before'
+      f'{target.model.num_layers - 1}, the last layer, after the norm: only '
+      'earlier layers are supported'
     )
   return layers
 
@@ -168,8 +169,8 @@ def _one_layer(source, target, prefix):
   made = layer.config_of(source, of_layer(source.config), target, prefix)
   if made.num_layers != 1:
     raise ValueError(
-      f'{source.config.origin}: num_hidden_layers is {made.num_layers}, '
-      'supported are drafters of one layer'
+      f'{source.config.origin}: num_hidden_layers is {made.num_layers}, but '
+      'only drafters with one layer are supported'
     )
   return made
 

@@ -127,8 +127,8 @@ def _count(source, pattern):
   numbers = [int(match[1]) for match in matches if match]
   if not numbers:
     raise ValueError(
-      f'{source.folder} holds no tensors {pattern!r}, as heads have: the '
-      'checkpoint is incomplete, or of another layout'
+      f'{source.folder} has no tensors {pattern!r}, which heads have: the '
+      'checkpoint is incomplete or has another layout'
     )
   return 1 + max(numbers)
 
@@ -136,8 +136,8 @@ def _count(source, pattern):
 def _check_count(source, wanted, num_heads):
   if wanted is not None and wanted > num_heads:
     raise ValueError(
-      f'num_draft_tokens is {wanted}, and {source.folder} has {num_heads} '
-      'heads: give at most that'
+      f'num_draft_tokens is {wanted}, but {source.folder} has {num_heads} '
+      'heads: draft at most one token per head'
     )
   return num_heads if wanted is None else wanted
 

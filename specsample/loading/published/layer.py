@@ -48,8 +48,8 @@ def config_of(
   kinds = config.get('layer_types', [])
   if not isinstance(kinds, list) or any(x != 'full_attention' for x in kinds):
     raise ValueError(
-      f'{config.origin}: layer_types are {kinds}, supported are layers that '
-      "see all tokens only, 'full_attention'"
+      f'{config.origin}: layer_types is {kinds}, but only layers that see all '
+      "tokens, 'full_attention', are supported"
     )
   # Defaults for settings that drafters leave out, or copy from a target.
   given: dict[str, Any] = {

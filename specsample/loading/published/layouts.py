@@ -69,8 +69,8 @@ def find(source: source_lib.Source) -> Layout | None:
   if kind is not None:
     if not isinstance(kind, str) or kind not in _OF_SPECULATORS:
       raise ValueError(
-        f'{source.config.origin}: speculators_model_type is {kind!r}, '
-        f'supported are {", ".join(_OF_SPECULATORS)}'
+        f'{source.config.origin}: speculators_model_type is {kind!r}, but the '
+        f'supported types are {", ".join(_OF_SPECULATORS)}'
       )
     return _OF_SPECULATORS[kind]
   for name, layout in _BY_TENSOR.items():
@@ -103,7 +103,8 @@ def load(
     return plan.drafter, source_lib.fill(plan)
   if not source.config.values:
     raise ValueError(
-      f'{folder} holds {tensors.listed(source.tensors)}, of no layout of a '
-      f'drafter that is known: those of {", ".join(x.name for x in ALL)} are'
+      f'{folder} is not in a known drafter layout (it has '
+      f'{tensors.listed(source.tensors)}): give a drafter in the layout of one '
+      f'of {", ".join(x.name for x in ALL)}'
     )
   return None

@@ -48,10 +48,10 @@ def load(
   count = config.get(huggingface.NUM_MODULES)
   if not isinstance(count, int) or count < 1:
     raise ValueError(
-      f'{path}: {huggingface.NUM_MODULES} is {count!r}: the folder is of a '
-      'model without modules for multi-token prediction, give one that '
-      'save_drafter wrote, or one of a published layout: Medusa, Hydra, EAGLE, '
-      'EAGLE-3, DFlash or DSpark'
+      f'{path}: {huggingface.NUM_MODULES} is {count!r}, so the model has no '
+      'modules for multi-token prediction: give a folder that save_drafter '
+      'wrote, or one in the layout of Medusa, Hydra, EAGLE, EAGLE-3, DFlash or '
+      'DSpark'
     )
   stored = huggingface.open_tensors(folder, config, model.dtype)
   drafter, found, names, copies = plan(stored, config, model, num_draft_tokens)
@@ -97,8 +97,8 @@ def plan(
   unnamed = {tensors.key(path) for path, _ in leaves} - names.keys()
   if unnamed:
     raise ValueError(
-      f'{stored.origin} holds modules of model_type '
-      f"{config.get('model_type')!r}, whose layers are not the target's "
+      f'{stored.origin} has modules of model_type '
+      f"{config.get('model_type')!r}, whose layers are not like the target's "
       f'(they lack {tensors.listed(unnamed)}): load the target from the same '
       'folder'
     )

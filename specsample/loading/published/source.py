@@ -52,8 +52,8 @@ class Source:
     """Returns a tensor's shape; raises ValueError if it does not exist."""
     if name not in self.tensors:
       raise ValueError(
-        f'{self.folder} holds no tensor {name}: the checkpoint is incomplete, '
-        'or of another layout'
+        f'{self.folder} has no tensor {name}: the checkpoint is incomplete or '
+        'has another layout'
       )
     return self.tensors[name].shape
 
@@ -88,9 +88,9 @@ def open_folder(folder: epath.Path) -> Source | None:
     for key, tensor in read(folder / name).items():
       if tensor.kind not in safetensors_file.READABLE:
         raise ValueError(
-          f'{folder}: tensor {key} is stored as {tensor.kind}, supported are '
-          f'{", ".join(safetensors_file.READABLE)}: load a version that is not '
-          'quantised'
+          f'{folder}: tensor {key} is stored as {tensor.kind}, but the '
+          f'supported types are {", ".join(safetensors_file.READABLE)}: load a '
+          'version that is not quantised'
         )
       found[key.removeprefix('model.')] = tensor
   return Source(folder, config_lib.Config(config, str(path)), found)
@@ -193,8 +193,9 @@ def check_embedding(source: Source, name: str, target: load.Loaded) -> set[str]:
   expected = (target.model.vocab_size, target.model.dim)
   if source.shape(name) != expected:
     raise ValueError(
-      f'{source.folder}: tensor {name} has shape {source.shape(name)} and the '
-      f"target's embedding {expected}: the drafter is of another target"
+      f'{source.folder}: tensor {name} has shape {source.shape(name)}, but the '
+      f"target's embedding has {expected}: the drafter was made for another "
+      'target'
     )
   if target.params is None:
     return {name}
@@ -208,8 +209,8 @@ def check_embedding(source: Source, name: str, target: load.Loaded) -> set[str]:
   if not distance <= _TOLERANCE * np.linalg.norm(stored):
     raise ValueError(
       f"{source.folder}: tensor {name} is not the target's embedding: the "
-      'drafter is of another target, or was trained with an embedding of its '
-      'own, which is not supported'
+      'drafter was made for another target, or was trained with an embedding '
+      'of its own, which is not supported'
     )
   return {name}
 

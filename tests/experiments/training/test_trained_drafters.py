@@ -43,7 +43,7 @@ def test_a_prompt_is_decoded_with_any_k(save, tiny, commands, greedy, tmp_path):
     result = json.loads((tmp_path / str(k) / 'generate.json').read_text())
     assert result['tokens'] == greedy(_PROMPT, _NEW_TOKENS)[0]
     assert len(result['metrics']['acceptance_by_position']) == k
-  message = 'num_draft_tokens is 3, and .* has heads for 2: give at most that'
+  message = 'num_draft_tokens is 3, but .* has heads for only 2: give a smaller'
   assert re.search(message, outcomes[2].err)
 
 

@@ -313,24 +313,24 @@ _DAMAGES = {
       dflash_tensors(), **{'layers.1.self_attn.q_proj.weight': None}
     ),
     _DFLASH,
-    r'1 tensors \(layers\.1\.self_attn\.q_proj\.weight\) missing',
+    r'lacks 1 tensors \(layers\.1\.self_attn\.q_proj\.weight\)',
   ),
   'norms of one layer': (
     lambda: _with(
       dflash_tensors(), **{'layers.1.self_attn.q_norm.weight': None}
     ),
     _DFLASH,
-    r'1 tensors \(layers\.1\.self_attn\.q_norm\.weight\) missing',
+    r'lacks 1 tensors \(layers\.1\.self_attn\.q_norm\.weight\)',
   ),
   'more layers than the configuration': (
     dflash_tensors,
     _DFLASH | {'num_hidden_layers': 1},
-    r'11 tensors \(layers\.1\..* unknown',
+    r'has 11 tensors \(layers\.1\..* unknown',
   ),
   'fewer layers than the configuration': (
     dflash_tensors,
     _DFLASH | {'num_hidden_layers': 3},
-    r'11 tensors \(layers\.2\..* missing',
+    r'lacks 11 tensors \(layers\.2\.',
   ),
   'of another shape': (
     lambda: _with(dflash_tensors(), **{'hidden_norm.weight': np.ones(8, 'f4')}),
@@ -352,22 +352,22 @@ _DAMAGES = {
     dflash_tensors,
     _DFLASH
     | {'dflash_config': {'mask_token_id': 3, 'target_layer_ids': [1, 5]}},
-    'reads the output of layer 5, the last, behind the norm',
+    'reads the output of layer 5, the last layer, after the norm',
   ),
   'no features': (
     dflash_tensors,
     _DFLASH | {'dflash_config': {'mask_token_id': 3}},
-    'target_layer_ids are not there: the file does not say which',
+    'target_layer_ids is missing, so it is not known which',
   ),
   'no mask': (
     dflash_tensors,
     _DFLASH | {'dflash_config': {'target_layer_ids': [1, 3]}},
-    'mask_token_id is None, and the target has tokens 0 to 31',
+    'mask_token_id is None, but the target has tokens 0 to 31',
   ),
   'a mask of another vocabulary': (
     _SPARK,
     DSPARK | {'mask_token_id': 151669},
-    'mask_token_id is 151669, and the target has tokens 0 to 31',
+    'mask_token_id is 151669, but the target has tokens 0 to 31',
   ),
   'no size of a block': (
     dflash_tensors,
@@ -377,32 +377,32 @@ _DAMAGES = {
   'windows': (
     dflash_tensors,
     _DFLASH | {'layer_types': ['full_attention', 'sliding_attention']},
-    'layer_types are .*, supported are layers that see all tokens',
+    'layer_types is .*, but only layers that see all tokens',
   ),
   'another Markov head': (
     _SPARK,
     DSPARK | {'markov_head_type': 'gated'},
-    "markov_head_type is 'gated', supported is 'vanilla' only",
+    "markov_head_type is 'gated', but only 'vanilla' is supported",
   ),
   'a Markov head that is not there': (
     dflash_tensors,
     DSPARK,
-    'markov_rank is 4, and .* holds no tensor markov_head.markov_w1.weight',
+    'markov_rank is 4, but .* has no tensor markov_head.markov_w1.weight',
   ),
   'a Markov head that is not meant': (
     _SPARK,
     DSPARK | {'markov_rank': 0},
-    'markov_rank is 0, and .* holds a tensor markov_head.markov_w1.weight',
+    'markov_rank is 0, but .* has a tensor markov_head.markov_w1.weight',
   ),
   'a confidence that reads less': (
     _SPARK,
     DSPARK | {'confidence_head_with_markov': False},
-    'confidence_head_with_markov is False, supported is True only',
+    'confidence_head_with_markov is False, but only True is supported',
   ),
   'no confidence': (
     lambda: _with(_SPARK(), **{'confidence_head.proj.bias': None}),
     DSPARK,
-    r'1 tensors \(confidence_head\.proj\.bias\) missing',
+    r'lacks 1 tensors \(confidence_head\.proj\.bias\)',
   ),
   'd2t outside': (
     lambda: _with(
@@ -427,5 +427,5 @@ def test_a_file_that_was_cut_is_refused(tmp_path):
   folder = save(tmp_path, dflash_tensors(), _DFLASH)
   path = folder / 'model.safetensors'
   path.write_bytes(path.read_bytes()[:-50])
-  with pytest.raises(ValueError, match='no complete safetensors file'):
+  with pytest.raises(ValueError, match='not a complete safetensors file'):
     specsample.load_drafter(folder, TARGET)

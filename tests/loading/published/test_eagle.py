@@ -387,14 +387,14 @@ _DAMAGES = {
   'missing': (
     lambda: _with(eagle3_tensors(), **{'midlayer.mlp.up_proj.weight': None}),
     {},
-    r'1 tensors \(midlayer\.mlp\.up_proj\.weight\) missing: the checkpoint',
+    r'lacks 1 tensors \(midlayer\.mlp\.up_proj\.weight\): the checkpoint',
   ),
   'unknown': (
     lambda: _with(
       eagle3_tensors(), **{'midlayer.gate.weight': np.ones(2, 'f4')}
     ),
     {},
-    r'1 tensors \(midlayer\.gate\.weight\) unknown',
+    r'has 1 tensors \(midlayer\.gate\.weight\) unknown',
   ),
   'of another shape': (
     lambda: _with(eagle3_tensors(), **{'norm.weight': np.ones(8, 'f4')}),
@@ -411,7 +411,8 @@ _DAMAGES = {
     ),
     {},
     r'tensor lm_head\.weight has shape \(32, 8\), expected \(32, 16\); tensor '
-    r'norm\.weight has shape \(8,\), expected \(16,\) from the configuration',
+    r'norm\.weight has shape \(8,\), expected \(16,\) according to the '
+    'configuration',
   ),
   'of fewer features': (
     lambda: eagle3_tensors(num_features=2),
@@ -426,7 +427,7 @@ _DAMAGES = {
   'eagle without its layer': (
     lambda: {'fc.weight': np.ones((16, 32), 'f4')},
     {},
-    r'8 tensors \(layers\.0\.mlp\.down_proj\.weight, .* missing',
+    r'lacks 8 tensors \(layers\.0\.mlp\.down_proj\.weight, ',
   ),
   'config with more heads': (
     eagle3_tensors,
@@ -441,37 +442,37 @@ _DAMAGES = {
   'config of two layers': (
     eagle_tensors,
     {'num_hidden_layers': 2},
-    'num_hidden_layers is 2, supported are drafters of one layer',
+    'num_hidden_layers is 2, but only drafters with one layer are supported',
   ),
   'config of windows': (
     eagle3_tensors,
     {'layer_types': ['sliding_attention']},
-    r"layer_types are \['sliding_attention'\], supported are layers that see",
+    r"layer_types is \['sliding_attention'\], but only layers that see",
   ),
   'config of another activation': (
     eagle_tensors,
     {'hidden_act': 'gelu'},
-    "hidden_act is 'gelu', supported is 'silu' only",
+    "hidden_act is 'gelu', but only 'silu' is supported",
   ),
   'config of another vocabulary': (
     eagle3_tensors,
     {'draft_vocab_size': 16},
-    r'draft_vocab_size is 16, and tensor d2t has shape \(12,\)',
+    r'draft_vocab_size is 16, but tensor d2t has shape \(12,\)',
   ),
   'config of a vocabulary and no ids': (
     lambda: _with(eagle3_tensors(), d2t=None),
     {'draft_vocab_size': 12},
-    'draft_vocab_size is 12, and .* holds no tensor d2t: the target has 32',
+    "draft_vocab_size is 12, but .* has no tensor d2t to .* target's 32: the",
   ),
   'one norm before fc': (
     lambda: eagle3_tensors('layers.0.'),
     {'norm_before_fc': True},
-    'norm_before_fc is True, supported is False only',
+    'norm_before_fc is True, but only False is supported',
   ),
   'the last layer': (
     lambda: eagle3_tensors('layers.0.', None),
     {'target_layer_ids': [1, 2, 5]},
-    'reads the output of layer 5, the last, behind the norm',
+    'reads the output of layer 5, the last layer, after the norm',
   ),
   'a layer that is not there': (
     eagle3_tensors,
@@ -486,7 +487,7 @@ _DAMAGES = {
   'a kind of layers that is no list': (
     eagle3_tensors,
     {'layer_types': 1},
-    'layer_types are 1, supported are layers that see all tokens',
+    'layer_types is 1, but only layers that see all tokens',
   ),
   'a part that is no object': (
     eagle3_tensors,
@@ -496,7 +497,7 @@ _DAMAGES = {
   'a speculator of no name': (
     eagle3_tensors,
     {'speculators_model_type': ['eagle3']},
-    r"speculators_model_type is \['eagle3'\], supported are",
+    r"speculators_model_type is \['eagle3'\], but the supported",
   ),
   'd2t outside': (
     lambda: _with(eagle3_tensors(), d2t=eagle3_tensors()['d2t'] + _V, t2d=None),
@@ -511,29 +512,30 @@ _DAMAGES = {
   't2d of other tokens': (
     lambda: _with(eagle3_tensors(), t2d=np.arange(_V) < _DRAFTED),
     {},
-    'tensors d2t and t2d name other tokens',
+    'tensors d2t and t2d name different tokens',
   ),
   'another embedding': (
     lambda: (
       eagle_tensors() | {'embed_tokens.weight': _embedding()[::-1].copy()}
     ),
     {},
-    "embed_tokens.weight is not the target's embedding: the drafter is of",
+    "embed_tokens.weight is not the target's embedding: the drafter was",
   ),
   'an embedding of more tokens': (
     lambda: eagle_tensors() | {'embed_tokens.weight': np.ones((40, _D), 'f4')},
     {},
-    r'embed_tokens\.weight has shape \(40, 16\) and the target',
+    r'embed_tokens\.weight has shape \(40, 16\), but the target',
   ),
   'no such speculator': (
     eagle_tensors,
     {'speculators_model_type': 'mlp'},
-    "speculators_model_type is 'mlp', supported are eagle, eagle3, dflash, dsp",
+    "speculators_model_type is 'mlp', but the supported types are eagle, "
+    'eagle3, dflash, dsp',
   ),
   'norms that EAGLE has not': (
     eagle_tensors,
     {'speculators_model_type': 'eagle', 'layernorms': True},
-    'layernorms is True, supported is False only',
+    'layernorms is True, but only False is supported',
   ),
   'damaged config': (
     eagle3_tensors,

@@ -190,7 +190,7 @@ def test_the_first_heads_are_loaded_and_saved(tmp_path, name):
   assert loaded.drafter.num_draft_tokens == 2
   heads = {i: whole.params['heads'][i] for i in (0, 1)}
   jax.tree.map(np.testing.assert_array_equal, loaded.params['heads'], heads)
-  with pytest.raises(ValueError, match=r'is 4, and .* has 3 heads: give at'):
+  with pytest.raises(ValueError, match=r'is 4, but .* has 3 heads: draft at'):
     specsample.load_drafter(folder, TARGET, 4)
 
   specsample.save_drafter(
@@ -239,17 +239,17 @@ _DAMAGES = {
   'a block is missing': (
     'medusa_lm_head.pt',
     lambda: _changed(medusa_tensors(), **{'1.0.linear.bias': None}),
-    r'1 tensors \(1\.0\.linear\.bias\) missing',
+    r'lacks 1 tensors \(1\.0\.linear\.bias\)',
   ),
   'an unembedding is missing': (
     'medusa_lm_head.pt',
     lambda: _changed(medusa_tensors(), **{'2.2.weight': None}),
-    r'1 tensors \(2\.2\.weight\) missing',
+    r'lacks 1 tensors \(2\.2\.weight\)',
   ),
   'more than heads': (
     'medusa_lm_head.pt',
     lambda: _changed(medusa_tensors(), **{'1.norm.weight': np.ones(_D, 'f4')}),
-    r'1 tensors \(1\.norm\.weight\) unknown',
+    r'has 1 tensors \(1\.norm\.weight\) unknown',
   ),
   'of a wider target': (
     'medusa_lm_head.pt',
@@ -268,7 +268,7 @@ _DAMAGES = {
   'no heads': (
     'medusa_lm_head.pt',
     lambda: {'weight': np.ones(2, 'f4')},
-    r'holds 1 tensors \(weight\), of no layout of a drafter that is known',
+    r'is not in a known drafter layout \(it has 1 tensors \(weight\)\)',
   ),
   'heads that read no drafts': (
     'hydra_lm_head.pt',
@@ -283,7 +283,7 @@ _DAMAGES = {
     lambda: _changed(
       hydra_tensors(), **{'prefix_embeding_layer.norm.weight': None}
     ),
-    r'1 tensors \(prefix_embeding_layer\.norm\.weight\) missing',
+    r'lacks 1 tensors \(prefix_embeding_layer\.norm\.weight\)',
   ),
 }
 
@@ -329,6 +329,6 @@ def test_hydra_of_another_hidden_vector_is_refused(tmp_path):
   config = {'hidden_state_offset': 1}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   with pytest.raises(
-    ValueError, match='hidden_state_offset is 1, supported is 0 only'
+    ValueError, match='hidden_state_offset is 1, but only 0 is supported'
   ):
     specsample.load_drafter(tmp_path, TARGET)

@@ -68,6 +68,6 @@ def test_published_and_own_drafters_are_loaded_from_the_cache(tmp_path):
   ).stdout.splitlines()
   assert lines[:2] == ['Medusa 2', 'Eagle 3']
   assert len(lines) == 3
-  assert "'organisation/absent' is no folder and no drafter that" in lines[2]
-  assert 'the hub did not give it' in lines[2]
+  assert "'organisation/absent' is neither a folder nor a drafter" in lines[2]
+  assert 'could not be downloaded from the hub' in lines[2]
   assert 'smollm2-135m-instruct/medusa' in lines[2]
