@@ -147,7 +147,7 @@ def _jobs(
 def _with_history(params, drafter, history) -> Params:
   if not hasattr(drafter, 'with_store'):
     raise ValueError(
-      f'history is given, and {type(drafter).__name__} looks nothing up: draft '
+      f'history is given, but {type(drafter).__name__} does not use one: draft '
       'with Suffix or Either, or leave the history out'
     )
   return drafter.with_store(params, 'history', history.store)

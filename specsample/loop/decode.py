@@ -239,9 +239,9 @@ def advance(
   known = state.num_draft_tokens, state.proposed.shape[1] - 1
   if own != known:
     raise ValueError(
-      f'the drafter proposes {own[0]} tokens a round, {own[1]} deep, but the '
-      f'state was made for {known[0]}, {known[1]} deep: prefill with this '
-      'drafter'
+      f'the drafter proposes {own[0]} tokens per round to a depth of {own[1]}, '
+      f'but the state was made for {known[0]} to a depth of {known[1]}: '
+      'prefill with this drafter'
     )
   body = functools.partial(
     step.step, params, model=model, drafter=drafter, verify=verify, stop=stop

@@ -100,8 +100,8 @@ class Batch:
         request_lib.counts(name, getattr(self, name), 1)
     if self.slot_step is not None and self.rounds is None:
       raise ValueError(
-        f'slot_step is {self.slot_step} and rounds None: set rounds, so that '
-        'buffers can grow before a row fills them'
+        f'slot_step is {self.slot_step} but rounds is None: set rounds, so '
+        'that buffers can grow before a row fills them'
       )
 
   def check(self, params: Params, key: Array, jobs: Sequence[Job]) -> None:

@@ -47,8 +47,8 @@ def pad_prompts(
     is_ids = row.ndim == 1 and row.dtype.kind in 'iu'
     if not (is_ids and np.array_equal(row.astype(np.int32), row)):
       raise ValueError(
-        f'a prompt is {row.tolist()!r}: give a list of token ids for each, '
-        '[[1, 2, 3], [4, 5]]'
+        f'a prompt is {row.tolist()!r}: give a list of token ids for each '
+        'prompt, such as [[1, 2, 3], [4, 5]]'
       )
     padded_row[: row.size] = row
   return padded, np.asarray(sizes, np.int32)
@@ -173,8 +173,8 @@ def counts(name: str, value: Any, size: int) -> np.ndarray:
   is_count = np.array_equal(cast, given) and np.all(cast >= 1)
   if given.shape != (size,) or not is_count:
     raise ValueError(
-      f'{name} are {given.tolist()}: give one number, or one a prompt [{size}],'
-      ' each an integer of at least 1'
+      f'{name} are {given.tolist()}: give one number, or one per prompt '
+      f'[{size}], each an integer of at least 1'
     )
   return cast
 
@@ -193,31 +193,34 @@ def _check_drafter(model, drafter):
   if drafter.num_draft_tokens < 0:
     raise ValueError(
       f'num_draft_tokens is {drafter.num_draft_tokens}: draft at least 0 '
-      'tokens a round'
+      'tokens per round'
     )
   if drafter.vocab_size not in (None, model.vocab_size):
     raise ValueError(
-      f'the target has {model.vocab_size} tokens and the drafter '
-      f'{drafter.vocab_size}: draft with a model of the same vocabulary; if '
-      'one is only padded further, specsample.match_vocabulary(draft, target); '
-      'of other tokens, drafters.TLI'
+      f'the vocabulary of the target has {model.vocab_size} tokens, but that '
+      f'of the drafter has {drafter.vocab_size}: draft with a model of the '
+      'same vocabulary; if one is only padded further, use '
+      'specsample.match_vocabulary(draft, target); if the tokens differ, use '
+      'drafters.TLI'
     )
 
 
 def _check_precision():
   if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
     raise ValueError(
-      'jax_enable_x64 is on, and decoding is in 32 bits: call it under `with '
-      'jax.enable_x64(False):`, or leave the setting out'
+      'jax_enable_x64 is on, but decoding uses 32 bits: call it under `with '
+      'jax.enable_x64(False):`, or turn the setting off'
     )
 
 
 def _check_params(params):
   if not (isinstance(params, dict) and 'target' in params):
-    given = sorted(params) if isinstance(params, dict) else type(params)
+    given = f'is of type {type(params).__name__}'
+    if isinstance(params, dict):
+      given = f'has the keys {sorted(params)}'
     raise ValueError(
-      f"params holds {given}: give {{'target': ...}}, the target's parameters "
-      "by that name, and those of a drafter as 'drafter'"
+      f"params {given}: give a dict with the target's parameters under "
+      "'target' and those of a drafter under 'drafter'"
     )
 
 
@@ -231,7 +234,7 @@ def _check_key(key):
   # rows would not be independent, nor would rounds once the first row is done.
   if is_typed and 'rbg' in str(jax.random.key_impl(key)):
     raise ValueError(
-      f'key is of the generator {jax.random.key_impl(key)!r}, which is not '
+      f'key uses the generator {jax.random.key_impl(key)!r}, which is not '
       'exact for many rows at once: make one with jax.random.key(seed, '
       "impl='threefry2x32')"
     )
@@ -247,8 +250,8 @@ def ids(request_ids: Any, batch: int) -> Any:
   cast = given.astype(np.int32)
   if given.shape != (batch,) or not np.array_equal(cast, given):
     raise ValueError(
-      f'request_ids are {given.tolist()}: give one integer below 2**31 a '
-      f'prompt, [{batch}]'
+      f'request_ids are {given.tolist()}: give one integer below 2**31 per '
+      f'prompt [{batch}]'
     )
   return cast
 
@@ -276,12 +279,13 @@ def check_prompts(
     )
   if lengths.max() > width:
     raise ValueError(
-      f'a prompt length is {lengths.max()}, but prompts hold {width} tokens'
+      f'a prompt length is {lengths.max()}, but prompts hold {width} tokens: '
+      'give at most that many'
     )
   if lengths.max() >= capacity:
     raise ValueError(
-      f'a prompt of {lengths.max()} tokens leaves no room in {capacity}: '
-      f'shorten it or raise max_length (the model goes up to '
+      f'a prompt of {lengths.max()} tokens leaves no room for new tokens in '
+      f'{capacity}: shorten it or raise max_length (the model goes up to '
       f'{model.max_length})'
     )
   is_token = np.arange(width) < lengths[:, None]

@@ -27,7 +27,8 @@ class Stop:
     except TypeError as error:
       raise ValueError(
         f'eos_ids are {self.eos_ids!r} and sequences {self.sequences!r}: give '
-        'token ids, (2,), and sequences of them, ((5, 6), (7,))'
+        'token ids, such as (2,), and sequences of token ids, such as '
+        '((5, 6), (7,))'
       ) from error
     if not all(sequences):
       raise ValueError('a stop sequence is empty: it would match everywhere')

@@ -76,8 +76,8 @@ def extend(
   """
   if not can_extend(drafter):
     raise ValueError(
-      f'{type(drafter).__name__} has no pause and resume, and so cannot be '
-      'extended: prefill the whole text, or draft with another drafter'
+      f'{type(drafter).__name__} has no pause and resume, so its state cannot '
+      'be extended: prefill the whole text, or draft with another drafter'
     )
   given, count = np.asarray(tokens), np.asarray(lengths)
   batch, slots = state.tokens.shape
@@ -88,22 +88,22 @@ def extend(
     )
   if count.min() < 0 or count.max() > given.shape[1]:
     raise ValueError(
-      f'lengths are {count.tolist()}, and tokens hold {given.shape[1]} each: '
-      'give 0 to that many'
+      f'lengths are {count.tolist()}, but each row of tokens holds '
+      f'{given.shape[1]}: give lengths from 0 to that'
     )
   new = np.where(np.arange(given.shape[1]) < count[:, None], given, 0)
   if new.size and not 0 <= new.min() <= new.max() < model.vocab_size:
     raise ValueError(
-      f'tokens go from {new.min()} to {new.max()}, and the vocabulary has '
+      f'tokens range from {new.min()} to {new.max()}, but the vocabulary has '
       f"{model.vocab_size}: were they made by another model's tokenizer?"
     )
   most = room(state, model)
   after = np.asarray(jax.device_get(state.length)) + count
   if after.max() >= most:
     raise ValueError(
-      f'a text of {count[after.argmax()]} tokens makes {after.max()}, and '
-      f'there is room for {most}: shorten it, or prefill with a larger '
-      'max_length'
+      f'a text of {count[after.argmax()]} tokens makes its row '
+      f'{after.max()} tokens long, but there is room for {most}: shorten it, '
+      'or prefill with a larger max_length'
     )
   # Padded, so that texts of any length have one shape.
   padded = np.zeros((batch, slots), np.int32)

@@ -84,14 +84,14 @@ def build(
   fits = np.cumsum(sizes[::-1])[::-1] <= capacity
   if not fits.any():
     raise ValueError(
-      f'capacity is {capacity:,} tokens and the last text needs {sizes[-1]:,}: '
-      'raise the capacity'
+      f'capacity is {capacity:,} tokens, but the last text needs '
+      f'{sizes[-1]:,}: raise the capacity'
     )
   num_left_out = int(np.argmax(fits))
   if num_left_out:
     _logger.warning(
-      'the first %d of %d texts, %d tokens, are left out: the store has room '
-      'for %d',
+      'the first %d of %d texts (%d tokens) are left out: the store has room '
+      'for %d tokens',
       *(num_left_out, len(arrays), sum(map(len, arrays[:num_left_out]))),
       capacity,
     )
@@ -152,8 +152,8 @@ def look_up(
   """
   if max_match > _SORTED_DEPTH:
     raise ValueError(
-      f'max_match is {max_match}, and a store is sorted by {_SORTED_DEPTH} '
-      'tokens: look for no more'
+      f'max_match is {max_match}, but a store is sorted by only '
+      f'{_SORTED_DEPTH} tokens: give at most that many'
     )
   low, high = _intervals(store, _context(tokens, length, max_match))
   sizes = jnp.arange(1, max_match + 1)
@@ -258,11 +258,11 @@ def _check_ids(arrays: Sequence[np.ndarray], vocab_size: int) -> None:
   for i, text in enumerate(arrays):
     if text.dtype.kind not in 'iu':
       raise ValueError(
-        f'text {i} is of {text.dtype}: give token ids, which are integers'
+        f'text {i} has dtype {text.dtype}: give token ids, which are integers'
       )
     low, high = text.min(), text.max()
     if low < 0 or high >= vocab_size:
       raise ValueError(
-        f'text {i} has the token {low if low < 0 else high}, and the target '
-        f'has {vocab_size:,}: build the store with its tokenizer'
+        f'text {i} has the token {low if low < 0 else high}, but the target '
+        f'has {vocab_size:,} tokens: build the store with its tokenizer'
       )

@@ -48,7 +48,7 @@ def save_store(
   """
   texts = store_lib.texts_of(store)
   if not texts:
-    raise ValueError('the store has no text: build it of at least one')
+    raise ValueError('the store has no text: build it from at least one')
   tokens = np.concatenate(texts)
   kind = np.uint16 if tokens.max() <= np.iinfo(np.uint16).max else np.uint32
   own = {
@@ -62,8 +62,8 @@ def save_store(
     json.dumps(content, allow_nan=False)
   except (TypeError, ValueError) as error:
     raise ValueError(
-      f'the card is no JSON ({error}): give text, finite numbers, lists and '
-      'dicts of them'
+      f'the card cannot be written as JSON ({error}): give text, finite '
+      'numbers, and lists and dicts of these'
     ) from error
   with files.new_folder(path) as folder:
 
@@ -103,8 +103,8 @@ def load_store(
   for name, value in expected.items():
     if card.get(name) != value:
       raise ValueError(
-        f'{folder / NAME}: {name} is {card.get(name)!r}, and {value!r} is '
-        "expected: build the store again, with this target's tokenizer"
+        f'{folder / NAME}: {name} is {card.get(name)!r}, but it should be '
+        f"{value!r}: build the store again, with this target's tokenizer"
       )
   path = folder / _TOKENS
   try:
@@ -133,8 +133,8 @@ def _find(name: str) -> epath.Path:
   if (path / NAME).exists():
     return path
   raise ValueError(
-    f'{name!r} is no folder with a {NAME}, and no store that the library '
-    f'ships: give the folder of one that was saved, or one of {sorted(shipped)}'
+    f'{name!r} is neither a folder with a {NAME} nor a store that the library '
+    f'ships: give the folder of a saved store, or one of {sorted(shipped)}'
   )
 
 

@@ -69,7 +69,9 @@ def assert_draft(
   )
   draft, _ = jax.jit(propose)(params, state)
   problems = list(well_formed.problems(draft))
-  assert not problems, f'{drafter} drafts ' + '; '.join(problems)
+  assert not problems, f'the draft of {drafter} is invalid: ' + '; '.join(
+    problems
+  )
 
 
 def assert_exact(
@@ -109,10 +111,10 @@ def assert_exact(
         )
   assert num_found, (
     f'nothing was enumerated: {verify} takes drafts of law '
-    f'{sorted(law.value for law in laws)}, and no case has rounds of those'
+    f'{sorted(law.value for law in laws)}, but no case of these laws has rounds'
   )
   assert not failures, (
-    f'{verify} is not exact; the largest error of a string is, in '
+    f'{verify} is not exact; the largest error of a string, by case: '
     + '; '.join(failures)
   )
 
@@ -155,10 +157,10 @@ def assert_follows_target(
   laws = sample_lib.laws(model, params['target'], groups, num_tokens)
   result = sample_lib.compare(sample, laws)
   assert result.passed, (
-    f'{drafter} with {verify} does not follow the target: chi-square '
-    f'{result.statistic:.0f} over {result.threshold:.0f} ({result.dof} degrees '
-    f'of freedom, {result.samples} rows; total variations from '
-    f'{result.detectable:.3f} on are found)'
+    f'{drafter} with {verify} does not follow the target: chi-square is '
+    f'{result.statistic:.0f}, above {result.threshold:.0f} ({result.dof} '
+    f'degrees of freedom, {result.samples} rows; total variations of at least '
+    f'{result.detectable:.3f} are found)'
   )
 
 
@@ -228,7 +230,7 @@ def assert_equals_plain_sampling(
   mismatches = count_mismatches(drafted, plain)
   assert mismatches == 0, (
     f'{mismatches} of {int(plain.lengths.sum())} tokens of {drafter} with '
-    f'{verify} are not those of plain sampling'
+    f'{verify} differ from plain sampling'
   )
 
 
@@ -283,15 +285,15 @@ def assert_batch_invariant(
     for chosen, padding in runs:
       mismatches = count_mismatches(run(chosen, padding), take(chosen))
       assert mismatches == 0, (
-        f'{mismatches} tokens of rows {chosen.tolist()} are others {name} '
-        f'({drafter} with {verify})'
+        f'{mismatches} tokens of rows {chosen.tolist()} differ when decoded '
+        f'{name} ({drafter} with {verify})'
       )
 
 
 def _check_emitted(output):
   lengths = np.asarray(output.lengths).tolist()
   assert lengths and all(lengths), (
-    f'rows of {lengths} tokens: one that emits nothing shows nothing'
+    f'the rows emit {lengths} tokens: test with rows that all emit at least one'
   )
 
 

@@ -56,7 +56,8 @@ def from_drafter(
     if draft.parents is not None and topology is None:
       raise ValueError(
         f'{type(drafter).__name__} drafts trees that differ from row to row, '
-        'which are not enumerated: sample them (testing.assert_follows_target)'
+        'which cannot be enumerated: sample them '
+        '(testing.assert_follows_target)'
       )
     tokens = np.asarray(draft.tokens).reshape(ends[-1], *paths.shape)
     if draft.law is DraftLaw.POINT_MASS:

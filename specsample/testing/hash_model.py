@@ -55,8 +55,8 @@ class HashModel:
       raise ValueError(f'noise is {self.noise}: it must be in [0, 1]')
     if not 0 <= self.padding < self.vocab_size:
       raise ValueError(
-        f'padding is {self.padding}: of {self.vocab_size} ids it must leave at '
-        'least one token'
+        f'padding is {self.padding}: it must leave at least one token among '
+        f'{self.vocab_size} ids'
       )
 
   def init_cache(

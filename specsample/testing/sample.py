@@ -72,8 +72,8 @@ def draw(
   """
   if not groups or num_rows < 1 or num_tokens < 1:
     raise ValueError(
-      f'{num_rows} rows of {num_tokens} tokens, of {len(groups)} groups: '
-      'sample at least one of each'
+      f'num_rows is {num_rows}, num_tokens is {num_tokens}, and there are '
+      f'{len(groups)} groups: give at least one of each'
     )
   size = _ROWS - _ROWS % len(groups)
   rows = requests(groups, size)

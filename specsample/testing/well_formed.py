@@ -37,7 +37,7 @@ def _of_shape(draft, parents, tokens):
   for i, parent in enumerate(parents):
     if not 0 <= parent <= i:
       yield (
-        f'node {i + 1} follows node {parent}, which has to be one of 0 to {i}: '
+        f'node {i + 1} has the parent {parent}, which must be one of 0 to {i}: '
         'list parents before children'
       )
       return  # depths are undefined from here on
@@ -47,13 +47,13 @@ def _of_shape(draft, parents, tokens):
       continue
     if draft.depth is not None and depths[-1] > draft.depth:
       yield (
-        f'node {i + 1} is {depths[-1]} drafts deep, and Draft.depth is '
-        f'{draft.depth}: a longer path is cut'
+        f'node {i + 1} is at depth {depths[-1]}, but Draft.depth is '
+        f'{draft.depth}: a longer path is cut off'
       )
     most = draft.num_children
     if most is not None and ranks[-1] >= most[parent]:
       yield (
-        f'node {i + 1} has {ranks[-1]} siblings before it, and '
+        f'node {i + 1} has {ranks[-1]} siblings before it, but '
         f'Draft.num_children is {most[parent]} for node {parent}: it is never '
         'tried'
       )
@@ -64,23 +64,23 @@ def _of_siblings(draft, parents, tokens, probs):
   for i, j in itertools.combinations(drafted, 2):
     if parents[i] != parents[j]:
       continue
-    both = f'nodes {i + 1} and {j + 1} behind node {parents[i]}'
+    both = f'nodes {i + 1} and {j + 1} (children of node {parents[i]})'
     if draft.law is DraftLaw.SAMPLED:
       if not np.array_equal(probs[i], probs[j]):
         yield (
-          f'{both} are drawn from different distributions, and siblings of law '
-          f'{draft.law.value!r} are drawn from one'
+          f'{both} are drawn from different distributions, but siblings of law '
+          f'{draft.law.value!r} must be drawn from the same one'
         )
     elif tokens[i] == tokens[j]:
       yield (
-        f'{both} are both token {tokens[i]}, and of siblings of law '
-        f'{draft.law.value!r} none is there twice'
+        f'{both} are both token {tokens[i]}, but siblings of law '
+        f'{draft.law.value!r} must be distinct'
       )
     elif probs is not None and probs[j, tokens[i]] > 0:
       yield (
-        f'{both} have law {draft.law.value!r}, and what the second is drawn '
-        f'from has the first one, token {tokens[i]}, with probability '
-        f'{probs[j, tokens[i]]:.3g}: take it out'
+        f'{both} have law {draft.law.value!r}, but the distribution of the '
+        f'second node gives the token of the first, {tokens[i]}, probability '
+        f'{probs[j, tokens[i]]:.3g}: exclude that token'
       )
 
 
@@ -90,6 +90,6 @@ def _of_probs(tokens, probs):
   for i, token in enumerate(tokens):
     if token >= 0 and not probs[i, token] > 0:
       yield (
-        f'node {i + 1} is token {token}, to which its own row of Draft.probs '
-        f'gives {probs[i, token]:.3g}: it cannot have been drawn from that'
+        f'node {i + 1} is token {token}, to which its row of Draft.probs gives '
+        f'{probs[i, token]:.3g}: it cannot have been drawn from that row'
       )

@@ -71,7 +71,7 @@ class DFlashObjective(objective.Objective):
     super().__post_init__()
     if self.num_blocks < 1 or not self.gamma > 0:
       raise ValueError(
-        f'num_blocks is {self.num_blocks} and gamma {self.gamma}: give at '
+        f'num_blocks is {self.num_blocks} and gamma is {self.gamma}: give at '
         'least 1 block, and a gamma above 0'
       )
 

@@ -57,7 +57,7 @@ class FeatureObjective(objective.Objective):
     super().__post_init__()
     if not checks.is_count(self.num_steps):
       raise ValueError(
-        f'num_steps is {self.num_steps!r}: learn at least 1 draft'
+        f'num_steps is {self.num_steps!r}: learn at least 1 draft token'
       )
 
   def __call__(

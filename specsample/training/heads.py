@@ -38,8 +38,9 @@ class HeadsObjective(objective.Objective):
     super().__post_init__()
     if self.target_weight and self.drafter.draft_vocab_size is not None:
       raise ValueError(
-        f'target_weight is {self.target_weight}, and the draft vocabulary has '
-        'columns of the target as it was: set draft_vocab_size = None'
+        f'target_weight is {self.target_weight}, but the columns of the draft '
+        'vocabulary were copied from the target before its training: set '
+        'draft_vocab_size = None'
       )
 
   def __call__(
@@ -51,8 +52,8 @@ class HeadsObjective(objective.Objective):
     """
     if self.target_weight and 'hidden' in batch:
       raise ValueError(
-        f'target_weight is {self.target_weight}, and the hidden vectors of the '
-        'batch are of the target as it was: leave them out'
+        f'target_weight is {self.target_weight}, but the hidden vectors in the '
+        'batch come from the target before its training: leave them out'
       )
     hidden = self.hidden(params, batch)
     found, match, mask = self._compare(params, batch, hidden)

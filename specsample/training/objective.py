@@ -47,8 +47,8 @@ class Objective(abc.ABC):
     """Refuses a drafter whose unembedding is not the target's."""
     if self.drafter.own_unembedding:
       raise ValueError(
-        'own_unembedding is of drafters that were trained elsewhere: train '
-        'with own_unembedding = False'
+        'own_unembedding is True, which is only for drafters that were trained '
+        'elsewhere: train with own_unembedding = False'
       )
 
   @abc.abstractmethod

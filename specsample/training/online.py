@@ -75,9 +75,7 @@ class Learner:
     for name in ('rounds', 'window', 'num_steps'):
       value = getattr(self, name)
       if not checks.is_count(value):
-        raise ValueError(
-          f'{name} is {value!r}: learn from an integer of at least 1'
-        )
+        raise ValueError(f'{name} is {value!r}: give an integer of at least 1')
     self.drafter  # noqa: B018 (says what is wrong with the ring's settings)
 
   @property
@@ -246,8 +244,8 @@ def generate(
     reports.append({name: x.item() for name, x in report.items()})
     if not report['is_finite']:
       _logger.warning(
-        'the online update up to step %d came to no number (loss %s, after it '
-        '%s, gradient %s): the weights before it stay',
+        'the online update up to step %d gave NaN or infinity (loss %s, after '
+        'it %s, gradient %s): the weights from before it are kept',
         *(number, report['loss'], report['loss_after']),
         report['gradient_norm'],
       )

@@ -76,7 +76,7 @@ def init(
   )
   if not jax.tree.leaves(trained):
     raise ValueError(
-      'is_trained is False for every parameter: say which ones to train'
+      'is_trained is False for every parameter: say which parameters to train'
     )
   state = TrainState(
     step=jnp.zeros((), jnp.int32),

@@ -351,7 +351,7 @@ def test_advance_returns_when_enough_rows_are_done():
     ({'prompts': [[1], [2], [0.5]]}, 'prompt 2: .*0.5'),
     ({'prompts': [[1], [1] * 9, [1]], 'max_length': 9}, 'prompt 1: .*of 9'),
     ({'max_new_tokens': [1, 0, 1]}, r'max_new_tokens are \[1, 0, 1\]'),
-    ({'max_new_tokens': [1, 1]}, r'one a prompt \[3\]'),
+    ({'max_new_tokens': [1, 1]}, r'one per prompt \[3\]'),
     ({'max_new_tokens': 0}, 'max_new_tokens is 0'),
     ({'request_ids': [1, 2]}, 'request_ids'),
     ({'batch_size': 0}, 'batch_size is 0'),
@@ -380,7 +380,7 @@ def test_refuses_before_anything_is_asked_for(kwargs, message):
   [
     ({'rounds': 0}, 'rounds is 0: ask for at least 1'),
     ({'fewest_rows': 0}, 'fewest_rows is 0: ask for at least 1'),
-    ({'slot_step': 16}, 'slot_step is 16 and rounds None: set rounds'),
+    ({'slot_step': 16}, 'slot_step is 16 but rounds is None: set'),
   ],
 )
 def test_sizes_that_cannot_be_followed_are_refused(sizes, message):

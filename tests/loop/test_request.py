@@ -62,7 +62,10 @@ def prefill(drafter, max_new_tokens=4):
   'kwargs, message',
   [
     ({'max_new_tokens': 0}, 'max_new_tokens is 0'),
-    ({'max_length': 8}, 'prompt of 12 tokens leaves no room in 8'),
+    (
+      {'max_length': 8},
+      'prompt of 12 tokens leaves no room for new tokens in 8',
+    ),
     ({'prompts': [[VOCAB]]}, 'id 16, outside the vocabulary of 16'),
     ({'prompts': [[-1]]}, 'id -1'),
     ({'prompts': [[]]}, 'at least one token'),
@@ -79,7 +82,7 @@ def prefill(drafter, max_new_tokens=4):
           model=testing.HashModel(vocab_size=8), num_draft_tokens=2
         )
       },
-      'target has 16 tokens and the drafter 8',
+      'target has 16 tokens, but that of the drafter has 8',
     ),
     ({'stop': specsample.Stop(eos_ids=(99,))}, 'id 99'),
     ({'sampling': specsample.Sampling(temperature=-1.0)}, '-1.0'),
@@ -114,7 +117,7 @@ def test_refuses(kwargs, message):
 
 def test_refuses_a_prompt_over_the_models_context():
   small = dataclasses.replace(TARGET, max_length=10)
-  with pytest.raises(ValueError, match='no room in 10'):
+  with pytest.raises(ValueError, match='no room for new tokens in 10'):
     generate(model=small, drafter=NGRAM)
 
 
@@ -260,7 +263,7 @@ def test_a_state_is_for_a_tree_of_as_many_nodes():
     for topology in (tree.chain(2), tree.k_ary((3, 3)))
   ]
   state = prefill(trees[0])
-  with pytest.raises(ValueError, match=r'proposes 12 .* 2 deep, .* made for 2'):
+  with pytest.raises(ValueError, match=r'proposes 12 .* of 2, .* made for 2 '):
     specsample.advance(
       PARAMS,
       state,

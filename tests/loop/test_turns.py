@@ -139,7 +139,7 @@ def test_rows_are_extended_until_they_are_full():
   (row,), state = _decoded(scene, state)
   assert len(row) == room
   assert int(state.stop_reason[0]) == specsample.StopReason.CACHE_FULL
-  with pytest.raises(ValueError, match=f'makes {room + 1}, .* room for {room}'):
+  with pytest.raises(ValueError, match=f'row {room + 1} .* room for {room}'):
     _extend(scene, state, [[2]])
 
 
@@ -147,8 +147,8 @@ def test_rows_are_extended_until_they_are_full():
   ('texts', 'message'),
   [
     ([[1], [2]], r'shape \(2, 1\) .* give \[1, T\]'),
-    ([[_VOCAB]], f'go from {_VOCAB} to {_VOCAB}'),
-    ([[-1]], 'go from -1'),
+    ([[_VOCAB]], f'range from {_VOCAB} to {_VOCAB}'),
+    ([[-1]], 'range from -1'),
   ],
 )
 def test_texts_that_do_not_fit_are_refused(texts, message):

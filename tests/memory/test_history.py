@@ -104,5 +104,5 @@ def test_no_room_is_refused(name, value):
 
 
 def test_a_drafter_that_looks_nothing_up_is_refused():
-  with pytest.raises(ValueError, match='Ngram looks nothing up'):
+  with pytest.raises(ValueError, match='Ngram does not use one'):
     _generate(_history(), drafter=drafters.Ngram(num_draft_tokens=4))

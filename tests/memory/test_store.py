@@ -172,7 +172,7 @@ def test_beyond_the_capacity_the_oldest_texts_are_dropped(
   store = store_lib.build(texts, vocab_size=4, capacity=capacity)
   found = [text.tolist() for text in store_lib.texts_of(store)]
   assert found == texts[-kept:]
-  dropped = f'the first {3 - kept} of 3 texts, {4 * (3 - kept)} tokens, are'
+  dropped = f'the first {3 - kept} of 3 texts ({4 * (3 - kept)} tokens) are'
   assert (dropped in caplog.text) == (kept < 3)
   is_there = _looked_up(store, [1, 2], 2, 1)[0] == [3]
   assert is_there == (kept == 3)
@@ -183,10 +183,10 @@ def test_beyond_the_capacity_the_oldest_texts_are_dropped(
   [
     ([], None, 'the store has no text: give at least one token'),
     ([[], []], None, 'the store has no text'),
-    ([[1], [1, -1, 2]], None, 'text 1 has the token -1, and the target has 4'),
-    ([[3, 4]], None, 'text 0 has the token 4, and the target has 4'),
-    ([[1, 2, 3], [1, 2]], 2, 'capacity is 2 tokens and the last text needs 3'),
-    ([[1]], 0, 'capacity is 0 tokens and the last text needs 2'),
+    ([[1], [1, -1, 2]], None, 'text 1 has the token -1, but the target has 4'),
+    ([[3, 4]], None, 'text 0 has the token 4, but the target has 4'),
+    ([[1, 2, 3], [1, 2]], 2, 'capacity is 2 tokens, but the last text needs 3'),
+    ([[1]], 0, 'capacity is 0 tokens, but the last text needs 2'),
   ],
 )
 def test_what_is_no_store_is_refused(texts, capacity, message):
@@ -197,7 +197,7 @@ def test_what_is_no_store_is_refused(texts, capacity, message):
 def test_matches_beyond_the_depth_of_the_order_are_refused():
   store = store_lib.build([[0, 1] * 20], vocab_size=2)
   assert _looked_up(store, [0, 1] * 9, 16, 1)[:2] == ([0], 16)
-  with pytest.raises(ValueError, match='max_match is 17, and a store is sort'):
+  with pytest.raises(ValueError, match='max_match is 17, but a store is sort'):
     _looked_up(store, [0, 1] * 9, 17, 1)
 
 
@@ -216,5 +216,7 @@ def test_stores_of_one_capacity_share_an_executable():
 
 
 def test_ids_that_are_no_integers_are_refused():
-  with pytest.raises(ValueError, match='text 1 is of float64: give token ids'):
+  with pytest.raises(
+    ValueError, match='text 1 has dtype float64: give token id'
+  ):
     store_lib.build([[1, 2], [1.7]], vocab_size=4)

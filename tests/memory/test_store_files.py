@@ -66,7 +66,7 @@ def test_an_empty_store_leaves_no_folder(target, tmp_path):
 
 def test_a_card_that_is_no_json_leaves_no_folder(target, tmp_path):
   made = store.build(_TEXTS, vocab_size=target.model.vocab_size)
-  with pytest.raises(ValueError, match='the card is no JSON'):
+  with pytest.raises(ValueError, match='the card cannot be written as JSON'):
     specsample.save_store(
       tmp_path / 'new', made, target=target, card={'x': float('nan')}
     )
@@ -97,5 +97,7 @@ def test_ids_that_the_target_lacks_are_refused(folder, target):
 
 
 def test_a_name_that_is_nowhere_lists_what_ships(target):
-  with pytest.raises(ValueError, match="'nowhere' is no folder with a store"):
+  with pytest.raises(
+    ValueError, match="'nowhere' is neither a folder with a st"
+  ):
     specsample.load_store('nowhere', target)

@@ -104,43 +104,45 @@ def _second_as_the_first(x):
       DraftLaw.POINT_MASS,
       'parents',
       _parents(0, 0, 4, 2),
-      r'row 0: node 3 follows node 4, which has to be one of 0 to 2: list',
+      r'row 0: node 3 has the parent 4, which must be one of 0 to 2: list',
     ),
     (
       DraftLaw.POINT_MASS,
       'tokens',
       lambda draft: _second_as_the_first(draft.tokens),
-      r"row 0: nodes 1 and 2 behind node 0 are both token \d+, .* 'point_mass'",
+      r'row 0: nodes 1 and 2 \(children of node 0\) are both token \d+, '
+      r".* 'point_mass'",
     ),
     (
       _WITHOUT,
       'tokens',
       lambda draft: _second_as_the_first(draft.tokens),
-      r"nodes 1 and 2 behind node 0 are both .* 'without_replacement' none",
+      r'nodes 1 and 2 \(children of node 0\) are both '
+      r".* 'without_replacement' must be distinct",
     ),
     (
       _WITHOUT,
       'probs',
       lambda draft: jnp.full_like(draft.probs, 0.25),
-      r'the second is drawn from has the first one, .* probability 0\.25: take',
+      r'the second node gives the token of the first, .* 0\.25: exclude',
     ),
     (
       _WITHOUT,
       'law',
       lambda draft: _SAMPLED,
-      r'nodes 1 and 2 behind node 0 are drawn from different distributions',
+      r'nodes 1 and 2 \(children of node 0\) are drawn from different dis',
     ),
     (
       _SAMPLED,
       'probs',
       lambda draft: jnp.zeros_like(draft.probs),
-      r'node 1 is token \d+, to which its own row of Draft\.probs gives 0: it',
+      r'node 1 is token \d+, to which its row of Draft\.probs gives 0: it',
     ),
     (
       _SAMPLED,
       'depth',
       lambda draft: 1,
-      r'node 3 is 2 drafts deep, and Draft\.depth is 1',
+      r'node 3 is at depth 2, but Draft\.depth is 1',
     ),
     (
       _SAMPLED,
@@ -174,7 +176,7 @@ def test_rows_that_emit_nothing_show_nothing():
     (testing.assert_batch_invariant, jax.random.key(2)),
   ):
     changes = {'sampling': Sampling()} if arguments else {}
-    with pytest.raises(AssertionError, match='emits nothing shows nothing'):
+    with pytest.raises(AssertionError, match='rows that all emit at least one'):
       _run(assertion, *arguments, model=model, **changes)
 
 
@@ -213,7 +215,7 @@ def test_equals_plain_sampling():
   )
   run(verify.coupled)
   # The rule is exact, but uses other random numbers.
-  with pytest.raises(AssertionError, match='not those of plain sampling'):
+  with pytest.raises(AssertionError, match='differ from plain sampling'):
     run(verify.chain)
 
 

@@ -90,7 +90,7 @@ def test_a_row_that_stopped_is_no_string_of_the_law():
 )
 def test_an_empty_sample_is_refused(nothing):
   settings = {'groups': _GROUPS, 'num_rows': 1, 'num_tokens': 1} | nothing
-  with pytest.raises(ValueError, match='sample at least one of each'):
+  with pytest.raises(ValueError, match='give at least one of each'):
     sample_lib.draw(
       {},
       key=jax.random.key(0),

@@ -230,8 +230,8 @@ def test_an_update_that_comes_to_no_number_is_undone(optimizer, caplog):
   messages = [record.getMessage() for record in caplog.records]
   assert len(messages) == len(reports) > 2
   for number, message in enumerate(messages, 1):
-    assert f'update up to step {number} came to no number' in message
-    assert 'the weights before it stay' in message
+    assert f'update up to step {number} gave NaN or infinity' in message
+    assert 'the weights from before it are kept' in message
   assert output.lengths.tolist() == [32] * 3
 
 
@@ -255,10 +255,10 @@ def test_what_was_learned_survives_an_update_that_is_undone():
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'rounds': 0}, 'rounds is 0: learn from an integer of at least 1'),
-    ({'rounds': 1.5}, 'rounds is 1.5: learn from an integer'),
-    ({'window': 0}, 'window is 0: learn from an integer of at least 1'),
-    ({'num_steps': -1}, 'num_steps is -1: learn from an integer of at least 1'),
+    ({'rounds': 0}, 'rounds is 0: give an integer of at least 1'),
+    ({'rounds': 1.5}, 'rounds is 1.5: give an integer'),
+    ({'window': 0}, 'window is 0: give an integer of at least 1'),
+    ({'num_steps': -1}, 'num_steps is -1: give an integer of at least 1'),
     ({'num_positions': 0}, 'num_positions is 0: record at least 1'),
   ],
 )

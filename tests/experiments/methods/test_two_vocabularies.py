@@ -96,7 +96,9 @@ def test_both_ways_are_compared_with_the_target_alone(tmp_path):
   assert first.startswith('intersection: 3 tokens shared, of 5 of')
   assert tli.startswith(f'TLI: {rows[0].tokens_per_round:.2f} tokens a round')
   too_long = [[0] * target.model.max_length]
-  with pytest.raises(ValueError, match=r'leaves no room in .*: shorten it'):
+  with pytest.raises(
+    ValueError, match=r'leaves no room for new tokens in .*: shorten it'
+  ):
     comparison.check(too_long)
 
 
