@@ -47,7 +47,9 @@ def run_on(main: Callable[[str], None], name: str) -> None:
 
   def checked(arguments: list[str]) -> None:
     if len(arguments) != 1:
-      fail(f'{len(arguments)} arguments: give one {name} (--help says more)')
+      fail(
+        f'there are {len(arguments)} arguments: give one {name} (see --help)'
+      )
     main(arguments[0])
 
   _run(checked, 'interrupted')

@@ -22,7 +22,7 @@ def define_flags(default: str) -> None:
   flags.DEFINE_multi_string(
     'gin_bindings',
     [],
-    "A setting over those of the files, as 'Ngram.num_draft_tokens = 4'; "
+    "A setting that overrides the files, such as 'Ngram.num_draft_tokens = 4'; "
     'repeatable.',
   )
 
@@ -36,7 +36,10 @@ def parse() -> None:
   gin.add_config_file_search_path(str(_ROOT))
   for path in flags.FLAGS.gin_file:
     if not pathlib.Path(find(path)).is_file():
-      cli.fail(f'--gin_file={path} is no file: configs/runs/ has those to read')
+      cli.fail(
+        f'--gin_file={path} is not a file: choose one, for example from '
+        'configs/runs/'
+      )
   # gin logs every place where it misses an included file; its error has them.
   logging.set_verbosity(logging.FATAL)
   try:
@@ -58,7 +61,7 @@ def parse() -> None:
     reason = str(error).partition(' in config string:')[0]
     gone = re.search(r"No module named 'experiments\.(\w+)'", reason)
     if gone and (now := moved.to(gone[1])):
-      cli.fail(f'gin: {reason}: it is {now} now')
+      cli.fail(f'gin: {reason}: it is now {now}')
     cli.fail(f'gin: {reason} (the files in configs/ show what can be set)')
   finally:
     logging.set_verbosity(logging.WARNING)

@@ -40,27 +40,30 @@ def define_flags() -> None:
     'distributed',
     False,
     'Run with other processes, each started with the same flags. On Cloud TPU, '
-    'GKE and Slurm JAX finds them; elsewhere give the next three.',
+    'GKE and Slurm JAX finds them; elsewhere, give the next three flags.',
   )
   flags.DEFINE_string(
-    'coordinator_address', None, 'host:port of process 0, free there.'
+    'coordinator_address',
+    None,
+    'host:port of process 0; the port must be free.',
   )
   flags.DEFINE_integer(
     'num_processes', None, 'How many processes there are.', lower_bound=1
   )
   flags.DEFINE_integer(
-    'process_id', None, 'Which one this is, from 0.', lower_bound=0
+    'process_id', None, 'The number of this process, from 0.', lower_bound=0
   )
   flags.DEFINE_integer(
     'initialization_timeout',
     50,
-    'Seconds within which all processes have to come together.',
+    'Seconds within which all processes have to connect.',
     lower_bound=1,
   )
   flags.DEFINE_integer(
     'heartbeat_timeout',
     100,
-    'Seconds after which a silent process counts as dead, and all end.',
+    'Seconds after which a silent process counts as dead, and all processes '
+    'end.',
     lower_bound=1,
   )
   flags.register_validator(
@@ -104,7 +107,7 @@ def start() -> None:
   except (ValueError, RuntimeError) as error:
     raise ValueError(
       f'--distributed: {str(error).rstrip(".")}: give --coordinator_address, '
-      '--num_processes and --process_id, where JAX does not find them by itself'
+      '--num_processes and --process_id if JAX does not find them by itself'
     ) from error
   finally:
     watch.cancel()
@@ -173,8 +176,8 @@ def check_same(texts: Mapping[str, str]) -> None:
     ]
     if names:
       raise ValueError(
-        f'process {process} has another {", ".join(names)} than process 0: '
-        'start all with the same command, the same code and the same files'
+        f'process {process} differs from process 0 in {", ".join(names)}: '
+        'start all processes with the same command, code and files'
       )
 
 
@@ -249,8 +252,8 @@ def _exit_code(error: BaseException) -> int:
 def _lost():
   index, count = _place()
   return (
-    f'process {index} of {count} ended early, as all do when one is lost: '
-    'start the same command again on each host'
+    f'process {index} of {count} ended early, as all processes do when one is '
+    'lost: start the same command again on each host'
   )
 
 
@@ -266,9 +269,9 @@ def _give_up(timeout, places):
     f'--{name}={value}' for name, value in places.items() if value is not None
   )
   print(
-    f'{known or "--distributed"}: not all processes came together within '
+    f'{known or "--distributed"}: not all processes connected within '
     f'{timeout} s: start each of them, and check that process 0 can be reached '
-    'there and that the numbers are right',
+    'at its address and that the numbers are right',
     file=sys.stderr,
     flush=True,
   )

@@ -98,7 +98,7 @@ class Journal:
   def add(self, key: tuple, value: dict[str, Any]) -> None:
     """Records a finished unit; returns once it is stored."""
     if key in self._entries:
-      raise ValueError(f'{key} is in {self._store} already')
+      raise ValueError(f'{key} is already in {self._store}')
     self._store.add({'key': key, 'value': value})
     self._entries[key] = value
 
@@ -113,8 +113,9 @@ class Journal:
   def _check_header(self, different: list[str]) -> None:
     if different:
       raise ValueError(
-        f'{self._store} belongs to a run with another {", ".join(different)}: '
-        'give another --out, or delete the file to measure anew'
+        f'{self._store} belongs to a run that differs in '
+        f'{", ".join(different)}: give another --out, or delete the file to '
+        'measure anew'
       )
 
 
@@ -178,7 +179,7 @@ class _Lines:
     except OSError as error:
       raise errors.NotWrittenError(
         f'{self._path} cannot be written ({error.strerror or error}): make '
-        'room, and the same command goes on from what is there'
+        'room, then run the same command again to continue'
       ) from error
 
   def close(self):
@@ -209,7 +210,7 @@ class _Objects:
       return None, []
     if _HEADER not in names:
       raise ValueError(
-        f'{self._folder} holds no {_HEADER}: give another --out, or delete the '
+        f'{self._folder} has no {_HEADER}: give another --out, or delete the '
         'folder to measure anew'
       )
     units = sorted(

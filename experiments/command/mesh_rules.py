@@ -16,11 +16,11 @@ def check(name: str, rules: sharding.Rules) -> None:
     ValueError: if the rules are not valid; it names the rule.
   """
   wanted = (
-    "give pairs as ('batch', ('data',)), with mesh axes 'data', 'model' and "
-    "'model_0', 'model_1', ..."
+    "give pairs such as ('batch', ('data',)), with mesh axes 'data', 'model' "
+    "and 'model_0', 'model_1', ..."
   )
   if not isinstance(rules, tuple):
-    raise ValueError(f'{name} is {rules!r}, and no tuple: {wanted}')
+    raise ValueError(f'{name} is {rules!r}, which is not a tuple: {wanted}')
   known = [axis for axis, _ in sharding.DEFAULT_RULES]
   for rule in rules:
     is_rule = (
@@ -32,7 +32,7 @@ def check(name: str, rules: sharding.Rules) -> None:
     )
     if is_rule and rule[0] not in known:
       raise ValueError(
-        f'{name} has {rule[0]!r}, and no array has an axis of that name: '
+        f'{name} has {rule[0]!r}, but no array has an axis of that name: '
         f'give rules for {", ".join(known)}'
       )
     if not is_rule:

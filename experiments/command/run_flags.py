@@ -35,12 +35,12 @@ def prompts() -> flags.FlagHolder[str]:
     'prompts',
     'experiments/data/prompts.jsonl',
     "Prompts: Spec-Bench's jsonl (first turns), JSON lines with a prompt "
-    'field, or plain text with a prompt a line.',
+    'field, or plain text with one prompt per line.',
   )
 
 
 def limit(default: int | None = None) -> flags.FlagHolder[int | None]:
   """Defines --limit, how many prompts from the start of a file are used."""
   return flags.DEFINE_integer(
-    'limit', default, 'Only the first so many prompts.', lower_bound=1
+    'limit', default, 'How many of the first prompts to use.', lower_bound=1
   )

@@ -79,8 +79,8 @@ def _chat(stages) -> None:
   with cli.bad_input():
     if distributed.is_on():
       raise ValueError(
-        '--interactive runs in one process: leave --distributed and what '
-        'belongs to it out'
+        '--interactive runs in one process: leave out --distributed and the '
+        'flags that belong to it'
       )
     # A row is full when there is no room for another chunk.
     (name,) = values.drafter
@@ -110,7 +110,7 @@ def _decoder(stages, name: str, max_length: int | None) -> stream.Decoder:
   make = generator.maker(name)
   if name == 'auto':
     generator.load()
-    stages.begin('timing', 'passes of the model, once on a machine')
+    stages.begin('timing', 'passes of the model, once per machine')
   method = generation.with_num_draft_tokens(
     make(), name, values.num_draft_tokens
   )

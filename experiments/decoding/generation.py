@@ -49,7 +49,7 @@ def with_num_draft_tokens(
   if own == 0 and num_draft_tokens:
     raise ValueError(
       f'--num_draft_tokens={num_draft_tokens}, but --drafter={name} drafts '
-      'nothing: choose another drafter, or leave it out'
+      'nothing: choose another drafter, or leave --num_draft_tokens out'
     )
   if num_draft_tokens == 0 < own:
     none = specsample.drafters.NoDraft()

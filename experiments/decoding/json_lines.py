@@ -41,7 +41,7 @@ def unpacked(data: bytes) -> bytes:
   try:
     return gzip.decompress(data)
   except (OSError, EOFError, zlib.error) as error:
-    raise ValueError(f'it is damaged ({error}), get it again') from error
+    raise ValueError(f'it is damaged ({error}); get it again') from error
 
 
 class BreakError(ValueError):
@@ -134,7 +134,7 @@ def lines(data: bytes) -> list[str]:
   except UnicodeDecodeError as error:
     line = data[: error.start].count(b'\n') + 1
     raise ValueError(
-      f'line {line} is not UTF-8 ({error.reason}), save it as UTF-8'
+      f'line {line} is not UTF-8 ({error.reason}); save it as UTF-8'
     ) from error
 
 
@@ -148,7 +148,7 @@ def value(line: str) -> Any:
     return json.loads(line)
   except json.JSONDecodeError as error:
     raise ValueError(
-      f'{error.msg} (character {error.colno} of a line that is to be a JSON '
+      f'{error.msg} (character {error.colno} of a line that should be a JSON '
       'object)'
     ) from error
   except RecursionError as error:

@@ -41,7 +41,7 @@ def read(path: str, limit: int | None = None) -> list[Prompt]:
   """
   prompts = _parse(path, _read_lines(path))
   if not prompts:
-    raise ValueError(f'{path} holds no prompt: write one a line')
+    raise ValueError(f'{path} has no prompts: write one per line')
   return prompts[:limit]
 
 
@@ -97,10 +97,10 @@ def from_json(record: Any, line: int) -> Prompt:
   elif 'prompt' in record:
     text = record['prompt']
   else:
-    raise ValueError('no "prompt" and no "turns"')
+    raise ValueError('it has neither "prompt" nor "turns"')
   if not isinstance(text, str) or not text.strip():
     raise ValueError(
-      f'the prompt is {reprlib.repr(text)}: it must be a text, not empty'
+      f'the prompt is {reprlib.repr(text)}: it must be a text that is not empty'
     )
   try:
     text.encode()

@@ -165,15 +165,15 @@ def lines(
 
 def _line(one, baseline):
   where = f'  {one["method"]}, prompt {one["prompt"]}, token {one["position"]}'
-  texts = f'{one["text"]!r} for {one["baseline_text"]!r}'
+  texts = f'{one["text"]!r} instead of {one["baseline_text"]!r}'
   if one['audit'] is None:
     return f'{where}: {texts}: one output ended there ({one["verdict"]})'
   audit = one['audit']
   return (
-    f'{where}: {texts} ({one["verdict"]}); ahead is '
-    f"{baseline}'s token by {audit['float32']['lead']:.2g} logits "
+    f'{where}: {texts} ({one["verdict"]}); '
+    f"{baseline}'s token leads by {audit['float32']['lead']:.2g} logits "
     f'in float32 (a tie up to {audit["bound"]:.2g}), '
-    f'{audit["one_token"]["lead"]:.2g} in passes of 1 token, '
+    f'{audit["one_token"]["lead"]:.2g} in passes of 1 token and '
     f'{audit["block"]["lead"]:.2g} in passes of {one["width"]}'
   )
 

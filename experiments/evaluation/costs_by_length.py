@@ -83,8 +83,8 @@ def work(
   depth = max(initial.depth(method.drafter) for method in found.values())
   if evaluation.max_new_tokens < (_ROUNDS + 1) * (depth + 1):
     raise ValueError(
-      f'max_new_tokens is {evaluation.max_new_tokens}, and the rounds that are '
-      f'timed may emit {(_ROUNDS + 1) * (depth + 1)}: allow as many'
+      f'max_new_tokens is {evaluation.max_new_tokens}, but the timed rounds '
+      f'may emit {(_ROUNDS + 1) * (depth + 1)} tokens: allow at least that many'
     )
   return found
 
@@ -153,8 +153,8 @@ def show(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
   for name, found in costs.items():
     ms = ', '.join(f'{x:.1f}' for x in found.ms)
     console.print(
-      f'{name}: a round of 0, 1, ... drafts takes {ms} ms, one of plain '
-      f'decoding {found.plain_ms:.1f} ms'
+      f'{name}: a round of 0, 1, ... draft tokens takes {ms} ms, a round of '
+      f'plain decoding {found.plain_ms:.1f} ms'
     )
     console.print(f'  policies.Fastest.costs = {found.relative}')
   console.print(f'written to {out / "costs.json"}')

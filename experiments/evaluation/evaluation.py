@@ -89,8 +89,8 @@ class Evaluation:
       object.__setattr__(self, 'methods', chosen)
     if self.carry_policies and jax.process_count() > 1:
       raise ValueError(
-        'Evaluation.carry_policies is of one process, and there are '
-        f'{jax.process_count()}: leave it out'
+        'Evaluation.carry_policies is True, which works in one process only, '
+        f'but there are {jax.process_count()}: leave it out'
       )
     if not (self.limit is None or checks.is_count(self.limit)):
       raise ValueError(
@@ -112,13 +112,14 @@ class Evaluation:
     room = self.target.model.max_length
     if not tokens:
       raise ValueError(
-        f'{path}, line {prompt.line}: the tokenizer knows nothing of the '
+        f'{path}, line {prompt.line}: the tokenizer has no tokens for the '
         f'prompt {reprlib.repr(prompt.text)}: correct it'
       )
     if len(tokens) >= room:
       raise ValueError(
-        f'{path}, line {prompt.line}: a prompt of {len(tokens)} tokens, but '
-        f'the model takes {room}, its answer included: shorten it'
+        f'{path}, line {prompt.line}: a prompt of {len(tokens)} tokens is too '
+        f'long, because the model takes {room}, including the answer: shorten '
+        'it'
       )
     return tokens
 

@@ -94,8 +94,8 @@ def read(path: pathlib.PurePath, limit: int) -> list[Prompt]:
             found.append(prompt)
       except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-          f'{path}, line {number}, cannot be read ({error}): the evaluation '
-          'writes it anew where its journal is, else move it away'
+          f'{path}, line {number}, cannot be read ({error}): run the '
+          'evaluation again if its journal is there, or move the file away'
         ) from error
   return found
 
@@ -113,7 +113,9 @@ def _text(tokenizer, generation):
 def _check(path, schema):
   # The format of the lines has not changed since schema 2.
   if schema not in range(2, result_file.SCHEMA + 1):
-    raise ValueError(f'schema {schema!r} where {result_file.SCHEMA} is known')
+    raise ValueError(
+      f'schema {schema!r}, but only 2 to {result_file.SCHEMA} are known'
+    )
 
 
 def _prompt(record: dict[str, Any]) -> Prompt:

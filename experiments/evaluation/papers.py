@@ -107,7 +107,7 @@ def _check_name(
   where: str, name: str, known: Collection[str], part: str
 ) -> None:
   if name not in known:
-    setting = f' of {part!r}' if part else ''
+    setting = f' for {part!r}' if part else ''
     raise ValueError(
       f'Paper.{where} has {name!r}{setting}: choose one of {", ".join(known)}'
       + (f', {_POSITION}1, ...' if where == 'rows' else '')
@@ -116,7 +116,7 @@ def _check_name(
 
 def of_other_prompts(paper: Paper, benchmark: str) -> Paper:
   """Adds a note that our numbers are for other data than the settings name."""
-  note = f'Ours are of {benchmark}, which --prompts put in place of the data.'
+  note = f'Ours are for {benchmark}, which --prompts put in place of that data.'
   return dataclasses.replace(paper, note=f'{note} {paper.note}'.strip())
 
 

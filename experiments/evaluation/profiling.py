@@ -24,13 +24,14 @@ def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
   path = files.at(folder)
   if files.is_remote(path):
     raise ValueError(
-      f'--profile_dir={folder} is of a bucket: give a local folder, and copy it'
+      f'--profile_dir={folder} is in a bucket: give a local folder, and copy '
+      'it there later'
     )
   for name in evaluation.methods:
     if not re.fullmatch(r'\w[\w .,+=-]*', name):
       raise ValueError(
-        f'method {name!r} cannot be the name of a folder of --profile_dir: '
-        'call it by letters, digits and -'
+        f'method {name!r} cannot be the name of a folder in --profile_dir: '
+        'name it with letters, digits and -'
       )
   local = pathlib.Path(folder)
   try:

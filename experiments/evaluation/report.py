@@ -110,7 +110,7 @@ def show_so_far(table: table_lib.Table, num_prompts: int) -> None:
   overall = _overall_rows(table.rows)
   shown = terminal_table.console()
   title = (
-    f'{rows_lib.title(vars(overall[0]))}; so far, of {num_prompts} prompts'
+    f'{rows_lib.title(vars(overall[0]))}; so far, out of {num_prompts} prompts'
   )
   shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
   shown.print(_overall(overall))
@@ -182,8 +182,8 @@ def task_lines(table: table_lib.Table) -> list[str]:
   unscored = [name for name in table.generations if name not in table.scores]
   if unscored:
     reason = task.unscored() or (
-      f'{", ".join(unscored)} could not be scored this time: give the same '
-      'command again, which decodes nothing anew'
+      f'{", ".join(unscored)} could not be scored this time: run the same '
+      'command again, which decodes nothing a second time'
     )
     lines.append(f'no score: {reason}')
   return lines
@@ -275,7 +275,7 @@ def rule_lines(rows: Sequence[rows_lib.Row]) -> list[rich.text.Text]:
   """
   lines = [
     rich.text.Text(
-      f'{row.method}: verify.{row.verifier} is lossy, this is not the '
+      f'{row.method}: verify.{row.verifier} is lossy: this is not the '
       "target's distribution",
       'bold yellow',
     )
@@ -299,19 +299,20 @@ def mismatch_lines(
   for name, count in found.items():
     if count.errors:
       text, style = (
-        f'{count.errors} outputs DIFFER from {methods_lib.BASELINE} and are no '
-        'float ties: not exact',
+        f'{count.errors} outputs DIFFER from {methods_lib.BASELINE}, and not '
+        'at float ties: not exact',
         'bold red',
       )
     elif count.unaudited:
       text, style = (
-        f'{count.unaudited} outputs part from {methods_lib.BASELINE} and could '
-        'not be audited: it is not known whether at float ties',
+        f'{count.unaudited} outputs differ from {methods_lib.BASELINE} and '
+        'could not be audited: they may or may not differ at float ties',
         'bold red',
       )
     elif count.ties:
       text, style = (
-        f'{count.ties} outputs part from {methods_lib.BASELINE} at a float tie',
+        f'{count.ties} outputs differ from {methods_lib.BASELINE} at a float '
+        'tie',
         'yellow',
       )
     else:

@@ -34,7 +34,7 @@ def evaluations(
   if len(folders) < len(parts) or pathlib.PurePath() in folders:
     raise ValueError(
       f'suite.evaluations.parts are {list(parts)}: each needs a folder of its '
-      'own, give them other names'
+      'own, so give them other names'
     )
   return {name: make() for name, make in parts.items()}
 

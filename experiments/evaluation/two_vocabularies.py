@@ -145,9 +145,9 @@ def write(
 def lines(shared: specsample.VocabMap, found: Sequence[Row]) -> list[str]:
   """Returns the summary, one fact per line."""
   summary = [
-    f'{shared.kind.value}: {shared.num_shared} tokens shared, of '
-    f"{shared.num_draft_tokens} of the draft model's and "
-    f"{shared.num_target_tokens} of the target's"
+    f'{shared.kind.value}: {shared.num_shared} tokens are shared, of '
+    f'{shared.num_draft_tokens} in the draft model and '
+    f'{shared.num_target_tokens} in the target'
   ]
   for row in found:
     kept = ', '.join(
@@ -155,8 +155,8 @@ def lines(shared: specsample.VocabMap, found: Sequence[Row]) -> list[str]:
       for share in row.acceptance_by_position
     )
     summary.append(
-      f'{row.way}: {row.tokens_per_round:.2f} tokens a round ({row.tokens} in '
-      f'{row.rounds}), {row.plain_rounds:.0%} of the rounds without a draft, '
-      f'drafts kept by position {kept}'
+      f'{row.way}: {row.tokens_per_round:.2f} tokens per round ({row.tokens} '
+      f'in {row.rounds}), {row.plain_rounds:.0%} of the rounds without a '
+      f'draft, draft tokens kept by position {kept}'
     )
   return summary

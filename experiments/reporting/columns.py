@@ -22,73 +22,76 @@ class Column:
 COLUMNS = {
   'method': Column('method', 'as the configuration calls it'),
   'num_draft_tokens': Column(
-    'K', 'the most tokens that are drafted a round (of a tree, its nodes)'
+    'K', 'the most tokens that are drafted per round (for a tree, its nodes)'
   ),
   'tokens_per_round': Column(
     'tokens a round',
-    'emitted tokens over rounds; autoregressive decoding has 1',
+    'emitted tokens divided by rounds; autoregressive decoding has 1',
     '.2f',
   ),
   'plain_rounds': Column(
     'plain rounds',
     'the share of rounds that drafted nothing; the target then reads one token '
-    'where the drafter has a pass for that',
+    'if the drafter has a pass for that',
     '.0%',
   ),
   'acceptance': Column(
     'acceptance',
-    'the share kept of the drafts whose turn came (of a tree: of the levels '
-    'that a path came to); one behind an end of text '
-    'counts as lost, as may one more than a short draft had, where rounds '
-    'draft different numbers: then it is a lower bound',
+    'the share that was kept of the draft tokens that verification reached '
+    '(for a tree: of the levels that a path reached); a draft token after an '
+    'end of text counts as rejected, and so may one beyond the end of a short '
+    'draft, if rounds draft different numbers: then it is a lower bound',
     '.3f',
   ),
   'acceptance_by_position': Column(
     'acceptance by position',
-    'of the rounds that drafted so far, the share that kept it',
+    'of the rounds that drafted up to this position, the share that kept the '
+    'draft token there',
     '.2f',
   ),
   'ms_per_token': Column(
-    'ms a token', 'milliseconds, prefill counted in', '.2f'
+    'ms a token', 'milliseconds, including the prefill', '.2f'
   ),
   'speedup': Column(
     'speedup',
-    "the baseline's time a token over the method's, all tokens together",
+    "the baseline's time per token divided by the method's, over all tokens "
+    'together',
     '.2f',
   ),
   'mean_speedup': Column(
     'mean speedup',
-    'as Spec-Bench counts: the means over prompts of tokens a second, one over '
-    'the other',
+    'as Spec-Bench computes it: the ratio of the means over prompts of tokens '
+    'per second',
     '.2f',
   ),
   'leviathan_speedup': Column(
     "Leviathan's speedup",
-    'by their theorem 3.8, of the acceptance and the cost ratio',
+    'by their theorem 3.8, from the acceptance and the cost ratio',
     '.2f',
   ),
   'predicted_speedup': Column(
     'predicted speedup',
-    'by the times of the parts of a round, which were timed apart, and the '
-    'rounds and tokens that were counted',
+    'from the times of the parts of a round, which were timed separately, and '
+    'the rounds and tokens that were counted',
     '.2f',
   ),
   'draft_ms': Column(
-    'draft ms', 'of a round: proposing; behind typical prompts', '.2f'
+    'draft ms', 'per round: proposing; after typical prompts', '.2f'
   ),
   'verify_ms': Column(
     'verify ms',
-    "of a round: the target's pass; the mean where rounds differ in width",
+    "per round: the target's pass; the mean if rounds differ in width",
     '.2f',
   ),
   'verify_ms_by_width': Column(
     'verify ms by width',
-    "the target's pass over so many drafts, for each number that has a pass",
+    "the target's pass over this many draft tokens, for each number that has a "
+    'pass',
     '.2f',
   ),
   'overhead_ms': Column(
     'rest ms',
-    'of a round: what it took less the two parts; where negative, noise',
+    'per round: its time minus the two parts; if negative, noise',
     '.2f',
   ),
   'prefill_ms': Column(
@@ -96,14 +99,14 @@ COLUMNS = {
   ),
   'cost_ratio': Column(
     'c',
-    'what drafting a token (of a tree, a level) costs, in rounds of the '
-    "baseline's",
+    'what drafting a token (for a tree, a level) costs, in rounds of the '
+    'baseline',
     '.3f',
   ),
   'percent_of_roofline': Column(
     'of the roofline',
-    'reading weights and caches once a round as fast as the memory was read or '
-    'copied, over what the round took, in percent',
+    'the time to read weights and caches once per round, as fast as the memory '
+    'was read or copied, divided by the time of the round, in percent',
     '.0f',
   ),
   'drafter': Column(
@@ -114,8 +117,8 @@ COLUMNS = {
   ),
   'law': Column(
     'law',
-    'how drafts come about: drawn from a distribution (sampled), or following '
-    'from the tokens before (point_mass)',
+    'how draft tokens are chosen: drawn from a distribution (sampled), or '
+    'determined by the tokens before them (point_mass)',
   ),
   'lossless': Column(
     'exact',
@@ -123,20 +126,20 @@ COLUMNS = {
   ),
   'outputs_differing': Column(
     'differ',
-    "greedy outputs that are not the baseline's; of an exact rule 0, ties of "
-    'floats aside',
+    "greedy outputs that differ from the baseline's; 0 for an exact rule, "
+    'apart from float ties',
   ),
   'outputs_tied': Column(
-    'ties', "greedy outputs that part from the baseline's where floats tie"
+    'ties', "greedy outputs that differ from the baseline's at a float tie"
   ),
   'prompts': Column('prompts', 'how many were decoded'),
   'samples': Column('samples', 'how often each prompt was decoded'),
-  'tokens': Column('tokens', 'that were emitted, ends of text counted in'),
+  'tokens': Column('tokens', 'that were emitted, including ends of text'),
   'rounds': Column(
     'rounds', 'passes of the target over drafts, summed over prompts'
   ),
   # These are in the caption.
-  'part': Column('setting', 'of a table of several'),
+  'part': Column('setting', 'of this table, if there are several'),
   'benchmark': Column('benchmark', 'the file or task of the prompts'),
   'category': Column('category', 'of the prompts'),
   'temperature': Column('temperature', '0 is greedy decoding', 'g'),

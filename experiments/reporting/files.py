@@ -65,6 +65,6 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
     # On a full disk, the partial file would hold the last free bytes.
     pathlib.Path(partial).unlink(missing_ok=True)
     raise errors.NotWrittenError(
-      f'{path} cannot be written ({error.strerror or error}): make room, and '
-      'the same command goes on from what is there'
+      f'{path} cannot be written ({error.strerror or error}): make room, '
+      'then run the same command again to continue'
     ) from error

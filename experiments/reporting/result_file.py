@@ -92,22 +92,22 @@ def read(path: pathlib.PurePath) -> dict[str, Any]:
     ) from error
   except ValueError as error:
     raise ValueError(
-      f'{path} is no JSON file: move it away, or make it anew'
+      f'{path} is not a JSON file: move it away, or make it again'
     ) from error
   if not isinstance(content, dict):
     raise ValueError(
-      f'{path} holds no JSON object, as files of results do: move it away, or '
-      'make it anew'
+      f'{path} does not hold a JSON object, as result files do: move it away, '
+      'or make it again'
     )
   schema = content.get('schema', 1)
   if type(schema) is not int or schema < 1:
     raise ValueError(
-      f'{path} is of schema {schema!r}, which never was: make it anew'
+      f'{path} has schema {schema!r}, which never existed: make it again'
     )
   if schema > SCHEMA:
     raise ValueError(
-      f'{path} is of schema {schema}, and this version reads up to {SCHEMA}: '
-      'update specsample'
+      f'{path} has schema {schema}, but this version reads only up to '
+      f'{SCHEMA}: update specsample'
     )
   if path.name == 'result.json':
     content = _migrate(path, content, schema)
@@ -151,7 +151,7 @@ def _migrate(path, content, schema):
   if not isinstance(rows, list) or not rows:
     raise _refusal(path, schema, 'no rows')
   if not all(isinstance(row, dict) for row in rows):
-    raise _refusal(path, schema, 'rows that are no objects')
+    raise _refusal(path, schema, 'rows that are not objects')
   rows = [_since(schema, _GAINED) | row for row in rows]
   for row in rows:
     _check(path, schema, row, _FIRST)
@@ -217,6 +217,6 @@ def _check(path, schema, found, names):
 
 def _refusal(path, schema, why):
   return ValueError(
-    f'{path} is of schema {schema} and has {why}, which cannot be made up: '
+    f'{path} has schema {schema} and {why}, which cannot be reconstructed: '
     'evaluate again into another --out, or move the file away'
   )

@@ -43,8 +43,8 @@ class Table:
     """Adds a line, with one cell per heading."""
     if len(cells) != len(self._headings):
       raise ValueError(
-        f'{len(cells)} cells under {len(self._headings)} headings: give each '
-        'column one'
+        f'a row has {len(cells)} cells under {len(self._headings)} headings: '
+        'give each column one cell'
       )
     self._rows.append(cells)
 

@@ -51,7 +51,7 @@ def lines(measured: benchmarking.Measured) -> list[str]:
   shown = [
     f'a pass of the target, ms: {passes}',
     f'autoregressive: {measured.ar_tokens_per_s:.1f} tokens/s, '
-    f'{measured.ar_ms_per_token:.2f} ms a token without the prefill, '
+    f'{measured.ar_ms_per_token:.2f} ms per token without the prefill, '
     f'{measured.percent_of_roofline:.0f}% of the roofline '
     f'(memory: {measured.memory_gb_per_s:.1f} GB/s)',
   ]
@@ -82,10 +82,10 @@ def _of_method(name, found, ar_tokens_per_s):
     f'{name}, K = {found.num_draft_tokens}, {found.verifier}: '
     f'{found.tokens_per_s:.1f} tokens/s '
     f'({found.tokens_per_s / ar_tokens_per_s:.2f}x), '
-    f'{found.tokens_per_round:.2f} tokens a round, {found.plain_rounds:.0%} of '
-    f'the rounds without a draft{synthetic}',
+    f'{found.tokens_per_round:.2f} tokens per round, {found.plain_rounds:.0%} '
+    f'of the rounds without a draft{synthetic}',
     f'  a round, ms: draft {found.draft_ms:.2f} ({found.draft_percent:.0f}%), '
     f'verify {found.verify_ms:.2f}, the rest {found.overhead_ms:.2f} '
-    f'({found.overhead_percent:.1f}%); a drafted token costs c = '
+    f'({found.overhead_percent:.1f}%); a draft token costs c = '
     f'{found.cost_ratio:.3f} rounds without drafts',
   ]

@@ -52,7 +52,7 @@ class Benchmark:
   def __post_init__(self):
     """Raises ValueError if nothing would be measured."""
     if not self.methods:
-      raise ValueError('Benchmark.methods is empty: name a method at least')
+      raise ValueError('Benchmark.methods is empty: name at least one')
     for name in ('repeats', 'prompt_length'):
       if not checks.is_count(getattr(self, name)):
         raise ValueError(
@@ -68,7 +68,7 @@ class Benchmark:
     prompt, room = len(self.prompt_tokens()), self.model.max_length
     if prompt + self.max_new_tokens > room:
       raise ValueError(
-        f'Benchmark.max_new_tokens is {self.max_new_tokens} behind a prompt of '
+        f'Benchmark.max_new_tokens is {self.max_new_tokens} after a prompt of '
         f'{prompt} tokens, but the model takes {room}: give fewer'
       )
 

@@ -35,13 +35,16 @@ def _why_not(loaded):
   if not all(map(importlib.util.find_spec, ('torch', 'transformers'))):
     return 'it or torch is not installed'
   if jax.default_backend() != 'cpu':
-    return f'it runs on the CPU here, and this model on {jax.default_backend()}'
+    return (
+      f'it runs on the CPU here, but this model runs on {jax.default_backend()}'
+    )
   if loaded.model.dtype != 'float32':
     return (
-      f'it computes in float32 here, and this model in {loaded.model.dtype}'
+      'it computes in float32 here, but this model computes in '
+      f'{loaded.model.dtype}'
     )
   if int8.names(loaded.params):
-    return 'its weights are of float32 here, and those of this model of int8'
+    return 'its weights are float32 here, but those of this model are int8'
   return None
 
 
@@ -54,7 +57,7 @@ def _check_fields(ours):
   if unknown:
     raise ValueError(
       f'{ours} sets {", ".join(unknown)}, which the comparison with '
-      'transformers does not build: bind Benchmark.loaded = None'
+      'transformers does not support: bind Benchmark.loaded = None'
     )
 
 

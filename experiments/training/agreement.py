@@ -64,7 +64,7 @@ class Agreement:
           len(repr(before)), len(repr(value))
         ) <= _LONGEST
         names.append(
-          f'{name} (it has {before!r}, and this is {value!r})'
+          f'{name} (it has {before!r}, this run has {value!r})'
           if known
           else name
         )

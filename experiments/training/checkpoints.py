@@ -105,7 +105,7 @@ class RunCheckpoints:
     if best is None:
       raise ValueError(
         f'{self._out / _BEST} and {self._decay(plan)} hold no weights that the '
-        'journal knows: bring them back, or give another --out'
+        'journal knows: restore them, or give another --out'
       )
     step = best['step']
     like = dataclasses.replace(like, optimizer=())
@@ -116,7 +116,7 @@ class RunCheckpoints:
   def last(self, plan: plan_lib.Plan) -> str:
     """Returns which state the run would continue from, in words."""
     step = self.step(plan)
-    return f'that of step {step} is there' if step else 'none is there'
+    return f'the one of step {step} is kept' if step else 'none is kept'
 
   def _at(self, plan, step, kind):
     if step <= plan.decay_start:

@@ -69,7 +69,7 @@ class TrainingData:
     before = max(len(record['folders']) for record in records)
     if len(folders) < before:
       raise ValueError(
-        f'--data names {len(folders)} folders, and this run has read {before}: '
+        f'--data names {len(folders)} folders, but this run has read {before}: '
         'give them all in the same order, new ones last'
       )
     train = []
@@ -232,7 +232,7 @@ class Split:
     if not held_out:
       names = ', '.join(str(x.folder) for x in data.folders)
       raise ValueError(
-        f'no held-out answer of {names} is greedy: make more data with '
+        f'no held-out answer in {names} is greedy: make more data with '
         'Synthesis.greedy_share above 0, or add a folder of greedy answers'
       )
     return cls(train=train, phases=phases, held_out=held_out, prompts=prompts)

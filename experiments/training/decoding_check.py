@@ -30,8 +30,8 @@ def choose_prompts(
   if training.decoded_prompt_tokens > room:
     raise ValueError(
       f'Training.decoded_prompt_tokens is {training.decoded_prompt_tokens} and '
-      f'decoded_new_tokens {training.decoded_new_tokens}, and the target takes '
-      f'{training.target.model.max_length} tokens: lower one of them'
+      f'decoded_new_tokens is {training.decoded_new_tokens}, but the target '
+      f'takes {training.target.model.max_length} tokens: lower one of them'
     )
   chosen = [i * len(prompts) // count for i in range(count)]
   return [prompts[i][-training.decoded_prompt_tokens :] for i in chosen]

@@ -29,7 +29,7 @@ def check(folder: pathlib.PurePath) -> None:
     )
   if files.is_remote(folder):
     raise ValueError(
-      f'--tensorboard writes to a local folder, and {folder} is of a bucket: '
+      f'--tensorboard writes to a local folder, but {folder} is in a bucket: '
       'give another --out, or leave the flag out'
     )
 

@@ -25,15 +25,15 @@ def refuse_results(folder: pathlib.PurePath, where: str) -> None:
   """
   if files.is_folder(folder):
     raise ValueError(
-      f'{folder} is there, and this run {where}, so that it is of another run: '
-      'delete the folder or move it away, or give another --out'
+      f'{folder} exists, but this run {where}, so the folder belongs to '
+      'another run: delete it or move it away, or give another --out'
     )
 
 
 def refuse_step(step: int) -> NoReturn:
   """Refuses a checkpoint whose step the journal does not know."""
   raise ValueError(
-    f'the checkpoint of step {step} is of a run that the journal does not '
+    f'the checkpoint of step {step} belongs to a run that the journal does not '
     'know: delete the folders checkpoints and drafter too, or give another '
     '--out'
   )
@@ -89,8 +89,9 @@ class Checkpoints:
     except Exception as error:  # orbax raises it if an array is damaged.
       reason, *_ = str(error).splitlines() or [type(error).__name__]
       raise ValueError(
-        f'{self._folder / str(step)} is damaged, or of another run ({reason}): '
-        'delete it to go on from the one before, or give another --out'
+        f'{self._folder / str(step)} is damaged, or belongs to another run '
+        f'({reason}): delete it to continue from the checkpoint before it, or '
+        'give another --out'
       ) from error
 
   def save(self, state: TrainState) -> None:
@@ -109,7 +110,8 @@ class Checkpoints:
     except (OSError, ValueError) as error:
       raise ValueError(
         f'the checkpoint of step {step} cannot be written to {self._folder} '
-        f'({error}); {self.last}: make room, and the same command goes on'
+        f'({error}); {self.last}: make room, then run the same command again '
+        'to continue'
       ) from error
 
   @property
@@ -126,7 +128,7 @@ class Checkpoints:
   def last(self) -> str:
     """The state that a run would continue from, in words."""
     step = self.step
-    return 'none is there' if step is None else f'that of step {step} is there'
+    return 'none is kept' if step is None else f'the one of step {step} is kept'
 
   def close(self) -> None:
     """Ends orbax's threads, which complain if they outlive the program."""

@@ -92,7 +92,7 @@ class Training:
     """Refuses invalid settings; the ValueError names one."""
     if (self.epochs is None) == (self.answer_tokens is None):
       raise ValueError(
-        f'Training.epochs is {self.epochs} and Training.answer_tokens '
+        f'Training.epochs is {self.epochs} and Training.answer_tokens is '
         f'{self.answer_tokens}: give one of them, and None for the other'
       )
     positive = (
@@ -117,28 +117,28 @@ class Training:
       _require(name, value, value is None or value > 0, 'above 0, or None')
     if self.trains_target and self.cache_hidden:
       raise ValueError(
-        'Training.cache_hidden is True and target_learning_rate '
+        'Training.cache_hidden is True and target_learning_rate is '
         f'{self.target_learning_rate}: the vectors of a target that is trained '
         'change, so set cache_hidden = False'
       )
     if self.trains_target and self.target.exact_fingerprint is not None:
       raise ValueError(
-        f'Training.target_learning_rate is {self.target_learning_rate}, and '
-        'the weights of the target are of int8, which do not learn: load it '
+        f'Training.target_learning_rate is {self.target_learning_rate}, but '
+        'the weights of the target are int8 and cannot be trained: load it '
         'with weights = None, or set target_learning_rate = None'
       )
     drafter = self.objective.drafter
     if self.on_policy_share and not isinstance(drafter, drafters.DraftModel):
       raise ValueError(
-        f'Training.on_policy_share is {self.on_policy_share}, and '
-        f'{type(drafter).__name__} is no model that could write answers: set '
-        'it to 0, or train a DraftModel'
+        f'Training.on_policy_share is {self.on_policy_share}, but '
+        f'{type(drafter).__name__} is not a model that could write answers: '
+        'set it to 0, or train a DraftModel'
       )
     if self.on_policy_share and self.objective.token_weight:
       raise ValueError(
         f'Training.on_policy_share is {self.on_policy_share} and token_weight '
-        f'{self.objective.token_weight}: what the draft model writes is no '
-        'example, so set token_weight = 0 and teacher_weight = 1'
+        f'is {self.objective.token_weight}: the text of the draft model is not '
+        'an example, so set token_weight = 0 and teacher_weight = 1'
       )
 
   @property

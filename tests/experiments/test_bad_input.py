@@ -23,7 +23,7 @@ _EVALUATE = {
   '--prompts=FOLDER/nowhere.jsonl': (
     'nowhere.jsonl: No such file ... give a readable file'
   ),
-  '--prompts=FOLDER/empty.jsonl': 'empty.jsonl holds no prompt ... write one',
+  '--prompts=FOLDER/empty.jsonl': 'empty.jsonl has no prompts ... write one',
   '--prompts=FOLDER/seven.jsonl': (
     'seven.jsonl, line 7: Unterminated string ... correct it'
   ),
@@ -50,7 +50,7 @@ _EVALUATE = {
   ),
   '--gin_file=FOLDER/malformed.gin': 'malformed.gin, line 2 ... configs/',
   '--gin_file=configs/nothing.gin': (
-    '--gin_file=configs/nothing.gin is no file ... configs/runs/'
+    '--gin_file=configs/nothing.gin is not a file ... configs/runs/'
   ),
   '--gin_file=FOLDER/includes.gin': (
     'Unable to open file: nothing.gin ... includes.gin", line 1 ... configs/'
@@ -153,7 +153,7 @@ _BENCHMARK = {
     'max_new_tokens is 0 ... at least 1'
   ),
   '--gin_bindings=Benchmark.max_new_tokens = 600': (
-    'max_new_tokens is 600 behind a prompt of ... takes 512 ... fewer'
+    'max_new_tokens is 600 after a prompt of ... takes 512 ... fewer'
   ),
   "--gin_bindings=Benchmark.prompt = 'LONG'": (
     'a prompt of 618 tokens ... shorten it'
@@ -173,7 +173,7 @@ _CERTIFY = {
   '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
   '--gin_bindings=Plan.num_rows = 5': 'num_rows is 5 ... 4096',
   '--out=FOLDER/certified': (
-    'certified/journal.jsonl belongs to a run with another code, '
+    'certified/journal.jsonl belongs to a run that differs in code, '
     'compiler flags, configuration, hardware, schema, versions: give another'
   ),
 }
@@ -222,11 +222,11 @@ _REPORT = {
   '--results=FOLDER/nowhere': 'nowhere is no folder: give that of --out',
   '--results=FOLDER/drafter': 'drafter holds no result.json ... evaluate first',
   '--results=FOLDER/old': (
-    'old/result.json is of schema 1 and has no versions, git_commit ... '
+    'old/result.json has schema 1 and no versions, git_commit ... '
     'evaluate again into another --out, or move the file away'
   ),
   '--results=FOLDER/newer': (
-    'newer/benchmark.json is of schema 9 ... update specsample'
+    'newer/benchmark.json has schema 9 ... update specsample'
   ),
   '--results=gs://bucket/results': 'copy the folder here first',
   '--prompts=-1': '--prompts=-1 ... non-negative ... --help',

@@ -158,9 +158,14 @@ def _int8(model, key):
 @pytest.mark.parametrize(
   ('dtype', 'init', 'backend', 'why'),
   [
-    ('bfloat16', transformer.Transformer.init, 'cpu', 'this model in bfloat16'),
-    ('float32', _int8, 'cpu', 'those of this model of int8'),
-    ('float32', transformer.Transformer.init, 'gpu', 'this model on gpu'),
+    (
+      'bfloat16',
+      transformer.Transformer.init,
+      'cpu',
+      'this model computes in bfloat16',
+    ),
+    ('float32', _int8, 'cpu', 'those of this model are int8'),
+    ('float32', transformer.Transformer.init, 'gpu', 'this model runs on gpu'),
   ],
 )
 def test_transformers_is_compared_on_equal_terms_only(
@@ -208,7 +213,7 @@ def test_terminal_gets_the_summary(real):
   found = measured['methods']['ngram']
   kept = found['tokens_per_round']
   plain = f'{found["plain_rounds"]:.0%} of the rounds without a draft'
-  assert f'{kept:.2f} tokens a round, {plain}' in outcome.out
+  assert f'{kept:.2f} tokens per round, {plain}' in outcome.out
   assert f'costs c = {found["cost_ratio"]:.3f} rounds' in outcome.out
   assert re.search(r'^benchmark.json is in .*\n\Z', outcome.out, re.M)
   steps = outcome.err.splitlines()

@@ -70,7 +70,7 @@ def test_another_configuration_is_refused(folder):
 @pytest.mark.parametrize(
   ('name', 'content', 'expected'),
   [
-    ('header.json', None, 'holds no header.json: give another --out'),
+    ('header.json', None, 'has no header.json: give another --out'),
     ('copy.json', '{"key": [', r'copy\.json is damaged: delete the file'),
   ],
 )

@@ -374,7 +374,7 @@ def test_a_full_disk_leaves_what_was_there(
   *_, line = ended.err.splitlines()
   name = 'shard-00001-hidden.npy' if keep_hidden else 'shard-00001.npz'
   assert f'{name} cannot be written (File too large)' in line
-  assert 'the same command goes on' in line
+  assert 'run the same command again to continue' in line
   after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
   assert after == before
 

@@ -304,7 +304,7 @@ def test_texts_of_others_need_greedy_answers_beside_them(
   found = split(others, own)
   assert len(found.held_out) == 4 + 2
   assert len(found.train) == 6 + 6
-  with pytest.raises(ValueError, match=r'no held-out answer of .* is greedy'):
+  with pytest.raises(ValueError, match=r'no held-out answer in .* is greedy'):
     split(others)
 
 

@@ -217,8 +217,8 @@ def test_the_drafter_of_another_run_is_refused_and_stays(
   outcome = commands.run(*flags(out))
   assert outcome.code == 2
   (line,) = outcome.err.splitlines()
-  assert f'{out / "drafter"} is there, and this run has served 0 of 6' in line
-  assert 'delete the folder' in line
+  assert f'{out / "drafter"} exists, but this run has served 0 of 6' in line
+  assert 'delete it or move it away' in line
   assert not (out / 'online.json').exists()
   weights = safetensors.load_file(out / 'drafter' / 'drafter.safetensors')
   assert weights.keys() == whole.weights.keys()

@@ -158,8 +158,8 @@ def test_field_that_is_not_known_is_shown(tmp_path):
 @pytest.mark.parametrize(
   ('name', 'content', 'why'),
   [
-    ('result.json', '{"rows": []}', 'is of schema 1 and has no hardware'),
-    ('benchmark.json', '{"schema": 9}', 'is of schema 9'),
+    ('result.json', '{"rows": []}', 'has schema 1 and no hardware'),
+    ('benchmark.json', '{"schema": 9}', 'has schema 9'),
     ('generations.jsonl', '{"schema": 9}', 'line 1, cannot be read (schema 9'),
   ],
 )

@@ -130,7 +130,7 @@ def test_a_full_disk_ends_a_run_with_one_line(story):
     for line in story.ended['full'].err.splitlines()
     if 'journal.jsonl cannot be written' in line
   ]
-  assert 'the same command goes on from what is there' in line
+  assert 'run the same command again to continue' in line
   assert _keys(story.files['full']) == _keys(story.files['killed'])
 
 
@@ -141,7 +141,9 @@ def test_an_interruption_is_one_line_behind_the_table_so_far(story):
     'interrupted: the same command goes on from here'
   ]
   title, *rows = story.ended['interrupted'].out.strip().splitlines()
-  found = re.fullmatch(r'.*: (\d+) prompts?, .*; so far, of 10 prompts', title)
+  found = re.fullmatch(
+    r'.*: (\d+) prompts?, .*; so far, out of 10 prompts', title
+  )
   decoded = _keys(story.files['interrupted'])
   of_ngram = [key for key in decoded if key[:2] == ('generation', 'ngram')]
   assert int(found[1]) == len(of_ngram)
@@ -193,7 +195,7 @@ def test_the_result_is_of_all_prompts(story):
 def test_another_configuration_is_refused(story):
   assert story.ended['changed'].code == 2
   (line,) = story.ended['changed'].err.splitlines()
-  assert 'belongs to a run with another configuration' in line
+  assert 'belongs to a run that differs in configuration' in line
   assert 'give another --out, or delete the file' in line
   assert story.ended['changed'].out == ''
   assert story.files['changed'] == story.files['finished']

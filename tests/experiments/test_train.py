@@ -344,9 +344,7 @@ def test_the_drafter_of_another_run_is_not_taken_for_its_own(
   drafter.mkdir(parents=True)
   ended = commands.run('train', *flags('hydra', tmp_path / 'run'))
   assert ended.code == 2
-  assert (
-    f'{drafter} is there, and this run is not at its last step' in ended.err
-  )
+  assert f'{drafter} exists, but this run is not at its last step' in ended.err
   assert list(drafter.iterdir()) == []
 
 
@@ -514,7 +512,7 @@ def test_a_loss_that_is_no_number_stops_the_run(commands, flags, tmp_path):
   assert ended.code == 1
   *_, line = ended.err.splitlines()
   assert re.match(r'step [12] cannot be taken: the loss is ', line)
-  assert 'none is there' in line
+  assert 'none is kept' in line
   assert not (out / 'drafter').exists()
 
 
@@ -539,7 +537,7 @@ def test_a_gradient_that_is_no_number_is_named_by_its_step(
   step = int(found[1])
   kept = [p.name for p in (out / 'checkpoints').iterdir() if p.name.isdigit()]
   assert max(map(int, kept), default=0) == step - 1
-  last = f'that of step {step - 1} is there' if step > 1 else 'none is there'
+  last = f'the one of step {step - 1} is kept' if step > 1 else 'none is kept'
   assert last in line
   taken = [json.loads(x) for x in (out / 'journal.jsonl').open()][1:]
   assert max(x['key'][1] for x in taken if x['key'][0] == 'train') == step - 1
@@ -556,7 +554,7 @@ def test_checkpoints_without_their_journal_are_refused(
   ended = commands.run('train', *flags('hydra', out, learning_rate=1.0))
   assert ended.code == 2
   *_, line = ended.err.splitlines()
-  assert f'the checkpoint of step {_NUM_STEPS} is of a run that the' in line
+  assert f'the checkpoint of step {_NUM_STEPS} belongs to a run that' in line
   assert kept == [
     p.name
     for p in sorted((out / 'checkpoints').iterdir(), key=lambda p: p.name)
@@ -578,7 +576,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(commands, flags, tmp_path):
   assert ended.code == 2
   # Now and then orbax's threads complain afterwards, as the process ends.
   (line,) = [x for x in ended.err.splitlines() if 'cannot be written' in x]
-  assert 'the same command goes on' in line
+  assert 'run the same command again to continue' in line
   assert steps()
   ended = commands.run(*call)
   assert ended.code == 0, ended.err
@@ -650,17 +648,20 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
     ('too many tokens', '1,000,000 tokens were asked for, and of the data 768'),
     (
       'settings',
-      'another Training.learning_rate (it has 0.01, and this is 0.02): give',
+      'differs in Training.learning_rate (it has 0.01, this run has 0.02): ',
     ),
     (
       'objective',
-      "another drafter (it has 'Hydra', and this is 'Medusa'), Medusa.",
+      "in drafter (it has 'Hydra', this run has 'Medusa'), Medusa.",
     ),
     ('other data', 'lacks a shard that this run has read'),
     ('fewer data', 'lacks a shard that this run has read'),
-    ('two lengths', 'epochs is 12.5 and Training.answer_tokens 1000: give one'),
-    ('room', 'decoded_new_tokens 32, and the target takes 512 tokens'),
-    ('on policy', 'Hydra is no model that could write answers'),
+    (
+      'two lengths',
+      'epochs is 12.5 and Training.answer_tokens is 1000: give one',
+    ),
+    ('room', 'decoded_new_tokens is 32, but the target takes 512 tokens'),
+    ('on policy', 'Hydra is not a model that could write answers'),
     ('negative', 'Training.learning_rate is -1.0: give above 0'),
     ('vocabulary', 'draft_vocab_size is 1000000'),
     ('max_length', 'begins within max_length, 2 tokens'),

@@ -66,7 +66,7 @@ def test_what_a_kill_left_is_gone_on_from(tmp_path):
 
 def test_a_certificate_is_of_one_version_of_the_code(tmp_path):
   _build(tmp_path, 1)
-  with pytest.raises(ValueError, match='a run with another source: give'):
+  with pytest.raises(ValueError, match='a run that differs in source: give'):
     _build(tmp_path, header=_HEADER | {'source': '4567'})
   plan = certificate.Plan(seed=3)
   header = certificate.header(plan)

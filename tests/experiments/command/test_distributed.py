@@ -184,8 +184,8 @@ def test_processes_that_differ_are_refused(
   assert outcome.code == 2
   # Gloo prints its greetings in between.
   assert re.search(
-    r'process 1 has another command line than process 0: start all with the '
-    'same command',
+    'process 1 differs from process 0 in command line: start all processes '
+    'with the same command',
     outcome.err,
   )
   assert outcome.out == other.out == ''

@@ -43,7 +43,9 @@ def test_a_kill_at_any_byte_loses_the_last_unit_at_most(tmp_path):
 def test_another_configuration_is_refused(tmp_path):
   _open(tmp_path).close()
   before = (tmp_path / 'journal.jsonl').read_bytes()
-  with pytest.raises(ValueError, match='another configuration: give another'):
+  with pytest.raises(
+    ValueError, match='differs in configuration: give another'
+  ):
     _open(tmp_path, HEADER | {'configuration': 'a = 2'})
   assert (tmp_path / 'journal.jsonl').read_bytes() == before
   _open(tmp_path).close()
@@ -56,7 +58,7 @@ def test_what_may_differ_is_the_callers_to_say(tmp_path):
   )
   other = HEADER | {'configuration': 'a = 2'}
   journal.Journal(tmp_path, other, only_shape).close()
-  with pytest.raises(ValueError, match='another shape: give another'):
+  with pytest.raises(ValueError, match='differs in shape: give another'):
     journal.Journal(tmp_path, other | {'shape': (2,)}, only_shape)
 
 

@@ -18,12 +18,13 @@ _REFUSED = {
   'Mesh.model = 0': 'a mesh of 1 x 0 needs 0 devices',
   'Mesh.data = 8\nMesh.num_slices = 3': 'num_slices is 3 and data is 8',
   "Mesh.rules = (('batch', 'data'),)": (
-    "Mesh.rules holds ('batch', 'data'): give pairs as ('batch', ('data',))"
+    "Mesh.rules holds ('batch', 'data'): give pairs such as ('batch', "
+    "('data',))"
   ),
   "Mesh.rules = [('batch', ('data',))]": 'Mesh.rules is [',
   "Mesh.rules = (('batch', ('rows',)),)": "with mesh axes 'data', 'model'",
   "Mesh.rules = (('heads', ('model',)),)": (
-    "Mesh.rules has 'heads', and no array has an axis of that name"
+    "Mesh.rules has 'heads', but no array has an axis of that name"
   ),
   'Evaluation.batch_size = 0': 'Evaluation.batch_size is 0: give at least 1',
 }

@@ -52,11 +52,11 @@ def test_limit_takes_the_first(tmp_path):
   ('line', 'message'),
   [
     ('{"prompt": "cut', 'Unterminated string'),
-    ('just text', 'Expecting value (character 1 of a line that is to be'),
-    ('{', '(character 2 of a line that is to be a JSON object)'),
+    ('just text', 'Expecting value (character 1 of a line that should'),
+    ('{', '(character 2 of a line that should be a JSON object)'),
     ('["prompt"]', 'expected a JSON object'),
-    ('{"text": "a"}', 'no "prompt" and no "turns"'),
-    ('{"prompt": "  "}', 'not empty'),
+    ('{"text": "a"}', 'neither "prompt" nor "turns"'),
+    ('{"prompt": "  "}', 'is not empty'),
     ('{"prompt": 3}', 'must be a text'),
     ('{"turns": []}', 'at least one text'),
     ('{"turns": "a"}', 'at least one text'),
@@ -111,7 +111,7 @@ def test_missing_and_empty_files(tmp_path):
   with pytest.raises(ValueError, match='Is a directory'):
     prompts.read(str(tmp_path))
   for text in ('', ' \n\n'):
-    with pytest.raises(ValueError, match='holds no prompt'):
+    with pytest.raises(ValueError, match='has no prompts'):
       prompts.read(_write(tmp_path, 'empty.jsonl', text))
 
 

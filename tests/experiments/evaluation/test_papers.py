@@ -106,7 +106,7 @@ def test_gains_of_unknown_methods_and_quantities_are_refused():
   papers.check(_PAPER, {'a': _evaluation('block', 'token')})
   # Methods that are not run here are listed for reference.
   papers.check(_PAPER, {'a': _evaluation('autoregressive')})
-  message = "Paper.ratios has 'token' of 'a': choose one of block"
+  message = "Paper.ratios has 'token' for 'a': choose one of block"
   with pytest.raises(ValueError, match=message):
     papers.check(_PAPER, {'a': _evaluation('block')})
   ratios = [('', 'block', 'token', {'cost_ratio': 1.0})]

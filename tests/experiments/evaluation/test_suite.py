@@ -199,10 +199,10 @@ def test_prompts_for_a_task_leave_its_score_without_ours(calls):
   found = paper['rows']
   # Settings keep their names, so a note says what was decoded instead.
   assert paper['note'] == (
-    'Ours are of prompts, which --prompts put in place of the data. Another '
+    'Ours are for prompts, which --prompts put in place of that data. Another '
     'pair stands in.'
   )
-  assert 'Ours are of prompts, which --prompts' in replaced.out
+  assert 'Ours are for prompts, which --prompts' in replaced.out
   (rouge,) = (row for row in found if row['quantity'] == 'ROUGE-2')
   assert (rouge['paper'], rouge['ours'], rouge['ci95']) == (0.112, None, None)
   (speedup,) = (row['ours'] for row in found if row['paper'] == 2.5)
@@ -214,7 +214,7 @@ def test_faults_come_before_anything_is_written(calls):
   folder, (_, _, *faults) = calls
   messages = (
     'each needs a folder of its own',
-    "'speed' of 'Prompts, greedy': choose one of num_draft_tokens, ",
+    "'speed' for 'Prompts, greedy': choose one of num_draft_tokens, ",
     'absent.jsonl',
   )
   for i, (outcome, message) in enumerate(zip(faults, messages, strict=True)):

@@ -93,8 +93,8 @@ def test_both_ways_are_compared_with_the_target_alone(tmp_path):
   assert written['rows'][0] == dataclasses.asdict(rows[0])
   assert {'hardware', 'git_commit', 'command'} < written.keys()
   first, tli, _ = two_vocabularies.lines(comparison.shared, rows)
-  assert first.startswith('intersection: 3 tokens shared, of 5 of')
-  assert tli.startswith(f'TLI: {rows[0].tokens_per_round:.2f} tokens a round')
+  assert first.startswith('intersection: 3 tokens are shared, of 5 in')
+  assert tli.startswith(f'TLI: {rows[0].tokens_per_round:.2f} tokens per round')
   too_long = [[0] * target.model.max_length]
   with pytest.raises(
     ValueError, match=r'leaves no room for new tokens in .*: shorten it'

@@ -119,7 +119,7 @@ def test_results_of_other_settings_are_not_replaced(tmp_path):
   [
     ({'rows': []}, 'no rows'),
     ({'rows': None}, 'no rows'),
-    ({'rows': ['a']}, 'rows that are no objects'),
+    ({'rows': ['a']}, 'rows that are not objects'),
     ({'rows': [{'method': 'ngram'}]}, 'no drafter, verifier, law, lossless,'),
     (_of_row(speedup='fast'), "a speedup that is 'fast'"),
     (_of_row(lossless=1), 'a lossless that is 1'),
@@ -131,7 +131,7 @@ def test_results_of_other_settings_are_not_replaced(tmp_path):
 def test_what_cannot_be_made_up_is_refused(tmp_path, schema, change, why):
   path = _write(tmp_path, _OLD | change | schema)
   number = schema.get('schema', 1)
-  expected = f'{path} is of schema {number} and has {why}'
+  expected = f'{path} has schema {number} and {why}'
   with pytest.raises(ValueError, match=re.escape(expected)) as error:
     result_file.read(path)
   assert 'evaluate again into another --out' in str(error.value)
@@ -139,7 +139,7 @@ def test_what_cannot_be_made_up_is_refused(tmp_path, schema, change, why):
 
 def test_a_file_that_does_not_say_where_it_was_measured_is_refused(tmp_path):
   content = {name: _OLD[name] for name in ('rows', 'versions', 'git_commit')}
-  with pytest.raises(ValueError, match='has no hardware, command, which'):
+  with pytest.raises(ValueError, match='and no hardware, command, which'):
     result_file.read(_write(tmp_path, content))
 
 
@@ -147,12 +147,12 @@ def test_a_file_that_does_not_say_where_it_was_measured_is_refused(tmp_path):
   ('text', 'why'),
   [
     (json.dumps(_OLD | {'schema': 6}), r'schema 6, .* update specsample'),
-    (json.dumps(_OLD | {'schema': 0}), 'schema 0, which never was'),
-    (json.dumps(_OLD | {'schema': True}), 'schema True, which never was'),
-    (json.dumps(_OLD | {'schema': None}), 'schema None, which never was'),
-    (json.dumps([_OLD]), 'holds no JSON object'),
-    ('{"rows": [', 'is no JSON file: move it away'),
-    ('\udcff', 'is no JSON file: move it away'),
+    (json.dumps(_OLD | {'schema': 0}), 'schema 0, which never existed'),
+    (json.dumps(_OLD | {'schema': True}), 'schema True, which never existed'),
+    (json.dumps(_OLD | {'schema': None}), 'schema None, which never existed'),
+    (json.dumps([_OLD]), 'does not hold a JSON object'),
+    ('{"rows": [', 'is not a JSON file: move it away'),
+    ('\udcff', 'is not a JSON file: move it away'),
   ],
 )
 def test_other_files_are_refused_by_name(tmp_path, text, why):
@@ -172,5 +172,5 @@ def test_of_other_commands_the_number_alone_is_checked(tmp_path):
   path.write_text('{"t_ms": {"1": 16.2}}')
   assert result_file.read(path) == {'t_ms': {'1': 16.2}, 'schema': 5}
   path.write_text('{"schema": 9}')
-  with pytest.raises(ValueError, match=r'benchmark\.json is of schema 9'):
+  with pytest.raises(ValueError, match=r'benchmark\.json has schema 9'):
     result_file.read(path)

@@ -62,7 +62,7 @@ _MT_BENCH, _SPEC_BENCH = questions.mt_bench, questions.spec_bench
   ('make', 'record', 'message'),
   [
     (_SPEC_BENCH, _QA | {'turns': []}, 'at least one text'),
-    (_SPEC_BENCH, {'question_id': 1}, 'no "prompt" and no "turns"'),
+    (_SPEC_BENCH, {'question_id': 1}, 'neither "prompt" nor "turns"'),
     (_SPEC_BENCH, _QA | {'category': 'poetry'}, "'poetry' is none of writing,"),
     (_SPEC_BENCH, {'question_id': 1, 'turns': ['a']}, "'none' is none of"),
     (_SPEC_BENCH, _QA | {'turns': ['a', 'b']}, 'where qa has 1 text'),

@@ -51,9 +51,9 @@ def test_what_makes_the_curve_may_not(training):
   )
   num_layers = training.objective.drafter.num_layers
   assert _differences(training, other) == [
-    'Training.warmup_steps (it has 100, and this is 7)',
-    "HeadsObjective.teacher_loss (it has 'forward_kl', and this is 'jsd')",
-    f'Hydra.num_layers (it has {num_layers}, and this is 5)',
+    'Training.warmup_steps (it has 100, this run has 7)',
+    "HeadsObjective.teacher_loss (it has 'forward_kl', this run has 'jsd')",
+    f'Hydra.num_layers (it has {num_layers}, this run has 5)',
   ]
 
 
@@ -62,7 +62,7 @@ def test_a_new_setting_has_to_have_its_default(training):
   assert _differences(training, training, left_out=new) == []
   other = dataclasses.replace(training, clip_norm=0.5)
   assert _differences(training, other, left_out=new) == [
-    'Training.clip_norm (it has 1.0, and this is 0.5)'
+    'Training.clip_norm (it has 1.0, this run has 0.5)'
   ]
   # Without a default, the value that the run had is unknown.
   name = 'Hydra.num_draft_tokens'

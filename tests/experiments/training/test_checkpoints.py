@@ -87,7 +87,9 @@ def test_the_best_weights_are_those_that_are_journalled(run):
 def test_a_step_that_is_not_journalled_is_refused(run):
   _, checkpoints = run
   checkpoints.save(_state(30), _PLAN)
-  with pytest.raises(ValueError, match='step 30 is of a run that the journal'):
+  with pytest.raises(
+    ValueError, match='step 30 belongs to a run that the jour'
+  ):
     checkpoints.step(_PLAN)
 
 

@@ -92,7 +92,7 @@ def test_held_out_shards_without_greedy_answers_are_passed_over():
 def test_other_data_are_refused():
   a, b = _folder('a', 4), _folder('b', 4, seed=1)
   records = [_first(a, b).record()]
-  with pytest.raises(ValueError, match=r'names 1 folders, and .* has read 2'):
+  with pytest.raises(ValueError, match=r'names 1 folders, but .* has read 2'):
     _again(records, a)
   lacks = 'lacks a shard that this run has read'
   with pytest.raises(ValueError, match=f'b {lacks}'):

@@ -59,9 +59,11 @@ def test_a_damaged_one_is_named_and_the_one_before_is_there(
   with pytest.raises(ValueError) as raised:
     train_state.Checkpoints(folder).restore(_state(0))
   (message,) = str(raised.value).splitlines()
-  assert message.startswith(f'{folder / "10"} is damaged, or of another run (')
+  assert message.startswith(
+    f'{folder / "10"} is damaged, or belongs to another run ('
+  )
   assert message.endswith(
-    'delete it to go on from the one before, or give another --out'
+    'delete it to continue from the checkpoint before it, or give another --out'
   )
   # Follow the message's advice.
   shutil.rmtree(folder / '10')
@@ -71,7 +73,9 @@ def test_a_damaged_one_is_named_and_the_one_before_is_there(
 
 def test_one_of_other_parameters_is_refused(saved):
   other = dataclasses.replace(_state(0), trained={'other': jnp.zeros(3)})
-  with pytest.raises(ValueError, match='10 is damaged, or of another run'):
+  with pytest.raises(
+    ValueError, match='10 is damaged, or belongs to another run'
+  ):
     train_state.Checkpoints(saved).restore(other)
 
 

@@ -72,4 +72,4 @@ def test_methods_are_compared_by_name(save, tiny, commands, tmp_path):
   save(path, 2)
   (outcome,) = commands.run_all([call])
   assert outcome.code == 2
-  assert 'belongs to a run with another drafter weights: give' in outcome.err
+  assert 'belongs to a run that differs in drafter weights: give' in outcome.err

@@ -232,7 +232,7 @@ def test_damaged_lines_are_left_out_and_the_first_is_named(tmp_path):
     ('{"mess', 'line 1: Unterminated string .*there is no conversation'),
     ('{"messages": []}', r'\(1 skipped \(no turn of a user\)\)'),
     ('{"messages": "x"}', 'line 1: "messages" must be a list of messages'),
-    ('{"text": "x"}', 'line 1: no "prompt" and no "turns"'),
+    ('{"text": "x"}', 'line 1: it has neither "prompt" nor "turns"'),
     ('{"prompt": " "}', 'line 1: the prompt is .*not empty: correct it'),
     ('{"turns": ["a", ""]}', 'line 1: the prompt is .*not empty: correct it'),
   ],
