@@ -8,10 +8,10 @@ import dataclasses
 
 import numpy as np
 
-from specsample.types import ArrayLike, DraftLaw, Output
+from specsample.types import ArrayLike, DraftKind, Output
 
-# The laws of siblings for which `optimal_acceptance` is known.
-BOUNDED_LAWS = frozenset([DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT])
+# The kinds of siblings for which `optimal_acceptance` is known.
+BOUNDED_KINDS = frozenset([DraftKind.SAMPLED, DraftKind.WITHOUT_REPLACEMENT])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ def optimal_acceptance(
   target_probs: ArrayLike,
   draft_probs: ArrayLike,
   num_drafts: int,
-  law: DraftLaw = DraftLaw.SAMPLED,
+  kind: DraftKind = DraftKind.SAMPLED,
 ) -> float:
   """Returns the highest rate at which an exact rule can keep one of k siblings.
 
@@ -117,13 +117,13 @@ def optimal_acceptance(
     draft_probs: [V], the distribution of the drafts, or of the first of them if
       they are drawn without replacement.
     num_drafts: k, at least 1.
-    law: of the siblings, SAMPLED or WITHOUT_REPLACEMENT.
+    kind: of the siblings, SAMPLED or WITHOUT_REPLACEMENT.
 
   Returns:
     A probability.
 
   Raises:
-    ValueError: if the shapes do not fit, there is no draft, or the law is
+    ValueError: if the shapes do not fit, there is no draft, or the kind is
       another.
   """
   target = np.asarray(target_probs, np.float64)
@@ -134,11 +134,11 @@ def optimal_acceptance(
       f'{draft.shape} and num_drafts is {num_drafts}: give two arrays of shape '
       '[V], and at least 1 draft token'
     )
-  if law not in BOUNDED_LAWS:
-    known = sorted(known.value for known in BOUNDED_LAWS)
+  if kind not in BOUNDED_KINDS:
+    known = sorted(known.value for known in BOUNDED_KINDS)
     raise ValueError(
-      f'law is {law.value!r}, but the bound is known only for {known}: give '
-      'one of these laws'
+      f'kind is {kind.value!r}, but the bound is known only for {known}: give '
+      'one of these kinds'
     )
   # Tokens that are never drafted are in no minimising set.
   is_drafted = draft > 0
@@ -146,7 +146,7 @@ def optimal_acceptance(
   order = np.argsort(ratios, kind='stable')
   of_target = np.cumsum(target[is_drafted][order])
   of_draft = draft[is_drafted][order]
-  if law is DraftLaw.SAMPLED:
+  if kind is DraftKind.SAMPLED:
     all_within = np.minimum(np.cumsum(of_draft), 1) ** num_drafts
   else:
     all_within = _all_within(of_draft, num_drafts)

@@ -17,7 +17,7 @@ the batch axis; the decoding loop maps over it.
 from collections.abc import Callable
 import dataclasses
 import enum
-from typing import Any, dataclass_transform, Protocol
+from typing import Any, dataclass_transform, Protocol, TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -52,7 +52,7 @@ def pytree(cls):
   return jax.tree_util.register_dataclass(cls)
 
 
-class DraftLaw(enum.Enum):
+class DraftKind(enum.Enum):
   """How draft tokens were chosen, which decides which verifiers are exact.
 
   Below, "the tokens before" a token are those on the path to it. `probs[i]` is
@@ -141,7 +141,7 @@ class Draft:
 
   tokens: Array  # [N] int32, -1 where nothing was drafted
   probs: Array | None  # [N, V] after warping; None for a point mass
-  law: DraftLaw = static()
+  kind: DraftKind = static()
   # [N] int32, the parent of each node, as in `tree`; None for a chain.
   parents: Array | None = None
   depth: int | None = static(default=None)  # length of a tree's longest path
@@ -414,9 +414,9 @@ class Drafter(Protocol):
 class Verifier(Protocol):
   """A rule that decides how many draft tokens to keep and draws the next token.
 
-  It is a pure function of one sequence. `draft_laws` are the laws it accepts; a
-  lossless verifier is exact for all of them. A draft of another law raises
-  ValueError when the call is traced.
+  It is a pure function of one sequence. `draft_kinds` are the kinds of drafts
+  that it accepts; a lossless verifier is exact for all of them. A draft of
+  another kind raises ValueError when the call is traced.
   """
 
   @property
@@ -431,11 +431,23 @@ class Verifier(Protocol):
     """
 
   @property
-  def draft_laws(self) -> frozenset[DraftLaw]:
-    """The draft laws that the verifier accepts."""
+  def draft_kinds(self) -> frozenset[DraftKind]:
+    """The draft kinds that the verifier accepts."""
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the law of the verdict, given target_probs [N + 1, V]."""
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
     """Draws one verdict from `law`."""
+
+
+# Hidden from type checkers, which would take every name for an attribute.
+if not TYPE_CHECKING:
+
+  def __getattr__(name):
+    if name == 'DraftLaw':
+      # No AttributeError: `from ... import` would replace its text.
+      raise ImportError(
+        'DraftLaw is now DraftKind: use specsample.types.DraftKind'
+      )
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -78,9 +78,9 @@ BREAKS = {
   ),
   'a rule that is not exact for all that it takes': Break(
     'specsample/verify/rule.py',
-    'CHAIN_LAWS = frozenset([types.DraftLaw.POINT_MASS, '
-    'types.DraftLaw.SAMPLED])',
-    'CHAIN_LAWS = frozenset(types.DraftLaw)',
+    'CHAIN_KINDS = frozenset([types.DraftKind.POINT_MASS, '
+    'types.DraftKind.SAMPLED])',
+    'CHAIN_KINDS = frozenset(types.DraftKind)',
     ('tests/verify',),
   ),
   'text behind a stop token': Break(

@@ -17,7 +17,7 @@ from specsample import policies
 from specsample import verify
 from specsample.testing import cases as cases_lib
 from specsample.testing import drafted
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 # Cases that only the certificate covers: a second setting of trained drafters
 # that share their code with one that has both here.
@@ -39,22 +39,24 @@ for _case in cases_lib.standard_cases(drafter_rounds=2):
 @pytest.mark.parametrize('name', sampled_cases.VERIFIERS)
 def test_every_sequence_has_the_targets_probability(name, shape):
   verifier = sampled_cases.VERIFIERS[name]
-  laws = {DraftLaw.POINT_MASS} if verifier.positional else verifier.draft_laws
+  kinds = (
+    {DraftKind.POINT_MASS} if verifier.positional else verifier.draft_kinds
+  )
   records = [
     record
     for case in _BY_SHAPE[shape]
-    if case.law in laws
+    if case.kind in kinds
     for record in certificate.enumerate_case(name, verifier, case)
   ]
   # Records test probabilities, and numbers of kept drafts against the theory.
   assert [record for record in records if not record['passed']] == []
-  assert {record['law'] for record in records} <= {law.value for law in laws}
+  assert {record['law'] for record in records} <= {kind.value for kind in kinds}
   assert min(record['rounds'] for record in records) >= 2
 
 
-def test_every_law_is_enumerated_under_every_rule_that_takes_it():
-  laws = {case.law for cases in _BY_SHAPE.values() for case in cases}
-  assert laws == {DraftLaw.POINT_MASS, DraftLaw.SAMPLED}
+def test_every_kind_is_enumerated_under_every_rule_that_takes_it():
+  kinds = {case.kind for cases in _BY_SHAPE.values() for case in cases}
+  assert kinds == {DraftKind.POINT_MASS, DraftKind.SAMPLED}
 
 
 def test_what_is_left_out_has_another_case_here():
@@ -111,12 +113,12 @@ def test_every_sequence_of_a_tree_has_the_targets_probability(name):
   records = [
     certificate.enumerate_tree(name, verifier, case)
     for case in _TREE_CASES
-    if case.law in verifier.draft_laws
+    if case.kind in verifier.draft_kinds
     and not case.name.endswith(_SCENES_LEFT_OUT)
   ]
   assert [record for record in records if not record['passed']] == []
   assert {record['law'] for record in records} == {
-    law.value for law in verifier.draft_laws
+    kind.value for kind in verifier.draft_kinds
   }
   if name in ('tree', 'traversal', 'k_seq'):
     bounds = [r['optimal_accepted'] for r in records if 'optimal_accepted' in r]
@@ -127,7 +129,7 @@ def test_typical_acceptance_is_noticed_to_be_lossy():
   (case,) = (
     case
     for case in cases_lib.tree_cases()
-    if (case.name, case.law) == ('binary, plain', DraftLaw.POINT_MASS)
+    if (case.name, case.kind) == ('binary, plain', DraftKind.POINT_MASS)
   )
   (record,) = certificate.measure_typical(case)
   assert record['passed'], record
@@ -157,9 +159,9 @@ def test_every_policy_cuts_some_drafts_and_not_others():
 def test_drafts_are_remembered_after_some_strings_and_not_after_others():
   of_chains = [case for cases in _BY_SHAPE.values() for case in cases]
   remembering = [case for case in of_chains if 'Suffix' in case.name]
-  assert {case.law for case in remembering} == {
-    DraftLaw.POINT_MASS,
-    DraftLaw.SAMPLED,
+  assert {case.kind for case in remembering} == {
+    DraftKind.POINT_MASS,
+    DraftKind.SAMPLED,
   }
   for case in remembering:
     drafts = case.proposal(3)
@@ -167,7 +169,7 @@ def test_drafts_are_remembered_after_some_strings_and_not_after_others():
     assert np.all(drafts.tokens[18] == [2, 1])
     assert np.all(drafts.tokens[3] == [1, 0])
     # Elsewhere the draft is empty, or an n-gram's or a chain's.
-    if case.law is DraftLaw.SAMPLED:
+    if case.kind is DraftKind.SAMPLED:
       is_one_hot = np.all(drafts.probs.max(axis=-1) == 1, axis=(1, 2))
       assert 0 < is_one_hot.sum() < is_one_hot.size
     elif 'Ngram' not in case.name:

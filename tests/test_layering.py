@@ -46,9 +46,8 @@ _LAYERS = (
 )
 # The loop works with any model, drafter and verifier, so it imports none.
 _LOOP_IMPORTS = {
-  *('types', 'drafts', 'memory.history', 'indexing', 'sampling', 'sharding'),
-  'stats',
-  'streams',
+  *('types', 'checks', 'drafts', 'memory.history', 'indexing', 'sampling'),
+  *('sharding', 'stats', 'streams'),
 }
 # The folders of experiments, from the bottom up. Each imports only lower ones;
 # the commands beside them import whatever they need.

@@ -235,7 +235,9 @@ def test_readme_is_short_and_gives_the_two_commands():
   }
 
 
-@pytest.mark.parametrize('document', ['README.md', 'CONTRIBUTING.md'])
+@pytest.mark.parametrize(
+  'document', ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md']
+)
 def test_documents_name_files_that_exist(document):
   text = (_ROOT / document).read_text('utf-8')
   assert not _missing_files(text)

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.certificate import sampled
 from experiments.certificate import sampled_cases
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 # Each takes half a minute, so they are left to the certificate, and others of
 # their kind stand for them here.
@@ -44,14 +44,14 @@ def test_compiled_loop_follows_the_target(name):
   assert record['detectable_total_variation'] < 0.1
 
 
-def test_every_rule_and_law_is_sampled():
+def test_every_rule_and_kind_is_sampled():
   names = [draw.name for draw in _ALL]
   assert len(set(names)) == len(names)
   for start in _LEFT_OUT:
     assert any(name.startswith(start) for name in names), start
   rules = {draw.verifier_name for draw in _DRAWS.values()}
   assert rules == {*sampled_cases.VERIFIERS, *sampled_cases.TREE_VERIFIERS}
-  assert {draw.law for draw in _DRAWS.values()} == set(DraftLaw)
+  assert {draw.kind for draw in _DRAWS.values()} == set(DraftKind)
 
 
 def test_an_adversarial_drafter_is_kept_as_often_as_the_theory_says():

@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize
 
 from specsample import stats
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 # K = 2. Five rounds drafted two tokens: two of them kept both, two kept one and
 # one kept none. One round drafted one token and kept it.
@@ -76,12 +76,12 @@ def _without_replacement(draft, tokens):
 
 
 _DRAWN = {
-  DraftLaw.SAMPLED: _independent,
-  DraftLaw.WITHOUT_REPLACEMENT: _without_replacement,
+  DraftKind.SAMPLED: _independent,
+  DraftKind.WITHOUT_REPLACEMENT: _without_replacement,
 }
 
 
-def _by_linear_program(target, draft, num_drafts, law):
+def _by_linear_program(target, draft, num_drafts, kind):
   """Returns how often an optimal coupling has the token among the drafts."""
   size = target.size
   drafts = list(itertools.product(range(size), repeat=num_drafts))
@@ -89,21 +89,21 @@ def _by_linear_program(target, draft, num_drafts, law):
   gain = [-float(y in drafts[x]) for y, x in pairs]
   of_target = [[y == i for y, _ in pairs] for i in range(size)]
   of_drafts = [[x == i for _, x in pairs] for i in range(len(drafts))]
-  right = [*target, *(_DRAWN[law](draft, x) for x in drafts)]
+  right = [*target, *(_DRAWN[kind](draft, x) for x in drafts)]
   solved = optimize.linprog(gain, A_eq=of_target + of_drafts, b_eq=right)
   return -solved.fun
 
 
-@pytest.mark.parametrize('law', _DRAWN)
+@pytest.mark.parametrize('kind', _DRAWN)
 @pytest.mark.parametrize('num_drafts', [1, 2, 3])
-def test_the_bound_is_that_of_a_linear_program(num_drafts, law):
+def test_the_bound_is_that_of_a_linear_program(num_drafts, kind):
   rng = np.random.default_rng(num_drafts)
   for _ in range(6):
     target, draft = rng.dirichlet(np.full(4, 0.7), size=2)
     target[rng.integers(4)] = 0
     target /= target.sum()
-    expected = _by_linear_program(target, draft, num_drafts, law)
-    found = stats.optimal_acceptance(target, draft, num_drafts, law)
+    expected = _by_linear_program(target, draft, num_drafts, kind)
+    found = stats.optimal_acceptance(target, draft, num_drafts, kind)
     assert found == pytest.approx(expected, abs=1e-8)
 
 
@@ -112,7 +112,7 @@ def test_the_bound_of_the_worked_example():
   assert stats.optimal_acceptance(target, draft, 2) == pytest.approx(0.86)
   # With one draft, it is what the token rule keeps.
   assert stats.optimal_acceptance(target, draft, 1) == pytest.approx(0.7)
-  without = DraftLaw.WITHOUT_REPLACEMENT
+  without = DraftKind.WITHOUT_REPLACEMENT
   # The least set is that of 1 and 2, which are drafted in either order.
   both = 0.3 * 0.5 / 0.7 + 0.5 * 0.3 / 0.5
   assert stats.optimal_acceptance(target, draft, 2, without) == pytest.approx(
@@ -130,5 +130,7 @@ def test_bounds_of_nothing_are_refused():
     ValueError, match=r'num_drafts is 0: give two arrays of shape \[V\]'
   ):
     stats.optimal_acceptance((1.0,), (1.0,), 0)
-  with pytest.raises(ValueError, match="law is 'point_mass', but the bound is"):
-    stats.optimal_acceptance((1.0,), (1.0,), 1, DraftLaw.POINT_MASS)
+  with pytest.raises(
+    ValueError, match="kind is 'point_mass', but the bound is"
+  ):
+    stats.optimal_acceptance((1.0,), (1.0,), 1, DraftKind.POINT_MASS)

@@ -49,8 +49,8 @@ _FEATURES = 'drafters/test_feature_chain.py::test_'
 _TRAIN = 'experiments/test_train.py::test_'
 
 NIGHTS = (
-  # Meshes: a drafter of each kind of state, each rule of chains, two laws of
-  # trees. A sharding is part of an array's type, so that most of what goes
+  # Meshes: a drafter of each kind of state, each rule of chains, trees of two
+  # kinds. A sharding is part of an array's type, so that most of what goes
   # wrong does so for all drafters that share a layer.
   Night(
     f'{_NOISE}*',
@@ -95,8 +95,8 @@ NIGHTS = (
     but=('*[2x4-explicit]',),
   ),
   Night(f'{_MESHES}published.py::*', but=('*[eagle-3]',)),
-  # The sampled loop: each rule with a chain, each law of trees with each of
-  # its rules, once with a network. Enumeration has the drafters by day.
+  # The sampled loop: each rule with a chain, trees of each kind with each of
+  # their rules, once with a network. Enumeration has the drafters by day.
   Night(f'{_LOOP}*DSpark + block*'),
   Night(f'{_LOOP}*TokenProbability + traversal*'),
   Night(f'{_LOOP}*TopNodes + tree*'),

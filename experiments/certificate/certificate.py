@@ -24,7 +24,7 @@ from specsample.testing import acceptance
 from specsample.testing import cases as cases_lib
 from specsample.testing import enumerate as enumerate_lib
 from specsample.testing.cases import Case
-from specsample.types import DraftLaw, Verifier
+from specsample.types import DraftKind, Verifier
 
 Record = dict[str, Any]
 # A description, and the function that computes its records.
@@ -142,10 +142,10 @@ def _cases(plan) -> Iterator[Work]:
       functools.partial(_enumerate_all, list(group)),
     )
   for name, verifier in sampled_cases.TREE_VERIFIERS.items():
-    for law in sorted(verifier.draft_laws, key=lambda law: law.value):
+    for kind in sorted(verifier.draft_kinds, key=lambda kind: kind.value):
       yield (
-        f'trees, {name}, {law.value}',
-        functools.partial(_enumerate_trees, name, verifier, law),
+        f'trees, {name}, {kind.value}',
+        functools.partial(_enumerate_trees, name, verifier, kind),
       )
   for scene, draft in coupled_mismatches.scenes():
     yield (
@@ -162,7 +162,7 @@ def _enumerate_all(cases: list[Case]) -> list[Record]:
     for case in cases
     for name, verifier in sampled_cases.VERIFIERS.items()
     # With sampled drafts shared noise decides: mismatches are counted instead.
-    if not (verifier.positional and case.law is DraftLaw.SAMPLED)
+    if not (verifier.positional and case.kind is DraftKind.SAMPLED)
     for record in enumerate_case(name, verifier, case)
   ]
 
@@ -181,7 +181,7 @@ def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
     records.append(
       {
         'verifier': name,
-        'law': case.law.value,
+        'law': case.kind.value,
         'rounds': rounds,
         'max_error': error,
         'total_variation': variation,
@@ -199,11 +199,11 @@ def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
   return records
 
 
-def _enumerate_trees(name, verifier, law) -> list[Record]:
+def _enumerate_trees(name, verifier, kind) -> list[Record]:
   return [
     enumerate_tree(name, verifier, case)
     for case in cases_lib.tree_cases()
-    if case.law is law
+    if case.kind is kind
   ]
 
 
@@ -212,7 +212,7 @@ def enumerate_tree(
 ) -> Record:
   """Returns the record of a lossless rule on one tree.
 
-  If the tree consists of siblings whose law is in `stats.BOUNDED_LAWS`, the
+  If the tree consists of siblings whose kind is in `stats.BOUNDED_KINDS`, the
   record also has the most that any exact rule can keep.
   """
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
@@ -220,7 +220,7 @@ def enumerate_tree(
   expected = enumeration.expected_accepted()
   record = {
     'verifier': name,
-    'law': case.law.value,
+    'law': case.kind.value,
     'rounds': case.rounds,
     'max_error': error,
     'total_variation': variation,
@@ -232,11 +232,11 @@ def enumerate_tree(
     'passed': verifier.lossless and error < TOLERANCE and variation < TOLERANCE,
   }
   drawn = case.proposal(0).probs
-  if case.law not in stats.BOUNDED_LAWS or case.topology.depth > 1:
+  if case.kind not in stats.BOUNDED_KINDS or case.topology.depth > 1:
     return record
   assert drawn is not None
   optimum = stats.optimal_acceptance(
-    case.target(0, 0)[0], drawn[0, 0, 0], case.topology.num_nodes, case.law
+    case.target(0, 0)[0], drawn[0, 0, 0], case.topology.num_nodes, case.kind
   )
   return record | {
     'optimal_accepted': optimum,
@@ -248,7 +248,7 @@ def _lossy(plan) -> Iterator[Work]:
   del plan
   for case in cases_lib.standard_cases():
     if case.name == 'plain' and case.num_draft_tokens == 2:
-      of_case = f'{case.law.value}, V = {case.vocab_size}'
+      of_case = f'{case.kind.value}, V = {case.vocab_size}'
       rate, lenience = _SYNTHETIC.rate, _LENIENT.lenience
       yield (
         f'synthetic, {of_case}',
@@ -271,7 +271,7 @@ def _lossy(plan) -> Iterator[Work]:
   for of_tree in cases_lib.tree_cases():
     if of_tree.name == 'binary, plain':
       yield (
-        f'typical, {of_tree.law.value}',
+        f'typical, {of_tree.kind.value}',
         functools.partial(measure_typical, of_tree),
       )
 
@@ -292,7 +292,7 @@ def _measure_lossy(name, verifier, settings, case, predicted) -> list[Record]:
     {
       'verifier': name,
       **settings,
-      'law': case.law.value,
+      'law': case.kind.value,
       'rounds': 2,
       'max_error': error,
       'total_variation': variation,

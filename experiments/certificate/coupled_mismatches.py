@@ -20,7 +20,7 @@ from specsample.testing import trained
 from specsample.testing.conditional import Conditional
 from specsample.testing.hash_model import HashModel
 from specsample.testing.trained import Trained
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 _MODEL = HashModel(vocab_size=8)
 _SAMPLING = Sampling(temperature=0.8, top_p=0.95)
@@ -80,7 +80,7 @@ def count(
   return [
     {
       'verifier': 'coupled',
-      'law': DraftLaw.SAMPLED.value,
+      'law': DraftKind.SAMPLED.value,
       'rounds': int(result.rounds.min()),
       'max_error': mismatches,
       'expected_accepted': float(kept.sum()),

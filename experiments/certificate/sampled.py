@@ -18,7 +18,7 @@ from specsample.testing import enumerate as enumerate_lib
 from specsample.testing import proposal as proposal_lib
 from specsample.testing import sample as sample_lib
 from specsample.testing.sample import Group
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 
 def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
   record = {
     'drafter': draw.drafter_name,
     'verifier': draw.verifier_name,
-    'law': draw.law.value,
+    'law': draw.kind.value,
     'settings': draw.settings,
     'num_tokens': NUM_TOKENS,
     'samples': tokens.samples,
@@ -101,7 +101,7 @@ def _kept(draw: Draw, group: Group) -> np.ndarray:
       *draw.drafts_from(), group.prompt, group.sampling
     )
     proposal = proposal_lib.sampled(draft, num_drafts)
-  if draw.law is DraftLaw.POINT_MASS:
+  if draw.kind is DraftKind.POINT_MASS:
     return acceptance.chain(proposal, target)
   if draw.verifier_name == 'coupled':
     return acceptance.coupled(draft, target, num_drafts)

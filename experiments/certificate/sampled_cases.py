@@ -18,14 +18,14 @@ from specsample.testing import tiny
 from specsample.testing import trained
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
-from specsample.types import Drafter, DraftLaw, Model, Params, Verifier
+from specsample.types import Drafter, DraftKind, Model, Params, Verifier
 
 VERIFIERS: dict[str, Verifier] = {
   'chain': verify.chain,
   'block': verify.block,
   'coupled': verify.coupled,
 }
-# The rules for trees, and the sibling laws that the loop is sampled with.
+# The rules for trees, and the kinds of siblings that the loop is sampled with.
 TREE_VERIFIERS: dict[str, Verifier] = {
   'tree': verify.tree,
   'traversal': verify.traversal,
@@ -34,12 +34,12 @@ TREE_VERIFIERS: dict[str, Verifier] = {
   'multi_path_block': verify.multi_path_block,
 }
 _TREE_DRAWS = (
-  ('tree', DraftLaw.POINT_MASS),
-  ('tree', DraftLaw.SAMPLED),
-  ('traversal', DraftLaw.WITHOUT_REPLACEMENT),
-  ('k_seq', DraftLaw.SAMPLED),
-  ('greedy_draft', DraftLaw.TOP_AND_SAMPLED),
-  ('multi_path_block', DraftLaw.SAMPLED),
+  ('tree', DraftKind.POINT_MASS),
+  ('tree', DraftKind.SAMPLED),
+  ('traversal', DraftKind.WITHOUT_REPLACEMENT),
+  ('k_seq', DraftKind.SAMPLED),
+  ('greedy_draft', DraftKind.TOP_AND_SAMPLED),
+  ('multi_path_block', DraftKind.SAMPLED),
 )
 _TREE = tree.Topology((0, 0, 1))
 NUM_TOKENS = 4  # with K = 2, at least two rounds
@@ -77,7 +77,7 @@ class Draw:
   drafter_name: str
   drafter: Drafter
   verifier_name: str
-  law: DraftLaw
+  kind: DraftKind
   settings: str
   groups: tuple[Group, ...]
   model: Model = _MODEL
@@ -107,12 +107,12 @@ def draws() -> Iterator[Draw]:
     yield mixed(
       drafter_name='NoDraft',
       drafter=drafters.NoDraft(),
-      law=DraftLaw.POINT_MASS,
+      kind=DraftKind.POINT_MASS,
     )
     yield mixed(
       drafter_name='Ngram',
       drafter=drafters.Ngram(num_draft_tokens=2, min_ngram=1),
-      law=DraftLaw.POINT_MASS,
+      kind=DraftKind.POINT_MASS,
     )
     yield _chain(mixed, 'Chain', noise=0.5)
     yield _skip(mixed, 'Skip', _MODEL, {})
@@ -131,11 +131,11 @@ def draws() -> Iterator[Draw]:
     for scene in trained.scenes(vocab_size=3):
       if scene.model == _MODEL:
         yield _trained(mixed, scene)
-  for name, law in _TREE_DRAWS:
-    yield _tree(name, law, settings='mixed batch', groups=_MIXED)
+  for name, kind in _TREE_DRAWS:
+    yield _tree(name, kind, settings='mixed batch', groups=_MIXED)
   yield _tree(
     'tree',
-    DraftLaw.SAMPLED,
+    DraftKind.SAMPLED,
     settings='penalties, an EOS',
     groups=_PENALISED,
     eos_id=_EOS_ID,
@@ -175,7 +175,7 @@ def _learning(verifier_name):
     drafter_name='Online distillation after every round',
     drafter=learner.drafter,
     verifier_name=verifier_name,
-    law=DraftLaw.SAMPLED,
+    kind=DraftKind.SAMPLED,
     settings='mixed batch, tiny Llama',
     groups=_MIXED,
     model=learner.objective.drafter.model,
@@ -189,7 +189,7 @@ def _chain(draw, name, **changes):
   return draw(
     drafter_name=name,
     drafter=drafters.Chain(model=model, num_draft_tokens=2),
-    law=DraftLaw.SAMPLED,
+    kind=DraftKind.SAMPLED,
     drafts_from=lambda: (model, {}),
   )
 
@@ -208,41 +208,41 @@ def _adaptive(draw):
       drafter=drafters.Adaptive(
         drafter=chain, policies=(policy,), widths=(0, 1)
       ),
-      law=DraftLaw.SAMPLED,
+      kind=DraftKind.SAMPLED,
     )
 
 
-def _tree(verifier_name, law, **settings):
+def _tree(verifier_name, kind, **settings):
   model = dataclasses.replace(_MODEL, noise=0.5)
   chain = drafters.Chain(model=model, num_draft_tokens=_TREE.depth)
   return Draw(
-    drafter_name=f'Tree, {law.value.replace("_", " ")}',
-    drafter=drafters.Tree(drafter=chain, topology=_TREE, law=law),
+    drafter_name=f'Tree, {kind.value.replace("_", " ")}',
+    drafter=drafters.Tree(drafter=chain, topology=_TREE, kind=kind),
     verifier_name=verifier_name,
-    law=law,
+    kind=kind,
     **settings,
   )
 
 
-# A rule and a law for each: `Tree`'s default law, and the laws that draw
+# A rule and a kind for each: `Tree`'s default kind, and the kinds that draw
 # siblings from its logits.
 _TRAINED_TREE_DRAWS = {
-  'Medusa': ('tree', DraftLaw.POINT_MASS),
-  'Hydra': ('traversal', DraftLaw.WITHOUT_REPLACEMENT),
-  'EAGLE': ('tree', DraftLaw.SAMPLED),
-  'MTP': ('greedy_draft', DraftLaw.TOP_AND_SAMPLED),
+  'Medusa': ('tree', DraftKind.POINT_MASS),
+  'Hydra': ('traversal', DraftKind.WITHOUT_REPLACEMENT),
+  'EAGLE': ('tree', DraftKind.SAMPLED),
+  'MTP': ('greedy_draft', DraftKind.TOP_AND_SAMPLED),
 }
 
 
 def _trained_trees():
   for scene in trained.branching(vocab_size=3):
-    name, law = _TRAINED_TREE_DRAWS[scene.name]
+    name, kind = _TRAINED_TREE_DRAWS[scene.name]
     of = '' if scene.model == _MODEL else ', tiny Llama'
     yield Draw(
-      drafter_name=f'Tree of {scene.name}, {law.value.replace("_", " ")}',
-      drafter=drafters.Tree(drafter=scene.drafter, topology=_TREE, law=law),
+      drafter_name=f'Tree of {scene.name}, {kind.value.replace("_", " ")}',
+      drafter=drafters.Tree(drafter=scene.drafter, topology=_TREE, kind=kind),
       verifier_name=name,
-      law=law,
+      kind=kind,
       settings=f'two settings{of}',
       groups=_TWO,
       model=scene.model,
@@ -263,7 +263,7 @@ def _growing_trees():
       drafter_name=type(drafter).__name__,
       drafter=drafter,
       verifier_name='tree',
-      law=DraftLaw.POINT_MASS,
+      kind=DraftKind.POINT_MASS,
       settings='mixed batch',
       groups=_MIXED,
       is_of_one_shape=False,
@@ -276,7 +276,7 @@ def _other_vocabulary():
     drafter_name=scene.name,
     drafter=scene.drafter,
     verifier_name='block',
-    law=DraftLaw.SAMPLED,
+    kind=DraftKind.SAMPLED,
     settings='mixed batch',
     groups=_MIXED,
     params=scene.params,
@@ -292,16 +292,16 @@ def _of_memory():
     model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
   )
   either = trained.either(chain)
-  for scene, name, law in (
-    (trained.remembering(), 'chain', DraftLaw.POINT_MASS),
-    (either, 'block', DraftLaw.SAMPLED),
-    (either, 'coupled', DraftLaw.SAMPLED),
+  for scene, name, kind in (
+    (trained.remembering(), 'chain', DraftKind.POINT_MASS),
+    (either, 'block', DraftKind.SAMPLED),
+    (either, 'coupled', DraftKind.SAMPLED),
   ):
     yield Draw(
       drafter_name=scene.name,
       drafter=scene.drafter,
       verifier_name=name,
-      law=law,
+      kind=kind,
       settings='mixed batch',
       groups=_MIXED,
       params=scene.params,
@@ -325,16 +325,16 @@ def _of_whole_batches():
   )
   either = drafters.Either(remembered=suffix, trained=adaptive, prior_kept=1.0)
   stores = trained.remembering().params['drafter']
-  for drafter, name, law, own in (
-    (suffix, 'chain', DraftLaw.POINT_MASS, stores),
-    (adaptive, 'block', DraftLaw.SAMPLED, {}),
-    (either, 'block', DraftLaw.SAMPLED, {'remembered': stores, 'trained': {}}),
+  for drafter, name, kind, own in (
+    (suffix, 'chain', DraftKind.POINT_MASS, stores),
+    (adaptive, 'block', DraftKind.SAMPLED, {}),
+    (either, 'block', DraftKind.SAMPLED, {'remembered': stores, 'trained': {}}),
   ):
     yield Draw(
       drafter_name=f'{type(drafter).__name__}, the whole batch decides',
       drafter=drafter,
       verifier_name=name,
-      law=law,
+      kind=kind,
       settings='pairs of rows',
       groups=_MIXED,
       params={'target': {}, 'drafter': own},
@@ -348,18 +348,22 @@ def _filtered_trees():
   chain = drafters.Chain(
     model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
   )
-  for rule, law, policy in (
-    ('tree', DraftLaw.POINT_MASS, policies.TopNodes(2)),
-    ('traversal', DraftLaw.WITHOUT_REPLACEMENT, policies.TokenProbability(0.4)),
+  for rule, kind, policy in (
+    ('tree', DraftKind.POINT_MASS, policies.TopNodes(2)),
+    (
+      'traversal',
+      DraftKind.WITHOUT_REPLACEMENT,
+      policies.TokenProbability(0.4),
+    ),
   ):
-    of_chain = drafters.Tree(drafter=chain, topology=_TREE, law=law)
+    of_chain = drafters.Tree(drafter=chain, topology=_TREE, kind=kind)
     yield Draw(
       drafter_name=f'Tree, {type(policy).__name__}',
       drafter=drafters.Adaptive(
         drafter=of_chain, policies=(policy,), widths=(2,)
       ),
       verifier_name=rule,
-      law=law,
+      kind=kind,
       settings='mixed batch',
       groups=_MIXED,
     )
@@ -370,7 +374,7 @@ def _skip(draw, name, model, params):
   return draw(
     drafter_name=name,
     drafter=drafters.Skip(model=model, layers=layers, num_draft_tokens=2),
-    law=DraftLaw.SAMPLED,
+    kind=DraftKind.SAMPLED,
     params={'target': params},
     drafts_from=lambda: (
       model.keep_layers(layers),
@@ -383,7 +387,7 @@ def _trained(draw, scene):
   return draw(
     drafter_name=scene.name,
     drafter=scene.drafter,
-    law=DraftLaw.SAMPLED,
+    kind=DraftKind.SAMPLED,
     model=scene.model,
     params=scene.params,
   )

@@ -42,8 +42,8 @@ def _cases(lossless: list[Record], lossy: list[Record]) -> rich.table.Table:
     *('of the most', 'ok'),
   )
   records = lossless + lossy
-  for rule, law in sorted({(r['verifier'], r['law']) for r in records}):
-    rows = [r for r in records if (r['verifier'], r['law']) == (rule, law)]
+  for rule, kind in sorted({(r['verifier'], r['law']) for r in records}):
+    rows = [r for r in records if (r['verifier'], r['law']) == (rule, kind)]
     kept = [r['expected_accepted'] for r in rows]
     counted = 'keys' in rows[0]
     errors = [r['max_error'] for r in rows]
@@ -54,7 +54,7 @@ def _cases(lossless: list[Record], lossy: list[Record]) -> rich.table.Table:
       deviation = f' (lossy, TV {_range(distances, ".2f")})'
     table.add_row(
       rule,
-      law.replace('_', ' '),
+      kind.replace('_', ' '),
       f'{len(rows)}',
       f'{error} of {sum(r["tokens"] for r in rows)} tokens'
       if counted

@@ -13,7 +13,7 @@ import specsample
 from specsample.loop import decode
 from specsample.loop import initial
 from specsample.loop import request
-from specsample.types import Array, DecodeState, DraftLaw, Params
+from specsample.types import Array, DecodeState, DraftKind, Params
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,14 +69,16 @@ class Setup:
     checked = self._checked(*specsample.pad_prompts(list(prompts)))
     decode.check_rule(self.params, checked, **self.components)
 
-  def draft_law(self) -> DraftLaw:
-    """Returns the law of the method's drafts, without compiling anything."""
+  def draft_kind(self) -> DraftKind:
+    """Returns the kind of the method's drafts, without compiling anything."""
     checked = self._checked(np.zeros((1, 1), np.int32), np.ones(1, np.int32))
     begin = functools.partial(
       initial.state, model=self.target.model, drafter=self.method.drafter
     )
     state = jax.eval_shape(begin, self.params, checked)
-    return methods_lib.abstract_draft(self.params, state, **self.components).law
+    return methods_lib.abstract_draft(
+      self.params, state, **self.components
+    ).kind
 
   def prefill(
     self,

@@ -268,7 +268,7 @@ def _by_category(
 
 
 def rule_lines(rows: Sequence[rows_lib.Row]) -> list[rich.text.Text]:
-  """Returns warnings of lossy rules; if sampling, also all rules and laws.
+  """Returns warnings of lossy rules; if sampling, also rules and draft kinds.
 
   Args:
     rows: the rows of all methods, over all prompts.
@@ -286,7 +286,7 @@ def rule_lines(rows: Sequence[rows_lib.Row]) -> list[rich.text.Text]:
   if drafted and drafted[0].temperature > 0:
     rules = [f'{row.method} {row.verifier} ({row.law})' for row in drafted]
     lines.append(
-      rich.text.Text(f'rules, and the laws of drafts: {", ".join(rules)}')
+      rich.text.Text(f'rules, and the kinds of drafts: {", ".join(rules)}')
     )
   return lines
 

@@ -47,8 +47,10 @@ def measure(
     repeats: how often each part is timed.
   """
   times = round_times.times(setup, tokens, repeats=repeats)
-  return dataclasses.asdict(times) | {
-    'law': times.law.value,
+  measured = dataclasses.asdict(times)
+  kind = measured.pop('kind')
+  return measured | {
+    'law': kind.value,
     'prefill_tokens': predicted_speedup.fed_tokens(
       [len(row) for row in tokens]
     ),

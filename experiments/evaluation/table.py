@@ -162,7 +162,7 @@ class Table:
       method=name,
       drafter=methods_lib.file_name(method.drafter),
       verifier=methods_lib.file_name(method.verify),
-      law=self._law(name),
+      law=self._kind(name),
       lossless=method.verify.lossless,
       benchmark=self.benchmark,
       category=category,
@@ -181,11 +181,11 @@ class Table:
       **measured,
     )
 
-  def _law(self, name) -> str:
+  def _kind(self, name) -> str:
     if name in self.parts:
       return self.parts[name]['law']
     setup = self.evaluation.setup(self.evaluation.methods[name])
-    return setup.draft_law().value
+    return setup.draft_kind().value
 
   def _parts_of(self, name, category) -> dict[str, Any]:
     """Returns the times of a round's parts, as fields of a row.

@@ -9,9 +9,10 @@ import gin
 import jax
 
 import specsample
+from specsample import checks
 from specsample import tree as tree_lib
 from specsample.loop import step
-from specsample.types import Draft, Drafter, DraftLaw, Model, Params, Verifier
+from specsample.types import Draft, Drafter, DraftKind, Model, Params, Verifier
 
 # Registered under the name of the package, which configurations use.
 _configurable = gin.configurable(module='experiments.methods')
@@ -132,7 +133,7 @@ def judged(method: Method, verify: Verifier) -> Method:
 def tree(
   method: Method,
   topology: tree_lib.Topology,
-  law: str = 'point_mass',
+  kind: str = 'point_mass',
   verify: Verifier = specsample.verify.tree,
 ) -> Method:
   """Returns a method that drafts trees, extending several drafts at once.
@@ -140,22 +141,23 @@ def tree(
   Args:
     method: its drafter is loaded to be as deep as the tree.
     topology: the shape of the tree.
-    law: how siblings are chosen, a `types.DraftLaw`; see `drafters.Tree`.
-    verify: a rule for trees that accepts that law.
+    kind: how siblings are chosen, a `types.DraftKind`; see `drafters.Tree`.
+    verify: a rule for trees that accepts that kind.
 
   Raises:
     ValueError: the drafter cannot branch, or not that deep, or the verifier
-      does not accept the law.
+      does not accept the kind, or declares `draft_laws`.
   """
-  taken = sorted(known.value for known in verify.draft_laws)
-  if law not in taken:
+  checks.draft_kinds(verify)
+  taken = sorted(known.value for known in verify.draft_kinds)
+  if kind not in taken:
     raise ValueError(
-      f'law is {law!r}, and verify.{file_name(verify)} is exact for {taken}: '
+      f'kind is {kind!r}, and verify.{file_name(verify)} is exact for {taken}: '
       'choose one of those, or another verifier'
     )
   method = _branching(method, topology.depth)
   drafter = specsample.drafters.Tree(
-    drafter=method.drafter, topology=topology, law=DraftLaw(law)
+    drafter=method.drafter, topology=topology, kind=DraftKind(kind)
   )
   return _of_tree(drafter, method, verify)
 
@@ -244,7 +246,7 @@ def all_params(target: Params, method: Method) -> Params:
 
 
 def abstract_draft(params, state, **components) -> Draft:
-  """Returns the shapes and the law of a draft; nothing is computed."""
+  """Returns the shapes and the kind of a draft; nothing is computed."""
   propose = functools.partial(step.propose, **components)
   return jax.eval_shape(propose, params, state)[0]
 

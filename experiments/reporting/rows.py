@@ -56,7 +56,7 @@ class Row:
   method: str
   drafter: str
   verifier: str
-  law: str  # of the drafts: types.DraftLaw
+  law: str  # the kind of the drafts, a types.DraftKind
   lossless: bool
   benchmark: str
   category: str  # or OVERALL

@@ -18,7 +18,7 @@ from experiments.timing import timed_loops
 import specsample
 from specsample import cost
 from specsample.loop import step
-from specsample.types import DecodeState, DraftLaw
+from specsample.types import DecodeState, DraftKind
 
 _PLAIN = methods.Method(specsample.drafters.NoDraft())
 # The rule is timed over this many times as many rounds, because it may take
@@ -38,7 +38,7 @@ class RoundTimes:
   overhead_ms: float  # the rest of a round with such a pass
   judge_ms: float  # the part of overhead_ms that the verification rule takes
   least_ms: float  # a whole round, in the fastest turn
-  law: DraftLaw  # of the drafts
+  kind: DraftKind  # of the drafts
   # By the width of the target's pass; empty if the drafter has only one width.
   verify_ms_by_width: dict[str, float]
   overhead_ms_by_width: dict[str, float]  # a rule also judges fewer drafts
@@ -127,7 +127,7 @@ def times(
       decode_one, setup.prefill(prompts), rounds, widths
     )
   measured = [turn()[0] for _ in range(repeats)]
-  return medians(measured, rounds, widths, of_rounds, law=setup.draft_law())
+  return medians(measured, rounds, widths, of_rounds, kind=setup.draft_kind())
 
 
 def widths_of_rounds(
@@ -158,7 +158,7 @@ def medians(
   widths: Sequence[int],
   of_rounds: Sequence[int],
   *,
-  law: DraftLaw,
+  kind: DraftKind,
 ) -> RoundTimes:
   """Returns the parts of a round that `times` describes.
 
@@ -167,7 +167,7 @@ def medians(
     rounds: how many rounds are timed at once.
     widths: the drafter's widths.
     of_rounds: the widths of the whole rounds.
-    law: the law of the drafts.
+    kind: of the drafts.
   """
   median = lambda values: float(np.median(values))
   of = lambda name: np.asarray([one[name] for one in measured])
@@ -201,7 +201,7 @@ def medians(
     overhead_ms=overhead_ms[widths[-1]],
     judge_ms=max(0.0, median(rule_ms[widths[-1]])),
     least_ms=float(np.min(round_ms)),
-    law=law,
+    kind=kind,
     verify_ms_by_width=by_width(verify_ms),
     overhead_ms_by_width=by_width(overhead_ms),
   )

@@ -15,7 +15,7 @@ from experiments import methods
 from specsample import drafts
 from specsample import sharding
 from specsample.loop import step
-from specsample.types import Draft, DraftLaw
+from specsample.types import Draft, DraftKind
 
 
 @functools.partial(jax.jit, static_argnames=('width',))
@@ -87,7 +87,7 @@ def drafted_rounds(params, state, *, model, drafter, verify, rounds):
 def _shape(draft: Draft) -> Draft:
   """Returns a draft without its probabilities and without its signals."""
   return dataclasses.replace(
-    draft, probs=None, law=DraftLaw.POINT_MASS, signals=None
+    draft, probs=None, kind=DraftKind.POINT_MASS, signals=None
   )
 
 
@@ -154,7 +154,7 @@ def to_judge(params, state, draft, *, width, model, drafter, verify):
   )
   probs += 1 / model.vocab_size
   own = None if abstract.probs is None else probs[:, 1:]
-  draft = dataclasses.replace(draft, probs=own, law=abstract.law)
+  draft = dataclasses.replace(draft, probs=own, kind=abstract.kind)
   if draft.parents is None:
     return drafts.first(draft, width), probs[:, : width + 1]
   return draft, probs

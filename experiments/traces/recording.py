@@ -148,7 +148,7 @@ def record(
     'seed': evaluation.seed,
     'vocab_size': vocab_size,
     'eos_ids': list(setup.stop.eos_ids),
-    'law': draft.law.value,
+    'law': draft.kind.value,
     'depth': draft.depth,
     'num_children': draft.num_children,
   }

@@ -22,7 +22,7 @@ A replay is approximate in these ways:
   the law with a seed, and continues with the next recorded round.
 * The tokens without columns of their own are summed up (trace_file.py). That is
   exact for the token rule, for point masses, and if all tokens have a column.
-* The law of the drafts is the recorded one. Rules that do not take it raise
+* The kind of the drafts is the recorded one. Rules that do not take it raise
   ValueError, and `Coupled` does so for drawn drafts.
 """
 
@@ -45,7 +45,7 @@ from specsample import sampling
 from specsample import types
 from specsample.policies import decision
 from specsample.policies import policy as policy_lib
-from specsample.types import Array, Draft, DraftLaw, Verifier
+from specsample.types import Array, Draft, DraftKind, Verifier
 
 # The name of the row for the recorded run itself.
 RECORDED = 'recorded'
@@ -159,7 +159,7 @@ def recorded(trace: trace_file.Trace) -> Replayed:
   draft = Draft(
     tokens=arrays['tokens'],
     probs=None,
-    law=DraftLaw.POINT_MASS,
+    kind=DraftKind.POINT_MASS,
     parents=arrays.get('parents'),
   )
   values = lambda x: rounds_lib.dense(arrays, np.asarray(x, np.float32))
@@ -181,7 +181,7 @@ def run(
   """Replays all rounds, those of each prompt in order.
 
   Raises:
-    ValueError: the rule does not take the drafts' law, or a policy lacks what
+    ValueError: the rule does not take the drafts' kind, or a policy lacks what
       it reads.
   """
   return _run(

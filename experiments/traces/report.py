@@ -33,7 +33,7 @@ def show(
   header, console = trace.header, terminal_table.console()
   console.print(
     f'{header["method"]}: {len(trace.arrays["output"])} prompts, '
-    f'{len(trace.arrays["round"])} rounds, drafts of law {header["law"]}',
+    f'{len(trace.arrays["round"])} rounds, drafts of kind {header["law"]}',
   )
   table = terminal_table.Table(
     'variant',

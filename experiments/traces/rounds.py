@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.traces import trace_file
 from specsample import types
-from specsample.types import Array, Draft, DraftLaw, Signals
+from specsample.types import Array, Draft, DraftKind, Signals
 
 
 @types.pytree
@@ -49,7 +49,7 @@ def of_trace(trace: trace_file.Trace) -> Rounds:
     draft=Draft(
       tokens=in_place(columns.astype(np.int32), fill=-1),
       probs=optional('draft_probs'),
-      law=DraftLaw(header['law']),
+      kind=DraftKind(header['law']),
       parents=optional('parents'),
       depth=header['depth'],
       num_children=None if children is None else tuple(children),

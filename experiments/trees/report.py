@@ -24,9 +24,10 @@ from experiments.trees import stages
 _LEGEND = """\
 * has the highest speedup by the cost model, whose tokens a round and speedups
 are in the columns 'model'. 'of chain' is tokens a round over the chain's, to be
-compared at temperature 0 or with drafts of the same law. 'rule' is the share
-of a round that the verifier takes to decide, a part of the rest. Trees of N
-nodes were made of what was kept on these very prompts: other text keeps less.
+compared at temperature 0 or with drafts of the same kind, which is in the
+column 'law'. 'rule' is the share of a round that the verifier takes to decide,
+a part of the rest. Trees of N nodes were made of what was kept on these very
+prompts: other text keeps less.
 """
 
 

@@ -7,7 +7,7 @@ from experiments.reporting import rows as rows_lib
 from experiments.trees import comparison
 from experiments.trees import costs
 from experiments.trees import stages
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,14 +16,14 @@ class TreeRow:
 
   Expected and predicted values follow from the acceptance by rank and the
   costs. They are None for a tree that depends on the text, and for drafts whose
-  law is not that of the tree with which the acceptance was counted.
+  kind is not that of the tree with which the acceptance was counted.
   """
 
   method: str
   drafter: str
   topology: str
   is_chosen: bool
-  law: str  # of the drafts: types.DraftLaw
+  law: str  # the kind of the drafts, a types.DraftKind
   num_nodes: int
   depth: int
   expected_tokens: float | None  # per round
@@ -88,7 +88,7 @@ def rows(compared: stages.Compared, table: table_lib.Table) -> list[TreeRow]:
 
 
 def _predict(compared, entry, row) -> costs.Prediction | None:
-  is_drawn = row.law != DraftLaw.POINT_MASS.value and row.temperature != 0
+  is_drawn = row.law != DraftKind.POINT_MASS.value and row.temperature != 0
   if entry.topology is None or is_drawn:
     return None
   return costs.predict(

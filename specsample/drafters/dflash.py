@@ -24,7 +24,7 @@ from specsample.models import decoder_layer
 from specsample.models import layers
 from specsample.models import network
 from specsample.models import rotary
-from specsample.types import Array, Draft, DraftLaw, Params
+from specsample.types import Array, Draft, DraftKind, Params
 
 
 class Network(nnx.Module):
@@ -352,7 +352,7 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     draft = Draft(
       tokens=drafted,
       probs=probs,
-      law=DraftLaw.SAMPLED,
+      kind=DraftKind.SAMPLED,
       signals=dataclasses.replace(signals, confidence=confidence),
     )
     return draft, state

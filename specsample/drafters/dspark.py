@@ -78,7 +78,7 @@ class DSpark(dflash.DFlash):
 
   logits_i = U_i + W1[x_{i - 1}] W2^T, where U_i are the logits of DFlash; each
   token costs one product [rank, V']. Tokens are drawn from the distribution
-  that these logits give, so the law is SAMPLED as for other drafters.
+  that these logits give, so the kind is SAMPLED as for other drafters.
 
   Attributes:
     rank: the rank of the term.

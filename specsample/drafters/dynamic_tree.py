@@ -16,7 +16,7 @@ from specsample import sharding
 from specsample.drafters import branching
 from specsample.drafters import settings
 from specsample.drafters import signals as signals_lib
-from specsample.types import Array, Draft, DraftLaw, Signals
+from specsample.types import Array, Draft, DraftKind, Signals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class DynamicTree(branching.OverBranches):
     return Draft(
       tokens=jnp.where(jnp.isfinite(take(scores)), take(ids), -1),
       probs=None,
-      law=DraftLaw.POINT_MASS,
+      kind=DraftKind.POINT_MASS,
       parents=number.astype(jnp.int32),
       depth=self.depth,
       num_children=(self.width,) * (self.num_draft_tokens + 1),

@@ -19,7 +19,7 @@ from specsample.drafters import suffix
 from specsample.memory import store as store_lib
 from specsample.policies import fixed
 from specsample.policies import policy as policy_lib
-from specsample.types import Array, Draft, DraftLaw, Params
+from specsample.types import Array, Draft, DraftKind, Params
 
 
 @types.pytree
@@ -43,7 +43,7 @@ class Either:
 
   The parameters are {'remembered': stores, 'trained': parameters}. A remembered
   token is a point mass. If the trained drafter draws its tokens, a remembered
-  token has a one-hot row in `Draft.probs`, so that one law holds for the whole
+  token has a one-hot row in `Draft.probs`, so that one kind holds for the whole
   batch.
 
   Attributes:
@@ -236,10 +236,10 @@ def _merged(
   is_first: Array, first: Draft, second: Draft, num_drafts: int
 ) -> Draft:
   """Takes the first draft in rows where is_first [B] holds, else the second."""
-  if second.law not in (DraftLaw.POINT_MASS, DraftLaw.SAMPLED):
+  if second.kind not in (DraftKind.POINT_MASS, DraftKind.SAMPLED):
     raise ValueError(
-      f'trained has drafts of law {second.law.value!r}, but Either takes only '
-      'point masses and sampled tokens: give another trained drafter'
+      f'trained has drafts of kind {second.kind.value!r}, but Either takes '
+      'only point masses and sampled tokens: give another trained drafter'
     )
   first, second = _padded(first, num_drafts), _padded(second, num_drafts)
   probs = None
@@ -251,7 +251,7 @@ def _merged(
   return Draft(
     tokens=_where(is_first, first.tokens, second.tokens),
     probs=probs,
-    law=second.law,
+    kind=second.kind,
   )
 
 

@@ -26,7 +26,7 @@ from specsample.models import cache as cache_lib
 from specsample.models import int8
 from specsample.models import layers
 from specsample.models import masks
-from specsample.types import Array, Draft, DraftLaw, Params
+from specsample.types import Array, Draft, DraftKind, Params
 
 
 @types.pytree
@@ -244,7 +244,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     join = lambda *x: jnp.swapaxes(jnp.concatenate(x), 0, 1)
     probs, signals = jax.tree.map(join, *of_drafts, found, of_last)
     draft = Draft(
-      tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
+      tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
     )
     # The drafts' own entries are made of outputs, so they do not stay.
     caches[-1] = cache_lib.commit(cache, caches[-1].length)

@@ -10,7 +10,7 @@ from specsample import sharding
 from specsample import types
 from specsample.drafters import settings
 from specsample.drafters import stateless
-from specsample.types import Array, ArrayLike, DecodeState, Draft, DraftLaw
+from specsample.types import Array, ArrayLike, DecodeState, Draft, DraftKind
 
 
 @types.pytree
@@ -72,7 +72,7 @@ class Given(stateless.Stateless):
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
     del params, draw, warp, length
-    draft = Draft(tokens=state.tokens, probs=None, law=DraftLaw.POINT_MASS)
+    draft = Draft(tokens=state.tokens, probs=None, kind=DraftKind.POINT_MASS)
     return draft, self._nothing(tokens.shape[0])
 
   def pause(self, params, tokens, length, state):

@@ -19,7 +19,7 @@ from specsample.drafters import settings
 from specsample.drafters import signals as signals_lib
 from specsample.models import cache as cache_lib
 from specsample.models import layers
-from specsample.types import Array, Draft, DraftLaw, Params
+from specsample.types import Array, Draft, DraftKind, Params
 
 
 class _Head(heads.Head):
@@ -214,6 +214,6 @@ class Hydra(heads.Heads):
       rows.append((probs, signals_lib.of_tokens(logits, token)))
     probs, signals = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
     draft = Draft(
-      tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
+      tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
     )
     return draft, state

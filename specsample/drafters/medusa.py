@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.drafters import heads
 from specsample.drafters import signals as signals_lib
-from specsample.types import Array, Draft, DraftLaw, Params
+from specsample.types import Array, Draft, DraftKind, Params
 
 
 class _Network(nnx.Module):
@@ -93,6 +93,6 @@ class Medusa(heads.Heads):
     )
     probs, signals = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
     draft = Draft(
-      tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
+      tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
     )
     return draft, state

@@ -13,7 +13,7 @@ from specsample import tree
 from specsample.drafters import branching
 from specsample.drafters import settings
 from specsample.drafters import stateless
-from specsample.types import Array, Draft, DraftLaw
+from specsample.types import Array, Draft, DraftKind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Ngram(stateless.Stateless):
     """See `types.Drafter`."""
     del params, draw, warp
     drafted = jax.vmap(self._look_up)(tokens, length)
-    return Draft(tokens=drafted, probs=None, law=DraftLaw.POINT_MASS), state
+    return Draft(tokens=drafted, probs=None, kind=DraftKind.POINT_MASS), state
 
   def _look_up(self, tokens: Array, length: Array) -> Array:
     copied, longest = longest_match(
@@ -107,7 +107,7 @@ class NgramTree(stateless.Stateless):
     draft = Draft(
       tokens=jax.vmap(self._look_up)(tokens, length),
       probs=None,
-      law=DraftLaw.POINT_MASS,
+      kind=DraftKind.POINT_MASS,
       parents=branching.for_all(self.topology.parents, tokens.shape[0]),
       depth=self.depth,
       num_children=self.topology.num_children,

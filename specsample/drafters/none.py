@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample.drafters import stateless
-from specsample.types import Draft, DraftLaw
+from specsample.types import Draft, DraftKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,4 +22,4 @@ class NoDraft(stateless.Stateless):
     """See `types.Drafter`: an empty draft."""
     del params, draw, warp, length
     empty = sharding.zeros((tokens.shape[0], 0), jnp.int32, 'batch', None)
-    return Draft(tokens=empty, probs=None, law=DraftLaw.POINT_MASS), state
+    return Draft(tokens=empty, probs=None, kind=DraftKind.POINT_MASS), state

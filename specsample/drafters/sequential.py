@@ -14,7 +14,7 @@ from specsample.types import (
   Draft,
   Drafter,
   DrafterState,
-  DraftLaw,
+  DraftKind,
   Draw,
   Params,
   Warp,
@@ -70,7 +70,7 @@ def propose(
   join = lambda x, y: jnp.swapaxes(jnp.concatenate([x, y[None]]), 0, 1)
   probs, signals = jax.tree.map(join, tuple(found), tuple(of_last))
   draft = Draft(
-    tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
+    tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
   )
   return draft, drafter.end(carry, state)
 
@@ -106,7 +106,7 @@ def propose_while(
   def draft_of(drafted, found):
     probs, signals = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
     return Draft(
-      tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
+      tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
     )
 
   def judged(drafted, found, i):

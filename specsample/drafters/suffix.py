@@ -16,7 +16,7 @@ from specsample import widths as widths_lib
 from specsample.drafters import ngram
 from specsample.drafters import settings
 from specsample.memory import store as store_lib
-from specsample.types import Array, Draft, DraftLaw, Params, Signals
+from specsample.types import Array, Draft, DraftKind, Params, Signals
 
 # How likely a draft token is kept: the logistic function of a constant, the log
 # of the number of matched tokens (earlier drafts included) and the log odds of
@@ -146,7 +146,7 @@ class Suffix:
     draft = Draft(
       tokens=jnp.where(pays, of_best(found), -1),
       probs=None,
-      law=DraftLaw.POINT_MASS,
+      kind=DraftKind.POINT_MASS,
       signals=_signals(jnp.where(pays, chance, 0)),
     )
     return draft, dataclasses.replace(

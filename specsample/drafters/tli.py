@@ -14,7 +14,7 @@ from specsample import sharding
 from specsample.drafters import pieces as pieces_lib
 from specsample.drafters import settings
 from specsample.drafters import signals as signals_lib
-from specsample.types import Draft, DraftLaw, Model
+from specsample.types import Draft, DraftKind, Model
 
 # The most pieces that a pass takes in.
 _CHUNK = 64
@@ -186,7 +186,7 @@ class TLI:
     join = lambda x, y: jnp.swapaxes(jnp.concatenate([x, y[None]]), 0, 1)
     probs, signals = jax.tree.map(join, found, of_last)
     draft = Draft(
-      tokens=drafted, probs=probs, law=DraftLaw.SAMPLED, signals=signals
+      tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
     )
     # Fed drafts count as known until the text turns out differently.
     fed = self._draft_ids(params, drafted[:, :last])

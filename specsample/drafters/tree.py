@@ -18,7 +18,7 @@ from specsample import sharding
 from specsample import tree as tree_lib
 from specsample.drafters import branching
 from specsample.drafters import signals as signals_lib
-from specsample.types import Array, Draft, DraftLaw, Signals
+from specsample.types import Array, Draft, DraftKind, Signals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,15 +28,15 @@ class Tree(branching.OverBranches):
   Attributes:
     drafter: drafts as many tokens as the tree is deep.
     topology: the shape of the tree.
-    law: how siblings are chosen. POINT_MASS takes the most likely tokens, in
+    kind: how siblings are chosen. POINT_MASS takes the most likely tokens, in
       that order, which needs no probabilities (Medusa, Hydra, EAGLE); the other
-      laws draw them as `types.DraftLaw` says (SpecInfer, Sequoia, greedy draft
-      sampling).
+      kinds draw them as `types.DraftKind` says (SpecInfer, Sequoia, greedy
+      draft sampling).
   """
 
   drafter: Any  # a Branching
   topology: tree_lib.Topology
-  law: DraftLaw = DraftLaw.POINT_MASS
+  kind: DraftKind = DraftKind.POINT_MASS
 
   def __post_init__(self):
     """Refuses a drafter that cannot branch or has another depth."""
@@ -70,7 +70,7 @@ class Tree(branching.OverBranches):
     # The nodes that get children, by their numbers in the topology.
     grown, level = [0], [0]
     for depth in range(1, topology.depth + 1):
-      if self.law is DraftLaw.POINT_MASS:
+      if self.kind is DraftKind.POINT_MASS:
         chosen, said = self._most_likely(params, logits, level)
       else:
         wide = self.drafter.widen(params, logits)
@@ -93,7 +93,7 @@ class Tree(branching.OverBranches):
     draft = Draft(
       tokens=drafted,
       probs=stack(*in_order(of_nodes)) if of_nodes else None,
-      law=self.law,
+      kind=self.kind,
       parents=branching.for_all(topology.parents, batch),
       depth=topology.depth,
       num_children=topology.num_children,
@@ -137,7 +137,7 @@ class Tree(branching.OverBranches):
       children = self.topology.children(node)
       for child in children:
         probs = left
-        if self.law is DraftLaw.TOP_AND_SAMPLED and child != children[-1]:
+        if self.kind is DraftKind.TOP_AND_SAMPLED and child != children[-1]:
           probs = _is(jax.vmap(sampling.most_likely)(left), left)
           probs = probs.astype(left.dtype)
         mass = jnp.sum(left, axis=-1)
@@ -145,7 +145,7 @@ class Tree(branching.OverBranches):
         token = draw(probs, length + len(path), child)
         tokens[child] = jnp.where(mass > 0, token, -1)
         of_nodes[child] = probs
-        if self.law is not DraftLaw.SAMPLED:
+        if self.kind is not DraftKind.SAMPLED:
           left = _without(left, token)
     return tokens, of_nodes
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import checks
 from specsample import sharding
 from specsample.loop import initial
 from specsample.loop import request as request_lib
@@ -177,8 +178,8 @@ def check_rule(
 ) -> None:
   """Raises ValueError if the rule cannot verify the drafter's drafts.
 
-  Only a draft itself says which law and form it has, so this traces a draft and
-  its verdict, once for each model, drafter and rule. Nothing is compiled.
+  Only a draft itself says which kind and form it has, so this traces a draft
+  and its verdict, once for each model, drafter and rule. Nothing is compiled.
 
   Args:
     params, model, drafter, verify: as in `generate`.
@@ -186,11 +187,13 @@ def check_rule(
 
   Raises:
     ValueError: the rule does not take such drafts. The message names the
-      drafter and the rule, and the law or the form that does not fit.
+      drafter and the rule, and the kind or the form that does not fit. Or the
+      rule declares its draft kinds by their old name.
   """
   fitting = model, drafter, verify
   if fitting in _FITTING:
     return
+  checks.draft_kinds(verify)
   jax.eval_shape(
     functools.partial(
       _first_verdict, model=model, drafter=drafter, verify=verify

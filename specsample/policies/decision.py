@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from specsample import drafts
 from specsample import sharding
 from specsample.policies import policy as policy_lib
-from specsample.types import Array, Draft, DraftLaw
+from specsample.types import Array, Draft, DraftKind
 
 Policies = Sequence[policy_lib.Policy]
 # One state for each policy, leaves [B, ...].
@@ -47,7 +47,7 @@ def decide(
     if passes is None:
       continue
     is_open &= passes
-    if policy.reads_token and draft.law is not DraftLaw.POINT_MASS:
+    if policy.reads_token and draft.kind is not DraftKind.POINT_MASS:
       passes = drafts.of_parents(draft, passes)
     stays &= passes
   stays = drafts.all_on_the_way(draft, stays)

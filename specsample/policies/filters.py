@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specsample import checks
 from specsample import drafts
 from specsample.policies import policy
-from specsample.types import Array, Draft, DraftLaw
+from specsample.types import Array, Draft, DraftKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +132,11 @@ class TopNodes(policy.Filter):
   def passes(self, draft, state):
     """See `policy.Policy`."""
     del state
-    if draft.law is not DraftLaw.POINT_MASS:
+    if draft.kind is not DraftKind.POINT_MASS:
       raise ValueError(
         'TopNodes chooses draft tokens by their own probability, but tokens of '
-        f'law {draft.law.value!r} were drawn: draft point masses, for which it '
-        'is exact, with Tree(law=DraftLaw.POINT_MASS) or DynamicTree'
+        f'kind {draft.kind.value!r} were drawn: draft point masses, for which '
+        'it is exact, with Tree(kind=DraftKind.POINT_MASS) or DynamicTree'
       )
     scores = _along(draft, policy.signals_of(draft, self).log_prob)
     scores = jnp.where(draft.tokens >= 0, scores, -jnp.inf)

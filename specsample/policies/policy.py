@@ -50,7 +50,7 @@ class Policy(Protocol):
     for a draft may not depend on the drafts after it.
 
     Raises:
-      ValueError: the policy is not exact for the draft's law, or the draft
+      ValueError: the policy is not exact for the draft's kind, or the draft
         lacks what it reads.
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 from specsample.testing import conditional as conditional_lib
 from specsample.testing.conditional import Conditional
 from specsample.testing.proposal import Proposal
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 
 def chain(proposal: Proposal, target: Conditional) -> np.ndarray:
@@ -86,7 +86,7 @@ def _of_drafted(proposal, target):
     np.take_along_axis(probs, np.maximum(tokens, 0)[..., None], -1)[..., 0],
     0,
   )
-  if drafts.law is DraftLaw.POINT_MASS:
+  if drafts.kind is DraftKind.POINT_MASS:
     return pick(rows), is_token * 1.0, np.ones(num_drafts)
   longer = np.arange(num_drafts)[::-1]
   return pick(rows), pick(drafts.probs[0]), 1.0 / rows.shape[-1] ** longer

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 
+from specsample import checks
 from specsample import sampling as sampling_lib
 from specsample.drafters import NoDraft
 from specsample.loop import decode
@@ -23,7 +24,7 @@ from specsample.testing.sample import Group
 from specsample.types import (
   Array,
   Drafter,
-  DraftLaw,
+  DraftKind,
   Model,
   Output,
   Params,
@@ -42,12 +43,12 @@ def assert_draft(
   verify: Verifier,
   sampling: Sampling,
 ) -> None:
-  """Asserts that the draft after each prompt is a chain or a tree of its law.
+  """Asserts that the draft after each prompt is a chain or a tree of its kind.
 
   Parents come before their children. No path is longer, and no node has more
-  children, than the draft says. Siblings of law SAMPLED have the same
-  distribution. Under the other laws siblings are distinct, and the distribution
-  of a drawn sibling excludes the tokens of those before it. A drawn token has a
+  children, than the draft says. Siblings of kind SAMPLED have the same
+  distribution. Siblings of the other kinds are distinct, and the distribution
+  of a drawn one excludes the tokens of those before it. A drawn token has a
   probability above 0.
 
   The arguments are those of `generate`; `verify` determines whether the draws
@@ -82,7 +83,7 @@ def assert_exact(
   """Asserts that the rule's `.law` reproduces the target's distribution.
 
   Enumerates every string of a few rounds (2 and 3 by default), with drafts of
-  the laws that the rule accepts. For a positional rule these are point masses
+  the kinds that the rule accepts. For a positional rule these are point masses
   only, because other drafts depend on the noise (see
   `assert_equals_plain_sampling`).
 
@@ -91,13 +92,17 @@ def assert_exact(
     cases: by default `testing.cases.standard_cases()`.
     tolerance: the largest allowed error of a string's probability, and the
       largest allowed total variation distance.
+
+  Raises:
+    ValueError: the rule declares its draft kinds by their old name.
   """
+  checks.draft_kinds(verify)
   if cases is None:
     cases = cases_lib.standard_cases()
-  laws = {DraftLaw.POINT_MASS} if verify.positional else verify.draft_laws
+  kinds = {DraftKind.POINT_MASS} if verify.positional else verify.draft_kinds
   failures, num_found = [], 0
   for case in cases:
-    if case.law not in laws:
+    if case.kind not in kinds:
       continue
     enumeration = enumerate_lib.Enumeration(verify, case.proposal, case.target)
     for rounds in case.rounds:
@@ -106,12 +111,13 @@ def assert_exact(
       if not max(enumeration.error(rounds)) <= tolerance:
         error = enumeration.error(rounds)[0]
         failures.append(
-          f'{case.name}, {case.law.value}, V = {case.vocab_size}, '
+          f'{case.name}, {case.kind.value}, V = {case.vocab_size}, '
           f'K = {case.num_draft_tokens}, {rounds} rounds: {error:.1e}'
         )
   assert num_found, (
-    f'nothing was enumerated: {verify} takes drafts of law '
-    f'{sorted(law.value for law in laws)}, but no case of these laws has rounds'
+    f'nothing was enumerated: {verify} takes drafts of kind '
+    f'{sorted(kind.value for kind in kinds)}, but no case of these kinds has '
+    'rounds'
   )
   assert not failures, (
     f'{verify} is not exact; the largest error of a string, by case: '

@@ -20,7 +20,7 @@ from specsample.testing.hash_model import HashModel
 from specsample.testing.proposal import Cut
 from specsample.testing.proposal import Proposal
 from specsample.testing.trained import Trained
-from specsample.types import Drafter, DraftLaw, Params
+from specsample.types import Drafter, DraftKind, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Case:
   """A target, a way of drafting, and the numbers of rounds to enumerate."""
 
   name: str
-  law: DraftLaw
+  kind: DraftKind
   vocab_size: int
   num_draft_tokens: int
   rounds: tuple[int, ...]
@@ -64,12 +64,12 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
   target = HashModel(vocab_size=3)
   params: Params = {'target': {}, 'drafter': {}}
   other = dataclasses.replace(target, noise=0.5)
-  point_mass, sampled = DraftLaw.POINT_MASS, DraftLaw.SAMPLED
+  point_mass, sampled = DraftKind.POINT_MASS, DraftKind.SAMPLED
   of_hash = lambda name, drafter: Trained(name, target, drafter, params)
   ngram = drafters.Ngram(num_draft_tokens=2, min_ngram=1)
   chain = drafters.Chain(model=other, num_draft_tokens=2)
   skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
-  for scene, law in (
+  for scene, kind in (
     (of_hash('NoDraft', drafters.NoDraft()), point_mass),
     (of_hash('Ngram', ngram), point_mass),
     (of_hash('Chain', chain), sampled),
@@ -89,7 +89,7 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
     ):
       yield Case(
         name=f'drafters.{scene.name}, {setting}',
-        law=law,
+        kind=kind,
         vocab_size=scene.model.vocab_size,
         num_draft_tokens=scene.drafter.num_draft_tokens,
         rounds=tuple(range(2, rounds + 1)),
@@ -136,7 +136,7 @@ def policy_cases() -> Iterator[Case]:
     drafter = drafters.Adaptive(drafter=scene.drafter, policies=(policy,))
     yield Case(
       name=f'policies.{type(policy).__name__} of {scene.name}',
-      law=DraftLaw.SAMPLED,
+      kind=DraftKind.SAMPLED,
       vocab_size=scene.model.vocab_size,
       num_draft_tokens=drafter.num_draft_tokens,
       rounds=(2,),
@@ -154,7 +154,7 @@ class TreeCase:
   """Like `Case`, for trees with V = 3."""
 
   name: str
-  law: DraftLaw
+  kind: DraftKind
   topology: tree.Topology
   rounds: int
   proposal: Proposal
@@ -174,9 +174,9 @@ _TWO_SIBLINGS = tree.k_ary((2,))
 
 
 def tree_cases() -> Iterator[TreeCase]:
-  """Yields trees of every law, and trees from the shipped drafters."""
-  for law, (name, topology), scene in itertools.product(
-    DraftLaw, _TOPOLOGIES.items(), _TREE_SCENES
+  """Yields trees of every kind, and trees from the shipped drafters."""
+  for kind, (name, topology), scene in itertools.product(
+    DraftKind, _TOPOLOGIES.items(), _TREE_SCENES
   ):
     model = HashModel(vocab_size=3)
     other = dataclasses.replace(
@@ -185,11 +185,11 @@ def tree_cases() -> Iterator[TreeCase]:
     draft = _table(other, scene.draft)
     yield TreeCase(
       name=f'{name}, {scene.name}',
-      law=law,
+      kind=kind,
       topology=topology,
       # Three rounds of depth 2 are 3 ** 9 strings, which take a minute.
       rounds=2,
-      proposal=proposal_lib.tree(draft, topology, law),
+      proposal=proposal_lib.tree(draft, topology, kind),
       target=_table(model, scene.target),
     )
   target = HashModel(vocab_size=3)
@@ -199,38 +199,38 @@ def tree_cases() -> Iterator[TreeCase]:
   # With two siblings this unlikely, even the best rule sometimes rejects both:
   # the optimal acceptance is below 1.
   contrary = dataclasses.replace(target, scale=-target.scale)
-  for law in (DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT):
+  for kind in (DraftKind.SAMPLED, DraftKind.WITHOUT_REPLACEMENT):
     yield TreeCase(
       name='two siblings, contrary',
-      law=law,
+      kind=kind,
       topology=_TWO_SIBLINGS,
       rounds=2,
-      proposal=proposal_lib.tree(_table(contrary, _PLAIN), _TWO_SIBLINGS, law),
+      proposal=proposal_lib.tree(_table(contrary, _PLAIN), _TWO_SIBLINGS, kind),
       target=_table(target, _PLAIN),
     )
-  for law in DraftLaw:
-    yield _drafted_tree('Tree', chain, law)
-    # Whether a tree goes on after a node may depend on its token, for any law.
+  for kind in DraftKind:
+    yield _drafted_tree('Tree', chain, kind)
+    # Whether a tree goes on after a node may depend on its token, for any kind.
     for policy in (policies.TokenProbability(0.5), policies.TopNodes(2)):
-      if isinstance(policy, policies.TopNodes) and law != DraftLaw.POINT_MASS:
+      if isinstance(policy, policies.TopNodes) and kind != DraftKind.POINT_MASS:
         continue
-      yield _drafted_tree(f'Tree, {type(policy).__name__}', chain, law, policy)
+      yield _drafted_tree(f'Tree, {type(policy).__name__}', chain, kind, policy)
   skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
-  yield _drafted_tree('Tree of Skip', skip, DraftLaw.WITHOUT_REPLACEMENT)
+  yield _drafted_tree('Tree of Skip', skip, DraftKind.WITHOUT_REPLACEMENT)
 
 
-def _drafted_tree(name, chain, law, policy=None):
+def _drafted_tree(name, chain, kind, policy=None):
   """Returns a case that enumerates the `propose` of `drafters.Tree`."""
   target = HashModel(vocab_size=3)
   topology = tree.Topology((0, 0, 1))
-  drafter: Drafter = drafters.Tree(drafter=chain, topology=topology, law=law)
+  drafter: Drafter = drafters.Tree(drafter=chain, topology=topology, kind=kind)
   if policy is not None:
     drafter = drafters.Adaptive(drafter=drafter, policies=(policy,))
   sampling = Sampling(temperature=0.8, top_k=2, presence_penalty=0.5)
   params: Params = {'target': {}, 'drafter': {}}
   return TreeCase(
     name=f'drafters.{name}, top-k and a penalty',
-    law=law,
+    kind=kind,
     topology=topology,
     rounds=2,
     proposal=drafted.from_drafter(
@@ -270,7 +270,7 @@ def _worked_example():
   context_free = lambda *probs: lambda t, _: np.tile(probs, (2**t, 1))
   yield Case(
     name='worked example',
-    law=DraftLaw.SAMPLED,
+    kind=DraftKind.SAMPLED,
     vocab_size=2,
     num_draft_tokens=2,
     rounds=(2, 3),
@@ -339,13 +339,13 @@ def _scene_cases(scene, vocab_size, num_draft_tokens, rounds):
   model = HashModel(vocab_size=vocab_size)
   other = dataclasses.replace(model, noise=scene.noise, scale=scene.draft_scale)
   target, draft = _table(model, scene.target), _table(other, scene.draft)
-  for law, propose in (
-    (DraftLaw.SAMPLED, proposal_lib.sampled),
-    (DraftLaw.POINT_MASS, proposal_lib.most_likely),
+  for kind, propose in (
+    (DraftKind.SAMPLED, proposal_lib.sampled),
+    (DraftKind.POINT_MASS, proposal_lib.most_likely),
   ):
     yield Case(
       name=scene.name,
-      law=law,
+      kind=kind,
       vocab_size=vocab_size,
       num_draft_tokens=num_draft_tokens,
       rounds=rounds,

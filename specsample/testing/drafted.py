@@ -15,7 +15,7 @@ from specsample.testing import precision
 from specsample.testing.conditional import Conditional
 from specsample.testing.proposal import Drafts
 from specsample.testing.proposal import Proposal
-from specsample.types import Array, Draft, Drafter, DraftLaw, Model, Params
+from specsample.types import Array, Draft, Drafter, DraftKind, Model, Params
 
 
 def from_drafter(
@@ -60,16 +60,16 @@ def from_drafter(
         '(testing.assert_follows_target)'
       )
     tokens = np.asarray(draft.tokens).reshape(ends[-1], *paths.shape)
-    if draft.law is DraftLaw.POINT_MASS:
+    if draft.kind is DraftKind.POINT_MASS:
       # Nothing was drawn, so the draft is the same on every path.
       tokens = tokens[:, :1]
       weights = np.ones(tokens.shape[:2])
-      return Drafts(tokens, None, weights, draft.law, topology)
+      return Drafts(tokens, None, weights, draft.kind, topology)
     return Drafts(
       tokens=tokens,
       probs=np.asarray(draft.probs).reshape(*tokens.shape, -1),
       weights=weights.reshape(tokens.shape[:2]),
-      law=draft.law,
+      kind=draft.kind,
       topology=topology,
     )
 

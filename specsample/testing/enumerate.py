@@ -132,7 +132,7 @@ def _laws(verify: Verifier, drafts: Drafts, target_probs: np.ndarray) -> Law:
   with precision.float64():
     law = conditional_lib.in_blocks(
       lambda tokens, probs, target_probs: _law_block(
-        verify, topology, drafts.law, tokens, probs, target_probs
+        verify, topology, drafts.kind, tokens, probs, target_probs
       ),
       (flatten(drafts.tokens), probs, flatten(target_probs)),
     )
@@ -140,7 +140,7 @@ def _laws(verify: Verifier, drafts: Drafts, target_probs: np.ndarray) -> Law:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _law_block(verify, topology, draft_law, tokens, probs, target_probs):
+def _law_block(verify, topology, draft_kind, tokens, probs, target_probs):
   shape = {}
   if topology is not None:
     parents = jnp.asarray(topology.parents, jnp.int32)
@@ -151,7 +151,7 @@ def _law_block(verify, topology, draft_law, tokens, probs, target_probs):
     }
 
   def of_draft(tokens, probs, target_probs):
-    draft = Draft(tokens=tokens, probs=probs, law=draft_law, **shape)
+    draft = Draft(tokens=tokens, probs=probs, kind=draft_kind, **shape)
     return verify.law(draft, target_probs)
 
   return jax.vmap(of_draft)(tokens, probs, target_probs)

@@ -8,7 +8,7 @@ import numpy as np
 from specsample.testing import conditional as conditional_lib
 from specsample.testing.conditional import Conditional
 from specsample.tree import Topology
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Drafts:
   tokens: np.ndarray  # [n, D, N] int32, -1 where nothing was drafted
   probs: np.ndarray | None  # [n, D, N, V], as the verifier gets them
   weights: np.ndarray  # [n, D], the probability that this draft is drawn
-  law: DraftLaw
+  kind: DraftKind
   topology: Topology | None = None  # None for a chain, where N = K
 
 
@@ -57,7 +57,7 @@ def sampled(
       tokens=np.where(kept, tokens, -1),
       probs=np.where(kept[..., None], probs, 0),
       weights=drawn.prod(axis=-1),
-      law=DraftLaw.SAMPLED,
+      kind=DraftKind.SAMPLED,
     )
 
   return propose
@@ -89,14 +89,14 @@ def most_likely(
       tokens=np.where(kept, drafted, -1),
       probs=None,
       weights=np.ones(drafted.shape[:2]),
-      law=DraftLaw.POINT_MASS,
+      kind=DraftKind.POINT_MASS,
     )
 
   return propose
 
 
-def tree(draft: Conditional, topology: Topology, law: DraftLaw) -> Proposal:
-  """Returns a proposal of trees whose siblings follow the given law.
+def tree(draft: Conditional, topology: Topology, kind: DraftKind) -> Proposal:
+  """Returns a proposal of trees whose siblings are of the given kind.
 
   A child for which `draft` has no token left is missing, with all its
   descendants.
@@ -111,7 +111,7 @@ def tree(draft: Conditional, topology: Topology, law: DraftLaw) -> Proposal:
     weights = np.ones(tokens.shape[:2])
     is_there = np.ones((*tokens.shape[:2], topology.num_nodes + 1), bool)
     for i, parent in enumerate(topology.parents):
-      of_node = _of_child(at_nodes, tokens, topology, i, law)
+      of_node = _of_child(at_nodes, tokens, topology, i, kind)
       mass = of_node.sum(axis=-1)
       there = is_there[..., parent] & (mass > 0)
       is_there[..., i + 1] = there
@@ -122,26 +122,26 @@ def tree(draft: Conditional, topology: Topology, law: DraftLaw) -> Proposal:
       # One string counts among those that differ only in missing nodes.
       weights *= np.where(there, drawn, token[..., 0] == 0)
     tokens = np.where(is_there[..., 1:], tokens, -1)
-    if law is not DraftLaw.POINT_MASS:
-      return Drafts(tokens, probs, weights, law, topology)
+    if kind is not DraftKind.POINT_MASS:
+      return Drafts(tokens, probs, weights, kind, topology)
     best = weights.argmax(axis=1)[:, None]
     tokens = np.take_along_axis(tokens, best[..., None], axis=1)
-    return Drafts(tokens, None, np.ones(best.shape), law, topology)
+    return Drafts(tokens, None, np.ones(best.shape), kind, topology)
 
   return propose
 
 
-def _of_child(at_nodes, tokens, topology, i, law):
+def _of_child(at_nodes, tokens, topology, i, kind):
   """Returns the distribution [n, D, V] of node i + 1, not yet normalised."""
   parent = topology.parents[i]
   probs = at_nodes[..., parent, :].copy()
   siblings = [j for j, other in enumerate(topology.parents) if other == parent]
-  if law is DraftLaw.SAMPLED:
+  if kind is DraftKind.SAMPLED:
     return probs
   for j in siblings[: topology.ranks[i]]:
     np.put_along_axis(probs, tokens[..., j, None], 0, axis=-1)
-  is_drawn = law is DraftLaw.WITHOUT_REPLACEMENT or (
-    law is DraftLaw.TOP_AND_SAMPLED and i == siblings[-1]
+  is_drawn = kind is DraftKind.WITHOUT_REPLACEMENT or (
+    kind is DraftKind.TOP_AND_SAMPLED and i == siblings[-1]
   )
   if is_drawn:
     return probs

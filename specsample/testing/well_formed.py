@@ -9,7 +9,7 @@ import itertools
 import jax
 import numpy as np
 
-from specsample.types import Draft, DraftLaw
+from specsample.types import Draft, DraftKind
 
 
 def problems(draft: Draft) -> Iterator[str]:
@@ -65,20 +65,20 @@ def _of_siblings(draft, parents, tokens, probs):
     if parents[i] != parents[j]:
       continue
     both = f'nodes {i + 1} and {j + 1} (children of node {parents[i]})'
-    if draft.law is DraftLaw.SAMPLED:
+    if draft.kind is DraftKind.SAMPLED:
       if not np.array_equal(probs[i], probs[j]):
         yield (
-          f'{both} are drawn from different distributions, but siblings of law '
-          f'{draft.law.value!r} must be drawn from the same one'
+          f'{both} are drawn from different distributions, but siblings of '
+          f'kind {draft.kind.value!r} must be drawn from the same one'
         )
     elif tokens[i] == tokens[j]:
       yield (
-        f'{both} are both token {tokens[i]}, but siblings of law '
-        f'{draft.law.value!r} must be distinct'
+        f'{both} are both token {tokens[i]}, but siblings of kind '
+        f'{draft.kind.value!r} must be distinct'
       )
     elif probs is not None and probs[j, tokens[i]] > 0:
       yield (
-        f'{both} have law {draft.law.value!r}, but the distribution of the '
+        f'{both} are of kind {draft.kind.value!r}, but the distribution of the '
         f'second node gives the token of the first, {tokens[i]}, probability '
         f'{probs[j, tokens[i]]:.3g}: exclude that token'
       )

@@ -18,7 +18,7 @@ class Block:
 
   lossless = True
   positional = False
-  draft_laws = rule.CHAIN_LAWS
+  draft_kinds = rule.CHAIN_KINDS
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [K + 1, V].
@@ -34,7 +34,7 @@ class Block:
     The last prefix of a draft shorter than K passes as prefix K would, whether
     or not the target's distribution after it is given.
     """
-    rule.check_chain('block', draft, self.draft_laws)
+    rule.check_chain('block', draft, self.draft_kinds)
     draft_probs = rule.draft_probs(draft, target_probs)
     ratios = rule.ratio(
       rule.of_tokens(target_probs[:-1], draft.tokens),

@@ -20,7 +20,7 @@ class Chain:
 
   lossless = True
   positional = False
-  draft_laws = rule.CHAIN_LAWS
+  draft_kinds = rule.CHAIN_KINDS
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [K + 1, V].
@@ -28,7 +28,7 @@ class Chain:
     After a rejection the next token is drawn from the residual distribution
     (p - q)+, normalised; after K accepted drafts it is drawn from p.
     """
-    rule.check_chain('chain', draft, self.draft_laws)
+    rule.check_chain('chain', draft, self.draft_kinds)
     return rule.token_by_token(draft, target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:

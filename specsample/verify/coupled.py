@@ -24,7 +24,7 @@ class Coupled:
 
   lossless = True
   positional = True
-  draft_laws = rule.CHAIN_LAWS
+  draft_kinds = rule.CHAIN_KINDS
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution for a draft that used no noise.
@@ -36,13 +36,13 @@ class Coupled:
       ValueError: if the draft was sampled, or is a tree.
     """
     rule.check_chain(
-      'coupled.law', draft, frozenset([types.DraftLaw.POINT_MASS])
+      'coupled.law', draft, frozenset([types.DraftKind.POINT_MASS])
     )
     return chain.law(draft, target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
     """Returns the verdict under noise keys [K + 1], one per position."""
-    rule.check_chain('coupled', draft, self.draft_laws)
+    rule.check_chain('coupled', draft, self.draft_kinds)
     chosen = jax.vmap(sampling.draw_coupled)(key, target_probs)
     agrees = (chosen[:-1] == draft.tokens).astype(jnp.int32)
     num_accepted = jnp.sum(jnp.cumprod(agrees))

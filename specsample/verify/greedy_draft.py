@@ -25,11 +25,11 @@ class GreedyDraft:
 
   lossless = True
   positional = False
-  draft_laws = frozenset([types.DraftLaw.TOP_AND_SAMPLED])
+  draft_kinds = frozenset([types.DraftKind.TOP_AND_SAMPLED])
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [N + 1, V]."""
-    rule.check_law('greedy_draft', draft, self.draft_laws)
+    rule.check_kind('greedy_draft', draft, self.draft_kinds)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
     parents, tokens = rule.parents(draft), draft.tokens

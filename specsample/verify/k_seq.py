@@ -29,11 +29,11 @@ class KSeq:
 
   lossless = True
   positional = False
-  draft_laws = frozenset([types.DraftLaw.SAMPLED])
+  draft_kinds = frozenset([types.DraftKind.SAMPLED])
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [N + 1, V]."""
-    rule.check_law('k_seq', draft, self.draft_laws)
+    rule.check_kind('k_seq', draft, self.draft_kinds)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
     parents = rule.parents(draft)

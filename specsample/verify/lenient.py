@@ -22,7 +22,7 @@ class Lenient:
   lenience: float
   lossless = False
   positional = False
-  draft_laws = rule.CHAIN_LAWS
+  draft_kinds = rule.CHAIN_KINDS
 
   def __post_init__(self):
     """Checks that `lenience` is in (0, 1]."""
@@ -37,7 +37,7 @@ class Lenient:
     After a rejection the next token is drawn from (p - q)+, normalised; after
     K accepted drafts it is drawn from p.
     """
-    rule.check_chain('lenient', draft, self.draft_laws)
+    rule.check_chain('lenient', draft, self.draft_kinds)
     return rule.token_by_token(draft, target_probs, self.lenience)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:

@@ -33,11 +33,11 @@ class MultiPathBlock:
 
   lossless = True
   positional = False
-  draft_laws = frozenset([types.DraftLaw.SAMPLED])
+  draft_kinds = frozenset([types.DraftKind.SAMPLED])
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [N + 1, V]."""
-    rule.check_law('multi_path_block', draft, self.draft_laws)
+    rule.check_kind('multi_path_block', draft, self.draft_kinds)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
     parents = rule.parents(draft)
@@ -68,7 +68,9 @@ class MultiPathBlock:
     nodes = jnp.stack(path)
     tokens = jnp.where(nodes > 0, jnp.take(draft.tokens, nodes - 1), -1)
     law = block.law(
-      Draft(tokens=tokens, probs=jnp.stack(chosen), law=types.DraftLaw.SAMPLED),
+      Draft(
+        tokens=tokens, probs=jnp.stack(chosen), kind=types.DraftKind.SAMPLED
+      ),
       jnp.stack([*targets, last]),
     )
     return _at_nodes(jnp.pad(nodes, (1, 0)), law, target_probs)

@@ -11,42 +11,43 @@ from specsample import tree
 from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
 
-# The laws of drafts without siblings, i.e. of chains.
-CHAIN_LAWS = frozenset([types.DraftLaw.POINT_MASS, types.DraftLaw.SAMPLED])
+# The kinds of drafts without siblings, i.e. of chains.
+CHAIN_KINDS = frozenset([types.DraftKind.POINT_MASS, types.DraftKind.SAMPLED])
 
 
 def check_chain(
-  name: str, draft: Draft, exact: frozenset[types.DraftLaw]
+  name: str, draft: Draft, exact: frozenset[types.DraftKind]
 ) -> None:
-  """Raises ValueError for a tree, or for a draft that `check_law` rejects."""
+  """Raises ValueError for a tree, or for a draft that `check_kind` rejects."""
   if draft.parents is not None:
     raise ValueError(
       f'verify.{name} is for chains, but the draft is a tree of '
       f'{draft.tokens.size} nodes: choose a verifier for trees, such as '
       'verify.tree'
     )
-  check_law(name, draft, exact)
+  check_kind(name, draft, exact)
 
 
-def check_law(
-  name: str, draft: Draft, exact: frozenset[types.DraftLaw]
+def check_kind(
+  name: str, draft: Draft, exact: frozenset[types.DraftKind]
 ) -> None:
-  """Checks that the rule is exact for a draft of this law.
+  """Checks that the rule is exact for a draft of this kind.
 
   Raises:
-    ValueError: at trace time, if the law is not in `exact` (the message names
-      the law and the accepted ones), or if `draft.probs` does not fit the law.
+    ValueError: at trace time, if the kind is not in `exact` (the message
+      names the kind and the accepted ones), or if `draft.probs` does not fit
+      the kind.
   """
-  if draft.law not in exact:
-    accepted = sorted(law.value for law in exact)
+  if draft.kind not in exact:
+    accepted = sorted(kind.value for kind in exact)
     raise ValueError(
-      f'verify.{name} is not exact for drafts of law {draft.law.value!r}, only '
-      f'for {accepted}: choose a verifier made for this drafter'
+      f'verify.{name} is not exact for drafts of kind {draft.kind.value!r}, '
+      f'only for {accepted}: choose a verifier made for this drafter'
     )
-  if (draft.probs is None) != (draft.law is types.DraftLaw.POINT_MASS):
+  if (draft.probs is None) != (draft.kind is types.DraftKind.POINT_MASS):
     given = 'no' if draft.probs is None else 'an array of'
     raise ValueError(
-      f'a draft of law {draft.law.value!r} came with {given} probabilities: '
+      f'a draft of kind {draft.kind.value!r} came with {given} probabilities: '
       'a point mass has probs=None, and a sampled draft has the distribution '
       'of each token'
     )

@@ -25,7 +25,7 @@ class Synthetic:
   rate: float
   lossless = False
   positional = False
-  draft_laws = rule.CHAIN_LAWS
+  draft_kinds = rule.CHAIN_KINDS
 
   def __post_init__(self):
     """Checks that `rate` is a probability."""
@@ -41,7 +41,7 @@ class Synthetic:
     The token after the accepted drafts is drawn from the target's distribution
     at its position.
     """
-    rule.check_chain('synthetic', draft, self.draft_laws)
+    rule.check_chain('synthetic', draft, self.draft_kinds)
     accept = jnp.where(draft.tokens >= 0, self.rate, 0)
     accept = accept.astype(target_probs.dtype)
     return Law(stop=rule.stop_at_rejection(accept), next=target_probs)

@@ -29,11 +29,11 @@ class Traversal:
 
   lossless = True
   positional = False
-  draft_laws = frozenset(types.DraftLaw)
+  draft_kinds = frozenset(types.DraftKind)
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [N + 1, V]."""
-    rule.check_law('traversal', draft, self.draft_laws)
+    rule.check_kind('traversal', draft, self.draft_kinds)
     parents = rule.parents(draft)
     size, dtype = parents.size + 1, target_probs.dtype
     depth = parents.size if draft.depth is None else draft.depth

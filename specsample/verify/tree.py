@@ -27,14 +27,14 @@ class Tree:
 
   lossless = True
   positional = False
-  draft_laws = frozenset(types.DraftLaw)
+  draft_kinds = frozenset(types.DraftKind)
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [N + 1, V]."""
-    rule.check_law('tree', draft, self.draft_laws)
+    rule.check_kind('tree', draft, self.draft_kinds)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
-    if draft.law is types.DraftLaw.POINT_MASS:
+    if draft.kind is types.DraftKind.POINT_MASS:
       return _of_point_masses(draft, target_probs)
     return _of_drawn(draft, target_probs)
 

@@ -28,7 +28,7 @@ class Typical:
   delta: float = 0.3
   lossless = False
   positional = False
-  draft_laws = frozenset(types.DraftLaw)
+  draft_kinds = frozenset(types.DraftKind)
 
   def __post_init__(self):
     """Checks that the thresholds are probabilities."""
@@ -39,7 +39,7 @@ class Typical:
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [N + 1, V]."""
-    rule.check_law('typical', draft, self.draft_laws)
+    rule.check_kind('typical', draft, self.draft_kinds)
     parents = rule.parents(draft)
     is_possible = target_probs > 0
     logs = jnp.log(jnp.where(is_possible, target_probs, 1))

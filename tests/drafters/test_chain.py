@@ -10,7 +10,7 @@ import pytest
 from specsample import drafters
 from specsample import testing
 from specsample.testing import conditional as conditional_lib
-from specsample.types import DraftLaw, Verdict
+from specsample.types import DraftKind, Verdict
 
 _MODEL = testing.HashModel(vocab_size=16)
 _K = 3
@@ -63,7 +63,7 @@ def _greedy(model, prompt, count):
 def test_drafts_are_the_models_own_continuation():
   state = _begin(_CHAIN, {'drafter': {}}, _PROMPTS)
   draft, _ = _propose(_CHAIN, {'drafter': {}}, _PROMPTS, state)
-  assert draft.law is DraftLaw.SAMPLED
+  assert draft.kind is DraftKind.SAMPLED
   for i, prompt in enumerate(_PROMPTS):
     tokens, probs = _greedy(_MODEL, prompt, _K)
     assert draft.tokens[i].tolist() == tokens

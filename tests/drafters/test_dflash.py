@@ -13,7 +13,7 @@ from specsample import drafters
 from specsample import testing
 from specsample import verify
 from specsample.sampling import Sampling
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 _V, _K = 12, 3
 _TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
@@ -192,7 +192,7 @@ def test_drafts_are_those_of_a_pass_worked_out_by_hand(name, sequence):
   # Draws the second most likely token, so that an argmax would be noticed.
   second = lambda probs, position: probs.argsort(axis=-1)[:, -2].astype('int32')
   draft, _ = _propose(name, sequence, second)
-  assert draft.law is DraftLaw.SAMPLED
+  assert draft.kind is DraftKind.SAMPLED
   drafted = np.asarray(draft.tokens[0]).tolist()
   expected = _by_hand_probs(name, sequence, drafted)
   np.testing.assert_allclose(draft.probs[0], expected, atol=2e-5)

@@ -14,7 +14,7 @@ from specsample import testing
 from specsample import verify
 from specsample.drafters import draft_model
 from specsample.sampling import Sampling
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 _V, _K, _LAYERS = 12, 3, (0, 2)
 _TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
@@ -102,7 +102,7 @@ def test_drafts_are_drawn_from_its_own_layers_and_vocabulary(sequence):
   # Draws the second most likely token, so that an argmax would be noticed.
   second = lambda probs, position: probs.argsort(axis=-1)[:, -2].astype('int32')
   draft = _propose(_CUT, params, sequence, len(sequence), second)
-  assert draft.law is DraftLaw.SAMPLED
+  assert draft.kind is DraftKind.SAMPLED
   text = np.asarray([*sequence, *draft.tokens[0]])
   expected = _by_hand(params, text)[len(sequence) - 1 : -1]
   np.testing.assert_allclose(draft.probs[0], expected, atol=1e-5)

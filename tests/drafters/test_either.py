@@ -20,7 +20,7 @@ from specsample.memory import store as store_lib
 from specsample.sampling import Sampling
 from specsample.testing import trained as trained_lib
 from specsample.testing.sample import Group
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 _V = 12
 _TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
@@ -258,14 +258,14 @@ def test_nothing_is_learned_of_the_other_drafter():
   assert min(num_seen.values()) > 3
 
 
-def test_drawn_and_remembered_tokens_have_one_law():
+def test_drawn_and_remembered_tokens_have_one_kind():
   model, chain, params = _scene('chain')
   drafter = drafters.Either(remembered=_SUFFIX, trained=chain, prior_kept=0.3)
   own = _with_store(params, _store(model))
   start = _start(model, drafter, own, _PROMPTS, _LENGTHS, temperature=1.0)
   propose = functools.partial(step.propose, model=model, verify=verify.block)
   draft, state = propose(own, start, drafter=drafter)
-  assert draft.law is DraftLaw.SAMPLED
+  assert draft.kind is DraftKind.SAMPLED
   assert state.is_remembered.tolist() == [True, False, False]
   tokens, probs = np.asarray(draft.tokens), np.asarray(draft.probs)
   # A point mass at each remembered token.
@@ -292,7 +292,7 @@ def test_of_two_point_masses_the_draft_is_one():
   draft, _ = step.propose(
     own, state, model=model, drafter=drafter, verify=verify.chain
   )
-  assert (draft.law, draft.probs) == (DraftLaw.POINT_MASS, None)
+  assert (draft.kind, draft.probs) == (DraftKind.POINT_MASS, None)
   assert draft.tokens.tolist() == [[6, 7, -1], [2, 9, -1]]
 
 

@@ -14,7 +14,7 @@ from specsample import testing
 from specsample import verify
 from specsample.sampling import Sampling
 from specsample.training import unrolled
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 from tests.drafters import features_by_hand
 
 _V, _K = 12, 3
@@ -103,7 +103,7 @@ def test_drafts_are_those_worked_out_by_hand(name, window):
   lengths = np.asarray([2, 8])
   tokens = np.tile(_TEXT, (2, 1))
   draft, _ = _propose(params, tokens, lengths, drafter=drafter, draw=_second)
-  assert draft.law is DraftLaw.SAMPLED
+  assert draft.kind is DraftKind.SAMPLED
   output = _read(params, tokens[:1], drafter=drafter)
   for length, drafted, probs in zip(
     lengths, np.asarray(draft.tokens), draft.probs, strict=True

@@ -6,7 +6,7 @@ import numpy as np
 from specsample import drafters
 from specsample import testing
 from specsample.drafters.heads import HeadsState
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 _V, _K, _D = 12, 3, 16
 _TARGET = testing.tiny_llama(vocab_size=_V, dim=_D)
@@ -45,7 +45,7 @@ def test_a_head_reads_the_pending_token_and_those_drafted_before():
     _LENGTHS,
     HeadsState(hidden=hidden, length=_LENGTHS - 1),
   )
-  assert draft.law is DraftLaw.SAMPLED
+  assert draft.kind is DraftKind.SAMPLED
   for row, pending in enumerate((9, 7)):
     tokens = [pending]
     for i in range(_K):

@@ -6,7 +6,7 @@ import numpy as np
 from specsample import drafters
 from specsample import testing
 from specsample.drafters.heads import HeadsState
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 _V, _K, _D = 12, 2, 16
 _TARGET = testing.tiny_llama(vocab_size=_V, dim=_D)
@@ -53,7 +53,7 @@ def _setting(**settings):
 def test_every_head_reads_the_same_hidden_vector():
   drafter, params, hidden = _setting()
   draft = _draft(drafter, params, hidden)
-  assert draft.law is DraftLaw.SAMPLED
+  assert draft.kind is DraftKind.SAMPLED
   for i, head in params['drafter']['heads'].items():
     logits = _by_hand(head, hidden) @ params['target']['unembedding']
     weights = np.exp(logits)

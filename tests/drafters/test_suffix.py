@@ -16,7 +16,7 @@ from specsample import verify
 from specsample.memory import store as store_lib
 from specsample.sampling import Sampling
 from specsample.testing.sample import Group
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 _K = 4
 _SUFFIX = drafters.Suffix(num_draft_tokens=_K, min_kept=0.0, decay=0.5)
@@ -66,7 +66,7 @@ _ROW = [9, 3, 5, 6, 7, 9, 3]
 def test_the_rows_own_text_goes_on():
   draft, _ = _proposed([_ROW, [1], [1, 2]], {})
   assert draft.tokens.tolist() == [[5, 6, 7, 9], [-1] * _K, [-1] * _K]
-  assert draft.law is DraftLaw.POINT_MASS
+  assert draft.kind is DraftKind.POINT_MASS
   # The longer the matched context, the likelier a token is kept.
   assert np.all(np.diff(draft.signals.confidence[0]) > 0)
   assert np.all(draft.signals.confidence[1:] == 0)

@@ -14,7 +14,7 @@ from specsample import tree as tree_lib
 from specsample import verify
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 from specsample.vocabularies import vocab_map
 
 _K = 3
@@ -133,7 +133,7 @@ def test_prompts_are_taken_in_as_pieces(width):
 def test_drafts_are_those_of_the_shared_tokens():
   state = _begun(_PROMPTS)
   draft, state = _drafted(_PROMPTS, state)
-  assert draft.law is DraftLaw.SAMPLED
+  assert draft.kind is DraftKind.SAMPLED
   for i, pieces in enumerate(_OF_PROMPTS):
     tokens, probs = _by_hand(pieces, _K)
     assert draft.tokens[i].tolist() == tokens

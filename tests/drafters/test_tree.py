@@ -15,7 +15,7 @@ from specsample import tree
 from specsample import verify
 from specsample.loop import step
 from specsample.sampling import Sampling
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 _V = 12
 _TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
@@ -79,7 +79,7 @@ def test_siblings_are_the_most_likely_behind_their_path(name):
   drafter = drafters.Tree(drafter=_DRAFTERS[name], topology=_TREE)
   nothing = jnp.zeros((4, _K), jnp.int32)
   found = _propose(_params(name), nothing, drafter=drafter, chain=False)
-  assert found.law is DraftLaw.POINT_MASS
+  assert found.kind is DraftKind.POINT_MASS
   assert found.depth == _K
   np.testing.assert_array_equal(found.parents, [_TREE.parents] * 4)
   tokens = np.asarray(found.tokens)
@@ -98,7 +98,7 @@ def test_every_node_is_drawn_with_a_key_of_its_own():
   chain = drafters.Chain(
     model=testing.HashModel(vocab_size=_V), num_draft_tokens=_K
   )
-  drafter = drafters.Tree(drafter=chain, topology=_TREE, law=DraftLaw.SAMPLED)
+  drafter = drafters.Tree(drafter=chain, topology=_TREE, kind=DraftKind.SAMPLED)
   drawn = []
 
   def draw(probs, position, node=None):

@@ -89,7 +89,7 @@ def test_trees_of_a_trained_drafter_are_configured_for_a_pod(kind, num_nodes):
   assert type(config.drafter.drafter).__name__ == kind
   assert config.drafter.drafter.model == config.model
   assert config.drafter.depth == 5
-  assert config.drafter.law in config.verify.draft_laws
+  assert config.drafter.kind in config.verify.draft_kinds
   assert _num_parameters(config.model) == 8_030_261_248
 
 

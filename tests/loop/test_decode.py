@@ -130,8 +130,8 @@ class Given:
     drafted = jnp.broadcast_to(
       jnp.asarray(self.tokens), (tokens.shape[0], len(self.tokens))
     )
-    law = types.DraftLaw.POINT_MASS
-    return types.Draft(tokens=drafted, probs=None, law=law), state
+    kind = types.DraftKind.POINT_MASS
+    return types.Draft(tokens=drafted, probs=None, kind=kind), state
 
   def update(self, params, tokens, length, output, verdict, state):
     return state + verdict.num_accepted + 1

@@ -15,7 +15,7 @@ from specsample import verify
 from specsample.loop import decode
 from specsample.models import attention
 from specsample.testing import chi_square
-from specsample.types import DraftLaw, StopReason
+from specsample.types import DraftKind, StopReason
 
 _VOCAB = 16
 _TARGET = testing.HashModel(vocab_size=_VOCAB, seed=3)
@@ -216,7 +216,7 @@ _WHOLE = testing.HashModel(vocab_size=3)
 _TREE = drafters.Tree(
   drafter=_drafter(_WHOLE),
   topology=tree.k_ary((2, 1, 1)),
-  law=DraftLaw.SAMPLED,
+  kind=DraftKind.SAMPLED,
 )
 
 

@@ -31,6 +31,16 @@ _ONE_TOKEN = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfLaws:
+  lossless = True
+  positional = False
+  draft_laws = verify.chain.draft_kinds
+
+  def __call__(self, key, draft, target_probs):
+    return verify.chain(key, draft, target_probs)
+
+
 def generate(prompts=PROMPTS, params=PARAMS, **kwargs):
   padded, lengths = specsample.pad_prompts(prompts)
   settings = {
@@ -94,7 +104,7 @@ def prefill(drafter, max_new_tokens=4):
     ({'request_ids': [1 << 33, 1, 2, 3]}, '8589934592'),
     (
       {'drafter': NGRAM, 'verify': verify.k_seq},
-      "drafts of Ngram: verify.k_seq is not exact .* law 'point_mass', only",
+      "drafts of Ngram: verify.k_seq is not exact .* kind 'point_mass', only",
     ),
     (
       {
@@ -106,6 +116,7 @@ def prefill(drafter, max_new_tokens=4):
       },
       'drafts of Tree: verify.block is for chains, .* a tree of 4 nodes',
     ),
+    ({'verify': _OfLaws()}, 'declares draft_laws, which is now draft_kinds'),
   ],
 )
 def test_refuses(kwargs, message):

@@ -97,7 +97,7 @@ def test_parts_of_a_round_are_timed():
     passes = hardware.pass_ms(
       params, _MODEL, (1, 3), length=4, max_length=32, passes=20, repeats=1
     )
-  assert times.law == types.DraftLaw.POINT_MASS
+  assert times.kind == types.DraftKind.POINT_MASS
   assert min(times.verify_ms, times.least_ms) > 0
   # N-gram lookup takes less than a microsecond; noise is smaller than a pass.
   assert times.draft_ms > -times.verify_ms

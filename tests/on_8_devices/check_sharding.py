@@ -71,7 +71,7 @@ class Sorting:
 
   lossless = True
   positional = False
-  draft_laws = verify.chain.draft_laws
+  draft_kinds = verify.chain.draft_kinds
 
   def __call__(self, key, draft, target_probs):
     target_probs = sharding.constrain(target_probs, None, None)

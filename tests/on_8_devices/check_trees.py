@@ -15,7 +15,7 @@ from specsample import testing
 from specsample import tree
 from specsample import verify
 from specsample.models import transformer
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 # More than 256 tokens, so that they are drawn in two steps. The vocabulary is
 # not a product of other sizes, so that a gathered one is recognised. Fewer
@@ -77,8 +77,8 @@ MAX_NEW_TOKENS = 12
 PROMPTS, LENGTHS = specsample.pad_prompts([[1, 2, 3, 1, 2, 3], [5], [7, 8, 7]])
 
 
-def tree_of(name, law=DraftLaw.POINT_MASS):
-  return drafters.Tree(drafter=OF[name], topology=TOPOLOGY, law=law)
+def tree_of(name, kind=DraftKind.POINT_MASS):
+  return drafters.Tree(drafter=OF[name], topology=TOPOLOGY, kind=kind)
 
 
 def dynamic_of(name):
@@ -86,10 +86,10 @@ def dynamic_of(name):
 
 
 NGRAM = drafters.NgramTree(num_branches=2, depth=2, min_ngram=1)
-SAMPLED = DraftLaw.SAMPLED
-WITHOUT = DraftLaw.WITHOUT_REPLACEMENT
-GREEDY_DRAFT = DraftLaw.TOP_AND_SAMPLED
-# Every drafter, rule and law. The first name is that of the weights.
+SAMPLED = DraftKind.SAMPLED
+WITHOUT = DraftKind.WITHOUT_REPLACEMENT
+GREEDY_DRAFT = DraftKind.TOP_AND_SAMPLED
+# Every drafter, rule and kind. The first name is that of the weights.
 CASES = {
   'medusa': ('medusa', tree_of('medusa'), verify.tree),
   'hydra, i.i.d.': ('hydra', tree_of('hydra', SAMPLED), verify.k_seq),

@@ -8,7 +8,7 @@ import pytest
 
 from specsample import policies
 from specsample.drafters import signals as signals_lib
-from specsample.types import Draft, DraftLaw, Signals
+from specsample.types import Draft, DraftKind, Signals
 
 _LOG = np.log
 _SIGNALS = Signals(
@@ -21,12 +21,12 @@ _SIGNALS = Signals(
 _CHAIN = Draft(
   tokens=jnp.asarray([4, 2, 7]),
   probs=None,
-  law=DraftLaw.SAMPLED,
+  kind=DraftKind.SAMPLED,
   signals=_SIGNALS,
 )
 # Nodes 1 and 2 are siblings, and 3 is a child of 1.
 _TREE = dataclasses.replace(
-  _CHAIN, law=DraftLaw.POINT_MASS, parents=jnp.asarray([0, 0, 1])
+  _CHAIN, kind=DraftKind.POINT_MASS, parents=jnp.asarray([0, 0, 1])
 )
 
 
@@ -75,10 +75,10 @@ def test_of_equals_the_first_is_kept_and_of_what_is_not_there_nothing():
 
 
 @pytest.mark.parametrize(
-  'law', [law for law in DraftLaw if law is not DraftLaw.POINT_MASS]
+  'kind', [kind for kind in DraftKind if kind is not DraftKind.POINT_MASS]
 )
-def test_drawn_siblings_are_not_pruned(law):
-  drawn = dataclasses.replace(_TREE, law=law)
+def test_drawn_siblings_are_not_pruned(kind):
+  drawn = dataclasses.replace(_TREE, kind=kind)
   with pytest.raises(ValueError, match='draft point masses'):
     policies.TopNodes(2).passes(drawn, ())
 

@@ -18,7 +18,7 @@ from specsample import tree
 from specsample import verify
 from specsample.sampling import Sampling
 from specsample.testing import cases as cases_lib
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 _MODEL = testing.HashModel(vocab_size=16)
 _CHAIN = drafters.Chain(
@@ -39,15 +39,15 @@ def _run(assertion, *arguments, **changes):
   assertion(_PARAMS, _PROMPTS, _LENGTHS, *arguments, **(settings | changes))
 
 
-_SAMPLED, _WITHOUT = DraftLaw.SAMPLED, DraftLaw.WITHOUT_REPLACEMENT
+_SAMPLED, _WITHOUT = DraftKind.SAMPLED, DraftKind.WITHOUT_REPLACEMENT
 
 
-def _tree(law):
+def _tree(kind):
   """Returns a drafter of two children with one child each."""
   return drafters.Tree(
     drafter=dataclasses.replace(_CHAIN, num_draft_tokens=2),
     topology=tree.k_ary((2, 1)),
-    law=law,
+    kind=kind,
   )
 
 
@@ -79,13 +79,13 @@ def _assert_draft(drafter):
   'drafter',
   [
     _CHAIN,
-    *map(_tree, DraftLaw),
+    *map(_tree, DraftKind),
     drafters.DynamicTree(drafter=_CHAIN, num_draft_tokens=6, width=3),
     drafters.NgramTree(num_branches=2, depth=2, min_ngram=1),
   ],
   ids=lambda drafter: type(drafter).__name__,
 )
-def test_a_draft_of_its_law_passes(drafter):
+def test_a_draft_of_its_kind_passes(drafter):
   _assert_draft(drafter)
 
 
@@ -98,16 +98,16 @@ def _second_as_the_first(x):
 
 
 @pytest.mark.parametrize(
-  ('law', 'field', 'value', 'message'),
+  ('kind', 'field', 'value', 'message'),
   [
     (
-      DraftLaw.POINT_MASS,
+      DraftKind.POINT_MASS,
       'parents',
       _parents(0, 0, 4, 2),
       r'row 0: node 3 has the parent 4, which must be one of 0 to 2: list',
     ),
     (
-      DraftLaw.POINT_MASS,
+      DraftKind.POINT_MASS,
       'tokens',
       lambda draft: _second_as_the_first(draft.tokens),
       r'row 0: nodes 1 and 2 \(children of node 0\) are both token \d+, '
@@ -128,7 +128,7 @@ def _second_as_the_first(x):
     ),
     (
       _WITHOUT,
-      'law',
+      'kind',
       lambda draft: _SAMPLED,
       r'nodes 1 and 2 \(children of node 0\) are drawn from different dis',
     ),
@@ -152,9 +152,9 @@ def _second_as_the_first(x):
     ),
   ],
 )
-def test_a_draft_that_is_not_of_its_law_is_found(law, field, value, message):
+def test_a_draft_that_is_not_of_its_kind_is_found(kind, field, value, message):
   with pytest.raises(AssertionError, match=message):
-    _assert_draft(_Changed(inner=_tree(law), field=field, value=value))
+    _assert_draft(_Changed(inner=_tree(kind), field=field, value=value))
 
 
 def test_exact():
@@ -163,7 +163,7 @@ def test_exact():
   testing.assert_exact(verify.coupled, few)  # only its point masses
   with pytest.raises(AssertionError, match=r'plain, sampled, V = 2, K = 1'):
     testing.assert_exact(rules.PlainResidual(), few)
-  sampled = [case for case in few if case.law is DraftLaw.SAMPLED]
+  sampled = [case for case in few if case.kind is DraftKind.SAMPLED]
   for rule, cases in ((verify.block, []), (verify.coupled, sampled)):
     with pytest.raises(AssertionError, match='nothing was enumerated'):
       testing.assert_exact(rule, cases)

@@ -8,17 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specsample import checks
 from specsample import sampling
+from specsample import testing
+from specsample import types
 from specsample import verify
 from specsample.testing import chi_square
-from specsample.types import Draft, DraftLaw
+from specsample.types import Draft, DraftKind
 
 _SYNTHETIC = verify.Synthetic(rate=0.8)
 _RULES = [verify.chain, verify.block, _SYNTHETIC]
 _ALL = [*_RULES, verify.coupled]
-_LAWS = [DraftLaw.POINT_MASS, DraftLaw.SAMPLED]
-_WITH_LAW = [(rule, law) for rule in _RULES for law in _LAWS]
-_WITH_LAW.append((verify.coupled, DraftLaw.POINT_MASS))
+_KINDS = [DraftKind.POINT_MASS, DraftKind.SAMPLED]
+_WITH_KIND = [(rule, kind) for rule in _RULES for kind in _KINDS]
+_WITH_KIND.append((verify.coupled, DraftKind.POINT_MASS))
 
 _TARGET = [0.5, 0.3, 0.2]
 _DRAFT = [0.2, 0.3, 0.5]
@@ -29,13 +32,13 @@ def _sampled(tokens, probs):
   return Draft(
     tokens=jnp.asarray(tokens, jnp.int32),
     probs=jnp.asarray(probs, jnp.float32),
-    law=DraftLaw.SAMPLED,
+    kind=DraftKind.SAMPLED,
   )
 
 
 def _point_mass(*tokens):
   return Draft(
-    tokens=jnp.asarray(tokens, jnp.int32), probs=None, law=DraftLaw.POINT_MASS
+    tokens=jnp.asarray(tokens, jnp.int32), probs=None, kind=DraftKind.POINT_MASS
   )
 
 
@@ -161,7 +164,7 @@ def test_coupled_keeps_what_the_shared_noise_chooses():
     assert verdict.next_token == chosen[kept]
 
 
-def _random_draft(law, num_drafts, kept, seed):
+def _random_draft(kind, num_drafts, kept, seed):
   """A draft and target of 4 tokens, with zeros; `kept` of it are there."""
   rng = np.random.default_rng(seed)
 
@@ -175,19 +178,19 @@ def _random_draft(law, num_drafts, kept, seed):
   is_kept = np.arange(num_drafts) < kept
   tokens = np.where(is_kept, tokens, -1).astype(np.int32)
   draft_probs = np.where(is_kept[:, None], draft_probs, 0)
-  if law is DraftLaw.POINT_MASS:
+  if kind is DraftKind.POINT_MASS:
     draft = _point_mass(*tokens)
   else:
     draft = _sampled(tokens, draft_probs.reshape(num_drafts, 4))
   return draft, jnp.asarray(probs(num_drafts + 1), jnp.float32)
 
 
-@pytest.mark.parametrize(('rule', 'law'), _WITH_LAW, ids=str)
+@pytest.mark.parametrize(('rule', 'kind'), _WITH_KIND, ids=str)
 @pytest.mark.parametrize(
   ('num_drafts', 'kept'), [(0, 0), (1, 1), (3, 3), (3, 1), (4, 0)]
 )
-def test_law_is_a_distribution(rule, law, num_drafts, kept):
-  many = [_random_draft(law, num_drafts, kept, seed) for seed in range(50)]
+def test_law_is_a_distribution(rule, kind, num_drafts, kept):
+  many = [_random_draft(kind, num_drafts, kept, seed) for seed in range(50)]
   drafts, target_probs = jax.tree.map(lambda *x: jnp.stack(x), *many)
   found = jax.jit(jax.vmap(rule.law))(drafts, target_probs)
   assert (found.stop >= 0).all() and (found.next >= 0).all()
@@ -212,21 +215,23 @@ def test_of_disjoint_supports_nothing_is_kept(rule):
 
 
 @pytest.mark.parametrize('rule', _ALL, ids=repr)
-@pytest.mark.parametrize('law', _LAWS)
-def test_refuses_a_draft_that_contradicts_its_law(rule, law):
+@pytest.mark.parametrize('kind', _KINDS)
+def test_refuses_a_draft_that_contradicts_its_kind(rule, kind):
   draft = _sampled([0], [_DRAFT])
-  if law is DraftLaw.SAMPLED:
+  if kind is DraftKind.SAMPLED:
     draft = dataclasses.replace(draft, probs=None)
   keys = jax.random.split(jax.random.key(0), 2)
   key = keys if rule.positional else keys[0]
-  contradictory = dataclasses.replace(draft, law=law)
-  with pytest.raises(ValueError, match=f"law '{law.value}' came with"):
+  contradictory = dataclasses.replace(draft, kind=kind)
+  with pytest.raises(ValueError, match=f"kind '{kind.value}' came with"):
     rule(key, contradictory, jnp.asarray([_TARGET, _BONUS]))
 
 
 def test_coupled_has_no_law_for_sampled_drafts():
   draft = _sampled([0], [_DRAFT])
-  with pytest.raises(ValueError, match="not exact for drafts of law 'sampled'"):
+  with pytest.raises(
+    ValueError, match="not exact for drafts of kind 'sampled'"
+  ):
     verify.coupled.law(draft, jnp.asarray([_TARGET, _BONUS]))
 
 
@@ -242,11 +247,11 @@ def _draw_all(rule, keys, draft, target_probs):
   return jax.vmap(rule, (0, None, None))(keys, draft, target_probs)
 
 
-@pytest.mark.parametrize(('rule', 'law'), _WITH_LAW, ids=str)
-def test_draws_follow_the_law(rule, law):
+@pytest.mark.parametrize(('rule', 'kind'), _WITH_KIND, ids=str)
+def test_draws_follow_the_law(rule, kind):
   groups = []
   for seed in range(3):
-    draft, target_probs = _random_draft(law, 3, 3 - (seed == 2), seed)
+    draft, target_probs = _random_draft(kind, 3, 3 - (seed == 2), seed)
     found = rule.law(draft, target_probs)
     verdict = _draw(rule, draft, target_probs, 20_000)
     cells = verdict.num_accepted * 4 + verdict.next_token
@@ -259,9 +264,9 @@ def test_draws_follow_the_law(rule, law):
   assert result.detectable < 0.03
 
 
-@pytest.mark.parametrize('law', _LAWS)
+@pytest.mark.parametrize('kind', _KINDS)
 @pytest.mark.parametrize('rule', _ALL, ids=repr)
-def test_a_token_of_probability_zero_is_never_drawn(rule, law):
+def test_a_token_of_probability_zero_is_never_drawn(rule, kind):
   rng = np.random.default_rng(0)
   vocab_size, num_drafts = 1000, 3
   allowed = rng.random((num_drafts + 1, vocab_size)) < 0.01
@@ -270,7 +275,7 @@ def test_a_token_of_probability_zero_is_never_drawn(rule, law):
   target_probs = weights / weights.sum(axis=1, keepdims=True)
   tokens = np.asarray([17, *target_probs[1:3].argmax(axis=1)])
   draft = _point_mass(*tokens)
-  if law is DraftLaw.SAMPLED:
+  if kind is DraftKind.SAMPLED:
     # Likelier than to the target, so that some are rejected.
     surest = np.eye(vocab_size)[tokens]
     draft = _sampled(tokens, 0.9 * surest + 0.1 / vocab_size)
@@ -289,14 +294,53 @@ def test_nothing_drafted_samples_the_target(rule):
 
 
 @pytest.mark.parametrize(
-  ('rules', 'laws'),
+  ('rules', 'kinds'),
   [
-    ([*_ALL, verify.Lenient(lenience=0.5)], _LAWS),
-    ([verify.tree, verify.traversal, verify.Typical()], list(DraftLaw)),
-    ([verify.k_seq, verify.multi_path_block], [DraftLaw.SAMPLED]),
-    ([verify.greedy_draft], [DraftLaw.TOP_AND_SAMPLED]),
+    ([*_ALL, verify.Lenient(lenience=0.5)], _KINDS),
+    ([verify.tree, verify.traversal, verify.Typical()], list(DraftKind)),
+    ([verify.k_seq, verify.multi_path_block], [DraftKind.SAMPLED]),
+    ([verify.greedy_draft], [DraftKind.TOP_AND_SAMPLED]),
   ],
 )
-def test_a_rule_takes_the_laws_that_it_is_made_for(rules, laws):
+def test_a_rule_takes_the_kinds_that_it_is_made_for(rules, kinds):
   for rule in rules:
-    assert set(rule.draft_laws) == set(laws), rule
+    assert set(rule.draft_kinds) == set(kinds), rule
+
+
+@pytest.mark.parametrize(
+  ('name', 'error', 'message'),
+  [
+    (
+      'DraftLaw',
+      ImportError,
+      'DraftLaw is now DraftKind: use specsample.types.DraftKind',
+    ),
+    (
+      'Drafting',
+      AttributeError,
+      "module 'specsample.types' has no attribute 'Drafting'",
+    ),
+  ],
+)
+def test_the_old_name_of_the_kinds_names_the_new_one(name, error, message):
+  with pytest.raises(error) as caught:
+    getattr(types, name)
+  assert str(caught.value) == message
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfLaws:
+  """A rule from before `draft_laws` was renamed."""
+
+  lossless = True
+  positional = False
+  draft_laws = verify.chain.draft_kinds
+
+
+def test_a_rule_that_declares_its_kinds_by_their_old_name_is_refused():
+  with pytest.raises(
+    ValueError, match='_OfLaws declares draft_laws, which is now draft_kinds:'
+  ):
+    testing.assert_exact(_OfLaws(), [])
+  for rule in _ALL:
+    checks.draft_kinds(rule)

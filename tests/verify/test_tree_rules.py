@@ -16,7 +16,7 @@ from specsample.testing import conditional as conditional_lib
 from specsample.testing import enumerate as enumerate_lib
 from specsample.testing import proposal as proposal_lib
 from specsample.testing.hash_model import HashModel
-from specsample.types import Draft, DraftLaw
+from specsample.types import Draft, DraftKind
 
 _RULES = {
   'tree': verify.tree,
@@ -40,31 +40,31 @@ def _table(noise, sampling=Sampling(temperature=1.0)):
 
 
 @pytest.mark.parametrize(
-  ('law', 'name', 'accepted'),
+  ('kind', 'name', 'accepted'),
   [
-    (DraftLaw.SAMPLED, 'tree', 0.76),
-    (DraftLaw.WITHOUT_REPLACEMENT, 'tree', 0.82),
-    (DraftLaw.SAMPLED, 'traversal', 0.76),
+    (DraftKind.SAMPLED, 'tree', 0.76),
+    (DraftKind.WITHOUT_REPLACEMENT, 'tree', 0.82),
+    (DraftKind.SAMPLED, 'traversal', 0.76),
     # The better of the two is 0, 1 or 2 with probability .36, .39 and .25.
-    (DraftLaw.SAMPLED, 'multi_path_block', 0.86),
+    (DraftKind.SAMPLED, 'multi_path_block', 0.86),
   ],
 )
-def test_two_siblings_are_kept_as_often_as_was_worked_out(law, name, accepted):
+def test_two_siblings_are_kept_as_often_as_was_worked_out(kind, name, accepted):
   draft = lambda t, _: np.tile(_DRAFT, (3**t, 1))
   target = lambda t, _: np.tile(_TARGET, (3**t, 1))
-  proposal = proposal_lib.tree(draft, tree.k_ary((2,)), law)
+  proposal = proposal_lib.tree(draft, tree.k_ary((2,)), kind)
   enumeration = enumerate_lib.Enumeration(_RULES[name], proposal, target)
   assert enumeration.expected_accepted() == pytest.approx(accepted, abs=1e-12)
 
 
-def _kept(rule, law, shape):
-  proposal = proposal_lib.tree(_table(0.5), _TREES[shape], law)
+def _kept(rule, kind, shape):
+  proposal = proposal_lib.tree(_table(0.5), _TREES[shape], kind)
   enumeration = enumerate_lib.Enumeration(rule, proposal, _table(0.0))
   return enumeration.expected_accepted()
 
 
 def test_on_a_chain_they_are_the_rules_for_chains():
-  sampled = DraftLaw.SAMPLED
+  sampled = DraftKind.SAMPLED
   chain = proposal_lib.sampled(_table(0.5), 2)
   kept = lambda rule: enumerate_lib.Enumeration(
     rule, chain, _table(0.0)
@@ -78,9 +78,9 @@ def test_on_a_chain_they_are_the_rules_for_chains():
 
 
 def test_traversal_keeps_at_least_as_much():
-  for law, shape in itertools.product(DraftLaw, _TREES):
-    least = _kept(verify.tree, law, shape) - 1e-12
-    assert _kept(verify.traversal, law, shape) >= least
+  for kind, shape in itertools.product(DraftKind, _TREES):
+    least = _kept(verify.tree, kind, shape) - 1e-12
+    assert _kept(verify.traversal, kind, shape) >= least
 
 
 @pytest.mark.parametrize('rule', [verify.tree, verify.traversal])
@@ -88,7 +88,7 @@ def test_a_token_that_is_there_twice_is_kept_once(rule):
   draft = lambda *tokens: Draft(
     tokens=jnp.asarray(tokens, jnp.int32),
     probs=None,
-    law=DraftLaw.POINT_MASS,
+    kind=DraftKind.POINT_MASS,
     parents=jnp.zeros(len(tokens), jnp.int32),
     depth=1,
   )
@@ -101,24 +101,24 @@ def test_a_token_that_is_there_twice_is_kept_once(rule):
 
 
 @pytest.mark.parametrize(
-  ('rule', 'law'),
+  ('rule', 'kind'),
   [
-    (verify.k_seq, DraftLaw.WITHOUT_REPLACEMENT),
-    (verify.k_seq, DraftLaw.POINT_MASS),
-    (verify.greedy_draft, DraftLaw.SAMPLED),
-    (verify.multi_path_block, DraftLaw.WITHOUT_REPLACEMENT),
+    (verify.k_seq, DraftKind.WITHOUT_REPLACEMENT),
+    (verify.k_seq, DraftKind.POINT_MASS),
+    (verify.greedy_draft, DraftKind.SAMPLED),
+    (verify.multi_path_block, DraftKind.WITHOUT_REPLACEMENT),
   ],
 )
-def test_another_law_is_refused(rule, law):
+def test_another_kind_is_refused(rule, kind):
   draft = Draft(
     tokens=jnp.zeros(2, jnp.int32),
-    probs=None if law is DraftLaw.POINT_MASS else jnp.ones((2, 3)) / 3,
-    law=law,
+    probs=None if kind is DraftKind.POINT_MASS else jnp.ones((2, 3)) / 3,
+    kind=kind,
     parents=jnp.zeros(2, jnp.int32),
     depth=1,
   )
   with pytest.raises(
-    ValueError, match=f'not exact for drafts of law .{law.value}'
+    ValueError, match=f'not exact for drafts of kind .{kind.value}'
   ):
     rule.law(draft, jnp.ones((3, 3)) / 3)
 
@@ -130,7 +130,7 @@ def test_rules_for_chains_refuse_a_tree(rule):
   draft = Draft(
     tokens=jnp.zeros(2, jnp.int32),
     probs=None,
-    law=DraftLaw.POINT_MASS,
+    kind=DraftKind.POINT_MASS,
     parents=jnp.zeros(2, jnp.int32),
     depth=1,
   )
@@ -147,7 +147,7 @@ def test_what_was_cut_does_not_stand_for_the_drawn_child():
   full = Draft(
     tokens=jnp.asarray([0, 1, 2]),
     probs=jnp.stack([jnp.eye(3)[0], left, left]),
-    law=DraftLaw.TOP_AND_SAMPLED,
+    kind=DraftKind.TOP_AND_SAMPLED,
     parents=jnp.asarray([0, 0, 2]),
   )
   batch = dataclasses.replace(
@@ -170,8 +170,8 @@ def test_what_was_cut_does_not_stand_for_the_drawn_child():
 _GAPS = tree.Topology((0, 0, 1, 1, 2, 0, 3))
 
 
-def _with_gaps(rng, law):
-  """Returns a draft of `_GAPS` under a law; some nodes drafted nothing."""
+def _with_gaps(rng, kind):
+  """Returns a draft of `_GAPS` of a kind; some nodes drafted nothing."""
   size, vocab = _GAPS.num_nodes, 5
   tokens = np.full(size, -1, np.int32)
   probs = np.zeros((size, vocab))
@@ -182,19 +182,19 @@ def _with_gaps(rng, law):
     children = _GAPS.children(node)
     for child in children:
       drawn = int(rng.choice(vocab, p=left))
-      is_best = law is DraftLaw.POINT_MASS or (
-        law is DraftLaw.TOP_AND_SAMPLED and child != children[-1]
+      is_best = kind is DraftKind.POINT_MASS or (
+        kind is DraftKind.TOP_AND_SAMPLED and child != children[-1]
       )
       tokens[child - 1] = left.argmax() if is_best else drawn
       one_hot = np.eye(vocab)[tokens[child - 1]]
       probs[child - 1] = one_hot if is_best else left
-      if law is not DraftLaw.SAMPLED:
+      if kind is not DraftKind.SAMPLED:
         left = np.where(one_hot, 0, left)
         left /= left.sum()
   return Draft(
     tokens=jnp.asarray(tokens)[None],
-    probs=None if law is DraftLaw.POINT_MASS else jnp.asarray(probs)[None],
-    law=law,
+    probs=None if kind is DraftKind.POINT_MASS else jnp.asarray(probs)[None],
+    kind=kind,
     parents=jnp.asarray(_GAPS.parents, jnp.int32)[None],
     depth=_GAPS.depth,
     num_children=_GAPS.num_children,
@@ -223,18 +223,18 @@ def _emitted(law_of, draft, target):
 
 
 @pytest.mark.parametrize(
-  ('name', 'law'),
+  ('name', 'kind'),
   [
-    (name, law)
+    (name, kind)
     for name, rule in _RULES.items()
-    for law in DraftLaw
-    if law in rule.draft_laws
+    for kind in DraftKind
+    if kind in rule.draft_kinds
   ],
 )
-def test_a_tree_without_its_gaps_gives_the_same(name, law):
+def test_a_tree_without_its_gaps_gives_the_same(name, kind):
   rng, law_of = np.random.default_rng(0), jax.jit(_RULES[name].law)
   for _ in range(12):
-    draft = _with_gaps(rng, law)
+    draft = _with_gaps(rng, kind)
     target = rng.dirichlet(np.full(5, 0.5), _GAPS.num_nodes + 1)
     order = np.argsort(np.asarray(draft.tokens[0]) < 0, kind='stable')
     moved = np.concatenate([target[:1], target[1:][order]])
@@ -251,7 +251,7 @@ def test_without_its_drawn_child_a_node_keeps_the_likeliest_as_often():
   draft = Draft(
     tokens=jnp.asarray([0, -1]),
     probs=jnp.stack([jnp.eye(3)[0], jnp.zeros(3)]),
-    law=DraftLaw.TOP_AND_SAMPLED,
+    kind=DraftKind.TOP_AND_SAMPLED,
     parents=jnp.zeros(2, jnp.int32),
   )
   law = verify.greedy_draft.law(draft, jnp.tile(jnp.asarray(_TARGET), (3, 1)))
@@ -263,7 +263,7 @@ def test_typical_acceptance_keeps_the_longest_likely_path():
   draft = Draft(
     tokens=jnp.asarray([0, 1, 2, 2], jnp.int32),
     probs=None,
-    law=DraftLaw.POINT_MASS,
+    kind=DraftKind.POINT_MASS,
     parents=jnp.asarray([0, 0, 1, 2], jnp.int32),
     depth=2,
   )

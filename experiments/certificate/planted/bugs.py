@@ -26,7 +26,7 @@ from specsample.drafters import TLI
 from specsample.sampling import Sampling
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +116,9 @@ def _loop(name, groups, mistake, **both) -> Bug:
   )
 
 
-def _tree(name, topology, law, mistake) -> Bug:
+def _tree(name, topology, kind, mistake) -> Bug:
   """Returns a mistake in how the draft of a tree is handed over."""
-  inner = detectors.tree(topology, law)
+  inner = detectors.tree(topology, kind)
   return _bug(
     name,
     functools.partial(detectors.enumerated, verify.tree),
@@ -134,7 +134,7 @@ def _scored_tree(name, model) -> Bug:
     functools.partial(
       detectors.sampled,
       _ONE_PROMPT,
-      drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
+      drafter=detectors.tree(_BINARY, DraftKind.SAMPLED),
       verifier=verify.tree,
     ),
     {'model': model},
@@ -271,7 +271,7 @@ BUGS = (
     'siblings that were drawn pruned to the likeliest',
     policies.TokenProbability(0.4),
     planted_policies.LikeliestDrawn(1),
-    inner=detectors.tree(_SIBLINGS, DraftLaw.SAMPLED),
+    inner=detectors.tree(_SIBLINGS, DraftKind.SAMPLED),
     rule=verify.tree,
   ),
   _loop(
@@ -328,7 +328,7 @@ BUGS = (
     'penalties count nodes that are not on the path',
     _PENALISED,
     loop.penalties_of_all_nodes,
-    drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
+    drafter=detectors.tree(_BINARY, DraftKind.SAMPLED),
     verifier=verify.tree,
   ),
   _bug(
@@ -353,26 +353,26 @@ BUGS = (
   _tree(
     'beam candidates treated as samples',
     _SIBLINGS,
-    DraftLaw.SAMPLED,
+    DraftKind.SAMPLED,
     trees.BeamAsSample,
   ),
   _tree(
     'siblings without replacement verified as independent ones',
     _SIBLINGS,
-    DraftLaw.WITHOUT_REPLACEMENT,
+    DraftKind.WITHOUT_REPLACEMENT,
     trees.SecondAsTheFirst,
   ),
   _tree(
     'sampled siblings reranked by their probability',
     _SIBLINGS,
-    DraftLaw.SAMPLED,
+    DraftKind.SAMPLED,
     trees.LikelierFirst,
   ),
   _bug(
     'one residual for all siblings',
     functools.partial(
       detectors.enumerated,
-      drafter=detectors.tree(_BINARY, DraftLaw.SAMPLED),
+      drafter=detectors.tree(_BINARY, DraftKind.SAMPLED),
     ),
     {'verifier': trees.SameResidual()},
     {'verifier': verify.tree},

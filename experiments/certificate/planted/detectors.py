@@ -26,7 +26,7 @@ from specsample.testing import trained
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
 from specsample.tree import Topology
-from specsample.types import Drafter, DraftLaw, Model, Params, Verifier
+from specsample.types import Drafter, DraftKind, Model, Params, Verifier
 
 PLAIN = Sampling(temperature=1.0)
 MODEL = HashModel(vocab_size=3)
@@ -36,10 +36,10 @@ CHAIN = drafters.Chain(
 )
 
 
-def tree(topology: Topology, law: DraftLaw) -> drafters.Tree:
+def tree(topology: Topology, kind: DraftKind) -> drafters.Tree:
   """Returns a drafter of trees that drafts with the model of `CHAIN`."""
   inner = dataclasses.replace(CHAIN, num_draft_tokens=topology.depth)
-  return drafters.Tree(drafter=inner, topology=topology, law=law)
+  return drafters.Tree(drafter=inner, topology=topology, kind=kind)
 
 
 _TOLERANCE = 1e-12

@@ -11,7 +11,7 @@ from specsample import sampling as sampling_lib
 from specsample import types
 from specsample.sampling import Sampling
 from specsample.testing.hash_model import HashModel
-from specsample.types import Array, DraftLaw, Params, Warp
+from specsample.types import Array, DraftKind, Params, Warp
 
 # Turns the warp that the loop gives into another one.
 Rewarp = Callable[[Warp], Warp]
@@ -140,7 +140,7 @@ class CutsBeforeTheToken(Wrapper):
     draft = types.Draft(
       tokens=jnp.where(keep, draft.tokens, -1),
       probs=jnp.where(keep[..., None], draft.probs, 0),
-      law=DraftLaw.SAMPLED,
+      kind=DraftKind.SAMPLED,
     )
     return draft, state
 
@@ -159,7 +159,7 @@ class DraftsIfLikely(Wrapper):
     nothing = types.Draft(
       tokens=jnp.full_like(draft.tokens, -1),
       probs=jnp.zeros_like(draft.probs),
-      law=DraftLaw.SAMPLED,
+      kind=DraftKind.SAMPLED,
     )
     return _choose(_promised(draft) >= self.least, draft, nothing), state
 
@@ -229,7 +229,7 @@ def _choose(rows, draft, other):
   return types.Draft(
     tokens=jnp.where(rows[:, None], draft.tokens, other.tokens),
     probs=jnp.where(rows[:, None, None], draft.probs, other.probs),
-    law=DraftLaw.SAMPLED,
+    kind=DraftKind.SAMPLED,
   )
 
 
@@ -245,7 +245,7 @@ class UnknownTokens(Wrapper):
   def propose(self, params, draw, warp, tokens, length, state):
     draft, state = super().propose(params, draw, warp, tokens, length, state)
     tokens = jnp.where(draft.tokens == 0, self.unknown_id, draft.tokens)
-    draft = types.Draft(tokens=tokens, probs=None, law=DraftLaw.POINT_MASS)
+    draft = types.Draft(tokens=tokens, probs=None, kind=DraftKind.POINT_MASS)
     return draft, state
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from specsample.policies import policy
 from specsample.policies import TopNodes
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,5 +29,5 @@ class LikeliestDrawn(policy.Filter):
 
   def passes(self, draft, state):
     """See `policy.Policy`."""
-    chosen = dataclasses.replace(draft, probs=None, law=DraftLaw.POINT_MASS)
+    chosen = dataclasses.replace(draft, probs=None, kind=DraftKind.POINT_MASS)
     return TopNodes(self.num_nodes).passes(chosen, state)

@@ -16,7 +16,7 @@ from specsample.verify import rule
 class _Rule(abc.ABC):
   lossless = True
   positional = False
-  draft_laws = rule.CHAIN_LAWS
+  draft_kinds = rule.CHAIN_KINDS
 
   @abc.abstractmethod
   def law(self, draft: Draft, target_probs: Array) -> Law:

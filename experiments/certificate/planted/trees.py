@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from experiments.certificate.planted import drafters
 from specsample import verify
 from specsample.testing.hash_model import HashModel
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 from specsample.verify import rule
 
 
@@ -18,7 +18,7 @@ class SameResidual:
 
   lossless = True
   positional = False
-  draft_laws = verify.tree.draft_laws
+  draft_kinds = verify.tree.draft_kinds
 
   def law(self, draft, target_probs):
     """See `types.Verifier`."""
@@ -74,7 +74,7 @@ class SecondAsTheFirst(_Changed):
     """Gives each sibling the distribution of the first one."""
     first = [self.topology.parents.index(p) for p in self.topology.parents]
     probs = draft.probs[:, jnp.asarray(first)]
-    return dataclasses.replace(draft, probs=probs, law=DraftLaw.SAMPLED)
+    return dataclasses.replace(draft, probs=probs, kind=DraftKind.SAMPLED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import pytest
 from experiments.command import journal as journal_lib
 from experiments.evaluation import round_parts
 from experiments.timing import round_times
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ def test_repeats_are_spread_over_the_batches(repeats, visits, batches, shares):
 
 def test_times_are_means_over_the_visits(tmp_path):
   journal = journal_lib.Journal(tmp_path, {})
-  add = lambda name, i, ms, law: journal.add(
+  add = lambda name, i, ms, kind: journal.add(
     (round_parts.KIND, name, i),
-    {'draft_ms': ms, 'overhead_ms': 1.0, 'law': law},
+    {'draft_ms': ms, 'overhead_ms': 1.0, 'law': kind},
   )
   for i, ms in enumerate((1.0, 2.0, 6.0)):
     add('mtp', i, ms, 'sampled')
@@ -67,7 +67,7 @@ def test_whole_rounds_are_as_wide_as_they_were():
   turn |= {'drafted': 0.044, 'drafted width': 2, 'rounds': 0.04, 'done': 4}
   turn |= {('passes', 0): 0.02, ('passes', 4): 0.04}
   found = round_times.medians(
-    [turn] * 3, 4, (0, 4), (0, 0, 4, 0), law=DraftLaw.POINT_MASS
+    [turn] * 3, 4, (0, 4), (0, 0, 4, 0), kind=DraftKind.POINT_MASS
   )
   assert found.verify_ms == pytest.approx(10)
   assert found.verify_ms_by_width == pytest.approx({'0': 5, '4': 10})
@@ -78,7 +78,7 @@ def test_whole_rounds_are_as_wide_as_they_were():
   assert found.overhead_ms == pytest.approx(rest + 0.375)
   expected = {'0': rest - 0.125, '4': rest + 0.375}
   assert found.overhead_ms_by_width == pytest.approx(expected)
-  always = round_times.medians([turn], 4, (4,), (4,), law=DraftLaw.SAMPLED)
+  always = round_times.medians([turn], 4, (4,), (4,), kind=DraftKind.SAMPLED)
   assert always.overhead_ms == pytest.approx(10 - 1 - 10)
   assert always.verify_ms_by_width == always.overhead_ms_by_width == {}
 

@@ -10,7 +10,7 @@ from experiments import methods
 import specsample
 from specsample import testing
 from specsample import tree
-from specsample.types import DraftLaw
+from specsample.types import DraftKind
 
 _NEW_TOKENS = 24
 _PROMPT = 'The rain in Spain'
@@ -31,11 +31,11 @@ def test_a_drafter_is_loaded_as_deep_as_its_tree():
     return specsample.LoadedDrafter(_heads(num_draft_tokens), 'weights', {})
 
   method = methods.Method(_heads(4), load=load)
-  found = methods.tree(method, tree.k_ary((2, 2)), law='without_replacement')
+  found = methods.tree(method, tree.k_ary((2, 2)), kind='without_replacement')
   assert found.drafter == specsample.drafters.Tree(
     drafter=_heads(2),
     topology=tree.k_ary((2, 2)),
-    law=DraftLaw.WITHOUT_REPLACEMENT,
+    kind=DraftKind.WITHOUT_REPLACEMENT,
   )
   assert found.verify is specsample.verify.tree
   assert (found.params, loads) == ('weights', [2])
@@ -48,7 +48,7 @@ def test_a_drafter_is_loaded_as_deep_as_its_tree():
 
 
 @pytest.mark.parametrize(
-  ('law', 'verify', 'message'),
+  ('kind', 'verify', 'message'),
   [
     (
       'drawn',
@@ -62,9 +62,9 @@ def test_a_drafter_is_loaded_as_deep_as_its_tree():
     ),
   ],
 )
-def test_a_law_that_the_rule_does_not_take_is_refused(law, verify, message):
+def test_a_kind_that_the_rule_does_not_take_is_refused(kind, verify, message):
   with pytest.raises(ValueError, match=message):
-    methods.tree(methods.Method(_heads(2)), tree.k_ary((2, 2)), law, verify)
+    methods.tree(methods.Method(_heads(2)), tree.k_ary((2, 2)), kind, verify)
 
 
 def test_a_prompt_is_decoded_with_a_tree(
@@ -96,7 +96,7 @@ def test_a_prompt_is_decoded_with_a_tree(
   )
   assert [x.code for x in (deep, sized, wrong)] == [2, 2, 2]
   assert outcome.code == 0, outcome.err
-  assert "law is 'point_mass', and verify.k_seq is exact for" in wrong.err
+  assert "kind is 'point_mass', and verify.k_seq is exact for" in wrong.err
   message = 'num_draft_tokens is 4, but .* has heads for only 2: give a smaller'
   assert re.search(message, deep.err)
   assert 'num_draft_tokens is 3, and the draft is a tree of 9 nodes' in (

@@ -191,10 +191,10 @@ def test_a_table_names_its_rules_and_those_that_are_not_exact():
   lossy = _row(
     method='heads', verifier='typical', lossless=False, temperature=1.0
   )
-  warned, laws = report.rule_lines([drawn, lossy])
+  warned, kinds = report.rule_lines([drawn, lossy])
   assert 'heads: verify.typical is lossy' in warned
   rules = 'ngram chain (point_mass), heads typical (point_mass)'
-  assert laws.plain.endswith(rules)
+  assert kinds.plain.endswith(rules)
 
 
 def test_a_generation_without_a_token_has_no_time_a_token():

@@ -12,7 +12,7 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample.loop import step
-from specsample.types import Draft, DraftLaw
+from specsample.types import Draft, DraftKind
 from specsample.verify import chain
 
 _MODEL = testing.tiny_llama(vocab_size=37)
@@ -74,7 +74,7 @@ def test_a_draft_of_a_width_is_read_in_a_pass_over_it(drafter):
   draft = Draft(
     tokens=np.full((2, 4), -1, np.int32),
     probs=None,
-    law=DraftLaw.POINT_MASS,
+    kind=DraftKind.POINT_MASS,
     parents=None if topology is None else np.asarray([topology.parents] * 2),
   )
   for width in range(5):

@@ -22,7 +22,7 @@ from specsample import sharding
 from specsample import tree
 from specsample import verify
 from specsample.loop import step
-from specsample.types import Draft, DraftLaw, Signals
+from specsample.types import Draft, DraftKind, Signals
 
 _K = 3
 _PROMPTS = ('One.', 'And another one?', 'x', 'The rain in Spain', 'Why?')
@@ -48,7 +48,7 @@ class _Runs:
       'ngram': drafters.Ngram(num_draft_tokens=_K),
       'none': drafters.NoDraft(),
       'tree': drafters.Tree(
-        drafter=shallow, topology=_TREE, law=DraftLaw.WITHOUT_REPLACEMENT
+        drafter=shallow, topology=_TREE, kind=DraftKind.WITHOUT_REPLACEMENT
       ),
     }[name]
     params = None
@@ -292,7 +292,7 @@ def test_nothing_is_emitted_behind_an_end():
     draft=Draft(
       tokens=jnp.zeros((2, 1, 3), jnp.int32),
       probs=None,
-      law=DraftLaw.POINT_MASS,
+      kind=DraftKind.POINT_MASS,
     ),
     target_probs=sure(4),
     is_end=jnp.asarray([[[False, True, False]], [[False] * 3]]),
@@ -399,7 +399,7 @@ def test_a_draft_that_the_drafter_ran_for_is_counted(policy, drafted, asked):
     draft=Draft(
       tokens=jnp.zeros((1, 2, 3), jnp.int32),
       probs=sure(3),
-      law=DraftLaw.SAMPLED,
+      kind=DraftKind.SAMPLED,
       signals=Signals(
         log_prob=log_prob,
         max_log_prob=log_prob,
