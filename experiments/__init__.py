@@ -10,5 +10,5 @@ def __getattr__(name):
     raise AttributeError(f'experiments has no {name!r}')
   folder, _, module = now.rpartition('.')
   raise ImportError(
-    f'experiments.{name} is {now} now: write "from {folder} import {module}"'
+    f'experiments.{name} is now {now}: write "from {folder} import {module}"'
   )

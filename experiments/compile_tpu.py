@@ -30,8 +30,8 @@ flags.adopt_module_key_flags(config)
 _TOPOLOGY = flags.DEFINE_multi_string(
   'topology',
   None,
-  "A chip and how many there are along each axis, 'v5e:4x4'; repeatable. "
-  'Default: those of the configuration.',
+  "A chip and how many there are along each axis, such as 'v5e:4x4'; "
+  'repeatable. Default: the topologies in the configuration.',
 )
 _OUT = run_flags.out('compile.json')
 _DUMP_HLO = flags.DEFINE_string(

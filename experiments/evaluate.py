@@ -51,26 +51,26 @@ _PROMPTS = flags.DEFINE_string(
   'prompts',
   None,
   "Prompts in place of the configuration's: Spec-Bench's jsonl (first turns), "
-  'JSON lines with a prompt field, or plain text with a prompt a line. Without '
-  'a task in the configuration by default experiments/data/prompts.jsonl.',
+  'JSON lines with a prompt field, or plain text with a one prompt per line. '
+  'Default, if the configuration has no task: experiments/data/prompts.jsonl.',
 )
 _LIMIT = run_flags.limit()
 _NUM_SEEDS = flags.DEFINE_integer(
   'num_seeds',
   None,
-  'Decodes each prompt so often where it samples, with a seed each.',
+  'How often to decode each prompt if it samples, each time with its own seed.',
   lower_bound=1,
 )
 _ALLOW_CODE_EXECUTION = flags.DEFINE_bool(
   'allow_code_execution',
   False,
-  'Runs the code that was decoded, in a sandbox, where a score needs it.',
+  'Runs the decoded code in a sandbox if a score needs it.',
 )
 _RECORD = flags.DEFINE_bool(
   'record',
   False,
-  'Decodes all once more behind what is timed, and keeps what each round was '
-  'decided over in OUT/traces/.',
+  'Decodes everything once more after the timed runs, and writes what each '
+  'round was decided from to OUT/traces/.',
 )
 _PROFILE_DIR = flags.DEFINE_string(
   'profile_dir',
@@ -211,4 +211,4 @@ def _journal(folder, header):
 
 
 if __name__ == '__main__':
-  cli.run(main, 'interrupted: the same command goes on from here')
+  cli.run(main, 'interrupted: run the same command again to continue')

@@ -36,14 +36,14 @@ flags.DEFINE_bool('chat', False, 'Answer the prompt in a chat.')
 flags.DEFINE_bool(
   'interactive',
   False,
-  'Chat: read a turn per line from standard input until it ends (Ctrl-D). '
+  'Chat: read one turn per line from standard input until it ends (Ctrl-D). '
   '--prompt, if given, is the first turn.',
 )
 flags.DEFINE_list(
   'drafter',
   'auto',
-  f'What drafts: {", ".join(DRAFTERS)}. Several, between commas, answer one '
-  'after the other.',
+  f'The drafter: {", ".join(DRAFTERS)}. Several, separated by commas, answer '
+  'one after the other.',
 )
 flags.DEFINE_integer(
   'num_draft_tokens',
@@ -66,7 +66,7 @@ flags.DEFINE_float(
 flags.DEFINE_integer(
   'top_k',
   None,
-  'Sample from so many of the most likely tokens, 0 for all; default as '
+  'Sample from this many of the most likely tokens, 0 for all; default as '
   'configured.',
 )
 flags.DEFINE_float(
@@ -78,17 +78,17 @@ flags.DEFINE_float(
 flags.DEFINE_integer(
   'max_new_tokens',
   128,
-  'At most so many tokens; in a chat, per answer.',
+  'The most tokens to generate; in a chat, per answer.',
   lower_bound=1,
 )
 flags.DEFINE_integer(
   'max_length',
   1024,
-  'With --interactive: room for so many tokens in all turns together, or as '
-  'many as the model takes.',
+  'With --interactive: room for this many tokens in all turns together, or '
+  'for as many as the model takes.',
   lower_bound=1,
 )
-flags.DEFINE_integer('seed', 0, 'Fixes the tokens that are drawn.')
+flags.DEFINE_integer('seed', 0, 'Determines which tokens are drawn.')
 flags.DEFINE_bool(
   'show', False, 'Colour each token by its origin (brackets without colours).'
 )
@@ -103,7 +103,7 @@ flags.register_validator(
 flags.register_validator(
   'out',
   lambda out: not (out and flags.FLAGS['interactive'].value),
-  'a chat leaves no file: give --out or --interactive, not both',
+  'a chat writes no file: give --out or --interactive, not both',
 )
 flags.register_validator(
   'drafter',

@@ -17,7 +17,7 @@ from experiments.command import cli
 from experiments.inspection import inspection
 
 _TARGET = flags.DEFINE_string(
-  'target', None, 'Of a drafter: the model whose sizes it is checked against.'
+  'target', None, 'For a drafter: the model to check its sizes against.'
 )
 
 _HAS_PROBLEMS = 1

@@ -102,7 +102,7 @@ def _make_data() -> None:
     if _PROMPTS.value is not None and _ANSWERS.value is not None:
       raise ValueError(
         '--prompts and --answers are both given: make the data in two folders, '
-        'train takes several'
+        'because train takes several'
       )
     out = files.at(_OUT.value)
     forced = _ANSWERS.value is not None
@@ -161,9 +161,9 @@ def _throughput(
   ).values()
   fastest = 1e3 * size / ms
   return (
-    f'{tokens:,.0f} answer tokens per second; {rows:,.0f} rows per second with '
-    f'those of prompts, {rows / fastest:.0%} of the {fastest:,.0f} of a pass '
-    f'over {size} rows without a cache'
+    f'{tokens:,.0f} answer tokens per second; {rows:,.0f} rows per second '
+    f'including the prompts, which is {rows / fastest:.0%} of the '
+    f'{fastest:,.0f} of a pass over {size} rows without a cache'
   )
 
 
@@ -215,7 +215,7 @@ def _fill(
       if not found and not only_given:
         cli.fail(
           f'no dialogue of shard {number} passed the filters ({how}): see what '
-          'the model writes, by python -m experiments.generate --chat'
+          'the model writes with python -m experiments.generate --chat'
         )
       with cli.bad_input():
         if keep_hidden and found:
@@ -226,13 +226,15 @@ def _fill(
   if ends:
     _say('; '.join(f'{n:,} {how}' for how, n in sorted(ends.items())))
   if not filling.num_tokens:
-    cli.fail('no conversation of the file passed the filters')
+    cli.fail(
+      'no conversation in the file passed the filters: give another file'
+    )
   print(
     f'{filling.num_tokens:,} tokens of answers in {filling.number} shards: '
     f'{_OUT.value}'
   )
   if filling.num_tokens < wanted:
-    print('the file is used up: add conversations at its end for more tokens')
+    print('the file is used up: append conversations to it for more tokens')
   elif filling.left:
     print(f'{filling.left:,} conversations are left: raise --tokens')
   return (num_tokens / seconds, num_rows / seconds) if num_rows else None
@@ -256,7 +258,7 @@ def _excluded() -> list[str]:
   file = conversations_lib.read(config.find(_EXCLUDE.value))
   if file.lost:
     raise ValueError(
-      f'{file.lost}: correct it, or the test set is not kept out'
+      f'{file.lost}: correct it, so that the whole test set is kept out'
     )
   return [turn for x in file.conversations for turn in x.turns]
 
@@ -279,4 +281,4 @@ def _digest(texts: Sequence[str]) -> str | None:
 
 
 if __name__ == '__main__':
-  cli.run(main, 'interrupted: the same command goes on from here')
+  cli.run(main, 'interrupted: run the same command again to continue')

@@ -28,7 +28,7 @@ _DATA = flags.DEFINE_multi_string(
 _OUT = flags.DEFINE_string(
   'out',
   None,
-  'Folder of the store, not there yet; here or in a bucket (gs://).',
+  'Folder of the store, which must not exist yet; here or in a bucket (gs://).',
   required=True,
 )
 _TOKENS = flags.DEFINE_integer(

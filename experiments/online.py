@@ -32,7 +32,7 @@ _OUT = run_flags.out('the run')
 _PROMPTS = flags.DEFINE_string(
   'prompts',
   None,
-  'Prompts of one domain: a file as evaluate takes.',
+  'Prompts of one domain, in a file of the same formats as for evaluate.',
   required=True,
 )
 _LIMIT = run_flags.limit()
@@ -71,4 +71,4 @@ def _serve() -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main, 'interrupted: the same command goes on from here')
+  cli.run(main, 'interrupted: run the same command again to continue')

@@ -27,7 +27,7 @@ _OUT = run_flags.out()
 _COMPILED = flags.DEFINE_multi_string(
   'compiled',
   [],
-  'A folder with a compile.json of `compile_tpu`; repeat it.',
+  'A folder with a compile.json of `compile_tpu`; repeatable.',
 )
 
 

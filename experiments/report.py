@@ -21,13 +21,13 @@ _RESULTS = flags.DEFINE_string(
   'results', 'results', 'The folder of the results, or one above it.'
 )
 _OUT = flags.DEFINE_string(
-  'out', None, 'The page; default report.html in the folder of the results.'
+  'out', None, 'The page; default report.html in the results folder.'
 )
 _TITLE = flags.DEFINE_string('title', 'Results', 'The title of the page.')
 _PROMPTS = flags.DEFINE_integer(
   'prompts',
   2,
-  'How many texts of each category are shown token by token.',
+  'How many texts of each category to show token by token.',
   lower_bound=0,
 )
 

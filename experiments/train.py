@@ -52,7 +52,7 @@ _OUT = run_flags.out('the run')
 _TENSORBOARD = flags.DEFINE_bool(
   'tensorboard',
   False,
-  'Writes the metrics to OUT/tensorboard too, for TensorBoard to show.',
+  'Also writes the metrics to OUT/tensorboard, for TensorBoard.',
 )
 
 
@@ -121,7 +121,7 @@ def _train() -> None:
       params = trainer.run()
     except trainer_lib.LossError as error:
       cli.fail(
-        f'{error}: stopped; of the checkpoints in {out / "checkpoints"} '
+        f'{error}: stopped; of the checkpoints in {out / "checkpoints"}, '
         f'{checkpoints.last(trainer.plan())}. Lower Training.learning_rate, '
         'and give another --out',
         1,
@@ -151,9 +151,8 @@ def _data(training, folders, records, first):
   if _plan(training, grown, records).decay_start > records.taken:
     return grown, True
   print(
-    'The data have grown, and no step at the full learning rate is left to '
-    'learn from what is new: raise Training.epochs or Training.answer_tokens '
-    'for that',
+    'The data have grown, but no step at the full learning rate is left to '
+    'learn from the new part: raise Training.epochs or Training.answer_tokens',
     file=sys.stderr,
   )
   return data, False
@@ -204,4 +203,4 @@ def _read_vectors(training, data, records):
 
 
 if __name__ == '__main__':
-  cli.run(main, 'interrupted: the same command goes on from here')
+  cli.run(main, 'interrupted: run the same command again to continue')

@@ -64,4 +64,4 @@ def _compare() -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main, 'interrupted: the same command goes on from here')
+  cli.run(main, 'interrupted: run the same command again to continue')

@@ -51,7 +51,8 @@ def main() -> None:
   different = [row.way for row in rows if row.equals_target is False]
   if different:
     cli.fail(
-      f'{", ".join(different)}: not the tokens of the target', code=_DIFFERS
+      f'{", ".join(different)}: the output differs from the target',
+      code=_DIFFERS,
     )
 
 

@@ -56,8 +56,8 @@ class Comparison:
       map(checks.is_count, self.max_new_tokens)
     ):
       raise ValueError(
-        f'Comparison.max_new_tokens is {self.max_new_tokens}: give at least '
-        'one, each at least 1'
+        f'Comparison.max_new_tokens is {self.max_new_tokens}: give at '
+        'least one number, each at least 1'
       )
 
   @property

@@ -177,14 +177,14 @@ def _agreement(row: Row) -> rich.text.Text:
   elif not row.audited:
     where = 'above temperature 0' if row.temperature else 'by a lossy rule'
     text, style = (
-      f'{row.different} outputs part; {where} a rounding is enough for that',
+      f'{row.different} outputs differ; {where} a rounding is enough for that',
       'yellow',
     )
   elif errors:
-    text, style = f'{errors} outputs DIFFER and are no float ties', 'bold red'
+    text, style = f'{errors} outputs DIFFER, and not at float ties', 'bold red'
   else:
     text, style = (
-      f'{row.ties} outputs part at a float tie, the others are the same both '
+      f'{row.ties} outputs differ at a float tie, the others are the same both '
       'ways',
       'yellow',
     )

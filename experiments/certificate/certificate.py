@@ -68,10 +68,11 @@ class Plan:
       raise ValueError(f'sections are {self.sections}: name some of {SECTIONS}')
     if self.num_rows < 4096:
       raise ValueError(
-        f'num_rows is {self.num_rows}: less than 4096 detects next to nothing'
+        f'num_rows is {self.num_rows}, which detects almost nothing: give at '
+        'least 4096'
       )
     if self.num_keys < 1:
-      raise ValueError(f'num_keys is {self.num_keys}: compare at least one')
+      raise ValueError(f'num_keys is {self.num_keys}: compare at least 1')
 
 
 def steps(plan: Plan) -> Steps:

@@ -71,7 +71,8 @@ def _all(
   curves = figures_lib.curves(overall)
   if curves:
     yield (
-      'Against the number of drafts K, as Figure 1 of Chen et al., 2302.01318',
+      'Against the number of draft tokens K, as in Figure 1 of Chen et al., '
+      '2302.01318',
       functools.partial(figures_lib.against_num_drafts, curves),
     )
 

@@ -194,7 +194,7 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
     'Milliseconds per round',
   )
   for axes, title in zip(all_axes, titles, strict=True):
-    axes.set(title=title, xlabel='drafts a round, K')
+    axes.set(title=title, xlabel='draft tokens per round, K')
     # Without a point there is no largest value.
     if math.isfinite(axes.dataLim.ymax):
       axes.set_ylim(0, 1.08 * axes.dataLim.ymax)

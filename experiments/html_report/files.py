@@ -52,14 +52,15 @@ def find(root: str, prompts: int) -> list[Run]:
   top = pathlib.Path(root)
   if not top.is_dir():
     raise ValueError(
-      f'--results={root} is no folder: give that of --out, or one above it'
+      f'--results={root} is not a folder: give the folder of --out, or one '
+      'above it'
     )
   paths = sorted(
     path for name in (EVALUATION, *_OTHERS) for path in top.rglob(name)
   )
   if not paths:
     raise ValueError(
-      f'--results={root} holds no {EVALUATION}, nor another file of results: '
+      f'--results={root} has neither {EVALUATION} nor another result file: '
       'run experiments.evaluate first'
     )
   return [_run(top, path, prompts) for path in paths]

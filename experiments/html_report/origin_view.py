@@ -15,8 +15,8 @@ _NAMES = {
   specsample.Origin.PROMPT: 'prompt',
   specsample.Origin.ACCEPTED: 'accepted draft',
   specsample.Origin.CORRECTION: 'correction by the target',
-  specsample.Origin.BONUS: 'bonus of the target',
-  specsample.Origin.PLAIN: 'plain, nothing was drafted',
+  specsample.Origin.BONUS: 'bonus token of the target',
+  specsample.Origin.PLAIN: 'plain: nothing was drafted',
 }
 # Stands for a token without text of its own: the start of a multi-byte
 # character, whose text belongs to the last of its tokens.
@@ -74,7 +74,7 @@ def legend() -> str:
     for origin, name in _NAMES.items()
     if origin is not specsample.Origin.PROMPT
   )
-  return f'<div>{marks}; a bar begins a round</div>'
+  return f'<div>{marks}; a bar marks the start of a round</div>'
 
 
 def tokens(
@@ -93,7 +93,7 @@ def tokens(
   if not len(texts) == len(origins) == len(rounds):
     raise ValueError(
       f'{len(texts)} texts, {len(origins)} origins and {len(rounds)} rounds: '
-      'give one of each for every token'
+      'give one text, origin and round for every token'
     )
   shown = []
   before = None

@@ -52,7 +52,7 @@ def published(
   problems += headers_lib.unsupported(headers.tensors, supported)
   return report.Report(
     path=str(headers.folder),
-    what=f'a drafter, {layout.name} as published',
+    what=f'a drafter, in the layout of {layout.name}',
     facts=(
       *headers_lib.facts(headers.tensors),
       *facts,

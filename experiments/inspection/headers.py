@@ -103,9 +103,9 @@ def unsupported(
       by_kind.setdefault(tensor.kind, []).append(name)
   return [
     report.Problem(
-      f'{report.count(len(names), "tensor")} stored as {kind}, '
-      f'supported are {", ".join(supported)}: load a version that is not '
-      'quantised',
+      f'{report.count(len(names), "tensor")} stored as {kind}, but the '
+      f'supported types are {", ".join(supported)}: load a version that is '
+      'not quantised',
       tuple(sorted(names)),
     )
     for kind, names in by_kind.items()
@@ -152,6 +152,6 @@ def _without_weights(folder):
     if path.suffix in huggingface.PICKLE_SUFFIXES
   )
   if others:
-    text = 'no file of weights that is known, only what may be pickles'
+    text = 'no weight file of a known kind, only files that may be pickles'
     return [report.Problem(text, others)]
-  return [report.Problem('no file of weights: download them')]
+  return [report.Problem('no weight files: download them')]

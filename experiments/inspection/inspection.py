@@ -44,7 +44,7 @@ def inspect(name_or_path: str, target: str | None = None) -> report.Report:
       return models.of_gguf(path)
     if path.suffix not in _WEIGHTS:
       raise ValueError(
-        f'{path} is no file of weights: give a .gguf file, or the folder that '
+        f'{path} is not a weight file: give a .gguf file, or the folder that '
         'holds config.json and the weights'
       )
     return _of_file(path, model)
@@ -62,10 +62,10 @@ def _of_folder(folder, target):
   if not headers.names and not has_config:
     others = [x.name for x in folder.iterdir() if x.suffix in _WEIGHTS]
     raise ValueError(
-      f'{folder} holds no checkpoint'
-      + (f', but {", ".join(sorted(others))}' if others else '')
+      f'{folder} has no checkpoint'
+      + (f', but it has {", ".join(sorted(others))}' if others else '')
       + ': give a folder with config.json and weights, one that this library '
-      'saved, or a .gguf file by its own name'
+      'saved, or the name of a .gguf file itself'
     )
   try:
     layout = layouts.find(headers.source)
@@ -79,8 +79,8 @@ def _of_folder(folder, target):
   return _of_no_layout(
     headers,
     report.Problem(
-      'no config.json, as a model has, and no layout of a drafter that is '
-      f'known: those of {", ".join(x.name for x in layouts.ALL)} are'
+      'no config.json, which a model has, and no known layout of a drafter: '
+      f'the known layouts are {", ".join(x.name for x in layouts.ALL)}'
     ),
   )
 
@@ -88,7 +88,7 @@ def _of_folder(folder, target):
 def _of_no_layout(headers, problem):
   return report.Report(
     path=str(headers.folder),
-    what='weights of no layout that is known',
+    what='weights in an unknown layout',
     facts=tuple(headers_lib.facts(headers.tensors)),
     problems=(*headers.problems, problem),
   )
@@ -103,8 +103,8 @@ def _of_file(path, target):
   if path.name in (*names, drafter.NAME):
     return _of_folder(path.parent, target)
   problem = report.Problem(
-    'no model and no drafter is in a file of that name: rename it, or convert '
-    'it'
+    'a file of this name holds neither a model nor a drafter: rename it, or '
+    'convert it'
   )
   try:
     facts = headers_lib.facts(headers_lib.of(path))
@@ -134,7 +134,7 @@ def _find(name: str) -> epath.Path:
   if path is not None:
     return path
   if not load.is_hub_id(name):
-    raise ValueError(f'{name!r} is no file and no folder: check the path')
+    raise ValueError(f'{name!r} is neither a file nor a folder: check the path')
   # Imported here because it takes as long as the rest of the library.
   import huggingface_hub  # noqa: PLC0415
   from huggingface_hub import errors  # noqa: PLC0415
@@ -145,7 +145,7 @@ def _find(name: str) -> epath.Path:
     )
   except (errors.HfHubHTTPError, OSError, ValueError) as error:
     raise ValueError(
-      f'{name!r} is no path, and was not downloaded from the hub to '
+      f'{name!r} is not a path, and was not downloaded from the hub to '
       f'{os.environ.get("HF_HOME", "its usual cache")}: check the path, or '
       f'run `hf download {name}` first'
     ) from error

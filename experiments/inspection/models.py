@@ -79,7 +79,7 @@ def _of_modules(stored, config, model, facts: Facts):
   prefixes = huggingface.mtp_prefixes(model.num_layers, count)
   if not prefixes:
     return []
-  text = f'{count} for multi-token prediction, behind the layers'
+  text = f'{count} for multi-token prediction, after the layers'
   facts.append(('modules', text))
   if not any(name.startswith(prefixes) for name in stored.shapes):
     facts[-1] = ('modules', f'{text}: none is stored')
@@ -168,7 +168,7 @@ def model_at(path: epath.Path) -> transformer.Transformer:
     config = headers_lib.read(path).config
     return huggingface.family_of(config).model(config, 'bfloat16')
   raise ValueError(
-    f'{path} is no model: give a folder with config.json, a folder that '
+    f'{path} is not a model: give a folder with config.json, a folder that '
     'models.checkpoint.save wrote, or a .gguf file'
   )
 
@@ -222,7 +222,7 @@ def of_layers(model: transformer.Transformer) -> Facts:
     shared = f', {experts.shared_dim:,} shared' if experts.shared_dim else ''
     text = (
       f'{experts.num_experts} of {experts.mlp_dim:,}{shared}, '
-      f'{experts.num_per_token} a token, in '
+      f'{experts.num_per_token} per token, in '
       f'{model.num_layers - len(experts.dense_layers)} layers'
     )
     facts.append(('experts', text))

@@ -68,7 +68,7 @@ def contrary(method: methods.Method) -> methods.Method:
   """
   if not isinstance(method.drafter, drafters.DraftModel):
     raise ValueError(
-      f'contrary is of a draft model, and the drafter is '
+      f'contrary is for a draft model, but the drafter is '
       f'{type(method.drafter).__name__}: give the method of a DraftModel'
     )
 

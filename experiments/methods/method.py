@@ -84,7 +84,7 @@ def auto(target: specsample.Loaded, batch_size: int = 1) -> Method:
 
 def _chosen_length(num_draft_tokens):
   raise ValueError(
-    f'num_draft_tokens is {num_draft_tokens}, and auto chooses it: leave it '
+    f'num_draft_tokens is {num_draft_tokens}, but auto chooses it: leave it '
     'out, or name a drafter'
   )
 
@@ -152,8 +152,8 @@ def tree(
   taken = sorted(known.value for known in verify.draft_kinds)
   if kind not in taken:
     raise ValueError(
-      f'kind is {kind!r}, and verify.{file_name(verify)} is exact for {taken}: '
-      'choose one of those, or another verifier'
+      f'kind is {kind!r}, but verify.{file_name(verify)} is exact for {taken}: '
+      'choose one of these kinds, or another verifier'
     )
   method = _branching(method, topology.depth)
   drafter = specsample.drafters.Tree(
@@ -192,7 +192,7 @@ def _branching(method, depth):
   drafter = method.drafter
   if not hasattr(drafter, 'grow'):
     raise ValueError(
-      f'{type(drafter).__name__} cannot go on from several drafts at once, as '
+      f'{type(drafter).__name__} cannot continue several drafts at once, which '
       'a tree needs: choose Medusa, Hydra, an EAGLE, MTP or a draft model'
     )
   return with_num_draft_tokens(method, depth)
@@ -201,8 +201,8 @@ def _branching(method, depth):
 def _of_tree(drafter, method, verify):
   def load(num_draft_tokens):
     raise ValueError(
-      f'num_draft_tokens is {num_draft_tokens}, and the draft is a tree of '
-      f'{drafter.num_draft_tokens} nodes: bind its topology, or size, instead'
+      f'num_draft_tokens is {num_draft_tokens}, but the draft is a tree of '
+      f'{drafter.num_draft_tokens} nodes: bind its topology or size instead'
     )
 
   return Method(drafter, verify, method.params, load)

@@ -106,8 +106,8 @@ def _either(remembered, trained, policies, target, batch_size):
 
 def _of_two(num_draft_tokens):
   raise ValueError(
-    f'num_draft_tokens is {num_draft_tokens}, and of Either both drafters have '
-    'their own: bind those of Suffix and of the trained one'
+    f'num_draft_tokens is {num_draft_tokens}, but both drafters of Either have '
+    'their own: bind those of Suffix and of the trained drafter'
   )
 
 

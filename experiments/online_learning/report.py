@@ -162,8 +162,8 @@ def show(out: pathlib.PurePath, found: Found) -> None:
   updates = sum(len(record['updates']) for record in learning)
   undone = sum(record['undone'] for record in learning)
   shown.print(
-    f'acceptance: drafts kept of those proposed. {updates} updates, {undone} '
-    'came to no number and were undone'
+    'acceptance: the share of draft tokens that were kept. '
+    f'{updates} updates, {undone} gave NaN or infinity and were undone'
   )
   # The first batches of a process are left out: they spent most of their time
   # compiling.
@@ -176,9 +176,9 @@ def show(out: pathlib.PurePath, found: Found) -> None:
     without, learning_seconds = map(sum, zip(*timed, strict=True))
     shown.print(
       f'{len(timed)} batches that compiled nothing: {without:.0f} s without '
-      f'updates, {learning_seconds:.0f} s with'
+      f'updates, {learning_seconds:.0f} s with updates'
     )
-  same = 'the same tokens' if found.outputs_equal else 'other tokens'
+  same = 'the same tokens' if found.outputs_equal else 'different tokens'
   shown.print(f'with updates and without: {same}')
   names = figures.written('online.json', 'drafter', 'online.png')
   print(f'\n{names} are in {out}')
@@ -213,9 +213,9 @@ def _figure(found):
     rounds.plot(
       middle, [w.tokens_per_round[arm] for w in found.windows], **line
     )
-  acceptance.set_title('Acceptance: drafts kept of those proposed')
+  acceptance.set_title('Acceptance: the share of draft tokens kept')
   acceptance.set_ylim(bottom=0)
-  rounds.set_title('Tokens a round')
+  rounds.set_title('Tokens per round')
   rounds.set_ylim(bottom=1)
   for axes in (acceptance, rounds):
     figures.style(axes)

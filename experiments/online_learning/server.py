@@ -63,7 +63,7 @@ class Serving:
     if not isinstance(self.method.drafter, drafters.DraftModel):
       raise ValueError(
         f'Serving.method drafts with {type(self.method.drafter).__name__}: '
-        'a DraftModel alone learns online'
+        'give a DraftModel, which alone can learn online'
       )
     for name in ('batch_size', 'max_new_tokens', 'windows'):
       if not checks.is_count(getattr(self, name)):
@@ -122,8 +122,8 @@ class Serving:
       room = self.target.model.max_length
       if not tokens or len(tokens) >= room:
         raise ValueError(
-          f'{path}, line {prompts[i].line}: a prompt of {len(tokens)} tokens, '
-          f'and the model takes 1 to {room - 1}: correct it'
+          f'{path}, line {prompts[i].line}: the prompt has {len(tokens)} '
+          f'tokens, but the model takes 1 to {room - 1}: correct it'
         )
       rows.append(tokens)
     # One width for all, so that decoding is compiled once.
@@ -136,8 +136,8 @@ class Serving:
     ]
     if len(batches) < self.windows:
       raise ValueError(
-        f'{path} holds {len(rows)} prompts, {len(batches)} batches of {size}, '
-        f'and Serving.windows is {self.windows}: give more prompts, smaller '
+        f'{path} has {len(rows)} prompts, {len(batches)} batches of {size}, '
+        f'but Serving.windows is {self.windows}: give more prompts, smaller '
         'batches or fewer windows'
       )
     return batches

@@ -85,8 +85,8 @@ class Table:
     by_size = {(*setting(one), one.num_draft_tokens): one for one in compiled}
     if len(by_size) < len(compiled):
       raise ValueError(
-        '--compiled has two programs of one model, topology, batch and K: name '
-        'one of the folders'
+        '--compiled has two programs with the same model, topology, batch and '
+        'K: name only one of the folders'
       )
     found = [
       self._row(by_size[*of, 0], speculative, benchmark, printed)
@@ -99,7 +99,7 @@ class Table:
       models = len({one.model for one in compiled})
       sizes = sorted({tuple(size) for _, *size in by_size})
       raise ValueError(
-        f'--compiled has (topology, batch, K) {sizes} of {models} models: '
+        f'--compiled has (topology, batch, K) {sizes} for {models} models: '
         'compile a model for one topology and batch with '
         f'K = {self.num_draft_tokens} and with NoDraft, K = 0'
       )
@@ -167,7 +167,7 @@ def _load(folder: str) -> list[dict[str, Any]]:
   except ValueError as error:
     raise ValueError(f'{path} is damaged: compile again') from error
   if not isinstance(found, list) or not all(isinstance(x, dict) for x in found):
-    raise ValueError(f'{path} is no list of programs: compile again')
+    raise ValueError(f'{path} is not a list of programs: compile again')
   return found
 
 
@@ -184,8 +184,8 @@ def _rounds(folder, one):
     )
   except KeyError as error:
     raise ValueError(
-      f'--compiled={folder}: {_NAME} has no {error}, as those of an older '
-      'version: compile again'
+      f'--compiled={folder}: {_NAME} has no {error}, so it may come from an '
+      'older version: compile again'
     ) from error
   except TypeError as error:
     raise ValueError(

@@ -45,7 +45,8 @@ class Timed:
     numbers = (*self.ms, *self.ms.values())
     if not all(isinstance(number, int | float) for number in numbers):
       raise ValueError(
-        f'Timed.ms is {self.ms}: give milliseconds by tokens, as {{1: 14.1}}'
+        f'Timed.ms is {self.ms}: give milliseconds by number of tokens, '
+        'such as {1: 14.1}'
       )
 
   def seconds(self, num_tokens: int, batch: int, context: int) -> float:
@@ -114,7 +115,7 @@ def decoder(
   if model.latent is not None or model.sliding_window is not None:
     raise ValueError(
       'the model has attention over latent vectors or a sliding window, which '
-      'the cost of a pass leaves out: give its passes as passes.Timed'
+      'the cost of a pass does not cover: give its passes as passes.Timed'
     )
   size = {'float32': 4, 'bfloat16': 2}[model.dtype]
   experts = model.experts

@@ -62,8 +62,8 @@ class Prediction:
       )
     if self.devices < 1 or (self.chip == _CPU and self.devices > 1):
       raise ValueError(
-        f'Prediction.devices is {self.devices}: give at least 1, and of chip '
-        f'{_CPU!r}, which is measured, 1'
+        f'Prediction.devices is {self.devices}: give at least 1, and exactly 1 '
+        f'for chip {_CPU!r}, which is measured'
       )
     for name, least in _SETTINGS.items():
       values = getattr(self, name)
@@ -71,7 +71,7 @@ class Prediction:
       if not is_list or not values or min(values) < least:
         raise ValueError(
           f'Prediction.{name} is {values!r}: give numbers of at least {least}, '
-          f'as ({max(least, 1)},)'
+          f'such as ({max(least, 1)},)'
         )
     if self.overhead_ms < 0:
       raise ValueError(

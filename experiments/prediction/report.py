@@ -47,15 +47,15 @@ def show(
   if any(row.fits is False for row in rows):
     console.print('! does not fit into the memory of the devices')
   if any(row.speedup <= 1 for row in prediction.best(rows)):
-    console.print('- no K pays; in brackets what the best one leaves')
+    console.print('- no K gives a speedup; the best result is in brackets')
   if table:
     of_settings = itertools.groupby(table, paper_table.setting)
     for _, rows_of_setting in of_settings:
       console.print(_of_paper(list(rows_of_setting)))
     console.print(
       'roofline: products, bytes and messages of the compiled programs alone; '
-      "with waits: each collective\nwaits as long as it takes for the paper's "
-      'time of autoregressive decoding (fitted to that number)'
+      'with waits: each collective\nwaits so long that autoregressive decoding '
+      "takes the paper's time (fitted to that number)"
     )
   names = figures.written('predict.json', 'predict.csv', 'predict.png')
   print(f'\n{names} are in {out}')
@@ -70,7 +70,7 @@ def _where(row):
     return row.chip
   known = chips.CHIPS.get(row.chip)
   per_chip = 1 if known is None else known.devices_per_chip
-  of_chips = f' ({per_chip} devices a chip)' if per_chip > 1 else ''
+  of_chips = f' ({per_chip} devices per chip)' if per_chip > 1 else ''
   return f'{row.devices} x {row.chip}{of_chips}'
 
 
@@ -155,7 +155,7 @@ def _figure(rows) -> figures.Figure:
         label=f'{acceptance:g}',
       )
     axes.axhline(1, color='black', linewidth=0.8, linestyle=':')
-    axes.set(title=f'batch {batch}', xlabel='K, drafts a round')
+    axes.set(title=f'batch {batch}', xlabel='K, draft tokens per round')
     figures.count_by_ones(axes.xaxis)
     figures.style(axes)
   panels[0].set(ylabel='predicted speedup', ylim=(0, None))

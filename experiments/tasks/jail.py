@@ -60,7 +60,7 @@ def _wall_in(parent: int) -> None:
     socket.socket()
   except OSError:
     return
-  raise OSError('the filter of system calls leaves the network open')
+  raise OSError('the system call filter leaves the network open')
 
 
 class _Answer:

@@ -79,7 +79,7 @@ class Questions:
       first = lines.setdefault(prompt.id, prompt.line)
       if first != prompt.line:
         raise self.source.error(
-          f'line {prompt.line}: question {prompt.id} is on line {first} too'
+          f'line {prompt.line}: question {prompt.id} is also on line {first}'
         )
     return prompts
 
@@ -114,7 +114,7 @@ class Questions:
       if category.name == name:
         return category
     names = ', '.join(category.name for category in self.categories)
-    raise ValueError(f'the category {reprlib.repr(name)} is none of {names}')
+    raise ValueError(f'the category {reprlib.repr(name)} is not one of {names}')
 
 
 def _check(category, values):
@@ -122,7 +122,7 @@ def _check(category, values):
   number, ids = values.get('question_id'), category.ids
   if not isinstance(number, int) or number not in ids:
     raise ValueError(
-      f'"question_id" is {reprlib.repr(number)}, where those of '
+      f'"question_id" is {reprlib.repr(number)}, but the ids of '
       f'{category.name} are {ids[0]} to {ids[-1]}'
     )
   turns = values.get('turns')
@@ -131,7 +131,7 @@ def _check(category, values):
   )
   if not are_texts or len(turns) != category.turns:
     raise ValueError(
-      f'"turns" is {reprlib.repr(turns)}, where {category.name} has '
+      f'"turns" is {reprlib.repr(turns)}, but {category.name} has '
       f'{category.turns} {"text" if category.turns == 1 else "texts"}'
     )
 

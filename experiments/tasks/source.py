@@ -84,7 +84,7 @@ class Source:
       Record(line, self._checked(line, values)) for line, values in self._rows()
     ]
     if not records:
-      raise self.error('it holds no record')
+      raise self.error('it has no records')
     needed = self.skip_without
     kept = [
       record
@@ -92,7 +92,7 @@ class Source:
       if needed is None or record.values[needed].strip()
     ]
     if not kept:
-      raise self.error(f'of {len(records)} records none has a "{needed}"')
+      raise self.error(f'none of {len(records)} records has a "{needed}"')
     return kept, len(records) - len(kept)
 
   def _rows(self) -> Iterator[tuple[int, Any]]:
@@ -117,7 +117,7 @@ class Source:
         try:
           yield number, json_lines.value(line)
         except ValueError as error:
-          raise self.error(f'line {number} is no JSON ({error})') from error
+          raise self.error(f'line {number} is not JSON ({error})') from error
 
   def _bytes(self) -> bytes:
     try:
@@ -127,14 +127,14 @@ class Source:
 
   def _checked(self, line: int, values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
-      raise self.error(f'line {line} is no JSON object')
+      raise self.error(f'line {line} is not a JSON object')
     for name in self.fields:
       text = values.get(name)
       may_be_empty = name == self.skip_without
       if not isinstance(text, str) or not (text.strip() or may_be_empty):
         raise self.error(
-          f'line {line}: "{name}" is {reprlib.repr(text)}, where a text is to '
-          'be'
+          f'line {line}: "{name}" is {reprlib.repr(text)}, but it should '
+          'be a text'
         )
       try:
         text.encode()

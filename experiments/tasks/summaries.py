@@ -39,12 +39,12 @@ class Summaries:
     if self.source == self.one_shot:
       records = records[1:]
     if not records:
-      raise self.source.error('it holds the example alone')
+      raise self.source.error('it has only the example')
     kept = [record for record in records if self._fits(record)]
     if not kept:
       raise ValueError(
-        f'{self.name}: of {len(records)} articles none has {self.max_words} '
-        'words or fewer: allow longer ones with max_words'
+        f'{self.name}: none of {len(records)} articles has {self.max_words} '
+        'words or fewer: allow longer articles with max_words'
       )
     begin = f'{self.request}\n\n' if self.chat else ''
     if self.one_shot is not None:

@@ -97,7 +97,7 @@ def end_with(parent: int) -> None:
   """
   _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != parent:
-    raise OSError('who started this is gone')
+    raise OSError('the process that started this has ended')
 
 
 def renounce() -> None:
@@ -108,7 +108,9 @@ def renounce() -> None:
   """
   machine = os.uname().machine
   if machine not in _ARCHITECTURES:
-    raise OSError(f'no filter of system calls for {sys.platform} on {machine}')
+    raise OSError(
+      f'there is no system call filter for {sys.platform} on {machine}'
+    )
   program = _program(list(_ARCHITECTURES).index(machine))
   code = ctypes.create_string_buffer(program, len(program))
   header = ctypes.create_string_buffer(
@@ -120,12 +122,12 @@ def renounce() -> None:
 
 def _prctl(option: int, *arguments: int) -> None:
   if sys.platform != 'linux':
-    raise OSError(f'no filter of system calls for {sys.platform}')
+    raise OSError(f'there is no system call filter for {sys.platform}')
   libc = ctypes.CDLL(None, use_errno=True)
   libc.prctl.argtypes = [ctypes.c_int, *4 * [ctypes.c_ulong]]
   if libc.prctl(option, *arguments, *(4 - len(arguments)) * [0]):
     reason = os.strerror(ctypes.get_errno())
-    raise OSError(f'no filter of system calls: {reason}')
+    raise OSError(f'the system call filter cannot be set ({reason})')
 
 
 def _program(column: int) -> bytes:

@@ -104,7 +104,7 @@ def target(topology: str, config: CompileTpu) -> Target:
     ).devices
   except jax.errors.JaxRuntimeError as error:
     raise ValueError(
-      f'the compiler does not take topology {topology!r}: {error}: '
+      f'the compiler does not accept topology {topology!r}: {error}: '
       f'choose another shape, such as {topology.partition(":")[0]}:'
       f'{tpu.example}'
     ) from error

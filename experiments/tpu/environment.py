@@ -116,7 +116,7 @@ def _install(folder: pathlib.Path, lock: IO[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     raise ValueError(
       f'failed: {_reason(error.stdout)}: the package index has libtpu for '
-      'Linux on x86-64: see that pip reaches it there, and run this again'
+      'Linux on x86-64: make sure that pip can reach it, and run this again'
     ) from error
   (folder / _MARK).write_text(_wanted())
   print(f'{time.monotonic() - start:.0f} s', file=sys.stderr, flush=True)

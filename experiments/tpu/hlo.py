@@ -168,7 +168,7 @@ def parse(text: str) -> Module:
     elif line.startswith(' ') and ' = ' in line:
       lines.append(line)
   if entry is None:
-    raise ValueError('this is no HLO module: it has no ENTRY computation')
+    raise ValueError('this is not an HLO module: it has no ENTRY computation')
   return Module(computations, entry)
 
 

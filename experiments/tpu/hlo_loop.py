@@ -103,7 +103,7 @@ def trip_count(
       index = int(counter.attribute(r'\bindex=(\d+)'))
       return int(end.arguments) - _start(computation, loop, index)
   _logger.warning(
-    'the loop %s turns a number of times that depends on values: counted once',
+    'how often the loop %s runs depends on values: it is counted once',
     loop.name,
   )
   return 1

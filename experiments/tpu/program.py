@@ -45,14 +45,15 @@ class Compiled:
       least = self.peak_bytes or self.argument_bytes
       return (
         f'{self.topology}: DOES NOT FIT: a device needs at least {gib(least)} '
-        f'GiB and has {gib(self.hbm_bytes_per_device)}'
+        f'GiB but has {gib(self.hbm_bytes_per_device)}'
       )
     sums = sum(one['per_round'] for one in self.collectives or ())
     return (
       f'{self.topology}: fits: {gib(self.peak_bytes)} of '
-      f'{gib(self.hbm_bytes_per_device)} GiB a device, {gib(self.temp_bytes)} '
-      f'temporary; a round: {sums} collectives ({self.vocab_all_gathers} of a '
-      f'vocabulary), {self.host_transfers} host transfers, '
+      f'{gib(self.hbm_bytes_per_device)} GiB per device, '
+      f'{gib(self.temp_bytes)} temporary; per round: {sums} collectives '
+      f'({self.vocab_all_gathers} of a vocabulary), '
+      f'{self.host_transfers} host transfers, '
       f'{self.weight_copies_per_round} copies of weights, at least '
       f'{1e3 * (self.roofline_seconds_per_round or 0):.2f} ms'
     )

@@ -41,20 +41,20 @@ def of(topology: str) -> Tpu:
   tpu = TPUS.get(name)
   if tpu is None and name in chips.CHIPS:
     raise ValueError(
-      f"{topology!r} is of no TPU, and only TPU's compiler runs without its "
+      f'{topology!r} is not a TPU, and only the TPU compiler runs without its '
       f'device: give one of {examples()}; python -m experiments.predict knows '
       f'{name}'
     )
   if tpu is None:
     raise ValueError(
-      f'{topology!r} is no topology: give a chip and how many of them there '
+      f'{topology!r} is not a topology: give a chip and how many of them there '
       f'are along each axis, such as {examples()}'
     )
   num_axes = tpu.example.count('x') + 1
   sizes = shape.split('x')
   if len(sizes) != num_axes or not all(map(str.isdecimal, sizes)):
     raise ValueError(
-      f'{topology!r} is no topology: {name} has {num_axes} axes, such as '
+      f'{topology!r} is not a topology: {name} has {num_axes} axes, such as '
       f'{name}:{tpu.example}'
     )
   return tpu

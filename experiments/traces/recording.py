@@ -49,7 +49,7 @@ def units(
   """
   if not jax.sharding.get_mesh().empty or jax.process_count() > 1:
     raise ValueError(
-      '--record is of one device, and there is a mesh: leave Mesh out'
+      '--record works on one device only, but there is a mesh: leave Mesh out'
     )
   for name, method in evaluation.methods.items():
     least = max(1, method.drafter.num_draft_tokens)

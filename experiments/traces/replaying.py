@@ -92,9 +92,9 @@ class Replay:
       or self.widths[-1] != lengths[-1]
     ):
       raise ValueError(
-        f'Replay.widths are {tuple(self.widths)}, and Replay.costs has '
-        f'{len(lengths)} numbers: give rising numbers of drafts, the last one '
-        'that of the last cost'
+        f'Replay.widths are {tuple(self.widths)}, but Replay.costs has '
+        f'{len(lengths)} numbers: give increasing numbers of draft tokens that '
+        'end with that of the last cost'
       )
 
   @property
@@ -279,8 +279,8 @@ def _speed(of_rounds, lengths, costs):
   lengths = lengths.astype(np.int64)
   if lengths.max() >= len(costs):
     raise ValueError(
-      f'Replay.costs has {len(costs)} numbers, and rounds have up to '
-      f'{lengths.max()} drafts: give {lengths.max() + 1}'
+      f'Replay.costs has {len(costs)} numbers, but rounds have up to '
+      f'{lengths.max()} draft tokens: give {lengths.max() + 1} numbers'
     )
   total = np.sum(np.asarray(costs, np.float64)[lengths] * of_rounds.rounds)
   return float(of_rounds.tokens.sum() / total)

@@ -55,9 +55,9 @@ def show(
   console.print(table)
   of_target, of_draft = trace_file.outside(trace)
   console.print(
-    'in no column of their own, at most: '
+    'probability without a column of its own, at most: '
     f'{of_target:.4f} of a distribution of the target, '
-    f'{columns.number(of_draft, ".4f")} of a draft',
+    f'{columns.number(of_draft, ".4f")} of a draft distribution',
   )
   print(f'\nreplay.json is in {out}')
 

@@ -33,7 +33,8 @@ def of_trace(trace: trace_file.Trace) -> Rounds:
   is_it = before == tokens[..., None]
   if not np.all(np.any(is_it, axis=-1) | (tokens < 0)):
     raise ValueError(
-      'the trace is damaged, a draft has no column: delete its folder and run '
+      'the trace is damaged, because a draft token has no column: delete its '
+      'folder and run '
       f'{trace_file.COMMAND} again'
     )
   columns = np.where(tokens >= 0, np.argmax(is_it, axis=-1), -1)

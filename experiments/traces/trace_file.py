@@ -96,14 +96,14 @@ def read(path: str | os.PathLike[str]) -> Trace:
   at = files.at(path)
   if not files.is_folder(at):
     raise ValueError(
-      f'{path} is no folder: give that of a method, as OUT/traces/draft, which '
-      '`python -m experiments.evaluate --record` writes'
+      f'{path} is not a folder: give the folder of a method, such as '
+      'OUT/traces/draft, which `python -m experiments.evaluate --record` writes'
     )
   parts = [_read(one) for one in sorted(at.glob('*.npz'))]
   if not parts:
     names = sorted(one.name for one in at.iterdir() if one.is_dir())
     raise ValueError(
-      f'{path} holds no .npz file: give the folder of one method'
+      f'{path} has no .npz file: give the folder of one method'
       + (f', such as {path}/{names[0]}' if names else '')
     )
   return _joined(path, parts)
@@ -128,7 +128,7 @@ def _joined(path, parts: Sequence[Trace]) -> Trace:
       or part.arrays.keys() != first.arrays.keys()
     ):
       raise ValueError(
-        f'{path} holds files of different runs: delete the folder and run '
+        f'{path} has files from different runs: delete the folder and run '
         f'{COMMAND} again'
       )
   arrays = {
@@ -138,16 +138,16 @@ def _joined(path, parts: Sequence[Trace]) -> Trace:
   count, there = first.header['num_prompts'], len(arrays['output'])
   if there != count:
     raise ValueError(
-      f'{path} holds {there} of {count} prompts: let {COMMAND} finish; where '
-      'there are too many, delete the folder first'
+      f'{path} has {there} of {count} prompts: let {COMMAND} finish; if there '
+      'are too many, delete the folder first'
     )
   return Trace(of_run(first.header), arrays)
 
 
 def _read(path) -> Trace:
   damaged = (
-    f'{path} is no trace, or was cut short: record it anew: delete the file '
-    f'and run {COMMAND} again'
+    f'{path} is not a trace, or was cut short: to record it again, delete the '
+    f'file and run {COMMAND} again'
   )
   try:
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
@@ -162,7 +162,7 @@ def _read(path) -> Trace:
     raise ValueError(damaged) from error
   if version != FORMAT:
     raise ValueError(
-      f'{path} is a trace of format {version}, and this version reads {FORMAT}:'
+      f'{path} is a trace of format {version}, but this version reads {FORMAT}:'
       ' record with this version, into another --out'
     )
   known = _ALWAYS | _SOMETIMES

@@ -105,7 +105,7 @@ class Batches:
       )
     if not self._usable.size:
       raise ValueError(
-        f'no answer of {len(self.examples)} dialogues begins within '
+        f'no answer in {len(self.examples)} dialogues begins within '
         f'max_length, {self.max_length} tokens: raise it, or make more data'
       )
 

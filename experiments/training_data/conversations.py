@@ -76,8 +76,8 @@ class File:
     """Returns one line that says what was read and what was left out."""
     counts = ', '.join(f'{n:,} {why}' for why, n in self.left_out.items())
     return (
-      f'{self.path}: {self.num_read:,} conversations, {self.num_turns:,} turns '
-      f'of users; {counts or "all of them are used"}'
+      f'{self.path}: {self.num_read:,} conversations, {self.num_turns:,} user '
+      f'turns; {counts or "all of them are used"}'
     )
 
   def to_json(self) -> dict[str, Any]:
@@ -118,13 +118,13 @@ def read(path: str) -> File:
     found = list(reader.lines(data))
   if damage:
     reader.lost = (
-      f'{path} is damaged ({damage}): {reader.num_read:,} conversations before '
-      'that are used'
+      f'{path} is damaged ({damage}): the {reader.num_read:,} conversations '
+      'before the damage are used'
     )
   if not found:
     left_out = ', '.join(f'{n:,} {why}' for why, n in reader.left_out.items())
     raise ValueError(
-      f'{reader.lost or path}: there is no conversation with a turn of a user '
+      f'{reader.lost or path}: there is no conversation with a user turn '
       f'({left_out or "the file is empty"}): docs/training.md has the formats'
     )
   return File(

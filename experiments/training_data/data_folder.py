@@ -94,7 +94,7 @@ class Folder:
     else:
       if shard_path(folder, 0).exists():
         raise ValueError(
-          f'{path} is missing beside its shards: give another --out'
+          f'{path} is missing, but its shards exist: give another --out'
         )
       self._update()
 
@@ -191,7 +191,7 @@ class Data:
     if not checks.is_count(held_out_every, 2):
       raise ValueError(
         f'held_out_every is {held_out_every}: give at least 2, so that some '
-        'shards are held out and others are to train on'
+        'shards are held out and others are left to train on'
       )
     every = range(len(self.shards))
     held_out = every[::held_out_every]
@@ -213,17 +213,17 @@ class Data:
     train, _ = self.numbers(held_out_every)
     if not train:
       raise ValueError(
-        f'{self.folder} holds one shard, which is held out: for one to train '
-        'on, run make_data again with more --tokens than the '
-        f'{self.manifest["answer_tokens"]:,} that are there'
+        f'{self.folder} has only one shard, which is held out: to get one to '
+        'train on, run make_data again with more --tokens than the '
+        f'{self.manifest["answer_tokens"]:,} that it has'
       )
     if num_tokens is None:
       return train
     kept, count = self._until(train, num_tokens, dialogues_lib.answer_tokens)
     if count < num_tokens:
       raise ValueError(
-        f'{num_tokens:,} tokens were asked for, and of the data {count:,} are '
-        'to train on: make more data, or train on fewer'
+        f'{num_tokens:,} tokens were asked for, but the data has only '
+        f'{count:,} to train on: make more data, or train on fewer tokens'
       )
     return kept
 
@@ -297,7 +297,9 @@ def load(
   folder = files.at(path)
   manifest_path = folder / _MANIFEST
   if not manifest_path.exists():
-    raise ValueError(f'{manifest_path} is not there: make_data --out writes it')
+    raise ValueError(
+      f'{manifest_path} does not exist: make_data --out writes it'
+    )
   manifest = files.read_json(manifest_path)
   try:
     identity = Identity(
@@ -306,36 +308,37 @@ def load(
     numbers = range(len(manifest['shards']))
   except (KeyError, TypeError) as error:
     raise ValueError(
-      f'{manifest_path} is no manifest of make_data: {error}'
+      f'{manifest_path} is not a manifest of make_data ({error}): give a '
+      'folder that make_data wrote'
     ) from error
   if manifest.get('format') != dialogues_lib.FORMAT:
     raise ValueError(
-      f'{manifest_path} has format {manifest.get("format")} and this version '
+      f'{manifest_path} has format {manifest.get("format")}, but this version '
       f'reads format {dialogues_lib.FORMAT}: make the data again'
     )
   if identity.target != target:
     raise ValueError(
-      f'{folder} was written by target {identity.target}, and this one is '
+      f'{folder} was written by target {identity.target}, but this target is '
       f'{target}: make data for this target'
     )
   if identity.settings.get('template') != _as_json(template):
     raise ValueError(
       f'{folder} was written with another tokenizer or chat template than this '
-      "target's: make data for this one"
+      "target's: make data for this target"
     )
   written = identity.settings.get('weights')
   if written != weights:
     raise ValueError(
-      f'{folder} was written by a target with weights = {written!r}, and this '
-      f'one is loaded with weights = {weights!r}: load it as it was, or make '
-      'data for this one'
+      f'{folder} was written by a target with weights = {written!r}, but this '
+      f'target is loaded with weights = {weights!r}: load it with '
+      f'{written!r}, or make data for this target'
     )
   shards = []
   for number in numbers:
     shard = shard_path(folder, number)
     if not shard.exists():
       raise ValueError(
-        f'{shard} is missing: the same make_data command makes it'
+        f'{shard} is missing: run the same make_data command again to make it'
       )
     found, _ = dialogues_lib.read(shard, identity.header(number))
     for dialogue in found:
@@ -345,10 +348,16 @@ def load(
         <= dialogue.tokens.max()
         < (identity.vocab_size)
       ):
-        raise ValueError(f'{shard} holds no token ids of this target')
+        raise ValueError(
+          f'{shard} has token ids that this target does not have: make data '
+          'for this target'
+        )
     shards.append(found)
   if not shards:
-    raise ValueError(f'{folder} holds no shard yet: make_data goes on there')
+    raise ValueError(
+      f'{folder} has no shards yet: run the same make_data command again to '
+      'continue'
+    )
   return Data(folder, identity, shards, manifest)
 
 
@@ -381,8 +390,8 @@ def _check_same(path, manifest, identity) -> None:
   if different or not isinstance(manifest.get('shards'), list):
     names = ', '.join(different) or 'kind'
     raise ValueError(
-      f'{path} belongs to data with another {names}: give another --out, or '
-      'the settings that it was begun with'
+      f'{path} belongs to data that differs in {names}: give another --out, '
+      'or the settings that it was started with'
     )
 
 

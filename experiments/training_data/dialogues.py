@@ -126,7 +126,7 @@ def read(
       columns = {name: file[name] for name in file.files}
     found = json.loads(columns.pop('header').tobytes())
     if not isinstance(found, dict):
-      raise ValueError('its header is no object')
+      raise ValueError('its header is not an object')
     different = [k for k in header if found.get(k) != header[k]]
     dialogues = [] if different else list(_rows(columns))
   except (
@@ -139,13 +139,13 @@ def read(
     zlib.error,
   ) as error:
     raise ValueError(
-      f'{path} is damaged ({error}): delete it, and the same make_data command '
-      'makes it anew'
+      f'{path} is damaged ({error}): delete it, then run the same make_data '
+      'command to make it again'
     ) from error
   if different:
     raise ValueError(
-      f'{path} is of another {" and ".join(different)}: it does not belong '
-      'here, move it away'
+      f'{path} has another {" and ".join(different)}, so it does not belong '
+      'here: move it away'
     )
   return dialogues, found
 
@@ -153,10 +153,14 @@ def read(
 def _rows(columns: dict[str, np.ndarray]) -> Iterable[Dialogue]:
   tokens, lengths = columns['tokens'], columns['length']
   if lengths.sum() != tokens.size or lengths.min(initial=1) < 1:
-    raise ValueError(f'{lengths.sum()} tokens expected, {tokens.size} there')
+    raise ValueError(
+      f'it should have {lengths.sum()} tokens, but has {tokens.size}'
+    )
   ends = np.cumsum(columns['num_answers'])
   if ends[-1:].sum() != len(columns['answers']):
-    raise ValueError(f'{len(columns["answers"])} answers, {ends[-1:]} expected')
+    raise ValueError(
+      f'it has {len(columns["answers"])} answers, but should have {ends[-1:]}'
+    )
   rows = np.split(tokens, np.cumsum(lengths))[: lengths.size]
   answers = np.split(columns['answers'], ends)[: lengths.size]
   names = ('temperature', 'source', 'ended', 'turn')
@@ -167,7 +171,7 @@ def _rows(columns: dict[str, np.ndarray]) -> Iterable[Dialogue]:
     if (
       not spans.size or bounds != sorted(set(bounds)) or bounds[-1] != row.size
     ):
-      raise ValueError(f'answers at {bounds[1:]} of {row.size} tokens')
+      raise ValueError(f'it has answers at {bounds[1:]} in {row.size} tokens')
     yield Dialogue(
       row,
       tuple((start, end) for start, end in spans.tolist()),

@@ -63,8 +63,8 @@ def fit(
   remote = [part.folder for part in data if files.is_remote(part.folder)]
   if remote:
     return False, (
-      f'{remote[0]} is in a bucket: the vectors of the target are computed in '
-      'each step'
+      f'{remote[0]} is in a bucket: the vectors of the target will be computed '
+      'in each step'
     )
   widths = _widths(target.model, layers)
   needed = sum(
@@ -81,11 +81,11 @@ def fit(
       f'the free space of the data folders is not known: {error}'
     ) from error
   fits = needed <= free / 2
-  done = 'kept beside the data' if fits else 'computed in each step'
+  done = 'kept next to the data' if fits else 'computed in each step'
   return fits, (
-    f'the vectors of the target are {done}: they need '
-    f'{needed / 1e9:.3g} GB more, at most half of the {free / 1e9:.3g} GB free '
-    'are used'
+    f'the vectors of the target will be {done}: they need '
+    f'{needed / 1e9:.3g} GB more, and at most half of the {free / 1e9:.3g} GB '
+    'of free space is used'
   )
 
 
@@ -158,7 +158,7 @@ def path(
   shard = data_folder.shard_path(files.at(folder), number)
   if files.is_remote(shard):
     raise ValueError(
-      f'{folder} is in a bucket, and hidden vectors are kept on a local disk: '
+      f'{folder} is in a bucket, but hidden vectors are kept on a local disk: '
       'copy the data there, or set Training.cache_hidden = False and '
       'Synthesis.keep_hidden = False'
     )
@@ -247,12 +247,12 @@ def _load(file, shape) -> np.ndarray:
     vectors = np.load(file, mmap_mode='r', allow_pickle=False)
   except (OSError, ValueError, EOFError) as error:
     raise ValueError(
-      f'{file} is damaged ({error}): delete it, and the same command makes it '
-      'anew'
+      f'{file} is damaged ({error}): delete it, then run the same command to '
+      'make it again'
     ) from error
   if vectors.shape != shape or vectors.dtype != np.uint16:
     raise ValueError(
-      f'{file} has vectors {vectors.dtype} {vectors.shape}, and its shard '
-      f'{shape}: delete it, and the same command makes it anew'
+      f'{file} has vectors {vectors.dtype} {vectors.shape}, but its shard has '
+      f'{shape}: delete it, then run the same command to make it again'
     )
   return vectors.view(jnp.bfloat16)

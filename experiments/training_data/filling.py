@@ -91,12 +91,12 @@ class Filling:
   def _check(self, origin) -> None:
     if self._file is None:
       raise ValueError(
-        f'shard {self.number} was made of a file of prompts: give it again '
+        f'shard {self.number} was made from a file of prompts: give it again '
         'with --prompts, or give another --out'
       )
     if origin != self._origin(origin['count']):
       raise ValueError(
-        f'shard {self.number} was made of other conversations than '
-        f'{self._file.path} has at that place: a file may only grow at its '
-        'end, so give the file as it was, or another --out'
+        f'shard {self.number} was made from other conversations than '
+        f'{self._file.path} has there, but a file may only grow at its end: '
+        'give the file as it was, or another --out'
       )

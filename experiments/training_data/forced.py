@@ -119,7 +119,7 @@ class Forced:
     tokens = np.asarray([*prompt, *answer], np.int32)
     if tokens.max() >= self.vocab_size:
       raise ValueError(
-        f'the tokenizer gives token {tokens.max()} and the model has '
+        f'the tokenizer gives token {tokens.max()}, but the model has '
         f'{self.vocab_size} tokens: give the model its own tokenizer'
       )
     temperature = conversation.temperature if self.by_target else None

@@ -81,13 +81,13 @@ class Synthesis:
       'temperatures',
       self.temperatures,
       self.temperatures and min(self.temperatures) > 0,
-      'some above 0',
+      'at least one number, each above 0',
     )
     _require(
       'openings',
       self.openings,
       self.openings or not self.opened_share,
-      'some, or opened_share = 0',
+      'at least one, or set opened_share = 0',
     )
 
   def check(self) -> None:
@@ -104,14 +104,14 @@ class Synthesis:
       'max_prompt_tokens',
       self.max_prompt_tokens,
       self.max_prompt_tokens > fixed,
-      f'more than the {fixed} that the chat template and an opening take',
+      f'more than the {fixed} tokens of the chat template and an opening',
     )
     length = self.max_prompt_tokens + self.max_answer_tokens
     room = self.target.model.max_length
     if length > room:
       raise ValueError(
-        f'Synthesis.max_prompt_tokens and max_answer_tokens make {length}, and '
-        f'the model takes {room}: lower one of them'
+        'Synthesis.max_prompt_tokens and max_answer_tokens add up to '
+        f'{length}, but the model takes {room}: lower one of them'
       )
 
   def settings(self, answers: str | None = None) -> dict[str, Any]:

@@ -38,11 +38,11 @@ class Prompts:
         template.format(text='', question='')
       except (LookupError, ValueError) as error:
         raise ValueError(
-          f'Prompts.templates holds {template!r} ({error}): of braces it may '
-          'have {text} and {question}'
+          f'Prompts.templates has {template!r} ({error}): use braces only in '
+          '{text} and {question}'
         ) from error
       if not has_text:
-        raise ValueError(f'Prompts.templates holds {template!r}: add {{text}}')
+        raise ValueError(f'Prompts.templates has {template!r}: add {{text}}')
     if self.max_answers < 1:
       raise ValueError(
         f'Prompts.max_answers is {self.max_answers}: give at least 1'

@@ -64,19 +64,23 @@ class Ablation:
       given = getattr(self, name)
       if given is not None and (not given or min(given) < 1):
         raise ValueError(
-          f'Ablation.{name} is {given}: give at least one, each at least 1'
+          f'Ablation.{name} is {given}: give at least one number, each at '
+          'least 1'
         )
     if not self.drafters:
       raise ValueError(
-        'Evaluation.methods has no drafter: name at least one that can branch'
+        'Evaluation.methods has no drafter: name at least one drafter that can '
+        'branch'
       )
     if not self.evaluation.repeats:
       raise ValueError(
-        'Evaluation.repeats is 0, and trees are chosen by the times of rounds: '
+        'Evaluation.repeats is 0, but trees are chosen by the times of rounds: '
         'give at least 1'
       )
     if not self.probe.num_nodes:
-      raise ValueError('Ablation.probe has no node: give a tree, as @k_ary()')
+      raise ValueError(
+        'Ablation.probe has no nodes: give a tree, such as @k_ary()'
+      )
 
   @property
   def drafters(self) -> dict[str, methods_lib.Method]:
@@ -163,14 +167,14 @@ class Ablation:
     wrong = [size for size in self.num_nodes if not fits(size, depths[-1])]
     if wrong:
       raise ValueError(
-        f'Ablation.num_nodes has {wrong[0]}, and no tree of so many nodes is '
-        f'{depths[-1]} deep with at most {num_children} children a node, as in '
-        'Ablation.probe: give others, other depths or another probe'
+        f'Ablation.num_nodes has {wrong[0]}, but no tree of that many nodes is '
+        f'{depths[-1]} deep with at most {num_children} children per node, as '
+        'in Ablation.probe: give other numbers, depths or another probe'
       )
     if not any(fits(size, d) for size in self.candidates for d in depths):
       raise ValueError(
-        f'Ablation.candidates are {self.candidates}, and no tree of so many '
-        f'nodes is {list(depths)} deep: give some from the depth on'
+        f'Ablation.candidates are {self.candidates}, but no tree of that many '
+        f'nodes is {list(depths)} deep: give some that are at least the depth'
       )
 
   def _check_draft(self, method, prompt):

@@ -31,8 +31,8 @@ def _figure(rows, title):
     _draw(tokens, of_drafter, 'tokens_per_round', color)
     _draw(times, of_drafter, 'round_ms', color)
     _draw(speedups, of_drafter, 'speedup', color)
-  tokens.set_title('Tokens a round')
-  times.set_title('Milliseconds a round')
+  tokens.set_title('Tokens per round')
+  times.set_title('Milliseconds per round')
   speedups.set_title('Speedup')
   speedups.axhline(1, color='black', linewidth=0.8, linestyle=':')
   for axes in (tokens, times, speedups):

@@ -22,12 +22,12 @@ from experiments.trees import rows as tree_rows
 from experiments.trees import stages
 
 _LEGEND = """\
-* has the highest speedup by the cost model, whose tokens a round and speedups
-are in the columns 'model'. 'of chain' is tokens a round over the chain's, to be
-compared at temperature 0 or with drafts of the same kind, which is in the
-column 'law'. 'rule' is the share of a round that the verifier takes to decide,
-a part of the rest. Trees of N nodes were made of what was kept on these very
-prompts: other text keeps less.
+* has the highest speedup by the cost model, whose tokens per round and speedups
+are in the columns 'model'. 'of chain' is tokens per round divided by the
+chain's; compare it at temperature 0 or with drafts of the same kind, which is
+in the column 'law'. 'rule' is the share of a round that the verifier takes to
+decide, a part of the rest. Trees of N nodes were built from what was kept on
+these same prompts: other text keeps less.
 """
 
 

@@ -73,9 +73,7 @@ class NgramTree(stateless.Stateless):
     """Refuses empty trees and an empty range of lengths."""
     for name in ('num_branches', 'depth'):
       if not checks.is_count(getattr(self, name)):
-        raise ValueError(
-          f'{name} is {getattr(self, name)!r}: draft at least 1 token'
-        )
+        raise ValueError(f'{name} is {getattr(self, name)!r}: give at least 1')
     Ngram(
       num_draft_tokens=self.depth,
       max_ngram=self.max_ngram,

@@ -109,9 +109,10 @@ class Trainable:
         target's parameters are missing, or `own_unembedding` is set.
     """
     if (None if d2t is None else len(d2t)) != self.draft_vocab_size:
+      found = 'is None' if d2t is None else f'names {len(d2t)} tokens'
       raise ValueError(
-        f'd2t names {d2t if d2t is None else len(d2t)} tokens, but '
-        f'draft_vocab_size is {self.draft_vocab_size}: make them equal'
+        f'd2t {found}, but draft_vocab_size is {self.draft_vocab_size}: give '
+        'one id per token of the draft vocabulary, or None for both'
       )
     if d2t is not None and target_params is None:
       raise ValueError(

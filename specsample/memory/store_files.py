@@ -99,12 +99,18 @@ def load_store(
   """
   folder = _find(os.fspath(name_or_path))
   card = files.read_json(folder / NAME)
-  expected = {'format': _FORMAT, 'vocabulary': _vocabulary(target)}
-  for name, value in expected.items():
+  for name, value, remedy in (
+    ('format', _FORMAT, 'update specsample, or build the store again'),
+    (
+      'vocabulary',
+      _vocabulary(target),
+      "build the store again, with this target's tokenizer",
+    ),
+  ):
     if card.get(name) != value:
       raise ValueError(
         f'{folder / NAME}: {name} is {card.get(name)!r}, but it should be '
-        f"{value!r}: build the store again, with this target's tokenizer"
+        f'{value!r}: {remedy}'
       )
   path = folder / _TOKENS
   try:

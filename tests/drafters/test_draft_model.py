@@ -219,7 +219,7 @@ def test_parameters_that_are_missing_are_named():
     _WHOLE.init({'target': {}}, 1, 8)
   with pytest.raises(ValueError, match="give the target's parameters"):
     _WHOLE.init_params(jax.random.key(0))
-  with pytest.raises(ValueError, match='d2t names None tokens'):
+  with pytest.raises(ValueError, match='d2t is None, but'):
     _CUT.init_params(jax.random.key(0), _target_params())
 
 

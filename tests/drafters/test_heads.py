@@ -203,7 +203,7 @@ def test_settings_out_of_range_are_refused(settings, message):
 @pytest.mark.parametrize(
   ('d2t', 'message'),
   [
-    (None, 'd2t names None tokens, but draft_vocab_size is 5'),
+    (None, 'd2t is None, but draft_vocab_size is 5'),
     ([0, 1], 'd2t names 2 tokens, but draft_vocab_size is 5'),
     ([0, 1, 2, 3, 8], 'holds id 8, outside the vocabulary of 8'),
     ([0, 1, 2, 3, -1], 'holds id -1'),

@@ -131,7 +131,7 @@ _GENERATE = {
   '--top_p=0': 'top_p is 0.0: it must be in (0, 1]; 1 keeps every token',
   '--top_k=-1': 'top_k is -1: it must be an integer from 0 to 2**31 - 1',
   '--min_p=2': 'min_p is 2.0: it must be in [0, 1]; 0 keeps every token',
-  '--interactive': 'a chat leaves no file: give --out or --interactive',
+  '--interactive': 'a chat writes no file: give --out or --interactive',
   '--max_new_tokens=0': '--max_new_tokens=0 ... not a positive ... --help',
   'Hello': "'Hello' ... --help",
   '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
@@ -194,16 +194,16 @@ _MAKE_DATA = {
     'Synthesis.greedy_share is 1.5: give from 0 to 1'
   ),
   '--gin_bindings=Synthesis.temperatures = (0.5, 0)': (
-    'Synthesis.temperatures is (0.5, 0): give some above 0'
+    'Synthesis.temperatures is (0.5, 0): give at least one ... above 0'
   ),
   '--gin_bindings=Synthesis.openings = ()': (
-    'Synthesis.openings is (): give some, or opened_share = 0'
+    'Synthesis.openings is (): give at least one, or set opened_share = 0'
   ),
   '--gin_bindings=Synthesis.max_prompt_tokens = 20': (
     'max_prompt_tokens is 20: give more than ... chat template'
   ),
   '--gin_bindings=Synthesis.max_answer_tokens = 500': (
-    'make 627, and the model takes 512: lower one of them'
+    'add up to 627, but the model takes 512: lower one of them'
   ),
   '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
   "--gin_bindings=TARGET = 'FOLDER/model.bin'": (
@@ -219,8 +219,12 @@ _VOCABULARIES = {
   '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
 }
 _REPORT = {
-  '--results=FOLDER/nowhere': 'nowhere is no folder: give that of --out',
-  '--results=FOLDER/drafter': 'drafter holds no result.json ... evaluate first',
+  '--results=FOLDER/nowhere': (
+    'nowhere is not a folder: give the folder of --out'
+  ),
+  '--results=FOLDER/drafter': (
+    'drafter has neither result.json nor ... evaluate first'
+  ),
   '--results=FOLDER/old': (
     'old/result.json has schema 1 and no versions, git_commit ... '
     'evaluate again into another --out, or move the file away'

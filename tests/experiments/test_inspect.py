@@ -57,7 +57,7 @@ _FAMILIES = {
   'mixtral': (
     {'num_local_experts': 4, 'num_experts_per_tok': 2},
     'mixtral',
-    {'experts': '4 of 48, 2 a token, in 2 layers'},
+    {'experts': '4 of 48, 2 per token, in 2 layers'},
   ),
   'qwen2': ({}, 'qwen', {'vocabulary': '96'}),
   'qwen3': (
@@ -68,7 +68,7 @@ _FAMILIES = {
   'qwen3_moe': (
     _EXPERTS | {'num_experts': 6, 'mlp_only_layers': [1]},
     'qwen',
-    {'experts': '6 of 20, 2 a token, in 1 layers'},
+    {'experts': '6 of 20, 2 per token, in 1 layers'},
   ),
   'gemma2': (
     {'head_dim': 12, 'sliding_window': 7},
@@ -247,7 +247,7 @@ def test_published_drafters_are_told(tmp_path, layout):
   checkpoint.save(tmp_path / 'target', target.model, target.params)
   report = inspection.inspect(str(folder))
   assert report.problems == ()
-  assert report.what == f'a drafter, {layout} as published'
+  assert report.what == f'a drafter, in the layout of {layout}'
   facts = dict(report.facts)
   assert facts['drafter'] == _PUBLISHED[layout][2]
   unique = {id(x): x.size for x in tensors.values()}
@@ -441,7 +441,9 @@ def test_weights_that_cannot_be_read_are_named(tmp_path):
   safetensors.torch.save_file(tensors, path)
   texts, names = _problems(tmp_path / 'fp8')
   assert len(texts) == 1
-  assert '1 tensor stored as F8_E4M3, supported are F64' in texts[0]
+  assert (
+    '1 tensor stored as F8_E4M3, but the supported types are F64' in texts[0]
+  )
   assert names == [name]
   facts = dict(inspection.inspect(str(tmp_path / 'fp8')).facts)
   assert 'F8_E4M3 1.536 kB' in facts['bytes']
@@ -456,7 +458,7 @@ def test_weights_that_cannot_be_read_are_named(tmp_path):
   assert 'does not hold named tensors as torch.save writes them' in texts[0]
   (tmp_path / 'fp8' / 'pytorch_model.bin').unlink()
   texts, names = _problems(tmp_path / 'fp8')
-  assert texts == ['no file of weights: download them', '21 tensors missing']
+  assert texts == ['no weight files: download them', '21 tensors missing']
   assert len(names) == 21
 
 
@@ -525,13 +527,13 @@ def test_files_alone_are_told(tmp_path):
   safetensors.numpy.save_file({'a': np.ones((2, 3), 'f2')}, path)
   report = inspection.inspect(str(path))
   assert dict(report.facts)['bytes'] == 'F16 12 B'
-  assert 'no model and no drafter is in a file of that name' in (
+  assert 'a file of this name holds neither a model nor a drafter' in (
     report.problems[0].text
   )
   path.rename(tmp_path / 'model.safetensors')
   texts, _ = _problems(tmp_path)
   assert len(texts) == 1
-  assert 'Medusa, Hydra, EAGLE, EAGLE-3, DFlash, DSpark are' in texts[0]
+  assert 'layouts are Medusa, Hydra, EAGLE, EAGLE-3, DFlash, DSpark' in texts[0]
 
 
 def test_the_command_ends_as_the_checkpoint_is(tmp_path, commands):
@@ -555,13 +557,13 @@ def test_the_command_ends_as_the_checkpoint_is(tmp_path, commands):
   assert broken.code == 1
   assert 'PROBLEM 9 tensors missing\n  model.layers.2.' in broken.out
   expected = (
-    'empty holds no checkpoint: give a folder',
-    'notes.txt is no file of weights: give a .gguf',
-    "nowhere' is no file and no folder: check the path",
-    "'organisation/name' is no path, and was not downloaded from the hub",
+    'empty has no checkpoint: give a folder',
+    'notes.txt is not a weight file: give a .gguf',
+    "nowhere' is neither a file nor a folder: check the path",
+    "'organisation/name' is not a path, and was not downloaded from the hub",
     '0 arguments: give one PATH',
     '2 arguments: give one PATH',
-    'empty is no model: give a folder with config.json',
+    'empty is not a model: give a folder with config.json',
   )
   for outcome, words in zip(others, expected, strict=True):
     assert outcome.code == 2

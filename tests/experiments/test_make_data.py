@@ -129,13 +129,14 @@ def test_there_are_as_many_tokens_as_asked_for(made, all_dialogues, data):
     f'{made.folder}'
   )
   assert re.fullmatch(
-    r'[\d,]+ answer tokens per second; [\d,]+ rows per second with those of '
-    r'prompts, \d+% of the [\d,]+ of a pass over 8 rows without a cache',
+    r'[\d,]+ answer tokens per second; [\d,]+ rows per second including '
+    r'the prompts, which is \d+% of the [\d,]+ of a pass over 8 rows without a '
+    r'cache',
     rates,
   )
   summary, first, *_ = made.ended.err.splitlines()
   assert summary.endswith(
-    'prompts.txt: 6 conversations, 6 turns of users; all of them are used'
+    'prompts.txt: 6 conversations, 6 user turns; all of them are used'
   )
   assert re.fullmatch(
     r'[\d,]+/4,000 tokens.*, shard 0: \d+ of \d+ questions written', first
@@ -332,16 +333,16 @@ def refusals(commands, flags, files, made, tmp_path_factory):
 @pytest.mark.parametrize(
   ('case', 'expected'),
   [
-    ('seed', 'belongs to data with another seed: give another --out'),
-    ('prompts', 'shard 0 was made of other conversations than'),
+    ('seed', 'belongs to data that differs in seed: give another --out'),
+    ('prompts', 'shard 0 was made from other conversations than'),
     ('answers', '--prompts and --answers are both given'),
-    ('bfloat16', 'belongs to data with another dtype'),
-    ('int8', 'belongs to data with another weights'),
+    ('bfloat16', 'belongs to data that differs in dtype'),
+    ('int8', 'belongs to data that differs in weights'),
     ('truncated', 'shard-00001.npz is damaged'),
     ('flipped', 'shard-00001.npz is damaged'),
-    ('moved', 'shard-00001.npz is of another number'),
+    ('moved', 'shard-00001.npz has another number'),
     ('manifest', 'manifest.json cannot be read'),
-    ('unlisted', 'manifest.json is missing beside its shards'),
+    ('unlisted', 'manifest.json is missing, but its shards exist'),
   ],
 )
 def test_what_does_not_belong_is_refused(refusals, case, expected):
@@ -390,19 +391,19 @@ def test_two_runs_do_not_share_a_folder(data, tmp_path):
 def test_data_of_another_target_are_refused(made, tmp_path):
   with pytest.raises(ValueError, match=r'was written by target .* make data'):
     data_folder.load(made.folder, 'another', None)
-  with pytest.raises(ValueError, match=r'manifest\.json is not there'):
+  with pytest.raises(ValueError, match=r'manifest\.json does not exist'):
     data_folder.load(tmp_path, 'another', None)
 
 
 def test_data_of_other_weights_are_refused(made, target, tmp_path):
   """Rounded weights are refused though their exact fingerprint is the same."""
   of_int8 = dataclasses.replace(target, exact_fingerprint=target.fingerprint)
-  with pytest.raises(ValueError, match=r"None, and this .* = 'int8': load it"):
+  with pytest.raises(ValueError, match=r"None, but this .* = 'int8': load it"):
     data_folder.load_for(made.folder, of_int8)
   manifest = json.loads((made.folder / 'manifest.json').read_text())
   manifest['settings']['weights'] = 'int8'
   (tmp_path / 'manifest.json').write_text(json.dumps(manifest))
-  with pytest.raises(ValueError, match=r"'int8', and this .* = None: load it"):
+  with pytest.raises(ValueError, match=r"'int8', but this .* = None: load it"):
     data_folder.load_for(tmp_path, target)
 
 
@@ -482,7 +483,7 @@ def test_prompts_are_about_the_targets_own_texts(
   [
     ((), 'Prompts.templates is empty'),
     (('What?',), r"holds 'What\?': add {text}"),
-    (('{text} {answer}',), r"\('answer'\): of braces it may have {text} and"),
+    (('{text} {answer}',), r"\('answer'\): use braces only in {text} and"),
   ],
 )
 def test_templates_without_a_place_for_a_text_are_refused(templates, message):

@@ -115,13 +115,13 @@ def test_vectors_of_several_answers_are_the_targets(asked, target):
 def test_a_cut_off_file_is_used_and_one_line_says_what_is_lost(asked):
   folder, ended = asked
   summary, lost, *_ = ended.err.splitlines()
-  assert '4 conversations, 8 turns of users; all of them are used' in summary
+  assert '4 conversations, 8 user turns; all of them are used' in summary
   assert 'array.json is cut off or damaged after 4 conversations' in lost
   *_, counts = ended.err.splitlines()
   assert '1 dropped, turn excluded' in counts
   _, left, rates = ended.out.splitlines()
   assert left == (
-    'the file is used up: add conversations at its end for more tokens'
+    'the file is used up: append conversations to it for more tokens'
   )
   assert 'rows per second' in rates
   manifest = json.loads((folder / 'manifest.json').read_text())
@@ -168,7 +168,7 @@ def test_answers_written_elsewhere_are_kept_as_they_are(written, target):
   )
   assert {x.source for x in found} == {Source.ENGINE}
   assert data.what == 'answers of the target, written by another engine'
-  assert ended.out.endswith('add conversations at its end for more tokens\n')
+  assert ended.out.endswith('append conversations to it for more tokens\n')
   # No vectors are kept, but all of them can be computed.
   assert not list(folder.glob('*-hidden.npy'))
   _, num_found = features.read(data, target)
@@ -259,16 +259,16 @@ def refusals(commands, flags, written, asked, tmp_path_factory):
 @pytest.mark.parametrize(
   ('case', 'expected'),
   [
-    ('other file', 'shard 0 was made of other conversations than'),
-    ('others', 'belongs to data with another answers: give another --out'),
-    ('no file', 'belongs to data with another answers, dtype'),
-    ('prompts', 'belongs to data with another answers, dtype'),
+    ('other file', 'shard 0 was made from other conversations than'),
+    ('others', 'belongs to data that differs in answers: give another --out'),
+    ('no file', 'belongs to data that differs in answers, dtype'),
+    ('prompts', 'belongs to data that differs in answers, dtype'),
     ('both', '--prompts and --answers are both given: make the data in two'),
-    ('limit', 'belongs to data with another max_answer_tokens'),
-    ('unanswered', 'no conversation of the file passed the filters'),
+    ('limit', 'belongs to data that differs in max_answer_tokens'),
+    ('unanswered', 'no conversation in the file passed the filters'),
     ('exclude', 'exclude.jsonl, line 2: '),
-    ('all excluded', 'no conversation of the file passed the filters'),
-    ('other exclusion', 'belongs to data with another exclude'),
+    ('all excluded', 'no conversation in the file passed the filters'),
+    ('other exclusion', 'belongs to data that differs in exclude'),
   ],
 )
 def test_what_does_not_fit_is_refused(refusals, case, expected):

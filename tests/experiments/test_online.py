@@ -249,7 +249,7 @@ def test_updates_that_come_to_no_number_are_undone(
   taken = sum(len(record['updates']) for record in run.records('learning'))
   assert undone == taken > _BATCHES
   assert outcome.err.count('gave NaN or infinity (loss ') == undone
-  assert f'{taken} updates, {undone} came to no number' in outcome.out
+  assert f'{taken} updates, {undone} gave NaN or infinity' in outcome.out
   assert run.result['outputs_equal']
   # It drafts as it did before.
   for window in run.result['windows']:
@@ -260,7 +260,7 @@ def test_updates_that_come_to_no_number_are_undone(
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'windows': 7}, '24 prompts, 6 batches of 4, and Serving.windows is 7'),
+    ({'windows': 7}, '24 prompts, 6 batches of 4, but Serving.windows is 7'),
     ({'rounds': 0}, 'rounds is 0: give an integer of at least 1'),
     ({'learning_rate': -1.0}, 'Serving.learning_rate is -1.0: give more than'),
     ({'batch_size': 0}, 'Serving.batch_size is 0: give at least 1'),

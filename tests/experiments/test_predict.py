@@ -254,7 +254,7 @@ def test_a_table_needs_both_programs_of_a_topology(folders):
 def test_programs_of_another_setting_make_no_table(folders, other, models):
   chen, plain = paper_table.read([str(x) for x in folders])
   plain = dataclasses.replace(plain, **other)
-  message = f'of {models} models: compile a model for one topology and batch'
+  message = f'for {models} models: compile a model for one topology and batch'
   with pytest.raises(ValueError, match=message):
     _TABLE.rows([chen, plain])
 
@@ -262,10 +262,10 @@ def test_programs_of_another_setting_make_no_table(folders, other, models):
 @pytest.mark.parametrize(
   ('content', 'why'),
   [
-    ([{'fits': True}], "has no 'model', as those of an older version"),
+    ([{'fits': True}], "has no 'model', so it may come from an older version"),
     ([_compiled(4, None, (200,))], 'is damaged'),
-    ({'a': 1}, 'is no list of programs'),
-    (['a'], 'is no list of programs'),
+    ({'a': 1}, 'is not a list of programs'),
+    (['a'], 'is not a list of programs'),
   ],
 )
 def test_another_compile_json_is_refused(tmp_path, content, why):
@@ -287,7 +287,7 @@ def test_programs_with_other_caches_make_no_table(tmp_path):
 def test_two_programs_of_one_setting_are_refused(folders):
   chen, plain = paper_table.read([str(x) for x in folders])
   other = dataclasses.replace(chen, roofline_ms=99.0)
-  with pytest.raises(ValueError, match='two programs of one model'):
+  with pytest.raises(ValueError, match='two programs with the same model'):
     _TABLE.rows([chen, plain, other])
 
 
@@ -316,7 +316,7 @@ def test_where_no_draft_pays_the_table_says_so(capsys, tmp_path):
   shown = capsys.readouterr().out
   best = max(row.speedup for row in rows)
   assert f'- ({best:.2f}x)' in shown
-  assert 'no K pays' in shown
+  assert 'no K gives a speedup' in shown
 
 
 def test_the_other_configuration_is_of_llama_on_gpus():

@@ -95,7 +95,7 @@ def test_a_finished_run_only_adds_its_traces(story):
 
 def test_what_a_kill_left_is_written_again(story):
   assert story.ended['torn'].code == 2
-  assert 'skip/00001.npz is no trace, or was cut short' in (
+  assert 'skip/00001.npz is not a trace, or was cut short' in (
     story.ended['torn'].err
   )
   assert 'delete the file and run the same' in story.ended['torn'].err
@@ -128,7 +128,7 @@ def test_a_replay_prints_and_leaves_the_variants(story):
   outcome = story.ended['skip']
   assert outcome.code == 0, outcome.err
   assert 'skip: 2 prompts, ' in outcome.out
-  assert 'in no column of their own, at most: 0' in outcome.out
+  assert 'without a column of its own, at most: 0' in outcome.out
   replay = story.out.parent / 'replayed' / 'replay.json'
   rows = {row['variant']: row for row in json.loads(replay.read_text())['rows']}
   for name in ('recorded', 'chain', 'block', 'chain, svip', 'chain, fastest'):
@@ -148,7 +148,7 @@ def test_a_replay_prints_and_leaves_the_variants(story):
   ('case', 'message'),
   [
     ('ngram', "variant 'chain, token probability': TokenProbability reads"),
-    ('all', 'holds no .npz file: give the folder of one method, such as'),
+    ('all', 'has no .npz file: give the folder of one method, such as'),
     ('nothing', '--trace is empty: name OUT/traces/<method>'),
   ],
 )

@@ -81,7 +81,7 @@ def test_figures_are_those_that_the_rows_have_values_for(found):
   # One setting has no speedups, and one run has no categories.
   assert count('Speedup by category') == 2
   assert count('Speedup as the parts of a round') == 1
-  assert count('Against the number of drafts') == 1
+  assert count('Against the number of draft tokens') == 1
 
 
 def test_tables_hold_the_numbers(found):
@@ -174,9 +174,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, why):
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
-  with pytest.raises(ValueError, match=r'holds no result\.json'):
+  with pytest.raises(ValueError, match=r'has neither result\.json'):
     files.find(str(tmp_path), 1)
-  with pytest.raises(ValueError, match='is no folder'):
+  with pytest.raises(ValueError, match='is not a folder'):
     files.find(str(tmp_path / 'none'), 1)
   with pytest.raises(ValueError, match='copy the folder here'):
     files.find('gs://bucket/results', 1)

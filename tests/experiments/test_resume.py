@@ -138,7 +138,7 @@ def test_an_interruption_is_one_line_behind_the_table_so_far(story):
   assert story.ended['interrupted'].code == 130
   lines = story.ended['interrupted'].err.splitlines()
   assert [line for line in lines if not line.startswith('[')] == [
-    'interrupted: the same command goes on from here'
+    'interrupted: run the same command again to continue'
   ]
   title, *rows = story.ended['interrupted'].out.strip().splitlines()
   found = re.fullmatch(

@@ -164,8 +164,8 @@ def test_differences_are_audited(in_bfloat16, tmp_path, capsys):
   found = [tie, fault, tie, tie]
   report.show(tmp_path, [ngram, lossy], found, 'prompts')
   text = ' '.join(capsys.readouterr().out.split())
-  assert 'ngram: 1 outputs DIFFER and are no float ties' in text
-  assert 'lossy: 2 outputs part; by a lossy rule a rounding is' in text
+  assert 'ngram: 1 outputs DIFFER, and not at float ties' in text
+  assert 'lossy: 2 outputs differ; by a lossy rule a rounding is' in text
   assert "static's token leads by" in text
   assert '1 more of ngram in throughput.json' in text
   report.write(tmp_path, [ngram, lossy], found)

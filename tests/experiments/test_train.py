@@ -485,7 +485,7 @@ def test_data_that_come_too_late_are_named(
   call = flags('hydra', out, [folder], epochs=5)
   ended = commands.run('train', *call)
   assert ended.code == 0
-  assert 'The data have grown, and no step at the full learning' in ended.err
+  assert 'The data have grown, but no step at the full learning' in ended.err
   assert Run(out, ended).journal() == hydra.journal()
 
 
@@ -500,7 +500,7 @@ def test_ctrl_c_leaves_one_line(commands, flags, tmp_path):
   ended = commands.finish(process)
   assert ended.code == 130
   assert ended.err.splitlines()[-1] == (
-    'interrupted: the same command goes on from here'
+    'interrupted: run the same command again to continue'
   )
 
 
@@ -643,9 +643,12 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
       'another tokenizer',
       'was written with another tokenizer or chat',
     ),
-    ('nothing', 'manifest.json is not there: make_data --out writes it'),
+    ('nothing', 'manifest.json does not exist: make_data --out writes it'),
     ('one shard', 'run make_data again with more'),
-    ('too many tokens', '1,000,000 tokens were asked for, and of the data 768'),
+    (
+      'too many tokens',
+      '1,000,000 tokens were asked for, but the data has only 768',
+    ),
     (
       'settings',
       'differs in Training.learning_rate (it has 0.01, this run has 0.02): ',
@@ -679,7 +682,7 @@ def test_what_cannot_be_used_is_refused(refusals, case, expected):
 
 def test_a_target_of_int8_does_not_learn():
   target = specsample.Loaded(None, {}, None, exact_fingerprint='0' * 16)
-  with pytest.raises(ValueError, match=r'of int8.*weights = None'):
+  with pytest.raises(ValueError, match=r'are int8.*weights = None'):
     training_lib.Training(
       target=target,
       objective=None,

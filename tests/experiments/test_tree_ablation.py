@@ -306,15 +306,15 @@ _BAD = {
   'Ablation.num_nodes = ()': 'Ablation.num_nodes is (): give at least one',
   'Ablation.depths = (0,)': 'Ablation.depths is (0,): give at least one',
   'Ablation.depths = (3,)': 'num_draft_tokens is 3, but ... heads for only 2',
-  'Ablation.num_nodes = (1,)': 'num_nodes has 1, and no tree ... is 2 deep',
-  'Ablation.num_nodes = (13,)': 'num_nodes has 13, ... 3 children a node',
-  'Ablation.candidates = (99,)': 'Ablation.candidates are (99,), and no tree',
+  'Ablation.num_nodes = (1,)': 'num_nodes has 1, but no tree ... is 2 deep',
+  'Ablation.num_nodes = (13,)': 'num_nodes has 13, ... 3 children per node',
+  'Ablation.candidates = (99,)': 'Ablation.candidates are (99,), but no tree',
   'Ablation.dynamic_num_nodes = 9': (
     'width 2 finds only 6 candidates down to depth 2'
   ),
   "Evaluation.methods = {'autoregressive': @medusa/trained()}": 'no drafter',
   "Evaluation.methods = {'ngram': @ngram/Method()}": (
-    'Ngram cannot go on from several drafts at once ... choose Medusa'
+    'Ngram cannot continue several drafts at once ... choose Medusa'
   ),
 }
 

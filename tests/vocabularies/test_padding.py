@@ -117,7 +117,7 @@ def test_without_tokenizers_nothing_is_known():
 
 def test_the_refusal_of_another_size_names_the_remedy():
   target, draft = _loaded(_SIZE), _loaded(20)
-  with pytest.raises(ValueError, match=r'24 tokens .* 20: .*match_vocabulary'):
+  with pytest.raises(ValueError, match=r'24 tokens, .* 20: .*match_vocabulary'):
     specsample.generate(
       {'target': target.params, 'drafter': draft.params},
       *(np.ones((1, 2), np.int32), np.asarray([2]), jax.random.key(0)),

@@ -3,9 +3,9 @@
 
 const ORIGINS = {
   accepted: 'drafted and kept',
-  correction: "the target's, for a rejected draft",
-  bonus: "the target's, behind a draft that was kept whole",
-  plain: "the target's, nothing was drafted",
+  correction: "the target's, in place of a rejected draft token",
+  bonus: "the target's, after a draft that was kept whole",
+  plain: "the target's, when nothing was drafted",
 };
 
 for (const view of document.querySelectorAll('.written')) {

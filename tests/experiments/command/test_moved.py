@@ -12,7 +12,7 @@ from experiments.command import moved
 def test_a_module_is_where_its_old_name_says(name):
   now = moved.to(name)
   assert importlib.util.find_spec(now) is not None
-  with pytest.raises(ImportError, match=f'experiments.{name} is {now} now'):
+  with pytest.raises(ImportError, match=f'experiments.{name} is now {now}'):
     getattr(experiments, name)
 
 

@@ -49,7 +49,7 @@ def test_each_token_has_its_author_and_its_round():
   spans = _spans(['The', ' sky', ' is'], origins, [0, 0, 1])
   assert spans == [
     [['o', 'accepted', 'first'], 'round 1: accepted draft', 'The'],
-    [['o', 'bonus'], 'round 1: bonus of the target', ' sky'],
+    [['o', 'bonus'], 'round 1: bonus token of the target', ' sky'],
     [['o', 'correction', 'first'], 'round 2: correction by the target', ' is'],
   ]
 

@@ -96,10 +96,10 @@ def test_a_prompt_is_decoded_with_a_tree(
   )
   assert [x.code for x in (deep, sized, wrong)] == [2, 2, 2]
   assert outcome.code == 0, outcome.err
-  assert "kind is 'point_mass', and verify.k_seq is exact for" in wrong.err
+  assert "kind is 'point_mass', but verify.k_seq is exact for" in wrong.err
   message = 'num_draft_tokens is 4, but .* has heads for only 2: give a smaller'
   assert re.search(message, deep.err)
-  assert 'num_draft_tokens is 3, and the draft is a tree of 9 nodes' in (
+  assert 'num_draft_tokens is 3, but the draft is a tree of 9 nodes' in (
     sized.err
   )
   result = json.loads((tmp_path / 'out' / 'generate.json').read_text())

@@ -99,6 +99,6 @@ def test_throughput_is_shown_by_name(tmp_path, capsys):
   assert '[/]prompts: 7 requests' in text
   assert 'a[/b]: 2 outputs DIFFER' in text
   assert '[red]x: 1 outputs DIFFER' in text
-  assert ':bug:: 2 outputs part at a float tie' in text
+  assert ':bug:: 2 outputs differ at a float tie' in text
   for name in _NAMES[:3]:
     assert text.count(name) == 2

@@ -63,12 +63,16 @@ _MT_BENCH, _SPEC_BENCH = questions.mt_bench, questions.spec_bench
   [
     (_SPEC_BENCH, _QA | {'turns': []}, 'at least one text'),
     (_SPEC_BENCH, {'question_id': 1}, 'neither "prompt" nor "turns"'),
-    (_SPEC_BENCH, _QA | {'category': 'poetry'}, "'poetry' is none of writing,"),
-    (_SPEC_BENCH, {'question_id': 1, 'turns': ['a']}, "'none' is none of"),
-    (_SPEC_BENCH, _QA | {'turns': ['a', 'b']}, 'where qa has 1 text'),
+    (
+      _SPEC_BENCH,
+      _QA | {'category': 'poetry'},
+      "'poetry' is not one of writing,",
+    ),
+    (_SPEC_BENCH, {'question_id': 1, 'turns': ['a']}, "'none' is not one of"),
+    (_SPEC_BENCH, _QA | {'turns': ['a', 'b']}, 'but qa has 1 text'),
     (_SPEC_BENCH, _QA | {'question_id': 81}, 'is 81, where .* 321 to 400'),
-    (_MT_BENCH, _QA, "'qa' is none of writing, .* humanities"),
-    (_MT_BENCH, {'prompt': 'Why?'}, "'none' is none of"),
+    (_MT_BENCH, _QA, "'qa' is not one of writing, .* humanities"),
+    (_MT_BENCH, {'prompt': 'Why?'}, "'none' is not one of"),
     (
       _MT_BENCH,
       {'prompt': 'Why?', 'category': 'math', 'question_id': 111},
@@ -79,7 +83,7 @@ _MT_BENCH, _SPEC_BENCH = questions.mt_bench, questions.spec_bench
     (_MT_BENCH, _WRITING | {'question_id': 91}, 'is 91, where .* 81 to 90'),
     (_MT_BENCH, _WRITING | {'question_id': '81'}, "is '81', where"),
     (_MT_BENCH, _WRITING | {'turns': ['x' * 10**5] * 3}, 'is .*, where'),
-    (_MT_BENCH, _question('math'), 'question 120 is on line 1 too'),
+    (_MT_BENCH, _question('math'), 'question 120 is also on line 1'),
   ],
   ids=lambda value: None if callable(value) else str(value)[:60],
 )

@@ -66,7 +66,7 @@ def test_long_articles_are_left_out(tmp_path):
   path = _file(tmp_path, _XSUM)
   (prompt,) = summarization.xsum(path=path, max_words=5).prompts()
   assert prompt.id == '31'
-  with pytest.raises(ValueError, match='of 2 articles none has 1 words'):
+  with pytest.raises(ValueError, match='none of 2 articles has 1 words'):
     summarization.xsum(path=path, max_words=1).prompts()
 
 
@@ -84,7 +84,7 @@ def test_articles_of_xsum_without_a_text_are_left_out_and_counted(tmp_path):
 @pytest.mark.parametrize(
   ('make', 'records', 'message'),
   [
-    (summarization.xsum, [_EMPTY], 'of 1 records none has a "document"'),
+    (summarization.xsum, [_EMPTY], 'none of 1 records has a "document"'),
     (summarization.xsum, [_EMPTY | {'document': None}], '"document" is None'),
     (summarization.xsum, [_EMPTY | {'summary': ''}], '"summary" is \'\''),
     (
@@ -102,7 +102,7 @@ def test_no_other_text_may_be_missing(tmp_path, make, records, message):
 
 def test_the_example_alone_is_refused(tmp_path):
   task = summarization.articles(path=_file(tmp_path, _XSUM[:1]))
-  with pytest.raises(ValueError, match='it holds the example alone'):
+  with pytest.raises(ValueError, match='it has only the example'):
     task.prompts()
 
 

@@ -335,7 +335,7 @@ def test_a_table_of_costs_predicts_speeds(runs):
   low, high = two.tokens_ci95
   assert 1 < low < two.tokens < high < 3
   short = dataclasses.replace(replay, costs=(1.0, 2.0))
-  with pytest.raises(ValueError, match='2 numbers, and rounds have up to 3'):
+  with pytest.raises(ValueError, match='2 numbers, but rounds have up to 3'):
     replaying.rows(trace, short)
 
 
@@ -473,7 +473,7 @@ def test_recording_refuses_few_columns_and_meshes(runs, tmp_path):
   with pytest.raises(ValueError, match="is 4: method 'it' needs at least 5"):
     recording.units(evaluation, tmp_path, runs.tokens, num_columns=4)
   mesh = sharding.make_mesh(devices=jax.devices()[:1])
-  refused = pytest.raises(ValueError, match='--record is of one device')
+  refused = pytest.raises(ValueError, match='--record works on one device')
   with jax.set_mesh(mesh), refused:
     recording.units(evaluation, tmp_path, runs.tokens)
 
@@ -521,22 +521,22 @@ def test_what_is_no_trace_is_refused(written, tmp_path):
 
   for data in (b'', b'no trace', whole[:99], whole[:-99], whole[99:]):
     second.write_bytes(data)
-    refused('1.npz is no trace, or was cut short: record it anew')
+    refused('1.npz is not a trace, or was cut short: to record it again')
     refused('delete the file and run the same `.* --record` again')
   np.savez(second, header='{}')
-  refused('a trace of format None, and this version reads 1')
+  refused('a trace of format None, but this version reads 1')
   np.savez(second, header='{"format": 2}')
-  refused('a trace of format 2, and this version reads 1')
+  refused('a trace of format 2, but this version reads 1')
   np.savez(second, header=json.dumps({'format': 1}), tokens=np.zeros(3))
-  refused('is no trace')
+  refused('is not a trace')
   np.savez(second, header=np.asarray({}, object))  # a pickle
-  refused('is no trace')
+  refused('is not a trace')
   other = part.header | {'seed': 7}
   trace_file.write(second, trace_file.Trace(other, part.arrays))
-  refused('files of different runs')
+  refused('files from different runs')
   second.unlink()
-  refused('holds 2 of 5 prompts: let .* finish')
+  refused('has 2 of 5 prompts: let .* finish')
   refused(
     'no .npz file: give the folder of one method, such as .*/it', tmp_path
   )
-  refused('is no folder', tmp_path / 'nothing')
+  refused('is not a folder', tmp_path / 'nothing')

@@ -132,7 +132,7 @@ def test_an_answer_at_the_beginning_is_not_cut():
 
 
 def test_examples_whose_answer_is_cut_off_are_left_out():
-  with pytest.raises(ValueError, match=r'no answer of 22 .* begins within'):
+  with pytest.raises(ValueError, match=r'no answer in 22 .* begins within'):
     batches.Batches(examples=_EXAMPLES, batch_size=2, max_length=3)
   loader = batches.Batches(examples=_EXAMPLES, batch_size=2, max_length=5)
   assert loader.per_epoch == 1

@@ -69,7 +69,7 @@ def test_both_formats_are_read_from_lines_and_arrays(tmp_path, name):
   assert (file.num_read, file.num_turns, file.left_out) == (2, 4, {})
   assert file.lost is None
   assert file.summary().endswith(
-    '2 conversations, 4 turns of users; all of them are used'
+    '2 conversations, 4 user turns; all of them are used'
   )
 
 
@@ -226,8 +226,8 @@ def test_damaged_lines_are_left_out_and_the_first_is_named(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('', 'there is no conversation with a turn of a user .the file is empty'),
-    ('[]', 'there is no conversation with a turn of a user'),
+    ('', 'there is no conversation with a user turn .the file is empty'),
+    ('[]', 'there is no conversation with a user turn'),
     ('[{"mess', 'is cut off or damaged after 0 conversations .*there is no'),
     ('{"mess', 'line 1: Unterminated string .*there is no conversation'),
     ('{"messages": []}', r'\(1 skipped \(no turn of a user\)\)'),

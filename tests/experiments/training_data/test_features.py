@@ -35,7 +35,7 @@ def test_vectors_that_need_little_of_the_disk_are_kept(tmp_path):
   fits, message = features.fit([data], _TARGET)
   # Vectors of 16 numbers of 2 bytes.
   assert fits
-  assert 'are kept beside the data: they need 0.0096 GB more' in message
+  assert 'will be kept next to the data: they need 0.0096 GB more' in message
   _, message = features.fit([data, data], _TARGET, (0, 1, -1))
   assert f'need {2 * 4 * 0.0096:.3g} GB more' in message
 
@@ -44,7 +44,7 @@ def test_vectors_that_need_more_than_half_of_what_is_free_are_not(tmp_path):
   data = _data(tmp_path, [10**14])
   fits, message = features.fit([data], _TARGET)
   assert not fits
-  assert 'are computed in each step: they need 3.2e+06 GB more' in message
+  assert 'will be computed in each step: they need 3.2e+06 GB more' in message
   assert list(tmp_path.iterdir()) == []
 
 

@@ -235,7 +235,9 @@ def test_a_conversation_without_an_answer_is_counted(make):
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(make):
-  with pytest.raises(ValueError, match=r'gives token \d+ and the model has 20'):
+  with pytest.raises(
+    ValueError, match=r'gives token \d+, but the model has 20'
+  ):
     make(_conversation(), vocab_size=20)
 
 
@@ -252,5 +254,5 @@ def test_a_shard_keeps_several_answers(make, tmp_path):
     assert math.isnan(one.temperature)
   dialogues.write(path, {'number': 3}, [])
   assert dialogues.read(path, {'number': 3})[0] == []
-  with pytest.raises(ValueError, match='is of another number'):
+  with pytest.raises(ValueError, match='has another number'):
     dialogues.read(path, {'number': 4})
