@@ -212,7 +212,7 @@ def test_a_second_turn_is_answered_with_the_first_in_mind(
 
 def test_help_names_the_shipped_drafters(commands):
   text = commands.run('generate', '--help').out
-  (names,) = re.findall(r'What drafts:\s+([^.]*)\.', text)
+  (names,) = re.findall(r'The drafter:\s+([^.]*)\.', text)
   gin.clear_config()
   gin.add_config_file_search_path(os.getcwd())
   gin.parse_config_file('configs/runs/generate.gin')

@@ -482,7 +482,7 @@ def test_prompts_are_about_the_targets_own_texts(
   ('templates', 'message'),
   [
     ((), 'Prompts.templates is empty'),
-    (('What?',), r"holds 'What\?': add {text}"),
+    (('What?',), r"has 'What\?': add {text}"),
     (('{text} {answer}',), r"\('answer'\): use braces only in {text} and"),
   ],
 )

@@ -313,5 +313,5 @@ def test_data_of_an_older_format_are_refused(written, target, tmp_path):
   shutil.copytree(folder, tmp_path / 'data')
   path = tmp_path / 'data' / 'manifest.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | {'format': 1}))
-  with pytest.raises(ValueError, match=r'has format 1 .* make the data again'):
+  with pytest.raises(ValueError, match=r'has format 1, .* make the data again'):
     data_folder.load_for(tmp_path / 'data', target)

@@ -32,7 +32,7 @@ _SMALL = dataclasses.replace(_MODEL, num_layers=1)
 # Flags, and the parts of the expected line.
 _BAD = {
   '--gin_bindings=Prediction.chip = "a100"': "'a100': give one of v4, v5e",
-  '--gin_bindings=Prediction.chip = "cpu"': "of chip 'cpu'",
+  '--gin_bindings=Prediction.chip = "cpu"': "for chip 'cpu'",
   '--gin_bindings=Prediction.batch_sizes = ()': 'Prediction.batch_sizes is ()',
   '--gin_bindings=Prediction.num_draft_tokens = (0, 2)': 'at least 1',
   '--gin_bindings=Prediction.num_draft_tokens = 4': 'give numbers ... (1,)',

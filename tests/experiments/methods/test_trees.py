@@ -53,7 +53,7 @@ def test_a_drafter_is_loaded_as_deep_as_its_tree():
     (
       'drawn',
       specsample.verify.tree,
-      r"'drawn', and verify.tree .* \['point_m",
+      r"'drawn', but verify.tree .* \['point_m",
     ),
     (
       'point_mass',

@@ -139,7 +139,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_pass():
 
 
 def test_more_tries_than_samples_are_refused():
-  with pytest.raises(ValueError, match=r'pass@3 of 2 samples'):
+  with pytest.raises(ValueError, match=r'pass@3 .* from 2 samples'):
     human_eval.pass_at_k(2, 1, 3)
 
 
