@@ -3,6 +3,8 @@
 import operator
 from typing import Any
 
+from specsample.types import Drafter
+
 
 def is_count(value: Any, least: int = 1) -> bool:
   """Returns whether a value is an integer of at least `least`; 2.0 is not."""
@@ -10,6 +12,28 @@ def is_count(value: Any, least: int = 1) -> bool:
     return operator.index(value) >= least
   except TypeError:
     return False
+
+
+def is_drafter(name: str, value: Any) -> None:
+  """Raises ValueError unless an argument of that name is a drafter."""
+  if isinstance(value, Drafter):
+    new = type(value).observe is not Drafter.observe
+    if new or not (hasattr(value, 'extend') or hasattr(value, 'update')):
+      return
+  elif not isinstance(value, type) and not hasattr(value, 'propose'):
+    raise ValueError(
+      f'{name} is {value!r}: give a drafter, such as drafters.NoDraft()'
+    )
+  if isinstance(value, type):
+    raise ValueError(
+      f'{name} is the class {value.__name__}: give an instance, such as '
+      f'{value.__name__}(...)'
+    )
+  raise ValueError(
+    f'{name} is {type(value).__name__}, which has extend and update or does '
+    'not derive from specsample.types.Drafter: derive it from that class and '
+    'write observe for both, as CHANGELOG.md says'
+  )
 
 
 def draft_kinds(verify: Any) -> None:

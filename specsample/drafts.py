@@ -1,12 +1,21 @@
 """Functions of the shape of a batch of drafts, chains or trees."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specsample import sharding
 from specsample import tree
 from specsample.types import Array, Draft
+
+
+def of_all_rows(parents: Any, batch_size: int) -> Array:
+  """Returns parents [n] for each row of a batch: [B, n] int32."""
+  row = jnp.asarray(parents, jnp.int32)
+  rows = jnp.broadcast_to(row, (batch_size, row.size))
+  return sharding.constrain(rows, 'batch', None)
 
 
 def on_the_way(draft: Draft) -> Array:

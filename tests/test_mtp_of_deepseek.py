@@ -145,7 +145,7 @@ def test_drafts_are_those_of_transformers(folder, network, own):
     empty = target.model.init_cache(*tokens.shape)
     output, _ = target.model.apply(params['target'], tokens, empty)
     state = drafter.init(params, *tokens.shape)
-    state = drafter.extend(params, tokens, lengths - 1, output, state)
+    state = drafter.observe(params, tokens, lengths - 1, output, None, state)
     warp = lambda logits, drafted: jax.nn.softmax(logits)
     draw = lambda probs, position: probs.argmax(-1)
     draft, _ = drafter.propose(params, draw, warp, tokens, lengths, state)

@@ -149,16 +149,16 @@ NIGHTS = (
   Night(f'{_EITHER}rows_are_the_same_in_any_batch*'),
   Night(
     f'{_TREE}greedy_output_is_the_targets_own*',
-    but=('*medusa-rule0]', '*eagle3-rule5]'),
+    but=('*medusa-rule*]', '*eagle-3-rule*]', '*dspark-rule*]'),
   ),
   Night(
     f'{_TREE}siblings_are_the_most_likely_behind_their_path*',
-    but=('*[eagle3]',),
+    but=('*[eagle-3]',),
   ),
   Night(f'{_TREE}rows_are_the_same_in_any_batch[hydra]'),
   Night(
     f'{_TREE}behind_kept_paths_it_drafts_as_one_that_is_given_all_at_once*',
-    but=('*[eagle3]',),
+    but=('*[eagle-3]',),
   ),
   Night(
     f'{_FEATURES}the_cache_is_of_the_targets_own_features*',

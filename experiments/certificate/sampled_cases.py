@@ -227,6 +227,8 @@ def _tree(verifier_name, kind, **settings):
 # A rule and a kind for each: `Tree`'s default kind, and the kinds that draw
 # siblings from its logits.
 _TRAINED_TREE_DRAWS = {
+  'DFlash': ('tree', DraftKind.WITHOUT_REPLACEMENT),
+  'DSpark': ('traversal', DraftKind.SAMPLED),
   'Medusa': ('tree', DraftKind.POINT_MASS),
   'Hydra': ('traversal', DraftKind.WITHOUT_REPLACEMENT),
   'EAGLE': ('tree', DraftKind.SAMPLED),
@@ -236,6 +238,8 @@ _TRAINED_TREE_DRAWS = {
 
 def _trained_trees():
   for scene in trained.branching(vocab_size=3):
+    if scene.name not in _TRAINED_TREE_DRAWS:
+      continue
     name, kind = _TRAINED_TREE_DRAWS[scene.name]
     of = '' if scene.model == _MODEL else ', tiny Llama'
     yield Draw(

@@ -14,7 +14,6 @@ from experiments.decoding import generation
 from experiments.decoding import stream
 from specsample import text as text_lib
 from specsample.loop import request
-from specsample.loop import turns
 from specsample.types import DecodeState
 
 
@@ -94,7 +93,7 @@ class Conversation:
     """
     has_state = bool(jax.tree.leaves(state.draft))
     is_short = num_new <= request.PREFILL_CHUNK
-    can_extend = turns.can_extend(self._decoder.method.drafter)
+    can_extend = self._decoder.method.drafter.can_pause
     return can_extend and (is_short or not has_state)
 
 

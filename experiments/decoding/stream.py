@@ -15,7 +15,6 @@ import specsample
 from specsample import sharding
 from specsample.loop import request
 from specsample.loop import step
-from specsample.loop import turns
 from specsample.types import DecodeState
 
 
@@ -38,7 +37,7 @@ class Decoder(setup_lib.Setup):
     begin = lambda rows: self.begin(rows[0])
     warm_up.run(begin, lambda state: self.advance(state, 1), [tokens], widths)
     is_chat = self.max_length is not None
-    if is_chat and turns.can_extend(self.method.drafter):
+    if is_chat and self.method.drafter.can_pause:
       jax.block_until_ready(self.extend(self.begin(tokens), []))
 
   def begin(self, tokens: list[int]) -> DecodeState:

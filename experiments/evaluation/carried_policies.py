@@ -34,7 +34,7 @@ class Carried:
     cls, method: methods_lib.Method, journal: journal_lib.Journal | None
   ) -> 'Carried | None':
     """Returns a `Carried` if the method's drafter has policies, else None."""
-    return cls(method, journal) if hasattr(method.drafter, 'learned') else None
+    return cls(method, journal) if method.drafter.policies else None
 
   def before(self, key: tuple | None) -> Any:
     """Returns what the policies know before a batch.

@@ -18,7 +18,6 @@ from experiments.reporting import result_file
 from experiments.reporting import terminal_table
 import specsample
 from specsample import drafters
-from specsample.loop import initial
 from specsample.policies import policy as policy_lib
 
 # Rounds per timed call, and how often each length is timed, in turns.
@@ -80,7 +79,7 @@ def work(
       f'none of the methods {sorted(evaluation.methods)} is adaptive: give one '
       'made by adaptive.adaptive'
     )
-  depth = max(initial.depth(method.drafter) for method in found.values())
+  depth = max(method.drafter.depth for method in found.values())
   if evaluation.max_new_tokens < (_ROUNDS + 1) * (depth + 1):
     raise ValueError(
       f'max_new_tokens is {evaluation.max_new_tokens}, but the timed rounds '
@@ -107,7 +106,7 @@ def measure(
       step(f'rounds of {name}')
       of_method = functools.partial(_round_ms, evaluation, method, typical)
       of_plain = functools.partial(_round_ms, evaluation, plain, typical)
-      lengths = range(initial.depth(method.drafter) + 1)
+      lengths = range(method.drafter.depth + 1)
       taken: dict[int, list[float]] = {length: [] for length in (-1, *lengths)}
       for repeat in range(_REPEATS + 1):
         for length, of_length in taken.items():

@@ -9,7 +9,6 @@ import jax
 from experiments import methods
 from specsample import drafters
 from specsample import policies
-from specsample.loop import initial
 from specsample.policies import policy as policy_lib
 
 # Lets a binding name them: Fastest.costs = (1.0, 1.1, 1.3).
@@ -51,7 +50,7 @@ def adaptive(
 
 def _widths(drafter):
   num_drafts = drafter.num_draft_tokens
-  if initial.depth(drafter) == num_drafts:
+  if drafter.depth == num_drafts:
     return range(num_drafts)
   return [0, *(2**i for i in range((num_drafts - 1).bit_length()))]
 

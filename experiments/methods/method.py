@@ -11,6 +11,7 @@ import jax
 import specsample
 from specsample import checks
 from specsample import tree as tree_lib
+from specsample.drafters import steps
 from specsample.loop import step
 from specsample.types import Draft, Drafter, DraftKind, Model, Params, Verifier
 
@@ -190,7 +191,7 @@ def dynamic_tree(
 
 def _branching(method, depth):
   drafter = method.drafter
-  if not hasattr(drafter, 'grow'):
+  if not isinstance(drafter, steps.Steps):
     raise ValueError(
       f'{type(drafter).__name__} cannot continue several drafts at once, which '
       'a tree needs: choose Medusa, Hydra, an EAGLE, MTP or a draft model'

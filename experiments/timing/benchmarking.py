@@ -23,7 +23,6 @@ from experiments.timing import round_times
 from experiments.timing import transformers_peer
 import specsample
 from specsample import checks
-from specsample.loop import initial
 from specsample.types import Model, Params
 
 # Tokens fed in one pass: a draft of 0, 1, 2, 4, 8 or 16, and the pending one.
@@ -264,7 +263,7 @@ def _speculative(method, stats, seconds, parts, plain_ms):
     draft_percent=100 * draft_ms / parts_ms,
     overhead_percent=100 * overhead_ms / parts_ms,
     # NoDraft has depth 0, and no draft whose cost could be stated.
-    cost_ratio=draft_ms / max(initial.depth(method.drafter), 1) / plain_ms,
+    cost_ratio=draft_ms / max(method.drafter.depth, 1) / plain_ms,
   )
 
 

@@ -23,10 +23,9 @@ from experiments.tpu import topologies as topologies_lib
 import specsample
 from specsample import sharding
 from specsample.cost import chips
-from specsample.drafters import branching
-from specsample.drafters import recording
 from specsample.drafters import tli
 from specsample.drafters import trainable
+from specsample.drafters import wrapper
 from specsample.loop import decode
 from specsample.loop import request as request_lib
 from specsample.models import int8
@@ -294,7 +293,7 @@ def _params(config) -> Params:
   params = {'target': of(config.model)}
   drafter = config.drafter
   # Wrappers of another drafter have no parameters of their own.
-  while isinstance(drafter, branching.OverBranches | recording.Recording):
+  while isinstance(drafter, wrapper.Wrapper):
     drafter = drafter.drafter
   if isinstance(drafter, tli.TLI):
     params['drafter'] = _vocab_map(drafter) | {'model': of(drafter.model)}

@@ -163,7 +163,7 @@ def record(
 def _round(params, state, *, num_columns, **components):
   """Returns what is kept of a round, and the state after it."""
   number = state.round
-  observed, state = step.observed_step(params, state, **components)
+  observed, state = step.step(params, state, **components)
   draft = observed.draft
   of_row = functools.partial(in_columns, num_columns=num_columns)
   ids, target_probs, draft_probs = jax.vmap(of_row)(

@@ -23,6 +23,8 @@ from specsample import verify as verify_lib
 from specsample.choosing import measured_here
 from specsample.choosing import pass_times
 from specsample.choosing import promises as promises_lib
+from specsample.drafters import chain
+from specsample.drafters import feature_chain
 from specsample.loading import card as card_lib
 from specsample.loading import drafter as drafter_lib
 from specsample.loading import load
@@ -362,7 +364,8 @@ def _drafting_seconds(target, loaded, batch_size):
   times = _times(what, measure, lambda x: min(x['draft']) > 0)
   whole = max(0.0, min(times['draft']))
   num_draft_tokens = loaded.drafter.num_draft_tokens
-  if not hasattr(loaded.drafter, 'go_on'):
+  passes = chain.OverModel | feature_chain.FeatureChain
+  if not (isinstance(loaded.drafter, passes) and loaded.drafter.stops_early):
     # The drafter makes all its drafts at once.
     return [0.0] + [whole] * num_draft_tokens
   step = whole / num_draft_tokens

@@ -13,9 +13,8 @@ from specsample import drafts
 from specsample import sharding
 from specsample import types
 from specsample import widths as widths_lib
-from specsample.drafters import branching
-from specsample.drafters import pausable
-from specsample.drafters import sequential
+from specsample.drafters import settings
+from specsample.drafters import wrapper
 from specsample.policies import decision
 from specsample.policies import fastest
 from specsample.policies import policy as policy_lib
@@ -37,7 +36,7 @@ class AdaptiveState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Adaptive(branching.OverBranches):
+class Adaptive(wrapper.Wrapper):
   """A drafter that cuts another drafter's drafts, row by row, as policies say.
 
   Rows start from params['policies'] if it is given: the states that `learned`
@@ -52,7 +51,7 @@ class Adaptive(branching.OverBranches):
   K gets K.
 
   Attributes:
-    drafter: a `pausable.Pausable`.
+    drafter: a drafter whose `can_pause` is set, as it is for most.
     policies: a draft has to pass all of them.
     widths: numbers of drafts for which the target's pass is compiled, rising;
       K is added. None means 0, K and, for chains, each number in between that
@@ -63,16 +62,17 @@ class Adaptive(branching.OverBranches):
 
   drafter: Any
   policies: Sequence[policy_lib.Policy]
-  widths: Sequence[int] | None = None
+  # None becomes a tuple in __post_init__.
+  widths: Sequence[int] | None = None  # type: ignore[assignment]
 
   def __post_init__(self):
     """Raises ValueError if the drafter, policies or widths do not fit."""
-    if hasattr(self.drafter, 'untaught'):
+    settings.check_drafter('drafter', self.drafter)
+    if self.drafter.policies:
       raise ValueError(
         f'drafter is an {type(self.drafter).__name__}, which already has '
         'policies: pass all policies to one Adaptive'
       )
-    pausable.check(self.drafter)
     object.__setattr__(self, 'policies', tuple(self.policies))
     if not self.policies:
       raise ValueError('policies is empty: name one, or leave Adaptive out')
@@ -95,21 +95,6 @@ class Adaptive(branching.OverBranches):
     for policy in self.policies:
       if policy.most is not None and policy.most > self.depth:
         _say_clamped(type(policy).__name__, policy.most, self.depth)
-
-  @property
-  def num_draft_tokens(self) -> int:
-    """N."""
-    return self.drafter.num_draft_tokens
-
-  @property
-  def depth(self) -> int:
-    """The most drafts that a round keeps; all of them for a chain."""
-    return getattr(self.drafter, 'depth', self.num_draft_tokens)
-
-  @property
-  def topology(self) -> Any:
-    """The topology of a `Tree`, cut nodes included; None for other drafters."""
-    return getattr(self.drafter, 'topology', None)
 
   def _ladder(self) -> tuple[int, ...]:
     """Returns the numbers of drafts that are worth a pass of their own."""
@@ -156,11 +141,6 @@ class Adaptive(branching.OverBranches):
     mean = lambda x: jnp.mean(x, axis=0).astype(x.dtype)
     return jax.tree.map(mean, state.policies)
 
-  def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`."""
-    inner = self.drafter.extend(params, tokens, count, output, state.inner)
-    return dataclasses.replace(state, inner=inner)
-
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
     wanted = decision.wanted(
@@ -174,18 +154,12 @@ class Adaptive(branching.OverBranches):
 
     def ask(inner):
       inner = self.drafter.resume(params, tokens, length, inner)
-      if not hasattr(self.drafter, 'go_on'):
-        draft, inner = self.drafter.propose(
-          params, draw, warp, tokens, length, inner
-        )
-        keep, _ = decide(draft)
-        return drafts.cut(draft, keep), inner
-      return sequential.propose_while(
-        decide,
-        *(draw, warp, tokens, length, inner),
-        drafter=self.drafter,
-        params=params,
-      )
+      arguments = params, draw, warp, tokens, length, inner
+      if self.drafter.stops_early:
+        return self.drafter.propose_while(*arguments, goes_on=decide)
+      draft, inner = self.drafter.propose(*arguments)
+      keep, _ = decide(draft)
+      return drafts.cut(draft, keep), inner
 
     def leave_out(inner):
       draft, _ = jax.eval_shape(ask, inner)
@@ -199,7 +173,7 @@ class Adaptive(branching.OverBranches):
     )
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`; policies learn nothing from such a round."""
+    """See `types.Drafter`; policies learn nothing from such a round."""
     inner = self.drafter.pause(params, tokens, length, state.inner)
     drafted = jnp.full_like(state.drafted, -1)
     return dataclasses.replace(
@@ -207,16 +181,21 @@ class Adaptive(branching.OverBranches):
     )
 
   def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`."""
+    """See `types.Drafter`."""
     inner = self.drafter.resume(params, tokens, length, state.inner)
     # A row that was done may continue with more text.
     over = jnp.zeros_like(state.over)
     return dataclasses.replace(state, inner=inner, over=over)
 
-  def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`."""
+  def observe(self, params, tokens, count, output, verdict, state):
+    """See `types.Drafter`: policies learn how many drafts were kept."""
+    inner = self.drafter.observe(
+      params, tokens, count, output, verdict, state.inner
+    )
+    if verdict is None:
+      return dataclasses.replace(state, inner=inner)
     # A round emits at least one token in every row that is not done.
-    over = length == state.length
+    over = count == 0
     drafted = jnp.maximum(state.drafted, 0)
     learned = decision.update(
       self.policies, state.policies, drafted, verdict.num_accepted, state.over
@@ -229,15 +208,7 @@ class Adaptive(branching.OverBranches):
       state.policies,
       learned,
     )
-    inner = self.drafter.update(
-      params, tokens, length, output, verdict, state.inner
-    )
-    return dataclasses.replace(
-      state,
-      inner=inner,
-      policies=policies,
-      over=over,
-    )
+    return dataclasses.replace(state, inner=inner, policies=policies, over=over)
 
 
 def _nothing(like):

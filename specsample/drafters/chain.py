@@ -3,6 +3,7 @@
 Leviathan et al., 2211.17192; Chen et al., 2302.01318.
 """
 
+import abc
 import dataclasses
 
 import jax
@@ -10,9 +11,9 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import types
-from specsample.drafters import sequential
 from specsample.drafters import settings
-from specsample.types import Array, Model
+from specsample.drafters import steps
+from specsample.types import Array, Model, Params
 
 # Tokens per pass when a draft model catches up after a pause.
 _CATCH_UP = 16
@@ -27,46 +28,60 @@ class ChainState:
   fed: Array  # [B, K - 1] int32, drafts whose entries follow, -1 after the last
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Chain:
-  """A drafter that samples K tokens from `model`, given params['drafter']."""
-
-  model: Model
-  num_draft_tokens: int
-  feature_layers = ()
-
-  def __post_init__(self):
-    """Raises ValueError unless K is an integer of at least 1."""
-    settings.check_num_draft_tokens(self.num_draft_tokens)
+class OverModel(steps.Steps):
+  """A drafter that samples from a `types.Model`, one pass per token."""
 
   @property
-  def vocab_size(self) -> int:
-    """The draft model's vocabulary, which has to be the target's."""
-    return self.model.vocab_size
+  @abc.abstractmethod
+  def draft_model(self) -> Model:
+    """The model, whose vocabulary is the target's."""
+
+  @abc.abstractmethod
+  def draft_params(self, params: Params) -> Params:
+    """Returns the model's parameters, given the whole tree."""
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
     del params
     return ChainState(
-      cache=self.model.init_cache(batch_size, max_length),
+      cache=self.draft_model.init_cache(batch_size, max_length),
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
       fed=self._nothing_fed(batch_size),
     )
 
-  def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`: the chunk goes into the draft model's cache."""
+  def observe(self, params, tokens, count, output, verdict, state):
+    """See `types.Drafter`.
+
+    A prompt's tokens go into the draft model's cache. After a round, entries of
+    drafts that stayed are right. They may be another drafter's, so the tokens
+    are compared.
+    """
     del output
-    _, cache = self.model.apply(_own(params), tokens, state.cache)
-    length = state.length + count
-    cache = self.model.commit(cache, length)
-    return dataclasses.replace(state, cache=cache, length=length)
+    if verdict is None:
+      _, cache = self._apply(params, tokens, state.cache)
+      length = state.length + count
+      cache = self.draft_model.commit(cache, length)
+      return dataclasses.replace(state, cache=cache, length=length)
+    num_fed = state.fed.shape[1]
+    stayed = 1 + jnp.arange(num_fed) < count[:, None]
+    is_right = (tokens[:, 1 : 1 + num_fed] == state.fed) & stayed
+    kept = jnp.sum(jnp.cumprod(is_right, axis=1), axis=1)
+    return dataclasses.replace(
+      state,
+      length=state.length + kept,
+      fed=self._nothing_fed(count.shape[0]),
+    )
 
-  def begin(self, params, tokens, length, state):
-    """See `branching.Branching`: a pass over what a round of a tree can add."""
-    return self._begin(params, tokens, length, state, self.num_draft_tokens + 1)
+  def first(self, params, tokens, length, state):
+    """See `steps.Steps`: a pass over the last two tokens."""
+    return self._start(params, tokens, length, state, 2)
 
-  def _begin(self, params, tokens, length, state, width):
-    """Runs `begin` with a pass over the last `width` tokens.
+  def root(self, params, tokens, length, state):
+    """See `steps.Steps`: a pass over what a round of a tree can add."""
+    return self._start(params, tokens, length, state, self.num_draft_tokens + 1)
+
+  def _start(self, params, tokens, length, state, width):
+    """Runs `first` with a pass over the last `width` tokens.
 
     If a round keeps all K drafts, the last of them was never fed to the draft
     model, so `width` is at least 2. Entries that are already right are written
@@ -80,7 +95,7 @@ class Chain:
       output.logits, (length - 1 - start)[:, None, None], axis=1
     )
     return logits, ChainState(
-      cache=self.model.commit(cache, length),
+      cache=self.draft_model.commit(cache, length),
       length=length,
       fed=self._nothing_fed(length.shape[0]),
     )
@@ -91,11 +106,17 @@ class Chain:
     inputs = jnp.take_along_axis(
       tokens, jnp.minimum(index, tokens.shape[1] - 1), axis=1
     )
-    cache = self.model.commit(cache, start)
-    return self.model.apply(_own(params), inputs, cache)
+    cache = self.draft_model.commit(cache, start)
+    return self._apply(params, inputs, cache)
+
+  def _apply(self, params, tokens, cache, parents=None):
+    own = self.draft_params(params)
+    if parents is None:  # a model for chains alone need not take them
+      return self.draft_model.apply(own, tokens, cache)
+    return self.draft_model.apply(own, tokens, cache, parents=parents)
 
   def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`: feeds the tokens that were left out."""
+    """See `types.Drafter`: feeds the tokens that were left out."""
 
     def cond(state):
       return jnp.any(state.length < length - 2)
@@ -108,88 +129,68 @@ class Chain:
       _, cache = self._feed(params, tokens, start, width, state.cache)
       known = jnp.minimum(start + width, length - 1)
       known = jnp.maximum(known, state.length)
-      cache = self.model.commit(cache, known)
+      cache = self.draft_model.commit(cache, known)
       return dataclasses.replace(state, cache=cache, length=known)
 
     return jax.lax.while_loop(cond, feed, state)
 
-  def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: `resume` feeds the tokens later."""
-    del params, tokens, length
-    return state
-
-  def go_on(self, params, tokens, carry):
-    """See `sequential.Sequential`: a pass over one token."""
-    output, cache = self.model.apply(
-      _own(params), jnp.maximum(tokens, 0)[:, None], carry.cache
-    )
-    # The first slot that is still free.
-    is_next = jnp.cumsum(carry.fed < 0, axis=1) == 1
-    fed = jnp.where(is_next, tokens[:, None], carry.fed)
-    carry = dataclasses.replace(carry, cache=cache, fed=fed)
-    return output.logits[:, 0], carry
-
-  def grow(self, params, tokens, parents, carry):
-    """See `branching.Branching`: a pass over the new nodes."""
-    output, cache = self.model.apply(
-      _own(params), tokens, carry.cache, parents=parents
-    )
-    return output.logits, dataclasses.replace(carry, cache=cache)
+  def next(self, params, tokens, parents, carry):
+    """See `steps.Steps`: a pass over the new tokens."""
+    output, cache = self._apply(params, tokens, carry.cache, parents)
+    fed = carry.fed
+    if parents is None:
+      # The first slot that is still free.
+      is_next = jnp.cumsum(fed < 0, axis=1) == 1
+      fed = jnp.where(is_next, tokens, fed)
+    return output.logits, dataclasses.replace(carry, cache=cache, fed=fed)
 
   def end(self, carry, state):
-    """See `branching.Branching`."""
+    """See `steps.Steps`."""
     del state
-    cache = self.model.commit(carry.cache, carry.length)
+    cache = self.draft_model.commit(carry.cache, carry.length)
     return dataclasses.replace(carry, cache=cache)
 
   def target_ids(self, params, ids):
-    """See `branching.Branching`."""
+    """See `steps.Steps`: the model drafts all tokens of the target."""
     del params
     return ids
 
   def widen(self, params, logits):
-    """See `branching.Branching`."""
+    """See `steps.Steps`."""
     del params
     return logits
-
-  def first(self, params, tokens, length, state):
-    """See `sequential.Sequential`: a pass over the last two tokens."""
-    logits, carry = self._begin(params, tokens, length, state, 2)
-    return logits[:, 0], carry
-
-  def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: one pass per token."""
-    return sequential.propose(
-      draw, warp, tokens, length, state, drafter=self, params=params
-    )
-
-  def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`: entries of drafts that were emitted are right.
-
-    The verified draft may be another drafter's, so the tokens are compared.
-    """
-    del params, output, verdict
-    place = state.length[:, None] + jnp.arange(state.fed.shape[1])
-    last = tokens.shape[1] - 1
-    emitted = jnp.take_along_axis(tokens, jnp.minimum(place, last), axis=1)
-    # The last token is pending, so its entry does not count even if it was fed.
-    is_right = (emitted == state.fed) & (place < length[:, None] - 1)
-    kept = jnp.sum(jnp.cumprod(is_right, axis=1), axis=1)
-    return dataclasses.replace(
-      state,
-      length=state.length + kept,
-      fed=self._nothing_fed(length.shape[0]),
-    )
 
   def _nothing_fed(self, batch_size):
     shape = (batch_size, self.num_draft_tokens - 1)
     return sharding.zeros(shape, jnp.int32, 'batch', None) - 1
 
 
-def _own(params):
-  if 'drafter' not in params:
-    raise ValueError(
-      f'params has the keys {sorted(params)}, but Chain reads '
-      "params['drafter']: put the draft model's parameters there"
-    )
-  return params['drafter']
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chain(OverModel):
+  """A drafter that samples K tokens from `model`, given params['drafter']."""
+
+  model: Model
+  num_draft_tokens: int
+
+  def __post_init__(self):
+    """Raises ValueError unless K is an integer of at least 1."""
+    settings.check_num_draft_tokens(self.num_draft_tokens)
+
+  @property
+  def vocab_size(self) -> int:
+    """The draft model's vocabulary, which has to be the target's."""
+    return self.model.vocab_size
+
+  @property
+  def draft_model(self) -> Model:
+    """See `OverModel`."""
+    return self.model
+
+  def draft_params(self, params: Params) -> Params:
+    """See `OverModel`."""
+    if 'drafter' not in params:
+      raise ValueError(
+        f'params has the keys {sorted(params)}, but Chain reads '
+        "params['drafter']: put the draft model's parameters there"
+      )
+    return params['drafter']

@@ -13,10 +13,9 @@ import jax.numpy as jnp
 
 from specsample import checks
 from specsample import sharding
+from specsample import types
 from specsample.drafters import feature_norms
-from specsample.drafters import pausable
 from specsample.drafters import settings
-from specsample.drafters import signals as signals_lib
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
@@ -24,7 +23,7 @@ from specsample.models import decoder_layer
 from specsample.models import layers
 from specsample.models import network
 from specsample.models import rotary
-from specsample.types import Array, Draft, DraftKind, Params
+from specsample.types import Array, Params
 
 
 class Network(nnx.Module):
@@ -148,8 +147,18 @@ def block_mask(start: Array, size: int, num_entries: int) -> Array:
   return jnp.concatenate([before, own], axis=-1)
 
 
+@types.pytree
+class _Block:
+  """A block, and the slot from which the next tokens are drafted."""
+
+  logits: Array  # [B, K, V']
+  vectors: Array  # [B, K, D], of which the logits are made
+  previous: Array  # [B, n] int32, the tokens before the slot's
+  number: Array  # [] int32, of the slot
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DFlash(pausable.NothingMissed, trainable.Trainable):
+class DFlash(trainable.Trainable):
   """A drafter that draws K tokens in one pass over [pending, mask, ..., mask].
 
   As in Medusa, no draft sees the token drawn before it. But each mask sees the
@@ -253,19 +262,6 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
     del params, previous
     return logits
 
-  def confidence(
-    self, params: Params, vectors: Array, previous: Array
-  ) -> Array | None:
-    """See `types.Signals`; here None, as there is no head for it.
-
-    Args:
-      params: the whole tree of parameters.
-      vectors: [..., D], from `vectors`.
-      previous: [...] int32, the tokens before the drafts.
-    """
-    del params, vectors, previous
-    return None
-
   def _begin(self, key, target_params):
     if target_params is None:
       raise ValueError(
@@ -305,17 +301,9 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
       *(shape.num_kv_heads, shape.head_dim, dtype),
     )
 
-  def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`: the features of the chunk become context."""
-    del tokens
-    return self._take_in(params, output, state.length + count, state)
-
-  def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`: the features of kept tokens become context."""
+  def observe(self, params, tokens, count, output, verdict, state):
+    """See `types.Drafter`: the features of the tokens become context."""
     del tokens, verdict
-    return self._take_in(params, output, length - 1, state)
-
-  def _take_in(self, params, output, length, state):
     found, own = output.features[0], self.own(params)['mask'].dtype
     if found.dtype != own:
       raise ValueError(
@@ -323,36 +311,29 @@ class DFlash(pausable.NothingMissed, trainable.Trainable):
         f'are {own}: load both with the same dtype'
       )
     keys, values = self.merge(params).context(output.features, state.length)
-    state = cache_lib.append(state, keys, values, after=found[:, 0])
-    return cache_lib.commit(state, length)
+    cache = cache_lib.append(state, keys, values, after=found[:, 0])
+    return cache_lib.commit(cache, state.length + count)
 
-  def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: the state keeps nothing of the block."""
+  def first(self, params, tokens, length, state):
+    """See `steps.Steps`: one pass drafts the whole block."""
     pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
     vectors = self.vectors(params, pending, length[:, None] - 1, state)[:, 0]
-    logits = self.logits(params, vectors)  # [B, K, V'], in one product
-    nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
-    nothing = sharding.constrain(nothing, 'batch', None)
-
-    def body(carry, i):
-      drafted, previous = carry
-      row = jax.lax.dynamic_index_in_dim(logits, i, axis=1, keepdims=False)
-      row = self.widen(params, self.given(params, row, previous))
-      probs = warp(row, drafted)
-      token = draw(probs, length + i)
-      signals = signals_lib.of_tokens(row, token)
-      return (drafted.at[:, i].set(token), token), (probs, signals)
-
-    (drafted, _), found = jax.lax.scan(
-      body, (nothing, pending[:, 0]), jnp.arange(self.num_draft_tokens)
+    block = _Block(
+      logits=self.logits(params, vectors),  # in one product
+      vectors=vectors,
+      previous=pending,
+      number=jnp.zeros((), jnp.int32),
     )
-    probs, signals = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
-    previous = jnp.concatenate([pending, drafted[:, :-1]], axis=1)
-    confidence = self.confidence(params, vectors, previous)
-    draft = Draft(
-      tokens=drafted,
-      probs=probs,
-      kind=DraftKind.SAMPLED,
-      signals=dataclasses.replace(signals, confidence=confidence),
-    )
-    return draft, state
+    return self._of_slot(params, block), block
+
+  def next(self, params, tokens, parents, carry):
+    """See `steps.Steps`: the next slot of the block."""
+    del parents
+    carry = dataclasses.replace(carry, previous=tokens, number=carry.number + 1)
+    return self._of_slot(params, carry), carry
+
+  def _of_slot(self, params, block):
+    """Returns logits [B, n, V'] of the slot after n previous tokens."""
+    logits = jax.lax.dynamic_slice_in_dim(block.logits, block.number, 1, axis=1)
+    shape = (*block.previous.shape, logits.shape[-1])
+    return self.given(params, jnp.broadcast_to(logits, shape), block.previous)

@@ -37,8 +37,8 @@ class _Network(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DraftModel(trainable.Trainable):
-  """A `Chain` over a decoder with layers and a last norm of its own.
+class DraftModel(chain.OverModel, trainable.Trainable):
+  """A drafter like `Chain` over a decoder of its own layers and last norm.
 
   Before training these are the target's `layers` (counted from 0) and its last
   norm; the target is of the Llama family. The embedding is the target's, and so
@@ -89,73 +89,22 @@ class DraftModel(trainable.Trainable):
     )
 
   @property
-  def _chain(self):
-    return chain.Chain(
-      model=self.decoder, num_draft_tokens=self.num_draft_tokens
-    )
+  def draft_model(self) -> 'Decoder':
+    """See `chain.OverModel`."""
+    return self.decoder
+
+  def draft_params(self, params: Params) -> Params:
+    """See `chain.OverModel`: the decoder reads the target's embedding too."""
+    return params
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
     self.own(params)  # raises if parameters are missing
-    return self._chain.init({'drafter': params}, batch_size, max_length)
-
-  def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`."""
-    return self._chain.extend({'drafter': params}, tokens, count, output, state)
-
-  def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
-    return self._chain.propose(
-      {'drafter': params}, draw, warp, tokens, length, state
-    )
-
-  def first(self, params, tokens, length, state):
-    """See `sequential.Sequential`."""
-    return self._chain.first({'drafter': params}, tokens, length, state)
-
-  def go_on(self, params, tokens, carry):
-    """See `sequential.Sequential`."""
-    return self._chain.go_on({'drafter': params}, tokens, carry)
-
-  def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`."""
-    return self._chain.pause({'drafter': params}, tokens, length, state)
-
-  def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`."""
-    return self._chain.resume({'drafter': params}, tokens, length, state)
-
-  def begin(self, params, tokens, length, state):
-    """See `branching.Branching`."""
-    return self._chain.begin({'drafter': params}, tokens, length, state)
-
-  def grow(self, params, tokens, parents, carry):
-    """See `branching.Branching`."""
-    return self._chain.grow({'drafter': params}, tokens, parents, carry)
-
-  def end(self, carry, state):
-    """See `branching.Branching`."""
-    return self._chain.end(carry, state)
+    return super().init(params, batch_size, max_length)
 
   def target_logits(self, params, vectors):
-    """See `Trainable`."""
-    return super().widen(params, self.logits(params, vectors))
-
-  def target_ids(self, params, ids):
-    """See `branching.Branching`: the logits already cover all tokens."""
-    del params
-    return ids
-
-  def widen(self, params, logits):
-    """See `branching.Branching`."""
-    del params
-    return logits
-
-  def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`."""
-    return self._chain.update(
-      {'drafter': params}, tokens, length, output, verdict, state
-    )
+    """See `Trainable`: here `widen` leaves the decoder's logits as they are."""
+    return trainable.Trainable.widen(self, params, self.logits(params, vectors))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ it.
 """
 
 import dataclasses
+from typing import Any
 
 from flax import nnx
 import jax
@@ -109,28 +110,33 @@ class DSpark(dflash.DFlash):
   def confidence_logits(
     self, params: Params, vectors: Array, previous: Array
   ) -> Array:
-    """Returns `confidence` before the sigmoid."""
-    read = jnp.concatenate([vectors, self._embed(params, previous)], axis=-1)
-    rows = self.merge(params).confidence(read.reshape(-1, read.shape[-1]))
-    axes = ('batch', *[None] * (previous.ndim - 1))
-    rows = sharding.reshape(rows, previous.shape, *axes)
-    return rows.astype(jnp.float32)
-
-  def confidence(
-    self, params: Params, vectors: Array, previous: Array
-  ) -> Array:
-    """Estimates how likely drafts are to be kept if those before are: [...].
-
-    Values are in (0, 1), trained towards 1 - TV(target, draft). A draft may be
-    cut if its value is low: it depends on the tokens before, not on the one
-    drawn.
+    """Returns `confidence` before the sigmoid, [...].
 
     Args:
       params: the whole tree of parameters.
       vectors: [..., D], from `vectors`.
       previous: [...] int32, the tokens before the drafts.
     """
-    return jax.nn.sigmoid(self.confidence_logits(params, vectors, previous))
+    read = jnp.concatenate([vectors, self._embed(params, previous)], axis=-1)
+    rows = self.merge(params).confidence(read.reshape(-1, read.shape[-1]))
+    axes = ('batch', *[None] * (previous.ndim - 1))
+    rows = sharding.reshape(rows, previous.shape, *axes)
+    return rows.astype(jnp.float32)
+
+  def confidence(self, params: Params, carry: Any) -> Array:
+    """See `steps.Steps`: how likely drafts are to be kept if those before are.
+
+    Values are in (0, 1), trained towards 1 - TV(target, draft). A draft may be
+    cut if its value is low: it depends on the tokens before, not on the one
+    drawn.
+    """
+    vectors = jax.lax.dynamic_slice_in_dim(
+      carry.vectors, carry.number, 1, axis=1
+    )
+    shape = (*carry.previous.shape, vectors.shape[-1])
+    vectors = jnp.broadcast_to(vectors, shape)
+    logits = self.confidence_logits(params, vectors, carry.previous)
+    return jax.nn.sigmoid(logits)
 
   def _embed(self, params, previous):
     if self.reads_all_tokens:

@@ -11,16 +11,18 @@ import jax
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import drafts
 from specsample import indexing
 from specsample import sharding
-from specsample.drafters import branching
 from specsample.drafters import settings
 from specsample.drafters import signals as signals_lib
+from specsample.drafters import steps
+from specsample.drafters import wrapper
 from specsample.types import Array, Draft, DraftKind, Signals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DynamicTree(branching.OverBranches):
+class DynamicTree(wrapper.Wrapper):
   """A drafter of the N candidates whose paths its drafter finds most likely.
 
   At each depth the `width` likeliest paths are extended, each by `width`
@@ -33,13 +35,13 @@ class DynamicTree(branching.OverBranches):
     width: k, the paths that are extended and the tokens that follow each.
   """
 
-  drafter: Any  # a Branching
+  drafter: Any  # a steps.Steps
   num_draft_tokens: int
   width: int = 10
 
   def __post_init__(self):
     """Raises ValueError if no such tree can be drafted."""
-    branching.check(self.drafter)
+    steps.check_branches(self.drafter)
     settings.check_num_draft_tokens(self.num_draft_tokens)
     if not checks.is_count(self.width):
       raise ValueError(f'width is {self.width!r}: continue at least 1 path')
@@ -62,23 +64,23 @@ class DynamicTree(branching.OverBranches):
     return self.drafter.init(params, batch_size, max_length + room)
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: one call of `grow` per level but the last."""
+    """See `types.Drafter`: one call of `next` per level but the last."""
     del draw, warp
     batch, width = tokens.shape[0], self.width
-    logits, carry = self.drafter.begin(params, tokens, length, state)
+    logits, carry = self.drafter.root(params, tokens, length, state)
     root = sharding.zeros((batch, 1), jnp.float32, 'batch', None)
-    found = [self._candidates(params, logits, root)]
-    # The candidates that are extended, and their parents as `grow` numbers
+    found = [self._candidates(params, logits, root, carry)]
+    # The candidates that are extended, and their parents as `next` numbers
     # them.
-    expanded = branching.for_all(range(width), batch)
-    parents = branching.for_all([0] * width, batch)
+    expanded = drafts.of_all_rows(range(width), batch)
+    parents = drafts.of_all_rows([0] * width, batch)
     # The parent of each candidate, counted from 1; 0 is the pending token.
-    before = [branching.for_all([0] * width, batch)]
+    before = [drafts.of_all_rows([0] * width, batch)]
     for depth in range(1, self.depth):
       ids, scores, _ = _join(found)
       take = lambda x: jnp.take_along_axis(x, expanded, axis=1)  # noqa: B023
-      logits, carry = self.drafter.grow(params, take(ids), parents, carry)
-      new = self._candidates(params, logits, take(scores))
+      logits, carry = self.drafter.next(params, take(ids), parents, carry)
+      new = self._candidates(params, logits, take(scores), carry)
       before.append(jnp.repeat(expanded + 1, width, axis=1))
       _, best = jax.lax.top_k(new[1], width)
       expanded = ids.shape[1] + best
@@ -88,7 +90,9 @@ class DynamicTree(branching.OverBranches):
     draft = self._best(_join(found), jnp.concatenate(before, axis=1))
     return draft, self.drafter.end(carry, state)
 
-  def _candidates(self, params, logits, scores) -> tuple[Array, Array, Signals]:
+  def _candidates(
+    self, params, logits, scores, carry
+  ) -> tuple[Array, Array, Signals]:
     """Returns the k likeliest tokens after each of n paths: [B, n * k].
 
     Also returns their scores and signals, of the same shape.
@@ -97,13 +101,18 @@ class DynamicTree(branching.OverBranches):
       params: the whole tree of parameters.
       logits: [B, n, V'].
       scores: [B, n] float32, the paths' log-probabilities.
+      carry: the drafter's, of the same step.
     """
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     # NaN: the drafter has nothing to offer for now, all its logits are -inf.
     log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
-    branching.check_siblings(self.width, log_probs)
+    steps.check_siblings(self.width, log_probs)
     values, ids = indexing.top_k(log_probs, self.width)
     signals = signals_lib.of_top(log_probs, values)
+    confidence = self.drafter.confidence(params, carry)
+    if confidence is not None:
+      of_all = jnp.broadcast_to(confidence[..., None], values.shape)
+      signals = dataclasses.replace(signals, confidence=of_all)
     scores = values + scores[..., None]
     ids = self.drafter.target_ids(params, ids).astype(jnp.int32)
     flat = lambda x: x.reshape(x.shape[0], -1)

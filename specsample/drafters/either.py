@@ -3,6 +3,7 @@
 The hybrid of SuffixDecoding (Oliaro et al., 2411.04975), row by row.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -13,13 +14,12 @@ from specsample import indexing
 from specsample import sharding
 from specsample import types
 from specsample.drafters import adaptive
-from specsample.drafters import pausable
 from specsample.drafters import settings
 from specsample.drafters import suffix
 from specsample.memory import store as store_lib
 from specsample.policies import fixed
 from specsample.policies import policy as policy_lib
-from specsample.types import Array, Draft, DraftKind, Params
+from specsample.types import Array, Draft, Drafter, DraftKind, Params
 
 
 @types.pytree
@@ -33,7 +33,7 @@ class EitherState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Either:
+class Either(Drafter):
   """A drafter that proposes, in each row, the more promising of two drafts.
 
   A remembered draft promises its expected number of kept tokens. The trained
@@ -49,8 +49,8 @@ class Either:
   Attributes:
     remembered: a `Suffix`, which drafts if its expected number of kept tokens
       is at least its `min_kept`; that number is compared.
-    trained: drafts chains of the target's tokens and can pause
-      (drafters/pausable.py). An `Adaptive` also decides whether it drafts.
+    trained: drafts chains of the target's tokens and can pause. An `Adaptive`
+      also decides whether it drafts.
     prior_kept: the trained drafter's running mean of kept tokens at the start.
     decay: the decay of that mean, per round that the trained drafter drafts in.
   """
@@ -61,7 +61,7 @@ class Either:
   decay: float = 0.9
 
   def __post_init__(self):
-    """Raises ValueError unless given a Suffix and a pausable chain drafter."""
+    """Raises ValueError unless given a Suffix and a drafter of chains."""
     if not isinstance(self.remembered, suffix.Suffix):
       raise ValueError(
         f'remembered is {type(self.remembered).__name__}: give a Suffix, which '
@@ -70,8 +70,8 @@ class Either:
     inner = self.trained
     if isinstance(inner, adaptive.Adaptive):
       inner = inner.drafter
-    pausable.check(inner)
-    if hasattr(inner, 'depth'):
+    settings.check_drafter('trained', inner)
+    if inner.depth != inner.num_draft_tokens:
       raise ValueError(
         f'trained is {type(inner).__name__}, which drafts trees, but '
         'remembered drafts are chains: give a drafter that drafts chains'
@@ -80,10 +80,9 @@ class Either:
       always = fixed.Fixed(inner.num_draft_tokens)
       trained = adaptive.Adaptive(drafter=inner, policies=(always,))
       object.__setattr__(self, 'trained', trained)
-    if hasattr(inner, 'most_kept'):
-      inner = dataclasses.replace(inner, most_kept=self.num_draft_tokens)
-      trained = dataclasses.replace(self.trained, drafter=inner)
-      object.__setattr__(self, 'trained', trained)
+    inner = inner.with_most_kept(self.num_draft_tokens)
+    trained = dataclasses.replace(self.trained, drafter=inner)
+    object.__setattr__(self, 'trained', trained)
     settings.check_range('prior_kept', self.prior_kept, 0, 1e3)
     settings.check_range('decay', self.decay, 0, 1)
 
@@ -110,11 +109,16 @@ class Either:
   def with_store(
     self, params: Params, name: str, store: store_lib.Store
   ) -> Params:
-    """Returns the whole tree of parameters with a store under that name."""
+    """See `types.Drafter`."""
     own = _of(params, 'remembered')
     stores = self.remembered.with_store(own, name, store)['drafter']
     drafter = params.get('drafter', {}) | {'remembered': stores}
     return params | {'drafter': drafter}
+
+  @property
+  def policies(self) -> Sequence[policy_lib.Policy]:
+    """See `types.Drafter`: those of the trained drafter."""
+    return self.trained.policies
 
   def untaught(self) -> tuple[policy_lib.State, ...]:
     """See `Adaptive.untaught`."""
@@ -135,13 +139,6 @@ class Either:
       kept=mean + self.prior_kept,
       is_remembered=sharding.zeros((batch_size,), bool, 'batch'),
     )
-
-  def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`."""
-    trained = self.trained.extend(
-      _of(params, 'trained'), tokens, count, output, state.trained
-    )
-    return dataclasses.replace(state, trained=trained)
 
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
@@ -169,7 +166,7 @@ class Either:
     )
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`."""
+    """See `types.Drafter`."""
     remembered = self.remembered.pause(
       _of(params, 'remembered'), tokens, length, state.remembered
     )
@@ -184,18 +181,24 @@ class Either:
     )
 
   def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`."""
+    """See `types.Drafter`."""
     trained = self.trained.resume(
       _of(params, 'trained'), tokens, length, state.trained
     )
     return dataclasses.replace(state, trained=trained)
 
-  def update(self, params, tokens, length, output, verdict, state):
+  def observe(self, params, tokens, count, output, verdict, state):
     """See `types.Drafter`."""
-    of_trained = ~state.is_remembered
-    trained = self.trained.update(
-      _of(params, 'trained'), tokens, length, output, verdict, state.trained
+    observed = tokens, count, output, verdict
+    trained = self.trained.observe(
+      _of(params, 'trained'), *observed, state.trained
     )
+    remembered = self.remembered.observe(
+      _of(params, 'remembered'), *observed, state.remembered
+    )
+    if verdict is None:
+      return dataclasses.replace(state, trained=trained, remembered=remembered)
+    of_trained = ~state.is_remembered
     # Whether remembered drafts were kept says nothing about the trained
     # drafter.
     policies = jax.tree.map(
@@ -207,14 +210,7 @@ class Either:
     mean = self.decay * state.kept + (1 - self.decay) * verdict.num_accepted
     return dataclasses.replace(
       state,
-      remembered=self.remembered.update(
-        _of(params, 'remembered'),
-        tokens,
-        length,
-        output,
-        verdict,
-        state.remembered,
-      ),
+      remembered=remembered,
       trained=dataclasses.replace(trained, policies=policies),
       kept=jnp.where(drafted, mean, state.kept),
     )
@@ -236,6 +232,11 @@ def _merged(
   is_first: Array, first: Draft, second: Draft, num_drafts: int
 ) -> Draft:
   """Takes the first draft in rows where is_first [B] holds, else the second."""
+  if second.parents is not None:
+    raise ValueError(
+      'trained drafts trees, but remembered drafts are chains: give a drafter '
+      'that drafts chains'
+    )
   if second.kind not in (DraftKind.POINT_MASS, DraftKind.SAMPLED):
     raise ValueError(
       f'trained has drafts of kind {second.kind.value!r}, but Either takes '

@@ -20,13 +20,12 @@ from specsample import sharding
 from specsample import types
 from specsample.drafters import feature_norms
 from specsample.drafters import settings
-from specsample.drafters import signals as signals_lib
 from specsample.drafters import trainable
 from specsample.models import cache as cache_lib
 from specsample.models import int8
 from specsample.models import layers
 from specsample.models import masks
-from specsample.types import Array, Draft, DraftKind, Params
+from specsample.types import Array, Params
 
 
 @types.pytree
@@ -39,6 +38,32 @@ class FeatureState:
   # in its cache: [B, n, D] from the target, [B, 1, D] from the previous module.
   features: tuple[Array, ...]
   length: Array  # [B] int32, tokens whose features are known
+
+
+@types.pytree
+class _Beginning:
+  """A round in which not all modules have made their entries yet."""
+
+  state: FeatureState
+  before: Array  # [B, n, D], what the latest module put out, or its features
+  known: Array  # [B] int32, how many entries it had before the round
+  caches: tuple[cache_lib.KVCache, ...]  # of the modules so far
+  kept: tuple[Array, ...]  # [B, 1, D], what modules after the first keep
+  tokens: Array  # [B, S] int32
+  length: Array  # [B] int32
+  drafted: Array  # [B, i] int32, the drafts so far
+
+
+@types.pytree
+class _Drafting:
+  """A round in which the last module continues from its own outputs."""
+
+  outputs: Array  # [B, n, D], of the latest entries
+  cache: cache_lib.KVCache  # of the last module
+  length: Array  # [B] int32, its entries that are no guesses
+  caches: tuple[cache_lib.KVCache, ...]  # of the other modules
+  kept: tuple[Array, ...]  # [B, 1, D], what modules after the first keep
+  num_nodes: int = types.static()  # of a tree so far
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,9 +168,23 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
     )
 
-  def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`: the last token's entry waits for the next token."""
-    before = self._features(params, output, state)
+  def observe(self, params, tokens, count, output, verdict, state):
+    """See `types.Drafter`: features of a round wait for the next one."""
+    features = self._features(params, output, state)
+    if verdict is None:
+      return self._read(params, tokens, count, features, state)
+    held = state.features[0]
+    index = jnp.arange(held.shape[1]) - self._num_waiting(state)[:, None]
+    new = _take(features, jnp.clip(index, 0, features.shape[1] - 1))
+    held = jnp.where(index[..., None] < 0, held, new)
+    return dataclasses.replace(
+      state,
+      features=(held, *state.features[1:]),
+      length=state.length + count,
+    )
+
+  def _read(self, params, tokens, count, before, state):
+    """Makes a prompt's entries; the last one waits for the next token."""
     place = jnp.arange(tokens.shape[1])
     last_place = tokens.shape[1] - 1
     # How many of a module's inputs are known before and after the chunk.
@@ -172,96 +211,118 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       length=state.length + count,
     )
 
-  def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`: keeps the features for the next round."""
-    del tokens, verdict
-    features = self._features(params, output, state)
-    held = state.features[0]
-    index = jnp.arange(held.shape[1]) - self._num_waiting(state)[:, None]
-    new = _take(features, jnp.clip(index, 0, features.shape[1] - 1))
-    held = jnp.where(index[..., None] < 0, held, new)
-    return dataclasses.replace(
-      state, features=(held, *state.features[1:]), length=length - 1
-    )
+  @property
+  def num_unrolled(self) -> int:
+    """See `steps.Steps`: each module but the last makes one draft."""
+    return min(self.num_modules, self.num_draft_tokens) - 1
 
-  def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: a pass of K + 1 or more entries, then one per token.
+  def first(self, params, tokens, length, state):
+    """See `steps.Steps`: a pass of the first module over up to K + 1 entries.
 
     After a prompt of one token there is no feature yet, and zeros stand in for
     it.
     """
-    shape = (tokens.shape[0], self.num_draft_tokens)
-    drafted = sharding.constrain(jnp.full(shape, -1, jnp.int32), 'batch', None)
-
-    def draft_one(output, drafted, i, number):
-      vectors = self.vectors(params, output, number)[:, 0]
-      logits = self.target_logits(params, vectors)
-      probs = warp(logits, drafted)
-      token = draw(probs, length + i)
-      signals = signals_lib.of_tokens(logits, token)
-      return drafted.at[:, i].set(token), (probs, signals)
-
-    # The module's inputs from number `known` - 1 on; the first is void if
-    # `known` is 0.
-    before = state.features[0][:, : self._most_new]
-    known = state.caches[0].length + 1
-    last, end = len(state.caches) - 1, self.num_draft_tokens - 1
-    caches: list[cache_lib.KVCache] = []
-    kept, of_drafts = [], []
-    for i, cache in enumerate(state.caches):
-      if i:
-        before = jnp.concatenate([state.features[i], before], axis=1)
-        kept.append(_take(before, (caches[-1].length - known)[:, None]))
-      place = jnp.arange(before.shape[1])
-      index = jnp.minimum((known == 0)[:, None] + place, place[-1])
-      start = cache.length
-      new = _behind_drafts(
-        tokens, length, drafted[:, :i], start[:, None] + 1 + i + place
-      )
-      before, cache = self._run(params, i, new, _take(before, index), cache)
-      output = _take(before, jnp.maximum(length - 2 - start, 0)[:, None])
-      caches.append(cache_lib.commit(cache, jnp.maximum(length - 1 - i, 0)))
-      known = start
-      if i < last:
-        drafted, found = draft_one(output, drafted, i, i)
-        of_drafts.append(jax.tree.map(lambda x: x[None], found))
-
-    def body(carry, i):
-      output, drafted, cache = carry
-      drafted, found = draft_one(output, drafted, i, last)
-      output, cache = self._run(
-        params, last, drafted[:, i, None], output, cache
-      )
-      return (output, drafted, cache), found
-
-    (output, drafted, cache), found = jax.lax.scan(
-      body,
-      (output, drafted, cache_lib.commit(cache, length - 1)),
-      jnp.arange(last, end),
+    beginning = _Beginning(
+      state=state,
+      before=state.features[0][:, : self._most_new],
+      # Inputs are numbered from `known` - 1 on; the first is void if it is 0.
+      known=state.caches[0].length + 1,
+      caches=(),
+      kept=(),
+      tokens=tokens,
+      length=length,
+      drafted=tokens[:, :0],
     )
-    drafted, of_last = draft_one(output, drafted, end, last)
-    of_last = jax.tree.map(lambda x: x[None], of_last)
-    join = lambda *x: jnp.swapaxes(jnp.concatenate(x), 0, 1)
-    probs, signals = jax.tree.map(join, *of_drafts, found, of_last)
-    draft = Draft(
-      tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
+    return self._begin_module(params, beginning)
+
+  def root(self, params, tokens, length, state):
+    """See `steps.Steps`."""
+    if self.num_unrolled:
+      raise ValueError(
+        f'num_modules is {self.num_modules}, but a tree needs a single module, '
+        'which continues from its own outputs: give num_modules = 1'
+      )
+    return self.first(params, tokens, length, state)
+
+  def next(self, params, tokens, parents, carry):
+    """See `steps.Steps`: new entries read their parents' outputs."""
+    if isinstance(carry, _Beginning):
+      drafted = jnp.concatenate([carry.drafted, tokens], axis=1)
+      carry = dataclasses.replace(carry, drafted=drafted)
+      return self._begin_module(params, carry)
+    number, outputs = len(carry.caches), carry.outputs
+    num_nodes, num_new = carry.num_nodes, tokens.shape[1]
+    if parents is not None:
+      before = parents[:, -num_new:] - (num_nodes - outputs.shape[1])
+      outputs, num_nodes = _take(outputs, before), num_nodes + num_new
+    outputs, cache = self._run(
+      params, number, tokens, outputs, carry.cache, parents
     )
-    # The drafts' own entries are made of outputs, so they do not stay.
-    caches[-1] = cache_lib.commit(cache, caches[-1].length)
-    return draft, dataclasses.replace(
-      state, caches=tuple(caches), features=(state.features[0], *kept)
+    carry = dataclasses.replace(
+      carry, outputs=outputs, cache=cache, num_nodes=num_nodes
+    )
+    return self._logits(params, outputs, number), carry
+
+  def _begin_module(self, params, carry):
+    """Makes the entries of the next module; returns its logits and a carry."""
+    state, length = carry.state, carry.length
+    number = carry.drafted.shape[1]
+    before, kept, cache = carry.before, carry.kept, state.caches[number]
+    if number:
+      before = jnp.concatenate([state.features[number], before], axis=1)
+      first = carry.caches[-1].length - carry.known
+      kept = (*kept, _take(before, first[:, None]))
+    place = jnp.arange(before.shape[1])
+    index = jnp.minimum((carry.known == 0)[:, None] + place, place[-1])
+    start = cache.length
+    new = _behind_drafts(
+      carry.tokens,
+      length,
+      carry.drafted,
+      start[:, None] + 1 + number + place,
+    )
+    outputs, cache = self._run(params, number, new, _take(before, index), cache)
+    last = _take(outputs, jnp.maximum(length - 2 - start, 0)[:, None])
+    logits = self._logits(params, last, number)
+    true_length = jnp.maximum(length - 1 - number, 0)
+    if number < self.num_unrolled:
+      return logits, dataclasses.replace(
+        carry,
+        before=outputs,
+        known=start,
+        caches=(*carry.caches, cache_lib.commit(cache, true_length)),
+        kept=kept,
+      )
+    return logits, _Drafting(
+      outputs=last,
+      cache=cache_lib.commit(cache, length - 1),
+      length=true_length,
+      caches=carry.caches,
+      kept=kept,
+      num_nodes=1,
+    )
+
+  def end(self, carry, state):
+    """See `steps.Steps`: entries made of outputs are dropped."""
+    cache = cache_lib.commit(carry.cache, carry.length)
+    return dataclasses.replace(
+      state,
+      caches=(*carry.caches, cache),
+      features=(state.features[0], *carry.kept),
     )
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: entries wait while there is room for more.
+    """See `types.Drafter`: entries wait while there is room for more.
 
     A pass over the entries of several rounds costs as much as a pass over the
     entries of one.
     """
     if self.num_modules > 1:
-      nothing = lambda probs, position: jnp.zeros_like(position)
-      as_is = lambda logits, drafted: logits
-      return self.propose(params, nothing, as_is, tokens, length, state)[1]
+      _, carry = self.first(params, tokens, length, state)
+      nothing = jnp.zeros_like(tokens[:, :1])
+      for _ in range(self.num_unrolled):
+        _, carry = self.next(params, nothing, None, carry)
+      return self.end(carry, state)
     most_new = self._most_new
 
     def make_entries(state):
@@ -281,10 +342,14 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return jax.lax.cond(is_full, make_entries, lambda state: state, state)
 
   def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`: leaves no more than `begin` takes in."""
+    """See `types.Drafter`: leaves no more than `first` takes in."""
     if self.num_modules > 1:
       return state
     return self.pause(params, tokens, length, state)
+
+  def with_most_kept(self, most_kept):
+    """See `types.Drafter`."""
+    return dataclasses.replace(self, most_kept=most_kept)
 
   @property
   def _most_new(self):
@@ -295,42 +360,8 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     """Counts entries that can be made but are not in the first cache, [B]."""
     return state.length - state.caches[0].length
 
-  def begin(self, params, tokens, length, state):
-    """See `branching.Branching`: the pass over K + 1 entries."""
-    if self.num_modules > 1:
-      raise ValueError(
-        f'num_modules is {self.num_modules}, but a tree needs a single module, '
-        'which continues from its own outputs: give num_modules = 1'
-      )
-    (cache,), (features,) = state.caches, state.features
-    features = features[:, : self._most_new]
-    start = cache.length
-    index = start[:, None] + 1 + jnp.arange(features.shape[1])
-    new = _behind_drafts(tokens, length, tokens[:, :0], index)
-    outputs, cache = self._run(params, 0, new, features, cache)
-    last = _take(outputs, jnp.maximum(length - 2 - start, 0)[:, None])
-    cache = cache_lib.commit(cache, length - 1)
-    return self._logits(params, last), (last, cache, 1, length - 1)
-
-  def grow(self, params, tokens, parents, carry):
-    """See `branching.Branching`: new entries read their parents' outputs."""
-    outputs, cache, num_nodes, length = carry
-    num_new, num_last = tokens.shape[1], outputs.shape[1]
-    before = parents[:, -num_new:] - (num_nodes - num_last)
-    outputs, cache = self._run(
-      params, 0, tokens, _take(outputs, before), cache, parents
-    )
-    carry = outputs, cache, num_nodes + num_new, length
-    return self._logits(params, outputs), carry
-
-  def end(self, carry, state):
-    """See `branching.Branching`: entries made of outputs are dropped."""
-    _, cache, _, length = carry
-    cache = cache_lib.commit(cache, length)
-    return dataclasses.replace(state, caches=(cache,))
-
-  def _logits(self, params, outputs):
-    return self.logits(params, self.vectors(params, outputs, 0))
+  def _logits(self, params, outputs, number):
+    return self.logits(params, self.vectors(params, outputs, number))
 
   def _run(self, params, number, tokens, features, cache, parents=None):
     """Returns a module's outputs [B, T, D] after its cache, and the new cache.

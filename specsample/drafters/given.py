@@ -9,8 +9,14 @@ import numpy as np
 from specsample import sharding
 from specsample import types
 from specsample.drafters import settings
-from specsample.drafters import stateless
-from specsample.types import Array, ArrayLike, DecodeState, Draft, DraftKind
+from specsample.types import (
+  Array,
+  ArrayLike,
+  DecodeState,
+  Draft,
+  Drafter,
+  DraftKind,
+)
 
 
 @types.pytree
@@ -21,7 +27,7 @@ class GivenState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Given(stateless.Stateless):
+class Given(Drafter):
   """A drafter that proposes up to K given tokens per row, once.
 
   Without given tokens it drafts nothing. A point mass: the given tokens may
@@ -76,7 +82,7 @@ class Given(stateless.Stateless):
     return draft, self._nothing(tokens.shape[0])
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: the given tokens were for this round."""
+    """See `types.Drafter`: the given tokens were for this round."""
     del params, length, state
     return self._nothing(tokens.shape[0])
 

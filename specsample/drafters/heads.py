@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from specsample import checks
 from specsample import sharding
 from specsample import types
-from specsample.drafters import pausable
 from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary as vocabulary_lib
@@ -115,7 +114,7 @@ def vocabulary(config: Any) -> vocabulary_lib.DraftVocabulary | None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Heads(pausable.NothingMissed, trainable.Trainable, abc.ABC):
+class Heads(trainable.Trainable, abc.ABC):
   """The parts of `types.Drafter` that all kinds of heads share.
 
   There is one head per draft token, K in all, each of `num_layers` layers. The
@@ -177,15 +176,10 @@ class Heads(pausable.NothingMissed, trainable.Trainable, abc.ABC):
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
     )
 
-  def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`."""
-    del tokens
-    return self._take_in(params, output.hidden, state.length + count, state)
-
-  def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`."""
+  def observe(self, params, tokens, count, output, verdict, state):
+    """See `types.Drafter`: the last of the tokens is what the heads read."""
     del tokens, verdict
-    return self._take_in(params, output.hidden, length - 1, state)
+    return self._take_in(params, output.hidden, state.length + count, state)
 
   def _take_in(self, params, hidden, length, state):
     del params

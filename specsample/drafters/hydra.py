@@ -4,7 +4,6 @@ Ankner et al., 2402.05109 (Hydra and Hydra++), as a chain.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -16,10 +15,9 @@ from specsample import sharding
 from specsample.drafters import heads
 from specsample.drafters import prefix
 from specsample.drafters import settings
-from specsample.drafters import signals as signals_lib
 from specsample.models import cache as cache_lib
 from specsample.models import layers
-from specsample.types import Array, Draft, DraftKind, Params
+from specsample.types import Array, Params
 
 
 class _Head(heads.Head):
@@ -162,27 +160,29 @@ class Hydra(heads.Heads):
     embedded = self.model.embed(params['target'], ids)
     return embedded * jnp.asarray(self.embedding_scale, embedded.dtype)
 
-  def begin(self, params, tokens, length, state):
-    """See `branching.Branching`."""
+  @property
+  def num_unrolled(self) -> int:
+    """See `steps.Steps`: each head reads one embedding more."""
+    return self.num_draft_tokens - 1
+
+  def first(self, params, tokens, length, state):
+    """See `steps.Steps`."""
     pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
     carry = state.hidden, [self._embed(params, pending)], 1
     return self._behind(params, carry), carry
 
-  def grow(self, params, tokens, parents, carry):
-    """See `branching.Branching`."""
+  def next(self, params, tokens, parents, carry):
+    """See `steps.Steps`."""
     hidden, embeddings, num_nodes = carry
     num_new, last = tokens.shape[1], embeddings[0].shape[1]
-    # Every parent of a new node is in the last level.
-    index = parents[:, -num_new:] - (num_nodes - last)
-    along = lambda x: jnp.take_along_axis(x, index[..., None], axis=1)
-    embeddings = [*map(along, embeddings), self._embed(params, tokens)]
+    if parents is not None:
+      # Every parent of a new node is in the last level.
+      index = parents[:, -num_new:] - (num_nodes - last)
+      along = lambda x: jnp.take_along_axis(x, index[..., None], axis=1)
+      embeddings = map(along, embeddings)
+    embeddings = [*embeddings, self._embed(params, tokens)]
     carry = hidden, embeddings, num_nodes + num_new
     return self._behind(params, carry), carry
-
-  def end(self, carry, state):
-    """See `branching.Branching`."""
-    del carry
-    return state
 
   def _behind(self, params, carry):
     """Returns logits [B, n, V'] after n paths, of embeddings [B, n, D] each."""
@@ -194,26 +194,3 @@ class Hydra(heads.Heads):
     rows = lambda x: x.reshape(-1, x.shape[-1])
     vectors = head(rows(hidden), [*map(rows, embeddings)])
     return self.head_logits(params, number, vectors.reshape(shape))
-
-  def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
-    embed = functools.partial(self._embed, params)
-    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
-    embeddings = [embed(pending[:, 0])]
-    nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
-    drafted = sharding.constrain(nothing, 'batch', None)
-    rows = []
-    for i, head in enumerate(self.merge(params).heads):
-      vector = head(state.hidden, embeddings)
-      logits = self.head_logits(params, i, vector)
-      logits = self.widen(params, logits)
-      probs = warp(logits, drafted)
-      token = draw(probs, length + i)
-      drafted = drafted.at[:, i].set(token)
-      embeddings.append(embed(token))
-      rows.append((probs, signals_lib.of_tokens(logits, token)))
-    probs, signals = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
-    draft = Draft(
-      tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
-    )
-    return draft, state

@@ -9,10 +9,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from specsample import sharding
 from specsample.drafters import heads
-from specsample.drafters import signals as signals_lib
-from specsample.types import Array, Draft, DraftKind, Params
+from specsample.types import Array, Params
 
 
 class _Network(nnx.Module):
@@ -56,43 +54,19 @@ class Medusa(heads.Heads):
     of_heads = [self.head_logits(params, i, x) for i, x in enumerate(vectors)]
     return jnp.concatenate(of_heads, axis=1)
 
-  def begin(self, params, tokens, length, state):
-    """See `branching.Branching`: all heads at once."""
+  def first(self, params, tokens, length, state):
+    """See `steps.Steps`: all heads at once."""
     del length
-    logits = self._logits(params, tokens, state)
-    return logits[:, :1], (logits, 1)
+    return self._of_head(self._logits(params, tokens, state), tokens[:, :1], 0)
 
-  def grow(self, params, tokens, parents, carry):
-    """See `branching.Branching`: a head has seen none of the drafts."""
+  def next(self, params, tokens, parents, carry):
+    """See `steps.Steps`: a head has seen none of the drafts."""
     del params, parents
     logits, i = carry
+    return self._of_head(logits, tokens, i + 1)
+
+  def _of_head(self, logits, tokens, i):
+    """Returns head i's logits, the same [B, n, V'] after tokens [B, n]."""
+    of_head = jax.lax.dynamic_slice_in_dim(logits, i, 1, axis=1)
     shape = (*tokens.shape, logits.shape[-1])
-    return jnp.broadcast_to(logits[:, i, None], shape), (logits, i + 1)
-
-  def end(self, carry, state):
-    """See `branching.Branching`."""
-    del carry
-    return state
-
-  def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
-    logits = self.widen(params, self._logits(params, tokens, state))
-
-    def draw_one(drafted, head):
-      i, logits = head
-      probs = warp(logits, drafted)
-      token = draw(probs, length + i)
-      signals = signals_lib.of_tokens(logits, token)
-      return drafted.at[:, i].set(token), (probs, signals)
-
-    nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
-    drafted, found = jax.lax.scan(
-      draw_one,
-      sharding.constrain(nothing, 'batch', None),
-      (jnp.arange(self.num_draft_tokens), jnp.swapaxes(logits, 0, 1)),
-    )
-    probs, signals = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
-    draft = Draft(
-      tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
-    )
-    return draft, state
+    return jnp.broadcast_to(of_head, shape), (logits, i)

@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import drafts
 from specsample import tree
-from specsample.drafters import branching
 from specsample.drafters import settings
-from specsample.drafters import stateless
-from specsample.types import Array, Draft, DraftKind
+from specsample.types import Array, Draft, Drafter, DraftKind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ngram(stateless.Stateless):
+class Ngram(Drafter):
   """A drafter that continues the latest match of the longest repeated suffix.
 
   Suffixes of at most `max_ngram` tokens are compared. Nothing is drafted unless
@@ -57,7 +56,7 @@ class Ngram(stateless.Stateless):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NgramTree(stateless.Stateless):
+class NgramTree(Drafter):
   """A drafter that continues several matches with different first tokens.
 
   The tree has `num_branches` chains of `depth` tokens after the pending token.
@@ -106,7 +105,7 @@ class NgramTree(stateless.Stateless):
       tokens=jax.vmap(self._look_up)(tokens, length),
       probs=None,
       kind=DraftKind.POINT_MASS,
-      parents=branching.for_all(self.topology.parents, tokens.shape[0]),
+      parents=drafts.of_all_rows(self.topology.parents, tokens.shape[0]),
       depth=self.depth,
       num_children=self.topology.num_children,
     )

@@ -8,12 +8,11 @@ import dataclasses
 import jax.numpy as jnp
 
 from specsample import sharding
-from specsample.drafters import stateless
-from specsample.types import Draft, DraftKind
+from specsample.types import Draft, Drafter, DraftKind
 
 
 @dataclasses.dataclass(frozen=True)
-class NoDraft(stateless.Stateless):
+class NoDraft(Drafter):
   """A drafter that proposes nothing; each round emits one target token."""
 
   num_draft_tokens = 0

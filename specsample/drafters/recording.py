@@ -15,6 +15,7 @@ from specsample import indexing
 from specsample import sharding
 from specsample import types
 from specsample.drafters import settings
+from specsample.drafters import wrapper
 from specsample.types import Array, DrafterState
 
 
@@ -47,7 +48,7 @@ class RecordingState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recording:
+class Recording(wrapper.Wrapper):
   """A drafter that drafts as `drafter` does and records the target's law.
 
   Wrap it around a `drafters.Adaptive`, not the other way round: drafts that a
@@ -81,24 +82,9 @@ class Recording:
       self._check_top_k(self.vocab_size)
 
   @property
-  def num_draft_tokens(self) -> int:
+  def can_pause(self) -> bool:
     """See `types.Drafter`."""
-    return self.drafter.num_draft_tokens
-
-  @property
-  def depth(self) -> int:
-    """The most draft tokens that a round keeps."""
-    return getattr(self.drafter, 'depth', self.num_draft_tokens)
-
-  @property
-  def feature_layers(self) -> tuple[int, ...]:
-    """See `types.Drafter`."""
-    return self.drafter.feature_layers
-
-  @property
-  def vocab_size(self) -> int | None:
-    """See `types.Drafter`."""
-    return self.drafter.vocab_size
+    return False
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
@@ -119,11 +105,6 @@ class Recording:
       goes_on=table(bool, self.num_draft_tokens + 1),
     )
 
-  def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`."""
-    inner = self.drafter.extend(params, tokens, count, output, state.inner)
-    return dataclasses.replace(state, inner=inner)
-
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
     draft, inner = self.drafter.propose(
@@ -142,12 +123,13 @@ class Recording:
       goes_on=jnp.any(is_behind & is_drafted, axis=1),
     )
 
-  def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`."""
-    inner = self.drafter.update(
-      params, tokens, length, output, verdict, state.inner
+  def observe(self, params, tokens, count, output, verdict, state):
+    """See `types.Drafter`: records the outputs of a round."""
+    inner = self.drafter.observe(
+      params, tokens, count, output, verdict, state.inner
     )
-    emitted = length - state.length
+    if verdict is None:
+      return dataclasses.replace(state, inner=inner)
     last = verdict.num_accepted[:, None]  # the output after the kept drafts
     if self.rejected_only:
       node = last
@@ -156,12 +138,12 @@ class Recording:
         node = jnp.take_along_axis(nodes, last, axis=1)
       goes_on = jnp.take_along_axis(state.goes_on, node, axis=1)
       # A stop among the kept drafts ends the round without another token.
-      index, is_new = last, goes_on & (emitted[:, None] > last)
+      index, is_new = last, goes_on & (count[:, None] > last)
       logits = jnp.take_along_axis(output.logits, last[..., None], axis=1)
     else:
       logits = output.logits
       index = jnp.arange(logits.shape[1])[None]
-      is_new = index < emitted[:, None]
+      is_new = index < count[:, None]
     # A drafter without a vocabulary of its own could not check this before.
     self._check_top_k(logits.shape[-1])
     logits = logits.astype(jnp.float32)

@@ -7,6 +7,16 @@ from typing import Any
 from specsample import checks
 
 
+def check_drafter(name: str, value: Any) -> None:
+  """Raises ValueError unless a setting is a drafter that can sit out rounds."""
+  checks.is_drafter(name, value)
+  if not value.can_pause:
+    raise ValueError(
+      f'{name} is {type(value).__name__}, which cannot sit out a round: '
+      'give a drafter whose can_pause is True'
+    )
+
+
 def check_num_draft_tokens(num_draft_tokens: int) -> None:
   """Raises ValueError unless K is an integer of at least 1."""
   if not checks.is_count(num_draft_tokens):

@@ -16,7 +16,14 @@ from specsample import widths as widths_lib
 from specsample.drafters import ngram
 from specsample.drafters import settings
 from specsample.memory import store as store_lib
-from specsample.types import Array, Draft, DraftKind, Params, Signals
+from specsample.types import (
+  Array,
+  Draft,
+  Drafter,
+  DraftKind,
+  Params,
+  Signals,
+)
 
 # How likely a draft token is kept: the logistic function of a constant, the log
 # of the number of matched tokens (earlier drafts included) and the log odds of
@@ -45,7 +52,7 @@ class SuffixState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Suffix:
+class Suffix(Drafter):
   """A drafter that continues the longest suffix that occurred before.
 
   It looks in the row's own text, as `Ngram` does, and in the stores of
@@ -81,8 +88,6 @@ class Suffix:
   num_places: int = 32
   strength: float = 8.0
   decay: float = 0.98
-  feature_layers = ()
-  vocab_size = None
 
   def __post_init__(self):
     """Refuses counts below 1 and settings out of range."""
@@ -104,7 +109,7 @@ class Suffix:
   def with_store(
     self, params: Params, name: str, store: store_lib.Store
   ) -> Params:
-    """Returns the whole tree of parameters with a store under that name."""
+    """See `types.Drafter`."""
     return params | {'drafter': {**_stores(params), name: store}}
 
   def init(self, params, batch_size, max_length):
@@ -121,11 +126,6 @@ class Suffix:
       tried=zeros(jnp.float32, sources, _NUM_BINS),
       kept=zeros(jnp.float32, sources, _NUM_BINS),
     )
-
-  def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`; `propose` reads the tokens."""
-    del params, tokens, count, output
-    return state
 
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
@@ -154,18 +154,15 @@ class Suffix:
     )
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: drafts that are not used are compared too."""
+    """See `types.Drafter`: drafts that are not used are compared too."""
     return self.propose(params, None, None, tokens, length, state)[1]
 
-  def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`."""
-    del params, tokens, length
-    return state
-
-  def update(self, params, tokens, length, output, verdict, state):
+  def observe(self, params, tokens, count, output, verdict, state):
     """See `types.Drafter`: compares what was proposed with what was emitted."""
-    del params, output, verdict
-    return jax.vmap(self._learned)(tokens, length, state)
+    del params, output
+    if verdict is None:
+      return state
+    return jax.vmap(self._learned)(tokens, count, verdict, state)
 
   def _look_up(self, params, tokens, length):
     """Returns tokens and estimates of each source, both [B, sources, K]."""
@@ -208,22 +205,24 @@ class Suffix:
     chance = (kept + self.strength * estimate) / (tried + self.strength)
     return jnp.where(estimate > 0, chance, 0)
 
-  def _learned(self, tokens, length, state: SuffixState) -> SuffixState:
+  def _learned(self, tokens, count, verdict, state) -> SuffixState:
     """Updates one row's state; it learns nothing after a wrong token."""
-    place = state.length + jnp.arange(self.num_draft_tokens)
-    emitted = tokens[jnp.minimum(place, tokens.size - 1)]
-    right = (emitted == state.tokens) & (place < length)
+    place = jnp.arange(self.num_draft_tokens)
+    emitted = jnp.where(
+      place < verdict.num_accepted, tokens[1 + place], verdict.next_token
+    )
+    right = (emitted == state.tokens) & (place < count)
     right_so_far = jnp.cumprod(right, axis=-1)
     before = jnp.pad(right_so_far[:, :-1], ((0, 0), (1, 0)), constant_values=1)
-    known = (before > 0) & (place < length) & (state.tokens >= 0)
+    known = (before > 0) & (place < count) & (state.tokens >= 0)
     in_bin = jax.nn.one_hot(_bin(state.estimate), _NUM_BINS)
-    count = lambda flags: jnp.sum(in_bin * flags[..., None], axis=1)
+    add_up = lambda flags: jnp.sum(in_bin * flags[..., None], axis=1)
     # A row that is done learns nothing, and forgets nothing.
-    decay = jnp.where(length > state.length, self.decay, 1.0)
+    decay = jnp.where(count > 0, self.decay, 1.0)
     return dataclasses.replace(
       state,
-      tried=decay * state.tried + count(known),
-      kept=decay * state.kept + count(known & right),
+      tried=decay * state.tried + add_up(known),
+      kept=decay * state.kept + add_up(known & right),
     )
 
 

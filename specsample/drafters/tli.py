@@ -4,6 +4,7 @@ Token-level intersection: Timor et al., 2502.05202, Algorithm 4.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -13,8 +14,8 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.drafters import pieces as pieces_lib
 from specsample.drafters import settings
-from specsample.drafters import signals as signals_lib
-from specsample.types import Draft, DraftKind, Model
+from specsample.drafters import steps
+from specsample.types import Model
 
 # The most pieces that a pass takes in.
 _CHUNK = 64
@@ -23,7 +24,7 @@ _CATCH_UP = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TLI:
+class TLI(steps.Steps):
   """A drafter like `Chain`, limited to tokens that `model` and target share.
 
   The draft model's distribution is restricted to the shared tokens and
@@ -50,7 +51,6 @@ class TLI:
   room: float = 1.5
   spare: int = 32
   most_kept: int | None = None
-  feature_layers = ()
 
   def __post_init__(self):
     """Refuses an empty draft and a buffer without room."""
@@ -84,14 +84,19 @@ class TLI:
       length=count(),
     )
 
-  def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`: feeds the chunk's pieces to the draft model."""
+  def observe(self, params, tokens, count, output, verdict, state):
+    """See `types.Drafter`: feeds a prompt's pieces to the draft model.
+
+    What a round emitted is read from the text of the next one.
+    """
     del output
+    if verdict is not None:
+      return state
     state = self._append(params, tokens, count, state)
     return self._feed(params, state, min(tokens.shape[1], _CHUNK), leave=0)
 
-  def begin(self, params, tokens, length, state):
-    """See `branching.Branching`: a pass over the last two pieces, as in Chain.
+  def first(self, params, tokens, length, state):
+    """See `steps.Steps`: a pass over the last two pieces, as in Chain.
 
     Earlier pieces that are still missing go first, two per pass.
     """
@@ -113,96 +118,45 @@ class TLI:
     return jnp.where(is_there, self._to_target(params, logits), -jnp.inf), state
 
   def pause(self, params, tokens, length, state):
-    """See `pausable.Pausable`: stores new tokens' pieces, to be fed later."""
+    """See `types.Drafter`: stores new tokens' pieces, to be fed later."""
     # At most the kept drafts and one more token are new.
     index = state.length[:, None] + jnp.arange(self._most_new)
     new = jnp.take_along_axis(tokens, index, axis=1, mode='clip')
     return self._append(params, new, length - state.length, state)
 
   def resume(self, params, tokens, length, state):
-    """See `pausable.Pausable`: `begin` would feed only two pieces per pass."""
+    """See `types.Drafter`: `first` would feed only two pieces per pass."""
     state = self.pause(params, tokens, length, state)
     return self._feed(params, state, _CATCH_UP, leave=2)
 
-  def grow(self, params, tokens, parents, carry):
-    """See `branching.Branching`: a pass over the new nodes, one piece each."""
-    output, cache = self.model.apply(
-      self._own(params)['model'],
-      self._draft_ids(params, tokens),
-      carry.cache,
-      parents=parents,
+  def next(self, params, tokens, parents, carry):
+    """See `steps.Steps`: a pass over the new tokens, one piece each."""
+    fed = self._draft_ids(params, tokens)
+    apply = functools.partial(
+      self.model.apply, self._own(params)['model'], fed, carry.cache
     )
-    logits = self._to_target(params, output.logits)
-    return logits, dataclasses.replace(carry, cache=cache)
+    # A model for chains alone need not take parents.
+    output, cache = apply() if parents is None else apply(parents=parents)
+    carry = dataclasses.replace(carry, cache=cache)
+    if parents is None:
+      # The piece counts as known until the text turns out differently.
+      known = carry.num_known
+      carry = dataclasses.replace(
+        carry,
+        ids=pieces_lib.write(carry.ids, fed, known[:, None]),
+        num_known=known + 1,
+      )
+    return self._to_target(params, output.logits), carry
 
   def end(self, carry, state):
-    """See `branching.Branching`."""
+    """See `steps.Steps`."""
     del state
     cache = self.model.commit(carry.cache, carry.num_known)
     return dataclasses.replace(carry, cache=cache)
 
-  def target_ids(self, params, ids):
-    """See `branching.Branching`."""
-    del params
-    return ids
-
-  def widen(self, params, logits):
-    """See `branching.Branching`."""
-    del params
-    return logits
-
-  def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: at least one pass per token."""
-    logits, state = self.begin(params, tokens, length, state)
-    logits, cache = logits[:, 0], state.cache
-    known = state.num_known
-    has_room = self._has_room(params, state)
-
-    nothing = jnp.full((tokens.shape[0], self.num_draft_tokens), -1, jnp.int32)
-    nothing = sharding.constrain(nothing, 'batch', None)
-
-    def draft_one(logits, drafted, i):
-      probs = jnp.where(has_room[:, None], warp(logits, drafted), 0)
-      token = jnp.where(has_room, draw(probs, length + i), -1)
-      signals = signals_lib.of_tokens(logits, token)
-      return drafted.at[:, i].set(token), (probs, signals)
-
-    def body(carry, i):
-      logits, drafted, cache = carry
-      drafted, found = draft_one(logits, drafted, i)
-      output, cache = self.model.apply(
-        self._own(params)['model'],
-        self._draft_ids(params, drafted[:, i, None]),
-        cache,
-      )
-      logits = self._to_target(params, output.logits)[:, 0]
-      return (logits, drafted, cache), found
-
-    last = self.num_draft_tokens - 1
-    (logits, drafted, cache), found = jax.lax.scan(
-      body, (logits, nothing, cache), jnp.arange(last)
-    )
-    drafted, of_last = draft_one(logits, drafted, last)
-    join = lambda x, y: jnp.swapaxes(jnp.concatenate([x, y[None]]), 0, 1)
-    probs, signals = jax.tree.map(join, found, of_last)
-    draft = Draft(
-      tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
-    )
-    # Fed drafts count as known until the text turns out differently.
-    fed = self._draft_ids(params, drafted[:, :last])
-    ids = pieces_lib.write(state.ids, fed, known[:, None] + jnp.arange(last))
-    state = dataclasses.replace(
-      state,
-      cache=self.model.commit(cache, known + last),
-      ids=ids,
-      num_known=known + last,
-    )
-    return draft, state
-
-  def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`: `propose` starts from the committed tokens."""
-    del params, tokens, length, output, verdict
-    return state
+  def with_most_kept(self, most_kept):
+    """See `types.Drafter`."""
+    return dataclasses.replace(self, most_kept=most_kept)
 
   @property
   def _slack(self):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from specsample import checks
 from specsample import sharding
 from specsample.drafters import settings
+from specsample.drafters import steps
 from specsample.drafters import vocabulary
 from specsample.models import network
 from specsample.models import tensors
@@ -43,7 +44,7 @@ class InDtype:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trainable:
+class Trainable(steps.Steps):
   """A drafter with parameters of its own, besides those of its target.
 
   Attributes:
@@ -74,11 +75,6 @@ class Trainable:
         f"target's {self.model.vocab_size} tokens, or give None for all of them"
       )
     settings.check_flag('own_unembedding', self.own_unembedding)
-
-  @property
-  def feature_layers(self) -> tuple[int, ...]:
-    """See `types.Drafter`; none: the target's hidden vectors are enough."""
-    return ()
 
   @property
   def vocab_size(self) -> int:
@@ -176,7 +172,7 @@ class Trainable:
     return self.widen(params, self.logits(params, vectors))
 
   def widen(self, params: Params, logits: Array) -> Array:
-    """Widens logits [..., V'] to [..., V], -inf for tokens never drafted."""
+    """See `steps.Steps`."""
     own = self.merge(params).vocabulary
     if own is None:
       return logits
@@ -184,7 +180,7 @@ class Trainable:
     return rows.reshape(*logits.shape[:-1], -1)
 
   def target_ids(self, params: Params, ids: Array) -> Array:
-    """Maps ids [...] of draft tokens to the target's ids."""
+    """See `steps.Steps`."""
     own = self.merge(params).vocabulary
     return ids if own is None else own.target_ids(ids)
 

@@ -16,13 +16,14 @@ from specsample import indexing
 from specsample import sampling
 from specsample import sharding
 from specsample import tree as tree_lib
-from specsample.drafters import branching
 from specsample.drafters import signals as signals_lib
+from specsample.drafters import steps
+from specsample.drafters import wrapper
 from specsample.types import Array, Draft, DraftKind, Signals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tree(branching.OverBranches):
+class Tree(wrapper.Wrapper):
   """A drafter that gives each node the children it has in a topology.
 
   Attributes:
@@ -34,13 +35,13 @@ class Tree(branching.OverBranches):
       draft sampling).
   """
 
-  drafter: Any  # a Branching
+  drafter: Any  # a steps.Steps
   topology: tree_lib.Topology
   kind: DraftKind = DraftKind.POINT_MASS
 
   def __post_init__(self):
     """Refuses a drafter that cannot branch or has another depth."""
-    branching.check(self.drafter)
+    steps.check_branches(self.drafter)
     found = self.drafter.num_draft_tokens
     if not self.topology.num_nodes or found != self.topology.depth:
       raise ValueError(
@@ -60,9 +61,9 @@ class Tree(branching.OverBranches):
     return self.topology.depth
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: one call of `grow` per level but the last."""
+    """See `types.Drafter`: one call of `next` per level but the last."""
     topology, batch = self.topology, tokens.shape[0]
-    logits, carry = self.drafter.begin(params, tokens, length, state)
+    logits, carry = self.drafter.root(params, tokens, length, state)
     nothing = jnp.full((batch, topology.num_nodes), -1, jnp.int32)
     drafted = sharding.constrain(nothing, 'batch', None)
     of_nodes: dict[int, Array] = {}
@@ -71,12 +72,12 @@ class Tree(branching.OverBranches):
     grown, level = [0], [0]
     for depth in range(1, topology.depth + 1):
       if self.kind is DraftKind.POINT_MASS:
-        chosen, said = self._most_likely(params, logits, level)
+        chosen, said = self._most_likely(params, logits, level, carry)
       else:
         wide = self.drafter.widen(params, logits)
         chosen, found = self._drawn(draw, warp, length, wide, level, drafted)
         of_nodes |= found
-        said = self._signals(wide, level, chosen)
+        said = self._signals(params, wide, level, chosen, carry)
       signals |= said
       for node, token in chosen.items():
         drafted = drafted.at[:, node - 1].set(token)
@@ -85,8 +86,8 @@ class Tree(branching.OverBranches):
         grown += level
         parents = [grown.index(topology.parents[n - 1]) for n in grown[1:]]
         new = drafted[:, jnp.asarray(level) - 1]
-        logits, carry = self.drafter.grow(
-          params, jnp.maximum(new, 0), branching.for_all(parents, batch), carry
+        logits, carry = self.drafter.next(
+          params, jnp.maximum(new, 0), drafts.of_all_rows(parents, batch), carry
         )
     stack = lambda *x: jnp.stack(x, axis=1)
     in_order = lambda x: [x[i + 1] for i in range(topology.num_nodes)]
@@ -94,7 +95,7 @@ class Tree(branching.OverBranches):
       tokens=drafted,
       probs=stack(*in_order(of_nodes)) if of_nodes else None,
       kind=self.kind,
-      parents=branching.for_all(topology.parents, batch),
+      parents=drafts.of_all_rows(topology.parents, batch),
       depth=topology.depth,
       num_children=topology.num_children,
       signals=jax.tree.map(stack, *in_order(signals)),
@@ -102,13 +103,13 @@ class Tree(branching.OverBranches):
     # A missing node has no children either.
     return drafts.cut(draft, drafted >= 0), self.drafter.end(carry, state)
 
-  def _most_likely(self, params, logits, level):
+  def _most_likely(self, params, logits, level, carry):
     """Picks the tokens [B] of a level's children from logits [B, n, V'].
 
     Returns the tokens and the signals, by node.
     """
     most = max(self.topology.num_children[node] for node in level)
-    branching.check_siblings(most, logits)
+    steps.check_siblings(most, logits)
     values, ids = indexing.top_k(logits, most)
     # A drafter may have fewer tokens to offer, or none for now.
     tokens = self.drafter.target_ids(params, ids)
@@ -118,12 +119,17 @@ class Tree(branching.OverBranches):
       for i, node in enumerate(level)
       for rank, child in enumerate(self.topology.children(node))
     }
-    return of_children(tokens), self._signals(logits, level, of_children(ids))
+    said = self._signals(params, logits, level, of_children(ids), carry)
+    return of_children(tokens), said
 
-  def _signals(self, logits, level, tokens):
+  def _signals(self, params, logits, level, tokens, carry):
     """Returns the signals of a level's children, from logits [B, n, V]."""
+    confidence = self.drafter.confidence(params, carry)
     return {
-      child: signals_lib.of_tokens(logits[:, i], tokens[child])
+      child: dataclasses.replace(
+        signals_lib.of_tokens(logits[:, i], tokens[child]),
+        confidence=None if confidence is None else confidence[:, i],
+      )
       for i, node in enumerate(level)
       for child in self.topology.children(node)
     }

@@ -100,7 +100,7 @@ def generate_all(
     group_size=group_size,
   )
   if history is not None:
-    params = _with_history(params, drafter, history)
+    params = drafter.with_store(params, 'history', history.store)
   batch.check(params, key, jobs)
   waiting = iter(jobs)
   take = lambda count: list(itertools.islice(waiting, count))
@@ -111,8 +111,9 @@ def generate_all(
   def learn(params, done):
     length = int(done.output.lengths[0])
     text = [*done.job.prompt, *done.output.tokens[0, :length]]
-    is_new = history.add(text)
-    return _with_history(params, drafter, history) if is_new else params
+    if not history.add(text):
+      return params
+    return drafter.with_store(params, 'history', history.store)
 
   return _in_order(batch.run(params, key, take, learn=learn))
 
@@ -142,15 +143,6 @@ def _jobs(
     )
     jobs.append(job)
   return jobs
-
-
-def _with_history(params, drafter, history) -> Params:
-  if not hasattr(drafter, 'with_store'):
-    raise ValueError(
-      f'history is given, but {type(drafter).__name__} does not use one: draft '
-      'with Suffix or Either, or leave the history out'
-    )
-  return drafter.with_store(params, 'history', history.store)
 
 
 def _in_order(finished: Iterator[refill.Finished]) -> Iterator[Output]:

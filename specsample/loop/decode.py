@@ -238,7 +238,7 @@ def advance(
       is outside the vocabulary.
   """
   stop.check(model.vocab_size)
-  own = drafter.num_draft_tokens, initial.depth(drafter)
+  own = drafter.num_draft_tokens, drafter.depth
   known = state.num_draft_tokens, state.proposed.shape[1] - 1
   if own != known:
     raise ValueError(
@@ -246,7 +246,7 @@ def advance(
       f'but the state was made for {known[0]} to a depth of {known[1]}: '
       'prefill with this drafter'
     )
-  body = functools.partial(
+  one_round = functools.partial(
     step.step, params, model=model, drafter=drafter, verify=verify, stop=stop
   )
 
@@ -260,7 +260,7 @@ def advance(
 
   def next_round(carry):
     state, rounds = carry
-    return body(state), rounds + 1
+    return one_round(state)[1], rounds + 1
 
   state, _ = jax.lax.while_loop(
     cond, next_round, (state, jnp.zeros((), jnp.int32))
@@ -344,7 +344,7 @@ def _prefill(params, request, *, model, drafter):
     end = start + chunk
     cache = model.commit(cache, jnp.minimum(fed, end))
     count = jnp.clip(fed - start, 0, chunk)
-    draft = drafter.extend(params, inputs, count, output, draft)
+    draft = drafter.observe(params, inputs, count, output, None, draft)
     return end, cache, draft
 
   _, cache, draft = jax.lax.while_loop(

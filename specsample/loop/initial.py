@@ -46,7 +46,7 @@ def state(
   table = lambda width, dtype: sharding.zeros(
     (batch, width), dtype, 'batch', None
   )
-  histogram = table(depth(drafter) + 1, jnp.int32)
+  histogram = table(drafter.depth + 1, jnp.int32)
   # Rings must hold the largest chunk, whatever chunks this request is fed in.
   max_new = max(request_lib.PREFILL_CHUNK, drafter.num_draft_tokens + 1)
   return DecodeState(
@@ -72,8 +72,3 @@ def state(
     draft=drafter.init(params, batch, slots),
     num_draft_tokens=drafter.num_draft_tokens,
   )
-
-
-def depth(drafter: Drafter) -> int:
-  """Returns the most drafts that a round can keep: on a chain all K."""
-  return getattr(drafter, 'depth', drafter.num_draft_tokens)

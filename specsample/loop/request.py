@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import checks
 from specsample import sampling as sampling_lib
 from specsample import sharding
 from specsample import types
@@ -190,6 +191,7 @@ def _count(name, value):
 
 
 def _check_drafter(model, drafter):
+  checks.is_drafter('drafter', drafter)
   if drafter.num_draft_tokens < 0:
     raise ValueError(
       f'num_draft_tokens is {drafter.num_draft_tokens}: draft at least 0 '

@@ -68,24 +68,12 @@ def step(
   drafter: Drafter,
   verify: Verifier,
   stop: stopping.Stop,
-) -> DecodeState:
-  """Runs one round: emits up to K + 1 tokens per row that is not done."""
-  _, state = observed_step(
-    params, state, model=model, drafter=drafter, verify=verify, stop=stop
-  )
-  return state
-
-
-def observed_step(
-  params: Params,
-  state: DecodeState,
-  *,
-  model: Model,
-  drafter: Drafter,
-  verify: Verifier,
-  stop: stopping.Stop,
 ) -> tuple[Round, DecodeState]:
-  """Runs one round, and also returns what the rule was given and decided."""
+  """Runs one round: emits up to K + 1 tokens per row that is not done.
+
+  Also returns what the rule was given and decided; nothing is computed for it
+  if it is not used.
+  """
   # These scopes only name the phases in a profile.
   with jax.named_scope('draft'):
     draft, draft_state = propose(
@@ -95,42 +83,52 @@ def observed_step(
     judged, cache = _judged(
       params, state, draft, model=model, drafter=drafter, verify=verify
     )
-    draft, verdict = _keep_behind(draft, judged.valid), judged.verdict
+    draft = _keep_behind(draft, judged.valid)
   with jax.named_scope('commit'):
-    emission = emission_lib.of(state, draft, verdict, judged.valid, stop)
-
-    append = lambda buffer, values: emission_lib.append(
-      buffer, values, state.length, emission.count
+    emission = emission_lib.of(state, draft, judged.verdict, judged.valid, stop)
+    verdict = dataclasses.replace(
+      judged.verdict, num_accepted=emission.num_accepted
     )
-    tokens = append(state.tokens, emission.tokens)
-    length = state.length + emission.count
-    verdict = dataclasses.replace(verdict, num_accepted=emission.num_accepted)
-    draft_state = drafter.update(
-      params, tokens, length, judged.output, verdict, draft_state
+    pending = _pending(state)
+    draft_state = drafter.observe(
+      params,
+      jnp.concatenate([pending, emission.tokens[:, :-1]], axis=1),
+      emission.count,
+      judged.output,
+      verdict,
+      draft_state,
     )
-    rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
+    cache = _commit(state, cache, emission.count, draft, verdict, model)
     observed = Round(
       draft=draft,
       target_probs=judged.probs,
       num_accepted=emission.num_accepted,
       num_emitted=emission.count,
     )
-    return observed, dataclasses.replace(
-      state,
-      length=length,
-      done=emission.done,
-      stop_reason=emission.stop_reason,
-      round=state.round + ~state.done,
-      tokens=tokens,
-      log_probs=append(state.log_probs, judged.log_probs),
-      origin=append(state.origin, emission.origin),
-      emit_round=append(state.emit_round, rounds),
-      proposed=_tally(state.proposed, drafts.depth(draft), state.done),
-      accepted=_tally(state.accepted, emission.num_accepted, state.done),
-      counts=emission_lib.update_counts(state.counts, emission),
-      cache=_commit(state, cache, length - 1, _path(draft, verdict), model),
-      draft=draft_state,
-    )
+    state = _write(state, draft, emission, judged.log_probs)
+    return observed, dataclasses.replace(state, cache=cache, draft=draft_state)
+
+
+def _write(state, draft, emission, log_probs) -> DecodeState:
+  """Returns the state with what a round emitted, all but the caches."""
+  append = lambda buffer, values: emission_lib.append(
+    buffer, values, state.length, emission.count
+  )
+  rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
+  return dataclasses.replace(
+    state,
+    length=state.length + emission.count,
+    done=emission.done,
+    stop_reason=emission.stop_reason,
+    round=state.round + ~state.done,
+    tokens=append(state.tokens, emission.tokens),
+    log_probs=append(state.log_probs, log_probs),
+    origin=append(state.origin, emission.origin),
+    emit_round=append(state.emit_round, rounds),
+    proposed=_tally(state.proposed, drafts.depth(draft), state.done),
+    accepted=_tally(state.accepted, emission.num_accepted, state.done),
+    counts=emission_lib.update_counts(state.counts, emission),
+  )
 
 
 def propose(
@@ -156,6 +154,7 @@ def propose(
   draft, draft_state = drafter.propose(
     params, draw, _warp(state), state.tokens, state.length, state.draft
   )
+  _check_size(draft, drafter)
   # A round emits one token in addition to the drafts that it keeps.
   keep = drafts.depths(draft) <= (state.limit - state.length - 1)[:, None]
   keep &= drafts.exist(draft, model.vocab_size)
@@ -165,6 +164,22 @@ def propose(
   # Nodes that were cut must not widen the pass.
   has_part_widths = len(set(widths(model, drafter)) - {0}) > 1
   return drafts.compact(draft) if has_part_widths else draft, draft_state
+
+
+def _check_size(draft, drafter):
+  name, most = type(drafter).__name__, drafter.num_draft_tokens
+  found = draft.tokens.shape[1]
+  if found != most:
+    raise ValueError(
+      f'{name} declares num_draft_tokens {most}, but its draft has {found} '
+      'tokens per row: pad the draft with -1, or declare what it drafts'
+    )
+  depth = found if draft.parents is None else draft.depth
+  if depth is None or depth > drafter.depth:
+    raise ValueError(
+      f'{name} declares depth {drafter.depth}, but Draft.depth is {depth}: '
+      'declare the length of the longest path'
+    )
 
 
 def score(
@@ -249,8 +264,9 @@ def _passes(
   must have the same shapes for all widths. Returns that result, and the cache
   after the pass.
   """
-  pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
-  inputs = jnp.concatenate([pending, jnp.maximum(draft.tokens, 0)], axis=1)
+  inputs = jnp.concatenate(
+    [_pending(state), jnp.maximum(draft.tokens, 0)], axis=1
+  )
   num_drafts, of_passes = draft.tokens.shape[1], widths(model, drafter)
 
   def of_first(width, function: Callable) -> tuple:
@@ -295,9 +311,8 @@ def widths(model: Model, drafter: Drafter) -> tuple[int, ...]:
   A model without `types.Readable.read` has only the widest pass, because each
   of several passes would copy its cache.
   """
-  widest = (drafter.num_draft_tokens,)
   is_readable = hasattr(model, 'read')
-  return getattr(drafter, 'widths', widest) if is_readable else widest
+  return drafter.widths if is_readable else (drafter.num_draft_tokens,)
 
 
 def judge(
@@ -312,12 +327,18 @@ def judge(
   return jax.vmap(verify)(keys, draft, target_probs)
 
 
-def _commit(state, cache, length, path, model) -> Cache:
-  """Commits the first length [B] tokens, moving a tree's path into place."""
+def _commit(state, cache, count, draft, verdict, model) -> Cache:
+  """Keeps what count [B] emitted tokens follow, moving a path into place."""
+  path, before = _path(draft, verdict), state.length - 1
   if path is None:
-    return model.commit(cache, length)
+    return model.commit(cache, before + count)
   # The path's indices count from the pending token, the last one in `state`.
-  return model.commit(cache, length, state.length[:, None] - 1 + path)
+  return model.commit(cache, before + count, before[:, None] + path)
+
+
+def _pending(state) -> Array:
+  """Returns the last token of each row, [B, 1], which no cache holds yet."""
+  return jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
 
 
 def _target_probs(state, draft, logits):

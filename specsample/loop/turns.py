@@ -13,7 +13,6 @@ import numpy as np
 
 from specsample import sharding
 from specsample.loop import emission
-from specsample.loop import initial
 from specsample.types import (
   Array,
   ArrayLike,
@@ -28,15 +27,6 @@ from specsample.types import (
 
 # Tokens per pass of the target if the drafter has no state.
 CHUNK = 32
-
-
-def can_extend(drafter: Drafter) -> bool:
-  """Returns whether `extend` takes the states of this drafter.
-
-  The drafter must have `pause` and `resume` (`drafters.pausable.Pausable`), as
-  most do.
-  """
-  return hasattr(drafter, 'pause') and hasattr(drafter, 'resume')
 
 
 def room(state: DecodeState, model: Model) -> int:
@@ -72,11 +62,11 @@ def extend(
     max_new_tokens: the most further tokens to emit per row.
 
   Raises:
-    ValueError: the drafter has no `pause` and `resume`, or a text does not fit.
+    ValueError: the drafter cannot sit out a round, or a text does not fit.
   """
-  if not can_extend(drafter):
+  if not drafter.can_pause:
     raise ValueError(
-      f'{type(drafter).__name__} has no pause and resume, so its state cannot '
+      f'{type(drafter).__name__} cannot sit out a round, so its state cannot '
       'be extended: prefill the whole text, or draft with another drafter'
     )
   given, count = np.asarray(tokens), np.asarray(lengths)
@@ -157,7 +147,7 @@ def _fed(
   end: Array,
   *,
   model: Model,
-  drafter: Any,  # a Drafter, `Pausable` if it has a state
+  drafter: Drafter,
 ) -> tuple[Any, Any]:
   """Returns the cache and the drafter's state after the first end [B] tokens.
 
@@ -165,7 +155,7 @@ def _fed(
   if another drafter had made them.
   """
   has_state = bool(jax.tree.leaves(state.draft))
-  width = initial.depth(drafter) + 1 if has_state else CHUNK
+  width = drafter.depth + 1 if has_state else CHUNK
   last = tokens.shape[1] - 1
 
   def cond(carry):
@@ -189,7 +179,7 @@ def _fed(
       verdict = Verdict(
         num_accepted=jnp.maximum(taken - 1, 0), next_token=pending
       )
-      draft = drafter.update(params, tokens, fed + 1, output, verdict, draft)
+      draft = drafter.observe(params, inputs, taken, output, verdict, draft)
     return fed, cache, draft
 
   _, cache, draft = jax.lax.while_loop(

@@ -217,17 +217,28 @@ def tree_cases() -> Iterator[TreeCase]:
       yield _drafted_tree(f'Tree, {type(policy).__name__}', chain, kind, policy)
   skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
   yield _drafted_tree('Tree of Skip', skip, DraftKind.WITHOUT_REPLACEMENT)
+  # Of blocks: the second slot is given the token before it, or it is not.
+  for scene in trained.branching(vocab_size=3):
+    if scene.name in ('DFlash', 'DSpark'):
+      yield _drafted_tree(
+        f'Tree of {scene.name}',
+        scene.drafter,
+        DraftKind.WITHOUT_REPLACEMENT,
+        scene=scene,
+      )
 
 
-def _drafted_tree(name, chain, kind, policy=None):
+def _drafted_tree(name, chain, kind, policy=None, scene=None):
   """Returns a case that enumerates the `propose` of `drafters.Tree`."""
-  target = HashModel(vocab_size=3)
+  if scene is None:
+    params: Params = {'target': {}, 'drafter': {}}
+    scene = Trained(name, HashModel(vocab_size=3), chain, params)
+  target, params = scene.model, scene.params
   topology = tree.Topology((0, 0, 1))
   drafter: Drafter = drafters.Tree(drafter=chain, topology=topology, kind=kind)
   if policy is not None:
     drafter = drafters.Adaptive(drafter=drafter, policies=(policy,))
   sampling = Sampling(temperature=0.8, top_k=2, presence_penalty=0.5)
-  params: Params = {'target': {}, 'drafter': {}}
   return TreeCase(
     name=f'drafters.{name}, top-k and a penalty',
     kind=kind,
@@ -236,7 +247,9 @@ def _drafted_tree(name, chain, kind, policy=None):
     proposal=drafted.from_drafter(
       drafter, params, target, PROMPT, sampling, rounds=2
     ),
-    target=conditional_lib.from_model(target, {}, PROMPT, sampling),
+    target=conditional_lib.from_model(
+      target, params['target'], PROMPT, sampling
+    ),
   )
 
 

@@ -43,7 +43,7 @@ def from_drafter(
     rounds: the number of rounds that will be enumerated.
   """
   num_drafts = drafter.num_draft_tokens
-  topology = getattr(drafter, 'topology', None)
+  topology = drafter.topology
   depth = num_drafts if topology is None else topology.depth
   paths = conditional_lib.strings(model.vocab_size, num_drafts)
   lengths = np.arange((rounds - 1) * (depth + 1) + 1)
@@ -187,7 +187,9 @@ def _take_in(params, tokens, lengths, *, model, drafter, width):
     features=drafter.feature_layers,
   )
   state = drafter.init(params, count, room)
-  return drafter.extend(params, tokens[:, :width], lengths - 1, output, state)
+  return drafter.observe(
+    params, tokens[:, :width], lengths - 1, output, None, state
+  )
 
 
 def _warp(sampling, rows, vocab_size):

@@ -1,8 +1,9 @@
 """Drafters with parameters on small targets; noise stands in for training."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,63 +43,126 @@ def with_noise(params: Params, key: Array, scale: float = 0.1) -> Params:
   return jax.tree.unflatten(tree, noisy)
 
 
-def scenes(vocab_size: int) -> Iterator[Trained]:
-  """Yields a drafter of every kind that is trained, with K = 2.
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """A kind of trained drafter.
 
-  The first two read a hash model's hidden vectors, which are the hashes; the
-  targets of the others are Llamas. Some draft only every second token of the
-  vocabulary.
+  `make(target, num_draft_tokens, some)` returns one for a target. `some` is the
+  size of its draft vocabulary, for the kinds that are tested with one.
   """
-  hashes = HashModel(vocab_size=vocab_size)
-  some = (vocab_size + 1) // 2
-  for cls in (drafters.Medusa, drafters.Hydra):
-    drafter = cls(model=hashes, num_draft_tokens=2, draft_vocab_size=some)
-    yield Trained(cls.__name__, hashes, drafter, _of_hashes(drafter))
-  llama = tiny.tiny_llama(vocab_size=vocab_size)
-  plus = drafters.Hydra(
-    model=llama, num_draft_tokens=2, num_layers=2, prefix_attention=True
-  )
-  yield Trained('Hydra++', llama, plus, _of_llama(plus))
-  draft_model = drafters.DraftModel(
-    model=llama, num_draft_tokens=2, layers=(1,), draft_vocab_size=some
-  )
-  yield Trained('DraftModel', llama, draft_model, _of_llama(draft_model))
-  dflash = drafters.DFlash(
-    model=llama,
-    num_draft_tokens=2,
-    feature_layers=(0, 1),
-    num_layers=1,
-    draft_vocab_size=some,
-  )
-  yield Trained('DFlash', llama, dflash, _of_llama(dflash))
-  dspark = drafters.DSpark(
-    model=llama,
-    num_draft_tokens=2,
-    feature_layers=(0, 1),
-    num_layers=1,
-    rank=4,
-    has_feature_norms=True,
-  )
-  yield Trained('DSpark', llama, dspark, _of_llama(dspark))
-  eagle3 = drafters.Eagle3(
-    model=llama,
-    num_draft_tokens=2,
-    feature_layers=(-1, 0, 1),
-    has_feature_norms=True,
-  )
-  yield Trained('EAGLE-3', llama, eagle3, _of_llama(eagle3))
-  eagle = drafters.Eagle(model=llama, num_draft_tokens=2, draft_vocab_size=some)
-  yield Trained('EAGLE', llama, eagle, _of_llama(eagle))
-  yield _mtp(vocab_size, num_modules=2)
+
+  name: str
+  make: Callable[[Any, int, int | None], Any]
+  branches: bool = True  # whether it also drafts trees
+
+
+# The certificate, the tests on eight devices and those of trees and policies
+# all go through this table.
+CASES = (
+  Kind(
+    'Medusa',
+    lambda target, count, some: drafters.Medusa(
+      model=target, num_draft_tokens=count, draft_vocab_size=some
+    ),
+  ),
+  Kind(
+    'Hydra',
+    lambda target, count, some: drafters.Hydra(
+      model=target, num_draft_tokens=count, draft_vocab_size=some
+    ),
+  ),
+  Kind(
+    'Hydra++',
+    lambda target, count, some: drafters.Hydra(
+      model=target, num_draft_tokens=count, num_layers=2, prefix_attention=True
+    ),
+  ),
+  Kind(
+    'DraftModel',
+    lambda target, count, some: drafters.DraftModel(
+      model=target,
+      num_draft_tokens=count,
+      layers=(target.num_layers - 1,),
+      draft_vocab_size=some,
+    ),
+  ),
+  Kind(
+    'DFlash',
+    lambda target, count, some: drafters.DFlash(
+      model=target,
+      num_draft_tokens=count,
+      feature_layers=(0, target.num_layers - 1),
+      num_layers=1,
+      draft_vocab_size=some,
+    ),
+  ),
+  Kind(
+    'DSpark',
+    lambda target, count, some: drafters.DSpark(
+      model=target,
+      num_draft_tokens=count,
+      feature_layers=(0, target.num_layers - 1),
+      num_layers=1,
+      rank=4,
+      has_feature_norms=True,
+    ),
+  ),
+  Kind(
+    'EAGLE-3',
+    lambda target, count, some: drafters.Eagle3(
+      model=target,
+      num_draft_tokens=count,
+      feature_layers=(-1, 0, target.num_layers - 1),
+      has_feature_norms=True,
+    ),
+  ),
+  Kind(
+    'EAGLE',
+    lambda target, count, some: drafters.Eagle(
+      model=target, num_draft_tokens=count, draft_vocab_size=some
+    ),
+  ),
+  Kind(
+    'MTP',
+    lambda target, count, some: drafters.MTP(
+      model=target, num_draft_tokens=count, draft_vocab_size=some
+    ),
+  ),
+  Kind(
+    'MTP of 2',
+    lambda target, count, some: drafters.MTP(
+      model=target,
+      num_draft_tokens=count,
+      num_modules=2,
+      draft_vocab_size=some,
+    ),
+    branches=False,
+  ),
+)
+# These read a hash model's hidden vectors, which are the hashes. The targets of
+# the others are Llamas.
+_OF_HASHES = ('Medusa', 'Hydra')
+
+
+def scenes(vocab_size: int) -> Iterator[Trained]:
+  """Yields a drafter of each of the `CASES`, with K = 2.
+
+  Some draft only every second token of the vocabulary.
+  """
+  for kind in CASES:
+    is_of_hashes = kind.name in _OF_HASHES
+    target: Any = HashModel(vocab_size=vocab_size)
+    if not is_of_hashes:
+      target = tiny.tiny_llama(vocab_size=vocab_size)
+    drafter = kind.make(target, 2, (vocab_size + 1) // 2)
+    params = _of_hashes(drafter) if is_of_hashes else _of_llama(drafter)
+    yield Trained(kind.name, target, drafter, params)
 
 
 def branching(vocab_size: int) -> Iterator[Trained]:
-  """Yields the `scenes` whose drafters can draft trees; MTP has one module."""
-  for scene in scenes(vocab_size):
-    if scene.name in ('Medusa', 'Hydra', 'EAGLE'):
-      yield scene
-    if scene.name == 'MTP':
-      yield _mtp(vocab_size, num_modules=1)
+  """Yields the `scenes` whose drafters draft trees."""
+  names = {kind.name for kind in CASES if kind.branches}
+  return (scene for scene in scenes(vocab_size) if scene.name in names)
 
 
 def confident(vocab_size: int) -> Trained:
@@ -164,17 +228,6 @@ def either(inner: Drafter) -> Trained:
 def _remembered():
   texts = [[0, 0, 2, 1]] * 16 + [[1, 0, 1, 2, 0]] * 3
   return store_lib.build(texts, vocab_size=3)
-
-
-def _mtp(vocab_size, num_modules):
-  llama = tiny.tiny_llama(vocab_size=vocab_size)
-  mtp = drafters.MTP(
-    model=llama,
-    num_draft_tokens=2,
-    num_modules=num_modules,
-    draft_vocab_size=(vocab_size + 1) // 2,
-  )
-  return Trained('MTP', llama, mtp, _of_llama(mtp))
 
 
 @functools.cache

@@ -238,7 +238,7 @@ def _continue(
     take = lambda row, i: jax.lax.dynamic_slice(row, (i,), (chunk,))
     new = jax.vmap(take)(tokens, state.length)
     count = jnp.clip(before - state.length, 0, chunk)
-    return chain.extend(params, new, count, None, state)
+    return chain.observe(params, new, count, None, None, state)
 
   state = jax.lax.while_loop(cond, feed, state)
   draft, state = chain.propose(

@@ -19,6 +19,7 @@ from specsample.loop import step
 from specsample.models import replicated
 from specsample.policies import policy as policy_lib
 from specsample.sampling import Sampling
+from specsample.testing import trained
 
 _V = 12
 _TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
@@ -27,16 +28,11 @@ _MAKE = {'model': _TARGET, 'num_draft_tokens': _K}
 _CHAIN = drafters.Chain(**_MAKE)
 _DRAFTERS = {
   'chain': _CHAIN,
-  'draft model': drafters.DraftModel(layers=(0, 2), **_MAKE),
   'skip': drafters.Skip(layers=(0, 2), **_MAKE),
-  'medusa': drafters.Medusa(**_MAKE),
-  'hydra++': drafters.Hydra(prefix_attention=True, **_MAKE),
-  'eagle3': drafters.Eagle3(feature_layers=(-1, 1, 0), **_MAKE),
-  'mtp': drafters.MTP(num_modules=2, **_MAKE),
-  'dflash': drafters.DFlash(feature_layers=(0, 1), num_layers=1, **_MAKE),
   'tree': drafters.Tree(
     drafter=_CHAIN, topology=tree.Topology((0, 0, 1, 2, 3, 4))
   ),
+  **{kind.name.lower(): kind.make(_TARGET, _K, None) for kind in trained.CASES},
 }
 _PROMPTS = np.arange(3 * 6).reshape(3, 6) % _V
 _LENGTHS = np.asarray([6, 1, 4], np.int32)
@@ -156,7 +152,7 @@ def _adaptive(name, policy):
 
 @pytest.mark.parametrize(
   ('name', 'policy'),
-  [('chain', 'token'), ('eagle3', 'entropy'), ('tree', 'fastest')],
+  [('chain', 'token'), ('eagle-3', 'entropy'), ('tree', 'fastest')],
 )
 def test_greedy_output_is_the_targets_own(name, policy):
   testing.assert_greedy_equal(
@@ -305,10 +301,11 @@ _FASTEST = policies.Fastest(costs=(1.0, 1.1, 1.3, 1.5))
     ({'widths': (0, 4)}, r'widths are \(0, 4\)'),
     ({'widths': (2,), 'policies': (_FASTEST,)}, 'plain pass: begin with 0'),
     ({'widths': (), 'policies': (_FASTEST,)}, 'plain pass: begin with 0'),
-    ({'drafter': object()}, 'object has no pause and resume'),
+    ({'drafter': object()}, 'drafter is <object .*: give a drafter'),
+    ({'drafter': drafters.Chain}, 'drafter is the class Chain: give an inst'),
     (
       {'drafter': drafters.Recording(drafter=_CHAIN, top_k=4)},
-      'Recording has no pause',
+      'drafter is Recording, which cannot sit out a round',
     ),
     (
       {'drafter': drafters.Adaptive(drafter=_CHAIN, policies=(_Seldom(),))},

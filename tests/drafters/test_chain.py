@@ -42,7 +42,23 @@ def _begin(drafter, params, sequences):
   tokens, lengths = _rows(sequences)
   state = drafter.init(params, len(sequences), _WIDTH)
   width = max(map(len, sequences))
-  return drafter.extend(params, tokens[:, :width], lengths - 1, None, state)
+  return drafter.observe(
+    params, tokens[:, :width], lengths - 1, None, None, state
+  )
+
+
+def _after(state, before, after):
+  """Returns the state after a round that extended each text."""
+  rounds = [new[len(old) - 1 :] for old, new in zip(before, after, strict=True)]
+  tokens, lengths = _rows(rounds)
+  return _CHAIN.observe(
+    {'drafter': {}},
+    tokens[:, : _K + 1],
+    lengths - 1,
+    None,
+    Verdict(num_accepted=lengths - 2, next_token=None),
+    state,
+  )
 
 
 def _propose(drafter, params, sequences, state):
@@ -77,13 +93,16 @@ def test_what_was_kept_is_seen_and_what_was_not_is_forgotten(kept):
   state = _begin(_CHAIN, params, sequences)
   for next_token in (7, 11):
     draft, state = _propose(_CHAIN, params, sequences, state)
-    sequences = [
-      [*row, *drafted[:count].tolist(), next_token]
-      for row, drafted, count in zip(sequences, draft.tokens, kept, strict=True)
-    ]
-    tokens, lengths = _rows(sequences)
-    verdict = Verdict(num_accepted=jnp.asarray(kept), next_token=None)
-    state = _CHAIN.update(params, tokens, lengths, None, verdict, state)
+    before, sequences = (
+      sequences,
+      [
+        [*row, *drafted[:count].tolist(), next_token]
+        for row, drafted, count in zip(
+          sequences, draft.tokens, kept, strict=True
+        )
+      ],
+    )
+    state = _after(state, before, sequences)
   draft, _ = _propose(_CHAIN, params, sequences, state)
   fresh, _ = _propose(
     _CHAIN, params, sequences, _begin(_CHAIN, params, sequences)
@@ -109,8 +128,7 @@ def test_what_another_drafter_drafted_is_not_taken_for_its_own(num_right):
     for row, drafted in zip(_PROMPTS, np.asarray(draft.tokens), strict=True)
   ]
   tokens, lengths = _rows(sequences)
-  verdict = Verdict(num_accepted=jnp.full(3, _K), next_token=None)
-  state = _CHAIN.update(params, tokens, lengths, None, verdict, state)
+  state = _after(state, _PROMPTS, sequences)
   # The last draft token was never fed.
   known = np.asarray([len(row) for row in _PROMPTS]) + min(num_right, _K - 1)
   np.testing.assert_array_equal(state.length, known)

@@ -88,7 +88,7 @@ def _propose(drafter, params, tokens, length, draw):
   @jax.jit
   def propose(params, tokens, length):
     state = drafter.init(params, 1, tokens.shape[1])
-    state = drafter.extend(params, tokens, length - 1, None, state)
+    state = drafter.observe(params, tokens, length - 1, None, None, state)
     return drafter.propose(params, draw, warp, tokens, length, state)[0]
 
   padded = np.zeros((1, 12), np.int32)

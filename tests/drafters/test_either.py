@@ -360,12 +360,12 @@ _CHAIN = _TRAINED['chain']
       'trained is NgramTree, which drafts trees',
     ),
     (
-      {'trained': drafters.DynamicTree(drafter=_CHAIN, num_draft_tokens=2)},
+      {'trained': drafters.DynamicTree(drafter=_CHAIN, num_draft_tokens=3)},
       'trained is DynamicTree, which drafts trees',
     ),
     (
       {'trained': drafters.Recording(drafter=_CHAIN, top_k=4)},
-      'Recording has no pause and resume',
+      'trained is Recording, which cannot sit out a round',
     ),
     ({'prior_kept': -1.0}, 'prior_kept is -1.0: give a number from 0'),
     ({'decay': 2.0}, 'decay is 2.0: give a number from 0 to 1'),

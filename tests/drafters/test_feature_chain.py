@@ -69,7 +69,7 @@ def _propose(params, tokens, length, *, drafter, draw):
   """Returns the draft after the first length [B] tokens, in one prefill."""
   output = _read(params, tokens, drafter=drafter)
   state = drafter.init(params, *tokens.shape)
-  state = drafter.extend(params, tokens, length - 1, output, state)
+  state = drafter.observe(params, tokens, length - 1, output, None, state)
   warp = lambda logits, drafted: jax.nn.softmax(logits)
   return drafter.propose(params, draw, warp, tokens, length, state)
 

@@ -142,7 +142,7 @@ def test_training_sees_what_drafting_sees(name):
     length = np.asarray([t + 2, t + 2])
     state = drafter.init(params, 2, 12)
     output = specsample.types.ModelOutput(logits=None, hidden=hidden)
-    state = drafter.extend(params, tokens, length - 1, output, state)
+    state = drafter.observe(params, tokens, length - 1, output, None, state)
     forced = lambda probs, position: jnp.take_along_axis(
       jnp.asarray(tokens), position[:, None] % 9, axis=1
     )[:, 0]

@@ -16,7 +16,7 @@ from specsample import verify
 from specsample.memory import store as store_lib
 from specsample.sampling import Sampling
 from specsample.testing.sample import Group
-from specsample.types import DraftKind
+from specsample.types import DraftKind, Verdict
 
 _K = 4
 _SUFFIX = drafters.Suffix(num_draft_tokens=_K, min_kept=0.0, decay=0.5)
@@ -52,7 +52,14 @@ def _proposed(rows, params, drafter=_SUFFIX, state=None):
 
 def _after(rows, params, state, drafter=_SUFFIX):
   """Returns the state after a round that extended the texts to these rows."""
-  return drafter.update(params, *_tokens(*rows), None, None, state)
+  tokens, lengths = _tokens(*rows)
+  count = lengths - state.length
+  at = lambda index: jnp.take_along_axis(tokens, index, axis=1, mode='clip')
+  verdict = Verdict(
+    num_accepted=count - 1, next_token=at(lengths[:, None] - 1)[:, 0]
+  )
+  read = at(state.length[:, None] - 1 + jnp.arange(_K + 1))
+  return drafter.observe(params, read, count, None, verdict, state)
 
 
 def _expected(draft):

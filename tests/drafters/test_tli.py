@@ -78,7 +78,7 @@ def _take_in(params, tokens, lengths, *, drafter, width):
   for start in range(0, _WIDTH, width):
     count = jnp.clip(lengths - 1 - start, 0, width)
     chunk = tokens[:, start : start + width]
-    state = drafter.extend(params, chunk, count, None, state)
+    state = drafter.observe(params, chunk, count, None, None, state)
   return state
 
 

@@ -15,6 +15,7 @@ from specsample import tree
 from specsample import verify
 from specsample.loop import step
 from specsample.sampling import Sampling
+from specsample.testing import trained
 from specsample.types import DraftKind
 
 _V = 12
@@ -22,17 +23,13 @@ _TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
 _D2T = np.asarray([6, 1, 11, 4, 3, 0, 9])
 _TREE = tree.Topology((0, 0, 1, 0, 1, 2, 5, 3, 5))
 _K = _TREE.depth
-_SOME = {'num_draft_tokens': _K, 'draft_vocab_size': _D2T.size}
 _DRAFTERS = {
-  'medusa': drafters.Medusa(model=_TARGET, **_SOME),
-  'hydra': drafters.Hydra(
-    model=_TARGET, num_draft_tokens=_K, prefix_attention=True
-  ),
-  'draft model': drafters.DraftModel(model=_TARGET, layers=(0, 2), **_SOME),
   'skip': drafters.Skip(model=_TARGET, layers=(0, 2), num_draft_tokens=_K),
-  'eagle': drafters.Eagle(model=_TARGET, num_draft_tokens=_K),
-  'eagle3': drafters.Eagle3(model=_TARGET, feature_layers=(-1, 1, 0), **_SOME),
-  'mtp': drafters.MTP(model=_TARGET, num_draft_tokens=_K),
+  **{
+    kind.name.lower(): kind.make(_TARGET, _K, _D2T.size)
+    for kind in trained.CASES
+    if kind.branches
+  },
 }
 _PROMPTS = np.arange(4 * 6).reshape(4, 6) % _V
 _LENGTHS = np.asarray([6, 2, 5, 1])
@@ -61,7 +58,7 @@ def _propose(params, forced, *, drafter, chain):
     drafter.feature_layers,
   )
   state = drafter.init(params, len(_PROMPTS), 32)
-  state = drafter.extend(params, _PROMPTS, _LENGTHS - 1, output, state)
+  state = drafter.observe(params, _PROMPTS, _LENGTHS - 1, output, None, state)
 
   def draw(probs, position, node=None):
     del node
@@ -134,7 +131,7 @@ def test_greedy_output_is_the_targets_own(name, rule):
 
 # Chain and DraftModel keep the same state as Skip, Medusa as Hydra, and EAGLE
 # and MTP as EAGLE-3.
-@pytest.mark.parametrize('name', ['skip', 'hydra', 'eagle3'])
+@pytest.mark.parametrize('name', ['skip', 'hydra', 'eagle-3'])
 def test_behind_kept_paths_it_drafts_as_one_that_is_given_all_at_once(name):
   params = _params(name)
   drafter = drafters.Tree(drafter=_DRAFTERS[name], topology=_TREE)
@@ -175,7 +172,7 @@ def test_behind_kept_paths_it_drafts_as_one_that_is_given_all_at_once(name):
   )
 
 
-@pytest.mark.parametrize('name', ['hydra', 'eagle3'])
+@pytest.mark.parametrize('name', ['hydra', 'eagle-3'])
 def test_rows_are_the_same_in_any_batch(name):
   testing.assert_batch_invariant(
     _params(name),
@@ -221,7 +218,7 @@ def _expanded(name, width, num_nodes):
   return trees
 
 
-@pytest.mark.parametrize('name', ['medusa', 'hydra', 'draft model', 'eagle3'])
+@pytest.mark.parametrize('name', ['medusa', 'hydra', 'draftmodel', 'eagle-3'])
 def test_a_dynamic_tree_is_of_the_likeliest_paths(name):
   drafter = _dynamic(name)
   nothing = jnp.zeros((4, _K), jnp.int32)
@@ -237,7 +234,7 @@ def test_a_dynamic_tree_is_of_the_likeliest_paths(name):
     assert len(set(paths)) == 7
 
 
-@pytest.mark.parametrize('name', ['hydra', 'eagle3'])
+@pytest.mark.parametrize('name', ['hydra', 'eagle-3'])
 def test_greedy_output_of_a_dynamic_tree_is_the_targets_own(name):
   testing.assert_greedy_equal(
     _params(name),

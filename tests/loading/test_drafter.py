@@ -152,7 +152,9 @@ def _draft_probs(own, *, drafter):
     drafter.feature_layers,
   )
   state = drafter.init(params, 1, 8)
-  state = drafter.extend(params, tokens[:, :2], jnp.asarray([2]), output, state)
+  state = drafter.observe(
+    params, tokens[:, :2], jnp.asarray([2]), output, None, state
+  )
   draft, _ = drafter.propose(
     params,
     lambda probs, position: jnp.full_like(position, 3),

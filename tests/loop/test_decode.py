@@ -109,12 +109,10 @@ def test_models_context_is_a_limit():
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Given:
+class Given(types.Drafter):
   """Drafts the same tokens every round, as a point mass."""
 
   tokens: tuple[int, ...]
-  feature_layers = ()
-  vocab_size = None
 
   @property
   def num_draft_tokens(self):
@@ -123,7 +121,7 @@ class Given:
   def init(self, params, batch_size, max_length):
     return jnp.zeros(batch_size, jnp.int32)
 
-  def extend(self, params, tokens, count, output, state):
+  def observe(self, params, tokens, count, output, verdict, state):
     return state + count
 
   def propose(self, params, draw, warp, tokens, length, state):
@@ -132,9 +130,6 @@ class Given:
     )
     kind = types.DraftKind.POINT_MASS
     return types.Draft(tokens=drafted, probs=None, kind=kind), state
-
-  def update(self, params, tokens, length, output, verdict, state):
-    return state + verdict.num_accepted + 1
 
 
 def test_origin_and_round_of_every_token():

@@ -17,6 +17,7 @@ from specsample.drafters import vocabulary
 from specsample.memory import store
 from specsample.models import replicated
 from specsample.models import transformer
+from specsample.testing import trained
 
 # More than 256 tokens, so that they are drawn in two steps. Fewer key-value
 # heads than 4 or 8 devices; the draft model has as many as query heads.
@@ -55,35 +56,6 @@ DRAFTERS = {
     model=WHOLE, num_draft_tokens=3
   ),
   'tli': drafters.TLI(model=OTHER, vocab_size=320, num_draft_tokens=3),
-  'medusa': drafters.Medusa(model=TARGET, num_draft_tokens=3, num_layers=2),
-  'hydra': drafters.Hydra(
-    model=TARGET,
-    num_draft_tokens=3,
-    draft_vocab_size=40,
-    prefix_attention=True,
-  ),
-  'draft model': drafters.DraftModel(
-    model=TARGET, num_draft_tokens=3, layers=(0,), draft_vocab_size=40
-  ),
-  'dflash': drafters.DFlash(
-    model=TARGET, num_draft_tokens=3, feature_layers=(0,), num_layers=1
-  ),
-  'dspark': drafters.DSpark(
-    model=TARGET,
-    num_draft_tokens=3,
-    feature_layers=(-1, 0),
-    num_layers=1,
-    draft_vocab_size=40,
-    rank=8,
-  ),
-  'eagle': drafters.Eagle(model=TARGET, num_draft_tokens=3),
-  'eagle-3': drafters.Eagle3(
-    model=TARGET,
-    num_draft_tokens=3,
-    feature_layers=(-1, 0, 0),
-    draft_vocab_size=40,
-  ),
-  'mtp': drafters.MTP(model=TARGET, num_draft_tokens=3),
   'adaptive': drafters.Adaptive(
     drafter=drafters.Chain(model=DRAFT, num_draft_tokens=3),
     policies=(
@@ -107,10 +79,10 @@ DRAFTERS['either'] = drafters.Either(
 STORE = store.build(
   [[1, 2, 3, 7, 14, 21, 28, 35, 0, 7] * 3, [5, 0, 7, 14, 21]], vocab_size=320
 )
-TRAINED = (
-  *('medusa', 'hydra', 'draft model', 'dflash', 'dspark'),
-  *('eagle', 'eagle-3', 'mtp'),
-)
+TRAINED = {
+  kind.name.lower(): kind.make(TARGET, 3, 40) for kind in trained.CASES
+}
+DRAFTERS |= TRAINED
 RULES = {
   'chain': verify.chain,
   'block': verify.block,
@@ -144,10 +116,9 @@ PROMPTS, LENGTHS = specsample.pad_prompts([[1, 2, 3, 1, 2, 3], [5], [7, 8, 7]])
 def host_params(drafter):
   target = TARGET.init(jax.random.key(0))
   if drafter in TRAINED:
-    trained = DRAFTERS[drafter]
-    size = trained.draft_vocab_size
+    size = DRAFTERS[drafter].draft_vocab_size
     d2t = None if size is None else 7 * np.arange(size)
-    own = trained.init_params(jax.random.key(1), target, d2t)
+    own = DRAFTERS[drafter].init_params(jax.random.key(1), target, d2t)
     own = testing.with_noise(own, jax.random.key(2))
   elif drafter == 'tli':
     own = {
@@ -231,7 +202,7 @@ def test_noise_of_a_position_is_that_of_one_device(drafter):
   ('drafter', 'rule'),
   [
     *((drafter, 'block') for drafter in ('ngram', 'tli', 'medusa', 'hydra')),
-    *((drafter, 'block') for drafter in ('draft model', 'dspark')),
+    *((drafter, 'block') for drafter in ('draftmodel', 'dspark')),
     *((drafter, 'block') for drafter in ('eagle-3', 'mtp', 'either')),
     *((drafter, 'chain') for drafter in ('none', 'chain', 'adaptive')),
     ('chain of a replicated model', 'synthetic'),
@@ -263,9 +234,9 @@ def test_tokens_are_those_of_one_device_with(shape, explicit, case):
 
 
 def test_a_draft_model_is_copied_out_of_a_divided_target(mesh):
-  drafter = DRAFTERS['draft model']
+  drafter = DRAFTERS['draftmodel']
   with jax.set_mesh(mesh):
-    target = host_params('draft model')['target']
+    target = host_params('draftmodel')['target']
     target = sharding.place(target, TARGET.param_axes())
     own = drafter.init_params(jax.random.key(0), target, 7 * np.arange(40))
     axes = drafter.param_axes()['layers'][0]

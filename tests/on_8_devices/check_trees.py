@@ -15,6 +15,7 @@ from specsample import testing
 from specsample import tree
 from specsample import verify
 from specsample.models import transformer
+from specsample.testing import trained
 from specsample.types import DraftKind
 
 # More than 256 tokens, so that they are drawn in two steps. The vocabulary is
@@ -42,16 +43,14 @@ DRAFT = transformer.Transformer(
 )
 # Siblings at both depths, and a node without children before one with some.
 TOPOLOGY = tree.Topology((0, 0, 0, 2, 2))
-SOME = {'num_draft_tokens': TOPOLOGY.depth, 'draft_vocab_size': 48}
 OF = {
-  'medusa': drafters.Medusa(model=TARGET, **SOME),
-  'hydra': drafters.Hydra(model=TARGET, num_draft_tokens=2),
-  'draft model': drafters.DraftModel(model=TARGET, layers=(0,), **SOME),
-  'eagle': drafters.Eagle(model=TARGET, num_draft_tokens=2),
-  'eagle-3': drafters.Eagle3(model=TARGET, feature_layers=(-1, 0, 0), **SOME),
-  'mtp': drafters.MTP(model=TARGET, num_draft_tokens=2),
   'chain': drafters.Chain(model=DRAFT, num_draft_tokens=2),
   'skip': drafters.Skip(model=TARGET, layers=(0,), num_draft_tokens=2),
+  **{
+    kind.name.lower(): kind.make(TARGET, TOPOLOGY.depth, 48)
+    for kind in trained.CASES
+    if kind.branches
+  },
 }
 BIAS = np.zeros(TARGET.vocab_size, np.float32)
 BIAS[::7] = 2
@@ -94,8 +93,8 @@ CASES = {
   'medusa': ('medusa', tree_of('medusa'), verify.tree),
   'hydra, i.i.d.': ('hydra', tree_of('hydra', SAMPLED), verify.k_seq),
   'draft model, distinct': (
-    'draft model',
-    tree_of('draft model', WITHOUT),
+    'draftmodel',
+    tree_of('draftmodel', WITHOUT),
     verify.tree,
   ),
   'eagle, top and drawn': (
@@ -109,6 +108,8 @@ CASES = {
     dynamic_of('eagle-3'),
     verify.Typical(epsilon=0.0),
   ),
+  'dflash': ('dflash', tree_of('dflash'), verify.tree),
+  'dspark, i.i.d.': ('dspark', tree_of('dspark', SAMPLED), verify.traversal),
   'mtp, i.i.d.': ('mtp', tree_of('mtp', SAMPLED), verify.traversal),
   'chain, distinct': ('chain', tree_of('chain', WITHOUT), verify.traversal),
   'skip, cut': (

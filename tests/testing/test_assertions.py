@@ -154,7 +154,7 @@ def _second_as_the_first(x):
 )
 def test_a_draft_that_is_not_of_its_kind_is_found(kind, field, value, message):
   with pytest.raises(AssertionError, match=message):
-    _assert_draft(_Changed(inner=_tree(kind), field=field, value=value))
+    _assert_draft(_Changed(drafter=_tree(kind), field=field, value=value))
 
 
 def test_exact():

@@ -82,7 +82,7 @@ def _draft(drafter, params, tokens, length, forced):
   """Returns probabilities [K, V] and vectors after a row, as in decoding."""
   output = _of_target(drafter, params, tokens)
   state = drafter.init(params, 1, tokens.shape[1])
-  state = drafter.extend(params, tokens, length - 1, output, state)
+  state = drafter.observe(params, tokens, length - 1, output, None, state)
   warp = lambda logits, drafted: jax.nn.softmax(logits)
   draw = lambda probs, position: forced[position]
   draft, _ = drafter.propose(params, draw, warp, tokens, length, state)
@@ -124,7 +124,8 @@ def _by_hand(drafter, params, batch, blocks):
         counts[0] = 0
       if drafter == _DSPARK:
         before = padded[place + i : place + i + 1]
-        trust = drafter.confidence(params, vectors[i : i + 1], before)[0]
+        score = drafter.confidence_logits(params, vectors[i : i + 1], before)
+        trust = 1 / (1 + np.exp(-np.float64(score[0])))
         values[3] = -(1 - variation) * np.log(trust)
         values[3] -= variation * np.log(1 - trust)
       sums += counts * values

@@ -11,6 +11,7 @@ from experiments.certificate import sampled
 from experiments.certificate import sampled_cases
 import specsample
 from specsample import testing
+from specsample.drafters import wrapper
 from specsample.testing import trained
 
 _DRAWS = {draw.name: draw for draw in sampled_cases.draws()}
@@ -31,15 +32,12 @@ def test_compiled_loop_follows_the_target(name):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Watched:
+class _Watched(wrapper.Wrapper):
   """A drafter that records what its draws are given, and what it returns."""
 
   drafter: specsample.types.Drafter
   drawn: list = dataclasses.field(compare=False, hash=False)
   returned: list = dataclasses.field(compare=False, hash=False)
-
-  def __getattr__(self, name):
-    return getattr(self.drafter, name)
 
   def propose(self, params, draw, warp, tokens, length, state):
     def watched(probs, position, node=None):

@@ -94,7 +94,9 @@ def _declared(
 ) -> Bug:
   as_given = drafters.as_given
   version = lambda drawn, declared: {
-    'drafter': drafters.Misdeclared(inner=inner, drawn=drawn, declared=declared)
+    'drafter': drafters.Misdeclared(
+      drafter=inner, drawn=drawn, declared=declared
+    )
   }
   return _bug(
     name,
@@ -122,7 +124,7 @@ def _tree(name, topology, kind, mistake) -> Bug:
   return _bug(
     name,
     functools.partial(detectors.enumerated, verify.tree),
-    {'drafter': mistake(inner=inner)},
+    {'drafter': mistake(drafter=inner)},
     {'drafter': inner},
   )
 
@@ -237,7 +239,7 @@ BUGS = (
     functools.partial(detectors.enumerated, verify.chain),
     {
       'drafter': drafters.CutsBeforeTheToken(
-        inner=detectors.CHAIN, threshold=0.3
+        drafter=detectors.CHAIN, threshold=0.3
       )
     },
     {'drafter': detectors.CHAIN},
@@ -245,16 +247,16 @@ BUGS = (
   _bug(
     'a round without drafts because the drawn ones were unlikely',
     functools.partial(detectors.enumerated, verify.chain),
-    {'drafter': drafters.DraftsIfLikely(inner=detectors.CHAIN, least=0.5)},
+    {'drafter': drafters.DraftsIfLikely(drafter=detectors.CHAIN, least=0.5)},
     {'drafter': detectors.CHAIN},
   ),
   _either(
     'a remembered draft chosen because the drawn tokens were unlikely',
-    drafters.ForgetsIfLikely(inner=detectors.EITHER, least=0.5),
+    drafters.ForgetsIfLikely(drafter=detectors.EITHER, least=0.5),
   ),
   _either(
     'remembered tokens declared with the law of the drawn ones',
-    drafters.LeavesDrawnProbs(inner=detectors.EITHER),
+    drafters.LeavesDrawnProbs(drafter=detectors.EITHER),
   ),
   _anticipating(
     'a filter by the probability of the token that it leaves out',
@@ -293,7 +295,7 @@ BUGS = (
   _bug(
     "the drafter's cache missing the last accepted token",
     detectors.second_round,
-    {'drafter': drafters.ForgetsLastAccepted(inner=detectors.CHAIN)},
+    {'drafter': drafters.ForgetsLastAccepted(drafter=detectors.CHAIN)},
     {'drafter': detectors.CHAIN},
   ),
   _bug(
@@ -317,7 +319,7 @@ BUGS = (
     'a draft that the vocabulary ends before read as its last token',
     _ONE_PROMPT,
     loop.drafts_of_unknown_tokens,
-    drafter=drafters.UnknownTokens(inner=detectors.CHAIN, unknown_id=3),
+    drafter=drafters.UnknownTokens(drafter=detectors.CHAIN, unknown_id=3),
   ),
   _loop(
     'penalties updated once a round instead of once a token',

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from specsample import sampling as sampling_lib
 from specsample import types
+from specsample.drafters import wrapper
 from specsample.sampling import Sampling
 from specsample.testing.hash_model import HashModel
 from specsample.types import Array, DraftKind, Params, Warp
@@ -18,31 +19,13 @@ Rewarp = Callable[[Warp], Warp]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wrapper:
+class Wrapper(wrapper.Wrapper):
   """A drafter that forwards everything; each mistake is an override."""
 
-  inner: Any  # a types.Drafter
-  feature_layers = ()
-
-  @property
-  def num_draft_tokens(self) -> int:
-    return self.inner.num_draft_tokens
-
-  @property
-  def vocab_size(self) -> int | None:
-    return self.inner.vocab_size
-
-  def init(self, params, batch_size, max_length):
-    return self.inner.init(params, batch_size, max_length)
-
-  def extend(self, params, tokens, count, output, state):
-    return self.inner.extend(params, tokens, count, output, state)
+  drafter: Any  # a types.Drafter
 
   def propose(self, params, draw, warp, tokens, length, state) -> Any:
-    return self.inner.propose(params, draw, warp, tokens, length, state)
-
-  def update(self, params, tokens, length, output, verdict, state):
-    return self.inner.update(params, tokens, length, output, verdict, state)
+    return self.drafter.propose(params, draw, warp, tokens, length, state)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,10 +36,10 @@ class Misdeclared(Wrapper):
   declared: Rewarp
 
   def propose(self, params, draw, warp, tokens, length, state):
-    drawn, _ = self.inner.propose(
+    drawn, _ = self.drafter.propose(
       params, draw, self.drawn(warp), tokens, length, state
     )
-    return self.inner.propose(
+    return self.drafter.propose(
       params,
       _repeat(drawn.tokens, length),
       self.declared(warp),
@@ -179,7 +162,7 @@ class ForgetsIfLikely(Wrapper):
     def propose(draw, threshold):
       kept = jnp.full_like(state.kept, threshold)
       of_threshold = dataclasses.replace(state, kept=kept)
-      return self.inner.propose(
+      return self.drafter.propose(
         params, draw, warp, tokens, length, of_threshold
       )
 
@@ -196,7 +179,7 @@ class LeavesDrawnProbs(Wrapper):
 
   def propose(self, params, draw, warp, tokens, length, state):
     draft, new = super().propose(params, draw, warp, tokens, length, state)
-    drawn, _ = self.inner.trained.propose(
+    drawn, _ = self.drafter.trained.propose(
       params | {'drafter': params['drafter']['trained']},
       _repeat(draft.tokens, length),
       warp,
@@ -268,10 +251,6 @@ class ForgetsLastAccepted(Wrapper):
       missing=jnp.zeros(batch_size, bool),
     )
 
-  def extend(self, params, tokens, count, output, state):
-    inner = super().extend(params, tokens, count, output, state.inner)
-    return dataclasses.replace(state, inner=inner)
-
   def propose(self, params, draw, warp, tokens, length, state):
     before_pending = jnp.arange(tokens.shape[1]) == length[:, None] - 2
     seen = jnp.where(state.missing[:, None] & before_pending, 0, tokens)
@@ -280,6 +259,11 @@ class ForgetsLastAccepted(Wrapper):
     )
     return draft, dataclasses.replace(state, inner=inner)
 
-  def update(self, params, tokens, length, output, verdict, state):
+  def observe(self, params, tokens, count, output, verdict, state):
+    if verdict is None:
+      inner = super().observe(
+        params, tokens, count, output, verdict, state.inner
+      )
+      return dataclasses.replace(state, inner=inner)
     missing = verdict.num_accepted == self.num_draft_tokens
     return dataclasses.replace(state, missing=missing)

@@ -68,7 +68,7 @@ def sampled(is_mistaken: bool) -> Reading:
   drafter: Drafter = learner.drafter
   if is_mistaken:
     drafter = LearnsBeforeItDeclares(
-      inner=drafter, learner=learner, step_size=_STEP_SIZE
+      drafter=drafter, learner=learner, step_size=_STEP_SIZE
     )
   model = learner.objective.drafter.model
   sample = adapting.draw(

@@ -46,23 +46,15 @@ class SameResidual:
 class _Changed(drafters.Wrapper, abc.ABC):
   """A tree drafter whose draft is changed before it is handed over."""
 
-  @property
-  def topology(self):
-    """The topology of the tree."""
-    return self.inner.topology
-
-  @property
-  def depth(self):
-    """The depth of the tree."""
-    return self.inner.depth
-
   @abc.abstractmethod
   def change(self, draft):
     """Returns the draft with the mistake."""
 
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`."""
-    draft, state = self.inner.propose(params, draw, warp, tokens, length, state)
+    draft, state = self.drafter.propose(
+      params, draw, warp, tokens, length, state
+    )
     return self.change(draft), state
 
 

@@ -105,7 +105,7 @@ class _Runs:
     )
     go_on = jax.jit(
       functools.partial(
-        step.observed_step,
+        step.step,
         model=self.loaded.model,
         drafter=method.drafter,
         verify=method.verify,

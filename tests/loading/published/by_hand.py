@@ -117,7 +117,7 @@ def two_rounds(loaded, target, prompt, kept, token):
     output, cache = model.apply(params['target'], tokens, cache, layers)
     state = drafter.init(params, 1, 32)
     count = jnp.asarray([tokens.shape[1]])
-    return drafter.extend(params, tokens, count, output, state), cache
+    return drafter.observe(params, tokens, count, output, None, state), cache
 
   @jax.jit
   def propose(params, tokens, length, state):
@@ -135,11 +135,12 @@ def two_rounds(loaded, target, prompt, kept, token):
     return model.apply(params['target'], fed, cache, layers)[0]
 
   @jax.jit
-  def update(params, tokens, length, output, state):
+  def observe(params, fed, output, state):
     verdict = Verdict(
       num_accepted=jnp.asarray([kept]), next_token=jnp.asarray([token])
     )
-    return drafter.update(params, tokens, length, output, verdict, state)
+    count = jnp.asarray([kept + 1])
+    return drafter.observe(params, fed, count, output, verdict, state)
 
   def as_round(text, draft):
     whole = jnp.asarray(text[:-1])[None]
@@ -160,7 +161,7 @@ def two_rounds(loaded, target, prompt, kept, token):
   fed = jnp.asarray([[prompt[-1], *first.drafts]])
   output = score(params, fed, cache)
   text = [*prompt, *first.drafts[:kept], token]
-  state = update(params, *row(text), output, state)
+  state = observe(params, fed, output, state)
   draft, _ = propose(params, *row(text), state)
   return first, as_round(text, draft)
 

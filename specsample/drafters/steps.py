@@ -1,0 +1,256 @@
+"""Drafters that draft token by token, and the loop that draws their chains."""
+
+import abc
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specsample import drafts
+from specsample import sharding
+from specsample.drafters import signals as signals_lib
+from specsample.types import (
+  Array,
+  Draft,
+  Drafter,
+  DrafterState,
+  DraftKind,
+  Draw,
+  Params,
+  Warp,
+)
+
+
+class Steps(Drafter):
+  """A drafter that says what may follow any of its draft tokens.
+
+  A chain takes `first`, then `next` for each draft token but the last. A tree
+  takes `root`, then `next` for each level but the last, over all its nodes that
+  get children. `end` closes both. The carry is any pytree that `first` and
+  `next` hand on.
+  """
+
+  @abc.abstractmethod
+  def first(
+    self, params: Params, tokens: Array, length: Array, state: DrafterState
+  ) -> tuple[Array, Any]:
+    """Returns logits [B, 1, V'] after the pending token, and the carry.
+
+    The arguments are those of `propose`. Rows in which all logits are -inf get
+    no draft.
+    """
+
+  def root(
+    self, params: Params, tokens: Array, length: Array, state: DrafterState
+  ) -> tuple[Array, Any]:
+    """Does the same as `first`, for a tree.
+
+    Of the path that the previous round kept, nothing stayed in `end`.
+    """
+    return self.first(params, tokens, length, state)
+
+  @abc.abstractmethod
+  def next(
+    self, params: Params, tokens: Array, parents: Array | None, carry: Any
+  ) -> tuple[Array, Any]:
+    """Returns logits [B, n, V'] after n more draft tokens, and the next carry.
+
+    Args:
+      params: the whole tree of parameters.
+      tokens: [B, n] int32, the new tokens, 0 where a row has none.
+      parents: None for a chain, where n is 1. For a tree [B, W - 1], the
+        parents of all nodes so far, the n new ones last. Nodes are numbered in
+        the order in which they are given to `next`; 0 is the pending token.
+      carry: from the previous call.
+    """
+
+  def end(self, carry: Any, state: DrafterState) -> DrafterState:
+    """Returns the state as `propose` leaves it."""
+    del carry
+    return state
+
+  @property
+  def num_unrolled(self) -> int:
+    """How many calls of `next` return a carry of another structure or shape.
+
+    These are the first ones on a chain. The others run in one compiled loop.
+    """
+    return 0
+
+  @property
+  def stops_early(self) -> bool:
+    """See `types.Drafter`."""
+    return not self.num_unrolled
+
+  def confidence(self, params: Params, carry: Any) -> Array | None:
+    """Returns a trained estimate [B, n] for drafts from the latest logits.
+
+    See `types.Signals`. None without a head for it.
+    """
+    del params, carry
+    return None
+
+  def target_ids(self, params: Params, ids: Array) -> Array:
+    """Maps ids [...] of the V' tokens that are drafted to the target's ids."""
+    del params
+    return ids
+
+  def widen(self, params: Params, logits: Array) -> Array:
+    """Expands logits [..., V'] to [..., V]: -inf for tokens never drafted."""
+    del params
+    return logits
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`: K tokens, each drawn after those before it."""
+    draft_one = self._drawn_by(params, draw, warp, length)
+    num_drafts = self.num_draft_tokens
+    logits, carry = self.first(params, tokens, length, state)
+    drafted = self._nothing(tokens.shape[0])
+
+    def body(carry, i):
+      logits, drafted, inner = carry
+      drafted, found = draft_one(logits, drafted, i, inner)
+      logits, inner = self.next(params, _taken(drafted, i), None, inner)
+      return (logits, drafted, inner), found
+
+    found = []
+    last = num_drafts - 1
+    num_unrolled = min(self.num_unrolled, last)
+    for i in range(num_unrolled):
+      (logits, drafted, carry), of_one = body((logits, drafted, carry), i)
+      found.append(jax.tree.map(lambda x: x[None], of_one))
+    if num_unrolled < last:
+      (logits, drafted, carry), of_loop = jax.lax.scan(
+        body, (logits, drafted, carry), jnp.arange(num_unrolled, last)
+      )
+      found.append(of_loop)
+    drafted, of_last = draft_one(logits, drafted, last, carry)
+    found.append(jax.tree.map(lambda x: x[None], of_last))
+    probs, signals = jax.tree.map(
+      lambda *x: jnp.swapaxes(jnp.concatenate(x), 0, 1), *found
+    )
+    draft = Draft(
+      tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
+    )
+    return draft, self.end(carry, state)
+
+  def propose_while(
+    self,
+    params: Params,
+    draw: Draw,
+    warp: Warp,
+    tokens: Array,
+    length: Array,
+    state: DrafterState,
+    *,
+    goes_on: Callable[[Draft], tuple[Array, Array]],
+  ) -> tuple[Draft, DrafterState]:
+    """Proposes like `propose`, but stops once no row goes on.
+
+    Args:
+      params, draw, warp, tokens, length, state: see `types.Drafter.propose`.
+      goes_on: takes a draft whose first i tokens are drawn; later tokens are
+        -1, and their probs and signals are zeros. Returns which tokens stay,
+        [B, K], and after which of them more may follow, [B, K]. Neither may
+        depend on what is not drawn yet.
+    """
+    draft_one = self._drawn_by(params, draw, warp, length)
+    num_drafts = self.num_draft_tokens
+    logits, carry = self.first(params, tokens, length, state)
+    drafted, of_first = draft_one(
+      logits, self._nothing(tokens.shape[0]), 0, carry
+    )
+    room = lambda x: jnp.stack([x] + [jnp.zeros_like(x)] * (num_drafts - 1))
+    found = jax.tree.map(room, of_first)
+
+    def draft_of(drafted, found):
+      probs, signals = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
+      return Draft(
+        tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
+      )
+
+    def judged(drafted, found, i):
+      """Drops token i in rows where it does not stay; also says which go on."""
+      stays, is_open = goes_on(draft_of(drafted, found))
+      token = jnp.where(stays[:, i], drafted[:, i], -1)
+      return drafted.at[:, i].set(token), stays[:, i] & is_open[:, i]
+
+    def cond(carry):
+      i, going, *_ = carry
+      return (i < num_drafts) & jnp.any(going)
+
+    def body(carry):
+      i, going, drafted, found, inner = carry
+      logits, inner = self.next(params, _taken(drafted, i - 1), None, inner)
+      drafted, new = draft_one(logits, drafted, i, inner, going)
+      write = lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, i, 0)
+      found = jax.tree.map(write, found, new)
+      drafted, going = judged(drafted, found, i)
+      return i + 1, going, drafted, found, inner
+
+    drafted, going = judged(drafted, found, 0)
+    *_, drafted, found, carry = jax.lax.while_loop(
+      cond,
+      body,
+      (jnp.ones((), jnp.int32), going, drafted, found, carry),
+    )
+    draft = drafts.cut(draft_of(drafted, found), drafted >= 0)
+    return draft, self.end(carry, state)
+
+  def _nothing(self, batch):
+    nothing = jnp.full((batch, self.num_draft_tokens), -1, jnp.int32)
+    return sharding.constrain(nothing, 'batch', None)
+
+  def _drawn_by(self, params, draw, warp, length):
+    """Returns a function that draws token i after the tokens before it."""
+
+    def draft_one(logits, drafted, i, carry, going=None):
+      logits = self.widen(params, logits)[:, 0]
+      probs = warp(logits, drafted)
+      # A draft ends where its drafter has nothing to offer.
+      is_there = jnp.any(logits > -jnp.inf, axis=-1)
+      is_there &= jnp.sum(drafted >= 0, axis=1) == i
+      if going is not None:
+        is_there &= going
+      probs = jnp.where(is_there[:, None], probs, 0)
+      token = jnp.where(is_there, draw(probs, length + i), -1)
+      signals = self._with_confidence(
+        params, signals_lib.of_tokens(logits, token), carry
+      )
+      return drafted.at[:, i].set(token), (probs, signals)
+
+    return draft_one
+
+  def _with_confidence(self, params, signals, carry):
+    confidence = self.confidence(params, carry)
+    if confidence is None:
+      return signals
+    return dataclasses.replace(signals, confidence=confidence[:, 0])
+
+
+def check_branches(drafter: Any) -> None:
+  """Raises ValueError unless the drafter can draft trees."""
+  if not isinstance(drafter, Steps):
+    raise ValueError(
+      'a tree continues several drafts at once, which '
+      f'{type(drafter).__name__} cannot do: make the tree with Chain, DFlash, '
+      'DraftModel, DSpark, Eagle, Eagle3, Hydra, MTP, Medusa, Skip or TLI'
+    )
+
+
+def check_siblings(count: int, logits: Array) -> None:
+  """Raises ValueError unless logits [..., V'] have at least `count` tokens."""
+  if count > logits.shape[-1]:
+    raise ValueError(
+      f'the tree has {count} siblings, but the drafter drafts only '
+      f'{logits.shape[-1]} different tokens: make the tree narrower, or use a '
+      'drafter with a larger draft_vocab_size'
+    )
+
+
+def _taken(drafted, i):
+  """Returns draft token i of each row, [B, 1], 0 in rows without one."""
+  token = jax.lax.dynamic_slice_in_dim(drafted, i, 1, axis=1)
+  return jnp.maximum(token, 0)

@@ -1,0 +1,187 @@
+"""What a drafter declares is what it does, and the old contract is refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import testing
+from specsample import types
+from specsample import verify
+from specsample.drafters import steps
+from specsample.drafters import wrapper
+
+_MODEL = testing.HashModel(vocab_size=12)
+_CHAIN = drafters.Chain(model=_MODEL, num_draft_tokens=2)
+_TREE = drafters.NgramTree(num_branches=2, depth=3, min_ngram=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Says(wrapper.Wrapper):
+  """A drafter that declares other sizes than those of its drafts."""
+
+  drafter: types.Drafter
+  depth: int
+  num_draft_tokens: int
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    return self.drafter.propose(params, draw, warp, tokens, length, state)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Halves(steps.Steps):
+  """Drafts tokens below 8, then any; after token 0 it has nothing to offer."""
+
+  num_draft_tokens: int = 3
+
+  def first(self, params, tokens, length, state):
+    del params, length, state
+    return self._logits(tokens[:, :1], 8), ()
+
+  def next(self, params, tokens, parents, carry):
+    del params, parents
+    logits = self._logits(tokens, 12)
+    return jnp.where(tokens[..., None] == 0, -jnp.inf, logits), carry
+
+  def _logits(self, tokens, size):
+    """Returns logits [B, n, 12] that prefer the token after each."""
+    ids = jnp.arange(12)
+    logits = -jnp.abs(ids - tokens[..., None] - 1.0)
+    return jnp.where(ids < size, logits, -jnp.inf)
+
+
+def _prefill(drafter, rule):
+  return specsample.prefill(
+    {'target': {}, 'drafter': {}},
+    jnp.asarray([[3, 1, 3]]),
+    jnp.asarray([3]),
+    jax.random.key(0),
+    model=_MODEL,
+    drafter=drafter,
+    verify=rule,
+    sampling=specsample.Sampling(temperature=0.0),
+    max_new_tokens=8,
+  )
+
+
+@pytest.mark.parametrize(
+  ('drafter', 'depth', 'count', 'rule', 'message'),
+  [
+    (_TREE, 2, 6, verify.tree, r'declares depth 2, but Draft.depth is 3: '),
+    (_CHAIN, 1, 2, verify.chain, r'declares depth 1, but Draft.depth is 2: '),
+    (
+      _CHAIN,
+      3,
+      3,
+      verify.chain,
+      r'declares num_draft_tokens 3, but its draft ',
+    ),
+  ],
+)
+def test_a_draft_of_another_size_is_refused(
+  drafter, depth, count, rule, message
+):
+  says = _Says(drafter=drafter, depth=depth, num_draft_tokens=count)
+  with pytest.raises(ValueError, match=message):
+    _prefill(says, rule)
+
+
+def test_steps_without_a_first_cannot_be_made():
+  class Without(steps.Steps):
+    num_draft_tokens = 2
+
+    def next(self, params, tokens, parents, carry):
+      """See `steps.Steps`."""
+
+  with pytest.raises(TypeError, match=r'abstract class Without.* first'):
+    Without()
+
+
+class _Old:
+  """A drafter as they were before `observe`."""
+
+  num_draft_tokens = 2
+  feature_layers = ()
+  vocab_size = None
+
+  def propose(self):
+    """Drafts."""
+
+  def extend(self):
+    """Takes in a chunk."""
+
+  def update(self):
+    """Takes in a round."""
+
+
+@pytest.mark.parametrize(
+  ('drafter', 'message'),
+  [
+    (_Old(), '_Old, which has extend and update .*: derive it from that class'),
+    (drafters.Chain, 'drafter is the class Chain: give an instance'),
+    (None, 'drafter is None: give a drafter'),
+  ],
+)
+def test_what_is_no_drafter_is_refused(drafter, message):
+  with pytest.raises(ValueError, match=message):
+    _prefill(drafter, verify.chain)
+
+
+@pytest.mark.parametrize('name', ['stateless', 'pausable', 'branching'])
+def test_modules_that_are_gone_say_what_replaces_them(name):
+  with pytest.raises(
+    ImportError, match=f'drafters.{name} is gone: derive from'
+  ):
+    getattr(drafters, name)
+
+
+def test_a_draft_ends_where_nothing_is_offered():
+  likeliest = lambda probs, position, node=None: jnp.argmax(probs, axis=-1)
+  softmax = lambda logits, drafted: jax.nn.softmax(logits)
+  tokens, length = jnp.asarray([[6, 9], [11, 9], [-1, 9]]), jnp.full(3, 2)
+  propose = lambda drafter: drafter.propose(
+    {}, likeliest, softmax, tokens, length, ()
+  )[0]
+  found = propose(_Halves())
+  # 7 is the largest first token; after 0 there is none.
+  assert found.tokens.tolist() == [[7, 8, 9], [7, 8, 9], [0, -1, -1]]
+  assert (found.probs.sum(axis=-1) > 0.5).tolist() == [
+    [True] * 3,
+    [True] * 3,
+    [True, False, False],
+  ]
+  greedy = drafters.Tree(
+    drafter=_Halves(), topology=specsample.tree.Topology((0, 1, 2))
+  )
+  assert propose(greedy).tokens.tolist() == found.tokens.tolist()
+
+
+def test_it_stops_once_no_row_goes_on():
+  calls = []
+
+  @dataclasses.dataclass(frozen=True, kw_only=True)
+  class Counts(_Halves):
+    def next(self, params, tokens, parents, carry):
+      jax.debug.callback(lambda: calls.append(1))
+      return super().next(params, tokens, parents, carry)
+
+  def goes_on(draft):
+    drafted = draft.tokens >= 0
+    return drafted, drafted & (jnp.arange(3) < 1)
+
+  likeliest = lambda probs, position, node=None: jnp.argmax(probs, axis=-1)
+  found, _ = Counts().propose_while(
+    {},
+    likeliest,
+    lambda logits, drafted: jax.nn.softmax(logits),
+    jnp.asarray([[6, 9]]),
+    jnp.full(1, 2),
+    (),
+    goes_on=goes_on,
+  )
+  jax.effects_barrier()
+  assert found.tokens.tolist() == [[7, 8, -1]]
+  assert len(calls) == 1
