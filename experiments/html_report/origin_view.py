@@ -88,7 +88,7 @@ def tokens(
     rounds: the round that emitted each token, as in `Output.emit_round`.
 
   Raises:
-    ValueError: the lengths differ, or a number is no origin.
+    ValueError: the lengths differ, or a number is not an origin.
   """
   if not len(texts) == len(origins) == len(rounds):
     raise ValueError(

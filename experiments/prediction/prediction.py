@@ -129,8 +129,8 @@ def rows(prediction: Prediction) -> list[Row]:
   """Returns a row for every combination of the settings.
 
   Raises:
-    ValueError: an acceptance is no probability, a model's cost is not known, or
-      passes over that many tokens were not timed.
+    ValueError: an acceptance is not a probability, a model has no known cost,
+      or passes over that many tokens were not timed.
   """
   networks = prediction.networks()
   return [

@@ -154,7 +154,7 @@ def _read(path) -> Trace:
       header = json.loads(str(found['header']))
       version = header.get('format')
       arrays = {name: found[name] for name in found if name != 'header'}
-  # A file of one array is no context manager, and one of text is no zip file.
+  # A file of one array is not a context manager, and a text is not a zip file.
   except (
     *(ValueError, TypeError, AttributeError, KeyError, EOFError),
     *(OSError, zipfile.BadZipFile, zlib.error),

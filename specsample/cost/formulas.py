@@ -23,7 +23,7 @@ def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
     num_draft_tokens: K, drafted in every round.
 
   Raises:
-    ValueError: the acceptance is no probability, or K is negative.
+    ValueError: the acceptance is not a probability, or K is negative.
   """
   _check_share('acceptance', acceptance)
   _check_count('num_draft_tokens', num_draft_tokens, 0)
@@ -39,7 +39,7 @@ def expected_tokens_by_position(shares: Sequence[float]) -> float:
   before.
 
   Raises:
-    ValueError: a share is no probability.
+    ValueError: a share is not a probability.
   """
   for share in shares:
     _check_share('a share', share)
@@ -305,8 +305,8 @@ def mixed_round(
     batch: B.
 
   Raises:
-    ValueError: the shares are no distribution, the widths do not increase to K,
-      the acceptance is no probability, or a time was not measured.
+    ValueError: the shares are not a distribution, the widths do not rise to K,
+      the acceptance is not a probability, or a time was not measured.
   """
   for share in shares:
     _check_share('a share', share)

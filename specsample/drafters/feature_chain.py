@@ -60,7 +60,7 @@ class _Drafting:
 
   outputs: Array  # [B, n, D], of the latest entries
   cache: cache_lib.KVCache  # of the last module
-  length: Array  # [B] int32, its entries that are no guesses
+  length: Array  # [B] int32, its entries that are not guesses
   caches: tuple[cache_lib.KVCache, ...]  # of the other modules
   kept: tuple[Array, ...]  # [B, 1, D], what modules after the first keep
   num_nodes: int = types.static()  # of a tree so far

@@ -49,7 +49,7 @@ class Found:
   tokens: Array  # [K] int32, -1 after the last
   matched: Array  # [] int32, length of the suffix; 0 if it is not in the store
   # [K] float32, the share of the places agreeing so far that continue with this
-  # token, (count - 1/2) / (all + 1/2): one place alone is no certainty.
+  # token, (count - 1/2) / (all + 1/2): one place alone is not certainty.
   share: Array
 
 
