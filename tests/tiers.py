@@ -287,7 +287,7 @@ NIGHTS = (
   Night('training/test_slots.py::*[features]'),
   Night(
     'experiments/training/test_held_out.py::*eos_ids0]',
-    but=('*MTP*', '*DSpark*'),
+    but=('*[MTP-*', '*DSpark*'),
   ),
   Night(
     'experiments/training/test_held_out.py::*eos_ids1]', but=('*Hydra++*',)

@@ -35,17 +35,9 @@ class Recorder(drafters.NoDraft):
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
     )
 
-  def extend(self, params, tokens, count, output, state):
-    """See `types.Drafter`."""
-    del params, tokens
-    return self._record(output.hidden, state.length + count, state)
-
-  def update(self, params, tokens, length, output, verdict, state):
-    """See `types.Drafter`."""
+  def observe(self, params, tokens, count, output, verdict, state):
+    """See `types.Drafter`: keeps the vectors of the tokens that stay."""
     del params, tokens, verdict
-    return self._record(output.hidden, length - 1, state)
-
-  def _record(self, hidden, length, state):
-    hidden = hidden.astype(state.hidden.dtype)
+    hidden = output.hidden.astype(state.hidden.dtype)
     written = cache_lib.write(state.hidden, hidden, state.length)
-    return Recorded(hidden=written, length=length)
+    return Recorded(hidden=written, length=state.length + count)
