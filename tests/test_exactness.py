@@ -23,7 +23,10 @@ from specsample.types import DraftKind
 # that share their code with one that has both here.
 _LEFT_OUT = tuple(
   f'drafters.{name}, penalties'
-  for name in ('Medusa', 'Hydra++', 'DraftModel', 'EAGLE', 'MTP', 'DFlash')
+  for name in (
+    *('Medusa', 'Hydra++', 'DraftModel', 'EAGLE', 'DFlash'),
+    *('MTP', 'MTP of 2'),
+  )
 )
 _BY_SHAPE = collections.defaultdict(list)
 _SKIPPED = set()

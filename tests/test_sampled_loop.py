@@ -19,7 +19,7 @@ _LEFT_OUT = (
   *('Adaptive, AdaEDL + chain', 'Adaptive, AdaEDL + coupled'),
   *('Adaptive, Fastest + block', 'Hydra + block'),
   *('Medusa + chain', 'Medusa + coupled'),
-  *('Tree of EAGLE', 'Tree of MTP'),
+  *('Tree of EAGLE', 'Tree of MTP', 'Tree of DFlash', 'Tree of DSpark'),
   'Skip + block, mixed batch, tiny Llama',
   'Online distillation after every round + block',
 )
