@@ -59,7 +59,7 @@ def _all(
   predicted = [
     row
     for row in overall
-    if row.get('predicted_speedup') is not None
+    if row['predicted_speedup'] is not None
     and row['speedup'] is not None
     and row['method'] != methods_lib.BASELINE
   ]
@@ -79,4 +79,4 @@ def _all(
 
 def _row(row):
   names = [field.name for field in dataclasses.fields(rows_lib.Row)]
-  return rows_lib.Row(**{name: row[name] for name in names if name in row})
+  return rows_lib.Row(**{name: row[name] for name in names})

@@ -34,7 +34,7 @@ def settings(rows: Sequence[Record]) -> list[list[Record]]:
   """Groups rows by setting; each group becomes a table."""
 
   def key(row):
-    return tuple(row.get(name) for name in columns.SETTING)
+    return tuple(row[name] for name in columns.SETTING)
 
   found = dict.fromkeys(map(key, rows))
   return [[row for row in rows if key(row) == one] for one in found]
@@ -122,14 +122,11 @@ def _heading(name):
 def _scores(rows):
   """Yields a table with a line per method and a column per score."""
   rows = overall(rows)
-  names = list(
-    dict.fromkeys(name for row in rows for name in row.get('scores') or {})
-  )
+  names = list(dict.fromkeys(name for row in rows for name in row['scores']))
   if not names:
     return
   cells = [
-    [row['method']]
-    + [_score((row.get('scores') or {}).get(name)) for name in names]
+    [row['method']] + [_score(row['scores'].get(name)) for name in names]
     for row in rows
   ]
   headings = [_heading('method'), *(Heading(name) for name in names)]

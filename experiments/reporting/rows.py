@@ -127,9 +127,9 @@ def first_difference(
 def title(row: Mapping[str, Any]) -> str:
   """Returns what was decoded, from a row over all prompts of result.json."""
   benchmark = row['benchmark']
-  setting = row.get('part') or benchmark
+  setting = row['part'] or benchmark
   of_benchmark = f' ({benchmark})' if setting != benchmark else ''
-  samples = row.get('samples', 1)
+  samples = row['samples']
   each = f' of {samples} samples each' if samples > 1 else ''
   return (
     f'{setting}{of_benchmark}: {row["prompts"]} prompts{each}, '

@@ -70,6 +70,10 @@ def row(method, category, num_drafts, **changes):
     'predicted_speedup': None,
     'prefill_ms': None,
     'cost_ratio': None,
+    'part': '',
+    'scores': {},
+    'outputs_tied': None,
+    'outputs_differing': None,
   }
   return values | changes
 

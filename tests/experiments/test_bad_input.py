@@ -226,7 +226,7 @@ _REPORT = {
     'drafter has neither result.json nor ... evaluate first'
   ),
   '--results=FOLDER/old': (
-    'old/result.json has schema 1 and no versions, git_commit ... '
+    'old/result.json has schema 1 ... from schema 5 on: '
     'evaluate again into another --out, or move the file away'
   ),
   '--results=FOLDER/newer': (

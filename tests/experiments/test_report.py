@@ -158,7 +158,7 @@ def test_field_that_is_not_known_is_shown(tmp_path):
 @pytest.mark.parametrize(
   ('name', 'content', 'why'),
   [
-    ('result.json', '{"rows": []}', 'has schema 1 and no hardware'),
+    ('result.json', '{"schema": 5}', 'has schema 5 and no hardware'),
     ('benchmark.json', '{"schema": 9}', 'has schema 9'),
     ('generations.jsonl', '{"schema": 9}', 'line 1, cannot be read (schema 9'),
   ],
