@@ -18,7 +18,7 @@ from experiments.reporting import columns
 from experiments.reporting import ratios
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
-from experiments.reporting import terminal_table
+from experiments.reporting import tables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def show(
   prompts: str,
 ) -> None:
   """Prints the table, and whether both ways gave the same outputs."""
-  shown = terminal_table.console()
+  shown = tables.console()
   first = rows[0]
   title = (
     f'{prompts}: {first.requests} requests, {first.prompt_tokens} tokens in, '
@@ -144,30 +144,24 @@ def show(
   print(f'\nthroughput.json is in {out}')
 
 
-def _table(rows: Sequence[Row]) -> terminal_table.Table:
-  table = terminal_table.Table(
-    'method',
-    'K',
-    'tokens\nout',
-    'static\ntokens/s',
-    'refilled\ntokens/s',
-    '\nratio',
-    '95%\ninterval',
+def _table(rows: Sequence[Row]) -> tables.Table:
+  headings = (
+    *('method', 'K', 'tokens\nout', 'static\ntokens/s', 'refilled\ntokens/s'),
+    *('\nratio', '95%\ninterval'),
   )
-  for row in rows:
-    interval = '-'
-    if row.ratio_ci95 is not None:
-      interval = '{:.2f}-{:.2f}'.format(*row.ratio_ci95)
-    table.add_row(
+  lines = [
+    [
       row.method,
       str(row.num_draft_tokens),
       str(row.tokens),
       f'{row.static_tokens_per_s:.1f}',
       f'{row.refilled_tokens_per_s:.1f}',
       columns.number(row.ratio, '.2f', 'x'),
-      interval,
-    )
-  return table
+      '-'.join(f'{x:.2f}' for x in row.ratio_ci95 or ()) or '-',
+    ]
+    for row in rows
+  ]
+  return tables.Table(headings, lines)
 
 
 def _agreement(row: Row) -> rich.text.Text:

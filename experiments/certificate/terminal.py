@@ -8,14 +8,14 @@ import rich.table
 import rich.text
 
 from experiments.certificate import certificate as certificate_lib
-from experiments.reporting import terminal_table
+from experiments.reporting import tables
 
 Record = dict[str, Any]
 
 
 def show(certificate: Record) -> None:
   """Prints a summary of each section, and every planted bug."""
-  console = terminal_table.console()
+  console = tables.console()
   if certificate['cases']:
     console.print('\nExact enumeration of lossless rules\n', style='bold')
     console.print(_cases(certificate['cases'], certificate['lossy']))

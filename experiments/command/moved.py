@@ -112,7 +112,7 @@ _MOVED = {
   'table': 'evaluation.table',
   'template': 'training_data.template',
   'terminal': 'decoding.display',
-  'terminal_table': 'reporting.terminal_table',
+  'terminal_table': 'reporting.tables',
   'text_prompts': 'training_data.text_prompts',
   'this_machine': 'timing.this_machine',
   'tpu_environment': 'tpu.environment',

@@ -15,7 +15,7 @@ from experiments.command import environment
 from experiments.command import progress as progress_lib
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.reporting import result_file
-from experiments.reporting import terminal_table
+from experiments.reporting import tables
 import specsample
 from specsample import drafters
 from specsample.policies import policy as policy_lib
@@ -148,7 +148,7 @@ def write(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
 
 def show(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:
   """Prints the costs, and the setting that passes them to `Fastest`."""
-  console = terminal_table.console()
+  console = tables.console()
   for name, found in costs.items():
     ms = ', '.join(f'{x:.1f}' for x in found.ms)
     console.print(

@@ -12,6 +12,7 @@ from experiments.command import environment
 from experiments.evaluation import audits
 from experiments.evaluation import papers
 from experiments.evaluation import plots
+from experiments.evaluation import row_tables
 from experiments.evaluation import suite
 from experiments.evaluation import table as table_lib
 from experiments.reporting import columns as columns_lib
@@ -19,7 +20,7 @@ from experiments.reporting import figures
 from experiments.reporting import files
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
-from experiments.reporting import terminal_table
+from experiments.reporting import tables as tables_lib
 
 
 def write(
@@ -86,7 +87,7 @@ def show(
   for table in tables:
     _show(table)
   if paper.source:
-    shown = terminal_table.console()
+    shown = tables_lib.console()
     shown.print(rich.text.Text(f'\n{paper.source}\n', 'bold'))
     if paper.rows or paper.ratios:
       shown.print(_compared(papers.compare(paper, tables), _targets(tables)))
@@ -108,7 +109,7 @@ def show_so_far(table: table_lib.Table, num_prompts: int) -> None:
     num_prompts: how many prompts there are in total.
   """
   overall = _overall_rows(table.rows)
-  shown = terminal_table.console()
+  shown = tables_lib.console()
   title = (
     f'{rows_lib.title(vars(overall[0]))}; so far, out of {num_prompts} prompts'
   )
@@ -124,41 +125,40 @@ def _targets(tables: Sequence[table_lib.Table]) -> str:
 
 def _compared(
   rows: Sequence[papers.Compared], targets: str
-) -> terminal_table.Table:
+) -> tables_lib.Table:
   """Returns a table with a line per number of the paper, and ours beside it.
 
   Ours are usually from other models.
   """
   ours = f'ours, of\n{targets}' if targets else 'ours'
-  table = terminal_table.Table('', 'quantity', 'paper', ours, '95% interval')
-  last = None
-  for row in rows:
-    table.add_row(
+  before = [None, *(row.row for row in rows)]
+  lines = [
+    [
       '' if row.row == last else row.row,
       row.quantity,
       f'{row.paper:g}',
       columns_lib.number(row.ours, '.3g'),
       f'{row.ci95[0]:.3g}-{row.ci95[1]:.3g}' if row.ci95 else '-',
-    )
-    last = row.row
-  return table
+    ]
+    for row, last in zip(rows, before, strict=False)
+  ]
+  headings = ('', 'quantity', 'paper', ours, '95% interval')
+  return tables_lib.Table(headings, lines)
 
 
 def _show(table: table_lib.Table) -> None:
   """Prints a table, and the result of comparing outputs."""
   rows = table.rows
   overall = _overall_rows(rows)
-  shown = terminal_table.console()
+  shown = tables_lib.console()
   shown.print(rich.text.Text(f'\n{rows_lib.title(vars(overall[0]))}\n', 'bold'))
   shown.print(_overall(overall))
   if columns_lib.are_several(row.category for row in rows):
     shown.print('Speedup (and tokens a round) by category\n')
-    names = dict.fromkeys(row.method for row in rows)
-    names.pop(methods_lib.BASELINE, None)
-    if names:
-      shown.print(_by_category(rows, list(names)))
+    if any(row.method != methods_lib.BASELINE for row in rows):
+      shown.print(row_tables.by_category(rows, _speedup))
   if any(row.scores for row in overall):
-    shown.print(_scores(overall))
+    shown.print(row_tables.scores(overall))
   for detail in task_lines(table):
     shown.print(detail)
   if methods_lib.BASELINE not in table.generations:
@@ -189,31 +189,12 @@ def task_lines(table: table_lib.Table) -> list[str]:
   return lines
 
 
-def _scores(rows: Sequence[rows_lib.Row]) -> terminal_table.Table:
-  """Returns a table with a line per method and a column per score."""
-  names = list(dict.fromkeys(name for row in rows for name in row.scores))
-  table = terminal_table.Table('method', *names)
-  for row in rows:
-    found = [row.scores.get(name) for name in names]
-    table.add_row(
-      row.method, *('-' if score is None else _score(score) for score in found)
-    )
-  return table
-
-
-def _score(score) -> str:
-  if score['ci95'] is None:
-    return f'{score["value"]:.3f}'
-  low, high = score['ci95']
-  return f'{score["value"]:.3f} ({low:.3f}-{high:.3f})'
-
-
 def _of_each() -> str:
   """Returns the names of a table's files."""
   return figures.written('generations.jsonl', 'results.png')
 
 
-def _overall(rows: Sequence[rows_lib.Row]) -> terminal_table.Table:
+def _overall(rows: Sequence[rows_lib.Row]) -> tables_lib.Table:
   """Returns a table with a line per method, over all prompts."""
   columns: dict[str, Callable[[rows_lib.Row], str]] = {
     'method': lambda row: row.method,
@@ -237,34 +218,15 @@ def _overall(rows: Sequence[rows_lib.Row]) -> terminal_table.Table:
   columns['of the\nroofline'] = lambda row: columns_lib.number(
     row.percent_of_roofline, '.0f', '%'
   )
-  table = terminal_table.Table(*columns)
-  for row in rows:
-    table.add_row(*(cell(row) for cell in columns.values()))
-  return table
+  return tables_lib.Table(
+    list(columns), [[cell(row) for cell in columns.values()] for row in rows]
+  )
 
 
-def _by_category(
-  rows: Sequence[rows_lib.Row], shown: Sequence[str]
-) -> terminal_table.Table:
-  """Returns a table of the speedup, with tokens per round in parentheses.
-
-  It has a line per category and a column per method.
-  """
-  cells = {(row.category, row.method): row for row in rows}
-  table = terminal_table.Table('category', 'prompts', *shown)
-  number = columns_lib.number
-  for category in dict.fromkeys(row.category for row in rows):
-    in_category = [cells[category, name] for name in shown]
-    prompts = next(row.prompts for row in rows if row.category == category)
-    table.add_row(
-      category,
-      str(prompts),
-      *(
-        f'{number(row.speedup, ".2f", "x")} ({row.tokens_per_round:.2f})'
-        for row in in_category
-      ),
-    )
-  return table
+def _speedup(row: rows_lib.Row) -> str:
+  """Returns the speedup, with tokens per round in parentheses."""
+  speedup = columns_lib.number(row.speedup, '.2f', 'x')
+  return f'{speedup} ({row.tokens_per_round:.2f})'
 
 
 def rule_lines(rows: Sequence[rows_lib.Row]) -> list[rich.text.Text]:

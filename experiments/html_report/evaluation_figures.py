@@ -11,7 +11,6 @@ from experiments.html_report import figures as figures_lib
 from experiments.html_report import tables
 from experiments.reporting import columns
 from experiments.reporting import figures
-from experiments.reporting import rows as rows_lib
 
 Record = dict[str, Any]
 
@@ -43,7 +42,9 @@ def _all(
   overall = tables.overall(rows)
   yield (
     'Tokens a round, speedup and acceptance over all prompts',
-    functools.partial(plots.overall, [_row(row) for row in overall], ''),
+    functools.partial(
+      plots.overall, [tables.to_row(row) for row in overall], ''
+    ),
   )
   drafting = [row for row in rows if row['method'] != methods_lib.BASELINE]
   with_speedup = [row for row in drafting if row['speedup'] is not None]
@@ -75,8 +76,3 @@ def _all(
       '2302.01318',
       functools.partial(figures_lib.against_num_drafts, curves),
     )
-
-
-def _row(row):
-  names = [field.name for field in dataclasses.fields(rows_lib.Row)]
-  return rows_lib.Row(**{name: row[name] for name in names})

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.html_report.tables import Heading
-from experiments.html_report.tables import Table
 from experiments.reporting import columns
+from experiments.reporting import tables as tables_lib
 
 # Shown separately, as facts about the run.
 DESCRIPTION = (
@@ -21,7 +20,7 @@ def description(content: Mapping[str, Any]) -> Mapping[str, Any]:
   return content.get('environment') or content
 
 
-def tables(content: Mapping[str, Any], file: str) -> Iterator[Table]:
+def tables(content: Mapping[str, Any], file: str) -> Iterator[tables_lib.Table]:
   """Yields a table of the single values, then one per list of records."""
   values: dict[str, Any] = {}
   nested = {}
@@ -35,7 +34,7 @@ def tables(content: Mapping[str, Any], file: str) -> Iterator[Table]:
       nested[name] = records
   if values:
     rows = [[_words(name), _text(value)] for name, value in values.items()]
-    yield Table('Values', [Heading('name'), Heading('value')], rows)
+    yield tables_lib.Table(['name', 'value'], rows, 'Values')
   for name, records in nested.items():
     yield _table(_words(name), records, file)
 
@@ -57,10 +56,10 @@ def _table(caption, records, file):
   names = list(dict.fromkeys(name for record in records for name in record))
   shown = records[:_MOST_ROWS]
   left = len(records) - len(shown)
-  return Table(
-    caption,
-    [Heading(_words(name)) for name in names],
+  return tables_lib.Table(
+    [_words(name) for name in names],
     [[_text(record.get(name)) for name in names] for record in shown],
+    caption,
     f'{left:,} more rows are in {file}.' if left else '',
   )
 

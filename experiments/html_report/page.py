@@ -15,6 +15,7 @@ from experiments.html_report import other_tables
 from experiments.html_report import tables as tables_lib
 from experiments.reporting import columns
 from experiments.reporting import figures
+from experiments.reporting import tables as reporting_tables
 
 _TEMPLATES = pathlib.Path(__file__).parent / 'templates'
 
@@ -23,7 +24,7 @@ _TEMPLATES = pathlib.Path(__file__).parent / 'templates'
 class Block:
   """A setting's tables and figures."""
 
-  tables: list[tables_lib.Table]
+  tables: list[reporting_tables.Table]
   figures: list[evaluation_figures.Figure]
 
 

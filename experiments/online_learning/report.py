@@ -15,7 +15,7 @@ from experiments.online_learning import server as serving_lib
 from experiments.reporting import figures
 from experiments.reporting import intervals
 from experiments.reporting import result_file
-from experiments.reporting import terminal_table
+from experiments.reporting import tables
 
 _NAMES = {
   serving_lib.CONTROL: 'without updates',
@@ -139,25 +139,28 @@ def write(out: pathlib.PurePath, found: Found) -> None:
 
 def show(out: pathlib.PurePath, found: Found) -> None:
   """Prints a line per window, and the cost of the updates."""
-  shown = terminal_table.console()
+  shown = tables.console()
   shown.print(rich.text.Text(f'\n{found.title}\n', 'bold'))
-  table = terminal_table.Table(
+  headings = (
     *('tokens served', 'prompts', *_NAMES.values(), 'rise'),
     'its 95% interval',
   )
+  lines = []
   for window in found.windows:
     last = window.first_token + window.tokens
     interval = '-'
     if window.rise_ci95 is not None:
       interval = '{:+.3f} to {:+.3f}'.format(*window.rise_ci95)
-    table.add_row(
-      f'{window.first_token:,} to {last:,}',
-      f'{window.prompts}',
-      *(f'{window.acceptance[arm]:.3f}' for arm in _NAMES),
-      f'{window.rise:+.3f}',
-      interval,
+    lines.append(
+      [
+        f'{window.first_token:,} to {last:,}',
+        f'{window.prompts}',
+        *(f'{window.acceptance[arm]:.3f}' for arm in _NAMES),
+        f'{window.rise:+.3f}',
+        interval,
+      ]
     )
-  shown.print(table)
+  shown.print(tables.Table(headings, lines))
   learning = found.batches[serving_lib.LEARNING]
   updates = sum(len(record['updates']) for record in learning)
   undone = sum(record['undone'] for record in learning)

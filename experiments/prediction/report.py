@@ -14,7 +14,7 @@ from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import files
 from experiments.reporting import result_file
-from experiments.reporting import terminal_table
+from experiments.reporting import tables
 from specsample.cost import chips
 
 
@@ -41,7 +41,7 @@ def show(
   table: Sequence[paper_table.Row],
 ) -> None:
   """Prints the best K of each setting, and the paper's table."""
-  console = terminal_table.console()
+  console = tables.console()
   console.print(f'\n{_title(rows[0])}\n', style='bold')
   console.print(_best(rows))
   if any(row.fits is False for row in rows):
@@ -74,27 +74,26 @@ def _where(row):
   return f'{row.devices} x {row.chip}{of_chips}'
 
 
-def _best(rows) -> terminal_table.Table:
+def _best(rows) -> tables.Table:
   acceptances = dict.fromkeys(row.acceptance for row in rows)
-  table = terminal_table.Table(
-    'batch',
-    'context',
-    'without drafts\nms a token',
-    '\nbound by',
+  headings = (
+    *('batch', 'context', 'without drafts\nms a token', '\nbound by'),
     *(f'{acceptance:g}' for acceptance in acceptances),
   )
   lines: dict[tuple[int, int], list[prediction.Row]] = {}
   for row in prediction.best(rows):
     lines.setdefault((row.batch_size, row.context), []).append(row)
-  for (batch, context), line in lines.items():
-    table.add_row(
+  cells = [
+    [
       str(batch),
       str(context),
       f'{line[0].pass_ms:.2f}' + '!' * (line[0].fits is False),
       line[0].pass_bound or '-',
       *map(_speedup, line),
-    )
-  return table
+    ]
+    for (batch, context), line in lines.items()
+  ]
+  return tables.Table(headings, cells)
 
 
 def _speedup(row: prediction.Row) -> str:
@@ -104,8 +103,8 @@ def _speedup(row: prediction.Row) -> str:
   )
 
 
-def _of_paper(rows) -> terminal_table.Table:
-  table = terminal_table.Table(
+def _of_paper(rows) -> tables.Table:
+  headings = (
     f'{rows[0].topology}, batch {rows[0].batch_size}\nPREDICTED',
     'tokens\na round',
     'paper\nms a token',
@@ -115,19 +114,20 @@ def _of_paper(rows) -> terminal_table.Table:
     'with waits\nms a token',
     '\nspeedup',
   )
-  for row in rows:
-    fitted_ms = columns.number(row.fitted_ms, '.2f')
-    table.add_row(
+  lines = [
+    [
       row.benchmark,
       f'{row.tokens_per_round:.2f}',
       f'{row.printed_plain_ms:.2f} / {row.printed_ms:.2f}',
       f'{row.printed_speedup:.2f}x',
       f'{row.plain_ms:.2f} / {row.ms:.2f}',
       f'{row.speedup:.2f}x',
-      f'{row.printed_plain_ms:.2f} / {fitted_ms}',
+      f'{row.printed_plain_ms:.2f} / {columns.number(row.fitted_ms, ".2f")}',
       columns.number(row.fitted_speedup, '.2f', 'x'),
-    )
-  return table
+    ]
+    for row in rows
+  ]
+  return tables.Table(headings, lines)
 
 
 def _figure(rows) -> figures.Figure:

@@ -9,7 +9,7 @@ import gin
 from experiments.command import environment
 from experiments.reporting import columns
 from experiments.reporting import result_file
-from experiments.reporting import terminal_table
+from experiments.reporting import tables
 from experiments.traces import replaying
 from experiments.traces import trace_file
 
@@ -30,29 +30,30 @@ def show(
   out: pathlib.PurePath, trace: trace_file.Trace, rows: Sequence[replaying.Row]
 ) -> None:
   """Prints the table, and how much of the distributions has no column."""
-  header, console = trace.header, terminal_table.console()
+  header, console = trace.header, tables.console()
   console.print(
     f'{header["method"]}: {len(trace.arrays["output"])} prompts, '
     f'{len(trace.arrays["round"])} rounds, drafts of kind {header["law"]}',
   )
-  table = terminal_table.Table(
+  headings = (
     'variant',
     *('drafted\na round', 'kept\na round', 'tokens\na round'),
     *('95%\ninterval', 'by chance\n1 sd', 'predicted\nspeed', '\nlossless'),
   )
-  for row in rows:
-    interval = '-'.join(f'{x:.2f}' for x in row.tokens_ci95 or ()) or '-'
-    table.add_row(
+  lines = [
+    [
       row.variant,
       f'{row.drafted:.2f}',
       f'{row.kept:.3f}',
       f'{row.tokens:.3f}',
-      interval,
+      '-'.join(f'{x:.2f}' for x in row.tokens_ci95 or ()) or '-',
       f'{row.tokens_sd:.3f}',
       _speed(row),
       {True: 'yes', False: 'NO', None: ''}[row.lossless],
-    )
-  console.print(table)
+    ]
+    for row in rows
+  ]
+  console.print(tables.Table(headings, lines))
   of_target, of_draft = trace_file.outside(trace)
   console.print(
     'probability without a column of its own, at most: '

@@ -16,7 +16,7 @@ from experiments.reporting import figures
 from experiments.reporting import files
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
-from experiments.reporting import terminal_table
+from experiments.reporting import tables
 from experiments.trees import plot
 from experiments.trees import rows as tree_rows
 from experiments.trees import stages
@@ -67,7 +67,7 @@ def show(
   table: table_lib.Table,
 ) -> None:
   """Prints a line per tree, and the differences between outputs."""
-  shown = terminal_table.console()
+  shown = tables.console()
   title = rows_lib.title(vars(table.rows[0]))
   shown.print(rich.text.Text(f'\n{title}\n', 'bold'))
   for drafter in dict.fromkeys(row.drafter for row in rows):
@@ -81,27 +81,17 @@ def show(
   print(f'\n{figures.written(*names)} are in {out}')
 
 
-def _of_drafter(rows) -> terminal_table.Table:
+def _of_drafter(rows) -> tables.Table:
   """Tabulates each tree's shape, tokens per round, times and speedups."""
-  table = terminal_table.Table(
-    rows[0].drafter,
-    'N',
-    'deep',
-    '\nlaw',
-    'tokens\nmodel',
-    'a\nround',
-    'of\nchain',
-    'draft\nms',
-    'verify\nms',
-    'rest\nms',
-    '\nrule',
-    'speed\nmodel',
-    '\nup',
-    '95%\ninterval',
+  headings = (
+    *(rows[0].drafter, 'N', 'deep', '\nlaw'),
+    *('tokens\nmodel', 'a\nround', 'of\nchain'),
+    *('draft\nms', 'verify\nms', 'rest\nms', '\nrule'),
+    *('speed\nmodel', '\nup', '95%\ninterval'),
   )
   number = columns.number
-  for row in rows:
-    table.add_row(
+  lines = [
+    [
       f'{row.topology}{" *" if row.is_chosen else ""}',
       str(row.num_nodes),
       str(row.depth),
@@ -116,5 +106,7 @@ def _of_drafter(rows) -> terminal_table.Table:
       number(row.predicted_speedup, '.2f', 'x'),
       number(row.speedup, '.2f', 'x'),
       report.interval(row),
-    )
-  return table
+    ]
+    for row in rows
+  ]
+  return tables.Table(headings, lines)

@@ -1,10 +1,13 @@
 """Plain text and tables, with which commands print their results.
 
+A table is a value: a terminal prints it, and the page of results has it too.
+
 Names come from users. Whatever rich would take for markup or an emoji in them
 is text like any other; styles come as a `rich.text.Text`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
 import sys
 
 import rich.box
@@ -27,33 +30,41 @@ def console() -> rich.console.Console:
   )
 
 
+@dataclasses.dataclass(frozen=True)
 class Table:
   """Lines of text under headings; all but the first column align right.
 
   A table that is wider than the terminal is printed in parts, one below the
   other, each with the first column and as many others as fit: nothing is cut.
+
+  Attributes:
+    headings: one per column.
+    rows: a cell per heading; the first one names the row.
+    caption, note: text above and below the table on the page.
+    meanings: what columns mean, by heading, for the page.
   """
 
-  def __init__(self, *headings: str):
-    """Makes an empty table with at least two headings."""
-    self._headings = headings
-    self._rows: list[Sequence[str]] = []
+  headings: Sequence[str]
+  rows: Sequence[Sequence[str]]
+  caption: str = ''
+  note: str = ''
+  meanings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-  def add_row(self, *cells: str) -> None:
-    """Adds a line, with one cell per heading."""
-    if len(cells) != len(self._headings):
-      raise ValueError(
-        f'a row has {len(cells)} cells under {len(self._headings)} headings: '
-        'give each column one cell'
-      )
-    self._rows.append(cells)
+  def __post_init__(self):
+    """Raises ValueError unless each row has a cell per heading."""
+    for row in self.rows:
+      if len(row) != len(self.headings):
+        raise ValueError(
+          f'a row has {len(row)} cells under {len(self.headings)} headings: '
+          'give each column one cell'
+        )
 
   def __rich_console__(
     self, console: rich.console.Console, options: rich.console.ConsoleOptions
   ) -> Iterator[rich.table.Table]:
     """Yields the parts of the table, for rich."""
     room = options.max_width
-    everything = range(1, len(self._headings))
+    everything = range(1, len(self.headings))
     unlimited = options.update(width=_ANY_WIDTH)
 
     def fits(columns, limit):
@@ -80,10 +91,10 @@ class Table:
     )
     # A cell that is too wide by itself continues on the next line.
     table.add_column(
-      self._headings[0], vertical='bottom', overflow='fold', max_width=limit
+      self.headings[0], vertical='bottom', overflow='fold', max_width=limit
     )
     for i in columns:
-      table.add_column(self._headings[i], justify='right', overflow='fold')
-    for row in self._rows:
+      table.add_column(self.headings[i], justify='right', overflow='fold')
+    for row in self.rows:
       table.add_row(row[0], *(row[i] for i in columns))
     return table

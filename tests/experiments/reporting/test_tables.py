@@ -5,7 +5,7 @@ import pytest
 from experiments.batching import report as report_lib
 from experiments.evaluation import report
 from experiments.reporting import rows as rows_lib
-from experiments.reporting import terminal_table
+from experiments.reporting import tables
 
 # rich would read these as a closing tag, a colour, an emoji and a link.
 _NAMES = ('a[/b]', '[red]x', ':bug:', '[link=x]y', 'long name ' * 9 + 'end')
@@ -16,16 +16,17 @@ _HEADINGS = (
 
 
 def _print(*shown):
-  console = terminal_table.console()
+  console = tables.console()
   for one in shown:
     console.print(one)
 
 
 def _table():
-  table = terminal_table.Table(*_HEADINGS)
-  for i, name in enumerate(_NAMES):
-    table.add_row(name, *(f'{i}x{j}' for j in range(1, len(_HEADINGS))))
-  return table
+  columns = range(1, len(_HEADINGS))
+  return tables.Table(
+    _HEADINGS,
+    [[name, *(f'{i}x{j}' for j in columns)] for i, name in enumerate(_NAMES)],
+  )
 
 
 @pytest.mark.parametrize('width', [30, 80, 100, 300])
@@ -55,7 +56,7 @@ def test_a_part_repeats_the_names(in_terminal):
 
 def test_a_line_has_a_cell_a_heading():
   with pytest.raises(ValueError, match='3 cells under 2 headings'):
-    terminal_table.Table('a', 'b').add_row('1', '2', '3')
+    tables.Table(('a', 'b'), [('1', '2', '3')])
 
 
 def test_lines_about_methods_have_their_names(in_terminal):

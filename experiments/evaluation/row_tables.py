@@ -1,0 +1,59 @@
+"""Tables of an evaluation's rows, for the terminal and for the page."""
+
+from collections.abc import Callable, Sequence
+
+from experiments import methods as methods_lib
+from experiments.reporting import columns
+from experiments.reporting import rows as rows_lib
+from experiments.reporting import tables
+
+
+def scores(rows: Sequence[rows_lib.Row]) -> tables.Table:
+  """Returns a table with a line per method and a column per score.
+
+  Args:
+    rows: the rows over all prompts.
+  """
+  names = list(dict.fromkeys(name for row in rows for name in row.scores))
+  return tables.Table(
+    ['method', *names],
+    [
+      [row.method, *(_score(row.scores.get(name)) for name in names)]
+      for row in rows
+    ],
+    caption='Scores of the texts',
+    meanings={'method': columns.column('method').meaning},
+  )
+
+
+def by_category(
+  rows: Sequence[rows_lib.Row], cell: Callable[[rows_lib.Row], str]
+) -> tables.Table:
+  """Returns a table with a line per category and a column per method.
+
+  Args:
+    rows: the rows of all categories; the baseline's are left out.
+    cell: returns the text for the row of a method and a category.
+  """
+  found = {(row.category, row.method): row for row in rows}
+  prompts = {row.category: row.prompts for row in rows}
+  names = dict.fromkeys(row.method for row in rows)
+  names.pop(methods_lib.BASELINE, None)
+  text = lambda key: cell(found[key]) if key in found else columns.NOTHING
+  return tables.Table(
+    ['category', 'prompts', *names],
+    [
+      [category, str(count), *(text((category, name)) for name in names)]
+      for category, count in prompts.items()
+    ],
+    caption='Speedup by category, then tokens a round',
+  )
+
+
+def _score(score) -> str:
+  if score is None:
+    return columns.NOTHING
+  if score['ci95'] is None:
+    return f'{score["value"]:.3f}'
+  low, high = score['ci95']
+  return f'{score["value"]:.3f} ({low:.3f}-{high:.3f})'
