@@ -1,5 +1,6 @@
 """Checks of single settings, shared by several modules."""
 
+from collections.abc import Sequence
 import operator
 from typing import Any
 
@@ -34,6 +35,45 @@ def is_drafter(name: str, value: Any) -> None:
     'not derive from specsample.types.Drafter: derive it from that class and '
     'write observe for both, as CHANGELOG.md says'
   )
+
+
+def count(name: str, value: Any, least: int = 1) -> None:
+  """Raises ValueError unless a setting is an integer of at least `least`."""
+  is_one = is_count(value, least)
+  _require(name, value, is_one, f'an integer of at least {least}')
+
+
+def share(name: str, value: float) -> None:
+  """Raises ValueError unless a setting is a number from 0 to 1."""
+  if not 0 <= value <= 1:
+    raise ValueError(f'{name} is {value}: give a number from 0 to 1')
+
+
+def counts(settings: Any, names: Sequence[str], least: int = 1) -> None:
+  """Checks each of these fields of a configuration as `count` does."""
+  for name in names:
+    count(_full(settings, name), getattr(settings, name), least)
+
+
+def shares(settings: Any, names: Sequence[str]) -> None:
+  """Checks each of these fields of a configuration as `share` does."""
+  for name in names:
+    share(_full(settings, name), getattr(settings, name))
+
+
+def field(settings: Any, name: str, holds: bool, expected: str) -> None:
+  """Raises ValueError, naming a field and what to give, unless `holds`."""
+  _require(_full(settings, name), getattr(settings, name), holds, expected)
+
+
+def _full(settings, name):
+  """Returns a field's name as configurations write it: Training.decay."""
+  return f'{type(settings).__name__}.{name}'
+
+
+def _require(name, value, holds, expected):
+  if not holds:
+    raise ValueError(f'{name} is {value!r}: give {expected}')
 
 
 def draft_kinds(verify: Any) -> None:

@@ -48,10 +48,9 @@ class Comparison:
 
   def __post_init__(self):
     """Raises ValueError if nothing would be measured or a group is empty."""
-    for name in ('num_requests', 'repeats', 'group_size'):
-      value = getattr(self, name)
-      if value is not None and not checks.is_count(value):
-        raise ValueError(f'Comparison.{name} is {value}: give at least 1')
+    checks.counts(self, ('num_requests', 'repeats'))
+    if self.group_size is not None:
+      checks.counts(self, ('group_size',))
     if not self.max_new_tokens or not all(
       map(checks.is_count, self.max_new_tokens)
     ):

@@ -73,14 +73,8 @@ class Evaluation:
     """Checks the settings, and fits the methods to the batch size."""
     if not self.methods:
       raise ValueError('Evaluation.methods is empty: name at least one')
-    for name, least in (
-      *(('batch_size', 1), ('repeats', 0), ('num_seeds', 1)),
-      ('least_width', 1),
-    ):
-      if not checks.is_count(getattr(self, name), least):
-        raise ValueError(
-          f'Evaluation.{name} is {getattr(self, name)}: give at least {least}'
-        )
+    checks.counts(self, ('batch_size', 'num_seeds', 'least_width'))
+    checks.counts(self, ('repeats',), 0)
     if self.batch_size > 1:
       chosen = {
         name: method.for_batch(self.batch_size) if method.for_batch else method

@@ -65,16 +65,9 @@ class Serving:
         f'Serving.method drafts with {type(self.method.drafter).__name__}: '
         'give a DraftModel, which alone can learn online'
       )
-    for name in ('batch_size', 'max_new_tokens', 'windows'):
-      if not checks.is_count(getattr(self, name)):
-        raise ValueError(
-          f'Serving.{name} is {getattr(self, name)}: give at least 1'
-        )
+    checks.counts(self, ('batch_size', 'max_new_tokens', 'windows'))
     for name in ('learning_rate', 'clip_norm'):
-      if not getattr(self, name) > 0:
-        raise ValueError(
-          f'Serving.{name} is {getattr(self, name)}: give more than 0'
-        )
+      checks.field(self, name, getattr(self, name) > 0, 'more than 0')
     self.learner  # noqa: B018 (says what is wrong with its settings)
 
   @property

@@ -9,6 +9,7 @@ import gin
 
 from experiments.prediction import passes as passes_lib
 from experiments.timing import this_machine
+from specsample import checks
 from specsample import cost
 from specsample.cost import chips
 from specsample.models import transformer
@@ -73,14 +74,9 @@ class Prediction:
           f'Prediction.{name} is {values!r}: give numbers of at least {least}, '
           f'such as ({max(least, 1)},)'
         )
-    if self.overhead_ms < 0:
-      raise ValueError(
-        f'Prediction.overhead_ms is {self.overhead_ms}: give at least 0'
-      )
-    if self.weights not in (None, 'int8'):
-      raise ValueError(
-        f"Prediction.weights is {self.weights!r}: give 'int8' or None"
-      )
+    checks.field(self, 'overhead_ms', self.overhead_ms >= 0, 'at least 0')
+    is_known = self.weights in (None, 'int8')
+    checks.field(self, 'weights', is_known, "'int8' or None")
 
   def networks(self) -> tuple[passes_lib.Passes, passes_lib.Passes]:
     """Returns the target and the drafter; measures the CPU if it is the chip.

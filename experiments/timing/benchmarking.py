@@ -52,11 +52,7 @@ class Benchmark:
     """Raises ValueError if nothing would be measured."""
     if not self.methods:
       raise ValueError('Benchmark.methods is empty: name at least one')
-    for name in ('repeats', 'prompt_length'):
-      if not checks.is_count(getattr(self, name)):
-        raise ValueError(
-          f'Benchmark.{name} is {getattr(self, name)}: give at least 1'
-        )
+    checks.counts(self, ('repeats', 'prompt_length'))
 
   def check(self) -> None:
     """Checks that the model has room for the whole answer.

@@ -21,6 +21,7 @@ from experiments.tpu import hlo_counts
 from experiments.tpu import program as compiled_lib
 from experiments.tpu import topologies as topologies_lib
 import specsample
+from specsample import checks
 from specsample import sharding
 from specsample.cost import chips
 from specsample.drafters import tli
@@ -64,15 +65,9 @@ class CompileTpu:
 
   def __post_init__(self):
     """Raises ValueError for counts below 1, unknown weights or bad rules."""
-    for name in ('batch_size', 'prompt_length', 'data', 'num_slices'):
-      if getattr(self, name) < 1:
-        raise ValueError(
-          f'CompileTpu.{name} is {getattr(self, name)}: give at least 1'
-        )
-    if self.weights not in (None, 'int8'):
-      raise ValueError(
-        f"CompileTpu.weights is {self.weights!r}: give 'int8' or None"
-      )
+    checks.counts(self, ('batch_size', 'prompt_length', 'data', 'num_slices'))
+    is_known = self.weights in (None, 'int8')
+    checks.field(self, 'weights', is_known, "'int8' or None")
     mesh_rules.check('CompileTpu.rules', self.rules)
 
 

@@ -13,6 +13,7 @@ from experiments.training import plan as plan_lib
 from experiments.training_data import batches as batches_lib
 from experiments.training_data import schedule
 import specsample
+from specsample import checks
 from specsample import drafters
 from specsample.training import losses
 from specsample.training import objective as objective_lib
@@ -102,19 +103,20 @@ class Training:
       'decoded_new_tokens',
     )
     for name in positive:
-      _require(name, getattr(self, name), getattr(self, name) > 0, 'above 0')
+      above = getattr(self, name) > 0
+      checks.field(self, name, above, 'a number above 0')
     for name in ('warmup_steps', 'target_first_step'):
-      count = getattr(self, name)
-      _require(name, count, count >= 0, '0 or more')
-    share = self.on_policy_share
-    _require('on_policy_share', share, 0 <= share <= 1, 'from 0 to 1')
-    _require('decay', self.decay, 0 < self.decay < 1, 'above 0 and below 1')
+      checks.field(self, name, getattr(self, name) >= 0, '0 or more')
+    checks.shares(self, ('on_policy_share',))
+    is_inside = 0 < self.decay < 1
+    checks.field(self, 'decay', is_inside, 'a number above 0 and below 1')
     for name in (
       *('epochs', 'answer_tokens', 'target_learning_rate', 'max_tokens'),
       'patience',
     ):
       value = getattr(self, name)
-      _require(name, value, value is None or value > 0, 'above 0, or None')
+      holds = value is None or value > 0
+      checks.field(self, name, holds, 'a number above 0, or None')
     if self.trains_target and self.cache_hidden:
       raise ValueError(
         'Training.cache_hidden is True and target_learning_rate is '
@@ -217,8 +219,3 @@ def _label(params):
     name: jax.tree.map(lambda _, name=name: name, tree)
     for name, tree in params.items()
   }
-
-
-def _require(name, value, holds, expected):
-  if not holds:
-    raise ValueError(f'Training.{name} is {value}: give {expected}')

@@ -23,6 +23,7 @@ from experiments.training_data import shard as shard_lib
 from experiments.training_data import template as template_lib
 from experiments.training_data.dialogues import Dialogue
 import specsample
+from specsample import checks
 from specsample import sampling as sampling_lib
 
 
@@ -63,31 +64,24 @@ class Synthesis:
 
   def __post_init__(self):
     """Raises ValueError, naming the setting, if no dialogue could be made."""
-    for name in ('user_turns', 'max_answer_tokens', 'max_turns', 'batch_size'):
-      _require(
-        name, getattr(self, name), getattr(self, name) >= 1, 'at least 1'
-      )
-    _require(
+    positive = ('user_turns', 'max_answer_tokens', 'max_turns', 'batch_size')
+    checks.counts(self, positive)
+    checks.shares(self, ('greedy_share', 'opened_share', 'min_ascii_share'))
+    checks.field(
+      self,
       'prompts_per_shard',
-      self.prompts_per_shard,
       1 <= self.prompts_per_shard <= self.user_turns,
-      f'from 1 to user_turns, {self.user_turns}',
+      f'a number from 1 to user_turns, {self.user_turns}',
     )
-    _require('seed', self.seed, 0 <= self.seed < 2**32, 'from 0 to 2**32 - 1')
-    for name in ('greedy_share', 'opened_share', 'min_ascii_share'):
-      share = getattr(self, name)
-      _require(name, share, 0 <= share <= 1, 'from 0 to 1')
-    _require(
-      'temperatures',
-      self.temperatures,
-      self.temperatures and min(self.temperatures) > 0,
-      'at least one number, each above 0',
+    is_seed = 0 <= self.seed < 2**32
+    checks.field(self, 'seed', is_seed, 'a number from 0 to 2**32 - 1')
+    are_above = bool(self.temperatures) and min(self.temperatures) > 0
+    checks.field(
+      self, 'temperatures', are_above, 'at least one number, each above 0'
     )
-    _require(
-      'openings',
-      self.openings,
-      self.openings or not self.opened_share,
-      'at least one, or set opened_share = 0',
+    are_enough = bool(self.openings) or not self.opened_share
+    checks.field(
+      self, 'openings', are_enough, 'at least one, or set opened_share = 0'
     )
 
   def check(self) -> None:
@@ -100,9 +94,9 @@ class Synthesis:
       sampling = dataclasses.replace(self.sampling, temperature=temperature)
       sampling_lib.per_row(sampling, 1, self.target.model.vocab_size)
     fixed = max(map(len, self._openings())) + len(self._template().after)
-    _require(
+    checks.field(
+      self,
       'max_prompt_tokens',
-      self.max_prompt_tokens,
       self.max_prompt_tokens > fixed,
       f'more than the {fixed} tokens of the chat template and an opening',
     )
@@ -263,8 +257,3 @@ class Synthesis:
       template.before,
       *(template.opened(self.target.tokenizer, x) for x in self.openings),
     ]
-
-
-def _require(name, value, holds, expected):
-  if not holds:
-    raise ValueError(f'Synthesis.{name} is {value}: give {expected}')

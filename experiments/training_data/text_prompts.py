@@ -11,6 +11,7 @@ from experiments.training_data import filters
 from experiments.training_data import template as template_lib
 from experiments.training_data.dialogues import Dialogue
 import specsample
+from specsample import checks
 
 
 @gin.configurable
@@ -43,10 +44,7 @@ class Prompts:
         ) from error
       if not has_text:
         raise ValueError(f'Prompts.templates has {template!r}: add {{text}}')
-    if self.max_answers < 1:
-      raise ValueError(
-        f'Prompts.max_answers is {self.max_answers}: give at least 1'
-      )
+    checks.counts(self, ('max_answers',))
 
   def make(
     self, dialogues: Sequence[Dialogue], count: int

@@ -210,8 +210,7 @@ def _pass_costs(passes, batch_size, num_draft_tokens):
 
 def _rows(batch_size):
   """Returns the batch size that `generate` pads to on a mesh."""
-  if not checks.is_count(batch_size):
-    raise ValueError(f'batch_size is {batch_size}: give at least 1')
+  checks.count('batch_size', batch_size)
   parts = sharding.batch_parts()
   return -(-batch_size // parts) * parts
 

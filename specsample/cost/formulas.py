@@ -12,6 +12,8 @@ import math
 
 import numpy as np
 
+from specsample import checks
+
 
 def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
   """Returns the tokens per round if all drafts have the same acceptance rate.
@@ -25,8 +27,8 @@ def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
   Raises:
     ValueError: the acceptance is not a probability, or K is negative.
   """
-  _check_share('acceptance', acceptance)
-  _check_count('num_draft_tokens', num_draft_tokens, 0)
+  checks.share('acceptance', acceptance)
+  checks.count('num_draft_tokens', num_draft_tokens, 0)
   return float(sum(acceptance**i for i in range(num_draft_tokens + 1)))
 
 
@@ -42,7 +44,7 @@ def expected_tokens_by_position(shares: Sequence[float]) -> float:
     ValueError: a share is not a probability.
   """
   for share in shares:
-    _check_share('a share', share)
+    checks.share('a share', share)
   return 1.0 + float(sum(shares))
 
 
@@ -55,7 +57,7 @@ def implied_acceptance(tokens_per_round: float, num_draft_tokens: int) -> float:
     ValueError: no acceptance rate gives as many tokens with K drafts, or K is
       below 1.
   """
-  _check_count('num_draft_tokens', num_draft_tokens, 1)
+  checks.count('num_draft_tokens', num_draft_tokens, 1)
   if not 1 <= tokens_per_round <= num_draft_tokens + 1:
     raise ValueError(
       f'tokens_per_round is {tokens_per_round}: a round of {num_draft_tokens} '
@@ -124,7 +126,7 @@ def best_num_draft_tokens(
   K is at most `most`; see their section 3.5. Drafting pays at all if a > c
   (corollary 3.9). If the drafter costs nothing, the longest draft is best.
   """
-  _check_count('most', most, 0)
+  checks.count('most', most, 0)
   speedups = [
     leviathan_speedup(acceptance, k, cost_ratio) for k in range(most + 1)
   ]
@@ -146,7 +148,7 @@ def memory_bound_speedup(
   Raises:
     ValueError: the ratio or K is negative.
   """
-  _check_count('num_draft_tokens', num_draft_tokens, 0)
+  checks.count('num_draft_tokens', num_draft_tokens, 0)
   if not 0 <= parameter_ratio < math.inf:
     raise ValueError(
       f"the drafter's cost is {parameter_ratio} times the target's: give a "
@@ -246,8 +248,8 @@ def chain_round(
     overhead_seconds: time of the rest of a round.
     batch: B; rows that are done are assumed to be refilled at once.
   """
-  _check_count('num_draft_tokens', num_draft_tokens, 0)
-  _check_count('batch', batch, 1)
+  checks.count('num_draft_tokens', num_draft_tokens, 0)
+  checks.count('batch', batch, 1)
   return Round(
     tokens_per_round=tokens_per_round,
     draft_seconds=num_draft_tokens * draft_seconds,
@@ -309,7 +311,7 @@ def mixed_round(
       the acceptance is not a probability, or a time was not measured.
   """
   for share in shares:
-    _check_share('a share', share)
+    checks.share('a share', share)
   if not math.isclose(sum(shares), 1, abs_tol=1e-6):
     raise ValueError(
       f'shares are {tuple(shares)}, which sum to {sum(shares)}: give a share '
@@ -321,7 +323,7 @@ def mixed_round(
       f'widths are {tuple(widths)}: give increasing numbers of draft tokens '
       f'from 0 to {lengths[-1]}, ending with {lengths[-1]}'
     )
-  _check_count('batch', batch, 1)
+  checks.count('batch', batch, 1)
   # The chance that no row drafts more than 0, 1, ... K tokens.
   at_most = np.cumsum(shares) ** batch
   of_batch = np.diff(at_most, prepend=0)
@@ -334,13 +336,3 @@ def mixed_round(
     overhead_seconds=overhead_seconds,
     pass_seconds=target(batch),
   )
-
-
-def _check_share(name, share):
-  if not 0 <= share <= 1:
-    raise ValueError(f'{name} is {share}: give a probability, 0 to 1')
-
-
-def _check_count(name, count, least):
-  if count < least or count != int(count):
-    raise ValueError(f'{name} is {count}: give an integer of at least {least}')

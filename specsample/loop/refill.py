@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import checks
 from specsample import sharding
 from specsample.loop import decode
 from specsample.loop import initial
@@ -94,10 +95,10 @@ class Batch:
   def __post_init__(self):
     """Raises ValueError for sizes below 1, or `slot_step` without `rounds`."""
     for name in ('batch_size', 'group_size'):
-      request_lib.counts(name, getattr(self, name), 1)
+      checks.count(name, getattr(self, name))
     for name in ('rounds', 'slot_step', 'fewest_rows'):
       if getattr(self, name) is not None:
-        request_lib.counts(name, getattr(self, name), 1)
+        checks.count(name, getattr(self, name))
     if self.slot_step is not None and self.rounds is None:
       raise ValueError(
         f'slot_step is {self.slot_step} but rounds is None: set rounds, so '

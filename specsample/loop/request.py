@@ -181,13 +181,8 @@ def counts(name: str, value: Any, size: int) -> np.ndarray:
 
 
 def _count(name, value):
-  try:
-    count = operator.index(value)
-  except TypeError as error:
-    raise ValueError(f'{name} is {value!r}: give an integer') from error
-  if count < 1:
-    raise ValueError(f'{name} is {count}: ask for at least 1')
-  return count
+  checks.count(name, value)
+  return operator.index(value)
 
 
 def _check_drafter(model, drafter):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specsample import checks
 from specsample.memory import store as store_lib
 
 
@@ -37,8 +38,7 @@ class History:
       ValueError: if capacity is below 2, or every below 1.
     """
     for name, value, least in (('capacity', capacity, 2), ('every', every, 1)):
-      if value < least:
-        raise ValueError(f'{name} is {value}: give at least {least}')
+      checks.count(name, value, least)
     self.num_dropped = 0  # texts
     self._vocab_size, self._capacity = vocab_size, capacity
     self._every, self._num_new, self._num_tokens = every, 0, 0

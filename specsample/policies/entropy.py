@@ -9,6 +9,7 @@ import math
 
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import types
 from specsample.policies import policy
 from specsample.types import Array
@@ -81,7 +82,7 @@ class AdaEDL(policy.Filter):
       *('threshold', 'target_rate', 'step', 'rate_decay'),
       'threshold_decay',
     ):
-      policy.check_share(name, getattr(self, name))
+      checks.share(name, getattr(self, name))
 
   def init(self, num_draft_tokens):
     """See `policy.Policy`."""

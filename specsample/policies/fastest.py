@@ -69,7 +69,7 @@ class Fastest(policy.Length):
     """Refuses settings that are out of range."""
     object.__setattr__(self, 'costs', widths.check_costs(self.costs))
     for name in ('prior', 'decay'):
-      policy.check_share(name, getattr(self, name))
+      checks.share(name, getattr(self, name))
     if not 0 < self.strength < math.inf:
       raise ValueError(f'strength is {self.strength!r}: give a number above 0')
     is_range = 1 <= self.patience <= self.most_patience

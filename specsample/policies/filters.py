@@ -22,7 +22,7 @@ class _Threshold(policy.Filter):
 
   def __post_init__(self):
     """Refuses a threshold outside [0, 1]."""
-    policy.check_share('threshold', self.threshold)
+    checks.share('threshold', self.threshold)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TopK(policy.Filter):
 
   def __post_init__(self):
     """Refuses to keep nothing."""
-    _check_count('k', self.k)
+    checks.count('k', self.k)
 
   def passes(self, draft, state):
     """See `policy.Policy`."""
@@ -127,7 +127,7 @@ class TopNodes(policy.Filter):
 
   def __post_init__(self):
     """Refuses to keep nothing."""
-    _check_count('num_nodes', self.num_nodes)
+    checks.count('num_nodes', self.num_nodes)
 
   def passes(self, draft, state):
     """See `policy.Policy`."""
@@ -167,8 +167,3 @@ def _along(draft, values):
   """Sums values [N] along the path to each node, itself included: [N]."""
   before = drafts.on_the_way(draft)[1:]
   return jnp.sum(jnp.where(before, values, 0), axis=-1)
-
-
-def _check_count(name, value):
-  if not checks.is_count(value):
-    raise ValueError(f'{name} is {value!r}: give an integer of at least 1')

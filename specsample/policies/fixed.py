@@ -16,11 +16,7 @@ class Fixed(policy.Length):
 
   def __post_init__(self):
     """Refuses a length below 0."""
-    if not checks.is_count(self.num_draft_tokens, 0):
-      raise ValueError(
-        f'num_draft_tokens is {self.num_draft_tokens!r}: give an integer of at '
-        'least 0'
-      )
+    checks.count('num_draft_tokens', self.num_draft_tokens, 0)
 
   @property
   def most(self) -> int:

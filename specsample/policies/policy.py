@@ -114,9 +114,3 @@ def signals_of(draft: Draft, policy: Any) -> Any:
       'signals: choose a drafter with probabilities, or leave the policy out'
     )
   return draft.signals
-
-
-def check_share(name: str, value: float) -> None:
-  """Raises ValueError unless a setting of that name is in [0, 1]."""
-  if not 0 <= value <= 1:
-    raise ValueError(f'{name} is {value!r}: give a number from 0 to 1')

@@ -73,9 +73,7 @@ class Learner:
   def __post_init__(self):
     """Refuses updates that would never happen, or read nothing."""
     for name in ('rounds', 'window', 'num_steps'):
-      value = getattr(self, name)
-      if not checks.is_count(value):
-        raise ValueError(f'{name} is {value!r}: give an integer of at least 1')
+      checks.count(name, getattr(self, name))
     self.drafter  # noqa: B018 (says what is wrong with the ring's settings)
 
   @property

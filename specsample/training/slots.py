@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample.types import Array
 
 # weights(log_probs [K, ...], learned [K, ...]) -> [K, ...]: for K consecutive
@@ -36,8 +37,7 @@ def d_pace(log_probs: Array, learned: Array, smoothing: float = 0.5) -> Array:
   Raises:
     ValueError: the smoothing is out of range.
   """
-  if not 0 <= smoothing <= 1:
-    raise ValueError(f'smoothing is {smoothing}: give a number from 0 to 1')
+  checks.share('smoothing', smoothing)
   probs = jnp.exp(jax.lax.stop_gradient(log_probs).astype(jnp.float32))
   smooth = jnp.where(learned, (1 - smoothing) * probs + smoothing, 1)
   reached = jnp.where(learned, jnp.cumprod(smooth, axis=0), 0)

@@ -10,6 +10,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample.types import Array, Draft, Law, Verdict
 from specsample.verify import rule
 
@@ -29,11 +30,7 @@ class Synthetic:
 
   def __post_init__(self):
     """Checks that `rate` is a probability."""
-    if not 0 <= self.rate <= 1:
-      raise ValueError(
-        f'the synthetic acceptance rate is {self.rate}: give a probability, '
-        '0 to 1'
-      )
+    checks.share('the synthetic acceptance rate', self.rate)
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [K + 1, V].

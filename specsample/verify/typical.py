@@ -7,6 +7,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import tree
 from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
@@ -33,9 +34,7 @@ class Typical:
   def __post_init__(self):
     """Checks that the thresholds are probabilities."""
     for name in ('epsilon', 'delta'):
-      value = getattr(self, name)
-      if not 0 <= value <= 1:
-        raise ValueError(f'{name} is {value}: give a probability, 0 to 1')
+      checks.share(name, getattr(self, name))
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [N + 1, V]."""

@@ -93,7 +93,9 @@ _EVALUATE = {
   ),
   '--out=FOLDER/long.txt': '--out= ... long.txt: File exists ... give a folder',
   '--out=s3://bucket/run': 's3://bucket/run ... only gs:// is supported',
-  '--gin_bindings=Evaluation.repeats = -1': 'Evaluation.repeats is -1: give at',
+  '--gin_bindings=Evaluation.repeats = -1': (
+    'Evaluation.repeats is -1: give an integer of at least 0'
+  ),
   '--gin_bindings=Evaluation.limit = -1': 'Evaluation.limit is -1: give at',
   '--gin_file=configs/tasks/human_eval.gin '
   '--gin_bindings=Limits.seconds = 4.5': (
@@ -188,10 +190,10 @@ _MAKE_DATA = {
   ),
   '--out=FOLDER/long.txt': '--out= ... long.txt: File exists ... give a folder',
   '--gin_bindings=Synthesis.user_turns = 0': (
-    'Synthesis.user_turns is 0: give at least 1'
+    'Synthesis.user_turns is 0: give an integer of at least 1'
   ),
   '--gin_bindings=Synthesis.greedy_share = 1.5': (
-    'Synthesis.greedy_share is 1.5: give from 0 to 1'
+    'Synthesis.greedy_share is 1.5: give a number from 0 to 1'
   ),
   '--gin_bindings=Synthesis.temperatures = (0.5, 0)': (
     'Synthesis.temperatures is (0.5, 0): give at least one ... above 0'

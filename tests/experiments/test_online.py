@@ -263,7 +263,7 @@ def test_updates_that_come_to_no_number_are_undone(
     ({'windows': 7}, '24 prompts, 6 batches of 4, but Serving.windows is 7'),
     ({'rounds': 0}, 'rounds is 0: give an integer of at least 1'),
     ({'learning_rate': -1.0}, 'Serving.learning_rate is -1.0: give more than'),
-    ({'batch_size': 0}, 'Serving.batch_size is 0: give at least 1'),
+    ({'batch_size': 0}, 'Serving.batch_size is 0: give an integer of'),
   ],
 )
 def test_bad_settings_are_one_line(

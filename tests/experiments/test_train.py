@@ -665,7 +665,7 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
     ),
     ('room', 'decoded_new_tokens is 32, but the target takes 512 tokens'),
     ('on policy', 'Hydra is not a model that could write answers'),
-    ('negative', 'Training.learning_rate is -1.0: give above 0'),
+    ('negative', 'Training.learning_rate is -1.0: give a number above 0'),
     ('vocabulary', 'draft_vocab_size is 1000000'),
     ('max_length', 'begins within max_length, 2 tokens'),
     ('held out', 'held_out_every is 0: give at least 2'),

@@ -378,8 +378,8 @@ def test_refuses_before_anything_is_asked_for(kwargs, message):
 @pytest.mark.parametrize(
   'sizes, message',
   [
-    ({'rounds': 0}, 'rounds is 0: ask for at least 1'),
-    ({'fewest_rows': 0}, 'fewest_rows is 0: ask for at least 1'),
+    ({'rounds': 0}, 'rounds is 0: give an integer of at least 1'),
+    ({'fewest_rows': 0}, 'fewest_rows is 0: give an integer of at least 1'),
     ({'slot_step': 16}, 'slot_step is 16 but rounds is None: set'),
   ],
 )

@@ -98,7 +98,7 @@ def test_new_texts_compile_nothing(num_compiled):
 # A text takes one more than its tokens.
 @pytest.mark.parametrize(('name', 'value'), [('capacity', 1), ('every', 0)])
 def test_no_room_is_refused(name, value):
-  message = f'{name} is {value}: give at least {value + 1}'
+  message = f'{name} is {value}: give an integer of at least {value + 1}'
   with pytest.raises(ValueError, match=message):
     _history(**{name: value})
 

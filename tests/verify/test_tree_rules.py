@@ -282,5 +282,5 @@ def test_typical_acceptance_keeps_the_longest_likely_path():
 
 
 def test_thresholds_that_are_no_probability_are_refused():
-  with pytest.raises(ValueError, match=r'delta is 1\.5: give a probability'):
+  with pytest.raises(ValueError, match=r'delta is 1\.5: give a number from'):
     verify.Typical(delta=1.5)

@@ -26,7 +26,9 @@ _REFUSED = {
   "Mesh.rules = (('heads', ('model',)),)": (
     "Mesh.rules has 'heads', but no array has an axis of that name"
   ),
-  'Evaluation.batch_size = 0': 'Evaluation.batch_size is 0: give at least 1',
+  'Evaluation.batch_size = 0': (
+    'Evaluation.batch_size is 0: give an integer of at least 1'
+  ),
 }
 
 
