@@ -45,13 +45,14 @@ def main() -> None:
   """Compiles for one topology after another, writing the results so far."""
   config.parse()
   environment.set_up()
+  environment_lib.set_up()
   with cli.bad_input():
     out = run_flags.folder(_OUT)
     hlo = files.at(_DUMP_HLO.value) if _DUMP_HLO.value else None
     setup = compilation.CompileTpu()
     topologies = _TOPOLOGY.value or setup.topologies
     topologies_lib.check(topologies)
-    environment_lib.enter('experiments.compile_tpu')
+    environment_lib.find_libtpu()
     targets = [compilation.target(name, setup) for name in topologies]
     for folder in (out, hlo) if hlo else (out,):
       cli.make_folder(folder)

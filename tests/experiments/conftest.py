@@ -267,7 +267,6 @@ class Commands:
   """Runs `python -m experiments.<name>` from the root of the repository."""
 
   cache: str
-  variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Keyed by their environment variables, which a process reads on import.
   servers: dict = dataclasses.field(default_factory=dict, init=False)
 
@@ -356,7 +355,6 @@ class Commands:
       'JAX_PLATFORMS': 'cpu',
       'TERM': 'xterm-256color',
       'XDG_CACHE_HOME': self.cache,
-      **self.variables,
     }
     return subprocess.Popen(
       [sys.executable, *arguments],
