@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.tpu import topologies
+from specsample import array_bytes
 from specsample.cost import chips
 from specsample.drafters import trainable
 from specsample.models import int8
@@ -48,7 +49,8 @@ def of_cache(model: transformer.Transformer, num_tokens: int) -> int:
   Layers with a window keep the window and 64 more tokens.
   """
   model = dataclasses.replace(model, dtype='bfloat16')
-  return _bytes(jax.eval_shape(lambda: model.init_cache(1, num_tokens, 64)))
+  cache = jax.eval_shape(lambda: model.init_cache(1, num_tokens, 64))
+  return array_bytes.total(cache)
 
 
 def num_devices(num_bytes: int) -> dict[str, int]:
@@ -63,15 +65,8 @@ def num_devices(num_bytes: int) -> dict[str, int]:
 
 def _of(wide, narrow):
   of_int8 = jax.eval_shape(int8.weights, narrow)
-  sizes = map(_bytes, (wide, narrow, of_int8))
+  sizes = map(array_bytes.total, (wide, narrow, of_int8))
   return dict(zip(KINDS, sizes, strict=True))
-
-
-def _bytes(tree):
-  return sum(
-    math.prod(leaf.shape) * leaf.dtype.itemsize
-    for leaf in jax.tree.leaves(tree)
-  )
 
 
 def _cast(params, dtype):

@@ -6,6 +6,7 @@ import jax
 from experiments.inspection import headers as headers_lib
 from experiments.inspection import memory
 from experiments.inspection import report
+from specsample import array_bytes
 from specsample.loading.published import mtp
 from specsample.models import checkpoint
 from specsample.models import fp8
@@ -131,8 +132,8 @@ def of_saved(folder: epath.Path) -> report.Report:
     found = _by_name(stored)
     by_dtype: dict[str, int] = {}
     for leaf in jax.tree.leaves(stored):
-      size = memory.num_parameters(leaf) * leaf.dtype.itemsize
-      by_dtype[str(leaf.dtype)] = by_dtype.get(str(leaf.dtype), 0) + size
+      kind, size = str(leaf.dtype), array_bytes.total(leaf)
+      by_dtype[kind] = by_dtype.get(kind, 0) + size
     facts.insert(0, ('bytes', report.sizes(by_dtype) or 'none'))
   except (OSError, KeyError, ValueError) as error:
     text = f'the parameters: {report.one_line(error)}'

@@ -7,11 +7,11 @@ only the CPU devices of a process share one memory.
 """
 
 import dataclasses
-import math
 
 import jax
 from jax.sharding import AxisType
 
+from specsample import array_bytes
 from specsample import sharding
 from specsample.cost import work
 from specsample.models import experts as experts_lib
@@ -24,15 +24,14 @@ def weight_bytes(params: Params) -> int:
   All experts are included. Every weight counts once, even if a mesh holds
   several copies; each device of a mesh reads its own part.
   """
-  return sum(_read(params, lambda leaf: leaf.nbytes))
+  return sum(_read(params, array_bytes.total))
 
 
 def cache_bytes(model: Model, length: int) -> int:
   """Returns the bytes of the cache of one sequence of `length` tokens."""
   rows = sharding.batch_parts()
   cache = jax.eval_shape(lambda: model.init_cache(rows, length))
-  leaves = jax.tree.leaves(cache)
-  return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // rows
+  return array_bytes.total(cache) // rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +92,7 @@ def _read(params, size):
 
 
 def _bytes_on_devices(leaf):
-  sharding = leaf.sharding
-  part = math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-  return part * len(sharding.device_set)
+  return array_bytes.per_device(leaf) * len(leaf.sharding.device_set)
 
 
 def _cache_copies(model):
@@ -108,10 +105,7 @@ def _cache_copies(model):
     jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
   ):
     cache = jax.eval_shape(lambda: model.init_cache(sharding.batch_parts(), 1))
-  parts = lambda leaf: leaf.sharding.shard_shape(leaf.shape)
-  leaves = jax.tree.leaves(cache)
-  held = sum(math.prod(parts(x)) * x.dtype.itemsize for x in leaves)
-  return mesh.size * held / sum(x.size * x.dtype.itemsize for x in leaves)
+  return mesh.size * array_bytes.per_device(cache) / array_bytes.total(cache)
 
 
 def _num_memories():

@@ -5,7 +5,6 @@ Only shapes are needed: nothing is allocated and no weight is read.
 
 from collections.abc import Callable
 import dataclasses
-import math
 import re
 import time
 from typing import Any
@@ -21,6 +20,7 @@ from experiments.tpu import hlo_counts
 from experiments.tpu import program as compiled_lib
 from experiments.tpu import topologies as topologies_lib
 import specsample
+from specsample import array_bytes
 from specsample import checks
 from specsample import sharding
 from specsample.cost import chips
@@ -250,10 +250,7 @@ class _TooLarge:
 
 
 def _compile(lowered, arguments, chip):
-  argument_bytes = sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves(arguments)
-  )
+  argument_bytes = array_bytes.per_device(arguments)
   if argument_bytes > chip.hbm_bytes:
     # The compiler would spend a long time looking for ways to save memory.
     return _TooLarge(argument_bytes, None)

@@ -9,6 +9,7 @@ from typing import Any
 from etils import epath
 import jax
 
+from specsample import array_bytes
 from specsample import files
 from specsample import sharding
 from specsample import text
@@ -154,10 +155,7 @@ def read_shapes(folder: epath.Path) -> Params:
 
 def _gigabytes_in_flight(params):
   """Returns how many GB to read or write at a time; orbax's default is 96."""
-  largest = max(
-    math.prod(leaf.shape) * leaf.dtype.itemsize
-    for leaf in jax.tree.leaves(params)
-  )
+  largest = max(map(array_bytes.total, jax.tree.leaves(params)))
   return math.ceil(2 * largest / 1e9)
 
 
