@@ -46,8 +46,7 @@ def published(
     ]
     problems += report.differences(source_lib.compare(plan))
   except (ValueError, TypeError, LookupError) as error:
-    text = report.one_line(error)
-    problems.append(report.Problem(text))
+    problems.append(report.of_error(error))
   supported = safetensors_file.READABLE
   problems += headers_lib.unsupported(headers.tensors, supported)
   return report.Report(
@@ -78,15 +77,13 @@ def saved(
       *((key, str(value)) for key, value in card['settings'].items()),
     ]
   except ValueError as error:
-    text = report.one_line(error)
-    problems.append(report.Problem(text))
+    problems.append(report.of_error(error))
   try:
     card_lib.check_present(folder / drafter_lib.NAME)
     stored = safetensors_file.read_header(folder / drafter_lib.NAME)
     facts = [*headers_lib.facts(stored), *facts]
   except ValueError as error:
-    text = report.one_line(error)
-    problems.append(report.Problem(text))
+    problems.append(report.of_error(error))
   if card and target is not None:
     try:
       # The fingerprint cannot be checked without weights: use the card's.
@@ -97,8 +94,7 @@ def saved(
         different = drafter_lib.compare(drafter, stored)
         problems += report.differences(different)
     except (ValueError, TypeError) as error:
-      text = report.one_line(error)
-      problems.append(report.Problem(text))
+      problems.append(report.of_error(error))
   return report.Report(
     path=str(folder),
     what='a drafter that this library saved',

@@ -15,7 +15,6 @@ from specsample.loading.published import source as source_lib
 from specsample.models import config as config_lib
 from specsample.models import huggingface
 from specsample.models import safetensors_file
-from specsample.models import torch_file
 
 Tensors = Mapping[str, safetensors_file.Tensor]
 _NUM_THREADS = 16
@@ -69,7 +68,8 @@ def read(folder: epath.Path) -> Headers:
   there = [folder / name for name in names if name in present]
   found: dict[str, safetensors_file.Tensor] = {}
   with futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
-    for header in pool.map(lambda x: _guarded(problems, lambda: of(x)), there):
+    read_header = lambda path: guarded(lambda: source_lib.read_header(path))
+    for header in pool.map(read_header, there):
       found |= header or {}
   if not names:
     problems.extend(_without_weights(folder))
@@ -80,17 +80,6 @@ def read(folder: epath.Path) -> Headers:
     tensors=found,
     problems=tuple(problems),
   )
-
-
-def of(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
-  """Returns the tensors of a safetensors file, or of one that torch saved.
-
-  Raises:
-    ValueError: it is damaged, or a pickle that asks for more than tensors.
-  """
-  if path.suffix == '.safetensors':
-    return safetensors_file.read_header(path)
-  return torch_file.read_header(path)
 
 
 def unsupported(
@@ -118,14 +107,11 @@ def facts(tensors: Tensors) -> list[tuple[str, str]]:
   Numbers that have several names are counted once.
   """
   unique = {(x.path, x.offset, x.shape): x for x in tensors.values()}.values()
-  by_kind: dict[str, int] = {}
-  for tensor in unique:
-    num_bits = math.prod(tensor.shape) * _bits(tensor.kind)
-    by_kind[tensor.kind] = by_kind.get(tensor.kind, 0) + num_bits // 8
+  by_kind = ((x.kind, math.prod(x.shape) * _bits(x.kind) // 8) for x in unique)
   num_stored = sum(math.prod(tensor.shape) for tensor in unique)
   return [
     ('stored', f'{num_stored:,} numbers in {len(tensors):,} tensors'),
-    ('bytes', report.sizes(by_kind) or 'none'),
+    ('bytes', report.tally(by_kind)),
   ]
 
 
@@ -140,8 +126,7 @@ def _guarded(problems, read: Callable):
   try:
     return read()
   except (ValueError, OSError) as error:
-    text = report.one_line(error)
-    problems.append(report.Problem(text))
+    problems.append(report.of_error(error))
   return None
 
 

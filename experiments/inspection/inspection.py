@@ -70,8 +70,7 @@ def _of_folder(folder, target):
   try:
     layout = layouts.find(headers.source)
   except ValueError as error:
-    problem = report.Problem(report.one_line(error))
-    return _of_no_layout(headers, problem)
+    return _of_no_layout(headers, report.of_error(error))
   if layout is not None:
     return drafters.published(headers, layout, target)
   if has_config:
@@ -107,11 +106,10 @@ def _of_file(path, target):
     'convert it'
   )
   try:
-    facts = headers_lib.facts(headers_lib.of(path))
+    facts = headers_lib.facts(source_lib.read_header(path))
   except ValueError as error:
     facts = []
-    text = report.one_line(error)
-    problem = report.Problem(text)
+    problem = report.of_error(error)
   return report.Report(str(path), 'a file of tensors', tuple(facts), (problem,))
 
 

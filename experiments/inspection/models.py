@@ -35,8 +35,7 @@ def of_folder(headers: headers_lib.Headers) -> report.Report:
     block = fp8.block_size(config)
   except ValueError as error:
     # Even if the format is not supported, other problems are worth knowing.
-    text = report.one_line(error)
-    problems.append(report.Problem(text))
+    problems.append(report.of_error(error))
   if block is not None:
     rows, columns = block
     text = f'{fp8.KIND}, each block of {rows} x {columns} with a scale'
@@ -54,8 +53,7 @@ def of_folder(headers: headers_lib.Headers) -> report.Report:
     ignored = huggingface.ignored_names(family, model)
     different = tensors.compare(model, found, family.names, ignored)
   except (ValueError, TypeError, LookupError) as error:
-    text = report.one_line(error)
-    problems.append(report.Problem(text))
+    problems.append(report.of_error(error))
   else:
     facts += of_model(model)
     not_read = [x for x in headers.tensors if family.own_name(x) is None]
@@ -95,12 +93,9 @@ def of_gguf(path: epath.Path) -> report.Report:
   problems = []
   try:
     with gguf_file.Reader(path) as reader:
-      by_kind: dict[str, int] = {}
-      for kind, size in reader.stored.values():
-        by_kind[kind] = by_kind.get(kind, 0) + size
       facts = [
         ('tensors', f'{len(reader.shapes):,}'),
-        ('bytes', report.sizes(by_kind) or 'none'),
+        ('bytes', report.tally(reader.stored.values())),
         ('architecture', str(reader.metadata.get('general.architecture'))),
         ('name', str(reader.metadata.get('general.name'))),
       ]
@@ -108,8 +103,7 @@ def of_gguf(path: epath.Path) -> report.Report:
       facts += of_model(model)
       problems += report.differences(gguf.compare(reader, model))
   except ValueError as error:
-    text = report.one_line(error)
-    problems.append(report.Problem(text))
+    problems.append(report.of_error(error))
   return report.Report(
     str(path), 'a model, a GGUF file', tuple(facts), tuple(problems)
   )
@@ -125,19 +119,15 @@ def of_saved(folder: epath.Path) -> report.Report:
     expected = _by_name(model.abstract_params())
     facts += of_model(model)
   except (ValueError, TypeError) as error:
-    text = f'{checkpoint.CONFIG_NAME}: {report.one_line(error)}'
-    problems.append(report.Problem(text))
+    problems.append(report.of_error(error, f'{checkpoint.CONFIG_NAME}: '))
   try:
     stored = checkpoint.read_shapes(folder)
     found = _by_name(stored)
-    by_dtype: dict[str, int] = {}
-    for leaf in jax.tree.leaves(stored):
-      kind, size = str(leaf.dtype), array_bytes.total(leaf)
-      by_dtype[kind] = by_dtype.get(kind, 0) + size
-    facts.insert(0, ('bytes', report.sizes(by_dtype) or 'none'))
+    leaves = jax.tree.leaves(stored)
+    by_dtype = ((str(leaf.dtype), array_bytes.total(leaf)) for leaf in leaves)
+    facts.insert(0, ('bytes', report.tally(by_dtype)))
   except (OSError, KeyError, ValueError) as error:
-    text = f'the parameters: {report.one_line(error)}'
-    problems.append(report.Problem(text))
+    problems.append(report.of_error(error, 'the parameters: '))
   if expected is not None and found is not None:
     different = tensors.differences(expected, found)
     problems += report.differences(different)

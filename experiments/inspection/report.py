@@ -1,6 +1,6 @@
 """A report on a checkpoint, its facts and its problems, as text."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 
 from specsample.models import tensors
@@ -79,6 +79,14 @@ def sizes(by_name: Mapping[str, int]) -> str:
   return ', '.join(f'{name} {size(number)}' for name, number in ordered)
 
 
-def one_line(error: Exception) -> str:
-  """Returns an error's message on one line."""
-  return ' '.join(str(error).split())
+def tally(pairs: Iterable[tuple[str, int]]) -> str:
+  """Returns the sums of sizes by name as `sizes` writes them, or 'none'."""
+  by_name: dict[str, int] = {}
+  for name, number in pairs:
+    by_name[name] = by_name.get(name, 0) + number
+  return sizes(by_name) or 'none'
+
+
+def of_error(error: Exception, place: str = '') -> Problem:
+  """Returns a problem: an error's message on one line, after its place."""
+  return Problem(place + ' '.join(str(error).split()))

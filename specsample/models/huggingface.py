@@ -156,14 +156,7 @@ def open_tensors(
     paths = _shard_paths(folder)
     for header in pool.map(safetensors_file.read_header, paths):
       found |= header
-  supported = fp8.kinds(block)
-  for name, tensor in found.items():
-    if tensor.kind not in supported:
-      raise ValueError(
-        f'{folder}: tensor {name} is stored as {tensor.kind}, but the '
-        f'supported types are {", ".join(supported)}: load a version that is '
-        'not quantised'
-      )
+  safetensors_file.check_kinds(folder, found, fp8.kinds(block))
   tensors.refuse(fp8.compare(found, block), str(folder))
   return fp8.dequantised(found, str(folder), block, dtype)
 

@@ -4,7 +4,7 @@ A JSON header says where in the file each array is. The format's own package
 reads and writes only local files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import dataclasses
 import json
 import math
@@ -101,6 +101,19 @@ def read_header(path: epath.Path) -> dict[str, Tensor]:
     raise ValueError(
       f'{path} is not a complete safetensors file ({error}): download it again'
     ) from error
+
+
+def check_kinds(
+  origin: epath.Path, tensors: Mapping[str, Tensor], supported: Collection[str]
+) -> None:
+  """Raises ValueError, naming a tensor, unless all have supported dtypes."""
+  for name, tensor in tensors.items():
+    if tensor.kind not in supported:
+      raise ValueError(
+        f'{origin}: tensor {name} is stored as {tensor.kind}, but the '
+        f'supported types are {", ".join(supported)}: load a version that is '
+        'not quantised'
+      )
 
 
 def write(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:

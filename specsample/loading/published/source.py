@@ -83,17 +83,22 @@ def open_folder(folder: epath.Path) -> Source | None:
   config = files.read_json(path) if path.name in present else {}
   found: dict[str, safetensors_file.Tensor] = {}
   for name in names:
-    is_safe = name.endswith('.safetensors')
-    read = safetensors_file.read_header if is_safe else torch_file.read_header
-    for key, tensor in read(folder / name).items():
-      if tensor.kind not in safetensors_file.READABLE:
-        raise ValueError(
-          f'{folder}: tensor {key} is stored as {tensor.kind}, but the '
-          f'supported types are {", ".join(safetensors_file.READABLE)}: load a '
-          'version that is not quantised'
-        )
+    header = read_header(folder / name)
+    safetensors_file.check_kinds(folder, header, safetensors_file.READABLE)
+    for key, tensor in header.items():
       found[key.removeprefix('model.')] = tensor
   return Source(folder, config_lib.Config(config, str(path)), found)
+
+
+def read_header(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
+  """Returns the tensors of a safetensors file, or of one that torch saved.
+
+  Raises:
+    ValueError: it is damaged, or a pickle that asks for more than tensors.
+  """
+  if path.suffix == '.safetensors':
+    return safetensors_file.read_header(path)
+  return torch_file.read_header(path)
 
 
 def weight_files(folder: epath.Path) -> list[str]:
