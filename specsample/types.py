@@ -247,7 +247,8 @@ class Draw(Protocol):
 class Model(Protocol):
   """A causal language model as pure functions of its parameters.
 
-  Implementations are frozen dataclasses of static configuration.
+  Implementations are frozen dataclasses of static configuration. See
+  docs/targets.md; `testing.assert_model` tests one.
   """
 
   @property
@@ -271,7 +272,8 @@ class Model(Protocol):
   ) -> Cache:
     """Returns an empty cache with room for `max_length` tokens per row.
 
-    If `max_length` is 0, `apply` processes whole sequences and caches nothing.
+    The first axis of every array is the batch, because rows are refilled. If
+    `max_length` is 0, `apply` processes whole sequences and caches nothing.
     `max_new` is the most tokens that are fed before a commit; None means no
     limit. If it is set, a sliding-window layer keeps at most the window and
     `max_new` more tokens.

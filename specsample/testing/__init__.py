@@ -7,6 +7,7 @@ from specsample.testing.assertions import assert_exact
 from specsample.testing.assertions import assert_follows_target
 from specsample.testing.assertions import assert_greedy_equal
 from specsample.testing.hash_model import HashModel
+from specsample.testing.model_properties import assert_model
 from specsample.testing.sample import Group
 from specsample.testing.tiny import tiny_llama
 from specsample.testing.trained import with_noise
@@ -20,6 +21,7 @@ __all__ = [
   'assert_exact',
   'assert_follows_target',
   'assert_greedy_equal',
+  'assert_model',
   'tiny_llama',
   'with_noise',
 ]

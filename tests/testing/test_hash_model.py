@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specsample import testing
 from specsample.testing import HashModel
 
 _MODEL = HashModel(vocab_size=11)
@@ -59,15 +60,8 @@ def test_bits_are_the_same_in_any_batch_and_any_chunks():
     np.testing.assert_array_equal(jnp.concatenate(pieces, axis=1), together)
 
 
-def test_commit_then_continue_equals_a_fresh_prefill():
-  kept = np.asarray([4, 0, 7])
-  drafted, real = _tokens(3, 7), _tokens(3, 5, seed=1)
-  _, cache = _apply({}, drafted, _MODEL.init_cache(3, 20))
-  output, _ = _apply({}, real, _MODEL.commit(cache, jnp.asarray(kept)))
-  for row, length in enumerate(kept):
-    prefix = np.concatenate([drafted[row, :length], real[row]])[None]
-    fresh = _logits(prefix)[0, length:]
-    np.testing.assert_array_equal(output.logits[row], fresh)
+def test_it_is_a_model_bit_for_bit():
+  testing.assert_model(_MODEL, {}, tolerance=0)
 
 
 def test_logits_are_spread_over_the_scale():
