@@ -34,6 +34,8 @@ def render(
     ValueError: if a message has another form or the template refuses it, or a
       variable is already set here.
   """
+  if isinstance(messages, str | Mapping | int):
+    raise ValueError(f'messages is {messages!r}: give a list of messages')
   if not messages:
     raise ValueError('messages is empty: give at least one message')
   own = {
@@ -45,6 +47,8 @@ def render(
     **named_tokens,
   }
   variables = variables or {}
+  if not isinstance(variables, Mapping):
+    raise ValueError(f'variables is {variables!r}: give a dict')
   taken = sorted(own.keys() & variables.keys())
   if taken:
     raise ValueError(

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import operator
+import reprlib
 import threading
 from typing import Any
 
@@ -18,6 +20,8 @@ _END_OF_TURN = (
   '<|end|>',
   '<end_of_turn>',
 )
+# Larger than any id, but small enough for a backend.
+_NO_TOKEN = 2**31 - 1
 # Held while a backend's setting is changed and used to encode.
 _lock = threading.Lock()
 
@@ -65,6 +69,9 @@ class Tokenizer:
     No other special token is added. Control tokens spelled out in the text,
     such as <|im_end|>, are text like any other unless `parse_special`, so that
     untrusted input cannot end a turn.
+
+    Raises:
+      ValueError: if the text is not a `str` or holds a lone surrogate.
     """
     # The post-processor may also add an end of text, which is not for a prompt.
     added = self.backend.encode('').ids
@@ -77,9 +84,9 @@ class Tokenizer:
     Bytes that are not UTF-8 become U+FFFD; ids past the vocabulary are dropped.
 
     Raises:
-      ValueError: if an id is negative.
+      ValueError: if an id is negative or not an integer.
     """
-    ids = [int(i) for i in ids]
+    ids = _integers(ids)
     if min(ids, default=0) < 0:
       raise ValueError(f'token id {min(ids)} is negative: cut padding off')
     return self.backend.decode(ids, skip_special_tokens=skip_special)
@@ -128,16 +135,51 @@ class Tokenizer:
     return self._encode(text, True)
 
   def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-    """Returns each text's token ids, without BOS; control tokens are text."""
+    """Returns each text's token ids, without BOS; control tokens are text.
+
+    Raises:
+      ValueError: as in `encode`.
+    """
+    if isinstance(texts, str) or not hasattr(texts, '__iter__'):
+      raise ValueError(f'texts is {texts!r}: give a list of texts')
+    checked = list(map(_checked, texts))
     with _lock:
       self.backend.encode_special_tokens = True
-      found = self.backend.encode_batch(list(texts), add_special_tokens=False)
+      found = self.backend.encode_batch(checked, add_special_tokens=False)
     return [encoding.ids for encoding in found]
 
   def _encode(self, text, parse_special):
+    text = _checked(text)
     with _lock:
       self.backend.encode_special_tokens = not parse_special
       return self.backend.encode(text, add_special_tokens=False).ids
+
+
+def _integers(ids: Iterable[int]) -> list[int]:
+  """Returns token ids as integers that a backend can take."""
+  try:
+    return [min(operator.index(i), _NO_TOKEN) for i in ids]
+  except TypeError as error:
+    raise ValueError(
+      f'ids is {reprlib.repr(ids)}: give token ids, such as [1, 2, 3]'
+    ) from error
+
+
+def _checked(text: Any) -> str:
+  """Returns a text; raises ValueError unless it is a `str` of characters."""
+  if not isinstance(text, str):
+    raise ValueError(
+      f'text is {reprlib.repr(text)}: give a str (from bytes: bytes.decode())'
+    )
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(
+      f'text has {text[error.start]!r} at index {error.start}, a surrogate '
+      'that stands for no character: leave it out, or read the text with '
+      "errors='replace'"
+    ) from error
+  return text
 
 
 def pieces(
@@ -149,7 +191,7 @@ def pieces(
   tokens belongs to the last of them.
   """
   stream = TextStream(tokenizer, skip_special)
-  found = [stream.push([token]) for token in ids]
+  found = [stream.push([token]) for token in _integers(ids)]
   if found:
     found[-1] += stream.finish()
   return found
@@ -189,7 +231,7 @@ class TextStream:
     """Takes in new tokens and returns the text that became final."""
     # One at a time: some tokenizers decode nothing from a run of byte tokens
     # that ends in an unfinished character.
-    return ''.join(self._push(int(i)) for i in ids)
+    return ''.join(map(self._push, _integers(ids)))
 
   def finish(self) -> str:
     """Returns the rest, an unfinished character as U+FFFD, and starts anew."""

@@ -115,6 +115,7 @@ _GENERATE = {
   '--prompt=': '--prompt= ... not empty',
   '--prompt= \n': '--prompt= ... not empty',
   '--prompt=€': 'lengths [0] ... at least one',
+  '--prompt=a\udcff': "text has '\\udcff' at index 1 ... leave it out",
   '--prompt=LONG': 'a prompt of 600 tokens ... 512 ... shorten it',
   '--num_draft_tokens=-1': (
     '--num_draft_tokens=-1 ... not a non-negative ... --help'

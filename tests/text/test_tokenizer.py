@@ -81,6 +81,23 @@ def test_decode_takes_arrays_and_refuses_padding(tokenizer):
     tokenizer.decode([*ids, -1])
 
 
+@pytest.mark.parametrize(
+  ('call', 'words'),
+  [
+    (lambda x: x.encode(b'abc'), r"text is b'abc': give a str .*decode\(\)"),
+    (lambda x: x.encode(None), 'text is None'),
+    (lambda x: x.encode('a\ud800b'), r"'\\ud800' at index 1, a surrogate"),
+    (lambda x: x.encode_all(['a', 'b\udcff']), r"'\\udcff' at index 1"),
+    (lambda x: x.encode_all('abc'), "texts is 'abc': give a list"),
+    (lambda x: x.decode([1.5]), r'ids is \[1.5\]: give token ids'),
+    (lambda x: x.decode('12'), "ids is '12'"),
+  ],
+)
+def test_what_is_no_text_or_no_ids_is_named(tokenizer, call, words):
+  with pytest.raises(ValueError, match=words):
+    call(tokenizer)
+
+
 def test_a_base_model_has_no_chat(tokenizer):
   base = dataclasses.replace(tokenizer, chat_template=None)
   with pytest.raises(ValueError, match='no chat template'):
