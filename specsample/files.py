@@ -22,13 +22,25 @@ _PART_BYTES = 4 * 2**20
 _NUM_PARTS = 32
 
 
+def name_of(path: str | os.PathLike[str]) -> str:
+  """Returns a path as text; raises ValueError if it is none, or bytes."""
+  if isinstance(path, str | os.PathLike) and not isinstance(path, type):
+    name = os.fspath(path)
+    if isinstance(name, str):
+      return name
+  raise ValueError(
+    f'path is {path!r}: give the text of a path, or a pathlib.Path'
+  )
+
+
 def at(path: str | os.PathLike[str]) -> epath.Path:
   """Returns the path of a file or folder, local or in a bucket.
 
   Raises:
-    ValueError: if the path is remote but not gs://, or gcsfs is not installed.
+    ValueError: if the path is remote but not gs://, or gcsfs is not installed;
+      or it is neither text nor a path.
   """
-  name = os.fspath(path)
+  name = name_of(path)
   scheme, separator, _ = name.partition('://')
   if separator and scheme != 'gs':
     raise ValueError(

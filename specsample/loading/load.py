@@ -13,6 +13,7 @@ from typing import Literal
 
 from etils import epath
 import jax
+from jax.typing import DTypeLike
 
 from specsample import files
 from specsample import text
@@ -67,7 +68,7 @@ class Loaded:
 
 def load(
   name_or_path: str | os.PathLike[str],
-  dtype: str = 'float32',
+  dtype: DTypeLike = 'float32',
   weights: Literal['int8'] | None = None,
 ) -> Loaded:
   """Loads a model of a known family, onto the mesh that is set.
@@ -82,7 +83,8 @@ def load(
       `models.checkpoint.save` wrote; either kind of folder in a bucket (gs://);
       or, if there is no such file, a model 'organisation/name' of the Hugging
       Face hub.
-    dtype: 'float32' or 'bfloat16', for the parameters and the computation.
+    dtype: 'float32' or 'bfloat16' (or jnp.bfloat16), for the parameters and the
+      computation.
     weights: 'int8' for matrices of integers with a scale for each output
       (`models.int8`): a quarter of the bytes of float32, and no longer exactly
       the model. None for `dtype`; on a CPU without a mesh, float32 matrices are
@@ -92,9 +94,9 @@ def load(
     ValueError: there is no such model, it is damaged or of another
       architecture, or it is a pickle, which could run code.
   """
-  config_lib.check_dtype(dtype)
+  dtype = config_lib.dtype_name(dtype)
   int8.check(weights)
-  name = os.fspath(name_or_path)
+  name = files.name_of(name_or_path)
   if weights is None:
     loaded = _load(name, dtype, transposed.as_is_fast_here)
     return dataclasses.replace(loaded, name=name)

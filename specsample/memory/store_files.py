@@ -97,7 +97,7 @@ def load_store(
   Raises:
     ValueError: if nothing is there, it is damaged, or has another vocabulary.
   """
-  folder = _find(os.fspath(name_or_path))
+  folder = _find(files.name_of(name_or_path))
   card = files.read_json(folder / NAME)
   for name, value, remedy in (
     ('format', _FORMAT, 'update specsample, or build the store again'),

@@ -123,7 +123,7 @@ def restore(
 
 def read_model(folder: epath.Path, dtype: str) -> transformer.Transformer:
   """Returns the model that a folder describes; ValueError if there is none."""
-  config_lib.check_dtype(dtype)
+  dtype = config_lib.dtype_name(dtype)
   config = folder / CONFIG_NAME
   content = files.read_json(config)
   try:

@@ -4,11 +4,23 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-def check_dtype(dtype: str) -> None:
-  """Raises ValueError unless parameters can be held in `dtype`."""
-  if dtype not in ('float32', 'bfloat16'):
-    raise ValueError(f"dtype is {dtype!r}: load as 'float32' or as 'bfloat16'")
+
+def dtype_name(dtype: DTypeLike) -> str:
+  """Returns the name of a dtype such as 'bfloat16' or jnp.bfloat16.
+
+  Raises:
+    ValueError: parameters cannot be held in this dtype.
+  """
+  try:
+    name = jnp.dtype(dtype).name
+  except (TypeError, ValueError):
+    name = None
+  if name not in ('float32', 'bfloat16'):
+    raise ValueError(f"dtype is {dtype!r}: give 'float32' or 'bfloat16'")
+  return name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,7 +51,7 @@ def load(
   Raises:
     ValueError: the file is damaged, or holds no model of a known family.
   """
-  config_lib.check_dtype(dtype)
+  dtype = config_lib.dtype_name(dtype)
   with gguf_file.Reader(path) as reader:
     architecture, model = model_of(reader, dtype)
     file = tensors.TensorFile(

@@ -63,7 +63,7 @@ def load(
     ValueError: files are missing or damaged, or hold no model of a known
       family.
   """
-  config_lib.check_dtype(dtype)
+  dtype = config_lib.dtype_name(dtype)
   folder = files.at(path)
   config = config_lib.Config(
     files.read_json(folder / 'config.json'), str(folder / 'config.json')

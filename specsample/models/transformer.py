@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.models import attention
 from specsample.models import cache as cache_lib
+from specsample.models import config as config_lib
 from specsample.models import decoder_layer
 from specsample.models import experts as experts_lib
 from specsample.models import layers
@@ -87,7 +88,7 @@ class Transformer:
   dtype: str = 'float32'
 
   def __post_init__(self):
-    """Raises ValueError for invalid sizes or an unknown activation."""
+    """Raises ValueError for invalid sizes, activations and dtypes."""
     if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
       raise ValueError(
         f'num_heads is {self.num_heads} and num_kv_heads is '
@@ -111,6 +112,8 @@ class Transformer:
         f'activation is {self.activation!r}: give one of '
         f'{list(layers.ACTIVATIONS)}'
       )
+    # By its name, so that models are equal however the dtype was given.
+    object.__setattr__(self, 'dtype', config_lib.dtype_name(self.dtype))
 
   def window(self, layer: int) -> int | None:
     """Returns how many tokens a layer sees, None for all."""
@@ -201,13 +204,13 @@ class Transformer:
         f'name outputs of layers 0 to {self.num_layers - 1}, or the embedding '
         'as -1'
       )
+    made = network.merge(_Network, self, params)
     found = params['norm']['scale'].dtype
     if found != jnp.dtype(self.dtype):
       raise ValueError(
         f'the parameters are {found}, but the model computes in {self.dtype}: '
         'load both with the same dtype'
       )
-    made = network.merge(_Network, self, params)
     return made(tokens, cache, features, parents)
 
   def widen(self, new: cache_lib.New, num_tokens: int) -> cache_lib.New:

@@ -195,6 +195,12 @@ def test_another_dtype_is_refused(dtype):
   assert repr(dtype) in str(caught.value)
 
 
+@pytest.mark.parametrize('path', [None, b'model', 3])
+def test_what_is_no_path_is_named(path):
+  with pytest.raises(ValueError, match=f'path is {path!r}: give the text'):
+    specsample.load(path)
+
+
 _PEAK = """
 import resource
 import sys

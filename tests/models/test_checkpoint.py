@@ -125,7 +125,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path, smollm2):
 
 def test_parameters_of_another_model_are_not_saved(tmp_path):
   params = _model().init(jax.random.key(0))
-  with pytest.raises(ValueError, match=r'unembedding.*\(16, 50\).*None'):
+  with pytest.raises(ValueError, match=r'unembedding.*\(16, 50\) is unknown'):
     checkpoint.save(tmp_path / 'model', _model(tie_embeddings=True), params)
   params['norm']['scale'] = jnp.ones(7)
   with pytest.raises(ValueError, match=r'norm\.scale.*\(7,\).*\(16,\)'):
@@ -139,6 +139,15 @@ def saved(tmp_path):
   model = _model()
   checkpoint.save(tmp_path / 'model', model, model.init(jax.random.key(0)))
   return tmp_path / 'model'
+
+
+def test_a_dtype_is_given_by_name_or_as_a_type(saved):
+  named, typed = (
+    specsample.load(saved, dtype=dtype) for dtype in ('bfloat16', jnp.bfloat16)
+  )
+  assert named.model == typed.model
+  assert named.model.dtype == 'bfloat16'
+  _assert_equal(typed.params, named.params)
 
 
 def _rejected(path, *words):
@@ -157,8 +166,14 @@ def _rejected(path, *words):
     ({'rope_scaling': {'type': 'longrope'}}, ['longrope']),
     ({'rope_scaling': 'linear'}, ['specsample.json']),
     ({'dim': 32}, ['params', 'embedding', '(16, 50)', '(32, 50)']),
-    ({'num_layers': 3}, ['params', 'layers.2.', 'None', 'save the model']),
-    ({'num_layers': 1}, ['params', 'layers.1.', 'None', 'save the model']),
+    (
+      {'num_layers': 3},
+      ['params', 'layers.2.', 'is missing', 'save the model'],
+    ),
+    (
+      {'num_layers': 1},
+      ['params', 'layers.1.', 'is unknown', 'save the model'],
+    ),
   ],
 )
 def test_a_configuration_that_does_not_fit_is_named(saved, changes, words):
