@@ -1,16 +1,21 @@
-"""Checks of single settings, shared by several modules."""
+"""Checks of settings and arguments, shared by several modules."""
 
 from collections.abc import Sequence
+import functools
 import operator
+import reprlib
 from typing import Any
 
-from specsample.types import Drafter
+import jax
+import numpy as np
+
+from specsample.types import Drafter, Params
 
 
 def is_count(value: Any, least: int = 1) -> bool:
-  """Returns whether a value is an integer of at least `least`; 2.0 is not."""
+  """Returns whether a value is an integer >= `least`; 2.0 and True are not."""
   try:
-    return operator.index(value) >= least
+    return not isinstance(value, bool) and operator.index(value) >= least
   except TypeError:
     return False
 
@@ -37,10 +42,11 @@ def is_drafter(name: str, value: Any) -> None:
   )
 
 
-def count(name: str, value: Any, least: int = 1) -> None:
-  """Raises ValueError unless a setting is an integer of at least `least`."""
+def count(name: str, value: Any, least: int = 1) -> int:
+  """Returns a count as an `int`; raises ValueError if it is below `least`."""
   is_one = is_count(value, least)
   _require(name, value, is_one, f'an integer of at least {least}')
+  return operator.index(value)
 
 
 def share(name: str, value: float) -> None:
@@ -76,14 +82,127 @@ def _require(name, value, holds, expected):
     raise ValueError(f'{name} is {value!r}: give {expected}')
 
 
-def draft_kinds(verify: Any) -> None:
-  """Refuses a verifier that declares its draft kinds by their old name.
+def what(value: Any) -> str:
+  """Says what was given instead of an object of the right kind."""
+  if isinstance(value, type):
+    return f'the class {value.__name__}'
+  return 'None' if value is None else f'of type {type(value).__name__}'
 
-  Raises:
-    ValueError: it has `draft_laws`, but no `draft_kinds`.
+
+def model(value: Any) -> None:
+  """Raises ValueError unless a value is a `types.Model`, not its class."""
+  _has(
+    *('model', value, ('vocab_size', 'max_length', 'init_cache', 'apply')),
+    'give a model, such as the `model` of what specsample.load returns',
+  )
+
+
+def verifier(value: Any) -> None:
+  """Raises ValueError unless a value is a `types.Verifier`, not its class.
+
+  Its draft kinds must not be declared by their old name, `draft_laws`.
   """
-  if hasattr(verify, 'draft_laws') and not hasattr(verify, 'draft_kinds'):
+  if hasattr(value, 'draft_laws') and not hasattr(value, 'draft_kinds'):
     raise ValueError(
-      f'{type(verify).__name__} declares draft_laws, which is now draft_kinds: '
+      f'{type(value).__name__} declares draft_laws, which is now draft_kinds: '
       'rename the attribute'
     )
+  _has(
+    *('verify', value, ('positional', 'draft_kinds', '__call__')),
+    'give a rule, such as verify.chain or verify.Typical()',
+  )
+
+
+def instance(name: str, value: Any, wanted: type, remedy: str) -> None:
+  """Raises ValueError unless a value is an instance of the class `wanted`."""
+  if not isinstance(value, wanted):
+    raise ValueError(f'{name} is {what(value)}: {remedy}')
+
+
+def integers(name: str, value: Any, remedy: str) -> Any:
+  """Returns an array of integers, on the host unless it is being traced.
+
+  Raises:
+    ValueError: the value is no such array. Booleans are not integers.
+  """
+  return numbers(name, value, remedy, 'iu')
+
+
+def numbers(name: str, value: Any, remedy: str, kinds: str = 'iuf') -> Any:
+  """Does the same as `integers` for numbers of the given kinds of dtypes."""
+  given = value
+  try:
+    if not isinstance(value, jax.core.Tracer):
+      given = np.asarray(jax.device_get(value))
+  except (TypeError, ValueError) as error:  # rows of several lengths, say
+    raise ValueError(f'{name} is {reprlib.repr(value)}: {remedy}') from error
+  if given.size and given.dtype.kind not in kinds:
+    shown = f'of dtype {given.dtype}' if given.ndim else reprlib.repr(value)
+    raise ValueError(f'{name} is {shown}: {remedy}')
+  return given
+
+
+def parameters(name: str, owner: Any, params: Params) -> None:
+  """Raises ValueError unless parameters have the shapes of their owner's.
+
+  Matrices may be stored as int8 or transposed.
+
+  Args:
+    name: what the message calls the parameters.
+    owner: a model or a drafter, with a method `abstract_params`.
+    params: a tree of arrays, or of their shapes and dtypes.
+  """
+  difference = mismatch(owner, params)
+  if difference:
+    raise ValueError(
+      f'{name} are not those of this {type(owner).__name__} ({difference}): '
+      'give the parameters that were loaded or made with it, or settings that '
+      'fit them'
+    )
+
+
+def mismatch(owner: Any, params: Params) -> str | None:
+  """Describes the first parameter that does not fit its owner, if any.
+
+  Args:
+    owner, params: as in `parameters`.
+  """
+  # Names take several times as long, and every prefill comes here.
+  if _flat(params) == _flat_of(owner):
+    return None
+  expected, found = _named(owner.abstract_params()), _named(params)
+  for name in sorted(found.keys() | expected.keys()):
+    if name not in found:
+      return f'parameter {name} of shape {expected[name]} is missing'
+    if name not in expected:
+      return f'parameter {name} of shape {found[name]} is unknown'
+    if found[name] != expected[name]:
+      return f'parameter {name} has shape {found[name]}, not {expected[name]}'
+  return None
+
+
+@functools.lru_cache(maxsize=64)
+def _flat_of(owner):
+  return _flat(owner.abstract_params())
+
+
+def _flat(params):
+  leaves, structure = jax.tree.flatten(params, is_leaf=_has_shape)
+  return structure, list(map(np.shape, leaves))
+
+
+def _named(params):
+  """Returns the shape of each parameter by its path in the tree."""
+  leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_has_shape)
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='.')
+  return {name(path): np.shape(leaf) for path, leaf in leaves}
+
+
+def _has_shape(leaf):
+  return hasattr(leaf, 'shape')
+
+
+def _has(name, value, attributes, remedy):
+  is_object = not isinstance(value, type)
+  if not (is_object and all(hasattr(value, x) for x in attributes)):
+    raise ValueError(f'{name} is {what(value)}: {remedy}')

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import checks
 from specsample import indexing
 from specsample import sharding
 from specsample import types
@@ -93,6 +94,9 @@ def per_row(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
   Raises:
     ValueError: if a value is out of range or a shape does not fit the batch.
   """
+  checks.instance(
+    *('sampling', sampling, Sampling), 'give Sampling(temperature=...)'
+  )
   rows = {}
   for name, (holds, expected) in _RANGES.items():
     value = getattr(sampling, name)
@@ -112,9 +116,7 @@ def per_row(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
 
 
 def _check(name, value, holds, expected):
-  given = np.asarray(jax.device_get(value))
-  if given.dtype.kind not in 'iuf':
-    raise ValueError(f'{name} is {value!r}: it must be a number')
+  given = checks.numbers(name, value, 'it must be a number, or one per row')
   with np.errstate(over='ignore'):
     cast = given.astype(np.int32 if name == 'top_k' else np.float32)
   # Test the value that will be computed with: 1e-50 becomes 0 in float32, and a
@@ -128,12 +130,9 @@ def _check(name, value, holds, expected):
 
 
 def _check_bias(bias):
-  bias = np.asarray(jax.device_get(bias))
-  if bias.dtype.kind not in 'iuf':
-    raise ValueError(
-      f'logit_bias is {bias}: give an array with a number for each token'
-    )
-  bias = bias.astype(np.float32)
+  bias = checks.numbers(
+    'logit_bias', bias, 'give an array with a number for each token'
+  ).astype(np.float32)
   if np.isnan(bias).any() or np.isposinf(bias).any():
     raise ValueError(
       'logit_bias holds NaN or +inf: use a large finite value, or -inf to '

@@ -21,6 +21,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec
 import numpy as np
 
+from specsample import checks
 from specsample.types import Array, ArrayLike
 
 _logger = logging.getLogger(__name__)
@@ -86,21 +87,24 @@ def make_mesh(
     devices: the devices to use; default all.
 
   Raises:
-    ValueError: if data x model is not the number of devices, `data` is not a
-      multiple of the slices, or the devices have another number of slices.
+    ValueError: if a number is below 1, data x model is not the number of
+      devices, `data` is not a multiple of the slices, or the devices have
+      another number of slices.
   """
   devices = jax.devices() if devices is None else devices
-  if data < 1 or model < 1 or data * model != len(devices):
+  sizes = {'data': data, 'model': model, 'num_slices': num_slices}
+  for name, value in sizes.items():
+    checks.count(name, value)
+  if data * model != len(devices):
     raise ValueError(
       f'a mesh of {data} x {model} needs {data * model} devices, but there are '
       f'{len(devices)}: choose data and model so that their product is the '
       'number of devices'
     )
-  if num_slices < 1 or data % num_slices:
+  if data % num_slices:
     raise ValueError(
       f'num_slices is {num_slices} and data is {data}, but the slices hold '
-      'equal parts of the data axis: make num_slices at least 1, and data a '
-      'multiple of it'
+      'equal parts of the data axis: make data a multiple of num_slices'
     )
   slices = {getattr(device, 'slice_index', 0) for device in devices}
   if num_slices > 1 and len(slices) != num_slices:
@@ -125,6 +129,15 @@ def make_mesh(
   return jax.sharding.Mesh(
     grid.reshape(data, *factors), names, axis_types=(kind,) * len(names)
   )
+
+
+def is_traced() -> bool:
+  """Returns whether the caller is being traced, by `jax.jit` or the like."""
+  try:
+    jax.sharding.get_mesh()
+  except ValueError:  # JAX has no other public function that tells
+    return True
+  return False
 
 
 def no_mesh() -> Any:
@@ -274,13 +287,17 @@ def map_axes(function: Callable[[tuple], Any], axes: Any) -> Any:
 def place(tree: Any, axes: Any) -> Any:
   """Puts arrays on the current mesh, or on the default device without one.
 
+  While the caller is being traced, the result is constrained to the mesh.
+
   Args:
     tree: arrays, on the host or on devices. With several hosts, each of them
       passes the same values and keeps its own parts.
     axes: the same tree, with a tuple of axes for each array.
   """
-  if jax.sharding.get_mesh().empty:
+  if jax.sharding.get_abstract_mesh().empty:
     return jax.device_put(tree)
+  if is_traced():
+    return jax.tree.map(lambda x, of_x: constrain(x, *of_x), tree, axes)
   return jax.tree.map(_put, tree, of_tree(axes))
 
 

@@ -15,7 +15,8 @@ _LAYERS = (
   # The modules of these packages have layers of their own.
   ('loading', 'loop', 'memory', 'vocabularies'),
   ('types',),
-  ('sharding', 'files', 'text.chat', 'cost.chips', 'checks', 'array_bytes'),
+  ('checks',),
+  ('sharding', 'files', 'text.chat', 'cost.chips', 'array_bytes'),
   ('choosing.measured_here', 'indexing'),
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'text'),
   ('drafts', 'memory.store'),

@@ -149,7 +149,7 @@ def tree(
     ValueError: the drafter cannot branch, or not that deep, or the verifier
       does not accept the kind, or declares `draft_laws`.
   """
-  checks.draft_kinds(verify)
+  checks.verifier(verify)
   taken = sorted(known.value for known in verify.draft_kinds)
   if kind not in taken:
     raise ValueError(

@@ -93,6 +93,9 @@ def auto(target: load.Loaded, *, batch_size: int = 1) -> Choice:
   Raises:
     ValueError: batch_size is not a positive integer.
   """
+  checks.instance(
+    *('target', target, load.Loaded), 'give what specsample.load returned'
+  )
   batch_size = _rows(batch_size)
   times = _pass_seconds(target, batch_size)
   if _is_uneven(times):

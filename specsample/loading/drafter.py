@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from specsample import checks
 from specsample import files
 from specsample import sharding
 from specsample.drafters import trainable
@@ -127,7 +128,10 @@ def load_drafter(
       or it has fewer heads than K.
   """
   int8.check(weights)
-  loaded = _load(os.fspath(name_or_path), target, num_draft_tokens)
+  checks.instance(
+    *('target', target, load.Loaded), 'give what specsample.load returned'
+  )
+  loaded = _load(files.name_of(name_or_path), target, num_draft_tokens)
   if weights is None:
     return loaded
   return dataclasses.replace(loaded, params=int8.weights(loaded.params))

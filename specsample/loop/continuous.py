@@ -4,15 +4,17 @@ A prompt gets the same tokens as it would alone, because its random bits depend
 on its request id, and not on the row or the time at which it is decoded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import itertools
 
 import jax
 
+from specsample import checks
 from specsample import sampling as sampling_lib
 from specsample import sharding
 from specsample.loop import refill
 from specsample.loop import request as request_lib
+from specsample.loop import stopping
 from specsample.loop.stopping import Stop
 from specsample.memory import history as history_lib
 from specsample.sampling import Sampling
@@ -78,13 +80,20 @@ def generate_all(
     ValueError: an argument is out of range; for a prompt, the message gives its
       index. Nothing has been compiled yet.
   """
-  stop.check(model.vocab_size)
+  if sharding.is_traced():
+    raise ValueError(
+      'generate_all runs on the host, outside of jax.jit and the like: call '
+      'generate there'
+    )
+  stopping.check(stop, model)
   jobs = _jobs(prompts, request_ids, sampling, max_new_tokens, model)
   if not jobs:
     return iter(())
   longest = max(len(job.prompt) + job.max_new_tokens for job in jobs)
+  if max_length is not None:
+    longest = checks.count('max_length', max_length)
   longest = min(longest, model.max_length)
-  batch_size = min(batch_size, len(jobs))
+  batch_size = min(checks.count('batch_size', batch_size), len(jobs))
   if group_size is None:
     group_size = default_group_size(batch_size)
   batch = refill.Batch(
@@ -93,14 +102,14 @@ def generate_all(
     verify=verify,
     stop=stop,
     batch_size=batch_size,
-    max_length=longest if max_length is None else max_length,
+    max_length=longest,
     max_new_tokens=min(
       max(job.max_new_tokens for job in jobs), model.max_length
     ),
     group_size=group_size,
   )
   if history is not None:
-    params = drafter.with_store(params, 'history', history.store)
+    params = _with_history(params, drafter, history)
   batch.check(params, key, jobs)
   waiting = iter(jobs)
   take = lambda count: list(itertools.islice(waiting, count))
@@ -113,7 +122,7 @@ def generate_all(
     text = [*done.job.prompt, *done.output.tokens[0, :length]]
     if not history.add(text):
       return params
-    return drafter.with_store(params, 'history', history.store)
+    return _with_history(params, drafter, history)
 
   return _in_order(batch.run(params, key, take, learn=learn))
 
@@ -126,6 +135,9 @@ def default_group_size(batch_size: int) -> int:
 def _jobs(
   prompts, request_ids, sampling, max_new_tokens, model
 ) -> list[refill.Job]:
+  if not isinstance(prompts, Iterable):
+    request_lib.pad_prompts(prompts)  # raises ValueError
+  prompts = list(prompts)
   count = len(prompts)
   settings = sampling_lib.per_row(sampling, count, model.vocab_size)
   ids = request_lib.ids(request_ids, count)
@@ -143,6 +155,14 @@ def _jobs(
     )
     jobs.append(job)
   return jobs
+
+
+def _with_history(params, drafter, history) -> Params:
+  checks.instance(
+    *('history', history, history_lib.History),
+    'give History(vocab_size=...), or leave it out',
+  )
+  return drafter.with_store(params, 'history', history.store)
 
 
 def _in_order(finished: Iterator[refill.Finished]) -> Iterator[Output]:

@@ -9,6 +9,7 @@ one executable for each combination of them and each prompt bucket.
 
 import dataclasses
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from specsample import sharding
 from specsample.loop import initial
 from specsample.loop import request as request_lib
 from specsample.loop import step
+from specsample.loop import stopping
 from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
 from specsample.types import (
@@ -57,6 +59,14 @@ def generate(
   If `verify` is lossless, the output has exactly the target model's
   distribution. `Typical`, `Lenient` and `Synthetic` are not lossless.
 
+  It may be called inside `jax.jit`, `jax.vmap` (over keys, say), `jax.lax.scan`
+  or a function that is differentiated, as long as `max_new_tokens` and
+  `max_length` are not traced. JAX hides the values of traced arguments, so only
+  their shapes and dtypes are checked: not whether token ids are in the
+  vocabulary, lengths are from 1 to P and leave room in the cache, request ids
+  are below 2**31, and sampling settings are in their ranges. The output has no
+  derivatives in reverse mode.
+
   Args:
     params: {'target': ..., 'drafter': ...}. Leave out 'drafter' if the drafter
       has no parameters.
@@ -82,7 +92,8 @@ def generate(
   Raises:
     ValueError: an argument is out of range; nothing has been compiled yet.
   """
-  stop.check(model.vocab_size)
+  stopping.check(stop, model)
+  checks.verifier(verify)
   state = prefill(
     params,
     prompts,
@@ -96,7 +107,8 @@ def generate(
     max_length=max_length,
     verify=verify,
   )
-  state = advance(
+  run = _advance_and_keep if sharding.is_traced() else advance
+  state = run(
     params,
     state,
     model=model,
@@ -190,10 +202,10 @@ def check_rule(
       drafter and the rule, and the kind or the form that does not fit. Or the
       rule declares its draft kinds by their old name.
   """
+  checks.verifier(verify)
   fitting = model, drafter, verify
   if fitting in _FITTING:
     return
-  checks.draft_kinds(verify)
   jax.eval_shape(
     functools.partial(
       _first_verdict, model=model, drafter=drafter, verify=verify
@@ -204,11 +216,10 @@ def check_rule(
   _FITTING.add(fitting)
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=('model', 'drafter', 'verify', 'stop'),
-  donate_argnames=('state',),
-)
+_STATIC = ('model', 'drafter', 'verify', 'stop')
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=('state',))
 def advance(
   params: Params,
   state: DecodeState,
@@ -234,10 +245,20 @@ def advance(
 
   Raises:
     ValueError: the drafter's number or depth of draft tokens differs from that
-      of the drafter given to `prefill`, which sized the state; or a stop token
-      is outside the vocabulary.
+      of the drafter given to `prefill`, which sized the state; a stop token is
+      outside the vocabulary; or another argument does not fit.
   """
-  stop.check(model.vocab_size)
+  stopping.check(stop, model)
+  checks.verifier(verify)
+  _check_state(state)
+  request_lib.check_params(params, model, drafter)
+  for name, value in (
+    ('max_rounds', max_rounds),
+    ('max_finished', 0 if max_finished is None else max_finished),
+  ):
+    remedy = 'give one integer'
+    if np.ndim(checks.integers(name, value, remedy)):
+      raise ValueError(f'{name} has shape {np.shape(value)}: {remedy}')
   own = drafter.num_draft_tokens, drafter.depth
   known = state.num_draft_tokens, state.proposed.shape[1] - 1
   if own != known:
@@ -268,6 +289,11 @@ def advance(
   return state
 
 
+# Under `jax.grad` two leaves of a state may be one buffer, which cannot be
+# donated twice.
+_advance_and_keep = jax.jit(inspect.unwrap(advance), static_argnames=_STATIC)
+
+
 @functools.partial(jax.jit, static_argnames=('max_new_tokens', 'batch_size'))
 def finish(
   state: DecodeState, *, max_new_tokens: int, batch_size: int | None = None
@@ -282,7 +308,14 @@ def finish(
     batch_size: returns only this many rows, the first ones. By default all
       rows are returned, including any that pad a batch which the mesh does not
       divide evenly.
+
+  Raises:
+    ValueError: an argument does not fit.
   """
+  _check_state(state)
+  max_new_tokens = checks.count('max_new_tokens', max_new_tokens)
+  if batch_size is not None:
+    batch_size = checks.count('batch_size', batch_size)
   lengths = jnp.minimum(state.length - state.prompt_length, max_new_tokens)
   offsets = jnp.arange(max_new_tokens)
   columns = state.prompt_length[:, None] + offsets
@@ -304,6 +337,12 @@ def finish(
     stop_reason=state.stop_reason,
   )
   return jax.tree.map(lambda x: x[:batch_size], sharding.replicate(output))
+
+
+def _check_state(state):
+  checks.instance(
+    *('state', state, DecodeState), 'give what prefill or advance returned'
+  )
 
 
 def _first_verdict(params, request, *, model, drafter, verify):

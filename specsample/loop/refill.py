@@ -94,7 +94,7 @@ class Batch:
 
   def __post_init__(self):
     """Raises ValueError for sizes below 1, or `slot_step` without `rounds`."""
-    for name in ('batch_size', 'group_size'):
+    for name in ('batch_size', 'max_length', 'max_new_tokens', 'group_size'):
       checks.count(name, getattr(self, name))
     for name in ('rounds', 'slot_step', 'fewest_rows'):
       if getattr(self, name) is not None:
@@ -114,7 +114,7 @@ class Batch:
     capacity = min(self.max_length, self.model.max_length)
     for job in jobs:
       with named(job.index):
-        row = np.asarray(job.prompt)[None]
+        row = checks.integers('prompt', job.prompt, 'give token ids')[None]
         lengths = np.asarray([row.size])
         request_lib.check_prompts(row, lengths, capacity, self.model)
     decode.check_rule(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import operator
+import reprlib
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ _SMALLEST_BUCKET = 64
 # A TPU tiles a bfloat16 cache by this many tokens. A cache of any other length
 # would be laid out again before the loop.
 _SLOT_MULTIPLE = 16
+_IDS = 'give a list of token ids for each prompt, such as [[1, 2, 3], [4, 5]]'
 
 
 def pad_prompts(
@@ -35,7 +37,10 @@ def pad_prompts(
   Raises:
     ValueError: there is no prompt, or one is empty or not a list of token ids.
   """
-  rows = [np.asarray(prompt) for prompt in prompts]
+  try:
+    rows = [np.asarray(prompt) for prompt in prompts]
+  except (TypeError, ValueError) as error:  # no list, or a nested one
+    raise ValueError(f'prompts is {reprlib.repr(prompts)}: {_IDS}') from error
   sizes = [row.size for row in rows]
   if not all(sizes) or not rows:
     raise ValueError(
@@ -47,10 +52,7 @@ def pad_prompts(
   for padded_row, row in zip(padded, rows, strict=True):
     is_ids = row.ndim == 1 and row.dtype.kind in 'iu'
     if not (is_ids and np.array_equal(row.astype(np.int32), row)):
-      raise ValueError(
-        f'a prompt is {row.tolist()!r}: give a list of token ids for each '
-        'prompt, such as [[1, 2, 3], [4, 5]]'
-      )
+      raise ValueError(f'a prompt is {row.tolist()!r}: {_IDS}')
     padded_row[: row.size] = row
   return padded, np.asarray(sizes, np.int32)
 
@@ -91,22 +93,32 @@ def check(
 ) -> Request:
   """Checks the arguments of `decode.generate` and moves them to the device.
 
-  Traced values are passed on unchecked. `slots` is the size of the buffers if
-  they should be smaller than `max_length` needs; see `decode.prefill`.
+  Of traced arguments only shapes and dtypes are checked. `slots` is the size of
+  the buffers if they should be smaller than `max_length` needs; see
+  `decode.prefill`.
 
   Raises:
     ValueError: an argument does not fit; the message says how to fix it.
   """
   _check_precision()
-  _check_params(params)
-  _check_key(key)
+  checks.model(model)
   _check_drafter(model, drafter)
-  if np.ndim(prompts) != 2 or np.shape(lengths) != np.shape(prompts)[:1]:
+  check_params(params, model, drafter)
+  _check_key(key)
+  prompts = checks.integers(
+    *('prompts', prompts),
+    'give token ids [B, P], int32, in rows of one length (pad_prompts makes '
+    'them)',
+  )
+  lengths = checks.integers(
+    'lengths', lengths, 'give the number of tokens in each prompt [B], int32'
+  )
+  if prompts.ndim != 2 or lengths.shape != prompts.shape[:1]:
     raise ValueError(
-      f'prompts have shape {np.shape(prompts)} and lengths {np.shape(lengths)}:'
-      ' expected [B, P] and [B] (pad_prompts makes both)'
+      f'prompts have shape {prompts.shape} and lengths {lengths.shape}: '
+      'expected [B, P] and [B] (pad_prompts makes both)'
     )
-  batch, width = np.shape(prompts)
+  batch, width = prompts.shape
   max_new_tokens = counts('max_new_tokens', max_new_tokens, batch)
   if max_length is None:
     most = int(np.max(max_new_tokens, initial=0))
@@ -114,19 +126,21 @@ def check(
     longest = min(width, capacity)
   else:
     # Does not depend on P: rows of one max_length can replace each other.
-    capacity = min(_count('max_length', max_length), model.max_length)
+    capacity = min(checks.count('max_length', max_length), model.max_length)
     longest = capacity
   # Room for one round after the last kept token, and for whole chunks.
   chunk_ends = -(-longest // PREFILL_CHUNK) * PREFILL_CHUNK
   all_slots = max(capacity + drafter.num_draft_tokens + 1, chunk_ends)
   all_slots = -(-all_slots // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
-  slots = all_slots if slots is None else min(slots, all_slots)
+  slots = (
+    all_slots if slots is None else min(checks.count('slots', slots), all_slots)
+  )
+  chunk = min(PREFILL_CHUNK, width)
+  if slots < chunk:
+    raise ValueError(f'slots is {slots}: give at least {chunk}, for a chunk')
 
-  traced = any(isinstance(x, jax.core.Tracer) for x in (prompts, lengths))
-  xp = jnp if traced else np
-  if not traced:
-    prompts, lengths = jax.device_get((prompts, lengths))
-    prompts, lengths = np.asarray(prompts), np.asarray(lengths)
+  xp = _namespace((prompts, lengths))
+  if xp is np:
     check_prompts(prompts, lengths, capacity, model)
   # Prompts may be padded with values that are not token ids, such as -100.
   is_token = xp.arange(width) < xp.asarray(lengths)[:, None]
@@ -143,9 +157,16 @@ def check(
     key=key,
     request_id=ids(request_ids, batch),
     sampling=sampling_lib.per_row(sampling, batch, model.vocab_size),
-    chunk=min(PREFILL_CHUNK, width),
+    chunk=chunk,
   )
-  return request if traced else _on_devices(request)
+  return _on_devices(request)
+
+
+def _namespace(tree):
+  """Returns `jnp` if an array in a tree is being traced, else `np`."""
+  leaves = jax.tree.leaves(tree)
+  is_traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+  return jnp if is_traced else np
 
 
 def _on_devices(request):
@@ -154,35 +175,33 @@ def _on_devices(request):
   Rows that are done from the start pad the batch to a multiple of the number of
   parts that the mesh divides it into.
   """
-  missing = -request.prompt_length.size % sharding.batch_parts()
+  batch = request.prompt_length.size
+  missing = -batch % sharding.batch_parts()
   if missing:
     # Copies of the last row, with a limit of 0 so that they emit nothing.
-    fill = lambda x: np.concatenate([x, np.repeat(x[-1:], missing, axis=0)])
+    xp = _namespace(request)
+    fill = lambda x: xp.concatenate([x, xp.repeat(x[-1:], missing, axis=0)])
     rows = jax.tree.map(fill, dataclasses.replace(request, key=None))
-    rows.limit[-missing:] = 0
-    request = dataclasses.replace(rows, key=request.key)
+    is_row = xp.arange(batch + missing) < batch
+    request = dataclasses.replace(
+      rows, key=request.key, limit=xp.where(is_row, rows.limit, 0)
+    )
   return sharding.place(request, axes(request))
 
 
 def counts(name: str, value: Any, size: int) -> np.ndarray:
   """Checks that counts, one or [size], are at least 1; returns [size] int32."""
-  if np.ndim(value) == 0:
-    most = np.iinfo(np.int32).max
-    return np.full(size, min(_count(name, value), most), np.int32)
-  given = np.asarray(jax.device_get(value))
-  cast = given.astype(np.int32)
-  is_count = np.array_equal(cast, given) and np.all(cast >= 1)
-  if given.shape != (size,) or not is_count:
-    raise ValueError(
-      f'{name} are {given.tolist()}: give one number, or one per prompt '
-      f'[{size}], each an integer of at least 1'
-    )
-  return cast
-
-
-def _count(name, value):
-  checks.count(name, value)
-  return operator.index(value)
+  most = np.iinfo(np.int32).max
+  if checks.is_count(value):
+    return np.full(size, min(operator.index(value), most), np.int32)
+  remedy = (
+    f'give one number, or one per prompt [{size}], each an integer of at least '
+    '1 and not traced'
+  )
+  given = checks.integers(name, value, remedy)
+  if _namespace(given) is jnp or given.shape != (size,) or np.any(given < 1):
+    raise ValueError(f'{name} is {reprlib.repr(value)}: {remedy}')
+  return np.minimum(given, most).astype(np.int32)
 
 
 def _check_drafter(model, drafter):
@@ -191,6 +210,11 @@ def _check_drafter(model, drafter):
     raise ValueError(
       f'num_draft_tokens is {drafter.num_draft_tokens}: draft at least 0 '
       'tokens per round'
+    )
+  if drafter.num_draft_tokens >= model.max_length:
+    raise ValueError(
+      f'num_draft_tokens is {drafter.num_draft_tokens}, but the model takes '
+      f'{model.max_length} tokens in all: draft fewer tokens per round'
     )
   if drafter.vocab_size not in (None, model.vocab_size):
     raise ValueError(
@@ -210,7 +234,11 @@ def _check_precision():
     )
 
 
-def _check_params(params):
+def check_params(params: Params, model: Model, drafter: Any) -> None:
+  """Raises ValueError unless parameters belong to the model and the drafter.
+
+  Those of models and drafters without `abstract_params` are not looked into.
+  """
   if not (isinstance(params, dict) and 'target' in params):
     given = f'is of type {type(params).__name__}'
     if isinstance(params, dict):
@@ -219,6 +247,16 @@ def _check_params(params):
       f"params {given}: give a dict with the target's parameters under "
       "'target' and those of a drafter under 'drafter'"
     )
+  if hasattr(model, 'abstract_params'):
+    checks.parameters("params['target']", model, params['target'])
+  if hasattr(drafter, 'abstract_params') and 'drafter' in params:
+    own = params['drafter']
+    # A head has at least one parameter, so one head more than there are
+    # parameters shows that heads are missing; thousands take minutes to trace.
+    most = len(jax.tree.leaves(own)) + 1
+    if drafter.num_draft_tokens > most:
+      drafter = dataclasses.replace(drafter, num_draft_tokens=most)
+    checks.parameters("params['drafter']", drafter, own)
 
 
 def _check_key(key):
@@ -239,17 +277,14 @@ def _check_key(key):
 
 def ids(request_ids: Any, batch: int) -> Any:
   """Returns the given ids as [batch] int32; None stands for 0 to batch - 1."""
-  if isinstance(request_ids, jax.core.Tracer):
-    return request_ids
   if request_ids is None:
     return np.arange(batch, dtype=np.int32)
-  given = np.asarray(jax.device_get(request_ids))
+  remedy = f'give one integer below 2**31 per prompt [{batch}]'
+  given = checks.integers('request_ids', request_ids, remedy)
   cast = given.astype(np.int32)
-  if given.shape != (batch,) or not np.array_equal(cast, given):
-    raise ValueError(
-      f'request_ids are {given.tolist()}: give one integer below 2**31 per '
-      f'prompt [{batch}]'
-    )
+  is_same = _namespace(given) is jnp or np.array_equal(cast, given)
+  if given.shape != (batch,) or not is_same:
+    raise ValueError(f'request_ids is {reprlib.repr(request_ids)}: {remedy}')
   return cast
 
 
@@ -259,16 +294,9 @@ def check_prompts(
   """Checks prompts [B, P]: `capacity` must leave room for at least one token.
 
   Raises:
-    ValueError: a dtype or length does not fit, or a token is not in the
-      vocabulary.
+    ValueError: a length does not fit, or a token is not in the vocabulary.
   """
   batch, width = prompts.shape
-  if prompts.dtype.kind not in 'iu':
-    raise ValueError(
-      f'prompts are {prompts.dtype}: give integer token ids, int32'
-    )
-  if lengths.dtype.kind not in 'iu':
-    raise ValueError(f'lengths are {lengths.dtype}: give integers, int32')
   if batch == 0 or lengths.min() < 1:
     raise ValueError(
       f'prompt lengths are {lengths.tolist()}: a prompt needs at least one '

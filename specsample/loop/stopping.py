@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 import dataclasses
 import operator
+from typing import Any
 
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample.types import Array, DecodeState, StopReason
 
 
@@ -20,10 +22,7 @@ class Stop:
   def __post_init__(self):
     """Turns lists into tuples; raises ValueError unless they hold integers."""
     try:
-      ids = tuple(map(operator.index, self.eos_ids))
-      sequences = tuple(
-        tuple(map(operator.index, sequence)) for sequence in self.sequences
-      )
+      ids, sequences = _ids(self.eos_ids), tuple(map(_ids, self.sequences))
     except TypeError as error:
       raise ValueError(
         f'eos_ids are {self.eos_ids!r} and sequences {self.sequences!r}: give '
@@ -44,6 +43,19 @@ class Stop:
           f'a stop token has id {outside[0]}, outside the vocabulary of '
           f"{vocab_size}: was it made by another model's tokenizer?"
         )
+
+
+def _ids(ids) -> tuple[int, ...]:
+  if isinstance(ids, bytes) or any(isinstance(i, bool) for i in ids):
+    raise TypeError('bytes and booleans are no ids')
+  return tuple(map(operator.index, ids))
+
+
+def check(stop: Any, model: Any) -> None:
+  """Raises ValueError unless given a `Stop` and a model that has its ids."""
+  checks.model(model)
+  checks.instance('stop', stop, Stop, 'give Stop(eos_ids=...), or leave it out')
+  stop.check(model.vocab_size)
 
 
 def reasons(state: DecodeState, tokens: Array, stop: Stop) -> Array:

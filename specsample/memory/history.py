@@ -35,9 +35,13 @@ class History:
         which takes about a second per million tokens kept.
 
     Raises:
-      ValueError: if capacity is below 2, or every below 1.
+      ValueError: if capacity is below 2, or another size below 1.
     """
-    for name, value, least in (('capacity', capacity, 2), ('every', every, 1)):
+    for name, value, least in (
+      ('vocab_size', vocab_size, 1),
+      ('capacity', capacity, 2),
+      ('every', every, 1),
+    ):
       checks.count(name, value, least)
     self.num_dropped = 0  # texts
     self._vocab_size, self._capacity = vocab_size, capacity
@@ -55,7 +59,8 @@ class History:
 
     If a text is longer than the capacity, only its end is kept.
     """
-    kept = np.asarray(text, np.int32)[1 - self._capacity :]
+    kept = checks.integers('text', text, 'give a list of token ids')
+    kept = kept.astype(np.int32)[1 - self._capacity :]
     if not kept.size:
       return False
     self._texts.append(kept)

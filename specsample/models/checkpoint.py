@@ -10,6 +10,7 @@ from etils import epath
 import jax
 
 from specsample import array_bytes
+from specsample import checks
 from specsample import files
 from specsample import sharding
 from specsample import text
@@ -18,7 +19,6 @@ from specsample.models import config as config_lib
 from specsample.models import experts
 from specsample.models import int8
 from specsample.models import rotary
-from specsample.models import tensors
 from specsample.models import transformer
 from specsample.models import transposed
 from specsample.text import tokenizer_files
@@ -57,7 +57,7 @@ def save(
   """
   int8.refuse(params)
   params = transposed.plain(params)
-  mismatch = _mismatch(model, params)
+  mismatch = checks.mismatch(model, params)
   if mismatch:
     raise ValueError(
       f'{mismatch} for {model}: save the parameters with their own model'
@@ -107,7 +107,7 @@ def restore(
   try:
     # Compared first: orbax does not name the parameter that does not fit.
     stored = read_shapes(folder)
-    mismatch = _mismatch(model, stored)
+    mismatch = checks.mismatch(model, stored)
     if mismatch:
       raise ValueError(mismatch)
     limit = _gigabytes_in_flight(stored)
@@ -162,22 +162,6 @@ def _gigabytes_in_flight(params):
 def _is_shared(leaf):
   """Returns whether an array is shared by all processes."""
   return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-
-
-def _mismatch(model, params):
-  """Describes the first parameter that does not fit the model, if any."""
-  shapes = lambda tree: {
-    tensors.key(path): tuple(leaf.shape)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-  }
-  found, expected = shapes(params), shapes(model.abstract_params())
-  for key in sorted(found.keys() | expected.keys()):
-    if found.get(key) != expected.get(key):
-      return (
-        f'parameter {key} has shape {found.get(key)}, expected '
-        f'{expected.get(key)}'
-      )
-  return None
 
 
 def to_json(model: transformer.Transformer) -> dict[str, Any]:

@@ -30,6 +30,11 @@ class Int8:
   values: Array  # [...] int8
   scale: Array  # float32, like `values` but of size 1 along the vectors
 
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """The shape of the array."""
+    return self.values.shape
+
 
 def quantise(x: Array, axis: int = -1) -> Int8:
   """Rounds each vector of x to integers from -127 to 127 times a scale.

@@ -11,6 +11,7 @@ from typing import Any
 from flax import nnx
 import jax
 
+from specsample import checks
 from specsample.models import layers
 from specsample.types import Array, Params
 
@@ -45,7 +46,12 @@ def is_trained(network: Any, config: Any) -> Params:
 
 
 def merge(network: Any, config: Any, params: Params) -> Any:
-  """Returns the network with these parameters."""
+  """Returns the network with these parameters.
+
+  Raises:
+    ValueError: the parameters are another network's.
+  """
+  checks.parameters('params', config, params)
   return nnx.merge(_abstract(network, config)[0], params)
 
 

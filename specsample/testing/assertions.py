@@ -96,7 +96,7 @@ def assert_exact(
   Raises:
     ValueError: the rule declares its draft kinds by their old name.
   """
-  checks.draft_kinds(verify)
+  checks.verifier(verify)
   if cases is None:
     cases = cases_lib.standard_cases()
   kinds = {DraftKind.POINT_MASS} if verify.positional else verify.draft_kinds

@@ -21,6 +21,7 @@ from specsample import checks
 from specsample import types
 from specsample.drafters import recording
 from specsample.loop import decode
+from specsample.loop import stopping
 from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
 from specsample.training import recorded
@@ -207,7 +208,7 @@ def generate(
     The output, the new `Learned`, and the report of each update. An update that
     produced NaN or infinity is undone, and logged with its step number.
   """
-  stop.check(model.vocab_size)
+  stopping.check(stop, model)
   params = params_of(learned, learner)
   state = decode.prefill(
     params,

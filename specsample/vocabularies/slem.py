@@ -24,6 +24,7 @@ from specsample.drafters import given as given_lib
 from specsample.loading import load
 from specsample.loop import decode
 from specsample.loop import request as request_lib
+from specsample.loop import stopping
 from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
 from specsample.types import Array, ArrayLike, Output, Verifier
@@ -70,7 +71,7 @@ def generate(
     ValueError: as in `decode.generate`; or a model has no tokenizer, or the
       draft model takes too few tokens for K drafts.
   """
-  stop.check(target.model.vocab_size)
+  stopping.check(stop, target.model)
   given = given_lib.Given(num_draft_tokens=num_draft_tokens)
   params = {'target': target.params}
   tokens, lengths = request_lib.pad_prompts(prompts)

@@ -114,6 +114,20 @@ def prefill(drafter, max_new_tokens=4):
       'drafts of Tree: verify.block is for chains, .* a tree of 4 nodes',
     ),
     ({'verify': _OfLaws()}, 'declares draft_laws, which is now draft_kinds'),
+    ({'verify': verify.Typical}, 'verify is the class Typical: give a rule'),
+    ({'verify': None}, 'verify is None'),
+    ({'model': testing.HashModel}, 'model is the class HashModel: give a'),
+    ({'model': None}, 'model is None'),
+    ({'stop': (2,)}, 'stop is of type tuple: give Stop'),
+    ({'sampling': 0.7}, 'sampling is of type float: give Sampling'),
+    ({'max_new_tokens': True}, 'max_new_tokens is True'),
+    ({'max_new_tokens': np.ones(4, bool)}, 'max_new_tokens is of dtype bool'),
+    ({'max_length': True}, 'max_length is True'),
+    ({'request_ids': np.ones(4, bool)}, 'request_ids is of dtype bool'),
+    (
+      {'drafter': drafters.Ngram(num_draft_tokens=100_000)},
+      'num_draft_tokens is 100000, but the model takes 4096 tokens',
+    ),
   ],
 )
 def test_refuses(kwargs, message):
@@ -148,6 +162,12 @@ def test_refuses_lengths_that_do_not_fit():
     call(padded, np.asarray([1, 1]))
   with pytest.raises(ValueError, match='float32'):
     call(padded.astype(np.float32), np.asarray([1, 1, 1, 1]))
+  with pytest.raises(ValueError, match='lengths is of dtype bool'):
+    call(padded, np.ones(4, bool))
+  with pytest.raises(
+    ValueError, match=r'prompts is \[\[1, 2\], \[3\]\]: .*pad'
+  ):
+    call([[1, 2], [3]], [2, 1])
 
 
 def test_refuses_parameters_that_are_not_there():
@@ -155,6 +175,42 @@ def test_refuses_parameters_that_are_not_there():
     generate(params={'target': {}})
   with pytest.raises(ValueError, match=r"\['layers'\].*'target'"):
     generate(params={'layers': {}}, drafter=NGRAM)
+
+
+def test_parameters_belong_to_the_model_and_the_drafter(tiny_llama):
+  model, own = tiny_llama
+  wide = testing.tiny_llama(vocab_size=96, dim=32)
+  hydra = drafters.Hydra(model=model, num_draft_tokens=2)
+  heads = hydra.init_params(jax.random.key(0))
+  more = dataclasses.replace(hydra, num_draft_tokens=100)
+  run = lambda using, **params: generate(
+    params=params, model=model, drafter=using
+  )
+  with pytest.raises(
+    ValueError, match=r"'target'\].* embedding has shape .*32"
+  ):
+    run(NGRAM, target=wide.init(jax.random.key(0)))
+  with pytest.raises(
+    ValueError, match=r'layers\.0\.\S* of shape .* is missing'
+  ):
+    run(NGRAM, target={**own, 'layers': {}})
+  with pytest.raises(ValueError, match=r"'drafter'\].* heads\.2\S* .* missing"):
+    run(more, target=own, drafter=heads)
+  with pytest.raises(ValueError, match=r"'drafter'\].* is unknown"):
+    run(hydra, target=own, drafter=heads | {'prefix': {'a': np.ones(2)}})
+  chain = drafters.Chain(model=model, num_draft_tokens=2)
+  with pytest.raises(ValueError, match='not those of this Transformer'):
+    run(chain, target=own, drafter=wide.init(jax.random.key(0)))
+  state = prefill(NGRAM)
+  with pytest.raises(ValueError, match=r"'target'\].* is missing"):
+    specsample.advance(
+      {'target': {}},
+      state,
+      model=model,
+      drafter=NGRAM,
+      verify=verify.chain,
+      max_rounds=1,
+    )
 
 
 def test_64_bits_are_refused_and_the_remedy_holds():
@@ -189,6 +245,8 @@ def test_refuses_what_is_no_key(key):
     (lambda: specsample.Stop(sequences=((),)), 'empty'),
     (lambda: specsample.Stop(eos_ids=3), 'eos_ids are 3'),
     (lambda: specsample.Stop(eos_ids=(2.0,)), '2.0'),
+    (lambda: specsample.Stop(eos_ids=b'ab'), "eos_ids are b'ab'"),
+    (lambda: specsample.Stop(sequences=[[True]]), 'True'),
     (lambda: specsample.Stop(sequences=(1, 2)), 'sequences'),
     (lambda: drafters.Ngram(num_draft_tokens=-1), 'is -1'),
     (lambda: drafters.Ngram(num_draft_tokens=2.0), 'is 2.0'),
@@ -297,6 +355,30 @@ def test_a_state_is_for_the_drafter_it_was_made_for():
     advance(dataclasses.replace(NGRAM, num_draft_tokens=8))
   with pytest.raises(ValueError, match='id 99'):
     advance(NGRAM, stop=specsample.Stop(eos_ids=(99,)))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'state': None}, 'state is None: give what prefill or advance'),
+    ({'verify': verify.Typical}, 'verify is the class Typical'),
+    ({'max_rounds': 1.5}, 'max_rounds is .*: give one integer'),
+    ({'max_rounds': np.ones(4, np.int32)}, r'max_rounds has shape \(4,\)'),
+    ({'max_finished': True}, 'max_finished is .*: give one integer'),
+  ],
+)
+def test_advance_names_what_it_cannot_use(changes, message):
+  arguments = {'state': prefill(NGRAM), 'verify': verify.chain, 'max_rounds': 1}
+  with pytest.raises(ValueError, match=message):
+    specsample.advance(
+      PARAMS, model=TARGET, drafter=NGRAM, **(arguments | changes)
+    )
+
+
+@pytest.mark.parametrize('count', [None, 0, 1.5, True])
+def test_finish_names_what_it_cannot_use(count):
+  with pytest.raises(ValueError, match=f'max_new_tokens is {count}: give an'):
+    specsample.finish(prefill(NGRAM), max_new_tokens=count)
 
 
 def test_fewer_tokens_can_be_taken_out_than_were_decoded():

@@ -152,20 +152,22 @@ def param_axes(drafter):
   return {'target': TARGET.param_axes(), 'drafter': own_axes}
 
 
-def generate(params, drafter, rule, sampling):
-  return jax.device_get(
-    specsample.generate(
-      params,
-      PROMPTS,
-      LENGTHS,
-      jax.random.key(0),
-      model=TARGET,
-      drafter=DRAFTERS[drafter],
-      verify=RULES[rule],
-      sampling=SAMPLINGS[sampling],
-      max_new_tokens=12,
-    )
+def decode(params, drafter, rule, sampling):
+  return specsample.generate(
+    params,
+    PROMPTS,
+    LENGTHS,
+    jax.random.key(0),
+    model=TARGET,
+    drafter=DRAFTERS[drafter],
+    verify=RULES[rule],
+    sampling=SAMPLINGS[sampling],
+    max_new_tokens=12,
   )
+
+
+def generate(params, *case):
+  return jax.device_get(decode(params, *case))
 
 
 @functools.cache
@@ -231,6 +233,14 @@ def test_tokens_are_those_of_one_device_on(mesh, drafter, rule):
 )
 def test_tokens_are_those_of_one_device_with(shape, explicit, case):
   check(sharding.make_mesh(*shape, explicit=explicit), *case)
+
+
+def test_tokens_are_those_of_one_device_inside_jit():
+  case = 'ngram', 'block', 'filters'
+  with jax.set_mesh(sharding.make_mesh(2, 4)):
+    params = sharding.place(host_params('ngram'), param_axes('ngram'))
+    found = jax.jit(lambda params: decode(params, *case))(params)
+  np.testing.assert_array_equal(found.tokens, unsharded(*case).tokens)
 
 
 def test_a_draft_model_is_copied_out_of_a_divided_target(mesh):

@@ -343,4 +343,4 @@ def test_a_rule_that_declares_its_kinds_by_their_old_name_is_refused():
   ):
     testing.assert_exact(_OfLaws(), [])
   for rule in _ALL:
-    checks.draft_kinds(rule)
+    checks.verifier(rule)

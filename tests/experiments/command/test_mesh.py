@@ -15,7 +15,7 @@ _MESH = ('--gin_bindings=Mesh.data = 4', '--gin_bindings=Mesh.model = 2')
 _NEW_TOKENS = 24
 _REFUSED = {
   'Mesh.data = 3': 'a mesh of 3 x 1 needs 3 devices, but there are 8',
-  'Mesh.model = 0': 'a mesh of 1 x 0 needs 0 devices',
+  'Mesh.model = 0': 'model is 0: give an integer of at least 1',
   'Mesh.data = 8\nMesh.num_slices = 3': 'num_slices is 3 and data is 8',
   "Mesh.rules = (('batch', 'data'),)": (
     "Mesh.rules holds ('batch', 'data'): give pairs such as ('batch', "
