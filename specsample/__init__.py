@@ -8,6 +8,7 @@ from specsample import stats
 from specsample import verify
 from specsample.choosing.choice import auto
 from specsample.choosing.choice import Choice
+from specsample.constraint import Constraint
 from specsample.cost import chips
 from specsample.cost import work
 from specsample.loading.drafter import load_drafter
@@ -36,6 +37,7 @@ from specsample.vocabularies.vocab_map import VocabMap
 
 __all__ = [
   'Choice',
+  'Constraint',
   'History',
   'Loaded',
   'LoadedDrafter',

@@ -5,6 +5,7 @@ verified against the distribution it was drawn from.
 """
 
 from collections.abc import Callable
+import dataclasses
 import math
 from typing import Any
 
@@ -16,6 +17,7 @@ from specsample import checks
 from specsample import indexing
 from specsample import sharding
 from specsample import types
+from specsample.constraint import Constraint
 from specsample.types import Array, ArrayLike, TokenCounts
 
 # Larger vocabularies are sampled in two steps: first a block, then a token of
@@ -29,8 +31,9 @@ class Sampling:
   """Sampling settings, each a scalar or one value per row [B].
 
   A setting left at None is not compiled at all. Settings are applied in the
-  order of Hugging Face: penalties and bias, temperature, top-k, top-p, min-p.
-  Tokens tied with the last one kept by top-k or top-p are kept too.
+  order of Hugging Face: penalties, bias and constraint, temperature, top-k,
+  top-p, min-p. Tokens tied with the last one kept by top-k or top-p are kept
+  too.
   """
 
   # 0 is greedy: the limit, a one-hot distribution at the most likely token.
@@ -50,6 +53,8 @@ class Sampling:
   frequency_penalty: ArrayLike | float | None = None
   # [V] or [B, V], added to the logits; -inf forbids a token.
   logit_bias: ArrayLike | None = None
+  # Forbids tokens by those before them, as a grammar does: docs/constraints.md.
+  constraint: Constraint | None = None
 
   @property
   def penalised(self) -> bool:
@@ -92,12 +97,14 @@ def per_row(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
   Runs on the host; values that are being traced are passed on unchecked.
 
   Raises:
-    ValueError: if a value is out of range or a shape does not fit the batch.
+    TypeError: if the constraint is not a `Constraint` of a hashable automaton.
+    ValueError: if a value is out of range, a shape does not fit the batch, or a
+      mask does not fit the vocabulary.
   """
   checks.instance(
     *('sampling', sampling, Sampling), 'give Sampling(temperature=...)'
   )
-  rows = {}
+  rows: dict[str, Any] = {}
   for name, (holds, expected) in _RANGES.items():
     value = getattr(sampling, name)
     if value is None and name != 'temperature':
@@ -112,6 +119,13 @@ def per_row(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
     rows['logit_bias'] = _broadcast(
       'logit_bias', bias, (batch_size, vocab_size)
     )
+  constraint = sampling.constraint
+  if constraint is not None:
+    if not isinstance(constraint, Constraint):
+      raise TypeError(
+        f'constraint is {constraint!r}: give a Constraint(automaton=...)'
+      )
+    rows['constraint'] = constraint.per_row(batch_size, vocab_size)
   return Sampling(**rows)
 
 
@@ -154,6 +168,17 @@ def _broadcast(name, value, shape):
     ) from error
 
 
+def after(sampling: Sampling, tokens: Array) -> Sampling:
+  """Returns one row's settings after emitted tokens [n]; -1 is skipped.
+
+  Only a constraint changes.
+  """
+  if sampling.constraint is None:
+    return sampling
+  constraint = sampling.constraint.after(tokens)
+  return dataclasses.replace(sampling, constraint=constraint)
+
+
 def warp(
   sampling: Sampling,
   counts: TokenCounts | None,
@@ -166,12 +191,13 @@ def warp(
     sampling: the row's settings, scalar leaves.
     counts: occurrences [V] of the tokens so far; None if no penalty is set.
     logits: [V], any float dtype; computed in at least float32.
-    drafted: [n] int32, tokens drafted since `counts`, -1 for none; penalties
-      count them as emitted.
+    drafted: [n] int32, the draft tokens before the position, in order, -1 for
+      none; penalties count them, and a constraint follows them, as if emitted.
 
   Returns:
     Probabilities [V], float32 (float64 for float64 logits). All NaN if there is
-    no distribution: a logit is NaN or +inf, or every logit is -inf.
+    no distribution: a logit is NaN or +inf, or every logit is -inf or of a
+    forbidden token.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   if counts is not None:
@@ -179,6 +205,10 @@ def warp(
   if sampling.logit_bias is not None:
     vocab = sharding.Axis('vocab', logits.size)
     logits = logits + sharding.constrain(sampling.logit_bias, vocab)
+  if sampling.constraint is not None:
+    vocab = sharding.Axis('vocab', logits.size)
+    allowed = sharding.constrain(sampling.constraint.mask(drafted), vocab)
+    logits = logits + jnp.where(allowed, 0, -jnp.inf)
   greedy = jnp.equal(sampling.temperature, 0)
   temperature = jnp.where(greedy, 1, sampling.temperature)
   # Shift before scaling, so that a tiny temperature cannot give inf - inf.

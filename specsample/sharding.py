@@ -242,6 +242,19 @@ def map_parts(
   )(*map(put, args, axes))
 
 
+def inferred(function: Callable[..., Any], *args: Any) -> Any:
+  """Returns function(*args), whole; for functions that know of no mesh.
+
+  Under Explicit axes, JAX would ask such a function how its gathers and other
+  results are divided.
+  """
+  mesh = _mesh()
+  if mesh is None or not mesh.are_all_axes_explicit:
+    return function(*args)
+  whole = PartitionSpec()
+  return jax.sharding.auto_axes(function, out_sharding=whole)(*args)
+
+
 def write_rows(x: Array, rows: Array, new: Array) -> Array:
   """Returns x [B, ...] with its rows of indices [n] replaced by new [n, ...].
 

@@ -86,6 +86,7 @@ class StopReason(enum.IntEnum):
   MAX_NEW_TOKENS = 3
   CACHE_FULL = 4
   INVALID_LOGITS = 5
+  NO_TOKEN_ALLOWED = 6  # by the row's constraint
 
 
 class Origin(enum.IntEnum):
@@ -227,7 +228,7 @@ class Output:
 
 
 # warp(logits [B, V], drafted [B, n]) -> probs [B, V]: applies the row's
-# sampling settings; penalties also count the drafted tokens (-1 is skipped).
+# sampling settings, after the drafted tokens of the row (-1 is skipped).
 Warp = Callable[[Array, Array], Array]
 
 

@@ -17,7 +17,7 @@ _LAYERS = (
   ('types',),
   ('checks',),
   ('sharding', 'files', 'text.chat', 'cost.chips', 'array_bytes'),
-  ('choosing.measured_here', 'indexing'),
+  ('choosing.measured_here', 'constraint', 'indexing'),
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'text'),
   ('drafts', 'memory.store'),
   ('memory.history',),

@@ -12,6 +12,8 @@ from specsample import tree
 from specsample import verify
 from specsample.sampling import Sampling
 from specsample.testing import adapting
+from specsample.testing import cases
+from specsample.testing import grammar
 from specsample.testing import neighbours
 from specsample.testing import sample as sample_lib
 from specsample.testing import tiny
@@ -67,6 +69,13 @@ _PENALISED = tuple(
     Sampling(temperature=1.0, repetition_penalty=1.5, frequency_penalty=2.0),
     Sampling(temperature=1.0, presence_penalty=2.0, frequency_penalty=-1.0),
   )
+)
+
+
+# Rows that start in different states, as with a grammar for each.
+_CONSTRAINED = tuple(
+  Group(prompt, cases.constrained_by(grammar.OneForbidden(3), start))
+  for start, prompt in enumerate(_PROMPTS)
 )
 
 
@@ -139,6 +148,9 @@ def draws() -> Iterator[Draw]:
     settings='penalties, an EOS',
     groups=_PENALISED,
     eos_id=_EOS_ID,
+  )
+  yield _tree(
+    'tree', DraftKind.SAMPLED, settings='constraint', groups=_CONSTRAINED
   )
   yield from _trained_trees()
   yield from _growing_trees()

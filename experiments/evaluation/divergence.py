@@ -101,9 +101,16 @@ def audit(
   fed = np.zeros(room + 2 * max(chunk, width), np.int32)
   fed[:length] = [*prompt, *common]
 
+  # Padded, so that all audits of the run share a program.
+  followed = np.full(max_new_tokens, -1, np.int32)
+  followed[: len(common)] = common
   choosing = (
     dataclasses.replace(
-      sampling, temperature=1.0, top_k=None, top_p=None, min_p=None
+      sampling_lib.after(sampling, jnp.asarray(followed)),
+      temperature=1.0,
+      top_k=None,
+      top_p=None,
+      min_p=None,
     ),
     _counts(sampling, prompt, common, model.vocab_size),
   )
@@ -169,11 +176,11 @@ def _counts(sampling, prompt, common, vocab_size) -> TokenCounts | None:
 def _chosen_from(sampling, counts, logits) -> Array:
   """Returns the values whose largest a greedy run takes, from logits [V].
 
-  They are exact up to a constant. With penalties or a bias they are
-  log-probabilities: at temperature 1 `warp` returns the softmax of the adjusted
-  logits.
+  They are exact up to a constant. With penalties, a bias or a constraint they
+  are log-probabilities: at temperature 1 `warp` returns the softmax of the
+  adjusted logits.
   """
-  if counts is None and sampling.logit_bias is None:
+  if counts is sampling.logit_bias is sampling.constraint is None:
     return logits
   # Sharded as in decoding.
   logits = sharding.constrain(logits, sharding.Axis('vocab', logits.size))

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specsample import sampling as sampling_lib
 from specsample import types
 from specsample.loop import stopping
 from specsample.types import (
@@ -28,6 +29,17 @@ class Emission:
   num_accepted: Array  # [B] int32, how many of the emitted ones are drafts
   done: Array  # [B] bool
   stop_reason: Array  # [B] int32
+  sampling: sampling_lib.Sampling  # leaves [B], after the emitted tokens
+
+
+def settings(state: DecodeState) -> sampling_lib.Sampling:
+  """Returns the rows' settings; a new turn begins at a constraint's start."""
+  constraint = state.sampling.constraint
+  if constraint is None:
+    return state.sampling
+  is_new = state.length == state.prompt_length
+  constraint = jax.vmap(type(constraint).restarted)(constraint, is_new)
+  return dataclasses.replace(state.sampling, constraint=constraint)
 
 
 def tokens(draft: Draft, verdict: Verdict) -> Array:
@@ -75,10 +87,23 @@ def of(
   count = jnp.where(stopped, first + 1, count)
   count = jnp.where(state.done, 0, count)
 
+  is_new = index < count[:, None]
+  sampling = jax.vmap(sampling_lib.after)(
+    settings(state), jnp.where(is_new, emitted, -1)
+  )
+
   reason = jnp.where(
     state.length + count >= state.limit, state.limit_reason, StopReason.RUNNING
   )
-  reason = jnp.where(has_next[:, 0], reason, StopReason.INVALID_LOGITS)
+  without = jnp.full_like(reason, StopReason.INVALID_LOGITS)
+  if sampling.constraint is not None:
+    nothing = emitted[:, :0]
+    allowed = jax.vmap(type(sampling.constraint).mask)(
+      sampling.constraint, nothing
+    )
+    is_stuck = ~jnp.any(allowed, axis=-1)
+    without = jnp.where(is_stuck, StopReason.NO_TOKEN_ALLOWED, without)
+  reason = jnp.where(has_next[:, 0], reason, without)
   reason_there = jnp.take_along_axis(reasons, first[:, None], axis=1)[:, 0]
   reason = jnp.where(stopped, reason_there, reason)
   reason = jnp.where(state.done, state.stop_reason, reason)
@@ -90,6 +115,7 @@ def of(
     # A cancelled row is done but has no stop reason.
     done=state.done | (reason != StopReason.RUNNING),
     stop_reason=reason.astype(jnp.int32),
+    sampling=sampling,
   )
 
 

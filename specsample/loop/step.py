@@ -127,6 +127,7 @@ def _write(state, draft, emission, log_probs) -> DecodeState:
     emit_round=append(state.emit_round, rounds),
     proposed=_tally(state.proposed, drafts.depth(draft), state.done),
     accepted=_tally(state.accepted, emission.num_accepted, state.done),
+    sampling=emission.sampling,
     counts=emission_lib.update_counts(state.counts, emission),
   )
 
@@ -354,8 +355,9 @@ def _round_keys(state):
 
 
 def _warp(state) -> Warp:
+  sampling = emission_lib.settings(state)
   return lambda logits, drafted: jax.vmap(sampling_lib.warp)(
-    state.sampling, state.counts, logits, drafted
+    sampling, state.counts, logits, drafted
   )
 
 

@@ -10,9 +10,12 @@ import numpy as np
 from specsample import drafters
 from specsample import policies
 from specsample import tree
+from specsample.constraint import Automaton
+from specsample.constraint import Constraint
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import drafted
+from specsample.testing import grammar
 from specsample.testing import proposal as proposal_lib
 from specsample.testing import trained
 from specsample.testing.conditional import Conditional
@@ -208,6 +211,19 @@ def tree_cases() -> Iterator[TreeCase]:
       proposal=proposal_lib.tree(_table(contrary, _PLAIN), _TWO_SIBLINGS, kind),
       target=_table(target, _PLAIN),
     )
+  constrained = constrained_by(grammar.OneForbidden(3))
+  yield TreeCase(
+    name='binary, constraint',
+    kind=DraftKind.SAMPLED,
+    topology=_TOPOLOGIES['binary'],
+    rounds=2,
+    proposal=proposal_lib.tree(
+      _table(chain.model, constrained),
+      _TOPOLOGIES['binary'],
+      DraftKind.SAMPLED,
+    ),
+    target=_table(target, constrained),
+  )
   for kind in DraftKind:
     yield _drafted_tree('Tree', chain, kind)
     # Whether a tree goes on after a node may depend on its token, for any kind.
@@ -311,6 +327,12 @@ def _forbid(*ids):
   return Sampling(temperature=1.0, logit_bias=_bias(ids))
 
 
+def constrained_by(automaton: Automaton, start: int | None = None) -> Sampling:
+  """Returns settings of temperature 1 whose tokens follow an automaton."""
+  constraint = Constraint(automaton=automaton, start=start)
+  return Sampling(temperature=1.0, constraint=constraint)
+
+
 def _bias(ids):
   return tuple(-np.inf if i in ids else 0.0 for i in range(4))
 
@@ -331,6 +353,7 @@ _SCENES = (
       frequency_penalty=0.4,
     ),
   ),
+  _both('constraint', constrained_by(grammar.OneForbidden(4))),
   _Scene('greedy target', target=Sampling(temperature=0.0)),
   _Scene('greedy draft', draft=Sampling(temperature=0.0)),
   _Scene('draft = target', noise=0.0),
@@ -372,6 +395,8 @@ def _table(model, sampling):
     bias = np.asarray(sampling.logit_bias[: model.vocab_size])
     sampling = dataclasses.replace(sampling, logit_bias=bias)
     return conditional_lib.from_model(model, {}, PROMPT, sampling)
+  if sampling.constraint is not None:
+    sampling = constrained_by(grammar.OneForbidden(model.vocab_size))
   return _cached_table(model, sampling)
 
 

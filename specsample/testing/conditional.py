@@ -94,8 +94,8 @@ def from_model(
   """Returns the distributions that `sampling` gives for a model's logits.
 
   The logits have the model's own precision; everything after them is float64.
-  The penalties count committed tokens and draft tokens separately, as `decode`
-  does.
+  Penalties and a constraint take committed tokens and draft tokens separately,
+  as `decode` does.
 
   Args:
     model: any model.
@@ -115,9 +115,9 @@ def from_model(
     counts = None
     if sampling.penalised:
       counts = count_tokens(prompt, emitted, model.vocab_size)
-    return warp(sampling, counts, logits(t), drafted)
+    return warp(sampling, counts, logits(t), emitted, drafted)
 
-  if sampling.penalised:
+  if sampling.penalised or sampling.constraint is not None:
     return conditional
   return lambda t, committed: conditional(t, t)
 
@@ -161,18 +161,26 @@ def warp(
   sampling: Sampling,
   counts: TokenCounts | None,
   logits: np.ndarray,
+  emitted: np.ndarray,
   drafted: np.ndarray,
 ) -> np.ndarray:
-  """Applies `sampling.warp` in float64 to logits [n, V] and drafted [n, i]."""
-  # Without penalties the drafts do not matter, but would add a new shape.
-  drafted = drafted if counts is not None else drafted[:, :0]
+  """Applies `sampling.warp` in float64 to logits [n, V], after strings [n, t].
+
+  The strings are `emitted` [n, c] followed by `drafted` [n, t - c].
+  """
+  # Where the tokens do not matter, they would only add a new shape.
+  if sampling.constraint is None:
+    emitted = emitted[:, :0]
+    drafted = drafted if counts is not None else drafted[:, :0]
+  missing = -emitted.shape[1] % 16
+  emitted = np.pad(emitted, ((0, 0), (missing, 0)), constant_values=-1)
   drafted = np.pad(drafted, ((0, 0), (1, 0)), constant_values=-1)
   prompt = None if counts is None else counts.prompt
   generated = None if counts is None else counts.generated
   with precision.float64():
     return in_blocks(
       lambda *rows: _warp_block(sampling, prompt, *rows),
-      (generated, logits.astype(np.float64), drafted),
+      (generated, logits.astype(np.float64), emitted, drafted),
     )
 
 
@@ -190,14 +198,15 @@ def in_blocks(function, arrays):
 
 
 @jax.jit
-def _warp_block(sampling, prompt, generated, logits, drafted):
-  def row(generated, logits, drafted):
+def _warp_block(sampling, prompt, generated, logits, emitted, drafted):
+  def row(generated, logits, emitted, drafted):
     counts = None
     if generated is not None:
       counts = types.TokenCounts(prompt=prompt, generated=generated)
-    return sampling_lib.warp(sampling, counts, logits, drafted)
+    now = sampling_lib.after(sampling, emitted)
+    return sampling_lib.warp(now, counts, logits, drafted)
 
-  return jax.vmap(row)(generated, logits, drafted)
+  return jax.vmap(row)(generated, logits, emitted, drafted)
 
 
 def _logits_after_all(model, params, prompt, t):

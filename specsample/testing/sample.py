@@ -179,9 +179,12 @@ def mix(samplings: list[Sampling]) -> Sampling:
   """Stacks settings into one `Sampling` with leaves [G].
 
   A setting that some of them leave out gets its neutral value there.
+  Constraints must be of one automaton, or all None.
   """
   leaves: dict[str, np.ndarray] = {}
   for field in dataclasses.fields(Sampling):
+    if field.name == 'constraint':
+      continue
     values = [vars(sampling)[field.name] for sampling in samplings]
     shapes = [np.shape(value) for value in values if value is not None]
     if shapes:
@@ -189,7 +192,10 @@ def mix(samplings: list[Sampling]) -> Sampling:
       leaves[field.name] = np.asarray(
         [neutral if value is None else value for value in values]
       )
-  return Sampling(**leaves)
+  constraint = jax.tree.map(
+    lambda *x: np.asarray(x), *[sampling.constraint for sampling in samplings]
+  )
+  return Sampling(**leaves, constraint=constraint)
 
 
 _NEUTRAL = {'top_k': 0, 'top_p': 1.0, 'repetition_penalty': 1.0}

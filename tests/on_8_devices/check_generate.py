@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -95,11 +96,40 @@ BIAS[::7] = 2
 # random weights and few tokens.
 LIKELY = np.zeros(TARGET.vocab_size, np.float32)
 LIKELY[:56:7] = 5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+  """An automaton that looks its states up in an array."""
+
+  following: np.ndarray  # [states, V] int32, -1 forbids
+
+  def start(self):
+    return 0
+
+  def advance(self, state, token):
+    return jnp.asarray(self.following)[state, token]
+
+  def allowed(self, state):
+    return jnp.asarray(self.following)[state] >= 0
+
+
+# Each state forbids a third of the tokens.
+_IDS = np.arange(TARGET.vocab_size)
+TABLE = (np.arange(3)[:, None] + _IDS) % 3
+TABLE = np.where(np.arange(3)[:, None] == _IDS % 3, -1, TABLE).astype(np.int32)
 SAMPLINGS = {
   'filters': specsample.Sampling(
     temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logit_bias=LIKELY
   ),
   'greedy': specsample.Sampling(logit_bias=LIKELY),
+  'constraint': specsample.Sampling(
+    temperature=1.0,
+    logit_bias=LIKELY,
+    constraint=specsample.Constraint(
+      automaton=Table(TABLE), start=np.asarray([0, 1, 2])
+    ),
+  ),
   'penalties': specsample.Sampling(
     temperature=0.7,
     repetition_penalty=1.2,
@@ -227,6 +257,8 @@ def test_tokens_are_those_of_one_device_on(mesh, drafter, rule):
   [
     ((1, 8), False, ('chain', 'chain', 'greedy')),
     ((1, 8), False, ('chain', 'chain', 'penalties')),
+    ((1, 8), False, ('ngram', 'block', 'constraint')),
+    ((2, 4), True, ('chain', 'chain', 'constraint')),
     ((2, 4), True, ('hydra', 'coupled', 'penalties')),
     ((2, 4), True, ('eagle-3', 'coupled', 'penalties')),
   ],

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 
+from experiments.certificate.planted import constraints
 from experiments.certificate.planted import detectors
 from experiments.certificate.planted import drafters
 from experiments.certificate.planted import loop
@@ -24,6 +25,8 @@ from specsample.drafters import Adaptive
 from specsample.drafters import Chain
 from specsample.drafters import TLI
 from specsample.sampling import Sampling
+from specsample.testing import cases
+from specsample.testing.grammar import OneForbidden
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
 from specsample.types import DraftKind
@@ -51,6 +54,10 @@ _PENALISED = (
   ),
 )
 _TOP_P = Sampling(temperature=0.5, top_p=0.8)
+_GRAMMAR = OneForbidden(3)
+_FORGETS_DRAFTS = Sampling(
+  temperature=1.0, constraint=constraints.ForgetsDrafts(automaton=_GRAMMAR)
+)
 _PADDED = HashModel(vocab_size=4, padding=1)
 _PADDED_CHAIN = Chain(
   model=dataclasses.replace(_PADDED, noise=0.6), num_draft_tokens=2
@@ -332,6 +339,12 @@ BUGS = (
     loop.penalties_of_all_nodes,
     drafter=detectors.tree(_BINARY, DraftKind.SAMPLED),
     verifier=verify.tree,
+  ),
+  _bug(
+    'a constraint that does not follow the draft tokens',
+    functools.partial(detectors.enumerated, verify.chain),
+    {'sampling': _FORGETS_DRAFTS},
+    {'sampling': cases.constrained_by(_GRAMMAR)},
   ),
   _bug(
     'probability on padded vocabulary',

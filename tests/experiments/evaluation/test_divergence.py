@@ -217,6 +217,36 @@ def test_a_token_that_is_forbidden_is_no_tie(params):
   json.dumps(audit.to_json(), allow_nan=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class _ForbidsAfter:
+  """Forbids one token after a text of some last tokens."""
+
+  text: tuple[int, ...]
+  token: int
+  vocab_size: int
+
+  def start(self):
+    return np.full(len(self.text), -1)
+
+  def advance(self, state, token):
+    return jnp.append(state[1:], token)
+
+  def allowed(self, state):
+    is_token = jnp.arange(self.vocab_size) == self.token
+    return ~(is_token & jnp.all(state == jnp.asarray(self.text)))
+
+
+@pytest.mark.parametrize('text', [_COMMON[-3:], _COMMON[:3]])
+def test_a_token_is_no_tie_where_a_constraint_forbids_it(params, text):
+  best, second, *_ = _ranked(params)
+  automaton = _ForbidsAfter(tuple(text), second, _BFLOAT16.vocab_size)
+  sampling = specsample.Sampling(
+    constraint=specsample.Constraint(automaton=automaton)
+  )
+  audit = _audit(_nearly_tied(params), second, best, sampling=sampling)
+  assert audit.is_tie == (text == _COMMON[:3])
+
+
 @pytest.mark.parametrize(
   ('tokens', 'baseline', 'expected'),
   [
