@@ -13,6 +13,7 @@ from specsample.testing import cases
 from specsample.testing import conditional
 from specsample.testing import drafted
 from specsample.testing import enumerate as enumerate_lib
+from specsample.testing import grammar
 from specsample.testing import HashModel
 from specsample.testing import proposal
 
@@ -49,8 +50,15 @@ def test_conditional_is_the_models_own():
   np.testing.assert_allclose(target(2, 2)[2 * 3 + 1], expected, atol=1e-15)
 
 
-def test_penalties_count_the_same_committed_or_drafted():
-  sampling = Sampling(temperature=1.0, frequency_penalty=0.7)
+@pytest.mark.parametrize(
+  'sampling',
+  [
+    Sampling(temperature=1.0, frequency_penalty=0.7),
+    cases.constrained_by(grammar.OneForbidden(3), start=1),
+  ],
+  ids=['penalty', 'constraint'],
+)
+def test_tokens_count_the_same_committed_or_drafted(sampling):
   target, _ = _tables(sampling)
   plain, _ = _tables()
   for committed in range(4):
