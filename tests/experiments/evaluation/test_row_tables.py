@@ -1,0 +1,40 @@
+"""Tables of an evaluation's rows, by hand."""
+
+from experiments.evaluation import row_tables
+from experiments.reporting import rows as rows_lib
+from tests.experiments import reports
+
+
+def _row(method, category, **values):
+  return rows_lib.Row(**reports.row(method, category, 2, **values))
+
+
+def test_a_score_that_a_method_lacks_is_a_dash():
+  share = {'name': 'share', 'value': 0.25, 'ci95': [0.125, 0.5]}
+  exact = {'name': 'exact', 'value': 1.0, 'ci95': None}
+  rows = [
+    _row('a', 'overall', scores={'share': share, 'exact': exact}),
+    _row('b', 'overall', scores={'exact': exact}),
+  ]
+  table = row_tables.scores(rows)
+  assert table.headings == ['method', 'share', 'exact']
+  assert table.rows == [
+    ['a', '0.250 (0.125-0.500)', '1.000'],
+    ['b', '-', '1.000'],
+  ]
+
+
+def test_a_category_has_a_cell_for_each_method_but_the_baseline():
+  rows = [
+    _row('autoregressive', 'overall'),
+    _row('a', 'overall', speedup=1.5),
+    _row('b', 'overall', speedup=2.0),
+    _row('autoregressive', 'math', prompts=7),
+    _row('a', 'math', speedup=1.25, prompts=7),
+  ]
+  table = row_tables.by_category(rows, lambda row: f'{row.speedup}x')
+  assert table.headings == ['category', 'prompts', 'a', 'b']
+  assert table.rows == [
+    ['overall', '2', '1.5x', '2.0x'],
+    ['math', '7', '1.25x', '-'],
+  ]
