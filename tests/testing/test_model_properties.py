@@ -167,8 +167,9 @@ def test_a_broken_line_is_found_and_its_position_named(name):
 
 def test_without_parents_chains_pass_and_trees_are_refused():
   class Chains(_page()['Target']):
-    def apply(self, params, tokens, cache, features=()):
-      return super().apply(params, tokens, cache, features)
+    # The page's method calls itself with all arguments, by position.
+    def apply(self, params, tokens, cache, features=(), *own):
+      return super().apply(params, tokens, cache, features, *own)
 
     def commit(self, cache, length):
       return super().commit(cache, length)
