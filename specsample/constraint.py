@@ -64,9 +64,11 @@ class Constraint:
         f'{type(self.automaton).__name__} is not hashable: make it a frozen '
         'dataclass, with eq=False if it holds arrays'
       ) from error
-    own = _checked_start(self.automaton, vocab_size)
+    automaton: Any = self.automaton  # hashable, as was just seen
+    own = _checked_start(automaton, vocab_size)
     given = own if self.start is None else self.start
-    if jax.tree.structure(given) != jax.tree.structure(own):
+    structure: Any = jax.tree.structure(given)
+    if structure != jax.tree.structure(own):
       raise ValueError(
         f'constraint.start is {given!r}: give a state like '
         f'{jax.tree.map(np.ndarray.tolist, own)!r}, which '
@@ -111,7 +113,7 @@ def _int32(state):
 
 # Tracing takes a while, and jobs of a refilled batch share an automaton.
 @functools.lru_cache(maxsize=64)
-def _checked_start(automaton: Automaton, vocab_size: int) -> Any:
+def _checked_start(automaton: Any, vocab_size: int) -> Any:
   """Returns the start on the host, if the mask and the states fit."""
   name = type(automaton).__name__
   with jax.ensure_compile_time_eval():

@@ -275,7 +275,7 @@ def replicate(tree: Any) -> Any:
   return jax.tree.map(lambda x: constrain(x, *[None] * x.ndim), tree)
 
 
-def of(*axes: Axes) -> jax.sharding.Sharding:
+def from_axes(*axes: Axes) -> jax.sharding.Sharding:
   """Returns the sharding of an array with these axes, to pass to JAX directly.
 
   Without a mesh it is that of the first device.
@@ -288,7 +288,7 @@ def of(*axes: Axes) -> jax.sharding.Sharding:
 
 def of_tree(axes: Any) -> Any:
   """Returns a tree of shardings, given a tuple of axes for each array."""
-  return map_axes(lambda leaf: of(*leaf), axes)
+  return map_axes(lambda leaf: from_axes(*leaf), axes)
 
 
 def map_axes(function: Callable[[tuple], Any], axes: Any) -> Any:
@@ -324,7 +324,7 @@ def move(x: Array, axes: Sequence[Axes]) -> Array:
   """
   if jax.sharding.get_mesh().empty:
     return x
-  return jax.device_put(x, of(*axes))
+  return jax.device_put(x, from_axes(*axes))
 
 
 def _put(x, sharding):

@@ -5,6 +5,7 @@ Only emitted tokens count as accepted: a token drafted after a stop token is in
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -87,7 +88,7 @@ def _at_least(counts: tuple[int, ...]) -> np.ndarray:
   return np.cumsum(counts[::-1])[::-1]
 
 
-def of(output: Output) -> Stats:
+def summarize(output: Output) -> Stats:
   """Returns the statistics of all rows of an output, on the host."""
   total = lambda x: tuple(int(n) for n in np.asarray(x).sum(axis=0))
   return Stats(
@@ -169,3 +170,12 @@ def _all_within(draft, num_drafts):
     # A prefix that contains token i has one token less in `rest`.
     within[i:] += first * np.append(0, behind)[i:]
   return within
+
+
+# Hidden from type checkers, which would take every name for an attribute.
+if not TYPE_CHECKING:
+
+  def __getattr__(name):
+    if name == 'of':
+      raise AttributeError('stats.of is now stats.summarize')
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

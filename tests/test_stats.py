@@ -59,7 +59,7 @@ def test_rows_of_an_output_are_added():
     proposed = np.asarray([[0, 2], [1, 0]])
     accepted = np.asarray([[1, 1], [1, 0]])
 
-  assert stats.of(Output()) == stats.Stats(4, 3, (1, 2), (2, 1))
+  assert stats.summarize(Output()) == stats.Stats(4, 3, (1, 2), (2, 1))
 
 
 def _independent(draft, tokens):
@@ -134,3 +134,10 @@ def test_bounds_of_nothing_are_refused():
     ValueError, match="kind is 'point_mass', but the bound is"
   ):
     stats.optimal_acceptance((1.0,), (1.0,), 1, DraftKind.POINT_MASS)
+
+
+def test_the_old_name_says_the_new_one():
+  with pytest.raises(
+    AttributeError, match=r'stats\.of is now stats\.summarize'
+  ):
+    stats.of  # noqa: B018

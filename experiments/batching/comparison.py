@@ -134,7 +134,7 @@ def _timed(decode: Callable[..., list], comparison, method, requests):
       tokens=output.tokens[0, :length].tolist(),
       log_probs=output.log_probs[0, :length].tolist(),
       seconds=share,
-      stats=specsample.stats.of(output),
+      stats=specsample.stats.summarize(output),
     )
     generations.append(generation.to_json())
   return {'seconds': seconds, 'generations': generations}

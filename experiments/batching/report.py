@@ -61,7 +61,7 @@ def _row(comparison, name, method, journal) -> Row:
     for way in (comparison_lib.STATIC, comparison_lib.REFILLED)
   )
   base, runs = _generations(static), _generations(refilled)
-  measured = ratios.of(runs, base)
+  measured = ratios.measure(runs, base)
   # With greedy decoding, the other repeats have the same outputs.
   first, first_base = (
     [run for run in both if run.batch == 0] for both in (runs, base)

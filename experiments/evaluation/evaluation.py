@@ -241,7 +241,7 @@ def header(
     'model': repr(evaluation.target.model),
     'target weights': evaluation.target.fingerprint,
     'drafter weights': {
-      name: fingerprint.of(method.params)
+      name: fingerprint.compute(method.params)
       for name, method in evaluation.methods.items()
       if method.params is not None
     },
@@ -365,7 +365,7 @@ def _generations(run, carried, key_before, place, categories, prompts):
       tokens=output.tokens[i, :length].tolist(),
       log_probs=output.log_probs[i, :length].tolist(),
       seconds=shares[i],
-      stats=specsample.stats.of(
+      stats=specsample.stats.summarize(
         jax.tree.map(lambda x, i=i: x[i : i + 1], output)
       ),
       origins=output.origin[i, :length].tolist(),

@@ -57,7 +57,7 @@ def measure(
   }
 
 
-def of(journal: journal_lib.Journal, name: str) -> dict[str, Any]:
+def means(journal: journal_lib.Journal, name: str) -> dict[str, Any]:
   """Returns the means of what `measure` found for a method.
 
   They are means because the times of generations are means too.

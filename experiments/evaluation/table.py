@@ -80,7 +80,7 @@ class Table:
         for name in evaluation.methods
       },
       parts={
-        name: parts_lib.of(journal, name)
+        name: parts_lib.means(journal, name)
         for name in evaluation.methods
         if journal.of(parts_lib.KIND, name)
       },

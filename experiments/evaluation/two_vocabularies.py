@@ -106,7 +106,7 @@ def _over_text(comparison, tokens):
 
 
 def _row(way, output, plain, sampling) -> Row:
-  stats = specsample.stats.of(output)
+  stats = specsample.stats.summarize(output)
   equals = None
   if sampling.temperature == 0:
     equals = bool(np.array_equal(output.tokens, plain.tokens))

@@ -94,7 +94,7 @@ def _window(batches, first_token) -> Window:
       for arm, x in rows.items()
     },
     rise=acceptance[serving_lib.LEARNING] - acceptance[serving_lib.CONTROL],
-    rise_ci95=intervals.of(
+    rise_ci95=intervals.interval(
       _rise,
       {
         f'{arm} {name}': rows[arm][name]

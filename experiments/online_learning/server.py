@@ -249,7 +249,7 @@ def header(
     'prompts or limit': journal_lib.digest(texts),
     'tokens of the prompts': journal_lib.digest(tokens),
     'target': serving.target.fingerprint,
-    'drafter weights': fingerprint.of(serving.method.params),
+    'drafter weights': fingerprint.compute(serving.method.params),
     **environment.identity(),
   }
 

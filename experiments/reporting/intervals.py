@@ -20,7 +20,7 @@ Ratio = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 
 def of_shares(values: np.ndarray) -> list[float] | None:
-  """Returns the interval of the mean of values [n] from 0 to 1; see `of`.
+  """Returns the interval of the mean of values [n] from 0 to 1; see `interval`.
 
   If all values are 0 or 1, it is Clopper and Pearson's (1934) interval for a
   share, which covers the true share at least 95 times in 100. A jackknife
@@ -36,10 +36,12 @@ def of_shares(values: np.ndarray) -> list[float] | None:
   if np.ptp(values) == 0:
     return None
   mean = lambda sums: sums['value'] / sums['one']
-  return of(mean, {'value': values, 'one': np.ones(len(values))}, most=1.0)
+  return interval(
+    mean, {'value': values, 'one': np.ones(len(values))}, most=1.0
+  )
 
 
-def of(
+def interval(
   ratio: Ratio,
   terms: Mapping[str, np.ndarray],
   *,

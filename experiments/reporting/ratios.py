@@ -67,10 +67,10 @@ def row_fields(
       None if np.isnan(share) else share
       for share in total.acceptance_by_position
     ],
-  } | of(runs, baseline)
+  } | measure(runs, baseline)
 
 
-def of(
+def measure(
   runs: Sequence[rows.Generation],
   baseline: Sequence[rows.Generation] | None = None,
 ) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def of(
     if baseline is not None or name in _ALONE:
       value = _value(ratio, batches)
       most = 1.0 if name == 'acceptance' else math.inf
-      interval = intervals.of(ratio, batches, most=most)
+      interval = intervals.interval(ratio, batches, most=most)
     found |= {name: value, f'{name}_ci95': interval}
   return found
 
@@ -121,7 +121,7 @@ def ratio(
     return _ALONE[name](sums) / _ALONE[name](of_other)
 
   batches = _sums(runs, over)
-  return _value(of_both, batches), intervals.of(of_both, batches)
+  return _value(of_both, batches), intervals.interval(of_both, batches)
 
 
 def _sums(runs, baseline) -> dict[str, np.ndarray]:

@@ -215,7 +215,7 @@ def measure(
     methods={
       name: _speculative(
         method,
-        specsample.stats.of(generate(method)),
+        specsample.stats.summarize(generate(method)),
         seconds[name],
         parts[name],
         plain_times.plain_ms,

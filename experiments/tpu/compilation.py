@@ -88,7 +88,7 @@ def target(topology: str, config: CompileTpu) -> Target:
     ValueError: there is no such topology, its devices cannot form the mesh, or
       `specsample.generate` would refuse the arguments.
   """
-  tpu = topologies_lib.of(topology)
+  tpu = topologies_lib.parse(topology)
   try:
     devices = topologies.get_topology_desc(
       platform='tpu',
@@ -301,7 +301,7 @@ def _vocab_map(drafter: tli.TLI) -> Params:
   """Returns what a `VocabMap` adds to the parameters of the draft model."""
   size = drafter.vocab_size
   table = lambda *sizes: jax.ShapeDtypeStruct(
-    sizes, jnp.int32, sharding=sharding.of(*[None] * len(sizes))
+    sizes, jnp.int32, sharding=sharding.from_axes(*[None] * len(sizes))
   )
   return {
     'draft_ids': table(size),

@@ -30,7 +30,7 @@ TPUS: Mapping[str, Tpu] = {
 }
 
 
-def of(topology: str) -> Tpu:
+def parse(topology: str) -> Tpu:
   """Returns the TPU of a topology that is written as in JAX, 'v4:2x2x4'.
 
   Raises:
@@ -66,10 +66,10 @@ def examples() -> str:
 
 
 def check(topologies: Sequence[str]) -> None:
-  """Raises ValueError if no topology is given, or if `of` refuses one."""
+  """Raises ValueError if no topology is given, or if `parse` refuses one."""
   if not topologies:
     raise ValueError(
       f'no topology is given: name one with --topology, such as {examples()}'
     )
   for topology in topologies:
-    of(topology)
+    parse(topology)

@@ -264,7 +264,7 @@ def _row(name, lossless, replayed: Replayed, costs) -> Row:
     drafted=float(by_prompt.drafted.sum() / rounds),
     kept=float(by_prompt.kept.sum() / rounds),
     tokens=float(by_prompt.tokens.sum() / rounds),
-    tokens_ci95=intervals.of(
+    tokens_ci95=intervals.interval(
       lambda sums: sums['tokens'] / sums['rounds'],
       {'tokens': by_prompt.tokens, 'rounds': by_prompt.rounds},
     ),

@@ -19,7 +19,7 @@ _REPLAYED_OF_OLD = (
 )
 
 
-def of(
+def make(
   trainer: trainer_lib.Trainer, data: data_lib.TrainingData
 ) -> dict[str, Any]:
   """Returns the card of a finished run, as JSON; rates use wall time.

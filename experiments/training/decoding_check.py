@@ -64,4 +64,4 @@ def decode(
     max_new_tokens=training.decoded_new_tokens,
     stop=specsample.Stop(eos_ids=training.target.tokenizer.eos_ids),
   )
-  return stats_lib.of(output)
+  return stats_lib.summarize(output)

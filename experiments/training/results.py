@@ -36,7 +36,7 @@ def write(
     data: the data that the run has read.
   """
   training, plan = trainer.training, trainer.plan()
-  content = card.of(trainer, data)
+  content = card.make(trainer, data)
   drafter = training.objective.drafter
   curves.draw(
     out / 'curves.png',
@@ -61,7 +61,7 @@ def write(
       drafter,
       params['drafter'],
       target=(
-        fingerprint.of(params['target'])
+        fingerprint.compute(params['target'])
         if training.trains_target
         else training.target.fingerprint
       ),

@@ -170,9 +170,9 @@ def _draft_ms(evaluation, method, tokens):
 
 def _costs(ablation, name, counts, entries, journal) -> costs_lib.Costs:
   """Returns a drafter's costs; decoding without drafts is a tree of size 0."""
-  plain = parts_lib.of(journal, methods_lib.BASELINE)
+  plain = parts_lib.means(journal, methods_lib.BASELINE)
   parts = {0: plain} | {
-    entry.topology.num_nodes: parts_lib.of(journal, entry.method_name)
+    entry.topology.num_nodes: parts_lib.means(journal, entry.method_name)
     for entry in entries
     if entry.topology is not None
   }

@@ -53,7 +53,7 @@ class Loaded:
   @functools.cached_property
   def fingerprint(self) -> str:
     """The model's `models.fingerprint`, by which drafters name their target."""
-    return self.exact_fingerprint or fingerprint_lib.of(self.params)
+    return self.exact_fingerprint or fingerprint_lib.compute(self.params)
 
   @property
   def tokenizer(self) -> text.Tokenizer:

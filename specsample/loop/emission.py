@@ -52,7 +52,7 @@ def tokens(draft: Draft, verdict: Verdict) -> Array:
   return jnp.where(index < num_kept, kept, verdict.next_token[:, None])
 
 
-def of(
+def emit(
   state: DecodeState,
   draft: Draft,
   verdict: Verdict,

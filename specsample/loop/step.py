@@ -85,7 +85,9 @@ def step(
     )
     draft = _keep_behind(draft, judged.valid)
   with jax.named_scope('commit'):
-    emission = emission_lib.of(state, draft, judged.verdict, judged.valid, stop)
+    emission = emission_lib.emit(
+      state, draft, judged.verdict, judged.valid, stop
+    )
     verdict = dataclasses.replace(
       judged.verdict, num_accepted=emission.num_accepted
     )

@@ -15,7 +15,7 @@ from specsample.types import Params
 _LENGTH = 16
 
 
-def of(params: Params) -> str:
+def compute(params: Params) -> str:
   """Returns hexadecimal digits that differ for separately trained models.
 
   They are a hash of each parameter's name, shape and first value, which is
@@ -28,7 +28,7 @@ def of(params: Params) -> str:
 
 
 def of_first(values: Mapping[str, float]) -> str:
-  """Computes `of` from each parameter's `name` and `first`, in tree order."""
+  """Returns the hash of each parameter's `name` and `first`, in tree order."""
   found = np.asarray(list(values.values()), np.float32)
   if jax.process_count() > 1:
     found = np.nanmax(multihost_utils.process_allgather(found), axis=0)

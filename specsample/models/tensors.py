@@ -278,7 +278,7 @@ def _on_mesh(tensors, source, leaf, axes) -> Array:
       parts[name] = values.astype(leaf.dtype, copy=False).T
     return parts[name]
 
-  wanted = sharding.of(*axes)
+  wanted = sharding.from_axes(*axes)
   array = jax.make_array_from_callback(
     leaf.shape, _by_rows(wanted, leaf.shape, axes), read, dtype=leaf.dtype
   )
@@ -299,4 +299,4 @@ def _by_rows(wanted, shape, axes):
   ]
   if num_parts[0] == 1 or num_parts[1] > 1 or shape[1] % num_parts[0]:
     return wanted
-  return sharding.of(*axes[::-1])
+  return sharding.from_axes(*axes[::-1])

@@ -95,7 +95,7 @@ def draw(
     return jax.device_get(output)
 
   outputs = [batch(start) for start in range(0, num_rows, size)]
-  return of(outputs, num_tokens, len(groups))
+  return join(outputs, num_tokens, len(groups))
 
 
 def draw_by(
@@ -134,7 +134,7 @@ def draw_by(
     return jax.device_get(run(state))
 
   outputs = [batch(start) for start in range(0, num_rows, batch_size)]
-  return of(outputs, num_tokens, len(groups))
+  return join(outputs, num_tokens, len(groups))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ def requests(groups: tuple[Group, ...], size: int) -> Requests:
   )
 
 
-def of(outputs: Sequence[Output], num_tokens: int, num_groups: int) -> Sample:
+def join(outputs: Sequence[Output], num_tokens: int, num_groups: int) -> Sample:
   """Joins the outputs of batches into one sample."""
   joined = jax.tree.map(lambda *x: np.concatenate(x), *outputs)
   emitted = np.arange(num_tokens) < joined.lengths[:, None]

@@ -31,7 +31,7 @@ class Token:
   is_fallback: bool  # stands for one byte of text that has no token
 
 
-def of(tokenizer: text.Tokenizer) -> dict[int, Token]:
+def from_tokenizer(tokenizer: text.Tokenizer) -> dict[int, Token]:
   """Returns the tokens of a tokenizer by their ids.
 
   Raises:

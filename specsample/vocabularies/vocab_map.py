@@ -81,8 +81,8 @@ class VocabMap:
 def map_vocabulary(
   draft: load.Loaded, target: load.Loaded, *, max_pieces: int = 8
 ) -> VocabMap:
-  """Returns the map between two models with tokenizers; raises as `of` does."""
-  return of(
+  """Returns the map between two models with tokenizers; see `match`."""
+  return match(
     draft.tokenizer,
     target.tokenizer,
     draft_vocab_size=draft.model.vocab_size,
@@ -91,7 +91,7 @@ def map_vocabulary(
   )
 
 
-def of(
+def match(
   draft: text.Tokenizer,
   target: text.Tokenizer,
   *,
@@ -117,7 +117,9 @@ def of(
   if max_pieces < 1:
     raise ValueError(f'max_pieces is {max_pieces}: feed at least 1 per token')
   there = lambda tokenizer, size: {
-    i: token for i, token in token_bytes.of(tokenizer).items() if i < size
+    i: token
+    for i, token in token_bytes.from_tokenizer(tokenizer).items()
+    if i < size
   }
   own, others = there(draft, draft_vocab_size), there(target, target_vocab_size)
   draft_ids = np.full(target_vocab_size, -1, np.int32)

@@ -100,7 +100,7 @@ def target(checkpoint):
 def data(made, target):
   return data_folder.load(
     made.folder,
-    fingerprint.of(target.params),
+    fingerprint.compute(target.params),
     template.Template.of(target.tokenizer),
   )
 

@@ -71,7 +71,7 @@ def _write_data(folder, target, num_shards=3, seed=0):
   folder.mkdir(exist_ok=True)
   vocab_size = target.model.vocab_size
   identity = data_folder.Identity(
-    target=fingerprint.of(target.params),
+    target=fingerprint.compute(target.params),
     vocab_size=vocab_size,
     settings={
       'template': dataclasses.asdict(template.Template.of(target.tokenizer))
@@ -212,7 +212,7 @@ def test_curves_are_drawn(hydra):
 def test_the_card_says_how_it_was_trained(hydra, target):
   card = hydra.card()
   best = max(hydra.of('held out'), key=lambda x: x['tokens_per_round'])
-  assert card['fingerprint'] == fingerprint.of(target.params)
+  assert card['fingerprint'] == fingerprint.compute(target.params)
   training, held_out = card['training'], card['held_out']
   assert training['steps'] == best['step']
   assert training['decay_start'] == _DECAY_START

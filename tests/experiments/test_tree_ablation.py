@@ -84,7 +84,7 @@ def test_counts_are_those_of_the_generation(checkpoint, temperature):
   prompts = [[1, 2, 3, 4], [9, 8]]
   found = acceptance.decode(compared, method, prompts, range(2))
   output = compared.generate(method, prompts, range(2))
-  stats = specsample.stats.of(jax.tree.map(np.asarray, output))
+  stats = specsample.stats.summarize(jax.tree.map(np.asarray, output))
   for depth in (1, 2):
     assert sum(found.kept[depth - 1]) == sum(stats.accepted[depth:])
   assert found.tried[0][0] == sum(stats.proposed[1:])

@@ -107,7 +107,7 @@ def test_what_is_saved_is_loaded(saved, trained, name):
   assert loaded.drafter == _DRAFTERS[name]
   _assert_equal(loaded.params, _rounded(trained[name]))
   assert loaded.card | _CARD == loaded.card
-  assert loaded.card['fingerprint'] == fingerprint.of(_TARGET.params)
+  assert loaded.card['fingerprint'] == fingerprint.compute(_TARGET.params)
 
 
 @_each
@@ -240,7 +240,7 @@ def test_a_draft_model_drafts_any_number(saved, trained):
 
 def test_a_drafter_that_was_loaded_is_saved_again(saved, tmp_path):
   loaded = specsample.load_drafter(saved / 'medusa', _TARGET, 1)
-  digits = fingerprint.of(_TARGET.params)
+  digits = fingerprint.compute(_TARGET.params)
   specsample.save_drafter(
     tmp_path / 'one',
     loaded.drafter,
@@ -271,10 +271,10 @@ def test_shipped_drafters_have_names(saved, tmp_path, monkeypatch):
 def test_a_drafter_of_another_target_is_refused(saved):
   other = _MODEL.init(jax.random.key(9))
   target = specsample.Loaded(_MODEL, other, None)
-  own = fingerprint.of(_TARGET.params)
+  own = fingerprint.compute(_TARGET.params)
   message = (
     rf'medusa was trained for tiny \({own}\), but this target is '
-    f'{fingerprint.of(other)}: .* train a drafter for this target'
+    f'{fingerprint.compute(other)}: .* train a drafter for this target'
   )
   with pytest.raises(ValueError, match=message):
     specsample.load_drafter(saved / 'medusa', target)

@@ -146,7 +146,7 @@ def test_origin_and_round_of_every_token():
   assert output.emit_round[0].tolist() == [0, 0, 0, 1, 2]
   assert output.proposed[0].tolist() == [1, 1, 0, 1]
   assert output.accepted[0].tolist() == [2, 0, 1, 0]
-  stats = specsample.stats.of(output)
+  stats = specsample.stats.summarize(output)
   assert stats.tokens_per_round == pytest.approx(5 / 3)
   assert stats.acceptance_by_position == (0.5, 1.0, 0.0)
 

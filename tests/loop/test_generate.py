@@ -90,7 +90,7 @@ def test_coupled_equals_plain_sampling(drafter):
 def test_speculation_accepts_what_a_perfect_drafter_drafts():
   perfect = drafters.Chain(model=TARGET, num_draft_tokens=3)
   output = generate(drafter=perfect)
-  assert specsample.stats.of(output).acceptance_by_position == (1, 1, 1)
+  assert specsample.stats.summarize(output).acceptance_by_position == (1, 1, 1)
   assert list(output.rounds) == [3, 3, 3, 3]  # 12 tokens, 4 per round
 
 

@@ -247,7 +247,7 @@ def test_a_drafter_without_a_distribution_changes_nothing(rule):
   counts, law, output = _first_tokens(_WHOLE, drafter, rule)
   assert chi_square.test([(counts, law)]).passed, (counts, law)
   assert set(output.stop_reason.tolist()) == {StopReason.MAX_NEW_TOKENS}
-  assert specsample.stats.of(output).tokens_per_round > 1
+  assert specsample.stats.summarize(output).tokens_per_round > 1
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])

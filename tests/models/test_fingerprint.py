@@ -10,26 +10,26 @@ from specsample.models import fingerprint
 
 def test_other_weights_have_another(tiny_llama):
   model, params = tiny_llama
-  found = fingerprint.of(params)
-  assert fingerprint.of(model.init(jax.random.key(1))) != found
+  found = fingerprint.compute(params)
+  assert fingerprint.compute(model.init(jax.random.key(1))) != found
   changed = jax.tree.map(lambda x: x, params)
   norm = changed['layers'][1]['mlp_norm']
   norm['scale'] = norm['scale'].at[0].multiply(1.1)
-  assert fingerprint.of(changed) != found
+  assert fingerprint.compute(changed) != found
 
 
 def test_of_the_same_weights_it_is_the_same(tiny_llama):
   _, params = tiny_llama
-  found = fingerprint.of(params)
+  found = fingerprint.compute(params)
   assert len(found) == 16
   assert int(found, 16) >= 0
-  assert fingerprint.of(jax.tree.map(jnp.array, params)) == found
+  assert fingerprint.compute(jax.tree.map(jnp.array, params)) == found
   rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-  assert fingerprint.of(rounded) == found
+  assert fingerprint.compute(rounded) == found
 
 
 def test_the_number_of_layers_counts(tiny_llama):
   model, params = tiny_llama
   fewer = model.keep_params(params, (0,))
   assert dataclasses.replace(model, num_layers=1) == model.keep_layers((0,))
-  assert fingerprint.of(fewer) != fingerprint.of(params)
+  assert fingerprint.compute(fewer) != fingerprint.compute(params)

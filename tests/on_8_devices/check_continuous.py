@@ -52,7 +52,7 @@ def _generate_all(params, **kwargs):
 
 def test_every_output_is_that_of_one_device():
   expected = _generate_all(_PARAMS, batch_size=3)
-  assert sum(specsample.stats.of(output).kept for output in expected)
+  assert sum(specsample.stats.summarize(output).kept for output in expected)
   axes = {'target': _TARGET.param_axes(), 'drafter': _DRAFT.param_axes()}
   with jax.set_mesh(sharding.make_mesh(4, 2)):
     params = sharding.place(_PARAMS, axes)

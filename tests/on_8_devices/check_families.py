@@ -98,7 +98,7 @@ def _on_one_device(name, is_int8):
     params = int8.weights(params)
   params = jax.device_get(params)
   expected = _generate(params, model)
-  assert specsample.stats.of(expected).kept
+  assert specsample.stats.summarize(expected).kept
   return model, params, axes, expected
 
 
@@ -135,5 +135,5 @@ def test_a_vocabulary_is_matched_on_the_mesh(explicit, size):
     matched = specsample.match_vocabulary(load(draft), load(target))
     axes = matched.model.param_axes()
     for name in ('embedding', 'unembedding'):
-      assert matched.params[name].sharding == sharding.of(*axes[name])
+      assert matched.params[name].sharding == sharding.from_axes(*axes[name])
       assert matched.params[name].shape == (32, 320)

@@ -293,7 +293,9 @@ def test_a_draft_vocabulary_is_cut_out_of_a_divided_target(mesh):
     target = sharding.place(params['target'], TARGET.param_axes())
     cut = vocabulary.of_target(TARGET, target, d2t)
     axes = DRAFTERS['hydra'].param_axes()['vocabulary']
-    assert cut['unembedding'].sharding == sharding.of(*axes['unembedding'])
+    assert cut['unembedding'].sharding == sharding.from_axes(
+      *axes['unembedding']
+    )
   np.testing.assert_allclose(
     cut['unembedding'], params['target']['unembedding'][:, d2t], rtol=1e-6
   )

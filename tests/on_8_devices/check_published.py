@@ -66,7 +66,7 @@ def test_drafts_are_those_of_one_device(tmp_path, name):
   folder = save(tmp_path)
   whole = specsample.load_drafter(folder, target)
   expected = generate(target, whole)
-  assert specsample.stats.of(expected).kept
+  assert specsample.stats.summarize(expected).kept
   with jax.set_mesh(sharding.make_mesh(2, 4)):
     placed = sharding.place(
       jax.device_get(target.params), target.model.param_axes()

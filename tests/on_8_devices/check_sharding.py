@@ -170,9 +170,9 @@ def test_a_head_is_never_cut(kv_heads, group, model):
   devices = jax.devices()[:model]
   with jax.set_mesh(sharding.make_mesh(1, model, devices=devices)):
     heads = np.arange(kv_heads * group)
-    merged = jax.device_put(heads, sharding.of((kv, of_kv)))
+    merged = jax.device_put(heads, sharding.from_axes((kv, of_kv)))
     apart = jax.device_put(
-      heads.reshape(kv_heads, group), sharding.of(kv, of_kv)
+      heads.reshape(kv_heads, group), sharding.from_axes(kv, of_kv)
     )
   of_device = lambda x: {
     shard.device: sorted(np.ravel(shard.data)) for shard in x.addressable_shards

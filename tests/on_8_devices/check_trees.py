@@ -173,7 +173,7 @@ def generate(params, case, sampling):
 def unsharded(case, sampling):
   output, _ = generate(host_params(CASES[case][0]), case, SAMPLINGS[sampling])
   # Otherwise no path would be moved into place.
-  assert specsample.stats.of(output).kept
+  assert specsample.stats.summarize(output).kept
   return output
 
 

@@ -76,7 +76,7 @@ def test_greedy_output_is_the_targets():
   output = _generate()
   np.testing.assert_array_equal(output.tokens, _plain().tokens)
   # With five tokens, some drafts are right by chance.
-  assert specsample.stats.of(output).tokens_per_round > 1
+  assert specsample.stats.summarize(output).tokens_per_round > 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def test_tokens_are_distributed_as_the_targets():
     counts[np.ravel_multi_index(tokens, (5, 5, 5))] = count
   result = chi_square.test([(counts, law)])
   assert result.passed, result
-  assert specsample.stats.of(output).tokens_per_round > 1.05
+  assert specsample.stats.summarize(output).tokens_per_round > 1.05
 
 
 def test_coupled_output_is_plain_sampling_in_any_batch():

@@ -67,4 +67,4 @@ def test_greedy_output_is_the_targets(smollm2, gemma):
     max_new_tokens=_NUM_NEW,
   )
   _check_greedy(target, jax.device_get(output))
-  assert specsample.stats.of(output).tokens_per_round > 1.3
+  assert specsample.stats.summarize(output).tokens_per_round > 1.3

@@ -83,7 +83,7 @@ def _words(names):
 
 
 def _map(draft, target, padding=(0, 0), **kwargs):
-  return vocab_map.of(
+  return vocab_map.match(
     draft,
     target,
     draft_vocab_size=draft.vocab_size + padding[0],

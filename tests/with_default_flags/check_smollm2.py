@@ -77,7 +77,7 @@ def test_greedy_equals_autoregressive(smollm2, prompts, greedy, method, name):
   np.testing.assert_array_equal(output.lengths, greedy.lengths)
   np.testing.assert_allclose(output.log_probs, greedy.log_probs, atol=1e-3)
   # A drafter whose drafts are all rejected would pass the checks above too.
-  assert specsample.stats.of(output).tokens_per_round > 1.1
+  assert specsample.stats.summarize(output).tokens_per_round > 1.1
   assert len(set(output.rounds.tolist())) > 1  # ragged
 
 
@@ -88,7 +88,7 @@ def test_coupled_equals_plain_sampling(smollm2, prompts, method):
   output = _generate(smollm2, prompts, params, drafter=drafter, **settings)
   np.testing.assert_array_equal(output.tokens, plain.tokens)
   np.testing.assert_array_equal(output.lengths, plain.lengths)
-  assert specsample.stats.of(output).tokens_per_round > 1
+  assert specsample.stats.summarize(output).tokens_per_round > 1
 
 
 def test_row_is_the_same_alone_padded_and_permuted(smollm2, prompts, method):

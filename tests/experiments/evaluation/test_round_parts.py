@@ -35,7 +35,7 @@ def test_times_are_means_over_the_visits(tmp_path):
     add('mtp', i, ms, 'sampled')
     # Another method whose name begins with the same words.
     add('mtp, tree', i, 9.0, 'x')
-  assert round_parts.of(journal, 'mtp') == {
+  assert round_parts.means(journal, 'mtp') == {
     'draft_ms': 3.0,
     'overhead_ms': 1.0,
     'overhead_ms_by_width': {},
@@ -50,7 +50,7 @@ def test_passes_of_each_width_have_a_mean(tmp_path):
     times['verify_ms_by_width'] = {'0': plain, '4': wide}
     times |= {'draft_ms': -2.0, 'overhead_ms_by_width': {'0': 3.0, '4': 5.0}}
     journal.add((round_parts.KIND, 'ngram', i), times)
-  found = round_parts.of(journal, 'ngram')
+  found = round_parts.means(journal, 'ngram')
   assert found['verify_ms_by_width'] == {'0': 11.0, '4': 16.0}
   # The negative drafting time is taken off the overhead of every width.
   assert found['overhead_ms_by_width'] == {'0': 1.0, '4': 3.0}
@@ -89,5 +89,5 @@ def test_noise_around_nothing_is_nothing(tmp_path):
     times = {'draft_ms': ms, 'overhead_ms': 2.0}
     journal.add((round_parts.KIND, 'ngram', i), times)
   # The total time of a round stays the same.
-  found = round_parts.of(journal, 'ngram')
+  found = round_parts.means(journal, 'ngram')
   assert (found['draft_ms'], found['overhead_ms']) == (0.0, 1.5)

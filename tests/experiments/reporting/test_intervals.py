@@ -18,14 +18,14 @@ def test_as_many_hold_the_value_as_they_say(count):
   for _ in range(repeats):
     below = rng.gamma(5.0, 20.0, count)
     above = below * rng.normal(1.5, 0.2, count)
-    low, high = intervals.of(_ratio, {'above': above, 'below': below})
+    low, high = intervals.interval(_ratio, {'above': above, 'below': below})
     hits += low <= 1.5 <= high
   assert 0.925 < hits / repeats < 0.965
 
 
 def test_of_a_mean_it_is_students():
   terms = {'above': [1.0, 2.0, 3.0, 6.0], 'below': [1.0] * 4}
-  low, high = intervals.of(_ratio, terms, least=-9.0)
+  low, high = intervals.interval(_ratio, terms, least=-9.0)
   assert (low + high) / 2 == pytest.approx(3)
   # 3.182 is t of 3 degrees of freedom, the mean's error sqrt(14 / 3 / 4).
   assert (high - low) / 2 == pytest.approx(3.182 * 1.0801, rel=1e-3)
@@ -33,8 +33,8 @@ def test_of_a_mean_it_is_students():
 
 def test_it_stays_where_the_value_may_be():
   terms = {'above': [0.0, 1.0, 1.0], 'below': [1.0] * 3}
-  assert intervals.of(_ratio, terms, most=1.0) == [0, 1]
-  assert intervals.of(_ratio, terms, least=-5.0)[0] < 0
+  assert intervals.interval(_ratio, terms, most=1.0) == [0, 1]
+  assert intervals.interval(_ratio, terms, least=-5.0)[0] < 0
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_it_stays_where_the_value_may_be():
 )
 def test_where_nothing_is_known_there_is_none(above, below):
   """With one or two units, or if there is no ratio."""
-  assert intervals.of(_ratio, {'above': above, 'below': below}) is None
+  assert intervals.interval(_ratio, {'above': above, 'below': below}) is None
 
 
 def test_units_that_are_alike_leave_no_width():
   terms = {'above': [2.0, 4.0, 8.0], 'below': [1.0, 2.0, 4.0]}
-  assert intervals.of(_ratio, terms) == [2, 2]
+  assert intervals.interval(_ratio, terms) == [2, 2]
 
 
 @pytest.mark.parametrize(('count', 'share'), [(4, 0.1), (4, 0.5), (20, 0.05)])
@@ -72,4 +72,6 @@ def test_values_that_are_all_alike_are_not_certain():
 def test_of_values_between_it_is_students():
   values = np.asarray([0.1, 0.5, 0.9, 0.3])
   terms = {'above': values, 'below': np.ones(4)}
-  assert intervals.of_shares(values) == intervals.of(_ratio, terms, most=1.0)
+  assert intervals.of_shares(values) == intervals.interval(
+    _ratio, terms, most=1.0
+  )

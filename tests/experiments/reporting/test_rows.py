@@ -77,22 +77,22 @@ def test_speedup_is_the_ratio_of_seconds_a_token():
   baseline = _generations(3.0, 1.0)
   runs = [_generation(1.0, tokens=50), _generation(1.0, batch=1)]
   # 4 s for 200 tokens against 2 s for 150.
-  assert ratios_lib.of(runs, baseline)['speedup'] == pytest.approx(1.5)
+  assert ratios_lib.measure(runs, baseline)['speedup'] == pytest.approx(1.5)
 
 
 def test_a_constant_ratio_has_an_interval_of_no_width():
   baseline = _generations(1.0, 2.0, 5.0, 9.0)
   runs = _generations(0.5, 1.0, 2.5, 4.5)
-  low, high = ratios_lib.of(runs, baseline)['speedup_ci95']
+  low, high = ratios_lib.measure(runs, baseline)['speedup_ci95']
   assert low == pytest.approx(2)
   assert high == pytest.approx(2)
 
 
 def test_the_interval_of_a_mean_is_students():
   # 10, 11 and 15 ms per token: 12 +- 4.303 sqrt(7 / 3).
-  found = ratios_lib.of(_generations(1.0, 1.1, 1.5))
+  found = ratios_lib.measure(_generations(1.0, 1.1, 1.5))
   assert found['ms_per_token_ci95'] == pytest.approx([5.428, 18.572], abs=1e-3)
-  assert ratios_lib.of(_generations(1.0, 1.1))['ms_per_token_ci95'] is None
+  assert ratios_lib.measure(_generations(1.0, 1.1))['ms_per_token_ci95'] is None
 
 
 def test_the_interval_is_paired_and_repeatable():
@@ -102,9 +102,11 @@ def test_the_interval_is_paired_and_repeatable():
   baseline = _generations(*seconds)
   ratios = [s / f for s, f in zip(seconds, factors, strict=True)]
   runs = _generations(*ratios)
-  low, high = ratios_lib.of(runs, baseline)['speedup_ci95']
-  assert 1.4 <= low < ratios_lib.of(runs, baseline)['speedup'] < high <= 1.6
-  assert ratios_lib.of(runs, baseline)['speedup_ci95'] == [low, high]
+  low, high = ratios_lib.measure(runs, baseline)['speedup_ci95']
+  assert (
+    1.4 <= low < ratios_lib.measure(runs, baseline)['speedup'] < high <= 1.6
+  )
+  assert ratios_lib.measure(runs, baseline)['speedup_ci95'] == [low, high]
 
 
 def test_the_interval_is_of_whole_batches():
@@ -116,18 +118,20 @@ def test_the_interval_is_of_whole_batches():
     for i, generation in enumerate(generations)
   ]
   baseline, runs = in_pairs(baseline), in_pairs(runs)
-  found = ratios_lib.of(runs, baseline)
-  joined = ratios_lib.of(_generations(0.8, 0.6, 0.7), _generations(*[1.0] * 3))
+  found = ratios_lib.measure(runs, baseline)
+  joined = ratios_lib.measure(
+    _generations(0.8, 0.6, 0.7), _generations(*[1.0] * 3)
+  )
   for name in ('speedup', 'speedup_ci95'):
     assert found[name] == pytest.approx(joined[name])
-  assert ratios_lib.of(runs[:2], baseline[:2])['speedup_ci95'] is None
+  assert ratios_lib.measure(runs[:2], baseline[:2])['speedup_ci95'] is None
 
 
 def test_spec_bench_means_weigh_prompts_alike():
   baseline = _generations(1.0, 1.0)
   # 200 and 25 tokens per second against 100 and 100.
   runs = [_generation(0.5), _generation(2.0, tokens=50, batch=1)]
-  found = ratios_lib.of(runs, baseline)
+  found = ratios_lib.measure(runs, baseline)
   assert found['mean_speedup'] == pytest.approx(225 / 200)
   # All tokens together: 10 ms per token against 2.5 s for 150.
   assert found['speedup'] == pytest.approx(0.01 / (2.5 / 150))
@@ -154,7 +158,7 @@ def test_samples_of_a_prompt_are_drawn_together():
 def test_what_has_no_value_has_no_interval():
   none = stats.Stats(100, 100, (100, 0), (100, 0))
   runs = [dataclasses.replace(x, stats=none) for x in _generations(1.0, 2.0)]
-  found = ratios_lib.of(runs)
+  found = ratios_lib.measure(runs)
   assert found['acceptance'] is None
   assert found['acceptance_ci95'] is None
   assert found['speedup'] is None

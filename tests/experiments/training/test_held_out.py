@@ -76,7 +76,7 @@ def test_counts_are_those_of_decoding(name, eos_ids):
     eos_ids,
   )
   assert np.isfinite(loss)
-  assert stats == specsample.stats.of(output)
+  assert stats == specsample.stats.summarize(output)
   # Some drafts are kept, but not all.
   assert stats.rounds < stats.tokens < stats.rounds * len(stats.accepted)
 
