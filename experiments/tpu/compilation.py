@@ -125,7 +125,7 @@ def on(
   # Not under the mesh: nothing can be put on devices that are not attached.
   rows = -(-config.batch_size // num_parts) * num_parts
   request = request_lib.check(
-    {'target': None},
+    {'target': config.model.abstract_params()},
     np.zeros((rows, config.prompt_length), np.int32),
     np.full((rows,), config.prompt_length, np.int32),
     jax.random.key(0),

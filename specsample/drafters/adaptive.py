@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import drafts
 from specsample import sharding
 from specsample import types
@@ -76,6 +77,12 @@ class Adaptive(wrapper.Wrapper):
     object.__setattr__(self, 'policies', tuple(self.policies))
     if not self.policies:
       raise ValueError('policies is empty: name one, or leave Adaptive out')
+    for policy in self.policies:
+      if isinstance(policy, type) or not hasattr(policy, 'passes'):
+        raise ValueError(
+          f'a policy is {checks.what(policy)}: give an object, such as '
+          'policies.SVIP(0.5)'
+        )
     most = self.num_draft_tokens
     widths = self._ladder() if self.widths is None else tuple(self.widths)
     if widths != tuple(sorted(set(widths) & set(range(most + 1)))):

@@ -9,6 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import sharding
 from specsample import types
 from specsample.drafters import settings
@@ -173,7 +174,8 @@ class Chain(OverModel):
   num_draft_tokens: int
 
   def __post_init__(self):
-    """Raises ValueError unless K is an integer of at least 1."""
+    """Raises ValueError unless given a model and a K of at least 1."""
+    checks.model(self.model)
     settings.check_num_draft_tokens(self.num_draft_tokens)
 
   @property

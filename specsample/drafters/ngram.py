@@ -14,6 +14,9 @@ from specsample import tree
 from specsample.drafters import settings
 from specsample.types import Array, Draft, Drafter, DraftKind
 
+# Suffixes are compared token by token in an unrolled loop.
+_LONGEST = 64
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ngram(Drafter):
@@ -31,10 +34,16 @@ class Ngram(Drafter):
   def __post_init__(self):
     """Refuses an empty draft and an empty range of lengths."""
     settings.check_num_draft_tokens(self.num_draft_tokens)
-    if not 1 <= self.min_ngram <= self.max_ngram:
+    for name in ('min_ngram', 'max_ngram'):
+      checks.count(name, getattr(self, name))
+    if self.max_ngram > _LONGEST:
+      raise ValueError(
+        f'max_ngram is {self.max_ngram}: give at most {_LONGEST}'
+      )
+    if self.min_ngram > self.max_ngram:
       raise ValueError(
         f'min_ngram is {self.min_ngram} and max_ngram {self.max_ngram}: they '
-        'must satisfy 1 <= min_ngram <= max_ngram'
+        'must satisfy min_ngram <= max_ngram'
       )
 
   @property
@@ -71,8 +80,7 @@ class NgramTree(Drafter):
   def __post_init__(self):
     """Refuses empty trees and an empty range of lengths."""
     for name in ('num_branches', 'depth'):
-      if not checks.is_count(getattr(self, name)):
-        raise ValueError(f'{name} is {getattr(self, name)!r}: give at least 1')
+      checks.count(name, getattr(self, name))
     Ngram(
       num_draft_tokens=self.depth,
       max_ngram=self.max_ngram,

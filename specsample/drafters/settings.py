@@ -26,12 +26,6 @@ def check_num_draft_tokens(num_draft_tokens: int) -> None:
     )
 
 
-def check_count(name: str, value: int) -> None:
-  """Raises ValueError unless a setting is an integer of at least 1."""
-  if not checks.is_count(value):
-    raise ValueError(f'{name} is {value!r}: give an integer of at least 1')
-
-
 def check_range(name: str, value: float, least: float, most: float) -> None:
   """Raises ValueError unless a setting is in [least, most]."""
   if not least <= value <= most:
@@ -107,10 +101,11 @@ def check_features(features: Sequence[int], num_layers: int) -> tuple[int, ...]:
 
 def check_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
   """Returns the layers; raises ValueError unless the model has them all."""
-  layers = tuple(layers)
+  given = layers
+  layers = tuple(layers) if isinstance(layers, Sequence) else ()
   if not layers or not all(i in range(num_layers) for i in layers):
     raise ValueError(
-      f'layers are {layers}, but the target has layers 0 to {num_layers - 1}: '
+      f'layers are {given!r}, but the target has layers 0 to {num_layers - 1}: '
       'name at least one of them'
     )
   return layers

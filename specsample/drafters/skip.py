@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
+from specsample import checks
 from specsample.drafters import chain
 from specsample.drafters import settings
 from specsample.types import Model, Params
@@ -25,6 +26,7 @@ class Skip(chain.OverModel):
 
   def __post_init__(self):
     """Refuses layers that the model does not have, and an empty draft."""
+    checks.model(self.model)
     layers = settings.check_layers(self.layers, self.model.num_layers)
     object.__setattr__(self, 'layers', layers)
     settings.check_num_draft_tokens(self.num_draft_tokens)

@@ -10,6 +10,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import sharding
 from specsample import types
 from specsample import widths as widths_lib
@@ -93,7 +94,7 @@ class Suffix(Drafter):
     """Refuses counts below 1 and settings out of range."""
     settings.check_num_draft_tokens(self.num_draft_tokens)
     for name in ('max_match', 'num_places'):
-      settings.check_count(name, getattr(self, name))
+      checks.count(name, getattr(self, name))
     settings.check_range('min_kept', self.min_kept, 0, self.num_draft_tokens)
     if self.costs is not None:
       costs = widths_lib.check_costs(self.costs, self.num_draft_tokens)

@@ -66,6 +66,7 @@ class Trainable(steps.Steps):
 
   def __post_init__(self):
     """Refuses an empty draft and a vocabulary larger than the target's."""
+    checks.model(self.model)
     settings.check_num_draft_tokens(self.num_draft_tokens)
     size = self.draft_vocab_size
     is_size = size is None or checks.is_count(size)

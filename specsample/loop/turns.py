@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import checks
 from specsample import sharding
 from specsample.loop import emission
 from specsample.types import (
@@ -64,12 +65,19 @@ def extend(
   Raises:
     ValueError: the drafter cannot sit out a round, or a text does not fit.
   """
+  checks.model(model)
+  checks.is_drafter('drafter', drafter)
+  checks.instance(
+    *('state', state, DecodeState), 'give what prefill or advance returned'
+  )
+  checks.count('max_new_tokens', max_new_tokens)
   if not drafter.can_pause:
     raise ValueError(
       f'{type(drafter).__name__} cannot sit out a round, so its state cannot '
       'be extended: prefill the whole text, or draft with another drafter'
     )
-  given, count = np.asarray(tokens), np.asarray(lengths)
+  given = checks.integers('tokens', tokens, 'give token ids [B, T], int32')
+  count = checks.integers('lengths', lengths, 'give the lengths [B], int32')
   batch, slots = state.tokens.shape
   if given.ndim != 2 or given.shape[0] != batch or count.shape != (batch,):
     raise ValueError(

@@ -106,7 +106,7 @@ def test_the_first_branch_is_the_chain():
 @pytest.mark.parametrize('name', ['num_branches', 'depth'])
 def test_refuses_an_empty_tree(name):
   settings = {'num_branches': 2, 'depth': 2, name: 0}
-  with pytest.raises(ValueError, match=f'{name} is 0: give at least 1'):
+  with pytest.raises(ValueError, match=f'{name} is 0: give an integer of at'):
     drafters.NgramTree(**settings)
 
 

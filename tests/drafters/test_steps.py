@@ -8,6 +8,7 @@ import pytest
 
 import specsample
 from specsample import drafters
+from specsample import policies
 from specsample import testing
 from specsample import types
 from specsample import verify
@@ -128,6 +129,44 @@ class _Old:
 def test_what_is_no_drafter_is_refused(drafter, message):
   with pytest.raises(ValueError, match=message):
     _prefill(drafter, verify.chain)
+
+
+@pytest.mark.parametrize(
+  ('make', 'message'),
+  [
+    (
+      lambda: drafters.Ngram(num_draft_tokens=2, max_ngram=100_000),
+      'max_ngram is 100000: give at most 64',
+    ),
+    (
+      lambda: drafters.Ngram(num_draft_tokens=2, max_ngram='a'),
+      "max_ngram is 'a': give an integer",
+    ),
+    (
+      lambda: drafters.Chain(model=testing.HashModel, num_draft_tokens=2),
+      'model is the class HashModel: give a model',
+    ),
+    (
+      lambda: drafters.Skip(model=None, layers=(0,), num_draft_tokens=2),
+      'model is None: give a model',
+    ),
+    (
+      lambda: drafters.Skip(model=_MODEL, layers=1, num_draft_tokens=2),
+      'layers are 1, but the target has layers 0 to 3',
+    ),
+    (
+      lambda: drafters.Medusa(model=None, num_draft_tokens=2),
+      'model is None: give a model',
+    ),
+    (
+      lambda: drafters.Adaptive(drafter=_CHAIN, policies=(policies.Fixed,)),
+      'a policy is the class Fixed: give an object',
+    ),
+  ],
+)
+def test_what_a_drafter_cannot_be_made_of_is_refused(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
 
 
 @pytest.mark.parametrize('name', ['stateless', 'pausable', 'branching'])
