@@ -194,7 +194,7 @@ def _branching(method, depth):
   if not isinstance(drafter, steps.Steps):
     raise ValueError(
       f'{type(drafter).__name__} cannot continue several drafts at once, which '
-      'a tree needs: choose Medusa, Hydra, an EAGLE, MTP or a draft model'
+      'a tree needs: choose a trained drafter or a draft model'
     )
   return with_num_draft_tokens(method, depth)
 

@@ -314,7 +314,7 @@ _BAD = {
   ),
   "Evaluation.methods = {'autoregressive': @medusa/trained()}": 'no drafter',
   "Evaluation.methods = {'ngram': @ngram/Method()}": (
-    'Ngram cannot continue several drafts at once ... choose Medusa'
+    'Ngram cannot continue several drafts at once ... choose a trained drafter'
   ),
 }
 

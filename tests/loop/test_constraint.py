@@ -119,43 +119,37 @@ class _EachOnce:
     return state['seen'] == 0
 
 
+_FIVE = testing.HashModel(vocab_size=5)
+_CHAIN_OF_FIVE = drafters.Chain(
+  model=dataclasses.replace(_FIVE, noise=0.5), num_draft_tokens=2
+)
 _TREE = drafters.Tree(
-  drafter=dataclasses.replace(_CHAIN, num_draft_tokens=2),
+  drafter=_CHAIN_OF_FIVE,
   topology=tree.k_ary((2, 1)),
   kind=DraftKind.SAMPLED,
 )
+_NGRAM = drafters.Ngram(num_draft_tokens=3, min_ngram=1)
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
 @pytest.mark.parametrize(
-  ('drafter', 'rule'),
+  ('drafter', 'rule', 'temperature'),
   [
-    (drafters.NoDraft(), verify.chain),
-    (_CHAIN, verify.block),
-    (drafters.Ngram(num_draft_tokens=3, min_ngram=1), verify.coupled),
-    (_TREE, verify.traversal),
+    (drafters.NoDraft(), verify.chain, 0.0),
+    (_CHAIN_OF_FIVE, verify.block, 1.0),
+    (_NGRAM, verify.coupled, 1.0),
+    (_TREE, verify.traversal, 1.0),
   ],
   ids=['NoDraft', 'Chain', 'Ngram', 'Tree'],
 )
 def test_a_row_stops_where_no_token_is_allowed(drafter, rule, temperature):
   seen = np.asarray([[0, 0, 0, 0, 0], [1, 1, 0, 1, 1], [1, 1, 1, 1, 1]])
-  model = testing.HashModel(vocab_size=5)
-  if drafter in (_CHAIN, _TREE):
-    inner = drafters.Chain(
-      model=dataclasses.replace(model, noise=0.5), num_draft_tokens=2
-    )
-    drafter = (
-      inner
-      if drafter is _CHAIN
-      else dataclasses.replace(drafter, drafter=inner)
-    )
   prompts, lengths = specsample.pad_prompts([[1, 2, 0, 1, 2]] * 3)
   output = specsample.generate(
     _PARAMS,
     prompts,
     lengths,
     jax.random.key(0),
-    model=model,
+    model=_FIVE,
     drafter=drafter,
     verify=rule,
     sampling=Sampling(
