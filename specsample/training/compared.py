@@ -17,9 +17,6 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.types import Array, Params
 
-# Logits in memory at once: 16 MiB of float32, which mostly fits a CPU's caches.
-_NUM_LOGITS = 2**22
-
 
 class Drafts(NamedTuple):
   """Constants that the n drafts at each place are compared with."""
@@ -139,7 +136,7 @@ def _over_chunks(function, vocab_size, vectors, drafts):
 def _loop(function, vocab_size, vectors, drafts):
   """Applies function(vectors, drafts) up to the last learned place."""
   batch, size, count, _ = vectors.shape
-  fitting = max(_NUM_LOGITS // (batch * count * vocab_size), 1)
+  fitting = max(_num_logits() // (batch * count * vocab_size), 1)
   width = -(-size // -(-size // fitting))
   missing = -size % width
   pad = lambda x: jnp.pad(x, ((0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)))
@@ -163,3 +160,12 @@ def _loop(function, vocab_size, vectors, drafts):
   nothing = jax.tree.map(zeros, jax.eval_shape(function, vectors, drafts))
   found = jax.lax.fori_loop(0, -(-end // width), body, nothing)
   return jax.tree.map(lambda x: x[:, :size], found)
+
+
+def _num_logits():
+  """Returns how many logits are in memory at once, in float32.
+
+  On a CPU 16 MiB, which mostly fits its caches. An accelerator wants many rows
+  in a product, and pays for every turn of the loop: 256 MiB.
+  """
+  return 2**22 if jax.default_backend() == 'cpu' else 2**26
