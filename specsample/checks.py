@@ -22,23 +22,24 @@ def is_count(value: Any, least: int = 1) -> bool:
 
 def is_drafter(name: str, value: Any) -> None:
   """Raises ValueError unless an argument of that name is a drafter."""
-  if isinstance(value, Drafter):
-    new = type(value).observe is not Drafter.observe
-    if new or not (hasattr(value, 'extend') or hasattr(value, 'update')):
-      return
-  elif not isinstance(value, type) and not hasattr(value, 'propose'):
-    raise ValueError(
-      f'{name} is {value!r}: give a drafter, such as drafters.NoDraft()'
-    )
+  is_new = isinstance(value, Drafter)
+  if is_new and (hasattr(value, 'extend') or hasattr(value, 'update')):
+    is_new = type(value).observe is not Drafter.observe
+  if is_new:
+    return
   if isinstance(value, type):
     raise ValueError(
       f'{name} is the class {value.__name__}: give an instance, such as '
       f'{value.__name__}(...)'
     )
+  if hasattr(value, 'propose'):
+    raise ValueError(
+      f'{name} is {type(value).__name__}, which has extend and update or does '
+      'not derive from specsample.types.Drafter: derive it from that class and '
+      'write observe for both, as CHANGELOG.md says'
+    )
   raise ValueError(
-    f'{name} is {type(value).__name__}, which has extend and update or does '
-    'not derive from specsample.types.Drafter: derive it from that class and '
-    'write observe for both, as CHANGELOG.md says'
+    f'{name} is {value!r}: give a drafter, such as drafters.NoDraft()'
   )
 
 
@@ -89,9 +90,16 @@ def what(value: Any) -> str:
   return 'None' if value is None else f'of type {type(value).__name__}'
 
 
+def has(name: str, value: Any, attributes: Sequence[str], remedy: str) -> None:
+  """Raises ValueError unless a value is an object with these attributes."""
+  is_object = not isinstance(value, type)
+  if not (is_object and all(hasattr(value, x) for x in attributes)):
+    raise ValueError(f'{name} is {what(value)}: {remedy}')
+
+
 def model(value: Any) -> None:
   """Raises ValueError unless a value is a `types.Model`, not its class."""
-  _has(
+  has(
     *('model', value, ('vocab_size', 'max_length', 'init_cache', 'apply')),
     'give a model, such as the `model` of what specsample.load returns',
   )
@@ -107,7 +115,7 @@ def verifier(value: Any) -> None:
       f'{type(value).__name__} declares draft_laws, which is now draft_kinds: '
       'rename the attribute'
     )
-  _has(
+  has(
     *('verify', value, ('positional', 'draft_kinds', '__call__')),
     'give a rule, such as verify.chain or verify.Typical()',
   )
@@ -123,7 +131,7 @@ def integers(name: str, value: Any, remedy: str) -> Any:
   """Returns an array of integers, on the host unless it is being traced.
 
   Raises:
-    ValueError: the value is no such array. Booleans are not integers.
+    ValueError: the value is not such an array. Booleans are not integers.
   """
   return numbers(name, value, remedy, 'iu')
 
@@ -200,9 +208,3 @@ def _named(params):
 
 def _has_shape(leaf):
   return hasattr(leaf, 'shape')
-
-
-def _has(name, value, attributes, remedy):
-  is_object = not isinstance(value, type)
-  if not (is_object and all(hasattr(value, x) for x in attributes)):
-    raise ValueError(f'{name} is {what(value)}: {remedy}')

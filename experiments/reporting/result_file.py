@@ -71,8 +71,8 @@ def check_settings(path: pathlib.PurePath, parts: Sequence[str]) -> None:
   if not files.at(path).exists():
     return
   try:
-    # Of any schema: results that this version does not read are not replaced
-    # either.
+    # Results of older schemas, which this version does not read, are not
+    # replaced either.
     rows = _content(path)['rows']
     there = list(dict.fromkeys(row.get('part', '') for row in rows))
   except (ValueError, LookupError, TypeError, AttributeError):

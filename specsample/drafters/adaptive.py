@@ -78,11 +78,10 @@ class Adaptive(wrapper.Wrapper):
     if not self.policies:
       raise ValueError('policies is empty: name one, or leave Adaptive out')
     for policy in self.policies:
-      if isinstance(policy, type) or not hasattr(policy, 'passes'):
-        raise ValueError(
-          f'a policy is {checks.what(policy)}: give an object, such as '
-          'policies.SVIP(0.5)'
-        )
+      checks.has(
+        *('a policy', policy, ('passes',)),
+        'give an object, such as policies.SVIP(0.5)',
+      )
     most = self.num_draft_tokens
     widths = self._ladder() if self.widths is None else tuple(self.widths)
     if widths != tuple(sorted(set(widths) & set(range(most + 1)))):

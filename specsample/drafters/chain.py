@@ -151,16 +151,6 @@ class OverModel(steps.Steps):
     cache = self.draft_model.commit(carry.cache, carry.length)
     return dataclasses.replace(carry, cache=cache)
 
-  def target_ids(self, params, ids):
-    """See `steps.Steps`: the model drafts all tokens of the target."""
-    del params
-    return ids
-
-  def widen(self, params, logits):
-    """See `steps.Steps`."""
-    del params
-    return logits
-
   def _nothing_fed(self, batch_size):
     shape = (batch_size, self.num_draft_tokens - 1)
     return sharding.zeros(shape, jnp.int32, 'batch', None) - 1

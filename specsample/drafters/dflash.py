@@ -16,6 +16,7 @@ from specsample import sharding
 from specsample import types
 from specsample.drafters import feature_norms
 from specsample.drafters import settings
+from specsample.drafters import steps
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
@@ -334,6 +335,5 @@ class DFlash(trainable.Trainable):
 
   def _of_slot(self, params, block):
     """Returns logits [B, n, V'] of the slot after n previous tokens."""
-    logits = jax.lax.dynamic_slice_in_dim(block.logits, block.number, 1, axis=1)
-    shape = (*block.previous.shape, logits.shape[-1])
-    return self.given(params, jnp.broadcast_to(logits, shape), block.previous)
+    logits = steps.of_step(block.logits, block.number, block.previous)
+    return self.given(params, logits, block.previous)

@@ -102,6 +102,16 @@ class DraftModel(chain.OverModel, trainable.Trainable):
     self.own(params)  # raises if parameters are missing
     return super().init(params, batch_size, max_length)
 
+  def target_ids(self, params, ids):
+    """See `steps.Steps`: the decoder's logits are over all tokens."""
+    del params
+    return ids
+
+  def widen(self, params, logits):
+    """See `steps.Steps`."""
+    del params
+    return logits
+
   def target_logits(self, params, vectors):
     """See `Trainable`: here `widen` leaves the decoder's logits as they are."""
     return trainable.Trainable.widen(self, params, self.logits(params, vectors))

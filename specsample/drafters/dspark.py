@@ -16,6 +16,7 @@ from specsample import checks
 from specsample import indexing
 from specsample import sharding
 from specsample.drafters import dflash
+from specsample.drafters import steps
 from specsample.models import layers
 from specsample.types import Array, Params
 
@@ -130,11 +131,7 @@ class DSpark(dflash.DFlash):
     cut if its value is low: it depends on the tokens before, not on the one
     drawn.
     """
-    vectors = jax.lax.dynamic_slice_in_dim(
-      carry.vectors, carry.number, 1, axis=1
-    )
-    shape = (*carry.previous.shape, vectors.shape[-1])
-    vectors = jnp.broadcast_to(vectors, shape)
+    vectors = steps.of_step(carry.vectors, carry.number, carry.previous)
     logits = self.confidence_logits(params, vectors, carry.previous)
     return jax.nn.sigmoid(logits)
 

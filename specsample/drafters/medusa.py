@@ -6,10 +6,10 @@ Cai et al., 2401.10774 (Medusa), as a chain.
 import dataclasses
 
 from flax import nnx
-import jax
 import jax.numpy as jnp
 
 from specsample.drafters import heads
+from specsample.drafters import steps
 from specsample.types import Array, Params
 
 
@@ -67,6 +67,4 @@ class Medusa(heads.Heads):
 
   def _of_head(self, logits, tokens, i):
     """Returns head i's logits, the same [B, n, V'] after tokens [B, n]."""
-    of_head = jax.lax.dynamic_slice_in_dim(logits, i, 1, axis=1)
-    shape = (*tokens.shape, logits.shape[-1])
-    return jnp.broadcast_to(of_head, shape), (logits, i)
+    return steps.of_step(logits, i, tokens), (logits, i)

@@ -47,7 +47,7 @@ class Steps(Drafter):
   ) -> tuple[Array, Any]:
     """Does the same as `first`, for a tree.
 
-    Of the path that the previous round kept, nothing stayed in `end`.
+    `end` kept nothing of the path that the previous round kept.
     """
     return self.first(params, tokens, length, state)
 
@@ -128,13 +128,8 @@ class Steps(Drafter):
       found.append(of_loop)
     drafted, of_last = draft_one(logits, drafted, last, carry)
     found.append(jax.tree.map(lambda x: x[None], of_last))
-    probs, signals = jax.tree.map(
-      lambda *x: jnp.swapaxes(jnp.concatenate(x), 0, 1), *found
-    )
-    draft = Draft(
-      tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
-    )
-    return draft, self.end(carry, state)
+    of_all = jax.tree.map(lambda *x: jnp.concatenate(x), *found)
+    return _draft(drafted, of_all), self.end(carry, state)
 
   def propose_while(
     self,
@@ -165,15 +160,9 @@ class Steps(Drafter):
     room = lambda x: jnp.stack([x] + [jnp.zeros_like(x)] * (num_drafts - 1))
     found = jax.tree.map(room, of_first)
 
-    def draft_of(drafted, found):
-      probs, signals = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
-      return Draft(
-        tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
-      )
-
     def judged(drafted, found, i):
       """Drops token i in rows where it does not stay; also says which go on."""
-      stays, is_open = goes_on(draft_of(drafted, found))
+      stays, is_open = goes_on(_draft(drafted, found))
       token = jnp.where(stays[:, i], drafted[:, i], -1)
       return drafted.at[:, i].set(token), stays[:, i] & is_open[:, i]
 
@@ -196,7 +185,7 @@ class Steps(Drafter):
       body,
       (jnp.ones((), jnp.int32), going, drafted, found, carry),
     )
-    draft = drafts.cut(draft_of(drafted, found), drafted >= 0)
+    draft = drafts.cut(_draft(drafted, found), drafted >= 0)
     return draft, self.end(carry, state)
 
   def _nothing(self, batch):
@@ -248,6 +237,23 @@ def check_siblings(count: int, logits: Array) -> None:
       f'{logits.shape[-1]} different tokens: make the tree narrower, or use a '
       'drafter with a larger draft_vocab_size'
     )
+
+
+def of_step(values: Array, number: Array | int, tokens: Array) -> Array:
+  """Returns values [B, K, D] of step `number` for tokens [B, n]: [B, n, D].
+
+  A drafter that computes all K steps at once has the same for all tokens.
+  """
+  found = jax.lax.dynamic_slice_in_dim(values, number, 1, axis=1)
+  return jnp.broadcast_to(found, (*tokens.shape, values.shape[-1]))
+
+
+def _draft(drafted, found):
+  """Returns a batch of chains, given probs and signals [K, B, ...]."""
+  probs, signals = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
+  return Draft(
+    tokens=drafted, probs=probs, kind=DraftKind.SAMPLED, signals=signals
+  )
 
 
 def _taken(drafted, i):

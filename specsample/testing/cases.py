@@ -233,7 +233,7 @@ def tree_cases() -> Iterator[TreeCase]:
       yield _drafted_tree(f'Tree, {type(policy).__name__}', chain, kind, policy)
   skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
   yield _drafted_tree('Tree of Skip', skip, DraftKind.WITHOUT_REPLACEMENT)
-  # Of blocks: the second slot is given the token before it, or it is not.
+  # The second slot of a block is given the token before it by DSpark alone.
   for scene in trained.branching(vocab_size=3):
     if scene.name in ('DFlash', 'DSpark'):
       yield _drafted_tree(

@@ -10,7 +10,7 @@ import numpy as np
 
 from specsample.types import Cache, Params
 
-# What a model returned for n tokens: arrays [n, ...] by what they are called.
+# The outputs of a model for n tokens: arrays [n, ...] by name.
 Outputs = dict[str, np.ndarray]
 
 

@@ -1,4 +1,4 @@
-"""What a drafter declares is what it does, and the old contract is refused."""
+"""Drafters do what they declare, and the old contract is refused."""
 
 import dataclasses
 

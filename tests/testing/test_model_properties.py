@@ -82,7 +82,7 @@ _AFTER_COMMIT = (
 _POSITION = r'position \d+: the logits differ by [\d.e-]+ '
 
 
-# What is broken: a line of the page, its replacement, and the message.
+# A line of the page, the line that breaks it, and the message.
 _BROKEN = {
   'commit keeps a token that was rejected': (
     "{'layers': layers, 'length': length}",
