@@ -19,7 +19,6 @@ import sys
 import time
 
 from absl import flags
-import jax
 
 from experiments.command import cli
 from experiments.command import config
@@ -28,6 +27,7 @@ from experiments.command import journal as journal_lib
 from experiments.command import mesh
 from experiments.command import run_flags
 from experiments.training import agreement as agreement_lib
+from experiments.training import begin
 from experiments.training import checkpoints as checkpoints_lib
 from experiments.training import data as data_lib
 from experiments.training import decoding_check
@@ -104,9 +104,7 @@ def _train() -> None:
       training.objective.drafter.draft_vocab_size,
       training.target.model.vocab_size,
     )
-    own = training.objective.drafter.init_params(
-      jax.random.key(training.seed), training.target.params, d2t
-    )
+    own = begin.params(training, d2t)
     if is_new:
       records.add_phase(data.record())
     trainer = trainer_lib.Trainer(
@@ -134,6 +132,7 @@ def _check(training, split):
   for examples in (split.train, split.held_out):
     training.batches(examples)
   decoding_check.choose_prompts(training, split.prompts)
+  begin.check(training)
 
 
 def _data(training, folders, records, first):

@@ -53,6 +53,10 @@ class Training:
   max_length: int = 256  # of an example; longer ones are truncated
   width_multiple: int = 32  # batch widths are multiples of it
   seed: int = 0  # of the order, the initial weights and all sampling
+  # A drafter, by the name or folder that `load_drafter` takes, with whose
+  # weights the run begins; None for random ones. The number of drafts and the
+  # drafted tokens may differ.
+  begin_with: str | None = None
   learning_rate: float = 1e-3
   warmup_steps: int = 100  # over which the rate rises
   weight_decay: float = 0.0

@@ -457,6 +457,19 @@ def test_a_finished_run_goes_on_from_before_its_decay(
   assert extended.card()['training']['last_step'] == 150
 
 
+def test_a_run_begins_with_the_weights_of_another(
+  commands, flags, hydra, tmp_path
+):
+  drafter = str(hydra.folder / 'drafter')
+  settings = {'begin_with': drafter, 'learning_rate': 1e-9, 'epochs': 1}
+  run = _train(commands, flags, 'hydra', tmp_path, **settings)
+  best = max(hydra.of('held out'), key=lambda x: x['tokens_per_round'])
+  first = run.of('held out')[0]
+  assert first['loss'] == pytest.approx(best['loss'], rel=0.02)
+  assert first['tokens_per_round'] == best['tokens_per_round']
+  assert run.card()['training']['settings']['begin_with'] == drafter
+
+
 def test_patience_begins_the_decay_and_the_best_weights_are_kept(
   commands, flags, tmp_path
 ):
@@ -629,6 +642,11 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
   case('max_length', max_length=2)
   case('held out', held_out_every=0)
   case('twice', more=[f'--data={parent / "twice"}'])
+  drafter = str(hydra.folder / 'drafter')
+  case('begin with nothing', begin_with=str(parent / 'drafter'))
+  case('begin with another', 'medusa', begin_with=drafter)
+  more = ['--gin_bindings=Hydra.num_layers = 2']
+  case('begin with others', begin_with=drafter, more=more)
   ended = commands.run_all(list(calls.values()))
   return dict(zip(calls, ended, strict=True))
 
@@ -670,6 +688,12 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
     ('max_length', 'begins within max_length, 2 tokens'),
     ('held out', 'held_out_every is 0: give at least 2'),
     ('twice', 'twice: give each folder once'),
+    ('begin with nothing', 'drafter'),
+    (
+      'begin with another',
+      'is a Hydra, but this run trains a Medusa: name a drafter of that kind',
+    ),
+    ('begin with others', 'give both the same settings'),
   ],
 )
 def test_what_cannot_be_used_is_refused(refusals, case, expected):

@@ -1,0 +1,70 @@
+"""The weights that a training run begins with."""
+
+import jax
+
+from experiments.training import training as training_lib
+import specsample
+from specsample.types import ArrayLike, Params
+
+# Cut out of the target for the vocabulary of each run.
+_VOCABULARY = 'vocabulary'
+
+
+def params(training: training_lib.Training, d2t: ArrayLike | None) -> Params:
+  """Returns the drafter's own parameters before the first step.
+
+  Args:
+    training: the settings; `begin_with` names the drafter to go on from.
+    d2t: [V'] the ids of the drafted tokens, None for all.
+
+  Raises:
+    ValueError: see `check`.
+  """
+  drafter = training.objective.drafter
+  own = drafter.init_params(
+    jax.random.key(training.seed), training.target.params, d2t
+  )
+  if training.begin_with is None:
+    return own
+  return own | _weights(training)
+
+
+def check(training: training_lib.Training) -> None:
+  """Refuses a `begin_with` that is no drafter of the kind that is trained.
+
+  Raises:
+    ValueError: it names the difference.
+  """
+  if training.begin_with is not None:
+    _weights(training)
+
+
+def _weights(training):
+  name, drafter = training.begin_with, training.objective.drafter
+  found = specsample.load_drafter(name, training.target)
+  if type(found.drafter) is not type(drafter):
+    raise ValueError(
+      f'Training.begin_with is {name}, which is a '
+      f'{type(found.drafter).__name__}, but this run trains a '
+      f'{type(drafter).__name__}: name a drafter of that kind'
+    )
+  weights = {k: v for k, v in found.params.items() if k != _VOCABULARY}
+  wanted = {
+    k: v for k, v in drafter.abstract_params().items() if k != _VOCABULARY
+  }
+  shapes = lambda tree: {
+    jax.tree_util.keystr(path, simple=True, separator='.'): leaf.shape
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+  has, needs = shapes(weights), shapes(wanted)
+  different = sorted(
+    k for k in has.keys() | needs.keys() if has.get(k) != needs.get(k)
+  )
+  if different:
+    first = different[0]
+    raise ValueError(
+      f'Training.begin_with is {name}, whose weights do not fit the drafter of '
+      f'this run: {first} is {has.get(first, "missing")} there and '
+      f'{needs.get(first, "missing")} here: give both the same settings'
+    )
+  return weights
