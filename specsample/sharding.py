@@ -92,6 +92,7 @@ def make_mesh(
       another number of slices.
   """
   devices = jax.devices() if devices is None else devices
+  checks.has('devices', devices, ('__len__',), 'give a list of jax.Device')
   sizes = {'data': data, 'model': model, 'num_slices': num_slices}
   for name, value in sizes.items():
     checks.count(name, value)

@@ -129,7 +129,9 @@ def read_model(folder: epath.Path, dtype: str) -> transformer.Transformer:
   try:
     model = from_json(content, dtype)
     model.abstract_params()
-  except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+  except (
+    *(KeyError, TypeError, ValueError, AttributeError, ArithmeticError),
+  ) as error:
     raise ValueError(
       f'{config} does not describe a model of any of the families '
       f'{list(_FAMILIES)} ({error!r}): save the model again'

@@ -10,6 +10,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import sharding
 from specsample.models import attention
 from specsample.models import cache as cache_lib
@@ -89,7 +90,8 @@ class Transformer:
 
   def __post_init__(self):
     """Raises ValueError for invalid sizes, activations and dtypes."""
-    if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+    checks.counts(self, ('vocab_size', 'dim', 'num_heads', 'num_kv_heads'))
+    if self.num_heads % self.num_kv_heads:
       raise ValueError(
         f'num_heads is {self.num_heads} and num_kv_heads is '
         f'{self.num_kv_heads}: each key-value head must serve the same number '
