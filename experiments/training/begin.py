@@ -30,10 +30,10 @@ def params(training: training_lib.Training, d2t: ArrayLike | None) -> Params:
 
 
 def check(training: training_lib.Training) -> None:
-  """Refuses a `begin_with` that is no drafter of the kind that is trained.
+  """Checks that `begin_with` is a drafter that this run can go on from.
 
   Raises:
-    ValueError: it names the difference.
+    ValueError: there is no such drafter, or it is of another kind or size.
   """
   if training.begin_with is not None:
     _weights(training)
