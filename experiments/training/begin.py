@@ -4,6 +4,7 @@ import jax
 
 from experiments.training import training as training_lib
 import specsample
+from specsample import checks
 from specsample.types import ArrayLike, Params
 
 # Cut out of the target for the vocabulary of each run.
@@ -49,22 +50,12 @@ def _weights(training):
       f'{type(drafter).__name__}: name a drafter of that kind'
     )
   weights = {k: v for k, v in found.params.items() if k != _VOCABULARY}
-  wanted = {
-    k: v for k, v in drafter.abstract_params().items() if k != _VOCABULARY
-  }
-  shapes = lambda tree: {
-    jax.tree_util.keystr(path, simple=True, separator='.'): leaf.shape
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
-  has, needs = shapes(weights), shapes(wanted)
-  different = sorted(
-    k for k in has.keys() | needs.keys() if has.get(k) != needs.get(k)
-  )
+  wanted = drafter.abstract_params()
+  vocabulary = {k: v for k, v in wanted.items() if k == _VOCABULARY}
+  different = checks.mismatch(drafter, weights | vocabulary)
   if different:
-    first = different[0]
     raise ValueError(
       f'Training.begin_with is {name}, whose weights do not fit the drafter of '
-      f'this run: {first} is {has.get(first, "missing")} there and '
-      f'{needs.get(first, "missing")} here: give both the same settings'
+      f'this run ({different}): give both the same settings'
     )
   return weights

@@ -688,12 +688,18 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
     ('max_length', 'begins within max_length, 2 tokens'),
     ('held out', 'held_out_every is 0: give at least 2'),
     ('twice', 'twice: give each folder once'),
-    ('begin with nothing', 'drafter'),
+    (
+      'begin with nothing',
+      'is neither a folder nor a drafter that the library ships',
+    ),
     (
       'begin with another',
       'is a Hydra, but this run trains a Medusa: name a drafter of that kind',
     ),
-    ('begin with others', 'give both the same settings'),
+    (
+      'begin with others',
+      'blocks.1.linear.bias of shape (48,) is unknown): give both',
+    ),
   ],
 )
 def test_what_cannot_be_used_is_refused(refusals, case, expected):
