@@ -23,7 +23,7 @@ _LAYERS = (
   ('memory.history',),
   ('widths',),
   ('verify', 'text.tokenizer_files', 'policies', 'vocabularies.token_bytes'),
-  ('models.masks', 'models.rotary', 'models.tensors'),
+  ('models.masks', 'models.one_row', 'models.rotary', 'models.tensors'),
   ('models.transposed',),
   ('models.int8',),
   ('models.matrices',),

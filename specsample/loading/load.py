@@ -87,8 +87,8 @@ def load(
       computation.
     weights: 'int8' for matrices of integers with a scale for each output
       (`models.int8`): a quarter of the bytes of float32, and no longer exactly
-      the model. None for `dtype`; on a CPU without a mesh, float32 matrices are
-      then stored transposed (`models.transposed`).
+      the model. None for `dtype`; on a CPU without a mesh and without AVX-512,
+      float32 matrices are then stored transposed (`models.transposed`).
 
   Raises:
     ValueError: there is no such model, it is damaged or of another

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from specsample import indexing
 from specsample import sharding
 from specsample.models import int8
+from specsample.models import one_row
 from specsample.models import transposed
 from specsample.types import Array
 
@@ -39,6 +40,8 @@ def product(x: Array, kernel: Matrix, axes: Any, dtype: Any) -> Array:
     return (y * kernel.scale).astype(dtype)
   if isinstance(kernel, transposed.Transposed):
     return transposed.product(x, kernel, axes, dtype)
+  if len(x) == 1 and (parts := one_row.num_parts(kernel)) > 1:
+    return one_row.product(x, kernel, parts, dtype)
   return sharding.einsum(
     'rd,df->rf', x, kernel, axes=axes, preferred_element_type=dtype
   )

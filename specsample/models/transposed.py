@@ -8,6 +8,7 @@ import numpy as np
 
 from specsample import sharding
 from specsample import types
+from specsample.models import one_row
 from specsample.models import tensors
 from specsample.types import Array, ArrayLike, Params
 
@@ -30,9 +31,9 @@ class Transposed:
   it packs the few rows instead; the weights then have to be [out, in]. On two
   cores of an AMD EPYC a pass of SmolLM2-135M over 1, 2, 3, 4, 5 and 8 tokens
   takes 38, 45, 51, 49, 59 and 66 ms this way, and 40, 55, 83, 83, 92 and 117 ms
-  with weights stored as [in, out]. With AVX-512 only a plain pass gains: 13.9,
-  20.0, 20.4, 20.4, 23.1 and 23.8 ms this way, and 15.0, 17.7, 19.0, 19.8, 21.2
-  and 23.7 ms with [in, out].
+  with weights stored as [in, out]. With AVX-512 packing is cheap, so matrices
+  stay [in, out] there: a round of MTP with 2 drafts takes 20.6 ms, 22.2 ms with
+  matrices stored transposed; with 4 drafts 25.5 and 28.5 ms.
 
   NumPy sees it as the array [in, out].
   """
@@ -84,8 +85,10 @@ def as_is_fast_here(
   """Transposes float32 matrices on a CPU; this is a `tensors.Convert`.
 
   On a mesh they stay as they are, because `sharding` does not know this form.
+  With AVX-512 they do too (`one_row`).
   """
   is_here = jax.default_backend() == 'cpu' and jax.sharding.get_mesh().empty
+  is_here &= not one_row.has_avx512()
   is_matrix = leaf.ndim == 2 and tensors.is_matrix(
     tensors.key(path), leaf, model.tie_embeddings
   )

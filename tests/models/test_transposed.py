@@ -15,10 +15,16 @@ from specsample import testing
 from specsample.models import checkpoint
 from specsample.models import int8
 from specsample.models import matrices
+from specsample.models import one_row
 from specsample.models import transposed
 
 _MODEL = testing.tiny_llama(vocab_size=40, num_layers=2)
 _IS_TIED = [False, True]
+
+
+@pytest.fixture(autouse=True)
+def no_avx512(monkeypatch):
+  monkeypatch.setattr(one_row, 'has_avx512', lambda: False)
 
 
 def _params(model):
@@ -100,7 +106,7 @@ def saved(request, tmp_path_factory):
   return folder, params
 
 
-def test_loading_transposes_for_a_cpu_alone(saved):
+def test_loading_transposes_for_a_cpu_alone(saved, monkeypatch):
   folder, params = saved
   kernel = lambda loaded: loaded.params['layers'][0]['mlp']['up']['kernel']
   loaded = specsample.load(folder)
@@ -112,6 +118,8 @@ def test_loading_transposes_for_a_cpu_alone(saved):
   assert isinstance(kernel(narrow), jax.Array)
   with jax.set_mesh(sharding.make_mesh(devices=jax.devices()[:1])):
     assert isinstance(kernel(specsample.load(folder)), jax.Array)
+  monkeypatch.setattr(one_row, 'has_avx512', lambda: True)
+  assert isinstance(kernel(specsample.load(folder)), jax.Array)
 
 
 def test_nothing_else_tells_them_from_the_arrays(saved, tmp_path):
