@@ -143,11 +143,19 @@ class Evaluation:
       for start in range(0, num_prompts, self.batch_size)
     ]
 
-  def typical(self, tokens: Sequence[list[int]]) -> list[list[int]]:
-    """Returns a batch of the prompts that are neither short nor long."""
+  def typical(
+    self, tokens: Sequence[list[int]], shorter: float = 0.5
+  ) -> list[list[int]]:
+    """Returns a batch of prompts of about the same length.
+
+    Args:
+      tokens: the prompts to choose from.
+      shorter: the share of them, from 0 to 1, that are shorter than the batch;
+        by default its prompts are neither short nor long.
+    """
     rows, size = sorted(tokens, key=len), self.batch_size
-    # Centred on the prompt of median length.
-    start = max(0, min(len(rows) // 2 - size // 2, len(rows) - size))
+    middle = int(shorter * len(rows))
+    start = max(0, min(middle - size // 2, len(rows) - size))
     return rows[start : start + size]
 
   def generate(
@@ -300,7 +308,7 @@ def units(
   repeats = round_parts.share_out(
     evaluation.repeats, visits or len(turns), len(turns)
   )
-  typical = evaluation.typical(tokens)
+  lengths = iter(round_parts.spread(sum(share > 0 for share in repeats)))
   carried = {
     name: carried_lib.Carried.of(method, journal)
     for name, method in evaluation.methods.items()
@@ -327,9 +335,10 @@ def units(
         program=(name, padded.shape),
         warm_up=functools.partial(evaluation.warm_up, method, rows, batch),
       )
+    if not repeats[turn]:
+      continue
+    typical = evaluation.typical(tokens, next(lengths))
     for name, method in evaluation.methods.items():
-      if not repeats[turn]:
-        continue
       measured = functools.partial(
         round_parts.measure,
         evaluation.setup(method),

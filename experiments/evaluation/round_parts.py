@@ -1,8 +1,9 @@
 """The parts of a round, timed between the generations that they explain.
 
-They are timed after typical prompts, a few rounds at a time, between batches
-that are evenly spread over the run, so that a machine that becomes faster or
-slower affects both.
+They are timed a few rounds at a time, between batches that are evenly spread
+over the run, so that a machine that becomes faster or slower affects both. A
+pass over a draft costs more behind a longer prompt, so they are timed after
+prompts of all lengths.
 """
 
 from collections.abc import Sequence
@@ -34,6 +35,17 @@ def share_out(repeats: int, visits: int, batches: int) -> list[int]:
     share = (i + 1) * repeats // count - i * repeats // count
     shares[(i + 1) * batches // count - 1] = share
   return shares
+
+
+def spread(count: int) -> list[float]:
+  """Returns numbers from 0 to 1, evenly spread and in no order.
+
+  These are the lengths of the prompts of each visit, as the share of the
+  prompts that are shorter. In order, they would rise while the machine becomes
+  slower, say.
+  """
+  # By the golden ratio, each falls into the largest gap that is left.
+  return [(0.5 + i * (5**0.5 - 1) / 2) % 1 for i in range(count)]
 
 
 def measure(

@@ -1,8 +1,11 @@
 """When the parts of rounds are timed, and what is computed from the times."""
 
+import types
+
 import pytest
 
 from experiments.command import journal as journal_lib
+from experiments.evaluation import Evaluation
 from experiments.evaluation import round_parts
 from experiments.timing import round_times
 from specsample.types import DraftKind
@@ -23,6 +26,27 @@ def test_repeats_are_spread_over_the_batches(repeats, visits, batches, shares):
   assert sum(found) == repeats
   assert sorted(found) == sorted(shares)
   assert [bool(share) for share in found] == [bool(share) for share in shares]
+
+
+@pytest.mark.parametrize('count', [1, 2, 5, 25])
+def test_lengths_are_spread_over_those_of_the_prompts(count):
+  found = round_parts.spread(count)
+  assert found[0] == 0.5
+  bounds = [0.0, *sorted(found), 1.0]
+  gaps = [after - before for before, after in zip(bounds, bounds[1:])]
+  # The golden ratio leaves no gap of more than 1.9 times the even one.
+  assert max(gaps) < 1.9 / count
+
+
+def test_a_batch_has_prompts_of_about_the_length_asked_for():
+  evaluation = types.SimpleNamespace(batch_size=2)
+  tokens = [[0] * length for length in (5, 1, 4, 2, 6, 3)]
+  lengths = lambda *shorter: [
+    len(row) for row in Evaluation.typical(evaluation, tokens, *shorter)
+  ]
+  assert lengths(0.0) == [1, 2]
+  assert lengths() == [3, 4]
+  assert lengths(0.99) == [5, 6]
 
 
 def test_times_are_means_over_the_visits(tmp_path):
