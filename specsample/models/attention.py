@@ -159,15 +159,29 @@ def attend(
     # For a single row the TPU compiler does not emit a matrix product, and what
     # it emits instead needs the whole cache in another layout.
     query = jnp.repeat(query, 2, axis=2)
-  scores = jnp.concatenate([int8.scores(query, k) for k in keys], axis=-1)
-  if softcap is not None:
-    scores = softcap * jnp.tanh(scores / softcap)
   mask = jnp.tile(mask, (1, num_queries // mask.shape[1], 1))[:, None]
-  scores = jnp.where(mask, scores, -1e30)
-  weights = jax.nn.softmax(scores, axis=-1)
-  mixed = int8.mix(weights[..., :size], values[0], query.dtype)
-  mixed += int8.mix(weights[..., size:], values[1], query.dtype)
+  score = lambda part, seen: jnp.where(
+    seen, _capped(int8.scores(query, part), softcap), -1e30
+  )
+  cached, new = (
+    score(keys[0], mask[..., :size]),
+    score(keys[1], mask[..., size:]),
+  )
+  top = lambda x: jnp.max(x, axis=-1, keepdims=True, initial=-1e30)
+  highest = jax.lax.stop_gradient(jnp.maximum(top(cached), top(new)))
+  # Divided by their sum at the end, the weights need not be copied into one
+  # array and out of it again.
+  cached, new = jnp.exp(cached - highest), jnp.exp(new - highest)
+  total = jnp.sum(cached, axis=-1, keepdims=True)
+  total += jnp.sum(new, axis=-1, keepdims=True)
+  mixed = int8.mix(cached, values[0], query.dtype)
+  mixed += int8.mix(new, values[1], query.dtype)
+  mixed /= total
   return mixed[:, :, :num_queries]
+
+
+def _capped(scores, softcap):
+  return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
