@@ -70,15 +70,17 @@ def trained(
 
 
 @_configurable
-def auto(target: specsample.Loaded, batch_size: int = 1) -> Method:
+def auto(
+  target: specsample.Loaded, batch_size: int = 1, drafter: str | None = None
+) -> Method:
   """Returns the method that `specsample.auto` chooses."""
-  choice = specsample.auto(target, batch_size=batch_size)
+  choice = specsample.auto(target, batch_size=batch_size, drafter=drafter)
   return Method(
     choice.drafter,
     choice.verify,
     choice.drafter_params,
     load=_chosen_length,
-    for_batch=functools.partial(auto, target),
+    for_batch=functools.partial(auto, target, drafter=drafter),
     note=f'auto: {choice.reason}',
   )
 

@@ -7,6 +7,7 @@ measured here, once. If drafting does not pay off, the choice is plain decoding.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
+import os
 from typing import Any
 
 import jax
@@ -74,7 +75,12 @@ class Choice:
     return params | {'drafter': self.drafter_params}
 
 
-def auto(target: load.Loaded, *, batch_size: int = 1) -> Choice:
+def auto(
+  target: load.Loaded,
+  *,
+  batch_size: int = 1,
+  drafter: str | os.PathLike[str] | None = None,
+) -> Choice:
   """Chooses the drafter for a target that pays off most on this machine.
 
   Considers remembered drafts (from the row's own text and the stores that ship
@@ -89,9 +95,12 @@ def auto(target: load.Loaded, *, batch_size: int = 1) -> Choice:
   Args:
     target: the model to decode with.
     batch_size: number of rows that are decoded at once.
+    drafter: a trained drafter, as `load_drafter` takes it, for which only the
+      number of drafts or the tree is chosen; None to choose among all.
 
   Raises:
-    ValueError: batch_size is not a positive integer.
+    ValueError: batch_size is not a positive integer, or the drafter is not for
+      this target, or its card does not say how many of its drafts are kept.
   """
   checks.instance(
     *('target', target, load.Loaded), 'give what specsample.load returned'
@@ -106,6 +115,16 @@ def auto(target: load.Loaded, *, batch_size: int = 1) -> Choice:
       'is too uneven to tell what pays off; try again on a quiet machine',
     )
   passes = pass_times_of(times, batch_size)
+  if drafter is not None:
+    promise = _promise_of(drafter, target, passes, batch_size)
+    return _choice(
+      target,
+      length=0,
+      costs=_pass_costs(passes, batch_size, max(_REMEMBERED)),
+      stores=[],
+      trained=promise if promise.speedup > 1 else None,
+      others=[promise],
+    )
   stores = [
     name
     for name, folder in card_lib.shipped(store_files.NAME).items()
@@ -310,6 +329,27 @@ def _trained(
   return best, sorted(found, key=lambda x: -x.speedup)
 
 
+def _promise_of(
+  name_or_path: str | os.PathLike[str],
+  target: load.Loaded,
+  passes: cost.PassTimes,
+  batch_size: int,
+) -> promises_lib.Promise:
+  """Returns the promise of one drafter; see `auto`."""
+  name = files.name_of(name_or_path)
+  loaded = drafter_lib.load_drafter(name, target)
+  measured = _measured(loaded.card)
+  if measured is None:
+    raise ValueError(
+      f'the card of {name} does not say how many of its drafts are kept (entry '
+      f'{" or ".join(map(repr, _ACCEPTANCE))}): train it with '
+      'experiments.train, which measures that, or choose the number of drafts '
+      'with load_drafter'
+    )
+  seconds = _drafting_seconds(target, loaded, batch_size)
+  return _promise(name, measured, passes, batch_size, seconds)
+
+
 def _promise(name, measured, passes, batch_size, seconds):
   """Returns the better promise of a chain and, if the card allows it, a tree.
 
@@ -339,10 +379,15 @@ def _cards(target: load.Loaded) -> dict[str, dict[str, Any]]:
   found = {}
   for name, folder in sorted(card_lib.shipped().items()):
     card: dict[str, Any] = card_lib.read(files.at(folder))
-    entries = [card[entry] for entry in _ACCEPTANCE if entry in card]
-    if card['fingerprint'] == target.fingerprint and entries:
-      found[name] = entries[0]
+    measured = _measured(card)
+    if card['fingerprint'] == target.fingerprint and measured is not None:
+      found[name] = measured
   return found
+
+
+def _measured(card: Mapping[str, Any]) -> dict[str, Any] | None:
+  """Returns the acceptance on a card, None if it was not measured."""
+  return next((card[entry] for entry in _ACCEPTANCE if entry in card), None)
 
 
 def _drafting_seconds(target, loaded, batch_size):

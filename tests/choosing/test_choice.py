@@ -253,6 +253,42 @@ def test_a_trained_drafter_that_does_not_pay_is_named(
   )
 
 
+def test_of_a_named_drafter_only_the_number_of_drafts_is_chosen(
+  cache, shelf, passes_take, monkeypatch
+):
+  passes_take(_CORES)
+  monkeypatch.setattr(
+    choice_lib.pass_times, 'drafting', lambda *_, **__: [0.05]
+  )
+  _ship(shelf, 'good', [0.8, 0.7, 0.01])
+  _ship(shelf, 'better', [0.9, 0.8, 0.7])
+  choice = specsample.auto(_TARGET, drafter='tiny/good')
+  # 2.5 / (t(3) + .05 + .05).
+  assert choice.reason == 'drafts up to 2 with good, which promises 1.61x'
+  assert isinstance(choice.drafter, drafters.Adaptive)
+  _is_greedy(choice)
+  _ship(shelf, 'bad', [0.2, 0.1])
+  choice = specsample.auto(_TARGET, drafter=shelf / 'tiny' / 'bad')
+  assert isinstance(choice.drafter, drafters.NoDraft)
+
+
+def test_a_named_drafter_must_be_measured_and_for_the_target(
+  cache, shelf, passes_take
+):
+  passes_take(_CORES)
+  other = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(9)), None)
+  _ship(shelf, 'foreign', [0.9, 0.9, 0.9], other)
+  with pytest.raises(ValueError, match='target'):
+    specsample.auto(_TARGET, drafter='tiny/foreign')
+  hydra = drafters.Hydra(model=_MODEL, num_draft_tokens=2)
+  params = hydra.init_params(jax.random.key(1), _TARGET.params)
+  specsample.save_drafter(
+    shelf / 'tiny' / 'unmeasured', hydra, params, target=_TARGET, card={}
+  )
+  with pytest.raises(ValueError, match='unmeasured does not say how many of'):
+    specsample.auto(_TARGET, drafter='tiny/unmeasured')
+
+
 def test_costs_are_of_as_many_tokens_as_the_drafter_drafts(cache):
   three = specsample.LoadedDrafter(
     drafters.Ngram(num_draft_tokens=3), None, card={}
