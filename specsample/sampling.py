@@ -31,9 +31,8 @@ class Sampling:
   """Sampling settings, each a scalar or one value per row [B].
 
   A setting left at None is not compiled at all. Settings are applied in the
-  order of Hugging Face: penalties, bias and constraint, temperature, top-k,
-  top-p, min-p. Tokens tied with the last one kept by top-k or top-p are kept
-  too.
+  order of Hugging Face: bias, penalties, constraint, temperature, top-k, top-p,
+  min-p. Tokens tied with the last one kept by top-k or top-p are kept too.
   """
 
   # 0 is greedy: the limit, a one-hot distribution at the most likely token.
@@ -200,11 +199,11 @@ def warp(
     forbidden token.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-  if counts is not None:
-    logits = _penalise(sampling, counts, logits, drafted)
   if sampling.logit_bias is not None:
     vocab = sharding.Axis('vocab', logits.size)
     logits = logits + sharding.constrain(sampling.logit_bias, vocab)
+  if counts is not None:
+    logits = _penalise(sampling, counts, logits, drafted)
   if sampling.constraint is not None:
     vocab = sharding.Axis('vocab', logits.size)
     allowed = sharding.constrain(sampling.constraint.mask(drafted), vocab)
@@ -245,22 +244,31 @@ def draw(key: Array, probs: Array) -> Array:
 
   First a block of the vocabulary is drawn by its mass, then a token of the
   block. This takes two uniforms; noise for every token would cost as much as a
-  tenth of a small model's pass. If the vocabulary is divided, only the masses
-  and the chosen block are gathered.
+  tenth of a small model's pass. If the vocabulary is divided, by a power of
+  two, only the masses and the chosen block are gathered.
   """
   size = probs.size
   if size <= _NUM_BLOCKS:
     return _draw(key, probs)
-  num_blocks = math.gcd(size, _NUM_BLOCKS)
-  if num_blocks < _FEWEST_BLOCKS:
-    num_blocks = -(-size // _NUM_BLOCKS)
-    probs = jnp.pad(sharding.constrain(probs, None), (0, -size % num_blocks))
-  axis = sharding.Axis('vocab', num_blocks)
-  blocks = sharding.reshape(probs, (num_blocks, -1), axis, None)
+  # No mesh whose size is a power of two divides it into more parts.
+  num_parts = math.gcd(size, _NUM_BLOCKS)
+  axis = sharding.Axis('vocab', num_parts)
+  of_part = size // num_parts
+  blocks_of_part = 1
+  if num_parts < _FEWEST_BLOCKS:
+    blocks_of_part = -(-of_part // _NUM_BLOCKS)
+  padding = -of_part % blocks_of_part
+  parts = sharding.reshape(probs, (num_parts, of_part), axis, None)
+  blocks = sharding.reshape(
+    jnp.pad(parts, ((0, 0), (0, padding))),
+    (num_parts * blocks_of_part, (of_part + padding) // blocks_of_part),
+    *(axis, None),
+  )
   block_key, token_key = jax.random.split(key)
   block = _draw(block_key, jnp.sum(blocks, axis=1))
-  of_block = indexing.row(blocks, block, axis)
-  return block * blocks.shape[1] + _draw(token_key, of_block)
+  token = _draw(token_key, indexing.row(blocks, block, axis))
+  padded_before = block // blocks_of_part * padding
+  return block * blocks.shape[1] + token - padded_before
 
 
 def draw_coupled(key: Array, probs: Array) -> Array:

@@ -139,6 +139,31 @@ def test_temperature_zero_is_one_hot_and_the_limit():
   np.testing.assert_allclose(warp(logits, temperature=1e-6), greedy, atol=1e-6)
 
 
+def test_bias_is_added_before_the_repetition_penalty():
+  logits, tokens = random_logits(), [3, 5]
+  bias = np.zeros(VOCAB, np.float32)
+  # Token 3 changes its sign, and with it what the penalty does.
+  bias[3], bias[5] = -2 * logits[3], 0.5
+  ours = warp(
+    logits,
+    counts=counts(tokens, []),
+    temperature=1.0,
+    repetition_penalty=1.5,
+    logit_bias=bias,
+  )
+  # In the order of transformers' `_get_logits_processor`.
+  biases = {(token,): float(bias[token]) for token in tokens}
+  theirs = hugging_face(
+    logits,
+    [
+      transformers.SequenceBiasLogitsProcessor(biases),
+      transformers.RepetitionPenaltyLogitsProcessor(1.5),
+    ],
+    tokens,
+  )
+  np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
 def test_bias_forbids_and_forces():
   bias = np.zeros(VOCAB, np.float32)
   bias[7], bias[8] = 1e4, -np.inf
@@ -211,8 +236,9 @@ def test_draw_follows_the_distribution(draw, vocab):
   assert statistic < scipy.stats.chi2.isf(1e-6, kept.sum() - 1)
 
 
-# SmolLM2, in 256 blocks; GPT-2, in blocks that are padded; Gemma.
-@pytest.mark.parametrize('vocab', [49_152, 50_257, 262_144])
+# SmolLM2, in 256 blocks; GPT-2, in padded ones; a fine-tuned Llama 2, in padded
+# ones of each half; Gemma.
+@pytest.mark.parametrize('vocab', [49_152, 50_257, 32_002, 262_144])
 def test_each_token_has_its_share_of_the_uniforms(monkeypatch, vocab):
   """Weights are integers, and every uniform between two of them is drawn."""
   monkeypatch.setattr(jax.random, 'split', lambda key: key)
@@ -224,16 +250,19 @@ def test_each_token_has_its_share_of_the_uniforms(monkeypatch, vocab):
   laws[vocab // 4 : vocab // 2] = 0
   weights = rng.multinomial(total, laws / laws.sum())
   tokens = np.repeat(np.arange(vocab), weights)
-  num_blocks = math.gcd(vocab, sampling._NUM_BLOCKS)
-  if num_blocks < sampling._FEWEST_BLOCKS:
-    num_blocks = -(-vocab // sampling._NUM_BLOCKS)
-  size = -(-vocab // num_blocks)
-  masses = np.add.reduceat(weights, np.arange(0, vocab, size))
+  num_parts = math.gcd(vocab, sampling._NUM_BLOCKS)
+  of_part, num_blocks = vocab // num_parts, 1
+  if num_parts < sampling._FEWEST_BLOCKS:
+    num_blocks = -(-of_part // sampling._NUM_BLOCKS)
+  size = -(-of_part // num_blocks)
+  starts = np.add.outer(
+    of_part * np.arange(num_parts), size * np.arange(num_blocks)
+  ).ravel()
+  block = np.searchsorted(starts, tokens, side='right') - 1
+  masses = np.add.reduceat(weights, starts)
   places = np.arange(total) + 0.5
-  in_block = places - (np.cumsum(masses) - masses)[tokens // size]
-  uniforms = np.stack(
-    [places / total, in_block / masses[tokens // size]], axis=1
-  )
+  in_block = places - (np.cumsum(masses) - masses)[block]
+  uniforms = np.stack([places / total, in_block / masses[block]], axis=1)
   probs = jnp.asarray(weights, jnp.float32)
   draw = lambda pair: sampling.draw(pair, probs)
   drawn = jax.jit(lambda pairs: jax.lax.map(draw, pairs, batch_size=1024))(

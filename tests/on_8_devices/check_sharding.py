@@ -49,8 +49,8 @@ def setup(mesh, model=MODEL, num_rows=2):
   return arguments, settings
 
 
-def counts_of_a_round(mesh, rule):
-  arguments, settings = setup(mesh)
+def counts_of_a_round(mesh, rule, model=MODEL):
+  arguments, settings = setup(mesh, model)
   with jax.set_mesh(mesh):
     state = decode.prefill(
       *arguments,
@@ -62,7 +62,7 @@ def counts_of_a_round(mesh, rule):
     lowered = decode.advance.lower(
       arguments[0], state, verify=rule, max_rounds=8, **settings
     )
-  return hlo_counts.count(lowered.compile().as_text(), MODEL.vocab_size)
+  return hlo_counts.count(lowered.compile().as_text(), model.vocab_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +100,16 @@ def test_no_round_gathers_a_vocabulary(rule, shape, explicit):
   assert counts.collectives
   assert counts.vocab_all_gathers == 0
   assert counts.host_transfers == 0
+
+
+@pytest.mark.parametrize('explicit', [True, False])
+def test_no_round_gathers_a_vocabulary_that_has_one_factor_of_two(explicit):
+  # Like 32,002 and 128,258, which are common in fine-tuned models.
+  model = dataclasses.replace(MODEL, vocab_size=1058)
+  mesh = sharding.make_mesh(4, 2, explicit=explicit)
+  with jax.set_mesh(mesh):
+    assert sharding.is_divided(sharding.Axis('vocab', model.vocab_size))
+  assert counts_of_a_round(mesh, verify.chain, model).vocab_all_gathers == 0
 
 
 def test_a_rule_that_gathers_the_vocabulary_is_found():

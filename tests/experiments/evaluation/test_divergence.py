@@ -137,7 +137,8 @@ def _penalised(kind, logits, bias):
   settings = {
     'presence_penalty': gap,
     'frequency_penalty': gap / count,
-    'repetition_penalty': logits[first] / logits[second],
+    'repetition_penalty': (logits[first] + bias[first])
+    / (logits[second] + bias[second]),
   }
   if kind == 'logit_bias':
     bias[second] += gap
@@ -156,25 +157,19 @@ def test_what_is_tied_is_what_penalties_and_biases_leave(params, kind):
   model = dataclasses.replace(_BFLOAT16, dtype='float32')
   exact = jax.tree.map(lambda x: x.astype('float32'), params)
   logits, _ = _logits(params)
-  # The logits have one sign, so that a quotient can equate them; only the first
-  # token was emitted.
+  # Only the first token was emitted.
   pairs = [
     (first, second)
     for first in sorted({*_COMMON})
     for second in range(logits.size)
     if first < second
     and second not in (*_PROMPT, *_COMMON)
-    and logits[first] * logits[second] > 0
     and abs(logits[first] - logits[second]) > 0.1
   ]
   first, second = pairs[0]
   bias = np.zeros(logits.size, np.float32)
   bias[[first, second]] = 50
   sampling = _penalised(kind, logits, bias)
-  if kind == 'repetition_penalty' and logits[first] < 0:
-    sampling = dataclasses.replace(
-      sampling, repetition_penalty=1 / sampling.repetition_penalty
-    )
   audit = _audit(exact, first, second, model, sampling=sampling)
   assert audit.is_tie
   assert {audit.float32.best, audit.float32.second} == {first, second}
@@ -196,14 +191,14 @@ def test_the_bound_is_of_logits_that_were_divided(params):
   second = next(x for x in _ranked(params) if x not in (*_PROMPT, *_COMMON))
   assert logits[best] > 0
   bias = np.zeros(logits.size, np.float32)
-  bias[[best, second]] = 60, 50
+  bias[[best, second]] = 90, 50
   sampling = specsample.Sampling(repetition_penalty=1.5, logit_bias=bias)
   kernel = np.asarray(params['unembedding'], np.float32)
   moved = hidden * (kernel[:, best] / 1.5 - kernel[:, second])
   expected = 5 * 2**-8 * np.sqrt(6 * np.sum(moved**2)) + 1e-4
   audit = _audit(params, second, best, sampling=sampling)
   assert audit.bound == pytest.approx(expected, rel=1e-4)
-  margin = 10 + logits[best] / 1.5 - logits[second]
+  margin = (logits[best] + 90) / 1.5 - (logits[second] + 50)
   assert audit.float32.margin == pytest.approx(margin, abs=1e-4)
 
 
