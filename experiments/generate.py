@@ -96,11 +96,6 @@ flags.DEFINE_string(
   'out', None, 'Folder for generate.json, here or in a bucket (gs://).'
 )
 flags.register_validator(
-  'prompt',
-  lambda prompt: bool(prompt.strip()) or flags.FLAGS['interactive'].value,
-  'give a prompt that is not empty, or --interactive',
-)
-flags.register_validator(
   'out',
   lambda out: not (out and flags.FLAGS['interactive'].value),
   'a chat writes no file: give --out or --interactive, not both',
@@ -121,6 +116,12 @@ flags.register_validator(
 
 def main() -> None:
   """Shows what is under way, then loads everything that decodes."""
+  prompt = flags.FLAGS.prompt
+  if not (prompt.strip() or flags.FLAGS.interactive):
+    cli.fail(
+      f'--prompt={prompt}: give a prompt that is not empty, or --interactive '
+      '(--help lists the flags)'
+    )
   # Which of several processes is the first is known only once they have met.
   is_shown = not flags.FLAGS.distributed and flags.FLAGS.num_processes is None
   with stages_lib.shown(is_shown) as stages:

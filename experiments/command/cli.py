@@ -140,3 +140,5 @@ def _parse_flags(argv: list[str]) -> list[str]:
     return flags.FLAGS(argv)
   except flags.Error as error:
     fail(f'{error} (--help lists the flags)')
+  except SystemExit:  # absl has printed the help, and would end with 1
+    sys.exit(0)

@@ -354,6 +354,19 @@ def test_one_line_says_what_to_do(outcomes, case):
   assert re.fullmatch(f'.*{pattern}.*', line), outcome.err
 
 
+def test_stray_words_are_named_before_the_prompt_is_missed(commands_here):
+  (outcome,) = commands_here.run_all([['generate', 'hi', 'there']])
+  assert outcome.code == 2
+  assert outcome.remarks == ["unexpected argument 'hi': --help lists the flags"]
+
+
+@pytest.mark.parametrize('flag', ['--help', '--helpfull'])
+def test_help_is_no_failure(commands_here, flag):
+  (outcome,) = commands_here.run_all([['generate', flag]])
+  assert outcome.code == 0
+  assert '--[no]interactive' in outcome.out
+
+
 def test_nothing_is_left(outcomes):
   _, left, _ = outcomes
   assert left == set()
