@@ -16,7 +16,7 @@ if (($# < 2)); then
 fi
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
-questions=$(realpath -e "$2") || {
+questions=$(realpath -e "$2" 2> /dev/null) || {
   echo "$2 does not exist: give the file of development questions" >&2
   exit 2
 }
