@@ -1,9 +1,9 @@
 """The parts of a round, timed between the generations that they explain.
 
 They are timed a few rounds at a time, between batches that are evenly spread
-over the run, so that a machine that becomes faster or slower affects both. A
-pass over a draft costs more behind a longer prompt, so they are timed after
-prompts of all lengths.
+over the run, so that a machine that becomes faster or slower affects both.
+Behind a long prompt a pass over a draft takes longer, so the parts are timed
+after short, middling and long prompts.
 """
 
 from collections.abc import Sequence
