@@ -3,6 +3,7 @@
 import math
 
 import jax
+from jax.extend import random
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -214,8 +215,9 @@ def test_refuses(settings, value):
     sampling.per_row(sampling.Sampling(**settings), 2, VOCAB)
 
 
-# Drawn in one step; in two, with blocks that are padded; and with whole blocks.
-@pytest.mark.parametrize('vocab', [4, 1000, 1536])
+# Drawn in one step; in two, with blocks that are padded, padded in each half,
+# and whole.
+@pytest.mark.parametrize('vocab', [4, 1000, 514, 1536])
 @pytest.mark.parametrize('draw', [sampling.draw, sampling.draw_coupled])
 def test_draw_follows_the_distribution(draw, vocab):
   probs = np.random.default_rng(1).dirichlet(np.full(vocab, 0.3))
@@ -236,38 +238,62 @@ def test_draw_follows_the_distribution(draw, vocab):
   assert statistic < scipy.stats.chi2.isf(1e-6, kept.sum() - 1)
 
 
+def _from_words(key, bit_width, shape):
+  """Gives index 0 the two words that are the key, and others a half and 0."""
+  del bit_width
+  words = jnp.asarray([[0, 1 << 31], [0, 0]], jnp.uint32).at[:, 0].set(key)
+  return words.ravel()[: math.prod(shape)].reshape(shape)
+
+
+# Every value that either word of the noise can take.
+@pytest.mark.parametrize(
+  'word, share', [('high', 0.5), ('high', 1e-2), ('low', 1e-9), ('low', 1e-11)]
+)
+def test_each_token_has_its_share_of_the_noise(word, share):
+  """A token against one whose noise is its median wins as often as it should.
+
+  The noise is -log of an exponential variable, whose median is log 2.
+  """
+  words = random.define_prng_impl(
+    key_shape=(2,),
+    seed=lambda seed: seed,
+    split=lambda key, shape: jnp.broadcast_to(key, (*shape, 2)),
+    random_bits=_from_words,
+    fold_in=lambda key, data: key,
+    name='words',
+  )
+  weight = np.float32(share / (1 - share))
+  weights = jnp.asarray([weight, 1], jnp.float32)
+
+  @jax.jit
+  def wins(bits):
+    other = jnp.zeros_like(bits)
+    pair = (bits, other) if word == 'high' else (other, bits)
+    keys = jax.random.wrap_key_data(jnp.stack(pair, -1), impl=words)
+    drawn = jax.vmap(sampling.draw, (0, None))(keys, weights)
+    return jnp.sum(drawn == 0)
+
+  # The nine lowest bits are not used.
+  steps = np.arange(0, 1 << 32, 1 << 9, dtype=np.uint32).reshape(64, -1)
+  won = sum(int(wins(jnp.asarray(part))) for part in steps)
+  every = 1 << 23 if word == 'high' else 1 << 46
+  expected = -math.expm1(-math.log(2) * float(weight))
+  # To one value of the noise, and the rounding of the logarithms.
+  assert won / every == pytest.approx(expected, rel=2e-6, abs=2 / every)
+
+
 # SmolLM2, in 256 blocks; GPT-2, in padded ones; a fine-tuned Llama 2, in padded
 # ones of each half; Gemma.
 @pytest.mark.parametrize('vocab', [49_152, 50_257, 32_002, 262_144])
-def test_each_token_has_its_share_of_the_uniforms(monkeypatch, vocab):
-  """Weights are integers, and every uniform between two of them is drawn."""
-  monkeypatch.setattr(jax.random, 'split', lambda key: key)
-  monkeypatch.setattr(jax.random, 'uniform', lambda key, dtype: key)
-  total = 1 << 17
-  rng = np.random.default_rng(2)
-  # Some tokens, and whole blocks, have no weight.
-  laws = rng.dirichlet(np.full(vocab, 0.2))
-  laws[vocab // 4 : vocab // 2] = 0
-  weights = rng.multinomial(total, laws / laws.sum())
-  tokens = np.repeat(np.arange(vocab), weights)
-  num_parts = math.gcd(vocab, sampling._NUM_BLOCKS)
-  of_part, num_blocks = vocab // num_parts, 1
-  if num_parts < sampling._FEWEST_BLOCKS:
-    num_blocks = -(-of_part // sampling._NUM_BLOCKS)
-  size = -(-of_part // num_blocks)
-  starts = np.add.outer(
-    of_part * np.arange(num_parts), size * np.arange(num_blocks)
-  ).ravel()
-  block = np.searchsorted(starts, tokens, side='right') - 1
-  masses = np.add.reduceat(weights, starts)
-  places = np.arange(total) + 0.5
-  in_block = places - (np.cumsum(masses) - masses)[block]
-  uniforms = np.stack([places / total, in_block / masses[block]], axis=1)
-  probs = jnp.asarray(weights, jnp.float32)
-  draw = lambda pair: sampling.draw(pair, probs)
-  drawn = jax.jit(lambda pairs: jax.lax.map(draw, pairs, batch_size=1024))(
-    jnp.asarray(uniforms, jnp.float32)
+def test_blocks_lose_and_move_no_token(vocab):
+  # The ends of the vocabulary and of its halves, and places between.
+  ends = np.add.outer([0, vocab // 2, vocab], np.arange(-70, 70)).ravel()
+  between = np.random.default_rng(2).integers(vocab, size=300)
+  tokens = np.unique(np.concatenate([ends % vocab, between]))
+  draw = lambda token: sampling.draw(
+    jax.random.key(token), jax.nn.one_hot(token, vocab)
   )
+  drawn = jax.lax.map(draw, jnp.asarray(tokens), batch_size=64)
   np.testing.assert_array_equal(drawn, tokens)
 
 
