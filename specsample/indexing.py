@@ -62,6 +62,13 @@ def pick(x: Array, index: Array) -> Array:
   return jnp.sum(jnp.where(here, x, 0), axis=-1)
 
 
+def take(x: Array, ids: Array) -> Array:
+  """Returns the entries [..., m] of x [..., V] at ids [..., m]."""
+  if not sharding.is_divided(sharding.Axis('vocab', x.shape[-1])):
+    return jnp.take_along_axis(x, ids, axis=-1)
+  return pick(x[..., None, :], ids)
+
+
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
   """Returns the k largest entries of x [B, ..., V] and their indices.
 

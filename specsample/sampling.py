@@ -199,15 +199,9 @@ def warp(
     forbidden token.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-  if sampling.logit_bias is not None:
-    vocab = sharding.Axis('vocab', logits.size)
-    logits = logits + sharding.constrain(sampling.logit_bias, vocab)
-  if counts is not None:
-    logits = _penalise(sampling, counts, logits, drafted)
-  if sampling.constraint is not None:
-    vocab = sharding.Axis('vocab', logits.size)
-    allowed = sharding.constrain(sampling.constraint.mask(drafted), vocab)
-    logits = logits + jnp.where(allowed, 0, -jnp.inf)
+  logits = adjust(
+    sampling, terms(sampling, counts, drafted, logits.size), logits
+  )
   greedy = jnp.equal(sampling.temperature, 0)
   temperature = jnp.where(greedy, 1, sampling.temperature)
   # Shift before scaling, so that a tiny temperature cannot give inf - inf.
@@ -225,6 +219,87 @@ def warp(
     kept = probs >= sampling.min_p * jnp.max(probs)
     probs = _normalise(jnp.where(kept, probs, 0))
   return probs
+
+
+@types.pytree
+class Terms:
+  """What `adjust` reads of each token, [V] or of some tokens; None if unset."""
+
+  bias: Array | None
+  prompt: Array | None  # int32, occurrences in the prompt
+  generated: Array | None  # int32, in the emitted and the drafted tokens
+  allowed: Array | None  # bool, by the constraint
+
+
+def terms(
+  sampling: Sampling,
+  counts: TokenCounts | None,
+  drafted: Array,
+  vocab_size: int,
+) -> Terms:
+  """Returns the terms [V] of one row and position; arguments as in `warp`."""
+  vocab = sharding.Axis('vocab', vocab_size)
+  divided = lambda x: None if x is None else sharding.constrain(x, vocab)
+  prompt, generated, allowed = None, None, None
+  if counts is not None:
+    is_token = (drafted >= 0).astype(counts.generated.dtype)
+    # Otherwise the compiler may keep the counts divided and gather them per
+    # node.
+    own = sharding.constrain(counts.generated, None)
+    generated = own.at[jnp.maximum(drafted, 0)].add(is_token)
+    prompt = counts.prompt
+  if sampling.constraint is not None:
+    allowed = sampling.constraint.mask(drafted)
+  return Terms(
+    bias=divided(sampling.logit_bias),
+    prompt=divided(prompt),
+    generated=divided(generated),
+    allowed=divided(allowed),
+  )
+
+
+def adjust(sampling: Sampling, terms: Terms, logits: Array) -> Array:
+  """Applies bias, penalties and constraint to logits, shaped like the terms.
+
+  What a token's logit becomes increases with it and depends on no other logit.
+  """
+  if terms.bias is not None:
+    logits = logits + terms.bias
+  if terms.prompt is not None and terms.generated is not None:
+    if sampling.repetition_penalty is not None:
+      penalty = sampling.repetition_penalty
+      scaled = jnp.where(logits > 0, logits / penalty, logits * penalty)
+      is_there = terms.prompt + terms.generated > 0
+      logits = jnp.where(is_there, scaled, logits)
+    if sampling.presence_penalty is not None:
+      logits = logits - sampling.presence_penalty * (terms.generated > 0)
+    if sampling.frequency_penalty is not None:
+      logits = logits - sampling.frequency_penalty * terms.generated
+  if terms.allowed is not None:
+    logits = logits + jnp.where(terms.allowed, 0, -jnp.inf)
+  return logits
+
+
+def coupled_scores(
+  sampling: Sampling, logits: Array, reference: Array, noise: Array | None
+) -> Array:
+  """Returns what `draw_coupled` maximises, up to a constant, without softmax.
+
+  For settings without top-k, top-p and min-p; greedily, with any.
+
+  Args:
+    sampling: one row's settings, scalar leaves.
+    logits: of all tokens or of some, after `adjust`.
+    reference: [], near the largest logit, so that a tiny temperature cannot
+      overflow.
+    noise: of the same tokens, from `coupled_noise`; None if the row is greedy.
+  """
+  if noise is None:
+    return logits
+  greedy = jnp.equal(sampling.temperature, 0)
+  temperature = jnp.where(greedy, 1, sampling.temperature)
+  scores = (logits - reference) / temperature.astype(logits.dtype)
+  return scores + jnp.where(greedy, 0, noise)
 
 
 def most_likely(probs: Array) -> Array:
@@ -280,28 +355,31 @@ def draw_coupled(key: Array, probs: Array) -> Array:
 
   With the same key, similar distributions mostly give the same index.
   """
-  scores = _noisy(key, probs, sharding.Axis('vocab', probs.size))
+  scores = jnp.log(probs) + coupled_noise(key, probs.size, probs.dtype)
   # If probs are NaN, this is still a valid index.
   return jnp.minimum(_first(scores == jnp.max(scores)), probs.size - 1)
 
 
+def coupled_noise(
+  key: Array, vocab_size: int, dtype: Any = jnp.float32
+) -> Array:
+  """Returns the noise [V] that `draw_coupled` adds."""
+  return _noise(key, vocab_size, dtype, sharding.Axis('vocab', vocab_size))
+
+
 def _pick(key, weights):
-  scores = _noisy(key, sharding.constrain(weights, None), None)
-  return jnp.argmax(scores).astype(jnp.int32)
+  weights = sharding.constrain(weights, None)
+  noise = _noise(key, weights.size, weights.dtype, None)
+  return jnp.argmax(jnp.log(weights) + noise).astype(jnp.int32)
 
 
-def _noisy(key, weights, axis):
+def _noise(key, size, dtype, axis):
   # The default noise of 23 bits would be too coarse: one draw in a hundred over
   # 128k equally likely tokens is a tie for the largest, which the lower index
   # wins, and no token gets less than one draw in ten million.
-  noise = jax.random.gumbel(
-    key,
-    weights.shape,
-    weights.dtype,
-    mode='high',
-    out_sharding=sharding.of_new(axis),
+  return jax.random.gumbel(
+    key, (size,), dtype, mode='high', out_sharding=sharding.of_new(axis)
   )
-  return jnp.log(weights) + noise
 
 
 def _first(flags):
@@ -311,25 +389,6 @@ def _first(flags):
   vocabulary is divided.
   """
   return jnp.min(jnp.where(flags, indexing.vocab_ids(flags.size), flags.size))
-
-
-def _penalise(sampling, counts, logits, drafted):
-  is_token = (drafted >= 0).astype(counts.generated.dtype)
-  # Otherwise the compiler may keep the counts divided and gather them per node.
-  own = sharding.constrain(counts.generated, None)
-  generated = own.at[jnp.maximum(drafted, 0)].add(is_token)
-  vocab = sharding.Axis('vocab', logits.size)
-  generated = sharding.constrain(generated, vocab)
-  prompt = sharding.constrain(counts.prompt, vocab)
-  if sampling.repetition_penalty is not None:
-    penalty = sampling.repetition_penalty
-    scaled = jnp.where(logits > 0, logits / penalty, logits * penalty)
-    logits = jnp.where(prompt + generated > 0, scaled, logits)
-  if sampling.presence_penalty is not None:
-    logits = logits - sampling.presence_penalty * (generated > 0)
-  if sampling.frequency_penalty is not None:
-    logits = logits - sampling.frequency_penalty * generated
-  return logits
 
 
 def _normalise(probs):

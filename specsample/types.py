@@ -200,7 +200,11 @@ class DecodeState:
   stop_reason: Array  # [B] int32, a StopReason
   round: Array  # [B] int32, target passes since the prefill
   tokens: Array  # [B, S] int32
-  log_probs: Array  # [B, S] float32, under the target before warping
+  # [B, S] float32, under the target before warping; None if not asked for.
+  log_probs: Array | None
+  # [B, S] int32 each, as in `Output`; None unless the rule is `Certified`.
+  scored: Array | None
+  ties: Array | None
   origin: Array  # [B, S] int8, an Origin
   emit_round: Array  # [B, S] int32, the round that emitted the token
   proposed: Array  # [B, K + 1] int32, rounds that drafted i tokens
@@ -218,7 +222,13 @@ class Output:
 
   tokens: Array  # [B, M] int32, 0 past the end of a row
   lengths: Array  # [B] int32, emitted tokens, including the stop token
-  log_probs: Array  # [B, M] float32, under the target before warping
+  # [B, M] float32, under the target before warping; None if not asked for.
+  log_probs: Array | None
+  # Of `verify.Certified`, else None: how many tokens of the vocabulary were
+  # scored exactly for each emitted one, and how many of them scored no less
+  # than it, as far as rounding allows to tell. [B, M] int32 each.
+  scored: Array | None
+  ties: Array | None
   origin: Array  # [B, M] int8, an Origin, 0 past the end of a row
   emit_round: Array  # [B, M] int32, the round that emitted the token
   rounds: Array  # [B] int32, target passes since the prefill
@@ -342,6 +352,30 @@ class Readable(Model, Protocol):
     """Returns the cache with the tokens that were read."""
 
 
+class Certifiable(Model, Protocol):
+  """A model whose best tokens `verify.Certified` finds without all logits."""
+
+  def shadow(self, params: Params) -> Any:
+    """Returns a table of bounds beside the unembedding, made once."""
+
+  def is_shadow(self, shadow: Any, params: Params) -> bool:
+    """Returns whether the table was made of these parameters, on the host."""
+
+  def bounds(
+    self, params: Params, shadow: Any, hidden: Array
+  ) -> tuple[Array, Array]:
+    """Bounds the logits of hidden vectors [..., D].
+
+    Returns:
+      upper: [..., V] float32, at least what `unembed` computes.
+      rounding: [..., V] float32, how far a logit of `unembed` or `unembed_at`
+        may be from its exact value.
+    """
+
+  def unembed_at(self, params: Params, hidden: Array, ids: Array) -> Array:
+    """Returns the logits [B, ..., n] of tokens ids [B, ..., n] alone."""
+
+
 # `default` declares a property that a field of a subclass's dataclass may
 # replace. A real property would be taken for the field's default value.
 if TYPE_CHECKING:
@@ -411,6 +445,11 @@ class Drafter(abc.ABC):
   def vocab_size(self) -> int | None:
     """The V that the drafter was made for; None if it fits any target."""
     return None
+
+  @default
+  def reads_logits(self) -> bool:
+    """Whether `observe` reads the target's logits."""
+    return False
 
   @default
   def policies(self) -> Sequence[Any]:

@@ -15,7 +15,7 @@ def test_is_caught(bug):
 
 def test_all_known_mistakes_are_planted():
   # 22 mistakes in chains, four in filters, seven in trees, two in drafters that
-  # remember, one in drafters that learn, one in constraints.
-  assert len(bugs.BUGS) == 22 + 4 + 7 + 2 + 1 + 1
+  # remember, one in drafters that learn, one in constraints, three in bounds.
+  assert len(bugs.BUGS) == 22 + 4 + 7 + 2 + 1 + 1 + 3
   names = [bug.name for bug in bugs.BUGS]
   assert len(set(names)) == len(names)

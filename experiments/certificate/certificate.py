@@ -22,6 +22,7 @@ from specsample import stats
 from specsample import verify
 from specsample.testing import acceptance
 from specsample.testing import cases as cases_lib
+from specsample.testing import choices
 from specsample.testing import enumerate as enumerate_lib
 from specsample.testing.cases import Case
 from specsample.types import DraftKind, Verifier
@@ -33,7 +34,7 @@ Work = tuple[str, Callable[[], list[Record]]]
 Steps = dict[tuple[str, int, str], Callable[[], list[Record]]]
 
 TOLERANCE = 1e-12
-SECTIONS = ('cases', 'lossy', 'statistical', 'planted_bugs')
+SECTIONS = ('cases', 'lossy', 'statistical', 'choices', 'planted_bugs')
 
 # Independent formulas for the kept drafts, for the rules that have one.
 _LAW = {
@@ -81,6 +82,7 @@ def steps(plan: Plan) -> Steps:
     'cases': _cases,
     'lossy': _lossy,
     'statistical': _statistical,
+    'choices': _choices,
     'planted_bugs': _planted_bugs,
   }
   return {
@@ -320,6 +322,36 @@ def _statistical(plan) -> Iterator[Work]:
 
 def _measure_draw(draw, plan):
   return [sampled.measure(draw, plan.num_rows, plan.seed)]
+
+
+def _choices(plan) -> Iterator[Work]:
+  del plan
+  for scene in choices.scenes():
+    yield (
+      f'choices, {scene.name}',
+      functools.partial(_compare_choices, scene),
+    )
+
+
+def _compare_choices(scene) -> list[Record]:
+  """Compares `verify.Certified` with the best tokens, for each setting."""
+  model = scene.model()
+  missed = choices.missed_bounds(scene, model)
+  records = []
+  for setting, (_, is_coupled) in choices.SETTINGS.items():
+    rule = verify.Certified(coupled=is_coupled)
+    found = choices.found(scene, model, setting, rule)
+    records.append(
+      {
+        'verifier': 'certified',
+        'case': scene.name,
+        'settings': setting,
+        'missed_bounds': missed,
+        **dataclasses.asdict(found),
+        'passed': missed == found.wrong == 0,
+      }
+    )
+  return records
 
 
 def _planted_bugs(plan) -> Iterator[Work]:

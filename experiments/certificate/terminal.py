@@ -1,5 +1,6 @@
 """The certificate, shown in a terminal."""
 
+import collections
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,9 @@ def show(certificate: Record) -> None:
   if certificate['statistical']:
     console.print('\nThe compiled loop against the exact law\n', style='bold')
     console.print(_statistical(certificate['statistical']))
+  if certificate['choices']:
+    console.print('\nBest tokens, found without all logits\n', style='bold')
+    console.print(_choices(certificate['choices']))
   if certificate['planted_bugs']:
     console.print('\nPlanted bugs\n', style='bold')
     console.print(_planted_bugs(certificate['planted_bugs']))
@@ -95,6 +99,30 @@ def _statistical(records: list[Record]) -> rich.table.Table:
       f'{record["detectable_total_variation"]:.3f}',
       kept,
       _mark([record]),
+    )
+  return table
+
+
+def _choices(records: list[Record]) -> rich.table.Table:
+  table = _table(
+    *('settings', 'positions', 'wrong', 'bounds missed'),
+    *('few scored', 'all scored', 'ok'),
+  )
+  for setting in dict.fromkeys(record['settings'] for record in records):
+    rows = [record for record in records if record['settings'] == setting]
+    numbers = collections.Counter[int]()
+    for row in rows:
+      # JSON has made the numbers text in a run that was resumed.
+      numbers.update({int(n): count for n, count in row['scored'].items()})
+    whole = numbers[max(numbers)]
+    table.add_row(
+      setting,
+      f'{numbers.total()}',
+      f'{sum(row["wrong"] for row in rows)}',
+      f'{sum(row["missed_bounds"] for row in rows)}',
+      f'{numbers.total() - whole}',
+      f'{whole}',
+      _mark(rows),
     )
   return table
 

@@ -86,6 +86,11 @@ class Recording(wrapper.Wrapper):
     """See `types.Drafter`."""
     return False
 
+  @property
+  def reads_logits(self) -> bool:
+    """See `types.Drafter`."""
+    return True
+
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
     table = lambda dtype, *sizes: sharding.zeros(

@@ -37,6 +37,11 @@ class Wrapper(Drafter):
     return self.drafter.vocab_size
 
   @types.default
+  def reads_logits(self) -> bool:
+    """See `types.Drafter`."""
+    return self.drafter.reads_logits
+
+  @types.default
   def can_pause(self) -> bool:
     """See `types.Drafter`."""
     return self.drafter.can_pause

@@ -45,6 +45,7 @@ def generate_all(
   batch_size: int = 16,
   group_size: int | None = None,
   history: history_lib.History | None = None,
+  log_probs: bool = True,
 ) -> Iterator[Output]:
   """Continues any number of prompts, each as `generate` would on its own.
 
@@ -70,6 +71,7 @@ def generate_all(
     history: receives each prompt with its continuation once that is done, and
       later drafts look it up: it is the store 'history' of `drafters.Suffix` or
       `Either`. It may already hold texts of earlier calls.
+    log_probs: as in `generate`.
 
   Returns:
     An iterator over one `Output` per prompt, in the order of the prompts, each
@@ -107,6 +109,7 @@ def generate_all(
       max(job.max_new_tokens for job in jobs), model.max_length
     ),
     group_size=group_size,
+    log_probs=log_probs,
   )
   if history is not None:
     params = _with_history(params, drafter, history)

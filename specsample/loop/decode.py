@@ -33,6 +33,7 @@ from specsample.types import (
   Params,
   Verifier,
 )
+from specsample.verify.certified import Certified
 
 # Combinations that have passed `check_rule`. Tracing takes a while, and even a
 # hit in JAX's own trace cache would cost 2 ms per call.
@@ -53,6 +54,7 @@ def generate(
   max_new_tokens: ArrayLike | int,
   stop: Stop = Stop(),
   max_length: int | None = None,
+  log_probs: bool = True,
 ) -> Output:
   """Continues a batch of prompts by speculative decoding.
 
@@ -85,6 +87,7 @@ def generate(
     max_length: capacity of each row's cache in tokens, prompt included; default
       P + max_new_tokens. A row that reaches it, or the model's own limit,
       stops.
+    log_probs: whether `Output.log_probs` is computed, which reads all logits.
 
   Returns:
     The emitted tokens and what is recorded about each of them, on the device.
@@ -106,6 +109,7 @@ def generate(
     max_new_tokens=max_new_tokens,
     max_length=max_length,
     verify=verify,
+    log_probs=log_probs,
   )
   run = _advance_and_keep if sharding.is_traced() else advance
   state = run(
@@ -148,6 +152,7 @@ def prefill(
   max_length: int | None = None,
   slots: int | None = None,
   verify: Verifier | None = None,
+  log_probs: bool = True,
 ) -> DecodeState:
   """Prefills the prompts chunk by chunk; takes the arguments of `generate`.
 
@@ -160,7 +165,8 @@ def prefill(
   them, as `refill` does.
 
   `verify` is only checked, not run: a rule that `advance` would refuse is
-  refused here, before anything is compiled. None skips the check.
+  refused here, before anything is compiled. None skips the check, but
+  `Certified` must be given.
   """
   request = request_lib.check(
     params,
@@ -174,6 +180,8 @@ def prefill(
     max_new_tokens=max_new_tokens,
     max_length=max_length,
     slots=slots,
+    log_probs=log_probs,
+    verify=verify,
   )
   if verify is not None:
     check_rule(params, request, model=model, drafter=drafter, verify=verify)
@@ -267,6 +275,11 @@ def advance(
       f'but the state was made for {known[0]} to a depth of {known[1]}: '
       'prefill with this drafter'
     )
+  if isinstance(verify, Certified) and state.scored is None:
+    raise ValueError(
+      'verify is Certified, but the state was made without it, so what it '
+      'needs was not checked: prefill with verify=Certified(...)'
+    )
   one_round = functools.partial(
     step.step, params, model=model, drafter=drafter, verify=verify, stop=stop
   )
@@ -322,6 +335,8 @@ def finish(
   emitted = offsets < lengths[:, None]
 
   def emissions(buffer):
+    if buffer is None:
+      return None
     values = jnp.take_along_axis(buffer, columns, axis=1, mode='clip')
     return jnp.where(emitted, values, 0)
 
@@ -329,6 +344,8 @@ def finish(
     tokens=emissions(state.tokens),
     lengths=lengths,
     log_probs=emissions(state.log_probs),
+    scored=emissions(state.scored),
+    ties=emissions(state.ties),
     origin=emissions(state.origin),
     emit_round=emissions(state.emit_round),
     rounds=state.round,

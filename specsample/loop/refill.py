@@ -91,6 +91,7 @@ class Batch:
   # Once no jobs are waiting, the batch is halved as rows finish, down to this
   # many rows. None: its size does not change.
   fewest_rows: int | None = None
+  log_probs: bool = True  # whether they are computed
 
   def __post_init__(self):
     """Raises ValueError for sizes below 1, or `slot_step` without `rounds`."""
@@ -233,6 +234,8 @@ class Batch:
       max_new_tokens=1,
       max_length=self.max_length,
       slots=slots,
+      log_probs=self.log_probs,
+      verify=self.verify,
     )
 
   def _prefill(self, params, key, jobs, sizes: '_Sizes') -> DecodeState:
@@ -257,6 +260,8 @@ class Batch:
       max_new_tokens=np.asarray([job.max_new_tokens for job in jobs]),
       max_length=self.max_length,
       slots=sizes.holding_doubled(fed),
+      log_probs=self.log_probs,
+      verify=self.verify,
     )
 
   def _advance(self, params, state, max_finished) -> DecodeState:
@@ -324,11 +329,13 @@ def _row(output: Output, row: int, job: Job) -> Output:
   """Returns one row [1, ...], cut to the job's `max_new_tokens` columns."""
   # Copied, because a view would keep all rows alive.
   one = jax.tree.map(lambda x: x[row : row + 1].copy(), output)
-  cut = lambda x: x[:, : job.max_new_tokens]
+  cut = lambda x: None if x is None else x[:, : job.max_new_tokens]
   return dataclasses.replace(
     one,
     tokens=cut(one.tokens),
     log_probs=cut(one.log_probs),
+    scored=cut(one.scored),
+    ties=cut(one.ties),
     origin=cut(one.origin),
     emit_round=cut(one.emit_round),
   )

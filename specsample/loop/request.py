@@ -14,8 +14,17 @@ from specsample import checks
 from specsample import sampling as sampling_lib
 from specsample import sharding
 from specsample import types
+from specsample.loop import certified
 from specsample.sampling import Sampling
-from specsample.types import Array, Drafter, Model, Params, StopReason
+from specsample.types import (
+  Array,
+  Drafter,
+  Model,
+  Params,
+  StopReason,
+  Verifier,
+)
+from specsample.verify.certified import Certified
 
 # Limits the attention scores of a prefill: this many tokens against the cache.
 PREFILL_CHUNK = 128
@@ -69,6 +78,8 @@ class Request:
   request_id: Array  # [B] int32
   sampling: Sampling  # leaves [B]; the bias [B, V]
   chunk: int = types.static()  # tokens per prefill pass
+  log_probs: bool = types.static()  # whether they are recorded
+  certified: bool = types.static()  # whether the rule is `verify.Certified`
 
 
 def axes(request: Request) -> Request:
@@ -90,12 +101,14 @@ def check(
   max_new_tokens: Any,
   max_length: int | None,
   slots: int | None = None,
+  log_probs: bool = True,
+  verify: Verifier | None = None,
 ) -> Request:
   """Checks the arguments of `decode.generate` and moves them to the device.
 
   Of traced arguments only shapes and dtypes are checked. `slots` is the size of
   the buffers if they should be smaller than `max_length` needs; see
-  `decode.prefill`.
+  `decode.prefill`. Of `verify` only what `Certified` needs is checked.
 
   Raises:
     ValueError: an argument does not fit; the message says how to fix it.
@@ -105,6 +118,13 @@ def check(
   _check_drafter(model, drafter)
   check_params(params, model, drafter)
   _check_key(key)
+  certified.check(
+    *(verify, params),
+    model=model,
+    drafter=drafter,
+    sampling=sampling,
+    log_probs=log_probs,
+  )
   prompts = checks.integers(
     *('prompts', prompts),
     'give token ids [B, P], int32, in rows of one length (pad_prompts makes '
@@ -158,6 +178,8 @@ def check(
     request_id=ids(request_ids, batch),
     sampling=sampling_lib.per_row(sampling, batch, model.vocab_size),
     chunk=chunk,
+    log_probs=bool(log_probs),
+    certified=isinstance(verify, Certified),
   )
   return _on_devices(request)
 

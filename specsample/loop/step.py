@@ -17,6 +17,7 @@ from specsample import indexing
 from specsample import sampling as sampling_lib
 from specsample import streams
 from specsample import types
+from specsample.loop import certified
 from specsample.loop import emission as emission_lib
 from specsample.loop import stopping
 from specsample.types import (
@@ -33,6 +34,7 @@ from specsample.types import (
   Verifier,
   Warp,
 )
+from specsample.verify.certified import Certified
 
 
 @types.pytree
@@ -57,7 +59,10 @@ class Judged:
   probs: Array  # [B, N + 1, V], 0 where there is no distribution
   valid: Array  # [B, N + 1] bool, whether there is a distribution
   verdict: Verdict  # [B]
-  log_probs: Array  # [B, P + 1] float32, of the kept drafts and the next token
+  # Of the kept drafts and the next token, [B, P + 1]; None if not asked for.
+  log_probs: Array | None
+  scored: Array | None
+  ties: Array | None
 
 
 def step(
@@ -107,15 +112,18 @@ def step(
       num_accepted=emission.num_accepted,
       num_emitted=emission.count,
     )
-    state = _write(state, draft, emission, judged.log_probs)
+    state = _write(state, draft, emission, judged)
     return observed, dataclasses.replace(state, cache=cache, draft=draft_state)
 
 
-def _write(state, draft, emission, log_probs) -> DecodeState:
+def _write(state, draft, emission, judged) -> DecodeState:
   """Returns the state with what a round emitted, all but the caches."""
-  append = lambda buffer, values: emission_lib.append(
-    buffer, values, state.length, emission.count
-  )
+
+  def append(buffer, values):
+    if buffer is None:
+      return None
+    return emission_lib.append(buffer, values, state.length, emission.count)
+
   rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
   return dataclasses.replace(
     state,
@@ -124,7 +132,9 @@ def _write(state, draft, emission, log_probs) -> DecodeState:
     stop_reason=emission.stop_reason,
     round=state.round + ~state.done,
     tokens=append(state.tokens, emission.tokens),
-    log_probs=append(state.log_probs, log_probs),
+    log_probs=append(state.log_probs, judged.log_probs),
+    scored=append(state.scored, judged.scored),
+    ties=append(state.ties, judged.ties),
     origin=append(state.origin, emission.origin),
     emit_round=append(state.emit_round, rounds),
     proposed=_tally(state.proposed, drafts.depth(draft), state.done),
@@ -225,28 +235,53 @@ def _judged(
 
   def judged(output, of_width):
     missing = draft.tokens.shape[1] - of_width.tokens.shape[1]
-    probs = _target_probs(state, draft, output.logits)
-    valid = sampling_lib.is_distribution(probs)
+    chosen = None
+    if isinstance(verify, Certified):
+      chosen = certified.choose(
+        *(params, state, of_width, output.hidden),
+        _prefixes(draft, output.hidden.shape[1]),
+        model=model,
+        verify=verify,
+      )
+      valid = chosen.valid
+      one_hot = chosen.tokens[..., None] == indexing.vocab_ids(model.vocab_size)
+      probs = one_hot.astype(jnp.float32)
+      output = dataclasses.replace(output, logits=output.hidden[..., :0])
+    else:
+      probs = _target_probs(state, draft, output.logits)
+      valid = sampling_lib.is_distribution(probs)
     # A rule looks at all positions at once, so it must see neither NaN nor the
     # drafts that follow a position without a distribution.
     probs = jnp.where(valid[..., None], probs, 0)
     if draft.parents is not None:
-      output, probs, valid = _pad((output, probs, valid), missing)
+      output, probs, valid, chosen = _pad(
+        (output, probs, valid, chosen), missing
+      )
       of_width, missing = draft, 0
     of_width = _keep_behind(of_width, valid)
-    verdict = judge(state, of_width, probs, verify)
+    if isinstance(verify, Certified) and chosen is not None:
+      verdict = jax.vmap(verify.of_choices)(of_width, chosen.tokens)
+    else:
+      verdict = judge(state, of_width, probs, verify)
     path = _path(draft, verdict)
     if path is not None:
-      output = jax.tree.map(lambda x: _take_nodes(x, path), output)
-    logits = output.logits.astype(jnp.float32)
-    tokens = emission_lib.tokens(of_width, verdict)
-    log_sum_exp = jax.nn.logsumexp(logits, axis=-1)
+      output, chosen = jax.tree.map(
+        lambda x: _take_nodes(x, path), (output, chosen)
+      )
+    log_probs = None
+    if state.log_probs is not None:
+      logits = output.logits.astype(jnp.float32)
+      tokens = emission_lib.tokens(of_width, verdict)
+      log_sum_exp = jax.nn.logsumexp(logits, axis=-1)
+      log_probs = indexing.pick(logits, tokens) - log_sum_exp
     return Judged(
       output=_pad(output, missing),
       probs=_pad(probs, missing),
       valid=_pad(valid, missing),
       verdict=verdict,
-      log_probs=_pad(indexing.pick(logits, tokens) - log_sum_exp, missing),
+      log_probs=_pad(log_probs, missing),
+      scored=None if chosen is None else _pad(chosen.scored, missing),
+      ties=None if chosen is None else _pad(chosen.ties, missing),
     )
 
   return _passes(params, state, draft, judged, model=model, drafter=drafter)
@@ -346,10 +381,17 @@ def _pending(state) -> Array:
 
 def _target_probs(state, draft, logits):
   """Turns logits after the first n nodes into distributions [B, n, V]."""
-  # prefixes[:, i]: the drafts up to node i, which its penalties count.
-  prefixes = jnp.where(drafts.on_the_way(draft), draft.tokens[:, None], -1)
-  prefixes = prefixes[:, : logits.shape[1]]
+  prefixes = _prefixes(draft, logits.shape[1])
   return jax.vmap(_warp(state), in_axes=1, out_axes=1)(logits, prefixes)
+
+
+def _prefixes(draft, num_nodes):
+  """Returns the drafts up to each node, which its penalties count: [B, n, N].
+
+  Drafts that are not before a node are -1.
+  """
+  prefixes = jnp.where(drafts.on_the_way(draft), draft.tokens[:, None], -1)
+  return prefixes[:, :num_nodes]
 
 
 def _round_keys(state):

@@ -62,6 +62,61 @@ def dtype_of(params: Params) -> Any:
   return next(leaf.dtype for leaf in leaves if not isinstance(leaf, Int8))
 
 
+def product(x: Array, kernel: Int8, axes: Any, dtype: Any) -> Array:
+  """Multiplies rows x [R, D] by kernel [D, F] with a scale [1, F].
+
+  The product is computed in the dtype of x. `axes` are the `sharding.Axes` of
+  the result, and `dtype` is its dtype.
+  """
+
+  def whole(x, values):
+    return sharding.einsum(
+      *('rd,df->rf', x, values.astype(x.dtype)),
+      axes=axes,
+      preferred_element_type=jnp.float32,
+    )
+
+  size = _block_size(kernel.values)
+  if size == len(kernel.values):
+    y = whole(x, kernel.values)
+  else:
+    y = jax.lax.platform_dependent(
+      *(x, kernel.values),
+      cpu=functools.partial(_by_blocks, size=size),
+      default=whole,
+    )
+  return (y * kernel.scale).astype(dtype)
+
+
+# A CPU writes the converted integers of a block, which should stay in a cache.
+_BLOCK_ELEMENTS = 1 << 22
+
+
+def _block_size(values):
+  """Returns the most rows of a block whose number divides those of values."""
+  num_in, num_out = values.shape
+  if not jax.sharding.get_abstract_mesh().empty:
+    return num_in
+  most = max(1, _BLOCK_ELEMENTS // num_out)
+  return max(n for n in range(1, min(most, num_in) + 1) if num_in % n == 0)
+
+
+def _by_blocks(x, values, size):
+  blocks = values.reshape(-1, size, values.shape[1])
+  parts = jnp.swapaxes(x.reshape(len(x), -1, size), 0, 1)
+
+  def add(total, block):
+    part, of_block = block
+    y = jnp.einsum(
+      *('rd,df->rf', part, of_block.astype(x.dtype)),
+      preferred_element_type=jnp.float32,
+    )
+    return total + y, None
+
+  start = jnp.zeros((len(x), values.shape[1]), jnp.float32)
+  return jax.lax.scan(add, start, (parts, blocks))[0]
+
+
 def stored_as(x: Array, entries: Array | Int8) -> Array | Int8:
   """Returns x [..., D] in the form in which the cache stores entries."""
   return quantise(x) if isinstance(entries, Int8) else x

@@ -36,8 +36,7 @@ def product(x: Array, kernel: Matrix, axes: Any, dtype: Any) -> Array:
     dtype: the dtype of the result.
   """
   if isinstance(kernel, int8.Int8):
-    y = product(x, kernel.values.astype(x.dtype), axes, dtype)
-    return (y * kernel.scale).astype(dtype)
+    return int8.product(x, kernel, axes, dtype)
   if isinstance(kernel, transposed.Transposed):
     return transposed.product(x, kernel, axes, dtype)
   if len(x) == 1 and (parts := one_row.num_parts(kernel)) > 1:

@@ -22,6 +22,7 @@ from specsample.models import masks
 from specsample.models import matrices
 from specsample.models import network
 from specsample.models import rotary
+from specsample.models import shadow as shadow_lib
 from specsample.types import Array, ModelOutput, Params
 
 
@@ -242,6 +243,26 @@ class Transformer:
     """See `types.Model`."""
     return network.merge(_Network, self, params).unembed(hidden)
 
+  def unembed_at(self, params: Params, hidden: Array, ids: Array) -> Array:
+    """See `types.Certifiable`."""
+    return network.merge(_Network, self, params).unembed_at(hidden, ids)
+
+  def shadow(self, params: Params) -> shadow_lib.Shadow:
+    """See `types.Certifiable`."""
+    made = network.merge(_Network, self, params)
+    return shadow_lib.of_matrix(made.kernel, made.vocab_axis)
+
+  def is_shadow(self, shadow: shadow_lib.Shadow, params: Params) -> bool:
+    """See `types.Certifiable`."""
+    made = network.merge(_Network, self, params)
+    return shadow_lib.is_of(shadow, made.kernel)
+
+  def bounds(
+    self, params: Params, shadow: shadow_lib.Shadow, hidden: Array
+  ) -> tuple[Array, Array]:
+    """See `types.Certifiable`."""
+    return network.merge(_Network, self, params).bounds(shadow, hidden)
+
   def keep_layers(self, indices: tuple[int, ...]) -> 'Transformer':
     """Returns the model with a subset of its layers; see `keep_params`."""
     kept = lambda some: tuple(
@@ -262,6 +283,10 @@ class Transformer:
     """Returns the parameters of `keep_layers(indices)`, shared, not copied."""
     kept = {i: params['layers'][index] for i, index in enumerate(indices)}
     return params | {'layers': kept}
+
+
+# Of values up to 1; XLA's own tanh is right to a few units of float32.
+_ROUNDING_OF_TANH = 2.0**-20
 
 
 class _Network(nnx.Module):
@@ -296,19 +321,48 @@ class _Network(nnx.Module):
     found = matrices.lookup(table, ids, self.vocab_axis, dtype)
     return found if scale is None else found * jnp.asarray(scale, dtype)
 
+  @property
+  def kernel(self):
+    """The unembedding [D, V]."""
+    own = self.embedding if self.unembedding is None else self.unembedding
+    return own.get_value()
+
   def unembed(self, hidden):
-    kernel = self.embedding if self.unembedding is None else self.unembedding
     rows = hidden.reshape(-1, hidden.shape[-1])
     logits = matrices.product(
-      *(rows, kernel.get_value(), ('batch', self.vocab_axis), jnp.float32)
+      *(rows, self.kernel, ('batch', self.vocab_axis), jnp.float32)
     )
+    return self._finish(logits).reshape(*hidden.shape[:-1], -1)
+
+  def unembed_at(self, hidden, ids):
+    vectors = matrices.lookup(self.kernel, ids, self.vocab_axis, hidden.dtype)
+    logits = jnp.einsum(
+      *('...d,...nd->...n', hidden, vectors),
+      preferred_element_type=jnp.float32,
+    )
+    return self._finish(logits, ids)
+
+  def bounds(self, shadow, hidden):
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    upper, rounding = shadow_lib.bounds(shadow, rows, self.vocab_axis)
+    upper = self._finish(upper)
+    cap = self.config.logit_softcap
+    if cap is not None:
+      # The cap brings logits no further apart, but tanh is rounded too.
+      of_cap = cap * _ROUNDING_OF_TANH
+      upper, rounding = upper + of_cap, rounding + of_cap
+    of_nodes = lambda x: x.reshape(*hidden.shape[:-1], -1)
+    return of_nodes(upper), of_nodes(rounding)
+
+  def _finish(self, logits, ids=None):
+    """Caps logits [..., n] of the tokens `ids`, by default all."""
     cap = self.config.logit_softcap
     if cap is not None:
       logits = cap * jnp.tanh(logits / cap)
     if self.config.num_tokens is not None:
-      is_token = jnp.arange(logits.shape[-1]) < self.config.num_tokens
-      logits = jnp.where(is_token, logits, -jnp.inf)
-    return logits.reshape(*hidden.shape[:-1], -1)
+      ids = jnp.arange(logits.shape[-1]) if ids is None else ids
+      logits = jnp.where(ids < self.config.num_tokens, logits, -jnp.inf)
+    return logits
 
   def __call__(self, tokens, cache, features, parents):
     batch, num_new = tokens.shape

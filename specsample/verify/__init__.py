@@ -1,6 +1,8 @@
 """Verification rules: callables with a `.law`, one paper per file."""
 
 from specsample.verify.block import block
+from specsample.verify.certified import Certified
+from specsample.verify.certified import certified
 from specsample.verify.chain import chain
 from specsample.verify.coupled import coupled
 from specsample.verify.greedy_draft import greedy_draft
@@ -13,10 +15,12 @@ from specsample.verify.tree import tree
 from specsample.verify.typical import Typical
 
 __all__ = [
+  'Certified',
   'Lenient',
   'Synthetic',
   'Typical',
   'block',
+  'certified',
   'chain',
   'coupled',
   'greedy_draft',

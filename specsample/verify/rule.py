@@ -205,7 +205,11 @@ def draw(key: Array, draft: Draft, law: Law) -> Verdict:
     has_drafts, streams.residual_key(key), streams.bonus_key(key)
   )
   probs = indexing.row(law.next, node, None)
-  next_token = sampling.draw(next_key, probs)
+  return verdict_at(draft, node, sampling.draw(next_key, probs))
+
+
+def verdict_at(draft: Draft, node: Array, next_token: Array) -> Verdict:
+  """Returns the verdict that keeps the drafts up to a node, of index []."""
   if draft.parents is None:
     return Verdict(num_accepted=node, next_token=next_token)
   depth = draft.tokens.size if draft.depth is None else draft.depth

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 
+from experiments.certificate.planted import choices
 from experiments.certificate.planted import constraints
 from experiments.certificate.planted import detectors
 from experiments.certificate.planted import drafters
@@ -24,6 +25,7 @@ from specsample import verify
 from specsample.drafters import Adaptive
 from specsample.drafters import Chain
 from specsample.drafters import TLI
+from specsample.models.transformer import Transformer
 from specsample.sampling import Sampling
 from specsample.testing import cases
 from specsample.testing.grammar import OneForbidden
@@ -397,5 +399,23 @@ BUGS = (
     online.sampled,
     {'is_mistaken': True},
     {'is_mistaken': False},
+  ),
+  _bug(
+    'a bound on a logit without the length of the hidden vector',
+    functools.partial(choices.missed_bounds, 'normal, float32'),
+    {'model': choices.NoNorm},
+    {'model': Transformer},
+  ),
+  _bug(
+    'a bound on a logit without the rounding of its product',
+    functools.partial(choices.missed_bounds, 'integers, float32'),
+    {'model': choices.NoSlack},
+    {'model': Transformer},
+  ),
+  _bug(
+    'a choice among few tokens where others may be better',
+    functools.partial(choices.wrong_choices, 'groups of 320, float32'),
+    {'model': choices.NoFallback},
+    {'model': Transformer},
   ),
 )
