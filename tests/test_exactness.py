@@ -6,6 +6,7 @@ that these tests can fail.
 """
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -55,6 +56,17 @@ def test_every_sequence_has_the_targets_probability(name, shape):
   assert [record for record in records if not record['passed']] == []
   assert {record['law'] for record in records} <= {kind.value for kind in kinds}
   assert min(record['rounds'] for record in records) >= 2
+
+
+def test_a_target_of_another_law_is_noticed():
+  case = _BY_SHAPE['V=3-K=1'][0]
+  of_tree = _TREE_CASES[0]
+  shifted = lambda t, committed: np.roll(case.law(t, committed), 1, axis=1)
+  changed = dataclasses.replace(case, law=shifted)
+  records = certificate.enumerate_case('chain', verify.chain, changed)
+  changed = dataclasses.replace(of_tree, law=shifted)
+  records.append(certificate.enumerate_tree('tree', verify.tree, changed))
+  assert not any(record['passed'] for record in records)
 
 
 def test_every_kind_is_enumerated_under_every_rule_that_takes_it():

@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.certificate.planted import bugs
+from experiments.certificate.planted import detectors
 
 
 @pytest.mark.parametrize('bug', bugs.BUGS, ids=[bug.name for bug in bugs.BUGS])
@@ -13,9 +14,16 @@ def test_is_caught(bug):
   assert planted.statistic > planted.threshold, planted  # not NaN
 
 
+@pytest.mark.parametrize('bug', bugs.IN_WARP, ids=lambda bug: bug.name)
+def test_a_mistake_in_warp_is_not_seen_against_warp_itself(bug):
+  warp = bug.planted.keywords['warp']
+  assert not detectors.warped_alike(warp).alarm
+
+
 def test_all_known_mistakes_are_planted():
   # 22 mistakes in chains, four in filters, seven in trees, two in drafters that
-  # remember, one in drafters that learn, one in constraints, three in bounds.
-  assert len(bugs.BUGS) == 22 + 4 + 7 + 2 + 1 + 1 + 3
+  # remember, one in drafters that learn, one in constraints, seven in `warp`,
+  # three in bounds.
+  assert len(bugs.BUGS) == 22 + 4 + 7 + 2 + 1 + 1 + 7 + 3
   names = [bug.name for bug in bugs.BUGS]
   assert len(set(names)) == len(names)

@@ -180,7 +180,7 @@ def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
     predicted = float(formula(case.proposal, case.target).sum())
   records = []
   for rounds in case.rounds:
-    error, variation = enumeration.error(rounds)
+    error, variation = enumeration.error(rounds, case.law)
     records.append(
       {
         'verifier': name,
@@ -219,7 +219,7 @@ def enumerate_tree(
   record also has the most that any exact rule can keep.
   """
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
-  error, variation = enumeration.error(case.rounds)
+  error, variation = enumeration.error(case.rounds, case.law)
   expected = enumeration.expected_accepted()
   record = {
     'verifier': name,
@@ -289,7 +289,7 @@ def measure_typical(case: cases_lib.TreeCase) -> list[Record]:
 def _measure_lossy(name, verifier, settings, case, predicted) -> list[Record]:
   """Measures a rule's error, and checks that it keeps as much as predicted."""
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
-  error, variation = enumeration.error(2)
+  error, variation = enumeration.error(2, case.law)
   expected = enumeration.expected_accepted()
   return [
     {

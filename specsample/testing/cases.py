@@ -16,6 +16,7 @@ from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import drafted
 from specsample.testing import grammar
+from specsample.testing import law as law_lib
 from specsample.testing import proposal as proposal_lib
 from specsample.testing import trained
 from specsample.testing.conditional import Conditional
@@ -37,10 +38,24 @@ class Case:
   rounds: tuple[int, ...]
   proposal: Proposal
   target: Conditional
+  # The target's distributions again, not computed by `sampling.warp`.
+  law: Conditional
 
 
 PROMPT = (1, 0, 1)  # with an n-gram to find
 _PLAIN = Sampling(temperature=1.0)
+# For five tokens. If any one of these is left out, the target's law changes.
+EVERY_SETTING = Sampling(
+  temperature=1.5,
+  top_k=3,
+  top_p=0.85,
+  min_p=0.3,
+  repetition_penalty=1.4,
+  presence_penalty=0.3,
+  frequency_penalty=0.4,
+  logit_bias=np.asarray([1.0, -0.5, -1.0, 0.5, 0.0]),
+  constraint=Constraint(automaton=grammar.OneForbidden(5)),
+)
 
 
 def standard_cases(drafter_rounds: int = 3) -> Iterator[Case]:
@@ -72,6 +87,13 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
   ngram = drafters.Ngram(num_draft_tokens=2, min_ngram=1)
   chain = drafters.Chain(model=other, num_draft_tokens=2)
   skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
+  settings = (
+    ('top-p', Sampling(temperature=0.8, top_p=0.9)),
+    (
+      'penalties',
+      Sampling(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.5),
+    ),
+  )
   for scene, kind in (
     (of_hash('NoDraft', drafters.NoDraft()), point_mass),
     (of_hash('Ngram', ngram), point_mass),
@@ -83,31 +105,46 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
     (trained.either(ngram), point_mass),
     (trained.either(chain), sampled),
   ):
-    for setting, sampling in (
-      ('top-p', Sampling(temperature=0.8, top_p=0.9)),
-      (
-        'penalties',
-        Sampling(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.5),
-      ),
-    ):
-      yield Case(
-        name=f'drafters.{scene.name}, {setting}',
-        kind=kind,
-        vocab_size=scene.model.vocab_size,
-        num_draft_tokens=scene.drafter.num_draft_tokens,
-        rounds=tuple(range(2, rounds + 1)),
-        proposal=drafted.from_drafter(
-          scene.drafter,
-          scene.params,
-          scene.model,
-          PROMPT,
-          sampling,
-          rounds=rounds,
-        ),
-        target=conditional_lib.from_model(
-          scene.model, scene.params['target'], PROMPT, sampling
-        ),
-      )
+    for setting, sampling in settings:
+      yield _drafter_case(scene, kind, setting, sampling, rounds)
+  wide = HashModel(vocab_size=5)
+  chain = drafters.Chain(
+    model=dataclasses.replace(wide, noise=0.5), num_draft_tokens=2
+  )
+  for name, drafter, kind in (
+    ('Ngram', ngram, point_mass),
+    ('Chain', chain, sampled),
+  ):
+    scene = Trained(name, wide, drafter, params)
+    yield _drafter_case(scene, kind, 'every setting', EVERY_SETTING, 2)
+
+
+def _drafter_case(scene, kind, setting, sampling, rounds):
+  target, law = _twice(scene.model, scene.params['target'], sampling)
+  return Case(
+    name=f'drafters.{scene.name}, {setting}',
+    kind=kind,
+    vocab_size=scene.model.vocab_size,
+    num_draft_tokens=scene.drafter.num_draft_tokens,
+    rounds=tuple(range(2, rounds + 1)),
+    proposal=drafted.from_drafter(
+      scene.drafter,
+      scene.params,
+      scene.model,
+      PROMPT,
+      sampling,
+      rounds=rounds,
+    ),
+    target=target,
+    law=law,
+  )
+
+
+def _twice(model, params, sampling):
+  """Returns the target's distributions by `warp`, and by `law`."""
+  logits = conditional_lib.logits_after(model, params, PROMPT)
+  target = conditional_lib.from_logits(logits, PROMPT, sampling)
+  return target, law_lib.from_logits(logits, PROMPT, sampling, target)
 
 
 # With thresholds that some of the hash model's drafts pass and others do not.
@@ -124,19 +161,20 @@ POLICIES = (
 
 def policy_cases() -> Iterator[Case]:
   """Yields a case for every filter of drawn drafts, applied by `Adaptive`."""
-  target = HashModel(vocab_size=3)
+  model = HashModel(vocab_size=3)
   chain = drafters.Chain(
-    model=dataclasses.replace(target, noise=0.6), num_draft_tokens=3
+    model=dataclasses.replace(model, noise=0.6), num_draft_tokens=3
   )
   params: Params = {'target': {}, 'drafter': {}}
   sampling = Sampling(temperature=1.2, presence_penalty=0.5)
   confident = trained.confident(vocab_size=3)
   for policy, scene in (
-    *((policy, Trained('Chain', target, chain, params)) for policy in POLICIES),
+    *((policy, Trained('Chain', model, chain, params)) for policy in POLICIES),
     (policies.Confidence(0.5), confident),
     (policies.ConfidenceProduct(0.3), confident),
   ):
     drafter = drafters.Adaptive(drafter=scene.drafter, policies=(policy,))
+    target, law = _twice(scene.model, scene.params['target'], sampling)
     yield Case(
       name=f'policies.{type(policy).__name__} of {scene.name}',
       kind=DraftKind.SAMPLED,
@@ -146,9 +184,8 @@ def policy_cases() -> Iterator[Case]:
       proposal=drafted.from_drafter(
         drafter, scene.params, scene.model, PROMPT, sampling, rounds=2
       ),
-      target=conditional_lib.from_model(
-        scene.model, scene.params['target'], PROMPT, sampling
-      ),
+      target=target,
+      law=law,
     )
 
 
@@ -162,6 +199,7 @@ class TreeCase:
   rounds: int
   proposal: Proposal
   target: Conditional
+  law: Conditional
 
 
 # Siblings only, deep and wide trees, and one that is not numbered by depth.
@@ -185,7 +223,8 @@ def tree_cases() -> Iterator[TreeCase]:
     other = dataclasses.replace(
       model, noise=scene.noise, scale=scene.draft_scale
     )
-    draft = _table(other, scene.draft)
+    draft, _ = _tables(other, scene.draft)
+    target, law = _tables(model, scene.target)
     yield TreeCase(
       name=f'{name}, {scene.name}',
       kind=kind,
@@ -193,36 +232,39 @@ def tree_cases() -> Iterator[TreeCase]:
       # Three rounds of depth 2 are 3 ** 9 strings, which take a minute.
       rounds=2,
       proposal=proposal_lib.tree(draft, topology, kind),
-      target=_table(model, scene.target),
+      target=target,
+      law=law,
     )
-  target = HashModel(vocab_size=3)
+  model = HashModel(vocab_size=3)
   chain = drafters.Chain(
-    model=dataclasses.replace(target, noise=0.5), num_draft_tokens=2
+    model=dataclasses.replace(model, noise=0.5), num_draft_tokens=2
   )
   # With two siblings this unlikely, even the best rule sometimes rejects both:
   # the optimal acceptance is below 1.
-  contrary = dataclasses.replace(target, scale=-target.scale)
+  contrary = dataclasses.replace(model, scale=-model.scale)
+  draft, _ = _tables(contrary, _PLAIN)
+  target, law = _tables(model, _PLAIN)
   for kind in (DraftKind.SAMPLED, DraftKind.WITHOUT_REPLACEMENT):
     yield TreeCase(
       name='two siblings, contrary',
       kind=kind,
       topology=_TWO_SIBLINGS,
       rounds=2,
-      proposal=proposal_lib.tree(_table(contrary, _PLAIN), _TWO_SIBLINGS, kind),
-      target=_table(target, _PLAIN),
+      proposal=proposal_lib.tree(draft, _TWO_SIBLINGS, kind),
+      target=target,
+      law=law,
     )
   constrained = constrained_by(grammar.OneForbidden(3))
+  draft, _ = _tables(chain.model, constrained)
+  target, law = _tables(model, constrained)
   yield TreeCase(
     name='binary, constraint',
     kind=DraftKind.SAMPLED,
     topology=_TOPOLOGIES['binary'],
     rounds=2,
-    proposal=proposal_lib.tree(
-      _table(chain.model, constrained),
-      _TOPOLOGIES['binary'],
-      DraftKind.SAMPLED,
-    ),
-    target=_table(target, constrained),
+    proposal=proposal_lib.tree(draft, _TOPOLOGIES['binary'], DraftKind.SAMPLED),
+    target=target,
+    law=law,
   )
   for kind in DraftKind:
     yield _drafted_tree('Tree', chain, kind)
@@ -231,7 +273,7 @@ def tree_cases() -> Iterator[TreeCase]:
       if isinstance(policy, policies.TopNodes) and kind != DraftKind.POINT_MASS:
         continue
       yield _drafted_tree(f'Tree, {type(policy).__name__}', chain, kind, policy)
-  skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
+  skip = drafters.Skip(model=model, layers=(0,), num_draft_tokens=2)
   yield _drafted_tree('Tree of Skip', skip, DraftKind.WITHOUT_REPLACEMENT)
   # The second slot of a block is given the token before it by DSpark alone.
   for scene in trained.branching(vocab_size=3):
@@ -249,23 +291,22 @@ def _drafted_tree(name, chain, kind, policy=None, scene=None):
   if scene is None:
     params: Params = {'target': {}, 'drafter': {}}
     scene = Trained(name, HashModel(vocab_size=3), chain, params)
-  target, params = scene.model, scene.params
   topology = tree.Topology((0, 0, 1))
   drafter: Drafter = drafters.Tree(drafter=chain, topology=topology, kind=kind)
   if policy is not None:
     drafter = drafters.Adaptive(drafter=drafter, policies=(policy,))
   sampling = Sampling(temperature=0.8, top_k=2, presence_penalty=0.5)
+  target, law = _twice(scene.model, scene.params['target'], sampling)
   return TreeCase(
     name=f'drafters.{name}, top-k and a penalty',
     kind=kind,
     topology=topology,
     rounds=2,
     proposal=drafted.from_drafter(
-      drafter, params, target, PROMPT, sampling, rounds=2
+      drafter, scene.params, scene.model, PROMPT, sampling, rounds=2
     ),
-    target=conditional_lib.from_model(
-      target, params['target'], PROMPT, sampling
-    ),
+    target=target,
+    law=law,
   )
 
 
@@ -297,6 +338,7 @@ def before_the_draw(threshold: float) -> Cut:
 def _worked_example():
   """Yields Sun et al.'s example: `chain` keeps 10/9 drafts, `block` 11/9."""
   context_free = lambda *probs: lambda t, _: np.tile(probs, (2**t, 1))
+  target = context_free(1 / 3, 2 / 3)
   yield Case(
     name='worked example',
     kind=DraftKind.SAMPLED,
@@ -304,7 +346,8 @@ def _worked_example():
     num_draft_tokens=2,
     rounds=(2, 3),
     proposal=proposal_lib.sampled(context_free(2 / 3, 1 / 3), 2),
-    target=context_free(1 / 3, 2 / 3),
+    target=target,
+    law=target,
   )
 
 
@@ -323,7 +366,7 @@ def _both(name, sampling):
 
 
 def _forbid(*ids):
-  """Returns settings that forbid `ids`, out of 0..3; `_table` cuts the bias."""
+  """Returns settings that forbid `ids`, of 0..3; `_tables` cuts the bias."""
   return Sampling(temperature=1.0, logit_bias=_bias(ids))
 
 
@@ -374,7 +417,8 @@ _SHAPES = [(v, k) for v in (2, 3, 4) for k in (1, 2, 3)]
 def _scene_cases(scene, vocab_size, num_draft_tokens, rounds):
   model = HashModel(vocab_size=vocab_size)
   other = dataclasses.replace(model, noise=scene.noise, scale=scene.draft_scale)
-  target, draft = _table(model, scene.target), _table(other, scene.draft)
+  draft, _ = _tables(other, scene.draft)
+  target, law = _tables(model, scene.target)
   for kind, propose in (
     (DraftKind.SAMPLED, proposal_lib.sampled),
     (DraftKind.POINT_MASS, proposal_lib.most_likely),
@@ -387,19 +431,20 @@ def _scene_cases(scene, vocab_size, num_draft_tokens, rounds):
       rounds=rounds,
       proposal=propose(draft, num_draft_tokens, scene.cut),
       target=target,
+      law=law,
     )
 
 
-def _table(model, sampling):
-  if sampling.logit_bias is not None:
-    bias = np.asarray(sampling.logit_bias[: model.vocab_size])
-    sampling = dataclasses.replace(sampling, logit_bias=bias)
-    return conditional_lib.from_model(model, {}, PROMPT, sampling)
+def _tables(model, sampling):
+  """Fits settings to a hash model, and returns what `_twice` does."""
   if sampling.constraint is not None:
     sampling = constrained_by(grammar.OneForbidden(model.vocab_size))
-  return _cached_table(model, sampling)
+  if sampling.logit_bias is None:
+    return _cached_tables(model, sampling)
+  bias = np.asarray(sampling.logit_bias[: model.vocab_size])
+  return _twice(model, {}, dataclasses.replace(sampling, logit_bias=bias))
 
 
 @functools.cache
-def _cached_table(model, sampling):
-  return conditional_lib.from_model(model, {}, PROMPT, sampling)
+def _cached_tables(model, sampling):
+  return _twice(model, {}, sampling)

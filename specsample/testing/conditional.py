@@ -15,12 +15,16 @@ from specsample import types
 from specsample.sampling import Sampling
 from specsample.testing import precision
 from specsample.tree import Topology
-from specsample.types import Model, Params, TokenCounts
+from specsample.types import Array, Model, Params, TokenCounts
 
 # conditional(t, committed) -> [V^t, V] float64: the distribution after every
 # string of t tokens, of which the first `committed` were emitted in earlier
 # rounds and the others are draft tokens of this one.
 Conditional = Callable[[int, int], np.ndarray]
+# logits(t) -> [V^t, V]: a model's logits after every string of t tokens.
+Logits = Callable[[int], np.ndarray]
+# A function with the arguments and the result of `sampling.warp`.
+Warp = Callable[[Sampling, TokenCounts | None, Array, Array], Array]
 
 _BLOCK = 2048  # rows per compiled call; a fixed shape compiles only once
 
@@ -93,29 +97,52 @@ def from_model(
 ) -> Conditional:
   """Returns the distributions that `sampling` gives for a model's logits.
 
-  The logits have the model's own precision; everything after them is float64.
-  Penalties and a constraint take committed tokens and draft tokens separately,
-  as `decode` does.
-
   Args:
     model: any model.
     params: its own tree (what params['target'] holds).
     prompt: at least one token.
     sampling: scalar settings, except for the bias [V].
   """
+  return from_logits(logits_after(model, params, prompt), prompt, sampling)
 
-  @functools.cache
-  def logits(t):
-    return _logits_after_all(model, params, prompt, t)
+
+def logits_after(
+  model: Model, params: Params, prompt: tuple[int, ...]
+) -> Logits:
+  """Returns a model's logits after the prompt and every string.
+
+  They have the model's own precision. Each table is computed once.
+  """
+  return functools.cache(lambda t: _logits_after_all(model, params, prompt, t))
+
+
+def from_logits(
+  logits: Logits,
+  prompt: tuple[int, ...],
+  sampling: Sampling,
+  by: Warp = sampling_lib.warp,
+) -> Conditional:
+  """Returns the distributions that `sampling` gives for logits, in float64.
+
+  Penalties and a constraint take committed tokens and draft tokens separately,
+  as `decode` does.
+
+  Args:
+    logits: from `logits_after` with the same prompt.
+    prompt: at least one token.
+    sampling: scalar settings, except for the bias [V].
+    by: the function that applies the settings.
+  """
 
   @functools.cache
   def conditional(t, committed):
-    tokens = strings(model.vocab_size, t)
-    emitted, drafted = np.split(tokens, [committed], axis=1)
+    table = logits(t)
+    vocab_size = table.shape[1]
+    emitted, drafted = np.split(strings(vocab_size, t), [committed], axis=1)
     counts = None
     if sampling.penalised:
-      counts = count_tokens(prompt, emitted, model.vocab_size)
-    return warp(sampling, counts, logits(t), emitted, drafted)
+      counts = count_tokens(prompt, emitted, vocab_size)
+    return warp(sampling, counts, table, emitted, drafted, by)
 
   if sampling.penalised or sampling.constraint is not None:
     return conditional
@@ -163,6 +190,7 @@ def warp(
   logits: np.ndarray,
   emitted: np.ndarray,
   drafted: np.ndarray,
+  by: Warp = sampling_lib.warp,
 ) -> np.ndarray:
   """Applies `sampling.warp` in float64 to logits [n, V], after strings [n, t].
 
@@ -179,7 +207,7 @@ def warp(
   generated = None if counts is None else counts.generated
   with precision.float64():
     return in_blocks(
-      lambda *rows: _warp_block(sampling, prompt, *rows),
+      lambda *rows: _warp_block(by, sampling, prompt, rows),
       (generated, logits.astype(np.float64), emitted, drafted),
     )
 
@@ -197,16 +225,16 @@ def in_blocks(function, arrays):
   return jax.tree.map(lambda *x: np.concatenate(x)[:size], *results)
 
 
-@jax.jit
-def _warp_block(sampling, prompt, generated, logits, emitted, drafted):
+@functools.partial(jax.jit, static_argnums=0)
+def _warp_block(by, sampling, prompt, rows):
   def row(generated, logits, emitted, drafted):
     counts = None
     if generated is not None:
       counts = types.TokenCounts(prompt=prompt, generated=generated)
     now = sampling_lib.after(sampling, emitted)
-    return sampling_lib.warp(now, counts, logits, drafted)
+    return by(now, counts, logits, drafted)
 
-  return jax.vmap(row)(generated, logits, emitted, drafted)
+  return jax.vmap(row)(*rows)
 
 
 def _logits_after_all(model, params, prompt, t):

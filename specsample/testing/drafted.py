@@ -13,6 +13,7 @@ from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import precision
 from specsample.testing.conditional import Conditional
+from specsample.testing.conditional import Warp
 from specsample.testing.proposal import Drafts
 from specsample.testing.proposal import Proposal
 from specsample.types import Array, Draft, Drafter, DraftKind, Model, Params
@@ -26,6 +27,7 @@ def from_drafter(
   sampling: Sampling = Sampling(temperature=1.0),
   *,
   rounds: int,
+  by: Warp = sampling_lib.warp,
 ) -> Proposal:
   """Returns the drafts of a drafter, weighted by how they were really drawn.
 
@@ -41,6 +43,7 @@ def from_drafter(
     prompt: at least one token.
     sampling: scalar settings, except for the bias [V].
     rounds: the number of rounds that will be enumerated.
+    by: the function that applies the settings.
   """
   num_drafts = drafter.num_draft_tokens
   topology = drafter.topology
@@ -52,7 +55,7 @@ def from_drafter(
   @functools.cache
   def everything():
     rows = _Rows.of(model.vocab_size, prompt, lengths, paths)
-    draft, weights = _propose(drafter, params, model, sampling, rows)
+    draft, weights = _propose(drafter, params, model, sampling, rows, by)
     if draft.parents is not None and topology is None:
       raise ValueError(
         f'{type(drafter).__name__} drafts trees that differ from row to row, '
@@ -126,7 +129,7 @@ class _Rows:
 
 
 def _propose(
-  drafter, params, model, sampling, rows
+  drafter, params, model, sampling, rows, by
 ) -> tuple[Draft, np.ndarray]:
   """Returns each row's draft and the probability [n] that it is drawn."""
   count, width = rows.tokens.shape
@@ -151,7 +154,7 @@ def _propose(
 
   @jax.jit
   def propose(params, state):
-    warp = _warp(sampling, rows, model.vocab_size)
+    warp = _warp(by, sampling, rows, model.vocab_size)
     draft, _ = drafter.propose(params, draw, warp, tokens, lengths, state)
     return draft
 
@@ -192,14 +195,14 @@ def _take_in(params, tokens, lengths, *, model, drafter, width):
   )
 
 
-def _warp(sampling, rows, vocab_size):
+def _warp(by, sampling, rows, vocab_size):
   counts = None
   if sampling.penalised:
     emitted = rows.tokens[:, len(rows.prompt) :]
     counts = conditional_lib.count_tokens(rows.prompt, emitted, vocab_size)
     prompt = jnp.broadcast_to(counts.prompt, counts.generated.shape)
     counts = dataclasses.replace(counts, prompt=prompt)
-  warp = jax.vmap(sampling_lib.warp, (None, 0, 0, 0))
+  warp = jax.vmap(by, (None, 0, 0, 0))
   return lambda logits, drafted: warp(
     sampling, counts, logits.astype(jnp.float64), drafted
   )

@@ -1,7 +1,8 @@
 """The exact law of several rounds of draft, verify, emit, in float64.
 
 The enumerated code is the shipped code: a rule's `.law`, `sampling.warp`, and a
-drafter's `propose` (`drafted.from_drafter`).
+drafter's `propose` (`drafted.from_drafter`). What is expected of it is computed
+by separate code (`law.from_logits`).
 """
 
 import functools
@@ -61,18 +62,23 @@ class Enumeration:
       law = (law[:, None] * self._target(t, t)).reshape(-1)
     return law + pending[longest]
 
-  def error(self, rounds: int) -> tuple[float, float]:
-    """Returns how far `joint_law` is from plain sampling of the same target.
+  def error(self, rounds: int, law: Conditional) -> tuple[float, float]:
+    """Returns how far `joint_law` is from plain sampling.
+
+    Args:
+      rounds: the number of rounds.
+      law: the distributions that are sampled. To see mistakes in the target's
+        own tables, compute them separately (`law.from_logits`).
 
     Returns:
       The largest absolute difference in the probability of a string, and the
       total variation distance.
     """
-    law = self.joint_law(rounds)
+    found = self.joint_law(rounds)
     length = rounds * len(self.emissions(0))
-    plain = conditional_lib.joint_law(self._target, length)
-    difference = float(np.abs(law - plain).max())
-    return difference, conditional_lib.total_variation(law, plain)
+    plain = conditional_lib.joint_law(law, length)
+    difference = float(np.abs(found - plain).max())
+    return difference, conditional_lib.total_variation(found, plain)
 
   def num_accepted(self, round: int = 0) -> np.ndarray:
     """Returns the distribution [K + 1] of how many drafts one round keeps."""

@@ -96,7 +96,7 @@ def test_a_rule_that_keeps_every_draft_has_the_drafters_law():
   mixed = lambda t, committed: (target if t % 3 == 2 else draft)(t, committed)
   expected = conditional.joint_law(mixed, 6)
   np.testing.assert_allclose(enumeration.joint_law(2), expected, atol=1e-15)
-  error, variation = enumeration.error(1)
+  error, variation = enumeration.error(1, target)
   plain = conditional.joint_law(target, 3)
   difference = np.abs(conditional.joint_law(mixed, 3) - plain)
   assert error == pytest.approx(difference.max(), abs=1e-15)
@@ -109,7 +109,7 @@ def test_a_rule_that_keeps_no_draft_has_the_targets_law():
   enumeration = enumerate_lib.Enumeration(
     verify.Synthetic(rate=0.0), proposal.sampled(draft, 2), target
   )
-  assert enumeration.error(2)[1] < 1e-14
+  assert enumeration.error(2, target)[1] < 1e-14
 
 
 def test_rounds_are_followed_from_where_they_end():

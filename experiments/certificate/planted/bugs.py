@@ -17,8 +17,10 @@ from experiments.certificate.planted import online
 from experiments.certificate.planted import policies as planted_policies
 from experiments.certificate.planted import rules
 from experiments.certificate.planted import trees
+from experiments.certificate.planted import warps
 from experiments.certificate.planted.detectors import Reading
 from specsample import policies
+from specsample import sampling
 from specsample import tree
 from specsample import types
 from specsample import verify
@@ -182,10 +184,40 @@ def _anticipating(name, policy) -> Bug:
   return _filter(name, policy, planted_policies.Anticipating(policy))
 
 
+def _warp(name, mistake) -> Bug:
+  """Returns a mistake that drafter and target share."""
+  return _bug(
+    name,
+    detectors.warped,
+    {'warp': mistake},
+    {'warp': sampling.warp},
+  )
+
+
 _SIBLINGS = tree.k_ary((2,))
 _BINARY = tree.Topology((0, 0, 1))
 
+IN_WARP = (
+  _warp('the bias added after the penalties', warps.bias_after_penalties),
+  _warp(
+    'the temperature applied after the filters',
+    warps.temperature_after_filters,
+  ),
+  _warp('top-p before top-k', warps.top_p_before_top_k),
+  _warp('min-p of the sum, not of the largest', warps.min_p_of_the_sum),
+  _warp('a forbidden token among the k of top-k', warps.constraint_after_top_k),
+  _warp(
+    "presence and frequency penalties that count the prompt's tokens",
+    warps.penalties_of_the_prompt,
+  ),
+  _warp(
+    'a repetition penalty that overlooks the prompt',
+    warps.repetitions_of_the_output,
+  ),
+)
+
 BUGS = (
+  *IN_WARP,
   _bug(
     'shared noise between draft and residual',
     functools.partial(

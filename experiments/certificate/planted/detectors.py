@@ -12,6 +12,7 @@ import functools
 import jax
 
 from specsample import drafters
+from specsample import sampling as sampling_lib
 from specsample import verify
 from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
@@ -20,9 +21,11 @@ from specsample.testing import cases
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import drafted
 from specsample.testing import enumerate as enumerate_lib
+from specsample.testing import law as law_lib
 from specsample.testing import proposal as proposal_lib
 from specsample.testing import sample as sample_lib
 from specsample.testing import trained
+from specsample.testing.conditional import Warp
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
 from specsample.tree import Topology
@@ -91,20 +94,65 @@ def enumerated(
   params: Callable[[], Params] = _params,
 ) -> Reading:
   """Returns the largest error in a string's probability, after two rounds."""
+  target, law = _tables(MODEL, sampling)
   enumeration = enumerate_lib.Enumeration(
     verifier,
     drafted.from_drafter(
       drafter, params(), MODEL, cases.PROMPT, sampling, rounds=2
     ),
-    conditional_lib.from_model(MODEL, {}, cases.PROMPT, sampling),
+    target,
   )
-  error, _ = enumeration.error(2)
+  error, _ = enumeration.error(2, law)
   return Reading(error, _TOLERANCE, 'exact enumeration, largest error')
+
+
+# Five tokens, for `cases.EVERY_SETTING`.
+_WIDE = HashModel(vocab_size=5)
+_WIDE_CHAIN = drafters.Chain(
+  model=dataclasses.replace(_WIDE, noise=0.6), num_draft_tokens=1
+)
+
+
+def warped(warp: Warp) -> Reading:
+  """Returns what `enumerated` does if all settings are applied by `warp`."""
+  enumeration, _, law = _everywhere(warp)
+  error, _ = enumeration.error(2, law)
+  return Reading(error, _TOLERANCE, 'exact enumeration, largest error')
+
+
+def warped_alike(warp: Warp) -> Reading:
+  """Returns what `warped` would if `warp` were what is expected, too."""
+  enumeration, target, _ = _everywhere(warp)
+  error, _ = enumeration.error(2, target)
+  return Reading(error, _TOLERANCE, 'exact enumeration, largest error')
+
+
+@functools.cache
+def _everywhere(warp):
+  sampling = cases.EVERY_SETTING
+  target, law = _tables(_WIDE, sampling, warp)
+  proposal = drafted.from_drafter(
+    _WIDE_CHAIN,
+    {'target': {}, 'drafter': {}},
+    _WIDE,
+    cases.PROMPT,
+    sampling,
+    rounds=2,
+    by=warp,
+  )
+  return enumerate_lib.Enumeration(verify.chain, proposal, target), target, law
+
+
+def _tables(model, sampling, warp=sampling_lib.warp):
+  logits = conditional_lib.logits_after(model, {}, cases.PROMPT)
+  target = conditional_lib.from_logits(logits, cases.PROMPT, sampling, warp)
+  law = law_lib.from_logits(logits, cases.PROMPT, sampling, target)
+  return target, law
 
 
 def tokens_given_away(verifier: Verifier) -> Reading:
   """Returns how far a round is from E[tokens] = 1 + sum of products of min."""
-  target, proposal = _tables()
+  target, proposal = _of_chain()
   enumeration = enumerate_lib.Enumeration(verifier, proposal, target)
   ideal = acceptance.chain(proposal, target).sum()
   return Reading(
@@ -168,7 +216,7 @@ def second_round(drafter: Drafter) -> Reading:
   The statistic is in standard errors. A drafter that forgets tokens is still
   exact, so only its acceptance shows the mistake.
   """
-  target, proposal = _tables()
+  target, proposal = _of_chain()
   law = enumerate_lib.Enumeration(verify.chain, proposal, target).num_accepted(
     round=1
   )
@@ -190,7 +238,7 @@ def second_round(drafter: Drafter) -> Reading:
   )
 
 
-def _tables():
+def _of_chain():
   draft = conditional_lib.from_model(CHAIN.model, {}, cases.PROMPT)
   target = conditional_lib.from_model(MODEL, {}, cases.PROMPT)
   return target, proposal_lib.sampled(draft, CHAIN.num_draft_tokens)
