@@ -13,6 +13,7 @@ import pytest
 
 from experiments.certificate import certificate
 from experiments.certificate import sampled_cases
+from experiments.certificate.planted import trees
 from specsample import drafters
 from specsample import policies
 from specsample import verify
@@ -87,6 +88,8 @@ def test_every_lossless_rule_is_enumerated():
     *sampled_cases.TREE_VERIFIERS.values(),
   ]
   assert {rule for rule in rules if rule.lossless} == set(found)
+  names = {*sampled_cases.VERIFIERS, *sampled_cases.TREE_VERIFIERS}
+  assert set(sampled_cases.KEPT) == names
 
 
 # The host supplies these drafts once, so they have no law of their own.
@@ -138,6 +141,18 @@ def test_every_sequence_of_a_tree_has_the_targets_probability(name):
   if name in ('tree', 'traversal', 'k_seq'):
     bounds = [r['optimal_accepted'] for r in records if 'optimal_accepted' in r]
     assert any(0.5 < bound < 1 for bound in bounds)
+
+
+def test_a_rule_that_gives_drafts_away_is_noticed():
+  case = next(
+    case
+    for case in _TREE_CASES
+    if (case.name, case.kind) == ('siblings, plain', DraftKind.SAMPLED)
+  )
+  wasteful = trees.OnlyFirstSiblings()
+  record = certificate.enumerate_tree('tree', wasteful, case)
+  assert record['max_error'] < certificate.TOLERANCE
+  assert not record['passed']
 
 
 def test_typical_acceptance_is_noticed_to_be_lossy():

@@ -21,9 +21,9 @@ def test_a_mistake_in_warp_is_not_seen_against_warp_itself(bug):
 
 
 def test_all_known_mistakes_are_planted():
-  # 22 mistakes in chains, four in filters, seven in trees, two in drafters that
+  # 22 mistakes in chains, four in filters, eight in trees, two in drafters that
   # remember, one in drafters that learn, one in constraints, seven in `warp`,
   # three in bounds.
-  assert len(bugs.BUGS) == 22 + 4 + 7 + 2 + 1 + 1 + 7 + 3
+  assert len(bugs.BUGS) == 22 + 4 + 8 + 2 + 1 + 1 + 7 + 3
   names = [bug.name for bug in bugs.BUGS]
   assert len(set(names)) == len(names)

@@ -36,13 +36,6 @@ Steps = dict[tuple[str, int, str], Callable[[], list[Record]]]
 TOLERANCE = 1e-12
 SECTIONS = ('cases', 'lossy', 'statistical', 'choices', 'planted_bugs')
 
-# Independent formulas for the kept drafts, for the rules that have one.
-_LAW = {
-  'chain': acceptance.chain,
-  'block': acceptance.block,
-  # `coupled.law` takes only point masses, for which it is the token rule.
-  'coupled': acceptance.chain,
-}
 _SYNTHETIC = verify.Synthetic(rate=0.8)
 _LENIENT = verify.Lenient(lenience=0.5)
 _TYPICAL = verify.Typical()
@@ -174,10 +167,7 @@ def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
   """Returns a lossless rule's records on one case, one per number of rounds."""
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
   expected = enumeration.expected_accepted()
-  formula = _LAW.get(name)
-  predicted = None
-  if formula is not None:
-    predicted = float(formula(case.proposal, case.target).sum())
+  predicted = _predicted(name, case)
   records = []
   for rounds in case.rounds:
     error, variation = enumeration.error(rounds, case.law)
@@ -196,10 +186,22 @@ def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
         'passed': verifier.lossless
         and error < TOLERANCE
         and variation < TOLERANCE
-        and (predicted is None or abs(expected - predicted) < TOLERANCE),
+        and _is_as_predicted(expected, predicted),
       }
     )
   return records
+
+
+def _predicted(name, case) -> float | None:
+  """Returns how many drafts a rule should keep; None if it has no formula."""
+  formula = sampled_cases.KEPT.get(name)
+  if formula is None:
+    return None
+  return float(formula(case.proposal, case.target).sum())
+
+
+def _is_as_predicted(expected, predicted):
+  return predicted is None or abs(expected - predicted) < TOLERANCE
 
 
 def _enumerate_trees(name, verifier, kind) -> list[Record]:
@@ -221,6 +223,7 @@ def enumerate_tree(
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
   error, variation = enumeration.error(case.rounds, case.law)
   expected = enumeration.expected_accepted()
+  predicted = _predicted(name, case)
   record = {
     'verifier': name,
     'law': case.kind.value,
@@ -228,11 +231,15 @@ def enumerate_tree(
     'max_error': error,
     'total_variation': variation,
     'expected_accepted': expected,
+    'predicted_accepted': predicted,
     'case': f'tree: {case.name}',
     'vocab_size': 3,
     'num_draft_tokens': case.topology.num_nodes,
     'parents': list(case.topology.parents),
-    'passed': verifier.lossless and error < TOLERANCE and variation < TOLERANCE,
+    'passed': verifier.lossless
+    and error < TOLERANCE
+    and variation < TOLERANCE
+    and _is_as_predicted(expected, predicted),
   }
   drawn = case.proposal(0).probs
   if case.kind not in stats.BOUNDED_KINDS or case.topology.depth > 1:

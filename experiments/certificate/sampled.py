@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from experiments.certificate.sampled_cases import Draw
+from experiments.certificate.sampled_cases import KEPT
 from experiments.certificate.sampled_cases import NUM_TOKENS
 from experiments.certificate.sampled_cases import TREE_VERIFIERS
 from experiments.certificate.sampled_cases import VERIFIERS
@@ -14,7 +15,6 @@ from specsample.testing import acceptance
 from specsample.testing import chi_square
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import drafted
-from specsample.testing import enumerate as enumerate_lib
 from specsample.testing import proposal as proposal_lib
 from specsample.testing import sample as sample_lib
 from specsample.testing.sample import Group
@@ -77,14 +77,11 @@ def _num_kept(draw: Draw, group: Group) -> np.ndarray:
   """Returns the law [K + 1] of the number of drafts kept in the first round."""
   if draw.verifier_name not in TREE_VERIFIERS:
     return acceptance.law(_kept(draw, group))
-  # There is no theory for all trees, so the rule's own law is used.
-  return enumerate_lib.Enumeration(
-    TREE_VERIFIERS[draw.verifier_name],
-    _drafted(draw, group),
-    conditional_lib.from_model(
-      draw.model, draw.params['target'], group.prompt, group.sampling
-    ),
-  ).num_accepted()
+  target = conditional_lib.from_model(
+    draw.model, draw.params['target'], group.prompt, group.sampling
+  )
+  kept = KEPT[draw.verifier_name](_drafted(draw, group), target)
+  return acceptance.law(kept)
 
 
 def _kept(draw: Draw, group: Group) -> np.ndarray:
@@ -105,8 +102,7 @@ def _kept(draw: Draw, group: Group) -> np.ndarray:
     return acceptance.chain(proposal, target)
   if draw.verifier_name == 'coupled':
     return acceptance.coupled(draft, target, num_drafts)
-  rule = {'chain': acceptance.chain, 'block': acceptance.block}
-  return rule[draw.verifier_name](proposal, target)
+  return KEPT[draw.verifier_name](proposal, target)
 
 
 def _drafted(draw: Draw, group: Group) -> proposal_lib.Proposal:

@@ -5,12 +5,14 @@ import dataclasses
 import functools
 
 import jax
+import numpy as np
 
 from specsample import drafters
 from specsample import policies
 from specsample import tree
 from specsample import verify
 from specsample.sampling import Sampling
+from specsample.testing import acceptance
 from specsample.testing import adapting
 from specsample.testing import cases
 from specsample.testing import grammar
@@ -18,7 +20,10 @@ from specsample.testing import neighbours
 from specsample.testing import sample as sample_lib
 from specsample.testing import tiny
 from specsample.testing import trained
+from specsample.testing import tree_acceptance
+from specsample.testing.conditional import Conditional
 from specsample.testing.hash_model import HashModel
+from specsample.testing.proposal import Proposal
 from specsample.testing.sample import Group
 from specsample.types import Drafter, DraftKind, Model, Params, Verifier
 
@@ -34,6 +39,18 @@ TREE_VERIFIERS: dict[str, Verifier] = {
   'k_seq': verify.k_seq,
   'greedy_draft': verify.greedy_draft,
   'multi_path_block': verify.multi_path_block,
+}
+# The expected number of kept drafts, by formulas that do not use the rules.
+KEPT: dict[str, Callable[[Proposal, Conditional], np.ndarray]] = {
+  'chain': acceptance.chain,
+  'block': acceptance.block,
+  # `coupled.law` takes only point masses, for which it is the token rule.
+  'coupled': acceptance.chain,
+  'tree': tree_acceptance.tree,
+  'traversal': tree_acceptance.traversal,
+  'k_seq': tree_acceptance.k_seq,
+  'greedy_draft': tree_acceptance.greedy_draft,
+  'multi_path_block': tree_acceptance.multi_path_block,
 }
 _TREE_DRAWS = (
   ('tree', DraftKind.POINT_MASS),

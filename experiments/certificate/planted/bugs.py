@@ -427,6 +427,12 @@ BUGS = (
     {'verifier': verify.tree},
   ),
   _bug(
+    'later siblings never tried',
+    detectors.nodes_given_away,
+    {'verifier': trees.OnlyFirstSiblings()},
+    {'verifier': verify.tree},
+  ),
+  _bug(
     'weights updated between the draw of a draft and its verdict',
     online.sampled,
     {'is_mistaken': True},

@@ -25,6 +25,7 @@ from specsample.testing import law as law_lib
 from specsample.testing import proposal as proposal_lib
 from specsample.testing import sample as sample_lib
 from specsample.testing import trained
+from specsample.testing import tree_acceptance
 from specsample.testing.conditional import Warp
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
@@ -155,6 +156,23 @@ def tokens_given_away(verifier: Verifier) -> Reading:
   target, proposal = _of_chain()
   enumeration = enumerate_lib.Enumeration(verifier, proposal, target)
   ideal = acceptance.chain(proposal, target).sum()
+  return Reading(
+    float(abs(ideal - enumeration.expected_accepted())),
+    _TOLERANCE,
+    'exact enumeration, tokens a round',
+  )
+
+
+def nodes_given_away(verifier: Verifier) -> Reading:
+  """Returns how far a tree's kept drafts are from recursive rejection's."""
+  target, _ = _of_chain()
+  proposal = proposal_lib.tree(
+    conditional_lib.from_model(CHAIN.model, {}, cases.PROMPT),
+    Topology((0, 0, 1)),
+    DraftKind.SAMPLED,
+  )
+  enumeration = enumerate_lib.Enumeration(verifier, proposal, target)
+  ideal = tree_acceptance.tree(proposal, target).sum()
   return Reading(
     float(abs(ideal - enumeration.expected_accepted())),
     _TOLERANCE,

@@ -42,6 +42,26 @@ class SameResidual:
     return dataclasses.replace(law, stop=stop)
 
 
+@dataclasses.dataclass(frozen=True)
+class OnlyFirstSiblings:
+  """Rejects all children but the first one of each node.
+
+  The distribution is right, but drafts are given away.
+  """
+
+  lossless = True
+  positional = False
+  draft_kinds = verify.tree.draft_kinds
+
+  def law(self, draft, target_probs):
+    """See `types.Verifier`."""
+    is_first = rule.siblings_before(draft.parents) == 0
+    tokens = jnp.where(is_first, draft.tokens, -1)
+    return verify.tree.law(
+      dataclasses.replace(draft, tokens=tokens), target_probs
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Changed(drafters.Wrapper, abc.ABC):
   """A tree drafter whose draft is changed before it is handed over."""
