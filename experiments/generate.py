@@ -2,6 +2,8 @@
 
   python -m experiments.generate --chat --prompt='Why is the sky blue?'
   python -m experiments.generate --chat --prompt='...' --drafter=none,mtp --show
+  python -m experiments.generate --prompt='...' --drafter=draft \
+    --top_candidates=5
   python -m experiments.generate --interactive
 
 The text goes to standard output, alone if that is not a terminal; metrics and
@@ -50,6 +52,14 @@ flags.DEFINE_integer(
   None,
   "K, draft tokens per round; default the drafter's own.",
   lower_bound=0,
+)
+flags.DEFINE_integer(
+  'top_candidates',
+  None,
+  'Draft this many candidates for each of K positions, the most likely tokens '
+  'of the drafter, of which the target picks one. For skip, draft, medusa, '
+  'hydra, eagle, eagle3, mtp, dflash and dspark.',
+  lower_bound=1,
 )
 flags.DEFINE_float(
   'temperature',

@@ -114,6 +114,7 @@ def _decoder(stages, name: str, max_length: int | None) -> stream.Decoder:
   method = generation.with_num_draft_tokens(
     make(), name, values.num_draft_tokens
   )
+  method = generation.with_candidates(method, values.top_candidates)
   given: dict[str, Any] = {
     setting: values[setting].value
     for setting in _SAMPLING

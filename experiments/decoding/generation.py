@@ -57,6 +57,22 @@ def with_num_draft_tokens(
   return methods_lib.with_num_draft_tokens(method, num_draft_tokens)
 
 
+def with_candidates(
+  method: methods_lib.Method, num_candidates: int | None
+) -> methods_lib.Method:
+  """Returns `methods.candidates`, or the method unchanged if given None.
+
+  Raises:
+    ValueError: the drafter cannot have that many candidates per position.
+  """
+  if num_candidates is None:
+    return method
+  try:
+    return methods_lib.candidates(method, num_candidates)
+  except ValueError as error:
+    raise ValueError(f'--top_candidates={num_candidates}: {error}') from error
+
+
 def encode(
   tokenizer: text_lib.Tokenizer,
   prompt: str,

@@ -166,6 +166,37 @@ def tree(
 
 
 @_configurable
+def candidates(method: Method, num_candidates: int) -> Method:
+  """Returns a method that drafts the best few tokens for each position.
+
+  The target picks among them, and the candidates for the next position follow
+  the best one. With K = 1 they are all there is to a draft. As in
+  `drafters.Tree`, the drafter's probabilities only choose the candidates.
+
+  Args:
+    method: its drafter says for how many positions, K.
+    num_candidates: how many tokens per position.
+
+  Raises:
+    ValueError: the drafter cannot branch, or has fewer tokens to choose from.
+  """
+  checks.count('num_candidates', num_candidates)
+  depth = method.drafter.num_draft_tokens
+  method = _branching(method, depth)
+  most = method.drafter.vocab_size
+  if most is not None and num_candidates > most:
+    raise ValueError(
+      f'num_candidates is {num_candidates}, but there are only {most} tokens: '
+      'give fewer'
+    )
+  best = lambda position: (0,) * position
+  paths = [
+    (*best(i), rank) for i in range(depth) for rank in range(num_candidates)
+  ]
+  return tree(method, tree_lib.from_paths(paths))
+
+
+@_configurable
 def dynamic_tree(
   method: Method,
   num_draft_tokens: int,

@@ -123,6 +123,15 @@ _GENERATE = {
   '--drafter=none --num_draft_tokens=3': (
     '--num_draft_tokens=3 ... --drafter=none ... choose another drafter'
   ),
+  '--drafter=skip --top_candidates=0': (
+    '--top_candidates=0 ... not a positive ... --help'
+  ),
+  '--drafter=skip --top_candidates=9999': (
+    '--top_candidates=9999 ... there are only ... give fewer'
+  ),
+  '--drafter=ngram --top_candidates=5': (
+    '--top_candidates=5: Ngram cannot continue ... choose a trained drafter'
+  ),
   '--drafter=unknown': (
     '--drafter=unknown is unknown: choose one of auto, none, ngram'
   ),

@@ -23,6 +23,7 @@ import specsample
 generation.Generator.sampling = @specsample.Sampling()
 specsample.Sampling.temperature = 1.0
 """
+_GREEDY = ('ngram', 'skip', 'candidates', 'none', 'no drafts')
 _TURNS = ('Hello!', 'And then?')
 
 
@@ -45,6 +46,9 @@ def outcomes(call, commands, tmp_path_factory):
   added = {
     'ngram': [f'--out={out}/ngram'],
     'skip': ['--drafter=skip', '--show', f'--out={out}/skip'],
+    'candidates': [
+      *('--drafter=skip', '--top_candidates=3', f'--out={out}/candidates')
+    ],
     'none': ['--drafter=none', f'--out={out}/none'],
     'no drafts': ['--num_draft_tokens=0', f'--out={out}/no drafts'],
     'chat': ['--chat', '--drafter=none'],
@@ -71,7 +75,7 @@ def _json(outcomes, name):
   return json.loads((folder / name / 'generate.json').read_text())
 
 
-@pytest.mark.parametrize('name', ['ngram', 'skip', 'none', 'no drafts'])
+@pytest.mark.parametrize('name', _GREEDY)
 def test_a_pipe_gets_the_text_alone(outcomes, greedy, name):
   outcome = outcomes[1][name]
   _, text = greedy(_PROMPT, _NEW_TOKENS)
@@ -86,6 +90,14 @@ def test_a_pipe_gets_the_text_alone(outcomes, greedy, name):
     outcome.err,
     re.MULTILINE,
   )
+
+
+def test_more_candidates_keep_more(outcomes):
+  kept = {
+    name: _json(outcomes, name)['metrics']['kept']
+    for name in ('skip', 'candidates')
+  }
+  assert kept['candidates'] > kept['skip']
 
 
 def test_standard_error_says_what_is_under_way(outcomes, checkpoint):
@@ -116,7 +128,7 @@ def test_of_one_likely_token_sampling_is_greedy(outcomes, name):
   assert outcomes[1][name].out == outcomes[1]['none'].out
 
 
-@pytest.mark.parametrize('name', ['ngram', 'skip', 'none', 'no drafts'])
+@pytest.mark.parametrize('name', _GREEDY)
 def test_json_holds_the_generation(outcomes, greedy, name):
   result = _json(outcomes, name)
   assert result.keys() == {
@@ -136,7 +148,7 @@ def test_json_holds_the_generation(outcomes, greedy, name):
   assert metrics['kept'] == accepted <= metrics['drafted']
   assert metrics['time_to_first_token'] > 0
   assert metrics['tokens_per_second'] == len(tokens) / metrics['seconds']
-  drafts = {'ngram': 4, 'skip': 2}.get(name, 0)
+  drafts = {'ngram': 4, 'skip': 2, 'candidates': 2}.get(name, 0)
   assert len(metrics['acceptance_by_position']) == drafts
   assert (metrics['plain_rounds'] is None) == (not drafts)
   assert bool(accepted) == bool(drafts)

@@ -47,6 +47,18 @@ def test_a_drafter_is_loaded_as_deep_as_its_tree():
   assert methods.dynamic_tree(method, 6).drafter.depth == 4
 
 
+def test_candidates_follow_the_best_one():
+  method = methods.Method(_heads(3))
+  found = methods.candidates(method, 2)
+  assert found.drafter == specsample.drafters.Tree(
+    drafter=_heads(3), topology=tree.Topology((0, 0, 1, 1, 3, 3))
+  )
+  with pytest.raises(ValueError, match='there are only 8 tokens: give fewer'):
+    methods.candidates(method, 9)
+  with pytest.raises(ValueError, match='num_candidates is 0: give'):
+    methods.candidates(method, 0)
+
+
 @pytest.mark.parametrize(
   ('kind', 'verify', 'message'),
   [
