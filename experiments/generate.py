@@ -3,12 +3,16 @@
   python -m experiments.generate --chat --prompt='Why is the sky blue?'
   python -m experiments.generate --chat --prompt='...' --drafter=none,mtp --show
   python -m experiments.generate --prompt='...' --drafter=draft \
-    --top_candidates=5
+    --temperature=1 --top_candidates=5 --show_drafts
   python -m experiments.generate --interactive
 
 The text goes to standard output, alone if that is not a terminal; metrics and
 everything else go to standard error. --show colours each token by its origin:
 accepted draft, correction, bonus, or plain if the round drafted nothing.
+--show_drafts shows each round as it is decoded: the draft tokens, what drafter
+and target gave them, the rejected ones struck through (~~x~~ if it is not a
+terminal), and what the token after them was drawn from. Rounds then run one at
+a time, which costs some milliseconds each, and the tokens are the same.
 --interactive reads a turn per line; Ctrl-C ends an answer, and Ctrl-D the chat.
 
 JAX and the library are imported after the flags are parsed, so that something
@@ -102,6 +106,12 @@ flags.DEFINE_integer('seed', 0, 'Determines which tokens are drawn.')
 flags.DEFINE_bool(
   'show', False, 'Colour each token by its origin (brackets without colours).'
 )
+flags.DEFINE_bool(
+  'show_drafts',
+  False,
+  "Show each round: the draft tokens, the drafter's and the target's "
+  'probabilities, which of them are kept, and where the next token is from.',
+)
 flags.DEFINE_string(
   'out', None, 'Folder for generate.json, here or in a bucket (gs://).'
 )
@@ -109,6 +119,11 @@ flags.register_validator(
   'out',
   lambda out: not (out and flags.FLAGS['interactive'].value),
   'a chat writes no file: give --out or --interactive, not both',
+)
+flags.register_validator(
+  'show_drafts',
+  lambda shows: not (shows and flags.FLAGS['show'].value),
+  'give --show_drafts or --show, not both',
 )
 flags.register_validator(
   'drafter',

@@ -8,7 +8,6 @@ import threading
 
 import jax
 
-from experiments.decoding import colouring
 from experiments.decoding import display
 from experiments.decoding import generation
 from experiments.decoding import stream
@@ -97,29 +96,31 @@ class Conversation:
     return can_extend and (is_short or not has_state)
 
 
-def hold(conversation: Conversation, first: str, by_origin: bool) -> None:
+def hold(
+  conversation: Conversation, first: str, marking: display.Marking | None
+) -> None:
   """Answers turns until there are no more, or until a second Ctrl-C.
 
   Args:
     conversation: an empty conversation whose decoder is compiled.
     first: the first turn; if it is '', that turn is read like the others.
-    by_origin: whether to print a legend and mark tokens by their origin.
+    marking: how to show what was drafted, if at all.
   """
-  if by_origin:
-    colouring.print_legend(display.console())
+  if marking is not None:
+    marking.print_legend(display.console())
   try:
     for turn in _turns(first):
-      _answer(conversation, turn, by_origin)
+      _answer(conversation, turn, marking)
   except KeyboardInterrupt:
     pass
   if sys.stdin.isatty():
     print(file=sys.stderr)  # ends the line of an unanswered prompt
 
 
-def _answer(conversation, turn, by_origin) -> None:
+def _answer(conversation, turn, marking) -> None:
   """Shows the answer to one turn, or says why there is none."""
   last = None
-  views = display.views(conversation.tokenizer, by_origin)
+  views = display.views(conversation.tokenizer, marking)
   try:
     with _first_interrupt() as pressed:
       for one in conversation.answer(turn):

@@ -1,6 +1,7 @@
 """Display of a generation: its text, plain or marked by origin."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
 import io
 import os
 import sys
@@ -10,6 +11,7 @@ import rich.console
 
 from experiments.decoding import colouring
 from experiments.decoding import generation
+from experiments.decoding import round_view
 import specsample
 from specsample import text as text_lib
 
@@ -24,10 +26,22 @@ class View(Protocol):
     """Shows what was held back, and ends the line."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Marking:
+  """A display of what was drafted: a legend, and a view of each text."""
+
+  print_legend: Callable[[rich.console.Console], None]
+  view: Callable[[text_lib.Tokenizer, rich.console.Console], View]
+
+
+BY_ORIGIN = Marking(colouring.print_legend, colouring.ColourView)
+BY_ROUND = Marking(round_view.print_legend, round_view.RoundView)
+
+
 def show(
   chunks: Iterable[generation.Chunk],
   tokenizer: text_lib.Tokenizer,
-  by_origin: bool,
+  marking: Marking | None,
   waits: str = '',
 ) -> list[generation.Chunk]:
   """Shows chunks as they come, then the metrics; returns the chunks.
@@ -37,13 +51,13 @@ def show(
   Args:
     chunks: the chunks of a generation.
     tokenizer: turns their tokens into text.
-    by_origin: whether to show a legend and mark tokens by their origin.
+    marking: how to show what was drafted, if at all.
     waits: text about the time before the prompt, see `waits_text`.
   """
   shown: list[generation.Chunk] = []
-  if by_origin:
-    colouring.print_legend(console())
-  shown_by = views(tokenizer, by_origin)
+  if marking is not None:
+    marking.print_legend(console())
+  shown_by = views(tokenizer, marking)
   try:
     for one in chunks:
       shown.append(one)
@@ -57,7 +71,9 @@ def show(
   return shown
 
 
-def views(tokenizer: text_lib.Tokenizer, by_origin: bool) -> Sequence[View]:
+def views(
+  tokenizer: text_lib.Tokenizer, marking: Marking | None
+) -> Sequence[View]:
   """Returns the views of a generation, each with its own stream.
 
   If standard output is not a terminal, it gets the plain text and standard
@@ -65,10 +81,10 @@ def views(tokenizer: text_lib.Tokenizer, by_origin: bool) -> Sequence[View]:
   written, so that no token appears twice.
   """
   shown: list[View] = []
-  if not by_origin or not (sys.stdout.isatty() or _streams_are_one()):
+  if marking is None or not (sys.stdout.isatty() or _streams_are_one()):
     shown.append(TextView(tokenizer))
-  if by_origin:
-    shown.append(colouring.ColourView(tokenizer, console()))
+  if marking is not None:
+    shown.append(marking.view(tokenizer, console()))
   return shown
 
 

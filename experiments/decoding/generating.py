@@ -67,7 +67,7 @@ def _generate_with(stages, name: str) -> None:
   chunks = (one for _, one in found)
   _say_what_drafts(name, decoder.method)
   shown = display.show(
-    chunks, tokenizer, values.show, display.waits_text(stages.seconds)
+    chunks, tokenizer, _marking(), display.waits_text(stages.seconds)
   )
   if out is not None:
     result = generation.result(values.prompt, shown, tokenizer)
@@ -94,7 +94,13 @@ def _chat(stages) -> None:
     decoder.compile(tokens)
   stages.end()
   _say_what_drafts(name, decoder.method)
-  conversing.hold(conversation, values.prompt.strip(), values.show)
+  conversing.hold(conversation, values.prompt.strip(), _marking())
+
+
+def _marking() -> display.Marking | None:
+  if flags.FLAGS.show_drafts:
+    return display.BY_ROUND
+  return display.BY_ORIGIN if flags.FLAGS.show else None
 
 
 def _say_what_drafts(name: str, method: methods.Method) -> None:
@@ -130,6 +136,7 @@ def _decoder(stages, name: str, max_length: int | None) -> stream.Decoder:
     seed=values.seed,
     max_length=max_length,
     chunk_seconds=0.0 if distributed.is_on() else 0.1,
+    keeps_rounds=values.show_drafts,
   )
 
 

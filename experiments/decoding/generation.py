@@ -8,6 +8,7 @@ from typing import Any
 import gin
 
 from experiments import methods as methods_lib
+from experiments.decoding import rounds as rounds_lib
 import specsample
 from specsample import text as text_lib
 
@@ -99,6 +100,7 @@ class Chunk:
   stop_reason: specsample.StopReason
   seconds: float  # of all rounds so far, without the time of showing them
   first_seconds: float = 0.0  # of the prefill and the first round
+  rounds: Sequence[rounds_lib.Round] = ()  # only if they are kept
 
 
 def metrics(last: Chunk) -> dict[str, Any]:
@@ -132,7 +134,8 @@ def metrics(last: Chunk) -> dict[str, Any]:
 def result(
   prompt: str, shown: Sequence[Chunk], tokenizer: text_lib.Tokenizer
 ) -> dict[str, Any]:
-  """Returns the content of generate.json."""
+  """Returns the content of generate.json; `rounds` only if they are kept."""
+  rounds = [dataclasses.asdict(x) for one in shown for x in one.rounds]
   tokens = [token for one in shown for token in one.tokens]
   return {
     'gin_config': gin.operative_config_str(),
@@ -141,4 +144,4 @@ def result(
     'tokens': tokens,
     'origins': [origin.name.lower() for one in shown for origin in one.origins],
     'metrics': metrics(shown[-1]),
-  }
+  } | ({'rounds': rounds} if rounds else {})

@@ -9,6 +9,7 @@ import numpy as np
 from experiments.command import clock
 from experiments.command import distributed
 from experiments.decoding import generation
+from experiments.decoding import round_recorder
 from experiments.decoding import setup as setup_lib
 from experiments.decoding import warm_up
 import specsample
@@ -30,12 +31,14 @@ class Decoder(setup_lib.Setup):
   # rounds it runs, and text that grows ten times per second looks continuous.
   # 0 means one round per call, as several processes need: their clocks differ.
   chunk_seconds: float = 0.1
+  # Whether chunks have their rounds, which are then run one per call.
+  keeps_rounds: bool = False
 
   def compile(self, tokens: list[int]) -> None:
     """Compiles the programs for this prompt and runs them on another one."""
     widths = step.widths(self.target.model, self.method.drafter)
     begin = lambda rows: self.begin(rows[0])
-    warm_up.run(begin, lambda state: self.advance(state, 1), [tokens], widths)
+    warm_up.run(begin, lambda state: self.run(state, 1), [tokens], widths)
     is_chat = self.max_length is not None
     if is_chat and self.method.drafter.can_pause:
       jax.block_until_ready(self.extend(self.begin(tokens), []))
@@ -45,6 +48,14 @@ class Decoder(setup_lib.Setup):
     # Prompts of this width or more are prefilled in chunks of the same size.
     least = 1 if self.max_length is None else request.PREFILL_CHUNK
     return self.prefill([tokens], least_width=least)
+
+  def run(
+    self, state: DecodeState, num_rounds: int
+  ) -> tuple[round_recorder.Found | None, DecodeState]:
+    """Runs rounds; also returns what `round_recorder` reads, if it is kept."""
+    if self.keeps_rounds:
+      return round_recorder.step(self, state)
+    return None, self.advance(state, num_rounds)
 
   def extend(self, state: DecodeState, tokens: list[int]) -> DecodeState:
     """Appends tokens to a row; the given state is donated."""
@@ -78,7 +89,7 @@ def chunks(
   done = False
   while not done:
     # Only decoding is timed, not what the caller does with the chunk.
-    state, elapsed = clock.seconds(decoder.advance, state, num_rounds)
+    (found, state), elapsed = clock.seconds(decoder.run, state, num_rounds)
     if not seconds:
       first_seconds += elapsed
     seconds += elapsed
@@ -99,6 +110,9 @@ def chunks(
         stop_reason=specsample.StopReason(int(row['stop_reason'])),
         seconds=seconds,
         first_seconds=first_seconds,
+        rounds=round_recorder.of_row(decoder, found, 0)
+        if found is not None
+        else (),
       ),
     )
     shown = length

@@ -176,7 +176,7 @@ def _round(params, state, *, num_columns, **components):
     'ids': ids,
     'target_probs': target_probs,
     'draft_probs': draft_probs,
-    'num_accepted': observed.num_accepted,
+    'num_accepted': observed.verdict.num_accepted,
     'num_emitted': observed.num_emitted,
   }
   if draft.signals is not None:

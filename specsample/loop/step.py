@@ -43,7 +43,7 @@ class Round:
 
   draft: Draft  # [B, ...]
   target_probs: Array  # [B, N + 1, V], 0 where there is no distribution
-  num_accepted: Array  # [B] int32, number of emitted draft tokens
+  verdict: Verdict  # [B], of which `num_accepted` counts emitted draft tokens
   num_emitted: Array  # [B] int32, number of emitted tokens; 0 in done rows
 
 
@@ -109,7 +109,7 @@ def step(
     observed = Round(
       draft=draft,
       target_probs=judged.probs,
-      num_accepted=emission.num_accepted,
+      verdict=verdict,
       num_emitted=emission.count,
     )
     state = _write(state, draft, emission, judged)

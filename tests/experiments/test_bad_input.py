@@ -143,6 +143,7 @@ _GENERATE = {
   '--top_p=0': 'top_p is 0.0: it must be in (0, 1]; 1 keeps every token',
   '--top_k=-1': 'top_k is -1: it must be an integer from 0 to 2**31 - 1',
   '--min_p=2': 'min_p is 2.0: it must be in [0, 1]; 0 keeps every token',
+  '--show --show_drafts': 'give --show_drafts or --show, not both',
   '--interactive': 'a chat writes no file: give --out or --interactive',
   '--max_new_tokens=0': '--max_new_tokens=0 ... not a positive ... --help',
   'Hello': "'Hello' ... --help",

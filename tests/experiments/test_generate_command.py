@@ -53,6 +53,11 @@ def outcomes(call, commands, tmp_path_factory):
     'no drafts': ['--num_draft_tokens=0', f'--out={out}/no drafts'],
     'chat': ['--chat', '--drafter=none'],
     'drawn': ['--temperature=1', '--drafter=none', '--seed=1'],
+    'drawn in rounds': [
+      *('--temperature=1', '--drafter=skip', '--seed=1', '--show_drafts'),
+      f'--out={out}/drawn in rounds',
+    ],
+    'drawn without': ['--temperature=1', '--drafter=skip', '--seed=1'],
     'drawn again': ['--temperature=1', '--drafter=none', '--seed=1'],
     'drawn anew': ['--temperature=1', '--drafter=none', '--seed=2'],
     'best of all': ['--temperature=1', '--drafter=none', '--top_k=1'],
@@ -152,6 +157,23 @@ def test_json_holds_the_generation(outcomes, greedy, name):
   assert len(metrics['acceptance_by_position']) == drafts
   assert (metrics['plain_rounds'] is None) == (not drafts)
   assert bool(accepted) == bool(drafts)
+
+
+def test_showing_the_drafts_changes_no_token(outcomes):
+  shown = outcomes[1]['drawn in rounds']
+  assert shown.out == outcomes[1]['drawn without'].out
+  assert re.search(r'^round 1 +drafter +target +keep$', shown.err, re.M)
+  assert re.search(r'^  1 .* rejected   ~~.+~~$', shown.err, re.M)
+  assert 'from (target - draft)+, normalised, after 1' in shown.err
+
+
+def test_json_holds_the_rounds_that_are_shown(outcomes):
+  result = _json(outcomes, 'drawn in rounds')
+  metrics, rounds = result['metrics'], result['rounds']
+  assert len(rounds) == metrics['rounds']
+  drafted = [x for one in rounds for x in one['candidates']]
+  assert len(drafted) == metrics['drafted']
+  assert [x['fate'] for x in drafted].count('kept') == metrics['kept']
 
 
 def test_marked_text_goes_to_standard_error_beside_a_pipe(outcomes):

@@ -104,7 +104,7 @@ def test_one_file_for_both_streams_has_each_token_once(
   with out.open('w') as stdout, err.open('a') as stderr:
     monkeypatch.setattr('sys.stdout', stdout)
     monkeypatch.setattr('sys.stderr', stderr)
-    for view in display.views(tokenizer, by_origin=True):
+    for view in display.views(tokenizer, display.BY_ORIGIN):
       for one in _ROUNDS:
         view.show(_chunk(tokenizer, *one))
       view.close()
@@ -119,7 +119,7 @@ def test_an_interrupted_generation_has_its_text_and_metrics(tokenizer, capsys):
     raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
-    display.show(rounds(), tokenizer, by_origin=False)
+    display.show(rounds(), tokenizer, marking=None)
   out, err = capsys.readouterr()
   assert out == 'Hi there\nyou\n'
   assert err.endswith('stopped by: interruption\n')

@@ -130,7 +130,7 @@ def test_ctrl_c_ends_the_answer_and_a_second_one_the_chat(
   monkeypatch.setattr('sys.stdout', _Pressing(times))
   handler = signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
-    conversing.hold(conversation, '', by_origin=False)
+    conversing.hold(conversation, '', marking=None)
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
   finally:
     signal.signal(signal.SIGINT, handler)
