@@ -9,8 +9,10 @@ from experiments.reporting import result_file
 from specsample import files
 
 EVALUATION = 'result.json'
+GENERATION = 'generate.json'
 # The result files of the other commands.
 _OTHERS = (
+  GENERATION,
   *('trees.json', 'benchmark.json', 'throughput.json', 'replay.json'),
   *('online.json', 'costs.json', 'predict.json', 'certificate.json'),
 )

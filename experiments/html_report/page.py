@@ -8,10 +8,12 @@ from typing import Any
 
 import jinja2
 
+from experiments.decoding import rounds
 from experiments.evaluation import generations
 from experiments.html_report import evaluation_figures
 from experiments.html_report import files
 from experiments.html_report import other_tables
+from experiments.html_report import round_view
 from experiments.html_report import tables as tables_lib
 from experiments.reporting import columns
 from experiments.reporting import figures
@@ -47,6 +49,7 @@ class Section:
   gin_config: str
   blocks: list[Block]
   written: list[Written]
+  rounds: str  # HTML; '' unless each round was kept
 
 
 def render(runs: Sequence[files.Run], title: str) -> str:
@@ -72,7 +75,7 @@ def render(runs: Sequence[files.Run], title: str) -> str:
     notes=notes,
     sections=[_section(run, i) for i, run in enumerate(runs)],
     columns=[columns.column(name) for name in tables_lib.used(rows)],
-    style=(_TEMPLATES / 'report.css').read_text(),
+    style=(_TEMPLATES / 'report.css').read_text() + round_view.STYLE,
     script=(_TEMPLATES / 'report.js').read_text(),
   )
 
@@ -80,15 +83,20 @@ def render(runs: Sequence[files.Run], title: str) -> str:
 def _section(run, number):
   anchor = f'run-{number}'
   described = other_tables.description(run.content)
+  facts = list(_facts(described))
   if run.file == files.EVALUATION:
     blocks = list(_blocks(run.content, anchor))
   else:
-    tables = list(other_tables.tables(run.content, run.file))
+    content = run.content
+    if run.file == files.GENERATION:
+      facts += [(name, content[name]) for name in ('prompt', 'text')]
+      content = content['metrics']
+    tables = list(other_tables.tables(content, run.file))
     blocks = [Block(tables, [])]
   return Section(
     anchor=anchor,
     name=run.name,
-    facts=list(_facts(described)),
+    facts=facts,
     command=described.get('command') or '',
     gin_config=run.content.get('gin_config') or '',
     blocks=blocks,
@@ -97,6 +105,7 @@ def _section(run, number):
       for name, prompts in run.texts.items()
       if prompts
     ],
+    rounds=_rounds(run),
   )
 
 
@@ -115,6 +124,13 @@ def _blocks(content, anchor) -> Iterator[Block]:
       list(evaluation_figures.of_setting(rows, f'{anchor}-{i}')),
     )
   yield Block(list(other_tables.tables(others, files.EVALUATION)), [])
+
+
+def _rounds(run) -> str:
+  found = run.content.get('rounds')
+  if run.file != files.GENERATION or not found:
+    return ''
+  return round_view.view([rounds.from_json(one) for one in found])
 
 
 def _facts(described) -> Iterator[tuple[str, str]]:

@@ -176,6 +176,23 @@ def test_json_holds_the_rounds_that_are_shown(outcomes):
   assert [x['fate'] for x in drafted].count('kept') == metrics['kept']
 
 
+def test_the_page_of_results_has_the_rounds(outcomes, commands, tmp_path):
+  folder, _ = outcomes
+  page = tmp_path / 'page.html'
+  flags = (f'--results={folder / "drawn in rounds"}', f'--out={page}')
+  assert commands.run('report', *flags).code == 0
+  text = page.read_text('utf-8')
+  rounds = _json(outcomes, 'drawn in rounds')['rounds']
+  assert text.count('>round ') == len(rounds)
+  struck = [
+    x['text']
+    for one in rounds
+    for x in one['candidates']
+    if x['fate'] in ('rejected', 'falls')
+  ]
+  assert text.count('<del>') == len(struck) > 0
+
+
 def test_marked_text_goes_to_standard_error_beside_a_pipe(outcomes):
   outcome = outcomes[1]['skip']
   legend, *rest = outcome.remarks
