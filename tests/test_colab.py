@@ -71,6 +71,10 @@ def test_quickstart(run, smollm2, tmp_path, monkeypatch):
   specsample.auto(smollm2)
   cells = run('quickstart')
   assert cells['install'] == []  # nothing is installed, nothing said
+  textbook = _text(cells['textbook'])
+  kept = re.findall(r'kept with probability (\S+)', textbook)
+  assert kept == ['0.889', '0.375', '1.000']
+  assert 'in its place: mat 0.00, sofa 0.80, moon 0.20\n' in textbook
   passes = re.findall(r'tokens in (\d+) passes', _text(cells['equal']))
   plain, drafted = map(int, passes)
   assert plain == 48 > drafted
@@ -80,6 +84,8 @@ def test_quickstart(run, smollm2, tmp_path, monkeypatch):
     assert view.count('class="o accepted') > 3
   assert _displayed(cells['histogram'], 'image/png')
   assert len(_text(cells['another-key'])) > 100
+  (view,) = _displayed(cells['rounds'], 'text/html')
+  assert '<del>' in view and '>round 2<' in view
 
 
 def test_reproduce_a_table(run):
