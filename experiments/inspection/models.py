@@ -74,11 +74,10 @@ def of_folder(headers: headers_lib.Headers) -> report.Report:
 
 def _of_modules(stored, config, model, facts: Facts):
   """Returns what is wrong with multi-token prediction modules; adds a fact."""
-  count = config.get(huggingface.NUM_MODULES)
-  prefixes = huggingface.mtp_prefixes(model.num_layers, count)
+  prefixes = huggingface.mtp_prefixes(model.num_layers, config)
   if not prefixes:
     return []
-  text = f'{count} for multi-token prediction, after the layers'
+  text = f'{len(prefixes)} for multi-token prediction, after the layers'
   facts.append(('modules', text))
   if not any(name.startswith(prefixes) for name in stored.shapes):
     facts[-1] = ('modules', f'{text}: none is stored')

@@ -7,6 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+# More layers than any model has. One is built layer by layer, some 10 ms each,
+# so a damaged count would take hours and all memory.
+MOST_LAYERS = 1000
+
 
 def dtype_name(dtype: DTypeLike) -> str:
   """Returns the name of a dtype such as 'bfloat16' or jnp.bfloat16.
@@ -44,6 +48,13 @@ class Config:
     value = self.get(key, default)
     if type(value) is not int or value < 1:
       raise self.unexpected(key, 'an integer of at least 1')
+    return value
+
+  def layers(self, key: str, most: int = MOST_LAYERS) -> int:
+    """Returns a number of layers, an integer from 1 to `most`."""
+    value = self.size(key)
+    if value > most:
+      raise self.unexpected(key, f'an integer from 1 to {most}')
     return value
 
   def number(self, key: str, default: float | None = None) -> float:

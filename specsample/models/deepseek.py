@@ -62,6 +62,7 @@ def _deepseek_v3(
     ),
   )
   hidden = config.size('moe_intermediate_size')
+  num_dense = config.get('first_k_dense_replace', 3)
   return transformer.Transformer(
     **fields,
     latent=latent,
@@ -70,7 +71,9 @@ def _deepseek_v3(
       num_experts=config.size('n_routed_experts'),
       num_per_token=config.size('num_experts_per_tok'),
       mlp_dim=hidden,
-      dense_layers=tuple(range(config.get('first_k_dense_replace', 3))),
+      dense_layers=tuple(
+        i for i in range(fields['num_layers']) if i < num_dense
+      ),
       scores='sigmoid',
       is_normalised=config.flag('norm_topk_prob', True),
       scale=config.number('routed_scaling_factor', 2.5),

@@ -134,7 +134,8 @@ def model_of(
     'vocab_size': (
       len(tokens) if isinstance(tokens, list) else size('vocab_size')
     ),
-    'num_layers': size('block_count'),
+    # Every layer has some tensors.
+    'num_layers': config.layers('block_count', most=len(shapes)),
     'dim': dim,
     'num_heads': num_heads,
     'num_kv_heads': size('attention.head_count_kv', num_heads),

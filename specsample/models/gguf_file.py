@@ -52,7 +52,8 @@ class Reader:
     try:
       self._size = os.fstat(self._file.fileno()).st_size
       self._read_header()
-    except (ValueError, LookupError, struct.error) as error:
+    # An array of arrays may be nested without end.
+    except (ValueError, LookupError, struct.error, RecursionError) as error:
       self._file.close()
       raise ValueError(
         f'{path} is not a complete GGUF file ({error}): download it again'

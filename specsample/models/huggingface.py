@@ -2,7 +2,6 @@
 
 from concurrent import futures
 import os
-from typing import Any
 
 from etils import epath
 
@@ -83,7 +82,7 @@ def of_model(
 ) -> tensors.TensorFile:
   """Returns the model's tensors in a folder, by the names of its family."""
   # A drafter after the layers, which `loading.published.mtp` reads.
-  behind = mtp_prefixes(model.num_layers, config.get(NUM_MODULES))
+  behind = mtp_prefixes(model.num_layers, config)
   is_own = lambda name: not name.startswith(behind)
   return _chosen(stored, config, model, is_own)
 
@@ -135,11 +134,13 @@ def family_of(config: config_lib.Config) -> family_lib.Family:
   return _FAMILIES[kind]
 
 
-def mtp_prefixes(num_layers: int, count: Any) -> tuple[str, ...]:
-  """Returns the name prefixes of `count` modules; none if not an integer."""
-  if not isinstance(count, int):
+def mtp_prefixes(num_layers: int, config: config_lib.Config) -> tuple[str, ...]:
+  """Returns the name prefixes of the modules that a configuration counts."""
+  count = config.get(NUM_MODULES)
+  if not isinstance(count, int) or count < 1:
     return ()
-  return tuple(f'model.layers.{num_layers + i}.' for i in range(count))
+  numbers = range(num_layers, num_layers + config.layers(NUM_MODULES))
+  return tuple(f'model.layers.{i}.' for i in numbers)
 
 
 def open_tensors(

@@ -46,7 +46,7 @@ def shape(config: config_lib.Config, dtype: str) -> dict[str, Any]:
   dim = config.size('hidden_size')
   return {
     'vocab_size': config.size('vocab_size'),
-    'num_layers': config.size('num_hidden_layers'),
+    'num_layers': config.layers('num_hidden_layers'),
     'dim': dim,
     'num_heads': num_heads,
     'num_kv_heads': config.size('num_key_value_heads', num_heads),

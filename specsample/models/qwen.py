@@ -32,7 +32,8 @@ def _fields(config, dtype):
 def _sliding_layers(config, num_layers):
   kinds = config.get('layer_types')
   if kinds is None:
-    return tuple(range(config.get('max_window_layers', 28), num_layers))
+    first = config.get('max_window_layers', 28)
+    return tuple(i for i in range(num_layers) if i >= first)
   return llama.layers_of_kind(config, 'sliding_attention')
 
 

@@ -8,6 +8,8 @@ import torch
 import transformers
 
 import specsample
+from specsample.models import config as config_lib
+from specsample.models import huggingface
 
 _SIZES = {
   'vocab_size': 131,
@@ -231,3 +233,17 @@ def test_rows_of_deepseek_that_are_no_pairs_are_refused(tmp_path):
     ValueError, match='rope_interleave is False, but only True is'
   ):
     specsample.load(tmp_path)
+
+
+def _model_of(name, changes):
+  values = _CONFIGS[name].to_dict() | changes
+  config = config_lib.Config(values, 'config.json')
+  return huggingface.family_of(config).model(config, 'float32')
+
+
+def test_counts_of_layers_stay_within_the_model():
+  """Otherwise a damaged one would be counted through, and fill the memory."""
+  changes = {'max_window_layers': -5, 'layer_types': None}
+  assert _model_of('qwen2_window', changes).sliding_layers == (0, 1, 2)
+  experts = _model_of('deepseek_v3', {'first_k_dense_replace': 9}).experts
+  assert experts.dense_layers == (0, 1, 2)

@@ -1,5 +1,7 @@
 """GGUF files as llama.cpp's converter writes them, and broken ones."""
 
+import struct
+
 import gguf
 import jax
 import jax.numpy as jnp
@@ -247,6 +249,10 @@ def _rejected(path, *words):
     ({'split.count': 3}, ['3 parts', '--merge']),
     ({'llama.expert_count': 8}, ['8 experts', 'dense']),
     ({'llama.block_count': 0}, ['block_count', '0']),
+    (
+      {'llama.block_count': 2**31 - 1},
+      ['block_count is 2147483647', 'from 1 to 21'],
+    ),
     ({'llama.attention.head_count': 'two'}, ['head_count', 'two']),
     ({'llama.attention.sliding_window': 0}, ['sliding_window', '0']),
     ({'llama.rope.scaling.type': 'yarn'}, ['yarn', 'linear']),
@@ -292,6 +298,14 @@ def test_a_type_that_cannot_be_decoded_is_named(parts, write_gguf, tmp_path):
   content[kind] = _KINDS.I32
   path.write_bytes(content)
   _rejected(path, name.decode(), 'I32', 'another quantisation')
+
+
+def test_arrays_nested_without_end_are_found(tmp_path):
+  path = tmp_path / 'model.gguf'
+  header = b'GGUF' + struct.pack('<IQQ', 3, 0, 1)
+  key = struct.pack('<Q', 1) + b'a' + struct.pack('<I', 9)
+  path.write_bytes(header + key + 10_000 * struct.pack('<IQ', 9, 1))
+  _rejected(path, 'recursion', 'download it again')
 
 
 @pytest.mark.parametrize('kept', [0, 3, 10, 100, 0.5, 0.999])

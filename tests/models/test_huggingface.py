@@ -103,6 +103,14 @@ def folder(tmp_path):
     ({'hidden_size': None}, ['hidden_size is None']),
     ({'vocab_size': '96'}, ["vocab_size is '96'"]),
     ({'num_hidden_layers': -2}, ['num_hidden_layers is -2']),
+    (
+      {'num_hidden_layers': 2**31},
+      ['num_hidden_layers is 2147483648', 'from 1 to 1000'],
+    ),
+    (
+      {'num_nextn_predict_layers': 2**31},
+      ['num_nextn_predict_layers is 2147483648', 'from 1 to 1000'],
+    ),
     ({'rms_norm_eps': 0}, ['rms_norm_eps is 0']),
     (
       {'rope_parameters': {'rope_type': 'longrope', 'factor': 2.0}},

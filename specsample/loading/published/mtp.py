@@ -70,9 +70,7 @@ def plan(
   Raises:
     ValueError: the modules are of another family than the model.
   """
-  prefixes = huggingface.mtp_prefixes(
-    model.num_layers, config.get(huggingface.NUM_MODULES)
-  )
+  prefixes = huggingface.mtp_prefixes(model.num_layers, config)
   drafter = mtp.MTP(
     model=model,
     num_draft_tokens=(
