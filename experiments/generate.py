@@ -102,7 +102,14 @@ flags.DEFINE_integer(
   'for as many as the model takes.',
   lower_bound=1,
 )
-flags.DEFINE_integer('seed', 0, 'Determines which tokens are drawn.')
+flags.DEFINE_integer(
+  'seed',
+  0,
+  'Determines which tokens are drawn.',
+  lower_bound=0,
+  # JAX would leave out the bits of a larger one.
+  upper_bound=2**32 - 1,
+)
 flags.DEFINE_bool(
   'show', False, 'Colour each token by its origin (brackets without colours).'
 )

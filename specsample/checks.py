@@ -73,6 +73,17 @@ def field(settings: Any, name: str, holds: bool, expected: str) -> None:
   _require(_full(settings, name), getattr(settings, name), holds, expected)
 
 
+def seed(name: str, value: Any, num_seeds: int = 1) -> None:
+  """Raises ValueError unless `num_seeds` seeds from a value on fit in 32 bits.
+
+  JAX makes keys of 32 bits and drops the others without a word: 2**32 would
+  draw what 0 draws.
+  """
+  most = 2**32 - num_seeds
+  is_seed = is_count(value, 0) and value <= most
+  _require(name, value, is_seed, f'an integer from 0 to {most}')
+
+
 def _full(settings, name):
   """Returns a field's name as configurations write it: Training.decay."""
   return f'{type(settings).__name__}.{name}'

@@ -18,6 +18,7 @@ from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import progress as progress_lib
 from experiments.reporting import result_file
+from specsample import checks
 from specsample import stats
 from specsample import verify
 from specsample.testing import acceptance
@@ -67,6 +68,7 @@ class Plan:
       )
     if self.num_keys < 1:
       raise ValueError(f'num_keys is {self.num_keys}: compare at least 1')
+    checks.seed('Plan.seed', self.seed)
 
 
 def steps(plan: Plan) -> Steps:

@@ -75,6 +75,7 @@ class Evaluation:
       raise ValueError('Evaluation.methods is empty: name at least one')
     checks.counts(self, ('batch_size', 'num_seeds', 'least_width'))
     checks.counts(self, ('repeats',), 0)
+    checks.seed('Evaluation.seed', self.seed, self.num_seeds)
     if self.batch_size > 1:
       chosen = {
         name: method.for_batch(self.batch_size) if method.for_batch else method

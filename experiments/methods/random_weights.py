@@ -5,6 +5,7 @@ from collections.abc import Callable
 import gin
 import jax
 
+from specsample import checks
 from specsample import sharding
 from specsample.models import transformer
 from specsample.types import Array, Params
@@ -16,6 +17,7 @@ def params(model: transformer.Transformer, seed: int = 0) -> Params:
 
   They are the same on every mesh.
   """
+  checks.seed('params.seed', seed)
   return initializer(model)(jax.random.key(seed))
 
 

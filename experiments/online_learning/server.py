@@ -66,6 +66,7 @@ class Serving:
         'give a DraftModel, which alone can learn online'
       )
     checks.counts(self, ('batch_size', 'max_new_tokens', 'windows'))
+    checks.seed('Serving.seed', self.seed)
     for name in ('learning_rate', 'clip_norm'):
       checks.field(self, name, getattr(self, name) > 0, 'more than 0')
     self.learner  # noqa: B018 (says what is wrong with its settings)

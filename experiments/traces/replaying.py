@@ -39,6 +39,7 @@ import numpy as np
 from experiments.reporting import intervals
 from experiments.traces import rounds as rounds_lib
 from experiments.traces import trace_file
+from specsample import checks
 from specsample import cost
 from specsample import drafts
 from specsample import sampling
@@ -86,6 +87,7 @@ class Replay:
     """Raises ValueError without variants, or if widths do not fit the costs."""
     if not self.variants:
       raise ValueError('Replay.variants is empty: name at least one')
+    checks.seed('Replay.seed', self.seed)
     lengths = range(len(self.costs or ()))
     if self.widths and (
       list(self.widths) != sorted({*self.widths} & {*lengths})

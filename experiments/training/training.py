@@ -100,6 +100,7 @@ class Training:
         f'Training.epochs is {self.epochs} and Training.answer_tokens is '
         f'{self.answer_tokens}: give one of them, and None for the other'
       )
+    checks.seed('Training.seed', self.seed)
     positive = (
       *('batch_size', 'max_length', 'width_multiple', 'clip_norm'),
       *('learning_rate', 'held_out_answers', 'report_every', 'evaluate_every'),

@@ -73,8 +73,7 @@ class Synthesis:
       1 <= self.prompts_per_shard <= self.user_turns,
       f'a number from 1 to user_turns, {self.user_turns}',
     )
-    is_seed = 0 <= self.seed < 2**32
-    checks.field(self, 'seed', is_seed, 'a number from 0 to 2**32 - 1')
+    checks.seed('Synthesis.seed', self.seed)
     are_above = bool(self.temperatures) and min(self.temperatures) > 0
     checks.field(
       self, 'temperatures', are_above, 'at least one number, each above 0'

@@ -33,6 +33,7 @@ class Prompts:
     """Raises ValueError, naming the setting, for settings that do not fit."""
     if not self.templates:
       raise ValueError('Prompts.templates is empty: give at least one')
+    checks.seed('Prompts.seed', self.seed)
     for template in self.templates:
       try:
         has_text = '{text}' in template

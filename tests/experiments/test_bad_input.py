@@ -96,6 +96,12 @@ _EVALUATE = {
   '--gin_bindings=Evaluation.repeats = -1': (
     'Evaluation.repeats is -1: give an integer of at least 0'
   ),
+  '--gin_bindings=Evaluation.seed = 4294967296': (
+    'Evaluation.seed is 4294967296: give an integer from 0 to 4294967295'
+  ),
+  '--num_seeds=3 --gin_bindings=Evaluation.seed = 4294967294': (
+    'Evaluation.seed is 4294967294: give an integer from 0 to 4294967293'
+  ),
   '--gin_bindings=Evaluation.limit = -1': 'Evaluation.limit is -1: give at',
   '--gin_file=configs/tasks/human_eval.gin '
   '--gin_bindings=Limits.seconds = 4.5': (
@@ -145,6 +151,8 @@ _GENERATE = {
   '--min_p=2': 'min_p is 2.0: it must be in [0, 1]; 0 keeps every token',
   '--show --show_drafts': 'give --show_drafts or --show, not both',
   '--interactive': 'a chat writes no file: give --out or --interactive',
+  '--seed=4294967296': '--seed=4294967296 ... range [0, 4294967295] ... --help',
+  '--seed=-1': '--seed=-1 ... range [0, 4294967295] ... --help',
   '--max_new_tokens=0': '--max_new_tokens=0 ... not a positive ... --help',
   'Hello': "'Hello' ... --help",
   '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
@@ -185,6 +193,9 @@ _CERTIFY = {
   'all': "'all' ... --help",
   '--gin_bindings=Nothing.at_all = 3': "'Nothing' ... configs/",
   '--gin_bindings=Plan.num_rows = 5': 'num_rows is 5 ... 4096',
+  '--gin_bindings=Plan.seed = 1099511627776': (
+    'Plan.seed is 1099511627776: give an integer from 0 to 4294967295'
+  ),
   '--out=FOLDER/certified': (
     'certified/journal.jsonl belongs to a run that differs in code, '
     'compiler flags, configuration, hardware, schema, versions: give another'
@@ -217,6 +228,9 @@ _MAKE_DATA = {
   ),
   '--gin_bindings=Synthesis.max_answer_tokens = 500': (
     'add up to 627, but the model takes 512: lower one of them'
+  ),
+  '--gin_bindings=Synthesis.seed = -1': (
+    'Synthesis.seed is -1: give an integer from 0 to 4294967295'
   ),
   '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
   "--gin_bindings=TARGET = 'FOLDER/model.bin'": (

@@ -262,6 +262,7 @@ def test_updates_that_come_to_no_number_are_undone(
   [
     ({'windows': 7}, '24 prompts, 6 batches of 4, but Serving.windows is 7'),
     ({'rounds': 0}, 'rounds is 0: give an integer of at least 1'),
+    ({'seed': 2**32}, 'Serving.seed is 4294967296: give an integer from 0 to'),
     ({'learning_rate': -1.0}, 'Serving.learning_rate is -1.0: give more than'),
     ({'batch_size': 0}, 'Serving.batch_size is 0: give an integer of'),
   ],

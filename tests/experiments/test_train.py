@@ -638,6 +638,7 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
   case('room', decoded_prompt_tokens=512)
   case('on policy', on_policy_share=0.5)
   case('negative', learning_rate=-1.0)
+  case('seed', seed=2**32)
   case('vocabulary', more=['--gin_bindings=Hydra.draft_vocab_size = 1000000'])
   case('max_length', max_length=2)
   case('held out', held_out_every=0)
@@ -684,6 +685,7 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
     ('room', 'decoded_new_tokens is 32, but the target takes 512 tokens'),
     ('on policy', 'Hydra is not a model that could write answers'),
     ('negative', 'Training.learning_rate is -1.0: give a number above 0'),
+    ('seed', 'Training.seed is 4294967296: give an integer from 0 to'),
     ('vocabulary', 'draft_vocab_size is 1000000'),
     ('max_length', 'begins within max_length, 2 tokens'),
     ('held out', 'held_out_every is 0: give at least 2'),

@@ -464,6 +464,12 @@ def test_widths_fit_the_costs(widths):
     replaying.Replay(variants=variants, costs=(1, 2, 3, 4), widths=widths)
 
 
+def test_a_seed_has_32_bits():
+  variants = {'it': replaying.Variant(verify.chain)}
+  with pytest.raises(ValueError, match=r'Replay\.seed is 4294967296: give'):
+    replaying.Replay(variants=variants, seed=2**32)
+
+
 def test_a_comparison_has_a_variant():
   with pytest.raises(ValueError, match='variants is empty'):
     replaying.Replay(variants={})
