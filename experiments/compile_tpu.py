@@ -44,8 +44,8 @@ _DOES_NOT_FIT = 1
 def main() -> None:
   """Compiles for one topology after another, writing the results so far."""
   config.parse()
-  environment.set_up()
   environment_lib.set_up()
+  environment.set_up()
   with cli.bad_input():
     out = run_flags.folder(_OUT)
     hlo = files.at(_DUMP_HLO.value) if _DUMP_HLO.value else None

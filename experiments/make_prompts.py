@@ -15,6 +15,7 @@ from absl import flags
 
 from experiments.command import cli
 from experiments.command import config
+from experiments.command import environment
 from experiments.reporting import files
 from experiments.training_data import data_folder
 from experiments.training_data import text_prompts
@@ -35,6 +36,7 @@ _COUNT = flags.DEFINE_integer(
 def main() -> None:
   """Reads the data and writes the prompts, whole or not at all."""
   config.parse()
+  environment.set_up()
   with cli.bad_input():
     prompts = text_prompts.Prompts()
     data = data_folder.load_for(_DATA.value, prompts.target)

@@ -32,7 +32,12 @@ def set_up() -> None:
   bucket (gs://) for all hosts to read, or else in the user's cache folder.
   Products of float32 use full precision, unless JAX_DEFAULT_MATMUL_PRECISION
   says otherwise.
+
+  If JAX_PLATFORMS names only devices that are not here, the command ends with
+  one line and exit code 2.
   """
+  with cli.bad_input():
+    _check_platforms()
   folder = os.environ.get('JAX_COMPILATION_CACHE_DIR')
   if folder:
     with cli.bad_input():
@@ -48,6 +53,22 @@ def set_up() -> None:
   # as they are.
   if 'JAX_DEFAULT_MATMUL_PRECISION' not in os.environ:
     jax.config.update('jax_default_matmul_precision', 'highest')
+
+
+def _check_platforms() -> None:
+  """Raises ValueError if JAX has none of the devices that it was asked for."""
+  platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+  if platforms in (None, '', 'cpu'):  # which every machine has
+    return
+  try:
+    jax.devices()
+  except (AssertionError, RuntimeError) as error:
+    reason = str(error).partition(' (set JAX_PLATFORMS')[0].rstrip('.')
+    raise ValueError(
+      f'JAX_PLATFORMS={platforms}: JAX finds no such device '
+      f'({reason or "its plugin is not installed"}): install what JAX needs '
+      'for it, or leave JAX_PLATFORMS out'
+    ) from error
 
 
 def hardware() -> dict[str, Any]:

@@ -5,6 +5,7 @@ compiled and nothing is left behind.
 """
 
 import dataclasses
+import importlib.util
 import json
 import re
 import shutil
@@ -376,6 +377,31 @@ def test_one_line_says_what_to_do(outcomes, case):
   pattern = '.*'.join(map(re.escape, expected.split(' ... ')))
   (line,) = outcome.remarks
   assert re.fullmatch(f'.*{pattern}.*', line), outcome.err
+
+
+@pytest.mark.parametrize(
+  ('platform', 'reason'),
+  [
+    # The reasons for which JAX raises errors of two kinds.
+    ('nonesuch', "Backend 'nonesuch' is not in the list of known backends"),
+    ('cuda', 'its plugin is not installed'),
+  ],
+)
+def test_a_platform_that_is_not_here_is_named(commands, platform, reason):
+  if platform == 'cuda' and importlib.util.find_spec('jax_plugins'):
+    pytest.skip('the plugin is installed')
+  calls = [
+    ['generate', '--prompt=a'],
+    ['make_prompts', '--data=nowhere', '--out=nowhere'],
+  ]
+  variables = {'JAX_PLATFORMS': platform}
+  for outcome in commands.run_all(calls, variables=variables):
+    assert outcome.code == 2, outcome.err
+    assert outcome.out == ''
+    (line,) = outcome.remarks
+    assert line.startswith(f'JAX_PLATFORMS={platform}: JAX finds no such')
+    assert reason in line
+    assert line.endswith('or leave JAX_PLATFORMS out')
 
 
 def test_stray_words_are_named_before_the_prompt_is_missed(commands_here):
