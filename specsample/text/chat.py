@@ -1,6 +1,10 @@
-"""Chat templates: jinja2 programs that come with a model, run in a sandbox."""
+"""Chat templates: jinja2 programs that come with a model, run in a sandbox.
 
-from collections.abc import Mapping, Sequence
+The sandbox keeps a template from the files and objects of this process. The
+steps that it takes and the text that it writes are bounded here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 import datetime
 import functools
 import json
@@ -10,6 +14,13 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
+
+# Rounds of loops and calls of macros: more than any chat takes, in a second.
+_MOST_STEPS = 1_000_000
+# More than any model reads.
+_MOST_CHARACTERS = 100_000_000
+# The name of a rendering's `_Steps`, which no template can write.
+_STEPS = 'steps of this rendering'
 
 
 def render(
@@ -31,8 +42,8 @@ def render(
       {'enable_thinking': False}; others are ignored.
 
   Raises:
-    ValueError: if a message has another form or the template refuses it, or a
-      variable is already set here.
+    ValueError: if a message has another form, the template refuses it or does
+      not come to an end, or a variable is already set here.
   """
   if isinstance(messages, str | Mapping | int):
     raise ValueError(f'messages is {messages!r}: give a list of messages')
@@ -44,6 +55,7 @@ def render(
     # Templates that support tools and documents check whether they are None.
     'tools': None,
     'documents': None,
+    _STEPS: _Steps(),
     **named_tokens,
   }
   variables = variables or {}
@@ -56,8 +68,11 @@ def render(
       'given: leave it out'
     )
   try:
-    return _compile(template).render(own, **variables)
-  except (jinja2.TemplateError, TypeError) as error:
+    return _joined(_compile(template).generate(own, **variables))
+  except (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError),
+    *(ArithmeticError, AttributeError, RecursionError),
+  ) as error:
     raise ValueError(
       f'the chat template does not render these messages: {error}'
     ) from error
@@ -86,9 +101,88 @@ class _Generation(jinja2.ext.Extension):
     return jinja2.nodes.Scope(body).set_lineno(line)
 
 
+def _joined(pieces: Iterable[str]) -> str:
+  """Joins what a template writes, as long as it is not too much."""
+  kept, size = [], 0
+  for piece in pieces:
+    size += len(piece)
+    _check_size(size)
+    kept.append(piece)
+  return ''.join(kept)
+
+
+def _check_size(size: int) -> None:
+  if size > _MOST_CHARACTERS:
+    raise jinja2.TemplateError(
+      f'it writes more than {_MOST_CHARACTERS:,} characters, which no model '
+      "reads: give the model its authors' template"
+    )
+
+
+class _Steps:
+  """Counts the steps of one rendering."""
+
+  def __init__(self):
+    self._count = 0
+
+  def take(self, count: int = 1) -> bool:
+    """Counts steps; raises TemplateError if there are too many."""
+    self._count += count
+    if self._count > _MOST_STEPS:
+      raise jinja2.TemplateError(
+        f'it takes more than {_MOST_STEPS:,} steps, and might never end: give '
+        "the model its authors' template"
+      )
+    return True
+
+
+def _counted(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
+  """Adds a step to each round of a loop and to each call of a macro."""
+  nodes = jinja2.nodes
+  kinds = (nodes.For, nodes.Macro, nodes.CallBlock)
+  found: list[Any] = list(tree.find_all(kinds))
+  for node in found:
+    node.body.insert(0, nodes.ExprStmt(_step()))
+    if isinstance(node, nodes.For) and node.test is not None:
+      # Items that the condition leaves out count too.
+      node.test = nodes.And(_step(), node.test)
+  return tree
+
+
+def _step():
+  count = jinja2.nodes.EnvironmentAttribute('take_step')
+  context = jinja2.nodes.ContextReference()
+  return jinja2.nodes.Call(count, [context], [], None, None)
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+  """A sandbox in which texts and lists cannot be multiplied without end."""
+
+  intercepted_binops = frozenset('*')
+
+  def call_binop(self, context, operator, left, right):
+    """See `SandboxedEnvironment`."""
+    for one, times in ((left, right), (right, left)):
+      if isinstance(one, str | list | tuple) and isinstance(times, int):
+        _check_size(len(one) * times)
+    return super().call_binop(context, operator, left, right)
+
+  @staticmethod
+  def take_step(context: jinja2.runtime.Context) -> bool:
+    """Counts a step of the rendering."""
+    return context[_STEPS].take()
+
+
+@jinja2.pass_context
+def _range(context, *args):
+  found = jinja2.sandbox.safe_range(*args)
+  context[_STEPS].take(len(found))
+  return found
+
+
 @functools.lru_cache(maxsize=8)
 def _compile(template):
-  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+  environment = _Sandbox(
     trim_blocks=True,
     lstrip_blocks=True,
     extensions=[_Generation, jinja2.ext.loopcontrols],
@@ -96,7 +190,8 @@ def _compile(template):
   environment.filters['tojson'] = _to_json
   environment.globals['raise_exception'] = _raise
   environment.globals['strftime_now'] = _strftime_now
-  return environment.from_string(template)
+  environment.globals['range'] = _range
+  return environment.from_string(_counted(environment.parse(template)))
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None):

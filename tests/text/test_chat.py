@@ -119,6 +119,51 @@ def test_the_sandbox_hides_attributes_from_format():
 
 
 @pytest.mark.parametrize(
+  ('template', 'words'),
+  [
+    ('{% for i in range(10**12) %}{% endfor %}', 'Range too big'),
+    (
+      '{% for i in range(99) %}{% for j in range(99) %}'
+      '{% endfor %}{% endfor %}',
+      'more than 5,000 steps',
+    ),
+    # There is nothing to loop over, but all of it is looked at.
+    (
+      "{% for i in 'x' * 99 %}{% for j in 'x' * 99 if false %}"
+      '{% endfor %}{% endfor %}',
+      'more than 5,000 steps',
+    ),
+    (
+      "{% for i in 'x' * 99 %}{{ range(99) | sum }}{% endfor %}",
+      'more than 5,000 steps',
+    ),
+    (
+      '{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}'
+      '{% endmacro %}{{ f(50) }}',
+      'more than 5,000 steps',
+    ),
+    ('{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}', 'recursion'),
+    ("{{ 'x' * 10**9 }}", 'more than 100,000,000 characters'),
+    ('{{ (10**9 * [1]) | length }}', 'more than 100,000,000 characters'),
+    (
+      "{% set x = 'x' * 10**6 %}{% for i in range(999) %}{{ x }}{% endfor %}",
+      'more than 100,000,000 characters',
+    ),
+    ('{{ 1 // 0 }}', 'by zero'),
+  ],
+)
+def test_what_would_not_end_is_refused(monkeypatch, template, words):
+  monkeypatch.setattr(chat, '_MOST_STEPS', 5000)
+  with pytest.raises(ValueError, match=f'does not render.*{words}'):
+    _render(template)
+
+
+def test_long_chats_stay_within_the_bounds():
+  messages = [{'role': 'user', 'content': 'x' * 1000}] * 10_000
+  assert len(_render(_TEMPLATES['chatml'], messages)) > 10**7
+
+
+@pytest.mark.parametrize(
   ('messages', 'words'),
   [
     ([], 'messages is empty'),
