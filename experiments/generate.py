@@ -154,6 +154,8 @@ def main() -> None:
       f'--prompt={prompt}: give a prompt that is not empty, or --interactive '
       '(--help lists the flags)'
     )
+  with cli.bad_input():
+    cli.check_utf8('--prompt', prompt)
   # Which of several processes is the first is known only once they have met.
   is_shown = not flags.FLAGS.distributed and flags.FLAGS.num_processes is None
   with stages_lib.shown(is_shown) as stages:

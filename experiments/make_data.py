@@ -106,7 +106,7 @@ def _make_data() -> None:
       )
     out = files.at(_OUT.value)
     forced = _ANSWERS.value is not None
-    file = _read(_ANSWERS.value if forced else _PROMPTS.value)
+    file = _read(_ANSWERS if forced else _PROMPTS)
     excluded = _excluded()
     synthesis = synthesis_lib.Synthesis()
     synthesis.check()
@@ -240,22 +240,31 @@ def _fill(
   return (num_tokens / seconds, num_rows / seconds) if num_rows else None
 
 
-def _read(path: str | None) -> conversations_lib.File | None:
-  """Reads a file of conversations and reports on stderr what is left out."""
-  if path is None:
+def _read(
+  flag: flags.FlagHolder[str | None],
+) -> conversations_lib.File | None:
+  """Reads a flag's file and reports on stderr what is left out."""
+  if flag.value is None:
     return None
-  file = conversations_lib.read(config.find(path))
+  file = _file(flag.name, flag.value)
   _say(file.summary())
   if file.lost:
     _say(file.lost)
   return file
 
 
+def _file(flag: str, path: str) -> conversations_lib.File:
+  try:
+    return conversations_lib.read(config.find(path))
+  except ValueError as error:
+    raise ValueError(f'--{flag}: {error}') from error
+
+
 def _excluded() -> list[str]:
   """Returns the user turns of the test set."""
   if _EXCLUDE.value is None:
     return []
-  file = conversations_lib.read(config.find(_EXCLUDE.value))
+  file = _file('exclude', _EXCLUDE.value)
   if file.lost:
     raise ValueError(
       f'{file.lost}: correct it, so that the whole test set is kept out'

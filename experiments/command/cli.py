@@ -80,6 +80,20 @@ def fail(message: str, code: int = BAD_INPUT) -> NoReturn:
   sys.exit(code)
 
 
+def check_utf8(name: str, text: str) -> None:
+  """Raises ValueError if a text from outside was not UTF-8.
+
+  Python reads bytes that are none as lone surrogates.
+  """
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(
+      f'{name} is not UTF-8 at character {error.start + 1}: convert it, as '
+      '`iconv -f latin1 -t utf-8` does, or set the terminal to UTF-8'
+    ) from error
+
+
 def make_folder(path: pathlib.PurePath) -> None:
   """Makes the folder of --out, in process 0 only.
 

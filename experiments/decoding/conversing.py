@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 import contextlib
+import io
 import signal
 import sys
 import threading
 
 import jax
 
+from experiments.command import cli
 from experiments.decoding import display
 from experiments.decoding import generation
 from experiments.decoding import stream
@@ -108,6 +110,9 @@ def hold(
   """
   if marking is not None:
     marking.print_legend(display.console())
+  if isinstance(sys.stdin, io.TextIOWrapper):
+    # One turn that is not UTF-8 is no reason to end the chat.
+    sys.stdin.reconfigure(errors='surrogateescape')
   try:
     for turn in _turns(first):
       _answer(conversation, turn, marking)
@@ -122,6 +127,7 @@ def _answer(conversation, turn, marking) -> None:
   last = None
   views = display.views(conversation.tokenizer, marking)
   try:
+    cli.check_utf8('the turn', turn)
     with _first_interrupt() as pressed:
       for one in conversation.answer(turn):
         last = one

@@ -134,7 +134,8 @@ def lines(data: bytes) -> list[str]:
   except UnicodeDecodeError as error:
     line = data[: error.start].count(b'\n') + 1
     raise ValueError(
-      f'line {line} is not UTF-8 ({error.reason}); save it as UTF-8'
+      f'line {line} is not UTF-8 ({error.reason}); save it as UTF-8, as '
+      '`iconv -f latin1 -t utf-8` does'
     ) from error
 
 

@@ -64,7 +64,7 @@ def _read_lines(path: str) -> list[str]:
   try:
     return json_lines.lines(data)
   except ValueError as error:
-    raise ValueError(f'{path}: {error}') from error
+    raise ValueError(f'--prompts={path}: {error}') from error
 
 
 def _parse(path: str, lines: list[str]) -> list[Prompt]:

@@ -28,6 +28,9 @@ _EVALUATE = {
   '--prompts=FOLDER/seven.jsonl': (
     'seven.jsonl, line 7: Unterminated string ... correct it'
   ),
+  '--prompts=FOLDER/latin.txt': (
+    '--prompts= ... latin.txt: line 2 is not UTF-8 ... save it as UTF-8'
+  ),
   '--prompts=FOLDER/long.txt': (
     'long.txt, line 2: a prompt of 618 tokens ... 512 ... shorten it'
   ),
@@ -122,7 +125,7 @@ _GENERATE = {
   '--prompt=': '--prompt= ... not empty',
   '--prompt= \n': '--prompt= ... not empty',
   '--prompt=€': 'lengths [0] ... at least one',
-  '--prompt=a\udcff': "text has '\\udcff' at index 1 ... leave it out",
+  '--prompt=a\udcff': '--prompt is not UTF-8 at character 2: convert it',
   '--prompt=LONG': 'a prompt of 600 tokens ... 512 ... shorten it',
   '--num_draft_tokens=-1': (
     '--num_draft_tokens=-1 ... not a non-negative ... --help'
@@ -206,6 +209,12 @@ _MAKE_DATA = {
   '--tokens=0': '--tokens=0 ... not a positive ... --help',
   '--prompts=FOLDER/nowhere.jsonl': (
     'nowhere.jsonl: No such file ... give a readable file'
+  ),
+  '--prompts=FOLDER/latin.txt': (
+    '--prompts: ... latin.txt: line 2 is not UTF-8 ... save it as UTF-8'
+  ),
+  '--exclude=FOLDER/latin.txt': (
+    '--exclude: ... latin.txt: line 2 is not UTF-8 ... save it as UTF-8'
   ),
   '--exclude=': "path '' names no file ... leave the setting out",
   '--exclude=FOLDER/seven.jsonl': (
@@ -311,6 +320,7 @@ def files(tmp_path_factory, checkpoint):
   shutil.copytree(checkpoint, folder / 'scaled')
   for name, text in texts.items():
     (folder / name).write_text(text)
+  (folder / 'latin.txt').write_bytes(b'short\ncaf\xe9\n')
   return folder
 
 

@@ -98,6 +98,18 @@ def test_a_turn_without_room_is_left_out(target):
   assert [one.tokens for one in conversation.answer('Why?')] == expected
 
 
+def test_a_turn_that_is_not_utf8_is_named_and_left_out(
+  target, monkeypatch, capsys
+):
+  conversation = _conversation(target, drafters.NoDraft())
+  typed = io.TextIOWrapper(io.BytesIO(b'caf\xe9\nWhy?\n'), encoding='utf-8')
+  monkeypatch.setattr('sys.stdin', typed)
+  conversing.hold(conversation, '', by_origin=False)
+  refused, answered = capsys.readouterr().err.splitlines()
+  assert refused.startswith('the turn is not UTF-8 at character 4: convert it')
+  assert 'max_new_tokens' in answered
+
+
 class _Pressing(io.StringIO):
   """A standard output during whose fourth write Ctrl-C is pressed."""
 
