@@ -93,10 +93,12 @@ def read_header(path: epath.Path) -> dict[str, Tensor]:
       )
     header = json.loads(_read(path, 8, start))
     header.pop('__metadata__', None)
-    return {
+    tensors = {
       name: _tensor(path, name, entry, start, size)
       for name, entry in header.items()
     }
+    _check_places(header, size - start)
+    return tensors
   except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
     raise ValueError(
       f'{path} is not a complete safetensors file ({error}): download it again'
@@ -153,6 +155,27 @@ def _read(path, start, stop):
   buffer = bytearray(stop - start)
   files.read_into(path, start, memoryview(buffer))
   return buffer
+
+
+def _check_places(header: Mapping[str, Any], num_bytes: int) -> None:
+  """Raises ValueError unless each byte belongs to one tensor.
+
+  The format demands it, so that no file means different things to its readers.
+  """
+  ends = {name: tuple(x['data_offsets']) for name, x in header.items()}
+  before, known = 'the header', 0
+  for name in sorted(ends, key=lambda name: ends[name]):
+    first, last = ends[name]
+    if first < known:
+      raise ValueError(f'{before} and tensor {name} overlap at byte {first}')
+    if first > known:
+      raise ValueError(
+        f'bytes {known} to {first}, between {before} and tensor {name}, belong '
+        'to no tensor'
+      )
+    before, known = f'tensor {name}', last
+  if known < num_bytes:
+    raise ValueError(f'bytes {known} to {num_bytes} belong to no tensor')
 
 
 def _tensor(path, name: str, entry: dict[str, Any], start: int, size: int):

@@ -102,6 +102,42 @@ def test_a_damaged_entry_is_found(tmp_path, change, words):
 
 
 @pytest.mark.parametrize(
+  ('places', 'words'),
+  [
+    (((0, 8), (8, 20)), None),
+    (((8, 20), (0, 8)), None),
+    (((0, 8), (8, 8), (8, 20)), None),
+    (((0, 12), (8, 20)), 'tensor a and tensor b overlap at byte 8'),
+    (((0, 20), (0, 20)), 'tensor a and tensor b overlap at byte 0'),
+    (((0, 8), (4, 4), (8, 20)), 'tensor a and tensor b overlap at byte 4'),
+    (
+      ((4, 8), (8, 20)),
+      'bytes 0 to 4, between the header and tensor a',
+    ),
+    (((0, 8), (12, 20)), 'bytes 8 to 12, between tensor a and tensor b'),
+    (((0, 8), (8, 16)), 'bytes 16 to 20 belong to no tensor'),
+  ],
+)
+def test_each_byte_belongs_to_one_tensor(tmp_path, places, words):
+  header = {
+    name: {'dtype': 'U8', 'shape': [end - begin], 'data_offsets': (begin, end)}
+    for name, (begin, end) in zip('abc', places, strict=False)
+  }
+  content = json.dumps(header).encode()
+  content = len(content).to_bytes(8, 'little') + content + bytes(20)
+  path = tmp_path / 'model.safetensors'
+  path.write_bytes(content)
+  read = lambda: safetensors_file.read_header(files.at(path))
+  if words is None:
+    assert set(read()) == {name for name, _ in safetensors.deserialize(content)}
+    return
+  with pytest.raises(safetensors.SafetensorError):
+    safetensors.deserialize(content)
+  with pytest.raises(ValueError, match=words):
+    read()
+
+
+@pytest.mark.parametrize(
   'content',
   [
     b'',
