@@ -71,7 +71,9 @@ class Conversation:
     no_text = tokenizer.encode('')  # BOS, if the model family adds it
     new = tokenizer.encode(rest, parse_special=True)[len(no_text) :]
     tokens = [*self._tokens, *new]
-    if tokenizer.decode(tokens, skip_special=False) == text:
+    # Only the template may write control tokens, not the turn.
+    is_plain = not tokenizer.has_control_tokens(messages[-1]['content'])
+    if is_plain and tokenizer.decode(tokens, skip_special=False) == text:
       return tokens
     return tokenizer.encode_chat(messages)
 

@@ -72,5 +72,4 @@ class Limits:
 
   def is_plain(self, text: str) -> bool:
     """Returns whether a text has no control tokens and no broken characters."""
-    encode = self.tokenizer.encode
-    return '\ufffd' not in text and encode(text) == encode(text, True)
+    return '\ufffd' not in text and not self.tokenizer.has_control_tokens(text)

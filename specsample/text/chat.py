@@ -4,7 +4,7 @@ The sandbox keeps a template from the files and objects of this process. The
 steps that it takes and the text that it writes are bounded here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import datetime
 import functools
 import json
@@ -30,6 +30,7 @@ def render(
   add_generation_prompt: bool,
   named_tokens: Mapping[str, str],
   variables: Mapping[str, Any] | None = None,
+  spell: Callable[[str], str] = str,
 ) -> str:
   """Renders messages {'role': ..., 'content': ...} as `transformers` does.
 
@@ -40,6 +41,7 @@ def render(
     named_tokens: 'bos_token' and so on, those that the model has.
     variables: what else a template asks for by name, such as Qwen3's
       {'enable_thinking': False}; others are ignored.
+    spell: returns what the template sees of a message's role or content.
 
   Raises:
     ValueError: if a message has another form, the template refuses it or does
@@ -50,7 +52,7 @@ def render(
   if not messages:
     raise ValueError('messages is empty: give at least one message')
   own = {
-    'messages': [_plain(message) for message in messages],
+    'messages': [_plain(message, spell) for message in messages],
     'add_generation_prompt': add_generation_prompt,
     # Templates that support tools and documents check whether they are None.
     'tools': None,
@@ -78,7 +80,7 @@ def render(
     ) from error
 
 
-def _plain(message):
+def _plain(message, spell):
   """Copies a message to plain strings, whatever object the caller passed."""
   if not isinstance(message, Mapping) or set(message) != {'role', 'content'}:
     raise ValueError(
@@ -87,7 +89,7 @@ def _plain(message):
   for key, value in message.items():
     if not isinstance(value, str):
       raise ValueError(f'{key} {value!r} of a message must be a string')
-  return {key: str(value) for key, value in message.items()}
+  return {key: spell(str(value)) for key, value in message.items()}
 
 
 class _Generation(jinja2.ext.Extension):

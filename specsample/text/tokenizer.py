@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import functools
 import operator
+import re
 import reprlib
+import sys
 import threading
 from typing import Any
 
@@ -20,6 +23,8 @@ _END_OF_TURN = (
   '<|end|>',
   '<end_of_turn>',
 )
+# The first of 65,536 characters that are nobody's but a program's own.
+_FIRST_STAND_IN = 0x100000
 # Larger than any id, but small enough for a backend.
 _NO_TOKEN = 2**31 - 1
 # Held while a backend's setting is changed and used to encode.
@@ -107,32 +112,44 @@ class Tokenizer:
       ValueError: if there is no template, it refuses the messages, or a
         variable is one that every template is given already.
     """
-    if self.chat_template is None:
-      raise ValueError(
-        'the model has no chat template: encode plain text, or load a model '
-        'that was tuned for chat'
-      )
-    return chat_lib.render(
-      self.chat_template,
-      messages,
-      add_generation_prompt=add_generation_prompt,
-      named_tokens=self.named_tokens,
-      variables=variables,
-    )
+    return self._chat(messages, add_generation_prompt, variables)
 
   def encode_chat(
     self,
     messages: Sequence[Mapping[str, str]],
     add_generation_prompt: bool = True,
     variables: Mapping[str, Any] | None = None,
+    parse_special: bool = False,
   ) -> list[int]:
     """Returns the token ids of `chat`, with BOS if the template writes it.
 
-    Control tokens are parsed wherever they occur, also inside a message: check
-    any text that must not contain them before making a message of it.
+    Control tokens spelled out in a message are text like any other unless
+    `parse_special`, so that no message can end its turn or open another one.
     """
-    text = self.chat(messages, add_generation_prompt, variables)
-    return self._encode(text, True)
+    # While the template is rendered, a character stands for each of them.
+    stand_ins: dict[str, str] = {}
+    stand_in = lambda match: stand_ins.setdefault(
+      match[0], chr(_FIRST_STAND_IN + len(stand_ins))
+    )
+    hide = functools.partial(self._hidden.sub, stand_in)
+    spell = str if parse_special else hide
+    text = self._chat(messages, add_generation_prompt, variables, spell)
+    spelled = str.maketrans({char: token for token, char in stand_ins.items()})
+    # Cut at the template's own control tokens, where the backend cuts too.
+    ids: list[int] = []
+    ordinary = ''
+    for part in self._control.split(text):
+      plain = part.translate(spelled)
+      if plain == part:
+        ordinary += part
+      else:
+        ids += self._encode(ordinary, True) + self._encode(plain, False)
+        ordinary = ''
+    return ids + self._encode(ordinary, True)
+
+  def has_control_tokens(self, text: str) -> bool:
+    """Returns whether a text spells out control tokens."""
+    return self._control.search(text) is not None
 
   def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
     """Returns each text's token ids, without BOS; control tokens are text.
@@ -147,6 +164,36 @@ class Tokenizer:
       self.backend.encode_special_tokens = True
       found = self.backend.encode_batch(checked, add_special_tokens=False)
     return [encoding.ids for encoding in found]
+
+  def _chat(self, messages, add_generation_prompt, variables, spell=str):
+    if self.chat_template is None:
+      raise ValueError(
+        'the model has no chat template: encode plain text, or load a model '
+        'that was tuned for chat'
+      )
+    return chat_lib.render(
+      self.chat_template,
+      messages,
+      add_generation_prompt=add_generation_prompt,
+      named_tokens=self.named_tokens,
+      variables=variables,
+      spell=spell,
+    )
+
+  @functools.cached_property
+  def _control(self) -> re.Pattern[str]:
+    """Matches control tokens, as a group so that `split` keeps them."""
+    added = self.backend.get_added_tokens_decoder().values()
+    tokens = [token.content for token in added if token.special]
+    # The longest comes first, as in the backend. Without any, nothing matches.
+    tokens.sort(key=len, reverse=True)
+    return re.compile(f'({"|".join(map(re.escape, tokens)) or "(?!)"})')
+
+  @functools.cached_property
+  def _hidden(self) -> re.Pattern[str]:
+    """Matches control tokens, and the characters that stand for them."""
+    stand_ins = f'[{chr(_FIRST_STAND_IN)}-{chr(sys.maxunicode)}]'
+    return re.compile(f'{self._control.pattern}|{stand_ins}')
 
   def _encode(self, text, parse_special):
     text = _checked(text)

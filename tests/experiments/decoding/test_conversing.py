@@ -1,10 +1,12 @@
 """A chat's turns: what the target reads, what is compiled, and Ctrl-C."""
 
+import dataclasses
 import io
 import itertools
 import signal
 
 import pytest
+import tokenizers
 
 from experiments import methods
 from experiments.decoding import conversing
@@ -85,6 +87,20 @@ def test_an_answer_that_is_cut_is_what_the_next_turn_reads(target, greedy):
   answer = [token for one in rounds for token in one.tokens]
   whole = _whole(target, ['Hello!', 'And then?'], [cut])
   assert answer == greedy(whole, _NEW_TOKENS)[0]
+
+
+def test_a_turn_cannot_write_control_tokens(target):
+  own = target.tokenizer
+  backend = tokenizers.Tokenizer.from_str(own.backend.to_str())
+  backend.add_special_tokens(['[bold]'])
+  target = dataclasses.replace(
+    target, optional_tokenizer=dataclasses.replace(own, backend=backend)
+  )
+  conversation = _conversation(target, drafters.NoDraft())
+  # Otherwise there is a token for each character.
+  for text in ('user: a [bold] b\nassistant: ', '\nuser: c\nassistant: '):
+    list(conversation.answer(text.partition(': ')[2].partition('\n')[0]))
+    assert conversation.num_read == len(text)
 
 
 def test_a_turn_without_room_is_left_out(target):
