@@ -7,6 +7,7 @@ from `vocab_map`.
 """
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,9 @@ from specsample.models import transformer
 from specsample.models import transposed
 from specsample.types import Params
 
+# The largest share of tokens that models of one family name differently.
+_MOST_RENAMED = 0.01
+
 
 def match_vocabulary(draft: load.Loaded, target: load.Loaded) -> load.Loaded:
   """Returns the draft model with its vocabulary resized to the target's.
@@ -27,9 +31,9 @@ def match_vocabulary(draft: load.Loaded, target: load.Loaded) -> load.Loaded:
   a token that only the draft model has is cut off. The parameters are placed on
   the mesh that is set.
 
-  If the sizes are equal, the model is returned as it is, without comparing the
-  token names: models of one family may give different names to tokens that they
-  never write.
+  If the sizes are equal, the model is returned as it is: models of one family
+  may give different names to tokens that they never write. If more than 1% of
+  the names differ, there is a warning.
 
   Raises:
     ValueError: the sizes differ, and the tokenizers name an id differently or
@@ -37,6 +41,7 @@ def match_vocabulary(draft: load.Loaded, target: load.Loaded) -> load.Loaded:
   """
   size = target.model.vocab_size
   if draft.model.vocab_size == size:
+    _warn_of_other_names(draft, target)
     return draft
   _check_names(draft.tokenizer, target.tokenizer)
   num_tokens = min(draft.model.num_tokens or draft.model.vocab_size, size)
@@ -48,18 +53,42 @@ def match_vocabulary(draft: load.Loaded, target: load.Loaded) -> load.Loaded:
   )
 
 
-def _check_names(own: text.Tokenizer, others: text.Tokenizer) -> None:
+def _differences(own: text.Tokenizer, others: text.Tokenizer) -> list[str]:
+  """Describes each id that both have under different names, in their order."""
   by_id = lambda tokenizer: {
     i: token for token, i in tokenizer.backend.get_vocab().items()
   }
   own_names, other_names = by_id(own), by_id(others)
-  for i in sorted(own_names.keys() & other_names.keys()):
-    if own_names[i] != other_names[i]:
-      raise ValueError(
-        f'token {i} is {own_names[i]!r} for the draft model but '
-        f'{other_names[i]!r} for the target: draft with a model of the same '
-        'family, which has the same tokenizer, or with drafters.TLI'
-      )
+  return [
+    f'token {i} is {own_names[i]!r} for the draft model but '
+    f'{other_names[i]!r} for the target'
+    for i in sorted(own_names.keys() & other_names.keys())
+    if own_names[i] != other_names[i]
+  ]
+
+
+def _check_names(own: text.Tokenizer, others: text.Tokenizer) -> None:
+  different = _differences(own, others)
+  if different:
+    raise ValueError(
+      f'{different[0]}: draft with a model of the same family, which has the '
+      'same tokenizer, or with drafters.TLI'
+    )
+
+
+def _warn_of_other_names(draft: load.Loaded, target: load.Loaded) -> None:
+  own, others = draft.optional_tokenizer, target.optional_tokenizer
+  if own is None or others is None:
+    return
+  different = _differences(own, others)
+  size = min(own.vocab_size, others.vocab_size)
+  if len(different) > _MOST_RENAMED * size:
+    warnings.warn(
+      'the draft model and the target have vocabularies of equal size, but '
+      f'{len(different):,} of {size:,} tokens differ ({different[0]}), so '
+      'that few drafts will be accepted: use drafters.TLI or slem.generate',
+      stacklevel=3,
+    )
 
 
 def _resized(params: Params, model: transformer.Transformer) -> Params:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 
 import jax
 import numpy as np
@@ -99,6 +100,31 @@ def test_what_was_padded_stays_padding():
 def test_a_model_of_the_same_size_stays_as_it_is():
   draft = _loaded(_SIZE, names=None)
   assert specsample.match_vocabulary(draft, _loaded(_SIZE)) is draft
+
+
+def _renamed(count, size=200):
+  """A model and its target, of whose tokens some have other names."""
+  names = [f'token{i}' for i in range(size)]
+  others = [f'other{i}' for i in range(count)] + names[count:]
+  return _loaded(size, names=others), _loaded(size, names=names)
+
+
+def test_other_names_at_the_same_size_are_warned_of():
+  draft, target = _renamed(3)
+  message = (
+    r"equal size, but 3 of 200 tokens differ \(token 0 is 'other0' for the "
+    r"draft model but 'token0' for the target\).*drafters\.TLI or slem\."
+  )
+  with pytest.warns(UserWarning, match=message) as caught:
+    assert specsample.match_vocabulary(draft, target) is draft
+  assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize('count', [0, 2])
+def test_a_few_other_names_at_the_same_size_are_not(count):
+  draft, target = _renamed(count)
+  with warnings.catch_warnings(action='error'):
+    assert specsample.match_vocabulary(draft, target) is draft
 
 
 def test_other_names_are_refused():
