@@ -77,13 +77,10 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
   """
   vocab = sharding.Axis('vocab', x.shape[-1])
   if not sharding.is_divided(vocab):
-    # As rows [n, V]: the CPU compiler sorts arrays of other shapes in full.
-    values, ids = jax.lax.top_k(x.reshape(-1, x.shape[-1]), k)
-    shape = (*x.shape[:-1], k)
-    return values.reshape(shape), ids.reshape(shape)
+    return _largest(x, k)
 
   def own_largest(x, own_ids):
-    values, index = jax.lax.top_k(x, min(k, own_ids.size))
+    values, index = _largest(x, min(k, own_ids.size))
     return [values, index + own_ids[0]]
 
   of_rows = ('batch', *[None] * (x.ndim - 2))
@@ -97,6 +94,38 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
   gather = lambda y: sharding.constrain(y, *of_rows, None)
   values, best = jax.lax.top_k(gather(values), k)
   return values, jnp.take_along_axis(gather(ids), best, axis=-1)
+
+
+# A TPU's top-k takes the time and memory of 128 rows for one, so it only gets
+# parts of long rows. CPUs gain too: five rows of 262,144 take 0.2 ms, not 1.3.
+_NUM_BLOCKS = 256
+_LONG = 1 << 14
+
+
+def _largest(x, k):
+  """Returns `jax.lax.top_k` of x [..., V]."""
+  # As rows [n, V]: the CPU compiler sorts arrays of other shapes in full.
+  rows = x.reshape(-1, x.shape[-1])
+  is_long = rows.shape[1] >= _LONG and 4 * k <= _NUM_BLOCKS
+  find = _largest_by_blocks if is_long else jax.lax.top_k
+  values, ids = find(rows, k)
+  shape = (*x.shape[:-1], k)
+  return values.reshape(shape), ids.reshape(shape)
+
+
+def _largest_by_blocks(rows, k):
+  size = -(-rows.shape[1] // _NUM_BLOCKS)
+  padding = _NUM_BLOCKS * size - rows.shape[1]
+  blocks = jnp.pad(rows, ((0, 0), (0, padding)), constant_values=-jnp.inf)
+  blocks = blocks.reshape(len(rows), _NUM_BLOCKS, size)
+  # The k largest are in the k blocks with the largest maxima, which are sorted
+  # so that of equal entries the first still comes first.
+  which = jax.lax.top_k(jnp.max(blocks, axis=2), k)[1]
+  which = jnp.sort(which, axis=1)
+  candidates = jnp.take_along_axis(blocks, which[:, :, None], axis=1)
+  values, place = jax.lax.top_k(candidates.reshape(len(rows), -1), k)
+  block = jnp.take_along_axis(which, place // size, axis=1)
+  return values, block * size + place % size
 
 
 def row(x: Array, index: Array, axis: sharding.Axes) -> Array:

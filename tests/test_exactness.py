@@ -155,13 +155,14 @@ def test_a_rule_that_gives_drafts_away_is_noticed():
   assert not record['passed']
 
 
-def test_typical_acceptance_is_noticed_to_be_lossy():
+@pytest.mark.parametrize('name', certificate.LOSSY_OF_TREES)
+def test_a_lossy_rule_for_trees_is_noticed(name):
   (case,) = (
     case
     for case in cases_lib.tree_cases()
     if (case.name, case.kind) == ('binary, plain', DraftKind.POINT_MASS)
   )
-  (record,) = certificate.measure_typical(case)
+  (record,) = certificate.measure_lossy_tree(name, case)
   assert record['passed'], record
   assert record['total_variation'] > 0.01
 

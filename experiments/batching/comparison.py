@@ -132,7 +132,7 @@ def _timed(decode: Callable[..., list], comparison, method, requests):
       category='',
       prompt_tokens=len(request_.prompt),
       tokens=output.tokens[0, :length].tolist(),
-      log_probs=output.log_probs[0, :length].tolist(),
+      log_probs=rows.listed(output.log_probs, 0, length),
       seconds=share,
       stats=specsample.stats.summarize(output),
     )
@@ -175,6 +175,7 @@ def _compile_static(comparison, method, requests) -> Any:
       np.zeros_like(prompts),
       np.ones_like(lengths),
       key,
+      verify=method.verify,
       **_settings(comparison, method, batch, max_length),
     )
     state = specsample.advance(
@@ -264,10 +265,11 @@ def _settings(comparison, method, requests, max_length) -> dict[str, Any]:
     'sampling': evaluation.sampling,
     'max_new_tokens': np.asarray(most, np.int32),
     'max_length': max_length,
+    'log_probs': methods_lib.has_log_probs(method),
   }
 
 
 def _params(comparison, method):
   evaluation = comparison.evaluation
-  params = methods_lib.all_params(evaluation.target.params, method)
+  params = methods_lib.all_params(evaluation.target, method)
   return params, jax.random.key(evaluation.seed)

@@ -40,7 +40,7 @@ class Setup:
   @property
   def params(self) -> Params:
     """The tree of parameters that the library's functions take."""
-    params = methods_lib.all_params(self.target.params, self.method)
+    params = methods_lib.all_params(self.target, self.method)
     if self.policies is None:
       return params
     return params | {'policies': self.policies}
@@ -106,6 +106,7 @@ class Setup:
       sampling=self.sampling,
       max_new_tokens=self.max_new_tokens,
       max_length=self.max_length,
+      log_probs=methods_lib.has_log_probs(self.method),
       **self.components,
     )
 
@@ -146,6 +147,8 @@ class Setup:
       sampling=self.sampling,
       max_new_tokens=self.max_new_tokens,
       max_length=self.max_length,
+      log_probs=methods_lib.has_log_probs(self.method),
+      verify=self.method.verify,
     )
 
 

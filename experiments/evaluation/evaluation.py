@@ -373,7 +373,7 @@ def _generations(run, carried, key_before, place, categories, prompts):
       category=category,
       prompt_tokens=len(prompt),
       tokens=output.tokens[i, :length].tolist(),
-      log_probs=output.log_probs[i, :length].tolist(),
+      log_probs=rows_lib.listed(output.log_probs, i, length),
       seconds=shares[i],
       stats=specsample.stats.summarize(
         jax.tree.map(lambda x, i=i: x[i : i + 1], output)

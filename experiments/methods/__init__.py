@@ -8,6 +8,7 @@ from experiments.methods.method import candidates
 from experiments.methods.method import drafting
 from experiments.methods.method import dynamic_tree
 from experiments.methods.method import file_name
+from experiments.methods.method import has_log_probs
 from experiments.methods.method import judged
 from experiments.methods.method import Method
 from experiments.methods.method import model
@@ -28,6 +29,7 @@ __all__ = [
   'drafting',
   'dynamic_tree',
   'file_name',
+  'has_log_probs',
   'judged',
   'model',
   'of_shared_tokens',

@@ -23,6 +23,8 @@ BASELINE = 'autoregressive'
 
 # Lets a binding name them: --gin_bindings='Method.verify = @Block()'.
 for _verify in (
+  specsample.verify.Candidates(),
+  specsample.verify.Certified(),
   specsample.verify.Lenient(lenience=1.0),
   specsample.verify.Typical(),
   specsample.verify.block,
@@ -272,11 +274,19 @@ def params(loaded: specsample.Loaded) -> Params:
   return loaded.params
 
 
-def all_params(target: Params, method: Method) -> Params:
-  """Returns the parameters for `specsample.generate`, given the target's."""
-  if method.params is None:
-    return {'target': target}
-  return {'target': target, 'drafter': method.params}
+def all_params(target: specsample.Loaded, method: Method) -> Params:
+  """Returns the parameters for `specsample.generate`."""
+  params: dict[str, Params] = {'target': target.params}
+  if method.params is not None:
+    params['drafter'] = method.params
+  if isinstance(method.verify, specsample.verify.Certified):
+    params['shadow'] = target.shadow
+  return params
+
+
+def has_log_probs(method: Method) -> bool:
+  """Returns whether the method's rule allows `log_probs`."""
+  return not isinstance(method.verify, specsample.verify.Certified)
 
 
 def abstract_draft(params, state, **components) -> Draft:

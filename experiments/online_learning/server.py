@@ -96,7 +96,7 @@ class Serving:
   @property
   def params(self) -> Any:
     """The whole parameter tree, before anything is learned."""
-    return methods_lib.all_params(self.target.params, self.method)
+    return methods_lib.all_params(self.target, self.method)
 
   def batches(
     self, path: str, prompts: Sequence[prompts_lib.Prompt]

@@ -21,7 +21,7 @@ class Generation:
   category: str
   prompt_tokens: int
   tokens: list[int]
-  log_probs: list[float]
+  log_probs: list[float]  # empty if the rule does not compute them
   seconds: float
   stats: stats.Stats
   sample: int = 0  # the number of the sample of the prompt
@@ -40,6 +40,11 @@ class Generation:
     for name in ('proposed', 'accepted'):
       counts[name] = tuple(counts[name])
     return cls(**record | {'stats': stats.Stats(**counts)})
+
+
+def listed(x: Any, row: int, length: int) -> list:
+  """Returns the first values of a row of x [B, M]; none if x is None."""
+  return [] if x is None else x[row, :length].tolist()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

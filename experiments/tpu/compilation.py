@@ -124,8 +124,9 @@ def on(
     num_parts = sharding.batch_parts()
   # Not under the mesh: nothing can be put on devices that are not attached.
   rows = -(-config.batch_size // num_parts) * num_parts
+  params = {'target': config.model.abstract_params()}
   request = request_lib.check(
-    {'target': config.model.abstract_params()},
+    params | _abstract_shadow(config, params['target']),
     np.zeros((rows, config.prompt_length), np.int32),
     np.full((rows,), config.prompt_length, np.int32),
     jax.random.key(0),
@@ -135,6 +136,8 @@ def on(
     sampling=config.sampling,
     max_new_tokens=config.max_length,
     max_length=config.max_length,
+    log_probs=not isinstance(config.verify, specsample.verify.Certified),
+    verify=config.verify,
   )
   return Target(topology=topology, chip=chip, mesh=mesh, request=request)
 
@@ -205,6 +208,7 @@ def run(
     vocab_all_gathers=counts.vocab_all_gathers,
     flops_per_round=counts.flops,
     bytes_per_round=counts.memory_bytes,
+    least_bytes_per_round=counts.least_memory_bytes,
     weight_copies_per_round=counts.weight_copies,
     roofline_seconds_per_round=target.chip.seconds(
       counts.flops, counts.memory_bytes, counts.sent_bytes
@@ -283,6 +287,9 @@ def _params(config) -> Params:
     return _structs(params, sharding.of_tree(axes))
 
   params = {'target': of(config.model)}
+  shadow = _abstract_shadow(config, params['target'])
+  axes = {name: config.model.shadow_axes() for name in shadow}
+  params |= _structs(shadow, sharding.of_tree(axes))
   drafter = config.drafter
   # Wrappers of another drafter have no parameters of their own.
   while isinstance(drafter, wrapper.Wrapper):
@@ -295,6 +302,13 @@ def _params(config) -> Params:
   elif config.draft_model is not None:
     params['drafter'] = of(config.draft_model)
   return params
+
+
+def _abstract_shadow(config, target) -> Params:
+  """Returns the shapes of the table that `verify.Certified` needs."""
+  if not isinstance(config.verify, specsample.verify.Certified):
+    return {}
+  return {'shadow': jax.eval_shape(config.model.shadow, target)}
 
 
 def _vocab_map(drafter: tli.TLI) -> Params:

@@ -7,6 +7,7 @@ it estimates for these programs can be negative.
 
 from collections.abc import Iterator
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -60,6 +61,7 @@ class Counts:
   weight_copies: int
   flops: int
   memory_bytes: int
+  least_memory_bytes: int  # if each conditional takes its cheapest branch
 
   @property
   def sent_bytes(self) -> int:
@@ -75,13 +77,16 @@ def count(text: str, vocab_size: int) -> Counts:
   """
   module = hlo.parse(text)
   executed = hlo_loop.round_of(module)
+  memory_bytes = functools.partial(hlo_work.memory_bytes, module)
+  cheapest = hlo_loop.round_of(module, functools.partial(min, key=memory_bytes))
   return Counts(
     collectives=collectives(executed),
     host_transfers=host_transfers(executed),
     vocab_all_gathers=vocab_all_gathers(executed, vocab_size),
     weight_copies=weight_copies(module, executed),
     flops=hlo_work.flops(executed),
-    memory_bytes=hlo_work.memory_bytes(module, executed),
+    memory_bytes=memory_bytes(executed),
+    least_memory_bytes=memory_bytes(cheapest),
   )
 
 

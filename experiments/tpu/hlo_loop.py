@@ -1,13 +1,17 @@
 """The decoding loop of a compiled program, and what each turn executes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
+import itertools
 import logging
 import re
 
 from experiments.tpu import hlo
 
 _logger = logging.getLogger(__name__)
+# Chooses what counts of a conditional, given what each branch executes.
+Taken = Callable[[list[list['Executed']]], list['Executed']]
+
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
@@ -21,18 +25,23 @@ class Executed:
   is_fused: bool  # part of a fusion, so its result is not stored in memory
 
 
-def round_of(module: hlo.Module) -> list[Executed]:
+def every(branches: list[list[Executed]]) -> list[Executed]:
+  """Returns what all branches of a conditional execute."""
+  return list(itertools.chain(*branches))
+
+
+def round_of(module: hlo.Module, taken: Taken = every) -> list[Executed]:
   """Returns the instructions of a round, one turn of the decoding loop.
 
   The decoding loop is the entry computation's loop; if there are several, the
   one with the most instructions. Instructions of a nested loop are executed
-  once per turn of that loop. Every branch counts as taken.
+  once per turn of that loop. By default every branch counts as taken.
 
   Raises:
     ValueError: the program has no loop.
   """
   rounds = [
-    list(_walk_loop(module, loop, 1))
+    list(_walk_loop(module, loop, 1, taken))
     for loop in outermost_loops(module, module.entry)
   ]
   if not rounds:
@@ -52,20 +61,23 @@ def outermost_loops(
         yield from outermost_loops(module, module[name])
 
 
-def _walk_loop(module, loop, times) -> Iterator[Executed]:
+def _walk_loop(module, loop, times, taken) -> Iterator[Executed]:
   for name in (*loop.called('condition'), *loop.called('body')):
-    yield from _walk(module, module[name], times, is_fused=False)
+    yield from _walk(module, module[name], times, False, taken)
 
 
-def _walk(module, computation, times, is_fused) -> Iterator[Executed]:
+def _walk(module, computation, times, is_fused, taken) -> Iterator[Executed]:
   for instruction in computation.instructions.values():
     yield Executed(instruction, computation, times, is_fused)
     if instruction.opcode == 'while':
       turns = trip_count(module, computation, instruction)
-      yield from _walk_loop(module, instruction, times * turns)
-    is_fusion = instruction.opcode == 'fusion'
-    for name in _followed(instruction):
-      yield from _walk(module, module[name], times, is_fused or is_fusion)
+      yield from _walk_loop(module, instruction, times * turns, taken)
+    within = is_fused or instruction.opcode == 'fusion'
+    inner = [
+      list(_walk(module, module[name], times, within, taken))
+      for name in _followed(instruction)
+    ]
+    yield from taken(inner) if branches(instruction) else every(inner)
 
 
 def _followed(instruction) -> tuple[str, ...]:

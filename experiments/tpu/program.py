@@ -34,6 +34,8 @@ class Compiled:
   vocab_all_gathers: int | None = None
   flops_per_round: int | None = None
   bytes_per_round: int | None = None
+  # The same, if each conditional takes its cheapest branch.
+  least_bytes_per_round: int | None = None
   weight_copies_per_round: int | None = None
   roofline_seconds_per_round: float | None = None
   compile_seconds: float

@@ -199,5 +199,5 @@ class Ablation:
         verify=method.verify,
       )
 
-    params = methods_lib.all_params(self.evaluation.target.params, method)
+    params = methods_lib.all_params(self.evaluation.target, method)
     jax.eval_shape(draft, params, *specsample.pad_prompts([prompt]))

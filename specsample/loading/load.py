@@ -23,6 +23,7 @@ from specsample.models import fingerprint as fingerprint_lib
 from specsample.models import gguf
 from specsample.models import huggingface
 from specsample.models import int8
+from specsample.models import shadow as shadow_lib
 from specsample.models import tensors
 from specsample.models import transformer
 from specsample.models import transposed
@@ -54,6 +55,15 @@ class Loaded:
   def fingerprint(self) -> str:
     """The model's `models.fingerprint`, by which drafters name their target."""
     return self.exact_fingerprint or fingerprint_lib.compute(self.params)
+
+  @functools.cached_property
+  def shadow(self) -> shadow_lib.Shadow:
+    """The table of bounds that `verify.Certified` needs, made when first used.
+
+    Raises:
+      ValueError: the weights are int8.
+    """
+    return self.model.shadow(self.params)
 
   @property
   def tokenizer(self) -> text.Tokenizer:

@@ -73,8 +73,10 @@ def check(
   if 'shadow' not in params:
     raise ValueError(f"params has no 'shadow' for verify.Certified: {_MADE}")
   leaves = jax.tree.leaves((params['shadow'], params['target']))
-  is_traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
-  if not is_traced and not model.is_shadow(params['shadow'], params['target']):
+  is_known = not any(
+    isinstance(x, (jax.core.Tracer, jax.ShapeDtypeStruct)) for x in leaves
+  )
+  if is_known and not model.is_shadow(params['shadow'], params['target']):
     raise ValueError(f"params['shadow'] is of other weights: {_MADE}")
   _check_sampling(verify, sampling)
 
@@ -146,11 +148,12 @@ def choose(
     least = jnp.max(least, axis=-1, keepdims=True)
     is_best = scores == jnp.max(scores, axis=-1, keepdims=True)
     tokens = jnp.min(jnp.where(is_best, ids, vocab_size - 1), axis=-1)
+    tokens = tokens.astype(jnp.int32)
     largest = jnp.max(_adjusted(sampling, terms, logits), axis=-1)
     chosen = Chosen(
-      tokens=tokens.astype(jnp.int32),
+      tokens=tokens,
       valid=jnp.isfinite(largest),
-      scored=jnp.full(tokens.shape, ids.shape[-1], jnp.int32),
+      scored=jnp.full_like(tokens, ids.shape[-1]),
       ties=jnp.sum(scores >= least, axis=-1, dtype=jnp.int32) - 1,
     )
     return chosen, least[..., 0]
@@ -166,10 +169,10 @@ def choose(
   bounds = _scores(sampling, terms, noise, reference, upper)
   # NaN must be looked at: a sort may put it last.
   bounds = jnp.where(jnp.isnan(bounds), jnp.inf, bounds)
-  largest, ids = indexing.top_k(bounds, numbers[-1] + 1)
   no_need = state.done[:, None] | jnp.pad(draft.tokens < 0, ((0, 0), (1, 0)))
 
   def of_first(number, otherwise):
+    largest, ids = indexing.top_k(bounds, number + 1)
     own = ids[..., :number]
     logits = model.unembed_at(target, hidden, own)
     take = lambda x: indexing.take(x, own)

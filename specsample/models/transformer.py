@@ -252,6 +252,10 @@ class Transformer:
     made = network.merge(_Network, self, params)
     return shadow_lib.of_matrix(made.kernel, made.vocab_axis)
 
+  def shadow_axes(self) -> shadow_lib.Shadow:
+    """Returns the `sharding.Axes` of a shadow's arrays."""
+    return shadow_lib.axes(sharding.Axis('vocab', self.vocab_size))
+
   def is_shadow(self, shadow: shadow_lib.Shadow, params: Params) -> bool:
     """See `types.Certifiable`."""
     made = network.merge(_Network, self, params)

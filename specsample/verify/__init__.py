@@ -1,6 +1,7 @@
 """Verification rules: callables with a `.law`, one paper per file."""
 
 from specsample.verify.block import block
+from specsample.verify.candidates import Candidates
 from specsample.verify.certified import Certified
 from specsample.verify.certified import certified
 from specsample.verify.chain import chain
@@ -15,6 +16,7 @@ from specsample.verify.tree import tree
 from specsample.verify.typical import Typical
 
 __all__ = [
+  'Candidates',
   'Certified',
   'Lenient',
   'Synthetic',

@@ -374,3 +374,57 @@ def test_typical_acceptance_keeps_the_longest_likely_path():
 def test_thresholds_that_are_no_probability_are_refused():
   with pytest.raises(ValueError, match=r'delta is 1\.5: give a number from'):
     verify.Typical(delta=1.5)
+
+
+def _best_three(probs, **settings):
+  """Returns the law of `Candidates` for tokens 1, 0, 2 as children."""
+  draft = Draft(
+    tokens=jnp.asarray([1, 0, 2]),
+    probs=None,
+    kind=DraftKind.POINT_MASS,
+    parents=jnp.zeros(3, jnp.int32),
+    depth=1,
+  )
+  after = [[1 / 3] * 3] * 3
+  law = verify.Candidates(**settings).law(draft, jnp.asarray([probs, *after]))
+  return np.asarray(law.stop), np.asarray(law.next[0])
+
+
+@pytest.mark.parametrize(
+  'settings, stop',
+  [
+    ({'threshold': 0.5}, [0, 0, 1, 0]),  # token 0 is likely enough
+    ({'threshold': 0.51}, [1, 0, 0, 0]),  # so the whole vocabulary is asked
+    ({'threshold': 0.3, 'k': 1}, [0, 1, 0, 0]),  # only token 1 is looked at
+    ({'threshold': 0.31, 'k': 1}, [1, 0, 0, 0]),
+  ],
+)
+def test_candidates_keep_the_best_of_k_that_passes(settings, stop):
+  found, otherwise = _best_three([0.5, 0.3, 0.2], **settings)
+  np.testing.assert_array_equal(found, stop)
+  np.testing.assert_allclose(otherwise, [0.5, 0.3, 0.2])
+
+
+def test_of_equally_likely_candidates_the_first_is_kept():
+  found, _ = _best_three([0.4, 0.4, 0.2], threshold=0.1)
+  np.testing.assert_array_equal(found, [0, 1, 0, 0])
+
+
+def test_candidates_are_exact_for_a_greedy_target():
+  one_hot = np.eye(3)
+  for token, stop in ((1, 1), (0, 2), (2, 3)):
+    assert _best_three(one_hot[token], threshold=1.0)[0][stop] == 1
+
+
+@pytest.mark.parametrize(
+  'settings, message',
+  [
+    ({'k': 0}, r'Candidates\.k is 0'),
+    ({'k': 2.5}, r'Candidates\.k is 2\.5'),
+    ({'threshold': 0.0}, r'Candidates\.threshold is 0\.0'),
+    ({'threshold': 1.5}, r'Candidates\.threshold is 1\.5'),
+  ],
+)
+def test_candidates_refuse(settings, message):
+  with pytest.raises(ValueError, match=message):
+    verify.Candidates(**settings)

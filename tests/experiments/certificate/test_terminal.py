@@ -1,6 +1,7 @@
 """The certificate in a terminal, also if an entry is NaN."""
 
 import json
+import re
 
 from experiments.certificate import terminal
 from experiments.certificate.planted import detectors
@@ -32,16 +33,26 @@ def test_what_is_no_number_is_shown_and_fails(capsys):
     'shipped_statistic': None,
     'caught': False,
   }
+  choice = {
+    'settings': 'greedy',
+    'wrong': 1,
+    'missed_bounds': 2,
+    'scored': {'8': 30, '640': 2},
+    'passed': False,
+  }
   certificate = {
     'cases': [case, case | {'max_error': 1e-16, 'expected_accepted': 1.0}],
     'lossy': [],
     'statistical': [drawn],
+    'choices': [choice],
     'planted_bugs': [bug],
   }
   json.dumps(certificate, allow_nan=False)
   terminal.show(certificate)
-  assert capsys.readouterr().out.count('NaN') >= 6
-  assert len(list(terminal.failures(certificate))) == 4
+  shown = capsys.readouterr().out
+  assert shown.count('NaN') >= 6
+  assert re.search(r'greedy +32 +1 +2 +30 +2', shown)
+  assert len(list(terminal.failures(certificate))) == 5
 
 
 def test_a_lossy_rule_is_shown_with_its_distance_from_the_target(capsys):
@@ -57,6 +68,7 @@ def test_a_lossy_rule_is_shown_with_its_distance_from_the_target(capsys):
     'cases': [record('exact', 0.0)],
     'lossy': [record('typical', 0.25), record('typical', 0.5)],
     'statistical': [],
+    'choices': [],
     'planted_bugs': [],
   }
   terminal.show(certificate)

@@ -47,7 +47,7 @@ def test_the_method_drafts_for_its_target():
   method = methods.tli(draft, target, num_draft_tokens=2)
   assert method.params['draft_ids'].tolist() == [3, 2, -1, 1]
   testing.assert_greedy_equal(
-    methods.all_params({}, method),
+    methods.all_params(target, method),
     np.asarray([[0, 2, 3], [1, 0, 0]]),
     np.asarray([3, 1]),
     model=target.model,

@@ -92,7 +92,7 @@ class _Runs:
 
   def observed(self, method, rounds):
     """Yields the rules' full input in the first rounds, and the live rows."""
-    params = methods.all_params(self.loaded.params, method)
+    params = methods.all_params(self.loaded, method)
     padded, lengths = specsample.pad_prompts(self.tokens)
     state = specsample.prefill(
       params,
