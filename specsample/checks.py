@@ -164,7 +164,7 @@ def numbers(name: str, value: Any, remedy: str, kinds: str = 'iuf') -> Any:
 def parameters(name: str, owner: Any, params: Params) -> None:
   """Raises ValueError unless parameters have the shapes of their owner's.
 
-  Matrices may be stored as int8 or transposed.
+  Matrices may be stored in any of the forms of `models.matrices`.
 
   Args:
     name: what the message calls the parameters.

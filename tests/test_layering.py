@@ -25,7 +25,7 @@ _LAYERS = (
   ('verify', 'text.tokenizer_files', 'policies', 'vocabularies.token_bytes'),
   ('models.masks', 'models.one_row', 'models.rotary', 'models.tensors'),
   ('models.transposed',),
-  ('models.int8',),
+  ('models.int8', 'models.int8_blocks'),
   ('models.matrices',),
   ('models.layers', 'models.cache', 'models.network'),
   ('models.attention', 'models.experts'),

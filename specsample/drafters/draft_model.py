@@ -17,10 +17,8 @@ from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
-from specsample.models import int8
 from specsample.models import layers
 from specsample.models import matrices
-from specsample.models import transposed
 from specsample.types import Array, Cache, ModelOutput, Params
 
 
@@ -85,7 +83,7 @@ class DraftModel(chain.OverModel, trainable.Trainable):
     return jax.tree.map(
       lambda x: jnp.array(matrices.dense(x, jnp.float32)),
       _own(of_target),
-      is_leaf=lambda x: isinstance(x, int8.Int8 | transposed.Transposed),
+      is_leaf=matrices.is_stored,
     )
 
   @property

@@ -23,6 +23,7 @@ from specsample.models import fingerprint as fingerprint_lib
 from specsample.models import gguf
 from specsample.models import huggingface
 from specsample.models import int8
+from specsample.models import int8_blocks
 from specsample.models import shadow as shadow_lib
 from specsample.models import tensors
 from specsample.models import transformer
@@ -79,7 +80,7 @@ class Loaded:
 def load(
   name_or_path: str | os.PathLike[str],
   dtype: DTypeLike = 'float32',
-  weights: Literal['int8'] | None = None,
+  weights: Literal['int8', 'q8_0'] | None = None,
 ) -> Loaded:
   """Loads a model of a known family, onto the mesh that is set.
 
@@ -97,16 +98,24 @@ def load(
       computation.
     weights: 'int8' for matrices of integers with a scale for each output
       (`models.int8`): a quarter of the bytes of float32, and no longer exactly
-      the model. None for `dtype`; on a CPU without a mesh and without AVX-512,
-      float32 matrices are then stored transposed (`models.transposed`).
+      the model. 'q8_0' for a GGUF file's matrices in Q8_0 as they are stored
+      (`models.int8_blocks`): 1.06 bytes per weight, and exactly the model. The
+      other matrices are as with None. On a CPU decoding takes about as long as
+      with float32; on accelerators it was not measured, and each product there
+      dequantises its matrix. Not on a mesh. None for `dtype`; on a CPU without
+      a mesh and without AVX-512, float32 matrices are then stored transposed
+      (`models.transposed`).
 
   Raises:
     ValueError: there is no such model, it is damaged or of another
-      architecture, or it is a pickle, which could run code.
+      architecture, it is a pickle, which could run code, or `weights` is 'q8_0'
+      for anything but a GGUF file with such matrices, or on a mesh.
   """
   dtype = config_lib.dtype_name(dtype)
-  int8.check(weights)
+  int8.check(weights, ('int8', 'q8_0'))
   name = files.name_of(name_or_path)
+  if weights == 'q8_0':
+    return dataclasses.replace(_load_q8_0(name, dtype), name=name)
   if weights is None:
     loaded = _load(name, dtype, transposed.as_is_fast_here)
     return dataclasses.replace(loaded, name=name)
@@ -134,6 +143,17 @@ def _load(name, dtype, convert):
   return (_load_folder if is_folder else _load_file)(path, dtype, convert)
 
 
+def _load_q8_0(name, dtype):
+  int8_blocks.refuse_mesh()
+  path = find(name)
+  if path is None or path.suffix != '.gguf':
+    raise ValueError(
+      f"weights is 'q8_0', but there is no GGUF file {name}: give the path of "
+      "one, or weights='int8' or None"
+    )
+  return _load_file(path, dtype, transposed.as_is_fast_here, keeps_q8_0=True)
+
+
 def find(name: str) -> epath.Path | None:
   """Returns the path of a model for `load`, None if it may be on the hub.
 
@@ -153,7 +173,7 @@ def find(name: str) -> epath.Path | None:
   return None
 
 
-def _load_file(path, dtype, convert):
+def _load_file(path, dtype, convert, keeps_q8_0=False):
   if path.suffix in huggingface.PICKLE_SUFFIXES:
     raise ValueError(huggingface.pickle_message(path))
   if path.suffix != '.gguf':
@@ -166,7 +186,7 @@ def _load_file(path, dtype, convert):
       f'{path} is a GGUF file, which can only be read from a local disk: copy '
       'it to one, or load a folder with safetensors'
     )
-  model, params, metadata = gguf.load(path, dtype, convert)
+  model, params, metadata = gguf.load(path, dtype, convert, keeps_q8_0)
   return Loaded(model, params, tokenizer_files.from_gguf(metadata))
 
 

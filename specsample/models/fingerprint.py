@@ -9,6 +9,8 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from specsample import sharding
+from specsample.models import int8_blocks
+from specsample.models import matrices
 from specsample.models import transposed
 from specsample.types import Params
 
@@ -22,7 +24,10 @@ def compute(params: Params) -> str:
   rounded to bfloat16. They are the same for both dtypes and on every mesh.
   """
   leaves = jax.tree_util.tree_leaves_with_path(
-    params, is_leaf=transposed.is_transposed
+    params,
+    is_leaf=lambda x: isinstance(
+      x, transposed.Transposed | int8_blocks.Int8Blocks
+    ),
   )
   return of_first({name(path, leaf): first(leaf) for path, leaf in leaves})
 
@@ -38,13 +43,15 @@ def of_first(values: Mapping[str, float]) -> str:
   return digest.hexdigest()[:_LENGTH]
 
 
-def name(path: tuple[Any, ...], leaf: jax.Array | transposed.Transposed) -> str:
+def name(path: tuple[Any, ...], leaf: matrices.Matrix) -> str:
   """Returns a parameter's path and shape."""
   return f'{jax.tree_util.keystr(path)}{leaf.shape}'
 
 
-def first(leaf: jax.Array | transposed.Transposed) -> float:
+def first(leaf: matrices.Matrix) -> float:
   """Returns the value at index 0, or NaN if another host has it."""
+  if isinstance(leaf, int8_blocks.Int8Blocks):
+    return first(leaf.values) * first(leaf.scale)
   if isinstance(leaf, transposed.Transposed):
     leaf = leaf.values
   with sharding.no_mesh():

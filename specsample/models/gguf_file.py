@@ -68,16 +68,29 @@ class Reader:
   def read(self, name: str) -> np.ndarray:
     """Returns the values of a tensor, as float32."""
     tensor = self._tensors[name]
-    stored = np.empty(tensor.stored_shape, np.uint8)
-    self._file.seek(tensor.offset)
-    self._file.readinto(stored.data)
     try:
-      return gguf.dequantize(stored, tensor.kind)
+      return gguf.dequantize(self._read_bytes(tensor), tensor.kind)
     except NotImplementedError as error:
       raise ValueError(
         f'{self.path}: tensor {name} is quantised as {tensor.kind.name}, '
         'which the package gguf does not decode: use another quantisation'
       ) from error
+
+  def read_q8_0(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the integers and the scales of a tensor [..., D] in Q8_0.
+
+    They are [..., D] int8 and [..., D / 32] float16.
+    """
+    tensor = self._tensors[name]
+    block = np.dtype([('scale', '<f2'), ('values', 'i1', 32)])
+    blocks = self._read_bytes(tensor).view(block)
+    return blocks['values'].reshape(tensor.shape), blocks['scale']
+
+  def _read_bytes(self, tensor):
+    stored = np.empty(tensor.stored_shape, np.uint8)
+    self._file.seek(tensor.offset)
+    self._file.readinto(stored.data)
+    return stored
 
   def _read_header(self):
     if self._take(4) != b'GGUF':

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import types
+from specsample.models import int8_blocks
 from specsample.models import one_row
 from specsample.models import tensors
 from specsample.models import transposed
@@ -187,18 +188,20 @@ def weights(params: Params) -> Params:
   return _map(lambda leaf: quantise(leaf, axis=_IN), params, params)
 
 
-def check(weights: str | None) -> None:
-  """Raises ValueError unless `weights` is 'int8' or None."""
-  if weights not in (None, 'int8'):
-    raise ValueError(f"weights is {weights!r}: give 'int8', or None for dtype")
+def check(weights: str | None, known: tuple[str, ...] = ('int8',)) -> None:
+  """Raises ValueError unless `weights` is one of the known names or None."""
+  if weights not in (None, *known):
+    raise ValueError(
+      f'weights is {weights!r}: give {" or ".join(map(repr, known))}, or None '
+      'for dtype'
+    )
 
 
 def names(params: Params) -> list[str]:
   """Returns the names, as by `tensors.key`, of the int8 parameters."""
-  leaves = jax.tree_util.tree_leaves_with_path(
-    params, is_leaf=lambda x: isinstance(x, Int8)
-  )
-  return [tensors.key(path) for path, leaf in leaves if isinstance(leaf, Int8)]
+  is_int8 = lambda x: isinstance(x, Int8 | int8_blocks.Int8Blocks)
+  leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_int8)
+  return [tensors.key(path) for path, leaf in leaves if is_int8(leaf)]
 
 
 def refuse(params: Params) -> None:
@@ -207,7 +210,7 @@ def refuse(params: Params) -> None:
   if found:
     raise ValueError(
       f'params has {tensors.listed(found)} in int8, which cannot be saved: '
-      'give the exact parameters, from load(..., weights=None)'
+      'give those of load(..., weights=None)'
     )
 
 

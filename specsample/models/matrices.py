@@ -1,6 +1,7 @@
 """Weight matrices [in, out] in each form in which they are stored.
 
-A matrix is an array, integers with scales, or the transposed array.
+A matrix is an array, integers with a scale for each output or for each block,
+or the transposed array.
 """
 
 from typing import Any
@@ -11,17 +12,29 @@ import jax.numpy as jnp
 from specsample import indexing
 from specsample import sharding
 from specsample.models import int8
+from specsample.models import int8_blocks
 from specsample.models import one_row
 from specsample.models import transposed
 from specsample.types import Array
 
-Matrix = Array | int8.Int8 | transposed.Transposed
+_Stored = int8.Int8 | int8_blocks.Int8Blocks | transposed.Transposed
+Matrix = Array | _Stored
+
+
+def is_stored(leaf: Any) -> bool:
+  """Returns whether a leaf is a matrix of several arrays or a transposed one.
+
+  This is an `is_leaf` for `jax.tree.map`.
+  """
+  return isinstance(leaf, _Stored)
 
 
 def dense(x: Matrix, dtype: Any) -> Array:
   """Returns the array [in, out] in the given dtype."""
   if isinstance(x, int8.Int8):
     return (x.values * x.scale).astype(dtype)
+  if isinstance(x, int8_blocks.Int8Blocks):
+    return int8_blocks.dense(x, dtype)
   values = x.values.T if isinstance(x, transposed.Transposed) else x
   return values.astype(dtype)
 
@@ -31,12 +44,14 @@ def product(x: Array, kernel: Matrix, axes: Any, dtype: Any) -> Array:
 
   Args:
     x: the rows; the product is computed in their dtype.
-    kernel: an array, int8 with a scale [1, F], or transposed.
+    kernel: an array, int8 with a scale [1, F] or in blocks, or transposed.
     axes: the `sharding.Axes` of the result.
     dtype: the dtype of the result.
   """
   if isinstance(kernel, int8.Int8):
     return int8.product(x, kernel, axes, dtype)
+  if isinstance(kernel, int8_blocks.Int8Blocks):
+    return int8_blocks.product(x, kernel, dtype)
   if isinstance(kernel, transposed.Transposed):
     return transposed.product(x, kernel, axes, dtype)
   if len(x) == 1 and (parts := one_row.num_parts(kernel)) > 1:
@@ -67,9 +82,11 @@ def product_by_group(
 def lookup(
   table: Matrix, ids: Array, vocab: sharding.Axis, dtype: Any
 ) -> Array:
-  """Looks up columns [..., D] of table [D, V]; int8 has a scale [1, V]."""
+  """Looks up columns [..., D] of table [D, V]; `Int8` has a scale [1, V]."""
   if isinstance(table, transposed.Transposed):
     return jnp.take(table.values, ids, axis=0)
+  if isinstance(table, int8_blocks.Int8Blocks):
+    return int8_blocks.lookup(table, ids, dtype)
   if not isinstance(table, int8.Int8):
     return indexing.lookup(table, ids, vocab)
   found = indexing.lookup(table.values, ids, vocab).astype(jnp.float32)

@@ -16,6 +16,7 @@ from specsample import sharding
 from specsample import text
 from specsample.loading import load
 from specsample.models import int8
+from specsample.models import int8_blocks
 from specsample.models import transformer
 from specsample.models import transposed
 from specsample.types import Params
@@ -104,8 +105,8 @@ def _resized(params: Params, model: transformer.Transformer) -> Params:
 
   def of(name):
     matrix, own = params[name], axes[name]
-    if transposed.is_transposed(matrix):
-      return transposed.Transposed(values=resize(matrix.values.T).T)
+    if isinstance(matrix, transposed.Transposed | int8_blocks.Int8Blocks):
+      return jax.tree.map(lambda x: resize(x.T).T, matrix)
     resized = jax.tree.map(resize, matrix)
     return sharding.place(
       resized, int8.of_kernel(*own) if is_int8(matrix) else own
