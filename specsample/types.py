@@ -584,6 +584,21 @@ class Verifier(Protocol):
     """Draws one verdict from `law`."""
 
 
+class ByChoice(Verifier, Protocol):
+  """A rule that only asks which token the target chooses after each node.
+
+  The loop then finds these tokens without most logits (`loop.certified`). A
+  rule that is not `positional` is for greedy rows only.
+  """
+
+  @property
+  def scored(self) -> tuple[int, ...]:
+    """How many tokens are scored exactly, in turn, before all of them are."""
+
+  def of_choices(self, draft: Draft, chosen: Array) -> Verdict:
+    """Returns the verdict of one sequence, given the tokens chosen [N + 1]."""
+
+
 # Hidden from type checkers, which would take every name for an attribute.
 if not TYPE_CHECKING:
 

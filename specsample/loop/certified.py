@@ -7,7 +7,7 @@ more, some more are scored, and in the end the whole vocabulary.
 """
 
 import functools
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,14 @@ from specsample import streams
 from specsample import types
 from specsample.loop import emission as emission_lib
 from specsample.sampling import Sampling
-from specsample.types import Array, DecodeState, Draft, Drafter, Params
-from specsample.verify.certified import Certified
+from specsample.types import (
+  Array,
+  ByChoice,
+  DecodeState,
+  Draft,
+  Drafter,
+  Params,
+)
 
 _MADE = (
   "give params | {'shadow': model.shadow(params['target'])}, made after the "
@@ -40,6 +46,11 @@ class Chosen:
   ties: Array
 
 
+def is_by_choice(verify: Any) -> TypeGuard[ByChoice]:
+  """Returns whether a rule is a `types.ByChoice`."""
+  return hasattr(verify, 'of_choices')
+
+
 def check(
   verify: Any,
   params: Params,
@@ -49,12 +60,12 @@ def check(
   sampling: Sampling,
   log_probs: bool,
 ) -> None:
-  """Checks the arguments of `decode.generate` if the rule is `Certified`.
+  """Checks the arguments of `decode.generate` if the rule is by choice.
 
   Raises:
     ValueError: the rule cannot be used with an argument; the message says why.
   """
-  if not isinstance(verify, Certified):
+  if not is_by_choice(verify):
     return
   if log_probs:
     raise ValueError(
@@ -82,7 +93,7 @@ def check(
 
 
 def _check_sampling(verify, sampling):
-  if verify.coupled:
+  if verify.positional:
     given = [
       name
       for name in ('top_k', 'top_p', 'min_p')
@@ -115,7 +126,7 @@ def choose(
   prefixes: Array,
   *,
   model: Any,  # a Certifiable
-  verify: Certified,
+  verify: ByChoice,
 ) -> Chosen:
   """Returns the target's choice after each node that a pass has read.
 
@@ -135,7 +146,9 @@ def choose(
     (None, None, 0),
   )
   terms = jax.vmap(of_nodes)(sampling, state.counts, prefixes)
-  noise = _noise(state, hidden.shape[1], vocab_size) if verify.coupled else None
+  noise = None
+  if verify.positional:
+    noise = _noise(state, hidden.shape[1], vocab_size)
   target = params['target']
   upper, rounding = model.bounds(target, params['shadow'], hidden)
   reference = jnp.max(_adjusted(sampling, terms, upper), axis=-1)

@@ -17,6 +17,7 @@ import numpy as np
 
 from specsample import checks
 from specsample import sharding
+from specsample.loop import certified
 from specsample.loop import initial
 from specsample.loop import request as request_lib
 from specsample.loop import step
@@ -33,7 +34,6 @@ from specsample.types import (
   Params,
   Verifier,
 )
-from specsample.verify.certified import Certified
 
 # Combinations that have passed `check_rule`. Tracing takes a while, and even a
 # hit in JAX's own trace cache would cost 2 ms per call.
@@ -275,10 +275,10 @@ def advance(
       f'but the state was made for {known[0]} to a depth of {known[1]}: '
       'prefill with this drafter'
     )
-  if isinstance(verify, Certified) and state.scored is None:
+  if certified.is_by_choice(verify) and state.scored is None:
     raise ValueError(
-      'verify is Certified, but the state was made without it, so what it '
-      'needs was not checked: prefill with verify=Certified(...)'
+      f'verify is {type(verify).__name__}, but the state was made without it, '
+      'so what it needs was not checked: prefill with the same verify'
     )
   one_round = functools.partial(
     step.step, params, model=model, drafter=drafter, verify=verify, stop=stop

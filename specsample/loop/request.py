@@ -24,7 +24,6 @@ from specsample.types import (
   StopReason,
   Verifier,
 )
-from specsample.verify.certified import Certified
 
 # Limits the attention scores of a prefill: this many tokens against the cache.
 PREFILL_CHUNK = 128
@@ -79,7 +78,7 @@ class Request:
   sampling: Sampling  # leaves [B]; the bias [B, V]
   chunk: int = types.static()  # tokens per prefill pass
   log_probs: bool = types.static()  # whether they are recorded
-  certified: bool = types.static()  # whether the rule is `verify.Certified`
+  certified: bool = types.static()  # whether the rule is a `types.ByChoice`
 
 
 def axes(request: Request) -> Request:
@@ -108,7 +107,7 @@ def check(
 
   Of traced arguments only shapes and dtypes are checked. `slots` is the size of
   the buffers if they should be smaller than `max_length` needs; see
-  `decode.prefill`. Of `verify` only what `Certified` needs is checked.
+  `decode.prefill`. Of `verify` only what a rule by choice needs is checked.
 
   Raises:
     ValueError: an argument does not fit; the message says how to fix it.
@@ -179,7 +178,7 @@ def check(
     sampling=sampling_lib.per_row(sampling, batch, model.vocab_size),
     chunk=chunk,
     log_probs=bool(log_probs),
-    certified=isinstance(verify, Certified),
+    certified=certified.is_by_choice(verify),
   )
   return _on_devices(request)
 

@@ -34,7 +34,6 @@ from specsample.types import (
   Verifier,
   Warp,
 )
-from specsample.verify.certified import Certified
 
 
 @types.pytree
@@ -236,7 +235,7 @@ def _judged(
   def judged(output, of_width):
     missing = draft.tokens.shape[1] - of_width.tokens.shape[1]
     chosen = None
-    if isinstance(verify, Certified):
+    if certified.is_by_choice(verify):
       chosen = certified.choose(
         *(params, state, of_width, output.hidden),
         _prefixes(draft, output.hidden.shape[1]),
@@ -259,7 +258,7 @@ def _judged(
       )
       of_width, missing = draft, 0
     of_width = _keep_behind(of_width, valid)
-    if isinstance(verify, Certified) and chosen is not None:
+    if certified.is_by_choice(verify) and chosen is not None:
       verdict = jax.vmap(verify.of_choices)(of_width, chosen.tokens)
     else:
       verdict = judge(state, of_width, probs, verify)

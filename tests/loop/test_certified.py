@@ -238,7 +238,7 @@ def test_a_state_that_was_not_checked_is_refused():
     sampling=specsample.Sampling(temperature=1.0),
     max_new_tokens=8,
   )
-  with pytest.raises(ValueError, match='prefill with verify=Certified'):
+  with pytest.raises(ValueError, match='prefill with the same verify'):
     specsample.advance(
       own(),
       state,
