@@ -50,12 +50,16 @@ class Compiled:
         f'GiB but has {gib(self.hbm_bytes_per_device)}'
       )
     sums = sum(one['per_round'] for one in self.collectives or ())
+    moved = f'{(self.bytes_per_round or 0) / 1e9:.2f} GB moved'
+    if self.least_bytes_per_round != self.bytes_per_round:
+      least = (self.least_bytes_per_round or 0) / 1e9
+      moved = f'{least:.2f} GB moved, with every branch {moved}'
     return (
       f'{self.topology}: fits: {gib(self.peak_bytes)} of '
       f'{gib(self.hbm_bytes_per_device)} GiB per device, '
       f'{gib(self.temp_bytes)} temporary; per round: {sums} collectives '
       f'({self.vocab_all_gathers} of a vocabulary), '
       f'{self.host_transfers} host transfers, '
-      f'{self.weight_copies_per_round} copies of weights, at least '
+      f'{self.weight_copies_per_round} copies of weights, {moved}, at least '
       f'{1e3 * (self.roofline_seconds_per_round or 0):.2f} ms'
     )

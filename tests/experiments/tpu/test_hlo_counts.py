@@ -20,7 +20,24 @@ def test_of_a_loop_with_nothing_planted_nothing_is_counted():
     # Integers of 4 bytes: the outer loop reads two of them, and the inner loop
     # reads three and a flag in each of its seven turns.
     memory_bytes=2 * 4 + 7 * (3 * 4 + 1),
+    least_memory_bytes=2 * 4 + 7 * (3 * 4 + 1),
   )
+
+
+def test_the_least_bytes_are_those_of_the_cheapest_branch():
+  computations = ''.join(
+    f'%{name} (x: s32[]) -> f32[{size}] {{\n'
+    '  %x = s32[] parameter(0)\n'
+    f'  ROOT %y = f32[{size}]{{0}} negate(%x)\n'
+    '}\n'
+    for name, size in (('dear', 4096), ('cheap', 64))
+  )
+  line = '%c = f32[8]{0} conditional(%i), branch_computations={%dear, %cheap}'
+  found, plain = _count(outer=line, computations=computations), _count()
+  # What a branch writes, and the scalar that it reads.
+  added = lambda name: getattr(found, name) - getattr(plain, name)
+  assert added('least_memory_bytes') == 64 * 4 + 4
+  assert added('memory_bytes') == 4096 * 4 + 4 + 64 * 4 + 4
 
 
 # The planted text, the operation, and the bytes of its array.
