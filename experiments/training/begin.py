@@ -21,7 +21,7 @@ def params(training: training_lib.Training, d2t: ArrayLike | None) -> Params:
   Raises:
     ValueError: see `check`.
   """
-  drafter = training.objective.drafter
+  drafter = training.drafter
   own = drafter.init_params(
     jax.random.key(training.seed), training.target.params, d2t
   )
@@ -41,7 +41,7 @@ def check(training: training_lib.Training) -> None:
 
 
 def _weights(training):
-  name, drafter = training.begin_with, training.objective.drafter
+  name, drafter = training.begin_with, training.drafter
   found = specsample.load_drafter(name, training.target)
   if type(found.drafter) is not type(drafter):
     raise ValueError(

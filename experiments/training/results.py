@@ -37,7 +37,7 @@ def write(
   """
   training, plan = trainer.training, trainer.plan()
   content = card.make(trainer, data)
-  drafter = training.objective.drafter
+  drafter = training.drafter
   curves.draw(
     out / 'curves.png',
     trainer.records.curve(plan, records.TRAIN),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 import gin
 import jax
@@ -15,6 +15,7 @@ from experiments.training_data import schedule
 import specsample
 from specsample import checks
 from specsample import drafters
+from specsample.drafters import trainable
 from specsample.training import losses
 from specsample.training import objective as objective_lib
 from specsample.training import slots
@@ -135,6 +136,10 @@ class Training:
         'with weights = None, or set target_learning_rate = None'
       )
     drafter = self.objective.drafter
+    checks.instance(
+      *('Training.objective.drafter', drafter, trainable.Trainable),
+      'give one that specsample.save_drafter can save, such as DraftModel',
+    )
     if self.on_policy_share and not isinstance(drafter, drafters.DraftModel):
       raise ValueError(
         f'Training.on_policy_share is {self.on_policy_share}, but '
@@ -147,6 +152,11 @@ class Training:
         f'is {self.objective.token_weight}: the text of the draft model is not '
         'an example, so set token_weight = 0 and teacher_weight = 1'
       )
+
+  @property
+  def drafter(self) -> trainable.Trainable:
+    """The drafter that is trained."""
+    return cast(trainable.Trainable, self.objective.drafter)
 
   @property
   def trains_target(self) -> bool:

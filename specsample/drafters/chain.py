@@ -5,6 +5,7 @@ Leviathan et al., 2211.17192; Chen et al., 2302.01318.
 
 import abc
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from specsample import sharding
 from specsample import types
 from specsample.drafters import settings
 from specsample.drafters import steps
+from specsample.drafters import trainable
 from specsample.types import Array, Model, Params
 
 # Tokens per pass when a draft model catches up after a pause.
@@ -157,10 +159,13 @@ class OverModel(steps.Steps):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chain(OverModel):
-  """A drafter that samples K tokens from `model`, given params['drafter']."""
+class Chain(OverModel, trainable.Learnable):
+  """A drafter that samples K tokens from `model`, given params['drafter'].
 
-  model: Model
+  The model's vocabulary has to be the target's.
+  """
+
+  model: Any  # a types.Model
   num_draft_tokens: int
 
   def __post_init__(self):
@@ -169,9 +174,26 @@ class Chain(OverModel):
     settings.check_num_draft_tokens(self.num_draft_tokens)
 
   @property
-  def vocab_size(self) -> int:
-    """The draft model's vocabulary, which has to be the target's."""
-    return self.model.vocab_size
+  def reads_prompt(self) -> bool:
+    """See `trainable.Learnable`."""
+    return True
+
+  def is_trained(self) -> Params:
+    """See `trainable.Learnable`: the whole draft model."""
+    return jax.tree.map(lambda _: True, self.model.abstract_params())
+
+  def vectors(self, params: Params, tokens: Array) -> Array:
+    """Returns what the unembedding reads of sequences [B, T]: [B, T, D]."""
+    empty = self.model.init_cache(tokens.shape[0], 0)
+    return self._apply(params, tokens, empty)[0].hidden
+
+  def logits(self, params: Params, vectors: Array) -> Array:
+    """See `trainable.Learnable`."""
+    return self.model.unembed(self.draft_params(params), vectors)
+
+  def unembedding(self, params: Params) -> Params:
+    """See `trainable.Learnable`: a part of the draft model."""
+    return {'drafter': self.draft_params(params)}
 
   @property
   def draft_model(self) -> Model:

@@ -1,5 +1,6 @@
 """Shared parts of drafters that are trained for one target."""
 
+import abc
 from collections.abc import Callable
 import dataclasses
 from typing import Any, ClassVar
@@ -43,8 +44,43 @@ class InDtype:
     return self.drafter.param_axes()
 
 
+class Learnable(steps.Steps):
+  """The part of a drafter that a `training.objective.Objective` uses."""
+
+  model: Any
+  draft_vocab_size: int | None = None
+  own_unembedding: bool = False
+
+  @property
+  def vocab_size(self) -> int:
+    """V of the model, which is the target's."""
+    return self.model.vocab_size
+
+  @property
+  def reads_prompt(self) -> bool:
+    """Whether drafts depend on more than the last two tokens."""
+    return False
+
+  @abc.abstractmethod
+  def is_trained(self) -> Params:
+    """Returns whether each parameter is trained: a tree of bool."""
+
+  @abc.abstractmethod
+  def logits(self, params: Params, vectors: Array) -> Array:
+    """Returns logits [..., V'] of [..., D] (V without a draft vocabulary)."""
+
+  @abc.abstractmethod
+  def unembedding(self, params: Params) -> Params:
+    """Returns the part of the whole tree that `logits` reads."""
+
+  def draft_ids(self, params: Params, tokens: Array) -> tuple[Array, Array]:
+    """Maps tokens [...] to draft ids; also says which have one."""
+    del params
+    return tokens, jnp.ones_like(tokens, bool)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trainable(steps.Steps):
+class Trainable(Learnable):
   """A drafter with parameters of its own, besides those of its target.
 
   Attributes:
@@ -76,16 +112,6 @@ class Trainable(steps.Steps):
         f"target's {self.model.vocab_size} tokens, or give None for all of them"
       )
     settings.check_flag('own_unembedding', self.own_unembedding)
-
-  @property
-  def vocab_size(self) -> int:
-    """The target's V."""
-    return self.model.vocab_size
-
-  @property
-  def reads_prompt(self) -> bool:
-    """Whether drafts depend on more than the last two tokens."""
-    return False
 
   def init_params(
     self,
@@ -141,7 +167,7 @@ class Trainable(steps.Steps):
     return network.param_axes(self._network, self)
 
   def is_trained(self) -> Params:
-    """Returns whether each parameter is trained: a tree of bool.
+    """See `Learnable`.
 
     Parts of the target, such as the columns of a draft vocabulary, are not.
     """
@@ -161,12 +187,19 @@ class Trainable(steps.Steps):
     return params['drafter']
 
   def logits(self, params: Params, vectors: Array) -> Array:
-    """Returns logits [..., V'] of [..., D] (V without a draft vocabulary)."""
+    """See `Learnable`."""
     own = self.merge(params).vocabulary
     if own is None:
       return self.model.unembed(params['target'], vectors)
     rows = own(vectors.reshape(-1, vectors.shape[-1]))
     return rows.reshape(*vectors.shape[:-1], -1)
+
+  def unembedding(self, params: Params) -> Params:
+    """See `Learnable`: the draft vocabulary's, or else the target's."""
+    own = self.own(params)
+    if 'vocabulary' in own:
+      return {'drafter': {'vocabulary': own['vocabulary']}}
+    return {'target': params['target']}
 
   def target_logits(self, params: Params, vectors: Array) -> Array:
     """Returns logits [..., V] of [..., D], -inf for tokens never drafted."""
@@ -186,8 +219,8 @@ class Trainable(steps.Steps):
     return ids if own is None else own.target_ids(ids)
 
   def draft_ids(self, params: Params, tokens: Array) -> tuple[Array, Array]:
-    """Maps tokens [...] to draft ids; also says which have one."""
+    """See `Learnable`."""
     own = self.merge(params).vocabulary
     if own is None:
-      return tokens, jnp.ones_like(tokens, bool)
+      return super().draft_ids(params, tokens)
     return own.draft_ids(tokens, self.vocab_size)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,7 @@ class DFlashObjective(objective.Objective):
   gamma: float = 4.0
   slot_weights: slots.SlotWeights | None = None
   num_blocks: int = 8
+  _kind: ClassVar[type] = dflash.DFlash
 
   def __post_init__(self):
     """Refuses to learn from no block, or a gamma that is not above 0."""

@@ -2,13 +2,16 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax.numpy as jnp
 
+from specsample import checks
+from specsample.drafters import chain
 from specsample.drafters import draft_model
 from specsample.training import objective
 from specsample.training.step import Batch
-from specsample.types import Array, Params
+from specsample.types import Array, Model, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,8 @@ class DraftObjective(objective.Objective):
   teacher_weight = 1; `on_policy.resample` writes texts for its best recipes.
   """
 
-  drafter: draft_model.DraftModel
+  drafter: draft_model.DraftModel | chain.Chain
+  _kind: ClassVar[type] = draft_model.DraftModel
 
   def __call__(
     self, params: Params, batch: Batch
@@ -44,3 +48,38 @@ class DraftObjective(objective.Objective):
     # If all drafts before it match the text, a draft is the one after the text.
     came = jnp.pad(match, ((0, 0), (1, 0)))[:, :-1]
     return loss, objective.drafts(came, self.drafter.num_draft_tokens), mask
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChainObjective(DraftObjective):
+  """The losses of a `drafters.Chain`, all of whose draft model is trained.
+
+  Attributes:
+    drafter: Chain, over a model with parameters, such as a `Transformer`.
+    target: the target, of the draft model's vocabulary and dtype.
+  """
+
+  drafter: chain.Chain
+  target: Model
+  _kind: ClassVar[type] = chain.Chain
+
+  def __post_init__(self):
+    """Refuses a draft model without parameters, or of another vocabulary."""
+    super().__post_init__()
+    model = self.drafter.model
+    checks.has(
+      *('drafter.model', model, ('abstract_params',)),
+      'give a model with parameters to train, such as models.Transformer',
+    )
+    checks.model(self.target)
+    for name in ('vocab_size', 'dtype'):
+      own, of_target = getattr(model, name), getattr(self.target, name)
+      if own != of_target:
+        raise ValueError(
+          f"the draft model's {name} is {own}, but the target's is "
+          f'{of_target}: they must be the same'
+        )
+
+  def target_logits(self, params: Params, hidden: Array) -> Array:
+    """See `objective.Objective`: the target has its own unembedding."""
+    return self.target.unembed(params['target'], hidden)

@@ -1,6 +1,7 @@
 """The objective of DSpark: its drafts, and the confidence in them."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ class DSparkObjective(dflash.DFlashObjective):
   teacher_weight: float = 1.8
   teacher_loss: TeacherLoss = losses.total_variation
   confidence_weight: float = 1.0
+  _kind: ClassVar[type] = dspark.DSpark
 
   def loss(
     self, params: Params, drafted: dflash.Drafted, learned: Array

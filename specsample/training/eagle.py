@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,7 @@ class FeatureObjective(objective.Objective):
   feature_noise: float = 0.0
   token_weight: float = 0.0
   teacher_weight: float = 1.0
+  _kind: ClassVar[type] = feature_chain.FeatureChain
 
   def __post_init__(self):
     """Refuses to learn no draft."""

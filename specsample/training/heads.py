@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -32,6 +33,7 @@ class HeadsObjective(objective.Objective):
   decay: float = 0.8
   slot_weights: slots.SlotWeights | None = None
   target_weight: float = 0.0
+  _kind: ClassVar[type] = heads.Heads
 
   def __post_init__(self):
     """Refuses to train a target from which a draft vocabulary was cut."""

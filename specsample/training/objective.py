@@ -3,16 +3,18 @@
 import abc
 from collections.abc import Callable, Sequence
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from specsample import indexing
+from specsample import types
 from specsample.drafters import trainable
 from specsample.training import compared
 from specsample.training import losses
 from specsample.training.step import Batch
-from specsample.types import Array, Params
+from specsample.types import Array, Model, Params
 
 # loss(logits [..., V], target_log_probs [..., V]) -> [...].
 TeacherLoss = Callable[[Array, Array], Array]
@@ -37,14 +39,27 @@ class Objective(abc.ABC):
       objectives keep no logits.
   """
 
-  drafter: trainable.Trainable
+  drafter: trainable.Learnable
   token_weight: float = 1.0
   teacher_weight: float = 0.0
   teacher_loss: TeacherLoss = losses.forward_kl
   recompute: bool = False
+  # The class of the drafters that the objective trains.
+  _kind: ClassVar[type] = trainable.Learnable
 
   def __post_init__(self):
-    """Refuses a drafter whose unembedding is not the target's."""
+    """Refuses a drafter that the objective cannot train."""
+    name = type(self.drafter).__name__
+    if not isinstance(self.drafter, trainable.Learnable):
+      raise ValueError(
+        f'drafter is {name}, which has no parameters to train: give a drafter '
+        'that has some, such as DraftModel, Medusa or Eagle'
+      )
+    if not isinstance(self.drafter, self._kind):
+      raise ValueError(
+        f'drafter is {name}, but {type(self).__name__} trains a '
+        f'{self._kind.__name__}: give the objective that is made for {name}'
+      )
     if self.drafter.own_unembedding:
       raise ValueError(
         'own_unembedding is True, which is only for drafters that were trained '
@@ -65,6 +80,11 @@ class Objective(abc.ABC):
     given the tokens before it, is token t + 1 + i, and that token is learned.
     """
 
+  @types.default
+  def target(self) -> Model:
+    """The target, whose parameters are params['target']."""
+    return self.drafter.model
+
   @property
   def reads_prompt(self) -> bool:
     """Whether the objective reads the prompt.
@@ -81,7 +101,7 @@ class Objective(abc.ABC):
     They are [B, T, D] each. The batch may hold them, with the outputs
     concatenated as `features` [B, T, n * D]; the target computes what it lacks.
     """
-    model, layers = self.drafter.model, self.drafter.feature_layers
+    model, layers = self.target, self.drafter.feature_layers
     if not layers:
       return self.hidden(params, batch), ()
     if 'features' in batch:
@@ -98,11 +118,10 @@ class Objective(abc.ABC):
   def hidden(self, params: Params, batch: Batch) -> Array:
     """Returns the target's hidden states [B, T, D]."""
     if 'hidden' in batch:
-      return batch['hidden'].astype(self.drafter.model.dtype)
+      return batch['hidden'].astype(self.target.dtype)
     tokens = batch['tokens']
-    model = self.drafter.model
-    empty = model.init_cache(tokens.shape[0], 0)
-    return model.apply(params['target'], tokens, empty)[0].hidden
+    empty = self.target.init_cache(tokens.shape[0], 0)
+    return self.target.apply(params['target'], tokens, empty)[0].hidden
 
   def teacher(self, params: Params, hidden: Array) -> Array:
     """Returns the target's log-probabilities [..., V'] of the drafted tokens.
@@ -115,8 +134,12 @@ class Objective(abc.ABC):
     tokens. The true rate is lower if the target writes others: by at most their
     probability.
     """
-    logits = self.drafter.logits(params, hidden)
+    logits = self.target_logits(params, hidden)
     return jax.lax.stop_gradient(jax.nn.log_softmax(logits.astype(jnp.float32)))
+
+  def target_logits(self, params: Params, hidden: Array) -> Array:
+    """Returns the target's logits [..., V'] of the drafted tokens."""
+    return self.drafter.logits(params, hidden)
 
   def compare(
     self,
@@ -151,7 +174,6 @@ class Objective(abc.ABC):
     token_scale, teacher_scale = (
       jnp.stack(x, axis=-1) for x in zip(*scales, strict=True)
     )
-    read, fixed = _split(params)
     late = lambda x, shift: jnp.pad(x, ((0, 0), (shift, 0), (0, 0)))
     found = compared.by_places(
       compared.Comparison(
@@ -159,7 +181,7 @@ class Objective(abc.ABC):
         self.drafter.draft_vocab_size or self.drafter.vocab_size,
         self.recompute,
       ),
-      read,
+      self.drafter.unembedding(params),
       jnp.stack(
         [
           late(x, shift)[:, : x.shape[1]]
@@ -167,7 +189,7 @@ class Objective(abc.ABC):
         ],
         axis=2,
       ),
-      jax.lax.stop_gradient(fixed),
+      jax.lax.stop_gradient(params),
       compared.Drafts(
         *(jax.lax.stop_gradient(hidden), ids, is_drafted, learned),
         *(token_scale, teacher_scale),
@@ -188,7 +210,7 @@ class Objective(abc.ABC):
 
   def _compare_places(self, read, vectors, fixed, drafts):
     """See `compared.Comparison`."""
-    params = _join(read, fixed)
+    params = fixed | {name: fixed[name] | part for name, part in read.items()}
     logits = self.drafter.logits(params, vectors).astype(jnp.float32)
     ids = jnp.broadcast_to(drafts.ids[..., None], logits.shape[:-1])
     is_drafted = drafts.is_drafted[..., None]
@@ -210,20 +232,6 @@ class Objective(abc.ABC):
       ),
       match=is_drafted & (indexing.pick(logits, ids) == best),
     )
-
-
-def _split(params):
-  """Returns the parameters that logits are computed with, and all of them."""
-  own = params['drafter']
-  has_own = 'vocabulary' in own
-  read = own['vocabulary'] if has_own else params['target']
-  return {'vocabulary' if has_own else 'target': read}, params
-
-
-def _join(read, fixed):
-  if 'target' in read:
-    return fixed | read
-  return fixed | {'drafter': fixed['drafter'] | read}
 
 
 def acceptance(match: Array, learned: Array) -> dict[str, Array]:

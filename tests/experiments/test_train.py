@@ -19,7 +19,10 @@ from experiments.training_data import data_folder
 from experiments.training_data import dialogues
 from experiments.training_data import template
 import specsample
+from specsample import drafters
+from specsample import testing
 from specsample.models import fingerprint
+from specsample.training import draft
 from tests.experiments.training import event_files
 
 _SETTINGS = {
@@ -721,3 +724,13 @@ def test_a_target_of_int8_does_not_learn():
       target_learning_rate=1e-5,
       cache_hidden=False,
     )
+
+
+def test_a_drafter_that_cannot_be_saved_is_not_trained():
+  model = testing.tiny_llama()
+  objective = draft.ChainObjective(
+    drafter=drafters.Chain(model=model, num_draft_tokens=2), target=model
+  )
+  target = specsample.Loaded(model, {}, None)
+  with pytest.raises(ValueError, match='drafter is of type Chain: give one th'):
+    training_lib.Training(target=target, objective=objective)

@@ -264,10 +264,11 @@ def test_losses_fall_and_drafts_are_kept(name):
   settings = {**_SOME, 'draft_vocab_size': None}
   kind = {'dflash': drafters.DFlash, 'dspark': drafters.DSpark}[name]
   drafter = kind(**settings)
-  objective = {
-    'dflash': dflash.DFlashObjective(drafter=drafter),
-    'dspark': dspark.DSparkObjective(drafter=drafter),
-  }[name]
+  made_for = {
+    'dflash': dflash.DFlashObjective,
+    'dspark': dspark.DSparkObjective,
+  }
+  objective = made_for[name](drafter=drafter)
   params = {
     'target': target,
     'drafter': drafter.init_params(jax.random.key(1), target),

@@ -186,3 +186,51 @@ def test_losses_fall_and_drafts_are_kept(teacher_loss):
   )
   assert last['loss'] < 0.7 * first['loss']
   assert last['kept'].sum() > first['kept'].sum() + 0.2
+
+
+def test_the_loss_of_a_chain_is_that_of_both_models_laws():
+  small = testing.tiny_llama(vocab_size=_V, num_layers=1, dim=8)
+  objective = draft.ChainObjective(
+    drafter=drafters.Chain(model=small, num_draft_tokens=_K),
+    target=_TARGET,
+    token_weight=0.0,
+    teacher_weight=1.0,
+  )
+  own = testing.with_noise(small.init(jax.random.key(1)), jax.random.key(4))
+  params = {'target': _params()['target'], 'drafter': own}
+  tokens, mask = _BATCH['tokens'], _BATCH['mask'][:, 1:]
+
+  def by_hand(params):
+    log_probs = lambda model, own: jax.nn.log_softmax(
+      model.apply(own, tokens, model.init_cache(len(tokens), 0))[0].logits
+    )[:, :-1]
+    of_all = losses.forward_kl(
+      log_probs(small, params['drafter']), log_probs(_TARGET, params['target'])
+    )
+    return of_all[mask].mean()
+
+  with_slope = lambda loss: jax.jit(jax.value_and_grad(loss))(params)
+  loss, slope = with_slope(lambda params: objective(params, _BATCH)[0])
+  expected, expected_slope = with_slope(by_hand)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  # That of the draft model's own unembedding is part of it.
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
+    *(slope['drafter'], expected_slope['drafter']),
+  )
+
+
+def test_matches_of_a_chain_are_its_greedy_tokens():
+  small = testing.tiny_llama(vocab_size=_V, num_layers=1, dim=8)
+  objective = draft.ChainObjective(
+    drafter=drafters.Chain(model=small, num_draft_tokens=1), target=_TARGET
+  )
+  own = testing.with_noise(small.init(jax.random.key(1)), jax.random.key(4))
+  params = {'target': _params()['target'], 'drafter': own}
+  tokens = _BATCH['tokens']
+  output, _ = small.apply(own, tokens, small.init_cache(len(tokens), 0))
+  best = np.argmax(output.logits, axis=-1)[:, :-1]
+  (found,) = jax.jit(objective.matches)(params, _BATCH)
+  expected = (best == tokens[:, 1:]) & _BATCH['mask'][:, 1:]
+  assert expected.any()
+  np.testing.assert_array_equal(found[:, :-1], expected)
