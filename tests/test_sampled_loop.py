@@ -21,7 +21,8 @@ _LEFT_OUT = (
   *('Medusa + chain', 'Medusa + coupled'),
   *('Tree of EAGLE', 'Tree of MTP', 'Tree of DFlash', 'Tree of DSpark'),
   'Skip + block, mixed batch, tiny Llama',
-  'Online distillation after every round + block',
+  'Online distillation of DraftModel after every round + block',
+  'Online distillation of Eagle after every round + chain',
 )
 _ALL = tuple(sampled_cases.draws())
 _DRAWS = {

@@ -194,20 +194,20 @@ def draws() -> Iterator[Draw]:
     llama,
     params,
   )
-  for name in ('chain', 'block'):
-    yield _learning(name)
+  for name, learner, params in adapting.scenes():
+    for verifier_name in ('chain', 'block'):
+      yield _learning(verifier_name, name, learner, params)
 
 
-def _learning(verifier_name):
-  learner, params = adapting.scene()
+def _learning(verifier_name, name, learner, params):
   return Draw(
-    drafter_name='Online distillation after every round',
+    drafter_name=f'Online distillation of {name} after every round',
     drafter=learner.drafter,
     verifier_name=verifier_name,
     kind=DraftKind.SAMPLED,
     settings='mixed batch, tiny Llama',
     groups=_MIXED,
-    model=learner.objective.drafter.model,
+    model=learner.objective.target,
     params=params,
     sample=functools.partial(adapting.draw, learner=learner),
   )

@@ -1,6 +1,6 @@
-"""A server of prompts whose draft model learns, and a control that does not."""
+"""A server of prompts whose drafter learns, and a control that does not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -21,10 +21,10 @@ from experiments.decoding import prompts as prompts_lib
 from experiments.training import train_state
 import specsample
 from specsample import checks
-from specsample import drafters
+from specsample.drafters import trainable
 from specsample.models import fingerprint
+from specsample.training import objective as objective_lib
 from specsample.training import online
-from specsample.training import recorded
 from specsample.types import Output
 
 # The journal's keys are (one of these, batch).
@@ -42,6 +42,8 @@ class Serving:
 
   target: specsample.Loaded
   method: methods_lib.Method
+  # Makes the objective, given the method's drafter as `drafter`.
+  objective: Callable[..., objective_lib.Objective]
   sampling: specsample.Sampling = specsample.Sampling()
   max_new_tokens: int = 128
   chat: bool = True  # whether a prompt is one user turn of a chat
@@ -51,8 +53,6 @@ class Serving:
   b2: float = 0.99
   clip_norm: float = 1.0
   rounds: int = 16
-  num_positions: int = 16
-  top_k: int = 16
   rejected_only: bool = True
   window: int = 128
   num_steps: int = 1
@@ -60,34 +60,31 @@ class Serving:
 
   def __post_init__(self):
     """Refuses a drafter that cannot learn, and settings that serve nothing."""
-    if not isinstance(self.method.drafter, drafters.DraftModel):
-      raise ValueError(
-        f'Serving.method drafts with {type(self.method.drafter).__name__}: '
-        'give a DraftModel, which alone can learn online'
-      )
     checks.counts(self, ('batch_size', 'max_new_tokens', 'windows'))
     checks.seed('Serving.seed', self.seed)
     for name in ('learning_rate', 'clip_norm'):
       checks.field(self, name, getattr(self, name) > 0, 'more than 0')
     self.learner  # noqa: B018 (says what is wrong with its settings)
+    checks.instance(
+      *('Serving.method.drafter', self.drafter, trainable.Trainable),
+      'give one that specsample.save_drafter can save, such as DraftModel',
+    )
 
   @property
-  def drafter(self) -> drafters.DraftModel:
-    """The draft model that learns."""
-    return cast(drafters.DraftModel, self.method.drafter)
+  def drafter(self) -> trainable.Trainable:
+    """The drafter that learns."""
+    return cast(trainable.Trainable, self.method.drafter)
 
   @functools.cached_property
   def learner(self) -> online.Learner:
     """The `online.Learner` with these settings."""
     return online.Learner(
-      objective=recorded.DraftModelObjective(drafter=self.drafter),
+      objective=self.objective(drafter=self.drafter),
       optimizer=optax.chain(
         optax.clip_by_global_norm(self.clip_norm),
         optax.adam(self.learning_rate, b2=self.b2),
       ),
       rounds=self.rounds,
-      num_positions=self.num_positions,
-      top_k=self.top_k,
       rejected_only=self.rejected_only,
       window=self.window,
       num_steps=self.num_steps,
@@ -208,7 +205,7 @@ class Server:
       learned, **self._arguments(number), learner=self.serving.learner
     )
     record = _record(output, begin)
-    names = ('loss', 'kept', 'recorded')
+    names = ('loss', 'loss_after', 'recorded')
     return learned, record | {
       'step': int(learned.train.step),
       'undone': sum(not report['is_finite'] for report in reports),

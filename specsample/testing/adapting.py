@@ -5,6 +5,7 @@ influence what it drafts next. If thousands of rows shared a drafter, the effect
 of a single row would be too small to detect.
 """
 
+from collections.abc import Iterator
 import functools
 
 import jax
@@ -18,8 +19,9 @@ from specsample.testing import tiny
 from specsample.testing import trained
 from specsample.testing.sample import Group
 from specsample.testing.sample import Sample
+from specsample.training import draft
+from specsample.training import eagle
 from specsample.training import online
-from specsample.training import recorded
 from specsample.types import Array, Drafter, Model, Params, Verifier
 
 # Rows per call; each row has its own weights.
@@ -27,25 +29,32 @@ _ROWS = 2048
 _NO_STOP = Stop()
 
 
-def scene() -> tuple[online.Learner, Params]:
-  """Returns a learner and parameters, with three tokens in the vocabulary.
+def scenes() -> Iterator[tuple[str, online.Learner, Params]]:
+  """Yields names, learners and parameters, with three tokens to draft.
 
-  A single rejection changes the draft model a lot.
+  A single rejection changes the drafter a lot.
   """
   model = tiny.tiny_llama(vocab_size=3)
   params = jax.tree.map(lambda x: 1.6 * x, model.init(jax.random.key(0)))
-  drafter = drafters.DraftModel(model=model, num_draft_tokens=2, layers=(0,))
-  learner = online.Learner(
-    objective=recorded.DraftModelObjective(drafter=drafter),
-    optimizer=optax.sgd(4.0),
-    rounds=1,
-    num_positions=2,
-    top_k=3,
-    window=16,
+  of_model = drafters.DraftModel(model=model, num_draft_tokens=2, layers=(0,))
+  of_features = drafters.Eagle(model=model, num_draft_tokens=2)
+  of_draft = draft.DraftObjective(
+    drafter=of_model, token_weight=0.0, teacher_weight=1.0
   )
-  own = drafter.init_params(jax.random.key(1), params)
-  noisy = trained.with_noise(own, jax.random.key(2), scale=0.3)
-  return learner, {'target': params, 'drafter': noisy}
+  of_eagle = eagle.FeatureObjective(drafter=of_features, num_steps=2)
+  # EAGLE's gradients grow with its vectors: without a limit it diverges.
+  limited = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.3))
+  for drafter, objective, optimizer, scale in (
+    (of_model, of_draft, optax.sgd(4.0), 0.3),
+    (of_features, of_eagle, limited, 0.1),
+  ):
+    learner = online.Learner(
+      objective=objective, optimizer=optimizer, rounds=1, window=16
+    )
+    begun = drafter.init_params(jax.random.key(1), params)
+    noisy = trained.with_noise(begun, jax.random.key(2), scale=scale)
+    name = type(drafter).__name__
+    yield name, learner, {'target': params, 'drafter': noisy}
 
 
 def draw(

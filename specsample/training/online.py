@@ -1,10 +1,10 @@
-"""Online distillation of a drafter from the drafts that were rejected.
+"""Online distillation of a drafter from what the target says while it serves.
 
 Online Speculative Decoding (Liu et al., 2310.07177): between two chunks of
-rounds the drafter takes a step towards the target at the positions that
-`drafters.Recording` kept. The output stays exact: a round's drafts are drawn
-from, and verified against, weights that depend on earlier rounds only and on no
-token of the round itself.
+rounds the drafter takes a step of its own training objective at the positions
+that `drafters.Recording` kept. The output stays exact: a round's drafts are
+drawn from, and verified against, weights that depend on earlier rounds only and
+on no token of the round itself.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from specsample.loop import decode
 from specsample.loop import stopping
 from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
-from specsample.training import recorded
+from specsample.training import objective as objective_lib
 from specsample.training import step as step_lib
 from specsample.types import (
   Array,
@@ -48,49 +48,50 @@ class Learned:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learner:
-  """The settings with which a drafter learns from its rejections.
+  """The settings with which a drafter learns while it drafts.
 
   Attributes:
-    objective: a loss of `recorded` examples, with the drafter that it trains.
+    objective: the objective of the drafter, which it holds. The paper's has
+      token_weight = 0 and teacher_weight = 1; at a temperature above 0, the
+      tokens where drafts were rejected are no sample of the target.
     optimizer: an optax optimizer; the same object in all calls.
     rounds: rounds of decoding between two updates.
-    num_positions: M; an update learns from the last M rejections of a row, of
-      which a round has at most one.
-    top_k: k, the tokens per position whose probabilities are recorded.
     rejected_only: see `drafters.Recording`.
-    window: W; an update reads the last W tokens of each row.
+    window: W; an update reads the last W tokens of each row, and learns the
+      recorded positions among them.
     num_steps: optimizer steps per update.
   """
 
-  objective: recorded.DraftModelObjective
+  objective: objective_lib.Objective
   optimizer: optax.GradientTransformation
   rounds: int = 16
-  num_positions: int = 16
-  top_k: int = 16
   rejected_only: bool = True
   window: int = 128
   num_steps: int = 1
 
   def __post_init__(self):
     """Refuses updates that would never happen, or read nothing."""
+    checks.instance(
+      *('objective', self.objective, objective_lib.Objective),
+      'give one of specsample.training, such as draft.DraftObjective(...)',
+    )
     for name in ('rounds', 'window', 'num_steps'):
       checks.count(name, getattr(self, name))
-    self.drafter  # noqa: B018 (says what is wrong with the ring's settings)
+    self.drafter  # noqa: B018 (says what is wrong with its settings)
 
   @property
   def drafter(self) -> recording.Recording:
     """The drafter to decode with: the objective's, in a `Recording`."""
     return recording.Recording(
       drafter=self.objective.drafter,
-      num_positions=self.num_positions,
-      top_k=self.top_k,
+      model=self.objective.target,
       rejected_only=self.rejected_only,
     )
 
   @property
   def dtype(self) -> str:
     """The dtype of the computation; trained weights are kept in float32."""
-    return self.objective.drafter.model.dtype
+    return self.objective.target.dtype
 
 
 def init(params: Params, learner: Learner) -> Learned:
@@ -120,60 +121,88 @@ def update(
 
   Args:
     state: the state between two calls of `decode.advance` with
-      `learner.drafter`. Its cache of the draft model stays as the old weights
-      left it. This is exact: verification uses the distribution that a draft
-      was really drawn from.
+      `learner.drafter`. The drafter's caches stay as the old weights left
+      them. This is exact: verification uses the distribution that a draft was
+      really drawn from.
     learned: from `init` or the previous update; it stays valid.
     learner: the settings.
 
   Returns:
-    The state with empty rings, the new `Learned`, and a report with [] each:
-    `loss`, `kept` and `gradient_norm` of the first step, `loss_after` the
-    update, the number of positions `recorded`, and `is_finite`, which is False
-    if the update was undone because of NaN or infinity.
+    The state with nothing left to learn, the new `Learned`, and a report: that
+    of the objective's first step, with `loss` and `gradient_norm`; `loss_after`
+    the update; the number of positions `recorded`; and `is_finite`, which is
+    False if the update was undone because of NaN or infinity.
   """
-  ring = state.draft.ring
-  batch = recorded.examples(
-    ring, state.tokens, state.length, window=learner.window
-  )
-  train, report = _learn(
-    learned.train,
-    learned.frozen,
-    batch,
-    objective=learner.objective,
-    optimizer=learner.optimizer,
-    num_steps=learner.num_steps,
-    dtype=learner.dtype,
-  )
-  draft = dataclasses.replace(state.draft, ring=ring.emptied())
+  recorded = state.draft.recorded
+  batch = examples(recorded, state.tokens, state.length, learner=learner)
+  train, report = _learn(learned.train, learned.frozen, batch, learner=learner)
+  draft = dataclasses.replace(state.draft, recorded=recorded.emptied())
   state = dataclasses.replace(state, draft=draft)
   return state, dataclasses.replace(learned, train=train), report
 
 
-@functools.partial(
-  jax.jit, static_argnames=('objective', 'optimizer', 'num_steps', 'dtype')
-)
-def _learn(train, frozen, batch, *, objective, optimizer, num_steps, dtype):
+@functools.partial(jax.jit, static_argnames=('learner',))
+def examples(
+  recorded: recording.Recorded,
+  tokens: Array,
+  length: Array,
+  *,
+  learner: Learner,
+) -> step_lib.Batch:
+  """Returns the last W tokens of each row as a batch of the objective.
+
+  Args:
+    recorded: of the state of `learner.drafter`.
+    tokens, length: [B, S] and [B], those of the `types.DecodeState`.
+    learner: the settings.
+
+  Returns:
+    `tokens` [B, W], `mask` [B, W], `hidden` [B, W, D], and `features`
+    [B, W, n * D] if the drafter reads n of them.
+  """
+  window = min(learner.window, tokens.shape[1])
+  start = jnp.maximum(length - window, 0)
+  cut_row = lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, window)
+  cut = lambda x: jax.vmap(cut_row)(x, start)
+  outputs, dim = cut(recorded.outputs), learner.objective.target.dim
+  before = jnp.pad(cut(recorded.learned), ((0, 0), (1, 0)))
+  batch = {
+    'tokens': cut(tokens),
+    'mask': before[:, :window],
+    'hidden': outputs[..., :dim],
+  }
+  if learner.objective.drafter.feature_layers:
+    batch['features'] = outputs[..., dim:]
+  return batch
+
+
+@functools.partial(jax.jit, static_argnames=('learner',))
+def _learn(train, frozen, batch, *, learner):
   def take(train, _):
     return step_lib.train_step(
       train,
       frozen,
       batch,
-      objective=objective,
-      optimizer=optimizer,
-      dtype=dtype,
+      objective=learner.objective,
+      optimizer=learner.optimizer,
+      dtype=learner.dtype,
     )
 
-  new, reports = jax.lax.scan(take, train, length=num_steps)
+  new, reports = jax.lax.scan(take, train, length=learner.num_steps)
   # A finite step may still leave weights that are NaN or infinite. They would
   # draft nothing, so that nothing would be rejected and learned from any more.
-  loss, _ = objective(step_lib.join(new.trained, frozen, dtype), batch)
+  params = step_lib.join(new.trained, frozen, learner.dtype)
+  loss, _ = learner.objective(params, batch)
   is_finite = jnp.all(reports['is_finite']) & jnp.isfinite(loss)
-  report = jax.tree.map(lambda x: x[0], reports)
-  is_taken = is_finite & (report['recorded'] > 0)
+  num_recorded = jnp.sum(batch['mask'])
+  is_taken = is_finite & (num_recorded > 0)
   keep = lambda new, old: jnp.where(is_taken, new, old)
   kept = jax.tree.map(keep, new, train)
-  report |= {'loss_after': loss, 'is_finite': is_finite}
+  report = jax.tree.map(lambda x: x[0], reports) | {
+    'loss_after': loss,
+    'recorded': num_recorded,
+    'is_finite': is_finite,
+  }
   return dataclasses.replace(kept, step=new.step), report
 
 
@@ -191,7 +220,7 @@ def generate(
   max_new_tokens: ArrayLike | int,
   stop: Stop = Stop(),
   max_length: int | None = None,
-) -> tuple[Output, Learned, list[dict[str, float]]]:
+) -> tuple[Output, Learned, list[dict[str, Any]]]:
   """Runs `decode.generate` with an update after every `learner.rounds` rounds.
 
   A row's drafts depend on the other rows that are learned from, and so do its
@@ -240,7 +269,7 @@ def generate(
     number, is_done, report = jax.device_get(
       (learned.train.step, jnp.all(state.done), report)
     )
-    reports.append({name: x.item() for name, x in report.items()})
+    reports.append({name: x.tolist() for name, x in report.items()})
     if not report['is_finite']:
       _logger.warning(
         'the online update up to step %d gave NaN or infinity (loss %s, after '

@@ -304,7 +304,7 @@ _FASTEST = policies.Fastest(costs=(1.0, 1.1, 1.3, 1.5))
     ({'drafter': object()}, 'drafter is <object .*: give a drafter'),
     ({'drafter': drafters.Chain}, 'drafter is the class Chain: give an inst'),
     (
-      {'drafter': drafters.Recording(drafter=_CHAIN, top_k=4)},
+      {'drafter': drafters.Recording(drafter=_CHAIN, model=_TARGET)},
       'drafter is Recording, which cannot sit out a round',
     ),
     (

@@ -364,7 +364,7 @@ _CHAIN = _TRAINED['chain']
       'trained is DynamicTree, which drafts trees',
     ),
     (
-      {'trained': drafters.Recording(drafter=_CHAIN, top_k=4)},
+      {'trained': drafters.Recording(drafter=_CHAIN, model=_TARGET)},
       'trained is Recording, which cannot sit out a round',
     ),
     ({'prior_kept': -1.0}, 'prior_kept is -1.0: give a number from 0'),

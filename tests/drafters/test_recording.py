@@ -1,4 +1,4 @@
-"""`Recording` keeps the target's own law where the loop corrected a draft."""
+"""`Recording` keeps the target's outputs, and where a draft was corrected."""
 
 import dataclasses
 import functools
@@ -11,6 +11,7 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample import tree
+from specsample import types
 from specsample import verify
 
 _MODEL = testing.HashModel(vocab_size=12)
@@ -19,11 +20,20 @@ _CHAIN = drafters.Chain(
 )
 _TREE = drafters.Tree(drafter=_CHAIN, topology=tree.Topology((0, 0, 1, 1, 3)))
 _NGRAM = drafters.Ngram(num_draft_tokens=3, min_ngram=1)
+
+
+class _Reading(drafters.Ngram):
+  """A drafter that has the target's features recorded, and ignores them."""
+
+  feature_layers = (0, 1, 2)
+
+
 _CASES = {
   'chain': (_CHAIN, verify.chain),
   'block': (_CHAIN, verify.block),
   'ngram': (_NGRAM, verify.chain),
   'tree': (_TREE, verify.tree),
+  'features': (_Reading(num_draft_tokens=3, min_ngram=1), verify.chain),
   'none': (drafters.NoDraft(), verify.chain),
 }
 _PROMPTS, _LENGTHS = specsample.pad_prompts([[1, 2, 1], [5], [7, 8, 9, 7, 8]])
@@ -42,9 +52,7 @@ _ARGUMENTS = (_PARAMS, _PROMPTS, _LENGTHS, jax.random.key(3))
 def _decoded(case, **settings):
   """Returns the last state of the loop, on the host."""
   inner, rule = _CASES[case]
-  drafter = drafters.Recording(
-    drafter=inner, **{'num_positions': 32, 'top_k': 5} | settings
-  )
+  drafter = drafters.Recording(drafter=inner, model=_MODEL, **settings)
   state = specsample.prefill(*_ARGUMENTS, drafter=drafter, **_SETTINGS)
   for _ in range(2):  # the second time, some rows are done already
     state = specsample.advance(
@@ -59,12 +67,9 @@ def _decoded(case, **settings):
   return jax.device_get(dataclasses.replace(state, key=None))
 
 
-def _written(state, row):
-  """Returns the contents of the row's ring, ordered by position."""
-  ring = jax.tree.map(lambda x: x[row], state.draft.ring)
-  order = np.argsort(ring.position)
-  order = order[ring.position[order] >= 0]
-  return jax.tree.map(lambda x: x[order] if x.ndim else x, ring)
+def _positions(state, row):
+  """Returns the positions of the row's tokens that are to be learned."""
+  return (1 + np.flatnonzero(state.draft.recorded.learned[row])).tolist()
 
 
 def _corrected(state, row):
@@ -80,37 +85,27 @@ def test_positions_are_those_of_corrections(case):
   for row, length in enumerate(state.length):
     # A draft cut off by the row's limit counts as rejected.
     end = length - (length == state.limit[row])
-    found = [i for i in _written(state, row).position.tolist() if i < end]
+    found = [i for i in _positions(state, row) if i < end]
     assert found == [i for i in _corrected(state, row) if i < end]
     total += len(found)
   assert (total == 0) == (case == 'none')
 
 
-@pytest.mark.parametrize('case', ['chain', 'tree'])
-def test_logits_are_the_targets_own(case):
+@pytest.mark.parametrize('case', ['chain', 'tree', 'features'])
+def test_outputs_are_the_targets_own(case):
   state = _decoded(case)
-  for row in range(len(_LENGTHS)):
-    ring = _written(state, row)
-    length = state.length[row]
+  layers = _CASES[case][0].feature_layers
+  assert len(layers) == (3 if case == 'features' else 0)
+  for row, length in enumerate(state.length):
     tokens = state.tokens[row : row + 1, :length]
-    output, _ = _MODEL.apply({}, tokens, _MODEL.init_cache(1, 0))
-    logits = np.asarray(output.logits[0], np.float64)
-    for i, position in enumerate(ring.position):
-      behind = logits[position - 1]
-      best = np.argsort(-behind)[:5]
-      assert ring.ids[i].tolist() == best.tolist()
-      np.testing.assert_allclose(ring.logits[i], behind[best], rtol=1e-6)
-      np.testing.assert_allclose(
-        ring.log_sum_exp[i], np.log(np.exp(behind).sum()), rtol=1e-6
-      )
-
-
-def test_of_more_positions_the_last_ones_are_kept():
-  few, many = _decoded('chain', num_positions=3), _decoded('chain')
-  for row in range(len(_LENGTHS)):
-    last = jax.tree.map(lambda x: x[-3:] if x.ndim else x, _written(many, row))
-    jax.tree.map(np.testing.assert_array_equal, _written(few, row), last)
-  assert few.draft.ring.count.max() > 3
+    output, _ = _MODEL.apply({}, tokens, _MODEL.init_cache(1, 0), layers)
+    expected = np.concatenate([output.hidden, *output.features], axis=-1)[0]
+    found = state.draft.recorded
+    # The last token is pending: the target has not read it.
+    assert found.length[row] == length - 1
+    np.testing.assert_array_equal(
+      found.outputs[row, : length - 1], expected[: length - 1]
+    )
 
 
 @pytest.mark.parametrize('case', ['chain', 'tree', 'none'])
@@ -118,7 +113,7 @@ def test_all_positions_are_those_of_emitted_tokens(case):
   state = _decoded(case, rejected_only=False)
   for row, begin in enumerate(_LENGTHS):
     expected = list(range(begin, state.length[row]))
-    assert _written(state, row).position.tolist() == expected
+    assert _positions(state, row) == expected
 
 
 def test_drafts_are_those_of_the_drafter():
@@ -131,28 +126,44 @@ def test_drafts_are_those_of_the_drafter():
     jax.tree.map(np.testing.assert_array_equal, found, output)
 
 
-def test_an_empty_ring_is_written_again():
-  state = _decoded('chain')
-  ring = state.draft.ring.emptied()
-  assert (ring.position == -1).all()
-  np.testing.assert_array_equal(ring.count, state.draft.ring.count)
+def test_nothing_is_left_to_learn_of_an_emptied_record():
+  before = _decoded('chain').draft.recorded
+  assert before.learned.any()
+  after = before.emptied()
+  assert not after.learned.any()
+  np.testing.assert_array_equal(after.outputs, before.outputs)
+
+
+def test_outputs_that_are_no_number_are_not_learned():
+  drafter = drafters.Recording(
+    drafter=_CHAIN, model=_MODEL, rejected_only=False
+  )
+  state = drafter.init(_PARAMS, 2, 8)
+  hidden = np.ones((2, 3, 2), np.float32)
+  hidden[0, 1, 0] = np.nan
+  state = drafter.observe(
+    _PARAMS,
+    np.zeros((2, 3), np.int32),
+    np.asarray([3, 2]),
+    types.ModelOutput(logits=np.zeros((2, 3, 12)), hidden=hidden),
+    types.Verdict(num_accepted=np.asarray([2, 2]), next_token=np.zeros(2)),
+    state,
+  )
+  learned = state.recorded.learned
+  assert learned.tolist() == [
+    [True, False, True] + 5 * [False],
+    [True, True] + 6 * [False],
+  ]
+  assert np.isfinite(state.recorded.outputs).all()
 
 
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'num_positions': 0}, 'num_positions is 0: record at least 1'),
-    ({'top_k': 1.5}, 'top_k is 1.5: record at least 1'),
     ({'rejected_only': 1}, 'rejected_only is 1: give True or False'),
+    ({'model': testing.HashModel}, 'model is the class HashModel: give a'),
   ],
 )
-def test_a_ring_that_holds_nothing_is_refused(settings, message):
+def test_wrong_settings_are_refused(settings, message):
   with pytest.raises(ValueError, match=message):
-    drafters.Recording(drafter=_CHAIN, **settings)
-
-
-# 'ngram' has no vocabulary of its own.
-@pytest.mark.parametrize('case', ['chain', 'ngram'])
-def test_more_tokens_than_there_are_cannot_be_recorded(case):
-  with pytest.raises(ValueError, match='top_k is 13, but the target has 12'):
-    _decoded(case, top_k=13)
+    drafters.Recording(**{'drafter': _CHAIN, 'model': _MODEL} | settings)

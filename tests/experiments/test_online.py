@@ -1,6 +1,7 @@
 """A server that learns: its results, and what a kill costs it."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -11,9 +12,13 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors
 
+from experiments import methods
 from experiments.command import environment
+from experiments.online_learning import server
 import specsample
 from specsample import drafters
+from specsample.training import draft
+from specsample.training import heads
 
 _PROMPTS = 24
 _BATCHES = 6  # of 4
@@ -22,8 +27,6 @@ _SETTINGS = {
   'max_new_tokens': 32,
   'learning_rate': 0.01,
   'rounds': 8,
-  'num_positions': 16,
-  'top_k': 8,
   'window': 48,
   'windows': 3,
 }
@@ -275,3 +278,28 @@ def test_bad_settings_are_one_line(
   (line,) = outcome.err.splitlines()
   assert message in line
   assert not (tmp_path / 'out').exists()
+
+
+def _serving(target, drafter, objective):
+  return server.Serving(
+    target=target, method=methods.Method(drafter), objective=objective
+  )
+
+
+def test_a_drafter_learns_by_its_own_objective(checkpoint):
+  target = specsample.load(checkpoint)
+  drafter = drafters.Medusa(model=target.model, num_draft_tokens=2)
+  objective = functools.partial(heads.HeadsObjective, teacher_weight=0.5)
+  learner = _serving(target, drafter, objective).learner
+  assert learner.objective == objective(drafter=drafter)
+  assert learner.drafter.drafter == drafter
+
+
+def test_drafters_that_cannot_learn_or_be_saved_are_refused(checkpoint):
+  target = specsample.load(checkpoint)
+  with pytest.raises(ValueError, match='drafter is Ngram, which has no param'):
+    _serving(target, drafters.Ngram(num_draft_tokens=2), draft.DraftObjective)
+  chain = drafters.Chain(model=target.model, num_draft_tokens=2)
+  objective = functools.partial(draft.ChainObjective, target=target.model)
+  with pytest.raises(ValueError, match='drafter is of type Chain: give one th'):
+    _serving(target, chain, objective)

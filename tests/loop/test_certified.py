@@ -37,6 +37,12 @@ CHAIN = drafters.Ngram(num_draft_tokens=3)
 GREEDY = specsample.Sampling(temperature=0.0)
 
 
+class ReadsLogits(drafters.Ngram):
+  """A drafter that needs all logits, or says so."""
+
+  reads_logits = True
+
+
 def own(target=None):
   target = MODEL.init(jax.random.key(0)) if target is None else target
   # Larger logits, so that the cap matters and rounds differ.
@@ -207,8 +213,8 @@ def _with(**settings):
     (verify.Certified(coupled=True), own, {'drafter': TREE}, 'is for chains'),
     (
       verify.certified,
-      *(own, {'drafter': drafters.Recording(drafter=CHAIN)}),
-      "Recording reads the target's logits",
+      *(own, {'drafter': ReadsLogits(num_draft_tokens=3)}),
+      "ReadsLogits reads the target's logits",
     ),
     (
       verify.certified,

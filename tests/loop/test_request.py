@@ -254,10 +254,6 @@ def test_refuses_what_is_no_key(key):
     (lambda: tree.Topology((0, 0.9)), r'parents are \(0, 0.9\)'),
     (lambda: policies.Fixed(1.5), 'num_draft_tokens is 1.5'),
     (
-      lambda: drafters.Recording(drafter=CHAIN, top_k=VOCAB + 1),
-      'top_k is 17, but the target has 16',
-    ),
-    (
       lambda: drafters.Skip(model=TARGET, layers=(0,), num_draft_tokens=0),
       'NoDraft',
     ),

@@ -159,7 +159,7 @@ def test_texts_that_do_not_fit_are_refused(texts, message):
 
 
 def test_a_drafter_that_cannot_be_left_out_is_refused():
-  recording = drafters.Recording(drafter=_CHAIN)
+  recording = drafters.Recording(drafter=_CHAIN, model=_HASHES)
   scene = dataclasses.replace(_SCENES['Chain'], drafter=recording)
   with pytest.raises(ValueError, match='Recording cannot sit out a round'):
     _extend(scene, _prefill(scene, [[1]], 1), [[2]])

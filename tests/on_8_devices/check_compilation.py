@@ -140,7 +140,8 @@ def test_a_drafter_around_others_brings_the_parameters_within():
   assert of_medusa > _argument_bytes(drafters.NoDraft())
   branching = drafters.Tree(drafter=medusa, topology=tree.Topology((0, 0, 1)))
   around = drafters.Recording(
-    drafter=drafters.Adaptive(drafter=branching, policies=(policies.SVIP(),))
+    drafter=drafters.Adaptive(drafter=branching, policies=(policies.SVIP(),)),
+    model=_TARGET,
   )
   of_around = _argument_bytes(around, verify=specsample.verify.tree)
   assert of_around == of_medusa

@@ -67,8 +67,7 @@ DRAFTERS = {
   ),
   'recording': drafters.Recording(
     drafter=drafters.Chain(model=DRAFT, num_draft_tokens=3),
-    num_positions=4,
-    top_k=8,
+    model=TARGET,
   ),
 }
 SUFFIX = drafters.Suffix(num_draft_tokens=3, min_kept=0.1)

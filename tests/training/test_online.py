@@ -15,24 +15,49 @@ from specsample import drafters
 from specsample import testing
 from specsample import verify
 from specsample.loop import decode
+from specsample.testing import trained
+from specsample.training import dflash
+from specsample.training import draft
+from specsample.training import dspark
+from specsample.training import eagle
+from specsample.training import heads
 from specsample.training import losses
 from specsample.training import online
-from specsample.training import recorded
 
-_V, _K, _D2T = 16, 3, np.asarray([9, 3, 4, 0, 12, 7])
+_V, _K = 16, 3
 _TARGET = testing.tiny_llama(vocab_size=_V)
-_DRAFTER = drafters.DraftModel(
-  model=_TARGET, num_draft_tokens=_K, layers=(0,), draft_vocab_size=_D2T.size
-)
-_WHOLE = dataclasses.replace(_DRAFTER, draft_vocab_size=None)
-_LEARNER = online.Learner(
-  objective=recorded.DraftModelObjective(drafter=_WHOLE),
-  optimizer=optax.adam(0.01),
-  rounds=4,
-  num_positions=8,
-  top_k=4,
-  window=24,
-)
+_SMALL = testing.tiny_llama(vocab_size=_V, num_layers=1, dim=8)
+_OBJECTIVES = {
+  'Medusa': heads.HeadsObjective,
+  'Hydra': heads.HeadsObjective,
+  'Hydra++': heads.HeadsObjective,
+  'DraftModel': draft.DraftObjective,
+  'DFlash': dflash.DFlashObjective,
+  'DSpark': dspark.DSparkObjective,
+  'EAGLE-3': eagle.FeatureObjective,
+  'EAGLE': eagle.FeatureObjective,
+  'MTP': eagle.FeatureObjective,
+  'MTP of 2': eagle.FeatureObjective,
+  'Chain': functools.partial(draft.ChainObjective, target=_TARGET),
+}
+_DRAFTERS = {
+  kind.name: kind.make(_TARGET, _K, None) for kind in trained.CASES
+} | {'Chain': drafters.Chain(model=_SMALL, num_draft_tokens=_K)}
+_LEARNERS = {
+  name: online.Learner(
+    objective=objective(
+      drafter=_DRAFTERS[name],
+      token_weight=0.0,
+      teacher_weight=1.0,
+      teacher_loss=losses.forward_kl,
+    ),
+    optimizer=optax.adam(0.01),
+    rounds=4,
+    window=24,
+  )
+  for name, objective in _OBJECTIVES.items()
+}
+_LEARNER = _LEARNERS['DraftModel']
 _PROMPTS, _LENGTHS = specsample.pad_prompts([[1, 2, 3, 1], [5], [7, 8, 9]])
 _SETTINGS = {
   'model': _TARGET,
@@ -42,19 +67,21 @@ _SETTINGS = {
 
 
 @functools.cache
-def _params(drafter=_WHOLE):
+def _params(name='DraftModel'):
   target = jax.tree.map(lambda x: 2 * x, _TARGET.init(jax.random.key(3)))
-  d2t = None if drafter.draft_vocab_size is None else _D2T
-  own = drafter.init_params(jax.random.key(1), target, d2t)
-  noisy = testing.with_noise(own, jax.random.key(4))
-  kept = {name: own[name] for name in own if name == 'vocabulary'}
-  return {'target': target, 'drafter': noisy | kept}
+  key, drafter = jax.random.key(1), _DRAFTERS[name]
+  if name == 'Chain':
+    own = drafter.model.init(key)
+  else:
+    own = drafter.init_params(key, target)
+  own = testing.with_noise(own, jax.random.key(4))
+  return {'target': target, 'drafter': own}
 
 
-def _state(learner=_LEARNER, rounds=6):
+def _state(learner=_LEARNER, name='DraftModel', rounds=6):
   """Returns the state after some rounds, in which drafts were rejected."""
   state = decode.prefill(
-    _params(),
+    _params(name),
     _PROMPTS,
     _LENGTHS,
     jax.random.key(0),
@@ -62,7 +89,7 @@ def _state(learner=_LEARNER, rounds=6):
     **_SETTINGS,
   )
   return decode.advance(
-    _params(),
+    _params(name),
     state,
     model=_TARGET,
     drafter=learner.drafter,
@@ -83,81 +110,92 @@ def _generate(learned, learner=_LEARNER, seed=0, **settings):
   )
 
 
-def test_outcomes_are_tokens_and_the_rest():
-  logits = jnp.log(jnp.asarray([0.5, 0.3, 0.15, 0.05]))
-  draft, target = recorded.outcomes(
-    logits,
-    jnp.asarray([2, 0, 0]),
-    jnp.asarray([True, True, False]),
-    jnp.log(jnp.asarray([0.4, 0.3, 0.2])),
+@functools.cache
+def _plain():
+  """Returns the target's own tokens."""
+  return specsample.generate(
+    _params(),
+    _PROMPTS,
+    _LENGTHS,
+    jax.random.key(0),
+    drafter=drafters.NoDraft(),
+    verify=verify.chain,
+    **_SETTINGS,
+  ).tokens
+
+
+@pytest.mark.parametrize('name', _LEARNERS)
+def test_acceptance_rises_and_greedy_output_stays(name):
+  learner = dataclasses.replace(
+    _LEARNERS[name], num_steps=3, rejected_only=False
   )
-  expected = [0.15, 0.5, 0, 0.35]
-  np.testing.assert_allclose(np.exp(draft), expected, atol=2e-6)
-  # Undrafted tokens have no mass; the last entry is what the target has left.
-  np.testing.assert_allclose(np.exp(target), [0.4, 0.3, 0, 0.1], atol=2e-6)
+  learned = online.init(_params(name), learner)
+  rounds = []
+  for _ in range(9):
+    output, learned, reports = _generate(learned, learner)
+    np.testing.assert_array_equal(output.tokens, _plain())
+    rounds.append(int(output.rounds.sum()))
+    assert len(reports) == -(-int(output.rounds.max()) // learner.rounds)
+  assert rounds[-1] < 0.8 * rounds[0]
 
 
-@pytest.mark.parametrize('drafter', [_WHOLE, _DRAFTER], ids=['all', 'some'])
-def test_the_loss_of_all_tokens_is_that_of_the_whole_law(drafter):
-  rng = np.random.default_rng(0)
-  tokens = rng.integers(_V, size=(2, 12)).astype(np.int32)
-  params = _params(drafter)
-  empty = _TARGET.init_cache(2, 0)
-  logits = _TARGET.apply(params['target'], tokens, empty)[0].logits
-  log_probs = jax.nn.log_softmax(logits)
-  places = np.asarray([[1, 7, 4], [11, 3, 3]])
-  mask = np.asarray([[True, True, False], [True, True, True]])
-  at = lambda x: np.asarray(x)[np.arange(2)[:, None], places]
-  ids = np.broadcast_to(rng.permutation(_V), (2, 3, _V)).astype(np.int32)
-  batch = {
-    'tokens': tokens,
-    'places': places,
-    'mask': mask,
-    'ids': ids,
-    'log_probs': np.take_along_axis(at(log_probs), ids, axis=-1),
-  }
-  objective = recorded.DraftModelObjective(drafter=drafter)
-  loss, report = jax.jit(objective)(params, batch)
-  own = at(drafter.logits(params, drafter.vectors(params, tokens)))
-  d2t = np.arange(_V) if drafter is _WHOLE else _D2T
-  teacher = at(log_probs)[..., d2t]
-  expected = losses.forward_kl(own, teacher)
-  np.testing.assert_allclose(loss, expected[mask].mean(), atol=1e-4)
-  kept = 1 - losses.total_variation(own, teacher)
-  np.testing.assert_allclose(report['kept'], kept[mask].mean(), atol=1e-4)
-  assert report['recorded'] == 5
+@pytest.mark.parametrize('name', ['DraftModel', 'Chain', 'EAGLE-3', 'Hydra++'])
+def test_an_update_is_a_step_on_what_the_target_reads_itself(name):
+  learner = dataclasses.replace(_LEARNERS[name], window=1000)
+  state = _state(learner, name)
+  found = online.examples(
+    state.draft.recorded, state.tokens, state.length, learner=learner
+  )
+  assert found['mask'].sum() > 6
+  read = {name: found[name] for name in ('tokens', 'mask')}
+  objective = jax.jit(learner.objective)
+  loss, report = objective(_params(name), read)
+  recorded = objective(_params(name), found)
+  np.testing.assert_allclose(recorded[0], loss, rtol=1e-5)
+  _, _, of_update = online.update(
+    state, online.init(_params(name), learner), learner
+  )
+  np.testing.assert_allclose(of_update['loss'], loss, rtol=1e-5)
+  np.testing.assert_allclose(of_update['kept'], report['kept'], rtol=1e-5)
+  assert of_update['recorded'] == found['mask'].sum()
 
 
 def test_examples_are_the_last_tokens_of_each_row():
   state = _state()
-  ring, length = state.draft.ring, np.asarray(state.length)
-  assert (np.asarray(ring.position) >= 0).sum() > 6
+  recorded, length = state.draft.recorded, np.asarray(state.length)
+  assert recorded.learned.sum() > 6
   for window in (6, 24, 1000):
-    found = recorded.examples(ring, state.tokens, state.length, window=window)
+    found = online.examples(
+      recorded,
+      state.tokens,
+      state.length,
+      learner=dataclasses.replace(_LEARNER, window=window),
+    )
     width = min(window, state.tokens.shape[1])
-    assert found['tokens'].shape == (3, width)
+    assert found['tokens'].shape == found['mask'].shape == (3, width)
+    assert found['hidden'].shape == (3, width, _TARGET.dim)
     for row in range(3):
       start = max(length[row] - width, 0)
-      for i, position in enumerate(ring.position[row].tolist()):
-        is_read = position > start
-        assert found['mask'][row, i] == is_read
-        if is_read:
-          place = found['places'][row, i]
-          before = found['tokens'][row, place]
-          assert before == state.tokens[row, position - 1]
-    np.testing.assert_allclose(
-      found['log_probs'],
-      ring.logits - np.asarray(ring.log_sum_exp)[..., None],
-    )
+      read = slice(start, start + width)
+      of_row = jax.tree.map(lambda x, row=row: x[row], found)
+      np.testing.assert_array_equal(of_row['tokens'], state.tokens[row, read])
+      np.testing.assert_array_equal(
+        of_row['hidden'], recorded.outputs[row, read]
+      )
+      # The first token has no hidden vector before it.
+      assert not of_row['mask'][0]
+      np.testing.assert_array_equal(
+        of_row['mask'][1:], recorded.learned[row, read][:-1]
+      )
 
 
-def test_an_update_learns_and_empties_the_rings():
+def test_an_update_learns_and_empties_the_record():
   learned = online.init(_params(), _LEARNER)
   state, after, report = online.update(_state(), learned, _LEARNER)
   assert report['loss_after'] < report['loss']
   assert report['is_finite']
   assert report['recorded'] > 6
-  assert (np.asarray(state.draft.ring.position) == -1).all()
+  assert not state.draft.recorded.learned.any()
   # The state that was passed in is unchanged.
   before = online.params_of(learned, _LEARNER)['drafter']
   jax.tree.map(np.testing.assert_array_equal, before, _params()['drafter'])
@@ -173,26 +211,6 @@ def test_an_update_learns_and_empties_the_rings():
   assert same.train.step == after.train.step + 1
 
 
-def test_acceptance_rises_and_greedy_output_stays():
-  learned = online.init(_params(), _LEARNER)
-  plain = specsample.generate(
-    _params(),
-    _PROMPTS,
-    _LENGTHS,
-    jax.random.key(0),
-    drafter=drafters.NoDraft(),
-    verify=verify.chain,
-    **_SETTINGS,
-  )
-  rounds = []
-  for _ in range(9):
-    output, learned, reports = _generate(learned)
-    np.testing.assert_array_equal(output.tokens, plain.tokens)
-    rounds.append(int(output.rounds.sum()))
-    assert len(reports) == -(-int(output.rounds.max()) // _LEARNER.rounds)
-  assert rounds[-1] < 0.8 * rounds[0]
-
-
 def test_a_number_a_row_is_taken_and_a_stop_that_is_none_refused():
   most = np.arange(1, 1 + len(_PROMPTS))
   learned = online.init(_params(), _LEARNER)
@@ -205,7 +223,7 @@ def test_a_number_a_row_is_taken_and_a_stop_that_is_none_refused():
 def test_decoding_and_learning_are_one_executable_each():
   learned = online.init(_params(), _LEARNER)
   _, learned, _ = _generate(learned)
-  parts = (decode.advance, online._learn, recorded.examples)
+  parts = (decode.advance, online._learn, online.examples)
   sizes = [part._cache_size() for part in parts]
   _generate(learned, seed=1)
   assert [part._cache_size() for part in parts] == sizes
@@ -239,9 +257,9 @@ def test_what_was_learned_survives_an_update_that_is_undone():
   learned = online.init(_params(), _LEARNER)
   _, learned, _ = online.update(_state(), learned, _LEARNER)
   state = _state()
-  nans = jnp.full_like(state.draft.ring.logits, jnp.nan)
-  ring = dataclasses.replace(state.draft.ring, logits=nans)
-  draft = dataclasses.replace(state.draft, ring=ring)
+  nans = jnp.full_like(state.draft.recorded.outputs, jnp.nan)
+  recorded = dataclasses.replace(state.draft.recorded, outputs=nans)
+  draft = dataclasses.replace(state.draft, recorded=recorded)
   bad = dataclasses.replace(state, draft=draft)
   _, after, report = online.update(bad, learned, _LEARNER)
   assert not report['is_finite']
@@ -259,7 +277,8 @@ def test_what_was_learned_survives_an_update_that_is_undone():
     ({'rounds': 1.5}, 'rounds is 1.5: give an integer'),
     ({'window': 0}, 'window is 0: give an integer of at least 1'),
     ({'num_steps': -1}, 'num_steps is -1: give an integer of at least 1'),
-    ({'num_positions': 0}, 'num_positions is 0: record at least 1'),
+    ({'rejected_only': 1}, 'rejected_only is 1: give True or False'),
+    ({'objective': _LEARNER.drafter}, 'objective is of type Recording: give'),
   ],
 )
 def test_settings_that_learn_nothing_are_refused(settings, message):

@@ -138,6 +138,7 @@ _OTHERS = {
   'recording': """
     compilation.CompileTpu.drafter = @drafters.Recording()
     drafters.Recording.drafter = @drafters.Medusa()
+    drafters.Recording.model = %LLAMA_8B
   """,
   'an adaptive tree': """
     compilation.CompileTpu.drafter = @drafters.Adaptive()

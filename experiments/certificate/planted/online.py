@@ -14,13 +14,12 @@ from specsample.testing import adapting
 from specsample.testing import sample as sample_lib
 from specsample.testing.sample import Group
 from specsample.training import online
-from specsample.training import recorded
 from specsample.types import Drafter, Params
 
 _GROUPS = (Group((1, 0, 1), detectors.PLAIN),)
 _NUM_TOKENS = 5
 _NUM_ROWS = 4096
-# The learning rate of the optimizer in `adapting.scene`.
+# The learning rate of the optimizer in `adapting.scenes`.
 _STEP_SIZE = 4.0
 
 
@@ -46,8 +45,8 @@ class LearnsBeforeItDeclares(drafters.Wrapper):
     return super().propose(new, repeat, warp, tokens, length, state)
 
   def _learned(self, params, tokens, length, state) -> Params:
-    batch = recorded.examples(
-      state.ring, tokens, length, window=self.learner.window
+    batch = online.examples(
+      state.recorded, tokens, length, learner=self.learner
     )
 
     def loss(own):
@@ -61,16 +60,16 @@ class LearnsBeforeItDeclares(drafters.Wrapper):
 @functools.cache
 def sampled(is_mistaken: bool) -> Reading:
   """Tests the adapting loop's tokens against the exact law by chi-square."""
-  learner, params = adapting.scene()
-  # An update empties the ring. With one every two rounds, the ring holds
-  # something to learn from in every second round.
+  _, learner, params = next(adapting.scenes())
+  # After an update there is nothing to learn. With one every two rounds, there
+  # is something in every second round.
   learner = dataclasses.replace(learner, rounds=2)
   drafter: Drafter = learner.drafter
   if is_mistaken:
     drafter = LearnsBeforeItDeclares(
       drafter=drafter, learner=learner, step_size=_STEP_SIZE
     )
-  model = learner.objective.drafter.model
+  model = learner.objective.target
   sample = adapting.draw(
     params,
     _GROUPS,
