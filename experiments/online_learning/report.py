@@ -63,7 +63,8 @@ class Found:
     digests = [[x['digest'] for x in batches[arm]] for arm in batches]
     return cls(
       title=(
-        f'{prompts}, temperature {serving.sampling.temperature}, '
+        f'{prompts} ({serving.split} half), '
+        f'temperature {serving.sampling.temperature}, '
         f'K = {serving.drafter.num_draft_tokens}, an update every '
         f'{serving.rounds} rounds of {serving.batch_size} rows'
       ),

@@ -30,6 +30,8 @@ from specsample.types import Output
 # The journal's keys are (one of these, batch).
 LEARNING, CONTROL = 'learning', 'control'
 ARMS = (CONTROL, LEARNING)
+# Settings are chosen on prompts 0, 2, ... of a file; the others are reported.
+SPLITS = ('tuning', 'reported')
 
 
 @gin.configurable
@@ -47,6 +49,7 @@ class Serving:
   sampling: specsample.Sampling = specsample.Sampling()
   max_new_tokens: int = 128
   chat: bool = True  # whether a prompt is one user turn of a chat
+  split: str = 'reported'  # one of SPLITS, the half of the prompts to serve
   seed: int = 0  # of the order of the prompts, and of all sampling
   batch_size: int = 8
   learning_rate: float = 3e-4
@@ -62,6 +65,8 @@ class Serving:
     """Refuses a drafter that cannot learn, and settings that serve nothing."""
     checks.counts(self, ('batch_size', 'max_new_tokens', 'windows'))
     checks.seed('Serving.seed', self.seed)
+    is_known = self.split in SPLITS
+    checks.field(self, 'split', is_known, ' or '.join(map(repr, SPLITS)))
     for name in ('learning_rate', 'clip_norm'):
       checks.field(self, name, getattr(self, name) > 0, 'more than 0')
     self.learner  # noqa: B018 (says what is wrong with its settings)
@@ -98,13 +103,14 @@ class Serving:
   def batches(
     self, path: str, prompts: Sequence[prompts_lib.Prompt]
   ) -> list['Batch']:
-    """Returns the tokens of the prompts, in the order in which they are served.
+    """Returns the tokens of the split's prompts, in the order of serving.
 
     Raises:
       ValueError: the model cannot take a prompt, or there are fewer batches
         than windows.
     """
     order = np.random.default_rng(self.seed).permutation(len(prompts))
+    order = order[order % len(SPLITS) == SPLITS.index(self.split)]
     rows = []
     for i in order:
       tokens = generation.encode(
@@ -127,9 +133,9 @@ class Serving:
     ]
     if len(batches) < self.windows:
       raise ValueError(
-        f'{path} has {len(rows)} prompts, {len(batches)} batches of {size}, '
-        f'but Serving.windows is {self.windows}: give more prompts, smaller '
-        'batches or fewer windows'
+        f'{path} has {len(rows)} prompts of the split {self.split!r}, '
+        f'{len(batches)} batches of {size}, but Serving.windows is '
+        f'{self.windows}: give more prompts, smaller batches or fewer windows'
       )
     return batches
 

@@ -14,13 +14,14 @@ from safetensors import numpy as safetensors
 
 from experiments import methods
 from experiments.command import environment
+from experiments.decoding import prompts as prompts_lib
 from experiments.online_learning import server
 import specsample
 from specsample import drafters
 from specsample.training import draft
 from specsample.training import heads
 
-_PROMPTS = 24
+_PROMPTS = 24  # of the split that is served, half of the file
 _BATCHES = 6  # of 4
 _SETTINGS = {
   'batch_size': 4,
@@ -44,7 +45,7 @@ def flags(tiny, checkpoint, tmp_path_factory):
   specsample.save_drafter(
     folder / 'draft', drafter, own, target=target, card={}
   )
-  lines = [f'Is {i} an even number?\n' for i in range(_PROMPTS)]
+  lines = [f'Is {i} an even number?\n' for i in range(2 * _PROMPTS)]
   (folder / 'prompts.txt').write_text(''.join(lines))
 
   def of(out, **settings):
@@ -263,11 +264,15 @@ def test_updates_that_come_to_no_number_are_undone(
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'windows': 7}, '24 prompts, 6 batches of 4, but Serving.windows is 7'),
+    (
+      {'windows': 7},
+      "24 prompts of the split 'reported', 6 batches of 4, but Serving",
+    ),
     ({'rounds': 0}, 'rounds is 0: give an integer of at least 1'),
     ({'seed': 2**32}, 'Serving.seed is 4294967296: give an integer from 0 to'),
     ({'learning_rate': -1.0}, 'Serving.learning_rate is -1.0: give more than'),
     ({'batch_size': 0}, 'Serving.batch_size is 0: give an integer of'),
+    ({'split': 'test'}, "split is 'test': give 'tuning' or 'reported'"),
   ],
 )
 def test_bad_settings_are_one_line(
@@ -280,10 +285,31 @@ def test_bad_settings_are_one_line(
   assert not (tmp_path / 'out').exists()
 
 
-def _serving(target, drafter, objective):
+def _serving(target, drafter, objective, **settings):
   return server.Serving(
-    target=target, method=methods.Method(drafter), objective=objective
+    target=target,
+    method=methods.Method(drafter),
+    objective=objective,
+    **settings,
   )
+
+
+def test_settings_are_chosen_on_other_prompts_than_are_reported(checkpoint):
+  target = specsample.load(checkpoint)
+  drafter = drafters.Medusa(model=target.model, num_draft_tokens=2)
+  texts = [
+    prompts_lib.Prompt(id='', category='', text=f'Is {i} even?', line=i + 1)
+    for i in range(10)
+  ]
+  served = {}
+  for split in server.SPLITS:
+    serving = _serving(
+      *(target, drafter, heads.HeadsObjective),
+      **{'split': split, 'batch_size': 1, 'windows': 1},
+    )
+    batches = serving.batches('prompts.txt', texts)
+    served[split] = sorted(int(batch.numbers[0]) for batch in batches)
+  assert served == {'tuning': [0, 2, 4, 6, 8], 'reported': [1, 3, 5, 7, 9]}
 
 
 def test_a_drafter_learns_by_its_own_objective(checkpoint):
