@@ -52,8 +52,8 @@ class Compiled:
     sums = sum(one['per_round'] for one in self.collectives or ())
     moved = f'{(self.bytes_per_round or 0) / 1e9:.2f} GB moved'
     if self.least_bytes_per_round != self.bytes_per_round:
-      least = (self.least_bytes_per_round or 0) / 1e9
-      moved = f'{least:.2f} GB moved, with every branch {moved}'
+      gigabytes = (self.least_bytes_per_round or 0) / 1e9
+      moved = f'{gigabytes:.2f} GB moved, with every branch {moved}'
     return (
       f'{self.topology}: fits: {gib(self.peak_bytes)} of '
       f'{gib(self.hbm_bytes_per_device)} GiB per device, '
