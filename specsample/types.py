@@ -227,8 +227,8 @@ class Output:
   # Of `verify.Certified`, else None: how many tokens of the vocabulary were
   # scored exactly for each emitted one, and how many of them scored no less
   # than it, as far as rounding allows to tell. [B, M] int32 each.
-  scored: Array | None
-  ties: Array | None
+  scored: Array | None = None
+  ties: Array | None = None
   origin: Array  # [B, M] int8, an Origin, 0 past the end of a row
   emit_round: Array  # [B, M] int32, the round that emitted the token
   rounds: Array  # [B] int32, target passes since the prefill

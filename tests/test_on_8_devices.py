@@ -15,7 +15,7 @@ _FOLDER = pathlib.Path(__file__).parent / 'on_8_devices'
 # Each group takes about as long as the others.
 _GROUPS = {
   'chains': ('generate', 'continuous'),
-  'trees': ('trees', 'divergence', 'compilation'),
+  'trees': ('trees', 'divergence', 'compilation', 'certified'),
   'models': ('families', 'published', 'sharding', 'loading'),
   'commands': ('training', 'experiments'),
 }

@@ -224,7 +224,7 @@ def test_a_round_leaves_the_context_of_what_was_kept(name):
     params,
     prompts,
     np.tile(_LENGTHS, 8),
-    jax.random.key(0),
+    jax.random.key(2),
     model=_TARGET,
     drafter=drafter,
     sampling=Sampling(temperature=1.0),

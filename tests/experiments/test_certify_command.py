@@ -30,12 +30,14 @@ def test_an_entry_that_fails_is_named_and_fails_the_command(commands, tmp_path):
   found = read('good')
   assert good.code == 0, good.err
   assert found['passed']
-  # Only one of four sections was asked for.
+  # Only one of five sections was asked for.
   assert not found['complete']
-  assert len(found['lossy']) == 16
-  assert not any(found[x] for x in ('cases', 'statistical', 'planted_bugs'))
+  assert len(found['lossy']) == 20
+  assert not any(
+    found[x] for x in ('cases', 'statistical', 'choices', 'planted_bugs')
+  )
   verifiers = {record['verifier'] for record in found['lossy']}
-  assert verifiers == {'lenient', 'synthetic', 'typical'}
+  assert verifiers == {'candidates', 'lenient', 'synthetic', 'typical'}
   assert 'FAILED' not in good.err
 
   found = read('bad')

@@ -315,11 +315,8 @@ def test_without_a_baseline_there_is_no_speedup(others):
   _, drawn, _ = others
   (row,) = drawn.rows('overall').values()
   assert (row['method'], row['law']) == ('skip', 'sampled')
-  assert (row['temperature'], row['prompts'], row['tokens']) == (
-    1,
-    1,
-    _NEW_TOKENS,
-  )
+  assert (row['temperature'], row['prompts']) == (1, 1)
+  assert 0 < row['tokens'] <= _NEW_TOKENS  # a text may end early
   assert (row['speedup'], row['speedup_ci95']) == (None, None)
   assert drawn.rows('a').keys() == {'skip'}
   assert 'equals autoregressive' not in drawn.outcome.out

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.command import environment
 import specsample
+from specsample.testing.hash_model import HashModel
 
 _VARIABLE = 'JAX_DEFAULT_MATMUL_PRECISION'
 _MIN_SECONDS = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'
@@ -69,7 +70,9 @@ def test_a_drafter_of_ones_own_is_part_of_the_code(tmp_path, monkeypatch):
   )
   monkeypatch.syspath_prepend(tmp_path)
   mine = importlib.import_module('mine_alone').Mine()
-  recorded = specsample.drafters.Recording(drafter=mine)
+  recorded = specsample.drafters.Recording(
+    drafter=mine, model=HashModel(vocab_size=2)
+  )
   digests = environment.source_beside(recorded)
   assert environment.source_beside(mine) == digests
   assert digests.keys() == {'mine_alone'}

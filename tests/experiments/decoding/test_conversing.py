@@ -60,7 +60,7 @@ def test_a_turn_is_answered_as_the_whole_conversation_is(target, greedy, name):
   drafter = {
     'ngram': drafters.Ngram(num_draft_tokens=4),
     'skip': skip,
-    'recording': drafters.Recording(drafter=skip),
+    'recording': drafters.Recording(drafter=skip, model=target.model),
   }[name]
   conversation = _conversation(target, drafter)
   programs = _programs()
@@ -120,7 +120,7 @@ def test_a_turn_that_is_not_utf8_is_named_and_left_out(
   conversation = _conversation(target, drafters.NoDraft())
   typed = io.TextIOWrapper(io.BytesIO(b'caf\xe9\nWhy?\n'), encoding='utf-8')
   monkeypatch.setattr('sys.stdin', typed)
-  conversing.hold(conversation, '', by_origin=False)
+  conversing.hold(conversation, '', marking=None)
   refused, answered = capsys.readouterr().err.splitlines()
   assert refused.startswith('the turn is not UTF-8 at character 4: convert it')
   assert 'max_new_tokens' in answered
