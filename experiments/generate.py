@@ -2,8 +2,7 @@
 
   python -m experiments.generate --chat --prompt='Why is the sky blue?'
   python -m experiments.generate --chat --prompt='...' --drafter=none,mtp --show
-  python -m experiments.generate --prompt='...' --drafter=draft \
-    --temperature=1 --top_candidates=5 --show_drafts
+  python -m experiments.generate --prompt='...' --top_candidates=5 --show_drafts
   python -m experiments.generate --interactive
 
 The text goes to standard output, alone if that is not a terminal; metrics and
@@ -61,8 +60,8 @@ flags.DEFINE_integer(
   'top_candidates',
   None,
   'Draft this many candidates for each of K positions, the most likely tokens '
-  'of the drafter, of which the target picks one. For skip, draft, medusa, '
-  'hydra, eagle, eagle3, mtp, dflash and dspark.',
+  'of the drafter, of which the target picks one. For skip, draft (the default '
+  'here), medusa, hydra, eagle, eagle3, mtp, dflash and dspark.',
   lower_bound=1,
 )
 flags.DEFINE_float(

@@ -40,9 +40,9 @@ def run(stages: stages_lib.Stages) -> None:
 def _generate(stages) -> None:
   with cli.bad_input():
     generator = generation.Generator()
-    for name in flags.FLAGS.drafter:
+    for name in _names():
       generator.maker(name)  # raises now if one is unknown
-  for name in flags.FLAGS.drafter:
+  for name in _names():
     _generate_with(stages, name)
 
 
@@ -83,7 +83,7 @@ def _chat(stages) -> None:
         'flags that belong to it'
       )
     # A row is full when there is no room for another chunk.
-    (name,) = values.drafter
+    (name,) = _names()
     room = values.max_length + turns.CHUNK
     decoder = _decoder(stages, name, max_length=room)
     conversation = conversing.Conversation(decoder)
@@ -103,9 +103,17 @@ def _marking() -> display.Marking | None:
   return display.BY_ORIGIN if flags.FLAGS.show else None
 
 
+def _names() -> list[str]:
+  """Returns the drafters: those of the flag, or one that has candidates."""
+  values = flags.FLAGS
+  if values.top_candidates is not None and not values['drafter'].present:
+    return ['draft']
+  return values.drafter
+
+
 def _say_what_drafts(name: str, method: methods.Method) -> None:
   """Shows the method's note, or its name if there are several methods."""
-  if method.note or len(flags.FLAGS.drafter) > 1:
+  if method.note or len(_names()) > 1:
     display.note('\n' + (method.note or name))
 
 
