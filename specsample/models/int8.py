@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample import types
 from specsample.models import int8_blocks
-from specsample.models import one_row
+from specsample.models import processor
 from specsample.models import tensors
 from specsample.models import transposed
 from specsample.types import Array, Params
@@ -129,7 +129,7 @@ def scores(query: Array, keys: Array | Int8) -> Array:
     of_values = scores(query, keys.values.astype(query.dtype))
     return of_values * jnp.swapaxes(keys.scale, -1, -2)
   few = _FEW_QUERIES
-  if one_row.has_avx512():
+  if processor.has_avx512():
     few = _FEW_QUERIES_OF_AVX512
   if query.shape[2] > few:
     return _queries_first(query, keys)

@@ -8,28 +8,17 @@ one piece, and 11.7 and 12.4 ms with the matrices transposed. Four and eight
 parts were slower than two.
 """
 
-import functools
-import os
-import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specsample.models import processor
 from specsample.types import Array
 
 # Smaller matrices stay in a cache of the processor.
 _LEAST_ELEMENTS = 1 << 16
 _MOST_PARTS = 8
-
-
-@functools.cache
-def has_avx512() -> bool:
-  """Returns whether this machine is a CPU with AVX-512, as Linux tells."""
-  try:
-    return ' avx512f' in pathlib.Path('/proc/cpuinfo').read_text()
-  except OSError:
-    return False
 
 
 def num_parts(kernel: Array) -> int:
@@ -38,9 +27,9 @@ def num_parts(kernel: Array) -> int:
     jax.default_backend() == 'cpu' and jax.sharding.get_abstract_mesh().empty
   )
   is_large = kernel.size >= _LEAST_ELEMENTS and kernel.dtype == jnp.float32
-  if not (is_here and is_large and has_avx512()):
+  if not (is_here and is_large and processor.has_avx512()):
     return 1
-  parts = min(_num_cores(), _MOST_PARTS)
+  parts = min(processor.num_cores(), _MOST_PARTS)
   return parts if kernel.shape[0] % parts == 0 else 1
 
 
@@ -54,7 +43,3 @@ def product(x: Array, kernel: Array, parts: int, dtype: Any) -> Array:
     preferred_element_type=dtype,
   )
   return jnp.sum(of_parts, axis=0, keepdims=True)
-
-
-def _num_cores():
-  return len(os.sched_getaffinity(0))

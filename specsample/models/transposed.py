@@ -8,7 +8,7 @@ import numpy as np
 
 from specsample import sharding
 from specsample import types
-from specsample.models import one_row
+from specsample.models import processor
 from specsample.models import tensors
 from specsample.types import Array, ArrayLike, Params
 
@@ -88,7 +88,7 @@ def as_is_fast_here(
   With AVX-512 they do too (`one_row`).
   """
   is_here = jax.default_backend() == 'cpu' and jax.sharding.get_mesh().empty
-  is_here &= not one_row.has_avx512()
+  is_here &= not processor.has_avx512()
   is_matrix = leaf.ndim == 2 and tensors.is_matrix(
     tensors.key(path), leaf, model.tie_embeddings
   )

@@ -10,13 +10,14 @@ from specsample import sharding
 from specsample import testing
 from specsample.models import matrices
 from specsample.models import one_row
+from specsample.models import processor
 
 
 @pytest.fixture(autouse=True)
 def three_wide_cores(monkeypatch):
   """Makes this machine one of three cores with AVX-512."""
-  monkeypatch.setattr(one_row, 'has_avx512', lambda: True)
-  monkeypatch.setattr(one_row, '_num_cores', lambda: 3)
+  monkeypatch.setattr(processor, 'has_avx512', lambda: True)
+  monkeypatch.setattr(processor, 'num_cores', lambda: 3)
 
 
 def _product(x, kernel):
@@ -57,9 +58,9 @@ def test_a_part_for_each_core(monkeypatch):
   assert one_row.num_parts(kernel.astype(jnp.bfloat16)) == 1
   with jax.set_mesh(sharding.make_mesh(devices=jax.devices()[:1])):
     assert one_row.num_parts(kernel) == 1
-  monkeypatch.setattr(one_row, '_num_cores', lambda: 64)
+  monkeypatch.setattr(processor, 'num_cores', lambda: 64)
   assert one_row.num_parts(kernel) == 8
-  monkeypatch.setattr(one_row, 'has_avx512', lambda: False)
+  monkeypatch.setattr(processor, 'has_avx512', lambda: False)
   assert one_row.num_parts(kernel) == 1
 
 

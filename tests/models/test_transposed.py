@@ -15,7 +15,7 @@ from specsample import testing
 from specsample.models import checkpoint
 from specsample.models import int8
 from specsample.models import matrices
-from specsample.models import one_row
+from specsample.models import processor
 from specsample.models import transposed
 
 _MODEL = testing.tiny_llama(vocab_size=40, num_layers=2)
@@ -24,7 +24,7 @@ _IS_TIED = [False, True]
 
 @pytest.fixture(autouse=True)
 def no_avx512(monkeypatch):
-  monkeypatch.setattr(one_row, 'has_avx512', lambda: False)
+  monkeypatch.setattr(processor, 'has_avx512', lambda: False)
 
 
 def _params(model):
@@ -118,7 +118,7 @@ def test_loading_transposes_for_a_cpu_alone(saved, monkeypatch):
   assert isinstance(kernel(narrow), jax.Array)
   with jax.set_mesh(sharding.make_mesh(devices=jax.devices()[:1])):
     assert isinstance(kernel(specsample.load(folder)), jax.Array)
-  monkeypatch.setattr(one_row, 'has_avx512', lambda: True)
+  monkeypatch.setattr(processor, 'has_avx512', lambda: True)
   assert isinstance(kernel(specsample.load(folder)), jax.Array)
 
 
