@@ -58,10 +58,9 @@ class Judged:
   probs: Array  # [B, N + 1, V], 0 where there is no distribution
   valid: Array  # [B, N + 1] bool, whether there is a distribution
   verdict: Verdict  # [B]
-  # Of the kept drafts and the next token, [B, P + 1]; None if not asked for.
-  log_probs: Array | None
-  scored: Array | None
-  ties: Array | None
+  # Of the kept drafts and the next token, [B, P + 1] each: what the state's
+  # `log_probs`, `scored` and `ties` record, those of them that it has.
+  records: dict[str, Array]
 
 
 def step(
@@ -117,12 +116,13 @@ def step(
 
 def _write(state, draft, emission, judged) -> DecodeState:
   """Returns the state with what a round emitted, all but the caches."""
-
-  def append(buffer, values):
-    if buffer is None:
-      return None
-    return emission_lib.append(buffer, values, state.length, emission.count)
-
+  append = lambda buffer, values: emission_lib.append(
+    buffer, values, state.length, emission.count
+  )
+  records = {
+    name: append(getattr(state, name), values)
+    for name, values in judged.records.items()
+  }
   rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
   return dataclasses.replace(
     state,
@@ -131,15 +131,13 @@ def _write(state, draft, emission, judged) -> DecodeState:
     stop_reason=emission.stop_reason,
     round=state.round + ~state.done,
     tokens=append(state.tokens, emission.tokens),
-    log_probs=append(state.log_probs, judged.log_probs),
-    scored=append(state.scored, judged.scored),
-    ties=append(state.ties, judged.ties),
     origin=append(state.origin, emission.origin),
     emit_round=append(state.emit_round, rounds),
     proposed=_tally(state.proposed, drafts.depth(draft), state.done),
     accepted=_tally(state.accepted, emission.num_accepted, state.done),
     sampling=emission.sampling,
     counts=emission_lib.update_counts(state.counts, emission),
+    **records,
   )
 
 
@@ -267,20 +265,20 @@ def _judged(
       output, chosen = jax.tree.map(
         lambda x: _take_nodes(x, path), (output, chosen)
       )
-    log_probs = None
+    records = {}
+    if chosen is not None:
+      records = {'scored': chosen.scored, 'ties': chosen.ties}
     if state.log_probs is not None:
       logits = output.logits.astype(jnp.float32)
       tokens = emission_lib.tokens(of_width, verdict)
       log_sum_exp = jax.nn.logsumexp(logits, axis=-1)
-      log_probs = indexing.pick(logits, tokens) - log_sum_exp
+      records['log_probs'] = indexing.pick(logits, tokens) - log_sum_exp
     return Judged(
       output=_pad(output, missing),
       probs=_pad(probs, missing),
       valid=_pad(valid, missing),
       verdict=verdict,
-      log_probs=_pad(log_probs, missing),
-      scored=None if chosen is None else _pad(chosen.scored, missing),
-      ties=None if chosen is None else _pad(chosen.ties, missing),
+      records=_pad(records, missing),
     )
 
   return _passes(params, state, draft, judged, model=model, drafter=drafter)

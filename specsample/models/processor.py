@@ -1,4 +1,4 @@
-"""What this machine's processor can do, which decides how to multiply."""
+"""What the processor can do: products are computed accordingly."""
 
 import functools
 import os

@@ -24,7 +24,7 @@ from specsample.models import int8_blocks
 from specsample.models import matrices
 from specsample.types import Array
 
-# What one rounding in float32 changes at most, relatively.
+# The largest relative error of one rounding in float32.
 _UNIT = 2.0**-24
 # Accelerators round the factors of float32 products: TPUs to bfloat16.
 _UNIT_OF_FACTORS = 2.0**-9

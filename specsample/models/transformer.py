@@ -289,7 +289,7 @@ class Transformer:
     return params | {'layers': kept}
 
 
-# Of values up to 1; XLA's own tanh is right to a few units of float32.
+# The largest error of tanh: XLA's is right to a few units of float32.
 _ROUNDING_OF_TANH = 2.0**-20
 
 
