@@ -47,6 +47,15 @@ def width(draft: Draft) -> Array:
   return jnp.max(jnp.where(draft.tokens >= 0, numbers, 0), axis=-1, initial=0)
 
 
+def prefixes(draft: Draft, num_nodes: int) -> Array:
+  """Returns the draft tokens up to each of the first n nodes: [B, n, N].
+
+  Others are -1. Node 0, the pending token, has none.
+  """
+  found = jnp.where(on_the_way(draft), draft.tokens[:, None], -1)
+  return found[:, :num_nodes]
+
+
 def all_on_the_way(draft: Draft, flags: Array) -> Array:
   """Returns whether flags [B, N] are set on the whole path to each, [B, N]."""
   before = on_the_way(draft)[..., 1:, :]

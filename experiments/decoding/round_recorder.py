@@ -202,17 +202,18 @@ def _fates(one) -> list[str]:
 def _source(one, origin, verify) -> str:
   """Returns in words what the token after the kept drafts was drawn from."""
   node = int(one['node'])
-  after = f'after {node}' if node else 'after the text so far'
+  target = f'the target after {node or "the text so far"}'
   if origin == specsample.Origin.PLAIN:
-    after = 'as nothing was drafted'
+    target = 'the target, as nothing was drafted'
   if one['is_greedy']:
-    return f'the most likely token of the target {after}'
+    return f'the most likely token of {target}'
   if verify.positional:
-    return f'the target {after}, with the noise shared with the drafter'
+    return f'{target}, with the noise shared with the drafter'
   if origin == specsample.Origin.BONUS:
-    return f'the target {after}, where the draft ends'
+    return f'{target}, where the draft ends'
   if origin == specsample.Origin.PLAIN:
-    return f'the target, {after}'
+    return target
+  after = f'after {node or "the text so far"}'
   name = methods_lib.file_name(verify)
   if name in _OF_RESIDUAL:
     return f'(target - draft)+, normalised, {after}'

@@ -238,13 +238,8 @@ def draft_ms(
 
 def _loops(setup):
   """Returns loops of drafting and target passes, and of target passes alone."""
-  draft_and_score = functools.partial(
-    timed_loops.drafted_rounds, setup.params, **setup.components
-  )
-  score = functools.partial(
-    timed_loops.target_rounds,
-    setup.params,
-    model=setup.target.model,
-    drafter=setup.method.drafter,
+  loops = timed_loops.drafted_rounds, timed_loops.target_rounds
+  draft_and_score, score = (
+    functools.partial(loop, setup.params, **setup.components) for loop in loops
   )
   return draft_and_score, score

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from experiments import methods
 from specsample import drafts
 from specsample import sharding
+from specsample.loop import certified
 from specsample.loop import step
 from specsample.types import Draft, DraftKind
 
@@ -69,7 +70,7 @@ def drafted_rounds(params, state, *, model, drafter, verify, rounds):
       state, length=length, cache=cache, draft=draft_state
     )
     draft, draft_state = step.propose(params, now, **components)
-    cache, moved = _scored(params, now, draft, kept, model, drafter)
+    cache, moved = _scored(params, now, draft, kept, **components)
     # The next round must also wait for the distributions of this draft.
     if draft.probs is not None:
       moved |= jnp.any(draft.probs < 0, axis=(1, 2))
@@ -92,16 +93,19 @@ def _shape(draft: Draft) -> Draft:
 
 
 @functools.partial(
-  jax.jit, static_argnames=('model', 'drafter'), donate_argnames=('state',)
+  jax.jit,
+  static_argnames=('model', 'drafter', 'verify'),
+  donate_argnames=('state',),
 )
-def target_rounds(params, state, draft, *, model, drafter, rounds):
+def target_rounds(params, state, draft, *, model, drafter, verify, rounds):
   """Runs passes of the target over a draft; returns the state."""
+  components = {'model': model, 'drafter': drafter, 'verify': verify}
   kept = _kept(state, draft)
 
   def body(_, carry):
     length, cache = carry
     now = dataclasses.replace(state, length=length, cache=cache)
-    cache, moved = _scored(params, now, draft, kept, model, drafter)
+    cache, moved = _scored(params, now, draft, kept, **components)
     return length + moved, cache
 
   length, cache = jax.lax.fori_loop(
@@ -122,15 +126,21 @@ def _kept(state, draft) -> tuple:
   return state.length - 1, state.length[:, None] - 1 + path
 
 
-def _scored(params, now, draft, kept, model, drafter):
+def _scored(params, now, draft, kept, *, model, drafter, verify):
   """Returns the cache after a pass, and flags [B] that the next one waits for.
 
-  The flags are never true, but that is known only once all logits are computed.
-  This also matters for a pass without drafts, whose unembedding would be left
-  out if nothing depended on it.
+  The flags are never true, but that is known only once all logits are computed,
+  or the choices of a rule that needs no more. This also matters for a pass
+  without drafts, whose unembedding would be left out if nothing depended on it.
   """
   output, cache = step.score(params, now, draft, model=model, drafter=drafter)
-  moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
+  if certified.is_by_choice(verify):
+    chosen = certified.choose(
+      params, now, draft, output.hidden, model=model, verify=verify
+    )
+    moved = jnp.any(chosen.tokens < 0, axis=1)
+  else:
+    moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
   return model.commit(cache, *kept), moved
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import drafts
 from specsample import indexing
 from specsample import sampling as sampling_lib
 from specsample import streams
@@ -123,7 +124,6 @@ def choose(
   state: DecodeState,
   draft: Draft,
   hidden: Array,
-  prefixes: Array,
   *,
   model: Any,  # a Certifiable
   verify: ByChoice,
@@ -136,7 +136,6 @@ def choose(
     draft: that the pass covers.
     hidden: [B, n, D], the output of the pass, for the pending token and n - 1
       nodes.
-    prefixes: [B, n, N] int32, the drafts up to each node, -1 for others.
     model, verify: as in `decode.generate`.
   """
   vocab_size = model.vocab_size
@@ -145,6 +144,7 @@ def choose(
     functools.partial(sampling_lib.terms, vocab_size=vocab_size),
     (None, None, 0),
   )
+  prefixes = drafts.prefixes(draft, hidden.shape[1])
   terms = jax.vmap(of_nodes)(sampling, state.counts, prefixes)
   noise = None
   if verify.positional:

@@ -235,10 +235,7 @@ def _judged(
     chosen = None
     if certified.is_by_choice(verify):
       chosen = certified.choose(
-        *(params, state, of_width, output.hidden),
-        _prefixes(draft, output.hidden.shape[1]),
-        model=model,
-        verify=verify,
+        params, state, of_width, output.hidden, model=model, verify=verify
       )
       valid = chosen.valid
       one_hot = chosen.tokens[..., None] == indexing.vocab_ids(model.vocab_size)
@@ -378,17 +375,8 @@ def _pending(state) -> Array:
 
 def _target_probs(state, draft, logits):
   """Turns logits after the first n nodes into distributions [B, n, V]."""
-  prefixes = _prefixes(draft, logits.shape[1])
+  prefixes = drafts.prefixes(draft, logits.shape[1])
   return jax.vmap(_warp(state), in_axes=1, out_axes=1)(logits, prefixes)
-
-
-def _prefixes(draft, num_nodes):
-  """Returns the drafts up to each node, which its penalties count: [B, n, N].
-
-  Drafts that are not before a node are -1.
-  """
-  prefixes = jnp.where(drafts.on_the_way(draft), draft.tokens[:, None], -1)
-  return prefixes[:, :num_nodes]
 
 
 def _round_keys(state):

@@ -159,15 +159,11 @@ def found(
     verify=verify,
     log_probs=False,
   )
-  before = np.arange(drafted.size) < np.arange(_POSITIONS)[:, None]
-  prefixes = jnp.asarray(np.where(before, drafted, -1))
   draft = Draft(
     tokens=jnp.asarray(drafted)[None], probs=None, kind=DraftKind.POINT_MASS
   )
   hidden = jnp.asarray(scene.hidden, scene.dtype)[None]
-  chosen = _choose(
-    params, state, draft, hidden, prefixes[None], model=model, verify=verify
-  )
+  chosen = _choose(params, state, draft, hidden, model=model, verify=verify)
   scores, tolerance = _scores(scene, sampling, state, prompt[0], drafted)
   tokens = np.asarray(chosen.tokens)[0]
   reached = scores[np.arange(_POSITIONS), tokens]

@@ -19,13 +19,20 @@ _MODEL = testing.tiny_llama(vocab_size=37)
 
 
 @pytest.mark.parametrize(
-  'drafter', [drafters.NoDraft(), drafters.Ngram(num_draft_tokens=2)]
+  ('drafter', 'verify', 'num_products'),
+  [
+    (drafters.NoDraft(), chain, 1),
+    (drafters.Ngram(num_draft_tokens=2), chain, 1),
+    # The bounds, and all logits where these are not enough.
+    (drafters.NoDraft(), specsample.verify.certified, 2),
+  ],
 )
-def test_a_timed_pass_of_the_target_unembeds(drafter):
+def test_a_timed_pass_of_the_target_unembeds(drafter, verify, num_products):
   # The compiler found that nobody reads the logits of a pass without drafts.
-  params = {'target': _MODEL.init(jax.random.key(0))}
+  target = _MODEL.init(jax.random.key(0))
+  params = {'target': target, 'shadow': _MODEL.shadow(target)}
   prompts, lengths = specsample.pad_prompts([[1, 2, 3]])
-  components = {'model': _MODEL, 'drafter': drafter}
+  components = {'model': _MODEL, 'drafter': drafter, 'verify': verify}
   state = specsample.prefill(
     params,
     prompts,
@@ -33,19 +40,20 @@ def test_a_timed_pass_of_the_target_unembeds(drafter):
     jax.random.key(0),
     sampling=specsample.Sampling(),
     max_new_tokens=8,
+    log_probs=False,
     **components,
   )
   lowered = timed_loops.drafted_rounds.lower(
-    params, state, verify=chain, rounds=2, **components
+    params, state, rounds=2, **components
   )
   # One for each width; a round runs one of them.
   num_widths = len(step.widths(_MODEL, drafter))
-  assert _num_unembeddings(lowered) == num_widths
+  assert _num_unembeddings(lowered) == num_products * num_widths
   _, draft = lowered.out_info
   lowered = timed_loops.target_rounds.lower(
     params, state, draft, rounds=2, **components
   )
-  assert _num_unembeddings(lowered) == num_widths
+  assert _num_unembeddings(lowered) == num_products * num_widths
 
 
 @pytest.mark.parametrize(
