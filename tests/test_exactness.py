@@ -171,7 +171,7 @@ def test_a_lossy_rule_for_trees_is_noticed(name):
 
 
 # Policies that cut at a fixed number, the same after every string.
-_OF_A_NUMBER = ('Fixed', 'TopNodes')
+_OF_A_NUMBER = ('Budget', 'Fixed', 'TopNodes')
 
 
 def test_every_policy_cuts_some_drafts_and_not_others():

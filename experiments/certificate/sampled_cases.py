@@ -384,6 +384,11 @@ def _filtered_trees():
   for rule, kind, policy in (
     ('tree', DraftKind.POINT_MASS, policies.TopNodes(2)),
     (
+      'tree',
+      DraftKind.POINT_MASS,
+      policies.Budget(ladder=(0, 2, _TREE.num_nodes), costs=(1.0, 1.2, 1.5)),
+    ),
+    (
       'traversal',
       DraftKind.WITHOUT_REPLACEMENT,
       policies.TokenProbability(0.4),
@@ -393,7 +398,7 @@ def _filtered_trees():
     yield Draw(
       drafter_name=f'Tree, {type(policy).__name__}',
       drafter=drafters.Adaptive(
-        drafter=of_chain, policies=(policy,), widths=(2,)
+        drafter=of_chain, policies=(policy,), widths=(0, 2)
       ),
       verifier_name=rule,
       kind=kind,

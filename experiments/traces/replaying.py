@@ -204,8 +204,11 @@ def _run(rounds, key, *, verify, policies):
   def play(states, inputs):
     one, key = inputs
     wanted = decision.wanted(policies, states, ~one.is_there, depth)
-    keep, is_open = decision.decide(policies, states, wanted, one.draft)
+    keep, is_open = decision.decide(
+      policies, states, wanted, ~one.is_there, one.draft
+    )
     draft = drafts.cut(one.draft, keep)
+    noted = decision.note(policies, states, draft)
     # The drafter runs after each open draft; some policies then cut its result.
     is_asked = drafts.of_parents(draft, is_open) & (wanted > 0)[:, None]
     asked = drafts.depth(drafts.cut(one.draft, is_asked))
@@ -215,7 +218,7 @@ def _run(rounds, key, *, verify, policies):
     node = jax.vmap(sampling.draw)(jax.random.split(key, num_prompts), stop)
     drawn = jnp.take_along_axis(kept, node[:, None], axis=1)[:, 0]
     is_there = one.is_there
-    learned = decision.update(policies, states, drafted, drawn, ~is_there)
+    learned = decision.update(policies, noted, drafted, drawn, ~is_there)
     states = jax.tree.map(
       lambda new, old: jnp.where(
         is_there.reshape(-1, *(1,) * (new.ndim - 1)), new, old

@@ -16,6 +16,7 @@ from specsample import types
 from specsample import widths as widths_lib
 from specsample.drafters import settings
 from specsample.drafters import wrapper
+from specsample.policies import budget
 from specsample.policies import decision
 from specsample.policies import fastest
 from specsample.policies import policy as policy_lib
@@ -55,10 +56,10 @@ class Adaptive(wrapper.Wrapper):
     drafter: a drafter whose `can_pause` is set, as it is for most.
     policies: a draft has to pass all of them.
     widths: numbers of drafts for which the target's pass is compiled, rising;
-      K is added. None means 0, K and, for chains, each number in between that
-      is at least 5% cheaper than the next by the costs of a `Fastest` policy.
-      With such a policy they begin with 0. Empty means K alone: drafts that are
-      cut are then only masked.
+      K is added. None means the ladder of a `Budget` policy, or 0, K and, for
+      chains, each number in between that is at least 5% cheaper than the next
+      by the costs of a `Fastest` policy. With either policy they begin with 0.
+      Empty means K alone: drafts that are cut are then only masked.
   """
 
   drafter: Any
@@ -89,11 +90,12 @@ class Adaptive(wrapper.Wrapper):
         f'widths are {widths}: give increasing numbers of draft tokens, from 0 '
         f'to {most}'
       )
-    weighs = any(isinstance(x, fastest.Fastest) for x in self.policies)
-    if weighs and widths[:1] != (0,):
+    weighs = (budget.Budget, fastest.Fastest)
+    of_costs = [x for x in self.policies if isinstance(x, weighs)]
+    if of_costs and widths[:1] != (0,):
       raise ValueError(
-        f'widths are {widths}, but Fastest counts a round without drafts as a '
-        'plain pass: begin with 0'
+        f'widths are {widths}, but {type(of_costs[0]).__name__} counts a round '
+        'without drafts as a plain pass: begin with 0'
       )
     if most not in widths:
       widths += (most,)
@@ -105,6 +107,9 @@ class Adaptive(wrapper.Wrapper):
   def _ladder(self) -> tuple[int, ...]:
     """Returns the numbers of drafts that are worth a pass of their own."""
     most = self.num_draft_tokens
+    for policy in self.policies:
+      if isinstance(policy, budget.Budget):
+        return tuple(policy.ladder)
     timed = (x.costs for x in self.policies if isinstance(x, fastest.Fastest))
     # A tree's costs are those of its levels, not of its numbers of nodes.
     costs = next(timed, ()) if self.depth == most else ()
@@ -155,27 +160,35 @@ class Adaptive(wrapper.Wrapper):
     # A row that is done needs no drafts.
     wanted = jnp.where(state.over, 0, wanted)
     decide = functools.partial(
-      decision.decide, self.policies, state.policies, wanted
+      decision.decide, self.policies, state.policies, wanted, state.over
     )
 
     def ask(inner):
       inner = self.drafter.resume(params, tokens, length, inner)
       arguments = params, draw, warp, tokens, length, inner
       if self.drafter.stops_early:
-        return self.drafter.propose_while(*arguments, goes_on=decide)
-      draft, inner = self.drafter.propose(*arguments)
-      keep, _ = decide(draft)
-      return drafts.cut(draft, keep), inner
+        draft, inner = self.drafter.propose_while(*arguments, goes_on=decide)
+      else:
+        draft, inner = self.drafter.propose(*arguments)
+        keep, _ = decide(draft)
+        draft = drafts.cut(draft, keep)
+      noted = decision.note(self.policies, state.policies, draft)
+      return draft, noted, inner
 
     def leave_out(inner):
-      draft, _ = jax.eval_shape(ask, inner)
-      return _nothing(draft), self.drafter.pause(params, tokens, length, inner)
+      draft, _, _ = jax.eval_shape(ask, inner)
+      inner = self.drafter.pause(params, tokens, length, inner)
+      return _nothing(draft), state.policies, inner
 
-    draft, inner = jax.lax.cond(
+    draft, noted, inner = jax.lax.cond(
       jnp.any(wanted > 0), ask, leave_out, state.inner
     )
     return draft, dataclasses.replace(
-      state, inner=inner, drafted=drafts.depth(draft), length=length
+      state,
+      inner=inner,
+      policies=noted,
+      drafted=drafts.depth(draft),
+      length=length,
     )
 
   def pause(self, params, tokens, length, state):

@@ -1,5 +1,6 @@
 """Policies for how much is drafted and verified: filters and lengths."""
 
+from specsample.policies.budget import Budget
 from specsample.policies.entropy import AdaEDL
 from specsample.policies.entropy import SVIP
 from specsample.policies.fastest import Fastest
@@ -15,6 +16,7 @@ from specsample.policies.fixed import Fixed
 __all__ = [
   'SVIP',
   'AdaEDL',
+  'Budget',
   'Confidence',
   'ConfidenceProduct',
   'Fastest',

@@ -33,17 +33,18 @@ def wanted(
 
 
 def decide(
-  policies: Policies, states: States, wanted: Array, draft: Draft
+  policies: Policies, states: States, wanted: Array, over: Array, draft: Draft
 ) -> tuple[Array, Array]:
   """Returns which drafts stay, and after which more may come: [B, N] bool.
 
-  `wanted` [B] is how many drafts each row asks for.
+  `wanted` [B] is how many drafts each row asks for; `over` as for `wanted`.
   """
   depths = drafts.depths(draft)
   stays = jnp.broadcast_to(depths <= wanted[:, None], draft.tokens.shape)
   is_open = depths < wanted[:, None]
   for policy, state in zip(policies, states, strict=True):
-    passes: Any = jax.vmap(policy.passes)(draft, state)
+    of_rows = jax.vmap(policy.passes, axis_name=policy_lib.ROWS)
+    passes: Any = of_rows(draft, state, over)
     if passes is None:
       continue
     is_open &= passes
@@ -52,6 +53,14 @@ def decide(
     stays &= passes
   stays = drafts.all_on_the_way(draft, stays)
   return stays, stays & drafts.all_on_the_way(draft, is_open)
+
+
+def note(policies: Policies, states: States, draft: Draft) -> States:
+  """Returns the states with what policies note of the draft as it is cut."""
+  return tuple(
+    jax.vmap(policy.note, axis_name=policy_lib.ROWS)(draft, state)
+    for policy, state in zip(policies, states, strict=True)
+  )
 
 
 def update(

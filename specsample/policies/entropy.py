@@ -33,9 +33,9 @@ class SVIP(policy.Filter):
         'at least 0'
       )
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    del state
+    del state, over
     return jnp.sqrt(policy.signals_of(draft, self).entropy) <= self.threshold
 
 
@@ -91,8 +91,9 @@ class AdaEDL(policy.Filter):
       threshold=jnp.float32(self.threshold), rate=jnp.float32(self.target_rate)
     )
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
+    del over
     entropy = policy.signals_of(draft, self).entropy
     return 1 - jnp.sqrt(self.scale * entropy) >= state.threshold
 

@@ -12,6 +12,7 @@ import numpy as np
 from specsample import checks
 from specsample import types
 from specsample import widths
+from specsample.policies import patience as patience_lib
 from specsample.policies import policy
 from specsample.types import Array
 
@@ -22,8 +23,7 @@ class FastestState:
 
   reached: Array  # [K] float32, rounds that accepted or rejected draft i
   kept: Array  # [K] float32, rounds that accepted it
-  wait: Array  # [] int32, rounds until drafts are tried again
-  patience: Array  # [] int32, the next wait if a try is in vain
+  wait: patience_lib.Wait
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,13 +72,7 @@ class Fastest(policy.Length):
       checks.share(name, getattr(self, name))
     if not 0 < self.strength < math.inf:
       raise ValueError(f'strength is {self.strength!r}: give a number above 0')
-    is_range = 1 <= self.patience <= self.most_patience
-    counts = (self.patience, self.most_patience)
-    if not (is_range and all(map(checks.is_count, counts))):
-      raise ValueError(
-        f'patience is {self.patience} and most_patience {self.most_patience}: '
-        'they must be integers, 1 <= patience <= most_patience'
-      )
+    patience_lib.check(self.patience, self.most_patience)
 
   def init(self, num_draft_tokens):
     """See `policy.Policy`.
@@ -94,10 +88,7 @@ class Fastest(policy.Length):
     widths.check_costs(self.costs, num_draft_tokens)
     zeros = jnp.zeros(num_draft_tokens, jnp.float32)
     return FastestState(
-      reached=zeros,
-      kept=zeros,
-      wait=jnp.int32(0),
-      patience=jnp.int32(self.patience),
+      reached=zeros, kept=zeros, wait=patience_lib.init(self.patience)
     )
 
   def acceptance(self, state: FastestState) -> Array:
@@ -121,7 +112,7 @@ class Fastest(policy.Length):
     promised = self.tokens_a_cost(state, over)
     best = jnp.argmax(promised)
     tried = 1 + jnp.argmax(promised[1:])
-    wait = state.wait
+    wait = state.wait.rounds
     if self.whole_batch:
       wait = jax.lax.pmax(jnp.where(over, 0, wait), policy.ROWS)
     is_plain = (best == 0) & (wait > 0)
@@ -144,11 +135,12 @@ class Fastest(policy.Length):
     in_vain = kept == 0
     if self.whole_batch:
       in_vain = jax.lax.psum(jnp.where(over, 0, kept), policy.ROWS) == 0
-    longer = jnp.minimum(2 * state.patience, self.most_patience)
-    after_try = jnp.where(in_vain & is_plain, longer, self.patience)
-    wait_now = jnp.where(in_vain, state.patience, self.patience)
-    patience = jnp.where(asked > 0, after_try, state.patience)
-    wait = jnp.where(asked > 0, wait_now, state.wait - 1)
-    return dataclasses.replace(
-      new, wait=jnp.where(is_plain, wait, 0), patience=patience
+    wait = patience_lib.update(
+      state.wait,
+      tried=asked > 0,
+      in_vain=in_vain,
+      is_plain=is_plain,
+      patience=self.patience,
+      most_patience=self.most_patience,
     )
+    return dataclasses.replace(new, wait=wait)

@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specsample import checks
-from specsample import drafts
+from specsample.policies import paths
 from specsample.policies import policy
 from specsample.types import Array, Draft, DraftKind
 
@@ -31,9 +31,9 @@ class TokenProbability(_Threshold):
 
   reads_token = True
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    del state
+    del state, over
     return jnp.exp(policy.signals_of(draft, self).log_prob) >= self.threshold
 
 
@@ -43,11 +43,11 @@ class PathProbability(_Threshold):
 
   reads_token = True
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    del state
+    del state, over
     log_prob = policy.signals_of(draft, self).log_prob
-    return jnp.exp(_along(draft, log_prob)) >= self.threshold
+    return jnp.exp(paths.along(draft, log_prob)) >= self.threshold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +61,9 @@ class TopK(policy.Filter):
     """Refuses to keep nothing."""
     checks.count('k', self.k)
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    del state
+    del state, over
     return policy.signals_of(draft, self).rank < self.k
 
 
@@ -76,9 +76,9 @@ class LargestProbability(_Threshold):
 
   reads_token = False
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    del state
+    del state, over
     largest = policy.signals_of(draft, self).max_log_prob
     return jnp.exp(largest) >= self.threshold
 
@@ -89,9 +89,9 @@ class Confidence(_Threshold):
 
   reads_token = False
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    del state
+    del state, over
     return confidence_of(draft, self) >= self.threshold
 
 
@@ -107,11 +107,11 @@ class ConfidenceProduct(_Threshold):
 
   reads_token = False
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    del state
+    del state, over
     log_confidence = jnp.log(confidence_of(draft, self))
-    return jnp.exp(_along(draft, log_confidence)) >= self.threshold
+    return jnp.exp(paths.along(draft, log_confidence)) >= self.threshold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,23 +129,17 @@ class TopNodes(policy.Filter):
     """Refuses to keep nothing."""
     checks.count('num_nodes', self.num_nodes)
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    del state
+    del state, over
     if draft.kind is not DraftKind.POINT_MASS:
       raise ValueError(
         'TopNodes chooses draft tokens by their own probability, but tokens of '
         f'kind {draft.kind.value!r} were drawn: draft point masses, for which '
         'it is exact, with Tree(kind=DraftKind.POINT_MASS) or DynamicTree'
       )
-    scores = _along(draft, policy.signals_of(draft, self).log_prob)
-    scores = jnp.where(draft.tokens >= 0, scores, -jnp.inf)
-    number = jnp.arange(scores.size)
-    # Ties go to the first node, which is never below the other one.
-    is_better = (scores > scores[:, None]) | (
-      (scores == scores[:, None]) & (number < number[:, None])
-    )
-    return jnp.sum(is_better, axis=1) < self.num_nodes
+    scores = paths.along(draft, policy.signals_of(draft, self).log_prob)
+    return paths.ranks(draft, scores) < self.num_nodes
 
 
 def confidence_of(draft: Draft, of: policy.Policy) -> Array:
@@ -161,9 +155,3 @@ def confidence_of(draft: Draft, of: policy.Policy) -> Array:
       'has no such head: draft with DSpark, or choose LargestProbability'
     )
   return confidence
-
-
-def _along(draft, values):
-  """Sums values [N] along the path to each node, itself included: [N]."""
-  before = drafts.on_the_way(draft)[1:]
-  return jnp.sum(jnp.where(before, values, 0), axis=-1)

@@ -43,7 +43,7 @@ class Policy(Protocol):
     marks a row that emits no more tokens and does not count.
     """
 
-  def passes(self, draft: Draft, state: State) -> Array | None:
+  def passes(self, draft: Draft, state: State, over: Array) -> Array | None:
     """Returns which drafts pass, [N] bool; None for all.
 
     A draft is verified if it and all drafts on the way to it pass. The result
@@ -52,6 +52,13 @@ class Policy(Protocol):
     Raises:
       ValueError: the policy is not exact for the draft's kind, or the draft
         lacks what it reads.
+    """
+
+  def note(self, draft: Draft, state: State) -> State:
+    """Returns the state with what `update` is to know of the draft.
+
+    The draft is the one that will be verified, after all policies have cut it.
+    It is not called in a round in which nothing is drafted.
     """
 
   def update(
@@ -81,6 +88,11 @@ class Filter:
     """See `Policy`."""
     del state, over
 
+  def note(self, draft, state):
+    """See `Policy`."""
+    del draft
+    return state
+
   def update(self, drafted, kept, state, over):
     """See `Policy`."""
     del drafted, kept, over
@@ -97,9 +109,14 @@ class Length:
     """See `Policy`."""
     return None
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `Policy`."""
-    del draft, state
+    del draft, state, over
+
+  def note(self, draft, state):
+    """See `Policy`."""
+    del draft
+    return state
 
 
 def signals_of(draft: Draft, policy: Any) -> Any:

@@ -12,6 +12,7 @@ from specsample import policies
 from specsample import tree
 from specsample.constraint import Automaton
 from specsample.constraint import Constraint
+from specsample.policies.policy import Policy
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import drafted
@@ -269,9 +270,11 @@ def tree_cases() -> Iterator[TreeCase]:
   for kind in DraftKind:
     yield _drafted_tree('Tree', chain, kind)
     # Whether a tree goes on after a node may depend on its token, for any kind.
-    for policy in (policies.TokenProbability(0.5), policies.TopNodes(2)):
-      if isinstance(policy, policies.TopNodes) and kind != DraftKind.POINT_MASS:
-        continue
+    of_a_tree: list[Policy] = [policies.TokenProbability(0.5)]
+    if kind is DraftKind.POINT_MASS:
+      best = policies.Budget(ladder=(0, 2, 3), costs=(1.0, 1.05, 1.6))
+      of_a_tree += [policies.TopNodes(2), best]
+    for policy in of_a_tree:
       yield _drafted_tree(f'Tree, {type(policy).__name__}', chain, kind, policy)
   skip = drafters.Skip(model=model, layers=(0,), num_draft_tokens=2)
   yield _drafted_tree('Tree of Skip', skip, DraftKind.WITHOUT_REPLACEMENT)

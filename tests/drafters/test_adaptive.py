@@ -254,7 +254,7 @@ def test_rows_begin_with_what_policies_learned():
   (learned,) = drafter.learned(first.draft)
   (rows,) = first.draft.policies
   np.testing.assert_allclose(learned.kept, np.mean(rows.kept, axis=0))
-  assert learned.wait.dtype == jnp.int32
+  assert learned.wait.rounds.dtype == jnp.int32
   again = after(params | {'policies': (learned,)}, 0)
   (begun,) = again.draft.policies
   jax.tree.map(

@@ -15,9 +15,9 @@ class Anticipating(policy.Filter):
   inner: Any  # a policy.Policy that reads the token
   reads_token = False
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    return self.inner.passes(draft, state)
+    return self.inner.passes(draft, state, over)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LikeliestDrawn(policy.Filter):
   num_nodes: int
   reads_token = False
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
     chosen = dataclasses.replace(draft, probs=None, kind=DraftKind.POINT_MASS)
-    return TopNodes(self.num_nodes).passes(chosen, state)
+    return TopNodes(self.num_nodes).passes(chosen, state, over)
