@@ -26,6 +26,7 @@ from specsample import types
 from specsample import verify
 from specsample.drafters import Adaptive
 from specsample.drafters import Chain
+from specsample.drafters import Ngram
 from specsample.drafters import TLI
 from specsample.models.transformer import Transformer
 from specsample.sampling import Sampling
@@ -71,6 +72,9 @@ _WIDE = HashModel(vocab_size=4)
 _CONTRARY = Chain(
   model=dataclasses.replace(_WIDE, scale=-4.0), num_draft_tokens=1
 )
+# With fewer tokens left, the drafter still has one that the target lacks.
+_TOP_2 = Sampling(temperature=1.0, top_k=2)
+_COPY = Ngram(num_draft_tokens=2, min_ngram=1)
 _OTHER_VOCABULARY = TLI(
   model=drafters.LogProbs(vocab_size=4, noise=0.5),
   vocab_size=3,
@@ -93,6 +97,23 @@ def _rule(name, verifier, shipped) -> Bug:
     detectors.enumerated,
     {'verifier': verifier},
     {'verifier': shipped},
+  )
+
+
+def _noise(name, verifier) -> Bug:
+  """Returns a rule that draws with noise which has drawn a token before."""
+  return _bug(
+    name,
+    functools.partial(
+      detectors.sampled,
+      _ONE_PROMPT,
+      model=_WIDE,
+      reference=_WIDE,
+      drafter=_CONTRARY,
+      num_tokens=2,
+    ),
+    {'verifier': verifier},
+    {'verifier': verify.chain},
   )
 
 
@@ -197,6 +218,12 @@ def _warp(name, mistake) -> Bug:
 _SIBLINGS = tree.k_ary((2,))
 _BINARY = tree.Topology((0, 0, 1))
 
+
+def _two_nodes(kind, policy) -> Adaptive:
+  """Returns a drafter of trees that a policy cuts to two nodes."""
+  return Adaptive(drafter=detectors.tree(_BINARY, kind), policies=(policy(2),))
+
+
 IN_WARP = (
   _warp('the bias added after the penalties', warps.bias_after_penalties),
   _warp(
@@ -218,18 +245,13 @@ IN_WARP = (
 
 BUGS = (
   *IN_WARP,
-  _bug(
+  _noise(
     'shared noise between draft and residual',
-    functools.partial(
-      detectors.sampled,
-      _ONE_PROMPT,
-      model=_WIDE,
-      reference=_WIDE,
-      drafter=_CONTRARY,
-      num_tokens=2,
-    ),
-    {'verifier': rules.SharedNoise(prompt_length=3)},
-    {'verifier': verify.chain},
+    rules.SharedNoise(prompt_length=3),
+  ),
+  _noise(
+    "noise of a rejected draft's position shared with the residual",
+    rules.SharedPositionNoise(),
   ),
   _rule(
     'residual = p instead of (p - q)+', rules.PlainResidual(), verify.chain
@@ -246,6 +268,37 @@ BUGS = (
     'an uncapped last ratio in block mode',
     rules.UncappedLastRatio(),
     verify.block,
+  ),
+  _bug(
+    'a draft that the target never emits accepted at u = 0',
+    functools.partial(detectors.enumerated, sampling=_TOP_2),
+    {'verifier': rules.AcceptsAtZero()},
+    {'verifier': verify.chain},
+  ),
+  _rule(
+    'residual = softmax of (p - q)+', rules.SoftmaxResidual(), verify.chain
+  ),
+  _rule(
+    'each draft verified by the logits before its own',
+    rules.OneRowLate(),
+    verify.chain,
+  ),
+  _rule(
+    'the first draft kept unverified', rules.FirstUnverified(), verify.chain
+  ),
+  _rule(
+    "the mask of a minimum length in the bonus token's row, too",
+    rules.MasksOneRowMore(),
+    verify.chain,
+  ),
+  _rule(
+    'sampled drafts verified greedily', rules.GreedyIfSampled(), verify.chain
+  ),
+  _bug(
+    'missing draft probabilities read as uniform',
+    functools.partial(detectors.enumerated, verify.chain),
+    {'drafter': drafters.MissingProbsAsUniform(drafter=_COPY, vocab_size=3)},
+    {'drafter': _COPY},
   ),
   _declared(
     'temperature after top-p on one side',
@@ -268,6 +321,23 @@ BUGS = (
     'argmax drafts declared with a softmax law',
     drafters.argmax,
     drafters.as_given,
+  ),
+  _declared(
+    'q cut by top-p and not renormalised',
+    drafters.as_given,
+    drafters.cut_without_renormalising(_TOP_P),
+    _TOP_P,
+  ),
+  _declared(
+    'a token drawn from few candidates declared with the whole softmax',
+    drafters.top_two,
+    drafters.as_given,
+  ),
+  _bug(
+    'q recomputed after the token before the one that was drafted',
+    functools.partial(detectors.enumerated, verify.chain),
+    {'drafter': drafters.DeclaredAfterOtherTokens(drafter=detectors.CHAIN)},
+    {'drafter': detectors.CHAIN},
   ),
   _declared(
     'the mass of tokens that the target lacks left out, and q not renormalised',
@@ -316,6 +386,12 @@ BUGS = (
     planted_policies.LikeliestDrawn(1),
     inner=detectors.tree(_SIBLINGS, DraftKind.SAMPLED),
     rule=verify.tree,
+  ),
+  _bug(
+    'a tree of drawn tokens cut to the likeliest paths',
+    functools.partial(detectors.enumerated, verify.tree),
+    {'drafter': _two_nodes(DraftKind.SAMPLED, planted_policies.LikeliestDrawn)},
+    {'drafter': _two_nodes(DraftKind.POINT_MASS, policies.TopNodes)},
   ),
   _loop(
     'greedy rows mishandled in a mixed batch',
@@ -424,6 +500,15 @@ BUGS = (
       drafter=detectors.tree(_BINARY, DraftKind.SAMPLED),
     ),
     {'verifier': trees.SameResidual()},
+    {'verifier': verify.tree},
+  ),
+  _bug(
+    'a new draw from the target for each sibling',
+    functools.partial(
+      detectors.enumerated,
+      drafter=detectors.tree(_BINARY, DraftKind.POINT_MASS),
+    ),
+    {'verifier': trees.DrawsForEachChild()},
     {'verifier': verify.tree},
   ),
   _bug(

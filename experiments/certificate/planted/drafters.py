@@ -80,6 +80,26 @@ def unnormalised(warp: Warp) -> Warp:
   return lambda logits, drafted: jnp.exp(logits)
 
 
+def top_two(warp: Warp) -> Warp:
+  """Returns the loop's warp of the two largest logits alone."""
+
+  def pruned(logits, drafted):
+    second = jax.lax.top_k(logits, 2)[0][:, -1:]
+    return warp(jnp.where(logits < second, -jnp.inf, logits), drafted)
+
+  return pruned
+
+
+def cut_without_renormalising(sampling: Sampling) -> Rewarp:
+  """Returns a `Rewarp` that leaves the probabilities before `top_p` as is."""
+  heat = _warp(Sampling(temperature=sampling.temperature))
+  return lambda warp: (
+    lambda logits, drafted: jnp.where(
+      warp(logits, drafted) > 0, heat(logits, drafted), 0
+    )
+  )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogProbs(HashModel):
   """A hash model whose logits are log probabilities."""
@@ -188,6 +208,42 @@ class LeavesDrawnProbs(Wrapper):
       state.trained,
     )
     return dataclasses.replace(draft, probs=drawn.probs), new
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeclaredAfterOtherTokens(Wrapper):
+  """Declares the distributions that follow the tokens one place earlier.
+
+  A token's `probs` are recomputed after the drafts are known. The token before
+  it is then taken from a slice that starts at the pending token.
+  """
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, new = super().propose(params, draw, warp, tokens, length, state)
+    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    late = jnp.concatenate([pending, draft.tokens[:, :-1]], axis=1)
+    declared, _ = super().propose(
+      params, _repeat(late, length), warp, tokens, length, state
+    )
+    return dataclasses.replace(draft, probs=declared.probs), new
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MissingProbsAsUniform(Wrapper):
+  """Declares tokens that were not drawn, and have no `probs`, to be uniform."""
+
+  vocab_size: int
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, state = super().propose(params, draw, warp, tokens, length, state)
+    is_there = (draft.tokens >= 0)[..., None]
+    uniform = jnp.full(self.vocab_size, 1 / self.vocab_size)
+    draft = types.Draft(
+      tokens=draft.tokens,
+      probs=jnp.where(is_there, uniform, 0),
+      kind=DraftKind.SAMPLED,
+    )
+    return draft, state
 
 
 def _repeat(drafted, length):

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from specsample import sampling
@@ -106,6 +107,91 @@ class UncappedLastRatio(_Rule):
     return dataclasses.replace(law, stop=stop)
 
 
+@dataclasses.dataclass(frozen=True)
+class AcceptsAtZero(_Rule):
+  """Accepts if u <= p / q, where u is 0 once in eight draws.
+
+  So a token that the target never emits is accepted now and then.
+  """
+
+  def law(self, draft, target_probs):
+    law = verify.chain.law(draft, target_probs)
+    accept = _ratios(draft, target_probs)
+    is_impossible = (accept == 0) & (draft.tokens >= 0)
+    accept = jnp.where(is_impossible, 1 / 8, jnp.minimum(accept, 1))
+    return dataclasses.replace(law, stop=rule.stop_at_rejection(accept))
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxResidual(_Rule):
+  """Normalises (p - q)+ by a softmax, which gives every token a share."""
+
+  def law(self, draft, target_probs):
+    law = verify.chain.law(draft, target_probs)
+    draft_probs = rule.draft_probs(draft, target_probs)
+    residual = jnp.maximum(target_probs[:-1] - draft_probs, 0)
+    next_probs = law.next.at[:-1].set(jax.nn.softmax(residual, axis=-1))
+    return dataclasses.replace(law, next=next_probs)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneRowLate(_Rule):
+  """Judges all drafts but the first by the logits of one token earlier."""
+
+  def law(self, draft, target_probs):
+    late = jnp.concatenate([target_probs[:1], target_probs[:-1]])
+    return verify.chain.law(draft, late)
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstUnverified(_Rule):
+  """Keeps the first draft without asking the target."""
+
+  def law(self, draft, target_probs):
+    law = verify.chain.law(draft, target_probs)
+    accept = jnp.minimum(_ratios(draft, target_probs), 1).at[0].set(1)
+    return dataclasses.replace(law, stop=rule.stop_at_rejection(accept))
+
+
+@dataclasses.dataclass(frozen=True)
+class MasksOneRowMore(_Rule):
+  """Forbids token 0, as before a minimum length, in the bonus token's row."""
+
+  def law(self, draft, target_probs):
+    masked = rule.normalise(target_probs.at[-1, 0].set(0), target_probs)
+    return verify.chain.law(draft, masked)
+
+
+@dataclasses.dataclass(frozen=True)
+class GreedyIfSampled(_Rule):
+  """Judges drafts that were drawn by the target's most likely tokens."""
+
+  def law(self, draft, target_probs):
+    if draft.probs is not None:
+      target_probs = jax.nn.one_hot(
+        jnp.argmax(target_probs, axis=-1),
+        target_probs.shape[-1],
+        dtype=target_probs.dtype,
+      )
+    return verify.chain.law(draft, target_probs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Equality(_Rule):
+  """Draws y from the target and keeps the draft if it equals y; no mistake.
+
+  A draft that is not kept is replaced by y, which is any token but the draft.
+  """
+
+  def law(self, draft, target_probs):
+    own = rule.of_tokens(target_probs[:-1], draft.tokens)
+    others = rule.without_children(target_probs, draft)
+    return Law(
+      stop=rule.stop_at_rejection(own),
+      next=rule.normalise(others, target_probs),
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedNoise(_Rule):
   """Draws the residual with the noise that drew the rejected draft token.
@@ -131,12 +217,37 @@ class SharedNoise(_Rule):
     return dataclasses.replace(verdict, next_token=next_token)
 
 
-def _joint_ratios(draft, target_probs):
-  """Returns Block's capped products [K + 1] and the ratios [K] themselves."""
-  ratios = rule.ratio(
+@dataclasses.dataclass(frozen=True)
+class SharedPositionNoise(_Rule):
+  """Draws the residual with the noise of its position.
+
+  That noise has also drawn the draft token that was rejected there. It is right
+  only if the target's own draw decides, as in `verify.Coupled`.
+  """
+
+  positional = True
+
+  def law(self, draft, target_probs):
+    return verify.chain.law(draft, target_probs)
+
+  def __call__(self, key, draft, target_probs):
+    law = self.law(draft, target_probs)
+    node = sampling.draw(streams.accept_key(key[0]), law.stop)
+    next_token = sampling.draw_coupled(key[node], law.next[node])
+    return Verdict(num_accepted=node, next_token=next_token)
+
+
+def _ratios(draft, target_probs):
+  """Returns p / q of each draft token, [K]."""
+  return rule.ratio(
     rule.of_tokens(target_probs[:-1], draft.tokens),
     rule.of_tokens(rule.draft_probs(draft, target_probs), draft.tokens),
   )
+
+
+def _joint_ratios(draft, target_probs):
+  """Returns Block's capped products [K + 1] and the ratios [K] themselves."""
+  ratios = _ratios(draft, target_probs)
   joint = [jnp.ones((), ratios.dtype)]
   for ratio in ratios:
     joint.append(jnp.minimum(joint[-1] * ratio, 1))

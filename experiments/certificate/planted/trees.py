@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from experiments.certificate.planted import drafters
 from specsample import verify
 from specsample.testing.hash_model import HashModel
-from specsample.types import DraftKind
+from specsample.types import DraftKind, Law
 from specsample.verify import rule
 
 
@@ -40,6 +40,31 @@ class SameResidual:
     ]
     stop = rule.stop_in_tree(draft.parents, jnp.stack(alone))
     return dataclasses.replace(law, stop=stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawsForEachChild:
+  """Draws from the target again for each child, which is kept if it is equal.
+
+  A node with several children then emits the draw for the last one. One draw
+  for all of them would be right.
+  """
+
+  lossless = True
+  positional = False
+  draft_kinds = frozenset([DraftKind.POINT_MASS])
+
+  def law(self, draft, target_probs):
+    """See `types.Verifier`."""
+    parents = draft.parents
+    own = rule.of_children(target_probs, draft)
+    has_later = jnp.any(rule.is_sibling_before(parents), axis=0)
+    last = rule.child_tokens(parents, draft.tokens, ~has_later)
+    is_last = last[:, None] == jnp.arange(target_probs.shape[1])
+    return Law(
+      stop=rule.stop_in_tree(parents, own),
+      next=rule.normalise(jnp.where(is_last, 0, target_probs), target_probs),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
