@@ -1,11 +1,18 @@
 """Each known mistake is caught by a check that passes on the shipped code."""
 
+import numpy as np
 import pytest
 
+from experiments.certificate.planted import budgets
 from experiments.certificate.planted import bugs
 from experiments.certificate.planted import detectors
 from experiments.certificate.planted import rules
+from specsample import verify
 from specsample.drafters import Ngram
+from specsample.testing import cases
+from specsample.testing import conditional
+from specsample.testing import drafted
+from specsample.testing import enumerate as enumerate_lib
 
 
 @pytest.mark.parametrize('bug', bugs.BUGS, ids=[bug.name for bug in bugs.BUGS])
@@ -30,15 +37,40 @@ def test_drafts_kept_if_they_equal_the_targets_draw_are_exact(drafter):
   assert not reading.alarm, reading
 
 
+@pytest.mark.parametrize(
+  ('budget', 'expected'),
+  [
+    (budgets.EarlyStopping(), (0.7, 0.3)),  # never drafts
+    (budgets.EarlyStopping((1.0, 0.6, 0.5)), (0.7, 0.3)),  # 2 after A, else 1
+    (budgets.GlobalArgmax(), (0.85, 0.15)),
+  ],
+)
+def test_a_budget_is_exact_if_it_stops_early(budget, expected):
+  proposal = drafted.from_drafter(
+    budgets.drafter(budget),
+    {'target': {}, 'drafter': {}},
+    budgets.TARGET,
+    cases.PROMPT,
+    rounds=1,
+  )
+  enumeration = enumerate_lib.Enumeration(
+    verify.chain,
+    proposal,
+    conditional.from_model(budgets.TARGET, {}, cases.PROMPT),
+  )
+  first = enumeration.joint_law(1).reshape(2, -1).sum(axis=1)
+  np.testing.assert_allclose(first, expected, atol=1e-7)
+
+
 def test_a_comparison_at_zero_is_seen_only_if_a_probability_is_zero():
   reading = detectors.enumerated(rules.AcceptsAtZero())
   assert not reading.alarm, reading
 
 
 def test_all_known_mistakes_are_planted():
-  # 33 mistakes in chains, four in filters, ten in trees, two in drafters that
+  # 33 mistakes in chains, six in filters, ten in trees, two in drafters that
   # remember, one in drafters that learn, one in constraints, seven in `warp`,
   # three in bounds.
-  assert len(bugs.BUGS) == 33 + 4 + 10 + 2 + 1 + 1 + 7 + 3
+  assert len(bugs.BUGS) == 33 + 6 + 10 + 2 + 1 + 1 + 7 + 3
   names = [bug.name for bug in bugs.BUGS]
   assert len(set(names)) == len(names)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 
+from experiments.certificate.planted import budgets
 from experiments.certificate.planted import choices
 from experiments.certificate.planted import constraints
 from experiments.certificate.planted import detectors
@@ -75,6 +76,16 @@ _CONTRARY = Chain(
 # With fewer tokens left, the drafter still has one that the target lacks.
 _TOP_2 = Sampling(temperature=1.0, top_k=2)
 _COPY = Ngram(num_draft_tokens=2, min_ngram=1)
+# After a rejection, a row drafts only if the row beside it kept its draft.
+_ONE_DRAFT = Chain(model=budgets.DRAFT, num_draft_tokens=1)
+_OF_WHOLE_BATCH = Adaptive(
+  drafter=_ONE_DRAFT,
+  policies=(
+    policies.Fastest(
+      costs=(1.0, 1.3), strength=0.5, patience=1, whole_batch=True
+    ),
+  ),
+)
 _OTHER_VOCABULARY = TLI(
   model=drafters.LogProbs(vocab_size=4, noise=0.5),
   vocab_size=3,
@@ -392,6 +403,20 @@ BUGS = (
     functools.partial(detectors.enumerated, verify.tree),
     {'drafter': _two_nodes(DraftKind.SAMPLED, planted_policies.LikeliestDrawn)},
     {'drafter': _two_nodes(DraftKind.POINT_MASS, policies.TopNodes)},
+  ),
+  _bug(
+    'a budget of drafts chosen after they were drawn',
+    functools.partial(detectors.enumerated, verify.chain, model=budgets.TARGET),
+    {'drafter': budgets.drafter(budgets.GlobalArgmax())},
+    {'drafter': budgets.drafter(budgets.EarlyStopping())},
+  ),
+  _bug(
+    "a row's draft cut because of what the row beside it drew",
+    functools.partial(
+      detectors.paired, model=budgets.TARGET, draft_model=budgets.DRAFT
+    ),
+    {'drafter': drafters.CutByNeighbour(drafter=_ONE_DRAFT)},
+    {'drafter': _OF_WHOLE_BATCH},
   ),
   _loop(
     'greedy rows mishandled in a mixed batch',

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 
 import jax
+import numpy as np
 
 from specsample import drafters
 from specsample import sampling as sampling_lib
@@ -22,6 +23,7 @@ from specsample.testing import conditional as conditional_lib
 from specsample.testing import drafted
 from specsample.testing import enumerate as enumerate_lib
 from specsample.testing import law as law_lib
+from specsample.testing import pairs
 from specsample.testing import proposal as proposal_lib
 from specsample.testing import sample as sample_lib
 from specsample.testing import trained
@@ -47,6 +49,7 @@ def tree(topology: Topology, kind: DraftKind) -> drafters.Tree:
 
 
 _TOLERANCE = 1e-12
+_ROUNDING = 1e-6  # of probabilities in float32
 _NUM_ROWS = 32768
 
 
@@ -93,18 +96,41 @@ def enumerated(
   drafter: Drafter = CHAIN,
   sampling: Sampling = PLAIN,
   params: Callable[[], Params] = _params,
+  model: Model = MODEL,
 ) -> Reading:
   """Returns the largest error in a string's probability, after two rounds."""
-  target, law = _tables(MODEL, sampling)
+  target, law = _tables(model, sampling)
   enumeration = enumerate_lib.Enumeration(
     verifier,
     drafted.from_drafter(
-      drafter, params(), MODEL, cases.PROMPT, sampling, rounds=2
+      drafter, params(), model, cases.PROMPT, sampling, rounds=2
     ),
     target,
   )
   error, _ = enumeration.error(2, law)
   return Reading(error, _TOLERANCE, 'exact enumeration, largest error')
+
+
+@functools.cache
+def paired(drafter: Drafter, model: Model, draft_model: Model) -> Reading:
+  """Returns how far the tokens of two rows are from independent ones.
+
+  It is the largest error in the probability of the two strings together, after
+  two rounds. The errors of a single row would be none.
+  """
+  found = pairs.joint_law(
+    verify.chain,
+    drafter,
+    model=model,
+    draft_model=draft_model,
+    prompt=cases.PROMPT,
+    rounds=2,
+  )
+  of_row = conditional_lib.joint_law(
+    conditional_lib.from_model(model, {}, cases.PROMPT), 2
+  )
+  error = float(np.abs(found - np.outer(of_row, of_row)).max())
+  return Reading(error, _ROUNDING, 'exact enumeration of two rows, in float32')
 
 
 # Five tokens, for `cases.EVERY_SETTING`.

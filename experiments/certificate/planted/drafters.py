@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import drafts
 from specsample import sampling as sampling_lib
 from specsample import types
 from specsample.drafters import wrapper
@@ -165,6 +166,18 @@ class DraftsIfLikely(Wrapper):
       kind=DraftKind.SAMPLED,
     )
     return _choose(_promised(draft) >= self.least, draft, nothing), state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CutByNeighbour(Wrapper):
+  """Keeps a draft token only if the other of two rows has drawn token 0 there.
+
+  Each row still has the target's distribution, but they depend on each other.
+  """
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, state = super().propose(params, draw, warp, tokens, length, state)
+    return drafts.cut(draft, draft.tokens[::-1] == 0), state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
