@@ -5,6 +5,7 @@ Chen et al., 2602.06036 (DFlash), as a chain.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 from flax import nnx
@@ -22,8 +23,8 @@ from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
 from specsample.models import layers
+from specsample.models import masks
 from specsample.models import network
-from specsample.models import rotary
 from specsample.types import Array, Params
 
 
@@ -62,6 +63,7 @@ class Network(nnx.Module):
     self.norm = norm()
     self.vocabulary = vocabulary.make(config)
     self.drafts_from_pending = config.drafts_from_pending
+    self.causal_layers = config.causal_layers
     self.config = model
 
   def context(
@@ -78,10 +80,13 @@ class Network(nnx.Module):
     rows = rows.reshape(-1, rows.shape[-1])
     rows = sharding.constrain(rows, 'batch', self.width)
     fused = self.fused_norm(self.fuse(rows))
-    rope = self._rope(start[:, None] + jnp.arange(num_new))
+    positions = start[:, None] + jnp.arange(num_new)
+    rope = functools.cache(functools.partial(self.config.rope, positions))
     keys, values = [], []
-    for layer in self.layers:
-      new = layer.attention.keys_and_values(fused, rope, features[0].shape[0])
+    for i, layer in enumerate(self.layers):
+      new = layer.attention.keys_and_values(
+        fused, rope(self.config.window(i)), features[0].shape[0]
+      )
       keys.append(new[0])
       values.append(new[1])
     return keys, values
@@ -91,8 +96,7 @@ class Network(nnx.Module):
     first: Array,
     start: Array,
     num_drafts: int,
-    keys: Sequence[Array],
-    values: Sequence[Array],
+    context: cache_lib.KVCache,
   ) -> Array:
     """Returns what the unembedding reads for each draft: [B, n, K, D].
 
@@ -100,50 +104,70 @@ class Network(nnx.Module):
       first: [B, n, D], embeddings of the first tokens of n blocks per row.
       start: [B, n] int32, their positions. A block sees the context before.
       num_drafts: K.
-      keys, values: the context, as returned by `context`.
+      context: holds what the method `context` returns.
     """
     batch, num_blocks, dim = first.shape
     num_masks = num_drafts - self.drafts_from_pending
     shape = (batch, num_blocks, num_masks, dim)
-    masks = jnp.broadcast_to(self.mask[...].astype(first.dtype), shape)
-    masks = sharding.constrain(masks, 'batch', None, None, None)
-    block = jnp.concatenate([first[:, :, None], masks], axis=2)
+    unknown = jnp.broadcast_to(self.mask[...].astype(first.dtype), shape)
+    unknown = sharding.constrain(unknown, 'batch', None, None, None)
+    block = jnp.concatenate([first[:, :, None], unknown], axis=2)
     size = block.shape[2]
     positions = (start[..., None] + jnp.arange(size)).reshape(batch, -1)
-    rope = self._rope(positions)
-    mask = block_mask(start, size, keys[0].shape[2])
+    rope = functools.cache(functools.partial(self.config.rope, positions))
+
+    @functools.cache
+    def mask(num_entries, window, is_causal):
+      seen_at = masks.indices(context.length, num_entries)
+      return block_mask(start, size, seen_at, window, is_causal)
+
     x = block.reshape(-1, dim)
-    for layer, layer_keys, layer_values in zip(
-      self.layers, keys, values, strict=True
+    for i, (layer, keys, values) in enumerate(
+      zip(self.layers, context.keys, context.values, strict=True)
     ):
-      x, _, _ = layer(x, rope, mask, layer_keys, layer_values)
+      window = self.config.window(i)
+      seen = mask(cache_lib.size(keys), window, i in self.causal_layers)
+      x, _, _ = layer(x, rope(window), seen, keys, values)
     outputs = self.norm(x).reshape(batch, num_blocks, size, dim)
     return outputs[:, :, size - num_drafts :]
 
-  def _rope(self, positions):
-    config = self.config
-    return rotary.tables(
-      positions, config.head_dim, config.rope_theta, config.rope_scaling
-    )
 
-
-def block_mask(start: Array, size: int, num_entries: int) -> Array:
+def block_mask(
+  start: Array,
+  size: int,
+  seen_at: Array,
+  window: int | None = None,
+  is_causal: bool = False,
+) -> Array:
   """Returns what tokens of n blocks see: [B, T, S + T] bool, T = n * size.
 
-  A token sees the context entries before its block, and all of its own block.
+  A token sees the context before its block, and all of its own block.
 
   Args:
     start: [B, n] int32, the positions of the blocks.
     size: the number of tokens in a block.
-    num_entries: S, the number of context entries.
+    seen_at: [B, S] int32, the positions of the context's entries, negative for
+      empty ones.
+    window: if given, a token sees the last `window` tokens, itself included, as
+      in `masks.causal`, and the `window` - 1 tokens after it.
+    is_causal: whether a token sees no later tokens of its block.
   """
   batch, num_blocks = start.shape
-  before = jnp.arange(num_entries) < start[..., None, None]  # [B, n, 1, S]
-  before = jnp.tile(before, (1, 1, size, 1)).reshape(batch, -1, num_entries)
-  block = jnp.arange(num_blocks * size) // size
-  own = jnp.broadcast_to(
-    block[:, None] == block, (batch, block.size, block.size)
-  )
+  positions = start[..., None] + jnp.arange(size)  # [B, n, size]
+  of_token = positions[..., None]
+  seen_at = seen_at[:, None, None]  # [B, 1, 1, S]
+  before = (seen_at >= 0) & (seen_at < of_token[:, :, :1])
+  before = jnp.tile(before, (1, 1, size, 1))
+  block, slot = jnp.divmod(jnp.arange(num_blocks * size), size)
+  own = block[:, None] == block
+  ahead = slot - slot[:, None]
+  if is_causal:
+    own &= ahead <= 0
+  if window is not None:
+    before &= of_token - seen_at < window
+    own &= jnp.abs(ahead) < window
+  before = before.reshape(batch, -1, seen_at.shape[-1])
+  own = jnp.broadcast_to(own, (batch, *own.shape))
   own = sharding.constrain(own, 'batch', None, None)
   return jnp.concatenate([before, own], axis=-1)
 
@@ -180,8 +204,12 @@ class DFlash(trainable.Trainable):
       Engines that read the mask from the target's embedding, as the published
       layout has it, need one. None trains a vector instead.
     layer_config: a `models.transformer.Transformer` that gives the shape of the
-      layers; None for the target's. They have keys and values and one
+      layers, and the windows of its first `num_layers` layers; None for the
+      target's shape without windows. The layers have keys and values and one
       feed-forward, even if the shape has latent vectors or experts.
+    causal_layers: the layers in which a token of a block does not see the later
+      ones, as in layers with windows that `speculators` and SpecForge train, or
+      in all layers of JetSpec (2606.18394).
   """
 
   feature_layers: tuple[int, ...] = ()
@@ -190,6 +218,7 @@ class DFlash(trainable.Trainable):
   drafts_from_pending: bool = False
   mask_token_id: int | None = None
   layer_config: Any = None
+  causal_layers: tuple[int, ...] = ()
   _network = Network
 
   def __post_init__(self):
@@ -201,6 +230,13 @@ class DFlash(trainable.Trainable):
         f'num_layers is {self.num_layers!r}: give the draft network at least '
         '1 layer'
       )
+    causal = tuple(self.causal_layers)
+    if not all(i in range(self.num_layers) for i in causal):
+      raise ValueError(
+        f'causal_layers are {causal}, but the draft network has layers 0 to '
+        f'{self.num_layers - 1}: name some of them, or give ()'
+      )
+    object.__setattr__(self, 'causal_layers', causal)
     mask_id, size = self.mask_token_id, self.model.vocab_size
     is_id = checks.is_count(mask_id, least=0) and mask_id < size
     if mask_id is not None and not is_id:
@@ -216,8 +252,12 @@ class DFlash(trainable.Trainable):
   @property
   def shape(self) -> Any:
     """The configuration that gives the shape of the layers."""
-    shape = self.model if self.layer_config is None else self.layer_config
-    return settings.plain_shape(shape)
+    if self.layer_config is not None:
+      return settings.plain_shape(self.layer_config)
+    shape = settings.plain_shape(self.model)
+    if getattr(shape, 'sliding_window', None) is None:
+      return shape
+    return dataclasses.replace(shape, sliding_window=None)
 
   @property
   def reads_prompt(self) -> bool:
@@ -254,8 +294,7 @@ class DFlash(trainable.Trainable):
       self.model.embed(params['target'], first),
       start,
       self.num_draft_tokens,
-      context.keys,
-      context.values,
+      context,
     )
 
   def given(self, params: Params, logits: Array, previous: Array) -> Array:
@@ -296,14 +335,19 @@ class DFlash(trainable.Trainable):
         f'{max_length} tokens has no room for the {num_new} tokens of a round: '
         'lower num_draft_tokens, or raise max_length'
       )
-    shape = self.shape
-    return cache_lib.init(
-      *(batch_size, max_length, self.num_layers),
-      *(shape.num_kv_heads, shape.head_dim, dtype),
+    own = dataclasses.replace(
+      self.shape,
+      num_layers=self.num_layers,
+      has_int8_cache=False,
+      dtype=jnp.dtype(dtype).name,
     )
+    return own.init_cache(batch_size, max_length, num_new)
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`: the features of the tokens become context."""
+    """See `types.Drafter`: the features of the tokens become context.
+
+    The rings of layers with a window have room for the window and a round.
+    """
     del tokens, verdict
     found, own = output.features[0], self.own(params)['mask'].dtype
     if found.dtype != own:
@@ -312,7 +356,14 @@ class DFlash(trainable.Trainable):
         f'are {own}: load both with the same dtype'
       )
     keys, values = self.merge(params).context(output.features, state.length)
-    cache = cache_lib.append(state, keys, values, after=found[:, 0])
+    is_round = found.shape[1] <= self.num_draft_tokens + 1
+    cache = cache_lib.append(
+      state,
+      keys,
+      values,
+      after=found[:, 0],
+      count=None if is_round else count,
+    )
     return cache_lib.commit(cache, state.length + count)
 
   def first(self, params, tokens, length, state):

@@ -92,8 +92,12 @@ def append(
   keys: Sequence[Entries],
   values: Sequence[Entries],
   after: Array,
+  count: Array | None = None,
 ) -> KVCache:
   """Writes L of [B, H, T, head_dim] after each row's kept tokens.
+
+  If it is known that only the first count [B] of them stay, no others are
+  written to rings, so that T may be larger than a ring.
 
   `after` [B, D] is a result of the layers that read the cache. Adding 0 * after
   makes the writes wait for those reads; without an order between the two, the
@@ -119,6 +123,7 @@ def append(
         jax.tree.map(lambda x: x + wait.astype(x.dtype), update),
         cache.length,
         layer in cache.rings,
+        count,
       )
       for layer, (buffer, update) in enumerate(
         zip(buffers, updates, strict=True)
@@ -188,11 +193,16 @@ def _move(entries, path, is_ring):
   return _write_layer(entries, taken, path[:, 0] + 1, is_ring)
 
 
-def _write_layer(entries, update, start, is_ring):
+def _write_layer(entries, update, start, is_ring, count=None):
   if entries is None:
     return None
   if not is_ring:
     return jax.tree.map(lambda x, new: write(x, new, start, 1), entries, update)
+  if count is not None:
+    write_last = jax.vmap(_write_last)
+    return jax.tree.map(
+      lambda x, new: write_last(x, new, start, count), entries, update
+    )
   room, num_new = size(entries), size(update)
   if num_new > room:
     raise ValueError(
@@ -204,6 +214,19 @@ def _write_layer(entries, update, start, is_ring):
     entries,
     update,
   )
+
+
+def _write_last(buffer, update, start, count):
+  """Writes the first `count` of [H, T, D] into a row's ring [H, S, D].
+
+  Each entry gets the last token that belongs into it, so that all entries are
+  rewritten; `_write_round` rewrites fewer.
+  """
+  room, num_new = buffer.shape[1], update.shape[1]
+  last = count - 1
+  place = last - (last + start - jnp.arange(room)) % room
+  new = jnp.take(update, jnp.clip(place, 0, num_new - 1), axis=1)
+  return jnp.where((place >= 0)[:, None], new, buffer)
 
 
 def _write_round(buffer, update, start):

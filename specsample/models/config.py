@@ -81,7 +81,7 @@ class Config:
     if value != supported:
       raise ValueError(
         f'{self.origin}: {key} is {value!r}, but only {supported!r} is '
-        'supported'
+        'supported: give a checkpoint with that setting'
       )
 
   def part(self, key: str) -> 'Config':

@@ -17,7 +17,7 @@ def causal(
   `window`, only the last `window` of these.
   """
   positions = length[:, None] + jnp.arange(num_new)  # [B, T]
-  seen_at = jnp.concatenate([_indices(length, size), positions], axis=1)
+  seen_at = jnp.concatenate([indices(length, size), positions], axis=1)
   seen_at = seen_at[:, None]
   mask = (seen_at >= 0) & (seen_at <= positions[..., None])
   if window is not None:
@@ -52,18 +52,18 @@ def of_tree(
   root = length[:, None] - num_before
   seen = ancestors[:, num_before:]  # [B, T, W]
   positions = root + depths[:, num_before:]
-  seen_at = indices = _indices(length, size)
-  is_token = indices >= 0
+  seen_at = held = indices(length, size)
+  is_token = held >= 0
   cached = jnp.broadcast_to(
-    (is_token & (indices < root))[:, None], (length.size, num_new, size)
+    (is_token & (held < root))[:, None], (length.size, num_new, size)
   )
   if num_before:
-    node = jnp.clip(indices - root, 0, num_nodes - 1)
-    is_node = is_token & (indices >= root)
+    node = jnp.clip(held - root, 0, num_nodes - 1)
+    is_node = is_token & (held >= root)
     of_node = jnp.take_along_axis(seen, node[:, None], axis=2)
     cached |= is_node[:, None] & of_node
     depth = jnp.take_along_axis(depths, node, axis=1)
-    seen_at = jnp.where(is_node, root + depth, indices)
+    seen_at = jnp.where(is_node, root + depth, held)
   mask = jnp.concatenate([cached, seen[..., num_before:]], axis=2)
   if window is not None:
     seen_at = jnp.concatenate([seen_at, positions], axis=1)[:, None]
@@ -71,11 +71,12 @@ def of_tree(
   return mask, positions
 
 
-def _indices(length, size):
+def indices(length: Array, size: int) -> Array:
   """Returns the token index [B, S] of each cache entry, negative if empty.
 
-  Token i is in entry i % S: a ring holds the last S tokens, and in a cache with
-  room for all of them entry i holds token i.
+  The cache holds the first length [B] tokens. Token i is in entry i % S: a ring
+  holds the last S tokens, and in a cache with room for all of them entry i
+  holds token i.
   """
   entries = jnp.broadcast_to(jnp.arange(size), (length.size, size))
   entries = sharding.constrain(entries, 'batch', None)

@@ -24,12 +24,15 @@ def _fields(config, dtype):
   if config.flag('use_sliding_window'):
     fields |= {
       'sliding_window': llama.window(config, 4096),
-      'sliding_layers': _sliding_layers(config, fields['num_layers']),
+      'sliding_layers': sliding_layers(config, fields['num_layers']),
     }
   return fields
 
 
-def _sliding_layers(config, num_layers):
+def sliding_layers(
+  config: config_lib.Config, num_layers: int
+) -> tuple[int, ...]:
+  """Returns the layers with a window in a model that uses windows."""
   kinds = config.get('layer_types')
   if kinds is None:
     first = config.get('max_window_layers', 28)

@@ -97,6 +97,19 @@ CASES = (
     ),
   ),
   Kind(
+    'DFlash with windows',
+    lambda target, count, some: drafters.DFlash(
+      model=target,
+      num_draft_tokens=count,
+      feature_layers=(0, target.num_layers - 1),
+      num_layers=2,
+      layer_config=dataclasses.replace(
+        target, sliding_window=2, sliding_layers=(0,)
+      ),
+      causal_layers=(0,),
+    ),
+  ),
+  Kind(
     'DSpark',
     lambda target, count, some: drafters.DSpark(
       model=target,

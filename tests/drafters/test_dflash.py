@@ -12,6 +12,7 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample import verify
+from specsample.drafters import dflash
 from specsample.sampling import Sampling
 from specsample.types import DraftKind
 
@@ -260,6 +261,89 @@ def test_a_round_leaves_the_context_of_what_was_kept(name):
   assert kept == set(range(_K + 1))
 
 
+# The pending token is token 5 and the context is 0 to 4: what each token of the
+# block sees.
+_SEEN = {
+  'causal': (3, True, [{3, 4, 5}, {4, 5, 6}, {5, 6, 7}]),
+  'both sides': (3, False, [{3, 4, 5, 6, 7}, {4, 5, 6, 7}, {5, 6, 7}]),
+  'a window smaller than the block': (2, False, [{4, 5, 6}, {5, 6, 7}, {6, 7}]),
+  'the token itself': (1, False, [{5}, {6}, {7}]),
+  'causal without a window': (
+    *(None, True),
+    [{0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 4, 5, 6}, {0, 1, 2, 3, 4, 5, 6, 7}],
+  ),
+}
+
+
+@pytest.mark.parametrize('case', _SEEN)
+def test_a_block_sees_through_its_window(case):
+  window, is_causal, expected = _SEEN[case]
+  # A ring of 8: the second entry is empty, the first three are of later tokens.
+  seen_at = np.asarray(
+    [[8, -7, 10, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, -3, -2, -1]]
+  )
+  start = np.asarray([[5, 11], [5, 11]])
+  mask = dflash.block_mask(start, 3, seen_at, window, is_causal)
+  of_context, own = np.split(np.asarray(mask), [8], axis=2)
+  for row in range(2):
+    for i, tokens in enumerate(expected):
+      found = set(seen_at[row][of_context[row, i]].tolist())
+      found |= set((5 + np.flatnonzero(own[row, i])).tolist())
+      assert found == {x for x in tokens if x >= 5 or x in seen_at[row]}
+  np.testing.assert_array_equal(own[:, :3, :3], own[:, 3:, 3:])
+  assert not own[:, :3, 3:].any() and not own[:, 3:, :3].any()
+
+
+def test_rings_draft_as_whole_contexts_do():
+  sliding = dataclasses.replace(
+    _TARGET, sliding_window=3, sliding_layers=(0,), sliding_rope_theta=50.0
+  )
+  drafter = dataclasses.replace(
+    _DRAFTERS['dflash'], layer_config=sliding, causal_layers=(0,)
+  )
+  params = _params('dflash')
+  tokens = np.random.default_rng(3).integers(_V, size=(3, 40))
+  output = _features(params, tokens)
+
+  @functools.partial(jax.jit, static_argnames='is_round')
+  def observe(params, start, count, state, is_round):
+    width = _K + 1 if is_round else 12  # a chunk is longer than the ring
+    index = jnp.minimum(start[:, None] + jnp.arange(width), 39)
+    take = lambda x: jnp.take_along_axis(x, index[..., None], axis=1)
+    fed = jax.tree.map(take, output)
+    verdict = is_round or None
+    return drafter.observe(params, index, count, fed, verdict, state)
+
+  @jax.jit
+  def vectors(params, state):
+    start = state.length[:, None]
+    first = jnp.take_along_axis(jnp.asarray(tokens), start, axis=1)
+    whole = drafter.context(params, output.features)
+    draft = lambda context: drafter.vectors(params, first, start, context)
+    return draft(state), draft(whole)
+
+  state = drafter.init(params, 3, 64)
+  assert [x.shape[2] for x in state.keys] == [3 + _K + 1, 64]
+  # Rows end inside a chunk, or before it; one has fewer tokens than a window.
+  prompts = np.asarray([21, 1, 12])
+  for i in range(2):
+    count = np.clip(prompts - 12 * i, 0, 12)
+    state = observe(params, state.length, count, state, is_round=False)
+    np.testing.assert_allclose(*vectors(params, state), atol=1e-4)
+  for count in ([4, 1, 2], [1, 4, 3], [4, 0, 4]):
+    state = observe(
+      params, state.length, np.asarray(count), state, is_round=True
+    )
+    np.testing.assert_allclose(*vectors(params, state), atol=1e-4)
+  np.testing.assert_array_equal(state.length, [21 + 9, 1 + 5, 12 + 9])
+
+
+def test_the_targets_windows_are_not_those_of_its_drafter():
+  sliding = dataclasses.replace(_TARGET, sliding_window=3)
+  drafter = dataclasses.replace(_DRAFTERS['dflash'], model=sliding)
+  assert drafter.shape.window(0) is None
+
+
 @_each
 def test_blocks_of_a_batch_are_those_of_decoding(name):
   params, drafter = _params(name), _DRAFTERS[name]
@@ -340,6 +424,7 @@ def test_a_target_of_another_dtype_is_refused():
     ({'feature_layers': ()}, r'feature_layers are \(\), but the target has'),
     ({'feature_layers': (0, 3)}, r'are \(0, 3\), .* has layers 0 to 2'),
     ({'num_layers': 0}, 'num_layers is 0'),
+    ({'causal_layers': (0, 2)}, r'causal_layers are \(0, 2\), .* 0 to 1'),
     ({'num_draft_tokens': 0}, 'num_draft_tokens is 0'),
     ({'rank': 0}, 'rank is 0: give at least 1'),
     (

@@ -27,7 +27,12 @@ _SOME = {
   'num_layers': 1,
   'draft_vocab_size': _D2T.size,
 }
-_DFLASH = drafters.DFlash(**_SOME)
+# A window of 3 tokens, so that decoding reads a ring.
+_DFLASH = drafters.DFlash(
+  layer_config=dataclasses.replace(_TARGET, sliding_window=3),
+  causal_layers=(0,),
+  **_SOME,
+)
 _DSPARK = drafters.DSpark(rank=4, **_SOME)
 _RNG = np.random.default_rng(0)
 _BATCH = {

@@ -65,6 +65,7 @@ def plan(
     'num_layers': layer_config.num_layers,
     'drafts_from_pending': from_pending,
     'layer_config': layer_config,
+    'causal_layers': _causal_layers(source, layer_config),
   }
   drafter: drafters.DFlash
   if is_spark:
@@ -98,6 +99,31 @@ def _check_heads(source, is_spark):
       f'{there} tensor {_NAMES["markov.before"]}: one of the two belongs to '
       'another drafter'
     )
+
+
+def _causal_layers(source, layer_config):
+  """Returns the layers in which a block's tokens see no later ones.
+
+  Settings for all layers come first: vLLM's, ModelOpt's and JetSpec's. Without
+  them it is the layers with windows, unless these follow from `use_swa` alone.
+  (`speculators` trains full layers without this even where vLLM serves all
+  layers alike.)
+  """
+  config, of_blocks = source.config, source.config.part('dflash_config')
+  layers = range(layer_config.num_layers)
+  for part, key in (
+    (config, 'is_causal'),
+    (of_blocks, 'causal'),
+    (of_blocks, 'causal_head'),
+  ):
+    if part.get(key) is not None:
+      return tuple(layers) if part.flag(key) else ()
+  is_named = eagle.of_layer(config).get('layer_types') is not None
+  if config.flag('sliding_window_non_causal') or (
+    of_blocks.flag('use_swa') and not is_named
+  ):
+    return ()
+  return tuple(i for i in layers if layer_config.window(i) is not None)
 
 
 def _drafts_from_pending(source) -> bool:

@@ -7,10 +7,22 @@ from specsample.loading import load
 from specsample.loading.published import source as source_lib
 from specsample.models import config as config_lib
 from specsample.models import llama
+from specsample.models import qwen
 from specsample.models import transformer
 
 # Computed from the configuration, but stored by old checkpoints.
 FREQUENCIES = 'self_attn.rotary_emb.inv_freq'
+# Settings that other engines support, with the only value supported here.
+_ONLY = {
+  'hidden_act': 'silu',
+  'quantization_config': None,
+  'attention_sink_bias': False,
+  'add_swa_attention_sink_bias': False,
+  'attention_value_scale': 1,
+  'is_neox_style': True,
+  'logit_scale': 1,
+}
+_LARGEST_WINDOW = 2**31 - 1  # that of positions
 
 
 def names(ours: str, theirs: str) -> dict[str, str]:
@@ -43,14 +55,11 @@ def config_of(
   Raises:
     ValueError: the drafter is of another architecture, or damaged.
   """
-  config.only('hidden_act', 'silu')
-  config.only('quantization_config', None)
-  kinds = config.get('layer_types', [])
-  if not isinstance(kinds, list) or any(x != 'full_attention' for x in kinds):
-    raise ValueError(
-      f'{config.origin}: layer_types is {kinds}, but only layers that see all '
-      "tokens, 'full_attention', are supported"
-    )
+  for key, supported in _ONLY.items():
+    config.only(key, supported)
+  of_blocks = source.config.part('dflash_config')
+  for part in (source.config, of_blocks):
+    part.only('target_hidden_size', target.model.dim)
   # Defaults for settings that drafters leave out, or copy from a target.
   given: dict[str, Any] = {
     'vocab_size': target.model.vocab_size,
@@ -59,11 +68,64 @@ def config_of(
   }
   values = given | {x: y for x, y in config.values.items() if y is not None}
   config = dataclasses.replace(config, values=values)
+  shape = llama.shape(config, target.model.dtype)
+  sliding = _sliding_layers(config, of_blocks, shape['num_layers'])
   has = lambda name: f'{layer}self_attn.{name}' in source.tensors
   return transformer.Transformer(
-    **llama.shape(config, target.model.dtype),
-    **llama.rope(config),
+    **shape,
+    **_rope(config, len(sliding), shape['num_layers']),
+    sliding_window=_window(config, of_blocks) if sliding else None,
+    sliding_layers=sliding if len(sliding) < shape['num_layers'] else None,
     attention_bias=has('q_proj.bias'),
     attention_out_bias=has('o_proj.bias'),
     qk_norm=has('q_norm.weight'),
   )
+
+
+def _sliding_layers(config, of_blocks, num_layers):
+  """Returns the layers with a window.
+
+  `use_swa`, in the settings of a DFlash drafter, gives all layers one if no
+  layer is named.
+  """
+  named: tuple[int, ...] = ()
+  is_used = config.flag('use_sliding_window')
+  if is_used or config.get('layer_types') is not None:
+    named = qwen.sliding_layers(config, num_layers)
+  if not named and of_blocks.flag('use_swa'):
+    return tuple(range(num_layers))
+  if named and not config.flag('use_sliding_window', True):
+    raise ValueError(
+      f'{config.origin}: use_sliding_window is False, but layer_types is '
+      f'{config.get("layer_types")}: set use_sliding_window to true, or all '
+      "layers to 'full_attention'"
+    )
+  return named
+
+
+def _window(config, of_blocks):
+  """Returns how many tokens a token sees, itself included."""
+  key = 'sliding_window'
+  if of_blocks.get('swa_window_size') is not None:
+    config, key = of_blocks, 'swa_window_size'
+  if config.size(key) > _LARGEST_WINDOW:
+    raise config.unexpected(key, f'an integer from 1 to {_LARGEST_WINDOW}')
+  return config.size(key)
+
+
+def _rope(config, num_sliding, num_layers):
+  """Returns the rope's fields; transformers 5 may write them per layer type."""
+  of_kinds = config.part('rope_parameters')
+  full, sliding = 'full_attention', 'sliding_attention'
+  if not of_kinds.values.keys() & {full, sliding}:
+    return llama.rope(config)
+  of = lambda kind: llama.rope_of(of_kinds.part(kind))
+  if num_sliding in (0, num_layers):
+    return of(sliding if num_sliding else full)
+  if of(sliding) == of(full):
+    return of(full)
+  if of(sliding)['rope_scaling'] is not None:
+    raise of_kinds.unexpected(
+      sliding, 'the rope of full_attention, or one that is not scaled'
+    )
+  return of(full) | {'sliding_rope_theta': of(sliding)['rope_theta']}

@@ -69,19 +69,25 @@ def attend(query, key, value, mask):
   return np.concatenate(mixed, axis=-1)
 
 
-def causal_attention(tensors, name, x, head_dim, theta, eps=1e-6):
-  """Applies self-attention to rows [T, D], from position 0 on."""
+def causal_attention(
+  tensors, name, x, head_dim, theta, eps=1e-6, *, window=None
+):
+  """Applies self-attention to rows [T, D], from position 0 on.
+
+  A row sees the last `window` rows, itself included; None for all.
+  """
   positions = np.arange(len(x))
   of = lambda part: heads(linear(tensors, f'{name}.{part}_proj', x), head_dim)
   query, key, value = of('q'), of('k'), of('v')
   if f'{name}.q_norm.weight' in tensors:
     query = norm(tensors, f'{name}.q_norm', query, eps)
     key = norm(tensors, f'{name}.k_norm', key, eps)
+  behind = positions[:, None] - positions
   mixed = attend(
     rotate(query, positions, theta),
     rotate(key, positions, theta),
     value,
-    np.tri(len(x), dtype=bool),
+    (behind >= 0) & (behind < (window or len(x))),
   )
   return linear(tensors, f'{name}.o_proj', mixed)
 

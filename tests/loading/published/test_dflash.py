@@ -113,7 +113,21 @@ def save(folder, tensors, config):
   return folder
 
 
-def _outputs(tensors, found, size):
+# Each layer's window, whether its blocks are causal, and the base of its rope.
+_FULL = (None, False, _THETA)
+
+
+def _seen(start, size, window, is_causal):
+  """Returns what a block sees of the text before it and of itself."""
+  query = start + np.arange(size)[:, None]
+  key = np.arange(start + size)
+  seen = np.ones((size, start + size), bool)
+  if window is not None:
+    seen &= np.abs(query - key) < window
+  return seen & (key <= query) if is_causal else seen
+
+
+def _outputs(tensors, found, size, kinds=(_FULL,) * _NUM):
   """Returns the vectors [size, D] of a block that may be unembedded."""
   features = np.concatenate(found.features, axis=-1)
   fused = by_hand.linear(tensors, 'fc', features)
@@ -123,7 +137,7 @@ def _outputs(tensors, found, size):
   start = len(found.text) - 1
   places = start + np.arange(size)
   everywhere = np.arange(start + size)
-  for i in range(_NUM):
+  for i, (window, is_causal, theta) in enumerate(kinds):
     name = f'layers.{i}.self_attn'
     read = by_hand.norm(tensors, f'layers.{i}.input_layernorm', x, _EPS)
     both = np.concatenate([fused, read])
@@ -133,10 +147,10 @@ def _outputs(tensors, found, size):
     query = by_hand.norm(tensors, f'{name}.q_norm', heads('q', read), _EPS)
     key = by_hand.norm(tensors, f'{name}.k_norm', heads('k', both), _EPS)
     mixed = by_hand.attend(
-      by_hand.rotate(query, places, _THETA),
-      by_hand.rotate(key, everywhere, _THETA),
+      by_hand.rotate(query, places, theta),
+      by_hand.rotate(key, everywhere, theta),
       heads('v', both),
-      np.ones((size, len(both)), bool),
+      _seen(start, size, window, is_causal),
     )
     x = x + by_hand.linear(tensors, f'{name}.o_proj', mixed)
     name = f'layers.{i}.post_attention_layernorm'
@@ -146,9 +160,9 @@ def _outputs(tensors, found, size):
   return by_hand.norm(tensors, 'norm', x, _EPS)
 
 
-def _by_hand(tensors, found, from_pending=False):
+def _by_hand(tensors, found, from_pending=False, **kinds):
   num_drafts = len(found.drafts)
-  outputs = _outputs(tensors, found, num_drafts + (not from_pending))
+  outputs = _outputs(tensors, found, num_drafts + (not from_pending), **kinds)
   vectors = outputs[-num_drafts:]
   if 'lm_head.weight' in tensors:
     logits = by_hand.linear(tensors, 'lm_head', vectors)
@@ -165,10 +179,10 @@ def _by_hand(tensors, found, from_pending=False):
   return of_target
 
 
-def _assert_drafts(loaded, tensors, from_pending):
+def _assert_drafts(loaded, tensors, from_pending, **kinds):
   rounds = by_hand.two_rounds(loaded, TARGET, _PROMPT, 1, 7)
   for found in rounds:
-    expected = _by_hand(tensors, found, from_pending)
+    expected = _by_hand(tensors, found, from_pending, **kinds)
     np.testing.assert_allclose(found.logits, expected, atol=1e-4)
   return rounds
 
@@ -200,6 +214,113 @@ def test_dflash_of_speculators(tmp_path, ids):
   assert loaded.drafter.num_draft_tokens == 3
   assert loaded.drafter.feature_layers == (1, 3)
   _assert_drafts(loaded, tensors, from_pending=False)
+
+
+_SLIDING = ['sliding_attention', 'full_attention']
+_ROPES = {
+  'full_attention': {'rope_type': 'default', 'rope_theta': _THETA},
+  'sliding_attention': {'rope_type': 'default', 'rope_theta': 30.0},
+}
+_of_blocks = lambda **more: {'dflash_config': _DFLASH['dflash_config'] | more}
+_of_speculators = lambda **more: (
+  _SPECULATORS
+  | more
+  | {
+    'transformer_layer_config': _LAYER_CONFIG
+    | {'layer_types': _SLIDING, 'sliding_window': 3}
+  }
+)
+_SPELLINGS = {
+  'by layer types': (
+    _DFLASH
+    | {
+      'layer_types': _SLIDING,
+      'sliding_window': 3,
+      'use_sliding_window': True,
+      'rope_parameters': _ROPES,
+    },
+    ((3, True, 30.0), _FULL),
+  ),
+  'both sides of all layers': (
+    _DFLASH
+    | {
+      'layer_types': ['sliding_attention'] * 2,
+      'sliding_window': 2,
+      'is_causal': False,
+      'rope_parameters': _ROPES,
+    },
+    ((2, False, 30.0),) * 2,
+  ),
+  'speculators': (_of_speculators(), ((3, True, _THETA), _FULL)),
+  'speculators, both sides': (
+    _of_speculators(sliding_window_non_causal=True),
+    ((3, False, _THETA), _FULL),
+  ),
+  'use_swa': (
+    _DFLASH
+    | {'layer_types': None, 'sliding_window': 9}
+    | _of_blocks(use_swa=True, swa_window_size=3),
+    ((3, False, _THETA),) * 2,
+  ),
+  'ModelOpt': (
+    _DFLASH | _of_blocks(use_swa=True, swa_window_size=3, causal=False),
+    ((3, False, _THETA),) * 2,
+  ),
+  'all layers causal': (
+    _DFLASH
+    | {'layer_types': _SLIDING, 'sliding_window': 3}
+    | _of_blocks(causal=True),
+    ((3, True, _THETA), (None, True, _THETA)),
+  ),
+  'JetSpec': (
+    _DFLASH | _of_blocks(causal_head=True),
+    ((None, True, _THETA),) * 2,
+  ),
+  'one rope, by layer type': (
+    _DFLASH
+    | {
+      'layer_types': _SLIDING,
+      'sliding_window': 3,
+      'rope_parameters': dict.fromkeys(_ROPES, _ROPES['full_attention']),
+    },
+    ((3, True, _THETA), _FULL),
+  ),
+  'windows that are not used': (
+    _DFLASH
+    | {
+      'layer_types': None,
+      'sliding_window': 3,
+      'use_sliding_window': False,
+      'rope_parameters': _ROPES,
+    },
+    (_FULL,) * 2,
+  ),
+}
+
+
+@pytest.mark.parametrize('spelling', _SPELLINGS)
+def test_windows_in_every_spelling(tmp_path, spelling):
+  config, kinds = _SPELLINGS[spelling]
+  folder = save(tmp_path, dflash_tensors(), config)
+  drafter = specsample.load_drafter(folder, TARGET).drafter
+  shape, found = drafter.shape, []
+  for i in range(_NUM):
+    window, theta = shape.window(i), shape.rope_theta
+    if window is not None and shape.sliding_rope_theta is not None:
+      theta = shape.sliding_rope_theta
+    found.append((window, i in drafter.causal_layers, theta))
+  assert tuple(found) == kinds
+
+
+@pytest.mark.parametrize(
+  'spelling',
+  ['by layer types', 'both sides of all layers', 'all layers causal'],
+)
+def test_dflash_of_windows_drafts_as_its_tensors_say(tmp_path, spelling):
+  config, kinds = _SPELLINGS[spelling]
+  tensors = dflash_tensors()
+  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  _assert_drafts(loaded, tensors, from_pending=False, kinds=kinds)
 
 
 def test_dspark_drafts_as_its_tensors_say(tmp_path):
@@ -324,12 +445,12 @@ _DAMAGES = {
   ),
   'more layers than the configuration': (
     dflash_tensors,
-    _DFLASH | {'num_hidden_layers': 1},
+    _DFLASH | {'num_hidden_layers': 1, 'layer_types': None},
     r'has 11 tensors \(layers\.1\..* unknown',
   ),
   'fewer layers than the configuration': (
     dflash_tensors,
-    _DFLASH | {'num_hidden_layers': 3},
+    _DFLASH | {'num_hidden_layers': 3, 'layer_types': None},
     r'lacks 11 tensors \(layers\.2\.',
   ),
   'of another shape': (
@@ -374,10 +495,82 @@ _DAMAGES = {
     {key: x for key, x in _DFLASH.items() if key != 'block_size'},
     'block_size is None, expected an integer of at least 1',
   ),
-  'windows': (
+  'layers of an unknown kind': (
     dflash_tensors,
-    _DFLASH | {'layer_types': ['full_attention', 'sliding_attention']},
-    'layer_types is .*, but only layers that see all tokens',
+    _DFLASH | {'layer_types': ['full_attention', 'chunked_attention']},
+    r"layer_types is .*, expected one of \['full_attention', 'sliding_att",
+  ),
+  'kinds of fewer layers': (
+    dflash_tensors,
+    _DFLASH | {'layer_types': ['full_attention']},
+    r"layer_types is \['full_attention'\], expected one of .* for each layer",
+  ),
+  'a window of no tokens': (
+    dflash_tensors,
+    _DFLASH | {'layer_types': _SLIDING, 'sliding_window': 0},
+    'sliding_window is 0, expected an integer of at least 1',
+  ),
+  'a window beyond all positions': (
+    dflash_tensors,
+    _DFLASH | _of_blocks(use_swa=True, swa_window_size=2**31),
+    'swa_window_size is 2147483648, expected an integer from 1 to 2147483647',
+  ),
+  'windows that are both used and not': (
+    dflash_tensors,
+    _DFLASH
+    | {
+      'layer_types': _SLIDING,
+      'sliding_window': 3,
+      'use_sliding_window': False,
+    },
+    'use_sliding_window is False, but layer_types is .*: set use_sliding_wind',
+  ),
+  'a scaled rope of some layers': (
+    dflash_tensors,
+    _DFLASH
+    | {
+      'layer_types': _SLIDING,
+      'sliding_window': 3,
+      'rope_parameters': _ROPES
+      | {
+        'sliding_attention': {
+          'rope_type': 'linear',
+          'factor': 2.0,
+          'rope_theta': 30.0,
+        }
+      },
+    },
+    'sliding_attention is .*, expected the rope of full_attention, or one',
+  ),
+  'sinks': (
+    dflash_tensors,
+    _DFLASH | {'attention_sink_bias': True},
+    'attention_sink_bias is True, but only False is supported: give a check',
+  ),
+  'sinks in windows': (
+    dflash_tensors,
+    _DFLASH | {'add_swa_attention_sink_bias': True},
+    'add_swa_attention_sink_bias is True, but only False is supported',
+  ),
+  'scaled values': (
+    dflash_tensors,
+    _DFLASH | {'attention_value_scale': 0.707},
+    'attention_value_scale is 0.707, but only 1 is supported',
+  ),
+  'a rope of neighbouring numbers': (
+    dflash_tensors,
+    _DFLASH | {'is_neox_style': False},
+    'is_neox_style is False, but only True is supported',
+  ),
+  'scaled logits': (
+    dflash_tensors,
+    _DFLASH | {'logit_scale': 0.5},
+    'logit_scale is 0.5, but only 1 is supported',
+  ),
+  'a target of another width': (
+    dflash_tensors,
+    _DFLASH | {'target_hidden_size': 32},
+    'target_hidden_size is 32, but only 16 is supported',
   ),
   'another Markov head': (
     _SPARK,

@@ -143,14 +143,14 @@ def _eagle_by_hand(tensors, found):
   return _chain(found, found.hidden, step)
 
 
-def _eagle3_by_hand(tensors, found, name='midlayer', flags=()):
+def _eagle3_by_hand(tensors, found, name='midlayer', flags=(), window=None):
   def step(embedded, features):
     normed = by_hand.norm(tensors, f'{name}.hidden_norm', features, _EPS)
     first = by_hand.norm(tensors, f'{name}.input_layernorm', embedded, _EPS)
     read = np.concatenate([first, normed], axis=-1)
     around = normed if 'norm_before_residual' in flags else features
     x = around + by_hand.causal_attention(
-      tensors, f'{name}.self_attn', read, _HEAD, _THETA
+      tensors, f'{name}.self_attn', read, _HEAD, _THETA, window=window
     )
     read = by_hand.norm(tensors, f'{name}.post_attention_layernorm', x, _EPS)
     last = (x + by_hand.mlp(tensors, f'{name}.mlp', read))[-1]
@@ -308,6 +308,17 @@ def test_what_speculators_may_change(tmp_path, flags):
   )
 
 
+def test_the_layer_may_have_a_window(tmp_path):
+  sliding = {'layer_types': ['sliding_attention'], 'sliding_window': 3}
+  config = SPECULATORS | {'transformer_layer_config': CONFIG | sliding}
+  tensors = eagle3_tensors('layers.0.')
+  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  assert loaded.drafter.window == 3
+  _assert_drafts(
+    loaded, lambda x: _eagle3_by_hand(tensors, x, 'layers.0', window=3)
+  )
+
+
 def test_the_target_may_have_layers_of_another_kind(tmp_path):
   """Qwen 3, for example, has norms for its heads, and its drafters don't."""
   model = dataclasses.replace(
@@ -444,10 +455,10 @@ _DAMAGES = {
     {'num_hidden_layers': 2},
     'num_hidden_layers is 2, but only drafters with one layer are supported',
   ),
-  'config of windows': (
+  'config of windows of no size': (
     eagle3_tensors,
     {'layer_types': ['sliding_attention']},
-    r"layer_types is \['sliding_attention'\], but only layers that see",
+    'sliding_window is None, expected an integer of at least 1',
   ),
   'config of another activation': (
     eagle_tensors,
@@ -487,7 +498,7 @@ _DAMAGES = {
   'a kind of layers that is no list': (
     eagle3_tensors,
     {'layer_types': 1},
-    'layer_types is 1, but only layers that see all tokens',
+    r'layer_types is 1, expected one of \[.* for each layer',
   ),
   'a part that is no object': (
     eagle3_tensors,
