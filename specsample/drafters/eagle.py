@@ -73,6 +73,11 @@ class _Eagle3(nnx.Module):
     self.feature_norms = feature_norms.FeatureNorms(
       num_features if config.has_feature_norms else 0, dim, eps
     )
+    self.joint_norm = (
+      layers.RMSNorm(num_features * dim, eps, jnp.float32)
+      if config.has_joint_norm
+      else None
+    )
     self.project = feature_chain.Joined(num_features, dim, False, keys)
     self.embedding_norm = layers.RMSNorm(dim, eps, jnp.float32)
     self.feature_norm = layers.RMSNorm(dim, eps, jnp.float32)
@@ -88,6 +93,12 @@ class _Eagle3(nnx.Module):
     read = jnp.concatenate([self.embedding_norm(embedded), normed], axis=1)
     rows, keys, values = self.layer(around, read, *context)
     return self.norm(rows) if self.feeds_back_normed else rows, keys, values
+
+  def fuse(self, features):
+    features = self.feature_norms(features)
+    if self.joint_norm is not None:
+      features = [self.joint_norm(jnp.concatenate(features, axis=-1))]
+    return self.project(*features)
 
   def read(self, rows):
     return rows if self.feeds_back_normed else self.norm(rows)
@@ -107,13 +118,16 @@ class Eagle3(feature_chain.FeatureChain):
       the paper's code.
     has_feature_norms: whether each feature is normalised before the projection,
       initially as the target's layer that reads it does. Not in the paper.
+    has_joint_norm: whether the features are normalised after they are joined.
+      This and the next two are for drafters that `speculators` trains.
     norm_before_residual: whether the residual connection carries the norm of
-      the vector. This and the next are for drafters that `speculators` trains.
+      the vector.
     feeds_back_normed: whether the last norm is applied to what is fed back.
   """
 
   feature_layers: tuple[int, ...] = ()
   has_feature_norms: bool = False
+  has_joint_norm: bool = False
   norm_before_residual: bool = False
   feeds_back_normed: bool = False
   _network = _Eagle3
@@ -132,8 +146,7 @@ class Eagle3(feature_chain.FeatureChain):
   ) -> Array:
     """See `feature_chain.FeatureChain`."""
     rows = [x.reshape(-1, x.shape[-1]) for x in of_layers]
-    own = self.merge(params)
-    return own.project(*own.feature_norms(rows)).reshape(hidden.shape)
+    return self.merge(params).fuse(rows).reshape(hidden.shape)
 
   def _begin(self, key, target_params):
     params = super()._begin(key, target_params)

@@ -28,8 +28,8 @@ LAYOUTS = {
     test_eagle.TARGET,
     lambda folder: test_eagle.save(
       folder,
-      test_eagle.eagle3_tensors('layers.0.'),
-      test_eagle.SPECULATORS | {'norm_before_residual': True},
+      test_eagle.eagle3_tensors('layers.0.') | test_eagle.joint_norm(),
+      test_eagle.SPECULATORS | {'norm_before_fc': True},
     ),
   ),
   'dspark': (

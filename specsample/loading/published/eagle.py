@@ -64,7 +64,10 @@ def plan_eagle3(
       or is for another target.
   """
   config = source.config
-  config.only('norm_before_fc', False)
+  of_speculators = config.get('speculators_model_type') is not None
+  joint_norm = config.part('eagle_config').flag(
+    'norm_before_fc', config.flag('norm_before_fc')
+  )
   is_there = any(name.startswith('midlayer.') for name in source.tensors)
   prefix = 'midlayer.' if is_there else 'layers.0.'
   ids, ignored = read_ids(source, target)
@@ -77,11 +80,14 @@ def plan_eagle3(
     ),
     feature_layers=_feature_layers(source, target),
     has_feature_norms=config.flag('fc_norm'),
-    norm_before_residual=config.flag('norm_before_residual'),
+    has_joint_norm=joint_norm,
+    # Files of `speculators` from before there was this setting have the norm.
+    norm_before_residual=config.flag('norm_before_residual', of_speculators),
     feeds_back_normed=config.flag('norm_output'),
     layer_config=_one_layer(source, target, prefix),
   )
   names = _names(prefix) | {
+    'joint_norm.scale': 'input_norm.weight',
     'project.linear.kernel': 'fc.weight',
     'embedding_norm.scale': f'{prefix}input_layernorm.weight',
     'feature_norm.scale': f'{prefix}hidden_norm.weight',

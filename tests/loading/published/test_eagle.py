@@ -71,6 +71,10 @@ def _norm(rng, name, size=_D):
   return {f'{name}.weight': 1 + by_hand.normal(rng, size)}
 
 
+def joint_norm():
+  return _norm(np.random.default_rng(3), 'input_norm', 3 * _D)
+
+
 def eagle_tensors(has_bias=True):
   rng = np.random.default_rng(0)
   tensors = _layer(rng, 'layers.0.', _D)
@@ -168,7 +172,10 @@ def _eagle3_by_hand(tensors, found, name='midlayer', flags=(), window=None):
       by_hand.norm(tensors, f'fc_norm.{i}', x, _EPS)
       for i, x in enumerate(parts)
     ]
-  features = by_hand.linear(tensors, 'fc', np.concatenate(parts, axis=-1))
+  joined = np.concatenate(parts, axis=-1)
+  if 'norm_before_fc' in flags:
+    joined = by_hand.norm(tensors, 'input_norm', joined, _EPS)
+  features = by_hand.linear(tensors, 'fc', joined)
   return _chain(found, features, step)
 
 
@@ -271,7 +278,20 @@ def test_eagle3_drafts_as_its_tensors_say(tmp_path, spelling):
   assert drafter.feature_layers == (1, _L // 2 - 1, _L - 4)
   ids = np.asarray(loaded.params['vocabulary']['d2t'])
   np.testing.assert_array_equal(ids, _IDS)
-  _assert_drafts(loaded, lambda x: _eagle3_by_hand(tensors, x, name[:-1]))
+  # Older files of speculators do not say that they have this norm.
+  flags = ('norm_before_residual',) if spelling == 'speculators' else ()
+  _assert_drafts(
+    loaded, lambda x: _eagle3_by_hand(tensors, x, name[:-1], flags)
+  )
+
+
+def test_a_norm_before_fc_may_be_set_in_eagle_config(tmp_path):
+  tensors = eagle3_tensors()
+  tensors |= joint_norm()
+  config = CONFIG | {'eagle_config': {'norm_before_fc': True}}
+  drafter = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  assert drafter.drafter.has_joint_norm
+  assert not drafter.drafter.norm_before_residual
 
 
 def test_eagle3_of_all_tokens_and_five_layers(tmp_path):
@@ -290,15 +310,23 @@ def test_eagle3_of_all_tokens_and_five_layers(tmp_path):
 
 @pytest.mark.parametrize(
   'flags',
-  [('norm_before_residual', 'fc_norm'), ('norm_output',)],
+  [
+    ('norm_before_residual', 'fc_norm'),
+    ('norm_output',),
+    # What it trains by default.
+    ('norm_before_residual', 'norm_before_fc', 'norm_output'),
+  ],
 )
 def test_what_speculators_may_change(tmp_path, flags):
   tensors = eagle3_tensors('layers.0.')
+  if 'norm_before_fc' in flags:
+    tensors |= joint_norm()
   if 'fc_norm' in flags:
     rng = np.random.default_rng(3)
     for i in range(3):
       tensors |= _norm(rng, f'fc_norm.{i}')
-  config = SPECULATORS | dict.fromkeys(flags, True)
+  config = SPECULATORS | {'norm_before_residual': False}
+  config |= dict.fromkeys(flags, True)
   # In speculators' numbers the embedding counts as the first layer.
   config['eagle_aux_hidden_state_layer_ids'] = [0, 3, 5]
   loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
@@ -314,8 +342,9 @@ def test_the_layer_may_have_a_window(tmp_path):
   tensors = eagle3_tensors('layers.0.')
   loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
   assert loaded.drafter.window == 3
+  flags = ('norm_before_residual',)
   _assert_drafts(
-    loaded, lambda x: _eagle3_by_hand(tensors, x, 'layers.0', window=3)
+    loaded, lambda x: _eagle3_by_hand(tensors, x, 'layers.0', flags, window=3)
   )
 
 
@@ -475,10 +504,15 @@ _DAMAGES = {
     {'draft_vocab_size': 12},
     "draft_vocab_size is 12, but .* has no tensor d2t to .* target's 32: the",
   ),
-  'one norm before fc': (
+  'a norm before fc that is not there': (
     lambda: eagle3_tensors('layers.0.'),
     {'norm_before_fc': True},
-    'norm_before_fc is True, but only False is supported',
+    r'lacks 1 tensors \(input_norm\.weight\)',
+  ),
+  'a norm before fc that is not meant': (
+    lambda: eagle3_tensors() | joint_norm(),
+    {},
+    r'has 1 tensors \(input_norm\.weight\) unknown',
   ),
   'the last layer': (
     lambda: eagle3_tensors('layers.0.', None),
