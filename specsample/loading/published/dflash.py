@@ -1,8 +1,11 @@
-"""DFlash and DSpark, as their authors and `speculators` write them.
+"""DFlash and DSpark, as their authors and others write them.
 
-Chen et al., 2602.06036; DSpark is from DeepSpec.
+Chen et al., 2602.06036; DSpark is from DeepSpec. Settings of the block are in
+`dflash_config`, where SpecForge has those of DSpark too, or at the top level,
+where DeepSpec and `speculators` have them.
 """
 
+import dataclasses
 from typing import Any
 
 from specsample import drafters
@@ -10,6 +13,7 @@ from specsample.loading import load
 from specsample.loading.published import eagle
 from specsample.loading.published import layer
 from specsample.loading.published import source as source_lib
+from specsample.models import config as config_lib
 
 _NAMES = {
   'fuse.kernel': 'fc.weight',
@@ -33,25 +37,22 @@ def plan(
   Raises:
     ValueError: the drafter is of an unsupported kind, or for another target.
   """
-  config = source.config
-  nested = config.part('dflash_config')
-  setting = lambda key: nested.get(key, config.get(key))
+  config = _of_block(source.config)
   is_spark = _NAMES['markov.before'] in source.tensors
-  _check_heads(source, is_spark)
+  _check_heads(source, config, is_spark)
   layer_config = layer.config_of(
-    source, eagle.of_layer(config), target, 'layers.0.'
+    source, eagle.of_layer(source.config), target, 'layers.0.'
   )
-  mask_id = setting('mask_token_id')
+  mask_id = config.get('mask_token_id')
   if type(mask_id) is not int or not 0 <= mask_id < target.model.vocab_size:
     raise ValueError(
       f'{config.origin}: mask_token_id is {mask_id!r}, but the target has '
       f'tokens 0 to {target.model.vocab_size - 1}: the drafter was made for '
       'another target'
     )
-  from_pending = _drafts_from_pending(source)
+  from_pending = _drafts_from_pending(source.config)
   if num_draft_tokens is None:
-    place = nested if nested.get('block_size') else config
-    size = place.size('block_size')
+    size = config.size('block_size')
     num_draft_tokens = size if from_pending else size - 1
   ids, ignored = eagle.read_ids(source, target)
   settings: dict[str, Any] = {
@@ -61,7 +62,7 @@ def plan(
     'own_unembedding': (
       ids is not None or source_lib.has_own_unembedding(source, target)
     ),
-    'feature_layers': _feature_layers(source, target),
+    'feature_layers': _feature_layers(source, config, target),
     'num_layers': layer_config.num_layers,
     'drafts_from_pending': from_pending,
     'layer_config': layer_config,
@@ -85,9 +86,15 @@ def plan(
   )
 
 
-def _check_heads(source, is_spark):
+def _of_block(config: config_lib.Config) -> config_lib.Config:
+  """Returns a configuration with the settings of `dflash_config` as its own."""
+  nested = config.part('dflash_config').values
+  given = {key: value for key, value in nested.items() if value is not None}
+  return dataclasses.replace(config, values={**config.values, **given})
+
+
+def _check_heads(source, config, is_spark):
   """Raises ValueError if a Markov head is of another kind or incomplete."""
-  config = source.config
   if is_spark:
     config.only('markov_head_type', 'vanilla')
     config.only('confidence_head_with_markov', True)
@@ -126,31 +133,29 @@ def _causal_layers(source, layer_config):
   return tuple(i for i in layers if layer_config.window(i) is not None)
 
 
-def _drafts_from_pending(source) -> bool:
+def _drafts_from_pending(config) -> bool:
   """Returns whether the pending token's output gives the first draft token.
 
-  It does for drafters that DeepSpec trains. In `speculators` the setting
-  sample_from_anchor decides; by default it does for DSpark only.
+  It does for drafters that DeepSpec trains, and for SpecForge's DSpark. In
+  `speculators` the setting sample_from_anchor decides, and files from before
+  there was this setting fill in the masks.
   """
-  config = source.config
   if 'sample_from_anchor' in config.values:
     return config.flag('sample_from_anchor')
-  kind = config.get('speculators_model_type')
-  if kind is not None:
-    return kind == 'dspark'
-  is_nested = config.get('dflash_config') is not None
-  return not is_nested and config.get('target_layer_ids') is not None
+  if config.get('speculators_model_type') is not None:
+    return False
+  if config.get('dflash_config') is not None:
+    return config.part('dflash_config').get('projector_type') == 'dspark'
+  return config.get('target_layer_ids') is not None
 
 
-def _feature_layers(source, target):
-  config = source.config
+def _feature_layers(source, config, target):
   # The numbers of `speculators` count the embedding as the first.
   counted = source_lib.numbers(config, 'aux_hidden_state_layer_ids')
   if counted:
     return tuple(i - 1 for i in counted)
   key = 'target_layer_ids'
-  ids = source_lib.numbers(config.part('dflash_config'), key)
-  ids = ids or source_lib.numbers(config, key)
+  ids = source_lib.numbers(config, key)
   if not ids:
     raise ValueError(
       f'{config.origin}: {key} is missing, so it is not known which of the '

@@ -353,7 +353,27 @@ def test_dspark_of_speculators(tmp_path):
     'markov_rank': RANK,
   }
   loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  # Files without this setting are from before drafts began at the anchor.
+  assert loaded.drafter.num_draft_tokens == 3
+  assert not loaded.drafter.drafts_from_pending
+  config = config | {'sample_from_anchor': True}
+  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
   assert loaded.drafter.num_draft_tokens == 4
+  _assert_drafts(loaded, tensors, from_pending=True)
+
+
+def test_dspark_of_specforge(tmp_path):
+  """All its settings are in dflash_config."""
+  own = ('mask_token_id', 'target_layer_ids', 'markov_rank', 'block_size')
+  nested = {key: DSPARK[key] for key in (*own, 'markov_head_type')}
+  config = _LAYER_CONFIG | {
+    'architectures': ['DFlashDraftModel'],
+    'dflash_config': nested | {'projector_type': 'dspark'},
+  }
+  tensors = dflash_tensors(rank=RANK)
+  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  assert type(loaded.drafter) is drafters.DSpark
+  assert loaded.drafter.num_draft_tokens == 3
   _assert_drafts(loaded, tensors, from_pending=True)
 
 
@@ -576,6 +596,17 @@ _DAMAGES = {
     _SPARK,
     DSPARK | {'markov_head_type': 'gated'},
     "markov_head_type is 'gated', but only 'vanilla' is supported",
+  ),
+  'another Markov head, nested': (
+    _SPARK,
+    _LAYER_CONFIG
+    | _of_blocks(markov_rank=RANK, markov_head_type='other', block_size=3),
+    "markov_head_type is 'other', but only 'vanilla' is supported",
+  ),
+  'a Markov head that is not there, nested': (
+    dflash_tensors,
+    _DFLASH | _of_blocks(markov_rank=RANK),
+    'markov_rank is 4, but .* has no tensor markov_head.markov_w1.weight',
   ),
   'a Markov head that is not there': (
     dflash_tensors,
