@@ -57,9 +57,9 @@ class EarlyStopping(policy.Filter):
   speeds: tuple[float, ...] = (1.0, 0.5, 0.45)  # [K + 1], passes per second
   reads_token = False
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    del state
+    del state, over
     promised = self.promised(draft)
     return promised[1:] > promised[:-1]
 
@@ -78,9 +78,9 @@ class GlobalArgmax(EarlyStopping):
   the confidence in the second one.
   """
 
-  def passes(self, draft, state):
+  def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    del state
+    del state, over
     return jnp.arange(draft.tokens.size) < jnp.argmax(self.promised(draft))
 
 
