@@ -7,6 +7,7 @@ from experiments.certificate.planted import budgets
 from experiments.certificate.planted import bugs
 from experiments.certificate.planted import detectors
 from experiments.certificate.planted import rules
+from specsample import policies
 from specsample import verify
 from specsample.drafters import Ngram
 from specsample.testing import cases
@@ -40,9 +41,12 @@ def test_drafts_kept_if_they_equal_the_targets_draw_are_exact(drafter):
 @pytest.mark.parametrize(
   ('budget', 'expected'),
   [
-    (budgets.EarlyStopping(), (0.7, 0.3)),  # never drafts
-    (budgets.EarlyStopping((1.0, 0.6, 0.5)), (0.7, 0.3)),  # 2 after A, else 1
-    (budgets.GlobalArgmax(), (0.85, 0.15)),
+    (policies.EarlyStopping(costs=budgets.COSTS), (0.7, 0.3)),  # never drafts
+    (
+      policies.EarlyStopping(costs=(1, 5 / 3, 2)),
+      (0.7, 0.3),
+    ),  # 1 or 2
+    (budgets.GlobalArgmax(costs=budgets.COSTS), (0.85, 0.15)),
   ],
 )
 def test_a_budget_is_exact_if_it_stops_early(budget, expected):

@@ -1,6 +1,7 @@
 """Policies for how much is drafted and verified: filters and lengths."""
 
 from specsample.policies.budget import Budget
+from specsample.policies.early_stopping import EarlyStopping
 from specsample.policies.entropy import AdaEDL
 from specsample.policies.entropy import SVIP
 from specsample.policies.fastest import Fastest
@@ -19,6 +20,7 @@ __all__ = [
   'Budget',
   'Confidence',
   'ConfidenceProduct',
+  'EarlyStopping',
   'Fastest',
   'Fixed',
   'LargestProbability',

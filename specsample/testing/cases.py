@@ -173,6 +173,7 @@ def policy_cases() -> Iterator[Case]:
     *((policy, Trained('Chain', model, chain, params)) for policy in POLICIES),
     (policies.Confidence(0.5), confident),
     (policies.ConfidenceProduct(0.3), confident),
+    (policies.EarlyStopping(costs=(1.0, 1.4, 1.9, 2.5)), confident),
   ):
     drafter = drafters.Adaptive(drafter=scene.drafter, policies=(policy,))
     target, law = _twice(scene.model, scene.params['target'], sampling)

@@ -5,18 +5,24 @@ import pytest
 
 from experiments.certificate.planted import budgets
 from experiments.certificate.planted import drafters as planted
+from specsample import policies
 from specsample import verify
 from specsample.drafters import Chain
 from specsample.testing import pairs
 
 _CHAIN = Chain(model=budgets.DRAFT, num_draft_tokens=1)
 _CUT = planted.CutByNeighbour(drafter=_CHAIN)
+# Both rows go on if one token in each promises enough for its cost.
+_TOGETHER = budgets.drafter(
+  policies.EarlyStopping(costs=(1, 5 / 3, 2), whole_batch=True)
+)
 
 
 @pytest.mark.parametrize(
   ('drafter', 'expected'),
   [
     (_CHAIN, [[0.49, 0.21], [0.21, 0.09]]),
+    (_TOGETHER, [[0.49, 0.21], [0.21, 0.09]]),
     (_CUT, [[0.5125, 0.1875], [0.1875, 0.1125]]),
   ],
 )

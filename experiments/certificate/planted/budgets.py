@@ -9,12 +9,11 @@ import dataclasses
 import math
 
 import jax.numpy as jnp
-import numpy as np
 
 from experiments.certificate.planted import drafters
 from specsample.drafters import Adaptive
 from specsample.drafters import Chain
-from specsample.policies import filters
+from specsample.policies import EarlyStopping
 from specsample.policies import policy
 from specsample.testing.hash_model import HashModel
 
@@ -47,30 +46,11 @@ class _Trusting(Chain):
     return jnp.where(first < 0, 0.8, jnp.where(first == 0, 0.9, 0.0))
 
 
-@dataclasses.dataclass(frozen=True)
-class EarlyStopping(policy.Filter):
-  """Drafts while each draft token raises the expected tokens per second.
-
-  Whether a token is drafted then depends on no token that comes after it.
-  """
-
-  speeds: tuple[float, ...] = (1.0, 0.5, 0.45)  # [K + 1], passes per second
-  reads_token = False
-
-  def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
-    del state, over
-    promised = self.promised(draft)
-    return promised[1:] > promised[:-1]
-
-  def promised(self, draft):
-    """Returns the expected tokens per second of 0, 1, ... K drafts, [K + 1]."""
-    kept = jnp.cumprod(filters.confidence_of(draft, self))
-    tokens = 1 + jnp.cumsum(jnp.pad(kept, (1, 0)))
-    return tokens * np.asarray(self.speeds)
+# Passes per second of rounds of 0, 1 and 2 drafts: 1, .5 and .45.
+COSTS = (1.0, 1 / 0.5, 1 / 0.45)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GlobalArgmax(EarlyStopping):
   """Drafts the number of tokens that promises the most, seen afterwards.
 
@@ -80,8 +60,9 @@ class GlobalArgmax(EarlyStopping):
 
   def passes(self, draft, state, over=False):
     """See `policy.Policy`."""
-    del state, over
-    return jnp.arange(draft.tokens.size) < jnp.argmax(self.promised(draft))
+    del state
+    best = jnp.argmax(self.tokens_a_cost(draft, over))
+    return jnp.arange(draft.tokens.size) < best
 
 
 def drafter(budget: policy.Policy) -> Adaptive:

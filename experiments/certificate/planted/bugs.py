@@ -407,8 +407,8 @@ BUGS = (
   _bug(
     'a budget of drafts chosen after they were drawn',
     functools.partial(detectors.enumerated, verify.chain, model=budgets.TARGET),
-    {'drafter': budgets.drafter(budgets.GlobalArgmax())},
-    {'drafter': budgets.drafter(budgets.EarlyStopping())},
+    {'drafter': budgets.drafter(budgets.GlobalArgmax(costs=budgets.COSTS))},
+    {'drafter': budgets.drafter(policies.EarlyStopping(costs=budgets.COSTS))},
   ),
   _bug(
     "a row's draft cut because of what the row beside it drew",
