@@ -7,7 +7,7 @@
 # questions (JSON lines), and NAMES is a regular expression: only commands whose
 # names match are run. The same line goes on where it was interrupted, kill -9
 # included; what has ended is not run again. Nothing else should run meanwhile.
-# About four hours on two cores. DIR belongs to one commit, and to one machine:
+# About three hours on two cores. DIR belongs to one commit, and to one machine:
 # tables of several days are not comparable.
 set -euo pipefail
 if (($# < 2)); then
@@ -58,17 +58,15 @@ evaluate() { # NAME CONFIGURATION ARGUMENTS
   measure "$name" evaluate --gin_file="configs/runs/$configuration.gin" "$@"
 }
 
-# README, docs/memory.md: 24 prompts, then 80 questions.
+# README, docs/memory.md, docs/results.md: 24 prompts, then 80 questions.
 evaluate quickstart quickstart --prompts=experiments/data/quickstart.jsonl
 evaluate questions all --prompts="$questions"
 evaluate questions_t1 all --prompts="$questions" \
   "$(bind 'specsample.Sampling.temperature = 1.0')"
 evaluate memory quickstart --prompts="$questions" \
   "$(bind 'Evaluation.max_new_tokens = 128')"
-# docs/results.md
+# docs/results.md: parts
 measure benchmark benchmark --gin_file=configs/runs/benchmark_drafters.gin
-evaluate all all
-evaluate all_t1 all "$(bind 'specsample.Sampling.temperature = 1.0')"
 measure trees tree_ablation "$(bind 'Ablation.num_nodes = (2, 3, 4, 5, 7)')"
 # docs/adaptive.md, docs/online.md
 evaluate adaptive adaptive
