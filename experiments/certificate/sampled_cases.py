@@ -258,6 +258,7 @@ def _tree(verifier_name, kind, **settings):
 _TRAINED_TREE_DRAWS = {
   'DFlash': ('tree', DraftKind.WITHOUT_REPLACEMENT),
   'DSpark': ('traversal', DraftKind.SAMPLED),
+  'DSpark, RNN': ('traversal', DraftKind.WITHOUT_REPLACEMENT),
   'Medusa': ('tree', DraftKind.POINT_MASS),
   'Hydra': ('traversal', DraftKind.WITHOUT_REPLACEMENT),
   'EAGLE': ('tree', DraftKind.SAMPLED),

@@ -174,12 +174,14 @@ def block_mask(
 
 @types.pytree
 class _Block:
-  """A block, and the slot from which the next tokens are drafted."""
+  """A block, and the slot from which the latest n tokens are drafted."""
 
   logits: Array  # [B, K, V']
   vectors: Array  # [B, K, D], of which the logits are made
   previous: Array  # [B, n] int32, the tokens before the slot's
   number: Array  # [] int32, of the slot
+  state: Array | None  # [B, n, ...], after the slot
+  num_nodes: int = types.static()  # of a tree so far
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -297,10 +299,37 @@ class DFlash(trainable.Trainable):
       context,
     )
 
-  def given(self, params: Params, logits: Array, previous: Array) -> Array:
-    """Returns logits [..., V'] given previous tokens [...]: here unchanged."""
-    del params, previous
-    return logits
+  def initial_state(self, params: Params, pending: Array) -> Array | None:
+    """Returns the state before the first slot, after pending tokens [...].
+
+    It is [..., n], or None, as here, if drafts depend on no more than one token
+    drawn before them.
+    """
+    del params, pending
+    return None
+
+  def given(
+    self,
+    params: Params,
+    logits: Array,
+    vectors: Array,
+    previous: Array,
+    state: Array | None,
+  ) -> tuple[Array, Array | None]:
+    """Returns logits given the tokens drawn before: here unchanged.
+
+    Args:
+      params: the whole tree of parameters.
+      logits: [..., V'], of slots of a block.
+      vectors: [..., D], of which the logits are made.
+      previous: [...] int32, the tokens before the slots'.
+      state: [..., n] or None, after the slots before.
+
+    Returns:
+      The logits [..., V'], and the state after the slots.
+    """
+    del params, vectors, previous
+    return logits, state
 
   def _begin(self, key, target_params):
     if target_params is None:
@@ -375,16 +404,39 @@ class DFlash(trainable.Trainable):
       vectors=vectors,
       previous=pending,
       number=jnp.zeros((), jnp.int32),
+      state=self.initial_state(params, pending),
+      num_nodes=1,
     )
-    return self._of_slot(params, block), block
+    return self._of_slot(params, block)
 
   def next(self, params, tokens, parents, carry):
     """See `steps.Steps`: the next slot of the block."""
-    del parents
-    carry = dataclasses.replace(carry, previous=tokens, number=carry.number + 1)
-    return self._of_slot(params, carry), carry
+    state, num_nodes = carry.state, carry.num_nodes
+    if parents is not None:
+      num_new = tokens.shape[1]
+      # Parents are among the latest nodes.
+      first = num_nodes - carry.previous.shape[1]
+      index = parents[:, -num_new:, None] - first
+      if state is not None:
+        state = jnp.take_along_axis(state, index, axis=1)
+      num_nodes += num_new
+    block = dataclasses.replace(
+      carry,
+      previous=tokens,
+      number=carry.number + 1,
+      state=state,
+      num_nodes=num_nodes,
+    )
+    return self._of_slot(params, block)
 
   def _of_slot(self, params, block):
-    """Returns logits [B, n, V'] of the slot after n previous tokens."""
-    logits = steps.of_step(block.logits, block.number, block.previous)
-    return self.given(params, logits, block.previous)
+    """Returns logits [B, n, V'] after n previous tokens, and the carry."""
+    of_slot = lambda x: steps.of_step(x, block.number, block.previous)
+    logits, state = self.given(
+      params,
+      of_slot(block.logits),
+      of_slot(block.vectors),
+      block.previous,
+      block.state,
+    )
+    return logits, dataclasses.replace(block, state=state)

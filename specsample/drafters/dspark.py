@@ -6,6 +6,7 @@ it.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from flax import nnx
@@ -25,16 +26,27 @@ class _Markov(nnx.Module):
   """W1[x] W2^T, initially 0: how token x changes the next token's logits.
 
   The matrices are [rank, V or V'] and [rank, V'], sharded over the tokens. With
-  V' on both sides the term is 0 after a token that is never drafted, which only
-  a pending token can be.
+  V' on both sides W1[x] is 0 for a token that is never drafted, which only a
+  pending token can be. The kind of head says what is made of W1[x] in between.
   """
 
-  def __init__(self, rank, num_before, size, keys):
+  def __init__(self, config, num_before, size, keys):
+    rank, dim = config.rank, config.model.dim
     self.before_axis = sharding.Axis('vocab', num_before)
     self.axis = sharding.Axis('vocab', size)
     before = jax.random.normal(next(keys), (rank, num_before)) * rank**-0.5
     self.before = nnx.Param(before, axes=(None, self.before_axis))
     self.behind = nnx.Param(jnp.zeros((rank, size)), axes=(None, self.axis))
+    linear = functools.partial(
+      layers.Linear,
+      axes=(None, None),
+      bias=True,
+      keys=keys,
+      dtype=jnp.float32,
+    )
+    is_gated, is_rnn = config.head == 'gated', config.head == 'rnn'
+    self.gate = linear(dim + rank, rank) if is_gated else None
+    self.joint = linear(2 * rank + dim, 3 * rank) if is_rnn else None
 
   def embed(self, ids: Array, is_drafted: Array) -> Array:
     """Returns W1[x], [..., rank]; 0 where `is_drafted` is False."""
@@ -44,6 +56,26 @@ class _Markov(nnx.Module):
     return jax.lax.optimization_barrier(
       jnp.where(is_drafted[..., None], found, 0)
     )
+
+  def latent(
+    self, embedded: Array, vectors: Array, state: Any
+  ) -> tuple[Array, Any]:
+    """Returns what W2 multiplies, [n, rank], and the state after the slots.
+
+    Args:
+      embedded: [n, rank], from `embed`.
+      vectors: [n, D], of the slots.
+      state: [n, rank], after the slots before; None unless the head is an RNN.
+    """
+    if self.gate is not None:
+      read = jnp.concatenate([vectors, embedded], axis=-1)
+      return jax.nn.sigmoid(self.gate(read)) * embedded, state
+    if self.joint is None:
+      return embedded, state
+    read = jnp.concatenate([state, embedded, vectors], axis=-1)
+    kept, new, output = jnp.split(self.joint(read), 3, axis=-1)
+    kept = jax.nn.sigmoid(kept)
+    return jnp.tanh(output), kept * state + (1 - kept) * jnp.tanh(new)
 
   def __call__(self, embedded: Array) -> Array:
     """Returns the logits [n, V'] to add for rows [n, rank]."""
@@ -62,7 +94,7 @@ class _Network(dflash.Network):
     num_tokens = config.model.vocab_size
     size = config.draft_vocab_size or num_tokens
     num_before = num_tokens if config.reads_all_tokens else size
-    self.markov = _Markov(config.rank, num_before, size, keys)
+    self.markov = _Markov(config, num_before, size, keys)
     # Before training the confidence is 1/2 everywhere.
     self.confidence = layers.Linear(
       config.model.dim + config.rank,
@@ -74,6 +106,10 @@ class _Network(dflash.Network):
     )
 
 
+# The kinds of Markov heads.
+HEADS = ('vanilla', 'gated', 'rnn')
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DSpark(dflash.DFlash):
   """A `DFlash` that draws token i given token i - 1.
@@ -82,31 +118,60 @@ class DSpark(dflash.DFlash):
   token costs one product [rank, V']. Tokens are drawn from the distribution
   that these logits give, so the kind is SAMPLED as for other drafters.
 
+  A gated head multiplies W1[x] by a sigmoid of it and of the slot's vector,
+  number by number. That of an RNN replaces it by the output of a cell that also
+  reads the slot's vector and the state after the slot before, initially 0.
+
   Attributes:
     rank: the rank of the term.
     reads_all_tokens: whether the term depends on every previous token,
       including tokens that are never drafted.
+    head: the kind of the head, one of `HEADS`.
   """
 
   rank: int = 256
   reads_all_tokens: bool = False
+  head: str = 'vanilla'
   _network = _Network
 
   def __post_init__(self):
-    """Raises ValueError unless `rank` is at least 1; see `DFlash`."""
+    """Raises ValueError for no rank or an unknown head; see `DFlash`."""
     super().__post_init__()
     if not checks.is_count(self.rank):
       raise ValueError(
         f'rank is {self.rank!r}: give at least 1, or use DFlash, which has no '
         'term with a rank'
       )
+    if self.head not in HEADS:
+      raise ValueError(
+        f'head is {self.head!r}: give one of {", ".join(map(repr, HEADS))}'
+      )
 
-  def given(self, params: Params, logits: Array, previous: Array) -> Array:
-    """Returns logits [..., V'] given the previous tokens, [...]."""
+  def initial_state(self, params: Params, pending: Array) -> Array | None:
+    """See `DFlash`: zeros [..., rank] for an RNN."""
+    if self.head != 'rnn':
+      return None
+    axes = ('batch', *[None] * pending.ndim)
+    dtype = self.own(params)['mask'].dtype
+    return sharding.zeros((*pending.shape, self.rank), dtype, *axes)
+
+  def given(
+    self,
+    params: Params,
+    logits: Array,
+    vectors: Array,
+    previous: Array,
+    state: Array | None,
+  ) -> tuple[Array, Array | None]:
+    """See `DFlash`."""
     embedded = self._embed(params, previous)
-    rows = embedded.reshape(-1, self.rank)
-    term = self.merge(params).markov(rows)
-    return logits + term.reshape(logits.shape)
+    markov = self.merge(params).markov
+    rows = lambda x: None if x is None else x.reshape(-1, x.shape[-1])
+    latent, state = markov.latent(rows(embedded), rows(vectors), rows(state))
+    if state is not None:
+      axes = ('batch', *[None] * previous.ndim)
+      state = sharding.reshape(state, embedded.shape, *axes)
+    return logits + markov(latent).reshape(logits.shape), state
 
   def confidence_logits(
     self, params: Params, vectors: Array, previous: Array

@@ -281,7 +281,7 @@ def tree_cases() -> Iterator[TreeCase]:
   yield _drafted_tree('Tree of Skip', skip, DraftKind.WITHOUT_REPLACEMENT)
   # The second slot of a block is given the token before it by DSpark alone.
   for scene in trained.branching(vocab_size=3):
-    if scene.name in ('DFlash', 'DSpark'):
+    if scene.name in ('DFlash', 'DSpark', 'DSpark, RNN'):
       yield _drafted_tree(
         f'Tree of {scene.name}',
         scene.drafter,

@@ -121,6 +121,30 @@ CASES = (
     ),
   ),
   Kind(
+    'DSpark, gated',
+    lambda target, count, some: drafters.DSpark(
+      model=target,
+      num_draft_tokens=count,
+      feature_layers=(0,),
+      num_layers=1,
+      draft_vocab_size=some,
+      rank=4,
+      head='gated',
+    ),
+  ),
+  Kind(
+    'DSpark, RNN',
+    lambda target, count, some: drafters.DSpark(
+      model=target,
+      num_draft_tokens=count,
+      feature_layers=(0,),
+      num_layers=1,
+      drafts_from_pending=True,
+      rank=4,
+      head='rnn',
+    ),
+  ),
+  Kind(
     'EAGLE-3',
     lambda target, count, some: drafters.Eagle3(
       model=target,

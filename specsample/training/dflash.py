@@ -155,7 +155,7 @@ class DFlashObjective(objective.Objective):
     index = self._index(start)
     before, came = at(text.tokens, index), at(text.tokens, index + 1)
     vectors = drafter.vectors(params, before[..., 0], start, text.context)
-    logits = drafter.given(params, drafter.logits(params, vectors), before)
+    logits = _given(drafter, params, vectors, before)
     ids, is_drafted = drafter.draft_ids(params, came)
     hidden = at(text.hidden, index)
     return Drafted(vectors, before, logits, ids, is_drafted, hidden)
@@ -163,6 +163,25 @@ class DFlashObjective(objective.Objective):
   def _index(self, start):
     """Returns the places [B, n, K] of the tokens before the drafts."""
     return start[..., None] + jnp.arange(self.drafter.num_draft_tokens)
+
+
+def _given(drafter, params, vectors, before):
+  """Returns logits [B, n, K, V'] given the text's tokens, slot by slot.
+
+  Without a state, all slots are computed at once.
+  """
+  logits = drafter.logits(params, vectors)
+  state = drafter.initial_state(params, before[..., 0])
+  if state is None:
+    return drafter.given(params, logits, vectors, before, None)[0]
+
+  def body(state, slot):
+    logits, state = drafter.given(params, *slot, state)
+    return state, logits
+
+  by_slot = lambda x: jnp.moveaxis(x, 2, 0)
+  slots = jax.tree.map(by_slot, (logits, vectors, before))
+  return jnp.moveaxis(jax.lax.scan(body, state, slots)[1], 0, 2)
 
 
 def starts(tokens: Array, mask: Array, num_blocks: int) -> tuple[Array, Array]:

@@ -362,6 +362,101 @@ def test_blocks_of_a_batch_are_those_of_decoding(name):
     np.testing.assert_allclose(vectors, expected, atol=1e-4)
 
 
+def _of_rank_1(head):
+  """Returns a drafter of two tokens, and parameters that are all 0.
+
+  But W1 is (1, 2) for them, and W2 (1, -1).
+  """
+  drafter = drafters.DSpark(
+    model=testing.tiny_llama(vocab_size=2),
+    num_draft_tokens=2,
+    feature_layers=(0,),
+    rank=1,
+    head=head,
+  )
+  own = jax.tree.map(
+    lambda x: np.zeros(x.shape, np.float32), drafter.abstract_params()
+  )
+  own['markov']['before'][:] = [[1, 2]]
+  own['markov']['behind'][:] = [[1, -1]]
+  return drafter, own
+
+
+def _terms(drafter, own, vectors, previous):
+  """Returns what is added to the logits of the slots of a block, [K, 2]."""
+  params, terms = {'drafter': own}, []
+  state = drafter.initial_state(params, np.asarray([previous[0]]))
+  for vector, token in zip(vectors, previous, strict=True):
+    logits, state = drafter.given(
+      *(params, np.zeros((1, 2), np.float32)),
+      *(vector[None], np.asarray([token]), state),
+    )
+    terms.append(logits[0])
+  return terms, state
+
+
+def test_a_gate_worked_out_by_hand():
+  vector = np.zeros((1, 16), np.float32)
+  vector[0, 0] = 0.5
+  drafter, own = _of_rank_1('gated')
+  # The vector comes first: 1 * 0.5 - 0.25 * 2 = 0, whose sigmoid is 1 / 2.
+  own['markov']['gate']['kernel'][[0, 16], 0] = [1, -0.25]
+  (found,), state = _terms(drafter, own, vector, [1])
+  np.testing.assert_allclose(found, [1, -1], atol=1e-6)
+  assert state is None
+  (found,), _ = _terms(*_of_rank_1('vanilla'), vector, [1])
+  np.testing.assert_allclose(found, [2, -2])
+
+
+def test_an_rnn_worked_out_by_hand():
+  drafter, own = _of_rank_1('rnn')
+  # Columns are the share that is kept (1 / 2), the new state (the token's
+  # number), and the output (the state before plus the token's number).
+  own['markov']['joint']['kernel'][:2] = [[0, 0, 1], [0, 1, 1]]
+  vectors = np.zeros((2, 16), np.float32)
+  (first, second), state = _terms(drafter, own, vectors, [0, 1])
+  np.testing.assert_allclose(first, [0.761594, -0.761594], atol=1e-6)
+  # tanh(2.380797), where 0.380797 is tanh(1) / 2, the state after the first.
+  np.testing.assert_allclose(second, [0.983041, -0.983041], atol=1e-6)
+  np.testing.assert_allclose(state, [[0.672412]], atol=1e-6)
+  _, state = _terms(drafter, own, vectors[:1], [0])
+  np.testing.assert_allclose(state, [[0.380797]], atol=1e-6)
+
+
+def test_the_state_of_an_rnn_is_that_of_a_nodes_path():
+  drafter = dataclasses.replace(
+    _DRAFTERS['dspark'], num_draft_tokens=4, head='rnn'
+  )
+  target = _params('dspark')['target']
+  own = drafter.init_params(jax.random.key(1), target, _D2T)
+  own = testing.with_noise(own, jax.random.key(2), 1.0)
+  params = {'target': target, 'drafter': own}
+  tokens, length = np.asarray([[3, 1, 4]]), np.asarray([3])
+
+  @jax.jit
+  def logits_after(params, levels, parents):
+    state = drafter.init(params, 1, 16)
+    output = _features(params, tokens)
+    state = drafter.observe(params, tokens, length - 1, output, None, state)
+    found, carry = drafter.first(params, tokens, length, state)
+    num_nodes = 0
+    for level in levels:
+      num_nodes += level.shape[1]
+      above = None if parents is None else parents[:, :num_nodes]
+      found, carry = drafter.next(params, level, above, carry)
+    return found[0]
+
+  # Nodes 4 and 5 continue nodes 3 and 1, and nodes 6 and 7 nodes 5 and 4.
+  levels = [np.asarray([x]) for x in ([6, 1, 4], [3, 9], [0, 11])]
+  found = logits_after(params, levels, np.asarray([[0, 0, 0, 3, 1, 5, 4]]))
+  chain = lambda *path: logits_after(
+    params, [np.asarray([[token]]) for token in path], None
+  )[0]
+  np.testing.assert_allclose(found[0], chain(6, 9, 0), atol=1e-4)
+  np.testing.assert_allclose(found[1], chain(4, 3, 11), atol=1e-4)
+  assert np.abs(chain(4, 9, 0) - found[0]).max() > 0.01
+
+
 def test_confidence_is_of_what_is_known_before_the_draw():
   params, drafter = _params('dspark'), _DRAFTERS['dspark']
   vectors = np.random.default_rng(0).normal(size=(2, _K, _TARGET.dim))
@@ -427,6 +522,7 @@ def test_a_target_of_another_dtype_is_refused():
     ({'causal_layers': (0, 2)}, r'causal_layers are \(0, 2\), .* 0 to 1'),
     ({'num_draft_tokens': 0}, 'num_draft_tokens is 0'),
     ({'rank': 0}, 'rank is 0: give at least 1'),
+    ({'head': 'lstm'}, "head is 'lstm': give one of 'vanilla', 'gated', 'rnn'"),
     (
       {'model': testing.HashModel(vocab_size=8), 'draft_vocab_size': None},
       'layers with the shape of HashModel.*, which is not a Transformer',

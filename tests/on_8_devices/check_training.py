@@ -1,5 +1,6 @@
 """A training step on a mesh equals one on a single device."""
 
+import dataclasses
 import functools
 
 import jax
@@ -70,6 +71,10 @@ OBJECTIVES = {
     num_steps=3,
   ),
 }
+OBJECTIVES['dspark, rnn'] = dataclasses.replace(
+  OBJECTIVES['dspark'],
+  drafter=dataclasses.replace(OBJECTIVES['dspark'].drafter, head='rnn'),
+)
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 BATCH = {
   'tokens': np.random.default_rng(0).integers(64, size=(8, 12)),

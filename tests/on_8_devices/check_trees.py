@@ -110,6 +110,11 @@ CASES = {
   ),
   'dflash': ('dflash', tree_of('dflash'), verify.tree),
   'dspark, i.i.d.': ('dspark', tree_of('dspark', SAMPLED), verify.traversal),
+  'dspark, rnn, dynamic': (
+    'dspark, rnn',
+    dynamic_of('dspark, rnn'),
+    verify.Typical(epsilon=0.0),
+  ),
   'mtp, i.i.d.': ('mtp', tree_of('mtp', SAMPLED), verify.traversal),
   'chain, distinct': ('chain', tree_of('chain', WITHOUT), verify.traversal),
   'skip, cut': (

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from specsample import drafters
+from specsample.drafters import dspark
 from specsample.loading import load
 from specsample.loading.published import eagle
 from specsample.loading.published import layer
@@ -22,6 +23,10 @@ _NAMES = {
   'vocabulary.unembedding': source_lib.UNEMBEDDING,
   'markov.before': 'markov_head.markov_w1.weight',
   'markov.behind': 'markov_head.markov_w2.weight',
+  'markov.gate.kernel': 'markov_head.gate_proj.weight',
+  'markov.gate.bias': 'markov_head.gate_proj.bias',
+  'markov.joint.kernel': 'markov_head.joint_proj.weight',
+  'markov.joint.bias': 'markov_head.joint_proj.bias',
   'confidence.kernel': 'confidence_head.proj.weight',
   'confidence.bias': 'confidence_head.proj.bias',
 }
@@ -71,7 +76,12 @@ def plan(
   drafter: drafters.DFlash
   if is_spark:
     rank = source.shape(_NAMES['markov.before'])[-1]
-    drafter = drafters.DSpark(**settings, rank=rank, reads_all_tokens=True)
+    drafter = drafters.DSpark(
+      **settings,
+      rank=rank,
+      reads_all_tokens=True,
+      head=config.get('markov_head_type', 'vanilla'),
+    )
   else:
     drafter = drafters.DFlash(**settings)
   ignored |= source_lib.check_embedding(source, 'embed_tokens.weight', target)
@@ -96,7 +106,8 @@ def _of_block(config: config_lib.Config) -> config_lib.Config:
 def _check_heads(source, config, is_spark):
   """Raises ValueError if a Markov head is of another kind or incomplete."""
   if is_spark:
-    config.only('markov_head_type', 'vanilla')
+    if config.get('markov_head_type', 'vanilla') not in dspark.HEADS:
+      raise config.unexpected('markov_head_type', f'one of {dspark.HEADS}')
     config.only('confidence_head_with_markov', True)
   rank = config.get('markov_rank')
   if rank is not None and bool(rank) != is_spark:

@@ -62,7 +62,7 @@ _SPECULATORS = {
 }
 
 
-def dflash_tensors(ids=None, has_head=False, rank=0):
+def dflash_tensors(ids=None, has_head=False, rank=0, head='vanilla'):
   rng, tensors = np.random.default_rng(0), {}
   matrices = {
     'self_attn.q_proj': (_HEADS * _HEAD, _D),
@@ -104,6 +104,15 @@ def dflash_tensors(ids=None, has_head=False, rank=0):
       'confidence_head.proj.weight': by_hand.normal(rng, 1, _D + rank),
       'confidence_head.proj.bias': by_hand.normal(rng, 1),
     }
+  # Biases of both signs, so that gates are neither open nor closed.
+  if head == 'gated':
+    name, shape = 'markov_head.gate_proj', (rank, _D + rank)
+  elif head == 'rnn':
+    name, shape = 'markov_head.joint_proj', (3 * rank, 2 * rank + _D)
+  else:
+    return tensors
+  tensors[f'{name}.weight'] = by_hand.normal(rng, *shape)
+  tensors[f'{name}.bias'] = by_hand.normal(rng, shape[0])
   return tensors
 
 
@@ -160,6 +169,29 @@ def _outputs(tensors, found, size, kinds=(_FULL,) * _NUM):
   return by_hand.norm(tensors, 'norm', x, _EPS)
 
 
+def _sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+def _latent(tensors, vectors, embedded):
+  """Returns the rows [K, rank] that W2 of a Markov head multiplies."""
+  if 'markov_head.gate_proj.weight' in tensors:
+    read = np.concatenate([vectors, embedded], axis=-1)
+    gate = by_hand.linear(tensors, 'markov_head.gate_proj', read)
+    return _sigmoid(gate) * embedded
+  if 'markov_head.joint_proj.weight' not in tensors:
+    return embedded
+  state, rows = np.zeros(embedded.shape[-1]), []
+  for vector, token in zip(vectors, embedded, strict=True):
+    read = np.concatenate([state, token, vector])
+    joint = by_hand.linear(tensors, 'markov_head.joint_proj', read)
+    update, candidate, output = np.split(joint, 3)
+    update = _sigmoid(update)
+    state = update * state + (1 - update) * np.tanh(candidate)
+    rows.append(np.tanh(output))
+  return np.stack(rows)
+
+
 def _by_hand(tensors, found, from_pending=False, **kinds):
   num_drafts = len(found.drafts)
   outputs = _outputs(tensors, found, num_drafts + (not from_pending), **kinds)
@@ -171,7 +203,8 @@ def _by_hand(tensors, found, from_pending=False, **kinds):
   if 'markov_head.markov_w1.weight' in tensors:
     before = [found.text[-1], *found.drafts[:-1]]
     first = by_hand.wide(tensors['markov_head.markov_w1.weight'])[before]
-    logits = logits + by_hand.linear(tensors, 'markov_head.markov_w2', first)
+    latent = _latent(tensors, vectors, first)
+    logits = logits + by_hand.linear(tensors, 'markov_head.markov_w2', latent)
   if 'd2t' not in tensors:
     return logits
   of_target = np.full((num_drafts, _V), -np.inf)
@@ -375,6 +408,28 @@ def test_dspark_of_specforge(tmp_path):
   assert type(loaded.drafter) is drafters.DSpark
   assert loaded.drafter.num_draft_tokens == 3
   _assert_drafts(loaded, tensors, from_pending=True)
+
+
+@pytest.mark.parametrize(('head', 'is_nested'), [('gated', 0), ('rnn', 1)])
+def test_other_markov_heads(tmp_path, head, is_nested):
+  tensors = dflash_tensors(has_head=True, rank=RANK, head=head)
+  config = DSPARK | {'markov_head_type': head}
+  if is_nested:
+    own = {key: x for key, x in config.items() if key not in _LAYER_CONFIG}
+    own['projector_type'] = 'dspark'
+    config = _LAYER_CONFIG | {'dflash_config': own}
+  (tmp_path / 'published').mkdir()
+  folder = save(tmp_path / 'published', tensors, config)
+  loaded = specsample.load_drafter(folder, TARGET)
+  assert loaded.drafter.head == head
+  _assert_drafts(loaded, tensors, from_pending=True)
+  specsample.save_drafter(
+    tmp_path / 'own', loaded.drafter, loaded.params, target=TARGET, card={}
+  )
+  again = specsample.load_drafter(tmp_path / 'own', TARGET)
+  assert again.drafter == loaded.drafter
+  shapes = lambda tree: jax.tree.map(lambda x: x.shape, tree)
+  assert shapes(again.params) == shapes(loaded.params)
 
 
 def test_deepspecs_dflash_drafts_from_the_pending_token(tmp_path):
@@ -594,14 +649,19 @@ _DAMAGES = {
   ),
   'another Markov head': (
     _SPARK,
-    DSPARK | {'markov_head_type': 'gated'},
-    "markov_head_type is 'gated', but only 'vanilla' is supported",
+    DSPARK | {'markov_head_type': 'lstm'},
+    r"markov_head_type is 'lstm', expected one of \('vanilla', 'gated', 'rn",
   ),
   'another Markov head, nested': (
     _SPARK,
     _LAYER_CONFIG
     | _of_blocks(markov_rank=RANK, markov_head_type='other', block_size=3),
-    "markov_head_type is 'other', but only 'vanilla' is supported",
+    "markov_head_type is 'other', expected one of",
+  ),
+  'a gate that is not there': (
+    _SPARK,
+    DSPARK | {'markov_head_type': 'gated'},
+    r'lacks 2 tensors \(markov_head\.gate_proj\.bias, ',
   ),
   'a Markov head that is not there, nested': (
     dflash_tensors,
