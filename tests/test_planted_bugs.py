@@ -72,9 +72,9 @@ def test_a_comparison_at_zero_is_seen_only_if_a_probability_is_zero():
 
 
 def test_all_known_mistakes_are_planted():
-  # 33 mistakes in chains, six in filters, ten in trees, two in drafters that
-  # remember, one in drafters that learn, one in constraints, seven in `warp`,
-  # three in bounds.
-  assert len(bugs.BUGS) == 33 + 6 + 10 + 2 + 1 + 1 + 7 + 3
+  # 33 mistakes in chains, six in filters, ten in trees, three in drafters that
+  # remember, three in drafters with features, one in drafters that learn, one
+  # in constraints, seven in `warp`, three in bounds.
+  assert len(bugs.BUGS) == 33 + 6 + 10 + 3 + 3 + 1 + 1 + 7 + 3
   names = [bug.name for bug in bugs.BUGS]
   assert len(set(names)) == len(names)

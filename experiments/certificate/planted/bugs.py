@@ -216,6 +216,16 @@ def _anticipating(name, policy) -> Bug:
   return _filter(name, policy, planted_policies.Anticipating(policy))
 
 
+def _acceptance(name, scene, change) -> Bug:
+  """Returns a mistake that leaves the law alone, but not what is kept."""
+  return _bug(
+    name,
+    functools.partial(detectors.recomputed, scene),
+    {'change': change},
+    {},
+  )
+
+
 def _warp(name, mistake) -> Bug:
   """Returns a mistake that drafter and target share."""
   return _bug(
@@ -234,6 +244,8 @@ def _two_nodes(kind, policy) -> Adaptive:
   """Returns a drafter of trees that a policy cuts to two nodes."""
   return Adaptive(drafter=detectors.tree(_BINARY, kind), policies=(policy(2),))
 
+
+_DFLASH = functools.partial(detectors.with_features, 'DFlash')
 
 IN_WARP = (
   _warp('the bias added after the penalties', warps.bias_after_penalties),
@@ -434,11 +446,26 @@ BUGS = (
     {'verifier': rules.SkippedBonus()},
     {'verifier': verify.chain},
   ),
-  _bug(
+  _acceptance(
     "the drafter's cache missing the last accepted token",
-    detectors.second_round,
-    {'drafter': drafters.ForgetsLastAccepted(drafter=detectors.CHAIN)},
-    {'drafter': detectors.CHAIN},
+    functools.partial(detectors.untrained, detectors.CHAIN),
+    lambda drafter: drafters.ForgetsLastAccepted(drafter=drafter),
+  ),
+  _acceptance(
+    "rejected drafts left in the drafter's cache",
+    _DFLASH,
+    lambda drafter: drafters.KeepsRejected(drafter=drafter),
+  ),
+  _acceptance('features taken one layer off', _DFLASH, drafters.one_layer_off),
+  _acceptance(
+    'a block that sees an entry left by a rejected draft',
+    _DFLASH,
+    drafters.sees_one_entry_more,
+  ),
+  _acceptance(
+    'drafts looked up in tokens that were drafted and rejected',
+    functools.partial(detectors.untrained, _COPY),
+    lambda drafter: drafters.RemembersDrafts(drafter=drafter),
   ),
   _bug(
     'one length for all rows of a ragged batch',

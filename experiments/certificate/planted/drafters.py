@@ -7,10 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments.certificate.planted import loop
 from specsample import drafts
 from specsample import sampling as sampling_lib
 from specsample import types
+from specsample.drafters import dflash
 from specsample.drafters import wrapper
+from specsample.models import cache
 from specsample.sampling import Sampling
 from specsample.testing.hash_model import HashModel
 from specsample.types import Array, DraftKind, Params, Warp
@@ -336,3 +339,77 @@ class ForgetsLastAccepted(Wrapper):
       return dataclasses.replace(state, inner=inner)
     missing = verdict.num_accepted == self.num_draft_tokens
     return dataclasses.replace(state, missing=missing)
+
+
+def one_layer_off(drafter: Any) -> types.Drafter:
+  """Returns a drafter that reads the features of the layers one below."""
+  layers = tuple(layer - 1 for layer in drafter.feature_layers)
+  return dataclasses.replace(drafter, feature_layers=layers)
+
+
+class _SeesOneEntryMore(dflash.DFlash):
+  """A block that sees one entry after its context, left by a rejected draft."""
+
+  def vectors(self, *arguments):
+    shipped = dflash.block_mask
+
+    def block_mask(start, *rest, **named):
+      return shipped(start + 1, *rest, **named)
+
+    with loop.replaced(dflash, 'block_mask', block_mask):
+      return super().vectors(*arguments)
+
+
+def sees_one_entry_more(drafter: Any) -> types.Drafter:
+  """Returns a `DFlash` whose block sees a token that was rejected."""
+  return _SeesOneEntryMore(**vars(drafter))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeepsRejected(Wrapper):
+  """A drafter that takes in a round's drafts as if all had been kept."""
+
+  def observe(self, params, tokens, count, output, verdict, state):
+    if verdict is not None:
+      count = jnp.where(count > 0, tokens.shape[1], 0)
+    return super().observe(params, tokens, count, output, verdict, state)
+
+
+@types.pytree
+class _Remembered:
+  inner: types.DrafterState
+  text: Array  # [B, S] int32, what is looked up in
+  length: Array  # [B] int32
+  drafted: Array  # [B, K] int32, -1 after the last
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RemembersDrafts(Wrapper):
+  """A lookup in the tokens that were drafted, whether or not they stayed."""
+
+  def init(self, params, batch_size, max_length):
+    size = max_length * (self.num_draft_tokens + 1)
+    return _Remembered(
+      inner=super().init(params, batch_size, max_length),
+      text=jnp.zeros((batch_size, size), jnp.int32),
+      length=jnp.zeros(batch_size, jnp.int32),
+      drafted=jnp.zeros((batch_size, self.num_draft_tokens), jnp.int32),
+    )
+
+  def observe(self, params, tokens, count, output, verdict, state):
+    if verdict is not None:
+      tokens = jnp.concatenate([tokens[:, :1], state.drafted], axis=1)
+      count = jnp.where(count > 0, jnp.sum(tokens >= 0, axis=1), 0)
+    return dataclasses.replace(
+      state,
+      text=cache.write(state.text, tokens, state.length),
+      length=state.length + count,
+    )
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    text = cache.write(state.text, pending, state.length)
+    draft, inner = super().propose(
+      params, draw, warp, text, state.length + 1, state.inner
+    )
+    return draft, dataclasses.replace(state, inner=inner, drafted=draft.tokens)

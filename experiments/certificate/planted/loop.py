@@ -39,7 +39,7 @@ class Marked(HashModel):
 
 
 @contextlib.contextmanager
-def _replaced(
+def replaced(
   module: ModuleType, name: str, function: Callable[..., Any]
 ) -> Iterator[None]:
   shipped = vars(module)[name]
@@ -52,7 +52,7 @@ def _replaced(
 
 def reused_uniforms():
   """Makes every round of a row draw the same bits."""
-  return _replaced(streams, 'round_key', lambda row_key, round: row_key)
+  return replaced(streams, 'round_key', lambda row_key, round: row_key)
 
 
 def greedy_decided_by_batch():
@@ -66,7 +66,7 @@ def greedy_decided_by_batch():
       temperature = np.where(temperature == 0, 1, temperature)
     return dataclasses.replace(rows, temperature=temperature)
 
-  return _replaced(sampling_lib, 'per_row', per_row)
+  return replaced(sampling_lib, 'per_row', per_row)
 
 
 def penalties_once_a_round():
@@ -76,7 +76,7 @@ def penalties_once_a_round():
   def warp(sampling, counts, logits, drafted):
     return shipped(sampling, counts, logits, jnp.full_like(drafted, -1))
 
-  return _replaced(sampling_lib, 'warp', warp)
+  return replaced(sampling_lib, 'warp', warp)
 
 
 def penalties_of_all_nodes():
@@ -86,14 +86,12 @@ def penalties_of_all_nodes():
     num_drafts = draft.tokens.shape[-1]
     return jnp.tri(num_drafts + 1, num_drafts, -1, dtype=bool)
 
-  return _replaced(drafts, 'on_the_way', on_the_way)
+  return replaced(drafts, 'on_the_way', on_the_way)
 
 
 def drafts_of_unknown_tokens():
   """Keeps draft tokens whose id is beyond the vocabulary."""
-  return _replaced(
-    drafts, 'exist', lambda draft, vocab_size: draft.tokens >= -1
-  )
+  return replaced(drafts, 'exist', lambda draft, vocab_size: draft.tokens >= -1)
 
 
 def stops_at_the_last_token_only():
@@ -106,4 +104,4 @@ def stops_at_the_last_token_only():
     is_last = jnp.cumprod(equal[:, ::-1], axis=1)[:, ::-1] > 0
     return jnp.where(is_last, shipped(state, tokens, stop), StopReason.RUNNING)
 
-  return _replaced(stopping, 'reasons', reasons)
+  return replaced(stopping, 'reasons', reasons)
