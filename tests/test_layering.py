@@ -35,7 +35,7 @@ _LAYERS = (
   ('loading.load',),
   ('loading.card', 'loading.published'),
   ('vocabularies.padding', 'vocabularies.vocab_map'),
-  ('loading.drafter', 'memory.store_files'),
+  ('loading.drafter', 'loading.published.pard', 'memory.store_files'),
   ('loop.stopping',),
   ('loop.emission',),
   ('loop.certified',),

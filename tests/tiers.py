@@ -112,6 +112,7 @@ NIGHTS = (
   Night(f'{_LOOP}*Suffix*', but=('*Either*', '*[Suffix + chain*')),
   Night(f'{_LOOP}*Hydra*', but=('*Hydra + coupled*',)),
   Night(f'{_LOOP}*Skip*', but=('*Skip + coupled*',)),
+  Night(f'{_LOOP}*PARD*', but=('*PARD + block*',)),
   # Drafters: one with heads, one with a cache of its own features, one block.
   Night(
     f'{_TRAINABLE}where_no_draft_is_allowed_the_target_goes_on_alone*',

@@ -141,6 +141,15 @@ def draws() -> Iterator[Draw]:
       kind=DraftKind.POINT_MASS,
     )
     yield _chain(mixed, 'Chain', noise=0.5)
+    yield mixed(
+      drafter_name='PARD',
+      drafter=drafters.PARD(
+        model=dataclasses.replace(_MODEL, noise=0.5),
+        num_draft_tokens=2,
+        mask_token_id=2,
+      ),
+      kind=DraftKind.SAMPLED,
+    )
     yield _skip(mixed, 'Skip', _MODEL, {})
     yield _chain(
       functools.partial(

@@ -18,6 +18,7 @@ from specsample.drafters.mtp import MTP
 from specsample.drafters.ngram import Ngram
 from specsample.drafters.ngram import NgramTree
 from specsample.drafters.none import NoDraft
+from specsample.drafters.pard import PARD
 from specsample.drafters.recording import Recording
 from specsample.drafters.skip import Skip
 from specsample.drafters.suffix import Suffix
@@ -26,6 +27,7 @@ from specsample.drafters.tree import Tree
 
 __all__ = [
   'MTP',
+  'PARD',
   'TLI',
   'Adaptive',
   'Chain',

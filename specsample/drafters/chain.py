@@ -75,33 +75,47 @@ class OverModel(steps.Steps):
       fed=self._nothing_fed(count.shape[0]),
     )
 
+  @property
+  def _num_read(self) -> int:
+    """How many tokens `first` reads, the pending one last.
+
+    If a round keeps all K drafts, the last of them was never fed to the draft
+    model, so it is at least 2.
+    """
+    return 2
+
   def first(self, params, tokens, length, state):
     """See `steps.Steps`: a pass over the last two tokens."""
-    return self._start(params, tokens, length, state, 2)
+    return self._start(params, tokens, length, state, self._num_read)
 
   def root(self, params, tokens, length, state):
     """See `steps.Steps`: a pass over what a round of a tree can add."""
     return self._start(params, tokens, length, state, self.num_draft_tokens + 1)
 
   def _start(self, params, tokens, length, state, width):
-    """Runs `first` with a pass over the last `width` tokens.
+    """Runs `first` with a pass over the last `width` tokens."""
+    output, pending, state = self._read(params, tokens, length, state, width)
+    logits = jnp.take_along_axis(output.logits, pending[:, None, None], axis=1)
+    return logits, state
 
-    If a round keeps all K drafts, the last of them was never fed to the draft
-    model, so `width` is at least 2. Entries that are already right are written
-    again with the same values.
+  def _read(self, params, tokens, length, state, width, num_more=0):
+    """Runs a pass over the last `width` tokens and `num_more` after them.
+
+    Entries that are already right are written again with the same values, and
+    the next pass overwrites those after the pending token.
+
+    Returns the output, the index [B] of the pending token in it, and the state.
     """
-    width = min(width, tokens.shape[1])
     start = jnp.maximum(length - width, 0)
-    output, cache = self._feed(params, tokens, start, width, state.cache)
     # If the sequence is shorter than `width`, the pass runs past its end.
-    logits = jnp.take_along_axis(
-      output.logits, (length - 1 - start)[:, None, None], axis=1
-    )
-    return logits, ChainState(
+    width = min(width + num_more, tokens.shape[1])
+    output, cache = self._feed(params, tokens, start, width, state.cache)
+    state = ChainState(
       cache=self.draft_model.commit(cache, length),
       length=length,
       fed=self._nothing_fed(length.shape[0]),
     )
+    return output, length - 1 - start, state
 
   def _feed(self, params, tokens, start, width, cache):
     """Runs a pass over `width` tokens from index start [B] on."""
@@ -122,7 +136,7 @@ class OverModel(steps.Steps):
     """See `types.Drafter`: feeds the tokens that were left out."""
 
     def cond(state):
-      return jnp.any(state.length < length - 2)
+      return jnp.any(state.length < length - self._num_read)
 
     width = min(_CATCH_UP, tokens.shape[1])
 
@@ -159,8 +173,8 @@ class OverModel(steps.Steps):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chain(OverModel, trainable.Learnable):
-  """A drafter that samples K tokens from `model`, given params['drafter'].
+class OfTwoModels(OverModel):
+  """A drafter over a second `model` with the parameters params['drafter'].
 
   The model's vocabulary has to be the target's.
   """
@@ -172,6 +186,30 @@ class Chain(OverModel, trainable.Learnable):
     """Raises ValueError unless given a model and a K of at least 1."""
     checks.model(self.model)
     settings.check_num_draft_tokens(self.num_draft_tokens)
+
+  @property
+  def vocab_size(self) -> int:
+    """V of the model, which is the target's."""
+    return self.model.vocab_size
+
+  @property
+  def draft_model(self) -> Model:
+    """See `OverModel`."""
+    return self.model
+
+  def draft_params(self, params: Params) -> Params:
+    """See `OverModel`."""
+    if 'drafter' not in params:
+      raise ValueError(
+        f'params has the keys {sorted(params)}, but {type(self).__name__} '
+        "reads params['drafter']: put the draft model's parameters there"
+      )
+    return params['drafter']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chain(OfTwoModels, trainable.Learnable):
+  """A drafter that samples K tokens from a second model, one after another."""
 
   @property
   def reads_prompt(self) -> bool:
@@ -194,17 +232,3 @@ class Chain(OverModel, trainable.Learnable):
   def unembedding(self, params: Params) -> Params:
     """See `trainable.Learnable`: a part of the draft model."""
     return {'drafter': self.draft_params(params)}
-
-  @property
-  def draft_model(self) -> Model:
-    """See `OverModel`."""
-    return self.model
-
-  def draft_params(self, params: Params) -> Params:
-    """See `OverModel`."""
-    if 'drafter' not in params:
-      raise ValueError(
-        f'params has the keys {sorted(params)}, but Chain reads '
-        "params['drafter']: put the draft model's parameters there"
-      )
-    return params['drafter']

@@ -26,7 +26,7 @@ class _Network(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Medusa(heads.Heads):
+class Medusa(steps.OnePass, heads.Heads):
   """A drafter whose heads see none of the draft tokens.
 
   Head i draws draft token i. The K products with the target's unembedding are
@@ -46,25 +46,11 @@ class Medusa(heads.Heads):
       for head in self.merge(params).heads
     ]
 
-  def _logits(self, params, tokens, state):
-    """Returns the logits of all heads, [B, K, V']."""
+  def slots(self, params, tokens, length, state):
+    """See `steps.OnePass`."""
+    del length
     vectors = self.vectors(params, tokens, state.hidden[:, None])
     if not self.own_unembedding:
-      return self.logits(params, jnp.concatenate(vectors, axis=1))
+      return self.logits(params, jnp.concatenate(vectors, axis=1)), state
     of_heads = [self.head_logits(params, i, x) for i, x in enumerate(vectors)]
-    return jnp.concatenate(of_heads, axis=1)
-
-  def first(self, params, tokens, length, state):
-    """See `steps.Steps`: all heads at once."""
-    del length
-    return self._of_head(self._logits(params, tokens, state), tokens[:, :1], 0)
-
-  def next(self, params, tokens, parents, carry):
-    """See `steps.Steps`: a head has seen none of the drafts."""
-    del params, parents
-    logits, i = carry
-    return self._of_head(logits, tokens, i + 1)
-
-  def _of_head(self, logits, tokens, i):
-    """Returns head i's logits, the same [B, n, V'] after tokens [B, n]."""
-    return steps.of_step(logits, i, tokens), (logits, i)
+    return jnp.concatenate(of_heads, axis=1), state

@@ -99,6 +99,17 @@ def check_features(features: Sequence[int], num_layers: int) -> tuple[int, ...]:
   return features
 
 
+def check_mask(mask_token_id: int, vocab_size: int) -> None:
+  """Raises ValueError unless a mask is a token of the vocabulary."""
+  is_id = checks.is_count(mask_token_id, least=0)
+  if not is_id or mask_token_id >= vocab_size:
+    raise ValueError(
+      f'mask_token_id is {mask_token_id!r}, but the tokens are 0 to '
+      f'{vocab_size - 1}: give the token of the masks that the drafter was '
+      'trained with'
+    )
+
+
 def check_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
   """Returns the layers; raises ValueError unless the model has them all."""
   given = layers

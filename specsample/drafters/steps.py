@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from specsample import drafts
 from specsample import sharding
+from specsample import types
 from specsample.drafters import signals as signals_lib
 from specsample.types import (
   Array,
@@ -219,13 +220,59 @@ class Steps(Drafter):
     return dataclasses.replace(signals, confidence=confidence[:, 0])
 
 
+@types.pytree
+class _Slots:
+  """The logits of a round, and the slot from which the next tokens come."""
+
+  logits: Array  # [B, K, V']
+  number: Array  # [] int32, of the slot
+  state: DrafterState  # as `propose` leaves it
+
+
+class OnePass(Steps):
+  """A drafter that computes the logits of all K draft tokens at once.
+
+  So no draft token depends on the ones drawn before it.
+  """
+
+  @abc.abstractmethod
+  def slots(
+    self, params: Params, tokens: Array, length: Array, state: DrafterState
+  ) -> tuple[Array, DrafterState]:
+    """Returns logits [B, K, V'] of the draft tokens, and the new state.
+
+    The arguments are those of `propose`.
+    """
+
+  def first(self, params, tokens, length, state):
+    """See `Steps`: all slots at once."""
+    logits, state = self.slots(params, tokens, length, state)
+    number = jnp.zeros((), jnp.int32)
+    return logits[:, :1], _Slots(logits=logits, number=number, state=state)
+
+  def root(self, params, tokens, length, state):
+    """See `Steps`."""
+    return self.first(params, tokens, length, state)
+
+  def next(self, params, tokens, parents, carry):
+    """See `Steps`: the next slot, the same for all tokens."""
+    del params, parents
+    carry = dataclasses.replace(carry, number=carry.number + 1)
+    return of_step(carry.logits, carry.number, tokens), carry
+
+  def end(self, carry, state):
+    """See `Steps`."""
+    del state
+    return carry.state
+
+
 def check_branches(drafter: Any) -> None:
   """Raises ValueError unless the drafter can draft trees."""
   if not isinstance(drafter, Steps):
     raise ValueError(
       'a tree continues several drafts at once, which '
       f'{type(drafter).__name__} cannot do: make the tree with Chain, DFlash, '
-      'DraftModel, DSpark, Eagle, Eagle3, Hydra, MTP, Medusa, Skip or TLI'
+      'DraftModel, DSpark, Eagle, Eagle3, Hydra, MTP, Medusa, PARD, Skip or TLI'
     )
 
 

@@ -52,6 +52,7 @@ _FILE_PATTERNS = (
   '*_lm_head.safetensors',
   '*_lm_head.pt',
   '*.index.json',
+  'tokenizer*.json',
 )
 # Where the drafters that the library ships are: in an installed package, or in
 # the repository.

@@ -23,6 +23,7 @@ from specsample.loading import card as card_lib
 from specsample.loading import load
 from specsample.loading.published import layouts
 from specsample.loading.published import mtp
+from specsample.loading.published import pard
 from specsample.models import int8
 from specsample.models import safetensors_file
 from specsample.models import tensors
@@ -41,7 +42,7 @@ class LoadedDrafter:
   The card is empty if the library did not save the drafter.
   """
 
-  drafter: Any  # a `types.Drafter` and `trainable.Trainable`
+  drafter: Any  # a `types.Drafter`; all but PARD are `trainable.Trainable`
   params: Params = dataclasses.field(repr=False)
   card: dict[str, Any] = dataclasses.field(repr=False)
 
@@ -112,14 +113,15 @@ def load_drafter(
     name_or_path: the name of a drafter that the library ships, such as
       'smollm2-135m-instruct/hydra'; a folder that `save_drafter` wrote, also in
       gs://; a folder in a layout in which others publish drafters
-      (`published.layouts`); the target's own folder, in Hugging Face's layout,
-      if it holds modules for multi-token prediction as DeepSeek-V3's does; or,
-      if there is no such folder, a repository 'organisation/name' of the
-      Hugging Face hub with one of these.
+      (`published.layouts`, `published.pard`); the target's own folder, in
+      Hugging Face's layout, if it holds modules for multi-token prediction as
+      DeepSeek-V3's does; or, if there is no such folder, a repository
+      'organisation/name' of the Hugging Face hub with one of these.
     target: the model that it was trained for. Its dtype is used for the
       parameters.
     num_draft_tokens: K, None for the K of its training, or 5 for an EAGLE that
-      does not say. If there are more heads, the first K are loaded.
+      does not say and 8 for PARD. If there are more heads, the first K are
+      loaded.
     weights: 'int8' as in `loading.load`, whatever the target's are; the whole
       parameters are in memory for a moment too. None for the target's dtype.
 
@@ -142,7 +144,9 @@ def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
   if not (folder / card_lib.NAME).exists():
     published = layouts.load(folder, target, num_draft_tokens)
     if published is None and (folder / 'config.json').exists():
-      published = mtp.load(folder, target.model, num_draft_tokens)
+      published = pard.load(folder, target, num_draft_tokens)
+      if published is None:
+        published = mtp.load(folder, target.model, num_draft_tokens)
     if published is not None:
       return LoadedDrafter(*published, card={})
   card = card_lib.read(folder)

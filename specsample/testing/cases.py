@@ -88,6 +88,7 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
   ngram = drafters.Ngram(num_draft_tokens=2, min_ngram=1)
   chain = drafters.Chain(model=other, num_draft_tokens=2)
   skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
+  pard = drafters.PARD(model=other, num_draft_tokens=2, mask_token_id=2)
   settings = (
     ('top-p', Sampling(temperature=0.8, top_p=0.9)),
     (
@@ -100,6 +101,7 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
     (of_hash('Ngram', ngram), point_mass),
     (of_hash('Chain', chain), sampled),
     (of_hash('Skip', skip), sampled),
+    (of_hash('PARD', pard), sampled),
     (trained.other_vocabulary(), sampled),
     *((scene, sampled) for scene in trained.scenes(vocab_size=3)),
     (trained.remembering(), point_mass),

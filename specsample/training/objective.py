@@ -52,8 +52,8 @@ class Objective(abc.ABC):
     name = type(self.drafter).__name__
     if not isinstance(self.drafter, trainable.Learnable):
       raise ValueError(
-        f'drafter is {name}, which has no parameters to train: give a drafter '
-        'that has some, such as DraftModel, Medusa or Eagle'
+        f'drafter is {name}, which is not trained here: give a drafter that '
+        'is, such as DraftModel, Medusa or Eagle'
       )
     if not isinstance(self.drafter, self._kind):
       raise ValueError(

@@ -56,6 +56,7 @@ DRAFTERS = {
   'chain of a replicated model': drafters.Chain(
     model=WHOLE, num_draft_tokens=3
   ),
+  'pard': drafters.PARD(model=DRAFT, num_draft_tokens=3, mask_token_id=300),
   'tli': drafters.TLI(model=OTHER, vocab_size=320, num_draft_tokens=3),
   'adaptive': drafters.Adaptive(
     drafter=drafters.Chain(model=DRAFT, num_draft_tokens=3),
@@ -235,7 +236,7 @@ def test_noise_of_a_position_is_that_of_one_device(drafter):
     *((drafter, 'block') for drafter in ('ngram', 'tli', 'medusa', 'hydra')),
     *((drafter, 'block') for drafter in ('draftmodel', 'dspark')),
     *((drafter, 'block') for drafter in ('eagle-3', 'mtp', 'either')),
-    *((drafter, 'chain') for drafter in ('none', 'chain', 'adaptive')),
+    *((drafter, 'chain') for drafter in ('none', 'chain', 'adaptive', 'pard')),
     ('chain of a replicated model', 'synthetic'),
   ],
 )

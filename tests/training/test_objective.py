@@ -29,16 +29,17 @@ _OBJECTIVES = (
   [
     drafters.Ngram(num_draft_tokens=_K),
     drafters.NoDraft(),
+    drafters.PARD(mask_token_id=0, **_MAKE),
     drafters.Skip(layers=(0,), **_MAKE),
     drafters.Suffix(num_draft_tokens=_K),
   ],
 )
-def test_drafters_without_parameters_are_refused(drafter):
+def test_drafters_that_are_not_trained_are_refused(drafter):
   name = type(drafter).__name__
   for objective in _OBJECTIVES:
-    with pytest.raises(ValueError, match=f'drafter is {name}, which has no p'):
+    with pytest.raises(ValueError, match=f'drafter is {name}, which is not t'):
       objective(drafter=drafter)
-  with pytest.raises(ValueError, match=f'drafter is {name}, which has no p'):
+  with pytest.raises(ValueError, match=f'drafter is {name}, which is not t'):
     draft.ChainObjective(drafter=drafter, target=_TARGET)
 
 
