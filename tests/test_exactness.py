@@ -26,7 +26,7 @@ from specsample.types import DraftKind
 _LEFT_OUT = tuple(
   f'drafters.{name}, penalties'
   for name in (
-    *('Medusa', 'Hydra++', 'DraftModel', 'EAGLE', 'DFlash'),
+    *('Medusa', 'Hydra++', 'DraftModel', 'EAGLE', 'DFlash', 'P-EAGLE'),
     *('MTP', 'MTP of 2'),
   )
 )

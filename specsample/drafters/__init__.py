@@ -18,6 +18,7 @@ from specsample.drafters.mtp import MTP
 from specsample.drafters.ngram import Ngram
 from specsample.drafters.ngram import NgramTree
 from specsample.drafters.none import NoDraft
+from specsample.drafters.p_eagle import PEagle
 from specsample.drafters.pard import PARD
 from specsample.drafters.recording import Recording
 from specsample.drafters.skip import Skip
@@ -44,6 +45,7 @@ __all__ = [
   'Ngram',
   'NgramTree',
   'NoDraft',
+  'PEagle',
   'Recording',
   'Skip',
   'Suffix',

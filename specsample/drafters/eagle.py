@@ -66,7 +66,7 @@ class Eagle(feature_chain.FeatureChain):
     return hidden
 
 
-class _Eagle3(nnx.Module):
+class Eagle3Network(nnx.Module):
   def __init__(self, config, keys):
     dim, eps = config.model.dim, config.shape.norm_eps
     num_features = len(config.feature_layers)
@@ -130,7 +130,7 @@ class Eagle3(feature_chain.FeatureChain):
   has_joint_norm: bool = False
   norm_before_residual: bool = False
   feeds_back_normed: bool = False
-  _network = _Eagle3
+  _network = Eagle3Network
 
   def __post_init__(self):
     """Fills in the layers; raises ValueError for layers the target lacks."""

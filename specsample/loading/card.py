@@ -40,6 +40,7 @@ _KINDS: dict[str, Any] = {
   'hydra': drafters.Hydra,
   'medusa': drafters.Medusa,
   'mtp': drafters.MTP,
+  'peagle': drafters.PEagle,
 }
 # Files of a hub repository that hold a drafter, as `published` reads them or as
 # the library writes them.

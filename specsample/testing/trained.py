@@ -154,6 +154,17 @@ CASES = (
     ),
   ),
   Kind(
+    'P-EAGLE',
+    lambda target, count, some: drafters.PEagle(
+      model=target,
+      num_draft_tokens=count,
+      feature_layers=(0, target.num_layers - 1),
+      mask_token_id=1,
+      num_layers=2,
+      draft_vocab_size=some,
+    ),
+  ),
+  Kind(
     'EAGLE',
     lambda target, count, some: drafters.Eagle(
       model=target, num_draft_tokens=count, draft_vocab_size=some

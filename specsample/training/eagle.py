@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from specsample import checks
 from specsample import sharding
 from specsample.drafters import feature_chain
+from specsample.drafters import p_eagle
 from specsample.training import objective
 from specsample.training import slots
 from specsample.training import unrolled
@@ -57,6 +58,11 @@ class FeatureObjective(objective.Objective):
   def __post_init__(self):
     """Refuses to learn no draft."""
     super().__post_init__()
+    if isinstance(self.drafter, p_eagle.PEagle):
+      raise ValueError(
+        'drafter is PEagle, whose drafts are not unrolled, and which is not '
+        'trained here: give Eagle, Eagle3 or MTP'
+      )
     if not checks.is_count(self.num_steps):
       raise ValueError(
         f'num_steps is {self.num_steps!r}: learn at least 1 draft token'

@@ -26,6 +26,13 @@ _DRAFTERS = {
   'eagle3': drafters.Eagle3(
     model=_TARGET, num_draft_tokens=_K, feature_layers=(-1, 1, 0)
   ),
+  'p-eagle': drafters.PEagle(
+    model=_TARGET,
+    feature_layers=(-1, 1, 0),
+    mask_token_id=5,
+    num_layers=2,
+    **_SOME,
+  ),
   'mtp': drafters.MTP(model=_TARGET, **_SOME),
   'mtp of 2': drafters.MTP(model=_TARGET, num_modules=2, **_SOME),
   # More modules than draft tokens, so one is never used.
@@ -35,8 +42,15 @@ _TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 _PROMPTS = np.arange(4 * 6).reshape(4, 6) % _V
 _LENGTHS = np.asarray([6, 2, 5, 1])
 _each = pytest.mark.parametrize('name', _DRAFTERS)
+# Drafters that continue from their own outputs. How P-EAGLE drafts is in
+# tests/loading/published/test_p_eagle.py.
+_unrolled = pytest.mark.parametrize(
+  'name', [name for name in _DRAFTERS if name != 'p-eagle']
+)
 # For multi-token prediction, several modules stand for a single one too.
-_few = pytest.mark.parametrize('name', ['eagle', 'eagle3', 'mtp of 2'])
+_few = pytest.mark.parametrize(
+  'name', ['eagle', 'eagle3', 'p-eagle', 'mtp of 2']
+)
 
 
 @functools.cache
@@ -97,7 +111,7 @@ def _probs(params, drafter, vectors):
 
 
 @pytest.mark.parametrize('window', [None, 3])
-@_each
+@_unrolled
 def test_drafts_are_those_worked_out_by_hand(name, window):
   params, drafter = _params(name), _as(_DRAFTERS[name], sliding_window=window)
   lengths = np.asarray([2, 8])
@@ -118,7 +132,7 @@ def test_drafts_are_those_worked_out_by_hand(name, window):
 
 
 @pytest.mark.parametrize('window', [None, 3])
-@_each
+@_unrolled
 def test_training_sees_what_drafting_sees(name, window):
   params, drafter = _params(name), _as(_DRAFTERS[name], sliding_window=window)
   text = np.asarray([_TEXT])
@@ -180,9 +194,10 @@ def _cache_error(drafter, name, num_rounds):
     np.testing.assert_array_equal(of_module.length, length)
     size = of_module.keys[0].shape[2]
     is_entry = np.arange(size) < length[:, None]
-    for ours, expected in (
-      (of_module.keys[0], of_fresh.keys[0]),
-      (of_module.values[0], of_fresh.values[0]),
+    for ours, expected in zip(
+      of_module.keys + of_module.values,
+      of_fresh.keys + of_fresh.values,
+      strict=True,
     ):
       ours, expected = (
         np.asarray(x, np.float64).swapaxes(1, 2)[is_entry]

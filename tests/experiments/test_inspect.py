@@ -21,6 +21,7 @@ from specsample.models import checkpoint
 from tests.loading.published import test_dflash
 from tests.loading.published import test_eagle
 from tests.loading.published import test_heads
+from tests.loading.published import test_p_eagle
 from tests.models import fp8_by_hand
 
 _SIZES = {
@@ -204,6 +205,11 @@ _PUBLISHED = {
   'Hydra': (test_heads.hydra_tensors, None, 'Hydra'),
   'EAGLE': (test_eagle.eagle_tensors, test_eagle.CONFIG, 'Eagle'),
   'EAGLE-3': (test_eagle.eagle3_tensors, test_eagle.CONFIG, 'Eagle3'),
+  'P-EAGLE': (
+    test_p_eagle.p_eagle_tensors,
+    test_p_eagle.CONFIG,
+    'PEagle',
+  ),
   'DFlash': (
     test_dflash.dflash_tensors,
     {
@@ -224,6 +230,7 @@ _TARGETS = {
   'Hydra': test_heads.TARGET,
   'EAGLE': test_eagle.TARGET,
   'EAGLE-3': test_eagle.TARGET,
+  'P-EAGLE': test_eagle.TARGET,
   'DFlash': test_dflash.TARGET,
   'DSpark': test_dflash.TARGET,
 }
@@ -270,6 +277,10 @@ _SPOILT = {
   'Hydra': ('hydra_mlp.1.1.linear.bias', 'hydra_lm_head.2.1.weight'),
   'EAGLE': ('layers.0.mlp.up_proj.weight', 'layers.0.mlp.down_proj.weight'),
   'EAGLE-3': ('norm.weight', 'midlayer.mlp.down_proj.weight'),
+  'P-EAGLE': (
+    'layers.1.self_attn.q_proj.weight',
+    'layers.2.mlp.down_proj.weight',
+  ),
   'DFlash': ('fc.weight', 'layers.0.mlp.gate_proj.weight'),
   'DSpark': ('norm.weight', 'layers.1.mlp.down_proj.weight'),
 }
@@ -299,7 +310,7 @@ def test_a_kind_of_speculator_that_is_not_known_is_named(tmp_path):
   texts, _ = _problems(folder)
   assert len(texts) == 1
   assert (
-    "is 'mlp', but the supported types are eagle, eagle3, dflash, dspark"
+    "is 'mlp', but the supported types are eagle, eagle3, peagle, dflash, "
     in texts[0]
   )
 
@@ -533,7 +544,7 @@ def test_files_alone_are_told(tmp_path):
   path.rename(tmp_path / 'model.safetensors')
   texts, _ = _problems(tmp_path)
   assert len(texts) == 1
-  assert 'layouts are Medusa, Hydra, EAGLE, EAGLE-3, DFlash, DSpark' in texts[0]
+  assert 'layouts are Medusa, Hydra, EAGLE, EAGLE-3, P-EAGLE, ' in texts[0]
 
 
 def test_the_command_ends_as_the_checkpoint_is(tmp_path, commands):

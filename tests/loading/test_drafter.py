@@ -359,7 +359,7 @@ _DAMAGES = {
   ),
   'unknown kind': (
     lambda folder: _edit_card(folder, kind='lookahead'),
-    r"lookahead .* does not describe any of \['dflash', .*'medusa', 'mtp'\]",
+    r"lookahead .* does not describe any of \['dflash', .*'mtp', 'peagle'\]",
   ),
   'unknown setting': (
     lambda folder: _edit_settings(folder, num_trees=2),

@@ -10,6 +10,7 @@ from specsample.loading import load
 from tests.loading.published import test_dflash
 from tests.loading.published import test_eagle
 from tests.loading.published import test_heads
+from tests.loading.published import test_p_eagle
 
 LAYOUTS = {
   'medusa': (
@@ -30,6 +31,12 @@ LAYOUTS = {
       folder,
       test_eagle.eagle3_tensors('layers.0.') | test_eagle.joint_norm(),
       test_eagle.SPECULATORS | {'norm_before_fc': True},
+    ),
+  ),
+  'p-eagle': (
+    test_eagle.TARGET,
+    lambda folder: test_eagle.save(
+      folder, test_p_eagle.p_eagle_tensors(), test_p_eagle.CONFIG
     ),
   ),
   'dspark': (

@@ -16,6 +16,9 @@ from specsample.models import config as config_lib
 
 # The default length of a chain, as deep as EAGLE's own trees.
 _NUM_DRAFT_TOKENS = 5
+_EMBEDDING = 'embed_tokens.weight'
+# The names of P-EAGLE's mask token.
+_MASKS = ('mask_token_id', 'pard_token', 'ptd_token_id')
 
 
 def plan_eagle(
@@ -101,6 +104,72 @@ def plan_eagle3(
   return source_lib.Plan(
     drafter=drafter, source=source, names=names, made=made, ignored=ignored
   )
+
+
+def plan_p_eagle(
+  source: source_lib.Source,
+  target: load.Loaded,
+  num_draft_tokens: int | None,
+) -> source_lib.Plan:
+  """Plans a P-EAGLE drafter, whose embedding is its own if it has one.
+
+  Raises:
+    ValueError: the drafter has no mask, is of an unsupported kind, or is for
+      another target.
+  """
+  config = source.config
+  config.only('norm_before_fc', False)
+  is_there = any(name.startswith('midlayer.') for name in source.tensors)
+  prefix = 'midlayer.' if is_there else 'layers.0.'
+  made = layer.config_of(source, of_layer(config), target, prefix)
+  ids, ignored = read_ids(source, target)
+  mask = source.read('mask_hidden').reshape(-1)
+  drafter = drafters.PEagle(
+    model=target.model,
+    num_draft_tokens=_num_draft_tokens(config, num_draft_tokens),
+    draft_vocab_size=None if ids is None else len(ids),
+    own_unembedding=(
+      ids is not None or source_lib.has_own_unembedding(source, target)
+    ),
+    own_embedding=_EMBEDDING in source.tensors,
+    feature_layers=_feature_layers(source, target),
+    has_feature_norms=config.flag('fc_norm'),
+    norm_before_residual=config.flag('norm_before_residual'),
+    mask_token_id=_mask_token_id(source, target),
+    num_layers=made.num_layers,
+    layer_config=made,
+  )
+  names = _names(prefix) | {
+    'project.linear.kernel': 'fc.weight',
+    'embedding_norm.scale': f'{prefix}input_layernorm.weight',
+    'feature_norm.scale': f'{prefix}hidden_norm.weight',
+    'norm.scale': 'norm.weight',
+    'embedding': _EMBEDDING,
+  }
+  for i in range(1, made.num_layers):
+    names |= layer.names(f'layers.{i - 1}.', f'layers.{i}.')
+  for i in range(len(drafter.feature_layers)):
+    names[f'feature_norms.norms.{i}.scale'] = f'fc_norm.{i}.weight'
+  ignored |= _not_read(drafter, prefix) | {'mask_hidden'}
+  values = {'mask_hidden': mask}
+  if ids is not None:
+    values['vocabulary.d2t'] = ids
+  return source_lib.Plan(
+    drafter=drafter, source=source, names=names, made=values, ignored=ignored
+  )
+
+
+def _mask_token_id(source, target) -> int:
+  """Returns the token of the masks, which has several names."""
+  config = source.config
+  key = next((x for x in _MASKS if config.get(x) is not None), _MASKS[0])
+  found, size = config.get(key), target.model.vocab_size
+  if type(found) is not int or not 0 <= found < size:
+    raise ValueError(
+      f'{config.origin}: {key} is {found!r}, but the target has tokens 0 to '
+      f'{size - 1}: the drafter was made for another target'
+    )
+  return found
 
 
 def read_ids(

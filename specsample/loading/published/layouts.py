@@ -35,18 +35,21 @@ _MEDUSA = Layout('Medusa', heads.plan_medusa)
 _HYDRA = Layout('Hydra', heads.plan_hydra)
 _EAGLE = Layout('EAGLE', eagle.plan_eagle)
 _EAGLE3 = Layout('EAGLE-3', eagle.plan_eagle3)
+_P_EAGLE = Layout('P-EAGLE', eagle.plan_p_eagle)
 _DFLASH = Layout('DFlash', dflash.plan)
 _DSPARK = Layout('DSpark', dflash.plan)
-ALL = (_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _DFLASH, _DSPARK)
+ALL = (_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _P_EAGLE, _DFLASH, _DSPARK)
 # By speculators_model_type.
 _OF_SPECULATORS = {
   'eagle': _EAGLE,
   'eagle3': _EAGLE3,
+  'peagle': _P_EAGLE,
   'dflash': _DFLASH,
   'dspark': _DSPARK,
 }
 # By a tensor that none of the layouts below it has.
 _BY_TENSOR = {
+  'mask_hidden': _P_EAGLE,
   'midlayer.hidden_norm.weight': _EAGLE3,
   'layers.0.hidden_norm.weight': _EAGLE3,
   'markov_head.markov_w1.weight': _DSPARK,

@@ -59,7 +59,8 @@ class Source:
 
   def read(self, name: str) -> np.ndarray:
     """Reads a whole tensor."""
-    return self.tensors[name][(slice(None),) * len(self.shape(name))]
+    everything = (slice(None),) * len(self.shape(name))
+    return self.tensors[name][everything]
 
 
 def open_folder(folder: epath.Path) -> Source | None:

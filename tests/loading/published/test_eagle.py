@@ -50,7 +50,7 @@ SPECULATORS = {
 }
 
 
-def _layer(rng, name, in_dim):
+def layer_tensors(rng, name, in_dim):
   shapes = {
     'self_attn.q_proj': (_HEADS * _HEAD, in_dim),
     'self_attn.k_proj': (_KV * _HEAD, in_dim),
@@ -77,7 +77,7 @@ def joint_norm():
 
 def eagle_tensors(has_bias=True):
   rng = np.random.default_rng(0)
-  tensors = _layer(rng, 'layers.0.', _D)
+  tensors = layer_tensors(rng, 'layers.0.', _D)
   tensors['fc.weight'] = by_hand.normal(rng, _D, 2 * _D)
   if has_bias:
     tensors['fc.bias'] = by_hand.normal(rng, _D)
@@ -90,7 +90,7 @@ def _embedding():
 
 def eagle3_tensors(name='midlayer.', ids=_IDS, num_features=3):
   rng = np.random.default_rng(1)
-  tensors = _layer(rng, name, 2 * _D)
+  tensors = layer_tensors(rng, name, 2 * _D)
   tensors |= _norm(rng, f'{name}hidden_norm')
   tensors |= _norm(rng, f'{name}input_layernorm') | _norm(rng, 'norm')
   tensors['fc.weight'] = by_hand.normal(rng, _D, num_features * _D)
@@ -575,7 +575,7 @@ _DAMAGES = {
     eagle_tensors,
     {'speculators_model_type': 'mlp'},
     "speculators_model_type is 'mlp', but the supported types are eagle, "
-    'eagle3, dflash, dsp',
+    'eagle3, peagle, dflash, dsp',
   ),
   'norms that EAGLE has not': (
     eagle_tensors,
