@@ -43,6 +43,7 @@ def plan(
     ValueError: the drafter is of an unsupported kind, or for another target.
   """
   config = _of_block(source.config)
+  config.only('draft_shift', False)  # of JetSpec: reads other slots
   is_spark = _NAMES['markov.before'] in source.tensors
   _check_heads(source, config, is_spark)
   layer_config = layer.config_of(

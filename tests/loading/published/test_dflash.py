@@ -642,6 +642,11 @@ _DAMAGES = {
     _DFLASH | {'logit_scale': 0.5},
     'logit_scale is 0.5, but only 1 is supported',
   ),
+  'drafts at the slots before': (
+    dflash_tensors,
+    _DFLASH | _of_blocks(causal_head=True, draft_shift=True),
+    'draft_shift is True, but only False is supported',
+  ),
   'a target of another width': (
     dflash_tensors,
     _DFLASH | {'target_hidden_size': 32},
