@@ -37,7 +37,7 @@ for _verify in (
   specsample.verify.tree,
 ):
   gin.external_configurable(type(_verify), module='specsample.verify')
-for _topology in (tree_lib.k_ary, tree_lib.mc_sim_7b_63):
+for _topology in (tree_lib.chain, tree_lib.k_ary, tree_lib.mc_sim_7b_63):
   gin.external_configurable(_topology, module='specsample.tree')
 
 

@@ -193,6 +193,10 @@ class DFlash(trainable.Trainable):
   target's features of the tokens before the pending one, each as its own key
   and value. The embedding and the unembedding are the target's.
 
+  Its draft tokens are drawn. `Tree(drafter=..., topology=tree.chain(K))` takes
+  the most likely token of each slot instead, as a point mass, which is exact
+  with `verify.tree` at any temperature.
+
   Attributes:
     feature_layers: layers of the target whose outputs are read; -1 is its
       embedding.

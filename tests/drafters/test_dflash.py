@@ -11,9 +11,13 @@ import pytest
 import specsample
 from specsample import drafters
 from specsample import testing
+from specsample import tree
 from specsample import verify
 from specsample.drafters import dflash
 from specsample.sampling import Sampling
+from specsample.testing import conditional as conditional_lib
+from specsample.testing import drafted as drafted_lib
+from specsample.testing import enumerate as enumerate_lib
 from specsample.types import DraftKind
 
 _V, _K = 12, 3
@@ -92,9 +96,9 @@ def _features(params, tokens):
   return _TARGET.apply(params['target'], tokens, empty, features=(0, 2))[0]
 
 
-def _propose(name, sequence, draw):
+def _propose(name, sequence, draw, drafter=None):
   """Returns the draft after one sequence, prefilled in one pass."""
-  params, drafter = _params(name), _DRAFTERS[name]
+  params, drafter = _params(name), drafter or _DRAFTERS[name]
   tokens = np.zeros((1, 16), np.int32)
   tokens[0, : len(sequence)] = sequence
 
@@ -198,6 +202,34 @@ def test_drafts_are_those_of_a_pass_worked_out_by_hand(name, sequence):
   expected = _by_hand_probs(name, sequence, drafted)
   np.testing.assert_allclose(draft.probs[0], expected, atol=2e-5)
   assert drafted == expected.argsort()[:, -2].tolist()
+
+
+def test_a_tree_that_is_a_chain_drafts_the_best_token_of_every_slot():
+  sequence = [3, 1, 4, 1, 5, 9, 2, 6]
+  best = drafters.Tree(drafter=_DRAFTERS['dflash'], topology=tree.chain(_K))
+  draft, _ = _propose('dflash', sequence, None, drafter=best)
+  assert draft.kind is DraftKind.POINT_MASS
+  assert draft.probs is None
+  drafted = np.asarray(draft.tokens[0]).tolist()
+  expected = _by_hand_probs('dflash', sequence, drafted)
+  assert drafted == expected.argmax(axis=-1).tolist()
+
+
+def test_the_best_tokens_are_verified_exactly_at_temperature_one():
+  two = dataclasses.replace(_DRAFTERS['dflash'], num_draft_tokens=2)
+  best = drafters.Tree(drafter=two, topology=tree.chain(2))
+  params, prompt = _params('dflash'), (3, 1, 4)
+  sampling = Sampling(temperature=1.0)
+  proposal = drafted_lib.from_drafter(
+    best, params, _TARGET, prompt, sampling, rounds=1
+  )
+  target = conditional_lib.from_model(
+    _TARGET, params['target'], prompt, sampling
+  )
+  found = enumerate_lib.Enumeration(verify.tree, proposal, target)
+  difference, _ = found.error(1, target)
+  assert difference < 1e-12
+  assert 0 < found.expected_accepted() < 2
 
 
 @_each

@@ -3,6 +3,7 @@
 import json
 import re
 
+import gin
 import jax
 import pytest
 
@@ -11,6 +12,7 @@ import specsample
 from specsample import testing
 from specsample import tree
 from specsample.types import DraftKind
+from tests.loading.published import test_dflash
 
 _NEW_TOKENS = 24
 _PROMPT = 'The rain in Spain'
@@ -45,6 +47,29 @@ def test_a_drafter_is_loaded_as_deep_as_its_tree():
   )
   assert loads == [2]
   assert methods.dynamic_tree(method, 6).drafter.depth == 4
+
+
+def test_the_best_tokens_of_dflash_are_a_chain(tmp_path):
+  config = {
+    key: value
+    for key, value in test_dflash.DSPARK.items()
+    if 'markov' not in key and 'confidence' not in key
+  }
+  folder = test_dflash.save(tmp_path, test_dflash.dflash_tensors(), config)
+  gin.clear_config()
+  gin.parse_config_file('configs/drafters/dflash_best.gin')
+  gin.bind_parameter('dflash/methods.trained.name', str(folder))
+  gin.bind_parameter('dflash/methods.trained.target', test_dflash.TARGET)
+  with gin.config_scope('dflash_best'):
+    found = methods.tree()
+  gin.clear_config()
+  loaded = specsample.load_drafter(folder, test_dflash.TARGET, 15)
+  assert found.drafter == specsample.drafters.Tree(
+    drafter=loaded.drafter,
+    topology=tree.chain(15),
+    kind=DraftKind.POINT_MASS,
+  )
+  assert found.verify is specsample.verify.tree
 
 
 def test_candidates_follow_the_best_one():
