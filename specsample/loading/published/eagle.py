@@ -17,6 +17,7 @@ from specsample.models import config as config_lib
 # The default length of a chain, as deep as EAGLE's own trees.
 _NUM_DRAFT_TOKENS = 5
 _EMBEDDING = 'embed_tokens.weight'
+_JOINT_NORM = 'input_norm.weight'
 # The names of P-EAGLE's mask token.
 _MASKS = ('mask_token_id', 'pard_token', 'ptd_token_id')
 
@@ -68,9 +69,6 @@ def plan_eagle3(
   """
   config = source.config
   of_speculators = config.get('speculators_model_type') is not None
-  joint_norm = config.part('eagle_config').flag(
-    'norm_before_fc', config.flag('norm_before_fc')
-  )
   is_there = any(name.startswith('midlayer.') for name in source.tensors)
   prefix = 'midlayer.' if is_there else 'layers.0.'
   ids, ignored = read_ids(source, target)
@@ -83,14 +81,14 @@ def plan_eagle3(
     ),
     feature_layers=_feature_layers(source, target),
     has_feature_norms=config.flag('fc_norm'),
-    has_joint_norm=joint_norm,
+    has_joint_norm=_has_joint_norm(config),
     # Files of `speculators` from before there was this setting have the norm.
     norm_before_residual=config.flag('norm_before_residual', of_speculators),
     feeds_back_normed=config.flag('norm_output'),
     layer_config=_one_layer(source, target, prefix),
   )
   names = _names(prefix) | {
-    'joint_norm.scale': 'input_norm.weight',
+    'joint_norm.scale': _JOINT_NORM,
     'project.linear.kernel': 'fc.weight',
     'embedding_norm.scale': f'{prefix}input_layernorm.weight',
     'feature_norm.scale': f'{prefix}hidden_norm.weight',
@@ -118,7 +116,6 @@ def plan_p_eagle(
       another target.
   """
   config = source.config
-  config.only('norm_before_fc', False)
   is_there = any(name.startswith('midlayer.') for name in source.tensors)
   prefix = 'midlayer.' if is_there else 'layers.0.'
   made = layer.config_of(source, of_layer(config), target, prefix)
@@ -134,12 +131,14 @@ def plan_p_eagle(
     own_embedding=_EMBEDDING in source.tensors,
     feature_layers=_feature_layers(source, target),
     has_feature_norms=config.flag('fc_norm'),
+    has_joint_norm=_has_joint_norm(config),
     norm_before_residual=config.flag('norm_before_residual'),
     mask_token_id=_mask_token_id(source, target),
     num_layers=made.num_layers,
     layer_config=made,
   )
   names = _names(prefix) | {
+    'joint_norm.scale': _JOINT_NORM,
     'project.linear.kernel': 'fc.weight',
     'embedding_norm.scale': f'{prefix}input_layernorm.weight',
     'feature_norm.scale': f'{prefix}hidden_norm.weight',
@@ -157,6 +156,11 @@ def plan_p_eagle(
   return source_lib.Plan(
     drafter=drafter, source=source, names=names, made=values, ignored=ignored
   )
+
+
+def _has_joint_norm(config) -> bool:
+  of_file = config.flag('norm_before_fc')
+  return config.part('eagle_config').flag('norm_before_fc', of_file)
 
 
 def _mask_token_id(source, target) -> int:

@@ -49,8 +49,10 @@ def _by_hand(tensors, found, flags=()):
   features = np.concatenate(found.features, axis=-1)
   mask = tensors['mask_hidden'].reshape(1, -1)
   features = np.concatenate([features, *[mask] * (_K - 1)])
-  hidden = by_hand.linear(tensors, 'fc', features)
   norm = lambda name, x: by_hand.norm(tensors, name, x, _EPS)
+  if 'input_norm.weight' in tensors:
+    features = norm('input_norm', features)
+  hidden = by_hand.linear(tensors, 'fc', features)
   normed = norm('layers.0.hidden_norm', hidden)
   first = norm('layers.0.input_layernorm', embedded)
   x = normed if 'norm_before_residual' in flags else hidden
@@ -79,10 +81,15 @@ def _save(folder, tensors, config):
 
 
 # With all kept and one more, the next pass has K + 1 entries and K - 1 masks.
-@pytest.mark.parametrize('kept', [0, 1, 3])
-def test_it_drafts_as_its_tensors_say(tmp_path, kept):
-  tensors = p_eagle_tensors()
-  folder = _save(tmp_path, tensors, CONFIG)
+@pytest.mark.parametrize(
+  ('kept', 'has_joint_norm'), [(0, False), (1, True), (3, False)]
+)
+def test_it_drafts_as_its_tensors_say(tmp_path, kept, has_joint_norm):
+  tensors, config = p_eagle_tensors(), CONFIG
+  if has_joint_norm:
+    config = CONFIG | {'norm_before_fc': True}
+    tensors |= test_eagle.joint_norm()
+  folder = _save(tmp_path, tensors, config)
   loaded = specsample.load_drafter(folder, _TARGET)
   drafter = loaded.drafter
   assert type(drafter) is drafters.PEagle
@@ -125,7 +132,7 @@ def test_other_spellings(tmp_path, key):
   [
     ({'mask_token_id': _V}, 'mask_token_id is 32, .* tokens 0 to 31: the'),
     ({'mask_token_id': None}, 'mask_token_id is None, but the target has'),
-    ({'norm_before_fc': True}, 'norm_before_fc is True, but only False'),
+    ({'norm_before_fc': True}, r'lacks 1 tensors \(input_norm\.weight\)'),
   ],
 )
 def test_other_drafters_are_refused(tmp_path, changes, message):
