@@ -29,7 +29,7 @@ from experiments.command import stages as stages_lib
 DRAFTERS = (
   *('auto', 'none', 'ngram', 'suffix', 'either', 'skip', 'draft', 'medusa'),
   *('medusa_tree', 'hydra', 'hydra_tree', 'eagle', 'eagle3', 'mtp', 'mtp_tree'),
-  *('dflash', 'dspark', 'peagle', 'pard'),
+  *('dflash', 'dflash2', 'dspark', 'peagle', 'pard'),
 )
 
 config.define_flags('configs/runs/generate.gin')
@@ -61,7 +61,7 @@ flags.DEFINE_integer(
   None,
   'Draft this many candidates for each of K positions, the most likely tokens '
   'of the drafter, of which the target picks one. For skip, draft (the default '
-  'here), medusa, hydra, eagle, eagle3, mtp, dflash, dspark, peagle '
+  'here), medusa, hydra, eagle, eagle3, mtp, dflash, dflash2, dspark, peagle '
   'and pard.',
   lower_bound=1,
 )

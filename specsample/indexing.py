@@ -69,6 +69,34 @@ def take(x: Array, ids: Array) -> Array:
   return pick(x[..., None, :], ids)
 
 
+def put(values: Array, ids: Array, size: int) -> Array:
+  """Returns [B, ..., V] with values [B, ..., m] at ids, and -inf elsewhere.
+
+  Args:
+    values: floats.
+    ids: [B, ..., m] int32, distinct within a row.
+    size: V.
+  """
+  of_rows = ('batch', *[None] * (ids.ndim - 2))
+  vocab = sharding.Axis('vocab', size)
+
+  def own_values(values, ids, own_ids):
+    flat = ids.reshape(-1, ids.shape[-1]) - own_ids[0]
+    # Negative indices would count from the end.
+    flat = jnp.where(flat < 0, own_ids.size, flat)
+    empty = jnp.full((len(flat), own_ids.size), -jnp.inf, values.dtype)
+    write = lambda row, place, new: row.at[place].set(new, mode='drop')
+    found = jax.vmap(write)(empty, flat, values.reshape(flat.shape))
+    return found.reshape(*ids.shape[:-1], -1)
+
+  return sharding.map_parts(
+    own_values,
+    (values, ids, vocab_ids(size)),
+    ((*of_rows, None), (*of_rows, None), (vocab,)),
+    result=(*of_rows, vocab),
+  )
+
+
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
   """Returns the k largest entries of x [B, ..., V] and their indices.
 

@@ -26,8 +26,8 @@ from specsample.types import DraftKind
 _LEFT_OUT = tuple(
   f'drafters.{name}, penalties'
   for name in (
-    *('Medusa', 'Hydra++', 'DraftModel', 'EAGLE', 'DFlash', 'P-EAGLE'),
-    *('MTP', 'MTP of 2'),
+    *('Medusa', 'Hydra++', 'DraftModel', 'EAGLE', 'DFlash', 'DFlash 2'),
+    *('MTP', 'MTP of 2', 'P-EAGLE'),
   )
 )
 _BY_SHAPE = collections.defaultdict(list)

@@ -26,3 +26,13 @@ def test_take_reads_entries_of_each_row():
   ids = jnp.asarray([[3, 0, 3], [11, 1, 2]])
   expected = [[3, 0, 3], [23, 13, 14]]
   np.testing.assert_array_equal(indexing.take(x, ids), expected)
+
+
+def test_put_writes_entries_of_each_row():
+  ids = jnp.asarray([[[3, 0]], [[4, 1]]])
+  values = jnp.asarray([[[1.0, 2.0]], [[3.0, -jnp.inf]]])
+  found = indexing.put(values, ids, 5)
+  inf = np.inf
+  np.testing.assert_array_equal(
+    found, [[[2, -inf, -inf, 1, -inf]], [[-inf, -inf, -inf, -inf, 3]]]
+  )

@@ -266,6 +266,7 @@ def _tree(verifier_name, kind, **settings):
 # siblings from its logits.
 _TRAINED_TREE_DRAWS = {
   'DFlash': ('tree', DraftKind.WITHOUT_REPLACEMENT),
+  'DFlash 2': ('tree', DraftKind.SAMPLED),
   'DSpark': ('traversal', DraftKind.SAMPLED),
   'DSpark, RNN': ('traversal', DraftKind.WITHOUT_REPLACEMENT),
   'Medusa': ('tree', DraftKind.POINT_MASS),

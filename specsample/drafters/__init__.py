@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from specsample.drafters.adaptive import Adaptive
 from specsample.drafters.chain import Chain
 from specsample.drafters.dflash import DFlash
+from specsample.drafters.dflash2 import DFlash2
 from specsample.drafters.draft_model import DraftModel
 from specsample.drafters.dspark import DSpark
 from specsample.drafters.dynamic_tree import DynamicTree
@@ -33,6 +34,7 @@ __all__ = [
   'Adaptive',
   'Chain',
   'DFlash',
+  'DFlash2',
   'DSpark',
   'DraftModel',
   'DynamicTree',

@@ -55,10 +55,7 @@ class Network(nnx.Module):
     is_fixed = config.mask_token_id is not None
     self.mask = (network.Buffer if is_fixed else nnx.Param)(mask, axes=(None,))
     self.layers = nnx.List(
-      [
-        decoder_layer.DecoderLayer(model, keys)
-        for _ in range(config.num_layers)
-      ]
+      [self._layer(config, model, keys) for _ in range(config.num_layers)]
     )
     self.norm = norm()
     self.vocabulary = vocabulary.make(config)
@@ -121,7 +118,7 @@ class Network(nnx.Module):
       seen_at = masks.indices(context.length, num_entries)
       return block_mask(start, size, seen_at, window, is_causal)
 
-    x = block.reshape(-1, dim)
+    x = self._scaled(block).reshape(-1, dim)
     for i, (layer, keys, values) in enumerate(
       zip(self.layers, context.keys, context.values, strict=True)
     ):
@@ -130,6 +127,13 @@ class Network(nnx.Module):
       x, _, _ = layer(x, rope(window), seen, keys, values)
     outputs = self.norm(x).reshape(batch, num_blocks, size, dim)
     return outputs[:, :, size - num_drafts :]
+
+  def _layer(self, config, model, keys):
+    del config
+    return decoder_layer.DecoderLayer(model, keys)
+
+  def _scaled(self, block):
+    return block
 
 
 def block_mask(

@@ -272,8 +272,8 @@ def check_branches(drafter: Any) -> None:
     raise ValueError(
       'a tree continues several drafts at once, which '
       f'{type(drafter).__name__} cannot do: make the tree with Chain, DFlash, '
-      'DraftModel, DSpark, Eagle, Eagle3, Hydra, MTP, Medusa, PARD, PEagle, '
-      'Skip or TLI'
+      'DFlash2, DraftModel, DSpark, Eagle, Eagle3, Hydra, MTP, Medusa, PARD, '
+      'PEagle, Skip or TLI'
     )
 
 

@@ -33,6 +33,7 @@ OWN = {
 _FORMAT = 1
 _KINDS: dict[str, Any] = {
   'dflash': drafters.DFlash,
+  'dflash2': drafters.DFlash2,
   'draft_model': drafters.DraftModel,
   'dspark': drafters.DSpark,
   'eagle': drafters.Eagle,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from specsample.models import attention
 from specsample.models import experts
 from specsample.models import layers
+from specsample.types import Array
 
 
 class DecoderLayer(nnx.Module):
@@ -41,10 +42,11 @@ class DecoderLayer(nnx.Module):
     attended, new_keys, new_values = self.attention(
       self.attention_norm(x), rope, mask, keys, values, attend_with
     )
-    x = x + _normed(self.attention_post_norm, attended)
+    x = x + normed(self.attention_post_norm, attended)
     fed = self.mlp(self.mlp_norm(x))
-    return x + _normed(self.mlp_post_norm, fed), new_keys, new_values
+    return x + normed(self.mlp_post_norm, fed), new_keys, new_values
 
 
-def _normed(norm, x):
+def normed(norm: Any, x: Array) -> Array:
+  """Applies a norm to x, if there is one."""
   return x if norm is None else norm(x)

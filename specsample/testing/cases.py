@@ -281,9 +281,9 @@ def tree_cases() -> Iterator[TreeCase]:
       yield _drafted_tree(f'Tree, {type(policy).__name__}', chain, kind, policy)
   skip = drafters.Skip(model=model, layers=(0,), num_draft_tokens=2)
   yield _drafted_tree('Tree of Skip', skip, DraftKind.WITHOUT_REPLACEMENT)
-  # The second slot of a block is given the token before it by DSpark alone.
+  # All but DFlash give the second slot of a block the token before it.
   for scene in trained.branching(vocab_size=3):
-    if scene.name in ('DFlash', 'DSpark', 'DSpark, RNN'):
+    if scene.name in ('DFlash', 'DFlash 2', 'DSpark', 'DSpark, RNN'):
       yield _drafted_tree(
         f'Tree of {scene.name}',
         scene.drafter,

@@ -145,6 +145,19 @@ CASES = (
     ),
   ),
   Kind(
+    'DFlash 2',
+    lambda target, count, some: drafters.DFlash2(
+      model=target,
+      num_draft_tokens=count,
+      feature_layers=(0, target.num_layers - 1),
+      num_layers=1,
+      conv_group_size=4,
+      selector_rank=4,
+      selector_top_k=max(2, target.vocab_size // 4),
+      final_logit_softcapping=5.0,
+    ),
+  ),
+  Kind(
     'EAGLE-3',
     lambda target, count, some: drafters.Eagle3(
       model=target,

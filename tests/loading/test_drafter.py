@@ -48,6 +48,17 @@ _DRAFTERS = {
     draft_vocab_size=5,
     rank=4,
   ),
+  'dflash2': drafters.DFlash2(
+    model=_MODEL,
+    num_draft_tokens=_K,
+    feature_layers=(0, 1),
+    draft_vocab_size=5,
+    conv_group_size=4,
+    conv_kernel_size=3,
+    selector_rank=4,
+    selector_top_k=2,
+    final_logit_softcapping=20.0,
+  ),
   'eagle3': drafters.Eagle3(
     model=_MODEL,
     num_draft_tokens=_K,

@@ -284,3 +284,16 @@ def test_the_largest_of_a_divided_vocabulary_are_those_of_a_whole_one(mesh, k):
     )
   for one, expected in zip(found, jax.lax.top_k(x, k), strict=True):
     np.testing.assert_array_equal(one, expected)
+
+
+def test_values_are_put_where_their_ids_are(mesh):
+  rng = np.random.default_rng(0)
+  ids = np.stack([rng.permutation(40)[:4] for _ in range(24)]).reshape(8, 3, 4)
+  values = rng.normal(size=ids.shape).astype(np.float32)
+  expected = np.full((8, 3, 40), -np.inf, np.float32)
+  np.put_along_axis(expected, ids, values, axis=-1)
+  with jax.set_mesh(mesh):
+    found = jax.jit(indexing.put, static_argnums=2)(values, ids, 40)
+    axes = ('batch', None, sharding.Axis('vocab', 40))
+    assert found.sharding == sharding.from_axes(*axes)
+  np.testing.assert_array_equal(found, expected)

@@ -76,6 +76,10 @@ _CONTRARY = Chain(
 # With fewer tokens left, the drafter still has one that the target lacks.
 _TOP_2 = Sampling(temperature=1.0, top_k=2)
 _COPY = Ngram(num_draft_tokens=2, min_ngram=1)
+# Draws among the two most likely of three tokens, as DFlash 2 does.
+_OF_TWO = drafters.Misdeclared(
+  drafter=detectors.CHAIN, drawn=drafters.top_two, declared=drafters.top_two
+)
 # After a rejection, a row drafts only if the row beside it kept its draft.
 _ONE_DRAFT = Chain(model=budgets.DRAFT, num_draft_tokens=1)
 _OF_WHOLE_BATCH = Adaptive(
@@ -355,6 +359,18 @@ BUGS = (
     'a token drawn from few candidates declared with the whole softmax',
     drafters.top_two,
     drafters.as_given,
+  ),
+  _bug(
+    'a residual of the tokens that the drafter could have drawn',
+    functools.partial(detectors.enumerated, drafter=_OF_TWO),
+    {'verifier': rules.ResidualOfCandidates()},
+    {'verifier': verify.chain},
+  ),
+  _bug(
+    'the candidates of the round before left in a reused buffer of q',
+    functools.partial(detectors.sampled, _ONE_PROMPT),
+    {'drafter': drafters.KeepsOldCandidates(drafter=_OF_TWO, vocab_size=3)},
+    {'drafter': _OF_TWO},
   ),
   _bug(
     'q recomputed after the token before the one that was drafted',

@@ -244,6 +244,42 @@ class DeclaredAfterOtherTokens(Wrapper):
     return dataclasses.replace(draft, probs=declared.probs), new
 
 
+@types.pytree
+class _Declared:
+  inner: types.DrafterState
+  probs: Array  # [B, K, V], of the previous round
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeepsOldCandidates(Wrapper):
+  """Writes a round's few probabilities into a buffer that is never cleared.
+
+  The candidates of the round before are then declared too.
+  """
+
+  vocab_size: int
+
+  def init(self, params, batch_size, max_length):
+    shape = batch_size, self.num_draft_tokens, self.vocab_size
+    return _Declared(
+      inner=super().init(params, batch_size, max_length),
+      probs=jnp.zeros(shape),
+    )
+
+  def observe(self, params, tokens, count, output, verdict, state):
+    inner = super().observe(params, tokens, count, output, verdict, state.inner)
+    return dataclasses.replace(state, inner=inner)
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, inner = super().propose(
+      params, draw, warp, tokens, length, state.inner
+    )
+    declared = jnp.where(draft.probs > 0, draft.probs, state.probs)
+    declared /= jnp.sum(declared, axis=-1, keepdims=True)
+    new = _Declared(inner=inner, probs=draft.probs)
+    return dataclasses.replace(draft, probs=declared), new
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MissingProbsAsUniform(Wrapper):
   """Declares tokens that were not drawn, and have no `probs`, to be uniform."""

@@ -123,6 +123,18 @@ class AcceptsAtZero(_Rule):
 
 
 @dataclasses.dataclass(frozen=True)
+class ResidualOfCandidates(_Rule):
+  """Draws from (p - q)+ of the tokens that the drafter could have drawn."""
+
+  def law(self, draft, target_probs):
+    law = verify.chain.law(draft, target_probs)
+    is_candidate = rule.draft_probs(draft, target_probs) > 0
+    residual = jnp.where(is_candidate, law.next[:-1], 0)
+    residual = rule.normalise(residual, law.next[:-1])
+    return dataclasses.replace(law, next=law.next.at[:-1].set(residual))
+
+
+@dataclasses.dataclass(frozen=True)
 class SoftmaxResidual(_Rule):
   """Normalises (p - q)+ by a softmax, which gives every token a share."""
 

@@ -1,0 +1,246 @@
+"""Block drafting with convolutions, and a selector of one of few candidates.
+
+DFlash 2, as published by the authors of DFlash (2602.06036).
+"""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from specsample import checks
+from specsample import indexing
+from specsample import sharding
+from specsample import types
+from specsample.drafters import dflash
+from specsample.drafters import group_conv
+from specsample.models import layers
+from specsample.types import Array, Params
+
+_PREDECESSOR_SCALE = 0.02  # of an untrained codebook
+
+
+class _Selector(nnx.Module):
+  """<P[a] * g, Q[b]>: what token a adds to the logit of b as the next token.
+
+  The codebooks P [rank, V] and Q [rank, V'] are sharded over the tokens; g is a
+  projection of the slot's vector. Q is initially 0.
+  """
+
+  def __init__(self, config, keys):
+    rank, num_tokens = config.selector_rank, config.model.vocab_size
+    size = config.draft_vocab_size or num_tokens
+    self.hidden = layers.Linear(
+      config.model.dim, rank, axes=(None, None), keys=keys, dtype=jnp.float32
+    )
+    self.before_axis = sharding.Axis('vocab', num_tokens)
+    self.axis = sharding.Axis('vocab', size)
+    before = jax.random.normal(next(keys), (rank, num_tokens))
+    self.predecessor = nnx.Param(
+      _PREDECESSOR_SCALE * before, axes=(None, self.before_axis)
+    )
+    self.successor = nnx.Param(jnp.zeros((rank, size)), axes=(None, self.axis))
+
+  def before(self, tokens: Array) -> Array:
+    """Returns P[a] of tokens [B, ...] before a slot: [B, ..., rank]."""
+    found = indexing.lookup(self.predecessor[...], tokens, self.before_axis)
+    return found.astype(jnp.float32)
+
+  def after(self, vectors: Array, ids: Array) -> Array:
+    """Returns g * Q[b] of draft ids [B, ..., C]: [B, ..., C, rank].
+
+    Args:
+      vectors: [B, ..., D], of the slots.
+      ids: the candidates of each slot.
+    """
+    gates = self.hidden(vectors.reshape(-1, vectors.shape[-1]))
+    axes = ('batch', *[None] * (vectors.ndim - 1))
+    gates = sharding.reshape(gates, (*vectors.shape[:-1], -1), *axes)
+    found = indexing.lookup(self.successor[...], ids, self.axis)
+    return gates.astype(jnp.float32)[..., None, :] * found.astype(jnp.float32)
+
+
+class _Network(dflash.Network):
+  def __init__(self, config, keys):
+    super().__init__(config, keys)
+    self.selector = _Selector(config, keys)
+    self.input_embedding_scale = config.input_embedding_scale
+    self.output_multiplier = config.output_multiplier
+
+  def __call__(self, first, start, num_drafts, context):
+    vectors = super().__call__(first, start, num_drafts, context)
+    return self.output_multiplier * vectors
+
+  def _layer(self, config, model, keys):
+    return group_conv.Layer(config, model, keys)
+
+  def _scaled(self, block):
+    return self.input_embedding_scale * block
+
+
+@types.pytree
+class Candidates:
+  """The C most likely draft tokens of each slot, in decreasing order."""
+
+  ids: Array  # [..., C] int32, in the draft vocabulary
+  logits: Array  # [..., C] float32, without a token before
+  terms: Array  # [..., C, rank] float32, g * Q[b]
+
+
+@types.pytree
+class _Block:
+  """The candidates of a block, and the slot from which the next tokens come."""
+
+  candidates: Candidates  # [B, K, ...]
+  number: Array  # [] int32, of the slot
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DFlash2(dflash.DFlash):
+  """A `DFlash` that selects each draft token among a few, given the one before.
+
+  Candidates C_i are the `selector_top_k` tokens with the largest logits U_i of
+  the block. The logit of b among them, after token a, is U_i(b) + <P[a] * g_i,
+  Q[b]>, and that of all other tokens -inf: tokens are drawn from the
+  distribution over the candidates, so the kind is SAMPLED.
+
+  In each layer, convolutions over the block are applied to the inputs and the
+  outputs of attention and of the feed-forward, with kernels that depend on the
+  token. Keys and values of the context are made without.
+
+  Attributes:
+    conv_group_size: how many neighbouring numbers of a vector share what a
+      token adds to the kernel. It must divide D.
+    conv_kernel_size: the number of taps: how many tokens of the block, up to
+      and including its own, an output depends on.
+    selector_rank: the rank of the term that depends on the token before.
+    selector_top_k: C.
+    output_multiplier: factor of the vectors that are unembedded.
+    final_logit_softcapping: if given, U are c * tanh(logits / c). None leaves
+      the logits as the target's unembedding gives them.
+    input_embedding_scale: factor of the block's embeddings, the mask's too.
+  """
+
+  conv_group_size: int = 16
+  conv_kernel_size: int = 2
+  selector_rank: int = 256
+  selector_top_k: int = 16
+  output_multiplier: float = 1.0
+  final_logit_softcapping: float | None = None
+  input_embedding_scale: float = 1.0
+  _network = _Network
+
+  def __post_init__(self):
+    """Raises ValueError if a setting does not fit; see `DFlash`."""
+    super().__post_init__()
+    if self.drafts_from_pending:
+      raise ValueError(
+        'drafts_from_pending is True, but DFlash2 reads draft i at mask i: '
+        'leave it False'
+      )
+    dim, group = self.model.dim, self.conv_group_size
+    if not checks.is_count(group) or dim % group:
+      raise ValueError(
+        f'conv_group_size is {group!r}: give a divisor of {dim}, the size of '
+        "the target's vectors"
+      )
+    checks.counts(self, ('conv_kernel_size', 'selector_rank'))
+    size = self.draft_vocab_size or self.vocab_size
+    top_k = self.selector_top_k
+    if not checks.is_count(top_k) or top_k > size:
+      raise ValueError(
+        f'selector_top_k is {top_k!r}: give at least 1 and at most {size}, the '
+        'number of tokens that are drafted'
+      )
+    for name in ('output_multiplier', 'input_embedding_scale'):
+      checks.field(self, name, getattr(self, name) > 0, 'a number above 0')
+    cap = self.final_logit_softcapping
+    checks.field(
+      *(self, 'final_logit_softcapping', cap is None or cap > 0),
+      'a number above 0, or None',
+    )
+    if cap is not None and self._target_softcap not in (None, cap):
+      raise ValueError(
+        f"final_logit_softcapping is {cap}, but the target's unembedding caps "
+        f'logits at {self._target_softcap}: give the same number, or None'
+      )
+
+  @property
+  def _target_softcap(self):
+    """That of the unembedding that `logits` reads."""
+    if self.own_unembedding:
+      return None
+    return getattr(self.model, 'logit_softcap', None)
+
+  def capped(self, logits: Array) -> Array:
+    """Returns U, given logits [..., V'] from the unembedding."""
+    cap = self.final_logit_softcapping
+    if cap is None or cap == self._target_softcap:
+      return logits
+    return cap * jnp.tanh(logits / cap)
+
+  def candidates(
+    self, params: Params, logits: Array, vectors: Array
+  ) -> Candidates:
+    """Returns the candidates of slots.
+
+    Args:
+      params: the whole tree of parameters.
+      logits: [B, ..., V'], as `capped` returns them.
+      vectors: [B, ..., D], of which the logits are made.
+    """
+    values, ids = indexing.top_k(logits, self.selector_top_k)
+    vectors = vectors / self.output_multiplier
+    return Candidates(
+      ids=ids,
+      logits=values.astype(jnp.float32),
+      terms=self.merge(params).selector.after(vectors, ids),
+    )
+
+  def select(
+    self, params: Params, candidates: Candidates, previous: Array
+  ) -> Array:
+    """Returns the logits of candidates given the tokens before: [B, ..., C].
+
+    Args:
+      params: the whole tree of parameters.
+      candidates: [B, ..., C].
+      previous: [B, ...] int32.
+    """
+    before = self.merge(params).selector.before(previous)[..., None, :]
+    return candidates.logits + jnp.sum(before * candidates.terms, axis=-1)
+
+  def given(self, params, logits, vectors, previous, state):
+    """See `DFlash`: -inf for all tokens but the candidates."""
+    found = self.candidates(params, self.capped(logits), vectors)
+    return self._among(params, found, previous, logits.shape[-1]), state
+
+  def first(self, params, tokens, length, state):
+    """See `steps.Steps`: one pass finds the candidates of the whole block."""
+    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    vectors = self.vectors(params, pending, length[:, None] - 1, state)[:, 0]
+    logits = self.capped(self.logits(params, vectors))
+    block = _Block(
+      candidates=self.candidates(params, logits, vectors),
+      number=jnp.zeros((), jnp.int32),
+    )
+    return self._after(params, block, pending), block
+
+  def next(self, params, tokens, parents, carry):
+    """See `steps.Steps`: the next slot of the block."""
+    del parents
+    block = dataclasses.replace(carry, number=carry.number + 1)
+    return self._after(params, block, tokens), block
+
+  def _after(self, params, block, previous):
+    """Returns logits [B, n, V'] of the slot after n previous tokens."""
+    of_slot = lambda x: jax.lax.dynamic_slice_in_dim(x, block.number, 1, axis=1)
+    found = jax.tree.map(of_slot, block.candidates)
+    size = self.draft_vocab_size or self.vocab_size
+    return self._among(params, found, previous, size)
+
+  def _among(self, params, candidates, previous, size):
+    values = self.select(params, candidates, previous)
+    ids = jnp.broadcast_to(candidates.ids, values.shape)
+    return indexing.put(values, ids, size)
