@@ -136,7 +136,9 @@ def _largest(x, k):
   rows = x.reshape(-1, x.shape[-1])
   is_long = rows.shape[1] >= _LONG and 4 * k <= _NUM_BLOCKS
   find = _largest_by_blocks if is_long else jax.lax.top_k
-  values, ids = find(rows, k)
+  # Otherwise a caller that reads only some of them, such as the first, would
+  # make the CPU compiler sort whole rows.
+  values, ids = jax.lax.optimization_barrier(find(rows, k))
   shape = (*x.shape[:-1], k)
   return values.reshape(shape), ids.reshape(shape)
 

@@ -36,3 +36,10 @@ def test_put_writes_entries_of_each_row():
   np.testing.assert_array_equal(
     found, [[[2, -inf, -inf, 1, -inf]], [[-inf, -inf, -inf, -inf, 3]]]
   )
+
+
+def test_top_k_sorts_no_row_if_only_some_entries_are_read():
+  best = lambda x: jax.tree.map(lambda y: (y, y[:, :1]), indexing.top_k(x, 9))
+  compiled = jax.jit(best).lower(jnp.zeros((2, 300))).compile().as_text()
+  assert 'TopK' in compiled
+  assert ' sort(' not in compiled
