@@ -137,8 +137,9 @@ def _largest(x, k):
   is_long = rows.shape[1] >= _LONG and 4 * k <= _NUM_BLOCKS
   find = _largest_by_blocks if is_long else jax.lax.top_k
   # Otherwise a caller that reads only some of them, such as the first, would
-  # make the CPU compiler sort whole rows.
-  values, ids = jax.lax.optimization_barrier(find(rows, k))
+  # make the CPU compiler sort whole rows. With one barrier for both, XLA cannot
+  # divide the top-k over a mesh.
+  values, ids = map(jax.lax.optimization_barrier, find(rows, k))
   shape = (*x.shape[:-1], k)
   return values.reshape(shape), ids.reshape(shape)
 
