@@ -29,7 +29,7 @@ from experiments.command import stages as stages_lib
 DRAFTERS = (
   *('auto', 'none', 'ngram', 'suffix', 'either', 'skip', 'draft', 'medusa'),
   *('medusa_tree', 'hydra', 'hydra_tree', 'eagle', 'eagle3', 'mtp', 'mtp_tree'),
-  *('dflash', 'dflash2', 'dspark', 'peagle', 'pard'),
+  *('dflash', 'dflash2', 'dspark', 'dspark_tree', 'peagle', 'pard'),
 )
 
 config.define_flags('configs/runs/generate.gin')

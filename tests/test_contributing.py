@@ -19,7 +19,7 @@ _TRAINED = [
 _SHORT = {'DraftModel': 'draft', 'NoDraft': 'none'}
 # They draft with another drafter, with any model, or what the host gives them.
 _NO_GIN_FILE = (
-  *('Adaptive', 'DynamicTree', 'Recording', 'Tree'),
+  *('Adaptive', 'DynamicTree', 'LatticeTree', 'Recording', 'Tree'),
   *('Chain', 'Given', 'NgramTree'),
 )
 

@@ -75,7 +75,11 @@ NIGHTS = (
   Night(f'{_GENERATE}test_tokens_are_those_of_one_device_with*'),
   Night(
     f'{_MESHES}trees.py::*',
-    but=('*one_device[eagle-3, dynamic]', '*penalties*'),
+    but=(
+      '*one_device[eagle-3, dynamic]',
+      '*one_device[dspark, lattice]',
+      '*penalties*',
+    ),
   ),
   Night(
     f'{_MESHES}families.py::test_tokens_are_those_of_one_device*',
@@ -107,6 +111,7 @@ NIGHTS = (
   Night(f'{_LOOP}*[Ngram + *', but=('*+ chain*',)),
   Night(f'{_LOOP}*[NoDraft + *', but=('*+ chain*',)),
   Night(f'{_LOOP}*Chain of the least*', but=('*+ block*',)),
+  Night(f'{_LOOP}*LatticeTree of DFlash*'),
   Night(f'{_LOOP}*Tree of Medusa*'),
   Night(f'{_LOOP}*Either*', but=('*Suffix and Chain + block*',)),
   Night(f'{_LOOP}*Suffix*', but=('*Either*', '*[Suffix + chain*')),
@@ -240,6 +245,7 @@ NIGHTS = (
   Night('test_planted_bugs.py::*greedy rows mishandled*'),
   Night('test_planted_bugs.py::*penalties updated once a round*'),
   Night('test_planted_bugs.py::*one length for all rows*'),
+  Night('test_planted_bugs.py::*paths of a lattice*'),
   Night('test_planted_bugs.py::*padded vocabulary*'),
   Night('test_planted_bugs.py::*rank of the token*'),
   Night('test_planted_bugs.py::*probability of a path up to*'),

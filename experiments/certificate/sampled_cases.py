@@ -179,6 +179,7 @@ def draws() -> Iterator[Draw]:
     'tree', DraftKind.SAMPLED, settings='constraint', groups=_CONSTRAINED
   )
   yield from _trained_trees()
+  yield from _lattice_trees()
   yield from _growing_trees()
   yield from _filtered_trees()
   yield _other_vocabulary()
@@ -292,6 +293,25 @@ def _trained_trees():
       model=scene.model,
       params=scene.params,
     )
+
+
+def _lattice_trees():
+  """Yields trees of lattices, whose shape varies by row too."""
+  for scene in trained.branching(vocab_size=3):
+    if scene.name in ('DFlash', 'DSpark'):
+      yield Draw(
+        drafter_name=f'LatticeTree of {scene.name}',
+        drafter=drafters.LatticeTree(
+          drafter=scene.drafter, num_draft_tokens=3, candidates=2
+        ),
+        verifier_name='tree',
+        kind=DraftKind.POINT_MASS,
+        settings='two settings, tiny Llama',
+        groups=_TWO,
+        model=scene.model,
+        params=scene.params,
+        is_of_one_shape=False,
+      )
 
 
 def _growing_trees():

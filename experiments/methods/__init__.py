@@ -10,6 +10,7 @@ from experiments.methods.method import dynamic_tree
 from experiments.methods.method import file_name
 from experiments.methods.method import has_log_probs
 from experiments.methods.method import judged
+from experiments.methods.method import lattice_tree
 from experiments.methods.method import Method
 from experiments.methods.method import model
 from experiments.methods.method import of_shared_tokens
@@ -31,6 +32,7 @@ __all__ = [
   'file_name',
   'has_log_probs',
   'judged',
+  'lattice_tree',
   'model',
   'of_shared_tokens',
   'params',

@@ -224,6 +224,28 @@ def dynamic_tree(
   return _of_tree(drafter, method, specsample.verify.tree)
 
 
+@_configurable
+def lattice_tree(
+  method: Method, num_draft_tokens: int, candidates: int = 16
+) -> Method:
+  """Returns a method that drafts the likeliest tree of a lattice (DDTree).
+
+  Args:
+    method: its drafter has a lattice, as DFlash and DSpark have.
+    num_draft_tokens: N, as in `drafters.LatticeTree`.
+    candidates: as in `drafters.LatticeTree`.
+
+  Raises:
+    ValueError: the drafter has no lattice, or there are too many nodes.
+  """
+  drafter = specsample.drafters.LatticeTree(
+    drafter=method.drafter,
+    num_draft_tokens=num_draft_tokens,
+    candidates=candidates,
+  )
+  return _of_tree(drafter, method, specsample.verify.tree)
+
+
 def _branching(method, depth):
   drafter = method.drafter
   if not isinstance(drafter, steps.Steps):

@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import indexing
 from specsample import sharding
 from specsample import types
 from specsample.drafters import feature_norms
+from specsample.drafters import lattice as lattice_lib
 from specsample.drafters import settings
 from specsample.drafters import steps
 from specsample.drafters import trainable
@@ -436,6 +438,48 @@ class DFlash(trainable.Trainable):
       num_nodes=num_nodes,
     )
     return self._of_slot(params, block)
+
+  def lattice(self, params, tokens, length, state, num_candidates):
+    """See `lattice.LatticeDrafter`: the best tokens along the best path.
+
+    The other tokens keep the logits that they have on that path, whichever
+    candidate comes before. That saves a product [rank, V'] per candidate.
+    """
+    logits, block = self.first(params, tokens, length, state)
+    carry, found = block, []
+    for _ in range(self.num_draft_tokens):
+      steps.check_siblings(num_candidates, logits)
+      logits = logits[:, 0].astype(jnp.float32)
+      values, ids = indexing.top_k(logits, num_candidates)
+      total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+      found.append((values, ids, total))
+      token = self.target_ids(params, ids[:, :1])
+      logits, carry = self.next(params, token, None, carry)
+    logits, ids, total = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *found)
+    sum_up = functools.partial(jax.nn.logsumexp, axis=-1, keepdims=True)
+    # The share of the candidates on the path, and what is left to the others.
+    share = jnp.exp(jnp.minimum(sum_up(logits) - total, 0))
+    others = (total + jnp.log1p(-share))[..., None]
+    after_each, confidence = self._after_each(params, block, logits, ids)
+    return lattice_lib.Lattice(
+      ids=self.target_ids(params, ids),
+      log_probs=after_each - jnp.logaddexp(sum_up(after_each), others),
+      confidence=confidence,
+    )
+
+  def _after_each(self, params, block, logits, ids):
+    """Returns logits [B, K, C, C] after each candidate of the position before.
+
+    Also returns the confidence, as in `lattice.Lattice`.
+
+    Args:
+      params: the whole tree of parameters.
+      block: as `first` returns it.
+      logits: [B, K, C], after the first candidate of the position before.
+      ids: [B, K, C], the candidates in the draft vocabulary.
+    """
+    del params, block
+    return jnp.stack([logits] * ids.shape[2], axis=2), None
 
   def _of_slot(self, params, block):
     """Returns logits [B, n, V'] after n previous tokens, and the carry."""

@@ -87,6 +87,22 @@ class _Markov(nnx.Module):
       preferred_element_type=jnp.float32,
     )
 
+  def between(self, embedded: Array, ids: Array) -> Array:
+    """Returns what to add to logits of ids [B, K, n]: [B, K, m, n].
+
+    Args:
+      embedded: [B, K, m, rank], for m tokens before each of the K positions.
+      ids: of the V' tokens.
+    """
+    columns = indexing.lookup(self.behind[...], ids, self.axis)
+    # In float32, because the CPU backend cannot run a bfloat16 product of what
+    # a `where` returns.
+    return jnp.einsum(
+      'bkmr,bknr->bkmn',
+      embedded.astype(jnp.float32),
+      columns.astype(jnp.float32),
+    )
+
 
 class _Network(dflash.Network):
   def __init__(self, config, keys):
@@ -164,14 +180,10 @@ class DSpark(dflash.DFlash):
     state: Array | None,
   ) -> tuple[Array, Array | None]:
     """See `DFlash`."""
-    embedded = self._embed(params, previous)
-    markov = self.merge(params).markov
-    rows = lambda x: None if x is None else x.reshape(-1, x.shape[-1])
-    latent, state = markov.latent(rows(embedded), rows(vectors), rows(state))
-    if state is not None:
-      axes = ('batch', *[None] * previous.ndim)
-      state = sharding.reshape(state, embedded.shape, *axes)
-    return logits + markov(latent).reshape(logits.shape), state
+    latent, state = self._latent(params, vectors, previous, state)
+    rows = latent.reshape(-1, self.rank)
+    term = self.merge(params).markov(rows).reshape(logits.shape)
+    return logits + term, state
 
   def confidence_logits(
     self, params: Params, vectors: Array, previous: Array
@@ -199,6 +211,46 @@ class DSpark(dflash.DFlash):
     vectors = steps.of_step(carry.vectors, carry.number, carry.previous)
     logits = self.confidence_logits(params, vectors, carry.previous)
     return jax.nn.sigmoid(logits)
+
+  def lattice(self, params, tokens, length, state, num_candidates):
+    """See `DFlash`.
+
+    Raises:
+      ValueError: the head is an RNN.
+    """
+    if self.head == 'rnn':
+      raise ValueError(
+        "head is 'rnn', after which a token depends on all those before it, "
+        'but a lattice has steps between neighbours: use DynamicTree in place '
+        'of LatticeTree'
+      )
+    return super().lattice(params, tokens, length, state, num_candidates)
+
+  def _after_each(self, params, block, logits, ids):
+    """See `DFlash`: the terms of all pairs of candidates in one product."""
+    targets = self.target_ids(params, ids)
+    pending = jnp.broadcast_to(block.previous[..., None], targets[:, :1].shape)
+    previous = jnp.concatenate([pending, targets[:, :-1]], axis=1)
+    vectors = jnp.stack([block.vectors] * ids.shape[2], axis=2)
+    latent, _ = self._latent(params, vectors, previous, None)
+    term = self.merge(params).markov.between(latent, ids)
+    confidence = self.confidence_logits(params, vectors, previous)
+    after_each = logits[:, :, None] + term - term[:, :, :1]
+    return after_each, jax.nn.sigmoid(confidence)
+
+  def _latent(self, params, vectors, previous, state):
+    """Returns what W2 multiplies, [..., rank], and the state after the slots.
+
+    The arguments are those of `given`.
+    """
+    embedded = self._embed(params, previous)
+    rows = lambda x: None if x is None else x.reshape(-1, x.shape[-1])
+    found = self.merge(params).markov.latent(
+      rows(embedded), rows(vectors), rows(state)
+    )
+    axes = ('batch', *[None] * previous.ndim)
+    of_slots = lambda x: sharding.reshape(x, embedded.shape, *axes)
+    return jax.tree.map(of_slots, found)
 
   def _embed(self, params, previous):
     if self.reads_all_tokens:

@@ -17,6 +17,16 @@ def of_tokens(logits: Array, tokens: Array) -> Signals:
     logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   )
   chosen = indexing.pick(log_probs, jnp.maximum(tokens, 0))
+  return of_log_probs(log_probs, chosen)
+
+
+def of_log_probs(log_probs: Array, chosen: Array) -> Signals:
+  """Returns signals [...] of tokens with log-probabilities `chosen` [...].
+
+  Args:
+    log_probs: [..., n], of the tokens that they were chosen from.
+    chosen: [...], of the tokens.
+  """
   return Signals(
     log_prob=chosen,
     max_log_prob=jnp.max(log_probs, axis=-1),

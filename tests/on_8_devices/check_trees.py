@@ -84,9 +84,17 @@ def dynamic_of(name):
   return drafters.DynamicTree(drafter=OF[name], num_draft_tokens=5, width=3)
 
 
+def lattice_of(name):
+  return drafters.LatticeTree(
+    drafter=OF[name], num_draft_tokens=5, candidates=3
+  )
+
+
 NGRAM = drafters.NgramTree(num_branches=2, depth=2, min_ngram=1)
 SAMPLED = DraftKind.SAMPLED
 WITHOUT = DraftKind.WITHOUT_REPLACEMENT
+# It keeps drafts of untrained drafters too.
+LIKELY = verify.Typical(epsilon=0.0)
 GREEDY_DRAFT = DraftKind.TOP_AND_SAMPLED
 # Every drafter, rule and kind. The first name is that of the weights.
 CASES = {
@@ -106,7 +114,7 @@ CASES = {
   'eagle-3, dynamic': (
     'eagle-3',
     dynamic_of('eagle-3'),
-    verify.Typical(epsilon=0.0),
+    LIKELY,
   ),
   'dflash': ('dflash', tree_of('dflash'), verify.tree),
   'dspark, i.i.d.': ('dspark', tree_of('dspark', SAMPLED), verify.traversal),
@@ -115,6 +123,8 @@ CASES = {
     dynamic_of('dspark, rnn'),
     verify.Typical(epsilon=0.0),
   ),
+  'dflash, lattice': ('dflash', lattice_of('dflash'), LIKELY),
+  'dspark, lattice': ('dspark', lattice_of('dspark'), LIKELY),
   'mtp, i.i.d.': ('mtp', tree_of('mtp', SAMPLED), verify.traversal),
   'chain, distinct': ('chain', tree_of('chain', WITHOUT), verify.traversal),
   'skip, cut': (

@@ -549,6 +549,14 @@ BUGS = (
     DraftKind.SAMPLED,
     trees.BeamAsSample,
   ),
+  _bug(
+    'the best paths of a lattice treated as samples',
+    functools.partial(
+      detectors.sampled, _ONE_PROMPT, verifier=verify.tree, num_tokens=3
+    ),
+    {'drafter': trees.LatticeAsSample(drafter=trees.LATTICE_TREE)},
+    {'drafter': trees.LATTICE_TREE},
+  ),
   _tree(
     'siblings without replacement verified as independent ones',
     _SIBLINGS,

@@ -3,10 +3,15 @@
 import abc
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from experiments.certificate.planted import drafters
+from specsample import drafts
+from specsample import types
 from specsample import verify
+from specsample.drafters import lattice as lattice_lib
+from specsample.drafters import LatticeTree
 from specsample.testing.hash_model import HashModel
 from specsample.types import DraftKind, Law
 from specsample.verify import rule
@@ -141,6 +146,52 @@ class BeamAsSample(_Changed):
       order, jnp.broadcast_to(ranks, draft.tokens.shape)[..., None], axis=-1
     )[..., 0]
     return dataclasses.replace(draft, tokens=tokens.astype(jnp.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Independent(types.Drafter):
+  """A drafter of two of three tokens, each drawn without seeing the other."""
+
+  num_draft_tokens: int = 2
+
+  def probs(self, tokens, length):
+    """Returns the probabilities of both tokens after the pending one."""
+    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    place = 3 * jnp.arange(2)[:, None] + jnp.arange(3)
+    return jax.nn.softmax(2 * jnp.cos(pending[..., None] + 2.0 * place))
+
+  def lattice(self, params, tokens, length, state, num_candidates):
+    """See `lattice.LatticeDrafter`."""
+    del params, state, num_candidates
+    log_probs = jnp.log(self.probs(tokens, length))
+    return lattice_lib.Lattice(
+      ids=jnp.broadcast_to(jnp.arange(3), log_probs.shape),
+      log_probs=jnp.stack([log_probs] * 3, axis=2),
+    )
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`: the best chain."""
+    chain = LatticeTree(drafter=self, num_draft_tokens=2, candidates=1)
+    return chain.propose(params, draw, warp, tokens, length, state)
+
+
+LATTICE_TREE = LatticeTree(
+  drafter=_Independent(), num_draft_tokens=4, candidates=3
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatticeAsSample(drafters.Wrapper):
+  """Declares the best paths of `LATTICE_TREE` to be drawn from its lattice."""
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    """See `types.Drafter`."""
+    draft, state = super().propose(params, draw, warp, tokens, length, state)
+    law = self.drafter.drafter.probs(tokens, length)
+    position = drafts.depths(draft) - 1
+    probs = jnp.take_along_axis(law, position[..., None], axis=1)
+    draft = dataclasses.replace(draft, probs=probs, kind=DraftKind.SAMPLED)
+    return draft, state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,23 @@ def test_the_best_tokens_of_dflash_are_a_chain(tmp_path):
   assert found.verify is specsample.verify.tree
 
 
+def test_a_lattice_gets_a_tree():
+  block = specsample.drafters.DFlash(
+    model=testing.tiny_llama(vocab_size=8, num_layers=1),
+    num_draft_tokens=3,
+    feature_layers=(0,),
+  )
+  method = methods.Method(block, params='weights')
+  found = methods.lattice_tree(method, num_draft_tokens=6, candidates=4)
+  assert found.drafter == specsample.drafters.LatticeTree(
+    drafter=block, num_draft_tokens=6, candidates=4
+  )
+  assert found.verify is specsample.verify.tree
+  assert found.params == 'weights'
+  with pytest.raises(ValueError, match='Medusa: give one that has a lattice'):
+    methods.lattice_tree(methods.Method(_heads(3)), num_draft_tokens=6)
+
+
 def test_candidates_follow_the_best_one():
   method = methods.Method(_heads(3))
   found = methods.candidates(method, 2)
