@@ -386,14 +386,15 @@ def one_layer_off(drafter: Any) -> types.Drafter:
 class _SeesOneEntryMore(dflash.DFlash):
   """A block that sees one entry after its context, left by a rejected draft."""
 
-  def vectors(self, *arguments):
+  def vectors(self, params, first, start, context):
     shipped = dflash.block_mask
+    context = dataclasses.replace(context, length=context.length + 1)
 
     def block_mask(start, *rest, **named):
       return shipped(start + 1, *rest, **named)
 
     with loop.replaced(dflash, 'block_mask', block_mask):
-      return super().vectors(*arguments)
+      return super().vectors(params, first, start, context)
 
 
 def sees_one_entry_more(drafter: Any) -> types.Drafter:
