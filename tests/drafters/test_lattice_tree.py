@@ -277,7 +277,7 @@ def test_rows_are_the_same_in_any_batch():
     ({'num_draft_tokens': 0}, 'draft at least 1 token'),
     (
       {'drafter': drafters.Ngram(num_draft_tokens=3)},
-      'drafter is of type Ngram: give one that has a lattice, DFlash or DSpark',
+      'Ngram: give one that has a lattice, DFlash, DFlash2 or DSpark',
     ),
   ],
 )
