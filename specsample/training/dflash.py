@@ -86,7 +86,8 @@ class DFlashObjective(objective.Objective):
 
     def compare(params, text, start, learned):
       drafted = self._draft(params, text, start)
-      return self.loss(params, drafted, learned), _came(drafted)
+      loss = self.loss(params, drafted, learned)
+      return loss, self.came(params, drafted)
 
     compare = jax.checkpoint(compare) if self.recompute else compare
     loss, came = compare(params, self._read(params, batch), start, learned)
@@ -104,7 +105,7 @@ class DFlashObjective(objective.Objective):
       start = jnp.minimum(first + jnp.arange(self.num_blocks), width - 1)
       start = jnp.broadcast_to(start, (num_rows, self.num_blocks))
       start = sharding.constrain(start, 'batch', None)
-      return _came(self._draft(params, text, start))
+      return self.came(params, self._draft(params, text, start))
 
     found = jax.lax.map(of_chunk, jnp.arange(num_chunks) * self.num_blocks)
     num_drafts = self.drafter.num_draft_tokens
@@ -115,12 +116,7 @@ class DFlashObjective(objective.Objective):
     """Returns the loss [] of the drafts where `learned` [B, n, K] is set."""
     loss = jnp.zeros(())
     entropy = losses.cross_entropy(drafted.logits, drafted.ids)
-    weights = None
-    if self.slot_weights is not None:
-      log_probs = jnp.where(drafted.is_drafted, -entropy, -jnp.inf)
-      by_draft = lambda x: jnp.moveaxis(x, -1, 0)
-      weights = self.slot_weights(by_draft(log_probs), by_draft(learned))
-      weights = jnp.moveaxis(weights, 0, -1)
+    weights = self.weights(drafted, entropy, learned)
     if self.token_weight:
       mean = self.mean(entropy, learned & drafted.is_drafted, weights)
       loss += self.token_weight * mean
@@ -129,6 +125,31 @@ class DFlashObjective(objective.Objective):
       values = self.teacher_loss(drafted.logits, teacher)
       loss += self.teacher_weight * self.mean(values, learned, weights)
     return loss
+
+  def came(self, params: Params, drafted: Drafted) -> Array:
+    """Returns where the most likely token is the text's, [B, n, K] bool."""
+    del params
+    best = jnp.max(drafted.logits, axis=-1)
+    return drafted.is_drafted & (
+      indexing.pick(drafted.logits, drafted.ids) == best
+    )
+
+  def weights(
+    self, drafted: Drafted, entropy: Array, learned: Array
+  ) -> Array | None:
+    """Returns the weights [B, n, K] of `slot_weights`, if there are any.
+
+    Args:
+      drafted: the drafts.
+      entropy: [B, n, K], their cross-entropy.
+      learned: [B, n, K] bool, the drafts that are learned.
+    """
+    if self.slot_weights is None:
+      return None
+    log_probs = jnp.where(drafted.is_drafted, -entropy, -jnp.inf)
+    by_draft = lambda x: jnp.moveaxis(x, -1, 0)
+    weights = self.slot_weights(by_draft(log_probs), by_draft(learned))
+    return jnp.moveaxis(weights, 0, -1)
 
   def mean(
     self, values: Array, learned: Array, weights: Array | None = None
@@ -155,10 +176,14 @@ class DFlashObjective(objective.Objective):
     index = self._index(start)
     before, came = at(text.tokens, index), at(text.tokens, index + 1)
     vectors = drafter.vectors(params, before[..., 0], start, text.context)
-    logits = _given(drafter, params, vectors, before)
+    logits = self._logits(params, vectors, before)
     ids, is_drafted = drafter.draft_ids(params, came)
     hidden = at(text.hidden, index)
     return Drafted(vectors, before, logits, ids, is_drafted, hidden)
+
+  def _logits(self, params, vectors, before):
+    """Returns the logits [B, n, K, V'] that are learned."""
+    return _given(self.drafter, params, vectors, before)
 
   def _index(self, start):
     """Returns the places [B, n, K] of the tokens before the drafts."""
@@ -228,11 +253,3 @@ def at(x: Array, index: Array) -> Array:
   found = jnp.where(inside, found, jnp.zeros_like(found))
   axes = ('batch', *[None] * x.ndim)
   return sharding.reshape(found, (*index.shape, *x.shape[2:]), *axes)
-
-
-def _came(drafted):
-  """Returns where the most likely token is the text's, [B, n, K] bool."""
-  best = jnp.max(drafted.logits, axis=-1)
-  return drafted.is_drafted & (
-    indexing.pick(drafted.logits, drafted.ids) == best
-  )

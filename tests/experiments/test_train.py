@@ -45,12 +45,18 @@ _KINDS = ('train', 'held out')
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Class names that are not the capitalised name of the configuration.
 _CLASSES = {
+  'dflash2': 'DFlash2',
   'draft': 'DraftModel',
   'dspark': 'DSpark',
   'mtp': 'MTP',
 }
 _FOR_TWO_LAYERS = {
   'draft': ('DraftModel.layers = (1,)',),
+  'dflash2': (
+    'DFlash2.feature_layers = (0, 1)',
+    'DFlash2.selector_rank = 8',
+    'DFlash2.conv_group_size = 4',
+  ),
   'dspark': ('DSpark.feature_layers = (0, 1)', 'DSpark.rank = 8'),
   'eagle3': ('Eagle3.feature_layers = (-1, 0, 1)',),
 }
@@ -248,7 +254,7 @@ def test_the_card_says_how_it_was_trained(hydra, target):
   [
     # Other tests train Medusa and Hydra. DFlash trains as DSpark does, and
     # EAGLE as EAGLE-3 does.
-    *('draft', 'hydra_plus', 'medusa_2', 'dspark', 'eagle3', 'mtp'),
+    *('draft', 'hydra_plus', 'medusa_2', 'dflash2', 'dspark', 'eagle3', 'mtp'),
   ],
 )
 def test_configurations_train(commands, flags, name, tmp_path):

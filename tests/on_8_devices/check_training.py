@@ -12,6 +12,7 @@ from specsample import drafters
 from specsample import sharding
 from specsample import testing
 from specsample.models import transformer
+from specsample.training import dflash2
 from specsample.training import draft
 from specsample.training import dspark
 from specsample.training import eagle
@@ -58,6 +59,18 @@ OBJECTIVES = {
       num_layers=1,
       draft_vocab_size=24,
       rank=8,
+    ),
+    num_blocks=3,
+  ),
+  'dflash 2': dflash2.DFlash2Objective(
+    drafter=drafters.DFlash2(
+      model=TARGET,
+      num_draft_tokens=2,
+      feature_layers=(-1, 0),
+      num_layers=1,
+      draft_vocab_size=24,
+      selector_rank=8,
+      selector_top_k=4,
     ),
     num_blocks=3,
   ),

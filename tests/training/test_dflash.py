@@ -13,6 +13,7 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample.training import dflash
+from specsample.training import dflash2
 from specsample.training import dspark
 from specsample.training import step
 from tests.training import greedy
@@ -34,6 +35,13 @@ _DFLASH = drafters.DFlash(
   **_SOME,
 )
 _DSPARK = drafters.DSpark(rank=4, **_SOME)
+_DFLASH2 = drafters.DFlash2(
+  conv_group_size=4,
+  selector_rank=4,
+  selector_top_k=3,
+  final_logit_softcapping=3.0,
+  **_SOME,
+)
 _RNG = np.random.default_rng(0)
 _BATCH = {
   'tokens': _RNG.integers(_V, size=(4, _T)),
@@ -54,6 +62,13 @@ _OBJECTIVES = {
     confidence_weight=4.0,
     num_blocks=3,
     recompute=True,
+  ),
+  'dflash2': dflash2.DFlash2Objective(
+    drafter=_DFLASH2,
+    token_weight=2.0,
+    teacher_weight=3.0,
+    selector_weight=4.0,
+    num_blocks=3,
   ),
 }
 
@@ -107,7 +122,8 @@ def _by_hand(drafter, params, batch, blocks):
   """Computes means over the drafts of blocks [(row, place of pending token)].
 
   Returns the weighted means of cross-entropy, KL, total variation and the
-  confidence's cross-entropy, and [K] the share of correct drafts.
+  cross-entropy of the confidence or the selection, and [K] the share of correct
+  drafts.
   """
   tokens, mask = batch['tokens'], batch['mask']
   hidden = _of_target(drafter, params, tokens).hidden
@@ -127,14 +143,22 @@ def _by_hand(drafter, params, batch, blocks):
       draft = np.asarray(probs[i], np.float64)[_D2T]
       target = np.exp(teacher[row, place + i])
       correct[i].append(_D2T[draft.argmax()] == came)
+      selected = probs[i, came]
+      if drafter == _DFLASH2:
+        logits = vectors[i] @ params['drafter']['vocabulary']['unembedding']
+        draft = np.exp(_log_softmax(3 * np.tanh(logits / 3)))
       variation = np.abs(draft - target).sum() / 2
       values = [0, (target * np.log(target / draft)).sum(), variation, 0]
       counts = np.full(4, weight)
       if came in _D2T:
-        values[0] = -np.log(probs[i, came])
+        values[0] = -np.log(draft[came == _D2T][0])
       else:
         counts[0] = 0
-      if drafter != _DFLASH:
+      if drafter == _DFLASH2:
+        is_candidate = selected > 0
+        counts[3] *= is_candidate
+        values[3] = -np.log(selected) if is_candidate else 0
+      elif drafter != _DFLASH:
         before = padded[place + i : place + i + 1]
         score = drafter.confidence_logits(params, vectors[i : i + 1], before)
         trust = 1 / (1 + np.exp(-np.float64(score[0])))
@@ -159,10 +183,9 @@ def test_drafts_of_some_blocks_are_learned(name):
   assert exists.all()
   blocks = [(b, int(start[b, j])) for b, j in np.ndindex(start.shape)]
   means, correct = _by_hand(objective.drafter, params, _BATCH, blocks)
-  entropy, divergence, variation, confidence = means
-  expected = 2 * entropy + 3 * divergence
-  if name != 'dflash':
-    expected = 2 * entropy + 3 * variation + 4 * confidence
+  entropy, divergence, variation, of_head = means
+  expected = 2 * entropy + 4 * of_head
+  expected += 3 * (divergence if 'dflash' in name else variation)
   np.testing.assert_allclose(loss, expected, rtol=1e-4)
   np.testing.assert_allclose(report['correct'], correct, atol=1e-6)
 
@@ -189,6 +212,40 @@ def test_matches_are_those_of_every_place(name):
   # Three places at a time, and the last alone.
   found = jax.jit(objective.matches)(params, _BATCH)
   np.testing.assert_array_equal(found, expected)
+
+
+def test_a_selection_is_learned_where_the_token_is_a_candidate():
+  params = _params(_DFLASH2)
+  own = params['drafter']
+  selector = own['selector'] | {'successor': 0 * own['selector']['successor']}
+  params = params | {'drafter': own | {'selector': selector}}
+  # One draft more is learned than the two whose tokens are candidates; a fourth
+  # has a token that is never drafted, and a fifth is not learned.
+  logits = np.log([[4.0, 3, 2, 1, 1, 1]] * 5, dtype=np.float32)
+  drafted = dflash.Drafted(
+    vectors=np.ones((1, 1, 5, _TARGET.dim), np.float32),
+    before=np.asarray([[[3, 1, 4, 1, 5]]]),
+    logits=logits[None, None],
+    ids=np.asarray([[[0, 5, 2, 1, 1]]]),
+    is_drafted=np.asarray([[[True, True, True, False, True]]]),
+    hidden=np.ones((1, 1, 5, _TARGET.dim), np.float32),
+  )
+  learned = np.asarray([[[True, True, True, True, False]]])
+  objective = dataclasses.replace(
+    _OBJECTIVES['dflash2'], token_weight=0.0, teacher_weight=0.0
+  )
+  found = objective.loss(params, drafted, learned)
+  values = -np.log([4 / 9, 2 / 9])
+  weights = np.exp([0, -2 / 4])
+  expected = 4 * (weights * values).sum() / weights.sum()
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  # Weights are of all that is learned: they count the drafts up to each.
+  counted = dataclasses.replace(
+    objective,
+    slot_weights=lambda log_probs, learned: jnp.cumsum(learned, axis=0),
+  )
+  found = counted.loss(params, drafted, learned)
+  np.testing.assert_allclose(found, 4 * (values @ [1, 3]) / 2, rtol=1e-5)
 
 
 def test_blocks_begin_evenly_where_there_is_something_to_learn():
@@ -274,11 +331,16 @@ def test_drafts_do_not_change_for_the_confidence():
 def test_losses_fall_and_drafts_are_kept(name):
   target = _params(_DFLASH)['target']
   settings = {**_SOME, 'draft_vocab_size': None}
-  kind = {'dflash': drafters.DFlash, 'dspark': drafters.DSpark}[name]
-  drafter = kind(**settings)
+  kinds = {
+    'dflash': drafters.DFlash,
+    'dspark': drafters.DSpark,
+    'dflash2': functools.partial(drafters.DFlash2, selector_top_k=4),
+  }
+  drafter = kinds[name](**settings)
   made_for = {
     'dflash': dflash.DFlashObjective,
     'dspark': dspark.DSparkObjective,
+    'dflash2': dflash2.DFlash2Objective,
   }
   objective = made_for[name](drafter=drafter)
   params = {

@@ -7,6 +7,7 @@ import pytest
 from specsample import drafters
 from specsample import testing
 from specsample.training import dflash
+from specsample.training import dflash2
 from specsample.training import draft
 from specsample.training import dspark
 from specsample.training import eagle
@@ -17,6 +18,7 @@ _TARGET = testing.tiny_llama(vocab_size=_V)
 _MAKE = {'model': _TARGET, 'num_draft_tokens': _K}
 _OBJECTIVES = (
   dflash.DFlashObjective,
+  dflash2.DFlash2Objective,
   draft.DraftObjective,
   dspark.DSparkObjective,
   eagle.FeatureObjective,

@@ -17,6 +17,7 @@ from specsample import verify
 from specsample.loop import decode
 from specsample.testing import trained
 from specsample.training import dflash
+from specsample.training import dflash2
 from specsample.training import draft
 from specsample.training import dspark
 from specsample.training import eagle
@@ -33,6 +34,7 @@ _OBJECTIVES = {
   'Hydra++': heads.HeadsObjective,
   'DraftModel': draft.DraftObjective,
   'DFlash': dflash.DFlashObjective,
+  'DFlash 2': dflash2.DFlash2Objective,
   'DSpark': dspark.DSparkObjective,
   'EAGLE-3': eagle.FeatureObjective,
   'EAGLE': eagle.FeatureObjective,

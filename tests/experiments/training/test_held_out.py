@@ -12,6 +12,7 @@ import specsample
 from specsample.drafters import feature_chain
 from specsample.testing import trained
 from specsample.training import dflash
+from specsample.training import dflash2
 from specsample.training import draft
 from specsample.training import dspark
 from specsample.training import eagle
@@ -20,9 +21,8 @@ from specsample.training import heads
 _VOCAB_SIZE = 5
 _PROMPT_LENGTH = 4
 _NEW_TOKENS = 60
-# Nothing trains these.
-_UNTRAINED = ('DFlash 2', 'P-EAGLE')
-_NAMES = tuple(x.name for x in trained.CASES if x.name not in _UNTRAINED)
+# Nothing trains P-EAGLE.
+_NAMES = tuple(kind.name for kind in trained.CASES if kind.name != 'P-EAGLE')
 
 
 @functools.cache
@@ -35,6 +35,8 @@ def _objective(drafter):
     return draft.DraftObjective(drafter=drafter)
   if isinstance(drafter, specsample.drafters.DSpark):
     return dspark.DSparkObjective(drafter=drafter)
+  if isinstance(drafter, specsample.drafters.DFlash2):
+    return dflash2.DFlash2Objective(drafter=drafter)
   if isinstance(drafter, specsample.drafters.DFlash):
     return dflash.DFlashObjective(drafter=drafter)
   if isinstance(drafter, feature_chain.FeatureChain):
