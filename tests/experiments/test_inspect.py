@@ -19,6 +19,7 @@ import specsample
 from specsample import testing
 from specsample.models import checkpoint
 from tests.loading.published import test_dflash
+from tests.loading.published import test_dflash2
 from tests.loading.published import test_eagle
 from tests.loading.published import test_heads
 from tests.loading.published import test_p_eagle
@@ -219,6 +220,7 @@ _PUBLISHED = {
     },
     'DFlash',
   ),
+  'DFlash 2': (test_dflash2.tensors, test_dflash2.config(), 'DFlash2'),
   'DSpark': (
     lambda: test_dflash.dflash_tensors(rank=test_dflash.RANK, has_head=True),
     test_dflash.DSPARK,
@@ -232,6 +234,7 @@ _TARGETS = {
   'EAGLE-3': test_eagle.TARGET,
   'P-EAGLE': test_eagle.TARGET,
   'DFlash': test_dflash.TARGET,
+  'DFlash 2': test_dflash.TARGET,
   'DSpark': test_dflash.TARGET,
 }
 
@@ -282,6 +285,7 @@ _SPOILT = {
     'layers.2.mlp.down_proj.weight',
   ),
   'DFlash': ('fc.weight', 'layers.0.mlp.gate_proj.weight'),
+  'DFlash 2': ('norm.weight', 'layers.1.mlp_conv.base_kernel'),
   'DSpark': ('norm.weight', 'layers.1.mlp.down_proj.weight'),
 }
 

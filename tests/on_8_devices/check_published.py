@@ -8,6 +8,7 @@ import specsample
 from specsample import sharding
 from specsample.loading import load
 from tests.loading.published import test_dflash
+from tests.loading.published import test_dflash2
 from tests.loading.published import test_eagle
 from tests.loading.published import test_heads
 from tests.loading.published import test_p_eagle
@@ -37,6 +38,12 @@ LAYOUTS = {
     test_eagle.TARGET,
     lambda folder: test_eagle.save(
       folder, test_p_eagle.p_eagle_tensors(), test_p_eagle.CONFIG
+    ),
+  ),
+  'dflash 2': (
+    test_dflash.TARGET,
+    lambda folder: test_dflash.save(
+      folder, test_dflash2.tensors(), test_dflash2.config()
     ),
   ),
   'dspark': (

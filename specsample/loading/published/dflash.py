@@ -1,4 +1,4 @@
-"""DFlash and DSpark, as their authors and others write them.
+"""DFlash, DFlash 2 and DSpark, as their authors and others write them.
 
 Chen et al., 2602.06036; DSpark is from DeepSpec. Settings of the block are in
 `dflash_config`, where SpecForge has those of DSpark too, or at the top level,
@@ -27,8 +27,19 @@ _NAMES = {
   'markov.gate.bias': 'markov_head.gate_proj.bias',
   'markov.joint.kernel': 'markov_head.joint_proj.weight',
   'markov.joint.bias': 'markov_head.joint_proj.bias',
+  'selector.hidden.kernel': 'candidate_selector.hidden_projection.weight',
+  'selector.predecessor': 'candidate_selector.predecessor_codebook',
+  'selector.successor': 'candidate_selector.successor_codebook',
   'confidence.kernel': 'confidence_head.proj.weight',
   'confidence.bias': 'confidence_head.proj.bias',
+}
+_CONVS = {
+  f'layers.{{}}.{conv}.{ours}': f'layers.{{}}.{conv}.{theirs}'
+  for conv in ('attention_conv', 'mlp_conv')
+  for ours, theirs in (
+    ('base', 'base_kernel'),
+    ('projection.kernel', 'kernel_projection.weight'),
+  )
 }
 
 
@@ -37,7 +48,7 @@ def plan(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """Plans a DFlash drafter, or a DSpark one if there is a Markov head.
+  """Plans DFlash, DSpark if there is a Markov head, or DFlash 2.
 
   Raises:
     ValueError: the drafter is of an unsupported kind, or for another target.
@@ -83,6 +94,8 @@ def plan(
       reads_all_tokens=True,
       head=config.get('markov_head_type', 'vanilla'),
     )
+  elif _NAMES['selector.hidden.kernel'] in source.tensors:
+    drafter = drafters.DFlash2(**settings, **_of_selector(source, config))
   else:
     drafter = drafters.DFlash(**settings)
   ignored |= source_lib.check_embedding(source, 'embed_tokens.weight', target)
@@ -91,7 +104,7 @@ def plan(
   made = {'mask': source_lib.embed(target, [mask_id])[0]}
   if ids is not None:
     made['vocabulary.d2t'] = ids
-  names = _NAMES | layer.names('layers.{}.', 'layers.{}.')
+  names = _NAMES | _CONVS | layer.names('layers.{}.', 'layers.{}.')
   return source_lib.Plan(
     drafter=drafter, source=source, names=names, made=made, ignored=ignored
   )
@@ -102,6 +115,25 @@ def _of_block(config: config_lib.Config) -> config_lib.Config:
   nested = config.part('dflash_config').values
   given = {key: value for key, value in nested.items() if value is not None}
   return dataclasses.replace(config, values={**config.values, **given})
+
+
+def _of_selector(source, config) -> dict[str, Any]:
+  """Returns the settings that DFlash 2 has besides those of DFlash."""
+  default = {
+    field.name: field.default for field in dataclasses.fields(drafters.DFlash2)
+  }
+  counts = (
+    *('conv_group_size', 'conv_kernel_size'),
+    *('selector_rank', 'selector_top_k'),
+  )
+  scales = ('output_multiplier', 'input_embedding_scale')
+  return {
+    **{name: config.size(name, default[name]) for name in counts},
+    **{name: config.number(name, default[name]) for name in scales},
+    'final_logit_softcapping': config.optional_number(
+      'final_logit_softcapping'
+    ),
+  }
 
 
 def _check_heads(source, config, is_spark):

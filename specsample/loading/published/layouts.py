@@ -37,8 +37,9 @@ _EAGLE = Layout('EAGLE', eagle.plan_eagle)
 _EAGLE3 = Layout('EAGLE-3', eagle.plan_eagle3)
 _P_EAGLE = Layout('P-EAGLE', eagle.plan_p_eagle)
 _DFLASH = Layout('DFlash', dflash.plan)
+_DFLASH2 = Layout('DFlash 2', dflash.plan)
 _DSPARK = Layout('DSpark', dflash.plan)
-ALL = (_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _P_EAGLE, _DFLASH, _DSPARK)
+ALL = (_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _P_EAGLE, _DFLASH, _DFLASH2, _DSPARK)
 # By speculators_model_type.
 _OF_SPECULATORS = {
   'eagle': _EAGLE,
@@ -53,6 +54,7 @@ _BY_TENSOR = {
   'midlayer.hidden_norm.weight': _EAGLE3,
   'layers.0.hidden_norm.weight': _EAGLE3,
   'markov_head.markov_w1.weight': _DSPARK,
+  'candidate_selector.hidden_projection.weight': _DFLASH2,
   'hidden_norm.weight': _DFLASH,
   'fc.weight': _EAGLE,
   'hydra_mlp.0.0.linear.weight': _HYDRA,

@@ -35,7 +35,7 @@ _LAYER_CONFIG = {
   'rope_theta': _THETA,
   'vocab_size': _V,
 }
-_DFLASH = _LAYER_CONFIG | {
+DFLASH = _LAYER_CONFIG | {
   'architectures': ['DFlashDraftModel'],
   'block_size': 4,
   'dflash_config': {'mask_token_id': _MASK, 'target_layer_ids': [1, 3]},
@@ -223,7 +223,7 @@ def _assert_drafts(loaded, tensors, from_pending, **kinds):
 @pytest.mark.parametrize('where', ['top', 'nested', 'prefixed'])
 def test_dflash_drafts_as_its_tensors_say(tmp_path, where):
   tensors = dflash_tensors()
-  config, saved = dict(_DFLASH), tensors
+  config, saved = dict(DFLASH), tensors
   if where == 'nested':
     size = config.pop('block_size')
     config['dflash_config'] = config['dflash_config'] | {'block_size': size}
@@ -254,7 +254,7 @@ _ROPES = {
   'full_attention': {'rope_type': 'default', 'rope_theta': _THETA},
   'sliding_attention': {'rope_type': 'default', 'rope_theta': 30.0},
 }
-_of_blocks = lambda **more: {'dflash_config': _DFLASH['dflash_config'] | more}
+_of_blocks = lambda **more: {'dflash_config': DFLASH['dflash_config'] | more}
 _of_speculators = lambda **more: (
   _SPECULATORS
   | more
@@ -265,7 +265,7 @@ _of_speculators = lambda **more: (
 )
 _SPELLINGS = {
   'by layer types': (
-    _DFLASH
+    DFLASH
     | {
       'layer_types': _SLIDING,
       'sliding_window': 3,
@@ -275,7 +275,7 @@ _SPELLINGS = {
     ((3, True, 30.0), _FULL),
   ),
   'both sides of all layers': (
-    _DFLASH
+    DFLASH
     | {
       'layer_types': ['sliding_attention'] * 2,
       'sliding_window': 2,
@@ -290,27 +290,27 @@ _SPELLINGS = {
     ((3, False, _THETA), _FULL),
   ),
   'use_swa': (
-    _DFLASH
+    DFLASH
     | {'layer_types': None, 'sliding_window': 9}
     | _of_blocks(use_swa=True, swa_window_size=3),
     ((3, False, _THETA),) * 2,
   ),
   'ModelOpt': (
-    _DFLASH | _of_blocks(use_swa=True, swa_window_size=3, causal=False),
+    DFLASH | _of_blocks(use_swa=True, swa_window_size=3, causal=False),
     ((3, False, _THETA),) * 2,
   ),
   'all layers causal': (
-    _DFLASH
+    DFLASH
     | {'layer_types': _SLIDING, 'sliding_window': 3}
     | _of_blocks(causal=True),
     ((3, True, _THETA), (None, True, _THETA)),
   ),
   'JetSpec': (
-    _DFLASH | _of_blocks(causal_head=True),
+    DFLASH | _of_blocks(causal_head=True),
     ((None, True, _THETA),) * 2,
   ),
   'one rope, by layer type': (
-    _DFLASH
+    DFLASH
     | {
       'layer_types': _SLIDING,
       'sliding_window': 3,
@@ -319,7 +319,7 @@ _SPELLINGS = {
     ((3, True, _THETA), _FULL),
   ),
   'windows that are not used': (
-    _DFLASH
+    DFLASH
     | {
       'layer_types': None,
       'sliding_window': 3,
@@ -470,7 +470,7 @@ def test_a_copy_of_the_targets_unembedding_is_not_kept(
 
 @pytest.mark.parametrize('name', ['dflash', 'dspark'])
 def test_what_was_loaded_is_saved_and_drafts_the_targets_text(tmp_path, name):
-  tensors, config = dflash_tensors(), _DFLASH
+  tensors, config = dflash_tensors(), DFLASH
   if name == 'dspark':
     tensors, config = dflash_tensors(has_head=True, rank=RANK), DSPARK
   (tmp_path / 'published').mkdir()
@@ -508,56 +508,56 @@ _DAMAGES = {
     lambda: _with(
       dflash_tensors(), **{'layers.1.self_attn.q_proj.weight': None}
     ),
-    _DFLASH,
+    DFLASH,
     r'lacks 1 tensors \(layers\.1\.self_attn\.q_proj\.weight\)',
   ),
   'norms of one layer': (
     lambda: _with(
       dflash_tensors(), **{'layers.1.self_attn.q_norm.weight': None}
     ),
-    _DFLASH,
+    DFLASH,
     r'lacks 1 tensors \(layers\.1\.self_attn\.q_norm\.weight\)',
   ),
   'more layers than the configuration': (
     dflash_tensors,
-    _DFLASH | {'num_hidden_layers': 1, 'layer_types': None},
+    DFLASH | {'num_hidden_layers': 1, 'layer_types': None},
     r'has 11 tensors \(layers\.1\..* unknown',
   ),
   'fewer layers than the configuration': (
     dflash_tensors,
-    _DFLASH | {'num_hidden_layers': 3, 'layer_types': None},
+    DFLASH | {'num_hidden_layers': 3, 'layer_types': None},
     r'lacks 11 tensors \(layers\.2\.',
   ),
   'of another shape': (
     lambda: _with(dflash_tensors(), **{'hidden_norm.weight': np.ones(8, 'f4')}),
-    _DFLASH,
+    DFLASH,
     r'hidden_norm\.weight has shape \(8,\), expected \(16,\)',
   ),
   'of more features': (
     dflash_tensors,
-    _DFLASH | {'dflash_config': {'mask_token_id': 3, 'target_layer_ids': [1]}},
+    DFLASH | {'dflash_config': {'mask_token_id': 3, 'target_layer_ids': [1]}},
     r'fc\.weight has shape \(16, 32\), expected \(16, 16\)',
   ),
   'of a layer that is not there': (
     dflash_tensors,
-    _DFLASH
+    DFLASH
     | {'dflash_config': {'mask_token_id': 3, 'target_layer_ids': [1, 9]}},
     r'feature_layers are \(1, 9\), but the target has layers 0 to 5',
   ),
   'of the last layer': (
     dflash_tensors,
-    _DFLASH
+    DFLASH
     | {'dflash_config': {'mask_token_id': 3, 'target_layer_ids': [1, 5]}},
     'reads the output of layer 5, the last layer, after the norm',
   ),
   'no features': (
     dflash_tensors,
-    _DFLASH | {'dflash_config': {'mask_token_id': 3}},
+    DFLASH | {'dflash_config': {'mask_token_id': 3}},
     'target_layer_ids is missing, so it is not known which',
   ),
   'no mask': (
     dflash_tensors,
-    _DFLASH | {'dflash_config': {'target_layer_ids': [1, 3]}},
+    DFLASH | {'dflash_config': {'target_layer_ids': [1, 3]}},
     'mask_token_id is None, but the target has tokens 0 to 31',
   ),
   'a mask of another vocabulary': (
@@ -567,32 +567,32 @@ _DAMAGES = {
   ),
   'no size of a block': (
     dflash_tensors,
-    {key: x for key, x in _DFLASH.items() if key != 'block_size'},
+    {key: x for key, x in DFLASH.items() if key != 'block_size'},
     'block_size is None, expected an integer of at least 1',
   ),
   'layers of an unknown kind': (
     dflash_tensors,
-    _DFLASH | {'layer_types': ['full_attention', 'chunked_attention']},
+    DFLASH | {'layer_types': ['full_attention', 'chunked_attention']},
     r"layer_types is .*, expected one of \['full_attention', 'sliding_att",
   ),
   'kinds of fewer layers': (
     dflash_tensors,
-    _DFLASH | {'layer_types': ['full_attention']},
+    DFLASH | {'layer_types': ['full_attention']},
     r"layer_types is \['full_attention'\], expected one of .* for each layer",
   ),
   'a window of no tokens': (
     dflash_tensors,
-    _DFLASH | {'layer_types': _SLIDING, 'sliding_window': 0},
+    DFLASH | {'layer_types': _SLIDING, 'sliding_window': 0},
     'sliding_window is 0, expected an integer of at least 1',
   ),
   'a window beyond all positions': (
     dflash_tensors,
-    _DFLASH | _of_blocks(use_swa=True, swa_window_size=2**31),
+    DFLASH | _of_blocks(use_swa=True, swa_window_size=2**31),
     'swa_window_size is 2147483648, expected an integer from 1 to 2147483647',
   ),
   'windows that are both used and not': (
     dflash_tensors,
-    _DFLASH
+    DFLASH
     | {
       'layer_types': _SLIDING,
       'sliding_window': 3,
@@ -602,7 +602,7 @@ _DAMAGES = {
   ),
   'a scaled rope of some layers': (
     dflash_tensors,
-    _DFLASH
+    DFLASH
     | {
       'layer_types': _SLIDING,
       'sliding_window': 3,
@@ -619,27 +619,27 @@ _DAMAGES = {
   ),
   'sinks': (
     dflash_tensors,
-    _DFLASH | {'attention_sink_bias': True},
+    DFLASH | {'attention_sink_bias': True},
     'attention_sink_bias is True, but only False is supported: give a check',
   ),
   'sinks in windows': (
     dflash_tensors,
-    _DFLASH | {'add_swa_attention_sink_bias': True},
+    DFLASH | {'add_swa_attention_sink_bias': True},
     'add_swa_attention_sink_bias is True, but only False is supported',
   ),
   'scaled values': (
     dflash_tensors,
-    _DFLASH | {'attention_value_scale': 0.707},
+    DFLASH | {'attention_value_scale': 0.707},
     'attention_value_scale is 0.707, but only 1 is supported',
   ),
   'a rope of neighbouring numbers': (
     dflash_tensors,
-    _DFLASH | {'is_neox_style': False},
+    DFLASH | {'is_neox_style': False},
     'is_neox_style is False, but only True is supported',
   ),
   'scaled logits': (
     dflash_tensors,
-    _DFLASH | {'logit_scale': 0.5},
+    DFLASH | {'logit_scale': 0.5},
     'logit_scale is 0.5, but only 1 is supported',
   ),
   'drafts at the slots before': (
@@ -649,7 +649,7 @@ _DAMAGES = {
   ),
   'a target of another width': (
     dflash_tensors,
-    _DFLASH | {'target_hidden_size': 32},
+    DFLASH | {'target_hidden_size': 32},
     'target_hidden_size is 32, but only 16 is supported',
   ),
   'another Markov head': (
@@ -670,7 +670,7 @@ _DAMAGES = {
   ),
   'a Markov head that is not there, nested': (
     dflash_tensors,
-    _DFLASH | _of_blocks(markov_rank=RANK),
+    DFLASH | _of_blocks(markov_rank=RANK),
     'markov_rank is 4, but .* has no tensor markov_head.markov_w1.weight',
   ),
   'a Markov head that is not there': (
@@ -713,7 +713,7 @@ def test_what_does_not_fit_is_refused(tmp_path, damage):
 
 
 def test_a_file_that_was_cut_is_refused(tmp_path):
-  folder = save(tmp_path, dflash_tensors(), _DFLASH)
+  folder = save(tmp_path, dflash_tensors(), DFLASH)
   path = folder / 'model.safetensors'
   path.write_bytes(path.read_bytes()[:-50])
   with pytest.raises(ValueError, match='not a complete safetensors file'):
