@@ -15,6 +15,7 @@ from specsample import sharding
 from specsample import types
 from specsample.drafters import dflash
 from specsample.drafters import group_conv
+from specsample.drafters import lattice as lattice_lib
 from specsample.models import layers
 from specsample.types import Array, Params
 
@@ -232,6 +233,29 @@ class DFlash2(dflash.DFlash):
     del parents
     block = dataclasses.replace(carry, number=carry.number + 1)
     return self._after(params, block, tokens), block
+
+  def lattice(self, params, tokens, length, state, num_candidates):
+    """See `lattice.LatticeDrafter`: the probabilities that `next` would give.
+
+    Of the `selector_top_k` candidates, those with the largest U_i are taken.
+    """
+    if num_candidates > self.selector_top_k:
+      raise ValueError(
+        f'candidates is {num_candidates}, but selector_top_k is '
+        f'{self.selector_top_k}: the drafter offers no others, so lower '
+        'candidates'
+      )
+    _, block = self.first(params, tokens, length, state)
+    ids = self.target_ids(params, block.candidates.ids)
+    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    pending = jnp.broadcast_to(pending[..., None], ids[:, :1].shape)
+    previous = jnp.concatenate([pending, ids[:, :-1]], axis=1)
+    after_each = jax.tree.map(lambda x: x[:, :, None], block.candidates)
+    log_probs = jax.nn.log_softmax(self.select(params, after_each, previous))
+    return lattice_lib.Lattice(
+      ids=ids[..., :num_candidates],
+      log_probs=log_probs[..., :num_candidates, :num_candidates],
+    )
 
   def _after(self, params, block, previous):
     """Returns logits [B, n, V'] of the slot after n previous tokens."""

@@ -42,8 +42,8 @@ class LatticeTree(wrapper.Wrapper):
     """Raises ValueError if no such tree can be drafted."""
     checks.has(
       *('drafter', self.drafter, ('lattice',)),
-      'give one that has a lattice, DFlash or DSpark; DynamicTree makes trees '
-      'with others',
+      'give one that has a lattice, DFlash, DFlash2 or DSpark; DynamicTree '
+      'makes trees with others',
     )
     settings.check_num_draft_tokens(self.num_draft_tokens)
     checks.counts(self, ('candidates',))

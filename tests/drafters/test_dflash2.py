@@ -186,6 +186,50 @@ def test_a_node_of_a_tree_is_drafted_as_on_a_chain():
   np.testing.assert_array_equal(first, found[0])
 
 
+def test_a_lattice_has_the_probabilities_of_each_step():
+  params = _params()
+  tokens = np.pad(_PROMPTS, ((0, 0), (0, 8)))
+
+  @functools.partial(jax.jit, static_argnums=1)
+  def lattice(params, count):
+    state = _observed(_DRAFTER, params, tokens, _LENGTHS)
+    found = _DRAFTER.lattice(params, tokens, _LENGTHS, state, count)
+    logits, carry = _DRAFTER.first(params, tokens, _LENGTHS, state)
+    steps, last = [logits], found.ids
+    for i in range(_K - 1):
+      logits, carry = _DRAFTER.next(params, last[:, i], None, carry)
+      steps.append(logits)
+    wide = [jax.nn.log_softmax(_DRAFTER.widen(params, x)) for x in steps]
+    return found, wide
+
+  found, steps = jax.device_get(lattice(params, _C))
+  for b, k, i, j in np.ndindex(found.log_probs.shape):
+    after = steps[k][b, i if k else 0]
+    np.testing.assert_allclose(
+      found.log_probs[b, k, i, j], after[found.ids[b, k, j]], atol=1e-4
+    )
+  fewer, _ = jax.device_get(lattice(params, 2))
+  np.testing.assert_array_equal(fewer.ids, found.ids[..., :2])
+  np.testing.assert_allclose(
+    fewer.log_probs, found.log_probs[..., :2, :2], atol=1e-5
+  )
+  with pytest.raises(ValueError, match='candidates is 4, but selector_top_k i'):
+    lattice(params, 4)
+
+
+def test_the_best_tree_of_a_lattice_gives_the_targets_text():
+  tree = drafters.LatticeTree(
+    drafter=_DRAFTER, num_draft_tokens=8, candidates=_C
+  )
+  testing.assert_greedy_equal(
+    *(_params(), _PROMPTS, _LENGTHS),
+    model=_TARGET,
+    drafter=tree,
+    verify=verify.tree,
+    max_new_tokens=16,
+  )
+
+
 def test_blocks_of_a_batch_are_those_of_decoding():
   """So nothing crosses from one block into the next."""
   params = _params()
