@@ -644,7 +644,7 @@ _DAMAGES = {
   ),
   'drafts at the slots before': (
     dflash_tensors,
-    _DFLASH | _of_blocks(causal_head=True, draft_shift=True),
+    DFLASH | _of_blocks(causal_head=True, draft_shift=True),
     'draft_shift is True, but only False is supported',
   ),
   'a target of another width': (
