@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 
 import gin
 import jax
 
 from experiments import methods
+import specsample
+from specsample import choosing
 from specsample import drafters
-from specsample import policies
+from specsample import policies as policies_lib
 from specsample.policies import policy as policy_lib
 
 # Lets a binding name them: Fastest.costs = (1.0, 1.1, 1.3).
-for _policy in policies.__all__:
+for _policy in policies_lib.__all__:
   gin.external_configurable(
-    getattr(policies, _policy), module='specsample.policies'
+    getattr(policies_lib, _policy), module='specsample.policies'
   )
 
 
@@ -31,8 +34,9 @@ def adaptive(
     method: its drafter drafts, and its rule verifies.
     policies: a draft has to pass all of them.
     num_draft_tokens: the most draft tokens; None for the method's own number.
-    widths: the widths of the target's passes; None means one for each number of
-      drafts, and for a tree one for every power of two.
+    widths: the widths of the target's passes; None means those of a `Budget`,
+      or one for each number of drafts, and for a tree one for every power of
+      two.
 
   Raises:
     ValueError: the drafter was not trained for that many drafts, or cannot
@@ -40,7 +44,8 @@ def adaptive(
   """
   if num_draft_tokens is not None:
     method = methods.with_num_draft_tokens(method, num_draft_tokens)
-  if widths is None:
+  has_ladder = any(isinstance(x, policies_lib.Budget) for x in policies)
+  if widths is None and not has_ladder:
     widths = _widths(method.drafter)
   drafter = drafters.Adaptive(
     drafter=method.drafter, policies=policies, widths=widths
@@ -56,19 +61,47 @@ def _widths(drafter):
 
 
 @gin.configurable
+def budgeted(
+  method: methods.Method, target: specsample.Loaded
+) -> methods.Method:
+  """Returns a method whose trees are as wide as they pay on this machine.
+
+  Args:
+    method: its drafter drafts point masses of at most 15 nodes.
+    target: the model that scores them, whose passes are timed.
+  """
+  return _budgeted(method, target, 1)
+
+
+def _budgeted(method, target, batch_size):
+  budget = choosing.budget(
+    target, method.drafter, method.params, batch_size=batch_size
+  )
+  drafter = drafters.Adaptive(drafter=method.drafter, policies=(budget,))
+  return methods.Method(
+    drafter,
+    method.verify,
+    method.params,
+    for_batch=functools.partial(_budgeted, method, target),
+  )
+
+
+@gin.configurable
 def contrary(method: methods.Method) -> methods.Method:
-  """Returns a draft model's method that prefers the least likely tokens.
+  """Returns a drafter's method that prefers the least likely tokens.
 
   Its last norm is negated, and so are its logits: the drafts cost as much as
   before and are never kept, which a policy has to cope with.
 
   Raises:
-    ValueError: the method's drafter is not a `drafters.DraftModel`.
+    ValueError: the method's drafter is no `DraftModel`, DFlash or DSpark.
   """
-  if not isinstance(method.drafter, drafters.DraftModel):
+  kinds = drafters.DraftModel | drafters.DFlash
+  if not isinstance(method.drafter, kinds):
     raise ValueError(
-      f'contrary is for a draft model, but the drafter is '
-      f'{type(method.drafter).__name__}: give the method of a DraftModel'
+      'contrary is for a draft model or a block drafter, but the drafter is '
+      f'{type(method.drafter).__name__}: give the method of a DraftModel, '
+      'DFlash or DSpark'
     )
 
   def negated(method):

@@ -10,7 +10,7 @@ from experiments import methods
 import specsample
 from specsample import drafters
 from specsample import policies as policies_lib
-from specsample.choosing import choice
+from specsample.choosing import round_costs
 from specsample.policies import policy as policy_lib
 
 
@@ -43,7 +43,9 @@ def suffix(
 
 
 def _suffix(drafter, params, target, batch_size):
-  costs = choice.costs(target, drafter.num_draft_tokens, batch_size=batch_size)
+  costs = round_costs.costs(
+    target, drafter.num_draft_tokens, batch_size=batch_size
+  )
   return methods.Method(
     dataclasses.replace(drafter, costs=costs),
     params=params,
@@ -90,7 +92,7 @@ def _combined(remembered, trained, policies):
 
 
 def _either(remembered, trained, policies, target, batch_size):
-  costs = choice.costs(
+  costs = round_costs.costs(
     target,
     trained.drafter.num_draft_tokens,
     batch_size=batch_size,

@@ -2,10 +2,12 @@
 
 from specsample.choosing.choice import auto
 from specsample.choosing.choice import Choice
-from specsample.choosing.choice import costs
+from specsample.choosing.round_costs import budget
+from specsample.choosing.round_costs import costs
 
 __all__ = [
   'Choice',
   'auto',
+  'budget',
   'costs',
 ]

@@ -4,38 +4,25 @@ A drafter's card says how much its drafts gain, and the cost of a pass is
 measured here, once. If drafting does not pay off, the choice is plain decoding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
-import hashlib
 import os
 from typing import Any
-
-import jax
-from jax.experimental import multihost_utils
-import numpy as np
 
 from specsample import checks
 from specsample import cost
 from specsample import drafters
 from specsample import files
 from specsample import policies
-from specsample import sharding
 from specsample import verify as verify_lib
-from specsample.choosing import measured_here
-from specsample.choosing import pass_times
 from specsample.choosing import promises as promises_lib
-from specsample.drafters import chain
-from specsample.drafters import feature_chain
+from specsample.choosing import round_costs
 from specsample.loading import card as card_lib
 from specsample.loading import drafter as drafter_lib
 from specsample.loading import load
 from specsample.memory import store_files
 from specsample.types import Drafter, Params, Verifier
 
-# Tokens per row in the timed passes, and in the cache before them.
-_SIZES = (1, 2, 4, 5, 8, 16)
-_CONTEXT = 128
-_REPEATS = 9
 # Lengths of remembered drafts, the share of rounds in which a row drafts, and
 # the acceptance rate of those drafts (1.8 of 7 are kept), from docs/memory.md.
 _REMEMBERED = (3, 7, 15)
@@ -46,8 +33,6 @@ _REMEMBERED_ACCEPTANCE = 0.65
 # people's questions is used from cards that have it.
 _MARGIN = 1.1
 _ACCEPTANCE = ('on_questions', 'held_out')
-# If the times of one size differ by a larger share, they cannot be compared.
-_NOISE = 0.5
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -105,22 +90,24 @@ def auto(
   checks.instance(
     *('target', target, load.Loaded), 'give what specsample.load returned'
   )
-  batch_size = _rows(batch_size)
-  times = _pass_seconds(target, batch_size)
-  if _is_uneven(times):
+  batch_size = round_costs.rows(batch_size)
+  times = round_costs.pass_seconds(target, batch_size)
+  if round_costs.is_uneven(times):
     low, high = (1e3 * x for x in (min(times['1']), max(times['1'])))
     return Choice(
       drafter=drafters.NoDraft(),
       reason=f'decodes plainly: a pass took {low:.0f} to {high:.0f} ms, which '
       'is too uneven to tell what pays off; try again on a quiet machine',
     )
-  passes = pass_times_of(times, batch_size)
+  passes = round_costs.pass_times_of(times, batch_size)
   if drafter is not None:
     promise = _promise_of(drafter, target, passes, batch_size)
     return _choice(
       target,
       length=0,
-      costs=_pass_costs(passes, batch_size, max(_REMEMBERED)),
+      costs=round_costs.if_drafting_is_free(
+        passes, batch_size, max(_REMEMBERED)
+      ),
       stores=[],
       trained=promise if promise.speedup > 1 else None,
       others=[promise],
@@ -139,70 +126,10 @@ def auto(
   return _choice(
     target,
     length=length,
-    costs=_pass_costs(passes, batch_size, max(_REMEMBERED)),
+    costs=round_costs.if_drafting_is_free(passes, batch_size, max(_REMEMBERED)),
     stores=sorted(stores),
     trained=trained,
     others=promised,
-  )
-
-
-def costs(
-  target: load.Loaded,
-  num_draft_tokens: int,
-  *,
-  batch_size: int = 1,
-  trained: drafter_lib.LoadedDrafter | None = None,
-) -> tuple[float, ...]:
-  """Returns the costs of rounds with 0 to K drafts per row, in plain passes.
-
-  They have the form that `drafters.Suffix` and `policies.Fastest` take, and are
-  timed once per machine, as in `auto`.
-
-  Args:
-    target: the model that scores the drafts.
-    num_draft_tokens: K, at most 15.
-    batch_size: number of rows that are decoded at once.
-    trained: the drafter of K tokens that makes the drafts; None if drafting
-      takes no time.
-
-  Raises:
-    ValueError: batch_size is not a positive integer, or K is not from 1 to 15
-      or not the drafter's.
-  """
-  batch_size = _rows(batch_size)
-  most = max(_SIZES) - 1
-  if not (checks.is_count(num_draft_tokens) and num_draft_tokens <= most):
-    raise ValueError(
-      f'num_draft_tokens is {num_draft_tokens!r}: give 1 to {most}'
-    )
-  own = num_draft_tokens
-  if trained is not None:
-    own = trained.drafter.num_draft_tokens
-  if own != num_draft_tokens:
-    raise ValueError(
-      f'num_draft_tokens is {num_draft_tokens}, but the drafter drafts {own} '
-      'tokens: load it with the same number'
-    )
-  passes = pass_times_of(_pass_seconds(target, batch_size), batch_size)
-  if trained is None:
-    return _pass_costs(passes, batch_size, num_draft_tokens)
-  seconds = _drafting_seconds(target, trained, batch_size)
-  return promises_lib.round_costs(passes, batch_size, seconds)
-
-
-def pass_times_of(
-  seconds: Mapping[str, Sequence[float]], batch_size: int
-) -> cost.PassTimes:
-  """Returns the table of the shortest times, made non-decreasing in the tokens.
-
-  Args:
-    seconds: the times, by the number of tokens per row.
-    batch_size: number of rows.
-  """
-  sizes = sorted(map(int, seconds))
-  least = np.maximum.accumulate([min(seconds[str(size)]) for size in sizes])
-  return cost.PassTimes(
-    tuple(batch_size * size for size in sizes), tuple(least.tolist())
   )
 
 
@@ -222,70 +149,6 @@ def _gain(passes, batch_size, length):
   kept = cost.expected_tokens(_REMEMBERED_ACCEPTANCE, length) - 1
   more = promises_lib.ratio(passes, batch_size, length) - 1
   return (1 + _REMEMBERED_SHARE * kept) / (1 + wide * more)
-
-
-def _pass_costs(passes, batch_size, num_draft_tokens):
-  """Returns the costs of rounds if drafting takes no time."""
-  free = [0.0] * (num_draft_tokens + 1)
-  return promises_lib.round_costs(passes, batch_size, free)
-
-
-def _rows(batch_size):
-  """Returns the batch size that `generate` pads to on a mesh."""
-  checks.count('batch_size', batch_size)
-  parts = sharding.batch_parts()
-  return -(-batch_size // parts) * parts
-
-
-def _pass_seconds(target, batch_size):
-  length = min(_CONTEXT, target.model.max_length - max(_SIZES) - 1)
-
-  def measure():
-    found = pass_times.passes(
-      {'target': target.params},
-      target.model,
-      _SIZES,
-      length=length,
-      max_length=length,
-      batch=batch_size,
-      times=2,
-      repeats=_REPEATS,
-    )
-    return {str(size): seconds for size, seconds in found.items()}
-
-  what = {
-    'passes': repr(target.model),
-    'form': _form(target.params),
-    'batch': batch_size,
-    'sizes': _SIZES,
-  }
-  return _times(what, measure, lambda x: not _is_uneven(x))
-
-
-def _form(params: Params) -> str:
-  """Returns a hash that tells apart the forms in which matrices are stored."""
-  structure = str(jax.tree.structure(params))
-  return hashlib.sha256(structure.encode()).hexdigest()[:16]
-
-
-def _times(what, measure, is_good):
-  """Recalls or measures the times; several processes use those of the first."""
-  if jax.process_count() == 1:
-    return measured_here.recall(what, measure, is_good)
-  # All processes run the same passes, and then make the same choice.
-  times = measure()
-  names = sorted(times)
-  found = multihost_utils.broadcast_one_to_all(
-    np.asarray([times[name] for name in names])
-  )
-  return dict(zip(names, np.asarray(found).tolist(), strict=True))
-
-
-def _is_uneven(times: Mapping[str, Sequence[float]]) -> bool:
-  of_one = np.asarray(times['1'])
-  return bool(np.median(of_one) > (1 + _NOISE) * np.min(of_one)) or (
-    min(map(min, times.values())) <= 0
-  )
 
 
 def _trained(
@@ -321,7 +184,9 @@ def _trained(
     if is_timed:
       name = promised.name
       loaded = drafter_lib.load_drafter(name, target)
-      seconds = _drafting_seconds(target, loaded, batch_size)
+      seconds = round_costs.drafting_seconds(
+        target, loaded.drafter, loaded.params, batch_size
+      )
       promised = _promise(name, cards[name], passes, batch_size, seconds)
       if together(promised) >= _MARGIN * remembered:
         best = max(best or promised, promised, key=together)
@@ -346,7 +211,9 @@ def _promise_of(
       'experiments.train, which measures that, or choose the number of drafts '
       'with load_drafter'
     )
-  seconds = _drafting_seconds(target, loaded, batch_size)
+  seconds = round_costs.drafting_seconds(
+    target, loaded.drafter, loaded.params, batch_size
+  )
   return _promise(name, measured, passes, batch_size, seconds)
 
 
@@ -355,7 +222,7 @@ def _promise(name, measured, passes, batch_size, seconds):
 
   Drafting a level of a tree is taken to be as fast as a token of a chain.
   """
-  most = max(_SIZES) - 1
+  most = max(round_costs.SIZES) - 1
   shares = [float(x) for x in measured['acceptance_by_position'][:most]]
   if seconds is None:
     seconds = [0.0] * (len(shares) + 1)
@@ -388,35 +255,6 @@ def _cards(target: load.Loaded) -> dict[str, dict[str, Any]]:
 def _measured(card: Mapping[str, Any]) -> dict[str, Any] | None:
   """Returns the acceptance on a card, None if it was not measured."""
   return next((card[entry] for entry in _ACCEPTANCE if entry in card), None)
-
-
-def _drafting_seconds(target, loaded, batch_size):
-  def measure():
-    params = {'target': target.params, 'drafter': loaded.params}
-    seconds = pass_times.drafting(
-      params,
-      target.model,
-      loaded.drafter,
-      length=_CONTEXT,
-      batch=batch_size,
-      repeats=_REPEATS,
-    )
-    return {'draft': seconds}
-
-  what = {
-    'drafts': repr(loaded.drafter),
-    'form': _form(target.params),
-    'batch': batch_size,
-  }
-  times = _times(what, measure, lambda x: min(x['draft']) > 0)
-  whole = max(0.0, min(times['draft']))
-  num_draft_tokens = loaded.drafter.num_draft_tokens
-  passes = chain.OverModel | feature_chain.FeatureChain
-  if not (isinstance(loaded.drafter, passes) and loaded.drafter.stops_early):
-    # The drafter makes all its drafts at once.
-    return [0.0] + [whole] * num_draft_tokens
-  step = whole / num_draft_tokens
-  return [step * i for i in range(num_draft_tokens + 1)]
 
 
 def _choice(target, *, length, costs, stores, trained, others) -> Choice:

@@ -153,7 +153,7 @@ CASES = (
       num_layers=1,
       conv_group_size=4,
       selector_rank=4,
-      selector_top_k=max(2, target.vocab_size // 4),
+      selector_top_k=max(2, target.vocab_size // 5),
       final_logit_softcapping=5.0,
     ),
   ),

@@ -7,12 +7,14 @@ import jax
 import pytest
 
 import specsample
+from specsample import choosing
 from specsample import cost
 from specsample import drafters
 from specsample import testing
 from specsample.choosing import choice as choice_lib
 from specsample.choosing import measured_here
 from specsample.choosing import promises
+from specsample.choosing import round_costs
 from specsample.loading import card as card_lib
 from specsample.models import int8
 
@@ -28,12 +30,12 @@ _STEEP = {size: float(size) for size in _SIZES}
 
 def _passes(seconds, batch_size=1):
   times = {str(size): [x, 2 * x] for size, x in seconds.items()}
-  return choice_lib.pass_times_of(times, batch_size)
+  return round_costs.pass_times_of(times, batch_size)
 
 
 def test_the_least_times_count_and_never_fall():
   times = {'1': [2.0, 1.0], '3': [1.2, 5.0], '2': [1.5, 1.6]}
-  passes = choice_lib.pass_times_of(times, 4)
+  passes = round_costs.pass_times_of(times, 4)
   assert passes == cost.PassTimes((4, 8, 12), (1.0, 1.5, 1.5))
 
 
@@ -102,7 +104,7 @@ def passes_take(monkeypatch):
 
   def take(seconds):
     of_size = lambda *_, **__: {n: [x, 1.1 * x] for n, x in seconds.items()}
-    monkeypatch.setattr(choice_lib.pass_times, 'passes', of_size)
+    monkeypatch.setattr(round_costs.pass_times, 'passes', of_size)
 
   return take
 
@@ -149,7 +151,7 @@ def test_uneven_times_are_not_chosen_by_nor_kept(
   cache, shelf, monkeypatch, passes_take
 ):
   times = lambda *_, **__: {n: [0.02, 0.04, 0.05] for n in _SIZES}
-  monkeypatch.setattr(choice_lib.pass_times, 'passes', times)
+  monkeypatch.setattr(round_costs.pass_times, 'passes', times)
   choice = specsample.auto(_TARGET)
   assert choice.drafter == drafters.NoDraft()
   assert choice.reason.startswith('decodes plainly: a pass took 20 to 50 ms')
@@ -174,7 +176,7 @@ def test_a_trained_drafter_joins_where_its_card_promises_enough(
 ):
   passes_take(_CORES)
   draft_seconds = lambda *_, **__: [0.05]
-  monkeypatch.setattr(choice_lib.pass_times, 'drafting', draft_seconds)
+  monkeypatch.setattr(round_costs.pass_times, 'drafting', draft_seconds)
   _ship(shelf, 'good', [0.8, 0.7, 0.6])
   on_questions = {'acceptance_by_position': [0.2, 0.1]}
   _ship(shelf, 'bad', [0.9, 0.9], on_questions=on_questions)
@@ -202,7 +204,7 @@ def test_drafters_that_cannot_promise_more_are_not_timed(
     timed.append(drafter.num_draft_tokens)
     return [0.05]
 
-  monkeypatch.setattr(choice_lib.pass_times, 'drafting', draft_seconds)
+  monkeypatch.setattr(round_costs.pass_times, 'drafting', draft_seconds)
   _ship(shelf, 'good', [0.8, 0.7, 0.6])
   # At most 1.67x, if drafting took no time.
   _ship(shelf, 'another', [0.8, 0.7])
@@ -216,7 +218,7 @@ def test_a_tree_is_drafted_where_it_promises_more_than_all_else(
 ):
   passes_take(_FLAT)
   monkeypatch.setattr(
-    choice_lib.pass_times, 'drafting', lambda *_, **__: [0.05]
+    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
   )
   by_rank = [[0.3, 0.3, 0.3]] * 2
   _ship(
@@ -258,7 +260,7 @@ def test_of_a_named_drafter_only_the_number_of_drafts_is_chosen(
 ):
   passes_take(_CORES)
   monkeypatch.setattr(
-    choice_lib.pass_times, 'drafting', lambda *_, **__: [0.05]
+    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
   )
   _ship(shelf, 'good', [0.8, 0.7, 0.01])
   _ship(shelf, 'better', [0.9, 0.8, 0.7])
@@ -294,7 +296,7 @@ def test_costs_are_of_as_many_tokens_as_the_drafter_drafts(cache):
     drafters.Ngram(num_draft_tokens=3), None, card={}
   )
   with pytest.raises(ValueError, match='is 4, but the drafter drafts 3'):
-    choice_lib.costs(_TARGET, 4, trained=three)
+    round_costs.costs(_TARGET, 4, trained=three)
 
 
 def test_times_are_measured_once_on_a_machine(cache):
@@ -328,9 +330,9 @@ def test_another_form_of_the_matrices_is_timed_anew(
   cache, shelf, passes_take, monkeypatch
 ):
   passes_take(_CORES)
-  timed, calls = choice_lib.pass_times.passes, []
+  timed, calls = round_costs.pass_times.passes, []
   monkeypatch.setattr(
-    choice_lib.pass_times,
+    round_costs.pass_times,
     'passes',
     lambda *args, **kwargs: (calls.append(1), timed(*args, **kwargs))[1],
   )
@@ -354,3 +356,16 @@ def test_where_nothing_can_be_written_times_are_measured_anew(
 def test_a_batch_of_none_is_refused():
   with pytest.raises(ValueError, match='batch_size is 0: give an integer of'):
     specsample.auto(_TARGET, batch_size=0)
+
+
+def test_a_budget_has_the_costs_of_this_machine(
+  cache, passes_take, monkeypatch
+):
+  passes_take(_CORES)
+  drafting = lambda *_, **__: [0.35, 0.3]
+  monkeypatch.setattr(round_costs.pass_times, 'drafting', drafting)
+  drafter = drafters.NgramTree(num_branches=1, depth=7)
+  budget = choosing.budget(_TARGET, drafter, None)
+  assert budget.ladder == (0, 1, 3, 7)
+  assert budget.costs == (1.0, 1.45, 1.525, 1.6)
+  assert budget.drafting == pytest.approx(0.3)

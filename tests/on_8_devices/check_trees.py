@@ -117,6 +117,7 @@ CASES = {
     LIKELY,
   ),
   'dflash': ('dflash', tree_of('dflash'), verify.tree),
+  'dflash 2, i.i.d.': ('dflash 2', tree_of('dflash 2', SAMPLED), verify.tree),
   'dspark, i.i.d.': ('dspark', tree_of('dspark', SAMPLED), verify.traversal),
   'dspark, rnn, dynamic': (
     'dspark, rnn',

@@ -12,7 +12,7 @@ from experiments.methods import remembering
 import specsample
 from specsample import drafters
 from specsample import testing
-from specsample.choosing import choice
+from specsample.choosing import round_costs
 
 _MODEL = testing.tiny_llama(vocab_size=8, max_length=256)
 _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
@@ -25,14 +25,16 @@ def cache(tmp_path, monkeypatch):
   of_sizes = lambda *_, batch, **__: {
     size: [1 + 0.1 * batch * size] for size in (1, 2, 3, 5, 8, 16)
   }
-  monkeypatch.setattr(choice.pass_times, 'passes', of_sizes)
-  monkeypatch.setattr(choice.pass_times, 'drafting', lambda *_, **__: [0.3])
+  monkeypatch.setattr(round_costs.pass_times, 'passes', of_sizes)
+  monkeypatch.setattr(
+    round_costs.pass_times, 'drafting', lambda *_, **__: [0.3]
+  )
   return tmp_path
 
 
 def _costs(batch_size, length=3):
   """Returns the costs, measured at most once per batch size."""
-  return choice.costs(_TARGET, length, batch_size=batch_size)
+  return round_costs.costs(_TARGET, length, batch_size=batch_size)
 
 
 def test_costs_are_of_rounds_of_a_batch(cache):
