@@ -323,7 +323,7 @@ def test_a_drafter_learns_by_its_own_objective(checkpoint):
 
 def test_drafters_that_cannot_learn_or_be_saved_are_refused(checkpoint):
   target = specsample.load(checkpoint)
-  with pytest.raises(ValueError, match='drafter is Ngram, which is not trained'):
+  with pytest.raises(ValueError, match='Ngram, which is not trained'):
     _serving(target, drafters.Ngram(num_draft_tokens=2), draft.DraftObjective)
   chain = drafters.Chain(model=target.model, num_draft_tokens=2)
   objective = functools.partial(draft.ChainObjective, target=target.model)
