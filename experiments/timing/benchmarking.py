@@ -70,11 +70,16 @@ class Benchmark:
   def setup(self, method: methods_lib.Method) -> setup_lib.Setup:
     """Returns the setup that decodes with a method."""
     return setup_lib.Setup(
-      target=specsample.Loaded(cast(Any, self.model), self.params, None),
+      target=self._target,
       method=method,
       sampling=specsample.Sampling(temperature=0.0),
       max_new_tokens=self.max_new_tokens,
     )
+
+  @functools.cached_property
+  def _target(self):
+    # One for all methods, as what it makes when first used is made once.
+    return specsample.Loaded(cast(Any, self.model), self.params, None)
 
   @property
   def peer(self) -> specsample.Loaded | None:
