@@ -14,7 +14,9 @@ _MODEL = testing.tiny_llama(vocab_size=37)
 def test_a_table_of_bounds_is_made_once():
   certified = methods.Method(drafters.NoDraft(), verify=verify.certified)
   benchmark = benchmarking.Benchmark(
-    model=_MODEL, params=_MODEL.init(jax.random.key(0)), methods={}
+    model=_MODEL,
+    params=_MODEL.init(jax.random.key(0)),
+    methods={'certified': certified},
   )
   first, again = (benchmark.setup(certified).params for _ in range(2))
   assert first['shadow'] is again['shadow']
