@@ -145,12 +145,16 @@ class Budget(policy.Length):
   def chances(self, draft: Draft, state: BudgetState) -> Array:
     """Returns how likely each node is to be kept, [N] float32."""
     factor = self._factors(state)
-    of_path = paths.along(draft, policy.signals_of(draft, self).log_prob)
-    found = jnp.exp(of_path) * factor[drafts.depths(draft) - 1]
+    found = self._promised(draft) * factor[drafts.depths(draft) - 1]
     found = jnp.where(draft.tokens >= 0, jnp.minimum(found, 1), 0)
     # No node is more likely than its parent, whatever the factors say.
     before = drafts.on_the_way(draft)[1:]
     return jnp.min(jnp.where(before, found, jnp.inf), axis=-1)
+
+  def _promised(self, draft):
+    """Returns the probability that the drafter gives to each path, [N]."""
+    log_prob = policy.signals_of(draft, self).log_prob
+    return jnp.exp(paths.along(draft, log_prob))
 
   def _factors(self, state):
     """Returns the factor of each depth, [D]; what is above is the prior."""
@@ -165,10 +169,10 @@ class Budget(policy.Length):
 
   def note(self, draft, state):
     """See `policy.Policy`: what the drafts that are verified promise."""
-    of_path = paths.along(draft, policy.signals_of(draft, self).log_prob)
     is_at = drafts.depths(draft)[:, None] == 1 + jnp.arange(state.kept.size)
     is_at &= (draft.tokens >= 0)[:, None]
-    promised = jnp.sum(jnp.where(is_at, jnp.exp(of_path)[:, None], 0), axis=0)
+    of_nodes = self._promised(draft)[:, None]
+    promised = jnp.sum(jnp.where(is_at, of_nodes, 0), axis=0)
     most = jax.lax.pmax(jnp.sum(draft.tokens >= 0), policy.ROWS)
     rung = jnp.sum(most > jnp.asarray(self.ladder))
     cost = self.drafting + jnp.asarray(self.costs, jnp.float32)[rung]

@@ -60,13 +60,7 @@ def plan(
   layer_config = layer.config_of(
     source, eagle.of_layer(source.config), target, 'layers.0.'
   )
-  mask_id = config.get('mask_token_id')
-  if type(mask_id) is not int or not 0 <= mask_id < target.model.vocab_size:
-    raise ValueError(
-      f'{config.origin}: mask_token_id is {mask_id!r}, but the target has '
-      f'tokens 0 to {target.model.vocab_size - 1}: the drafter was made for '
-      'another target'
-    )
+  mask_id = source_lib.mask_token_id(config, target)
   from_pending = _drafts_from_pending(source.config)
   if num_draft_tokens is None:
     size = config.size('block_size')

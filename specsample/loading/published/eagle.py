@@ -133,7 +133,7 @@ def plan_p_eagle(
     has_feature_norms=config.flag('fc_norm'),
     has_joint_norm=_has_joint_norm(config),
     norm_before_residual=config.flag('norm_before_residual'),
-    mask_token_id=_mask_token_id(source, target),
+    mask_token_id=source_lib.mask_token_id(config, target, _MASKS),
     num_layers=made.num_layers,
     layer_config=made,
   )
@@ -161,19 +161,6 @@ def plan_p_eagle(
 def _has_joint_norm(config) -> bool:
   of_file = config.flag('norm_before_fc')
   return config.part('eagle_config').flag('norm_before_fc', of_file)
-
-
-def _mask_token_id(source, target) -> int:
-  """Returns the token of the masks, which has several names."""
-  config = source.config
-  key = next((x for x in _MASKS if config.get(x) is not None), _MASKS[0])
-  found, size = config.get(key), target.model.vocab_size
-  if type(found) is not int or not 0 <= found < size:
-    raise ValueError(
-      f'{config.origin}: {key} is {found!r}, but the target has tokens 0 to '
-      f'{size - 1}: the drafter was made for another target'
-    )
-  return found
 
 
 def read_ids(

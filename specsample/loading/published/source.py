@@ -259,3 +259,23 @@ def embed(target: load.Loaded, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     lambda params, ids: sharding.replicate(target.model.embed(params, ids))
   )
   return np.asarray(find(target.params, rows)[0], np.float32)
+
+
+def mask_token_id(
+  config: config_lib.Config,
+  target: load.Loaded,
+  names: Sequence[str] = ('mask_token_id',),
+) -> int:
+  """Returns the token of the masks, given the names that it may have.
+
+  Raises:
+    ValueError: it is no token of the target.
+  """
+  key = next((x for x in names if config.get(x) is not None), names[0])
+  found, size = config.get(key), target.model.vocab_size
+  if type(found) is not int or not 0 <= found < size:
+    raise ValueError(
+      f'{config.origin}: {key} is {found!r}, but the target has tokens 0 to '
+      f'{size - 1}: the drafter was made for another target'
+    )
+  return found
