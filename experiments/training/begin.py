@@ -1,10 +1,14 @@
 """The weights that a training run begins with."""
 
+import dataclasses
+
+from flax import traverse_util
 import jax
 
 from experiments.training import training as training_lib
 import specsample
 from specsample import checks
+from specsample.drafters import dflash
 from specsample.types import ArrayLike, Params
 
 # Cut out of the target for the vocabulary of each run.
@@ -27,7 +31,8 @@ def params(training: training_lib.Training, d2t: ArrayLike | None) -> Params:
   )
   if training.begin_with is None:
     return own
-  return own | _weights(training)
+  own, weights = map(traverse_util.flatten_dict, (own, _weights(training)))
+  return traverse_util.unflatten_dict(own | weights)
 
 
 def check(training: training_lib.Training) -> None:
@@ -35,6 +40,7 @@ def check(training: training_lib.Training) -> None:
 
   Raises:
     ValueError: there is no such drafter, or it is of another kind or size.
+      Block drafters may be of different kinds.
   """
   if training.begin_with is not None:
     _weights(training)
@@ -43,13 +49,19 @@ def check(training: training_lib.Training) -> None:
 def _weights(training):
   name, drafter = training.begin_with, training.drafter
   found = specsample.load_drafter(name, training.target)
-  if type(found.drafter) is not type(drafter):
-    raise ValueError(
-      f'Training.begin_with is {name}, which is a '
-      f'{type(found.drafter).__name__}, but this run trains a '
-      f'{type(drafter).__name__}: name a drafter of that kind'
-    )
   weights = {k: v for k, v in found.params.items() if k != _VOCABULARY}
+  if type(found.drafter) is not type(drafter):
+    if not all(isinstance(x, dflash.DFlash) for x in (found.drafter, drafter)):
+      raise ValueError(
+        f'Training.begin_with is {name}, which is a '
+        f'{type(found.drafter).__name__}, but this run trains a '
+        f'{type(drafter).__name__}: name a drafter of that kind'
+      )
+    # Block drafters share their network; what a kind adds begins untrained.
+    names = [x.name for x in dataclasses.fields(dflash.DFlash)]
+    drafter = dflash.DFlash(**{x: getattr(drafter, x) for x in names})
+    shared = drafter.abstract_params()
+    weights = {k: v for k, v in weights.items() if k in shared}
   wanted = drafter.abstract_params()
   vocabulary = {k: v for k, v in wanted.items() if k == _VOCABULARY}
   different = checks.mismatch(drafter, weights | vocabulary)

@@ -56,7 +56,7 @@ class Training:
   seed: int = 0  # of the order, the initial weights and all sampling
   # A drafter, by the name or folder that `load_drafter` takes, with whose
   # weights the run begins; None for random ones. The number of drafts and the
-  # drafted tokens may differ.
+  # drafted tokens may differ, and the kinds of block drafters.
   begin_with: str | None = None
   learning_rate: float = 1e-3
   warmup_steps: int = 100  # over which the rate rises
