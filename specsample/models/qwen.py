@@ -36,6 +36,8 @@ def sliding_layers(
   kinds = config.get('layer_types')
   if kinds is None:
     first = config.get('max_window_layers', 28)
+    if type(first) is not int:
+      raise config.unexpected('max_window_layers', 'an integer')
     return tuple(i for i in range(num_layers) if i >= first)
   return llama.layers_of_kind(config, 'sliding_attention')
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from specsample import indexing
 from specsample import sharding
 from specsample.drafters import dflash
+from specsample.drafters import dflash2
 from specsample.models import cache as cache_lib
 from specsample.training import losses
 from specsample.training import objective
@@ -70,6 +71,14 @@ class DFlashObjective(objective.Objective):
   def __post_init__(self):
     """Refuses to learn from no block, or a gamma that is not above 0."""
     super().__post_init__()
+    # Its logits given a token are -inf but for the candidates.
+    if isinstance(self.drafter, dflash2.DFlash2) and (
+      self._kind is not dflash2.DFlash2
+    ):
+      raise ValueError(
+        f'drafter is DFlash2, but {type(self).__name__} trains a '
+        f'{self._kind.__name__}: give a DFlash2Objective'
+      )
     if self.num_blocks < 1 or not self.gamma > 0:
       raise ValueError(
         f'num_blocks is {self.num_blocks} and gamma is {self.gamma}: give at '

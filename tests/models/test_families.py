@@ -241,6 +241,14 @@ def _model_of(name, changes):
   return huggingface.family_of(config).model(config, 'float32')
 
 
+def test_a_first_windowed_layer_that_is_no_number_is_refused():
+  changes = {'max_window_layers': '28', 'layer_types': None}
+  with pytest.raises(
+    ValueError, match="max_window_layers is '28', expected an integer"
+  ):
+    _model_of('qwen2_window', changes)
+
+
 def test_counts_of_layers_stay_within_the_model():
   """Otherwise a damaged one would be counted through, and fill the memory."""
   changes = {'max_window_layers': -5, 'layer_types': None}

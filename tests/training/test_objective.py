@@ -63,6 +63,11 @@ def test_drafters_that_are_not_trained_are_refused(drafter):
       drafters.DFlash(feature_layers=(0,), **_MAKE),
       'drafter is DFlash, but DSparkObjective trains a DSpark',
     ),
+    (
+      dflash.DFlashObjective,
+      drafters.DFlash2(feature_layers=(0,), **_MAKE),
+      'drafter is DFlash2, but DFlashObjective trains a DFlash: give a DFlash2',
+    ),
   ],
 )
 def test_drafters_of_another_objective_are_refused(objective, drafter, message):

@@ -33,6 +33,8 @@ _NAMES = {
   'confidence.kernel': 'confidence_head.proj.weight',
   'confidence.bias': 'confidence_head.proj.bias',
 }
+# The names of the token of the masks; the second is of DeepSpec's DSpark.
+_MASKS = ('mask_token_id', 'dspark_noise_token_id')
 _CONVS = {
   f'layers.{{}}.{conv}.{ours}': f'layers.{{}}.{conv}.{theirs}'
   for conv in ('attention_conv', 'mlp_conv')
@@ -60,7 +62,7 @@ def plan(
   layer_config = layer.config_of(
     source, eagle.of_layer(source.config), target, 'layers.0.'
   )
-  mask_id = source_lib.mask_token_id(config, target)
+  mask_id = source_lib.mask_token_id(config, target, _MASKS)
   from_pending = _drafts_from_pending(source.config)
   if num_draft_tokens is None:
     size = config.size('block_size')

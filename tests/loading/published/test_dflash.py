@@ -395,6 +395,12 @@ def test_dspark_of_speculators(tmp_path):
   _assert_drafts(loaded, tensors, from_pending=True)
 
 
+def test_a_mask_by_another_name(tmp_path):
+  config = DSPARK | {'mask_token_id': None, 'dspark_noise_token_id': _MASK}
+  loaded = specsample.load_drafter(save(tmp_path, _SPARK(), config), TARGET)
+  _assert_drafts(loaded, _SPARK(), from_pending=True)
+
+
 def test_dspark_of_specforge(tmp_path):
   """All its settings are in dflash_config."""
   own = ('mask_token_id', 'target_layer_ids', 'markov_rank', 'block_size')
