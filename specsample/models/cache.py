@@ -188,9 +188,23 @@ def _move(entries, path, is_ring):
   index = path[:, 1:]
   if is_ring:
     index %= size(entries)
-  take = jax.vmap(lambda row, index: jnp.take(row, index, axis=1))
-  taken = jax.tree.map(lambda leaf: take(leaf, index), entries)
+  taken = jax.tree.map(lambda leaf: _take(leaf, index), entries)
   return _write_layer(entries, taken, path[:, 0] + 1, is_ring)
+
+
+def _take(leaf, index):
+  """Takes entries [B, H, n, D] of [B, H, S, D] at index [B, n].
+
+  Each head takes its own. For one gather of all heads, a TPU lays out the whole
+  cache anew, with the heads behind the tokens.
+  """
+  batch, num_heads = leaf.shape[:2]
+  index = jnp.broadcast_to(index[:, None], (batch, num_heads, index.shape[1]))
+  heads = sharding.Axis('kv_heads', num_heads)
+  index = sharding.constrain(index, 'batch', heads, None)
+  return jax.vmap(jax.vmap(lambda head, at: jnp.take(head, at, axis=0)))(
+    leaf, index
+  )
 
 
 def _write_layer(entries, update, start, is_ring, count=None):
