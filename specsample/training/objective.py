@@ -153,7 +153,7 @@ class Objective(abc.ABC):
     """Compares n drafts with the tokens of the text and with the target.
 
     Args:
-      ahead: vectors[i][:, t] is to predict tokens[:, t + ahead + i].
+      ahead: `vectors[i][:, t]` predicts `tokens[:, t + ahead + i]`.
       params: the whole tree.
       vectors: n of [B, T, D], the inputs of the unembedding.
       hidden: [B, T, D], the target's hidden states.
