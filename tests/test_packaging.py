@@ -218,7 +218,15 @@ def test_citation_names_this_version():
   fields = dict(re.findall(r'^([a-z-]+): *(.*)$', text, re.MULTILINE))
   assert fields['version'] == _PROJECT['version']
   assert fields['license'] == _PROJECT['license']
+  address = fields['repository-code'].strip('"')
+  assert address == _PROJECT['urls']['Repository']
   assert {'cff-version', 'title', 'message', 'authors'} <= fields.keys()
+
+
+def test_the_changelog_begins_with_this_version():
+  text = (_ROOT / 'CHANGELOG.md').read_text('utf-8')
+  first = re.search(r'^## (\S+)( \(unreleased\))?$', text, re.MULTILINE)
+  assert first and first[1] == _PROJECT['version']
 
 
 @pytest.mark.parametrize('name', ['run.sh', 'test.sh', '.ci/run'])
