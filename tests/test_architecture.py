@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 import pathlib
 import re
+from xml.etree import ElementTree
 
 import pytest
 
@@ -114,6 +115,18 @@ def test_the_picture_has_every_room_and_no_import_goes_up():
       if room in rows and other in rows and rows[other] < rows[room]:
         up.add((name, other))
   assert up == _UP
+
+
+@pytest.mark.parametrize('name', ['rooms.svg', 'round.svg'])
+def test_a_picture_has_all_its_colours_light_and_dark(name):
+  svg = (_ROOT / 'docs' / name).read_text('utf-8')
+  root = ElementTree.fromstring(svg)
+  assert root.find('{*}title').text and root.find('{*}desc').text
+  light, dark = svg.split('@media (prefers-color-scheme: dark)')
+  used = set(re.findall(r'var\((--[\w-]+)\)', svg))
+  assert used
+  assert used == set(re.findall(r'(--[\w-]+):', light))
+  assert used == set(re.findall(r'(--[\w-]+):', dark))
 
 
 def test_a_wrong_section_is_found():
