@@ -6,9 +6,10 @@
 
 Prints a summary and writes benchmark.json to --out. There each method has its
 own entry in `methods`; draft_ms, verify_ms and overhead_percent at the top
-level are those of the first method in Benchmark.methods. This file is only the
-wiring: experiments/timing/ measures and writes.
+level are those of the first method in Benchmark.methods.
 """
+
+# Only the wiring is here: experiments/timing/ measures and writes.
 
 from absl import flags
 

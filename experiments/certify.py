@@ -1,6 +1,7 @@
 """Certifies that decoding is exact, and that the checks catch known bugs.
 
   python -m experiments.certify --out=results/certify
+  python -m experiments.certify --gin_bindings='Plan.sections = ("cases",)'
   python -m experiments.certify --gin_bindings='Plan.num_rows = 1000000'
 
 Enumerates every lossless rule over its shipped `.law`, samples the compiled
@@ -8,9 +9,10 @@ loop with every drafter, and plants known bugs. Prints a summary, writes
 certificate.json to --out, and exits with code 1 if an entry fails. Until the
 certificate is written, a journal in --out lets the same command resume after an
 interruption. The journal is refused if any code has changed since, so that no
-certificate mixes two versions. This file is only the wiring:
-experiments/certificate/ computes the entries.
+certificate mixes two versions.
 """
+
+# Only the wiring is here: experiments/certificate/ computes the entries.
 
 import sys
 

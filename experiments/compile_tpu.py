@@ -1,13 +1,15 @@
 """Compiles a configuration for TPUs, on a machine that has none.
 
   python -m experiments.compile_tpu --topology=v4:2x2x4
+  python -m experiments.compile_tpu --topology=v5e:4x4 --topology=v6e:4x4
   python -m experiments.compile_tpu --gin_file=configs/runs/pod_llama_70b.gin
 
 Writes compile.json to --out, with an object per topology: whether the program
 fits, what its devices communicate, and its roofline. Exits with code 1 if one
-does not fit. This file is only the wiring: experiments/tpu/ compiles and
-counts.
+does not fit.
 """
+
+# Only the wiring is here: experiments/tpu/ compiles and counts.
 
 import dataclasses
 import sys

@@ -10,9 +10,11 @@ generations.jsonl (each method's text, with every token's origin) to --out.
 journal there lets the same command resume after an interruption. With --record
 it also writes traces, which `python -m experiments.replay` reads
 (docs/replay.md). For many devices and hosts, see docs/pods.md. Greedy outputs
-that differ from the baseline's are audited (docs/divergence.md). This file is
-only the wiring: experiments/evaluation/ decodes, measures and makes the rows.
+that differ from the baseline's are audited (docs/divergence.md).
 """
+
+# Only the wiring is here: experiments/evaluation/ decodes, measures and makes
+# the rows.
 
 import dataclasses
 import sys

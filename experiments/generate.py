@@ -13,10 +13,10 @@ and target gave them, the rejected ones struck through (~~x~~ if it is not a
 terminal), and what the token after them was drawn from. Rounds then run one at
 a time, which costs some milliseconds each, and the tokens are the same.
 --interactive reads a turn per line; Ctrl-C ends an answer, and Ctrl-D the chat.
-
-JAX and the library are imported after the flags are parsed, so that something
-is on the screen while they load.
 """
+
+# JAX and the library are imported after the flags are parsed, so that something
+# is on the screen while they load.
 
 from absl import flags
 

@@ -2,12 +2,14 @@
 
   python -m experiments.inspect PATH
   python -m experiments.inspect DRAFTER --target=PATH
+  python -m experiments.inspect smollm2-135m-instruct
 
 PATH is what `specsample.load` or `load_drafter` takes. Only headers are read,
 and nothing is downloaded. Exits with code 1 if something is wrong. There is
 nothing to configure, and the report on standard output is all that is written.
-This file is only the wiring: experiments/inspection/ finds what is at PATH.
 """
+
+# Only the wiring is here: experiments/inspection/ finds what is at PATH.
 
 import sys
 

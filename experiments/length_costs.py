@@ -1,13 +1,15 @@
 """Measures what a round of each length costs, for `policies.Fastest`.
 
   python -m experiments.length_costs --out=results/length_costs
+  python -m experiments.length_costs --prompts=questions.jsonl --limit=8
   python -m experiments.length_costs --gin_file=MY.gin
 
 For every adaptive method of a configuration, prints the milliseconds of a round
 of 0, 1, ... K drafts, measured in the loop that decodes, and the binding that
-passes these costs to `Fastest`. Writes costs.json to --out. This file is only
-the wiring: experiments/evaluation/costs_by_length.py measures.
+passes these costs to `Fastest`. Writes costs.json to --out.
 """
+
+# Only the wiring is here: experiments/evaluation/costs_by_length.py measures.
 
 from absl import flags
 

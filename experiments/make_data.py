@@ -8,10 +8,11 @@
 The target writes user turns itself, from the start of its chat template, and
 answers them; --prompts gives it real turns to answer. --answers takes
 conversations whose answers were written elsewhere. The second command continues
-where the first one ended, as the same command does after an interruption. This
-file is only the wiring: experiments/training_data/ reads files, makes shards
-and keeps them.
+where the first one ended, as the same command does after an interruption.
 """
+
+# Only the wiring is here: experiments/training_data/ reads files, makes shards
+# and keeps them.
 
 import collections
 from collections.abc import Callable, Sequence

@@ -1,6 +1,7 @@
 """Makes prompts about texts that the target wrote, for make_data to answer.
 
   python -m experiments.make_prompts --data=data/smollm2 --out=prompts.jsonl
+  python -m experiments.make_prompts --data=... --out=... --count=500
   python -m experiments.make_data --prompts=prompts.jsonl --out=data/texts
 
 Left to itself, a model mostly asks short questions. Here its own answers become

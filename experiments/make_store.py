@@ -1,11 +1,15 @@
 """Makes the store of texts that `drafters.Suffix` searches.
 
   python -m experiments.make_store --data=data/smollm2 --out=STORE
+  python -m experiments.make_store --data=data/a --data=data/b --out=STORE
+  python -m experiments.make_store --data=... --out=... --tokens=500000
 
 The texts are the target's answers in folders of make_data, as tokens, in the
 order of --data. If there are more tokens than --tokens, the last answers are
-kept. This file is only the wiring: specsample/memory/ sorts and writes.
+kept.
 """
+
+# Only the wiring is here: specsample/memory/ sorts and writes.
 
 from absl import flags
 

@@ -1,6 +1,8 @@
 """Serves prompts with a draft model that learns from its rejected drafts.
 
   python -m experiments.online --prompts=HumanEval.jsonl.gz --out=results/online
+  python -m experiments.online --prompts=questions.jsonl --limit=40
+  python -m experiments.online --gin_bindings="Serving.split = 'tuning'"
 
 Decodes the same prompts, once each, with a draft model that is updated and with
 one that is not. The model that drafts for a batch has learned from the batches
@@ -8,9 +10,10 @@ before it and from that batch's own earlier rounds, so that no draft is counted
 after the model has learned from it. Prints acceptance rates by tokens served,
 and writes online.json, online.png and the learned drafter to --out. A
 checkpoint after each batch lets the same command resume after an interruption,
-with everything that was learned. This file is only the wiring:
-experiments/online_learning/ serves and reports.
+with everything that was learned.
 """
+
+# Only the wiring is here: experiments/online_learning/ serves and reports.
 
 from absl import flags
 

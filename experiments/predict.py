@@ -7,9 +7,10 @@
 Prints a table, and writes predict.json, predict.csv and predict.png to --out.
 --compiled names folders of `compile_tpu`, for the pair with its drafts and for
 the target alone; with them it also prints the paper's table as their numbers
-predict it. docs/cost.md says what is counted. This file is only the wiring:
-experiments/prediction/ computes and writes.
+predict it. docs/cost.md says what is counted.
 """
+
+# Only the wiring is here: experiments/prediction/ computes and writes.
 
 from absl import flags
 

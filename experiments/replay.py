@@ -5,9 +5,11 @@
   python -m experiments.replay --trace=... --gin_file=MY.gin
 
 Prints a table of the variants in a configuration, and writes replay.json to
---out. This file is only the wiring of experiments/traces/replaying.py, which
-says what is approximate.
+--out.
 """
+
+# Only the wiring is here: experiments/traces/replaying.py says what is
+# approximate.
 
 from absl import flags
 

@@ -2,11 +2,14 @@
 
   python -m experiments.report
   python -m experiments.report --results=results/quickstart --out=page.html
+  python -m experiments.report --title='Two days in May' --prompts=5
 
 Reads result.json and generations.jsonl of evaluate, and what the other commands
-write, in any tree of folders (docs/report.md). This file is only the wiring:
-experiments/html_report/ finds the files and makes the page.
+write, in any tree of folders (docs/report.md).
 """
+
+# Only the wiring is here: experiments/html_report/ finds the files and makes
+# the page.
 
 from absl import flags
 

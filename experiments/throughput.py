@@ -7,9 +7,10 @@
 Decodes requests of mixed lengths in successive batches, each of which waits for
 its longest row, and with rows that are refilled when they are done. Prints a
 table, and writes throughput.json to --out. The journal there lets the same
-command resume after an interruption. This file is only the wiring:
-experiments/batching/ measures and writes.
+command resume after an interruption.
 """
+
+# Only the wiring is here: experiments/batching/ measures and writes.
 
 from absl import flags
 

@@ -9,9 +9,11 @@ Writes the drafter and its card to --out/drafter, for `specsample.load_drafter`,
 the metrics as JSON lines (with --tensorboard, for TensorBoard too) and the
 curves as PNG. The same command resumes after an interruption, even on other
 machines and under other code, and continues if more data were made or a longer
-run is asked for. This file is only the wiring: experiments/training/training.py
-has the settings, trainer.py the loop.
+run is asked for.
 """
+
+# Only the wiring is here: experiments/training/training.py has the settings,
+# trainer.py the loop.
 
 import contextlib
 import dataclasses

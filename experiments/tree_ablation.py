@@ -8,9 +8,10 @@ Counts how often the child of each rank is kept, times trees of several sizes,
 chooses for each drafter the tree with the highest predicted speedup, and
 measures them all. Prints a table, and writes result.json, results.csv,
 trees.json, trees.csv and trees.png to --out. The journal there lets the same
-command resume after an interruption. This file is only the wiring:
-experiments/trees/ measures and reports.
+command resume after an interruption.
 """
+
+# Only the wiring is here: experiments/trees/ measures and reports.
 
 from absl import flags
 

@@ -1,15 +1,17 @@
 r"""Compares two ways to draft in another vocabulary: shared tokens and text.
 
   python -m experiments.vocabularies
+  python -m experiments.vocabularies --out=results/vocabularies
   python -m experiments.vocabularies --prompts=questions.jsonl --limit=8 \
     --gin_bindings='Comparison.num_draft_tokens = 4'
 
 Prints what the two vocabularies share and the tokens per round of both ways,
 TLI and SLEM, and writes vocabularies.json to --out. Exits with code 1 if a
 greedy output is not the target's own. Prompts are continued as plain text, in
-one batch. This file is only the wiring:
-experiments/evaluation/two_vocabularies.py compares.
+one batch.
 """
+
+# Only the wiring is here: experiments/evaluation/two_vocabularies.py compares.
 
 from absl import flags
 

@@ -1,7 +1,8 @@
 """Runs commands so that each ends in a result or in one line of advice."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
+import difflib
 import os
 import pathlib
 import re
@@ -80,6 +81,13 @@ def fail(message: str, code: int = BAD_INPUT) -> NoReturn:
   sys.exit(code)
 
 
+def nearest(name: str, names: Iterable[str]) -> str:
+  """Returns a question with the name that resembles `name` most, or nothing."""
+  others = [other for other in names if other != name]
+  found = difflib.get_close_matches(name, others, n=1)
+  return f'. Did you mean {found[0]}?' if found else ''
+
+
 def check_utf8(name: str, text: str) -> None:
   """Raises ValueError if a text from outside was not UTF-8.
 
@@ -150,9 +158,40 @@ def _reason(error: Exception) -> str:
 
 
 def _parse_flags(argv: list[str]) -> list[str]:
+  if {'-h', '-help', '--help'} & {*argv[1:]}:
+    print(_help())
+    sys.exit(0)
   try:
     return flags.FLAGS(argv)
+  except flags.UnrecognizedFlagError as error:
+    # absl would suggest flags of libraries too.
+    known = [f'--{flag.name}' for flag in _own_flags()]
+    fail(
+      f'there is no flag {error.flagname!r}{nearest(error.flagname, known)} '
+      '(--help lists the flags)'
+    )
   except flags.Error as error:
     fail(f'{error} (--help lists the flags)')
   except SystemExit:  # absl has printed the help, and would end with 1
     sys.exit(0)
+
+
+def _own_flags() -> list[flags.Flag]:
+  """Returns the command's flags, then those that many commands share."""
+  return flags.FLAGS.get_key_flags_for_module('__main__')
+
+
+def _help() -> str:
+  """Returns the command's docstring and its flags.
+
+  absl would sort the flags by name. Here they are in the order of their
+  definitions.
+  """
+  lines = [(sys.modules['__main__'].__doc__ or '').strip(), '\nFlags:']
+  for flag in _own_flags():
+    name = f'--[no]{flag.name}' if flag.boolean else f'--{flag.name}'
+    text = f'{name}: {flag.help}'
+    if flag.default:  # not None, False, '' or []
+      text += f' (default: {flag.default_as_str})'
+    lines.append(flags.text_wrap(text, indent='      ', firstline_indent='  '))
+  return '\n'.join([*lines, '\n--helpfull lists the flags of libraries too.'])

@@ -1,5 +1,6 @@
 """The gin configuration of a command: files, then bindings over them."""
 
+import inspect
 import pathlib
 import re
 import tokenize
@@ -36,16 +37,24 @@ def parse() -> None:
   gin.add_config_file_search_path(str(_ROOT))
   for path in flags.FLAGS.gin_file:
     if not pathlib.Path(find(path)).is_file():
+      shipped = _ROOT.glob('configs/**/*.gin')
+      names = [str(found.relative_to(_ROOT)) for found in shipped]
       cli.fail(
         f'--gin_file={path} is not a file: choose one, for example from '
-        'configs/runs/'
+        f'configs/runs/{cli.nearest(path, names)}'
       )
   # gin logs every place where it misses an included file; its error has them.
   logging.set_verbosity(logging.FATAL)
   try:
     gin.parse_config_files_and_bindings(
-      flags.FLAGS.gin_file, flags.FLAGS.gin_bindings
+      flags.FLAGS.gin_file, None, finalize_config=False
     )
+    of_files = _macros()
+    gin.parse_config_files_and_bindings(None, flags.FLAGS.gin_bindings)
+    # gin itself would pass over a misspelled TARGET.
+    read = set(re.findall(r'%(\w+)', gin.config_str()))
+    for new in sorted(_macros() - of_files - read):
+      raise ValueError(f'{new} is set, but nothing reads it')
   except tokenize.TokenError as error:
     cli.fail(f'gin: {error.args[0]}: a bracket or a quote is not closed')
   except (
@@ -62,9 +71,28 @@ def parse() -> None:
     gone = re.search(r"No module named 'experiments\.(\w+)'", reason)
     if gone and (now := moved.to(gone[1])):
       cli.fail(f'gin: {reason}: it is now {now}')
+    reason += _suggestion(reason)
     cli.fail(f'gin: {reason} (the files in configs/ show what can be set)')
   finally:
     logging.set_verbosity(logging.WARNING)
+
+
+def _macros() -> set[str]:
+  """Returns the names that the configuration gives to values, as TARGET."""
+  # gin has no public list of them, nor of what can be configured.
+  return {scope for scope, name in gin.config._CONFIG if name == 'gin.macro'}
+
+
+def _suggestion(reason: str) -> str:
+  """Returns a question with the known name that resembles gin's unknown one."""
+  if found := re.search(r"matching (?:reference )?'@?([\w./]+)", reason):
+    names = {name.split('.')[-1] for name, _ in gin.config._REGISTRY.items()}
+    return cli.nearest(re.split('[./]', found[1])[-1], names)
+  if found := re.search(r"'(\S+)' doesn't .* parameter named '(\w+)", reason):
+    owner = gin.config._REGISTRY.get_match(found[1]).wrapped
+    return cli.nearest(found[2], inspect.signature(owner).parameters)
+  found = re.search(r"for '(\w+)/gin.macro'|(\w+) is set, but", reason)
+  return cli.nearest(found[1] or found[2], _macros()) if found else ''
 
 
 def name() -> str:

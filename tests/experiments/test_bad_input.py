@@ -46,6 +46,21 @@ _EVALUATE = {
   '--gin_bindings=Evaluation.nothing = 3': (
     "a parameter named 'nothing' ... configs/"
   ),
+  '--gin_bindings=Ngrm.num_draft_tokens = 3': (
+    "matching 'Ngrm' ... Did you mean Ngram? ... configs/"
+  ),
+  '--gin_bindings=Ngram.num_drafts = 3': (
+    "'num_drafts' ... Did you mean num_draft_tokens? ... configs/"
+  ),
+  "--gin_bindings=TARGT = 'nowhere'": (
+    'TARGT is set, but nothing reads it. Did you mean TARGET? ... configs/'
+  ),
+  '--gin_bindings=Evaluation.target = %TARGT': (
+    "'TARGT/gin.macro' ... Did you mean TARGET? ... configs/"
+  ),
+  '--gin_file=configs/runs/quikstart.gin': (
+    'configs/runs/. Did you mean configs/runs/quickstart.gin?'
+  ),
   '--gin_bindings=Evaluation.target = %NOTHING': (
     "'NOTHING/gin.macro' ... configs/"
   ),
@@ -60,7 +75,7 @@ _EVALUATE = {
     'Unable to open file: nothing.gin ... includes.gin", line 1 ... configs/'
   ),
   'more.jsonl': "'more.jsonl' ... --help",
-  '--promts=a': "'promts' ... --help",
+  '--promts=a': "no flag 'promts'. Did you mean --prompts? (--help lists",
   '--gin_bindings=Evaluation.methods = {}': (
     'Evaluation.methods is empty ... name at least one'
   ),
