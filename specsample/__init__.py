@@ -22,6 +22,8 @@ from specsample.loop.decode import finish
 from specsample.loop.decode import generate
 from specsample.loop.decode import prefill
 from specsample.loop.request import pad_prompts
+from specsample.loop.rollout import rollout
+from specsample.loop.rollout import Rollouts
 from specsample.loop.stopping import Stop
 from specsample.loop.turns import extend
 from specsample.memory import store
@@ -43,6 +45,7 @@ __all__ = [
   'LoadedDrafter',
   'Origin',
   'Output',
+  'Rollouts',
   'Sampling',
   'Stop',
   'StopReason',
@@ -64,6 +67,7 @@ __all__ = [
   'pad_prompts',
   'policies',
   'prefill',
+  'rollout',
   'save_drafter',
   'save_store',
   'sharding',

@@ -5,11 +5,11 @@ Only emitted tokens count as accepted: a token drafted after a stop token is in
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Protocol, TYPE_CHECKING
 
 import numpy as np
 
-from specsample.types import ArrayLike, DraftKind, Output
+from specsample.types import ArrayLike, DraftKind
 
 # The kinds of siblings for which `optimal_acceptance` is known.
 BOUNDED_KINDS = frozenset([DraftKind.SAMPLED, DraftKind.WITHOUT_REPLACEMENT])
@@ -88,9 +88,30 @@ def _at_least(counts: tuple[int, ...]) -> np.ndarray:
   return np.cumsum(counts[::-1])[::-1]
 
 
-def summarize(output: Output) -> Stats:
+class Counted(Protocol):
+  """An output of any number of rows, such as `Output` and `Rollouts`."""
+
+  @property
+  def lengths(self) -> ArrayLike:
+    """[...] int32, emitted tokens."""
+
+  @property
+  def rounds(self) -> ArrayLike:
+    """[...] int32, target passes since the prefill."""
+
+  @property
+  def proposed(self) -> ArrayLike:
+    """[..., K + 1] int32, rounds that drafted i tokens."""
+
+  @property
+  def accepted(self) -> ArrayLike:
+    """[..., K + 1] int32, rounds that emitted i drafted tokens."""
+
+
+def summarize(output: Counted) -> Stats:
   """Returns the statistics of all rows of an output, on the host."""
-  total = lambda x: tuple(int(n) for n in np.asarray(x).sum(axis=0))
+  rows = lambda x: np.reshape(x, (-1, np.shape(x)[-1]))
+  total = lambda x: tuple(int(n) for n in rows(x).sum(axis=0))
   return Stats(
     tokens=int(np.asarray(output.lengths).sum()),
     rounds=int(np.asarray(output.rounds).sum()),

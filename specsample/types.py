@@ -200,8 +200,9 @@ class DecodeState:
   stop_reason: Array  # [B] int32, a StopReason
   round: Array  # [B] int32, target passes since the prefill
   tokens: Array  # [B, S] int32
-  # [B, S] float32, under the target before warping; None if not asked for.
+  # [B, S] float32 each, as in `Output`; None if not asked for.
   log_probs: Array | None
+  warped_log_probs: Array | None
   # [B, S] int32 each, as in `Output`; None unless the rule is `Certified`.
   scored: Array | None
   ties: Array | None
@@ -224,6 +225,9 @@ class Output:
   lengths: Array  # [B] int32, emitted tokens, including the stop token
   # [B, M] float32, under the target before warping; None if not asked for.
   log_probs: Array | None
+  # [B, M] float32, under the target after warping, which is what a lossless
+  # rule draws the token from; None if not asked for.
+  warped_log_probs: Array | None = None
   # Of `verify.Certified`, else None: how many tokens of the vocabulary were
   # scored exactly for each emitted one, and how many of them scored no less
   # than it, as far as rounding allows to tell. [B, M] int32 each.

@@ -43,7 +43,7 @@ _LAYERS = (
   ('loop.initial', 'loop.step'),
   ('loop.decode', 'choosing.pass_times', 'choosing.promises'),
   ('loop.refill', 'loop.turns'),
-  ('loop.continuous',),
+  ('loop.continuous', 'loop.rollout'),
   ('training', 'vocabularies.slem', 'choosing'),
   ('testing',),
   ('',),  # specsample/__init__.py

@@ -6,6 +6,7 @@ on its request id, and not on the row or the time at which it is decoded.
 
 from collections.abc import Iterable, Iterator, Sequence
 import itertools
+from typing import Any
 
 import jax
 
@@ -88,14 +89,14 @@ def generate_all(
       'generate there'
     )
   stopping.check(stop, model)
-  jobs = _jobs(prompts, request_ids, sampling, max_new_tokens, model)
-  if not jobs:
+  todo = jobs(prompts, request_ids, sampling, max_new_tokens, model)
+  if not todo:
     return iter(())
-  longest = max(len(job.prompt) + job.max_new_tokens for job in jobs)
+  longest = max(len(job.prompt) + job.max_new_tokens for job in todo)
   if max_length is not None:
     longest = checks.count('max_length', max_length)
   longest = min(longest, model.max_length)
-  batch_size = min(checks.count('batch_size', batch_size), len(jobs))
+  batch_size = min(checks.count('batch_size', batch_size), len(todo))
   if group_size is None:
     group_size = default_group_size(batch_size)
   batch = refill.Batch(
@@ -106,28 +107,42 @@ def generate_all(
     batch_size=batch_size,
     max_length=longest,
     max_new_tokens=min(
-      max(job.max_new_tokens for job in jobs), model.max_length
+      max(job.max_new_tokens for job in todo), model.max_length
     ),
     group_size=group_size,
     log_probs=log_probs,
   )
-  if history is not None:
-    params = _with_history(params, drafter, history)
-  batch.check(params, key, jobs)
-  waiting = iter(jobs)
-  take = lambda count: list(itertools.islice(waiting, count))
+  return _in_order(finished(batch, params, key, todo, history))
 
+
+def finished(
+  batch: refill.Batch,
+  params: Params,
+  key: Array,
+  todo: Sequence[refill.Job],
+  history: history_lib.History | None,
+) -> Iterator[refill.Finished]:
+  """Runs jobs; a history receives each text, and drafts look it up.
+
+  Raises:
+    ValueError: an argument does not fit. Nothing has been compiled yet.
+  """
+  if history is not None:
+    params = _with_history(params, batch.drafter, history)
+  batch.check(params, key, todo)
+  waiting = iter(todo)
+  take = lambda count: list(itertools.islice(waiting, count))
   if history is None:
-    return _in_order(batch.run(params, key, take))
+    return batch.run(params, key, take)
 
   def learn(params, done):
     length = int(done.output.lengths[0])
     text = [*done.job.prompt, *done.output.tokens[0, :length]]
     if not history.add(text):
       return params
-    return _with_history(params, drafter, history)
+    return _with_history(params, batch.drafter, history)
 
-  return _in_order(batch.run(params, key, take, learn=learn))
+  return batch.run(params, key, take, learn=learn)
 
 
 def default_group_size(batch_size: int) -> int:
@@ -135,9 +150,14 @@ def default_group_size(batch_size: int) -> int:
   return max(1, min(sharding.batch_parts(), batch_size // 8))
 
 
-def _jobs(
-  prompts, request_ids, sampling, max_new_tokens, model
+def jobs(
+  prompts: Any,
+  request_ids: ArrayLike | None,
+  sampling: Sampling,
+  max_new_tokens: ArrayLike | int,
+  model: Model,
 ) -> list[refill.Job]:
+  """Returns a job per prompt, given the arguments of `generate_all`."""
   if not isinstance(prompts, Iterable):
     request_lib.pad_prompts(prompts)  # raises ValueError
   prompts = list(prompts)
@@ -145,7 +165,7 @@ def _jobs(
   settings = sampling_lib.per_row(sampling, count, model.vocab_size)
   ids = request_lib.ids(request_ids, count)
   most = request_lib.counts('max_new_tokens', max_new_tokens, count)
-  jobs = []
+  found = []
   for i, prompt in enumerate(prompts):
     with refill.named(i):
       padded, lengths = request_lib.pad_prompts([prompt])
@@ -156,8 +176,8 @@ def _jobs(
       sampling=jax.tree.map(lambda x, i=i: x[i], settings),
       max_new_tokens=int(most[i]),
     )
-    jobs.append(job)
-  return jobs
+    found.append(job)
+  return found
 
 
 def _with_history(params, drafter, history) -> Params:

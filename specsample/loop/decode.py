@@ -87,7 +87,8 @@ def generate(
     max_length: capacity of each row's cache in tokens, prompt included; default
       P + max_new_tokens. A row that reaches it, or the model's own limit,
       stops.
-    log_probs: whether `Output.log_probs` is computed, which reads all logits.
+    log_probs: whether `Output.log_probs` and `warped_log_probs` are computed,
+      which reads all logits.
 
   Returns:
     The emitted tokens and what is recorded about each of them, on the device.
@@ -344,6 +345,7 @@ def finish(
     tokens=emissions(state.tokens),
     lengths=lengths,
     log_probs=emissions(state.log_probs),
+    warped_log_probs=emissions(state.warped_log_probs),
     scored=emissions(state.scored),
     ties=emissions(state.ties),
     origin=emissions(state.origin),

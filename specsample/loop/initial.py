@@ -62,6 +62,7 @@ def state(
     round=per_row(jnp.int32),
     tokens=request.tokens,
     log_probs=table(slots, jnp.float32) if request.log_probs else None,
+    warped_log_probs=table(slots, jnp.float32) if request.log_probs else None,
     scored=table(slots, jnp.int32) if request.certified else None,
     ties=table(slots, jnp.int32) if request.certified else None,
     origin=table(slots, jnp.int8),

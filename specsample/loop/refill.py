@@ -53,6 +53,10 @@ class Job:
   sampling: Sampling  # scalars; all jobs must set the same settings
   max_new_tokens: int
 
+  def numbered(self, number: int) -> 'Job':
+    """Returns another sample of the same prompt, a job of that number."""
+    return dataclasses.replace(self, index=number, request_id=number)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Finished:
@@ -84,6 +88,9 @@ class Batch:
   max_length: int  # of a prompt with its continuation
   max_new_tokens: int  # the largest of any job
   group_size: int = 1  # rows that are refilled at once
+  # Prompts are padded to at least this many tokens, so that one prefill serves
+  # all. None: there is one for each of at most four widths.
+  prompt_width: int | None = None
   rounds: int | None = None  # at most, between two checks of the rows
   # Buffers have the smallest multiple of this many slots that holds the rows
   # until the next check (so `rounds` must be set). None: room for `max_length`.
@@ -97,7 +104,7 @@ class Batch:
     """Raises ValueError for sizes below 1, or `slot_step` without `rounds`."""
     for name in ('batch_size', 'max_length', 'max_new_tokens', 'group_size'):
       checks.count(name, getattr(self, name))
-    for name in ('rounds', 'slot_step', 'fewest_rows'):
+    for name in ('prompt_width', 'rounds', 'slot_step', 'fewest_rows'):
       if getattr(self, name) is not None:
         checks.count(name, getattr(self, name))
     if self.slot_step is not None and self.rounds is None:
@@ -241,7 +248,7 @@ class Batch:
   def _prefill(self, params, key, jobs, sizes: '_Sizes') -> DecodeState:
     # Groups of any size are padded to one shape.
     jobs = [*jobs, *[jobs[-1]] * (self._group - len(jobs))]
-    longest = max(len(job.prompt) for job in jobs)
+    longest = max(self.prompt_width or 0, *(len(job.prompt) for job in jobs))
     prompts = np.zeros((len(jobs), width(longest)), np.int32)
     for prompt, job in zip(prompts, jobs, strict=True):
       prompt[: len(job.prompt)] = job.prompt
@@ -334,6 +341,7 @@ def _row(output: Output, row: int, job: Job) -> Output:
     one,
     tokens=cut(one.tokens),
     log_probs=cut(one.log_probs),
+    warped_log_probs=cut(one.warped_log_probs),
     scored=cut(one.scored),
     ties=cut(one.ties),
     origin=cut(one.origin),

@@ -59,7 +59,8 @@ class Judged:
   valid: Array  # [B, N + 1] bool, whether there is a distribution
   verdict: Verdict  # [B]
   # Of the kept drafts and the next token, [B, P + 1] each: what the state's
-  # `log_probs`, `scored` and `ties` record, those of them that it has.
+  # `log_probs`, `warped_log_probs`, `scored` and `ties` record, those of them
+  # that it has.
   records: dict[str, Array]
 
 
@@ -257,10 +258,10 @@ def _judged(
       verdict = jax.vmap(verify.of_choices)(of_width, chosen.tokens)
     else:
       verdict = judge(state, of_width, probs, verify)
-    path = _path(draft, verdict)
+    path, drawn_from = _path(draft, verdict), probs
     if path is not None:
-      output, chosen = jax.tree.map(
-        lambda x: _take_nodes(x, path), (output, chosen)
+      output, chosen, drawn_from = jax.tree.map(
+        lambda x: _take_nodes(x, path), (output, chosen, probs)
       )
     records = {}
     if chosen is not None:
@@ -270,6 +271,8 @@ def _judged(
       tokens = emission_lib.tokens(of_width, verdict)
       log_sum_exp = jax.nn.logsumexp(logits, axis=-1)
       records['log_probs'] = indexing.pick(logits, tokens) - log_sum_exp
+      drawn = indexing.pick(drawn_from, tokens)
+      records['warped_log_probs'] = jnp.log(drawn)
     return Judged(
       output=_pad(output, missing),
       probs=_pad(probs, missing),

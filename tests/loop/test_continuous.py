@@ -32,6 +32,8 @@ PROMPTS = [
 ]
 MOST = np.asarray([5, 20, 1, 12, 20, 3, 9, 20, 2, 14])
 TEMPERATURES = np.asarray([0, 1, 0.5, 1, 0, 1.5, 1, 0, 1, 1], np.float32)
+# The fields [B, M] of an output.
+TABLES = ('tokens', 'log_probs', 'warped_log_probs', 'origin', 'emit_round')
 STOP = specsample.Stop(eos_ids=(7,), sequences=((1, 2),))
 SETTINGS = {
   'model': TARGET,
@@ -69,7 +71,7 @@ def assert_rows_equal(found, expected):
       if value is None:  # `scored` and `ties` of other rules
         continue
       value = value[i : i + 1]
-      is_table = field.name in ('tokens', 'log_probs', 'origin', 'emit_round')
+      is_table = field.name in TABLES
       value = value[:, :width] if is_table else value
       np.testing.assert_array_equal(
         getattr(output, field.name), value, err_msg=f'{i}, {field.name}'
