@@ -22,6 +22,7 @@ import numpy as np
 
 from specsample import checks
 from specsample import sharding
+from specsample import streams
 from specsample.loop import decode
 from specsample.loop import initial
 from specsample.loop import request as request_lib
@@ -149,7 +150,7 @@ class Batch:
     running: dict[int, Job] = {}
     lengths: dict[int, int] = {}  # of the running rows, prompts included
     num_rows = self.batch_size
-    state, sizes = None, _Sizes({})
+    state, sizes, latest = None, _Sizes({}), None
     while True:
       free = [row for row in range(num_rows) if row not in running]
       while len(free) >= self._group and (jobs := take(self._group)):
@@ -162,7 +163,8 @@ class Batch:
         rows, free = free[: len(jobs)], free[len(jobs) :]
         running |= dict(zip(rows, jobs, strict=True))
         lengths |= {row: len(running[row].prompt) for row in rows}
-        fresh = self._prefill(params, key, jobs, sizes)
+        latest = self._prefilled(params, key, jobs, sizes, latest)
+        fresh = latest.state
         state = sizes.grown(state, fresh.tokens.shape[1])
         state = _replace(state, fresh, _places(rows, fresh))
       if state is None or not running:
@@ -245,9 +247,19 @@ class Batch:
       verify=self.verify,
     )
 
-  def _prefill(self, params, key, jobs, sizes: '_Sizes') -> DecodeState:
+  def _prefilled(
+    self, params, key, jobs, sizes: '_Sizes', latest: '_Prefilled | None'
+  ) -> '_Prefilled':
+    """Prefills a group, or reuses the latest one if it has the same texts."""
     # Groups of any size are padded to one shape.
     jobs = [*jobs, *[jobs[-1]] * (self._group - len(jobs))]
+    if latest is not None and latest.is_of(params, jobs):
+      state = _renumbered(latest.state, key, [job.request_id for job in jobs])
+    else:
+      state = self._prefill(params, key, jobs, sizes)
+    return _Prefilled(params, jobs, state)
+
+  def _prefill(self, params, key, jobs, sizes: '_Sizes') -> DecodeState:
     longest = max(self.prompt_width or 0, *(len(job.prompt) for job in jobs))
     prompts = np.zeros((len(jobs), width(longest)), np.int32)
     for prompt, job in zip(prompts, jobs, strict=True):
@@ -316,6 +328,39 @@ class _Sizes:
     leaves = jax.tree.leaves(self.shapes[size])
     batch = state.length.shape
     return _resize(state, shapes=tuple(batch + x.shape[1:] for x in leaves))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Prefilled:
+  """A group of jobs after their prefill with these parameters."""
+
+  params: Params
+  jobs: Sequence[Job]
+  state: DecodeState
+
+  def is_of(self, params: Params, jobs: Sequence[Job]) -> bool:
+    """Returns whether other jobs differ only in their numbers."""
+    is_same = lambda a, b: (
+      a.prompt is b.prompt
+      and a.sampling is b.sampling
+      and a.max_new_tokens == b.max_new_tokens
+    )
+    return params is self.params and all(map(is_same, self.jobs, jobs))
+
+
+def _renumbered(
+  state: DecodeState, key: Array, request_ids: Sequence[int]
+) -> DecodeState:
+  """Returns a prefilled state as that of other requests for the same texts."""
+  missing = state.length.size - len(request_ids)  # rows that pad the mesh
+  ids = np.pad(np.asarray(request_ids, np.int32), (0, missing), mode='edge')
+  ids, key = sharding.place((ids, key), (('batch',), ()))
+  return dataclasses.replace(state, key=_row_keys(key, ids), request_id=ids)
+
+
+@jax.jit
+def _row_keys(key: Array, request_ids: Array) -> Array:
+  return jax.vmap(streams.row_key, (None, 0))(key, request_ids)
 
 
 def width(longest: int) -> int:

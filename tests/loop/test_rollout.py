@@ -1,6 +1,10 @@
 """Groups of samples, with the log-probabilities that they were drawn with."""
 
+from collections.abc import Callable
+import dataclasses
+
 import jax
+from jax.experimental import io_callback
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ import specsample
 from specsample import drafters
 from specsample import verify
 from specsample.testing import grammar
+from specsample.testing import hash_model
 from specsample.testing import tiny
 
 _V = 12
@@ -161,3 +166,28 @@ def test_under_a_constraint_they_are_those_of_the_tokens_left():
   found = _rollout(sampling=sampling)
   assert (found.warped_log_probs > found.model_log_probs).any()
   assert np.all(found.warped_log_probs >= found.model_log_probs - 1e-5)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Counting(hash_model.HashModel):
+  """A model that says how many tokens each of its passes reads."""
+
+  passes: Callable[[int], None]
+
+  def apply(self, params, tokens, cache, features=(), parents=None):
+    io_callback(lambda: self.passes(tokens.shape[1]), None)
+    return super().apply(params, tokens, cache, features, parents)
+
+
+def test_samples_of_a_prompt_share_its_prefill():
+  passes = []
+  found = _rollout(
+    {'target': {}},
+    [[1, 2, 3], [4, 5]],
+    model=_Counting(vocab_size=_V, passes=passes.append),
+    drafter=drafters.NoDraft(),
+    stop=specsample.Stop(),
+  )
+  jax.effects_barrier()
+  assert [size for size in passes if size > 1] == [32, 32]
+  assert len({row.tobytes() for row in found.tokens[0]}) == _G
