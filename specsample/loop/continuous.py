@@ -71,7 +71,8 @@ def generate_all(
       but at most an eighth of the batch.
     history: receives each prompt with its continuation once that is done, and
       later drafts look it up: it is the store 'history' of `drafters.Suffix` or
-      `Either`. It may already hold texts of earlier calls.
+      `Either`. It may already hold texts of earlier calls, drawn with other
+      keys.
     log_probs: as in `generate`.
 
   Returns:
@@ -134,6 +135,10 @@ def finished(
   take = lambda count: list(itertools.islice(waiting, count))
   if history is None:
     return batch.run(params, key, take)
+  # A coupled row emits the same tokens whatever is drafted.
+  if not batch.verify.positional:
+    is_drawn = lambda job: job.sampling.temperature > 0
+    history.claim(key, [job.request_id for job in filter(is_drawn, todo)])
 
   def learn(params, done):
     length = int(done.output.lengths[0])

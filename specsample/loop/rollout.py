@@ -149,8 +149,9 @@ def rollout(
       finish, down to this many rows. Each size is compiled once. None: the
       batch keeps its size. A mesh ignores it.
     history: receives the samples as they finish, and later drafts look them up,
-      in this call and in the next ones: it is the store 'history' of
-      `drafters.Suffix` or `Either`. It changes no sample's distribution.
+      in this call and in the next ones, whatever weights wrote them: it is the
+      store 'history' of `drafters.Suffix` or `Either`. It changes no sample's
+      distribution, but refuses a key that it knows.
 
   Returns:
     The samples, on the host, whatever the order in which they finished.

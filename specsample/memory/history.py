@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from specsample import checks
 from specsample.memory import store as store_lib
+from specsample.types import Array
 
 
 class History:
@@ -17,6 +19,11 @@ class History:
   changes. (At temperatures above 0 the tokens drawn with a key may differ from
   those without a history, as with another drafter; with `verify.coupled` or at
   temperature 0 they are the same.)
+
+  This holds as long as the texts say nothing of the random bits that a row is
+  about to use. A call with the key and the request id of an earlier text would
+  draft that text and judge it by the very bits that wrote it, which changes the
+  distribution, so it is refused (`claim`).
 
   One user's texts speed up those of another user with the same words, which can
   be observed from outside: keep one history per user if that matters.
@@ -48,11 +55,36 @@ class History:
     self._every, self._num_new, self._num_tokens = every, 0, 0
     self._texts: list[np.ndarray] = []
     self._store = store_lib.empty(capacity)
+    self._claimed: dict[bytes, np.ndarray] = {}  # request ids by key
 
   @property
   def store(self) -> store_lib.Store:
     """The store as it was last sorted; its shapes never change."""
     return self._store
+
+  def claim(self, key: Array, request_ids: Sequence[int]) -> None:
+    """Notes which random bits the next texts are drawn with.
+
+    Args:
+      key: the PRNG key of a call.
+      request_ids: of the rows that draw at random.
+
+    Raises:
+      ValueError: two rows have the same bits, or a text of this history was
+        drawn with a row's. Nothing is noted then.
+    """
+    data = np.asarray(jax.random.key_data(key)).tobytes()
+    claimed = self._claimed.get(data, np.zeros(0, np.int32))
+    together = np.append(claimed, np.asarray(request_ids, np.int32))
+    ids, counts = np.unique(together, return_counts=True)
+    if np.any(counts > 1):
+      raise ValueError(
+        f'the history has a text of request {ids[counts > 1][0]} that was '
+        'drawn with this key, and a draft from it would change the '
+        'distribution: give each call a key of its own, such as '
+        'jax.random.fold_in(key, step), and each of its requests another id'
+      )
+    self._claimed[data] = ids
 
   def add(self, text: Sequence[int]) -> bool:
     """Adds a text and returns whether there is a new store.

@@ -95,6 +95,32 @@ def test_new_texts_compile_nothing(num_compiled):
   assert num_compiled() == before
 
 
+def test_the_bits_that_wrote_a_text_are_not_used_again():
+  history = _history()
+  _generate(history, temperature=1.0)
+  message = 'history has a text of request 0 that was drawn with this key'
+  with pytest.raises(ValueError, match=message):
+    _generate(history, temperature=1.0)
+  # Neither of these depends on what is drafted.
+  _generate(history)
+  _generate(history, temperature=1.0, verify=verify.coupled)
+
+
+def test_a_key_is_known_by_its_value_and_an_id_by_its_key():
+  history = _history()
+  history.claim(jax.random.key(1), [0, 2])
+  history.claim(jax.random.key(1), [1, 3])
+  history.claim(jax.random.key(2), [0])
+  for key, ids, known in (
+    (jax.random.key(1), [4, 3], 3),
+    (jax.random.PRNGKey(2), [0], 0),
+    (jax.random.key(3), [7, 7], 7),
+  ):
+    with pytest.raises(ValueError, match=f'a text of request {known} '):
+      history.claim(key, ids)
+  history.claim(jax.random.key(1), [4])  # the refused call noted nothing
+
+
 # A text takes one more than its tokens.
 @pytest.mark.parametrize(('name', 'value'), [('capacity', 1), ('every', 0)])
 def test_no_room_is_refused(name, value):
