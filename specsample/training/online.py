@@ -141,6 +141,34 @@ def update(
   return state, dataclasses.replace(learned, train=train), report
 
 
+def learn(
+  batch: step_lib.Batch,
+  learned: Learned,
+  learner: Learner,
+  *,
+  target: Params,
+) -> tuple[Learned, dict[str, Array]]:
+  """Learns from texts of a target that has moved since they were written.
+
+  This keeps a drafter up with a policy in training: call it with each call's
+  `Rollouts.documents()`. The target reads the texts again with its weights of
+  now, which are those that the next drafts are verified by.
+
+  Args:
+    batch: `tokens` and `mask`, as in `training.objective.Objective`.
+    learned: from `init` or the previous update; it stays valid.
+    learner: the settings; `rounds`, `rejected_only` and `window` are not used.
+    target: the target's own parameters of now.
+
+  Returns:
+    The new `Learned`, with this target, and a report as that of `update`.
+  """
+  frozen = step_lib.freeze({'target': target}, learner.dtype)
+  learned = dataclasses.replace(learned, frozen=learned.frozen | frozen)
+  train, report = _learn(learned.train, learned.frozen, batch, learner=learner)
+  return dataclasses.replace(learned, train=train), report
+
+
 @functools.partial(jax.jit, static_argnames=('learner',))
 def examples(
   recorded: recording.Recorded,

@@ -53,12 +53,7 @@ def init(
   Raises:
     ValueError: nothing is trained.
   """
-  is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
   master = lambda x: jnp.array(matrices.dense(x, jnp.float32), copy=True)
-  keep = lambda path, x: not is_float(x) or _keeps_dtype(path)
-  cast = lambda path, x: (
-    x if keep(path, x) or x.dtype == dtype else matrices.dense(x, dtype)
-  )
   # A transposed matrix is one parameter: a single None replaces it too.
   is_leaf = transposed.is_transposed
   is_trained = jax.tree.map(
@@ -69,10 +64,11 @@ def init(
     *(params, is_trained),
     is_leaf=is_leaf,
   )
-  frozen = jax.tree_util.tree_map_with_path(
-    lambda path, x, own: None if own else cast(path, x),
-    *(params, is_trained),
-    is_leaf=is_leaf,
+  frozen = freeze(
+    jax.tree.map(
+      lambda x, own: None if own else x, params, is_trained, is_leaf=is_leaf
+    ),
+    dtype,
   )
   if not jax.tree.leaves(trained):
     raise ValueError(
@@ -84,6 +80,20 @@ def init(
     optimizer=optimizer.init(trained),
   )
   return state, frozen
+
+
+def freeze(params: Params, dtype: str) -> Params:
+  """Returns parameters as `frozen` holds them: floats are cast to `dtype`."""
+
+  def cast(path, x):
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    if not is_float or _keeps_dtype(path) or x.dtype == dtype:
+      return x
+    return matrices.dense(x, dtype)
+
+  return jax.tree_util.tree_map_with_path(
+    cast, params, is_leaf=transposed.is_transposed
+  )
 
 
 def join(trained: Params, frozen: Params, dtype: Any = None) -> Params:

@@ -286,3 +286,61 @@ def test_what_was_learned_survives_an_update_that_is_undone():
 def test_settings_that_learn_nothing_are_refused(settings, message):
   with pytest.raises(ValueError, match=message):
     dataclasses.replace(_LEARNER, **settings)
+
+
+def _moved(target, key):
+  noise = testing.with_noise(target, jax.random.key(key), scale=0.05)
+  return jax.tree.map(lambda x, like: x.astype(like.dtype), noise, target)
+
+
+def _rollout(params, drafter, key):
+  return specsample.rollout(
+    params,
+    [[1, 2, 3, 1], [5], [7, 8, 9]],
+    jax.random.key(key),
+    model=_TARGET,
+    drafter=drafter,
+    verify=verify.chain,
+    sampling=specsample.Sampling(temperature=1.0),
+    num_samples=4,
+    max_prompt_length=4,
+    max_new_tokens=24,
+    batch_size=6,
+  )
+
+
+def test_texts_of_a_target_that_moved_are_read_with_its_weights_of_now():
+  learner, params = _LEARNERS['EAGLE'], _params('EAGLE')
+  batch = _rollout(params, _DRAFTERS['EAGLE'], 0).documents()
+  moved = _moved(params['target'], 0)
+  learned = online.init(params, learner)
+  found, report = online.learn(batch, learned, learner, target=moved)
+  afresh = online.init(params | {'target': moved}, learner)
+  expected, _ = online.learn(batch, afresh, learner, target=moved)
+  stale, _ = online.learn(batch, learned, learner, target=params['target'])
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    online.params_of(found, learner),
+    online.params_of(expected, learner),
+  )
+  leaf = lambda learned: jax.tree.leaves(learned.train.trained)[0]
+  assert np.any(leaf(found) != leaf(stale))
+  assert report['recorded'] == batch['mask'].sum()
+
+
+def test_a_drafter_that_learns_from_rollouts_keeps_up_with_the_policy():
+  learner = dataclasses.replace(_LEARNERS['EAGLE'], num_steps=8)
+  drafter, params = _DRAFTERS['EAGLE'], _params('EAGLE')
+  learned, first = online.init(params, learner), params['drafter']
+  target, kept = params['target'], []
+  for step in range(6):
+    target = _moved(target, step)
+    moving = online.params_of(learned, learner) | {'target': target}
+    rollouts = _rollout(moving, drafter, step)
+    fixed = _rollout({'target': target, 'drafter': first}, drafter, step)
+    kept.append([specsample.stats.summarize(x).kept for x in (rollouts, fixed)])
+    batch = rollouts.documents()
+    learned, _ = online.learn(batch, learned, learner, target=target)
+  assert kept[0][0] == kept[0][1]
+  learning, fixed = np.sum(kept[3:], axis=0)
+  assert learning > 1.2 * fixed, kept
