@@ -17,7 +17,7 @@ _GROUPS = {
   'chains': ('generate', 'continuous'),
   'trees': ('trees', 'divergence', 'compilation', 'certified'),
   'models': ('families', 'published', 'sharding', 'loading'),
-  'commands': ('training', 'experiments'),
+  'commands': ('training', 'experiments', 'rollout'),
 }
 
 

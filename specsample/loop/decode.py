@@ -35,9 +35,10 @@ from specsample.types import (
   Verifier,
 )
 
-# Combinations that have passed `check_rule`. Tracing takes a while, and even a
-# hit in JAX's own trace cache would cost 2 ms per call.
-_FITTING: set[tuple[Model, Drafter, Verifier]] = set()
+# Combinations that have passed `check_rule`, with the shapes of all parameters.
+# Tracing takes a while, and even a hit in JAX's own trace cache would cost 2 ms
+# per call.
+_FITTING: set[tuple] = set()
 
 
 def generate(
@@ -200,7 +201,8 @@ def check_rule(
   """Raises ValueError if the rule cannot verify the drafter's drafts.
 
   Only a draft itself says which kind and form it has, so this traces a draft
-  and its verdict, once for each model, drafter and rule. Nothing is compiled.
+  and its verdict, once for each model, drafter, rule and shapes of parameters.
+  Nothing is compiled.
 
   Args:
     params, model, drafter, verify: as in `generate`.
@@ -209,10 +211,13 @@ def check_rule(
   Raises:
     ValueError: the rule does not take such drafts. The message names the
       drafter and the rule, and the kind or the form that does not fit. Or the
-      rule declares its draft kinds by their old name.
+      rule declares its draft kinds by their old name, or the draft model's
+      parameters have other shapes than it.
   """
   checks.verifier(verify)
-  fitting = model, drafter, verify
+  leaves, structure = jax.tree.flatten(params)
+  shapes = tuple(map(np.shape, leaves))
+  fitting = model, drafter, verify, structure, shapes
   if fitting in _FITTING:
     return
   jax.eval_shape(

@@ -48,15 +48,11 @@ _WIDTH_MULTIPLE = 32
 class Job:
   """A prompt to be continued."""
 
-  index: int  # the caller's number for the job
+  index: int  # the caller's number for the prompt, which messages give
   prompt: Sequence[int] | np.ndarray
   request_id: int
   sampling: Sampling  # scalars; all jobs must set the same settings
   max_new_tokens: int
-
-  def numbered(self, number: int) -> 'Job':
-    """Returns another sample of the same prompt, a job of that number."""
-    return dataclasses.replace(self, index=number, request_id=number)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -354,7 +350,7 @@ def _renumbered(
   """Returns a prefilled state as that of other requests for the same texts."""
   missing = state.length.size - len(request_ids)  # rows that pad the mesh
   ids = np.pad(np.asarray(request_ids, np.int32), (0, missing), mode='edge')
-  ids, key = sharding.place((ids, key), (('batch',), ()))
+  ids, key = sharding.place([ids, key], [('batch',), ()])
   return dataclasses.replace(state, key=_row_keys(key, ids), request_id=ids)
 
 

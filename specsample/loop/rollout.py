@@ -6,6 +6,7 @@ needed, and no mismatch between two programs can enter.
 """
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import jax
@@ -126,10 +127,11 @@ def rollout(
   If `verify` is lossless, the samples have exactly the law of the policy,
   whatever drafts them, and are independent given the weights.
 
-  Nothing is compiled again in the next call if it differs only in the values of
-  `params`, the prompts, the key and the values of `sampling`. No reference to
-  `params` is kept, so a training step between two calls may donate them. Their
-  dtypes and shardings must stay the same too.
+  The next call compiles nothing if it differs only in the key, the prompts and
+  the values of `params` and `sampling`. No reference to `params` is kept, so a
+  training step between two calls may donate them. They have to keep their
+  dtypes and shardings: on a mesh with Auto axes, set the `out_shardings` of the
+  training step.
 
   Args:
     params: {'target': ..., 'drafter': ...}, as in `generate`.
@@ -206,12 +208,12 @@ def rollout(
     fewest_rows=fewest_rows,
   )
   samples = [
-    job.numbered(job.index * num_samples + i)
+    dataclasses.replace(job, request_id=job.index * num_samples + i)
     for job in of_prompts
     for i in range(num_samples)
   ]
   done = continuous.finished(batch, params, key, samples, history)
-  outputs = {one.job.index: one.output for one in done}
+  outputs = {one.job.request_id: one.output for one in done}
   shape = len(of_prompts), num_samples
   found: Any = jax.tree.map(
     lambda *rows: np.concatenate(rows).reshape(*shape, *rows[0].shape[1:]),

@@ -86,7 +86,7 @@ class History:
       )
     self._claimed[data] = ids
 
-  def add(self, text: Sequence[int]) -> bool:
+  def add(self, text: Sequence[int] | np.ndarray) -> bool:
     """Adds a text and returns whether there is a new store.
 
     If a text is longer than the capacity, only its end is kept.

@@ -2,16 +2,21 @@
 
 from collections.abc import Callable
 import dataclasses
+import pathlib
+import textwrap
 
 import jax
 from jax.experimental import io_callback
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import specsample
 from specsample import drafters
 from specsample import verify
+from specsample.loop import decode
+from specsample.loop import refill
 from specsample.testing import grammar
 from specsample.testing import hash_model
 from specsample.testing import tiny
@@ -20,7 +25,7 @@ _V = 12
 _MODEL = tiny.tiny_llama(vocab_size=_V)
 _DRAFT = tiny.tiny_llama(vocab_size=_V, num_layers=1)
 _CHAIN = drafters.Chain(model=_DRAFT, num_draft_tokens=3)
-_SUFFIX = drafters.Suffix(num_draft_tokens=3, min_kept=0.2)
+_SUFFIX = drafters.Suffix(num_draft_tokens=3, min_kept=0.0)
 _PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11]]
 _G, _M, _P = 3, 10, 8
 _PLAIN = specsample.Sampling(temperature=1.0)
@@ -191,3 +196,148 @@ def test_samples_of_a_prompt_share_its_prefill():
   jax.effects_barrier()
   assert [size for size in passes if size > 1] == [32, 32]
   assert len({row.tobytes() for row in found.tokens[0]}) == _G
+
+
+def _num_compiled():
+  """Counts all executables of the batch, those that write its rows too."""
+  parts = (
+    *(decode.advance, decode.finish, decode._prefill),
+    *(refill._empty, refill._replace, refill._row_keys, refill._keep_rows),
+  )
+  return [part._cache_size() for part in parts]
+
+
+def test_other_weights_prompts_and_keys_compile_nothing():
+  history = specsample.History(vocab_size=_V, capacity=512, every=16)
+  either = drafters.Either(remembered=_SUFFIX, trained=_CHAIN)
+
+  def run(params, prompts, key):
+    whole = params | {'drafter': {'trained': params['drafter']}}
+    return _rollout(
+      whole,
+      prompts,
+      key,
+      drafter=either,
+      history=history,
+      fewest_rows=2,
+      sampling=specsample.Sampling(temperature=1 + key / 8),
+    )
+
+  step = jax.jit(
+    lambda params: jax.tree.map(lambda x: 0.9 * x, params), donate_argnums=0
+  )
+  params = jax.tree.map(jnp.copy, _PARAMS)
+  run(params, _PROMPTS, 0)
+  before = _num_compiled()
+  expected = run(step(jax.tree.map(jnp.copy, params)), [[3] * 8, [2], [1]], 1)
+  # The old weights are given away, as a training step does.
+  found = run(step(params), [[3] * 8, [2], [1]], 2)
+  assert jax.tree.leaves(params)[0].is_deleted()
+  assert _num_compiled() == before
+  assert np.any(found.tokens != expected.tokens)
+
+
+def test_a_history_of_the_epoch_before_saves_rounds():
+  history = specsample.History(vocab_size=_V, capacity=2048, every=16)
+  settings = {
+    'params': {'target': _PARAMS['target']},
+    'drafter': _SUFFIX,
+    # Many samples of a prompt begin alike.
+    'sampling': specsample.Sampling(temperature=0.4),
+    'stop': specsample.Stop(),
+  }
+  first, second = (
+    _rollout(key=key, history=history, **settings) for key in (0, 1)
+  )
+  alone = _rollout(key=1, **settings)
+  assert second.rounds.sum() < 0.8 * alone.rounds.sum()
+  assert second.rounds.sum() < first.rounds.sum()
+
+
+_WIDER = tiny.tiny_llama(vocab_size=_V, dim=32).init(jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'params': _PARAMS | {'target': _WIDER}},
+      r"params\['target'\] are not those .*embedding has shape \(32, 12\)",
+    ),
+    (
+      {'params': _PARAMS | {'drafter': _PARAMS['target']}},
+      r'parameter layers.1.* is unknown',
+    ),
+    ({'prompts': [[1], [2] * 9]}, 'prompt 1 has 9 tokens, but max_prompt_len'),
+    ({'prompts': []}, 'there is no prompt'),
+    ({'prompts': [[1], [_V]]}, 'prompt 1: a prompt token has id 12'),
+    ({'num_samples': 0}, 'num_samples is 0'),
+    ({'fewest_rows': 0}, 'fewest_rows is 0'),
+    ({'max_new_tokens': [3, 4]}, r'max_new_tokens is \[3, 4\]'),
+    ({'max_new_tokens': 249}, '249, but the model takes 256'),
+    ({'verify': verify.Certified()}, 'log_probs is True'),
+  ],
+)
+def test_refuses_before_anything_is_compiled(changes, message):
+  before = _num_compiled()
+  with pytest.raises(ValueError, match=message):
+    _rollout(**changes)
+  assert _num_compiled() == before
+
+
+def test_a_lossy_rule_is_named_in_the_output():
+  assert _rollout().lossless
+  typical = _rollout(verify=verify.Typical(epsilon=0.9, delta=0.9))
+  assert not typical.lossless
+
+
+def test_a_score_is_differentiable_and_that_of_the_weights_given():
+  found = _rollout(sampling=specsample.Sampling(temperature=0.7))
+  target = _PARAMS['target']
+  for temperature, expected in (
+    (1.0, found.model_log_probs),
+    (0.7, found.warped_log_probs),
+  ):
+    scored = found.score(target, _MODEL, temperature)
+    np.testing.assert_allclose(scored, expected, atol=1e-5)
+
+  def mean(target):
+    return jnp.mean(found.score(target, _MODEL))
+
+  gradient = jax.jit(jax.grad(mean))(target)
+  move = lambda size: jax.tree.map(lambda x, d: x + size * d, target, gradient)
+  slope = (mean(move(2e-3)) - mean(move(-2e-3))) / 4e-3
+  squares = sum(jnp.sum(x**2) for x in jax.tree.leaves(gradient))
+  np.testing.assert_allclose(slope, squares, rtol=0.05)
+
+
+def test_the_loop_of_the_page_raises_the_reward():
+  page = pathlib.Path(__file__).parents[2] / 'docs' / 'rollouts.md'
+  _, begin, rest = page.read_text('utf-8').partition('    import specsample')
+  code = textwrap.dedent((begin + rest).partition('\n## ')[0])
+  rewards = []
+
+  def reward(rollouts):
+    """Rewards the share of token 3."""
+    is_there = (rollouts.tokens == 3) & rollouts.mask
+    rewards.append(np.sum(is_there, axis=-1) / rollouts.lengths)
+    return rewards[-1]
+
+  optimizer = optax.adam(0.02)
+  names = {
+    'jax': jax,
+    'jnp': jnp,
+    'optax': optax,
+    'params': {'target': _PARAMS['target']},
+    'model': _MODEL,
+    'prompts': _PROMPTS[:2],
+    'key': jax.random.key(0),
+    'stop': _STOP,
+    'reward': reward,
+    'num_steps': 8,
+    'optimizer': optimizer,
+    'state': optimizer.init(_PARAMS['target']),
+  }
+  exec(code, names)
+  means = [float(x.mean()) for x in rewards]
+  assert np.mean(means[-2:]) > np.mean(means[:2]) + 0.2, means
