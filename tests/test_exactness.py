@@ -7,6 +7,7 @@ that these tests can fail.
 
 import collections
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from specsample import policies
 from specsample import verify
 from specsample.testing import cases as cases_lib
 from specsample.testing import drafted
+from specsample.testing import second_call
 from specsample.types import DraftKind
 
 # Cases that only the certificate covers: a second setting of trained drafters
@@ -57,6 +59,26 @@ def test_every_sequence_has_the_targets_probability(name, shape):
   assert [record for record in records if not record['passed']] == []
   assert {record['law'] for record in records} <= {kind.value for kind in kinds}
   assert min(record['rounds'] for record in records) >= 2
+
+
+@functools.cache
+def _second_calls():
+  """Returns a case of each drafter: the certificate has every text of both."""
+  both = second_call.SUFFIX, second_call.EITHER
+  return [list(second_call.cases_of(drafter))[1] for drafter in both]
+
+
+@pytest.mark.parametrize('name', sampled_cases.VERIFIERS)
+def test_whatever_the_first_call_wrote_the_second_has_the_policys_law(name):
+  verifier = sampled_cases.VERIFIERS[name]
+  by_text, by_either = _second_calls()
+  # With sampled drafts shared noise decides, which is not enumerated.
+  cases = [by_text] if verifier.positional else [by_text, by_either]
+  for case in cases:
+    for record in certificate.enumerate_case(name, verifier, case):
+      assert record['passed'], record
+      # The text matters; otherwise nothing would be kept.
+      assert record['expected_accepted'] > 0
 
 
 def test_a_target_of_another_law_is_noticed():

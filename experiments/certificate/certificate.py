@@ -25,6 +25,7 @@ from specsample.testing import acceptance
 from specsample.testing import cases as cases_lib
 from specsample.testing import choices
 from specsample.testing import enumerate as enumerate_lib
+from specsample.testing import second_call
 from specsample.testing.cases import Case
 from specsample.types import DraftKind, Verifier
 
@@ -143,6 +144,10 @@ def _cases(plan) -> Iterator[Work]:
       'enumeration, V = {}, K = {}'.format(*size),
       functools.partial(_enumerate_all, list(group)),
     )
+  yield (
+    'rollouts after a step of the policy',
+    lambda: _enumerate_all(list(second_call.cases())),
+  )
   for name, verifier in sampled_cases.TREE_VERIFIERS.items():
     for kind in sorted(verifier.draft_kinds, key=lambda kind: kind.value):
       yield (

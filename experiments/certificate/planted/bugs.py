@@ -8,6 +8,8 @@ from collections.abc import Callable
 import dataclasses
 import functools
 
+import jax
+
 from experiments.certificate.planted import budgets
 from experiments.certificate.planted import choices
 from experiments.certificate.planted import constraints
@@ -16,6 +18,7 @@ from experiments.certificate.planted import drafters
 from experiments.certificate.planted import loop
 from experiments.certificate.planted import online
 from experiments.certificate.planted import policies as planted_policies
+from experiments.certificate.planted import rollouts
 from experiments.certificate.planted import rules
 from experiments.certificate.planted import trees
 from experiments.certificate.planted import warps
@@ -598,6 +601,30 @@ BUGS = (
     online.sampled,
     {'is_mistaken': True},
     {'is_mistaken': False},
+  ),
+  _bug(
+    'log-probabilities of the policy before its last step',
+    rollouts.recomputed,
+    {'change': rollouts.of_the_policy_before},
+    {'change': rollouts.as_drawn},
+  ),
+  _bug(
+    'log-probabilities before warping passed as those after it',
+    rollouts.recomputed,
+    {'change': rollouts.before_warping},
+    {'change': rollouts.as_drawn},
+  ),
+  _bug(
+    "a history that holds the row's own future",
+    rollouts.remembering,
+    {'key_of': rollouts.same_key},
+    {'key_of': jax.random.fold_in},
+  ),
+  _bug(
+    'remembered drafts declared with their frequency in the history',
+    rollouts.enumerated,
+    {'change': rollouts.frequency_as_law},
+    {'change': rollouts.as_given},
   ),
   _bug(
     'a bound on a logit without the length of the hidden vector',

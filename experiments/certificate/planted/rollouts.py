@@ -1,0 +1,183 @@
+"""Mistakes of rollouts, whose policy moves from call to call."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.certificate.planted import detectors
+from experiments.certificate.planted import drafters
+from experiments.certificate.planted.detectors import Reading
+import specsample
+from specsample import types
+from specsample import verify
+from specsample.loop.rollout import Rollouts
+from specsample.testing import cases as cases_lib
+from specsample.testing import conditional
+from specsample.testing import enumerate as enumerate_lib
+from specsample.testing import law as law_lib
+from specsample.testing import sample as sample_lib
+from specsample.testing import second_call
+from specsample.testing.hash_model import HashModel
+from specsample.testing.sample import Group
+from specsample.types import Array, Drafter, DraftKind
+
+_NUM_TOKENS = 4
+_NUM_ROWS = 4096
+# Of log-probabilities in float32.
+_ROUNDING = 1e-5
+_POLICIES = (HashModel(vocab_size=3), HashModel(vocab_size=3, seed=1))
+_GROUPS = (Group((1, 0, 1), detectors.PLAIN),)
+
+
+def as_drawn(rollouts: Rollouts) -> Rollouts:
+  """Returns the rollouts that the library gives."""
+  return rollouts
+
+
+def of_the_policy_before(rollouts: Rollouts) -> Rollouts:
+  """Gives the tokens the log-probabilities of the weights before the step."""
+  before = second_call.params(0)['target']
+  stale = rollouts.score(before, second_call.MODEL)
+  return dataclasses.replace(rollouts, model_log_probs=stale)
+
+
+def before_warping(rollouts: Rollouts) -> Rollouts:
+  """Passes log-probabilities before warping as those after it."""
+  return dataclasses.replace(
+    rollouts, warped_log_probs=rollouts.model_log_probs
+  )
+
+
+@functools.cache
+def _second_rollouts() -> Rollouts:
+  """Returns the rollouts of a policy that has taken a step since the first."""
+  model, rollouts = second_call.MODEL, None
+  history = specsample.History(vocab_size=model.vocab_size, every=1)
+  for step in range(2):
+    rollouts = specsample.rollout(
+      {'target': second_call.params(step)['target']},
+      [cases_lib.PROMPT],
+      jax.random.fold_in(jax.random.key(7), step),
+      model=model,
+      drafter=second_call.SUFFIX,
+      verify=verify.chain,
+      sampling=second_call.SAMPLING,
+      num_samples=16,
+      max_prompt_length=8,
+      max_new_tokens=_NUM_TOKENS,
+      history=history,
+    )
+  assert rollouts is not None
+  return rollouts
+
+
+@functools.cache
+def recomputed(change: Callable[[Rollouts], Rollouts]) -> Reading:
+  """Compares both log-probabilities with those of exact tables.
+
+  Args:
+    change: makes the rollouts that are compared.
+  """
+  rollouts = change(_second_rollouts())
+  tokens = np.asarray(rollouts.tokens).reshape(-1, _NUM_TOKENS)
+  logits = conditional.logits_after(
+    second_call.MODEL, second_call.params(1)['target'], cases_lib.PROMPT
+  )
+  error = 0.0
+  for sampling, found in (
+    (second_call.SAMPLING, rollouts.warped_log_probs),
+    (detectors.PLAIN, rollouts.model_log_probs),
+  ):
+    like = conditional.from_logits(logits, cases_lib.PROMPT, sampling)
+    law = law_lib.from_logits(logits, cases_lib.PROMPT, sampling, like)
+    for i, values in enumerate(np.moveaxis(np.asarray(found)[0], -1, 0)):
+      string = conditional.index(tokens[:, :i], second_call.MODEL.vocab_size)
+      expected = np.log(law(i, i)[string, tokens[:, i]])
+      error = max(error, float(np.abs(values - expected).max()))
+  return Reading(
+    error, _ROUNDING, f'log-probabilities of {len(tokens)} rows, against tables'
+  )
+
+
+def same_key(key: Array, step: int) -> Array:
+  """Returns the key of all calls."""
+  del step
+  return key
+
+
+@functools.cache
+def remembering(key_of: Callable[[Array, int], Array]) -> Reading:
+  """Tests a second call's tokens by chi-square, each row with a history.
+
+  Args:
+    key_of: the key of a call, given that of the run and the call's number.
+  """
+  key = jax.random.key(7)
+  sample = second_call.draw(
+    _GROUPS,
+    (key_of(key, 0), key_of(key, 1)),
+    models=_POLICIES,
+    verify=verify.chain,
+    num_tokens=_NUM_TOKENS,
+    num_rows=_NUM_ROWS,
+  )
+  laws = sample_lib.laws(_POLICIES[1], {}, _GROUPS, _NUM_TOKENS)
+  result = sample_lib.compare(sample, laws)
+  return Reading(
+    result.statistic,
+    result.threshold,
+    f'chi-square of {_NUM_TOKENS} tokens in {result.samples} rows',
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrequencyAsLaw(drafters.Wrapper):
+  """Declares remembered tokens as drawn with their frequency in the history.
+
+  The rule then corrects for a draw that never happened, by what others wrote.
+  """
+
+  size: int  # V
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, state = super().propose(params, draw, warp, tokens, length, state)
+    stored = params['drafter']['history'].tokens
+    counts = jnp.sum(stored[:, None] == jnp.arange(self.size), axis=0)
+    probs = jnp.broadcast_to(
+      counts / jnp.sum(counts), (*draft.tokens.shape, self.size)
+    )
+    probs = jnp.where(draft.tokens[..., None] >= 0, probs, 0)
+    declared = types.Draft(
+      tokens=draft.tokens, probs=probs, kind=DraftKind.SAMPLED
+    )
+    return declared, state
+
+
+def frequency_as_law(drafter: Drafter) -> Drafter:
+  """Returns the drafter with that mistake."""
+  return FrequencyAsLaw(drafter=drafter, size=second_call.MODEL.vocab_size)
+
+
+def as_given(drafter: Drafter) -> Drafter:
+  """Returns the drafter as it is."""
+  return drafter
+
+
+@functools.cache
+def enumerated(change: Callable[[Drafter], Drafter]) -> Reading:
+  """Returns the largest error in a second call, whatever the first wrote.
+
+  Args:
+    change: makes the drafter of the second call.
+  """
+  error = 0.0
+  for case in second_call.cases_of(second_call.SUFFIX, change):
+    enumeration = enumerate_lib.Enumeration(
+      verify.chain, case.proposal, case.target
+    )
+    error = max(error, enumeration.error(case.rounds[0], case.law)[0])
+  return Reading(error, 1e-12, 'exact enumeration, largest error')
