@@ -9,10 +9,10 @@ from experiments.inspection import report
 from specsample import array_bytes
 from specsample.loading.published import mtp
 from specsample.models import checkpoint
-from specsample.models import fp8
 from specsample.models import gguf
 from specsample.models import gguf_file
 from specsample.models import huggingface
+from specsample.models import quantised
 from specsample.models import tensors
 from specsample.models import transformer
 
@@ -30,20 +30,16 @@ def of_folder(headers: headers_lib.Headers) -> report.Report:
   if pickles:
     text = huggingface.pickle_message(headers.folder / pickles[0])
     problems.append(report.Problem(text))
-  block = None
+  form: quantised.Form = quantised.Exact()
   try:
-    block = fp8.block_size(config)
+    form = quantised.form_of(config)
   except ValueError as error:
     # Even if the format is not supported, other problems are worth knowing.
     problems.append(report.of_error(error))
-  if block is not None:
-    rows, columns = block
-    text = f'{fp8.KIND}, each block of {rows} x {columns} with a scale'
+  if text := form.describe():
     facts.append(('quantised', f'{text}: dequantised when it is loaded'))
-    problems += report.differences(fp8.compare(headers.tensors, block))
-  stored = fp8.dequantised(
-    headers.tensors, str(headers.folder), block, 'bfloat16'
-  )
+  problems += report.differences(form.compare(headers.tensors))
+  stored = form.dequantised(headers.tensors, str(headers.folder), 'bfloat16')
   try:
     family = huggingface.family_of(config)
     file = f'{family.model.__module__.replace(".", "/")}.py'
@@ -61,7 +57,7 @@ def of_folder(headers: headers_lib.Headers) -> report.Report:
       facts.append(('not read', tensors.listed(not_read)))
     problems += report.differences(different)
     problems += _of_modules(stored, config, model, facts)
-  supported = fp8.kinds(block)
+  supported = quantised.kinds(form)
   problems += headers_lib.unsupported(headers.tensors, supported)
   return report.Report(
     path=str(headers.folder),
@@ -224,7 +220,7 @@ def _heads(model):
   if latent is None:
     return (
       f'{model.num_heads} of {model.head_dim}, {model.num_kv_heads} of keys '
-      'and values'
+      f'and values{", with sinks" if model.has_sinks else ""}'
     )
   return (
     f'{model.num_heads} of {latent.head_dim} + {latent.rope_dim} over latent '

@@ -54,6 +54,11 @@ class Attention(nnx.Module):
     )
     self.query_norm = norm()
     self.key_norm = norm()
+    self.sinks = (
+      nnx.Param(jnp.zeros(num_heads, dtype), axes=(heads,))
+      if config.has_sinks
+      else None
+    )
     self.num_heads = num_heads
     self.num_kv_heads = num_kv_heads
     self.head_dim = head_dim
@@ -93,7 +98,12 @@ class Attention(nnx.Module):
       *('batch', kv, heads_of_kv, None),
     )
     mixed = (attend_with or attend)(
-      query, mask, (keys, new_keys), (values, new_values), self.softcap
+      query,
+      mask,
+      (keys, new_keys),
+      (values, new_values),
+      softcap=self.softcap,
+      sinks=self._sinks_of_queries(num_new),
     )
     mixed = sharding.reshape(
       mixed.astype(x.dtype),
@@ -115,6 +125,16 @@ class Attention(nnx.Module):
     keys = rotary.rotate(self._normed(self.key_norm, keys), *rope)
     values = self._heads(self.value(x), batch, self.kv_axis)
     return jnp.swapaxes(keys, 1, 2), _finite(jnp.swapaxes(values, 1, 2))
+
+  def _sinks_of_queries(self, num_new):
+    """Returns the sinks [H, G * T] of the queries that `attend` gets."""
+    if self.sinks is None:
+      return None
+    shape = self.num_kv_heads, self.num_heads // self.num_kv_heads
+    axes = self.kv_axis, self.group_axis
+    sinks = sharding.reshape(self.sinks[...], shape, *axes)
+    sinks = jnp.broadcast_to(sinks[..., None], (*shape, num_new))
+    return sharding.reshape(sinks, (shape[0], shape[1] * num_new), *axes)
 
   def _heads(self, y, batch, axis):
     num_new = y.shape[0] // batch
@@ -140,6 +160,7 @@ def attend(
   keys: tuple,
   values: tuple,
   softcap: float | None = None,
+  sinks: Array | None = None,
 ) -> Array:
   """Attends from queries [B, H, G * T, D] to a cache and to the new tokens.
 
@@ -150,6 +171,8 @@ def attend(
     keys, values: pairs of the cache's [B, H, S, D] and the new tokens'
       [B, H, T, D].
     softcap: if given, scores are c * tanh(score / c) (Gemma 2, 2408.00118).
+    sinks: [H, G * T], a score per query of an entry whose value is 0, which
+      every query sees (gpt-oss, 2508.10925).
 
   Returns:
     [B, H, G * T, D] float32.
@@ -169,11 +192,16 @@ def attend(
   )
   top = lambda x: jnp.max(x, axis=-1, keepdims=True, initial=-1e30)
   highest = jax.lax.stop_gradient(jnp.maximum(top(cached), top(new)))
+  if sinks is not None:
+    sinks = sinks.astype(jnp.float32)[None, :, :, None]
+    highest = jnp.maximum(highest, jax.lax.stop_gradient(sinks))
   # Divided by their sum at the end, the weights need not be copied into one
   # array and out of it again.
   cached, new = jnp.exp(cached - highest), jnp.exp(new - highest)
   total = jnp.sum(cached, axis=-1, keepdims=True)
   total += jnp.sum(new, axis=-1, keepdims=True)
+  if sinks is not None:
+    total += jnp.exp(sinks - highest)
   mixed = int8.mix(cached, values[0], query.dtype)
   mixed += int8.mix(new, values[1], query.dtype)
   mixed /= total

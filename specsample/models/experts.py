@@ -35,6 +35,12 @@ class Experts:
       groups; a token's come from the `groups_per_token` groups with the
       largest sums of their two best scores.
     shared_dim: width of a feed-forward that sees every token, 0 for none.
+    has_linear_biases: whether the router and the experts' products have biases,
+      which weights do include (gpt-oss, 2508.10925).
+    limit: if given, experts do not use the model's activation: with gates g of
+      at most `limit` and the other factors u within +-limit, the hidden vector
+      is g * sigmoid(gate_scale * g) * (u + 1) (gpt-oss).
+    gate_scale: see `limit`.
   """
 
   num_experts: int
@@ -48,6 +54,9 @@ class Experts:
   num_groups: int = 1
   groups_per_token: int = 1
   shared_dim: int = 0
+  has_linear_biases: bool = False
+  limit: float | None = None
+  gate_scale: float = 1.702
 
   def __post_init__(self):
     """Raises ValueError if tokens cannot be routed."""
@@ -72,19 +81,32 @@ class Experts:
 
 
 class _Bank(nnx.Module):
-  """The weights [E, in, out] of one matrix product of all experts."""
+  """One matrix product of all experts: [E, in, out] and biases [E, out]."""
 
-  def __init__(self, shape, axes, keys, dtype):
+  def __init__(self, shape, axes, keys, dtype, *, has_bias):
     kernel = jax.random.normal(next(keys), shape, jnp.float32)
     kernel *= shape[1] ** -0.5
     self.kernel = nnx.Param(kernel.astype(dtype), axes=axes)
+    self.bias = _biases(shape, axes, dtype) if has_bias else None
     self.kernel_axes = axes
 
+  def arrays(self):
+    """Returns the kernel and the bias, if there is one, by name."""
+    kernel = self.kernel.get_value()
+    bias = {} if self.bias is None else {'bias': self.bias.get_value()}
+    return {'kernel': kernel} | bias
+
   def axes(self):
-    """Returns the axes of the kernel, as for `sharding.of_tree`."""
-    if isinstance(self.kernel.get_value(), int8.Int8):
-      return int8.of_kernel(*self.kernel_axes)
-    return self.kernel_axes
+    """Returns the axes of `arrays`, as for `sharding.of_tree`."""
+    axes = self.kernel_axes
+    is_int8 = isinstance(self.kernel.get_value(), int8.Int8)
+    kernel = int8.of_kernel(*axes) if is_int8 else axes
+    bias = {} if self.bias is None else {'bias': axes[::2]}
+    return {'kernel': kernel} | bias
+
+
+def _biases(shape, axes, dtype):
+  return nnx.Param(jnp.zeros(shape[::2], dtype), axes=axes[::2])
 
 
 class MoE(nnx.Module):
@@ -99,7 +121,12 @@ class MoE(nnx.Module):
     count, hidden = sizes.num_experts, sizes.mlp_dim
     self.width = sharding.Axis('mlp', hidden)
     self.router = layers.Linear(
-      dim, count, axes=(None, None), keys=keys, dtype=jnp.float32
+      dim,
+      count,
+      axes=(None, None),
+      bias=sizes.has_linear_biases,
+      keys=keys,
+      dtype=jnp.float32,
     )
     self.router_bias = (
       nnx.Param(jnp.zeros(count, jnp.float32), axes=(None,))
@@ -107,9 +134,15 @@ class MoE(nnx.Module):
       else None
     )
     wide, narrow = (None, None, self.width), (None, self.width, None)
-    self.expert_gate = _Bank((count, dim, hidden), wide, keys, dtype)
-    self.expert_up = _Bank((count, dim, hidden), wide, keys, dtype)
-    self.expert_down = _Bank((count, hidden, dim), narrow, keys, dtype)
+    bank = functools.partial(_Bank, keys=keys, dtype=dtype)
+    has_bias = sizes.has_linear_biases
+    self.expert_gate = bank((count, dim, hidden), wide, has_bias=has_bias)
+    self.expert_up = bank((count, dim, hidden), wide, has_bias=has_bias)
+    self.expert_down = bank((count, hidden, dim), narrow, has_bias=False)
+    # Not in the bank: it is added once to the sum over the parts of the width.
+    self.expert_out_bias = (
+      _biases((count, hidden, dim), narrow, dtype) if has_bias else None
+    )
     self.shared = (
       layers.GatedMLP(config, keys, sizes.shared_dim)
       if sizes.shared_dim
@@ -125,11 +158,14 @@ class MoE(nnx.Module):
     rows = 'batch', None
     y = sharding.map_parts(
       self._run,
-      (x, weights, chosen, *(bank.kernel.get_value() for bank in banks)),
+      (x, weights, chosen, *(bank.arrays() for bank in banks)),
       (rows, rows, rows, *(bank.axes() for bank in banks)),
       result=rows,
       sum_over=self.width,
     )
+    if self.expert_out_bias is not None:
+      bias = self.expert_out_bias[...]
+      y += self._mean_bias(weights, chosen, bias).astype(y.dtype)
     return y if self.shared is None else y + self.shared(x)
 
   def _route(self, x):
@@ -156,36 +192,53 @@ class MoE(nnx.Module):
       weights /= weights.sum(-1, keepdims=True)
     return weights * sizes.scale, chosen
 
-  def _run(self, x, weights, chosen, *kernels):
+  def _mean_bias(self, weights, chosen, bias):
+    """Returns the weighted sum of the biases of each row's experts."""
+    is_chosen = jax.nn.one_hot(chosen, self.sizes.num_experts)
+    weights = jnp.sum(weights[..., None] * is_chosen, axis=1)
+    return jnp.einsum('re,ed->rd', weights, bias.astype(weights.dtype))
+
+  def _run(self, x, weights, chosen, *banks):
     """Returns the weighted sum of the outputs of each row's experts."""
     num_rows, per_row = chosen.shape
     rows, of_experts = jnp.repeat(x, per_row, axis=0), chosen.reshape(-1)
     is_few = len(rows) < self.sizes.num_experts
     run = self._run_alone if is_few else self._run_by_expert
-    made = run(rows, of_experts, *kernels).reshape(num_rows, per_row, -1)
+    made = run(rows, of_experts, *banks).reshape(num_rows, per_row, -1)
     return jnp.einsum('rkd,rk->rd', made, weights.astype(made.dtype))
 
-  def _run_alone(self, rows, of_experts, *kernels):
+  def _run_alone(self, rows, of_experts, *banks):
     """Runs row by row: reads only chosen experts, repeatedly if rows agree."""
 
     def run(row_and_expert):
       row, expert = row_and_expert
       take = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, expert, 0, False)
-      product = lambda x, kernel: matrices.product(
-        x, kernel, (None, None), row.dtype
-      )
-      return self._feed(product, row[None], *jax.tree.map(take, kernels))[0]
+
+      def product(x, bank):
+        y = matrices.product(x, bank['kernel'], (None, None), row.dtype)
+        return y + bank['bias'] if 'bias' in bank else y
+
+      return self._feed(product, row[None], *jax.tree.map(take, banks))[0]
 
     return jax.lax.map(run, (rows, of_experts))
 
-  def _run_by_expert(self, rows, of_experts, *kernels):
+  def _run_by_expert(self, rows, of_experts, *banks):
     """Runs the rows of each expert together: reads all experts."""
     order = jnp.argsort(of_experts, stable=True)
-    product = functools.partial(
-      matrices.product_by_group, group=of_experts[order]
-    )
-    return self._feed(product, rows[order], *kernels)[jnp.argsort(order)]
+    group = of_experts[order]
+
+    def product(x, bank):
+      y = matrices.product_by_group(x, bank['kernel'], group)
+      return y + bank['bias'][group] if 'bias' in bank else y
+
+    return self._feed(product, rows[order], *banks)[jnp.argsort(order)]
 
   def _feed(self, product, rows, gate, up, down):
-    hidden = self.activation(product(rows, gate)) * product(rows, up)
+    limit, factor = self.sizes.limit, product(rows, up)
+    if limit is None:
+      hidden = self.activation(product(rows, gate)) * factor
+    else:
+      opened = jnp.minimum(product(rows, gate), limit)
+      opened *= jax.nn.sigmoid(self.sizes.gate_scale * opened)
+      hidden = opened * (jnp.clip(factor, -limit, limit) + 1)
     return product(hidden, down)

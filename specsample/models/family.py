@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 
 from specsample.models import config as config_lib
+from specsample.models import parts as parts_lib
 from specsample.models import tensors
 from specsample.models import transformer
 
@@ -28,6 +29,11 @@ def _as_stored(
   return tensor
 
 
+def _no_parts(model: transformer.Transformer) -> parts_lib.Parts:
+  del model
+  return {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
   """The rules for reading a family's configuration and tensors.
@@ -40,6 +46,8 @@ class Family:
       if it is not read.
     rearranged: given the model, a tensor's name and the tensor, returns the
       tensor, reordered if the library's order is not the family's.
+    parts: given the model, the parts of tensors that hold several parameters,
+      or one in another order of axes; `names` then has the names of the parts.
   """
 
   model: Callable[[config_lib.Config, str], transformer.Transformer]
@@ -48,3 +56,4 @@ class Family:
   rearranged: Callable[
     [transformer.Transformer, str, tensors.Tensor], tensors.Tensor
   ] = _as_stored
+  parts: Callable[[transformer.Transformer], parts_lib.Parts] = _no_parts

@@ -5,7 +5,6 @@ published in this format: with a matrix NAME comes NAME_scale_inv, the scales by
 which its blocks are multiplied. The last blocks may be smaller.
 """
 
-from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -22,90 +21,85 @@ _SCALE = '_scale_inv'
 _VALUES = np.arange(256, dtype=np.uint8).view(jnp.float8_e4m3fn).astype('f4')
 
 Block = tuple[int, int]  # rows and columns
-_Stored = Mapping[str, safetensors_file.Tensor]
 
 
-def block_size(config: config_lib.Config) -> Block | None:
-  """Returns the size of a model's blocks, None if it is not quantised.
+def block_size(part: config_lib.Config) -> Block:
+  """Returns the size of the blocks that a quantization_config names.
 
   Raises:
-    ValueError: the model is quantised in another way.
+    ValueError: it names none.
   """
-  part = config.part('quantization_config')
-  if not part.values:
-    return None
-  if part.get('quant_method') != 'fp8':
-    raise _unsupported(part, 'quant_method', "'fp8'")
   size = part.get('weight_block_size')
   if (
     not isinstance(size, list)
     or len(size) != 2
     or any(type(number) is not int or number < 1 for number in size)
   ):
-    raise _unsupported(part, 'weight_block_size', '[rows, columns]')
+    raise unsupported(part, 'weight_block_size', '[rows, columns]')
   rows, columns = size
   return rows, columns
 
 
-def _unsupported(part, key, supported):
+def unsupported(
+  part: config_lib.Config, key: str, supported: str
+) -> ValueError:
+  """Returns the error for a setting that is not among the supported ones."""
   return ValueError(
     f'{part.origin}: {key} of quantization_config is {part.get(key)!r}, but '
     f'only {supported} is supported: load a version that is not quantised'
   )
 
 
-def kinds(block: Block | None) -> tuple[str, ...]:
-  """Returns the supported safetensors dtypes, given the block size if any."""
-  return (*safetensors_file.WEIGHT_DTYPES, *([] if block is None else [KIND]))
+@dataclasses.dataclass(frozen=True)
+class Fp8:
+  """A `quantised.Form` with blocks of this size."""
 
+  block: Block
+  kinds: tuple[str, ...] = (KIND,)
 
-def compare(found: _Stored, block: Block | None) -> tensors.Differences:
-  """Returns how the scales differ from those that the matrices need."""
-  expected = {
-    name + _SCALE: tuple(
-      -(-number // size)
-      for number, size in zip(matrix.shape, block or (), strict=True)
+  def describe(self) -> str:
+    """See `quantised.Form`."""
+    rows, columns = self.block
+    return f'{KIND}, each block of {rows} x {columns} with a scale'
+
+  def compare(self, found: safetensors_file.Tensors) -> tensors.Differences:
+    """See `quantised.Form`."""
+    expected = {
+      name + _SCALE: tuple(
+        -(-number // size)
+        for number, size in zip(matrix.shape, self.block, strict=True)
+      )
+      for name, matrix in _matrices(found).items()
+    }
+    stored = {name: found[name].shape for name in expected if name in found}
+    return tensors.differences(expected, stored)
+
+  def dequantised(
+    self, found: safetensors_file.Tensors, origin: str, dtype: str
+  ) -> tensors.TensorFile:
+    """See `quantised.Form`."""
+    matrices = _matrices(found)
+    scales = {name + _SCALE for name in matrices}
+
+    def open_one(name):
+      if name not in matrices:
+        return found[name]
+      scale = found[name + _SCALE]
+      return _Blocks(found[name], scale, self.block, jnp.dtype(dtype))
+
+    return tensors.TensorFile(
+      origin=origin,
+      shapes={name: found[name].shape for name in found if name not in scales},
+      open=open_one,
     )
-    for name, matrix in _matrices(found, block).items()
-  }
-  stored = {name: found[name].shape for name in expected if name in found}
-  return tensors.differences(expected, stored)
 
 
-def dequantised(
-  found: _Stored, origin: str, block: Block | None, dtype: str
-) -> tensors.TensorFile:
-  """Returns the tensors without the scales, `KIND` matrices dequantised.
-
-  Args:
-    found: the stored tensors, which `compare` accepts unless only shapes are
-      read.
-    origin: `TensorFile.origin` of the result.
-    block: the result of `block_size`.
-    dtype: dtype to which each part is dequantised as it is read.
-  """
-  matrices = _matrices(found, block)
-  scales = {name + _SCALE for name in matrices}
-
-  def open_one(name):
-    if block is None or name not in matrices:
-      return found[name]
-    scale = found[name + _SCALE]
-    return _Blocks(found[name], scale, block, jnp.dtype(dtype))
-
-  return tensors.TensorFile(
-    origin=origin,
-    shapes={name: found[name].shape for name in found if name not in scales},
-    open=open_one,
-  )
-
-
-def _matrices(found, block):
+def _matrices(found):
   """Returns the matrices with blocks; any other scale is an unknown tensor."""
   return {
     name: tensor
     for name, tensor in found.items()
-    if block is not None and tensor.kind == KIND and len(tensor.shape) == 2
+    if tensor.kind == KIND and len(tensor.shape) == 2
   }
 
 

@@ -9,10 +9,12 @@ from specsample import files
 from specsample.models import config as config_lib
 from specsample.models import deepseek
 from specsample.models import family as family_lib
-from specsample.models import fp8
 from specsample.models import gemma
+from specsample.models import gpt_oss
 from specsample.models import llama
 from specsample.models import mixtral
+from specsample.models import parts
+from specsample.models import quantised
 from specsample.models import qwen
 from specsample.models import safetensors_file
 from specsample.models import tensors
@@ -37,6 +39,7 @@ _FAMILIES = {
   'gemma2': gemma.GEMMA2,
   'gemma3': gemma.GEMMA3_WITH_IMAGES,
   'gemma3_text': gemma.GEMMA3,
+  'gpt_oss': gpt_oss.GPT_OSS,
   'llama': llama.LLAMA,
   'mistral': llama.MISTRAL,
   'mixtral': mixtral.MIXTRAL,
@@ -55,8 +58,9 @@ def load(
 ) -> tuple[transformer.Transformer, Params]:
   """Returns the model in a folder and its parameters as `dtype`.
 
-  8-bit matrices are dequantised (`models.fp8`). On a mesh each process reads
-  the parts that its devices hold. See `tensors.fill` for `convert`.
+  Quantised matrices are dequantised (`models.quantised`). On a mesh each
+  process reads the parts that its devices hold. See `tensors.fill` for
+  `convert`.
 
   Raises:
     ValueError: files are missing or damaged, or hold no model of a known
@@ -105,15 +109,12 @@ def _chosen(stored, config, model, is_chosen):
     own = family.own_name(name)
     if own is not None and is_chosen(own):
       own_names[own] = name
-  return tensors.stacked(
-    tensors.TensorFile(
-      origin=stored.origin,
-      shapes={own: stored.shapes[own_names[own]] for own in own_names},
-      open=lambda own: family.rearranged(
-        model, own, stored.open(own_names[own])
-      ),
-    )
+  found = tensors.TensorFile(
+    origin=stored.origin,
+    shapes={own: stored.shapes[own_names[own]] for own in own_names},
+    open=lambda own: family.rearranged(model, own, stored.open(own_names[own])),
   )
+  return tensors.stacked(parts.divided(found, family.parts(model)))
 
 
 def ignored_names(
@@ -148,18 +149,18 @@ def open_tensors(
 ) -> tensors.TensorFile:
   """Returns the tensors of a folder's safetensors files; reads no weights.
 
-  If the configuration says so, 8-bit tensors are dequantised to `dtype` as they
-  are read.
+  Tensors that are quantised, as the configuration says, are dequantised to
+  `dtype` as they are read.
   """
-  block = fp8.block_size(config)
+  form = quantised.form_of(config)
   found: dict[str, safetensors_file.Tensor] = {}
   with futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
     paths = _shard_paths(folder)
     for header in pool.map(safetensors_file.read_header, paths):
       found |= header
-  safetensors_file.check_kinds(folder, found, fp8.kinds(block))
-  tensors.refuse(fp8.compare(found, block), str(folder))
-  return fp8.dequantised(found, str(folder), block, dtype)
+  safetensors_file.check_kinds(folder, found, quantised.kinds(form))
+  tensors.refuse(form.compare(found), str(folder))
+  return form.dequantised(found, str(folder), dtype)
 
 
 def _shard_paths(folder: epath.Path) -> list[epath.Path]:

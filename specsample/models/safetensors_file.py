@@ -18,7 +18,7 @@ from specsample import files
 
 # Dtypes by their names in the format: those of weights that are not quantised,
 # those that can be written, and those that can be read. Scales are stored
-# beside matrices of 8 bits (`models.fp8`).
+# beside quantised matrices (`models.quantised`).
 WEIGHT_DTYPES = {
   'F64': np.dtype('<f8'),
   'F32': np.dtype('<f4'),
@@ -29,6 +29,7 @@ DTYPES = WEIGHT_DTYPES | {'I32': np.dtype('<i4')}
 READABLE = DTYPES | {
   'I64': np.dtype('<i8'),
   'BOOL': np.dtype(np.bool_),
+  'U8': np.dtype(np.uint8),
   'F8_E4M3': np.dtype(jnp.float8_e4m3fn),
 }
 # The format's own limit on a header, so that a damaged length cannot ask for
@@ -76,6 +77,10 @@ class Tensor:
   @property
   def _row_bytes(self):
     return math.prod(self.shape[1:]) * READABLE[self.kind].itemsize
+
+
+# The tensors of one file or of several, by name.
+Tensors = Mapping[str, Tensor]
 
 
 def read_header(path: epath.Path) -> dict[str, Tensor]:

@@ -38,6 +38,8 @@ class Transformer:
     query_scale: the factor for queries, head_dim**-0.5 if None.
     attention_softcap, logit_softcap: if set, scores and logits x become
       c * tanh(x / c) (Gemma 2).
+    has_sinks: whether each head can attend to nothing, by a score of its own
+      (gpt-oss); latent attention cannot.
     num_tokens: how many entries of the vocabulary, from the first, are tokens;
       the padding after them has no probability. All if None.
     activation: the feed-forward's, a name in `layers.ACTIVATIONS`.
@@ -75,6 +77,7 @@ class Transformer:
   qk_norm: bool = False
   query_scale: float | None = None
   attention_softcap: float | None = None
+  has_sinks: bool = False
   logit_softcap: float | None = None
   num_tokens: int | None = None
   activation: str = 'silu'

@@ -103,6 +103,7 @@ def _attend(
   keys: tuple,
   values: tuple,
   softcap: float | None = None,
+  sinks: Array | None = None,
   *,
   sees_new: bool,
 ) -> Array:
@@ -117,7 +118,7 @@ def _attend(
     query: [B, H, G * A, D].
     mask: [B, A, T], for the first entries.
     keys, values: the cache, and the new entries of this step.
-    softcap: see `attention.attend`.
+    softcap, sinks: see `attention.attend`.
     sees_new: whether to attend to the new entries too; False in the first step,
       where they are among the first entries.
   """
@@ -135,6 +136,11 @@ def _attend(
   size = mask.shape[2]
   mask = jnp.pad(mask, ((0, 0), (0, 0), (0, len(own))), constant_values=True)
   scores = jnp.where(jnp.tile(mask, (1, group, 1))[:, None], scores, -1e30)
+  if sinks is not None:
+    of_nothing = jnp.broadcast_to(
+      sinks.astype(jnp.float32)[None, :, :, None], (*scores.shape[:-1], 1)
+    )
+    scores = jnp.concatenate([scores, of_nothing], axis=-1)
   weights = jax.nn.softmax(scores, axis=-1)
   mixed = int8.mix(weights[..., :size], first_values, query.dtype)
   for i, x in enumerate(own_values):

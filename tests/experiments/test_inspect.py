@@ -82,6 +82,15 @@ _FAMILIES = {
     'gemma',
     {'window': '7 tokens in 2 layers'},
   ),
+  'gpt_oss': (
+    {'num_local_experts': 4, 'head_dim': 8, 'sliding_window': 7},
+    'gpt_oss',
+    {
+      'heads': '4 of 8, 2 of keys and values, with sinks',
+      'window': '7 tokens in 1 layers',
+      'experts': '4 of 48, 4 per token, in 2 layers',
+    },
+  ),
   'deepseek_v3': (
     _LATENT,
     'deepseek',
@@ -394,7 +403,7 @@ def test_shards_that_are_missing_or_cut_off_are_named(tmp_path):
     ({'vocab_size': 97}, '2 tensors of another shape', 2),
     (
       {'quantization_config': {'quant_method': 'gptq'}},
-      "quant_method of quantization_config is 'gptq', but only 'fp8' is",
+      "quant_method of quantization_config is 'gptq', but only 'fp8' or",
       0,
     ),
   ],

@@ -22,13 +22,16 @@ _LATENT = dataclasses.replace(
   _LLAMA,
   latent=attention.Latent(kv_rank=12, rope_dim=4, head_dim=6, value_dim=5),
 )
+_SINKS = dataclasses.replace(_SLIDING, has_sinks=True)
 _MODELS = {
   'full': _LLAMA,
   'ring': _SLIDING,
   'latent': _LATENT,
   'latent_ring': dataclasses.replace(_LATENT, sliding_window=_WINDOW),
+  'sinks': _SINKS,
   'int8': dataclasses.replace(_LLAMA, has_int8_cache=True),
   'int8_ring': dataclasses.replace(_SLIDING, has_int8_cache=True),
+  'int8_sinks': dataclasses.replace(_SINKS, has_int8_cache=True),
   'int8_latent': dataclasses.replace(_LATENT, has_int8_cache=True),
 }
 
@@ -36,7 +39,11 @@ _MODELS = {
 @functools.cache
 def _params(name):
   params = _MODELS[name].init(jax.random.key(0))
-  return jax.tree.map(lambda leaf: 1.6 * leaf, params)
+  params = jax.tree.map(lambda leaf: 1.6 * leaf, params)
+  if _MODELS[name].has_sinks:
+    for i, layer in params['layers'].items():
+      layer['attention']['sinks'] = jnp.asarray([1.0, 3.0, -1.0, 2.0]) + i
+  return params
 
 
 # An int8 value between two integers may be rounded to either. A different

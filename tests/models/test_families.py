@@ -116,6 +116,15 @@ _CONFIGS = {
       'sliding_attention': {'rope_type': 'default', 'rope_theta': 50.0},
     },
   ),
+  'gpt_oss': transformers.GptOssConfig(
+    **_OWN_HEADS | {'head_dim': 8, 'intermediate_size': 24},
+    sliding_window=7,
+    num_local_experts=6,
+    num_experts_per_tok=2,
+    rope_parameters=_YARN | {'truncate': False},
+    # Few gates or other inputs of so small a model reach the usual limit.
+    swiglu_limit=1.0,
+  ),
   'deepseek_v3': transformers.DeepseekV3Config(
     **_SIZES | _LATENT | _EXPERTS,
     rope_parameters=_YARN | {'mscale': 1.0, 'mscale_all_dim': 0.7},
@@ -155,6 +164,8 @@ def _reference(name):
         value.uniform_(begin, begin + 1)
       elif 'bias' in key:
         value.uniform_(-0.5, 0.5)
+      elif 'sinks' in key:
+        value.normal_()
       elif 'experts.' in key or key.endswith('gate.weight'):
         value.normal_(0, 0.3)
   return model

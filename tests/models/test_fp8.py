@@ -33,7 +33,7 @@ def test_parts_are_those_of_the_matrix(tmp_path, dtype):
   stored = {'x': coded, 'x_scale_inv': scale, 'y': torch.arange(3.0)}
   safetensors.torch.save_file(stored, path)
   found = safetensors_file.read_header(files.at(path))
-  file = fp8.dequantised(found, 'here', (5, 7), dtype)
+  file = fp8.Fp8((5, 7)).dequantised(found, 'here', dtype)
   assert file.shapes == {'x': (23, 19), 'y': (3,)}
   np.testing.assert_array_equal(file.open('y')[slice(1, 3),], [1, 2])
   expected = meant.to(getattr(torch, dtype)).float()
@@ -73,7 +73,7 @@ def test_parts_are_those_of_the_matrix(tmp_path, dtype):
     (
       {},
       {'quant_method': 'gptq'},
-      ["is 'gptq', but only 'fp8' is supported: load a"],
+      ["is 'gptq', but only 'fp8' or 'mxfp4' is supported: load a"],
     ),
     (
       {},

@@ -46,6 +46,15 @@ _MODELS = {
     sliding_rope_theta=100.0,
     num_tokens=300,
   ),
+  'gpt_oss': dataclasses.replace(
+    _LLAMA,
+    attention_bias=True,
+    attention_out_bias=True,
+    has_sinks=True,
+    sliding_window=3,
+    sliding_layers=(0,),
+    experts=dataclasses.replace(_EXPERTS, has_linear_biases=True, limit=1.0),
+  ),
   'mixtral': dataclasses.replace(_LLAMA, experts=_EXPERTS),
   'deepseek': dataclasses.replace(
     _LLAMA,
@@ -64,7 +73,7 @@ _MODELS = {
     ),
   ),
 }
-_INT8 = ('gemma', 'deepseek')
+_INT8 = ('gemma', 'gpt_oss', 'deepseek')
 _PROMPTS, _LENGTHS = specsample.pad_prompts(
   [[1, 2, 3, 1, 2, 3, 4, 1, 2], [5], [7, 8, 7]]
 )

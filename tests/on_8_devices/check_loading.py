@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import transformers
 
 import specsample
 from specsample import sharding
@@ -21,6 +22,7 @@ from specsample.models import checkpoint
 from specsample.models import transposed
 from tests import bucket
 from tests.models import fp8_by_hand
+from tests.models import mxfp4_by_hand
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Two key-value heads, so that groups of devices hold the same part.
@@ -134,6 +136,18 @@ def test_matrices_of_8_bits_are_divided_too(folder, tmp_path):
   expected = _on_one_device(plain)
   with _mesh(2, 4):
     _assert_placed(specsample.load(tmp_path / 'fp8'), expected)
+
+
+def test_experts_of_4_bits_are_divided_too(tmp_path):
+  config = transformers.GptOssConfig(
+    **_SIZES | {'intermediate_size': 64, 'head_dim': 8, 'num_local_experts': 4}
+  )
+  wide, plain = tmp_path / 'wide', tmp_path / 'plain'
+  transformers.GptOssForCausalLM(config).save_pretrained(wide)
+  mxfp4_by_hand.write(wide, tmp_path / 'mxfp4', plain=plain)
+  expected = _on_one_device(plain)
+  with _mesh(2, 4):
+    _assert_placed(specsample.load(tmp_path / 'mxfp4'), expected)
 
 
 def test_weights_of_a_gguf_file_are_divided_too(folder, tmp_path, write_gguf):

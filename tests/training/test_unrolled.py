@@ -36,6 +36,7 @@ _DRAFTERS = {
   'mtp': drafters.MTP(**_SOME),
   'mtp of 2': drafters.MTP(num_modules=2, **_SOME),
   'latent': drafters.MTP(layer_config=_LATENT, **_SOME),
+  'sinks': _EAGLE3(layer_config=dataclasses.replace(_TARGET, has_sinks=True)),
   'window of 3': _EAGLE3(layer_config=_of_window(3)),
   'window of 1': _EAGLE3(layer_config=_of_window(1)),
 }
