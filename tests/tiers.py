@@ -255,7 +255,7 @@ NIGHTS = (
   # Caches: each form once; a ring of int8 with sinks has the parts of four.
   Night(
     'models/test_cache.py::test_passes_over_a_cache_equal_those_without*',
-    but=('*[full]', '*[int8_sinks]', '*[latent_ring]'),
+    but=('*[full]', '*[int8_sinks]', '*[int8_shared]', '*[latent_ring]'),
   ),
   Night('models/test_cache.py::test_a_chunk_that_is_longer*[ring]'),
   Night('testing/test_model_properties.py::test_the_page_runs*'),

@@ -203,6 +203,12 @@ def of_layers(model: transformer.Transformer) -> Facts:
   if windows:
     text = f'{model.sliding_window:,} tokens in {len(windows)} layers'
     facts.append(('window', text))
+  if model.num_shared:
+    text = f'keys and values by the last {model.num_shared} layers'
+    facts.append(('shared', text))
+  if model.layer_input_dim:
+    text = f'{model.layer_input_dim} numbers per token for each layer'
+    facts.append(('inputs', text))
   experts = model.experts
   if experts is not None:
     shared = f', {experts.shared_dim:,} shared' if experts.shared_dim else ''
@@ -218,10 +224,14 @@ def of_layers(model: transformer.Transformer) -> Facts:
 def _heads(model):
   latent = model.latent
   if latent is None:
-    return (
-      f'{model.num_heads} of {model.head_dim}, {model.num_kv_heads} of keys '
-      f'and values{", with sinks" if model.has_sinks else ""}'
+    of = lambda head_dim, num_kv_heads: (
+      f'{model.num_heads} of {head_dim}, {num_kv_heads} of keys and values'
     )
+    text = of(model.head_dim, model.num_kv_heads)
+    if model.full_head_dim is not None:
+      own = of(model.full_head_dim, model.full_kv_heads or model.num_kv_heads)
+      text += f'; without a window {own}'
+    return f'{text}, with sinks' if model.has_sinks else text
   return (
     f'{model.num_heads} of {latent.head_dim} + {latent.rope_dim} over latent '
     f'vectors of {latent.kv_rank} + {latent.rope_dim}'

@@ -108,7 +108,8 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   def shape(self) -> Any:
     """The configuration that gives the shape of the layers."""
     shape = self.model if self.layer_config is None else self.layer_config
-    return shape if self._is_of_its_kind else settings.plain_shape(shape)
+    of_kind = settings.alike if self._is_of_its_kind else settings.plain_shape
+    return of_kind(shape)
 
   @property
   def window(self) -> int | None:

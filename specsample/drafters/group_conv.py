@@ -70,8 +70,11 @@ class Layer(decoder_layer.DecoderLayer):
     self.attention_conv = GroupConv(config)
     self.mlp_conv = GroupConv(config)
 
-  def __call__(self, x, rope, mask, keys, values, attend_with=None):
+  def __call__(
+    self, x, rope, mask, keys, values, attend_with=None, *, layer_input=None
+  ):
     """See `DecoderLayer`; the rows are those of whole blocks."""
+    del layer_input
     conv = self.attention_conv
     normed = self.attention_norm(x)
     before, after = conv.kernels(normed)

@@ -66,15 +66,36 @@ def check_shape(drafter: Any) -> None:
     )
 
 
-def plain_shape(shape: Any) -> Any:
-  """Returns the shape with ordinary attention and one feed-forward per layer.
-
-  Without latent attention its query scale is dropped too: queries are scaled
-  for heads of the shape's own `head_dim`.
+def alike(shape: Any) -> Any:
+  """Returns the shape with layers that are all alike and read no others'.
 
   Args:
     shape: a `models.transformer.Transformer`; anything else is returned as is.
   """
+  if not hasattr(shape, 'num_shared'):
+    return shape
+  return dataclasses.replace(
+    shape,
+    full_head_dim=None,
+    full_kv_heads=None,
+    values_are_keys=False,
+    num_shared=0,
+    shared_mlp_dim=None,
+    layer_input_dim=0,
+    has_layer_scalars=False,
+  )
+
+
+def plain_shape(shape: Any) -> Any:
+  """Returns the shape with ordinary attention and one feed-forward per layer.
+
+  Its layers are `alike`. Without latent attention its query scale is dropped
+  too: queries are scaled for heads of the shape's own `head_dim`.
+
+  Args:
+    shape: a `models.transformer.Transformer`; anything else is returned as is.
+  """
+  shape = alike(shape)
   if getattr(shape, 'latent', None) is not None:
     shape = dataclasses.replace(shape, latent=None, query_scale=None)
   if getattr(shape, 'experts', None) is not None:

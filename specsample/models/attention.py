@@ -24,10 +24,11 @@ from specsample.types import Array
 class Attention(nnx.Module):
   """Grouped-query attention over a cache (Ainslie et al., 2305.13245).
 
-  `config` has the fields of `transformer.Transformer`.
+  `config` has the fields of `transformer.Transformer`. With `is_shared` the
+  layer has no keys and values of its own, but reads those of an earlier layer.
   """
 
-  def __init__(self, config, keys, in_dim=None):
+  def __init__(self, config, keys, in_dim=None, *, is_shared=False):
     in_dim = config.dim if in_dim is None else in_dim
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
     head_dim, dtype = config.head_dim, jnp.dtype(config.dtype)
@@ -39,8 +40,10 @@ class Attention(nnx.Module):
     linear = functools.partial(layers.Linear, keys=keys, dtype=dtype)
     read = functools.partial(linear, in_dim, bias=config.attention_bias)
     self.query = read(num_heads * head_dim, axes=(None, heads))
-    self.key = read(num_kv_heads * head_dim, axes=(None, self.kv_axis))
-    self.value = read(num_kv_heads * head_dim, axes=(None, self.kv_axis))
+    read_kv = lambda: read(num_kv_heads * head_dim, axes=(None, self.kv_axis))
+    self.key = None if is_shared else read_kv()
+    has_value = not (is_shared or config.values_are_keys)
+    self.value = read_kv() if has_value else None
     self.out = linear(
       num_heads * head_dim,
       config.dim,
@@ -53,7 +56,8 @@ class Attention(nnx.Module):
       else None
     )
     self.query_norm = norm()
-    self.key_norm = norm()
+    self.key_norm = None if is_shared else norm()
+    self.value_eps = config.norm_eps if config.has_value_norm else None
     self.sinks = (
       nnx.Param(jnp.zeros(num_heads, dtype), axes=(heads,))
       if config.has_sinks
@@ -71,7 +75,8 @@ class Attention(nnx.Module):
     `rope` holds the rotary tables, `mask` is [B, T, S + T], and `keys` and
     `values` are a layer's cache leaves. `attend_with` replaces `attend`; the
     leaves and the mask may then have any shape that it supports, but the mask
-    begins with [B, T].
+    begins with [B, T]. A shared layer gets pairs instead of leaves: an earlier
+    layer's, and what this has returned; it returns None for its own.
 
     Returns the layer's output [B * T, D], and the keys and values
     [B, H, T, head_dim] of the new tokens, which are not in the cache yet.
@@ -82,9 +87,13 @@ class Attention(nnx.Module):
     query = self._heads(self.query(x), batch, (kv, heads_of_kv))
     query = self._normed(self.query_norm, query)
     query = rotary.rotate(query, *rope) * self.scale
-    new = self.keys_and_values(x, rope, batch)
-    new_keys = int8.stored_as(new[0], keys)
-    new_values = int8.stored_as(new[1], values)
+    new_keys: Any = None
+    new_values: Any = None
+    if self.key is not None:
+      new_keys, new_values = self.keys_and_values(x, rope, batch)
+      new_keys = int8.stored_as(new_keys, keys)
+      new_values = int8.stored_as(new_values, values)
+      keys, values = (keys, new_keys), (values, new_values)
 
     # The queries of a group are rows of one product with their head's keys.
     query = sharding.reshape(
@@ -100,8 +109,8 @@ class Attention(nnx.Module):
     mixed = (attend_with or attend)(
       query,
       mask,
-      (keys, new_keys),
-      (values, new_values),
+      keys,
+      values,
       softcap=self.softcap,
       sinks=self._sinks_of_queries(num_new),
     )
@@ -121,9 +130,13 @@ class Attention(nnx.Module):
     self, x: Array, rope: tuple[Array, Array], batch: int
   ) -> tuple[Array, Array]:
     """Returns the keys and values of x [B * T, D]: [B, H, T, head_dim] each."""
-    keys = self._heads(self.key(x), batch, self.kv_axis)
+    assert self.key is not None
+    keys = values = self._heads(self.key(x), batch, self.kv_axis)
     keys = rotary.rotate(self._normed(self.key_norm, keys), *rope)
-    values = self._heads(self.value(x), batch, self.kv_axis)
+    if self.value is not None:
+      values = self._heads(self.value(x), batch, self.kv_axis)
+    if self.value_eps is not None:
+      values = layers.rms_normed(values, self.value_eps).astype(x.dtype)
     return jnp.swapaxes(keys, 1, 2), _finite(jnp.swapaxes(values, 1, 2))
 
   def _sinks_of_queries(self, num_new):

@@ -34,6 +34,7 @@ _ROPE_SCALINGS = {
   'llama3': rotary.Llama3Rope,
   'factors': rotary.FactorRope,
   'yarn': rotary.YarnRope,
+  'proportional': rotary.ProportionalRope,
 }
 # Fields that are dataclasses themselves.
 _PARTS = {'latent': attention.Latent, 'experts': experts.Experts}

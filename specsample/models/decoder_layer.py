@@ -1,12 +1,13 @@
 """A layer of a decoder: attention and feed-forward."""
 
+import functools
 from typing import Any
 
 from flax import nnx
 import jax.numpy as jnp
 
 from specsample.models import attention
-from specsample.models import experts
+from specsample.models import experts as experts_lib
 from specsample.models import layers
 from specsample.types import Array
 
@@ -15,36 +16,98 @@ class DecoderLayer(nnx.Module):
   """Pre-norm attention and feed-forward, each added to its input.
 
   `config` has the fields of `transformer.Transformer`. If its layers differ,
-  `index` says which one this is; -1 stands for a layer after all of them.
+  `index` says which one this is; -1 stands for a layer after all of them, with
+  keys and values of its own and no per-layer inputs.
   """
 
   def __init__(self, config, keys, index=-1):
+    is_shared = index >= 0 and config.kv_source(index) != index
+    config = config.of_layer(index)
+    dtype = jnp.dtype(config.dtype)
     norm = lambda: layers.RMSNorm(
-      *(config.dim, config.norm_eps, jnp.dtype(config.dtype)),
-      offset=config.norm_offset,
+      config.dim, config.norm_eps, dtype, offset=config.norm_offset
     )
     after = norm if config.has_post_norms else lambda: None
-    is_latent = config.latent is not None
-    kind = attention.LatentAttention if is_latent else attention.Attention
+    experts = config.experts
     self.attention_norm = norm()
-    self.attention: Any = kind(config, keys)
+    self.attention: Any = (
+      attention.Attention(config, keys, is_shared=is_shared)
+      if config.latent is None
+      else attention.LatentAttention(config, keys)
+    )
     self.attention_post_norm = after()
     self.mlp_norm = norm()
+    is_dense = experts is None or index in experts.dense_layers
+    has_both = not is_dense and experts.is_beside_mlp
     self.mlp: Any = (
       layers.GatedMLP(config, keys)
-      if config.experts is None or index in config.experts.dense_layers
-      else experts.MoE(config, keys)
+      if is_dense or has_both
+      else experts_lib.MoE(config, keys)
     )
     self.mlp_post_norm = after()
+    self.beside = _Beside(config, keys, norm) if has_both else None
+    has_inputs = index >= 0 and config.layer_input_dim
+    self.inputs = _LayerInputs(config, keys, norm) if has_inputs else None
+    self.scalar = (
+      nnx.Param(jnp.ones(1, dtype), axes=(None,))
+      if index >= 0 and config.has_layer_scalars
+      else None
+    )
 
-  def __call__(self, x, rope, mask, keys, values, attend_with=None):
-    """Applies the layer to rows x [B * T, D]; see `attention.Attention`."""
+  def __call__(
+    self, x, rope, mask, keys, values, attend_with=None, *, layer_input=None
+  ):
+    """Applies the layer to rows x [B * T, D]; see `attention.Attention`.
+
+    `layer_input` [B * T, P] is what the layer reads of its own embedding.
+    """
     attended, new_keys, new_values = self.attention(
       self.attention_norm(x), rope, mask, keys, values, attend_with
     )
     x = x + normed(self.attention_post_norm, attended)
     fed = self.mlp(self.mlp_norm(x))
-    return x + normed(self.mlp_post_norm, fed), new_keys, new_values
+    if self.beside is not None:
+      fed = self.beside(x, fed)
+    x = x + normed(self.mlp_post_norm, fed)
+    if self.inputs is not None:
+      x = x + self.inputs(x, layer_input)
+    if self.scalar is not None:
+      x = x * self.scalar[...]
+    return x, new_keys, new_values
+
+
+class _Beside(nnx.Module):
+  """Experts whose output is added to a feed-forward's, each after a norm."""
+
+  def __init__(self, config, keys, norm):
+    self.mlp_norm = norm()
+    self.norm_before = norm()
+    self.experts = experts_lib.MoE(config, keys)
+    self.norm_after = norm()
+
+  def __call__(self, x, of_mlp):
+    """Returns the sum [R, D], given what both read and the output of one."""
+    of_experts = self.experts(self.norm_before(x), routed_by=x)
+    return self.mlp_norm(of_mlp) + self.norm_after(of_experts)
+
+
+class _LayerInputs(nnx.Module):
+  """What a layer adds of an embedding of its own (Gemma 3n, Gemma 4)."""
+
+  def __init__(self, config, keys, norm):
+    dim, size = config.dim, config.layer_input_dim
+    linear = functools.partial(
+      layers.Linear, keys=keys, dtype=jnp.dtype(config.dtype)
+    )
+    self.gate = linear(dim, size, axes=(None, None))
+    self.out = linear(size, dim, axes=(None, None))
+    self.norm = norm()
+    self.activation = config.activation
+
+  def __call__(self, x, layer_input):
+    """Maps x [R, D] and the inputs [R, P] to [R, D]."""
+    opened = layers.ACTIVATIONS[self.activation](self.gate(x))
+    return self.norm(self.out(opened * layer_input))
 
 
 def normed(norm: Any, x: Array) -> Array:

@@ -41,6 +41,10 @@ class Experts:
       at most `limit` and the other factors u within +-limit, the hidden vector
       is g * sigmoid(gate_scale * g) * (u + 1) (gpt-oss).
     gate_scale: see `limit`.
+    is_beside_mlp: whether layers have both experts and a feed-forward of the
+      model's `mlp_dim`, whose outputs are normalised and added (Gemma 4). The
+      router then reads the input of both, divided by its root mean square and
+      times a vector, and each expert's weight has a factor of its own.
   """
 
   num_experts: int
@@ -57,6 +61,7 @@ class Experts:
   has_linear_biases: bool = False
   limit: float | None = None
   gate_scale: float = 1.702
+  is_beside_mlp: bool = False
 
   def __post_init__(self):
     """Raises ValueError if tokens cannot be routed."""
@@ -133,6 +138,11 @@ class MoE(nnx.Module):
       if sizes.has_bias
       else None
     )
+    # Named as parameters of the router, which are float32 in every model.
+    ones = lambda size: nnx.Param(jnp.ones(size, jnp.float32), axes=(None,))
+    self.router_scale = ones(dim) if sizes.is_beside_mlp else None
+    self.router_factors = ones(count) if sizes.is_beside_mlp else None
+    self.norm_eps = config.norm_eps
     wide, narrow = (None, None, self.width), (None, self.width, None)
     bank = functools.partial(_Bank, keys=keys, dtype=dtype)
     has_bias = sizes.has_linear_biases
@@ -151,9 +161,9 @@ class MoE(nnx.Module):
     self.sizes = sizes
     self.activation = layers.ACTIVATIONS[config.activation]
 
-  def __call__(self, x: Array) -> Array:
-    """Maps x [R, D] to [R, D]."""
-    weights, chosen = self._route(x)
+  def __call__(self, x: Array, routed_by: Array | None = None) -> Array:
+    """Maps x [R, D] to [R, D]; the router reads x unless given another."""
+    weights, chosen = self._route(x if routed_by is None else routed_by)
     banks = self.expert_gate, self.expert_up, self.expert_down
     rows = 'batch', None
     y = sharding.map_parts(
@@ -171,7 +181,11 @@ class MoE(nnx.Module):
   def _route(self, x):
     """Returns the weights and the indices [R, k] of each row's experts."""
     sizes = self.sizes
-    logits = self.router(x.astype(jnp.float32))
+    read = x.astype(jnp.float32)
+    if self.router_scale is not None:
+      read = layers.rms_normed(read, self.norm_eps) * self.router_scale[...]
+      read *= x.shape[-1] ** -0.5
+    logits = self.router(read)
     if sizes.scores == 'softmax':
       scores = jax.nn.softmax(logits, axis=-1)
     else:
@@ -190,6 +204,9 @@ class MoE(nnx.Module):
     weights = jnp.take_along_axis(scores, chosen, axis=-1)
     if sizes.is_normalised:
       weights /= weights.sum(-1, keepdims=True)
+    if self.router_factors is not None:
+      factors = jnp.broadcast_to(self.router_factors[...], scores.shape)
+      weights *= jnp.take_along_axis(factors, chosen, axis=-1)
     return weights * sizes.scale, chosen
 
   def _mean_bias(self, weights, chosen, bias):

@@ -1,11 +1,14 @@
-"""The Gemma family, text only: Gemma 2 (2408.00118), Gemma 3 (2503.19786)."""
+"""The Gemma family, text only: Gemma 2 (2408.00118), 3 (2503.19786) and 4."""
 
 import math
 from typing import Any
 
 from specsample.models import config as config_lib
+from specsample.models import experts
 from specsample.models import family
 from specsample.models import llama
+from specsample.models import parts
+from specsample.models import rotary
 from specsample.models import transformer
 
 _LAYER = 'model.layers.{}.'
@@ -115,7 +118,10 @@ def _gemma3_with_images(
 
 def _name_of_text(name):
   """Returns a text tensor's name from either layout; None for image tensors."""
-  of_images = ('vision_tower.', 'multi_modal_projector.')
+  of_images = (
+    *('vision_tower.', 'multi_modal_projector.', 'audio_tower.'),
+    *('embed_vision.', 'embed_audio.', 'vision_embedder.'),
+  )
   if name.removeprefix('model.').startswith(of_images):
     return None
   name = name.removeprefix('language_model.')
@@ -128,4 +134,191 @@ GEMMA3 = family.Family(_gemma3, _NAMES)
 # Only the text model, without the part that reads images.
 GEMMA3_WITH_IMAGES = family.Family(
   _gemma3_with_images, _NAMES, own_name=_name_of_text
+)
+
+_GATE, _UP = ' (gates)', ' (other inputs)'
+_EXPERTS = _LAYER + 'experts.'
+_BESIDE = 'layers.{}.beside.'
+_NAMES4 = _NAMES | {
+  'layers.{}.scalar': _LAYER + 'layer_scalar',
+  'layers.{}.inputs.gate.kernel': _LAYER + 'per_layer_input_gate.weight',
+  'layers.{}.inputs.out.kernel': _LAYER + 'per_layer_projection.weight',
+  'layers.{}.inputs.norm.scale': _LAYER + 'post_per_layer_input_norm.weight',
+  'layer_inputs.table': 'model.embed_tokens_per_layer.weight',
+  'layer_inputs.project.kernel': 'model.per_layer_model_projection.weight',
+  'layer_inputs.norm.scale': 'model.per_layer_projection_norm.weight',
+  _BESIDE + 'mlp_norm.scale': _LAYER + 'post_feedforward_layernorm_1.weight',
+  _BESIDE + 'norm_before.scale': _LAYER + 'pre_feedforward_layernorm_2.weight',
+  _BESIDE + 'norm_after.scale': _LAYER + 'post_feedforward_layernorm_2.weight',
+  _BESIDE + 'experts.router.kernel': _LAYER + 'router.proj.weight',
+  _BESIDE + 'experts.router_scale': _LAYER + 'router.scale',
+  _BESIDE + 'experts.router_factors': _LAYER + 'router.per_expert_scale',
+  _BESIDE + 'experts.expert_gate.kernel': _EXPERTS + 'gate_up_proj' + _GATE,
+  _BESIDE + 'experts.expert_up.kernel': _EXPERTS + 'gate_up_proj' + _UP,
+  _BESIDE + 'experts.expert_down.kernel': _EXPERTS + 'down_proj',
+}
+_ROPE4 = {
+  'sliding_attention': {'rope_type': 'default', 'rope_theta': 10_000.0},
+  'full_attention': {
+    'rope_type': 'proportional',
+    'rope_theta': 1_000_000.0,
+    'partial_rotary_factor': 0.25,
+  },
+}
+
+
+def _gemma4(config: config_lib.Config, dtype: str) -> transformer.Transformer:
+  given = {k: v for k, v in config.values.items() if v is not None}
+  filled = {
+    'tie_word_embeddings': True,
+    'num_attention_heads': 8,
+    'num_key_value_heads': 4,
+    'head_dim': 256,
+    'vocab_size': 262_144,
+    'max_position_embeddings': 131_072,
+    'sliding_window': 512,
+    'rope_parameters': _ROPE4,
+    **given,
+  }
+  # Text is causal; images may not be.
+  if filled.get('use_bidirectional_attention') == 'vision':
+    del filled['use_bidirectional_attention']
+  of_layers = config.values.get('hidden_size_per_layer_input', 256)
+  config = config_lib.Config(filled, config.origin)
+  for key, supported in (
+    ('hidden_activation', 'gelu_pytorch_tanh'),
+    ('use_bidirectional_attention', None),
+    ('attention_bias', False),
+  ):
+    config.only(key, supported)
+  shape = llama.shape(config, dtype)
+  num_layers = shape['num_layers']
+  sliding = _sliding_layers4(config, num_layers)
+  if of_layers:
+    config.only('vocab_size_per_layer_input', shape['vocab_size'])
+  num_shared = config.get('num_kv_shared_layers', 0)
+  if num_shared not in range(num_layers):
+    raise config.unexpected(
+      'num_kv_shared_layers', f'an integer from 0 to {num_layers - 1}'
+    )
+  is_wide = config.flag('use_double_wide_mlp')
+  made = transformer.Transformer(
+    **shape,
+    **_rope4(config),
+    **_full_sizes(config, sliding, num_layers),
+    activation='gelu_tanh',
+    has_post_norms=True,
+    embedding_scale=math.sqrt(shape['dim']),
+    logit_softcap=config.optional_number('final_logit_softcapping'),
+    qk_norm=True,
+    query_scale=1.0,
+    sliding_window=config.size('sliding_window'),
+    sliding_layers=sliding,
+    values_are_keys=config.flag('attention_k_eq_v'),
+    has_value_norm=True,
+    num_shared=num_shared,
+    shared_mlp_dim=2 * shape['mlp_dim'] if is_wide else None,
+    layer_input_dim=of_layers or 0,
+    has_layer_scalars=True,
+    experts=_experts4(config) if config.flag('enable_moe_block') else None,
+  )
+  try:
+    for layer in range(num_layers):
+      made.kv_source(layer)
+  except ValueError as error:
+    raise ValueError(
+      f'{config.origin}: num_kv_shared_layers and layer_types do not fit each '
+      f'other ({error})'
+    ) from error
+  return made
+
+
+def _sliding_layers4(config, num_layers):
+  """Returns the layers with a window; the last one never has one."""
+  if config.get('layer_types') is None:
+    sliding = sliding_layers(num_layers, 6)
+  else:
+    sliding = llama.layers_of_kind(config, 'sliding_attention')
+  return tuple(i for i in sliding if i < num_layers - 1)
+
+
+def _full_sizes(config, sliding, num_layers):
+  """Returns the sizes of the layers without a window.
+
+  transformers has written them by layer since version 5.15.
+  """
+  if config.get('per_layer_config') is None:
+    of_all = config.size('num_key_value_heads')
+    own = config.size('num_global_key_value_heads', of_all)
+    return {
+      'full_head_dim': config.size('global_head_dim', 512),
+      'full_kv_heads': own if config.flag('attention_k_eq_v') else of_all,
+    }
+  by_layer = config.part('per_layer_config')
+  full = [str(i) for i in range(num_layers) if i not in sliding]
+  (first, *others) = (by_layer.get(i, {}) for i in full)
+  if set(by_layer.values) - set(full) or any(x != first for x in others):
+    raise config.unexpected(
+      'per_layer_config',
+      f'the same sizes for the layers {", ".join(full)} and no others',
+    )
+  sizes = config_lib.Config(first, config.origin)
+  return {
+    'full_head_dim': sizes.size('head_dim', config.size('head_dim')),
+    'full_kv_heads': sizes.size(
+      'num_key_value_heads', config.size('num_key_value_heads')
+    ),
+  }
+
+
+def _rope4(config):
+  of_kinds = config.part('rope_parameters')
+  local = llama.rope_of(of_kinds.part('sliding_attention'))
+  full = of_kinds.part('full_attention')
+  if local['rope_scaling'] is not None:
+    raise of_kinds.unexpected('sliding_attention', 'a rope that is not scaled')
+  full.only('rope_type', 'proportional')
+  full.only('factor', 1.0)
+  return {
+    'rope_theta': full.number('rope_theta'),
+    'rope_scaling': rotary.ProportionalRope(
+      full.number('partial_rotary_factor', 1.0)
+    ),
+    'sliding_rope_theta': local['rope_theta'],
+  }
+
+
+def _experts4(config):
+  return experts.Experts(
+    num_experts=config.size('num_experts'),
+    num_per_token=config.size('top_k_experts'),
+    mlp_dim=config.size(
+      'moe_intermediate_size', config.get('expert_intermediate_size')
+    ),
+    is_beside_mlp=True,
+  )
+
+
+def _gemma4_with_images(
+  config: config_lib.Config, dtype: str
+) -> transformer.Transformer:
+  return _gemma4(config.part('text_config'), dtype)
+
+
+def _parts4(model: transformer.Transformer) -> parts.Parts:
+  """Returns the parts of matrices of all experts, [E, out, in]."""
+  found = {'.embed_tokens_per_layer.weight': {'': parts.Part((1, 0))}}
+  if model.experts is not None:
+    size, order = model.experts.mlp_dim, (1, 2, 0)
+    found['.experts.gate_up_proj'] = {
+      _GATE: parts.Part(order, axis=1, stop=size),
+      _UP: parts.Part(order, axis=1, start=size),
+    }
+    found['.experts.down_proj'] = {'': parts.Part(order)}
+  return found
+
+
+GEMMA4 = family.Family(_gemma4, _NAMES4, own_name=_name_of_text, parts=_parts4)
+GEMMA4_WITH_IMAGES = family.Family(
+  _gemma4_with_images, _NAMES4, own_name=_name_of_text, parts=_parts4
 )

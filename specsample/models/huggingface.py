@@ -39,6 +39,10 @@ _FAMILIES = {
   'gemma2': gemma.GEMMA2,
   'gemma3': gemma.GEMMA3_WITH_IMAGES,
   'gemma3_text': gemma.GEMMA3,
+  'gemma4': gemma.GEMMA4_WITH_IMAGES,
+  'gemma4_text': gemma.GEMMA4,
+  'gemma4_unified': gemma.GEMMA4_WITH_IMAGES,
+  'gemma4_unified_text': gemma.GEMMA4,
   'gpt_oss': gpt_oss.GPT_OSS,
   'llama': llama.LLAMA,
   'mistral': llama.MISTRAL,
@@ -120,8 +124,20 @@ def _chosen(stored, config, model, is_chosen):
 def ignored_names(
   family: family_lib.Family, model: transformer.Transformer
 ) -> set[str]:
-  """Returns names to ignore: a tied unembedding is sometimes stored anyway."""
-  return {family.names['unembedding']} if model.tie_embeddings else set()
+  """Returns names of tensors that are sometimes stored, but not used.
+
+  They are a tied unembedding, and what would make the keys and values of layers
+  that read those of others.
+  """
+  shared = [i for i in range(model.num_layers) if model.kv_source(i) != i]
+  names = {
+    family.names[f'layers.{{}}.attention.{name}'].format(i)
+    for name in ('key.kernel', 'value.kernel', 'key_norm.scale')
+    for i in shared
+  }
+  return names | (
+    {family.names['unembedding']} if model.tie_embeddings else set()
+  )
 
 
 def family_of(config: config_lib.Config) -> family_lib.Family:

@@ -56,6 +56,13 @@ class Linear(nnx.Module):
     return y if self.bias is None else y + self.bias[...]
 
 
+def rms_normed(x: Array, eps: float) -> Array:
+  """Returns x [..., n] in float32, divided by its root mean square."""
+  wide = x.astype(jnp.float32)
+  variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+  return wide * jax.lax.rsqrt(variance + eps)
+
+
 class RMSNorm(nnx.Module):
   """Root-mean-square normalisation over the last axis, computed in float32.
 
@@ -69,9 +76,7 @@ class RMSNorm(nnx.Module):
     self.offset = offset
 
   def __call__(self, x: Array) -> Array:
-    wide = x.astype(jnp.float32)
-    variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    normed = wide * jax.lax.rsqrt(variance + self.eps)
+    normed = rms_normed(x, self.eps)
     if self.offset:
       scale = self.offset + self.scale[...].astype(jnp.float32)
       return (normed * scale).astype(x.dtype)

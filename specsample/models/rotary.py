@@ -89,7 +89,19 @@ class YarnRope:
     return 0.1 * math.log(self.factor) + 1 if self.scale is None else self.scale
 
 
-Scaling = LinearRope | FactorRope | Llama3Rope | YarnRope
+@dataclasses.dataclass(frozen=True)
+class ProportionalRope:
+  """Only the first pairs of dimensions turn, `share` of them (Gemma 4)."""
+
+  share: float
+
+  def __call__(self, frequencies: Array) -> Array:
+    count = frequencies.shape[0]
+    turns = jnp.arange(count) < int(self.share * count)
+    return jnp.where(turns, frequencies, 0)
+
+
+Scaling = LinearRope | FactorRope | Llama3Rope | YarnRope | ProportionalRope
 
 
 def tables(

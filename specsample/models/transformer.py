@@ -5,6 +5,7 @@ Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825.
 
 import dataclasses
 import functools
+from typing import Any
 
 from flax import nnx
 import jax
@@ -49,6 +50,17 @@ class Transformer:
     embedding_scale: the factor for embeddings, rounded to `dtype`.
     sliding_window: how many tokens a token sees, itself included.
     sliding_layers: the layers with the window; all if None.
+    full_head_dim, full_kv_heads: head_dim and num_kv_heads of the layers
+      without the window, None if all layers are alike (Gemma 4).
+    values_are_keys: whether the values of the layers without the window are
+      made of the keys, before these are normalised and rotated.
+    has_value_norm: whether values are divided by their root mean square.
+    num_shared: how many layers, the last ones, read the keys and values of the
+      last earlier layer with the same window, and have none of their own.
+    shared_mlp_dim: mlp_dim of those layers, None if it is the same.
+    layer_input_dim: the size of an embedding of each token for each layer, 0 if
+      layers read none.
+    has_layer_scalars: whether a layer's output is multiplied by a parameter.
     sliding_rope_theta: rope_theta in those layers, whose rope is then not
       scaled.
     latent: the settings of attention over latent vectors, which does not read
@@ -87,6 +99,14 @@ class Transformer:
   sliding_window: int | None = None
   sliding_layers: tuple[int, ...] | None = None
   sliding_rope_theta: float | None = None
+  full_head_dim: int | None = None
+  full_kv_heads: int | None = None
+  values_are_keys: bool = False
+  has_value_norm: bool = False
+  num_shared: int = 0
+  shared_mlp_dim: int | None = None
+  layer_input_dim: int = 0
+  has_layer_scalars: bool = False
   latent: attention.Latent | None = None
   experts: experts_lib.Experts | None = None
   has_int8_cache: bool = False
@@ -127,6 +147,39 @@ class Transformer:
       return self.sliding_window
     return None
 
+  def of_layer(self, layer: int) -> 'Transformer':
+    """Returns the model if all its layers had the sizes of this one.
+
+    The layer -1, after all others, has those of the layers with the window.
+    """
+    is_full = layer >= 0 and self.window(layer) is None
+    is_shared = self.num_layers - self.num_shared <= layer
+    return dataclasses.replace(
+      self,
+      head_dim=(is_full and self.full_head_dim) or self.head_dim,
+      num_kv_heads=(is_full and self.full_kv_heads) or self.num_kv_heads,
+      values_are_keys=is_full and self.values_are_keys,
+      mlp_dim=(is_shared and self.shared_mlp_dim) or self.mlp_dim,
+    )
+
+  def kv_source(self, layer: int) -> int:
+    """Returns the layer whose keys and values a layer reads.
+
+    Raises:
+      ValueError: no earlier layer has keys and values of that window.
+    """
+    num_own = self.num_layers - self.num_shared
+    if layer < num_own:
+      return layer
+    window = self.window(layer)
+    alike = [i for i in range(num_own) if self.window(i) == window]
+    if not alike:
+      raise ValueError(
+        f'num_shared is {self.num_shared}, but none of the first {num_own} '
+        f'layers has the window of layer {layer}, {window}: share fewer layers'
+      )
+    return alike[-1]
+
   def rope(
     self, positions: Array, window: int | None = None
   ) -> tuple[Array, Array]:
@@ -135,6 +188,8 @@ class Transformer:
     `window` is how many tokens the layers see, None for all.
     """
     head_dim = self.latent.rope_dim if self.latent else self.head_dim
+    if window is None and self.full_head_dim is not None:
+      head_dim = self.full_head_dim
     theta, scaling = self.rope_theta, self.rope_scaling
     if window is not None and self.sliding_rope_theta is not None:
       theta, scaling = self.sliding_rope_theta, None
@@ -164,10 +219,13 @@ class Transformer:
     ]
     dtype = jnp.dtype('int8' if self.has_int8_cache else self.dtype)
     if self.latent is None:
-      make = lambda size: cache_lib.entries(
-        batch_size, size, self.num_kv_heads, self.head_dim, dtype
+      keys, values = (
+        tuple(
+          self._entries(i, batch_size, size, dtype)
+          for i, size in enumerate(sizes)
+        )
+        for _ in range(2)
       )
-      keys, values = tuple(map(make, sizes)), tuple(map(make, sizes))
     else:
       width = self.latent.kv_rank + self.latent.rope_dim
       keys = tuple(
@@ -179,6 +237,14 @@ class Transformer:
       values=values,
       length=cache_lib.no_tokens(batch_size),
       rings=tuple(i for i, size in enumerate(sizes) if size < max_length),
+    )
+
+  def _entries(self, layer, batch_size, size, dtype):
+    if self.kv_source(layer) != layer:
+      return None
+    like = self.of_layer(layer)
+    return cache_lib.entries(
+      batch_size, size, like.num_kv_heads, like.head_dim, dtype
     )
 
   def apply(
@@ -271,7 +337,17 @@ class Transformer:
     return network.merge(_Network, self, params).bounds(shadow, hidden)
 
   def keep_layers(self, indices: tuple[int, ...]) -> 'Transformer':
-    """Returns the model with a subset of its layers; see `keep_params`."""
+    """Returns the model with a subset of its layers; see `keep_params`.
+
+    Raises:
+      ValueError: the layers have embeddings of their own, or a layer reads the
+        keys and values of one that is not kept.
+    """
+    if self.layer_input_dim:
+      raise ValueError(
+        'the model has an embedding for each layer, of which no subset can be '
+        'kept: give a model whose layer_input_dim is 0'
+      )
     kept = lambda some: tuple(
       i for i, index in enumerate(indices) if index in some
     )
@@ -279,11 +355,20 @@ class Transformer:
     if sparse is not None:
       dense = kept(sparse.dense_layers)
       sparse = dataclasses.replace(sparse, dense_layers=dense)
+    num_own = self.num_layers - self.num_shared
+    for index in indices:
+      source = self.kv_source(index)
+      if source not in indices:
+        raise ValueError(
+          f'layers are {indices}, but layer {index} reads the keys and values '
+          f'of layer {source}: keep that layer too'
+        )
     return dataclasses.replace(
       self,
       num_layers=len(indices),
       sliding_layers=None if sliding is None else kept(sliding),
       experts=sparse,
+      num_shared=sum(index >= num_own for index in indices),
     )
 
   def keep_params(self, params: Params, indices: tuple[int, ...]) -> Params:
@@ -311,6 +396,9 @@ class _Network(nnx.Module):
     )
     self.embedding = vocabulary().kernel
     self.unembedding = None if config.tie_embeddings else vocabulary().kernel
+    self.layer_inputs = (
+      _LayerEmbedding(config, keys) if config.layer_input_dim else None
+    )
     self.layers = nnx.List(
       [
         decoder_layer.DecoderLayer(config, keys, i)
@@ -377,14 +465,24 @@ class _Network(nnx.Module):
       functools.partial(self._view, cache.length, num_new, parents)
     )
     x = self.embed(tokens).reshape(batch * num_new, -1)
+    inputs: Any = (None,) * len(self.layers)
+    if self.layer_inputs is not None:
+      inputs = self.layer_inputs(tokens, x)
     # Indexed by the layer that reads them: outputs[i + 1] is that of layer i.
-    new_keys, new_values, outputs = [], [], [x]
-    for i, (layer, keys, values) in enumerate(
-      zip(self.layers, cache.keys, cache.values, strict=True)
+    new_keys: list[Any] = []
+    new_values: list[Any] = []
+    outputs = [x]
+    for i, (layer, of_layer) in enumerate(
+      zip(self.layers, inputs, strict=True)
     ):
+      source = self.config.kv_source(i)
+      keys, values = cache.keys[source], cache.values[source]
       rope, mask = view(cache_lib.size(keys), self.config.window(i))
+      if source != i:
+        keys, values = (keys, new_keys[source]), (values, new_values[source])
       x, layer_keys, layer_values = _read_layer(
-        *nnx.split(layer), x, rope, mask, keys, values
+        *(*nnx.split(layer), x, rope, mask, keys, values),
+        layer_input=of_layer,
       )
       new_keys.append(layer_keys)
       new_values.append(layer_values)
@@ -410,8 +508,44 @@ class _Network(nnx.Module):
     return self.config.rope(positions, window), mask
 
 
+class _LayerEmbedding(nnx.Module):
+  """An embedding of each token for each layer (Gemma 3n, Gemma 4)."""
+
+  def __init__(self, config, keys):
+    size = config.num_layers * config.layer_input_dim
+    dtype = jnp.dtype(config.dtype)
+    # Only looked up, so that it need not be divided over the vocabulary.
+    self.width = sharding.Axis('mlp', size)
+    linear = functools.partial(
+      layers.Linear, axes=(None, self.width), keys=keys, dtype=dtype
+    )
+    self.table = linear(config.vocab_size, size).kernel
+    self.project = linear(config.dim, size)
+    self.norm = layers.RMSNorm(config.layer_input_dim, config.norm_eps, dtype)
+    self.config = config
+
+  def __call__(self, tokens, embedded):
+    """Returns what each layer reads: L of [B * T, P]."""
+    config, dtype = self.config, embedded.dtype
+    shape = len(embedded), config.num_layers, config.layer_input_dim
+    whole = lambda x: sharding.reshape(
+      sharding.constrain(x, 'batch', None), shape, 'batch', None, None
+    )
+    projected = self.project(embedded) * jnp.asarray(config.dim**-0.5, dtype)
+    found = sharding.map_parts(
+      lambda table, ids: jnp.take(table, ids, axis=0),
+      (self.table.get_value(), tokens.reshape(-1)),
+      ((None, self.width), ('batch',)),
+      result=('batch', self.width),
+    )
+    found *= jnp.asarray(config.layer_input_dim**0.5, dtype)
+    both = self.norm(whole(projected)) + whole(found)
+    both *= jnp.asarray(2**-0.5, dtype)
+    return [both[:, i] for i in range(config.num_layers)]
+
+
 @functools.partial(jax.jit, static_argnames='definition', inline=True)
-def _read_layer(definition, variables, *args):
+def _read_layer(definition, variables, *args, **kwargs):
   """Calls a layer that `nnx.split` took apart.
 
   Layers that are alike are traced once (measured: four passes of SmolLM2 are
@@ -419,4 +553,4 @@ def _read_layer(definition, variables, *args):
   inlined, because otherwise XLA rounded bfloat16 differently in passes of
   different widths.
   """
-  return nnx.merge(definition, variables)(*args)
+  return nnx.merge(definition, variables)(*args, **kwargs)

@@ -82,6 +82,25 @@ _FAMILIES = {
     'gemma',
     {'window': '7 tokens in 2 layers'},
   ),
+  'gemma4_text': (
+    {
+      'num_hidden_layers': 4,
+      'layer_types': ['sliding_attention', 'full_attention'] * 2,
+      'head_dim': 12,
+      'global_head_dim': 16,
+      'num_kv_shared_layers': 2,
+      'hidden_size_per_layer_input': 6,
+      'vocab_size_per_layer_input': 96,
+      'sliding_window': 7,
+    },
+    'gemma',
+    {
+      'heads': '4 of 12, 2 of keys and values; without a window 4 of 16, 2 of '
+      'keys and values',
+      'shared': 'keys and values by the last 2 layers',
+      'inputs': '6 numbers per token for each layer',
+    },
+  ),
   'gpt_oss': (
     {'num_local_experts': 4, 'head_dim': 8, 'sliding_window': 7},
     'gpt_oss',
@@ -129,8 +148,8 @@ def test_families_are_told_with_their_sizes(tmp_path, kind):
   assert facts['family'] == f'{kind}, specsample/models/{file}.py'
   assert facts | own == facts
   count = sum(x.numel() for x in reference.parameters())
-  num_biases = 8 if kind == 'deepseek_v3' else 0  # in its router, as a buffer
-  count += num_biases
+  # Buffers: biases of a router, and scalars of layers.
+  count += {'deepseek_v3': 8, 'gemma4_text': 4}.get(kind, 0)
   assert facts['parameters'] == f'{count:,}'
   assert facts['stored'].startswith(f'{count:,} numbers in ')
   assert facts['bytes'] == f'F32 {4 * count / 1000:.4g} kB'

@@ -23,12 +23,26 @@ _LATENT = dataclasses.replace(
   latent=attention.Latent(kv_rank=12, rope_dim=4, head_dim=6, value_dim=5),
 )
 _SINKS = dataclasses.replace(_SLIDING, has_sinks=True)
+# Layers 2 and 3 read the keys and values of layers 0 and 1.
+_SHARED = dataclasses.replace(
+  _SLIDING,
+  num_layers=4,
+  sliding_layers=(0, 2),
+  full_head_dim=6,
+  full_kv_heads=1,
+  values_are_keys=True,
+  has_value_norm=True,
+  num_shared=2,
+  layer_input_dim=4,
+)
 _MODELS = {
   'full': _LLAMA,
   'ring': _SLIDING,
   'latent': _LATENT,
   'latent_ring': dataclasses.replace(_LATENT, sliding_window=_WINDOW),
   'sinks': _SINKS,
+  'shared': _SHARED,
+  'int8_shared': dataclasses.replace(_SHARED, has_int8_cache=True),
   'int8': dataclasses.replace(_LLAMA, has_int8_cache=True),
   'int8_ring': dataclasses.replace(_SLIDING, has_int8_cache=True),
   'int8_sinks': dataclasses.replace(_SINKS, has_int8_cache=True),
@@ -99,6 +113,12 @@ def test_more_tokens_than_a_ring_has_room_for_are_refused():
   tokens = jnp.zeros((1, _WINDOW + _FED + 1), jnp.int32)
   with pytest.raises(ValueError, match=r'12 tokens .* room for 11.*max_new'):
     jax.eval_shape(_SLIDING.apply, _params('ring'), tokens, cache)
+
+
+def test_shared_entries_exist_once():
+  cache = _SHARED.init_cache(2, _ROOM)
+  shapes = [None if leaf is None else leaf.shape for leaf in cache.keys]
+  assert shapes == [(2, 2, _ROOM, 8), (2, 1, _ROOM, 6), None, None]
 
 
 def test_latent_entries_are_one_vector_for_all_heads():

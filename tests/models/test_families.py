@@ -30,6 +30,35 @@ _YARN = {
   'original_max_position_embeddings': 16,
   'rope_theta': 1_000.0,
 }
+_GEMMA4 = _OWN_HEADS | {
+  'global_head_dim': 16,
+  'sliding_window': 7,
+  'final_logit_softcapping': 6.0,
+  'rope_parameters': {
+    'full_attention': {
+      'rope_type': 'proportional',
+      'partial_rotary_factor': 0.25,
+      'rope_theta': 1_000.0,
+    },
+    'sliding_attention': {'rope_type': 'default', 'rope_theta': 50.0},
+  },
+}
+_SHARED4 = {
+  'num_hidden_layers': 5,
+  'layer_types': [
+    'sliding_attention',
+    *['sliding_attention', 'full_attention'] * 2,
+  ],
+  'num_kv_shared_layers': 2,
+  'use_double_wide_mlp': True,
+  'hidden_size_per_layer_input': 8,
+  'vocab_size_per_layer_input': 131,
+}
+_KEYS_AS_VALUES = {
+  'attention_k_eq_v': True,
+  'num_global_key_value_heads': 1,
+  'hidden_size_per_layer_input': 0,
+}
 _LATENT = {
   'q_lora_rank': 20,
   'kv_lora_rank': 16,
@@ -116,6 +145,19 @@ _CONFIGS = {
       'sliding_attention': {'rope_type': 'default', 'rope_theta': 50.0},
     },
   ),
+  'gemma4': transformers.Gemma4TextConfig(**_GEMMA4 | _SHARED4),
+  'gemma4_keys_as_values': transformers.Gemma4TextConfig(
+    **_GEMMA4 | _KEYS_AS_VALUES | {'num_hidden_layers': 4},
+    layer_types=['sliding_attention'] * 2 + ['full_attention'] * 2,
+  ),
+  'gemma4_experts': transformers.Gemma4TextConfig(
+    **_GEMMA4 | _KEYS_AS_VALUES,
+    layer_types=['sliding_attention'] * 2 + ['full_attention'],
+    enable_moe_block=True,
+    num_experts=6,
+    top_k_experts=2,
+    moe_intermediate_size=20,
+  ),
   'gpt_oss': transformers.GptOssConfig(
     **_OWN_HEADS | {'head_dim': 8, 'intermediate_size': 24},
     sliding_window=7,
@@ -164,6 +206,8 @@ def _reference(name):
         value.uniform_(begin, begin + 1)
       elif 'bias' in key:
         value.uniform_(-0.5, 0.5)
+      elif key.endswith(('layer_scalar', 'router.scale', 'expert_scale')):
+        value.uniform_(0.5, 1.5)
       elif 'sinks' in key:
         value.normal_()
       elif 'experts.' in key or key.endswith('gate.weight'):
