@@ -104,15 +104,22 @@ class Origin(enum.IntEnum):
   PLAIN = 4
 
 
+@dataclasses.dataclass(frozen=True)
+class KeysAndValues:
+  """Names the keys and values of a layer, among the features of a drafter."""
+
+  layer: int
+
+
 @pytree
 class ModelOutput:
   """The result of one pass of a model over T tokens."""
 
   logits: Array  # [B, T, V], for the token after each input
   hidden: Array  # [B, T, D], the vectors that `unembed` reads
-  features: tuple[
-    Array, ...
-  ] = ()  # [B, T, D] each, outputs of the requested layers
+  # [B, T, D] each, outputs of the requested layers; [B, T, 2, H, head_dim] of
+  # `KeysAndValues`.
+  features: tuple[Array, ...] = ()
 
 
 @pytree
@@ -441,8 +448,11 @@ class Drafter(abc.ABC):
     return None
 
   @default
-  def feature_layers(self) -> tuple[int, ...]:
-    """The target's layers whose outputs the drafter reads."""
+  def feature_layers(self) -> tuple[Any, ...]:
+    """The target's layers whose outputs the drafter reads.
+
+    They may be `KeysAndValues` if the target is a `Transformer`.
+    """
     return ()
 
   @default

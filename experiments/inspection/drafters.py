@@ -18,6 +18,7 @@ from specsample.loading.published import eagle
 from specsample.loading.published import layouts
 from specsample.loading.published import source as source_lib
 from specsample.models import config as config_lib
+from specsample.models import gemma
 from specsample.models import safetensors_file
 from specsample.models import transformer
 
@@ -137,6 +138,13 @@ def _stand_in(source: source_lib.Source) -> transformer.Transformer:
   Raises:
     ValueError: the drafter's tensors and configuration do not give them.
   """
+  if 'backbone_hidden_size' in source.config.values:
+    # An assistant's layers follow layers that are like the target's.
+    return dataclasses.replace(
+      gemma.assistant(source.config, 'bfloat16'),
+      dim=source.config.size('backbone_hidden_size'),
+      num_shared=0,
+    )
   rows = {name: x.shape[0] for name, x in source.tensors.items() if x.shape}
   matrices = [x.shape for x in source.tensors.values() if len(x.shape) == 2]
   # An unembedding has more rows than any other matrix.

@@ -49,6 +49,7 @@ _FILE_PATTERNS = (
   NAME,
   'drafter.safetensors',
   'config.json',
+  'generation_config.json',
   'model*.safetensors',
   'pytorch_model*.bin',
   '*_lm_head.safetensors',

@@ -182,7 +182,8 @@ def attend(
       another.
     mask: [B, T, S + T].
     keys, values: pairs of the cache's [B, H, S, D] and the new tokens'
-      [B, H, T, D].
+      [B, H, T, D]. If queries see only the cache, the new ones are
+      [B, H, 0, D] and the mask is [B, T, S].
     softcap: if given, scores are c * tanh(score / c) (Gemma 2, 2408.00118).
     sinks: [H, G * T], a score per query of an entry whose value is 0, which
       every query sees (gpt-oss, 2508.10925).
@@ -190,7 +191,7 @@ def attend(
   Returns:
     [B, H, G * T, D] float32.
   """
-  num_queries, size = query.shape[2], mask.shape[2] - mask.shape[1]
+  num_queries, size = query.shape[2], mask.shape[2] - keys[1].shape[2]
   if num_queries == 1:
     # For a single row the TPU compiler does not emit a matrix product, and what
     # it emits instead needs the whole cache in another layout.

@@ -1,5 +1,6 @@
 """The Gemma family, text only: Gemma 2 (2408.00118), 3 (2503.19786) and 4."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -316,6 +317,37 @@ def _parts4(model: transformer.Transformer) -> parts.Parts:
     }
     found['.experts.down_proj'] = {'': parts.Part(order)}
   return found
+
+
+def assistant(config: config_lib.Config, dtype: str) -> transformer.Transformer:
+  """Returns the layers of an assistant, as the last ones of a model.
+
+  The first two stand for layers of the target, one with a window and one
+  without, whose keys and values the others read.
+
+  Raises:
+    ValueError: the configuration is damaged, or for another architecture.
+  """
+  text = config.part('text_config')
+  for key, supported in (
+    ('hidden_size_per_layer_input', 0),
+    ('enable_moe_block', False),
+    ('use_double_wide_mlp', False),
+  ):
+    text.only(key, supported)
+  values = {
+    **text.values,
+    'hidden_size_per_layer_input': 0,
+    'num_kv_shared_layers': 0,
+  }
+  alone = _gemma4(config_lib.Config(values, config.origin), dtype)
+  assert alone.sliding_layers is not None
+  return dataclasses.replace(
+    alone,
+    num_layers=2 + alone.num_layers,
+    sliding_layers=(0, *(2 + i for i in alone.sliding_layers)),
+    num_shared=alone.num_layers,
+  )
 
 
 GEMMA4 = family.Family(_gemma4, _NAMES4, own_name=_name_of_text, parts=_parts4)

@@ -57,6 +57,12 @@ def quantise(x: Array, axis: int = -1) -> Int8:
   return Int8(values=values.astype(jnp.int8), scale=scale)
 
 
+def dense(x: Array | Int8, dtype: Any) -> Array:
+  """Returns the array in the given dtype."""
+  whole = x.values * x.scale if isinstance(x, Int8) else x
+  return whole.astype(dtype)
+
+
 def dtype_of(params: Params) -> Any:
   """Returns the dtype of the parameters that are not stored as int8."""
   leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Int8))

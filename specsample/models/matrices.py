@@ -32,7 +32,7 @@ def is_stored(leaf: Any) -> bool:
 def dense(x: Matrix, dtype: Any) -> Array:
   """Returns the array [in, out] in the given dtype."""
   if isinstance(x, int8.Int8):
-    return (x.values * x.scale).astype(dtype)
+    return int8.dense(x, dtype)
   if isinstance(x, int8_blocks.Int8Blocks):
     return int8_blocks.dense(x, dtype)
   values = x.values.T if isinstance(x, transposed.Transposed) else x

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 
 from specsample import checks
 from specsample import sharding
+from specsample import types
 from specsample.models import attention
 from specsample.models import cache as cache_lib
 from specsample.models import config as config_lib
 from specsample.models import decoder_layer
 from specsample.models import experts as experts_lib
+from specsample.models import int8
 from specsample.models import layers
 from specsample.models import masks
 from specsample.models import matrices
@@ -252,7 +254,7 @@ class Transformer:
     params: Params,
     tokens: Array,
     cache: cache_lib.KVCache,
-    features: tuple[int, ...] = (),
+    features: tuple[int | types.KeysAndValues, ...] = (),
     parents: Array | None = None,
   ) -> tuple[ModelOutput, cache_lib.KVCache]:
     """See `types.Model`."""
@@ -264,12 +266,21 @@ class Transformer:
     params: Params,
     tokens: Array,
     cache: cache_lib.KVCache,
-    features: tuple[int, ...] = (),
+    features: tuple[int | types.KeysAndValues, ...] = (),
     parents: Array | None = None,
   ) -> tuple[ModelOutput, cache_lib.New]:
     """See `types.Readable`."""
-    there = range(-1, self.num_layers)
+    there = {*range(-1, self.num_layers)} | {
+      types.KeysAndValues(i)
+      for i in range(self.num_layers)
+      if self.latent is None and self.kv_source(i) == i
+    }
     missing = [i for i in features if i not in there]
+    if missing and isinstance(missing[0], types.KeysAndValues):
+      raise ValueError(
+        f'features are {features}, but the model has no keys and values of '
+        f'layer {missing[0].layer}: name a layer that has its own'
+      )
     if missing:
       raise ValueError(
         f'features are {features}, but the model has no layer {missing[0]}: '
@@ -492,7 +503,12 @@ class _Network(nnx.Module):
     output = ModelOutput(
       logits=self.unembed(hidden),
       hidden=hidden,
-      features=tuple(unflatten(outputs[i + 1]) for i in features),
+      features=tuple(
+        _keys_and_values(new_keys[i.layer], new_values[i.layer], x.dtype)
+        if isinstance(i, types.KeysAndValues)
+        else unflatten(outputs[i + 1])
+        for i in features
+      ),
     )
     return output, cache_lib.New(
       keys=tuple(new_keys), values=tuple(new_values), after=hidden[:, 0]
@@ -506,6 +522,12 @@ class _Network(nnx.Module):
     else:
       mask, positions = masks.of_tree(length, num_new, size, parents, window)
     return self.config.rope(positions, window), mask
+
+
+def _keys_and_values(keys, values, dtype):
+  """Stacks keys and values of [B, H, T, head_dim] to [B, T, 2, H, head_dim]."""
+  both = jnp.stack([int8.dense(x, dtype) for x in (keys, values)], axis=1)
+  return jnp.moveaxis(both, 3, 1)
 
 
 class _LayerEmbedding(nnx.Module):

@@ -18,6 +18,7 @@ from experiments.inspection import memory
 import specsample
 from specsample import testing
 from specsample.models import checkpoint
+from tests.loading.published import test_assistant
 from tests.loading.published import test_dflash
 from tests.loading.published import test_dflash2
 from tests.loading.published import test_eagle
@@ -503,6 +504,15 @@ def test_weights_that_cannot_be_read_are_named(tmp_path):
   texts, names = _problems(tmp_path / 'fp8')
   assert texts == ['no weight files: download them', '21 tensors missing']
   assert len(names) == 21
+
+
+def test_an_assistant_is_told_without_its_target(tmp_path):
+  test_assistant.save(tmp_path, is_ordered=True)
+  report = inspection.inspect(str(tmp_path))
+  assert report.problems == ()
+  facts = dict(report.facts)
+  assert facts['drafter'] == 'Assistant'
+  assert facts['of a target'] == '16 wide, of 32 tokens'
 
 
 def test_modules_for_more_tokens_are_told(tmp_path):

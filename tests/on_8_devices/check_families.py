@@ -49,7 +49,8 @@ _MODELS = {
   'gemma4': dataclasses.replace(
     _LLAMA,
     num_layers=5,
-    norm_eps=1e-6,
+    tie_embeddings=True,
+    embedding_scale=5.6,
     sliding_window=3,
     sliding_layers=(0, 1, 3),
     full_head_dim=12,

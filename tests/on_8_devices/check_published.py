@@ -7,6 +7,7 @@ import pytest
 import specsample
 from specsample import sharding
 from specsample.loading import load
+from tests.loading.published import test_assistant
 from tests.loading.published import test_dflash
 from tests.loading.published import test_dflash2
 from tests.loading.published import test_eagle
@@ -100,4 +101,25 @@ def test_drafts_are_those_of_one_device(tmp_path, name):
   for field in ('tokens', 'lengths', 'accepted'):
     np.testing.assert_array_equal(
       getattr(generated, field), getattr(expected, field), field
+    )
+
+
+def test_an_assistant_drafts_as_on_one_device(tmp_path):
+  """It reads keys and values that the mesh divides by heads."""
+  for name in ('target', 'assistant'):
+    (tmp_path / name).mkdir()
+  test_assistant.save_target(tmp_path / 'target')
+  test_assistant.save(tmp_path / 'assistant', is_ordered=True)
+
+  def run():
+    target = specsample.load(tmp_path / 'target')
+    loaded = specsample.load_drafter(tmp_path / 'assistant', target, 3)
+    return generate(target, loaded)
+
+  expected = run()
+  with jax.set_mesh(sharding.make_mesh(2, 4)):
+    found = run()
+  for field in ('tokens', 'lengths', 'origin', 'accepted'):
+    np.testing.assert_array_equal(
+      getattr(found, field), getattr(expected, field), field
     )

@@ -7,6 +7,7 @@ from typing import Any
 from etils import epath
 
 from specsample.loading import load as load_lib
+from specsample.loading.published import assistant
 from specsample.loading.published import dflash
 from specsample.loading.published import eagle
 from specsample.loading.published import heads
@@ -39,7 +40,11 @@ _P_EAGLE = Layout('P-EAGLE', eagle.plan_p_eagle)
 _DFLASH = Layout('DFlash', dflash.plan)
 _DFLASH2 = Layout('DFlash 2', dflash.plan)
 _DSPARK = Layout('DSpark', dflash.plan)
-ALL = (_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _P_EAGLE, _DFLASH, _DFLASH2, _DSPARK)
+_ASSISTANT = Layout("Gemma 4's assistants", assistant.plan)
+ALL = (
+  *(_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _P_EAGLE, _DFLASH, _DFLASH2, _DSPARK),
+  _ASSISTANT,
+)
 # By speculators_model_type.
 _OF_SPECULATORS = {
   'eagle': _EAGLE,
@@ -59,6 +64,7 @@ _BY_TENSOR = {
   'fc.weight': _EAGLE,
   'hydra_mlp.0.0.linear.weight': _HYDRA,
   'hydra_mlp.0.1.linear.weight': _HYDRA,
+  'pre_projection.weight': _ASSISTANT,
   'medusa_head.0.0.linear.weight': _MEDUSA,
   '0.0.linear.weight': _MEDUSA,
 }

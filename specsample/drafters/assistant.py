@@ -1,0 +1,267 @@
+"""A drafter of layers that attend to the target's own keys and values.
+
+Gemma 4 is published with one, called its assistant.
+"""
+
+import dataclasses
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from specsample import checks
+from specsample import indexing
+from specsample import sharding
+from specsample import types
+from specsample.drafters import heads
+from specsample.drafters import trainable
+from specsample.drafters import vocabulary
+from specsample.models import cache as cache_lib
+from specsample.models import decoder_layer
+from specsample.models import layers
+from specsample.models import matrices
+from specsample.models import network
+from specsample.types import Array, Params
+
+
+class _Ordered(nnx.Module):
+  """The tokens in clusters, of which only the best are drafted from."""
+
+  def __init__(self, config, keys):
+    dim, size = config.layer_config.dim, config.num_clusters
+    self.clusters = layers.Linear(
+      dim, size, axes=(None, None), keys=keys, dtype=jnp.float32
+    )
+    ids = jnp.arange(config.vocab_size)
+    self.ids = network.Buffer(ids, axes=(None,))
+    self.num_best = config.num_best_clusters
+
+  def __call__(self, rows):
+    """Returns the ids [n, m] of the tokens to draft from, given rows [n, d]."""
+    _, best = jax.lax.top_k(self.clusters(rows), self.num_best)
+    by_cluster = self.ids[...].reshape(self.clusters.kernel.shape[1], -1)
+    found = sharding.map_parts(
+      lambda ids, best: jnp.take(ids, best, axis=0),
+      (by_cluster, best),
+      ((None, None), ('batch', None)),
+      result=('batch', None, None),
+    )
+    return found.reshape(len(best), -1)
+
+
+class _Network(nnx.Module):
+  def __init__(self, config, keys):
+    shape = dataclasses.replace(config.layer_config, dtype='float32')
+    dim = config.model.dim
+    self.joined_axis = sharding.Axis('mlp', 2 * dim)
+    self.project = layers.Linear(
+      2 * dim,
+      shape.dim,
+      axes=(self.joined_axis, None),
+      keys=keys,
+      dtype=jnp.float32,
+    )
+    self.first = len(config.kv_layers)
+    self.layers = nnx.List(
+      [
+        decoder_layer.DecoderLayer(shape, keys, i)
+        for i in range(self.first, shape.num_layers)
+      ]
+    )
+    self.norm = layers.RMSNorm(shape.dim, shape.norm_eps, jnp.float32)
+    self.back = layers.Linear(
+      shape.dim, dim, axes=(None, None), keys=keys, dtype=jnp.float32
+    )
+    self.vocabulary = vocabulary.DraftVocabulary(
+      shape.dim, config.vocab_size, has_ids=False, softcap=shape.logit_softcap
+    )
+    self.ordered = _Ordered(config, keys) if config.num_clusters else None
+    self.config = shape
+
+  def __call__(self, embedded, hidden, positions, cache):
+    """Returns what is unembedded, [B, n, d], and the next vectors [B, n, D].
+
+    Args:
+      embedded: [B, n, D], embeddings of the latest tokens.
+      hidden: [B, n, D], vectors of the tokens before them.
+      positions: [B] int32, the position of all queries of a row.
+      cache: the target's keys and values.
+    """
+    batch, num_new, _ = embedded.shape
+    rows = jnp.concatenate([embedded, hidden], axis=-1)
+    rows = rows.reshape(batch * num_new, -1)
+    x = self.project(sharding.constrain(rows, 'batch', self.joined_axis))
+    repeated = jnp.repeat(positions[:, None], num_new, axis=1)
+    size = cache_lib.size(cache.keys[0])
+    for number, layer in enumerate(self.layers, self.first):
+      source = self.config.kv_source(number)
+      window = self.config.window(number)
+      keys, values = cache.keys[source], cache.values[source]
+      x, _, _ = layer(
+        x,
+        self.config.rope(repeated, window),
+        _mask(cache.length, size, num_new, window),
+        *((part, part[:, :, :0]) for part in (keys, values)),
+      )
+    y = self.norm(x)
+    of_nodes = lambda rows: rows.reshape(batch, num_new, -1)
+    return of_nodes(y), of_nodes(self.back(y))
+
+
+def _mask(length, size, num_new, window):
+  """Returns a mask [B, n, S] of the last `window` of length [B] tokens."""
+  entries = jnp.broadcast_to(jnp.arange(size), (length.size, size))
+  entries = sharding.constrain(entries, 'batch', None)
+  seen = entries < length[:, None]
+  if window is not None:
+    seen &= entries >= length[:, None] - window
+  seen = jnp.broadcast_to(seen[:, None], (length.size, num_new, size))
+  return sharding.constrain(seen, 'batch', None, None)
+
+
+@types.pytree
+class _Drafting:
+  """What `first` and `next` hand on."""
+
+  hidden: Array  # [B, n, D], after the latest tokens
+  state: heads.HeadsState
+  num_nodes: int = types.static()  # of a tree so far
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assistant(trainable.Trainable):
+  """A drafter whose layers read the keys and values of some of the target's.
+
+  Each draft token is made of the embedding of the token before it and of a
+  vector: first the target's hidden vector, then the drafter's own output. All
+  queries of a round have the same position and see the same entries, those of
+  tokens that the target has read. The drafter is published with the weights of
+  its target and is not trained here.
+
+  Attributes:
+    kv_layers: layers of the target that have keys and values of their own.
+    layer_config: a `models.transformer.Transformer` whose first layers stand
+      for these; the others are the drafter's, and share their keys and values.
+    num_clusters: the number of clusters of tokens, of equal size; 0 if all
+      tokens are drafted from.
+    num_best_clusters: how many clusters a token is drafted from.
+    query_offset: the position of the queries minus that of the pending token: 0
+      as in transformers, or -1 as in vLLM.
+  """
+
+  kv_layers: tuple[int, ...]
+  layer_config: Any
+  num_clusters: int = 0
+  num_best_clusters: int = 0
+  query_offset: int = 0
+  own_unembedding: bool = True
+  _network = _Network
+
+  def __post_init__(self):
+    """Raises ValueError unless the target has such keys and values."""
+    super().__post_init__()
+    checks.has(
+      *('model', self.model, ('kv_source', 'of_layer')),
+      'give a models.transformer.Transformer',
+    )
+    shape = self.layer_config
+    for own, layer in enumerate(self.kv_layers):
+      found, wanted = (
+        (like.num_kv_heads, like.head_dim)
+        for like in (self.model.of_layer(layer), shape.of_layer(own))
+      )
+      if found != wanted:
+        raise ValueError(
+          f'layer_config has {wanted[0]} key-value heads of {wanted[1]} '
+          f'numbers, but layer {layer} of the target has {found[0]} of '
+          f'{found[1]}: give the drafter that was made for this target'
+        )
+    if self.num_clusters and self.vocab_size % self.num_clusters:
+      raise ValueError(
+        f'num_clusters is {self.num_clusters}, which does not divide the '
+        f'{self.vocab_size} tokens evenly: give the number that the drafter '
+        'was trained with'
+      )
+
+  @property
+  def feature_layers(self) -> tuple[types.KeysAndValues, ...]:
+    """See `types.Drafter`."""
+    return tuple(map(types.KeysAndValues, self.kv_layers))
+
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    dtype = self.own(params)['norm']['scale'].dtype
+    shape = dataclasses.replace(
+      self.layer_config, has_int8_cache=False, dtype=dtype.name
+    )
+    cache = shape.init_cache(batch_size, max_length)
+    zeros = sharding.zeros((batch_size, self.model.dim), dtype, 'batch', None)
+    return heads.HeadsState(
+      hidden=zeros,
+      length=cache.length,
+      cache=dataclasses.replace(
+        cache,
+        keys=cache.keys[: len(self.kv_layers)],
+        values=cache.values[: len(self.kv_layers)],
+      ),
+    )
+
+  def observe(self, params, tokens, count, output, verdict, state):
+    """See `types.Drafter`: keeps the keys and values of the tokens."""
+    del params, tokens, verdict
+    heads.check_dtype(output.hidden, state)
+    length = state.length + count
+    # [B, T, 2, H, head_dim] to keys and values of [B, H, T, head_dim].
+    parts = [jnp.moveaxis(x, (2, 3), (0, 2)) for x in output.features]
+    keys, values = zip(*parts, strict=True)
+    after = output.hidden[:, 0]
+    cache = cache_lib.append(state.cache, keys, values, after=after)
+    state = heads.take_in(state, output.hidden, length)
+    return dataclasses.replace(state, cache=cache_lib.commit(cache, length))
+
+  def first(self, params, tokens, length, state):
+    """See `steps.Steps`."""
+    last = jnp.maximum(length - 1, 0)[:, None]
+    pending = jnp.take_along_axis(tokens, last, axis=1)
+    carry = _Drafting(hidden=state.hidden[:, None], state=state, num_nodes=1)
+    return self._step(params, pending, carry.hidden, carry)
+
+  def next(self, params, tokens, parents, carry):
+    """See `steps.Steps`."""
+    hidden = carry.hidden
+    if parents is not None:
+      num_new = tokens.shape[1]
+      before = parents[:, -num_new:] - (carry.num_nodes - hidden.shape[1])
+      hidden = jnp.take_along_axis(hidden, before[..., None], axis=1)
+      carry = dataclasses.replace(carry, num_nodes=carry.num_nodes + num_new)
+    return self._step(params, tokens, hidden, carry)
+
+  def _step(self, params, tokens, hidden, carry):
+    vectors, hidden = self.merge(params)(
+      self.model.embed(params['target'], tokens),
+      hidden,
+      carry.state.length + self.query_offset,
+      carry.state.cache,
+    )
+    carry = dataclasses.replace(carry, hidden=hidden)
+    return self.logits(params, vectors), carry
+
+  def logits(self, params: Params, vectors: Array) -> Array:
+    """Returns logits [..., V] of [..., d]: -inf outside the best clusters."""
+    ordered = self.merge(params).ordered
+    if ordered is None:
+      return super().logits(params, vectors)
+    own = self.merge(params).vocabulary
+    rows = vectors.reshape(-1, vectors.shape[-1])
+    ids = ordered(rows)
+    columns = matrices.lookup(
+      own.unembedding.get_value(), ids, own.axis, rows.dtype
+    )
+    logits = jnp.einsum(
+      *('nd,nmd->nm', rows, columns), preferred_element_type=jnp.float32
+    )
+    if own.softcap is not None:
+      logits = own.softcap * jnp.tanh(logits / own.softcap)
+    found = indexing.put(logits, ids, self.vocab_size)
+    return found.reshape(*vectors.shape[:-1], -1)

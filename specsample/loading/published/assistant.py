@@ -1,0 +1,96 @@
+"""Gemma 4's assistants, as Google publishes them."""
+
+from specsample import files
+from specsample.drafters import assistant
+from specsample.loading import load
+from specsample.loading.published import source as source_lib
+from specsample.models import config as config_lib
+from specsample.models import gemma
+
+_NAMES = {
+  'project.kernel': 'pre_projection.weight',
+  'back.kernel': 'post_projection.weight',
+  'norm.scale': 'norm.weight',
+  'vocabulary.unembedding': 'embed_tokens.weight',
+  'ordered.clusters.kernel': 'masked_embedding.centroids.weight',
+  'ordered.ids': 'masked_embedding.token_ordering',
+} | {
+  ours: theirs.removeprefix('model.')
+  for ours, theirs in gemma.GEMMA4.names.items()
+  if ours.startswith('layers.{}.')
+}
+# Without a number in generation_config.json.
+_NUM_DRAFT_TOKENS = 4
+
+
+def plan(
+  source: source_lib.Source,
+  target: load.Loaded,
+  num_draft_tokens: int | None,
+) -> source_lib.Plan:
+  """Plans an assistant.
+
+  Raises:
+    ValueError: the drafter is damaged, or for another target.
+  """
+  config = source.config
+  shape = gemma.assistant(config, target.model.dtype)
+  for key, found, wanted in (
+    (
+      'backbone_hidden_size',
+      config.size('backbone_hidden_size'),
+      target.model.dim,
+    ),
+    ('vocab_size', shape.vocab_size, target.model.vocab_size),
+  ):
+    if found != wanted:
+      raise ValueError(
+        f"{config.origin}: {key} is {found}, but the target's is {wanted}: the "
+        'drafter was made for another target'
+      )
+  is_ordered = config.flag('use_ordered_embeddings')
+  size = lambda key: config.size(key) if is_ordered else 0
+  drafter = assistant.Assistant(
+    model=target.model,
+    kv_layers=_kv_layers(config, target.model),
+    num_draft_tokens=(
+      _num_draft_tokens(source)
+      if num_draft_tokens is None
+      else num_draft_tokens
+    ),
+    layer_config=shape,
+    num_clusters=size('num_centroids'),
+    num_best_clusters=size('centroid_intermediate_top_k'),
+  )
+  return source_lib.Plan(
+    drafter=drafter,
+    source=source,
+    names=_NAMES,
+    ignored={source_lib.UNEMBEDDING},
+  )
+
+
+def _kv_layers(config, model):
+  """Returns the target's last layers with and without a window.
+
+  Layers that share the keys and values of others do not count.
+  """
+  own = range(model.num_layers - model.num_shared)
+  with_window = [i for i in own if model.window(i) is not None]
+  without = [i for i in own if model.window(i) is None]
+  if not (with_window and without):
+    raise ValueError(
+      f'{config.origin}: the drafter reads a layer with a window and one '
+      f'without, but the target has {len(with_window)} and {len(without)} of '
+      'them: the drafter was made for another target'
+    )
+  return with_window[-1], without[-1]
+
+
+def _num_draft_tokens(source):
+  path = source.folder / 'generation_config.json'
+  if not path.exists():
+    return _NUM_DRAFT_TOKENS
+  values = files.read_json(path)
+  config = config_lib.Config(values, str(path))
+  return config.size('num_assistant_tokens', _NUM_DRAFT_TOKENS)
