@@ -40,6 +40,14 @@ def spoken(answer: str) -> str:
   return '' if answer.lstrip().startswith(_THOUGHT) else answer
 
 
+def final(answer: str, stops: Iterable[str], *, chat: bool) -> str:
+  """Returns a chat's answer without its thoughts, or a plain text that is cut.
+
+  A plain model's text ends before the first of `stops`; a chat ends by itself.
+  """
+  return spoken(answer) if chat else cut(answer, stops)
+
+
 def code(answer: str, name: str) -> str:
   """Returns the code in a chat model's answer that defines function `name`.
 

@@ -17,7 +17,6 @@ from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
 _FIELDS = ('question', 'answer')
-_SCORE = 'accuracy'
 _SHA256 = '3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14'
 _MARK = '####'  # before the number at the end of a reference
 _REQUEST = (
@@ -83,7 +82,7 @@ class GSM8K:
   @property
   def score_names(self) -> tuple[str, ...]:
     """See `task.Task`."""
-    return (_SCORE,)
+    return (task.ACCURACY,)
 
   def prompts(self) -> list[prompts_lib.Prompt]:
     """Returns one zero-shot prompt per problem; its reference is a number."""
@@ -103,15 +102,11 @@ class GSM8K:
     answers: Sequence[Sequence[str]],
   ) -> list[task.Score]:
     """Returns the accuracy, averaged over the samples of each prompt."""
-    shares = []
-    for prompt, samples in zip(prompts, answers, strict=True):
-      given = [
-        extraction.spoken(text) if self.chat else extraction.cut(text, _STOPS)
-        for text in samples
-      ]
-      wanted = number(str(prompt.reference))
-      shares.append(sum(number(text) == wanted for text in given) / len(given))
-    return [task.average(_SCORE, shares)]
+    is_right = lambda reference, answer: (
+      number(extraction.final(answer, _STOPS, chat=self.chat))
+      == number(reference)
+    )
+    return [task.accuracy(prompts, answers, is_right)]
 
   def _source(self):
     return source_lib.Source(

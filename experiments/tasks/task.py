@@ -1,6 +1,6 @@
 """The protocol of a task: prompts, and how answers to them are scored."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Protocol
 
@@ -9,6 +9,8 @@ import numpy as np
 from experiments.decoding import prompts as prompts_lib
 from experiments.reporting import intervals
 from experiments.tasks import source as source_lib
+
+ACCURACY = 'accuracy'  # the name of a share of right answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,3 +66,23 @@ def average(name: str, values: Sequence[float]) -> Score:
   """Returns the mean of the prompts' own scores, which are from 0 to 1."""
   shares = np.asarray(values, np.float64)
   return Score(name, float(shares.mean()), intervals.of_shares(shares))
+
+
+def accuracy(
+  prompts: Sequence[prompts_lib.Prompt],
+  answers: Sequence[Sequence[str]],
+  is_right: Callable[[str, str], bool],
+) -> Score:
+  """Returns the share of right answers, averaged over each prompt's samples.
+
+  Args:
+    prompts: their references are texts.
+    answers: the samples of each prompt.
+    is_right: (reference, answer) -> whether the answer is right.
+  """
+  shares = [
+    sum(is_right(str(prompt.reference), text) for text in samples)
+    / len(samples)
+    for prompt, samples in zip(prompts, answers, strict=True)
+  ]
+  return average(ACCURACY, shares)

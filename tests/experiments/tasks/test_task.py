@@ -4,6 +4,7 @@ import pytest
 
 from experiments.tasks import gsm8k
 from experiments.tasks import human_eval
+from experiments.tasks import math500
 from experiments.tasks import questions
 from experiments.tasks import sandbox
 from experiments.tasks import source
@@ -13,10 +14,11 @@ from experiments.tasks import task
 _TASKS = """
 chosen.tasks = [
   @HumanEval(), @GSM8K(), @spec_bench(), @mt_bench(), @articles(), @xsum(),
-  @cnn_dailymail(),
+  @cnn_dailymail(), @MATH500(),
 ]
 xsum.path = 'nowhere'
 GSM8K.path = 'nowhere'
+MATH500.path = 'nowhere'
 HumanEval.chat = True
 """
 
@@ -60,13 +62,14 @@ def test_gin_makes_tasks_and_nothing_is_read():
     summarization.articles(),
     summarization.xsum(path='nowhere'),
     summarization.cnn_dailymail(),
+    math500.MATH500(path='nowhere'),
   ]
   assert [one.name for one in tasks] == [
     *('HumanEval', 'GSM8K', 'Spec-Bench', 'MT-Bench', 'Articles', 'XSum'),
-    'CNN/DM',
+    *('CNN/DM', 'MATH-500'),
   ]
-  assert [one.chat for one in tasks] == [True, False, True, True, *3 * [False]]
-  for absent in (tasks[1], tasks[5]):
+  assert [one.chat for one in tasks] == [True, False, True, True, *4 * [False]]
+  for absent in (tasks[1], tasks[5], tasks[7]):
     for read in (absent.prompts, absent.provenance):
       with pytest.raises(ValueError, match=r'nowhere: No such file'):
         read()
