@@ -22,8 +22,8 @@ _TABLES = {
   'block_verification': ('block_verification', 16, ('GSM8K',)),
   'chen2023_figure1': ('chen2023_figure1', 16, ('xsum',)),
   'chen2023_table1': ('chen2023_table1', 16, ('xsum',)),
-  'dflash': ('dflash', 4, ('GSM8K',)),
-  'dflash_dspark': ('dflash_dspark', 4, ('GSM8K', 'mt_bench')),
+  'dflash': ('dflash', 4, ('GSM8K', 'MATH500', 'mt_bench')),
+  'dflash_dspark': ('dflash_dspark', 4, ('GSM8K', 'MATH500', 'mt_bench')),
   'eagle': ('eagle', 4, ('mt_bench',)),
   'hydra': ('medusa', 4, ('mt_bench',)),
   'leviathan2023': ('leviathan2023', 16, ('cnn_dailymail',)),
@@ -38,6 +38,7 @@ _QUESTION = {
 }
 _RECORDS = {
   'GSM8K': {'question': 'What is 1 + 1?', 'answer': 'Two. #### 2'},
+  'MATH500': {'problem': 'What is 1 + 1?', 'answer': '2'},
   'cnn_dailymail': {'article': 'It rained today.', 'highlights': 'Rain.'},
   'mt_bench': _QUESTION,
   'spec_bench': _QUESTION,

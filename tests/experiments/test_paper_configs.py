@@ -3,10 +3,13 @@
 import dataclasses
 import json
 import pathlib
+import re
 
 import gin
 import pytest
 
+from experiments import methods
+from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import papers
 from experiments.reporting import ratios
 from experiments.reporting import rows as rows_lib
@@ -44,9 +47,34 @@ def _task():
   ).scoped_configurable_fn()
 
 
-def _keys(parameter):
-  """Returns the keys of a bound dictionary without making its values."""
-  return set(gin.query_parameter(parameter))
+def _bindings():
+  """Returns what each part's evaluation is bound to, without making it."""
+  try:
+    parts = gin.query_parameter('suite.evaluations.parts')
+  except ValueError:  # there is only one setting
+    return {'': _in_scope('')}
+  return {part: _in_scope(ref.config_key[0]) for part, ref in parts.items()}
+
+
+def _in_scope(scope, configurable=evaluation_lib.Evaluation):
+  with gin.config_scope(scope or None):
+    bound = gin.get_bindings(configurable, resolve_references=False)
+  return {key: _of_macro(value) for key, value in bound.items()}
+
+
+def _of_macro(value):
+  """Returns the value of a macro, and any other value unchanged."""
+  is_macro = repr(value).startswith('%')
+  return gin.query_parameter(repr(value)) if is_macro else value
+
+
+def _drafter(method):
+  """Returns what a method's trained drafter is bound to; {} if it has none."""
+  scope, name = method.config_key
+  if name.endswith('.lattice_tree'):
+    return _drafter(_in_scope(scope, methods.lattice_tree)['method'])
+  is_trained = name.endswith('.trained')
+  return _in_scope(scope, methods.trained) if is_trained else {}
 
 
 @pytest.mark.parametrize('path', _ALL, ids=lambda path: path.stem)
@@ -60,25 +88,44 @@ def test_papers_rows_are_of_the_evaluation(table, full):
   if full is not None:
     names.append(f'configs/full/{full}.gin')
   gin.parse_config_files_and_bindings(names, [])
-  methods = _keys('evaluation.Evaluation.methods')
-  assert 'autoregressive' in methods
-  try:
-    parts = _keys('suite.evaluations.parts')
-  except ValueError:  # there is only one setting
-    parts = {''}
+  found = {part: set(bound['methods']) for part, bound in _bindings().items()}
+  assert all('autoregressive' in names for names in found.values())
   paper = papers.Paper()
-  ours = [row for row in paper.rows if row[0] in parts and row[1] in methods]
+  ours = [row for row in paper.rows if row[1] in found.get(row[0], ())]
   assert bool(ours) == bool(paper.rows)
   fields = {field.name for field in dataclasses.fields(rows_lib.Row)}
   for _, _, values in ours:
     for quantity in values:
       is_position = quantity.startswith('acceptance at ')
       assert quantity in fields or is_position or quantity in _SCORES
-  assert set(paper.names) <= methods
+  assert set(paper.names) <= set().union(*found.values())
   for part, method, over, values in paper.ratios:
-    assert part in parts
-    assert {method, over} <= methods
+    assert {method, over} <= found[part]
     assert set(values) <= set(ratios.RATIOS)
+
+
+@pytest.mark.parametrize('table', ['dflash', 'dflash_dspark'])
+def test_a_setting_has_what_its_name_says(table):
+  names = [f'configs/{folder}/{table}.gin' for folder in ('runs', 'full')]
+  gin.parse_config_files_and_bindings(names, [])
+  of_data = set()
+  for part, bound in _bindings().items():
+    task = bound['task'].scoped_configurable_fn()
+    assert task.chat
+    if part.endswith(task.name):
+      of_data.add(task.name)
+    else:
+      assert (task.name, part[:-1]) == ('GSM8K', 'Qwen3-8B, T = ')
+    (size,) = re.findall(r'-(\d+B)', part) or ['8B']
+    loader = bound['target'].config_key[0]
+    target = gin.query_parameter(f'{loader}/specsample.load.name_or_path')
+    drafters = list(filter(None, map(_drafter, bound['methods'].values())))
+    for drafter in drafters:
+      assert repr(drafter['target']) == repr(bound['target'])
+      assert size.lower() in drafter['name'].lower()
+    assert drafters
+    assert size in target
+  assert of_data == {'GSM8K', 'MATH-500', 'HumanEval', 'MT-Bench'}
 
 
 def test_medusas_own_number_is_not_under_hydras_paper():
@@ -101,25 +148,6 @@ def test_trees_name_the_papers_of_both_rows():
   }
   assert '2401.10774' in paper.source
   assert '2402.05109' in paper.source
-
-
-def test_each_size_of_qwen_has_its_own_target_and_drafter():
-  names = ['configs/runs/dflash.gin', 'configs/full/dflash.gin']
-  gin.parse_config_files_and_bindings(names, [])
-  methods = gin.query_parameter('qwen3_4b/evaluation.Evaluation.methods')
-  assert repr(methods['dflash']) == '@dflash_4b/methods.trained()'
-  for of_4b in ('qwen3_4b/evaluation.Evaluation', 'dflash_4b/methods.trained'):
-    assert repr(gin.query_parameter(f'{of_4b}.target')) == '%TARGET_4B'
-    of_8b = of_4b.rpartition('/')[-1]
-    assert repr(gin.query_parameter(f'{of_8b}.target')) == '%TARGET'
-  for scope, size in (('target_4b', '4B'), ('target', '8B')):
-    loaded = gin.query_parameter(f'{scope}/specsample.load.name_or_path')
-    assert loaded == f'Qwen/Qwen3-{size}'
-  for scope, size in (('dflash_4b', '4B'), ('dflash', '8B')):
-    drafter = f'{scope}/methods.trained'
-    name = gin.query_parameter(f'{drafter}.name')
-    assert name == f'z-lab/Qwen3-{size}-DFlash-b16'
-    assert gin.query_parameter(f'{drafter}.num_draft_tokens') == 15
 
 
 @pytest.mark.parametrize('table', ['chen2023_table1', 'chen2023_figure1'])
