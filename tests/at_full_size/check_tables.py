@@ -26,6 +26,7 @@ _TABLES = {
   'dflash_dspark': ('dflash_dspark', 4, ('GSM8K', 'MATH500', 'mt_bench')),
   'eagle': ('eagle', 4, ('mt_bench',)),
   'hydra': ('medusa', 4, ('mt_bench',)),
+  'lattice': ('lattice', 4, ('GSM8K', 'MATH500', 'mt_bench')),
   'leviathan2023': ('leviathan2023', 16, ('cnn_dailymail',)),
   'medusa': ('medusa', 4, ('mt_bench',)),
   'mtp': ('mtp', 16, ('mt_bench',)),

@@ -129,24 +129,44 @@ def _write_qwen(hub):
         tie_word_embeddings=size != '8B',
       ),
     )
+  _causal_lm(
+    _repository(hub, 'Qwen/Qwen3-Coder-30B-A3B-Instruct'),
+    transformers.Qwen3MoeForCausalLM,
+    transformers.Qwen3MoeConfig(
+      **_SIZES,
+      num_key_value_heads=_KV_HEADS,
+      head_dim=_HEAD_DIM,
+      num_hidden_layers=_QWEN_LAYERS,
+      moe_intermediate_size=16,
+      num_experts=8,
+      num_experts_per_tok=2,
+      norm_topk_prob=True,
+    ),
+  )
   of_block = _drafter_config('qwen3', 2) | {
     'layer_types': ['full_attention'] * 2,
     'num_target_layers': _QWEN_LAYERS,
   }
   layers = [1, 3]
-  for size in ('8B', '4B'):
+  nested = {'mask_token_id': _MASK, 'target_layer_ids': layers}
+  for name, settings in {
+    'z-lab/Qwen3-8B-DFlash-b16': {},
+    'z-lab/Qwen3-4B-DFlash-b16': {},
+    'z-lab/Qwen3-Coder-30B-A3B-DFlash': {},
+    'JetSpec/jetspec-qwen3-8b': {'causal_head': True},
+  }.items():
     _write_drafter(
-      _repository(hub, f'z-lab/Qwen3-{size}-DFlash-b16'),
+      _repository(hub, name),
       'model.safetensors',
       _dflash(len(layers)),
       of_block
       | {
         'architectures': ['DFlashDraftModel'],
         'block_size': 16,
-        'dflash_config': {'mask_token_id': _MASK, 'target_layer_ids': layers},
+        'dflash_config': nested | settings,
       },
     )
-  own = {'mask_token_id': _MASK, 'target_layer_ids': layers, 'block_size': 7}
+  own = nested | {'block_size': 7}
   rank = 4
   embedding = _embedding(hub, 'Qwen/Qwen3-8B')
   head = _matrices({'lm_head.weight': (_VOCAB, _DIM)})
