@@ -23,6 +23,7 @@ _TABLES = {
   'chen2023_figure1': ('chen2023_figure1', 16, ('xsum',)),
   'chen2023_table1': ('chen2023_table1', 16, ('xsum',)),
   'dflash': ('dflash', 4, ('GSM8K', 'MATH500', 'mt_bench')),
+  'dflash2': ('dflash2', 4, ('GSM8K', 'MATH500', 'mt_bench')),
   'dflash_dspark': ('dflash_dspark', 4, ('GSM8K', 'MATH500', 'mt_bench')),
   'eagle': ('eagle', 4, ('mt_bench',)),
   'hydra': ('medusa', 4, ('mt_bench',)),

@@ -82,6 +82,7 @@ def write(hub: pathlib.Path) -> None:
   )
   _write_vicuna(hub)
   _write_qwen(hub)
+  _write_qwen3_5(hub)
   _write_deepseek(hub)
 
 
@@ -206,6 +207,65 @@ def _write_qwen(hub):
   for name, (tensors, config) in deepspec.items():
     folder = _repository(hub, f'deepseek-ai/{name}')
     _write_drafter(folder, 'model.safetensors', tensors, config)
+
+
+def _write_qwen3_5(hub):
+  """Writes targets with linear attention, and drafters with windows."""
+  text = transformers.Qwen3_5TextConfig(
+    **_SIZES,
+    num_key_value_heads=_KV_HEADS,
+    head_dim=_HEAD_DIM,
+    num_hidden_layers=8,
+    linear_num_key_heads=_KV_HEADS // 2,
+    linear_num_value_heads=_KV_HEADS,
+    linear_key_head_dim=_HEAD_DIM,
+    linear_value_head_dim=_HEAD_DIM,
+  )
+  images = {
+    'depth': 1,
+    'hidden_size': 16,
+    'intermediate_size': 16,
+    'num_heads': 2,
+    'num_position_embeddings': 16,
+    'out_hidden_size': _DIM,
+  }
+  for name, is_tied in (('Qwen3.5-4B', True), ('Qwen3.8-27B', False)):
+    _causal_lm(
+      _repository(hub, f'Qwen/{name}'),
+      transformers.Qwen3_5ForConditionalGeneration,
+      transformers.Qwen3_5Config(
+        text_config=text.to_dict() | {'tie_word_embeddings': is_tied},
+        vision_config=images,
+        tie_word_embeddings=is_tied,
+      ),
+    )
+  layers = [1, 3]
+  with_windows = _drafter_config('qwen3', 2) | {
+    'is_causal': False,
+    'layer_types': ['sliding_attention'] * 2,
+    'sliding_window': 16,
+    'use_sliding_window': True,
+  }
+  of_block = {'mask_token_id': _MASK, 'target_layer_ids': layers}
+  for name, kind, tensors, settings in (
+    ('z-lab/Qwen3.5-4B-DFlash', 'DFlash', _dflash(2), {'block_size': 16}),
+    (
+      'incoai/Qwen3.8-27B-DFlash2',
+      'DFlash2',
+      _dflash(2) | _selector(rank=4, group=16),
+      {'block_size': 8, 'selector_rank': 4},
+    ),
+  ):
+    _write_drafter(
+      _repository(hub, name),
+      'model.safetensors',
+      tensors,
+      with_windows
+      | {
+        'architectures': [f'{kind}DraftModel'],
+        'dflash_config': of_block | settings,
+      },
+    )
 
 
 def _write_deepseek(hub):
@@ -434,5 +494,27 @@ def _dflash(num_features):
       'fc.weight': (_DIM, num_features * _DIM),
       'hidden_norm.weight': (_DIM,),
       'norm.weight': (_DIM,),
+    }
+  )
+
+
+def _selector(rank, group, taps=2):
+  """Returns what DFlash 2 has besides the tensors of DFlash."""
+  of_convs = {}
+  for i in range(2):
+    for conv in ('attention_conv', 'mlp_conv'):
+      of_convs |= {
+        f'layers.{i}.{conv}.base_kernel': (2, taps, _DIM),
+        f'layers.{i}.{conv}.kernel_projection.weight': (
+          2 * taps * _DIM // group,
+          _DIM,
+        ),
+      }
+  return _matrices(
+    of_convs
+    | {
+      'candidate_selector.hidden_projection.weight': (rank, _DIM),
+      'candidate_selector.predecessor_codebook': (_VOCAB, rank),
+      'candidate_selector.successor_codebook': (_VOCAB, rank),
     }
   )

@@ -104,7 +104,9 @@ def test_papers_rows_are_of_the_evaluation(table, full):
     assert set(values) <= set(ratios.RATIOS)
 
 
-@pytest.mark.parametrize('table', ['dflash', 'dflash_dspark', 'lattice'])
+@pytest.mark.parametrize(
+  'table', ['dflash', 'dflash2', 'dflash_dspark', 'lattice']
+)
 def test_a_setting_has_what_its_name_says(table):
   names = [f'configs/{folder}/{table}.gin' for folder in ('runs', 'full')]
   gin.parse_config_files_and_bindings(names, [])
