@@ -61,7 +61,10 @@ class DynamicTree(wrapper.Wrapper):
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`: with room for extended nodes that are not kept."""
     room = max(0, self.depth * self.width - self.num_draft_tokens)
-    return self.drafter.init(params, batch_size, max_length + room)
+    num_extended = (self.depth - 1) * self.width
+    return self.drafter.init_tree(
+      params, batch_size, max_length + room, num_extended
+    )
 
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`: one call of `next` per level but the last."""

@@ -153,17 +153,26 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""
+    return self.init_tree(
+      params, batch_size, max_length, self.num_draft_tokens - 1
+    )
+
+  def init_tree(self, params, batch_size, max_length, num_nodes):
+    """See `steps.Steps`: a ring has room for the window and a round."""
     dtype = int8.dtype_of(self.own(params))
     num_used = min(self.num_modules, self.num_draft_tokens)
     # A single module may leave a round's entries for later; see `pause`.
     rounds = 2 if self.num_modules == 1 else 1
     sizes = [rounds * self._most_new] + [1] * (num_used - 1)
+    # A module's first pass reads one input more than the previous module's.
+    max_new = max(self._most_new + num_used - 1, num_nodes)
     zeros = lambda size: sharding.zeros(
       (batch_size, size, self.model.dim), dtype, 'batch', None, None
     )
     return FeatureState(
       caches=tuple(
-        self.empty_cache(batch_size, max_length, dtype) for _ in range(num_used)
+        self.empty_cache(batch_size, max_length, dtype, max_new)
+        for _ in range(num_used)
       ),
       features=tuple(map(zeros, sizes)),
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),
@@ -196,14 +205,16 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       before = jnp.concatenate([held, before], axis=1)
       kept.append(_take(before, (length - known)[:, None]))
       index = cache.length[:, None] + 1 + i + place - state.length[:, None]
+      num_before, num_after = _entries(known), _entries(length)
       before, cache = self._run(
         params,
         i,
         jnp.take_along_axis(tokens, jnp.minimum(index, last_place), axis=1),
         _take(before, (known == 0)[:, None] + place),
         cache,
+        count=num_after - num_before,
       )
-      known, length = _entries(known), _entries(length)
+      known, length = num_before, num_after
       caches.append(cache_lib.commit(cache, length))
     of_target = jnp.concatenate([kept[0], state.features[0][:, 1:]], axis=1)
     return FeatureState(
@@ -364,11 +375,14 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   def _logits(self, params, outputs, number):
     return self.logits(params, self.vectors(params, outputs, number))
 
-  def _run(self, params, number, tokens, features, cache, parents=None):
+  def _run(
+    self, params, number, tokens, features, cache, parents=None, *, count=None
+  ):
     """Returns a module's outputs [B, T, D] after its cache, and the new cache.
 
     Entries are made of tokens [B, T] and of the features before them. With
-    parents, as in `types.Model.apply`, they are nodes of a tree.
+    parents, as in `types.Model.apply`, they are nodes of a tree. The count is
+    that of `cache.append`.
     """
     num_new = tokens.shape[1]
     sizes = (cache.length, num_new, cache_lib.size(cache.keys[0]))
@@ -387,7 +401,9 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     )
     outputs = rows.reshape(features.shape)
     after = outputs[:, 0]
-    return outputs, cache_lib.append(cache, [keys], [values], after=after)
+    return outputs, cache_lib.append(
+      cache, [keys], [values], after=after, count=count
+    )
 
   def _features(self, params, output, state):
     own = state.features[0].dtype
@@ -403,16 +419,29 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return self.shape.rope(positions, self.window)
 
   def empty_cache(
-    self, batch_size: int, max_length: int, dtype: jnp.dtype
+    self,
+    batch_size: int,
+    max_length: int,
+    dtype: jnp.dtype,
+    max_new: int | None = None,
   ) -> cache_lib.KVCache:
-    """Returns a module's cache without entries."""
+    """Returns a module's cache without entries.
+
+    It is a ring if the layer has a window and `max_new` is given, the most
+    entries that follow those of kept tokens; see `models.cache`.
+    """
     layer = dataclasses.replace(
       self.shape,
       num_layers=1,
       has_int8_cache=False,
       dtype=jnp.dtype(dtype).name,
     )
-    return layer.init_cache(batch_size, max_length)
+    size = max_length
+    if max_new is not None and self.window is not None:
+      size = min(max_length, self.window + max_new)
+    cache = layer.init_cache(batch_size, size)
+    rings = (0,) if size < max_length else ()
+    return dataclasses.replace(cache, rings=rings)
 
 
 class Joined(nnx.Module):

@@ -103,8 +103,9 @@ class PEagle(steps.OnePass, eagle.Eagle3):
       )
     return super()._begin(key, target_params)
 
-  def empty_cache(self, batch_size, max_length, dtype):
-    """See `feature_chain.FeatureChain`."""
+  def empty_cache(self, batch_size, max_length, dtype, max_new=None):
+    """See `feature_chain.FeatureChain`: no layer is a ring."""
+    del max_new
     shape = self.shape
     return cache_lib.init(
       *(batch_size, max_length, self.num_layers),
@@ -154,10 +155,11 @@ class PEagle(steps.OnePass, eagle.Eagle3):
     cache,
     parents=None,
     *,
+    count=None,
     num_kept=None,
   ):
     """See `feature_chain.FeatureChain`; keeps the first `num_kept` entries."""
-    del number, parents
+    del number, parents, count
     network = self.merge(params)
     embedded = (
       network.embed(tokens)

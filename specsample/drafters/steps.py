@@ -43,6 +43,17 @@ class Steps(Drafter):
     no draft.
     """
 
+  def init_tree(
+    self, params: Params, batch_size: int, max_length: int, num_nodes: int
+  ) -> DrafterState:
+    """Returns an empty state, as `init` does, for rounds of trees.
+
+    `next` is given at most `num_nodes` nodes per round. `max_length` leaves
+    room for them.
+    """
+    del num_nodes
+    return self.init(params, batch_size, max_length)
+
   def root(
     self, params: Params, tokens: Array, length: Array, state: DrafterState
   ) -> tuple[Array, Any]:

@@ -60,6 +60,11 @@ class Tree(wrapper.Wrapper):
     """The depth of the longest path, the most drafts that a round keeps."""
     return self.topology.depth
 
+  def init(self, params, batch_size, max_length):
+    """See `types.Drafter`."""
+    num_extended = sum(map(bool, self.topology.num_children[1:]))
+    return self.drafter.init_tree(params, batch_size, max_length, num_extended)
+
   def propose(self, params, draw, warp, tokens, length, state):
     """See `types.Drafter`: one call of `next` per level but the last."""
     topology, batch = self.topology, tokens.shape[0]

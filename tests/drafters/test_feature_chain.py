@@ -252,6 +252,82 @@ def test_a_cache_of_guesses_is_noticed():
   assert _cache_error(drafter, 'eagle', 6) > 5 * _TOLERANCES['bfloat16']
 
 
+_OF_RINGS = {
+  'eagle3': ('eagle3', lambda chain: chain, [5 + _K + 1]),
+  'mtp of 2': ('mtp of 2', lambda chain: chain, [5 + _K + 2] * 2),
+  'tree': (
+    'eagle3',
+    lambda chain: drafters.Tree(
+      drafter=chain, topology=specsample.tree.k_ary((2, 2, 1))
+    ),
+    [5 + 2 + 4],
+  ),
+  'dynamic tree': (
+    'eagle3',
+    lambda chain: drafters.DynamicTree(
+      drafter=chain, num_draft_tokens=6, width=4
+    ),
+    [5 + 4 * (_K - 1)],
+  ),
+}
+
+
+def _with_whole_caches(drafter):
+  """Returns the drafter with room for whole sequences in all its layers."""
+
+  class Whole(type(drafter)):
+    def empty_cache(self, batch_size, max_length, dtype, max_new=None):
+      del max_new
+      return super().empty_cache(batch_size, max_length, dtype)
+
+  fields = dataclasses.fields(drafter)
+  return Whole(**{field.name: getattr(drafter, field.name) for field in fields})
+
+
+@pytest.mark.parametrize('case', _OF_RINGS)
+def test_rings_draft_as_whole_caches_do(case):
+  name, wrap, sizes = _OF_RINGS[case]
+  chain = _as(_DRAFTERS[name], sliding_window=5)
+  prompts = np.random.default_rng(0).integers(_V, size=(5, 70))
+  # A chunk of the prompt is longer than a ring; one row has less than a window.
+  lengths = np.asarray([70, 64, 65, 9, 1])
+
+  def decode(drafter):
+    static = {'model': chain.model, 'drafter': drafter}
+    params = _params(name)
+    sampling = Sampling(temperature=4.0)
+    state = specsample.prefill(
+      *(params, prompts, lengths, jax.random.key(0)),
+      sampling=sampling,
+      max_new_tokens=24,
+      **static,
+    )
+    verifier = verify.tree if 'tree' in case else verify.chain
+    return specsample.advance(
+      params, state, verify=verifier, max_rounds=6, **static
+    )
+
+  state, whole = decode(wrap(chain)), decode(wrap(_with_whole_caches(chain)))
+  caches = state.draft.caches
+  assert [cache.keys[0].shape[2] for cache in caches] == sizes
+  assert whole.draft.caches[0].keys[0].shape[2] > 70 + 24
+  np.testing.assert_array_equal(state.tokens, whole.tokens)
+  np.testing.assert_array_equal(state.accepted, whole.accepted)
+  assert np.asarray(state.accepted).sum() > 6
+  found = [_next_draft(_params(name), x, drafter=chain) for x in (state, whole)]
+  np.testing.assert_allclose(*found, atol=1e-5)
+
+
+@functools.partial(jax.jit, static_argnames='drafter')
+def _next_draft(params, state, *, drafter):
+  """Returns the probabilities of the next round's draft tokens, as a chain."""
+  warp = lambda logits, drafted: jax.nn.softmax(logits)
+  draft, _ = drafter.propose(
+    params, _second, warp, state.tokens, state.length, state.draft
+  )
+  return draft.probs
+
+
 @_few
 def test_greedy_output_is_the_targets_own(name):
   testing.assert_greedy_equal(
