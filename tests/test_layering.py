@@ -28,7 +28,7 @@ _LAYERS = (
   ('models.transposed',),
   ('models.int8', 'models.int8_blocks'),
   ('models.matrices',),
-  ('models.layers', 'models.cache', 'models.network'),
+  ('models.layers', 'models.cache', 'models.gated_delta', 'models.network'),
   ('models.attention', 'models.experts'),
   ('models.decoder_layer',),
   ('models', 'drafters'),

@@ -6,6 +6,9 @@ copied whole at every step (measured: 50 times slower on a CPU).
 A layer whose tokens see only a window keeps them in a ring: token i is in entry
 i % S. Rejected tokens have then overwritten the tokens S positions before them,
 so a ring has room for a window and for all tokens that are fed before a commit.
+
+A recurrent layer (`gated_delta`) has a state instead, and no keys and values.
+`append` leaves it alone and adds a log, which `commit` folds into it.
 """
 
 from collections.abc import Sequence
@@ -17,6 +20,7 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import types
+from specsample.models import gated_delta
 from specsample.models import int8
 from specsample.types import Array
 
@@ -32,6 +36,10 @@ class KVCache:
   values: tuple[Entries, ...]  # L of [B, H, S, head_dim]
   length: Array  # [B] int32, tokens kept
   rings: tuple[int, ...] = types.static(default=())  # layers that are rings
+  # Of a model with recurrent layers, else (): L states, None for attention, and
+  # after `append` L logs, which are for the state before the appended tokens.
+  states: tuple[gated_delta.State | None, ...] = ()
+  logs: tuple[gated_delta.Log | None, ...] = ()
 
 
 @types.pytree
@@ -41,6 +49,7 @@ class New:
   keys: tuple[Entries, ...]  # L of [B, H, T, head_dim]
   values: tuple[Entries, ...]  # L of [B, H, T, head_dim]
   after: Array  # [B, D], a result of the layers that read the cache
+  logs: tuple[gated_delta.Log | None, ...] = ()  # of a `KVCache`
 
 
 def init(
@@ -83,7 +92,10 @@ def no_tokens(batch_size: int) -> Array:
 
 
 def size(entries: Entries) -> int:
-  """Returns S, the number of tokens that a layer has room for."""
+  """Returns S, the number of tokens that layers have room for.
+
+  Of several layers, it is that of the first with entries.
+  """
   return jax.tree.leaves(entries)[0].shape[2]
 
 
@@ -93,6 +105,7 @@ def append(
   values: Sequence[Entries],
   after: Array,
   count: Array | None = None,
+  logs: tuple[gated_delta.Log | None, ...] = (),
 ) -> KVCache:
   """Writes L of [B, H, T, head_dim] after each row's kept tokens.
 
@@ -107,11 +120,17 @@ def append(
   sequences and caches nothing.
 
   Raises:
-    ValueError: there are more new tokens than a ring has room for.
+    ValueError: there are more new tokens than a ring has room for, or recurrent
+      layers have logs of tokens that were not committed.
   """
-  if not size(cache.keys[0]):
+  if not size(cache.keys):
     return cache
-  num_new = size(keys[0])
+  if cache.logs:
+    raise ValueError(
+      'a recurrent model was fed tokens twice without a commit in between: '
+      'commit after each pass, even if no token is kept'
+    )
+  num_new = size(keys)
   first = after[:, :1, None, None]
   # 0 times NaN or infinity is NaN, and would be stored.
   wait = jnp.where(jnp.isfinite(first), 0 * first, 0)
@@ -130,11 +149,12 @@ def append(
       )
     )
 
-  return KVCache(
+  return dataclasses.replace(
+    cache,
     keys=write_all(cache.keys, keys),
     values=write_all(cache.values, values),
     length=cache.length + num_new,
-    rings=cache.rings,
+    logs=logs,
   )
 
 
@@ -147,6 +167,7 @@ def widen(new: New, num_tokens: int) -> New:
     new,
     keys=jax.tree.map(more, new.keys),
     values=jax.tree.map(more, new.values),
+    logs=tuple(log and gated_delta.widen(log, num_tokens) for log in new.logs),
   )
 
 
@@ -166,7 +187,8 @@ def commit(cache: KVCache, length: Array, path: Array | None = None) -> KVCache:
   """Keeps the first length [B] tokens of each row.
 
   With path [B, P], the entries at those indices are first moved next to each
-  other, starting at the position of the first.
+  other, starting at the position of the first. Recurrent layers cannot go back
+  further than to the tokens before the last `append`.
   """
   moved = lambda entries: entries
   if path is not None:
@@ -174,11 +196,26 @@ def commit(cache: KVCache, length: Array, path: Array | None = None) -> KVCache:
       _move(of_layer, path, layer in cache.rings)
       for layer, of_layer in enumerate(entries)
     )
-  return KVCache(
+  return dataclasses.replace(
+    cache,
     keys=moved(cache.keys),
     values=moved(cache.values),
     length=length,
-    rings=cache.rings,
+    states=_folded(cache, length, path),
+    logs=(),
+  )
+
+
+def _folded(cache, length, path):
+  """Returns the states of recurrent layers after the tokens that are kept."""
+  if not cache.logs:
+    return cache.states
+  num_new = jax.tree.leaves(cache.logs)[0].shape[1]
+  before = cache.length - num_new
+  nodes = None if path is None else path - before[:, None]
+  return tuple(
+    state and gated_delta.commit(state, log, length - before, nodes)
+    for state, log in zip(cache.states, cache.logs, strict=True)
   )
 
 

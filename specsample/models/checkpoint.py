@@ -17,6 +17,7 @@ from specsample import text
 from specsample.models import attention
 from specsample.models import config as config_lib
 from specsample.models import experts
+from specsample.models import gated_delta
 from specsample.models import int8
 from specsample.models import rotary
 from specsample.models import transformer
@@ -37,7 +38,11 @@ _ROPE_SCALINGS = {
   'proportional': rotary.ProportionalRope,
 }
 # Fields that are dataclasses themselves.
-_PARTS = {'latent': attention.Latent, 'experts': experts.Experts}
+_PARTS = {
+  'latent': attention.Latent,
+  'experts': experts.Experts,
+  'delta': gated_delta.Delta,
+}
 
 
 def save(

@@ -1,4 +1,4 @@
-"""A layer of a decoder: attention and feed-forward."""
+"""A layer of a decoder: attention or a recurrence, and feed-forward."""
 
 import functools
 from typing import Any
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from specsample.models import attention
 from specsample.models import experts as experts_lib
+from specsample.models import gated_delta
 from specsample.models import layers
 from specsample.types import Array
 
@@ -30,10 +31,13 @@ class DecoderLayer(nnx.Module):
     after = norm if config.has_post_norms else lambda: None
     experts = config.experts
     self.attention_norm = norm()
+    delta = config.delta
+    is_recurrent = delta is not None and index in delta.layers
     self.attention: Any = (
-      attention.Attention(config, keys, is_shared=is_shared)
-      if config.latent is None
-      else attention.LatentAttention(config, keys)
+      None if is_recurrent else _attention(config, keys, is_shared)
+    )
+    self.delta: Any = (
+      gated_delta.GatedDelta(config, keys) if is_recurrent else None
     )
     self.attention_post_norm = after()
     self.mlp_norm = norm()
@@ -64,7 +68,15 @@ class DecoderLayer(nnx.Module):
     attended, new_keys, new_values = self.attention(
       self.attention_norm(x), rope, mask, keys, values, attend_with
     )
-    x = x + normed(self.attention_post_norm, attended)
+    return self._fed(x, attended, layer_input), new_keys, new_values
+
+  def recur(self, x, order, state, *, layer_input=None):
+    """Applies a recurrent layer; see `gated_delta.GatedDelta`."""
+    mixed, log = self.delta(self.attention_norm(x), order, state)
+    return self._fed(x, mixed, layer_input), log
+
+  def _fed(self, x, mixed, layer_input):
+    x = x + normed(self.attention_post_norm, mixed)
     fed = self.mlp(self.mlp_norm(x))
     if self.beside is not None:
       fed = self.beside(x, fed)
@@ -73,7 +85,13 @@ class DecoderLayer(nnx.Module):
       x = x + self.inputs(x, layer_input)
     if self.scalar is not None:
       x = x * self.scalar[...]
-    return x, new_keys, new_values
+    return x
+
+
+def _attention(config, keys, is_shared):
+  if config.latent is not None:
+    return attention.LatentAttention(config, keys)
+  return attention.Attention(config, keys, is_shared=is_shared)
 
 
 class _Beside(nnx.Module):

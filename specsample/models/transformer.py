@@ -19,6 +19,7 @@ from specsample.models import cache as cache_lib
 from specsample.models import config as config_lib
 from specsample.models import decoder_layer
 from specsample.models import experts as experts_lib
+from specsample.models import gated_delta
 from specsample.models import int8
 from specsample.models import layers
 from specsample.models import masks
@@ -68,6 +69,7 @@ class Transformer:
     latent: the settings of attention over latent vectors, which does not read
       num_kv_heads and head_dim.
     experts: the settings of layers with a mixture of experts.
+    delta: the settings of recurrent layers; at least one layer has attention.
     has_int8_cache: whether keys and values are stored as 8-bit integers, with a
       scale for each vector.
     dtype: that of the parameters and of the computation. The parameters may
@@ -111,6 +113,7 @@ class Transformer:
   has_layer_scalars: bool = False
   latent: attention.Latent | None = None
   experts: experts_lib.Experts | None = None
+  delta: gated_delta.Delta | None = None
   has_int8_cache: bool = False
   dtype: str = 'float32'
 
@@ -140,8 +143,23 @@ class Transformer:
         f'activation is {self.activation!r}: give one of '
         f'{list(layers.ACTIVATIONS)}'
       )
+    if len(self.recurrent_layers) >= self.num_layers:
+      raise ValueError(
+        f'delta.layers names all {self.num_layers} layers: at least one must '
+        'have attention'
+      )
     # By its name, so that models are equal however the dtype was given.
     object.__setattr__(self, 'dtype', config_lib.dtype_name(self.dtype))
+
+  @property
+  def recurrent_layers(self) -> tuple[int, ...]:
+    """The layers that have a state instead of attention."""
+    return () if self.delta is None else self.delta.layers
+
+  @property
+  def is_recurrent(self) -> bool:
+    """Whether each pass must be followed by a commit; see `gated_delta`."""
+    return bool(self.recurrent_layers)
 
   def window(self, layer: int) -> int | None:
     """Returns how many tokens a layer sees, None for all."""
@@ -234,11 +252,25 @@ class Transformer:
         cache_lib.entries(batch_size, size, 1, width, dtype) for size in sizes
       )
       values = (None,) * self.num_layers
+    without = lambda entries: tuple(
+      None if i in self.recurrent_layers else of_layer
+      for i, of_layer in enumerate(entries)
+    )
     return cache_lib.KVCache(
-      keys=keys,
-      values=values,
+      keys=without(keys),
+      values=without(values),
       length=cache_lib.no_tokens(batch_size),
       rings=tuple(i for i, size in enumerate(sizes) if size < max_length),
+      states=self._empty_states(batch_size) if max_length else (),
+    )
+
+  def _empty_states(self, batch_size):
+    delta, dtype = self.delta, jnp.dtype(self.dtype)
+    if delta is None:
+      return ()
+    return tuple(
+      gated_delta.empty(batch_size, delta, dtype) if i in delta.layers else None
+      for i in range(self.num_layers)
     )
 
   def _entries(self, layer, batch_size, size, dtype):
@@ -304,7 +336,9 @@ class Transformer:
     self, cache: cache_lib.KVCache, new: cache_lib.New
   ) -> cache_lib.KVCache:
     """See `types.Readable`."""
-    return cache_lib.append(cache, new.keys, new.values, after=new.after)
+    return cache_lib.append(
+      cache, new.keys, new.values, after=new.after, logs=new.logs
+    )
 
   def commit(
     self,
@@ -362,7 +396,9 @@ class Transformer:
     kept = lambda some: tuple(
       i for i, index in enumerate(indices) if index in some
     )
-    sliding, sparse = self.sliding_layers, self.experts
+    sliding, sparse, delta = self.sliding_layers, self.experts, self.delta
+    if delta is not None:
+      delta = dataclasses.replace(delta, layers=kept(delta.layers))
     if sparse is not None:
       dense = kept(sparse.dense_layers)
       sparse = dataclasses.replace(sparse, dense_layers=dense)
@@ -380,6 +416,7 @@ class Transformer:
       sliding_layers=None if sliding is None else kept(sliding),
       experts=sparse,
       num_shared=sum(index >= num_own for index in indices),
+      delta=delta,
     )
 
   def keep_params(self, params: Params, indices: tuple[int, ...]) -> Params:
@@ -479,6 +516,10 @@ class _Network(nnx.Module):
     inputs: Any = (None,) * len(self.layers)
     if self.layer_inputs is not None:
       inputs = self.layer_inputs(tokens, x)
+    states = cache.states or (None,) * len(self.layers)
+    order, logs = None, [None] * len(self.layers)
+    if self.config.is_recurrent:
+      order = gated_delta.order(batch, num_new, parents)
     # Indexed by the layer that reads them: outputs[i + 1] is that of layer i.
     new_keys: list[Any] = []
     new_values: list[Any] = []
@@ -486,6 +527,14 @@ class _Network(nnx.Module):
     for i, (layer, of_layer) in enumerate(
       zip(self.layers, inputs, strict=True)
     ):
+      if layer.delta is not None:
+        x, logs[i] = _recur(
+          *(*nnx.split(layer), x, order, states[i]), layer_input=of_layer
+        )
+        new_keys.append(None)
+        new_values.append(None)
+        outputs.append(x)
+        continue
       source = self.config.kv_source(i)
       keys, values = cache.keys[source], cache.values[source]
       rope, mask = view(cache_lib.size(keys), self.config.window(i))
@@ -511,7 +560,10 @@ class _Network(nnx.Module):
       ),
     )
     return output, cache_lib.New(
-      keys=tuple(new_keys), values=tuple(new_values), after=hidden[:, 0]
+      keys=tuple(new_keys),
+      values=tuple(new_values),
+      after=hidden[:, 0],
+      logs=tuple(logs) if self.config.is_recurrent else (),
     )
 
   def _view(self, length, num_new, parents, size, window):
@@ -576,3 +628,8 @@ def _read_layer(definition, variables, *args, **kwargs):
   different widths.
   """
   return nnx.merge(definition, variables)(*args, **kwargs)
+
+
+@functools.partial(jax.jit, static_argnames='definition', inline=True)
+def _recur(definition, variables, *args, **kwargs):
+  return nnx.merge(definition, variables).recur(*args, **kwargs)

@@ -48,6 +48,7 @@ def assert_model(
   *,
   features: tuple[int, ...] = (),
   has_trees: bool = True,
+  feeds_once: bool = False,
   length: int = 48,
   max_new: int = 6,
   tolerance: float = 1e-4,
@@ -72,6 +73,8 @@ def assert_model(
       (`testing.with_noise`).
     features: layers whose outputs are compared too.
     has_trees: whether `apply` takes `parents`, and `commit` a path.
+    feeds_once: whether each pass is followed by a commit, as those of a target
+      are. A recurrent model supports nothing else: it can't be a draft model.
     length: tokens of the longest row. For a sliding window give several
       windows; if it is `model.max_length`, passes also run past that, as the
       loop's do.
@@ -91,7 +94,7 @@ def assert_model(
     )
   subject = Subject(model, params, features, length, max_new, tolerance)
   rng = np.random.default_rng(seed)
-  _check_shapes(subject)
+  _check_shapes(subject, feeds_once)
   _check_whole(subject, rng)
   chain, tree = Kind((max_new,)), Kind((max_new,), is_tree=True)
   kinds = [chain, Kind((1, 2))]
@@ -100,12 +103,18 @@ def assert_model(
     kinds += [tree, chain, Kind((2, max_new - 2), is_tree=True)]
   if hasattr(model, 'read'):
     kinds.append(Kind((2,), widened_to=max_new))
+  if feeds_once:
+    kinds = [kind for kind in kinds if len(kind.parts) == 1]
+    # Fewer tokens than a convolution sees.
+    kinds.append(Kind((1,)))
   rows = _empty_rows(subject, max_new)
   for kind in itertools.cycle(kinds):
     rows = _round(subject, rows, kind, rng)
     if max(map(len, rows.texts)) == subject.most:
       break
   _round(subject, rows, chain, rng)
+  if feeds_once:
+    return
   # The cache of a draft model has no `max_new`, and goes back further.
   rows = _empty_rows(subject, None)
   for kind in (chain, tree if has_trees else chain, chain):
@@ -124,7 +133,7 @@ class _Rows:
   is_moved: bool = False  # whether the commit had a path
 
 
-def _check_shapes(subject):
+def _check_shapes(subject, feeds_once):
   """Checks what a compiled loop relies on, without computing anything."""
   model, width = subject.model, subject.max_new
   ints = lambda *shape: jax.ShapeDtypeStruct(shape, np.int32)
@@ -142,7 +151,11 @@ def _check_shapes(subject):
       apply, subject.params, ints(batch, width), empty
     )
     committed = jax.eval_shape(model.commit, after, ints(batch))
-    for name, cache in (('apply', after), ('commit', committed)):
+    returned = {'apply': after, 'commit': committed}
+    if feeds_once:
+      # What is carried from one pass to the next was committed.
+      del returned['apply']
+    for name, cache in returned.items():
       assert _types(cache) == _types(empty), (
         f'{name} returns a cache of {_types(cache)} for one of {_types(empty)}:'
         ' shapes, dtypes and structure must stay as they are'
@@ -262,9 +275,8 @@ def _kept(subject, rows, paths, kind, rng):
   kept = [max(paths[0], key=len)]
   for of_row in paths[1:]:
     path = of_row[rng.integers(len(of_row))]
-    # A tree keeps at least node 0, the pending token.
-    fewest = 1 if kind.is_tree else 0
-    kept.append(path[: rng.integers(fewest, len(path) + 1)])
+    # A row that is done keeps nothing, not even node 0.
+    kept.append(path[: rng.integers(len(path) + 1)])
   room = [subject.most - len(text) for text in rows.texts]
   return [path[:most] for path, most in zip(kept, room, strict=True)]
 

@@ -11,6 +11,7 @@ import pytest
 from specsample import testing
 from specsample.models import attention
 from specsample.models import cache as cache_lib
+from specsample.models import gated_delta
 from specsample.models import int8
 
 _WINDOW, _FED, _ROOM = 6, 5, 64
@@ -35,6 +36,17 @@ _SHARED = dataclasses.replace(
   num_shared=2,
   layer_input_dim=4,
 )
+_RECURRENT = dataclasses.replace(
+  _LLAMA,
+  num_layers=4,
+  delta=gated_delta.Delta(
+    layers=(0, 1, 3),
+    num_key_heads=2,
+    num_value_heads=6,
+    key_dim=8,
+    value_dim=5,
+  ),
+)
 _MODELS = {
   'full': _LLAMA,
   'ring': _SLIDING,
@@ -46,6 +58,8 @@ _MODELS = {
   'int8': dataclasses.replace(_LLAMA, has_int8_cache=True),
   'int8_ring': dataclasses.replace(_SLIDING, has_int8_cache=True),
   'int8_sinks': dataclasses.replace(_SINKS, has_int8_cache=True),
+  'recurrent': _RECURRENT,
+  'recurrent_ring': dataclasses.replace(_RECURRENT, sliding_window=_WINDOW),
   'int8_latent': dataclasses.replace(_LATENT, has_int8_cache=True),
 }
 
@@ -53,6 +67,8 @@ _MODELS = {
 @functools.cache
 def _params(name):
   params = _MODELS[name].init(jax.random.key(0))
+  if _MODELS[name].is_recurrent:
+    params = testing.with_noise(params, jax.random.key(1), 0.3)
   params = jax.tree.map(lambda leaf: 1.6 * leaf, params)
   if _MODELS[name].has_sinks:
     for i, layer in params['layers'].items():
@@ -70,6 +86,7 @@ def test_passes_over_a_cache_equal_those_without(name):
     features=(-1, 1),
     length=40,
     max_new=_FED,
+    feeds_once=_MODELS[name].is_recurrent,
     tolerance=0.02 if 'int8' in name else 1e-4,
   )
 

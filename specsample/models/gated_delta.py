@@ -1,0 +1,549 @@
+"""Gated delta networks: recurrent layers with a state instead of a KV cache.
+
+Yang et al., 2412.06464 (Gated DeltaNet), as in Qwen3-Next and Qwen3.5. A token
+with key k, value v, log decay g <= 0 and rate b changes the state S [dk, dv] to
+
+  S <- e^g S,  u = b (v - S^T k),  S <- S + k u^T,
+
+and reads S^T q. A pass does not change the state: it returns a log of its
+tokens' k, u and g, from which `commit` computes the state after any prefix or
+path of a tree by one product. No state is stored per token.
+"""
+
+import dataclasses
+import functools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from specsample import sharding
+from specsample import tree
+from specsample import types
+from specsample.models import layers
+from specsample.types import Array
+
+# A longer chain is read in parts, because the products of a part grow with the
+# square of its length.
+_PART = 64
+# Of the norms of queries and keys.
+_EPS = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Delta:
+  """Sizes of the recurrent layers.
+
+  Attributes:
+    layers: the layers that are recurrent, in place of attention.
+    num_key_heads: H. Each head of queries and keys serves several value heads,
+      which are consecutive.
+    num_value_heads: a multiple of H; each value head has a state of its own.
+    key_dim, value_dim: sizes of a head.
+    kernel: how many tokens, itself included, a token's convolution sees.
+  """
+
+  layers: tuple[int, ...]
+  num_key_heads: int
+  num_value_heads: int
+  key_dim: int
+  value_dim: int
+  kernel: int = 4
+
+  def __post_init__(self):
+    """Raises ValueError unless each key head serves equally many values."""
+    if self.num_value_heads % self.num_key_heads:
+      raise ValueError(
+        f'num_key_heads is {self.num_key_heads} and num_value_heads is '
+        f'{self.num_value_heads}: each key head must serve the same number of '
+        'value heads'
+      )
+
+  @property
+  def axes(self) -> tuple[sharding.Axis, sharding.Axis]:
+    """The axes of key heads, and of the value heads of each key head."""
+    group = self.num_value_heads // self.num_key_heads
+    return _head_axes(self.num_key_heads, group)
+
+
+def _head_axes(num_heads, group):
+  heads = sharding.Axis('kv_heads', num_heads)
+  return heads, sharding.Axis('heads_of_kv', group, within=heads)
+
+
+@types.pytree
+class Heads:
+  """Queries, keys and values of some tokens; G value heads for each key head.
+
+  Also used for the convolution's weights, and for the axes of such arrays.
+  """
+
+  query: Array  # [B, T, H, dk]
+  key: Array  # [B, T, H, dk]
+  value: Array  # [B, T, H, G, dv]
+
+
+@types.pytree
+class State:
+  """What a layer remembers of the tokens so far."""
+
+  memory: Array  # [B, H, G, dk, dv] float32
+  tail: Heads  # inputs of the convolution: the last kernel - 1, oldest first
+
+
+@types.pytree
+class Tokens:
+  """What the recurrence reads of some tokens, in float32."""
+
+  query: Array  # [B, T, H, dk], of norm dk^-1/2
+  key: Array  # [B, T, H, dk], of norm 1
+  value: Array  # [B, T, H, G, dv]
+  rate: Array  # [B, T, H, G], b
+  decay: Array  # [B, T, H, G], g
+
+
+@types.pytree
+class Log:
+  """What the tokens of a pass would do to a state."""
+
+  inputs: Heads  # of the convolution
+  keys: Array  # [B, T, H, dk] float32, of norm 1
+  updates: Array  # [B, T, H, G, dv] float32, u
+  decays: Array  # [B, T, H, G] float32, g
+
+
+@types.pytree
+class Order:
+  """How the new tokens of a pass follow each other: a chain or a tree."""
+
+  shape: tuple[int, int] = types.static()  # (B, T)
+  # Of a tree, [B, T, T] bool: which nodes are on the path to each node.
+  ancestors: Array | None = None
+
+
+def order(batch: int, num_new: int, parents: Array | None) -> Order:
+  """Returns the order of T new tokens, given parents [B, T - 1] if a tree.
+
+  Raises:
+    ValueError: the tree has nodes before the new ones.
+  """
+  if parents is None:
+    return Order(shape=(batch, num_new))
+  if parents.shape[1] + 1 != num_new:
+    raise ValueError(
+      f'{num_new} nodes of a tree of {parents.shape[1] + 1} are fed to a '
+      'recurrent model, which keeps no state per node: feed the whole tree in '
+      'one pass'
+    )
+  return Order(shape=(batch, num_new), ancestors=tree.ancestors(parents))
+
+
+def empty(batch_size: int, sizes: Delta, dtype: jnp.dtype) -> State:
+  """Returns the state before any token."""
+  heads, group = sizes.axes
+  axes = _axes(heads, group)
+  shape = (batch_size, *_shape(sizes, 'per_head'), sizes.key_dim)
+  tail = lambda kind: sharding.zeros(
+    (batch_size, sizes.kernel - 1, *_shape(sizes, kind)),
+    dtype,
+    *axes[kind],
+  )
+  return State(
+    memory=sharding.zeros(
+      (*shape, sizes.value_dim), jnp.float32, *axes['memory']
+    ),
+    tail=_heads(tail),
+  )
+
+
+def _heads(make) -> Heads:
+  return Heads(query=make('key'), key=make('key'), value=make('value'))
+
+
+def _shape(sizes, kind):
+  """Returns the shape of one token's keys, values or numbers per head."""
+  num_heads = sizes.num_key_heads
+  group = sizes.num_value_heads // num_heads
+  return {
+    'key': (num_heads, sizes.key_dim),
+    'value': (num_heads, group, sizes.value_dim),
+    'per_head': (num_heads, group),
+  }[kind]
+
+
+def _axes(heads, group):
+  """Returns the `sharding.Axes` of each kind of array, from the batch on."""
+  return {
+    'key': ('batch', None, heads, None),
+    'value': ('batch', None, heads, group, None),
+    'per_head': ('batch', None, heads, group),
+    'memory': ('batch', heads, group, None, None),
+  }
+
+
+def _state_axes(axes):
+  return State(memory=axes['memory'], tail=_heads(axes.get))
+
+
+def _log_axes(axes):
+  return Log(
+    inputs=_heads(axes.get),
+    keys=axes['key'],
+    updates=axes['value'],
+    decays=axes['per_head'],
+  )
+
+
+class GatedDelta(nnx.Module):
+  """A gated delta network, in the place of attention.
+
+  `config` has the fields of `transformer.Transformer`.
+  """
+
+  def __init__(self, config, keys):
+    sizes, dtype = config.delta, jnp.dtype(config.dtype)
+    heads, _ = sizes.axes
+    of_values = sizes.axes
+    read = functools.partial(layers.Linear, config.dim, keys=keys, dtype=dtype)
+    key_width = sizes.num_key_heads * sizes.key_dim
+    width = sizes.num_value_heads * sizes.value_dim
+    self.query = read(key_width, axes=(None, heads))
+    self.key = read(key_width, axes=(None, heads))
+    self.value = read(width, axes=(None, of_values))
+    self.gate = read(width, axes=(None, of_values))
+    self.rate = read(sizes.num_value_heads, axes=(None, of_values))
+    self.decay = read(sizes.num_value_heads, axes=(None, of_values))
+    # Named so that they are no matrices of products (`tensors.is_matrix`).
+    convolution = lambda size, axis: nnx.Param(
+      jnp.full((sizes.kernel, size), 1 / sizes.kernel, dtype),
+      axes=(None, axis),
+    )
+    self.query_convolution = convolution(key_width, heads)
+    self.key_convolution = convolution(key_width, heads)
+    self.value_convolution = convolution(width, of_values)
+    per_head = lambda: nnx.Param(
+      jnp.zeros(sizes.num_value_heads, jnp.float32), axes=(of_values,)
+    )
+    self.log_decay_scale = per_head()
+    self.decay_bias = per_head()
+    self.norm = layers.RMSNorm(sizes.value_dim, config.norm_eps, dtype)
+    self.out = layers.Linear(
+      width, config.dim, axes=(of_values, None), keys=keys, dtype=dtype
+    )
+    self.sizes = sizes
+
+  def __call__(self, x, order, state):
+    """Reads rows x [B * T, D]; returns the output [B * T, D] and a `Log`.
+
+    The state is only read. Without one, the tokens are the first of their rows.
+    """
+    sizes, axes = self.sizes, _axes(*self.sizes.axes)
+    if state is None:
+      state = empty(order.shape[0], sizes, x.dtype)
+    split = lambda y, kind: sharding.reshape(
+      _finite(y), (*order.shape, *_shape(sizes, kind)), *axes[kind]
+    )
+    inputs = Heads(
+      query=split(self.query(x), 'key'),
+      key=split(self.key(x), 'key'),
+      value=split(self.value(x), 'value'),
+    )
+    decays = -jnp.exp(self.log_decay_scale[...]) * jax.nn.softplus(
+      self.decay(x).astype(jnp.float32) + self.decay_bias[...]
+    )
+    # A list, because a tuple stands for the axes of an array.
+    of_tree = [] if order.ancestors is None else [order.ancestors]
+    mixed, log = sharding.map_parts(
+      _read,
+      (
+        self._kernels(),
+        state,
+        inputs,
+        split(jax.nn.sigmoid(self.rate(x)), 'per_head'),
+        split(decays, 'per_head'),
+        of_tree,
+      ),
+      (
+        _heads(lambda kind: axes[kind][1:]),
+        _state_axes(axes),
+        _heads(axes.get),
+        axes['per_head'],
+        axes['per_head'],
+        [('batch', None, None)] * len(of_tree),
+      ),
+      result=[axes['value'], _log_axes(axes)],
+    )
+    gate = split(self.gate(x), 'value').astype(jnp.float32)
+    mixed = self.norm(mixed.astype(x.dtype)) * jax.nn.silu(gate)
+    mixed = sharding.reshape(
+      mixed.astype(x.dtype), (len(x), -1), 'batch', sizes.axes
+    )
+    return self.out(mixed), log
+
+  def _kernels(self) -> Heads:
+    """Returns the convolutions' weights [kernel, H, ...]."""
+    sizes, axes = self.sizes, _axes(*self.sizes.axes)
+    split = lambda kernel, kind: sharding.reshape(
+      kernel[...], (sizes.kernel, *_shape(sizes, kind)), *axes[kind][1:]
+    )
+    return Heads(
+      query=split(self.query_convolution, 'key'),
+      key=split(self.key_convolution, 'key'),
+      value=split(self.value_convolution, 'value'),
+    )
+
+
+def _finite(x):
+  """Replaces NaN and infinity by zeros, because 0 times either is NaN.
+
+  Otherwise a rejected draft with such values would affect tokens that do not
+  follow it. Its own output is still NaN: it is added to the layer's input.
+  """
+  return jnp.where(jnp.isfinite(x), x, 0)
+
+
+def _read(kernels, state, inputs, rates, decays, of_tree):
+  """Returns the outputs [B, T, H, G, dv] float32 of some heads, and the log."""
+  num_new = inputs.query.shape[1]
+  ancestors = of_tree[0] if of_tree else None
+  lags = None if ancestors is None else _lags(ancestors, kernels.key.shape[0])
+  made = jax.tree.map(
+    functools.partial(_convolved, lags=lags), kernels, state.tail, inputs
+  )
+  wide = lambda x: x.astype(jnp.float32)
+  tokens = Tokens(
+    query=_normed(wide(made.query)) / made.query.shape[-1] ** 0.5,
+    key=_normed(wide(made.key)),
+    value=wide(made.value),
+    rate=wide(rates),
+    decay=decays,
+  )
+  if ancestors is not None:
+    mixed, updates = _attend(state.memory, tokens, ancestors)
+  elif num_new <= _PART:
+    ancestors = _chain(len(rates), num_new)
+    mixed, updates = _attend(state.memory, tokens, ancestors)
+  else:
+    mixed, updates = _by_parts(state.memory, tokens)
+  return [
+    mixed,
+    Log(inputs=inputs, keys=tokens.key, updates=updates, decays=decays),
+  ]
+
+
+def _chain(batch, num_new):
+  return jnp.broadcast_to(
+    jnp.tri(num_new, dtype=bool), (batch, num_new, num_new)
+  )
+
+
+def _normed(x):
+  squares = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(squares + _EPS)
+
+
+def _lags(ancestors, kernel):
+  """Returns the places in [tail, nodes] of the tokens up to each node.
+
+  They are [B, T, kernel], the oldest token first.
+  """
+  nodes = jnp.arange(ancestors.shape[-1])
+  depths = tree.depths(ancestors)
+  back = jnp.arange(kernel)[::-1]
+  wanted = depths[..., None] - back  # [B, T, kernel]
+  is_wanted = ancestors[:, :, None] & (
+    depths[:, None, None] == wanted[..., None]
+  )
+  node = jnp.sum(is_wanted * nodes, axis=-1)
+  # Before node 0, a token's depth goes on below 0.
+  return kernel - 1 + jnp.where(wanted < 0, wanted, node)
+
+
+def _convolved(kernel, tail, inputs, lags):
+  """Returns silu of the causal convolution of inputs [B, T, ...].
+
+  Args:
+    kernel: [kernel, ...].
+    tail: [B, kernel - 1, ...], the inputs before.
+    inputs: [B, T, ...].
+    lags: of a tree, as `_lags` returns them.
+  """
+  held = jnp.concatenate([tail, inputs], axis=1)
+  num_new, total = inputs.shape[1], jnp.zeros((), jnp.float32)
+  for i in range(len(kernel)):
+    if lags is None:
+      seen = held[:, i : i + num_new]
+    else:
+      take = jax.vmap(lambda row, index: jnp.take(row, index, axis=0))
+      seen = take(held, lags[..., i])
+    total += seen.astype(jnp.float32) * kernel[i].astype(jnp.float32)
+  total = total.astype(inputs.dtype).astype(jnp.float32)
+  return jax.nn.silu(total).astype(inputs.dtype)
+
+
+# A TPU would round the factors of a product to bfloat16, and the state with
+# them: the errors of thousands of tokens add up in it.
+_einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+
+def _attend(memory, tokens, ancestors):
+  """Runs the recurrence of a tree of tokens, or of a chain, as products.
+
+  Yang et al., 2412.06464, section 3.3, where the tokens before a token are
+  those on its path. With E_ij the decay from node j to node i, the u solve
+
+    u_i + sum_j b_i E_ij (k_i k_j) u_j = b_i (v_i - decay_i S^T k_i).
+
+  Args:
+    memory: [B, H, G, dk, dv].
+    tokens: T of each row.
+    ancestors: [B, T, T] bool; nodes follow their parents.
+
+  Returns:
+    The outputs and u [B, T, H, G, dv].
+  """
+  num_new = ancestors.shape[-1]
+  on_path = ancestors.astype(jnp.float32)
+  rates, decays = (jnp.moveaxis(x, 1, -1) for x in (tokens.rate, tokens.decay))
+  # Sums of the decays in between: the difference of two long sums would be
+  # rounded as they are.
+  of_path = on_path[:, None, None] * decays[..., None, :]
+  between = _einsum('bhgim,bjm->bhgij', of_path, 1 - on_path)
+  seen = ancestors[:, None, None]
+  factor = jnp.where(seen, jnp.exp(between), 0)
+  total = jnp.exp(jnp.sum(of_path, axis=-1))  # [B, H, G, T]
+  # In one product, so that the state is read once.
+  rows = jnp.concatenate([tokens.key, tokens.query], axis=1)
+  read = _einsum('bihk,bhgkv->bhgiv', rows, memory)
+  of_keys, of_queries = (
+    total[..., None] * part for part in jnp.split(read, 2, axis=3)
+  )
+  alike = _einsum('bihk,bjhk->bhij', rows, tokens.key)[:, :, None]
+  of_others = jnp.where(jnp.eye(num_new, dtype=bool), 0, factor)
+  lower = rates[..., None] * of_others * alike[..., :num_new, :]
+  left = rates[..., None] * (jnp.moveaxis(tokens.value, 1, 3) - of_keys)
+  updates = _einsum('bhgij,bhgjv->bhgiv', _inverse(lower), left)
+  weights = factor * alike[..., num_new:, :]
+  mixed = of_queries + _einsum('bhgij,bhgjv->bhgiv', weights, updates)
+  return jnp.moveaxis(mixed, 3, 1), jnp.moveaxis(updates, 3, 1)
+
+
+def _inverse(lower):
+  """Returns (I + lower)^-1 of strictly lower triangular matrices [..., n, n].
+
+  Blocks on the diagonal are inverted, in pairs each twice as large as before:
+  (A 0; C D)^-1 = (A^-1 0; -D^-1 C A^-1 D^-1). The sum of the powers of -lower
+  takes as many products, but its terms grow like binomial coefficients if keys
+  are alike, as those of a repeated token are, and nothing is left of float32.
+  """
+  place = jnp.arange(lower.shape[-1])
+  found = jnp.broadcast_to(jnp.eye(len(place)), lower.shape)
+  size = 1
+  while size < len(place):
+    block, pair = place // size, place // (2 * size)
+    is_new = (block[:, None] != block) & (pair[:, None] == pair)
+    new = jnp.where(is_new, lower, 0)
+    if size > 1:
+      new = _einsum('...ij,...jk,...kl->...il', found, new, found)
+    found -= new
+    size *= 2
+  return found
+
+
+def _by_parts(memory, tokens):
+  """Runs `_attend` over parts of a chain; the state goes from one to the next.
+
+  Zeros fill the last part: such keys and decays change nothing.
+  """
+  batch, num_new = tokens.rate.shape[:2]
+  num_parts = -(-num_new // _PART)
+
+  def divided(x):
+    padding = [(0, 0)] * x.ndim
+    padding[1] = (0, num_parts * _PART - num_new)
+    parts = jnp.pad(x, padding).reshape(batch, num_parts, _PART, *x.shape[2:])
+    return jnp.swapaxes(parts, 0, 1)
+
+  def joined(parts):
+    x = jnp.swapaxes(parts, 0, 1)
+    return x.reshape(batch, -1, *x.shape[3:])[:, :num_new]
+
+  def go_on(memory, part):
+    mixed, updates = _attend(memory, part, _chain(batch, _PART))
+    memory = _folded(memory, part.key, updates, part.decay)
+    return memory, (mixed, updates)
+
+  _, (mixed, updates) = jax.lax.scan(
+    go_on, memory, jax.tree.map(divided, tokens)
+  )
+  return joined(mixed), joined(updates)
+
+
+def _folded(memory, keys, updates, decays):
+  """Returns the state after a path of tokens [B, n, ...], by one product."""
+  num_new = decays.shape[1]
+  is_later = jnp.tri(num_new, num_new, -1, dtype=jnp.float32).T
+  after = jnp.exp(_einsum('jm,bmhg->bjhg', is_later, decays))
+  new = _einsum('bjhk,bjhgv->bhgkv', keys, after[..., None] * updates)
+  total = jnp.exp(jnp.sum(decays, axis=1))
+  return total[..., None, None] * memory + new
+
+
+def commit(
+  state: State, log: Log, count: Array, nodes: Array | None = None
+) -> State:
+  """Returns the state after the first count [B] tokens of a log.
+
+  Args:
+    state: before all of them. A row that keeps none stays as it is, bit for
+      bit.
+    log: of T tokens.
+    count: from 0 to T, or to P.
+    nodes: [B, P], the indices in the log of the path that is kept; None for a
+      chain.
+  """
+  axes = _axes(*_head_axes(*log.decays.shape[2:]))
+  # A list, because a tuple stands for the axes of an array.
+  path = [] if nodes is None else [nodes]
+  return sharding.map_parts(
+    _commit,
+    (state, log, count, path),
+    (
+      _state_axes(axes),
+      _log_axes(axes),
+      ('batch',),
+      [('batch', None)] * len(path),
+    ),
+    result=_state_axes(axes),
+  )
+
+
+def _commit(state, log, count, path):
+  if path:
+    take = jax.vmap(lambda row, index: jnp.take(row, index, axis=0))
+    log = jax.tree.map(lambda x: take(x, path[0]), log)
+  is_kept = jnp.arange(log.decays.shape[1]) < count[:, None]
+  keep = lambda x: jnp.where(
+    is_kept.reshape(*is_kept.shape, *(1,) * (x.ndim - 2)), x, 0
+  )
+  last = jax.vmap(
+    lambda tail, inputs, count: jax.lax.dynamic_slice_in_dim(
+      jnp.concatenate([tail, inputs]), count, len(tail)
+    )
+  )
+  return State(
+    memory=_folded(
+      state.memory, keep(log.keys), keep(log.updates), keep(log.decays)
+    ),
+    tail=jax.tree.map(
+      lambda tail, inputs: last(tail, inputs, count), state.tail, log.inputs
+    ),
+  )
+
+
+def widen(log: Log, num_tokens: int) -> Log:
+  """Pads a log to `num_tokens` tokens, none of which may be kept."""
+  more = lambda x: jnp.pad(
+    x, [(0, 0), (0, num_tokens - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
+  )
+  return jax.tree.map(more, log)
