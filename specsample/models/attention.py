@@ -40,6 +40,11 @@ class Attention(nnx.Module):
     linear = functools.partial(layers.Linear, keys=keys, dtype=dtype)
     read = functools.partial(linear, in_dim, bias=config.attention_bias)
     self.query = read(num_heads * head_dim, axes=(None, heads))
+    self.gate: Any = (
+      read(num_heads * head_dim, axes=(None, heads))
+      if config.has_output_gate
+      else None
+    )
     read_kv = lambda: read(num_kv_heads * head_dim, axes=(None, self.kv_axis))
     self.key = None if is_shared else read_kv()
     has_value = not (is_shared or config.values_are_keys)
@@ -124,6 +129,8 @@ class Attention(nnx.Module):
       (batch * num_new, self.num_heads * self.head_dim),
       *('batch', (kv, heads_of_kv)),
     )
+    if self.gate is not None:
+      mixed *= jax.nn.sigmoid(self.gate(x))
     return self.out(mixed), new_keys, new_values
 
   def keys_and_values(

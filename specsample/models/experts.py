@@ -35,6 +35,8 @@ class Experts:
       groups; a token's come from the `groups_per_token` groups with the
       largest sums of their two best scores.
     shared_dim: width of a feed-forward that sees every token, 0 for none.
+    has_shared_gate: whether its output is multiplied by the sigmoid of a
+      product of the input.
     has_linear_biases: whether the router and the experts' products have biases,
       which weights do include (gpt-oss, 2508.10925).
     limit: if given, experts do not use the model's activation: with gates g of
@@ -58,6 +60,7 @@ class Experts:
   num_groups: int = 1
   groups_per_token: int = 1
   shared_dim: int = 0
+  has_shared_gate: bool = False
   has_linear_biases: bool = False
   limit: float | None = None
   gate_scale: float = 1.702
@@ -158,6 +161,11 @@ class MoE(nnx.Module):
       if sizes.shared_dim
       else None
     )
+    self.shared_gate = (
+      layers.Linear(dim, 1, axes=(None, None), keys=keys, dtype=dtype)
+      if sizes.has_shared_gate
+      else None
+    )
     self.sizes = sizes
     self.activation = layers.ACTIVATIONS[config.activation]
 
@@ -176,7 +184,12 @@ class MoE(nnx.Module):
     if self.expert_out_bias is not None:
       bias = self.expert_out_bias[...]
       y += self._mean_bias(weights, chosen, bias).astype(y.dtype)
-    return y if self.shared is None else y + self.shared(x)
+    if self.shared is None:
+      return y
+    shared = self.shared(x)
+    if self.shared_gate is not None:
+      shared *= jax.nn.sigmoid(self.shared_gate(x))
+    return y + shared
 
   def _route(self, x):
     """Returns the weights and the indices [R, k] of each row's experts."""

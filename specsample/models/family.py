@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 import dataclasses
 
 from specsample.models import config as config_lib
-from specsample.models import parts as parts_lib
 from specsample.models import tensors
 from specsample.models import transformer
 
@@ -29,9 +28,11 @@ def _as_stored(
   return tensor
 
 
-def _no_parts(model: transformer.Transformer) -> parts_lib.Parts:
+def _undivided(
+  model: transformer.Transformer, file: tensors.TensorFile
+) -> tensors.TensorFile:
   del model
-  return {}
+  return file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +47,9 @@ class Family:
       if it is not read.
     rearranged: given the model, a tensor's name and the tensor, returns the
       tensor, reordered if the library's order is not the family's.
-    parts: given the model, the parts of tensors that hold several parameters,
-      or one in another order of axes; `names` then has the names of the parts.
+    divided: given the model and the tensors by the names in `names`, returns
+      the tensors, with those that hold several parameters divided; see `parts`
+      and `tensor_views`.
   """
 
   model: Callable[[config_lib.Config, str], transformer.Transformer]
@@ -56,4 +58,6 @@ class Family:
   rearranged: Callable[
     [transformer.Transformer, str, tensors.Tensor], tensors.Tensor
   ] = _as_stored
-  parts: Callable[[transformer.Transformer], parts_lib.Parts] = _no_parts
+  divided: Callable[
+    [transformer.Transformer, tensors.TensorFile], tensors.TensorFile
+  ] = _undivided

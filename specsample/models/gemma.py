@@ -10,6 +10,7 @@ from specsample.models import family
 from specsample.models import llama
 from specsample.models import parts
 from specsample.models import rotary
+from specsample.models import tensors
 from specsample.models import transformer
 
 _LAYER = 'model.layers.{}.'
@@ -306,8 +307,10 @@ def _gemma4_with_images(
   return _gemma4(config.part('text_config'), dtype)
 
 
-def _parts4(model: transformer.Transformer) -> parts.Parts:
-  """Returns the parts of matrices of all experts, [E, out, in]."""
+def _divided4(
+  model: transformer.Transformer, file: tensors.TensorFile
+) -> tensors.TensorFile:
+  """Divides the matrices of all experts, [E, out, in]."""
   found = {'.embed_tokens_per_layer.weight': {'': parts.Part((1, 0))}}
   if model.experts is not None:
     size, order = model.experts.mlp_dim, (1, 2, 0)
@@ -316,7 +319,7 @@ def _parts4(model: transformer.Transformer) -> parts.Parts:
       _UP: parts.Part(order, axis=1, start=size),
     }
     found['.experts.down_proj'] = {'': parts.Part(order)}
-  return found
+  return parts.divided(file, found)
 
 
 def assistant(config: config_lib.Config, dtype: str) -> transformer.Transformer:
@@ -350,7 +353,9 @@ def assistant(config: config_lib.Config, dtype: str) -> transformer.Transformer:
   )
 
 
-GEMMA4 = family.Family(_gemma4, _NAMES4, own_name=_name_of_text, parts=_parts4)
+GEMMA4 = family.Family(
+  _gemma4, _NAMES4, own_name=_name_of_text, divided=_divided4
+)
 GEMMA4_WITH_IMAGES = family.Family(
-  _gemma4_with_images, _NAMES4, own_name=_name_of_text, parts=_parts4
+  _gemma4_with_images, _NAMES4, own_name=_name_of_text, divided=_divided4
 )

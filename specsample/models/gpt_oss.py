@@ -75,4 +75,6 @@ def _sliding_layers(config, num_layers):
   return tuple(range(0, num_layers, 2))
 
 
-GPT_OSS = family.Family(_gpt_oss, _NAMES, parts=lambda model: _PARTS)
+GPT_OSS = family.Family(
+  _gpt_oss, _NAMES, divided=lambda model, file: parts.divided(file, _PARTS)
+)

@@ -13,9 +13,9 @@ from specsample.models import gemma
 from specsample.models import gpt_oss
 from specsample.models import llama
 from specsample.models import mixtral
-from specsample.models import parts
 from specsample.models import quantised
 from specsample.models import qwen
+from specsample.models import qwen3_5
 from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.models import transformer
@@ -49,7 +49,12 @@ _FAMILIES = {
   'mixtral': mixtral.MIXTRAL,
   'qwen2': qwen.QWEN2,
   'qwen3': qwen.QWEN3,
+  'qwen3_5': qwen3_5.QWEN3_5,
+  'qwen3_5_moe': qwen3_5.QWEN3_5_MOE,
+  'qwen3_5_moe_text': qwen3_5.QWEN3_5_MOE,
+  'qwen3_5_text': qwen3_5.QWEN3_5,
   'qwen3_moe': qwen.QWEN3_MOE,
+  'qwen3_next': qwen3_5.QWEN3_NEXT,
 }
 # Config key: how many multi-token prediction modules follow the layers.
 NUM_MODULES = 'num_nextn_predict_layers'
@@ -113,12 +118,12 @@ def _chosen(stored, config, model, is_chosen):
     own = family.own_name(name)
     if own is not None and is_chosen(own):
       own_names[own] = name
-  found = tensors.TensorFile(
+  file = tensors.TensorFile(
     origin=stored.origin,
     shapes={own: stored.shapes[own_names[own]] for own in own_names},
     open=lambda own: family.rearranged(model, own, stored.open(own_names[own])),
   )
-  return tensors.stacked(parts.divided(found, family.parts(model)))
+  return tensors.stacked(family.divided(model, file))
 
 
 def ignored_names(

@@ -4,6 +4,7 @@ Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825.
 Other families reuse the parts that they share with Llama.
 """
 
+from collections.abc import Collection
 import math
 from typing import Any
 
@@ -143,7 +144,11 @@ def window(config: config_lib.Config, default: int) -> int | None:
   return config.size('sliding_window', default)
 
 
-def layers_of_kind(config: config_lib.Config, kind: str) -> tuple[int, ...]:
+def layers_of_kind(
+  config: config_lib.Config,
+  kind: str,
+  known: Collection[str] = ('full_attention', 'sliding_attention'),
+) -> tuple[int, ...]:
   """Returns the indices of the layers whose layer_types entry is `kind`.
 
   Raises:
@@ -151,11 +156,10 @@ def layers_of_kind(config: config_lib.Config, kind: str) -> tuple[int, ...]:
   """
   kinds = config.get('layer_types')
   is_list = isinstance(kinds, list)
-  known = {'full_attention', 'sliding_attention'}
   if (
     not is_list
     or len(kinds) != config.size('num_hidden_layers')
-    or not known.issuperset(kinds)
+    or not set(known).issuperset(kinds)
   ):
     raise config.unexpected(
       'layer_types', f'one of {sorted(known)} for each layer'

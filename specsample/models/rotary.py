@@ -124,8 +124,13 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
   """Rotates heads x [B, T, H, head_dim] by tables [B, T, head_dim / 2].
 
   The two halves of a head are rotated against each other (Hugging Face's
-  layout, not the interleaved one of the paper).
+  layout, not the interleaved one of the paper). If the tables are of fewer
+  dimensions, the others of a head stay as they are.
   """
+  size = 2 * cos.shape[-1]
+  if size < x.shape[-1]:
+    rotated = rotate(x[..., :size], cos, sin)
+    return jnp.concatenate([rotated, x[..., size:]], axis=-1)
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   cos, sin = cos[:, :, None], sin[:, :, None]
   rotated = jnp.concatenate(

@@ -70,6 +70,9 @@ class Transformer:
       num_kv_heads and head_dim.
     experts: the settings of layers with a mixture of experts.
     delta: the settings of recurrent layers; at least one layer has attention.
+    has_output_gate: whether the output of attention is multiplied by the
+      sigmoid of a projection of its input (Qwen 3.5).
+    rotary_dim: how many dimensions of a head are rotated; all if None.
     has_int8_cache: whether keys and values are stored as 8-bit integers, with a
       scale for each vector.
     dtype: that of the parameters and of the computation. The parameters may
@@ -114,6 +117,8 @@ class Transformer:
   latent: attention.Latent | None = None
   experts: experts_lib.Experts | None = None
   delta: gated_delta.Delta | None = None
+  has_output_gate: bool = False
+  rotary_dim: int | None = None
   has_int8_cache: bool = False
   dtype: str = 'float32'
 
@@ -210,6 +215,7 @@ class Transformer:
     head_dim = self.latent.rope_dim if self.latent else self.head_dim
     if window is None and self.full_head_dim is not None:
       head_dim = self.full_head_dim
+    head_dim = self.rotary_dim or head_dim
     theta, scaling = self.rope_theta, self.rope_scaling
     if window is not None and self.sliding_rope_theta is not None:
       theta, scaling = self.sliding_rope_theta, None

@@ -73,6 +73,30 @@ _LATENT = {
   'num_key_value_heads': 4,
   'num_nextn_predict_layers': 0,
 }
+# Three of four layers are recurrent.
+_RECURRENT = _SIZES | {
+  'num_hidden_layers': 4,
+  'initializer_range': 0.2,
+  'head_dim': 16,
+  'linear_key_head_dim': 8,
+  'linear_value_head_dim': 6,
+  'linear_num_key_heads': 2,
+  'linear_num_value_heads': 4,
+  'layer_types': [
+    *('linear_attention', 'linear_attention'),
+    *('full_attention', 'linear_attention'),
+  ],
+  'rope_parameters': {
+    'rope_type': 'default',
+    'rope_theta': 1_000.0,
+    'partial_rotary_factor': 0.5,
+    'mrope_section': [2, 1, 1],
+  },
+}
+_RECURRENT_EXPERTS = _EXPERTS | {
+  'num_experts': 6,
+  'shared_expert_intermediate_size': 28,
+}
 _CONFIGS = {
   'llama': transformers.LlamaConfig(**_SIZES),
   'llama_tied': transformers.LlamaConfig(**_SIZES, tie_word_embeddings=True),
@@ -123,6 +147,16 @@ _CONFIGS = {
     num_experts=4,
     norm_topk_prob=True,
     decoder_sparse_step=2,
+  ),
+  'qwen3_5': transformers.Qwen3_5TextConfig(
+    **_RECURRENT, tie_word_embeddings=True
+  ),
+  'qwen3_5_moe': transformers.Qwen3_5MoeTextConfig(
+    **{k: v for k, v in _RECURRENT.items() if k != 'intermediate_size'},
+    **_RECURRENT_EXPERTS,
+  ),
+  'qwen3_next': transformers.Qwen3NextConfig(
+    **_RECURRENT, **_RECURRENT_EXPERTS, mlp_only_layers=[1]
   ),
   'gemma2': transformers.Gemma2Config(
     **_OWN_HEADS,
@@ -232,8 +266,11 @@ def _apply(model):
   return jax.jit(model.apply, static_argnames='features')
 
 
-def _close(found, expected):
-  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+def _close(found, expected, model):
+  # Norms of small queries and keys amplify rounding: so far, transformers'
+  # own logits differ between a prefill and one token at a time.
+  atol = 1e-3 if model.is_recurrent else 1e-4
+  np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
 
 
 def test_prefill_equals_transformers(pair):
@@ -242,12 +279,12 @@ def test_prefill_equals_transformers(pair):
   assert np.std(logits) > 0.5
   cache = model.init_cache(_BATCH, _LENGTH)
   found, _ = _apply(model)(params, tokens, cache, features=(-1, 0, 1))
-  _close(found.logits, logits)
-  _close(found.hidden, outputs.hidden_states[-1].numpy())
+  _close(found.logits, logits, model)
+  _close(found.hidden, outputs.hidden_states[-1].numpy(), model)
   for feature, entering in zip(
     found.features, outputs.hidden_states[:3], strict=True
   ):
-    _close(feature, entering.numpy())
+    _close(feature, entering.numpy(), model)
 
 
 def test_decoding_over_wrong_drafts_equals_transformers(pair):
@@ -266,7 +303,7 @@ def test_decoding_over_wrong_drafts_equals_transformers(pair):
     inputs = np.stack([tokens[rows, lengths]] * fed, axis=1)
     inputs[:, 1:] = (inputs[:, 1:] + 5 + lengths[:, None]) % model.vocab_size
     found, cache = apply(params, inputs, cache)
-    _close(found.logits[:, 0], outputs.logits.numpy()[rows, lengths])
+    _close(found.logits[:, 0], outputs.logits.numpy()[rows, lengths], model)
     lengths = lengths + 1
     cache = model.commit(cache, jnp.asarray(lengths))
 
@@ -274,9 +311,9 @@ def test_decoding_over_wrong_drafts_equals_transformers(pair):
 def test_embed_and_unembed_are_the_ends_of_the_network(pair):
   model, params, tokens, outputs = pair
   embedded = model.embed(params, jnp.asarray(tokens))
-  _close(embedded, outputs.hidden_states[0].numpy())
+  _close(embedded, outputs.hidden_states[0].numpy(), model)
   last = jnp.asarray(outputs.hidden_states[-1].numpy())
-  _close(model.unembed(params, last), outputs.logits.numpy())
+  _close(model.unembed(params, last), outputs.logits.numpy(), model)
 
 
 def test_rows_of_deepseek_that_are_no_pairs_are_refused(tmp_path):

@@ -1,0 +1,318 @@
+"""Qwen3-Next, Qwen3.5 and later: gated delta networks beside attention.
+
+Text only. The norms' weights are stored without the 1 that is added to them,
+except those of the recurrent layers.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from typing import Any
+
+from specsample.models import config as config_lib
+from specsample.models import experts
+from specsample.models import family
+from specsample.models import gated_delta
+from specsample.models import llama
+from specsample.models import tensor_views
+from specsample.models import tensors
+from specsample.models import transformer
+
+_KINDS = ('full_attention', 'linear_attention')
+_LAYER = 'model.layers.{}.'
+_DELTA = _LAYER + 'linear_attn.'
+_MLP = _LAYER + 'mlp.'
+# Brackets name a part of a tensor; see `_divided`.
+_NAMES = llama.NAMES | {
+  f'layers.{{}}.{ours}': theirs
+  for ours, theirs in {
+    'attention.query.kernel': _LAYER + 'self_attn.q_proj.weight[query]',
+    'attention.gate.kernel': _LAYER + 'self_attn.q_proj.weight[gate]',
+    'delta.query.kernel': _DELTA + 'in_proj_qkv.weight[query]',
+    'delta.key.kernel': _DELTA + 'in_proj_qkv.weight[key]',
+    'delta.value.kernel': _DELTA + 'in_proj_qkv.weight[value]',
+    'delta.gate.kernel': _DELTA + 'in_proj_z.weight',
+    'delta.rate.kernel': _DELTA + 'in_proj_b.weight',
+    'delta.decay.kernel': _DELTA + 'in_proj_a.weight',
+    'delta.query_convolution': _DELTA + 'conv1d.weight[query]',
+    'delta.key_convolution': _DELTA + 'conv1d.weight[key]',
+    'delta.value_convolution': _DELTA + 'conv1d.weight[value]',
+    'delta.log_decay_scale': _DELTA + 'A_log',
+    'delta.decay_bias': _DELTA + 'dt_bias',
+    'delta.norm.scale': _DELTA + 'norm.weight',
+    'delta.out.kernel': _DELTA + 'out_proj.weight',
+    'mlp.router.kernel': _MLP + 'gate.weight',
+    'mlp.expert_gate.kernel': _MLP + 'experts.*.gate_proj.weight',
+    'mlp.expert_up.kernel': _MLP + 'experts.*.up_proj.weight',
+    'mlp.expert_down.kernel': _MLP + 'experts.*.down_proj.weight',
+    'mlp.shared.gate.kernel': _MLP + 'shared_expert.gate_proj.weight',
+    'mlp.shared.up.kernel': _MLP + 'shared_expert.up_proj.weight',
+    'mlp.shared.down.kernel': _MLP + 'shared_expert.down_proj.weight',
+    'mlp.shared_gate.kernel': _MLP + 'shared_expert_gate.weight',
+  }.items()
+}
+# Qwen3-Next stores all products of a recurrent layer's input in two tensors.
+_NEXT_NAMES = _NAMES | {
+  f'layers.{{}}.delta.{ours}.kernel': f'{_DELTA}{theirs}[{ours}]'
+  for ours, theirs in {
+    'query': 'in_proj_qkvz.weight',
+    'key': 'in_proj_qkvz.weight',
+    'value': 'in_proj_qkvz.weight',
+    'gate': 'in_proj_qkvz.weight',
+    'rate': 'in_proj_ba.weight',
+    'decay': 'in_proj_ba.weight',
+  }.items()
+}
+
+
+def _fields(config, dtype) -> dict[str, Any]:
+  for key, supported in (
+    ('hidden_act', 'silu'),
+    ('attention_bias', False),
+    ('attn_output_gate', True),
+    ('mamba_ssm_dtype', 'float32'),
+  ):
+    config.only(key, supported)
+  shape = llama.shape(config, dtype)
+  return (
+    shape
+    | llama.rope(config)
+    | {
+      'norm_offset': 1.0,
+      'qk_norm': True,
+      'has_output_gate': True,
+      'rotary_dim': _rotary_dim(config, shape['head_dim']),
+      'delta': gated_delta.Delta(
+        layers=_recurrent_layers(config, shape['num_layers']),
+        num_key_heads=config.size('linear_num_key_heads'),
+        num_value_heads=config.size('linear_num_value_heads'),
+        key_dim=config.size('linear_key_head_dim'),
+        value_dim=config.size('linear_value_head_dim'),
+        kernel=config.size('linear_conv_kernel_dim', 4),
+      ),
+    }
+  )
+
+
+def _rotary_dim(config, head_dim):
+  key, default = 'partial_rotary_factor', config.get('partial_rotary_factor')
+  of_rope = config.part('rope_parameters')
+  share = of_rope.number(key, 0.25 if default is None else default)
+  size = int(head_dim * share)
+  if share > 1 or size < 2 or size % 2:
+    raise ValueError(
+      f'{config.origin}: {key} is {share}, by which {size} of {head_dim} '
+      'dimensions of a head would be rotated: give a factor of at most 1 that '
+      'makes an even number'
+    )
+  return size
+
+
+def _recurrent_layers(config, num_layers):
+  if config.get('layer_types') is None:
+    step = config.size('full_attention_interval', 4)
+    return tuple(i for i in range(num_layers) if (i + 1) % step)
+  return llama.layers_of_kind(config, 'linear_attention', _KINDS)
+
+
+def _experts(config) -> experts.Experts:
+  step = config.size('decoder_sparse_step', 1)
+  dense = config.get('mlp_only_layers', [])
+  return experts.Experts(
+    num_experts=config.size('num_experts'),
+    num_per_token=config.size('num_experts_per_tok'),
+    mlp_dim=config.size('moe_intermediate_size'),
+    is_normalised=config.flag('norm_topk_prob', True),
+    dense_layers=tuple(
+      i
+      for i in range(config.layers('num_hidden_layers'))
+      if i in dense or (i + 1) % step
+    ),
+    shared_dim=config.size('shared_expert_intermediate_size'),
+    has_shared_gate=True,
+  )
+
+
+def _text(config):
+  """Returns the configuration of the text model alone."""
+  text = config.part('text_config')
+  if not text.values:
+    return config
+  tied = config.get('tie_word_embeddings', False)
+  return config_lib.Config(
+    {'tie_word_embeddings': tied} | dict(text.values), config.origin
+  )
+
+
+def _dense(config: config_lib.Config, dtype: str) -> transformer.Transformer:
+  return transformer.Transformer(**_fields(_text(config), dtype))
+
+
+def _sparse(config: config_lib.Config, dtype: str) -> transformer.Transformer:
+  config = _text(config)
+  # No layer has a single feed-forward, so that its width is often left out.
+  width = config.get('intermediate_size', config.get('moe_intermediate_size'))
+  config = config_lib.Config(
+    dict(config.values) | {'intermediate_size': width}, config.origin
+  )
+  return transformer.Transformer(
+    **_fields(config, dtype), experts=_experts(config)
+  )
+
+
+def _own_name(name):
+  """Returns a text tensor's name in `_NAMES`; None for other tensors."""
+  if name.startswith(('model.visual.', 'mtp.')):
+    return None
+  return family.own_name(name.replace('model.language_model.', 'model.', 1))
+
+
+_View = Callable[[tensors.Tensor], tensors.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Division:
+  """A tensor's expected shape, and the shape and the view of each part."""
+
+  shape: tuple[int, ...]
+  parts: Mapping[str, tuple[tuple[int, ...], _View]]
+
+
+def _divided(
+  model: transformer.Transformer, file: tensors.TensorFile
+) -> tensors.TensorFile:
+  """Returns the tensors, with those of several parameters divided into them.
+
+  Raises:
+    ValueError: such a tensor has an unexpected shape.
+  """
+  shapes: dict[str, tuple[int, ...]] = {}
+  sources: dict[str, tuple[str, _View]] = {}
+  for name, shape in file.shapes.items():
+    division = _division(model, name)
+    if division is None:
+      shapes[name] = shape
+      continue
+    _refuse_converted(file, name, shape)
+    different = tensors.differences({name: division.shape}, {name: shape})
+    tensors.refuse(different, file.origin)
+    for part, (of_part, view) in division.parts.items():
+      shapes[part] = of_part
+      sources[part] = name, view
+
+  def open_one(name):
+    if name not in sources:
+      return file.open(name)
+    source, view = sources[name]
+    return view(file.open(source))
+
+  return dataclasses.replace(file, shapes=shapes, open=open_one)
+
+
+def _refuse_converted(file, name, shape):
+  """Refuses a convolution that other libraries have transposed.
+
+  They have added 1 to the norms as well, whose shapes do not show it.
+  """
+  if name.endswith('conv1d.weight') and len(shape) == 3 and shape[1] != 1:
+    raise ValueError(
+      f'{file.origin}: tensor {name} has shape {shape}, expected [channels, 1, '
+      'kernel]: the checkpoint was converted for another library, which adds 1 '
+      'to the norms too; load the original one'
+    )
+
+
+def _division(model, name) -> _Division | None:
+  """Returns how a tensor is divided; None if it is one parameter."""
+  _, _, own = name.rpartition('.layers.')[2].partition('.')
+  if model.experts is not None and own in _OF_EXPERTS:
+    return _of_experts(model, name, _OF_EXPERTS[own])
+  if own == 'linear_attn.conv1d.weight':
+    return _of_convolution(model.delta, name)
+  blocks = _blocks(model).get(own)
+  return None if blocks is None else _by_rows(name, *blocks, model.dim)
+
+
+def _blocks(model) -> dict[str, tuple[dict[str, int], int]]:
+  """Returns the sizes of a block's parts by tensor, and how many blocks."""
+  delta = model.delta
+  values = delta.num_value_heads * delta.value_dim // delta.num_key_heads
+  group = delta.num_value_heads // delta.num_key_heads
+  of_head = {'query': delta.key_dim, 'key': delta.key_dim, 'value': values}
+  return {
+    'self_attn.q_proj.weight': (
+      {'query': model.head_dim, 'gate': model.head_dim},
+      model.num_heads,
+    ),
+    'linear_attn.in_proj_qkv.weight': (_mixed(delta), 1),
+    'linear_attn.in_proj_qkvz.weight': (
+      of_head | {'gate': values},
+      delta.num_key_heads,
+    ),
+    'linear_attn.in_proj_ba.weight': (
+      {'rate': group, 'decay': group},
+      delta.num_key_heads,
+    ),
+  }
+
+
+def _mixed(delta):
+  """Returns the sizes of a token's queries, keys and values."""
+  of_keys = delta.num_key_heads * delta.key_dim
+  of_values = delta.num_value_heads * delta.value_dim
+  return {'query': of_keys, 'key': of_keys, 'value': of_values}
+
+
+def _by_rows(name, sizes, count, width) -> _Division:
+  """Divides each of `count` blocks of rows into parts of these sizes."""
+  block, start, parts = sum(sizes.values()), 0, {}
+  for part, size in sizes.items():
+    view = functools.partial(
+      tensor_views.Rows, start=start, size=size, block=block, count=count
+    )
+    parts[f'{name}[{part}]'] = (count * size, width), view
+    start += size
+  return _Division((count * block, width), parts)
+
+
+def _of_convolution(delta, name) -> _Division:
+  """Divides a tensor [channels, 1, kernel]."""
+  rows = _by_rows(name, _mixed(delta), 1, delta.kernel)
+  view = lambda part: lambda x: part(tensor_views.WithoutAxis(x))
+  parts = {
+    part: (shape, view(of_rows))
+    for part, (shape, of_rows) in rows.parts.items()
+  }
+  return _Division((rows.shape[0], 1, delta.kernel), parts)
+
+
+# The matrices of each expert in a tensor of all experts, one below the other.
+_OF_EXPERTS = {
+  'mlp.experts.gate_up_proj': ('gate_proj', 'up_proj'),
+  'mlp.experts.down_proj': ('down_proj',),
+}
+
+
+def _of_experts(model, name, own_names) -> _Division:
+  count, size, width = (
+    model.experts.num_experts,
+    model.experts.mlp_dim,
+    model.dim,
+  )
+  if own_names == ('down_proj',):
+    size, width = width, size
+  before, _, _ = name.rpartition('.')
+  parts = {
+    f'{before}.*.{own}.weight': (
+      (size, width, count),
+      functools.partial(tensor_views.Experts, start=i * size, size=size),
+    )
+    for i, own in enumerate(own_names)
+  }
+  return _Division((count, len(own_names) * size, width), parts)
+
+
+_make = functools.partial(family.Family, own_name=_own_name, divided=_divided)
+QWEN3_5 = _make(_dense, _NAMES)
+QWEN3_5_MOE = _make(_sparse, _NAMES)
+QWEN3_NEXT = _make(_sparse, _NEXT_NAMES)
