@@ -116,6 +116,21 @@ def model(value: Any) -> None:
   )
 
 
+def draft_model(value: Any) -> None:
+  """Raises ValueError unless a value is a model that can draft.
+
+  Its cache goes back by as many tokens as were drafted, and is fed several
+  times before a commit. A recurrent state can do neither.
+  """
+  model(value)
+  if getattr(value, 'is_recurrent', False):
+    raise ValueError(
+      'the draft model is recurrent, so its state cannot go back to the token '
+      'before a rejected draft: draft with a model without recurrent layers, '
+      'or with a drafter that reads the features of the target'
+    )
+
+
 def verifier(value: Any) -> None:
   """Raises ValueError unless a value is a `types.Verifier`, not its class.
 

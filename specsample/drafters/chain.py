@@ -183,8 +183,8 @@ class OfTwoModels(OverModel):
   num_draft_tokens: int
 
   def __post_init__(self):
-    """Raises ValueError unless given a model and a K of at least 1."""
-    checks.model(self.model)
+    """Raises ValueError unless given a draft model and a K of at least 1."""
+    checks.draft_model(self.model)
     settings.check_num_draft_tokens(self.num_draft_tokens)
 
   @property

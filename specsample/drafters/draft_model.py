@@ -12,6 +12,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample.drafters import chain
 from specsample.drafters import settings
 from specsample.drafters import trainable
@@ -47,7 +48,10 @@ class DraftModel(chain.OverModel, trainable.Trainable):
   _network = _Network
 
   def __post_init__(self):
-    """Raises ValueError for layers the target lacks; see `Trainable`."""
+    """Raises ValueError for layers the target lacks, or recurrent ones.
+
+    See also `Trainable`.
+    """
     super().__post_init__()
     if not hasattr(self.model, 'num_kv_heads'):
       raise ValueError(
@@ -56,6 +60,7 @@ class DraftModel(chain.OverModel, trainable.Trainable):
       )
     of_target = settings.check_layers(self.layers, self.model.num_layers)
     object.__setattr__(self, 'layers', of_target)
+    checks.draft_model(self.model.keep_layers(of_target))
 
   @property
   def reads_prompt(self) -> bool:

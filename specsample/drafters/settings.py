@@ -100,6 +100,8 @@ def plain_shape(shape: Any) -> Any:
     shape = dataclasses.replace(shape, latent=None, query_scale=None)
   if getattr(shape, 'experts', None) is not None:
     shape = dataclasses.replace(shape, experts=None)
+  if getattr(shape, 'delta', None) is not None:
+    shape = dataclasses.replace(shape, delta=None)
   return shape
 
 

@@ -25,11 +25,15 @@ class Skip(chain.OverModel):
   num_draft_tokens: int
 
   def __post_init__(self):
-    """Refuses layers that the model does not have, and an empty draft."""
+    """Refuses layers that the model lacks or that are recurrent.
+
+    An empty draft is refused too.
+    """
     checks.model(self.model)
     layers = settings.check_layers(self.layers, self.model.num_layers)
     object.__setattr__(self, 'layers', layers)
     settings.check_num_draft_tokens(self.num_draft_tokens)
+    checks.draft_model(self.draft_model)
 
   @property
   def vocab_size(self) -> int:

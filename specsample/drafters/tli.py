@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import sharding
 from specsample.drafters import pieces as pieces_lib
 from specsample.drafters import settings
@@ -53,7 +54,8 @@ class TLI(steps.Steps):
   most_kept: int | None = None
 
   def __post_init__(self):
-    """Refuses an empty draft and a buffer without room."""
+    """Refuses a recurrent model, an empty draft and a buffer without room."""
+    checks.draft_model(self.model)
     settings.check_num_draft_tokens(self.num_draft_tokens)
     if not (self.room > 0 and self.spare >= 0):
       raise ValueError(

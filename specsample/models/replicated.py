@@ -38,6 +38,11 @@ class Replicated:
     """See `types.Model`."""
     return self.model.max_length
 
+  @property
+  def is_recurrent(self) -> bool:
+    """Whether the model cannot draft; see `checks.draft_model`."""
+    return getattr(self.model, 'is_recurrent', False)
+
   def init(self, key: Array) -> Params:
     """Returns random parameters."""
     return self.model.init(key)

@@ -15,6 +15,7 @@ from specsample import testing
 from specsample import text
 from specsample.models import attention
 from specsample.models import experts
+from specsample.models import gated_delta
 from specsample.models import int8
 from specsample.models import transformer
 
@@ -73,6 +74,20 @@ _MODELS = {
     sliding_layers=(0,),
     experts=dataclasses.replace(_EXPERTS, has_linear_biases=True, limit=1.0),
   ),
+  # Fewer key heads than devices, so that value heads are divided too.
+  'qwen3_5': dataclasses.replace(
+    _LLAMA,
+    tie_embeddings=True,
+    # Most tokens are repeated, so that n-grams are found.
+    embedding_scale=5.6,
+    delta=gated_delta.Delta(
+      layers=(0,), num_key_heads=2, num_value_heads=8, key_dim=8, value_dim=6
+    ),
+    has_output_gate=True,
+    rotary_dim=4,
+    norm_offset=1.0,
+    experts=dataclasses.replace(_EXPERTS, shared_dim=24, has_shared_gate=True),
+  ),
   'mixtral': dataclasses.replace(_LLAMA, experts=_EXPERTS),
   'deepseek': dataclasses.replace(
     _LLAMA,
@@ -91,7 +106,7 @@ _MODELS = {
     ),
   ),
 }
-_INT8 = ('gemma', 'gpt_oss', 'deepseek')
+_INT8 = ('gemma', 'gpt_oss', 'deepseek', 'qwen3_5')
 _PROMPTS, _LENGTHS = specsample.pad_prompts(
   [[1, 2, 3, 1, 2, 3, 4, 1, 2], [5], [7, 8, 7]]
 )
