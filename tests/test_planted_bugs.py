@@ -73,7 +73,8 @@ def test_a_comparison_at_zero_is_seen_only_if_a_probability_is_zero():
 def test_all_known_mistakes_are_planted():
   # 35 mistakes in chains, six in filters, 11 in trees, three in drafters that
   # remember, three in drafters with features, one in drafters that learn, one
-  # in constraints, seven in `warp`, three in bounds, four in rollouts.
-  assert len(bugs.BUGS) == 35 + 6 + 11 + 3 + 3 + 1 + 1 + 7 + 3 + 4
+  # in constraints, seven in `warp`, three in bounds, four in rollouts, nine in
+  # recurrent states.
+  assert len(bugs.BUGS) == 35 + 6 + 11 + 3 + 3 + 1 + 1 + 7 + 3 + 4 + 9
   names = [bug.name for bug in bugs.BUGS]
   assert len(set(names)) == len(names)

@@ -18,6 +18,7 @@ from experiments.certificate.planted import drafters
 from experiments.certificate.planted import loop
 from experiments.certificate.planted import online
 from experiments.certificate.planted import policies as planted_policies
+from experiments.certificate.planted import recurrent
 from experiments.certificate.planted import rollouts
 from experiments.certificate.planted import rules
 from experiments.certificate.planted import trees
@@ -243,6 +244,11 @@ def _warp(name, mistake) -> Bug:
   )
 
 
+def _recurrent(name, mistake) -> Bug:
+  """Returns a mistake in how a recurrent state forgets rejected drafts."""
+  return _bug(name, recurrent.rejected, {'mistake': mistake}, {})
+
+
 _SIBLINGS = tree.k_ary((2,))
 _BINARY = tree.Topology((0, 0, 1))
 
@@ -273,8 +279,45 @@ IN_WARP = (
   ),
 )
 
+IN_STATES = (
+  _recurrent(
+    'rejected drafts left in a recurrent state',
+    recurrent.keeps_all_in_the_state,
+  ),
+  _recurrent(
+    "rejected drafts left in a convolution's tail",
+    recurrent.keeps_all_in_the_tail,
+  ),
+  _recurrent(
+    'a recurrent state that always keeps the pending token',
+    recurrent.keeps_at_least_one,
+  ),
+  _recurrent(
+    'a recurrent state rolled forward by at most three tokens',
+    recurrent.keeps_at_most_three,
+  ),
+  _recurrent(
+    'the old state read after a round that kept no draft',
+    recurrent.stale_without_drafts,
+  ),
+  _recurrent(
+    'the log of the row beside folded into a recurrent state',
+    recurrent.logs_of_the_row_beside,
+  ),
+  _recurrent(
+    "a tree's first nodes folded into a recurrent state",
+    recurrent.first_nodes,
+  ),
+  _recurrent(
+    'a recurrent state that passes through the siblings of a node',
+    recurrent.sees_siblings,
+  ),
+  _recurrent('a recurrent state rounded to bfloat16', recurrent.rounded_state),
+)
+
 BUGS = (
   *IN_WARP,
+  *IN_STATES,
   _noise(
     'shared noise between draft and residual',
     rules.SharedNoise(prompt_length=3),
