@@ -209,6 +209,13 @@ def of_layers(model: transformer.Transformer) -> Facts:
   if model.layer_input_dim:
     text = f'{model.layer_input_dim} numbers per token for each layer'
     facts.append(('inputs', text))
+  delta = model.delta
+  if delta is not None:
+    text = (
+      f'{len(delta.layers)} layers with {delta.num_value_heads} states of '
+      f'{delta.key_dim} x {delta.value_dim}, without keys and values'
+    )
+    facts.append(('recurrent', text))
   experts = model.experts
   if experts is not None:
     shared = f', {experts.shared_dim:,} shared' if experts.shared_dim else ''

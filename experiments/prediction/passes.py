@@ -112,10 +112,12 @@ def decoder(
   Raises:
     ValueError: its cache does not hold keys and values for every token.
   """
-  if model.latent is not None or model.sliding_window is not None:
+  has_other_cache = model.latent is not None or model.is_recurrent
+  if has_other_cache or model.sliding_window is not None:
     raise ValueError(
-      'the model has attention over latent vectors or a sliding window, which '
-      'the cost of a pass does not cover: give its passes as passes.Timed'
+      'the model has attention over latent vectors, a sliding window or '
+      'recurrent layers, which the cost of a pass does not cover: give its '
+      'passes as passes.Timed'
     )
   size = {'float32': 4, 'bfloat16': 2}[model.dtype]
   experts = model.experts

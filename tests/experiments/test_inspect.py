@@ -73,6 +73,18 @@ _FAMILIES = {
     'qwen',
     {'experts': '6 of 20, 2 per token, in 1 layers'},
   ),
+  'qwen3_5_text': (
+    {
+      'head_dim': 16,
+      'layer_types': ['linear_attention', 'full_attention'],
+      'linear_key_head_dim': 8,
+      'linear_value_head_dim': 6,
+      'linear_num_key_heads': 2,
+      'linear_num_value_heads': 4,
+    },
+    'qwen3_5',
+    {'recurrent': '1 layers with 4 states of 8 x 6, without keys and values'},
+  ),
   'gemma2': (
     {'head_dim': 12, 'sliding_window': 7},
     'gemma',

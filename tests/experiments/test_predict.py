@@ -15,6 +15,7 @@ from specsample import cost
 from specsample.cost import chips
 from specsample.models import attention
 from specsample.models import experts
+from specsample.models import gated_delta
 from specsample.models import transformer
 
 _MODEL = transformer.Transformer(
@@ -221,7 +222,11 @@ def test_a_mixture_of_experts_is_counted_and_latent_attention_refused():
   decoder = passes.decoder(model)
   assert decoder.read_weights(1) < decoder.read_weights(4)
   latent = attention.Latent(kv_rank=8, rope_dim=2, head_dim=4, value_dim=4)
-  for refused in ({'latent': latent}, {'sliding_window': 8}):
+  delta = gated_delta.Delta(
+    layers=(0,), num_key_heads=1, num_value_heads=1, key_dim=4, value_dim=4
+  )
+  others = {'latent': latent}, {'sliding_window': 8}, {'delta': delta}
+  for refused in others:
     with pytest.raises(ValueError, match=r'passes\.Timed'):
       passes.decoder(dataclasses.replace(_MODEL, **refused))
 
