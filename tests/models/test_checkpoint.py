@@ -14,6 +14,7 @@ import specsample
 from specsample.models import attention
 from specsample.models import checkpoint
 from specsample.models import experts
+from specsample.models import gated_delta
 from specsample.models import rotary
 from specsample.models import transformer
 from specsample.models import transposed
@@ -46,6 +47,13 @@ def _assert_equal(found, expected):
     _model(tie_embeddings=True, sliding_window=5),
     _model(rotary.LinearRope(factor=2.5), attention_bias=True),
     _model(rotary.FactorRope(factors=(1.0, 8.0))),
+    _model(
+      delta=gated_delta.Delta(
+        layers=(0,), num_key_heads=1, num_value_heads=2, key_dim=4, value_dim=3
+      ),
+      has_output_gate=True,
+      rotary_dim=2,
+    ),
     _model(
       rotary.Llama3Rope(
         factor=8.0,
