@@ -131,7 +131,11 @@ def drafting(method: Callable[[], Method], num_draft_tokens: int) -> Method:
 @_configurable
 def judged(method: Method, verify: Verifier) -> Method:
   """Returns a method whose drafts another rule verifies."""
-  return dataclasses.replace(method, verify=verify)
+  again = None
+  if method.for_batch is not None:
+    for_batch = method.for_batch
+    again = lambda batch_size: judged(for_batch(batch_size), verify)
+  return dataclasses.replace(method, verify=verify, for_batch=again)
 
 
 @_configurable
