@@ -7,6 +7,7 @@ needed, and no mismatch between two programs can enter.
 
 from collections.abc import Sequence
 import dataclasses
+import time
 from typing import Any
 
 import jax
@@ -49,6 +50,9 @@ class Rollouts:
   rounds: ArrayLike  # [N, G] int32, target passes since the prefill
   proposed: ArrayLike  # [N, G, K + 1] int32, rounds that drafted i tokens
   accepted: ArrayLike  # [N, G, K + 1] int32, rounds that emitted i drafted ones
+  # [N, G] float32, from the call until the sample was there: the last ones, for
+  # which the others wait, are the tail of the call.
+  seconds: ArrayLike
   lossless: bool = types.static()  # whether the rule has the target's law
 
   @property
@@ -165,6 +169,7 @@ def rollout(
   """
   if sharding.is_traced():
     raise ValueError('rollout runs on the host: call it outside of jax.jit')
+  begin = time.perf_counter()
   stopping.check(stop, model)
   checks.verifier(verify)
   for name, value in (
@@ -213,8 +218,11 @@ def rollout(
     for i in range(num_samples)
   ]
   done = continuous.finished(batch, params, key, samples, history)
-  outputs = {one.job.request_id: one.output for one in done}
   shape = len(of_prompts), num_samples
+  outputs, seconds = {}, np.zeros(shape, np.float32)
+  for one in done:
+    outputs[one.job.request_id] = one.output
+    seconds.flat[one.job.request_id] = time.perf_counter() - begin
   found: Any = jax.tree.map(
     lambda *rows: np.concatenate(rows).reshape(*shape, *rows[0].shape[1:]),
     *(outputs[i] for i in range(len(samples))),
@@ -230,5 +238,6 @@ def rollout(
     rounds=found.rounds,
     proposed=found.proposed,
     accepted=found.accepted,
+    seconds=seconds,
     lossless=verify.lossless,
   )

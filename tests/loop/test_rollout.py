@@ -4,6 +4,7 @@ from collections.abc import Callable
 import dataclasses
 import pathlib
 import textwrap
+import time
 
 import jax
 from jax.experimental import io_callback
@@ -341,3 +342,13 @@ def test_the_loop_of_the_page_raises_the_reward():
   exec(code, names)
   means = [float(x.mean()) for x in rewards]
   assert np.mean(means[-2:]) > np.mean(means[:2]) + 0.2, means
+
+
+def test_seconds_say_when_each_sample_was_there():
+  begin = time.perf_counter()
+  found = _rollout(batch_size=1)
+  total = time.perf_counter() - begin
+  # One row draws the samples one after another.
+  ends = np.ravel(found.seconds)
+  assert found.seconds.shape == (3, _G)
+  assert (np.diff(ends, prepend=0, append=total) > 0).all()
