@@ -101,3 +101,16 @@ def plain(params: Params) -> Params:
   """Returns the parameters with transposed matrices as arrays [in, out]."""
   whole = lambda x: x.values.T if is_transposed(x) else x
   return jax.tree.map(whole, params, is_leaf=is_transposed)
+
+
+def like(params: Params, others: Params) -> Params:
+  """Returns the parameters with matrices stored as those of `others` are.
+
+  It stores the [in, out] matrices of a training step for decoding again.
+  """
+  stored = lambda x, other: (
+    Transposed(values=jnp.transpose(x))
+    if is_transposed(other) and not is_transposed(x)
+    else x
+  )
+  return jax.tree.map(stored, params, others, is_leaf=is_transposed)

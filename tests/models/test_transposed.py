@@ -142,3 +142,17 @@ def test_nothing_else_tells_them_from_the_arrays(saved, tmp_path):
   np.testing.assert_array_equal(
     np.asarray(stored), params['layers'][0]['mlp']['up']['kernel']
   )
+
+
+@pytest.mark.parametrize('tied', _IS_TIED)
+def test_plain_parameters_are_stored_again_as_they_were(tied):
+  model = dataclasses.replace(_MODEL, tie_embeddings=tied)
+  stored = _transposed(model, _params(model))
+  again = transposed.like(transposed.plain(stored), stored)
+  assert jax.tree.structure(again) == jax.tree.structure(stored)
+  for found, expected in zip(
+    *map(jax.tree.leaves, (again, stored)), strict=True
+  ):
+    np.testing.assert_array_equal(found, expected)
+  unchanged = transposed.like(stored, stored)
+  assert jax.tree.structure(unchanged) == jax.tree.structure(stored)
