@@ -62,7 +62,10 @@ _FLOORS = (
   ('certificate', 'decoding', 'tpu'),
   ('inspection', 'tasks', 'timing', 'training_data'),
   ('evaluation', 'prediction', 'training'),
-  ('batching', 'html_report', 'online_learning', 'traces', 'trees'),
+  (
+    *('batching', 'html_report', 'online_learning', 'reinforcement'),
+    *('traces', 'trees'),
+  ),
 )
 # All modules but `sharding` name an array's axes, not where they are.
 _OF_A_MESH = ('PartitionSpec', 'NamedSharding', 'shard_map')

@@ -1,13 +1,13 @@
 """Checkpoints of a training run, of which the last complete one is restored."""
 
 import pathlib
-from typing import NoReturn
+from typing import NoReturn, Protocol, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 
 from specsample import files
-from specsample.training.step import TrainState
+from specsample.types import Array
 
 
 def refuse_results(folder: pathlib.PurePath, where: str) -> None:
@@ -39,6 +39,17 @@ def refuse_step(step: int) -> NoReturn:
   )
 
 
+class Stepped(Protocol):
+  """A state of which the folder of a checkpoint has the step as its name."""
+
+  @property
+  def step(self) -> Array:
+    """[] int32, the steps taken."""
+
+
+_State = TypeVar('_State', bound=Stepped)
+
+
 class Checkpoints:
   """The last two states of a run; a half-written state does not count."""
 
@@ -61,9 +72,7 @@ class Checkpoints:
       ),
     )
 
-  def restore(
-    self, like: TrainState, step: int | None = None
-  ) -> TrainState | None:
+  def restore(self, like: _State, step: int | None = None) -> _State | None:
     """Reads a state, sharded over the devices as `like` is.
 
     Args:
@@ -94,7 +103,7 @@ class Checkpoints:
         'give another --out'
       ) from error
 
-  def save(self, state: TrainState) -> None:
+  def save(self, state: Stepped) -> None:
     """Keeps a state, in place of one of the same step.
 
     Returns when the state is on the disk.

@@ -118,9 +118,9 @@ class Trainer:
       reports.append(report)
       # Checked one step late, so that the device always has work queued.
       if len(reports) > 1:
-        _check(reports[-2], number)
+        check_finite(reports[-2], number)
       meter(number + 1, description)
-    _check(reports[-1], last)
+    check_finite(reports[-1], last)
     means = jax.tree.map(
       lambda *values: np.mean([np.asarray(x) for x in values], axis=0).tolist(),
       *reports,
@@ -264,7 +264,7 @@ def plan(
   )
 
 
-def _check(report, step):
+def check_finite(report, step):
   if not report['is_finite']:
     raise LossError(
       f'step {step} cannot be taken: the loss is {float(report["loss"])}, the '

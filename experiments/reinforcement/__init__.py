@@ -1,0 +1,1 @@
+"""Reinforcement learning with speculative rollouts: GRPO on sums."""
