@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 
 import gin
+import numpy as np
 
 from experiments import methods as methods_lib
 import specsample
@@ -18,7 +19,7 @@ class History(specsample.History):
     super().__init__(vocab_size=vocab_size, capacity=capacity, every=every)
     self.texts: list[list[int]] = []
 
-  def add(self, text: Sequence[int]) -> bool:
+  def add(self, text: Sequence[int] | np.ndarray) -> bool:
     """See `specsample.History`."""
     self.texts.append([int(token) for token in text])
     return super().add(text)
