@@ -20,7 +20,7 @@ from specsample.choosing import pass_times
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _FOLDER = _ROOT / 'colab'
-_NAMES = ('add_a_drafter', 'quickstart', 'reproduce_a_table')
+_NAMES = ('add_a_drafter', 'quickstart', 'reproduce_a_table', 'rollouts')
 # Seconds for a cell: far more than it takes, as tests may share a machine.
 _TIMEOUT = 1800
 
@@ -108,6 +108,17 @@ def test_add_a_drafter(run):
   assert 'certify: Chain() is not exact' in caught
   assert 'does not follow the target: chi-square' in caught
   assert _displayed(cells['see'], 'image/png')
+
+
+def test_rollouts(run):
+  cells = run('rollouts')
+  lines = _text(cells['train']).splitlines()
+  assert len(lines) == 3
+  rounds = [float(re.search(r'(\S+) tokens per', line)[1]) for line in lines]
+  assert rounds[-1] > rounds[0] >= 1
+  losses = [re.findall(r'-?\d\.\d{4}', line) for line in lines]
+  assert any(float(second) < -1e-3 for _, second in losses)
+  assert _displayed(cells['plot'], 'image/png')
 
 
 # A runtime without the library, where installing clones the repository and

@@ -295,6 +295,7 @@ NIGHTS = (
   Night('models/test_int8.py::test_smollm2*'),
   Night('test_colab.py::test_reproduce_a_table'),
   Night('test_colab.py::test_add_a_drafter'),
+  Night('test_colab.py::test_rollouts'),
   # Training.
   Night(f'{_TRAIN}configurations_train*'),
   Night(f'{_TRAIN}a_finished_run_goes_on_from_before_its_decay'),
