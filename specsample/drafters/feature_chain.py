@@ -464,14 +464,17 @@ class Joined(nnx.Module):
     return self.linear(sharding.constrain(joined, 'batch', self.axis))
 
 
-def with_norm_of(model: Any, params: Params, target_params: Params) -> Params:
+def with_norm_of(
+  model: Any, params: Params, target_params: Params, offset: float = 0.0
+) -> Params:
   """Returns a drafter's parameters with the last norm of its target, `model`.
 
-  They are unchanged if the target's parameters are not given.
+  They are unchanged if the target's parameters are not given. `offset` is what
+  the drafter adds to its norm's parameter.
   """
   if target_params is None:
     return params
-  scale = feature_norms.scale_of(model, target_params['norm'])
+  scale = feature_norms.scale_of(model, target_params['norm']) - offset
   return params | {'norm': {'scale': scale}}
 
 

@@ -1,7 +1,8 @@
 """A drafter with modules for multi-token prediction.
 
 DeepSeek-V3 (2412.19437, section 2.2). The last module continues from its own
-outputs, as is done with the single module that is published.
+outputs, as is done with the single module that is published. Qwen3-Next and
+Qwen3.5 have such a module too.
 """
 
 import dataclasses
@@ -20,19 +21,23 @@ from specsample.types import Array, Params
 class _Module(nnx.Module):
   def __init__(self, config, keys):
     model = dataclasses.replace(config.shape, dtype='float32')
-    norm = lambda: layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
+    norm = lambda: layers.RMSNorm(
+      model.dim, model.norm_eps, jnp.float32, offset=config.norm_offset
+    )
     self.embedding_norm = norm()
     self.feature_norm = norm()
     self.project = feature_chain.Joined(2, model.dim, False, keys)
     self.layer = decoder_layer.DecoderLayer(model, keys)
     self.norm = norm()
+    self.feeds_back_normed = config.feeds_back_normed
 
   def __call__(self, embedded, features, *context):
     normed = self.embedding_norm(embedded), self.feature_norm(features)
-    return self.layer(self.project(*normed), *context)
+    rows, keys, values = self.layer(self.project(*normed), *context)
+    return self.norm(rows) if self.feeds_back_normed else rows, keys, values
 
   def read(self, rows):
-    return self.norm(rows)
+    return rows if self.feeds_back_normed else self.norm(rows)
 
 
 class _Network(nnx.Module):
@@ -55,9 +60,13 @@ class MTP(feature_chain.FeatureChain):
   Attributes:
     num_modules: D. Draft token i comes from module min(i, D - 1); at most K
       modules are used.
+    norm_offset: is added to the weights of the norms outside of the layer.
+    feeds_back_normed: whether the last norm is applied to what is fed back.
   """
 
   num_modules: int = 1
+  norm_offset: float = 0.0
+  feeds_back_normed: bool = False
   _network = _Network
   _is_of_its_kind = True
 
@@ -84,7 +93,9 @@ class MTP(feature_chain.FeatureChain):
   def _begin(self, key, target_params):
     params = super()._begin(key, target_params)
     begun = {
-      i: feature_chain.with_norm_of(self.model, module, target_params)
+      i: feature_chain.with_norm_of(
+        self.model, module, target_params, self.norm_offset
+      )
       for i, module in params['layers'].items()
     }
     return params | {'layers': begun}

@@ -115,8 +115,8 @@ def load_drafter(
       gs://; a folder in a layout in which others publish drafters
       (`published.layouts`, `published.pard`); the target's own folder, in
       Hugging Face's layout, if it holds modules for multi-token prediction as
-      DeepSeek-V3's does; or, if there is no such folder, a repository
-      'organisation/name' of the Hugging Face hub with one of these.
+      those of DeepSeek-V3 and Qwen3.5 do; or, if there is no such folder, a
+      repository 'organisation/name' of the Hugging Face hub with one of these.
     target: the model that it was trained for. Its dtype is used for the
       parameters.
     num_draft_tokens: K, None for the K of its training, or 5 for an EAGLE that

@@ -50,6 +50,8 @@ class Family:
     divided: given the model and the tensors by the names in `names`, returns
       the tensors, with those that hold several parameters divided; see `parts`
       and `tensor_views`.
+    mtp_prefix: begins the names of a single module for multi-token prediction;
+      None if modules are stored as layers after the last one.
   """
 
   model: Callable[[config_lib.Config, str], transformer.Transformer]
@@ -61,3 +63,4 @@ class Family:
   divided: Callable[
     [transformer.Transformer, tensors.TensorFile], tensors.TensorFile
   ] = _undivided
+  mtp_prefix: str | None = None

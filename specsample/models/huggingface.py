@@ -94,9 +94,9 @@ def of_model(
   model: transformer.Transformer,
 ) -> tensors.TensorFile:
   """Returns the model's tensors in a folder, by the names of its family."""
-  # A drafter after the layers, which `loading.published.mtp` reads.
-  behind = mtp_prefixes(model.num_layers, config)
-  is_own = lambda name: not name.startswith(behind)
+  # The tensors of a drafter, which `loading.published.mtp` reads.
+  of_drafter = mtp_prefixes(model.num_layers, config)
+  is_own = lambda name: not name.startswith(of_drafter)
   return _chosen(stored, config, model, is_own)
 
 
@@ -107,6 +107,7 @@ def of_modules(
   prefixes: tuple[str, ...],
 ) -> tensors.TensorFile:
   """Does the same as `of_model` for modules with these `mtp_prefixes`."""
+  of_model(stored, config, model)  # refuses folders that were converted
   is_own = lambda name: name.startswith(prefixes)
   return _chosen(stored, config, model, is_own)
 
@@ -157,7 +158,13 @@ def family_of(config: config_lib.Config) -> family_lib.Family:
 
 
 def mtp_prefixes(num_layers: int, config: config_lib.Config) -> tuple[str, ...]:
-  """Returns the name prefixes of the modules that a configuration counts."""
+  """Returns the prefixes of the names of the modules of a model.
+
+  They are those that a configuration counts, or that of the family.
+  """
+  family = _FAMILIES.get(config.get('model_type', ''))
+  if family is not None and family.mtp_prefix is not None:
+    return (family.mtp_prefix,)
   count = config.get(NUM_MODULES)
   if not isinstance(count, int) or count < 1:
     return ()

@@ -162,7 +162,7 @@ def _sparse(config: config_lib.Config, dtype: str) -> transformer.Transformer:
 
 def _own_name(name):
   """Returns a text tensor's name in `_NAMES`; None for other tensors."""
-  if name.startswith(('model.visual.', 'mtp.')):
+  if name.startswith('model.visual.'):
     return None
   return family.own_name(name.replace('model.language_model.', 'model.', 1))
 
@@ -186,6 +186,8 @@ def _divided(
   Raises:
     ValueError: such a tensor has an unexpected shape.
   """
+  if model.delta is None:  # a target of another family than the folder's
+    return file
   shapes: dict[str, tuple[int, ...]] = {}
   sources: dict[str, tuple[str, _View]] = {}
   for name, shape in file.shapes.items():
@@ -312,7 +314,9 @@ def _of_experts(model, name, own_names) -> _Division:
   return _Division((count, len(own_names) * size, width), parts)
 
 
-_make = functools.partial(family.Family, own_name=_own_name, divided=_divided)
+_make = functools.partial(
+  family.Family, own_name=_own_name, divided=_divided, mtp_prefix='mtp.'
+)
 QWEN3_5 = _make(_dense, _NAMES)
 QWEN3_5_MOE = _make(_sparse, _NAMES)
 QWEN3_NEXT = _make(_sparse, _NEXT_NAMES)

@@ -1,7 +1,8 @@
 """Modules for multi-token prediction, in the folder of their own target.
 
 In DeepSeek-V3's layout, module i is layer L + i of the files, after the L
-layers of the target.
+layers of the target. Qwen3-Next and Qwen3.5 have one module, whose tensors are
+named `mtp.`; it continues from its output after the last norm.
 """
 
 from etils import epath
@@ -16,12 +17,18 @@ from specsample.models import tensors
 from specsample.models import transformer
 from specsample.types import Params
 
-# The parameters of a module besides its layer.
+# The parameters of a module besides its layer, as DeepSeek and Qwen name them.
 _NAMES = {
   'embedding_norm.scale': 'enorm.weight',
   'feature_norm.scale': 'hnorm.weight',
   'project.linear.kernel': 'eh_proj.weight',
   'norm.scale': 'shared_head.norm.weight',
+}
+_QWEN_NAMES = {
+  'embedding_norm.scale': 'pre_fc_norm_embedding.weight',
+  'feature_norm.scale': 'pre_fc_norm_hidden.weight',
+  'project.linear.kernel': 'fc.weight',
+  'norm.scale': 'norm.weight',
 }
 _OF_LAYER = 'layers.{}.', 'model.layers.{}.'
 # Copies of the target's embedding and unembedding, which the modules share.
@@ -45,8 +52,8 @@ def load(
   """
   path = folder / 'config.json'
   config = config_lib.Config(files.read_json(path), str(path))
-  count = config.get(huggingface.NUM_MODULES)
-  if not isinstance(count, int) or count < 1:
+  if not huggingface.mtp_prefixes(model.num_layers, config):
+    count = config.get(huggingface.NUM_MODULES)
     raise ValueError(
       f'{path}: {huggingface.NUM_MODULES} is {count!r}, so the model has no '
       'modules for multi-token prediction: give a folder that save_drafter '
@@ -68,22 +75,30 @@ def plan(
   """Returns a drafter, its tensors, their names, and tensors to ignore.
 
   Raises:
-    ValueError: the modules are of another family than the model.
+    ValueError: the modules are of another family than the model, or have
+      settings that are not supported.
   """
   prefixes = huggingface.mtp_prefixes(model.num_layers, config)
+  family = huggingface.family_of(config)
+  is_qwen = family.mtp_prefix is not None
+  for part in (config, config.part('text_config')) if is_qwen else ():
+    part.only('mtp_num_hidden_layers', 1)
+    part.only('mtp_use_dedicated_embeddings', False)
   drafter = mtp.MTP(
     model=model,
     num_draft_tokens=(
       len(prefixes) if num_draft_tokens is None else num_draft_tokens
     ),
     num_modules=len(prefixes),
+    norm_offset=model.norm_offset if is_qwen else 0.0,
+    feeds_back_normed=is_qwen,
   )
   ours_of_layer, theirs_of_layer = _OF_LAYER
-  of_module = _NAMES | {
-    'layer.' + ours.removeprefix(ours_of_layer): theirs.removeprefix(
-      theirs_of_layer
-    )
-    for ours, theirs in huggingface.family_of(config).names.items()
+  own_of_layer = 'layers.0.' if is_qwen else ''
+  of_module = (_QWEN_NAMES if is_qwen else _NAMES) | {
+    'layer.' + ours.removeprefix(ours_of_layer): own_of_layer
+    + theirs.removeprefix(theirs_of_layer)
+    for ours, theirs in family.names.items()
     if ours.startswith(ours_of_layer)
   }
   names, copies = {}, set()
