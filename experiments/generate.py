@@ -30,6 +30,7 @@ DRAFTERS = (
   *('auto', 'none', 'ngram', 'suffix', 'either', 'skip', 'draft', 'medusa'),
   *('medusa_tree', 'hydra', 'hydra_tree', 'eagle', 'eagle3', 'mtp', 'mtp_tree'),
   *('dflash', 'dflash2', 'dspark', 'dspark_tree', 'peagle', 'pard'),
+  'assistant',
 )
 
 config.define_flags('configs/runs/generate.gin')
@@ -61,8 +62,8 @@ flags.DEFINE_integer(
   None,
   'Draft this many candidates for each of K positions, the most likely tokens '
   'of the drafter, of which the target picks one. For skip, draft (the default '
-  'here), medusa, hydra, eagle, eagle3, mtp, dflash, dflash2, dspark, peagle '
-  'and pard.',
+  'here), medusa, hydra, eagle, eagle3, mtp, dflash, dflash2, dspark, peagle, '
+  'pard and assistant.',
   lower_bound=1,
 )
 flags.DEFINE_float(

@@ -29,7 +29,7 @@ _LEFT_OUT = tuple(
   f'drafters.{name}, penalties'
   for name in (
     *('Medusa', 'Hydra++', 'DraftModel', 'EAGLE', 'DFlash', 'DFlash 2'),
-    *('MTP', 'MTP of 2', 'P-EAGLE'),
+    *('MTP', 'MTP of 2', 'P-EAGLE', 'Assistant'),
   )
 )
 _BY_SHAPE = collections.defaultdict(list)

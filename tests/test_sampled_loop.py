@@ -20,6 +20,7 @@ _LEFT_OUT = (
   *('Adaptive, Fastest + block', 'Hydra + block'),
   *('Medusa + chain', 'Medusa + coupled'),
   *('Tree of EAGLE', 'Tree of MTP', 'Tree of DFlash', 'Tree of DSpark'),
+  'Assistant',
   'Skip + block, mixed batch, tiny Llama',
   'Online distillation of DraftModel after every round + block',
   'Online distillation of Eagle after every round + chain',

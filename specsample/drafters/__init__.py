@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from specsample.drafters.adaptive import Adaptive
+from specsample.drafters.assistant import Assistant
 from specsample.drafters.chain import Chain
 from specsample.drafters.dflash import DFlash
 from specsample.drafters.dflash2 import DFlash2
@@ -33,6 +34,7 @@ __all__ = [
   'PARD',
   'TLI',
   'Adaptive',
+  'Assistant',
   'Chain',
   'DFlash',
   'DFlash2',

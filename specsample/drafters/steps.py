@@ -282,9 +282,9 @@ def check_branches(drafter: Any) -> None:
   if not isinstance(drafter, Steps):
     raise ValueError(
       'a tree continues several drafts at once, which '
-      f'{type(drafter).__name__} cannot do: make the tree with Chain, DFlash, '
-      'DFlash2, DraftModel, DSpark, Eagle, Eagle3, Hydra, MTP, Medusa, PARD, '
-      'PEagle, Skip or TLI'
+      f'{type(drafter).__name__} cannot do: make the tree with Assistant, '
+      'Chain, DFlash, DFlash2, DraftModel, DSpark, Eagle, Eagle3, Hydra, MTP, '
+      'Medusa, PARD, PEagle, Skip or TLI'
     )
 
 

@@ -178,6 +178,22 @@ CASES = (
     ),
   ),
   Kind(
+    'Assistant',
+    lambda target, count, some: drafters.Assistant(
+      model=target,
+      num_draft_tokens=count,
+      kv_layers=(target.num_layers - 1, 0),
+      layer_config=dataclasses.replace(
+        target,
+        num_layers=4,
+        num_shared=2,
+        sliding_window=3,
+        sliding_layers=(0, 2),
+      ),
+      own_unembedding=False,
+    ),
+  ),
+  Kind(
     'EAGLE',
     lambda target, count, some: drafters.Eagle(
       model=target, num_draft_tokens=count, draft_vocab_size=some

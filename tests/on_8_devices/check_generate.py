@@ -235,6 +235,7 @@ def test_noise_of_a_position_is_that_of_one_device(drafter):
   [
     *((drafter, 'block') for drafter in ('ngram', 'tli', 'medusa', 'hydra')),
     *((drafter, 'block') for drafter in ('draftmodel', 'p-eagle', 'dflash 2')),
+    ('assistant', 'block'),
     *((drafter, 'block') for drafter in ('eagle-3', 'mtp', 'dspark', 'either')),
     *((drafter, 'chain') for drafter in ('none', 'chain', 'adaptive', 'pard')),
     ('chain of a replicated model', 'synthetic'),

@@ -1,7 +1,7 @@
 """Gemma 4's assistants, as Google publishes them."""
 
+from specsample import drafters
 from specsample import files
-from specsample.drafters import assistant
 from specsample.loading import load
 from specsample.loading.published import source as source_lib
 from specsample.models import config as config_lib
@@ -50,7 +50,7 @@ def plan(
       )
   is_ordered = config.flag('use_ordered_embeddings')
   size = lambda key: config.size(key) if is_ordered else 0
-  drafter = assistant.Assistant(
+  drafter = drafters.Assistant(
     model=target.model,
     kv_layers=_kv_layers(config, target.model),
     num_draft_tokens=(

@@ -21,8 +21,10 @@ from specsample.training import heads
 _VOCAB_SIZE = 5
 _PROMPT_LENGTH = 4
 _NEW_TOKENS = 60
-# Nothing trains P-EAGLE.
-_NAMES = tuple(kind.name for kind in trained.CASES if kind.name != 'P-EAGLE')
+_NOT_TRAINED = ('P-EAGLE', 'Assistant')
+_NAMES = tuple(
+  kind.name for kind in trained.CASES if kind.name not in _NOT_TRAINED
+)
 
 
 @functools.cache

@@ -1,0 +1,71 @@
+"""A drafter whose layers read the target's own keys and values."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from specsample import drafters
+from specsample import testing
+from specsample import tree
+from specsample import verify
+from specsample.training import eagle
+
+_V, _K = 12, 3
+_TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
+_LAYERS = dataclasses.replace(
+  _TARGET,
+  num_layers=4,
+  num_shared=2,
+  sliding_window=3,
+  sliding_layers=(0, 2),
+)
+_DRAFTER = drafters.Assistant(
+  model=_TARGET,
+  num_draft_tokens=_K,
+  kv_layers=(2, 1),
+  layer_config=_LAYERS,
+  num_clusters=6,
+  num_best_clusters=2,
+  own_unembedding=False,
+)
+_PROMPTS = np.arange(4 * 6).reshape(4, 6) % _V
+_LENGTHS = np.asarray([6, 2, 5, 1])
+
+
+@pytest.mark.parametrize('query_offset', [0, -1])
+def test_a_tree_of_it_is_exact(query_offset):
+  target = jax.tree.map(lambda x: 1.6 * x, _TARGET.init(jax.random.key(0)))
+  own = _DRAFTER.init_params(jax.random.key(1))
+  drafter = dataclasses.replace(_DRAFTER, query_offset=query_offset)
+  testing.assert_greedy_equal(
+    {'target': target, 'drafter': testing.with_noise(own, jax.random.key(2))},
+    _PROMPTS,
+    _LENGTHS,
+    model=_TARGET,
+    drafter=drafters.Tree(drafter=drafter, topology=tree.k_ary((2, 1, 2))),
+    verify=verify.tree,
+    max_new_tokens=16,
+  )
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    (
+      {'layer_config': dataclasses.replace(_LAYERS, num_kv_heads=1)},
+      'has 1 key-value heads of 8 numbers, but layer 2 of the target has 2 of',
+    ),
+    ({'num_clusters': 5}, 'num_clusters is 5, which does not divide the 12'),
+    ({'model': testing.HashModel(vocab_size=_V)}, 'give a models.transformer'),
+  ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(_DRAFTER, **settings)
+
+
+def test_it_is_not_trained():
+  with pytest.raises(ValueError, match='drafter is Assistant, but Feature'):
+    eagle.FeatureObjective(drafter=_DRAFTER)
