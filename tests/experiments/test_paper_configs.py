@@ -82,6 +82,28 @@ def test_every_configuration_binds_what_there_is(path):
   gin.parse_config_file(str(path))
 
 
+@pytest.mark.parametrize(
+  ('pair', 'scope'),
+  [
+    ('gpt_oss_20b_and_eagle3', 'eagle3'),
+    ('gemma_4_e4b_and_assistant', 'assistant'),
+    ('qwen3_5_4b_and_dflash', 'dflash'),
+    ('qwen3_6_27b_and_dflash', 'dflash'),
+  ],
+)
+def test_a_trained_pair_is_of_one_target(pair, scope):
+  names = ['configs/runs/generate.gin', f'configs/pairs/{pair}.gin']
+  gin.parse_config_files_and_bindings(names, [])
+  target = gin.query_parameter('target/specsample.load.name_or_path')
+  bound = _in_scope(scope, methods.trained)
+  assert repr(bound['target']) == '@target/gin.singleton()'
+  # The drafter is named after the target, whatever its authors call the chat.
+  (size,) = re.findall(r'-(E?\d+[bB])', target)
+  assert f'-{size}-' in bound['name']
+  models = (_ROOT / 'docs/models.md').read_text('utf-8')
+  assert re.search(f'`{target}` .* `{bound["name"]}`', models)
+
+
 @pytest.mark.parametrize(('table', 'full'), _READ)
 def test_papers_rows_are_of_the_evaluation(table, full):
   names = [f'configs/runs/{table}.gin']
