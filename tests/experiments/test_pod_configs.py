@@ -10,6 +10,7 @@ import pytest
 
 from experiments.tpu import compilation
 from specsample import drafters
+from specsample import types
 from specsample import verify
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -31,6 +32,18 @@ _TOPOLOGIES = {
   'pod_chinchilla_v4': ('v4:2x2x4',),
   'pod_llama_70b': ('v5e:4x4', 'v6e:4x4', 'v5p:2x2x4'),
   'pod_llama_405b': ('v5p:4x4x4',),
+}
+# The drafter's kind, the target's parameters as docs/models.md has them, and
+# the layers that the drafter reads.
+_OTHER_FAMILIES = {
+  'pod_gpt_oss_20b': (drafters.Eagle3, 20_914_757_184, (1, 11, 21)),
+  'pod_gemma_4_e4b': (
+    drafters.Assistant,
+    7_463_013_418,
+    (types.KeysAndValues(22), types.KeysAndValues(23)),
+  ),
+  'pod_qwen3_5_4b': (drafters.DFlash, 4_205_751_296, (1, 8, 15, 22, 29)),
+  'pod_qwen3_6_27b': (drafters.DFlash, 26_895_998_464, (1, 16, 31, 46, 61)),
 }
 
 
@@ -103,3 +116,17 @@ def test_every_trained_drafter_is_configured_for_a_pod(kind):
   assert config.drafter.model == config.model
   assert config.verify == verify.chain
   assert config.topologies == ('v5e:2x4', 'v6e:2x4', 'v5p:2x2x2')
+
+
+@pytest.mark.parametrize('name', _OTHER_FAMILIES)
+def test_layers_that_differ_have_the_published_sizes(name):
+  kind, num_parameters, features = _OTHER_FAMILIES[name]
+  gin.parse_config_file(f'configs/runs/{name}.gin')
+  config = compilation.CompileTpu()
+  found = jax.tree.leaves(config.model.abstract_params())
+  assert sum(math.prod(leaf.shape) for leaf in found) == num_parameters
+  assert type(config.drafter) is kind
+  assert config.drafter.model == config.model
+  assert config.drafter.feature_layers == features
+  assert config.verify == verify.chain
+  assert config.model.dtype == 'bfloat16'
