@@ -93,20 +93,48 @@ class Rollouts:
     Args:
       target: the target's own parameters, params['target'].
       model: the target.
-      temperature: divides the logits; more than 0.
+      temperature: divides the logits; more than 0, and one number or one per
+        prompt [N].
+
+    Raises:
+      ValueError: `temperature` is neither, or is not more than 0.
     """
-    batch = self.documents()
-    tokens, most = batch['tokens'], self.tokens.shape[-1]
-    empty = model.init_cache(tokens.shape[0], 0)
-    output, _ = model.apply(target, tokens, empty)
-    before = jnp.repeat(jnp.asarray(self.prompt_lengths), self.tokens.shape[1])
-    place = before[:, None] - 1 + jnp.arange(most)
+    num_prompts, num_samples, most = self.tokens.shape
+    temperature = _checked(temperature, num_prompts)
+    num_rows = num_prompts * num_samples
+    tokens = _rows(self.documents()['tokens'])
+    drawn = _rows(jnp.reshape(self.tokens, (num_rows, most)))
+    repeat = lambda x: _rows(
+      jnp.repeat(jnp.broadcast_to(x, num_prompts), num_samples)
+    )
+    output, _ = model.apply(target, tokens, model.init_cache(len(tokens), 0))
+    place = repeat(self.prompt_lengths)[:, None] - 1 + jnp.arange(most)
     hidden = jnp.take_along_axis(output.hidden, place[..., None], axis=1)
-    logits = model.unembed(target, hidden).astype(jnp.float32) / temperature
-    logits = logits.reshape(*self.tokens.shape, -1)
-    picked = indexing.pick(logits, jnp.asarray(self.tokens))
-    log_probs = picked - jax.nn.logsumexp(logits, axis=-1)
-    return jnp.where(self.mask, log_probs, 0)
+    logits = model.unembed(target, hidden).astype(jnp.float32)
+    logits /= repeat(temperature)[:, None, None]
+    log_probs = indexing.pick(logits, drawn) - jax.nn.logsumexp(logits, axis=-1)
+    # Whole, because the mesh may divide the rows where no prompt begins.
+    log_probs = sharding.constrain(log_probs, None, None)[:num_rows]
+    return jnp.where(self.mask, log_probs.reshape(self.tokens.shape), 0)
+
+
+def _checked(temperature, num_prompts):
+  """Returns the temperature; of a traced one only the shape is checked."""
+  remedy = f'give a number above 0, or one for each of {num_prompts} prompts'
+  given = checks.numbers('temperature', temperature, remedy)
+  is_valid = np.shape(given) in ((), (num_prompts,))
+  if is_valid and not isinstance(given, jax.core.Tracer):
+    is_valid = bool(np.all(given > 0))
+  if not is_valid:
+    raise ValueError(f'temperature is {temperature}: {remedy}')
+  return given
+
+
+def _rows(x):
+  """Divides rows [R, ...] over a mesh, after padding them so that it can."""
+  padding = [(0, -len(x) % sharding.batch_parts())] + [(0, 0)] * (x.ndim - 1)
+  whole = jnp.pad(x, padding, mode='edge')
+  return sharding.constrain(whole, 'batch', *[None] * (x.ndim - 1))
 
 
 def rollout(

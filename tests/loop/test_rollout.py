@@ -312,6 +312,23 @@ def test_a_score_is_differentiable_and_that_of_the_weights_given():
   np.testing.assert_allclose(slope, squares, rtol=0.05)
 
 
+def test_a_score_takes_a_temperature_per_prompt():
+  temperatures = np.asarray([0.5, 1.0, 2.0], np.float32)
+  found = _rollout(sampling=specsample.Sampling(temperature=temperatures))
+  score = lambda temperature: found.score(
+    _PARAMS['target'], _MODEL, temperature
+  )
+  for scored in (score(temperatures), jax.jit(score)(temperatures)):
+    np.testing.assert_allclose(scored, found.warped_log_probs, atol=1e-5)
+
+
+@pytest.mark.parametrize('temperature', [0, -1.0, [1.0, 0.0, 1.0], [1.0] * 2])
+def test_a_score_refuses_a_temperature_that_draws_nothing(temperature):
+  message = 'give a number above 0, or one for each of 3 prompts'
+  with pytest.raises(ValueError, match=message):
+    _rollout().score(_PARAMS['target'], _MODEL, temperature)
+
+
 def test_the_loop_of_the_page_raises_the_reward():
   page = pathlib.Path(__file__).parents[2] / 'docs' / 'rollouts.md'
   _, begin, rest = page.read_text('utf-8').partition('    import specsample')

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import specsample
@@ -32,7 +33,7 @@ def _params(seed):
   return {'target': _TARGET.init(keys[0]), 'drafter': _DRAFT.init(keys[1])}
 
 
-def _rollout(params, key):
+def _rollout(params, key, num_samples=4):
   return specsample.rollout(
     params,
     _PROMPTS,
@@ -41,7 +42,7 @@ def _rollout(params, key):
     drafter=drafters.Chain(model=_DRAFT, num_draft_tokens=2),
     verify=verify.chain,
     sampling=specsample.Sampling(temperature=0.8, top_p=0.9),
-    num_samples=4,
+    num_samples=num_samples,
     max_prompt_length=8,
     max_new_tokens=11,
     batch_size=8,
@@ -82,3 +83,23 @@ def test_other_weights_compile_nothing_and_draw_as_on_one_device(mesh):
     rollouts = dataclasses.replace(rollouts, **rounded)
     jax.tree.map(np.testing.assert_array_equal, rollouts, alone)
   assert np.any(found[0].tokens != found[1].tokens)
+
+
+def test_scores_and_their_gradients_are_those_of_one_device(mesh):
+  # The three prompts and their samples are no multiple of the devices.
+  rollouts = _rollout(_params(0), 0, num_samples=3)
+  target = _params(1)['target']
+  temperature = np.asarray([0.8, 1.0, 1.5], np.float32)
+
+  def total(target):
+    scores = rollouts.score(target, _TARGET, temperature)
+    return jnp.sum(scores), scores
+
+  score = jax.jit(jax.grad(total, has_aux=True))
+  expected = score(target)
+  with jax.set_mesh(mesh):
+    found = score(sharding.place(target, _TARGET.param_axes()))
+    found = jax.device_get(found)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), found, expected
+  )
