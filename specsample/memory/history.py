@@ -23,7 +23,8 @@ class History:
   This holds as long as the texts say nothing of the random bits that a row is
   about to use. A call with the key and the request id of an earlier text would
   draft that text and judge it by the very bits that wrote it, which changes the
-  distribution, so it is refused (`claim`).
+  distribution, so it is refused (`claim`). Only texts that calls have added are
+  known by their bits; see `add` for other texts.
 
   One user's texts speed up those of another user with the same words, which can
   be observed from outside: keep one history per user if that matters.
@@ -70,8 +71,8 @@ class History:
       request_ids: of the rows that draw at random.
 
     Raises:
-      ValueError: two rows have the same bits, or a text of this history was
-        drawn with a row's. Nothing is noted then.
+      ValueError: two rows have the same bits, or an earlier call had a row with
+        the same. Nothing is noted then.
     """
     data = np.asarray(jax.random.key_data(key)).tobytes()
     claimed = self._claimed.get(data, np.zeros(0, np.int32))
@@ -79,17 +80,19 @@ class History:
     ids, counts = np.unique(together, return_counts=True)
     if np.any(counts > 1):
       raise ValueError(
-        f'the history has a text of request {ids[counts > 1][0]} that was '
-        'drawn with this key, and a draft from it would change the '
-        'distribution: give each call a key of its own, such as '
-        'jax.random.fold_in(key, step), and each of its requests another id'
+        f'request {ids[counts > 1][0]} would be drawn twice with the same key, '
+        'and a draft from its first text would change the distribution: give '
+        'each call a key of its own, such as jax.random.fold_in(key, step), '
+        'and each of its requests another id'
       )
     self._claimed[data] = ids
 
   def add(self, text: Sequence[int] | np.ndarray) -> bool:
     """Adds a text and returns whether there is a new store.
 
-    If a text is longer than the capacity, only its end is kept.
+    If a text is longer than the capacity, only its end is kept. The key that
+    drew a text is not known here, so it is not refused later: do not decode
+    with the key and request id that drew a text which you have added.
     """
     kept = checks.integers('text', text, 'give a list of token ids')
     kept = kept.astype(np.int32)[1 - self._capacity :]
