@@ -72,6 +72,7 @@ def draw(
     history: what is drafted from, if anything; see `specsample.rollout`.
   """
   tokenizer = settings.target.tokenizer
+  jax.block_until_ready(params)  # an update may still compute them
   rollouts, seconds = clock.seconds(
     specsample.rollout,
     params,

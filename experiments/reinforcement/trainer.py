@@ -2,7 +2,9 @@
 
 A run gives the same numbers however often it is interrupted: a step's questions
 and key follow from its number, and what earlier steps left in the histories is
-journalled. Steps that a kill lost are taken again.
+journalled. Steps that a kill lost are taken again. `auto` and costs of rounds
+are timed once per machine and may choose other drafters on another one; the
+header has the drafters, so that such a run is refused.
 """
 
 from collections.abc import Mapping
@@ -42,7 +44,7 @@ class State:
   """All that a checkpoint has to hold."""
 
   step: Array  # [] int32, steps taken
-  policy: step_lib.TrainState
+  policy: step_lib.TrainState | None  # of a policy that learns
   drafter: step_lib.TrainState | None  # of a drafter that learns
 
 
@@ -93,12 +95,14 @@ class Trainer:
     """Returns the state before the first step, and what no step changes."""
     settings = self.settings
     params = {'target': settings.target.params}
-    policy, frozen = step_lib.init(
-      params,
-      jax.tree.map(lambda _: True, params),
-      settings.optimizer,
-      settings.target.model.dtype,
-    )
+    policy, frozen = None, None
+    if settings.updates:
+      policy, frozen = step_lib.init(
+        params,
+        jax.tree.map(lambda _: True, params),
+        settings.optimizer,
+        settings.target.model.dtype,
+      )
     step = jnp.zeros((), jnp.int32)
     if settings.learner is None:
       return State(step=step, policy=policy, drafter=None), _Frozen(frozen)
@@ -204,6 +208,8 @@ class Trainer:
   def _policy(self, state: State, frozen: '_Frozen') -> Params:
     """Returns the policy's parameters, stored as decoding reads them."""
     target = self.settings.target
+    if state.policy is None:
+      return target.params
     params = step_lib.join(
       state.policy.trained, frozen.policy, target.model.dtype
     )
@@ -246,7 +252,7 @@ class Trainer:
 class _Frozen(NamedTuple):
   """The parameters that no step changes; see `training.step`."""
 
-  policy: Params
+  policy: Params = None
   drafter: Params = None
 
 
@@ -261,6 +267,9 @@ def header(settings: reinforcement_lib.Reinforcement) -> dict[str, Any]:
     'configuration': gin.config_str(),
     'tokens of the questions': journal_lib.digest(tokens),
     'target': settings.target.fingerprint,
+    'drafters': journal_lib.digest(
+      [arm.method.drafter for arm in settings.arms.values()]
+    ),
     'drafter weights': [
       fingerprint.compute(arm.method.params) for arm in settings.arms.values()
     ],
