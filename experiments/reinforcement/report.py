@@ -45,9 +45,10 @@ class Steps:
 class Arm:
   """The rollouts of an arm, compared with those without drafts.
 
-  Speeds are of the steps of the second epoch and later ones (of all, if there
-  is one epoch) that compiled nothing. A speedup is over steps, by the time per
-  token; `plain` is the arm without drafts that has as many rows.
+  Speeds are of the steps from the second epoch on (of all steps, if there is
+  one epoch), without the first step of each process, which compiles. A speedup
+  is over steps, by the time per token; `plain` is the arm without drafts that
+  has as many rows.
   """
 
   arm: str
@@ -135,7 +136,7 @@ def _arm(
   first = (
     settings.steps_per_epoch if len(records) > settings.steps_per_epoch else 0
   )
-  timed = [record for record in records[first:] if not record['compiled']]
+  timed = [record for record in records[first:] if not record['begins']]
   own = [record['arms'][name] for record in records]
   plain = _plain(name, settings.arms)
   compare = lambda ratio, over, **bounds: (

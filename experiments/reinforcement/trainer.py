@@ -82,7 +82,7 @@ class Trainer:
         if number % settings.evaluate_every == 0:
           self._evaluate(number, state, frozen)
         state, record = self._step(number, state, frozen, histories)
-        self._write((STEP, number), record | {'compiled': number == first})
+        self._write((STEP, number), record | {'begins': number == first})
         is_last = number + 1 == settings.steps
         age = time.monotonic() - saved_at
         if settings.learns and (is_last or age >= settings.checkpoint_seconds):

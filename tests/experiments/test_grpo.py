@@ -79,12 +79,12 @@ class Run:
 
 
 def _journal(out):
-  """Returns key and value of each record, without times and compilations."""
+  """Returns key and value of each record, without times and processes."""
   lines = (out / 'journal.jsonl').read_text().splitlines()[1:]
   records = [json.loads(line) for line in lines]
   for record in records:
     value = record['value']
-    for name in ('update_seconds', 'compiled'):
+    for name in ('update_seconds', 'begins'):
       value.pop(name, None)
     for arm in (value, *value.get('arms', {}).values()):
       arm.pop('tail_seconds', None)
@@ -148,7 +148,7 @@ def test_drafts_change_no_token_and_no_reward(whole):
   assert history['reward'] == plain['reward']
   assert history['same_tokens'] == _SETTINGS['steps']
   assert history['reward_difference'] == 0
-  # An epoch is one step, which compiled.
+  # An epoch is one step, the first one of the process.
   assert history['timed_steps'] == _SETTINGS['steps'] - 1
   low, high = history['speedup_ci95']
   assert low < history['speedup'] < high

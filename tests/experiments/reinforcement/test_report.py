@@ -54,12 +54,12 @@ def _record(seconds, tail_seconds=1.0, reward=0.5, tokens=60, digest='a'):
 
 
 def _journal(folder, ngram, plain):
-  """Returns the journal of a run that compiled in its third step."""
+  """Returns the journal of a run that was resumed at its third step."""
   journal = journal_lib.Journal(folder, {})
   for i in range(4):
     arms = {'ngram': ngram[i], 'plain 16': plain[i]}
     arms |= dict.fromkeys(('plain 4', 'chosen', 'alone'), _record(100.0))
-    step = {'arms': arms, 'compiled': i == 2, 'updates': [], 'drafter': {}}
+    step = {'arms': arms, 'begins': i == 2, 'updates': [], 'drafter': {}}
     journal.add(('step', i), step)
   journal.add(('held out', 0), {'steps': 0, 'answers': 1, 'reward': 0.0})
   return journal
@@ -72,7 +72,7 @@ def found(settings, tmp_path):
   return report.Found.of(settings, _journal(tmp_path, ngram, plain))
 
 
-def test_speeds_are_those_of_later_epochs_that_compiled_nothing(found):
+def test_speeds_leave_out_the_first_epoch_and_first_steps(found):
   arms = {arm.arm: arm for arm in found.arms}
   ngram = arms['ngram']
   assert ngram.timed_steps == 1
