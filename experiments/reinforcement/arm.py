@@ -52,20 +52,11 @@ class Arm:
     checks.counts(self, ('history_tokens',), 0)
     if self.fewest_rows is not None:
       checks.counts(self, ('fewest_rows',))
+    _check_rule(self.method)  # before `for_batch` times passes
     if self.method.for_batch is not None:
       method = self.method.for_batch(self.num_rows)
+      _check_rule(method)
       object.__setattr__(self, 'method', method)
-    rule = methods_lib.file_name(self.method.verify)
-    if not self.method.verify.lossless:
-      raise ValueError(
-        f'Arm.method verifies with {rule}, which draws answers from another '
-        "distribution than the policy's: choose a lossless rule"
-      )
-    if not methods_lib.has_log_probs(self.method):
-      raise ValueError(
-        f'Arm.method verifies with {rule}, which gives no probabilities of '
-        'tokens: choose another rule, such as verify.chain'
-      )
 
   @property
   def is_plain(self) -> bool:
@@ -93,4 +84,18 @@ class Arm:
       vocab_size=vocab_size,
       capacity=self.history_tokens,
       every=self.history_every,
+    )
+
+
+def _check_rule(method):
+  rule = methods_lib.file_name(method.verify)
+  if not method.verify.lossless:
+    raise ValueError(
+      f'Arm.method verifies with {rule}, which draws answers from another '
+      "distribution than the policy's: choose a lossless rule"
+    )
+  if not methods_lib.has_log_probs(method):
+    raise ValueError(
+      f'Arm.method verifies with {rule}, which gives no probabilities of '
+      'tokens: choose another rule, such as verify.chain'
     )

@@ -63,3 +63,17 @@ def test_a_method_is_fitted_to_the_rows():
 def test_what_cannot_be_rolled_out_is_refused(settings, message):
   with pytest.raises(ValueError, match=message):
     _arm(_SUFFIX, **settings)
+
+
+def test_a_rule_is_refused_before_and_after_the_rows_are_known():
+  fitted = []
+
+  def for_batch(num_rows):
+    fitted.append(num_rows)
+    return methods.Method(_NGRAM, verify.Typical())
+
+  for rule, calls in ((verify.Typical(), []), (verify.coupled, [5])):
+    method = methods.Method(_NGRAM, rule, for_batch=for_batch)
+    with pytest.raises(ValueError, match='verifies with typical'):
+      arm_lib.Arm(method=method, num_rows=5)
+    assert fitted == calls
