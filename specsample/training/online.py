@@ -162,7 +162,14 @@ def learn(
 
   Returns:
     The new `Learned`, with this target, and a report as that of `update`.
+
+  Raises:
+    ValueError: `target` has not the shapes of the objective's target; the
+      message names the parameter.
   """
+  model = learner.objective.target
+  if hasattr(model, 'abstract_params'):
+    checks.parameters('target', model, target)
   frozen = step_lib.freeze({'target': target}, learner.dtype)
   learned = dataclasses.replace(learned, frozen=learned.frozen | frozen)
   train, report = _learn(learned.train, learned.frozen, batch, learner=learner)

@@ -328,6 +328,15 @@ def test_texts_of_a_target_that_moved_are_read_with_its_weights_of_now():
   assert report['recorded'] == batch['mask'].sum()
 
 
+def test_a_target_of_another_shape_is_refused_by_its_parameter():
+  learner, params = _LEARNERS['EAGLE'], _params('EAGLE')
+  batch = {'tokens': np.ones((1, 4), np.int32), 'mask': np.ones((1, 4), bool)}
+  other = testing.tiny_llama(vocab_size=2 * _V).init(jax.random.key(0))
+  message = r'target are not those of .*parameter embedding has shape'
+  with pytest.raises(ValueError, match=message):
+    online.learn(batch, online.init(params, learner), learner, target=other)
+
+
 def test_a_drafter_that_learns_from_rollouts_keeps_up_with_the_policy():
   learner = dataclasses.replace(_LEARNERS['EAGLE'], num_steps=8)
   drafter, params = _DRAFTERS['EAGLE'], _params('EAGLE')
