@@ -173,8 +173,8 @@ def rollout(
     model, drafter, verify, stop: as in `generate`.
     sampling: sampling settings, shared by all prompts or one value per prompt
       [N].
-    num_samples: G. The samples of a prompt share its prefill if they follow
-      each other in a row of the batch.
+    num_samples: G. The samples of a prompt share its prefill if they are
+      refilled one after another, unless the history was sorted in between.
     max_prompt_length: P; all prompts are padded to it.
     max_new_tokens: M, the most tokens to emit per sample.
     batch_size: number of rows that are decoded at once; a finished row takes
@@ -185,7 +185,8 @@ def rollout(
     history: receives the samples as they finish, and later drafts look them up,
       in this call and in the next ones, whatever weights wrote them: it is the
       store 'history' of `drafters.Suffix` or `Either`. It changes no sample's
-      distribution, but refuses a key that it knows.
+      distribution. At temperatures above 0 it refuses the key of an earlier
+      call, unless the rule is `verify.coupled`.
 
   Returns:
     The samples, on the host, whatever the order in which they finished.

@@ -341,7 +341,7 @@ def test_the_loop_of_the_page_raises_the_reward():
     rewards.append(np.sum(is_there, axis=-1) / rollouts.lengths)
     return rewards[-1]
 
-  optimizer = optax.adam(0.02)
+  optimizer = optax.adamw(0.02)  # whose update reads the parameters
   names = {
     'jax': jax,
     'jnp': jnp,
