@@ -73,7 +73,7 @@ class Trainer:
     if not settings.learns:  # so that no checkpoints are kept
       first = len(self.journal.of(STEP))
     elif first and (STEP, first - 1) not in self.journal:
-      train_state.refuse_step(first)
+      train_state.refuse_step(first, 'policy')
     histories = self._histories(first)
     saved_at = time.monotonic()
     with progress.bar(settings.steps - first) as step:

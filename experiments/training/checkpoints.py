@@ -44,7 +44,7 @@ class RunCheckpoints:
     if constant == plan.decay_start and self._decay(plan).exists():
       step = self._of_decay(plan, _CHECKPOINTS).step or constant
     if step and self._records.get(plan, records_lib.TRAIN, step) is None:
-      train_state.refuse_step(step)
+      train_state.refuse_step(step, 'drafter')
     return step
 
   def restore(self, like: TrainState, plan: plan_lib.Plan) -> TrainState | None:

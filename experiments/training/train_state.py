@@ -30,11 +30,16 @@ def refuse_results(folder: pathlib.PurePath, where: str) -> None:
     )
 
 
-def refuse_step(step: int) -> NoReturn:
-  """Refuses a checkpoint whose step the journal does not know."""
+def refuse_step(step: int, result: str) -> NoReturn:
+  """Refuses a checkpoint whose step the journal does not know.
+
+  Args:
+    step: of the checkpoint.
+    result: the name of the folder that such a run writes at its end.
+  """
   raise ValueError(
     f'the checkpoint of step {step} belongs to a run that the journal does not '
-    'know: delete the folders checkpoints and drafter too, or give another '
+    f'know: delete the folders checkpoints and {result} too, or give another '
     '--out'
   )
 

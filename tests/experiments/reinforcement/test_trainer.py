@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from experiments import methods
@@ -40,17 +41,33 @@ def settings(checkpoint):
   )
 
 
-def test_without_updates_the_policy_is_the_target_itself(settings, tmp_path):
+@pytest.fixture
+def trainer_of(tmp_path):
+  """A function that returns the trainer of settings, in a folder of its own."""
   journal = journal_lib.Journal(tmp_path, {})
   checkpoints = train_state.Checkpoints(tmp_path / 'checkpoints')
-  trainer = trainer_lib.Trainer(
+  yield lambda settings: trainer_lib.Trainer(
     settings=settings, journal=journal, checkpoints=checkpoints
   )
+  checkpoints.close()
+  journal.close()
+
+
+def test_without_updates_the_policy_is_the_target_itself(settings, trainer_of):
+  trainer = trainer_of(settings)
   state, frozen = trainer._begin()
   assert not jax.tree.leaves((state.policy, frozen))
   assert trainer.run() is settings.target.params
-  assert len(journal.of(trainer_lib.STEP)) == 1
-  checkpoints.close()
+  assert len(trainer.journal.of(trainer_lib.STEP)) == 1
+
+
+def test_a_checkpoint_without_its_journal_is_refused(settings, trainer_of):
+  trainer = trainer_of(dataclasses.replace(settings, updates=1))
+  state, _ = trainer._begin()
+  trainer.checkpoints.save(dataclasses.replace(state, step=jnp.int32(1)))
+  message = 'of step 1 .* delete the folders checkpoints and policy too'
+  with pytest.raises(ValueError, match=message):
+    trainer.run()
 
 
 def test_an_update_that_still_runs_is_not_timed_with_the_rollouts(settings):
