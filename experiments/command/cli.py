@@ -191,7 +191,8 @@ def _help() -> str:
   for flag in _own_flags():
     name = f'--[no]{flag.name}' if flag.boolean else f'--{flag.name}'
     text = f'{name}: {flag.help}'
-    if flag.default:  # not None, False, '' or []
+    # Not None, False, '' or [], but 0, which equals False.
+    if flag.default or (flag.default == 0 and not flag.boolean):
       text += f' (default: {flag.default_as_str})'
     lines.append(flags.text_wrap(text, indent='      ', firstline_indent='  '))
   return '\n'.join([*lines, '\n--helpfull lists the flags of libraries too.'])

@@ -58,6 +58,10 @@ def test_own_flags_come_first_in_the_order_of_their_definition(
   shared = define('shared.py', 'gin_file', 'a.gin')
   define('main.py', 'prompt', None)
   define('main.py', 'limit', '3')
+  flags.DEFINE_integer(
+    *('seed', 0, 'What seed is.'), flag_values=values, module_name='main.py'
+  )
+  flags.DEFINE_boolean('quiet', False, 'What quiet is.', values, 'main.py')
   values.register_key_flag_for_module('main.py', values[shared.name])
   with pytest.raises(SystemExit) as ended:
     cli._parse_flags(['main.py', '--help'])
@@ -68,6 +72,8 @@ def test_own_flags_come_first_in_the_order_of_their_definition(
     'Flags:',
     '  --prompt: What prompt is.',
     "  --limit: What limit is. (default: '3')",
+    "  --seed: What seed is. (default: '0')",
+    '  --[no]quiet: What quiet is.',
     "  --gin_file: What gin_file is. (default: 'a.gin')",
     '',
     '--helpfull lists the flags of libraries too.',
