@@ -94,8 +94,8 @@ class Reinforcement:
     return next(iter(self.arms))
 
   @property
-  def plain(self) -> arm_lib.Arm:
-    """The first arm without drafts."""
+  def greedy_arm(self) -> arm_lib.Arm:
+    """The first arm without its drafts, for greedy answers."""
     verify = self.arms[self.first].method.verify
     return dataclasses.replace(
       self.arms[self.first],

@@ -235,7 +235,7 @@ class Trainer:
     settings = self.settings
     found = rewarded.draw(
       settings,
-      settings.plain,
+      settings.greedy_arm,
       {'target': self._policy(state, frozen)},
       settings.questions.held_out,
       jax.random.key(settings.seed),

@@ -2,7 +2,7 @@
 
 What the first call wrote is in its history. Reinforcement learning calls
 `rollout` like this: whatever the first call wrote, and whatever weights the
-drafter has by now, the second call has the law of the policy of now.
+drafter has by now, the second call has the law of the current policy.
 """
 
 from collections.abc import Callable, Iterator

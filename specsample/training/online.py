@@ -151,14 +151,14 @@ def learn(
   """Learns from texts of a target that has moved since they were written.
 
   This keeps a drafter up with a policy in training: call it with each call's
-  `Rollouts.documents()`. The target reads the texts again with its weights of
-  now, which are those that the next drafts are verified by.
+  `Rollouts.documents()`. The target reads the texts again with its current
+  weights, which are those that the next drafts are verified by.
 
   Args:
     batch: `tokens` and `mask`, as in `training.objective.Objective`.
     learned: from `init` or the previous update; it stays valid.
     learner: the settings; `rounds`, `rejected_only` and `window` are not used.
-    target: the target's own parameters of now.
+    target: the target's own current parameters.
 
   Returns:
     The new `Learned`, with this target, and a report as that of `update`.

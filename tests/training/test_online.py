@@ -309,7 +309,7 @@ def _rollout(params, drafter, key):
   )
 
 
-def test_texts_of_a_target_that_moved_are_read_with_its_weights_of_now():
+def test_texts_of_a_target_that_moved_are_read_with_its_current_weights():
   learner, params = _LEARNERS['EAGLE'], _params('EAGLE')
   batch = _rollout(params, _DRAFTERS['EAGLE'], 0).documents()
   moved = _moved(params['target'], 0)
