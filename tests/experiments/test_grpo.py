@@ -80,7 +80,8 @@ class Run:
 
 def _journal(out):
   """Returns key and value of each record, without times and processes."""
-  lines = (out / 'journal.jsonl').read_text().splitlines()[1:]
+  # Without the header, and without a last line that a kill left incomplete.
+  lines = (out / 'journal.jsonl').read_text().split('\n')[1:-1]
   records = [json.loads(line) for line in lines]
   for record in records:
     value = record['value']
