@@ -81,7 +81,8 @@ class Replicated:
     self, cache: Cache, length: Array, path: Array | None = None
   ) -> Cache:
     """See `types.Model`."""
-    return self.model.commit(cache, length, path)
+    with _replicated():
+      return self.model.commit(cache, length, path)
 
   def embed(self, params: Params, ids: Array) -> Array:
     """See `types.Model`."""

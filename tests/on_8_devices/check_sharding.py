@@ -15,6 +15,8 @@ from specsample import indexing
 from specsample import sharding
 from specsample import verify
 from specsample.loop import decode
+from specsample.models import gated_delta
+from specsample.models import replicated
 from specsample.models import transformer
 
 MODEL = transformer.Transformer(
@@ -216,6 +218,42 @@ def test_rules_can_be_replaced():
       assert sharding.batch_parts() == 2
     with sharding.rules((('batch', ('data', 'model')),)):
       assert sharding.batch_parts() == 8
+
+
+def test_a_replicated_model_keeps_a_path_of_a_tree_whole():
+  """Neither the cache nor a recurrent state is divided over the heads."""
+  model = dataclasses.replace(
+    MODEL,
+    num_layers=2,
+    delta=gated_delta.Delta(
+      layers=(0,), num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=6
+    ),
+  )
+  params = jax.device_get(model.init(jax.random.key(0)))
+  tokens = np.arange(8).reshape(2, 4)
+  parents, path = np.asarray([[0, 0, 1]] * 2), np.asarray([[0, 1, 3]] * 2)
+
+  @jax.jit
+  def after(params, *of_rows):
+    tokens, parents, path = (
+      sharding.constrain(x, 'batch', None) for x in of_rows
+    )
+    whole = replicated.Replicated(model)
+    empty = whole.init_cache(2, 8)
+    _, cache = whole.apply(params, tokens, empty, parents=parents)
+    return whole.commit(cache, path[:, -1], path)
+
+  arguments = params, tokens, parents, path
+  expected = jax.device_get(after(*arguments))
+  with jax.set_mesh(sharding.make_mesh(2, 4, explicit=True)):
+    found = after(*arguments)
+  for leaf in (found.keys[1], found.states[0].memory):
+    assert leaf.sharding.spec[1] is None
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-5),
+    jax.device_get(found),
+    expected,
+  )
 
 
 @pytest.mark.parametrize(
