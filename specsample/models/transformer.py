@@ -166,6 +166,14 @@ class Transformer:
     """Whether each pass must be followed by a commit; see `gated_delta`."""
     return bool(self.recurrent_layers)
 
+  @property
+  def own_kv_layers(self) -> tuple[int, ...]:
+    """The layers with keys and values of their own; none if `latent` is set."""
+    if self.latent is not None:
+      return ()
+    num_own = self.num_layers - self.num_shared
+    return tuple(i for i in range(num_own) if i not in self.recurrent_layers)
+
   def window(self, layer: int) -> int | None:
     """Returns how many tokens a layer sees, None for all."""
     if self.sliding_layers is None or layer in self.sliding_layers:
@@ -197,11 +205,12 @@ class Transformer:
     if layer < num_own:
       return layer
     window = self.window(layer)
-    alike = [i for i in range(num_own) if self.window(i) == window]
+    alike = [i for i in self.own_kv_layers if self.window(i) == window]
     if not alike:
       raise ValueError(
         f'num_shared is {self.num_shared}, but none of the first {num_own} '
-        f'layers has the window of layer {layer}, {window}: share fewer layers'
+        'layers has keys and values with the window of layer '
+        f'{layer}, {window}: share fewer layers'
       )
     return alike[-1]
 
@@ -308,10 +317,9 @@ class Transformer:
     parents: Array | None = None,
   ) -> tuple[ModelOutput, cache_lib.New]:
     """See `types.Readable`."""
-    there = {*range(-1, self.num_layers)} | {
-      types.KeysAndValues(i)
-      for i in range(self.num_layers)
-      if self.latent is None and self.kv_source(i) == i
+    there = {
+      *range(-1, self.num_layers),
+      *map(types.KeysAndValues, self.own_kv_layers),
     }
     missing = [i for i in features if i not in there]
     if missing and isinstance(missing[0], types.KeysAndValues):

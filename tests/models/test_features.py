@@ -1,11 +1,15 @@
 """The outputs of single layers, which drafters read."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 from specsample import testing
+from specsample.models import gated_delta
 from specsample.models import replicated
+from specsample.types import KeysAndValues
 
 _MODEL = testing.tiny_llama(num_layers=3)
 _TOKENS = np.arange(8).reshape(2, 4)
@@ -41,3 +45,32 @@ def test_a_layer_that_is_not_there_is_refused(model, missing):
     ValueError, match=f'{missing}: name outputs of layers 0 to 2'
   ):
     apply(params, _TOKENS, model.init_cache(2, 4), features=(0, missing))
+
+
+_RECURRENT = dataclasses.replace(
+  _MODEL,
+  delta=gated_delta.Delta(
+    layers=(1,), num_key_heads=1, num_value_heads=1, key_dim=4, value_dim=4
+  ),
+)
+
+
+def test_a_recurrent_layer_has_no_keys_and_values():
+  assert _RECURRENT.own_kv_layers == (0, 2)
+  params = _RECURRENT.abstract_params()
+  with pytest.raises(ValueError, match='no keys and values of layer 1: name'):
+    _RECURRENT.apply(
+      params,
+      _TOKENS,
+      _RECURRENT.init_cache(2, 4),
+      features=(KeysAndValues(0), KeysAndValues(1)),
+    )
+
+
+def test_keys_and_values_of_a_recurrent_layer_are_not_shared():
+  model = dataclasses.replace(
+    _RECURRENT, num_shared=1, sliding_window=3, sliding_layers=(0,)
+  )
+  assert model.own_kv_layers == (0,)
+  with pytest.raises(ValueError, match='none of the first 2 layers has keys'):
+    model.kv_source(2)

@@ -73,9 +73,9 @@ def plan(
 def _kv_layers(config, model):
   """Returns the target's last layers with and without a window.
 
-  Layers that share the keys and values of others do not count.
+  Only layers with keys and values of their own count.
   """
-  own = range(model.num_layers - model.num_shared)
+  own = model.own_kv_layers
   with_window = [i for i in own if model.window(i) is not None]
   without = [i for i in own if model.window(i) is None]
   if not (with_window and without):
