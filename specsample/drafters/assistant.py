@@ -145,7 +145,8 @@ class Assistant(trainable.Trainable):
       for these; the others are the drafter's, and share their keys and values.
     num_clusters: the number of clusters of tokens, of equal size; 0 if all
       tokens are drafted from.
-    num_best_clusters: how many clusters a token is drafted from.
+    num_best_clusters: how many clusters a token is drafted from, if there are
+      any.
     query_offset: the position of the queries minus that of the pending token: 0
       as in transformers, or -1 as in vLLM.
   """
@@ -159,13 +160,34 @@ class Assistant(trainable.Trainable):
   _network = _Network
 
   def __post_init__(self):
-    """Raises ValueError unless the target has such keys and values."""
+    """Raises ValueError for settings that do not fit each other."""
     super().__post_init__()
-    checks.has(
-      *('model', self.model, ('kv_source', 'of_layer')),
-      'give a models.transformer.Transformer',
-    )
     shape = self.layer_config
+    for name, value in (('model', self.model), ('layer_config', shape)):
+      checks.has(
+        *(name, value, ('own_kv_layers', 'of_layer')),
+        'give a models.transformer.Transformer',
+      )
+    checks.field(
+      *(self, 'draft_vocab_size', self.draft_vocab_size is None),
+      'None, because an assistant drafts from the whole vocabulary',
+    )
+    checks.field(
+      *(self, 'own_unembedding', self.own_unembedding),
+      'True, because the unembedding of an assistant is its own',
+    )
+    of_target = self.model.own_kv_layers
+    if not set(self.kv_layers).issubset(of_target):
+      raise ValueError(
+        f'kv_layers are {self.kv_layers}, but the layers of the target with '
+        f'keys and values of their own are {of_target}: name some of those'
+      )
+    if shape.own_kv_layers != tuple(range(len(self.kv_layers))):
+      raise ValueError(
+        f'layers {shape.own_kv_layers} of layer_config have keys and values of '
+        f'their own, but those must be the first {len(self.kv_layers)}, one '
+        'for each of kv_layers: give the drafter that was made for this target'
+      )
     for own, layer in enumerate(self.kv_layers):
       found, wanted = (
         (like.num_kv_heads, like.head_dim)
@@ -177,17 +199,30 @@ class Assistant(trainable.Trainable):
           f'numbers, but layer {layer} of the target has {found[0]} of '
           f'{found[1]}: give the drafter that was made for this target'
         )
-    if self.num_clusters and self.vocab_size % self.num_clusters:
+    checks.counts(self, ('num_clusters',), least=0)
+    if not self.num_clusters:
+      return
+    if self.vocab_size % self.num_clusters:
       raise ValueError(
         f'num_clusters is {self.num_clusters}, which does not divide the '
         f'{self.vocab_size} tokens evenly: give the number that the drafter '
         'was trained with'
       )
+    checks.counts(self, ('num_best_clusters',))
+    checks.field(
+      *(self, 'num_best_clusters', self.num_best_clusters <= self.num_clusters),
+      f'an integer from 1 to {self.num_clusters}',
+    )
 
   @property
   def feature_layers(self) -> tuple[types.KeysAndValues, ...]:
     """See `types.Drafter`."""
     return tuple(map(types.KeysAndValues, self.kv_layers))
+
+  def init_params(self, key, target_params=None, d2t=None):
+    """Returns random parameters, whose unembedding is zero."""
+    del target_params, d2t
+    return sharding.place(self._begin(key, None), self.param_axes())
 
   def init(self, params, batch_size, max_length):
     """See `types.Drafter`."""

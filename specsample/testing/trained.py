@@ -190,7 +190,6 @@ CASES = (
         sliding_window=3,
         sliding_layers=(0, 2),
       ),
-      own_unembedding=False,
     ),
   ),
   Kind(
