@@ -134,14 +134,16 @@ def _experts(config) -> experts.Experts:
 
 
 def _text(config):
-  """Returns the configuration of the text model alone."""
+  """Returns the configuration of the text model alone.
+
+  The outer tie_word_embeddings decides, as in transformers, if it is there.
+  """
   text = config.part('text_config')
   if not text.values:
     return config
-  tied = config.get('tie_word_embeddings', False)
-  return config_lib.Config(
-    {'tie_word_embeddings': tied} | dict(text.values), config.origin
-  )
+  key = 'tie_word_embeddings'
+  tied = config.get(key, text.get(key))
+  return config_lib.Config({**text.values, key: tied}, config.origin)
 
 
 def _dense(config: config_lib.Config, dtype: str) -> transformer.Transformer:
