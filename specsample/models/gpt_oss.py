@@ -34,6 +34,15 @@ _PARTS = {
   '.experts.down_proj': {'': parts.Part((2, 1, 0))},
   '.experts.down_proj_bias': {'': parts.Part((1, 0))},
 }
+# The rope of a configuration that has none.
+_ROPE = {
+  'rope_type': 'yarn',
+  'factor': 32.0,
+  'beta_fast': 32.0,
+  'beta_slow': 1.0,
+  'truncate': False,
+  'original_max_position_embeddings': 4096,
+}
 
 
 def _gpt_oss(config: config_lib.Config, dtype: str) -> transformer.Transformer:
@@ -46,6 +55,7 @@ def _gpt_oss(config: config_lib.Config, dtype: str) -> transformer.Transformer:
     'rms_norm_eps': 1e-5,
     'rope_theta': 150_000.0,
     'max_position_embeddings': 131_072,
+    'rope_parameters': None if given.get('rope_scaling') else _ROPE,
     **given,
   }
   config = config_lib.Config(filled, config.origin)

@@ -13,8 +13,11 @@ import transformers
 import specsample
 from specsample import files
 from specsample import testing
+from specsample.models import config as config_lib
 from specsample.models import experts
+from specsample.models import huggingface
 from specsample.models import mxfp4
+from specsample.models import rotary
 from specsample.models import safetensors_file
 from tests.loading.published import test_dflash
 from tests.loading.published import test_eagle
@@ -140,6 +143,21 @@ def test_what_is_wrong_is_named(tmp_path, source, tensors, settings, words):
     specsample.load(folder)
   for word in (str(folder), *words):
     assert word in str(caught.value)
+
+
+@pytest.mark.parametrize('given', ['rope_parameters', 'rope_scaling'])
+def test_without_a_rope_it_is_that_of_transformers(given):
+  written = transformers.GptOssConfig().to_dict()
+  rope = written.pop('rope_parameters')
+
+  def model_of(**changes):
+    config = config_lib.Config(written | changes, 'config.json')
+    return huggingface.family_of(config).model(config, 'bfloat16')
+
+  assert isinstance(model_of().rope_scaling, rotary.YarnRope)
+  assert model_of() == model_of(**{given: rope})
+  other = model_of(**{given: {'rope_type': 'default'}})
+  assert other.rope_scaling is None
 
 
 @pytest.mark.parametrize('kind', ['eagle3', 'dflash'])
