@@ -185,21 +185,22 @@ def _gemma4(config: config_lib.Config, dtype: str) -> transformer.Transformer:
   # Text is causal; images may not be.
   if filled.get('use_bidirectional_attention') == 'vision':
     del filled['use_bidirectional_attention']
-  of_layers = config.values.get('hidden_size_per_layer_input', 256)
+  key = 'hidden_size_per_layer_input'
+  has_inputs = config.values.get(key, 256) not in (None, 0)
   config = config_lib.Config(filled, config.origin)
-  for key, supported in (
+  for name, supported in (
     ('hidden_activation', 'gelu_pytorch_tanh'),
     ('use_bidirectional_attention', None),
     ('attention_bias', False),
   ):
-    config.only(key, supported)
+    config.only(name, supported)
   shape = llama.shape(config, dtype)
   num_layers = shape['num_layers']
   sliding = _sliding_layers4(config, num_layers)
-  if of_layers:
+  if has_inputs:
     config.only('vocab_size_per_layer_input', shape['vocab_size'])
   num_shared = config.get('num_kv_shared_layers', 0)
-  if num_shared not in range(num_layers):
+  if type(num_shared) is not int or num_shared not in range(num_layers):
     raise config.unexpected(
       'num_kv_shared_layers', f'an integer from 0 to {num_layers - 1}'
     )
@@ -220,7 +221,7 @@ def _gemma4(config: config_lib.Config, dtype: str) -> transformer.Transformer:
     has_value_norm=True,
     num_shared=num_shared,
     shared_mlp_dim=2 * shape['mlp_dim'] if is_wide else None,
-    layer_input_dim=of_layers or 0,
+    layer_input_dim=config.size(key, 256) if has_inputs else 0,
     has_layer_scalars=True,
     experts=_experts4(config) if config.flag('enable_moe_block') else None,
   )
@@ -258,13 +259,12 @@ def _full_sizes(config, sliding, num_layers):
     }
   by_layer = config.part('per_layer_config')
   full = [str(i) for i in range(num_layers) if i not in sliding]
-  (first, *others) = (by_layer.get(i, {}) for i in full)
-  if set(by_layer.values) - set(full) or any(x != first for x in others):
+  (sizes, *others) = (by_layer.part(i) for i in full)
+  if set(by_layer.values) - set(full) or any(x != sizes for x in others):
     raise config.unexpected(
       'per_layer_config',
       f'the same sizes for the layers {", ".join(full)} and no others',
     )
-  sizes = config_lib.Config(first, config.origin)
   return {
     'full_head_dim': sizes.size('head_dim', config.size('head_dim')),
     'full_kv_heads': sizes.size(

@@ -108,6 +108,22 @@ def test_its_configuration_is_saved(text):
       ['per_layer_config is', 'for the layers 1, 3 and no others'],
     ),
     (
+      {'per_layer_config': {'1': {'head_dim': 8}, '3': 8}},
+      ['3 is 8, expected an object'],
+    ),
+    (
+      {'num_kv_shared_layers': 2.0},
+      ['num_kv_shared_layers is 2.0, expected an integer from 0 to 3'],
+    ),
+    (
+      {'hidden_size_per_layer_input': '6'},
+      ["hidden_size_per_layer_input is '6', expected an integer of at least 1"],
+    ),
+    (
+      {'hidden_size_per_layer_input': -6},
+      ['hidden_size_per_layer_input is -6, expected an integer of at least 1'],
+    ),
+    (
       {'vocab_size_per_layer_input': 16},
       ['vocab_size_per_layer_input is 16, but only 32 is supported'],
     ),
