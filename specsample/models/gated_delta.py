@@ -17,6 +17,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import sharding
 from specsample import tree
 from specsample import types
@@ -51,7 +52,9 @@ class Delta:
   kernel: int = 4
 
   def __post_init__(self):
-    """Raises ValueError unless each key head serves equally many values."""
+    """Raises ValueError for invalid sizes."""
+    heads = ('num_key_heads', 'num_value_heads')
+    checks.counts(self, (*heads, 'key_dim', 'value_dim', 'kernel'))
     if self.num_value_heads % self.num_key_heads:
       raise ValueError(
         f'num_key_heads is {self.num_key_heads} and num_value_heads is '

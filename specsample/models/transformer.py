@@ -43,7 +43,7 @@ class Transformer:
     attention_softcap, logit_softcap: if set, scores and logits x become
       c * tanh(x / c) (Gemma 2).
     has_sinks: whether each head can attend to nothing, by a score of its own
-      (gpt-oss); latent attention cannot.
+      (gpt-oss).
     num_tokens: how many entries of the vocabulary, from the first, are tokens;
       the padding after them has no probability. All if None.
     activation: the feed-forward's, a name in `layers.ACTIVATIONS`.
@@ -67,7 +67,7 @@ class Transformer:
     sliding_rope_theta: rope_theta in those layers, whose rope is then not
       scaled.
     latent: the settings of attention over latent vectors, which does not read
-      num_kv_heads and head_dim.
+      num_kv_heads and head_dim, and has no sinks, output gate or shared layers.
     experts: the settings of layers with a mixture of experts.
     delta: the settings of recurrent layers; at least one layer has attention.
     has_output_gate: whether the output of attention is multiplied by the
@@ -124,7 +124,9 @@ class Transformer:
 
   def __post_init__(self):
     """Raises ValueError for invalid sizes, activations and dtypes."""
-    checks.counts(self, ('vocab_size', 'dim', 'num_heads', 'num_kv_heads'))
+    checks.counts(
+      self, ('vocab_size', 'num_layers', 'dim', 'num_heads', 'num_kv_heads')
+    )
     if self.num_heads % self.num_kv_heads:
       raise ValueError(
         f'num_heads is {self.num_heads} and num_kv_heads is '
@@ -153,6 +155,13 @@ class Transformer:
         f'delta.layers names all {self.num_layers} layers: at least one must '
         'have attention'
       )
+    for name in ('has_sinks', 'has_output_gate', 'num_shared'):
+      value = getattr(self, name)
+      if self.latent is not None and value:
+        raise ValueError(
+          f'{name} is {value}, which attention over latent vectors does not '
+          f'support: leave {name} or latent out'
+        )
     # By its name, so that models are equal however the dtype was given.
     object.__setattr__(self, 'dtype', config_lib.dtype_name(self.dtype))
 

@@ -144,6 +144,24 @@ def test_latent_entries_are_one_vector_for_all_heads():
   assert cache.values == (None,) * _LATENT.num_layers
 
 
+@pytest.mark.parametrize(
+  ('name', 'value'),
+  [('has_sinks', True), ('has_output_gate', True), ('num_shared', 1)],
+)
+def test_what_latent_attention_would_ignore_is_refused(name, value):
+  with pytest.raises(
+    ValueError, match=f'{name} is {value}, which attention over latent vectors'
+  ):
+    dataclasses.replace(_LATENT, **{name: value})
+
+
+def test_a_model_without_layers_is_refused():
+  with pytest.raises(
+    ValueError, match='num_layers is 0: give an integer of at'
+  ):
+    dataclasses.replace(_LATENT, num_layers=0)
+
+
 def test_int8_vectors_err_by_half_a_scale():
   x = jax.random.normal(jax.random.key(0), (3, 7, 16))
   stored = int8.quantise(x)

@@ -286,6 +286,9 @@ def test_a_part_of_a_tree_is_refused():
 def test_sizes_that_make_no_layer_are_refused():
   with pytest.raises(ValueError, match='num_value_heads is 5: each key head'):
     dataclasses.replace(_SIZES, num_value_heads=5)
+  for name in ('num_key_heads', 'num_value_heads', 'value_dim', 'kernel'):
+    with pytest.raises(ValueError, match=f'{name} is 0: give an integer of at'):
+      dataclasses.replace(_SIZES, **{name: 0})
   with pytest.raises(ValueError, match='names all 2 layers: at least one'):
     dataclasses.replace(
       _LLAMA, delta=dataclasses.replace(_SIZES, layers=(0, 1))
