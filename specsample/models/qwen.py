@@ -42,6 +42,20 @@ def sliding_layers(
   return llama.layers_of_kind(config, 'sliding_attention')
 
 
+def dense_layers(config: config_lib.Config) -> tuple[int, ...]:
+  """Returns the layers without experts in a model that has experts.
+
+  Raises:
+    ValueError: mlp_only_layers is not a list of integers.
+  """
+  step = config.size('decoder_sparse_step', 1)
+  dense = config.get('mlp_only_layers', [])
+  if not isinstance(dense, list) or any(type(i) is not int for i in dense):
+    raise config.unexpected('mlp_only_layers', 'a list of integers')
+  layers = range(config.layers('num_hidden_layers'))
+  return tuple(i for i in layers if i in dense or (i + 1) % step)
+
+
 def _qwen2(config: config_lib.Config, dtype: str) -> transformer.Transformer:
   return transformer.Transformer(**_fields(config, dtype), attention_bias=True)
 
@@ -62,20 +76,15 @@ def _qwen3(config: config_lib.Config, dtype: str) -> transformer.Transformer:
 def _qwen3_moe(
   config: config_lib.Config, dtype: str
 ) -> transformer.Transformer:
-  fields = _qwen3_fields(config, dtype)
-  step = config.size('decoder_sparse_step', 1)
-  dense = config.get('mlp_only_layers', [])
   return transformer.Transformer(
-    **fields,
+    **_qwen3_fields(config, dtype),
     experts=experts.Experts(
       # transformers 5 writes num_local_experts.
       num_experts=config.size('num_experts', config.get('num_local_experts')),
       num_per_token=config.size('num_experts_per_tok'),
       mlp_dim=config.size('moe_intermediate_size'),
       is_normalised=config.flag('norm_topk_prob'),
-      dense_layers=tuple(
-        i for i in range(fields['num_layers']) if i in dense or (i + 1) % step
-      ),
+      dense_layers=dense_layers(config),
     ),
   )
 

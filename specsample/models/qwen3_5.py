@@ -14,6 +14,7 @@ from specsample.models import experts
 from specsample.models import family
 from specsample.models import gated_delta
 from specsample.models import llama
+from specsample.models import qwen
 from specsample.models import tensor_views
 from specsample.models import tensors
 from specsample.models import transformer
@@ -116,18 +117,12 @@ def _recurrent_layers(config, num_layers):
 
 
 def _experts(config) -> experts.Experts:
-  step = config.size('decoder_sparse_step', 1)
-  dense = config.get('mlp_only_layers', [])
   return experts.Experts(
     num_experts=config.size('num_experts'),
     num_per_token=config.size('num_experts_per_tok'),
     mlp_dim=config.size('moe_intermediate_size'),
     is_normalised=config.flag('norm_topk_prob', True),
-    dense_layers=tuple(
-      i
-      for i in range(config.layers('num_hidden_layers'))
-      if i in dense or (i + 1) % step
-    ),
+    dense_layers=qwen.dense_layers(config),
     shared_dim=config.size('shared_expert_intermediate_size'),
     has_shared_gate=True,
   )

@@ -341,6 +341,15 @@ def test_a_first_windowed_layer_that_is_no_number_is_refused():
     _model_of('qwen2_window', changes)
 
 
+@pytest.mark.parametrize('name', ['qwen3_moe', 'qwen3_5_moe'])
+@pytest.mark.parametrize('value', [1, '1', [True], ['1']])
+def test_dense_layers_that_are_no_list_of_numbers_are_refused(name, value):
+  with pytest.raises(
+    ValueError, match=r'mlp_only_layers is .* expected a list of integers'
+  ):
+    _model_of(name, {'mlp_only_layers': value})
+
+
 def test_counts_of_layers_stay_within_the_model():
   """Otherwise a damaged one would be counted through, and fill the memory."""
   changes = {'max_window_layers': -5, 'layer_types': None}
