@@ -69,7 +69,7 @@ class _Network(nnx.Module):
         for i in range(self.first, shape.num_layers)
       ]
     )
-    self.norm = layers.RMSNorm(shape.dim, shape.norm_eps, jnp.float32)
+    self.norm = layers.norm_of(shape, shape.dim)
     self.back = layers.Linear(
       shape.dim, dim, axes=(None, None), keys=keys, dtype=jnp.float32
     )

@@ -55,11 +55,7 @@ class Attention(nnx.Module):
       axes=(heads, None),
       bias=config.attention_out_bias,
     )
-    norm = lambda: (
-      layers.RMSNorm(head_dim, config.norm_eps, dtype, config.norm_offset)
-      if config.qk_norm
-      else None
-    )
+    norm = lambda: layers.norm_of(config, head_dim) if config.qk_norm else None
     self.query_norm = norm()
     self.key_norm = None if is_shared else norm()
     self.value_eps = config.norm_eps if config.has_value_norm else None

@@ -25,9 +25,7 @@ class DecoderLayer(nnx.Module):
     is_shared = index >= 0 and config.kv_source(index) != index
     config = config.of_layer(index)
     dtype = jnp.dtype(config.dtype)
-    norm = lambda: layers.RMSNorm(
-      config.dim, config.norm_eps, dtype, offset=config.norm_offset
-    )
+    norm = lambda: layers.norm_of(config, config.dim)
     after = norm if config.has_post_norms else lambda: None
     experts = config.experts
     self.attention_norm = norm()

@@ -210,6 +210,7 @@ def _gemma4(config: config_lib.Config, dtype: str) -> transformer.Transformer:
     **_rope4(config),
     **_full_sizes(config, sliding, num_layers),
     activation='gelu_tanh',
+    has_wide_norms=True,
     has_post_norms=True,
     embedding_scale=math.sqrt(shape['dim']),
     logit_softcap=config.optional_number('final_logit_softcapping'),

@@ -66,6 +66,7 @@ def _gpt_oss(config: config_lib.Config, dtype: str) -> transformer.Transformer:
     attention_bias=has_bias,
     attention_out_bias=has_bias,
     has_sinks=True,
+    has_wide_norms=True,
     sliding_window=config.size('sliding_window', 128),
     sliding_layers=_sliding_layers(config, fields['num_layers']),
     experts=experts.Experts(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import functools
 import itertools
 import math
+from typing import Any
 
 from flax import nnx
 import jax
@@ -66,21 +67,37 @@ def rms_normed(x: Array, eps: float) -> Array:
 class RMSNorm(nnx.Module):
   """Root-mean-square normalisation over the last axis, computed in float32.
 
-  The normalised values are multiplied by `offset` + the parameter.
+  The normalised values are multiplied by `offset` + the parameter: in float32
+  if `is_wide` or if there is an offset, else in the dtype of the input.
   """
 
-  def __init__(self, dim, eps, dtype, offset=0.0):
+  def __init__(self, dim, eps, dtype, offset=0.0, is_wide=False):
     begin = jnp.full(dim, 1 - offset, dtype)
     self.scale = nnx.Param(begin, axes=(None,))
     self.eps = eps
     self.offset = offset
+    self.is_wide = is_wide or offset != 0
 
   def __call__(self, x: Array) -> Array:
     normed = rms_normed(x, self.eps)
-    if self.offset:
+    if self.is_wide:
       scale = self.offset + self.scale[...].astype(jnp.float32)
       return (normed * scale).astype(x.dtype)
     return normed.astype(x.dtype) * self.scale[...]
+
+
+def norm_of(config: Any, dim: int) -> RMSNorm:
+  """Returns a norm of vectors [..., dim].
+
+  `config` has the fields of `transformer.Transformer`.
+  """
+  return RMSNorm(
+    dim,
+    config.norm_eps,
+    jnp.dtype(config.dtype),
+    offset=config.norm_offset,
+    is_wide=config.has_wide_norms,
+  )
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

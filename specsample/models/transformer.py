@@ -48,6 +48,8 @@ class Transformer:
       the padding after them has no probability. All if None.
     activation: the feed-forward's, a name in `layers.ACTIVATIONS`.
     norm_offset: the value added to the norms' parameters (1 for Gemma).
+    has_wide_norms: whether norms multiply by their parameters in float32 and
+      round afterwards (gpt-oss, Gemma 4), as those with an offset always do.
     has_post_norms: whether the outputs of attention and feed-forward are
       normalised too (Gemma 2).
     embedding_scale: the factor for embeddings, rounded to `dtype`.
@@ -101,6 +103,7 @@ class Transformer:
   num_tokens: int | None = None
   activation: str = 'silu'
   norm_offset: float = 0.0
+  has_wide_norms: bool = False
   has_post_norms: bool = False
   embedding_scale: float | None = None
   sliding_window: int | None = None
@@ -476,9 +479,7 @@ class _Network(nnx.Module):
         for i in range(config.num_layers)
       ]
     )
-    self.norm = layers.RMSNorm(
-      config.dim, config.norm_eps, dtype, config.norm_offset
-    )
+    self.norm = layers.norm_of(config, config.dim)
     self.config = config
 
   def embed(self, ids):
@@ -618,7 +619,7 @@ class _LayerEmbedding(nnx.Module):
     )
     self.table = linear(config.vocab_size, size).kernel
     self.project = linear(config.dim, size)
-    self.norm = layers.RMSNorm(config.layer_input_dim, config.norm_eps, dtype)
+    self.norm = layers.norm_of(config, config.layer_input_dim)
     self.config = config
 
   def __call__(self, tokens, embedded):

@@ -1,15 +1,23 @@
 """Every family against `transformers` on random tiny models."""
 
+import dataclasses
+
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.models.gemma4 import modeling_gemma4
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.llama import modeling_llama
 
 import specsample
 from specsample.models import config as config_lib
+from specsample.models import decoder_layer
 from specsample.models import huggingface
+from specsample.models import layers
 
 _SIZES = {
   'vocab_size': 131,
@@ -339,6 +347,36 @@ def test_a_first_windowed_layer_that_is_no_number_is_refused():
     ValueError, match="max_window_layers is '28', expected an integer"
   ):
     _model_of('qwen2_window', changes)
+
+
+@pytest.mark.parametrize(
+  ('name', 'reference'),
+  [
+    ('gpt_oss', modeling_gpt_oss.GptOssRMSNorm),
+    ('gemma4', modeling_gemma4.Gemma4RMSNorm),
+    ('llama', modeling_llama.LlamaRMSNorm),
+  ],
+)
+def test_norms_round_to_bfloat16_where_transformers_does(name, reference):
+  model = dataclasses.replace(_model_of(name, {}), dtype='bfloat16')
+  keys = layers.random_keys(jax.random.key(0))
+  made = decoder_layer.DecoderLayer(model, keys, 0)
+  norms = [x for _, x in nnx.iter_graph(made) if isinstance(x, layers.RMSNorm)]
+  assert len(norms) > 1
+  assert {x.is_wide for x in norms} == {name != 'llama'}
+  rng = np.random.default_rng(0)
+  rows, scale = rng.normal(size=(64, 32)), rng.uniform(0.5, 1.5, size=32)
+  theirs = reference(32, eps=model.norm_eps).to(torch.bfloat16)
+  norm = layers.norm_of(model, 32)
+  rows, scale = (torch.tensor(x, dtype=torch.bfloat16) for x in (rows, scale))
+  with torch.no_grad():
+    theirs.weight.copy_(scale)
+    expected = theirs(rows).float().numpy()
+  as_jax = lambda x: jnp.asarray(x.float().numpy(), jnp.bfloat16)
+  norm.scale.set_value(as_jax(scale))
+  found = np.asarray(norm(as_jax(rows)), np.float32)
+  # Rounded in another place, some 30% would differ.
+  assert (found != expected).mean() < 0.01
 
 
 @pytest.mark.parametrize('name', ['qwen3_moe', 'qwen3_5_moe'])
