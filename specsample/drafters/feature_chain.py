@@ -433,7 +433,6 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     layer = dataclasses.replace(
       self.shape,
       num_layers=1,
-      delta=None,
       has_int8_cache=False,
       dtype=jnp.dtype(dtype).name,
     )

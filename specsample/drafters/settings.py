@@ -67,7 +67,9 @@ def check_shape(drafter: Any) -> None:
 
 
 def alike(shape: Any) -> Any:
-  """Returns the shape with layers that are all alike and read no others'.
+  """Returns the shape with layers of attention that are all alike.
+
+  None of them reads the keys and values of others.
 
   Args:
     shape: a `models.transformer.Transformer`; anything else is returned as is.
@@ -83,6 +85,7 @@ def alike(shape: Any) -> Any:
     shared_mlp_dim=None,
     layer_input_dim=0,
     has_layer_scalars=False,
+    delta=None,
   )
 
 
@@ -95,14 +98,14 @@ def plain_shape(shape: Any) -> Any:
   Args:
     shape: a `models.transformer.Transformer`; anything else is returned as is.
   """
-  shape = alike(shape)
-  if getattr(shape, 'latent', None) is not None:
-    shape = dataclasses.replace(shape, latent=None, query_scale=None)
-  if getattr(shape, 'experts', None) is not None:
-    shape = dataclasses.replace(shape, experts=None)
-  if getattr(shape, 'delta', None) is not None:
-    shape = dataclasses.replace(shape, delta=None)
-  return shape
+  if not hasattr(shape, 'num_shared'):
+    return shape
+  return dataclasses.replace(
+    alike(shape),
+    latent=None,
+    query_scale=shape.query_scale if shape.latent is None else None,
+    experts=None,
+  )
 
 
 def check_features(features: Sequence[int], num_layers: int) -> tuple[int, ...]:

@@ -246,6 +246,7 @@ def test_recurrent_draft_models_are_refused(draft):
 def test_layers_of_trained_drafters_have_attention():
   checks.draft_model(settings.plain_shape(_MODEL))
   drafter = drafters.MTP(model=_MODEL, num_draft_tokens=2)
+  assert drafter.shape.delta is None
   params = drafter.init_params(jax.random.key(2), _params())
   target, drafted = {'target': _params()}, {'drafter': params}
   tokens, lengths = specsample.pad_prompts(_PROMPTS[:3])
