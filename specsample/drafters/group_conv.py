@@ -81,12 +81,10 @@ class Layer(decoder_layer.DecoderLayer):
     attended, new_keys, new_values = self.attention(
       conv(before, normed), rope, mask, keys, values, attend_with
     )
-    x = x + conv(
-      after, decoder_layer.normed(self.attention_post_norm, attended)
-    )
+    x = x + conv(after, layers.normed(self.attention_post_norm, attended))
     conv = self.mlp_conv
     normed = self.mlp_norm(x)
     before, after = conv.kernels(normed)
     fed = self.mlp(conv(before, normed))
-    fed = decoder_layer.normed(self.mlp_post_norm, fed)
+    fed = layers.normed(self.mlp_post_norm, fed)
     return x + conv(after, fed), new_keys, new_values

@@ -86,7 +86,7 @@ class Attention(nnx.Module):
     kv, heads_of_kv = self.kv_axis, self.group_axis
     group = self.num_heads // self.num_kv_heads
     query = self._heads(self.query(x), batch, (kv, heads_of_kv))
-    query = self._normed(self.query_norm, query)
+    query = layers.normed(self.query_norm, query)
     query = rotary.rotate(query, *rope) * self.scale
     new_keys: Any = None
     new_values: Any = None
@@ -135,12 +135,12 @@ class Attention(nnx.Module):
     """Returns the keys and values of x [B * T, D]: [B, H, T, head_dim] each."""
     assert self.key is not None
     keys = values = self._heads(self.key(x), batch, self.kv_axis)
-    keys = rotary.rotate(self._normed(self.key_norm, keys), *rope)
+    keys = rotary.rotate(layers.normed(self.key_norm, keys), *rope)
     if self.value is not None:
       values = self._heads(self.value(x), batch, self.kv_axis)
     if self.value_eps is not None:
       values = layers.rms_normed(values, self.value_eps).astype(x.dtype)
-    return jnp.swapaxes(keys, 1, 2), _finite(jnp.swapaxes(values, 1, 2))
+    return jnp.swapaxes(keys, 1, 2), layers.finite(jnp.swapaxes(values, 1, 2))
 
   def _sinks_of_queries(self, num_new):
     """Returns the sinks [H, G * T] of the queries that `attend` gets."""
@@ -156,18 +156,6 @@ class Attention(nnx.Module):
     num_new = y.shape[0] // batch
     shape = (batch, num_new, y.shape[1] // self.head_dim, self.head_dim)
     return sharding.reshape(y, shape, 'batch', None, axis, None)
-
-  def _normed(self, norm, x):
-    return x if norm is None else norm(x)
-
-
-def _finite(values):
-  """Replaces NaN and infinity by zeros, because 0 times either is NaN.
-
-  Otherwise a rejected draft with such values would affect tokens that do not
-  attend to it. A token that does attend to it still gets NaN from its keys.
-  """
-  return jnp.where(jnp.isfinite(values), values, 0)
 
 
 def attend(
@@ -323,7 +311,7 @@ class LatentAttention(nnx.Module):
 
     made = self.key_value_in(x).reshape(batch, num_new, 1, -1)
     latent, rotated = jnp.split(made, [sizes.kv_rank], axis=-1)
-    latent = _finite(self.key_value_norm(latent))
+    latent = layers.finite(self.key_value_norm(latent))
     rotated = rotary.rotate(rotated, *rope)
     new = jnp.swapaxes(jnp.concatenate([latent, rotated], axis=-1), 1, 2)
     new_keys = int8.stored_as(new, keys)

@@ -10,7 +10,6 @@ from specsample.models import attention
 from specsample.models import experts as experts_lib
 from specsample.models import gated_delta
 from specsample.models import layers
-from specsample.types import Array
 
 
 class DecoderLayer(nnx.Module):
@@ -74,11 +73,11 @@ class DecoderLayer(nnx.Module):
     return self._fed(x, mixed, layer_input), log
 
   def _fed(self, x, mixed, layer_input):
-    x = x + normed(self.attention_post_norm, mixed)
+    x = x + layers.normed(self.attention_post_norm, mixed)
     fed = self.mlp(self.mlp_norm(x))
     if self.beside is not None:
       fed = self.beside(x, fed)
-    x = x + normed(self.mlp_post_norm, fed)
+    x = x + layers.normed(self.mlp_post_norm, fed)
     if self.inputs is not None:
       x = x + self.inputs(x, layer_input)
     if self.scalar is not None:
@@ -124,8 +123,3 @@ class _LayerInputs(nnx.Module):
     """Maps x [R, D] and the inputs [R, P] to [R, D]."""
     opened = layers.ACTIVATIONS[self.activation](self.gate(x))
     return self.norm(self.out(opened * layer_input))
-
-
-def normed(norm: Any, x: Array) -> Array:
-  """Applies a norm to x, if there is one."""
-  return x if norm is None else norm(x)

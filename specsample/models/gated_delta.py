@@ -244,7 +244,7 @@ class GatedDelta(nnx.Module):
     if state is None:
       state = empty(order.shape[0], sizes, x.dtype)
     split = lambda y, kind: sharding.reshape(
-      _finite(y), (*order.shape, *_shape(sizes, kind)), *axes[kind]
+      layers.finite(y), (*order.shape, *_shape(sizes, kind)), *axes[kind]
     )
     inputs = Heads(
       query=split(self.query(x), 'key'),
@@ -296,15 +296,6 @@ class GatedDelta(nnx.Module):
     )
 
 
-def _finite(x):
-  """Replaces NaN and infinity by zeros, because 0 times either is NaN.
-
-  Otherwise a rejected draft with such values would affect tokens that do not
-  follow it. Its own output is still NaN: it is added to the layer's input.
-  """
-  return jnp.where(jnp.isfinite(x), x, 0)
-
-
 def _read(kernels, state, inputs, rates, decays, of_tree):
   """Returns the outputs [B, T, H, G, dv] float32 of some heads, and the log."""
   num_new = inputs.query.shape[1]
@@ -345,6 +336,11 @@ def _normed(x):
   return x * jax.lax.rsqrt(squares + _EPS)
 
 
+def _take(x, index):
+  """Takes entries of x [B, n, ...] at each row's own index [B, T]."""
+  return jax.vmap(lambda row, index: jnp.take(row, index, axis=0))(x, index)
+
+
 def _lags(ancestors, kernel):
   """Returns the places in [tail, nodes] of the tokens up to each node.
 
@@ -374,11 +370,9 @@ def _convolved(kernel, tail, inputs, lags):
   held = jnp.concatenate([tail, inputs], axis=1)
   num_new, total = inputs.shape[1], jnp.zeros((), jnp.float32)
   for i in range(len(kernel)):
-    if lags is None:
-      seen = held[:, i : i + num_new]
-    else:
-      take = jax.vmap(lambda row, index: jnp.take(row, index, axis=0))
-      seen = take(held, lags[..., i])
+    seen = (
+      held[:, i : i + num_new] if lags is None else _take(held, lags[..., i])
+    )
     total += seen.astype(jnp.float32) * kernel[i].astype(jnp.float32)
   total = total.astype(inputs.dtype).astype(jnp.float32)
   return jax.nn.silu(total).astype(inputs.dtype)
@@ -523,8 +517,7 @@ def commit(
 
 def _commit(state, log, count, path):
   if path:
-    take = jax.vmap(lambda row, index: jnp.take(row, index, axis=0))
-    log = jax.tree.map(lambda x: take(x, path[0]), log)
+    log = jax.tree.map(lambda x: _take(x, path[0]), log)
   is_kept = jnp.arange(log.decays.shape[1]) < count[:, None]
   keep = lambda x: jnp.where(
     is_kept.reshape(*is_kept.shape, *(1,) * (x.ndim - 2)), x, 0

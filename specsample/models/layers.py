@@ -100,6 +100,21 @@ def norm_of(config: Any, dim: int) -> RMSNorm:
   )
 
 
+def normed(norm: Any, x: Array) -> Array:
+  """Applies a norm to x, if there is one."""
+  return x if norm is None else norm(x)
+
+
+def finite(x: Array) -> Array:
+  """Replaces NaN and infinity by zeros, because 0 times either is NaN.
+
+  Otherwise a rejected draft token with such values would affect tokens that do
+  not read it. A token that reads it still gets NaN: from its keys in attention,
+  and for itself from the layer's input.
+  """
+  return jnp.where(jnp.isfinite(x), x, 0)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
   'silu': jax.nn.silu,
   'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
