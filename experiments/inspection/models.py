@@ -71,14 +71,21 @@ def of_folder(headers: headers_lib.Headers) -> report.Report:
 def _of_modules(stored, config, model, facts: Facts):
   """Returns what is wrong with multi-token prediction modules; adds a fact."""
   prefixes = huggingface.mtp_prefixes(model.num_layers, config)
-  if not prefixes:
+  is_stored = any(name.startswith(prefixes) for name in stored.shapes)
+  own_prefix = huggingface.family_of(config).mtp_prefix
+  # A family with a prefix of its own may come without the module.
+  if not prefixes or (own_prefix is not None and not is_stored):
     return []
-  text = f'{len(prefixes)} for multi-token prediction, after the layers'
+  where = f'named {own_prefix}' if own_prefix else 'after the layers'
+  text = f'{len(prefixes)} for multi-token prediction, {where}'
+  if not is_stored:
+    facts.append(('modules', f'{text}: none is stored'))
+    return []
   facts.append(('modules', text))
-  if not any(name.startswith(prefixes) for name in stored.shapes):
-    facts[-1] = ('modules', f'{text}: none is stored')
-    return []
-  plan = mtp.plan(stored, config, model)
+  try:
+    plan = mtp.plan(stored, config, model)
+  except ValueError as error:
+    return [report.of_error(error)]
   return report.differences(tensors.compare(*plan))
 
 
@@ -197,14 +204,17 @@ def of_layers(model: transformer.Transformer) -> Facts:
   facts = [
     ('width', f'{model.dim:,}'),
     ('heads', _heads(model)),
-    ('feed-forward', f'{model.mlp_dim:,}'),
+    ('feed-forward', _feed_forward(model)),
   ]
   windows = [i for i in range(model.num_layers) if model.window(i) is not None]
   if windows:
     text = f'{model.sliding_window:,} tokens in {len(windows)} layers'
     facts.append(('window', text))
   if model.num_shared:
-    text = f'keys and values by the last {model.num_shared} layers'
+    text = (
+      f'the last {model.num_shared} layers read the keys and values of earlier '
+      'layers'
+    )
     facts.append(('shared', text))
   if model.layer_input_dim:
     text = f'{model.layer_input_dim} numbers per token for each layer'
@@ -226,6 +236,15 @@ def of_layers(model: transformer.Transformer) -> Facts:
     )
     facts.append(('experts', text))
   return facts
+
+
+def _feed_forward(model):
+  if model.shared_mlp_dim is None:
+    return f'{model.mlp_dim:,}'
+  return (
+    f'{model.mlp_dim:,}, {model.shared_mlp_dim:,} in the last '
+    f'{model.num_shared} layers'
+  )
 
 
 def _heads(model):

@@ -119,9 +119,9 @@ def load_drafter(
       repository 'organisation/name' of the Hugging Face hub with one of these.
     target: the model that it was trained for. Its dtype is used for the
       parameters.
-    num_draft_tokens: K, None for the K of its training, or 5 for an EAGLE that
-      does not say and 8 for PARD. If there are more heads, the first K are
-      loaded.
+    num_draft_tokens: K, None for the K of its training. If a folder does not
+      say it, that is 5 for EAGLE, 4 for an assistant of Gemma 4 and 8 for PARD.
+      If there are more heads, the first K are loaded.
     weights: 'int8' as in `loading.load`, whatever the target's are; the whole
       parameters are in memory for a moment too. None for the target's dtype.
 

@@ -102,6 +102,7 @@ _FAMILIES = {
       'head_dim': 12,
       'global_head_dim': 16,
       'num_kv_shared_layers': 2,
+      'use_double_wide_mlp': True,
       'hidden_size_per_layer_input': 6,
       'vocab_size_per_layer_input': 96,
       'sliding_window': 7,
@@ -110,7 +111,8 @@ _FAMILIES = {
     {
       'heads': '4 of 12, 2 of keys and values; without a window 4 of 16, 2 of '
       'keys and values',
-      'shared': 'keys and values by the last 2 layers',
+      'shared': 'the last 2 layers read the keys and values of earlier layers',
+      'feed-forward': '48, 96 in the last 2 layers',
       'inputs': '6 numbers per token for each layer',
     },
   ),
@@ -540,6 +542,24 @@ def test_modules_for_more_tokens_are_told(tmp_path):
   texts, names = _problems(tmp_path)
   assert texts == ['12 tensors missing']
   assert 'model.layers.2.eh_proj.weight' in names
+
+
+def test_a_module_in_a_folder_of_qwen3_5_is_told(tmp_path):
+  _save(tmp_path, 'qwen3_5_text')
+  report = inspection.inspect(str(tmp_path))
+  assert 'modules' not in dict(report.facts)
+  assert report.problems == ()
+  path = tmp_path / 'model.safetensors'
+  tensors = safetensors.numpy.load_file(path)
+  tensors['mtp.fc.weight'] = np.ones((32, 64), np.float32)
+  safetensors.numpy.save_file(tensors, path)
+  report = inspection.inspect(str(tmp_path))
+  text = '1 for multi-token prediction, named mtp.'
+  assert dict(report.facts)['modules'] == text
+  _change(tmp_path / 'config.json', mtp_num_hidden_layers=2)
+  texts, _ = _problems(tmp_path)
+  assert len(texts) == 1
+  assert 'mtp_num_hidden_layers is 2, but only 1 is supported' in texts[0]
 
 
 def test_modules_of_latent_attention_and_experts_are_told(tmp_path):

@@ -58,7 +58,7 @@ def load(
       f'{path}: {huggingface.NUM_MODULES} is {count!r}, so the model has no '
       'modules for multi-token prediction: give a folder that save_drafter '
       'wrote, or one in the layout of Medusa, Hydra, EAGLE, EAGLE-3, P-EAGLE, '
-      'DFlash, DSpark or PARD'
+      "DFlash, DFlash 2, DSpark, PARD or Gemma 4's assistants"
     )
   stored = huggingface.open_tensors(folder, config, model.dtype)
   drafter, found, names, copies = plan(stored, config, model, num_draft_tokens)
