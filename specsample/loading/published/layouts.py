@@ -51,6 +51,7 @@ _OF_SPECULATORS = {
   'eagle3': _EAGLE3,
   'peagle': _P_EAGLE,
   'dflash': _DFLASH,
+  'dflash2': _DFLASH2,
   'dspark': _DSPARK,
 }
 # By a tensor that none of the layouts below it has.

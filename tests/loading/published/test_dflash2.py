@@ -154,6 +154,34 @@ def test_drafts_are_as_its_tensors_say(tmp_path, settings):
     np.testing.assert_allclose(of_round.logits, expected, atol=1e-4)
 
 
+def test_that_of_speculators_is_the_same(tmp_path):
+  """It has a copy of the target's unembedding, and settings at the top."""
+  head = by_hand.unembedding(TARGET).astype(np.float32)
+  layers = config()
+  own = layers.pop('dflash_config')
+  # The embedding counts as the first layer.
+  ids = [i + 1 for i in own.pop('target_layer_ids')]
+  settings = own | {
+    'speculators_model_type': 'dflash2',
+    'transformer_layer_config': layers,
+    'aux_hidden_state_layer_ids': ids,
+    'sliding_window_non_causal': True,
+    'sample_from_anchor': False,
+    'draft_vocab_size': _V,
+  }
+
+  def load(name, more, settings):
+    (tmp_path / name).mkdir()
+    folder = test_dflash.save(tmp_path / name, tensors() | more, settings)
+    return specsample.load_drafter(folder, TARGET)
+
+  expected = load('own', {}, config())
+  head = {'lm_head.weight': np.ascontiguousarray(head)}
+  found = load('speculators', head, settings)
+  assert found.drafter == expected.drafter
+  jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+
+
 def test_what_was_loaded_is_saved_and_drafts_the_targets_text(tmp_path):
   (tmp_path / 'published').mkdir()
   folder = test_dflash.save(

@@ -575,7 +575,7 @@ _DAMAGES = {
     eagle_tensors,
     {'speculators_model_type': 'mlp'},
     "speculators_model_type is 'mlp', but the supported types are eagle, "
-    'eagle3, peagle, dflash, dsp',
+    'eagle3, peagle, dflash, dflash2, dsp',
   ),
   'norms that EAGLE has not': (
     eagle_tensors,
