@@ -272,7 +272,8 @@ def test_dynamic_trees_that_cannot_be_are_refused(settings, message):
 )
 def test_a_drafter_that_cannot_branch_is_refused(of):
   with pytest.raises(
-    ValueError, match='which Ngram cannot do: make the tree with Chain'
+    ValueError,
+    match='which Ngram cannot do: make the tree with Assi',
   ):
     of(drafters.Ngram(num_draft_tokens=3))
 

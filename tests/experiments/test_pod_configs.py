@@ -64,16 +64,16 @@ def configured(request):
 
 def _num_parameters(model):
   """Counts a model's parameters, given that its layers are alike."""
-  none, one = (
+  one, two = (
     sum(
       math.prod(leaf.shape)
       for leaf in jax.tree.leaves(
         dataclasses.replace(model, num_layers=num_layers).abstract_params()
       )
     )
-    for num_layers in (0, 1)
+    for num_layers in (1, 2)
   )
-  return none + model.num_layers * (one - none)
+  return one + (model.num_layers - 1) * (two - one)
 
 
 def test_sizes_are_those_of_the_named_models(configured):

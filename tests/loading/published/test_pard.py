@@ -70,7 +70,7 @@ def test_the_settings_are_those_of_the_folder_and_the_target(tmp_path):
     (_OWN | {'pard_token': None}, 'pard_token is None, but .* tokens 0 to 31'),
     (_OWN | {'pard_token': _V}, 'pard_token is 32, .* for another target'),
     # Without the type, it is a model like any other, and has no modules.
-    ({'pard_token': _MASK}, 'num_nextn_predict_layers is None, .* or PARD'),
+    ({'pard_token': _MASK}, 'num_nextn_predict_layers is None, .* PARD or Gem'),
   ],
 )
 def test_a_folder_that_names_no_mask_is_refused(tmp_path, own, message):
