@@ -48,8 +48,7 @@ class Family:
     rearranged: given the model, a tensor's name and the tensor, returns the
       tensor, reordered if the library's order is not the family's.
     divided: given the model and the tensors by the names in `names`, returns
-      the tensors, with those that hold several parameters divided; see `parts`
-      and `tensor_views`.
+      the tensors, with those that hold several parameters divided; see `parts`.
     mtp_prefix: begins the names of a single module for multi-token prediction;
       None if modules are stored as layers after the last one.
   """

@@ -61,7 +61,7 @@ def divided(file: tensors.TensorFile, parts: Parts) -> tensors.TensorFile:
     if name not in sources:
       return file.open(name)
     source, part = sources[name]
-    return _View(file.open(source), file.shapes[source], part)
+    return View(file.open(source), file.shapes[source], part)
 
   return tensors.TensorFile(file.origin, shapes, open_one)
 
@@ -73,7 +73,7 @@ def _shape(part, whole):
 
 
 @dataclasses.dataclass(frozen=True)
-class _View:
+class View:
   """A part of a tensor, cut out as it is read."""
 
   tensor: tensors.Tensor
@@ -88,3 +88,44 @@ class _View:
     entries = part.entries(self.shape[part.axis])[wanted[part.axis]]
     wanted[part.axis] = slice(entries.start, entries.stop, entries.step)
     return self.tensor[tuple(wanted)].transpose(part.order)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+  """The rows `start` to `start + size` of each block of a tensor.
+
+  Attributes:
+    tensor: has `count` blocks of `block` rows.
+  """
+
+  tensor: tensors.Tensor
+  start: int
+  size: int
+  block: int
+  count: int = 1
+
+  def __getitem__(self, index: tensors.Index, /) -> np.ndarray:
+    """Returns a part, reading whole blocks if there are several."""
+    of_rows, *others = index
+    rows = range(*of_rows.indices(self.count * self.size))
+    if self.count == 1:
+      first = self.start + rows.start
+      return self.tensor[slice(first, first + len(rows)), *others]
+    first, end = rows.start // self.size, -(-rows.stop // self.size)
+    read = self.tensor[slice(first * self.block, end * self.block), *others]
+    blocks = read.reshape(end - first, self.block, *read.shape[1:])
+    own = blocks[:, self.start : self.start + self.size]
+    own = own.reshape(-1, *read.shape[1:])
+    return own[rows.start - first * self.size :][: len(rows)]
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutAxis:
+  """A tensor [rows, 1, ...] without its second axis."""
+
+  tensor: tensors.Tensor
+
+  def __getitem__(self, index: tensors.Index, /) -> np.ndarray:
+    """Returns a part."""
+    rows, *others = index
+    return self.tensor[rows, slice(None), *others][:, 0]

@@ -14,8 +14,8 @@ from specsample.models import experts
 from specsample.models import family
 from specsample.models import gated_delta
 from specsample.models import llama
+from specsample.models import parts
 from specsample.models import qwen
-from specsample.models import tensor_views
 from specsample.models import tensors
 from specsample.models import transformer
 
@@ -264,25 +264,25 @@ def _mixed(delta):
 
 def _by_rows(name, sizes, count, width) -> _Division:
   """Divides each of `count` blocks of rows into parts of these sizes."""
-  block, start, parts = sum(sizes.values()), 0, {}
+  block, start, found = sum(sizes.values()), 0, {}
   for part, size in sizes.items():
     view = functools.partial(
-      tensor_views.Rows, start=start, size=size, block=block, count=count
+      parts.Rows, start=start, size=size, block=block, count=count
     )
-    parts[f'{name}[{part}]'] = (count * size, width), view
+    found[f'{name}[{part}]'] = (count * size, width), view
     start += size
-  return _Division((count * block, width), parts)
+  return _Division((count * block, width), found)
 
 
 def _of_convolution(delta, name) -> _Division:
   """Divides a tensor [channels, 1, kernel]."""
   rows = _by_rows(name, _mixed(delta), 1, delta.kernel)
-  view = lambda part: lambda x: part(tensor_views.WithoutAxis(x))
-  parts = {
+  view = lambda part: lambda x: part(parts.WithoutAxis(x))
+  found = {
     part: (shape, view(of_rows))
     for part, (shape, of_rows) in rows.parts.items()
   }
-  return _Division((rows.shape[0], 1, delta.kernel), parts)
+  return _Division((rows.shape[0], 1, delta.kernel), found)
 
 
 # The matrices of each expert in a tensor of all experts, one below the other.
@@ -301,14 +301,16 @@ def _of_experts(model, name, own_names) -> _Division:
   if own_names == ('down_proj',):
     size, width = width, size
   before, _, _ = name.rpartition('.')
-  parts = {
+  whole = count, len(own_names) * size, width
+  cut = lambda start: parts.Part((1, 2, 0), 1, start, start + size)
+  found = {
     f'{before}.*.{own}.weight': (
       (size, width, count),
-      functools.partial(tensor_views.Experts, start=i * size, size=size),
+      functools.partial(parts.View, shape=whole, part=cut(i * size)),
     )
     for i, own in enumerate(own_names)
   }
-  return _Division((count, len(own_names) * size, width), parts)
+  return _Division(whole, found)
 
 
 _make = functools.partial(
