@@ -5,7 +5,6 @@ import json
 import pathlib
 import re
 import shutil
-import time
 
 import jax
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 
 import specsample
 from specsample import drafters
+from tests.experiments import interrupted
 
 _SETTINGS = {
   'steps': 12,
@@ -106,7 +106,7 @@ def killed(flags, commands, tmp_path_factory):
   out = tmp_path_factory.mktemp('killed') / 'out'
   process = commands.start(*flags(out))
   try:
-    _wait_for_steps(out, 3, process)
+    interrupted.wait(out, b'"step"', 3, process)
   finally:
     process.kill()  # SIGKILL
     process.communicate()
@@ -116,20 +116,6 @@ def killed(flags, commands, tmp_path_factory):
   last = max(int(name) for name in names if name.isdigit())
   shutil.rmtree(out / 'checkpoints' / str(last))
   return kept, Run.of(commands.run(*flags(out)), out)
-
-
-def _wait_for_steps(out, count, process):
-  journal, folder = out / 'journal.jsonl', out / 'checkpoints'
-  deadline = time.monotonic() + 300
-  is_there = lambda: (
-    journal.exists()
-    and journal.read_bytes().count(b'"step"') >= count
-    and len([x for x in folder.iterdir() if x.name.isdigit()]) >= 2
-  )
-  while not is_there():
-    assert process.poll() is None, process.stderr.read().decode()
-    assert time.monotonic() < deadline
-    time.sleep(0.002)
 
 
 def test_the_reward_rises(whole):

@@ -5,7 +5,6 @@ import functools
 import json
 import pathlib
 import shutil
-import time
 
 import jax
 import numpy as np
@@ -20,6 +19,7 @@ import specsample
 from specsample import drafters
 from specsample.training import draft
 from specsample.training import heads
+from tests.experiments import interrupted
 
 _PROMPTS = 24  # of the split that is served, half of the file
 _BATCHES = 6  # of 4
@@ -112,7 +112,7 @@ def killed(flags, commands, tmp_path_factory):
   out = tmp_path_factory.mktemp('killed') / 'out'
   process = commands.start(*flags(out))
   try:
-    _wait_for_batches(out, 2, process)
+    interrupted.wait(out, b'"learning"', 2, process)
   finally:
     process.kill()  # SIGKILL
     process.communicate()
@@ -123,20 +123,6 @@ def killed(flags, commands, tmp_path_factory):
   outcome = commands.run(*flags(out))
   assert outcome.code == 0, outcome.err
   return kept, Run.of(outcome, out)
-
-
-def _wait_for_batches(out, count, process):
-  journal, folder = out / 'journal.jsonl', out / 'checkpoints'
-  deadline = time.monotonic() + 300
-  is_there = lambda: (
-    journal.exists()
-    and journal.read_bytes().count(b'"learning"') >= count
-    and len([x for x in folder.iterdir() if x.name.isdigit()]) >= 2
-  )
-  while not is_there():
-    assert process.poll() is None, process.stderr.read().decode()
-    assert time.monotonic() < deadline
-    time.sleep(0.002)
 
 
 def test_a_run_is_held_to_the_code_and_not_to_the_commit(whole):
