@@ -132,7 +132,7 @@ class Reinforcement:
 
   @functools.cached_property
   def learner(self) -> online.Learner | None:
-    """What trains the first arm's drafter, None if its weights stay."""
+    """The learner of the first arm's drafter; None if its weights stay."""
     if self.drafter_objective is None:
       return None
     drafter = self.arms[self.first].method.drafter

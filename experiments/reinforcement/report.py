@@ -34,8 +34,8 @@ class Steps:
   tokens_per_round: float
   acceptance: float | None  # kept drafts over judged ones, if there were any
   tokens_per_s: float  # of the rollouts; compilation counts
-  # Of a step's last update, the mean over the steps; None without updates. The
-  # first one's loss is 0, because advantages have mean 0.
+  # The mean over steps of the loss of each step's last update; None without
+  # updates. A first update's loss is 0, because advantages have mean 0.
   loss: float | None
   clipped: float | None  # share of the tokens
   drafter_loss: float | None  # of a drafter that learns

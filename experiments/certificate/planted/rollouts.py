@@ -27,7 +27,7 @@ from specsample.types import Array, Drafter, DraftKind
 
 _NUM_TOKENS = 4
 _NUM_ROWS = 4096
-# Of log-probabilities in float32.
+# The largest error of log-probabilities in float32.
 _ROUNDING = 1e-5
 _POLICIES = (HashModel(vocab_size=3), HashModel(vocab_size=3, seed=1))
 _GROUPS = (Group((1, 0, 1), detectors.PLAIN),)
