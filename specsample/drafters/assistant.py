@@ -20,7 +20,6 @@ from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
 from specsample.models import layers
-from specsample.models import matrices
 from specsample.models import network
 from specsample.types import Array, Params
 
@@ -284,19 +283,11 @@ class Assistant(trainable.Trainable):
 
   def logits(self, params: Params, vectors: Array) -> Array:
     """Returns logits [..., V] of [..., d]: -inf outside the best clusters."""
-    ordered = self.merge(params).ordered
-    if ordered is None:
+    own = self.merge(params)
+    if own.ordered is None:
       return super().logits(params, vectors)
-    own = self.merge(params).vocabulary
     rows = vectors.reshape(-1, vectors.shape[-1])
-    ids = ordered(rows)
-    columns = matrices.lookup(
-      own.unembedding.get_value(), ids, own.axis, rows.dtype
-    )
-    logits = jnp.einsum(
-      *('nd,nmd->nm', rows, columns), preferred_element_type=jnp.float32
-    )
-    if own.softcap is not None:
-      logits = own.softcap * jnp.tanh(logits / own.softcap)
+    ids = own.ordered(rows)
+    logits = own.vocabulary.at(rows, ids)
     found = indexing.put(logits, ids, self.vocab_size)
     return found.reshape(*vectors.shape[:-1], -1)

@@ -53,7 +53,20 @@ class DraftVocabulary(nnx.Module):
     """Returns logits [n, V'] of rows [n, D]."""
     kernel = self.unembedding.get_value()
     axes = ('batch', self.axis)
-    logits = matrices.product(rows, kernel, axes, jnp.float32)
+    return self._capped(matrices.product(rows, kernel, axes, jnp.float32))
+
+  def at(self, rows: Array, ids: Array) -> Array:
+    """Returns logits [n, m] of rows [n, D] for the draft tokens ids [n, m]."""
+    columns = matrices.lookup(
+      self.unembedding.get_value(), ids, self.axis, rows.dtype
+    )
+    return self._capped(
+      jnp.einsum(
+        *('nd,nmd->nm', rows, columns), preferred_element_type=jnp.float32
+      )
+    )
+
+  def _capped(self, logits):
     if self.softcap is None:
       return logits
     return self.softcap * jnp.tanh(logits / self.softcap)
