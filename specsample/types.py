@@ -359,8 +359,12 @@ class Readable(Model, Protocol):
   def widen(self, new: Any, num_tokens: int) -> Any:
     """Pads the result of `read` to `num_tokens` tokens, with any values."""
 
-  def append(self, cache: Cache, new: Any) -> Cache:
-    """Returns the cache with the tokens that were read."""
+  def append(self, cache: Cache, new: Any, path: Array | None = None) -> Cache:
+    """Returns the cache with the tokens that were read.
+
+    With path [B, P], only the tokens at those indices among them are appended,
+    in that order: the path of a tree that is kept.
+    """
 
 
 class Certifiable(Model, Protocol):

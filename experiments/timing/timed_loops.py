@@ -16,7 +16,7 @@ from specsample import drafts
 from specsample import sharding
 from specsample.loop import certified
 from specsample.loop import step
-from specsample.types import Draft, DraftKind
+from specsample.types import Array, Draft, DraftKind
 
 
 @functools.partial(jax.jit, static_argnames=('width',))
@@ -59,7 +59,7 @@ def drafted_rounds(params, state, *, model, drafter, verify, rounds):
   abstract = methods.abstract_draft(params, state, **components)
   rows = lambda x: sharding.zeros(x.shape, x.dtype, 'batch', None)
   nothing = jax.tree.map(rows, _shape(abstract))
-  kept = _kept(state, abstract)
+  path = _root(state, abstract)
 
   def body(_, carry):
     length, cache, draft_state, _ = carry
@@ -70,7 +70,7 @@ def drafted_rounds(params, state, *, model, drafter, verify, rounds):
       state, length=length, cache=cache, draft=draft_state
     )
     draft, draft_state = step.propose(params, now, **components)
-    cache, moved = _scored(params, now, draft, kept, **components)
+    cache, moved = _scored(params, now, draft, path, **components)
     # The next round must also wait for the distributions of this draft.
     if draft.probs is not None:
       moved |= jnp.any(draft.probs < 0, axis=(1, 2))
@@ -100,12 +100,12 @@ def _shape(draft: Draft) -> Draft:
 def target_rounds(params, state, draft, *, model, drafter, verify, rounds):
   """Runs passes of the target over a draft; returns the state."""
   components = {'model': model, 'drafter': drafter, 'verify': verify}
-  kept = _kept(state, draft)
+  path = _root(state, draft)
 
   def body(_, carry):
     length, cache = carry
     now = dataclasses.replace(state, length=length, cache=cache)
-    cache, moved = _scored(params, now, draft, kept, **components)
+    cache, moved = _scored(params, now, draft, path, **components)
     return length + moved, cache
 
   length, cache = jax.lax.fori_loop(
@@ -114,26 +114,24 @@ def target_rounds(params, state, draft, *, model, drafter, verify, rounds):
   return dataclasses.replace(state, length=length, cache=cache)
 
 
-def _kept(state, draft) -> tuple:
-  """Returns what is committed after a pass, as `types.Model.commit` takes it.
-
-  No draft token is kept, but a path of a tree is moved into place.
-  """
+def _root(state, draft) -> Array | None:
+  """Returns a path that stays at the root, as `step.score` takes it."""
   if draft.parents is None:
-    return state.length - 1, None
+    return None
   batch = state.length.shape[0]
-  path = sharding.zeros((batch, draft.depth + 1), jnp.int32, 'batch', None)
-  return state.length - 1, state.length[:, None] - 1 + path
+  return sharding.zeros((batch, draft.depth + 1), jnp.int32, 'batch', None)
 
 
-def _scored(params, now, draft, kept, *, model, drafter, verify):
+def _scored(params, now, draft, path, *, model, drafter, verify):
   """Returns the cache after a pass, and flags [B] that the next one waits for.
 
   The flags are never true, but that is known only once all logits are computed,
   or the choices of a rule that needs no more. This also matters for a pass
   without drafts, whose unembedding would be left out if nothing depended on it.
   """
-  output, cache = step.score(params, now, draft, model=model, drafter=drafter)
+  output, cache = step.score(
+    params, now, draft, path, model=model, drafter=drafter
+  )
   if certified.is_by_choice(verify):
     chosen = certified.choose(
       params, now, draft, output.hidden, model=model, verify=verify
@@ -141,7 +139,8 @@ def _scored(params, now, draft, kept, *, model, drafter, verify):
     moved = jnp.any(chosen.tokens < 0, axis=1)
   else:
     moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
-  return model.commit(cache, *kept), moved
+  # No token is kept.
+  return step.commit(cache, now.length - 1, 0, path, model=model), moved
 
 
 @functools.partial(

@@ -104,7 +104,10 @@ def step(
       verdict,
       draft_state,
     )
-    cache = _commit(state, cache, emission.count, draft, verdict, model)
+    cache = commit(
+      *(cache, state.length - 1, emission.count, _path(draft, verdict)),
+      model=model,
+    )
     observed = Round(
       draft=draft,
       target_probs=judged.probs,
@@ -197,6 +200,7 @@ def score(
   params: Params,
   state: DecodeState,
   draft: Draft,
+  path: Array | None = None,
   *,
   model: Model,
   drafter: Drafter,
@@ -205,7 +209,12 @@ def score(
 
   The pass covers the first of the drafter's `widths` that holds the drafts of
   every row; at width 0 it reads the pending token alone. The output is padded
-  with zeros to N + 1 positions.
+  with zeros to N + 1 positions. The cache is for `commit`, with the same path.
+
+  Args:
+    params, state, draft, model, drafter: as in a round.
+    path: [B, P + 1] int32, the nodes of a tree that will be kept, the pending
+      token's 0 first; None for a chain.
   """
   num_drafts = draft.tokens.shape[1]
 
@@ -213,7 +222,11 @@ def score(
     missing = num_drafts - of_width.tokens.shape[1]
     return _pad(output, missing)
 
-  return _passes(params, state, draft, padded, model=model, drafter=drafter)
+  return _passes(
+    *(params, state, draft, padded, lambda output: path),
+    model=model,
+    drafter=drafter,
+  )
 
 
 def _judged(
@@ -227,12 +240,11 @@ def _judged(
 ) -> tuple[Judged, Cache]:
   """Runs the same pass as `score`, then the rule on its output.
 
-  On a chain the rule sees only the positions that the pass read, because over a
-  large vocabulary a rule costs as much as a layer. On a tree it sees all nodes.
+  The rule sees only the positions that the pass read, because over a large
+  vocabulary a rule costs as much as a layer.
   """
 
   def judged(output, of_width):
-    missing = draft.tokens.shape[1] - of_width.tokens.shape[1]
     chosen = None
     if certified.is_by_choice(verify):
       chosen = certified.choose(
@@ -243,22 +255,17 @@ def _judged(
       probs = one_hot.astype(jnp.float32)
       output = dataclasses.replace(output, logits=output.hidden[..., :0])
     else:
-      probs = _target_probs(state, draft, output.logits)
+      probs = _target_probs(state, of_width, output.logits)
       valid = sampling_lib.is_distribution(probs)
     # A rule looks at all positions at once, so it must see neither NaN nor the
     # drafts that follow a position without a distribution.
     probs = jnp.where(valid[..., None], probs, 0)
-    if draft.parents is not None:
-      output, probs, valid, chosen = _pad(
-        (output, probs, valid, chosen), missing
-      )
-      of_width, missing = draft, 0
     of_width = _keep_behind(of_width, valid)
     if certified.is_by_choice(verify) and chosen is not None:
       verdict = jax.vmap(verify.of_choices)(of_width, chosen.tokens)
     else:
       verdict = judge(state, of_width, probs, verify)
-    path, drawn_from = _path(draft, verdict), probs
+    path, drawn_from = _path(of_width, verdict), probs
     if path is not None:
       output, chosen, drawn_from = jax.tree.map(
         lambda x: _take_nodes(x, path), (output, chosen, probs)
@@ -273,15 +280,21 @@ def _judged(
       records['log_probs'] = indexing.pick(logits, tokens) - log_sum_exp
       drawn = indexing.pick(drawn_from, tokens)
       records['warped_log_probs'] = jnp.log(drawn)
+    missing = draft.tokens.shape[1] - of_width.tokens.shape[1]
+    of_path = missing if path is None else 0  # a path is as long in all passes
     return Judged(
-      output=_pad(output, missing),
+      output=_pad(output, of_path),
       probs=_pad(probs, missing),
       valid=_pad(valid, missing),
       verdict=verdict,
-      records=_pad(records, missing),
+      records=_pad(records, of_path),
     )
 
-  return _passes(params, state, draft, judged, model=model, drafter=drafter)
+  return _passes(
+    *(params, state, draft, judged, lambda found: _path(draft, found.verdict)),
+    model=model,
+    drafter=drafter,
+  )
 
 
 def _passes(
@@ -289,6 +302,7 @@ def _passes(
   state: DecodeState,
   draft: Draft,
   then: Callable[[ModelOutput, Draft], Any],
+  path_of: Callable[[Any], Array | None],
   *,
   model: Any,  # a Model, perhaps Readable
   drafter: Drafter,
@@ -297,7 +311,9 @@ def _passes(
 
   `then` gets the output of the pass and the drafts that it covers. Its result
   must have the same shapes for all widths. Returns that result, and the cache
-  after the pass.
+  after the pass. Of a tree, a `Readable` model's cache gets only the path that
+  `path_of` finds in that result: to move it together afterwards would copy the
+  whole cache on a CPU.
   """
   inputs = jnp.concatenate(
     [_pending(state), jnp.maximum(draft.tokens, 0)], axis=1
@@ -317,7 +333,8 @@ def _passes(
     )
     return then(output, drafts.first(draft, width)), new
 
-  if len(of_passes) == 1:
+  is_single = len(of_passes) == 1
+  if is_single and not _appends_paths(model, draft):
     return of_first(num_drafts, model.apply)
 
   def read(width):
@@ -329,7 +346,13 @@ def _passes(
     jnp.sum(needed > jnp.asarray(of_passes)),
     [functools.partial(read, width) for width in of_passes],
   )
-  return found, model.append(state.cache, new)
+  if not _appends_paths(model, draft):
+    return found, model.append(state.cache, new)
+  return found, model.append(state.cache, new, path_of(found))
+
+
+def _appends_paths(model, draft):
+  return draft.parents is not None and hasattr(model, 'read')
 
 
 def _pad(tree: Any, missing: int) -> Any:
@@ -362,12 +385,25 @@ def judge(
   return jax.vmap(verify)(keys, draft, target_probs)
 
 
-def _commit(state, cache, count, draft, verdict, model) -> Cache:
-  """Keeps what count [B] emitted tokens follow, moving a path into place."""
-  path, before = _path(draft, verdict), state.length - 1
-  if path is None:
+def commit(
+  cache: Cache,
+  before: Array,
+  count: Array | int,
+  path: Array | None,
+  *,
+  model: Model,
+) -> Cache:
+  """Keeps the first tokens of a pass, of a tree those on the path.
+
+  Args:
+    cache: from `score` with the same path.
+    before: [B] int32, the tokens before the pass.
+    count: [B] int32, how many of the pass to keep.
+    path: see `score`.
+    model: the target.
+  """
+  if path is None or hasattr(model, 'read'):  # appended as a chain
     return model.commit(cache, before + count)
-  # The path's indices count from the pending token, the last one in `state`.
   return model.commit(cache, before + count, before[:, None] + path)
 
 

@@ -171,6 +171,17 @@ def widen(new: New, num_tokens: int) -> New:
   )
 
 
+def along(new: New, path: Array) -> New:
+  """Returns the tokens of `new` at the indices path [B, P], as a chain."""
+  take = lambda entries: jax.tree.map(lambda leaf: _take(leaf, path), entries)
+  return dataclasses.replace(
+    new,
+    keys=take(new.keys),
+    values=take(new.values),
+    logs=tuple(log and gated_delta.along(log, path) for log in new.logs),
+  )
+
+
 def write(buffer: Array, update: Array, start: Array, axis: int = 0) -> Array:
   """Writes T entries into each row of buffer [B, ...], from start [B] on.
 

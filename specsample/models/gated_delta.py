@@ -543,3 +543,14 @@ def widen(log: Log, num_tokens: int) -> Log:
     x, [(0, 0), (0, num_tokens - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
   )
   return jax.tree.map(more, log)
+
+
+def along(log: Log, path: Array) -> Log:
+  """Returns the log of the tokens at the indices path [B, P], as a chain."""
+  axes = _log_axes(_axes(*_head_axes(*log.decays.shape[2:])))
+  return sharding.map_parts(
+    lambda log, path: jax.tree.map(lambda x: _take(x, path), log),
+    (log, path),
+    (axes, ('batch', None)),
+    result=axes,
+  )

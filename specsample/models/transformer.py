@@ -359,9 +359,14 @@ class Transformer:
     return cache_lib.widen(new, num_tokens)
 
   def append(
-    self, cache: cache_lib.KVCache, new: cache_lib.New
+    self,
+    cache: cache_lib.KVCache,
+    new: cache_lib.New,
+    path: Array | None = None,
   ) -> cache_lib.KVCache:
     """See `types.Readable`."""
+    if path is not None:
+      new = cache_lib.along(new, path)
     return cache_lib.append(
       cache, new.keys, new.values, after=new.after, logs=new.logs
     )

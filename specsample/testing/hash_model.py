@@ -104,8 +104,12 @@ class HashModel:
     """See `types.Readable`."""
     return jnp.pad(new, ((0, 0), (0, num_tokens - new.shape[1])))
 
-  def append(self, cache: HashCache, new: Array) -> HashCache:
+  def append(
+    self, cache: HashCache, new: Array, path: Array | None = None
+  ) -> HashCache:
     """See `types.Readable`."""
+    if path is not None:
+      new = jnp.take_along_axis(new, path, axis=1)
     if cache.hashes.shape[1] == 1:  # no room for any token
       return cache
     return HashCache(

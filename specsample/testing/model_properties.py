@@ -36,6 +36,9 @@ _MOVE = (
   'commit must move the entries at path to consecutive places, from path[:, 0] '
   'on, before it cuts'
 )
+_APPEND = (
+  'append must write the tokens at path, in that order, as if they were a chain'
+)
 _NODES = (
   'with parents, a token must see all before the tree and the nodes on its '
   'path, and its position must be that of node 0 plus its depth'
@@ -103,6 +106,9 @@ def assert_model(
     kinds += [tree, chain, Kind((2, max_new - 2), is_tree=True)]
   if hasattr(model, 'read'):
     kinds.append(Kind((2,), widened_to=max_new))
+    if has_trees:
+      # The kept path alone is appended.
+      kinds += [dataclasses.replace(tree, widened_to=max_new), chain]
   if feeds_once:
     kinds = [kind for kind in kinds if len(kind.parts) == 1]
     # Fewer tokens than a convolution sees.
@@ -130,7 +136,7 @@ class _Rows:
   texts: list[list[int]]
   caches: tuple[Cache, Cache]
   events: list[str]  # what happened to each row
-  is_moved: bool = False  # whether the commit had a path
+  of_path: str | None = None  # the remedy if the path of a tree was kept
 
 
 def _check_shapes(subject, feeds_once):
@@ -222,7 +228,10 @@ def _round(subject, rows, kind, rng):
   for row, path in enumerate(kept):
     changed[row, path] = tokens[row, path]
   of_tree = parents if kind.is_tree else None
-  feed = lambda cache, tokens: subject.feed(cache, tokens, kind, of_tree)
+  nodes = np.zeros_like(tokens)
+  for row, path in enumerate(kept):
+    nodes[row, : len(path)] = path
+  feed = lambda cache, tokens: subject.feed(cache, tokens, kind, of_tree, nodes)
   found, after = feed(rows.caches[0], tokens)
   of_changed, twin = feed(rows.caches[0], changed)
   of_twin, _ = feed(rows.caches[1], tokens)
@@ -243,14 +252,12 @@ def _round(subject, rows, kind, rng):
     for path in paths[row]
     if path[-1] not in parents[row]
   ]
-  remedy = _DROPPED + (_MOVE if rows.is_moved else _KEEP)
+  remedy = _DROPPED + (rows.of_path or _KEEP)
   for row, path in leaves:
     expected = passes.take(found[row], path)
     others = passes.take(of_twin[row], path)
     passes.compare(*places[row], others, expected, 0, remedy)
-  remedy = _ALONE + (
-    _NODES if kind.is_tree else _MOVE if rows.is_moved else _NEXT
-  )
+  remedy = _ALONE + (_NODES if kind.is_tree else rows.of_path or _NEXT)
   for row, path in leaves:
     of_path = passes.take(found[row], path)
     whole = subject.whole([*rows.texts[row], *tokens[row, path]])
@@ -263,10 +270,11 @@ def _round(subject, rows, kind, rng):
   ]
   if not kind.is_tree:
     return _committed(subject, (after, twin), texts)
+  if kind.widened_to is not None:
+    committed = _committed(subject, (after, twin), texts)
+    return dataclasses.replace(committed, of_path=_APPEND)
   # As in the loop, the slot of node 0 stands for no node.
-  slots = np.zeros_like(tokens) + np.asarray(starts, np.int32)[:, None]
-  for row, path in enumerate(kept):
-    slots[row, : len(path)] += np.asarray(path, np.int32)
+  slots = np.asarray(starts, np.int32)[:, None] + nodes
   return _committed(subject, (after, twin), texts, slots)
 
 
@@ -293,7 +301,7 @@ def _committed(subject, caches, texts, path=None):
     texts=texts,
     caches=tuple(subject.commit(cache, lengths, path) for cache in caches),
     events=events,
-    is_moved=path is not None,
+    of_path=None if path is None else _MOVE,
   )
 
 

@@ -69,8 +69,12 @@ class Subject:
     tokens: np.ndarray,
     kind: Kind,
     parents: np.ndarray | None = None,
+    path: np.ndarray | None = None,
   ) -> tuple[list[Outputs], Cache]:
-    """Returns the outputs for each row of tokens [B, T], and the cache."""
+    """Returns the outputs for each row of tokens [B, T], and the cache.
+
+    Of a tree that is widened, the nodes of path [B, T] alone are appended.
+    """
     names = ['logits', 'hidden vectors', *map(feature, self.features)]
     passes: list[tuple[jax.Array, ...]] = []
     end = 0
@@ -79,6 +83,7 @@ class Subject:
       output, cache = _pass(
         *(self.params, tokens[:, start:end], cache),
         parents=None if parents is None else parents[:, : end - 1],
+        path=path if parents is not None else None,
         model=self.model,
         features=self.features,
         widened_to=kind.widened_to,
@@ -110,12 +115,13 @@ class Subject:
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'features', 'widened_to'))
-def _pass(params, tokens, cache, *, parents, model, features, widened_to):
+def _pass(params, tokens, cache, *, parents, path, model, features, widened_to):
   of_tree = {} if parents is None else {'parents': parents}
   if widened_to is None:
     return model.apply(params, tokens, cache, features=features, **of_tree)
   output, new = model.read(params, tokens, cache, features=features, **of_tree)
-  return output, model.append(cache, model.widen(new, widened_to))
+  of_path = () if path is None else (path,)
+  return output, model.append(cache, model.widen(new, widened_to), *of_path)
 
 
 @functools.partial(jax.jit, static_argnames='model')

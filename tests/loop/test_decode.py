@@ -12,6 +12,7 @@ import pytest
 import specsample
 from specsample import drafters
 from specsample import policies
+from specsample import testing
 from specsample import tree
 from specsample import types
 from specsample import verify
@@ -348,3 +349,27 @@ def test_a_profile_can_tell_the_parts_of_a_round():
   # N-gram lookup compares tokens and needs no softmax.
   of_softmax = re.findall(r'while/body/(\w+)/[^"]*\bexp"', text)
   assert 'verify' in of_softmax and 'draft' not in of_softmax
+
+
+def test_a_round_of_a_tree_copies_no_cache():
+  target = testing.tiny_llama(vocab_size=VOCAB)
+  drafter = drafters.NgramTree(num_branches=2, depth=3)
+  components = {'model': target, 'drafter': drafter}
+  params = {'target': jax.eval_shape(target.init, jax.random.key(0))}
+  state = jax.eval_shape(
+    lambda params, prompt: specsample.prefill(
+      *(params, prompt, jnp.asarray([3]), jax.random.key(0)),
+      sampling=specsample.Sampling(),
+      max_new_tokens=997,
+      **components,
+    ),
+    params,
+    jax.ShapeDtypeStruct((1, 3), np.int32),
+  )
+  rounds = specsample.advance.lower(
+    params, state, verify=verify.tree, max_rounds=4, **components
+  )
+  program = rounds.compile().as_text()
+  slots = state.cache.keys[0].shape[2]  # no other array has as many
+  found = re.findall(rf'\w+\[1,\d+,{slots},\d+\]\S* (\S+)\(', program)
+  assert 'copy' not in found and len(found) > 4

@@ -101,6 +101,30 @@ def test_a_chunk_that_is_longer_than_the_window_leaves_it(name):
   )
 
 
+@pytest.mark.parametrize('name', _MODELS)
+def test_a_path_is_appended_as_it_is_moved(name):
+  """The two ways to keep the path of a tree leave the same cache."""
+  model, params = _MODELS[name], _params(name)
+  rng = np.random.default_rng(0)
+  tokens = lambda n: rng.integers(model.vocab_size, size=(2, n), dtype=np.int32)
+  cache = model.init_cache(2, _ROOM, max_new=_FED)
+  _, cache = model.apply(params, tokens(4), cache)
+  cache = model.commit(cache, np.asarray([4, 3], np.int32))
+  # Nodes 1 and 2 follow the root, 3 follows 2, and 4 follows 3 or 1.
+  parents = np.asarray([[0, 0, 2, 3], [0, 0, 2, 1]], np.int32)
+  path = np.asarray([[0, 2, 3, 4], [0, 1, 4, 0]], np.int32)
+  fed, start = tokens(5), np.asarray([4, 3], np.int32)
+  length = start + np.asarray([4, 3], np.int32)
+  _, after = model.apply(params, fed, cache, parents=parents)
+  moved = model.commit(after, length, start[:, None] + path)
+  _, new = model.read(params, fed, cache, parents=parents)
+  appended = model.commit(model.append(cache, new, path), length)
+  following = tokens(2)
+  expected, _ = model.apply(params, following, moved)
+  found, _ = model.apply(params, following, appended)
+  np.testing.assert_array_equal(found.logits, expected.logits)
+
+
 def test_memory_does_not_grow_with_the_square_of_the_cache():
   nodes = jnp.zeros((1, 9), jnp.int32)
   parents = jnp.zeros((1, 8), jnp.int32)

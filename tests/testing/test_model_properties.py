@@ -212,3 +212,14 @@ def test_sizes_out_of_range_are_refused(sizes, message):
   model = testing.HashModel(vocab_size=11, max_length=64)
   with pytest.raises(ValueError, match=message):
     testing.assert_model(model, {}, **sizes)
+
+
+class _AppendsTheFirstNodes(testing.HashModel):
+  def append(self, cache, new, path=None):
+    return super().append(cache, new)
+
+
+def test_the_path_that_is_appended_is_checked():
+  model = _AppendsTheFirstNodes(vocab_size=11)
+  with pytest.raises(AssertionError, match='append must write the tokens at'):
+    testing.assert_model(model, {}, tolerance=0)

@@ -198,18 +198,18 @@ class LatticeAsSample(drafters.Wrapper):
 class SeesSiblings(HashModel):
   """A model in which a node sees all nodes before it, also on other paths."""
 
-  def apply(self, params, tokens, cache, features=(), parents=None):
-    """See `types.Model`."""
+  def read(self, params, tokens, cache, features=(), parents=None):
+    """See `types.Readable`."""
     if parents is not None:
       parents = jnp.broadcast_to(jnp.arange(parents.shape[1]), parents.shape)
-    return super().apply(params, tokens, cache, features, parents)
+    return super().read(params, tokens, cache, features, parents)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeepsTheFirstNodes(HashModel):
   """A model that keeps a tree's first nodes, not those of the accepted path."""
 
-  def commit(self, cache, length, path=None):
-    """See `types.Model`."""
+  def append(self, cache, new, path=None):
+    """See `types.Readable`."""
     del path
-    return super().commit(cache, length)
+    return super().append(cache, new)
