@@ -14,6 +14,7 @@ from specsample import sharding
 from specsample.choosing import measured_here
 from specsample.choosing import pass_times
 from specsample.choosing import promises as promises_lib
+from specsample.choosing import tree_rounds
 from specsample.drafters import chain
 from specsample.drafters import feature_chain
 from specsample.loading import drafter as drafter_lib
@@ -83,28 +84,64 @@ def budget(
 ) -> policies.Budget:
   """Returns the policy that sizes a drafter's trees by what they cost here.
 
-  Its ladder is 0, 1, 3, 7 and N nodes.
+  Its ladder is 0, 1, 3, 7, ... and N nodes. Whole rounds of each are timed once
+  per machine.
 
   Args:
     target: the model that scores the drafts.
-    drafter: drafts point masses of N nodes, at most 15.
+    drafter: drafts point masses of N nodes.
     params: the drafter's own parameters.
     batch_size: number of rows that are decoded at once.
 
   Raises:
-    ValueError: batch_size is not a positive integer, or N is above 15.
+    ValueError: batch_size is not a positive integer.
   """
   num_nodes = drafter.num_draft_tokens
-  of_passes = costs(target, num_nodes, batch_size=batch_size)
-  batch_size = rows(batch_size)
-  of_one = min(pass_seconds(target, batch_size)['1'])
-  seconds = drafting_seconds(target, drafter, params, batch_size)
-  ladder = sorted({0, *(n for n in (1, 3, 7) if n < num_nodes), num_nodes})
+  rungs = (2**i - 1 for i in range(num_nodes.bit_length() + 1))
+  ladder = [*(n for n in rungs if n < num_nodes), num_nodes]
+  found = tree_seconds(target, drafter, params, ladder, rows(batch_size))
+  least = {name: min(seconds) for name, seconds in found.items()}
+  plain = least['plain']
+  # A round of no nodes is a plain one after a draft.
+  drafting = max(0.0, least['0'] - plain)
+  of_nodes = np.maximum.accumulate(
+    [plain] + [least[str(n)] - drafting for n in ladder[1:]]
+  )
   return policies.Budget(
     ladder=ladder,
-    costs=[of_passes[n] for n in ladder],
-    drafting=seconds[-1] / of_one,
+    costs=(of_nodes / plain).tolist(),
+    drafting=drafting / plain,
   )
+
+
+def tree_seconds(
+  target: load.Loaded,
+  drafter: Drafter,
+  params: Params,
+  ladder: Sequence[int],
+  batch_size: int,
+) -> dict[str, list[float]]:
+  """Returns the times of rounds of a tree by nodes; see `tree_rounds`."""
+
+  def measure():
+    return tree_rounds.seconds(
+      {'target': target.params, 'drafter': params},
+      target.model,
+      drafter,
+      ladder,
+      length=_CONTEXT,
+      batch=batch_size,
+      repeats=_REPEATS,
+    )
+
+  what = {
+    'trees': repr(drafter),
+    'passes': repr(target.model),
+    'form': _form(target.params),
+    'batch': batch_size,
+    'ladder': list(ladder),
+  }
+  return _recall(what, measure, lambda x: not is_uneven(x, 'plain'))
 
 
 def pass_times_of(
@@ -166,9 +203,14 @@ def pass_seconds(
   return _recall(what, measure, lambda x: not is_uneven(x))
 
 
-def is_uneven(times: Mapping[str, Sequence[float]]) -> bool:
-  """Returns whether times of passes differ too much to be compared."""
-  of_one = np.asarray(times['1'])
+def is_uneven(times: Mapping[str, Sequence[float]], least: str = '1') -> bool:
+  """Returns whether times differ too much to be compared.
+
+  Args:
+    times: of passes or rounds, by name.
+    least: the name of the smallest.
+  """
+  of_one = np.asarray(times[least])
   return bool(np.median(of_one) > (1 + _NOISE) * np.min(of_one)) or (
     min(map(min, times.values())) <= 0
   )

@@ -265,21 +265,23 @@ def _judged(
       verdict = jax.vmap(verify.of_choices)(of_width, chosen.tokens)
     else:
       verdict = judge(state, of_width, probs, verify)
-    path, drawn_from = _path(of_width, verdict), probs
-    if path is not None:
-      output, chosen, drawn_from = jax.tree.map(
-        lambda x: _take_nodes(x, path), (output, chosen, probs)
-      )
+    path = _path(of_width, verdict)
     records = {}
     if chosen is not None:
       records = {'scored': chosen.scored, 'ties': chosen.ties}
     if state.log_probs is not None:
       logits = output.logits.astype(jnp.float32)
       tokens = emission_lib.tokens(of_width, verdict)
+      if path is not None:
+        tokens = _at_nodes(tokens, path, logits.shape[1])
       log_sum_exp = jax.nn.logsumexp(logits, axis=-1)
-      records['log_probs'] = indexing.pick(logits, tokens) - log_sum_exp
-      drawn = indexing.pick(drawn_from, tokens)
-      records['warped_log_probs'] = jnp.log(drawn)
+      records |= {
+        'log_probs': indexing.pick(logits, tokens) - log_sum_exp,
+        'warped_log_probs': jnp.log(indexing.pick(probs, tokens)),
+      }
+    if path is not None:
+      take = lambda x: _take_nodes(x, path)
+      output, records = jax.tree.map(take, (output, records))
     missing = draft.tokens.shape[1] - of_width.tokens.shape[1]
     of_path = missing if path is None else 0  # a path is as long in all passes
     return Judged(
@@ -441,6 +443,12 @@ def _take_nodes(x, path):
   return jnp.take_along_axis(
     x, path.reshape(*path.shape, *(1,) * (x.ndim - 2)), axis=1
   )
+
+
+def _at_nodes(tokens, path, num_nodes):
+  """Returns which of tokens [B, P + 1] follows each node of a path: [B, n]."""
+  is_at = path[:, None] == jnp.arange(num_nodes)[:, None]
+  return jnp.take_along_axis(tokens, jnp.argmax(is_at, axis=2), axis=1)
 
 
 def _tally(histogram, index, done):

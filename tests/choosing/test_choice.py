@@ -358,14 +358,22 @@ def test_a_batch_of_none_is_refused():
     specsample.auto(_TARGET, batch_size=0)
 
 
-def test_a_budget_has_the_costs_of_this_machine(
-  cache, passes_take, monkeypatch
-):
-  passes_take(_CORES)
-  drafting = lambda *_, **__: [0.35, 0.3]
-  monkeypatch.setattr(round_costs.pass_times, 'drafting', drafting)
-  drafter = drafters.NgramTree(num_branches=1, depth=7)
-  budget = choosing.budget(_TARGET, drafter, None)
-  assert budget.ladder == (0, 1, 3, 7)
-  assert budget.costs == (1.0, 1.45, 1.525, 1.6)
+def test_a_budget_has_the_costs_of_this_machine(cache, monkeypatch):
+  calls = []
+
+  def seconds(*args, **kwargs):
+    calls.append(kwargs)
+    of_nodes = {'0': 1.3, '1': 1.7, '3': 1.6, '7': 2.3, '9': 2.9}
+    return {name: [x, 9.0] for name, x in {'plain': 1.0, **of_nodes}.items()}
+
+  monkeypatch.setattr(round_costs.tree_rounds, 'seconds', seconds)
+  drafter = drafters.NgramTree(num_branches=1, depth=9)
+  budget = choosing.budget(_TARGET, drafter, None, batch_size=3)
+  assert budget.ladder == (0, 1, 3, 7, 9)
+  # Without the draft, and no cheaper than of fewer nodes.
+  assert budget.costs == pytest.approx((1.0, 1.4, 1.4, 2.0, 2.6))
   assert budget.drafting == pytest.approx(0.3)
+  choosing.budget(_TARGET, drafter, None, batch_size=4)
+  assert [call['batch'] for call in calls] == [3, 4]
+  choosing.budget(_TARGET, drafter, None, batch_size=3)
+  assert len(calls) == 3  # times that differ so much are not kept

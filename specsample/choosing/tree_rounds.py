@@ -1,0 +1,122 @@
+"""Times of whole rounds of a tree that is cut to given numbers of nodes."""
+
+from collections.abc import Sequence
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specsample import sampling as sampling_lib
+from specsample import types
+from specsample import verify
+from specsample.drafters import adaptive
+from specsample.loop import decode
+from specsample.policies import policy
+from specsample.types import Array, Drafter, Model, Params
+
+
+@types.pytree
+class _Size:
+  """What every round drafts and keeps for the target."""
+
+  is_drafted: Array  # [] bool, whether the drafter runs at all
+  num_nodes: Array  # [] int32, verified nodes
+
+
+class _OfSize(policy.Length):
+  """Keeps the first nodes, as many as its state says."""
+
+  reads_token = True
+
+  def init(self, num_draft_tokens):
+    """See `policy.Policy`."""
+    del num_draft_tokens
+    return _Size(is_drafted=jnp.asarray(True), num_nodes=jnp.int32(0))
+
+  def length(self, state, over):
+    """See `policy.Policy`."""
+    del over
+    return jnp.where(state.is_drafted, np.iinfo(np.int32).max, 0)
+
+  def passes(self, draft, state, over=False):
+    """See `policy.Policy`; nodes come after their parents."""
+    del over
+    return jnp.arange(draft.tokens.size) < state.num_nodes
+
+  def update(self, drafted, kept, state, over):
+    """See `policy.Policy`."""
+    del drafted, kept, over
+    return state
+
+
+def seconds(
+  params: Params,
+  model: Model,
+  drafter: Drafter,
+  ladder: Sequence[int],
+  *,
+  length: int,
+  batch: int,
+  rounds: int = 4,
+  repeats: int = 9,
+) -> dict[str, list[float]]:
+  """Times rounds whose drafts have each number of nodes, and rounds without.
+
+  All run one executable, that of an `Adaptive` drafter, and take turns, so that
+  a slowdown of the machine affects all of them.
+
+  Args:
+    params: {'target': ..., 'drafter': ...}.
+    model: the target.
+    drafter: drafts trees of N nodes.
+    ladder: numbers of nodes, rising from 0 to N.
+    length: tokens of each row before the first round.
+    batch: number of rows.
+    rounds: rounds in a compiled loop; the time of an empty loop is subtracted.
+    repeats: how often each loop is timed.
+
+  Returns:
+    The seconds per round, [repeats], by the number of nodes, and of a round in
+    which the drafter does not run, by 'plain'.
+  """
+  sized = adaptive.Adaptive(
+    drafter=drafter, policies=(_OfSize(),), widths=ladder
+  )
+  components: dict[str, Any] = {
+    'model': model,
+    'drafter': sized,
+    'verify': verify.tree,
+  }
+  size = lambda drafted, n: _Size(
+    is_drafted=jnp.asarray(drafted), num_nodes=jnp.int32(n)
+  )
+  sizes = {'plain': size(False, 0)} | {str(n): size(True, n) for n in ladder}
+  states = {
+    name: decode.prefill(
+      {**params, 'policies': (size,)},
+      np.ones((batch, length), np.int32),
+      np.full(batch, length),
+      jax.random.key(0),
+      max_new_tokens=1 + rounds * (drafter.depth + 1),
+      sampling=sampling_lib.Sampling(temperature=0.0),
+      **components,
+    )
+    for name, size in sizes.items()
+  }
+  taken: dict[str, list[float]] = {name: [] for name in sizes}
+  for repeat in range(repeats + 1):
+    for name, state in states.items():
+      of_calls = []
+      for count in (0, rounds):
+        state = jax.block_until_ready(jax.tree.map(jnp.copy, states[name]))
+        begin = time.perf_counter()
+        after = decode.advance(
+          params, state, max_rounds=np.int32(count), **components
+        )
+        jax.block_until_ready(after)
+        of_calls.append(time.perf_counter() - begin)
+      if repeat:  # the first one compiles
+        taken[name].append((of_calls[1] - of_calls[0]) / rounds)
+  return taken
