@@ -356,10 +356,15 @@ def _of_memory():
     model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
   )
   either = trained.either(chain)
+  of_tree = lambda kind: trained.either(
+    drafters.Tree(drafter=chain, topology=_TREE, kind=kind)
+  )
   for scene, name, kind in (
     (trained.remembering(), 'chain', DraftKind.POINT_MASS),
     (either, 'block', DraftKind.SAMPLED),
     (either, 'coupled', DraftKind.SAMPLED),
+    (of_tree(DraftKind.POINT_MASS), 'tree', DraftKind.POINT_MASS),
+    (of_tree(DraftKind.SAMPLED), 'traversal', DraftKind.SAMPLED),
   ):
     yield Draw(
       drafter_name=scene.name,
@@ -387,15 +392,26 @@ def _of_whole_batches():
       ),
     ),
   )
-  either = drafters.Either(remembered=suffix, trained=adaptive, prior_kept=1.0)
+  budget = policies.Budget(
+    ladder=(0, 2, _TREE.num_nodes), costs=(1.0, 1.2, 1.5), patience=1
+  )
+  of_trees = drafters.Adaptive(
+    drafter=drafters.Tree(drafter=chain, topology=_TREE), policies=(budget,)
+  )
+  either, either_tree = (
+    drafters.Either(remembered=suffix, trained=inner, prior_kept=1.0)
+    for inner in (adaptive, of_trees)
+  )
   stores = trained.remembering().params['drafter']
-  for drafter, name, kind, own in (
-    (suffix, 'chain', DraftKind.POINT_MASS, stores),
-    (adaptive, 'block', DraftKind.SAMPLED, {}),
-    (either, 'block', DraftKind.SAMPLED, {'remembered': stores, 'trained': {}}),
+  both = {'remembered': stores, 'trained': {}}
+  for of_whole, drafter, name, kind, own in (
+    ('Suffix', suffix, 'chain', DraftKind.POINT_MASS, stores),
+    ('Adaptive', adaptive, 'block', DraftKind.SAMPLED, {}),
+    ('Either', either, 'block', DraftKind.SAMPLED, both),
+    ('Either of trees', either_tree, 'tree', DraftKind.POINT_MASS, both),
   ):
     yield Draw(
-      drafter_name=f'{type(drafter).__name__}, the whole batch decides',
+      drafter_name=f'{of_whole}, the whole batch decides',
       drafter=drafter,
       verifier_name=name,
       kind=kind,

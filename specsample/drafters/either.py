@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import drafts
 from specsample import indexing
 from specsample import sharding
 from specsample import types
@@ -44,13 +45,13 @@ class Either(Drafter):
   The parameters are {'remembered': stores, 'trained': parameters}. A remembered
   token is a point mass. If the trained drafter draws its tokens, a remembered
   token has a one-hot row in `Draft.probs`, so that one kind holds for the whole
-  batch.
+  batch. If it drafts trees, a remembered draft is a tree of one path.
 
   Attributes:
     remembered: a `Suffix`, which drafts if its expected number of kept tokens
       is at least its `min_kept`; that number is compared.
-    trained: drafts chains of the target's tokens and can pause. An `Adaptive`
-      also decides whether it drafts.
+    trained: drafts chains or trees of the target's tokens and can pause. An
+      `Adaptive` also decides whether it drafts.
     prior_kept: the trained drafter's running mean of kept tokens at the start.
     decay: the decay of that mean, per round that the trained drafter drafts in.
   """
@@ -61,7 +62,7 @@ class Either(Drafter):
   decay: float = 0.9
 
   def __post_init__(self):
-    """Raises ValueError unless given a Suffix and a drafter of chains."""
+    """Raises ValueError unless given a Suffix and a drafter."""
     if not isinstance(self.remembered, suffix.Suffix):
       raise ValueError(
         f'remembered is {type(self.remembered).__name__}: give a Suffix, which '
@@ -71,25 +72,24 @@ class Either(Drafter):
     if isinstance(inner, adaptive.Adaptive):
       inner = inner.drafter
     settings.check_drafter('trained', inner)
-    if inner.depth != inner.num_draft_tokens:
-      raise ValueError(
-        f'trained is {type(inner).__name__}, which drafts trees, but '
-        'remembered drafts are chains: give a drafter that drafts chains'
-      )
     if inner is self.trained:
-      always = fixed.Fixed(inner.num_draft_tokens)
+      always = fixed.Fixed(inner.depth)
       trained = adaptive.Adaptive(drafter=inner, policies=(always,))
       object.__setattr__(self, 'trained', trained)
-    inner = inner.with_most_kept(self.num_draft_tokens)
-    trained = dataclasses.replace(self.trained, drafter=inner)
+    trained = self.trained.with_most_kept(self.depth)
     object.__setattr__(self, 'trained', trained)
     settings.check_range('prior_kept', self.prior_kept, 0, 1e3)
     settings.check_range('decay', self.decay, 0, 1)
 
   @property
   def num_draft_tokens(self) -> int:
-    """K of the longer draft."""
+    """K of the longer draft, or N."""
     return max(self.remembered.num_draft_tokens, self.trained.num_draft_tokens)
+
+  @property
+  def depth(self) -> int:
+    """See `types.Drafter`: that of the deeper draft."""
+    return max(self.remembered.depth, self.trained.depth)
 
   @property
   def widths(self) -> tuple[int, ...]:
@@ -232,16 +232,13 @@ def _merged(
   is_first: Array, first: Draft, second: Draft, num_drafts: int
 ) -> Draft:
   """Takes the first draft in rows where is_first [B] holds, else the second."""
-  if second.parents is not None:
-    raise ValueError(
-      'trained drafts trees, but remembered drafts are chains: give a drafter '
-      'that drafts chains'
-    )
   if second.kind not in (DraftKind.POINT_MASS, DraftKind.SAMPLED):
     raise ValueError(
       f'trained has drafts of kind {second.kind.value!r}, but Either takes '
       'only point masses and sampled tokens: give another trained drafter'
     )
+  if second.parents is not None:
+    first = _as_tree(first)
   first, second = _padded(first, num_drafts), _padded(second, num_drafts)
   probs = None
   if second.probs is not None:
@@ -249,21 +246,41 @@ def _merged(
       second.probs.shape[-1]
     )
     probs = _where(is_first, one_hot.astype(second.probs.dtype), second.probs)
+  parents = depth = None
+  if first.parents is not None and second.parents is not None:
+    parents = _where(is_first, first.parents, second.parents)
+    depth = max(first.depth or 0, second.depth or 0)
   return Draft(
     tokens=_where(is_first, first.tokens, second.tokens),
     probs=probs,
     kind=second.kind,
+    parents=parents,
+    depth=depth,
+    num_children=second.num_children,
   )
+
+
+def _as_tree(chain: Draft) -> Draft:
+  """Returns a chain as a tree of one path."""
+  batch, num_drafts = chain.tokens.shape
+  parents = drafts.of_all_rows(range(num_drafts), batch)
+  return dataclasses.replace(chain, parents=parents, depth=num_drafts)
 
 
 def _padded(draft: Draft, num_drafts: int) -> Draft:
   """Pads the draft to `num_drafts` tokens, the new ones -1."""
   missing = num_drafts - draft.tokens.shape[1]
-  probs = draft.probs
-  if probs is not None:
-    probs = jnp.pad(probs, ((0, 0), (0, missing), (0, 0)))
-  tokens = jnp.pad(draft.tokens, ((0, 0), (0, missing)), constant_values=-1)
-  return dataclasses.replace(draft, tokens=tokens, probs=probs)
+  pad = lambda x, value: jnp.pad(
+    x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2), constant_values=value
+  )
+  filled: dict[str, Any] = {'tokens': pad(draft.tokens, -1)}
+  if draft.probs is not None:
+    filled['probs'] = pad(draft.probs, 0)
+  if draft.parents is not None:
+    filled['parents'] = pad(draft.parents, 0)
+    most = max(draft.num_children or (num_drafts,))
+    filled['num_children'] = (most,) * (num_drafts + 1)
+  return dataclasses.replace(draft, **filled)
 
 
 def _where(rows: Array, x: Array, y: Array) -> Array:

@@ -1,11 +1,13 @@
 """The parts of a drafter that are left to another drafter."""
 
+import dataclasses
 from typing import Any
 
 from specsample import types
 from specsample.types import Drafter, Params
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Wrapper(Drafter):
   """A drafter that passes on to `drafter` whatever it does not override."""
 
@@ -61,6 +63,11 @@ class Wrapper(Drafter):
   def resume(self, params, tokens, length, state):
     """See `types.Drafter`."""
     return self.drafter.resume(params, tokens, length, state)
+
+  def with_most_kept(self, most_kept):
+    """See `types.Drafter`."""
+    inner = self.drafter.with_most_kept(most_kept)
+    return dataclasses.replace(self, drafter=inner)
 
   def with_store(self, params: Params, name: str, store: Any) -> Params:
     """See `types.Drafter`."""

@@ -34,6 +34,8 @@ class Traversal:
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_kind('traversal', draft, self.draft_kinds)
+    if not draft.tokens.size:
+      return rule.no_drafts(target_probs)
     parents = rule.parents(draft)
     size, dtype = parents.size + 1, target_probs.dtype
     depth = parents.size if draft.depth is None else draft.depth

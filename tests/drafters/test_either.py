@@ -38,6 +38,24 @@ _TRAINED = {
     feature_layers=(0, 1), num_layers=1, rank=4, **_MAKE
   ),
 }
+_TREES = {
+  'chain': drafters.Tree(
+    drafter=_TRAINED['chain'], topology=tree.Topology((0, 0, 1, 2))
+  ),
+  'medusa': drafters.Tree(
+    drafter=_TRAINED['medusa'], topology=tree.Topology((0, 0, 1, 2))
+  ),
+  'eagle3': drafters.Tree(
+    drafter=_TRAINED['eagle3'], topology=tree.Topology((0, 0, 1, 2))
+  ),
+  'hydra++': drafters.DynamicTree(
+    drafter=_TRAINED['hydra++'], num_draft_tokens=3
+  ),
+  'dspark': drafters.LatticeTree(
+    drafter=_TRAINED['dspark'], num_draft_tokens=6, candidates=4
+  ),
+}
+_TRAINED |= {f'tree of {name}': drafter for name, drafter in _TREES.items()}
 # Longer than the drafts of the trained drafters.
 _SUFFIX = drafters.Suffix(num_draft_tokens=5, min_kept=0.2)
 _PROMPTS = np.arange(3 * 6).reshape(3, 6) % _V
@@ -60,10 +78,11 @@ def _scene(name):
   drafter, target = _TRAINED[name], _target_params()
   if name == 'skip':
     return _TARGET, drafter, {'target': target}
-  if name == 'chain':
+  if name.endswith('chain'):
     own = jax.tree.map(lambda x: 1.02 * x, target)
   else:
-    own = drafter.init_params(jax.random.key(1), target)
+    inner = drafter.drafter if name.startswith('tree') else drafter
+    own = inner.init_params(jax.random.key(1), target)
     own = testing.with_noise(own, jax.random.key(2))
   return _TARGET, drafter, {'target': target, 'drafter': own}
 
@@ -123,9 +142,10 @@ def _rounds(name):
   model, inner, params = _scene(name)
   drafter = drafters.Either(remembered=_SUFFIX, trained=inner)
   own = _with_store(params, _store(model))
+  rule = verify.tree if name.startswith('tree') else verify.chain
   states = [_start(model, drafter, own, _PROMPTS, _LENGTHS)]
   while not np.all(states[-1].done):
-    states.append(_advance(model, drafter, own, states[-1], 1))
+    states.append(_advance(model, drafter, own, states[-1], 1, rule))
   return drafter, states
 
 
@@ -163,7 +183,7 @@ def test_the_trained_drafter_misses_nothing_of_remembered_rounds(name):
     )
   assert not np.any(state.done)
   # Longer than any draft of the trained drafter; and some drafts were wrong.
-  assert max(lengths) > drafter.trained.num_draft_tokens > min(lengths)
+  assert max(lengths) > drafter.trained.depth > min(lengths)
 
 
 @pytest.mark.parametrize('name', [*_TRAINED, 'tli'])
@@ -350,18 +370,6 @@ _CHAIN = _TRAINED['chain']
     (
       {'remembered': drafters.Ngram(num_draft_tokens=2)},
       'remembered is Ngram: give a Suffix',
-    ),
-    (
-      {'trained': drafters.Tree(drafter=_CHAIN, topology=tree.k_ary((2, 1)))},
-      'trained is Tree, which drafts trees',
-    ),
-    (
-      {'trained': drafters.NgramTree(num_branches=2, depth=2)},
-      'trained is NgramTree, which drafts trees',
-    ),
-    (
-      {'trained': drafters.DynamicTree(drafter=_CHAIN, num_draft_tokens=3)},
-      'trained is DynamicTree, which drafts trees',
     ),
     (
       {'trained': drafters.Recording(drafter=_CHAIN, model=_TARGET)},

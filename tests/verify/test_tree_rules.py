@@ -428,3 +428,22 @@ def test_candidates_are_exact_for_a_greedy_target():
 def test_candidates_refuse(settings, message):
   with pytest.raises(ValueError, match=message):
     verify.Candidates(**settings)
+
+
+@pytest.mark.parametrize(('name', 'kind'), sorted(_OF_TWO_SIBLINGS, key=str))
+def test_a_tree_without_nodes_leaves_the_targets_own_law(name, kind):
+  probs = None if kind is DraftKind.POINT_MASS else jnp.zeros((0, 3))
+  draft = Draft(
+    tokens=jnp.zeros(0, jnp.int32),
+    probs=probs,
+    kind=kind,
+    parents=jnp.zeros(0, jnp.int32),
+    depth=2,
+    num_children=(2,),
+  )
+  law = _RULES[name].law(draft, jnp.asarray(_TARGET)[None])
+  np.testing.assert_array_equal(law.stop, [1])
+  np.testing.assert_allclose(law.next, _TARGET[None])
+  verdict = _RULES[name](jax.random.key(0), draft, jnp.asarray([[0, 0, 1.0]]))
+  assert (verdict.num_accepted, verdict.next_token) == (0, 2)
+  assert verdict.path.tolist() == [0, 0]
