@@ -31,6 +31,7 @@ from experiments.command import progress
 from experiments.command import run_flags
 from experiments.command import units as units_lib
 from experiments.evaluation import audits
+from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import generations
 from experiments.evaluation import papers
@@ -39,6 +40,7 @@ from experiments.evaluation import report
 from experiments.evaluation import scoring
 from experiments.evaluation import suite
 from experiments.evaluation import table as table_lib
+from experiments.evaluation import turns
 from experiments.html_report import files as files_lib
 from experiments.reporting import result_file
 from experiments.traces import recording
@@ -52,7 +54,7 @@ _OUT = run_flags.out()
 _PROMPTS = flags.DEFINE_string(
   'prompts',
   None,
-  "Prompts in place of the configuration's: Spec-Bench's jsonl (first turns), "
+  "Prompts in place of the configuration's: Spec-Bench's jsonl (all turns), "
   'JSON lines with a prompt field, or plain text with a one prompt per line. '
   'Default, if the configuration has no task: experiments/data/prompts.jsonl.',
 )
@@ -143,15 +145,21 @@ def _run(part, journal, traces):
   for method in evaluation.methods.values():
     if method.note and distributed.is_first():
       print(method.note, file=sys.stderr)
-  work = evaluation_lib.units(evaluation, part.prompts, tokens, journal=journal)
+  prompts, later = part.prompts, []
+  work = evaluation_lib.units(evaluation, prompts, tokens, journal=journal)
   scores = scoring.units(evaluation, part.prompts, journal)
   try:
+    for number in conversations.later(evaluation, prompts):
+      units_lib.run(list(work), journal, progress.bar)
+      turn = conversations.turn(evaluation, prompts, number, journal)
+      work = evaluation_lib.turn_units(evaluation, prompts, turn, journal)
+      later.append(turn)
     units_lib.run([*work, *traces, *scores], journal, progress.bar)
   except KeyboardInterrupt:
     if journal is not None:
       _show_so_far(part, journal)
     raise
-  parted = audits.units(evaluation, tokens, journal)
+  parted = audits.units(evaluation, tokens, journal, later)
   if parted:
     units_lib.run(parted, journal, progress.bar)
 
@@ -161,7 +169,7 @@ def _show_so_far(part, journal):
   evaluation = dataclasses.replace(part.evaluation, num_seeds=1)
   decoded = 0
   for i, batch in enumerate(evaluation.batches(len(part.prompts))):
-    keys = [('generation', name, i) for name in evaluation.methods]
+    keys = [turns.key(name, i) for name in evaluation.methods]
     if not all(key in journal for key in keys):
       break
     decoded = batch.stop

@@ -4,21 +4,23 @@
   {"prompt": "...", "id": "...", "category": "..."}     (the last two optional)
   one prompt per line
 
-Blank lines are skipped. Only the first turn of a conversation is used. A file
-is read as JSON lines if its name says so (.jsonl, .json) or if it starts with a
-brace, and it may be compressed by gzip.
+Blank lines are skipped. The later turns of a conversation are kept beside its
+first one; `evaluate` decodes them too. A file is read as JSON lines if its
+name says so (.jsonl, .json) or if it starts with a brace, and it may be
+compressed by gzip.
 """
 
 import dataclasses
 import pathlib
+import re
 import reprlib
 from typing import Any
 
 from experiments.decoding import json_lines
 
 NO_CATEGORY = 'none'
-# The category that stands for all prompts together.
-_RESERVED = 'overall'
+# Categories of tables: all prompts together, and the turns of conversations.
+_RESERVED = re.compile(r'overall|turn \d+')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Prompt:
   text: str
   line: int  # from 1
   reference: str | None = None  # what the answer is scored against
+  next_turns: tuple[str, ...] = ()  # what the user says after the answers
 
 
 def read(path: str, limit: int | None = None) -> list[Prompt]:
@@ -93,24 +96,29 @@ def from_json(record: Any, line: int) -> Prompt:
     turns = record['turns']
     if not (isinstance(turns, list) and turns):
       raise ValueError('"turns" must be a list of at least one text')
-    text = turns[0]
   elif 'prompt' in record:
-    text = record['prompt']
+    turns = [record['prompt']]
   else:
     raise ValueError('it has neither "prompt" nor "turns"')
+  for number, turn in enumerate(turns, 1):
+    _check('the prompt' if number == 1 else f'turn {number}', turn)
+  category = record.get('category', NO_CATEGORY)
+  if not isinstance(category, str) or _RESERVED.fullmatch(category):
+    raise ValueError(
+      f'"category" is {reprlib.repr(category)}: it must be a text other than '
+      "'overall' and 'turn 1', 'turn 2', ..."
+    )
+  identity = record.get('question_id', record.get('id', line))
+  first, *others = turns
+  return Prompt(str(identity), category, first, line, next_turns=tuple(others))
+
+
+def _check(name, text):
   if not isinstance(text, str) or not text.strip():
     raise ValueError(
-      f'the prompt is {reprlib.repr(text)}: it must be a text that is not empty'
+      f'{name} is {reprlib.repr(text)}: it must be a text that is not empty'
     )
   try:
     text.encode()
   except UnicodeEncodeError as error:
-    raise ValueError('the prompt holds half of a surrogate pair') from error
-  category = record.get('category', NO_CATEGORY)
-  if not isinstance(category, str) or category == _RESERVED:
-    raise ValueError(
-      f'"category" is {reprlib.repr(category)}: it must be a text other than '
-      f'{_RESERVED!r}'
-    )
-  identity = record.get('question_id', record.get('id', line))
-  return Prompt(str(identity), category, text, line)
+    raise ValueError(f'{name} holds half of a surrogate pair') from error

@@ -18,10 +18,11 @@ from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
 from experiments.evaluation import divergence
 from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import turns as turns_lib
 from experiments.reporting import rows as rows_lib
 from specsample import sampling as sampling_lib
 
-# The journal's keys are (KIND, method, prompt).
+# The journal's keys are (KIND, method, prompt), in later turns with the turn.
 KIND = 'divergence'
 TIE = 'tie'
 DIFFERS = 'DIFFERS'
@@ -37,6 +38,7 @@ class Parting:
 
   method: str
   prompt: int  # its number, from 0
+  turn: int  # of the conversation, from 0
   common: list[int]  # the tokens before the difference
   token: int
   baseline_token: int
@@ -46,28 +48,36 @@ def units(
   evaluation: evaluation_lib.Evaluation,
   tokens: Sequence[list[int]],
   journal: journal_lib.Journal | None,
+  later: Sequence[turns_lib.Turn] = (),
 ) -> list[units_lib.Unit]:
   """Returns a unit of work for each greedy output that is not the baseline's.
 
   Only outputs that must be equal are compared: those of lossless methods at
-  temperature 0, if there is a baseline.
+  temperature 0, if there is a baseline. In a later turn, both methods must also
+  have read the same.
 
   Args:
     evaluation: the evaluation that was run.
     tokens: the prompts as the model reads them.
     journal: holds all generations; None in every process but the first.
+    later: the turns after the first.
   """
   if (
     evaluation.sampling.temperature != 0
     or methods_lib.BASELINE not in evaluation.methods
   ):
     return []
+  turns = [turns_lib.first(evaluation.methods, 1, tokens), *later]
   found = []
   if journal is not None:
-    found = list(_partings(evaluation, len(tokens), journal))
+    for turn in turns:
+      found += _partings(evaluation, turn, journal)
   return [
     _unit(
-      parting, functools.partial(_audit_in_batch, evaluation, tokens, parting)
+      parting,
+      functools.partial(
+        _audit_in_batch, evaluation, turns[parting.turn], parting
+      ),
     )
     for parting in _from_first(evaluation, found)
   ]
@@ -92,9 +102,10 @@ def unit(
 
 def _unit(parting, run):
   label = f'difference, prompt {parting.prompt + 1}, {parting.method}'
+  turn = [parting.turn] if parting.turn else []
   return units_lib.Unit(
     label,
-    (KIND, parting.method, parting.prompt),
+    (KIND, parting.method, parting.prompt, *turn),
     functools.partial(_unless_it_fails, label, run),
   )
 
@@ -118,14 +129,14 @@ def partings(
 ) -> Iterator[Parting]:
   """Yields the first difference of each output from the baseline's, if any.
 
-  Both sequences have one output per prompt.
+  Both sequences have one output per prompt, of the first turn.
   """
   pairs = zip(outputs, baseline, strict=True)
   for prompt, (tokens, base) in enumerate(pairs):
     at = rows_lib.first_difference(tokens, base)
     if at is not None:
       ends = [[*row, _NO_TOKEN][at] for row in (tokens, base)]
-      yield Parting(method, prompt, tokens[:at], *ends)
+      yield Parting(method, prompt, 0, tokens[:at], *ends)
 
 
 def mismatches(
@@ -164,7 +175,10 @@ def lines(
 
 
 def _line(one, baseline):
-  where = f'  {one["method"]}, prompt {one["prompt"]}, token {one["position"]}'
+  turn = f', turn {one["turn"]}' if one['turn'] > 1 else ''
+  where = (
+    f'  {one["method"]}, prompt {one["prompt"]}{turn}, token {one["position"]}'
+  )
   texts = f'{one["text"]!r} instead of {one["baseline_text"]!r}'
   if one['audit'] is None:
     return f'{where}: {texts}: one output ended there ({one["verdict"]})'
@@ -178,19 +192,26 @@ def _line(one, baseline):
   )
 
 
-def _partings(evaluation, num_prompts, journal):
+def _partings(evaluation, turn, journal):
   def outputs(name):
     return [
       generation['tokens']
-      for i in range(len(evaluation.batches(num_prompts)))
-      for generation in journal['generation', name, i]['generations']
+      for i in range(evaluation.num_calls(len(turn.prompts)))
+      for generation in journal[turns_lib.key(name, i, turn.number)][
+        'generations'
+      ]
     ]
 
   baseline = outputs(methods_lib.BASELINE)
+  read = turn.tokens[methods_lib.BASELINE, 0]
   for name, method in evaluation.methods.items():
     if not method.verify.lossless or name == methods_lib.BASELINE:
       continue
-    yield from partings(name, outputs(name), baseline)
+    for one in partings(name, outputs(name), baseline):
+      if turn.tokens[name, 0][one.prompt] == read[one.prompt]:
+        yield dataclasses.replace(
+          one, prompt=turn.prompts[one.prompt], turn=turn.number
+        )
 
 
 def _from_first(evaluation, found: list[Parting]) -> list[Parting]:
@@ -199,33 +220,34 @@ def _from_first(evaluation, found: list[Parting]) -> list[Parting]:
   (count,) = distributed.from_first(np.asarray([len(found)]))
   if not count:
     return []
-  rows = np.full((count, 5 + evaluation.max_new_tokens), _NO_TOKEN)
+  rows = np.full((count, 6 + evaluation.max_new_tokens), _NO_TOKEN)
   for row, one in zip(rows, found, strict=False):
-    row[:5] = (
-      *(names.index(one.method), one.prompt, len(one.common)),
+    row[:6] = (
+      *(names.index(one.method), one.prompt, one.turn, len(one.common)),
       *(one.token, one.baseline_token),
     )
-    row[5 : 5 + len(one.common)] = one.common
+    row[6 : 6 + len(one.common)] = one.common
   return [
-    Parting(names[method], prompt, common[:length], token, baseline_token)
-    for method, prompt, length, token, baseline_token, *common in (
+    Parting(names[method], prompt, turn, common[:length], token, base)
+    for method, prompt, turn, length, token, base, *common in (
       distributed.from_first(rows).tolist()
     )
   ]
 
 
-def _audit_in_batch(evaluation, tokens, parting) -> dict[str, Any]:
+def _audit_in_batch(evaluation, turn, parting) -> dict[str, Any]:
+  tokens = turn.tokens[parting.method, 0]
+  at = turn.prompts.index(parting.prompt)
   batch = next(
-    batch
-    for batch in evaluation.batches(len(tokens))
-    if parting.prompt in batch
+    batch for batch in evaluation.batches(len(tokens)) if at in batch
   )
+  rows, row = [tokens[i] for i in batch], batch.index(at)
   return _audit(
     evaluation,
-    tokens[parting.prompt],
+    tokens[at],
     parting,
-    _sampling(evaluation, len(batch), batch.index(parting.prompt)),
-    functools.partial(_starts, evaluation, tokens, parting, batch),
+    _sampling(evaluation, len(batch), row),
+    functools.partial(_starts, evaluation, rows, row, parting),
   )
 
 
@@ -241,15 +263,16 @@ def _sampling(evaluation, num_rows, row) -> sampling_lib.Sampling:
   return jax.tree.map(lambda x: x[row], rows)
 
 
-def _starts(evaluation, tokens, parting, batch) -> list[int]:
+def _starts(evaluation, rows, row, parting) -> list[int]:
   """Returns where the method's rounds began, up to the difference.
 
   Decodes the batch again; returns an empty list if that gives another output.
   """
+  # Greedy rows draw nothing, whatever their request ids.
   output = evaluation.generate(
-    evaluation.methods[parting.method], [tokens[i] for i in batch], batch
+    evaluation.methods[parting.method], rows, range(len(rows))
   )
-  row, count = batch.index(parting.prompt), len(parting.common) + 1
+  count = len(parting.common) + 1
   again = np.asarray(output.tokens)[row, :count].tolist()
   if again != [*parting.common, parting.token]:
     return []
@@ -268,6 +291,7 @@ def _audit(evaluation, prompt, parting, sampling, starts) -> dict[str, Any]:
   found = {
     'method': parting.method,
     'prompt': parting.prompt + 1,
+    'turn': parting.turn + 1,
     'position': len(parting.common),  # index into the emitted tokens, from 0
     'token': parting.token,
     'text': text(parting.token),

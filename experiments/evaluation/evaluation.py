@@ -22,6 +22,7 @@ from experiments.decoding import setup as setup_lib
 from experiments.decoding import warm_up as warm_up_lib
 from experiments.evaluation import carried_policies as carried_lib
 from experiments.evaluation import round_parts
+from experiments.evaluation import turns as turns_lib
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
 from experiments.tasks import source as source_lib
@@ -33,8 +34,8 @@ from specsample import types
 from specsample.loop import step
 from specsample.models import fingerprint
 
-# The journal's keys: (MEMORY, i), ('generation', method, turn) and
-# (round_parts.KIND, method, turn), where a turn is one sample of one batch.
+# The journal's keys: (MEMORY, i), (round_parts.KIND, method, call) and those of
+# `turns.key`, where a call decodes one sample of one batch.
 MEMORY = 'memory_bandwidth'
 
 
@@ -53,6 +54,8 @@ class Evaluation:
   max_new_tokens: int = 128
   task: task_lib.Task | None = None  # source of the prompts; None: --prompts
   limit: int | None = None  # use at most this many prompts, the first ones
+  # Decode at most this many turns of each conversation; None for all of them.
+  max_turns: int | None = None
   chat: bool = True  # without a task: whether a prompt is a turn of a chat
   # Variables of the chat template, as `Tokenizer.chat` takes them.
   chat_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -87,22 +90,23 @@ class Evaluation:
         'Evaluation.carry_policies is True, which works in one process only, '
         f'but there are {jax.process_count()}: leave it out'
       )
-    if not (self.limit is None or checks.is_count(self.limit)):
-      raise ValueError(
-        f'Evaluation.limit is {self.limit}: give at least 1, or None for all '
-        'prompts'
-      )
+    for name, what in (('limit', 'prompts'), ('max_turns', 'turns')):
+      value = getattr(self, name)
+      if not (value is None or checks.is_count(value)):
+        raise ValueError(
+          f'Evaluation.{name} is {value}: give at least 1, or None for all '
+          f'{what}'
+        )
 
   def encode(self, path: str, prompt: prompts_lib.Prompt) -> list[int]:
-    """Returns the prompt's tokens.
+    """Returns the tokens of the prompt, or of a conversation's first turn.
 
     Raises:
       ValueError: the prompt has no tokens or more than the model takes, or a
         chat variable is one that every template is given already.
     """
-    chat = self.chat if self.task is None else self.task.chat
     tokens = generation.encode(
-      self.target.tokenizer, prompt.text, chat, self.chat_variables
+      self.target.tokenizer, prompt.text, self.is_chat, self.chat_variables
     )
     room = self.target.model.max_length
     if not tokens:
@@ -133,6 +137,11 @@ class Evaluation:
     return specsample.Stop(eos_ids=self.target.tokenizer.eos_ids)
 
   @property
+  def is_chat(self) -> bool:
+    """Whether a prompt is a turn of a chat."""
+    return self.chat if self.task is None else self.task.chat
+
+  @property
   def samples(self) -> int:
     """The number of times that each prompt is decoded; 1 if greedy."""
     return self.num_seeds if self.sampling.temperature != 0 else 1
@@ -143,6 +152,10 @@ class Evaluation:
       range(start, min(start + self.batch_size, num_prompts))
       for start in range(0, num_prompts, self.batch_size)
     ]
+
+  def num_calls(self, num_prompts: int) -> int:
+    """Returns in how many calls a method decodes prompts, with all samples."""
+    return self.samples * len(self.batches(num_prompts))
 
   def typical(
     self, tokens: Sequence[list[int]], shorter: float = 0.5
@@ -240,7 +253,9 @@ def header(
   This includes the tokens: a chat template may have changed, or may write
   today's date. Prompts of a task have a provenance.
   """
-  texts = [(prompt.category, prompt.text) for prompt in prompts]
+  texts = [
+    (prompt.category, prompt.text, *prompt.next_turns) for prompt in prompts
+  ]
   return {
     'schema': result_file.SCHEMA,
     'configuration': gin.config_str(),
@@ -273,7 +288,7 @@ def shared(header: dict[str, Any]) -> dict[str, str]:
   }
 
 
-def label(batch: range, num_prompts: int, method: str) -> str:
+def label(batch: Sequence[int], num_prompts: int, method: str) -> str:
   """Returns the label of a batch of prompts in the progress display."""
   of_batch = f'prompt {batch[0] + 1}'
   if len(batch) > 1:
@@ -289,7 +304,7 @@ def units(
   visits: int | None = None,
   journal: journal_lib.Journal | None = None,
 ) -> Iterator[units_lib.Unit]:
-  """Yields all units of work.
+  """Yields all units of work, except for later turns (`turn_units`).
 
   The methods take turns at each batch, so that a slowdown of the machine
   affects all of them. The parts of a round take turns too, and are timed
@@ -304,39 +319,14 @@ def units(
     journal: the run's journal, from which policies that are carried resume.
   """
   yield units_lib.Unit('memory', (MEMORY, 0), _memory_bandwidth)
-  batches = evaluation.batches(len(prompts))
-  turns = list(itertools.product(range(evaluation.samples), enumerate(batches)))
-  repeats = round_parts.share_out(
-    evaluation.repeats, visits or len(turns), len(turns)
-  )
+  turn = turns_lib.first(evaluation.methods, evaluation.samples, tokens)
+  count = evaluation.num_calls(len(prompts))
+  repeats = round_parts.share_out(evaluation.repeats, visits or count, count)
   lengths = iter(round_parts.spread(sum(share > 0 for share in repeats)))
-  carried = {
-    name: carried_lib.Carried.of(method, journal)
-    for name, method in evaluation.methods.items()
-    if evaluation.carry_policies
-  }
-  for turn, (sample, (i, batch)) in enumerate(turns):
-    rows = [tokens[j] for j in batch]
-    padded, _ = setup_lib.padded(rows, evaluation.least_width)
-    for name, method in evaluation.methods.items():
-      run = functools.partial(evaluation.decode, method, rows, batch, sample)
-      yield units_lib.Unit(
-        label(batch, len(prompts), name)
-        + (f', {sample + 1}' if sample else ''),
-        ('generation', name, turn),
-        functools.partial(
-          _generations,
-          run,
-          carried.get(name),
-          ('generation', name, turn - 1) if turn else None,
-          (i, sample),
-          [prompts[j].category for j in batch],
-          rows,
-        ),
-        program=(name, padded.shape),
-        warm_up=functools.partial(evaluation.warm_up, method, rows, batch),
-      )
-    if not repeats[turn]:
+  calls = _calls(evaluation, prompts, turn, journal)
+  for call, decoding in enumerate(calls):
+    yield from decoding
+    if not repeats[call]:
       continue
     typical = evaluation.typical(tokens, next(lengths))
     for name, method in evaluation.methods.items():
@@ -344,34 +334,97 @@ def units(
         round_parts.measure,
         evaluation.setup(method),
         typical,
-        repeats=repeats[turn],
+        repeats=repeats[call],
       )
       yield units_lib.Unit(
-        f'parts of a round, {name}', (round_parts.KIND, name, turn), measured
+        f'parts of a round, {name}', (round_parts.KIND, name, call), measured
       )
   # Measured again, as the machine may have been slow at the beginning.
   yield units_lib.Unit('memory', (MEMORY, 1), _memory_bandwidth)
+
+
+def turn_units(
+  evaluation: Evaluation,
+  prompts: Sequence[prompts_lib.Prompt],
+  turn: turns_lib.Turn,
+  journal: journal_lib.Journal | None,
+) -> Iterator[units_lib.Unit]:
+  """Yields the units of work of a later turn, as `units` does of the first."""
+  calls = _calls(evaluation, prompts, turn, journal)
+  return itertools.chain.from_iterable(calls)
+
+
+def _calls(
+  evaluation, prompts, turn, journal
+) -> Iterator[list[units_lib.Unit]]:
+  """Yields the units of each batch and sample, one for each method."""
+  carried = {
+    name: carried_lib.Carried.of(method, journal)
+    for name, method in evaluation.methods.items()
+    if evaluation.carry_policies
+  }
+  before = None
+  if turn.number:
+    there = len(turns_lib.having(prompts, turn.number - 1))
+    before = evaluation.num_calls(there) - 1, turn.number - 1
+  samples = range(evaluation.samples)
+  batches = evaluation.batches(len(turn.prompts))
+  for call, (sample, batch) in enumerate(itertools.product(samples, batches)):
+    numbers = [turn.prompts[j] for j in batch]
+    # Each turn has random streams of its own.
+    ids = [number + turn.number * len(prompts) for number in numbers]
+    units = []
+    for name, method in evaluation.methods.items():
+      rows = [turn.tokens[name, sample][j] for j in batch]
+      padded, _ = setup_lib.padded(rows, evaluation.least_width)
+      run = functools.partial(evaluation.decode, method, rows, ids, sample)
+      unit = units_lib.Unit(
+        label(numbers, len(prompts), name)
+        + (f', turn {turn.number + 1}' if turn.number else '')
+        + (f', {sample + 1}' if sample else ''),
+        turns_lib.key(name, call, turn.number),
+        functools.partial(
+          _generations,
+          run,
+          carried.get(name),
+          turns_lib.key(name, *before) if before else None,
+          [
+            {
+              # Conversations stay in the batch of their first turn if it holds
+              # one prompt; larger ones are filled with those that go on.
+              'batch': numbers[0] // evaluation.batch_size,
+              'sample': sample,
+              'prompt': number,
+              'turn': turn.number,
+              'category': prompts[number].category,
+              'prompt_tokens': len(row),
+            }
+            for number, row in zip(numbers, rows, strict=True)
+          ],
+        ),
+        program=(name, padded.shape),
+        warm_up=functools.partial(evaluation.warm_up, method, rows, ids),
+      )
+      units.append(unit)
+    yield units
+    before = call, turn.number
 
 
 def _memory_bandwidth():
   return {'bytes_per_second': hardware.memory_bandwidth()}
 
 
-def _generations(run, carried, key_before, place, categories, prompts):
-  batch, sample = place
+def _generations(run, carried, key_before, described):
   policies = carried.before(key_before) if carried else None
   (output, state), seconds = clock.seconds(run, policies=policies)
   output = jax.tree.map(np.asarray, output)
   lengths = output.lengths.tolist()
   shares = clock.by_tokens(seconds, lengths)
   generations = []
-  for i, (category, prompt) in enumerate(zip(categories, prompts, strict=True)):
+  for i, fields in enumerate(described):
     length = lengths[i]
     generation = rows_lib.Generation(
-      batch=batch,
-      sample=sample,
-      category=category,
-      prompt_tokens=len(prompt),
+      **fields,
       tokens=output.tokens[i, :length].tolist(),
       log_probs=rows_lib.listed(output.log_probs, i, length),
       seconds=shares[i],

@@ -1,7 +1,7 @@
 """The file generations.jsonl: the text and origin of every emitted token.
 
-It has one line per prompt. It holds text, not ids, so that its readers need no
-tokenizer.
+It has one line per prompt, and one for each later turn of it. It holds text,
+not ids, so that its readers need no tokenizer.
 """
 
 import collections
@@ -58,16 +58,24 @@ def write(
     out: the folder of the results.
     tokenizer: the target's tokenizer.
     prompts: the prompts that were decoded.
-    generations: each method's generations, first those of the prompts in their
-      order. Any after these are further samples, which are left out.
+    generations: each method's generations. Samples after the first are left
+      out.
   """
   lines = [json.dumps({'schema': result_file.SCHEMA})]
-  for i, prompt in enumerate(prompts):
-    methods = {
-      name: _text(tokenizer, of_method[i])
-      for name, of_method in generations.items()
-    }
-    one = Prompt(prompt.id, prompt.category, prompt.text, methods)
+  found: dict[tuple[int, int], dict[str, Text]] = {}
+  for name, of_method in generations.items():
+    for run in of_method:
+      if not run.sample:
+        methods = found.setdefault((run.prompt, run.turn), {})
+        methods[name] = _text(tokenizer, run)
+  for (number, turn), methods in sorted(found.items(), key=lambda x: x[0]):
+    prompt = prompts[number]
+    one = Prompt(
+      prompt.id + (f', {rows.turn_category(turn)}' if turn else ''),
+      prompt.category,
+      [prompt.text, *prompt.next_turns][turn],
+      methods,
+    )
     lines.append(json.dumps(dataclasses.asdict(one)))
   reporting_files.write(out / NAME, '\n'.join([*lines, '']).encode())
 

@@ -106,7 +106,7 @@ def _ms_per_token(runs, *, round_ms, prefill_ms, prefill_tokens):
 
 
 def _batches(runs):
-  of_batch = itertools.groupby(runs, lambda run: (run.batch, run.sample))
+  of_batch = itertools.groupby(runs, lambda run: run.call)
   return [list(rows) for _, rows in of_batch]
 
 

@@ -12,6 +12,7 @@ from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
 from experiments.decoding import prompts as prompts_lib
 from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import turns
 from experiments.reporting import rows
 from specsample import text as text_lib
 
@@ -26,7 +27,8 @@ def units(
   Args:
     evaluation: has the task that scores.
     prompts: the prompts that were decoded.
-    journal: holds the generations; None in processes that have no journal.
+    journal: holds the generations, of which first turns are scored; None in
+      processes that have no journal.
   """
   if not _is_scored(evaluation):
     return
@@ -65,7 +67,7 @@ def _score(evaluation, prompts, journal, name) -> dict[str, Any] | None:
   answers: list[list[str]] = [[] for _ in prompts]
   batches = evaluation.batches(len(prompts))
   for i in range(evaluation.samples * len(batches)):
-    generations = journal['generation', name, i]['generations']
+    generations = journal[turns.key(name, i)]['generations']
     for j, record in zip(batches[i % len(batches)], generations, strict=True):
       tokens = rows.Generation.from_json(record).tokens
       answers[j].append(decode(tokens))

@@ -9,6 +9,7 @@ import gin
 
 from experiments.command import config
 from experiments.decoding import prompts as prompts_lib
+from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.tasks import human_eval
 from experiments.tasks import source as source_lib
@@ -91,6 +92,8 @@ def parts(
       where = benchmark = task.name
       prompts = task.prompts()[:limit_here]
     tokens = [evaluation.encode(where, prompt) for prompt in prompts]
+    for prompt in prompts:
+      conversations.check(evaluation, where, prompt)
     evaluation.check(tokens)
     provenance = None if task is None else task.provenance()
     yield Part(

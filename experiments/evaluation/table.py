@@ -9,10 +9,12 @@ from typing import Any
 from experiments import methods as methods_lib
 from experiments.command import journal as journal_lib
 from experiments.evaluation import audits
+from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import predicted_speedup
 from experiments.evaluation import round_parts as parts_lib
 from experiments.evaluation import scoring
+from experiments.evaluation import turns
 from experiments.reporting import ratios
 from experiments.reporting import rows as rows_lib
 from experiments.tasks import source as source_lib
@@ -65,17 +67,21 @@ class Table:
     part: str = '',
     provenance: source_lib.Provenance | None = None,
   ) -> 'Table':
-    """Returns the table of a finished journal; `part` is as in `rows.Row`."""
+    """Returns the table of a finished journal; `part` is as in `rows.Row`.
+
+    Of later turns, what all methods have decoded counts.
+    """
+    calls = [(call, 0) for call in range(evaluation.num_calls(num_prompts))]
+    calls += conversations.decoded_later(evaluation, journal)
     return cls(
       evaluation,
       benchmark,
       generations={
         name: [
           rows_lib.Generation.from_json(record)
-          for i in range(
-            evaluation.samples * len(evaluation.batches(num_prompts))
-          )
-          for record in journal['generation', name, i]['generations']
+          for call, turn in calls
+          for record in journal[turns.key(name, call, turn)]['generations']
+          if record['sample'] < evaluation.samples
         ]
         for name in evaluation.methods
       },
@@ -99,9 +105,15 @@ class Table:
 
   @functools.cached_property
   def rows(self) -> list[rows_lib.Row]:
-    """The rows of each method over all prompts, then over each category."""
+    """The rows of each method over all prompts, each category and each turn.
+
+    There are rows of turns only if there are several turns.
+    """
     first = next(iter(self.generations.values()))
-    categories = dict.fromkeys(generation.category for generation in first)
+    categories = list(dict.fromkeys(run.category for run in first))
+    numbers = sorted({run.turn for run in first})
+    if len(numbers) > 1:
+      categories += map(rows_lib.turn_category, numbers)
     return [
       self._row(name, category)
       for category in (rows_lib.OVERALL, *categories)
@@ -119,16 +131,19 @@ class Table:
       or self.evaluation.sampling.temperature != 0
     ):
       return {}
-    outputs = {
-      name: [run.tokens for run in runs]
-      for name, runs in self.generations.items()
-    }
-    baseline = outputs[methods_lib.BASELINE]
-    return {
-      name: audits.mismatches(name, outputs[name], baseline, self.divergences)
-      for name, method in self.evaluation.methods.items()
-      if method.verify.lossless and name != methods_lib.BASELINE
-    }
+    baseline = self.generations[methods_lib.BASELINE]
+    found = {}
+    for name, method in self.evaluation.methods.items():
+      if not method.verify.lossless or name == methods_lib.BASELINE:
+        continue
+      runs = self.generations[name]
+      same = turns.comparable(runs, baseline)
+      outputs, expected = (
+        [run.tokens for run in itertools.compress(of_method, same)]
+        for of_method in (runs, baseline)
+      )
+      found[name] = audits.mismatches(name, outputs, expected, self.divergences)
+    return found
 
   def _row(self, name: str, category: str) -> rows_lib.Row:
     method = self.evaluation.methods[name]
@@ -250,19 +265,13 @@ class Table:
     return self.parts[name]['draft_ms'] / depth / one_round
 
   def _of_category(self, name, category):
-    return [
-      run
-      for run in self.generations[name]
-      if category in (rows_lib.OVERALL, run.category)
-    ]
+    return [run for run in self.generations[name] if run.is_of(category)]
 
   def _are_mixed(self, name, category) -> bool:
     """Returns whether batches mix the category's prompts with others."""
-    if category == rows_lib.OVERALL:
-      return False
-    within = {run.batch for run in self._of_category(name, category)}
+    within = {run.call for run in self._of_category(name, category)}
     return any(
-      run.batch in within and run.category != category
+      run.call in within and not run.is_of(category)
       for run in self.generations[name]
     )
 
@@ -293,11 +302,7 @@ class Table:
       return None
     pairs = zip(self.generations[name], self._least_seconds[name], strict=True)
     seconds, least = zip(
-      *(
-        (run.seconds, least)
-        for run, least in pairs
-        if category in (rows_lib.OVERALL, run.category)
-      ),
+      *((run.seconds, least) for run, least in pairs if run.is_of(category)),
       strict=True,
     )
     return 100 * sum(least) / sum(seconds) if any(seconds) else None
@@ -333,9 +338,7 @@ class Table:
     for name, generations in self.generations.items():
       drafter = self.evaluation.methods[name].drafter
       widths = step.widths(target.model, drafter)
-      batches = itertools.groupby(
-        generations, lambda run: (run.batch, run.sample)
-      )
+      batches = itertools.groupby(generations, lambda run: run.call)
       least[name] = [
         ratio * run.seconds
         for runs in (list(runs) for _, runs in batches)

@@ -37,7 +37,8 @@ _AGAINST: dict[str, intervals.Ratio] = {
   # Over all tokens together.
   'speedup': _speedup,
   # The ratio of the prompts' mean tokens per second, as in Spec-Bench: each
-  # prompt has the same weight, however long its answer.
+  # prompt has the same weight, however long its answers are. All turns of a
+  # conversation count together.
   'mean_speedup': _mean_speedup,
 }
 
@@ -55,7 +56,7 @@ def row_fields(
     total += run.stats
   samples = 1 + max(run.sample for run in runs)
   return {
-    'prompts': len(runs) // samples,
+    'prompts': [run.turn for run in runs].count(runs[0].turn) // samples,
     'samples': samples,
     'tokens': total.tokens,
     'rounds': total.rounds,
@@ -135,6 +136,9 @@ def _sums(runs, baseline) -> dict[str, np.ndarray]:
     sums = batches.setdefault(run.batch, dict.fromkeys(terms, 0))
     for name, term in terms.items():
       sums[name] += term
+  _add_rates(batches, 'rate', runs, runs)
+  if baseline is not None:
+    _add_rates(batches, 'baseline rate', runs, baseline)
   names = next(iter(batches.values()))
   return {
     name: np.asarray([sums[name] for sums in batches.values()], float)
@@ -142,12 +146,26 @@ def _sums(runs, baseline) -> dict[str, np.ndarray]:
   }
 
 
+def _add_rates(batches, name, runs, timed) -> None:
+  """Adds each batch's sum of its conversations' tokens per second.
+
+  `timed` are the generations that count, of the same prompts as `runs`.
+  """
+  totals: dict[tuple, list[float]] = {}
+  for run, one in zip(runs, timed, strict=True):
+    total = totals.setdefault((run.batch, run.prompt, run.sample), [0, 0])
+    total[0] += len(one.tokens)
+    total[1] += one.seconds
+  for (batch, *_), (tokens, seconds) in totals.items():
+    # A row that emitted nothing has no share of its batch's seconds.
+    rate = tokens / seconds if tokens else 0
+    batches[batch][name] = batches[batch].get(name, 0) + rate
+
+
 def _terms(run) -> dict[str, float]:
   return {
     'seconds': run.seconds,
     'tokens': len(run.tokens),
-    # A row that emitted nothing has no share of its batch's seconds.
-    'rate': len(run.tokens) / run.seconds if run.tokens else 0,
     'rounds': run.stats.rounds,
     'kept': run.stats.kept,
     'judged': run.stats.judged,

@@ -9,9 +9,14 @@ from specsample import stats
 OVERALL = 'overall'  # the category of a row over all prompts
 
 
+def turn_category(turn: int) -> str:
+  """Returns the category of the rows over one turn, which counts from 0."""
+  return f'turn {turn + 1}'
+
+
 @dataclasses.dataclass(frozen=True)
 class Generation:
-  """One prompt, decoded by one method.
+  """One turn of one prompt, decoded by one method.
 
   The prompts of a batch are decoded together. Each gets a share of the batch's
   seconds in proportion to its tokens, so that every token costs the same.
@@ -25,9 +30,20 @@ class Generation:
   seconds: float
   stats: stats.Stats
   sample: int = 0  # the number of the sample of the prompt
+  prompt: int = 0  # its number, from 0
+  turn: int = 0  # of the conversation, from 0
   # One value per token; empty if only times were asked for.
   origins: list[int] = dataclasses.field(default_factory=list)  # types.Origin
   emit_rounds: list[int] = dataclasses.field(default_factory=list)
+
+  @property
+  def call(self) -> tuple[int, int, int]:
+    """Identifies the generations that were decoded together, in one call."""
+    return self.batch, self.sample, self.turn
+
+  def is_of(self, category: str) -> bool:
+    """Returns whether the rows of this category count this generation."""
+    return category in (OVERALL, self.category, turn_category(self.turn))
 
   def to_json(self) -> dict[str, Any]:
     """Returns the record that the journal keeps."""
@@ -64,7 +80,7 @@ class Row:
   law: str  # the kind of the drafts, a types.DraftKind
   lossless: bool
   benchmark: str
-  category: str  # or OVERALL
+  category: str  # or OVERALL, or a `turn_category`
   num_draft_tokens: int
   temperature: float
   batch_size: int

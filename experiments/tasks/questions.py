@@ -1,8 +1,8 @@
-"""MT-Bench and Spec-Bench: questions for measuring speed.
+"""MT-Bench, Spec-Bench and SPEED-Bench: questions for measuring speed.
 
 Zheng et al. 2306.05685, 80 conversations of two turns; Xia et al. 2401.07851,
-480 questions, of which 80 are MT-Bench's. Only the first turn of a conversation
-is used, whereas Spec-Bench's own evaluation goes through all turns.
+480 questions, of which 80 are MT-Bench's; Abramovich et al. 2604.09557, 880
+questions for acceptance and 1,536 per input length for throughput.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import reprlib
 import gin
 
 from experiments.decoding import prompts as prompts_lib
+from experiments.tasks import hub
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
@@ -50,6 +51,12 @@ _SPEC_BENCH = (
   ),
 )
 _FORM = '"question_id", "category" and "turns"'
+_SUBSETS = (
+  'qualitative',
+  *(f'throughput_{thousands}k' for thousands in (1, 2, 8, 16, 32)),
+)
+# What SPEED-Bench publishes in place of texts whose licence does not allow it.
+_PLACEHOLDER = 'FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +65,7 @@ class Questions:
 
   name: str
   source: source_lib.Source
-  categories: tuple[Category, ...]
+  categories: tuple[Category, ...]  # empty if any category may occur
   why_unscored: str
   chat: bool = True
 
@@ -68,7 +75,7 @@ class Questions:
     return ()
 
   def prompts(self) -> list[prompts_lib.Prompt]:
-    """Returns the first turn of each question.
+    """Returns the questions, with all turns of the user.
 
     Raises:
       ValueError: a question is not one of this benchmark's, or occurs twice.
@@ -103,6 +110,8 @@ class Questions:
   def _prompt(self, record):
     try:
       prompt = prompts_lib.from_json(record.values, record.line)
+      if not self.categories:
+        return prompt
       category = self._category(prompt.category)
       _check(category, record.values)
     except ValueError as error:
@@ -179,6 +188,51 @@ def spec_bench(*, path: str | None = None, chat: bool = True) -> Questions:
     ),
     categories=_SPEC_BENCH,
     why_unscored='Spec-Bench measures speed, and has no score of answers',
+    chat=chat,
+  )
+
+
+@gin.configurable
+def speed_bench(
+  *,
+  subset: str = 'qualitative',
+  path: str | None = None,
+  revision: str | None = None,
+  chat: bool = True,
+) -> Questions:
+  """Returns a subset of SPEED-Bench, from the hub or from a file.
+
+  The hub has only a placeholder for many of the questions; these are left out,
+  and counted. The benchmark's own script, which `docs/data.md` names, puts the
+  texts in their place; the result is read as a file.
+
+  Args:
+    subset: 'qualitative', or 'throughput_1k' to 'throughput_32k', whose
+      questions have about 1,000 to 32,000 tokens. A file is read whole.
+    path: a file of JSON lines with the subset; None reads from the hub.
+    revision: of the hub's repository; None for the newest.
+    chat: whether a prompt is a turn of a chat.
+
+  Raises:
+    ValueError: there is no such subset.
+  """
+  if subset not in _SUBSETS:
+    raise ValueError(
+      f'speed_bench.subset is {subset!r}: choose one of {", ".join(_SUBSETS)}'
+    )
+  name = f'SPEED-Bench {subset}'
+  return Questions(
+    name=name,
+    source=source_lib.Source(
+      task=name,
+      fields=(),
+      remedy=_remedy('nvidia/SPEED-Bench from the hub', 'speed_bench'),
+      path=path,
+      hub=hub.Subset('nvidia/SPEED-Bench', subset, 'test', revision),
+      placeholder=_PLACEHOLDER,
+    ),
+    categories=(),
+    why_unscored='SPEED-Bench measures speed, and has no score of answers',
     chat=chat,
   )
 

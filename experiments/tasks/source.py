@@ -40,13 +40,15 @@ class Source:
   fields: tuple[str, ...]  # the texts that each record has
   # A record without this text is left out; without another it is an error.
   skip_without: str | None = None
+  # A record whose first turn begins with this text is left out.
+  placeholder: str | None = None
   remedy: str  # where to get it, and how to name a file of it
   path: str | None
   hub: hub_lib.Subset | None = None  # read if no path is given
   sha256: str | None = None  # of the published file, unpacked
 
   def read(self) -> list[Record]:
-    """Returns all records, except those without the text of `skip_without`.
+    """Returns all records, except those that lack a text.
 
     Raises:
       ValueError: the data set is absent, empty or of another schema.
@@ -68,7 +70,9 @@ class Source:
       return Provenance(self.path, digest, known, left_out)
     found = hashlib.sha256()
     for record in kept:
-      texts = {name: record.values[name] for name in self.fields}
+      texts = record.values
+      if self.fields:
+        texts = {name: record.values[name] for name in self.fields}
       found.update(json.dumps(texts).encode() + b'\n')
     return Provenance(str(self.hub), found.hexdigest(), None, left_out)
 
@@ -86,14 +90,22 @@ class Source:
     if not records:
       raise self.error('it has no records')
     needed = self.skip_without
-    kept = [
-      record
-      for record in records
-      if needed is None or record.values[needed].strip()
-    ]
+    kept = [record for record in records if self._has_text(record.values)]
     if not kept:
-      raise self.error(f'none of {len(records)} records has a "{needed}"')
+      what = f'"{needed}"' if needed else 'text in place of its placeholder'
+      raise self.error(f'none of {len(records)} records has a {what}')
     return kept, len(records) - len(kept)
+
+  def _has_text(self, values) -> bool:
+    if self.skip_without is not None:
+      return bool(values[self.skip_without].strip())
+    turns = values.get('turns')
+    first = turns[0] if isinstance(turns, list) and turns else None
+    return not (
+      self.placeholder is not None
+      and isinstance(first, str)
+      and first.startswith(self.placeholder)
+    )
 
   def _rows(self) -> Iterator[tuple[int, Any]]:
     if self.path is not None:

@@ -82,6 +82,7 @@ def run(tiny_evaluate, commands, tmp_path_factory):
   arguments = [
     *tiny_evaluate,
     _NEW_TOKENS_FLAG,
+    '--gin_bindings=Evaluation.max_turns = 1',
     f'--prompts={folder / "spec_bench.jsonl"}',
     f'--out={folder / "out"}',
   ]

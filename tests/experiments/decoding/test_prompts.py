@@ -12,14 +12,14 @@ def _write(folder, name, text):
   return str(path)
 
 
-def test_spec_bench_gives_first_turns(tmp_path):
+def test_spec_bench_gives_all_turns(tmp_path):
   records = [
     {'question_id': 81, 'category': 'writing', 'turns': ['one', 'two']},
     {'question_id': 82, 'category': 'qa', 'turns': ['three']},
   ]
   text = '\n'.join(json.dumps(record) for record in records)
   assert prompts.read(_write(tmp_path, 'bench.jsonl', text)) == [
-    prompts.Prompt('81', 'writing', 'one', 1),
+    prompts.Prompt('81', 'writing', 'one', 1, next_turns=('two',)),
     prompts.Prompt('82', 'qa', 'three', 2),
   ]
 
@@ -61,6 +61,9 @@ def test_limit_takes_the_first(tmp_path):
     ('{"turns": []}', 'at least one text'),
     ('{"turns": "a"}', 'at least one text'),
     ('{"turns": [null]}', 'must be a text'),
+    ('{"turns": ["a", " "]}', "turn 2 is ' ': it must be a text"),
+    ('{"turns": ["a", "\\ud800"]}', 'turn 2 holds half of a surrogate'),
+    ('{"prompt": "a", "category": "turn 2"}', "other than 'overall' and 't"),
     ('{"prompt": "\\ud800"}', 'surrogate'),
     ('{"prompt": "a", "category": "overall"}', "other than 'overall'"),
     ('{"prompt": "a", "category": 1}', '"category" is 1'),

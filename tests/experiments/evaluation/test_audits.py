@@ -203,6 +203,7 @@ def test_what_is_drawn_is_not_compared(evaluated, tmp_path):
 def test_few_of_many_are_shown_faults_first():
   ended = {
     'method': 'ngram',
+    'turn': 1,
     'position': 7,
     'text': 'a',
     'baseline_text': None,

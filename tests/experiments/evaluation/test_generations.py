@@ -29,7 +29,7 @@ def tokenizer():
   return text.Tokenizer(backend=backend, named_tokens={'eos_token': _END})
 
 
-def _generation(tokens, origins):
+def _generation(tokens, origins, prompt=0):
   counts = stats.Stats(len(tokens), 2, (0, 2), (1, 1))
   return rows.Generation(
     batch=0,
@@ -41,6 +41,7 @@ def _generation(tokens, origins):
     stats=counts,
     origins=origins,
     emit_rounds=list(range(len(tokens))),
+    prompt=prompt,
   )
 
 
@@ -69,7 +70,7 @@ def test_file_says_who_wrote_what(tokenizer, tmp_path):
     prompts.Prompt('c', 'math', '1 + 1', 3),
   ]
   tokens = [*tokenizer.encode('né'), tokenizer.backend.token_to_id(_END)]
-  generations = {'x': [_generation(tokens, [1, 2, 3, 1])] * 3}
+  generations = {'x': [_generation(tokens, [1, 2, 3, 1], i) for i in range(3)]}
   generations_lib.write(tmp_path, tokenizer, asked, generations)
   expected = generations_lib.Text(
     pieces=['n', '', 'é', ''],

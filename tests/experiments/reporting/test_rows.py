@@ -182,7 +182,7 @@ def test_a_row_without_a_token_has_no_time_a_token():
   for name in ('ms_per_token', 'speedup'):
     assert np.isfinite(mixed[f'{name}_ci95']).all()
   # It shares a batch with another row and gets none of its seconds.
-  beside = dataclasses.replace(empty, seconds=0.0)
+  beside = dataclasses.replace(empty, seconds=0.0, prompt=1)
   shared = ratios_lib.row_fields([beside, runs[0]], runs[:1] * 2)
   assert shared['ms_per_token'] == pytest.approx(10)
   assert shared['mean_speedup'] == pytest.approx(0.5)

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from experiments.tasks import hub
 from experiments.tasks import questions
 
 # An id for each category, and the category's group in Spec-Bench's tables.
@@ -36,8 +37,10 @@ def test_spec_bench_has_six_groups(tmp_path):
   groups = [group for _, group in _GROUPED.values()]
   assert [prompt.category for prompt in prompts] == groups
   assert len({prompt.category for prompt in prompts}) == 6
-  # Only the first turn of a conversation is read.
   assert {prompt.text for prompt in prompts} == {'one'}
+  assert [prompt.next_turns for prompt in prompts] == [
+    ('two',) if group == 'mt_bench' else () for group in groups
+  ]
   assert [prompt.id for prompt in prompts] == [
     str(number) for number, _ in _GROUPED.values()
   ]
@@ -79,7 +82,7 @@ _MT_BENCH, _SPEC_BENCH = questions.mt_bench, questions.spec_bench
       '"turns" is None, but math has 2 texts',
     ),
     (_MT_BENCH, _WRITING | {'turns': ['a']}, r'is \[\'a\'\], but writing'),
-    (_MT_BENCH, _WRITING | {'turns': ['a', 3]}, 'but writing has 2 texts'),
+    (_MT_BENCH, _WRITING | {'turns': ['a', 3]}, 'turn 2 is 3: it must be'),
     (_MT_BENCH, _WRITING | {'question_id': 91}, 'is 91, but .* 81 to 90'),
     (_MT_BENCH, _WRITING | {'question_id': '81'}, "is '81', but"),
     (_MT_BENCH, _WRITING | {'turns': ['x' * 10**5] * 3}, 'is .*, but'),
@@ -105,3 +108,66 @@ def test_without_a_file_the_way_is_shown():
     with pytest.raises(ValueError, match=origin) as error:
       make().prompts()
     assert f'{make.__name__}.path = "FILE"' in str(error.value)
+
+
+# As SPEED-Bench publishes them: ids are texts, and a conversation has any
+# number of turns.
+_CODING = {
+  'question_id': 'a1',
+  'category': 'coding',
+  'sub_category': 'python',
+  'turns': ['Sort this.', 'Now faster.', 'Explain it.'],
+  'source': 'some/set',
+  'src_id': '7',
+  'difficulty': None,
+  'multiturn': True,
+}
+_WITHHELD = _CODING | {
+  'question_id': 'b2',
+  'turns': [
+    'FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH'
+  ],
+}
+
+
+def test_speed_bench_has_all_turns_and_leaves_placeholders_out(tmp_path):
+  path = _file(tmp_path, [_CODING, _WITHHELD])
+  task = questions.speed_bench(path=path)
+  (prompt,) = task.prompts()
+  assert (prompt.id, prompt.category) == ('a1', 'coding')
+  assert (prompt.text, *prompt.next_turns) == tuple(_CODING['turns'])
+  assert task.name == 'SPEED-Bench qualitative'
+  assert task.provenance().left_out == 1
+  assert 'speed' in task.unscored()
+
+
+def test_speed_bench_reads_a_split_of_the_hub(monkeypatch):
+  asked = []
+  stored = [_CODING, _WITHHELD, _CODING | {'question_id': 'c3'}]
+  monkeypatch.setattr(
+    hub.Subset, 'rows', lambda subset: asked.append(str(subset)) or stored
+  )
+  task = questions.speed_bench(subset='throughput_8k', revision='v1')
+  assert [prompt.id for prompt in task.prompts()] == ['a1', 'c3']
+  assert asked == ['hub: nvidia/SPEED-Bench, throughput_8k, test, v1']
+  # Other questions have another digest.
+  before = task.provenance().sha256
+  stored[0] = _CODING | {'turns': ['Sort that.']}
+  assert task.provenance().sha256 != before
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'records', 'message'),
+  [
+    ({'subset': '1k'}, [_CODING], "subset is '1k': choose one of qualitative,"),
+    ({}, [_WITHHELD], 'none of 1 records has a text in place of its placehold'),
+    ({}, [_CODING, _CODING], 'line 2: question a1 is also on line 1'),
+    ({}, [_CODING | {'turns': ['a', '']}], "line 1: turn 2 is ''"),
+  ],
+)
+def test_a_speed_bench_that_cannot_be_decoded_is_refused(
+  tmp_path, arguments, records, message
+):
+  path = _file(tmp_path, records)
+  with pytest.raises(ValueError, match=message):
+    questions.speed_bench(path=path, **arguments).prompts()

@@ -1,0 +1,313 @@
+"""Conversations: a later turn has the method's own answers in its context."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import methods
+from experiments.command import journal as journal_lib
+from experiments.command import progress
+from experiments.command import units
+from experiments.decoding import prompts as prompts_lib
+from experiments.evaluation import audits
+from experiments.evaluation import conversations
+from experiments.evaluation import evaluation
+from experiments.evaluation import generations
+from experiments.evaluation import table as table_lib
+from experiments.evaluation import turns
+from experiments.reporting import ratios
+from experiments.reporting import rows
+import specsample
+from specsample import testing
+from specsample.testing import hash_model
+
+_PROMPTS = [
+  prompts_lib.Prompt('81', 'math', 'One?', 1, next_turns=('And?', 'So?')),
+  prompts_lib.Prompt('401', 'qa', 'Two?', 2),
+  prompts_lib.Prompt('82', 'math', 'Three?', 3, next_turns=('Then?',)),
+]
+_NEW_TOKENS = 8
+_NGRAM = specsample.drafters.Ngram(num_draft_tokens=2)
+
+
+@pytest.fixture(scope='module')
+def compared(checkpoint):
+  """A baseline, an exact and a lossy method of a hash model that draws."""
+  tokenizer = specsample.load(checkpoint).tokenizer
+  size = len(tokenizer.backend.get_vocab())
+  model = hash_model.HashModel(vocab_size=size, max_length=256)
+  return evaluation.Evaluation(
+    target=specsample.Loaded(model, {}, tokenizer),
+    methods={
+      methods.BASELINE: methods.Method(specsample.drafters.NoDraft()),
+      'ngram': methods.Method(_NGRAM),
+      'lossy': methods.Method(_NGRAM, specsample.verify.Synthetic(rate=1.0)),
+    },
+    max_new_tokens=_NEW_TOKENS,
+    batch_size=2,
+    least_width=128,  # all turns run the same programs
+    repeats=0,
+  )
+
+
+@pytest.fixture(scope='module')
+def decoded(compared, tmp_path_factory):
+  """The journal of all turns, and the turns after the first."""
+  journal = journal_lib.Journal(tmp_path_factory.mktemp('journal'), {})
+  later = _decode(compared, journal)
+  return journal, later
+
+
+def _decode(compared, journal):
+  tokens = [compared.encode('', prompt) for prompt in _PROMPTS]
+  work = [
+    unit
+    for unit in evaluation.units(compared, _PROMPTS, tokens, journal=journal)
+    if unit.key[0] != evaluation.MEMORY
+  ]
+  later = []
+  for number in conversations.later(compared, _PROMPTS):
+    units.run(work, journal, progress.bar)
+    turn = conversations.turn(compared, _PROMPTS, number, journal)
+    later.append(turn)
+    work = list(evaluation.turn_units(compared, _PROMPTS, turn, journal))
+  units.run(work, journal, progress.bar)
+  return later
+
+
+def _table(compared, journal):
+  if (evaluation.MEMORY, 0) not in journal:
+    journal.add((evaluation.MEMORY, 0), {'bytes_per_second': 1.0})
+  return table_lib.Table.of(compared, 'asked', len(_PROMPTS), journal)
+
+
+def _answers(journal, method):
+  """Returns the tokens of a method's answers, by prompt and turn."""
+  return {
+    (run['prompt'], run['turn']): run['tokens']
+    for unit in journal.of('generation', method)
+    for run in unit['generations']
+  }
+
+
+@pytest.mark.parametrize('method', ['ngram', 'lossy'])
+def test_the_own_answers_are_in_the_context(compared, decoded, method):
+  journal, (second, third) = decoded
+  tokenizer = compared.target.tokenizer
+  answers = _answers(journal, method)
+  said = lambda *key: tokenizer.decode(answers[key])
+  text = f'user: One?\nassistant: {said(0, 0)}\nuser: And?\nassistant: '
+  assert second.tokens[method, 0][0] == tokenizer.encode(text)
+  text += f'{said(0, 1)}\nuser: So?\nassistant: '
+  assert third.tokens[method, 0] == [tokenizer.encode(text)]
+  # A prompt that goes on is in the next turn, and is answered there.
+  assert list(second.prompts) == [0, 2] and list(third.prompts) == [0]
+  assert answers.keys() == {(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)}
+
+
+def test_exact_methods_answer_all_turns_alike(compared, decoded):
+  journal, later = decoded
+  plain = _answers(journal, methods.BASELINE)
+  assert _answers(journal, 'ngram') == plain
+  assert _answers(journal, 'lossy') != plain
+  found = _table(compared, journal)
+  assert found.mismatches == {'ngram': rows.Mismatches(0, 0)}
+  tokens = [compared.encode('', prompt) for prompt in _PROMPTS]
+  assert audits.units(compared, tokens, journal, later) == []
+
+
+def test_conversations_that_go_on_share_a_batch(decoded):
+  journal, _ = decoded
+  # In the first turn, these prompts are in two batches of two.
+  (second,) = journal.of('generation', 'ngram', 0, 1)
+  assert [run['prompt'] for run in second['generations']] == [0, 2]
+  assert [run['prompt_tokens'] for run in second['generations']] == [
+    len(row) for row in decoded[1][0].tokens['ngram', 0]
+  ]
+
+
+def test_a_row_counts_all_turns_and_each_turn_has_rows(compared, decoded):
+  found = {
+    row.category: row
+    for row in _table(compared, decoded[0]).rows
+    if row.method == 'ngram'
+  }
+  assert list(found) == ['overall', 'math', 'qa', 'turn 1', 'turn 2', 'turn 3']
+  prompts = [row.prompts for row in found.values()]
+  assert prompts == [3, 2, 1, 3, 2, 1]
+  each = [found[f'turn {i}'] for i in (1, 2, 3)]
+  assert [row.tokens for row in each] == [24, 16, 8]
+  assert found['overall'].tokens == 48
+  assert found['math'].tokens == 40
+  # A batch holds one turn, so each turn has its own time.
+  assert all(row.ms_per_token > 0 for row in each)
+  total = sum(row.tokens * row.ms_per_token for row in each)
+  assert found['overall'].ms_per_token == pytest.approx(total / 48)
+
+
+def test_a_question_is_as_fast_as_all_its_turns():
+  counts = specsample.stats.Stats(1, 1, (0,), (0,))
+  run = lambda prompt, turn, tokens, seconds: rows.Generation(
+    prompt, '', 1, [0] * tokens, [], seconds, counts, prompt=prompt, turn=turn
+  )
+  plain = [run(0, 0, 1, 1.0), run(1, 0, 2, 2.0), run(0, 1, 1, 1.0)]
+  fast = [run(0, 0, 1, 1.0), run(1, 0, 2, 1.0), run(0, 1, 3, 1.0)]
+  measured = ratios.row_fields(fast, plain)
+  # 4 tokens in 2 s and 2 in 1 s, over 1 a second each; turns alone give 3.
+  assert measured['mean_speedup'] == pytest.approx(2)
+  assert measured['prompts'] == 2
+
+
+def test_the_text_of_each_turn_is_a_line(compared, decoded, tmp_path):
+  found = _table(compared, decoded[0])
+  tokenizer = compared.target.tokenizer
+  generations.write(tmp_path, tokenizer, _PROMPTS, found.generations)
+  lines = generations.read(tmp_path / 'generations.jsonl', 9)
+  assert [(one.id, one.text) for one in lines] == [
+    ('81', 'One?'),
+    ('81, turn 2', 'And?'),
+    ('81, turn 3', 'So?'),
+    ('401', 'Two?'),
+    ('82', 'Three?'),
+    ('82, turn 2', 'Then?'),
+  ]
+  answer = _answers(decoded[0], 'ngram')[2, 1]
+  assert ''.join(lines[-1].methods['ngram'].pieces) == tokenizer.decode(answer)
+
+
+def test_a_later_turn_is_audited_where_both_read_the_same(compared, tmp_path):
+  greedy = dataclasses.replace(
+    compared,
+    target=dataclasses.replace(
+      compared.target,
+      model=(model := testing.tiny_llama(vocab_size=110)),
+      params=model.init(jax.random.key(0)),
+    ),
+    methods={x: compared.methods[x] for x in (methods.BASELINE, 'ngram')},
+    batch_size=1,
+  )
+  journal = journal_lib.Journal(tmp_path, {})
+  asked = [_PROMPTS[0], _PROMPTS[2]]
+  asked[0] = dataclasses.replace(asked[0], next_turns=('And?',))
+  answers = {
+    # The first answers part in prompt 2, and the second ones in both.
+    methods.BASELINE: [[[5, 6], [5, 6]], [[7, 8], [7, 8]]],
+    'ngram': [[[5, 6], [5, 9]], [[7, 9], [7, 9]]],
+  }
+  counts = specsample.stats.Stats(2, 1, (0, 0, 1), (1, 0, 0))
+  for name, of_turns in answers.items():
+    for turn, of_prompts in enumerate(of_turns):
+      for i, tokens in enumerate(of_prompts):
+        run = rows.Generation(
+          i, '', 1, tokens, [], 1.0, counts, prompt=i, turn=turn
+        )
+        key = turns.key(name, i, turn)
+        journal.add(key, {'generations': [run.to_json()]})
+  later = [conversations.turn(greedy, asked, 1, journal)]
+  tokens = [greedy.encode('', prompt) for prompt in asked]
+  parted = audits.units(greedy, tokens, journal, later)
+  assert [unit.key for unit in parted] == [
+    (audits.KIND, 'ngram', 1),
+    (audits.KIND, 'ngram', 0, 1),
+  ]
+  journal.add(parted[1].key, found := parted[1].run())
+  assert (found['prompt'], found['turn'], found['position']) == (1, 2, 1)
+  # The audit reads what the turn has read: it finds the model's best token.
+  read = [*later[0].tokens['ngram', 0][0], 7]
+  logits, _ = model.apply(
+    greedy.target.params, np.asarray([read]), model.init_cache(1, 0)
+  )
+  best = int(np.argmax(np.asarray(logits.logits[0, -1])))
+  assert found['audit']['float32']['best'] == best
+  assert 'prompt 1, turn 2, token 1' in audits.lines([found])[0]
+
+
+def test_long_answers_lose_their_ends(compared):
+  tokenizer = compared.target.tokenizer
+  room = compared.target.model.max_length
+  long, short = tokenizer.encode('a' * 300), tokenizer.encode('b' * 20)
+  tokens = conversations.encode(compared, _PROMPTS[0], [long, short])
+  assert len(tokens) == room - 1
+  text = tokenizer.decode(tokens)
+  assert f'{"b" * 20}\nuser: So?\nassistant: ' in text
+  assert 'user: One?\nassistant: aaa' in text
+
+
+def test_only_as_many_turns_as_asked_for(compared):
+  limited = dataclasses.replace(compared, max_turns=2)
+  assert list(conversations.later(limited, _PROMPTS)) == [1]
+  assert list(conversations.later(compared, _PROMPTS[1:2])) == []
+  with pytest.raises(ValueError, match='max_turns is 0: give at'):
+    dataclasses.replace(compared, max_turns=0)
+
+
+@pytest.mark.parametrize(
+  ('change', 'prompt', 'message'),
+  [
+    (
+      {'chat': False},
+      _PROMPTS[0],
+      r'asked, line 1: 3 turns .* chat is False: .* Evaluation.max_turns = 1',
+    ),
+    (
+      {},
+      dataclasses.replace(_PROMPTS[2], next_turns=('x' * 300,)),
+      'asked, line 3: 2 turns of the user have 3.* takes 256, .* shorten',
+    ),
+  ],
+)
+def test_what_cannot_be_a_conversation_is_refused(
+  compared, change, prompt, message
+):
+  changed = dataclasses.replace(compared, **change)
+  with pytest.raises(ValueError, match=message):
+    conversations.check(changed, 'asked', prompt)
+  first_only = dataclasses.replace(changed, max_turns=1)
+  conversations.check(first_only, 'asked', prompt)
+
+
+def test_a_kill_in_the_second_turn_loses_nothing(
+  commands, tiny_evaluate, tmp_path
+):
+  asked = [
+    {'question_id': i, 'category': 'qa', 'turns': ['Why?' * i, 'Why not?']}
+    for i in range(1, 7)
+  ]
+  text = ''.join(json.dumps(one) + '\n' for one in asked)
+  (tmp_path / 'asked.jsonl').write_text(text)
+  call = [
+    'evaluate',
+    *tiny_evaluate,
+    "--gin_bindings=Evaluation.methods = {'ngram': @ngram/Method()}",
+    '--gin_bindings=Evaluation.max_new_tokens = 96',
+    '--gin_bindings=Evaluation.repeats = 0',
+    f'--prompts={tmp_path / "asked.jsonl"}',
+  ]
+  out = tmp_path / 'out'
+  journal = out / 'journal.jsonl'
+  process = commands.start(*call, f'--out={out}')
+  try:
+    while not journal.exists() or b'"turn": 1' not in journal.read_bytes():
+      assert process.poll() is None, process.stderr.read().decode()
+  finally:
+    process.kill()
+    process.communicate()
+  begun = journal.read_bytes().rpartition(b'\n')[0]
+  outcome = commands.run(*call, f'--out={out}')
+  assert outcome.code == 0, outcome.err
+  assert journal.read_bytes().startswith(begun)
+  runs = [
+    run
+    for line in journal.read_text().splitlines()[1:]
+    for run in json.loads(line)['value'].get('generations', [])
+  ]
+  assert sorted((run['prompt'], run['turn']) for run in runs) == [
+    (prompt, turn) for prompt in range(6) for turn in range(2)
+  ]
+  result = json.loads((out / 'result.json').read_text())
+  categories = [row['category'] for row in result['rows']]
+  assert categories == ['overall', 'qa', 'turn 1', 'turn 2']
+  assert [row['tokens'] for row in result['rows']] == [1152, 1152, 576, 576]
