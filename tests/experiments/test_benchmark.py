@@ -6,8 +6,10 @@ import re
 import sys
 
 import jax
+import numpy as np
 import pytest
 
+from experiments.methods import random_weights
 from experiments.timing import benchmark_report
 from experiments.timing import benchmarking
 from experiments.timing import transformers_peer
@@ -218,3 +220,39 @@ def test_terminal_gets_the_summary(real):
   assert re.search(r'^benchmark.json is in .*\n\Z', outcome.out, re.M)
   steps = outcome.err.splitlines()
   assert [step[:5] for step in steps] == [f'[{i}/6]' for i in range(1, 7)]
+
+
+def test_a_target_of_random_int8_weights(checkpoint):
+  model = specsample.load(checkpoint).model
+  quantised = random_weights.params(model, weights='int8')
+  expected = int8.weights(random_weights.params(model))
+  assert int8.names(quantised) == int8.names(expected) != []
+  jax.tree.map(np.testing.assert_array_equal, quantised, expected)
+  with pytest.raises(ValueError, match="weights is 'int4': give 'int8'"):
+    random_weights.params(model, weights='int4')
+
+
+def test_one_command_measures_an_accelerator(commands, tiny, tmp_path):
+  _, binding = tiny[0].split('=', 1)
+  call = (
+    'accelerator',
+    f'--gin_bindings={binding}',
+    "--gin_bindings=target/specsample.load.dtype = 'float32'",
+    '--gin_bindings=Benchmark.repeats = 1',
+    "--gin_bindings=Benchmark.prompt = 'Why is the sky blue?'",
+    '--parts=target',
+    '--tokens=96',
+    f'--out={tmp_path}',
+  )
+  outcome = commands.run(*call)
+  assert outcome.code == 0, outcome.err
+  page = (tmp_path / 'accelerator.md').read_text()
+  assert page in outcome.out
+  assert '## Passes and the loop' in page and '| ngram | SmolLM2' in page
+  assert 'left out' not in page
+  # It is not measured again, and another setting is not mixed in.
+  before = (tmp_path / 'target.log').read_bytes()
+  assert commands.run(*call).code == 0
+  assert (tmp_path / 'target.log').read_bytes() == before
+  other = commands.run(*call, '--tokens=8')
+  assert other.code == 2 and 'differs in tokens' in other.err
