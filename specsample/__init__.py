@@ -14,6 +14,7 @@ from specsample.cost import work
 from specsample.loading.drafter import load_drafter
 from specsample.loading.drafter import LoadedDrafter
 from specsample.loading.drafter import save_drafter
+from specsample.loading.export import export_drafter
 from specsample.loading.load import load
 from specsample.loading.load import Loaded
 from specsample.loop.continuous import generate_all
@@ -55,6 +56,7 @@ __all__ = [
   'chips',
   'cost',
   'drafters',
+  'export_drafter',
   'extend',
   'finish',
   'generate',

@@ -36,6 +36,7 @@ _LAYERS = (
   ('loading.card', 'loading.published'),
   ('vocabularies.padding', 'vocabularies.vocab_map'),
   ('loading.drafter', 'loading.published.pard', 'memory.store_files'),
+  ('loading.export', 'loading.model_card'),
   ('loop.stopping',),
   ('loop.emission',),
   ('loop.certified',),

@@ -48,7 +48,7 @@ def published(
     problems += report.differences(source_lib.compare(plan))
   except (ValueError, TypeError, LookupError) as error:
     problems.append(report.of_error(error))
-  supported = safetensors_file.READABLE
+  supported = safetensors_file.DTYPES
   problems += headers_lib.unsupported(headers.tensors, supported)
   return report.Report(
     path=str(headers.folder),

@@ -272,6 +272,11 @@ class DFlash(trainable.Trainable):
     return dataclasses.replace(shape, sliding_window=None)
 
   @property
+  def windows(self) -> tuple[int | None, ...]:
+    """How many tokens each layer of the draft network sees, None for all."""
+    return tuple(self.shape.window(i) for i in range(self.num_layers))
+
+  @property
   def reads_prompt(self) -> bool:
     """See `Trainable`."""
     return True

@@ -120,6 +120,11 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return self.shape.window(self.shape.num_layers)
 
   @property
+  def windows(self) -> tuple[int | None, ...]:
+    """The window of each layer of a module."""
+    return (self.window,)
+
+  @property
   def num_modules(self) -> int:
     """The number of modules."""
     return 1

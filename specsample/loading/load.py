@@ -244,6 +244,19 @@ def assembled(package: str) -> pathlib.Path:
   return path
 
 
+def folder_of(loaded: Loaded) -> epath.Path | None:
+  """Returns the folder with config.json that a model was loaded from, if any.
+
+  That of a model of the hub is in the cache.
+  """
+  if not loaded.name:
+    return None
+  path = files.at(loaded.name).expanduser()
+  if not files.is_folder(path) and is_hub_id(loaded.name):
+    path = files.at(download(loaded.name, huggingface.FILE_PATTERNS))
+  return path if (path / 'config.json').exists() else None
+
+
 def is_hub_id(name: str) -> bool:
   """Returns whether a name may be that of a hub model, 'organisation/name'."""
   suffixes = ('.gguf', '.safetensors', *huggingface.PICKLE_SUFFIXES)

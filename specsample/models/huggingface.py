@@ -183,7 +183,7 @@ def open_tensors(
   form = quantised.form_of(config)
   found: dict[str, safetensors_file.Tensor] = {}
   with futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
-    paths = _shard_paths(folder)
+    paths = shard_paths(folder)
     for header in pool.map(safetensors_file.read_header, paths):
       found |= header
   safetensors_file.check_kinds(folder, found, quantised.kinds(form))
@@ -191,7 +191,8 @@ def open_tensors(
   return form.dequantised(found, str(folder), dtype)
 
 
-def _shard_paths(folder: epath.Path) -> list[epath.Path]:
+def shard_paths(folder: epath.Path) -> list[epath.Path]:
+  """Returns a folder's files of weights; ValueError if any are missing."""
   single = folder / 'model.safetensors'
   if single.exists():
     return [single]

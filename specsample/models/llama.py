@@ -114,6 +114,44 @@ def _yarn_scale(parameters):
   return grown[0] / grown[1]
 
 
+def rope_settings(model: transformer.Transformer) -> dict[str, Any]:
+  """Returns the settings that `rope` reads as a model's.
+
+  Raises:
+    ValueError: they are scaled in a way that no configuration describes.
+  """
+  scaling = model.rope_scaling
+  match scaling:
+    case None:
+      parameters = None
+    case rotary.LinearRope():
+      parameters = {'rope_type': 'linear', 'factor': scaling.factor}
+    case rotary.Llama3Rope():
+      parameters = {
+        'rope_type': 'llama3',
+        'factor': scaling.factor,
+        'low_freq_factor': scaling.low_freq_factor,
+        'high_freq_factor': scaling.high_freq_factor,
+        'original_max_position_embeddings': scaling.original_max_length,
+      }
+    case rotary.YarnRope():
+      parameters = {
+        'rope_type': 'yarn',
+        'factor': scaling.factor,
+        'original_max_position_embeddings': scaling.original_max_length,
+        'beta_fast': scaling.fast,
+        'beta_slow': scaling.slow,
+        'attention_factor': scaling.scale,
+        'truncate': scaling.is_rounded,
+      }
+    case _:
+      raise ValueError(
+        f'rope_scaling is {scaling}, which config.json cannot describe: load '
+        "the target from a folder in Hugging Face's layout"
+      )
+  return {'rope_theta': model.rope_theta, 'rope_scaling': parameters}
+
+
 def yarn_growth(factor: float, weight: float) -> float:
   """Returns YaRN's attention scale for a scaling factor and a weight."""
   return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0

@@ -17,16 +17,16 @@ import numpy as np
 from specsample import files
 
 # Dtypes by their names in the format: those of weights that are not quantised,
-# those that can be written, and those that can be read. Scales are stored
-# beside quantised matrices (`models.quantised`).
+# and those that can be read and written. Scales are stored beside quantised
+# matrices (`models.quantised`).
 WEIGHT_DTYPES = {
   'F64': np.dtype('<f8'),
   'F32': np.dtype('<f4'),
   'F16': np.dtype('<f2'),
   'BF16': np.dtype(jnp.bfloat16),
 }
-DTYPES = WEIGHT_DTYPES | {'I32': np.dtype('<i4')}
-READABLE = DTYPES | {
+DTYPES = WEIGHT_DTYPES | {
+  'I32': np.dtype('<i4'),
   'I64': np.dtype('<i8'),
   'BOOL': np.dtype(np.bool_),
   'U8': np.dtype(np.uint8),
@@ -58,7 +58,7 @@ class Tensor:
     ]
     if tuple(sizes) == self.shape[1:]:
       return self._rows(first, last)
-    values = np.empty((last - first, *sizes), READABLE[self.kind])
+    values = np.empty((last - first, *sizes), DTYPES[self.kind])
     step = max(1, _BLOCK_BYTES // self._row_bytes)
     for start in range(first, last, step):
       block = self._rows(start, min(start + step, last))
@@ -66,7 +66,7 @@ class Tensor:
     return values
 
   def _rows(self, first, last):
-    values = np.empty((last - first, *self.shape[1:]), READABLE[self.kind])
+    values = np.empty((last - first, *self.shape[1:]), DTYPES[self.kind])
     files.read_into(
       self.path,
       self.offset + first * self._row_bytes,
@@ -76,7 +76,7 @@ class Tensor:
 
   @property
   def _row_bytes(self):
-    return math.prod(self.shape[1:]) * READABLE[self.kind].itemsize
+    return math.prod(self.shape[1:]) * DTYPES[self.kind].itemsize
 
 
 # The tensors of one file or of several, by name.
@@ -84,7 +84,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def read_header(path: epath.Path) -> dict[str, Tensor]:
-  """Returns the arrays in a file by name; only `READABLE` ones can be read.
+  """Returns the arrays in a file by name; only those of `DTYPES` can be read.
 
   Raises:
     ValueError: the file is not a safetensors file, or is damaged.
@@ -134,7 +134,8 @@ def write(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
   ordered = sorted(
     arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])
   )
-  header: dict[str, Any] = {'__metadata__': {'format': 'np'}}
+  # transformers loads no file without this.
+  header: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
   offset = 0
   for name, array in ordered:
     if array.dtype not in kinds:
@@ -193,8 +194,8 @@ def _tensor(path, name: str, entry: dict[str, Any], start: int, size: int):
     raise ValueError(
       f'tensor {name} ends at byte {start + last} in a file of {size} bytes'
     )
-  if tensor.kind in READABLE:
-    expected = math.prod(shape) * READABLE[tensor.kind].itemsize
+  if tensor.kind in DTYPES:
+    expected = math.prod(shape) * DTYPES[tensor.kind].itemsize
     if last - first != expected:
       raise ValueError(
         f'tensor {name} has {last - first} bytes, expected {expected}'

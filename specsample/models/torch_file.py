@@ -148,7 +148,7 @@ def _tensor(path, file, entries, folder, item) -> safetensors_file.Tensor:
       f'{name!r} is of type {type(view).__name__}, not a named tensor'
     )
   storage, shape = view.storage, view.shape
-  width = safetensors_file.READABLE[storage.kind].itemsize
+  width = safetensors_file.DTYPES[storage.kind].itemsize
   info = entries[f'{folder}data/{storage.key}']
   if info.compress_type != zipfile.ZIP_STORED:
     raise ValueError(f'tensor {name} is compressed')

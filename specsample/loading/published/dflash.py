@@ -8,41 +8,48 @@ where DeepSpec and `speculators` have them.
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
 from specsample import drafters
 from specsample.drafters import dspark
 from specsample.loading import load
 from specsample.loading.published import eagle
 from specsample.loading.published import layer
 from specsample.loading.published import source as source_lib
+from specsample.loading.published import writing
 from specsample.models import config as config_lib
 
-_NAMES = {
-  'fuse.kernel': 'fc.weight',
-  'fused_norm.scale': 'hidden_norm.weight',
-  'norm.scale': 'norm.weight',
-  'vocabulary.unembedding': source_lib.UNEMBEDDING,
-  'markov.before': 'markov_head.markov_w1.weight',
-  'markov.behind': 'markov_head.markov_w2.weight',
-  'markov.gate.kernel': 'markov_head.gate_proj.weight',
-  'markov.gate.bias': 'markov_head.gate_proj.bias',
-  'markov.joint.kernel': 'markov_head.joint_proj.weight',
-  'markov.joint.bias': 'markov_head.joint_proj.bias',
-  'selector.hidden.kernel': 'candidate_selector.hidden_projection.weight',
-  'selector.predecessor': 'candidate_selector.predecessor_codebook',
-  'selector.successor': 'candidate_selector.successor_codebook',
-  'confidence.kernel': 'confidence_head.proj.weight',
-  'confidence.bias': 'confidence_head.proj.bias',
-}
+_NAMES = (
+  layer.names('layers.{}.', 'layers.{}.')
+  | {
+    'fuse.kernel': 'fc.weight',
+    'fused_norm.scale': 'hidden_norm.weight',
+    'norm.scale': 'norm.weight',
+    'vocabulary.unembedding': source_lib.UNEMBEDDING,
+    'markov.before': 'markov_head.markov_w1.weight',
+    'markov.behind': 'markov_head.markov_w2.weight',
+    'markov.gate.kernel': 'markov_head.gate_proj.weight',
+    'markov.gate.bias': 'markov_head.gate_proj.bias',
+    'markov.joint.kernel': 'markov_head.joint_proj.weight',
+    'markov.joint.bias': 'markov_head.joint_proj.bias',
+    'selector.hidden.kernel': 'candidate_selector.hidden_projection.weight',
+    'selector.predecessor': 'candidate_selector.predecessor_codebook',
+    'selector.successor': 'candidate_selector.successor_codebook',
+    'confidence.kernel': 'confidence_head.proj.weight',
+    'confidence.bias': 'confidence_head.proj.bias',
+  }
+  | {
+    f'layers.{{}}.{conv}.{ours}': f'layers.{{}}.{conv}.{theirs}'
+    for conv in ('attention_conv', 'mlp_conv')
+    for ours, theirs in (
+      ('base', 'base_kernel'),
+      ('projection.kernel', 'kernel_projection.weight'),
+    )
+  }
+)
 # The names of the token of the masks; the second is of DeepSpec's DSpark.
 _MASKS = ('mask_token_id', 'dspark_noise_token_id')
-_CONVS = {
-  f'layers.{{}}.{conv}.{ours}': f'layers.{{}}.{conv}.{theirs}'
-  for conv in ('attention_conv', 'mlp_conv')
-  for ours, theirs in (
-    ('base', 'base_kernel'),
-    ('projection.kernel', 'kernel_projection.weight'),
-  )
-}
 
 
 def plan(
@@ -78,6 +85,7 @@ def plan(
     'feature_layers': _feature_layers(source, config, target),
     'num_layers': layer_config.num_layers,
     'drafts_from_pending': from_pending,
+    'mask_token_id': mask_id,
     'layer_config': layer_config,
     'causal_layers': _causal_layers(source, layer_config),
   }
@@ -100,10 +108,120 @@ def plan(
   made = {'mask': source_lib.embed(target, [mask_id])[0]}
   if ids is not None:
     made['vocabulary.d2t'] = ids
-  names = _NAMES | _CONVS | layer.names('layers.{}.', 'layers.{}.')
   return source_lib.Plan(
-    drafter=drafter, source=source, names=names, made=made, ignored=ignored
+    drafter=drafter, source=source, names=_NAMES, made=made, ignored=ignored
   )
+
+
+def write(request: writing.Request) -> writing.Content:
+  """Returns the files of a DFlash or a DSpark.
+
+  Raises:
+    ValueError: the layout has no room for a part of the drafter.
+  """
+  drafter, is_spark = request.drafter, type(request.drafter) is drafters.DSpark
+  if drafter.mask_token_id is None:
+    raise request.no_room(
+      'mask_token_id = None, a mask that is a vector of its own',
+      'train with the number of a token that no text uses, whose embedding is '
+      'the mask',
+    )
+  if drafter.has_feature_norms:
+    raise request.no_room(
+      'has_feature_norms = True', 'train with has_feature_norms = False'
+    )
+  if (
+    drafter.own_unembedding
+    and drafter.draft_vocab_size is None
+    and (request.of_speculators or not is_spark)
+  ):
+    raise request.no_room(
+      'own_unembedding = True without a draft vocabulary',
+      "engines would use the target's unembedding instead",
+    )
+  if (
+    is_spark
+    and request.of_speculators
+    and drafter.head == 'rnn'
+    and not drafter.drafts_from_pending
+  ):
+    raise request.no_room(
+      "head = 'rnn' with drafts_from_pending = False, whose state there begins "
+      'at the pending token',
+      'train with drafts_from_pending = True',
+    )
+  layers = writing.feature_layers(request)
+  size = drafter.num_draft_tokens + (not drafter.drafts_from_pending)
+  config = {
+    'block_size': size,
+    'mask_token_id': drafter.mask_token_id,
+    'draft_vocab_size': drafter.draft_vocab_size or drafter.model.vocab_size,
+  }
+  if is_spark:
+    config |= {
+      'markov_rank': drafter.rank,
+      'markov_head_type': drafter.head,
+      'enable_confidence_head': True,
+      'confidence_head_with_markov': True,
+    }
+  of_layers = layer.settings(request, 'qwen3')
+  has_windows = any(drafter.windows)
+  if request.of_speculators:
+    kind, name = ('dspark', 'DSpark') if is_spark else ('dflash', 'DFlash')
+    config |= {
+      **writing.for_speculators(request, kind, f'{name}Speculator'),
+      'transformer_layer_config': of_layers,
+      'target_hidden_size': drafter.model.dim,
+      'aux_hidden_state_layer_ids': [i + 1 for i in layers],
+      'sample_from_anchor': drafter.drafts_from_pending,
+      'sliding_window_non_causal': has_windows and not drafter.causal_layers,
+    }
+  else:
+    name = 'Qwen3DSparkModel' if is_spark else 'DFlashDraftModel'
+    of_block = {
+      'block_size': size,
+      'mask_token_id': drafter.mask_token_id,
+      'target_layer_ids': list(layers),
+    }
+    config |= {
+      **of_layers,
+      **(of_block if is_spark else {'dflash_config': of_block}),
+      'architectures': [name],
+      'num_target_layers': drafter.model.num_layers,
+      'dtype': 'bfloat16',
+      'torch_dtype': 'bfloat16',
+    }
+    # Without this, layers with a window are causal, and the others are not.
+    if has_windows or drafter.causal_layers:
+      is_causal = len(drafter.causal_layers) == drafter.num_layers
+      if is_causal or not drafter.causal_layers:
+        config['is_causal'] = is_causal
+  return writing.Content(
+    config=config, weights={'model.safetensors': _tensors(request, is_spark)}
+  )
+
+
+def _tensors(request, is_spark):
+  made = {'mask', 'vocabulary.d2t', 'vocabulary.unembedding'}
+  values = request.values()
+  found = writing.vocabulary(request)
+  if is_spark:
+    made |= {'confidence.kernel', 'confidence.bias'}
+    found |= {
+      _NAMES[name]: values[name].astype(np.float32).T
+      for name in ('confidence.kernel', 'confidence.bias')
+    }
+    if 'vocabulary.d2t' in values and not request.drafter.reads_all_tokens:
+      # A token that is never drafted changes nothing.
+      made.add('markov.before')
+      before = np.zeros(
+        (request.drafter.model.vocab_size, request.drafter.rank), jnp.bfloat16
+      )
+      before[values['vocabulary.d2t']] = writing.to_bfloat16(
+        values['markov.before']
+      )
+      found[_NAMES['markov.before']] = before
+  return found | writing.named(request, _NAMES, made)
 
 
 def _of_block(config: config_lib.Config) -> config_lib.Config:

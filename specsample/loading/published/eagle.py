@@ -12,12 +12,13 @@ from specsample.drafters import vocabulary
 from specsample.loading import load
 from specsample.loading.published import layer
 from specsample.loading.published import source as source_lib
+from specsample.loading.published import writing
 from specsample.models import config as config_lib
 
 # The default length of a chain, as deep as EAGLE's own trees.
 _NUM_DRAFT_TOKENS = 5
 _EMBEDDING = 'embed_tokens.weight'
-_JOINT_NORM = 'input_norm.weight'
+_LAYERS = 'eagle_aux_hidden_state_layer_ids'
 # The names of P-EAGLE's mask token.
 _MASKS = ('mask_token_id', 'pard_token', 'ptd_token_id')
 
@@ -40,7 +41,7 @@ def plan_eagle(
   project = 'fusion_fc' if is_renamed else 'fc'
   drafter = drafters.Eagle(
     model=target.model,
-    num_draft_tokens=_num_draft_tokens(source.config, num_draft_tokens),
+    num_draft_tokens=num_draft_tokens_of(source.config, num_draft_tokens),
     own_unembedding=source_lib.has_own_unembedding(source, target),
     bias=f'{project}.bias' in source.tensors,
     layer_config=_one_layer(source, target, prefix),
@@ -74,7 +75,7 @@ def plan_eagle3(
   ids, ignored = read_ids(source, target)
   drafter = drafters.Eagle3(
     model=target.model,
-    num_draft_tokens=_num_draft_tokens(config, num_draft_tokens),
+    num_draft_tokens=num_draft_tokens_of(config, num_draft_tokens),
     draft_vocab_size=None if ids is None else len(ids),
     own_unembedding=(
       ids is not None or source_lib.has_own_unembedding(source, target)
@@ -87,15 +88,7 @@ def plan_eagle3(
     feeds_back_normed=config.flag('norm_output'),
     layer_config=_one_layer(source, target, prefix),
   )
-  names = _names(prefix) | {
-    'joint_norm.scale': _JOINT_NORM,
-    'project.linear.kernel': 'fc.weight',
-    'embedding_norm.scale': f'{prefix}input_layernorm.weight',
-    'feature_norm.scale': f'{prefix}hidden_norm.weight',
-    'norm.scale': 'norm.weight',
-  }
-  for i in range(len(drafter.feature_layers)):
-    names[f'feature_norms.norms.{i}.scale'] = f'fc_norm.{i}.weight'
+  names = _names_of_eagle3(prefix, len(drafter.feature_layers))
   ignored |= source_lib.check_embedding(source, 'embed_tokens.weight', target)
   ignored |= _not_read(drafter, prefix)
   made = {} if ids is None else {'vocabulary.d2t': ids}
@@ -123,7 +116,7 @@ def plan_p_eagle(
   mask = source.read('mask_hidden').reshape(-1)
   drafter = drafters.PEagle(
     model=target.model,
-    num_draft_tokens=_num_draft_tokens(config, num_draft_tokens),
+    num_draft_tokens=num_draft_tokens_of(config, num_draft_tokens),
     draft_vocab_size=None if ids is None else len(ids),
     own_unembedding=(
       ids is not None or source_lib.has_own_unembedding(source, target)
@@ -137,18 +130,10 @@ def plan_p_eagle(
     num_layers=made.num_layers,
     layer_config=made,
   )
-  names = _names(prefix) | {
-    'joint_norm.scale': _JOINT_NORM,
-    'project.linear.kernel': 'fc.weight',
-    'embedding_norm.scale': f'{prefix}input_layernorm.weight',
-    'feature_norm.scale': f'{prefix}hidden_norm.weight',
-    'norm.scale': 'norm.weight',
-    'embedding': _EMBEDDING,
-  }
+  names = _names_of_eagle3(prefix, len(drafter.feature_layers))
+  names['embedding'] = _EMBEDDING
   for i in range(1, made.num_layers):
     names |= layer.names(f'layers.{i - 1}.', f'layers.{i}.')
-  for i in range(len(drafter.feature_layers)):
-    names[f'feature_norms.norms.{i}.scale'] = f'fc_norm.{i}.weight'
   ignored |= _not_read(drafter, prefix) | {'mask_hidden'}
   values = {'mask_hidden': mask}
   if ids is not None:
@@ -156,6 +141,83 @@ def plan_p_eagle(
   return source_lib.Plan(
     drafter=drafter, source=source, names=names, made=values, ignored=ignored
   )
+
+
+def write_eagle3(request: writing.Request) -> writing.Content:
+  """Returns the files of an EAGLE-3 drafter.
+
+  In Hugging Face's layout vLLM counts the layers that are read by what enters
+  them, from 1 on, and SGLang by their outputs, so both numbers are written.
+
+  Raises:
+    ValueError: the layout has no room for a part of the drafter.
+  """
+  drafter = request.drafter
+  layers = writing.feature_layers(request)
+  num_drafted = drafter.draft_vocab_size or drafter.model.vocab_size
+  counted = [i + 1 for i in layers]
+  if request.of_speculators:
+    if drafter.has_feature_norms and drafter.has_joint_norm:
+      raise request.no_room(
+        'has_feature_norms and has_joint_norm', 'train with one of the two'
+      )
+    prefix = 'layers.0.'
+    model_type = 'qwen3' if drafter.shape.qk_norm else 'llama'
+    config = {
+      **writing.for_speculators(request, 'eagle3', 'Eagle3Speculator'),
+      'transformer_layer_config': layer.settings(request, model_type),
+      'draft_vocab_size': num_drafted,
+      'norm_before_residual': drafter.norm_before_residual,
+      'norm_before_fc': drafter.has_joint_norm,
+      'fc_norm': drafter.has_feature_norms,
+      'norm_output': drafter.feeds_back_normed,
+      'target_hidden_size': drafter.model.dim,
+      _LAYERS: counted,
+    }
+  else:
+    prefix = 'midlayer.'
+    config = _of_authors(request) | {
+      'draft_vocab_size': num_drafted,
+      'ttt_length': drafter.num_draft_tokens,
+      _LAYERS: counted,
+      'eagle_config': {
+        _LAYERS: list(layers),
+        'use_aux_hidden_state': True,
+        'norm_before_fc': drafter.has_joint_norm,
+      },
+    }
+  made = {'vocabulary.d2t', 'vocabulary.unembedding'}
+  names = _names_of_eagle3(prefix, len(layers))
+  found = writing.named(request, names, made) | writing.vocabulary(request)
+  return writing.Content(config=config, weights={'model.safetensors': found})
+
+
+def _of_authors(request):
+  """Returns the settings of the layer, which is Llama's without biases."""
+  drafter = request.drafter
+  for name in (
+    'has_feature_norms',
+    'norm_before_residual',
+    'feeds_back_normed',
+  ):
+    if getattr(drafter, name):
+      raise request.no_room(
+        f'{name} = True', "choose layout='speculators', which has"
+      )
+  if drafter.window is not None:
+    raise request.no_room(
+      f'a window of {drafter.window} tokens', "choose layout='speculators'"
+    )
+  if drafter.shape.attention_bias:
+    raise request.no_room(
+      'attention_bias = True', 'train with a layer_config without biases'
+    )
+  return {
+    'architectures': ['LlamaForCausalLMEagle3'],
+    **layer.settings(request, 'llama'),
+    'dtype': 'bfloat16',
+    'torch_dtype': 'bfloat16',
+  }
 
 
 def _has_joint_norm(config) -> bool:
@@ -246,12 +308,12 @@ def _feature_layers(source, target):
 
   The numbers of `speculators` count the embedding as the first.
   """
-  config, key = source.config, 'eagle_aux_hidden_state_layer_ids'
-  counted = source_lib.numbers(config, key)
+  config = source.config
+  counted = source_lib.numbers(config, _LAYERS)
   if counted:
     return tuple(i - 1 for i in counted)
   # SGLang's numbers are those of layer outputs.
-  ids = source_lib.numbers(config.part('eagle_config'), key)
+  ids = source_lib.numbers(config.part('eagle_config'), _LAYERS)
   if ids:
     return ids
   ids = source_lib.numbers(config, 'target_layer_ids')
@@ -270,7 +332,22 @@ def _names(prefix):
   }
 
 
-def _num_draft_tokens(config, wanted):
+def _names_of_eagle3(prefix, num_features):
+  return _names(prefix) | {
+    'joint_norm.scale': 'input_norm.weight',
+    'project.linear.kernel': 'fc.weight',
+    'embedding_norm.scale': f'{prefix}input_layernorm.weight',
+    'feature_norm.scale': f'{prefix}hidden_norm.weight',
+    'norm.scale': 'norm.weight',
+    **{
+      f'feature_norms.norms.{i}.scale': f'fc_norm.{i}.weight'
+      for i in range(num_features)
+    },
+  }
+
+
+def num_draft_tokens_of(config: config_lib.Config, wanted: int | None) -> int:
+  """Returns K: the wanted one, or that of a configuration, or the default."""
   if wanted is not None:
     return wanted
   try:

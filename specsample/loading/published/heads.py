@@ -2,7 +2,8 @@
 
 Cai et al., 2401.10774; Ankner et al., 2402.05109. Each head has an unembedding
 of its own. Its blocks of the same width may all be one, which is then stored
-once or several times.
+once or several times. vLLM has names of its own for Medusa's tensors, and heads
+of some tokens, whose ids are `token_map`.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +13,16 @@ import numpy as np
 
 from specsample import drafters
 from specsample.drafters import heads as heads_lib
+from specsample.drafters import vocabulary
 from specsample.loading import load
 from specsample.loading.published import layer
 from specsample.loading.published import source as source_lib
+from specsample.loading.published import writing
 
 _PREFIX = 'prefix_embeding_layer.'  # as its authors spell it
+_TOKEN_MAP = 'token_map'
+# vLLM's names of Medusa's blocks and unembeddings.
+_BLOCK, _UNEMBED = 'blocks.{}.layers.{}.', 'lm_heads.{}.weight'
 
 
 def plan_medusa(
@@ -30,9 +36,15 @@ def plan_medusa(
     ValueError: there are fewer heads than K, or they are for another target.
   """
   source = _without(source, 'medusa_head.')
-  num_heads = _count(source, r'(\d+)\.')
-  num_layers = _count(source, r'0\.(\d+)\.linear\.weight')
-  block = '{}.{}.linear.'.format
+  if _UNEMBED.format(0) in source.tensors:
+    of_head, block = r'(?:blocks|lm_heads)\.(\d+)\.', _BLOCK.format
+    num_layers = _count(source, r'blocks\.0\.layers\.(\d+)\.')
+    unembed = _UNEMBED.format
+  else:
+    of_head, block = r'(\d+)\.', '{}.{}.linear.'.format
+    num_layers = _count(source, r'0\.(\d+)\.linear\.weight')
+    unembed = f'{{}}.{num_layers}.weight'.format
+  num_heads = _count(source, of_head)
   reads = target.params is not None
   shares = _shares(source, block, num_heads, range(num_layers), reads)
   drafter = drafters.Medusa(
@@ -46,13 +58,104 @@ def plan_medusa(
   made: dict[str, np.ndarray] = {}
   for i in range(drafter.num_draft_tokens):
     names |= _blocks(drafter, i, block, range(num_layers))
-    names[f'heads.{i}.unembed.kernel'] = f'{i}.{num_layers}.weight'
+    names[f'heads.{i}.unembed.kernel'] = unembed(i)
     made[f'heads.{i}.unembed.bias'] = np.zeros(target.model.vocab_size, 'f4')
-  ignored = _others(source, drafter, r'(\d+)\.')
+    if _TOKEN_MAP in source.tensors:
+      kernel, bias = _widened(source, unembed(i), target.model.vocab_size)
+      made[f'heads.{i}.unembed.kernel'] = kernel
+      made[f'heads.{i}.unembed.bias'] = bias
+  ignored = _others(source, drafter, of_head)
+  if _TOKEN_MAP in source.tensors:
+    ignored |= {_TOKEN_MAP, *map(unembed, range(num_heads))}
   ignored |= _copies(drafter, block, range(num_layers))
   return source_lib.Plan(
     drafter=drafter, source=source, names=names, made=made, ignored=ignored
   )
+
+
+def _widened(source, name, vocab_size):
+  """Returns a head's unembedding [V, D] and its bias, -inf for other tokens.
+
+  Raises:
+    ValueError: token_map does not name tokens of the target.
+  """
+  ids = source.read(_TOKEN_MAP)
+  try:
+    vocabulary.check_d2t(ids, vocab_size)
+  except ValueError as error:
+    raise ValueError(
+      f'{source.folder}, tensor {_TOKEN_MAP}: {error}'
+    ) from error
+  kernel = np.zeros((vocab_size, *source.shape(name)[1:]), 'f4')
+  kernel[ids] = source.read(name)
+  bias = np.full(vocab_size, -np.inf, 'f4')
+  bias[ids] = 0
+  return kernel, bias
+
+
+def write_medusa(request: writing.Request) -> writing.Content:
+  """Returns the files of a Medusa, with vLLM's names.
+
+  A head that shares the target's unembedding is written as one unembedding: the
+  product of the head's own map and of the target's columns.
+
+  Raises:
+    ValueError: the layout has no room for a part of the drafter.
+  """
+  drafter, values = request.drafter, request.values()
+  if request.of_speculators:
+    raise request.no_room(
+      'Medusa is no speculators_model_type', "choose layout='huggingface'"
+    )
+  if drafter.model.logit_softcap is not None and not drafter.own_unembedding:
+    raise request.no_room(
+      f"the target's logit_softcap = {drafter.model.logit_softcap}",
+      'train another drafter for this target',
+    )
+  columns = None if drafter.own_unembedding else _columns(request, values)
+  numbers, found = range(drafter.num_layers), {}
+  for i in range(drafter.num_draft_tokens):
+    for j in numbers:
+      stored = 0 if drafter.shares_blocks else j
+      for ours, theirs in _linear('', _BLOCK.format(i, j)[:-1]).items():
+        own = values[f'heads.{i}.blocks.{stored}.linear{ours}']
+        found[theirs] = writing.to_bfloat16(own)
+    if columns is not None:
+      kernel = values[f'heads.{i}.project.linear.kernel']
+      kernel = kernel.astype('f4') @ columns
+    elif values[f'heads.{i}.unembed.bias'].any():
+      raise request.no_room(
+        f'heads.{i}.unembed.bias, which is not 0', 'train without biases'
+      )
+    else:
+      kernel = values[f'heads.{i}.unembed.kernel']
+    found[_UNEMBED.format(i)] = writing.to_bfloat16(kernel)
+  num_drafted = drafter.draft_vocab_size or drafter.model.vocab_size
+  if drafter.draft_vocab_size is not None:
+    found[_TOKEN_MAP] = values['vocabulary.d2t'].astype(np.int64)
+  config = {
+    'architectures': ['MedusaModel'],
+    'model_type': 'medusa',
+    'base_model_name_or_path': request.target_name,
+    'hidden_size': drafter.model.dim,
+    'vocab_size': drafter.model.vocab_size,
+    'truncated_vocab_size': num_drafted,
+    'num_heads': drafter.num_draft_tokens,
+    'num_hidden_layers': drafter.num_layers,
+    'medusa_fc_bias': True,
+    'torch_dtype': 'bfloat16',
+    'dtype': 'bfloat16',
+  }
+  return writing.Content(config=config, weights={'model.safetensors': found})
+
+
+def _columns(request, values):
+  """Returns the target's unembedding [D, V'] of the tokens that are drafted."""
+  if 'vocabulary.unembedding' in values:
+    return values['vocabulary.unembedding'].astype('f4')
+  model, ids = request.target.model, np.arange(request.target.model.vocab_size)
+  cut = vocabulary.of_target(model, request.target.params, ids)
+  return np.asarray(cut['unembedding'], 'f4')
 
 
 def plan_hydra(

@@ -5,6 +5,7 @@ from typing import Any
 
 from specsample.loading import load
 from specsample.loading.published import source as source_lib
+from specsample.loading.published import writing
 from specsample.models import config as config_lib
 from specsample.models import llama
 from specsample.models import qwen
@@ -80,6 +81,57 @@ def config_of(
     attention_out_bias=has('o_proj.bias'),
     qk_norm=has('q_norm.weight'),
   )
+
+
+def settings(request: writing.Request, model_type: str) -> dict[str, Any]:
+  """Returns the settings that `config_of` reads as a drafter's layers.
+
+  Args:
+    request: holds the drafter.
+    model_type: 'qwen3', whose layers normalise queries and keys, or 'llama',
+      whose layers do not.
+
+  Raises:
+    ValueError: layers of this type cannot be the drafter's.
+  """
+  shape, windows = request.drafter.shape, request.drafter.windows
+  has_norms = model_type == 'qwen3'
+  if shape.qk_norm != has_norms:
+    raise request.no_room(
+      f'qk_norm = {shape.qk_norm}',
+      f'train with a layer_config that has qk_norm = {has_norms}',
+    )
+  if shape.attention_bias != shape.attention_out_bias:
+    raise request.no_room(
+      f'attention_bias = {shape.attention_bias} beside attention_out_bias = '
+      f'{shape.attention_out_bias}',
+      'train with a layer_config that has both or neither',
+    )
+  found = {
+    'model_type': model_type,
+    'hidden_act': 'silu',
+    'hidden_size': shape.dim,
+    'intermediate_size': shape.mlp_dim,
+    'num_attention_heads': shape.num_heads,
+    'num_key_value_heads': shape.num_kv_heads,
+    'head_dim': shape.head_dim,
+    'num_hidden_layers': len(windows),
+    'vocab_size': request.drafter.model.vocab_size,
+    'max_position_embeddings': shape.max_length,
+    'rms_norm_eps': shape.norm_eps,
+    'attention_bias': shape.attention_bias,
+    'tie_word_embeddings': False,
+    **llama.rope_settings(shape),
+  }
+  sizes = {window for window in windows if window is not None}
+  if has_norms or sizes:
+    found['layer_types'] = [
+      'full_attention' if window is None else 'sliding_attention'
+      for window in windows
+    ]
+    found['use_sliding_window'] = bool(sizes)
+    found['sliding_window'] = max(sizes, default=None)
+  return found
 
 
 def _sliding_layers(config, of_blocks, num_layers):

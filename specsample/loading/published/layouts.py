@@ -1,4 +1,4 @@
-"""Finding the layout in which a folder's drafter is published."""
+"""The layout in which a folder's drafter is published, or is to be."""
 
 from collections.abc import Callable
 import dataclasses
@@ -6,12 +6,15 @@ from typing import Any
 
 from etils import epath
 
+from specsample import drafters
 from specsample.loading import load as load_lib
 from specsample.loading.published import assistant
 from specsample.loading.published import dflash
 from specsample.loading.published import eagle
 from specsample.loading.published import heads
+from specsample.loading.published import mtp
 from specsample.loading.published import source as source_lib
+from specsample.loading.published import writing
 from specsample.models import tensors
 from specsample.types import Params
 
@@ -24,26 +27,35 @@ class Layout:
     name: the name of the kind.
     plan: (source, target, K or None) -> a drafter and where its parameters are.
       If the target's params are None, only the shapes count.
+    kind: the class of the drafters that can be written.
+    write: returns the files of such a drafter; None if none are written.
   """
 
   name: str
   plan: Callable[
     [source_lib.Source, load_lib.Loaded, int | None], source_lib.Plan
   ]
+  kind: type | None = None
+  write: Callable[[writing.Request], writing.Content] | None = None
 
 
-_MEDUSA = Layout('Medusa', heads.plan_medusa)
+_MEDUSA = Layout(
+  'Medusa', heads.plan_medusa, drafters.Medusa, heads.write_medusa
+)
 _HYDRA = Layout('Hydra', heads.plan_hydra)
 _EAGLE = Layout('EAGLE', eagle.plan_eagle)
-_EAGLE3 = Layout('EAGLE-3', eagle.plan_eagle3)
+_EAGLE3 = Layout(
+  'EAGLE-3', eagle.plan_eagle3, drafters.Eagle3, eagle.write_eagle3
+)
 _P_EAGLE = Layout('P-EAGLE', eagle.plan_p_eagle)
-_DFLASH = Layout('DFlash', dflash.plan)
+_DFLASH = Layout('DFlash', dflash.plan, drafters.DFlash, dflash.write)
 _DFLASH2 = Layout('DFlash 2', dflash.plan)
-_DSPARK = Layout('DSpark', dflash.plan)
+_DSPARK = Layout('DSpark', dflash.plan, drafters.DSpark, dflash.write)
+_MTP = Layout('MTP', mtp.plan_speculators, drafters.MTP, mtp.write)
 _ASSISTANT = Layout("Gemma 4's assistants", assistant.plan)
 ALL = (
   *(_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _P_EAGLE, _DFLASH, _DFLASH2, _DSPARK),
-  _ASSISTANT,
+  *(_ASSISTANT, _MTP),
 )
 # By speculators_model_type.
 _OF_SPECULATORS = {
@@ -53,6 +65,7 @@ _OF_SPECULATORS = {
   'dflash': _DFLASH,
   'dflash2': _DFLASH2,
   'dspark': _DSPARK,
+  'mtp': _MTP,
 }
 # By a tensor that none of the layouts below it has.
 _BY_TENSOR = {
@@ -67,6 +80,7 @@ _BY_TENSOR = {
   'hydra_mlp.0.1.linear.weight': _HYDRA,
   'pre_projection.weight': _ASSISTANT,
   'medusa_head.0.0.linear.weight': _MEDUSA,
+  'blocks.0.layers.0.weight': _MEDUSA,
   '0.0.linear.weight': _MEDUSA,
 }
 
@@ -120,3 +134,31 @@ def load(
       f'of {", ".join(x.name for x in ALL)}'
     )
   return None
+
+
+def write(request: writing.Request) -> writing.Content:
+  """Returns the files of a drafter, from which it would be read unchanged.
+
+  Raises:
+    ValueError: such drafters are not written, or the layout has no room for a
+      part of this one.
+  """
+  written = {layout.kind: layout for layout in ALL if layout.kind is not None}
+  layout = written.get(type(request.drafter))
+  if layout is None or layout.write is None:
+    raise ValueError(
+      f'{type(request.drafter).__name__} has no published layout that can be '
+      f'written: export one of {", ".join(x.__name__ for x in written)}'
+    )
+  content = layout.write(request)
+  if content.is_of_target:
+    return content
+  source = writing.as_source(content)
+  found = find(source)
+  assert found is layout, (found, layout)
+  # Without the target's weights, because only the shapes are compared.
+  target = load_lib.Loaded(request.drafter.model, None, None)
+  plan = layout.plan(source, target, request.drafter.num_draft_tokens)
+  tensors.refuse(source_lib.compare(plan), 'what would be written')
+  writing.check_settings(request, plan.drafter)
+  return content

@@ -5,14 +5,24 @@ layers of the target. Qwen3-Next and Qwen3.5 have one module, whose tensors are
 named `mtp.`; it continues from its output after the last norm.
 """
 
+import math
+
 from etils import epath
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from specsample import files
 from specsample.drafters import mtp
 from specsample.drafters import trainable
+from specsample.loading import load as load_lib
+from specsample.loading.published import eagle
+from specsample.loading.published import layer
+from specsample.loading.published import source as source_lib
+from specsample.loading.published import writing
 from specsample.models import config as config_lib
 from specsample.models import huggingface
+from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.models import transformer
 from specsample.types import Params
@@ -29,6 +39,13 @@ _QWEN_NAMES = {
   'feature_norm.scale': 'pre_fc_norm_hidden.weight',
   'project.linear.kernel': 'fc.weight',
   'norm.scale': 'norm.weight',
+}
+# In `speculators` there is one module, with a layer of Qwen 3.
+_SPECULATORS_NAMES = layer.names('layers.0.layer.', 'mtp_layers.0.') | {
+  'layers.0.embedding_norm.scale': 'mtp_layers.0.token_layernorm.weight',
+  'layers.0.feature_norm.scale': 'mtp_layers.0.hidden_layernorm.weight',
+  'layers.0.project.linear.kernel': 'mtp_layers.0.input_proj.weight',
+  'layers.0.norm.scale': 'mtp_layers.0.final_layernorm.weight',
 }
 _OF_LAYER = 'layers.{}.', 'model.layers.{}.'
 # Copies of the target's embedding and unembedding, which the modules share.
@@ -117,3 +134,174 @@ def plan(
     )
   found = huggingface.of_modules(stored, config, model, prefixes)
   return drafter, found, names, copies
+
+
+def plan_speculators(
+  source: source_lib.Source,
+  target: load_lib.Loaded,
+  num_draft_tokens: int | None,
+) -> source_lib.Plan:
+  """Plans the module of a folder of `speculators`.
+
+  Raises:
+    ValueError: it has layers of another model than Qwen 3, or more than one, or
+      is for another target.
+  """
+  config = eagle.of_layer(source.config)
+  config.only('model_type', 'qwen3')
+  source.config.only(huggingface.NUM_MODULES, 1)
+  drafter = mtp.MTP(
+    model=target.model,
+    num_draft_tokens=eagle.num_draft_tokens_of(source.config, num_draft_tokens),
+    feeds_back_normed=True,
+    layer_config=layer.config_of(source, config, target, 'mtp_layers.0.'),
+  )
+  copies = {source_lib.UNEMBEDDING} | source_lib.check_embedding(
+    source, 'embed_tokens.weight', target
+  )
+  return source_lib.Plan(
+    drafter=drafter, source=source, names=_SPECULATORS_NAMES, ignored=copies
+  )
+
+
+def write(request: writing.Request) -> writing.Content:
+  """Returns the files of modules.
+
+  In Hugging Face's layout they are those of the target, with the modules in
+  place of any that it has.
+
+  Raises:
+    ValueError: the layout has no room for a part of the drafter, or the target
+      is not a folder of its own.
+  """
+  if request.drafter.draft_vocab_size is not None:
+    raise request.no_room(
+      f'draft_vocab_size = {request.drafter.draft_vocab_size}',
+      'train with draft_vocab_size = None',
+    )
+  if request.of_speculators:
+    return _for_speculators(request)
+  return _with_target(request)
+
+
+def _for_speculators(request):
+  drafter, num_layers = request.drafter, request.drafter.model.num_layers
+  if drafter.num_modules > 1:
+    raise request.no_room(
+      f'num_modules = {drafter.num_modules}', 'train one module'
+    )
+  of_layer = layer.settings(request, 'qwen3')
+  # All layers of the target are described, as by the module's own.
+  of_layer['layer_types'] *= num_layers
+  of_layer['num_hidden_layers'] = num_layers
+  config = {
+    **writing.for_speculators(request, 'mtp', 'MTPDraftModel'),
+    'transformer_layer_config': of_layer,
+    huggingface.NUM_MODULES: 1,
+  }
+  found = writing.named(request, _SPECULATORS_NAMES)
+  return writing.Content(config=config, weights={'model.safetensors': found})
+
+
+def _with_target(request):
+  folder = load_lib.folder_of(request.target)
+  if folder is None:
+    raise request.no_room(
+      f'the target {request.target.name!r}, in whose folder the modules are',
+      'load the target from a folder with config.json and safetensors',
+    )
+  path, drafter = folder / 'config.json', request.drafter
+  values = files.read_json(path)
+  config_lib.Config(values, str(path)).only('quantization_config', None)
+  family = huggingface.family_of(config_lib.Config(values, str(path)))
+  if family.mtp_prefix is None:
+    count = values.get(huggingface.NUM_MODULES) or 0
+    if count > drafter.num_modules:
+      raise request.no_room(
+        f"{count - drafter.num_modules} more of the target's {count} modules",
+        f'train num_modules = {count}',
+      )
+    values[huggingface.NUM_MODULES] = drafter.num_modules
+  config = config_lib.Config(values, str(path))
+  stored = huggingface.open_tensors(folder, config, drafter.model.dtype)
+  found = _modules(request, stored, config)
+  paths = huggingface.shard_paths(folder)
+  weights: dict[str, dict[str, np.ndarray]] = {}
+  copied: dict[str, epath.Path] = {
+    path.name: path
+    for path in folder.iterdir()
+    if not path.is_dir()
+    and path.suffix not in ('.safetensors', *huggingface.PICKLE_SUFFIXES)
+    and not path.name.endswith('.index.json')
+  }
+  places: dict[str, str] = {}
+  count = len(paths) + 1
+  name_of = lambda i: f'model-{i + 1:05}-of-{count:05}.safetensors'
+  for i, shard in enumerate(paths):
+    header = safetensors_file.read_header(shard)
+    kept = header.keys() - found.keys()
+    places |= dict.fromkeys(sorted(kept), name_of(i))
+    if len(kept) == len(header):
+      copied[name_of(i)] = shard
+    else:
+      whole = lambda tensor: tensor[(slice(None),) * len(tensor.shape)]
+      weights[name_of(i)] = {name: whole(header[name]) for name in kept}
+  weights[name_of(len(paths))] = found
+  places |= dict.fromkeys(sorted(found), name_of(len(paths)))
+  index = {'metadata': {}, 'weight_map': places}
+  return writing.Content(
+    config=values,
+    weights=weights,
+    others={'model.safetensors.index.json': index},
+    copied=copied,
+    is_of_target=True,
+  )
+
+
+def _modules(request, stored, config) -> dict[str, np.ndarray]:
+  """Returns the tensors of the modules, in the form of the target's family.
+
+  Families divide tensors into several parameters and reorder their rows. The
+  reader says how: given the number of each entry, it returns for each parameter
+  the numbers of the entries that it is made of.
+  """
+  drafter, shapes = request.drafter, dict(stored.shapes)
+  model, count = drafter.model, drafter.num_draft_tokens
+  prefixes = huggingface.mtp_prefixes(model.num_layers, config)
+  leaves = jax.tree_util.tree_leaves_with_path(request.params)
+  read, _, names, copies = plan(stored, config, model, count)
+  writing.check_settings(request, read)
+  if not any(name.startswith(prefixes) for name in shapes):
+    shapes |= {
+      tensors.source_name(path, names): leaf.shape[::-1]
+      for path, leaf in leaves
+    }
+  chosen = {
+    name: shape
+    for name, shape in shapes.items()
+    if name.startswith(prefixes) and not name.endswith(_COPIES)
+  }
+  sizes = [math.prod(shape) for shape in chosen.values()]
+  starts = dict(zip(chosen, np.cumsum([0, *sizes]).tolist(), strict=False))
+
+  def numbers(name):
+    shape = shapes[name]
+    return starts[name] + np.arange(math.prod(shape)).reshape(shape)
+
+  numbered = tensors.TensorFile(stored.origin, shapes, numbers)
+  _, found, _, _ = plan(numbered, config, model, count)
+  tensors.refuse(tensors.compare(drafter, found, names, copies), stored.origin)
+  flat = np.full(sum(sizes), np.nan, np.float32)
+  routers = set()
+  for path, leaf in leaves:
+    tensor = found.open(tensors.source_name(path, names))
+    places = tensor[(slice(None),) * leaf.ndim]
+    flat[places] = np.asarray(leaf).astype(np.float32).T
+    if tensors.is_of_router(tensors.key(path)):
+      routers.add(int(places.flat[0]))
+  written = {}
+  for name, shape in chosen.items():
+    start = starts[name]
+    values = flat[start : start + math.prod(shape)].reshape(shape)
+    written[name] = values if start in routers else values.astype(jnp.bfloat16)
+  return written

@@ -85,7 +85,7 @@ def open_folder(folder: epath.Path) -> Source | None:
   found: dict[str, safetensors_file.Tensor] = {}
   for name in names:
     header = read_header(folder / name)
-    safetensors_file.check_kinds(folder, header, safetensors_file.READABLE)
+    safetensors_file.check_kinds(folder, header, safetensors_file.DTYPES)
     for key, tensor in header.items():
       found[key.removeprefix('model.')] = tensor
   return Source(folder, config_lib.Config(config, str(path)), found)

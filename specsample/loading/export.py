@@ -1,0 +1,156 @@
+"""Writing a drafter for other engines, in the layouts in which others publish.
+
+`published.layouts` says what the files hold.
+"""
+
+from collections.abc import Mapping
+import os
+from typing import Any
+
+from etils import epath
+
+from specsample import checks
+from specsample import files
+from specsample.drafters import trainable
+from specsample.loading import load
+from specsample.loading import model_card
+from specsample.loading.published import layouts
+from specsample.loading.published import writing
+from specsample.models import int8
+from specsample.models import safetensors_file
+from specsample.types import Params
+
+_CONFIG = 'config.json'
+
+
+def export_drafter(
+  path: str | os.PathLike[str],
+  drafter: trainable.Trainable,
+  params: Params,
+  *,
+  target: load.Loaded,
+  layout: str,
+  target_name: str | None = None,
+  card: Mapping[str, Any] | None = None,
+) -> None:
+  """Writes a folder that vLLM, SGLang or `speculators` read, whole or not.
+
+  `load_drafter` reads it too, as the same drafter: what a layout has no room
+  for is refused before anything is written. Weights become bfloat16. README.md
+  is a model card for the hub.
+
+  Args:
+    path: the folder, which must not exist; gs:// works too.
+    drafter: an Eagle3, DFlash, DSpark, Medusa or MTP.
+    params: its own parameters, whole on this host.
+    target: the model that it drafts for.
+    layout: 'huggingface' for the names of each kind's authors or, for Medusa,
+      vLLM's. Modules of an MTP are then written beside their target's weights,
+      which are copied. 'speculators' for those of vLLM's library; it has no
+      Medusa.
+    target_name: the target's name for others, on the hub or a folder; None for
+      the name that it was loaded by.
+    card: facts about the drafter, as in `load_drafter(...).card`.
+
+  Raises:
+    ValueError: `path` exists, the parameters are int8, such drafters have no
+      such layout, it has no room for a part of the drafter, or it needs the
+      target's name and there is none.
+  """
+  if layout not in writing.LAYOUTS:
+    raise ValueError(
+      f'layout is {layout!r}: give one of {", ".join(writing.LAYOUTS)}'
+    )
+  checks.instance(
+    *('target', target, load.Loaded), 'give what specsample.load returned'
+  )
+  int8.refuse(params)
+  folder = load.folder_of(target)
+  name = target_name or name_of(target)
+  request = writing.Request(
+    drafter=drafter,
+    params=params,
+    target=target,
+    target_name=name,
+    architectures=_architectures(folder),
+    layout=layout,
+  )
+  content = layouts.write(request)
+  readme = model_card.text(request, card or {})
+  with files.new_folder(path) as new:
+    files.on_first_process(lambda: _write(new, content, readme))
+
+
+def _write(folder: epath.Path, content: writing.Content, readme: str) -> None:
+  for name, origin in content.copied.items():
+    origin.copy(folder / name)
+  for name, tensors in content.weights.items():
+    safetensors_file.write(folder / name, tensors)
+  for name, values in content.others.items():
+    files.write_json(folder / name, dict(values))
+  (folder / 'README.md').write_text(readme)
+  # Written last, because it marks the folder as complete.
+  files.write_json(folder / _CONFIG, dict(content.config))
+
+
+def name_of(target: load.Loaded) -> str | None:
+  """Returns the name that a target was loaded by if others know it too."""
+  return None if load.folder_of(target) is None else target.name
+
+
+def _architectures(folder) -> tuple[str, ...]:
+  if folder is None:
+    return ()
+  return tuple(files.read_json(folder / _CONFIG).get('architectures') or ())
+
+
+def upload(path: str | os.PathLike[str], name: str) -> str:
+  """Uploads an exported folder to the Hugging Face hub; returns its address.
+
+  Args:
+    path: a local folder that `export_drafter` wrote.
+    name: a new repository, 'owner/name'.
+
+  Raises:
+    ValueError: the hub refuses it, or cannot be reached. The folder stays.
+  """
+  # Imported only when it is used: it takes as long as the rest of the library.
+  import huggingface_hub  # noqa: PLC0415
+  from huggingface_hub import errors  # noqa: PLC0415
+
+  try:
+    created = huggingface_hub.create_repo(name, repo_type='model')
+    huggingface_hub.upload_folder(
+      repo_id=name, folder_path=os.fspath(path), repo_type='model'
+    )
+  except (errors.HfHubHTTPError, OSError, ValueError) as error:
+    reason = ' '.join(str(error).split())
+    raise ValueError(
+      f'{path} was written, but not uploaded to {name} ({reason}): log in with '
+      f'`hf auth login`, then run `hf upload {name} {path}`'
+    ) from error
+  return str(created)
+
+
+def check_upload(
+  path: str | os.PathLike[str], name: str, target_name: str | None
+) -> None:
+  """Raises ValueError if `upload` could not be of use.
+
+  Args:
+    path: the folder to upload.
+    name: the repository.
+    target_name: the target's name in the folder's files, None if it has none.
+  """
+  if not load.is_hub_id(name):
+    raise ValueError(f"{name!r} is no repository of the hub: give 'owner/name'")
+  if files.is_remote(path):
+    raise ValueError(
+      f'{path} is in a bucket, but only a local folder can be uploaded: export '
+      'to one'
+    )
+  if target_name is None or not load.is_hub_id(target_name):
+    raise ValueError(
+      f'the target {target_name!r} is not on the hub, where others would look '
+      "for it: give target_name='organisation/name'"
+    )
