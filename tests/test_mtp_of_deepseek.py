@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -260,3 +261,21 @@ def test_a_module_without_an_expert_is_refused(folder, tmp_path):
   missing = r'1 tensors \(model\.layers\.2\.mlp\.experts\.\*\.up_proj'
   with pytest.raises(ValueError, match=missing):
     specsample.load_drafter(tmp_path, target)
+
+
+def test_an_exported_module_is_read_as_it_was(folder, tmp_path):
+  target = specsample.load(folder)
+  given = specsample.load_drafter(folder, target)
+  params = jax.tree.map(
+    lambda x: (x * 1.25).astype(jnp.bfloat16).astype(x.dtype), given.params
+  )
+  specsample.export_drafter(
+    *(tmp_path / 'out', given.drafter, params),
+    target=target,
+    layout='huggingface',
+  )
+  again = specsample.load(tmp_path / 'out')
+  found = specsample.load_drafter(tmp_path / 'out', again)
+  assert found.drafter == given.drafter
+  for one, other in ((target.params, again.params), (params, found.params)):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
