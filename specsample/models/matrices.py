@@ -74,8 +74,14 @@ def product_by_group(
   if isinstance(kernels, int8.Int8):
     y = product_by_group(x, kernels.values.astype(x.dtype), group)
     return (y * kernels.scale[group, 0]).astype(x.dtype)
+  # A TPU's compiler refuses a higher precision than that of bfloat16 factors,
+  # which `jax.default_matmul_precision` would ask for.
+  precision = None if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
   return jax.lax.ragged_dot(
-    x, kernels, jnp.bincount(group, length=kernels.shape[0])
+    x,
+    kernels,
+    jnp.bincount(group, length=kernels.shape[0]),
+    precision=precision,
   )
 
 

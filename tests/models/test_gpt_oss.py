@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.torch
@@ -16,6 +17,7 @@ from specsample import testing
 from specsample.models import config as config_lib
 from specsample.models import experts
 from specsample.models import huggingface
+from specsample.models import matrices
 from specsample.models import mxfp4
 from specsample.models import rotary
 from specsample.models import safetensors_file
@@ -200,3 +202,19 @@ def test_a_drafter_of_plain_layers_drafts_for_it(tmp_path, kind):
     verify=specsample.verify.chain,
     max_new_tokens=8,
   )
+
+
+@pytest.mark.parametrize(
+  ('dtype', 'precision'), [('bfloat16', 'DEFAULT'), ('float32', 'HIGHEST')]
+)
+def test_products_of_experts_ask_for_no_more_than_their_factors_have(
+  dtype, precision
+):
+  """A TPU's compiler refuses a precision above that of bfloat16 factors."""
+  rows, kernels = jnp.zeros((4, 8), dtype), jnp.zeros((2, 8, 8), dtype)
+  with jax.default_matmul_precision('highest'):
+    program = jax.make_jaxpr(matrices.product_by_group)(
+      rows, kernels, jnp.asarray([0, 0, 1, 1])
+    )
+  (found,) = [x for x in program.eqns if x.primitive.name.startswith('ragged')]
+  assert {x.name for x in found.params['precision']} == {precision}
