@@ -284,7 +284,7 @@ def ancestors(parents: Array) -> Array:
   """Returns which nodes are on the path to each node, itself included.
 
   Takes parents [..., N] and returns [..., N + 1, N + 1] bool. Node 0 is on
-  every path.
+  every path, but on none that begins at a node whose parent is -1.
   """
   size = parents.shape[-1] + 1
   behind = jnp.pad(parents, [(0, 0)] * (parents.ndim - 1) + [(1, 0)])

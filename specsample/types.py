@@ -319,7 +319,9 @@ class Model(Protocol):
     With parents [B, W - 1], the last W entries of each row, which include the
     T new ones, form a tree (see `tree`), and the first of them is its node 0.
     Each node attends to everything before the tree and to the nodes on its
-    path, and its position is that of node 0 plus its depth.
+    path, and its position is that of node 0 plus its depth. A node whose
+    parent is -1 follows what is before the tree, as node 0 does: chains of such
+    nodes are texts that do not see each other.
     """
 
   def commit(

@@ -53,6 +53,12 @@ class Training:
   batch_size: int = 8
   max_length: int = 256  # of an example; longer ones are truncated
   width_multiple: int = 32  # batch widths are multiples of it
+  # The length of rows that hold several examples each, at least `max_length`;
+  # None for one example per row.
+  packed_length: int | None = None
+  # This many batches are sorted by length together, so that rows of one example
+  # are alike; 1 for random batches, which packed rows fill as well.
+  sorted_batches: int = schedule.SORTED_BATCHES
   seed: int = 0  # of the order, the initial weights and all sampling
   # A drafter, by the name or folder that `load_drafter` takes, with whose
   # weights the run begins; None for random ones. The number of drafts and the
@@ -106,7 +112,7 @@ class Training:
       *('batch_size', 'max_length', 'width_multiple', 'clip_norm'),
       *('learning_rate', 'held_out_answers', 'report_every', 'evaluate_every'),
       *('on_policy_temperature', 'decoded_prompts', 'decoded_prompt_tokens'),
-      'decoded_new_tokens',
+      *('decoded_new_tokens', 'sorted_batches'),
     )
     for name in positive:
       above = getattr(self, name) > 0
@@ -118,11 +124,12 @@ class Training:
     checks.field(self, 'decay', is_inside, 'a number above 0 and below 1')
     for name in (
       *('epochs', 'answer_tokens', 'target_learning_rate', 'max_tokens'),
-      'patience',
+      *('patience', 'packed_length'),
     ):
       value = getattr(self, name)
       holds = value is None or value > 0
       checks.field(self, name, holds, 'a number above 0, or None')
+    self._check_packed()
     if self.trains_target and self.cache_hidden:
       raise ValueError(
         'Training.cache_hidden is True and target_learning_rate is '
@@ -151,6 +158,29 @@ class Training:
         f'Training.on_policy_share is {self.on_policy_share} and token_weight '
         f'is {self.objective.token_weight}: the text of the draft model is not '
         'an example, so set token_weight = 0 and teacher_weight = 1'
+      )
+
+  def _check_packed(self):
+    """Refuses packed rows that are too short, too long, or written anew."""
+    length, context = self.packed_length, self.target.model.max_length
+    if length is None:
+      return
+    if length < self.max_length:
+      raise ValueError(
+        f'Training.packed_length is {length} and max_length is '
+        f'{self.max_length}: a row must have room for the longest example, so '
+        f'give packed_length = {self.max_length} or more'
+      )
+    if length > context:
+      raise ValueError(
+        f'Training.packed_length is {length}, but the target reads at most '
+        f'{context} tokens: give packed_length = {context} or less'
+      )
+    if self.on_policy_share:
+      raise ValueError(
+        f'Training.packed_length is {length} and on_policy_share is '
+        f'{self.on_policy_share}: the draft model writes one answer per row: '
+        'set packed_length = None'
       )
 
   @property
@@ -200,6 +230,8 @@ class Training:
       batch_size=self.batch_size,
       max_length=self.max_length,
       width_multiple=self.width_multiple,
+      packed_length=self.packed_length,
+      sorted_batches=self.sorted_batches,
       seed=self.seed,
       phases=phases,
     )

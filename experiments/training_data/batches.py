@@ -2,8 +2,8 @@
 
 Step i of a run reads batch i, whatever was read before, so a run that was
 killed continues where it stopped (see `schedule`). A row holds one dialogue,
-because the model has no mask that would separate two; instead, the rows of a
-batch have similar lengths.
+and the rows of a batch have similar lengths; or rows of a fixed length are
+packed with the dialogues of a step (see `specsample.training.rows`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +13,10 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.training_data import packing
 from experiments.training_data import schedule
 from experiments.training_data.dialogues import Dialogue
+from specsample import sharding
 
 # The number of tokens before an answer that heads read.
 _BEFORE_ANSWER = 2
@@ -33,6 +35,18 @@ class Example:
   def learned(self) -> np.ndarray:
     """The tokens of the answers, [m] int32."""
     return np.concatenate([self.tokens[slice(*span)] for span in self.answers])
+
+  def cut(self, length: int) -> 'Example':
+    """Returns the first `length` tokens."""
+    return Example(
+      tokens=self.tokens[:length],
+      answers=tuple(
+        (start, min(end, length))
+        for start, end in self.answers
+        if start < length
+      ),
+      vectors={name: found[:length] for name, found in self.vectors.items()},
+    )
 
 
 def example(
@@ -74,11 +88,18 @@ class Batches:
   A batch is {'tokens': [B, T] int32, 'mask': [B, T] bool}, where `mask` marks
   the tokens of answers, and it has the vectors of the examples, [B, T, ...]
   bfloat16. The batch of a step also has `places` [B, A] int32 if the answers
-  span fewer than T tokens, see `specsample.training.objective.crop`. Rows that
+  span fewer than T tokens, see `specsample.training.rows.crop`. Rows that
   only fill up a batch are masked out.
 
   T is a multiple of `width_multiple`, which limits the number of shapes, and at
   most `max_length`; longer examples are cut off.
+
+  With a `packed_length`, the batch of a step has as many rows of that many
+  tokens as its `batch_size` examples need, a number that the mesh can divide,
+  and `starts` [B, D] int32.
+
+  `sorted_batches` is how many batches are sorted by length together. With 1,
+  batches are random: then packed ones need about equally many rows.
 
   `phases` says how many of the examples are learned from, and from which step
   on; by default all of them, from step 0.
@@ -88,6 +109,8 @@ class Batches:
   batch_size: int
   max_length: int = 512
   width_multiple: int = 64
+  packed_length: int | None = None
+  sorted_batches: int = schedule.SORTED_BATCHES
   seed: int = 0
   phases: Sequence[schedule.Phase] | None = None
 
@@ -126,7 +149,17 @@ class Batches:
 
   def __getitem__(self, step: int) -> dict[str, np.ndarray]:
     """Returns the batch of a step, from 0; the order differs in each epoch."""
-    return self._with_places(self._batch(self._usable[self._schedule[step]]))
+    rows = self._rows(self._usable[self._schedule[step]])
+    length = self.packed_length
+    if length is None:
+      places = packing.one_per_row(len(rows))
+      return self._with_places(self._batch(rows, places), places)
+    places = packing.first_fit([row.tokens.size for row in rows], length)
+    parts = sharding.batch_parts()
+    num_rows = -(-(1 + max(place.row for place in places)) // parts) * parts
+    batch = self._batch(rows, places, (num_rows, length))
+    batch['starts'] = _starts(places, num_rows, length)
+    return self._with_places(batch, places)
 
   def once(self) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches with each example once, shortest first, to evaluate."""
@@ -134,7 +167,8 @@ class Batches:
       np.arange(len(self._usable)), self._schedule.lengths
     )
     for start in range(0, len(order), self.batch_size):
-      yield self._batch(self._usable[order[start : start + self.batch_size]])
+      rows = self._rows(self._usable[order[start : start + self.batch_size]])
+      yield self._batch(rows, packing.one_per_row(len(rows)))
 
   @functools.cached_property
   def _usable(self) -> np.ndarray:
@@ -159,36 +193,67 @@ class Batches:
         for phase in self.phases or whole
       ],
       batch_size=self.batch_size,
+      sorted_batches=self.sorted_batches,
       seed=self.seed,
     )
 
-  def _with_places(self, batch):
-    """Adds `places` to the batch if that makes it narrower."""
-    mask = batch['mask']
-    starts = np.maximum(mask.argmax(axis=1) - _BEFORE_ANSWER, 0)
-    ends = mask.shape[1] - mask[:, ::-1].argmax(axis=1)
-    sizes = np.where(mask.any(axis=1), ends - starts, 0)
-    width = -(-sizes.max() // self.width_multiple) * self.width_multiple
-    if width >= mask.shape[1]:
-      return batch
-    places = starts[:, None] + np.arange(width)
-    return batch | {'places': places.astype(np.int32)}
+  def _rows(self, indices: np.ndarray) -> list[Example]:
+    return [self.examples[i].cut(self.max_length) for i in indices]
 
-  def _batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-    rows = [self.examples[i] for i in indices]
-    tokens = pad(
-      [row.tokens[: self.max_length] for row in rows],
-      self.batch_size,
-      self.width_multiple,
-    )[:, : self.max_length]
-    batch = {'tokens': tokens, 'mask': np.zeros(tokens.shape, bool)}
+  def _with_places(self, batch, places):
+    """Adds `places` to the batch if that makes it narrower."""
+    num_rows, size = batch['tokens'].shape
+    spans: list[list[int]] = [[] for _ in range(num_rows)]
+    ends = [*places, *(packing.Place(row, size) for row in range(num_rows))]
+    for row, start in sorted(places):
+      end = min(p.start for p in ends if p.row == row and p.start > start)
+      learned = start + np.flatnonzero(batch['mask'][row, start:end])
+      first = max(learned[0] - _BEFORE_ANSWER, start)
+      spans[row] += range(first, learned[-1] + 1)
+    width = max(map(len, spans))
+    width = -(-width // self.width_multiple) * self.width_multiple
+    if width >= size:
+      return batch
+    # What follows in a row is not learned.
+    filled = [
+      [*span, *range(last := max(span, default=-1) + 1, last + width)][:width]
+      for span in spans
+    ]
+    return batch | {'places': np.asarray(filled, np.int32)}
+
+  def _batch(
+    self,
+    rows: Sequence[Example],
+    places: Sequence[packing.Place],
+    shape: tuple[int, int] | None = None,
+  ) -> dict[str, np.ndarray]:
+    """Returns a batch; its shape is by default that of one example per row."""
+    if shape is None:
+      longest = max(row.tokens.size for row in rows)
+      width = -(-longest // self.width_multiple) * self.width_multiple
+      shape = self.batch_size, min(width, self.max_length)
+    batch = {'tokens': np.zeros(shape, np.int32), 'mask': np.zeros(shape, bool)}
     for name, found in rows[0].vectors.items():
-      shape = (*tokens.shape, *found.shape[1:])
-      batch[name] = np.zeros(shape, jnp.bfloat16)
-    for i, row in enumerate(rows):
-      length = min(row.tokens.size, tokens.shape[1])
-      for start, end in row.answers:
-        batch['mask'][i, start : min(end, length)] = True
-      for name, found in row.vectors.items():
-        batch[name][i, :length] = found[:length]
+      batch[name] = np.zeros((*shape, *found.shape[1:]), jnp.bfloat16)
+    for example, (row, first) in zip(rows, places, strict=True):
+      of_row = slice(first, first + example.tokens.size)
+      batch['tokens'][row, of_row] = example.tokens
+      for start, end in example.answers:
+        batch['mask'][row, first + start : first + end] = True
+      for name, found in example.vectors.items():
+        batch[name][row, of_row] = found
     return batch
+
+
+def _starts(
+  places: Sequence[packing.Place], num_rows: int, length: int
+) -> np.ndarray:
+  """Returns the `starts` of packed rows; few widths, to limit the shapes."""
+  of_rows: list[list[int]] = [[] for _ in range(num_rows)]
+  for row, start in sorted(places):
+    of_rows[row].append(start)
+  width = 1 << (max(map(len, of_rows)) - 1).bit_length()
+  found = np.full((num_rows, width), length, np.int32)
+  for row, starts in enumerate(of_rows):
+    found[row, : len(starts)] = starts
+  return found

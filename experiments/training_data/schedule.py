@@ -14,8 +14,8 @@ import functools
 
 import numpy as np
 
-# This many batches are sorted by length together.
-_SORTED_TOGETHER = 32
+# This many batches are sorted by length together, by default.
+SORTED_BATCHES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +34,14 @@ class Schedule:
     lengths: [N] of all examples; those in a batch have similar lengths.
     phases: in order; the first one begins at step 0.
     batch_size: examples per step; one batch of an epoch may have fewer.
+    sorted_batches: batches whose examples are sorted by length together.
     seed: the seed of the order, which differs from epoch to epoch.
   """
 
   lengths: np.ndarray
   phases: Sequence[Phase]
   batch_size: int
+  sorted_batches: int = SORTED_BATCHES
   seed: int = 0
 
   def __getitem__(self, step: int) -> np.ndarray:
@@ -72,7 +74,7 @@ class Schedule:
       examples = np.concatenate([unseen, np.arange(before, count)])
     rng = np.random.default_rng([self.seed, number, epoch])
     order = rng.permutation(examples)
-    together = _SORTED_TOGETHER * self.batch_size
+    together = self.sorted_batches * self.batch_size
     batches: list[np.ndarray] = []
     for start in range(0, len(order), together):
       part = by_length(order[start : start + together], self.lengths)

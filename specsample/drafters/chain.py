@@ -220,10 +220,12 @@ class Chain(OfTwoModels, trainable.Learnable):
     """See `trainable.Learnable`: the whole draft model."""
     return jax.tree.map(lambda _: True, self.model.abstract_params())
 
-  def vectors(self, params: Params, tokens: Array) -> Array:
-    """Returns what the unembedding reads of sequences [B, T]: [B, T, D]."""
+  def vectors(
+    self, params: Params, tokens: Array, parents: Array | None = None
+  ) -> Array:
+    """See `draft_model.DraftModel`."""
     empty = self.model.init_cache(tokens.shape[0], 0)
-    return self._apply(params, tokens, empty)[0].hidden
+    return self._apply(params, tokens, empty, parents)[0].hidden
 
   def logits(self, params: Params, vectors: Array) -> Array:
     """See `trainable.Learnable`."""

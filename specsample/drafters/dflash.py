@@ -66,20 +66,18 @@ class Network(nnx.Module):
     self.config = model
 
   def context(
-    self, features: Sequence[Array], start: Array
+    self, features: Sequence[Array], positions: Array
   ) -> tuple[list[Array], list[Array]]:
     """Returns keys and values of [B, H, T, head_dim], one of each per layer.
 
     Args:
       features: [B, T, D] each, one for each layer of the target that is read.
-      start: [B] int32, the position of the first of the T tokens.
+      positions: [B, T] int32, of the tokens.
     """
-    num_new = features[0].shape[1]
     rows = jnp.concatenate(self.feature_norms(features), axis=-1)
     rows = rows.reshape(-1, rows.shape[-1])
     rows = sharding.constrain(rows, 'batch', self.width)
     fused = self.fused_norm(self.fuse(rows))
-    positions = start[:, None] + jnp.arange(num_new)
     rope = functools.cache(functools.partial(self.config.rope, positions))
     keys, values = [], []
     for i, layer in enumerate(self.layers):
@@ -96,15 +94,19 @@ class Network(nnx.Module):
     start: Array,
     num_drafts: int,
     context: cache_lib.KVCache,
+    begin: Array | None = None,
   ) -> Array:
     """Returns what the unembedding reads for each draft: [B, n, K, D].
 
     Args:
       first: [B, n, D], embeddings of the first tokens of n blocks per row.
-      start: [B, n] int32, their positions. A block sees the context before.
+      start: [B, n] int32, their places. A block sees the context before.
       num_drafts: K.
       context: holds what the method `context` returns.
+      begin: [B, n] int32, the places from which on the blocks see the context
+        and from which positions count; 0 by default.
     """
+    begin = jnp.zeros_like(start) if begin is None else begin
     batch, num_blocks, dim = first.shape
     num_masks = num_drafts - self.drafts_from_pending
     shape = (batch, num_blocks, num_masks, dim)
@@ -112,13 +114,15 @@ class Network(nnx.Module):
     unknown = sharding.constrain(unknown, 'batch', None, None, None)
     block = jnp.concatenate([first[:, :, None], unknown], axis=2)
     size = block.shape[2]
-    positions = (start[..., None] + jnp.arange(size)).reshape(batch, -1)
-    rope = functools.cache(functools.partial(self.config.rope, positions))
+    positions = (start - begin)[..., None] + jnp.arange(size)
+    rope = functools.cache(
+      functools.partial(self.config.rope, positions.reshape(batch, -1))
+    )
 
     @functools.cache
     def mask(num_entries, window, is_causal):
       seen_at = masks.indices(context.length, num_entries)
-      return block_mask(start, size, seen_at, window, is_causal)
+      return block_mask(start, size, seen_at, window, is_causal, begin)
 
     x = self._scaled(block).reshape(-1, dim)
     for i, (layer, keys, values) in enumerate(
@@ -144,25 +148,28 @@ def block_mask(
   seen_at: Array,
   window: int | None = None,
   is_causal: bool = False,
+  begin: Array | None = None,
 ) -> Array:
   """Returns what tokens of n blocks see: [B, T, S + T] bool, T = n * size.
 
   A token sees the context before its block, and all of its own block.
 
   Args:
-    start: [B, n] int32, the positions of the blocks.
+    start: [B, n] int32, the places of the blocks.
     size: the number of tokens in a block.
-    seen_at: [B, S] int32, the positions of the context's entries, negative for
+    seen_at: [B, S] int32, the places of the context's entries, negative for
       empty ones.
     window: if given, a token sees the last `window` tokens, itself included, as
       in `masks.causal`, and the `window` - 1 tokens after it.
     is_causal: whether a token sees no later tokens of its block.
+    begin: [B, n] int32, the first places that the blocks see; 0 by default.
   """
   batch, num_blocks = start.shape
   positions = start[..., None] + jnp.arange(size)  # [B, n, size]
   of_token = positions[..., None]
   seen_at = seen_at[:, None, None]  # [B, 1, 1, S]
-  before = (seen_at >= 0) & (seen_at < of_token[:, :, :1])
+  first = 0 if begin is None else begin[..., None, None]
+  before = (seen_at >= first) & (seen_at < of_token[:, :, :1])
   before = jnp.tile(before, (1, 1, size, 1))
   block, slot = jnp.divmod(jnp.arange(num_blocks * size), size)
   own = block[:, None] == block
@@ -282,14 +289,23 @@ class DFlash(trainable.Trainable):
     return True
 
   def context(
-    self, params: Params, features: Sequence[Array]
+    self,
+    params: Params,
+    features: Sequence[Array],
+    begins: Array | int = 0,
   ) -> cache_lib.KVCache:
-    """Returns what blocks see of sequences with features [B, T, D] each."""
-    batch, length, _ = features[0].shape
-    start = sharding.zeros((batch,), jnp.int32, 'batch')
-    keys, values = self.merge(params).context(features, start)
+    """Returns what blocks see of sequences with features [B, T, D] each.
+
+    Positions count from begins [B, T] on.
+    """
+    batch, size, _ = features[0].shape
+    place = jnp.broadcast_to(jnp.arange(size), (batch, size))
+    place = sharding.constrain(place, 'batch', None)
+    keys, values = self.merge(params).context(features, place - begins)
     return cache_lib.KVCache(
-      keys=tuple(keys), values=tuple(values), length=start + length
+      keys=tuple(keys),
+      values=tuple(values),
+      length=sharding.zeros((batch,), jnp.int32, 'batch') + size,
     )
 
   def vectors(
@@ -298,20 +314,23 @@ class DFlash(trainable.Trainable):
     first: Array,
     start: Array,
     context: cache_lib.KVCache,
+    begin: Array | None = None,
   ) -> Array:
     """Returns what the unembedding reads for n blocks per row: [B, n, K, D].
 
     Args:
       params: the whole tree of parameters.
       first: [B, n] int32, the pending tokens.
-      start: [B, n] int32, their positions.
+      start: [B, n] int32, their places.
       context: holds the tokens before them; blocks do not see later ones.
+      begin: [B, n] int32, the first places that they see; 0 by default.
     """
     return self.merge(params)(
       self.model.embed(params['target'], first),
       start,
       self.num_draft_tokens,
       context,
+      begin,
     )
 
   def initial_state(self, params: Params, pending: Array) -> Array | None:
@@ -399,7 +418,8 @@ class DFlash(trainable.Trainable):
         f'the target computes in {found.dtype}, but the weights of the drafter '
         f'are {own}: load both with the same dtype'
       )
-    keys, values = self.merge(params).context(output.features, state.length)
+    positions = state.length[:, None] + jnp.arange(found.shape[1])
+    keys, values = self.merge(params).context(output.features, positions)
     is_round = found.shape[1] <= self.num_draft_tokens + 1
     cache = cache_lib.append(
       state,

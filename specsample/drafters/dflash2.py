@@ -69,9 +69,8 @@ class _Network(dflash.Network):
     self.input_embedding_scale = config.input_embedding_scale
     self.output_multiplier = config.output_multiplier
 
-  def __call__(self, first, start, num_drafts, context):
-    vectors = super().__call__(first, start, num_drafts, context)
-    return self.output_multiplier * vectors
+  def __call__(self, *args):
+    return self.output_multiplier * super().__call__(*args)
 
   def _layer(self, config, model, keys):
     return group_conv.Layer(config, model, keys)

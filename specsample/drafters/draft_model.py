@@ -72,10 +72,16 @@ class DraftModel(chain.OverModel, trainable.Trainable):
     """The draft model by itself."""
     return Decoder(self)
 
-  def vectors(self, params: Params, tokens: Array) -> Array:
-    """Returns what the unembedding reads of sequences [B, T]: [B, T, D]."""
+  def vectors(
+    self, params: Params, tokens: Array, parents: Array | None = None
+  ) -> Array:
+    """Returns what the unembedding reads of sequences [B, T]: [B, T, D].
+
+    With parents they are trees, as in `types.Model.apply`.
+    """
     empty = self.decoder.init_cache(tokens.shape[0], 0)
-    return self.decoder.run(params, tokens, empty)[0].hidden
+    found, _ = self.decoder.run(params, tokens, empty, parents=parents)
+    return found.hidden
 
   def _begin(self, key, target_params):
     del key

@@ -145,7 +145,11 @@ class Heads(trainable.Trainable, abc.ABC):
 
   @abc.abstractmethod
   def vectors(
-    self, params: Params, tokens: Array, hidden: Array
+    self,
+    params: Params,
+    tokens: Array,
+    hidden: Array,
+    begins: Array | None = None,
   ) -> list[Array]:
     """Returns the unembedding's inputs: K arrays [B, T, D], one per head.
 
@@ -153,10 +157,12 @@ class Heads(trainable.Trainable, abc.ABC):
       params: the whole tree.
       tokens: [B, T], including the continuations that the heads read.
       hidden: [B, T, D], the target's hidden vectors at all of these tokens.
+      begins: [B, T] int32, the place at which each token's dialogue begins; 0
+        by default.
 
     Returns:
-      Vectors [b, t] depend on hidden[b, : t + 1] and, for head i, on
-      tokens[b, t + 1 : t + i + 2]; zeros stand in for tokens past the end.
+      Vectors [b, t] depend on hidden[b, begins[b, t] : t + 1] and, for head i,
+      on tokens[b, t + 1 : t + i + 2]; zeros stand in for tokens past the end.
     """
 
   def head_logits(self, params: Params, number: int, vectors: Array) -> Array:

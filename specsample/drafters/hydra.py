@@ -122,13 +122,17 @@ class Hydra(heads.Heads):
     return self.prefix_attention
 
   def vectors(
-    self, params: Params, tokens: Array, hidden: Array
+    self,
+    params: Params,
+    tokens: Array,
+    hidden: Array,
+    begins: Array | None = None,
   ) -> list[Array]:
     """See `heads.Heads`."""
     network = self.merge(params)
     if network.prefix is not None:
       empty = prefix.init_cache(self.shape, len(tokens), 0, hidden.dtype)
-      hidden, _ = network.prefix(hidden, empty)
+      hidden, _ = network.prefix(hidden, empty, begins)
     embedded = self._embed(params, tokens)
     behind = lambda i: jnp.pad(embedded, ((0, 0), (0, i), (0, 0)))[:, i:]
     rows = lambda x: x.reshape(-1, x.shape[-1])

@@ -36,10 +36,14 @@ class Medusa(steps.OnePass, heads.Heads):
   _network = _Network
 
   def vectors(
-    self, params: Params, tokens: Array, hidden: Array
+    self,
+    params: Params,
+    tokens: Array,
+    hidden: Array,
+    begins: Array | None = None,
   ) -> list[Array]:
     """See `heads.Heads`; the tokens are not read."""
-    del tokens
+    del tokens, begins
     rows = hidden.reshape(-1, hidden.shape[-1])
     return [
       head.finish(rows).reshape(hidden.shape)

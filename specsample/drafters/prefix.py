@@ -39,19 +39,30 @@ class PrefixLayer(nnx.Module):
     )
 
   def __call__(
-    self, hidden: Array, cache: cache_lib.KVCache
+    self,
+    hidden: Array,
+    cache: cache_lib.KVCache,
+    begins: Array | None = None,
   ) -> tuple[Array, cache_lib.KVCache]:
-    """Returns the output for hidden [B, T, D] and the extended cache."""
+    """Returns the output for hidden [B, T, D] and the extended cache.
+
+    Sequences begin at token begins [B, T], 0 by default.
+    """
     config = self.config
     batch, num_new, dim = hidden.shape
+    positions = cache.length[:, None] + jnp.arange(num_new)
     rope = rotary.tables(
-      cache.length[:, None] + jnp.arange(num_new),
+      positions if begins is None else positions - begins,
       config.head_dim,
       config.rope_theta,
       config.rope_scaling,
     )
     mask = masks.causal(
-      cache.length, num_new, cache.keys[0].shape[2], config.sliding_window
+      cache.length,
+      num_new,
+      cache.keys[0].shape[2],
+      config.sliding_window,
+      begins,
     )
     rows, keys, values = self.layer(
       hidden.reshape(-1, dim), rope, mask, cache.keys[0], cache.values[0]

@@ -8,18 +8,24 @@ from specsample.types import Array
 
 
 def causal(
-  length: Array, num_new: int, size: int, window: int | None = None
+  length: Array,
+  num_new: int,
+  size: int,
+  window: int | None = None,
+  begins: Array | None = None,
 ) -> Array:
   """Returns the mask of `num_new` tokens after length [B] cached ones.
 
   The mask is [B, T, S + T] bool, over the S cache entries and the T new tokens.
   Each new token sees the tokens so far, the new ones before it and itself; with
-  `window`, only the last `window` of these.
+  `window`, only the last `window` of these; with `begins` [B, T], only those
+  from its own begins on.
   """
   positions = length[:, None] + jnp.arange(num_new)  # [B, T]
   seen_at = jnp.concatenate([indices(length, size), positions], axis=1)
   seen_at = seen_at[:, None]
-  mask = (seen_at >= 0) & (seen_at <= positions[..., None])
+  first = 0 if begins is None else begins[..., None]
+  mask = (seen_at >= first) & (seen_at <= positions[..., None])
   if window is not None:
     mask &= seen_at > positions[..., None] - window
   return mask

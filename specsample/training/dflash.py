@@ -14,6 +14,7 @@ from specsample.drafters import dflash2
 from specsample.models import cache as cache_lib
 from specsample.training import losses
 from specsample.training import objective
+from specsample.training import rows as rows_lib
 from specsample.training import slots
 from specsample.training.step import Batch
 from specsample.types import Array, Params
@@ -29,6 +30,7 @@ class Text(NamedTuple):
   tokens: Array  # [B, T] int32
   hidden: Array  # [B, T, D], the target's last hidden states
   context: cache_lib.KVCache  # of the T tokens
+  begins: Array  # [B, T] int32, the places at which their documents begin
 
 
 class Drafted(NamedTuple):
@@ -89,9 +91,11 @@ class DFlashObjective(objective.Objective):
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
     """Returns the loss [], and a report from `objective.acceptance`."""
-    tokens, mask = batch['tokens'], batch['mask']
-    start, exists = starts(tokens, mask, self.num_blocks)
-    learned = at(mask, self._index(start) + 1) & exists[..., None]
+    start, exists = starts(batch, self.num_blocks)
+    index, begins = self._index(start) + 1, rows_lib.begins(batch)
+    learned = at(batch['mask'], index) & exists[..., None]
+    # No draft follows the last token of its document.
+    learned &= at(begins, index) == at(begins, start[..., None])
 
     def compare(params, text, start, learned):
       drafted = self._draft(params, text, start)
@@ -119,7 +123,7 @@ class DFlashObjective(objective.Objective):
     found = jax.lax.map(of_chunk, jnp.arange(num_chunks) * self.num_blocks)
     num_drafts = self.drafter.num_draft_tokens
     found = jnp.transpose(found, (3, 1, 0, 2)).reshape(num_drafts, num_rows, -1)
-    return found[..., :width] & objective.drafts(batch['mask'], num_drafts)
+    return found[..., :width] & rows_lib.whole(batch).drafts(num_drafts)
 
   def loss(self, params: Params, drafted: Drafted, learned: Array) -> Array:
     """Returns the loss [] of the drafts where `learned` [B, n, K] is set."""
@@ -177,14 +181,21 @@ class DFlashObjective(objective.Objective):
 
   def _read(self, params, batch):
     hidden, features = self.of_target(params, batch)
-    context = self.drafter.context(params, features)
-    return Text(batch['tokens'], hidden, context)
+    begins = rows_lib.begins(batch)
+    context = self.drafter.context(params, features, begins)
+    return Text(batch['tokens'], hidden, context, begins)
 
   def _draft(self, params, text, start) -> Drafted:
     drafter = self.drafter
     index = self._index(start)
     before, came = at(text.tokens, index), at(text.tokens, index + 1)
-    vectors = drafter.vectors(params, before[..., 0], start, text.context)
+    vectors = drafter.vectors(
+      params,
+      before[..., 0],
+      start,
+      text.context,
+      at(text.begins, start[..., None])[..., 0],
+    )
     logits = self._logits(params, vectors, before)
     ids, is_drafted = drafter.draft_ids(params, came)
     hidden = at(text.hidden, index)
@@ -218,7 +229,7 @@ def _given(drafter, params, vectors, before):
   return jnp.moveaxis(jax.lax.scan(body, state, slots)[1], 0, 2)
 
 
-def starts(tokens: Array, mask: Array, num_blocks: int) -> tuple[Array, Array]:
+def starts(batch: Batch, num_blocks: int) -> tuple[Array, Array]:
   """Chooses the pending tokens of `num_blocks` blocks in each document.
 
   They are evenly spaced among the tokens that are followed by a token to learn.
@@ -226,31 +237,37 @@ def starts(tokens: Array, mask: Array, num_blocks: int) -> tuple[Array, Array]:
   blocks when it recurs in another batch.
 
   Args:
-    tokens: [B, T] int32.
-    mask: [B, T] bool, the tokens to learn.
+    batch: `tokens` and `mask` [B, T], and `starts` [B, D] if rows hold up to D
+      documents; otherwise D is 1.
     num_blocks: n.
 
   Returns:
-    The places [B, n] int32 of the pending tokens, and whether there are that
-    many, [B, n] bool.
+    The places [B, D * n] int32 of the pending tokens, and whether there are
+    that many, [B, D * n] bool.
   """
-  count = jnp.cumsum(objective.behind(mask, 1), axis=1)  # [B, T]
-  total = count[:, -1:]
-  bits = tokens.astype(jnp.uint32)
+  rows, begins = rows_lib.whole(batch), rows_lib.begins(batch)
+  first = batch['starts'] if 'starts' in batch else begins[:, :1]
+  is_of = first[..., None] == begins[:, None]  # [B, D, T]
+  count = jnp.cumsum(is_of & rows.learned(1)[:, None], axis=2)
+  total = count[..., -1:]
+  bits = rows.tokens.astype(jnp.uint32)
   # Always 32 bits, even if JAX uses 64, as are the floats divided below.
   total_of = functools.partial(jnp.sum, dtype=jnp.uint32)
-  place_of = jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1
-  of_row = total_of(bits * place_of, axis=1)
-  mixed = of_row * jnp.uint32(_ROW) ^ total_of(of_row) * jnp.uint32(_BATCH)
+  place_of = rows.positions.astype(jnp.uint32) + 1
+  of_each = total_of(is_of * (bits * place_of)[:, None], axis=2)
+  mixed = of_each * jnp.uint32(_ROW) ^ total_of(of_each) * jnp.uint32(_BATCH)
   mixed = (mixed ^ mixed >> 15) * jnp.uint32(_ROW)
   offset = (mixed >> 8).astype(jnp.float32) / 2**24  # in [0, 1)
   # If there are at most `num_blocks` places, all of them are taken.
   step = jnp.maximum(total, num_blocks).astype(jnp.float32) / num_blocks
-  which = (jnp.arange(num_blocks) + offset[:, None]) * step
+  which = (jnp.arange(num_blocks) + offset[..., None]) * step
   which = jnp.floor(which).astype(jnp.int32)
-  exists = which < total
-  place = jnp.sum(count[:, None] <= which[..., None], axis=-1)
-  return jnp.minimum(place, tokens.shape[1] - 1).astype(jnp.int32), exists
+  place = jnp.sum(count[:, :, None] <= which[..., None], axis=-1)
+  place = jnp.minimum(place, bits.shape[1] - 1).astype(jnp.int32)
+  of_row = lambda x: sharding.reshape(
+    x, (len(x), first.shape[1] * num_blocks), 'batch', None
+  )
+  return of_row(place), of_row(which < total)
 
 
 def at(x: Array, index: Array) -> Array:

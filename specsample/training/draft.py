@@ -1,7 +1,6 @@
 """The objective of a draft model, on given texts or on its own."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ from specsample import checks
 from specsample.drafters import chain
 from specsample.drafters import draft_model
 from specsample.training import objective
+from specsample.training import rows as rows_lib
 from specsample.training.step import Batch
 from specsample.types import Array, Model, Params
 
@@ -29,25 +29,26 @@ class DraftObjective(objective.Objective):
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
     """Returns the loss [], and a report from `objective.acceptance`."""
-    loss, match, mask = self._compare(params, batch)
-    learned = objective.drafts(mask, self.drafter.num_draft_tokens)
+    loss, match, rows = self._compare(params, batch)
+    learned = rows.drafts(self.drafter.num_draft_tokens)
     return loss, objective.acceptance(match, learned)
 
   def matches(self, params: Params, batch: Batch) -> Array:
     """See `objective.Objective`."""
-    _, match, mask = self._compare(params, batch)
-    return match & objective.drafts(mask, self.drafter.num_draft_tokens)
+    _, match, rows = self._compare(params, batch)
+    return match & rows.drafts(self.drafter.num_draft_tokens)
 
   def _compare(self, params, batch):
-    crop = functools.partial(objective.crop, batch)
-    tokens, mask = crop(batch['tokens']), crop(batch['mask'])
-    vectors = crop(self.drafter.vectors(params, batch['tokens']))
+    rows, crop = rows_lib.of(batch), lambda x: rows_lib.crop(batch, x)
+    vectors = crop(
+      self.drafter.vectors(params, batch['tokens'], rows_lib.parents(batch))
+    )
     hidden = crop(self.hidden(params, batch))
-    found = self.compare(1, params, [vectors], hidden, tokens, mask)
+    found = self.compare(1, params, [vectors], hidden, rows)
     loss, match = jnp.sum(found.losses), found.match[0]
     # If all drafts before it match the text, a draft is the one after the text.
     came = jnp.pad(match, ((0, 0), (1, 0)))[:, :-1]
-    return loss, objective.drafts(came, self.drafter.num_draft_tokens), mask
+    return loss, objective.drafts(came, self.drafter.num_draft_tokens), rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

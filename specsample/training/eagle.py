@@ -1,7 +1,6 @@
 """The objective of drafters that continue from the target's features."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
@@ -12,6 +11,7 @@ from specsample import sharding
 from specsample.drafters import feature_chain
 from specsample.drafters import p_eagle
 from specsample.training import objective
+from specsample.training import rows as rows_lib
 from specsample.training import slots
 from specsample.training import unrolled
 from specsample.training.step import Batch
@@ -76,7 +76,7 @@ class FeatureObjective(objective.Objective):
     `draft_loss` [num_steps] holds their losses; the rest is from
     `objective.acceptance`, for the learned drafts and at most K of them.
     """
-    found, match, mask = self._compare(
+    found, match, rows = self._compare(
       params, batch, self.num_steps, self.feature_noise
     )
     loss = slots.total(
@@ -84,54 +84,49 @@ class FeatureObjective(objective.Objective):
       [self.decay**i for i in range(self.num_steps)],
       self.slot_weights,
       found.log_probs,
-      jnp.stack([objective.behind(mask, i + 2) for i in range(self.num_steps)]),
+      jnp.stack([rows.learned(i + 2) for i in range(self.num_steps)]),
     )
     match = match[: self.drafter.num_draft_tokens]
-    learned = objective.drafts(mask, len(match))
-    # No feature precedes the first token.
-    accepted = objective.acceptance(match[..., 1:], learned[..., 1:])
+    accepted = objective.acceptance(match, rows.after_first(len(match)))
     of_drafts = jnp.sum(found.losses, axis=(1, 2))
     return loss, {'draft_loss': of_drafts} | accepted
 
   def matches(self, params: Params, batch: Batch) -> Array:
     """See `objective.Objective`."""
     num_drafts = self.drafter.num_draft_tokens
-    _, match, mask = self._compare(params, batch, num_drafts)
-    return match & objective.drafts(mask, num_drafts)
+    _, match, rows = self._compare(params, batch, num_drafts)
+    return match & rows.after_first(num_drafts)
 
   def _compare(self, params, batch, num_steps, noise=0.0):
     """Compares the unrolled drafts with the text.
 
     Returns the comparison, the matches [num_steps, B, T] by the place of the
-    pending token, and the mask.
+    pending token, and the rows.
     """
-    crop = functools.partial(objective.crop, batch)
+    rows = rows_lib.of(batch)
     hidden, of_layers = self.of_target(params, batch)
     features = self.drafter.features(params, hidden, of_layers)
     if noise:
       features += _noise(batch['tokens'], noise, features)
-    outputs = unrolled.outputs(
-      self.drafter, params, batch['tokens'], features, num_steps, crop
-    )
-    tokens, mask = crop(batch['tokens']), crop(batch['mask'])
-    hidden = crop(hidden)
+    outputs = unrolled.outputs(self.drafter, params, batch, features, num_steps)
+    hidden = rows_lib.crop(batch, hidden)
     # Draft i, given features up to token t, is for token t + i + 2.
     vectors = [
       self.drafter.vectors(params, x, i) for i, x in enumerate(outputs)
     ]
-    found = self.compare(2, params, vectors, hidden, tokens, mask)
+    found = self.compare(2, params, vectors, hidden, rows)
     if self.feature_weight:
       distances = [
-        self._distance(x, hidden, mask, i) for i, x in enumerate(vectors)
+        self._distance(x, hidden, rows, i) for i, x in enumerate(vectors)
       ]
       found = found._replace(losses=found.losses + jnp.stack(distances))
     match = jnp.pad(found.match, ((0, 0), (0, 0), (1, 0)))
-    return found, match[..., :-1], mask
+    return found, match[..., :-1], rows
 
-  def _distance(self, vectors, hidden, mask, i):
+  def _distance(self, vectors, hidden, rows, i):
     """Returns the loss of draft i's vectors [B, T, D] at each place, [B, T]."""
-    learned = objective.behind(mask, i + 2)
-    distance = smooth_l1(vectors, objective.behind(hidden, i + 1))
+    learned = rows.learned(i + 2)
+    distance = smooth_l1(vectors, rows_lib.behind(hidden, i + 1))
     share = learned / jnp.maximum(jnp.sum(learned), 1)
     return self.feature_weight * share * jnp.where(learned, distance, 0)
 

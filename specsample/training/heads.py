@@ -1,7 +1,6 @@
 """The objective of heads on hidden states, as in Medusa and Hydra."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 from specsample.drafters import heads
 from specsample.training import losses
 from specsample.training import objective
+from specsample.training import rows as rows_lib
 from specsample.training import slots
 from specsample.training.step import Batch
 from specsample.types import Array, Params
@@ -58,46 +58,44 @@ class HeadsObjective(objective.Objective):
         'batch come from the target before its training: leave them out'
       )
     hidden = self.hidden(params, batch)
-    found, match, mask = self._compare(params, batch, hidden)
+    found, match, rows = self._compare(params, batch, hidden)
     num_heads = self.drafter.num_draft_tokens
     loss = slots.total(
       found.losses,
       [self.decay**i for i in range(num_heads)],
       self.slot_weights,
       found.log_probs,
-      jnp.stack([objective.behind(mask, i + 2) for i in range(num_heads)]),
+      jnp.stack([rows.learned(i + 2) for i in range(num_heads)]),
     )
     if self.target_weight:
       loss += self.target_weight * self._of_target(params, hidden, batch)
-    learned = objective.drafts(mask, num_heads)
-    # Before the first token there is no hidden state that a head could read.
-    accepted = objective.acceptance(match[..., 1:], learned[..., 1:])
+    accepted = objective.acceptance(match, rows.after_first(num_heads))
     of_heads = jnp.sum(found.losses, axis=(1, 2))
     return loss, {'head_loss': of_heads} | accepted
 
   def matches(self, params: Params, batch: Batch) -> Array:
     """See `objective.Objective`."""
-    _, match, mask = self._compare(params, batch, self.hidden(params, batch))
-    return match & objective.drafts(mask, self.drafter.num_draft_tokens)
+    _, match, rows = self._compare(params, batch, self.hidden(params, batch))
+    return match & rows.after_first(self.drafter.num_draft_tokens)
 
   def _compare(self, params, batch, hidden):
     """Compares the heads with the text.
 
     Returns the comparison, the matches [K, B, T] by the place of the pending
-    token, and the mask.
+    token, and the rows.
     """
-    crop = functools.partial(objective.crop, batch)
-    of_all = self.drafter.vectors(params, batch['tokens'], hidden)
-    tokens, mask = crop(batch['tokens']), crop(batch['mask'])
+    rows, crop = rows_lib.of(batch), lambda x: rows_lib.crop(batch, x)
+    of_all = self.drafter.vectors(
+      params, batch['tokens'], hidden, rows_lib.begins(batch)
+    )
     # Head i at position t drafts token t + i + 2: token t + 1 is pending.
     vectors = list(map(crop, of_all))
-    found = self.compare(2, params, vectors, crop(hidden), tokens, mask)
+    found = self.compare(2, params, vectors, crop(hidden), rows)
     match = jnp.pad(found.match, ((0, 0), (0, 0), (1, 0)))
-    return found, match[..., :-1], mask
+    return found, match[..., :-1], rows
 
   def _of_target(self, params, hidden, batch):
     logits = self.drafter.model.unembed(params['target'], hidden)
-    tokens, mask = (
-      objective.behind(batch[name], 1) for name in ('tokens', 'mask')
-    )
-    return losses.masked_mean(losses.cross_entropy(logits, tokens), mask)
+    rows = rows_lib.whole(batch)
+    entropy = losses.cross_entropy(logits, rows_lib.behind(rows.tokens, 1))
+    return losses.masked_mean(entropy, rows.learned(1))

@@ -13,6 +13,7 @@ from specsample import types
 from specsample.drafters import trainable
 from specsample.training import compared
 from specsample.training import losses
+from specsample.training import rows as rows_lib
 from specsample.training.step import Batch
 from specsample.types import Array, Model, Params
 
@@ -26,8 +27,8 @@ class Objective(abc.ABC):
 
   A batch holds `tokens` [B, T] int32, one document per row, and `mask` [B, T]
   bool, set for the tokens that the target wrote: those are learned. It may hold
-  `hidden` [B, T, D], precomputed hidden states of the target, and `places`, see
-  `crop`.
+  `hidden` [B, T, D], precomputed hidden states of the target, `places`, see
+  `rows.crop`, and `starts`, with which rows hold several documents; see `rows`.
 
   Attributes:
     drafter: the drafter that is trained.
@@ -101,16 +102,14 @@ class Objective(abc.ABC):
     They are [B, T, D] each. The batch may hold them, with the outputs
     concatenated as `features` [B, T, n * D]; the target computes what it lacks.
     """
-    model, layers = self.target, self.drafter.feature_layers
+    layers = self.drafter.feature_layers
     if not layers:
       return self.hidden(params, batch), ()
     if 'features' in batch:
-      stored = batch['features'].astype(model.dtype)
+      stored = batch['features'].astype(self.target.dtype)
       split = jnp.split(stored, len(layers), axis=-1)
       return self.hidden(params, batch), tuple(split)
-    tokens = batch['tokens']
-    empty = model.init_cache(tokens.shape[0], 0)
-    output, _ = model.apply(params['target'], tokens, empty, layers)
+    output = self._run_target(params, batch, layers)
     if 'hidden' in batch:
       return self.hidden(params, batch), output.features
     return output.hidden, output.features
@@ -119,9 +118,17 @@ class Objective(abc.ABC):
     """Returns the target's hidden states [B, T, D]."""
     if 'hidden' in batch:
       return batch['hidden'].astype(self.target.dtype)
-    tokens = batch['tokens']
+    return self._run_target(params, batch).hidden
+
+  def _run_target(self, params, batch, layers=()):
+    """Returns the target's output for a batch."""
+    tokens, parents = batch['tokens'], rows_lib.parents(batch)
+    # A model for chains alone need not take parents.
+    packed = {} if parents is None else {'parents': parents}
     empty = self.target.init_cache(tokens.shape[0], 0)
-    return self.target.apply(params['target'], tokens, empty)[0].hidden
+    return self.target.apply(params['target'], tokens, empty, layers, **packed)[
+      0
+    ]
 
   def teacher(self, params: Params, hidden: Array) -> Array:
     """Returns the target's log-probabilities [..., V'] of the drafted tokens.
@@ -147,17 +154,16 @@ class Objective(abc.ABC):
     params: Params,
     vectors: Sequence[Array],
     hidden: Array,
-    tokens: Array,
-    mask: Array,
+    rows: rows_lib.Rows,
   ) -> compared.Compared:
     """Compares n drafts with the tokens of the text and with the target.
 
     Args:
-      ahead: `vectors[i][:, t]` predicts `tokens[:, t + ahead + i]`.
+      ahead: `vectors[i][:, t]` predicts `rows.tokens[:, t + ahead + i]`.
       params: the whole tree.
       vectors: n of [B, T, D], the inputs of the unembedding.
       hidden: [B, T, D], the target's hidden states.
-      tokens, mask: the batch's.
+      rows: the batch's.
 
     Returns:
       [n, B, T] each; the losses of draft i add up to its loss.
@@ -165,11 +171,12 @@ class Objective(abc.ABC):
     # Everything is aligned to the token before the predicted one, at which the
     # target's distribution is the same for all drafts.
     shifts = [ahead + i - 1 for i in range(len(vectors))]
-    ids, is_drafted = self.drafter.draft_ids(params, behind(tokens, 1))
-    learned = behind(mask, 1)
-    place = jnp.arange(tokens.shape[1])
+    behind = rows_lib.behind
+    ids, is_drafted = self.drafter.draft_ids(params, behind(rows.tokens, 1))
+    learned = rows.learned(1)
     scales = [
-      self._scales(learned & (place >= shift), is_drafted) for shift in shifts
+      self._scales(learned & (rows.positions >= shift), is_drafted)
+      for shift in shifts
     ]
     token_scale, teacher_scale = (
       jnp.stack(x, axis=-1) for x in zip(*scales, strict=True)
@@ -253,26 +260,6 @@ def acceptance(match: Array, learned: Array) -> dict[str, Array]:
   }
 
 
-def crop(batch: Batch, x: Array) -> Array:
-  """Returns x [B, T, ...] at the `places` [B, A] of a batch that has them.
-
-  The places of a row are consecutive, from two tokens before its answer up to
-  the end; from T on x is 0. This avoids computing logits for a long prompt.
-  Without `places` x is returned as it is.
-  """
-  if 'places' not in batch:
-    return x
-  places = batch['places']
-  places = places.reshape(places.shape + (1,) * (x.ndim - 2))
-  return jnp.take_along_axis(x, places, axis=1, mode='fill', fill_value=0)
-
-
 def drafts(x: Array, num_draft_tokens: int) -> Array:
   """Returns x [B, T] at the K tokens after each pending one: [K, B, T]."""
-  return jnp.stack([behind(x, i + 1) for i in range(num_draft_tokens)])
-
-
-def behind(x: Array, count: int) -> Array:
-  """Shifts x [B, T, ...] left by `count` positions along T; zeros follow."""
-  padding = ((0, 0), (0, count)) + ((0, 0),) * (x.ndim - 2)
-  return jnp.pad(x, padding)[:, count:]
+  return jnp.stack([rows_lib.behind(x, i + 1) for i in range(num_draft_tokens)])

@@ -1,6 +1,5 @@
 """Drafts of a `FeatureChain` after every prefix of a text, all at once."""
 
-from collections.abc import Callable
 import functools
 
 import jax
@@ -9,27 +8,27 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample.drafters import feature_chain
 from specsample.models import int8
+from specsample.training import rows as rows_lib
+from specsample.training.step import Batch
 from specsample.types import Array, Params
 
 
 def outputs(
   drafter: feature_chain.FeatureChain,
   params: Params,
-  tokens: Array,
+  batch: Batch,
   features: Array,
   num_steps: int,
-  pick: Callable[[Array], Array] = lambda x: x,
 ) -> list[Array]:
   """Returns the outputs after every prefix, as if all drafts were right.
 
   Args:
     drafter: the drafter whose modules are run.
     params: the whole tree.
-    tokens: [B, T].
+    batch: `tokens` [B, T], `starts` if it is packed, and `places` [B, A] to
+      draft at; all by default.
     features: [B, T, D], from `drafter.features`.
     num_steps: n.
-    pick: selects the places to draft at, [B, A, ...] of [B, T, ...]; all by
-      default. Values past T are 0.
 
   Returns:
     n arrays [B, A, D], equal to the outputs in decoding. At place t, array i is
@@ -37,20 +36,22 @@ def outputs(
     token t and from outputs after it; its `drafter.vectors` are for token
     t + i + 2. Where tokens run out, zeros replace them.
   """
-  batch, size = tokens.shape
-  embedded = drafter.model.embed(params['target'], tokens)
-  empty = drafter.empty_cache(batch, 0, features.dtype)
-  roots = jnp.broadcast_to(jnp.arange(size), (batch, size))
+  num_rows, size = batch['tokens'].shape
+  pick = lambda x: rows_lib.crop(batch, x)
+  embedded = drafter.model.embed(params['target'], batch['tokens'])
+  empty = drafter.empty_cache(num_rows, 0, features.dtype)
+  roots = jnp.broadcast_to(jnp.arange(size), (num_rows, size))
   roots = sharding.constrain(roots, 'batch', None)
+  begins = rows_lib.begins(batch)
   end = min(drafter.num_modules, num_steps) - 1
   modules = drafter.modules(params)
   found = []
   for i in range(end + 1):
     entries = (
-      _rows(_after(embedded, i + 1)),
+      _rows(rows_lib.behind(embedded, i + 1)),
       _rows(features),
-      drafter.rope(roots),
-      _known_mask(0, roots, size, drafter.window),
+      drafter.rope(roots - begins),
+      _known_mask(0, roots, begins, size, drafter.window),
       empty.keys[0],
       empty.values[0],
     )
@@ -60,14 +61,14 @@ def outputs(
       found.append(pick(features))
   # All later entries see the last module's entries, but only picked ones go on:
   # for the others, the compiler drops everything except keys and values.
-  features, roots = pick(features), pick(roots)
+  features, roots, begins = map(pick, (features, roots, begins))
   leaves: tuple[tuple, ...] = ((keys,), (values,))
   for step in range(num_steps - end):
     rows, *new = modules[end](
-      _rows(pick(_after(embedded, end + 1 + step))),
+      _rows(pick(rows_lib.behind(embedded, end + 1 + step))),
       _rows(features),
-      drafter.rope(roots + step),
-      _known_mask(step, roots, size, drafter.window),
+      drafter.rope(roots - begins + step),
+      _known_mask(step, roots, begins, size, drafter.window),
       *leaves,
       functools.partial(_attend, sees_new=step > 0),
     )
@@ -83,15 +84,17 @@ def outputs(
 
 
 def _known_mask(
-  step: int, roots: Array, size: int, window: int | None
+  step: int, roots: Array, begins: Array, size: int, window: int | None
 ) -> Array:
   """Returns which of the first T entries the entries of a step see, [B, A, T].
 
-  They see the entries up to their root [B, A], the last token whose feature was
-  the target's. (Only entries with the same root see those made after it.)
+  They see the entries of their dialogue, which begins at `begins` [B, A], up to
+  their root [B, A], the last token whose feature was the target's. (Only
+  entries with the same root see those made after it.)
   """
-  ahead = jnp.arange(size) - roots[..., None]
-  seen = ahead <= 0
+  entries = jnp.arange(size)
+  ahead = entries - roots[..., None]
+  seen = (ahead <= 0) & (entries >= begins[..., None])
   if window is not None:
     seen &= step - ahead < window
   return sharding.constrain(seen, 'batch', None, None)
@@ -146,10 +149,6 @@ def _attend(
   for i, x in enumerate(own_values):
     mixed += weights[..., size + i, None] * tile(x)
   return mixed
-
-
-def _after(x, count):
-  return jnp.pad(x, ((0, 0), (0, count), (0, 0)))[:, count:]
 
 
 def _rows(x):

@@ -138,7 +138,7 @@ def test_training_sees_what_drafting_sees(name, window):
   text = np.asarray([_TEXT])
   output = _read(params, text, drafter=drafter)
   features = drafter.features(params, output.hidden, output.features)
-  outputs = unrolled.outputs(drafter, params, jnp.asarray(text), features, _K)
+  outputs = unrolled.outputs(drafter, params, {'tokens': text}, features, _K)
   vectors = jnp.stack(
     [drafter.vectors(params, x, i)[0] for i, x in enumerate(outputs)]
   )

@@ -35,7 +35,9 @@ def _read(drafter, params, features):
   if isinstance(drafter, drafters.Eagle3):
     return [drafter.features(params, features[0], features)]
   network = drafter.merge(params)
-  keys, values = network.context(features, jnp.zeros(1, jnp.int32))
+  keys, values = network.context(
+    features, jnp.arange(features[0].shape[1])[None]
+  )
   return [*keys, *values]
 
 

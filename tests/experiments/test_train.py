@@ -325,6 +325,22 @@ def test_a_mesh_gives_the_same_curve(
     )
 
 
+@pytest.mark.parametrize(
+  'settings',
+  [{'packed_length': 400}],
+)
+def test_a_step_has_the_same_gradient(
+  commands, flags, hydra, settings, tmp_path
+):
+  run = _train(commands, flags, 'hydra', tmp_path, epochs=3, **settings)
+  reports = run.of('train', decay=())
+  assert len(reports) == 3
+  for found, expected in zip(reports, hydra.of('train'), strict=False):
+    assert found['answer_tokens'] == expected['answer_tokens']
+    for name in ('loss', 'gradient_norm', 'kept'):
+      np.testing.assert_allclose(found[name], expected[name], rtol=1e-3)
+
+
 def test_tensorboard_gets_what_an_earlier_run_did_not_write(
   commands, flags, hydra, tmp_path
 ):
@@ -719,6 +735,32 @@ def test_what_cannot_be_used_is_refused(refusals, case, expected):
   assert outcome.out == ''
   (line,) = outcome.err.splitlines()
   assert expected in line
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    (
+      {'packed_length': 100},
+      'packed_length is 100 and max_length is 256: a row must have room for '
+      'the longest example, so give packed_length = 256 or more',
+    ),
+    (
+      {'packed_length': 513},
+      'packed_length is 513, but the target reads at most 512 tokens: give',
+    ),
+    (
+      {'packed_length': 512, 'on_policy_share': 0.5},
+      'packed_length is 512 and on_policy_share is 0.5: the draft model writes',
+    ),
+  ],
+)
+def test_rows_that_do_not_fit_are_refused(settings, message):
+  model = dataclasses.replace(testing.tiny_llama(), max_length=512)
+  with pytest.raises(ValueError, match=message):
+    training_lib.Training(
+      target=specsample.Loaded(model, {}, None), objective=None, **settings
+    )
 
 
 def test_a_target_of_int8_does_not_learn():

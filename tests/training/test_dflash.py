@@ -179,7 +179,7 @@ def test_drafts_of_some_blocks_are_learned(name):
   objective = (_OBJECTIVES | _OF_RNN)[name]
   params = _params(objective.drafter)
   loss, report = jax.jit(objective)(params, _BATCH)
-  start, exists = dflash.starts(_BATCH['tokens'], _BATCH['mask'], 3)
+  start, exists = dflash.starts(_BATCH, 3)
   assert exists.all()
   blocks = [(b, int(start[b, j])) for b, j in np.ndindex(start.shape)]
   means, correct = _by_hand(objective.drafter, params, _BATCH, blocks)
@@ -254,7 +254,8 @@ def test_blocks_begin_evenly_where_there_is_something_to_learn():
   mask = np.tile(mask, (64, 1))
   mask[1] = np.arange(40) == 7
   mask[2] = False
-  find = jax.jit(dflash.starts, static_argnums=2)
+  starts = jax.jit(dflash.starts, static_argnums=1)
+  find = lambda tokens, mask, n: starts({'tokens': tokens, 'mask': mask}, n)
   start, exists = jax.device_get(find(tokens, mask, 5))
   assert exists.sum(axis=1).tolist() == [5, 1, 0] + [5] * 61
   assert start[1, 0] == 6
@@ -272,9 +273,9 @@ def test_blocks_begin_evenly_where_there_is_something_to_learn():
 def test_blocks_begin_at_the_same_places_with_64_bits():
   tokens = _RNG.integers(2**17, size=(16, 40))
   mask = np.tile(np.arange(40) >= 10, (16, 1))
-  expected = jax.device_get(dflash.starts(jnp.asarray(tokens), mask, 5))
+  expected = jax.device_get(dflash.starts({'tokens': tokens, 'mask': mask}, 5))
   with jax.enable_x64(True):
-    found = jax.device_get(dflash.starts(jnp.asarray(tokens), mask, 5))
+    found = jax.device_get(dflash.starts({'tokens': tokens, 'mask': mask}, 5))
   np.testing.assert_array_equal(found, expected)
 
 

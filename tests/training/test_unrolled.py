@@ -17,7 +17,7 @@ from specsample import drafters
 from specsample import testing
 from specsample.models import attention
 from specsample.training import eagle
-from specsample.training import objective
+from specsample.training import rows as rows_lib
 from specsample.training import step
 from specsample.training import unrolled
 
@@ -48,7 +48,6 @@ _BATCH = {
   'mask': np.arange(_T) - _FIRST >= 2,
   'places': _FIRST + np.arange(_A),
 }
-_pick = functools.partial(objective.crop, _BATCH)
 
 
 @functools.cache
@@ -61,16 +60,17 @@ def _params(name):
   return {'target': target, 'drafter': noisy | kept}
 
 
-def _plain_outputs(drafter, params, tokens, features, num_steps, pick):
-  batch, size = tokens.shape
-  embedded = drafter.model.embed(params['target'], tokens)
+def _plain_outputs(drafter, params, batch, features, num_steps):
+  num_rows, size = batch['tokens'].shape
+  pick = functools.partial(rows_lib.crop, batch)
+  embedded = drafter.model.embed(params['target'], batch['tokens'])
   after = lambda count: jnp.pad(embedded, ((0, 0), (0, count), (0, 0)))[
     :, count:
   ]
   rows = lambda x: x.reshape(-1, x.shape[-1])
-  empty = drafter.empty_cache(batch, 0, features.dtype)
+  empty = drafter.empty_cache(num_rows, 0, features.dtype)
   keys, values = empty.keys[0], empty.values[0]
-  roots = jnp.broadcast_to(jnp.arange(size), (batch, size))
+  roots = jnp.broadcast_to(jnp.arange(size), (num_rows, size))
   end = min(drafter.num_modules, num_steps) - 1
   found = []
   for i in range(num_steps):
@@ -106,7 +106,7 @@ def _plain_outputs(drafter, params, tokens, features, num_steps, pick):
 
 def _plain_loss(drafter, params, batch):
   """Returns KL(target, draft) of `_STEPS` drafts; draft i weighs 0.8 ** i."""
-  model, pick = drafter.model, functools.partial(objective.crop, batch)
+  model, pick = drafter.model, functools.partial(rows_lib.crop, batch)
   output, _ = model.apply(
     params['target'],
     batch['tokens'],
@@ -114,17 +114,15 @@ def _plain_loss(drafter, params, batch):
     drafter.feature_layers,
   )
   features = drafter.features(params, output.hidden, output.features)
-  outputs = _plain_outputs(
-    drafter, params, batch['tokens'], features, _STEPS, pick
-  )
+  outputs = _plain_outputs(drafter, params, batch, features, _STEPS)
   log_probs = lambda x: jax.nn.log_softmax(drafter.logits(params, x))
   teacher = jax.lax.stop_gradient(log_probs(pick(output.hidden)))
   loss = 0.0
   for i, x in enumerate(outputs):
     draft = log_probs(drafter.vectors(params, x, i))
-    target = objective.behind(teacher, i + 1)
+    target = rows_lib.behind(teacher, i + 1)
     values = jnp.sum(jnp.exp(target) * (target - draft), axis=-1)
-    learned = objective.behind(pick(batch['mask']), i + 2)
+    learned = rows_lib.behind(pick(batch['mask']), i + 2)
     mean = jnp.sum(jnp.where(learned, values, 0)) / jnp.sum(learned)
     loss += 0.8**i * mean
   return loss, {}
@@ -143,10 +141,9 @@ def test_outputs_are_those_of_masks_of_all_against_all(name):
       found = outputs(
         drafter,
         params | {'drafter': own},
-        jnp.asarray(_BATCH['tokens']),
+        _BATCH,
         features,
         _STEPS,
-        _pick,
       )
       weighted = weights * jnp.stack(found)
       return jnp.sum(weighted), weighted

@@ -386,7 +386,7 @@ def one_layer_off(drafter: Any) -> types.Drafter:
 class _SeesOneEntryMore(dflash.DFlash):
   """A block that sees one entry after its context, left by a rejected draft."""
 
-  def vectors(self, params, first, start, context):
+  def vectors(self, params, first, start, context, begin=None):
     shipped = dflash.block_mask
     context = dataclasses.replace(context, length=context.length + 1)
 
@@ -394,7 +394,7 @@ class _SeesOneEntryMore(dflash.DFlash):
       return shipped(start + 1, *rest, **named)
 
     with loop.replaced(dflash, 'block_mask', block_mask):
-      return super().vectors(params, first, start, context)
+      return super().vectors(params, first, start, context, begin)
 
 
 def sees_one_entry_more(drafter: Any) -> types.Drafter:

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.training_data import batches
 from experiments.training_data import dialogues
+from experiments.training_data import packing
 
 
 def _dialogue(size, *starts_and_ends):
@@ -141,3 +142,60 @@ def test_examples_whose_answer_is_cut_off_are_left_out():
 def test_empty_batches_are_refused():
   with pytest.raises(ValueError, match='batch_size is 0'):
     batches.Batches(examples=_EXAMPLES, batch_size=0)
+
+
+def test_packed_rows_hold_the_dialogues_of_the_step():
+  examples = [
+    batches.example(d, {'hidden': _hidden(d)}, whole=True) for d in _DIALOGUES
+  ]
+  plain = batches.Batches(
+    examples=examples, batch_size=5, max_length=48, sorted_batches=1
+  )
+  packed = dataclasses.replace(plain, packed_length=100, width_multiple=8)
+  for step in range(plain.per_epoch + 1):
+    expected, found = plain[step], packed[step]
+    num_tokens = np.minimum(expected['tokens'] > 0, 1).sum()
+    assert found['tokens'].shape[1] == 100
+    assert len(found['tokens']) < -(-num_tokens // 100) + 2
+    assert sorted(_read(expected)) == sorted(_read(found))
+    # Each dialogue's places begin two tokens before its answer.
+    places = [x for row in found['places'] for x in row if x < 100]
+    assert len(places) < found['mask'].size
+    for mask, row in zip(found['mask'], found['places'], strict=True):
+      assert {*np.flatnonzero(mask)} <= {*row}
+  # Evaluations read one dialogue per row.
+  assert not any('starts' in batch for batch in packed.once())
+
+
+def _hidden(dialogue):
+  return dialogue.tokens[:, None].astype(jnp.bfloat16)
+
+
+def _read(batch):
+  """Returns each dialogue's tokens, learned tokens and vectors."""
+  starts = batch.get('starts', np.zeros((len(batch['tokens']), 1), int))
+  size = batch['tokens'].shape[1]
+  found = []
+  for row, begins in enumerate(starts):
+    ends = [*begins[1:], size]
+    for begin, end in zip(begins, ends, strict=True):
+      tokens = batch['tokens'][row, begin:end]
+      count = int((tokens > 0).sum())
+      assert (tokens[:count] > 0).all()
+      learned = np.flatnonzero(batch['mask'][row, begin:end])
+      hidden = batch['hidden'][row, begin : begin + count, 0].astype(float)
+      if count:
+        found.append((tokens[:count].tolist(), learned.tolist(), [*hidden]))
+  return found
+
+
+def test_dialogues_are_packed_first_fit():
+  sizes = [3, 9, 2, 5, 4, 7]
+  assert packing.first_fit(sizes, 10) == [
+    *[(1, 7), (0, 0), (3, 0), (2, 0), (2, 5), (1, 0)],
+  ]
+  assert packing.first_fit([], 10) == []
+  with pytest.raises(
+    ValueError, match='has 9 tokens, but a row has room for 8'
+  ):
+    packing.first_fit(sizes, 8)

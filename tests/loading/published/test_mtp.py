@@ -124,7 +124,9 @@ def test_the_drafts_are_the_modules_own(folder):
 
   @jax.jit
   def of_drafter(params, hidden):
-    outputs = unrolled.outputs(drafter, params, text[None], hidden, 3)
+    outputs = unrolled.outputs(
+      drafter, params, {'tokens': text[None]}, hidden, 3
+    )
     return [drafter.vectors(params, x, i)[0, 3] for i, x in enumerate(outputs)]
 
   output = of_target(params)
