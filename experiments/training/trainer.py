@@ -114,6 +114,7 @@ class Trainer:
         optimizer=training.optimizer,
         dtype=self._dtype,
         scales=training.scales(plan, number),
+        num_parts=training.accumulation_steps,
       )
       reports.append(report)
       # Checked one step late, so that the device always has work queued.
@@ -213,7 +214,10 @@ class Trainer:
   def _description(self, plan: plan_lib.Plan) -> str:
     train = self.records.curve(plan, records_lib.TRAIN)
     found = self.records.curve(plan, records_lib.HELD_OUT)
-    parts = [f'loss {train[-1]["loss"]:.3f}'] if train else []
+    parts = []
+    if train:
+      rate = train[-1]['answer_tokens'] / train[-1]['seconds']
+      parts = [f'loss {train[-1]["loss"]:.3f}', f'{rate:,.0f} tokens/s']
     if found:
       parts.append(f'{found[-1]["tokens_per_round"]:.3f} tokens per round')
     return ', '.join(parts)

@@ -51,6 +51,9 @@ class Training:
   answer_tokens: int | None = None
   decay: float = 0.1  # share of the steps over which the rate falls to 0
   batch_size: int = 8
+  # The gradient is accumulated over this many parts of a batch, one after the
+  # other, which takes less memory.
+  accumulation_steps: int = 1
   max_length: int = 256  # of an example; longer ones are truncated
   width_multiple: int = 32  # batch widths are multiples of it
   # The length of rows that hold several examples each, at least `max_length`;
@@ -112,7 +115,7 @@ class Training:
       *('batch_size', 'max_length', 'width_multiple', 'clip_norm'),
       *('learning_rate', 'held_out_answers', 'report_every', 'evaluate_every'),
       *('on_policy_temperature', 'decoded_prompts', 'decoded_prompt_tokens'),
-      *('decoded_new_tokens', 'sorted_batches'),
+      *('decoded_new_tokens', 'sorted_batches', 'accumulation_steps'),
     )
     for name in positive:
       above = getattr(self, name) > 0
@@ -129,6 +132,11 @@ class Training:
       value = getattr(self, name)
       holds = value is None or value > 0
       checks.field(self, name, holds, 'a number above 0, or None')
+    if self.batch_size % self.accumulation_steps:
+      raise ValueError(
+        f'Training.batch_size is {self.batch_size} and accumulation_steps is '
+        f'{self.accumulation_steps}: give a divisor of the batch size'
+      )
     self._check_packed()
     if self.trains_target and self.cache_hidden:
       raise ValueError(
@@ -231,6 +239,7 @@ class Training:
       max_length=self.max_length,
       width_multiple=self.width_multiple,
       packed_length=self.packed_length,
+      num_parts=self.accumulation_steps,
       sorted_batches=self.sorted_batches,
       seed=self.seed,
       phases=phases,

@@ -95,8 +95,8 @@ class Batches:
   most `max_length`; longer examples are cut off.
 
   With a `packed_length`, the batch of a step has as many rows of that many
-  tokens as its `batch_size` examples need, a number that the mesh can divide,
-  and `starts` [B, D] int32.
+  tokens as its `batch_size` examples need, and `starts` [B, D] int32. The mesh
+  can divide the rows of each of `num_parts` parts.
 
   `sorted_batches` is how many batches are sorted by length together. With 1,
   batches are random: then packed ones need about equally many rows.
@@ -110,6 +110,7 @@ class Batches:
   max_length: int = 512
   width_multiple: int = 64
   packed_length: int | None = None
+  num_parts: int = 1
   sorted_batches: int = schedule.SORTED_BATCHES
   seed: int = 0
   phases: Sequence[schedule.Phase] | None = None
@@ -155,7 +156,7 @@ class Batches:
       places = packing.one_per_row(len(rows))
       return self._with_places(self._batch(rows, places), places)
     places = packing.first_fit([row.tokens.size for row in rows], length)
-    parts = sharding.batch_parts()
+    parts = self.num_parts * sharding.batch_parts()
     num_rows = -(-(1 + max(place.row for place in places)) // parts) * parts
     batch = self._batch(rows, places, (num_rows, length))
     batch['starts'] = _starts(places, num_rows, length)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from specsample import sharding
 from specsample import types
 from specsample.models import matrices
 from specsample.models import tensors
@@ -117,7 +118,7 @@ def _keeps_dtype(path):
 
 @functools.partial(
   jax.jit,
-  static_argnames=('objective', 'optimizer', 'dtype'),
+  static_argnames=('objective', 'optimizer', 'dtype', 'num_parts'),
   donate_argnames=('state',),
 )
 def train_step(
@@ -129,6 +130,7 @@ def train_step(
   optimizer: optax.GradientTransformation,
   dtype: str = 'float32',
   scales: Mapping[str, ArrayLike] | None = None,
+  num_parts: int = 1,
 ) -> tuple[TrainState, dict[str, Array]]:
   """Takes one step down the gradient of `objective`.
 
@@ -143,17 +145,25 @@ def train_step(
     dtype: as in `init`.
     scales: factors for the updates of 'target' and 'drafter', with which
       learning rates change from step to step without recompilation. None is 1.
+    num_parts: over so many parts of the rows the gradient is accumulated, which
+      takes less memory. Each part counts by its share of the tokens to learn,
+      `mask`, which makes the mean over all tokens of a batch of means over
+      those of each part. It must divide the rows, and on a mesh those of each
+      device.
+
+  Raises:
+    ValueError: `num_parts` does not divide the rows.
 
   Returns:
     The state, and the objective's report with `loss`, `gradient_norm` and
     `is_finite`, whether the step was taken.
   """
 
-  def loss_of(trained):
+  def loss_of(trained, batch):
     return objective(join(trained, frozen, dtype), batch)
 
-  (loss, report), gradient = jax.value_and_grad(loss_of, has_aux=True)(
-    state.trained
+  (loss, report), gradient = _accumulated(
+    jax.value_and_grad(loss_of, has_aux=True), state.trained, batch, num_parts
   )
   squares = (jnp.sum(jnp.square(x)) for x in jax.tree.leaves(gradient))
   norm = jnp.sqrt(sum(squares))
@@ -179,3 +189,34 @@ def train_step(
     'gradient_norm': norm,
     'is_finite': is_finite,
   }
+
+
+def _accumulated(function, trained, batch, num_parts):
+  """Returns function(trained, batch), as the mean over parts of the rows."""
+  if num_parts == 1:
+    return function(trained, batch)
+  num_rows = len(batch['mask'])
+  if num_rows % num_parts:
+    raise ValueError(
+      f'num_parts is {num_parts}, but the batch has {num_rows} rows: give a '
+      'divisor of them'
+    )
+  # Row i is in part i % num_parts: on a mesh, no row changes its device.
+  shape = (num_rows // num_parts, num_parts)
+  part = lambda x: jnp.moveaxis(
+    sharding.reshape(x, (*shape, *x.shape[1:]), 'batch', *[None] * x.ndim),
+    *(1, 0),
+  )
+  parts = jax.tree.map(part, dict(batch))
+  total = jnp.maximum(jnp.sum(batch['mask']), 1)
+
+  def add(sums, part):
+    share = jnp.sum(part['mask']) / total
+    found = function(trained, part)
+    return jax.tree.map(lambda x, new: x + share * new, sums, found), None
+
+  first = jax.tree.map(lambda x: x[0], parts)
+  loss, _ = jax.eval_shape(function, trained, first)
+  nothing = lambda x: jnp.zeros(x.shape, jnp.result_type(x, jnp.float32))
+  sums = jax.tree.map(nothing, loss), jax.tree.map(jnp.zeros_like, trained)
+  return jax.lax.scan(add, sums, parts)[0]

@@ -327,7 +327,7 @@ def test_a_mesh_gives_the_same_curve(
 
 @pytest.mark.parametrize(
   'settings',
-  [{'packed_length': 400}],
+  [{'packed_length': 400}, {'accumulation_steps': 2}],
 )
 def test_a_step_has_the_same_gradient(
   commands, flags, hydra, settings, tmp_path
@@ -752,6 +752,10 @@ def test_what_cannot_be_used_is_refused(refusals, case, expected):
     (
       {'packed_length': 512, 'on_policy_share': 0.5},
       'packed_length is 512 and on_policy_share is 0.5: the draft model writes',
+    ),
+    (
+      {'accumulation_steps': 3},
+      'batch_size is 8 and accumulation_steps is 3: give a divisor',
     ),
   ],
 )

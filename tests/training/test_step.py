@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from specsample.models import transposed
+from specsample.training import losses
 from specsample.training import step
 
 _SGD = optax.sgd(0.5)
@@ -182,3 +183,37 @@ def test_that_nothing_is_trained_is_refused():
   nothing = jax.tree.map(lambda _: False, _IS_TRAINED)
   with pytest.raises(ValueError, match='False for every parameter'):
     step.init(_params(), nothing, _SGD)
+
+
+def test_parts_of_a_batch_take_the_step_of_the_whole():
+  rng = np.random.default_rng(0)
+  batch = {
+    'x': rng.normal(size=(6, 4, 2)).astype(np.float32),
+    # Parts have different numbers of tokens to learn.
+    'mask': np.arange(4) < np.asarray([4, 1, 2, 0, 3, 1])[:, None],
+  }
+
+  def objective(params, batch):
+    error = batch['x'] @ params['drafter']['u'] - 1
+    square = jnp.sum(jnp.square(error), axis=-1)
+    mean = losses.masked_mean(square, batch['mask'])
+    return mean, {'half': mean / 2}
+
+  def take(num_parts):
+    return step.train_step(
+      *step.init(_params(), _IS_TRAINED, _SGD),
+      batch,
+      objective=objective,
+      optimizer=_SGD,
+      num_parts=num_parts,
+    )
+
+  expected = take(1)
+  for num_parts in (2, 3, 6):
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5),
+      take(num_parts),
+      expected,
+    )
+  with pytest.raises(ValueError, match='num_parts is 4, but the batch has 6'):
+    take(4)
