@@ -24,6 +24,7 @@ from absl import flags
 
 from experiments.command import cli
 from experiments.command import config
+from experiments.command import distributed
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import mesh
@@ -44,6 +45,8 @@ from specsample.models import transposed
 
 config.define_flags('configs/runs/train_hydra.gin')
 flags.adopt_module_key_flags(config)
+distributed.define_flags()
+flags.adopt_module_key_flags(distributed)
 _DATA = flags.DEFINE_multi_string(
   'data',
   None,
@@ -61,6 +64,8 @@ _TENSORBOARD = flags.DEFINE_bool(
 def main() -> None:
   """Checks everything, then trains from where the last run stopped."""
   config.parse()
+  with cli.bad_input():
+    distributed.start()
   environment.set_up()
   with mesh.configured():
     _train()
@@ -73,12 +78,14 @@ def _train() -> None:
     folders = data_lib.load(_DATA.value, training.target)
     if _TENSORBOARD.value:
       tensorboard.check(out)
+    distributed.check_same({'data': repr([x.digest() for x in folders])})
+    _check_alone(training)
     first = data_lib.TrainingData.first(training, folders)
     _check(training, data_lib.Split.of(training, first, None))
     agreement = agreement_lib.Agreement(training)
     cli.make_folder(out)
     records = records_lib.Records(
-      journal_lib.Journal(out, agreement.header, agreement.differences)
+      journal_lib.shared(out, agreement.header, agreement.differences)
     )
     data, is_new = _data(training, folders, records, first)
     plan = _plan(training, data, records)
@@ -91,7 +98,7 @@ def _train() -> None:
           out / name, f'is not at its last step, {plan.num_steps}'
         )
     observe: tensorboard.Observe = tensorboard.observe_nothing
-    if _TENSORBOARD.value:
+    if _TENSORBOARD.value and distributed.is_first():
       observe = stack.enter_context(tensorboard.writer(out / 'tensorboard'))
       for kind in (records_lib.TRAIN, records_lib.HELD_OUT):
         for values in records.curve(plan, kind):
@@ -129,6 +136,16 @@ def _train() -> None:
     results.write(out, trainer, params, data)
 
 
+def _check_alone(training):
+  """Refuses what only a single process does."""
+  if distributed.is_on() and training.on_policy_share:
+    raise ValueError(
+      f'Training.on_policy_share is {training.on_policy_share}, but a draft '
+      'model writes in a single process only: leave out --distributed, or set '
+      'it to 0'
+    )
+
+
 def _check(training, split):
   """Refuses data and settings that do not fit, before anything is written."""
   for examples in (split.train, split.held_out):
@@ -151,10 +168,9 @@ def _data(training, folders, records, first):
     return data, False
   if _plan(training, grown, records).decay_start > records.taken:
     return grown, True
-  print(
+  _say(
     'The data have grown, but no step at the full learning rate is left to '
-    'learn from the new part: raise Training.epochs or Training.answer_tokens',
-    file=sys.stderr,
+    'learn from the new part: raise Training.epochs or Training.answer_tokens'
   )
   return data, False
 
@@ -188,7 +204,7 @@ def _with_room(training, data):
   )
   if fits:
     return training
-  print(message, file=sys.stderr)
+  _say(message)
   return dataclasses.replace(training, cache_hidden=False)
 
 
@@ -201,6 +217,11 @@ def _read_vectors(training, data, records):
   if num_tokens:
     records.add_hidden(data.digest(), num_tokens, time.monotonic() - begin)
   return vectors
+
+
+def _say(line):
+  if distributed.is_first():
+    print(line, file=sys.stderr)
 
 
 if __name__ == '__main__':

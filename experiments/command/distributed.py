@@ -150,6 +150,16 @@ def from_first(values: np.ndarray) -> np.ndarray:
   return np.asarray(found).astype(values.dtype)
 
 
+def text_from_first(text: str) -> str:
+  """Returns process 0's text on all."""
+  encoded = text.encode()
+  (size,) = from_first(np.asarray([len(encoded)]))
+  found = np.zeros(size, np.uint8)
+  if is_first():
+    found[:] = np.frombuffer(encoded, np.uint8)
+  return from_first(found).tobytes().decode()
+
+
 def check_same(texts: Mapping[str, str]) -> None:
   """Refuses processes that differ, before they wait for each other forever.
 

@@ -18,6 +18,7 @@ import urllib.parse
 
 from etils import epath
 
+from experiments.command import distributed
 from experiments.command import errors
 from specsample import files
 
@@ -42,16 +43,39 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
   ]
 
 
+def shared(
+  folder: pathlib.PurePath,
+  header: dict[str, Any],
+  compare: Compare = differences,
+) -> 'Journal':
+  """Opens a journal in process 0, and gives the others a copy of it.
+
+  All processes then add the same units, and only process 0 stores them.
+
+  Raises:
+    ValueError: in process 0, as `Journal` does.
+  """
+  is_first = distributed.is_first()
+  journal = Journal(folder if is_first else None, header, compare)
+  units = json.loads(distributed.text_from_first(json.dumps(journal.units())))
+  if not is_first:
+    for key, value in units:
+      journal.add(tuple(key), value)
+  return journal
+
+
 class Journal:
   """The finished units of a run, each with its own key."""
 
   def __init__(
     self,
-    folder: pathlib.PurePath,
+    folder: pathlib.PurePath | None,
     header: dict[str, Any],
     compare: Compare = differences,
   ):
     """Opens or begins the journal in `folder`, which may be in a bucket.
+
+    Without a folder, nothing is stored.
 
     The journal is the file journal.jsonl, or in a bucket the folder `journal`.
     A bucket has no locks, so start only one run there at a time. `compare`
@@ -62,7 +86,9 @@ class Journal:
         unless it is in a bucket, is in use.
     """
     self._store: _Store
-    if files.is_remote(folder):
+    if folder is None:
+      self._store = _Nothing()
+    elif files.is_remote(folder):
       self._store = _Objects(files.at(folder) / 'journal')
     else:
       self._store = _Lines(folder / 'journal.jsonl')
@@ -91,6 +117,10 @@ class Journal:
     size = len(prefix)
     keys = sorted(key for key in self._entries if key[:size] == prefix)
     return [self._entries[key] for key in keys]
+
+  def units(self) -> list[tuple[tuple, dict[str, Any]]]:
+    """Returns all keys and units, in the order in which they were finished."""
+    return list(self._entries.items())
 
   def __len__(self) -> int:
     return len(self._entries)
@@ -136,6 +166,26 @@ class _Store(Protocol):
 
   def remove(self) -> None:
     """Deletes everything."""
+
+
+class _Nothing:
+  """Stores nothing."""
+
+  def read(self):
+    """See `_Store`."""
+    return None, []
+
+  def begin(self, header):
+    """See `_Store`."""
+
+  def add(self, record):
+    """See `_Store`."""
+
+  def close(self):
+    """See `_Store`."""
+
+  def remove(self):
+    """See `_Store`."""
 
 
 class _Lines:

@@ -9,7 +9,9 @@ made longer continues from them. A decay over steps A to B has its own in
 import dataclasses
 
 from etils import epath
+import numpy as np
 
+from experiments.command import distributed
 from experiments.training import plan as plan_lib
 from experiments.training import records as records_lib
 from experiments.training import train_state
@@ -41,7 +43,7 @@ class RunCheckpoints:
     """
     constant = self._open(_CHECKPOINTS).step or 0
     step = constant
-    if constant == plan.decay_start and self._decay(plan).exists():
+    if constant == plan.decay_start and self._has_decay(plan):
       step = self._of_decay(plan, _CHECKPOINTS).step or constant
     if step and self._records.get(plan, records_lib.TRAIN, step) is None:
       train_state.refuse_step(step, 'drafter')
@@ -67,7 +69,7 @@ class RunCheckpoints:
   def forget_other_decays(self, plan: plan_lib.Plan) -> None:
     """Deletes the states of decays that are no longer part of the run."""
     parent = self._out / _DECAY
-    if files.is_folder(parent):
+    if distributed.is_first() and files.is_folder(parent):
       for folder in parent.iterdir():
         if folder.name != self._decay(plan).name:
           folder.rmtree()
@@ -76,7 +78,7 @@ class RunCheckpoints:
     """Returns the evaluation of the best weights, None if none are kept."""
     kept = [*self._open(_BEST).steps]
     kept = [step for step in kept if step <= plan.decay_start]
-    if self._decay(plan).exists():
+    if self._has_decay(plan):
       kept += self._of_decay(plan, _BEST).steps
     get = self._records.get
     found = [get(plan, records_lib.HELD_OUT, step) for step in kept]
@@ -128,6 +130,10 @@ class RunCheckpoints:
 
   def _decay(self, plan):
     return self._out / _DECAY / f'{plan.decay_start}-{plan.num_steps}'
+
+  def _has_decay(self, plan):
+    exists = np.asarray([self._decay(plan).exists()])
+    return distributed.from_first(exists)[0]
 
   def _open(self, *names):
     folder = self._out.joinpath(*names)

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
+import numpy as np
 
+from experiments.command import distributed
 from experiments.training import card
 from experiments.training import curves
 from experiments.training import data as data_lib
@@ -38,12 +40,13 @@ def write(
   training, plan = trainer.training, trainer.plan()
   content = card.make(trainer, data)
   drafter = training.drafter
-  curves.draw(
-    out / 'curves.png',
-    trainer.records.curve(plan, records.TRAIN),
-    trainer.records.curve(plan, records.HELD_OUT),
-    f'{type(drafter).__name__}, K = {drafter.num_draft_tokens}',
-  )
+  if distributed.is_first():
+    curves.draw(
+      out / 'curves.png',
+      trainer.records.curve(plan, records.TRAIN),
+      trainer.records.curve(plan, records.HELD_OUT),
+      f'{type(drafter).__name__}, K = {drafter.num_draft_tokens}',
+    )
   folder, of_target = out / 'drafter', out / 'target'
   if not _is_written(folder, content):
     trainer.records.add_result(plan, content['training']['steps'])
@@ -72,14 +75,14 @@ def write(
 
 def _is_written(folder: epath.Path, content: Mapping[str, Any]) -> bool:
   """Returns whether a complete drafter of the same step and plan is there."""
-  path = folder / card_lib.NAME
-  if not path.exists():
-    return False
+  path, found = folder / card_lib.NAME, {}
+  if distributed.is_first() and path.exists():
+    found = files.read_json(path).get('training', {})
   names = ('steps', 'decay_start', 'last_step')
-  found = files.read_json(path).get('training', {})
-  return all(found.get(x) == content['training'][x] for x in names)
+  is_same = all(found.get(x) == content['training'][x] for x in names)
+  return bool(distributed.from_first(np.asarray([is_same]))[0])
 
 
 def _remove(folder: epath.Path) -> None:
-  if files.is_folder(folder):
+  if distributed.is_first() and files.is_folder(folder):
     folder.rmtree()

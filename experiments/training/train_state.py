@@ -6,6 +6,7 @@ from typing import NoReturn, Protocol, TypeVar
 import jax
 import orbax.checkpoint as ocp
 
+from experiments.command import distributed
 from specsample import files
 from specsample.types import Array
 
@@ -56,7 +57,10 @@ _State = TypeVar('_State', bound=Stepped)
 
 
 class Checkpoints:
-  """The last two states of a run; a half-written state does not count."""
+  """The last two states of a run; a half-written state does not count.
+
+  Several processes all call each method, with a folder that all can reach.
+  """
 
   def __init__(self, folder: pathlib.PurePath):
     """Opens the folder, or creates it."""
@@ -65,7 +69,7 @@ class Checkpoints:
     # orbax deletes a killed run's leftovers in a thread that outlives `close`
     # and complains if the program ends first. So they are deleted here, except
     # in buckets, where orbax marks them differently.
-    if not is_remote:
+    if not is_remote and distributed.is_first():
       for unfinished in self._folder.glob('*.orbax-checkpoint-tmp*'):
         unfinished.rmtree()
     self._manager = ocp.CheckpointManager(

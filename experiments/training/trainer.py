@@ -13,6 +13,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from experiments.command import distributed
 from experiments.command import progress
 from experiments.training import checkpoints as checkpoints_lib
 from experiments.training import data
@@ -78,15 +79,17 @@ class Trainer:
         if self._is_evaluated(step, plan):
           self._evaluate(state, frozen, plan)
           plan = self.plan()  # begins the decay if patience has run out
-        age = time.monotonic() - saved_at
-        if (
-          step in (plan.decay_start, plan.num_steps)
-          or age >= self.training.checkpoint_seconds
-        ):
+        if step in (plan.decay_start, plan.num_steps) or self._is_old(saved_at):
           self.checkpoints.save(state, plan)
           saved_at = time.monotonic()
     state = self.checkpoints.restore_best(state, plan)
     return step_lib.join(state.trained, frozen, self._dtype)
+
+  def _is_old(self, saved_at: float) -> bool:
+    """Returns whether the last checkpoint is, by the clock of process 0."""
+    age = time.monotonic() - saved_at
+    is_old = np.asarray([age >= self.training.checkpoint_seconds])
+    return bool(distributed.from_first(is_old)[0])
 
   def _report(
     self,

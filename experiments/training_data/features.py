@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.command import distributed
 from experiments.command import progress
 from experiments.reporting import files as reporting_files
 from experiments.training_data import batches
@@ -80,7 +81,7 @@ def fit(
     raise ValueError(
       f'the free space of the data folders is not known: {error}'
     ) from error
-  fits = needed <= free / 2
+  (fits,) = distributed.from_first(np.asarray([needed <= free / 2])).tolist()
   done = 'kept next to the data' if fits else 'computed in each step'
   return fits, (
     f'the vectors of the target will be {done}: they need '
@@ -100,7 +101,8 @@ def read(
   all. They are read from there as they are needed.
 
   Args:
-    data: the data of a local folder, not one in a bucket.
+    data: the data of a local folder, not one in a bucket. Several processes
+      share it, and the first one writes.
     target: the target that wrote it.
     layers: layers whose outputs are read too, numbered as in
       `types.Model.apply`.
@@ -115,12 +117,19 @@ def read(
   files_of = [
     _paths(data.folder, number, layers) for number in range(len(data.shards))
   ]
-  missing = {
-    i: [name for name, file in names.items() if not file.exists()]
+  wanted = [
+    (i, name)
     for i, (names, shard) in enumerate(zip(files_of, data.shards, strict=True))
+    for name in names
     if shard
-  }
-  missing = {i: names for i, names in missing.items() if names}
+  ]
+  exist = np.asarray([files_of[i][name].exists() for i, name in wanted], bool)
+  missing: dict[int, list[str]] = {}
+  for (i, name), exists in zip(
+    wanted, distributed.from_first(exist), strict=True
+  ):
+    if not exists:
+      missing.setdefault(i, []).append(name)
   sizes = [sum(d.tokens.size for d in shard) for shard in data.shards]
   done = 0
   total = sum(sizes[i] for i in missing)
@@ -129,9 +138,12 @@ def read(
       watch = functools.partial(_show, meter, done, i)
       watch(0)
       found = _of_shard(data.shards[i], target, layers, names, watch)
-      for name, vectors in found.items():
-        _write(files_of[i][name], vectors)
+      if distributed.is_first():
+        for name, vectors in found.items():
+          _write(files_of[i][name], vectors)
       done += sizes[i]
+  # All wait until the first process has written them.
+  distributed.from_first(np.zeros(1, bool))
   widths = _widths(target.model, layers)
   return [
     _read(names, shard, widths) if shard else []
@@ -148,7 +160,8 @@ def write(
     ValueError: if they cannot be written or the folder is in a bucket.
   """
   vectors = [d.hidden for d in shard if d.hidden is not None]
-  _write(path(folder, number), np.concatenate(vectors))
+  if distributed.is_first():
+    _write(path(folder, number), np.concatenate(vectors))
 
 
 def path(

@@ -147,9 +147,9 @@ def train_step(
       learning rates change from step to step without recompilation. None is 1.
     num_parts: over so many parts of the rows the gradient is accumulated, which
       takes less memory. Each part counts by its share of the tokens to learn,
-      `mask`, which makes the mean over all tokens of a batch of means over
-      those of each part. It must divide the rows, and on a mesh those of each
-      device.
+      `mask`, which is exact for a mean over these. For a mean over some of
+      them, such as those in a draft vocabulary, it is close. It must divide
+      the rows, and on a mesh those of each device.
 
   Raises:
     ValueError: `num_parts` does not divide the rows.

@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import time
 
 import jax
@@ -302,43 +303,86 @@ def test_a_killed_run_gives_the_same_curve_and_weights(
 def test_a_mesh_gives_the_same_curve(
   commands, flags, hydra, cpu_devices, tmp_path
 ):
-  """Covers a kill too: a checkpoint is restored with its sharding."""
-  mesh = ('--gin_bindings=Mesh.data = 2', '--gin_bindings=Mesh.model = 4')
+  """Covers a kill too: another mesh goes on from the checkpoint."""
   call = flags('hydra', tmp_path / 'run', checkpoint_seconds=0.0)
-  start = lambda: commands.start(
-    'train', *call, *mesh, variables=cpu_devices(8)
-  )
-  process = start()
+
+  def start(data, model):
+    mesh = (f'Mesh.data = {data}', f'Mesh.model = {model}')
+    bindings = (f'--gin_bindings={x}' for x in mesh)
+    return commands.start('train', *call, *bindings, variables=cpu_devices(8))
+
+  process = start(2, 4)
   folder = tmp_path / 'run' / 'checkpoints'
   while not (folder.exists() and any(p.name == '10' for p in folder.iterdir())):
     assert process.poll() is None, process.stderr.read().decode()
     time.sleep(0.001)
   process.kill()
   process.communicate()
-  ended = commands.finish(start())
+  ended = commands.finish(start(4, 2))
   assert ended.code == 0, ended.err
   run = Run(tmp_path / 'run', ended)
+  assert len(run.segments()) == 2
   losses = lambda run, kind: [x['loss'] for x in run.of(kind)]
-  for kind in ('train', 'held out'):
+  for kind in _KINDS:
     np.testing.assert_allclose(
       losses(run, kind), losses(hydra, kind), rtol=0.02
     )
 
 
 @pytest.mark.parametrize(
-  'settings',
-  [{'packed_length': 400}, {'accumulation_steps': 2}],
+  ('settings', 'tolerance'),
+  [
+    ({'packed_length': 400}, 1e-4),
+    # Parts differ in how many of their tokens are in the draft vocabulary.
+    ({'accumulation_steps': 2}, 0.05),
+  ],
 )
-def test_a_step_has_the_same_gradient(
-  commands, flags, hydra, settings, tmp_path
+def test_the_same_examples_have_the_same_curve(
+  commands, flags, hydra, settings, tolerance, tmp_path
 ):
   run = _train(commands, flags, 'hydra', tmp_path, epochs=3, **settings)
-  reports = run.of('train', decay=())
-  assert len(reports) == 3
-  for found, expected in zip(reports, hydra.of('train'), strict=False):
-    assert found['answer_tokens'] == expected['answer_tokens']
-    for name in ('loss', 'gradient_norm', 'kept'):
-      np.testing.assert_allclose(found[name], expected[name], rtol=1e-3)
+  found, expected = run.of('train', decay=()), hydra.of('train')[:3]
+  assert [x['step'] for x in found] == [5, 10, 15]
+  for name in ('answer_tokens', 'loss', 'gradient_norm', 'kept'):
+    of = lambda reports, name=name: [x[name] for x in reports]
+    np.testing.assert_allclose(of(found), of(expected), rtol=tolerance)
+
+
+def test_two_processes_give_the_same_curve(
+  commands, flags, hydra, data, cpu_devices, tmp_path
+):
+  """They compute the target's vectors too, and only the first one writes."""
+  own = tmp_path / 'data'
+  own.mkdir()
+  for name in ('manifest.json', *(f'shard-0000{i}.npz' for i in range(3))):
+    shutil.copy(data / name, own)
+  with socket.create_server(('localhost', 0)) as server:
+    port = server.getsockname()[1]
+  call = (
+    *('train', *flags('hydra', tmp_path / 'run', folders=(own,))),
+    *('--gin_bindings=Mesh.data = 4', '--gin_bindings=Mesh.model = 2'),
+    *(f'--coordinator_address=localhost:{port}', '--num_processes=2'),
+  )
+  started = [
+    commands.start(*call, f'--process_id={i}', variables=cpu_devices(4))
+    for i in range(2)
+  ]
+  try:
+    first, second = [commands.finish(process) for process in started]
+  finally:
+    for process in started:
+      process.kill()
+  assert (first.code, second.code) == (0, 0), (first.err, second.err)
+  assert second.out == ''
+  run = Run(tmp_path / 'run', first)
+  assert [x['key'] for x in run.journal()] == [
+    x['key'] for x in hydra.journal()
+  ]
+  losses = lambda run, kind: [x['loss'] for x in run.of(kind)]
+  for kind in _KINDS:
+    np.testing.assert_allclose(
+      losses(run, kind), losses(hydra, kind), rtol=0.02
+    )
 
 
 def test_tensorboard_gets_what_an_earlier_run_did_not_write(
