@@ -152,7 +152,7 @@ def train_step(
       the rows, and on a mesh those of each device.
 
   Raises:
-    ValueError: `num_parts` does not divide the rows.
+    ValueError: `num_parts` does not divide the rows of each device.
 
   Returns:
     The state, and the objective's report with `loss`, `gradient_norm` and
@@ -195,11 +195,11 @@ def _accumulated(function, trained, batch, num_parts):
   """Returns function(trained, batch), as the mean over parts of the rows."""
   if num_parts == 1:
     return function(trained, batch)
-  num_rows = len(batch['mask'])
-  if num_rows % num_parts:
+  num_rows, num_devices = len(batch['mask']), sharding.batch_parts()
+  if num_rows % (num_parts * num_devices):
     raise ValueError(
-      f'num_parts is {num_parts}, but the batch has {num_rows} rows: give a '
-      'divisor of them'
+      f'num_parts is {num_parts}, but the batch has {num_rows} rows on '
+      f'{num_devices} devices: give a divisor of the rows of each'
     )
   # Row i is in part i % num_parts: on a mesh, no row changes its device.
   shape = (num_rows // num_parts, num_parts)

@@ -94,6 +94,11 @@ BATCH = {
   'mask': np.random.default_rng(1).random((8, 12)) < 0.7,
   'places': np.arange(8)[:, None] % 3 + np.arange(10),
 }
+PACKED = {
+  'tokens': np.tile(BATCH['tokens'], (2, 1)),
+  'mask': np.random.default_rng(2).random((16, 12)) < 0.7,
+  'starts': np.where(np.arange(16)[:, None] % 2, [[0, 7]], [[0, 12]]),
+}
 
 
 @functools.cache
@@ -107,7 +112,7 @@ def host_params(name):
   return jax.device_get({'target': target, 'drafter': own})
 
 
-def train(params, name):
+def train(params, name, batch=BATCH, num_parts=1):
   """Returns the parameters and the report after two steps."""
   objective = OBJECTIVES[name]
   is_trained = {
@@ -115,12 +120,16 @@ def train(params, name):
     'drafter': objective.drafter.is_trained(),
   }
   state, frozen = step.init(params, is_trained, OPTIMIZER)
-  axes = dict.fromkeys(BATCH, ('batch', None))
-  batch = sharding.place(BATCH, axes)
+  batch = sharding.place(batch, dict.fromkeys(batch, ('batch', None)))
   before = jax.tree.map(lambda x: x.sharding, state)
   for _ in range(2):
     state, report = step.train_step(
-      state, frozen, batch, objective=objective, optimizer=OPTIMIZER
+      state,
+      frozen,
+      batch,
+      objective=objective,
+      optimizer=OPTIMIZER,
+      num_parts=num_parts,
     )
   if jax.sharding.get_mesh().are_all_axes_explicit:
     # Otherwise the compiler may divide what was not declared whole.
@@ -150,6 +159,22 @@ def test_step_is_that_of_one_device(mesh, name):
   moved = lambda x, y: np.abs(x - y).max() if x.dtype.kind == 'f' else 0
   tree = jax.tree.map(moved, found[0], params)
   assert max(jax.tree.leaves(tree['drafter'])) > 1e-3
+
+
+@pytest.mark.parametrize('name', ['draft model', 'dspark', 'eagle-3'])
+def test_step_of_packed_rows_is_that_of_one_device(mesh, name):
+  params = host_params(name)
+  axes = {
+    'target': TARGET.param_axes(),
+    'drafter': OBJECTIVES[name].drafter.param_axes(),
+  }
+  with jax.set_mesh(mesh):
+    found = train(sharding.place(params, axes), name, PACKED, num_parts=2)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5),
+    found,
+    train(params, name, PACKED, num_parts=2),
+  )
 
 
 @functools.cache
