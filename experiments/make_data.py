@@ -27,6 +27,7 @@ from absl import flags
 
 from experiments.command import cli
 from experiments.command import config
+from experiments.command import distributed
 from experiments.command import environment
 from experiments.command import mesh
 from experiments.command import progress
@@ -42,6 +43,8 @@ from specsample import files
 
 config.define_flags('configs/runs/data.gin')
 flags.adopt_module_key_flags(config)
+distributed.define_flags()
+flags.adopt_module_key_flags(distributed)
 _OUT = flags.DEFINE_string(
   'out', None, 'Folder of the data, here or in a bucket (gs://).', required=True
 )
@@ -93,6 +96,8 @@ Make = Callable[
 def main() -> None:
   """Checks everything, then makes the shards that are missing."""
   config.parse()
+  with cli.bad_input():
+    distributed.start()
   environment.set_up()
   with mesh.configured():
     _make_data()
@@ -109,6 +114,12 @@ def _make_data() -> None:
     forced = _ANSWERS.value is not None
     file = _read(_ANSWERS if forced else _PROMPTS)
     excluded = _excluded()
+    distributed.check_same(
+      {
+        'the file': repr(file and conversations_lib.digest(file.conversations)),
+        '--exclude': repr(_digest(excluded)),
+      }
+    )
     synthesis = synthesis_lib.Synthesis()
     synthesis.check()
     keep_hidden = synthesis.keep_hidden and not forced
@@ -281,7 +292,8 @@ def _show(
 
 
 def _say(line: str) -> None:
-  print(line, file=sys.stderr, flush=True)
+  if distributed.is_first():
+    print(line, file=sys.stderr, flush=True)
 
 
 def _digest(texts: Sequence[str]) -> str | None:

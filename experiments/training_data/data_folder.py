@@ -14,6 +14,7 @@ import os
 import pathlib
 from typing import Any
 
+from experiments.command import distributed
 from experiments.command import environment
 from experiments.reporting import files as reporting_files
 from experiments.training_data import dialogues as dialogues_lib
@@ -84,7 +85,7 @@ class Folder:
     self._folder = files.at(folder)
     self._identity = identity
     self._notes = notes or {}
-    self._lock = _lock(self._folder)
+    self._lock = _lock(self._folder) if distributed.is_first() else None
     self._shards: dict[int, dict[str, Any]] = {}
     path = self._folder / _MANIFEST
     if path.exists():
@@ -137,7 +138,8 @@ class Folder:
     if origin:
       header['origin'] = origin
       notes = notes | {'origin': origin}
-    dialogues_lib.write(shard_path(self._folder, number), header, found)
+    if distributed.is_first():
+      dialogues_lib.write(shard_path(self._folder, number), header, found)
     self._note(number, found, notes)
 
   def close(self) -> None:
@@ -154,6 +156,8 @@ class Folder:
     self._update()
 
   def _update(self) -> None:
+    if not distributed.is_first():
+      return
     shards = [self._shards[i] for i in sorted(self._shards)]
     timed = [shard for shard in shards if 'seconds' in shard]
     tokens = lambda shards: sum(shard['answer_tokens'] for shard in shards)
