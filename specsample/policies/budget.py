@@ -66,8 +66,8 @@ class Budget(policy.Length):
   costs: Sequence[float]
   drafting: float = 0.0
   decay: float = 0.98
-  strength: float = 4.0
-  patience: int = 32
+  strength: float = 2.0
+  patience: int = 8
   most_patience: int = 256
   reads_token = True
 
