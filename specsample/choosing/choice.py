@@ -70,12 +70,14 @@ def auto(
 
   Considers remembered drafts (from the row's own text and the stores that ship
   for the target) and the trained drafters that ship for it: as chains and, if
-  the card says how often a second choice is kept, as trees. Passes over 1 to 16
-  tokens, and the drafters that may pay off, are timed once per machine, and the
-  times are kept (`measured_here`). `drafters.Suffix` drafts where it expects to
-  gain more than the wider round costs, and a trained drafter drafts as long as
-  `policies.Fastest` finds that it pays off in the batch. Both decide from the
-  past alone, so the output stays exact.
+  the card says how often a second choice is kept or what trees of a lattice
+  emit, as trees. Passes over 1 to 16 tokens, and the drafters that may pay off,
+  are timed once per machine, and the times are kept (`measured_here`).
+  `drafters.Suffix` drafts where it expects to gain more than the wider round
+  costs, and a trained drafter drafts as long as `policies.Fastest` finds that
+  it pays off in the batch. Both decide from the past alone, so the output stays
+  exact. The trees of a lattice are as wide as `policies.Budget` finds; it reads
+  the drafts, which is exact because they are point masses.
 
   Args:
     target: the model to decode with.
@@ -104,6 +106,7 @@ def auto(
     promise = _promise_of(drafter, target, passes, batch_size)
     return _choice(
       target,
+      batch_size,
       length=0,
       costs=round_costs.if_drafting_is_free(
         passes, batch_size, max(_REMEMBERED)
@@ -119,12 +122,10 @@ def auto(
     == target.fingerprint
   ]
   length = remembered_length(passes, batch_size)
-  gain = _gain(passes, batch_size, length)
-  trained, promised = _trained(target, passes, batch_size, gain)
-  if trained is not None and trained.topology is not None:
-    length = 0
+  trained, promised = _trained(target, passes, batch_size)
   return _choice(
     target,
+    batch_size,
     length=length,
     costs=round_costs.if_drafting_is_free(passes, batch_size, max(_REMEMBERED)),
     stores=sorted(stores),
@@ -152,10 +153,7 @@ def _gain(passes, batch_size, length):
 
 
 def _trained(
-  target: load.Loaded,
-  passes: cost.PassTimes,
-  batch_size: int,
-  remembered: float,
+  target: load.Loaded, passes: cost.PassTimes, batch_size: int
 ) -> tuple[promises_lib.Promise | None, list[promises_lib.Promise]]:
   """Chooses one of the drafters that ship for the target.
 
@@ -166,21 +164,19 @@ def _trained(
     target: the model to decode with.
     passes: the times of its passes.
     batch_size: number of rows.
-    remembered: the speedup of remembered drafts, which combine with a chain but
-      not with a tree.
 
   Returns:
     The most promising drafter that pays off, None if there is none; and the
     promises of all drafters, the best first.
   """
-  together = lambda x: x.speedup * (remembered if x.topology is None else 1)
+  gain = lambda promise: promise.speedup
   cards = _cards(target)
   free = [_promise(*card, passes, batch_size, None) for card in cards.items()]
   best, found = None, []
-  for promised in sorted(free, key=lambda x: -together(x)):
+  for promised in sorted(free, key=gain, reverse=True):
     is_timed = promised.speedup >= _MARGIN
     if best is not None:
-      is_timed &= together(promised) > together(best)
+      is_timed &= promised.speedup > best.speedup
     if is_timed:
       name = promised.name
       loaded = drafter_lib.load_drafter(name, target)
@@ -188,10 +184,10 @@ def _trained(
         target, loaded.drafter, loaded.params, batch_size
       )
       promised = _promise(name, cards[name], passes, batch_size, seconds)
-      if together(promised) >= _MARGIN * remembered:
-        best = max(best or promised, promised, key=together)
+      if promised.speedup >= _MARGIN:
+        best = max(best or promised, promised, key=gain)
     found.append(promised)
-  return best, sorted(found, key=lambda x: -x.speedup)
+  return best, sorted(found, key=gain, reverse=True)
 
 
 def _promise_of(
@@ -218,7 +214,7 @@ def _promise_of(
 
 
 def _promise(name, measured, passes, batch_size, seconds):
-  """Returns the better promise of a chain and, if the card allows it, a tree.
+  """Returns the best promise of a chain and, if the card allows it, of trees.
 
   Drafting a level of a tree is taken to be as fast as a token of a chain.
   """
@@ -226,14 +222,13 @@ def _promise(name, measured, passes, batch_size, seconds):
   shares = [float(x) for x in measured['acceptance_by_position'][:most]]
   if seconds is None:
     seconds = [0.0] * (len(shares) + 1)
-  promised = promises_lib.of_chain(name, shares, passes, batch_size, seconds)
-  by_rank = measured.get('acceptance_by_rank')
-  if by_rank is None:
-    return promised
-  of_trees = promises_lib.of_trees(
-    name, by_rank, passes, batch_size, seconds, most
-  )
-  return max(promised, of_trees, key=lambda x: x.speedup)
+  given = passes, batch_size, seconds
+  promised = [promises_lib.of_chain(name, shares, *given)]
+  if by_rank := measured.get('acceptance_by_rank'):
+    promised.append(promises_lib.of_trees(name, by_rank, *given, most))
+  if by_nodes := measured.get('tokens_by_nodes'):
+    promised.append(promises_lib.of_lattice(name, by_nodes, *given))
+  return max(promised, key=lambda x: x.speedup)
 
 
 def _cards(target: load.Loaded) -> dict[str, dict[str, Any]]:
@@ -241,7 +236,8 @@ def _cards(target: load.Loaded) -> dict[str, dict[str, Any]]:
 
   'acceptance_by_position' [K] holds the shares of rounds that keep draft 1, 2,
   ...; 'acceptance_by_rank' [K, k], if it is there, says how often the draft of
-  each rank is the one kept, as `tree.best` takes it.
+  each rank is the one kept, as `tree.best` takes it; 'tokens_by_nodes', what
+  rounds emit with a lattice's best trees of '1', '3', ... nodes.
   """
   found = {}
   for name, folder in sorted(card_lib.shipped().items()):
@@ -257,7 +253,9 @@ def _measured(card: Mapping[str, Any]) -> dict[str, Any] | None:
   return next((card[entry] for entry in _ACCEPTANCE if entry in card), None)
 
 
-def _choice(target, *, length, costs, stores, trained, others) -> Choice:
+def _choice(
+  target, batch_size, *, length, costs, stores, trained, others
+) -> Choice:
   remembered = remembered_params = None
   if length:
     remembered = drafters.Suffix(
@@ -271,13 +269,7 @@ def _choice(target, *, length, costs, stores, trained, others) -> Choice:
   params = None
   verify: Verifier = verify_lib.chain
   if trained:
-    loaded = drafter_lib.load_drafter(trained.name, target, trained.depth)
-    drafter, params = loaded.drafter, loaded.params
-    if trained.topology is not None:
-      drafter = drafters.Tree(drafter=drafter, topology=trained.topology)
-      verify = verify_lib.tree
-    fastest = policies.Fastest(costs=trained.costs, whole_batch=True)
-    drafter = drafters.Adaptive(drafter=drafter, policies=(fastest,))
+    drafter, verify, params = _adaptive(target, batch_size, trained)
   if remembered and trained:
     drafter = drafters.Either(remembered=remembered, trained=drafter)
     params = {'remembered': remembered_params, 'trained': params}
@@ -289,6 +281,31 @@ def _choice(target, *, length, costs, stores, trained, others) -> Choice:
     drafter_params=params,
     reason=_reason(length, costs, stores, trained, others),
   )
+
+
+def _adaptive(
+  target: load.Loaded, batch_size: int, promise: promises_lib.Promise
+) -> tuple[Drafter, Verifier, Params]:
+  """Returns a trained drafter that drafts as much as pays, and its rule."""
+  if promise.num_nodes is not None:
+    loaded = drafter_lib.load_drafter(promise.name, target)
+    trees = drafters.LatticeTree(
+      drafter=loaded.drafter, num_draft_tokens=promise.num_nodes
+    )
+    budget = round_costs.budget(
+      target, trees, loaded.params, batch_size=batch_size
+    )
+    drafter = drafters.Adaptive(drafter=trees, policies=(budget,))
+    return drafter, verify_lib.tree, loaded.params
+  loaded = drafter_lib.load_drafter(promise.name, target, promise.depth)
+  inner: Drafter = loaded.drafter
+  verify: Verifier = verify_lib.chain
+  if promise.topology is not None:
+    inner = drafters.Tree(drafter=inner, topology=promise.topology)
+    verify = verify_lib.tree
+  fastest = policies.Fastest(costs=promise.costs, whole_batch=True)
+  drafter = drafters.Adaptive(drafter=inner, policies=(fastest,))
+  return drafter, verify, loaded.params
 
 
 def _reason(length, costs, stores, trained, others) -> str:
@@ -305,6 +322,8 @@ def _reason(length, costs, stores, trained, others) -> str:
     how = f'up to {trained.depth}'
     if trained.topology is not None:
       how = f'trees of {trained.topology.num_nodes} tokens, {how} deep,'
+    if trained.num_nodes is not None:
+      how = f'trees of up to {trained.num_nodes} tokens, as wide as pays,'
     parts.append(
       f'{"otherwise" if parts else "drafts"} {how} with {short(trained)}, '
       f'which promises {trained.speedup:.2f}x'

@@ -1,6 +1,6 @@
 """The speedup that a trained drafter promises, by its card and local times."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 import numpy as np
@@ -22,12 +22,14 @@ class Promise:
     costs: [D + 1], the costs of rounds with drafts 0, 1, ... D deep, in plain
       passes; the first is 1.
     topology: the tree; None for a chain of D drafts.
+    num_nodes: the nodes of a lattice's trees, None for other drafts.
   """
 
   name: str
   speedup: float
   costs: tuple[float, ...]
   topology: tree.Topology | None = None
+  num_nodes: int | None = None
 
   @property
   def depth(self) -> int:
@@ -115,6 +117,36 @@ def of_tree(
     speedup=tokens / costs[-1],
     costs=tuple(costs),
     topology=topology,
+  )
+
+
+def of_lattice(
+  name: str,
+  tokens_by_nodes: Mapping[str, float],
+  passes: cost.PassTimes,
+  batch_size: int,
+  draft_seconds: Sequence[float],
+) -> Promise:
+  """Returns the promise of the most likely trees of a lattice.
+
+  Args:
+    name: the drafter's name.
+    tokens_by_nodes: the tokens that rounds with the best 1, 3, ... nodes emit,
+      on its card.
+    passes: the times of the target's passes.
+    batch_size: number of rows.
+    draft_seconds: [K + 1], the last of which is the time of drafting.
+  """
+  costs = {
+    nodes: _cost(passes, batch_size, int(nodes), draft_seconds[-1])
+    for nodes in tokens_by_nodes
+  }
+  best = max(costs, key=lambda nodes: tokens_by_nodes[nodes] / costs[nodes])
+  return Promise(
+    name=name,
+    speedup=tokens_by_nodes[best] / costs[best],
+    costs=(1.0, *[costs[best]] * (len(draft_seconds) - 1)),
+    num_nodes=max(map(int, tokens_by_nodes)),
   )
 
 

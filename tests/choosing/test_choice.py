@@ -1,6 +1,7 @@
 """`auto` chooses by the machine's pass times and the drafters' cards."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -18,7 +19,7 @@ from specsample.choosing import round_costs
 from specsample.loading import card as card_lib
 from specsample.models import int8
 
-_MODEL = testing.tiny_llama(vocab_size=8, max_length=256)
+_MODEL = testing.tiny_llama(vocab_size=32, max_length=256)
 _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
 _SIZES = (1, 2, 3, 5, 8, 16)
 # Seconds per pass by its number of tokens: if further tokens are free, on two
@@ -159,13 +160,13 @@ def test_uneven_times_are_not_chosen_by_nor_kept(
   assert specsample.auto(_TARGET).drafter.num_draft_tokens == 15
 
 
-def _ship(shelf, name, shares, target=_TARGET, **card):
-  hydra = drafters.Hydra(model=_MODEL, num_draft_tokens=len(shares))
+def _ship(shelf, name, shares, target=_TARGET, make=drafters.Hydra, **card):
+  drafter = make(model=_MODEL, num_draft_tokens=len(shares))
   shelf.joinpath('tiny').mkdir(parents=True, exist_ok=True)
   specsample.save_drafter(
     shelf / 'tiny' / name,
-    hydra,
-    hydra.init_params(jax.random.key(1), target.params),
+    drafter,
+    drafter.init_params(jax.random.key(1), target.params),
     target=target,
     card={'held_out': {'acceptance_by_position': shares}} | card,
   )
@@ -230,16 +231,49 @@ def test_a_tree_is_drafted_where_it_promises_more_than_all_else(
   )
   choice = specsample.auto(_TARGET)
   # 1 + .9 + .81 tokens; drafting costs .05 and the rest of the round .05.
-  assert choice.reason == (
-    'drafts trees of 12 tokens, up to 2 deep, with good, which promises 2.46x'
+  assert choice.reason.endswith(
+    ', otherwise trees of 12 tokens, up to 2 deep, with good, which promises '
+    '2.46x'
   )
   assert choice.verify is specsample.verify.tree
-  assert choice.drafter.drafter.topology.num_nodes == 12
+  assert choice.drafter.trained.drafter.topology.num_nodes == 12
   _is_greedy(choice)
-  # If wide passes cost more, remembered drafts promise more than this tree.
+
+
+def test_the_trees_of_a_lattice_are_as_wide_as_pays(
+  cache, shelf, passes_take, monkeypatch
+):
   passes_take(_CORES)
-  chosen = specsample.auto(_TARGET, batch_size=2).drafter
-  assert isinstance(chosen, drafters.Suffix)
+  monkeypatch.setattr(
+    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
+  )
+  rounds = {'plain': 1.0, '0': 1.1, '1': 1.3, '3': 1.4, '7': 1.6, '15': 2.2}
+  monkeypatch.setattr(
+    *(round_costs.tree_rounds, 'seconds'),
+    lambda *_, **__: {name: [x, x] for name, x in rounds.items()},
+  )
+  _ship(
+    *(shelf, 'good', [0.3, 0.09]),
+    make=functools.partial(
+      drafters.DSpark, feature_layers=(0, 1), num_layers=1, rank=4
+    ),
+    on_questions={
+      'acceptance_by_position': [0.3, 0.09],
+      'tokens_by_nodes': {'1': 1.3, '7': 2.55, '15': 2.6},
+    },
+  )
+  choice = specsample.auto(_TARGET, drafter='tiny/good')
+  # 2.55 / (t(8) + .05 + .05).
+  assert choice.reason == (
+    'drafts trees of up to 15 tokens, as wide as pays, with good, which '
+    'promises 1.55x'
+  )
+  assert choice.drafter.widths == (0, 1, 3, 7, 15)
+  assert choice.verify is specsample.verify.tree
+  _is_greedy(choice)
+  together = specsample.auto(_TARGET)
+  assert together.drafter.trained == choice.drafter
+  _is_greedy(together)
 
 
 def test_a_trained_drafter_that_does_not_pay_is_named(
