@@ -54,13 +54,7 @@ class Enumeration:
     This is the most that the given number of rounds can emit. Strings that are
     still shorter after these rounds are completed by the target itself.
     """
-    pending = self._after(rounds)
-    longest = max(pending)
-    law = np.zeros(1)
-    for t in range(longest):
-      law = law + pending.get(t, 0)
-      law = (law[:, None] * self._target(t, t)).reshape(-1)
-    return law + pending[longest]
+    return completed(self._after(rounds), self._target)
 
   def error(self, rounds: int, law: Conditional) -> tuple[float, float]:
     """Returns how far `joint_law` is from plain sampling.
@@ -128,6 +122,24 @@ class Enumeration:
       emission = emissions[topology.depths[i]]
       np.add.at(emission, (row, kept[-1]), mass[:, :, i + 1])
     return emissions
+
+
+def completed(
+  pending: dict[int, np.ndarray], target: Conditional
+) -> np.ndarray:
+  """Returns the law [V^n] of strings whose missing tokens the target draws.
+
+  Args:
+    pending: probabilities [V^t] of the strings of t tokens, keyed by t; n is
+      the largest t.
+    target: the distributions of the missing tokens.
+  """
+  longest = max(pending)
+  law = np.zeros(1)
+  for t in range(longest):
+    law = law + pending.get(t, 0)
+    law = (law[:, None] * target(t, t)).reshape(-1)
+  return law + pending[longest]
 
 
 def _laws(verify: Verifier, drafts: Drafts, target_probs: np.ndarray) -> Law:
