@@ -20,7 +20,9 @@ from specsample.choosing import pass_times
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _FOLDER = _ROOT / 'colab'
-_NAMES = ('add_a_drafter', 'quickstart', 'reproduce_a_table', 'rollouts')
+_NAMES = (
+  *('add_a_drafter', 'audit', 'quickstart', 'reproduce_a_table', 'rollouts'),
+)
 # Seconds for a cell: far more than it takes, as tests may share a machine.
 _TIMEOUT = 1800
 
@@ -119,6 +121,19 @@ def test_rollouts(run):
   losses = [re.findall(r'-?\d\.\d{4}', line) for line in lines]
   assert any(float(second) < -1e-3 for _, second in losses)
   assert _displayed(cells['plot'], 'image/png')
+
+
+def test_audit(run, monkeypatch, tmp_path):
+  # No clone is there.
+  for name in ('TPU_INFERENCE', 'SGLANG_JAX'):
+    monkeypatch.setenv(name, str(tmp_path / name))
+  cells = run('audit')
+  assert 'DIFFERS' in _text(cells['yours'])
+  assert 'DIFFERS' in _text(cells['sampled'])
+  assert _text(cells['transformers']).count(': follows the target, ') == 6
+  assert 'DIFFERS' not in _text(cells['transformers'])
+  for name in ('tpu-inference', 'sglang-jax'):
+    assert _text(cells[name]).endswith(' is not there: skipped\n')
 
 
 # A runtime without the library, where installing clones the repository and

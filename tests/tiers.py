@@ -296,6 +296,7 @@ NIGHTS = (
   Night('test_colab.py::test_reproduce_a_table'),
   Night('test_colab.py::test_add_a_drafter'),
   Night('test_colab.py::test_rollouts'),
+  Night('test_colab.py::test_audit'),
   # Training.
   Night(f'{_TRAIN}configurations_train*'),
   Night(f'{_TRAIN}a_finished_run_goes_on_from_before_its_decay'),
@@ -368,7 +369,8 @@ _OF_BOTH = (
 _FIRST = (
   *('test_layering.py', 'test_stats.py', 'test_streams.py', 'test_tree.py'),
   *('text/', 'cost/', 'verify/', 'policies/', 'testing/', 'test_sampling.py'),
-  *('test_exactness.py', 'test_planted_bugs.py', 'test_sampled_loop.py'),
+  *('test_exactness.py', 'test_planted_bugs.py', 'test_audited_bugs.py'),
+  'test_sampled_loop.py',
   *('test_on_8_devices.py', 'test_with_default_flags.py', 'test_colab.py'),
   'experiments/test_train.py',
   *('drafters/', 'loop/', 'experiments/', 'models/', 'loading/'),
