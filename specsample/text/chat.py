@@ -19,29 +19,36 @@ import jinja2.sandbox
 _MOST_STEPS = 1_000_000
 # More than any model reads.
 _MOST_CHARACTERS = 100_000_000
+# The names under which messages have thoughts. Templates read the first, and
+# that of gpt-oss the second.
+_THOUGHTS = ('reasoning_content', 'thinking', 'reasoning')
 # The name of a rendering's `_Steps`, which no template can write.
 _STEPS = 'steps of this rendering'
 
 
 def render(
   template: str,
-  messages: Sequence[Mapping[str, str]],
+  messages: Sequence[Mapping[str, Any]],
   *,
   add_generation_prompt: bool,
   named_tokens: Mapping[str, str],
   variables: Mapping[str, Any] | None = None,
   spell: Callable[[str], str] = str,
 ) -> str:
-  """Renders messages {'role': ..., 'content': ...} as `transformers` does.
+  """Renders messages as `transformers` does.
 
   Args:
     template: a jinja2 template.
-    messages: at least one.
+    messages: at least one {'role': ..., 'content': ...}, with what else the
+      template reads, such as 'tool_calls', which may stand in for content, or
+      'reasoning_content' (thoughts), also named 'thinking' or 'reasoning'. All
+      of it is plain data, as of JSON; what is None is left out.
     add_generation_prompt: whether the text ends where the answer begins.
     named_tokens: 'bos_token' and so on, those that the model has.
-    variables: what else a template asks for by name, such as Qwen3's
-      {'enable_thinking': False}; others are ignored.
-    spell: returns what the template sees of a message's role or content.
+    variables: plain data that a template asks for by name: 'tools', Qwen3's
+      {'enable_thinking': False}, gpt-oss's {'reasoning_effort': 'high'};
+      others are ignored.
+    spell: returns what the template sees of each text in a message or variable.
 
   Raises:
     ValueError: if a message has another form, the template refuses it or does
@@ -52,14 +59,13 @@ def render(
   if not messages:
     raise ValueError('messages is empty: give at least one message')
   own = {
-    'messages': [_plain(message, spell) for message in messages],
+    'messages': [_message(message, spell) for message in messages],
     'add_generation_prompt': add_generation_prompt,
-    # Templates that support tools and documents check whether they are None.
-    'tools': None,
-    'documents': None,
     _STEPS: _Steps(),
     **named_tokens,
   }
+  # Templates that support these two check whether they are None.
+  optional = {'tools': None, 'documents': None}
   variables = variables or {}
   if not isinstance(variables, Mapping):
     raise ValueError(f'variables is {variables!r}: give a dict')
@@ -69,8 +75,12 @@ def render(
       f'variables has {", ".join(taken)}, which every chat template is already '
       'given: leave it out'
     )
+  given = {
+    name: _plain(f'variable {name}', value, spell)
+    for name, value in (optional | dict(variables)).items()
+  }
   try:
-    return _joined(_compile(template).generate(own, **variables))
+    return _joined(_compile(template).generate(own, **given))
   except (
     *(jinja2.TemplateError, TypeError, ValueError, LookupError),
     *(ArithmeticError, AttributeError, RecursionError),
@@ -80,16 +90,45 @@ def render(
     ) from error
 
 
-def _plain(message, spell):
-  """Copies a message to plain strings, whatever object the caller passed."""
-  if not isinstance(message, Mapping) or set(message) != {'role', 'content'}:
+def _message(message, spell):
+  """Returns a copy of a message, with its thoughts under the names for them."""
+  found = {}
+  if isinstance(message, Mapping):
+    found = {key: value for key, value in message.items() if value is not None}
+  role, content = found.get('role'), found.get('content')
+  if role is None or (content is None and not found.get('tool_calls')):
     raise ValueError(
       f"message {message!r}: expected {{'role': ..., 'content': ...}}"
     )
-  for key, value in message.items():
-    if not isinstance(value, str):
-      raise ValueError(f'{key} {value!r} of a message must be a string')
-  return {key: spell(str(value)) for key, value in message.items()}
+  if not isinstance(role, str):
+    raise ValueError(f'role {role!r} of a message must be a string')
+  if not isinstance(content, str | list | tuple | None):
+    raise ValueError(
+      f'content {content!r} of a message must be a string or a list of parts'
+    )
+  found = _plain('a message', found, spell)
+  thoughts = [found[name] for name in _THOUGHTS if name in found]
+  if thoughts:
+    found = {'thinking': thoughts[0], **found, 'reasoning_content': thoughts[0]}
+  return found
+
+
+def _plain(name, value, spell):
+  """Copies plain data, so that a template sees none of the caller's objects."""
+  if isinstance(value, str):
+    return spell(str(value))
+  if isinstance(value, Mapping):
+    return {
+      _plain(name, key, spell): _plain(name, item, spell)
+      for key, item in value.items()
+    }
+  if isinstance(value, list | tuple):
+    return [_plain(name, item, spell) for item in value]
+  if value is None or type(value) in (bool, int, float):
+    return value
+  raise ValueError(
+    f'{name} has {value!r}: give strings, numbers, lists and dicts'
+  )
 
 
 class _Generation(jinja2.ext.Extension):
@@ -196,10 +235,16 @@ def _compile(template):
   return environment.from_string(_counted(environment.parse(template)))
 
 
-def _to_json(value, ensure_ascii=False, indent=None, separators=None):
+def _to_json(
+  value, ensure_ascii=False, indent=None, separators=None, sort_keys=False
+):
   # jinja2's own filter escapes HTML markup.
   return json.dumps(
-    value, ensure_ascii=ensure_ascii, indent=indent, separators=separators
+    value,
+    ensure_ascii=ensure_ascii,
+    indent=indent,
+    separators=separators,
+    sort_keys=sort_keys,
   )
 
 

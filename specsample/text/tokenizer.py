@@ -98,7 +98,7 @@ class Tokenizer:
 
   def chat(
     self,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool = True,
     variables: Mapping[str, Any] | None = None,
   ) -> str:
@@ -116,7 +116,7 @@ class Tokenizer:
 
   def encode_chat(
     self,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool = True,
     variables: Mapping[str, Any] | None = None,
     parse_special: bool = False,
