@@ -22,7 +22,13 @@ _END_OF_TURN = (
   '<|eom_id|>',
   '<|end|>',
   '<end_of_turn>',
+  '<turn|>',
+  '<|return|>',
+  '<|call|>',
 )
+# In the format of templates that write this token, <|end|> only ends a message:
+# an answer goes on in another channel.
+_END_OF_CHANNELS = '<|return|>'
 # The first of 65,536 characters that are nobody's but a program's own.
 _FIRST_STAND_IN = 0x100000
 # Larger than any id, but small enough for a backend.
@@ -65,6 +71,8 @@ class Tokenizer:
     tokens = [self.named_tokens.get('eos_token', '')]
     template = self.chat_template or ''
     tokens += [token for token in _END_OF_TURN if token in template]
+    if _END_OF_CHANNELS in tokens:
+      tokens = [token for token in tokens if token != '<|end|>']
     ids = map(self.backend.token_to_id, tokens)
     return tuple(sorted({*self.end_ids, *(i for i in ids if i is not None)}))
 

@@ -137,6 +137,17 @@ def test_rendering_equals_transformers(format_):
     )
 
 
+def test_an_answer_ends_where_its_format_says(format_):
+  name, ours, _ = format_
+  ends = {
+    # <|end|> ends a message: after the thoughts comes another channel.
+    'harmony': {'<|return|>', '<|call|>'},
+    'gemma_4': {'<turn|>'},
+    'qwen3': {'<|im_end|>'},
+  }[name]
+  assert {ours.backend.id_to_token(i) for i in ours.eos_ids} == ends
+
+
 def test_a_flag_reaches_the_template(format_):
   name, ours, _ = format_
   given, end = {
