@@ -1,6 +1,6 @@
 """The methods that `generate` offers, and the metrics of a generation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 from typing import Any
@@ -74,19 +74,10 @@ def with_candidates(
     raise ValueError(f'--top_candidates={num_candidates}: {error}') from error
 
 
-def encode(
-  tokenizer: text_lib.Tokenizer,
-  prompt: str,
-  chat: bool,
-  variables: Mapping[str, Any] | None = None,
-) -> list[int]:
-  """Returns the tokens of a prompt, plain or as the only turn of a chat.
-
-  `variables` are passed to the chat template, as in `Tokenizer.chat`.
-  """
+def encode(tokenizer: text_lib.Tokenizer, prompt: str, chat: bool) -> list[int]:
+  """Returns the tokens of a prompt, plain or as the only turn of a chat."""
   if chat:
-    turn = {'role': 'user', 'content': prompt}
-    return tokenizer.encode_chat([turn], variables=variables)
+    return tokenizer.encode_chat([{'role': 'user', 'content': prompt}])
   return tokenizer.encode(prompt)
 
 

@@ -103,9 +103,7 @@ def encode(
     for said, user in zip(texts, users[1:], strict=True):
       messages.append({'role': 'assistant', 'content': said})
       messages.append({'role': 'user', 'content': user})
-    tokens = tokenizer.encode_chat(
-      messages, variables=evaluation.chat_variables
-    )
+    tokens = tokenizer.encode_chat(messages)
     excess = len(tokens) - (room - 1)
     if excess <= 0:
       return tokens

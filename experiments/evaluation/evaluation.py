@@ -1,6 +1,6 @@
 """The evaluation of methods over prompts: decoding, timing, the journal."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import itertools
@@ -57,8 +57,6 @@ class Evaluation:
   # Decode at most this many turns of each conversation; None for all of them.
   max_turns: int | None = None
   chat: bool = True  # without a task: whether a prompt is a turn of a chat
-  # Variables of the chat template, as `Tokenizer.chat` takes them.
-  chat_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   seed: int = 0
   num_seeds: int = 1  # samples per prompt, unless decoding is greedy
   batch_size: int = 1
@@ -102,11 +100,11 @@ class Evaluation:
     """Returns the tokens of the prompt, or of a conversation's first turn.
 
     Raises:
-      ValueError: the prompt has no tokens or more than the model takes, or a
-        chat variable is one that every template is given already.
+      ValueError: the prompt has no tokens or more than the model takes, or the
+        chat template refuses it.
     """
     tokens = generation.encode(
-      self.target.tokenizer, prompt.text, self.is_chat, self.chat_variables
+      self.target.tokenizer, prompt.text, self.is_chat
     )
     room = self.target.model.max_length
     if not tokens:

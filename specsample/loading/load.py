@@ -1,6 +1,6 @@
 """Loading a model, its parameters and its tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import importlib
@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 import tempfile
-from typing import Literal
+from typing import Any, Literal
 
 from etils import epath
 import jax
@@ -28,6 +28,7 @@ from specsample.models import shadow as shadow_lib
 from specsample.models import tensors
 from specsample.models import transformer
 from specsample.models import transposed
+from specsample.text import chat
 from specsample.text import tokenizer_files
 from specsample.types import Params
 
@@ -81,6 +82,7 @@ def load(
   name_or_path: str | os.PathLike[str],
   dtype: DTypeLike = 'float32',
   weights: Literal['int8', 'q8_0'] | None = None,
+  chat_variables: Mapping[str, Any] | None = None,
 ) -> Loaded:
   """Loads a model of a known family, onto the mesh that is set.
 
@@ -105,6 +107,9 @@ def load(
       dequantises its matrix. Not on a mesh. None for `dtype`; on a CPU without
       a mesh and without AVX-512, float32 matrices are then stored transposed
       (`models.transposed`).
+    chat_variables: what the chat template asks for by name, in every chat:
+      {'enable_thinking': False} for Qwen3, {'reasoning_effort': 'high'} for
+      gpt-oss.
 
   Raises:
     ValueError: there is no such model, it is damaged or of another
@@ -113,12 +118,30 @@ def load(
   """
   dtype = config_lib.dtype_name(dtype)
   int8.check(weights, ('int8', 'q8_0'))
+  variables = chat.checked(chat_variables)
   name = files.name_of(name_or_path)
   if weights == 'q8_0':
-    return dataclasses.replace(_load_q8_0(name, dtype), name=name)
-  if weights is None:
+    loaded = _load_q8_0(name, dtype)
+  elif weights == 'int8':
+    loaded = _load_int8(name, dtype)
+  else:
     loaded = _load(name, dtype, transposed.as_is_fast_here)
-    return dataclasses.replace(loaded, name=name)
+  loaded = dataclasses.replace(loaded, name=name)
+  if not variables:
+    return loaded
+  tokenizer = dataclasses.replace(loaded.tokenizer, chat_variables=variables)
+  return dataclasses.replace(loaded, optional_tokenizer=tokenizer)
+
+
+def _load(name, dtype, convert):
+  path = find(name)
+  if path is None:
+    path = files.at(download(name, huggingface.FILE_PATTERNS))
+  is_folder = files.is_folder(path)
+  return (_load_folder if is_folder else _load_file)(path, dtype, convert)
+
+
+def _load_int8(name, dtype):
   first: dict[str, tuple[str, float]] = {}
 
   def convert(model, path, leaf):
@@ -132,15 +155,7 @@ def load(
   of_exact = fingerprint_lib.of_first(
     dict(first[tensors.key(path)] for path, _ in leaves)
   )
-  return dataclasses.replace(loaded, exact_fingerprint=of_exact, name=name)
-
-
-def _load(name, dtype, convert):
-  path = find(name)
-  if path is None:
-    path = files.at(download(name, huggingface.FILE_PATTERNS))
-  is_folder = files.is_folder(path)
-  return (_load_folder if is_folder else _load_file)(path, dtype, convert)
+  return dataclasses.replace(loaded, exact_fingerprint=of_exact)
 
 
 def _load_q8_0(name, dtype):

@@ -66,9 +66,7 @@ def render(
   }
   # Templates that support these two check whether they are None.
   optional = {'tools': None, 'documents': None}
-  variables = variables or {}
-  if not isinstance(variables, Mapping):
-    raise ValueError(f'variables is {variables!r}: give a dict')
+  variables = checked(variables)
   taken = sorted(own.keys() & variables.keys())
   if taken:
     raise ValueError(
@@ -77,7 +75,7 @@ def render(
     )
   given = {
     name: _plain(f'variable {name}', value, spell)
-    for name, value in (optional | dict(variables)).items()
+    for name, value in {**optional, **variables}.items()
   }
   try:
     return _joined(_compile(template).generate(own, **given))
@@ -88,6 +86,13 @@ def render(
     raise ValueError(
       f'the chat template does not render these messages: {error}'
     ) from error
+
+
+def checked(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
+  """Returns variables of a template; raises ValueError if they are no dict."""
+  if not isinstance(variables, Mapping | None):
+    raise ValueError(f'variables is {variables!r}: give a dict')
+  return variables or {}
 
 
 def _message(message, spell):

@@ -48,12 +48,15 @@ class Tokenizer:
     named_tokens: tokens that a chat template knows by name: 'bos_token',
       'eos_token', 'unk_token' and 'pad_token', those that the model has.
     chat_template: a jinja2 template; None if the model has none.
+    chat_variables: what the template asks for by name, unless a call gives it:
+      Qwen3 thinks unless it is {'enable_thinking': False}.
   """
 
   backend: tokenizers.Tokenizer = dataclasses.field(repr=False)
   end_ids: tuple[int, ...] = ()
   named_tokens: Mapping[str, str]
   chat_template: str | None = dataclasses.field(default=None, repr=False)
+  chat_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def vocab_size(self) -> int:
@@ -113,8 +116,8 @@ class Tokenizer:
     """Renders messages {'role': ..., 'content': ...} with the chat template.
 
     With `add_generation_prompt` the text ends where the answer begins.
-    `variables` holds what else a template asks for: Qwen3 thinks unless it is
-    {'enable_thinking': False}.
+    `variables` are added to `chat_variables` for this call, {'tools': [...]}
+    for one. `text.chat.render` says what else a message may have.
 
     Raises:
       ValueError: if there is no template, it refuses the messages, or a
@@ -184,7 +187,7 @@ class Tokenizer:
       messages,
       add_generation_prompt=add_generation_prompt,
       named_tokens=self.named_tokens,
-      variables=variables,
+      variables={**self.chat_variables, **chat_lib.checked(variables)},
       spell=spell,
     )
 

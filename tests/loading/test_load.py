@@ -60,6 +60,23 @@ def test_a_folder_is_loaded_with_its_tokenizer(folder):
   assert 'params' not in repr(loaded)
 
 
+def test_a_chat_has_the_variables_that_it_is_loaded_with(tmp_path, folder):
+  template = '{{ messages[0].content }}{{ think }}{{ tools }}'
+  shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+  (tmp_path / 'chat_template.jinja').write_text(template)
+  tokenizer = specsample.load(tmp_path, chat_variables={'think': 3}).tokenizer
+  question = [{'role': 'user', 'content': 'a'}]
+  assert tokenizer.chat(question) == 'a3None'
+  assert tokenizer.chat(question, variables={'tools': []}) == 'a3[]'
+  assert tokenizer.decode(tokenizer.encode_chat(question)) == 'a3None'
+  assert tokenizer.chat(question, variables={'think': 4}) == 'a4None'
+
+
+def test_variables_that_are_no_dict_are_refused_before_loading():
+  with pytest.raises(ValueError, match="variables is 'think': give a dict"):
+    specsample.load('nowhere/no model', chat_variables='think')
+
+
 _LOAD_FROM_HUB = """
 import specsample
 print(specsample.load('organisation/model').tokenizer.encode('Hello'))

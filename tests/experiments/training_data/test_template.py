@@ -5,12 +5,7 @@ import dataclasses
 import pytest
 import tokenizers
 
-from experiments import methods
-from experiments.decoding import prompts
-from experiments.evaluation import evaluation
 from experiments.training_data import template
-import specsample
-from specsample import testing
 from specsample.text import tokenizer_files
 
 
@@ -42,23 +37,6 @@ def test_control_tokens_of_the_template_are_tokens(tokenizer):
   )
   assert tokenizer.decode(found.before) == 'u:'
   assert [*found.after] == [*tokenizer.eos_ids, *tokenizer.encode('a: ')]
-
-
-def test_an_evaluation_gives_the_template_its_variables(tokenizer):
-  template = '{{ messages[0].content }}{% if not think %}<{% endif %}'
-  thinking = dataclasses.replace(tokenizer, chat_template=template)
-  target = specsample.Loaded(testing.tiny_llama(), {}, thinking)
-  method = methods.Method(specsample.drafters.NoDraft())
-  prompt = prompts.Prompt('1', '', 'Why?', 1)
-  texts = {}
-  for think in (False, True):
-    evaluated = evaluation.Evaluation(
-      target=target,
-      methods={methods.BASELINE: method},
-      chat_variables={'think': think},
-    )
-    texts[think] = tokenizer.decode(evaluated.encode('a file', prompt))
-  assert texts == {False: 'Why?<', True: 'Why?'}
 
 
 def test_a_turn_that_is_written_twice_has_no_place(tokenizer):
