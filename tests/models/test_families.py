@@ -14,6 +14,8 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 
 import specsample
+from specsample import drafters
+from specsample import verify
 from specsample.models import config as config_lib
 from specsample.models import decoder_layer
 from specsample.models import huggingface
@@ -314,6 +316,43 @@ def test_decoding_over_wrong_drafts_equals_transformers(pair):
     _close(found.logits[:, 0], outputs.logits.numpy()[rows, lengths], model)
     lengths = lengths + 1
     cache = model.commit(cache, jnp.asarray(lengths))
+
+
+@pytest.mark.parametrize(
+  'pair', ['gemma4', 'gpt_oss', 'qwen3_5'], indirect=True
+)
+def test_300_tokens_with_drafts_are_those_of_a_plain_loop(pair):
+  model, params, tokens, _ = pair
+  model, prompts = dataclasses.replace(model, max_length=320), tokens[:, :5]
+
+  @jax.jit
+  def plain(params):
+    cache = model.init_cache(_BATCH, 320, max_new=5)
+    output, cache = model.apply(params, prompts, cache)
+    first = output.logits[:, -1].argmax(-1)
+    cache = model.commit(cache, jnp.full(_BATCH, 5))
+
+    def step(carry, length):
+      token, cache = carry
+      output, cache = model.apply(params, token[:, None], cache)
+      cache = model.commit(cache, jnp.full(_BATCH, length + 1))
+      return (output.logits[:, 0].argmax(-1), cache), token
+
+    _, found = jax.lax.scan(step, (first, cache), 5 + jnp.arange(300))
+    return found.T
+
+  output = specsample.generate(
+    {'target': params},
+    *(prompts, np.full(_BATCH, 5), jax.random.key(0)),
+    model=model,
+    drafter=drafters.Ngram(num_draft_tokens=4, min_ngram=1),
+    verify=verify.chain,
+    sampling=specsample.Sampling(temperature=0.0),
+    max_new_tokens=300,
+  )
+  np.testing.assert_array_equal(output.tokens, plain(params))
+  stats = specsample.stats.summarize(output)
+  assert 0 < stats.kept < stats.judged
 
 
 def test_embed_and_unembed_are_the_ends_of_the_network(pair):

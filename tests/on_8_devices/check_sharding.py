@@ -220,8 +220,16 @@ def test_rules_can_be_replaced():
       assert sharding.batch_parts() == 8
 
 
-def test_a_replicated_model_keeps_a_path_of_a_tree_whole():
-  """Neither the cache nor a recurrent state is divided over the heads."""
+@pytest.mark.parametrize(
+  ('used', 'of_memory', 'of_keys'),
+  [
+    # Neither the cache nor a recurrent state is divided over the heads.
+    (replicated.Replicated, (1, 2, 2, 8, 6), (1, 2, 8, 8)),
+    # Each device has the state of one value head.
+    (lambda model: model, (1, 1, 1, 8, 6), (1, 1, 8, 8)),
+  ],
+)
+def test_a_path_of_a_tree_is_kept(used, of_memory, of_keys):
   model = dataclasses.replace(
     MODEL,
     num_layers=2,
@@ -229,7 +237,7 @@ def test_a_replicated_model_keeps_a_path_of_a_tree_whole():
       layers=(0,), num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=6
     ),
   )
-  params = jax.device_get(model.init(jax.random.key(0)))
+  of_kind, params = used(model), jax.device_get(model.init(jax.random.key(0)))
   tokens = np.arange(8).reshape(2, 4)
   parents, path = np.asarray([[0, 0, 1]] * 2), np.asarray([[0, 1, 3]] * 2)
 
@@ -238,17 +246,17 @@ def test_a_replicated_model_keeps_a_path_of_a_tree_whole():
     tokens, parents, path = (
       sharding.constrain(x, 'batch', None) for x in of_rows
     )
-    whole = replicated.Replicated(model)
-    empty = whole.init_cache(2, 8)
-    _, cache = whole.apply(params, tokens, empty, parents=parents)
-    return whole.commit(cache, path[:, -1], path)
+    empty = of_kind.init_cache(2, 8)
+    _, cache = of_kind.apply(params, tokens, empty, parents=parents)
+    return of_kind.commit(cache, path[:, -1], path)
 
-  arguments = params, tokens, parents, path
-  expected = jax.device_get(after(*arguments))
+  arguments = tokens, parents, path
+  expected = jax.device_get(after(params, *arguments))
   with jax.set_mesh(sharding.make_mesh(2, 4, explicit=True)):
-    found = after(*arguments)
-  for leaf in (found.keys[1], found.states[0].memory):
-    assert leaf.sharding.spec[1] is None
+    params = sharding.place(params, of_kind.param_axes())
+    found = after(params, *arguments)
+  assert shapes_on_devices(found.states[0].memory) == {of_memory}
+  assert shapes_on_devices(found.keys[1]) == {of_keys}
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-5),
     jax.device_get(found),
