@@ -9,6 +9,8 @@ import dataclasses
 import functools
 from typing import Any
 
+import numpy as np
+
 from specsample.models import config as config_lib
 from specsample.models import experts
 from specsample.models import family
@@ -23,6 +25,8 @@ _KINDS = ('full_attention', 'linear_attention')
 _LAYER = 'model.layers.{}.'
 _DELTA = _LAYER + 'linear_attn.'
 _MLP = _LAYER + 'mlp.'
+# The norms that are looked at to see whether 1 was added to them.
+_NORM = 'input_layernorm.weight'
 # Brackets name a part of a tensor; see `_divided`.
 _NAMES = llama.NAMES | {
   f'layers.{{}}.{ours}': theirs
@@ -181,7 +185,8 @@ def _divided(
   """Returns the tensors, with those of several parameters divided into them.
 
   Raises:
-    ValueError: such a tensor has an unexpected shape.
+    ValueError: such a tensor has an unexpected shape or, as the first tensor is
+      opened, 1 was added to the norms.
   """
   if model.delta is None:  # a target of another family than the folder's
     return file
@@ -199,7 +204,10 @@ def _divided(
       shapes[part] = of_part
       sources[part] = name, view
 
+  check_norms = functools.cache(functools.partial(_refuse_shifted, file))
+
   def open_one(name):
+    check_norms()
     if name not in sources:
       return file.open(name)
     source, view = sources[name]
@@ -218,6 +226,30 @@ def _refuse_converted(file, name, shape):
       f'{file.origin}: tensor {name} has shape {shape}, expected [channels, 1, '
       'kernel]: the checkpoint was converted for another library, which adds 1 '
       'to the norms too; load the original one'
+    )
+
+
+def _refuse_shifted(file):
+  """Refuses norms of all layers that have 1 added, as other libraries do.
+
+  Weights that are added to 1 lie on both sides of 0. The text of a model whose
+  norms have 1 twice looks like that of a bad model.
+  """
+  names = [
+    name
+    for name in file.shapes
+    if name.startswith('model.layers.') and name.endswith(_NORM)
+  ]
+  if not names:  # only a module for multi-token prediction is read
+    return
+  values = np.concatenate([file.open(name)[(slice(None),)] for name in names])
+  values = values.astype(np.float32)
+  if np.mean(values < 0) < 1e-3 and np.median(values) > 0.5:
+    raise ValueError(
+      f'{file.origin}: the weights {_NORM} have a median of '
+      f'{np.median(values):.2f} and none or few below 0, so that 1 was added '
+      'to them: the checkpoint was converted for another library; load the '
+      'original one'
     )
 
 

@@ -302,6 +302,22 @@ def test_configurations_of_another_model_are_refused(
     specsample.load(_changed(saved, tmp_path, changes))
 
 
+@pytest.mark.parametrize('is_shifted', [True, False])
+def test_norms_to_which_1_was_added_are_refused(saved, tmp_path, is_shifted):
+  folder, _ = saved
+  tensors = _tensors(folder)
+  for name, tensor in tensors.items():
+    if name.endswith(('layernorm.weight', '_norm.weight')):
+      tensors[name] = tensor + 1 if is_shifted else 0 * tensor
+  found = _write(tmp_path / 'shifted', tensors, _config(folder))
+  if not is_shifted:  # as they are before training
+    specsample.load(found)
+    return
+  message = r'input_layernorm\.weight have a median of (0.9|1.0).*1 was added'
+  with pytest.raises(ValueError, match=message):
+    specsample.load(found)
+
+
 def test_a_converted_checkpoint_is_refused(saved, tmp_path):
   folder, _ = saved
   tensors = _tensors(folder)
