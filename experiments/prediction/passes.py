@@ -11,6 +11,16 @@ from specsample.cost import chips
 from specsample.cost import work
 from specsample.models import transformer
 
+# Fields of a model, if they are set, that change what a pass reads.
+_NOT_COVERED = {
+  'latent': 'attention over latent vectors',
+  'delta': 'recurrent layers',
+  'sliding_window': 'a sliding window',
+  'full_head_dim': 'heads of two sizes',
+  'num_shared': 'layers that read the keys and values of others',
+  'layer_input_dim': 'embeddings per layer',
+}
+
 
 class Passes(Protocol):
   """The properties of a model that a prediction asks for."""
@@ -110,14 +120,18 @@ def decoder(
     weights: 'int8' for 8 bits per weight, None for the model's own.
 
   Raises:
-    ValueError: its cache does not hold keys and values for every token.
+    ValueError: the model has parts that `work.Decoder` does not describe.
   """
-  has_other_cache = model.latent is not None or model.is_recurrent
-  if has_other_cache or model.sliding_window is not None:
+  found = [
+    f'{words} ({name})'
+    for name, words in _NOT_COVERED.items()
+    if getattr(model, name)
+  ]
+  if found:
     raise ValueError(
-      'the model has attention over latent vectors, a sliding window or '
-      'recurrent layers, which the cost of a pass does not cover: give its '
-      'passes as passes.Timed'
+      f'the model has {", ".join(found)}, which the cost of a pass does not '
+      'cover: give its passes as passes.Timed, timed after a context as long '
+      'as that of the prediction'
     )
   size = {'float32': 4, 'bfloat16': 2}[model.dtype]
   experts = model.experts

@@ -225,9 +225,17 @@ def test_a_mixture_of_experts_is_counted_and_latent_attention_refused():
   delta = gated_delta.Delta(
     layers=(0,), num_key_heads=1, num_value_heads=1, key_dim=4, value_dim=4
   )
-  others = {'latent': latent}, {'sliding_window': 8}, {'delta': delta}
-  for refused in others:
-    with pytest.raises(ValueError, match=r'passes\.Timed'):
+  for refused, words in (
+    ({'latent': latent}, r'latent vectors \(latent\), which'),
+    ({'sliding_window': 8}, r'has a sliding window \(sliding_window\), which'),
+    ({'delta': delta}, r'has recurrent layers \(delta\), which'),
+    # Gemma 4's, without a window too.
+    (
+      {'full_head_dim': 256, 'num_shared': 2, 'layer_input_dim': 8},
+      r'two sizes .* of others \(num_shared\), embeddings per layer',
+    ),
+  ):
+    with pytest.raises(ValueError, match=rf'{words}.*passes\.Timed, timed'):
       passes.decoder(dataclasses.replace(_MODEL, **refused))
 
 
