@@ -289,8 +289,13 @@ def with_num_draft_tokens(method: Method, num_draft_tokens: int) -> Method:
 
 
 @_configurable
-def model(loaded: specsample.Loaded) -> Model:
-  """Returns the model of `specsample.load`, for drafters that need it."""
+def model(loaded: specsample.Loaded, has_int8_cache: bool = False) -> Model:
+  """Returns the model of `specsample.load`, for drafters that need it.
+
+  With `has_int8_cache` its keys and values are stored as 8-bit integers.
+  """
+  if has_int8_cache:
+    return dataclasses.replace(loaded.model, has_int8_cache=True)
   return loaded.model
 
 

@@ -43,13 +43,8 @@ def show(out: pathlib.PurePath, measured: benchmarking.Measured) -> None:
 
 def lines(measured: benchmarking.Measured) -> list[str]:
   """Returns the summary, one fact per line."""
-  base = measured.t_ms['1']
-  passes = ', '.join(
-    f't({n}) {ms:.1f}' + (f' ({ms / base:.2f}x)' if n != '1' else '')
-    for n, ms in measured.t_ms.items()
-  )
   shown = [
-    f'a pass of the target, ms: {passes}',
+    f'a pass of the target, ms: {_of_passes(measured.t_ms)}',
     f'autoregressive: {measured.ar_tokens_per_s:.1f} tokens/s, '
     f'{measured.ar_ms_per_token:.2f} ms per token without the prefill, '
     f'{measured.percent_of_roofline:.0f}% of the roofline '
@@ -71,7 +66,21 @@ def lines(measured: benchmarking.Measured) -> list[str]:
   ]
   if measured.peak_device_bytes is not None:
     shown[-1] += f', of the device {measured.peak_device_bytes / 1e6:.0f}'
+  for name, other in measured.others.items():
+    shown += [
+      f'{name}: a pass, ms: {_of_passes(other.t_ms)}',
+      f'  memory, MB: weights {other.weight_bytes / 1e6:.0f}, cache '
+      f'{other.cache_bytes / 1e6:.0f}',
+    ]
   return shown
+
+
+def _of_passes(t_ms):
+  base = t_ms['1']
+  return ', '.join(
+    f't({n}) {ms:.1f}' + (f' ({ms / base:.2f}x)' if n != '1' else '')
+    for n, ms in t_ms.items()
+  )
 
 
 def _of_method(name, found, ar_tokens_per_s):

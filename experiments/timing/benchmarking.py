@@ -33,10 +33,21 @@ _PLAIN, _PEER = 'autoregressive', None
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Other:
+  """Another model, or the same one with another cache, to compare passes of."""
+
+  model: Model
+  params: Params
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Benchmark:
   """A benchmark's settings.
 
-  The prompt is a text, or the ids 1, 2, 3, ... if there is none.
+  The prompt is a text, or the ids 1, 2, 3, ... if there is none. Of `others`
+  only passes are timed, after as many tokens. `turns` is how often the parts of
+  a round are timed, each time after a prefill.
   """
 
   model: Model
@@ -47,12 +58,14 @@ class Benchmark:
   prompt_length: int = 64
   max_new_tokens: int = 128
   repeats: int = 5
+  turns: int = 25
+  others: Mapping[str, Other] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
     """Raises ValueError if nothing would be measured."""
     if not self.methods:
       raise ValueError('Benchmark.methods is empty: name at least one')
-    checks.counts(self, ('repeats', 'prompt_length'))
+    checks.counts(self, ('repeats', 'prompt_length', 'turns'))
 
   def check(self) -> None:
     """Checks that the model has room for the whole answer.
@@ -118,6 +131,15 @@ class Speculative:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Passes:
+  """The passes of one of `Benchmark.others`; see `Measured`."""
+
+  t_ms: dict[str, float]
+  weight_bytes: int
+  cache_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
   """The measurements in benchmark.json; None means not measured.
 
@@ -132,9 +154,11 @@ class Measured:
   memory_gb_per_s: float  # of one device, the faster of reading and copying
   percent_of_roofline: float  # of autoregressive decoding
   methods: dict[str, Speculative]
+  others: dict[str, Passes]
   weight_bytes: int  # without copies on a mesh, like cache_bytes
   cache_bytes: int
-  peak_rss_bytes: int  # of the process, after autoregressive decoding
+  # Of the process, after autoregressive decoding; with the weights of `others`.
+  peak_rss_bytes: int
   baseline_rss_bytes: int  # the same before the model was loaded
   peak_device_bytes: int | None
   prompt_tokens: int
@@ -153,12 +177,12 @@ def measure(
   """
   prompt = benchmark.prompt_tokens()
   plain = methods_lib.Method(specsample.drafters.NoDraft())
-  with progress(5 + len(benchmark.methods)) as step:
+  room = _cache_length(benchmark, prompt)
+  main = Other(model=benchmark.model, params=benchmark.params)
+  num_steps = 5 + len(benchmark.methods) + len(benchmark.others)
+  with progress(num_steps) as step:
     step('autoregressive decoding: memory')
     generate = lambda method: benchmark.setup(method).generate([prompt])
-    cache_bytes = roofline_lib.cache_bytes(
-      benchmark.model, _cache_length(benchmark, prompt)
-    )
     jax.block_until_ready(generate(plain))
     peak = peak_rss()
     memory = jax.local_devices()[0].memory_stats() or {}
@@ -182,23 +206,24 @@ def measure(
     seconds = _in_turns(decoders, benchmark.repeats)
 
     step('autoregressive decoding without the prefill')
-    plain_times = round_times.times(benchmark.setup(plain), [prompt])
+    times = lambda method: round_times.times(
+      benchmark.setup(method), [prompt], repeats=benchmark.turns
+    )
+    plain_times = times(plain)
     ar_ms = plain_times.least_ms
     bandwidths.append(measure_lib.memory_bandwidth())
 
     parts = {}
     for name, method in benchmark.methods.items():
       step(f'parts of a round: {name}')
-      parts[name] = round_times.times(benchmark.setup(method), [prompt])
+      parts[name] = times(method)
 
     step('passes over 1 to 17 tokens')
-    t_ms = measure_lib.pass_ms(
-      {'target': benchmark.params},
-      benchmark.model,
-      _ROWS,
-      length=len(prompt),
-      max_length=_cache_length(benchmark, prompt),
-    )
+    passes = _passes(main, len(prompt), room)
+    others = {}
+    for name, other in benchmark.others.items():
+      step(f'passes: {name}')
+      others[name] = _passes(other, len(prompt), room)
     bandwidths.append(measure_lib.memory_bandwidth())
 
   # The machine's best, like the decoding times: it may be slow for a while.
@@ -208,7 +233,7 @@ def measure(
   count = benchmark.max_new_tokens
   transformers_seconds = seconds.get(_PEER)
   return Measured(
-    t_ms={str(rows): ms for rows, ms in t_ms.items()},
+    **vars(passes),
     ar_tokens_per_s=count / seconds[_PLAIN],
     transformers_tokens_per_s=(
       count / transformers_seconds if transformers_seconds else None
@@ -216,7 +241,9 @@ def measure(
     ar_ms_per_token=ar_ms,
     ar_round_ms=plain_times.plain_ms,
     memory_gb_per_s=bandwidth / 1e9,
-    percent_of_roofline=1e5 * roofline.seconds(1, cache_bytes, 1) / ar_ms,
+    percent_of_roofline=1e5
+    * roofline.seconds(1, passes.cache_bytes, 1)
+    / ar_ms,
     methods={
       name: _speculative(
         method,
@@ -227,13 +254,24 @@ def measure(
       )
       for name, method in benchmark.methods.items()
     },
-    weight_bytes=roofline_lib.weight_bytes(target),
-    cache_bytes=cache_bytes,
+    others=others,
     peak_rss_bytes=peak,
     baseline_rss_bytes=baseline_rss,
     peak_device_bytes=peak_device,
     prompt_tokens=len(prompt),
     max_new_tokens=count,
+  )
+
+
+def _passes(one, num_before, max_length):
+  params = {'target': one.params}
+  found = measure_lib.pass_ms(
+    params, one.model, _ROWS, length=num_before, max_length=max_length
+  )
+  return Passes(
+    t_ms={str(rows): ms for rows, ms in found.items()},
+    weight_bytes=roofline_lib.weight_bytes(params),
+    cache_bytes=roofline_lib.cache_bytes(one.model, max_length),
   )
 
 

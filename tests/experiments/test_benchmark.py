@@ -24,6 +24,13 @@ _FEW = (
   f'--gin_bindings=Benchmark.max_new_tokens = {_NEW_TOKENS}',
   '--gin_bindings=Benchmark.repeats = 1',
 )
+_SMALLER_CACHE = (
+  "--gin_bindings=Benchmark.others = {'int8': @int8/benchmarking.Other()}",
+  '--gin_bindings=int8/benchmarking.Other.model = @int8/methods.model()',
+  '--gin_bindings=int8/benchmarking.Other.params = @target/methods.params()',
+  '--gin_bindings=int8/methods.model.loaded = %TARGET',
+  '--gin_bindings=int8/methods.model.has_int8_cache = True',
+)
 _TIMES = ('ar_tokens_per_s', 'ar_ms_per_token', 'ar_round_ms')
 _RATES = ('memory_gb_per_s', 'percent_of_roofline')
 _OF_METHOD = ('tokens_per_s', 'verify_ms')
@@ -39,7 +46,7 @@ def real(tiny, commands, tmp_path_factory):
   """A checkpoint with a tokenizer, compared with transformers."""
   out = tmp_path_factory.mktemp('real')
   prompt = "--gin_bindings=Benchmark.prompt = 'Why is the sky blue?'"
-  return _run(commands, out, *tiny, *_FEW, prompt)
+  return _run(commands, out, *tiny, *_FEW, prompt, *_SMALLER_CACHE)
 
 
 @pytest.fixture(scope='module')
@@ -111,6 +118,7 @@ def test_of_several_methods_the_first_is_at_the_top(real):
     field.name: written[field.name]
     for field in dataclasses.fields(benchmarking.Measured)
   }
+  measured['others'] = {}
   first = benchmarking.Speculative(**written['methods']['ngram'])
   second = dataclasses.replace(first, draft_ms=first.draft_ms + 1)
   both = {'of b': first, 'of a': second}
@@ -133,6 +141,23 @@ def test_bytes_are_those_of_the_model(real, synthetic, checkpoint):
   for _, measured in (real, synthetic):
     assert measured['weight_bytes'] == weights
     assert measured['cache_bytes'] == cache
+  # A byte for each number, and a scale for the key and the value of each head.
+  smaller = real[1]['others']['int8']
+  scales = 4 * token // model.head_dim
+  assert smaller['weight_bytes'] == weights
+  assert smaller['cache_bytes'] == (token + scales) * (64 + _NEW_TOKENS) + 4
+
+
+def test_passes_of_others_are_timed_too(real):
+  outcome, measured = real
+  passes = measured['others']['int8']['t_ms']
+  assert tuple(passes) == _ROWS
+  assert all(ms > 0 for ms in passes.values())
+  assert re.search(
+    r'^int8: a pass, ms: t\(1\) .*\n  memory, MB: weights \d+, cache \d+$',
+    outcome.out,
+    re.M,
+  )
 
 
 def test_the_same_weights_run_in_transformers(real, synthetic):
@@ -219,7 +244,7 @@ def test_terminal_gets_the_summary(real):
   assert f'costs c = {found["cost_ratio"]:.3f} rounds' in outcome.out
   assert re.search(r'^benchmark.json is in .*\n\Z', outcome.out, re.M)
   steps = outcome.err.splitlines()
-  assert [step[:5] for step in steps] == [f'[{i}/6]' for i in range(1, 7)]
+  assert [step[:5] for step in steps] == [f'[{i}/7]' for i in range(1, 8)]
 
 
 def test_a_target_of_random_int8_weights(checkpoint):
