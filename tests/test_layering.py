@@ -24,6 +24,7 @@ _LAYERS = (
   ('widths',),
   ('verify', 'text.tokenizer_files', 'policies', 'vocabularies.token_bytes'),
   ('models.masks', 'models.processor', 'models.rotary', 'models.tensors'),
+  ('models.delta_rule',),
   ('models.one_row',),
   ('models.transposed',),
   ('models.int8', 'models.int8_blocks'),

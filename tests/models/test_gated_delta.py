@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specsample import testing
+from specsample.models import delta_rule
 from specsample.models import gated_delta
 from specsample.models import layers
 
@@ -221,7 +222,7 @@ def _tokens(num_new, decay, rate):
   key = np.zeros((*shape, 4), np.float32)
   key[..., 0] = 1
   rng = np.random.default_rng(0)
-  return gated_delta.Tokens(
+  return delta_rule.Tokens(
     query=key,
     key=key,
     value=rng.normal(size=(*shape, 1, 2)).astype(np.float32),
@@ -236,7 +237,7 @@ def test_a_token_repeated_without_end_keeps_the_state_right(decay):
   tokens = _tokens(num_new, decay, rate=0.97)
   memory = jnp.ones((1, 1, 1, 4, 2))
   ancestors = jnp.tri(num_new, dtype=bool)[None]
-  mixed, _ = jax.jit(gated_delta._attend)(memory, tokens, ancestors)
+  mixed, _ = jax.jit(delta_rule.attend)(memory, tokens, ancestors)
   state, expected = np.ones(2), []
   for value in _wide(tokens.value)[0, :, 0, 0]:
     state = np.exp(np.float64(np.float32(decay))) * state
@@ -257,7 +258,7 @@ def test_decays_in_between_are_not_differences_of_long_sums():
   rate = np.array(tokens.rate)
   rate[:, -1] = 0
   tokens = dataclasses.replace(tokens, rate=rate)
-  mixed, _ = jax.jit(gated_delta._attend)(
+  mixed, _ = jax.jit(delta_rule.attend)(
     jnp.zeros((1, 1, 1, 4, 2)), tokens, jnp.tri(num_new, dtype=bool)[None]
   )
   expected = np.exp(-0.01) * tokens.value[0, -2, 0, 0]
