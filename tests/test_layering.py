@@ -30,7 +30,7 @@ _LAYERS = (
   ('models.int8', 'models.int8_blocks'),
   ('models.matrices',),
   ('models.layers', 'models.cache', 'models.gated_delta', 'models.network'),
-  ('models.attention', 'models.experts'),
+  ('models.attention', 'models.experts', 'models.layer_embedding'),
   ('models.decoder_layer',),
   ('models', 'drafters'),
   ('loading.load',),

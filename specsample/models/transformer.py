@@ -21,6 +21,7 @@ from specsample.models import decoder_layer
 from specsample.models import experts as experts_lib
 from specsample.models import gated_delta
 from specsample.models import int8
+from specsample.models import layer_embedding
 from specsample.models import layers
 from specsample.models import masks
 from specsample.models import matrices
@@ -476,7 +477,9 @@ class _Network(nnx.Module):
     self.embedding = vocabulary().kernel
     self.unembedding = None if config.tie_embeddings else vocabulary().kernel
     self.layer_inputs = (
-      _LayerEmbedding(config, keys) if config.layer_input_dim else None
+      layer_embedding.LayerEmbedding(config, keys)
+      if config.layer_input_dim
+      else None
     )
     self.layers = nnx.List(
       [
@@ -609,42 +612,6 @@ def _keys_and_values(keys, values, dtype):
   """Stacks keys and values of [B, H, T, head_dim] to [B, T, 2, H, head_dim]."""
   both = jnp.stack([int8.dense(x, dtype) for x in (keys, values)], axis=1)
   return jnp.moveaxis(both, 3, 1)
-
-
-class _LayerEmbedding(nnx.Module):
-  """An embedding of each token for each layer (Gemma 3n, Gemma 4)."""
-
-  def __init__(self, config, keys):
-    size = config.num_layers * config.layer_input_dim
-    dtype = jnp.dtype(config.dtype)
-    # Only looked up, so that it need not be divided over the vocabulary.
-    self.width = sharding.Axis('mlp', size)
-    linear = functools.partial(
-      layers.Linear, axes=(None, self.width), keys=keys, dtype=dtype
-    )
-    self.table = linear(config.vocab_size, size).kernel
-    self.project = linear(config.dim, size)
-    self.norm = layers.norm_of(config, config.layer_input_dim)
-    self.config = config
-
-  def __call__(self, tokens, embedded):
-    """Returns what each layer reads: L of [B * T, P]."""
-    config, dtype = self.config, embedded.dtype
-    shape = len(embedded), config.num_layers, config.layer_input_dim
-    whole = lambda x: sharding.reshape(
-      sharding.constrain(x, 'batch', None), shape, 'batch', None, None
-    )
-    projected = self.project(embedded) * jnp.asarray(config.dim**-0.5, dtype)
-    found = sharding.map_parts(
-      lambda table, ids: jnp.take(table, ids, axis=0),
-      (self.table.get_value(), tokens.reshape(-1)),
-      ((None, self.width), ('batch',)),
-      result=('batch', self.width),
-    )
-    found *= jnp.asarray(config.layer_input_dim**0.5, dtype)
-    both = self.norm(whole(projected)) + whole(found)
-    both *= jnp.asarray(2**-0.5, dtype)
-    return [both[:, i] for i in range(config.num_layers)]
 
 
 @functools.partial(jax.jit, static_argnames='definition', inline=True)
