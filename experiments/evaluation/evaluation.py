@@ -103,9 +103,7 @@ class Evaluation:
       ValueError: the prompt has no tokens or more than the model takes, or the
         chat template refuses it.
     """
-    tokens = generation.encode(
-      self.target.tokenizer, prompt.text, self.is_chat
-    )
+    tokens = generation.encode(self.target.tokenizer, prompt.text, self.is_chat)
     room = self.target.model.max_length
     if not tokens:
       raise ValueError(
