@@ -8,6 +8,7 @@ import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -34,6 +35,9 @@ class Text:
   pieces: list[str]
   origins: list[str]  # 'accepted', 'correction', ..., as in types.Origin
   rounds: list[int]  # the round, from 0, that emitted each token
+  # The target's own probability of each token, before temperature and the like;
+  # empty if the rule does not compute it, and in files of older versions.
+  probs: list[float] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +119,7 @@ def _text(tokenizer, generation):
       specsample.Origin(origin).name.lower() for origin in generation.origins
     ],
     rounds=generation.emit_rounds,
+    probs=[float(f'{math.exp(x):.3g}') for x in generation.log_probs],
   )
 
 

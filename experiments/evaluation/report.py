@@ -153,6 +153,8 @@ def _show(table: table_lib.Table) -> None:
   shown = tables_lib.console()
   shown.print(rich.text.Text(f'\n{rows_lib.title(vars(overall[0]))}\n', 'bold'))
   shown.print(_overall(overall))
+  if any((row.overhead_ms or 0) < 0 for row in overall):
+    shown.print(row_tables.NEGATIVE_REST)
   if columns_lib.are_several(row.category for row in rows):
     shown.print('Speedup (and tokens a round) by category\n')
     if any(row.method != methods_lib.BASELINE for row in rows):
@@ -200,10 +202,10 @@ def _overall(rows: Sequence[rows_lib.Row]) -> tables_lib.Table:
     'method': lambda row: row.method,
     'K': lambda row: str(row.num_draft_tokens),
     'tokens\na round': lambda row: f'{row.tokens_per_round:.2f}',
-    'plain\nrounds': lambda row: columns_lib.number(row.plain_rounds, '.0%'),
-    'ms a\ntoken': lambda row: columns_lib.number(row.ms_per_token, '.1f'),
     '\nspeedup': lambda row: columns_lib.number(row.speedup, '.2f', 'x'),
     '95%\ninterval': interval,
+    'ms a\ntoken': lambda row: columns_lib.number(row.ms_per_token, '.1f'),
+    'plain\nrounds': lambda row: columns_lib.number(row.plain_rounds, '.0%'),
   }
   # Columns of parts that were not timed are left out.
   if any(row.prefill_ms is not None for row in rows):

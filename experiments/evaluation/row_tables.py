@@ -7,6 +7,11 @@ from experiments.reporting import columns
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import tables
 
+NEGATIVE_REST = (
+  'A negative rest is noise: the parts of a round were timed separately from '
+  'the whole.'
+)
+
 
 def scores(rows: Sequence[rows_lib.Row]) -> tables.Table:
   """Returns a table with a line per method and a column per score.
@@ -48,6 +53,29 @@ def by_category(
     ],
     caption='Speedup by category, then tokens a round',
   )
+
+
+def notes(rows: Sequence[rows_lib.Row]) -> list[str]:
+  """Explains values that look wrong and are not: a sentence for each kind.
+
+  Args:
+    rows: the rows over all prompts.
+  """
+  found = []
+  if any((row.overhead_ms or 0) < 0 for row in rows):
+    found.append(NEGATIVE_REST)
+  if any(_exceeds_every_position(row) for row in rows):
+    found.append(
+      'The acceptance may exceed that of every position: it counts only the '
+      'draft tokens that verification reached, whereas a position counts every '
+      'round that drafted a token there, also after an earlier rejection.'
+    )
+  return found
+
+
+def _exceeds_every_position(row) -> bool:
+  shares = [x for x in row.acceptance_by_position if x is not None]
+  return bool(shares) and (row.acceptance or 0) > max(shares)
 
 
 def _score(score) -> str:

@@ -10,6 +10,7 @@ import jinja2
 
 from experiments.decoding import rounds
 from experiments.evaluation import generations
+from experiments.evaluation import suite
 from experiments.html_report import evaluation_figures
 from experiments.html_report import files
 from experiments.html_report import other_tables
@@ -17,25 +18,44 @@ from experiments.html_report import round_view
 from experiments.html_report import tables as tables_lib
 from experiments.reporting import columns
 from experiments.reporting import figures
+from experiments.reporting import rows as rows_lib
 from experiments.reporting import tables as reporting_tables
 
 _TEMPLATES = pathlib.Path(__file__).parent / 'templates'
+_HERE = pathlib.PurePath()
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-  """A setting's tables and figures."""
+  """A setting's tables and figures, or tables alone."""
 
   tables: list[reporting_tables.Table]
-  figures: list[evaluation_figures.Figure]
+  title: str = ''
+  details: list[reporting_tables.Table] = dataclasses.field(
+    default_factory=list
+  )
+  figures: list[evaluation_figures.Figure] = dataclasses.field(
+    default_factory=list
+  )
+  written: 'Written | None' = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
   """The texts of a setting, as the page's script reads them."""
 
-  name: str
+  anchor: str
   data: list[dict[str, Any]]
+
+  @property
+  def methods(self) -> set[str]:
+    """The methods that wrote a text, to which rows of a table link."""
+    return {name for one in self.data for name in one['methods']}
+
+  @property
+  def categories(self) -> set[str]:
+    """The categories of the prompts."""
+    return {one['category'] for one in self.data}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +68,6 @@ class Section:
   command: str
   gin_config: str
   blocks: list[Block]
-  written: list[Written]
   rounds: str  # HTML; '' unless each round was kept
 
 
@@ -85,14 +104,14 @@ def _section(run, number):
   described = other_tables.description(run.content)
   facts = list(_facts(described))
   if run.file == files.EVALUATION:
-    blocks = list(_blocks(run.content, anchor))
+    blocks = list(_blocks(run, anchor))
   else:
     content = run.content
     if run.file == files.GENERATION:
       facts += [(name, content[name]) for name in ('prompt', 'text')]
       content = content['metrics']
     tables = list(other_tables.tables(content, run.file))
-    blocks = [Block(tables, [])]
+    blocks = [Block(tables)]
   return Section(
     anchor=anchor,
     name=run.name,
@@ -100,30 +119,32 @@ def _section(run, number):
     command=described.get('command') or '',
     gin_config=run.content.get('gin_config') or '',
     blocks=blocks,
-    written=[
-      Written(name, [_texts(one) for one in prompts])
-      for name, prompts in run.texts.items()
-      if prompts
-    ],
     rounds=_rounds(run),
   )
 
 
-def _blocks(content, anchor) -> Iterator[Block]:
+def _blocks(run, anchor) -> Iterator[Block]:
+  content = run.content
   paper = list(tables_lib.of_paper(content.get('paper')))
   if paper:
-    yield Block(paper, [])
+    yield Block(paper)
   others = {
     name: value
     for name, value in content.items()
     if name not in ('rows', 'paper') and value  # no data set, no divergence
   }
   for i, rows in enumerate(tables_lib.settings(content['rows'])):
+    name = f'{anchor}-{i}'
+    prompts = run.texts.get(suite.folder(_HERE, rows[0]['part']).name)
+    texts = [_texts(one) for one in prompts or ()]
     yield Block(
       list(tables_lib.of_setting(rows)),
-      list(evaluation_figures.of_setting(rows, f'{anchor}-{i}')),
+      rows_lib.title(tables_lib.overall(rows)[0]),
+      list(tables_lib.in_detail(rows)),
+      list(evaluation_figures.of_setting(rows, name)),
+      Written(f'{name}-texts', texts) if texts else None,
     )
-  yield Block(list(other_tables.tables(others, files.EVALUATION)), [])
+  yield Block(list(other_tables.tables(others, files.EVALUATION)))
 
 
 def _rounds(run) -> str:

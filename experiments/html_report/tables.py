@@ -30,27 +30,44 @@ def overall(rows: Sequence[Record]) -> list[Record]:
 def of_setting(rows: Sequence[Record]) -> Iterator[tables_lib.Table]:
   """Yields tables over all prompts, of scores, and of speedups by category."""
   all_prompts = overall(rows)
-  names = columns.names(all_prompts[0])
-  empty = [
-    name for name in names if all(row.get(name) is None for row in all_prompts)
-  ]
-  shown = [name for name in names if name not in empty]
-  note = ''
-  if empty:
-    titles = ', '.join(columns.column(name).title for name in empty)
-    note = f'Not measured: {titles}.'
-  shown_columns = [columns.column(name) for name in shown]
-  yield tables_lib.Table(
-    [one.title for one in shown_columns],
-    [[columns.cell(row, name) for name in shown] for row in all_prompts],
-    rows_lib.title(all_prompts[0]),
-    note,
-    {one.title: one.meaning for one in shown_columns},
+  yield _of_columns(
+    all_prompts,
+    columns.MAIN,
+    'All prompts',
+    row_tables.notes([to_row(row) for row in all_prompts]),
   )
   if any(row['scores'] for row in all_prompts):
     yield row_tables.scores([to_row(row) for row in all_prompts])
   if columns.are_several(row['category'] for row in rows):
     yield row_tables.by_category([to_row(row) for row in rows], _speedup)
+
+
+def in_detail(rows: Sequence[Record]) -> Iterator[tables_lib.Table]:
+  """Yields the columns over all prompts that `of_setting` leaves out."""
+  all_prompts = overall(rows)
+  grouped = {*columns.MAIN, *columns.TIMES}
+  others = [x for x in columns.names(all_prompts[0]) if x not in grouped]
+  yield _of_columns(
+    all_prompts, ('method', *columns.TIMES), 'Times, and what they predict'
+  )
+  yield _of_columns(
+    all_prompts, ('method', *others), 'Drafters, rules and counts'
+  )
+
+
+def _of_columns(rows, names, caption, notes=()) -> tables_lib.Table:
+  """Returns the columns with a value; a note names the others."""
+  is_empty = lambda name: all(row.get(name) is None for row in rows)
+  shown = {name: columns.column(name) for name in names if not is_empty(name)}
+  empty = [columns.column(name).title for name in names if is_empty(name)]
+  missing = [f'Not measured: {", ".join(empty)}.'] if empty else []
+  return tables_lib.Table(
+    [one.title for one in shown.values()],
+    [[columns.cell(row, name) for name in shown] for row in rows],
+    caption,
+    ' '.join([*notes, *missing]),
+    {one.title: one.meaning for one in shown.values()},
+  )
 
 
 def to_row(record: Record) -> rows_lib.Row:

@@ -145,6 +145,16 @@ COLUMNS = {
   'temperature': Column('temperature', '0 is greedy decoding', 'g'),
   'batch_size': Column('batch', 'how many prompts are decoded at once'),
 }
+# The page's tables over all prompts; fields that no group has are in the last.
+MAIN = (
+  *('method', 'num_draft_tokens', 'tokens_per_round', 'acceptance'),
+  *('ms_per_token', 'speedup', 'lossless', 'outputs_differing'),
+)
+TIMES = (
+  *('draft_ms', 'verify_ms', 'verify_ms_by_width', 'overhead_ms'),
+  *('prefill_ms', 'cost_ratio', 'percent_of_roofline'),
+  *('predicted_speedup', 'leviathan_speedup', 'mean_speedup'),
+)
 # The fields that distinguish the tables of a run.
 SETTING = ('part', 'benchmark', 'temperature', 'batch_size')
 _INTERVAL = '_ci95'

@@ -102,6 +102,8 @@ def _write_texts(folder):
         'origins': ORIGINS[name],
         'rounds': ROUNDS[name],
       }
+      # Files of older versions have no probabilities.
+      | ({'probs': [0.5] * len(ROUNDS[name])} if not i else {})
       for name in METHODS
     }
     one = {'id': str(i), 'category': category, 'text': text}
@@ -149,8 +151,8 @@ def write_tree(root):
     (root / name).parent.mkdir()
     result_file.write(root / name, DESCRIPTION | content)
   _write_texts(root / 'one')
-  _write_texts(root / 'several' / 'XSum, greedy')
-  _write_texts(root / 'several' / 'XSum, nucleus')
+  _write_texts(root / 'several' / 'xsum_greedy')
+  _write_texts(root / 'several' / 'xsum_nucleus')
 
 
 class Page(html.parser.HTMLParser):
@@ -161,7 +163,7 @@ class Page(html.parser.HTMLParser):
     self.elements = []
     self.tables = []
     self.text = ''
-    self._in = ''
+    self._is_in_cell = False
     self.feed(text)
 
   def handle_starttag(self, tag, attributes):
@@ -172,14 +174,15 @@ class Page(html.parser.HTMLParser):
       self.tables[-1].append([])
     elif tag in ('th', 'td'):
       self.tables[-1][-1].append('')
-    self._in = tag
+      self._is_in_cell = True
 
   def handle_endtag(self, tag):
-    self._in = 'th' if tag == 'abbr' else ''
+    if tag in ('th', 'td'):
+      self._is_in_cell = False
 
   def handle_data(self, data):
     self.text += data
-    if self._in in ('th', 'td', 'abbr'):
+    if self._is_in_cell:
       self.tables[-1][-1][-1] += data.strip()
 
   def count(self, tag):

@@ -29,7 +29,12 @@ def found(text):
 
 
 def test_all_of_the_tree_is_on_the_page(found):
-  links = [values['href'] for tag, values in found.elements if tag == 'a']
+  links = [
+    values['href']
+    for tag, values in found.elements
+    if tag == 'a' and values.get('href', '').startswith('#run-')
+    if 'texts' not in values['href']
+  ]
   sections = [
     values['id'] for tag, values in found.elements if tag == 'section'
   ]
@@ -53,6 +58,37 @@ def test_nothing_is_fetched(text, found):
   assert set(re.findall(r'url\(([^)]?)', text)) <= {'#'}
   # Calls that a script could fetch with.
   assert not re.search(r'fetch\(|XMLHttp|import\(|new Image', text)
+
+
+_THEMES = ('light', 'dark')
+# Colours of text and of what is behind it; then of marks, which need less.
+_TEXT = [
+  *(('ink', x) for x in ('paper', 'shade', 'accepted', 'correction', 'bonus')),
+  *(('faint', 'paper'), ('link', 'paper'), ('link', 'shade')),
+]
+_MARKS = [
+  *(('accepted-mark', 'accepted'), ('correction-mark', 'correction')),
+  *(('bonus-mark', 'bonus'), ('link', 'paper')),
+]
+
+
+def _luminance(color):
+  """Returns the relative luminance of #rrggbb, by WCAG 2."""
+  parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+  red, green, blue = (
+    x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts
+  )
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize('theme', _THEMES)
+def test_colours_differ_enough_to_read(text, theme):
+  block = re.findall(r':root {([^}]*)}', text)[_THEMES.index(theme)]
+  colors = dict(re.findall(r'--([a-z-]+): (#[0-9a-f]{6})', block))
+  for least, pairs in ((4.5, _TEXT), (3, _MARKS)):
+    for one, other in pairs:
+      low, high = sorted(_luminance(colors[x]) for x in (one, other))
+      assert (high + 0.05) / (low + 0.05) >= least, (one, other)
 
 
 def test_what_looks_like_markup_is_text(text, found):
@@ -85,12 +121,21 @@ def test_figures_are_those_that_the_rows_have_values_for(found):
 
 
 def test_tables_hold_the_numbers(found):
-  overall = next(
+  main, *details = (
     one
     for one in found.tables
     if [line[0] for line in one] == ['method', *reports.METHODS]
   )
-  row = dict(zip(overall[0], overall[2], strict=True))
+  # What matters first fits beside the names.
+  assert main[0] == [
+    *('method', 'K', 'tokens a round', 'ms a token', 'speedup', 'exact')
+  ]
+  times, others = details[:2]
+  row = {
+    heading: cell
+    for table in (main, times, others)
+    for heading, cell in zip(table[0], table[2], strict=True)
+  }
   assert (
     row.items()
     >= {
@@ -150,7 +195,7 @@ def test_field_that_is_not_known_is_shown(tmp_path):
   content = reports.evaluation(new_field=2.5, new_field_ci95=[2, 3])
   result_file.write(tmp_path / 'result.json', content)
   text = page.render(files.find(str(tmp_path), 1), 'Results')
-  table = reports.Page(text).tables[0]
+  table = reports.Page(text).tables[3]
   assert table[0][-1] == 'new field'
   assert table[1][-1] == '2.5 (2-3)'
 

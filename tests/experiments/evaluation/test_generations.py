@@ -76,6 +76,7 @@ def test_file_says_who_wrote_what(tokenizer, tmp_path):
     pieces=['n', '', 'é', ''],
     origins=['accepted', 'correction', 'bonus', 'accepted'],
     rounds=[0, 1, 2, 3],
+    probs=[0.368] * 4,  # exp(-1)
   )
   path = tmp_path / 'generations.jsonl'
   assert generations_lib.read(path, 5) == [
