@@ -26,9 +26,8 @@ def draw(
 
 def overall(rows: Sequence[rows_lib.Row], title: str) -> figures.Figure:
   """Draws tokens per round and speedup side by side, acceptance below them."""
-  # Narrow enough for the letters to be readable at a width of 600 pixels.
   heights = 1.1 + 0.36 * len(rows), max(2.6, 0.6 + 0.24 * len(rows))
-  figure = figures.new(7.4, sum(heights))
+  figure = figures.new(sum(heights), title)
   above, below = figure.subfigures(2, height_ratios=heights)
   left, right = above.subplots(1, 2)
   looks = figures.looks([row.method for row in rows])
@@ -37,7 +36,6 @@ def overall(rows: Sequence[rows_lib.Row], title: str) -> figures.Figure:
   # The left panel's labels serve for both.
   right.set_yticklabels([])
   acceptance(below.subplots(), rows, looks)
-  figure.suptitle(title, fontsize=9)
   return figure
 
 

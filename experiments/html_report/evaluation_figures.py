@@ -1,6 +1,6 @@
 """The figures of an evaluation's rows on a page."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -36,6 +36,22 @@ def of_setting(rows: Sequence[Record], name: str) -> Iterator[Figure]:
     yield Figure(caption, figures.to_svg(draw, f'{name}-{i}'))
 
 
+def of_passes(
+  by_name: Mapping[str, Mapping[str, float]], name: str
+) -> list[Figure]:
+  """Returns the figure of t(n), if there is anything to draw.
+
+  Args:
+    by_name: for each hardware, milliseconds by number of tokens.
+    name: a word that is unique among the figures of the page.
+  """
+  if not by_name or not figures.are_possible():
+    return []
+  draw = functools.partial(figures_lib.pass_times, by_name)
+  caption = "The target's pass over n tokens, by hardware"
+  return [Figure(caption, figures.to_svg(draw, name))]
+
+
 def _all(
   rows: Sequence[Record],
 ) -> Iterator[tuple[str, Callable[[], figures.Figure]]]:
@@ -52,6 +68,11 @@ def _all(
     yield (
       'Speedup by category, with 95% intervals',
       functools.partial(figures_lib.by_category, with_speedup),
+    )
+  if with_costs := [row for row in overall if row['speedup']]:
+    yield (
+      'Tokens per round against the time of a round; lines join equal speedups',
+      functools.partial(figures_lib.cost, with_costs),
     )
   yield (
     'A round: its parts, and how near the roofline it is',

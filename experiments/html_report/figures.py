@@ -10,7 +10,7 @@ from experiments.reporting import figures
 
 Record = dict[str, Any]  # a row of result.json
 _LEGEND = {'frameon': False, 'fontsize': 8}
-_CATEGORIES_A_LINE = 3
+_CATEGORIES_A_LINE = 2
 # Lighter than the other two parts of a bar.
 _LIGHT_GREY = '#C4C4C4'
 # With fewer points there is no curve.
@@ -28,7 +28,9 @@ def by_category(rows: Sequence[Record]) -> figures.Figure:
   categories = list(dict.fromkeys(row['category'] for row in rows))
   num_columns = min(len(categories), _CATEGORIES_A_LINE)
   num_lines = -(-len(categories) // num_columns)
-  figure = figures.new(11, 0.3 + (0.7 + 0.27 * len(methods)) * num_lines)
+  names = list(map(figures.label, methods))
+  name_height = 0.06 + 0.14 * (1 + max(name.count('\n') for name in names))
+  figure = figures.new(0.3 + (0.6 + name_height * len(methods)) * num_lines)
   looks = figures.looks([methods_lib.BASELINE, *methods])
   all_axes = list(
     figure.subplots(
@@ -43,9 +45,7 @@ def by_category(rows: Sequence[Record]) -> figures.Figure:
         place = methods.index(row['method'])
         _speedup(axes, row, place, looks[row['method']])
     axes.set_title(figures.label(category), fontsize=9)
-    axes.set_yticks(
-      range(len(methods)), list(map(figures.label, methods)), fontsize=8
-    )
+    axes.set_yticks(range(len(methods)), names, fontsize=8)
     axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.tick_params(labelbottom=True)
     axes.locator_params(axis='x', nbins=6)
@@ -68,7 +68,7 @@ def _speedup(axes, row, place, look):
 
 def roofline(rows: Sequence[Record]) -> figures.Figure:
   """Draws a round's parts as stacked bars, and the share of the roofline."""
-  figure = figures.new(11, 1.6 + 0.32 * len(rows))
+  figure = figures.new(1.4 + 0.32 * len(rows))
   parts, shares = figure.subplots(1, 2)
   places = range(len(rows))
   left = [0.0] * len(rows)
@@ -88,7 +88,11 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
     if all(row[name] is None for name in _PARTS):
       # Otherwise it would look as if it took no time.
       parts.text(0, place, ' not known', va='center', fontsize=8)
-  parts.set(title='Milliseconds per round', yticks=places)
+  parts.set_xlim(left=0)
+  if not any(left):
+    parts.set_xticks([])
+  parts.set_title('Milliseconds per round', fontsize=10)
+  parts.set_yticks(places)
   names = [figures.label(row['method']) for row in rows]
   parts.set_yticklabels(names, fontsize=8)
   parts.set_ylim(len(rows) - 0.4, -0.6)
@@ -98,17 +102,107 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
     places, values, color=figures.GREEN, edgecolor=figures.paper()
   )
   shares.bar_label(bars, fmt='%.0f%%', padding=3)
-  shares.set(title='Of the memory roofline, %', yticks=[])
-  shares.set(xlim=(0, max(100, 1.1 * max(values))))
+  shares.set_title('Share of the memory roofline', fontsize=10)
+  shares.set_yticks([])
+  shares.set(xlim=(0, max(100, 1.2 * max(values))))
   shares.set_ylim(len(rows) - 0.4, -0.6)
   for axes in (parts, shares):
     figures.style(axes)
   return figure
 
 
+def cost(rows: Sequence[Record]) -> figures.Figure:
+  """Draws tokens per round against the time of a round, a mark per method.
+
+  The time is in tokens of the baseline: tokens per round divided by the
+  speedup. Methods on a line through the origin have the same speedup.
+  """
+  figure = figures.new(max(3.6, 0.6 + 0.32 * len(rows)))
+  axes = figure.subplots()
+  looks = figures.looks(
+    [methods_lib.BASELINE, *(row['method'] for row in rows)]
+  )
+  costs = [row['tokens_per_round'] / row['speedup'] for row in rows]
+  right = 1.15 * max(1.5, *costs)
+  top = 1.15 * max(row['tokens_per_round'] for row in rows)
+  for speedup in (0.5, 1, 1.5, 2, 3, 4, 6, 8):
+    end = min(right, top / speedup)
+    # A line that leaves the panel at once would only add its label.
+    if end < right / 5:
+      break
+    axes.plot(
+      *([0, end], [0, speedup * end]),
+      '--' if speedup == 1 else ':',
+      color=figures.ink(),
+      linewidth=0.8,
+      zorder=0,
+    )
+    is_at_top = end < right
+    axes.annotate(
+      f'{speedup:g}x',
+      (end, speedup * end),
+      xytext=(0, 2) if is_at_top else (3, 0),
+      textcoords='offset points',
+      ha='center' if is_at_top else 'left',
+      va='bottom' if is_at_top else 'center',
+      fontsize=8,
+    )
+  for row, x in zip(rows, costs, strict=True):
+    look = looks[row['method']]
+    axes.plot(
+      x,
+      row['tokens_per_round'],
+      look.marker,
+      color=look.color,
+      markersize=8,
+      label=figures.label(row['method']),
+    )
+  axes.set(
+    xlabel="time of a round, in the baseline's time per token",
+    ylabel='tokens per round',
+    xlim=(0, right),
+    ylim=(0, top),
+  )
+  figures.style(axes)
+  figure.legend(**_LEGEND, loc='outside right upper')
+  return figure
+
+
+def pass_times(by_name: Mapping[str, Mapping[str, float]]) -> figures.Figure:
+  """Draws the target's pass over n tokens, relative to one token.
+
+  Args:
+    by_name: for each hardware, milliseconds by number of tokens.
+  """
+  figure = figures.new(3.2 + 0.17 * len(by_name))
+  axes = figure.subplots()
+  looks = figures.looks(list(by_name))
+  for name, t_ms in by_name.items():
+    counts = sorted(map(int, t_ms))
+    look = looks[name]
+    axes.plot(
+      counts,
+      [t_ms[str(n)] / t_ms[str(counts[0])] for n in counts],
+      look.dashes,
+      marker=look.marker,
+      color=look.color,
+      label=f'{name}: t({counts[0]}) = {t_ms[str(counts[0])]:.3g} ms',
+    )
+  axes.set(
+    xlabel='tokens n of a pass',
+    ylabel='t(n), relative to the smallest n',
+    ylim=(0, 1.08 * axes.dataLim.ymax),
+  )
+  figures.count_by_ones(axes.xaxis)
+  axes.axhline(1, color=figures.ink(), linewidth=0.8, linestyle=':')
+  figures.style(axes)
+  figure.legend(**_LEGEND, loc='outside lower left')
+  return figure
+
+
 def predicted(rows: Sequence[Record]) -> figures.Figure:
   """Draws a mark per method, on the diagonal if the prediction is right."""
-  figure = figures.new(7.4, max(4.6, 0.6 + 0.32 * len(rows)))
+  figure = figures.new(max(4, 0.6 + 0.32 * len(rows)))
   axes = figure.subplots()
   looks = figures.looks(
     [methods_lib.BASELINE, *(row['method'] for row in rows)]
@@ -134,7 +228,8 @@ def predicted(rows: Sequence[Record]) -> figures.Figure:
     ends, low, high, color=figures.GREY, alpha=0.2, label='within 10%'
   )
   start = 0.9 * min(
-    min(row['predicted_speedup'], row['speedup']) for row in rows
+    min(row['predicted_speedup'], row['speedup'], *row['speedup_ci95'] or ())
+    for row in rows
   )
   axes.set(
     xlabel='predicted speedup',
@@ -173,7 +268,7 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
   emits. The time of a round is the sum of its parts, without the prefill; there
   is no point if a part was not timed.
   """
-  figure = figures.new(11, 3.6 + 0.1 * len(by_name))
+  figure = figures.new(2.8 + 0.12 * len(by_name))
   all_axes = figure.subplots(1, 3)
   looks = figures.looks([methods_lib.BASELINE, *by_name])
   for name, rows in by_name.items():
@@ -194,7 +289,8 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
     'Milliseconds per round',
   )
   for axes, title in zip(all_axes, titles, strict=True):
-    axes.set(title=title, xlabel='draft tokens per round, K')
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel('draft tokens K', fontsize=9)
     # Without a point there is no largest value.
     if math.isfinite(axes.dataLim.ymax):
       axes.set_ylim(0, 1.08 * axes.dataLim.ymax)

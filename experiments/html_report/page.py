@@ -92,11 +92,21 @@ def render(runs: Sequence[files.Run], title: str) -> str:
   return environment.get_template('report.html').render(
     title=title,
     notes=notes,
+    passes=evaluation_figures.of_passes(_passes(runs), 'passes'),
     sections=[_section(run, i) for i, run in enumerate(runs)],
     columns=[columns.column(name) for name in tables_lib.used(rows)],
     style=(_TEMPLATES / 'report.css').read_text() + round_view.STYLE,
     script=(_TEMPLATES / 'report.js').read_text(),
   )
+
+
+def _passes(runs) -> dict[str, dict[str, float]]:
+  """Returns what benchmark measured of t(n), by hardware and run."""
+  return {
+    f'{_hardware(run.content["hardware"])} ({run.name})': run.content['t_ms']
+    for run in runs
+    if run.content.get('t_ms') and run.content.get('hardware')
+  }
 
 
 def _section(run, number):

@@ -194,7 +194,7 @@ def draw(path: pathlib.PurePath, found: Found) -> None:
 
 
 def _figure(found):
-  figure = figures.new(9, 3.8)
+  figure = figures.new(3.4, found.title)
   acceptance, rounds = figure.subplots(1, 2)
   middle = [w.first_token + w.tokens / 2 for w in found.windows]
   for arm, color in zip(serving_lib.ARMS, figures.COLORS, strict=False):
@@ -217,7 +217,7 @@ def _figure(found):
     rounds.plot(
       middle, [w.tokens_per_round[arm] for w in found.windows], **line
     )
-  acceptance.set_title('Acceptance: the share of draft tokens kept')
+  acceptance.set_title('Acceptance rate')
   acceptance.set_ylim(bottom=0)
   rounds.set_title('Tokens per round')
   rounds.set_ylim(bottom=1)
@@ -227,5 +227,4 @@ def _figure(found):
     axes.set_xlabel('tokens served')
     figures.count_by_thousands(axes.xaxis)
     axes.legend(frameon=False, loc='lower right')
-  figure.suptitle(found.title, fontsize=10)
   return figure

@@ -17,6 +17,8 @@ from experiments.reporting import result_file
 from experiments.reporting import tables
 from specsample.cost import chips
 
+_PANELS_A_LINE = 2
+
 
 def write(
   out: pathlib.PurePath,
@@ -136,9 +138,20 @@ def _figure(rows) -> figures.Figure:
   acceptances = list(dict.fromkeys(row.acceptance for row in rows))
   looks = figures.looks([f'{acceptance:g}' for acceptance in acceptances])
   context = rows[0].context
-  figure = figures.new(1.6 + 2.6 * len(batches), 3.6)
-  panels = figure.subplots(1, len(batches), sharey=True, squeeze=False)[0]
-  for axes, batch in zip(panels, batches, strict=True):
+  num_columns = min(len(batches), _PANELS_A_LINE)
+  num_lines = -(-len(batches) // num_columns)
+  figure = figures.new(
+    0.8 + 2.2 * num_lines,
+    f'{_where(rows[0])}, {context} tokens of context: predicted, not measured',
+  )
+  panels = list(
+    figure.subplots(
+      num_lines, num_columns, sharex=True, sharey=True, squeeze=False
+    ).flat
+  )
+  for axes in panels[len(batches) :]:
+    axes.set_axis_off()
+  for axes, batch in zip(panels, batches, strict=False):
     for acceptance in acceptances:
       of_line = [
         row
@@ -154,14 +167,18 @@ def _figure(rows) -> figures.Figure:
         markersize=4,
         label=f'{acceptance:g}',
       )
-    axes.axhline(1, color='black', linewidth=0.8, linestyle=':')
-    axes.set(title=f'batch {batch}', xlabel='K, draft tokens per round')
+    axes.axhline(1, color=figures.ink(), linewidth=0.8, linestyle=':')
+    axes.set_title(f'batch {batch}', fontsize=10)
+    axes.tick_params(labelbottom=True)
     figures.count_by_ones(axes.xaxis)
     figures.style(axes)
-  panels[0].set(ylabel='predicted speedup', ylim=(0, None))
-  panels[-1].legend(title='acceptance', frameon=False)
-  figure.suptitle(
-    f'{_where(rows[0])}, {context} tokens of context: predicted, not measured',
-    fontsize=10,
+  panels[0].set_ylim(bottom=0)
+  figure.supxlabel('K, draft tokens per round', fontsize=9)
+  figure.supylabel('predicted speedup', fontsize=9)
+  figure.legend(
+    *panels[0].get_legend_handles_labels(),
+    title='acceptance',
+    frameon=False,
+    loc='outside right upper',
   )
   return figure

@@ -305,7 +305,7 @@ def _remarks(found: Found):
 
 
 def _figure(found: Found):
-  figure = figures.new(9, 3.8)
+  figure = figures.new(3.4, found.title)
   rewards, rounds = figure.subplots(1, 2)
   steps = [row.steps[0] for row in found.rows]
   middle = [sum(row.steps) / 2 for row in found.windows]
@@ -325,12 +325,17 @@ def _figure(found: Found):
   )
   rewards.set_title('Reward')
   rewards.set_ylim(0, 1)
-  rewards.legend(frameon=False, loc='lower right')
+  figure.legend(
+    *rewards.get_legend_handles_labels(),
+    frameon=False,
+    fontsize=8,
+    loc='outside lower left',
+    ncols=2,
+  )
   rounds.set_title('Tokens per round')
   rounds.set_ylim(bottom=1)
   for axes in (rewards, rounds):
     figures.style(axes)
     axes.set_xlabel('step')
     figures.count_by_ones(axes.xaxis)
-  figure.suptitle(found.title, fontsize=10)
   return figure

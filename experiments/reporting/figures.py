@@ -27,6 +27,8 @@ except ImportError:
 GREY, ORANGE, VERMILLION, SKY = '#767676', '#E69F00', '#D55E00', '#56B4E9'
 BLUE, PURPLE, PLUM, GREEN = '#0072B2', '#CC79A7', '#882255', '#009E73'
 COLORS = (GREY, ORANGE, VERMILLION, SKY, BLUE, PURPLE, PLUM, GREEN)
+# Of every figure, in inches: 600 pixels of a screen. Text keeps its size there.
+WIDTH = 6.25
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 # For lines whose colour has been used before.
 _DASHES = ('-', '--', ':')
@@ -35,6 +37,7 @@ _HATCHES = ('', '/', '\\')
 
 # A longer name continues on a second line, where it is cut off.
 _NAME_WIDTH = 24
+_TITLE_WIDTH = 90
 
 # A name may contain dollar signs without being a formula.
 _PLAIN = {'text.parse_math': False}
@@ -83,9 +86,12 @@ def are_possible() -> bool:
   return matplotlib is not None
 
 
-def new(width: float, height: float) -> Figure:
-  """Returns an empty figure of this size in inches."""
-  return matplotlib.figure.Figure((width, height), layout='constrained')
+def new(height: float, title: str = '') -> Figure:
+  """Returns an empty figure of this height in inches, with a title if any."""
+  figure = matplotlib.figure.Figure((WIDTH, height), layout='constrained')
+  if title:
+    figure.suptitle(textwrap.fill(title, _TITLE_WIDTH), fontsize=9)
+  return figure
 
 
 def ink() -> Any:
@@ -165,6 +171,8 @@ def to_svg(draw: Callable[[], Figure], name: str) -> str:
   svg = image.getvalue()
   svg = svg[svg.index('<svg') :].rstrip()
   svg = svg.replace(_INK, 'currentColor').replace(_PAPER, 'var(--paper)')
+  # Too dark for a dark page, which has another one.
+  svg = svg.replace(PLUM.lower(), 'var(--plum)')
   # Ids are global in a page, and every figure has a figure_1.
   of_figure = lambda tag: re.sub(
     r'( id="|url\(#|href="#)', rf'\g<1>{name}-', tag[0]

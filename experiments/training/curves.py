@@ -8,9 +8,7 @@ from typing import Any
 from experiments.reporting import figures
 from experiments.training import records
 
-_TRAIN, _HELD_OUT = '#767676', '#0072B2'
-# By position; they repeat after the sixth.
-_SHADES = ('#009E73', '#0072B2', '#D55E00', '#CC79A7', '#E69F00', '#56B4E9')
+_TRAIN, _HELD_OUT = figures.GREY, figures.BLUE
 
 
 def draw(
@@ -31,8 +29,8 @@ def draw(
 
 
 def _figure(train, held_out, title):
-  figure = figures.new(11, 3.8)
-  losses, rounds, acceptance = figure.subplots(1, 3)
+  figure = figures.new(7.5, title)
+  losses, rounds, acceptance = figure.subplots(3, 1)
   seen = records.seen(train)
   at = [seen[record['step']] for record in held_out]
   losses.plot(
@@ -60,16 +58,26 @@ def _figure(train, held_out, title):
   rounds.legend(frameon=False)
   rounds.set_title('Tokens per round, held-out prompts')
   shares = [record['acceptance_by_position'] for record in held_out]
-  for i, values in enumerate(zip(*shares, strict=True)):
+  looks = (
+    figures.looks([str(i) for i in range(len(shares[0]))]) if shares else {}
+  )
+  for i, (values, look) in enumerate(
+    zip(zip(*shares, strict=True), looks.values(), strict=True)
+  ):
     acceptance.plot(
-      at, values, 'o-', color=_SHADES[i % len(_SHADES)], label=f'{i + 1}'
+      at, values, color=look.color, marker=look.marker, label=str(i + 1)
     )
   acceptance.set_title('Acceptance by position, held out')
   acceptance.set_ylim(0, 1)
-  acceptance.legend(frameon=False, title='position')
+  figure.legend(
+    *acceptance.get_legend_handles_labels(),
+    frameon=False,
+    title='position',
+    loc='outside lower left',
+    ncols=8,
+  )
   for axes in (losses, rounds, acceptance):
     figures.style(axes)
     axes.set_xlabel('tokens of answers seen')
     figures.count_by_thousands(axes.xaxis)
-  figure.suptitle(title, fontsize=10)
   return figure

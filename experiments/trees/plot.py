@@ -22,8 +22,8 @@ def draw(
 
 
 def _figure(rows, title):
-  figure = figures.new(12, 4.2)
-  tokens, times, speedups = figure.subplots(1, 3)
+  figure = figures.new(8, title)
+  tokens, times, speedups = figure.subplots(3, 1)
   drafters = list(dict.fromkeys(row.drafter for row in rows))
   for i, drafter in enumerate(drafters):
     of_drafter = [row for row in rows if row.drafter == drafter]
@@ -34,7 +34,7 @@ def _figure(rows, title):
   tokens.set_title('Tokens per round')
   times.set_title('Milliseconds per round')
   speedups.set_title('Speedup')
-  speedups.axhline(1, color='black', linewidth=0.8, linestyle=':')
+  speedups.axhline(1, color=figures.ink(), linewidth=0.8, linestyle=':')
   for axes in (tokens, times, speedups):
     axes.set(xlabel='nodes of the tree (N)', xscale='log')
     axes.set_xticks(*_ticks([row.num_nodes for row in rows]))
@@ -42,7 +42,6 @@ def _figure(rows, title):
     figures.style(axes)
   times.set_ylim(bottom=0)
   _legend(figure, tokens)
-  figure.suptitle(title, fontsize=10)
   return figure
 
 
@@ -95,5 +94,9 @@ def _legend(figure, axes):
   extra.append(axes.scatter([], [], color=gray, label='chosen', **_STAR))
   handles = [*axes.lines, *extra]
   figure.legend(
-    handles=handles, loc='outside lower center', ncols=8, frameon=False
+    handles=handles,
+    loc='outside lower center',
+    ncols=4,
+    frameon=False,
+    fontsize=8,
   )

@@ -114,6 +114,9 @@ def test_figures_are_those_that_the_rows_have_values_for(found):
   assert found.count('svg') == len(captions)
   count = lambda start: sum(one.startswith(start) for one in captions)
   assert count('Tokens a round') == count('A round: its parts') == 4
+  # One setting of the four has no speedups.
+  assert count('Tokens per round against the time') == 3
+  assert count("The target's pass over n tokens") == 1
   # One setting has no speedups, and one run has no categories.
   assert count('Speedup by category') == 2
   assert count('Speedup as the parts of a round') == 1
@@ -276,7 +279,7 @@ def test_figure_takes_the_colours_of_the_page():
 
 
 def _dollars():
-  figure = figures.new(2, 2)
+  figure = figures.new(2)
   axes = figure.subplots()
   axes.bar([1, 2], [1, 2], hatch='//', edgecolor=figures.paper())
   axes.set_title('$5 and $6')

@@ -14,6 +14,7 @@ from tests.experiments import reports
 
 _CATEGORIES = ('overall', 'math', 'qa', 'summarization', reports.NASTY)
 _COUNTS = (1, 2, 9, 14)
+_T_MS = {'1': 12.5, '2': 15.0, '17': 37.5}
 
 
 def _rows(count, categories=_CATEGORIES):
@@ -62,6 +63,10 @@ _FIGURES = {
   'overall': _overall,
   'by category': _of_drafting(figures_lib.by_category, _CATEGORIES),
   'roofline': lambda count: figures_lib.roofline(_rows(count, ['overall'])),
+  'cost': lambda count: figures_lib.cost(_rows(count, ['overall'])),
+  'passes': lambda count: figures_lib.pass_times(
+    {f'a machine of {i} words, with its run': _T_MS for i in range(count)}
+  ),
   'predicted': _of_drafting(figures_lib.predicted, ['overall']),
   'against K': _against_num_drafts,
 }
@@ -115,16 +120,48 @@ def test_a_panel_a_category_has_a_mark_a_method(count):
   assert [label.get_text() for label in overall.get_yticklabels()] == [
     figures.label(row['method']) for row in rows
   ]
-  marks = lambda axes: [
-    (line.get_xdata()[0], line.get_ydata()[0])
-    for line in axes.lines
-    if line.get_marker() in figures.MARKERS
-  ]
-  assert marks(overall) == [
+  assert _marks(overall) == [
     (row['speedup'], place) for row, place in zip(rows, places, strict=True)
   ]
   # Values that other methods lack don't move a mark.
-  assert marks(qa) == [(3.5, count - 1)]
+  assert _marks(qa) == [(3.5, count - 1)]
+
+
+def _marks(axes):
+  return [
+    tuple(line.get_xydata()[0])
+    for line in axes.lines
+    if line.get_marker() in figures.MARKERS
+  ]
+
+
+def test_a_mark_is_on_the_line_of_its_speedup():
+  rows = [
+    row | {'tokens_per_round': tokens, 'speedup': speedup}
+    for row, tokens, speedup in zip(
+      _rows(2, ['overall']), (1.0, 3.0, 2.0), (1.0, 1.5, 0.5), strict=True
+    )
+  ]
+  (axes,) = figures_lib.cost(rows).axes
+  assert _marks(axes) == [(1, 1), (2, 3), (4, 2)]
+  for text in axes.texts:
+    x, y = text.xy
+    assert y / x == pytest.approx(float(text.get_text()[:-1]))
+  assert '1x' in [text.get_text() for text in axes.texts]
+
+
+def test_passes_are_relative_to_one_token():
+  (axes,) = figures_lib.pass_times({'a': _T_MS}).axes
+  line = axes.lines[0]
+  assert line.get_xydata().tolist() == [[1, 1], [2, 1.2], [17, 3]]
+  assert line.get_label() == 'a: t(1) = 12.5 ms'
+
+
+def test_an_interval_is_not_cut():
+  row = _rows(1, ['overall'])[1] | {'speedup': 1.0, 'predicted_speedup': 1.0}
+  (axes,) = figures_lib.predicted([row | {'speedup_ci95': [0.5, 1.6]}]).axes
+  low, high = axes.get_ylim()
+  assert low < 0.5 and high > 1.6
 
 
 def test_rounds_without_a_time_are_not_drawn_as_none():
@@ -134,6 +171,8 @@ def test_rounds_without_a_time_are_not_drawn_as_none():
   (text,) = parts.texts
   assert text.get_position() == (0, 1)
   assert text.get_text() == ' not known'
+  parts, _ = figures_lib.roofline([rows[0] | unknown]).axes
+  assert not list(parts.get_xticks())
 
 
 def test_many_methods_look_different():
