@@ -99,6 +99,8 @@ class Prediction:
 class Row:
   """One setting of predict.json; times are in milliseconds."""
 
+  target: str  # its shape in words
+  draft: str
   chip: str  # or 'timed passes'
   devices: int | None  # None for timed passes
   batch_size: int
@@ -140,6 +142,18 @@ def rows(prediction: Prediction) -> list[Row]:
   ]
 
 
+def _description(model: transformer.Transformer | passes_lib.Timed) -> str:
+  """Returns what a model is, in words: a shape has no name."""
+  if isinstance(model, passes_lib.Timed):
+    times = ', '.join(f'{n}: {ms:g}' for n, ms in model.ms.items())
+    return f'timed passes, milliseconds by tokens {times}'
+  weights = passes_lib.decoder(model).num_weights()
+  return (
+    f'{weights / 1e9:.3g} billion weights ({model.num_layers} layers of width '
+    f'{model.dim}, {model.dtype})'
+  )
+
+
 def _row(prediction, networks, batch, context, acceptance, num_drafts):
   target, draft = networks
   predicted = cost.Round(
@@ -157,6 +171,8 @@ def _row(prediction, networks, batch, context, acceptance, num_drafts):
     fits = sum(held) <= _SHARE * target.chip.hbm_bytes
   on_chips = isinstance(target, passes_lib.OnChips)
   return Row(
+    target=_description(prediction.target),
+    draft=_description(prediction.draft),
     chip=prediction.chip if on_chips else 'timed passes',
     devices=prediction.devices if on_chips else None,
     batch_size=batch,

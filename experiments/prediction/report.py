@@ -44,7 +44,8 @@ def show(
 ) -> None:
   """Prints the best K of each setting, and the paper's table."""
   console = tables.console()
-  console.print(f'\n{_title(rows[0])}\n', style='bold')
+  console.print(f'\n{_title(rows[0])}', style='bold')
+  console.print(f'target: {rows[0].target}\ndrafter: {rows[0].draft}\n')
   console.print(_best(rows))
   if any(row.fits is False for row in rows):
     console.print('! does not fit into the memory of the devices')

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 
 import gin
 import pytest
@@ -93,6 +94,12 @@ def test_the_terminal_says_what_is_predicted(outcomes):
   outcome, _, out = outcomes
   assert outcome.code == 0, outcome.err
   assert 'Predicted speedup, 16 x v4' in outcome.out
+  assert re.search(
+    r'\ntarget: \S+ billion weights \(80 layers of ', outcome.out
+  )
+  assert re.search(
+    r'\ndrafter: \S+ billion weights \(8 layers of ', outcome.out
+  )
   assert 'PREDICTED' in outcome.out
   assert '14.10 / 7.52' in outcome.out
   assert str(out) in outcome.out
@@ -198,6 +205,7 @@ def test_timed_passes_give_chens_times():
       acceptances=(0.71,),
     )
   )[0]
+  assert predicted.draft == 'timed passes, milliseconds by tokens 1: 1.8'
   # The 2.83 tokens per loop that 7.52 ms per token imply.
   assert predicted.tokens_per_round == pytest.approx(2.83, abs=0.01)
   assert predicted.ms_per_token == pytest.approx(7.52, rel=0.01)
