@@ -153,8 +153,8 @@ def _show(table: table_lib.Table) -> None:
   shown = tables_lib.console()
   shown.print(rich.text.Text(f'\n{rows_lib.title(vars(overall[0]))}\n', 'bold'))
   shown.print(_overall(overall))
-  if any((row.overhead_ms or 0) < 0 for row in overall):
-    shown.print(row_tables.NEGATIVE_REST)
+  for note in row_tables.rest_notes(overall):
+    shown.print(note)
   if columns_lib.are_several(row.category for row in rows):
     shown.print('Speedup (and tokens a round) by category\n')
     if any(row.method != methods_lib.BASELINE for row in rows):

@@ -7,11 +7,6 @@ from experiments.reporting import columns
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import tables
 
-NEGATIVE_REST = (
-  'A negative rest is noise: the parts of a round were timed separately from '
-  'the whole.'
-)
-
 
 def scores(rows: Sequence[rows_lib.Row]) -> tables.Table:
   """Returns a table with a line per method and a column per score.
@@ -55,22 +50,25 @@ def by_category(
   )
 
 
-def notes(rows: Sequence[rows_lib.Row]) -> list[str]:
-  """Explains values that look wrong and are not: a sentence for each kind.
+def rest_notes(rows: Sequence[rows_lib.Row]) -> list[str]:
+  """Returns a sentence that explains a negative rest, if there is one."""
+  if all((row.overhead_ms or 0) >= 0 for row in rows):
+    return []
+  return [
+    'A negative rest is noise: the parts of a round were timed separately from '
+    'the whole.'
+  ]
 
-  Args:
-    rows: the rows over all prompts.
-  """
-  found = []
-  if any((row.overhead_ms or 0) < 0 for row in rows):
-    found.append(NEGATIVE_REST)
-  if any(_exceeds_every_position(row) for row in rows):
-    found.append(
-      'The acceptance may exceed that of every position: it counts only the '
-      'draft tokens that verification reached, whereas a position counts every '
-      'round that drafted a token there, also after an earlier rejection.'
-    )
-  return found
+
+def acceptance_notes(rows: Sequence[rows_lib.Row]) -> list[str]:
+  """Returns a sentence if an acceptance exceeds that of every position."""
+  if not any(map(_exceeds_every_position, rows)):
+    return []
+  return [
+    'The acceptance may exceed that of every position: it counts only the '
+    'draft tokens that verification reached, whereas a position counts every '
+    'round that drafted a token there, also after an earlier rejection.'
+  ]
 
 
 def _exceeds_every_position(row) -> bool:

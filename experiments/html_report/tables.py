@@ -34,7 +34,7 @@ def of_setting(rows: Sequence[Record]) -> Iterator[tables_lib.Table]:
     all_prompts,
     columns.MAIN,
     'All prompts',
-    row_tables.notes([to_row(row) for row in all_prompts]),
+    row_tables.acceptance_notes(list(map(to_row, all_prompts))),
   )
   if any(row['scores'] for row in all_prompts):
     yield row_tables.scores([to_row(row) for row in all_prompts])
@@ -48,7 +48,10 @@ def in_detail(rows: Sequence[Record]) -> Iterator[tables_lib.Table]:
   grouped = {*columns.MAIN, *columns.TIMES}
   others = [x for x in columns.names(all_prompts[0]) if x not in grouped]
   yield _of_columns(
-    all_prompts, ('method', *columns.TIMES), 'Times, and what they predict'
+    all_prompts,
+    ('method', *columns.TIMES),
+    'Times, and what they predict',
+    row_tables.rest_notes(list(map(to_row, all_prompts))),
   )
   yield _of_columns(
     all_prompts, ('method', *others), 'Drafters, rules and counts'

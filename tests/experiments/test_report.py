@@ -9,6 +9,7 @@ import pytest
 from experiments.html_report import figures as figures_lib
 from experiments.html_report import files
 from experiments.html_report import page
+from experiments.html_report import tables
 from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import result_file
@@ -219,6 +220,16 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, why):
   expected = f'^{re.escape(str(folder / name))}.*{re.escape(why)}'
   with pytest.raises(ValueError, match=expected):
     files.find(str(tmp_path), 1)
+
+
+def test_a_negative_rest_is_explained_below_it(tmp_path):
+  content = reports.evaluation(overhead_ms=-2.34)
+  result_file.write(tmp_path / 'result.json', content)
+  (run,) = files.find(str(tmp_path), 1)
+  times, others = tables.in_detail(run.content['rows'])
+  assert 'rest ms' in times.headings and 'rest ms' not in others.headings
+  assert 'A negative rest is noise' in times.note
+  assert '-2.34' in page.render([run], 'Results')
 
 
 def test_a_folder_without_results_is_refused(tmp_path):

@@ -42,9 +42,14 @@ def test_a_category_has_a_cell_for_each_method_but_the_baseline():
 
 def test_values_that_look_wrong_are_explained():
   plain = _row('a', 'overall', overhead_ms=0.5, acceptance=0.6)
-  assert row_tables.notes([plain]) == []
-  (rest,) = row_tables.notes([plain, _row('b', 'overall', overhead_ms=-2.34)])
+  assert row_tables.rest_notes([plain]) == []
+  assert row_tables.acceptance_notes([plain]) == []
+  (rest,) = row_tables.rest_notes(
+    [plain, _row('b', 'overall', overhead_ms=-2.34)]
+  )
   assert rest.startswith('A negative rest is noise')
   shares = {'acceptance': 0.6, 'acceptance_by_position': [0.5, None, 0.55]}
-  (acceptance,) = row_tables.notes([plain, _row('b', 'overall', **shares)])
+  (acceptance,) = row_tables.acceptance_notes(
+    [plain, _row('b', 'overall', **shares)]
+  )
   assert 'may exceed that of every position' in acceptance

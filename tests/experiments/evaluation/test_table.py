@@ -291,6 +291,22 @@ def test_all_of_it_is_printed_whatever_methods_are_called(
   assert f'{row.method}: every output equals autoregressive' in text
 
 
+def test_a_terminal_has_the_speedup_first_and_explains_a_negative_rest(
+  in_batches, tmp_path, in_terminal
+):
+  show = lambda table: in_terminal(
+    60, report.show, tmp_path, [table], papers.Paper()
+  )
+  text = show(in_batches)
+  # The last lines of the headings.
+  assert text.index('interval') < text.index('rounds')
+  assert 'A negative rest is noise' not in text
+  below = in_batches.parts['ngram'] | {'overhead_ms': -2.34}
+  parts = in_batches.parts | {'ngram': below}
+  text = show(dataclasses.replace(in_batches, parts=parts))
+  assert '-2.3' in text and 'A negative rest is noise' in text
+
+
 def test_answers_of_a_token_leave_no_room_for_drafts(in_batches):
   counts = stats.Stats(1, 1, (1, 0), (1, 0))
   one = lambda run: dataclasses.replace(
