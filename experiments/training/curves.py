@@ -58,14 +58,11 @@ def _figure(train, held_out, title):
   rounds.legend(frameon=False)
   rounds.set_title('Tokens per round, held-out prompts')
   shares = [record['acceptance_by_position'] for record in held_out]
-  looks = (
-    figures.looks([str(i) for i in range(len(shares[0]))]) if shares else {}
-  )
-  for i, (values, look) in enumerate(
-    zip(zip(*shares, strict=True), looks.values(), strict=True)
-  ):
+  of_positions = list(zip(*shares, strict=True))
+  looks = figures.looks([str(i + 1) for i in range(len(of_positions))])
+  for (name, look), values in zip(looks.items(), of_positions, strict=True):
     acceptance.plot(
-      at, values, color=look.color, marker=look.marker, label=str(i + 1)
+      at, values, color=look.color, marker=look.marker, label=name
     )
   acceptance.set_title('Acceptance by position, held out')
   acceptance.set_ylim(0, 1)
