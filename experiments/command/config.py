@@ -1,8 +1,10 @@
 """The gin configuration of a command: files, then bindings over them."""
 
 import inspect
+import os
 import pathlib
 import re
+import sys
 import tokenize
 
 from absl import flags
@@ -32,13 +34,20 @@ def parse() -> None:
   """Reads the configuration that the flags give.
 
   A fault in it ends the command with one line and exit code 2. Relative paths
-  are looked up in the working directory, then in the repository.
+  are looked up in the working directory, then in the repository, then in the
+  folders of the files. Modules are found in these folders too.
   """
+  # gin would also look for a package of the path's name. It fails where that
+  # is a folder without code, as configs/ is with the repository on the path.
+  gin.config._FILE_READERS = [(open, os.path.isfile)]
   gin.add_config_file_search_path(str(_ROOT))
   for path in flags.FLAGS.gin_file:
-    if not pathlib.Path(find(path)).is_file():
+    found = pathlib.Path(find(path))
+    if found.is_file():
+      _look_in(str(found.resolve().parent))
+    else:
       shipped = _ROOT.glob('configs/**/*.gin')
-      names = [str(found.relative_to(_ROOT)) for found in shipped]
+      names = [str(other.relative_to(_ROOT)) for other in shipped]
       cli.fail(
         f'--gin_file={path} is not a file: choose one, for example from '
         f'configs/runs/{cli.nearest(path, names)}'
@@ -75,6 +84,14 @@ def parse() -> None:
     cli.fail(f'gin: {reason} (the files in configs/ show what can be set)')
   finally:
     logging.set_verbosity(logging.WARNING)
+
+
+def _look_in(folder: str) -> None:
+  """Lets gin files include the files and import the modules of a folder."""
+  gin.add_config_file_search_path(folder)
+  # Last: a file of yours must not stand in for a package of the same name.
+  if folder not in sys.path:
+    sys.path.append(folder)
 
 
 def _macros() -> set[str]:
