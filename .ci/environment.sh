@@ -14,7 +14,12 @@ say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 environment() {
   local wanted="$1"
   if [[ ! -e "$UNFINISHED" ]] && is_current "$wanted"; then return; fi
-  mkdir -p "$VENV"
+  mkdir -p "$VENV" || {
+    say "$PWD cannot be written to: copy the repository to a folder that can," \
+      "or pip install '.[experiments]' into an environment of your own and" \
+      'give the commands an --out'
+    exit 1
+  }
   exec 9>"$VENV/.lock"
   local python
   python=$(find_python)
