@@ -72,6 +72,7 @@ def parse() -> None:
     SyntaxError,
     NameError,
     AttributeError,
+    KeyError,  # a short name that fits two classes
     ImportError,
     OSError,
   ) as error:
