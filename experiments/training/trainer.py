@@ -21,11 +21,13 @@ from experiments.training import decoding_check
 from experiments.training import held_out
 from experiments.training import plan as plan_lib
 from experiments.training import records as records_lib
+from experiments.training import speed
 from experiments.training import tensorboard
 from experiments.training import training as training_lib
 from experiments.training_data import batches as batches_lib
 from specsample import drafters
 from specsample.training import on_policy
+from specsample.training import operations as operations_lib
 from specsample.training import step as step_lib
 from specsample.types import Params
 
@@ -105,10 +107,11 @@ class Trainer:
     last = first + training.report_every
     description = self._description(plan)
     reports: list[Mapping[str, Any]] = []
-    num_tokens = 0
+    num_tokens, operations = 0, 0.0
     for number in range(first, last):
       batch = self._given(number, state, frozen)
       num_tokens += int(batch['mask'].sum())
+      operations += self._operations(batch)
       state, report = step_lib.train_step(
         state,
         frozen,
@@ -136,8 +139,9 @@ class Trainer:
         records_lib.TRAIN,
         {
           'step': last,
-          'answer_tokens': num_tokens,
-          'seconds': round(time.monotonic() - begin, 3),
+          **speed.measured(
+            *(num_tokens, operations, time.monotonic() - begin, self._peak)
+          ),
           **means,
         },
       )
@@ -219,11 +223,26 @@ class Trainer:
     found = self.records.curve(plan, records_lib.HELD_OUT)
     parts = []
     if train:
-      rate = train[-1]['answer_tokens'] / train[-1]['seconds']
-      parts = [f'loss {train[-1]["loss"]:.3f}', f'{rate:,.0f} tokens/s']
+      parts = [f'loss {train[-1]["loss"]:.3f}', speed.describe(train[-1])]
     if found:
       parts.append(f'{found[-1]["tokens_per_round"]:.3f} tokens per round')
     return ', '.join(parts)
+
+  @functools.cached_property
+  def _peak(self) -> float | None:
+    mesh = jax.sharding.get_mesh()
+    return speed.peak_flops(
+      jax.devices()[:1] if mesh.empty else list(mesh.devices.flat)
+    )
+
+  def _operations(self, batch: step_lib.Batch) -> float:
+    """Returns the operations of a step, 0 if nothing is to be said of them."""
+    if self._peak is None:
+      return 0.0
+    return operations_lib.count(
+      *(self.training.objective, self.params, batch),
+      trains_target=self.training.trains_target,
+    )
 
   @property
   def _dtype(self) -> str:

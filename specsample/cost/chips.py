@@ -84,3 +84,22 @@ CHIPS: Mapping[str, Chip] = {
     link_bandwidth=450e9,
   ),
 }
+# As `jax.Device.device_kind` names them.
+_KINDS: Mapping[str, str] = {
+  'TPU v4': 'v4',
+  'TPU v5 lite': 'v5e',
+  'TPU v5e': 'v5e',
+  'TPU v5': 'v5p',
+  'TPU v5p': 'v5p',
+  'TPU v6 lite': 'v6e',
+  'TPU v6e': 'v6e',
+  'TPU7x': 'tpu7x',
+  'NVIDIA H100 80GB HBM3': 'h100',
+  'NVIDIA H200': 'h200',
+}
+
+
+def of_kind(device_kind: str) -> Chip | None:
+  """Returns the chip that a `jax.Device` of this kind is; None if unknown."""
+  name = _KINDS.get(device_kind)
+  return None if name is None else CHIPS[name]

@@ -19,6 +19,8 @@ from specsample.training import slots
 from specsample.training.step import Batch
 from specsample.types import Array, Params
 
+# Matrices whose rows are looked up by token.
+_LOOKED_UP = ('markov.before', 'selector.predecessor')
 # Odd multipliers, so that no bit of the other factor is lost.
 _ROW = 0x9E3779B1
 _BATCH = 0x85EBCA6B
@@ -124,6 +126,23 @@ class DFlashObjective(objective.Objective):
     num_drafts = self.drafter.num_draft_tokens
     found = jnp.transpose(found, (3, 1, 0, 2)).reshape(num_drafts, num_rows, -1)
     return found[..., :width] & rows_lib.whole(batch).drafts(num_drafts)
+
+  def num_rows(self, matrix: str, batch: Batch) -> int:
+    """See `objective.Objective`."""
+    is_unused = matrix == 'target' and not self.teacher_weight
+    if matrix in _LOOKED_UP or is_unused:
+      return 0
+    dialogues = batch.get('starts', batch['tokens'][:, :1]).size
+    drafts = dialogues * self.num_blocks * self.drafter.num_draft_tokens
+    if not matrix.startswith(('fuse.', 'layers.')):
+      return drafts
+    tokens = batch['tokens'].size
+    if matrix.startswith('fuse.'):
+      return tokens
+    pending = dialogues * self.num_blocks
+    pending *= not self.drafter.drafts_from_pending
+    is_seen = '.key.' in matrix or '.value.' in matrix
+    return tokens * is_seen + drafts + pending
 
   def loss(self, params: Params, drafted: Drafted, learned: Array) -> Array:
     """Returns the loss [] of the drafts where `learned` [B, n, K] is set."""

@@ -97,6 +97,24 @@ class FeatureObjective(objective.Objective):
     _, match, rows = self._compare(params, batch, num_drafts)
     return match & rows.after_first(num_drafts)
 
+  def num_rows(self, matrix: str, batch: Batch) -> int:
+    """See `objective.Objective`."""
+    found = super().num_rows(matrix, batch)
+    if matrix == 'unembedding':
+      return self.num_steps * found
+    fuses = bool(self.drafter.feature_layers) and matrix.startswith('project.')
+    if matrix == 'target' or fuses:
+      return found
+    last = min(self.drafter.num_modules, self.num_steps) - 1
+    kind, module, *_ = matrix.split('.')
+    if kind == 'layers' and int(module) != last:
+      return found if int(module) < last else 0
+    places = batch.get('places', batch['tokens']).size
+    # Drafts at any place see the entries of all tokens.
+    makes_entries = {'key', 'value', 'project'} & {*matrix.split('.')}
+    others = found - places if makes_entries else 0
+    return (self.num_steps - last) * places + others
+
   def _compare(self, params, batch, num_steps, noise=0.0):
     """Compares the unrolled drafts with the text.
 

@@ -78,6 +78,15 @@ class HeadsObjective(objective.Objective):
     _, match, rows = self._compare(params, batch, self.hidden(params, batch))
     return match & rows.after_first(self.drafter.num_draft_tokens)
 
+  def num_rows(self, matrix: str, batch: Batch) -> int:
+    """See `objective.Objective`."""
+    found = super().num_rows(matrix, batch)
+    if matrix == 'unembedding':
+      return self.drafter.num_draft_tokens * found
+    if matrix == 'target' and self.target_weight:
+      return found + batch['tokens'].size
+    return found
+
   def _compare(self, params, batch, hidden):
     """Compares the heads with the text.
 

@@ -94,6 +94,20 @@ class Objective(abc.ABC):
     """
     return self.drafter.reads_prompt
 
+  def num_rows(self, matrix: str, batch: Batch) -> int:
+    """Returns how many vectors of a batch are multiplied by a matrix.
+
+    Args:
+      matrix: the name of a matrix of the drafter, such as 'fuse.kernel'; or
+        'unembedding', for the drafts' logits, or 'target', for the target's.
+      batch: the batch.
+    """
+    if matrix == 'target':
+      return int(batch['mask'].sum()) if self.teacher_weight else 0
+    if matrix == 'unembedding':
+      return int(batch['mask'].sum())
+    return batch['tokens'].size
+
   def of_target(
     self, params: Params, batch: Batch
   ) -> tuple[Array, tuple[Array, ...]]:
