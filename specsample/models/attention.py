@@ -189,7 +189,7 @@ def attend(
     query = jnp.repeat(query, 2, axis=2)
   mask = jnp.tile(mask, (1, num_queries // mask.shape[1], 1))[:, None]
   score = lambda part, seen: jnp.where(
-    seen, _capped(int8.scores(query, part), softcap), -1e30
+    seen, capped(int8.scores(query, part), softcap), -1e30
   )
   cached, new = (
     score(keys[0], mask[..., :size]),
@@ -213,7 +213,8 @@ def attend(
   return mixed[:, :, :num_queries]
 
 
-def _capped(scores, softcap):
+def capped(scores: Array, softcap: float | None) -> Array:
+  """Returns c * tanh(scores / c), or the scores if c is None."""
   return scores if softcap is None else softcap * jnp.tanh(scores / softcap)
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample.drafters import feature_chain
+from specsample.models import attention
 from specsample.models import int8
 from specsample.training import rows as rows_lib
 from specsample.training.step import Batch
@@ -132,23 +133,27 @@ def _attend(
   group = query.shape[2] // mask.shape[1]
   tile = lambda x: jnp.tile(x, (1, 1, group, 1))
   wide = query.astype(jnp.float32)
-  own_scores = [jnp.sum(wide * tile(x), axis=-1, keepdims=True) for x in own]
-  scores = jnp.concatenate([int8.scores(query, first), *own_scores], axis=-1)
-  if softcap is not None:
-    scores = softcap * jnp.tanh(scores / softcap)
-  size = mask.shape[2]
-  mask = jnp.pad(mask, ((0, 0), (0, 0), (0, len(own))), constant_values=True)
+  capped = functools.partial(attention.capped, softcap=softcap)
+  # Joined, the two parts would be copied, and their last axis of more than T
+  # entries could not be divided evenly over devices.
+  scores = capped(int8.scores(query, first))
   scores = jnp.where(jnp.tile(mask, (1, group, 1))[:, None], scores, -1e30)
+  of_own = [
+    capped(jnp.sum(wide * tile(x), axis=-1, keepdims=True)) for x in own
+  ]
+  highest = jnp.max(scores, axis=-1, keepdims=True)
   if sinks is not None:
-    of_nothing = jnp.broadcast_to(
-      sinks.astype(jnp.float32)[None, :, :, None], (*scores.shape[:-1], 1)
-    )
-    scores = jnp.concatenate([scores, of_nothing], axis=-1)
-  weights = jax.nn.softmax(scores, axis=-1)
-  mixed = int8.mix(weights[..., :size], first_values, query.dtype)
-  for i, x in enumerate(own_values):
-    mixed += weights[..., size + i, None] * tile(x)
-  return mixed
+    sinks = sinks.astype(jnp.float32)[None, :, :, None]
+    of_own.append(jnp.broadcast_to(sinks, highest.shape))
+  highest = functools.reduce(jnp.maximum, [highest, *of_own])
+  highest = jax.lax.stop_gradient(highest)
+  weights, *of_own = (jnp.exp(x - highest) for x in (scores, *of_own))
+  total = jnp.sum(weights, axis=-1, keepdims=True) + sum(of_own)
+  mixed = int8.mix(weights, first_values, query.dtype)
+  # A sink has no value.
+  for weight, x in zip(of_own, own_values, strict=False):
+    mixed += weight * tile(x)
+  return mixed / total
 
 
 def _rows(x):
