@@ -34,6 +34,7 @@ Rules = tuple[tuple[str, tuple[str, ...]], ...]
 # key-value heads, the remaining mesh axes divide the query heads of each.
 DEFAULT_RULES: Rules = (
   ('batch', ('data',)),
+  ('tokens', ('sequence',)),
   ('kv_heads', ('model',)),
   ('heads_of_kv', ('model',)),
   ('mlp', ('model',)),
@@ -68,39 +69,51 @@ def make_mesh(
   data: int = 1,
   model: int = 1,
   *,
+  sequence: int = 1,
   num_slices: int = 1,
   explicit: bool = True,
   devices: Sequence[Any] | None = None,
 ) -> jax.sharding.Mesh:
   """Returns a mesh of data x model devices, to enter with `jax.set_mesh`.
 
-  Its axes are 'data' and one 'model_i' for each prime factor of `model`, so
-  that an array axis that not all of them divide can still be divided by some.
-  Rules may say 'model' for all of them.
+  Its axes are 'data', 'sequence' if that has more than one part, and one
+  'model_i' for each prime factor of `model`, so that an array axis that not all
+  of them divide can still be divided by some. Rules may say 'model' for all of
+  them.
 
   Args:
     data: the number of parts of the batch.
     model: the number of parts of the weights, the caches and the vocabulary.
+    sequence: the number of parts of the tokens of a training batch. The mesh
+      then has data x sequence x model devices.
     num_slices: the number of TPU slices, connected by a data-centre network;
       `data` is divided over them, so that `model` stays within one slice.
     explicit: whether the axes are of type Explicit; otherwise Auto.
     devices: the devices to use; default all.
 
   Raises:
-    ValueError: if a number is below 1, data x model is not the number of
-      devices, `data` is not a multiple of the slices, or the devices have
-      another number of slices.
+    ValueError: if a number is below 1, their product is not the number of
+      devices, `data` is not a multiple of the slices, the devices have another
+      number of slices, or a sequence is to be divided over Explicit axes.
   """
   devices = jax.devices() if devices is None else devices
   checks.has('devices', devices, ('__len__',), 'give a list of jax.Device')
-  sizes = {'data': data, 'model': model, 'num_slices': num_slices}
-  for name, value in sizes.items():
+  sizes = {'data': data, 'model': model, 'sequence': sequence}
+  for name, value in (sizes | {'num_slices': num_slices}).items():
     checks.count(name, value)
-  if data * model != len(devices):
+  if sequence == 1:
+    del sizes['sequence']
+  if math.prod(sizes.values()) != len(devices):
     raise ValueError(
-      f'a mesh of {data} x {model} needs {data * model} devices, but there are '
-      f'{len(devices)}: choose data and model so that their product is the '
-      'number of devices'
+      f'a mesh of {" x ".join(map(str, sizes.values()))} needs '
+      f'{math.prod(sizes.values())} devices, but there are {len(devices)}: '
+      f'choose {", ".join(sizes)} so that their product is the number of '
+      'devices'
+    )
+  if sequence > 1 and explicit:
+    raise ValueError(
+      f'sequence is {sequence} and explicit is True, but only the compiler '
+      'follows how tokens are divided: set explicit = False'
     )
   if data % num_slices:
     raise ValueError(
@@ -115,20 +128,20 @@ def make_mesh(
     )
   if num_slices == 1:
     grid = mesh_utils.create_device_mesh(
-      (data, model), devices, allow_split_physical_axes=True
+      (data, sequence, model), devices, allow_split_physical_axes=True
     )
   else:
     grid = mesh_utils.create_hybrid_device_mesh(
-      (data // num_slices, model),
-      (num_slices, 1),
+      (data // num_slices, sequence, model),
+      (num_slices, 1, 1),
       devices,
       allow_split_physical_axes=True,
     )
-  factors = _prime_factors(model)
-  names = ('data', *(f'model_{i}' for i in range(len(factors))))
+  axes = {'data': data} | ({'sequence': sequence} if sequence > 1 else {})
+  axes |= {f'model_{i}': n for i, n in enumerate(_prime_factors(model))}
   kind = AxisType.Explicit if explicit else AxisType.Auto
   return jax.sharding.Mesh(
-    grid.reshape(data, *factors), names, axis_types=(kind,) * len(names)
+    grid.reshape(*axes.values()), tuple(axes), axis_types=(kind,) * len(axes)
   )
 
 
@@ -161,14 +174,39 @@ def batch_parts() -> int:
   return _num_parts('batch')
 
 
+def token_parts() -> int:
+  """Returns the number of parts of a row, which must divide its tokens."""
+  return _num_parts('tokens')
+
+
 def constrain(x: ArrayLike, *axes: Axes) -> Array:
-  """Returns the same array, divided as its axes say."""
+  """Returns the same array, divided as its axes say.
+
+  If the mesh divides tokens, those of a training batch are divided as it is
+  placed. The code does not name their axis, which may be merged with that of
+  the batch; the compiler follows both, and only the other axes are constrained.
+  """
+  if not is_divided('tokens'):
+    return _constrain(x, spec(*axes))
+  free = ((), _mesh_axes('batch'))
+  return _constrain(
+    x,
+    PartitionSpec(
+      *(
+        PartitionSpec.UNCONSTRAINED if part in free else part
+        for part in map(_mesh_axes, axes)
+      )
+    ),
+  )
+
+
+def _constrain(x: ArrayLike, wanted: PartitionSpec) -> Array:
   mesh = _mesh()
   if mesh is None:
     return jnp.asarray(x)
   if mesh.are_all_axes_explicit:
-    return jax.sharding.reshard(x, spec(*axes))
-  return jax.lax.with_sharding_constraint(x, spec(*axes))
+    return jax.sharding.reshard(x, wanted)
+  return jax.lax.with_sharding_constraint(x, wanted)
 
 
 def einsum(subscripts: str, *operands: Array, axes: Sequence[Axes], **kwargs):
@@ -273,7 +311,7 @@ def write_rows(x: Array, rows: Array, new: Array) -> Array:
 
 def replicate(tree: Any) -> Any:
   """Returns the tree with every array whole on every device."""
-  return jax.tree.map(lambda x: constrain(x, *[None] * x.ndim), tree)
+  return jax.tree.map(lambda x: _constrain(x, PartitionSpec()), tree)
 
 
 def from_axes(*axes: Axes) -> jax.sharding.Sharding:

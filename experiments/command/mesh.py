@@ -16,7 +16,9 @@ from specsample import sharding
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """A mesh of data x model devices; none if both are 1 in a single process.
+  """A mesh of data x sequence x model devices.
+
+  There is none if all are 1 in a single process.
 
   Without a mesh, the first device computes. The fields are the arguments of
   `sharding.make_mesh`, and the rules that say over which mesh axes each meaning
@@ -27,6 +29,7 @@ class Mesh:
   model: int = 1
   num_slices: int = 1
   explicit: bool = True
+  sequence: int = 1
   rules: sharding.Rules | None = None
 
   def __post_init__(self):
@@ -40,13 +43,13 @@ class Mesh:
     Raises:
       ValueError: if the devices that are there do not make such a mesh.
     """
-    if self.data == self.model == self.num_slices == 1 and not (
-      distributed.is_on()
-    ):
+    sizes = (self.data, self.model, self.sequence, self.num_slices)
+    if all(size == 1 for size in sizes) and not distributed.is_on():
       return contextlib.nullcontext()
     mesh = sharding.make_mesh(
       self.data,
       self.model,
+      sequence=self.sequence,
       num_slices=self.num_slices,
       explicit=self.explicit,
     )

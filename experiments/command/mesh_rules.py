@@ -16,8 +16,8 @@ def check(name: str, rules: sharding.Rules) -> None:
     ValueError: if the rules are not valid; it names the rule.
   """
   wanted = (
-    "give pairs such as ('batch', ('data',)), with mesh axes 'data', 'model' "
-    "and 'model_0', 'model_1', ..."
+    "give pairs such as ('batch', ('data',)), with mesh axes 'data', 'model', "
+    "'sequence' and 'model_0', 'model_1', ..."
   )
   if not isinstance(rules, tuple):
     raise ValueError(f'{name} is {rules!r}, which is not a tuple: {wanted}')
@@ -28,7 +28,10 @@ def check(name: str, rules: sharding.Rules) -> None:
       and len(rule) == 2
       and isinstance(rule[0], str)
       and isinstance(rule[1], tuple)
-      and all(re.fullmatch(r'data|model(_\d+)?', str(axis)) for axis in rule[1])
+      and all(
+        re.fullmatch(r'data|sequence|model(_\d+)?', str(axis))
+        for axis in rule[1]
+      )
     )
     if is_rule and rule[0] not in known:
       raise ValueError(

@@ -80,8 +80,11 @@ def replay(
 
 
 def place(batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
-  """Returns the batch on the devices, with its rows sharded."""
-  axes = {k: ('batch',) + (None,) * (x.ndim - 1) for k, x in batch.items()}
+  """Returns the batch on the devices, with its rows and tokens sharded."""
+  tokens = lambda name: None if name == 'starts' else 'tokens'
+  axes = {
+    k: ('batch', tokens(k), *[None] * (x.ndim - 2)) for k, x in batch.items()
+  }
   return sharding.place(dict(batch), axes)
 
 

@@ -26,6 +26,7 @@ from experiments.training import tensorboard
 from experiments.training import training as training_lib
 from experiments.training_data import batches as batches_lib
 from specsample import drafters
+from specsample import sharding
 from specsample.training import on_policy
 from specsample.training import operations as operations_lib
 from specsample.training import step as step_lib
@@ -120,7 +121,7 @@ class Trainer:
         optimizer=training.optimizer,
         dtype=self._dtype,
         scales=training.scales(plan, number),
-        num_parts=training.accumulation_steps,
+        num_parts=self._num_parts(batch),
       )
       reports.append(report)
       # Checked one step late, so that the device always has work queued.
@@ -244,6 +245,13 @@ class Trainer:
       trains_target=self.training.trains_target,
     )
 
+  def _num_parts(self, batch: step_lib.Batch) -> int:
+    """Returns the number of parts over which the gradient is accumulated."""
+    if sharding.token_parts() == 1:
+      return self.training.accumulation_steps
+    # The compiler divides tokens only if a device has a single row at a time.
+    return len(batch['mask']) // sharding.batch_parts()
+
   @property
   def _dtype(self) -> str:
     return self.training.target.model.dtype
@@ -261,7 +269,10 @@ class Trainer:
 
   @functools.cached_property
   def _held_out(self) -> batches_lib.Batches:
-    return self.training.batches(self.split.held_out)
+    batches = self.training.batches(self.split.held_out)
+    if sharding.token_parts() == 1:
+      return batches
+    return dataclasses.replace(batches, batch_size=sharding.batch_parts())
 
   @functools.cached_property
   def _prompts(self) -> list[np.ndarray]:

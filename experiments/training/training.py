@@ -15,6 +15,7 @@ from experiments.training_data import schedule
 import specsample
 from specsample import checks
 from specsample import drafters
+from specsample import sharding
 from specsample.drafters import trainable
 from specsample.training import losses
 from specsample.training import objective as objective_lib
@@ -138,6 +139,7 @@ class Training:
         f'{self.accumulation_steps}: give a divisor of the batch size'
       )
     self._check_packed()
+    self._check_divided()
     if self.trains_target and self.cache_hidden:
       raise ValueError(
         'Training.cache_hidden is True and target_learning_rate is '
@@ -190,6 +192,22 @@ class Training:
         f'{self.on_policy_share}: the draft model writes one answer per row: '
         'set packed_length = None'
       )
+
+  def _check_divided(self):
+    """Refuses batches whose rows and tokens the mesh cannot divide."""
+    parts, rows = sharding.token_parts(), sharding.batch_parts()
+    if parts > 1 and self.batch_size % rows:
+      raise ValueError(
+        f'Training.batch_size is {self.batch_size}, but with Mesh.sequence '
+        f'{rows} devices have one row each at a time: give a multiple of {rows}'
+      )
+    for name in ('max_length', 'width_multiple', 'packed_length'):
+      value = getattr(self, name)
+      if value is not None and value % parts:
+        raise ValueError(
+          f'Training.{name} is {value}, but Mesh.sequence divides each row '
+          f'over {parts} devices: give a multiple of {parts}'
+        )
 
   @property
   def drafter(self) -> trainable.Trainable:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import indexing
+from specsample import sharding
 from specsample import types
 from specsample.drafters import trainable
 from specsample.training import compared
@@ -123,26 +124,31 @@ class Objective(abc.ABC):
       stored = batch['features'].astype(self.target.dtype)
       split = jnp.split(stored, len(layers), axis=-1)
       return self.hidden(params, batch), tuple(split)
-    output = self._run_target(params, batch, layers)
+    hidden, features = self._run_target(params, batch, layers)
     if 'hidden' in batch:
-      return self.hidden(params, batch), output.features
-    return output.hidden, output.features
+      return self.hidden(params, batch), features
+    return hidden, features
 
   def hidden(self, params: Params, batch: Batch) -> Array:
     """Returns the target's hidden states [B, T, D]."""
     if 'hidden' in batch:
       return batch['hidden'].astype(self.target.dtype)
-    return self._run_target(params, batch).hidden
+    return self._run_target(params, batch)[0]
 
   def _run_target(self, params, batch, layers=()):
-    """Returns the target's output for a batch."""
+    """Returns the target's hidden states, and the outputs of layers."""
     tokens, parents = batch['tokens'], rows_lib.parents(batch)
     # A model for chains alone need not take parents.
     packed = {} if parents is None else {'parents': parents}
     empty = self.target.init_cache(tokens.shape[0], 0)
-    return self.target.apply(params['target'], tokens, empty, layers, **packed)[
-      0
-    ]
+    output, _ = self.target.apply(
+      params['target'], tokens, empty, layers, **packed
+    )
+    # From here on backward too, the compiler divides the tokens of the pass.
+    return jax.tree.map(
+      lambda x: sharding.constrain(x, 'batch', 'tokens', None),
+      (output.hidden, output.features),
+    )
 
   def teacher(self, params: Params, hidden: Array) -> Array:
     """Returns the target's log-probabilities [..., V'] of the drafted tokens.

@@ -329,6 +329,41 @@ def test_a_mesh_gives_the_same_curve(
     )
 
 
+def test_a_mesh_that_divides_tokens_gives_the_same_curve(
+  commands, flags, hydra, cpu_devices, tmp_path
+):
+  def call(out, sequence, **settings):
+    mesh = (f'Mesh.data = {8 // sequence}', f'Mesh.sequence = {sequence}')
+    settings = {'epochs': 3, 'max_length': 320} | settings
+    return (
+      *('train', *flags('hydra', tmp_path / out, **settings)),
+      *(f'--gin_bindings={x}' for x in (*mesh, 'Mesh.explicit = False')),
+    )
+
+  ended, *refused = commands.run_all(
+    [
+      call('run', 4),
+      call('of lengths', 4, max_length=254),
+      call('of rows', 2, batch_size=6),
+    ],
+    cpu_devices(8),
+  )
+  assert ended.code == 0, ended.err
+  run = Run(tmp_path / 'run', ended)
+  found, expected = run.of('train', decay=()), hydra.of('train')[:3]
+  of = lambda reports: [x['loss'] for x in reports]
+  np.testing.assert_allclose(of(found), of(expected), rtol=0.05)
+  messages = (
+    'Training.max_length is 254, but Mesh.sequence divides each row over 4 '
+    'devices: give a multiple of 4',
+    'Training.batch_size is 6, but with Mesh.sequence 4 devices have one row '
+    'each at a time: give a multiple of 4',
+  )
+  for outcome, message in zip(refused, messages, strict=True):
+    assert (outcome.code, message in outcome.err) == (2, True), outcome.err
+  assert {x.name for x in tmp_path.iterdir()} == {'run'}
+
+
 @pytest.mark.parametrize(
   ('settings', 'tolerance'),
   [

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.training import held_out
 from specsample import drafters
 from specsample import sharding
 from specsample import testing
@@ -28,7 +29,7 @@ TARGET = transformer.Transformer(
   num_kv_heads=2,
   head_dim=8,
   mlp_dim=48,
-  max_length=32,
+  max_length=512,
 )
 OBJECTIVES = {
   'medusa-2': heads.HeadsObjective(
@@ -175,6 +176,72 @@ def test_step_of_packed_rows_is_that_of_one_device(mesh, name):
     found,
     train(params, name, PACKED, num_parts=2),
   )
+
+
+LONG = {
+  'tokens': np.random.default_rng(0).integers(64, size=(4, 512)),
+  'mask': np.random.default_rng(1).random((4, 512)) < 0.7,
+}
+LONG_AND_PACKED = LONG | {'starts': np.asarray(4 * [[0, 200]])}
+
+
+def step_of_long_rows(name, batch):
+  """Returns the parameters and the report, and the bytes of what is computed.
+
+  The gradient is accumulated over two parts.
+  """
+  objective = OBJECTIVES[name]
+  params = host_params(name)
+  axes = {
+    'target': TARGET.param_axes(),
+    'drafter': objective.drafter.param_axes(),
+  }
+  is_trained = {
+    'target': jax.tree.map(lambda _: False, params['target']),
+    'drafter': objective.drafter.is_trained(),
+  }
+  state, frozen = step.init(sharding.place(params, axes), is_trained, OPTIMIZER)
+  before = jax.tree.map(lambda x: x.sharding, state)
+  batch = held_out.place(batch)
+  program = step.train_step.lower(
+    *(state, frozen, batch),
+    objective=objective,
+    optimizer=OPTIMIZER,
+    num_parts=2,
+  ).compile()
+  state, report = program(state, frozen, batch)
+  # The next step needs no other program.
+  is_kept = lambda x, before: x.sharding.is_equivalent_to(before, x.ndim)
+  assert jax.tree.all(jax.tree.map(is_kept, state, before))
+  found = jax.device_get((step.join(state.trained, frozen), report))
+  return found, program.memory_analysis().temp_size_in_bytes
+
+
+# With data = 2, dividing the rows alone would take half of the memory.
+@pytest.mark.parametrize(
+  ('name', 'shape', 'batch', 'least'),
+  [
+    ('draft model', (1, 1, 8), LONG, 6),
+    ('dspark', (1, 1, 8), LONG, 6),
+    ('eagle-3', (1, 1, 8), LONG, 6),
+    ('dspark', (2, 1, 4), LONG_AND_PACKED, 3.5),
+    ('eagle-3', (2, 2, 2), LONG_AND_PACKED, 3.5),
+  ],
+)
+def test_tokens_of_long_rows_are_divided(name, shape, batch, least):
+  """A device needs less memory, and the step is that of one device."""
+  data, model, sequence = shape
+  batch = {name: x[: 2 * data] for name, x in batch.items()}
+  expected, whole = step_of_long_rows(name, batch)
+  mesh = sharding.make_mesh(data, model, sequence=sequence, explicit=False)
+  with jax.set_mesh(mesh):
+    found, of_device = step_of_long_rows(name, batch)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5),
+    found,
+    expected,
+  )
+  assert whole > least * of_device
 
 
 @functools.cache

@@ -16,6 +16,11 @@ _NEW_TOKENS = 24
 _REFUSED = {
   'Mesh.data = 3': 'a mesh of 3 x 1 needs 3 devices, but there are 8',
   'Mesh.model = 0': 'model is 0: give an integer of at least 1',
+  'Mesh.data = 3\nMesh.sequence = 2': (
+    'a mesh of 3 x 1 x 2 needs 6 devices, but there are 8: choose data, model, '
+    'sequence so that'
+  ),
+  'Mesh.sequence = 8': 'sequence is 8 and explicit is True',
   'Mesh.data = 8\nMesh.num_slices = 3': 'num_slices is 3 and data is 8',
   "Mesh.rules = (('batch', 'data'),)": (
     "Mesh.rules holds ('batch', 'data'): give pairs such as ('batch', "
