@@ -81,6 +81,7 @@ def test_quickstart(run, smollm2, tmp_path, monkeypatch):
   plain, drafted = map(int, passes)
   assert plain == 48 > drafted
   assert re.match(r'decodes plainly.*\n$', _text(cells['auto']))
+  assert _text(cells['stream']).count('|') == drafted  # a part for each round
   for name in ('origin', 'sampled'):
     (view,) = _displayed(cells[name], 'text/html')
     assert view.count('class="o accepted') > 3
