@@ -172,7 +172,7 @@ class Training:
 
   def _check_packed(self):
     """Refuses packed rows that are too short, too long, or written anew."""
-    length, context = self.packed_length, self.target.model.max_length
+    length = self.packed_length
     if length is None:
       return
     if length < self.max_length:
@@ -181,6 +181,7 @@ class Training:
         f'{self.max_length}: a row must have room for the longest example, so '
         f'give packed_length = {self.max_length} or more'
       )
+    context = self.target.model.max_length
     if length > context:
       raise ValueError(
         f'Training.packed_length is {length}, but the target reads at most '

@@ -1,6 +1,7 @@
 """Fixtures that run the commands as a user does, on a tiny random model."""
 
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 import contextlib
 import dataclasses
 import io
@@ -9,6 +10,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import string
 import subprocess
 import sys
@@ -301,6 +303,23 @@ class Commands:
     finally:
       process.kill()
     return Outcome(process.returncode, out.decode(), err.decode())
+
+  def run_on_two_hosts(
+    self, name: str, *arguments: str, variables: Mapping[str, str]
+  ) -> list[Outcome]:
+    """Runs a command in two processes that work together."""
+    with socket.create_server(('localhost', 0)) as server:
+      port = server.getsockname()[1]
+    address = (f'--coordinator_address=localhost:{port}', '--num_processes=2')
+    processes = [
+      self.start(
+        *(name, *arguments, *address, f'--process_id={i}'), variables=variables
+      )
+      for i in range(2)
+    ]
+    # Both at once: one that waits for its output to be read stops the other.
+    with futures.ThreadPoolExecutor() as pool:
+      return list(pool.map(self.finish, processes))
 
   def run_all(
     self, calls: Sequence[Sequence[str]], variables: Mapping[str, str] = {}

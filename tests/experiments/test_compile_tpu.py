@@ -23,7 +23,7 @@ _BAD = {
   ),
   '--gin_bindings=CompileTpu.data = 0': 'CompileTpu.data is 0 ... at least 1',
   "--gin_bindings=CompileTpu.rules = (('heads', ('model',)),)": (
-    "CompileTpu.rules has 'heads' ... batch, kv_heads"
+    "CompileTpu.rules has 'heads' ... batch, tokens, kv_heads"
   ),
   '--gin_bindings=CompileTpu.chips = 4': "'chips' ... configs/",
   '--topologies=v5e:4x4': "'topologies' ... --help",

@@ -209,10 +209,10 @@ def test_rounds_without_a_draft_are_plain_passes(run):
   assert rows['skip']['verify_ms_by_width'] is None
   assert run.rows('writing')['ngram']['verify_ms_by_width'] is None
   assert re.search(
-    rf'^ *ngram +4 +\d\.\d\d +{plain:.0%} ', run.outcome.out, re.MULTILINE
+    rf'^ *ngram +4 +\d\.\d\d .* {plain:.0%} ', run.outcome.out, re.MULTILINE
   )
   assert re.search(
-    r'^ *autoregressive +0 +1\.00 +- ', run.outcome.out, re.MULTILINE
+    r'^ *autoregressive +0 +1\.00 .* - ', run.outcome.out, re.MULTILINE
   )
 
 
@@ -298,7 +298,7 @@ def test_figure_is_a_png(run, others):
     data = (one.folder / 'results.png').read_bytes()
     assert data[:16] == b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'
     width, height = struct.unpack('>II', data[16:24])
-    assert 1000 < width < 4000 and 300 < height < 2000
+    assert 900 < width < 4000 and 300 < height < 2000
     assert data.endswith(b'IEND\xaeB`\x82')
     assert len(data) > 10_000
 

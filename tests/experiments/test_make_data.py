@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import shutil
-import socket
 import time
 
 import numpy as np
@@ -495,23 +494,12 @@ def test_templates_without_a_place_for_a_text_are_refused(templates, message):
 def test_two_processes_write_the_same_data(
   commands, flags, made, cpu_devices, tmp_path
 ):
-  with socket.create_server(('localhost', 0)) as server:
-    port = server.getsockname()[1]
   folder = tmp_path / 'data'
   call = (
     *('make_data', *flags, f'--out={folder}', f'--tokens={_TOKENS // 4}'),
     *('--gin_bindings=Mesh.data = 4', '--gin_bindings=Mesh.model = 2'),
-    *(f'--coordinator_address=localhost:{port}', '--num_processes=2'),
   )
-  started = [
-    commands.start(*call, f'--process_id={i}', variables=cpu_devices(4))
-    for i in range(2)
-  ]
-  try:
-    first, second = [commands.finish(process) for process in started]
-  finally:
-    for process in started:
-      process.kill()
+  first, second = commands.run_on_two_hosts(*call, variables=cpu_devices(4))
   assert (first.code, second.code) == (0, 0), (first.err, second.err)
   assert second.out == ''
   found = Made(folder, first).files()

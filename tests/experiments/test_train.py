@@ -7,7 +7,6 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import time
 
 import jax
@@ -391,22 +390,11 @@ def test_two_processes_give_the_same_curve(
   own.mkdir()
   for name in ('manifest.json', *(f'shard-0000{i}.npz' for i in range(3))):
     shutil.copy(data / name, own)
-  with socket.create_server(('localhost', 0)) as server:
-    port = server.getsockname()[1]
   call = (
     *('train', *flags('hydra', tmp_path / 'run', folders=(own,))),
     *('--gin_bindings=Mesh.data = 4', '--gin_bindings=Mesh.model = 2'),
-    *(f'--coordinator_address=localhost:{port}', '--num_processes=2'),
   )
-  started = [
-    commands.start(*call, f'--process_id={i}', variables=cpu_devices(4))
-    for i in range(2)
-  ]
-  try:
-    first, second = [commands.finish(process) for process in started]
-  finally:
-    for process in started:
-      process.kill()
+  first, second = commands.run_on_two_hosts(*call, variables=cpu_devices(4))
   assert (first.code, second.code) == (0, 0), (first.err, second.err)
   assert second.out == ''
   run = Run(tmp_path / 'run', first)

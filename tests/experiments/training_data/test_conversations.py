@@ -234,7 +234,7 @@ def test_damaged_lines_are_left_out_and_the_first_is_named(tmp_path):
     ('{"messages": "x"}', 'line 1: "messages" must be a list of messages'),
     ('{"text": "x"}', 'line 1: it has neither "prompt" nor "turns"'),
     ('{"prompt": " "}', 'line 1: the prompt is .*not empty: correct it'),
-    ('{"turns": ["a", ""]}', 'line 1: the prompt is .*not empty: correct it'),
+    ('{"turns": ["a", ""]}', 'line 1: turn 2 is .*not empty: correct it'),
   ],
 )
 def test_a_file_without_conversations_is_refused(tmp_path, text, message):
