@@ -1,4 +1,4 @@
-"""Measures what is to be known of one accelerator, in ten minutes.
+"""Measures one accelerator in ten minutes.
 
   python -m experiments.accelerator --out=results/accelerator
   python -m experiments.accelerator --minutes=30 --parts=target,8b_int8

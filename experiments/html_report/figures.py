@@ -26,20 +26,13 @@ def by_category(rows: Sequence[Record]) -> figures.Figure:
   """Draws a panel per category, with a line and a mark per method."""
   methods = list(dict.fromkeys(row['method'] for row in rows))
   categories = list(dict.fromkeys(row['category'] for row in rows))
-  num_columns = min(len(categories), _CATEGORIES_A_LINE)
-  num_lines = -(-len(categories) // num_columns)
+  num_lines = -(-len(categories) // _CATEGORIES_A_LINE)
   names = list(map(figures.label, methods))
   name_height = 0.06 + 0.14 * (1 + max(name.count('\n') for name in names))
   figure = figures.new(0.3 + (0.6 + name_height * len(methods)) * num_lines)
   looks = figures.looks([methods_lib.BASELINE, *methods])
-  all_axes = list(
-    figure.subplots(
-      num_lines, num_columns, sharex=True, sharey=True, squeeze=False
-    ).flat
-  )
-  for axes in all_axes[len(categories) :]:
-    axes.set_axis_off()
-  for axes, category in zip(all_axes, categories, strict=False):
+  all_axes = figures.panels(figure, len(categories), _CATEGORIES_A_LINE)
+  for axes, category in zip(all_axes, categories, strict=True):
     for row in rows:
       if row['category'] == category:
         place = methods.index(row['method'])

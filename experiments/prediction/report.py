@@ -139,20 +139,13 @@ def _figure(rows) -> figures.Figure:
   acceptances = list(dict.fromkeys(row.acceptance for row in rows))
   looks = figures.looks([f'{acceptance:g}' for acceptance in acceptances])
   context = rows[0].context
-  num_columns = min(len(batches), _PANELS_A_LINE)
-  num_lines = -(-len(batches) // num_columns)
+  num_lines = -(-len(batches) // _PANELS_A_LINE)
   figure = figures.new(
     0.8 + 2.2 * num_lines,
     f'{_where(rows[0])}, {context} tokens of context: predicted, not measured',
   )
-  panels = list(
-    figure.subplots(
-      num_lines, num_columns, sharex=True, sharey=True, squeeze=False
-    ).flat
-  )
-  for axes in panels[len(batches) :]:
-    axes.set_axis_off()
-  for axes, batch in zip(panels, batches, strict=False):
+  panels = figures.panels(figure, len(batches), _PANELS_A_LINE)
+  for axes, batch in zip(panels, batches, strict=True):
     for acceptance in acceptances:
       of_line = [
         row

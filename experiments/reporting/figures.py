@@ -27,7 +27,7 @@ except ImportError:
 GREY, ORANGE, VERMILLION, SKY = '#767676', '#E69F00', '#D55E00', '#56B4E9'
 BLUE, PURPLE, PLUM, GREEN = '#0072B2', '#CC79A7', '#882255', '#009E73'
 COLORS = (GREY, ORANGE, VERMILLION, SKY, BLUE, PURPLE, PLUM, GREEN)
-# Of every figure, in inches: 600 pixels of a screen. Text keeps its size there.
+# The width of every figure in inches, 600 pixels on a screen.
 WIDTH = 6.25
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 # For lines whose colour has been used before.
@@ -92,6 +92,20 @@ def new(height: float, title: str = '') -> Figure:
   if title:
     figure.suptitle(textwrap.fill(title, _TITLE_WIDTH), fontsize=9)
   return figure
+
+
+def panels(figure: Figure, count: int, most_a_line: int) -> list[Any]:
+  """Returns the axes of that many panels, which share their scales."""
+  num_columns = min(count, most_a_line)
+  grid = figure.subplots(
+    *(-(-count // num_columns), num_columns),
+    sharex=True,
+    sharey=True,
+    squeeze=False,
+  )
+  for axes in grid.flat[count:]:
+    axes.set_axis_off()
+  return list(grid.flat[:count])
 
 
 def ink() -> Any:

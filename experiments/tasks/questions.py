@@ -55,7 +55,7 @@ _SUBSETS = (
   'qualitative',
   *(f'throughput_{thousands}k' for thousands in (1, 2, 8, 16, 32)),
 )
-# What SPEED-Bench publishes in place of texts whose licence does not allow it.
+# Stands in SPEED-Bench for a text that its licence keeps from being published.
 _PLACEHOLDER = 'FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE'
 
 

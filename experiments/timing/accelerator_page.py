@@ -27,7 +27,7 @@ def text(
     found: the results of those that have ended, by name.
     left_out: why the others have none; parts in neither have not begun.
   """
-  lines = ['# What was measured on the accelerator', '']
+  lines = ['# Measured on the accelerator', '']
   results = {part: found[part.name] for part in work if part.name in found}
   if not results:
     lines.append('Nothing was measured.')

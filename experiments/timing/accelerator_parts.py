@@ -1,4 +1,4 @@
-"""What is to be known of an accelerator, in parts that fit a time budget.
+"""The measurements of an accelerator, in parts that fit a time budget.
 
 Each part is a command in a process of its own, which gives the device's memory
 back when it ends. A part that has ended is in the journal and is not run again.

@@ -107,10 +107,10 @@ def seconds(
   }
   taken: dict[str, list[float]] = {name: [] for name in sizes}
   for repeat in range(repeats + 1):
-    for name, state in states.items():
+    for name, start in states.items():
       of_calls = []
       for count in (0, rounds):
-        state = jax.block_until_ready(jax.tree.map(jnp.copy, states[name]))
+        state = jax.block_until_ready(jax.tree.map(jnp.copy, start))
         begin = time.perf_counter()
         after = decode.advance(
           params, state, max_rounds=np.int32(count), **components

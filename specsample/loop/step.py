@@ -335,8 +335,8 @@ def _passes(
     )
     return then(output, drafts.first(draft, width)), new
 
-  is_single = len(of_passes) == 1
-  if is_single and not _appends_paths(model, draft):
+  is_chain = draft.parents is None
+  if len(of_passes) == 1 and (is_chain or not _is_readable(model)):
     return of_first(num_drafts, model.apply)
 
   def read(width):
@@ -348,13 +348,9 @@ def _passes(
     jnp.sum(needed > jnp.asarray(of_passes)),
     [functools.partial(read, width) for width in of_passes],
   )
-  if not _appends_paths(model, draft):
-    return found, model.append(state.cache, new)
-  return found, model.append(state.cache, new, path_of(found))
-
-
-def _appends_paths(model, draft):
-  return draft.parents is not None and hasattr(model, 'read')
+  path = path_of(found)
+  of_tree = () if path is None else (path,)
+  return found, model.append(state.cache, new, *of_tree)
 
 
 def _pad(tree: Any, missing: int) -> Any:
@@ -371,8 +367,14 @@ def widths(model: Model, drafter: Drafter) -> tuple[int, ...]:
   A model without `types.Readable.read` has only the widest pass, because each
   of several passes would copy its cache.
   """
-  is_readable = hasattr(model, 'read')
-  return drafter.widths if is_readable else (drafter.num_draft_tokens,)
+  if _is_readable(model):
+    return drafter.widths
+  return (drafter.num_draft_tokens,)
+
+
+def _is_readable(model) -> bool:
+  """Returns whether the model is a `types.Readable`."""
+  return hasattr(model, 'read')
 
 
 def judge(
@@ -404,7 +406,7 @@ def commit(
     path: see `score`.
     model: the target.
   """
-  if path is None or hasattr(model, 'read'):  # appended as a chain
+  if path is None or _is_readable(model):  # appended as a chain
     return model.commit(cache, before + count)
   return model.commit(cache, before + count, before[:, None] + path)
 

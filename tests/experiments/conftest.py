@@ -304,19 +304,33 @@ class Commands:
       process.kill()
     return Outcome(process.returncode, out.decode(), err.decode())
 
-  def run_on_two_hosts(
-    self, name: str, *arguments: str, variables: Mapping[str, str]
-  ) -> list[Outcome]:
-    """Runs a command in two processes that work together."""
+  def start_on_two_hosts(
+    self,
+    name: str,
+    *arguments: str,
+    flags: Sequence[Sequence[str]] = ((), ()),
+    folders: Sequence[pathlib.Path] = (_ROOT, _ROOT),
+    **options,
+  ) -> list[subprocess.Popen]:
+    """Starts a command in two processes that work together.
+
+    `flags` and `folders` are those of each; `options` are as in `start`.
+    """
     with socket.create_server(('localhost', 0)) as server:
       port = server.getsockname()[1]
     address = (f'--coordinator_address=localhost:{port}', '--num_processes=2')
-    processes = [
+    return [
       self.start(
-        *(name, *arguments, *address, f'--process_id={i}'), variables=variables
+        *(name, *arguments, *address, f'--process_id={i}', *own),
+        cwd=folder,
+        **options,
       )
-      for i in range(2)
+      for i, (own, folder) in enumerate(zip(flags, folders, strict=True))
     ]
+
+  def run_on_two_hosts(self, *call: str, **options) -> list[Outcome]:
+    """Does the same and returns the outcomes of both."""
+    processes = self.start_on_two_hosts(*call, **options)
     # Both at once: one that waits for its output to be read stops the other.
     with futures.ThreadPoolExecutor() as pool:
       return list(pool.map(self.finish, processes))

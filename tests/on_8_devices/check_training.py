@@ -138,6 +138,20 @@ def train(params, name, batch=BATCH, num_parts=1):
   return jax.device_get((step.join(state.trained, frozen), report))
 
 
+def train_on(mesh, params, name, *args, **kwargs):
+  """Does the same on a mesh."""
+  with jax.set_mesh(mesh):
+    placed = sharding.place(params, axes_of(OBJECTIVES[name]))
+    return train(placed, name, *args, **kwargs)
+
+
+def axes_of(objective):
+  return {
+    'target': TARGET.param_axes(),
+    'drafter': objective.drafter.param_axes(),
+  }
+
+
 @functools.cache
 def unsharded(name):
   return train(host_params(name), name)
@@ -146,12 +160,7 @@ def unsharded(name):
 @pytest.mark.parametrize('name', OBJECTIVES)
 def test_step_is_that_of_one_device(mesh, name):
   params = host_params(name)
-  axes = {
-    'target': TARGET.param_axes(),
-    'drafter': OBJECTIVES[name].drafter.param_axes(),
-  }
-  with jax.set_mesh(mesh):
-    found = train(sharding.place(params, axes), name)
+  found = train_on(mesh, params, name)
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5),
     found,
@@ -165,12 +174,7 @@ def test_step_is_that_of_one_device(mesh, name):
 @pytest.mark.parametrize('name', ['draft model', 'dspark', 'eagle-3'])
 def test_step_of_packed_rows_is_that_of_one_device(mesh, name):
   params = host_params(name)
-  axes = {
-    'target': TARGET.param_axes(),
-    'drafter': OBJECTIVES[name].drafter.param_axes(),
-  }
-  with jax.set_mesh(mesh):
-    found = train(sharding.place(params, axes), name, PACKED, num_parts=2)
+  found = train_on(mesh, params, name, PACKED, num_parts=2)
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5),
     found,
@@ -192,10 +196,7 @@ def step_of_long_rows(name, batch):
   """
   objective = OBJECTIVES[name]
   params = host_params(name)
-  axes = {
-    'target': TARGET.param_axes(),
-    'drafter': objective.drafter.param_axes(),
-  }
+  axes = axes_of(objective)
   is_trained = {
     'target': jax.tree.map(lambda _: False, params['target']),
     'drafter': objective.drafter.is_trained(),
@@ -250,10 +251,7 @@ def written(mesh):
   objective = OBJECTIVES['draft model']
   batch = BATCH
   if mesh is not None:
-    axes = {
-      'target': TARGET.param_axes(),
-      'drafter': objective.drafter.param_axes(),
-    }
+    axes = axes_of(objective)
     params = sharding.place(params, axes)
     batch = sharding.place(BATCH, dict.fromkeys(BATCH, ('batch', None)))
   return jax.device_get(

@@ -53,7 +53,7 @@ def runs(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
     *('evaluate', *tiny_evaluate, f'--prompts={prompts}', '--out=out'),
     *(f'--gin_bindings={binding}' for binding in bindings),
   )
-  options = {'variables': cpu_devices(4)}
+  options = {'folders': folders, 'variables': cpu_devices(4)}
 
   def files():
     return [
@@ -62,7 +62,7 @@ def runs(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
     ]
 
   soon = ('--heartbeat_timeout=6',)
-  first = _start_both(commands, call, folders, options, [soon, soon])
+  first = commands.start_on_two_hosts(*call, flags=(soon, soon), **options)
   try:
     _wait_for_units(folders[0] / 'out' / 'journal.jsonl', 2, first)
     first[1].send_signal(signal.SIGKILL)
@@ -71,7 +71,7 @@ def runs(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
     for process in first:
       process.kill()
   killed = Run(ended, files())
-  second = _start_both(commands, call, folders, options)
+  second = commands.start_on_two_hosts(*call, **options)
   try:
     ended = [commands.finish(process) for process in second]
   finally:
@@ -86,22 +86,6 @@ def _folder(tmp_path_factory):
   for name in ('configs', 'experiments'):
     (folder / name).symlink_to(_ROOT / name)
   return folder
-
-
-def _start_both(commands, call, folders, options, each=((), ())):
-  """Starts both processes, with flags for each."""
-  with socket.create_server(('localhost', 0)) as server:
-    port = server.getsockname()[1]
-  address = (f'--coordinator_address=localhost:{port}', '--num_processes=2')
-  name, *arguments = call
-  return [
-    commands.start(
-      *(name, *arguments, *address, f'--process_id={i}', *flags),
-      cwd=folders[i],
-      **options,
-    )
-    for i, flags in enumerate(each)
-  ]
 
 
 def _wait_for_units(journal, count, processes):
@@ -176,9 +160,11 @@ def test_processes_that_differ_are_refused(
 ):
   folders = [_folder(tmp_path_factory) for _ in range(2)]
   call = ('generate', *tiny, '--prompt=Hello', '--out=out')
-  processes = _start_both(
-    *(commands, call, folders, {'variables': cpu_devices(4)}),
-    each=[(), ('--seed=1',)],
+  processes = commands.start_on_two_hosts(
+    *call,
+    flags=[(), ('--seed=1',)],
+    folders=folders,
+    variables=cpu_devices(4),
   )
   outcome, other = [commands.finish(process) for process in processes]
   assert outcome.code == 2
