@@ -4,12 +4,12 @@
   python -m experiments.accelerator --minutes=30 --parts=target,8b_int8
   python -m experiments.accelerator --parts=target --tokens=16 --minutes=5
 
-The last one is a rehearsal for a CPU, without the 8B shape. Runs `benchmark`
-and `evaluate` part by part, the most important parts first, and writes
-accelerator.md to --out: passes over 1 to 17 tokens, the share of the roofline,
-the overhead of the loop, all drafters that ship, and an 8B shape in bfloat16
-and int8. The page says what was left out for want of time. The same command
-goes on with that, and after an interruption (docs/accelerator.md).
+The last command is a rehearsal for a CPU, without the 8B shape. Runs
+`benchmark` and `evaluate` part by part, the most important parts first, and
+writes accelerator.md to --out: passes over 1 to 17 tokens, the share of the
+roofline, the overhead of the loop, all drafters that ship, and an 8B shape in
+bfloat16 and int8. The page says which parts did not fit in the time. The same
+command continues with these, also after an interruption (docs/accelerator.md).
 """
 
 # Only the wiring is here: experiments/timing/ measures and writes.

@@ -4,9 +4,9 @@
   python -m experiments.benchmark --gin_file=configs/runs/benchmark_drafters.gin
   python -m experiments.benchmark --gin_file=configs/runs/benchmark_8b.gin
 
-Prints a summary and writes benchmark.json to --out. There each method has its
-own entry in `methods`; draft_ms, verify_ms and overhead_percent at the top
-level are those of the first method in Benchmark.methods.
+Prints a summary and writes benchmark.json to --out. In this file each method
+has its own entry in `methods`; draft_ms, verify_ms and overhead_percent at the
+top level are those of the first method in Benchmark.methods.
 """
 
 # Only the wiring is here: experiments/timing/ measures and writes.

@@ -4,7 +4,7 @@
   python -m experiments.certify --gin_bindings='Plan.sections = ("cases",)'
   python -m experiments.certify --gin_bindings='Plan.num_rows = 1000000'
 
-Enumerates every lossless rule over its shipped `.law`, samples the compiled
+Enumerates every lossless rule by its shipped `.law`, samples the compiled
 loop with every drafter, and plants known bugs. Prints a summary, writes
 certificate.json to --out, and exits with code 1 if an entry fails. Until the
 certificate is written, a journal in --out lets the same command resume after an

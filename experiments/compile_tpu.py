@@ -5,8 +5,8 @@
   python -m experiments.compile_tpu --gin_file=configs/runs/pod_llama_70b.gin
 
 Writes compile.json to --out, with an object per topology: whether the program
-fits, what its devices communicate, and its roofline. Exits with code 1 if one
-does not fit.
+fits, what its devices communicate, and its roofline. Exits with code 1 if a
+program does not fit.
 """
 
 # Only the wiring is here: experiments/tpu/ compiles and counts.

@@ -6,9 +6,9 @@
 
 Prints a table, and writes result.json, results.csv, results.png and
 generations.jsonl (each method's text, with every token's origin) to --out.
-`python -m experiments.report` makes a page of them (docs/report.md). The
-journal there lets the same command resume after an interruption. With --record
-it also writes traces, which `python -m experiments.replay` reads
+The journal there lets the same command resume after an interruption.
+`python -m experiments.report` makes a page of these files (docs/report.md).
+With --record it also writes traces, which `python -m experiments.replay` reads
 (docs/replay.md). For many devices and hosts, see docs/pods.md. Greedy outputs
 that differ from the baseline's are audited (docs/divergence.md).
 """

@@ -7,9 +7,10 @@ r"""Writes a trained drafter in the layout of vLLM, SGLang or speculators.
   python -m experiments.export --drafter=DRAFTER --layout=huggingface \
     --target=Qwen/Qwen3-8B --out=DIR --upload=owner/name
 
-DRAFTER is what `specsample.load_drafter` takes. What a layout has no room for
-is refused by name before anything is written. There is nothing to configure;
---out holds config.json, the weights in bfloat16, and a model card, README.md.
+DRAFTER is what `specsample.load_drafter` takes. If the layout cannot hold a
+part of the drafter, the export is refused with the name of that part, before
+anything is written. There is nothing to configure; --out holds config.json, the
+weights in bfloat16, and a model card, README.md.
 """
 
 # Only the wiring is here: specsample/loading/export.py checks and writes.

@@ -8,10 +8,11 @@
 The text goes to standard output, alone if that is not a terminal; metrics and
 everything else go to standard error. --show colours each token by its origin:
 accepted draft, correction, bonus, or plain if the round drafted nothing.
---show_drafts shows each round as it is decoded: the draft tokens, what drafter
-and target gave them, the rejected ones struck through (~~x~~ if it is not a
-terminal), and what the token after them was drawn from. Rounds then run one at
-a time, which costs some milliseconds each, and the tokens are the same.
+--show_drafts shows each round as it is decoded: the draft tokens with their
+probabilities under drafter and target, rejected tokens struck through (~~x~~ if
+the output is not a terminal), and what the token after them was drawn from.
+Rounds then run one at a time, which costs some milliseconds each; the tokens
+stay the same.
 --interactive reads a turn per line; Ctrl-C ends an answer, and Ctrl-D the chat.
 """
 

@@ -8,7 +8,7 @@
 The target writes user turns itself, from the start of its chat template, and
 answers them; --prompts gives it real turns to answer. --answers takes
 conversations whose answers were written elsewhere. The second command continues
-where the first one ended, as the same command does after an interruption.
+where the first one ended; repeating a command resumes it after an interruption.
 """
 
 # Only the wiring is here: experiments/training_data/ reads files, makes shards

@@ -5,8 +5,8 @@
   python -m experiments.online --gin_bindings="Serving.split = 'tuning'"
 
 Decodes the same prompts, once each, with a draft model that is updated and with
-one that is not. The model that drafts for a batch has learned from the batches
-before it and from that batch's own earlier rounds, so that no draft is counted
+one that is not. When the model drafts for a batch, it has learned only from the
+batches before and from earlier rounds of the same batch, so no draft is counted
 after the model has learned from it. Prints acceptance rates by tokens served,
 and writes online.json, online.png and the learned drafter to --out. A
 checkpoint after each batch lets the same command resume after an interruption,

@@ -5,9 +5,9 @@
   python -m experiments.predict --compiled=results/chen --compiled=results/plain
 
 Prints a table, and writes predict.json, predict.csv and predict.png to --out.
---compiled names folders of `compile_tpu`, for the pair with its drafts and for
-the target alone; with them it also prints the paper's table as their numbers
-predict it. docs/cost.md says what is counted.
+--compiled names folders that `compile_tpu` wrote, for the pair with its drafts
+and for the target alone; from their numbers the command also predicts the
+paper's table. docs/cost.md says what is counted.
 """
 
 # Only the wiring is here: experiments/prediction/ computes and writes.
