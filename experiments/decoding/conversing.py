@@ -58,8 +58,7 @@ class Conversation:
       answer += one.tokens
       self._state = state
       self._tokens = [*tokens, *answer]
-      content = self.tokenizer.decode(answer)
-      self._messages = [*messages, {'role': 'assistant', 'content': content}]
+      self._messages = [*messages, self.tokenizer.message(answer)]
       yield one
 
   def _row(self, messages) -> list[int]:

@@ -98,10 +98,9 @@ def encode(
   kept = [list(answer) for answer in answers]
   users = [prompt.text, *prompt.next_turns[: len(kept)]]
   while True:
-    texts = [tokenizer.decode(answer) for answer in kept]
     messages = [{'role': 'user', 'content': users[0]}]
-    for said, user in zip(texts, users[1:], strict=True):
-      messages.append({'role': 'assistant', 'content': said})
+    for answer, user in zip(kept, users[1:], strict=True):
+      messages.append(tokenizer.message(answer))
       messages.append({'role': 'user', 'content': user})
     tokens = tokenizer.encode_chat(messages)
     excess = len(tokens) - (room - 1)

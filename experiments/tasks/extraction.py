@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 import dataclasses
 import re
 
+from specsample import text as text_lib
+
 # Where the completion of a function ends: Chen et al. 2107.03374, section 2.
 CODE_STOPS = ('\nclass', '\ndef', '\n#', '\nif', '\nprint')
 
@@ -19,8 +21,6 @@ _FENCE = re.compile(
 _FIRST_LINE_OF_CODE = re.compile(
   r'^(?:def |class |@|import \w|from \w+(?:\.\w+)* import )', re.MULTILINE
 )
-# The tags around a model's thoughts; a chat template may write the first one.
-_THOUGHT, _END_OF_THOUGHT = '<think>', '</think>'
 
 
 def cut(text: str, stops: Iterable[str]) -> str:
@@ -34,10 +34,7 @@ def spoken(answer: str) -> str:
 
   The result is empty if the answer was cut short while the model was thinking.
   """
-  _, end, rest = answer.partition(_END_OF_THOUGHT)
-  if end:
-    return rest
-  return '' if answer.lstrip().startswith(_THOUGHT) else answer
+  return text_lib.split_thoughts(answer)[1]
 
 
 def final(answer: str, stops: Iterable[str], *, chat: bool) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import tokenizers
 
+from specsample.text import answer
 from specsample.text import chat as chat_lib
 
 # Tokens that end a turn, in the model families that have one; a configuration
@@ -106,6 +107,21 @@ class Tokenizer:
     if min(ids, default=0) < 0:
       raise ValueError(f'token id {min(ids)} is negative: cut padding off')
     return self.backend.decode(ids, skip_special_tokens=skip_special)
+
+  def message(self, ids: Iterable[int]) -> dict[str, str]:
+    """Returns the assistant's message that an answer is, for the next turn.
+
+    Thoughts are apart, as 'reasoning_content': each template decides which of
+    them the next turn reads.
+
+    Raises:
+      ValueError: as in `decode`.
+    """
+    thoughts, said = answer.split_thoughts(self.decode(ids, skip_special=False))
+    message = {'role': 'assistant', 'content': self._control.sub('', said)}
+    if thoughts:
+      message['reasoning_content'] = self._control.sub('', thoughts)
+    return message
 
   def chat(
     self,

@@ -109,6 +109,7 @@ def format_(request):
   backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
     add_prefix_space=False
   )
+  backend.decoder = tokenizers.decoders.ByteLevel()
   backend.add_special_tokens(control.split())
   template = (_FOLDER / f'{request.param}.jinja').read_text(encoding='utf-8')
   names = {'bos_token': '<bos>'} if '<bos>' in control else {}
@@ -167,6 +168,29 @@ def test_thoughts_are_left_out_once_the_user_goes_on(format_):
     assert 'I ask.' in ours.chat(turn)
     answered = [*turn, _assistant('Grey.', **{thoughts: 'I see.'})]
     assert 'I see.' not in ours.chat([*answered, _user('So?')])
+
+
+def test_an_answer_becomes_a_message_without_its_thoughts(format_):
+  name, ours, _ = format_
+  begin, middle, end = {
+    'harmony': (
+      '<|channel|>analysis<|message|>',
+      '<|end|><|start|>assistant<|channel|>final<|message|>',
+      '<|return|>',
+    ),
+    'gemma_4': ('<|channel>thought\n', '\n<channel|>', '<turn|>'),
+    'qwen3': ('<think>\n', '\n</think>\n\n', '<|im_end|>'),
+  }[name]
+  message = lambda text: ours.message(ours.encode(text, parse_special=True))
+  said = message(f'{begin}A sum.{middle}It is 4.{end}')
+  assert said == _assistant('It is 4.', reasoning_content='A sum.')
+  assert message(f'{begin}A su') == _assistant('', reasoning_content='A su')
+  assert message(f'{begin}{middle}It is 4.{end}') == _assistant('It is 4.')
+  assert message(f'It is 4.{end}') == _assistant('It is 4.')
+  # The template of harmony refuses the thoughts as content.
+  next_turn = ours.chat([_user('2+2'), said, _user('Why?')])
+  assert 'It is 4.' in next_turn
+  assert 'A sum.' not in next_turn
 
 
 def test_nothing_in_a_message_or_variable_opens_a_turn(format_):
