@@ -257,7 +257,8 @@ class Batch:
 
   def _prefill(self, params, key, jobs, sizes: '_Sizes') -> DecodeState:
     longest = max(self.prompt_width or 0, *(len(job.prompt) for job in jobs))
-    prompts = np.zeros((len(jobs), width(longest)), np.int32)
+    columns = longest if self.prompt_width else width(longest)
+    prompts = np.zeros((len(jobs), columns), np.int32)
     for prompt, job in zip(prompts, jobs, strict=True):
       prompt[: len(job.prompt)] = job.prompt
     stack = lambda *values: np.stack(values)
