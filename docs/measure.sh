@@ -58,12 +58,14 @@ evaluate() { # NAME CONFIGURATION ARGUMENTS
   measure "$name" evaluate --gin_file="configs/runs/$configuration.gin" "$@"
 }
 
-# README, docs/memory.md, docs/results.md: 24 prompts, then 80 questions.
+# README, docs/memory.md, docs/results.md: 24 prompts, then the first turns of the
+# questions.
 evaluate quickstart quickstart --prompts=experiments/data/quickstart.jsonl
-evaluate questions all --prompts="$questions"
-evaluate questions_t1 all --prompts="$questions" \
+first=$(bind 'Evaluation.max_turns = 1')
+evaluate questions all --prompts="$questions" "$first"
+evaluate questions_t1 all --prompts="$questions" "$first" \
   "$(bind 'specsample.Sampling.temperature = 1.0')"
-evaluate memory quickstart --prompts="$questions" \
+evaluate memory quickstart --prompts="$questions" "$first" \
   "$(bind 'Evaluation.max_new_tokens = 128')"
 # docs/results.md: parts
 measure benchmark benchmark --gin_file=configs/runs/benchmark_drafters.gin

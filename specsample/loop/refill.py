@@ -199,20 +199,21 @@ class Batch:
     return length + tokens * (rounds + 1)
 
   def _sizes(self, params, key, sampling) -> '_Sizes':
+    last = self._request(params, key, sampling).tokens.shape[1]
+    if self.slot_step is None:
+      return _Sizes({last: None})  # a state of the only size never grows
     shapes = lambda slots: jax.eval_shape(
       functools.partial(initial.state, model=self.model, drafter=self.drafter),
       params,
       self._request(params, key, sampling, slots),
     )
-    largest = shapes(None)
-    last = largest.tokens.shape[1]
-    sizes = range(self.slot_step or last, last, self.slot_step or last)
+    sizes = (*range(self.slot_step, last, self.slot_step), last)
+    found = {size: shapes(size) for size in sizes}
     # A layer with a window is a ring at some sizes and a plain buffer at other
     # sizes. Only the sizes with the layout of the largest can grow into it.
-    like = jax.tree.structure(largest)
-    found = {size: shapes(size) for size in sizes} | {last: largest}
+    like = jax.tree.structure(found[last])
     return _Sizes(
-      {k: v for k, v in found.items() if jax.tree.structure(v) in (like,)}
+      {k: v for k, v in found.items() if jax.tree.structure(v) == like}
     )
 
   def _fewer_rows(self, num_rows: int, running: dict[int, Job]) -> list[int]:
