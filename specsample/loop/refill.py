@@ -213,7 +213,7 @@ class Batch:
     # sizes. Only the sizes with the layout of the largest can grow into it.
     like = jax.tree.structure(found[last])
     return _Sizes(
-      {k: v for k, v in found.items() if jax.tree.structure(v) == like}
+      {k: v for k, v in found.items() if jax.tree.structure(v) in (like,)}
     )
 
   def _fewer_rows(self, num_rows: int, running: dict[int, Job]) -> list[int]:

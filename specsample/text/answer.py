@@ -21,12 +21,12 @@ def split_thoughts(text: str) -> tuple[str, str]:
       among its thoughts, it says nothing.
   """
   if '<|channel|>' in text:
-    thoughts, said = [], []
-    for channel, message in _CHANNEL.findall(text):
-      (thoughts if channel == 'analysis' else said).append(message)
+    messages = _CHANNEL.findall(text)
+    thoughts = [text for channel, text in messages if channel == 'analysis']
+    said = [text for channel, text in messages if channel != 'analysis']
     return '\n'.join(thoughts), '\n'.join(said)
   for begin, end in _MARKS:
-    thoughts, found, said = text.partition(end)
+    before, found, after = text.partition(end)
     if found or text.lstrip().startswith(begin):
-      return thoughts.replace(begin, '', 1).strip(), said.lstrip('\n')
+      return before.replace(begin, '', 1).strip(), after.lstrip('\n')
   return '', text
