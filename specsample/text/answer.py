@@ -28,5 +28,5 @@ def split_thoughts(text: str) -> tuple[str, str]:
   for begin, end in _MARKS:
     before, found, after = text.partition(end)
     if found or text.lstrip().startswith(begin):
-      return before.replace(begin, '', 1).strip(), after.lstrip('\n')
+      return before.replace(begin, '', 1).strip(), after
   return '', text

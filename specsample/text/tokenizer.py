@@ -117,7 +117,10 @@ class Tokenizer:
     Raises:
       ValueError: as in `decode`.
     """
-    thoughts, said = answer.split_thoughts(self.decode(ids, skip_special=False))
+    text = self.decode(ids, skip_special=False)
+    thoughts, said = answer.split_thoughts(text)
+    if said != text:
+      said = said.lstrip('\n')  # the line ends after the thoughts
     message = {'role': 'assistant', 'content': self._control.sub('', said)}
     if thoughts:
       message['reasoning_content'] = self._control.sub('', thoughts)

@@ -84,10 +84,10 @@ def test_code_of_a_chat(answer, code):
 @pytest.mark.parametrize(
   ('answer', 'said'),
   [
-    ('<think>\nOr 3?\n</think>\n\nIt is 4.', 'It is 4.'),
+    ('<think>\nOr 3?\n</think>\n\nIt is 4.', '\n\nIt is 4.'),
     ('\n<think></think>4', '4'),
     # The chat template has opened the block.
-    ('Or 3?\n</think>\n4', '4'),
+    ('Or 3?\n</think>\n4', '\n4'),
     ('<think>\nOr 3? Let me', ''),
     ('I think <think> is no word.', 'I think <think> is no word.'),
     ('', ''),
