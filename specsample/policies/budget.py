@@ -42,7 +42,7 @@ class Budget(policy.Length):
   the cost, for rows that are not done (the objective of DSpark's scheduler). If
   rounds with drafts have emitted less than plain decoding would have at their
   cost, the batch decodes plainly, and tries again after a wait that doubles
-  each time the try is in vain.
+  each time the try itself emits no more than plain decoding would have.
 
   The choice reads the drafts themselves, which is exact for point masses alone:
   they are a function of the text. Drawn drafts are refused; `Fastest` and the
@@ -192,7 +192,10 @@ class Budget(policy.Length):
       cost=fade(state.cost, state.latest_cost, tried),
       latest=jnp.zeros_like(state.latest),
     )
-    in_vain = jax.lax.psum(jnp.where(over, 0, kept), policy.ROWS) == 0
+    # In a batch, some row nearly always keeps something: what counts is whether
+    # all rows together have gained by it.
+    gained = 1.0 + kept - state.latest_cost / self.costs[0]
+    in_vain = jax.lax.psum(jnp.where(over, 0, gained), policy.ROWS) <= 0
     wait = patience_lib.update(
       state.wait,
       tried=tried,

@@ -44,7 +44,7 @@ def update(
   Args:
     wait: the state before it.
     tried: [] bool, whether something was to be drafted.
-    in_vain: [] bool, whether nothing of it was kept.
+    in_vain: [] bool, whether nothing was gained by it.
     is_plain: [] bool, whether plain decoding now promises the most.
     patience: rounds until the first new try.
     most_patience: the longest wait.

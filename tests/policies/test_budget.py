@@ -119,6 +119,17 @@ def test_promises_that_are_not_kept_narrow_the_pass_and_then_end_drafting():
   assert sum(numbers[20:]) <= 4 and numbers[20:].count(0) > 35
 
 
+def test_a_try_by_which_the_batch_loses_is_in_vain_whatever_one_row_kept():
+  policy = policies.Budget(ladder=(0, 4), costs=(1.0, 1.8), strength=0.1)
+  draft, over = _draft(_TWO_ROWS), jnp.zeros(2, bool)
+  # 2 + 1 tokens at the cost of 3.6, and 2 + 2 of them.
+  for kept, patience in (((1, 0), 16), ((1, 1), 8)):
+    states = decision.note((policy,), _states(policy, 2), draft)
+    asked = jnp.full(2, 4)
+    (state,) = decision.update((policy,), states, asked, jnp.array(kept), over)
+    assert state.wait.patience.tolist() == [patience] * 2
+
+
 def test_drafts_that_are_kept_are_verified_for_good():
   policy = dataclasses.replace(_BUDGET, drafting=0.2)
   assert _play(policy, (0.9, 0.81, 0.73, 0.66), 4, 30) == [4] * 30
