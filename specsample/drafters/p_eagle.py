@@ -103,13 +103,32 @@ class PEagle(steps.OnePass, eagle.Eagle3):
       )
     return super()._begin(key, target_params)
 
+  @property
+  def windows(self) -> tuple[int | None, ...]:
+    """See `feature_chain.FeatureChain`."""
+    if self.layer_config is None:
+      # The target's own layers do not say which of these have a window.
+      return (self.window,) * self.num_layers
+    return tuple(map(self.shape.window, range(self.num_layers)))
+
   def empty_cache(self, batch_size, max_length, dtype, max_new=None):
-    """See `feature_chain.FeatureChain`: no layer is a ring."""
-    del max_new
-    shape = self.shape
-    return cache_lib.init(
-      *(batch_size, max_length, self.num_layers),
-      *(shape.num_kv_heads, shape.head_dim, dtype),
+    """See `feature_chain.FeatureChain`: layers with a window are rings."""
+    room = lambda window: (
+      max_length
+      if window is None or max_new is None
+      else min(max_length, window + max_new)
+    )
+    sizes = list(map(room, self.windows))
+    heads, head_dim = self.shape.num_kv_heads, self.shape.head_dim
+    make = lambda: tuple(
+      cache_lib.entries(batch_size, size, heads, head_dim, dtype)
+      for size in sizes
+    )
+    return cache_lib.KVCache(
+      keys=make(),
+      values=make(),
+      length=cache_lib.no_tokens(batch_size),
+      rings=tuple(i for i, size in enumerate(sizes) if size < max_length),
     )
 
   def slots(self, params, tokens, length, state):
@@ -159,20 +178,18 @@ class PEagle(steps.OnePass, eagle.Eagle3):
     num_kept=None,
   ):
     """See `feature_chain.FeatureChain`; keeps the first `num_kept` entries."""
-    del number, parents, count
+    del number, parents
     network = self.merge(params)
     embedded = (
       network.embed(tokens)
       if self.own_embedding
       else self.model.embed(params['target'], tokens)
     )
-    num_new, size = tokens.shape[1], cache_lib.size(cache.keys[0])
+    num_new = tokens.shape[1]
     positions = cache.length[:, None] + jnp.arange(num_new)
 
-    def view(layer):
-      # The target's own layers do not say which of these have a window.
-      own = self.layer_config is not None
-      window = self.shape.window(layer) if own else self.window
+    def view(window, keys):
+      size = cache_lib.size(keys)
       mask = masks.causal(cache.length, num_new, size, window)
       return self.shape.rope(positions, window), mask
 
@@ -180,9 +197,12 @@ class PEagle(steps.OnePass, eagle.Eagle3):
     rows, *new = network(
       in_rows(embedded),
       in_rows(features),
-      [view(i) for i in range(self.num_layers)],
+      list(map(view, self.windows, cache.keys)),
       *(cache.keys, cache.values),
     )
     outputs = rows.reshape(features.shape)
     keys, values = jax.tree.map(lambda x: x[:, :, :num_kept], new)
-    return outputs, cache_lib.append(cache, keys, values, after=outputs[:, 0])
+    cache = cache_lib.append(
+      cache, keys, values, after=outputs[:, 0], count=count
+    )
+    return outputs, cache

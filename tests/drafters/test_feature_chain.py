@@ -254,6 +254,7 @@ def test_a_cache_of_guesses_is_noticed():
 
 _OF_RINGS = {
   'eagle3': ('eagle3', lambda chain: chain, [5 + _K + 1]),
+  'p-eagle': ('p-eagle', lambda chain: chain, [5 + _K + 1]),
   'mtp of 2': ('mtp of 2', lambda chain: chain, [5 + _K + 2] * 2),
   'tree': (
     'eagle3',
