@@ -23,7 +23,7 @@ class BudgetState:
 
   promised: Array  # [D] float32, drafts of each depth that should be kept
   kept: Array  # [D] float32, those that were
-  tokens: Array  # [] float32, emitted in rounds with drafts
+  tokens: Array  # [] float32, emitted in rounds with drafts, and the prior
   cost: Array  # [] float32, of these rounds
   latest: Array  # [D] float32, `promised` of the present round
   latest_cost: Array  # [] float32, its cost
@@ -56,8 +56,8 @@ class Budget(policy.Length):
     drafting: the cost of making the draft, in the same unit.
     decay: decay factor of the sums, per round.
     strength: pseudo-count: weight of the factor of the depth above (1 at the
-      first), in drafts, and tokens by which drafts are taken to be ahead of
-      plain decoding before anything is known.
+      first), in drafts, and tokens by which drafts are ahead of plain decoding
+      at first. They decay too: what loses a little for long is noticed.
     patience: rounds until the first new try.
     most_patience: upper bound of that wait as it doubles, in rounds.
   """
@@ -106,7 +106,7 @@ class Budget(policy.Length):
     return BudgetState(
       promised=zeros,
       kept=zeros,
-      tokens=nothing,
+      tokens=jnp.float32(self.strength),
       cost=nothing,
       latest=zeros,
       latest_cost=nothing,
@@ -208,5 +208,5 @@ class Budget(policy.Length):
 
   def _is_plain(self, state, over):
     """Returns whether plain decoding would have emitted more, [] bool."""
-    ahead = state.tokens + self.strength - state.cost / self.costs[0]
+    ahead = state.tokens - state.cost / self.costs[0]
     return jax.lax.psum(jnp.where(over, 0, ahead), policy.ROWS) < 0
