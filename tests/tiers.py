@@ -99,9 +99,23 @@ NIGHTS = (
     but=('*[2x4-explicit]',),
   ),
   Night(f'{_MESHES}published.py::*', but=('*[eagle-3]',)),
+  Night(
+    f'{_MESHES}training.py::test_step_of_packed_rows*',
+    but=('*[2x4-explicit-eagle-3]',),
+  ),
+  Night(
+    f'{_MESHES}training.py::test_tokens_of_long_rows*',
+    but=('*[dspark-shape1-*', '*[eagle-3-shape4-*'),
+  ),
+  Night(f'{_MESHES}rollout.py::*', but=('*[2x4-explicit]', '*[1x8-auto]')),
+  Night(
+    f'{_MESHES}certified.py::*',
+    but=('*[2x4-explicit-tree]', '*[1x8-auto-coupled]'),
+  ),
   # The sampled loop: each rule with a chain, trees of each kind with each of
   # their rules, once with a network. Enumeration has the drafters by day.
   Night(f'{_LOOP}*DSpark + block*'),
+  Night(f'{_LOOP}*DSpark, *'),
   Night(f'{_LOOP}*TokenProbability + traversal*'),
   Night(f'{_LOOP}*TopNodes + tree*'),
   Night(f'{_LOOP}*TLI + block*'),
@@ -252,6 +266,25 @@ NIGHTS = (
   Night('test_planted_bugs.py::*rank of the token*'),
   Night('test_planted_bugs.py::*probability of a path up to*'),
   Night('test_planted_bugs.py::*siblings that were drawn pruned*'),
+  Night('test_planted_bugs.py::*penalties count nodes*'),
+  Night('test_planted_bugs.py::*policy before its last step*'),
+  # `test_planted_bugs.py` has each of them by day.
+  Night(
+    'test_audited_bugs.py::test_is_found*',
+    but=(
+      '*residual = p instead*',
+      '*temperature after top-p*',
+      '*min-p of the sum*',
+      '*kept unverified*',
+      '*verified greedily*',
+      '*skipped on full acceptance*',
+      '*from raw logits*',
+      '*from bf16 logits*',
+      '*declared with the law of the drawn ones*',
+      '*last ratio in block mode*',
+      '*a budget of drafts chosen*',
+    ),
+  ),
   Night(
     'test_planted_bugs.py::*recurrent state*',
     but=('*left in a recurrent state]', '*first nodes folded*'),
@@ -263,6 +296,7 @@ NIGHTS = (
   ),
   Night('models/test_cache.py::test_a_chunk_that_is_longer*[ring]'),
   Night('testing/test_model_properties.py::test_the_page_runs*'),
+  Night('testing/test_model_properties.py::*pages_model_in_trees'),
   # Families: decoding over wrong drafts begins with a prefill.
   Night(
     'models/test_families.py::test_prefill_equals_transformers*',
@@ -326,6 +360,10 @@ NIGHTS = (
   ),
   Night('experiments/training/test_held_out.py::*eos_ids1]'),
   # Commands: two processes on a mesh run by day.
+  Night('experiments/test_certify_command.py::*fails_the_command'),
+  Night('experiments/test_benchmark.py::test_one_command_measures*'),
+  Night('experiments/test_grpo.py::test_a_kill_loses_nothing'),
+  Night('experiments/methods/test_adaptive.py::*where_drafts_are_never_kept'),
   Night('experiments/command/test_mesh.py::*'),
   Night('experiments/test_buckets.py::test_an_evaluation_goes_on*'),
   Night('experiments/test_benchmark.py::*[synthetic]'),
