@@ -2,6 +2,7 @@
 
 from specsample.testing.assertions import assert_batch_invariant
 from specsample.testing.assertions import assert_draft
+from specsample.testing.assertions import assert_drafter
 from specsample.testing.assertions import assert_equals_plain_sampling
 from specsample.testing.assertions import assert_exact
 from specsample.testing.assertions import assert_follows_target
@@ -20,6 +21,7 @@ __all__ = [
   'HashModel',
   'assert_batch_invariant',
   'assert_draft',
+  'assert_drafter',
   'assert_equals_plain_sampling',
   'assert_exact',
   'assert_follows_target',

@@ -5,14 +5,17 @@ minute on a CPU. A `HashModel` needs no parameters and is the strictest target.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specsample import checks
 from specsample import sampling as sampling_lib
 from specsample.drafters import NoDraft
 from specsample.loop import decode
+from specsample.loop import request as request_lib
 from specsample.loop import step
 from specsample.sampling import Sampling
 from specsample.testing import cases as cases_lib
@@ -21,6 +24,7 @@ from specsample.testing import sample as sample_lib
 from specsample.testing import well_formed
 from specsample.testing.cases import Case
 from specsample.testing.sample import Group
+from specsample.testing.trained import Trained
 from specsample.types import (
   Array,
   Drafter,
@@ -122,6 +126,51 @@ def assert_exact(
   assert not failures, (
     f'{verify} is not exact; the largest error of a string, by case: '
     + '; '.join(failures)
+  )
+
+
+def assert_drafter(
+  params: Params,
+  key: Array,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+) -> None:
+  """Asserts that what is decoded with a drafter is the target's.
+
+  These are the checks that every drafter of the library passes: the draft is of
+  its kind; every string of two rounds has its probability, by enumeration; the
+  compiled loop follows the target; greedy output is that of plain decoding; and
+  a row's tokens are the same alone and in a batch. A minute on a CPU.
+
+  Args:
+    params: the whole tree of parameters, `{'target': {}}` for a drafter without
+      any and a `HashModel`.
+    key: a PRNG key.
+    model: the target, of a vocabulary of few tokens: `HashModel(vocab_size=3)`.
+    drafter: a drafter for it, of few tokens: chains, or trees of one topology.
+    verify: the rule with which it is used.
+  """
+  settings = Sampling(temperature=0.8, top_p=0.9)
+  of_all: Any = {'model': model, 'drafter': drafter, 'verify': verify}
+  texts = cases_lib.PROMPT, (2, 1), (0, 0, 0, 0)
+  prompts, lengths = map(jnp.asarray, request_lib.pad_prompts(texts))
+  assert_draft(params, prompts, lengths, key, sampling=settings, **of_all)
+  name = type(drafter).__name__
+  scene = Trained(name, model, drafter, params)
+  assert_exact(verify, [cases_lib.of_scene(name, scene, settings)])
+  groups = (
+    Group(cases_lib.PROMPT, settings),
+    Group((2, 0, 2, 2), Sampling(temperature=1.3)),
+  )
+  assert_follows_target(params, groups, key, num_rows=16384, **of_all)
+  assert_greedy_equal(params, prompts, lengths, max_new_tokens=12, **of_all)
+  assert_batch_invariant(
+    *(params, prompts, lengths, key),
+    sampling=Sampling(temperature=1.0),
+    max_new_tokens=12,
+    **of_all,
   )
 
 

@@ -109,7 +109,8 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
     (trained.either(chain), sampled),
   ):
     for setting, sampling in settings:
-      yield _drafter_case(scene, kind, setting, sampling, rounds)
+      name = f'drafters.{scene.name}, {setting}'
+      yield of_scene(name, scene, sampling, rounds, kind)
   wide = HashModel(vocab_size=5)
   chain = drafters.Chain(
     model=dataclasses.replace(wide, noise=0.5), num_draft_tokens=2
@@ -119,25 +120,38 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
     ('Chain', chain, sampled),
   ):
     scene = Trained(name, wide, drafter, params)
-    yield _drafter_case(scene, kind, 'every setting', EVERY_SETTING, 2)
+    name = f'drafters.{name}, every setting'
+    yield of_scene(name, scene, EVERY_SETTING, 2, kind)
 
 
-def _drafter_case(scene, kind, setting, sampling, rounds):
+def of_scene(
+  name: str,
+  scene: Trained,
+  sampling: Sampling,
+  rounds: int = 2,
+  kind: DraftKind | None = None,
+) -> Case:
+  """Returns the case that enumerates a drafter's own `propose`.
+
+  Args:
+    name: the name of the case, for messages.
+    scene: the drafter and its target, of a vocabulary of few tokens.
+    sampling: scalar settings.
+    rounds: the most rounds to enumerate, at least 2.
+    kind: the kind of the drafts; None to make them and see.
+  """
   target, law = _twice(scene.model, scene.params['target'], sampling)
+  proposal = drafted.from_drafter(
+    *(scene.drafter, scene.params, scene.model, PROMPT, sampling),
+    rounds=rounds,
+  )
   return Case(
-    name=f'drafters.{scene.name}, {setting}',
-    kind=kind,
+    name=name,
+    kind=proposal(0).kind if kind is None else kind,
     vocab_size=scene.model.vocab_size,
     num_draft_tokens=scene.drafter.num_draft_tokens,
     rounds=tuple(range(2, rounds + 1)),
-    proposal=drafted.from_drafter(
-      scene.drafter,
-      scene.params,
-      scene.model,
-      PROMPT,
-      sampling,
-      rounds=rounds,
-    ),
+    proposal=proposal,
     target=target,
     law=law,
   )
@@ -178,19 +192,9 @@ def policy_cases() -> Iterator[Case]:
     (policies.EarlyStopping(costs=(1.0, 1.4, 1.9, 2.5)), confident),
   ):
     drafter = drafters.Adaptive(drafter=scene.drafter, policies=(policy,))
-    target, law = _twice(scene.model, scene.params['target'], sampling)
-    yield Case(
-      name=f'policies.{type(policy).__name__} of {scene.name}',
-      kind=DraftKind.SAMPLED,
-      vocab_size=scene.model.vocab_size,
-      num_draft_tokens=drafter.num_draft_tokens,
-      rounds=(2,),
-      proposal=drafted.from_drafter(
-        drafter, scene.params, scene.model, PROMPT, sampling, rounds=2
-      ),
-      target=target,
-      law=law,
-    )
+    name = f'policies.{type(policy).__name__} of {scene.name}'
+    scene = dataclasses.replace(scene, drafter=drafter)
+    yield of_scene(name, scene, sampling, kind=DraftKind.SAMPLED)
 
 
 @dataclasses.dataclass(frozen=True)

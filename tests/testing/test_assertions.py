@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -167,6 +168,23 @@ def test_exact():
   for rule, cases in ((verify.block, []), (verify.coupled, sampled)):
     with pytest.raises(AssertionError, match='nothing was enumerated'):
       testing.assert_exact(rule, cases)
+
+
+def test_a_drafter():
+  model = testing.HashModel(vocab_size=3)
+  chain = drafters.Chain(
+    model=dataclasses.replace(model, noise=0.5), num_draft_tokens=2
+  )
+  check = functools.partial(
+    testing.assert_drafter, _PARAMS, jax.random.key(0), model=model
+  )
+  check(drafter=chain, verify=verify.block)
+  # The kind, and what the draws came from, fit; the declared law does not.
+  misdeclared = planted.Misdeclared(
+    drafter=chain, drawn=planted.raw, declared=planted.as_given
+  )
+  with pytest.raises(AssertionError, match=r'not exact.* Misdeclared, sampled'):
+    check(drafter=misdeclared, verify=verify.block)
 
 
 def test_rows_that_emit_nothing_show_nothing():
