@@ -26,6 +26,7 @@ def is_drafter(name: str, value: Any) -> None:
   if is_new and (hasattr(value, 'extend') or hasattr(value, 'update')):
     is_new = type(value).observe is not Drafter.observe
   if is_new:
+    _check_static(name, value)
     return
   if isinstance(value, type):
     raise ValueError(
@@ -41,6 +42,17 @@ def is_drafter(name: str, value: Any) -> None:
   raise ValueError(
     f'{name} is {value!r}: give a drafter, such as drafters.NoDraft()'
   )
+
+
+def _check_static(name, value):
+  try:
+    hash(value)
+  except TypeError as error:
+    raise ValueError(
+      f'{name} is {type(value).__name__}, which is compiled in, but is an '
+      f'{error}: make it a frozen dataclass, and keep arrays in params or in '
+      'the state'
+    ) from error
 
 
 def count(name: str, value: Any, least: int = 1) -> int:

@@ -7,6 +7,8 @@ import os
 import pathlib
 import re
 import sys
+import sysconfig
+import traceback
 from typing import NoReturn
 
 from absl import app
@@ -144,6 +146,20 @@ def bad_input() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
+  """Returns what is wrong, and where if it is in a file of the user's own."""
+  # Imported lazily, as it imports JAX.
+  import specsample  # noqa: PLC0415
+
+  packages = [str(pathlib.Path(__file__).parents[1]), *specsample.__path__]
+  packages += map(sysconfig.get_path, ('stdlib', 'purelib', 'platlib'))
+  for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    path = pathlib.Path(frame.filename)
+    if path.is_file() and not any(map(path.is_relative_to, packages)):
+      return f'{path}:{frame.lineno}: {type(error).__name__}: {_message(error)}'
+  return _message(error)
+
+
+def _message(error: Exception) -> str:
   """Returns the message without the lines that gin appends, one per call.
 
   The first of these lines says whose argument is missing or too many.

@@ -165,10 +165,12 @@ def propose(
       jax.vmap(key)(round_keys, position), probs
     )
 
-  draft, draft_state = drafter.propose(
-    params, draw, _warp(state), state.tokens, state.length, state.draft
+  draft, draft_state = _as_declared(
+    drafter,
+    drafter.propose(
+      params, draw, _warp(state), state.tokens, state.length, state.draft
+    ),
   )
-  _check_size(draft, drafter)
   # A round emits one token in addition to the drafts that it keeps.
   keep = drafts.depths(draft) <= (state.limit - state.length - 1)[:, None]
   keep &= drafts.exist(draft, model.vocab_size)
@@ -180,8 +182,20 @@ def propose(
   return drafts.compact(draft) if has_part_widths else draft, draft_state
 
 
-def _check_size(draft, drafter):
+def _as_declared(drafter, proposed):
+  """Returns the draft and the state that `propose` returned, if they fit."""
   name, most = type(drafter).__name__, drafter.num_draft_tokens
+  is_pair = isinstance(proposed, tuple) and len(proposed) == 2
+  if not (is_pair and isinstance(proposed[0], Draft)):
+    raise TypeError(
+      f'{name}.propose returned {type(proposed).__name__}: return a pair, the '
+      'Draft and the state'
+    )
+  draft, _ = proposed
+  if not jnp.issubdtype(draft.tokens.dtype, jnp.integer):
+    raise TypeError(
+      f'{name} drafts tokens of dtype {draft.tokens.dtype}: return int32'
+    )
   found = draft.tokens.shape[1]
   if found != most:
     raise ValueError(
@@ -194,6 +208,7 @@ def _check_size(draft, drafter):
       f'{name} declares depth {drafter.depth}, but Draft.depth is {depth}: '
       'declare the length of the longest path'
     )
+  return proposed
 
 
 def score(

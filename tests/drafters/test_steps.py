@@ -1,5 +1,6 @@
 """Drafters do what they declare, and the old contract is refused."""
 
+from collections.abc import Callable
 import dataclasses
 
 import jax
@@ -88,6 +89,42 @@ def test_a_draft_of_another_size_is_refused(
   says = _Says(drafter=drafter, depth=depth, num_draft_tokens=count)
   with pytest.raises(ValueError, match=message):
     _prefill(says, rule)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Proposes(drafters.Ngram):
+  change: Callable
+
+  def propose(self, *arguments):
+    return self.change(*super().propose(*arguments))
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (lambda draft, state: draft, r'propose returned Draft: return a pair'),
+    (lambda draft, state: (state, draft), r'propose returned tuple: return a'),
+    (
+      lambda draft, state: (
+        dataclasses.replace(draft, tokens=draft.tokens.astype(jnp.float32)),
+        state,
+      ),
+      'drafts tokens of dtype float32: return int32',
+    ),
+  ],
+)
+def test_what_is_no_draft_is_refused(change, message):
+  drafter = _Proposes(num_draft_tokens=2, change=change)
+  with pytest.raises(TypeError, match=f'_Proposes.*{message}'):
+    _prefill(drafter, verify.chain)
+
+
+def test_a_drafter_that_cannot_be_hashed_is_refused():
+  class Thawed(drafters.Ngram):
+    __hash__ = None
+
+  with pytest.raises(ValueError, match=r'Thawed, .* unhashable .* a frozen'):
+    _prefill(Thawed(num_draft_tokens=2), verify.chain)
 
 
 def test_steps_without_a_first_cannot_be_made():

@@ -68,6 +68,9 @@ _EVALUATE = {
     'a bracket or a quote is not closed'
   ),
   '--gin_file=FOLDER/malformed.gin': 'malformed.gin, line 2 ... configs/',
+  '--gin_file=FOLDER/own.gin': (
+    "/own_drafter.py:7: KeyError: 'a key that is missing'"
+  ),
   '--gin_file=configs/nothing.gin': (
     '--gin_file=configs/nothing.gin is not a file ... configs/runs/'
   ),
@@ -301,6 +304,23 @@ _CASES = {
   for flags, expected in cases.items()
 }
 _LONG = 'x' * 600
+_OWN_DRAFTER = """
+from specsample import drafters
+
+class Own(drafters.Ngram):
+
+  def init(self, params, batch_size, max_length):
+    return params['a key that is missing']
+"""
+_OWN_GIN = """
+from __gin__ import dynamic_registration
+from experiments import evaluation
+from experiments import methods
+import own_drafter
+own/methods.Method.drafter = @own_drafter.Own()
+own_drafter.Own.num_draft_tokens = 2
+evaluation.Evaluation.methods = {'own': @own/methods.Method()}
+"""
 
 
 @pytest.fixture(scope='module')
@@ -318,6 +338,8 @@ def files(tmp_path_factory, checkpoint):
     'long.txt': f'short\n{_LONG}\n',
     'malformed.gin': 'import gin\nEvaluation.max_new_tokens = = 3\n',
     'includes.gin': "include 'nothing.gin'\n",
+    'own_drafter.py': _OWN_DRAFTER,
+    'own.gin': _OWN_GIN,
     'drafter/card.json': json.dumps(
       card | {'fingerprint': '0123', 'sha256': ''}
     ),
