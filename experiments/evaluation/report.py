@@ -153,7 +153,12 @@ def _show(table: table_lib.Table) -> None:
   shown = tables_lib.console()
   shown.print(rich.text.Text(f'\n{rows_lib.title(vars(overall[0]))}\n', 'bold'))
   shown.print(_overall(overall))
-  for note in row_tables.rest_notes(overall):
+  methods = table.evaluation.methods.items()
+  widths = {name: method.drafter.widths for name, method in methods}
+  for note in (
+    *row_tables.rest_notes(overall),
+    *row_tables.width_notes(overall, widths),
+  ):
     shown.print(note)
   if columns_lib.are_several(row.category for row in rows):
     shown.print('Speedup (and tokens a round) by category\n')

@@ -1,11 +1,14 @@
 """Tables of an evaluation's rows, for the terminal and for the page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from experiments import methods as methods_lib
 from experiments.reporting import columns
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import tables
+
+# The share of rounds without drafts above which a width for them pays.
+_MANY = 0.2
 
 
 def scores(rows: Sequence[rows_lib.Row]) -> tables.Table:
@@ -57,6 +60,24 @@ def rest_notes(rows: Sequence[rows_lib.Row]) -> list[str]:
   return [
     'A negative rest is noise: the parts of a round were timed separately from '
     'the whole.'
+  ]
+
+
+def width_notes(
+  rows: Sequence[rows_lib.Row], widths: Mapping[str, Sequence[int]]
+) -> list[str]:
+  """Returns a sentence for each drafter that should have another width.
+
+  Args:
+    rows: the rows of all prompts.
+    widths: those of each method's drafter, as in `types.Drafter`.
+  """
+  return [
+    f'{row.method}: {row.plain_rounds:.0%} of the rounds drafted nothing, but '
+    f'the target read {widths[row.method][-1] + 1} tokens in each: give the '
+    f'drafter widths = (0, {widths[row.method][-1]})'
+    for row in rows
+    if (row.plain_rounds or 0) > _MANY and 0 not in widths[row.method]
   ]
 
 
