@@ -130,6 +130,25 @@ def test_a_try_by_which_the_batch_loses_is_in_vain_whatever_one_row_kept():
     assert state.wait.patience.tolist() == [patience] * 2
 
 
+def test_what_loses_a_little_for_long_is_given_up():
+  # One of four nodes is kept in each round: 2 tokens at the cost of 2.03.
+  policy = policies.Budget(ladder=(0, 4), costs=(1.0, 2.03), strength=2.0)
+  draft, over = _draft(_TWO_ROWS[:1]), jnp.zeros(1, bool)
+
+  def after(rounds):
+    states = _states(policy, 1)
+    for _ in range(rounds):
+      states = decision.note((policy,), states, draft)
+      states = decision.update(
+        (policy,), states, jnp.array([4]), jnp.array([1]), over
+      )
+    (state,) = states
+    return state.wait.rounds.tolist()
+
+  assert after(20) == [0]
+  assert after(150) != [0]
+
+
 def test_drafts_that_are_kept_are_verified_for_good():
   policy = dataclasses.replace(_BUDGET, drafting=0.2)
   assert _play(policy, (0.9, 0.81, 0.73, 0.66), 4, 30) == [4] * 30
