@@ -268,7 +268,7 @@ NIGHTS = (
   Night('test_planted_bugs.py::*siblings that were drawn pruned*'),
   Night('test_planted_bugs.py::*penalties count nodes*'),
   Night('test_planted_bugs.py::*policy before its last step*'),
-  # `test_planted_bugs.py` has each of them by day.
+  # `test_planted_bugs.py` has nearly all of them by day.
   Night(
     'test_audited_bugs.py::test_is_found*',
     but=(

@@ -165,12 +165,11 @@ def propose(
       jax.vmap(key)(round_keys, position), probs
     )
 
-  draft, draft_state = _as_declared(
-    drafter,
-    drafter.propose(
-      params, draw, _warp(state), state.tokens, state.length, state.draft
-    ),
+  proposed = drafter.propose(
+    params, draw, _warp(state), state.tokens, state.length, state.draft
   )
+  _check_proposed(proposed, drafter)
+  draft, draft_state = proposed
   # A round emits one token in addition to the drafts that it keeps.
   keep = drafts.depths(draft) <= (state.limit - state.length - 1)[:, None]
   keep &= drafts.exist(draft, model.vocab_size)
@@ -182,8 +181,7 @@ def propose(
   return drafts.compact(draft) if has_part_widths else draft, draft_state
 
 
-def _as_declared(drafter, proposed):
-  """Returns the draft and the state that `propose` returned, if they fit."""
+def _check_proposed(proposed, drafter):
   name, most = type(drafter).__name__, drafter.num_draft_tokens
   is_pair = isinstance(proposed, tuple) and len(proposed) == 2
   if not (is_pair and isinstance(proposed[0], Draft)):
@@ -208,7 +206,6 @@ def _as_declared(drafter, proposed):
       f'{name} declares depth {drafter.depth}, but Draft.depth is {depth}: '
       'declare the length of the longest path'
     )
-  return proposed
 
 
 def score(
