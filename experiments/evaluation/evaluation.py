@@ -68,7 +68,7 @@ class Evaluation:
   carry_policies: bool = False
   # How often the parts of a round are timed. 0 skips the timing, which saves
   # time, but then nothing is predicted.
-  repeats: int = 25
+  repeats: int = 8
 
   def __post_init__(self):
     """Checks the settings, and fits the methods to the batch size."""
