@@ -235,7 +235,7 @@ class Output:
   # [B, M] float32, under the target after warping, which is what a lossless
   # rule draws the token from; None if not asked for.
   warped_log_probs: Array | None = None
-  # Of `verify.Certified`, else None: how many tokens of the vocabulary were
+  # With `verify.Certified`, else None: how many tokens of the vocabulary were
   # scored exactly for each emitted one, and how many of them scored no less
   # than it, as far as rounding allows to tell. [B, M] int32 each.
   scored: Array | None = None

@@ -117,7 +117,7 @@ def test_the_picture_has_every_room_and_no_import_goes_up():
   assert up == _UP
 
 
-@pytest.mark.parametrize('name', ['rooms.svg', 'round.svg'])
+@pytest.mark.parametrize('name', ['rooms.svg', 'round.svg', 'speedups.svg'])
 def test_a_picture_has_all_its_colours_light_and_dark(name):
   svg = (_ROOT / 'docs' / name).read_text('utf-8')
   root = ElementTree.fromstring(svg)

@@ -10,7 +10,7 @@ NOT_TRIED = 'not tried'  # an earlier sibling was kept
 PAST_THE_END = 'past the end'
 # The fates of tokens that are shown struck through.
 STRUCK = (REJECTED, FALLS)
-# Of the columns that `numbers` fills, for a legend.
+# The columns that `numbers` fills, and what a legend says of them.
 COLUMNS = ('drafter', 'target', 'keep')
 LEGEND = (
   'drafter, target: the probability of a draft token where it was drawn and '

@@ -21,7 +21,7 @@ from experiments.command import progress as progress_lib
 # The trained drafters that ship, the most promising ones first.
 _DRAFTERS = ('mtp', 'eagle3', 'dspark', 'hydra', 'medusa', 'draft')
 _BFLOAT16 = "target/specsample.load.dtype = 'bfloat16'"
-# What the journal keeps of a result file.
+# The entries of a result file that the journal keeps.
 _KEPT = (
   *('hardware', 'versions', 'git_commit', 't_ms', 'ar_tokens_per_s'),
   *('ar_ms_per_token', 'ar_round_ms', 'memory_gb_per_s'),

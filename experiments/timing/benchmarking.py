@@ -157,7 +157,7 @@ class Measured:
   others: dict[str, Passes]
   weight_bytes: int  # without copies on a mesh, like cache_bytes
   cache_bytes: int
-  # Of the process, after autoregressive decoding; with the weights of `others`.
+  # The process after autoregressive decoding, with the weights of `others`.
   peak_rss_bytes: int
   baseline_rss_bytes: int  # the same before the model was loaded
   peak_device_bytes: int | None

@@ -215,7 +215,7 @@ class Batches:
     width = -(-width // self.width_multiple) * self.width_multiple
     if width >= size:
       return batch
-    # What follows in a row is not learned.
+    # The places after a span fill its row, and are not learned.
     filled = [
       [*span, *range(last := max(span, default=-1) + 1, last + width)][:width]
       for span in spans

@@ -121,7 +121,7 @@ def _mask(length, size, num_new, window):
 
 @types.pytree
 class _Drafting:
-  """What `first` and `next` hand on."""
+  """The state that `first` and `next` hand on."""
 
   hidden: Array  # [B, n, D], after the latest tokens
   state: heads.HeadsState

@@ -432,21 +432,19 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   ) -> cache_lib.KVCache:
     """Returns a module's cache without entries.
 
-    It is a ring if the layer has a window and `max_new` is given, the most
-    entries that follow those of kept tokens; see `models.cache`.
+    Layers with a window are rings if `max_new` is given, the most entries that
+    follow those of kept tokens; see `models.cache`.
     """
-    layer = dataclasses.replace(
+    layers = dataclasses.replace(
       self.shape,
-      num_layers=1,
+      num_layers=len(self.windows),
+      sliding_layers=tuple(
+        i for i, window in enumerate(self.windows) if window is not None
+      ),
       has_int8_cache=False,
       dtype=jnp.dtype(dtype).name,
     )
-    size = max_length
-    if max_new is not None and self.window is not None:
-      size = min(max_length, self.window + max_new)
-    cache = layer.init_cache(batch_size, size)
-    rings = (0,) if size < max_length else ()
-    return dataclasses.replace(cache, rings=rings)
+    return layers.init_cache(batch_size, max_length, max_new)
 
 
 class Joined(nnx.Module):

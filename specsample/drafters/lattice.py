@@ -96,7 +96,7 @@ def best_prefixes(log_probs: Array, num_prefixes: int) -> Prefixes:
   scores, steps, parents = jax.tree.map(
     lambda *levels: jnp.concatenate(levels, axis=1), *found
   )
-  # Of equal scores `top_k` takes the first, which is never the child.
+  # `top_k` takes the first of equal scores, which is never the child.
   score, kept = jax.lax.top_k(scores, num_prefixes)
   is_parent = kept[:, None] + 1 == _take(parents, kept)[..., None]
   number = jnp.where(is_parent, jnp.arange(1, num_prefixes + 1), 0)

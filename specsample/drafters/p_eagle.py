@@ -26,7 +26,7 @@ class _PEagle(eagle.Eagle3Network):
     super().__init__(config, keys)
     dim, size = config.model.dim, config.model.vocab_size
     shape = dataclasses.replace(config.shape, dtype='float32')
-    # Those after the first one, which is `layer`.
+    # The layers after the first one, which is `layer`.
     self.layers = nnx.List(
       [
         decoder_layer.DecoderLayer(shape, keys)
@@ -110,26 +110,6 @@ class PEagle(steps.OnePass, eagle.Eagle3):
       # The target's own layers do not say which of these have a window.
       return (self.window,) * self.num_layers
     return tuple(map(self.shape.window, range(self.num_layers)))
-
-  def empty_cache(self, batch_size, max_length, dtype, max_new=None):
-    """See `feature_chain.FeatureChain`: layers with a window are rings."""
-    room = lambda window: (
-      max_length
-      if window is None or max_new is None
-      else min(max_length, window + max_new)
-    )
-    sizes = list(map(room, self.windows))
-    heads, head_dim = self.shape.num_kv_heads, self.shape.head_dim
-    make = lambda: tuple(
-      cache_lib.entries(batch_size, size, heads, head_dim, dtype)
-      for size in sizes
-    )
-    return cache_lib.KVCache(
-      keys=make(),
-      values=make(),
-      length=cache_lib.no_tokens(batch_size),
-      rings=tuple(i for i, size in enumerate(sizes) if size < max_length),
-    )
 
   def slots(self, params, tokens, length, state):
     """See `steps.OnePass`: a pass over up to K + 1 entries and K - 1 masks."""

@@ -60,7 +60,7 @@ def generate(
   """Continues a batch of prompts by speculative decoding.
 
   If `verify` is lossless, the output has exactly the target model's
-  distribution. `Typical`, `Lenient` and `Synthetic` are not lossless.
+  distribution. `Candidates`, `Typical`, `Lenient` and `Synthetic` are not.
 
   It may be called inside `jax.jit`, `jax.vmap` (over keys, say), `jax.lax.scan`
   or a function that is differentiated, as long as `max_new_tokens` and

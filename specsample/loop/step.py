@@ -58,9 +58,9 @@ class Judged:
   probs: Array  # [B, N + 1, V], 0 where there is no distribution
   valid: Array  # [B, N + 1] bool, whether there is a distribution
   verdict: Verdict  # [B]
-  # Of the kept drafts and the next token, [B, P + 1] each: what the state's
-  # `log_probs`, `warped_log_probs`, `scored` and `ties` record, those of them
-  # that it has.
+  # For the kept drafts and the next token, [B, P + 1] each: what the state's
+  # `log_probs`, `warped_log_probs`, `scored` and `ties` record, as far as the
+  # state has them.
   records: dict[str, Array]
 
 

@@ -36,8 +36,8 @@ class KVCache:
   values: tuple[Entries, ...]  # L of [B, H, S, head_dim]
   length: Array  # [B] int32, tokens kept
   rings: tuple[int, ...] = types.static(default=())  # layers that are rings
-  # Of a model with recurrent layers, else (): L states, None for attention, and
-  # after `append` L logs, which are for the state before the appended tokens.
+  # Only a model with recurrent layers has these: L states, None for attention,
+  # and after `append` L logs, which are for the state before the new tokens.
   states: tuple[gated_delta.State | None, ...] = ()
   logs: tuple[gated_delta.Log | None, ...] = ()
 

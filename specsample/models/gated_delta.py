@@ -22,7 +22,7 @@ from specsample.models import delta_rule
 from specsample.models import layers
 from specsample.types import Array
 
-# Of the norms of queries and keys.
+# The epsilon in the norms of queries and keys.
 _EPS = 1e-6
 
 
@@ -104,7 +104,7 @@ class Order:
   """How the new tokens of a pass follow each other: a chain or a tree."""
 
   shape: tuple[int, int] = types.static()  # (B, T)
-  # Of a tree, [B, T, T] bool: which nodes are on the path to each node.
+  # For a tree, [B, T, T] bool: which nodes are on the path to each node.
   ancestors: Array | None = None
 
 

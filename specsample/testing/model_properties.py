@@ -159,7 +159,7 @@ def _check_shapes(subject, feeds_once):
     committed = jax.eval_shape(model.commit, after, ints(batch))
     returned = {'apply': after, 'commit': committed}
     if feeds_once:
-      # What is carried from one pass to the next was committed.
+      # A cache that goes from one pass to the next was committed.
       del returned['apply']
     for name, cache in returned.items():
       assert _types(cache) == _types(empty), (

@@ -54,7 +54,7 @@ class Candidates:
     are_siblings = parents == parents[:, None]
     best = jnp.max(jnp.where(are_siblings, own, 0), axis=1)
     is_kept = (own == best) & (own >= self.threshold)
-    # Of equally likely ones the first.
+    # The first of several that are equally likely.
     again = rule.is_sibling_before(parents) & is_kept
     accept = is_kept & ~jnp.any(again, axis=1)
     stop = rule.stop_in_tree(parents, accept.astype(target_probs.dtype))

@@ -20,7 +20,7 @@ from specsample.verify import rule
 class Certified:
   """Keeps drafts while they equal the target's choice, for greedy rows.
 
-  It needs `params['shadow']`, from `specsample.shadow`, and decoding with
+  It needs `params['shadow']`, from `Loaded.shadow`, and decoding with
   `log_probs=False`, because neither probabilities nor log-probabilities are
   known without all logits.
 
@@ -91,7 +91,7 @@ def _stop(draft, chosen):
     return jnp.ones(1)
   parents = rule.parents(draft)
   agrees = (draft.tokens == chosen[parents]) & (draft.tokens >= 0)
-  # Of equal siblings the first is kept.
+  # The first of equal siblings is kept.
   again = rule.is_sibling_before(parents) & agrees
   first = agrees & ~jnp.any(again, axis=1)
   return rule.stop_in_tree(parents, first.astype(jnp.float32))

@@ -130,7 +130,7 @@ def test_tables_hold_the_numbers(found):
     for one in found.tables
     if [line[0] for line in one] == ['method', *reports.METHODS]
   )
-  # What matters first fits beside the names.
+  # The most important columns fit beside the names.
   assert main[0] == [
     *('method', 'K', 'tokens a round', 'ms a token', 'speedup', 'exact')
   ]

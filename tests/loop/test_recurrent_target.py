@@ -35,8 +35,8 @@ _MODEL = dataclasses.replace(
   rotary_dim=4,
 )
 _K = 4
-# Of 1, 3, K + 1 and 130 tokens: less than a convolution sees, as many as a
-# round reads, and more than a chunk of the prefill.
+# Prompts of 1, 3, K + 1 and 130 tokens: less than a convolution sees, as many
+# as a round reads, and more than a chunk of the prefill.
 _PROMPTS = tuple(
   tuple(np.random.default_rng(n).integers(24, size=n).tolist())
   for n in (1, 3, _K + 1, 130)

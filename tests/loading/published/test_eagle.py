@@ -313,7 +313,7 @@ def test_eagle3_of_all_tokens_and_five_layers(tmp_path):
   [
     ('norm_before_residual', 'fc_norm'),
     ('norm_output',),
-    # What it trains by default.
+    # The flags that speculators sets by default when it trains.
     ('norm_before_residual', 'norm_before_fc', 'norm_output'),
   ],
 )
