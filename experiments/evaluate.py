@@ -2,7 +2,7 @@
 
   python -m experiments.evaluate
   python -m experiments.evaluate --prompts=questions.jsonl --limit=20
-  python -m experiments.evaluate --gin_bindings='Ngram.num_draft_tokens = 4'
+  python -m experiments.evaluate --gin_bindings='Evaluation.batch_size = 8'
 
 Prints a table, and writes result.json, results.csv, results.png and
 generations.jsonl (each method's text, with every token's origin) to --out.

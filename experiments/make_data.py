@@ -227,7 +227,7 @@ def _fill(
       if not found and not only_given:
         cli.fail(
           f'no dialogue of shard {number} passed the filters ({how}): see what '
-          'the model writes with python -m experiments.generate --chat'
+          'the model writes with python -m experiments.generate --interactive'
         )
       with cli.bad_input():
         if keep_hidden and found:

@@ -10,7 +10,6 @@ few hundred tokens, and their answers repeat parts of them.
 """
 
 import json
-import pathlib
 
 from absl import flags
 
@@ -20,6 +19,7 @@ from experiments.command import environment
 from experiments.reporting import files
 from experiments.training_data import data_folder
 from experiments.training_data import text_prompts
+from specsample import files as library_files
 
 config.define_flags('configs/runs/prompts.gin')
 flags.adopt_module_key_flags(config)
@@ -44,7 +44,7 @@ def main() -> None:
     dialogues = [dialogue for shard in data.shards for dialogue in shard]
     made = prompts.make(dialogues, _COUNT.value)
     lines = [json.dumps(x, ensure_ascii=False) for x in made]
-    out = pathlib.Path(_OUT.value)
+    out = library_files.at(_OUT.value)
     cli.make_folder(out.parent)
     files.write(out, ('\n'.join(lines) + '\n').encode())
   print(f'{len(lines):,} prompts: {out}')

@@ -177,30 +177,43 @@ def _enumerate_all(cases: list[Case]) -> list[Record]:
 def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
   """Returns a lossless rule's records on one case, one per number of rounds."""
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
-  expected = enumeration.expected_accepted()
   predicted = _predicted(name, case)
   records = []
   for rounds in case.rounds:
-    error, variation = enumeration.error(rounds, case.law)
+    record = _found(name, enumeration, case, rounds, predicted)
     records.append(
-      {
-        'verifier': name,
-        'law': case.kind.value,
-        'rounds': rounds,
-        'max_error': error,
-        'total_variation': variation,
-        'expected_accepted': expected,
-        'predicted_accepted': predicted,
+      record
+      | {
         'case': case.name,
         'vocab_size': case.vocab_size,
         'num_draft_tokens': case.num_draft_tokens,
-        'passed': verifier.lossless
-        and error < TOLERANCE
-        and variation < TOLERANCE
-        and _is_as_predicted(expected, predicted),
+        'passed': _is_exact(verifier, record),
       }
     )
   return records
+
+
+def _found(name, enumeration, case, rounds, predicted) -> Record:
+  """Returns what an enumeration of some rounds found of a rule."""
+  error, variation = enumeration.error(rounds, case.law)
+  return {
+    'verifier': name,
+    'law': case.kind.value,
+    'rounds': rounds,
+    'max_error': error,
+    'total_variation': variation,
+    'expected_accepted': enumeration.expected_accepted(),
+    'predicted_accepted': predicted,
+  }
+
+
+def _is_exact(verifier, record):
+  return (
+    verifier.lossless
+    and record['max_error'] < TOLERANCE
+    and record['total_variation'] < TOLERANCE
+    and _is_as_predicted(record)
+  )
 
 
 def _predicted(name, case) -> float | None:
@@ -211,8 +224,10 @@ def _predicted(name, case) -> float | None:
   return float(formula(case.proposal, case.target).sum())
 
 
-def _is_as_predicted(expected, predicted):
-  return predicted is None or abs(expected - predicted) < TOLERANCE
+def _is_as_predicted(record):
+  predicted = record['predicted_accepted']
+  difference = lambda: abs(record['expected_accepted'] - predicted)
+  return predicted is None or difference() < TOLERANCE
 
 
 def _enumerate_trees(name, verifier, kind) -> list[Record]:
@@ -232,25 +247,13 @@ def enumerate_tree(
   record also has the most that any exact rule can keep.
   """
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
-  error, variation = enumeration.error(case.rounds, case.law)
-  expected = enumeration.expected_accepted()
-  predicted = _predicted(name, case)
-  record = {
-    'verifier': name,
-    'law': case.kind.value,
-    'rounds': case.rounds,
-    'max_error': error,
-    'total_variation': variation,
-    'expected_accepted': expected,
-    'predicted_accepted': predicted,
+  record = _found(name, enumeration, case, case.rounds, _predicted(name, case))
+  record |= {
     'case': f'tree: {case.name}',
     'vocab_size': 3,
     'num_draft_tokens': case.topology.num_nodes,
     'parents': list(case.topology.parents),
-    'passed': verifier.lossless
-    and error < TOLERANCE
-    and variation < TOLERANCE
-    and _is_as_predicted(expected, predicted),
+    'passed': _is_exact(verifier, record),
   }
   drawn = case.proposal(0).probs
   if case.kind not in stats.BOUNDED_KINDS or case.topology.depth > 1:
@@ -261,7 +264,8 @@ def enumerate_tree(
   )
   return record | {
     'optimal_accepted': optimum,
-    'passed': record['passed'] and expected < optimum + TOLERANCE,
+    'passed': record['passed']
+    and record['expected_accepted'] < optimum + TOLERANCE,
   }
 
 
@@ -309,25 +313,18 @@ def measure_lossy_tree(name: str, case: cases_lib.TreeCase) -> list[Record]:
 def _measure_lossy(name, verifier, settings, case, predicted) -> list[Record]:
   """Measures a rule's error, and checks that it keeps as much as predicted."""
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
-  error, variation = enumeration.error(2, case.law)
-  expected = enumeration.expected_accepted()
+  record = _found(name, enumeration, case, 2, predicted)
   return [
-    {
-      'verifier': name,
-      **settings,
-      'law': case.kind.value,
-      'rounds': 2,
-      'max_error': error,
-      'total_variation': variation,
-      'expected_accepted': expected,
-      'predicted_accepted': predicted,
+    record
+    | settings
+    | {
       'case': case.name,
       'vocab_size': case.vocab_size,
       'num_draft_tokens': case.num_draft_tokens,
       # The error shows that the enumeration would notice a mistake.
       'passed': not verifier.lossless
-      and error > TOLERANCE
-      and abs(expected - predicted) < TOLERANCE,
+      and record['max_error'] > TOLERANCE
+      and _is_as_predicted(record),
     }
   ]
 

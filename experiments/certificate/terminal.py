@@ -17,7 +17,7 @@ Record = dict[str, Any]
 def show(certificate: Record) -> None:
   """Prints a summary of each section, and every planted bug."""
   console = tables.console()
-  if certificate['cases']:
+  if certificate['cases'] or certificate['lossy']:
     console.print('\nExact enumeration of lossless rules\n', style='bold')
     console.print(_cases(certificate['cases'], certificate['lossy']))
   if certificate['statistical']:
@@ -51,7 +51,7 @@ def _cases(lossless: list[Record], lossy: list[Record]) -> rich.table.Table:
     kept = [r['expected_accepted'] for r in rows]
     counted = 'keys' in rows[0]
     errors = [r['max_error'] for r in rows]
-    error = None if None in errors else max(errors)
+    error = None if None in errors else (sum if counted else max)(errors)
     deviation = ''
     if rows[0] in lossy:
       distances = [r['total_variation'] for r in rows]

@@ -127,12 +127,15 @@ def source_beside(component: Any) -> dict[str, str]:
   A drafter or rule that a user wrote is in neither package.
 
   Args:
-    component: a dataclass, searched with what its fields hold; anything else
-      has no modules.
+    component: a dataclass, searched with what its fields hold, or a tuple or
+      list of such; anything else has no modules.
   """
-  if not dataclasses.is_dataclass(component):
-    return {}
   found: dict[str, str] = {}
+  if isinstance(component, (tuple, list)):
+    for item in component:
+      found |= source_beside(item)
+  if not dataclasses.is_dataclass(component):
+    return found
   for field in dataclasses.fields(component):
     found |= source_beside(getattr(component, field.name))
   name = type(component).__module__

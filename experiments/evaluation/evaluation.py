@@ -269,8 +269,7 @@ def header(
       name: method.note for name, method in evaluation.methods.items()
     },
     'code of methods': {
-      name: environment.source_beside(method.drafter)
-      | environment.source_beside(method.verify)
+      name: environment.source_beside(method)
       for name, method in evaluation.methods.items()
     },
     **environment.identity(),

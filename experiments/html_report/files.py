@@ -15,7 +15,7 @@ _OTHERS = (
   GENERATION,
   *('trees.json', 'benchmark.json', 'throughput.json', 'replay.json'),
   *('online.json', 'costs.json', 'predict.json', 'certificate.json'),
-  'grpo.json',
+  *('grpo.json', 'vocabularies.json'),
 )
 
 

@@ -42,6 +42,7 @@ def adaptive(
     ValueError: the drafter was not trained for that many drafts, or cannot
       pause.
   """
+  of_length = lambda number: adaptive(method, policies, number, widths)
   if num_draft_tokens is not None:
     method = methods.with_num_draft_tokens(method, num_draft_tokens)
   has_ladder = any(isinstance(x, policies_lib.Budget) for x in policies)
@@ -50,7 +51,7 @@ def adaptive(
   drafter = drafters.Adaptive(
     drafter=method.drafter, policies=policies, widths=widths
   )
-  return methods.Method(drafter, method.verify, method.params)
+  return methods.Method(drafter, method.verify, method.params, load=of_length)
 
 
 def _widths(drafter):
@@ -78,10 +79,14 @@ def _budgeted(method, target, batch_size):
     target, method.drafter, method.params, batch_size=batch_size
   )
   drafter = drafters.Adaptive(drafter=method.drafter, policies=(budget,))
+  of_length = lambda number: _budgeted(
+    methods.with_num_draft_tokens(method, number), target, batch_size
+  )
   return methods.Method(
     drafter,
     method.verify,
     method.params,
+    load=of_length,
     for_batch=functools.partial(_budgeted, method, target),
   )
 

@@ -49,8 +49,9 @@ class Method:
   drafter: Drafter
   verify: Verifier = specsample.verify.chain
   params: Params = None  # None for a drafter without parameters of its own
-  # Loads the drafter for another K, if its parameters depend on K.
-  load: Callable[[int], specsample.LoadedDrafter] | None = None
+  # Makes the drafter and its parameters for another K, if K alone is not all
+  # that differs.
+  load: Callable[[int], 'specsample.LoadedDrafter | Method'] | None = None
   # Returns the method for another batch size, if the costs of passes matter.
   for_batch: Callable[[int], 'Method'] | None = None
   note: str = ''  # a message about it for users

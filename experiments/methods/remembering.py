@@ -46,9 +46,14 @@ def _suffix(drafter, params, target, batch_size):
   costs = round_costs.costs(
     target, drafter.num_draft_tokens, batch_size=batch_size
   )
+  of_length = lambda num_draft_tokens: _suffix(
+    dataclasses.replace(drafter, num_draft_tokens=num_draft_tokens),
+    *(params, target, batch_size),
+  )
   return methods.Method(
     dataclasses.replace(drafter, costs=costs),
     params=params,
+    load=of_length,
     for_batch=functools.partial(_suffix, drafter, params, target),
   )
 

@@ -192,7 +192,7 @@ class Server:
       return 0
     steps = [record['step'] for record in self.journal.of(LEARNING)]
     if step not in steps:
-      train_state.refuse_step(step)
+      train_state.refuse_step(step, 'drafter')
     return steps.index(step) + 1
 
   def _control(self, number) -> dict[str, Any]:
@@ -254,6 +254,7 @@ def header(
     'tokens of the prompts': journal_lib.digest(tokens),
     'target': serving.target.fingerprint,
     'drafter weights': fingerprint.compute(serving.method.params),
+    'code of the method': environment.source_beside(serving.method),
     **environment.identity(),
   }
 

@@ -273,5 +273,9 @@ def header(settings: reinforcement_lib.Reinforcement) -> dict[str, Any]:
     'drafter weights': [
       fingerprint.compute(arm.method.params) for arm in settings.arms.values()
     ],
+    'code of the arms': {
+      name: environment.source_beside(arm.method)
+      for name, arm in settings.arms.items()
+    },
     **environment.identity(),
   }

@@ -24,8 +24,8 @@ _BFLOAT16 = "target/specsample.load.dtype = 'bfloat16'"
 # The entries of a result file that the journal keeps.
 _KEPT = (
   *('hardware', 'versions', 'git_commit', 't_ms', 'ar_tokens_per_s'),
-  *('ar_ms_per_token', 'ar_round_ms', 'memory_gb_per_s'),
-  *('percent_of_roofline', 'methods', 'weight_bytes', 'peak_device_bytes'),
+  *('ar_round_ms', 'memory_gb_per_s', 'percent_of_roofline', 'methods'),
+  'weight_bytes',
   'rows',
 )
 

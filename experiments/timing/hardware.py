@@ -21,7 +21,7 @@ _STREAM_BYTES = 1 << 28
 _STREAMS = 8
 
 
-def memory_bandwidth(repeats: int = 5) -> float:
+def memory_bandwidth() -> float:
   """Returns the most bytes per second that one device's memory moves.
 
   It times a large sum, which reads as a pass of a model does, and a large copy,
@@ -33,7 +33,7 @@ def memory_bandwidth(repeats: int = 5) -> float:
   one = sharding.make_mesh(devices=jax.local_devices()[:1])
   is_mesh = not jax.sharding.get_mesh().empty
   with jax.set_mesh(one) if is_mesh else contextlib.nullcontext():
-    return _memory_bandwidth(repeats)
+    return _memory_bandwidth(repeats=5)
 
 
 def _memory_bandwidth(repeats):

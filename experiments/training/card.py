@@ -53,7 +53,7 @@ def make(
       'last_step': plan.num_steps,
       'answer_tokens_seen': seen[best['step']],
       'answer_tokens_per_second': seen[plan.num_steps] / seconds,
-      'hours': seconds / 3600,
+      'hours': (seconds + sum(x['seconds'] for x in evaluations)) / 3600,
       'settings': training.settings(),
       'configuration': gin.operative_config_str(),
       **environment.describe(),

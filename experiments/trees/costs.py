@@ -9,7 +9,6 @@ import dataclasses
 
 import numpy as np
 
-from specsample import cost
 from specsample import tree
 
 
@@ -22,16 +21,12 @@ class Costs:
     verify_ms: the target's pass, by number of nodes.
     overhead_ms: the rest, by number of nodes.
     autoregressive_ms: a round without a draft.
-    widths: increasing numbers of nodes, as in `types.Drafter`: the target's
-      pass takes as long as for the first of them that holds the tree. Empty if
-      a pass reads only the tree.
   """
 
   draft_ms: Mapping[int, float]
   verify_ms: Mapping[int, float]
   overhead_ms: Mapping[int, float]
   autoregressive_ms: float
-  widths: Sequence[int] = ()
 
   def __post_init__(self):
     """Raises ValueError if a part has no measured time."""
@@ -42,10 +37,9 @@ class Costs:
   def round_ms(self, topology: tree.Topology) -> float:
     """Returns the time of drafting a tree, scoring it, and the rest."""
     nodes = topology.num_nodes
-    read = cost.width_of(nodes, self.widths) if self.widths else nodes
     return (
       _between(self.draft_ms, topology.depth)
-      + _between(self.verify_ms, read)
+      + _between(self.verify_ms, nodes)
       + _between(self.overhead_ms, nodes)
     )
 

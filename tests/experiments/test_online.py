@@ -228,6 +228,20 @@ def test_a_kill_behind_the_last_batch_leaves_the_drafter_to_write(
     np.testing.assert_array_equal(run.weights[name], expected)
 
 
+def test_checkpoints_without_their_journal_are_one_line(
+  flags, commands, whole, tmp_path
+):
+  out = tmp_path / 'out'
+  shutil.copytree(whole.out, out)
+  for path in (out / 'journal.jsonl', out / 'online.json'):
+    path.unlink()
+  shutil.rmtree(out / 'drafter')
+  outcome = commands.run(*flags(out))
+  assert outcome.code == 2
+  (line,) = outcome.err.splitlines()[-1:]
+  assert 'delete the folders checkpoints and drafter too' in line
+
+
 def test_updates_that_come_to_no_number_are_undone(
   flags, commands, whole, tmp_path
 ):

@@ -149,6 +149,9 @@ def test_a_setting_has_what_its_name_says(table):
       assert size.lower() in drafter['name'].lower()
     assert drafters
     assert size in target
+    # Qwen3-Coder does not think; what a drafter learned from decides otherwise.
+    if 'Coder' not in target:
+      gin.query_parameter(f'{loader}/specsample.load.chat_variables')
   assert of_data == {'GSM8K', 'MATH-500', 'HumanEval', 'MT-Bench'}
 
 

@@ -114,19 +114,6 @@ def test_a_prediction_is_tokens_over_time():
   assert found.round_ms == pytest.approx(2 + 14 + 1)
 
 
-def test_a_tree_takes_as_long_as_the_width_that_it_falls_in():
-  of_widths = dataclasses.replace(_COSTS, widths=(0, 2, 6))
-  for nodes, read in {1: 2, 2: 2, 3: 6, 6: 6}.items():
-    of_tree = tree.best(_ACCEPTANCE, nodes, min(nodes, 2))
-    rest = _COSTS.draft_ms[of_tree.depth] + max(0, (nodes - 2) / 2)
-    expected = _COSTS.verify_ms[read] + rest
-    assert of_widths.round_ms(of_tree) == pytest.approx(expected)
-  with pytest.raises(
-    ValueError, match='a round drafts up to 6 tokens: make the'
-  ):
-    dataclasses.replace(_COSTS, widths=(0, 2)).round_ms(tree.k_ary((2, 2)))
-
-
 def test_the_fastest_tree_is_chosen_not_the_largest():
   topologies = costs_lib.grid(_ACCEPTANCE, (1, 2, 6, 60), (1, 2))
   assert max(one.num_nodes for one in topologies) == 6

@@ -55,6 +55,25 @@ def test_what_is_no_number_is_shown_and_fails(capsys):
   assert len(list(terminal.failures(certificate))) == 5
 
 
+def _sections(**sections):
+  names = ('cases', 'lossy', 'statistical', 'choices', 'planted_bugs')
+  return {name: [] for name in names} | sections
+
+
+def test_wrong_tokens_of_all_scenes_are_counted(capsys):
+  scene = {
+    'verifier': 'coupled',
+    'law': 'sampled',
+    'keys': 2,
+    'tokens': 10,
+    'max_error': 3,
+    'expected_accepted': 1.0,
+    'passed': False,
+  }
+  terminal.show(_sections(cases=[scene, scene | {'max_error': 2}]))
+  assert '5 of 20 tokens' in capsys.readouterr().out
+
+
 def test_a_lossy_rule_is_shown_with_its_distance_from_the_target(capsys):
   record = lambda rule, distance: {
     'verifier': rule,
@@ -76,6 +95,8 @@ def test_a_lossy_rule_is_shown_with_its_distance_from_the_target(capsys):
   assert 'exact' in exact
   assert 'lossy' not in exact
   assert '2.5e-01 (lossy, TV 0.25 to 0.50)' in typical
+  terminal.show(_sections(lossy=[record('typical', 0.25)]))
+  assert '(lossy, TV' in capsys.readouterr().out
 
 
 def test_a_statistic_that_is_no_number_is_an_alarm():

@@ -75,6 +75,8 @@ def test_a_drafter_of_ones_own_is_part_of_the_code(tmp_path, monkeypatch):
   )
   digests = environment.source_beside(recorded)
   assert environment.source_beside(mine) == digests
+  # As policies are, in a tuple.
+  assert environment.source_beside(([mine],)) == digests
   assert digests.keys() == {'mine_alone'}
   path.write_text(path.read_text() + '\n')
   assert environment.source_beside(recorded) != digests

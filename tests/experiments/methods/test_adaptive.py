@@ -129,3 +129,6 @@ def test_the_most_drafts_and_the_widths_may_be_given():
   assert made.drafter.num_draft_tokens == 3
   assert made.drafter.widths == (0, 1, 2, 3)
   assert adaptive.adaptive(method, fixed, widths=(1,)).drafter.widths == (1, 2)
+  longer = methods.with_num_draft_tokens(made, 4).drafter
+  assert longer.drafter.num_draft_tokens == 4
+  assert longer.widths == (0, 1, 2, 3, 4)

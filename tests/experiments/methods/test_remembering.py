@@ -52,6 +52,17 @@ def test_costs_are_of_rounds_of_a_batch(cache):
     _costs(1, 16)
 
 
+def test_another_length_has_costs_of_its_own():
+  suffix = remembering.suffix(
+    drafters.Suffix(num_draft_tokens=3), target=_TARGET
+  )
+  longer = methods.with_num_draft_tokens(suffix, 5)
+  assert longer.drafter.num_draft_tokens == 5
+  assert longer.drafter.costs == _costs(1, 5)
+  with pytest.raises(ValueError, match='num_draft_tokens is 16: give 1 to 15'):
+    methods.with_num_draft_tokens(suffix, 16)
+
+
 def test_an_evaluation_decides_for_its_own_batch():
   suffix = remembering.suffix(
     drafters.Suffix(num_draft_tokens=3), target=_TARGET
