@@ -7,11 +7,12 @@
 # questions (JSON lines), and NAMES is a regular expression: only commands whose
 # names match are run. The same line goes on where it was interrupted, kill -9
 # included; what has ended is not run again. Nothing else should run meanwhile.
-# About two hours on two cores with 18 questions. DIR belongs to one commit, and
-# to one machine: tables of several days are not comparable.
+# About three hours on two cores with 18 questions, in sittings if NAMES says so.
+# DIR belongs to one commit, and to one machine: tables of several days are not
+# comparable.
 set -euo pipefail
 if (($# < 2)); then
-  sed -n '2,12s/^# \{0,1\}//p' "$0"
+  sed -n '2,13s/^# \{0,1\}//p' "$0"
   exit 2
 fi
 mkdir -p "$1"
@@ -60,11 +61,12 @@ evaluate() { # NAME CONFIGURATION ARGUMENTS
 
 # README, docs/results.md: 24 prompts.
 evaluate quickstart quickstart --prompts=experiments/data/quickstart.jsonl
-# docs/results.md, docs/memory.md: first turns of the questions, and the parts of rounds.
+# docs/results.md: first turns of the questions, and the parts of rounds.
 first=$(bind 'Evaluation.max_turns = 1')
 # Most prompts share one program: compiling takes a quarter of the time.
 wide=$(bind 'Evaluation.least_width = 256')
-evaluate questions all --prompts="$questions" "$first" "$wide"
+evaluate questions all --prompts="$questions" "$first" "$wide" \
+  "$(bind 'Evaluation.repeats = 4')"
 evaluate questions_t1 all --prompts="$questions" "$first" "$wide" \
   "$(bind 'specsample.Sampling.temperature = 1.0')" "$(bind 'Evaluation.repeats = 0')"
 # docs/tables.md

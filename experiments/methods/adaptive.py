@@ -46,10 +46,11 @@ def adaptive(
   if num_draft_tokens is not None:
     method = methods.with_num_draft_tokens(method, num_draft_tokens)
   has_ladder = any(isinstance(x, policies_lib.Budget) for x in policies)
-  if widths is None and not has_ladder:
-    widths = _widths(method.drafter)
+  own = None if has_ladder else _widths(method.drafter)
   drafter = drafters.Adaptive(
-    drafter=method.drafter, policies=policies, widths=widths
+    drafter=method.drafter,
+    policies=policies,
+    widths=own if widths is None else widths,
   )
   return methods.Method(drafter, method.verify, method.params, load=of_length)
 

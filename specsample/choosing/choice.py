@@ -95,7 +95,8 @@ def auto(
   batch_size = round_costs.rows(batch_size)
   times = round_costs.pass_seconds(target, batch_size)
   if round_costs.is_uneven(times):
-    low, high = (1e3 * x for x in (min(times['1']), max(times['1'])))
+    least = min(map(min, times.values()))
+    low, high = 1e3 * min(least, *times['1']), 1e3 * max(times['1'])
     return Choice(
       drafter=drafters.NoDraft(),
       reason=f'decodes plainly: a pass took {low:.0f} to {high:.0f} ms, which '
@@ -222,11 +223,14 @@ def _promise(name, measured, passes, batch_size, seconds):
   shares = [float(x) for x in measured['acceptance_by_position'][:most]]
   if seconds is None:
     seconds = [0.0] * (len(shares) + 1)
+  # Passes over more tokens were not timed.
+  seconds = seconds[: len(shares) + 1]
   given = passes, batch_size, seconds
   promised = [promises_lib.of_chain(name, shares, *given)]
   if by_rank := measured.get('acceptance_by_rank'):
-    promised.append(promises_lib.of_trees(name, by_rank, *given, most))
-  if by_nodes := measured.get('tokens_by_nodes'):
+    promised.append(promises_lib.of_trees(name, by_rank[:most], *given, most))
+  by_nodes = measured.get('tokens_by_nodes', {})
+  if by_nodes := {n: x for n, x in by_nodes.items() if int(n) <= most}:
     promised.append(promises_lib.of_lattice(name, by_nodes, *given))
   return max(promised, key=lambda x: x.speedup)
 

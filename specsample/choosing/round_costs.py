@@ -15,8 +15,9 @@ from specsample.choosing import measured_here
 from specsample.choosing import pass_times
 from specsample.choosing import promises as promises_lib
 from specsample.choosing import tree_rounds
-from specsample.drafters import chain
-from specsample.drafters import feature_chain
+from specsample.drafters import dflash
+from specsample.drafters import heads
+from specsample.drafters import steps
 from specsample.loading import drafter as drafter_lib
 from specsample.loading import load
 from specsample.types import Drafter, Params
@@ -129,7 +130,7 @@ def tree_seconds(
       target.model,
       drafter,
       ladder,
-      length=_CONTEXT,
+      length=_context(target, tree_rounds.ROUNDS * (drafter.depth + 1)),
       batch=batch_size,
       repeats=_REPEATS,
     )
@@ -137,7 +138,7 @@ def tree_seconds(
   what = {
     'trees': repr(drafter),
     'passes': repr(target.model),
-    'form': _form(target.params),
+    'form': _form((target.params, params)),
     'batch': batch_size,
     'ladder': list(ladder),
   }
@@ -179,7 +180,7 @@ def pass_seconds(
   target: load.Loaded, batch_size: int
 ) -> dict[str, list[float]]:
   """Returns the times of passes over 1 to 16 tokens of each row, by number."""
-  length = min(_CONTEXT, target.model.max_length - max(SIZES) - 1)
+  length = _context(target, max(SIZES))
 
   def measure():
     found = pass_times.passes(
@@ -201,6 +202,11 @@ def pass_seconds(
     'sizes': SIZES,
   }
   return _recall(what, measure, lambda x: not is_uneven(x))
+
+
+def _context(target, num_new):
+  """Returns the tokens in the cache before as many new ones and one more."""
+  return min(_CONTEXT, target.model.max_length - num_new - 1)
 
 
 def is_uneven(times: Mapping[str, Sequence[float]], least: str = '1') -> bool:
@@ -229,7 +235,7 @@ def drafting_seconds(
       {'target': target.params, 'drafter': params},
       target.model,
       drafter,
-      length=_CONTEXT,
+      length=_context(target, drafter.num_draft_tokens),
       batch=batch_size,
       repeats=_REPEATS,
     )
@@ -237,15 +243,15 @@ def drafting_seconds(
 
   what = {
     'drafts': repr(drafter),
-    'form': _form(target.params),
+    'form': _form((target.params, params)),
     'batch': batch_size,
   }
   times = _recall(what, measure, lambda x: min(x['draft']) > 0)
   whole = max(0.0, min(times['draft']))
   num_draft_tokens = drafter.num_draft_tokens
-  passes = chain.OverModel | feature_chain.FeatureChain
-  if not (isinstance(drafter, passes) and drafter.stops_early):
-    # The drafter makes all its drafts at once.
+  # Heads one after another cost little more for a longer draft.
+  at_once = steps.OnePass | dflash.DFlash | heads.Heads
+  if isinstance(drafter, at_once) or not drafter.stops_early:
     return [0.0] + [whole] * num_draft_tokens
   step = whole / num_draft_tokens
   return [step * i for i in range(num_draft_tokens + 1)]

@@ -16,6 +16,9 @@ from specsample.loop import decode
 from specsample.policies import policy
 from specsample.types import Array, Drafter, Model, Params
 
+# Rounds in a compiled loop.
+ROUNDS = 4
+
 
 @types.pytree
 class _Size:
@@ -59,7 +62,7 @@ def seconds(
   *,
   length: int,
   batch: int,
-  rounds: int = 4,
+  rounds: int = ROUNDS,
   repeats: int = 9,
 ) -> dict[str, list[float]]:
   """Times rounds whose drafts have each number of nodes, and rounds without.
@@ -74,7 +77,8 @@ def seconds(
     ladder: numbers of nodes, rising from 0 to N.
     length: tokens of each row before the first round.
     batch: number of rows.
-    rounds: rounds in a compiled loop; the time of an empty loop is subtracted.
+    rounds: rounds in a compiled loop; the least time of an empty loop is
+      subtracted.
     repeats: how often each loop is timed.
 
   Returns:
@@ -106,17 +110,19 @@ def seconds(
     for name, size in sizes.items()
   }
   taken: dict[str, list[float]] = {name: [] for name in sizes}
+  of_calls: dict[str, list[float]] = {name: [] for name in sizes}
   for repeat in range(repeats + 1):
     for name, start in states.items():
-      of_calls = []
-      for count in (0, rounds):
+      for count, found in ((0, of_calls[name]), (rounds, taken[name])):
         state = jax.block_until_ready(jax.tree.map(jnp.copy, start))
         begin = time.perf_counter()
         after = decode.advance(
           params, state, max_rounds=np.int32(count), **components
         )
         jax.block_until_ready(after)
-        of_calls.append(time.perf_counter() - begin)
-      if repeat:  # the first one compiles
-        taken[name].append((of_calls[1] - of_calls[0]) / rounds)
-  return taken
+        if repeat:  # the first one compiles
+          found.append(time.perf_counter() - begin)
+  return {
+    name: [(x - min(of_calls[name])) / rounds for x in found]
+    for name, found in taken.items()
+  }

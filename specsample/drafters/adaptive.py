@@ -44,7 +44,8 @@ class Adaptive(wrapper.Wrapper):
   Rows start from params['policies'] if it is given: the states that `learned`
   returned after other prompts, so that policies need not start from scratch.
   The number of drafts in a row then depends on those prompts too; the row's
-  distribution does not, and neither do its tokens at temperature 0.
+  distribution does not, as long as they were decoded with another key or other
+  request ids, and neither do its tokens at temperature 0.
 
   There is a single executable, and K is the most that is ever drafted. If no
   row wants a draft, the drafter does not run. A drafter that draws token by
@@ -86,9 +87,10 @@ class Adaptive(wrapper.Wrapper):
     most = self.num_draft_tokens
     widths = self._ladder() if self.widths is None else tuple(self.widths)
     if widths != tuple(sorted(set(widths) & set(range(most + 1)))):
+      name = 'the ladder' if self.widths is None else 'widths'
       raise ValueError(
-        f'widths are {widths}: give increasing numbers of draft tokens, from 0 '
-        f'to {most}'
+        f'{name} {"is" if self.widths is None else "are"} {widths}: give '
+        f'increasing numbers of draft tokens, from 0 to {most}'
       )
     weighs = (budget.Budget, fastest.Fastest)
     of_costs = [x for x in self.policies if isinstance(x, weighs)]
@@ -216,8 +218,10 @@ class Adaptive(wrapper.Wrapper):
     # A round emits at least one token in every row that is not done.
     over = count == 0
     drafted = jnp.maximum(state.drafted, 0)
+    # If this drafter drafted nothing, another one's draft may have been kept.
+    kept = jnp.minimum(verdict.num_accepted, drafted)
     learned = decision.update(
-      self.policies, state.policies, drafted, verdict.num_accepted, state.over
+      self.policies, state.policies, drafted, kept, state.over
     )
     learns_nothing = (state.drafted < 0) | over
     policies = jax.tree.map(

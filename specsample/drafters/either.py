@@ -106,6 +106,11 @@ class Either(Drafter):
     """See `types.Drafter`."""
     return self.trained.vocab_size
 
+  @property
+  def reads_logits(self) -> bool:
+    """See `types.Drafter`."""
+    return self.trained.reads_logits
+
   def with_store(
     self, params: Params, name: str, store: store_lib.Store
   ) -> Params:

@@ -93,7 +93,7 @@ class Batch:
   # until the next check (so `rounds` must be set). None: room for `max_length`.
   slot_step: int | None = None
   # Once no jobs are waiting, the batch is halved as rows finish, down to this
-  # many rows. None: its size does not change.
+  # many rows or a group of them. None: its size does not change.
   fewest_rows: int | None = None
   log_probs: bool = True  # whether they are computed
 
@@ -220,7 +220,9 @@ class Batch:
     """Returns the rows to keep: all, or the running ones and some padding."""
     # On a mesh, rows stay where they are.
     fewest = None if sharding.batch_parts() > 1 else self.fewest_rows
-    wanted = max(len(running), num_rows if fewest is None else fewest)
+    # Jobs that are made from others' results need a group of free rows.
+    fewest = num_rows if fewest is None else max(fewest, self._group)
+    wanted = max(len(running), fewest)
     while num_rows >= 2 * wanted:
       num_rows //= 2
     others = [row for row in range(self.batch_size) if row not in running]

@@ -259,7 +259,8 @@ def generate(
   """Runs `decode.generate` with an update after every `learner.rounds` rounds.
 
   A row's drafts depend on the other rows that are learned from, and so do its
-  tokens at a temperature above 0; their distribution does not.
+  tokens at a temperature above 0; their distribution does not, if each call has
+  a key or request ids of its own.
 
   Args:
     learned: from `init`, or from the previous call, so that the drafter keeps

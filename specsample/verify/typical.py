@@ -44,7 +44,7 @@ class Typical:
     logs = jnp.log(jnp.where(is_possible, target_probs, 1))
     entropy = -jnp.sum(target_probs * logs, axis=-1)
     threshold = jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
-    own = rule.of_tokens(target_probs[parents], draft.tokens)
+    own = rule.of_children(target_probs, draft)
     is_kept = (own > threshold[parents]) & (draft.tokens >= 0)
 
     ancestors = tree.ancestors(parents)

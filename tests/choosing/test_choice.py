@@ -376,6 +376,77 @@ def test_another_form_of_the_matrices_is_timed_anew(
   assert len(calls) == 2
 
 
+def test_drafters_in_other_forms_are_timed_apart(
+  cache, passes_take, monkeypatch
+):
+  passes_take(_CORES)
+  seconds = iter(([0.1], [0.4]))
+  monkeypatch.setattr(
+    round_costs.pass_times, 'drafting', lambda *_, **__: next(seconds)
+  )
+  hydra = drafters.Hydra(model=_MODEL, num_draft_tokens=2)
+  own = hydra.init_params(jax.random.key(1), _TARGET.params)
+  of_drafter = functools.partial(
+    round_costs.drafting_seconds, _TARGET, hydra, batch_size=1
+  )
+  assert of_drafter(own)[-1] == 0.1
+  assert of_drafter(int8.weights(own))[-1] == 0.4
+  assert of_drafter(own)[-1] == 0.1
+
+
+def test_drafts_that_one_pass_makes_cost_the_same_at_every_length(
+  cache, monkeypatch
+):
+  monkeypatch.setattr(
+    round_costs.pass_times, 'drafting', lambda *_, **__: [0.8]
+  )
+  of = lambda drafter: round_costs.drafting_seconds(_TARGET, drafter, {}, 1)
+  make = {'model': _MODEL, 'num_draft_tokens': 2}
+  features = {'feature_layers': (0, 1)}
+  for drafter in (
+    drafters.Medusa(**make),
+    drafters.Hydra(**make),
+    drafters.PARD(**make, mask_token_id=3),
+    drafters.PEagle(**make, **features, mask_token_id=3),
+    drafters.DFlash(**make, **features, num_layers=1),
+    drafters.Ngram(num_draft_tokens=2),
+  ):
+    assert of(drafter) == [0.0, 0.8, 0.8]
+  for drafter in (drafters.Chain(**make), drafters.MTP(**make)):
+    assert of(drafter) == [0.0, 0.4, 0.8]
+
+
+def test_drafts_beyond_the_timed_passes_are_left_out(
+  cache, shelf, passes_take, monkeypatch
+):
+  passes_take(_FLAT)
+  monkeypatch.setattr(
+    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
+  )
+  measured = {
+    'acceptance_by_position': [0.99] * 20,
+    'tokens_by_nodes': {'1': 1.1, '31': 9.0},
+  }
+  _ship(shelf, 'long', [0.99] * 20, on_questions=measured)
+  choice = specsample.auto(_TARGET, drafter=str(shelf / 'tiny' / 'long'))
+  assert choice.drafter.drafter.num_draft_tokens == 15
+
+
+def test_a_target_with_little_room_is_timed_after_fewer_tokens(
+  cache, monkeypatch
+):
+  small = dataclasses.replace(_MODEL, max_length=64)
+  target = specsample.Loaded(small, small.init(jax.random.key(0)), None)
+  lengths = []
+  monkeypatch.setattr(
+    *(round_costs.pass_times, 'drafting'),
+    lambda *_, length, **__: (lengths.append(length), [0.1])[1],
+  )
+  drafter = drafters.Chain(model=small, num_draft_tokens=3)
+  round_costs.drafting_seconds(target, drafter, target.params, 1)
+  assert lengths == [60]
+
+
 def test_where_nothing_can_be_written_times_are_measured_anew(
   tmp_path, monkeypatch
 ):

@@ -301,6 +301,10 @@ _FASTEST = policies.Fastest(costs=(1.0, 1.1, 1.3, 1.5))
     ({'widths': (0, 4)}, r'widths are \(0, 4\)'),
     ({'widths': (2,), 'policies': (_FASTEST,)}, 'plain pass: begin with 0'),
     ({'widths': (), 'policies': (_FASTEST,)}, 'plain pass: begin with 0'),
+    (
+      {'policies': (policies.Budget(ladder=(0, 9), costs=(1.0, 2.0)),)},
+      r'the ladder is \(0, 9\): give .* from 0 to 3',
+    ),
     ({'drafter': object()}, 'drafter is <object .*: give a drafter'),
     ({'drafter': drafters.Chain}, 'drafter is the class Chain: give an inst'),
     (

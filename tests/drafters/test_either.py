@@ -278,6 +278,37 @@ def test_nothing_is_learned_of_the_other_drafter():
   assert min(num_seen.values()) > 3
 
 
+def test_of_drafts_that_another_filter_cut_nothing_is_learned():
+  model, chain, params = _scene('chain')
+  fastest = policies.Fastest(costs=(1.0, 1.1, 1.2), patience=1)
+  cuts_all = policies.TokenProbability(1.0)
+  drafter = drafters.Either(
+    remembered=_SUFFIX,
+    trained=drafters.Adaptive(
+      drafter=chain, policies=(fastest, policies.Fixed(0), cuts_all)
+    ),
+  )
+  own = _with_store(params, _store(model))
+  state = _start(model, drafter, own, _PROMPTS, _LENGTHS)
+  after = _advance(model, drafter, own, state, 10)
+  kept = np.asarray(after.proposed)[:, 1:].sum(axis=1) > 0
+  assert np.any(kept)
+  # Remembered drafts were kept, which says nothing about the trained drafter.
+  learned, *_ = after.draft.trained.policies
+  assert np.all(np.asarray(learned.reached)[:, 0] > 0)
+  assert not np.any(np.asarray(learned.kept))
+
+
+def test_both_drafters_logits_are_computed_if_one_reads_them():
+  @dataclasses.dataclass(frozen=True, kw_only=True)
+  class Reader(drafters.Chain):
+    reads_logits = True
+
+  either = functools.partial(drafters.Either, remembered=_SUFFIX)
+  assert either(trained=Reader(**_MAKE)).reads_logits
+  assert not either(trained=drafters.Chain(**_MAKE)).reads_logits
+
+
 def test_drawn_and_remembered_tokens_have_one_kind():
   model, chain, params = _scene('chain')
   drafter = drafters.Either(remembered=_SUFFIX, trained=chain, prior_kept=0.3)

@@ -116,6 +116,20 @@ def test_a_finished_job_may_be_followed_by_another():
     assert found[job.number + 50] == _alone(follow(job))[0]
 
 
+def test_a_follower_is_run_although_the_batch_has_shrunk():
+  (first, *_) = _JOBS
+  follower = pool_lib.Job(first.number + 50, first.prompt, 1.0, 9)
+  finished = _run(
+    [first],
+    then=lambda done: follower if done.job is first else None,
+    batch_size=8,
+    fewest_rows=1,
+    rounds=2,
+  )
+  assert [d.job for d in finished] == [first, follower]
+  assert finished[1].tokens == _alone(follower)[0]
+
+
 def test_a_job_that_is_over_ends_early_and_disturbs_no_other():
   limit = 4
   finished = _run(
