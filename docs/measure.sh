@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the tables of docs/, checkpoints/ and the README again:
+# Measures tables of docs/ and the README again:
 #
 #   docs/measure.sh DIR QUESTIONS [NAMES]
 #

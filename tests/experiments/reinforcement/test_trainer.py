@@ -70,6 +70,21 @@ def test_a_checkpoint_without_its_journal_is_refused(settings, trainer_of):
     trainer.run()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Mine(drafters.NoDraft):
+  """A drafter in neither package, as users write them."""
+
+
+def test_code_of_ones_own_is_in_the_header(settings):
+  code = lambda settings: trainer_lib.header(settings)['code of the arms']
+  assert code(settings) == {'suffix': {}}
+  method = methods.Method(_Mine(), verify.coupled)
+  mine = dataclasses.replace(
+    settings, arms={'mine': arm_lib.Arm(method=method)}
+  )
+  assert list(code(mine)['mine']) == [__name__]
+
+
 def test_an_update_that_still_runs_is_not_timed_with_the_rollouts(settings):
   def draw(policy):
     return rewarded.draw(
