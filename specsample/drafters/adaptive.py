@@ -87,10 +87,10 @@ class Adaptive(wrapper.Wrapper):
     most = self.num_draft_tokens
     widths = self._ladder() if self.widths is None else tuple(self.widths)
     if widths != tuple(sorted(set(widths) & set(range(most + 1)))):
-      name = 'the ladder' if self.widths is None else 'widths'
+      what = 'the ladder is' if self.widths is None else 'widths are'
       raise ValueError(
-        f'{name} {"is" if self.widths is None else "are"} {widths}: give '
-        f'increasing numbers of draft tokens, from 0 to {most}'
+        f'{what} {widths}: give increasing numbers of draft tokens, from 0 to '
+        f'{most}'
       )
     weighs = (budget.Budget, fastest.Fastest)
     of_costs = [x for x in self.policies if isinstance(x, weighs)]
