@@ -12,7 +12,7 @@
 # comparable.
 set -euo pipefail
 if (($# < 2)); then
-  sed -n '2,13s/^# \{0,1\}//p' "$0"
+  sed -n '2,12s/^# \{0,1\}//p' "$0"
   exit 2
 fi
 mkdir -p "$1"

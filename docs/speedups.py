@@ -10,6 +10,7 @@ dark page.
 from collections.abc import Sequence
 import html
 import json
+import math
 import pathlib
 import sys
 from typing import Any
@@ -61,8 +62,8 @@ def draw(rows: Sequence[Row], title: str) -> str:
     raise ValueError('no row has drafts and an interval: decode more prompts')
   shown.sort(key=lambda row: -row['speedup'])
   ends = [end for row in shown for end in row['speedup_ci95']]
-  first = int(min([*ends, 1]) / _TICK)
-  last = -int(-max([*ends, 1]) / _TICK // 1)
+  first = math.floor(min([*ends, 1]) / _TICK)
+  last = math.ceil(max([*ends, 1]) / _TICK)
   low, high = first * _TICK, last * _TICK
   x = lambda value: _LEFT + (value - low) / (high - low) * (_RIGHT - _LEFT)
   bottom = _TOP + _ROW * len(shown)
@@ -95,13 +96,11 @@ def draw(rows: Sequence[Row], title: str) -> str:
       f'<circle class="{kind}" cx="{x(row["speedup"]):.1f}" cy="{middle}" '
       'r="5"/>',
       _text(_RIGHT + 18, middle + 5, f'{row["speedup"]:.2f}x', 'title'),
-      _text(_RIGHT + 70, middle + 5, f'({begin:.2f}-{end:.2f})', 'small'),
+      _text(_RIGHT + 70, middle + 5, _interval(row), 'small'),
       _text(_WIDTH - 18, middle + 5, f'{row["tokens_per_round"]:.2f}', 'end'),
     ]
   told = 'Speedups over plain decoding: ' + '; '.join(
-    f'{row["method"]} {row["speedup"]:.2f}x '
-    f'({row["speedup_ci95"][0]:.2f}-{row["speedup_ci95"][1]:.2f})'
-    for row in shown
+    f'{row["method"]} {row["speedup"]:.2f}x {_interval(row)}' for row in shown
   )
   return '\n'.join(
     [
@@ -115,6 +114,11 @@ def draw(rows: Sequence[Row], title: str) -> str:
       '</svg>',
     ]
   )
+
+
+def _interval(row: Row) -> str:
+  begin, end = row['speedup_ci95']
+  return f'({begin:.2f}-{end:.2f})'
 
 
 def _text(x: float, y: float, text: str, kind: str) -> str:

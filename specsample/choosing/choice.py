@@ -95,8 +95,7 @@ def auto(
   batch_size = round_costs.rows(batch_size)
   times = round_costs.pass_seconds(target, batch_size)
   if round_costs.is_uneven(times):
-    least = min(map(min, times.values()))
-    low, high = 1e3 * min(least, *times['1']), 1e3 * max(times['1'])
+    low, high = 1e3 * min(map(min, times.values())), 1e3 * max(times['1'])
     return Choice(
       drafter=drafters.NoDraft(),
       reason=f'decodes plainly: a pass took {low:.0f} to {high:.0f} ms, which '

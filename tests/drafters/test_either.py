@@ -291,8 +291,8 @@ def test_of_drafts_that_another_filter_cut_nothing_is_learned():
   own = _with_store(params, _store(model))
   state = _start(model, drafter, own, _PROMPTS, _LENGTHS)
   after = _advance(model, drafter, own, state, 10)
-  kept = np.asarray(after.proposed)[:, 1:].sum(axis=1) > 0
-  assert np.any(kept)
+  has_drafted = np.asarray(after.proposed)[:, 1:].sum(axis=1) > 0
+  assert np.any(has_drafted)
   # Remembered drafts were kept, which says nothing about the trained drafter.
   learned, *_ = after.draft.trained.policies
   assert np.all(np.asarray(learned.reached)[:, 0] > 0)
