@@ -23,8 +23,9 @@ class BudgetState:
 
   promised: Array  # [D] float32, drafts of each depth that should be kept
   kept: Array  # [D] float32, those that were
-  tokens: Array  # [] float32, emitted in rounds with drafts, and the prior
+  tokens: Array  # [] float32, emitted in rounds with drafts
   cost: Array  # [] float32, of these rounds
+  lead: Array  # [] float32, tokens by which drafts are ahead at first
   latest: Array  # [D] float32, `promised` of the present round
   latest_cost: Array  # [] float32, its cost
   wait: patience_lib.Wait
@@ -55,9 +56,11 @@ class Budget(policy.Length):
     costs: of the target's pass over that many nodes in every row, in any unit.
     drafting: the cost of making the draft, in the same unit.
     decay: decay factor of the sums, per round.
-    strength: pseudo-count: weight of the factor of the depth above (1 at the
-      first), in drafts, and tokens by which drafts are ahead of plain decoding
-      at first. They decay too: what loses a little for long is noticed.
+    strength: the weight, in drafts, of the prior for a depth's factor (the
+      factor of the depth above; 1 at the first), and a head start of drafts
+      over plain decoding, in tokens. The rows of a batch share the head start,
+      and it decays, so that many rows, or a long run of small losses, still
+      stop the drafts.
     patience: rounds until the first new try.
     most_patience: upper bound of that wait as it doubles, in rounds.
   """
@@ -106,8 +109,9 @@ class Budget(policy.Length):
     return BudgetState(
       promised=zeros,
       kept=zeros,
-      tokens=jnp.float32(self.strength),
+      tokens=nothing,
       cost=nothing,
+      lead=jnp.float32(self.strength),
       latest=zeros,
       latest_cost=nothing,
       wait=patience_lib.init(self.patience),
@@ -190,6 +194,7 @@ class Budget(policy.Length):
       kept=fade(state.kept, jnp.arange(state.kept.size) < kept, is_there),
       tokens=fade(state.tokens, 1.0 + kept, tried),
       cost=fade(state.cost, state.latest_cost, tried),
+      lead=fade(state.lead, 0.0, tried),
       latest=jnp.zeros_like(state.latest),
     )
     # In a batch, some row nearly always keeps something: what counts is whether
@@ -208,5 +213,7 @@ class Budget(policy.Length):
 
   def _is_plain(self, state, over):
     """Returns whether plain decoding would have emitted more, [] bool."""
+    of_batch = lambda x: jax.lax.psum(jnp.where(over, 0, x), policy.ROWS)
     ahead = state.tokens - state.cost / self.costs[0]
-    return jax.lax.psum(jnp.where(over, 0, ahead), policy.ROWS) < 0
+    lead = of_batch(state.lead) / jnp.maximum(1, of_batch(1))
+    return of_batch(ahead) + lead < 0

@@ -149,6 +149,24 @@ def test_what_loses_a_little_for_long_is_given_up():
   assert after(150) != [0]
 
 
+def test_more_rows_notice_sooner_that_drafts_lose():
+  # Every row gets 2 tokens at the cost of 2.2 in each round.
+  policy = policies.Budget(ladder=(0, 4), costs=(1.0, 2.2), strength=2.0)
+
+  def rounds_until_plain(rows):
+    draft = _draft(_TWO_ROWS[:1] * rows)
+    over, kept = jnp.zeros(rows, bool), jnp.ones(rows, jnp.int32)
+    states, rounds = _states(policy, rows), 0
+    while jnp.all(decision.wanted((policy,), states, over, 4)):
+      states = decision.note((policy,), states, draft)
+      states = decision.update((policy,), states, 4 * kept, kept, over)
+      rounds += 1
+    return rounds
+
+  assert rounds_until_plain(8) == 2  # 1.6 tokens lost in each
+  assert rounds_until_plain(1) > 8
+
+
 def test_drafts_that_are_kept_are_verified_for_good():
   policy = dataclasses.replace(_BUDGET, drafting=0.2)
   assert _play(policy, (0.9, 0.81, 0.73, 0.66), 4, 30) == [4] * 30
