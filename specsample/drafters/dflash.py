@@ -411,7 +411,7 @@ class DFlash(trainable.Trainable):
 
     The rings of layers with a window have room for the window and a round.
     """
-    del tokens, verdict
+    del tokens
     found, own = output.features[0], self.own(params)['mask'].dtype
     if found.dtype != own:
       raise ValueError(
@@ -419,7 +419,10 @@ class DFlash(trainable.Trainable):
         f'are {own}: load both with the same dtype'
       )
     positions = state.length[:, None] + jnp.arange(found.shape[1])
-    keys, values = self.merge(params).context(output.features, positions)
+    context = self.merge(params).context
+    if verdict is not None:
+      context = functools.partial(_of_first, context, jnp.max(count))
+    keys, values = context(output.features, positions)
     is_round = found.shape[1] <= self.num_draft_tokens + 1
     cache = cache_lib.append(
       state,
@@ -517,3 +520,23 @@ class DFlash(trainable.Trainable):
       block.state,
     )
     return logits, dataclasses.replace(block, state=state)
+
+
+def _of_first(context, most, features, positions):
+  """Returns the `context` of the first `most` tokens; the rest is zeros.
+
+  Most rounds keep few drafts, and a decoder that drafts nothing keeps none, but
+  a product for all K + 1 tokens takes 2% of its rounds on a CPU.
+  """
+  size = positions.shape[1]
+  widths = sorted({min(width, size) for width in (1, 2, size)})
+
+  def of_width(width):
+    found = context([x[:, :width] for x in features], positions[:, :width])
+    rest = ((0, 0), (0, 0), (0, size - width), (0, 0))
+    return jax.tree.map(lambda x: jnp.pad(x, rest), found)
+
+  return jax.lax.switch(
+    jnp.sum(most > jnp.asarray(widths[:-1])),
+    [functools.partial(of_width, width) for width in widths],
+  )

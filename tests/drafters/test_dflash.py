@@ -362,12 +362,12 @@ def test_rings_draft_as_whole_contexts_do():
     count = np.clip(prompts - 12 * i, 0, 12)
     state = observe(params, state.length, count, state, is_round=False)
     np.testing.assert_allclose(*vectors(params, state), atol=1e-4)
-  for count in ([4, 1, 2], [1, 4, 3], [4, 0, 4]):
+  for count in ([4, 1, 2], [1, 4, 3], [4, 0, 4], [1, 0, 1], [2, 1, 0]):
     state = observe(
       params, state.length, np.asarray(count), state, is_round=True
     )
     np.testing.assert_allclose(*vectors(params, state), atol=1e-4)
-  np.testing.assert_array_equal(state.length, [21 + 9, 1 + 5, 12 + 9])
+  np.testing.assert_array_equal(state.length, [21 + 12, 1 + 6, 12 + 10])
 
 
 def test_the_targets_windows_are_not_those_of_its_drafter():
