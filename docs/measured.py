@@ -15,7 +15,7 @@ from typing import Any
 Record = dict[str, Any]
 
 _COLUMNS = (
-  *('setting', 'T', 'method', 'drafts', 'tokens a round', 'ms a token'),
+  *('setting', 'T', 'method', 'drafts', 'tokens per round', 'ms per token'),
   *('speedup', 'predicted', 'decoding alone', 't(K+1)/t(1)', 'roofline'),
 )
 

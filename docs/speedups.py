@@ -73,7 +73,7 @@ def draw(rows: Sequence[Row], title: str) -> str:
     f'height="{height - 1}" rx="8"/>',
     _text(18, 32, title, 'title'),
     _text(18, 54, 'Speedup over plain decoding and its 95% interval', 'small'),
-    _text(_WIDTH - 18, 54, 'tokens a round', 'small end'),
+    _text(_WIDTH - 18, 54, 'tokens per round', 'small end'),
   ]
   for tick in range(first, last + 1):
     place = x(tick * _TICK)

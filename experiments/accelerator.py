@@ -40,7 +40,11 @@ _MINUTES = flags.DEFINE_float(
   'Time budget of this run; what does not fit is left out.',
   lower_bound=0,
 )
-_PARTS = flags.DEFINE_list('parts', [], 'Parts to run; all if none is named.')
+_PARTS = flags.DEFINE_list(
+  'parts',
+  [],
+  'Parts to run, by the names in docs/accelerator.md; default: all.',
+)
 _TOKENS = flags.DEFINE_integer(
   'tokens', 128, 'New tokens of each answer.', lower_bound=1
 )

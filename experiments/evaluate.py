@@ -55,14 +55,15 @@ _PROMPTS = flags.DEFINE_string(
   'prompts',
   None,
   "Prompts in place of the configuration's: Spec-Bench's jsonl (all turns), "
-  'JSON lines with a prompt field, or plain text with a one prompt per line. '
+  'JSON lines with a prompt field, or plain text with one prompt per line. '
   'Default, if the configuration has no task: experiments/data/prompts.jsonl.',
 )
 _LIMIT = run_flags.limit()
 _NUM_SEEDS = flags.DEFINE_integer(
   'num_seeds',
   None,
-  'How often to decode each prompt if it samples, each time with its own seed.',
+  'How often to decode each prompt above temperature 0, each time with its own '
+  'seed.',
   lower_bound=1,
 )
 _ALLOW_CODE_EXECUTION = flags.DEFINE_bool(
@@ -73,8 +74,8 @@ _ALLOW_CODE_EXECUTION = flags.DEFINE_bool(
 _RECORD = flags.DEFINE_bool(
   'record',
   False,
-  'Decodes everything once more after the timed runs, and writes what each '
-  'round was decided from to OUT/traces/.',
+  'Decodes everything once more after the timed runs, and writes the drafts '
+  "and probabilities behind each round's decision to OUT/traces/.",
 )
 _PROFILE_DIR = flags.DEFINE_string(
   'profile_dir',

@@ -35,8 +35,8 @@ _LAYOUT = flags.DEFINE_enum(
   'layout',
   None,
   writing.LAYOUTS,
-  "huggingface for the names of each kind's authors, which vLLM and SGLang "
-  'read; speculators for those of vLLM.',
+  "huggingface for the names that each method's authors use, which vLLM and "
+  "SGLang read; speculators for those of vLLM's library of that name.",
   required=True,
 )
 _OUT = flags.DEFINE_string(

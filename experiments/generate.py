@@ -39,7 +39,9 @@ flags.adopt_module_key_flags(config)
 distributed.define_flags()
 flags.adopt_module_key_flags(distributed)
 flags.DEFINE_string('prompt', '', 'What to continue, or to answer.')
-flags.DEFINE_bool('chat', False, 'Answer the prompt in a chat.')
+flags.DEFINE_bool(
+  'chat', False, "Put the prompt into the chat template, as a user's turn."
+)
 flags.DEFINE_bool(
   'interactive',
   False,
@@ -100,8 +102,8 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
   'max_length',
   1024,
-  'With --interactive: room for this many tokens in all turns together, or '
-  'for as many as the model takes.',
+  'With --interactive: the most tokens of the whole chat, turns and answers '
+  'together; never more than the model takes.',
   lower_bound=1,
 )
 flags.DEFINE_integer(
@@ -144,7 +146,7 @@ flags.register_validator(
       and not flags.FLAGS['interactive'].value
     )
   ),
-  'give one with --out or --interactive',
+  'name at least one drafter, and only one with --out or --interactive',
 )
 
 

@@ -57,9 +57,9 @@ _TOKENS = flags.DEFINE_integer(
 _PROMPTS = flags.DEFINE_string(
   'prompts',
   None,
-  'A file of user turns to answer: conversations in the format of ShareGPT or '
-  "OpenAI, of which each user turn is answered, Spec-Bench's jsonl, JSON lines "
-  'with a prompt field, or plain text with a prompt per line.',
+  "A file of user turns to answer: conversations in ShareGPT's or OpenAI's "
+  "format (each user turn is answered), Spec-Bench's jsonl, JSON lines with a "
+  'prompt field, or plain text with one prompt per line.',
 )
 _ANSWERS = flags.DEFINE_string(
   'answers',
@@ -76,8 +76,9 @@ _ANSWERS_BY = flags.DEFINE_enum(
 _EXCLUDE = flags.DEFINE_string(
   'exclude',
   None,
-  'A test set, in the formats of --prompts: no user turn may share 13 words in '
-  'a row with one of its turns or, where both have fewer, all words.',
+  'A test set, in the formats of --prompts. A user turn is left out if it '
+  'shares 13 words in a row with one of its turns or, where both have fewer, '
+  'all words.',
 )
 # Makes a shard from its number, its conversations, the digests of known turns,
 # and a callback that takes the number of tokens so far and what is under way.

@@ -7,7 +7,7 @@
 Prints a table, and writes predict.json, predict.csv and predict.png to --out.
 --compiled names folders that `compile_tpu` wrote, for the pair with its drafts
 and for the target alone; from their numbers the command also predicts the
-paper's table. docs/cost.md says what is counted.
+table of the paper in the configuration. docs/cost.md says what is counted.
 """
 
 # Only the wiring is here: experiments/prediction/ computes and writes.

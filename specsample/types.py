@@ -128,6 +128,7 @@ class Signals:
 
   All but `confidence` come from the drafter's softmax before temperature,
   penalties and truncation, so they are informative at temperature 0 too.
+  `Suffix` derives them from its estimate, and `LatticeTree` from its lattice.
   """
 
   log_prob: Array  # [N] float32, of each token

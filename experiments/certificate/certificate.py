@@ -65,14 +65,16 @@ class Plan:
     """Refuses settings that are out of range."""
     unknown = set(self.sections) - set(SECTIONS)
     if unknown or not self.sections:
-      raise ValueError(f'sections are {self.sections}: name some of {SECTIONS}')
+      raise ValueError(
+        f'Plan.sections are {self.sections}: name some of {SECTIONS}'
+      )
     if self.num_rows < 4096:
       raise ValueError(
-        f'num_rows is {self.num_rows}, which detects almost nothing: give at '
-        'least 4096'
+        f'Plan.num_rows is {self.num_rows}, which detects almost nothing: give '
+        'at least 4096'
       )
     if self.num_keys < 1:
-      raise ValueError(f'num_keys is {self.num_keys}: compare at least 1')
+      raise ValueError(f'Plan.num_keys is {self.num_keys}: compare at least 1')
     checks.seed('Plan.seed', self.seed)
 
 

@@ -93,7 +93,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def check_utf8(name: str, text: str) -> None:
   """Raises ValueError if a text from outside was not UTF-8.
 
-  Python reads bytes that are none as lone surrogates.
+  Python turns bytes that are not UTF-8 into lone surrogates.
   """
   try:
     text.encode()

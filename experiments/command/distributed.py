@@ -281,7 +281,8 @@ def _give_up(timeout, places):
   print(
     f'{known or "--distributed"}: not all processes connected within '
     f'{timeout} s: start each of them, and check that process 0 can be reached '
-    'at its address and that the numbers are right',
+    'at its address and that --num_processes and --process_id are right; or '
+    'give a longer --initialization_timeout',
     file=sys.stderr,
     flush=True,
   )

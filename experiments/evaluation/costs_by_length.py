@@ -82,8 +82,9 @@ def work(
   depth = max(method.drafter.depth for method in found.values())
   if evaluation.max_new_tokens < (_ROUNDS + 1) * (depth + 1):
     raise ValueError(
-      f'max_new_tokens is {evaluation.max_new_tokens}, but the timed rounds '
-      f'may emit {(_ROUNDS + 1) * (depth + 1)} tokens: allow at least that many'
+      f'Evaluation.max_new_tokens is {evaluation.max_new_tokens}, but the '
+      f'timed rounds may emit {(_ROUNDS + 1) * (depth + 1)} tokens: allow at '
+      'least that many'
     )
   return found
 

@@ -161,7 +161,7 @@ def _show(table: table_lib.Table) -> None:
   ):
     shown.print(note)
   if columns_lib.are_several(row.category for row in rows):
-    shown.print('Speedup (and tokens a round) by category\n')
+    shown.print('Speedup (and tokens per round) by category\n')
     if any(row.method != methods_lib.BASELINE for row in rows):
       shown.print(row_tables.by_category(rows, _speedup))
   if any(row.scores for row in overall):

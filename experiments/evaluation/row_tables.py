@@ -49,7 +49,7 @@ def by_category(
       [category, str(count), *(text((category, name)) for name in names)]
       for category, count in prompts.items()
     ],
-    caption='Speedup by category, then tokens a round',
+    caption='Speedup by category, then tokens per round',
   )
 
 

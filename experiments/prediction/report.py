@@ -80,7 +80,7 @@ def _where(row):
 def _best(rows) -> tables.Table:
   acceptances = dict.fromkeys(row.acceptance for row in rows)
   headings = (
-    *('batch', 'context', 'without drafts\nms a token', '\nbound by'),
+    *('batch', 'context', 'without drafts\nms per token', '\nbound by'),
     *(f'{acceptance:g}' for acceptance in acceptances),
   )
   lines: dict[tuple[int, int], list[prediction.Row]] = {}
@@ -110,11 +110,11 @@ def _of_paper(rows) -> tables.Table:
   headings = (
     f'{rows[0].topology}, batch {rows[0].batch_size}\nPREDICTED',
     'tokens\na round',
-    'paper\nms a token',
+    'paper\nms per token',
     '\nspeedup',
-    'roofline\nms a token',
+    'roofline\nms per token',
     '\nspeedup',
-    'with waits\nms a token',
+    'with waits\nms per token',
     '\nspeedup',
   )
   lines = [

@@ -25,7 +25,7 @@ COLUMNS = {
     'K', 'the most tokens that are drafted per round (for a tree, its nodes)'
   ),
   'tokens_per_round': Column(
-    'tokens a round',
+    'tokens per round',
     'emitted tokens divided by rounds; autoregressive decoding has 1',
     '.2f',
   ),
@@ -50,7 +50,7 @@ COLUMNS = {
     '.2f',
   ),
   'ms_per_token': Column(
-    'ms a token', 'milliseconds, including the prefill', '.2f'
+    'ms per token', 'milliseconds, including the prefill', '.2f'
   ),
   'speedup': Column(
     'speedup',

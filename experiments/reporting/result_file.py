@@ -90,7 +90,8 @@ def _content(path):
     content = json.loads(files.at(path).read_bytes())
   except OSError as error:
     raise ValueError(
-      f'{path} cannot be read ({error.strerror or error})'
+      f'{path} cannot be read ({error.strerror or error}): make it readable, '
+      'or give another --out'
     ) from error
   except ValueError as error:
     raise ValueError(

@@ -205,7 +205,7 @@ def pass_seconds(
 
 
 def _context(target, num_new):
-  """Returns the tokens in the cache before as many new ones and one more."""
+  """Returns a context's length that leaves room for `num_new` + 1 tokens."""
   return min(_CONTEXT, target.model.max_length - num_new - 1)
 
 

@@ -247,8 +247,9 @@ def _say_clamped(name: str, most: int, depth: int) -> None:
   """Warns once for each combination of arguments."""
   _logger.warning(
     '%s asks for up to %d draft tokens per round, but the drafter drafts %d: '
-    'the policy gets that many',
+    'it gets %d',
     name,
     most,
+    depth,
     depth,
   )

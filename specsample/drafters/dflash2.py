@@ -107,7 +107,8 @@ class DFlash2(dflash.DFlash):
 
   In each layer, convolutions over the block are applied to the inputs and the
   outputs of attention and of the feed-forward, with kernels that depend on the
-  token. Keys and values of the context are made without.
+  token. Keys and values of the context are made without
+  convolutions.
 
   Attributes:
     conv_group_size: how many neighbouring numbers of a vector share what a

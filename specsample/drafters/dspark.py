@@ -135,8 +135,9 @@ class DSpark(dflash.DFlash):
   that these logits give, so the kind is SAMPLED as for other drafters.
 
   A gated head multiplies W1[x] by a sigmoid of it and of the slot's vector,
-  number by number. That of an RNN replaces it by the output of a cell that also
-  reads the slot's vector and the state after the slot before, initially 0.
+  number by number. An RNN head replaces W1[x] by the output of a cell that
+  reads W1[x], the slot's vector and the state after the slot before (at first
+  0).
 
   Attributes:
     rank: the rank of the term.

@@ -48,8 +48,8 @@ class Either(Drafter):
   batch. If it drafts trees, a remembered draft is a tree of one path.
 
   Attributes:
-    remembered: a `Suffix`, which drafts if its expected number of kept tokens
-      is at least its `min_kept`; that number is compared.
+    remembered: a `Suffix`, which decides by its `min_kept` or `costs` whether
+      it drafts; the number of tokens that it expects to be kept is compared.
     trained: drafts chains or trees of the target's tokens and can pause. An
       `Adaptive` also decides whether it drafts.
     prior_kept: the trained drafter's running mean of kept tokens at the start.

@@ -48,7 +48,8 @@ class LatticeDrafter(Protocol):
     may be approximate: they only choose the tree, which is a point mass.
 
     Raises:
-      ValueError: the drafter drafts fewer than `num_candidates` tokens.
+      ValueError: the drafter chooses among fewer than `num_candidates` tokens
+        at a position.
     """
 
 

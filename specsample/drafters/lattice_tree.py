@@ -25,7 +25,7 @@ class LatticeTree(wrapper.Wrapper):
   tree depends on the text alone, so it is a point mass.
 
   The signals are of the lattice's own log-probabilities. Their entropy leaves
-  out the tokens that are no candidates.
+  out the tokens that are not candidates.
 
   Attributes:
     drafter: gives a lattice of K positions.

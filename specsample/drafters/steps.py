@@ -59,7 +59,8 @@ class Steps(Drafter):
   ) -> tuple[Array, Any]:
     """Does the same as `first`, for a tree.
 
-    `end` kept nothing of the path that the previous round kept.
+    After a tree, `end` has dropped the entries of all draft tokens, so the kept
+    path is read again.
     """
     return self.first(params, tokens, length, state)
 

@@ -60,7 +60,7 @@ def generate(
   """Continues a batch of prompts by speculative decoding.
 
   If `verify` is lossless, the output has exactly the target model's
-  distribution. `Candidates`, `Typical`, `Lenient` and `Synthetic` are not.
+  distribution. `Candidates`, `Typical`, `Lenient` and `Synthetic` are lossy.
 
   It may be called inside `jax.jit`, `jax.vmap` (over keys, say), `jax.lax.scan`
   or a function that is differentiated, as long as `max_new_tokens` and
@@ -210,9 +210,9 @@ def check_rule(
 
   Raises:
     ValueError: the rule does not take such drafts. The message names the
-      drafter and the rule, and the kind or the form that does not fit. Or the
-      rule declares its draft kinds by their old name, or the draft model's
-      parameters have other shapes than it.
+      drafter and the rule, and the kind or the form that does not fit. It is
+      also raised if the rule declares its draft kinds by their old name, or
+      if the draft model's parameters do not have the model's shapes.
   """
   checks.verifier(verify)
   leaves, structure = jax.tree.flatten(params)

@@ -33,7 +33,7 @@ class Emission:
 
 
 def settings(state: DecodeState) -> sampling_lib.Sampling:
-  """Returns the rows' settings; a new turn begins at a constraint's start."""
+  """Returns the rows' settings; a constraint restarts with each new turn."""
   constraint = state.sampling.constraint
   if constraint is None:
     return state.sampling

@@ -60,7 +60,8 @@ class Finished:
   """A job that is done, or that `is_over` ended."""
 
   job: Job
-  output: Output  # [1, ...], on the host; RUNNING if `is_over` ended it
+  # [1, ...], on the host; its stop_reason is RUNNING if `is_over` ended it.
+  output: Output
   state: DecodeState  # the batch's; donated when the next job is asked for
   row: int  # the job's row in the state
 

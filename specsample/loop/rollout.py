@@ -45,7 +45,8 @@ class Rollouts:
   # [N, G, M], under the distribution that the tokens were drawn from: after
   # temperature, top-k, top-p, min-p, penalties, bias and constraint.
   warped_log_probs: ArrayLike
-  model_log_probs: ArrayLike  # [N, G, M], under the target alone, at 1
+  # [N, G, M], under the target at temperature 1, without other settings.
+  model_log_probs: ArrayLike
   stop_reason: ArrayLike  # [N, G] int32, a StopReason
   rounds: ArrayLike  # [N, G] int32, target passes since the prefill
   proposed: ArrayLike  # [N, G, K + 1] int32, rounds that drafted i tokens

@@ -325,9 +325,9 @@ def _passes(
 
   `then` gets the output of the pass and the drafts that it covers. Its result
   must have the same shapes for all widths. Returns that result, and the cache
-  after the pass. Of a tree, a `Readable` model's cache gets only the path that
-  `path_of` finds in that result: to move it together afterwards would copy the
-  whole cache on a CPU.
+  after the pass. For a tree, only the path that `path_of` finds in that result
+  is appended to a `Readable` model's cache, because moving it afterwards would
+  copy the whole cache on a CPU.
   """
   inputs = jnp.concatenate(
     [_pending(state), jnp.maximum(draft.tokens, 0)], axis=1
@@ -409,7 +409,7 @@ def commit(
   *,
   model: Model,
 ) -> Cache:
-  """Keeps the first tokens of a pass, of a tree those on the path.
+  """Keeps the first `count` tokens of a pass or, for a tree, of the path.
 
   Args:
     cache: from `score` with the same path.

@@ -30,7 +30,10 @@ class Stop:
         '((5, 6), (7,))'
       ) from error
     if not all(sequences):
-      raise ValueError('a stop sequence is empty: it would match everywhere')
+      raise ValueError(
+        f'sequences are {sequences}, but an empty one would match everywhere: '
+        'leave it out'
+      )
     object.__setattr__(self, 'eos_ids', ids)
     object.__setattr__(self, 'sequences', sequences)
 

@@ -100,8 +100,8 @@ def extend(
   if after.max() >= most:
     raise ValueError(
       f'a text of {count[after.argmax()]} tokens makes its row '
-      f'{after.max()} tokens long, but there is room for {most}: shorten it, '
-      'or prefill with a larger max_length'
+      f'{after.max()} tokens long, but there is room for {most}, the answer '
+      'included: shorten it, or prefill with a larger max_length'
     )
   # Padded, so that texts of any length have one shape.
   padded = np.zeros((batch, slots), np.int32)

@@ -43,7 +43,7 @@ class EarlyStopping(policy.Filter):
   reads_token = False
 
   def __post_init__(self):
-    """Refuses costs that are none."""
+    """Refuses invalid costs."""
     object.__setattr__(self, 'costs', widths.check_costs(self.costs))
 
   def init(self, num_draft_tokens):

@@ -143,7 +143,7 @@ def test_result_says_where_and_how(run, checkpoint):
 
 
 def test_categories_are_shown_where_there_are_several(run, others):
-  assert 'Speedup (and tokens a round) by category' in run.outcome.out
+  assert 'Speedup (and tokens per round) by category' in run.outcome.out
   for other in others:  # no category, or one
     assert 'roofline' in other.outcome.out
     assert 'by category' not in other.outcome.out

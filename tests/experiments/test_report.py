@@ -132,7 +132,7 @@ def test_tables_hold_the_numbers(found):
   )
   # The most important columns fit beside the names.
   assert main[0] == [
-    *('method', 'K', 'tokens a round', 'ms a token', 'speedup', 'exact')
+    *('method', 'K', 'tokens per round', 'ms per token', 'speedup', 'exact')
   ]
   times, others = details[:2]
   row = {

@@ -191,7 +191,7 @@ def tokens_given_away(verifier: Verifier) -> Reading:
   return Reading(
     float(abs(ideal - enumeration.expected_accepted())),
     _TOLERANCE,
-    'exact enumeration, tokens a round',
+    'exact enumeration, tokens per round',
   )
 
 
@@ -208,7 +208,7 @@ def nodes_given_away(verifier: Verifier) -> Reading:
   return Reading(
     float(abs(ideal - enumeration.expected_accepted())),
     _TOLERANCE,
-    'exact enumeration, tokens a round',
+    'exact enumeration, tokens per round',
   )
 
 
