@@ -7,7 +7,7 @@
 # questions (JSON lines), and NAMES is a regular expression: only commands whose
 # names match are run. The same line goes on where it was interrupted, kill -9
 # included; what has ended is not run again. Nothing else should run meanwhile.
-# About three hours on two cores with 18 questions, in sittings if NAMES says so.
+# About four hours on two cores with 18 questions, in sittings if NAMES says so.
 # DIR belongs to one commit, and to one machine: tables of several days are not
 # comparable.
 set -euo pipefail
