@@ -143,9 +143,7 @@ def check_upload(
     target_name: the target's name in the folder's files, None if it has none.
   """
   if not load.is_hub_id(name):
-    raise ValueError(
-      f"{name!r} is not a repository of the hub: give 'owner/name'"
-    )
+    raise ValueError(f"{name!r} is no repository of the hub: give 'owner/name'")
   if files.is_remote(path):
     raise ValueError(
       f'{path} is in a bucket, but only a local folder can be uploaded: export '
