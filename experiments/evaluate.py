@@ -75,7 +75,7 @@ _RECORD = flags.DEFINE_bool(
   'record',
   False,
   'Decodes everything once more after the timed runs, and writes the drafts '
-  "and probabilities behind each round's decision to OUT/traces/.",
+  'and probabilities of each round to OUT/traces/.',
 )
 _PROFILE_DIR = flags.DEFINE_string(
   'profile_dir',

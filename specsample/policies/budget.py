@@ -141,7 +141,7 @@ class Budget(policy.Length):
     chances = self.chances(draft, state)
     kept = jnp.cumsum(jnp.sort(chances, descending=True))
     tokens = 1 + jnp.pad(kept, (1, 0))[np.asarray(self.ladder)]
-    tokens = jax.lax.psum(jnp.where(over, 0, tokens), policy.ROWS)
+    tokens = _of_batch(tokens, over)
     promised = tokens / (self.drafting + np.asarray(self.costs, np.float32))
     width = jnp.asarray(self.ladder)[jnp.argmax(promised)]
     return paths.ranks(draft, chances) < width
@@ -200,7 +200,7 @@ class Budget(policy.Length):
     # In a batch, some row nearly always keeps something: what counts is whether
     # all rows together have gained by it.
     gained = 1.0 + kept - state.latest_cost / self.costs[0]
-    in_vain = jax.lax.psum(jnp.where(over, 0, gained), policy.ROWS) <= 0
+    in_vain = _of_batch(gained, over) <= 0
     wait = patience_lib.update(
       state.wait,
       tried=tried,
@@ -213,7 +213,11 @@ class Budget(policy.Length):
 
   def _is_plain(self, state, over):
     """Returns whether plain decoding would have emitted more, [] bool."""
-    of_batch = lambda x: jax.lax.psum(jnp.where(over, 0, x), policy.ROWS)
     ahead = state.tokens - state.cost / self.costs[0]
-    lead = of_batch(state.lead) / jnp.maximum(1, of_batch(1))
-    return of_batch(ahead) + lead < 0
+    lead = _of_batch(state.lead, over) / jnp.maximum(1, _of_batch(1, over))
+    return _of_batch(ahead, over) + lead < 0
+
+
+def _of_batch(x, over):
+  """Returns the sum over the rows that are not done."""
+  return jax.lax.psum(jnp.where(over, 0, x), policy.ROWS)
