@@ -81,7 +81,7 @@ humaneval=$("$PYTHON_IN_VENV" -c \
 measure online online --prompts="$humaneval"
 # docs/results.md: passes of the target, and trees
 measure benchmark benchmark "$(bind 'Benchmark.turns = 8')"
-measure trees tree_ablation "$wide" "$(bind 'Ablation.num_nodes = (3, 5, 7)')"
+measure trees tree_ablation "$wide" "$(bind 'Ablation.num_nodes = (4, 5, 7)')"
 
 if ((${#failed[@]})); then
   echo "failed: ${failed[*]}" >&2

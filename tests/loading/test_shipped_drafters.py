@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 import specsample
@@ -64,6 +65,26 @@ def test_the_card_says_what_it_is_made_of(name):
     assert folder['answer_tokens_per_second'] > 0
     # The questions of the tables are excluded.
     assert folder['settings']['exclude']
+
+
+@pytest.mark.parametrize('name', ['eagle3', 'hydra', 'medusa', 'mtp'])
+def test_the_card_says_which_ranks_are_kept(name):
+  measured = _card(name)['on_questions']
+  by_rank = np.asarray(measured['acceptance_by_rank'])
+  assert len(by_rank) == len(measured['acceptance_by_position'])
+  assert by_rank.min() >= 0 and by_rank.sum(axis=1).max() <= 1
+  assert (by_rank.argmax(axis=1) == 0).all()
+  # Counted on other questions than the chain's, and where a tree went.
+  chain = measured['acceptance_by_position'][0]
+  assert abs(by_rank[0, 0] - chain) < 0.03
+
+
+def test_the_card_says_what_the_trees_of_the_lattice_emit():
+  measured = _card('dspark')['on_questions']
+  by_nodes = {int(n): x for n, x in measured['tokens_by_nodes'].items()}
+  assert list(by_nodes) == [1, 3, 7, 15]
+  assert list(by_nodes.values()) == sorted(by_nodes.values())
+  assert by_nodes[7] > measured['tokens_per_round']  # a chain of 7
 
 
 @_each
