@@ -219,7 +219,9 @@ def _promise(name, measured, passes, batch_size, seconds):
   Drafting a level of a tree is taken to be as fast as a token of a chain.
   """
   most = max(round_costs.SIZES) - 1
-  shares = [float(x) for x in measured['acceptance_by_position'][:most]]
+  shares = list(measured['acceptance_by_position'][:most])
+  if None in shares:  # positions that were never drafted
+    shares = shares[: shares.index(None)]
   if seconds is None:
     seconds = [0.0] * (len(shares) + 1)
   # Passes over more tokens were not timed.
@@ -227,7 +229,8 @@ def _promise(name, measured, passes, batch_size, seconds):
   given = passes, batch_size, seconds
   promised = [promises_lib.of_chain(name, shares, *given)]
   if by_rank := measured.get('acceptance_by_rank'):
-    promised.append(promises_lib.of_trees(name, by_rank[:most], *given, most))
+    by_rank = by_rank[: len(seconds) - 1]
+    promised.append(promises_lib.of_trees(name, by_rank, *given, most))
   by_nodes = measured.get('tokens_by_nodes', {})
   if by_nodes := {n: x for n, x in by_nodes.items() if int(n) <= most}:
     promised.append(promises_lib.of_lattice(name, by_nodes, *given))
@@ -253,7 +256,8 @@ def _cards(target: load.Loaded) -> dict[str, dict[str, Any]]:
 
 def _measured(card: Mapping[str, Any]) -> dict[str, Any] | None:
   """Returns the acceptance on a card, None if it was not measured."""
-  return next((card[entry] for entry in _ACCEPTANCE if entry in card), None)
+  entries = (card.get(entry, {}) for entry in _ACCEPTANCE)
+  return next((x for x in entries if 'acceptance_by_position' in x), None)
 
 
 def _choice(

@@ -106,16 +106,14 @@ def of_tree(
 ) -> Promise:
   """Returns the promise of a tree; takes the arguments of `of_trees`.
 
-  A pass reads all of its nodes, however deep the drafts are.
+  All levels are drafted and all nodes verified, however few are kept.
   """
-  costs = [1.0]
-  for seconds in draft_seconds[1 : topology.depth + 1]:
-    costs.append(_cost(passes, batch_size, topology.num_nodes, seconds))
-  tokens = tree.expected_tokens(topology, acceptance)
+  seconds = draft_seconds[topology.depth]
+  of_round = _cost(passes, batch_size, topology.num_nodes, seconds)
   return Promise(
     name=name,
-    speedup=tokens / costs[-1],
-    costs=tuple(costs),
+    speedup=tree.expected_tokens(topology, acceptance) / of_round,
+    costs=(1.0, *[of_round] * topology.depth),
     topology=topology,
   )
 

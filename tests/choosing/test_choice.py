@@ -11,6 +11,7 @@ import specsample
 from specsample import choosing
 from specsample import cost
 from specsample import drafters
+from specsample import sharding
 from specsample import testing
 from specsample.choosing import choice as choice_lib
 from specsample.choosing import measured_here
@@ -82,8 +83,9 @@ def test_a_tree_has_as_many_nodes_as_pay(
   )
   assert promise.topology.num_nodes == num_nodes
   assert promise.speedup == pytest.approx(tokens / cost_of_round)
-  assert promise.costs[-1] == cost_of_round
   assert promise.depth == promise.topology.depth
+  # A tree is drafted and verified as a whole, however deep it is allowed to be.
+  assert promise.costs == (1.0, *[cost_of_round] * promise.depth)
 
 
 @pytest.fixture
@@ -238,6 +240,40 @@ def test_a_tree_is_drafted_where_it_promises_more_than_all_else(
   assert choice.verify is specsample.verify.tree
   assert choice.drafter.trained.drafter.topology.num_nodes == 12
   _is_greedy(choice)
+
+
+def test_ranks_deeper_than_the_drafter_are_left_out(
+  cache, shelf, passes_take, monkeypatch
+):
+  passes_take(_FLAT)
+  monkeypatch.setattr(
+    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
+  )
+  measured = {
+    'acceptance_by_position': [0.3, 0.09],
+    'acceptance_by_rank': [[0.3, 0.2]] + [[0.9, 0.1]] * 3,
+  }
+  _ship(shelf, 'good', [0.3, 0.09], on_questions=measured)
+  choice = specsample.auto(_TARGET)
+  assert choice.drafter.trained.drafter.topology.depth == 2
+  _is_greedy(choice)
+
+
+def test_a_card_is_read_where_it_says_what_is_kept(
+  cache, shelf, passes_take, monkeypatch
+):
+  passes_take(_CORES)
+  monkeypatch.setattr(
+    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
+  )
+  # No drafts of a third position were drafted where that was held out.
+  _ship(
+    *(shelf, 'good', [0.8, 0.7, None]),
+    on_questions={'tokens_by_nodes': {'1': 9.0}},
+  )
+  choice = specsample.auto(_TARGET, drafter='tiny/good')
+  # 2.5 / (t(3) + .05 + .05).
+  assert choice.reason == 'drafts up to 2 with good, which promises 1.61x'
 
 
 def test_the_trees_of_a_lattice_are_as_wide_as_pays(
@@ -445,6 +481,18 @@ def test_a_target_with_little_room_is_timed_after_fewer_tokens(
   drafter = drafters.Chain(model=small, num_draft_tokens=3)
   round_costs.drafting_seconds(target, drafter, target.params, 1)
   assert lengths == [60]
+
+
+def test_a_mesh_has_times_of_its_own(cache, monkeypatch):
+  times = iter(([1.0], [2.0]))
+  monkeypatch.setattr(
+    *(round_costs.pass_times, 'passes'), lambda *_, **__: {1: next(times)}
+  )
+  assert round_costs.pass_seconds(_TARGET, 1) == {'1': [1.0]}
+  with jax.set_mesh(sharding.make_mesh(data=1, model=1)):
+    assert round_costs.pass_seconds(_TARGET, 1) == {'1': [2.0]}
+    assert round_costs.pass_seconds(_TARGET, 1) == {'1': [2.0]}
+  assert round_costs.pass_seconds(_TARGET, 1) == {'1': [1.0]}
 
 
 def test_where_nothing_can_be_written_times_are_measured_anew(
