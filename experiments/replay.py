@@ -1,6 +1,7 @@
-"""Evaluates rules, filters and lengths on a trace, without models.
+r"""Evaluates rules, filters and lengths on a trace, without models.
 
-  python -m experiments.evaluate --record --out=results/traced
+  python -m experiments.evaluate --gin_file=configs/runs/trace.gin \
+    --record --out=results/traced
   python -m experiments.replay --trace=results/traced/traces/draft
   python -m experiments.replay --trace=... --gin_file=MY.gin
 
