@@ -61,7 +61,8 @@ evaluate() { # NAME CONFIGURATION ARGUMENTS
 
 # README, docs/results.md: 24 prompts.
 evaluate quickstart quickstart --prompts=experiments/data/quickstart.jsonl
-# docs/results.md: first turns of the questions, and the parts of rounds.
+# docs/log.md: first turns of the questions, and the parts of rounds; docs/results.md
+# has 80 questions without the parts.
 first=$(bind 'Evaluation.max_turns = 1')
 # Most prompts share one program: compiling takes a quarter of the time.
 wide=$(bind 'Evaluation.least_width = 256')
