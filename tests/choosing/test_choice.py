@@ -112,6 +112,18 @@ def passes_take(monkeypatch):
   return take
 
 
+@pytest.fixture
+def drafting_takes(monkeypatch):
+  """A function that sets how long drafts of any length take."""
+
+  def take(seconds):
+    monkeypatch.setattr(
+      round_costs.pass_times, 'drafting', lambda *_, **__: [seconds]
+    )
+
+  return take
+
+
 def _is_greedy(choice):
   prompts, lengths = specsample.pad_prompts([[1, 2, 3, 1, 2], [5]])
   testing.assert_greedy_equal(
@@ -175,11 +187,10 @@ def _ship(shelf, name, shares, target=_TARGET, make=drafters.Hydra, **card):
 
 
 def test_a_trained_drafter_joins_where_its_card_promises_enough(
-  cache, shelf, passes_take, monkeypatch
+  cache, shelf, passes_take, drafting_takes
 ):
   passes_take(_CORES)
-  draft_seconds = lambda *_, **__: [0.05]
-  monkeypatch.setattr(round_costs.pass_times, 'drafting', draft_seconds)
+  drafting_takes(0.05)
   _ship(shelf, 'good', [0.8, 0.7, 0.6])
   on_questions = {'acceptance_by_position': [0.2, 0.1]}
   _ship(shelf, 'bad', [0.9, 0.9], on_questions=on_questions)
@@ -217,12 +228,10 @@ def test_drafters_that_cannot_promise_more_are_not_timed(
 
 
 def test_a_tree_is_drafted_where_it_promises_more_than_all_else(
-  cache, shelf, passes_take, monkeypatch
+  cache, shelf, passes_take, drafting_takes
 ):
   passes_take(_FLAT)
-  monkeypatch.setattr(
-    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
-  )
+  drafting_takes(0.05)
   by_rank = [[0.3, 0.3, 0.3]] * 2
   _ship(
     *(shelf, 'good', [0.3, 0.09]),
@@ -243,12 +252,10 @@ def test_a_tree_is_drafted_where_it_promises_more_than_all_else(
 
 
 def test_ranks_deeper_than_the_drafter_are_left_out(
-  cache, shelf, passes_take, monkeypatch
+  cache, shelf, passes_take, drafting_takes
 ):
   passes_take(_FLAT)
-  monkeypatch.setattr(
-    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
-  )
+  drafting_takes(0.05)
   measured = {
     'acceptance_by_position': [0.3, 0.09],
     'acceptance_by_rank': [[0.3, 0.2]] + [[0.9, 0.1]] * 3,
@@ -260,12 +267,10 @@ def test_ranks_deeper_than_the_drafter_are_left_out(
 
 
 def test_a_card_is_read_where_it_says_what_is_kept(
-  cache, shelf, passes_take, monkeypatch
+  cache, shelf, passes_take, drafting_takes
 ):
   passes_take(_CORES)
-  monkeypatch.setattr(
-    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
-  )
+  drafting_takes(0.05)
   # No drafts of a third position were drafted where that was held out.
   _ship(
     *(shelf, 'good', [0.8, 0.7, None]),
@@ -277,12 +282,10 @@ def test_a_card_is_read_where_it_says_what_is_kept(
 
 
 def test_the_trees_of_a_lattice_are_as_wide_as_pays(
-  cache, shelf, passes_take, monkeypatch
+  cache, shelf, passes_take, monkeypatch, drafting_takes
 ):
   passes_take(_CORES)
-  monkeypatch.setattr(
-    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
-  )
+  drafting_takes(0.05)
   rounds = {'plain': 1.0, '0': 1.1, '1': 1.3, '3': 1.4, '7': 1.6, '15': 2.2}
   monkeypatch.setattr(
     *(round_costs.tree_rounds, 'seconds'),
@@ -326,12 +329,10 @@ def test_a_trained_drafter_that_does_not_pay_is_named(
 
 
 def test_of_a_named_drafter_only_the_number_of_drafts_is_chosen(
-  cache, shelf, passes_take, monkeypatch
+  cache, shelf, passes_take, drafting_takes
 ):
   passes_take(_CORES)
-  monkeypatch.setattr(
-    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
-  )
+  drafting_takes(0.05)
   _ship(shelf, 'good', [0.8, 0.7, 0.01])
   _ship(shelf, 'better', [0.9, 0.8, 0.7])
   choice = specsample.auto(_TARGET, drafter='tiny/good')
@@ -431,11 +432,9 @@ def test_drafters_in_other_forms_are_timed_apart(
 
 
 def test_drafts_that_one_pass_makes_cost_the_same_at_every_length(
-  cache, monkeypatch
+  cache, drafting_takes
 ):
-  monkeypatch.setattr(
-    round_costs.pass_times, 'drafting', lambda *_, **__: [0.8]
-  )
+  drafting_takes(0.8)
   of = lambda drafter: round_costs.drafting_seconds(_TARGET, drafter, {}, 1)
   make = {'model': _MODEL, 'num_draft_tokens': 2}
   features = {'feature_layers': (0, 1)}
@@ -453,12 +452,10 @@ def test_drafts_that_one_pass_makes_cost_the_same_at_every_length(
 
 
 def test_drafts_beyond_the_timed_passes_are_left_out(
-  cache, shelf, passes_take, monkeypatch
+  cache, shelf, passes_take, drafting_takes
 ):
   passes_take(_FLAT)
-  monkeypatch.setattr(
-    round_costs.pass_times, 'drafting', lambda *_, **__: [0.05]
-  )
+  drafting_takes(0.05)
   measured = {
     'acceptance_by_position': [0.99] * 20,
     'tokens_by_nodes': {'1': 1.1, '31': 9.0},
