@@ -77,12 +77,11 @@ class Evaluation:
     checks.counts(self, ('batch_size', 'num_seeds', 'least_width'))
     checks.counts(self, ('repeats',), 0)
     checks.seed('Evaluation.seed', self.seed, self.num_seeds)
-    if self.batch_size > 1:
-      chosen = {
-        name: method.for_batch(self.batch_size) if method.for_batch else method
-        for name, method in self.methods.items()
-      }
-      object.__setattr__(self, 'methods', chosen)
+    fitted = {
+      name: methods_lib.of_batch(method, self.batch_size)
+      for name, method in self.methods.items()
+    }
+    object.__setattr__(self, 'methods', fitted)
     if self.carry_policies and jax.process_count() > 1:
       raise ValueError(
         'Evaluation.carry_policies is True, which works in one process only, '

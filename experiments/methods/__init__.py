@@ -13,8 +13,10 @@ from experiments.methods.method import judged
 from experiments.methods.method import lattice_tree
 from experiments.methods.method import Method
 from experiments.methods.method import model
+from experiments.methods.method import of_batch
 from experiments.methods.method import of_shared_tokens
 from experiments.methods.method import params
+from experiments.methods.method import refitted
 from experiments.methods.method import tli
 from experiments.methods.method import trained
 from experiments.methods.method import tree
@@ -34,8 +36,10 @@ __all__ = [
   'judged',
   'lattice_tree',
   'model',
+  'of_batch',
   'of_shared_tokens',
   'params',
+  'refitted',
   'tli',
   'trained',
   'tree',

@@ -52,7 +52,12 @@ def adaptive(
     policies=policies,
     widths=own if widths is None else widths,
   )
-  return methods.Method(drafter, method.verify, method.params, load=of_length)
+  again = methods.refitted(
+    lambda fitted: adaptive(fitted, policies, num_draft_tokens, widths), method
+  )
+  return dataclasses.replace(
+    method, drafter=drafter, load=of_length, for_batch=again
+  )
 
 
 def _widths(drafter):
@@ -69,8 +74,8 @@ def budgeted(
   """Returns a method whose trees are as wide as they pay on this machine.
 
   Args:
-    method: its drafter drafts point masses of at most 15 nodes.
-    target: the model that scores them, whose passes are timed.
+    method: its drafter drafts trees of point masses.
+    target: the model that scores them; whole rounds with it are timed.
   """
   return _budgeted(method, target, 1)
 

@@ -52,9 +52,36 @@ class Method:
   # Makes the drafter and its parameters for another K, if K alone is not all
   # that differs.
   load: Callable[[int], 'specsample.LoadedDrafter | Method'] | None = None
-  # Returns the method for another batch size, if the costs of passes matter.
+  # Returns the method for another batch size, if the costs of passes matter;
+  # call `of_batch`.
   for_batch: Callable[[int], 'Method'] | None = None
   note: str = ''  # a message about it for users
+  batch_size: int = 1  # the one that `for_batch` made it for
+
+
+def of_batch(method: Method, batch_size: int) -> Method:
+  """Returns the method for a batch size, itself if that makes no difference."""
+  if method.for_batch is None or method.batch_size == batch_size:
+    return method
+  fitted = method.for_batch(batch_size)
+  return dataclasses.replace(fitted, batch_size=batch_size)
+
+
+def refitted(
+  make: Callable[..., Method], *parts: Method
+) -> Callable[[int], Method] | None:
+  """Returns the `for_batch` of a method that is made of others.
+
+  Args:
+    make: makes the method of `parts`, each of them fitted to the batch.
+    parts: the other methods. If the batch size matters to none of them, it does
+      not matter to the method either: None is returned.
+  """
+  if all(part.for_batch is None for part in parts):
+    return None
+  return lambda batch_size: make(
+    *(of_batch(part, batch_size) for part in parts)
+  )
 
 
 @_configurable
@@ -85,6 +112,7 @@ def auto(
     load=_chosen_length,
     for_batch=functools.partial(auto, target, drafter=drafter),
     note=f'auto: {choice.reason}',
+    batch_size=batch_size,
   )
 
 
@@ -132,10 +160,7 @@ def drafting(method: Callable[[], Method], num_draft_tokens: int) -> Method:
 @_configurable
 def judged(method: Method, verify: Verifier) -> Method:
   """Returns a method whose drafts another rule verifies."""
-  again = None
-  if method.for_batch is not None:
-    for_batch = method.for_batch
-    again = lambda batch_size: judged(for_batch(batch_size), verify)
+  again = refitted(lambda fitted: judged(fitted, verify), method)
   return dataclasses.replace(method, verify=verify, for_batch=again)
 
 
@@ -280,13 +305,16 @@ def with_num_draft_tokens(method: Method, num_draft_tokens: int) -> Method:
   drafter: Any = method.drafter  # a dataclass, which the protocol leaves open
   if num_draft_tokens == drafter.num_draft_tokens:
     return method
+  again = refitted(
+    lambda fitted: with_num_draft_tokens(fitted, num_draft_tokens), method
+  )
   if method.load is not None:
     loaded = method.load(num_draft_tokens)
     return dataclasses.replace(
-      method, drafter=loaded.drafter, params=loaded.params
+      method, drafter=loaded.drafter, params=loaded.params, for_batch=again
     )
   drafter = dataclasses.replace(drafter, num_draft_tokens=num_draft_tokens)
-  return dataclasses.replace(method, drafter=drafter)
+  return dataclasses.replace(method, drafter=drafter, for_batch=again)
 
 
 @_configurable

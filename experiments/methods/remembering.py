@@ -93,19 +93,26 @@ def _combined(remembered, trained, policies):
     verify=trained.verify,
     params={'remembered': remembered.params, 'trained': trained.params},
     load=_of_two,
+    for_batch=methods.refitted(
+      lambda *fitted: _combined(*fitted, policies), remembered, trained
+    ),
   )
 
 
 def _either(remembered, trained, policies, target, batch_size):
+  remembered = methods.of_batch(remembered, batch_size)
+  trained = methods.of_batch(trained, batch_size)
   costs = round_costs.costs(
     target,
     trained.drafter.num_draft_tokens,
     batch_size=batch_size,
     trained=specsample.LoadedDrafter(trained.drafter, trained.params, card={}),
   )
+  depth = trained.drafter.depth
+  if depth < trained.drafter.num_draft_tokens:
+    # A tree is drafted and verified as a whole, however deep it is kept.
+    costs = (costs[0], *[costs[-1]] * depth)
   fastest = policies_lib.Fastest(costs=costs, whole_batch=True)
-  if remembered.for_batch is not None:
-    remembered = remembered.for_batch(batch_size)
   method = _combined(remembered, trained, (fastest, *policies))
   again = functools.partial(_either, remembered, trained, policies, target)
   return dataclasses.replace(method, for_batch=again)

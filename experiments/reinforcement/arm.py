@@ -53,10 +53,9 @@ class Arm:
     if self.fewest_rows is not None:
       checks.counts(self, ('fewest_rows',))
     _check_rule(self.method)  # before `for_batch` times passes
-    if self.method.for_batch is not None:
-      method = self.method.for_batch(self.num_rows)
-      _check_rule(method)
-      object.__setattr__(self, 'method', method)
+    method = methods_lib.of_batch(self.method, self.num_rows)
+    _check_rule(method)
+    object.__setattr__(self, 'method', method)
 
   @property
   def is_plain(self) -> bool:

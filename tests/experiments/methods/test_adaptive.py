@@ -132,3 +132,13 @@ def test_the_most_drafts_and_the_widths_may_be_given():
   longer = methods.with_num_draft_tokens(made, 4).drafter
   assert longer.drafter.num_draft_tokens == 4
   assert longer.widths == (0, 1, 2, 3, 4)
+
+
+def test_policies_stay_when_the_method_is_fitted_to_a_batch():
+  of_size = lambda size: methods.Method(
+    drafters.Ngram(num_draft_tokens=size), for_batch=of_size
+  )
+  made = adaptive.adaptive(of_size(1), (policies.Fixed(1),))
+  fitted = methods.of_batch(made, 3).drafter
+  assert fitted.policies == (policies.Fixed(1),)
+  assert fitted.widths == (0, 1, 2, 3)

@@ -1,5 +1,6 @@
 """Methods that depend on the cost of passes at the evaluation's batch size."""
 
+import dataclasses
 import json
 
 import jax
@@ -12,6 +13,7 @@ from experiments.methods import remembering
 import specsample
 from specsample import drafters
 from specsample import testing
+from specsample import tree
 from specsample.choosing import round_costs
 
 _MODEL = testing.tiny_llama(vocab_size=8, max_length=256)
@@ -87,3 +89,48 @@ def test_an_evaluation_decides_for_its_own_batch():
   drafting = np.subtract(fastest.costs[1:], of_two[1:3])
   np.testing.assert_allclose(drafting, [0.125, 0.25], atol=2e-3)
   assert compared['mtp'] is trained
+
+
+def test_a_length_stays_when_the_method_is_fitted_to_a_batch():
+  suffix = remembering.suffix(
+    drafters.Suffix(num_draft_tokens=3), target=_TARGET
+  )
+  longer = methods.with_num_draft_tokens(suffix, 5)
+  assert methods.of_batch(longer, 2).drafter.costs == _costs(2, 5)
+
+
+def test_two_drafters_without_a_target_are_fitted_to_a_batch_as_well():
+  suffix = remembering.suffix(
+    drafters.Suffix(num_draft_tokens=3), target=_TARGET
+  )
+  mtp = methods.Method(drafters.MTP(model=_MODEL, num_draft_tokens=2))
+  either = methods.of_batch(remembering.either(suffix, mtp), 2)
+  assert either.drafter.remembered.costs == _costs(2)
+
+
+def test_a_method_is_fitted_to_a_batch_once():
+  sizes = []
+
+  def for_batch(size):
+    sizes.append(size)
+    return methods.Method(
+      drafters.Ngram(num_draft_tokens=size), for_batch=for_batch
+    )
+
+  compared = evaluation.Evaluation(
+    target=_TARGET, methods={'x': for_batch(1)}, batch_size=2
+  )
+  again = dataclasses.replace(compared, num_seeds=3)
+  assert sizes == [1, 2]
+  assert again.methods['x'].drafter.num_draft_tokens == 2
+
+
+def test_a_tree_costs_the_same_at_every_depth():
+  suffix = remembering.suffix(drafters.Suffix(num_draft_tokens=3))
+  mtp = methods.Method(drafters.MTP(model=_MODEL, num_draft_tokens=2))
+  of_tree = methods.tree(mtp, tree.k_ary((2, 2)))
+  either = remembering.either(suffix, of_tree, target=_TARGET)
+  (fastest,) = either.drafter.trained.policies
+  # A pass over 7 tokens takes 1.7, a plain one 1.1, and drafting .3.
+  whole = 1.7 / 1.1 + 0.3 / 1.1 + 0.05
+  assert fastest.costs == pytest.approx((1, whole, whole), abs=2e-3)
