@@ -54,7 +54,7 @@ def with_num_draft_tokens(
     )
   if num_draft_tokens == 0 < own:
     none = specsample.drafters.NoDraft()
-    return dataclasses.replace(method, drafter=none)
+    return dataclasses.replace(method, drafter=none, note='')
   return methods_lib.with_num_draft_tokens(method, num_draft_tokens)
 
 

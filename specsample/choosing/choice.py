@@ -66,7 +66,7 @@ def auto(
   batch_size: int = 1,
   drafter: str | os.PathLike[str] | None = None,
 ) -> Choice:
-  """Chooses the drafter for a target that pays off most on this machine.
+  """Chooses the drafter that pays off most for a target on this machine.
 
   Considers remembered drafts (from the row's own text and the stores that ship
   for the target) and the trained drafters that ship for it: as chains and, if
@@ -98,21 +98,26 @@ def auto(
     low, high = 1e3 * min(map(min, times.values())), 1e3 * max(times['1'])
     return Choice(
       drafter=drafters.NoDraft(),
-      reason=f'decodes plainly: a pass took {low:.0f} to {high:.0f} ms, which '
+      reason=f'decodes plainly: a pass took {low:.3g} to {high:.3g} ms, which '
       'is too uneven to tell what pays off; try again on a quiet machine',
     )
   passes = round_costs.pass_times_of(times, batch_size)
   if drafter is not None:
     promise = _promise_of(drafter, target, passes, batch_size)
+    if promise.speedup <= 1:
+      return Choice(
+        drafter=drafters.NoDraft(),
+        reason=f'decodes plainly: {_short(promise)} promises '
+        f'{promise.speedup:.2f}x here',
+      )
     return _choice(
       target,
-      batch_size,
       length=0,
       costs=round_costs.if_drafting_is_free(
         passes, batch_size, max(_REMEMBERED)
       ),
       stores=[],
-      trained=promise if promise.speedup > 1 else None,
+      trained=promise,
       others=[promise],
     )
   stores = [
@@ -125,7 +130,6 @@ def auto(
   trained, promised = _trained(target, passes, batch_size)
   return _choice(
     target,
-    batch_size,
     length=length,
     costs=round_costs.if_drafting_is_free(passes, batch_size, max(_REMEMBERED)),
     stores=sorted(stores),
@@ -167,27 +171,26 @@ def _trained(
 
   Returns:
     The most promising drafter that pays off, None if there is none; and the
-    promises of all drafters, the best first.
+    promises of all drafters, the best of those that were timed first.
   """
   gain = lambda promise: promise.speedup
   cards = _cards(target)
   free = [_promise(*card, passes, batch_size, None) for card in cards.items()]
-  best, found = None, []
+  best, timed, others = None, [], []
   for promised in sorted(free, key=gain, reverse=True):
     is_timed = promised.speedup >= _MARGIN
     if best is not None:
       is_timed &= promised.speedup > best.speedup
-    if is_timed:
-      name = promised.name
-      loaded = drafter_lib.load_drafter(name, target)
-      seconds = round_costs.drafting_seconds(
-        target, loaded.drafter, loaded.params, batch_size
-      )
-      promised = _promise(name, cards[name], passes, batch_size, seconds)
-      if promised.speedup >= _MARGIN:
-        best = max(best or promised, promised, key=gain)
-    found.append(promised)
-  return best, sorted(found, key=gain, reverse=True)
+    if not is_timed:
+      others.append(promised)
+      continue
+    name = promised.name
+    loaded = drafter_lib.load_drafter(name, target)
+    promised = _timed(name, loaded, cards[name], target, passes, batch_size)
+    if promised.speedup >= _MARGIN:
+      best = max(best or promised, promised, key=gain)
+    timed.append(promised)
+  return best, sorted(timed, key=gain, reverse=True) + others
 
 
 def _promise_of(
@@ -207,13 +210,32 @@ def _promise_of(
       'experiments.train, which measures that, or choose the number of drafts '
       'with load_drafter'
     )
-  seconds = round_costs.drafting_seconds(
-    target, loaded.drafter, loaded.params, batch_size
+  return _timed(name, loaded, measured, target, passes, batch_size)
+
+
+def _timed(name, loaded, measured, target, passes, batch_size):
+  """Returns the best promise of a drafter by its own times."""
+  of_drafter = loaded.drafter, loaded.params
+  seconds = round_costs.drafting_seconds(target, *of_drafter, batch_size)
+  given = name, measured, passes, batch_size, seconds
+  promised = _promise(*given)
+  if promised.num_nodes is None or promised.speedup <= 1:
+    return promised
+  # Whole rounds of trees may take longer than their parts do.
+  trees = _trees(loaded, promised)
+  budget = round_costs.budget(
+    target, trees, loaded.params, batch_size=batch_size
   )
-  return _promise(name, measured, passes, batch_size, seconds)
+  return _promise(*given, budget)
 
 
-def _promise(name, measured, passes, batch_size, seconds):
+def _trees(loaded, promise):
+  return drafters.LatticeTree(
+    drafter=loaded.drafter, num_draft_tokens=promise.num_nodes
+  )
+
+
+def _promise(name, measured, passes, batch_size, seconds, budget=None):
   """Returns the best promise of a chain and, if the card allows it, of trees.
 
   Drafting a level of a tree is taken to be as fast as a token of a chain.
@@ -233,7 +255,7 @@ def _promise(name, measured, passes, batch_size, seconds):
     promised.append(promises_lib.of_trees(name, by_rank, *given, most))
   by_nodes = measured.get('tokens_by_nodes', {})
   if by_nodes := {n: x for n, x in by_nodes.items() if int(n) <= most}:
-    promised.append(promises_lib.of_lattice(name, by_nodes, *given))
+    promised.append(promises_lib.of_lattice(name, by_nodes, *given, budget))
   return max(promised, key=lambda x: x.speedup)
 
 
@@ -260,9 +282,7 @@ def _measured(card: Mapping[str, Any]) -> dict[str, Any] | None:
   return next((x for x in entries if 'acceptance_by_position' in x), None)
 
 
-def _choice(
-  target, batch_size, *, length, costs, stores, trained, others
-) -> Choice:
+def _choice(target, *, length, costs, stores, trained, others) -> Choice:
   remembered = remembered_params = None
   if length:
     remembered = drafters.Suffix(
@@ -276,7 +296,7 @@ def _choice(
   params = None
   verify: Verifier = verify_lib.chain
   if trained:
-    drafter, verify, params = _adaptive(target, batch_size, trained)
+    drafter, verify, params = _adaptive(target, trained)
   if remembered and trained:
     drafter = drafters.Either(remembered=remembered, trained=drafter)
     params = {'remembered': remembered_params, 'trained': params}
@@ -291,18 +311,13 @@ def _choice(
 
 
 def _adaptive(
-  target: load.Loaded, batch_size: int, promise: promises_lib.Promise
+  target: load.Loaded, promise: promises_lib.Promise
 ) -> tuple[Drafter, Verifier, Params]:
   """Returns a trained drafter that drafts as much as pays, and its rule."""
-  if promise.num_nodes is not None:
+  if promise.budget is not None:
     loaded = drafter_lib.load_drafter(promise.name, target)
-    trees = drafters.LatticeTree(
-      drafter=loaded.drafter, num_draft_tokens=promise.num_nodes
-    )
-    budget = round_costs.budget(
-      target, trees, loaded.params, batch_size=batch_size
-    )
-    drafter = drafters.Adaptive(drafter=trees, policies=(budget,))
+    trees = _trees(loaded, promise)
+    drafter = drafters.Adaptive(drafter=trees, policies=(promise.budget,))
     return drafter, verify_lib.tree, loaded.params
   loaded = drafter_lib.load_drafter(promise.name, target, promise.depth)
   inner: Drafter = loaded.drafter
@@ -317,7 +332,6 @@ def _adaptive(
 
 def _reason(length, costs, stores, trained, others) -> str:
   """Returns the reason for the choice, in one line for people."""
-  short = lambda promise: promise.name.rpartition('/')[2]
   parts = []
   if length:
     whence = 'its own text and stored answers' if stores else 'its own text'
@@ -332,7 +346,7 @@ def _reason(length, costs, stores, trained, others) -> str:
     if trained.num_nodes is not None:
       how = f'trees of up to {trained.num_nodes} tokens, as wide as pays,'
     parts.append(
-      f'{"otherwise" if parts else "drafts"} {how} with {short(trained)}, '
+      f'{"otherwise" if parts else "drafts"} {how} with {_short(trained)}, '
       f'which promises {trained.speedup:.2f}x'
     )
   elif not length:
@@ -346,5 +360,9 @@ def _reason(length, costs, stores, trained, others) -> str:
     return chosen
   return (
     f'{chosen}; trained drafters do not pay off (the best, '
-    f'{short(others[0])}, promises {others[0].speedup:.2f}x)'
+    f'{_short(others[0])}, promises {others[0].speedup:.2f}x)'
   )
+
+
+def _short(promise):
+  return promise.name.rpartition('/')[2]

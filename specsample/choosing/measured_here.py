@@ -1,6 +1,7 @@
 """Times measured on this machine before, kept in the user's cache folder."""
 
 from collections.abc import Callable, Mapping
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -14,6 +15,7 @@ import jax
 
 _logger = logging.getLogger(__name__)
 _PACKAGES = ('specsample', 'jax', 'jaxlib')
+_FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
 
 
 def recall(
@@ -23,7 +25,7 @@ def recall(
 ) -> Mapping[str, list[float]]:
   """Returns times measured before, or measures and keeps them.
 
-  There is one file for each machine, version and `what`, in the folder that
+  There is one file for each machine, code and `what`, in the folder that
   SPECSAMPLE_CACHE names or else in specsample/times of the user's cache folder.
   A file that is damaged or of another measurement is written again. If the
   folder cannot be written to, the times are not kept.
@@ -49,17 +51,37 @@ def recall(
 
 
 def here() -> dict[str, Any]:
-  """Returns what times depend on besides `what`: the machine and versions."""
+  """Returns what times depend on besides `what`: the machine and the code."""
   devices = jax.devices()
   return {
     'platform': devices[0].platform,
     'device': devices[0].device_kind,
     'devices': len(devices),
     'machine': platform.node(),
-    'cpus': os.cpu_count(),
-    'flags': os.environ.get('XLA_FLAGS', ''),
+    'cpus': _num_cores(),
+    'flags': [os.environ.get(name, '') for name in _FLAGS],
+    'precision': jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
     'versions': {name: importlib.metadata.version(name) for name in _PACKAGES},
+    'code': _code(),
   }
+
+
+def _num_cores() -> int | None:
+  """Returns the number of cores that this process may use."""
+  if hasattr(os, 'sched_getaffinity'):  # on Linux
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count()
+
+
+@functools.cache
+def _code() -> str:
+  """Returns a hash of the library, which in a checkout outlives no version."""
+  folder = pathlib.Path(__file__).parents[1]
+  found = hashlib.sha256()
+  for path in sorted(folder.rglob('*.py')):
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    found.update(f'{path.relative_to(folder)} {content}\n'.encode())
+  return found.hexdigest()[:16]
 
 
 def _folder() -> pathlib.Path:
@@ -78,4 +100,7 @@ def _write(path: pathlib.Path, text: str) -> None:
     part.write_text(text)
     part.replace(path)
   except OSError as error:
-    _logger.info('times are not kept: %s', error)
+    _logger.info(
+      'times are not kept (%s): set SPECSAMPLE_CACHE to a writable folder',
+      error,
+    )

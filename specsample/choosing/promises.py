@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 
 from specsample import cost
+from specsample import policies
 from specsample import tree
 
 # Cost of a round with drafts beyond its pass and its drafting, in plain passes.
@@ -23,6 +24,7 @@ class Promise:
       passes; the first is 1.
     topology: the tree; None for a chain of D drafts.
     num_nodes: the nodes of a lattice's trees, None for other drafts.
+    budget: the costs of whole rounds of a lattice, None if they were not timed.
   """
 
   name: str
@@ -30,6 +32,7 @@ class Promise:
   costs: tuple[float, ...]
   topology: tree.Topology | None = None
   num_nodes: int | None = None
+  budget: policies.Budget | None = None
 
   @property
   def depth(self) -> int:
@@ -124,8 +127,12 @@ def of_lattice(
   passes: cost.PassTimes,
   batch_size: int,
   draft_seconds: Sequence[float],
+  budget: policies.Budget | None = None,
 ) -> Promise:
   """Returns the promise of the most likely trees of a lattice.
+
+  A round is taken to cost what its parts do or, if that was timed and is more,
+  what the whole does.
 
   Args:
     name: the drafter's name.
@@ -134,17 +141,24 @@ def of_lattice(
     passes: the times of the target's passes.
     batch_size: number of rows.
     draft_seconds: [K + 1], the last of which is the time of drafting.
+    budget: has the costs of whole rounds; None if they were not timed.
   """
   costs = {
     nodes: _cost(passes, batch_size, int(nodes), draft_seconds[-1])
     for nodes in tokens_by_nodes
   }
+  if budget is not None:
+    costs = {
+      nodes: max(of_parts, _whole(budget, int(nodes)))
+      for nodes, of_parts in costs.items()
+    }
   best = max(costs, key=lambda nodes: tokens_by_nodes[nodes] / costs[nodes])
   return Promise(
     name=name,
     speedup=tokens_by_nodes[best] / costs[best],
     costs=(1.0, *[costs[best]] * (len(draft_seconds) - 1)),
     num_nodes=max(map(int, tokens_by_nodes)),
+    budget=budget,
   )
 
 
@@ -172,3 +186,9 @@ def ratio(passes: cost.PassTimes, batch_size: int, num_drafts: int) -> float:
 def _cost(passes, batch_size, num_drafts, seconds):
   verified = ratio(passes, batch_size, num_drafts)
   return round(verified + seconds / passes(batch_size) + _OVERHEAD, 3)
+
+
+def _whole(budget, num_nodes):
+  """Returns the cost of a timed round, in plain rounds."""
+  verified = np.interp(num_nodes, budget.ladder, budget.costs)
+  return round(float(verified + budget.drafting) / budget.costs[0], 3)

@@ -179,7 +179,7 @@ def rows(batch_size: int) -> int:
 def pass_seconds(
   target: load.Loaded, batch_size: int
 ) -> dict[str, list[float]]:
-  """Returns the times of passes over 1 to 16 tokens of each row, by number."""
+  """Returns the seconds of passes over 1 to 16 tokens per row, by number."""
   length = _context(target, max(SIZES))
 
   def measure():

@@ -1,6 +1,7 @@
 """Times of whole rounds of a tree that is cut to given numbers of nodes."""
 
 from collections.abc import Sequence
+import dataclasses
 import time
 from typing import Any
 
@@ -22,7 +23,7 @@ ROUNDS = 4
 
 @types.pytree
 class _Size:
-  """What every round drafts and keeps for the target."""
+  """Whether the drafter runs in a round, and how many nodes are verified."""
 
   is_drafted: Array  # [] bool, whether the drafter runs at all
   num_nodes: Array  # [] int32, verified nodes
@@ -93,28 +94,23 @@ def seconds(
     'drafter': sized,
     'verify': verify.tree,
   }
-  size = lambda drafted, n: _Size(
-    is_drafted=jnp.asarray(drafted), num_nodes=jnp.int32(n)
-  )
+  size = lambda drafted, n: _Size(is_drafted=drafted, num_nodes=n)
   sizes = {'plain': size(False, 0)} | {str(n): size(True, n) for n in ladder}
-  states = {
-    name: decode.prefill(
-      {**params, 'policies': (size,)},
-      np.ones((batch, length), np.int32),
-      np.full(batch, length),
-      jax.random.key(0),
-      max_new_tokens=1 + rounds * (drafter.depth + 1),
-      sampling=sampling_lib.Sampling(temperature=0.0),
-      **components,
-    )
-    for name, size in sizes.items()
-  }
+  start = decode.prefill(
+    params,
+    np.ones((batch, length), np.int32),
+    np.full(batch, length),
+    jax.random.key(0),
+    max_new_tokens=1 + rounds * (drafter.depth + 1),
+    sampling=sampling_lib.Sampling(temperature=0.0),
+    **components,
+  )
   taken: dict[str, list[float]] = {name: [] for name in sizes}
   of_calls: dict[str, list[float]] = {name: [] for name in sizes}
   for repeat in range(repeats + 1):
-    for name, start in states.items():
+    for name, of_rounds in sizes.items():
       for count, found in ((0, of_calls[name]), (rounds, taken[name])):
-        state = jax.block_until_ready(jax.tree.map(jnp.copy, start))
+        state = jax.block_until_ready(_sized(start, of_rounds))
         begin = time.perf_counter()
         after = decode.advance(
           params, state, max_rounds=np.int32(count), **components
@@ -126,3 +122,13 @@ def seconds(
     name: [(x - min(of_calls[name])) / rounds for x in found]
     for name, found in taken.items()
   }
+
+
+def _sized(start, size):
+  """Returns a copy of a state, which `advance` consumes, for such rounds."""
+  state = jax.tree.map(jnp.copy, start)
+  (of_rows,) = state.draft.policies
+  draft = dataclasses.replace(
+    state.draft, policies=(jax.tree.map(jnp.full_like, of_rows, size),)
+  )
+  return dataclasses.replace(state, draft=draft)

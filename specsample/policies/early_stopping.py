@@ -56,8 +56,17 @@ class EarlyStopping(policy.Filter):
     return ()
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
+    """See `policy.Policy`.
+
+    Raises:
+      ValueError: the draft is a tree.
+    """
     del state
+    if draft.parents is not None:
+      raise ValueError(
+        'EarlyStopping makes chains longer, but the draft is a tree: choose '
+        'Budget or ConfidenceProduct'
+      )
     promised = self.tokens_a_cost(draft, over)
     return promised[1:] > promised[:-1]
 

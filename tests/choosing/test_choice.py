@@ -113,6 +113,19 @@ def passes_take(monkeypatch):
 
 
 @pytest.fixture
+def rounds_take(monkeypatch):
+  """A function that sets how long rounds of so many nodes take."""
+
+  def take(seconds):
+    monkeypatch.setattr(
+      *(round_costs.tree_rounds, 'seconds'),
+      lambda *_, **__: {name: [x, x] for name, x in seconds.items()},
+    )
+
+  return take
+
+
+@pytest.fixture
 def drafting_takes(monkeypatch):
   """A function that sets how long drafts of any length take."""
 
@@ -281,21 +294,20 @@ def test_a_card_is_read_where_it_says_what_is_kept(
   assert choice.reason == 'drafts up to 2 with good, which promises 1.61x'
 
 
+_DSPARK = functools.partial(
+  drafters.DSpark, feature_layers=(0, 1), num_layers=1, rank=4
+)
+
+
 def test_the_trees_of_a_lattice_are_as_wide_as_pays(
-  cache, shelf, passes_take, monkeypatch, drafting_takes
+  cache, shelf, passes_take, drafting_takes, rounds_take
 ):
   passes_take(_CORES)
   drafting_takes(0.05)
-  rounds = {'plain': 1.0, '0': 1.1, '1': 1.3, '3': 1.4, '7': 1.6, '15': 2.2}
-  monkeypatch.setattr(
-    *(round_costs.tree_rounds, 'seconds'),
-    lambda *_, **__: {name: [x, x] for name, x in rounds.items()},
-  )
+  rounds_take({'plain': 1.0, '0': 1.1, '1': 1.3, '3': 1.4, '7': 1.6, '15': 2.2})
   _ship(
     *(shelf, 'good', [0.3, 0.09]),
-    make=functools.partial(
-      drafters.DSpark, feature_layers=(0, 1), num_layers=1, rank=4
-    ),
+    make=_DSPARK,
     on_questions={
       'acceptance_by_position': [0.3, 0.09],
       'tokens_by_nodes': {'1': 1.3, '7': 2.55, '15': 2.6},
@@ -313,6 +325,39 @@ def test_the_trees_of_a_lattice_are_as_wide_as_pays(
   together = specsample.auto(_TARGET)
   assert together.drafter.trained == choice.drafter
   _is_greedy(together)
+
+
+def test_trees_whose_whole_rounds_take_too_long_make_way_for_chains(
+  cache, shelf, passes_take, drafting_takes, rounds_take
+):
+  passes_take(_CORES)
+  drafting_takes(0.05)
+  rounds_take({'plain': 1.0, '0': 1.1, '1': 2.0, '3': 2.2, '7': 2.6})
+  _ship(
+    *(shelf, 'good', [0.8, 0.7]),
+    make=_DSPARK,
+    on_questions={
+      'acceptance_by_position': [0.8, 0.7],
+      'tokens_by_nodes': {'1': 1.8, '7': 3.2},
+    },
+  )
+  choice = specsample.auto(_TARGET, drafter='tiny/good')
+  # By its parts 3.2 / (t(8) + .1) = 1.95, by whole rounds 3.2 / 2.6 = 1.23.
+  assert choice.reason == 'drafts up to 2 with good, which promises 1.61x'
+
+
+def test_of_drafters_that_do_not_pay_one_that_was_timed_is_named(
+  cache, shelf, passes_take, drafting_takes
+):
+  passes_take(_CORES)
+  drafting_takes(1.0)
+  _ship(shelf, 'slow', [0.8, 0.7])
+  # At most 1.07x, if drafting took no time.
+  _ship(shelf, 'poor', [0.3, 0.3])
+  # 2.5 / (t(3) + 1 + .05).
+  assert specsample.auto(_TARGET).reason.endswith(
+    '; trained drafters do not pay off (the best, slow, promises 1.00x)'
+  )
 
 
 def test_a_trained_drafter_that_does_not_pay_is_named(
@@ -343,6 +388,8 @@ def test_of_a_named_drafter_only_the_number_of_drafts_is_chosen(
   _ship(shelf, 'bad', [0.2, 0.1])
   choice = specsample.auto(_TARGET, drafter=shelf / 'tiny' / 'bad')
   assert isinstance(choice.drafter, drafters.NoDraft)
+  # 1.3 / (t(3) + .05 + .05).
+  assert choice.reason == 'decodes plainly: bad promises 0.84x here'
 
 
 def test_a_named_drafter_must_be_measured_and_for_the_target(
@@ -501,6 +548,27 @@ def test_where_nothing_can_be_written_times_are_measured_anew(
   recall = lambda: measured_here.recall({}, lambda: next(times), lambda _: True)
   assert recall() == {'x': [1.0]}
   assert recall() == {'x': [2.0]}
+
+
+@pytest.mark.parametrize('what', ['_code', '_num_cores'])
+def test_times_of_other_code_or_fewer_cores_are_not_recalled(
+  cache, monkeypatch, what
+):
+  times = iter(({'x': [1.0]}, {'x': [2.0]}))
+  recall = lambda: measured_here.recall({}, lambda: next(times), lambda _: True)
+  assert recall() == recall() == {'x': [1.0]}
+  monkeypatch.setattr(measured_here, what, lambda: 0)
+  assert recall() == {'x': [2.0]}
+
+
+def test_times_of_other_products_are_not_recalled(cache):
+  times = iter(({'x': [1.0]}, {'x': [2.0]}))
+  recall = lambda: measured_here.recall({}, lambda: next(times), lambda _: True)
+  for precision in ('highest', 'bfloat16'):
+    with jax.default_matmul_precision(precision):
+      found = recall()
+      assert recall() == found
+  assert found == {'x': [2.0]}
 
 
 def test_a_batch_of_none_is_refused():

@@ -39,5 +39,5 @@ def test_rounds_read_as_many_nodes_as_they_are_timed_for():
   )
   assert list(found) == ['plain', '0', '1', '3', '5']
   assert all(len(seconds) == 3 for seconds in found.values())
-  of_rounds = _widths[len(found) :]  # each has a prompt
+  of_rounds = _widths[1:]  # the first pass is the prompt's
   assert of_rounds == [1, 1, 1, 1, 2, 2, 4, 4, 6, 6] * (3 + 1)

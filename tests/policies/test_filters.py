@@ -24,6 +24,7 @@ _CHAIN = Draft(
   kind=DraftKind.SAMPLED,
   signals=_SIGNALS,
 )
+# No threshold below is equal to a probability: e to the log of .6 may be less.
 # Nodes 1 and 2 are siblings, and 3 is a child of 1.
 _TREE = dataclasses.replace(
   _CHAIN, kind=DraftKind.POINT_MASS, parents=jnp.asarray([0, 0, 1])
@@ -36,7 +37,7 @@ _TREE = dataclasses.replace(
     (policies.TokenProbability(0.5), True, [1, 0, 1]),
     (policies.PathProbability(0.04), True, [1, 1, 0]),
     (policies.TopK(2), True, [1, 0, 1]),
-    (policies.LargestProbability(0.6), False, [0, 1, 1]),
+    (policies.LargestProbability(0.59), False, [0, 1, 1]),
     (policies.Confidence(0.8), False, [1, 0, 1]),
     (policies.ConfidenceProduct(0.4), False, [1, 1, 0]),
     (policies.SVIP(1.0), False, [1, 1, 0]),
@@ -51,7 +52,7 @@ def test_what_passes_of_a_chain(policy, reads_token, passes):
 
 
 def test_what_passes_of_a_tree():
-  of_path = policies.PathProbability(0.3).passes(_TREE, ())
+  of_path = policies.PathProbability(0.29).passes(_TREE, ())
   assert of_path.tolist() == [True, False, True]  # .5, .1, .5 * .6
 
 
@@ -81,6 +82,12 @@ def test_drawn_siblings_are_not_pruned(kind):
   drawn = dataclasses.replace(_TREE, kind=kind)
   with pytest.raises(ValueError, match='draft point masses'):
     policies.TopNodes(2).passes(drawn, ())
+
+
+def test_early_stopping_is_for_chains():
+  policy = policies.EarlyStopping(costs=(1, 1, 1, 1))
+  with pytest.raises(ValueError, match='the draft is a tree: choose Budget'):
+    policy.passes(_TREE, policy.init(3))
 
 
 def test_what_a_drafter_does_not_say_is_named():
