@@ -23,7 +23,7 @@ _NUM_PARTS = 32
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
-  """Returns a path as text; raises ValueError if it is none, or bytes."""
+  """Returns a path as text; raises ValueError if it is not one, or bytes."""
   if isinstance(path, str | os.PathLike) and not isinstance(path, type):
     name = os.fspath(path)
     if isinstance(name, str):
@@ -117,7 +117,8 @@ def read_into(path: epath.Path, offset: int, buffer: memoryview) -> None:
       num_bytes = file.readinto(buffer)
   if num_bytes < len(buffer):
     raise ValueError(
-      f'{path} ends at byte {offset + num_bytes} of {offset + len(buffer)}'
+      f'{path} ends at byte {offset + num_bytes} of {offset + len(buffer)}: '
+      'download it again'
     )
 
 
@@ -150,7 +151,8 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     ) from error
   if not isinstance(content, dict):
     raise ValueError(
-      f'{path} holds a JSON {type(content).__name__}, not an object'
+      f'{path} holds a JSON {type(content).__name__}, not an object: make it '
+      'again, or download it again'
     )
   return content
 

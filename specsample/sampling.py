@@ -57,7 +57,7 @@ class Sampling:
 
   @property
   def penalised(self) -> bool:
-    """Whether a penalty is set, so that tokens have to be counted."""
+    """Whether a penalty is set, for which tokens have to be counted."""
     return not (
       self.repetition_penalty is None
       and self.presence_penalty is None
@@ -223,7 +223,7 @@ def warp(
 
 @types.pytree
 class Terms:
-  """What `adjust` reads of each token, [V] or of some tokens; None if unset."""
+  """The inputs of `adjust` for all tokens [V] or for some; None if unset."""
 
   bias: Array | None
   prompt: Array | None  # int32, occurrences in the prompt

@@ -377,7 +377,7 @@ class Certifiable(Model, Protocol):
     """Returns a table of bounds beside the unembedding, made once."""
 
   def is_shadow(self, shadow: Any, params: Params) -> bool:
-    """Returns whether the table was made of these parameters, on the host."""
+    """Returns whether the table was made from these parameters. On the host."""
 
   def bounds(
     self, params: Params, shadow: Any, hidden: Array

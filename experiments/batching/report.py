@@ -171,7 +171,7 @@ def _agreement(row: Row) -> rich.text.Text:
   elif not row.audited:
     where = 'above temperature 0' if row.temperature else 'by a lossy rule'
     text, style = (
-      f'{row.different} outputs differ; {where} a rounding is enough for that',
+      f'{row.different} outputs differ; {where} rounding alone can cause that',
       'yellow',
     )
   elif errors:

@@ -18,11 +18,10 @@ from specsample import sharding
 class Mesh:
   """A mesh of data x sequence x model devices.
 
-  There is none if all are 1 in a single process.
-
-  Without a mesh, the first device computes. The fields are the arguments of
-  `sharding.make_mesh`, and the rules that say over which mesh axes each meaning
-  is divided (None: `sharding.DEFAULT_RULES`).
+  In a single process with all sizes 1 there is no mesh, and the first device
+  computes. The fields are the arguments of `sharding.make_mesh`, and the rules
+  that say over which mesh axes each kind of array axis is divided (None:
+  `sharding.DEFAULT_RULES`).
   """
 
   data: int = 1

@@ -26,7 +26,7 @@ from specsample.verify import rule
 # The rules that draw a correction from the textbook's residual distribution.
 _OF_RESIDUAL = ('chain', 'tree')
 
-# What `step` found in a round, by name; batched.
+# The results of one round of `step`, by name; batched.
 Found = dict[str, Any]
 
 

@@ -14,9 +14,9 @@ STRUCK = (REJECTED, FALLS)
 COLUMNS = ('drafter', 'target', 'keep')
 LEGEND = (
   'drafter, target: the probability of a draft token where it was drawn and '
-  'where it is judged, after temperature and truncation; (in brackets) the '
-  "drafter's own before these, of a token that was chosen and not drawn; keep: "
-  "the rule's probability to keep it once it is tried"
+  'where it is judged, after temperature and truncation; in brackets, for a '
+  "token that was chosen and not drawn, the drafter's own before these; keep: "
+  'the probability that the rule keeps the token once it is tried'
 )
 
 

@@ -206,10 +206,10 @@ def _overall(rows: Sequence[rows_lib.Row]) -> tables_lib.Table:
   columns: dict[str, Callable[[rows_lib.Row], str]] = {
     'method': lambda row: row.method,
     'K': lambda row: str(row.num_draft_tokens),
-    'tokens\na round': lambda row: f'{row.tokens_per_round:.2f}',
+    'tokens\nper round': lambda row: f'{row.tokens_per_round:.2f}',
     '\nspeedup': lambda row: columns_lib.number(row.speedup, '.2f', 'x'),
     '95%\ninterval': interval,
-    'ms a\ntoken': lambda row: columns_lib.number(row.ms_per_token, '.1f'),
+    'ms per\ntoken': lambda row: columns_lib.number(row.ms_per_token, '.1f'),
     'plain\nrounds': lambda row: columns_lib.number(row.plain_rounds, '.0%'),
   }
   # Columns of parts that were not timed are left out.

@@ -2,7 +2,7 @@
 
 They are timed a few rounds at a time, between batches that are evenly spread
 over the run, so that a machine that becomes faster or slower affects both.
-Behind a long prompt a pass over a draft takes longer, so the parts are timed
+After a long prompt a pass over a draft takes longer, so the parts are timed
 after short, middling and long prompts.
 """
 

@@ -109,7 +109,7 @@ def _speedup(row: prediction.Row) -> str:
 def _of_paper(rows) -> tables.Table:
   headings = (
     f'{rows[0].topology}, batch {rows[0].batch_size}\nPREDICTED',
-    'tokens\na round',
+    'tokens\nper round',
     'paper\nms per token',
     '\nspeedup',
     'roofline\nms per token',

@@ -79,7 +79,7 @@ class Found:
   rows: list[Steps]  # one per step
   windows: list[Steps]
   arms: list[Arm]
-  held_out: list[dict[str, Any]]  # greedy answers, after so many `steps`
+  held_out: list[dict[str, Any]]  # greedy answers, after `steps` steps
   are_coupled: bool  # whether all arms are to have the same tokens
 
   @classmethod

@@ -15,7 +15,7 @@ from experiments.reinforcement import sums as sums_lib
 import specsample
 from specsample.types import Array, Params
 
-# The tail of a call is the time in which at most so many answers are missing.
+# The tail of a call is the time in which at most this many answers are missing.
 _TAIL = 4
 
 

@@ -122,7 +122,7 @@ COLUMNS = {
   ),
   'lossless': Column(
     'exact',
-    "whether the output is distributed exactly as the target's own",
+    "whether the output has exactly the target's distribution",
   ),
   'outputs_differing': Column(
     'differ',

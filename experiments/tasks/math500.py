@@ -24,7 +24,7 @@ _STOPS = ('\nProblem:',)
 _BOX = re.compile(r'\\(?:boxed|fbox)\s*\{')
 _BRACE = re.compile(r'(?<!\\)[{}]')
 
-# What an answer may have or lack without meaning anything else.
+# Parts that an answer may have or lack without changing its meaning.
 _THOUSANDS = re.compile(r'(?<=\d)(?:\{,\}|,\\!|\\[,!])(?=\d{3})')
 # Not the second backslash of \\, which ends the row of a matrix.
 _SPACING = re.compile(
@@ -139,8 +139,8 @@ def normalize(answer: str) -> str:
   the left side of 'x = 5' and the full stop are left out, and fractions and
   roots have all their braces. Integers, decimals and fractions of integers
   become reduced fractions: 0.5, 1/2 and \frac{2}{4} are the same. Everything
-  else is compared as it is written, so that x + 1 and 1 + x differ, and so do
-  two orders of the same solutions: the accuracy is a lower bound.
+  else is compared as it is written, so x + 1 and 1 + x differ, and so do two
+  orders of the same solutions: the accuracy is a lower bound.
   """
   text = answer.replace('\N{MINUS SIGN}', '-').strip().rstrip('.')
   text = _THOUSANDS.sub(',', text)

@@ -10,9 +10,9 @@ from experiments.timing import accelerator_parts
 _UNDECIDED = """\
 ## What is not decided
 
-Whether flash attention or a Pallas kernel would pay. That takes a profile of a
-pass on this device (docs/profile.md). At most, kernels bring `of the roofline`
-to 100%."""
+Whether flash attention or a Pallas kernel would pay off: a profile of a pass on
+this device would tell (docs/profile.md). At most, kernels bring `of the
+roofline` to 100%."""
 
 
 def text(

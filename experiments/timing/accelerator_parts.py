@@ -127,7 +127,7 @@ def run(
   after_each: Callable[[Mapping[str, str]], None],
   in_child: Callable[[], None] | None = None,
 ) -> None:
-  """Runs the parts that are not in the journal, for at most so many minutes.
+  """Runs the parts that are not in the journal, for at most `minutes`.
 
   All but the last part get at most half of the time that is left, so that one
   that hangs does not keep the others out.

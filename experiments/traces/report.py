@@ -37,7 +37,7 @@ def show(
   )
   headings = (
     'variant',
-    *('drafted\na round', 'kept\na round', 'tokens\na round'),
+    *('drafted\nper round', 'kept\nper round', 'tokens\nper round'),
     *('95%\ninterval', 'by chance\n1 sd', 'predicted\nspeed', '\nlossless'),
   )
   lines = [

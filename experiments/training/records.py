@@ -112,7 +112,7 @@ class Records:
 
   @property
   def has_results(self) -> bool:
-    """Whether the run has reached its end, so that results may be its own."""
+    """Whether the run has reached its end: only then may results be its own."""
     return bool(self.journal.of(_RESULT))
 
   def add_result(self, plan: Plan, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, of which the last complete one is restored."""
+"""Checkpoints of a training run; the last complete one is restored."""
 
 import pathlib
 from typing import NoReturn, Protocol, TypeVar
@@ -46,7 +46,7 @@ def refuse_step(step: int, result: str) -> NoReturn:
 
 
 class Stepped(Protocol):
-  """A state of which the folder of a checkpoint has the step as its name."""
+  """A state with a step, which is the name of its checkpoint's folder."""
 
   @property
   def step(self) -> Array:

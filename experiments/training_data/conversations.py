@@ -318,7 +318,7 @@ def _message(message) -> tuple[str, str]:
   """Returns a message's role and text."""
   role = _role(message)
   if not isinstance(message, dict):
-    raise _UnfitError('a message that is no object')
+    raise _UnfitError('a message that is not an object')
   if message.get('role', message.get('from')) in _TOOL_ROLES or any(
     message.get(name) for name in _TOOL_FIELDS
   ):
@@ -335,7 +335,7 @@ def _message(message) -> tuple[str, str]:
       and isinstance(part.get('text'), str)
     ]
     if len(texts) < len(content):
-      raise _UnfitError('image or another part that is no text')
+      raise _UnfitError('image or another part that is not text')
     content = ''.join(texts)
   if not isinstance(content, str):
     raise _UnfitError('a message without text')

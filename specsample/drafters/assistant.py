@@ -25,7 +25,7 @@ from specsample.types import Array, Params
 
 
 class _Ordered(nnx.Module):
-  """The tokens in clusters, of which only the best are drafted from."""
+  """Clusters of tokens; drafts come only from the best ones."""
 
   def __init__(self, config, keys):
     dim, size = config.layer_config.dim, config.num_clusters

@@ -190,7 +190,7 @@ class _Block:
   """A block, and the slot from which the latest n tokens are drafted."""
 
   logits: Array  # [B, K, V']
-  vectors: Array  # [B, K, D], of which the logits are made
+  vectors: Array  # [B, K, D], from which the logits are made
   previous: Array  # [B, n] int32, the tokens before the slot's
   number: Array  # [] int32, of the slot
   state: Array | None  # [B, n, ...], after the slot
@@ -355,7 +355,7 @@ class DFlash(trainable.Trainable):
     Args:
       params: the whole tree of parameters.
       logits: [..., V'], of slots of a block.
-      vectors: [..., D], of which the logits are made.
+      vectors: [..., D], from which the logits are made.
       previous: [...] int32, the tokens before the slots'.
       state: [..., n] or None, after the slots before.
 

@@ -189,7 +189,7 @@ class DFlash2(dflash.DFlash):
     Args:
       params: the whole tree of parameters.
       logits: [B, ..., V'], as `capped` returns them.
-      vectors: [B, ..., D], of which the logits are made.
+      vectors: [B, ..., D], from which the logits are made.
     """
     values, ids = indexing.top_k(logits, self.selector_top_k)
     vectors = vectors / self.output_multiplier

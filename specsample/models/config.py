@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-# More layers than any model has. One is built layer by layer, some 10 ms each,
-# so a damaged count would take hours and all memory.
+# More layers than any model has. A model is built layer by layer, some 10 ms
+# each, so a damaged count would take hours and all memory.
 MOST_LAYERS = 1000
 
 

@@ -107,7 +107,7 @@ class _Beside(nnx.Module):
 
 
 class _LayerInputs(nnx.Module):
-  """What a layer adds of an embedding of its own (Gemma 3n, Gemma 4)."""
+  """The term that a layer adds from its own embedding (Gemma 3n, Gemma 4)."""
 
   def __init__(self, config, keys, norm):
     dim, size = config.dim, config.layer_input_dim

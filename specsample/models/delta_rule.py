@@ -27,7 +27,7 @@ _einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 @types.pytree
 class Tokens:
-  """What the recurrence reads of some tokens, in float32."""
+  """The inputs of the recurrence for T tokens, in float32."""
 
   query: Array  # [B, T, H, dk], of norm dk^-1/2
   key: Array  # [B, T, H, dk], of norm 1

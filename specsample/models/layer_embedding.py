@@ -18,7 +18,7 @@ class LayerEmbedding(nnx.Module):
   def __init__(self, config, keys):
     size = config.num_layers * config.layer_input_dim
     dtype = jnp.dtype(config.dtype)
-    # Only looked up, so that it need not be divided over the vocabulary.
+    # Only looked up, so it need not be divided over the vocabulary.
     self.width = sharding.Axis('mlp', size)
     linear = functools.partial(
       layers.Linear, axes=(None, self.width), keys=keys, dtype=dtype

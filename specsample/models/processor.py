@@ -1,4 +1,4 @@
-"""What the processor can do: products are computed accordingly."""
+"""Features of the processor, which decide how products are computed."""
 
 import functools
 import os
@@ -7,7 +7,7 @@ import pathlib
 
 @functools.cache
 def has_avx512() -> bool:
-  """Returns whether this machine is a CPU with AVX-512, as Linux tells."""
+  """Returns whether this machine is a CPU with AVX-512, as Linux reports."""
   try:
     return ' avx512f' in pathlib.Path('/proc/cpuinfo').read_text()
   except OSError:

@@ -151,7 +151,7 @@ def _dense(config: config_lib.Config, dtype: str) -> transformer.Transformer:
 
 def _sparse(config: config_lib.Config, dtype: str) -> transformer.Transformer:
   config = _text(config)
-  # No layer has a single feed-forward, so that its width is often left out.
+  # No layer has a single feed-forward, so its width is often left out.
   width = config.get('intermediate_size', config.get('moe_intermediate_size'))
   config = config_lib.Config(
     dict(config.values) | {'intermediate_size': width}, config.origin
@@ -232,8 +232,8 @@ def _refuse_converted(file, name, shape):
 def _refuse_shifted(file):
   """Refuses norms of all layers that have 1 added, as other libraries do.
 
-  Weights that are added to 1 lie on both sides of 0. The text of a model whose
-  norms have 1 twice looks like that of a bad model.
+  Weights that are added to 1 lie on both sides of 0. A model whose norms have 1
+  added twice still writes text, only poor text.
   """
   names = [
     name
@@ -247,7 +247,7 @@ def _refuse_shifted(file):
   if np.mean(values < 0) < 1e-3 and np.median(values) > 0.5:
     raise ValueError(
       f'{file.origin}: the weights {_NORM} have a median of '
-      f'{np.median(values):.2f} and none or few below 0, so that 1 was added '
+      f'{np.median(values):.2f} and few or none below 0, so 1 was added '
       'to them: the checkpoint was converted for another library; load the '
       'original one'
     )

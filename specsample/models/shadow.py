@@ -50,7 +50,7 @@ def of_matrix(kernel: matrices.Matrix, vocab: sharding.Axis) -> Shadow:
   """
   if isinstance(kernel, int8.Int8 | int8_blocks.Int8Blocks):
     raise ValueError(
-      'the unembedding is stored as int8, of which a shadow would save '
+      'the unembedding is stored as int8, so a shadow would save '
       'nothing: load the target with weights=None'
     )
   return _of_matrix(kernel, vocab)
@@ -60,8 +60,8 @@ def of_matrix(kernel: matrices.Matrix, vocab: sharding.Axis) -> Shadow:
 def _of_matrix(kernel, vocab):
   exact = sharding.constrain(matrices.dense(kernel, jnp.float32), None, vocab)
   table = int8.quantise(exact, axis=0)
-  # Each sum of D squares is right to D roundings, each difference to one of the
-  # exact value.
+  # A sum of D squares has at most D roundings, a difference has one, relative
+  # to the exact value.
   wider = 1 + _of_sum(len(exact))
   norm = jnp.sqrt(jnp.sum(exact**2, axis=0)) * wider
   left = exact - table.values * table.scale
@@ -81,7 +81,7 @@ def axes(vocab: sharding.Axis) -> Shadow:
 
 
 def is_of(shadow: Shadow, kernel: matrices.Matrix) -> bool:
-  """Returns whether a shadow was made of this matrix, by some entries."""
+  """Returns whether a shadow was made from this matrix, by some entries."""
   found = _probes_of(kernel)
   return np.array_equal(np.asarray(found), np.asarray(shadow.probes))
 

@@ -227,7 +227,7 @@ def key(path: tuple[Any, ...]) -> str:
 def is_of_router(name: str) -> bool:
   """Returns whether a parameter, named as by `key`, belongs to a router.
 
-  Routers tell nearly equal experts apart (`models.experts`), so that they are
+  Routers tell nearly equal experts apart (`models.experts`), so they are
   float32 in every model.
   """
   *_, above, own = ['', *name.split('.')]

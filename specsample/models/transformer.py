@@ -67,8 +67,8 @@ class Transformer:
     layer_input_dim: the size of an embedding of each token for each layer, 0 if
       layers read none.
     has_layer_scalars: whether a layer's output is multiplied by a parameter.
-    sliding_rope_theta: rope_theta in those layers, whose rope is then not
-      scaled.
+    sliding_rope_theta: rope_theta of the layers with the window, whose rope is
+      then not scaled. None if it is that of the others.
     latent: the settings of attention over latent vectors, which does not read
       num_kv_heads and head_dim, and has no sinks, output gate or shared layers.
     experts: the settings of layers with a mixture of experts.
@@ -422,8 +422,8 @@ class Transformer:
     """
     if self.layer_input_dim:
       raise ValueError(
-        'the model has an embedding for each layer, of which no subset can be '
-        'kept: give a model whose layer_input_dim is 0'
+        'the model has an embedding for each layer, so no subset of its layers '
+        'can be kept: give a model whose layer_input_dim is 0'
       )
     kept = lambda some: tuple(
       i for i, index in enumerate(indices) if index in some

@@ -1,4 +1,4 @@
-"""What holds along the paths of a draft of one row."""
+"""Sums and ranks along the paths of one row's draft."""
 
 import jax.numpy as jnp
 

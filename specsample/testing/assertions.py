@@ -137,7 +137,7 @@ def assert_drafter(
   drafter: Drafter,
   verify: Verifier,
 ) -> None:
-  """Asserts that what is decoded with a drafter is the target's.
+  """Asserts that decoding with a drafter gives the target's output.
 
   These are the checks that every drafter of the library passes: the draft is of
   its kind; every string of two rounds has its probability, by enumeration; the

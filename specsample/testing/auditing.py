@@ -63,7 +63,7 @@ class Finding:
   # Contains the distance of the sampler's true law from the target's, with a
   # probability of 1 - `chi_square.ALPHA` if it was sampled.
   interval: tuple[float, float]
-  rows: int  # that were sampled; 0 if the law was enumerated
+  rows: int  # sampled rows; 0 if the law was enumerated
   # The smallest total variation that is found with a probability of
   # `chi_square.POWER` or more.
   detectable: float
@@ -119,7 +119,7 @@ def audit(
   * target_logits [B, K + 1, V] float32, before any setting is applied;
   * sampling: a `Sampling` whose temperature (0 is greedy), top_k (0 is off),
     top_p and min_p are arrays [B]; what they mean is in `sampling.warp`;
-  * key: a PRNG key for the whole batch. Others than JAX take a seed from it,
+  * key: a PRNG key for the whole batch. A sampler without JAX takes a seed,
     `int(jax.random.bits(key))`. With `num_uniforms`, uniforms [B, U] float32.
 
   It returns integers [B, K + 1]: the tokens that each row emits, at least one,
@@ -131,8 +131,8 @@ def audit(
       batch has rows of all of them.
     num_uniforms: U, if the sampler takes its random numbers as an argument and
       compares each with probabilities. The law is then enumerated.
-    num_rows: that are sampled for each row of the settings, if `num_uniforms`
-      is None.
+    num_rows: rows to sample for each row of the settings, if `num_uniforms` is
+      None.
     rows_per_call: B. Take few if the sampler is not compiled.
     seed: 0 to 2**32 - 1.
     model: the target. Its vocabulary must be small: the law has V^n cells.
@@ -140,7 +140,7 @@ def audit(
       those in `noisy_drafts`, or of a drafter of yours, from
       `drafted.from_drafter`.
     num_before: tokens after the prompt and before the drafts. All strings of
-      them are equally likely, so that V^num_before distributions are tried.
+      them are equally likely, so V^num_before distributions are tried.
 
   Returns:
     For each of the settings, a finding for each of its rows.

@@ -78,11 +78,11 @@ def scenes() -> Iterator[Scene]:
   hidden = 3 * normal(_POSITIONS, _DIM)
 
   def alike(number, distance):
-    """Makes groups of so many tokens that are nearly the same."""
+    """Makes groups of `number` tokens that are nearly the same."""
     centres = np.repeat(normal(_DIM, -(-_VOCAB // number)), number, axis=1)
     return centres[:, :_VOCAB] + distance * plain
 
-  # Int8 holds these exactly, so that only floating-point rounding is left.
+  # Int8 holds these exactly, so only floating-point rounding is left.
   integers = rng.integers(-126, 127, plain.shape).astype(float)
   integers[0] = 127
   kernels = {

@@ -22,7 +22,7 @@ def drawn(model: HashModel, sampling: Sampling) -> Proposal:
 
 
 def likeliest(model: HashModel, sampling: Sampling) -> Proposal:
-  """Returns the two tokens that are most likely by a noisy model."""
+  """Returns the two tokens that are most likely under a noisy model."""
   return proposal_lib.most_likely(_draft_probs(model, sampling), _NUM_DRAFTS)
 
 

@@ -73,7 +73,7 @@ class Subject:
   ) -> tuple[list[Outputs], Cache]:
     """Returns the outputs for each row of tokens [B, T], and the cache.
 
-    Of a tree that is widened, the nodes of path [B, T] alone are appended.
+    If a tree is widened, only the nodes of path [B, T] are appended.
     """
     names = ['logits', 'hidden vectors', *map(feature, self.features)]
     passes: list[tuple[jax.Array, ...]] = []

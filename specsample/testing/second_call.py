@@ -38,7 +38,7 @@ _CAPACITY = 16
 
 @functools.cache
 def params(step: int) -> Params:
-  """Returns the whole tree for `EITHER` after so many steps, without texts."""
+  """Returns the whole tree for `EITHER` after `step` steps, without a store."""
   target = jax.tree.map(lambda x: 1.6 * x, MODEL.init(jax.random.key(0)))
   own = _EAGLE.init_params(jax.random.key(1), target)
   tree = trained.with_noise({'target': target, 'drafter': own}, _key(0))

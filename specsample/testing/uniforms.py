@@ -40,7 +40,7 @@ def law(
 
   Raises:
     ValueError: an outcome depends on several uniforms at once, such as the
-      largest of several sums, so that it has no boxes.
+      largest of several sums, so it has no boxes.
   """
   rng = np.random.default_rng(seed)
   whole = np.asarray([0, _SIZE])

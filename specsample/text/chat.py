@@ -89,7 +89,7 @@ def render(
 
 
 def checked(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
-  """Returns variables of a template; raises ValueError if they are no dict."""
+  """Returns variables of a template; raises ValueError if not a dict."""
   if not isinstance(variables, Mapping | None):
     raise ValueError(f'variables is {variables!r}: give a dict')
   return variables or {}

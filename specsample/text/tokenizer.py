@@ -49,7 +49,7 @@ class Tokenizer:
     named_tokens: tokens that a chat template knows by name: 'bos_token',
       'eos_token', 'unk_token' and 'pad_token', those that the model has.
     chat_template: a jinja2 template; None if the model has none.
-    chat_variables: what the template asks for by name, unless a call gives it:
+    chat_variables: variables of the template, unless a call gives others:
       Qwen3 thinks unless it is {'enable_thinking': False}.
   """
 

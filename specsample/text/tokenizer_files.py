@@ -243,7 +243,10 @@ def _content(path: epath.Path, name: str, token: Any) -> str:
   """Returns a token that is configured as a string, or an object around it."""
   content = token.get('content') if isinstance(token, dict) else token
   if not isinstance(content, str):
-    raise ValueError(f'{path}: {name} is {token!r}, expected a string')
+    raise ValueError(
+      f'{path}: {name} is {token!r}, expected a string: correct the file, or '
+      'download it again'
+    )
   return content
 
 
@@ -253,7 +256,10 @@ def _eos_ids(path: epath.Path) -> set[int]:
     return set()
   ids = value if isinstance(value, list) else [value]
   if not all(isinstance(i, int) for i in ids):
-    raise ValueError(f'{path}: eos_token_id is {value!r}, expected integers')
+    raise ValueError(
+      f'{path}: eos_token_id is {value!r}, expected integers: correct the '
+      'file, or download it again'
+    )
   return set(ids)
 
 
@@ -267,6 +273,7 @@ def _chat_template(folder, config):
     template = named.get('default')
   if not isinstance(template, str | None):
     raise ValueError(
-      f'{folder}: chat_template is {template!r}, expected a string'
+      f'{folder}: chat_template is {template!r}, expected a string: correct '
+      'the file, or download it again'
     )
   return template

@@ -24,7 +24,8 @@ class DSparkObjective(dflash.DFlashObjective):
 
   Attributes:
     drafter: DSpark.
-    confidence_weight: weight of the cross-entropy of the confidence.
+    confidence_weight: weight of the cross-entropy of the confidence, which is
+      weighted by `gamma` even if `slot_weights` is given.
   """
 
   drafter: dspark.DSpark

@@ -53,7 +53,7 @@ class Learner:
   Attributes:
     objective: the objective of the drafter, which it holds. The paper's has
       token_weight = 0 and teacher_weight = 1; at a temperature above 0, the
-      tokens where drafts were rejected are no sample of the target.
+      tokens where drafts were rejected are not samples of the target.
     optimizer: an optax optimizer; the same object in all calls.
     rounds: rounds of decoding between two updates.
     rejected_only: see `drafters.Recording`.
@@ -164,7 +164,7 @@ def learn(
     The new `Learned`, with this target, and a report as that of `update`.
 
   Raises:
-    ValueError: `target` has not the shapes of the objective's target; the
+    ValueError: `target` does not have the shapes of the objective's target; the
       message names the parameter.
   """
   model = learner.objective.target
@@ -225,7 +225,7 @@ def _learn(train, frozen, batch, *, learner):
 
   new, reports = jax.lax.scan(take, train, length=learner.num_steps)
   # A finite step may still leave weights that are NaN or infinite. They would
-  # draft nothing, so that nothing would be rejected and learned from any more.
+  # draft nothing, so nothing would be rejected and learned from any more.
   params = step_lib.join(new.trained, frozen, learner.dtype)
   loss, _ = learner.objective(params, batch)
   is_finite = jnp.all(reports['is_finite']) & jnp.isfinite(loss)

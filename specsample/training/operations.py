@@ -1,11 +1,11 @@
 """The operations of a training step's products, counted from their shapes.
 
-A matrix takes two per weight and vector forward and, if it is trained, twice as
-many backward; attention takes four per pair of tokens and element of its
-queries, of all pairs, as in PaLM (Chowdhery et al., 2204.02311, appendix B). A
-frozen target is only run forward, and only if a batch lacks its vectors. What
-is computed again to save memory does not count, nor do norms, softmax, lookups
-of embeddings and the states of recurrent layers.
+A matrix takes two per weight and vector in the forward pass and, if it is
+trained, twice as many in the backward pass; attention takes four per pair of
+tokens and element of a query, counting all pairs, as in PaLM (Chowdhery et al.,
+2204.02311, appendix B). A frozen target is only run forward, and only if a
+batch lacks its vectors. What is computed again to save memory does not count,
+nor do norms, softmax, lookups of embeddings and the states of recurrent layers.
 """
 
 from collections.abc import Callable

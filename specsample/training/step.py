@@ -145,11 +145,11 @@ def train_step(
     dtype: as in `init`.
     scales: factors for the updates of 'target' and 'drafter', with which
       learning rates change from step to step without recompilation. None is 1.
-    num_parts: over so many parts of the rows the gradient is accumulated, which
-      takes less memory. Each part counts by its share of the tokens to learn,
-      `mask`, which is exact for a mean over these. For a mean over some of
-      them, such as those in a draft vocabulary, it is close. It must divide
-      the rows, and on a mesh those of each device.
+    num_parts: the number of parts of the rows over which the gradient is
+      accumulated, which takes less memory. Each part counts by its share of the
+      tokens to learn, `mask`, which is exact for a mean over these. For a mean
+      over some of them, such as those in a draft vocabulary, it is close. It
+      must divide the rows, and on a mesh those of each device.
 
   Raises:
     ValueError: `num_parts` does not divide the rows of each device.

@@ -115,7 +115,7 @@ def _attend(
 
   Like `attention.attend`, but the cache is a tuple: the first T entries
   [B, H, T, D], and an array [B, H, A, D] for each later step. Only query a sees
-  entry a of a later step, so that its scores are an elementwise product of
+  entry a of a later step, so its scores are an elementwise product of
   [A, D] with [A, D], where a mask would need the product of [A, D] with [D, A].
 
   Args:

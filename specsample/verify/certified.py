@@ -29,9 +29,8 @@ class Certified:
       without top-k, top-p and min-p. Otherwise every row must be greedy; drafts
       may then be trees.
     scored: how many of the tokens with the largest bounds are scored exactly,
-      in ascending order: first so many, then the next number where a token
-      beyond them might still be the best, and after the last the whole
-      vocabulary.
+      in ascending order. If a token beyond the first number might still be the
+      best, the next number is scored, and after the last the whole vocabulary.
   """
 
   coupled: bool = False

@@ -108,7 +108,7 @@ def match(
     draft_vocab_size: rows of the draft model's vocabulary, padding included.
     target_vocab_size: V, the same for the target.
     max_pieces: the largest P allowed.
-    least_share: more than this share of the smaller one must be shared.
+    least_share: more than this share of the smaller vocabulary must be shared.
 
   Raises:
     ValueError: they share no token, or too few to draft with; or it is not

@@ -45,7 +45,7 @@ def _after(tokens, sampling, weights, like=None):
     # After top-k the best token has 2 / 3 of the mass, not 16 / 25.
     ({'top_k': 3, 'top_p': 0.65}, [0, 0, 0, 1]),
     ({'temperature': 0.0}, [0, 0, 0, 1]),
-    # Of two tokens that are tied, the first is taken.
+    # If two tokens are tied, the first is taken.
     (
       {'temperature': 0.0, 'logit_bias': np.asarray([0, 9, 9, 0])},
       [0, 1, 0, 0],

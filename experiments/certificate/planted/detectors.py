@@ -273,7 +273,7 @@ def recomputed(
 
   Args:
     scene: returns the target, a drafter, and all parameters. This drafter gets
-      the rows' texts at once, in a prefill, and has no rounds behind it.
+      the rows' texts at once, in a prefill, and has decoded no rounds.
     change: makes the drafter that runs in the loop.
   """
   of_scene, rows = scene(), 64

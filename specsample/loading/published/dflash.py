@@ -137,7 +137,8 @@ def write(request: writing.Request) -> writing.Content:
   ):
     raise request.no_room(
       'own_unembedding = True without a draft vocabulary',
-      "engines would use the target's unembedding instead",
+      "train with a draft vocabulary (engines would use the target's "
+      'unembedding instead)',
     )
   if (
     is_spark
@@ -262,7 +263,7 @@ def _check_heads(source, config, is_spark):
     raise ValueError(
       f'{config.origin}: markov_rank is {rank!r}, but {source.folder} has '
       f'{there} tensor {_NAMES["markov.before"]}: one of the two belongs to '
-      'another drafter'
+      'another drafter; download both again'
     )
 
 

@@ -202,7 +202,7 @@ def _of_authors(request):
   ):
     if getattr(drafter, name):
       raise request.no_room(
-        f'{name} = True', "choose layout='speculators', which has"
+        f'{name} = True', "choose layout='speculators', which has room for it"
       )
   if drafter.window is not None:
     raise request.no_room(
@@ -252,7 +252,8 @@ def read_ids(
   if wanted is not None and offsets.shape != (wanted,):
     raise ValueError(
       f'{source.config.origin}: draft_vocab_size is {wanted}, but tensor d2t '
-      f'has shape {offsets.shape}: one of the two belongs to another drafter'
+      f'has shape {offsets.shape}: one of the two belongs to another drafter; '
+      'download both again'
     )
   ids = offsets + np.arange(offsets.size).reshape(offsets.shape)
   try:
@@ -264,7 +265,7 @@ def read_ids(
     if not np.array_equal(np.flatnonzero(flags), np.sort(ids)):
       raise ValueError(
         f'{source.folder}: tensors d2t and t2d name different tokens: one of '
-        'the two is damaged or belongs to another drafter'
+        'the two is damaged or belongs to another drafter; download both again'
       )
   return ids.astype(np.int32), ignored
 

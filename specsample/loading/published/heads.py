@@ -1,9 +1,9 @@
 """Medusa and Hydra heads, in the files that their authors' code writes.
 
 Cai et al., 2401.10774; Ankner et al., 2402.05109. Each head has an unembedding
-of its own. Its blocks of the same width may all be one, which is then stored
+of its own. A head's blocks of equal width may share one set of weights, stored
 once or several times. vLLM has names of its own for Medusa's tensors, and heads
-of some tokens, whose ids are `token_map`.
+over some of the tokens, whose ids are `token_map`.
 """
 
 from collections.abc import Callable, Sequence
@@ -165,7 +165,7 @@ def plan_hydra(
 ) -> source_lib.Plan:
   """Plans a Hydra drafter with the first heads of hydra_lm_head.
 
-  In Hydra++ each part of a head comes after dropout, so that its number is odd,
+  In Hydra++ each part of a head comes after dropout, so its number is odd,
   and all heads come after a layer of the target's shape.
 
   Raises:

@@ -269,7 +269,7 @@ def mask_token_id(
   """Returns the token of the masks, given the names that it may have.
 
   Raises:
-    ValueError: it is no token of the target.
+    ValueError: it is not a token of the target.
   """
   key = next((x for x in names if config.get(x) is not None), names[0])
   found, size = config.get(key), target.model.vocab_size

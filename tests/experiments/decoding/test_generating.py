@@ -18,7 +18,7 @@ class _Flags(types.SimpleNamespace):
   'candidates, is_given, names',
   [
     (None, False, ['auto']),
-    # What auto chooses need not have candidates.
+    # The drafter that auto chooses may not have candidates.
     (5, False, ['draft']),
     (5, True, ['auto']),
   ],

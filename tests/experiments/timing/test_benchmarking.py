@@ -1,4 +1,4 @@
-"""What a benchmark makes once for all of its methods."""
+"""A benchmark makes some things once for all of its methods."""
 
 import jax
 
