@@ -72,7 +72,8 @@ class Constraint:
       raise ValueError(
         f'constraint.start is {given!r}: give a state like '
         f'{jax.tree.map(np.ndarray.tolist, own)!r}, which '
-        f'{type(self.automaton).__name__}.start returns'
+        f'{type(self.automaton).__name__}.start returns, or an array of one '
+        'for each row'
       )
     rows = jax.tree.map(
       lambda like, x: _broadcast(x, (batch_size, *like.shape)), own, given

@@ -76,6 +76,10 @@ class Adaptive(wrapper.Wrapper):
         f'drafter is an {type(self.drafter).__name__}, which already has '
         'policies: pass all policies to one Adaptive'
       )
+    checks.has(
+      *('policies', self.policies, ('__iter__',)),
+      'give a tuple of policies, such as (policies.SVIP(0.5),)',
+    )
     object.__setattr__(self, 'policies', tuple(self.policies))
     if not self.policies:
       raise ValueError('policies is empty: name one, or leave Adaptive out')

@@ -71,9 +71,16 @@ class Recording(wrapper.Wrapper):
   rejected_only: bool = True
 
   def __post_init__(self):
-    """Refuses a target that is not a model."""
+    """Refuses what is not a model, and features that are not vectors."""
     checks.model(self.model)
     settings.check_flag('rejected_only', self.rejected_only)
+    checks.is_drafter('drafter', self.drafter)
+    if any(isinstance(x, types.KeysAndValues) for x in self.feature_layers):
+      raise ValueError(
+        f"drafter is {type(self.drafter).__name__}, which reads the target's "
+        'keys and values, but only vectors of its layers can be recorded: '
+        'record with another drafter'
+      )
 
   @property
   def can_pause(self) -> bool:

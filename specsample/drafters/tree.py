@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import checks
 from specsample import drafts
 from specsample import indexing
 from specsample import sampling
@@ -42,6 +43,10 @@ class Tree(wrapper.Wrapper):
   def __post_init__(self):
     """Refuses a drafter that cannot branch or has another depth."""
     steps.check_branches(self.drafter)
+    checks.instance(
+      *('topology', self.topology, tree_lib.Topology),
+      'give one of specsample.tree, such as tree.k_ary((2, 1))',
+    )
     found = self.drafter.num_draft_tokens
     if not self.topology.num_nodes or found != self.topology.depth:
       raise ValueError(

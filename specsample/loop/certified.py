@@ -90,10 +90,11 @@ def check(
   )
   if is_known and not model.is_shadow(params['shadow'], params['target']):
     raise ValueError(f"params['shadow'] is of other weights: {_MADE}")
-  _check_sampling(verify, sampling)
+  check_sampling(verify, sampling)
 
 
-def _check_sampling(verify, sampling):
+def check_sampling(verify: ByChoice, sampling: Sampling) -> None:
+  """Raises ValueError for settings with which a rule cannot choose."""
   if verify.positional:
     given = [
       name

@@ -130,6 +130,12 @@ def finished(
   """
   if history is not None:
     params = _with_history(params, batch.drafter, history)
+    if history.vocab_size != batch.model.vocab_size:
+      raise ValueError(
+        f'the history is for {history.vocab_size:,} tokens, but the target has '
+        f'{batch.model.vocab_size:,}: give History(vocab_size='
+        f'{batch.model.vocab_size})'
+      )
   batch.check(params, key, todo)
   waiting = iter(todo)
   take = lambda count: list(itertools.islice(waiting, count))

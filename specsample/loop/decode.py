@@ -273,14 +273,7 @@ def advance(
     remedy = 'give one integer'
     if np.ndim(checks.integers(name, value, remedy)):
       raise ValueError(f'{name} has shape {np.shape(value)}: {remedy}')
-  own = drafter.num_draft_tokens, drafter.depth
-  known = state.num_draft_tokens, state.proposed.shape[1] - 1
-  if own != known:
-    raise ValueError(
-      f'the drafter proposes {own[0]} tokens per round to a depth of {own[1]}, '
-      f'but the state was made for {known[0]} to a depth of {known[1]}: '
-      'prefill with this drafter'
-    )
+  request_lib.check_made_for(state, drafter)
   if certified.is_by_choice(verify) and state.scored is None:
     raise ValueError(
       f'verify is {type(verify).__name__}, but the state was made without it, '

@@ -48,7 +48,7 @@ def state(
   )
   histogram = table(drafter.depth + 1, jnp.int32)
   # Rings must hold the largest chunk, whatever chunks this request is fed in.
-  max_new = max(request_lib.PREFILL_CHUNK, drafter.num_draft_tokens + 1)
+  max_new = max(request_lib.PREFILL_CHUNK, request_lib.round_tokens(drafter))
   return DecodeState(
     key=row_keys,
     request_id=request.request_id,

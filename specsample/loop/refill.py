@@ -23,6 +23,7 @@ import numpy as np
 from specsample import checks
 from specsample import sharding
 from specsample import streams
+from specsample.loop import certified
 from specsample.loop import decode
 from specsample.loop import initial
 from specsample.loop import request as request_lib
@@ -123,6 +124,8 @@ class Batch:
         row = checks.integers('prompt', job.prompt, 'give token ids')[None]
         lengths = np.asarray([row.size])
         request_lib.check_prompts(row, lengths, capacity, self.model)
+        if certified.is_by_choice(self.verify):
+          certified.check_sampling(self.verify, job.sampling)
     decode.check_rule(
       params,
       self._request(params, key, jobs[0].sampling),
@@ -195,7 +198,7 @@ class Batch:
 
   def _after_rounds(self, length: int) -> int:
     """Returns the slots that a row of `length` may need by the next check."""
-    tokens = self.drafter.num_draft_tokens + 1
+    tokens = request_lib.round_tokens(self.drafter)
     rounds = self.max_length if self.rounds is None else self.rounds
     return length + tokens * (rounds + 1)
 
@@ -267,7 +270,7 @@ class Batch:
       prompt[: len(job.prompt)] = job.prompt
     stack = lambda *values: np.stack(values)
     chunk = min(request_lib.PREFILL_CHUNK, prompts.shape[1])
-    fed = -(-longest // chunk) * chunk + self.drafter.num_draft_tokens + 1
+    fed = -(-longest // chunk) * chunk + request_lib.round_tokens(self.drafter)
     return decode.prefill(
       params,
       prompts,

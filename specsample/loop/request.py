@@ -149,7 +149,7 @@ def check(
     longest = capacity
   # Room for one round after the last kept token, and for whole chunks.
   chunk_ends = -(-longest // PREFILL_CHUNK) * PREFILL_CHUNK
-  all_slots = max(capacity + drafter.num_draft_tokens + 1, chunk_ends)
+  all_slots = max(capacity + round_tokens(drafter), chunk_ends)
   all_slots = -(-all_slots // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
   slots = (
     all_slots if slots is None else min(checks.count('slots', slots), all_slots)
@@ -341,3 +341,24 @@ def check_prompts(
       f'a prompt token has id {outside[0]}, outside the vocabulary of '
       f"{model.vocab_size}: was it made by another model's tokenizer?"
     )
+
+
+def check_made_for(state: types.DecodeState, drafter: Drafter) -> None:
+  """Raises ValueError if a state has room for other numbers of drafts."""
+  own = drafter.num_draft_tokens, drafter.depth
+  known = state.num_draft_tokens, state.proposed.shape[1] - 1
+  if own != known:
+    raise ValueError(
+      f'the drafter proposes {own[0]} tokens per round to a depth of {own[1]}, '
+      f'but the state was made for {known[0]} to a depth of {known[1]}: '
+      'prefill with this drafter'
+    )
+
+
+def round_tokens(drafter: Drafter) -> int:
+  """Returns the most tokens that a round writes into a row's buffers.
+
+  They are the pending token and the drafts or, in a tree with fewer nodes than
+  levels, a path of full length, which ends in padding.
+  """
+  return 1 + max(drafter.num_draft_tokens, drafter.depth)

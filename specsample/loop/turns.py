@@ -14,6 +14,7 @@ import numpy as np
 from specsample import checks
 from specsample import sharding
 from specsample.loop import emission
+from specsample.loop import request as request_lib
 from specsample.types import (
   Array,
   ArrayLike,
@@ -33,7 +34,9 @@ CHUNK = 32
 def room(state: DecodeState, model: Model) -> int:
   """Returns how many tokens a row may have, its new text included."""
   slots = state.tokens.shape[1]
-  return min(slots - max(CHUNK, state.num_draft_tokens + 1), model.max_length)
+  # As `request.round_tokens`: drafts, or a path of full length.
+  of_round = max(state.num_draft_tokens + 1, state.proposed.shape[1])
+  return min(slots - max(CHUNK, of_round), model.max_length)
 
 
 def extend(
@@ -63,7 +66,8 @@ def extend(
     max_new_tokens: the most further tokens to emit per row.
 
   Raises:
-    ValueError: the drafter cannot sit out a round, or a text does not fit.
+    ValueError: the drafter cannot sit out a round, the state was made for
+      another one, or a text does not fit.
   """
   checks.model(model)
   checks.is_drafter('drafter', drafter)
@@ -76,6 +80,7 @@ def extend(
       f'{type(drafter).__name__} cannot sit out a round, so its state cannot '
       'be extended: prefill the whole text, or draft with another drafter'
     )
+  request_lib.check_made_for(state, drafter)
   given = checks.integers('tokens', tokens, 'give token ids [B, T], int32')
   count = checks.integers('lengths', lengths, 'give the lengths [B], int32')
   batch, slots = state.tokens.shape

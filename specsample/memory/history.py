@@ -63,6 +63,11 @@ class History:
     """The store as it was last sorted; its shapes never change."""
     return self._store
 
+  @property
+  def vocab_size(self) -> int:
+    """V, the number of tokens of the target whose texts it holds."""
+    return self._vocab_size
+
   def claim(self, key: Array, request_ids: Sequence[int]) -> None:
     """Notes which random bits the next texts are drawn with.
 
@@ -93,8 +98,13 @@ class History:
     If a text is longer than the capacity, only its end is kept. The key that
     drew a text is not known here, so it is not refused later: do not decode
     with the key and request id that drew a text which you have added.
+
+    Raises:
+      ValueError: the text has a token that the target lacks. It is not added.
     """
     kept = checks.integers('text', text, 'give a list of token ids')
+    if kept.size:
+      store_lib.check_ids([kept], self._vocab_size)
     kept = kept.astype(np.int32)[1 - self._capacity :]
     if not kept.size:
       return False

@@ -78,7 +78,7 @@ def build(
   arrays = [text for text in arrays if text.size]
   if not arrays:
     raise ValueError('the store has no text: give at least one token')
-  _check_ids(arrays, vocab_size)
+  check_ids(arrays, vocab_size)
   sizes = np.array([text.size + 1 for text in arrays])
   capacity = int(sizes.sum()) if capacity is None else capacity
   fits = np.cumsum(sizes[::-1])[::-1] <= capacity
@@ -254,7 +254,8 @@ def _sorted_places(tokens: np.ndarray) -> np.ndarray:
     rank[order] = np.cumsum(is_new)
 
 
-def _check_ids(arrays: Sequence[np.ndarray], vocab_size: int) -> None:
+def check_ids(arrays: Sequence[np.ndarray], vocab_size: int) -> None:
+  """Raises ValueError unless texts hold ids below the vocabulary's size."""
   for i, text in enumerate(arrays):
     if text.dtype.kind not in 'iu':
       raise ValueError(

@@ -73,6 +73,7 @@ def generate(
   """
   stopping.check(stop, target.model)
   given = given_lib.Given(num_draft_tokens=num_draft_tokens)
+  _check(target, draft, num_draft_tokens)
   params = {'target': target.params}
   tokens, lengths = request_lib.pad_prompts(prompts)
   state = decode.prefill(
@@ -140,6 +141,19 @@ def following(
   )
 
 
+def _check(target, draft, num_draft_tokens):
+  """Raises ValueError for models that cannot write drafts for the target."""
+  for loaded in (target, draft):
+    _ = loaded.tokenizer  # says what is missing
+  chain_lib.Chain(model=draft.model, num_draft_tokens=num_draft_tokens)
+  if draft.model.max_length <= num_draft_tokens:
+    raise ValueError(
+      f'the draft model takes at most {draft.model.max_length} tokens, too few '
+      f'for {num_draft_tokens} draft tokens after a text: draft fewer tokens, '
+      'or use a draft model with a longer context'
+    )
+
+
 class _Writer:
   """A draft model that continues texts and reuses what its cache holds."""
 
@@ -151,12 +165,6 @@ class _Writer:
     )
     room = math.ceil(_ROOM * num_slots) + _SPARE
     self._room = min(room, draft.model.max_length - num_draft_tokens)
-    if self._room < 1:
-      raise ValueError(
-        f'the draft model takes at most {draft.model.max_length} tokens, too '
-        f'few for {num_draft_tokens} draft tokens after a text: draft fewer '
-        'tokens, or use a draft model with a longer context'
-      )
     self._fed: list[list[int]] = [[] for _ in range(batch_size)]
     self._state = self._chain.init(
       self._params, batch_size, self._room + max(_CHUNKS) + num_draft_tokens
@@ -200,8 +208,11 @@ class _Writer:
     ]
 
   def _text(self, row, new):
-    """Returns the text of new tokens, up to EOS or the last whole character."""
-    ends = set(self._tokenizer.eos_ids)
+    """Returns the text of new tokens, up to EOS or the last whole character.
+
+    It also ends at -1, where the draft model has no distribution.
+    """
+    ends = {-1, *self._tokenizer.eos_ids}
     new = new[: next((i for i, token in enumerate(new) if token in ends), None)]
     before = row[-max(_OVERLAPS) :]
     known = self._tokenizer.decode(before)

@@ -99,3 +99,8 @@ def test_settings_that_do_not_fit_are_refused(settings, message):
 def test_it_is_not_trained():
   with pytest.raises(ValueError, match='drafter is Assistant, but Feature'):
     eagle.FeatureObjective(drafter=_DRAFTER)
+
+
+def test_its_features_cannot_be_recorded():
+  with pytest.raises(ValueError, match='Assistant, which reads the target'):
+    drafters.Recording(drafter=_DRAFTER, model=_TARGET)

@@ -199,6 +199,14 @@ def test_what_is_no_drafter_is_refused(drafter, message):
       lambda: drafters.Adaptive(drafter=_CHAIN, policies=(policies.Fixed,)),
       'a policy is the class Fixed: give an object',
     ),
+    (
+      lambda: drafters.Adaptive(drafter=_CHAIN, policies=policies.Fixed(1)),
+      'policies is of type Fixed: give a tuple',
+    ),
+    (
+      lambda: drafters.Tree(drafter=_CHAIN, topology=(0, 0, 1)),
+      'topology is of type tuple: give one of specsample.tree',
+    ),
   ],
 )
 def test_what_a_drafter_cannot_be_made_of_is_refused(make, message):

@@ -326,3 +326,22 @@ def test_trees_of_several_modules_are_refused():
       drafter=whole,
       chain=False,
     )
+
+
+def test_a_dynamic_tree_of_fewer_nodes_than_levels_fits_a_full_cache():
+  model = testing.HashModel(vocab_size=_V)
+  drafter = drafters.DynamicTree(
+    drafter=drafters.Chain(model=model, num_draft_tokens=8),
+    num_draft_tokens=2,
+    width=1,
+  )
+  # 64 + 61 tokens and a round of 3 would fill 128 slots, but paths have 8.
+  testing.assert_greedy_equal(
+    {'target': {}, 'drafter': {}},
+    np.random.default_rng(0).integers(_V, size=(4, 64)),
+    np.full(4, 64),
+    model=model,
+    drafter=drafter,
+    verify=verify.tree,
+    max_new_tokens=61,
+  )

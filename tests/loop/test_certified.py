@@ -259,3 +259,16 @@ def test_a_shadow_of_int8_weights_is_refused():
   target = int8.weights(own()['target'])
   with pytest.raises(ValueError, match='load the target with weights=None'):
     MODEL.shadow(target)
+
+
+def test_a_prompt_that_is_drawn_is_named_before_anything_is_asked_for():
+  with pytest.raises(ValueError, match='prompt 1: temperature is 1'):
+    specsample.generate_all(
+      *(own(), PROMPTS, jax.random.key(1)),
+      model=MODEL,
+      drafter=CHAIN,
+      verify=verify.Certified(),
+      sampling=specsample.Sampling(temperature=np.asarray([0.0, 1.0, 0.0])),
+      max_new_tokens=4,
+      log_probs=False,
+    )

@@ -163,3 +163,14 @@ def test_a_drafter_that_cannot_be_left_out_is_refused():
   scene = dataclasses.replace(_SCENES['Chain'], drafter=recording)
   with pytest.raises(ValueError, match='Recording cannot sit out a round'):
     _extend(scene, _prefill(scene, [[1]], 1), [[2]])
+
+
+@pytest.mark.parametrize(
+  'other',
+  [drafters.NoDraft(), dataclasses.replace(_CHAIN, num_draft_tokens=5)],
+)
+def test_a_drafter_that_the_state_was_not_made_for_is_refused(other):
+  scene = _SCENES['Chain']
+  state = _prefill(scene, [[1]], 1)
+  with pytest.raises(ValueError, match='made for 3 to a depth of 3'):
+    _extend(dataclasses.replace(scene, drafter=other), state, [[2]])

@@ -132,3 +132,17 @@ def test_no_room_is_refused(name, value):
 def test_a_drafter_that_looks_nothing_up_is_refused():
   with pytest.raises(ValueError, match='Ngram does not use one'):
     _generate(_history(), drafter=drafters.Ngram(num_draft_tokens=4))
+
+
+def test_a_history_of_another_vocabulary_is_refused():
+  with pytest.raises(
+    ValueError, match='is for 8 tokens, but the target has 16'
+  ):
+    _generate(_history(vocab_size=8))
+
+
+def test_a_text_of_another_vocabulary_is_not_kept():
+  history = _history(every=1)
+  with pytest.raises(ValueError, match=f'has the token {_V}'):
+    history.add([1, _V])
+  assert history.add([1, 2])

@@ -197,3 +197,40 @@ def test_without_room_the_target_goes_on_alone():
   message = 'takes at most 3 tokens, too few for 3 draft tokens'
   with pytest.raises(ValueError, match=message):
     _generate(draft=_loaded(_SHORT, max_length=3))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Silent(testing.HashModel):
+  """A model without a distribution."""
+
+  def unembed(self, params, hidden):
+    return jnp.full_like(super().unembed(params, hidden), jnp.nan)
+
+
+def test_a_draft_model_without_a_distribution_changes_nothing():
+  draft = specsample.Loaded(_Silent(vocab_size=2), {}, _DRAFT.tokenizer)
+  output = _generate(draft=draft)
+  np.testing.assert_array_equal(output.tokens, _plain().tokens)
+  assert output.proposed[:, 1:].sum() == 0
+
+
+@pytest.mark.parametrize(
+  ('models', 'message'),
+  [
+    ({'draft': _loaded(_SHORT, max_length=3)}, 'at most 3 tokens, too few'),
+    (
+      {'draft': specsample.Loaded(_DRAFT.model, {}, None)},
+      'without a tokenizer',
+    ),
+    (
+      {'target': specsample.Loaded(_TARGET.model, {}, None)},
+      'without a tokenizer',
+    ),
+  ],
+)
+def test_refuses_before_anything_is_compiled(models, message, num_compiled):
+  before = num_compiled()
+  with pytest.raises(ValueError, match=message):
+    # A number of tokens that no other test has compiled.
+    _generate(max_new_tokens=77, **models)
+  assert num_compiled() == before
