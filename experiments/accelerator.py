@@ -70,6 +70,10 @@ def main() -> None:
       {
         'code': environment.source(),
         'versions': environment.versions(),
+        'compiler flags': environment.compiler_flags(),
+        'JAX_DEFAULT_MATMUL_PRECISION': os.environ.get(
+          'JAX_DEFAULT_MATMUL_PRECISION'
+        ),
         'JAX_PLATFORMS': os.environ.get('JAX_PLATFORMS'),
         'tokens': _TOKENS.value,
         'gin_bindings': _BINDINGS.value,

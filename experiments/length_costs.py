@@ -44,10 +44,13 @@ def _measure() -> None:
     path = config.find(_PROMPTS.value)
     prompts = prompts_lib.read(path, _LIMIT.value)
     evaluation = evaluation_lib.Evaluation()
+    evaluation_lib.refuse_unused(evaluation)
     tokens = [evaluation.encode(path, prompt) for prompt in prompts]
     work = costs_by_length.work(evaluation)
+    for method in work.values():
+      evaluation.setup(method).check(tokens)
     cli.make_folder(out)
-  costs = costs_by_length.measure(evaluation, work, tokens, progress.bar)
+    costs = costs_by_length.measure(evaluation, work, tokens, progress.bar)
   costs_by_length.write(out, costs)
   costs_by_length.show(out, costs)
 

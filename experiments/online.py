@@ -1,8 +1,9 @@
-"""Serves prompts with a draft model that learns from its rejected drafts.
+r"""Serves prompts with a draft model that learns from its rejected drafts.
 
   python -m experiments.online --prompts=HumanEval.jsonl.gz --out=results/online
-  python -m experiments.online --prompts=questions.jsonl --limit=40
-  python -m experiments.online --gin_bindings="Serving.split = 'tuning'"
+  python -m experiments.online --prompts=questions.jsonl --limit=96
+  python -m experiments.online --prompts=questions.jsonl \
+    --gin_bindings="Serving.split = 'tuning'"
 
 Decodes the same prompts, once each, with a draft model that is updated and with
 one that is not. When the model drafts for a batch, it has learned only from the

@@ -51,6 +51,7 @@ def _compare() -> None:
     prompts = prompts_lib.read(path, _LIMIT.value)
     comparison = comparison_lib.Comparison()
     evaluation = comparison.evaluation
+    evaluation_lib.refuse_unused(evaluation, 'num_seeds', 'carry_policies')
     tokens = [evaluation.encode(path, prompt) for prompt in prompts]
     comparison.check(tokens)
     header = evaluation_lib.header(evaluation, prompts, tokens)

@@ -51,6 +51,7 @@ def _compare() -> None:
     path = config.find(_PROMPTS.value)
     prompts = prompts_lib.read(path, _LIMIT.value)
     ablation = comparison.Ablation()
+    evaluation_lib.refuse_unused(ablation.evaluation)
     tokens = [ablation.evaluation.encode(path, prompt) for prompt in prompts]
     ablation.check(tokens)
     header = evaluation_lib.header(ablation.evaluation, prompts, tokens)

@@ -41,7 +41,8 @@ class Row:
   ratio_ci95: list[float] | None  # over repeats; None for fewer than three
   different: int  # outputs that differ between the two ways
   ties: int  # those of them that part at a float tie
-  # Whether differences were audited; if so, any that is not a tie is a fault.
+  unaudited: int  # those whose audit failed, for example for lack of memory
+  # Whether differences are audited; if so, any others are faults.
   audited: bool
 
 
@@ -93,6 +94,7 @@ def _row(comparison, name, method, journal) -> Row:
     ratio_ci95=measured['speedup_ci95'],
     different=found.ties + found.not_ties,
     ties=found.ties,
+    unaudited=found.unaudited,
     audited=audits_lib.is_audited(comparison, name),
   )
 
@@ -165,17 +167,23 @@ def _table(rows: Sequence[Row]) -> tables.Table:
 
 
 def _agreement(row: Row) -> rich.text.Text:
-  errors = row.different - row.ties
+  errors = row.different - row.ties - row.unaudited
   if not row.different:
     text, style = 'every output is the same both ways', ''
   elif not row.audited:
     where = 'above temperature 0' if row.temperature else 'by a lossy rule'
     text, style = (
-      f'{row.different} outputs differ; {where} rounding alone can cause that',
+      f'{row.different} outputs differ; {where} a rounding is enough for that',
       'yellow',
     )
   elif errors:
     text, style = f'{errors} outputs DIFFER, and not at float ties', 'bold red'
+  elif row.unaudited:
+    text, style = (
+      f'{row.unaudited} outputs differ and could not be audited: whether at '
+      'float ties is not known',
+      'bold red',
+    )
   else:
     text, style = (
       f'{row.ties} outputs differ at a float tie, the others are the same both '

@@ -26,6 +26,8 @@ class Setup:
     sampling, max_new_tokens, stop, max_length: as in `specsample.generate`.
     seed: the seed of the PRNG key.
     policies: what the drafter's policies already know; None for nothing.
+    least_width: shorter prompts are padded to this many tokens, so that fewer
+      programs are compiled.
   """
 
   target: specsample.Loaded
@@ -36,6 +38,7 @@ class Setup:
   max_length: int | None = None
   seed: int = 0
   policies: Any = None
+  least_width: int = 1
 
   @property
   def params(self) -> Params:
@@ -85,17 +88,14 @@ class Setup:
     prompts: Sequence[list[int]],
     *,
     request_ids: Sequence[int] | None = None,
-    least_width: int = 1,
   ) -> DecodeState:
     """Prefills a batch of prompts.
 
     Args:
       prompts: token ids of each row.
       request_ids: [B]; each selects the random stream of its row.
-      least_width: shorter prompts are padded to this many tokens, so that fewer
-        programs are compiled.
     """
-    tokens, lengths = padded(prompts, least_width)
+    tokens, lengths = padded(prompts, self.least_width)
     ids = None if request_ids is None else np.asarray(request_ids, np.int32)
     return specsample.prefill(
       self.params,

@@ -47,7 +47,7 @@ class Decoder(setup_lib.Setup):
     """Prefills the prompt; raises ValueError if it cannot be decoded."""
     # Prompts of this width or more are prefilled in chunks of the same size.
     least = 1 if self.max_length is None else request.PREFILL_CHUNK
-    return self.prefill([tokens], least_width=least)
+    return dataclasses.replace(self, least_width=least).prefill([tokens])
 
   def run(
     self, state: DecodeState, num_rounds: int

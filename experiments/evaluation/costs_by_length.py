@@ -136,7 +136,13 @@ def _round_ms(evaluation, method, prompts, length):
   before = np.max(state.round)
   state, seconds = clock.seconds(setup.advance, state, _ROUNDS)
   # There are fewer rounds if the rows stop, for example for lack of room.
-  return 1e3 * seconds / max(1, np.max(state.round) - before)
+  rounds = np.max(state.round) - before
+  if not rounds:
+    raise ValueError(
+      'the prompts leave no room for a round that can be timed: give shorter '
+      'ones'
+    )
+  return 1e3 * seconds / rounds
 
 
 def write(out: pathlib.PurePath, costs: Mapping[str, Costs]) -> None:

@@ -193,7 +193,7 @@ class Evaluation:
       policies = carried.before(None)
     setup = self.setup(method, policies=policies)
     warm_up_lib.run(
-      lambda rows: self._prefill(setup, rows, request_ids),
+      lambda rows: setup.prefill(rows, request_ids=request_ids),
       lambda state: setup.finish(setup.advance(state, 1), len(prompts)),
       prompts,
       step.widths(self.target.model, method.drafter),
@@ -214,7 +214,7 @@ class Evaluation:
       policies: what the method's policies already know; None for nothing.
     """
     setup = self.setup(method, sample, policies)
-    state = setup.advance(self._prefill(setup, prompts, request_ids))
+    state = setup.advance(setup.prefill(prompts, request_ids=request_ids))
     return setup.finish(state, len(prompts)), state
 
   def setup(
@@ -229,12 +229,24 @@ class Evaluation:
       stop=self.stop,
       seed=self.seed + sample,
       policies=policies,
+      least_width=self.least_width,
     )
 
-  def _prefill(self, setup, prompts, request_ids) -> types.DecodeState:
-    return setup.prefill(
-      prompts, request_ids=request_ids, least_width=self.least_width
-    )
+
+def refuse_unused(evaluation: Evaluation, *names: str) -> None:
+  """Refuses settings that only `evaluate` reads, and those named.
+
+  Raises:
+    ValueError: `task`, `limit`, `max_turns` or one of `names` is set.
+  """
+  unused = ('task', 'limit', 'max_turns', *names)
+  for field in dataclasses.fields(evaluation):
+    value = getattr(evaluation, field.name)
+    if field.name in unused and value != field.default:
+      raise ValueError(
+        f'Evaluation.{field.name} is {value!r}, which this command does not '
+        'use: leave it out; --prompts and --limit choose the prompts'
+      )
 
 
 def header(

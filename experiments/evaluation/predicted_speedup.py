@@ -21,13 +21,14 @@ def speedup(
   runs: Sequence[rows_lib.Generation],
   baseline: Sequence[rows_lib.Generation],
   parts: Mapping[str, Any],
+  least_width: int = 1,
 ) -> float | None:
   """Returns the baseline's predicted time per token over the method's.
 
   The result is None if either of them emitted nothing, if noise hid the time of
   a round, or if a prefill is needed and its time is unknown, because the
   typical prompts are one token each. `parts` are the method's, as the journal
-  has them.
+  has them; `least_width` is as for `fed_tokens`.
   """
   if not (_num_tokens(runs) and _num_tokens(baseline)):
     return None
@@ -46,12 +47,14 @@ def speedup(
     ),
     prefill_ms=parts['prefill_ms'],
     prefill_tokens=parts['prefill_tokens'],
+    least_width=least_width,
   )
   plain = _ms_per_token(
     baseline,
     round_ms=np.full(_most_drafts(baseline) + 1, parts['plain_ms']),
     prefill_ms=parts['plain_prefill_ms'],
     prefill_tokens=parts['prefill_tokens'],
+    least_width=least_width,
   )
   return plain / own if min(plain, own) > 0 else None
 
@@ -83,21 +86,25 @@ def rounds_by_drafts(rows: Sequence[rows_lib.Generation]) -> np.ndarray:
   return np.diff(at_most.sum(axis=0), prepend=0)
 
 
-def fed_tokens(prompt_tokens: Sequence[int]) -> int:
+def fed_tokens(prompt_tokens: Sequence[int], least_width: int = 1) -> int:
   """Returns how many tokens of a row the prefill feeds, given prompt lengths.
 
   It feeds whole chunks, as many as the longest prompt of the batch needs.
+
+  Args:
+    prompt_tokens: the length of each prompt.
+    least_width: the width to which shorter prompts are padded.
   """
   longest = max(prompt_tokens)
   padded, _ = specsample.pad_prompts([[0] * longest])
-  chunk = min(request.PREFILL_CHUNK, padded.shape[1])
+  chunk = min(request.PREFILL_CHUNK, max(padded.shape[1], least_width))
   return -(-(longest - 1) // chunk) * chunk
 
 
-def _ms_per_token(runs, *, round_ms, prefill_ms, prefill_tokens):
+def _ms_per_token(runs, *, round_ms, prefill_ms, prefill_tokens, least_width):
   total = 0.0
   for rows in _batches(runs):
-    fed = fed_tokens([run.prompt_tokens for run in rows])
+    fed = fed_tokens([run.prompt_tokens for run in rows], least_width)
     # Nothing is fed if all prompts are one token each.
     total += prefill_ms * fed / max(prefill_tokens, 1)
     # Rows that are done wait for the last row.

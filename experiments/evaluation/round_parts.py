@@ -64,7 +64,7 @@ def measure(
   return measured | {
     'law': kind.value,
     'prefill_tokens': predicted_speedup.fed_tokens(
-      [len(row) for row in tokens]
+      [len(row) for row in tokens], setup.least_width
     ),
   }
 

@@ -288,6 +288,7 @@ class Table:
       self.generations[name],
       self.generations[baseline],
       self.parts[name],
+      self.evaluation.least_width,
     )
 
   def _percent_of_roofline(self, name, category) -> float | None:

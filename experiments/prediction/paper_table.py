@@ -145,14 +145,19 @@ def read(folders: Sequence[str]) -> list[Rounds]:
   """Returns the programs that fit, from folders that `compile_tpu` wrote.
 
   Raises:
-    ValueError: a compile.json is missing, or lacks what is needed.
+    ValueError: a compile.json is missing, lacks what is needed, or has no
+      program that fits.
   """
-  return [
-    _rounds(folder, one)
-    for folder in folders
-    for one in _load(folder)
-    if one.get('fits')
-  ]
+  found = []
+  for folder in folders:
+    fitting = [one for one in _load(folder) if one.get('fits')]
+    if not fitting:
+      raise ValueError(
+        f'--compiled={folder}: no program there fits into the memory of its '
+        'devices: compile for more of them'
+      )
+    found += [_rounds(folder, one) for one in fitting]
+  return found
 
 
 def _load(folder: str) -> list[dict[str, Any]]:

@@ -142,15 +142,18 @@ def rows(prediction: Prediction) -> list[Row]:
   ]
 
 
-def _description(model: transformer.Transformer | passes_lib.Timed) -> str:
+def _description(
+  model: transformer.Transformer | passes_lib.Timed, weights: str | None
+) -> str:
   """Returns what a model is, in words: a shape has no name."""
   if isinstance(model, passes_lib.Timed):
     times = ', '.join(f'{n}: {ms:g}' for n, ms in model.ms.items())
     return f'timed passes, milliseconds by tokens {times}'
-  weights = passes_lib.decoder(model).num_weights()
+  number = passes_lib.decoder(model).num_weights()
+  stored = f', weights in {weights}' if weights else ''
   return (
-    f'{weights / 1e9:.3g} billion weights ({model.num_layers} layers of width '
-    f'{model.dim}, {model.dtype})'
+    f'{number / 1e9:.3g} billion weights ({model.num_layers} layers of width '
+    f'{model.dim}, {model.dtype}{stored})'
   )
 
 
@@ -171,8 +174,8 @@ def _row(prediction, networks, batch, context, acceptance, num_drafts):
     fits = sum(held) <= _SHARE * target.chip.hbm_bytes
   on_chips = isinstance(target, passes_lib.OnChips)
   return Row(
-    target=_description(prediction.target),
-    draft=_description(prediction.draft),
+    target=_description(prediction.target, prediction.weights),
+    draft=_description(prediction.draft, prediction.weights),
     chip=prediction.chip if on_chips else 'timed passes',
     devices=prediction.devices if on_chips else None,
     batch_size=batch,

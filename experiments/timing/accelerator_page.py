@@ -77,9 +77,10 @@ def _passes(results) -> Iterator[str]:
   stands for all of them.
   """
   yield (
-    't(n): milliseconds of a pass over n tokens. loop: a round of '
-    'autoregressive decoding less t(1), microseconds. of the roofline: the '
-    'least time to read weights and cache once, over the time of a round.'
+    't(n): milliseconds of a pass over n tokens, the least. loop: a round of '
+    'autoregressive decoding, the median, less t(1), microseconds. of the '
+    'roofline: the least time to read weights and cache once, over the time of '
+    'a round.'
   )
   yield ''
   sizes = next(iter(results.values()))['t_ms']

@@ -21,6 +21,7 @@ from experiments.evaluation import evaluation as evaluation_lib
 from experiments.traces import trace_file
 import specsample
 from specsample import files
+from specsample.loop import certified
 from specsample.loop import step
 from specsample.types import Array, Draft
 from specsample.verify import rule
@@ -45,13 +46,26 @@ def units(
       own; at least the number of draft tokens.
 
   Raises:
-    ValueError: there are too few columns, or several devices.
+    ValueError: there are too few columns or several devices, policies are
+      carried from batch to batch, or a rule knows no probabilities.
   """
   if not jax.sharding.get_mesh().empty or jax.process_count() > 1:
     raise ValueError(
       '--record works on one device only, but there is a mesh: leave Mesh out'
     )
+  if evaluation.carry_policies:
+    raise ValueError(
+      '--record decodes every batch once more, without what policies learned '
+      'before, but Evaluation.carry_policies is True: bind it to False'
+    )
   for name, method in evaluation.methods.items():
+    chooses = method.verify
+    if certified.is_by_choice(chooses) and chooses.positional:
+      raise ValueError(
+        f'--record keeps distributions, but the rule of method {name!r}, '
+        'Certified(coupled=True), knows only what was chosen: give '
+        'verify.coupled'
+      )
     least = max(1, method.drafter.num_draft_tokens)
     if num_columns < least:
       raise ValueError(

@@ -101,6 +101,17 @@ class Ablation:
     own = self.drafters[name].drafter.num_draft_tokens
     return sorted(self.depths or range(1, own + 1))
 
+  def candidates_of(self, name: str) -> list[int]:
+    """Returns the candidates that are no larger than the largest timed tree.
+
+    Times are interpolated between sizes, not extrapolated.
+    """
+    depth, fixed = self.depths_of(name)[-1], tree.mc_sim_7b_63()
+    most = max(*self.num_nodes, depth)
+    if depth >= fixed.depth:
+      most = max(most, fixed.num_nodes)
+    return [size for size in self.candidates if size <= most]
+
   def probe_of(self, name: str) -> tree.Topology:
     """Returns the probe, cut to the largest depth measured for a drafter."""
     depth = self.depths_of(name)[-1]
@@ -171,10 +182,12 @@ class Ablation:
         f'{depths[-1]} deep with at most {num_children} children per node, as '
         'in Ablation.probe: give other numbers, depths or another probe'
       )
-    if not any(fits(size, d) for size in self.candidates for d in depths):
+    sizes = self.candidates_of(name)
+    if not any(fits(size, d) for size in sizes for d in depths):
       raise ValueError(
         f'Ablation.candidates are {self.candidates}, but no tree of that many '
-        f'nodes is {list(depths)} deep: give some that are at least the depth'
+        f'nodes is {list(depths)} deep: give some that are at least the depth, '
+        'and no larger than the largest of Ablation.num_nodes'
       )
 
   def _check_draft(self, method, prompt):

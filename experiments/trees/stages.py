@@ -150,13 +150,15 @@ def _drafting(ablation, counts, tokens) -> Iterator[units_lib.Unit]:
 
 
 def _timed(ablation, name, counts) -> list[tree.Topology]:
-  """Returns a tree for each depth that the best trees reach."""
+  """Returns a tree for each depth; a chain where the best is not that deep."""
   num_children = len(counts.tried[0])
   middle = sorted(ablation.num_nodes)[len(ablation.num_nodes) // 2]
   by_depth = {}
   for depth in ablation.depths_of(name):
     size = min(middle, costs_lib.largest(depth, num_children))
     topology = tree.best(counts.acceptance, size, depth)
+    if topology.depth < depth:  # a larger tree may reach it
+      topology = tree.chain(depth)
     by_depth[topology.depth] = topology
   return list(by_depth.values())
 
@@ -191,7 +193,9 @@ def _choose(ablation, entries, acceptance, costs) -> comparison.Entry:
   """Returns the entry of the chosen tree, which may be a new one."""
   name = entries[0].drafter
   topology = costs_lib.choose(
-    costs_lib.grid(acceptance, ablation.candidates, ablation.depths_of(name)),
+    costs_lib.grid(
+      acceptance, ablation.candidates_of(name), ablation.depths_of(name)
+    ),
     acceptance,
     costs,
   ).topology

@@ -1,9 +1,11 @@
 """A server that learns: its results, and what a kill costs it."""
 
+import ast
 import dataclasses
 import functools
 import json
 import pathlib
+import re
 import shutil
 
 import jax
@@ -329,3 +331,15 @@ def test_drafters_that_cannot_learn_or_be_saved_are_refused(checkpoint):
   objective = functools.partial(draft.ChainObjective, target=target.model)
   with pytest.raises(ValueError, match='drafter is of type Chain: give one th'):
     _serving(target, chain, objective)
+
+
+def test_the_examples_serve_enough_prompts():
+  path = pathlib.Path(server.__file__).parents[1] / 'online.py'
+  source = path.read_text('utf-8')
+  text = ast.get_docstring(ast.parse(source)).replace('\\\n', '')
+  calls = re.findall(r'^  python -m experiments\.online(.*)$', text, re.M)
+  assert calls and all('--prompts=' in call for call in calls)
+  default = {x.name: x.default for x in dataclasses.fields(server.Serving)}
+  least = 2 * default['batch_size'] * default['windows']
+  limits = [int(x) for x in re.findall(r'--limit=(\d+)', text)]
+  assert limits and min(limits) >= least

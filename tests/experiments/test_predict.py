@@ -190,6 +190,9 @@ def test_int8_halves_what_is_read_and_memory_has_an_end():
     for weights in (None, 'int8')
   )
   assert narrow.pass_ms == pytest.approx(wide.pass_ms / 2)
+  assert narrow.target == wide.target.replace(
+    'bfloat16', 'bfloat16, weights in int8'
+  )
   full = prediction_lib.rows(
     _prediction(batch_sizes=(64,), contexts=(1 << 17,))
   )
@@ -348,3 +351,10 @@ def test_the_other_configuration_is_of_llama_on_gpus():
   assert (prediction.chip, prediction.devices) == ('h200', 8)
   weights = passes.decoder(prediction.target).num_weights()
   assert weights == 70_553_706_496
+
+
+def test_a_folder_without_a_program_that_fits_is_named(tmp_path):
+  one = _compiled(4, None, ()) | {'fits': False, 'collectives': None}
+  (tmp_path / 'compile.json').write_text(json.dumps([one]))
+  with pytest.raises(ValueError, match='no program there fits'):
+    paper_table.read([str(tmp_path)])

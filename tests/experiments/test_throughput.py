@@ -280,3 +280,31 @@ def test_refuses_to_measure_nothing(kwargs):
   (name,) = kwargs
   with pytest.raises(ValueError, match=f'Comparison.{name} is'):
     _comparison(**kwargs)
+
+
+def test_an_audit_that_failed_is_no_fault(in_bfloat16, tmp_path, capsys):
+  comparison, journal = _decoded(tmp_path, in_bfloat16)
+  tie, _ = audits_lib.units(comparison, _REQUESTS, journal)
+  journal.add(tie.key, tie.run())  # the other one failed
+  ngram, _ = report.rows(comparison, journal)
+  assert (ngram.different, ngram.ties, ngram.unaudited) == (2, 1, 1)
+  report.show(tmp_path, [ngram], journal.of(audits.KIND), 'prompts')
+  text = ' '.join(capsys.readouterr().out.split())
+  assert '1 outputs differ and could not be audited' in text
+  assert 'DIFFER' not in text
+
+
+@pytest.mark.parametrize(
+  ('name', 'value'), [('limit', 2), ('carry_policies', True)]
+)
+def test_settings_of_evaluate_alone_are_refused(
+  tiny, commands, tmp_path, name, value
+):
+  out = tmp_path / 'out'
+  outcome = commands.run(
+    *('throughput', *_FLAGS, *tiny, f'--out={out}'),
+    f'--gin_bindings=Evaluation.{name} = {value}',
+  )
+  assert outcome.code == 2
+  assert f'Evaluation.{name} is {value}, which this command' in outcome.err
+  assert not out.exists()

@@ -13,6 +13,7 @@ import pytest
 from experiments import methods
 from experiments.evaluation import evaluation
 from experiments.trees import acceptance
+from experiments.trees import comparison
 from experiments.trees import costs as costs_lib
 import specsample
 from specsample import testing
@@ -299,6 +300,7 @@ _BAD = {
   'Ablation.dynamic_num_nodes = 9': (
     'width 2 finds only 6 candidates down to depth 2'
   ),
+  'Evaluation.max_turns = 1': 'max_turns is 1, which this command does not use',
   "Evaluation.methods = {'autoregressive': @medusa/trained()}": 'no drafter',
   "Evaluation.methods = {'ngram': @ngram/Method()}": (
     'Ngram cannot continue several drafts at once ... choose a trained drafter'
@@ -341,3 +343,18 @@ def test_nothing_is_left_and_nothing_compiled(outcomes):
   _, left, programs = outcomes
   assert left == []
   assert not programs & {'jit__prefill', 'jit_advance', 'jit_drafted_rounds'}
+
+
+def test_no_candidate_is_larger_than_what_is_timed():
+  medusa = specsample.drafters.Medusa(
+    model=testing.tiny_llama(), num_draft_tokens=2
+  )
+  ablation = comparison.Ablation(
+    evaluation=evaluation.Evaluation(
+      target=specsample.Loaded(None, {}, None),
+      methods={'medusa': methods.Method(medusa)},
+    ),
+    num_nodes=(3,),
+    candidates=(2, 3, 5, 64),
+  )
+  assert ablation.candidates_of('medusa') == [2, 3]

@@ -403,6 +403,11 @@ def test_a_prefill_takes_in_whole_chunks(lengths, fed):
   assert predicted_speedup.fed_tokens(lengths) == fed
 
 
+def test_a_padded_prompt_is_prefilled_in_wider_chunks():
+  assert predicted_speedup.fed_tokens([45]) == 64
+  assert predicted_speedup.fed_tokens([45], 256) == 128
+
+
 def test_what_was_left_out_and_has_no_score_is_said(
   in_batches, tmp_path, capsys
 ):

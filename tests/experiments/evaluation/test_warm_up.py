@@ -21,6 +21,19 @@ from specsample.testing import tiny
 def test_nothing_is_compiled_while_it_is_timed(
   checkpoint, num_compiled, most, temperature
 ):
+  _run_compiled(checkpoint, num_compiled, most, temperature)
+
+
+def test_nothing_is_compiled_for_prompts_that_are_padded(
+  checkpoint, num_compiled
+):
+  _run_compiled(checkpoint, num_compiled, 8, 0.0, least_width=100)
+
+
+def _run_compiled(
+  checkpoint, num_compiled, most, temperature, *, least_width=1
+):
+  """Runs an evaluation, and asserts that its work compiles nothing."""
   model = hash_model.HashModel(vocab_size=16, seed=most, max_length=128)
   target = specsample.Loaded(model, {}, specsample.load(checkpoint).tokenizer)
   compared = evaluation.Evaluation(
@@ -32,6 +45,7 @@ def test_nothing_is_compiled_while_it_is_timed(
     sampling=specsample.Sampling(temperature=temperature),
     max_new_tokens=most,
     batch_size=2,
+    least_width=least_width,
     repeats=1,
   )
   tokens = [[1, 2, 1], [3], [1] * 70, [4]]

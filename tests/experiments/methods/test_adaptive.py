@@ -142,3 +142,15 @@ def test_policies_stay_when_the_method_is_fitted_to_a_batch():
   fitted = methods.of_batch(made, 3).drafter
   assert fitted.policies == (policies.Fixed(1),)
   assert fitted.widths == (0, 1, 2, 3)
+
+
+def test_settings_that_cannot_be_decoded_are_one_line(
+  flags, commands, tmp_path
+):
+  bad = '--gin_bindings=Sampling.top_p = 1.5'
+  call = ['length_costs', *flags, bad, f'--out={tmp_path / "out"}']
+  (outcome,) = commands.run_all([call])
+  assert outcome.code == 2
+  (line,) = outcome.err.splitlines()
+  assert 'top_p is 1.5' in line
+  assert not (tmp_path / 'out').exists()

@@ -214,3 +214,11 @@ def test_every_part_is_a_configuration_of_a_command(part):
     assert weights == ('int8' if part.name == '8b_int8' else None)
   finally:
     gin.clear_config()
+
+
+def test_other_flags_are_another_run(commands, tmp_path, cpu_devices):
+  call = ['accelerator', '--parts=target', '--minutes=0', f'--out={tmp_path}']
+  (first,) = commands.run_all([call], variables=cpu_devices(1))
+  (other,) = commands.run_all([call], variables=cpu_devices(2))
+  assert first.code == 0, first.err
+  assert other.code == 2 and 'differs in compiler flags' in other.err

@@ -483,6 +483,12 @@ def test_recording_refuses_few_columns_and_meshes(runs, tmp_path):
   refused = pytest.raises(ValueError, match='--record works on one device')
   with jax.set_mesh(mesh), refused:
     recording.units(evaluation, tmp_path, runs.tokens)
+  carried = dataclasses.replace(evaluation, carry_policies=True)
+  with pytest.raises(ValueError, match='carry_policies is True: bind it to'):
+    recording.units(carried, tmp_path, runs.tokens)
+  chosen = runs.evaluation(runs.method('ngram', verify.Certified(coupled=True)))
+  with pytest.raises(ValueError, match=r"method 'it'.*give verify\.coupled"):
+    recording.units(chosen, tmp_path, runs.tokens)
 
 
 @pytest.fixture
