@@ -335,7 +335,7 @@ def _message(message) -> tuple[str, str]:
       and isinstance(part.get('text'), str)
     ]
     if len(texts) < len(content):
-      raise _UnfitError('image or another part that is not text')
+      raise _UnfitError('image or another part that is no text')
     content = ''.join(texts)
   if not isinstance(content, str):
     raise _UnfitError('a message without text')
