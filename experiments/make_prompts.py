@@ -41,7 +41,8 @@ def main() -> None:
   with cli.bad_input():
     prompts = text_prompts.Prompts()
     data = data_folder.load_for(_DATA.value, prompts.target)
-    dialogues = [dialogue for shard in data.shards for dialogue in shard]
+    kept = data.to_train(prompts.held_out_every)
+    dialogues = [dialogue for n in kept for dialogue in data.shards[n]]
     made = prompts.make(dialogues, _COUNT.value)
     lines = [json.dumps(x, ensure_ascii=False) for x in made]
     out = library_files.at(_OUT.value)

@@ -41,9 +41,9 @@ class Row:
   ratio_ci95: list[float] | None  # over repeats; None for fewer than three
   different: int  # outputs that differ between the two ways
   ties: int  # those of them that part at a float tie
-  unaudited: int  # those whose audit failed, for example for lack of memory
   # Whether differences are audited; if so, any others are faults.
   audited: bool
+  unaudited: int = 0  # those whose audit failed, for example for lack of memory
 
 
 def rows(

@@ -4,15 +4,23 @@ import dataclasses
 
 from flax import traverse_util
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from experiments.training import training as training_lib
 import specsample
 from specsample import checks
+from specsample import sharding
 from specsample.drafters import dflash
 from specsample.types import ArrayLike, Params
 
 # Cut out of the target for the vocabulary of each run.
 _VOCABULARY = 'vocabulary'
+# Tables [rank, V'] that may have a column for each drafted token.
+_OF_TOKENS = (
+  *(('markov', 'before'), ('markov', 'behind')),
+  ('selector', 'successor'),
+)
 
 
 def params(training: training_lib.Training, d2t: ArrayLike | None) -> Params:
@@ -31,8 +39,21 @@ def params(training: training_lib.Training, d2t: ArrayLike | None) -> Params:
   )
   if training.begin_with is None:
     return own
-  own, weights = map(traverse_util.flatten_dict, (own, _weights(training)))
+  weights, before = _weights(training)
+  own, weights = map(traverse_util.flatten_dict, (own, weights))
+  for name in _OF_TOKENS:
+    is_of_drafted = before is not None and name in weights
+    if is_of_drafted and weights[name].shape[1] == len(before):
+      weights[name] = _by_token(weights[name], own[name], before, d2t)
   return traverse_util.unflatten_dict(own | weights)
+
+
+def _by_token(table, fresh, before, after):
+  """Returns a table's columns for other tokens; the new ones' are `fresh`."""
+  places = {token: i for i, token in enumerate(np.asarray(before).tolist())}
+  index = np.asarray([places.get(x, -1) for x in np.asarray(after).tolist()])
+  moved = sharding.replicate(table)[:, np.maximum(index, 0)]
+  return jnp.where(index >= 0, moved, fresh)
 
 
 def check(training: training_lib.Training) -> None:
@@ -47,9 +68,11 @@ def check(training: training_lib.Training) -> None:
 
 
 def _weights(training):
+  """Returns the weights to begin with, and the tokens that they draft."""
   name, drafter = training.begin_with, training.drafter
   found = specsample.load_drafter(name, training.target)
   weights = {k: v for k, v in found.params.items() if k != _VOCABULARY}
+  before = found.params.get(_VOCABULARY, {}).get('d2t')
   if type(found.drafter) is not type(drafter):
     if not all(isinstance(x, dflash.DFlash) for x in (found.drafter, drafter)):
       raise ValueError(
@@ -70,4 +93,4 @@ def _weights(training):
       f'Training.begin_with is {name}, whose weights do not fit the drafter of '
       f'this run ({different}): give both the same settings'
     )
-  return weights
+  return weights, before

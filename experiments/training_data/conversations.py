@@ -271,7 +271,9 @@ def _chat(record, messages, last, whole, place) -> Conversation:
     and 0 <= temperature < math.inf
   ):
     raise _UnfitError('"temperature" is not a number of at least 0')
-  reason = last.get('finish_reason', record.get('finish_reason'))
+  reason = record.get('finish_reason')
+  if isinstance(last, dict):
+    reason = last.get('finish_reason', reason)
   num_tokens = record.get('num_tokens')
   num_answers = sum(role == ASSISTANT for role, _ in messages)
   is_count = isinstance(num_tokens, int) and num_answers == 1

@@ -216,10 +216,18 @@ class Data:
     """
     train, _ = self.numbers(held_out_every)
     if not train:
+      remedy = (
+        'run make_data again with more --tokens than the '
+        f'{self.manifest["answer_tokens"]:,} that it has'
+      )
+      if 'file' in self.manifest:
+        remedy += (
+          ' or, if its file holds no more, make it in another folder with a '
+          'smaller Synthesis.prompts_per_shard'
+        )
       raise ValueError(
         f'{self.folder} has only one shard, which is held out: to get one to '
-        'train on, run make_data again with more --tokens than the '
-        f'{self.manifest["answer_tokens"]:,} that it has'
+        f'train on, {remedy}'
       )
     if num_tokens is None:
       return train

@@ -28,6 +28,8 @@ class Prompts:
   max_answers: int = 2
   max_question_tokens: int = 32
   seed: int = 0
+  # As `Training.held_out_every`: no prompt is about what training holds out.
+  held_out_every: int = 16
 
   def __post_init__(self):
     """Raises ValueError, naming the setting, for settings that do not fit."""

@@ -53,14 +53,19 @@ def recall(
 def here() -> dict[str, Any]:
   """Returns what times depend on besides `what`: the machine and the code."""
   devices = jax.devices()
+  kind = devices[0].platform
+  # A CPU multiplies with the same precision, whatever is asked for.
+  precision = None
+  if kind != 'cpu':
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
   return {
-    'platform': devices[0].platform,
+    'platform': kind,
     'device': devices[0].device_kind,
     'devices': len(devices),
     'machine': platform.node(),
     'cpus': _num_cores(),
     'flags': [os.environ.get(name, '') for name in _FLAGS],
-    'precision': jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+    'precision': precision,
     'versions': {name: importlib.metadata.version(name) for name in _PACKAGES},
     'code': _code(),
   }

@@ -55,6 +55,7 @@ _FILE_PATTERNS = (
   '*_lm_head.safetensors',
   '*_lm_head.pt',
   '*.index.json',
+  'mask_embedding.pt',
   'tokenizer*.json',
 )
 # Where the drafters that the library ships are: in an installed package, or in

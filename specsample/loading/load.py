@@ -294,10 +294,14 @@ def download(name: str, patterns: Sequence[str]) -> pathlib.Path:
   import huggingface_hub  # noqa: PLC0415
   from huggingface_hub import errors  # noqa: PLC0415
 
+  fetch = lambda wanted: pathlib.Path(
+    huggingface_hub.snapshot_download(name, allow_patterns=list(wanted))
+  )
   try:
-    return pathlib.Path(
-      huggingface_hub.snapshot_download(name, allow_patterns=list(patterns))
-    )
+    folder = fetch(patterns)
+    # Shards may have any names: in some they are layers-0.safetensors, ....
+    absent = huggingface.absent_shards(files.at(folder))
+    return fetch([*patterns, *absent]) if absent else folder
   except (errors.HfHubHTTPError, OSError, ValueError) as error:
     reason = ' '.join(str(error).split())
     raise ValueError(

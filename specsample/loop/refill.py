@@ -124,8 +124,6 @@ class Batch:
         row = checks.integers('prompt', job.prompt, 'give token ids')[None]
         lengths = np.asarray([row.size])
         request_lib.check_prompts(row, lengths, capacity, self.model)
-        if certified.is_by_choice(self.verify):
-          certified.check_sampling(self.verify, job.sampling)
     decode.check_rule(
       params,
       self._request(params, key, jobs[0].sampling),
@@ -133,6 +131,10 @@ class Batch:
       drafter=self.drafter,
       verify=self.verify,
     )
+    if certified.is_by_choice(self.verify):
+      for job in jobs:
+        with named(job.index):
+          certified.check_sampling(self.verify, job.sampling)
 
   def run(
     self,

@@ -33,9 +33,15 @@ def fields(dim: int) -> dict[str, Any]:
   }
 
 
+_CAPS = ('attn_logit_softcapping', 'final_logit_softcapping')
+
+
 def _shape(config, dtype, defaults):
   """Returns the configuration with defaults, and the fields that both share."""
-  given = {k: v for k, v in config.values.items() if v is not None}
+  # A cap of null is none; the default is for one that is not there.
+  given = {
+    k: v for k, v in config.values.items() if v is not None or k in _CAPS
+  }
   filled = {
     'tie_word_embeddings': True,
     'num_attention_heads': 8,

@@ -219,6 +219,16 @@ def files_of_index(index: epath.Path) -> list[str]:
   return sorted(set(shard_of.values()))
 
 
+def absent_shards(folder: epath.Path) -> list[str]:
+  """Returns the files that a folder's index names and that are not there."""
+  index = folder / 'model.safetensors.index.json'
+  if (folder / 'model.safetensors').exists() or not index.exists():
+    return []
+  return [
+    name for name in files_of_index(index) if not (folder / name).exists()
+  ]
+
+
 def _without_weights(folder: epath.Path) -> str:
   for path in sorted(folder.iterdir()):
     if path.suffix in PICKLE_SUFFIXES:

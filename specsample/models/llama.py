@@ -53,11 +53,26 @@ def shape(config: config_lib.Config, dtype: str) -> dict[str, Any]:
     'num_kv_heads': config.size('num_key_value_heads', num_heads),
     'head_dim': config.size('head_dim', max(dim // num_heads, 1)),
     'mlp_dim': config.size('intermediate_size'),
-    'max_length': config.size('max_position_embeddings'),
+    'max_length': _max_length(config),
     'norm_eps': config.number('rms_norm_eps', 1e-6),
     'tie_embeddings': config.flag('tie_word_embeddings'),
     'dtype': dtype,
   }
+
+
+def _max_length(config):
+  """Returns the longest text: with YaRN, the one that it extends to."""
+  given = config.size('max_position_embeddings')
+  of_rope = _rope_part(config)
+  if of_rope.get('rope_type', of_rope.get('type')) != 'yarn':
+    return given
+  original = of_rope.size('original_max_position_embeddings')
+  return max(given, int(of_rope.number('factor') * original))
+
+
+def _rope_part(config):
+  key = 'rope_parameters' if config.get('rope_parameters') else 'rope_scaling'
+  return config.part(key)
 
 
 def rope(config: config_lib.Config) -> dict[str, Any]:
@@ -66,9 +81,8 @@ def rope(config: config_lib.Config) -> dict[str, Any]:
   transformers 5 writes rope_parameters. Version 4 wrote rope_theta and
   rope_scaling, whose key rope_type was once called type.
   """
-  key = 'rope_parameters' if config.get('rope_parameters') else 'rope_scaling'
   theta = config.get('rope_theta', 10_000.0)
-  values = {'rope_theta': theta} | dict(config.part(key).values)
+  values = {'rope_theta': theta} | dict(_rope_part(config).values)
   return rope_of(config_lib.Config(values, config.origin))
 
 

@@ -93,11 +93,7 @@ class DFlashObjective(objective.Objective):
     self, params: Params, batch: Batch
   ) -> tuple[Array, dict[str, Array]]:
     """Returns the loss [], and a report from `objective.acceptance`."""
-    start, exists = starts(batch, self.num_blocks)
-    index, begins = self._index(start) + 1, rows_lib.begins(batch)
-    learned = at(batch['mask'], index) & exists[..., None]
-    # No draft follows the last token of its document.
-    learned &= at(begins, index) == at(begins, start[..., None])
+    start, learned = self._chosen(batch)
 
     def compare(params, text, start, learned):
       drafted = self._draft(params, text, start)
@@ -108,6 +104,13 @@ class DFlashObjective(objective.Objective):
     loss, came = compare(params, self._read(params, batch), start, learned)
     of_drafts = lambda x: jnp.moveaxis(x, -1, 0)
     return loss, objective.acceptance(of_drafts(came), of_drafts(learned))
+
+  def num_learned(self, batch: Batch) -> Array:
+    """See `objective.Objective`: what `mean` divides by."""
+    _, learned = self._chosen(batch)
+    if self.slot_weights is not None:
+      return jnp.sum(learned)
+    return jnp.sum(self._by_gamma(learned.shape[-1]) * learned)
 
   def matches(self, params: Params, batch: Batch) -> Array:
     """See `objective.Objective`; a few places at a time."""
@@ -194,9 +197,19 @@ class DFlashObjective(objective.Objective):
     values = jnp.where(learned, values, 0)
     if weights is not None:
       return jnp.sum(weights * values) / jnp.maximum(jnp.sum(learned), 1)
-    weights = jnp.exp(-jnp.arange(values.shape[-1]) / self.gamma)
-    weights = jnp.where(learned, weights, 0)
+    weights = jnp.where(learned, self._by_gamma(values.shape[-1]), 0)
     return jnp.sum(weights * values) / jnp.maximum(jnp.sum(weights), 1e-9)
+
+  def _by_gamma(self, num_drafts):
+    return jnp.exp(-jnp.arange(num_drafts) / self.gamma)
+
+  def _chosen(self, batch):
+    """Returns where blocks start [B, n], and their learned drafts [B, n, K]."""
+    start, exists = starts(batch, self.num_blocks)
+    index, begins = self._index(start) + 1, rows_lib.begins(batch)
+    learned = at(batch['mask'], index) & exists[..., None]
+    # No draft follows the last token of its document.
+    return start, learned & (at(begins, index) == at(begins, start[..., None]))
 
   def _read(self, params, batch):
     hidden, features = self.of_target(params, batch)

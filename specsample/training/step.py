@@ -146,10 +146,10 @@ def train_step(
     scales: factors for the updates of 'target' and 'drafter', with which
       learning rates change from step to step without recompilation. None is 1.
     num_parts: the number of parts of the rows over which the gradient is
-      accumulated, which takes less memory. Each part counts by its share of the
-      tokens to learn, `mask`, which is exact for a mean over these. For a mean
-      over some of them, such as those in a draft vocabulary, it is close. It
-      must divide the rows, and on a mesh those of each device.
+      accumulated, which takes less memory. Each part counts by its share of
+      what is learned, `Objective.num_learned`, which is exact for a mean over
+      that. For a mean over some of it, such as tokens in a draft vocabulary, it
+      is close. It must divide the rows, and on a mesh those of each device.
 
   Raises:
     ValueError: `num_parts` does not divide the rows of each device.
@@ -162,8 +162,10 @@ def train_step(
   def loss_of(trained, batch):
     return objective(join(trained, frozen, dtype), batch)
 
+  num_learned = getattr(objective, 'num_learned', _num_tokens)
   (loss, report), gradient = _accumulated(
-    jax.value_and_grad(loss_of, has_aux=True), state.trained, batch, num_parts
+    jax.value_and_grad(loss_of, has_aux=True),
+    *(state.trained, batch, num_parts, num_learned),
   )
   squares = (jnp.sum(jnp.square(x)) for x in jax.tree.leaves(gradient))
   norm = jnp.sqrt(sum(squares))
@@ -191,7 +193,11 @@ def train_step(
   }
 
 
-def _accumulated(function, trained, batch, num_parts):
+def _num_tokens(batch):
+  return jnp.sum(batch['mask'])
+
+
+def _accumulated(function, trained, batch, num_parts, num_learned):
   """Returns function(trained, batch), as the mean over parts of the rows."""
   if num_parts == 1:
     return function(trained, batch)
@@ -208,10 +214,11 @@ def _accumulated(function, trained, batch, num_parts):
     *(1, 0),
   )
   parts = jax.tree.map(part, dict(batch))
-  total = jnp.maximum(jnp.sum(batch['mask']), 1)
+  weights = jax.lax.map(num_learned, parts).astype(jnp.float32)
+  shares = weights / jnp.maximum(jnp.sum(weights), 1e-9)
 
-  def add(sums, part):
-    share = jnp.sum(part['mask']) / total
+  def add(sums, given):
+    part, share = given
     found = function(trained, part)
     return jax.tree.map(lambda x, new: x + share * new, sums, found), None
 
@@ -219,4 +226,4 @@ def _accumulated(function, trained, batch, num_parts):
   loss, _ = jax.eval_shape(function, trained, first)
   nothing = lambda x: jnp.zeros(x.shape, jnp.result_type(x, jnp.float32))
   sums = jax.tree.map(nothing, loss), jax.tree.map(jnp.zeros_like, trained)
-  return jax.lax.scan(add, sums, parts)[0]
+  return jax.lax.scan(add, sums, (parts, shares))[0]

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import types
 
 import jax
 import pytest
@@ -561,7 +562,9 @@ def test_times_of_other_code_or_fewer_cores_are_not_recalled(
   assert recall() == {'x': [2.0]}
 
 
-def test_times_of_other_products_are_not_recalled(cache):
+def test_times_of_other_products_are_not_recalled(cache, monkeypatch):
+  device = types.SimpleNamespace(platform='gpu', device_kind='a GPU')
+  monkeypatch.setattr(measured_here.jax, 'devices', lambda: [device])
   times = iter(({'x': [1.0]}, {'x': [2.0]}))
   recall = lambda: measured_here.recall({}, lambda: next(times), lambda _: True)
   for precision in ('highest', 'bfloat16'):

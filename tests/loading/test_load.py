@@ -1,10 +1,14 @@
 """The sources that `specsample.load` takes, and those that it refuses."""
 
+import fnmatch
+import json
 import os
 import shutil
 import subprocess
 import sys
 
+from etils import epath
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ import transformers
 
 import specsample
 from specsample.loading import load
+from specsample.models import safetensors_file
 from specsample.text import tokenizer_files
 
 
@@ -105,6 +110,28 @@ def test_a_hub_model_is_loaded_from_the_cache(folder, tmp_path):
   assert len(lines) == 2
   assert "'organisation/absent' is not a local path" in lines[1]
   assert 'check the name, the network' in lines[1]
+
+
+def test_shards_of_the_hub_may_have_any_names(folder, tmp_path, monkeypatch):
+  repository = tmp_path / 'repository'
+  shutil.copytree(folder, repository)
+  whole = repository / 'model.safetensors'
+  names = list(safetensors_file.read_header(epath.Path(whole)))
+  whole.rename(repository / 'layers-0.safetensors')
+  weight_map = dict.fromkeys(names, 'layers-0.safetensors')
+  index = repository / 'model.safetensors.index.json'
+  index.write_text(json.dumps({'weight_map': weight_map}))
+
+  def download(name, allow_patterns):
+    del name
+    for path in repository.iterdir():
+      if any(fnmatch.fnmatch(path.name, x) for x in allow_patterns):
+        shutil.copy(path, tmp_path / 'cached' / path.name)
+    return str(tmp_path / 'cached')
+
+  (tmp_path / 'cached').mkdir()
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
+  assert specsample.load('organisation/model').model.num_layers == 1
 
 
 @pytest.mark.parametrize(

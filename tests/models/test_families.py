@@ -433,3 +433,23 @@ def test_counts_of_layers_stay_within_the_model():
   assert _model_of('qwen2_window', changes).sliding_layers == (0, 1, 2)
   experts = _model_of('deepseek_v3', {'first_k_dense_replace': 9}).experts
   assert experts.dense_layers == (0, 1, 2)
+
+
+def test_a_cap_of_null_is_none():
+  caps = ('attn_logit_softcapping', 'final_logit_softcapping')
+  model = _model_of('gemma2', dict.fromkeys(caps))
+  assert model.attention_softcap is None and model.logit_softcap is None
+
+
+@pytest.mark.parametrize(
+  ('given', 'expected'), [(40_960, 131_072), (200_000, 200_000)]
+)
+def test_yarn_extends_the_longest_text(given, expected):
+  scaling = {
+    'rope_type': 'yarn',
+    'factor': 4.0,
+    'original_max_position_embeddings': 32_768,
+  }
+  changes = {'rope_scaling': scaling, 'rope_parameters': None}
+  model = _model_of('qwen3', {**changes, 'max_position_embeddings': given})
+  assert model.max_length == expected

@@ -408,3 +408,31 @@ def test_a_mask_that_is_no_token_is_refused(mask_id):
 def test_settings_that_learn_nothing_are_refused(settings):
   with pytest.raises(ValueError, match='give at least 1 block, and a gamma'):
     dataclasses.replace(_OBJECTIVES['dflash'], **settings)
+
+
+def test_parts_of_a_batch_have_the_gradient_of_the_whole():
+  drafter = dataclasses.replace(_DFLASH, draft_vocab_size=None)
+  # All places are taken, so both have the same blocks.
+  objective = dflash.DFlashObjective(drafter=drafter, num_blocks=_T)
+  target = _TARGET.init(jax.random.key(3))
+  own = drafter.init_params(jax.random.key(1), target)
+  own = testing.with_noise(own, jax.random.key(4), 0.3)
+  params = {'target': target, 'drafter': own}
+  is_trained = {
+    'target': jax.tree.map(lambda _: False, target),
+    'drafter': drafter.is_trained(),
+  }
+  mask = np.arange(_T) >= np.asarray([1, 9, 2, 8])[:, None]
+  sgd = optax.sgd(0.1)
+  take = lambda num_parts: step.train_step(
+    *step.init(params, is_trained, sgd),
+    _BATCH | {'mask': mask},
+    objective=objective,
+    optimizer=sgd,
+    num_parts=num_parts,
+  )[1]
+  whole = take(1)
+  for num_parts in (2, 4):
+    parts = take(num_parts)
+    for name in ('loss', 'gradient_norm'):
+      np.testing.assert_allclose(parts[name], whole[name], rtol=1e-4)

@@ -64,6 +64,12 @@ def plan(
   """
   config = _of_block(source.config)
   config.only('draft_shift', False)  # of JetSpec: reads other slots
+  own_mask = source.folder / 'mask_embedding.pt'
+  if own_mask.exists():
+    raise ValueError(
+      f'{own_mask} is a mask of its own, which is not supported: give a '
+      'drafter whose mask is the embedding of mask_token_id'
+    )
   is_spark = _NAMES['markov.before'] in source.tensors
   _check_heads(source, config, is_spark)
   layer_config = layer.config_of(

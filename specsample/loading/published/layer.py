@@ -21,6 +21,7 @@ _ONLY = {
   'add_swa_attention_sink_bias': False,
   'attention_value_scale': 1,
   'is_neox_style': True,
+  'rope_is_neox_style': True,
   'logit_scale': 1,
 }
 _LARGEST_WINDOW = 2**31 - 1  # that of positions

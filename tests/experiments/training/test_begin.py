@@ -10,6 +10,7 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample.training import dflash2
+from specsample.training import dspark
 from specsample.training import heads
 
 _SETTINGS = {'num_draft_tokens': 2, 'feature_layers': (0, 1)}
@@ -97,3 +98,26 @@ def test_other_drafters_do_not_begin_with_a_block_drafter(
     ValueError, match='is a DSpark, but this run trains a Medu'
   ):
     begin.check(training)
+
+
+def test_tables_of_tokens_follow_the_draft_vocabulary(target, tmp_path):
+  drafter = drafters.DSpark(
+    model=target.model, num_layers=1, rank=4, draft_vocab_size=3, **_SETTINGS
+  )
+  own = drafter.init_params(jax.random.key(0), target.params, [5, 7, 9])
+  noisy = testing.with_noise(own, jax.random.key(1))
+  noisy |= {'vocabulary': own['vocabulary']}
+  path = tmp_path / 'dspark'
+  specsample.save_drafter(path, drafter, noisy, target=target, card={})
+  weights = specsample.load_drafter(str(path), target).params
+  training = training_lib.Training(
+    target=target,
+    objective=dspark.DSparkObjective(drafter=drafter),
+    begin_with=str(path),
+  )
+  params = begin.params(training, [7, 8, 9])
+  for name in ('before', 'behind'):
+    np.testing.assert_array_equal(
+      params['markov'][name][:, [0, 2]], weights['markov'][name][:, [1, 2]]
+    )
+  assert not np.any(params['markov']['behind'][:, 1])  # token 8 is new

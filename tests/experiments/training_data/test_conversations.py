@@ -263,3 +263,15 @@ def test_a_digest_depends_on_all_that_dialogues_are_made_of(tmp_path):
   assert len(set(digests)) == len(records)
   again = _read(tmp_path, *records).conversations
   assert [conversations.digest([x]) for x in again] == digests
+
+
+@pytest.mark.parametrize('message', [None, 'Two.', 3, ['x']])
+def test_a_message_that_is_no_object_ends_a_conversation(tmp_path, message):
+  record = {
+    'messages': [{'role': 'user', 'content': 'One?'}, message],
+    'finish_reason': 'stop',
+  }
+  file = _read(tmp_path, record)
+  assert file.left_out == {'cut short (a message that is not an object)': 1}
+  (found,) = file.conversations
+  assert (found.messages, found.finish_reason) == ((_USER,), None)

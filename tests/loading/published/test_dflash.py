@@ -643,6 +643,11 @@ _DAMAGES = {
     DFLASH | {'is_neox_style': False},
     'is_neox_style is False, but only True is supported',
   ),
+  'a rope of neighbouring numbers, as SGLang names it': (
+    dflash_tensors,
+    DFLASH | {'rope_is_neox_style': False},
+    'rope_is_neox_style is False, but only True is supported',
+  ),
   'scaled logits': (
     dflash_tensors,
     DFLASH | {'logit_scale': 0.5},
@@ -723,4 +728,11 @@ def test_a_file_that_was_cut_is_refused(tmp_path):
   path = folder / 'model.safetensors'
   path.write_bytes(path.read_bytes()[:-50])
   with pytest.raises(ValueError, match='not a complete safetensors file'):
+    specsample.load_drafter(folder, TARGET)
+
+
+def test_a_mask_of_its_own_is_refused(tmp_path):
+  folder = save(tmp_path, dflash_tensors(), DFLASH)
+  (tmp_path / 'mask_embedding.pt').write_bytes(b'')
+  with pytest.raises(ValueError, match='is a mask of its own, which is not'):
     specsample.load_drafter(folder, TARGET)

@@ -629,3 +629,27 @@ def test_shards_are_read_through_their_index(tmp_path, suffix):
   os.remove(missing)
   with pytest.raises(ValueError, match=rf'lacks {missing.name}, which .*index'):
     specsample.load_drafter(tmp_path, TARGET)
+
+
+@pytest.mark.parametrize('is_trained', [False, True])
+def test_an_embedding_that_was_trained_must_be_the_targets(
+  tmp_path, is_trained
+):
+  tensors = eagle3_tensors() | {'embed_tokens.weight': 1.03 * _embedding()}
+  config = CONFIG | {'embed_requires_grad': is_trained}
+  folder = save(tmp_path, tensors, config)
+  if is_trained:
+    with pytest.raises(ValueError, match="is not the target's embedding"):
+      specsample.load_drafter(folder, TARGET)
+  else:
+    specsample.load_drafter(folder, TARGET)
+
+
+def test_the_targets_embedding_is_known_without_gemmas_factor(tmp_path):
+  model = dataclasses.replace(MODEL, embedding_scale=4.0)
+  target = specsample.Loaded(model, TARGET.params, None)
+  tensors = eagle3_tensors() | {'embed_tokens.weight': _embedding()}
+  folder = save(tmp_path, tensors, CONFIG)
+  assert (
+    type(specsample.load_drafter(folder, target).drafter) is drafters.Eagle3
+  )
