@@ -114,6 +114,16 @@ def note(text: str) -> None:
   )
 
 
+def say_if_empty(shown: Sequence[generation.Chunk]) -> None:
+  """Says what helps if a model for chats ended a text that is not one."""
+  is_over = shown and shown[-1].stop_reason is specsample.StopReason.EOS
+  if is_over and shown[-1].stats.tokens == 1:
+    note(
+      'nothing was written: the model ended the text at once. It is for chats: '
+      'ask it with --chat'
+    )
+
+
 def metrics_text(last: generation.Chunk) -> str:
   """Returns the metrics of a generation, in three lines."""
   metrics = generation.metrics(last)

@@ -69,6 +69,8 @@ def _generate_with(stages, name: str) -> None:
   shown = display.show(
     chunks, tokenizer, _marking(), display.waits_text(stages.seconds)
   )
+  if not values.chat and tokenizer.chat_template is not None:
+    display.say_if_empty(shown)
   if out is not None:
     result = generation.result(values.prompt, shown, tokenizer)
     result_file.write(out / 'generate.json', environment.describe() | result)

@@ -155,3 +155,25 @@ def test_counts_of_drafts_fit_together(proposed, accepted, expected):
     'first token after 1.90 s, then 32.0 tokens per second (31.2 ms per token)'
   )
   assert reason == 'stopped by: eos'
+
+
+@pytest.mark.parametrize(
+  ('tokens', 'reason', 'is_said'),
+  [
+    (1, StopReason.EOS, True),
+    (2, StopReason.EOS, False),
+    (1, StopReason.MAX_NEW_TOKENS, False),
+  ],
+)
+def test_of_a_text_that_ended_at_once_it_says_what_helps(
+  capsys, tokens, reason, is_said
+):
+  last = generation.Chunk(
+    tokens=[],
+    origins=[],
+    stats=stats.Stats(tokens, 1, (1,), (1,)),
+    stop_reason=reason,
+    seconds=1.0,
+  )
+  display.say_if_empty([last])
+  assert ('ask it with --chat' in capsys.readouterr().err) == is_said
