@@ -194,7 +194,12 @@ class _Lines:
   def __init__(self, path: pathlib.PurePath):
     self._path = path
     # Unbuffered: a buffer would be written once more when the process ends.
-    self._file = open(path, 'a+b', buffering=0)  # noqa: SIM115 (see `close`)
+    try:
+      self._file = open(path, 'a+b', buffering=0)  # noqa: SIM115 (see `close`)
+    except OSError as error:
+      raise ValueError(
+        f'{path}: {error.strerror}: give an --out that can be written'
+      ) from error
     try:
       fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

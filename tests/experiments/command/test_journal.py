@@ -84,3 +84,9 @@ def test_two_runs_do_not_write_at_once(tmp_path):
     _open(tmp_path)
   running.close()
   _open(tmp_path).close()
+
+
+def test_a_journal_that_cannot_be_written_is_one_message(tmp_path):
+  (tmp_path / 'journal.jsonl').mkdir()
+  with pytest.raises(ValueError, match='give an --out that can be written'):
+    journal.Journal(tmp_path, {})
