@@ -478,6 +478,30 @@ def test_prompts_are_about_the_targets_own_texts(
   assert all(x.text.endswith('?') for x in read[1::2])
 
 
+def test_prompts_are_not_about_what_training_holds_out(
+  commands, tiny, made, data, target, tmp_path
+):
+  out = tmp_path / 'prompts.jsonl'
+  call = (
+    *('make_prompts', *tiny, f'--data={made.folder}', f'--out={out}'),
+    "--gin_bindings=Prompts.templates = ('{text}',)",
+    '--gin_bindings=Prompts.max_answers = 1',
+    '--gin_bindings=Prompts.held_out_every = 2',
+    '--count=200',
+  )
+  ended = commands.run(*call)
+  assert ended.code == 0, ended.err
+  texts = lambda numbers: {
+    target.tokenizer.decode(d.tokens[slice(*d.answers[0])].tolist()).strip()
+    for n in numbers
+    for d in data.shards[n]
+  }
+  train, held_out = map(texts, data.numbers(2))
+  asked = {x.text for x in prompts.read(str(out))}
+  assert asked <= train
+  assert held_out - train  # which another choice would have asked about
+
+
 @pytest.mark.parametrize(
   ('templates', 'message'),
   [
