@@ -80,7 +80,7 @@ def _num_cores() -> int | None:
 
 @functools.cache
 def _code() -> str:
-  """Returns a hash of the library, which in a checkout outlives no version."""
+  """Returns a hash of the library, which may change within a version."""
   folder = pathlib.Path(__file__).parents[1]
   found = hashlib.sha256()
   for path in sorted(folder.rglob('*.py')):

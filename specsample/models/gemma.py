@@ -14,6 +14,7 @@ from specsample.models import tensors
 from specsample.models import transformer
 
 _LAYER = 'model.layers.{}.'
+_CAPS = ('attn_logit_softcapping', 'final_logit_softcapping')
 _NAMES = llama.NAMES | {
   'layers.{}.attention_post_norm.scale': (
     _LAYER + 'post_attention_layernorm.weight'
@@ -31,9 +32,6 @@ def fields(dim: int) -> dict[str, Any]:
     'has_post_norms': True,
     'embedding_scale': math.sqrt(dim),
   }
-
-
-_CAPS = ('attn_logit_softcapping', 'final_logit_softcapping')
 
 
 def _shape(config, dtype, defaults):

@@ -200,9 +200,7 @@ def shard_paths(folder: epath.Path) -> list[epath.Path]:
   if not index.exists():
     raise ValueError(_without_weights(folder))
   names = files_of_index(index)
-  # Listed once, because each request to a bucket takes some 50 ms.
-  present = {path.name for path in folder.iterdir()}
-  absent = [name for name in names if name not in present]
+  absent = _absent(folder, names)
   if absent:
     raise ValueError(
       f'{folder} lacks {", ".join(absent)}, which {index.name} names: download '
@@ -224,9 +222,13 @@ def absent_shards(folder: epath.Path) -> list[str]:
   index = folder / 'model.safetensors.index.json'
   if (folder / 'model.safetensors').exists() or not index.exists():
     return []
-  return [
-    name for name in files_of_index(index) if not (folder / name).exists()
-  ]
+  return _absent(folder, files_of_index(index))
+
+
+def _absent(folder, names):
+  # Listed once, because each request to a bucket takes some 50 ms.
+  present = {path.name for path in folder.iterdir()}
+  return [name for name in names if name not in present]
 
 
 def _without_weights(folder: epath.Path) -> str:

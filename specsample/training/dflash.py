@@ -106,7 +106,7 @@ class DFlashObjective(objective.Objective):
     return loss, objective.acceptance(of_drafts(came), of_drafts(learned))
 
   def num_learned(self, batch: Batch) -> Array:
-    """See `objective.Objective`: what `mean` divides by."""
+    """Returns what `mean` divides by [], which weighs a part of a batch."""
     _, learned = self._chosen(batch)
     if self.slot_weights is not None:
       return jnp.sum(learned)

@@ -82,10 +82,6 @@ class Objective(abc.ABC):
     given the tokens before it, is token t + 1 + i, and that token is learned.
     """
 
-  def num_learned(self, batch: Batch) -> Array:
-    """Returns the weight [] of a part of a batch beside its other parts."""
-    return jnp.sum(batch['mask'])
-
   @types.default
   def target(self) -> Model:
     """The target, whose parameters are params['target']."""

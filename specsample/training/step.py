@@ -147,9 +147,10 @@ def train_step(
       learning rates change from step to step without recompilation. None is 1.
     num_parts: the number of parts of the rows over which the gradient is
       accumulated, which takes less memory. Each part counts by its share of
-      what is learned, `Objective.num_learned`, which is exact for a mean over
-      that. For a mean over some of it, such as tokens in a draft vocabulary, it
-      is close. It must divide the rows, and on a mesh those of each device.
+      what is learned: of `objective.num_learned`, if there is that method, and
+      otherwise of the tokens in `mask`. This is exact for a mean over them. For
+      a mean over some of them, such as those in a draft vocabulary, it is
+      close. It must divide the rows, and on a mesh those of each device.
 
   Raises:
     ValueError: `num_parts` does not divide the rows of each device.

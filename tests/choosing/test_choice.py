@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import json
-import types
 
 import jax
 import pytest
@@ -15,7 +13,6 @@ from specsample import drafters
 from specsample import sharding
 from specsample import testing
 from specsample.choosing import choice as choice_lib
-from specsample.choosing import measured_here
 from specsample.choosing import promises
 from specsample.choosing import round_costs
 from specsample.loading import card as card_lib
@@ -418,33 +415,6 @@ def test_costs_are_of_as_many_tokens_as_the_drafter_drafts(cache):
     round_costs.costs(_TARGET, 4, trained=three)
 
 
-def test_times_are_measured_once_on_a_machine(cache):
-  calls = []
-
-  def measure():
-    calls.append(1)
-    return {'x': [1.0]}
-
-  recall = lambda what: measured_here.recall(what, measure, lambda _: True)
-  assert recall({'a': 1}) == recall({'a': 1}) == {'x': [1.0]}
-  assert len(calls) == 1
-  recall({'a': 2})
-  assert len(calls) == 2
-  # Entries of another machine or version and truncated files are ignored.
-  (path,) = [
-    p for p in cache.iterdir() if json.loads(p.read_text())['of']['a'] < 2
-  ]
-  kept = json.loads(path.read_text())
-  for text in (
-    json.dumps(kept | {'of': kept['of'] | {'versions': {'jax': '0.1'}}}),
-    path.read_text()[:20],
-  ):
-    path.write_text(text)
-    recall({'a': 1})
-  assert len(calls) == 4
-  assert json.loads(path.read_text()) == kept
-
-
 def test_another_form_of_the_matrices_is_timed_anew(
   cache, shelf, passes_take, monkeypatch
 ):
@@ -538,40 +508,6 @@ def test_a_mesh_has_times_of_its_own(cache, monkeypatch):
     assert round_costs.pass_seconds(_TARGET, 1) == {'1': [2.0]}
     assert round_costs.pass_seconds(_TARGET, 1) == {'1': [2.0]}
   assert round_costs.pass_seconds(_TARGET, 1) == {'1': [1.0]}
-
-
-def test_where_nothing_can_be_written_times_are_measured_anew(
-  tmp_path, monkeypatch
-):
-  (tmp_path / 'file').write_text('')
-  monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path / 'file' / 'times'))
-  times = iter(({'x': [1.0]}, {'x': [2.0]}))
-  recall = lambda: measured_here.recall({}, lambda: next(times), lambda _: True)
-  assert recall() == {'x': [1.0]}
-  assert recall() == {'x': [2.0]}
-
-
-@pytest.mark.parametrize('what', ['_code', '_num_cores'])
-def test_times_of_other_code_or_fewer_cores_are_not_recalled(
-  cache, monkeypatch, what
-):
-  times = iter(({'x': [1.0]}, {'x': [2.0]}))
-  recall = lambda: measured_here.recall({}, lambda: next(times), lambda _: True)
-  assert recall() == recall() == {'x': [1.0]}
-  monkeypatch.setattr(measured_here, what, lambda: 0)
-  assert recall() == {'x': [2.0]}
-
-
-def test_times_of_other_products_are_not_recalled(cache, monkeypatch):
-  device = types.SimpleNamespace(platform='gpu', device_kind='a GPU')
-  monkeypatch.setattr(measured_here.jax, 'devices', lambda: [device])
-  times = iter(({'x': [1.0]}, {'x': [2.0]}))
-  recall = lambda: measured_here.recall({}, lambda: next(times), lambda _: True)
-  for precision in ('highest', 'bfloat16'):
-    with jax.default_matmul_precision(precision):
-      found = recall()
-      assert recall() == found
-  assert found == {'x': [2.0]}
 
 
 def test_a_batch_of_none_is_refused():
