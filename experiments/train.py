@@ -41,7 +41,7 @@ from experiments.training import train_state
 from experiments.training import trainer as trainer_lib
 from experiments.training import training as training_lib
 from experiments.training_data import features
-from specsample.models import transposed
+from specsample.models import packed
 
 config.define_flags('configs/runs/train_hydra.gin')
 flags.adopt_module_key_flags(config)
@@ -189,7 +189,7 @@ def _for_many_rows(training):
   Batches have many rows, for which transposed matrices are slower.
   """
   target = training.target
-  target = dataclasses.replace(target, params=transposed.plain(target.params))
+  target = dataclasses.replace(target, params=packed.plain(target.params))
   return dataclasses.replace(training, target=target)
 
 

@@ -28,7 +28,7 @@ from experiments.training import train_state
 from experiments.training import trainer as trainer_lib
 from specsample import types
 from specsample.models import fingerprint
-from specsample.models import transposed
+from specsample.models import packed
 from specsample.training import online
 from specsample.training import step as step_lib
 from specsample.types import Array, Params
@@ -213,7 +213,7 @@ class Trainer:
     params = step_lib.join(
       state.policy.trained, frozen.policy, target.model.dtype
     )
-    return transposed.like(params['target'], target.params)
+    return packed.like(params['target'], target.params)
 
   def _params(self, name: str, state: State, frozen: '_Frozen') -> Params:
     """Returns the parameters that an arm decodes with."""
@@ -225,7 +225,7 @@ class Trainer:
     if name == self.settings.first and learner and state.drafter:
       learned = online.Learned(train=state.drafter, frozen=frozen.drafter)
       now = online.params_of(learned, learner)['drafter']
-      own = transposed.like(now, own)
+      own = packed.like(now, own)
     return params | {'drafter': own}
 
   def _evaluate(self, number: int, state: State, frozen: '_Frozen') -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from specsample.cpu import native
+
 _logger = logging.getLogger(__name__)
 _PACKAGES = ('specsample', 'jax', 'jaxlib')
 _FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
@@ -66,6 +68,7 @@ def here() -> dict[str, Any]:
     'cpus': _num_cores(),
     'flags': [os.environ.get(name, '') for name in _FLAGS],
     'precision': precision,
+    'native': kind == 'cpu' and native.is_available(),
     'versions': {name: importlib.metadata.version(name) for name in _PACKAGES},
     'code': _code(),
   }
@@ -83,7 +86,10 @@ def _code() -> str:
   """Returns a hash of the library, which may change within a version."""
   folder = pathlib.Path(__file__).parents[1]
   found = hashlib.sha256()
-  for path in sorted(folder.rglob('*.py')):
+  sources = (
+    path for end in ('py', 'cc', 'h') for path in folder.rglob(f'*.{end}')
+  )
+  for path in sorted(sources):
     content = hashlib.sha256(path.read_bytes()).hexdigest()
     found.update(f'{path.relative_to(folder)} {content}\n'.encode())
   return found.hexdigest()[:16]

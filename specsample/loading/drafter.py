@@ -25,6 +25,7 @@ from specsample.loading.published import layouts
 from specsample.loading.published import mtp
 from specsample.loading.published import pard
 from specsample.models import int8
+from specsample.models import packed
 from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.types import Params
@@ -73,6 +74,7 @@ def save_drafter(
       or the card holds what JSON cannot.
   """
   int8.refuse(params)
+  params = packed.plain(params)
   if isinstance(target, load.Loaded):
     target = target.fingerprint
   content = card_lib.make(drafter, target, card)
@@ -135,7 +137,7 @@ def load_drafter(
   )
   loaded = _load(files.name_of(name_or_path), target, num_draft_tokens)
   if weights is None:
-    return loaded
+    return dataclasses.replace(loaded, params=packed.of_drafter(loaded.params))
   return dataclasses.replace(loaded, params=int8.weights(loaded.params))
 
 
@@ -175,6 +177,10 @@ def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
     values = stored[name][(slice(None),) * len(stored[name].shape)]
     if name == _D2T and not drafter.own_unembedding:
       unembedding = _unembedding(folder / NAME, target, values)
+      if packed.is_used():
+        # Half as much is read. The drafts are drawn from what these weights
+        # say, so the output stays exact.
+        unembedding = unembedding.astype('bfloat16')
       params[_UNEMBEDDING] = sharding.move(
         unembedding.astype(dtype), axes[_UNEMBEDDING]
       )

@@ -24,10 +24,10 @@ from specsample.models import gguf
 from specsample.models import huggingface
 from specsample.models import int8
 from specsample.models import int8_blocks
+from specsample.models import packed
 from specsample.models import shadow as shadow_lib
 from specsample.models import tensors
 from specsample.models import transformer
-from specsample.models import transposed
 from specsample.text import chat
 from specsample.text import tokenizer_files
 from specsample.types import Params
@@ -97,7 +97,8 @@ def load(
       (gs://); or, if there is no such file, a model 'organisation/name' of the
       Hugging Face hub.
     dtype: 'float32' or 'bfloat16' (or jnp.bfloat16), for the parameters and the
-      computation.
+      computation. On a CPU without a mesh, 'bfloat16' is for the parameters
+      alone: they are packed, and the model computes in float32.
     weights: 'int8' for matrices of integers with a scale for each output
       (`models.int8`): a quarter of the bytes of float32, and no longer exactly
       the model. 'q8_0' for a GGUF file's matrices in Q8_0 as they are stored
@@ -105,8 +106,8 @@ def load(
       other matrices are as with None. On a CPU decoding takes about as long as
       with float32; on accelerators it was not measured, and each product there
       dequantises its matrix. Neither works on a mesh. None for `dtype`; on a
-      CPU without a mesh and without AVX-512, float32 matrices are then stored
-      transposed (`models.transposed`).
+      CPU without a mesh, matrices are then packed (`models.packed`), in
+      bfloat16 where that holds them exactly.
     chat_variables: variables of the chat template, for every chat:
       {'enable_thinking': False} for Qwen3, {'reasoning_effort': 'high'} for
       gpt-oss.
@@ -124,8 +125,10 @@ def load(
     loaded = _load_q8_0(name, dtype)
   elif weights == 'int8':
     loaded = _load_int8(name, dtype)
+  elif dtype == 'bfloat16' and packed.is_used():
+    loaded = _load(name, 'float32', packed.in_bfloat16)
   else:
-    loaded = _load(name, dtype, transposed.as_is_fast_here)
+    loaded = _load(name, dtype, packed.as_is_fast_here)
   loaded = dataclasses.replace(loaded, name=name)
   if not variables:
     return loaded
@@ -166,7 +169,7 @@ def _load_q8_0(name, dtype):
       f"weights is 'q8_0', but there is no GGUF file {name}: give the path of "
       "one, or weights='int8' or None"
     )
-  return _load_file(path, dtype, transposed.as_is_fast_here, keeps_q8_0=True)
+  return _load_file(path, dtype, packed.as_is_fast_here, keeps_q8_0=True)
 
 
 def find(name: str) -> epath.Path | None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sharding
+from specsample.cpu import native
 from specsample.models import int8
 from specsample.models import layers
 from specsample.models import matrices
@@ -85,13 +86,16 @@ class Attention(nnx.Module):
     batch, num_new, _ = mask.shape
     kv, heads_of_kv = self.kv_axis, self.group_axis
     group = self.num_heads // self.num_kv_heads
-    query = self._heads(self.query(x), batch, (kv, heads_of_kv))
+    found = _applied(
+      x, query=self.query, key=self.key, value=self.value, gate=self.gate
+    )
+    query = self._heads(found['query'], batch, (kv, heads_of_kv))
     query = layers.normed(self.query_norm, query)
     query = rotary.rotate(query, *rope) * self.scale
     new_keys: Any = None
     new_values: Any = None
     if self.key is not None:
-      new_keys, new_values = self.keys_and_values(x, rope, batch)
+      new_keys, new_values = self._keys_and_values(found, rope, batch)
       new_keys = int8.stored_as(new_keys, keys)
       new_values = int8.stored_as(new_values, values)
       keys, values = (keys, new_keys), (values, new_values)
@@ -126,20 +130,23 @@ class Attention(nnx.Module):
       *('batch', (kv, heads_of_kv)),
     )
     if self.gate is not None:
-      mixed *= jax.nn.sigmoid(self.gate(x))
+      mixed *= jax.nn.sigmoid(found['gate'])
     return self.out(mixed), new_keys, new_values
 
   def keys_and_values(
     self, x: Array, rope: tuple[Array, Array], batch: int
   ) -> tuple[Array, Array]:
     """Returns the keys and values of x [B * T, D]: [B, H, T, head_dim] each."""
-    assert self.key is not None
-    keys = values = self._heads(self.key(x), batch, self.kv_axis)
+    found = _applied(x, key=self.key, value=self.value)
+    return self._keys_and_values(found, rope, batch)
+
+  def _keys_and_values(self, found, rope, batch):
+    keys = values = self._heads(found['key'], batch, self.kv_axis)
     keys = rotary.rotate(layers.normed(self.key_norm, keys), *rope)
     if self.value is not None:
-      values = self._heads(self.value(x), batch, self.kv_axis)
+      values = self._heads(found['value'], batch, self.kv_axis)
     if self.value_eps is not None:
-      values = layers.rms_normed(values, self.value_eps).astype(x.dtype)
+      values = layers.rms_normed(values, self.value_eps).astype(keys.dtype)
     return jnp.swapaxes(keys, 1, 2), layers.finite(jnp.swapaxes(values, 1, 2))
 
   def _sinks_of_queries(self, num_new):
@@ -156,6 +163,13 @@ class Attention(nnx.Module):
     num_new = y.shape[0] // batch
     shape = (batch, num_new, y.shape[1] // self.head_dim, self.head_dim)
     return sharding.reshape(y, shape, 'batch', None, axis, None)
+
+
+def _applied(x, **linears):
+  """Returns the results of those linear maps that a layer has, by name."""
+  given = {name: linear for name, linear in linears.items() if linear}
+  results = layers.apply_linears(x, list(given.values()))
+  return dict(zip(given, results, strict=True))
 
 
 def attend(
@@ -182,6 +196,58 @@ def attend(
   Returns:
     [B, H, G * T, D] float32.
   """
+  if not _may_be_native(query, keys, values):
+    return _attend(query, mask, keys, values, softcap, sinks)
+  if sinks is None:
+    sinks = jnp.full((query.shape[1], query.shape[2]), _NEVER, jnp.float32)
+  return jax.lax.platform_dependent(
+    *(query, mask, keys, values, sinks.astype(jnp.float32)),
+    cpu=functools.partial(_native, softcap or 0.0),
+    default=lambda query, mask, keys, values, sinks: _attend(
+      query, mask, keys, values, softcap, sinks
+    ),
+  )
+
+
+# The score of an entry that is not seen.
+_NEVER = -1e30
+# More queries of one head than this are faster as XLA's products.
+_FEW_QUERIES = 64
+
+
+def _may_be_native(query, keys, values):
+  """Returns whether `cpu.native` computes this if it runs on a CPU."""
+  is_plain = all(
+    isinstance(x, jax.Array) and x.dtype == jnp.float32
+    for x in (query, *keys, *values)
+  )
+  is_here = jax.sharding.get_abstract_mesh().empty
+  is_few = query.shape[2] <= _FEW_QUERIES
+  return is_plain and is_here and is_few and native.is_available()
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _native(softcap, query, mask, keys, values, sinks):
+  return native.attention(query, mask, keys, values, sinks, softcap)
+
+
+def _native_forward(softcap, *arguments):
+  return _native(softcap, *arguments), arguments
+
+
+def _native_backward(softcap, saved, gradient):
+  query, mask, keys, values, sinks = saved
+  attend_by_xla = lambda query, keys, values, sinks: _attend(
+    query, mask, keys, values, softcap or None, sinks
+  )
+  found = jax.vjp(attend_by_xla, query, keys, values, sinks)[1](gradient)
+  return found[0], None, *found[1:]
+
+
+_native.defvjp(_native_forward, _native_backward)
+
+
+def _attend(query, mask, keys, values, softcap, sinks):
   num_queries, size = query.shape[2], mask.shape[2] - keys[1].shape[2]
   if num_queries == 1:
     # For a single row the TPU compiler does not emit a matrix product, and what
@@ -189,13 +255,13 @@ def attend(
     query = jnp.repeat(query, 2, axis=2)
   mask = jnp.tile(mask, (1, num_queries // mask.shape[1], 1))[:, None]
   score = lambda part, seen: jnp.where(
-    seen, capped(int8.scores(query, part), softcap), -1e30
+    seen, capped(int8.scores(query, part), softcap), _NEVER
   )
   cached, new = (
     score(keys[0], mask[..., :size]),
     score(keys[1], mask[..., size:]),
   )
-  top = lambda x: jnp.max(x, axis=-1, keepdims=True, initial=-1e30)
+  top = lambda x: jnp.max(x, axis=-1, keepdims=True, initial=_NEVER)
   highest = jax.lax.stop_gradient(jnp.maximum(top(cached), top(new)))
   if sinks is not None:
     sinks = sinks.astype(jnp.float32)[None, :, :, None]

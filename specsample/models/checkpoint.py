@@ -19,9 +19,9 @@ from specsample.models import config as config_lib
 from specsample.models import experts
 from specsample.models import gated_delta
 from specsample.models import int8
+from specsample.models import packed
 from specsample.models import rotary
 from specsample.models import transformer
-from specsample.models import transposed
 from specsample.text import tokenizer_files
 from specsample.types import Params
 
@@ -62,7 +62,7 @@ def save(
       or each of several processes has parameters of its own.
   """
   int8.refuse(params)
-  params = transposed.plain(params)
+  params = packed.plain(params)
   mismatch = checks.mismatch(model, params)
   if mismatch:
     raise ValueError(

@@ -11,7 +11,7 @@ import numpy as np
 from specsample import sharding
 from specsample.models import int8_blocks
 from specsample.models import matrices
-from specsample.models import transposed
+from specsample.models import packed
 from specsample.types import Params
 
 _LENGTH = 16
@@ -25,9 +25,7 @@ def compute(params: Params) -> str:
   """
   leaves = jax.tree_util.tree_leaves_with_path(
     params,
-    is_leaf=lambda x: isinstance(
-      x, transposed.Transposed | int8_blocks.Int8Blocks
-    ),
+    is_leaf=lambda x: isinstance(x, packed.Packed | int8_blocks.Int8Blocks),
   )
   return of_first({name(path, leaf): first(leaf) for path, leaf in leaves})
 
@@ -52,7 +50,7 @@ def first(leaf: matrices.Matrix) -> float:
   """Returns the value at index 0, or NaN if another host has it."""
   if isinstance(leaf, int8_blocks.Int8Blocks):
     return first(leaf.values) * first(leaf.scale)
-  if isinstance(leaf, transposed.Transposed):
+  if isinstance(leaf, packed.Packed):
     leaf = leaf.values
   with sharding.no_mesh():
     return _first(leaf)

@@ -13,19 +13,15 @@ import jax.numpy as jnp
 from specsample import sharding
 from specsample import types
 from specsample.models import int8_blocks
-from specsample.models import processor
+from specsample.models import packed
 from specsample.models import tensors
-from specsample.models import transposed
 from specsample.types import Array, Params
 
 # With at most this many queries, XLA's CPU backend is faster with the keys on
 # the left of the product: it packs the right side first, and the keys are large
 # (measured with 64 rows and 256 keys: 3 queries take 56 ms per pass instead of
-# 117; the gain is 10% with 15 queries, and 192 are a quarter slower). With
-# AVX-512 packing is cheap: 15 queries take 3.7 ms with 640 keys on the left,
-# 3.0 on the right.
+# 117; the gain is 10% with 15 queries, and 192 are a quarter slower).
 _FEW_QUERIES = 32
-_FEW_QUERIES_OF_AVX512 = 8
 
 
 @types.pytree
@@ -134,10 +130,7 @@ def scores(query: Array, keys: Array | Int8) -> Array:
   if isinstance(keys, Int8):
     of_values = scores(query, keys.values.astype(query.dtype))
     return of_values * jnp.swapaxes(keys.scale, -1, -2)
-  few = _FEW_QUERIES
-  if processor.has_avx512():
-    few = _FEW_QUERIES_OF_AVX512
-  if query.shape[2] > few:
+  if query.shape[2] > _FEW_QUERIES:
     return _queries_first(query, keys)
   return jax.lax.platform_dependent(
     query, keys, cpu=_keys_first, default=_queries_first
@@ -190,7 +183,7 @@ def weights(params: Params) -> Params:
 
   Each output has a scale of its own. The result can be used like `params`.
   """
-  params = transposed.plain(params)
+  params = packed.plain(params)
   return _map(lambda leaf: quantise(leaf, axis=_IN), params, params)
 
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from specsample import types
-from specsample.models import transposed
 from specsample.types import Array
 
 # A CPU writes the float32 weights of a part, at most 8 MB, before it multiplies
@@ -98,11 +97,9 @@ def _by_parts(x, kernel):
     start = jnp.minimum(i * size, num_out - size)
     part = lambda whole: jax.lax.dynamic_slice_in_dim(whole, start, size)
     values = _dequantised(part(kernel.values), part(kernel.scale))
-    of_part = transposed.product(
-      x,
-      transposed.Transposed(values=values.astype(x.dtype)),
-      ('batch', None),
-      jnp.float32,
+    of_part = jnp.einsum(
+      *('rd,fd->rf', x, values.astype(x.dtype)),
+      preferred_element_type=jnp.float32,
     )
     return jax.lax.dynamic_update_slice_in_dim(y, of_part, start, axis=1)
 

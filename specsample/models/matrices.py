@@ -1,9 +1,10 @@
 """Weight matrices [in, out] in each form in which they are stored.
 
 A matrix is an array, integers with a scale for each output or for each block,
-or the transposed array.
+or an array packed for a CPU.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,16 +14,15 @@ from specsample import indexing
 from specsample import sharding
 from specsample.models import int8
 from specsample.models import int8_blocks
-from specsample.models import one_row
-from specsample.models import transposed
+from specsample.models import packed
 from specsample.types import Array
 
-_Stored = int8.Int8 | int8_blocks.Int8Blocks | transposed.Transposed
+_Stored = int8.Int8 | int8_blocks.Int8Blocks | packed.Packed
 Matrix = Array | _Stored
 
 
 def is_stored(leaf: Any) -> bool:
-  """Returns whether a leaf is a matrix of several arrays or a transposed one.
+  """Returns whether a leaf is a matrix in another form than an array.
 
   This is an `is_leaf` for `jax.tree.map`.
   """
@@ -35,7 +35,7 @@ def dense(x: Matrix, dtype: Any) -> Array:
     return int8.dense(x, dtype)
   if isinstance(x, int8_blocks.Int8Blocks):
     return int8_blocks.dense(x, dtype)
-  values = x.values.T if isinstance(x, transposed.Transposed) else x
+  values = packed.dense(x) if isinstance(x, packed.Packed) else x
   return values.astype(dtype)
 
 
@@ -44,18 +44,35 @@ def product(x: Array, kernel: Matrix, axes: Any, dtype: Any) -> Array:
 
   Args:
     x: the rows; the product is computed in their dtype.
-    kernel: an array, int8 with a scale [1, F] or in blocks, or transposed.
+    kernel: an array, int8 with a scale [1, F] or in blocks, or packed.
     axes: the `sharding.Axes` of the result.
     dtype: the dtype of the result.
   """
+  return products(x, [kernel], [axes], dtype)[0]
+
+
+def products(
+  x: Array, kernels: Sequence[Matrix], axes: Sequence[Any], dtype: Any
+) -> list[Array]:
+  """Multiplies rows x [R, D] by several kernels: in one call if all are packed.
+
+  Returns a result [R, F] for each kernel; see `product`.
+  """
+  if all(isinstance(kernel, packed.Packed) for kernel in kernels):
+    return [y.astype(dtype) for y in packed.products(x, list(kernels))]
+  return [
+    _product(x, kernel, of_result, dtype)
+    for kernel, of_result in zip(kernels, axes, strict=True)
+  ]
+
+
+def _product(x, kernel, axes, dtype):
   if isinstance(kernel, int8.Int8):
     return int8.product(x, kernel, axes, dtype)
   if isinstance(kernel, int8_blocks.Int8Blocks):
     return int8_blocks.product(x, kernel, dtype)
-  if isinstance(kernel, transposed.Transposed):
-    return transposed.product(x, kernel, axes, dtype)
-  if len(x) == 1 and (parts := one_row.num_parts(kernel)) > 1:
-    return one_row.product(x, kernel, parts, dtype)
+  if isinstance(kernel, packed.Packed):
+    return packed.products(x, [kernel])[0].astype(dtype)
   return sharding.einsum(
     'rd,df->rf', x, kernel, axes=axes, preferred_element_type=dtype
   )
@@ -89,8 +106,8 @@ def lookup(
   table: Matrix, ids: Array, vocab: sharding.Axis, dtype: Any
 ) -> Array:
   """Looks up columns [..., D] of table [D, V]; `Int8` has a scale [1, V]."""
-  if isinstance(table, transposed.Transposed):
-    return jnp.take(table.values, ids, axis=0)
+  if isinstance(table, packed.Packed):
+    return packed.lookup(table, ids).astype(dtype)
   if isinstance(table, int8_blocks.Int8Blocks):
     return int8_blocks.lookup(table, ids, dtype)
   if not isinstance(table, int8.Int8):

@@ -16,8 +16,8 @@ import optax
 from specsample import sharding
 from specsample import types
 from specsample.models import matrices
+from specsample.models import packed
 from specsample.models import tensors
-from specsample.models import transposed
 from specsample.types import Array, ArrayLike, Params
 
 # batch: arrays with the batch axis first, {'tokens': [B, T], ...}.
@@ -55,8 +55,8 @@ def init(
     ValueError: nothing is trained.
   """
   master = lambda x: jnp.array(matrices.dense(x, jnp.float32), copy=True)
-  # A transposed matrix is one parameter: a single None replaces it too.
-  is_leaf = transposed.is_transposed
+  # A packed matrix is one parameter: a single None replaces it too.
+  is_leaf = packed.is_packed
   is_trained = jax.tree.map(
     lambda own: own.values if is_leaf(own) else own, is_trained, is_leaf=is_leaf
   )
@@ -93,7 +93,7 @@ def freeze(params: Params, dtype: str) -> Params:
     return matrices.dense(x, dtype)
 
   return jax.tree_util.tree_map_with_path(
-    cast, params, is_leaf=transposed.is_transposed
+    cast, params, is_leaf=packed.is_packed
   )
 
 

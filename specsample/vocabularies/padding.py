@@ -17,8 +17,8 @@ from specsample import text
 from specsample.loading import load
 from specsample.models import int8
 from specsample.models import int8_blocks
+from specsample.models import packed
 from specsample.models import transformer
-from specsample.models import transposed
 from specsample.types import Params
 
 # The largest share of tokens that models of one family name differently.
@@ -105,7 +105,9 @@ def _resized(params: Params, model: transformer.Transformer) -> Params:
 
   def of(name):
     matrix, own = params[name], axes[name]
-    if isinstance(matrix, transposed.Transposed | int8_blocks.Int8Blocks):
+    if packed.is_packed(matrix):
+      return packed.pack(resize(packed.dense(matrix)))
+    if isinstance(matrix, int8_blocks.Int8Blocks):
       return jax.tree.map(lambda x: resize(x.T).T, matrix)
     resized = jax.tree.map(resize, matrix)
     return sharding.place(

@@ -15,9 +15,9 @@ from specsample.models import attention
 from specsample.models import checkpoint
 from specsample.models import experts
 from specsample.models import gated_delta
+from specsample.models import packed
 from specsample.models import rotary
 from specsample.models import transformer
-from specsample.models import transposed
 
 
 def _model(rope_scaling=None, **changes):
@@ -36,7 +36,7 @@ def _model(rope_scaling=None, **changes):
 
 
 def _assert_equal(found, expected):
-  found = transposed.plain(found)
+  found = packed.plain(found)
   assert jax.tree.structure(found) == jax.tree.structure(expected)
   jax.tree.map(np.testing.assert_array_equal, found, expected)
 

@@ -13,9 +13,9 @@ from specsample.loading import load
 from specsample.models import gguf_file
 from specsample.models import int8_blocks
 from specsample.models import matrices
+from specsample.models import packed
 from specsample.models import rotary
 from specsample.models import tensors as tensors_lib
-from specsample.models import transposed
 
 _KINDS = gguf.GGMLQuantizationType
 
@@ -74,7 +74,7 @@ def parts(tiny_llama):
 
 
 def _assert_equal(found, expected):
-  found = transposed.plain(found)
+  found = packed.plain(found)
   assert jax.tree.structure(found) == jax.tree.structure(expected)
   jax.tree.map(np.testing.assert_array_equal, found, expected)
 
@@ -124,10 +124,10 @@ def test_matrices_in_q8_0_are_kept_where_asked(
   _assert_equal(
     jax.tree.map(
       lambda x: matrices.dense(x, dtype) if _is_kept(x) else x,
-      transposed.plain(kept.params),
+      packed.plain(kept.params),
       is_leaf=_is_kept,
     ),
-    transposed.plain(plain.params),
+    packed.plain(plain.params),
   )
   decoded = [
     specsample.generate(

@@ -19,7 +19,7 @@ import transformers
 import specsample
 from specsample import sharding
 from specsample.models import checkpoint
-from specsample.models import transposed
+from specsample.models import packed
 from tests import bucket
 from tests.models import fp8_by_hand
 from tests.models import mxfp4_by_hand
@@ -98,7 +98,7 @@ def whole(folder):
 
 def _on_one_device(path):
   loaded = specsample.load(path)
-  return dataclasses.replace(loaded, params=transposed.plain(loaded.params))
+  return dataclasses.replace(loaded, params=packed.plain(loaded.params))
 
 
 def _mesh(data, model, explicit=True):
@@ -110,7 +110,7 @@ def _assert_placed(loaded, whole):
   assert loaded.model == whole.model
   params = loaded.params
   if jax.sharding.get_mesh().empty:
-    params = transposed.plain(params)
+    params = packed.plain(params)
   jax.tree.map(np.testing.assert_array_equal, params, whole.params)
   places = sharding.of_tree(loaded.model.param_axes())
   found = jax.tree.map(lambda leaf: leaf.sharding, params)

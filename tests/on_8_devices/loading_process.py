@@ -16,7 +16,7 @@ import numpy as np
 import specsample
 from specsample import sharding
 from specsample.models import checkpoint
-from specsample.models import transposed
+from specsample.models import packed
 from tests import bucket
 
 
@@ -57,7 +57,7 @@ def main():
     heads = medusa.init_params(
       jax.random.key(0), whole.params, 2 * np.arange(24)
     )
-    plain = transposed.plain(whole.params)
+    plain = packed.plain(whole.params)
     expected, heads = jax.device_get((plain, heads))
   served = bucket.make(source.parents[1]).served
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from specsample.models import transposed
+from specsample.models import packed
 from specsample.training import losses
 from specsample.training import step
 
@@ -100,14 +100,13 @@ def test_what_is_frozen_is_held_as_it_is_computed_with():
   assert frozen['drafter']['ids'].dtype == jnp.int32
 
 
-def _transposed_flags(is_trained):
-  flag = transposed.Transposed(values=is_trained['target']['w'])
+def _packed_flags(is_trained):
+  flag = packed.Packed(values=is_trained['target']['w'], num_out=len(_TARGET.T))
   return is_trained | {'target': {'w': flag}}
 
 
-def _transposed(params):
-  store = lambda x: transposed.Transposed(values=x.T)
-  return params | {'target': {'w': store(params['target']['w'])}}
+def _packed(params):
+  return params | {'target': {'w': packed.pack(params['target']['w'])}}
 
 
 @pytest.mark.parametrize('trains_target', [False, True])
@@ -115,17 +114,17 @@ def test_a_checkpoint_does_not_say_how_a_matrix_is_stored(trains_target):
   is_trained = _IS_TRAINED | {'target': {'w': trains_target}}
   state, _ = step.init(_params(), is_trained, _ADAM)
   other, frozen = step.init(
-    _transposed(_params()), _transposed_flags(is_trained), _ADAM
+    _packed(_params()), _packed_flags(is_trained), _ADAM
   )
   assert jax.tree.structure(other) == jax.tree.structure(state)
   whole = step.join(other.trained, frozen)['target']['w']
   np.testing.assert_array_equal(np.asarray(whole), _TARGET)
-  assert transposed.is_transposed(whole) != trains_target
+  assert packed.is_packed(whole) != trains_target
 
 
-def test_a_transposed_matrix_in_another_dtype_is_an_array():
+def test_a_packed_matrix_in_another_dtype_is_an_array():
   _, frozen = step.init(
-    _transposed(_params()), _transposed_flags(_IS_TRAINED), _SGD, 'bfloat16'
+    _packed(_params()), _packed_flags(_IS_TRAINED), _SGD, 'bfloat16'
   )
   np.testing.assert_array_equal(
     frozen['target']['w'], jnp.asarray(_TARGET, jnp.bfloat16)

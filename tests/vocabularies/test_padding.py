@@ -15,7 +15,7 @@ from specsample import testing
 from specsample import text
 from specsample.models import int8
 from specsample.models import int8_blocks
-from specsample.models import transposed
+from specsample.models import packed
 
 _SIZE = 24  # of the target's vocabulary
 _NAMES = [f'token{i}' for i in range(18)]  # fewer than any model's rows
@@ -55,7 +55,7 @@ def _logits(loaded, tokens):
   return loaded.model.apply(loaded.params, tokens, cache)[0].logits
 
 
-@pytest.mark.parametrize('form', ['array', 'int8', 'int8_blocks', 'transposed'])
+@pytest.mark.parametrize('form', ['array', 'int8', 'int8_blocks', 'packed'])
 @pytest.mark.parametrize('tie_embeddings', [False, True])
 @pytest.mark.parametrize('size', [20, 32])
 def test_its_logits_are_those_of_the_tokens_that_both_have(
@@ -71,11 +71,11 @@ def test_its_logits_are_those_of_the_tokens_that_both_have(
         lambda x: _in_blocks(x) if x.ndim == 2 else x, draft.params
       ),
     )
-  elif form == 'transposed':
+  elif form == 'packed':
     draft = dataclasses.replace(
       draft,
       params=jax.tree_util.tree_map_with_path(
-        functools.partial(transposed.as_is_fast_here, draft.model),
+        functools.partial(packed.as_is_fast_here, draft.model),
         draft.params,
       ),
     )
@@ -88,7 +88,7 @@ def test_its_logits_are_those_of_the_tokens_that_both_have(
   shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)
   expected = matched.model.abstract_params()
   if not form.startswith('int8'):
-    assert shapes(transposed.plain(matched.params)) == shapes(expected)
+    assert shapes(packed.plain(matched.params)) == shapes(expected)
 
 
 @pytest.mark.parametrize('size', [20, 32])

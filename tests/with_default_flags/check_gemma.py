@@ -8,8 +8,8 @@ import transformers
 
 import specsample
 from specsample.models import gemma
+from specsample.models import packed
 from specsample.models import tensors
-from specsample.models import transposed
 
 # The second prompt is longer than the windows of 512 tokens.
 _PROMPTS = (
@@ -39,7 +39,7 @@ def _reference(loaded):
     sliding_window=512,
   )
   model = transformers.Gemma3ForCausalLM(config).eval()
-  params = transposed.plain(loaded.params)
+  params = packed.plain(loaded.params)
   leaves = jax.tree_util.tree_leaves_with_path(params)
   names = gemma.GEMMA3.names
   weights = {

@@ -14,10 +14,10 @@ from specsample.drafters import trainable
 from specsample.loading import load
 from specsample.models import config as config_lib
 from specsample.models import huggingface
+from specsample.models import packed
 from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.models import torch_file
-from specsample.models import transposed
 from specsample.types import Params
 
 _CONFIG_NAME = 'config.json'
@@ -238,7 +238,7 @@ def has_own_unembedding(source: Source, target: load.Loaded) -> bool:
     return UNEMBEDDING in source.tensors
   is_tied = 'unembedding' not in target.params
   of_target = target.params['embedding' if is_tied else 'unembedding']
-  is_plain = transposed.is_transposed(of_target) or (
+  is_plain = packed.is_packed(of_target) or (
     isinstance(of_target, jax.Array) and of_target.is_fully_addressable
   )
   if not is_plain or source.shape(UNEMBEDDING) != of_target.shape[::-1]:
