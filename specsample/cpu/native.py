@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib.metadata
 import os
 import pathlib
 import platform
@@ -23,20 +24,20 @@ import time
 
 import jax
 import jax.numpy as jnp
-import jaxlib.version
 import numpy as np
 
 from specsample.types import Array
 
 _FOLDER = pathlib.Path(__file__).parent
-_SOURCES = tuple(sorted(_FOLDER.glob('*.cc')))
 # No -ffast-math, because sums must keep their order. Products and sums are
 # fused everywhere or nowhere, so that rows do not differ by their number.
 _FLAGS = (
   *('-std=c++17', '-O3', '-march=native', '-ffp-contract=fast'),
   *('-fPIC', '-shared', '-w'),
 )
-_ROWS, _ATTENTION = 'specsample_rows', 'specsample_attention'
+_ROWS, _ATTENTION, _NORM = (
+  f'specsample_{name}' for name in ('rows', 'attention', 'norm')
+)
 _SECONDS = 120  # of a compiler that hangs
 _lock = threading.Lock()
 
@@ -60,7 +61,8 @@ def _found() -> ctypes.CDLL | None:
       flush=True,
     )
     return None
-  for name, call in ((_ROWS, library.rows), (_ATTENTION, library.attention)):
+  calls = library.rows, library.attention, library.norm
+  for name, call in zip((_ROWS, _ATTENTION, _NORM), calls, strict=True):
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(call), platform='cpu')
   return library
 
@@ -129,6 +131,18 @@ def attention(
   )
 
 
+def norm(x: Array, eps: float) -> Array:
+  """Divides rows [..., n], float32, by their root mean square.
+
+  A row has the same bits whatever other rows there are.
+  """
+  assert is_available()  # registers the target
+  call = jax.ffi.ffi_call(
+    _NORM, jax.ShapeDtypeStruct(x.shape, x.dtype), vmap_method='sequential'
+  )
+  return call(x, eps=np.float32(eps))
+
+
 def _load() -> ctypes.CDLL:
   path = _folder() / f'rows-{_key()}.so'
   if path.exists():
@@ -140,9 +154,9 @@ def _load() -> ctypes.CDLL:
 
 def _key() -> str:
   """Returns a hash of the source, the compiler's input and the processor."""
-  files = sorted(_FOLDER.glob('*.h')) + list(_SOURCES)
+  files = sorted([*_FOLDER.glob('*.h'), *_FOLDER.glob('*.cc')])
   parts = [path.read_text() for path in files]
-  parts += [jaxlib.version.__version__, *_FLAGS, _processor()]
+  parts += [importlib.metadata.version('jaxlib'), *_FLAGS, _processor()]
   return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:16]
 
 
@@ -191,10 +205,17 @@ def _build(path: pathlib.Path) -> None:
     made = pathlib.Path(folder) / path.name
     command = [
       *(compiler, *_FLAGS, f'-I{jax.ffi.include_dir()}'),
-      *('-o', str(made), *map(str, _SOURCES)),
+      *('-o', str(made), '-x', 'c++', '-'),
     ]
+    # As one file, because XLA's headers take longer than all of ours.
+    whole = [f'#include "{path}"\n' for path in sorted(_FOLDER.glob('*.cc'))]
     done = subprocess.run(
-      command, capture_output=True, text=True, check=False, timeout=_SECONDS
+      *(command,),
+      input=''.join(whole),
+      capture_output=True,
+      text=True,
+      check=False,
+      timeout=_SECONDS,
     )
     if done.returncode:
       lines = done.stderr.splitlines()

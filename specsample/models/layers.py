@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sharding
+from specsample.cpu import native
 from specsample.models import matrices
 from specsample.types import Array
 
@@ -71,6 +72,35 @@ def apply_linears(x: Array, linears: Sequence[Linear]) -> list[Array]:
 
 def rms_normed(x: Array, eps: float) -> Array:
   """Returns x [..., n] in float32, divided by its root mean square."""
+  num_rows = math.prod(x.shape[:-1])
+  is_here = jax.sharding.get_abstract_mesh().empty and native.is_available()
+  if not is_here or x.dtype != jnp.float32 or num_rows > _FEW_ROWS:
+    return _rms_normed(x, eps)
+  return jax.lax.platform_dependent(
+    x,
+    cpu=functools.partial(_native_rms_normed, eps),
+    default=lambda x: _rms_normed(x, eps),
+  )
+
+
+# Of more rows XLA uses all cores.
+_FEW_ROWS = 256
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _native_rms_normed(eps, x):
+  return native.norm(x, eps)
+
+
+_native_rms_normed.defvjp(
+  lambda eps, x: (native.norm(x, eps), x),
+  lambda eps, x, gradient: jax.vjp(lambda x: _rms_normed(x, eps), x)[1](
+    gradient
+  ),
+)
+
+
+def _rms_normed(x, eps):
   wide = x.astype(jnp.float32)
   variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
   return wide * jax.lax.rsqrt(variance + eps)

@@ -136,12 +136,17 @@ def as_is_fast_here(
   model: Any, path: tuple[Any, ...], leaf: ArrayLike
 ) -> Array | Packed:
   """Packs float32 matrices on a CPU; this is a `tensors.Convert`."""
-  is_matrix = leaf.ndim == 2 and tensors.is_matrix(
-    tensors.key(path), leaf, model.tie_embeddings
-  )
-  if is_matrix and leaf.dtype == jnp.float32 and is_used():
+  if _can_pack(path, leaf, model.tie_embeddings) and is_used():
     return pack(leaf)
   return tensors.as_read(model, path, leaf)
+
+
+def _can_pack(path, leaf, is_tied):
+  name = tensors.key(path)
+  is_matrix = leaf.ndim == 2 and tensors.is_matrix(name, leaf, is_tied)
+  # Latent attention multiplies parts of this matrix, head by head.
+  is_in_parts = name.endswith('attention.key_value.kernel')
+  return is_matrix and not is_in_parts and leaf.dtype == jnp.float32
 
 
 def in_bfloat16(
@@ -159,10 +164,7 @@ def of_drafter(params: Params) -> Params:
     return params
 
   def convert(path, leaf):
-    is_matrix = leaf.ndim == 2 and tensors.is_matrix(
-      tensors.key(path), leaf, is_tied=False
-    )
-    if is_packed(leaf) or not is_matrix or leaf.dtype != jnp.float32:
+    if is_packed(leaf) or not _can_pack(path, leaf, is_tied=False):
       return leaf
     return pack(leaf)
 

@@ -154,7 +154,6 @@ _CHECK = """
 import json, pathlib, sys
 from specsample.cpu import native
 native._FOLDER = pathlib.Path(sys.argv[1])
-native._SOURCES = tuple(sorted(native._FOLDER.glob('*.cc')))
 native._FLAGS = tuple(x.replace('-O3', '-O1') for x in native._FLAGS)
 from tests.cpu import test_attention as attention
 from tests.models import test_packed as products

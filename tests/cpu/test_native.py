@@ -132,7 +132,7 @@ def test_other_processors_jaxlibs_and_sources_have_other_names(
     patch.setattr(native, '_processor', lambda: 'a CPU of last year')
     names.add(native._key())
   with monkeypatch.context() as patch:
-    patch.setattr(native.jaxlib.version, '__version__', '0.99')
+    patch.setattr(native.importlib.metadata, 'version', lambda _: '0.99')
     names.add(native._key())
   shutil.copytree(native._FOLDER, tmp_path / 'cpu')
   (tmp_path / 'cpu' / 'vectors.h').write_text('// changed')

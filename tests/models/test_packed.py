@@ -123,6 +123,23 @@ def test_a_model_reads_them(is_tied):
   np.testing.assert_allclose(logits(stored), logits(params), atol=1e-4)
 
 
+def test_logits_have_the_same_bits_in_a_pass_of_any_width():
+  model = testing.tiny_llama(vocab_size=300, num_layers=3)
+  params = _packed(model, _params(model))
+  tokens = np.random.default_rng(0).integers(300, size=(1, 25))
+  read = jax.jit(model.apply)
+  _, empty = read(params, tokens[:, :9], model.init_cache(1, 40))
+  begin = model.commit(empty, jnp.asarray([9]))
+  one_by_one, cache = [], begin
+  for i in range(9, 25):
+    output, cache = read(params, tokens[:, i : i + 1], cache)
+    one_by_one.append(output.logits[0, 0])
+    cache = model.commit(cache, jnp.asarray([i + 1]))
+  for width in range(2, 17):
+    output, _ = read(params, tokens[:, 9 : 9 + width], begin)
+    np.testing.assert_array_equal(output.logits[0], one_by_one[:width])
+
+
 @pytest.mark.parametrize('is_tied', _IS_TIED)
 def test_the_same_is_decoded(is_tied):
   model = dataclasses.replace(_MODEL, tie_embeddings=is_tied)
