@@ -68,7 +68,7 @@ def here() -> dict[str, Any]:
     'cpus': _num_cores(),
     'flags': [os.environ.get(name, '') for name in _FLAGS],
     'precision': precision,
-    'native': kind == 'cpu' and native.is_available(),
+    'native': native.is_used(),
     'versions': {name: importlib.metadata.version(name) for name in _PACKAGES},
     'code': _code(),
   }

@@ -1,8 +1,8 @@
 """Builds the C++ files for this processor at first use, and calls them.
 
 The library is kept in the user's cache folder, in specsample/native, under a
-hash of all that it depends on. SPECSAMPLE_NATIVE=0 turns it off. Where it can
-not be built, one line on stderr says why, and `is_available` returns False.
+hash of all that it depends on. SPECSAMPLE_NATIVE=0 turns it off. Where it
+cannot be built, one line on stderr says why, and `is_available` returns False.
 """
 
 import contextlib
@@ -70,6 +70,12 @@ def _found() -> ctypes.CDLL | None:
 def is_available() -> bool:
   """Returns whether `products` can be called; builds the library if need be."""
   return _library() is not None
+
+
+def is_used() -> bool:
+  """Returns whether this process computes on a CPU without a mesh by it."""
+  is_here = jax.default_backend() == 'cpu'
+  return is_here and jax.sharding.get_abstract_mesh().empty and is_available()
 
 
 def panel() -> tuple[int, int]:

@@ -17,6 +17,7 @@ import numpy as np
 from specsample import checks
 from specsample import files
 from specsample import sharding
+from specsample.cpu import native
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.loading import card as card_lib
@@ -177,7 +178,7 @@ def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
     values = stored[name][(slice(None),) * len(stored[name].shape)]
     if name == _D2T and not drafter.own_unembedding:
       unembedding = _unembedding(folder / NAME, target, values)
-      if packed.is_used():
+      if native.is_used():
         # Half as much is read. The drafts are drawn from what these weights
         # say, so the output stays exact.
         unembedding = unembedding.astype('bfloat16')

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 
 from specsample import files
 from specsample import text
+from specsample.cpu import native
 from specsample.models import checkpoint
 from specsample.models import config as config_lib
 from specsample.models import fingerprint as fingerprint_lib
@@ -125,7 +126,7 @@ def load(
     loaded = _load_q8_0(name, dtype)
   elif weights == 'int8':
     loaded = _load_int8(name, dtype)
-  elif dtype == 'bfloat16' and packed.is_used():
+  elif dtype == 'bfloat16' and native.is_used():
     loaded = _load(name, 'float32', packed.in_bfloat16)
   else:
     loaded = _load(name, dtype, packed.as_is_fast_here)

@@ -73,8 +73,8 @@ def apply_linears(x: Array, linears: Sequence[Linear]) -> list[Array]:
 def rms_normed(x: Array, eps: float) -> Array:
   """Returns x [..., n] in float32, divided by its root mean square."""
   num_rows = math.prod(x.shape[:-1])
-  is_here = jax.sharding.get_abstract_mesh().empty and native.is_available()
-  if not is_here or x.dtype != jnp.float32 or num_rows > _FEW_ROWS:
+  is_few = x.dtype == jnp.float32 and num_rows <= _FEW_ROWS
+  if not is_few or not native.is_used():
     return _rms_normed(x, eps)
   return jax.lax.platform_dependent(
     x,

@@ -57,12 +57,6 @@ def is_packed(leaf: Any) -> bool:
   return isinstance(leaf, Packed)
 
 
-def is_used() -> bool:
-  """Returns whether float32 matrices are packed: on a CPU without a mesh."""
-  is_here = jax.default_backend() == 'cpu' and jax.sharding.get_mesh().empty
-  return is_here and native.is_available()
-
-
 def pack(matrix: ArrayLike, is_rounded: bool = False) -> Packed:
   """Packs a float32 matrix [in, out].
 
@@ -136,7 +130,7 @@ def as_is_fast_here(
   model: Any, path: tuple[Any, ...], leaf: ArrayLike
 ) -> Array | Packed:
   """Packs float32 matrices on a CPU; this is a `tensors.Convert`."""
-  if _can_pack(path, leaf, model.tie_embeddings) and is_used():
+  if _can_pack(path, leaf, model.tie_embeddings) and native.is_used():
     return pack(leaf)
   return tensors.as_read(model, path, leaf)
 
@@ -160,7 +154,7 @@ def in_bfloat16(
 
 def of_drafter(params: Params) -> Params:
   """Packs the matrices of a drafter's parameters, if they are packed here."""
-  if not is_used():
+  if not native.is_used():
     return params
 
   def convert(path, leaf):
