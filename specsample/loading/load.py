@@ -17,7 +17,6 @@ from jax.typing import DTypeLike
 
 from specsample import files
 from specsample import text
-from specsample.cpu import native
 from specsample.models import checkpoint
 from specsample.models import config as config_lib
 from specsample.models import fingerprint as fingerprint_lib
@@ -98,8 +97,8 @@ def load(
       (gs://); or, if there is no such file, a model 'organisation/name' of the
       Hugging Face hub.
     dtype: 'float32' or 'bfloat16' (or jnp.bfloat16), for the parameters and the
-      computation. On a CPU without a mesh, 'bfloat16' is for the parameters
-      alone: they are packed, and the model computes in float32.
+      computation. CPUs are slow in bfloat16. In float32 they read weights that
+      were published in bfloat16 as such: see `weights`.
     weights: 'int8' for matrices of integers with a scale for each output
       (`models.int8`): a quarter of the bytes of float32, and no longer exactly
       the model. 'q8_0' for a GGUF file's matrices in Q8_0 as they are stored
@@ -107,8 +106,8 @@ def load(
       other matrices are as with None. On a CPU decoding takes about as long as
       with float32; on accelerators it was not measured, and each product there
       dequantises its matrix. Neither works on a mesh. None for `dtype`; on a
-      CPU without a mesh, matrices are then packed (`models.packed`), in
-      bfloat16 where that holds them exactly.
+      CPU without a mesh, float32 matrices are then packed (`models.packed`),
+      and stored in bfloat16 where that holds them exactly.
     chat_variables: variables of the chat template, for every chat:
       {'enable_thinking': False} for Qwen3, {'reasoning_effort': 'high'} for
       gpt-oss.
@@ -126,8 +125,6 @@ def load(
     loaded = _load_q8_0(name, dtype)
   elif weights == 'int8':
     loaded = _load_int8(name, dtype)
-  elif dtype == 'bfloat16' and native.is_used():
-    loaded = _load(name, 'float32', packed.in_bfloat16)
   else:
     loaded = _load(name, dtype, packed.as_is_fast_here)
   loaded = dataclasses.replace(loaded, name=name)

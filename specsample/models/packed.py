@@ -143,15 +143,6 @@ def _can_pack(path, leaf, is_tied):
   return is_matrix and not is_in_parts and leaf.dtype == jnp.float32
 
 
-def in_bfloat16(
-  model: Any, path: tuple[Any, ...], leaf: ArrayLike
-) -> Array | Packed:
-  """Rounds parameters to bfloat16 and packs matrices; a `tensors.Convert`."""
-  if not tensors.is_of_router(tensors.key(path)):
-    leaf = np.asarray(leaf).astype(jnp.bfloat16).astype(np.float32)
-  return as_is_fast_here(model, path, leaf)
-
-
 def of_drafter(params: Params) -> Params:
   """Packs the matrices of a drafter's parameters, if they are packed here."""
   if not native.is_used():
