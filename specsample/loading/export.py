@@ -17,6 +17,7 @@ from specsample.loading import model_card
 from specsample.loading.published import layouts
 from specsample.loading.published import writing
 from specsample.models import int8
+from specsample.models import packed
 from specsample.models import safetensors_file
 from specsample.types import Params
 
@@ -65,6 +66,7 @@ def export_drafter(
     *('target', target, load.Loaded), 'give what specsample.load returned'
   )
   int8.refuse(params)
+  params = packed.plain(params)
   folder = load.folder_of(target)
   name = target_name or name_of(target)
   request = writing.Request(

@@ -47,6 +47,11 @@ class Packed:
     """The number of axes of the matrix."""
     return 2
 
+  @property
+  def T(self) -> Array:  # noqa: N802
+    """The transposed array [out, in]."""
+    return dense(self).T
+
   def __array__(self, dtype=None, copy=None) -> np.ndarray:
     """Returns the array [in, out]."""
     return np.array(dense(self), dtype, copy=copy)
