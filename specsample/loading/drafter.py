@@ -17,7 +17,6 @@ import numpy as np
 from specsample import checks
 from specsample import files
 from specsample import sharding
-from specsample.cpu import native
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.loading import card as card_lib
@@ -138,7 +137,7 @@ def load_drafter(
   )
   loaded = _load(files.name_of(name_or_path), target, num_draft_tokens)
   if weights is None:
-    return dataclasses.replace(loaded, params=packed.of_drafter(loaded.params))
+    return loaded
   return dataclasses.replace(loaded, params=int8.weights(loaded.params))
 
 
@@ -178,10 +177,6 @@ def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
     values = stored[name][(slice(None),) * len(stored[name].shape)]
     if name == _D2T and not drafter.own_unembedding:
       unembedding = _unembedding(folder / NAME, target, values)
-      if native.is_used():
-        # Half as much is read. The drafts are drawn from what these weights
-        # say, so the output stays exact.
-        unembedding = unembedding.astype('bfloat16')
       params[_UNEMBEDDING] = sharding.move(
         unembedding.astype(dtype), axes[_UNEMBEDDING]
       )

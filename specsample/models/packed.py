@@ -149,16 +149,24 @@ def _can_pack(path, leaf, is_tied):
 
 
 def of_drafter(params: Params) -> Params:
-  """Packs the matrices of a drafter's parameters, if they are packed here."""
+  """Packs the matrices of a drafter's parameters, if they are packed here.
+
+  The columns of the target's unembedding are rounded to bfloat16, which halves
+  what a draft reads. Drafts are drawn from the distribution of these weights,
+  so the output stays exact.
+  """
   if not native.is_used():
     return params
 
   def convert(path, leaf):
-    if is_packed(leaf) or not _can_pack(path, leaf, is_tied=False):
+    is_array = isinstance(leaf, jax.Array | np.ndarray)
+    if not is_array or not _can_pack(path, leaf, is_tied=False):
       return leaf
-    return pack(leaf)
+    is_of_target = tensors.key(path) == 'vocabulary.unembedding'
+    return pack(leaf, is_rounded=is_of_target)
 
-  return jax.tree_util.tree_map_with_path(convert, params, is_leaf=is_packed)
+  is_leaf = lambda x: not isinstance(x, dict)
+  return jax.tree_util.tree_map_with_path(convert, params, is_leaf=is_leaf)
 
 
 def plain(params: Params) -> Params:

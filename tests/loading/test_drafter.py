@@ -21,7 +21,6 @@ from specsample.loading import card as card_lib
 from specsample.models import fingerprint
 from specsample.models import int8
 from specsample.models import matrices
-from specsample.models import packed
 
 _MODEL = testing.tiny_llama(vocab_size=8)
 _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
@@ -107,7 +106,6 @@ def _rounded(params):
 
 
 def _assert_equal(found, expected):
-  found = packed.plain(found)
   assert jax.tree.structure(found) == jax.tree.structure(expected)
   jax.tree.map(np.testing.assert_array_equal, found, expected)
   dtypes = lambda tree: jax.tree.map(lambda x: x.dtype, tree)

@@ -7,7 +7,6 @@ import pytest
 import specsample
 from specsample import drafters
 from specsample import testing
-from specsample.models import packed
 from tests.loading.published import by_hand
 from tests.loading.published import test_dflash
 from tests.loading.published.test_dflash import TARGET
@@ -197,8 +196,8 @@ def test_what_was_loaded_is_saved_and_drafts_the_targets_text(tmp_path):
   assert again.drafter.output_multiplier == 0.5
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, rtol=0.01),
-    packed.plain(again.params),
-    packed.plain(loaded.params),
+    again.params,
+    loaded.params,
   )
   testing.assert_greedy_equal(
     {'target': TARGET.params, 'drafter': again.params},

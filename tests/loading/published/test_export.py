@@ -16,7 +16,6 @@ from specsample import drafters
 from specsample import files
 from specsample import testing
 from specsample.loading import export
-from specsample.models import packed
 from specsample.models import tensors
 from tests import test_mtp_of_qwen3_5
 from tests.loading.published import as_engines_read
@@ -171,7 +170,7 @@ def test_a_drafter_is_read_as_it_was_written(tmp_path, name):
   params = _made(drafter)
   _export(tmp_path / 'out', drafter, params, layout)
   loaded = specsample.load_drafter(tmp_path / 'out', _TARGET)
-  expected, found = _by_name(params), _by_name(packed.plain(loaded.params))
+  expected, found = _by_name(params), _by_name(loaded.params)
   if isinstance(drafter, drafters.DSpark) and drafter.draft_vocab_size:
     # Tokens that are never drafted have a row of zeros.
     wide = np.zeros((4, _V), 'f4')
@@ -207,7 +206,7 @@ def test_medusa_heads_become_unembeddings(
   _export(tmp_path / 'out', drafter, params, 'huggingface')
   loaded = specsample.load_drafter(tmp_path / 'out', _TARGET)
   assert loaded.drafter.shares_blocks is shares_blocks
-  given, found = _by_name(params), _by_name(packed.plain(loaded.params))
+  given, found = _by_name(params), _by_name(loaded.params)
   ids = np.arange(_V) if draft_vocab_size is None else _D2T
   columns = np.asarray(_TARGET.params['unembedding'])[:, ids]
   for i in range(_K):
@@ -258,7 +257,7 @@ def test_modules_take_their_place_beside_the_target(tmp_path, form):
     np.testing.assert_array_equal(given, found, strict=True)
   loaded = specsample.load_drafter(tmp_path / 'out', again)
   assert loaded.drafter == drafter
-  expected, found = _by_name(params), _by_name(packed.plain(loaded.params))
+  expected, found = _by_name(params), _by_name(loaded.params)
   assert found.keys() == expected.keys()
   for key, values in expected.items():
     np.testing.assert_array_equal(found[key], values, strict=True)
