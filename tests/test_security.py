@@ -23,6 +23,7 @@ _USERS = {
     'experiments/command/environment.py',  # asks git for the commit
     'experiments/tasks/sandbox.py',
     'experiments/timing/accelerator_parts.py',  # runs our own commands
+    'specsample/cpu/native.py',  # compiles our own C++
   },
 }
 # Modules that unpickle whatever they read.
