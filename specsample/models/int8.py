@@ -61,7 +61,8 @@ def dense(x: Array | Int8, dtype: Any) -> Array:
 
 def dtype_of(params: Params) -> Any:
   """Returns the dtype of the parameters that are not stored as int8."""
-  leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Int8))
+  is_matrix = lambda x: isinstance(x, Int8 | packed.Packed)
+  leaves = jax.tree.leaves(params, is_leaf=is_matrix)
   return next(leaf.dtype for leaf in leaves if not isinstance(leaf, Int8))
 
 
