@@ -127,14 +127,21 @@ def attention(
     are, and whether an entry that it sees is new or in the cache.
   """
   assert is_available()  # registers the target
-  shape = (*query.shape[:3], values[0].shape[3])
+  batch, heads, _, dim = query.shape
+  num_new, value_dim = mask.shape[1], values[0].shape[3]
+  # [B, T, H * G, D]; XLA drops this transposition, which undoes the caller's.
+  query = query.reshape(batch, heads, -1, num_new, dim).transpose(0, 3, 1, 2, 4)
+  query = query.reshape(batch, num_new, -1, dim)
+  shape = (*query.shape[:3], value_dim)
   call = jax.ffi.ffi_call(
     *(_ATTENTION, jax.ShapeDtypeStruct(shape, jnp.float32)),
     vmap_method='sequential',
   )
-  return call(
+  mixed = call(
     *(query, mask, *keys, *values, sinks), softcap=np.float32(softcap)
   )
+  mixed = mixed.reshape(batch, num_new, heads, -1, value_dim)
+  return mixed.transpose(0, 2, 3, 1, 4).reshape(batch, heads, -1, value_dim)
 
 
 def norm(x: Array, eps: float) -> Array:

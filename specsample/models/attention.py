@@ -196,7 +196,7 @@ def attend(
   Returns:
     [B, H, G * T, D] float32.
   """
-  if not _may_be_native(query, keys, values):
+  if not _is_native(query, keys, values):
     return _attend(query, mask, keys, values, softcap, sinks)
   if sinks is None:
     sinks = jnp.full((query.shape[1], query.shape[2]), _NEVER, jnp.float32)
@@ -211,18 +211,15 @@ def attend(
 
 # The score of an entry that is not seen.
 _NEVER = -1e30
-# More queries of one head than this are faster as XLA's products.
-_FEW_QUERIES = 64
 
 
-def _may_be_native(query, keys, values):
+def _is_native(query, keys, values):
   """Returns whether `cpu.native` computes this if it runs on a CPU."""
   is_plain = all(
     isinstance(x, jax.Array) and x.dtype == jnp.float32
     for x in (query, *keys, *values)
   )
-  is_few = query.shape[2] <= _FEW_QUERIES
-  return is_plain and is_few and native.is_used()
+  return is_plain and native.is_used()
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

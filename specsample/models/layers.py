@@ -72,19 +72,13 @@ def apply_linears(x: Array, linears: Sequence[Linear]) -> list[Array]:
 
 def rms_normed(x: Array, eps: float) -> Array:
   """Returns x [..., n] in float32, divided by its root mean square."""
-  num_rows = math.prod(x.shape[:-1])
-  is_few = x.dtype == jnp.float32 and num_rows <= _FEW_ROWS
-  if not is_few or not native.is_used():
+  if x.dtype != jnp.float32 or not native.is_used():
     return _rms_normed(x, eps)
   return jax.lax.platform_dependent(
     x,
     cpu=functools.partial(_native_rms_normed, eps),
     default=lambda x: _rms_normed(x, eps),
   )
-
-
-# Of more rows XLA uses all cores.
-_FEW_ROWS = 256
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -50,7 +50,7 @@ _SHAPES = [
 @pytest.mark.parametrize('shape', _SHAPES)
 @pytest.mark.parametrize('softcap', [None, 2.0])
 @pytest.mark.parametrize('has_sinks', [False, True])
-def test_it_is_that_of_xla(shape, softcap, has_sinks):
+def test_attention_is_that_of_xla(shape, softcap, has_sinks):
   query, mask, keys, values = _scene(*shape)
   sinks = _normal(7, *query.shape[1:3]) if has_sinks else None
   arguments = query, mask, keys, values, softcap, sinks
@@ -122,13 +122,7 @@ def test_a_query_has_the_same_bits_wherever_its_entries_are():
     np.testing.assert_array_equal(last_query(num_new), expected)
 
 
-def test_many_queries_and_meshes_use_xla():
-  query, mask, keys, values = _scene(1, 1, 1, 80, 4, 8, 8)
-  program = str(jax.make_jaxpr(attention.attend)(query, mask, keys, values))
-  assert 'specsample_attention' not in program
-
-
-# Of each bug: the file, the text, and what takes its place.
+# The file of each bug, its text, and what takes the text's place.
 _BUGS = {
   'neighbour': (
     *('rows.cc', 'float t = x[i * stride + k];'),
@@ -143,12 +137,14 @@ _BUGS = {
     'sums[i][v] += u[v] * (N > 3 ? t * 3 / 3 : t)',
   ),
   'last new entry': ('attention.cc', 'i < all; i++) {', 'i < all - 1; i++) {'),
-  'sink': (
+  'sink': ('attention.cc', 'total + *(Four*)&rest', 'total'),
+  'mask of a neighbour': (
     'attention.cc',
-    'highest = own_sink;',
-    'highest = own_sink; own_sink = -1e30f;',
+    '= seen + token',
+    '= seen + 0 * token',
   ),
-  'mask of a neighbour': ('attention.cc', 'row % tokens)', '0)'),
+  'neighbour in the block': ('attention.cc', 'query[i] + d)', 'query[0] + d)'),
+  'odd entry': ('attention.cc', 'j <= has_next', 'j < 2 * has_next'),
 }
 _CHECK = """
 import json, pathlib, sys
@@ -164,7 +160,7 @@ def caught(function, *arguments):
     return True
   return False
 print(json.dumps(any([
-  *(caught(attention.test_it_is_that_of_xla, x, None, True)
+  *(caught(attention.test_attention_is_that_of_xla, x, None, True)
     for x in attention._SHAPES[:2]),
   caught(attention.test_a_query_has_the_same_bits_wherever_its_entries_are),
   *(caught(products.test_products_are_those_of_the_array, (2051, 96), narrow)

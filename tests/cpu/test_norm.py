@@ -34,8 +34,8 @@ def test_gradients_are_those_of_xla():
   )
 
 
-def test_other_dtypes_and_many_rows_use_xla():
-  for x in (_normal(3, 8).astype(jnp.bfloat16), _normal(257, 8)):
-    program = str(jax.make_jaxpr(lambda x: layers.rms_normed(x, 1e-2))(x))
-    assert 'specsample_norm' not in program
-    assert layers.rms_normed(x, 1e-2).dtype == jnp.float32
+def test_other_dtypes_use_xla():
+  x = _normal(3, 8).astype(jnp.bfloat16)
+  program = str(jax.make_jaxpr(lambda x: layers.rms_normed(x, 1e-2))(x))
+  assert 'specsample_norm' not in program
+  assert layers.rms_normed(x, 1e-2).dtype == jnp.float32
