@@ -183,6 +183,7 @@ def warp(
   counts: TokenCounts | None,
   logits: Array,
   drafted: Array,
+  is_greedy: Array | None = None,
 ) -> Array:
   """Returns the distribution to sample from, for one row and one position.
 
@@ -192,6 +193,8 @@ def warp(
     logits: [V], any float dtype; computed in at least float32.
     drafted: [n] int32, the draft tokens before the position, in order, -1 for
       none; penalties count them, and a constraint follows them, as if emitted.
+    is_greedy: [] bool, whether the temperature of all rows is 0: then the
+      softmax is skipped, which takes 3% of a small model's round on a CPU.
 
   Returns:
     Probabilities [V], float32 (float64 for float64 logits). All NaN if there is
@@ -204,12 +207,19 @@ def warp(
   )
   greedy = jnp.equal(sampling.temperature, 0)
   temperature = jnp.where(greedy, 1, sampling.temperature)
-  # Shift before scaling, so that a tiny temperature cannot give inf - inf.
   largest = jnp.max(logits)
-  shifted = (logits - largest) / temperature.astype(logits.dtype)
   is_best = indexing.vocab_ids(logits.size) == _first(logits == largest)
   best = is_best.astype(logits.dtype)
-  probs = jnp.where(greedy, best, jax.nn.softmax(shifted))
+
+  def softmax(logits):
+    # Shift before scaling, so that a tiny temperature cannot give inf - inf.
+    shifted = (logits - largest) / temperature.astype(logits.dtype)
+    return jnp.where(greedy, best, jax.nn.softmax(shifted))
+
+  if is_greedy is None:
+    probs = softmax(logits)
+  else:
+    probs = jax.lax.cond(is_greedy, lambda _: best, softmax, logits)
   probs = jnp.where(jnp.isfinite(largest), probs, jnp.nan)
   if sampling.top_k is not None:
     probs = _normalise(jnp.where(_top_k(probs, sampling.top_k), probs, 0))

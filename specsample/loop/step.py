@@ -440,8 +440,10 @@ def _round_keys(state):
 
 def _warp(state) -> Warp:
   sampling = emission_lib.settings(state)
-  return lambda logits, drafted: jax.vmap(sampling_lib.warp)(
-    sampling, state.counts, logits, drafted
+  is_greedy = jnp.all(sampling.temperature == 0)
+  warp = jax.vmap(sampling_lib.warp, in_axes=(0, 0, 0, 0, None))
+  return lambda logits, drafted: warp(
+    sampling, state.counts, logits, drafted, is_greedy
   )
 
 
