@@ -103,7 +103,7 @@ def _train() -> None:
       for kind in (records_lib.TRAIN, records_lib.HELD_OUT):
         for values in records.curve(plan, kind):
           observe((kind, values['step']), values)
-    training = _with_room(_for_many_rows(training), data)
+    training = _with_room(_with_plain_matrices(training), data)
     vectors = None
     if training.cache_hidden:
       vectors = [_read_vectors(training, x, records) for x in data.folders]
@@ -183,10 +183,10 @@ def _plan(training, data, records):
   )
 
 
-def _for_many_rows(training):
+def _with_plain_matrices(training):
   """Returns the settings with the target's matrices stored as [in, out].
 
-  Batches have many rows, for which transposed matrices are slower.
+  XLA multiplies the many rows of a batch as fast, and can differentiate that.
   """
   target = training.target
   target = dataclasses.replace(target, params=packed.plain(target.params))

@@ -15,6 +15,7 @@ from specsample import sampling as sampling_lib
 from specsample import sharding
 from specsample import types
 from specsample.loop import certified
+from specsample.models import packed
 from specsample.sampling import Sampling
 from specsample.types import (
   Array,
@@ -27,6 +28,9 @@ from specsample.types import (
 
 # Limits the attention scores of a prefill: this many tokens against the cache.
 PREFILL_CHUNK = 128
+# The same with packed matrices: more tokens cost more in proportion, so a short
+# last chunk wastes least.
+_PACKED_CHUNK = 64
 _SMALLEST_BUCKET = 64
 # A TPU tiles a bfloat16 cache by this many tokens. A cache of any other length
 # would be laid out again before the loop.
@@ -154,7 +158,9 @@ def check(
   slots = (
     all_slots if slots is None else min(checks.count('slots', slots), all_slots)
   )
-  chunk = min(PREFILL_CHUNK, width)
+  leaves = jax.tree.leaves(params, is_leaf=packed.is_packed)
+  is_packed = any(map(packed.is_packed, leaves))
+  chunk = min(_PACKED_CHUNK if is_packed else PREFILL_CHUNK, width)
   if slots < chunk:
     raise ValueError(f'slots is {slots}: give at least {chunk}, for a chunk')
 
