@@ -186,7 +186,7 @@ def _plan(training, data, records):
 def _with_plain_matrices(training):
   """Returns the settings with the target's matrices stored as [in, out].
 
-  XLA multiplies the many rows of a batch as fast, and can differentiate that.
+  A step may change them, and XLA multiplies the many rows of a batch as fast.
   """
   target = training.target
   target = dataclasses.replace(target, params=packed.plain(target.params))

@@ -49,11 +49,10 @@ _LAYERS = (
   ('testing',),
   ('',),  # specsample/__init__.py
 )
-# The loop works with any model, drafter and verifier, so it imports none. How
-# weights are stored decides how many tokens of a prompt it reads at once.
+# The loop works with any model, drafter and verifier, so it imports none.
 _LOOP_IMPORTS = {
   *('types', 'checks', 'drafts', 'memory.history', 'indexing', 'sampling'),
-  *('sharding', 'stats', 'streams', 'models.packed'),
+  *('sharding', 'stats', 'streams'),
 }
 # The folders of experiments, from the bottom up. Each imports only lower ones;
 # the commands beside them import whatever they need.

@@ -15,7 +15,6 @@ from specsample import sampling as sampling_lib
 from specsample import sharding
 from specsample import types
 from specsample.loop import certified
-from specsample.models import packed
 from specsample.sampling import Sampling
 from specsample.types import (
   Array,
@@ -28,9 +27,6 @@ from specsample.types import (
 
 # Limits the attention scores of a prefill: this many tokens against the cache.
 PREFILL_CHUNK = 128
-# The same with packed matrices: more tokens cost more in proportion, so a short
-# last chunk wastes least.
-_PACKED_CHUNK = 64
 _SMALLEST_BUCKET = 64
 # A TPU tiles a bfloat16 cache by this many tokens. A cache of any other length
 # would be laid out again before the loop.
@@ -158,9 +154,10 @@ def check(
   slots = (
     all_slots if slots is None else min(checks.count('slots', slots), all_slots)
   )
-  leaves = jax.tree.leaves(params, is_leaf=packed.is_packed)
-  is_packed = any(map(packed.is_packed, leaves))
-  chunk = min(_PACKED_CHUNK if is_packed else PREFILL_CHUNK, width)
+  # Weights that are stored in a form of their own may ask for fewer tokens.
+  says_chunk = lambda x: hasattr(x, 'prefill_chunk')
+  stored = filter(says_chunk, jax.tree.leaves(params, is_leaf=says_chunk))
+  chunk = min(PREFILL_CHUNK, width, *(x.prefill_chunk for x in stored))
   if slots < chunk:
     raise ValueError(f'slots is {slots}: give at least {chunk}, for a chunk')
 

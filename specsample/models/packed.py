@@ -32,6 +32,10 @@ class Packed:
   values: Array
   num_out: int = types.static()  # P * W less the zeros that fill the last panel
 
+  # Tokens of a prompt that are read at once (`loop.request`): more cost more in
+  # proportion, so a short last chunk wastes least.
+  prefill_chunk = 64
+
   @property
   def shape(self) -> tuple[int, int]:
     """The shape (in, out) of the matrix."""
