@@ -13,7 +13,6 @@ from specsample import checks
 from specsample import tree as tree_lib
 from specsample.drafters import steps
 from specsample.loop import step
-from specsample.models import packed
 from specsample.types import Draft, Drafter, DraftKind, Model, Params, Verifier
 
 # Registered under the name of the package, which configurations use.
@@ -97,8 +96,7 @@ def trained(
     specsample.load_drafter, name, target, weights=weights
   )
   loaded = load(num_draft_tokens)
-  params = packed.of_drafter(loaded.params)
-  return Method(drafter=loaded.drafter, params=params, load=load)
+  return Method(drafter=loaded.drafter, params=loaded.params, load=load)
 
 
 @_configurable

@@ -12,6 +12,7 @@ import specsample
 from specsample import checks
 from specsample import sharding
 from specsample.drafters import dflash
+from specsample.models import packed
 from specsample.types import ArrayLike, Params
 
 # Cut out of the target for the vocabulary of each run.
@@ -71,8 +72,9 @@ def _weights(training):
   """Returns the weights to begin with, and the tokens that they draft."""
   name, drafter = training.begin_with, training.drafter
   found = specsample.load_drafter(name, training.target)
-  weights = {k: v for k, v in found.params.items() if k != _VOCABULARY}
-  before = found.params.get(_VOCABULARY, {}).get('d2t')
+  params = packed.plain(found.params)
+  weights = {k: v for k, v in params.items() if k != _VOCABULARY}
+  before = params.get(_VOCABULARY, {}).get('d2t')
   if type(found.drafter) is not type(drafter):
     if not all(isinstance(x, dflash.DFlash) for x in (found.drafter, drafter)):
       raise ValueError(

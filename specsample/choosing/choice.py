@@ -21,7 +21,6 @@ from specsample.loading import card as card_lib
 from specsample.loading import drafter as drafter_lib
 from specsample.loading import load
 from specsample.memory import store_files
-from specsample.models import packed
 from specsample.types import Drafter, Params, Verifier
 
 # Lengths of remembered drafts, the share of rounds in which a row drafts, and
@@ -186,18 +185,12 @@ def _trained(
       others.append(promised)
       continue
     name = promised.name
-    loaded = _load(name, target)
+    loaded = drafter_lib.load_drafter(name, target)
     promised = _timed(name, loaded, cards[name], target, passes, batch_size)
     if promised.speedup >= _MARGIN:
       best = max(best or promised, promised, key=gain)
     timed.append(promised)
   return best, sorted(timed, key=gain, reverse=True) + others
-
-
-def _load(name, target, num_draft_tokens=None):
-  loaded = drafter_lib.load_drafter(name, target, num_draft_tokens)
-  params = packed.of_drafter(loaded.params)
-  return dataclasses.replace(loaded, params=params)
 
 
 def _promise_of(
@@ -208,7 +201,7 @@ def _promise_of(
 ) -> promises_lib.Promise:
   """Returns the promise of one drafter; see `auto`."""
   name = files.name_of(name_or_path)
-  loaded = _load(name, target)
+  loaded = drafter_lib.load_drafter(name, target)
   measured = _measured(loaded.card)
   if measured is None:
     raise ValueError(
@@ -322,11 +315,11 @@ def _adaptive(
 ) -> tuple[Drafter, Verifier, Params]:
   """Returns a trained drafter that drafts as much as pays, and its rule."""
   if promise.budget is not None:
-    loaded = _load(promise.name, target)
+    loaded = drafter_lib.load_drafter(promise.name, target)
     trees = _trees(loaded, promise)
     drafter = drafters.Adaptive(drafter=trees, policies=(promise.budget,))
     return drafter, verify_lib.tree, loaded.params
-  loaded = _load(promise.name, target, promise.depth)
+  loaded = drafter_lib.load_drafter(promise.name, target, promise.depth)
   inner: Drafter = loaded.drafter
   verify: Verifier = verify_lib.chain
   if promise.topology is not None:

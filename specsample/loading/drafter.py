@@ -111,6 +111,8 @@ def load_drafter(
 ) -> LoadedDrafter:
   """Loads a trained drafter for a target, onto the mesh that is set.
 
+  On a CPU without a mesh its matrices are packed; see `packed.of_drafter`.
+
   Args:
     name_or_path: the name of a drafter that the library ships, such as
       'smollm2-135m-instruct/hydra'; a folder that `save_drafter` wrote, also in
@@ -136,9 +138,8 @@ def load_drafter(
     *('target', target, load.Loaded), 'give what specsample.load returned'
   )
   loaded = _load(files.name_of(name_or_path), target, num_draft_tokens)
-  if weights is None:
-    return loaded
-  return dataclasses.replace(loaded, params=int8.weights(loaded.params))
+  store = packed.of_drafter if weights is None else int8.weights
+  return dataclasses.replace(loaded, params=store(loaded.params))
 
 
 def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:

@@ -21,6 +21,7 @@ from specsample.loading import card as card_lib
 from specsample.models import fingerprint
 from specsample.models import int8
 from specsample.models import matrices
+from specsample.models import packed
 
 _MODEL = testing.tiny_llama(vocab_size=8)
 _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
@@ -96,16 +97,17 @@ def saved(trained, tmp_path_factory):
 
 
 def _rounded(params):
-  """Rounds to bfloat16 what isn't the target's."""
+  """Rounds as saving and loading do."""
   rounded = jax.tree.map(
     lambda x: x.astype(jnp.bfloat16).astype(x.dtype), params
   )
   if 'vocabulary' in params:
     rounded['vocabulary'] = params['vocabulary']
-  return rounded
+  return packed.plain(packed.of_drafter(rounded))
 
 
 def _assert_equal(found, expected):
+  found, expected = packed.plain(found), packed.plain(expected)
   assert jax.tree.structure(found) == jax.tree.structure(expected)
   jax.tree.map(np.testing.assert_array_equal, found, expected)
   dtypes = lambda tree: jax.tree.map(lambda x: x.dtype, tree)

@@ -9,6 +9,7 @@ from experiments.training import training as training_lib
 import specsample
 from specsample import drafters
 from specsample import testing
+from specsample.models import packed
 from specsample.training import dflash2
 from specsample.training import dspark
 from specsample.training import heads
@@ -31,7 +32,8 @@ def block_drafter(target, tmp_path_factory):
   own = testing.with_noise(own, jax.random.key(1))
   path = tmp_path_factory.mktemp('begin') / 'dspark'
   specsample.save_drafter(path, drafter, own, target=target, card={})
-  return str(path), specsample.load_drafter(path, target).params
+  params = specsample.load_drafter(path, target).params
+  return str(path), packed.plain(params)
 
 
 def _training(target, begin_with, num_layers=1):

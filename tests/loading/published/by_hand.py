@@ -182,5 +182,13 @@ def unembedding(target):
   return wide(target.params['unembedding']).T
 
 
+def as_published(model):
+  """Returns random float32 parameters that bfloat16 holds exactly."""
+  params = model.init(jax.random.key(0))
+  return jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), params)
+
+
 def normal(rng, *shape):
-  return rng.normal(0, shape[-1] ** -0.5, shape).astype(np.float32)
+  """Returns float32 numbers that bfloat16 holds, as weights are published."""
+  x = rng.normal(0, shape[-1] ** -0.5, shape)
+  return x.astype(jnp.bfloat16).astype(np.float32)

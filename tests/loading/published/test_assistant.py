@@ -46,6 +46,7 @@ def _random(config):
     for name, value in model.named_parameters():
       if 'norm' in name:
         value.uniform_(0.5, 1.5)
+      value.copy_(value.bfloat16())  # as weights are published
     for name, value in model.named_buffers():
       if name.endswith('layer_scalar'):
         value.uniform_(0.5, 1.5)

@@ -16,6 +16,7 @@ from specsample import drafters
 from specsample import files
 from specsample import testing
 from specsample.loading import export
+from specsample.models import packed
 from specsample.models import tensors
 from tests import test_mtp_of_qwen3_5
 from tests.loading.published import as_engines_read
@@ -155,7 +156,7 @@ def _export(path, drafter, params, layout, target=_TARGET, **settings):
 
 
 def _by_name(params):
-  leaves = jax.tree_util.tree_leaves_with_path(params)
+  leaves = jax.tree_util.tree_leaves_with_path(packed.plain(params))
   return {tensors.key(path): np.asarray(x) for path, x in leaves}
 
 
@@ -180,7 +181,7 @@ def test_a_drafter_is_read_as_it_was_written(tmp_path, name):
   for key, values in expected.items():
     np.testing.assert_array_equal(found[key], values, strict=True)
   assert loaded.drafter.num_draft_tokens == _K
-  drawn = _rounds(drafter, params)
+  drawn = _rounds(drafter, packed.of_drafter(params))
   again = _rounds(loaded.drafter, loaded.params)
   for one, other in zip(drawn, again, strict=True):
     assert one.drafts == other.drafts
@@ -215,7 +216,7 @@ def test_medusa_heads_become_unembeddings(
     np.testing.assert_allclose(kernel, folded, rtol=2**-8)
     for key in (x for x in given if x.startswith(f'heads.{i}.blocks')):
       np.testing.assert_array_equal(found[key], given[key], strict=True)
-  for drawn in _rounds(drafter, params):
+  for drawn in _rounds(drafter, packed.of_drafter(params)):
     logits = as_engines_read.medusa(tmp_path / 'out', drawn, _TARGET)
     np.testing.assert_allclose(drawn.logits, logits, atol=0.05)
   # Once they are unembeddings, nothing is rounded.
@@ -248,7 +249,9 @@ def test_modules_take_their_place_beside_the_target(tmp_path, form):
   else:
     trained = specsample.load_drafter(tmp_path / 'target', target)
     drafter = trained.drafter
-    params = _rounded(jax.tree.map(lambda x: x * 1.25, trained.params))
+    params = _rounded(
+      jax.tree.map(lambda x: x * 1.25, packed.plain(trained.params))
+    )
   _export(tmp_path / 'out', drafter, params, 'huggingface', target)
   again = specsample.load(tmp_path / 'out')
   for given, found in zip(
