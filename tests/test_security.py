@@ -24,6 +24,7 @@ _USERS = {
     'experiments/tasks/sandbox.py',
     'experiments/timing/accelerator_parts.py',  # runs our own commands
     'specsample/cpu/native.py',  # compiles our own C++
+    'specsample/text/templates.py',  # renders chat templates in a sandbox
   },
 }
 # Modules that unpickle whatever they read.

@@ -1,29 +1,13 @@
-"""Chat templates: jinja2 programs that come with a model, run in a sandbox.
+"""Chats as text: messages are checked here, and `templates` renders them."""
 
-The sandbox keeps a template from the files and objects of this process. The
-steps that it takes and the text that it writes are bounded here.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
-import datetime
-import functools
-import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.sandbox
+from specsample.text import templates
 
-# Rounds of loops and calls of macros: more than any chat takes, in a second.
-_MOST_STEPS = 1_000_000
-# More than any model reads.
-_MOST_CHARACTERS = 100_000_000
 # The names under which messages have thoughts. Templates read the first, and
 # that of gpt-oss the second.
 _THOUGHTS = ('reasoning_content', 'thinking', 'reasoning')
-# The name of a rendering's `_Steps`, which no template can write.
-_STEPS = 'steps of this rendering'
 
 
 def render(
@@ -61,7 +45,6 @@ def render(
   own = {
     'messages': [_message(message, spell) for message in messages],
     'add_generation_prompt': add_generation_prompt,
-    _STEPS: _Steps(),
     **named_tokens,
   }
   # Templates that support these two check whether they are None.
@@ -78,11 +61,8 @@ def render(
     for name, value in {**optional, **variables}.items()
   }
   try:
-    return _joined(_compile(template).generate(own, **given))
-  except (
-    *(jinja2.TemplateError, TypeError, ValueError, LookupError),
-    *(ArithmeticError, AttributeError, RecursionError),
-  ) as error:
+    return templates.render(template, {**own, **given})
+  except ValueError as error:
     raise ValueError(
       f'the chat template does not render these messages: {error}'
     ) from error
@@ -134,128 +114,3 @@ def _plain(name, value, spell):
   raise ValueError(
     f'{name} has {value!r}: give strings, numbers, lists and dicts'
   )
-
-
-class _Generation(jinja2.ext.Extension):
-  """The tag {% generation %}: renders its content; only training reads it."""
-
-  tags = {'generation'}  # noqa: RUF012 (jinja2's own type)
-
-  def parse(self, parser):
-    line = next(parser.stream).lineno
-    body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
-    return jinja2.nodes.Scope(body).set_lineno(line)
-
-
-def _joined(pieces: Iterable[str]) -> str:
-  """Joins what a template writes, as long as it is not too much."""
-  kept, size = [], 0
-  for piece in pieces:
-    size += len(piece)
-    _check_size(size)
-    kept.append(piece)
-  return ''.join(kept)
-
-
-def _check_size(size: int) -> None:
-  if size > _MOST_CHARACTERS:
-    raise jinja2.TemplateError(
-      f'it writes more than {_MOST_CHARACTERS:,} characters, which no model '
-      "reads: give the model its authors' template"
-    )
-
-
-class _Steps:
-  """Counts the steps of one rendering."""
-
-  def __init__(self):
-    self._count = 0
-
-  def take(self, count: int = 1) -> bool:
-    """Counts steps; raises TemplateError if there are too many."""
-    self._count += count
-    if self._count > _MOST_STEPS:
-      raise jinja2.TemplateError(
-        f'it takes more than {_MOST_STEPS:,} steps, and might never end: give '
-        "the model its authors' template"
-      )
-    return True
-
-
-def _counted(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
-  """Adds a step to each round of a loop and to each call of a macro."""
-  nodes = jinja2.nodes
-  kinds = (nodes.For, nodes.Macro, nodes.CallBlock)
-  found: list[Any] = list(tree.find_all(kinds))
-  for node in found:
-    node.body.insert(0, nodes.ExprStmt(_step()))
-    if isinstance(node, nodes.For) and node.test is not None:
-      # Items that the condition leaves out count too.
-      node.test = nodes.And(_step(), node.test)
-  return tree
-
-
-def _step():
-  count = jinja2.nodes.EnvironmentAttribute('take_step')
-  context = jinja2.nodes.ContextReference()
-  return jinja2.nodes.Call(count, [context], [], None, None)
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-  """A sandbox in which texts and lists cannot be multiplied without end."""
-
-  intercepted_binops = frozenset('*')
-
-  def call_binop(self, context, operator, left, right):
-    """See `SandboxedEnvironment`."""
-    for one, times in ((left, right), (right, left)):
-      if isinstance(one, str | list | tuple) and isinstance(times, int):
-        _check_size(len(one) * times)
-    return super().call_binop(context, operator, left, right)
-
-  @staticmethod
-  def take_step(context: jinja2.runtime.Context) -> bool:
-    """Counts a step of the rendering."""
-    return context[_STEPS].take()
-
-
-@jinja2.pass_context
-def _range(context, *args):
-  found = jinja2.sandbox.safe_range(*args)
-  context[_STEPS].take(len(found))
-  return found
-
-
-@functools.lru_cache(maxsize=8)
-def _compile(template):
-  environment = _Sandbox(
-    trim_blocks=True,
-    lstrip_blocks=True,
-    extensions=[_Generation, jinja2.ext.loopcontrols],
-  )
-  environment.filters['tojson'] = _to_json
-  environment.globals['raise_exception'] = _raise
-  environment.globals['strftime_now'] = _strftime_now
-  environment.globals['range'] = _range
-  return environment.from_string(_counted(environment.parse(template)))
-
-
-def _to_json(
-  value, ensure_ascii=False, indent=None, separators=None, sort_keys=False
-):
-  # jinja2's own filter escapes HTML markup.
-  return json.dumps(
-    value,
-    ensure_ascii=ensure_ascii,
-    indent=indent,
-    separators=separators,
-    sort_keys=sort_keys,
-  )
-
-
-def _raise(message):
-  raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form):
-  return datetime.datetime.now().strftime(form)
