@@ -47,7 +47,8 @@ class Tokenizer:
       whether a text of this family begins with the BOS token.
     end_ids: the ids that the model's configuration names as end tokens.
     named_tokens: tokens that a chat template knows by name: 'bos_token',
-      'eos_token', 'unk_token' and 'pad_token', those that the model has.
+      'eos_token', 'unk_token', 'pad_token' and 'mask_token', those that the
+      model has.
     chat_template: a jinja2 template; None if the model has none.
     chat_variables: variables of the template, unless a call gives others:
       Qwen3 thinks unless it is {'enable_thinking': False}.
@@ -68,6 +69,11 @@ class Tokenizer:
   def bos_id(self) -> int | None:
     """The id of the token that begins a text; None if there is none."""
     return self.backend.token_to_id(self.named_tokens.get('bos_token', ''))
+
+  @property
+  def mask_id(self) -> int | None:
+    """The id of the token that stands for a masked one; None without one."""
+    return self.backend.token_to_id(self.named_tokens.get('mask_token', ''))
 
   @property
   def eos_ids(self) -> tuple[int, ...]:

@@ -9,11 +9,11 @@ import tokenizers
 from tokenizers import decoders
 from tokenizers import models
 from tokenizers import normalizers
-from tokenizers import pre_tokenizers
 from tokenizers import processors
 
 from specsample import files
 from specsample import text
+from specsample.text import gguf_splits
 
 # Names of tokens in chat templates, and of their ids in GGUF metadata.
 _NAMED_TOKENS = {
@@ -21,28 +21,11 @@ _NAMED_TOKENS = {
   'eos_token': 'eos_token_id',
   'unk_token': 'unknown_token_id',
   'pad_token': 'padding_token_id',
+  'mask_token': 'mask_token_id',
 }
 _GGUF_END_IDS = ('eos_token_id', 'eot_token_id', 'eom_token_id')
 # GGUF's token types; text is never encoded to tokens of the other types.
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
-
-_GPT2_SPLIT = (
-  r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
-  r'|\s+(?!\S)|\s+'
-)
-_LLAMA3_SPLIT = (
-  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-  r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
-)
-# The patterns by which a byte-level vocabulary splits text before merging, in
-# turn, by GGUF's name for the vocabulary.
-_SPLITS = {
-  'gpt-2': (_GPT2_SPLIT,),
-  'default': (_GPT2_SPLIT,),
-  'smollm': (r'\p{N}', _GPT2_SPLIT),
-  'llama-bpe': (_LLAMA3_SPLIT,),
-  'qwen2': (_LLAMA3_SPLIT.replace('{1,3}', ''),),
-}
 
 
 def load(path: str | os.PathLike[str]) -> text.Tokenizer | None:
@@ -126,12 +109,8 @@ def from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer | None:
       f'tokenizer {kind!r} of a GGUF file is not among {list(builders)}: '
       'load a folder with tokenizer.json instead'
     )
-  split = fields.get('pre', 'default')
-  if kind == 'gpt2' and split not in _SPLITS:
-    raise ValueError(
-      f'pre-tokenizer {split!r} of a GGUF file is not among '
-      f'{list(_SPLITS)}: load a folder with tokenizer.json instead'
-    )
+  if kind == 'gpt2':
+    fields['pre'] = gguf_splits.of_name(fields.get('pre'))
   try:
     tokens = fields['tokens']
     types = fields.get('token_type', [_NORMAL] * len(tokens))
@@ -168,28 +147,19 @@ def from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer | None:
 def _byte_level(fields, tokens, types, named_tokens):
   """Returns a byte-level BPE, and whether its text begins with BOS."""
   del types, named_tokens
-  name = fields.get('pre', 'default')
+  splits: gguf_splits.Splits = fields['pre']
   backend = tokenizers.Tokenizer(
     models.BPE(
       vocab={token: i for i, token in enumerate(tokens)},
       merges=[tuple(merge.split(' ')) for merge in fields['merges']],
-      # Llama 3 keeps a word of the vocabulary whole, whatever the merges say.
-      ignore_merges=name == 'llama-bpe',
+      ignore_merges=splits.keeps_words,
     )
   )
-  if name == 'qwen2':
-    backend.normalizer = normalizers.NFC()
-  backend.pre_tokenizer = pre_tokenizers.Sequence(
-    [
-      *(
-        pre_tokenizers.Split(tokenizers.Regex(pattern), 'isolated')
-        for pattern in _SPLITS[name]
-      ),
-      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-  )
+  if splits.normalizer is not None:
+    backend.normalizer = splits.normalizer
+  backend.pre_tokenizer = splits.pre_tokenizer
   backend.decoder = decoders.ByteLevel()
-  return backend, name == 'llama-bpe'
+  return backend, splits.adds_bos
 
 
 def _sentence_piece(fields, tokens, types, named_tokens):
@@ -266,9 +236,19 @@ def _eos_ids(path: epath.Path) -> set[int]:
 def _chat_template(folder, config):
   path = folder / 'chat_template.jinja'
   if path.exists():
-    return path.read_bytes().decode('utf-8')
+    try:
+      return path.read_bytes().decode('utf-8')
+    except UnicodeDecodeError as error:
+      raise ValueError(
+        f'{path} is not UTF-8 ({error}): download it again'
+      ) from error
   template = config.get('chat_template')
   if isinstance(template, list):  # Several by name; 'default' is for chat.
+    if not all(isinstance(entry, dict) for entry in template):
+      raise ValueError(
+        f'{folder}: chat_template is {template!r}, expected a string, or '
+        'objects with a name and a template: correct the file'
+      )
     named = {entry.get('name'): entry.get('template') for entry in template}
     template = named.get('default')
   if not isinstance(template, str | None):

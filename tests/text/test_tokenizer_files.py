@@ -106,7 +106,9 @@ def _reference(folder, write_gguf, metadata):
   )
 
 
-@pytest.mark.parametrize('split', ['gpt-2', 'default', 'llama-bpe', 'qwen2'])
+@pytest.mark.parametrize(
+  'split', ['gpt-2', 'llama-bpe', 'qwen2', 'qwen35', 'tekken']
+)
 def test_byte_level_splits_equal_transformers(tmp_path, write_gguf, split):
   metadata = _byte_level_metadata(split)
   reference = _reference(tmp_path, write_gguf, metadata)
@@ -123,6 +125,36 @@ def test_byte_level_splits_equal_transformers(tmp_path, write_gguf, split):
   end = metadata['tokenizer.ggml.eos_token_id']
   assert tokenizer.eos_ids == (end,)
   assert end not in tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+  ('name', 'same'),
+  [
+    *(('llama3', 'llama-bpe'), ('llama-v3', 'llama-bpe')),
+    ('deepseek-r1-qwen', 'qwen2'),
+  ],
+)
+def test_other_names_of_a_vocabulary_split_alike(name, same):
+  for text in _TEXTS:
+    metadata = _byte_level_metadata(same)
+    ids = [
+      tokenizer_files.from_gguf(metadata | {'tokenizer.ggml.pre': x}).encode(
+        text
+      )
+      for x in (name, same)
+    ]
+    assert ids[0] == ids[1]
+
+
+def test_an_unnamed_pre_tokenizer_is_said_to_be_assumed(capsys):
+  metadata = _byte_level_metadata('default')
+  expected = tokenizer_files.from_gguf(metadata)
+  assert not capsys.readouterr().err
+  del metadata['tokenizer.ggml.pre']
+  found = tokenizer_files.from_gguf(metadata)
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "'default' is assumed" in line
+  assert all(found.encode(x) == expected.encode(x) for x in _TEXTS)
 
 
 def test_byte_level_splits_differ():
@@ -215,7 +247,7 @@ def test_sentence_pieces_without_a_prefix_space():
   ('changes', 'words'),
   [
     ({'tokenizer.ggml.model': 'rwkv'}, "'rwkv'.*tokenizer.json"),
-    ({'tokenizer.ggml.pre': 'tekken'}, "'tekken'.*smollm.*tokenizer.json"),
+    ({'tokenizer.ggml.pre': 'superbpe'}, "'superbpe'.*smollm.*tokenizer.json"),
     ({'tokenizer.ggml.merges': ['a']}, 'cannot be built'),
     ({'tokenizer.ggml.merges': ['never seen']}, 'cannot be built'),
     ({'tokenizer.ggml.token_type': [1, 2]}, 'cannot be built'),
