@@ -17,6 +17,7 @@ from absl import logging
 
 from experiments.command import distributed
 from experiments.command import errors
+from experiments.command import interruption
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -60,6 +61,7 @@ def run_on(main: Callable[[str], None], name: str) -> None:
 
 def _run(main: Callable[[list[str]], None], interrupted: str) -> None:
   def guarded(argv: list[str]) -> None:
+    interruption.listen()
     with distributed.all_end():
       try:
         main(argv[1:])
@@ -74,7 +76,12 @@ def _run(main: Callable[[list[str]], None], interrupted: str) -> None:
 
   # Only the warnings of libraries belong on a user's terminal.
   logging.set_verbosity(logging.WARNING)
-  app.run(guarded, flags_parser=_parse_flags)
+  try:
+    app.run(guarded, flags_parser=_parse_flags)
+  except SystemExit as ended:
+    if ended.code == INTERRUPTED:
+      interruption.end(INTERRUPTED)
+    raise
 
 
 def fail(message: str, code: int = BAD_INPUT) -> NoReturn:

@@ -11,6 +11,7 @@ import rich.console
 import rich.progress
 
 from experiments.command import distributed
+from experiments.command import interruption
 
 Step = Callable[[str], None]
 # The number of steps of a bar before it shows the time left.
@@ -46,6 +47,7 @@ def bar(total: int) -> Iterator[Step]:
 
     def step(description: str) -> None:
       nonlocal begun
+      interruption.check()
       text = f'{description}{left(begun)}'
       shown.update(task, completed=begun, description=text)
       begun += 1
@@ -59,6 +61,7 @@ def _printer(total: int) -> Step:
 
   def step(description: str) -> None:
     nonlocal begun
+    interruption.check()
     line = f'[{begun + 1}/{total}] {description}{left(begun)}'
     print(line, file=sys.stderr, flush=True)
     begun += 1
@@ -119,6 +122,7 @@ def meter(total: int, done: int, unit: str) -> Iterator[Meter]:
     return (done - first) / (now - then)
 
   def describe(done: int, description: str) -> str:
+    interruption.check()
     rate = rate_at(done)
     parts = [f'{done:,}/{total:,} {unit}']
     if rate > 0:
