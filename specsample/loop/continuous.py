@@ -171,6 +171,11 @@ def jobs(
   """Returns a job per prompt, given the arguments of `generate_all`."""
   if not isinstance(prompts, Iterable):
     request_lib.pad_prompts(prompts)  # raises ValueError
+  if getattr(prompts, 'ndim', 1) > 1:
+    raise ValueError(
+      f'prompts is an array of shape {prompts.shape}, in which padding cannot '
+      'be told from text: give a list of prompts, each as long as it is'
+    )
   prompts = list(prompts)
   count = len(prompts)
   settings = sampling_lib.per_row(sampling, count, model.vocab_size)

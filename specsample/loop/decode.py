@@ -242,10 +242,10 @@ def advance(
   drafter: Drafter,
   verify: Verifier,
   stop: Stop = Stop(),
-  max_rounds: Array | int,
+  max_rounds: Array | int | None = None,
   max_finished: Array | int | None = None,
 ) -> DecodeState:
-  """Runs up to `max_rounds` more rounds, and stops once every row is done.
+  """Runs rounds until every row is done, at most `max_rounds` of them.
 
   Args:
     params: as in `generate`.
@@ -253,7 +253,8 @@ def advance(
       returned state.
     model, drafter: as in `prefill`.
     verify, stop: as in `generate`.
-    max_rounds: int32; may differ between calls without recompilation.
+    max_rounds: int32; may differ between calls without recompilation. None for
+      no limit.
     max_finished: int32; returns as soon as this many more rows are done, so
       that they can be refilled. None waits for all rows.
 
@@ -266,6 +267,8 @@ def advance(
   checks.verifier(verify)
   _check_state(state)
   request_lib.check_params(params, model, drafter)
+  if max_rounds is None:
+    max_rounds = np.iinfo(np.int32).max
   for name, value in (
     ('max_rounds', max_rounds),
     ('max_finished', 0 if max_finished is None else max_finished),

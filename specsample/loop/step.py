@@ -18,6 +18,7 @@ from specsample import sampling as sampling_lib
 from specsample import streams
 from specsample import types
 from specsample.loop import certified
+from specsample.loop import dependence
 from specsample.loop import emission as emission_lib
 from specsample.loop import stopping
 from specsample.types import (
@@ -333,6 +334,8 @@ def _passes(
     [_pending(state), jnp.maximum(draft.tokens, 0)], axis=1
   )
   num_drafts, of_passes = draft.tokens.shape[1], widths(model, drafter)
+  if draft.parents is not None:
+    _check_trees(params, state, draft, inputs, model)
 
   def of_first(width, function: Callable) -> tuple:
     behind = {}
@@ -363,6 +366,32 @@ def _passes(
   path = path_of(found)
   of_tree = () if path is None else (path,)
   return found, model.append(state.cache, new, *of_tree)
+
+
+def _check_trees(params, state, draft, inputs, model) -> None:
+  """Raises ValueError if the model takes a tree's shape and ignores it."""
+  read, keep = 'apply', 'commit'
+  if _is_readable(model):
+    read, keep = 'read', 'append'
+  pass_over = lambda parents: getattr(model, read)(
+    params['target'], inputs, state.cache, parents=parents
+  )
+  new = jax.eval_shape(pass_over, draft.parents)[1]
+  path = jnp.zeros((len(inputs), inputs.shape[1]), jnp.int32)
+  if _is_readable(model):
+    kept = lambda path, new: model.append(state.cache, new, path)
+  else:
+    kept = lambda path, new: model.commit(new, state.length, path)
+  for name, argument, is_used in (
+    (read, 'parents', dependence.depends(pass_over, draft.parents)),
+    (keep, 'path', dependence.depends(kept, path, new)),
+  ):
+    if not is_used:
+      raise ValueError(
+        f'{type(model).__name__}.{name} takes {argument} and ignores it, so '
+        'that a tree would be read as a chain: compute with it, or leave it '
+        'out of the arguments and draft chains'
+      )
 
 
 def _pad(tree: Any, missing: int) -> Any:

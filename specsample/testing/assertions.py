@@ -5,6 +5,7 @@ minute on a CPU. A `HashModel` needs no parameters and is the strictest target.
 """
 
 from collections.abc import Iterable
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,12 +15,14 @@ import numpy as np
 from specsample import checks
 from specsample import sampling as sampling_lib
 from specsample.drafters import NoDraft
+from specsample.loop import continuous
 from specsample.loop import decode
 from specsample.loop import request as request_lib
 from specsample.loop import step
 from specsample.sampling import Sampling
 from specsample.testing import cases as cases_lib
 from specsample.testing import enumerate as enumerate_lib
+from specsample.testing import rule_calls
 from specsample.testing import sample as sample_lib
 from specsample.testing import well_formed
 from specsample.testing.cases import Case
@@ -34,6 +37,9 @@ from specsample.types import (
   Params,
   Verifier,
 )
+
+# Buffers are as long as a number of chunks of this many tokens.
+_CHUNK = 128
 
 
 def assert_draft(
@@ -84,12 +90,12 @@ def assert_exact(
   cases: Iterable[Case] | None = None,
   tolerance: float = 1e-12,
 ) -> None:
-  """Asserts that the rule's `.law` reproduces the target's distribution.
+  """Asserts that the rule reproduces the target's distribution.
 
-  Enumerates every string of a few rounds (2 and 3 by default), with drafts of
-  the kinds that the rule accepts. For a positional rule these are point masses
-  only, because other drafts depend on the noise (see
-  `assert_equals_plain_sampling`).
+  Enumerates every string of a few rounds (2 and 3 by default) by `.law`, with
+  drafts of the kinds that the rule accepts, and tests whether the rule itself
+  draws from that law. For a positional rule these are point masses only,
+  because other drafts depend on the noise (see `assert_equals_plain_sampling`).
 
   Args:
     verify: the rule.
@@ -104,7 +110,7 @@ def assert_exact(
   if cases is None:
     cases = cases_lib.standard_cases()
   kinds = {DraftKind.POINT_MASS} if verify.positional else verify.draft_kinds
-  failures, num_found = [], 0
+  failures, contrary, num_found = [], [], 0
   for case in cases:
     if case.kind not in kinds:
       continue
@@ -114,10 +120,12 @@ def assert_exact(
       # Written so that NaN fails as well.
       error, variation = enumeration.error(rounds, case.law)
       if not max(error, variation) <= tolerance:
-        failures.append(
-          f'{case.name}, {case.kind.value}, V = {case.vocab_size}, '
-          f'K = {case.num_draft_tokens}, {rounds} rounds: {error:.1e}'
-        )
+        failures.append(f'{_named(case)}, {rounds} rounds: {error:.1e}')
+    drawn = rule_calls.compare(
+      verify, case.proposal, case.target, jax.random.key(0)
+    )
+    if not drawn.passed:
+      contrary.append(_named(case))
   assert num_found, (
     f'nothing was enumerated: {verify} takes drafts of kind '
     f'{sorted(kind.value for kind in kinds)}, but no case of these kinds has '
@@ -126,6 +134,17 @@ def assert_exact(
   assert not failures, (
     f'{verify} is not exact; the largest error of a string, by case: '
     + '; '.join(failures)
+  )
+  assert not contrary, (
+    f'{verify} does not draw from its own law when it is called: '
+    + '; '.join(contrary)
+  )
+
+
+def _named(case):
+  return (
+    f'{case.name}, {case.kind.value}, V = {case.vocab_size}, '
+    f'K = {case.num_draft_tokens}'
   )
 
 
@@ -301,48 +320,75 @@ def assert_batch_invariant(
   sampling: Sampling,
   max_new_tokens: int,
 ) -> None:
-  """Asserts that a row's tokens do not depend on its batch or padding.
+  """Asserts that a row's tokens depend on its text alone.
 
   Each row is decoded in the batch, in the reversed batch, with prompts padded
-  further, and alone. The arguments are those of `generate`; `sampling` may have
-  one value per row.
+  further, in longer buffers, with other tokens behind its text, in the place of
+  a row that has finished, and alone. The arguments are those of `generate`;
+  `sampling` may have one value per row.
   """
   batch, width = np.shape(prompts)
   room = 2 * width + max_new_tokens
   rows = sampling_lib.per_row(sampling, batch, model.vocab_size)
 
-  def run(chosen, padding):
-    take = lambda leaf: np.asarray(leaf)[chosen]
-    return decode.generate(
-      params,
-      np.pad(take(prompts), ((0, 0), (0, padding))),
-      take(lengths),
-      key,
-      request_ids=np.asarray(chosen, np.int32),
-      model=model,
-      drafter=drafter,
-      verify=verify,
-      sampling=jax.tree.map(take, rows),
-      max_new_tokens=max_new_tokens,
-      max_length=room,
-    )
+  settings: dict[str, Any] = {
+    'params': params,
+    'key': key,
+    'model': model,
+    'drafter': drafter,
+    'verify': verify,
+    'max_new_tokens': max_new_tokens,
+  }
 
-  together = run(np.arange(batch), 0)
+  def given(chosen, padding=0) -> dict[str, Any]:
+    take = lambda leaf: np.asarray(leaf)[chosen]
+    return settings | {
+      'prompts': np.pad(take(prompts), ((0, 0), (0, padding))),
+      'lengths': take(lengths),
+      'request_ids': np.asarray(chosen, np.int32),
+      'sampling': jax.tree.map(take, rows),
+    }
+
+  def run(chosen, padding=0, extra=0):
+    return decode.generate(**given(chosen, padding), max_length=room + extra)
+
+  def among_others(chosen):
+    state = decode.prefill(**given(chosen), max_length=room)
+    places = np.arange(state.tokens.shape[1])
+    junk = np.resize(np.arange(model.vocab_size)[::-1], state.tokens.shape)
+    is_text = places < np.asarray(state.length)[:, None]
+    state = dataclasses.replace(
+      state, tokens=jnp.where(is_text, state.tokens, junk.astype(np.int32))
+    )
+    state = decode.advance(
+      params, state, model=model, drafter=drafter, verify=verify
+    )
+    return decode.finish(state, max_new_tokens=max_new_tokens)
+
+  def refilled(chosen):
+    arguments = given(chosen)
+    texts = zip(arguments['prompts'], arguments.pop('lengths'), strict=True)
+    arguments['prompts'] = [text[:length] for text, length in texts]
+    found = continuous.generate_all(**arguments, max_length=room, batch_size=1)
+    return jax.tree.map(lambda *x: np.concatenate(x), *found)
+
+  everything = np.arange(batch)
+  together = run(everything)
   _check_emitted(together)
   take = lambda chosen: jax.tree.map(lambda x: np.asarray(x)[chosen], together)
-  backwards = np.arange(batch)[::-1]
-  variants = {
-    'in the opposite order': [(backwards, 0)],
-    'with prompts padded further': [(np.arange(batch), width)],
-    'alone': [(np.asarray([row]), 0) for row in range(batch)],
-  }
-  for name, runs in variants.items():
-    for chosen, padding in runs:
-      mismatches = count_mismatches(run(chosen, padding), take(chosen))
-      assert mismatches == 0, (
-        f'{mismatches} tokens of rows {chosen.tolist()} differ when decoded '
-        f'{name} ({drafter} with {verify})'
-      )
+  for name, chosen, decoded in (
+    ('in the opposite order', everything[::-1], run),
+    ('with prompts padded further', everything, lambda x: run(x, width)),
+    ('in longer buffers', everything, lambda x: run(x, extra=_CHUNK)),
+    ('with other tokens behind their text', everything, among_others),
+    *(('alone', everything[[row]], run) for row in range(batch)),
+    ('in a row that was refilled', everything, refilled),
+  ):
+    mismatches = count_mismatches(decoded(chosen), take(chosen))
+    assert mismatches == 0, (
+      f'{mismatches} tokens of rows {chosen.tolist()} differ when decoded '
+      f'{name} ({drafter} with {verify})'
+    )
 
 
 def _check_emitted(output):

@@ -6,6 +6,7 @@ by separate code (`law.from_logits`).
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from specsample.testing import precision
 from specsample.testing.conditional import Conditional
 from specsample.testing.proposal import Drafts
 from specsample.testing.proposal import Proposal
-from specsample.types import Draft, Law, Verifier
+from specsample.types import Array, Draft, DraftKind, Law, Verifier
 
 
 class Enumeration:
@@ -158,18 +159,25 @@ def _laws(verify: Verifier, drafts: Drafts, target_probs: np.ndarray) -> Law:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _law_block(verify, topology, draft_kind, tokens, probs, target_probs):
-  shape = {}
+def _law_block(verify, topology, kind, tokens, probs, target_probs):
+  law = lambda tokens, probs, target_probs: verify.law(
+    draft_of(topology, kind, tokens, probs), target_probs
+  )
+  return jax.vmap(law)(tokens, probs, target_probs)
+
+
+def draft_of(
+  topology: tree.Topology | None,
+  kind: DraftKind,
+  tokens: Array,
+  probs: Array | None,
+) -> Draft:
+  """Returns a draft of one sequence; a chain if there is no topology."""
+  shape: dict[str, Any] = {}
   if topology is not None:
-    parents = jnp.asarray(topology.parents, jnp.int32)
     shape = {
-      'parents': parents,
+      'parents': jnp.asarray(topology.parents, jnp.int32),
       'depth': topology.depth,
       'num_children': topology.num_children,
     }
-
-  def of_draft(tokens, probs, target_probs):
-    draft = Draft(tokens=tokens, probs=probs, kind=draft_kind, **shape)
-    return verify.law(draft, target_probs)
-
-  return jax.vmap(of_draft)(tokens, probs, target_probs)
+  return Draft(tokens=tokens, probs=probs, kind=kind, **shape)

@@ -360,6 +360,10 @@ def test_advance_returns_when_enough_rows_are_done():
     ({'max_new_tokens': 0}, 'max_new_tokens is 0'),
     ({'request_ids': [1, 2]}, 'request_ids'),
     ({'prompts': None}, 'prompts is None: give a list of token ids'),
+    (
+      {'prompts': np.zeros((2, 3), int)},
+      r'prompts is an array of shape \(2, 3\), in which padding',
+    ),
     ({'prompts': [[1, [2]]]}, r'prompts is \[\[1, \[2\]\]\]: give a list'),
     ({'batch_size': 0}, 'batch_size is 0'),
     ({'batch_size': None}, 'batch_size is None'),

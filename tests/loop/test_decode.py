@@ -54,6 +54,42 @@ def generate(prompts, **kwargs) -> types.Output:
   return jax.device_get(output)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Forgetful:
+  """A model that takes a tree's shape and reads a chain."""
+
+  model: hash_model.HashModel
+  vocab_size: int = VOCAB
+  max_length: int = 1024
+
+  def init_cache(self, batch_size, max_length, max_new=None):
+    return self.model.init_cache(batch_size, max_length, max_new)
+
+  def apply(self, params, tokens, cache, features=(), parents=None):
+    del parents
+    return self.model.apply(params, tokens, cache, features)
+
+  def commit(self, cache, length, path=None):
+    return self.model.commit(cache, length, path)
+
+  def embed(self, params, ids):
+    return self.model.embed(params, ids)
+
+  def unembed(self, params, hidden):
+    return self.model.unembed(params, hidden)
+
+
+def test_a_model_that_ignores_the_shape_of_a_tree_is_refused():
+  ngram = drafters.NgramTree(num_branches=2, depth=2, min_ngram=1)
+  with pytest.raises(ValueError, match='apply takes parents and ignores it'):
+    generate(
+      [[1, 2, 1]],
+      model=_Forgetful(hash_model.HashModel(vocab_size=VOCAB)),
+      drafter=ngram,
+      verify=verify.tree,
+    )
+
+
 def test_eos_inside_an_accepted_run_cuts_it():
   output = generate([[1]], stop=specsample.Stop(eos_ids=(4, 30)))
   assert output.tokens[0].tolist() == [2, 3, 4] + [0] * 7

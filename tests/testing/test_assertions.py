@@ -63,6 +63,22 @@ class _Changed(planted.Wrapper):
     return dataclasses.replace(draft, **changed), state
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Shifted(planted.Wrapper):
+  """Drafts other tokens, by something that is not a row's text."""
+
+  by: Callable  # of the tokens [B, S] and the lengths [B]
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, state = super().propose(params, draw, warp, tokens, length, state)
+    moved = (draft.tokens + self.by(tokens, length)) % _MODEL.vocab_size
+    point_mass = DraftKind.POINT_MASS
+    draft = dataclasses.replace(
+      draft, tokens=moved.astype(jnp.int32), probs=None, kind=point_mass
+    )
+    return draft, state
+
+
 def _assert_draft(drafter):
   testing.assert_draft(
     _PARAMS,
@@ -158,12 +174,23 @@ def test_a_draft_that_is_not_of_its_kind_is_found(kind, field, value, message):
     _assert_draft(_Changed(drafter=_tree(kind), field=field, value=value))
 
 
+class _Hasty(type(verify.chain)):
+  """The token rule by its law; what it draws keeps the first draft always."""
+
+  def __call__(self, key, draft, target_probs):
+    verdict = super().__call__(key, draft, target_probs)
+    kept = jnp.maximum(verdict.num_accepted, draft.tokens[0] >= 0)
+    return dataclasses.replace(verdict, num_accepted=kept)
+
+
 def test_exact():
   few = list(itertools.islice(cases_lib.standard_cases(), 8))
   testing.assert_exact(verify.block, few)
   testing.assert_exact(verify.coupled, few)  # only its point masses
   with pytest.raises(AssertionError, match=r'plain, sampled, V = 2, K = 1'):
     testing.assert_exact(rules.PlainResidual(), few)
+  with pytest.raises(AssertionError, match='does not draw from its own law'):
+    testing.assert_exact(_Hasty(), few)
   sampled = [case for case in few if case.kind is DraftKind.SAMPLED]
   for rule, cases in ((verify.block, []), (verify.coupled, sampled)):
     with pytest.raises(AssertionError, match='nothing was enumerated'):
@@ -248,3 +275,14 @@ def test_batch_invariant():
   run()
   with pytest.raises(AssertionError, match=r'tokens of rows \[\d\] .* alone'):
     run(model=loop.OneLength(vocab_size=16))
+  for shift, words in (
+    (lambda tokens, length: tokens.shape[1] // 128, 'in longer buffers'),
+    (
+      lambda tokens, length: jnp.take_along_axis(
+        tokens, length[:, None], axis=1, mode='clip'
+      ),
+      'with other tokens behind their text',
+    ),
+  ):
+    with pytest.raises(AssertionError, match=f'tokens of rows .* {words}'):
+      run(drafter=_Shifted(drafter=_CHAIN, by=shift))

@@ -201,7 +201,8 @@ class SeesSiblings(HashModel):
   def read(self, params, tokens, cache, features=(), parents=None):
     """See `types.Readable`."""
     if parents is not None:
-      parents = jnp.broadcast_to(jnp.arange(parents.shape[1]), parents.shape)
+      # Not left out altogether, which the loop would refuse.
+      parents = 0 * parents + jnp.arange(parents.shape[1])
     return super().read(params, tokens, cache, features, parents)
 
 
@@ -211,5 +212,6 @@ class KeepsTheFirstNodes(HashModel):
 
   def append(self, cache, new, path=None):
     """See `types.Readable`."""
-    del path
+    if path is not None:  # left out altogether, the loop would refuse it
+      new = new + 0 * jnp.sum(path).astype(new.dtype)
     return super().append(cache, new)
