@@ -157,6 +157,18 @@ def read_json(path: epath.Path) -> dict[str, Any]:
   return content
 
 
+def refuse_pointer(path: epath.Path) -> None:
+  """Raises ValueError if Git left a pointer in the place of a large file."""
+  wanted = b'version https://git-lfs'
+  found = bytearray(min(len(wanted), size(path)))
+  read_into(path, 0, memoryview(found))
+  if found == wanted:
+    raise ValueError(
+      f'{path} is a pointer of Git LFS, not the file: run `git lfs pull` '
+      'in its folder, or download the file'
+    )
+
+
 def write_json(path: epath.Path, content: dict[str, Any]) -> None:
   """Writes an object as indented JSON."""
   text = json.dumps(content, indent=2, ensure_ascii=False)

@@ -1,5 +1,9 @@
 """Reports on models in the layouts of `specsample.load`, from their headers."""
 
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
 from etils import epath
 import jax
 
@@ -15,6 +19,7 @@ from specsample.models import huggingface
 from specsample.models import quantised
 from specsample.models import tensors
 from specsample.models import transformer
+from specsample.text import tokenizer_files
 
 # The length of the cache whose bytes are reported.
 _CACHE_TOKENS = 4096
@@ -42,10 +47,15 @@ def of_folder(headers: headers_lib.Headers) -> report.Report:
   stored = form.dequantised(headers.tensors, str(headers.folder), 'bfloat16')
   try:
     family = huggingface.family_of(config)
-    file = f'{family.model.__module__.replace(".", "/")}.py'
+    file = f'{family.make.__module__.replace(".", "/")}.py'
     facts[0] = ('family', f'{config.get("model_type")}, {file}')
     model = family.model(config, 'bfloat16')
     found = huggingface.of_model(stored, config, model)
+    if huggingface.has_own_unembedding(family, model, found):
+      model = dataclasses.replace(model, tie_embeddings=False)
+      facts.append(
+        ('unembedding', 'is stored and used, although it is said to be tied')
+      )
     ignored = huggingface.ignored_names(family, model)
     different = tensors.compare(model, found, family.names, ignored)
   except (ValueError, TypeError, LookupError) as error:
@@ -57,6 +67,7 @@ def of_folder(headers: headers_lib.Headers) -> report.Report:
       facts.append(('not read', tensors.listed(not_read)))
     problems += report.differences(different)
     problems += _of_modules(stored, config, model, facts)
+  problems += _of_tokenizer(lambda: tokenizer_files.load(headers.folder))
   supported = quantised.kinds(form)
   problems += headers_lib.unsupported(headers.tensors, supported)
   return report.Report(
@@ -66,6 +77,15 @@ def of_folder(headers: headers_lib.Headers) -> report.Report:
     facts=(*headers_lib.facts(headers.tensors), *facts),
     problems=tuple(problems),
   )
+
+
+def _of_tokenizer(build: Callable[[], Any]) -> list[report.Problem]:
+  """Returns what is wrong with a tokenizer, which `load` builds first."""
+  try:
+    build()
+  except ValueError as error:
+    return [report.of_error(error)]
+  return []
 
 
 def _of_modules(stored, config, model, facts: Facts):
@@ -84,6 +104,7 @@ def _of_modules(stored, config, model, facts: Facts):
   facts.append(('modules', text))
   try:
     plan = mtp.plan(stored, config, model)
+    mtp.check_copies(stored, config, model, plan[1], plan[3])
   except ValueError as error:
     return [report.of_error(error)]
   return report.differences(tensors.compare(*plan))
@@ -104,6 +125,9 @@ def of_gguf(path: epath.Path) -> report.Report:
       _, model = gguf.model_of(reader, 'bfloat16')
       facts += of_model(model)
       problems += report.differences(gguf.compare(reader, model))
+      problems += _of_tokenizer(
+        lambda: tokenizer_files.from_gguf(reader.metadata)
+      )
   except ValueError as error:
     problems.append(report.of_error(error))
   return report.Report(

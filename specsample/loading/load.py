@@ -83,6 +83,7 @@ def load(
   dtype: DTypeLike = 'float32',
   weights: Literal['int8', 'q8_0'] | None = None,
   chat_variables: Mapping[str, Any] | None = None,
+  with_tokenizer: bool = True,
 ) -> Loaded:
   """Loads a model of a known family, onto the mesh that is set.
 
@@ -111,6 +112,8 @@ def load(
     chat_variables: variables of the chat template, for every chat:
       {'enable_thinking': False} for Qwen3, {'reasoning_effort': 'high'} for
       gpt-oss.
+    with_tokenizer: False leaves the tokenizer's files alone, such as damaged
+      ones; `Loaded.tokenizer` then raises.
 
   Raises:
     ValueError: there is no such model, it is damaged or of another
@@ -122,11 +125,11 @@ def load(
   variables = chat.checked(chat_variables)
   name = files.name_of(name_or_path)
   if weights == 'q8_0':
-    loaded = _load_q8_0(name, dtype)
+    loaded = _load_q8_0(name, dtype, with_tokenizer)
   elif weights == 'int8':
-    loaded = _load_int8(name, dtype)
+    loaded = _load_int8(name, dtype, with_tokenizer)
   else:
-    loaded = _load(name, dtype, packed.as_is_fast_here)
+    loaded = _load(name, dtype, packed.as_is_fast_here, with_tokenizer)
   loaded = dataclasses.replace(loaded, name=name)
   if not variables:
     return loaded
@@ -134,15 +137,16 @@ def load(
   return dataclasses.replace(loaded, optional_tokenizer=tokenizer)
 
 
-def _load(name, dtype, convert):
+def _load(name, dtype, convert, with_tokenizer):
   path = find(name)
   if path is None:
     path = files.at(download(name, huggingface.FILE_PATTERNS))
   is_folder = files.is_folder(path)
-  return (_load_folder if is_folder else _load_file)(path, dtype, convert)
+  load_at = _load_folder if is_folder else _load_file
+  return load_at(path, dtype, convert, with_tokenizer)
 
 
-def _load_int8(name, dtype):
+def _load_int8(name, dtype, with_tokenizer):
   first: dict[str, tuple[str, float]] = {}
 
   def convert(model, path, leaf):
@@ -150,7 +154,7 @@ def _load_int8(name, dtype):
     first[key] = (fingerprint_lib.name(path, leaf), fingerprint_lib.first(leaf))
     return int8.weight(key, leaf, model.tie_embeddings)
 
-  loaded = _load(name, dtype, convert)
+  loaded = _load(name, dtype, convert, with_tokenizer)
   is_leaf = lambda x: isinstance(x, int8.Int8)
   leaves = jax.tree_util.tree_leaves_with_path(loaded.params, is_leaf=is_leaf)
   of_exact = fingerprint_lib.of_first(
@@ -159,7 +163,7 @@ def _load_int8(name, dtype):
   return dataclasses.replace(loaded, exact_fingerprint=of_exact)
 
 
-def _load_q8_0(name, dtype):
+def _load_q8_0(name, dtype, with_tokenizer):
   int8_blocks.refuse_mesh()
   path = find(name)
   if path is None or path.suffix != '.gguf':
@@ -167,7 +171,9 @@ def _load_q8_0(name, dtype):
       f"weights is 'q8_0', but there is no GGUF file {name}: give the path of "
       "one, or weights='int8' or None"
     )
-  return _load_file(path, dtype, packed.as_is_fast_here, keeps_q8_0=True)
+  return _load_file(
+    *(path, dtype, packed.as_is_fast_here, with_tokenizer), keeps_q8_0=True
+  )
 
 
 def find(name: str) -> epath.Path | None:
@@ -189,7 +195,7 @@ def find(name: str) -> epath.Path | None:
   return None
 
 
-def _load_file(path, dtype, convert, keeps_q8_0=False):
+def _load_file(path, dtype, convert, with_tokenizer, keeps_q8_0=False):
   if path.suffix in huggingface.PICKLE_SUFFIXES:
     raise ValueError(huggingface.pickle_message(path))
   if path.suffix != '.gguf':
@@ -202,11 +208,14 @@ def _load_file(path, dtype, convert, keeps_q8_0=False):
       f'{path} is a GGUF file, which can only be read from a local disk: copy '
       'it to one, or load a folder with safetensors'
     )
-  model, params, metadata = gguf.load(path, dtype, convert, keeps_q8_0)
-  return Loaded(model, params, tokenizer_files.from_gguf(metadata))
+  build = tokenizer_files.from_gguf if with_tokenizer else lambda _: None
+  model, params, tokenizer = gguf.load(path, dtype, convert, keeps_q8_0, build)
+  return Loaded(model, params, tokenizer)
 
 
-def _load_folder(path, dtype, convert):
+def _load_folder(path, dtype, convert, with_tokenizer):
+  # First, because it is read in a moment.
+  tokenizer = tokenizer_files.load(path) if with_tokenizer else None
   if (path / checkpoint.CONFIG_NAME).exists():
     model, params = checkpoint.restore(path, dtype)
     params = jax.tree_util.tree_map_with_path(
@@ -219,7 +228,7 @@ def _load_folder(path, dtype, convert):
       f'{path} holds neither config.json nor {checkpoint.CONFIG_NAME}: give a '
       'folder with a completely saved model, or the path of a .gguf file itself'
     )
-  return Loaded(model, params, tokenizer_files.load(path))
+  return Loaded(model, params, tokenizer)
 
 
 def packaged_file(package: str) -> pathlib.Path:

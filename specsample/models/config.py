@@ -1,7 +1,8 @@
 """Values of a model's configuration, as foreign formats store them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,130 @@ from jax.typing import DTypeLike
 # More layers than any model has. A model is built layer by layer, some 10 ms
 # each, so a damaged count would take hours and all memory.
 MOST_LAYERS = 1000
+
+
+_is_integer = lambda x: type(x) is int
+_is_number = lambda x: type(x) in (int, float)
+_is_text = lambda x: isinstance(x, str)
+_is_list_of = lambda holds: lambda x: isinstance(x, list) and all(map(holds, x))
+# What the values of these keys are in every layout, besides null. A key that is
+# not here cannot be read.
+_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+  key: kind
+  for kind, keys in (
+    (
+      (_is_integer, 'an integer'),
+      """
+      backbone_hidden_size block_size centroid_intermediate_top_k
+      conv_group_size conv_kernel_size decoder_sparse_step draft_vocab_size
+      dspark_noise_token_id expert_intermediate_size first_k_dense_replace
+      full_attention_interval global_head_dim head_dim hidden_size
+      hidden_size_per_layer_input intermediate_size kv_lora_rank
+      linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads
+      linear_num_value_heads linear_value_head_dim markov_rank mask_token_id
+      max_position_embeddings max_window_layers moe_intermediate_size
+      moe_layer_freq mtp_num_hidden_layers n_group n_routed_experts
+      n_shared_experts num_assistant_tokens num_attention_heads num_centroids
+      num_experts num_experts_per_tok num_global_key_value_heads
+      num_hidden_layers num_key_value_heads num_kv_shared_layers
+      num_local_experts num_nextn_predict_layers num_target_layers
+      original_max_position_embeddings pard_token ptd_token_id q_lora_rank
+      qk_nope_head_dim qk_rope_head_dim selector_rank selector_top_k
+      shared_expert_intermediate_size sliding_window sliding_window_pattern
+      swa_window_size target_hidden_size top_k_experts topk_group ttt_length
+      v_head_dim vocab_size vocab_size_per_layer_input
+      """,
+    ),
+    (
+      (_is_number, 'a number'),
+      """
+      attention_factor attention_value_scale attn_logit_softcapping beta_fast
+      beta_slow factor final_logit_softcapping high_freq_factor
+      hidden_state_offset input_embedding_scale logit_scale low_freq_factor
+      mscale mscale_all_dim output_multiplier partial_rotary_factor
+      query_pre_attn_scalar rms_norm_eps rope_local_base_freq rope_theta
+      routed_scaling_factor swiglu_alpha swiglu_limit
+      """,
+    ),
+    (
+      (lambda x: type(x) is bool, 'true or false'),
+      """
+      add_swa_attention_sink_bias attention_bias attention_k_eq_v
+      attention_sink_bias attn_output_gate causal causal_head
+      confidence_head_with_markov dflash_query_causal draft_shift
+      dspark_bonus_anchor eh_proj_before_attn embed_requires_grad
+      enable_moe_block fc_norm is_causal is_neox_style layernorms mlp_bias
+      mtp_use_dedicated_embeddings norm_before_fc norm_before_residual
+      norm_output norm_topk_prob rope_interleave rope_is_neox_style
+      return_hidden_post_norm sample_from_anchor sliding_window_non_causal
+      tie_word_embeddings truncate use_aux_hidden_state use_double_wide_mlp
+      use_input_layernorm_in_first_layer use_last_layernorm use_mtp_layernorm
+      use_ordered_embeddings use_sliding_window use_swa
+      """,
+    ),
+    # Of GGUF files.
+    (
+      (_is_integer, 'an integer'),
+      """
+      attention.head_count attention.head_count_kv attention.key_length
+      attention.sliding_window attention.sliding_window_pattern block_count
+      context_length embedding_length expert_count feed_forward_length
+      rope.dimension_count
+      """,
+    ),
+    (
+      (_is_number, 'a number'),
+      """
+      attention.layer_norm_rms_epsilon rope.freq_base rope.freq_base_swa
+      rope.scale_linear rope.scaling.factor
+      """,
+    ),
+    ((_is_text, 'a string'), 'rope.scaling.type'),
+    (
+      (_is_text, 'a string'),
+      """
+      hidden_act hidden_activation mamba_ssm_dtype markov_head_type model_type
+      projector_type quant_method rope_type scoring_func spd_type
+      speculators_model_type topk_method type
+      """,
+    ),
+    (
+      (_is_list_of(_is_integer), 'a list of integers'),
+      """
+      aux_hidden_state_layer_ids aux_hidden_states_layer_ids
+      eagle_aux_hidden_state_layer_ids layer_ids mlp_only_layers
+      target_layer_ids
+      weight_block_size
+      """,
+    ),
+    ((_is_list_of(_is_text), 'a list of strings'), 'layer_types'),
+    (
+      (lambda x: isinstance(x, dict), 'an object'),
+      """
+      dflash_config eagle_config full_attention per_layer_config
+      quantization_config rope_parameters rope_scaling sliding_attention
+      text_config transformer_layer_config
+      """,
+    ),
+    (
+      (lambda x: type(x) is bool or _is_text(x), 'true, false or a string'),
+      'use_bidirectional_attention',
+    ),
+  )
+  for key in keys.split()
+}
+
+# A null at these keys takes the part away whatever the default is.
+_NULL_IS_NONE = frozenset(
+  (
+    *('attn_logit_softcapping', 'final_logit_softcapping'),
+    *('sliding_window', 'q_lora_rank', 'num_key_value_heads'),
+  )
+)
+# A null at these keys means that the default applies.
+_NULL_IS_ABSENT = frozenset(
+  ('head_dim', 'rope_parameters', 'max_position_embeddings')
+)
 
 
 def dtype_name(dtype: DTypeLike) -> str:
@@ -39,16 +164,69 @@ class Config:
   origin: str  # the file, for messages
 
   def get(self, key: str, default: Any = None) -> Any:
-    """Returns the value unchecked, or the default if it is missing."""
+    """Returns a value of the key's type, or the default if it is missing."""
+    holds, expected = _TYPES[key]
     value = self.values.get(key)
-    return default if value is None else value
+    if value is None:
+      return default
+    if not holds(value):
+      raise self.unexpected(key, expected)
+    return value
+
+  def has(self, key: str) -> bool:
+    """Returns whether there is a value, null among them."""
+    return key in self.values
+
+  def filled(self, defaults: Mapping[str, Any]) -> 'Config':
+    """Returns the configuration with defaults for the keys that are absent.
+
+    Raises:
+      ValueError: one of these keys is null where that has no meaning.
+    """
+    given = {
+      key: value
+      for key, value in self.values.items()
+      if value is not None or key not in _NULL_IS_ABSENT
+    }
+    for key in defaults.keys() - _NULL_IS_NONE:
+      if key in given and given[key] is None:
+        raise self.unexpected(key, 'a value, or no such key')
+    return Config({**defaults, **given}, self.origin)
+
+  def of_one(self, *keys: str) -> Any:
+    """Returns the value of keys that mean the same, None if all are missing.
+
+    Raises:
+      ValueError: two of them have different values.
+    """
+    found = {key: self.get(key) for key in keys}
+    given = {key: x for key, x in found.items() if x is not None}
+    self.agree(given)
+    return next(iter(given.values()), None)
+
+  def agree(self, given: Mapping[str, Any]) -> None:
+    """Raises ValueError unless values of the same meaning are the same."""
+    values = list(given.values())
+    if any(value != values[0] for value in values):
+      listed = ' and '.join(
+        f'{key} is {value!r}' for key, value in given.items()
+      )
+      raise ValueError(
+        f'{self.origin}: {listed}, which mean the same: remove what is wrong'
+      )
 
   def size(self, key: str, default: int | None = None) -> int:
     """Returns an integer of at least 1."""
     value = self.get(key, default)
-    if type(value) is not int or value < 1:
+    if value is None or value < 1:
       raise self.unexpected(key, 'an integer of at least 1')
     return value
+
+  def size_of_one(self, *keys: str, default: int | None = None) -> int:
+    """Returns an integer of at least 1 at one of keys that mean the same."""
+    self.of_one(*keys)
+    given = [key for key in keys if self.get(key) is not None]
+    return self.size((given or keys)[0], default)
 
   def layers(self, key: str, most: int = MOST_LAYERS) -> int:
     """Returns a number of layers, an integer from 1 to `most`."""
@@ -58,9 +236,9 @@ class Config:
     return value
 
   def number(self, key: str, default: float | None = None) -> float:
-    """Returns a number above 0."""
+    """Returns a finite number above 0."""
     value = self.get(key, default)
-    if type(value) not in (int, float) or not value > 0:
+    if value is None or not 0 < value < math.inf:
       raise self.unexpected(key, 'a number above 0')
     return float(value)
 
@@ -70,10 +248,7 @@ class Config:
 
   def flag(self, key: str, default: bool = False) -> bool:
     """Returns true or false."""
-    value = self.get(key, default)
-    if type(value) is not bool:
-      raise self.unexpected(key, 'true or false')
-    return value
+    return self.get(key, default)
 
   def only(self, key: str, supported: Any) -> None:
     """Raises ValueError unless the value is missing or the supported one."""
@@ -86,14 +261,11 @@ class Config:
 
   def part(self, key: str) -> 'Config':
     """Returns the object at a key, empty if it is missing."""
-    value = self.get(key, {})
-    if not isinstance(value, dict):
-      raise self.unexpected(key, 'an object')
-    return Config(value, self.origin)
+    return Config(self.get(key, {}), self.origin)
 
   def unexpected(self, key: str, expected: str) -> ValueError:
     """Returns the error for a value that is not what was expected."""
     return ValueError(
-      f'{self.origin}: {key} is {self.get(key)!r}, expected {expected}: the '
-      'file is damaged, or is for another architecture'
+      f'{self.origin}: {key} is {self.values.get(key)!r}, expected {expected}: '
+      'the file is damaged, or is for another architecture'
     )

@@ -58,40 +58,41 @@ def _deepseek_v3(
     head_dim=config.size('qk_nope_head_dim'),
     value_dim=config.size('v_head_dim'),
     query_rank=(
-      config.size('q_lora_rank') if config.get('q_lora_rank') else None
+      None if config.get('q_lora_rank') is None else config.size('q_lora_rank')
     ),
   )
   hidden = config.size('moe_intermediate_size')
-  num_dense = config.get('first_k_dense_replace', 3)
+  num_dense = config.get('first_k_dense_replace')
   return transformer.Transformer(
     **fields,
     latent=latent,
     query_scale=_query_scale(latent, config),
     experts=experts.Experts(
-      num_experts=config.size('n_routed_experts'),
+      num_experts=config.size_of_one(
+        'n_routed_experts', 'num_local_experts', default=256
+      ),
       num_per_token=config.size('num_experts_per_tok'),
       mlp_dim=hidden,
       dense_layers=tuple(
         i for i in range(fields['num_layers']) if i < num_dense
       ),
       scores='sigmoid',
-      is_normalised=config.flag('norm_topk_prob', True),
-      scale=config.number('routed_scaling_factor', 2.5),
+      is_normalised=config.flag('norm_topk_prob'),
+      scale=config.number('routed_scaling_factor'),
       has_bias=True,
-      num_groups=config.size('n_group', 1),
-      groups_per_token=config.size('topk_group', 1),
-      shared_dim=hidden * config.size('n_shared_experts', 1),
+      num_groups=config.size('n_group'),
+      groups_per_token=config.size('topk_group'),
+      shared_dim=hidden * config.size('n_shared_experts'),
     ),
   )
 
 
 def _query_scale(latent, config):
   """Returns the query scale, times growth**2 if YaRN has mscale_all_dim."""
-  key = 'rope_parameters' if config.get('rope_parameters') else 'rope_scaling'
-  rope = config.part(key)
+  rope = llama.rope_part(config)
   scale = (latent.head_dim + latent.rope_dim) ** -0.5
   weight = rope.get('mscale_all_dim', 0)
-  if rope.get('rope_type', rope.get('type', 'default')) == 'default':
+  if rope.of_one('rope_type', 'type') in (None, 'default'):
     return scale
   if not weight:
     return scale
@@ -146,4 +147,27 @@ def _rearranged(
   return _Split(tensor, size * count, size, latent.rope_dim)
 
 
-DEEPSEEK_V3 = family.Family(_deepseek_v3, _NAMES, _own_name, _rearranged)
+DEEPSEEK_V3 = family.Family(
+  _deepseek_v3,
+  _NAMES,
+  _own_name,
+  _rearranged,
+  defaults={
+    'max_position_embeddings': 4096,
+    'rms_norm_eps': 1e-6,
+    'moe_intermediate_size': 2048,
+    'n_shared_experts': 1,
+    'routed_scaling_factor': 2.5,
+    'kv_lora_rank': 512,
+    'q_lora_rank': 1536,
+    'qk_rope_head_dim': 64,
+    'qk_nope_head_dim': 128,
+    'v_head_dim': 128,
+    'n_group': 8,
+    'topk_group': 4,
+    'num_experts_per_tok': 8,
+    'first_k_dense_replace': 3,
+    'norm_topk_prob': True,
+    'rope_interleave': True,
+  },
+)

@@ -84,7 +84,7 @@ class Experts:
         f'num_groups is {self.num_groups} and groups_per_token is '
         f'{self.groups_per_token}: divide the {self.num_experts} experts '
         'evenly into groups, and give each token groups that hold at least '
-        f'{self.num_per_token} experts'
+        f'num_per_token = {self.num_per_token} experts'
       )
 
 

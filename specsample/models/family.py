@@ -2,10 +2,23 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import re
+from typing import Any
 
 from specsample.models import config as config_lib
 from specsample.models import tensors
 from specsample.models import transformer
+
+# The keys of the fields that messages name.
+_KEYS = {
+  'num_heads': 'num_attention_heads',
+  'num_kv_heads': 'num_key_value_heads',
+  'num_per_token': 'num_experts_per_tok',
+  'num_groups': 'n_group',
+  'groups_per_token': 'topk_group',
+  'num_key_heads': 'linear_num_key_heads',
+  'num_value_heads': 'linear_num_value_heads',
+}
 
 
 def own_name(name: str) -> str | None:
@@ -40,7 +53,8 @@ class Family:
   """The rules for reading a family's configuration and tensors.
 
   Attributes:
-    model: makes the model from a config.json and a dtype.
+    make: makes the model from the configuration of the text model, in which
+      defaults are filled in, and a dtype.
     names: the tensor of each parameter, as for `tensors.fill`; '*' stands for
       the numbers of the experts, whose tensors are stacked.
     own_name: maps a tensor's name in a file to its name in `names`, or to None
@@ -49,11 +63,14 @@ class Family:
       tensor, reordered if the library's order is not the family's.
     divided: given the model and the tensors by the names in `names`, returns
       the tensors, with those that hold several parameters divided; see `parts`.
+    defaults: the values of keys that config.json leaves out, those of the
+      family's class in transformers.
+    text: returns the configuration of the text model alone.
     mtp_prefix: begins the names of a single module for multi-token prediction;
       None if modules are stored as layers after the last one.
   """
 
-  model: Callable[[config_lib.Config, str], transformer.Transformer]
+  make: Callable[[config_lib.Config, str], transformer.Transformer]
   names: Mapping[str, str]
   own_name: Callable[[str], str | None] = own_name
   rearranged: Callable[
@@ -62,4 +79,27 @@ class Family:
   divided: Callable[
     [transformer.Transformer, tensors.TensorFile], tensors.TensorFile
   ] = _undivided
+  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  text: Callable[[config_lib.Config], config_lib.Config] = lambda config: config
   mtp_prefix: str | None = None
+
+  def model(
+    self, config: config_lib.Config, dtype: str
+  ) -> transformer.Transformer:
+    """Returns the model of a config.json.
+
+    Raises:
+      ValueError: a value is of a wrong type, makes no sense or is not
+        supported.
+    """
+    config = self.text(config).filled(self.defaults)
+    try:
+      return self.make(config, dtype)
+    except ValueError as error:
+      if str(error).startswith(config.origin):
+        raise
+      # Sizes that do not fit each other, by the names of `Transformer`.
+      message = str(error)
+      for ours, theirs in _KEYS.items():
+        message = re.sub(rf'\b{ours}\b', theirs, message)
+      raise ValueError(f'{config.origin}: {message}') from error

@@ -14,7 +14,6 @@ from specsample.models import tensors
 from specsample.models import transformer
 
 _LAYER = 'model.layers.{}.'
-_CAPS = ('attn_logit_softcapping', 'final_logit_softcapping')
 _NAMES = llama.NAMES | {
   'layers.{}.attention_post_norm.scale': (
     _LAYER + 'post_attention_layernorm.weight'
@@ -34,40 +33,52 @@ def fields(dim: int) -> dict[str, Any]:
   }
 
 
-def _shape(config, dtype, defaults):
-  """Returns the configuration with defaults, and the fields that both share."""
-  # A cap of null is none; the default is for one that is not there.
-  given = {
-    k: v for k, v in config.values.items() if v is not None or k in _CAPS
-  }
-  filled = {
-    'tie_word_embeddings': True,
-    'num_attention_heads': 8,
-    'num_key_value_heads': 4,
-    'head_dim': 256,
-    **defaults,
-    **given,
-  }
-  config = config_lib.Config(filled, config.origin)
+_DEFAULTS = llama.DEFAULTS | {
+  'tie_word_embeddings': True,
+  'num_attention_heads': 8,
+  'num_key_value_heads': 4,
+  'head_dim': 256,
+  'query_pre_attn_scalar': 256,
+  'sliding_window': 4096,
+}
+
+
+def _shape(config, dtype, step):
+  """Returns the fields that both generations share.
+
+  Every `step`-th layer has no window, if the configuration does not say.
+  """
   config.only('hidden_activation', 'gelu_pytorch_tanh')
   config.only('use_bidirectional_attention', False)
   has_bias = config.flag('attention_bias')
-  shape = llama.shape(config, dtype)
-  return config, shape | fields(shape['dim']) | {
-    'attention_bias': has_bias,
-    'attention_out_bias': has_bias,
-    'query_scale': config.number('query_pre_attn_scalar', 256) ** -0.5,
-    'attention_softcap': config.optional_number('attn_logit_softcapping'),
-    'logit_softcap': config.optional_number('final_logit_softcapping'),
-    'sliding_window': config.size('sliding_window', 4096),
-    'sliding_layers': _sliding_layers(config, shape['num_layers']),
-  }
+  shape = llama.shape(config, dtype, full_rope(config))
+  return (
+    shape
+    | fields(shape['dim'])
+    | {
+      'attention_bias': has_bias,
+      'attention_out_bias': has_bias,
+      'query_scale': config.number('query_pre_attn_scalar') ** -0.5,
+      'attention_softcap': config.optional_number('attn_logit_softcapping'),
+      'logit_softcap': config.optional_number('final_logit_softcapping'),
+      'sliding_window': config.size('sliding_window'),
+      'sliding_layers': _sliding_layers(config, shape['num_layers'], step),
+    }
+  )
 
 
-def _sliding_layers(config, num_layers):
+def full_rope(config: config_lib.Config) -> config_lib.Config | None:
+  """Returns the rope of the layers without a window, None if all have one."""
+  of_kinds = config.part('rope_parameters')
+  key = 'full_attention'
+  return of_kinds.part(key) if of_kinds.has(key) else None
+
+
+def _sliding_layers(config, num_layers, step):
   if config.get('layer_types') is not None:
     return llama.layers_of_kind(config, 'sliding_attention')
-  return sliding_layers(num_layers, config.size('sliding_window_pattern'))
+  step = config.size('sliding_window_pattern', step)
+  return sliding_layers(num_layers, step)
 
 
 def sliding_layers(num_layers: int, step: int) -> tuple[int, ...]:
@@ -76,50 +87,44 @@ def sliding_layers(num_layers: int, step: int) -> tuple[int, ...]:
 
 
 def _gemma2(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  config, fields = _shape(
-    config,
-    dtype,
-    {
-      'max_position_embeddings': 8192,
-      'sliding_window_pattern': 2,
-      'attn_logit_softcapping': 50.0,
-      'final_logit_softcapping': 30.0,
-    },
-  )
+  fields = _shape(config, dtype, step=2)
   return transformer.Transformer(**fields, **llama.rope(config))
 
 
 def _gemma3(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  config, fields = _shape(
-    config,
-    dtype,
-    {
-      'vocab_size': 262_208,
-      'max_position_embeddings': 131_072,
-      'sliding_window_pattern': 6,
-      'rope_theta': 1_000_000.0,
-    },
-  )
+  # transformers reads it and does not apply it.
+  config.only('attn_logit_softcapping', None)
+  fields = _shape(config, dtype, step=6)
   return transformer.Transformer(**fields, qk_norm=True, **_gemma3_rope(config))
 
 
 def _gemma3_rope(config):
   """Returns the rope's fields; transformers 5 writes them per layer type."""
   new = config.part('rope_parameters')
-  if 'full_attention' not in new.values:
+  if not new.has('full_attention'):
     theta = config.number('rope_local_base_freq', 10_000.0)
-    return llama.rope(config) | {'sliding_rope_theta': theta}
+    full = llama.rope(config, _GEMMA3_THETA)
+    return full | {'sliding_rope_theta': theta}
   local = llama.rope_of(new.part('sliding_attention'))
   if local['rope_scaling'] is not None:
     raise new.unexpected('sliding_attention', 'a rope that is not scaled')
-  full = llama.rope_of(new.part('full_attention'))
+  full = llama.rope_of(new.part('full_attention'), _GEMMA3_THETA)
+  # The names that earlier versions had for the same.
+  config.only('rope_scaling', None)
+  for key, theta in (
+    ('rope_theta', full['rope_theta']),
+    ('rope_local_base_freq', local['rope_theta']),
+  ):
+    if config.get(key) is not None:
+      config.agree({key: config.get(key), 'that of rope_parameters': theta})
   return full | {'sliding_rope_theta': local['rope_theta']}
 
 
-def _gemma3_with_images(
-  config: config_lib.Config, dtype: str
-) -> transformer.Transformer:
-  return _gemma3(config.part('text_config'), dtype)
+_GEMMA3_THETA = 1_000_000.0
+
+
+def _text(config):
+  return config.part('text_config')
 
 
 def _name_of_text(name):
@@ -135,11 +140,25 @@ def _name_of_text(name):
   return family.own_name(name)
 
 
-GEMMA2 = family.Family(_gemma2, _NAMES)
-GEMMA3 = family.Family(_gemma3, _NAMES)
+GEMMA2 = family.Family(
+  _gemma2,
+  _NAMES,
+  defaults=_DEFAULTS
+  | {
+    'max_position_embeddings': 8192,
+    'attn_logit_softcapping': 50.0,
+    'final_logit_softcapping': 30.0,
+  },
+)
+GEMMA3 = family.Family(
+  _gemma3,
+  _NAMES,
+  defaults=_DEFAULTS
+  | {'vocab_size': 262_208, 'max_position_embeddings': 131_072},
+)
 # Only the text model, without the part that reads images.
-GEMMA3_WITH_IMAGES = family.Family(
-  _gemma3_with_images, _NAMES, own_name=_name_of_text
+GEMMA3_WITH_IMAGES = dataclasses.replace(
+  GEMMA3, own_name=_name_of_text, text=_text
 )
 
 _GATE, _UP = ' (gates)', ' (other inputs)'
@@ -174,37 +193,24 @@ _ROPE4 = {
 
 
 def _gemma4(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  given = {k: v for k, v in config.values.items() if v is not None}
-  filled = {
-    'tie_word_embeddings': True,
-    'num_attention_heads': 8,
-    'num_key_value_heads': 4,
-    'head_dim': 256,
-    'vocab_size': 262_144,
-    'max_position_embeddings': 131_072,
-    'sliding_window': 512,
-    'rope_parameters': _ROPE4,
-    **given,
-  }
-  # Text is causal; images may not be.
-  if filled.get('use_bidirectional_attention') == 'vision':
-    del filled['use_bidirectional_attention']
   key = 'hidden_size_per_layer_input'
-  has_inputs = config.values.get(key, 256) not in (None, 0)
-  config = config_lib.Config(filled, config.origin)
+  has_inputs = config.get(key) not in (None, 0)
   for name, supported in (
     ('hidden_activation', 'gelu_pytorch_tanh'),
-    ('use_bidirectional_attention', None),
     ('attention_bias', False),
+    ('rope_scaling', None),
   ):
     config.only(name, supported)
-  shape = llama.shape(config, dtype)
+  # Text is causal; images may not be.
+  if config.get('use_bidirectional_attention') != 'vision':
+    config.only('use_bidirectional_attention', None)
+  shape = llama.shape(config, dtype, full_rope(config))
   num_layers = shape['num_layers']
   sliding = _sliding_layers4(config, num_layers)
   if has_inputs:
     config.only('vocab_size_per_layer_input', shape['vocab_size'])
   num_shared = config.get('num_kv_shared_layers', 0)
-  if type(num_shared) is not int or num_shared not in range(num_layers):
+  if num_shared not in range(num_layers):
     raise config.unexpected(
       'num_kv_shared_layers', f'an integer from 0 to {num_layers - 1}'
     )
@@ -226,7 +232,7 @@ def _gemma4(config: config_lib.Config, dtype: str) -> transformer.Transformer:
     has_value_norm=True,
     num_shared=num_shared,
     shared_mlp_dim=2 * shape['mlp_dim'] if is_wide else None,
-    layer_input_dim=config.size(key, 256) if has_inputs else 0,
+    layer_input_dim=config.size(key) if has_inputs else 0,
     has_layer_scalars=True,
     experts=_experts4(config) if config.flag('enable_moe_block') else None,
   )
@@ -262,14 +268,18 @@ def _full_sizes(config, sliding, num_layers):
       'full_head_dim': config.size('global_head_dim', 512),
       'full_kv_heads': own if config.flag('attention_k_eq_v') else of_all,
     }
-  by_layer = config.part('per_layer_config')
-  full = [str(i) for i in range(num_layers) if i not in sliding]
-  (sizes, *others) = (by_layer.part(i) for i in full)
-  if set(by_layer.values) - set(full) or any(x != sizes for x in others):
+  by_layer = config.part('per_layer_config').values
+  full = [i for i in range(num_layers) if i not in sliding]
+  listed = ', '.join(map(str, full))
+  # The keys are as wide as the largest: '05', '11'.
+  given = {int(i) if i.isdecimal() else i: x for i, x in by_layer.items()}
+  sizes = given.get(full[0])
+  if given != dict.fromkeys(full, sizes) or not isinstance(sizes, dict):
     raise config.unexpected(
       'per_layer_config',
-      f'the same sizes for the layers {", ".join(full)} and no others',
+      f'the same sizes for the layers {listed} and no others',
     )
+  sizes = config_lib.Config(sizes, config.origin)
   return {
     'full_head_dim': sizes.size('head_dim', config.size('head_dim')),
     'full_kv_heads': sizes.size(
@@ -284,7 +294,8 @@ def _rope4(config):
   full = of_kinds.part('full_attention')
   if local['rope_scaling'] is not None:
     raise of_kinds.unexpected('sliding_attention', 'a rope that is not scaled')
-  full.only('rope_type', 'proportional')
+  if full.of_one('rope_type', 'type') != 'proportional':
+    raise full.unexpected('rope_type', "'proportional'")
   full.only('factor', 1.0)
   return {
     'rope_theta': full.number('rope_theta'),
@@ -299,17 +310,11 @@ def _experts4(config):
   return experts.Experts(
     num_experts=config.size('num_experts'),
     num_per_token=config.size('top_k_experts'),
-    mlp_dim=config.size(
-      'moe_intermediate_size', config.get('expert_intermediate_size')
+    mlp_dim=config.size_of_one(
+      'moe_intermediate_size', 'expert_intermediate_size'
     ),
     is_beside_mlp=True,
   )
-
-
-def _gemma4_with_images(
-  config: config_lib.Config, dtype: str
-) -> transformer.Transformer:
-  return _gemma4(config.part('text_config'), dtype)
 
 
 def _divided4(
@@ -348,7 +353,7 @@ def assistant(config: config_lib.Config, dtype: str) -> transformer.Transformer:
     'hidden_size_per_layer_input': 0,
     'num_kv_shared_layers': 0,
   }
-  alone = _gemma4(config_lib.Config(values, config.origin), dtype)
+  alone = GEMMA4.model(config_lib.Config(values, config.origin), dtype)
   assert alone.sliding_layers is not None
   return dataclasses.replace(
     alone,
@@ -359,8 +364,23 @@ def assistant(config: config_lib.Config, dtype: str) -> transformer.Transformer:
 
 
 GEMMA4 = family.Family(
-  _gemma4, _NAMES4, own_name=_name_of_text, divided=_divided4
+  _gemma4,
+  _NAMES4,
+  own_name=_name_of_text,
+  divided=_divided4,
+  defaults=llama.DEFAULTS
+  | {
+    'tie_word_embeddings': True,
+    'num_attention_heads': 8,
+    'num_key_value_heads': 4,
+    'head_dim': 256,
+    'global_head_dim': 512,
+    'vocab_size': 262_144,
+    'vocab_size_per_layer_input': 262_144,
+    'hidden_size_per_layer_input': 256,
+    'max_position_embeddings': 131_072,
+    'sliding_window': 512,
+    'rope_parameters': _ROPE4,
+  },
 )
-GEMMA4_WITH_IMAGES = family.Family(
-  _gemma4_with_images, _NAMES4, own_name=_name_of_text, divided=_divided4
-)
+GEMMA4_WITH_IMAGES = dataclasses.replace(GEMMA4, text=_text)

@@ -1,5 +1,6 @@
 """Models in GGUF files; `gguf_file` reads the format."""
 
+from collections.abc import Callable, Mapping
 import functools
 import os
 import re
@@ -48,8 +49,12 @@ def load(
   dtype: str,
   convert: tensors.Convert,
   keeps_q8_0: bool = False,
-) -> tuple[transformer.Transformer, Params, dict[str, Any]]:
-  """Returns the model, its parameters dequantised to `dtype`, and metadata.
+  prepare: Callable[[Mapping[str, Any]], Any] = lambda metadata: metadata,
+) -> tuple[transformer.Transformer, Params, Any]:
+  """Returns the model, its parameters dequantised to `dtype`, and `prepare`'s.
+
+  `prepare` makes of the metadata what is returned; it is called before any
+  weight is read, so that what it refuses costs little.
 
   On a mesh each process dequantises whole tensors and keeps its parts. See
   `tensors.fill` for `convert`. With `keeps_q8_0`, matrices stored as Q8_0
@@ -62,6 +67,7 @@ def load(
   dtype = config_lib.dtype_name(dtype)
   with gguf_file.Reader(path) as reader:
     architecture, model = model_of(reader, dtype)
+    prepared = prepare(reader.metadata)
     rearranged = functools.partial(_rearranged, architecture, model)
     in_q8_0 = _in_q8_0(reader) if keeps_q8_0 else []
 
@@ -76,7 +82,7 @@ def load(
       kept=lambda name: kept(name) if name in in_q8_0 else None,
     )
     params = tensors.fill(model, file, _NAMES, {_ROPE_FACTORS}, convert)
-    return model, params, reader.metadata
+    return model, params, prepared
 
 
 def _in_q8_0(reader):
@@ -147,7 +153,7 @@ def model_of(
     },
     origin,
   )
-  if config.get('expert_count', 0):
+  if config.get('expert_count'):
     raise ValueError(
       f'{origin} is a mixture of {config.get("expert_count")} experts, which '
       'is not supported: load a dense model, or a folder of safetensors'
@@ -226,7 +232,7 @@ def _rope_scaling(config, head_dim, reader):
     return rotary.FactorRope(factors=tuple(factors.tolist()))
   # The first is the factor's name from before there were types.
   keys = ('rope.scale_linear', 'rope.scaling.factor')
-  key = next((key for key in keys if key in config.values), None)
+  key = next((key for key in keys if config.has(key)), None)
   kind = config.get('rope.scaling.type', 'linear' if key else 'none')
   if kind == 'none':
     return None

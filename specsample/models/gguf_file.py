@@ -15,6 +15,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from specsample import files
+
 _VERSIONS = (2, 3)
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 # `struct` codes by the format's numbers of scalar types.
@@ -48,6 +50,7 @@ class Reader:
 
   def __init__(self, path: str | os.PathLike[str]):
     self.path = pathlib.Path(path)
+    files.refuse_pointer(files.at(path))
     self._file = self.path.open('rb')
     try:
       self._size = os.fstat(self._file.fileno()).st_size

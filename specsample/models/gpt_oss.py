@@ -47,35 +47,27 @@ _ROPE = {
 
 def _gpt_oss(config: config_lib.Config, dtype: str) -> transformer.Transformer:
   config.only('hidden_act', 'silu')
-  given = {k: v for k, v in config.values.items() if v is not None}
-  filled = {
-    'num_local_experts': given.get('num_experts', 128),
-    'num_key_value_heads': 8,
-    'head_dim': 64,
-    'rms_norm_eps': 1e-5,
-    'rope_theta': 150_000.0,
-    'max_position_embeddings': 131_072,
-    'rope_parameters': None if given.get('rope_scaling') else _ROPE,
-    **given,
-  }
-  config = config_lib.Config(filled, config.origin)
-  has_bias = config.flag('attention_bias', True)
-  fields = llama.shape(config, dtype) | llama.rope(config)
+  if config.get('rope_scaling') is None:
+    config = config.filled({'rope_parameters': _ROPE})
+  has_bias = config.flag('attention_bias')
+  fields = llama.shape(config, dtype) | llama.rope(config, 150_000.0)
   return transformer.Transformer(
     **fields,
     attention_bias=has_bias,
     attention_out_bias=has_bias,
     has_sinks=True,
     has_wide_norms=True,
-    sliding_window=config.size('sliding_window', 128),
+    sliding_window=config.size('sliding_window'),
     sliding_layers=_sliding_layers(config, fields['num_layers']),
     experts=experts.Experts(
-      num_experts=config.size('num_local_experts'),
-      num_per_token=config.size('num_experts_per_tok', 4),
+      num_experts=config.size_of_one(
+        *('num_local_experts', 'num_experts'), default=128
+      ),
+      num_per_token=config.size('num_experts_per_tok'),
       mlp_dim=fields['mlp_dim'],
       has_linear_biases=True,
-      limit=config.number('swiglu_limit', 7.0),
-      gate_scale=config.number('swiglu_alpha', 1.702),
+      limit=config.number('swiglu_limit'),
+      gate_scale=config.number('swiglu_alpha'),
     ),
   )
 
@@ -87,5 +79,18 @@ def _sliding_layers(config, num_layers):
 
 
 GPT_OSS = family.Family(
-  _gpt_oss, _NAMES, divided=lambda model, file: parts.divided(file, _PARTS)
+  _gpt_oss,
+  _NAMES,
+  divided=lambda model, file: parts.divided(file, _PARTS),
+  defaults={
+    'num_key_value_heads': 8,
+    'head_dim': 64,
+    'rms_norm_eps': 1e-5,
+    'max_position_embeddings': 131_072,
+    'attention_bias': True,
+    'sliding_window': 128,
+    'num_experts_per_tok': 4,
+    'swiglu_limit': 7.0,
+    'swiglu_alpha': 1.702,
+  },
 )

@@ -1,7 +1,9 @@
 """Models in Hugging Face's layout: config.json and safetensors."""
 
 from concurrent import futures
+import dataclasses
 import os
+import sys
 
 from etils import epath
 
@@ -84,8 +86,33 @@ def load(
   model = family.model(config, dtype)
   stored = open_tensors(folder, config, dtype)
   file = of_model(stored, config, model)
+  if has_own_unembedding(family, model, file):
+    print(
+      f'{folder}: {family.names["unembedding"]} differs from the embedding, so '
+      'it is used although tie_word_embeddings is true',
+      file=sys.stderr,
+    )
+    model = dataclasses.replace(model, tie_embeddings=False)
   ignored = ignored_names(family, model)
   return model, tensors.fill(model, file, family.names, ignored, convert)
+
+
+def has_own_unembedding(
+  family: family_lib.Family,
+  model: transformer.Transformer,
+  file: tensors.TensorFile,
+) -> bool:
+  """Returns whether a tied model's file has an unembedding of its own.
+
+  Others use it too: such files come from training that has untied the two.
+  """
+  tied, stored = family.names['embedding'], family.names['unembedding']
+  if not model.tie_embeddings or stored not in file.shapes:
+    return False
+  shape = file.shapes[stored]
+  return file.shapes.get(tied) != shape or not tensors.are_equal(
+    file.open(stored), file.open(tied), shape[0]
+  )
 
 
 def of_model(
@@ -214,6 +241,12 @@ def files_of_index(index: epath.Path) -> list[str]:
   shard_of = files.read_json(index).get('weight_map')
   if not isinstance(shard_of, dict) or not shard_of:
     raise ValueError(f'{index} has no weight_map: download it again')
+  for name, file in shard_of.items():
+    if not isinstance(file, str):
+      raise ValueError(
+        f'{index}: the file of tensor {name} is {file!r}, expected a string: '
+        'download it again'
+      )
   return sorted(set(shard_of.values()))
 
 

@@ -35,9 +35,19 @@ NAMES = {
   'layers.{}.mlp.down.kernel': _LAYER + 'mlp.down_proj.weight',
 }
 
+# The length that a model was trained for before its rope was scaled.
+_ORIGINAL = 'original_max_position_embeddings'
+_PARTIAL = 'partial_rotary_factor'
 
-def shape(config: config_lib.Config, dtype: str) -> dict[str, Any]:
+
+def shape(
+  config: config_lib.Config,
+  dtype: str,
+  of_rope: config_lib.Config | None = None,
+) -> dict[str, Any]:
   """Returns the `Transformer` fields that are common to all families.
+
+  `of_rope` is the rope of the layers without a window, if layers differ.
 
   Raises:
     ValueError: a field is missing or makes no sense.
@@ -53,43 +63,84 @@ def shape(config: config_lib.Config, dtype: str) -> dict[str, Any]:
     'num_kv_heads': config.size('num_key_value_heads', num_heads),
     'head_dim': config.size('head_dim', max(dim // num_heads, 1)),
     'mlp_dim': config.size('intermediate_size'),
-    'max_length': _max_length(config),
-    'norm_eps': config.number('rms_norm_eps', 1e-6),
+    'max_length': _max_length(config, of_rope or rope_part(config)),
+    'norm_eps': config.number('rms_norm_eps'),
     'tie_embeddings': config.flag('tie_word_embeddings'),
     'dtype': dtype,
   }
 
 
-def _max_length(config):
+def _max_length(config, of_rope):
   """Returns the longest text: with YaRN, the one that it extends to."""
   given = config.size('max_position_embeddings')
-  of_rope = _rope_part(config)
-  if of_rope.get('rope_type', of_rope.get('type')) != 'yarn':
+  if of_rope.of_one('rope_type', 'type') != 'yarn':
     return given
-  original = of_rope.size('original_max_position_embeddings')
+  original = of_rope.size(_ORIGINAL)
   return max(given, int(of_rope.number('factor') * original))
 
 
-def _rope_part(config):
-  key = 'rope_parameters' if config.get('rope_parameters') else 'rope_scaling'
-  return config.part(key)
-
-
-def rope(config: config_lib.Config) -> dict[str, Any]:
+def rope(
+  config: config_lib.Config, theta: float = 10_000.0, is_partial: bool = False
+) -> dict[str, Any]:
   """Returns the fields rope_theta and rope_scaling of a `Transformer`.
+
+  `theta` is the family's default; `is_partial` tells whether the family may
+  rotate only a part of a head, which the caller then reads.
 
   transformers 5 writes rope_parameters. Version 4 wrote rope_theta and
   rope_scaling, whose key rope_type was once called type.
   """
-  theta = config.get('rope_theta', 10_000.0)
-  values = {'rope_theta': theta} | dict(_rope_part(config).values)
-  return rope_of(config_lib.Config(values, config.origin))
+  return rope_of(rope_part(config), theta, is_partial)
 
 
-def rope_of(parameters: config_lib.Config) -> dict[str, Any]:
+def rope_part(config: config_lib.Config) -> config_lib.Config:
+  """Returns the parameters of a rope that is the same in all layers.
+
+  Raises:
+    ValueError: they are given twice with different values, or by layer.
+  """
+  parts = {
+    key: part
+    for key in ('rope_parameters', 'rope_scaling')
+    if (part := config.part(key)).values
+  }
+  for key, part in parts.items():
+    for kind in ('full_attention', 'sliding_attention'):
+      if part.has(kind):
+        raise config.unexpected(key, 'one rope for all layers')
+    for name in ('rope_theta', _ORIGINAL, _PARTIAL):
+      given = {name: config.get(name), f'{name} of {key}': part.get(name)}
+      config.agree({k: x for k, x in given.items() if x is not None})
+  outer = {
+    'rope_theta': config.get('rope_theta'),
+    _PARTIAL: config.get(_PARTIAL),
+    _ORIGINAL: config.get(_ORIGINAL, config.get('max_position_embeddings')),
+  }
+  made = [
+    config_lib.Config(outer | dict(part.values), config.origin)
+    for part in parts.values()
+  ]
+  if len(made) == 2 and _is_unlike(*made):
+    config.agree({key: part.values for key, part in parts.items()})
+  return made[0] if made else config_lib.Config(outer, config.origin)
+
+
+def _is_unlike(one, other):
+  """Returns whether two ropes differ."""
+  made = [rope_of(x, is_partial=True) for x in (one, other)]
+  return made[0] != made[1] or one.get(_PARTIAL) != other.get(_PARTIAL)
+
+
+def rope_of(
+  parameters: config_lib.Config,
+  theta: float = 10_000.0,
+  is_partial: bool = False,
+) -> dict[str, Any]:
   """Like `rope`, but reads the rope parameters themselves."""
   number, origin = parameters.number, parameters.origin
-  kind = parameters.get('rope_type', parameters.get('type', 'default'))
+  if not is_partial:
+    parameters.only(_PARTIAL, 1.0)
+  kind = parameters.of_one('rope_type', 'type') or 'default'
   scaling: rotary.Scaling | None = None
   if kind == 'linear':
     scaling = rotary.LinearRope(factor=number('factor'))
@@ -98,12 +149,12 @@ def rope_of(parameters: config_lib.Config) -> dict[str, Any]:
       factor=number('factor'),
       low_freq_factor=number('low_freq_factor'),
       high_freq_factor=number('high_freq_factor'),
-      original_max_length=parameters.size('original_max_position_embeddings'),
+      original_max_length=parameters.size(_ORIGINAL),
     )
   elif kind == 'yarn':
     scaling = rotary.YarnRope(
       factor=number('factor'),
-      original_max_length=parameters.size('original_max_position_embeddings'),
+      original_max_length=parameters.size(_ORIGINAL),
       fast=number('beta_fast', 32.0),
       slow=number('beta_slow', 1.0),
       scale=_yarn_scale(parameters),
@@ -111,10 +162,10 @@ def rope_of(parameters: config_lib.Config) -> dict[str, Any]:
     )
   elif kind != 'default':
     raise ValueError(
-      f"{origin}: rope scaling is {kind!r}, but only 'default', 'linear', "
-      "'llama3' and 'yarn' are supported"
+      f"{origin}: rope_type is {kind!r}, but only 'default', 'linear', "
+      "'llama3' and 'yarn' are supported: give a checkpoint with one of them"
     )
-  return {'rope_theta': number('rope_theta'), 'rope_scaling': scaling}
+  return {'rope_theta': number('rope_theta', theta), 'rope_scaling': scaling}
 
 
 def _yarn_scale(parameters):
@@ -146,13 +197,13 @@ def rope_settings(model: transformer.Transformer) -> dict[str, Any]:
         'factor': scaling.factor,
         'low_freq_factor': scaling.low_freq_factor,
         'high_freq_factor': scaling.high_freq_factor,
-        'original_max_position_embeddings': scaling.original_max_length,
+        _ORIGINAL: scaling.original_max_length,
       }
     case rotary.YarnRope():
       parameters = {
         'rope_type': 'yarn',
         'factor': scaling.factor,
-        'original_max_position_embeddings': scaling.original_max_length,
+        _ORIGINAL: scaling.original_max_length,
         'beta_fast': scaling.fast,
         'beta_slow': scaling.slow,
         'attention_factor': scaling.scale,
@@ -185,15 +236,14 @@ def _llama(config: config_lib.Config, dtype: str) -> transformer.Transformer:
 def _mistral(config: config_lib.Config, dtype: str) -> transformer.Transformer:
   config.only('hidden_act', 'silu')
   return transformer.Transformer(
-    **shape(config, dtype), **rope(config), sliding_window=window(config, 4096)
+    **shape(config, dtype), **rope(config), sliding_window=window(config)
   )
 
 
-def window(config: config_lib.Config, default: int) -> int | None:
-  """Returns sliding_window, None if null; `default` is that of transformers."""
-  if config.values.get('sliding_window', default) is None:
-    return None
-  return config.size('sliding_window', default)
+def window(config: config_lib.Config) -> int | None:
+  """Returns sliding_window, None if it is null."""
+  key = 'sliding_window'
+  return None if config.get(key) is None else config.size(key)
 
 
 def layers_of_kind(
@@ -219,5 +269,15 @@ def layers_of_kind(
   return tuple(i for i, of_layer in enumerate(kinds) if of_layer == kind)
 
 
-LLAMA = family.Family(_llama, NAMES)
-MISTRAL = family.Family(_mistral, NAMES)
+DEFAULTS = {'rms_norm_eps': 1e-6}
+LLAMA = family.Family(_llama, NAMES, defaults=DEFAULTS)
+MISTRAL = family.Family(
+  _mistral,
+  NAMES,
+  defaults=DEFAULTS
+  | {
+    'num_key_value_heads': 8,
+    'max_position_embeddings': 131_072,
+    'sliding_window': 4096,
+  },
+)

@@ -17,18 +17,24 @@ _NAMES = llama.NAMES | {
 
 def _mixtral(config: config_lib.Config, dtype: str) -> transformer.Transformer:
   config.only('hidden_act', 'silu')
-  fields = llama.shape(config, dtype) | llama.rope(config)
+  fields = llama.shape(config, dtype) | llama.rope(config, 1_000_000.0)
   return transformer.Transformer(
     **fields,
-    sliding_window=(
-      config.size('sliding_window') if config.get('sliding_window') else None
-    ),
+    sliding_window=llama.window(config),
     experts=experts.Experts(
-      num_experts=config.size('num_local_experts', 8),
-      num_per_token=config.size('num_experts_per_tok', 2),
+      num_experts=config.size_of_one(
+        *('num_local_experts', 'num_experts'), default=8
+      ),
+      num_per_token=config.size('num_experts_per_tok'),
       mlp_dim=fields['mlp_dim'],
     ),
   )
 
 
-MIXTRAL = family.Family(_mixtral, _NAMES)
+_DEFAULTS = {
+  'num_key_value_heads': 8,
+  'max_position_embeddings': 131_072,
+  'rms_norm_eps': 1e-5,
+  'num_experts_per_tok': 2,
+}
+MIXTRAL = family.Family(_mixtral, _NAMES, defaults=_DEFAULTS)

@@ -23,7 +23,7 @@ def _fields(config, dtype):
   fields = llama.shape(config, dtype) | llama.rope(config)
   if config.flag('use_sliding_window'):
     fields |= {
-      'sliding_window': llama.window(config, 4096),
+      'sliding_window': llama.window(config),
       'sliding_layers': sliding_layers(config, fields['num_layers']),
     }
   return fields
@@ -36,22 +36,14 @@ def sliding_layers(
   kinds = config.get('layer_types')
   if kinds is None:
     first = config.get('max_window_layers', 28)
-    if type(first) is not int:
-      raise config.unexpected('max_window_layers', 'an integer')
     return tuple(i for i in range(num_layers) if i >= first)
   return llama.layers_of_kind(config, 'sliding_attention')
 
 
 def dense_layers(config: config_lib.Config) -> tuple[int, ...]:
-  """Returns the layers without experts in a model that has experts.
-
-  Raises:
-    ValueError: mlp_only_layers is not a list of integers.
-  """
+  """Returns the layers without experts in a model that has experts."""
   step = config.size('decoder_sparse_step', 1)
   dense = config.get('mlp_only_layers', [])
-  if not isinstance(dense, list) or any(type(i) is not int for i in dense):
-    raise config.unexpected('mlp_only_layers', 'a list of integers')
   layers = range(config.layers('num_hidden_layers'))
   return tuple(i for i in layers if i in dense or (i + 1) % step)
 
@@ -76,11 +68,15 @@ def _qwen3(config: config_lib.Config, dtype: str) -> transformer.Transformer:
 def _qwen3_moe(
   config: config_lib.Config, dtype: str
 ) -> transformer.Transformer:
+  # Unlike Qwen 3, it has a window in all layers or in none.
+  fields = _qwen3_fields(config, dtype) | {'sliding_layers': None}
   return transformer.Transformer(
-    **_qwen3_fields(config, dtype),
+    **fields,
     experts=experts.Experts(
       # transformers 5 writes num_local_experts.
-      num_experts=config.size('num_experts', config.get('num_local_experts')),
+      num_experts=config.size_of_one(
+        *('num_experts', 'num_local_experts'), default=128
+      ),
       num_per_token=config.size('num_experts_per_tok'),
       mlp_dim=config.size('moe_intermediate_size'),
       is_normalised=config.flag('norm_topk_prob'),
@@ -89,6 +85,19 @@ def _qwen3_moe(
   )
 
 
-QWEN2 = family.Family(_qwen2, llama.NAMES)
-QWEN3 = family.Family(_qwen3, llama.NAMES)
-QWEN3_MOE = family.Family(_qwen3_moe, _MOE_NAMES)
+_DEFAULTS = llama.DEFAULTS | {
+  'num_key_value_heads': 32,
+  'max_position_embeddings': 32_768,
+  'sliding_window': 4096,
+  'max_window_layers': 28,
+}
+_MOE_DEFAULTS = _DEFAULTS | {
+  'num_key_value_heads': 4,
+  'num_experts_per_tok': 8,
+  'moe_intermediate_size': 768,
+}
+QWEN2 = family.Family(_qwen2, llama.NAMES, defaults=_DEFAULTS)
+QWEN3 = family.Family(
+  _qwen3, llama.NAMES, defaults=_DEFAULTS | {'head_dim': 128}
+)
+QWEN3_MOE = family.Family(_qwen3_moe, _MOE_NAMES, defaults=_MOE_DEFAULTS)

@@ -81,7 +81,7 @@ def _fields(config, dtype) -> dict[str, Any]:
   shape = llama.shape(config, dtype)
   return (
     shape
-    | llama.rope(config)
+    | llama.rope(config, is_partial=True)
     | {
       'norm_offset': 1.0,
       'qk_norm': True,
@@ -93,16 +93,15 @@ def _fields(config, dtype) -> dict[str, Any]:
         num_value_heads=config.size('linear_num_value_heads'),
         key_dim=config.size('linear_key_head_dim'),
         value_dim=config.size('linear_value_head_dim'),
-        kernel=config.size('linear_conv_kernel_dim', 4),
+        kernel=config.size('linear_conv_kernel_dim'),
       ),
     }
   )
 
 
 def _rotary_dim(config, head_dim):
-  key, default = 'partial_rotary_factor', config.get('partial_rotary_factor')
-  of_rope = config.part('rope_parameters')
-  share = of_rope.number(key, 0.25 if default is None else default)
+  key = 'partial_rotary_factor'
+  share = llama.rope_part(config).number(key, 0.25)
   size = int(head_dim * share)
   if share > 1 or size < 2 or size % 2:
     raise ValueError(
@@ -125,7 +124,7 @@ def _experts(config) -> experts.Experts:
     num_experts=config.size('num_experts'),
     num_per_token=config.size('num_experts_per_tok'),
     mlp_dim=config.size('moe_intermediate_size'),
-    is_normalised=config.flag('norm_topk_prob', True),
+    is_normalised=config.flag('norm_topk_prob'),
     dense_layers=qwen.dense_layers(config),
     shared_dim=config.size('shared_expert_intermediate_size'),
     has_shared_gate=True,
@@ -146,11 +145,10 @@ def _text(config):
 
 
 def _dense(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  return transformer.Transformer(**_fields(_text(config), dtype))
+  return transformer.Transformer(**_fields(config, dtype))
 
 
 def _sparse(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  config = _text(config)
   # No layer has a single feed-forward, so its width is often left out.
   width = config.get('intermediate_size', config.get('moe_intermediate_size'))
   config = config_lib.Config(
@@ -346,8 +344,32 @@ def _of_experts(model, name, own_names) -> _Division:
 
 
 _make = functools.partial(
-  family.Family, own_name=_own_name, divided=_divided, mtp_prefix='mtp.'
+  family.Family,
+  own_name=_own_name,
+  divided=_divided,
+  text=_text,
+  mtp_prefix='mtp.',
 )
-QWEN3_5 = _make(_dense, _NAMES)
-QWEN3_5_MOE = _make(_sparse, _NAMES)
-QWEN3_NEXT = _make(_sparse, _NEXT_NAMES)
+_DEFAULTS = llama.DEFAULTS | {
+  'num_attention_heads': 16,
+  'num_key_value_heads': 4,
+  'head_dim': 256,
+  'max_position_embeddings': 32_768,
+  'linear_conv_kernel_dim': 4,
+  'linear_key_head_dim': 128,
+  'linear_value_head_dim': 128,
+  'linear_num_key_heads': 16,
+  'linear_num_value_heads': 32,
+}
+_MOE_DEFAULTS = _DEFAULTS | {
+  'num_key_value_heads': 2,
+  'num_experts': 256,
+  'num_experts_per_tok': 8,
+  'moe_intermediate_size': 512,
+  'shared_expert_intermediate_size': 512,
+  'norm_topk_prob': True,
+}
+_NEXT_DEFAULTS = _MOE_DEFAULTS | {'num_experts': 512, 'num_experts_per_tok': 10}
+QWEN3_5 = _make(_dense, _NAMES, defaults=_DEFAULTS)
+QWEN3_5_MOE = _make(_sparse, _NAMES, defaults=_MOE_DEFAULTS)
+QWEN3_NEXT = _make(_sparse, _NEXT_NAMES, defaults=_NEXT_DEFAULTS)

@@ -91,6 +91,7 @@ def read_header(path: epath.Path) -> dict[str, Tensor]:
   """
   try:
     size = files.size(path)
+    files.refuse_pointer(path)
     start = 8 + int.from_bytes(_read(path, 0, 8), 'little')
     if start > min(size, _MAX_HEADER_BYTES):
       raise ValueError(

@@ -19,6 +19,8 @@ from specsample.types import Array, ArrayLike, Params
 Index = tuple[slice, ...]
 # The most tensors that a message names.
 _NUM_LISTED = 8
+# The number of a matrix's rows that are compared at a time.
+_BLOCK_ROWS = 4096
 
 
 class Tensor(Protocol):
@@ -217,6 +219,19 @@ def refuse(found: Differences, origin: str) -> None:
       f'{origin}: {shown}{more} according to the configuration: the weights '
       'and the configuration belong to different models'
     )
+
+
+def are_equal(one: Tensor, other: Tensor, num_rows: int) -> bool:
+  """Returns whether two matrices of equal shape hold the same values.
+
+  The first is compared in the dtype of the second.
+  """
+  for first in range(0, num_rows, _BLOCK_ROWS):
+    index = slice(first, first + _BLOCK_ROWS), slice(None)
+    expected = other[index]
+    if not np.array_equal(one[index].astype(expected.dtype), expected):
+      return False
+  return True
 
 
 def key(path: tuple[Any, ...]) -> str:

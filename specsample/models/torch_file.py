@@ -15,6 +15,7 @@ import zipfile
 
 from etils import epath
 
+from specsample import files
 from specsample.models import safetensors_file
 
 # Storage types and the names of their dtypes in the safetensors format.
@@ -48,6 +49,7 @@ def read_header(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
     ValueError: the file is in another format or damaged, its pickle asks for
       anything but tensors, or a tensor is not stored row by row.
   """
+  files.refuse_pointer(path)
   try:
     with path.open('rb') as file, zipfile.ZipFile(file) as archive:
       entries = {info.filename: info for info in archive.infolist()}

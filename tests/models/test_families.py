@@ -20,209 +20,8 @@ from specsample.models import config as config_lib
 from specsample.models import decoder_layer
 from specsample.models import huggingface
 from specsample.models import layers
+from tests.models import random_models
 
-_SIZES = {
-  'vocab_size': 131,
-  'hidden_size': 32,
-  'num_hidden_layers': 3,
-  'num_attention_heads': 4,
-  'num_key_value_heads': 2,
-  'intermediate_size': 48,
-  'max_position_embeddings': 256,
-  # Large enough that the logits tell a wrong model from a right one.
-  'initializer_range': 0.3,
-}
-_OWN_HEADS = _SIZES | {'head_dim': 12}
-_EXPERTS = {'num_experts_per_tok': 2, 'moe_intermediate_size': 20}
-_YARN = {
-  'rope_type': 'yarn',
-  'factor': 4.0,
-  'original_max_position_embeddings': 16,
-  'rope_theta': 1_000.0,
-}
-_GEMMA4 = _OWN_HEADS | {
-  'global_head_dim': 16,
-  'sliding_window': 7,
-  'final_logit_softcapping': 6.0,
-  'rope_parameters': {
-    'full_attention': {
-      'rope_type': 'proportional',
-      'partial_rotary_factor': 0.25,
-      'rope_theta': 1_000.0,
-    },
-    'sliding_attention': {'rope_type': 'default', 'rope_theta': 50.0},
-  },
-}
-_SHARED4 = {
-  'num_hidden_layers': 5,
-  'layer_types': [
-    'sliding_attention',
-    *['sliding_attention', 'full_attention'] * 2,
-  ],
-  'num_kv_shared_layers': 2,
-  'use_double_wide_mlp': True,
-  'hidden_size_per_layer_input': 8,
-  'vocab_size_per_layer_input': 131,
-}
-_KEYS_AS_VALUES = {
-  'attention_k_eq_v': True,
-  'num_global_key_value_heads': 1,
-  'hidden_size_per_layer_input': 0,
-}
-_LATENT = {
-  'q_lora_rank': 20,
-  'kv_lora_rank': 16,
-  'qk_rope_head_dim': 8,
-  'qk_nope_head_dim': 10,
-  'v_head_dim': 6,
-  'n_routed_experts': 8,
-  'n_group': 4,
-  'topk_group': 2,
-  'first_k_dense_replace': 1,
-  'n_shared_experts': 2,
-  'num_key_value_heads': 4,
-  'num_nextn_predict_layers': 0,
-}
-# Three of four layers are recurrent.
-_RECURRENT = _SIZES | {
-  'num_hidden_layers': 4,
-  'initializer_range': 0.2,
-  'head_dim': 16,
-  'linear_key_head_dim': 8,
-  'linear_value_head_dim': 6,
-  'linear_num_key_heads': 2,
-  'linear_num_value_heads': 4,
-  'layer_types': [
-    *('linear_attention', 'linear_attention'),
-    *('full_attention', 'linear_attention'),
-  ],
-  'rope_parameters': {
-    'rope_type': 'default',
-    'rope_theta': 1_000.0,
-    'partial_rotary_factor': 0.5,
-    'mrope_section': [2, 1, 1],
-  },
-}
-_RECURRENT_EXPERTS = _EXPERTS | {
-  'num_experts': 6,
-  'shared_expert_intermediate_size': 28,
-}
-_CONFIGS = {
-  'llama': transformers.LlamaConfig(**_SIZES),
-  'llama_tied': transformers.LlamaConfig(**_SIZES, tie_word_embeddings=True),
-  'llama_one_head_each': transformers.LlamaConfig(
-    **_SIZES | {'num_key_value_heads': 4, 'rms_norm_eps': 1e-3}
-  ),
-  'llama_biased': transformers.LlamaConfig(**_SIZES, attention_bias=True),
-  'llama_wide_heads': transformers.LlamaConfig(**_OWN_HEADS),
-  'llama_linear': transformers.LlamaConfig(
-    **_SIZES,
-    rope_parameters={
-      'rope_type': 'linear',
-      'factor': 4.0,
-      'rope_theta': 5_000.0,
-    },
-  ),
-  'llama3': transformers.LlamaConfig(
-    **_SIZES,
-    rope_parameters={
-      'rope_type': 'llama3',
-      'factor': 8.0,
-      'low_freq_factor': 1.0,
-      'high_freq_factor': 4.0,
-      'original_max_position_embeddings': 64,
-      'rope_theta': 500.0,
-    },
-  ),
-  'mistral': transformers.MistralConfig(**_SIZES, sliding_window=7),
-  'mistral_no_window': transformers.MistralConfig(
-    **_SIZES, sliding_window=None
-  ),
-  'mixtral': transformers.MixtralConfig(
-    **_SIZES, num_local_experts=4, num_experts_per_tok=2
-  ),
-  'qwen2': transformers.Qwen2Config(**_SIZES),
-  'qwen2_yarn': transformers.Qwen2Config(**_SIZES, rope_parameters=_YARN),
-  'qwen2_window': transformers.Qwen2Config(
-    **_SIZES, use_sliding_window=True, sliding_window=7, max_window_layers=1
-  ),
-  'qwen3': transformers.Qwen3Config(**_OWN_HEADS, tie_word_embeddings=True),
-  'qwen3_biased': transformers.Qwen3Config(**_OWN_HEADS, attention_bias=True),
-  'qwen3_moe': transformers.Qwen3MoeConfig(
-    **_OWN_HEADS, **_EXPERTS, num_experts=6, mlp_only_layers=[1]
-  ),
-  'qwen3_moe_normalised': transformers.Qwen3MoeConfig(
-    **_OWN_HEADS,
-    **_EXPERTS,
-    num_experts=4,
-    norm_topk_prob=True,
-    decoder_sparse_step=2,
-  ),
-  'qwen3_5': transformers.Qwen3_5TextConfig(
-    **_RECURRENT, tie_word_embeddings=True
-  ),
-  'qwen3_5_moe': transformers.Qwen3_5MoeTextConfig(
-    **{k: v for k, v in _RECURRENT.items() if k != 'intermediate_size'},
-    **_RECURRENT_EXPERTS,
-  ),
-  'qwen3_next': transformers.Qwen3NextConfig(
-    **_RECURRENT, **_RECURRENT_EXPERTS, mlp_only_layers=[1]
-  ),
-  'gemma2': transformers.Gemma2Config(
-    **_OWN_HEADS,
-    sliding_window=7,
-    query_pre_attn_scalar=20,
-    attn_logit_softcapping=4.0,
-    final_logit_softcapping=6.0,
-  ),
-  'gemma3': transformers.Gemma3TextConfig(
-    **_OWN_HEADS | {'num_hidden_layers': 4},
-    sliding_window=7,
-    query_pre_attn_scalar=20,
-    sliding_window_pattern=3,
-    rope_parameters={
-      'full_attention': {
-        'rope_type': 'linear',
-        'factor': 8.0,
-        'rope_theta': 1_000.0,
-      },
-      'sliding_attention': {'rope_type': 'default', 'rope_theta': 50.0},
-    },
-  ),
-  'gemma4': transformers.Gemma4TextConfig(**_GEMMA4 | _SHARED4),
-  'gemma4_keys_as_values': transformers.Gemma4TextConfig(
-    **_GEMMA4 | _KEYS_AS_VALUES | {'num_hidden_layers': 4},
-    layer_types=['sliding_attention'] * 2 + ['full_attention'] * 2,
-  ),
-  'gemma4_experts': transformers.Gemma4TextConfig(
-    **_GEMMA4 | _KEYS_AS_VALUES,
-    layer_types=['sliding_attention'] * 2 + ['full_attention'],
-    enable_moe_block=True,
-    num_experts=6,
-    top_k_experts=2,
-    moe_intermediate_size=20,
-  ),
-  'gpt_oss': transformers.GptOssConfig(
-    **_OWN_HEADS | {'head_dim': 8, 'intermediate_size': 24},
-    sliding_window=7,
-    num_local_experts=6,
-    num_experts_per_tok=2,
-    rope_parameters=_YARN | {'truncate': False},
-    # Few gates or other inputs of so small a model reach the usual limit.
-    swiglu_limit=1.0,
-  ),
-  'deepseek_v3': transformers.DeepseekV3Config(
-    **_SIZES | _LATENT | _EXPERTS,
-    rope_parameters=_YARN | {'mscale': 1.0, 'mscale_all_dim': 0.7},
-  ),
-  'deepseek_v3_plain_queries': transformers.DeepseekV3Config(
-    **_SIZES
-    | _LATENT
-    | _EXPERTS
-    | {'q_lora_rank': None, 'n_group': 1, 'topk_group': 1},
-    norm_topk_prob=False,
-  ),
-}
 _BATCH, _LENGTH = 2, 48
 
 
@@ -235,37 +34,15 @@ def _one_torch_thread():
   torch.set_num_threads(before)
 
 
-def _reference(name):
-  """Returns a random transformers model with nontrivial norms and biases."""
-  torch.manual_seed(0)
-  config = _CONFIGS[name]
-  config._attn_implementation = 'eager'
-  config._experts_implementation = 'eager'
-  model = transformers.AutoModelForCausalLM.from_config(config).eval()
-  named = [*model.named_parameters(), *model.named_buffers()]
-  with torch.no_grad():
-    for key, value in named:
-      if 'norm' in key:
-        begin = 0.5 - (value.mean() < 0.5).item()
-        value.uniform_(begin, begin + 1)
-      elif 'bias' in key:
-        value.uniform_(-0.5, 0.5)
-      elif key.endswith(('layer_scalar', 'router.scale', 'expert_scale')):
-        value.uniform_(0.5, 1.5)
-      elif 'sinks' in key:
-        value.normal_()
-      elif 'experts.' in key or key.endswith('gate.weight'):
-        value.normal_(0, 0.3)
-  return model
-
-
-@pytest.fixture(scope='module', params=list(_CONFIGS))
+@pytest.fixture(scope='module', params=list(random_models.CONFIGS))
 def pair(request, tmp_path_factory):
   """A loaded model, its parameters, and what transformers computes."""
   folder = tmp_path_factory.mktemp(request.param)
-  reference = _reference(request.param)
+  reference = random_models.reference(request.param)
   reference.save_pretrained(folder)
-  tokens = torch.randint(0, _SIZES['vocab_size'], (_BATCH, _LENGTH))
+  tokens = torch.randint(
+    0, random_models.SIZES['vocab_size'], (_BATCH, _LENGTH)
+  )
   with torch.no_grad():
     outputs = reference(tokens, output_hidden_states=True)
   loaded = specsample.load(folder)
@@ -365,7 +142,8 @@ def test_embed_and_unembed_are_the_ends_of_the_network(pair):
 
 def test_rows_of_deepseek_that_are_no_pairs_are_refused(tmp_path):
   config = transformers.DeepseekV3Config(
-    **_SIZES | _LATENT | _EXPERTS, rope_interleave=False
+    **random_models.SIZES | random_models.LATENT | random_models.EXPERTS,
+    rope_interleave=False,
   )
   config.save_pretrained(tmp_path)
   with pytest.raises(
@@ -375,7 +153,7 @@ def test_rows_of_deepseek_that_are_no_pairs_are_refused(tmp_path):
 
 
 def _model_of(name, changes):
-  values = _CONFIGS[name].to_dict() | changes
+  values = random_models.CONFIGS[name].to_dict() | changes
   config = config_lib.Config(values, 'config.json')
   return huggingface.family_of(config).model(config, 'float32')
 

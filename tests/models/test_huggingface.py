@@ -75,6 +75,39 @@ def test_what_old_checkpoints_store_beside_parameters_is_left(tmp_path):
   _assert_equal(specsample.load(tmp_path).params, expected.params)
 
 
+def test_a_stored_unembedding_that_differs_is_used(tmp_path, capsys):
+  model = _save(tmp_path)
+  path = tmp_path / 'config.json'
+  values = json.loads(path.read_text())
+  path.write_text(json.dumps(values | {'tie_word_embeddings': True}))
+  loaded = specsample.load(tmp_path)
+  assert not loaded.model.tie_embeddings
+  expected = model.lm_head.weight.detach().numpy()
+  np.testing.assert_array_equal(loaded.params['unembedding'], expected.T)
+  line = capsys.readouterr().err.splitlines()[-1]
+  assert 'lm_head.weight differs from the embedding, so it is used' in line
+
+
+_SCALED = {
+  'rope_type': 'yarn',
+  'factor': 4.0,
+  'original_max_position_embeddings': 64,
+}
+
+
+def test_two_spellings_of_one_rope_must_agree(tmp_path):
+  _save(tmp_path)
+  path = tmp_path / 'config.json'
+  values = json.loads(path.read_text()) | {'rope_scaling': _SCALED}
+  path.write_text(json.dumps(values))
+  _rejected(tmp_path, 'rope_parameters is', 'rope_scaling is', "'yarn'")
+  values['rope_parameters'] = _SCALED | {'rope_theta': 10_000.0}
+  path.write_text(json.dumps(values))
+  assert specsample.load(tmp_path).model.max_length == 256
+  path.write_text(json.dumps(values | {'rope_theta': 50.0}))
+  _rejected(tmp_path, 'rope_theta is 50.0 and rope_theta of rope_parameters is')
+
+
 def _rejected(path, *words):
   with pytest.raises(ValueError) as caught:
     specsample.load(path)

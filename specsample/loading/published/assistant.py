@@ -11,7 +11,6 @@ _NAMES = {
   'project.kernel': 'pre_projection.weight',
   'back.kernel': 'post_projection.weight',
   'norm.scale': 'norm.weight',
-  'vocabulary.unembedding': 'embed_tokens.weight',
   'ordered.clusters.kernel': 'masked_embedding.centroids.weight',
   'ordered.ids': 'masked_embedding.token_ordering',
 } | {
@@ -62,11 +61,14 @@ def plan(
     num_clusters=size('num_centroids'),
     num_best_clusters=size('centroid_intermediate_top_k'),
   )
+  # Its embedding is only read as an unembedding, if none is stored.
+  heads = (source_lib.UNEMBEDDING, 'embed_tokens.weight')
+  head = next((x for x in heads if x in source.tensors), heads[-1])
   return source_lib.Plan(
     drafter=drafter,
     source=source,
-    names=_NAMES,
-    ignored={source_lib.UNEMBEDDING},
+    names=_NAMES | {'vocabulary.unembedding': head},
+    ignored={*heads} - {head},
   )
 
 

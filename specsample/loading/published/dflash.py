@@ -64,6 +64,9 @@ def plan(
   """
   config = _of_block(source.config)
   config.only('draft_shift', False)  # of JetSpec: reads other slots
+  config.only('use_aux_hidden_state', True)
+  if config.get('projector_type') == 'domino':
+    raise config.unexpected('projector_type', "another kind than 'domino'")
   own_mask = source.folder / 'mask_embedding.pt'
   if own_mask.exists():
     raise ValueError(
@@ -235,6 +238,10 @@ def _of_block(config: config_lib.Config) -> config_lib.Config:
   """Returns a configuration with the settings of `dflash_config` as its own."""
   nested = config.part('dflash_config').values
   given = {key: value for key, value in nested.items() if value is not None}
+  for key, value in given.items():
+    outer = config.values.get(key)
+    if outer is not None:
+      config.agree({key: outer, f'{key} of dflash_config': value})
   return dataclasses.replace(config, values={**config.values, **given})
 
 
@@ -287,6 +294,7 @@ def _causal_layers(source, layer_config):
     (config, 'is_causal'),
     (of_blocks, 'causal'),
     (of_blocks, 'causal_head'),
+    (config, 'dflash_query_causal'),
   ):
     if part.get(key) is not None:
       return tuple(layers) if part.flag(key) else ()
@@ -305,8 +313,17 @@ def _drafts_from_pending(config) -> bool:
   `speculators` the setting sample_from_anchor decides, and files from before
   there was this setting fill in the masks.
   """
-  if 'sample_from_anchor' in config.values:
-    return config.flag('sample_from_anchor')
+  key = 'sample_from_anchor'
+  given = {
+    key: config.get(key),
+    f'{key} of dflash_config': config.part('dflash_config').get(key),
+  }
+  if (other := config.get('dspark_bonus_anchor')) is not None:
+    given['the opposite of dspark_bonus_anchor'] = not other
+  given = {key: flag for key, flag in given.items() if flag is not None}
+  config.agree(given)
+  for flag in given.values():
+    return flag
   if config.get('speculators_model_type') is not None:
     return False
   if config.get('dflash_config') is not None:

@@ -5,6 +5,8 @@ Li et al., 2401.15077, 2406.16858 and 2503.01840. The layer of EAGLE-3 is called
 or `transformer` if `speculators` wrote it.
 """
 
+import dataclasses
+
 import numpy as np
 
 from specsample import drafters
@@ -19,6 +21,17 @@ from specsample.models import config as config_lib
 _NUM_DRAFT_TOKENS = 5
 _EMBEDDING = 'embed_tokens.weight'
 _LAYERS = 'eagle_aux_hidden_state_layer_ids'
+# AngelSlim's name, whose numbers are those of layer outputs.
+_OF_ANGELSLIM = 'aux_hidden_states_layer_ids'
+# Settings in eagle_config that other trainers and engines have, with the only
+# value supported here.
+_ONLY = {
+  'use_aux_hidden_state': True,
+  'eh_proj_before_attn': False,
+  'use_last_layernorm': True,
+  'use_input_layernorm_in_first_layer': True,
+  'use_mtp_layernorm': False,
+}
 # The names of P-EAGLE's mask token.
 _MASKS = ('mask_token_id', 'pard_token', 'ptd_token_id')
 
@@ -85,7 +98,7 @@ def plan_eagle3(
     has_joint_norm=_has_joint_norm(config),
     # Files of `speculators` from before there was this setting have the norm.
     norm_before_residual=config.flag('norm_before_residual', of_speculators),
-    feeds_back_normed=config.flag('norm_output'),
+    feeds_back_normed=_feeds_back_normed(config),
     layer_config=_one_layer(source, target, prefix),
   )
   names = _names_of_eagle3(prefix, len(drafter.feature_layers))
@@ -221,8 +234,20 @@ def _of_authors(request):
 
 
 def _has_joint_norm(config) -> bool:
-  of_file = config.flag('norm_before_fc')
-  return config.part('eagle_config').flag('norm_before_fc', of_file)
+  key = 'norm_before_fc'
+  given = {
+    key: config.get(key),
+    f'{key} of eagle_config': config.part('eagle_config').get(key),
+  }
+  given = {key: flag for key, flag in given.items() if flag is not None}
+  config.agree(given)
+  return next(iter(given.values()), False)
+
+
+def _feeds_back_normed(config) -> bool:
+  # The second is TensorRT-LLM's name.
+  of_eagle = config.part('eagle_config')
+  return config.flag('norm_output') or of_eagle.flag('return_hidden_post_norm')
 
 
 def read_ids(
@@ -295,7 +320,14 @@ def of_layer(config: config_lib.Config) -> config_lib.Config:
 
 
 def _one_layer(source, target, prefix):
-  made = layer.config_of(source, of_layer(source.config), target, prefix)
+  config = of_layer(source.config)
+  if prefix == 'midlayer.' and config.get('num_hidden_layers') != 1:
+    # There is one, whatever the number says: it may be the target's.
+    config = dataclasses.replace(
+      config,
+      values={**config.values, 'num_hidden_layers': 1, 'layer_types': None},
+    )
+  made = layer.config_of(source, config, target, prefix)
   if made.num_layers != 1:
     raise ValueError(
       f'{source.config.origin}: num_hidden_layers is {made.num_layers}, but '
@@ -310,15 +342,27 @@ def _feature_layers(source, target):
   The numbers of `speculators` count the embedding as the first.
   """
   config = source.config
-  counted = source_lib.numbers(config, _LAYERS)
-  if counted:
-    return tuple(i - 1 for i in counted)
-  # SGLang's numbers are those of layer outputs.
-  ids = source_lib.numbers(config.part('eagle_config'), _LAYERS)
-  if ids:
-    return ids
-  ids = source_lib.numbers(config, 'target_layer_ids')
-  return of_outputs(source, target, ids)
+  nested = config.part('eagle_config')
+  for key, supported in _ONLY.items():
+    nested.only(key, supported)
+  config.only('is_causal', True)
+  counted = lambda part, key: tuple(
+    i - 1 for i in source_lib.numbers(part, key)
+  )
+  # SGLang's numbers, in eagle_config, are those of layer outputs.
+  given = {
+    _LAYERS: counted(config, _LAYERS),
+    f'{_LAYERS} of eagle_config': source_lib.numbers(nested, _LAYERS),
+    'layer_ids of eagle_config': counted(nested, 'layer_ids'),
+    _OF_ANGELSLIM: source_lib.numbers(config, _OF_ANGELSLIM),
+    'target_layer_ids': source_lib.numbers(config, 'target_layer_ids'),
+  }
+  given = {key: ids for key, ids in given.items() if ids}
+  config.agree(given)
+  ids = next(iter(given.values()), ())
+  if {'target_layer_ids', _OF_ANGELSLIM} & given.keys():
+    return of_outputs(source, target, ids)
+  return ids
 
 
 def _not_read(drafter, prefix):

@@ -207,6 +207,7 @@ def plan_hydra(
     of_layer = f'{_PREFIX}layers.0.'
     names |= layer.names('prefix.layer.', of_layer)
     names['prefix.norm.scale'] = f'{_PREFIX}norm.weight'
+    # The layer reads hidden vectors, so that its embedding is never used.
     ignored |= {f'{_PREFIX}embed_tokens.weight', of_layer + layer.FREQUENCIES}
   return source_lib.Plan(
     drafter=drafter, source=source, names=names, ignored=ignored
@@ -229,9 +230,11 @@ def _count(source, pattern):
   matches = [re.match(pattern, name) for name in source.tensors]
   numbers = [int(match[1]) for match in matches if match]
   if not numbers:
+    example = pattern.replace(r'(\d+)', '0').replace('\\', '')
+    example = example.replace('(?:blocks|lm_heads)', 'blocks')
     raise ValueError(
-      f'{source.folder} has no tensors {pattern!r}, which heads have: the '
-      'checkpoint is incomplete or has another layout'
+      f'{source.folder} has no tensors named like {example}, which heads have: '
+      'the checkpoint is incomplete or has another layout'
     )
   return 1 + max(numbers)
 

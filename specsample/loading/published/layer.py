@@ -57,20 +57,24 @@ def config_of(
   Raises:
     ValueError: the drafter is of another architecture, or damaged.
   """
-  for key, supported in _ONLY.items():
-    config.only(key, supported)
   of_blocks = source.config.part('dflash_config')
+  for key, supported in _ONLY.items():
+    for part in (config, source.config, of_blocks):
+      part.only(key, supported)
   for part in (source.config, of_blocks):
     part.only('target_hidden_size', target.model.dim)
   # Defaults for settings that drafters leave out, or copy from a target.
   given: dict[str, Any] = {
+    **llama.DEFAULTS,
     'vocab_size': target.model.vocab_size,
     'num_hidden_layers': 1,
     'max_position_embeddings': target.model.max_length,
   }
+  if config.get('model_type') == 'qwen3':
+    given['head_dim'] = qwen.QWEN3.defaults['head_dim']
   values = given | {x: y for x, y in config.values.items() if y is not None}
   config = dataclasses.replace(config, values=values)
-  shape = llama.shape(config, target.model.dtype)
+  shape = llama.shape(config, target.model.dtype, _one_rope(config))
   sliding = _sliding_layers(config, of_blocks, shape['num_layers'])
   has = lambda name: f'{layer}self_attn.{name}' in source.tensors
   return transformer.Transformer(
@@ -164,6 +168,15 @@ def _window(config, of_blocks):
   if config.size(key) > _LARGEST_WINDOW:
     raise config.unexpected(key, f'an integer from 1 to {_LARGEST_WINDOW}')
   return config.size(key)
+
+
+def _one_rope(config):
+  """Returns a rope with the longest text, None if there are none by layer."""
+  of_kinds = config.part('rope_parameters')
+  for kind in ('full_attention', 'sliding_attention'):
+    if of_kinds.has(kind):
+      return of_kinds.part(kind)
+  return None
 
 
 def _rope(config, num_sliding, num_layers):

@@ -69,6 +69,12 @@ def load(
   """
   path = folder / 'config.json'
   config = config_lib.Config(files.read_json(path), str(path))
+  if not source_lib.weight_files(folder):
+    present = ', '.join(sorted(x.name for x in folder.iterdir()))
+    raise ValueError(
+      f'{folder} has no weights under a name that is read (it has {present}): '
+      'give them the name model.safetensors, or download them'
+    )
   if not huggingface.mtp_prefixes(model.num_layers, config):
     count = config.get(huggingface.NUM_MODULES)
     raise ValueError(
@@ -79,6 +85,7 @@ def load(
     )
   stored = huggingface.open_tensors(folder, config, model.dtype)
   drafter, found, names, copies = plan(stored, config, model, num_draft_tokens)
+  check_copies(stored, config, model, found, copies)
   params = tensors.fill(trainable.InDtype(drafter), found, names, copies)
   return drafter, params
 
@@ -136,6 +143,33 @@ def plan(
   return drafter, found, names, copies
 
 
+def check_copies(
+  stored: tensors.TensorFile,
+  config: config_lib.Config,
+  model: transformer.Transformer,
+  found: tensors.TensorFile,
+  copies: set[str],
+) -> None:
+  """Compares the tensors that `plan` ignores with those of the target.
+
+  Raises:
+    ValueError: one of them is no copy.
+  """
+  names = huggingface.family_of(config).names
+  of_target = huggingface.of_model(stored, config, model)
+  for copy in sorted(copies & found.shapes.keys()):
+    is_head = copy.endswith(_COPIES[1]) and not model.tie_embeddings
+    theirs = names['unembedding' if is_head else 'embedding']
+    shape = found.shapes[copy]
+    if of_target.shapes.get(theirs) != shape or not tensors.are_equal(
+      found.open(copy), of_target.open(theirs), shape[0]
+    ):
+      raise ValueError(
+        f'{stored.origin}: tensor {copy} is not a copy of {theirs}: modules '
+        'with an embedding or unembedding of their own are not supported'
+      )
+
+
 def plan_speculators(
   source: source_lib.Source,
   target: load_lib.Loaded,
@@ -154,13 +188,17 @@ def plan_speculators(
     model=target.model,
     num_draft_tokens=eagle.num_draft_tokens_of(source.config, num_draft_tokens),
     feeds_back_normed=True,
+    own_unembedding=source_lib.has_own_unembedding(source, target),
     layer_config=layer.config_of(source, config, target, 'mtp_layers.0.'),
   )
-  copies = {source_lib.UNEMBEDDING} | source_lib.check_embedding(
-    source, 'embed_tokens.weight', target
-  )
+  copies = source_lib.check_embedding(source, 'embed_tokens.weight', target)
+  names = dict(_SPECULATORS_NAMES)
+  if drafter.own_unembedding:
+    names['vocabulary.unembedding'] = source_lib.UNEMBEDDING
+  else:
+    copies.add(source_lib.UNEMBEDDING)
   return source_lib.Plan(
-    drafter=drafter, source=source, names=_SPECULATORS_NAMES, ignored=copies
+    drafter=drafter, source=source, names=names, ignored=copies
   )
 
 

@@ -45,7 +45,7 @@ def load(
   loaded = load_lib.load(folder, dtype=target.model.dtype)
   draft = padding.match_vocabulary(loaded, target)
   size = draft.model.vocab_size
-  if type(mask_id) is not int or not 0 <= mask_id < size:
+  if mask_id is None or not 0 <= mask_id < size:
     raise ValueError(
       f'{path}: {_MASK} is {mask_id!r}, but drafter and target share tokens 0 '
       f'to {size - 1}: the drafter was made for another target'

@@ -29,8 +29,6 @@ _FILES = (
   *('pytorch_model.bin', _INDICES[1]),
 )
 UNEMBEDDING = 'lm_head.weight'
-# The number of rows of the unembedding that are compared at a time.
-_BLOCK_ROWS = 4096
 # How many rows of an embedding are compared, and how far they may be from the
 # target's, relative to their norm: a 4-bit target is 0.05 from the exact one.
 _NUM_ROWS = 64
@@ -181,10 +179,7 @@ def numbers(config: config_lib.Config, key: str) -> tuple[int, ...]:
   Raises:
     ValueError: the value is not a list of integers.
   """
-  found = config.get(key, [])
-  if not isinstance(found, list) or any(type(x) is not int for x in found):
-    raise config.unexpected(key, 'a list of integers')
-  return tuple(found)
+  return tuple(config.get(key, []))
 
 
 def check_embedding(source: Source, name: str, target: load.Loaded) -> set[str]:
@@ -244,12 +239,9 @@ def has_own_unembedding(source: Source, target: load.Loaded) -> bool:
   if not is_plain or source.shape(UNEMBEDDING) != of_target.shape[::-1]:
     return True
   expected = np.asarray(of_target).T
-  for first in range(0, len(expected), _BLOCK_ROWS):
-    rows = slice(first, first + _BLOCK_ROWS)
-    stored = source.tensors[UNEMBEDDING][rows, slice(None)]
-    if not np.array_equal(stored.astype(expected.dtype), expected[rows]):
-      return True
-  return False
+  return not tensors.are_equal(
+    source.tensors[UNEMBEDDING], expected, len(expected)
+  )
 
 
 def embed(target: load.Loaded, ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -277,9 +269,18 @@ def mask_token_id(
   Raises:
     ValueError: it is not a token of the target.
   """
-  key = next((x for x in names if config.get(x) is not None), names[0])
-  found, size = config.get(key), target.model.vocab_size
-  if type(found) is not int or not 0 <= found < size:
+  found, size = config.of_one(*names), target.model.vocab_size
+  if found is None:
+    tokenizer = target.optional_tokenizer
+    found = None if tokenizer is None else tokenizer.mask_id
+  if found is None:
+    raise ValueError(
+      f"{config.origin} has no {names[0]}, and the target's tokenizer has no "
+      f'mask token: add the key {names[0]} with the number of the token that '
+      'the drafter was trained with'
+    )
+  if not 0 <= found < size:
+    key = next((x for x in names if config.get(x) is not None), 'mask_token')
     raise ValueError(
       f'{config.origin}: {key} is {found!r}, but the target has tokens 0 to '
       f'{size - 1}: the drafter was made for another target'

@@ -564,7 +564,7 @@ _DAMAGES = {
   'no mask': (
     dflash_tensors,
     DFLASH | {'dflash_config': {'target_layer_ids': [1, 3]}},
-    'mask_token_id is None, but the target has tokens 0 to 31',
+    'has no mask_token_id, and the target',
   ),
   'a mask of another vocabulary': (
     _SPARK,

@@ -244,7 +244,7 @@ _DAMAGES = {
   'candidates that are no number': (
     {},
     {'selector_top_k': 'all'},
-    "selector_top_k is 'all', expected an integer of at least 1",
+    "selector_top_k is 'all', expected an integer",
   ),
   'a multiplier that is no number': (
     {},

@@ -374,9 +374,30 @@ def test_sglangs_numbers_are_of_outputs(tmp_path):
   assert loaded.drafter.feature_layers == (0, 2, 4)
 
 
+def test_a_drafter_of_the_last_hidden_vector_is_refused(tmp_path):
+  config = CONFIG | {'eagle_config': {'use_aux_hidden_state': False}}
+  folder = save(tmp_path, eagle3_tensors(), config)
+  message = 'use_aux_hidden_state is False, but only True is supported'
+  with pytest.raises(ValueError, match=message):
+    specsample.load_drafter(folder, TARGET)
+
+
+def test_layers_under_two_names_must_agree(tmp_path):
+  config = CONFIG | {'aux_hidden_states_layer_ids': [0, 2, 4]}
+  folder = save(tmp_path, eagle3_tensors(), config)
+  loaded = specsample.load_drafter(folder, TARGET)
+  assert loaded.drafter.feature_layers == (0, 2, 4)
+  config |= {'eagle_aux_hidden_state_layer_ids': [0, 2, 4]}
+  save(tmp_path, eagle3_tensors(), config)
+  with pytest.raises(
+    ValueError, match=r'is \(-1, 1, 3\) and aux_hidden_states'
+  ):
+    specsample.load_drafter(folder, TARGET)
+
+
 def test_what_was_loaded_is_saved_and_drafts_the_targets_text(tmp_path):
   scaled = {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 100.0}
-  config = CONFIG | {'rope_parameters': scaled}
+  config = CONFIG | {'rope_parameters': scaled, 'rope_theta': None}
   (tmp_path / 'published').mkdir()
   folder = save(tmp_path / 'published', eagle3_tensors(), config)
   loaded = specsample.load_drafter(folder, TARGET, 2)
@@ -532,7 +553,7 @@ _DAMAGES = {
   'a kind of layers that is no list': (
     eagle3_tensors,
     {'layer_types': 1},
-    r'layer_types is 1, expected one of \[.* for each layer',
+    'layer_types is 1, expected a list of strings',
   ),
   'a part that is no object': (
     eagle3_tensors,
@@ -542,7 +563,7 @@ _DAMAGES = {
   'a speculator of no name': (
     eagle3_tensors,
     {'speculators_model_type': ['eagle3']},
-    r"speculators_model_type is \['eagle3'\], but the supported",
+    r"speculators_model_type is \['eagle3'\], expected a string",
   ),
   'd2t outside': (
     lambda: _with(eagle3_tensors(), d2t=eagle3_tensors()['d2t'] + _V, t2d=None),

@@ -131,7 +131,7 @@ def test_other_spellings(tmp_path, key):
   ('changes', 'message'),
   [
     ({'mask_token_id': _V}, 'mask_token_id is 32, .* tokens 0 to 31: the'),
-    ({'mask_token_id': None}, 'mask_token_id is None, but the target has'),
+    ({'mask_token_id': None}, 'has no mask_token_id, and the target'),
     ({'norm_before_fc': True}, r'lacks 1 tensors \(input_norm\.weight\)'),
   ],
 )
