@@ -376,15 +376,16 @@ def _check_trees(params, state, draft, inputs, model) -> None:
   pass_over = lambda parents: getattr(model, read)(
     params['target'], inputs, state.cache, parents=parents
   )
-  new = jax.eval_shape(pass_over, draft.parents)[1]
+  reads_shape, (_, new) = dependence.trace(pass_over, draft.parents)
   path = jnp.zeros((len(inputs), inputs.shape[1]), jnp.int32)
   if _is_readable(model):
     kept = lambda path, new: model.append(state.cache, new, path)
   else:
     kept = lambda path, new: model.commit(new, state.length, path)
+  moves_path, _ = dependence.trace(kept, path, new)
   for name, argument, is_used in (
-    (read, 'parents', dependence.depends(pass_over, draft.parents)),
-    (keep, 'path', dependence.depends(kept, path, new)),
+    (read, 'parents', reads_shape),
+    (keep, 'path', moves_path),
   ):
     if not is_used:
       raise ValueError(

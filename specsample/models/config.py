@@ -194,26 +194,23 @@ class Config:
     return Config({**defaults, **given}, self.origin)
 
   def of_one(self, *keys: str) -> Any:
-    """Returns the value of keys that mean the same, None if all are missing.
+    """Returns the value of keys that mean the same; see `agreed`."""
+    return self.agreed({key: self.get(key) for key in keys})
+
+  def agreed(self, values: Mapping[str, Any]) -> Any:
+    """Returns the one of values of the same meaning, None if all are None.
 
     Raises:
-      ValueError: two of them have different values.
+      ValueError: two of them differ; names both.
     """
-    found = {key: self.get(key) for key in keys}
-    given = {key: x for key, x in found.items() if x is not None}
-    self.agree(given)
-    return next(iter(given.values()), None)
-
-  def agree(self, given: Mapping[str, Any]) -> None:
-    """Raises ValueError unless values of the same meaning are the same."""
-    values = list(given.values())
-    if any(value != values[0] for value in values):
-      listed = ' and '.join(
-        f'{key} is {value!r}' for key, value in given.items()
-      )
+    given = {key: x for key, x in values.items() if x is not None}
+    first = next(iter(given.values()), None)
+    if any(x != first for x in given.values()):
+      listed = ' and '.join(f'{key} is {x!r}' for key, x in given.items())
       raise ValueError(
         f'{self.origin}: {listed}, which mean the same: remove what is wrong'
       )
+    return first
 
   def size(self, key: str, default: int | None = None) -> int:
     """Returns an integer of at least 1."""

@@ -115,8 +115,7 @@ def _gemma3_rope(config):
     ('rope_theta', full['rope_theta']),
     ('rope_local_base_freq', local['rope_theta']),
   ):
-    if config.get(key) is not None:
-      config.agree({key: config.get(key), 'that of rope_parameters': theta})
+    config.agreed({key: config.get(key), 'that of rope_parameters': theta})
   return full | {'sliding_rope_theta': local['rope_theta']}
 
 

@@ -109,8 +109,9 @@ def rope_part(config: config_lib.Config) -> config_lib.Config:
       if part.has(kind):
         raise config.unexpected(key, 'one rope for all layers')
     for name in ('rope_theta', _ORIGINAL, _PARTIAL):
-      given = {name: config.get(name), f'{name} of {key}': part.get(name)}
-      config.agree({k: x for k, x in given.items() if x is not None})
+      config.agreed(
+        {name: config.get(name), f'{name} of {key}': part.get(name)}
+      )
   outer = {
     'rope_theta': config.get('rope_theta'),
     _PARTIAL: config.get(_PARTIAL),
@@ -121,7 +122,7 @@ def rope_part(config: config_lib.Config) -> config_lib.Config:
     for part in parts.values()
   ]
   if len(made) == 2 and _is_unlike(*made):
-    config.agree({key: part.values for key, part in parts.items()})
+    config.agreed({key: part.values for key, part in parts.items()})
   return made[0] if made else config_lib.Config(outer, config.origin)
 
 

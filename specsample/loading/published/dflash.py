@@ -240,8 +240,7 @@ def _of_block(config: config_lib.Config) -> config_lib.Config:
   given = {key: value for key, value in nested.items() if value is not None}
   for key, value in given.items():
     outer = config.values.get(key)
-    if outer is not None:
-      config.agree({key: outer, f'{key} of dflash_config': value})
+    config.agreed({key: outer, f'{key} of dflash_config': value})
   return dataclasses.replace(config, values={**config.values, **given})
 
 
@@ -314,16 +313,18 @@ def _drafts_from_pending(config) -> bool:
   there was this setting fill in the masks.
   """
   key = 'sample_from_anchor'
-  given = {
-    key: config.get(key),
-    f'{key} of dflash_config': config.part('dflash_config').get(key),
-  }
-  if (other := config.get('dspark_bonus_anchor')) is not None:
-    given['the opposite of dspark_bonus_anchor'] = not other
-  given = {key: flag for key, flag in given.items() if flag is not None}
-  config.agree(given)
-  for flag in given.values():
-    return flag
+  masked = config.get('dspark_bonus_anchor')
+  found = config.agreed(
+    {
+      key: config.get(key),
+      f'{key} of dflash_config': config.part('dflash_config').get(key),
+      'the opposite of dspark_bonus_anchor': None
+      if masked is None
+      else not masked,
+    }
+  )
+  if found is not None:
+    return found
   if config.get('speculators_model_type') is not None:
     return False
   if config.get('dflash_config') is not None:

@@ -235,13 +235,9 @@ def _of_authors(request):
 
 def _has_joint_norm(config) -> bool:
   key = 'norm_before_fc'
-  given = {
-    key: config.get(key),
-    f'{key} of eagle_config': config.part('eagle_config').get(key),
-  }
-  given = {key: flag for key, flag in given.items() if flag is not None}
-  config.agree(given)
-  return next(iter(given.values()), False)
+  nested = config.part('eagle_config').get(key)
+  given = {key: config.get(key), f'{key} of eagle_config': nested}
+  return bool(config.agreed(given))
 
 
 def _feeds_back_normed(config) -> bool:
@@ -357,10 +353,8 @@ def _feature_layers(source, target):
     _OF_ANGELSLIM: source_lib.numbers(config, _OF_ANGELSLIM),
     'target_layer_ids': source_lib.numbers(config, 'target_layer_ids'),
   }
-  given = {key: ids for key, ids in given.items() if ids}
-  config.agree(given)
-  ids = next(iter(given.values()), ())
-  if {'target_layer_ids', _OF_ANGELSLIM} & given.keys():
+  ids = config.agreed({key: ids or None for key, ids in given.items()}) or ()
+  if given['target_layer_ids'] or given[_OF_ANGELSLIM]:
     return of_outputs(source, target, ids)
   return ids
 
