@@ -31,8 +31,8 @@ from experiments.command import distributed
 from experiments.command import environment
 from experiments.command import mesh
 from experiments.command import progress
+from experiments.decoding import conversations as conversations_lib
 from experiments.timing import hardware
-from experiments.training_data import conversations as conversations_lib
 from experiments.training_data import data_folder
 from experiments.training_data import features
 from experiments.training_data import filling as filling_lib
@@ -278,9 +278,10 @@ def _excluded() -> list[str]:
   if _EXCLUDE.value is None:
     return []
   file = _file('exclude', _EXCLUDE.value)
-  if file.lost:
+  if file.lost or file.fault:
     raise ValueError(
-      f'{file.lost}: correct it, so that the whole test set is kept out'
+      f'{file.lost or f"{_EXCLUDE.value}, {file.fault}"}: correct it, so that '
+      'the whole test set is kept out'
     )
   return [turn for x in file.conversations for turn in x.turns]
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 import dataclasses
 import math
+import reprlib
 from typing import Any
 
 import gin
@@ -74,10 +75,25 @@ def with_candidates(
     raise ValueError(f'--top_candidates={num_candidates}: {error}') from error
 
 
-def encode(tokenizer: text_lib.Tokenizer, prompt: str, chat: bool) -> list[int]:
-  """Returns the tokens of a prompt, plain or as the only turn of a chat."""
+def encode(
+  tokenizer: text_lib.Tokenizer,
+  prompt: str,
+  chat: bool,
+  system: str | None = None,
+) -> list[int]:
+  """Returns the tokens of a prompt, plain or as the first turn of a chat.
+
+  Raises:
+    ValueError: a chat begins with a system message, but `chat` is False.
+  """
   if chat:
-    return tokenizer.encode_chat([{'role': 'user', 'content': prompt}])
+    first = [] if system is None else [{'role': 'system', 'content': system}]
+    return tokenizer.encode_chat([*first, {'role': 'user', 'content': prompt}])
+  if system is not None:
+    raise ValueError(
+      f'the prompt {reprlib.repr(prompt)} has a system message, but chat is '
+      'False: set it to True, or leave the message out'
+    )
   return tokenizer.encode(prompt)
 
 

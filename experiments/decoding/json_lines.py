@@ -121,16 +121,33 @@ def array(data: bytes) -> Iterator[Any]:
     text, at = text[at:] + read_text(chunk, end >= len(data)), 0
 
 
-def lines(data: bytes) -> list[str]:
-  """Returns the lines of a UTF-8 text, which may be compressed by gzip.
+def as_utf8(data: bytes) -> bytes:
+  """Returns a text in UTF-8, if its mark of byte order says that it is UTF-16.
 
   Raises:
-    ValueError: it is damaged, or is not UTF-8; the message then names the line.
+    ValueError: it says so, but is not.
   """
-  data = unpacked(data)
+  if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    return data.removeprefix(codecs.BOM_UTF8)
+  try:
+    return data.decode('utf-16').encode()
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f'it begins as UTF-16 does, but is not ({error.reason} at byte '
+      f'{error.start:,}): save it as UTF-8'
+    ) from error
+
+
+def lines(data: bytes) -> list[str]:
+  """Returns the lines of a text, which may be compressed by gzip.
+
+  Raises:
+    ValueError: it is damaged or not UTF-8; the message then names the line.
+  """
+  data = as_utf8(unpacked(data))
   try:
     # Not splitlines, which would also split at a form feed inside a text.
-    return data.decode('utf-8-sig').split('\n')
+    return data.decode().split('\n')
   except UnicodeDecodeError as error:
     line = data[: error.start].count(b'\n') + 1
     raise ValueError(

@@ -99,6 +99,8 @@ def encode(
   users = [prompt.text, *prompt.next_turns[: len(kept)]]
   while True:
     messages = [{'role': 'user', 'content': users[0]}]
+    if prompt.system is not None:
+      messages.insert(0, {'role': 'system', 'content': prompt.system})
     for answer, user in zip(kept, users[1:], strict=True):
       messages.append(tokenizer.message(answer))
       messages.append({'role': 'user', 'content': user})

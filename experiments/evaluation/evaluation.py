@@ -102,7 +102,12 @@ class Evaluation:
       ValueError: the prompt has no tokens or more than the model takes, or the
         chat template refuses it.
     """
-    tokens = generation.encode(self.target.tokenizer, prompt.text, self.is_chat)
+    try:
+      tokens = generation.encode(
+        self.target.tokenizer, prompt.text, self.is_chat, prompt.system
+      )
+    except ValueError as error:
+      raise ValueError(f'{path}, line {prompt.line}: {error}') from error
     room = self.target.model.max_length
     if not tokens:
       raise ValueError(
@@ -261,7 +266,8 @@ def header(
   today's date. Prompts of a task have a provenance.
   """
   texts = [
-    (prompt.category, prompt.text, *prompt.next_turns) for prompt in prompts
+    (prompt.category, prompt.system, prompt.text, *prompt.next_turns)
+    for prompt in prompts
   ]
   return {
     'schema': result_file.SCHEMA,

@@ -114,7 +114,7 @@ class Serving:
     rows = []
     for i in order:
       tokens = generation.encode(
-        self.target.tokenizer, prompts[i].text, self.chat
+        self.target.tokenizer, prompts[i].text, self.chat, prompts[i].system
       )
       room = self.target.model.max_length
       if not tokens or len(tokens) >= room:
@@ -246,7 +246,7 @@ def header(
 
   This includes the tokens: a chat template may change, or write today's date.
   """
-  texts = [prompt.text for prompt in prompts]
+  texts = [(prompt.system, prompt.text) for prompt in prompts]
   tokens = [batch.prompts.tolist() for batch in batches]
   return {
     'configuration': gin.config_str(),

@@ -4,7 +4,7 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.training_data import conversations
+from experiments.decoding import conversations
 from experiments.training_data import data_folder
 from experiments.training_data import dialogues as dialogues_lib
 from experiments.training_data.dialogues import Dialogue

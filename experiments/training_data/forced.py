@@ -11,11 +11,11 @@ import math
 
 import numpy as np
 
-from experiments.training_data import conversations
+from experiments.decoding import conversations
+from experiments.decoding.conversations import Conversation
 from experiments.training_data import dialogues as dialogues_lib
 from experiments.training_data import filters
 from experiments.training_data import limits as limits_lib
-from experiments.training_data.conversations import Conversation
 from experiments.training_data.dialogues import Dialogue
 from experiments.training_data.dialogues import Source
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from experiments.training_data import conversations
+from experiments.decoding import conversations
 from experiments.training_data import dialogues as dialogues_lib
 from experiments.training_data import filters
 from experiments.training_data import limits as limits_lib

@@ -14,7 +14,7 @@ import gin
 import jax
 import numpy as np
 
-from experiments.training_data import conversations
+from experiments.decoding import conversations
 from experiments.training_data import filters
 from experiments.training_data import forced
 from experiments.training_data import limits as limits_lib

@@ -89,9 +89,9 @@ def read_header(path: epath.Path) -> dict[str, Tensor]:
   Raises:
     ValueError: the file is not a safetensors file, or is damaged.
   """
+  files.refuse_pointer(path)
   try:
     size = files.size(path)
-    files.refuse_pointer(path)
     start = 8 + int.from_bytes(_read(path, 0, 8), 'little')
     if start > min(size, _MAX_HEADER_BYTES):
       raise ValueError(

@@ -48,55 +48,129 @@ def test_limit_takes_the_first(tmp_path):
   assert len(prompts.read(path, limit=9)) == 3
 
 
+@pytest.mark.parametrize('form', ['lines.jsonl', 'array.json'])
 @pytest.mark.parametrize(
-  ('line', 'message'),
+  ('record', 'message'),
   [
-    ('{"prompt": "cut', 'Unterminated string'),
-    ('just text', 'Expecting value (character 1 of a line that should'),
-    ('{', '(character 2 of a line that should be a JSON object)'),
     ('["prompt"]', 'expected a JSON object'),
     ('{"text": "a"}', 'neither "prompt" nor "turns"'),
+    ('{"messages": "x"}', '"messages" must be a list of messages'),
     ('{"prompt": "  "}', 'is not empty'),
     ('{"prompt": 3}', 'must be a text'),
     ('{"turns": []}', 'at least one text'),
     ('{"turns": "a"}', 'at least one text'),
     ('{"turns": [null]}', 'must be a text'),
     ('{"turns": ["a", " "]}', "turn 2 is ' ': it must be a text"),
-    ('{"turns": ["a", "\\ud800"]}', 'turn 2 holds half of a surrogate'),
+    ('{"turns": ["a", "\\ud800"]}', 'turn 2 has half of a surrogate pair'),
     ('{"prompt": "a", "category": "turn 2"}', "other than 'overall' and 't"),
     ('{"prompt": "\\ud800"}', 'surrogate'),
     ('{"prompt": "a", "category": "overall"}', "other than 'overall'"),
     ('{"prompt": "a", "category": 1}', '"category" is 1'),
-    ('{"prompt": ' + '[' * 10**5, 'it is nested too deeply'),
+    ('{"prompt": "caf\udce9"}', 'the prompt has bytes that are not UTF-8'),
     (json.dumps({'prompt': ['a' * 10**5]}), "the prompt is ['aaaa"),
     (json.dumps({'prompt': 'a', 'category': [1] * 10**5}), 'is [1, 1, '),
   ],
+  ids=lambda text: repr(text[:40]),
+)
+def test_a_record_without_a_prompt_is_counted_and_named(
+  tmp_path, capsys, form, record, message
+):
+  good = ['{"prompt": "a", "category": null}'] * 6
+  text = '\n'.join([*good, record])
+  if 'array' in form:
+    text = f'[{",".join([*good, record])}]'
+  path = tmp_path / form
+  path.write_bytes(text.encode(errors='surrogateescape'))
+  found = prompts.read(str(path))
+  assert [(x.text, x.category) for x in found] == [('a', 'none')] * 6
+  place = 'record 7' if 'array' in form else 'line 7'
+  (said,) = capsys.readouterr().err.splitlines()
+  assert '1 skipped (no conversation), first ' + place in said
+  assert message in said
+  assert len(said) < len(str(path)) + 250
+  # Alone it leaves nothing to decode.
+  alone = f'[{record}]' if 'array' in form else record
+  path.write_bytes(alone.encode(errors='surrogateescape'))
+  with pytest.raises(ValueError, match='there is no prompt') as error:
+    prompts.read(str(path))
+  assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('line', 'message'),
+  [
+    ('{"prompt": "cut', 'Unterminated string'),
+    ('just text', 'Expecting value (character 1 of a line that should'),
+    ('{', '(character 2 of a line that should be a JSON object)'),
+    ('{"prompt": ' + '[' * 10**5, 'it is nested too deeply'),
+  ],
   ids=lambda text: text[:40],
 )
-def test_broken_on_line_seven(tmp_path, line, message):
+def test_a_line_that_is_not_json_is_counted_and_named(
+  tmp_path, capsys, line, message
+):
   path = _write(tmp_path, 'broken.jsonl', '{"prompt": "a"}\n' * 6 + line)
-  with pytest.raises(ValueError, match=r'broken\.jsonl, line 7: ') as error:
-    prompts.read(path)
-  assert message in str(error.value)
-  assert '\n' not in str(error.value)
-  assert len(str(error.value)) < len(path) + 200
+  assert len(prompts.read(path)) == 6
+  (said,) = capsys.readouterr().err.splitlines()
+  assert 'broken.jsonl, line 7: ' in said
+  assert message in said
+  assert '1 of 7 lines are damaged' in said
 
 
-def test_bytes_that_are_no_text(tmp_path):
+def test_bytes_that_are_no_text(tmp_path, capsys):
   path = tmp_path / 'latin.txt'
   path.write_bytes(b'a\n' * 6 + b'caf\xe9\n')
-  with pytest.raises(ValueError, match=r'latin\.txt: line 7 is not UTF-8'):
+  assert len(prompts.read(str(path))) == 6
+  (said,) = capsys.readouterr().err.splitlines()
+  assert 'first line 7: the prompt has bytes that are not UTF-8' in said
+  assert '`iconv -f latin1 -t utf-8`' in said
+
+
+@pytest.mark.parametrize('encoding', ['utf-16-le', 'utf-16-be'])
+@pytest.mark.parametrize('name', ['plain.txt', 'lines.jsonl', 'array.json'])
+def test_utf_16_is_read(tmp_path, name, encoding):
+  records = [{'prompt': 'Grüße'}, {'prompt': '🤗'}]
+  text = {
+    'plain.txt': 'Grüße\r\n🤗\r\n',
+    'lines.jsonl': '\n'.join(map(json.dumps, records)),
+    'array.json': json.dumps(records),
+  }[name]
+  path = tmp_path / name
+  path.write_bytes(f'\ufeff{text}'.encode(encoding))
+  assert [x.text for x in prompts.read(str(path))] == ['Grüße', '🤗']
+  path.write_bytes(f'\ufeff{text}'.encode(encoding) + b'\0')
+  with pytest.raises(
+    ValueError, match=r'begins as UTF-16 does.*save it as UTF'
+  ):
     prompts.read(str(path))
 
 
-def test_a_compressed_file_is_read_whatever_its_name(tmp_path):
+def test_the_users_turns_of_a_chat_are_prompts(tmp_path, capsys):
+  chat = [
+    {'role': 'system', 'content': 'Be brief.'},
+    {'role': 'user', 'content': 'one'},
+    {'role': 'assistant', 'content': 'two'},
+    {'role': 'user', 'content': 'three'},
+  ]
+  shared = [{'from': 'human', 'value': 'a'}, {'from': 'gpt', 'value': 'b'}]
+  text = json.dumps([{'messages': chat}, {'id': 'x', 'conversations': shared}])
+  assert prompts.read(_write(tmp_path, 'chats.json', text)) == [
+    prompts.Prompt(
+      *('1', 'none', 'one', 1), next_turns=('three',), system='Be brief.'
+    ),
+    prompts.Prompt('x', 'none', 'a', 2),
+  ]
+  assert not capsys.readouterr().err
+
+
+def test_a_compressed_file_is_read_whatever_its_name(tmp_path, capsys):
   data = gzip.compress(b'{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
   path = tmp_path / 'prompts.jsonl'
   path.write_bytes(data)
   assert [prompt.text for prompt in prompts.read(str(path))] == ['a', 'b']
   path.write_bytes(data[:-9])
-  with pytest.raises(ValueError, match=r'jsonl: it is damaged .* get it again'):
-    prompts.read(str(path))
+  assert [prompt.text for prompt in prompts.read(str(path))] == ['a', 'b']
+  assert 'jsonl is damaged (it is cut off)' in capsys.readouterr().err
 
 
 def test_a_compressed_file_is_called_as_it_would_be_without(tmp_path):
@@ -114,7 +188,7 @@ def test_missing_and_empty_files(tmp_path):
   with pytest.raises(ValueError, match='Is a directory'):
     prompts.read(str(tmp_path))
   for text in ('', ' \n\n'):
-    with pytest.raises(ValueError, match='has no prompts'):
+    with pytest.raises(ValueError, match=r'no prompt .*the file is empty'):
       prompts.read(_write(tmp_path, 'empty.jsonl', text))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from experiments.training_data import conversations
+from experiments.decoding import conversations
 from experiments.training_data import dialogues
 from experiments.training_data import filters
 from experiments.training_data import forced

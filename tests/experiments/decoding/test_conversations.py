@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from experiments.training_data import conversations
+from experiments.decoding import conversations
 
 _SHAREGPT = {
   'id': 'a_0',
@@ -107,7 +107,11 @@ _USER, _GPT = ('user', 'One?'), ('assistant', 'Two.')
     ([_USER, ('nobody', 'x')], 1, 'cut short (unknown role)'),
     ([_USER, (['user'], 'x')], 1, 'cut short (unknown role)'),
     ([_USER, ('assistant', None)], 1, 'cut short (a message without text)'),
-    ([_USER, ('assistant', '\ud800')], 1, 'cut short (broken characters)'),
+    (
+      [_USER, ('assistant', '\ud800')],
+      1,
+      'cut short (a message with half of a surrogate pair)',
+    ),
     (
       [_USER, ('assistant', [{'type': 'image_url', 'image_url': 'x'}])],
       1,
@@ -186,7 +190,8 @@ def test_an_array_damaged_in_the_middle_gives_what_is_before(tmp_path):
   # Broken characters end only their own conversation.
   path.write_bytes(whole.replace(b'"Two."', b'"Tw\xff."', 1))
   file = conversations.read(str(path))
-  assert file.left_out == {'cut short (broken characters)': 1}
+  (reason,) = file.left_out
+  assert 'cut short (a message with bytes that are not UTF-8' in reason
   assert [len(x.messages) for x in file.conversations] == [1, 2, 2, 2, 2]
   # A record of another form is not damage.
   path.write_text(json.dumps([{'a': 1}, None, *_array(1)]))
@@ -226,15 +231,14 @@ def test_damaged_lines_are_left_out_and_the_first_is_named(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('', 'there is no conversation with a user turn .the file is empty'),
-    ('[]', 'there is no conversation with a user turn'),
+    ('', 'there is no prompt .*the file is empty'),
+    ('[]', 'there is no prompt and no conversation with a user turn'),
     ('[{"mess', 'is cut off or damaged after 0 conversations .*there is no'),
-    ('{"mess', 'line 1: Unterminated string .*there is no conversation'),
+    ('{"mess', 'line 1: Unterminated string .*there is no prompt'),
     ('{"messages": []}', r'\(1 skipped \(no turn of a user\)\)'),
     ('{"messages": "x"}', 'line 1: "messages" must be a list of messages'),
     ('{"text": "x"}', 'line 1: it has neither "prompt" nor "turns"'),
-    ('{"prompt": " "}', 'line 1: the prompt is .*not empty: correct it'),
-    ('{"turns": ["a", ""]}', 'line 1: turn 2 is .*not empty: correct it'),
+    ('{"prompt": " "}', 'line 1: the prompt is .*not empty'),
   ],
 )
 def test_a_file_without_conversations_is_refused(tmp_path, text, message):

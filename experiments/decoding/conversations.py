@@ -1,12 +1,17 @@
-"""Conversation files in the format of ShareGPT or OpenAI, and prompt files.
+"""Files of conversations and of prompts, in every format that people have them.
 
   {"id": "...", "conversations": [{"from": "human", "value": "..."}, ...]}
   {"messages": [{"role": "user", "content": "..."}, ...], "temperature": 0}
-  any format that `prompts` reads; here all "turns" are the user's
+  {"question_id": 81, "category": "writing", "turns": ["...", "..."]}
+  {"prompt": "...", "id": "...", "category": "..."}     (the last two optional)
+  one prompt per line
 
-The records form one JSON array or are JSON lines. A damaged or truncated file
-is read as far as possible, and `File.lost` says how much is missing. Parts of a
-conversation that cannot be used are left out and counted.
+These are ShareGPT's, OpenAI's and Spec-Bench's formats; "turns" are the user's.
+Records form one JSON array or are JSON lines, which a file holds if its name
+says so (.jsonl, .json) or if it starts with a brace. It may be compressed by
+gzip. A damaged or truncated file is read as far as possible, and `File.lost`
+says how much is missing. Records and parts of a conversation that cannot be
+used are left out and counted.
 """
 
 import collections
@@ -17,11 +22,14 @@ import json
 import math
 import pathlib
 import re
+import reprlib
 from typing import Any
 
 from experiments.decoding import json_lines
-from experiments.decoding import prompts
 
+NO_CATEGORY = 'none'
+# Categories of tables: all prompts together, and the turns of conversations.
+_RESERVED = re.compile(r'overall|turn \d+')
 SYSTEM, USER, ASSISTANT = 'system', 'user', 'assistant'
 _ROLES = {
   **dict.fromkeys(('human', 'user'), USER),
@@ -32,20 +40,19 @@ _TOOL_ROLES = ('tool', 'function', 'function_call', 'observation')
 _TOOL_FIELDS = ('tool_calls', 'function_call')
 # How a JSON array of records begins; other texts may begin with a bracket.
 _ARRAY = re.compile(rb'\s*\[\s*(\{|\]|$)')
-_BOM = b'\xef\xbb\xbf'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conversation:
   """A chat between a user and an assistant, possibly after a system message.
 
-  Conversations in a format of `prompts` have only the user's turns.
+  Records of prompts have only the user's turns.
   """
 
   messages: tuple[tuple[str, str], ...]  # (role, content), content not blank
   id: str
   place: int  # the line, or the number in the array; from 1
-  category: str = prompts.NO_CATEGORY
+  category: str = NO_CATEGORY
   temperature: float | None = None  # of the answers
   finish_reason: str | None = None  # of the last answer
   num_tokens: int | None = None  # of the only answer, including its end
@@ -70,14 +77,16 @@ class File:
   num_read: int = 0  # conversations, including skipped ones
   num_turns: int = 0  # user turns in all of these
   left_out: dict[str, int] = dataclasses.field(default_factory=dict)
+  fault: str | None = None  # of the first record that is no conversation
   lost: str | None = None  # what is missing from a damaged file, and where
 
   def summary(self) -> str:
     """Returns one line that says what was read and what was left out."""
     counts = ', '.join(f'{n:,} {why}' for why, n in self.left_out.items())
+    first = f', first {self.fault}' if self.fault else ''
     return (
       f'{self.path}: {self.num_read:,} conversations, {self.num_turns:,} user '
-      f'turns; {counts or "all of them are used"}'
+      f'turns; {counts or "all of them are used"}{first}'
     )
 
   def to_json(self) -> dict[str, Any]:
@@ -101,15 +110,18 @@ def digest(conversations: Sequence[Conversation]) -> str:
 
 
 def read(path: str) -> File:
-  """Reads a file, which may be compressed with gzip.
+  """Reads a file.
 
   Raises:
-    ValueError: if the file cannot be read or has no user turn, or if one of its
-      JSON lines is not a record; names the file, the line and the remedy.
+    ValueError: if the file cannot be read or has no user turn; names the file,
+      the first record that is no conversation, and the remedy.
   """
   reader = _Reader(path)
   data, damage = json_lines.unpacked_until(json_lines.content(path))
-  data = data.removeprefix(_BOM)
+  try:
+    data = json_lines.as_utf8(data)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
   if _ARRAY.match(data):
     found = list(reader.array(data))
   else:
@@ -124,8 +136,9 @@ def read(path: str) -> File:
   if not found:
     left_out = ', '.join(f'{n:,} {why}' for why, n in reader.left_out.items())
     raise ValueError(
-      f'{reader.lost or path}: there is no conversation with a user turn '
-      f'({left_out or "the file is empty"}): docs/training.md has the formats'
+      f'{reader.lost or path}: there is no prompt and no conversation with a '
+      f'user turn ({reader.fault or left_out or "the file is empty"}): '
+      'docs/training.md has the formats'
     )
   return File(
     path=path,
@@ -133,8 +146,19 @@ def read(path: str) -> File:
     num_read=reader.num_read,
     num_turns=reader.num_turns,
     left_out=dict(sorted(reader.left_out.items())),
+    fault=reader.fault,
     lost=reader.lost,
   )
+
+
+def is_json(path: str) -> bool:
+  """Returns whether a file's name says that it holds JSON."""
+  return pathlib.Path(uncompressed(path)).suffix in ('.jsonl', '.json')
+
+
+def uncompressed(path: str) -> str:
+  """Returns what a file is called without the mark of its compression."""
+  return path.removesuffix('.gz')
 
 
 class _UnfitError(Exception):
@@ -149,16 +173,14 @@ class _Reader:
     self.num_read = 0
     self.num_turns = 0
     self.left_out: collections.Counter[str] = collections.Counter()
+    self.fault: str | None = None
     self.lost: str | None = None
 
   def array(self, data: bytes) -> Iterator[Conversation]:
     """Yields the conversations of a JSON array up to where it is damaged."""
     try:
       for place, record in enumerate(json_lines.array(data), 1):
-        try:
-          yield from self._record(record, place)
-        except ValueError:
-          self.left_out['skipped (no conversation)'] += 1
+        yield from self._record(record, place, f'record {place}')
     except json_lines.BreakError as error:
       self.lost = (
         f'{self._path} is cut off or damaged after {self.num_read:,} '
@@ -168,52 +190,43 @@ class _Reader:
 
   def lines(self, data: bytes) -> Iterator[Conversation]:
     """Yields the conversations of JSON lines, or the lines of a plain text."""
-    try:
-      lines = json_lines.lines(data)
-    except ValueError as error:
-      raise ValueError(f'{self._path}: {error}') from error
-    numbered = [(i, line.strip()) for i, line in enumerate(lines, 1)]
-    numbered = [(i, line) for i, line in numbered if line]
-    if not (
-      prompts.is_json(self._path)
-      or (numbered and numbered[0][1].startswith('{'))
-    ):
-      for i, line in numbered:
-        self.num_read += 1
-        self.num_turns += 1
-        yield Conversation(messages=((USER, line),), id=str(i), place=i)
-      return
+    # Bytes that are not UTF-8 become surrogates. Not splitlines, which would
+    # also split at a form feed inside a text.
+    numbered = enumerate(data.decode(errors='surrogateescape').split('\n'), 1)
+    numbered = [(i, line.strip()) for i, line in numbered if line.strip()]
+    is_text = not (
+      is_json(self._path) or (numbered and numbered[0][1].startswith('{'))
+    )
     damaged: list[str] = []
     for i, line in numbered:
       try:
-        record = json_lines.value(line)
+        record = {'prompt': line} if is_text else json_lines.value(line)
       except ValueError as error:
         damaged.append(f'line {i}: {error}')
         continue
-      try:
-        yield from self._record(record, i)
-      except ValueError as error:
-        raise ValueError(
-          f'{self._path}, line {i}: {error}: correct it'
-        ) from error
+      yield from self._record(record, i, f'line {i}')
     if damaged:
       self.lost = (
         f'{self._path}, {damaged[0]}: {len(damaged):,} of {len(numbered):,} '
         'lines are damaged and not used'
       )
 
-  def _record(self, record: Any, place: int) -> Iterator[Conversation]:
-    """Yields the record's conversation, or nothing if none of it can be used.
-
-    Raises:
-      ValueError: if the record is not a conversation.
-    """
+  def _record(
+    self, record: Any, place: int, where: str
+  ) -> Iterator[Conversation]:
+    """Yields the conversation of a record, or nothing if it has none."""
     self.num_read += 1
-    raw = _raw_messages(record)
-    if raw is None:
-      found = _prompts(record, place)
-      self.num_turns += len(found.messages)
-      yield found
+    try:
+      raw = _raw_messages(record)
+      category = _category(record)
+      if raw is None:
+        found = _prompts(record, place, category)
+        self.num_turns += len(found.messages)
+        yield found
+        return
+    except ValueError as error:
+      self.left_out['skipped (no conversation)'] += 1
+      self.fault = self.fault or f'{where}: {error}'
       return
     roles = [_role(message) for message in raw]
     self.num_turns += roles.count(USER)
@@ -231,35 +244,63 @@ class _Reader:
     if fault:
       self.left_out[f'cut short ({fault})'] += 1
     try:
-      yield _chat(record, messages, raw[-1], whole=not fault, place=place)
+      found = _chat(record, messages, raw[-1], whole=not fault, place=place)
+      yield dataclasses.replace(found, category=category)
     except _UnfitError as error:
       self.left_out[f'skipped ({error})'] += 1
 
 
 def _raw_messages(record):
   """Returns the messages as they are in the file, or None for a prompt."""
+  if not isinstance(record, dict):
+    raise ValueError('expected a JSON object with "prompt" or "turns"')
   for name in ('conversations', 'messages'):
-    if isinstance(record, dict) and name in record:
+    if name in record:
       if not isinstance(record[name], list):
         raise ValueError(f'"{name}" must be a list of messages')
       return record[name]
   return None
 
 
-def _prompts(record, place) -> Conversation:
-  """Returns the user's turns of a record in a format of `prompts`."""
-  first = prompts.from_json(record, place)
-  turns = [first.text]
-  for i in range(1, len(record.get('turns', turns))):
-    # Each turn is checked like the first one.
-    turn = prompts.from_json(record | {'turns': record['turns'][i:]}, place)
-    turns.append(turn.text)
+def _prompts(record, place, category) -> Conversation:
+  """Returns the conversation of a record that has only the user's turns."""
+  if 'turns' in record:
+    turns = record['turns']
+    if not (isinstance(turns, list) and turns):
+      raise ValueError('"turns" must be a list of at least one text')
+  elif 'prompt' in record:
+    turns = [record['prompt']]
+  else:
+    raise ValueError('it has neither "prompt" nor "turns"')
+  for number, turn in enumerate(turns, 1):
+    _check('the prompt' if number == 1 else f'turn {number}', turn)
   return Conversation(
     messages=tuple((USER, turn) for turn in turns),
-    id=first.id,
+    id=str(record.get('question_id', record.get('id', place))),
     place=place,
-    category=_category(record),
+    category=category,
   )
+
+
+def _check(name, text):
+  if not isinstance(text, str) or not text.strip():
+    raise ValueError(
+      f'{name} is {reprlib.repr(text)}: it must be a text that is not empty'
+    )
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(f'{name} has {_broken(error)}') from error
+
+
+def _broken(error):
+  """Returns what is wrong with a character that has no UTF-8 encoding."""
+  if 0xDC80 <= ord(error.object[error.start]) <= 0xDCFF:  # `surrogateescape`
+    return (
+      'bytes that are not UTF-8: save the file as UTF-8, as '
+      '`iconv -f latin1 -t utf-8` does'
+    )
+  return 'half of a surrogate pair'
 
 
 def _chat(record, messages, last, whole, place) -> Conversation:
@@ -281,7 +322,6 @@ def _chat(record, messages, last, whole, place) -> Conversation:
     messages=tuple(messages),
     id=str(record.get('id', place)),
     place=place,
-    category=_category(record),
     temperature=temperature,
     finish_reason=reason if whole and isinstance(reason, str) else None,
     num_tokens=num_tokens if is_count else None,
@@ -289,8 +329,16 @@ def _chat(record, messages, last, whole, place) -> Conversation:
 
 
 def _category(record) -> str:
-  found = record.get('source', record.get('category'))
-  return found if isinstance(found, str) else prompts.NO_CATEGORY
+  """Returns the category, which a data set may also call the source."""
+  found = record.get('category', record.get('source'))
+  if found is None:
+    return NO_CATEGORY
+  if not isinstance(found, str) or _RESERVED.fullmatch(found):
+    raise ValueError(
+      f'"category" is {reprlib.repr(found)}: it must be a text other than '
+      "'overall' and 'turn 1', 'turn 2', ..."
+    )
+  return found
 
 
 def _in_turn(raw) -> tuple[list[tuple[str, str]], str | None]:
@@ -346,5 +394,5 @@ def _message(message) -> tuple[str, str]:
   try:
     content.encode()
   except UnicodeEncodeError as error:
-    raise _UnfitError('broken characters') from error
+    raise _UnfitError(f'a message with {_broken(error)}') from error
   return role, content
