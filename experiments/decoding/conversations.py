@@ -192,8 +192,8 @@ class _Reader:
     """Yields the conversations of JSON lines, or the lines of a plain text."""
     # Bytes that are not UTF-8 become surrogates. Not splitlines, which would
     # also split at a form feed inside a text.
-    numbered = enumerate(data.decode(errors='surrogateescape').split('\n'), 1)
-    numbered = [(i, line.strip()) for i, line in numbered if line.strip()]
+    split = data.decode(errors='surrogateescape').split('\n')
+    numbered = [(i, x.strip()) for i, x in enumerate(split, 1) if x.strip()]
     is_text = not (
       is_json(self._path) or (numbered and numbered[0][1].startswith('{'))
     )
@@ -218,12 +218,12 @@ class _Reader:
     self.num_read += 1
     try:
       raw = _raw_messages(record)
-      category = _category(record)
       if raw is None:
-        found = _prompts(record, place, category)
+        found = of_prompts(record, place)
         self.num_turns += len(found.messages)
         yield found
         return
+      category = _category(record)
     except ValueError as error:
       self.left_out['skipped (no conversation)'] += 1
       self.fault = self.fault or f'{where}: {error}'
@@ -252,18 +252,22 @@ class _Reader:
 
 def _raw_messages(record):
   """Returns the messages as they are in the file, or None for a prompt."""
-  if not isinstance(record, dict):
-    raise ValueError('expected a JSON object with "prompt" or "turns"')
   for name in ('conversations', 'messages'):
-    if name in record:
+    if isinstance(record, dict) and name in record:
       if not isinstance(record[name], list):
         raise ValueError(f'"{name}" must be a list of messages')
       return record[name]
   return None
 
 
-def _prompts(record, place, category) -> Conversation:
-  """Returns the conversation of a record that has only the user's turns."""
+def of_prompts(record: Any, place: int) -> Conversation:
+  """Returns the conversation of a record that has only the user's turns.
+
+  Raises:
+    ValueError: the record is invalid; the message says what is wrong with it.
+  """
+  if not isinstance(record, dict):
+    raise ValueError('expected a JSON object with "prompt" or "turns"')
   if 'turns' in record:
     turns = record['turns']
     if not (isinstance(turns, list) and turns):
@@ -278,7 +282,7 @@ def _prompts(record, place, category) -> Conversation:
     messages=tuple((USER, turn) for turn in turns),
     id=str(record.get('question_id', record.get('id', place))),
     place=place,
-    category=category,
+    category=_category(record),
   )
 
 

@@ -40,7 +40,7 @@ def read(path: str, limit: int | None = None) -> list[Prompt]:
     print(file.summary(), file=sys.stderr)
   if file.lost:
     print(file.lost, file=sys.stderr)
-  return [_prompt(found) for found in file.conversations[:limit]]
+  return [of(found) for found in file.conversations[:limit]]
 
 
 def name(path: str) -> str:
@@ -48,7 +48,8 @@ def name(path: str) -> str:
   return pathlib.Path(conversations.uncompressed(path)).stem
 
 
-def _prompt(found: conversations.Conversation) -> Prompt:
+def of(found: conversations.Conversation) -> Prompt:
+  """Returns the user's part of a conversation."""
   first, *others = found.turns
   return Prompt(
     *(found.id, found.category, first, found.place),

@@ -11,6 +11,7 @@ import reprlib
 
 import gin
 
+from experiments.decoding import conversations
 from experiments.decoding import prompts as prompts_lib
 from experiments.tasks import hub
 from experiments.tasks import source as source_lib
@@ -109,7 +110,9 @@ class Questions:
 
   def _prompt(self, record):
     try:
-      prompt = prompts_lib.from_json(record.values, record.line)
+      prompt = prompts_lib.of(
+        conversations.of_prompts(record.values, record.line)
+      )
       if not self.categories:
         return prompt
       category = self._category(prompt.category)
