@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 from typing import Any, Protocol
 import urllib.parse
 
@@ -27,6 +28,10 @@ Compare = Callable[[dict[str, Any], dict[str, Any]], list[str]]
 
 _NUM_READERS = 32
 _HEADER = 'header.json'
+# A setting and a comment in a configuration that gin writes.
+_BINDING = re.compile(r'^(\S+) = ', re.MULTILINE)
+_COMMENT = re.compile(r'^#.*', re.MULTILINE)
+_LONGEST_PAIR = 200  # characters of a message
 
 
 def digest(value: Any) -> str:
@@ -35,12 +40,42 @@ def digest(value: Any) -> str:
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-  """Returns the names under which two headers have different values."""
+  """Returns what two headers have different values of.
+
+  Of configurations and other mappings, the settings that differ are named.
+  """
   return [
-    name
+    _difference(name, found.get(name), expected.get(name))
     for name in sorted(found.keys() | expected.keys())
     if found.get(name) != expected.get(name)
   ]
+
+
+def _difference(name, before, now) -> str:
+  before, now = _settings(before), _settings(now)
+  if not (before and now):
+    return name
+  differ = []
+  for key in sorted(before.keys() | now.keys()):
+    was, value = before.get(key, 'not set'), now.get(key, 'not set')
+    if was != value:
+      pair = f'{key} = {value} (before: {was})'
+      differ.append(pair if len(pair) <= _LONGEST_PAIR else key)
+  return f'{name} ({"; ".join(differ)})' if differ else name
+
+
+def _settings(value) -> dict[str, str]:
+  """Returns the settings of a mapping, or of a text that gin wrote."""
+  if isinstance(value, dict):
+    return {key: str(x) for key, x in value.items()}
+  if not isinstance(value, str):
+    return {}
+  _, *parts = _BINDING.split(value)
+  values = [_COMMENT.sub('', x).replace('\\\n', '') for x in parts[1::2]]
+  return {
+    name: ' '.join(value.split())
+    for name, value in zip(parts[::2], values, strict=True)
+  }
 
 
 def shared(

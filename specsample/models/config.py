@@ -27,7 +27,8 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
       """
       backbone_hidden_size block_size centroid_intermediate_top_k
       conv_group_size conv_kernel_size decoder_sparse_step draft_vocab_size
-      dspark_noise_token_id expert_intermediate_size first_k_dense_replace
+      dspark_block_size dspark_markov_rank dspark_noise_token_id
+      expert_intermediate_size first_k_dense_replace
       full_attention_interval global_head_dim head_dim hidden_size
       hidden_size_per_layer_input intermediate_size kv_lora_rank
       linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads
@@ -103,7 +104,7 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
       """
       aux_hidden_state_layer_ids aux_hidden_states_layer_ids
       eagle_aux_hidden_state_layer_ids layer_ids mlp_only_layers
-      target_layer_ids
+      dspark_target_layer_ids target_layer_ids
       weight_block_size
       """,
     ),

@@ -81,7 +81,7 @@ def plan(
   mask_id = source_lib.mask_token_id(config, target, _MASKS)
   from_pending = _drafts_from_pending(source.config)
   if num_draft_tokens is None:
-    size = config.size('block_size')
+    size = config.size_of_one('block_size', 'dspark_block_size')
     num_draft_tokens = size if from_pending else size - 1
   ids, ignored = eagle.read_ids(source, target)
   settings: dict[str, Any] = {
@@ -269,7 +269,7 @@ def _check_heads(source, config, is_spark):
     if config.get('markov_head_type', 'vanilla') not in dspark.HEADS:
       raise config.unexpected('markov_head_type', f'one of {dspark.HEADS}')
     config.only('confidence_head_with_markov', True)
-  rank = config.get('markov_rank')
+  rank = config.of_one('markov_rank', 'dspark_markov_rank')
   if rank is not None and bool(rank) != is_spark:
     there = 'a' if is_spark else 'no'
     raise ValueError(
@@ -329,19 +329,23 @@ def _drafts_from_pending(config) -> bool:
     return False
   if config.get('dflash_config') is not None:
     return config.part('dflash_config').get('projector_type') == 'dspark'
-  return config.get('target_layer_ids') is not None
+  return (
+    config.of_one('target_layer_ids', 'dspark_target_layer_ids') is not None
+  )
 
 
 def _feature_layers(source, config, target):
   # The numbers of `speculators` count the embedding as the first.
   counted = source_lib.numbers(config, 'aux_hidden_state_layer_ids')
-  if counted:
-    return tuple(i - 1 for i in counted)
-  key = 'target_layer_ids'
-  ids = source_lib.numbers(config, key)
+  plain = {
+    key: source_lib.numbers(config, key) or None
+    for key in ('target_layer_ids', 'dspark_target_layer_ids')
+  }
+  less_one = tuple(i - 1 for i in counted) or None
+  ids = config.agreed({'aux_hidden_state_layer_ids, less 1,': less_one} | plain)
   if not ids:
     raise ValueError(
-      f'{config.origin}: {key} is missing, so it is not known which of the '
-      "target's layers are read: add a list of their numbers"
+      f'{config.origin}: target_layer_ids is missing, so it is not known which '
+      "of the target's layers are read: add a list of their numbers"
     )
-  return eagle.of_outputs(source, target, ids)
+  return ids if counted else eagle.of_outputs(source, target, ids)

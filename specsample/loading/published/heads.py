@@ -35,6 +35,7 @@ def plan_medusa(
   Raises:
     ValueError: there are fewer heads than K, or they are for another target.
   """
+  source.config.only('logit_scale', 1)  # vLLM's
   source = _without(source, 'medusa_head.')
   if _UNEMBED.format(0) in source.tensors:
     of_head, block = r'(?:blocks|lm_heads)\.(\d+)\.', _BLOCK.format

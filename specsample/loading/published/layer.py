@@ -75,6 +75,12 @@ def config_of(
   values = given | {x: y for x, y in config.values.items() if y is not None}
   config = dataclasses.replace(config, values=values)
   shape = llama.shape(config, target.model.dtype, _one_rope(config))
+  if shape['dim'] != target.model.dim:
+    raise ValueError(
+      f'{config.origin}: hidden_size is {shape["dim"]}, but the vectors of the '
+      f'target have {target.model.dim} numbers, and layers of another width '
+      'are not supported: load the target that the drafter was trained for'
+    )
   sliding = _sliding_layers(config, of_blocks, shape['num_layers'])
   has = lambda name: f'{layer}self_attn.{name}' in source.tensors
   return transformer.Transformer(

@@ -44,11 +44,37 @@ def test_another_configuration_is_refused(tmp_path):
   _open(tmp_path).close()
   before = (tmp_path / 'journal.jsonl').read_bytes()
   with pytest.raises(
-    ValueError, match='differs in configuration: give another'
+    ValueError,
+    match=r'differs in configuration \(a = 2 \(before: 1\)\): give another',
   ):
     _open(tmp_path, HEADER | {'configuration': 'a = 2'})
   assert (tmp_path / 'journal.jsonl').read_bytes() == before
   _open(tmp_path).close()
+
+
+def test_the_settings_that_differ_are_named(tmp_path):
+  text = (
+    '# Parameters of A:\n# ====\nA.x = 1\nA.y = \\\n    [2,\n     3]\n'
+    '\n# Parameters of B:\nB.z = 4\n'
+  )
+  header = {
+    'configuration': text,
+    'versions': {'jax': '1', 'numpy': '2'},
+    'weights': 'abc',
+  }
+  _open(tmp_path, header).close()
+  other = {
+    'configuration': text.replace('     3]', '     5]').replace('B.z', 'B.w'),
+    'versions': {'jax': '3', 'numpy': '2'},
+    'weights': 'def',
+  }
+  expected = (
+    r'differs in configuration \(A\.y = \[2, 5\] \(before: \[2, 3\]\); '
+    r'B\.w = 4 \(before: not set\); B\.z = not set \(before: 4\)\), '
+    r'versions \(jax = 3 \(before: 1\)\), weights: give another --out'
+  )
+  with pytest.raises(ValueError, match=expected):
+    _open(tmp_path, other)
 
 
 def test_what_may_differ_is_the_callers_to_say(tmp_path):

@@ -117,6 +117,7 @@ def dflash_tensors(ids=None, has_head=False, rank=0, head='vanilla'):
 
 
 def save(folder, tensors, config):
+  folder.mkdir(exist_ok=True)
   (folder / 'config.json').write_text(json.dumps(config))
   safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
   return folder
@@ -663,6 +664,21 @@ _DAMAGES = {
     DFLASH | {'target_hidden_size': 32},
     'target_hidden_size is 32, but only 16 is supported',
   ),
+  'layers in two spellings': (
+    _SPARK,
+    DSPARK | {'dspark_target_layer_ids': [1, 2]},
+    r'target_layer_ids is \[1, 3\] and dspark_target_layer_ids is \[1, 2\]',
+  ),
+  'layers as `speculators` counts them, beside others': (
+    dflash_tensors,
+    _SPECULATORS | {'target_layer_ids': [2, 4]},
+    r'layer_ids, less 1, is \(1, 3\) and target_layer_ids is \(2, 4\)',
+  ),
+  'blocks of two sizes': (
+    _SPARK,
+    DSPARK | {'dspark_block_size': 4},
+    'block_size is 3 and dspark_block_size is 4, which mean the same',
+  ),
   'another Markov head': (
     _SPARK,
     DSPARK | {'markov_head_type': 'lstm'},
@@ -712,6 +728,21 @@ _DAMAGES = {
     'd2t holds id 32, outside the vocabulary of 32',
   ),
 }
+
+
+def test_names_of_another_trainer_are_read(tmp_path):
+  renamed = {
+    f'dspark_{key}': DSPARK[key]
+    for key in ('block_size', 'markov_rank', 'target_layer_ids')
+  }
+  others = {x: y for x, y in DSPARK.items() if f'dspark_{x}' not in renamed}
+  expected = specsample.load_drafter(
+    save(tmp_path / 'own', _SPARK(), DSPARK), TARGET
+  )
+  found = specsample.load_drafter(
+    save(tmp_path / 'other', _SPARK(), others | renamed), TARGET
+  )
+  assert found.drafter == expected.drafter
 
 
 @pytest.mark.parametrize('damage', _DAMAGES)

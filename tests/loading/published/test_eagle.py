@@ -498,7 +498,7 @@ _DAMAGES = {
   'config of a wider drafter': (
     eagle3_tensors,
     {'hidden_size': 24},
-    'layer_config has vectors of 24 numbers, but those of the target have 16',
+    'config.json: hidden_size is 24, but the vectors of the target have 16',
   ),
   'config of two layers': (
     eagle_tensors,

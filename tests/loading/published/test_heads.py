@@ -297,6 +297,13 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path, damage):
   assert '\n' not in str(caught.value)
 
 
+def test_scaled_logits_are_refused(tmp_path):
+  folder = save(tmp_path, 'medusa_lm_head.pt', medusa_tensors())
+  (folder / 'config.json').write_text('{"logit_scale": 0.5}')
+  with pytest.raises(ValueError, match=r'config\.json: logit_scale is 0\.5'):
+    specsample.load_drafter(folder, TARGET)
+
+
 @pytest.mark.parametrize('suffix', ['pt', 'safetensors'])
 def test_a_file_that_was_cut_is_refused(tmp_path, suffix):
   path = tmp_path / f'medusa_lm_head.{suffix}'
