@@ -109,36 +109,47 @@ def assert_exact(
   checks.verifier(verify)
   if cases is None:
     cases = cases_lib.standard_cases()
-  kinds = {DraftKind.POINT_MASS} if verify.positional else verify.draft_kinds
-  failures, contrary, num_found = [], [], 0
-  for case in cases:
-    if case.kind not in kinds:
-      continue
-    enumeration = enumerate_lib.Enumeration(verify, case.proposal, case.target)
-    for rounds in case.rounds:
-      num_found += 1
-      # Written so that NaN fails as well.
-      error, variation = enumeration.error(rounds, case.law)
-      if not max(error, variation) <= tolerance:
-        failures.append(f'{_named(case)}, {rounds} rounds: {error:.1e}')
-    drawn = rule_calls.compare(
-      verify, case.proposal, case.target, jax.random.key(0)
-    )
-    if not drawn.passed:
-      contrary.append(_named(case))
-  assert num_found, (
-    f'nothing was enumerated: {verify} takes drafts of kind '
-    f'{sorted(kind.value for kind in kinds)}, but no case of these kinds has '
-    'rounds'
-  )
+  chosen, errors = _errors(verify, cases)
+  # Written so that NaN fails as well.
+  failures = [
+    f'{name}: {error:.1e}'
+    for name, error in errors.items()
+    if not error <= tolerance
+  ]
   assert not failures, (
     f'{verify} is not exact; the largest error of a string, by case: '
     + '; '.join(failures)
   )
+  contrary = [
+    _named(case)
+    for case in chosen
+    if not rule_calls.compare(
+      verify, case.proposal, case.target, jax.random.key(0)
+    ).passed
+  ]
   assert not contrary, (
     f'{verify} does not draw from its own law when it is called: '
     + '; '.join(contrary)
   )
+
+
+def _errors(verify, cases) -> tuple[list[Case], dict[str, float]]:
+  """Returns the cases of the rule's kinds, and the largest error of each."""
+  kinds = {DraftKind.POINT_MASS} if verify.positional else verify.draft_kinds
+  chosen = [case for case in cases if case.kind in kinds]
+  found = {}
+  for case in chosen:
+    enumeration = enumerate_lib.Enumeration(verify, case.proposal, case.target)
+    for rounds in case.rounds:
+      found[f'{_named(case)}, {rounds} rounds'] = np.max(
+        enumeration.error(rounds, case.law)
+      )
+  assert found, (
+    f'nothing was enumerated: {verify} takes drafts of kind '
+    f'{sorted(kind.value for kind in kinds)}, but no case of these kinds has '
+    'rounds'
+  )
+  return chosen, found
 
 
 def _named(case):
@@ -178,7 +189,7 @@ def assert_drafter(
   assert_draft(params, prompts, lengths, key, sampling=settings, **of_all)
   name = type(drafter).__name__
   scene = Trained(name, model, drafter, params)
-  assert_exact(verify, [cases_lib.of_scene(name, scene, settings)])
+  _assert_exact_drafts(verify, name, scene, settings)
   groups = (
     Group(cases_lib.PROMPT, settings),
     Group((2, 0, 2, 2), Sampling(temperature=1.3)),
@@ -190,6 +201,28 @@ def assert_drafter(
     sampling=Sampling(temperature=1.0),
     max_new_tokens=12,
     **of_all,
+  )
+
+
+def _assert_exact_drafts(verify, name, scene, sampling):
+  """Asserts that a drafter's strings have their probability; says whose fault.
+
+  An exact rule gives another distribution if tokens were not drawn from the
+  probabilities that it was told.
+  """
+  _, errors = _errors(verify, [cases_lib.of_scene(name, scene, sampling)])
+  worst = np.max(list(errors.values()))
+  hint = (
+    'another sum of float32 numbers errs as little: give Draft.probs the very '
+    'array that the tokens were drawn from, as `sampling.warp` returned it'
+    if worst < 1e-6
+    else 'a draft token was not drawn from its row of Draft.probs, or its row '
+    'is not from the tokens before it alone'
+  )
+  assert worst <= 1e-12, (
+    f"{scene.drafter} with {verify} does not give the target's distribution; "
+    f'the largest error of a string is {worst:.1e}. If '
+    f'`assert_exact({verify})` passes, the drafter is at fault: {hint}'
   )
 
 

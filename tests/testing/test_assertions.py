@@ -210,8 +210,30 @@ def test_a_drafter():
   misdeclared = planted.Misdeclared(
     drafter=chain, drawn=planted.raw, declared=planted.as_given
   )
-  with pytest.raises(AssertionError, match=r'not exact.* Misdeclared, sampled'):
+  with pytest.raises(
+    AssertionError,
+    match=r'^Misdeclared.*If `assert_exact\(Block\(\)\)` passes, the drafter '
+    r'is at fault: a draft token was not drawn from its row',
+  ):
     check(drafter=misdeclared, verify=verify.block)
+
+
+def test_a_drafter_with_a_softmax_of_its_own_is_told_so():
+  model = testing.HashModel(vocab_size=3)
+  rounded = planted.Misdeclared(
+    drafter=drafters.Chain(
+      model=dataclasses.replace(model, noise=0.5), num_draft_tokens=1
+    ),
+    drawn=planted.as_given,
+    declared=lambda warp: lambda *args: warp(*args) * (1 + 2**-22),
+  )
+  with pytest.raises(AssertionError, match=r'is \d\.\de-07\. If .* very array'):
+    testing.assert_drafter(
+      *(_PARAMS, jax.random.key(0)),
+      model=model,
+      drafter=rounded,
+      verify=verify.chain,
+    )
 
 
 def test_rows_that_emit_nothing_show_nothing():
