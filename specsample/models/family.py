@@ -34,6 +34,21 @@ def own_name(name: str) -> str | None:
   return name
 
 
+def text_part(config: config_lib.Config) -> config_lib.Config:
+  """Returns the configuration of the text model in one of text and images.
+
+  The outer tie_word_embeddings decides, as in transformers, if it is there. The
+  configuration of a text model alone is returned as it is.
+  """
+  text = config.part('text_config')
+  if not text.values:
+    return config
+  key = 'tie_word_embeddings'
+  tied = config.get(key, text.get(key))
+  given = text.values if tied is None else {**text.values, key: tied}
+  return config_lib.Config(given, config.origin)
+
+
 def _as_stored(
   model: transformer.Transformer, name: str, tensor: tensors.Tensor
 ) -> tensors.Tensor:

@@ -122,10 +122,6 @@ def _gemma3_rope(config):
 _GEMMA3_THETA = 1_000_000.0
 
 
-def _text(config):
-  return config.part('text_config')
-
-
 def _name_of_text(name):
   """Returns a text tensor's name from either layout; None for image tensors."""
   of_images = (
@@ -157,7 +153,7 @@ GEMMA3 = family.Family(
 )
 # Only the text model, without the part that reads images.
 GEMMA3_WITH_IMAGES = dataclasses.replace(
-  GEMMA3, own_name=_name_of_text, text=_text
+  GEMMA3, own_name=_name_of_text, text=family.text_part
 )
 
 _GATE, _UP = ' (gates)', ' (other inputs)'
@@ -382,4 +378,4 @@ GEMMA4 = family.Family(
     'rope_parameters': _ROPE4,
   },
 )
-GEMMA4_WITH_IMAGES = dataclasses.replace(GEMMA4, text=_text)
+GEMMA4_WITH_IMAGES = dataclasses.replace(GEMMA4, text=family.text_part)

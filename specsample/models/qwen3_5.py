@@ -131,19 +131,6 @@ def _experts(config) -> experts.Experts:
   )
 
 
-def _text(config):
-  """Returns the configuration of the text model alone.
-
-  The outer tie_word_embeddings decides, as in transformers, if it is there.
-  """
-  text = config.part('text_config')
-  if not text.values:
-    return config
-  key = 'tie_word_embeddings'
-  tied = config.get(key, text.get(key))
-  return config_lib.Config({**text.values, key: tied}, config.origin)
-
-
 def _dense(config: config_lib.Config, dtype: str) -> transformer.Transformer:
   return transformer.Transformer(**_fields(config, dtype))
 
@@ -347,7 +334,7 @@ _make = functools.partial(
   family.Family,
   own_name=_own_name,
   divided=_divided,
-  text=_text,
+  text=family.text_part,
   mtp_prefix='mtp.',
 )
 _DEFAULTS = llama.DEFAULTS | {

@@ -151,6 +151,35 @@ def test_a_key_means_what_it_means_to_transformers(name, tmp_path):
   assert not failures, '\n'.join(failures)
 
 
+@pytest.mark.parametrize(
+  ('name', 'outer'),
+  [
+    ('gemma3', 'gemma3'),
+    ('gemma4', 'gemma4'),
+    ('gemma4_experts', 'gemma4_unified'),
+    ('qwen3_5', 'qwen3_5'),
+    ('qwen3_5_moe', 'qwen3_5_moe'),
+  ],
+)
+def test_a_key_means_the_same_beside_images(name, outer):
+  values = random_models.reference(name).config.to_dict()
+  nested = lambda text: {
+    'model_type': outer,
+    'text_config': text,
+    'vision_config': {'hidden_size': 8},
+  }
+  assert _read(nested(values))[0] is not None
+  for path, value in (*_variants(values), *_ADDED):
+    text = _changed(values, path, value)
+    assert _read(nested(text)) == _read(text), (path, value)
+  # Without another value outside, the text's own decides.
+  for tied in (False, True):
+    text = values | {_TIED: tied}
+    for outside, expected in ((None, tied), (False, False), (True, True)):
+      model, _ = _read(nested(text) | {_TIED: outside})
+      assert model.tie_embeddings == expected
+
+
 def _read(values):
   """Returns the model, or None and what was refused."""
   config = config_lib.Config(values, 'config.json')

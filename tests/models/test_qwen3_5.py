@@ -13,9 +13,7 @@ import torch
 import transformers
 
 import specsample
-from specsample.models import config as config_lib
 from specsample.models import gated_delta
-from specsample.models import huggingface
 from specsample.models import int8
 from specsample.models import layers
 
@@ -200,27 +198,6 @@ def test_a_model_with_images_is_read_without_what_reads_them(saved, tmp_path):
     },
   )
   _assert_equal(_load(found), _load(folder))
-
-
-@pytest.mark.parametrize(
-  ('outer', 'inner', 'expected'),
-  [
-    (True, None, True),
-    (True, False, True),
-    (False, True, False),
-    (None, True, True),
-  ],
-)
-def test_the_outer_entry_ties_the_embeddings(saved, outer, inner, expected):
-  folder, _ = saved
-  values = {
-    'model_type': 'qwen3_5',
-    'text_config': _config(folder) | {'tie_word_embeddings': inner},
-    'tie_word_embeddings': outer,
-  }
-  config = config_lib.Config(values, 'config.json')
-  model = huggingface.family_of(config).model(config, 'float32')
-  assert model.tie_embeddings == expected
 
 
 def test_experts_of_one_tensor_are_those_of_several(sparse, tmp_path):
