@@ -174,7 +174,7 @@ def jobs(
   if getattr(prompts, 'ndim', 1) > 1:
     raise ValueError(
       f'prompts is an array of shape {prompts.shape}, in which padding cannot '
-      'be told from text: give a list of prompts, each as long as it is'
+      'be told from text: give a list of prompts, each without padding'
     )
   prompts = list(prompts)
   count = len(prompts)

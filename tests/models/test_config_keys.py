@@ -180,6 +180,20 @@ def test_a_key_means_the_same_beside_images(name, outer):
       assert model.tie_embeddings == expected
 
 
+@pytest.mark.parametrize('key', config_lib._TYPES)
+def test_a_value_of_a_wrong_type_is_refused(key):
+  is_right, _ = config_lib._TYPES[key]
+  others = [x for x in ('x', 1.5, True, ['x'], [1], {}) if not is_right(x)]
+  assert len(others) >= 4
+  for value in others:
+    config = config_lib.Config({key: value}, 'config.json')
+    with pytest.raises(ValueError, match='expected') as caught:
+      config.get(key)
+    for word in ('config.json', f'{key} is {value!r}'):
+      assert word in str(caught.value)
+  assert config_lib.Config({key: None}, 'config.json').get(key, 5) == 5
+
+
 def _read(values):
   """Returns the model, or None and what was refused."""
   config = config_lib.Config(values, 'config.json')

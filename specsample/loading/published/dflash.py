@@ -66,7 +66,10 @@ def plan(
   config.only('draft_shift', False)  # of JetSpec: reads other slots
   config.only('use_aux_hidden_state', True)
   if config.get('projector_type') == 'domino':
-    raise config.unexpected('projector_type', "another kind than 'domino'")
+    raise ValueError(
+      f"{config.origin}: projector_type is 'domino', whose heads are not "
+      'supported: give a DFlash, DSpark or DFlash 2 drafter'
+    )
   own_mask = source.folder / 'mask_embedding.pt'
   if own_mask.exists():
     raise ValueError(
