@@ -22,10 +22,7 @@ def is_count(value: Any, least: int = 1) -> bool:
 
 def is_drafter(name: str, value: Any) -> None:
   """Raises ValueError unless an argument of that name is a drafter."""
-  is_new = isinstance(value, Drafter)
-  if is_new and (hasattr(value, 'extend') or hasattr(value, 'update')):
-    is_new = type(value).observe is not Drafter.observe
-  if is_new:
+  if isinstance(value, Drafter):
     _check_static(name, value)
     return
   if isinstance(value, type):
@@ -35,9 +32,8 @@ def is_drafter(name: str, value: Any) -> None:
     )
   if hasattr(value, 'propose'):
     raise ValueError(
-      f'{name} is {type(value).__name__}, which has extend and update or does '
-      'not derive from specsample.types.Drafter: derive it from that class and '
-      'write observe for both, as CHANGELOG.md says'
+      f'{name} is {type(value).__name__}, which does not derive from '
+      'specsample.types.Drafter: derive it from that class'
     )
   raise ValueError(
     f'{name} is {value!r}: give a drafter, such as drafters.NoDraft()'
@@ -144,15 +140,7 @@ def draft_model(value: Any) -> None:
 
 
 def verifier(value: Any) -> None:
-  """Raises ValueError unless a value is a `types.Verifier`, not its class.
-
-  Its draft kinds must not be declared by their old name, `draft_laws`.
-  """
-  if hasattr(value, 'draft_laws') and not hasattr(value, 'draft_kinds'):
-    raise ValueError(
-      f'{type(value).__name__} declares draft_laws, which is now draft_kinds: '
-      'rename the attribute'
-    )
+  """Raises ValueError unless a value is a `types.Verifier`, not its class."""
   has(
     *('verify', value, ('positional', 'draft_kinds', '__call__')),
     'give a rule, such as verify.chain or verify.Typical()',

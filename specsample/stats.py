@@ -5,7 +5,7 @@ Only emitted tokens count as accepted: a token drafted after a stop token is in
 """
 
 import dataclasses
-from typing import Protocol, TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -191,12 +191,3 @@ def _all_within(draft, num_drafts):
     # A prefix that contains token i has one token less in `rest`.
     within[i:] += first * np.append(0, behind)[i:]
   return within
-
-
-# Hidden from type checkers, which would take every name for an attribute.
-if not TYPE_CHECKING:
-
-  def __getattr__(name):
-    if name == 'of':
-      raise AttributeError('stats.of is now stats.summarize')
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -618,15 +618,3 @@ class ByChoice(Verifier, Protocol):
 
   def of_choices(self, draft: Draft, chosen: Array) -> Verdict:
     """Returns the verdict of one sequence, given the tokens chosen [N + 1]."""
-
-
-# Hidden from type checkers, which would take every name for an attribute.
-if not TYPE_CHECKING:
-
-  def __getattr__(name):
-    if name == 'DraftLaw':
-      # No AttributeError: `from ... import` would replace its text.
-      raise ImportError(
-        'DraftLaw is now DraftKind: use specsample.types.DraftKind'
-      )
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

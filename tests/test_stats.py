@@ -134,10 +134,3 @@ def test_bounds_of_nothing_are_refused():
     ValueError, match="kind is 'point_mass', but the bound is"
   ):
     stats.optimal_acceptance((1.0,), (1.0,), 1, DraftKind.POINT_MASS)
-
-
-def test_the_old_name_says_the_new_one():
-  with pytest.raises(
-    AttributeError, match=r'stats\.of is now stats\.summarize'
-  ):
-    stats.of  # noqa: B018

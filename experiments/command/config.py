@@ -12,7 +12,6 @@ from absl import logging
 import gin
 
 from experiments.command import cli
-from experiments.command import moved
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -78,9 +77,6 @@ def parse() -> None:
   ) as error:
     # For an unknown macro, gin's error contains the whole configuration.
     reason = str(error).partition(' in config string:')[0]
-    gone = re.search(r"No module named 'experiments\.(\w+)'", reason)
-    if gone and (now := moved.to(gone[1])):
-      cli.fail(f'gin: {reason}: it is now {now}')
     reason += _suggestion(reason)
     cli.fail(f'gin: {reason} (the files in configs/ show what can be set)')
   finally:

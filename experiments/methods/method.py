@@ -181,7 +181,7 @@ def tree(
 
   Raises:
     ValueError: the drafter cannot branch, or not that deep, or the verifier
-      does not accept the kind, or declares `draft_laws`.
+      does not accept the kind.
   """
   checks.verifier(verify)
   taken = sorted(known.value for known in verify.draft_kinds)

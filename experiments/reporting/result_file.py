@@ -1,6 +1,6 @@
 """The JSON files that commands write; a schema number says how to read them.
 
-A file without a number has schema 1. result.json may have `paper` beside its
+A result.json may have `paper` beside its
 rows: what a paper reports, and our numbers.
 """
 
@@ -17,9 +17,6 @@ from experiments.reporting import rows as rows_lib
 from specsample import files
 
 SCHEMA = 5
-# The first schema whose rows have the fields of `rows.Row`, all with the
-# meaning that they have now.
-_OLDEST = 5
 # The types of a row's fields.
 _HINTS = typing.get_type_hints(rows_lib.Row)
 # The fields of every result file that say where it was measured.
@@ -42,18 +39,14 @@ def read(path: pathlib.PurePath) -> dict[str, Any]:
       version does not read; it names the file, the schema and the remedy.
   """
   content = _content(path)
-  schema = content.get('schema', 1)
-  if type(schema) is not int or schema < 1:
+  schema = content.get('schema')
+  if type(schema) is not int or schema != SCHEMA:
     raise ValueError(
-      f'{path} has schema {schema!r}, which never existed: make it again'
-    )
-  if schema > SCHEMA:
-    raise ValueError(
-      f'{path} has schema {schema}, but this version reads only up to '
-      f'{SCHEMA}: update specsample'
+      f'{path} has schema {schema!r}, but this version reads schema {SCHEMA}: '
+      'make it again, or move it away'
     )
   if path.name == 'result.json':
-    _check_result(path, content, schema)
+    _check_result(path, content)
   return content
 
 
@@ -105,29 +98,24 @@ def _content(path):
   return content
 
 
-def _check_result(path, content, schema):
-  if schema < _OLDEST:
-    raise ValueError(
-      f'{path} has schema {schema}, but this version reads results from schema '
-      f'{_OLDEST} on: evaluate again into another --out, or move the file away'
-    )
-  _check(path, schema, content, _DESCRIPTION)
+def _check_result(path, content):
+  _check(path, content, _DESCRIPTION)
   rows = content.get('rows')
   if not isinstance(rows, list) or not rows:
-    raise _refusal(path, schema, 'no rows')
+    raise _refusal(path, 'no rows')
   if not all(isinstance(row, dict) for row in rows):
-    raise _refusal(path, schema, 'rows that are not objects')
+    raise _refusal(path, 'rows that are not objects')
   for row in rows:
-    _check(path, schema, row, _HINTS)
-    _check_types(path, schema, row)
+    _check(path, row, _HINTS)
+    _check_types(path, row)
   setting = lambda row: tuple(row[name] for name in columns.SETTING)
   in_all = {setting(row) for row in rows if row['category'] == rows_lib.OVERALL}
   if {setting(row) for row in rows} - in_all:
-    raise _refusal(path, schema, 'no row over all prompts')
-  _check_paper(path, schema, content.get('paper'))
+    raise _refusal(path, 'no row over all prompts')
+  _check_paper(path, content.get('paper'))
 
 
-def _check_types(path, schema, row):
+def _check_types(path, row):
   """Checks the types of a row's fields, but not of the items of a list."""
   for name, hint in _HINTS.items():
     union = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
@@ -135,27 +123,27 @@ def _check_types(path, schema, row):
     # In JSON, a float may be written as a whole number.
     kinds += [int] * (float in kinds)
     if not isinstance(row[name], tuple(kinds)):
-      raise _refusal(path, schema, f'a {name} that is {row[name]!r}')
+      raise _refusal(path, f'a {name} that is {row[name]!r}')
 
 
-def _check_paper(path, schema, paper):
+def _check_paper(path, paper):
   if paper is None:
     return
   rows = paper.get('rows') if isinstance(paper, dict) else None
   if not isinstance(rows, list) or not all(
     isinstance(row, dict) and {'row', 'quantity'} <= row.keys() for row in rows
   ):
-    raise _refusal(path, schema, "a paper's numbers in another form")
+    raise _refusal(path, "a paper's numbers in another form")
 
 
-def _check(path, schema, found, names):
+def _check(path, found, names):
   missing = [name for name in names if name not in found]
   if missing:
-    raise _refusal(path, schema, f'no {", ".join(missing)}')
+    raise _refusal(path, f'no {", ".join(missing)}')
 
 
-def _refusal(path, schema, why):
+def _refusal(path, why):
   return ValueError(
-    f'{path} has schema {schema} and {why}, which cannot be reconstructed: '
+    f'{path} has schema {SCHEMA} and {why}, which cannot be reconstructed: '
     'evaluate again into another --out, or move the file away'
   )

@@ -1,7 +1,5 @@
 """Drafting methods: frozen dataclasses that `types.Drafter` describes."""
 
-from typing import TYPE_CHECKING
-
 from specsample.drafters.adaptive import Adaptive
 from specsample.drafters.assistant import Assistant
 from specsample.drafters.chain import Chain
@@ -57,19 +55,3 @@ __all__ = [
   'Suffix',
   'Tree',
 ]
-
-_GONE = {
-  'branching': 'drafters.steps.Steps, with first, root, next and end',
-  'pausable': 'types.Drafter, which has pause and resume',
-  'sequential': 'drafters.steps.Steps, with first, next and end',
-  'stateless': 'types.Drafter, whose defaults are those of no state',
-}
-
-# Hidden from type checkers, which would take every name for an attribute.
-if not TYPE_CHECKING:
-
-  def __getattr__(name):
-    if name in _GONE:
-      # No AttributeError: `from ... import` would replace its text.
-      raise ImportError(f'drafters.{name} is gone: derive from {_GONE[name]}')
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

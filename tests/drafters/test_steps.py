@@ -138,27 +138,19 @@ def test_steps_without_a_first_cannot_be_made():
     Without()
 
 
-class _Old:
-  """A drafter as they were before `observe`."""
+class _Alien:
+  """A drafter that is not derived from `Drafter`."""
 
   num_draft_tokens = 2
-  feature_layers = ()
-  vocab_size = None
 
   def propose(self):
     """Drafts."""
-
-  def extend(self):
-    """Takes in a chunk."""
-
-  def update(self):
-    """Takes in a round."""
 
 
 @pytest.mark.parametrize(
   ('drafter', 'message'),
   [
-    (_Old(), '_Old, which has extend and update .*: derive it from that class'),
+    (_Alien(), '_Alien, which does not derive from .*: derive it from that'),
     (drafters.Chain, 'drafter is the class Chain: give an instance'),
     (None, 'drafter is None: give a drafter'),
   ],
@@ -212,14 +204,6 @@ def test_what_is_no_drafter_is_refused(drafter, message):
 def test_what_a_drafter_cannot_be_made_of_is_refused(make, message):
   with pytest.raises(ValueError, match=message):
     make()
-
-
-@pytest.mark.parametrize('name', ['stateless', 'pausable', 'branching'])
-def test_modules_that_are_gone_say_what_replaces_them(name):
-  with pytest.raises(
-    ImportError, match=f'drafters.{name} is gone: derive from'
-  ):
-    getattr(drafters, name)
 
 
 def test_a_draft_ends_where_nothing_is_offered():

@@ -31,13 +31,6 @@ _ONE_TOKEN = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class _OfLaws:  # refused before it is called
-  lossless = True
-  positional = False
-  draft_laws = verify.chain.draft_kinds
-
-
 def generate(prompts=PROMPTS, params=PARAMS, **kwargs):
   padded, lengths = specsample.pad_prompts(prompts)
   settings = {
@@ -113,7 +106,6 @@ def prefill(drafter, max_new_tokens=4):
       },
       'drafts of Tree: verify.block is for chains, .* a tree of 4 nodes',
     ),
-    ({'verify': _OfLaws()}, 'declares draft_laws, which is now draft_kinds'),
     ({'verify': verify.Typical}, 'verify is the class Typical: give a rule'),
     ({'verify': None}, 'verify is None'),
     ({'model': testing.HashModel}, 'model is the class HashModel: give a'),

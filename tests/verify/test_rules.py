@@ -8,10 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specsample import checks
 from specsample import sampling
-from specsample import testing
-from specsample import types
 from specsample import verify
 from specsample.testing import chi_square
 from specsample.types import Draft, DraftKind
@@ -305,42 +302,3 @@ def test_nothing_drafted_samples_the_target(rule):
 def test_a_rule_takes_the_kinds_that_it_is_made_for(rules, kinds):
   for rule in rules:
     assert set(rule.draft_kinds) == set(kinds), rule
-
-
-@pytest.mark.parametrize(
-  ('name', 'error', 'message'),
-  [
-    (
-      'DraftLaw',
-      ImportError,
-      'DraftLaw is now DraftKind: use specsample.types.DraftKind',
-    ),
-    (
-      'Drafting',
-      AttributeError,
-      "module 'specsample.types' has no attribute 'Drafting'",
-    ),
-  ],
-)
-def test_the_old_name_of_the_kinds_names_the_new_one(name, error, message):
-  with pytest.raises(error) as caught:
-    getattr(types, name)
-  assert str(caught.value) == message
-
-
-@dataclasses.dataclass(frozen=True)
-class _OfLaws:
-  """A rule from before `draft_laws` was renamed."""
-
-  lossless = True
-  positional = False
-  draft_laws = verify.chain.draft_kinds
-
-
-def test_a_rule_that_declares_its_kinds_by_their_old_name_is_refused():
-  with pytest.raises(
-    ValueError, match='_OfLaws declares draft_laws, which is now draft_kinds:'
-  ):
-    testing.assert_exact(_OfLaws(), [])
-  for rule in _ALL:
-    checks.verifier(rule)
