@@ -8,9 +8,8 @@ Prints a table, and writes result.json, results.csv, results.png and
 generations.jsonl (each method's text, with every token's origin) to --out.
 The journal there lets the same command resume after an interruption.
 `python -m experiments.report` makes a page of these files (docs/report.md).
-With --record it also writes traces, which `python -m experiments.replay` reads
-(docs/replay.md). For many devices and hosts, see docs/pods.md. Greedy outputs
-that differ from the baseline's are audited (docs/divergence.md).
+For many devices and hosts, see docs/pods.md. Greedy outputs that differ from
+the baseline's are audited (docs/divergence.md).
 """
 
 # Only the wiring is here: experiments/evaluation/ decodes, measures and makes
@@ -43,7 +42,6 @@ from experiments.evaluation import table as table_lib
 from experiments.evaluation import turns
 from experiments.html_report import files as files_lib
 from experiments.reporting import result_file
-from experiments.traces import recording
 from specsample import files
 
 config.define_flags('configs/runs/quickstart.gin')
@@ -70,12 +68,6 @@ _ALLOW_CODE_EXECUTION = flags.DEFINE_bool(
   'allow_code_execution',
   False,
   'Runs the decoded code in a sandbox if a score needs it.',
-)
-_RECORD = flags.DEFINE_bool(
-  'record',
-  False,
-  'Decodes everything once more after the timed runs, and writes the drafts '
-  'and probabilities of each round to OUT/traces/.',
 )
 _PROFILE_DIR = flags.DEFINE_string(
   'profile_dir',
@@ -115,7 +107,6 @@ def _evaluate() -> None:
       result_file.check_settings(
         out / files_lib.EVALUATION, [part.name for part in parts]
       )
-    traces = [_traces(part, suite.folder(out, part.name)) for part in parts]
     profiles = [_profiles(part) for part in parts]
     headers = [
       evaluation_lib.header(
@@ -129,8 +120,8 @@ def _evaluate() -> None:
       _journal(suite.folder(out, part.name), header)
       for part, header in zip(parts, headers, strict=True)
     ]
-  for part, *kept in zip(parts, journals, traces, strict=True):
-    _run(part, *kept)
+  for part, journal in zip(parts, journals, strict=True):
+    _run(part, journal)
   if distributed.is_first():
     _report(out, parts, journals, paper)
   # Profiles come last: if one fails, the result files are already written.
@@ -139,7 +130,7 @@ def _evaluate() -> None:
       profiling.write(profile, part.evaluation, part.tokens, progress.bar)
 
 
-def _run(part, journal, traces):
+def _run(part, journal):
   if part.name and distributed.is_first():
     print(f'\n{part.name}')
   evaluation, tokens = part.evaluation, part.tokens
@@ -155,7 +146,7 @@ def _run(part, journal, traces):
       turn = conversations.turn(evaluation, prompts, number, journal)
       work = evaluation_lib.turn_units(evaluation, prompts, turn, journal)
       later.append(turn)
-    units_lib.run([*work, *traces, *scores], journal, progress.bar)
+    units_lib.run([*work, *scores], journal, progress.bar)
   except KeyboardInterrupt:
     if journal is not None:
       _show_so_far(part, journal)
@@ -201,12 +192,6 @@ def _report(out, parts, journals, paper):
       table.generations,
     )
   report.show(out, tables, paper)
-
-
-def _traces(part, folder):
-  if not _RECORD.value:
-    return []
-  return recording.units(part.evaluation, folder, part.tokens)
 
 
 def _profiles(part):

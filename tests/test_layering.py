@@ -64,10 +64,7 @@ _FLOORS = (
   ('certificate', 'decoding', 'tpu'),
   ('inspection', 'tasks', 'timing', 'training_data'),
   ('evaluation', 'prediction', 'training'),
-  (
-    *('batching', 'html_report', 'online_learning', 'reinforcement'),
-    *('traces', 'trees'),
-  ),
+  ('batching', 'html_report', 'online_learning', 'reinforcement', 'trees'),
 )
 # All modules but `sharding` name an array's axes, not where they are.
 _OF_A_MESH = ('PartitionSpec', 'NamedSharding', 'shard_map')
@@ -181,7 +178,6 @@ def test_folders_of_experiments_import_lower_floors_only():
     ('trees.costs', 'from experiments.evaluation import table', True),
     ('trees.costs', 'from experiments.trees import rows', True),
     ('evaluation.table', 'from experiments.trees import rows', False),
-    ('traces.rounds', 'from experiments.trees import rows', False),
     ('command.cli', 'def f():\n  from experiments import methods', False),
     ('evaluation.table', 'from experiments import evaluate', False),
   ],

@@ -367,7 +367,6 @@ NIGHTS = (
   Night('experiments/command/test_mesh.py::*'),
   Night('experiments/test_buckets.py::test_an_evaluation_goes_on*'),
   Night('experiments/test_benchmark.py::*[synthetic]'),
-  Night('experiments/test_replay_command.py::*'),
   Night('experiments/test_tree_ablation.py::*compared_with_the_chain'),
   Night('experiments/test_tree_ablation.py::*predictions_follow*'),
   Night('experiments/test_tree_ablation.py::*goes_on_with_the_same_trees'),
@@ -379,20 +378,8 @@ NIGHTS = (
     'experiments/test_throughput.py::test_nothing_is_compiled*',
     but=('*[3-2]',),
   ),
-  Night(
-    'experiments/traces/test_replaying.py::test_with_a_column*',
-    but=('*with1-rule1]', '*with4-rule4]'),
-  ),
   Night('training/test_dflash.py::test_losses*[dspark]'),
   Night('experiments/decoding/test_conversing.py::*conversation_is[skip]'),
-  Night(
-    'experiments/traces/test_replaying.py::test_a_policy_cuts*',
-    but=('*policy0]',),
-  ),
-  Night(
-    'experiments/traces/test_replaying.py::test_what_is_recorded*',
-    but=('*[tree]',),
-  ),
   Night('experiments/evaluation/test_warm_up.py::*300-1.0]'),
 )
 

@@ -4,7 +4,7 @@ All numbers are those with which the round itself was decoded: the distributions
 after warping, from the same pass. Nothing is computed a second time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import functools
 from typing import Any
 
@@ -28,21 +28,6 @@ _OF_RESIDUAL = ('chain', 'tree')
 
 # The results of one round of `step`, by name; batched.
 Found = dict[str, Any]
-
-
-def decode(
-  setup: setup_lib.Setup, prompts: Sequence[list[int]]
-) -> tuple[specsample.Output, list[list[rounds.Round]]]:
-  """Decodes prompts; returns the output and the rounds of each row."""
-  state = setup.prefill(prompts)
-  rows: list[list[rounds.Round]] = [[] for _ in prompts]
-  done = False
-  while not done:
-    found, state = step(setup, state)
-    for i, row in enumerate(rows):
-      row += of_row(setup, found, i)
-    done = bool(np.all(state.done))
-  return setup.finish(state, len(prompts)), rows
 
 
 def step(

@@ -13,7 +13,7 @@ GENERATION = 'generate.json'
 # The result files of the other commands.
 _OTHERS = (
   GENERATION,
-  *('trees.json', 'benchmark.json', 'throughput.json', 'replay.json'),
+  *('trees.json', 'benchmark.json', 'throughput.json'),
   *('online.json', 'costs.json', 'predict.json', 'certificate.json'),
   *('grpo.json', 'vocabularies.json'),
 )

@@ -26,6 +26,19 @@ _WARM = specsample.Sampling(temperature=1.5)
 _CASES = ('chain', 'block', 'coupled', 'candidates', 'drawn tree', 'ngram')
 
 
+def _decode(setup, prompts):
+  """Decodes prompts; returns the output and the rounds of each row."""
+  state = setup.prefill(prompts)
+  rows: list[list[rounds.Round]] = [[] for _ in prompts]
+  done = False
+  while not done:
+    found, state = round_recorder.step(setup, state)
+    for i, row in enumerate(rows):
+      row += round_recorder.of_row(setup, found, i)
+    done = bool(np.all(state.done))
+  return setup.finish(state, len(prompts)), rows
+
+
 @pytest.fixture(scope='module')
 def target(checkpoint):
   """The tiny model, with one token per character."""
@@ -64,7 +77,7 @@ def decoded(target):
         seed=3,
       )
       prompts = [target.tokenizer.encode(text) for text in _PROMPTS]
-      found[case] = setup, prompts, *round_recorder.decode(setup, prompts)
+      found[case] = setup, prompts, *_decode(setup, prompts)
     return found[case]
 
   return of
@@ -195,7 +208,7 @@ def test_past_the_end_nothing_is_rejected(decoded):
     if is_kept[i] and is_kept[i + 1] and tokens[i] not in tokens[:i]
   )
   setup = dataclasses.replace(setup, stop=specsample.Stop(eos_ids=(eos,)))
-  _, (row,) = round_recorder.decode(setup, prompts[:1])
+  _, (row,) = _decode(setup, prompts[:1])
   fates = [x.fate for x in row[-1].candidates]
   kept = fates.count(rounds.KEPT)
   after = [rounds.PAST_THE_END] * (len(fates) - kept)

@@ -1,1 +1,0 @@
-"""Recorded rounds, and their replay with other rules and policies."""
