@@ -63,7 +63,7 @@ _FLOORS = (
   ('methods',),
   ('certificate', 'decoding', 'tpu'),
   ('inspection', 'tasks', 'timing', 'training_data'),
-  ('evaluation', 'prediction', 'training'),
+  ('evaluation', 'training'),
   ('batching', 'html_report', 'online_learning', 'reinforcement', 'trees'),
 )
 # All modules but `sharding` name an array's axes, not where they are.

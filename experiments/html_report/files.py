@@ -14,7 +14,7 @@ GENERATION = 'generate.json'
 _OTHERS = (
   GENERATION,
   *('trees.json', 'benchmark.json', 'throughput.json'),
-  *('online.json', 'costs.json', 'predict.json', 'certificate.json'),
+  *('online.json', 'costs.json', 'certificate.json'),
   *('grpo.json', 'vocabularies.json'),
 )
 

@@ -42,8 +42,7 @@ def parse(topology: str) -> Tpu:
   if tpu is None and name in chips.CHIPS:
     raise ValueError(
       f'{topology!r} is not a TPU, and only the TPU compiler runs without its '
-      f'device: give one of {examples()}; python -m experiments.predict knows '
-      f'{name}'
+      f'device: give one of {examples()}'
     )
   if tpu is None:
     raise ValueError(

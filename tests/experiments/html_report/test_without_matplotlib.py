@@ -20,21 +20,18 @@ def without_matplotlib(commands, tiny_evaluate, tmp_path_factory):
       f'--out={folder / "out"}',
     ],
     ['report', f'--results={folder / "out"}'],
-    ['predict', f'--out={folder / "predicted"}'],
   ]
   variables = {'PYTHONPATH': str(folder / 'modules')}
   return commands.run_all(calls, variables=variables), folder / 'out'
 
 
 def test_without_matplotlib_the_rest_is_there(without_matplotlib):
-  (evaluated, reported, predicted), folder = without_matplotlib
+  (evaluated, reported), folder = without_matplotlib
   left_out = 'left out: matplotlib is not installed (pip install matplotlib)\n'
-  codes = evaluated.code, reported.code, predicted.code
-  assert codes == (0, 0, 0), without_matplotlib
+  codes = evaluated.code, reported.code
+  assert codes == (0, 0), without_matplotlib
   assert evaluated.out.count(f'results.png is {left_out}') == 1
   assert evaluated.out.endswith(f', generations.jsonl are in {folder}\n')
-  assert predicted.out.count(f'predict.png is {left_out}') == 1
-  assert 'predict.json and predict.csv are in ' in predicted.out
   assert reported.out == (
     f'the figures are {left_out}1 run is in {folder}/report.html\n'
   )

@@ -1,1 +1,0 @@
-"""Predicted speedups on chips that are not at hand."""
