@@ -339,9 +339,6 @@ NIGHTS = (
   Night(f'{_TRAIN}a_full_disk_leaves_the_last_checkpoint'),
   Night('experiments/test_make_data.py::test_a_full_disk*[True]'),
   Night('experiments/test_online.py::test_updates_that_come_to_no_number*'),
-  Night('experiments/test_grpo.py::test_a_drafter_learns_while*'),
-  Night('experiments/test_grpo.py::test_rollouts_are_measured*'),
-  Night('experiments/test_grpo.py::test_a_loss_that_is_no_number*'),
   Night(
     'training/test_heads.py::test_losses_fall_and_drafts_are_kept*',
     but=('*[hybrid]',),
@@ -362,7 +359,6 @@ NIGHTS = (
   # Commands: two processes on a mesh run by day.
   Night('experiments/test_certify_command.py::*fails_the_command'),
   Night('experiments/test_benchmark.py::test_one_command_measures*'),
-  Night('experiments/test_grpo.py::test_a_kill_loses_nothing'),
   Night('experiments/methods/test_adaptive.py::*where_drafts_are_never_kept'),
   Night('experiments/command/test_mesh.py::*'),
   Night('experiments/test_buckets.py::test_an_evaluation_goes_on*'),
